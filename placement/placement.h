@@ -1,0 +1,81 @@
+// A Placement says how a tensor lies along one dimension of a device mesh.
+//
+//   Placement p = Shard(0);                     // split along tensor dimension 0
+//   Placement r = Replicate();                  // every rank holds all of it
+//   Placement s = Partial(ReduceOp::kSum);      // every rank holds a summand
+//   p.to_string();                              // "S(0)"
+//
+// A value: copy, compare and hash it freely. Nothing here communicates or allocates tensors.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "shardweave/placement/reduce_op.h"
+
+namespace shardweave {
+
+enum class PlacementKind : uint8_t { kReplicate, kShard, kStridedShard, kRaggedShard, kPartial };
+
+class Placement {
+ public:
+  Placement() = default;  // Replicate
+
+  PlacementKind kind() const { return kind_; }
+  bool is_replicate() const { return kind_ == PlacementKind::kReplicate; }
+  bool is_partial() const { return kind_ == PlacementKind::kPartial; }
+  bool is_partial(ReduceOp op) const { return is_partial() && reduce_op_ == op; }
+  // Shard, strided shard or ragged shard (of any dimension, or of dimension `dim`).
+  bool is_shard() const { return !is_replicate() && !is_partial(); }
+  bool is_shard(int dim) const { return is_shard() && dim_ == dim; }
+  // Exactly Shard(dim): contiguous, chunk semantics.
+  bool is_plain_shard() const { return kind_ == PlacementKind::kShard; }
+
+  int dim() const { return dim_; }                         // shards only
+  ReduceOp reduce_op() const { return reduce_op_; }        // Partial only
+  int64_t split_factor() const { return split_factor_; }   // strided shard only
+  const std::vector<int64_t>& sizes() const { return sizes_; }  // ragged shard only: one per rank
+
+  std::string to_string() const;
+
+  friend bool operator==(const Placement&, const Placement&) = default;
+  template <typename H>
+  friend H AbslHashValue(H h, const Placement& p) {
+    return H::combine(std::move(h), p.kind_, p.reduce_op_, p.dim_, p.split_factor_, p.sizes_);
+  }
+
+ private:
+  friend Placement Shard(int dim);
+  friend Placement Partial(ReduceOp op);
+  friend Placement StridedShard(int dim, int64_t split_factor);
+  friend Placement RaggedShard(int dim, std::vector<int64_t> sizes);
+
+  PlacementKind kind_ = PlacementKind::kReplicate;
+  ReduceOp reduce_op_ = ReduceOp::kSum;
+  int dim_ = 0;
+  int64_t split_factor_ = 1;
+  std::vector<int64_t> sizes_;
+};
+
+Placement Replicate();
+Placement Shard(int dim);
+Placement Partial(ReduceOp op = ReduceOp::kSum);
+// The dimension is first cut into `split_factor` chunks; each chunk is cut again over the ranks, and
+// a rank holds its piece of every chunk, concatenated. (What a flattened or merged dimension needs,
+// such as a fused QKV weight.)
+Placement StridedShard(int dim, int64_t split_factor);
+// Rank i of the mesh dimension holds sizes[i] consecutive elements of `dim`; they sum to its size.
+Placement RaggedShard(int dim, std::vector<int64_t> sizes);
+
+using Placements = std::vector<Placement>;  // one per mesh dimension
+
+// "[S(0), R]", "[P(sum)]", "[S(1, sf=3)]", "[S(0, sizes=[3,0,4])]".
+std::string to_string(const Placements& placements);
+absl::StatusOr<Placement> parse_placement(std::string_view text);
+absl::StatusOr<Placements> parse_placements(std::string_view text);
+
+}  // namespace shardweave
