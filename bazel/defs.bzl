@@ -1,0 +1,112 @@
+"""The rules that all C++ code of this repository is built with.
+
+They put the language version, the warnings, the include prefix and the linking mode in one place:
+
+    load("//bazel:defs.bzl", "shardweave_cc_library", "shardweave_cc_test")
+
+    shardweave_cc_library(
+        name = "placement",
+        srcs = ["placement.cc"],
+        hdrs = ["placement.h"],          # included as "shardweave/placement/placement.h"
+        visibility = ["//visibility:public"],
+        deps = ["@absl//:absl"],
+    )
+
+    shardweave_cc_test(
+        name = "placement_test",
+        srcs = ["placement_test.cc"],    # GoogleTest and its main are there
+        deps = [":placement"],
+    )
+"""
+
+_COPTS = [
+    "-std=c++20",
+    "-Wall",
+    "-Wextra",
+    "-Wshadow",
+    "-Wnon-virtual-dtor",
+    "-Woverloaded-virtual",
+    "-Wimplicit-fallthrough",
+    "-Werror",
+    # Designated initializers leave members out on purpose.
+    "-Wno-missing-field-initializers",
+    # False alarms of GCC 12 inside std::string (GCC bug 105651).
+    "-Wno-restrict",
+]
+
+def shardweave_cc_library(name, hdrs = [], copts = [], visibility = ["//visibility:private"], **kwargs):
+    """A C++ library whose headers are included as "shardweave/<package>/<header>".
+
+    Private by default. With testonly = True only tests and other testonly targets may use it.
+    It is linked into programs as an archive: there is one copy of everything in a process.
+
+    Args:
+      name: the target.
+      hdrs: public headers.
+      copts: more compiler options for this target only.
+      visibility: who may depend on it; private unless said.
+      **kwargs: further attributes of cc_library.
+    """
+    package = native.package_name()
+    native.cc_library(
+        name = name,
+        hdrs = hdrs,
+        copts = _COPTS + copts,
+        include_prefix = "shardweave/" + package if hdrs else None,
+        strip_include_prefix = "/" + package if hdrs else None,
+        linkstatic = True,
+        visibility = visibility,
+        **kwargs
+    )
+
+def shardweave_cc_binary(name, copts = [], **kwargs):
+    """A C++ program (or with linkshared = True a shared library) with the repository's options.
+
+    Args:
+      name: the target.
+      copts: more compiler options for this target only.
+      **kwargs: further attributes of cc_binary.
+    """
+    native.cc_binary(
+        name = name,
+        copts = _COPTS + copts,
+        **kwargs
+    )
+
+def shardweave_cc_test(name, deps = [], copts = [], data = [], size = "small", main = "@googletest//:gtest_main", **kwargs):
+    """A test, with GoogleTest and its main unless said otherwise.
+
+    Args:
+      name: the target.
+      deps: what is tested.
+      copts: more compiler options for this target only.
+      data: files that the test reads.
+      size: "small" (a minute at most), "medium" (five), "large".
+      main: the library with main(); "@googletest//:gtest" if a source file has its own, None for no GoogleTest at all.
+      **kwargs: further attributes of cc_test.
+    """
+    native.cc_test(
+        name = name,
+        size = size,
+        copts = _COPTS + copts,
+        data = data + [Label("//tools/sanitizers:tsan.supp")],
+        linkstatic = True,
+        deps = deps + ([main] if main else []),
+        **kwargs
+    )
+
+def shardweave_cc_benchmark(name, deps = [], tags = [], **kwargs):
+    """A Google Benchmark program with its main: `./bazelw run //mesh:device_mesh_benchmark`.
+
+    Args:
+      name: the target.
+      deps: what is measured.
+      tags: tags.
+      **kwargs: further attributes of shardweave_cc_binary.
+    """
+    shardweave_cc_binary(
+        name = name,
+        deps = deps + ["@benchmark//:benchmark_main"],
+        tags = tags + ["benchmark"],
+        **kwargs
+    )
