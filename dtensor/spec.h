@@ -1,0 +1,46 @@
+// A Spec describes one sharded tensor completely: its mesh, its layout, its global shape, strides, dtype and device.
+//
+//   SpecRef spec = context.intern(layout, {7, 5}, {5, 1}, at::kFloat, at::kCPU);
+//   spec->local_sizes;                        // of this rank
+//
+// Specs are interned per mesh and rank: equal specs are the same object, so that comparing and hashing
+// one costs a pointer. Immutable; shared by tensors and cache entries.
+#pragma once
+
+#include <string>
+
+#include "ATen/core/Tensor.h"
+#include "c10/core/Device.h"
+#include "c10/core/ScalarType.h"
+#include "c10/util/intrusive_ptr.h"
+#include "shardweave/placement/layout.h"
+
+namespace shardweave {
+
+class MeshContext;
+
+class Spec final : public c10::intrusive_ptr_target {
+ public:
+  Spec(MeshContext* context, Layout layout, Dims sizes, Dims strides, at::ScalarType dtype,
+       c10::Device device);
+
+  MeshContext* const context;    // outlives the spec
+  const Layout layout;
+  const Dims sizes;              // global
+  const Dims strides;            // global, as a tensor on one device would have them
+  const at::ScalarType dtype;
+  const c10::Device device;
+  const Dims local_sizes;        // this rank's
+
+  int ndim() const { return static_cast<int>(sizes.size()); }
+  int64_t numel() const;
+  int64_t local_numel() const;
+  // "DTensor[7, 5] float32 [S(0), R]"
+  std::string to_string() const;
+};
+using SpecRef = c10::intrusive_ptr<const Spec>;
+
+// Row-major strides of a contiguous tensor.
+Dims contiguous_strides(absl::Span<const int64_t> sizes);
+
+}  // namespace shardweave
