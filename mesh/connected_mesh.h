@@ -1,6 +1,7 @@
 // A ConnectedMesh is a DeviceMesh as one rank sees it: its coordinate, and a communicator per mesh dimension, made on first use.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -23,6 +24,11 @@ class ConnectedMesh {
   absl::StatusOr<std::shared_ptr<Communicator>> communicator(int dim);
   // Of several dimensions together, row-major in the order given (last fastest).
   absl::StatusOr<std::shared_ptr<Communicator>> communicator(absl::Span<const int> dims);
+
+  // What a higher layer keeps for this mesh and rank (dtensor/: interned specs, caches). Made by `make` on the first call and
+  // destroyed with the mesh; one layer uses it.
+  std::shared_ptr<void> extension(
+      const std::function<std::shared_ptr<void>(ConnectedMesh&)>& make);
 };
 
 // The mesh must have exactly as many ranks as the world.
