@@ -1,109 +1,200 @@
 // A Communicator moves bytes between the ranks of one group.
 //
-//   float x = rank;
-//   auto work = comm.all_reduce(Buffer::of(&x, 1), ReduceOp::kSum);
-//   if (absl::Status s = work.wait(); !s.ok()) ...
+//   float x = comm.rank();
+//   Work work = comm.all_reduce(Buffer::of(&x, 1), Buffer::of(&x, 1), ReduceOp::kSum);
+//   if (absl::Status s = work.wait(); !s.ok()) return s;
+//   comm.send(Buffer::of(&x, 1), /*peer=*/1).wait();
 //
-// Contract to be completed: threads (one rank, one thread at a time), ownership (buffers stay alive until the Work is done),
-// order (all ranks of a group issue the same collectives in the same order), errors (a failed collective breaks the communicator:
-// later ones fail at once with the first error).
+// Order: all ranks of a group issue the same collectives, with the same sizes, dtypes, reductions and
+// roots, in the same order. Which collective is waited for first does not matter, nor do sends and recvs
+// in between. If two ranks differ, every rank gets FailedPrecondition that names both calls.
+//
+// Threads: a Communicator is one rank's; it is used by one thread at a time. Different groups are
+// independent. A Work may be waited for by any thread; abort(), the flight recorder and what is const may
+// be used by any thread at any time. The destructor tells the others that this rank has left.
+//
+// Memory: buffers belong to the caller and must stay alive until the Work is done (work.h). Counts arrays
+// and tags are copied.
+//
+// Errors: an argument that is wrong on this rank alone is InvalidArgument (Unimplemented: not by this
+// backend), at once, and nothing has happened; the communicator stays usable, but the other ranks still
+// wait for this one. Every other error breaks the communicator: this operation, those pending and all later
+// ones on this rank fail with the first error. DeadlineExceeded: some ranks did not arrive in time, the
+// message names them. Aborted, Unavailable: a rank gave up or is gone. After such an error the contents of
+// outputs are undefined.
+//
+// Numbers: reductions go in rank order, whatever the timing. f16 and bf16 are accumulated in f32 and rounded
+// once. Integers wrap around; their average is the (wrapped) sum divided by the size, truncated towards zero.
+// kMin and kMax propagate NaN, as LibTorch does. bool: kSum and kMax are or, kProduct and kMin are and, kAvg
+// is InvalidArgument, as is every reduction of fp8. (Of backends in this repository; a third party's may
+// round differently.)
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
-#include <string_view>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "shardweave/comm/backend.h"
+#include "shardweave/comm/buffer.h"
+#include "shardweave/comm/flight_recorder.h"
+#include "shardweave/comm/work.h"
 #include "shardweave/placement/reduce_op.h"
 
 namespace shardweave {
 
-enum class DType : uint8_t {
-  kF64, kF32, kF16, kBF16, kF8E4M3, kF8E5M2,  // fp8 moves as bytes and cannot be reduced
-  kI64, kI32, kI16, kI8, kU64, kU32, kU16, kU8, kBool,
-};
-int64_t element_size(DType dtype);
-std::string_view to_string(DType dtype);
-
-enum class DeviceType : uint8_t { kCpu, kCuda };
-struct Device {
-  DeviceType type = DeviceType::kCpu;
-  int index = 0;
-  friend bool operator==(const Device&, const Device&) = default;
-};
-
-// A borrowed piece of memory: `count` elements of `dtype`.
-struct Buffer {
-  void* data = nullptr;
-  int64_t count = 0;
-  DType dtype = DType::kU8;
-  Device device;
-  template <typename T> static Buffer of(T* data, int64_t count);   // for the C++ types with a DType
-  int64_t bytes() const { return count * element_size(dtype); }
-};
-struct ConstBuffer {  // implicit from Buffer
-  ConstBuffer() = default;
-  ConstBuffer(const Buffer& b) : data(b.data), count(b.count), dtype(b.dtype), device(b.device) {}
-  const void* data = nullptr;
-  int64_t count = 0;
-  DType dtype = DType::kU8;
-  Device device;
-  int64_t bytes() const { return count * element_size(dtype); }
-};
-
-// Handle of one asynchronous operation; cheap to copy; an empty Work is done and OK.
-class Work {
- public:
-  bool done() const;
-  // Blocks until done or the operation's deadline has passed. CPU: the data is there afterwards.
-  absl::Status wait() const;
-};
-
 struct CallOptions {
-  absl::Duration timeout = absl::ZeroDuration();   // zero: the communicator's default
-  std::string_view tag;                            // shown in errors, the flight record and traces
+  absl::Duration timeout = absl::ZeroDuration();  // zero: the communicator's default
+  std::string_view tag;                           // shown in errors, the flight record and traces
 };
 
-class Communicator {
- public:
-  virtual ~Communicator();
-  int rank() const;
-  int size() const;
-  const std::string& name() const;                 // of the group, for messages
-  const std::vector<int64_t>& world_ranks() const; // group rank -> rank in the world
+struct CommunicatorOptions {
+  absl::Duration timeout = absl::Minutes(5);  // default deadline of an operation, counted from its issue
+  int flight_record_capacity = 256;           // operations that the flight record keeps
+};
 
-  // In place when in.data == out.data. Counts are per rank and validated here, before anything moves.
+class Communicator : public std::enable_shared_from_this<Communicator>, private PendingWork {
+ public:
+  static std::shared_ptr<Communicator> create(std::unique_ptr<Backend> backend,
+                                              const CommunicatorOptions& options = {});
+  ~Communicator() override;
+
+  int rank() const { return backend_->group().rank; }
+  int size() const { return backend_->group().size(); }
+  // Of the group, for messages.
+  const std::string& name() const { return backend_->group().name; }
+  // Group rank -> rank in the world.
+  const std::vector<int64_t>& world_ranks() const { return backend_->group().world_ranks; }
+  std::string_view backend_name() const { return backend_->name(); }
+
+  // "In place" says which overlap of in and out is allowed; any other is InvalidArgument.
+
+  // out[i] = reduction of all ranks' in[i]. in.count == out.count. In place: in.data == out.data.
   Work all_reduce(ConstBuffer in, Buffer out, ReduceOp op, const CallOptions& options = {});
-  Work all_gather(ConstBuffer in, Buffer out, const CallOptions& options = {});              // out.count == size * in.count
-  Work all_gather_v(ConstBuffer in, Buffer out, absl::Span<const int64_t> counts, const CallOptions& options = {});
-  Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, const CallOptions& options = {});  // in.count == size * out.count
-  Work reduce_scatter_v(ConstBuffer in, Buffer out, absl::Span<const int64_t> counts, ReduceOp op, const CallOptions& options = {});
+
+  // out = all ranks' in, in rank order. out.count == size * in.count. In place: in is this rank's part of out.
+  Work all_gather(ConstBuffer in, Buffer out, const CallOptions& options = {});
+  // The same with counts[r] elements from rank r; counts are the same on all ranks.
+  Work all_gather_v(ConstBuffer in, Buffer out, absl::Span<const int64_t> counts,
+                    const CallOptions& options = {});
+
+  // out = this rank's part of the reduction of all ranks' in. in.count == size * out.count. In place: out is
+  // this rank's part of in.
+  Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, const CallOptions& options = {});
+  // The same with a part of counts[r] elements for rank r; counts are the same on all ranks.
+  Work reduce_scatter_v(ConstBuffer in, Buffer out, absl::Span<const int64_t> counts, ReduceOp op,
+                        const CallOptions& options = {});
+
+  // Part r of in goes to rank r; part r of out came from rank r. in.count == out.count, a multiple of size.
+  // Not in place.
   Work all_to_all(ConstBuffer in, Buffer out, const CallOptions& options = {});
+  // The same with parts of send_counts[r] and recv_counts[r] elements. send_counts[r] here is
+  // recv_counts[this rank] on rank r.
   Work all_to_all_v(ConstBuffer in, absl::Span<const int64_t> send_counts, Buffer out,
                     absl::Span<const int64_t> recv_counts, const CallOptions& options = {});
+
+  // Every rank's data becomes the root's.
   Work broadcast(Buffer data, int root, const CallOptions& options = {});
+  // As all_reduce, but only the root has an out; it is ignored elsewhere. In place: in.data == out.data.
   Work reduce(ConstBuffer in, Buffer out, ReduceOp op, int root, const CallOptions& options = {});
+  // As all_gather, but only the root has an out; it is ignored elsewhere.
   Work gather(ConstBuffer in, Buffer out, int root, const CallOptions& options = {});
+  // Part r of the root's in goes to rank r. The root's in.count == size * out.count; it is ignored
+  // elsewhere. In place: the root's out is its part of in.
   Work scatter(ConstBuffer in, Buffer out, int root, const CallOptions& options = {});
+
+  // A send matches the recv of its peer with the same message_tag, first come first served; both give the
+  // same count and dtype. Neither blocks when it is issued. peer may be this rank.
   Work send(ConstBuffer data, int peer, int message_tag = 0, const CallOptions& options = {});
   Work recv(Buffer data, int peer, int message_tag = 0, const CallOptions& options = {});
+
+  // Done when all ranks have called it.
   Work barrier(const CallOptions& options = {});
 
-  // Between start and end the operations are collected and run as one.
-  // (coalescing API: to be designed by the owner, e.g. a scoped object that returns one Work)
-
-  // Collective over this communicator's group. Ranks with the same color form a new group, ordered by key then rank;
-  // color < 0: this rank gets nullptr.
+  // A new group per color, of the ranks that gave it, ordered by key, then by rank here; color < 0: this
+  // rank gets nullptr. Collective over this group, waits for all.
   absl::StatusOr<std::shared_ptr<Communicator>> split(int color, int key, std::string name);
-  // Only the members call (ranks of this communicator, in the order that they get in the new one); all with the same arguments.
-  absl::StatusOr<std::shared_ptr<Communicator>> subgroup(absl::Span<const int64_t> members, std::string name);
-  // Breaks the communicator on all ranks where the backend can: pending and later operations fail with `reason`.
-  void abort(absl::Status reason);
+
+  // The group of `members`: ranks of this communicator, in the order that they get in the new one. Only they
+  // call, all with the same arguments, and in the same order if several subgroups have the same arguments.
+  absl::StatusOr<std::shared_ptr<Communicator>> subgroup(absl::Span<const int64_t> members,
+                                                         std::string name);
+
+  // Breaks this communicator, and those made from it, on all ranks where the backend can: pending and later
+  // operations fail with Aborted and a message that names this rank and `reason`.
+  void abort(const absl::Status& reason);
+  // OK, or the error that broke this communicator, as far as this rank knows.
+  absl::Status health() const;
+
+  // Operations issued on this communicator so far. Of all groups of this rank: flight_recorder().
+  CommCounters counters() const { return log_.counters(); }
+  // Shared with the communicators that this one was made from and that are made from it.
+  FlightRecorder& flight_recorder() const { return *recorder_; }
+
+ private:
+  friend class Coalescing;
+
+  Communicator(std::unique_ptr<Backend> backend, std::shared_ptr<FlightRecorder> recorder,
+               const CommunicatorOptions& options);
+
+  bool done(const Token& token) override;
+  absl::Status wait(const Token& token) override;
+
+  absl::Status check_op(OpKind op) const;
+  Work invalid(OpKind op, absl::Status why);
+  Work issue(Call& call, const CallOptions& options);
+  // Breaks the communicator, unless it is broken; returns the first error.
+  absl::Status fail(const absl::Status& error);
+
+  const std::unique_ptr<Backend> backend_;
+  const std::shared_ptr<FlightRecorder> recorder_;
+  const CommunicatorOptions options_;
+  FlightLog log_;
+  uint64_t collectives_ = 0;      // issued
+  uint64_t point_to_points_ = 0;  // issued
+  Coalescing* coalescing_ = nullptr;
+  absl::flat_hash_map<std::string, int> subgroups_made_;  // by members and name
+
+  std::atomic<bool> broken_{false};
+  mutable std::mutex mutex_;
+  // Guarded by mutex_. Code and text of the first error: each reader makes a Status of its own, so that
+  // threads share no reference count.
+  absl::StatusCode broken_code_ = absl::StatusCode::kOk;
+  std::string broken_message_;
+  std::vector<std::weak_ptr<Communicator>> children_;
+};
+
+// While it lives, the operations of `comm` are collected; finish() returns one Work for all of them. A
+// backend may run them as one; sends and recvs may be given in any order.
+//
+//   Coalescing group(comm);
+//   for (const Buffer& b : buckets) comm.all_reduce(b, b, ReduceOp::kSum);
+//   Work work = group.finish();
+//
+// What the collected operations themselves return is not to be waited for: it is FailedPrecondition, or the
+// InvalidArgument that finish() returns too. The destructor finishes, without waiting.
+class Coalescing {
+ public:
+  explicit Coalescing(Communicator& comm);
+  ~Coalescing();
+  Coalescing(const Coalescing&) = delete;
+  Coalescing& operator=(const Coalescing&) = delete;
+
+  Work finish();
+
+ private:
+  friend class Communicator;
+
+  Communicator* comm_;  // null once finished
+  absl::Status first_error_;
+  std::vector<Work> works_;
 };
 
 }  // namespace shardweave

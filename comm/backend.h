@@ -1,0 +1,167 @@
+// A Backend moves the bytes of one communicator, on one rank. It is what a third party writes to plug in
+// another network; users meet it only through Communicator, which validates, records and counts.
+//
+//   class Pigeons : public Backend {
+//     std::string_view name() const override { return "pigeons"; }
+//     bool implements(OpKind op) const override { return op == OpKind::kSend || op == OpKind::kRecv; }
+//     absl::StatusOr<Ticket> start(const Call& call) override;      // the rest is built from these two
+//   };
+//   auto comm = Communicator::create(std::make_unique<Pigeons>(...));
+//
+// No registration, no global state: whoever makes the object hands it to Communicator::create.
+//
+// Threads: start(), subgroup() and the destructor are called by one thread at a time. done(), wait() and
+// abort() may be called by any thread at any time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "shardweave/comm/buffer.h"
+#include "shardweave/comm/work.h"
+#include "shardweave/placement/reduce_op.h"
+
+namespace shardweave {
+
+enum class OpKind : uint8_t {
+  kAllReduce,
+  kAllGather,
+  kAllGatherV,
+  kReduceScatter,
+  kReduceScatterV,
+  kAllToAll,
+  kAllToAllV,
+  kBroadcast,
+  kReduce,
+  kGather,
+  kScatter,
+  kBarrier,
+  kSend,
+  kRecv,
+};
+inline constexpr int kNumOpKinds = 14;
+
+// "all_reduce", ..., as the functions of Communicator are called.
+std::string_view to_string(OpKind op);
+
+// One rank's part in one operation. Validated: counts are not negative and fit each other and the group,
+// pointers are not null where there is something to move, the reduction is defined for the dtype, root or
+// peer is a rank of the group. in.dtype == out.dtype always. A side that this rank does not have (out of a
+// gather elsewhere than on the root, in of a recv) has count 0; broadcast has the same buffer as in and out.
+// Views (counts, tag) and the Call itself are valid only during start(); the memory of in and out until
+// the operation is done.
+struct Call {
+  OpKind op = OpKind::kBarrier;
+  ConstBuffer in;
+  Buffer out;
+  ReduceOp reduce_op = ReduceOp::kSum;
+  int peer = 0;         // the root of a rooted collective, the other side of send and recv
+  int message_tag = 0;  // of send and recv: they match by peer and message_tag, in order
+  absl::Span<const int64_t> in_counts;   // all_to_all_v, reduce_scatter_v: elements per rank in `in`
+  absl::Span<const int64_t> out_counts;  // all_to_all_v, all_gather_v: elements per rank in `out`
+  uint64_t sequence = 0;  // counts this group's collectives, from 1; its sends and recvs, apart, from 1
+  Deadline deadline = Deadline::max();
+  std::string_view tag;  // the caller's word for it, for messages
+};
+
+inline bool is_point_to_point(OpKind op) { return op == OpKind::kSend || op == OpKind::kRecv; }
+inline bool is_reduction(OpKind op) {
+  return op == OpKind::kAllReduce || op == OpKind::kReduce || op == OpKind::kReduceScatter ||
+         op == OpKind::kReduceScatterV;
+}
+
+// What all ranks must agree on in one collective, as fixed bytes that can be sent as they are. A backend
+// compares the signatures of all ranks before it moves data, so that a mismatch is an error everywhere
+// and never a hang or a wrong number.
+struct CallSignature {
+  int64_t count = 0;        // per rank: of the smaller buffer (all_gather: in; reduce_scatter: out)
+  uint64_t counts_hash = 0; // of all_gather_v's and reduce_scatter_v's counts
+  uint64_t sequence = 0;
+  int32_t root = -1;        // -1: not rooted
+  OpKind op = OpKind::kBarrier;
+  DType dtype = DType::kU8;
+  ReduceOp reduce_op = ReduceOp::kSum;
+  uint8_t reserved = 0;
+  char tag[32] = {};  // cut off at 31 bytes; shown, not compared
+};
+CallSignature signature_of(const Call& call);
+
+// "all_reduce(f32[7], sum) 'loss'".
+std::string to_string(const CallSignature& signature);
+std::string to_string(const Call& call);
+
+// OK if all of `by_rank` (in group order) ask for the same; else FailedPrecondition, which names the group,
+// the sequence number, two ranks that differ and what each called.
+absl::Status check_same_call(std::string_view group, absl::Span<const CallSignature> by_rank);
+
+// Who is in a communicator.
+struct GroupInfo {
+  std::string name;                  // for messages
+  int rank = 0;                      // this rank's number in the group
+  std::vector<int64_t> world_ranks;  // group rank -> rank in the world
+  int size() const { return static_cast<int>(world_ranks.size()); }
+};
+// "all_reduce #12 'loss' of group 'dp' (rank 1 of 4)": how messages name a call.
+std::string name_call(const GroupInfo& group, const Call& call);
+
+class Backend {
+ public:
+  // Names an operation that was started and is not done. A backend chooses them; kDone is taken.
+  using Ticket = uint64_t;
+  static constexpr Ticket kDone = 0;
+
+  explicit Backend(GroupInfo group) : group_(std::move(group)) {}
+  Backend(const Backend&) = delete;
+  Backend& operator=(const Backend&) = delete;
+  virtual ~Backend() = default;
+
+  const GroupInfo& group() const { return group_; }
+  virtual std::string_view name() const = 0;
+  // Which memory it can read and write.
+  virtual bool supports(DeviceType device) const { return device == DeviceType::kCpu; }
+
+  // start() is called only with these. Send and recv are enough: the collectives that are missing are built
+  // from them (composed.h), and then have run to their end when they are issued. Without send and
+  // recv, what is missing answers Unimplemented.
+  virtual bool implements(OpKind op) const = 0;
+  // False if outputs are left as they were (a backend that only counts); split() is then not possible.
+  virtual bool moves_data() const { return true; }
+
+  // Starts an operation. A backend that blocks until it is done returns kDone. Send and recv must not wait
+  // for the other side here, only in wait(). After an error of start() or wait() nothing more is started.
+  virtual absl::StatusOr<Ticket> start(const Call& call) = 0;
+  // Never blocks; true also if the operation has failed.
+  virtual bool done(Ticket ticket);
+  // Until done or the deadline. After it has returned, also with an error, the operation's memory is not
+  // touched any more. Errors: DeadlineExceeded (names the missing ranks), FailedPrecondition (ranks called
+  // different things), Aborted and Unavailable (a rank gave up, is gone; names it).
+  virtual absl::Status wait(Ticket ticket, Deadline deadline);
+
+  // Around calls of start() that the caller coalesced: a backend may hold them back and run them as one.
+  // Send and recv may appear in any order between the two.
+  virtual void begin_coalescing() {}
+  virtual absl::Status end_coalescing() { return absl::OkStatus(); }
+
+  // The backend of a group of some of these ranks; only they call, each with the same `key`, which no other
+  // subgroup of this backend ever gets. `members` are ranks of this group, in the new order; `group` is the
+  // new one as this rank sees it. May return before the other members have called.
+  virtual absl::StatusOr<std::unique_ptr<Backend>> subgroup(GroupInfo group,
+                                                            absl::Span<const int> members,
+                                                            std::string_view key, Deadline deadline);
+
+  // Makes pending and later operations fail, here and, where it can, on all ranks of this group and of its
+  // subgroups. Called with what went wrong, also after each error that this backend has returned.
+  virtual void abort(const absl::Status& reason) = 0;
+
+ private:
+  const GroupInfo group_;
+};
+
+}  // namespace shardweave
