@@ -90,12 +90,47 @@ def fetch_debian(ctx, packages, variable):
       ctx: the repository context.
       packages: names of Debian packages.
       variable: the environment variable to mention when this fails.
+
+    Returns:
+      The prefix in which the packages' files lie.
     """
     advice = "Set %s to a prefix (include/, lib/) that holds it, or make `apt-get download %s` work." % (variable, " ".join(packages))
     if not ctx.which("apt-get") or not ctx.which("dpkg-deb"):
         fail("This is no Debian (no apt-get, dpkg-deb). " + advice)
     run(ctx, ["sh", "-c", _APT_SCRIPT, "sh"] + packages, "Cannot fetch Debian's %s. %s" % (", ".join(packages), advice))
     return "debian/usr"
+
+# Unprivileged as well: source lists made from the system's own, in the repository's own directory.
+_APT_SOURCE_SCRIPT = """
+set -eu
+mkdir -p apt/lists/partial apt/cache/archives/partial apt/parts && cd apt
+cat /etc/apt/sources.list /etc/apt/sources.list.d/*.list 2>/dev/null | sed -n 's/^deb /deb-src /p' >sources.list || true
+for file in /etc/apt/sources.list.d/*.sources; do
+  if [ -e "$file" ]; then sed 's/^Types:.*/Types: deb-src/' "$file" >"parts/${file##*/}"; fi
+done
+private="-o Dir::Etc::SourceList=$PWD/sources.list -o Dir::Etc::SourceParts=$PWD/parts -o Dir::State::Lists=$PWD/lists"
+private="$private -o Dir::Cache=$PWD/cache -o Debug::NoLocking=1 -o APT::Sandbox::User="
+{ apt-get $private update -q && apt-get $private source -q "$1"; } >log 2>&1 || { cat log >&2; exit 1; }
+mv "$1"-*/ ../source
+cd .. && rm -rf apt
+"""
+
+def fetch_debian_source(ctx, package, variable):
+    """Unpacks the source of a Debian package, with Debian's patches, into source/. Needs no root.
+
+    Args:
+      ctx: the repository context.
+      package: the name of a Debian source package.
+      variable: the environment variable to mention when this fails.
+
+    Returns:
+      The directory.
+    """
+    advice = "Set %s to its source tree, or make `apt-get source %s` work (it needs dpkg-dev)." % (variable, package)
+    if not ctx.which("apt-get") or not ctx.which("dpkg-source"):
+        fail("There is no apt-get or dpkg-source. " + advice)
+    run(ctx, ["sh", "-c", _APT_SOURCE_SCRIPT, "sh", package], "Cannot fetch the source of Debian's %s. %s" % (package, advice))
+    return "source"
 
 def link_headers(ctx, home, directories):
     """Makes single header directories of `home` appear in include/ (never all of it: /usr/include breaks <cstdlib>)."""

@@ -1,6 +1,6 @@
 """Abseil, from Debian or from ABSL_HOME."""
 
-load("//third_party:packages.bzl", "fetch_debian", "library_directory", "link_headers", "run", "user_copy")
+load("//third_party:packages.bzl", "fetch_debian", "fetch_debian_source", "library_directory", "link_headers", "run", "user_copy")
 
 # One archive: the linker then resolves the libraries' references to each other in any order.
 _MERGE = """
@@ -19,4 +19,17 @@ absl_repository = repository_rule(
     implementation = _absl_impl,
     environ = ["ABSL_HOME"],
     doc = "@absl//:absl. ABSL_HOME: a prefix with include/absl and lib/libabsl_*.a.",
+)
+
+def _absl_source_impl(ctx):
+    source = user_copy(ctx, "ABSL_SOURCE_HOME", "absl/base") or fetch_debian_source(ctx, "abseil", "ABSL_SOURCE_HOME")
+
+    # Without its BUILD files it is one package.
+    run(ctx, ["sh", "-c", "cp -rL \"$1/absl\" . && find absl -name BUILD.bazel -delete", "sh", source], "cannot copy Abseil's source")
+    ctx.symlink(Label("//third_party/absl:absl_source.BUILD"), "BUILD.bazel")
+
+absl_source_repository = repository_rule(
+    implementation = _absl_source_impl,
+    environ = ["ABSL_SOURCE_HOME"],
+    doc = "@absl_source//:absl, which takes the place of @absl//:absl under --config=tsan. ABSL_SOURCE_HOME: Abseil's source tree.",
 )
