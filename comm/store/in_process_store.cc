@@ -72,6 +72,8 @@ class InProcessStore : public Store {
 
 }  // namespace
 
-std::shared_ptr<Store> make_in_process_store() { return std::make_shared<InProcessStore>(); }
+std::shared_ptr<Store> make_in_process_store() {
+  return std::make_shared<InProcessStore>();
+}
 
 }  // namespace shardweave

@@ -17,12 +17,13 @@ INSTANTIATE_TEST_SUITE_P(InProcess, StoreConformance,
                          testing::PrintToStringParamName());
 
 INSTANTIATE_TEST_SUITE_P(Prefix, StoreConformance,
-                         testing::Values(StoreCase{
-                             "prefix",
-                             [] {
-                               auto store = make_in_process_store();
-                               return [store](int) { return make_prefix_store(store, "job/"); };
-                             }}),
+                         testing::Values(StoreCase{"prefix",
+                                                   [] {
+                                                     auto store = make_in_process_store();
+                                                     return [store](int) {
+                                                       return make_prefix_store(store, "job/");
+                                                     };
+                                                   }}),
                          testing::PrintToStringParamName());
 
 TEST(PrefixStoreTest, PrefixesKeepUsersApart) {
@@ -47,7 +48,8 @@ TEST(InProcessStoreTest, CounterOverflowIsAnErrorAndChangesNothing) {
   ASSERT_TRUE(store->set("n", "9223372036854775807").ok());
   absl::Status status = store->add("n", 1).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kOutOfRange);
-  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("9223372036854775807 + 1 overflows"));
+  EXPECT_THAT(std::string(status.message()),
+              testing::HasSubstr("9223372036854775807 + 1 overflows"));
   EXPECT_EQ(store->get("n", absl::ZeroDuration()).value(), "9223372036854775807");
 }
 

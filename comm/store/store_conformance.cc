@@ -25,7 +25,9 @@ constexpr absl::Duration kLong = absl::Seconds(30);
 constexpr absl::Duration kShort = absl::Milliseconds(60);
 constexpr int kClients = 4;
 
-std::string message(const absl::Status& status) { return std::string(status.message()); }
+std::string message(const absl::Status& status) {
+  return std::string(status.message());
+}
 
 void run_clients(const std::function<void(int)>& body) {
   std::vector<std::thread> threads;
@@ -42,8 +44,8 @@ TEST_P(StoreConformance, GetReturnsWhatWasSet) {
 
 TEST_P(StoreConformance, KeysAndValuesAreAnyBytes) {
   const std::vector<std::string> odd = {
-      std::string("\0\xff\n", 3), "a/b", "a/", "..",  ".",     "a%2Fb", "a b", "ключ",
-      std::string(300, 'k'),      "/a",  "A",  "a",   "a.tmp", "lock",  "%",   "-"};
+      std::string("\0\xff\n", 3), "a/b", "a/", "..", ".",     "a%2Fb", "a b", "ключ",
+      std::string(300, 'k'),      "/a",  "A",  "a",  "a.tmp", "lock",  "%",   "-"};
   for (const std::string& bytes : odd) {
     ASSERT_TRUE(store_->set(bytes, absl::StrCat("value of ", bytes)).ok()) << bytes;
   }
@@ -58,9 +60,9 @@ TEST_P(StoreConformance, KeysAndValuesAreAnyBytes) {
 }
 
 TEST_P(StoreConformance, EmptyKeyIsInvalid) {
-  for (const absl::Status& status :
-       {store_->set("", "x"), store_->get("", kLong).status(), store_->add("", 1).status(),
-        store_->wait({"a", ""}, kLong), store_->check({""}).status(), store_->remove("").status()}) {
+  for (const absl::Status& status : {store_->set("", "x"), store_->get("", kLong).status(),
+                                     store_->add("", 1).status(), store_->wait({"a", ""}, kLong),
+                                     store_->check({""}).status(), store_->remove("").status()}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(message(status), HasSubstr("empty string is not a key"));
     EXPECT_THAT(message(status), HasSubstr(store_->describe()));

@@ -1,6 +1,7 @@
 // What every Store must do, as GoogleTest cases that each store's test instantiates.
 //
-//   INSTANTIATE_TEST_SUITE_P(InProcess, StoreConformance, testing::Values(StoreCase{"in_process", [] {
+//   INSTANTIATE_TEST_SUITE_P(InProcess, StoreConformance, testing::Values(StoreCase{"in_process",
+//   [] {
 //     auto store = make_in_process_store();
 //     return [store](int) { return store; };      // the store as client `i` sees it
 //   }}));
@@ -23,7 +24,9 @@ struct StoreCase {
   std::string name;
   std::function<StoreClients()> make;  // a new store each time
 };
-inline void PrintTo(const StoreCase& store_case, std::ostream* os) { *os << store_case.name; }
+inline void PrintTo(const StoreCase& store_case, std::ostream* os) {
+  *os << store_case.name;
+}
 
 class StoreConformance : public testing::TestWithParam<StoreCase> {
  protected:

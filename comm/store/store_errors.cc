@@ -31,14 +31,14 @@ absl::StatusOr<int64_t> add_to_counter(const Store& store, std::string_view key,
                                        std::string_view value, int64_t delta) {
   int64_t number = 0;
   if (!absl::SimpleAtoi(std::string(value), &number)) {
-    return absl::InvalidArgumentError(absl::StrCat(store.describe(), ": cannot add to ", quoted(key),
-                                                   ": its value ", quoted(value),
+    return absl::InvalidArgumentError(absl::StrCat(store.describe(), ": cannot add to ",
+                                                   quoted(key), ": its value ", quoted(value),
                                                    " is not a decimal number"));
   }
   int64_t sum = 0;
   if (__builtin_add_overflow(number, delta, &sum)) {
-    return absl::OutOfRangeError(
-        absl::StrCat(store.describe(), ": ", quoted(key), ": ", number, " + ", delta, " overflows"));
+    return absl::OutOfRangeError(absl::StrCat(store.describe(), ": ", quoted(key), ": ", number,
+                                              " + ", delta, " overflows"));
   }
   return sum;
 }

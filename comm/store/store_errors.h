@@ -1,4 +1,5 @@
-// The errors and the counter arithmetic that all stores share, so that they fail with the same words.
+// The errors and the counter arithmetic that all stores share, so that they fail with the same
+// words.
 #pragma once
 
 #include <cstdint>
