@@ -1,11 +1,35 @@
-// A ConnectedMesh is a DeviceMesh as one rank sees it: its coordinate, and a communicator per mesh dimension, made on first use.
+// A ConnectedMesh is a DeviceMesh as one rank sees it: its coordinate, and communicators along the
+// mesh's dimensions, made on first use.
+//
+//   auto mesh = init_device_mesh(world, {{"dp", 2}, {"tp", 2}});
+//   auto tp = (*mesh)->communicator(1);                   // this rank's group along "tp"
+//   (*tp)->all_reduce(x, x, ReduceOp::kSum).wait();       // among 2 ranks
+//   auto dp_only = (*mesh)->slice({"dp"});                // shares its communicators
+//
+// Order: making a communicator is collective among its ranks. All ranks of the mesh make their
+// communicators in the same order; a program that is the same on all ranks does so by itself. One
+// that is not (pipeline stages) calls connect() first, which makes those of all dimensions at once.
+//
+// Threads: each rank has its own ConnectedMesh (never share one between rank threads). Its
+// functions may be called from several threads of that rank; a thread that makes a communicator
+// holds up the others until all ranks of the group have come. The communicators themselves have
+// rules of their own.
+//
+// Errors: InvalidArgument for a mesh that does not fit the world and for bad dimensions, NotFound
+// for a rank or a name that the mesh does not have; making a communicator passes on the error of
+// Communicator::subgroup, and may be tried again.
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
 #include "shardweave/comm/communicator.h"
 #include "shardweave/comm/world.h"
 #include "shardweave/mesh/device_mesh.h"
@@ -14,24 +38,50 @@ namespace shardweave {
 
 class ConnectedMesh {
  public:
-  // `world`: group rank == world rank. This rank must be in the mesh.
-  static absl::StatusOr<std::shared_ptr<ConnectedMesh>> create(DeviceMesh mesh, std::shared_ptr<Communicator> world);
+  // In `world` every rank has its world rank. It may have ranks that are not in the mesh; this one
+  // is.
+  static absl::StatusOr<std::shared_ptr<ConnectedMesh>> create(DeviceMesh mesh,
+                                                               std::shared_ptr<Communicator> world);
+  ~ConnectedMesh();
 
-  const DeviceMesh& mesh() const;
-  Rank rank() const;
-  const Coordinate& coordinate() const;
-  // Group rank == coordinate along `dim`. First use: collective over the group (all its ranks reach it in the same order).
+  const DeviceMesh& mesh() const { return mesh_; }
+  Rank rank() const { return rank_; }
+  const Coordinate& coordinate() const { return coordinate_; }
+
+  // Group rank == coordinate along `dim`, also if its size is 1. First use: collective over the
+  // group.
   absl::StatusOr<std::shared_ptr<Communicator>> communicator(int dim);
   // Of several dimensions together, row-major in the order given (last fastest).
   absl::StatusOr<std::shared_ptr<Communicator>> communicator(absl::Span<const int> dims);
+  // Makes the communicators of all single dimensions now, first to last.
+  absl::Status connect();
 
-  // What a higher layer keeps for this mesh and rank (dtensor/: interned specs, caches). Made by `make` on the first call and
-  // destroyed with the mesh; one layer uses it.
-  std::shared_ptr<void> extension(
-      const std::function<std::shared_ptr<void>(ConnectedMesh&)>& make);
+  // The sub-mesh of the named dimensions that contains this rank; communicators made by either are
+  // there for both.
+  absl::StatusOr<std::shared_ptr<ConnectedMesh>> slice(const std::vector<std::string>& names) const;
+
+  // What a higher layer keeps for this mesh and rank (dtensor/: interned specs, caches). Made by
+  // `make` on the first call and destroyed with the mesh; one layer uses it. `make` must not call
+  // extension().
+  std::shared_ptr<void> extension(const std::function<std::shared_ptr<void>(ConnectedMesh&)>& make);
+
+ private:
+  struct Pool;
+  ConnectedMesh(DeviceMesh mesh, Rank rank, Coordinate coordinate, std::shared_ptr<Pool> pool);
+
+  const DeviceMesh mesh_;
+  const Rank rank_;
+  const Coordinate coordinate_;
+  const std::shared_ptr<Pool> pool_;
+
+  absl::Mutex mutex_;
+  std::vector<std::shared_ptr<Communicator>> by_dim_ ABSL_GUARDED_BY(mutex_);  // null: not yet made
+  absl::Mutex extension_mutex_;
+  std::shared_ptr<void> extension_ ABSL_GUARDED_BY(extension_mutex_);
 };
 
-// The mesh must have exactly as many ranks as the world.
-absl::StatusOr<std::shared_ptr<ConnectedMesh>> init_device_mesh(World& world, std::vector<MeshDim> dims);
+// The mesh of all ranks of `world`, row-major; it must have exactly as many.
+absl::StatusOr<std::shared_ptr<ConnectedMesh>> init_device_mesh(World& world,
+                                                                std::vector<MeshDim> dims);
 
 }  // namespace shardweave

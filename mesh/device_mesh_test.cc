@@ -100,6 +100,7 @@ void expect_matches(const DeviceMesh& mesh, const Brute& brute) {
   ASSERT_EQ(mesh.dims(), brute.dims);
   ASSERT_EQ(mesh.size(), static_cast<int64_t>(brute.ranks.size()));
   EXPECT_EQ(mesh.ranks(), brute.ranks);
+  EXPECT_EQ(mesh.max_rank().value, *std::max_element(brute.ranks.begin(), brute.ranks.end()));
   for (int64_t i = 0; i < mesh.size(); ++i) {
     const std::vector<int64_t> at = brute.coordinate(i);
     const Rank rank(brute.ranks[i]);

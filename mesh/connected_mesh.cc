@@ -1,0 +1,124 @@
+#include "shardweave/mesh/connected_mesh.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace shardweave {
+
+// The communicators of a mesh and its slices, by name and members: dimensions of size 1 have the
+// same members, but errors should name the right one.
+struct ConnectedMesh::Pool {
+  using Key = std::pair<std::string, std::vector<int64_t>>;
+
+  explicit Pool(std::shared_ptr<Communicator> w) : world(std::move(w)) {}
+
+  absl::StatusOr<std::shared_ptr<Communicator>> get(Key key) {
+    absl::MutexLock lock(&mutex);
+    auto found = communicators.find(key);
+    if (found != communicators.end()) return found->second;
+    absl::StatusOr<std::shared_ptr<Communicator>> made = world->subgroup(key.second, key.first);
+    if (made.ok()) communicators.emplace(std::move(key), *made);
+    return made;
+  }
+
+  const std::shared_ptr<Communicator> world;
+  absl::Mutex mutex;  // held while a communicator is made, so that it is made once
+  absl::flat_hash_map<Key, std::shared_ptr<Communicator>> communicators ABSL_GUARDED_BY(mutex);
+};
+
+ConnectedMesh::ConnectedMesh(DeviceMesh mesh, Rank rank, Coordinate coordinate,
+                             std::shared_ptr<Pool> pool)
+    : mesh_(std::move(mesh)),
+      rank_(rank),
+      coordinate_(std::move(coordinate)),
+      pool_(std::move(pool)),
+      by_dim_(mesh_.ndim()) {}
+
+ConnectedMesh::~ConnectedMesh() = default;
+
+absl::StatusOr<std::shared_ptr<ConnectedMesh>> ConnectedMesh::create(
+    DeviceMesh mesh, std::shared_ptr<Communicator> world) {
+  const std::vector<int64_t>& world_ranks = world->world_ranks();
+  for (int i = 0; i < world->size(); ++i) {
+    if (world_ranks[i] != i) {
+      return absl::InvalidArgumentError(absl::StrCat("ConnectedMesh: group \"", world->name(),
+                                                     "\" is not the world: its rank ", i,
+                                                     " is rank ", world_ranks[i], " of the world"));
+    }
+  }
+  if (mesh.max_rank().value >= world->size()) {
+    return absl::InvalidArgumentError(absl::StrCat("ConnectedMesh: ", mesh.to_string(),
+                                                   " has rank ", mesh.max_rank().value,
+                                                   ", the world only ", world->size(), " ranks"));
+  }
+  const Rank rank(world->rank());
+  absl::StatusOr<Coordinate> coordinate = mesh.coordinate(rank);
+  if (!coordinate.ok()) return coordinate.status();
+  return std::shared_ptr<ConnectedMesh>(new ConnectedMesh(
+      std::move(mesh), rank, *std::move(coordinate), std::make_shared<Pool>(std::move(world))));
+}
+
+absl::StatusOr<std::shared_ptr<Communicator>> ConnectedMesh::communicator(int dim) {
+  absl::MutexLock lock(&mutex_);
+  if (dim >= 0 && dim < mesh_.ndim() && by_dim_[dim]) return by_dim_[dim];
+  absl::StatusOr<std::shared_ptr<Communicator>> made = communicator(absl::MakeConstSpan(&dim, 1));
+  if (made.ok()) by_dim_[dim] = *made;
+  return made;
+}
+
+absl::StatusOr<std::shared_ptr<Communicator>> ConnectedMesh::communicator(
+    absl::Span<const int> dims) {
+  std::vector<std::string> names;
+  for (int dim : dims) {
+    if (dim < 0 || dim >= mesh_.ndim()) {
+      return absl::InvalidArgumentError(absl::StrCat(mesh_.to_string(), ": there is no dimension ",
+                                                     dim, "; wanted 0 to ", mesh_.ndim() - 1));
+    }
+    names.emplace_back(mesh_.name(dim));
+  }
+  absl::StatusOr<DeviceMesh> group = mesh_.slice(names, rank_);
+  if (!group.ok()) return group.status();
+  return pool_->get({absl::StrJoin(names, "_"), group->ranks()});
+}
+
+absl::Status ConnectedMesh::connect() {
+  for (int dim = 0; dim < mesh_.ndim(); ++dim) {
+    absl::Status status = communicator(dim).status();
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<ConnectedMesh>> ConnectedMesh::slice(
+    const std::vector<std::string>& names) const {
+  absl::StatusOr<DeviceMesh> mesh = mesh_.slice(names, rank_);
+  if (!mesh.ok()) return mesh.status();
+  Coordinate coordinate = *mesh->coordinate(rank_);
+  return std::shared_ptr<ConnectedMesh>(
+      new ConnectedMesh(*std::move(mesh), rank_, std::move(coordinate), pool_));
+}
+
+std::shared_ptr<void> ConnectedMesh::extension(
+    const std::function<std::shared_ptr<void>(ConnectedMesh&)>& make) {
+  absl::MutexLock lock(&extension_mutex_);
+  if (!extension_) extension_ = make(*this);
+  return extension_;
+}
+
+absl::StatusOr<std::shared_ptr<ConnectedMesh>> init_device_mesh(World& world,
+                                                                std::vector<MeshDim> dims) {
+  absl::StatusOr<DeviceMesh> mesh = DeviceMesh::create(std::move(dims));
+  if (!mesh.ok()) return mesh.status();
+  if (mesh->size() != world.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("init_device_mesh: ", mesh->to_string(), " has ",
+                                                   mesh->size(), " ranks, the world has ",
+                                                   world.size()));
+  }
+  return ConnectedMesh::create(*std::move(mesh), world.comm());
+}
+
+}  // namespace shardweave
