@@ -4,7 +4,7 @@ set -euo pipefail
 
 clang_format=$(readlink -f -- "$1")
 mode=(-i)
-if [[ ${2:-} == --check ]]; then mode=(--dry-run --Werror); fi
+if [[ ${2:-} == --check ]]; then mode=(--dry-run --Werror --ferror-limit=1); fi
 cd -- "${BUILD_WORKSPACE_DIRECTORY:-$(dirname -- "$(readlink -f -- WORKSPACE)")}"
 
 files=()
