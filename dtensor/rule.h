@@ -109,7 +109,7 @@ class Rule {
   using ShapeFunction = std::function<void(OpCall&)>;
 
   Rule() = default;
-  explicit Rule(Function function) : function(std::move(function)) {}
+  explicit Rule(Function f) : function(std::move(f)) {}
   static Rule composed(Composite composite);
 
   // Argument `name` is the global size of output 0 (or of a tensor shaped like it): replaced by the local size.
@@ -157,8 +157,8 @@ Rule einsum(std::string_view equation, bool linear = true);
 
 enum class Linearity : uint8_t {
   kNone,        // relu, exp, mul of two Partials...
-  kUnary,       // neg, clone, cast to float: Partial(sum|avg) passes through
-  kAdditive,    // add, sub: all operands Partial of the same kind (sum or avg)
+  kIdentity,    // clone, alias: any Partial passes through
+  kAdditive,    // neg, add, sub: all operands Partial of the same kind (sum or avg)
   kMultilinear, // mul: exactly one operand Partial, the others replicated
   kFirst,       // div: only the first operand may be Partial
 };

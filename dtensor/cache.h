@@ -1,0 +1,74 @@
+// The propagation cache: what was decided for one operator on one combination of specs and arguments.
+//
+// A key holds everything that the rule could read: the operator, the interned spec of every tensor, and every argument that is not
+// a float, a Scalar or a string (those only when the rule declares that it reads them). Bounded: it is emptied when full.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ATen/core/ivalue.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
+#include "shardweave/dtensor/rule.h"
+#include "shardweave/placement/redistribute_plan.h"
+
+namespace shardweave {
+
+using CacheKey = absl::InlinedVector<uint64_t, 24>;
+
+// An input that has to be somewhere else first.
+struct InputChange {
+  int input;                       // flat index
+  SpecRef target;
+  RedistributePlan plan;
+};
+
+// An argument that has to be something else locally.
+struct ArgChange {
+  int arg;                         // schema index
+  c10::IValue value;
+};
+
+struct CacheEntry {
+  CacheKey key;
+  bool gathered = false;           // no rule: all inputs replicated
+  bool communicates = false;       // some change moves bytes
+  LocalKernel kernel = nullptr;
+  std::vector<InputChange> input_changes;
+  std::vector<ArgChange> arg_changes;
+  std::vector<SpecRef> inputs;     // after the changes
+  std::vector<SpecRef> outputs;    // flat; as the local operator leaves them
+  // In-place and out= operators: the result belongs into this argument.
+  struct Written {
+    int arg;                       // schema index of the argument that is written
+    int output;                    // flat output
+    SpecRef spec;                  // that the argument has and keeps
+    RedistributePlan plan;         // from outputs[output] to spec; empty: the operator writes in place
+    bool direct = true;            // the local operator writes the argument's own local tensor
+  };
+  std::vector<Written> written;
+};
+
+class PropagationCache {
+ public:
+  const CacheEntry* find(uint64_t hash, const CacheKey& key) const {
+    auto it = entries_.find(hash);
+    return it != entries_.end() && it->second->key == key ? it->second.get() : nullptr;
+  }
+  const CacheEntry* insert(uint64_t hash, std::unique_ptr<CacheEntry> entry) {
+    if (entries_.size() >= kMaxEntries) entries_.clear();
+    auto& slot = entries_[hash];
+    slot = std::move(entry);
+    return slot.get();
+  }
+  void clear() { entries_.clear(); }
+  size_t size() const { return entries_.size(); }
+
+ private:
+  static constexpr size_t kMaxEntries = 16384;
+  absl::flat_hash_map<uint64_t, std::unique_ptr<CacheEntry>> entries_;
+};
+
+}  // namespace shardweave

@@ -1,0 +1,612 @@
+#include "shardweave/dtensor/dispatch.h"
+
+#include <bit>
+
+#include "ATen/core/LegacyTypeDispatch.h"
+#include "ATen/ops/empty.h"
+#include "ATen/ops/empty_strided.h"
+#include "absl/hash/hash.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "shardweave/dtensor/propagate.h"
+#include "shardweave/dtensor/redistribute.h"
+#include "shardweave/dtensor/tensor_impl.h"
+#include "torch/library.h"
+
+namespace shardweave {
+namespace {
+
+using c10::IValue;
+using ArgKind = OpInfo::ArgKind;
+
+c10::IntArrayRef array(const Dims& dims) { return c10::IntArrayRef(dims.data(), dims.size()); }
+
+std::string name_of(const c10::OperatorHandle& op) { return c10::toString(op.operator_name()); }
+
+[[noreturn]] void fail(const c10::OperatorHandle& op, absl::StatusCode code, const std::string& what) {
+  throw Error(absl::Status(code, absl::StrCat(name_of(op), ": ", what)));
+}
+
+// --- arguments -----------------------------------------------------------------------------------
+
+// Calls f(tensor impl or null) for every tensor among the arguments: None gives null.
+template <typename F>
+void for_each_tensor(const OpInfo& info, absl::Span<const IValue> args, F f) {
+  for (size_t i = 0; i < args.size(); ++i) {
+    const IValue& v = args[i];
+    if (info.args[i] == ArgKind::kTensor) {
+      f(i, v.isTensor() ? v.unsafeToTensorImpl() : nullptr);
+    } else if (info.args[i] == ArgKind::kTensorList && v.isList()) {
+      for (const IValue& e : v.toListRef()) f(i, e.isTensor() ? e.unsafeToTensorImpl() : nullptr);
+    }
+  }
+}
+
+bool defined(const c10::TensorImpl* impl) {
+  return impl != nullptr && impl != c10::UndefinedTensorImpl::singleton();
+}
+
+const std::shared_ptr<MeshContext>& find_context(const c10::OperatorHandle& op,
+                                                 absl::Span<const IValue> args) {
+  for (const IValue& v : args) {
+    if (v.isTensor()) {
+      c10::TensorImpl* impl = v.unsafeToTensorImpl();
+      if (defined(impl) && is_dtensor(impl)) return meta_of(impl).context;
+    } else if (v.isList()) {
+      for (const IValue& e : v.toListRef()) {
+        if (!e.isTensor()) break;
+        c10::TensorImpl* impl = e.unsafeToTensorImpl();
+        if (defined(impl) && is_dtensor(impl)) return meta_of(impl).context;
+      }
+    }
+  }
+  fail(op, absl::StatusCode::kInternal, "dispatched to DTensor without a DTensor argument");
+}
+
+[[noreturn]] void mixed(const c10::OperatorHandle& op, size_t arg, const c10::TensorImpl* plain) {
+  fail(op, absl::StatusCode::kInvalidArgument,
+       absl::StrCat("argument '", op.schema().arguments()[arg].name(), "' is a plain tensor of shape [",
+                    absl::StrJoin(plain->sizes(), ", "),
+                    "] among DTensors; make it one with distribute_tensor() (only plain scalars mix)"));
+}
+
+// --- cache key -----------------------------------------------------------------------------------
+
+constexpr uint64_t kNone = 0x9e3779b97f4a7c15;
+constexpr uint64_t kScalar = 0xc2b2ae3d27d4eb4f;
+constexpr uint64_t kList = 0x165667b19e3779f9;
+constexpr uint64_t kOther = 0x27d4eb2f165667c5;
+
+void add_value(const IValue& v, CacheKey& key) {
+  if (v.isInt()) {
+    key.push_back(static_cast<uint64_t>(v.toInt()));
+  } else if (v.isBool()) {
+    key.push_back(kOther);
+    key.push_back(v.toBool());
+  } else if (v.isNone()) {
+    key.push_back(kNone);
+  } else if (v.isList()) {
+    auto list = v.toListRef();
+    key.push_back(kList + list.size());
+    for (const IValue& e : list) add_value(e, key);
+  } else if (v.isDouble()) {
+    key.push_back(kOther + 1);
+    key.push_back(std::bit_cast<uint64_t>(v.toDouble()));
+  } else if (v.isDevice()) {
+    key.push_back(kOther + 2);
+    key.push_back(std::hash<c10::Device>()(v.toDevice()));
+  } else if (v.isString()) {
+    key.push_back(kOther + 3);
+    key.push_back(absl::HashOf(v.toStringView()));
+  } else {
+    key.push_back(kOther + 4);
+    key.push_back(IValue::hash(v));
+  }
+}
+
+void add_tensor(const c10::OperatorHandle& op, size_t arg, c10::TensorImpl* impl, CacheKey& key) {
+  if (!defined(impl)) {
+    key.push_back(kNone);
+  } else if (is_dtensor(impl)) {
+    key.push_back(reinterpret_cast<uint64_t>(meta_of(impl).spec.get()));
+  } else {
+    if (impl->dim() != 0) mixed(op, arg, impl);
+    key.push_back(kScalar + 2 * static_cast<uint64_t>(c10::typeMetaToScalarType(impl->dtype())) +
+                  impl->is_wrapped_number());
+  }
+}
+
+void make_key(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<const IValue> args,
+              CacheKey& key) {
+  key.push_back(reinterpret_cast<uint64_t>(&info));
+  for (size_t i = 0; i < args.size(); ++i) {
+    const IValue& v = args[i];
+    switch (info.args[i]) {
+      case ArgKind::kTensor:
+        add_tensor(op, i, v.isTensor() ? v.unsafeToTensorImpl() : nullptr, key);
+        break;
+      case ArgKind::kTensorList:
+        if (!v.isList()) {
+          key.push_back(kNone);
+          break;
+        }
+        key.push_back(kList + v.toListRef().size());
+        for (const IValue& e : v.toListRef()) {
+          add_tensor(op, i, e.isTensor() ? e.unsafeToTensorImpl() : nullptr, key);
+        }
+        break;
+      case ArgKind::kKeyed:
+        add_value(v, key);
+        break;
+      case ArgKind::kUnkeyed:
+        break;
+    }
+  }
+}
+
+// --- miss: decide ---------------------------------------------------------------------------------
+
+TensorInfo info_of(c10::TensorImpl* impl) {
+  TensorInfo info;
+  if (!defined(impl)) return info;
+  info.defined = true;
+  info.dtype = c10::typeMetaToScalarType(impl->dtype());
+  info.sizes.assign(impl->sizes().begin(), impl->sizes().end());
+  info.strides.assign(impl->strides().begin(), impl->strides().end());
+  if (is_dtensor(impl)) info.spec = meta_of(impl).spec;
+  return info;
+}
+
+at::Tensor meta_tensor(c10::TensorImpl* impl) {
+  if (!defined(impl)) return {};
+  at::Tensor meta = at::empty_strided(impl->sizes(), impl->strides(),
+                                      at::TensorOptions(impl->dtype()).device(at::kMeta));
+  if (impl->dim() == 0 && impl->is_wrapped_number()) {
+    meta.unsafeGetTensorImpl()->set_wrapped_number(true);
+  }
+  return meta;
+}
+
+// Shapes, strides and dtypes of the results, from the operator's kernel for meta tensors. Errors of shape or type come from
+// there, as LibTorch words them, on all ranks and before anything is sent.
+void infer_outputs(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<const IValue> args,
+                   OpCall& call) {
+  if (info.rule->shape_function) {
+    info.rule->shape_function(call);
+    return;
+  }
+  if (!info.has_meta_kernel) {
+    fail(op, absl::StatusCode::kInternal, "the sharding rule has no shape function and the operator no kernel for meta tensors");
+  }
+  c10::Stack stack;
+  for (size_t i = 0; i < args.size(); ++i) {
+    const IValue& v = args[i];
+    if (info.args[i] == ArgKind::kTensor) {
+      stack.push_back(v.isTensor() ? IValue(meta_tensor(v.unsafeToTensorImpl())) : v);
+    } else if (info.args[i] == ArgKind::kTensorList && v.isList()) {
+      c10::impl::GenericList list(v.toList().elementType());
+      for (const IValue& e : v.toListRef()) {
+        list.push_back(e.isTensor() ? IValue(meta_tensor(e.unsafeToTensorImpl())) : e);
+      }
+      stack.emplace_back(std::move(list));
+    } else if (v.isDevice()) {
+      stack.emplace_back(c10::Device(at::kMeta));
+    } else {
+      stack.push_back(v);
+    }
+  }
+  op.callBoxed(stack);
+  auto add = [&](const IValue& v) {
+    call.outputs.push_back(info_of(v.isTensor() ? v.unsafeToTensorImpl() : nullptr));
+  };
+  for (const IValue& v : stack) {
+    if (v.isList()) {
+      for (const IValue& e : v.toListRef()) add(e);
+    } else {
+      add(v);
+    }
+  }
+}
+
+OpCall make_call(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<const IValue> args) {
+  OpCall call;
+  call.op = &op;
+  call.args = args;
+  for_each_tensor(info, args, [&](size_t arg, c10::TensorImpl* impl) {
+    if (info.is_out[arg]) return;
+    call.inputs.push_back(info_of(impl));
+    call.input_arg.push_back(static_cast<int>(arg));
+  });
+  return call;
+}
+
+void check_one_mesh(const c10::OperatorHandle& op, const OpInfo& info, MeshContext& context,
+                    absl::Span<const IValue> args) {
+  for_each_tensor(info, args, [&](size_t arg, c10::TensorImpl* impl) {
+    if (!defined(impl) || !is_dtensor(impl)) return;
+    const MeshContext* other = meta_of(impl).spec->context;
+    if (other != &context) {
+      fail(op, absl::StatusCode::kInvalidArgument,
+           absl::StrCat("argument '", op.schema().arguments()[arg].name(), "' lies on ",
+                        other->mesh().to_string(), ", another argument on ", context.mesh().to_string(),
+                        other->mesh() == context.mesh() ? " (an equal mesh, but made separately)" : "",
+                        "; all DTensors of an operator must be on one mesh"));
+    }
+  });
+}
+
+std::optional<int> flat_input_of(const OpCall& call, int arg) {
+  for (int i = 0; i < call.num_inputs(); ++i) {
+    if (call.input_arg[i] == arg) return i;
+  }
+  return std::nullopt;
+}
+
+SpecRef output_spec(MeshContext& context, const TensorInfo& info, const Layout& layout,
+                    c10::Device device) {
+  return context.intern(layout, info.sizes, info.strides, info.dtype, device);
+}
+
+// Records that input i has to become `layout`, if it is not already.
+void change_input(MeshContext& context, const OpCall& call, int i, const Layout& layout, c10::Device device,
+                  CacheEntry& entry) {
+  const TensorInfo& input = call.input(i);
+  SpecRef from = input.spec;
+  if (!input.defined) {
+    entry.inputs.emplace_back();
+    return;
+  }
+  if (from == nullptr) {  // a plain scalar: as good as replicated
+    if (layout.is_replicated()) {
+      entry.inputs.emplace_back();
+      return;
+    }
+    from = output_spec(context, input, Layout(Placements(context.mesh().ndim())), device);
+  }
+  if (from->layout == layout) {
+    entry.inputs.push_back(std::move(from));
+    return;
+  }
+  InputChange change{i, context.with_layout(*from, layout), plan_for(context, *from, layout)};
+  entry.communicates |= !change.plan.is_local();
+  entry.inputs.push_back(change.target);
+  entry.input_changes.push_back(std::move(change));
+}
+
+std::unique_ptr<CacheEntry> decide(const c10::OperatorHandle& op, const OpInfo& info,
+                                   MeshContext& context, absl::Span<const IValue> args) {
+  check_one_mesh(op, info, context, args);
+  auto entry = std::make_unique<CacheEntry>();
+  OpCall call = make_call(op, info, args);
+  c10::Device device = at::kCPU;
+  for (const TensorInfo& input : call.inputs) {
+    if (input.spec != nullptr) device = input.spec->device;
+  }
+  const Layout replicated{Placements(context.mesh().ndim())};
+
+  if (info.rule == nullptr) {
+    entry->gathered = true;
+    for (int i = 0; i < call.num_inputs(); ++i) change_input(context, call, i, replicated, device, *entry);
+    for (const OpInfo::Write& write : info.writes) {
+      const SpecRef& spec = meta_of(args[write.arg].toTensor()).spec;
+      CacheEntry::Written written{write.arg, write.output, spec, {}, spec->layout.is_replicated()};
+      if (!written.direct) {
+        written.plan = plan_for(context, *context.with_layout(*spec, replicated), spec->layout);
+        entry->communicates |= !written.plan.is_local();
+      }
+      entry->written.push_back(std::move(written));
+    }
+    return entry;
+  }
+
+  infer_outputs(op, info, args, call);
+  std::optional<int> written_input;
+  for (const OpInfo::Write& write : info.writes) {
+    if (!write.is_out && !info.changes_shape) written_input = flat_input_of(call, write.arg);
+  }
+  Decision decision = propagate(context, call, *info.rule, written_input);
+  entry->kernel = decision.kernel;
+  for (int i = 0; i < call.num_inputs(); ++i) {
+    change_input(context, call, i, decision.inputs[i], device, *entry);
+  }
+  for (int k = 0; k < call.num_outputs(); ++k) {
+    entry->outputs.push_back(call.output(k).defined
+                                 ? output_spec(context, call.output(k), decision.outputs[k], device)
+                                 : SpecRef());
+  }
+  for (const std::string& name : info.rule->size_args) {
+    const int arg = call.arg_index(name);
+    if (arg < 0 || args[arg].isNone()) continue;
+    entry->arg_changes.push_back({arg, IValue(c10::IntArrayRef(array(entry->outputs[0]->local_sizes)))});
+  }
+  for (const OpInfo::Write& write : info.writes) {
+    const at::Tensor& tensor = args[write.arg].toTensor();
+    if (!is_dtensor(tensor.unsafeGetTensorImpl())) {
+      fail(op, absl::StatusCode::kInvalidArgument, "writes DTensors into a plain tensor");
+    }
+    const SpecRef& spec = meta_of(tensor).spec;
+    const std::optional<int> input = flat_input_of(call, write.arg);
+    const SpecRef& result = write.output >= 0 ? entry->outputs[write.output] : entry->inputs[*input];
+    if (info.changes_shape) {
+      entry->written.push_back({write.arg, write.output, result, {}, true});
+      continue;
+    }
+    if (spec->sizes != result->sizes) {
+      fail(op, absl::StatusCode::kInvalidArgument,
+           absl::StrCat("the result has shape [", absl::StrJoin(result->sizes, ", "),
+                        "], the tensor it is written to [", absl::StrJoin(spec->sizes, ", "), "]"));
+    }
+    CacheEntry::Written written{write.arg, write.output, spec, {}, false};
+    written.direct = result->layout == spec->layout &&
+                     (write.is_out || entry->inputs[*input]->layout == spec->layout);
+    if (!written.direct) {
+      written.plan = plan_for(context, *context.with_layout(*spec, result->layout), spec->layout);
+      entry->communicates |= !written.plan.is_local();
+    }
+    entry->written.push_back(std::move(written));
+  }
+  return entry;
+}
+
+// --- run ------------------------------------------------------------------------------------------
+
+[[noreturn]] void refuse_implicit(const c10::OperatorHandle& op, const CacheEntry& entry,
+                                  const OpCall& call) {
+  std::string changes;
+  for (const InputChange& change : entry.input_changes) {
+    if (change.plan.is_local()) continue;
+    absl::StrAppend(&changes, changes.empty() ? "" : "; ", "argument '",
+                    op.schema().arguments()[call.input_arg[change.input]].name(), "' ",
+                    call.input(change.input).spec->to_string(), " -> ",
+                    change.target->layout.to_string(), " (", change.plan.bytes(), " bytes)");
+  }
+  for (const CacheEntry::Written& written : entry.written) {
+    if (written.plan.is_local()) continue;
+    absl::StrAppend(&changes, changes.empty() ? "" : "; ", "result back to ",
+                    written.spec->layout.to_string(), " (", written.plan.bytes(), " bytes)");
+  }
+  fail(op, absl::StatusCode::kFailedPrecondition,
+       absl::StrCat("needs communication that the strict scope refuses: ", changes));
+}
+
+// Says once per operator that it has no rule.
+void note_gathered(const c10::OperatorHandle& op, MeshContext& context) {
+  ++context.counters.gathered_operators;
+  if (!context.warned.insert(name_of(op)).second) return;
+  for (int64_t c : context.coordinate()) {
+    if (c != 0) return;
+  }
+  TORCH_WARN("shardweave: ", name_of(op), " has no sharding rule; its inputs are gathered on every rank");
+}
+
+// A local result of an operator without a rule: the same on all ranks.
+at::Tensor wrap_replicated(const std::shared_ptr<MeshContext>& context, at::Tensor local) {
+  const auto sizes = local.sizes();
+  const auto strides = local.strides();
+  SpecRef spec = context->intern(Layout(Placements(context->mesh().ndim())), {sizes.data(), sizes.size()},
+                                 {strides.data(), strides.size()}, local.scalar_type(), local.device());
+  return wrap(std::move(local), std::move(spec), context);
+}
+
+class Runner {
+ public:
+  Runner(const c10::OperatorHandle& op, const OpInfo& info, const CacheEntry& entry,
+         const std::shared_ptr<MeshContext>& context, c10::Stack* stack, size_t base)
+      : op_(op), info_(info), entry_(entry), context_(context), stack_(stack), base_(base) {}
+
+  void run() {
+    keep_written();
+    replace_inputs();
+    for (const ArgChange& change : entry_.arg_changes) (*stack_)[base_ + change.arg] = change.value;
+    for (Kept& k : kept_) k.local = (*stack_)[base_ + k.written->arg].toTensor();
+    if (entry_.kernel != nullptr) {
+      entry_.kernel(op_, *stack_, {entry_.inputs, entry_.outputs});
+    } else {
+      op_.callBoxed(stack_);
+    }
+    finish_written();
+    wrap_outputs();
+  }
+
+ private:
+  struct Kept {
+    const CacheEntry::Written* written;
+    at::Tensor handle;                // the DTensor that the operator writes
+    at::Tensor local;                 // what the local operator got for it
+  };
+
+  void keep_written() {
+    for (const CacheEntry::Written& written : entry_.written) {
+      at::Tensor handle = (*stack_)[base_ + written.arg].toTensor();
+      if (meta_of(handle).lost_alias) {
+        fail(op_, absl::StatusCode::kFailedPrecondition,
+             absl::StrCat("writes to a view of a DTensor that had to be made by communication, so that the "
+                          "original would not change: ",
+                          meta_of(handle).spec->to_string(), "; clone() it first"));
+      }
+      kept_.push_back({&written, std::move(handle), {}});
+    }
+  }
+
+  at::Tensor changed(const InputChange& change, const at::Tensor& local) {
+    if (!change.plan.is_local()) ++context_->counters.implicit_redistributions;
+    at::Tensor result = run_plan(*context_, change.plan, local, change.target->sizes, op_.operator_name().name);
+    if (local.dim() == 0 && local.unsafeGetTensorImpl()->is_wrapped_number()) {
+      if (result.is_same(local)) return result;
+      result.unsafeGetTensorImpl()->set_wrapped_number(true);
+    }
+    // The operator may write into it.
+    if (result.is_same(local) && !entry_.written.empty()) result = result.clone();
+    return result;
+  }
+
+  // The local tensor for one flat input; advances over entry_.input_changes.
+  at::Tensor local_of(c10::TensorImpl* impl, const IValue& value) {
+    const int i = next_input_++;
+    if (!defined(impl)) return {};
+    const bool sharded = is_dtensor(impl);
+    if (next_change_ < entry_.input_changes.size() && entry_.input_changes[next_change_].input == i) {
+      const InputChange& change = entry_.input_changes[next_change_++];
+      return changed(change, sharded ? meta_of(impl).local : value.toTensor());
+    }
+    lost_alias_ |= sharded && meta_of(impl).lost_alias;
+    return sharded ? meta_of(impl).local : value.toTensor();
+  }
+
+  void replace_inputs() {
+    for (size_t i = 0; i < info_.args.size(); ++i) {
+      IValue& v = (*stack_)[base_ + i];
+      if (info_.args[i] == ArgKind::kTensor) {
+        if (info_.is_out[i]) {
+          replace_out(i, v);
+        } else if (v.isTensor()) {
+          v = local_of(v.unsafeToTensorImpl(), v);
+        } else {
+          ++next_input_;
+        }
+      } else if (info_.args[i] == ArgKind::kTensorList && v.isList()) {
+        c10::impl::GenericList list(v.toList().elementType());
+        list.reserve(v.toListRef().size());
+        for (const IValue& e : v.toListRef()) {
+          if (e.isTensor()) {
+            list.push_back(IValue(local_of(e.unsafeToTensorImpl(), e)));
+          } else {
+            ++next_input_;
+            list.push_back(e);
+          }
+        }
+        v = std::move(list);
+      }
+    }
+  }
+
+  void replace_out(size_t arg, IValue& v) {
+    for (const CacheEntry::Written& written : entry_.written) {
+      if (written.arg != static_cast<int>(arg)) continue;
+      const DTensorMeta& meta = meta_of(v.unsafeToTensorImpl());
+      v = written.direct ? meta.local : at::empty({0}, meta.local.options());
+      return;
+    }
+  }
+
+  void finish_written() {
+    for (Kept& k : kept_) {
+      DTensorMeta& meta = meta_of(k.handle);
+      if (info_.changes_shape) {
+        meta.spec = k.written->spec;
+        k.handle.unsafeGetTensorImpl()->set_sizes_and_strides(array(meta.spec->sizes), array(meta.spec->strides));
+        continue;
+      }
+      if (k.written->direct) continue;
+      if (!k.written->plan.is_local()) ++context_->counters.implicit_redistributions;
+      meta.local.copy_(run_plan(*context_, k.written->plan, k.local, meta.spec->sizes,
+                                op_.operator_name().name));
+    }
+  }
+
+  at::Tensor wrapped(at::Tensor local, size_t flat) {
+    if (!local.defined()) return local;
+    if (entry_.gathered) return wrap_replicated(context_, std::move(local));
+    const SpecRef& spec = entry_.outputs[flat];
+    if (spec == nullptr || local.sizes() != array(spec->local_sizes) || local.scalar_type() != spec->dtype) {
+      fail(op_, absl::StatusCode::kInternal,
+           absl::StrCat("the local result ", flat, " is ", c10::toString(local.scalar_type()), " of shape [",
+                        absl::StrJoin(local.sizes(), ", "), "], the sharding rule promised ",
+                        spec == nullptr ? "none"
+                                        : absl::StrCat(c10::toString(spec->dtype), " [",
+                                                       absl::StrJoin(spec->local_sizes, ", "), "] of ",
+                                                       spec->to_string())));
+    }
+    at::Tensor result = wrap(std::move(local), spec, context_);
+    if (info_.is_view && (lost_alias_ || !entry_.input_changes.empty())) {
+      meta_of(result).lost_alias = true;
+    }
+    return result;
+  }
+
+  void wrap_outputs() {
+    size_t flat = 0;
+    const size_t first = stack_->size() - info_.num_returns;
+    for (int r = 0; r < info_.num_returns; ++r) {
+      IValue& v = (*stack_)[first + r];
+      if (const Kept* k = kept_for(r)) {
+        v = k->handle;
+        ++flat;
+      } else if (v.isTensor()) {
+        v = wrapped(std::move(v).toTensor(), flat++);
+      } else if (v.isTensorList()) {
+        c10::List<at::Tensor> list;
+        for (at::Tensor& t : v.toTensorVector()) list.push_back(wrapped(std::move(t), flat++));
+        v = std::move(list);
+      }
+    }
+  }
+
+  const Kept* kept_for(int output) const {
+    for (const Kept& k : kept_) {
+      if (k.written->output == output) return &k;
+    }
+    return nullptr;
+  }
+
+  const c10::OperatorHandle& op_;
+  const OpInfo& info_;
+  const CacheEntry& entry_;
+  const std::shared_ptr<MeshContext>& context_;
+  c10::Stack* const stack_;
+  const size_t base_;
+  absl::InlinedVector<Kept, 1> kept_;
+  int next_input_ = 0;
+  size_t next_change_ = 0;
+  bool lost_alias_ = false;
+};
+
+}  // namespace
+
+void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  const size_t num_args = op.schema().arguments().size();
+  const size_t base = stack->size() - num_args;
+  auto args = absl::MakeSpan(*stack).subspan(base);
+  // A copy: the arguments that hold it are replaced while the operator runs.
+  const std::shared_ptr<MeshContext> context = find_context(op, args);
+  const OpInfo& info = context->op_info(op);
+  ++context->counters.operators;
+  if (info.rule != nullptr && info.rule->composite != nullptr) {
+    info.rule->composite(op, *stack);
+    return;
+  }
+  if (info.decompose) {
+    op.callBoxedForDispatchKey(info.composite_key, *stack);
+    return;
+  }
+  if (info.writes_list) {
+    fail(op, absl::StatusCode::kUnimplemented, "operators that write to lists of tensors are not supported on DTensors");
+  }
+  if (info.is_random && info.rule == nullptr) {
+    fail(op, absl::StatusCode::kUnimplemented,
+         "this random operator has no rule; its numbers would differ from rank to rank");
+  }
+
+  CacheKey key;
+  make_key(op, info, args, key);
+  const uint64_t hash = absl::HashOf(absl::MakeConstSpan(key));
+  const CacheEntry* entry = context->cache.find(hash, key);
+  if (entry == nullptr) {
+    ++context->counters.cache_misses;
+    std::unique_ptr<CacheEntry> made = decide(op, info, *context, args);
+    made->key = std::move(key);
+    entry = context->cache.insert(hash, std::move(made));
+  }
+  if (entry->gathered) note_gathered(op, *context);
+  if (entry->communicates && context->strict_depth > 0) {
+    refuse_implicit(op, *entry, make_call(op, info, args));
+  }
+  Runner(op, info, *entry, context, stack, base).run();
+}
+
+}  // namespace shardweave
+
+TORCH_LIBRARY_IMPL(_, Fake, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&shardweave::dispatch>());
+}

@@ -1,0 +1,121 @@
+// DTensor: an at::Tensor whose data is spread over a device mesh.
+//
+//   auto mesh = *init_device_mesh(world, {{"dp", 2}, {"tp", 2}});
+//   at::Tensor w = distribute_tensor(at::randn({6, 4}), mesh, {{"tp", Shard(0)}});
+//   at::Tensor x = distribute_tensor(at::randn({8, 4}), mesh, {{"dp", Shard(0)}});
+//   at::Tensor y = at::matmul(x, w.t());           // [S(0), S(1)], no communication
+//   at::Tensor all = full_tensor(y);               // 8 x 6 on every rank
+//
+// A DTensor has the global shape, and every operator of LibTorch works on it, in forward, backward and
+// optimizers: with a sharding rule it runs on the local parts, without one its inputs are gathered
+// (right numbers, a warning once, a counter). Communication that an operator needs happens by itself;
+// StrictScope turns it into an error.
+//
+// Every function here that communicates is collective: all ranks of the mesh call it in the same order. Errors are
+// thrown as shardweave::Error. Threads: a rank's DTensors are used by one thread at a time.
+// Ownership: a DTensor keeps its mesh alive.
+#pragma once
+
+#include <initializer_list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "shardweave/dtensor/error.h"
+#include "shardweave/mesh/connected_mesh.h"
+#include "shardweave/placement/layout.h"
+#include "shardweave/placement/placement.h"
+
+namespace shardweave {
+
+using MeshPtr = std::shared_ptr<ConnectedMesh>;
+
+// Placements by mesh dimension name; dimensions that are not named are replicated.
+using NamedPlacements = std::vector<std::pair<std::string, Placement>>;
+// Throws Error for a name that the mesh does not have (the message lists those it has) and for a name given twice.
+Placements resolve(const DeviceMesh& mesh, const NamedPlacements& named);
+
+// --- making DTensors -------------------------------------------------------------------------------
+
+struct DistributeOptions {
+  // The rank (row-major index in the mesh) whose data counts; it is sent to the others. nullopt: every rank has the same
+  // data already and nothing is sent.
+  std::optional<int64_t> source = 0;
+};
+
+// Cuts a plain tensor, of the same shape and dtype on every rank, as the placements say. The result is a leaf that
+// requires grad if `tensor` does. `placements`: one per mesh dimension, no Partial.
+at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, const Placements& placements,
+                             const DistributeOptions& options = {});
+at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, const NamedPlacements& placements,
+                             const DistributeOptions& options = {});
+
+// A DTensor from every rank's local tensor. Its global shape is worked out from the local shapes (one small collective)
+// unless `global_sizes` is given; a local shape that does not fit is an error on every rank. Differentiable.
+at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placements& placements,
+                      std::optional<std::vector<int64_t>> global_sizes = std::nullopt);
+
+// Filled on every rank without communication. `options` give the dtype and requires_grad.
+at::Tensor zeros(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements, at::TensorOptions options = {});
+at::Tensor ones(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements, at::TensorOptions options = {});
+at::Tensor empty(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements, at::TensorOptions options = {});
+at::Tensor full(at::IntArrayRef sizes, const at::Scalar& value, const MeshPtr& mesh, const Placements& placements,
+                at::TensorOptions options = {});
+// Random numbers by global element index: the same values for every mesh and every placement (see manual_seed in random.h).
+at::Tensor rand(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements, at::TensorOptions options = {});
+at::Tensor randn(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements, at::TensorOptions options = {});
+
+// --- looking at DTensors ---------------------------------------------------------------------------
+
+bool is_dtensor(const at::Tensor& tensor);
+// These throw Error for a plain tensor.
+const Layout& layout_of(const at::Tensor& tensor);
+MeshPtr mesh_of(const at::Tensor& tensor);
+// "DTensor[7, 5] Float [S(0), R] on DeviceMesh(dp=2, tp=2), local [4, 5] at [0, 0]"
+std::string describe(const at::Tensor& tensor);
+
+// --- moving and leaving ----------------------------------------------------------------------------
+
+// The same tensor in another layout, by the cheapest collectives. Differentiable; the gradient comes back in the layout
+// of the input (Replicate where that was Partial).
+at::Tensor redistribute(const at::Tensor& tensor, const Layout& layout);
+at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements);
+at::Tensor redistribute(const at::Tensor& tensor, const NamedPlacements& placements);
+
+// This rank's part; shares memory with the DTensor. Differentiable: `grad_placements` say how the gradients of the local
+// tensors lie together (default: as the DTensor; Replicate where that is Partial). A replicated tensor whose copies are used
+// differently by each rank has Partial gradients: say so here.
+at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements = std::nullopt);
+
+// The whole tensor, on every rank. Differentiable.
+at::Tensor full_tensor(const at::Tensor& tensor);
+
+// --- scopes and counters -----------------------------------------------------------------------------
+
+// While it lives, an operator on DTensors of `mesh` that would communicate by itself throws Error (FailedPrecondition), naming
+// operator and tensors; redistribute() and the other functions above are explicit and allowed.
+class StrictScope {
+ public:
+  explicit StrictScope(const MeshPtr& mesh);
+  ~StrictScope();
+  StrictScope(const StrictScope&) = delete;
+  StrictScope& operator=(const StrictScope&) = delete;
+
+ private:
+  MeshPtr mesh_;
+};
+
+// Of this rank, since the mesh was made.
+struct DispatchCounters {
+  int64_t operators = 0;                 // operators on DTensors
+  int64_t cache_misses = 0;
+  int64_t implicit_redistributions = 0;  // with communication, that no redistribute() asked for
+  int64_t gathered_operators = 0;        // calls of operators without a rule
+  friend bool operator==(const DispatchCounters&, const DispatchCounters&) = default;
+};
+DispatchCounters dispatch_counters(const MeshPtr& mesh);
+
+}  // namespace shardweave

@@ -1,0 +1,70 @@
+// A MeshContext is what dtensor/ keeps for one mesh on one rank: interned specs, the propagation
+// cache, counters of communication, the strict scope. It hangs off the ConnectedMesh, so that nothing is process-global and
+// ranks may be threads.
+//
+// Threads: a rank is driven by one thread at a time; contexts of different ranks share nothing.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "shardweave/dtensor/cache.h"
+#include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/error.h"
+#include "shardweave/dtensor/op_info.h"
+#include "shardweave/dtensor/random.h"
+#include "shardweave/dtensor/spec.h"
+#include "shardweave/mesh/connected_mesh.h"
+#include "shardweave/placement/redistribute_plan.h"
+
+namespace shardweave {
+
+class MeshContext {
+ public:
+  explicit MeshContext(ConnectedMesh& mesh);
+
+  // The context of a mesh, created on first use. The pointer keeps the mesh alive.
+  static std::shared_ptr<MeshContext> of(const std::shared_ptr<ConnectedMesh>& mesh);
+
+  ConnectedMesh& connected_mesh() { return *mesh_; }
+  const DeviceMesh& mesh() const { return mesh_->mesh(); }
+  const Coordinate& coordinate() const { return mesh_->coordinate(); }
+  // Throws Error when the group cannot be formed.
+  Communicator& communicator(absl::Span<const int> mesh_dims);
+  Communicator& communicator(int mesh_dim) { return communicator(absl::Span<const int>(&mesh_dim, 1)); }
+
+  // Equal arguments give the same object. Throws Error if the layout does not fit the mesh and the sizes.
+  SpecRef intern(const Layout& layout, absl::Span<const int64_t> sizes, absl::Span<const int64_t> strides,
+                 at::ScalarType dtype, c10::Device device);
+  // The same tensor in another layout.
+  SpecRef with_layout(const Spec& spec, const Layout& layout) {
+    return intern(layout, spec.sizes, spec.strides, spec.dtype, spec.device);
+  }
+  size_t num_specs() const { return specs_.size(); }
+
+  const OpInfo& op_info(const c10::OperatorHandle& op);
+
+  PropagationCache cache;
+  DispatchCounters counters;
+  CostModel cost_model;
+  PhiloxState random;
+  int strict_depth = 0;                // > 0: implicit communication is an error
+  absl::flat_hash_set<std::string> warned;  // operators without a rule that were reported
+
+ private:
+  struct Hash {
+    size_t operator()(const SpecRef& spec) const;
+  };
+  struct Equal {
+    bool operator()(const SpecRef& a, const SpecRef& b) const;
+  };
+
+  ConnectedMesh* mesh_;                // owns this
+  absl::flat_hash_map<const c10::OperatorName*, std::unique_ptr<OpInfo>> op_infos_;
+  absl::flat_hash_set<SpecRef, Hash, Equal> specs_;
+};
+
+}  // namespace shardweave

@@ -1,0 +1,87 @@
+#include "shardweave/dtensor/op_info.h"
+
+namespace shardweave {
+namespace {
+
+bool is_tensor(const c10::TypePtr& type) {
+  if (auto optional = type->cast<c10::OptionalType>()) return is_tensor(optional->getElementType());
+  return type->kind() == c10::TypeKind::TensorType;
+}
+
+bool is_tensor_list(const c10::TypePtr& type) {
+  if (auto optional = type->cast<c10::OptionalType>()) return is_tensor_list(optional->getElementType());
+  auto list = type->cast<c10::ListType>();
+  return list != nullptr && is_tensor(list->getElementType());
+}
+
+bool is_keyed(const c10::TypePtr& type) {
+  if (auto optional = type->cast<c10::OptionalType>()) return is_keyed(optional->getElementType());
+  if (auto list = type->cast<c10::ListType>()) return is_keyed(list->getElementType());
+  switch (type->kind()) {
+    case c10::TypeKind::NumberType:
+    case c10::TypeKind::FloatType:
+    case c10::TypeKind::ComplexType:
+    case c10::TypeKind::StringType:
+    case c10::TypeKind::GeneratorType:
+      return false;
+    default:
+      return true;
+  }
+}
+
+}  // namespace
+
+OpInfo::OpInfo(const c10::OperatorHandle& op) {
+  const c10::FunctionSchema& schema = op.schema();
+  rule = RuleTable::builtin().find(op.operator_name());
+  num_returns = static_cast<int>(schema.returns().size());
+
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const c10::Argument& argument = schema.arguments()[i];
+    const c10::TypePtr& type = argument.type();
+    const bool tensor = is_tensor(type);
+    const bool list = is_tensor_list(type);
+    ArgKind kind = tensor ? ArgKind::kTensor
+                   : list ? ArgKind::kTensorList
+                   : is_keyed(type) ? ArgKind::kKeyed
+                                    : ArgKind::kUnkeyed;
+    if (kind == ArgKind::kUnkeyed && rule != nullptr) {
+      for (const std::string& name : rule->read_args) {
+        if (name == argument.name()) kind = ArgKind::kKeyed;
+      }
+    }
+    args.push_back(kind);
+    const c10::AliasInfo* alias = argument.alias_info();
+    is_out.push_back(argument.is_out());
+    if (alias == nullptr) continue;
+    if (alias->isWrite()) {
+      writes_list |= list;
+      if (!tensor) continue;
+      Write write{static_cast<int>(i), -1, argument.is_out()};
+      for (size_t r = 0; r < schema.returns().size(); ++r) {
+        const c10::AliasInfo* result = schema.returns()[r].alias_info();
+        if (result != nullptr && result->beforeSets() == alias->beforeSets()) {
+          write.output = static_cast<int>(r);
+        }
+      }
+      writes.push_back(write);
+    } else {
+      is_view |= tensor;
+    }
+  }
+  changes_shape = op.hasTag(at::Tag::inplace_view);
+  is_random = op.hasTag(at::Tag::nondeterministic_seeded);
+  has_meta_kernel = op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta);
+  // Composite operators reach us only in inference mode; lists of tensors that are written decompose into single operators.
+  if (rule == nullptr) {
+    if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
+      composite_key = c10::DispatchKey::CompositeImplicitAutograd;
+    } else if (schema.name().starts_with("aten::_foreach_") &&
+               op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)) {
+      composite_key = c10::DispatchKey::CompositeExplicitAutograd;
+    }
+    decompose = composite_key != c10::DispatchKey::Undefined;
+  }
+}
+
+}  // namespace shardweave

@@ -1,0 +1,195 @@
+#include "shardweave/dtensor/propagate.h"
+
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+
+namespace shardweave {
+namespace {
+
+// Size of one rank's part, the same figure on all ranks.
+int64_t estimated_local_bytes(const OpCall& call, int i) {
+  const TensorInfo& input = call.input(i);
+  int64_t pieces = 1;
+  for (int d = 0; d < input.ndim(); ++d) pieces *= call.cuts(i, d);
+  return (input.numel() + pieces - 1) / pieces * c10::elementSize(input.dtype);
+}
+
+Placement with_dim(const Placement& p, int dim) {
+  switch (p.kind()) {
+    case PlacementKind::kStridedShard:
+      return StridedShard(dim, p.split_factor());
+    case PlacementKind::kRaggedShard:
+      return RaggedShard(dim, p.sizes());
+    default:
+      return Shard(dim);
+  }
+}
+
+// What rules say of Shard(d) holds for any subset of the indices of d, unless they are chunks_only:
+// offer each strategy again with the strided or ragged cuts that the inputs have.
+void add_unusual_shards(const OpCall& call, Strategies& strategies) {
+  const size_t count = strategies.list().size();
+  std::vector<Placement> seen;
+  for (int i = 0; i < call.num_inputs(); ++i) {
+    const Placement current = call.placement(i);
+    if (!current.is_shard() || current.is_plain_shard()) continue;
+    if (std::find(seen.begin(), seen.end(), current) != seen.end()) continue;
+    seen.push_back(current);
+    for (size_t s = 0; s < count; ++s) {
+      Strategy variant = strategies.list()[s];
+      if (!variant.inputs[i].is_shard(current.dim())) continue;
+      bool fits = true;
+      const int64_t size = call.input(i).sizes[current.dim()];
+      auto replace = [&](std::vector<Placement>& placements, const std::vector<TensorInfo>& infos) {
+        for (size_t k = 0; k < placements.size(); ++k) {
+          if (!placements[k].is_plain_shard()) continue;
+          fits &= infos[k].sizes[placements[k].dim()] == size;
+          placements[k] = with_dim(current, placements[k].dim());
+        }
+      };
+      replace(variant.inputs, call.inputs);
+      replace(variant.outputs, call.outputs);
+      if (fits) strategies.list().push_back(std::move(variant));
+    }
+  }
+}
+
+// Seconds to bring input i to `want`. Becoming Partial costs as much as the reduction that it puts off: otherwise a replicated
+// tensor would be made Partial for free and reduced again by each of its users.
+double input_cost(const MeshContext& context, const OpCall& call, int i, const Placement& want) {
+  constexpr double kLocalCopy = 1e-7;
+  const Placement have = call.placement(i);
+  if (!call.input(i).defined || have == want) return 0;
+  const bool plain = call.input(i).spec == nullptr;
+  if (plain) return kLocalCopy / 16;
+  const CostModel::Link link = context.cost_model.link(call.mesh_dim);
+  const int64_t bytes = estimated_local_bytes(call, i);
+  if (have.is_replicate() && want.is_partial()) {
+    return kLocalCopy +
+           transition_cost(Partial(), Replicate(), call.num_ranks, bytes, link);
+  }
+  return kLocalCopy + transition_cost(have, want, call.num_ranks, bytes, link);
+}
+
+[[noreturn]] void nonsense(const OpCall& call, const std::string& what) {
+  throw Error(absl::InternalError(absl::StrCat("the sharding rule of ",
+                                               c10::toString(call.op->operator_name()), " ", what)));
+}
+
+void check(const OpCall& call, Strategy& s) {
+  if (static_cast<int>(s.inputs.size()) != call.num_inputs()) {
+    nonsense(call, absl::StrCat("gives ", s.inputs.size(), " input placements for ",
+                                call.num_inputs(), " inputs"));
+  }
+  if (s.outputs.size() == 1 && call.num_outputs() != 1) {
+    s.outputs.assign(call.num_outputs(), Placement(s.outputs[0]));
+  }
+  if (static_cast<int>(s.outputs.size()) != call.num_outputs()) {
+    nonsense(call, absl::StrCat("gives ", s.outputs.size(), " output placements for ",
+                                call.num_outputs(), " outputs"));
+  }
+  auto check_dims = [&](const std::vector<Placement>& ps, const std::vector<TensorInfo>& infos,
+                        const char* side) {
+    for (size_t i = 0; i < ps.size(); ++i) {
+      if (infos[i].defined && ps[i].is_shard() && (ps[i].dim() < 0 || ps[i].dim() >= infos[i].ndim())) {
+        nonsense(call, absl::StrCat("shards ", side, " ", i, " with ", infos[i].ndim(),
+                                    " dimensions as ", ps[i].to_string()));
+      }
+    }
+  };
+  check_dims(s.inputs, call.inputs, "input");
+  check_dims(s.outputs, call.outputs, "output");
+}
+
+Strategy cheapest(const MeshContext& context, const OpCall& call, const Rule& rule,
+                  std::optional<int> written_input, LocalKernel kernel) {
+  Strategies strategies;
+  strategies.add(std::vector<Placement>(call.num_inputs()), std::vector<Placement>(call.num_outputs()));
+  if (rule.function) rule.function(call, strategies);
+  for (Strategy& s : strategies.list()) check(call, s);
+  if (!rule.only_chunks) add_unusual_shards(call, strategies);
+
+  bool any_sharded = false;
+  for (int i = 0; i < call.num_inputs(); ++i) any_sharded |= call.placement(i).is_shard();
+
+  const Strategy* best = nullptr;
+  double best_cost = std::numeric_limits<double>::infinity();
+  for (const Strategy& s : strategies.list()) {
+    // Two mesh dimensions cannot both replace the local operator, unless by the same kernel.
+    if (kernel != nullptr && s.kernel != nullptr && kernel != s.kernel) continue;
+    double cost = 0;
+    bool shards = false;
+    for (int i = 0; i < call.num_inputs(); ++i) {
+      cost += input_cost(context, call, i, s.inputs[i]);
+      shards |= call.input(i).defined && s.inputs[i].is_shard();
+    }
+    // Nothing is sharded over this mesh dimension so far: do not start here, users decide that.
+    if (shards && !any_sharded) continue;
+    if (written_input.has_value() && s.outputs[0] != call.placement(*written_input)) {
+      const int64_t bytes = estimated_local_bytes(call, *written_input);
+      cost += 1e-6 + transition_cost(s.outputs[0], call.placement(*written_input), call.num_ranks,
+                                     bytes, context.cost_model.link(call.mesh_dim));
+    }
+    if (cost < best_cost) {
+      best = &s;
+      best_cost = cost;
+    }
+  }
+  return *best;
+}
+
+}  // namespace
+
+Decision propagate(MeshContext& context, OpCall call, const Rule& rule,
+                   std::optional<int> written_input) {
+  const int ndim = context.mesh().ndim();
+  const int inputs = call.num_inputs();
+  const int outputs = call.num_outputs();
+
+  // One order of cuts for all tensors of the call: that of the first input with an unusual one.
+  std::vector<int> order(ndim);
+  for (int m = 0; m < ndim; ++m) order[m] = m;
+  for (const TensorInfo& input : call.inputs) {
+    if (input.spec != nullptr && !input.spec->layout.default_order()) {
+      order = input.spec->layout.order();
+      break;
+    }
+  }
+
+  std::vector<Placements> input_placements(inputs, Placements(ndim));
+  std::vector<Placements> output_placements(outputs, Placements(ndim));
+  for (int i = 0; i < inputs; ++i) {
+    if (call.input(i).spec != nullptr) input_placements[i] = call.input(i).spec->layout.placements();
+  }
+  Decision decision;
+  // Outer cuts first, and each with the decisions before it applied: a rule that looks at the other mesh dimensions' cuts
+  // (views do) sees what will really be there.
+  for (int m : order) {
+    call.mesh_dim = m;
+    call.num_ranks = context.mesh().size(m);
+    const Strategy s = cheapest(context, call, rule, written_input, decision.kernel);
+    if (s.kernel != nullptr) decision.kernel = s.kernel;
+    for (int i = 0; i < inputs; ++i) {
+      if (!call.input(i).defined || input_placements[i][m] == s.inputs[i]) continue;
+      input_placements[i][m] = s.inputs[i];
+      if (call.input(i).spec == nullptr) continue;
+      auto layout = Layout::create(input_placements[i], call.input(i).spec->layout.order());
+      call.inputs[i].spec = context.with_layout(*call.input(i).spec, value_or_throw(std::move(layout)));
+    }
+    for (int k = 0; k < outputs; ++k) output_placements[k][m] = s.outputs[k];
+  }
+  for (auto& placements : input_placements) {
+    decision.inputs.push_back(value_or_throw(Layout::create(std::move(placements), order)));
+  }
+  for (int k = 0; k < outputs; ++k) {
+    Layout layout = value_or_throw(Layout::create(std::move(output_placements[k]), order));
+    if (absl::Status s = validate(layout, context.mesh().shape(), call.output(k).sizes); !s.ok()) {
+      nonsense(call, absl::StrCat("gives output ", k, " the layout ", layout.to_string(), ": ", s.message()));
+    }
+    decision.outputs.push_back(std::move(layout));
+  }
+  return decision;
+}
+
+}  // namespace shardweave

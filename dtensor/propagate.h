@@ -1,0 +1,27 @@
+// From rules for one mesh dimension to a decision for the whole mesh.
+//
+// For every mesh dimension the rule is asked once; the strategy whose inputs are cheapest to reach from where they lie is taken
+// (ties: the earlier one; all-Replicate comes first). The decision depends on global facts only, so that all ranks take the same.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "shardweave/dtensor/mesh_context.h"
+#include "shardweave/dtensor/rule.h"
+#include "shardweave/placement/layout.h"
+
+namespace shardweave {
+
+struct Decision {
+  std::vector<Layout> inputs;        // one per flat input
+  std::vector<Layout> outputs;       // one per flat output
+  LocalKernel kernel = nullptr;
+};
+
+// `written_input`: the flat input that output 0 is written into (in-place operators): strategies that leave it where it lies are
+// preferred. Throws Error if the rule returns nonsense, naming the operator.
+Decision propagate(MeshContext& context, OpCall call, const Rule& rule,
+                   std::optional<int> written_input);
+
+}  // namespace shardweave

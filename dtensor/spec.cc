@@ -1,0 +1,47 @@
+#include "shardweave/dtensor/spec.h"
+
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "shardweave/dtensor/mesh_context.h"
+
+namespace shardweave {
+namespace {
+
+int64_t product(const Dims& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+}
+
+}  // namespace
+
+Spec::Spec(MeshContext* context_in, Layout layout_in, Dims sizes_in, Dims strides_in,
+           at::ScalarType dtype_in, c10::Device device_in)
+    : context(context_in),
+      layout(std::move(layout_in)),
+      sizes(std::move(sizes_in)),
+      strides(std::move(strides_in)),
+      dtype(dtype_in),
+      device(device_in),
+      local_sizes(local_shape(layout, context->mesh().shape(), context->coordinate(), sizes)) {}
+
+int64_t Spec::numel() const { return product(sizes); }
+
+int64_t Spec::local_numel() const { return product(local_sizes); }
+
+std::string Spec::to_string() const {
+  return absl::StrCat("DTensor[", absl::StrJoin(sizes, ", "), "] ", c10::toString(dtype), " ",
+                      layout.to_string());
+}
+
+Dims contiguous_strides(absl::Span<const int64_t> sizes) {
+  Dims strides(sizes.size());
+  int64_t next = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    strides[i] = next;
+    next *= std::max<int64_t>(sizes[i], 1);
+  }
+  return strides;
+}
+
+}  // namespace shardweave

@@ -1,0 +1,46 @@
+// How a DTensor is an at::Tensor: a TensorImpl with the global sizes and strides, no storage, and a
+// DTensorMeta that holds the local tensor and the spec. Internal to dtensor/.
+//
+// Its key set is {Fake, Autograd<device>, ADInplaceOrView}: autograd works as on any tensor, and below it
+// the boxed fallback for DispatchKey::Fake (dispatch.cc) sees every operator.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "ATen/core/Tensor.h"
+#include "c10/core/TensorImpl.h"
+#include "shardweave/dtensor/spec.h"
+
+namespace shardweave {
+
+struct DTensorMeta final : c10::BackendMeta {
+  DTensorMeta(at::Tensor local_in, SpecRef spec_in, std::shared_ptr<MeshContext> context_in)
+      : local(std::move(local_in)), spec(std::move(spec_in)), context(std::move(context_in)) {}
+
+  at::Tensor local;                      // never requires grad, never a DTensor
+  SpecRef spec;
+  std::shared_ptr<MeshContext> context;  // keeps the mesh alive
+  // The tensor came from a view operator that had to communicate, so that it does not alias its base: writing to it would be lost.
+  bool lost_alias = false;
+};
+
+inline bool is_dtensor(const c10::TensorImpl* impl) {
+  return impl->key_set().has(c10::DispatchKey::Fake);
+}
+inline DTensorMeta& meta_of(c10::TensorImpl* impl) {
+  return *static_cast<DTensorMeta*>(impl->get_backend_meta());
+}
+inline DTensorMeta& meta_of(const at::Tensor& tensor) {
+  return meta_of(tensor.unsafeGetTensorImpl());
+}
+
+// A new DTensor. `local` must have spec->local_sizes.
+at::Tensor wrap(at::Tensor local, SpecRef spec, std::shared_ptr<MeshContext> context);
+
+// Turns a plain tensor into a DTensor where it stands: every handle to it (a module's members, an
+// optimizer's list, a TorchScript module) sees the DTensor. requires_grad and leaf state stay.
+void convert_in_place(const at::Tensor& tensor, at::Tensor local, SpecRef spec,
+                      std::shared_ptr<MeshContext> context);
+
+}  // namespace shardweave
