@@ -1,8 +1,7 @@
 #include "shardweave/dtensor/distribute_module.h"
 
-#include <map>
+#include <algorithm>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "c10/core/GradMode.h"
@@ -29,33 +28,77 @@ std::vector<Named> tensors_of(torch::nn::Module& module) {
   return all;
 }
 
-// A single all-reduce (sum or avg) over one mesh dimension, or none.
-const RedistributeStep* single_all_reduce(const RedistributePlan& plan) {
-  return plan.steps.size() == 1 && plan.steps[0].kind == StepKind::kAllReduce ? &plan.steps[0] : nullptr;
-}
-
+// Gradients on their way through one all-reduce.
 struct Bucket {
-  std::vector<at::Tensor> grads;   // DTensors, Partial
-  std::vector<SpecRef> targets;
+  MeshContext* context;
+  int mesh_dim;
+  ReduceOp op;
+  at::ScalarType dtype;
+  std::vector<at::Tensor> grads;
+  std::vector<Layout> after;
   int64_t bytes = 0;
+
+  bool takes(const DTensorMeta& meta, const RedistributeStep& step) const {
+    return context == meta.context.get() && mesh_dim == step.mesh_dims[0] && dtype == meta.spec->dtype &&
+           op == step.before[mesh_dim].reduce_op();
+  }
+
+  // All-reduces the local tensors as one; each gradient becomes a piece of the result.
+  void flush() {
+    if (grads.empty()) return;
+    std::vector<at::Tensor> flat;
+    for (const at::Tensor& grad : grads) flat.push_back(meta_of(grad).local.reshape({-1}));
+    const at::Tensor all = flat.size() == 1 ? flat[0].clone() : at::cat(flat);
+    throw_if_error(context->communicator(mesh_dim)
+                       .all_reduce(comm_buffer(all), comm_buffer(all), op,
+                                   {.timeout = absl::ZeroDuration(), .tag = "finish_grad_sync"})
+                       .wait());
+    int64_t offset = 0;
+    for (size_t i = 0; i < grads.size(); ++i) {
+      DTensorMeta& meta = meta_of(grads[i]);
+      meta.local = all.narrow(0, offset, flat[i].numel()).view(meta.local.sizes());
+      meta.spec = context->with_layout(*meta.spec, after[i]);
+      offset += flat[i].numel();
+    }
+    grads.clear();
+    after.clear();
+    bytes = 0;
+  }
 };
 
-// All-reduces the local tensors of `bucket` as one.
-void reduce_bucket(MeshContext& context, int mesh_dim, ReduceOp op, const Bucket& bucket) {
-  std::vector<at::Tensor> flat;
-  for (const at::Tensor& grad : bucket.grads) flat.push_back(meta_of(grad).local.reshape({-1}));
-  at::Tensor all = flat.size() == 1 ? flat[0].clone() : at::cat(flat);
-  throw_if_error(context.communicator(mesh_dim)
-                     .all_reduce(comm_buffer(all), comm_buffer(all), op,
-                                 {.timeout = absl::ZeroDuration(), .tag = "finish_grad_sync"})
-                     .wait());
-  int64_t offset = 0;
-  for (size_t i = 0; i < bucket.grads.size(); ++i) {
-    DTensorMeta& meta = meta_of(bucket.grads[i]);
-    meta.local = all.narrow(0, offset, flat[i].numel()).view(meta.local.sizes());
-    meta.spec = bucket.targets[i];
-    offset += flat[i].numel();
+// Moves every gradient one step towards its parameter's layout; returns the parameters that need another.
+std::vector<at::Tensor> sync_one_step(const std::vector<at::Tensor>& parameters) {
+  std::vector<Bucket> buckets;  // in the order of first use, the same on all ranks
+  std::vector<at::Tensor> unfinished;
+  for (const at::Tensor& parameter : parameters) {
+    const at::Tensor& grad = parameter.grad();
+    if (!is_dtensor(parameter) || !is_dtensor(grad)) continue;
+    const Layout& want = meta_of(parameter).spec->layout;
+    const DTensorMeta& have = meta_of(grad);
+    if (have.spec->layout == want) continue;
+    const RedistributePlan plan = plan_for(*have.context, *have.spec, want);
+    const RedistributeStep& step = plan.steps[0];
+    if (step.kind != StepKind::kAllReduce) {
+      parameter.mutable_grad() = redistribute(grad, want);
+      continue;
+    }
+    auto bucket = std::find_if(buckets.begin(), buckets.end(),
+                               [&](const Bucket& b) { return b.takes(have, step); });
+    if (bucket == buckets.end()) {
+      const int mesh_dim = step.mesh_dims[0];
+      buckets.push_back({have.context.get(), mesh_dim, step.before[mesh_dim].reduce_op(), have.spec->dtype, {}, {}, 0});
+      bucket = buckets.end() - 1;
+    }
+    // Global bytes: bucket borders must fall alike on all ranks, uneven shards or not.
+    const int64_t bytes = have.spec->numel() * c10::elementSize(have.spec->dtype);
+    if (bucket->bytes + bytes > kBucketBytes) bucket->flush();
+    bucket->bytes += bytes;
+    bucket->grads.push_back(grad);
+    bucket->after.push_back(step.after);
+    if (plan.steps.size() > 1) unfinished.push_back(parameter);
   }
+  for (Bucket& bucket : buckets) bucket.flush();
+  return unfinished;
 }
 
 }  // namespace
@@ -129,43 +172,7 @@ void finish_grad_sync(torch::nn::Module& module) { finish_grad_sync(module.param
 
 void finish_grad_sync(const std::vector<at::Tensor>& parameters) {
   const c10::AutoGradMode no_grad(false);
-  // (mesh, mesh dimension, reduction, dtype) -> gradients on their way.
-  using Key = std::tuple<MeshContext*, int, ReduceOp, at::ScalarType>;
-  std::map<Key, Bucket> buckets;
-  auto flush = [](const Key& key, Bucket& bucket) {
-    reduce_bucket(*std::get<0>(key), std::get<1>(key), std::get<2>(key), bucket);
-    bucket = {};
-  };
-  std::vector<Key> order;  // as first seen, the same on all ranks (a pointer's order is not)
-  for (const at::Tensor& parameter : parameters) {
-    at::Tensor grad = parameter.grad();
-    if (!grad.defined() || !is_dtensor(parameter) || !is_dtensor(grad)) continue;
-    const DTensorMeta& want = meta_of(parameter);
-    const DTensorMeta& have = meta_of(grad);
-    if (have.spec->layout == want.spec->layout) continue;
-    MeshContext& context = *have.context;
-    const RedistributePlan plan = plan_for(context, *have.spec, want.spec->layout);
-    const RedistributeStep* step = single_all_reduce(plan);
-    if (step == nullptr) {
-      parameter.mutable_grad() = redistribute(grad, want.spec->layout);
-      continue;
-    }
-    const int mesh_dim = step->mesh_dims[0];
-    const Key key{&context, mesh_dim, have.spec->layout[mesh_dim].reduce_op(), have.spec->dtype};
-    auto [it, inserted] = buckets.try_emplace(key);
-    if (inserted) order.push_back(key);
-    Bucket& bucket = it->second;
-    // Global bytes: bucket borders must fall alike on all ranks, uneven shards or not.
-    const int64_t bytes = have.spec->numel() * c10::elementSize(have.spec->dtype);
-    if (!bucket.grads.empty() && bucket.bytes + bytes > kBucketBytes) flush(key, bucket);
-    bucket.bytes += bytes;
-    bucket.grads.push_back(grad);
-    bucket.targets.push_back(context.with_layout(*have.spec, want.spec->layout));
-  }
-  for (const Key& key : order) {
-    Bucket& bucket = buckets[key];
-    if (!bucket.grads.empty()) flush(key, bucket);
-  }
+  for (std::vector<at::Tensor> rest = parameters; !rest.empty();) rest = sync_one_step(rest);
 }
 
 }  // namespace shardweave
