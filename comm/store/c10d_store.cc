@@ -1,0 +1,163 @@
+#include "shardweave/comm/store/c10d_store.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <limits>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "shardweave/comm/store/store_errors.h"
+
+namespace shardweave {
+namespace {
+
+std::chrono::milliseconds milliseconds(absl::Duration duration) {
+  // At least 1: c10d takes 0 for "for ever". At most what fits its poll().
+  return std::chrono::milliseconds(
+      std::clamp<int64_t>(absl::ToInt64Milliseconds(duration), 1, std::numeric_limits<int>::max()));
+}
+
+// What LibTorch says, without its stack trace.
+std::string first_line(const char* what) {
+  const std::vector<std::string> lines = absl::StrSplit(what, absl::MaxSplits('\n', 1));
+  return lines[0];
+}
+
+class TcpStore : public C10dStore {
+ public:
+  explicit TcpStore(c10::intrusive_ptr<c10d::TCPStore> store) : store_(std::move(store)) {}
+
+  uint16_t port() const override { return store_->getPort(); }
+  std::string describe() const override {
+    return absl::StrCat("TCP store ", store_->getHost(), ":", store_->getPort());
+  }
+
+ private:
+  absl::Status do_set(std::string_view key, std::string_view value) override {
+    return call([&] {
+      store_->set(std::string(key), std::vector<uint8_t>(value.begin(), value.end()));
+      return absl::OkStatus();
+    });
+  }
+
+  absl::StatusOr<std::string> do_get(std::string_view key, absl::Duration timeout) override {
+    const std::string name(key);
+    if (absl::Status status = do_wait({name}, timeout); !status.ok()) return status;
+    std::string value;
+    absl::Status status = call([&] {
+      const std::vector<uint8_t> bytes = store_->get(name);
+      value.assign(bytes.begin(), bytes.end());
+      return absl::OkStatus();
+    });
+    if (!status.ok()) return status;
+    return value;
+  }
+
+  absl::StatusOr<int64_t> do_add(std::string_view key, int64_t delta) override {
+    const std::string name(key);
+    int64_t sum = 0;
+    absl::Status status = call([&]() -> absl::Status {
+      // The server does not survive text that is no number.
+      if (store_->check({name})) {
+        const std::vector<uint8_t> bytes = store_->get(name);
+        const std::string text(bytes.begin(), bytes.end());
+        absl::Status counts = store_errors::add_to_counter(*this, key, text, delta).status();
+        if (!counts.ok()) return counts;
+      }
+      sum = store_->add(name, delta);
+      return absl::OkStatus();
+    });
+    if (!status.ok()) return status;
+    return sum;
+  }
+
+  absl::Status do_wait(const std::vector<std::string>& keys, absl::Duration timeout) override {
+    if (keys.empty()) return absl::OkStatus();
+    return call([&]() -> absl::Status {
+      if (timeout > absl::ZeroDuration()) {
+        try {
+          store_->wait(keys, milliseconds(timeout));
+          return absl::OkStatus();
+        } catch (const c10::DistStoreError&) {
+          // Its message lists no keys.
+        }
+      }
+      std::vector<std::string> missing;
+      for (const std::string& key : keys) {
+        if (!store_->check({key})) missing.push_back(key);
+      }
+      if (missing.empty()) return absl::OkStatus();
+      return store_errors::missing_keys(*this, missing, timeout);
+    });
+  }
+
+  absl::StatusOr<bool> do_check(const std::vector<std::string>& keys) override {
+    if (keys.empty()) return true;
+    bool there = false;
+    absl::Status status = call([&] {
+      there = store_->check(keys);
+      return absl::OkStatus();
+    });
+    if (!status.ok()) return status;
+    return there;
+  }
+
+  absl::StatusOr<bool> do_remove(std::string_view key) override {
+    bool there = false;
+    absl::Status status = call([&] {
+      there = store_->deleteKey(std::string(key));
+      return absl::OkStatus();
+    });
+    if (!status.ok()) return status;
+    return there;
+  }
+
+  template <typename Body>
+  absl::Status call(Body body) {
+    try {
+      return body();
+    } catch (const c10::Error& e) {
+      return absl::UnavailableError(
+          absl::StrCat(describe(), ": ", first_line(e.what_without_backtrace())));
+    } catch (const std::exception& e) {
+      return absl::UnavailableError(absl::StrCat(describe(), ": ", first_line(e.what())));
+    }
+  }
+
+  const c10::intrusive_ptr<c10d::TCPStore> store_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<C10dStore>> open_c10d_store(const C10dStoreOptions& options) {
+  const std::string where = absl::StrCat("TCP store ", options.host, ":", options.port);
+  if (options.host.empty()) return absl::InvalidArgumentError(where + ": the host is empty");
+  if (options.port == 0 && !options.serve) {
+    return absl::InvalidArgumentError(where + ": a client needs the port of its server");
+  }
+  if (options.listen_fd && !options.serve) {
+    return absl::InvalidArgumentError(where + ": listen_fd is for the rank that serves");
+  }
+  c10d::TCPStoreOptions tcp;
+  tcp.port = options.port;
+  tcp.isServer = options.serve;
+  tcp.waitWorkers = false;
+  tcp.timeout = milliseconds(options.timeout);
+  tcp.masterListenFd = options.listen_fd;
+  const std::string what = options.serve ? ": cannot serve: " : ": nobody answers: ";
+  try {
+    return std::make_shared<TcpStore>(c10::make_intrusive<c10d::TCPStore>(options.host, tcp));
+  } catch (const c10::Error& e) {
+    return absl::UnavailableError(where + what + first_line(e.what_without_backtrace()));
+  } catch (const std::exception& e) {
+    return absl::UnavailableError(where + what + first_line(e.what()));
+  }
+}
+
+}  // namespace shardweave

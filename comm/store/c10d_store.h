@@ -1,0 +1,48 @@
+// A Store over TCP: LibTorch's c10d::TCPStore, which torchrun and torch.distributed speak too.
+//
+//   auto server = open_c10d_store({.host = "10.0.0.1", .port = 0, .serve = true});   // on rank 0
+//   tell_the_others((*server)->port());                                   // a port that is surely
+//   ours auto store = open_c10d_store({.host = "10.0.0.1", .port = port});     // on every other
+//   rank
+//
+// Under torchrun (TORCHELASTIC_USE_AGENT_STORE=True) its agent serves, and every rank joins as a
+// client.
+//
+// Whoever chooses a port itself binds first and tells afterwards: port 0, or a listening socket
+// that a launcher has bound and passed on (listen_fd).
+//
+// Threads: one call at a time per store object; a call that waits holds up other threads that use
+// the same object (not other processes). The server lives as long as the object that serves; when
+// it has gone, calls answer Unavailable. TCPStore knows no passwords: whoever reaches the port can
+// read and write the keys.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "shardweave/comm/store/store.h"
+
+namespace shardweave {
+
+struct C10dStoreOptions {
+  std::string host = "127.0.0.1";             // where the server is, as this rank reaches it
+  uint16_t port = 0;                          // 0 only with serve: the system chooses
+  bool serve = false;                         // run the server in this process too
+  std::optional<int> listen_fd;               // with serve: a bound, listening socket; taken over
+  absl::Duration timeout = absl::Minutes(5);  // for the connection, and for an answer of the server
+};
+
+class C10dStore : public Store {
+ public:
+  virtual uint16_t port() const = 0;  // the real one
+};
+
+// Errors: InvalidArgument for options that contradict each other, Unavailable when nobody answers
+// in time or the port cannot be bound; the message has host and port.
+absl::StatusOr<std::shared_ptr<C10dStore>> open_c10d_store(const C10dStoreOptions& options);
+
+}  // namespace shardweave
