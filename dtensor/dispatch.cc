@@ -572,9 +572,11 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
   const std::shared_ptr<MeshContext> context = find_context(op, args);
   const OpInfo& info = context->op_info(op);
   ++context->counters.operators;
-  if (info.rule != nullptr && info.rule->composite != nullptr) {
-    info.rule->composite(op, *stack);
-    return;
+  if (const Rule* rule = info.rule; rule != nullptr && rule->composite != nullptr) {
+    if (rule->composite_condition == nullptr || rule->composite_condition(op, args)) {
+      rule->composite(op, *stack);
+      return;
+    }
   }
   if (info.decompose) {
     op.callBoxedForDispatchKey(info.composite_key, *stack);

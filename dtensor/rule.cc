@@ -100,6 +100,12 @@ Rule Rule::composed(Composite run) {
   return rule;
 }
 
+Rule Rule::composed_when(Condition condition, Composite run) && {
+  composite = run;
+  composite_condition = condition;
+  return std::move(*this);
+}
+
 Rule Rule::size_arg(std::string_view name) && {
   size_args.emplace_back(name);
   return std::move(*this);

@@ -111,6 +111,9 @@ class Rule {
   Rule() = default;
   explicit Rule(Function f) : function(std::move(f)) {}
   static Rule composed(Composite composite);
+  // By `composite` for calls whose arguments (as the user gave them) say so, by the rule for all others.
+  using Condition = bool (*)(const c10::OperatorHandle& op, absl::Span<const c10::IValue> args);
+  Rule composed_when(Condition condition, Composite composite) &&;
 
   // Argument `name` is the global size of output 0 (or of a tensor shaped like it): replaced by the local size.
   Rule size_arg(std::string_view name) &&;
@@ -126,6 +129,7 @@ class Rule {
 
   Function function;                             // null: all inputs are gathered
   Composite composite = nullptr;
+  Condition composite_condition = nullptr;       // null: always
   ShapeFunction shape_function;
   std::vector<std::string> size_args;
   std::vector<std::string> read_args;
