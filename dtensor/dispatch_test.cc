@@ -1,0 +1,190 @@
+// The dispatcher's fallback: cache, implicit communication, in-place and aliasing, operators without rules, errors.
+
+#include <cstdlib>
+
+#include "ATen/ATen.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/testing/on_mesh.h"
+
+namespace shardweave {
+namespace {
+
+using testing::on_mesh;
+using testing::scattered;
+using testing::try_on_mesh;
+
+at::Tensor numbers(at::IntArrayRef sizes) {
+  int64_t n = 1;
+  for (int64_t s : sizes) n *= s;
+  return at::arange(1, n + 1, at::kFloat).view(sizes);
+}
+
+void expect_value(const at::Tensor& tensor, const at::Tensor& whole) {
+  const at::Tensor got = full_tensor(tensor);
+  EXPECT_TRUE(at::allclose(got, whole)) << layout_of(tensor).to_string() << "\n" << got << "\nwanted\n" << whole;
+}
+
+TEST(DispatchTest, CachesByWhatTheRuleReads) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor a = distribute_tensor(numbers({7, 5}), mesh, Placements{Shard(0)});
+    auto misses = [&] { return dispatch_counters(mesh).cache_misses; };
+    at::Tensor b = a + a;
+    const int64_t before = misses();
+    for (int i = 0; i < 100; ++i) b = at::add(a, a, 0.5 * i);  // a per-step scalar
+    for (int i = 0; i < 100; ++i) b = a * (0.5 * i);
+    EXPECT_LE(misses() - before, 1);
+    b = a.sum(0);
+    b = a.sum(1);
+    EXPECT_EQ(misses() - before, 3);
+  });
+}
+
+TEST(DispatchTest, PartialTimesPartialIsNotPartial) {
+  on_mesh({{"x", 3}}, [](const MeshPtr& mesh) {
+    const at::Tensor whole = numbers({4});
+    const at::Tensor p = scattered(whole, mesh, {Partial()});
+    expect_value(p * p, whole * whole);
+    expect_value(p + 1, whole + 1);            // the scalar counts once, not per rank
+    expect_value(p + p, whole + whole);
+    expect_value(p * 3, whole * 3);
+    EXPECT_TRUE(layout_of(p * 3)[0].is_partial());
+    expect_value(p.relu(), whole);
+    expect_value(p.norm(), whole.norm());
+    expect_value(at::gt(p, 2), at::gt(whole, 2));
+    EXPECT_EQ(p.sum().item<float>(), whole.sum().item<float>());
+  });
+}
+
+TEST(DispatchTest, BiasOfARowwiseLinearCountsOnce) {
+  on_mesh({{"tp", 4}}, [](const MeshPtr& mesh) {
+    const at::Tensor x = numbers({3, 8}), w = numbers({5, 8}), b = numbers({5});
+    at::Tensor dx = distribute_tensor(x, mesh, Placements{Shard(1)});
+    at::Tensor dw = distribute_tensor(w, mesh, Placements{Shard(1)});
+    at::Tensor db = distribute_tensor(b, mesh, Placements{Replicate()}).requires_grad_();
+    const at::Tensor y = at::linear(dx, dw, db);
+    EXPECT_TRUE(layout_of(y)[0].is_partial());
+    expect_value(y, at::linear(x, w, b));
+    y.sum().backward();
+    expect_value(db.grad(), at::full({5}, 3.f));
+  });
+}
+
+TEST(DispatchTest, InPlaceKeepsTheLayout) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor whole = numbers({7, 5});
+    for (const Placement& self : testing::all_placements(2, true)) {
+      for (const Placement& other : testing::all_placements(2, true)) {
+        SCOPED_TRACE(self.to_string() + " op= " + other.to_string());
+        at::Tensor a = scattered(whole, mesh, {self});
+        at::Tensor alias = a.detach();
+        a.add_(scattered(whole, mesh, {other}), 2);
+        a.mul_(scattered(whole, mesh, {other}));
+        EXPECT_EQ(layout_of(a)[0], self);
+        expect_value(a, (whole + 2 * whole) * whole);
+        expect_value(alias, (whole + 2 * whole) * whole);
+        at::Tensor out = scattered(whole, mesh, {self});
+        at::mul_out(out, a, scattered(whole, mesh, {other}));
+        EXPECT_EQ(layout_of(out)[0], self);
+        expect_value(out, (whole + 2 * whole) * whole * whole);
+      }
+    }
+  });
+}
+
+TEST(DispatchTest, WritesThroughViewsOrSaysThatItCannot) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    at::Tensor a = distribute_tensor(at::zeros({4, 5}), mesh, Placements{Shard(0)});
+    a.select(1, 2).fill_(1);
+    at::Tensor want = at::zeros({4, 5});
+    want.select(1, 2).fill_(1);
+    expect_value(a, want);
+    // Along the sharded dimension the view is a copy.
+    at::Tensor view = a.select(0, 1);
+    expect_value(view, want.select(0, 1));
+    EXPECT_THROW(view.fill_(2), Error);
+    expect_value(a, want);
+  });
+}
+
+TEST(DispatchTest, OperatorWithoutARuleIsGatheredAndCounted) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor whole = numbers({5, 5}) + at::eye(5) * 40;
+    const at::Tensor a = distribute_tensor(whole, mesh, Placements{Shard(0)});
+    const int64_t before = dispatch_counters(mesh).gathered_operators;
+    expect_value(std::get<0>(at::linalg_qr(a)), std::get<0>(at::linalg_qr(whole)));
+    EXPECT_GT(dispatch_counters(mesh).gathered_operators, before);
+  });
+}
+
+TEST(DispatchTest, StrictScopeNamesOperatorAndTensors) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor a = distribute_tensor(numbers({4, 4}), mesh, Placements{Shard(0)});
+    const StrictScope strict(mesh);
+    at::Tensor sum = a + a;
+    try {
+      sum = a.softmax(0);
+      ADD_FAILURE() << "communicated";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status().code(), absl::StatusCode::kFailedPrecondition);
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("aten::_softmax"));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("DTensor[4, 4]"));
+    }
+    redistribute(sum, {Replicate()});  // explicit: allowed
+  });
+}
+
+TEST(DispatchTest, PlainTensorsDoNotMix) {
+  const absl::Status status = try_on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor a = distribute_tensor(numbers({4, 4}), mesh, Placements{Shard(0)});
+    at::Tensor b = a + at::ones({4, 4});
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("plain tensor of shape [4, 4]"));
+}
+
+TEST(DispatchTest, ShapeErrorsAreLibTorchsAndComeBeforeCommunication) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor a = distribute_tensor(numbers({4, 4}), mesh, Placements{Shard(0)});
+    const at::Tensor b = distribute_tensor(numbers({3}), mesh, Placements{Replicate()});
+    auto what = [](auto f) -> std::string {
+      try {
+        f();
+      } catch (const c10::Error& e) {
+        return e.what_without_backtrace();
+      }
+      return "no error";
+    };
+    EXPECT_EQ(what([&] { a + b; }), what([&] { numbers({4, 4}) + numbers({3}); }));
+    EXPECT_EQ(what([&] { at::mm(a, b); }), what([&] { at::mm(numbers({4, 4}), numbers({3})); }));
+  });
+}
+
+TEST(DispatchTest, InferenceModeDecomposes) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const c10::InferenceMode guard;
+    const at::Tensor x = numbers({2, 3, 4}), w = numbers({6, 4}), b = numbers({6});
+    const at::Tensor y = at::linear(distribute_tensor(x, mesh, Placements{Shard(0)}),
+                                    distribute_tensor(w, mesh, Placements{Replicate()}),
+                                    distribute_tensor(b, mesh, Placements{Replicate()}));
+    expect_value(y, at::linear(x, w, b));
+  });
+}
+
+TEST(DispatchTest, GradientsDoNotDependOnWhatWasCachedWithoutThem) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    at::Tensor w = distribute_tensor(numbers({4, 3}), mesh, Placements{Shard(1)}).requires_grad_();
+    const at::Tensor x = distribute_tensor(numbers({2, 4}), mesh, Placements{Replicate()});
+    for (bool grad : {false, true, false, true}) {
+      c10::AutoGradMode mode(grad);
+      const at::Tensor y = at::mm(x, w);
+      EXPECT_EQ(y.requires_grad(), grad);
+      if (grad) y.sum().backward();
+    }
+    expect_value(w.grad(), 2 * at::mm(numbers({2, 4}).t(), at::ones({2, 3})));
+  });
+}
+
+}  // namespace
+}  // namespace shardweave
