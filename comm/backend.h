@@ -92,6 +92,7 @@ struct CallSignature {
   char tag[32] = {};  // cut off at 31 bytes; shown, not compared
 };
 CallSignature signature_of(const Call& call);
+bool is_same_call(const CallSignature& a, const CallSignature& b);  // but for the tag
 
 // "all_reduce(f32[7], sum) 'loss'".
 std::string to_string(const CallSignature& signature);
@@ -156,8 +157,8 @@ class Backend {
                                                             absl::Span<const int> members,
                                                             std::string_view key, Deadline deadline);
 
-  // Makes pending and later operations fail, here and, where it can, on all ranks of this group and of its
-  // subgroups. Called with what went wrong, also after each error that this backend has returned.
+  // Makes pending and later operations fail, here and, where it can, on all ranks of this group. Called with
+  // what went wrong; once, and also after an error that this backend itself has returned.
   virtual void abort(const absl::Status& reason) = 0;
 
  private:

@@ -1,6 +1,6 @@
 #include "shardweave/comm/buffer.h"
 
-#include "absl/strings/str_cat.h"
+#include "shardweave/comm/str_cat.h"
 
 namespace shardweave {
 
@@ -12,7 +12,7 @@ std::string_view to_string(DType dtype) {
 }
 
 std::string to_string(Device device) {
-  return device.type == DeviceType::kCpu ? "cpu" : absl::StrCat("cuda:", device.index);
+  return device.type == DeviceType::kCpu ? "cpu" : str_cat("cuda:", device.index);
 }
 
 }  // namespace shardweave

@@ -76,7 +76,8 @@ inline constexpr DType kDTypeOf<uint8_t> = DType::kU8;
 template <>
 inline constexpr DType kDTypeOf<bool> = DType::kBool;
 
-// A borrowed, contiguous piece of memory: `count` elements of `dtype`. `data` may be null if count is 0.
+// A borrowed, contiguous piece of memory: `count` elements of `dtype`, aligned to their size. `data` may be
+// null if count is 0.
 struct Buffer {
   void* data = nullptr;
   int64_t count = 0;
@@ -98,8 +99,8 @@ struct ConstBuffer {
   Device device;
 
   ConstBuffer() = default;
-  ConstBuffer(const void* data, int64_t count, DType dtype, Device device = {})
-      : data(data), count(count), dtype(dtype), device(device) {}
+  ConstBuffer(const void* memory, int64_t size, DType type, Device on = {})
+      : data(memory), count(size), dtype(type), device(on) {}
   ConstBuffer(const Buffer& b)  // NOLINT(google-explicit-constructor)
       : data(b.data), count(b.count), dtype(b.dtype), device(b.device) {}
   template <typename T>

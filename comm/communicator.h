@@ -35,6 +35,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -59,6 +60,8 @@ struct CommunicatorOptions {
   absl::Duration timeout = absl::Minutes(5);  // default deadline of an operation, counted from its issue
   int flight_record_capacity = 256;           // operations that the flight record keeps
 };
+
+class Coalescing;
 
 class Communicator : public std::enable_shared_from_this<Communicator>, private PendingWork {
  public:
@@ -147,9 +150,11 @@ class Communicator : public std::enable_shared_from_this<Communicator>, private 
   bool done(const Token& token) override;
   absl::Status wait(const Token& token) override;
 
-  absl::Status check_op(OpKind op) const;
-  Work invalid(OpKind op, absl::Status why);
-  Work issue(Call& call, const CallOptions& options);
+  // Every operation ends here. `valid`: what is wrong with its arguments.
+  Work issue(Call& call, absl::Status valid, const CallOptions& options);
+  absl::StatusOr<Backend::Ticket> compose(const Call& call);
+  // Gives `work` to the Coalescing, if there is one, instead of the caller.
+  Work collect(Work work);
   // Breaks the communicator, unless it is broken; returns the first error.
   absl::Status fail(const absl::Status& error);
 
@@ -164,11 +169,8 @@ class Communicator : public std::enable_shared_from_this<Communicator>, private 
 
   std::atomic<bool> broken_{false};
   mutable std::mutex mutex_;
-  // Guarded by mutex_. Code and text of the first error: each reader makes a Status of its own, so that
-  // threads share no reference count.
-  absl::StatusCode broken_code_ = absl::StatusCode::kOk;
-  std::string broken_message_;
-  std::vector<std::weak_ptr<Communicator>> children_;
+  absl::Status first_error_;                             // guarded by mutex_, as are
+  std::vector<std::weak_ptr<Communicator>> children_;    // those made from this one
 };
 
 // While it lives, the operations of `comm` are collected; finish() returns one Work for all of them. A

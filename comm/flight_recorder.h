@@ -51,7 +51,7 @@ class FlightLog {
   FlightLog& operator=(const FlightLog&) = delete;
 
   // Records and counts the issue of `call`; returns its line, for finish().
-  uint64_t start(const Call& call);
+  uint64_t start(const Call& call, Deadline now);
   // The first call for a line counts. Does nothing if the line has been overwritten.
   void finish(uint64_t line, bool ok);
 
@@ -62,13 +62,13 @@ class FlightLog {
 
   // One operation. Readers may meet a writer: every word is atomic, and `line` is 0 during a change.
   struct Entry {
-    std::atomic<uint64_t> line;
-    std::atomic<uint64_t> sequence;
-    std::atomic<int64_t> bytes;
-    std::atomic<uint64_t> what;  // op, dtype, state, root or peer
-    std::atomic<int64_t> start_ns;
-    std::atomic<int64_t> end_ns;
-    std::array<std::atomic<uint64_t>, 4> tag;  // cut off at 31 bytes
+    std::atomic<uint64_t> line{0};
+    std::atomic<uint64_t> sequence{0};
+    std::atomic<int64_t> bytes{0};
+    std::atomic<uint64_t> what{0};  // op, dtype, state, root or peer
+    std::atomic<int64_t> start_ns{0};
+    std::atomic<int64_t> end_ns{0};
+    std::array<std::atomic<uint64_t>, 4> tag{};  // cut off at 31 bytes
   };
   struct AtomicCounter {
     std::atomic<int64_t> calls{0};
@@ -85,7 +85,7 @@ class FlightLog {
 class FlightRecorder {
  public:
   // All groups of this rank that are alive:
-  // {"rank": 0, "groups": [{"name": "dp", "rank": 0, "world_ranks": [0, 2], "operations": [
+  // {"groups": [{"name": "dp", "rank": 0, "world_ranks": [0, 2], "operations": [
   //     {"sequence": 12, "operation": "all_reduce", "dtype": "f32", "bytes": 4096, "state": "issued",
   //      "tag": "loss", "time": 1700000000.25, "microseconds": 12.5}]}]}
   // Oldest operation first. state: "issued", "done", "failed". "peer" is there for rooted operations, send

@@ -9,7 +9,10 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
+#include <utility>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "shardweave/comm/communicator.h"
@@ -17,23 +20,51 @@
 namespace shardweave {
 
 struct WorldOptions {
-  std::string backend = "gloo";                   // of from_environment
-  std::string interface;                          // network interface; empty: loopback when all ranks are on one host, else by host name
-  absl::Duration timeout = absl::Minutes(5);      // default deadline of every collective and of the rendezvous
+  std::string backend = "gloo";  // of from_environment
+  // Network interface of from_environment; empty: loopback when all ranks are on one host, else by host name.
+  std::string interface;
+  // Default deadline of every collective and of the rendezvous.
+  absl::Duration timeout = absl::Minutes(5);
 };
 
+// Used by one thread at a time; cheap to move, not to be copied.
 class World {
  public:
-  World(std::shared_ptr<Communicator> comm);
+  // A rank whose launcher has said nothing else is the `local_rank`-th of its host.
+  explicit World(std::shared_ptr<Communicator> comm) : World(comm, comm->rank()) {}
+  World(std::shared_ptr<Communicator> comm, int local_rank)
+      : comm_(std::move(comm)), local_rank_(local_rank) {}
+
+  // As the launcher's environment says (rendezvous/).
   static absl::StatusOr<std::unique_ptr<World>> from_environment(const WorldOptions& options = {});
-  int rank() const;
-  int size() const;
-  int local_rank() const;
-  const std::shared_ptr<Communicator>& comm() const;
+
+  int rank() const { return comm_->rank(); }
+  int size() const { return comm_->size(); }
+  // Among the ranks of this host, from 0.
+  int local_rank() const { return local_rank_; }
+  const std::shared_ptr<Communicator>& comm() const { return comm_; }
+
+ private:
+  std::shared_ptr<Communicator> comm_;
+  int local_rank_;
 };
 
-// Runs `body` on `num_ranks` threads over the inproc backend and joins them. If a body fails (a status or an exception), the world
-// is aborted, so that every rank that waits for it gets an error that names the failed rank; the result is the first failure.
-absl::Status run_ranks(int num_ranks, const std::function<absl::Status(World&)>& body, const WorldOptions& options = {});
+// Runs `body` on `num_ranks` threads over the inproc backend and joins them. If a body fails (a status or an
+// exception), the world is aborted, so that every rank that waits for it gets Aborted, which names the failed
+// rank; a rank that waits for one whose body has ended well gets Unavailable. The result is the failure that
+// came first, with the rank in front of its message.
+absl::Status run_ranks(int num_ranks, const std::function<absl::Status(World&)>& body,
+                       const WorldOptions& options = {});
+
+// The same for a body that returns nothing, and fails by exceptions only.
+template <typename Body>
+  requires std::is_void_v<std::invoke_result_t<const Body&, World&>>
+absl::Status run_ranks(int num_ranks, const Body& body, const WorldOptions& options = {}) {
+  const std::function<absl::Status(World&)> with_status = [&body](World& world) {
+    body(world);
+    return absl::OkStatus();
+  };
+  return run_ranks(num_ranks, with_status, options);
+}
 
 }  // namespace shardweave

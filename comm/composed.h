@@ -1,0 +1,21 @@
+// Collectives made of a backend's sends and recvs, for backends that do not implement them.
+//
+//   absl::StatusOr<Backend::Ticket> ticket = backend.implements(call.op) ? backend.start(call)
+//                                                                        : run_composed(backend, call);
+//
+// Plain exchanges between all pairs: right on every group, at its best on small ones.
+#pragma once
+
+#include "absl/status/status.h"
+#include "shardweave/comm/backend.h"
+
+namespace shardweave {
+
+// Whether run_composed can do it: a collective, and the backend has send and recv.
+bool can_compose(const Backend& backend, OpKind op);
+
+// Runs the collective to its end, or to call.deadline. All ranks compare what they called before anything
+// moves. Uses message tags below zero, which users of a composed backend cannot give.
+absl::Status run_composed(Backend& backend, const Call& call);
+
+}  // namespace shardweave

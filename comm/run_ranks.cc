@@ -1,0 +1,58 @@
+#include <exception>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "shardweave/comm/inproc/inproc.h"
+#include "shardweave/comm/str_cat.h"
+#include "shardweave/comm/world.h"
+
+namespace shardweave {
+namespace {
+
+absl::Status run_body(World& world, const std::function<absl::Status(World&)>& body) {
+  try {
+    return body(world);
+  } catch (const std::exception& e) {
+    return absl::InternalError(str_cat("exception: ", e.what()));
+  } catch (...) {
+    return absl::InternalError("an exception that is no std::exception");
+  }
+}
+
+}  // namespace
+
+absl::Status run_ranks(int num_ranks, const std::function<absl::Status(World&)>& body,
+                       const WorldOptions& options) {
+  if (num_ranks < 1) {
+    return absl::InvalidArgumentError(str_cat("run_ranks: want 1 rank or more, not ", num_ranks));
+  }
+  InprocHub hub(num_ranks);
+  std::mutex mutex;
+  absl::Status first_failure;  // guarded by mutex
+  const auto run_rank = [&](int rank) {
+    World world(hub.connect(rank, {.timeout = options.timeout}));
+    const absl::Status status = run_body(world, body);
+    if (status.ok()) return hub.leave(rank);
+    {
+      std::lock_guard lock(mutex);
+      first_failure.Update(absl::Status(status.code(), str_cat("rank ", rank, ": ", status.message())));
+    }
+    hub.abort(absl::AbortedError(str_cat("rank ", rank, " failed: ", status.ToString())));
+  };
+  std::vector<std::thread> threads;
+  try {
+    for (int rank = 0; rank < num_ranks; ++rank) threads.emplace_back(run_rank, rank);
+  } catch (const std::system_error& e) {
+    const absl::Status failure = absl::ResourceExhaustedError(
+        str_cat("run_ranks: no thread for rank ", threads.size(), ": ", e.what()));
+    std::lock_guard lock(mutex);
+    first_failure.Update(failure);
+    hub.abort(failure);
+  }
+  for (std::thread& thread : threads) thread.join();
+  return first_failure;
+}
+
+}  // namespace shardweave
