@@ -1,0 +1,148 @@
+#include "shardweave/comm/rendezvous/check_in.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <string_view>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+
+namespace shardweave {
+namespace {
+
+constexpr size_t kMaxShown = 16;  // of the ranks that a message lists
+// How much longer the others wait for rank 0's verdict than it waits for them.
+constexpr absl::Duration kGrace = absl::Seconds(5);
+// The verdict is a status code, a newline, and the hosts by line or the message.
+constexpr int kOk = static_cast<int>(absl::StatusCode::kOk);
+
+class CheckIn {
+ public:
+  CheckIn(Store& store, const RendezvousInfo& info, absl::Duration timeout)
+      : store_(store),
+        info_(info),
+        timeout_(timeout),
+        prefix_(absl::StrCat("shardweave/", info.run, "/")) {}
+
+  absl::Status arrive(const std::string& host) {
+    absl::StatusOr<int64_t> count = store_.add(absl::StrCat(prefix_, "arrivals/", info_.rank), 1);
+    if (!count.ok()) return count.status();
+    if (*count > 1) {
+      return absl::AlreadyExistsError(
+          absl::StrCat("another process was rank ", info_.rank, " of run \"", info_.run, "\" in ",
+                       store_.describe(),
+                       ": two ranks have the same number, or the store is that of"
+                       " an earlier run"));
+    }
+    return store_.set(member(info_.rank), absl::StrCat(info_.world_size, " ", host));
+  }
+
+  // Of rank 0: the hosts of all ranks.
+  absl::StatusOr<std::vector<std::string>> collect() {
+    std::vector<std::string> members;
+    for (int rank = 0; rank < info_.world_size; ++rank) members.push_back(member(rank));
+    absl::Status all = store_.wait(members, timeout_);
+    if (absl::IsDeadlineExceeded(all)) return missing_ranks(members);
+    if (!all.ok()) return all;
+    std::vector<std::string> hosts;
+    for (int rank = 0; rank < info_.world_size; ++rank) {
+      absl::StatusOr<std::string> entry = store_.get(members[rank], timeout_);
+      if (!entry.ok()) return entry.status();
+      const std::vector<std::string> parts = absl::StrSplit(*entry, absl::MaxSplits(' ', 1));
+      if (parts[0] != absl::StrCat(info_.world_size)) return different_size(rank, parts[0]);
+      hosts.push_back(parts.back());
+    }
+    return hosts;
+  }
+
+  absl::Status publish(const absl::StatusOr<std::vector<std::string>>& hosts) {
+    const std::string text =
+        hosts.ok() ? absl::StrJoin(*hosts, "\n") : std::string(hosts.status().message());
+    return store_.set(verdict(), absl::StrCat(static_cast<int>(hosts.status().code()), "\n", text));
+  }
+
+  // Of the other ranks.
+  absl::StatusOr<std::vector<std::string>> receive() {
+    absl::StatusOr<std::string> text = store_.get(verdict(), timeout_ + kGrace);
+    if (absl::IsDeadlineExceeded(text.status())) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("rank 0 of ", info_.world_size, " did not come to ", store_.describe(),
+                       " in ", absl::FormatDuration(timeout_), " (run \"", info_.run, "\")"));
+    }
+    if (!text.ok()) return text.status();
+    const std::vector<std::string> parts = absl::StrSplit(*text, absl::MaxSplits('\n', 1));
+    int code = 0;
+    if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &code)) {
+      return absl::InternalError(absl::StrCat(store_.describe(), ": unreadable verdict of rank 0"));
+    }
+    if (code != kOk) return absl::Status(static_cast<absl::StatusCode>(code), parts[1]);
+    std::vector<std::string> hosts = absl::StrSplit(parts[1], '\n');
+    if (static_cast<int>(hosts.size()) != info_.world_size) {
+      return different_size(0, absl::StrCat(hosts.size()));
+    }
+    return hosts;
+  }
+
+ private:
+  std::string member(int rank) const { return absl::StrCat(prefix_, "member/", rank); }
+  std::string verdict() const { return absl::StrCat(prefix_, "verdict"); }
+
+  absl::Status missing_ranks(const std::vector<std::string>& members) {
+    std::vector<int> missing;
+    for (int rank = 0; rank < info_.world_size; ++rank) {
+      absl::StatusOr<bool> there = store_.check({members[rank]});
+      if (!there.ok()) return there.status();
+      if (!*there) missing.push_back(rank);
+    }
+    const size_t shown = std::min(missing.size(), kMaxShown);
+    return absl::DeadlineExceededError(absl::StrCat(
+        missing.size() == 1 ? "rank " : "ranks ",
+        absl::StrJoin(missing.begin(), missing.begin() + shown, ", "),
+        missing.size() > shown ? absl::StrCat(" and ", missing.size() - shown, " more") : "",
+        " of ", info_.world_size, " did not come to ", store_.describe(), " in ",
+        absl::FormatDuration(timeout_), " (run \"", info_.run, "\")"));
+  }
+
+  absl::Status different_size(int other, const std::string& size) const {
+    return absl::FailedPreconditionError(absl::StrCat("rank ", info_.rank, " was told of ",
+                                                      info_.world_size, " ranks, rank ", other,
+                                                      " of ", size));
+  }
+
+  Store& store_;
+  const RendezvousInfo& info_;
+  const absl::Duration timeout_;
+  const std::string prefix_;
+};
+
+}  // namespace
+
+bool Roster::one_host() const {
+  return std::all_of(hosts.begin(), hosts.end(),
+                     [&](const std::string& host) { return host == hosts.front(); });
+}
+
+absl::StatusOr<Roster> check_in(Store& store, const RendezvousInfo& info, const std::string& host,
+                                absl::Duration timeout) {
+  if (absl::Status status = validate(info); !status.ok()) return status;
+  CheckIn me(store, info, timeout);
+  if (absl::Status status = me.arrive(host); !status.ok()) return status;
+  absl::StatusOr<std::vector<std::string>> hosts = info.rank == 0 ? me.collect() : me.receive();
+  if (info.rank == 0) {
+    absl::Status told = me.publish(hosts);
+    if (hosts.ok() && !told.ok()) return told;
+  }
+  if (!hosts.ok()) return hosts.status();
+  return Roster{*std::move(hosts)};
+}
+
+std::string this_host() {
+  char name[256] = {};
+  if (::gethostname(name, sizeof(name) - 1) != 0) return "unknown";
+  return name;
+}
+
+}  // namespace shardweave

@@ -1,0 +1,36 @@
+// All ranks of a run meet in a store: the last thing that can go wrong before they talk to each
+// other.
+//
+//   auto roster = check_in(*store, info, this_host(), absl::Minutes(5));     // on every rank
+//   if (!roster.ok()) ...            // "ranks 2, 3 of 4 did not come to TCP store 10.0.0.1:29500
+//   ..." roster->one_host();              // whether loopback reaches everyone
+//
+// O(1) requests per rank, O(world size) on rank 0, which waits for all and tells all what came of
+// it: every rank gets the same answer.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "shardweave/comm/rendezvous/rendezvous.h"
+#include "shardweave/comm/store/store.h"
+
+namespace shardweave {
+
+struct Roster {
+  std::vector<std::string> hosts;  // of each rank
+  bool one_host() const;
+};
+
+// Keys begin with "shardweave/<info.run>/". Errors: DeadlineExceeded if a rank did not come (lists
+// them), AlreadyExists if two processes say that they are the same rank, FailedPrecondition if
+// ranks differ in the world size; errors of the store.
+absl::StatusOr<Roster> check_in(Store& store, const RendezvousInfo& info, const std::string& host,
+                                absl::Duration timeout);
+
+// The name of this machine, equal for ranks that share one.
+std::string this_host();
+
+}  // namespace shardweave
