@@ -18,6 +18,7 @@
 #include "ATen/Parallel.h"
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
+#include "c10/core/GradMode.h"
 #include "nlohmann/json.hpp"
 #include "shardweave/comm/world.h"
 #include "shardweave/dtensor/dtensor.h"

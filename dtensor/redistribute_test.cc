@@ -1,9 +1,6 @@
 // Every transition between layouts, executed on rank threads: values, gradients, counts.
 
-#include "ATen/ops/allclose.h"
-#include "ATen/ops/arange.h"
-#include "ATen/ops/equal.h"
-#include "ATen/ops/randn.h"
+#include "ATen/ATen.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "shardweave/dtensor/dtensor.h"

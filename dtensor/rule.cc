@@ -175,6 +175,7 @@ const RuleTable& RuleTable::builtin() {
     add_reduction_rules(*t);
     add_softmax_rules(*t);
     add_norm_rules(*t);
+    add_convolution_rules(*t);
     add_embedding_rules(*t);
     add_attention_rules(*t);
     add_loss_rules(*t);

@@ -72,7 +72,7 @@ at::Tensor scattered(const at::Tensor& whole, const MeshPtr& mesh, const Placeme
     // Rank r holds whole * 2 * (r + 1) except the last, which makes up for it.
     share = first + 1 < summands ? 2.0 * static_cast<double>(first + 1)
                                  : 1.0 - static_cast<double>(summands * (summands - 1));
-    local = local * share;
+    local = local.mul(share);
   }
   return from_local(local, mesh, placements, whole.sizes().vec());
 }
