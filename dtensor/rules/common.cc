@@ -1,0 +1,182 @@
+#include "shardweave/dtensor/rules/common.h"
+
+#include <algorithm>
+
+#include "ATen/ops/add.h"
+#include "ATen/ops/empty_like.h"
+#include "ATen/ops/empty_strided.h"
+#include "ATen/ops/zeros.h"
+#include "absl/strings/str_cat.h"
+#include "shardweave/dtensor/error.h"
+
+namespace shardweave {
+namespace {
+
+c10::IntArrayRef ref(const Dims& dims) { return c10::IntArrayRef(dims.data(), dims.size()); }
+
+at::Tensor meta(const TensorInfo& info) {
+  return at::empty_strided(ref(info.sizes), ref(info.strides),
+                           at::TensorOptions(info.dtype).device(at::kMeta));
+}
+
+TensorInfo info_of(const at::Tensor& tensor) {
+  TensorInfo info;
+  info.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
+  info.strides.assign(tensor.strides().begin(), tensor.strides().end());
+  info.dtype = tensor.scalar_type();
+  info.defined = true;
+  return info;
+}
+
+}  // namespace
+
+TensorInfo contiguous_info(Dims sizes, at::ScalarType dtype) {
+  TensorInfo info;
+  info.strides = contiguous_strides(sizes);
+  info.sizes = std::move(sizes);
+  info.dtype = dtype;
+  info.defined = true;
+  return info;
+}
+
+TensorInfo like_info(const TensorInfo& like) { return info_of(at::empty_like(meta(like))); }
+
+TensorInfo broadcast_info(const OpCall& call, const std::vector<int>& inputs) {
+  at::Tensor result = meta(call.input(inputs[0]));
+  for (size_t i = 1; i < inputs.size(); ++i) result = at::add(result, meta(call.input(inputs[i])));
+  TensorInfo info = info_of(result);
+  info.dtype = call.input(inputs[0]).dtype;
+  return info;
+}
+
+Dims broadcast_sizes(absl::Span<const Dims> shapes) {
+  Dims result;
+  for (const Dims& shape : shapes) {
+    if (shape.size() > result.size()) result.insert(result.begin(), shape.size() - result.size(), 1);
+    const size_t shift = result.size() - shape.size();
+    for (size_t d = 0; d < shape.size(); ++d) {
+      if (shape[d] != 1) result[shift + d] = shape[d];
+    }
+  }
+  return result;
+}
+
+// --- reductions ----------------------------------------------------------------------------------
+
+ReducedDims::ReducedDims(const OpCall& call) : reduced_(call.input(0).ndim(), false) {
+  const bool has_dim = call.arg_index("dim") >= 0;
+  if (has_dim) {
+    for (int dim : call.dims_arg("dim", ndim())) {
+      if (dim < ndim()) reduced_[dim] = true;  // a 0-dim tensor takes dim 0
+    }
+  } else {
+    reduced_.assign(ndim(), true);
+  }
+  keep_ = call.arg_index("keepdim") >= 0 && call.bool_arg("keepdim");
+}
+
+int ReducedDims::in_output(int dim, int output_ndim) const {
+  if (output_ndim == ndim()) return dim;
+  return dim - static_cast<int>(std::count(reduced_.begin(), reduced_.begin() + dim, true));
+}
+
+Dims ReducedDims::sizes(const TensorInfo& input) const {
+  Dims result;
+  for (int d = 0; d < ndim(); ++d) {
+    if (!reduced_[d]) {
+      result.push_back(input.sizes[d]);
+    } else if (keep_) {
+      result.push_back(1);
+    }
+  }
+  return result;
+}
+
+Rule along_dim() {
+  return Rule([](const OpCall& call, Strategies& out) {
+    const ReducedDims dims(call);
+    for (int d = 0; d < dims.ndim(); ++d) {
+      if (dims.contains(d)) continue;
+      out.add(std::vector<Placement>(call.num_inputs(), Shard(d)),
+              {Shard(dims.in_output(d, call.output().ndim()))});
+    }
+  });
+}
+
+// --- arguments on a stack ------------------------------------------------------------------------
+
+BoxedCall::BoxedCall(const c10::OperatorHandle& op, c10::Stack& stack)
+    : op_(op), stack_(stack), base_(stack.size() - op.schema().arguments().size()) {}
+
+int BoxedCall::index(std::string_view name) const {
+  const auto& arguments = op_.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].name() == name) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+c10::IValue& BoxedCall::operator[](std::string_view name) {
+  const int i = index(name);
+  if (i < 0) {
+    throw Error(absl::InternalError(absl::StrCat(c10::toString(op_.operator_name()),
+                                                 " has no argument '", std::string(name), "'")));
+  }
+  return stack_[base_ + i];
+}
+
+at::Tensor BoxedCall::tensor(std::string_view name) {
+  const c10::IValue& value = (*this)[name];
+  return value.isTensor() ? value.toTensor() : at::Tensor();
+}
+
+bool BoxedCall::flag(std::string_view name) { return has(name) && (*this)[name].toBool(); }
+
+std::vector<int64_t> BoxedCall::dims() {
+  if (!has("dim")) return {};
+  const c10::IValue& value = (*this)["dim"];
+  if (value.isInt()) return {value.toInt()};
+  return value.isNone() ? std::vector<int64_t>() : value.toIntVector();
+}
+
+void BoxedCall::finish(std::initializer_list<at::Tensor> results) {
+  std::vector<at::Tensor> outs;
+  const auto& arguments = op_.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].is_out()) outs.push_back(stack_[base_ + i].toTensor());
+  }
+  stack_.resize(base_);
+  size_t k = 0;
+  for (const at::Tensor& result : results) {
+    if (outs.empty()) {
+      stack_.emplace_back(result);
+    } else {
+      if (outs[k].sizes() != result.sizes()) outs[k].resize_(result.sizes());
+      stack_.emplace_back(outs[k].copy_(result));
+      ++k;
+    }
+  }
+}
+
+void zeros_if_empty(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
+  const size_t base = stack.size() - op.schema().arguments().size();
+  c10::TensorOptions options;
+  bool empty = false;
+  for (size_t i = base; i < stack.size(); ++i) {
+    if (!stack[i].isTensor() || !stack[i].toTensor().defined()) continue;
+    options = stack[i].toTensor().options();
+    empty |= stack[i].toTensor().numel() == 0;
+  }
+  if (!empty) {
+    op.callBoxed(stack);
+    return;
+  }
+  stack.resize(base);
+  for (const SpecRef& output : call.outputs) {
+    stack.emplace_back(output == nullptr
+                           ? at::Tensor()
+                           : at::zeros(ref(output->local_sizes), options.dtype(output->dtype)));
+  }
+}
+
+}  // namespace shardweave

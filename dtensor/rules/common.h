@@ -1,0 +1,87 @@
+// What several families of rules share: shapes of results, reduced dimensions, arguments on a stack.
+//
+//   table.add("aten::sort", along_dim());
+//   void kernel(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall&) {
+//     BoxedCall call(op, stack);
+//     call.finish({call.tensor("self") / 2});
+//   }
+//
+// Internal to dtensor/rules.
+#pragma once
+
+#include <initializer_list>
+#include <string_view>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "shardweave/dtensor/rule.h"
+
+namespace shardweave {
+
+// --- shapes of results ---------------------------------------------------------------------------
+
+// A contiguous result.
+TensorInfo contiguous_info(Dims sizes, at::ScalarType dtype);
+// What at::empty_like(like) gives: the strides of `like` where they are dense, else the same order.
+TensorInfo like_info(const TensorInfo& like);
+// What an elementwise operator gives that broadcasts these inputs, with the dtype of the first.
+TensorInfo broadcast_info(const OpCall& call, const std::vector<int>& inputs);
+// The global shape that all inputs of a call broadcast to.
+Dims broadcast_sizes(absl::Span<const Dims> shapes);
+
+// --- reductions ----------------------------------------------------------------------------------
+
+// The dimensions of input 0 that an operator works along, from its arguments "dim" (one, several, or
+// all of them: None, empty, or no such argument) and "keepdim".
+class ReducedDims {
+ public:
+  explicit ReducedDims(const OpCall& call);
+
+  bool contains(int dim) const { return reduced_[dim]; }
+  int ndim() const { return static_cast<int>(reduced_.size()); }
+  // Where a dimension that is not reduced is in an output with `output_ndim` dimensions.
+  int in_output(int dim, int output_ndim) const;
+  // The shape of the result.
+  Dims sizes(const TensorInfo& input) const;
+
+ private:
+  std::vector<bool> reduced_;
+  bool keep_;
+};
+
+// Operators that treat each line along their argument "dim" for itself (softmax, cumsum, max with
+// indices, ...): every other dimension may be sharded, in all inputs alike.
+Rule along_dim();
+
+// --- arguments on a stack ------------------------------------------------------------------------
+
+// Reads the arguments of a boxed call by name and replaces them by the results.
+class BoxedCall {
+ public:
+  BoxedCall(const c10::OperatorHandle& op, c10::Stack& stack);
+
+  bool has(std::string_view name) const { return index(name) >= 0; }
+  c10::IValue& operator[](std::string_view name);
+  at::Tensor tensor(std::string_view name);           // undefined for None
+  bool flag(std::string_view name);                   // false if there is no such argument
+  // The argument "dim": empty if it is None, or if there is no such argument.
+  std::vector<int64_t> dims();
+
+  // Runs the operator itself on the arguments as they are now.
+  void run() { op_.callBoxed(stack_); }
+  // Pops the arguments and pushes the results. Those of an out= form go into its out= arguments.
+  void finish(std::initializer_list<at::Tensor> results);
+
+ private:
+  int index(std::string_view name) const;
+
+  const c10::OperatorHandle& op_;
+  c10::Stack& stack_;
+  const size_t base_;
+};
+
+// For operators that cannot take empty tensors: if an argument is empty, the results are zeros (what a
+// sum over nothing is); else the operator runs. Not for out= forms.
+void zeros_if_empty(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call);
+
+}  // namespace shardweave

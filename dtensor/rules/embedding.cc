@@ -1,0 +1,112 @@
+// Embedding: rows of a table by index. The table may be cut by columns, or by rows: then a rank looks up
+// the rows that it has and gives zeros for the others, a Partial sum.
+#include "ATen/ops/embedding.h"
+#include "ATen/ops/_assert_async.h"
+#include "ATen/ops/aminmax.h"
+#include "ATen/ops/where.h"
+#include "ATen/ops/zeros.h"
+#include "ATen/ops/zeros_like.h"
+#include "absl/strings/str_cat.h"
+#include "shardweave/dtensor/error.h"
+#include "shardweave/dtensor/mesh_context.h"
+#include "shardweave/dtensor/rules/common.h"
+#include "shardweave/dtensor/rules/families.h"
+
+namespace shardweave {
+namespace {
+
+// The operator itself raises for an index outside the table; masking must not hide it. On a GPU without
+// waiting for it, as there.
+void check_range(const at::Tensor& indices, int64_t rows) {
+  if (indices.numel() == 0) return;
+  if (!indices.is_cpu()) {
+    at::_assert_async(indices.ge(0).logical_and_(indices.lt(rows)).all());
+    return;
+  }
+  const auto [low, high] = at::aminmax(indices);
+  const int64_t first = low.item().toLong();
+  const int64_t last = high.item().toLong();
+  if (first < 0 || last >= rows) {
+    throw Error(absl::OutOfRangeError(absl::StrCat("embedding: index ", first < 0 ? first : last,
+                                                   " is out of range for a table of ", rows, " rows")));
+  }
+}
+
+void embedding_of_rows(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
+  BoxedCall boxed(op, stack);
+  const at::Tensor weight = boxed.tensor("weight");
+  const at::Tensor indices = boxed.tensor("indices");
+  const Spec& spec = *call.inputs[0];
+  check_range(indices, spec.sizes[0]);
+
+  // Global rows to local ones, and which of them are here.
+  const MeshContext& context = *spec.context;
+  at::Tensor local = at::zeros_like(indices);
+  at::Tensor here;
+  int64_t offset = 0;
+  for (const Interval& rows : local_intervals(spec.layout, context.mesh().shape(),
+                                              context.coordinate(), spec.sizes, 0)) {
+    const at::Tensor in = indices.ge(rows.begin).logical_and_(indices.lt(rows.end));
+    local = at::where(in, indices.sub(rows.begin - offset), local);
+    here = here.defined() ? here.logical_or_(in) : in;
+    offset += rows.size();
+  }
+  if (!here.defined()) {
+    std::vector<int64_t> sizes = indices.sizes().vec();
+    sizes.push_back(weight.size(1));
+    boxed.finish({at::zeros(sizes, weight.options())});
+    return;
+  }
+  at::Tensor result = at::embedding(weight, local);
+  result.masked_fill_(here.logical_not_().unsqueeze(-1), 0);
+  boxed.finish({std::move(result)});
+}
+
+void embedding(const OpCall& call, Strategies& out) {
+  const int index_dims = call.input(1).ndim();
+  for (int d = 0; d < index_dims; ++d) out.add({Replicate(), Shard(d)}, {Shard(d)});
+  out.add({Shard(1), Replicate()}, {Shard(index_dims)});
+  out.add({Shard(0), Replicate()}, {Partial()}, embedding_of_rows);
+  for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
+    out.add({Partial(op), Replicate()}, {Partial(op)});
+  }
+}
+
+void embedding_shape(OpCall& call) {
+  const TensorInfo& weight = call.input(0);
+  if (weight.ndim() != 2) {
+    throw Error(absl::InvalidArgumentError(
+        absl::StrCat("embedding: the weight must have 2 dimensions, not ", weight.ndim())));
+  }
+  Dims sizes = call.input(1).sizes;
+  sizes.push_back(weight.sizes[1]);
+  call.outputs.push_back(contiguous_info(std::move(sizes), weight.dtype));
+}
+
+void embedding_dense_backward(const OpCall& call, Strategies& out) {
+  const int index_dims = call.input(1).ndim();
+  // Scaling by frequency needs the counts over all indices.
+  if (!call.bool_arg("scale_grad_by_freq")) {
+    for (int d = 0; d < index_dims; ++d) out.add({Shard(d), Shard(d)}, {Partial()});
+  }
+  out.add({Shard(index_dims), Replicate()}, {Shard(1)});
+  for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
+    out.add({Partial(op), Replicate()}, {Partial(op)});
+  }
+}
+
+void embedding_dense_backward_shape(OpCall& call) {
+  const TensorInfo& grad = call.input(0);
+  call.outputs.push_back(
+      contiguous_info({call.int_arg("num_weights"), grad.sizes.back()}, grad.dtype));
+}
+
+}  // namespace
+
+void add_embedding_rules(RuleTable& table) {
+  table.add("aten::embedding", Rule(embedding).shapes(embedding_shape));
+  table.add("aten::embedding_dense_backward",
+            Rule(embedding_dense_backward).shapes(embedding_dense_backward_shape));
+}
+
+}  // namespace shardweave

@@ -1,0 +1,21 @@
+// The families of sharding rules, one file each. RuleTable::builtin() calls them all.
+#pragma once
+
+namespace shardweave {
+
+class RuleTable;
+
+void add_attention_rules(RuleTable& table);
+void add_convolution_rules(RuleTable& table);
+void add_data_movement_rules(RuleTable& table);
+void add_embedding_rules(RuleTable& table);
+void add_loss_rules(RuleTable& table);
+void add_matmul_rules(RuleTable& table);
+void add_norm_rules(RuleTable& table);
+void add_pointwise_rules(RuleTable& table);
+void add_random_rules(RuleTable& table);
+void add_reduction_rules(RuleTable& table);
+void add_softmax_rules(RuleTable& table);
+void add_view_rules(RuleTable& table);
+
+}  // namespace shardweave

@@ -1,0 +1,205 @@
+// Losses. A mean over shards is their sum over the global count, whatever the sizes of the shards.
+#include "ATen/OpMathType.h"
+#include "ATen/core/Reduction.h"
+#include "ATen/ops/empty.h"
+#include "ATen/ops/nll_loss2d_forward.h"
+#include "ATen/ops/nll_loss_forward.h"
+#include "ATen/ops/sum.h"
+#include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/rules/common.h"
+#include "shardweave/dtensor/rules/families.h"
+
+namespace shardweave {
+namespace {
+
+// --- elementwise losses ------------------------------------------------------------------------------
+
+std::vector<Dims> shapes_of(absl::Span<const SpecRef> specs) {
+  std::vector<Dims> shapes;
+  for (const SpecRef& spec : specs) {
+    if (spec != nullptr) shapes.push_back(spec->sizes);
+  }
+  return shapes;
+}
+
+double global_count(absl::Span<const SpecRef> specs) {
+  double count = 1;
+  for (int64_t size : broadcast_sizes(shapes_of(specs))) count *= static_cast<double>(size);
+  return count;
+}
+
+// Elements of the shard first, so that half precision is summed in single, as the operators do.
+void mean_loss_of_shard(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
+  BoxedCall boxed(op, stack);
+  const at::ScalarType dtype = call.outputs[0]->dtype;
+  const at::Tensor out = boxed.has("out") ? boxed.tensor("out") : at::Tensor();
+  boxed["reduction"] = static_cast<int64_t>(at::Reduction::None);
+  if (out.defined()) boxed["out"] = at::empty({0}, out.options());
+  boxed.run();
+  const at::Tensor elements = stack.back().toTensor();
+  at::Tensor mean = at::sum(elements, at::toOpMathType(dtype)).div_(global_count(call.inputs)).to(dtype);
+  stack.back() = out.defined() ? out.copy_(mean) : std::move(mean);
+}
+
+// The gradient of the sum, with the count in the incoming gradient.
+void mean_loss_backward_of_shard(const c10::OperatorHandle& op, c10::Stack& stack,
+                                 const LocalCall& call) {
+  BoxedCall boxed(op, stack);
+  boxed["grad_output"] = boxed.tensor("grad_output").div(global_count(call.inputs));
+  boxed["reduction"] = static_cast<int64_t>(at::Reduction::Sum);
+  boxed.run();
+}
+
+// Placements of the inputs from `first` on when dimension `d` of the shape they broadcast to is cut.
+void cut_broadcast(const OpCall& call, int first, const Dims& shape, int d,
+                   std::vector<Placement>& inputs) {
+  for (int i = first; i < call.num_inputs(); ++i) {
+    const TensorInfo& input = call.input(i);
+    const int dim = d - (static_cast<int>(shape.size()) - input.ndim());
+    const bool broadcast = !input.defined || dim < 0 || (input.sizes[dim] == 1 && shape[d] != 1);
+    inputs.push_back(broadcast ? Replicate() : Shard(dim));
+  }
+}
+
+Dims broadcast_shape(const OpCall& call, int first) {
+  std::vector<Dims> shapes;
+  for (int i = first; i < call.num_inputs(); ++i) {
+    if (call.input(i).defined) shapes.push_back(call.input(i).sizes);
+  }
+  return broadcast_sizes(shapes);
+}
+
+// self, target, weights that broadcast.
+void elementwise_loss(const OpCall& call, Strategies& out) {
+  const int64_t reduction = call.int_arg("reduction");
+  const Dims shape = broadcast_shape(call, 0);
+  for (int d = 0; d < static_cast<int>(shape.size()); ++d) {
+    std::vector<Placement> inputs;
+    cut_broadcast(call, 0, shape, d, inputs);
+    out.add(std::move(inputs), {reduction == at::Reduction::None ? Shard(d) : Partial()},
+            reduction == at::Reduction::Mean ? mean_loss_of_shard : nullptr);
+  }
+}
+
+// grad_output, self, target, weights that broadcast -> gradient of self. Linear in grad_output.
+void elementwise_loss_backward(const OpCall& call, Strategies& out) {
+  const int64_t reduction = call.int_arg("reduction");
+  const Dims shape = broadcast_shape(call, 1);
+  for (int d = 0; d < static_cast<int>(shape.size()); ++d) {
+    std::vector<Placement> inputs;
+    const bool per_element = call.input(0).ndim() == static_cast<int>(shape.size());
+    inputs.push_back(per_element ? Shard(d) : Replicate());
+    cut_broadcast(call, 1, shape, d, inputs);
+    out.add(std::move(inputs), {Shard(d)},
+            reduction == at::Reduction::Mean ? mean_loss_backward_of_shard : nullptr);
+  }
+  for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
+    std::vector<Placement> inputs(call.num_inputs(), Replicate());
+    inputs[0] = Partial(op);
+    out.add(std::move(inputs), {Partial(op)});
+  }
+}
+
+void elementwise_loss_shape(OpCall& call) {
+  call.outputs.push_back(call.int_arg("reduction") == at::Reduction::None
+                             ? broadcast_info(call, {0, 1})
+                             : contiguous_info({}, call.input(0).dtype));
+}
+
+void contiguous_gradient(OpCall& call) {
+  call.outputs.push_back(contiguous_info(call.input(1).sizes, call.input(1).dtype));
+}
+
+void dense_gradient(OpCall& call) { call.outputs.push_back(like_info(call.input(1))); }
+
+// --- negative log likelihood ---------------------------------------------------------------------------
+// self is [N, C] or [N, C, H, W], target [N] or [N, H, W]: everything but the classes may be cut.
+
+Placement of_target(int self_dim) { return Shard(self_dim == 0 ? 0 : self_dim - 1); }
+
+// self, target, weight -> loss, total weight.
+void nll_loss(const OpCall& call, Strategies& out) {
+  const TensorInfo& self = call.input(0);
+  const bool per_element = call.int_arg("reduction") == at::Reduction::None;
+  for (int d = 0; d < self.ndim(); ++d) {
+    if (self.ndim() == 1 || d == 1) continue;  // the classes
+    if (per_element) {
+      out.add({Shard(d), of_target(d), Replicate()}, {of_target(d), Replicate()});
+    } else if (call.int_arg("reduction") == at::Reduction::Sum) {
+      out.add({Shard(d), of_target(d), Replicate()}, {Partial(), Partial()});
+    }
+  }
+}
+
+// grad_output, self, target, weight, total weight -> gradient of self. total_weight is the global one, so that a shard needs no more.
+void nll_loss_backward(const OpCall& call, Strategies& out) {
+  const TensorInfo& self = call.input(1);
+  const bool per_element = call.int_arg("reduction") == at::Reduction::None;
+  for (int d = 0; d < self.ndim(); ++d) {
+    if (self.ndim() == 1 || d == 1) continue;
+    out.add({per_element ? of_target(d) : Replicate(), Shard(d), of_target(d), Replicate(), Replicate()},
+            {Shard(d)});
+  }
+  for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
+    out.add({Partial(op), Replicate(), Replicate(), Replicate(), Replicate()}, {Partial(op)});
+  }
+}
+
+// The mean over a batch that is spread out needs the sum of all weights, not those of the shard.
+bool is_spread_mean(const c10::OperatorHandle& op, absl::Span<const c10::IValue> args) {
+  const auto& arguments = op.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].name() == "reduction" && args[i].toInt() != at::Reduction::Mean) return false;
+  }
+  for (const c10::IValue& arg : args.first(2)) {
+    const at::Tensor& tensor = arg.toTensor();
+    if (is_dtensor(tensor) && !layout_of(tensor).is_replicated()) return true;
+  }
+  return false;
+}
+
+template <auto forward>
+void mean_nll_loss(const c10::OperatorHandle& op, c10::Stack& stack) {
+  BoxedCall call(op, stack);
+  const at::Tensor self = call.tensor("self");
+  const at::Tensor weight = call.tensor("weight");
+  auto [sum, total] = forward(self, call.tensor("target"),
+                              weight.defined() ? std::optional<at::Tensor>(weight) : std::nullopt,
+                              at::Reduction::Sum, call["ignore_index"].toInt());
+  // Backward needs it too: reduce it once.
+  const Layout& layout = layout_of(total);
+  if (layout.has_partial()) total = redistribute(total, Placements(layout.mesh_ndim()));
+  call.finish({sum.div(total), total});
+}
+
+void nll_loss2d_shapes(OpCall& call) {
+  const at::ScalarType dtype = call.input(0).dtype;
+  const bool per_element = call.int_arg("reduction") == at::Reduction::None;
+  call.outputs = {contiguous_info(per_element ? call.input(1).sizes : Dims(), dtype),
+                  contiguous_info({}, dtype)};
+}
+
+}  // namespace
+
+void add_loss_rules(RuleTable& table) {
+  const Rule loss(elementwise_loss);
+  const Rule gradient(elementwise_loss_backward);
+  table.add({"aten::mse_loss", "aten::smooth_l1_loss", "aten::soft_margin_loss"}, loss);
+  table.add({"aten::huber_loss", "aten::binary_cross_entropy", "aten::binary_cross_entropy_with_logits"},
+            Rule(loss).shapes(elementwise_loss_shape));
+  table.add({"aten::mse_loss_backward", "aten::smooth_l1_loss_backward", "aten::huber_loss_backward"},
+            Rule(gradient).shapes(contiguous_gradient));
+  table.add({"aten::binary_cross_entropy_backward", "aten::soft_margin_loss_backward"},
+            Rule(gradient).shapes(dense_gradient));
+
+  table.add("aten::nll_loss_forward",
+            Rule(nll_loss).composed_when(is_spread_mean, mean_nll_loss<at::nll_loss_forward>));
+  table.add("aten::nll_loss_backward", Rule(nll_loss_backward));
+  table.add("aten::nll_loss2d_forward",
+            Rule(nll_loss)
+                .shapes(nll_loss2d_shapes)
+                .composed_when(is_spread_mean, mean_nll_loss<at::nll_loss2d_forward>));
+  table.add("aten::nll_loss2d_backward", Rule(nll_loss_backward).shapes(contiguous_gradient));
+}
+
+}  // namespace shardweave

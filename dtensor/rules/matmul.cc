@@ -1,0 +1,96 @@
+// Products of matrices and vectors. matmul, linear, outer, einsum, tensordot and their like are made of
+// these by LibTorch before they get here.
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "shardweave/dtensor/error.h"
+#include "shardweave/dtensor/rules/common.h"
+#include "shardweave/dtensor/rules/families.h"
+
+namespace shardweave {
+namespace {
+
+enum class Addend { kLinear, kInsideActivation };
+
+// beta * self + alpha * einsum(others), where self is broadcast to the result. Where the product is a
+// Partial sum, self has to be one, so that it is added once.
+Rule add_einsum(std::string_view equation, Addend kind = Addend::kLinear) {
+  const std::vector<std::string> sides = absl::StrSplit(std::string(equation), "->");
+  const std::vector<std::string> operands = absl::StrSplit(sides[0], ',');
+  const std::string result = sides[1];
+  std::string letters;
+  for (char c : sides[0]) {
+    if (c != ',' && letters.find(c) == std::string::npos) letters += c;
+  }
+  return Rule([=](const OpCall& call, Strategies& out) {
+    const TensorInfo& self = call.input(0);
+    const int missing = static_cast<int>(result.size()) - self.ndim();
+    auto cut = [](const std::string& operand, char letter) {
+      const size_t dim = operand.find(letter);
+      return dim == std::string::npos ? Replicate() : Shard(static_cast<int>(dim));
+    };
+    for (char letter : letters) {
+      std::vector<Placement> inputs(1);
+      for (const std::string& operand : operands) inputs.push_back(cut(operand, letter));
+      const size_t at = result.find(letter);
+      if (at == std::string::npos) {
+        if (kind == Addend::kInsideActivation) continue;
+        inputs[0] = Partial();
+        out.add(std::move(inputs), {Partial()});
+        continue;
+      }
+      const int d = static_cast<int>(at);
+      const int self_dim = d - missing;
+      const bool broadcast =
+          self_dim < 0 || (self.sizes[self_dim] == 1 && call.output().sizes[d] != 1);
+      if (!broadcast) inputs[0] = Shard(self_dim);
+      out.add(std::move(inputs), {Shard(d)});
+    }
+    if (kind == Addend::kInsideActivation) return;
+    for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
+      for (size_t i = 0; i < operands.size(); ++i) {
+        std::vector<Placement> inputs(1 + operands.size(), Replicate());
+        inputs[0] = Partial(op);
+        inputs[1 + i] = Partial(op);
+        out.add(std::move(inputs), {Partial(op)});
+      }
+    }
+  });
+}
+
+void scalar_shape(OpCall& call) {
+  call.outputs.push_back(contiguous_info({}, call.input(0).dtype));
+}
+
+// addbmm has no kernel for meta tensors.
+void addbmm_shape(OpCall& call) {
+  const TensorInfo& a = call.input(1);
+  const TensorInfo& b = call.input(2);
+  const bool fits = a.ndim() == 3 && b.ndim() == 3 && a.sizes[0] == b.sizes[0] && a.sizes[2] == b.sizes[1];
+  if (!fits) {
+    throw Error(absl::InvalidArgumentError(
+        absl::StrCat("addbmm: batch1 [", absl::StrJoin(a.sizes, ", "), "] and batch2 [",
+                     absl::StrJoin(b.sizes, ", "), "] are not two batches of matrices that multiply")));
+  }
+  call.outputs.push_back(contiguous_info({a.sizes[1], b.sizes[2]}, call.input(0).dtype));
+}
+
+}  // namespace
+
+void add_matmul_rules(RuleTable& table) {
+  table.add("aten::mm", einsum("mk,kn->mn"));
+  table.add("aten::bmm", einsum("bmk,bkn->bmn"));
+  table.add("aten::mv", einsum("mk,k->m"));
+  table.add({"aten::dot", "aten::vdot"}, einsum("k,k->").shapes(scalar_shape));
+  table.add("aten::addmm", add_einsum("mk,kn->mn"));
+  table.add("aten::_addmm_activation", add_einsum("mk,kn->mn", Addend::kInsideActivation));
+  table.add("aten::addbmm", add_einsum("bmk,bkn->mn").shapes(addbmm_shape));
+  table.add("aten::baddbmm", add_einsum("bmk,bkn->bmn"));
+  table.add("aten::addmv", add_einsum("mk,k->m"));
+  table.add("aten::addr", add_einsum("m,n->mn"));
+}
+
+}  // namespace shardweave

@@ -1,0 +1,341 @@
+// Reductions. Along a dimension that is not reduced every operator may be sharded; along one that is,
+// the result of a shard is a Partial where a reduction of the field can finish it.
+#include <algorithm>
+#include <limits>
+#include <tuple>
+#include <vector>
+
+#include "ATen/OpMathType.h"
+#include "ATen/ops/full.h"
+#include "ATen/ops/squeeze.h"
+#include "ATen/ops/sum.h"
+#include "c10/core/DefaultDtype.h"
+#include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/rules/common.h"
+#include "shardweave/dtensor/rules/families.h"
+
+namespace shardweave {
+namespace {
+
+// Whether a Partial survives the cast from `from` to `to`: rounding commutes with a sum well enough,
+// cutting off digits and wrapping around do not.
+bool cast_is_linear(at::ScalarType from, at::ScalarType to) {
+  return from == to || (c10::isFloatingType(from) && c10::isFloatingType(to));
+}
+
+struct Reduction {
+  // What is left to do over the ranks after each reduced its shard.
+  ReduceOp over_ranks = ReduceOp::kSum;
+  // Replaces the operator on shards of reduced dimensions.
+  LocalKernel kernel = nullptr;
+  // Partials of the input that the operator passes on.
+  std::vector<ReduceOp> commutes_with = {};
+  // Of several outputs: the reduction of the second.
+  ReduceOp second_over_ranks = over_ranks;
+};
+
+void add_reduction_strategies(const Reduction& r, const OpCall& call, Strategies& out) {
+  const ReducedDims dims(call);
+  std::vector<Placement> partials = {Partial(r.over_ranks)};
+  if (call.num_outputs() == 2) partials.push_back(Partial(r.second_over_ranks));
+  for (int d = 0; d < dims.ndim(); ++d) {
+    if (dims.contains(d)) {
+      out.add({Shard(d)}, partials, r.kernel);
+    } else {
+      out.add({Shard(d)}, {Shard(dims.in_output(d, call.output().ndim()))});
+    }
+  }
+  if (!cast_is_linear(call.input(0).dtype, call.output().dtype)) return;
+  for (ReduceOp op : r.commutes_with) out.add({Partial(op)}, {Partial(op)});
+}
+
+Rule reduction(Reduction r) {
+  return Rule([r = std::move(r)](const OpCall& call, Strategies& out) {
+    add_reduction_strategies(r, call, out);
+  });
+}
+
+// any and all over an explicit empty list of dimensions convert to bool and reduce nothing.
+Rule any_all_dims(ReduceOp over_ranks) {
+  return Rule([over_ranks](const OpCall& call, Strategies& out) {
+    if (call.arg("dim").isIntList() && call.arg("dim").toIntVector().empty()) {
+      for (int d = 0; d < call.input(0).ndim(); ++d) out.add({Shard(d)}, {Shard(d)});
+    } else {
+      add_reduction_strategies({over_ranks}, call, out);
+    }
+  });
+}
+
+// --- shapes --------------------------------------------------------------------------------------
+
+// Outputs of operators without a kernel for meta tensors. Here for the dtype that "dtype" asks for, or
+// else that of the input.
+void reduced_shape(OpCall& call) {
+  const ReducedDims dims(call);
+  at::ScalarType dtype = call.input(0).dtype;
+  if (call.arg_index("dtype") >= 0 && !call.arg("dtype").isNone()) {
+    dtype = call.arg("dtype").toScalarType();
+  } else if (call.arg_index("dtype") >= 0 && c10::isIntegralType(dtype, /*includeBool=*/true)) {
+    dtype = at::kLong;  // sums and products of integers
+  }
+  call.outputs.push_back(contiguous_info(dims.sizes(call.input(0)), dtype));
+}
+
+void logsumexp_shape(OpCall& call) {
+  reduced_shape(call);
+  if (c10::isIntegralType(call.input(0).dtype, /*includeBool=*/true)) {
+    call.outputs[0].dtype = c10::get_default_dtype_as_scalartype();
+  }
+}
+
+void count_shape(OpCall& call) {
+  call.outputs.push_back(contiguous_info(ReducedDims(call).sizes(call.input(0)), at::kLong));
+}
+
+void two_reduced_shapes(OpCall& call) {
+  reduced_shape(call);
+  reduced_shape(call);
+}
+
+// median, mode, kthvalue along a dimension: values and indices.
+void values_indices_shape(OpCall& call) {
+  reduced_shape(call);
+  count_shape(call);
+}
+
+void same_shape(OpCall& call) {
+  call.outputs.push_back(contiguous_info(call.input(0).sizes, call.input(0).dtype));
+}
+
+void cumulative_values_indices_shape(OpCall& call) {
+  same_shape(call);
+  call.outputs.push_back(contiguous_info(call.input(0).sizes, at::kLong));
+}
+
+// --- kernels for shards of reduced dimensions ------------------------------------------------------
+
+// The sum of the shard over the global count: shards of different sizes weigh what they should. Half
+// precision is accumulated in single, as the operator itself does.
+void mean_of_shard(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
+  BoxedCall boxed(op, stack);
+  const at::Tensor self = boxed.tensor("self");
+  const std::vector<int64_t> dims = boxed.dims();
+  const bool keepdim = boxed.flag("keepdim");
+  const at::ScalarType dtype = call.outputs[0]->dtype;
+
+  double count = 1;
+  const Dims& sizes = call.inputs[0]->sizes;
+  if (dims.empty()) {
+    for (int64_t size : sizes) count *= size;
+  } else {
+    for (int64_t d : dims) count *= sizes[d < 0 ? d + sizes.size() : d];
+  }
+  at::Tensor sum = at::sum(self, dims, keepdim, at::toOpMathType(dtype));
+  boxed.finish({sum.div_(count).to(dtype)});
+}
+
+// The identity of max or min.
+at::Scalar extreme(ReduceOp op, at::ScalarType dtype) {
+  const bool max = op == ReduceOp::kMax;
+  if (c10::isFloatingType(dtype)) {
+    constexpr double kInfinity = std::numeric_limits<double>::infinity();
+    return max ? -kInfinity : kInfinity;
+  }
+  switch (dtype) {
+    case at::kBool:
+      return !max;
+    case at::kByte:
+      return max ? 0 : 255;
+    case at::kChar:
+      return max ? -128 : 127;
+    case at::kShort:
+      return max ? -32768 : 32767;
+    case at::kInt:
+      return max ? std::numeric_limits<int32_t>::min() : std::numeric_limits<int32_t>::max();
+    default:
+      return max ? std::numeric_limits<int64_t>::min() : std::numeric_limits<int64_t>::max();
+  }
+}
+
+// amax and its like refuse to reduce nothing; a rank with an empty shard contributes the identity.
+void extreme_of_shard(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
+  BoxedCall boxed(op, stack);
+  const at::Tensor self = boxed.tensor("self");
+  if (self.numel() != 0) {
+    boxed.run();
+    return;
+  }
+  std::vector<at::Tensor> results;
+  for (const SpecRef& output : call.outputs) {
+    ReduceOp reduce = ReduceOp::kMax;
+    for (const Placement& p : output->layout.placements()) {
+      if (p.is_partial()) reduce = p.reduce_op();
+    }
+    const c10::IntArrayRef sizes(output->local_sizes.data(), output->local_sizes.size());
+    results.push_back(at::full(sizes, extreme(reduce, output->dtype), self.options()));
+  }
+  if (results.size() == 2) {
+    boxed.finish({results[0], results[1]});
+  } else {
+    boxed.finish({results[0]});
+  }
+}
+
+// --- composites for reduced dimensions that are sharded --------------------------------------------
+
+bool reduces_sharded(const c10::OperatorHandle& op, absl::Span<const c10::IValue> args) {
+  const at::Tensor& self = args[0].toTensor();
+  if (!is_dtensor(self)) return false;
+  const auto& arguments = op.schema().arguments();
+  const c10::IValue* dim = nullptr;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].name() == "dim") dim = &args[i];
+  }
+  std::vector<int64_t> dims;
+  if (dim != nullptr && dim->isInt()) dims = {dim->toInt()};
+  if (dim != nullptr && dim->isIntList()) dims = dim->toIntVector();
+  for (const Placement& p : layout_of(self).placements()) {
+    if (!p.is_shard()) continue;
+    if (dims.empty()) return true;
+    for (int64_t d : dims) {
+      if (p.dim() == d || p.dim() == d + self.dim()) return true;
+    }
+  }
+  return false;
+}
+
+// norm and linalg_vector_norm: the norm of norms is no reduction of the field, but powers add up.
+void vector_norm(const c10::OperatorHandle& op, c10::Stack& stack) {
+  BoxedCall call(op, stack);
+  const at::Tensor self = call.tensor("self");
+  const std::vector<int64_t> dims = call.dims();
+  const bool keepdim = call.flag("keepdim");
+  const c10::IValue& order = call[call.has("ord") ? "ord" : "p"];
+  const double p = order.isNone() ? 2 : order.toScalar().toDouble();
+  at::ScalarType dtype = c10::toRealValueType(self.scalar_type());
+  at::Tensor x = self;
+  if (call.has("dtype") && !call["dtype"].isNone()) {
+    dtype = c10::toRealValueType(call["dtype"].toScalarType());
+    x = x.to(call["dtype"].toScalarType());
+  }
+  const at::ScalarType accumulate = at::toOpMathType(dtype);
+  x = x.abs().to(accumulate);
+
+  at::Tensor result;
+  if (p == std::numeric_limits<double>::infinity()) {
+    result = x.amax(dims, keepdim);
+  } else if (p == -std::numeric_limits<double>::infinity()) {
+    result = x.amin(dims, keepdim);
+  } else if (p == 0) {
+    result = x.ne(0).sum(dims, keepdim, accumulate);
+  } else if (p == 1) {
+    result = x.sum(dims, keepdim);
+  } else if (p == 2) {
+    result = x.mul(x).sum(dims, keepdim).sqrt();
+  } else {
+    result = x.pow(p).sum(dims, keepdim).pow(1 / p);
+  }
+  call.finish({result.to(dtype)});
+}
+
+// Mean first, then the mean square distance from it.
+std::tuple<at::Tensor, at::Tensor> variance_and_mean(BoxedCall& call) {
+  const at::Tensor self = call.tensor("self");
+  const at::Tensor x = self.to(at::toOpMathType(self.scalar_type()));
+  const std::vector<int64_t> dims = call.dims();
+  const bool keepdim = call.flag("keepdim");
+  const c10::IValue& correction = call["correction"];
+  double count = 1;
+  if (dims.empty()) {
+    count = static_cast<double>(x.numel());
+  } else {
+    for (int64_t d : dims) count *= static_cast<double>(x.size(d));
+  }
+  count -= correction.isNone() ? 1 : correction.toScalar().toDouble();
+
+  const at::Tensor mean = x.mean(dims, /*keepdim=*/true);
+  const at::Tensor distance = x.sub(mean);
+  const at::Tensor sum = distance.mul(distance).sum(dims, keepdim);
+  at::Tensor squeezed = mean;
+  if (!keepdim) squeezed = dims.empty() ? mean.squeeze() : at::squeeze(mean, dims);
+  return {sum.div(std::max(count, 0.0)), squeezed};
+}
+
+template <bool kRoot, bool kWithMean>
+void variance(const c10::OperatorHandle& op, c10::Stack& stack) {
+  BoxedCall call(op, stack);
+  const at::ScalarType dtype = call.tensor("self").scalar_type();
+  auto [var, mean] = variance_and_mean(call);
+  if (kRoot) var = var.sqrt();
+  var = var.to(dtype);
+  if (kWithMean) {
+    call.finish({var, mean.to(dtype)});
+  } else {
+    call.finish({var});
+  }
+}
+
+void logsumexp(const c10::OperatorHandle& op, c10::Stack& stack) {
+  BoxedCall call(op, stack);
+  at::Tensor x = call.tensor("self");
+  if (c10::isIntegralType(x.scalar_type(), /*includeBool=*/true)) {
+    x = x.to(c10::get_default_dtype_as_scalartype());
+  }
+  const std::vector<int64_t> dims = call.dims();
+  const bool keepdim = call.flag("keepdim");
+  at::Tensor max = x.amax(dims, /*keepdim=*/true);
+  // A line of nothing but -inf, or with an inf, is its own answer: do not make a nan of inf - inf.
+  max = max.masked_fill(max.abs().eq(std::numeric_limits<double>::infinity()), 0);
+  const at::Tensor log = x.sub(max).exp().sum(dims, keepdim).log();
+  if (!keepdim) max = dims.empty() ? max.squeeze() : at::squeeze(max, dims);
+  call.finish({log.add(max)});
+}
+
+}  // namespace
+
+void add_reduction_rules(RuleTable& table) {
+  using enum ReduceOp;
+  table.add("aten::sum", reduction({kSum, nullptr, {kSum, kAvg}}));
+  table.add("aten::nansum", reduction({kSum}).shapes(reduced_shape));
+  table.add("aten::mean", reduction({kSum, mean_of_shard, {kSum, kAvg}}));
+  table.add("aten::prod", reduction({kProduct, nullptr, {kProduct}}).shapes(reduced_shape));
+  table.add("aten::count_nonzero", reduction({kSum}).shapes(count_shape));
+
+  table.add("aten::amax", reduction({kMax, extreme_of_shard, {kMax}}));
+  table.add("aten::amin", reduction({kMin, extreme_of_shard, {kMin}}));
+  table.add("aten::max", reduction({kMax, extreme_of_shard, {kMax}}).shapes(reduced_shape));
+  table.add("aten::min", reduction({kMin, extreme_of_shard, {kMin}}).shapes(reduced_shape));
+  // These overloads are maximum and minimum of two tensors.
+  table.add({"aten::max.other", "aten::max.out", "aten::min.other", "aten::min.out"}, pointwise());
+  table.add("aten::aminmax", reduction({kMin, extreme_of_shard, {}, kMax}));
+  table.add("aten::any", reduction({kMax}));
+  table.add("aten::all", reduction({kMin}));
+  table.add({"aten::any.dims", "aten::any.dims_out"}, any_all_dims(kMax));
+  table.add({"aten::all.dims", "aten::all.dims_out"}, any_all_dims(kMin));
+
+  // The position of an element is only known to who has the whole line.
+  table.add({"aten::argmax", "aten::argmin", "aten::max.dim", "aten::max.dim_max", "aten::min.dim",
+             "aten::min.dim_min"},
+            along_dim());
+  table.add({"aten::median.dim", "aten::nanmedian.dim", "aten::mode", "aten::kthvalue"},
+            along_dim().shapes(values_indices_shape));
+  table.add({"aten::cumsum", "aten::cumprod"}, along_dim());
+  table.add("aten::logcumsumexp", along_dim().shapes(same_shape));
+  table.add({"aten::cummax", "aten::cummin"}, along_dim().shapes(cumulative_values_indices_shape));
+
+  table.add({"aten::norm", "aten::linalg_vector_norm"},
+            along_dim().composed_when(reduces_sharded, vector_norm));
+  table.add("aten::logsumexp",
+            along_dim().shapes(logsumexp_shape).composed_when(reduces_sharded, logsumexp));
+  // LibTorch makes the other overloads of these of the one with a correction.
+  table.add({"aten::var.correction", "aten::var.correction_out"},
+            along_dim().shapes(reduced_shape).composed_when(reduces_sharded, variance<false, false>));
+  table.add({"aten::std.correction", "aten::std.correction_out"},
+            along_dim().shapes(reduced_shape).composed_when(reduces_sharded, variance<true, false>));
+  table.add({"aten::var_mean.correction", "aten::var_mean.correction_out"},
+            along_dim().shapes(two_reduced_shapes).composed_when(reduces_sharded, variance<false, true>));
+  table.add({"aten::std_mean.correction", "aten::std_mean.correction_out"},
+            along_dim().shapes(two_reduced_shapes).composed_when(reduces_sharded, variance<true, true>));
+}
+
+}  // namespace shardweave
