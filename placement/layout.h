@@ -1,14 +1,21 @@
 // A Layout says how one tensor lies on a whole mesh: a placement per mesh dimension and the order in
 // which the mesh dimensions cut it.
 //
-//   auto layout = Layout::create({Shard(0), Shard(0)});       // mesh dim 0 cuts first, then mesh dim 1
-//   auto mine = local_extent(*layout, {2, 2}, {1, 0}, {7, 5}); // of the rank at coordinate (1, 0)
-//   mine.shape;                                               // {2, 5}
-//   mine.offset;                                              // {4, 0}
+//   auto layout = Layout::create({Shard(0), Shard(0)});         // mesh dim 0 cuts first, then dim 1
+//   auto mine = local_extent(*layout, {2, 2}, {1, 0}, {7, 5});  // of the rank at coordinate (1, 0)
+//   mine.shape;                                                 // {2, 5}
+//   mine.offset;                                                // {4, 0}
+//   layout->to_string();                                        // "[S(0), S(0)]"
+//
+// When several mesh dimensions shard one tensor dimension, each cuts the piece that the cuts before it
+// have left. A value: copy, compare and hash it freely, share it between threads.
 #pragma once
 
 #include <cstdint>
+#include <iosfwd>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
@@ -26,9 +33,10 @@ class Layout {
   Layout() = default;
   // Mesh dimensions cut in their own order (0 first).
   explicit Layout(Placements placements);
-  // `order` is a permutation of the mesh dimensions, outermost cut first. Only the relative order of
-  // mesh dimensions that shard the same tensor dimension matters; the stored order is canonical, so
-  // that layouts that mean the same compare equal.
+  // `order` is a permutation of the mesh dimensions, outermost cut first (empty: their own order);
+  // InvalidArgument if it is not. Only the relative order of mesh dimensions that shard the same
+  // tensor dimension matters; the stored order is canonical, so that layouts that mean the same
+  // compare equal.
   static absl::StatusOr<Layout> create(Placements placements, std::vector<int> order = {});
 
   const Placements& placements() const { return placements_; }
@@ -42,23 +50,30 @@ class Layout {
   bool is_replicated() const;  // Replicate on every mesh dimension
   bool has_partial() const;
 
-  // "[S(0), R]"; a non-default order is shown by the rank of the cut: "[S(0)@1, S(0)@0]".
+  // "[S(0), R]". Where mesh dimensions do not cut a tensor dimension in their own order, each says
+  // when it is its turn: "[S(0)@1, S(0)@0]".
   std::string to_string() const;
+  // The inverse; InvalidArgument says where the text is wrong.
   static absl::StatusOr<Layout> parse(std::string_view text);
 
   friend bool operator==(const Layout&, const Layout&) = default;
+  friend std::ostream& operator<<(std::ostream& out, const Layout& layout);
   template <typename H>
   friend H AbslHashValue(H h, const Layout& l) {
     return H::combine(std::move(h), l.placements_, l.order_);
   }
 
  private:
+  Layout(Placements placements, absl::Span<const int> order);  // `order`: a permutation
+
   Placements placements_;
   std::vector<int> order_;
 };
 
 // Checks a layout against a mesh shape and a global tensor shape: number of placements, dims in
-// range, ragged sizes that sum up, positive split factors.
+// range, positive split factors, ragged sizes that are as many as the ranks and sum up to what they
+// cut (below other cuts those must have left pieces of one size). InvalidArgument names the part that
+// does not fit.
 absl::Status validate(const Layout& layout, absl::Span<const int64_t> mesh_shape,
                       absl::Span<const int64_t> shape);
 
@@ -69,31 +84,41 @@ struct Interval {
   int64_t size() const { return end - begin; }
   friend bool operator==(const Interval&, const Interval&) = default;
 };
-using Intervals = absl::InlinedVector<Interval, 2>;  // ascending or not, disjoint, never empty ones
+// Ascending, none empty, none touching the next: equal sets of indices are equal Intervals.
+using Intervals = absl::InlinedVector<Interval, 2>;
 
 // What one rank holds.
 struct LocalExtent {
   Dims shape;
-  Dims offset;                     // of the first element, per dimension (0 if the shard is empty ... see .cc)
-  bool contiguous = true;          // false: some dimension consists of several intervals
+  Dims offset;             // global index of the first element; 0 in a dimension of size 0
+  bool contiguous = true;  // false: some dimension consists of several intervals
   friend bool operator==(const LocalExtent&, const LocalExtent&) = default;
 };
 
-// All functions below: `coordinate` is the rank's coordinate in the mesh, `shape` the global shape.
-// Cost: O(tensor dims + mesh dims) (+ the number of intervals for strided shards), independent of the number of ranks.
+// The functions below want a layout that validate() accepts. `coordinate` is the rank's coordinate in
+// the mesh, `shape` the global shape. They cost O(tensor dims + mesh dims), plus the split
+// factors of strided shards and the ranks before this one in ragged shards; the number of ranks does
+// not matter otherwise. A Partial holds all of what the others leave.
 Dims local_shape(const Layout& layout, absl::Span<const int64_t> mesh_shape,
                  absl::Span<const int64_t> coordinate, absl::Span<const int64_t> shape);
 LocalExtent local_extent(const Layout& layout, absl::Span<const int64_t> mesh_shape,
                          absl::Span<const int64_t> coordinate, absl::Span<const int64_t> shape);
 // The global indices of dimension `dim` that the rank holds, in the order of its local tensor.
 Intervals local_intervals(const Layout& layout, absl::Span<const int64_t> mesh_shape,
-                          absl::Span<const int64_t> coordinate, absl::Span<const int64_t> shape, int dim);
+                          absl::Span<const int64_t> coordinate, absl::Span<const int64_t> shape,
+                          int dim);
 
-// Chunk semantics of the field (torch.chunk): chunks of ceil(size / n), then the rest, then empty ones.
+// Chunk semantics of the field (torch.chunk): chunks of ceil(size / n), then the rest, then empty ones
+// (which lie at the end: {size, size}).
 Interval chunk(int64_t size, int64_t n, int64_t index);
 
-// The inverse: the global shape from every rank's local shape (indexed by linear rank, last mesh
-// dimension fastest); an error names the first rank whose shape does not fit.
+// One cut on its own: of a piece of `size` elements, those that `placement` (a shard of any kind)
+// gives to rank `index` of `num_ranks`; and how many they are, without listing them.
+Intervals cut(const Placement& placement, int64_t size, int64_t num_ranks, int64_t index);
+int64_t cut_size(const Placement& placement, int64_t size, int64_t num_ranks, int64_t index);
+
+// The inverse of local_shape: the global shape from every rank's local shape (indexed by linear rank,
+// last mesh dimension fastest). InvalidArgument names the first rank whose shape does not fit.
 absl::StatusOr<Dims> global_shape(const Layout& layout, absl::Span<const int64_t> mesh_shape,
                                   const std::vector<Dims>& local_shapes);
 

@@ -4,11 +4,14 @@
 //   Placement r = Replicate();                  // every rank holds all of it
 //   Placement s = Partial(ReduceOp::kSum);      // every rank holds a summand
 //   p.to_string();                              // "S(0)"
+//   parse_placements("[S(0), R]");              // {Shard(0), Replicate()}
 //
-// A value: copy, compare and hash it freely. Nothing here communicates or allocates tensors.
+// A value: copy, compare and hash it freely. Nothing here communicates or allocates tensors. Whether
+// a placement fits a tensor and a mesh is a question for validate() in layout.h.
 #pragma once
 
 #include <cstdint>
+#include <iosfwd>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -35,14 +38,15 @@ class Placement {
   // Exactly Shard(dim): contiguous, chunk semantics.
   bool is_plain_shard() const { return kind_ == PlacementKind::kShard; }
 
-  int dim() const { return dim_; }                         // shards only
-  ReduceOp reduce_op() const { return reduce_op_; }        // Partial only
-  int64_t split_factor() const { return split_factor_; }   // strided shard only
+  int dim() const { return dim_; }                              // shards only
+  ReduceOp reduce_op() const { return reduce_op_; }             // Partial only
+  int64_t split_factor() const { return split_factor_; }        // strided shard only
   const std::vector<int64_t>& sizes() const { return sizes_; }  // ragged shard only: one per rank
 
   std::string to_string() const;
 
   friend bool operator==(const Placement&, const Placement&) = default;
+  friend std::ostream& operator<<(std::ostream& out, const Placement& placement);
   template <typename H>
   friend H AbslHashValue(H h, const Placement& p) {
     return H::combine(std::move(h), p.kind_, p.reduce_op_, p.dim_, p.split_factor_, p.sizes_);
@@ -62,11 +66,15 @@ class Placement {
 };
 
 Placement Replicate();
+// The dimension is cut into chunks of ceil(size / ranks): full ones first, then the rest, then empty
+// ones (torch.chunk).
 Placement Shard(int dim);
+// The tensor is the reduction of what the ranks hold. On several mesh dimensions the last one is
+// reduced first, which matters only for reductions that do not commute().
 Placement Partial(ReduceOp op = ReduceOp::kSum);
 // The dimension is first cut into `split_factor` chunks; each chunk is cut again over the ranks, and
 // a rank holds its piece of every chunk, concatenated. (What a flattened or merged dimension needs,
-// such as a fused QKV weight.)
+// such as a fused QKV weight.) A split factor of 1 is Shard(dim), and compares equal to it.
 Placement StridedShard(int dim, int64_t split_factor);
 // Rank i of the mesh dimension holds sizes[i] consecutive elements of `dim`; they sum to its size.
 Placement RaggedShard(int dim, std::vector<int64_t> sizes);
@@ -75,6 +83,8 @@ using Placements = std::vector<Placement>;  // one per mesh dimension
 
 // "[S(0), R]", "[P(sum)]", "[S(1, sf=3)]", "[S(0, sizes=[3,0,4])]".
 std::string to_string(const Placements& placements);
+// The inverses. Spaces between the words are free, "P" is "P(sum)". A text that says something else
+// is an InvalidArgument with the position of the first wrong character and what was expected there.
 absl::StatusOr<Placement> parse_placement(std::string_view text);
 absl::StatusOr<Placements> parse_placements(std::string_view text);
 

@@ -1,13 +1,32 @@
 // A RedistributePlan is the cheapest sequence of steps that leads a tensor from one layout to another.
 //
 //   auto plan = plan_redistribute(from, to, {2, 4}, {128, 64}, /*element_size=*/4, CostModel());
-//   plan->to_string();   // "reduce_scatter(sum, mesh dim 1, S(0)): 28672 bytes"
+//   plan->to_string();   // "reduce_scatter(sum, mesh dim 1, S(0)): 24576 bytes"
+//   for (const RedistributeStep& step : plan->steps) run(step);
+//   part_of_me = exchange_part(step.before, step.after, ...);   // for StepKind::kExchange
 //
-// Plan with values, act at the edge: this file computes, dtensor/ executes.
+// Plan with values, act at the edge: this file computes, dtensor/ executes. A plan is the same on
+// every rank: it depends on nothing but the arguments, and equally cheap plans are told apart by
+// fixed rules (fewer steps, then the order in which the search finds them). Pure functions, safe on any
+// thread.
+//
+// What is cheapest. The search goes over all sequences of the steps below, with every cost exact, in
+// which
+//   - only the mesh dimensions that change take part. Those are the ones that `from` and `to` place
+//     differently, those that cut a tensor dimension inside such a one, and those with a Partial that
+//     has to be reduced earlier;
+//   - each of them goes through its placements in `from` and `to`, Replicate, and Shard of the tensor
+//     dimensions that such mesh dimensions cut in `from` or `to` and of the longest one;
+//   - an exchange gives each of its mesh dimensions the final placement or leaves it the one it has
+//     (any number of finished cuts in their final order, then the others).
+// It is Dijkstra's, with a lower bound of the latency to come (A*). When one mesh dimension changes,
+// the answer is read off a table without a search.
 #pragma once
 
 #include <cstdint>
+#include <iosfwd>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -17,77 +36,127 @@
 
 namespace shardweave {
 
-// Time of a step on mesh dimension d = latency[d] * (messages) + bytes / bandwidth[d].
+// The time of a step is latency + bytes / bandwidth of its mesh dimension; an exchange over several
+// takes the largest latency and the smallest bandwidth among them. Steps without communication are
+// free.
 struct CostModel {
   struct Link {
-    double latency = 5e-6;     // seconds per collective
-    double bandwidth = 5e9;    // bytes per second and rank
+    double latency = 5e-6;   // seconds per collective
+    double bandwidth = 5e9;  // bytes per second and rank
     friend bool operator==(const Link&, const Link&) = default;
   };
-  std::vector<Link> links;     // per mesh dimension; missing ones are Link()
+  std::vector<Link> links;  // per mesh dimension; missing ones are Link()
   Link link(int mesh_dim) const {
     return mesh_dim < static_cast<int>(links.size()) ? links[mesh_dim] : Link();
   }
+  friend bool operator==(const CostModel&, const CostModel&) = default;
 };
 
+// What the executor has to do. In each step `m` is step.mesh_dims[0], k its number of ranks, "the
+// group" the k ranks that differ in their coordinate on m only, `local` the local tensor in
+// step.before. All ranks of a group reach a step together and have local tensors of one shape except
+// along what m itself cuts; that may be uneven or empty (a rank with nothing takes part with 0
+// elements). Which elements belong to rank c is always cut(placement of m, size, k, c), where `size`
+// counts the piece that m cuts, which the whole group has in common: the innermost cut is m's.
 enum class StepKind : uint8_t {
-  kAllGather,      // S(d) -> R on `mesh_dim`; mesh_dim is the innermost cut of d
-  kSlice,          // R -> S(d) on `mesh_dim` (becomes the innermost cut); local
-  kAllReduce,      // P(op) -> R
-  kReduceScatter,  // P(op) -> S(d) (innermost cut); contiguous Shard only
-  kAllToAll,       // S(i) -> S(j) on one mesh dim (innermost cut of both)
-  kToPartial,      // R -> P(op); local: sum/product: coordinate 0 keeps the value and the others hold the identity; avg/min/max: all keep it
-  kExchange,       // any layout without Partial changes on `mesh_dims` -> any other: each rank sends every peer of those
-                   // mesh dims the intersection of what it has and what the peer wants (v-variant all-to-all). On dims in
-                   // `mesh_dims` only; covers strided, ragged and changes of the cut order.
+  // S(d) -> R, any shard. Everybody gets everybody's `local`; that of rank c goes to the indices
+  // cut(before[m], size, k, c) of dimension d of the result, where size is the result's size.
+  kAllGather,
+  // R -> S(d), any shard; local. The result is the indices cut(after[m], size, k, own) of dimension d.
+  kSlice,
+  // P(op) -> R. Elementwise reduction over the group; op == avg divides by k.
+  kAllReduce,
+  // P(op) -> S(d), plain or ragged (contiguous) shard. Rank c gets the reduction of the indices
+  // cut(after[m], size, k, c) of dimension d.
+  kReduceScatter,
+  // S(i) -> S(j), i != j, any shards. Rank c gets from each rank the indices cut(after[m], size of j,
+  // k, c) of dimension j; what comes from rank c goes to the indices cut(before[m], size of i, k, c) of
+  // dimension i of the result, where size is the result's size.
+  kAllToAll,
+  // R -> P(op); local. sum, product: rank 0 of the group keeps its value, the others hold the identity
+  // (0, 1) instead; avg, min, max: all keep their value.
+  kToPartial,
+  // Any change of the placements and cut orders of step.mesh_dims, none of them Partial or Replicate
+  // before, nor Partial after. Each rank sends every rank that differs from it on those mesh dimensions
+  // only the elements that it has and the other one wants: exchange_part() tells which. Other mesh
+  // dimensions may have any placement, Partial included.
+  kExchange,
 };
+
+std::string_view to_string(StepKind kind);  // "all_gather", ...
 
 struct RedistributeStep {
-  StepKind kind;
+  StepKind kind = StepKind::kSlice;
   std::vector<int> mesh_dims;  // exactly one, except kExchange (ascending)
+  // Mesh dimensions outside of mesh_dims do not change, except those of size 1, which cut nothing, and
+  // a ragged shard that is just what Shard would give: at the ends of a plan those may be relabelled.
   Layout before;
   Layout after;
-  int64_t bytes = 0;           // largest number of bytes that any rank sends
-  double cost = 0;             // seconds by the model
+  // The largest number of bytes that any rank sends. In elements:
+  //   all_gather       of the group's total all but the smallest piece (a ring: a rank passes on all
+  //                    pieces but the one that its successor started with)
+  //   reduce_scatter   `local` less the smallest piece that a rank keeps (a ring as well)
+  //   all_reduce       2 (`local` - floor(`local` / k)): reduce_scatter, then all_gather
+  //   all_to_all, exchange   what goes to other ranks; an exchange among more than 1024 ranks counts what
+  //                    they keep as sent
+  // Exact for uneven and empty pieces. 0 for local steps. Saturates at the largest int64_t.
+  int64_t bytes = 0;
+  double cost = 0;  // seconds by the model
+  bool is_local() const { return kind == StepKind::kSlice || kind == StepKind::kToPartial; }
+  // "all_to_all(mesh dim 0, S(0) -> S(1)): 96 bytes".
   std::string to_string() const;
   friend bool operator==(const RedistributeStep&, const RedistributeStep&) = default;
+  friend std::ostream& operator<<(std::ostream& out, const RedistributeStep& step);
 };
 
 struct RedistributePlan {
   std::vector<RedistributeStep> steps;
   int64_t bytes() const;
   double cost() const;
+  // Every rank already holds the local tensor that it should have (as when the layouts differ on mesh
+  // dimensions of size 1 only).
   bool is_noop() const { return steps.empty(); }
-  bool is_local() const;       // no step communicates
+  bool is_local() const;  // no step communicates
+  // The steps, "; " between them; "nothing to do" if there are none.
   std::string to_string() const;
   friend bool operator==(const RedistributePlan&, const RedistributePlan&) = default;
+  friend std::ostream& operator<<(std::ostream& out, const RedistributePlan& plan);
 };
 
-// Every transition is possible; from == to gives the empty plan. Partial(a) to Partial(b) goes through a reduction. A layout that
-// does not fit the mesh or the shape is an InvalidArgument that says which part.
+// Every transition is possible. Partial(a) to Partial(b) goes through a reduction; Partials that do not
+// commute() are reduced from the last mesh dimension to the first. Steps chain: the first begins with
+// `from`, each with the layout that the one before it left, the last ends with `to`. InvalidArgument
+// says which layout does not fit the mesh or the shape, or what in the model or the sizes is not
+// possible.
 absl::StatusOr<RedistributePlan> plan_redistribute(const Layout& from, const Layout& to,
                                                    absl::Span<const int64_t> mesh_shape,
                                                    absl::Span<const int64_t> shape,
                                                    int64_t element_size, const CostModel& model);
 
-// One rank's share of an exchange step: what it sends to and receives from every peer of step.mesh_dims (peers ordered by
-// their coordinate in those mesh dims, last fastest).
-// Blocks of one peer are packed one after the other, each block row-major, in the same order on sender and receiver.
+// One rank's share of an exchange step: what it sends to and receives from every peer of
+// step.mesh_dims, itself included (peers ordered by their coordinate in those mesh dims, last
+// fastest). Blocks of one peer are packed one after the other, each block row-major, in the same order
+// on sender and receiver (by global index); none is empty. Together the received blocks fill the local
+// tensor of `after`, each element once. Mesh dimensions of `mesh_dims` that `before` replicates are
+// allowed: there a rank receives from the peers with its own coordinate.
 struct ExchangeBlock {
-  Dims offset;   // in the local tensor
+  Dims offset;  // in the local tensor
   Dims shape;
+  friend bool operator==(const ExchangeBlock&, const ExchangeBlock&) = default;
 };
 struct ExchangePart {
   std::vector<std::vector<ExchangeBlock>> send;  // [peer][block], in the local tensor of `before`
   std::vector<std::vector<ExchangeBlock>> recv;  // [peer][block], in the local tensor of `after`
 };
-ExchangePart exchange_part(const Layout& before, const Layout& after, const std::vector<int>& mesh_dims,
-                           absl::Span<const int64_t> mesh_shape, absl::Span<const int64_t> coordinate,
-                           absl::Span<const int64_t> shape);
+ExchangePart exchange_part(const Layout& before, const Layout& after,
+                           const std::vector<int>& mesh_dims, absl::Span<const int64_t> mesh_shape,
+                           absl::Span<const int64_t> coordinate, absl::Span<const int64_t> shape);
 
-// A quick estimate in seconds for one mesh dimension changing from `from` to `to` while the local tensor before the change has
-// `local_bytes` bytes (0 for steps without communication). Used to compare sharding strategies; no allocation.
-double transition_cost(const Placement& from, const Placement& to, int64_t num_ranks, int64_t local_bytes,
-                       CostModel::Link link);
+// A quick estimate in seconds for one mesh dimension of `num_ranks` changing from `from` to `to` while
+// the local tensor before the change has `local_bytes` bytes. What plan_redistribute says for even
+// pieces; more than that, by at most what a rank keeps, where shards of one tensor dimension change
+// their kind. Used to compare sharding strategies; no allocation.
+double transition_cost(const Placement& from, const Placement& to, int64_t num_ranks,
+                       int64_t local_bytes, CostModel::Link link);
 
 }  // namespace shardweave
