@@ -365,6 +365,16 @@ std::vector<int64_t> DeviceMesh::ranks() const {
   return grid_->first_ranks(size());
 }
 
+Rank DeviceMesh::max_rank() const {
+  if (grid_->table) {
+    const std::vector<int64_t> all = ranks();
+    return Rank(*std::max_element(all.begin(), all.end()));
+  }
+  Coordinate last(grid_->shape.begin(), grid_->shape.end());
+  for (int64_t& value : last) --value;
+  return Rank(grid_->position_at(last));
+}
+
 absl::StatusOr<DeviceMesh> DeviceMesh::slice(const std::vector<std::string>& names,
                                              Rank member) const {
   absl::StatusOr<Coordinate> coordinate = this->coordinate(member);

@@ -1,0 +1,224 @@
+#include "shardweave/mesh/connected_mesh.h"
+
+#include <atomic>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace shardweave {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+// The sum of what the group's ranks give: shows that the communicator really reaches them.
+int64_t sum_over(Communicator& comm, int64_t mine) {
+  int64_t sum = mine;
+  const absl::Status status =
+      comm.all_reduce(Buffer::of(&sum, 1), Buffer::of(&sum, 1), ReduceOp::kSum).wait();
+  EXPECT_TRUE(status.ok()) << status;
+  return sum;
+}
+
+void run(int ranks, const std::function<void(World&)>& body) {
+  const absl::Status status = run_ranks(ranks, [&](World& world) {
+    body(world);
+    return absl::OkStatus();
+  });
+  ASSERT_TRUE(status.ok()) << status;
+}
+
+std::string message(const absl::Status& status) {
+  return std::string(status.message());
+}
+
+TEST(ConnectedMeshTest, CommunicatorsFollowTheDimensions) {
+  run(6, [](World& world) {
+    auto mesh = init_device_mesh(world, {{"dp", 2}, {"tp", 3}}).value();
+    EXPECT_EQ(mesh->rank().value, world.rank());
+    EXPECT_THAT(mesh->coordinate(), ElementsAre(world.rank() / 3, world.rank() % 3));
+    for (int dim = 0; dim < 2; ++dim) {
+      auto comm = mesh->communicator(dim).value();
+      EXPECT_EQ(comm->size(), mesh->mesh().size(dim));
+      EXPECT_EQ(comm->rank(), mesh->coordinate()[dim]);
+      EXPECT_EQ(comm->world_ranks(), mesh->mesh().group(dim, mesh->rank()).value());
+      EXPECT_EQ(comm->name(), mesh->mesh().name(dim));
+      int64_t expected = 0;
+      for (int64_t rank : comm->world_ranks()) expected += 1 << rank;
+      EXPECT_EQ(sum_over(*comm, 1 << world.rank()), expected);
+    }
+  });
+}
+
+TEST(ConnectedMeshTest, MakesEachCommunicatorOnce) {
+  run(4, [](World& world) {
+    auto mesh = init_device_mesh(world, {{"dp", 2}, {"tp", 2}}).value();
+    auto tp = mesh->communicator(1).value();
+    EXPECT_EQ(mesh->communicator(1).value(), tp);
+    EXPECT_EQ(mesh->communicator({1}).value(), tp);
+    EXPECT_NE(mesh->communicator(0).value(), tp);
+    EXPECT_EQ(mesh->slice({"tp"}).value()->communicator(0).value(), tp);
+  });
+}
+
+TEST(ConnectedMeshTest, SeveralDimensionsAreRowMajorInTheOrderGiven) {
+  run(4, [](World& world) {
+    auto mesh = init_device_mesh(world, {{"dp", 2}, {"tp", 2}}).value();
+    auto straight = mesh->communicator({0, 1}).value();
+    EXPECT_THAT(straight->world_ranks(), ElementsAre(0, 1, 2, 3));
+    auto turned = mesh->communicator({1, 0}).value();
+    EXPECT_THAT(turned->world_ranks(), ElementsAre(0, 2, 1, 3));
+    EXPECT_EQ(turned->name(), "tp_dp");
+    EXPECT_EQ(sum_over(*straight, 1), 4);
+    EXPECT_EQ(sum_over(*turned, 1), 4);
+  });
+}
+
+TEST(ConnectedMeshTest, DimensionsOfSizeOneHaveCommunicatorsOfTheirOwn) {
+  run(2, [](World& world) {
+    auto mesh = init_device_mesh(world, {{"pp", 1}, {"dp", 2}, {"tp", 1}}).value();
+    ASSERT_TRUE(mesh->connect().ok());
+    auto pp = mesh->communicator(0).value();
+    auto tp = mesh->communicator(2).value();
+    EXPECT_EQ(pp->size(), 1);
+    EXPECT_EQ(sum_over(*pp, 5 + world.rank()), 5 + world.rank());
+    EXPECT_EQ(pp->name(), "pp");
+    EXPECT_EQ(tp->name(), "tp");
+    EXPECT_EQ(sum_over(*mesh->communicator(1).value(), 1), 2);
+  });
+}
+
+TEST(ConnectedMeshTest, OneRankIsAWorld) {
+  run(1, [](World& world) {
+    auto mesh = init_device_mesh(world, {{"tp", 1}}).value();
+    EXPECT_EQ(sum_over(*mesh->communicator(0).value(), 7), 7);
+  });
+}
+
+// Stages use their dimensions in different orders; connect() made the communicators before.
+TEST(ConnectedMeshTest, ConnectLetsRanksUseDimensionsInAnyOrder) {
+  run(8, [](World& world) {
+    auto mesh = init_device_mesh(world, {{"pp", 2}, {"dp", 2}, {"tp", 2}}).value();
+    ASSERT_TRUE(mesh->connect().ok());
+    for (int i = 0; i < 3; ++i) {
+      const int dim = (i + world.rank()) % 3;
+      EXPECT_EQ(mesh->communicator(dim).value()->size(), 2);
+    }
+    EXPECT_EQ(sum_over(*mesh->communicator(0).value(), 1), 2);
+  });
+}
+
+TEST(ConnectedMeshTest, MeshOfSomeRanks) {
+  run(4, [](World& world) {
+    const DeviceMesh odd = DeviceMesh::from_ranks({{"x", 2}}, {3, 1}).value();
+    auto mesh = ConnectedMesh::create(odd, world.comm());
+    if (world.rank() % 2 == 0) {
+      EXPECT_EQ(mesh.status().code(), absl::StatusCode::kNotFound);
+      EXPECT_THAT(message(mesh.status()),
+                  HasSubstr(absl::StrCat("rank ", world.rank(), " is not")));
+    } else {
+      auto comm = (*mesh)->communicator(0).value();
+      EXPECT_EQ(comm->rank(), world.rank() == 3 ? 0 : 1);
+      EXPECT_EQ(sum_over(*comm, world.rank()), 4);
+    }
+  });
+}
+
+TEST(ConnectedMeshTest, SliceKeepsThisRank) {
+  run(8, [](World& world) {
+    auto mesh = init_device_mesh(world, {{"pp", 2}, {"dp", 2}, {"tp", 2}}).value();
+    auto inner = mesh->slice({"tp", "pp"}).value();
+    EXPECT_TRUE(inner->mesh().contains(inner->rank()));
+    EXPECT_THAT(inner->coordinate(), ElementsAre(world.rank() % 2, world.rank() / 4));
+    auto both = inner->communicator({0, 1}).value();
+    EXPECT_EQ(both->size(), 4);
+    EXPECT_EQ(mesh->communicator({2, 0}).value(), both);
+    EXPECT_EQ(inner->slice({"dp"}).status().code(), absl::StatusCode::kNotFound);
+  });
+}
+
+TEST(ConnectedMeshTest, ThreadsOfARankShareIt) {
+  run(2, [](World& world) {
+    auto mesh = init_device_mesh(world, {{"dp", 2}}).value();
+    std::vector<std::shared_ptr<Communicator>> seen(4);
+    std::vector<std::thread> threads;
+    for (auto& comm : seen) threads.emplace_back([&] { comm = mesh->communicator(0).value(); });
+    for (std::thread& thread : threads) thread.join();
+    for (const auto& comm : seen) EXPECT_EQ(comm, seen[0]);
+  });
+}
+
+TEST(ConnectedMeshTest, MeshAndWorldMustAgree) {
+  run(2, [](World& world) {
+    const absl::Status status = init_device_mesh(world, {{"dp", 2}, {"tp", 4}}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(message(status), HasSubstr("DeviceMesh(dp=2, tp=4) has 8 ranks, the world has 2"));
+    EXPECT_EQ(init_device_mesh(world, {{"dp", 1}}).status().code(),
+              absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(message(init_device_mesh(world, {{"dp", 0}}).status()), HasSubstr("size 0"));
+
+    const absl::Status outside =
+        ConnectedMesh::create(DeviceMesh::from_ranks({{"x", 2}}, {0, 7}).value(), world.comm())
+            .status();
+    EXPECT_EQ(outside.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(message(outside), HasSubstr("has rank 7, the world only 2 ranks"));
+  });
+}
+
+TEST(ConnectedMeshTest, RefusesAGroupThatIsNotTheWorld) {
+  run(2, [](World& world) {
+    auto turned = world.comm()->subgroup({1, 0}, "turned").value();
+    const absl::Status status =
+        ConnectedMesh::create(DeviceMesh::create({{"x", 2}}).value(), turned).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(message(status), HasSubstr("\"turned\" is not the world: its rank 0 is rank 1"));
+  });
+}
+
+TEST(ConnectedMeshTest, RefusesBadDimensions) {
+  run(1, [](World& world) {
+    auto mesh = init_device_mesh(world, {{"x", 1}, {"y", 1}}).value();
+    for (const absl::Status& status :
+         {mesh->communicator(2).status(), mesh->communicator(-1).status(),
+          mesh->communicator({0, 5}).status()}) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_THAT(message(status), HasSubstr("wanted 0 to 1"));
+    }
+    EXPECT_THAT(message(mesh->communicator({1, 1}).status()), HasSubstr("named \"y\""));
+    EXPECT_THAT(message(mesh->communicator(absl::Span<const int>()).status()),
+                HasSubstr("at least one dimension"));
+  });
+}
+
+TEST(ConnectedMeshTest, ABrokenWorldPassesOnItsError) {
+  run(2, [](World& world) {
+    auto mesh = init_device_mesh(world, {{"dp", 2}}).value();
+    world.comm()->abort(absl::AbortedError("out of patience"));
+    const absl::Status status = mesh->communicator(0).status();
+    EXPECT_FALSE(status.ok());
+    EXPECT_THAT(message(status), HasSubstr("out of patience"));
+  });
+}
+
+TEST(ConnectedMeshTest, ExtensionIsMadeOnceAndEndsWithTheMesh) {
+  run(1, [](World& world) {
+    auto mesh = init_device_mesh(world, {{"x", 1}}).value();
+    int made = 0;
+    auto make = [&](ConnectedMesh& me) -> std::shared_ptr<void> {
+      EXPECT_EQ(&me, mesh.get());
+      return std::make_shared<int>(++made);
+    };
+    std::weak_ptr<void> extension = mesh->extension(make);
+    EXPECT_EQ(mesh->extension(make), extension.lock());
+    EXPECT_EQ(made, 1);
+    mesh.reset();
+    EXPECT_TRUE(extension.expired());
+  });
+}
+
+}  // namespace
+}  // namespace shardweave
