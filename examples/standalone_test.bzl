@@ -11,7 +11,7 @@ def standalone_test(name, workspace, files, needs, repositories):
       workspace: its directory, which .bazelignore names; also the name of its program.
       files: the files in it.
       needs: the component's targets. The test runs again when they change.
-      repositories: {repository: a file at its top}. They are taken as fetched here.
+      repositories: {repository: a file in it}. They are taken as fetched here.
     """
     native.sh_test(
         name = name,

@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
-# standalone_test.sh WORKSPACE [REPOSITORY=FILE]...: builds and runs the example workspace with a Bazel of its own.
+# standalone_test.sh WORKSPACE [REPOSITORY=FILE]...: builds and runs the example workspace with a Bazel of its own,
+# on the fetched repositories that the files are in.
 set -euo pipefail
 
 root=$(dirname -- "$(readlink -f -- WORKSPACE)")
 workspace=$1
 shift
 overrides=()
-for repository in "$@"; do
-  overrides+=("--override_repository=${repository%%=*}=$(dirname -- "$(readlink -f -- "${repository#*=}")")")
+for argument in "$@"; do
+  repository=${argument%%=*}
+  file=$(readlink -- "${argument#*=}")
+  overrides+=("--override_repository=$repository=${file%%/external/"$repository"/*}/external/$repository")
 done
 
 # Another output root than that of the Bazel that runs this test, so that neither waits for the other; no server that stays.

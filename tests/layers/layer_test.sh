@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# layer_test.sh TARGET FILE: FILE names what TARGET must not reach and does.
+# layer_test.sh FILE TARGET...: FILE names what the targets must not reach and do.
 set -u
-if [[ -s $2 ]]; then
-  echo "$1 must not reach:"
-  sed 's/^/  /' "$2"
-  echo "See how with: ./bazelw query 'somepath($1, $(head -n 1 "$2"))'"
+forbidden=$1
+shift
+if [[ -s $forbidden ]]; then
+  echo "$* must not reach:"
+  sed 's/^/  /' "$forbidden"
+  echo "See how with: ./bazelw query 'somepath(set($*), $(head -n 1 "$forbidden"))'"
   exit 1
 fi
-[[ -e $2 ]]
+[[ -e $forbidden ]]

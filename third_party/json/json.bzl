@@ -6,6 +6,8 @@ def _json_impl(ctx):
     home = user_copy(ctx, "JSON_HOME", "include/nlohmann") or fetch_debian(ctx, ["nlohmann-json3-dev"], "JSON_HOME")
     link_headers(ctx, home, ["nlohmann"])
     ctx.file("BUILD.bazel", """
+exports_files(["include/nlohmann/json.hpp"])
+
 cc_library(
     name = "json",
     hdrs = glob(["include/nlohmann/**/*.hpp"]),
