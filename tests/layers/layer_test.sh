@@ -5,7 +5,7 @@ forbidden=$1
 shift
 if [[ -s $forbidden ]]; then
   echo "$* must not reach:"
-  sed 's/^/  /' "$forbidden"
+  sed 's/^/  /; 10q' "$forbidden"
   echo "See how with: ./bazelw query 'somepath(set($*), $(head -n 1 "$forbidden"))'"
   exit 1
 fi
