@@ -1,0 +1,68 @@
+// The test suite that every backend passes. A test program links this library and names its backend:
+//
+//   ConformanceBackend pigeons() { return {"Pigeons", [](int num_ranks, const CommunicatorOptions& options) {
+//     return [=](int rank) { return connect_pigeons(rank, num_ranks, options); };
+//   }}; }
+//   SHARDWEAVE_COMM_CONFORMANCE(Pigeons, pigeons());
+//
+// Ranks are threads of the test program. The cases are in *_cases.cc.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "gtest/gtest.h"
+#include "shardweave/comm/communicator.h"
+
+namespace shardweave {
+
+struct ConformanceBackend {
+  // Called once per rank, each on its own thread: that rank's communicator over all ranks.
+  using Connect = std::function<absl::StatusOr<std::shared_ptr<Communicator>>(int rank)>;
+
+  std::string name;
+  // A new world, which has nothing to do with earlier ones.
+  std::function<Connect(int num_ranks, const CommunicatorOptions& options)> make_world;
+};
+inline void PrintTo(const ConformanceBackend& backend, std::ostream* os) { *os << backend.name; }
+
+using RankBody = std::function<absl::Status(const std::shared_ptr<Communicator>& comm)>;
+
+// Runs `body` on a thread per rank; the result is what each rank's body returned. A rank whose body has
+// ended drops its communicator.
+std::vector<absl::Status> run_on_threads(const ConformanceBackend& backend, int num_ranks,
+                                         const RankBody& body,
+                                         const CommunicatorOptions& options = {});
+
+// Cases for a number of ranks.
+class CommConformance : public testing::TestWithParam<std::tuple<ConformanceBackend, int>> {
+ protected:
+  int size() const { return std::get<1>(GetParam()); }
+  // Runs `body` on size() ranks, all of which must succeed.
+  void run(const RankBody& body);
+};
+
+// Cases that choose their number of ranks.
+class CommErrorConformance : public testing::TestWithParam<ConformanceBackend> {
+ protected:
+  std::vector<absl::Status> run(int num_ranks, const RankBody& body,
+                                absl::Duration timeout = absl::Minutes(1)) {
+    return run_on_threads(GetParam(), num_ranks, body, {.timeout = timeout});
+  }
+};
+
+#define SHARDWEAVE_COMM_CONFORMANCE(suite, backend)                                            \
+  INSTANTIATE_TEST_SUITE_P(                                                                    \
+      suite, CommConformance,                                                                  \
+      testing::Combine(testing::Values(backend), testing::Range(1, 6)),                        \
+      [](const auto& tested) { return std::to_string(std::get<1>(tested.param)) + "Ranks"; }); \
+  INSTANTIATE_TEST_SUITE_P(suite, CommErrorConformance, testing::Values(backend),              \
+                           [](const auto& tested) { return tested.param.name; })
+
+}  // namespace shardweave
