@@ -30,7 +30,8 @@ absl::Status estimate(shardweave::World& world) {
   absl::Status status = world.comm()->all_reduce(buffer, buffer, shardweave::ReduceOp::kSum).wait();
   if (status.ok() && world.rank() == 0) {
     double points = static_cast<double>(kPointsPerRank) * world.size();
-    std::cout << world.size() << " ranks: pi is about " << 4 * static_cast<double>(hits) / points << "\n";
+    std::cout << world.size() << " ranks: pi is about " << 4 * static_cast<double>(hits) / points
+              << "\n";
   }
   return status;
 }

@@ -1,4 +1,5 @@
-// Where is my rank? Prints the coordinate of every rank of a mesh and the ranks along each dimension.
+// Where is my rank? Prints the coordinate of every rank of a mesh and the ranks along each
+// dimension.
 //
 //   bazel run //:only_mesh -- "dp=2,tp=4"
 #include <iostream>
