@@ -137,7 +137,9 @@ void find_meeting_point(Reader& reader, std::optional<int> local_world_size, Ren
   }
   find_host(reader, local_world_size, info);
   find_port(reader, info);
-  point.launcher_serves = reader.get("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  // Only torchrun means these for its own workers; a launcher inside its job passes them on unread.
+  point.launcher_serves =
+      info.launcher == "torchrun" && reader.get("TORCHELASTIC_USE_AGENT_STORE") == "True";
   if (info.rank == 0 && !point.launcher_serves) {
     point.listen_fd = reader.optional_number({"SHARDWEAVE_STORE_FD"}, 0, kMaxInt);
   }

@@ -1,0 +1,56 @@
+// Starts the ranks of a program on this machine: launch -n 4 -- PROGRAM ARGUMENTS...
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "shardweave/tools/launch/launcher.h"
+
+ABSL_FLAG(int, n, 1, "number of ranks");
+ABSL_FLAG(bool, prefix, true, "put the rank before each line of output");
+ABSL_FLAG(bool, json, false, "end with a summary as one line of JSON on stdout");
+ABSL_FLAG(absl::Duration, grace, absl::Seconds(5),
+          "how long ranks that are asked to end have until they are killed");
+
+namespace {
+
+// As shells do.
+int exit_code_of(const absl::Status& status) {
+  if (absl::IsNotFound(status)) return 127;
+  if (absl::IsPermissionDenied(status)) return 126;
+  return 2;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage(
+      "Starts the ranks of a program on this machine; the first that fails ends the others.\n"
+      "Usage: launch -n 4 -- PROGRAM ARGUMENTS...");
+  const std::vector<char*> arguments = absl::ParseCommandLine(argc, argv);
+  // `bazel run` starts programs elsewhere; relative paths mean the user's directory.
+  if (const char* directory = std::getenv("BUILD_WORKING_DIRECTORY")) {
+    if (::chdir(directory) != 0) std::perror(directory);
+  }
+  shardweave::LaunchOptions options;
+  options.num_ranks = absl::GetFlag(FLAGS_n);
+  options.command.assign(arguments.begin() + 1, arguments.end());
+  options.prefix_output = absl::GetFlag(FLAGS_prefix);
+  options.grace = absl::GetFlag(FLAGS_grace);
+
+  absl::StatusOr<shardweave::LaunchResult> result = shardweave::launch(options);
+  if (!result.ok()) {
+    std::fprintf(stderr, "%s\n", std::string(result.status().message()).c_str());
+    return exit_code_of(result.status());
+  }
+  if (!result->ok()) std::fprintf(stderr, "launch: %s\n", result->summary().c_str());
+  if (absl::GetFlag(FLAGS_json)) std::printf("%s\n", result->to_json().c_str());
+  return result->exit_code();
+}
