@@ -1,0 +1,588 @@
+#include "shardweave/comm/gloo/engine.h"
+
+#include <sched.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_join.h"
+#include "shardweave/comm/str_cat.h"
+
+namespace shardweave::gloo_internal {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// How long a waiting rank stays awake. Longer than ranks that compute the same usually differ;
+// waking from sleep costs some tens of microseconds.
+constexpr auto kAwake = std::chrono::microseconds(300);
+
+// An operation that nobody waits for is noticed after this time; without operations the helper
+// looks this many times more before it sleeps until it is woken.
+constexpr auto kDoze = std::chrono::milliseconds(10);
+constexpr int kDozes = 10;
+
+constexpr int64_t kMaxFailureText = 64 * 1024;
+
+// "rank 0 called barrier(), rank 2 called all_gather(f32[3])".
+absl::Status compare_calls(const GroupInfo& group, const CallSignature& mine, int peer,
+                           const CallSignature& theirs) {
+  if (mine.op == theirs.op && mine.dtype == theirs.dtype && mine.count == theirs.count &&
+      mine.root == theirs.root && mine.reduce_op == theirs.reduce_op &&
+      mine.counts_hash == theirs.counts_hash) {
+    return absl::OkStatus();
+  }
+  const bool first = group.rank < peer;
+  const std::string my_call = to_string(mine), their_call = to_string(theirs);
+  return absl::FailedPreconditionError(str_cat(
+      "ranks of group '", group.name, "' called different things as collective #", mine.sequence,
+      ": rank ", first ? group.rank : peer, " called ", first ? my_call : their_call, ", rank ",
+      first ? peer : group.rank, " called ", first ? their_call : my_call,
+      my_call == their_call ? ": the counts per rank differ" : ""));
+}
+
+}  // namespace
+
+Engine::Engine(const GroupInfo& group, std::vector<UniqueFd> sockets,
+               const Schedule::Limits& limits)
+    : group_(group),
+      limits_(limits),
+      wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
+      peers_(group.size()) {
+  for (int peer = 0; peer < group.size(); ++peer) {
+    if (peer == group.rank) continue;
+    peers_[peer].connection = std::make_unique<Connection>(std::move(sockets[peer]));
+  }
+}
+
+Engine::~Engine() {
+  Lock lock(mutex_);
+  stopping_ = true;
+  wake_watcher();
+  help_wanted_.notify_all();
+  lock.unlock();
+  if (helper_.joinable()) helper_.join();
+  for (Peer& peer : peers_) {
+    if (peer.connection) peer.connection->close_output({.kind = FrameKind::kLeave}, nullptr);
+  }
+}
+
+// 1. What users call.
+
+absl::StatusOr<Backend::Ticket> Engine::start(const Call& call) {
+  Lock lock(mutex_);
+  Operation* operation = acquire(call);
+  const Backend::Ticket ticket = operation->ticket;
+  if (!failure_.ok() || !begin(*operation, call) || !advance_all()) return failure_of(*operation);
+  wake_watcher();
+  if (find(ticket) == nullptr) return Backend::kDone;
+  call_helper();
+  return ticket;
+}
+
+bool Engine::done(Backend::Ticket ticket) {
+  Lock lock(mutex_);
+  if (find(ticket) == nullptr || !failure_.ok()) return true;
+  const uint64_t before = traffic();
+  const bool alive = progress(/*look=*/true);
+  if (traffic() != before) {
+    wake_watcher();
+    if (followers_ > 0) turn_.notify_all();
+  }
+  return !alive || find(ticket) == nullptr;
+}
+
+absl::Status Engine::wait(Backend::Ticket ticket, Deadline deadline) {
+  Lock lock(mutex_);
+  while (Operation* operation = find(ticket)) {
+    if (!failure_.ok()) return failure_of(*operation);
+    if (!watched_) {
+      watched_ = true;
+      watch(lock, ticket, deadline);
+      watched_ = false;
+      if (followers_ > 0) turn_.notify_all();
+      continue;
+    }
+    ++followers_;
+    wake_watcher();                     // the helper makes room
+    if (deadline == Deadline::max()) {  // which the clock's arithmetic cannot take
+      turn_.wait(lock);
+    } else if (turn_.wait_until(lock, deadline) == std::cv_status::timeout) {
+      operation = find(ticket);
+      if (operation != nullptr && failure_.ok()) fail(timeout_of(*operation), operation);
+    }
+    --followers_;
+  }
+  return absl::OkStatus();
+}
+
+void Engine::abort(const absl::Status& reason) {
+  Lock lock(mutex_);
+  if (failure_.ok()) fail(reason, nullptr);
+}
+
+// 2. Operations.
+
+Engine::Operation* Engine::find(Backend::Ticket ticket) const {
+  for (Operation* operation : pending_) {
+    if (operation->ticket == ticket) return operation;
+  }
+  return nullptr;
+}
+
+Engine::Operation* Engine::acquire(const Call& call) {
+  if (free_operations_.empty()) {
+    operations_.push_back(std::make_unique<Operation>(limits_));
+    free_operations_.push_back(operations_.back().get());
+  }
+  Operation* operation = free_operations_.back();
+  free_operations_.pop_back();
+  operation->ticket = ++last_ticket_;
+  operation->signature = signature_of(call);
+  operation->call = call;
+  operation->call.in_counts = {};
+  operation->call.out_counts = {};
+  operation->call.tag = operation->signature.tag;
+  operation->awaited.assign(group_.size(), false);
+  operation->num_awaited = 0;
+  operation->unsent = 0;
+  pending_.push_back(operation);
+  return operation;
+}
+
+bool Engine::begin(Operation& operation, const Call& call) {
+  if (call.op == OpKind::kRecv) return await(operation, call.peer);
+  if (call.op == OpKind::kSend) {
+    return queue(
+               operation, call.peer,
+               {.kind = FrameKind::kMessage, .value = call.message_tag, .length = call.in.bytes()},
+               call.in.data) &&
+           await(operation, call.peer);  // the receipt
+  }
+  operation.schedule.start(group_, call);
+  if (!begin_step(operation)) return false;
+  operation.schedule.copy_own_part();
+  return true;
+}
+
+bool Engine::begin_step(Operation& operation) {
+  const auto step = static_cast<uint32_t>(operation.schedule.step());
+  // Each rank begins with the one after it, so that not all send to the same one first.
+  for (int i = 1; i < group_.size(); ++i) {
+    const int peer = (group_.rank + i) % group_.size();
+    const Transfer& transfer = operation.schedule.with(peer);
+    if (!queue(operation, peer,
+               {.kind = FrameKind::kCollective, .step = step, .length = transfer.send_bytes},
+               transfer.send)) {
+      return false;
+    }
+  }
+  for (int peer = 0; peer < group_.size(); ++peer) {
+    if (peer != group_.rank && !await(operation, peer)) return false;
+  }
+  return true;
+}
+
+bool Engine::queue(Operation& operation, int peer, FrameHeader header, const void* payload) {
+  header.signature = operation.signature;
+  if (peer == group_.rank) return send_to_self(operation, header);
+  ++operation.unsent;
+  peers_[peer].connection->queue(header, payload, &operation.unsent);
+  return write_to(peer);
+}
+
+bool Engine::send_to_self(Operation& operation, const FrameHeader& header) {
+  auto payload = std::make_unique_for_overwrite<std::byte[]>(header.length);
+  if (header.length > 0) std::memcpy(payload.get(), operation.call.in.data, header.length);
+  peers_[group_.rank].early.push_back({header, std::move(payload)});
+  return take_early(group_.rank);
+}
+
+bool Engine::await(Operation& operation, int peer) {
+  operation.awaited[peer] = true;
+  ++operation.num_awaited;
+  ++peers_[peer].awaited;
+  if (!take_early(peer)) return false;
+  return !peers_[peer].gone || !operation.awaited[peer] || lose(peer);
+}
+
+bool Engine::arrived(Operation& operation, int peer, const FrameHeader& header) {
+  operation.awaited[peer] = false;
+  --operation.num_awaited;
+  --peers_[peer].awaited;
+  if (header.kind != FrameKind::kMessage) return true;
+  const FrameHeader receipt{.kind = FrameKind::kReceipt, .signature = header.signature};
+  if (peer == group_.rank) {
+    peers_[peer].early.push_back({receipt, nullptr});
+    return take_early(peer);
+  }
+  peers_[peer].connection->queue(receipt, nullptr, nullptr);
+  return write_to(peer);
+}
+
+bool Engine::advance_all() {
+  for (size_t i = 0; i < pending_.size();) {
+    Operation& operation = *pending_[i];
+    if (operation.num_awaited > 0 || operation.unsent > 0) {
+      ++i;
+      continue;
+    }
+    bool more = false;
+    if (!is_point_to_point(operation.call.op)) {
+      const absl::StatusOr<bool> next = operation.schedule.finish_step();
+      if (!next.ok()) return fail(next.status(), &operation);  // of all_to_all_v
+      more = *next;
+    }
+    if (more) {
+      if (!begin_step(operation)) return false;
+    } else {
+      free_operations_.push_back(&operation);
+      pending_.erase(pending_.begin() + i);
+    }
+  }
+  return true;
+}
+
+// 3. Frames.
+
+bool Engine::progress(bool look) {
+  for (int peer = 0; peer < group_.size(); ++peer) {
+    const Peer& p = peers_[peer];
+    if (!p.connection || p.gone) continue;
+    if (p.connection->has_output() && !write_to(peer)) return false;
+    if ((p.awaited > 0 || look) && !read_from(peer, look)) return false;
+  }
+  return advance_all();
+}
+
+bool Engine::write_to(int peer) {
+  const absl::Status status = peers_[peer].connection->flush();
+  if (status.ok()) return true;
+  // What the peer has said before it went may tell more.
+  peers_[peer].hung_up = true;
+  return read_from(peer, /*look=*/true) && lose(peer);
+}
+
+bool Engine::read_from(int peer, bool look) {
+  Peer& p = peers_[peer];
+  // What is here already is looked at: if it says that the peer has given up, what came before is
+  // void.
+  while (!p.gone && (p.awaited > 0 || look || p.connection->has_input())) {
+    switch (p.connection->read()) {
+      case Connection::Input::kNothing:
+        return true;
+      case Connection::Input::kHeader:
+        if (!take_frame(peer)) return false;
+        if (p.has_header) return true;
+        break;
+      case Connection::Input::kPayload:
+        if (!finish_frame(peer)) return false;
+        break;
+      case Connection::Input::kGarbage:
+      case Connection::Input::kClosed:
+        p.gone = true;
+        if (std::exchange(p.receiving_early, false)) p.early.pop_back();
+        if (p.awaited > 0) return lose(peer);
+        break;
+    }
+  }
+  return true;
+}
+
+bool Engine::take_frame(int peer) {
+  Peer& p = peers_[peer];
+  const FrameHeader& header = p.connection->header();
+  p.has_header = false;
+  if (header.kind == FrameKind::kLeave) {
+    p.left = true;
+    p.connection->accept(nullptr);
+    return true;
+  }
+  if (header.kind == FrameKind::kCollective || header.kind == FrameKind::kMessage ||
+      header.kind == FrameKind::kReceipt) {
+    Operation* receiver = nullptr;
+    if (!find_receiver(peer, header, &receiver)) return false;
+    if (receiver != nullptr) {
+      p.receiver = receiver;
+      p.connection->accept(memory_for(*receiver, peer));
+      return true;
+    }
+    if (p.awaited == 0 && !p.hung_up) {
+      p.has_header = true;
+      return true;
+    }
+  } else if (header.kind != FrameKind::kFailure || header.length > kMaxFailureText) {
+    return fail(absl::DataLossError(str_cat(name_peer(peer), " sent what is not a frame")),
+                nullptr);
+  }
+  p.early.push_back({header, std::make_unique_for_overwrite<std::byte[]>(header.length)});
+  p.receiving_early = true;
+  p.connection->accept(p.early.back().payload.get());
+  return true;
+}
+
+bool Engine::finish_frame(int peer) {
+  Peer& p = peers_[peer];
+  if (p.receiver != nullptr) {
+    return arrived(*std::exchange(p.receiver, nullptr), peer, p.connection->header());
+  }
+  if (!std::exchange(p.receiving_early, false)) return true;
+  const Early& frame = p.early.back();
+  if (frame.header.kind != FrameKind::kFailure) return take_early(peer);
+  const auto code = static_cast<absl::StatusCode>(frame.header.value);
+  std::string text(reinterpret_cast<const char*>(frame.payload.get()), frame.header.length);
+  // An abort() says itself who called it.
+  if (code != absl::StatusCode::kAborted) text = str_cat(name_peer(peer), " gave up: ", text);
+  return fail(absl::Status(code, text), nullptr);
+}
+
+bool Engine::take_early(int peer) {
+  Peer& p = peers_[peer];
+  const size_t complete = p.early.size() - (p.receiving_early ? 1 : 0);
+  for (size_t i = 0; i < complete; ++i) {
+    const Early& frame = p.early[i];
+    Operation* receiver = nullptr;
+    if (!find_receiver(peer, frame.header, &receiver)) return false;
+    if (receiver == nullptr) continue;
+    const FrameHeader header = frame.header;
+    if (header.length > 0) {
+      std::memcpy(memory_for(*receiver, peer), frame.payload.get(), header.length);
+    }
+    p.early.erase(p.early.begin() + i);
+    // Only what is awaited newly can have been here, and that is one frame.
+    return arrived(*receiver, peer, header);
+  }
+  return true;
+}
+
+void* Engine::memory_for(Operation& operation, int peer) {
+  return is_point_to_point(operation.call.op) ? operation.call.out.data
+                                              : operation.schedule.with(peer).recv;
+}
+
+bool Engine::find_receiver(int peer, const FrameHeader& header, Operation** receiver) {
+  const CallSignature& theirs = header.signature;
+  for (Operation* operation : pending_) {
+    const CallSignature& mine = operation->signature;
+    if (header.kind == FrameKind::kMessage) {
+      if (mine.op != OpKind::kRecv || !operation->awaited[peer] ||
+          operation->call.message_tag != header.value || peers_[peer].receiver == operation) {
+        continue;
+      }
+      if (mine.count != theirs.count || mine.dtype != theirs.dtype) {
+        return fail(
+            absl::FailedPreconditionError(str_cat(name_peer(peer), " called ", to_string(theirs),
+                                                  ", this rank ", to_string(mine))),
+            operation);
+      }
+    } else if (header.kind == FrameKind::kReceipt) {
+      if (mine.op != OpKind::kSend || mine.sequence != theirs.sequence) continue;
+    } else {
+      if (is_point_to_point(mine.op) || mine.sequence != theirs.sequence) continue;
+      if (absl::Status status = compare_calls(group_, mine, peer, theirs); !status.ok()) {
+        return fail(status, nullptr);
+      }
+      // The peer may be a step ahead.
+      if (static_cast<uint32_t>(operation->schedule.step()) != header.step) return true;
+      if (!operation->awaited[peer] || operation->schedule.with(peer).recv_bytes != header.length) {
+        return fail(absl::DataLossError(str_cat(name_peer(peer), " sent ", header.length,
+                                                " bytes in step ", header.step)),
+                    operation);
+      }
+    }
+    *receiver = operation;
+    return true;
+  }
+  return true;
+}
+
+// 4. Errors.
+
+bool Engine::fail(const absl::Status& why, const Operation* where) {
+  if (!failure_.ok()) return false;
+  failed_ticket_ = where == nullptr ? 0 : where->ticket;
+  failure_ = where == nullptr
+                 ? absl::Status(why.code(), why.message())
+                 : absl::Status(why.code(), str_cat(name_of(*where), ": ", why.message()));
+  const auto text = failure_.message();
+  const FrameHeader header{.kind = FrameKind::kFailure,
+                           .value = static_cast<int32_t>(failure_.code()),
+                           .length = std::min<int64_t>(text.size(), kMaxFailureText)};
+  for (Peer& peer : peers_) {
+    if (peer.connection) peer.connection->close_output(header, text.data());
+  }
+  wake_watcher();
+  turn_.notify_all();
+  return false;
+}
+
+bool Engine::lose(int peer) {
+  const Operation* where = nullptr;
+  for (const Operation* operation : pending_) {
+    if (where == nullptr && (operation->awaited[peer] || operation->unsent > 0)) where = operation;
+  }
+  const std::string name = name_peer(peer);
+  return fail(absl::UnavailableError(
+                  peers_[peer].left
+                      ? str_cat(name, " has left the group")
+                      : str_cat(name, " is gone: ", peers_[peer].connection->closed_because())),
+              where);
+}
+
+// A Status of its own for each caller, so that threads share no reference count.
+absl::Status Engine::failure_of(const Operation& operation) const {
+  if (operation.ticket == failed_ticket_) return absl::Status(failure_.code(), failure_.message());
+  return absl::Status(failure_.code(), str_cat(name_of(operation), ": ", failure_.message()));
+}
+
+absl::Status Engine::timeout_of(const Operation& operation) const {
+  std::vector<std::string> missing, deaf;
+  for (int peer = 0; peer < group_.size(); ++peer) {
+    if (operation.awaited[peer]) {
+      missing.push_back(name_peer(peer));
+    } else if (peers_[peer].connection && peers_[peer].connection->has_output()) {
+      deaf.push_back(name_peer(peer));
+    }
+  }
+  std::string text = "the deadline has passed";
+  if (!missing.empty()) {
+    str_append(&text, "; nothing came from ", absl::StrJoin(missing, ", "));
+    if (is_point_to_point(operation.call.op)) {
+      str_append(&text, ", message tag ", operation.call.message_tag);
+    }
+  }
+  if (!deaf.empty()) {
+    str_append(&text, "; what was sent was not taken by ", absl::StrJoin(deaf, ", "));
+  }
+  return absl::DeadlineExceededError(text);
+}
+
+std::string Engine::name_of(const Operation& operation) const {
+  const CallSignature& signature = operation.signature;
+  return str_cat(to_string(signature), ", #", signature.sequence, " of group '", group_.name,
+                 "' (rank ", group_.rank, " of ", group_.size(), ")");
+}
+
+std::string Engine::name_peer(int peer) const {
+  return str_cat("rank ", peer, " (world rank ", group_.world_ranks[peer], ")");
+}
+
+// 5. Waiting.
+
+uint64_t Engine::traffic() const {
+  uint64_t sum = 0;
+  for (const Peer& peer : peers_) {
+    if (peer.connection) sum += peer.connection->traffic();
+  }
+  return sum;
+}
+
+void Engine::watch(Lock& lock, Backend::Ticket ticket, Deadline deadline) {
+  const bool helps = ticket == Backend::kDone;
+  bool look = helps;
+  Clock::time_point awake_since = Clock::now();
+  for (;;) {
+    const uint64_t before = traffic();
+    if (!progress(look)) return;
+    const Operation* operation = helps ? nullptr : find(ticket);
+    if (helps ? pending_.empty() || followers_ > 0 || stopping_ : operation == nullptr) return;
+    const Clock::time_point now = Clock::now();
+    if (traffic() != before) {
+      if (followers_ > 0) turn_.notify_all();
+      awake_since = now;
+      continue;
+    }
+    if (now >= deadline) {
+      fail(timeout_of(*operation), operation);
+      return;
+    }
+    look = helps || now - awake_since >= kAwake;
+    if (look) {
+      sleep_until_traffic(lock, deadline);
+    } else {
+      lock.unlock();
+      ::sched_yield();
+      lock.lock();
+    }
+    if (!failure_.ok()) return;
+  }
+}
+
+void Engine::sleep_until_traffic(Lock& lock, Deadline deadline) {
+  polled_.assign(1, {.fd = wake_.get(), .events = POLLIN});
+  for (const Peer& peer : peers_) {
+    pollfd p{.fd = -1};  // ignored
+    if (peer.connection && !peer.gone) {
+      p.fd = peer.connection->fd();
+      p.events = static_cast<short>((peer.has_header ? 0 : POLLIN) | POLLRDHUP |
+                                    (peer.connection->has_output() ? POLLOUT : 0));
+    }
+    polled_.push_back(p);
+  }
+  int timeout = -1;
+  if (deadline != Deadline::max()) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+    timeout = static_cast<int>(std::clamp<int64_t>(left.count(), 0, INT32_MAX));
+  }
+  sleeping_ = true;
+  lock.unlock();
+  ::poll(polled_.data(), polled_.size(), timeout);
+  lock.lock();
+  sleeping_ = false;
+  if (polled_[0].revents != 0) {
+    uint64_t count;
+    (void)!::read(wake_.get(), &count, sizeof(count));
+  }
+  for (size_t i = 0; i < peers_.size(); ++i) {
+    if (polled_[i + 1].revents & (POLLRDHUP | POLLHUP | POLLERR)) peers_[i].hung_up = true;
+  }
+}
+
+void Engine::wake_watcher() {
+  if (!sleeping_) return;
+  const uint64_t one = 1;
+  (void)!::write(wake_.get(), &one, sizeof(one));
+}
+
+// 6. The helper.
+
+void Engine::call_helper() {
+  if (!helper_.joinable()) {
+    helper_ = std::thread([this] { help(); });
+    return;
+  }
+  // Whoever issues one operation and waits for it does not need help, and must not pay for waking a
+  // thread.
+  hurry_ = pending_.size() > 1 && !watched_;
+  if (hurry_ || !helper_dozes_) help_wanted_.notify_one();
+}
+
+void Engine::help() {
+  Lock lock(mutex_);
+  Backend::Ticket seen = 0;
+  int idle = 0;  // times that nothing was pending
+  while (!stopping_) {
+    idle = pending_.empty() ? idle + 1 : 0;
+    const bool forgotten = !pending_.empty() && (hurry_ || pending_.front()->ticket <= seen);
+    hurry_ = false;
+    if (forgotten && !watched_ && failure_.ok()) {
+      watched_ = true;
+      watch(lock, Backend::kDone, Deadline::max());
+      watched_ = false;
+      turn_.notify_all();
+    }
+    seen = last_ticket_;
+    if (stopping_) return;
+    helper_dozes_ = idle < kDozes;
+    if (helper_dozes_) {
+      help_wanted_.wait_for(lock, kDoze);
+    } else {
+      help_wanted_.wait(lock);
+    }
+  }
+}
+
+}  // namespace shardweave::gloo_internal

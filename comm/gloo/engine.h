@@ -1,0 +1,150 @@
+// The Engine carries out one rank's operations over its connections to the others.
+//
+//   absl::StatusOr<Backend::Ticket> ticket = engine.start(call);     // sends what can be sent at
+//   once if (ticket.ok() && *ticket != Backend::kDone) status = engine.wait(*ticket, deadline);
+//
+// Each frame that comes belongs to a step of a collective or to a recv. One that nobody here wants
+// yet stays in the connection, unless something that is wanted may be behind it: then it is put
+// aside.
+//
+// Threads: as of Backend. One mutex guards everything. Of the threads that wait, one watches the
+// connections for all, and sleeps without the mutex; the others sleep until they are done or it is
+// their turn to watch. Operations that nobody waits for are carried on by a helper thread.
+#pragma once
+
+#include <poll.h>
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "shardweave/comm/backend.h"
+#include "shardweave/comm/gloo/connection.h"
+#include "shardweave/comm/gloo/schedule.h"
+#include "shardweave/comm/gloo/unique_fd.h"
+
+namespace shardweave::gloo_internal {
+
+class Engine {
+ public:
+  // `sockets` by rank, none at this rank's place. `group` must outlive the engine.
+  Engine(const GroupInfo& group, std::vector<UniqueFd> sockets,
+         const Schedule::Limits& limits = Schedule::Limits());
+  // Tells the others that this rank has left.
+  ~Engine();
+
+  absl::StatusOr<Backend::Ticket> start(const Call& call);
+  bool done(Backend::Ticket ticket);
+  absl::Status wait(Backend::Ticket ticket, Deadline deadline);
+  void abort(const absl::Status& reason);
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+
+  struct Operation {
+    explicit Operation(const Schedule::Limits& limits) : schedule(limits) {}
+
+    Backend::Ticket ticket = 0;
+    Call call;  // without what was valid only during start(); its tag is the signature's
+    CallSignature signature;
+    Schedule schedule;          // of a collective
+    std::vector<bool> awaited;  // whose frame is missing in this step
+    int num_awaited = 0;
+    int unsent = 0;  // frames of this step
+  };
+  // A frame that has come before it was wanted.
+  struct Early {
+    FrameHeader header;
+    std::unique_ptr<std::byte[]> payload;
+  };
+  struct Peer {
+    std::unique_ptr<Connection> connection;  // none for this rank itself
+    int awaited = 0;                         // frames that are missing, of all operations
+    bool has_header = false;                 // of a frame that nobody wants yet
+    bool hung_up = false;  // it sends no more; the last may not have been read yet
+    bool left = false;     // it has said that it leaves
+    bool gone = false;     // all has been read
+    // Where the payload goes that is coming: to an operation, or to the last of `early`.
+    Operation* receiver = nullptr;
+    bool receiving_early = false;
+    std::deque<Early> early;
+  };
+
+  Operation* find(Backend::Ticket ticket) const;
+  Operation* acquire(const Call& call);
+
+  // All that return bool return false when the group has been broken by a fail(): then nothing may
+  // go on.
+  [[nodiscard]] bool begin(Operation& operation, const Call& call);
+  [[nodiscard]] bool begin_step(Operation& operation);
+  [[nodiscard]] bool queue(Operation& operation, int peer, FrameHeader header, const void* payload);
+  [[nodiscard]] bool send_to_self(Operation& operation, const FrameHeader& header);
+  [[nodiscard]] bool await(Operation& operation, int peer);
+  // The frame is where it was wanted.
+  [[nodiscard]] bool arrived(Operation& operation, int peer, const FrameHeader& header);
+  [[nodiscard]] bool advance_all();
+
+  // Sends and receives what can be. With `look`, reads also from peers from which nothing is
+  // wanted.
+  [[nodiscard]] bool progress(bool look);
+  [[nodiscard]] bool write_to(int peer);
+  [[nodiscard]] bool read_from(int peer, bool look);
+  [[nodiscard]] bool take_frame(int peer);
+  [[nodiscard]] bool finish_frame(int peer);
+  [[nodiscard]] bool take_early(int peer);
+  [[nodiscard]] bool lose(int peer);
+  // Who wants the frame, if anybody does.
+  [[nodiscard]] bool find_receiver(int peer, const FrameHeader& header, Operation** receiver);
+  void* memory_for(Operation& operation, int peer);
+
+  // Breaks the group, here and for the others; `where` may be null. Returns false.
+  bool fail(const absl::Status& why, const Operation* where);
+  absl::Status failure_of(const Operation& operation) const;
+  absl::Status timeout_of(const Operation& operation) const;
+  // "all_reduce(f32[7], sum) 'loss', #12 of group 'dp' (rank 1 of 4)".
+  std::string name_of(const Operation& operation) const;
+  std::string name_peer(int peer) const;
+  uint64_t traffic() const;
+
+  // Carries out operations until `ticket` is done; kDone: until others take over or nothing is
+  // pending.
+  void watch(Lock& lock, Backend::Ticket ticket, Deadline deadline);
+  void sleep_until_traffic(Lock& lock, Deadline deadline);
+  void call_helper();
+  void help();
+  void wake_watcher();
+
+  const GroupInfo& group_;
+  const Schedule::Limits limits_;
+  const UniqueFd wake_;  // an eventfd, at which the watching thread looks too
+
+  std::mutex mutex_;
+  std::condition_variable turn_;  // an operation is done, or nobody watches any more
+  // Guarded by mutex_:
+  std::vector<Peer> peers_;
+  std::vector<Operation*> pending_;  // in the order of issue
+  std::vector<std::unique_ptr<Operation>> operations_;
+  std::vector<Operation*> free_operations_;
+  Backend::Ticket last_ticket_ = 0;
+  absl::Status failure_;  // what broke the group
+  Backend::Ticket failed_ticket_ = 0;
+  bool watched_ = false;        // a thread watches the connections,
+  bool sleeping_ = false;       // and sleeps, without the mutex
+  int followers_ = 0;           // threads that wait while another one watches
+  std::vector<pollfd> polled_;  // by the thread that watches
+
+  std::condition_variable help_wanted_;
+  bool hurry_ = false;         // operations are pending while others are issued
+  bool helper_dozes_ = false;  // it looks for work from time to time; else it must be woken
+  bool stopping_ = false;
+  std::thread helper_;  // started when first an operation is pending
+};
+
+}  // namespace shardweave::gloo_internal

@@ -1,0 +1,49 @@
+// The Gloo backend: collectives between CPUs over TCP, on loopback or a named interface. Ranks are
+// processes, or threads.
+//
+//   auto backend = make_gloo_backend(store, {.name = "world", .rank = rank, .world_ranks = {0, 1,
+//   2, 3}}); if (!backend.ok()) return backend.status(); auto comm =
+//   Communicator::create(*std::move(backend));
+//
+// Gloo brings the ranks together (mesh.h). What they say then goes through connection.h and
+// schedule.h: Gloo itself hands every message to a thread of its own and back, has no
+// reduce_scatter, reduces f16 in f16, and does not see that ranks called different things.
+// gloo_benchmark.cc measures both in one run.
+//
+// There is no thread of its own: an operation proceeds when it is issued (what the network takes at
+// once is sent), and whenever this rank asks done() or waits, for any operation of the group. So
+// what is issued and waited for at once costs no change of thread; and a rank that computes for a
+// long time between the two keeps the others waiting, except for the small messages that are with
+// the kernel already.
+//
+// A rank that waits stays awake for a fraction of a millisecond, giving its core to any other
+// thread that wants it, then sleeps. Memory: some megabytes of scratch at most for each pending
+// reduction; and each message that has come before its recv, if the recv waits for another one.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "shardweave/comm/backend.h"
+#include "shardweave/comm/store/store.h"
+
+namespace shardweave {
+
+struct GlooOptions {
+  // Network interface. Empty: loopback if all ranks are on one host, else where the host's name
+  // leads.
+  std::string interface;
+  // What the keys in the store begin with. No two groups in one store may have the same.
+  std::string prefix = "gloo";
+  // Of the rendezvous.
+  absl::Duration timeout = absl::Minutes(5);
+};
+
+// All ranks of the group call. DeadlineExceeded: names the ranks that did not come in time.
+absl::StatusOr<std::unique_ptr<Backend>> make_gloo_backend(std::shared_ptr<Store> store,
+                                                           GroupInfo group,
+                                                           const GlooOptions& options = {});
+
+}  // namespace shardweave
