@@ -7,11 +7,13 @@
 //
 // Order: all ranks of a group issue the same collectives, with the same sizes, dtypes, reductions and
 // roots, in the same order. Which collective is waited for first does not matter, nor do sends and recvs
-// in between. If two ranks differ, every rank gets FailedPrecondition that names both calls.
+// in between. If two ranks differ, every rank gets FailedPrecondition that names both calls. Groups are
+// independent of each other; but a backend may run a collective to its end when it is issued (those in this
+// repository do not), and then ranks that share two groups must use them in the same order.
 //
-// Threads: a Communicator is one rank's; it is used by one thread at a time. Different groups are
-// independent. A Work may be waited for by any thread; abort(), the flight recorder and what is const may
-// be used by any thread at any time. The destructor tells the others that this rank has left.
+// Threads: a Communicator is one rank's; it is used by one thread at a time. A Work may be waited for by any
+// thread; abort(), the flight recorder and what is const may be used by any thread at any time. The
+// destructor tells the others that this rank has left.
 //
 // Memory: buffers belong to the caller and must stay alive until the Work is done (work.h). Counts arrays
 // and tags are copied.

@@ -174,7 +174,7 @@ InprocHub::InprocHub(int num_ranks) : state_(std::make_unique<State>()) {
 
 InprocHub::~InprocHub() = default;
 
-std::shared_ptr<Communicator> InprocHub::connect(int rank, const CommunicatorOptions& options) {
+std::unique_ptr<Backend> InprocHub::make_backend(int rank) {
   {
     std::lock_guard lock(state_->mutex);
     if (rank < 0 || rank >= state_->info.size() || state_->connected[rank]) return nullptr;
@@ -182,9 +182,12 @@ std::shared_ptr<Communicator> InprocHub::connect(int rank, const CommunicatorOpt
   }
   GroupInfo info = state_->info;
   info.rank = rank;
-  return Communicator::create(std::make_unique<inproc::InprocBackend>(
-                                  std::move(info), state_->registry, state_->world),
-                              options);
+  return std::make_unique<inproc::InprocBackend>(std::move(info), state_->registry, state_->world);
+}
+
+std::shared_ptr<Communicator> InprocHub::connect(int rank, const CommunicatorOptions& options) {
+  std::unique_ptr<Backend> backend = make_backend(rank);
+  return backend == nullptr ? nullptr : Communicator::create(std::move(backend), options);
 }
 
 void InprocHub::leave(int rank) { state_->registry->leave(rank); }

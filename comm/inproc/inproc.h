@@ -30,6 +30,8 @@ class InprocHub {
 
   // The communicator of one rank over all ranks. nullptr if there is no such rank, or it has been given out.
   std::shared_ptr<Communicator> connect(int rank, const CommunicatorOptions& options = {});
+  // The same without the communicator, for backends that are built on this one.
+  std::unique_ptr<Backend> make_backend(int rank);
 
   // The rank will take part in nothing more: ranks that wait for it, in any group, get Unavailable.
   void leave(int rank);

@@ -21,7 +21,7 @@ std::vector<absl::Status> run_on_threads(const ConformanceBackend& backend, int 
 
 void CommConformance::run(const RankBody& body) {
   const std::vector<absl::Status> results =
-      run_on_threads(std::get<0>(GetParam()), size(), body, {.timeout = absl::Minutes(1)});
+      run_on_threads(backend(), size(), body, {.timeout = absl::Minutes(1)});
   for (int rank = 0; rank < size(); ++rank) {
     EXPECT_TRUE(results[rank].ok()) << "rank " << rank << ": " << results[rank];
   }

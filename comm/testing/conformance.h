@@ -29,6 +29,8 @@ struct ConformanceBackend {
   std::string name;
   // A new world, which has nothing to do with earlier ones.
   std::function<Connect(int num_ranks, const CommunicatorOptions& options)> make_world;
+  // A collective is done when it is issued, as those are that are composed of sends and recvs.
+  bool blocks_at_issue = false;
 };
 inline void PrintTo(const ConformanceBackend& backend, std::ostream* os) { *os << backend.name; }
 
@@ -43,6 +45,7 @@ std::vector<absl::Status> run_on_threads(const ConformanceBackend& backend, int 
 // Cases for a number of ranks.
 class CommConformance : public testing::TestWithParam<std::tuple<ConformanceBackend, int>> {
  protected:
+  const ConformanceBackend& backend() const { return std::get<0>(GetParam()); }
   int size() const { return std::get<1>(GetParam()); }
   // Runs `body` on size() ranks, all of which must succeed.
   void run(const RankBody& body);

@@ -89,7 +89,7 @@ std::vector<Mismatch> mismatches() {
       {"barrier", barrier, all_reduce(7, ReduceOp::kSum), "barrier()", "all_reduce(f32[7], sum)"},
       {"counts per rank", gather_v({3, 3, 3}), gather_v({2, 3, 4}), "all_gather_v(f32[9])",
        "counts per rank differ"},
-      {"counts to send", to_all(2), to_all(1), "all_to_all_v(f32)", "sends 1"},
+      {"counts to send", to_all(2), to_all(1), "all_to_all_v", "sends 1"},
   };
 }
 
