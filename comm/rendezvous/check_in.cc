@@ -64,6 +64,15 @@ class CheckIn {
     return store_.set(verdict(), absl::StrCat(static_cast<int>(hosts.status().code()), "\n", text));
   }
 
+  // Of rank 0 after a failure: the store may go when it goes, so it stays until those who came have read.
+  void linger() {
+    std::vector<std::string> readers;
+    for (int rank = 1; rank < info_.world_size; ++rank) {
+      if (store_.check({member(rank)}).value_or(false)) readers.push_back(read(rank));
+    }
+    store_.wait(readers, kGrace).IgnoreError();
+  }
+
   // Of the other ranks.
   absl::StatusOr<std::vector<std::string>> receive() {
     absl::StatusOr<std::string> text = store_.get(verdict(), timeout_ + kGrace);
@@ -73,6 +82,7 @@ class CheckIn {
                        " in ", absl::FormatDuration(timeout_), " (run \"", info_.run, "\")"));
     }
     if (!text.ok()) return text.status();
+    store_.set(read(info_.rank), "").IgnoreError();
     const std::vector<std::string> parts = absl::StrSplit(*text, absl::MaxSplits('\n', 1));
     int code = 0;
     if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &code)) {
@@ -88,6 +98,7 @@ class CheckIn {
 
  private:
   std::string member(int rank) const { return absl::StrCat(prefix_, "member/", rank); }
+  std::string read(int rank) const { return absl::StrCat(prefix_, "read/", rank); }
   std::string verdict() const { return absl::StrCat(prefix_, "verdict"); }
 
   absl::Status missing_ranks(const std::vector<std::string>& members) {
@@ -120,9 +131,8 @@ class CheckIn {
 
 }  // namespace
 
-bool Roster::one_host() const {
-  return std::all_of(hosts.begin(), hosts.end(),
-                     [&](const std::string& host) { return host == hosts.front(); });
+int Roster::local_rank(int rank) const {
+  return static_cast<int>(std::count(hosts.begin(), hosts.begin() + rank, hosts[rank]));
 }
 
 absl::StatusOr<Roster> check_in(Store& store, const RendezvousInfo& info, const std::string& host,
@@ -134,6 +144,7 @@ absl::StatusOr<Roster> check_in(Store& store, const RendezvousInfo& info, const 
   if (info.rank == 0) {
     absl::Status told = me.publish(hosts);
     if (hosts.ok() && !told.ok()) return told;
+    if (!hosts.ok()) me.linger();
   }
   if (!hosts.ok()) return hosts.status();
   return Roster{*std::move(hosts)};

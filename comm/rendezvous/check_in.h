@@ -21,7 +21,8 @@ namespace shardweave {
 
 struct Roster {
   std::vector<std::string> hosts;  // of each rank
-  bool one_host() const;
+  // How many ranks before this one are on the same host.
+  int local_rank(int rank) const;
 };
 
 // Keys begin with "shardweave/<info.run>/". Errors: DeadlineExceeded if a rank did not come (lists

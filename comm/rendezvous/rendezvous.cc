@@ -160,10 +160,8 @@ absl::StatusOr<RendezvousInfo> detect_rendezvous(const Environment& environment)
     info.rank = reader.number(launcher.rank, "this rank's number", 0, info.world_size - 1);
     const std::optional<int> local_world_size =
         reader.optional_number(launcher.local_world_size, 1, info.world_size);
-    info.local_rank =
-        reader
-            .optional_number(launcher.local_rank, 0, local_world_size.value_or(info.world_size) - 1)
-            .value_or(0);
+    info.local_rank = reader.optional_number(launcher.local_rank, 0,
+                                             local_world_size.value_or(info.world_size) - 1);
     const std::string run = reader.joined(launcher.run);
     if (!run.empty()) info.run = run;
     find_meeting_point(reader, local_world_size, info);
@@ -185,7 +183,9 @@ absl::Status validate(const RendezvousInfo& info) {
   if (info.rank < 0 || info.rank >= info.world_size) {
     return error("rank ", info.rank, ": wanted 0 to ", info.world_size - 1);
   }
-  if (info.local_rank < 0) return error("local rank ", info.local_rank, ": wanted at least 0");
+  if (info.local_rank.value_or(0) < 0) {
+    return error("local rank ", *info.local_rank, ": wanted at least 0");
+  }
   const MeetingPoint& point = info.meeting_point;
   if (!point.file.empty()) return absl::OkStatus();
   if (point.host.empty() || point.port == 0) {

@@ -40,7 +40,7 @@ struct RendezvousInfo {
   std::string launcher = "explicit arguments";
   int rank = 0;
   int world_size = 1;
-  int local_rank = 0;  // among the ranks on this machine; 0 if the launcher does not tell
+  std::optional<int> local_rank;  // among the ranks on this machine, if the launcher tells
   // Names this start of the program, the same on all ranks: a store may have seen others.
   std::string run = "run";
   MeetingPoint meeting_point;

@@ -235,7 +235,7 @@ TEST(RendezvousTest, KubernetesIndexedJob) {
   EXPECT_EQ(info.launcher, "Kubernetes indexed job");
   EXPECT_EQ(info.rank, 2);
   EXPECT_EQ(info.world_size, 3);
-  EXPECT_EQ(info.local_rank, 0);
+  EXPECT_EQ(info.local_rank, std::nullopt);
   EXPECT_EQ(info.meeting_point.host, "train-0.train-svc");
   Variables variables = kIndexedJob;
   variables.erase("MASTER_ADDR");
@@ -331,6 +331,8 @@ TEST(RendezvousTest, ValidatesExplicitArguments) {
   EXPECT_THAT(message(info), HasSubstr("host \"h\", port 0"));
   info.meeting_point.port = 1;
   EXPECT_TRUE(validate(info).ok());
+  info.local_rank = -1;
+  EXPECT_THAT(message(info), HasSubstr("local rank -1"));
   info.rank = 2;
   EXPECT_THAT(message(info), HasSubstr("rank 2: wanted 0 to 1"));
   info.rank = -1;

@@ -12,7 +12,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
 #include "shardweave/comm/store/store_errors.h"
+#include "shardweave/comm/store/tcp_probe.h"
 
 namespace shardweave {
 namespace {
@@ -144,13 +146,20 @@ absl::StatusOr<std::shared_ptr<C10dStore>> open_c10d_store(const C10dStoreOption
   if (options.listen_fd && !options.serve) {
     return absl::InvalidArgumentError(where + ": listen_fd is for the rank that serves");
   }
+  const absl::Time deadline = absl::Now() + options.timeout;
+  if (!options.serve) {
+    absl::Status answered = wait_for_listener(options.host, options.port, options.timeout);
+    if (!answered.ok()) {
+      return absl::UnavailableError(absl::StrCat("TCP store ", std::string(answered.message())));
+    }
+  }
   c10d::TCPStoreOptions tcp;
   tcp.port = options.port;
   tcp.isServer = options.serve;
   tcp.waitWorkers = false;
-  tcp.timeout = milliseconds(options.timeout);
+  tcp.timeout = milliseconds(options.serve ? options.timeout : deadline - absl::Now());
   tcp.masterListenFd = options.listen_fd;
-  const std::string what = options.serve ? ": cannot serve: " : ": nobody answers: ";
+  const std::string what = options.serve ? ": cannot serve: " : ": cannot join: ";
   try {
     return std::make_shared<TcpStore>(c10::make_intrusive<c10d::TCPStore>(options.host, tcp));
   } catch (const c10::Error& e) {

@@ -1,0 +1,48 @@
+#include "shardweave/comm/environment/join_world.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "shardweave/comm/gloo/gloo_backend.h"
+#include "shardweave/comm/rendezvous/check_in.h"
+#include "shardweave/comm/store/prefix_store.h"
+
+namespace shardweave {
+
+absl::StatusOr<std::unique_ptr<World>> join_world(std::shared_ptr<Store> store,
+                                                  const RendezvousInfo& info,
+                                                  const WorldOptions& options,
+                                                  absl::Time deadline) {
+  if (options.backend != "gloo") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("backend \"", options.backend,
+                     "\": wanted \"gloo\" for ranks that are processes; run_ranks() runs ranks as "
+                     "threads"));
+  }
+  deadline = std::min(deadline, absl::Now() + options.timeout);
+  absl::StatusOr<Roster> roster = check_in(*store, info, this_host(), deadline - absl::Now());
+  if (!roster.ok()) return roster.status();
+
+  GroupInfo group{.name = "world", .rank = info.rank};
+  group.world_ranks.resize(info.world_size);
+  std::iota(group.world_ranks.begin(), group.world_ranks.end(), 0);
+  absl::StatusOr<std::unique_ptr<Backend>> backend = make_gloo_backend(
+      make_prefix_store(std::move(store), absl::StrCat("shardweave/", info.run, "/")),
+      std::move(group), {.interface = options.interface, .timeout = deadline - absl::Now()});
+  if (!backend.ok()) return backend.status();
+  std::shared_ptr<Communicator> comm =
+      Communicator::create(*std::move(backend), {.timeout = options.timeout});
+
+  // A rank that is connected may leave and take its store along; nobody does before all are
+  // connected.
+  absl::Status all = comm->barrier({.timeout = deadline - absl::Now(), .tag = "join_world"}).wait();
+  if (!all.ok()) return all;
+  return std::make_unique<World>(std::move(comm),
+                                 info.local_rank.value_or(roster->local_rank(info.rank)));
+}
+
+}  // namespace shardweave

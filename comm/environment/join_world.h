@@ -1,0 +1,30 @@
+// Makes a World of ranks that are processes, once it is known who they are and where they meet.
+//
+//   RendezvousInfo info{.rank = rank, .world_size = 4};       // or detect_rendezvous()
+//   info.meeting_point.file = "/shared/job7/store";
+//   auto store = open_file_store(info.meeting_point.file);
+//   auto world = join_world(*store, info, {.timeout = absl::Minutes(1)});
+//
+// All ranks call it; it returns when all have come, or the deadline has passed. Does not need
+// LibTorch: World::from_environment (from_environment.h) does, for its TCP store.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "shardweave/comm/rendezvous/rendezvous.h"
+#include "shardweave/comm/store/store.h"
+#include "shardweave/comm/world.h"
+
+namespace shardweave {
+
+// Waits for the others until `deadline`, and no longer than options.timeout. Errors, on every rank
+// and naming the ranks that are at fault: those of check_in() and of the backend; InvalidArgument
+// for an unknown backend or numbers that contradict each other.
+absl::StatusOr<std::unique_ptr<World>> join_world(std::shared_ptr<Store> store,
+                                                  const RendezvousInfo& info,
+                                                  const WorldOptions& options = {},
+                                                  absl::Time deadline = absl::InfiniteFuture());
+
+}  // namespace shardweave
