@@ -176,6 +176,10 @@ void infer_outputs(const c10::OperatorHandle& op, const OpInfo& info, absl::Span
     return;
   }
   if (!info.has_meta_kernel) {
+    if (info.rule->shape_function_without_meta) {
+      info.rule->shape_function_without_meta(call);
+      return;
+    }
     fail(op, absl::StatusCode::kInternal, "the sharding rule has no shape function and the operator no kernel for meta tensors");
   }
   c10::Stack stack;
@@ -449,7 +453,7 @@ class Runner {
       const InputChange& change = entry_.input_changes[next_change_++];
       return changed(change, sharded ? meta_of(impl).local : value.toTensor());
     }
-    lost_alias_ |= sharded && meta_of(impl).lost_alias;
+    input_lost_alias_ |= sharded && meta_of(impl).lost_alias;
     return sharded ? meta_of(impl).local : value.toTensor();
   }
 
@@ -506,7 +510,11 @@ class Runner {
 
   at::Tensor wrapped(at::Tensor local, size_t flat) {
     if (!local.defined()) return local;
-    if (entry_.gathered) return wrap_replicated(context_, std::move(local));
+    if (entry_.gathered) {
+      at::Tensor result = wrap_replicated(context_, std::move(local));
+      meta_of(result).lost_alias = lost_alias();
+      return result;
+    }
     const SpecRef& spec = entry_.outputs[flat];
     if (spec == nullptr || local.sizes() != array(spec->local_sizes) || local.scalar_type() != spec->dtype) {
       fail(op_, absl::StatusCode::kInternal,
@@ -518,10 +526,13 @@ class Runner {
                                                        spec->to_string())));
     }
     at::Tensor result = wrap(std::move(local), spec, context_);
-    if (info_.is_view && (lost_alias_ || !entry_.input_changes.empty())) {
-      meta_of(result).lost_alias = true;
-    }
+    meta_of(result).lost_alias = lost_alias();
     return result;
+  }
+
+  // A view of something that was brought here first, or of something that is no alias itself.
+  bool lost_alias() const {
+    return info_.is_view && (input_lost_alias_ || !entry_.input_changes.empty());
   }
 
   void wrap_outputs() {
@@ -558,7 +569,7 @@ class Runner {
   absl::InlinedVector<Kept, 1> kept_;
   int next_input_ = 0;
   size_t next_change_ = 0;
-  bool lost_alias_ = false;
+  bool input_lost_alias_ = false;
 };
 
 }  // namespace

@@ -71,7 +71,12 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) {
   }
   changes_shape = op.hasTag(at::Tag::inplace_view);
   is_random = op.hasTag(at::Tag::nondeterministic_seeded);
-  has_meta_kernel = op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta);
+  // (The dispatcher's computed table is no help: for keys without a kernel it holds a fallback that throws.)
+  for (c10::DispatchKey key : {c10::DispatchKey::Meta, c10::DispatchKey::CompositeExplicitAutograd,
+                               c10::DispatchKey::CompositeExplicitAutogradNonFunctional,
+                               c10::DispatchKey::CompositeImplicitAutograd}) {
+    has_meta_kernel |= op.hasKernelForDispatchKey(key);
+  }
   // Composite operators reach us only in inference mode; lists of tensors that are written decompose into single operators.
   if (rule == nullptr) {
     if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {

@@ -7,6 +7,7 @@
 #include "absl/strings/str_split.h"
 #include "shardweave/dtensor/error.h"
 #include "shardweave/dtensor/mesh_context.h"
+#include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 
 namespace shardweave {
@@ -116,6 +117,11 @@ Rule Rule::shapes(ShapeFunction f) && {
   return std::move(*this);
 }
 
+Rule Rule::shapes_without_meta(ShapeFunction f) && {
+  shape_function_without_meta = std::move(f);
+  return std::move(*this);
+}
+
 Rule Rule::shapes_like(std::vector<int> inputs) && {
   shape_function = [inputs = std::move(inputs)](OpCall& call) {
     for (int i : inputs) {
@@ -134,6 +140,11 @@ Rule Rule::reads(std::vector<std::string> names) && {
 
 Rule Rule::chunks_only() && {
   only_chunks = true;
+  return std::move(*this);
+}
+
+Rule Rule::runs(LocalKernel local) && {
+  kernel = local;
   return std::move(*this);
 }
 
@@ -269,6 +280,10 @@ Rule pointwise(Linearity linearity) {
         for (ReduceOp op : kLinear) only(0, Partial(op));
         break;
     }
+  }).shapes_without_meta([](OpCall& call) {
+    std::vector<int> inputs(call.num_inputs());
+    std::iota(inputs.begin(), inputs.end(), 0);
+    call.outputs.push_back(broadcast_info(call, inputs));
   });
 }
 

@@ -47,7 +47,8 @@ struct OpCall {
   std::vector<TensorInfo> inputs;                // flat: one per tensor argument (None included), one per list element
   std::vector<TensorInfo> outputs;               // flat: shapes are known before a rule is asked
   std::vector<int> input_arg;                    // the schema argument that inputs[i] comes from
-  int mesh_dim = 0;                              // being expanded
+  absl::Span<const int> order;                   // of the mesh dimensions: outermost cut first
+  int mesh_dim = 0;                              // being expanded; those before it in `order` are decided
   int64_t num_ranks = 1;                         // along mesh_dim
 
   const TensorInfo& input(int i) const { return inputs[i]; }
@@ -118,6 +119,8 @@ class Rule {
   // Argument `name` is the global size of output 0 (or of a tensor shaped like it): replaced by the local size.
   Rule size_arg(std::string_view name) &&;
   Rule shapes(ShapeFunction f) &&;
+  // The same, but only for operators that have no kernel for meta tensors.
+  Rule shapes_without_meta(ShapeFunction f) &&;
   // Output shapes, strides and dtypes equal those of these inputs.
   Rule shapes_like(std::vector<int> inputs) &&;
   // The rule reads these arguments, which are not part of the cache key by default (float and Scalar values and strings are not:
@@ -126,14 +129,18 @@ class Rule {
   // Shards must be whole chunks: what holds for Shard(d) does not hold for an arbitrary subset of the indices of d (views, flips,
   // cat along d, ...). Without it strided and ragged shards may stand wherever a strategy says Shard.
   Rule chunks_only() &&;
+  // Replaces the operator on the local tensors in every strategy that has no kernel of its own, all-Replicate included.
+  Rule runs(LocalKernel kernel) &&;
 
   Function function;                             // null: all inputs are gathered
   Composite composite = nullptr;
   Condition composite_condition = nullptr;       // null: always
   ShapeFunction shape_function;
+  ShapeFunction shape_function_without_meta;
   std::vector<std::string> size_args;
   std::vector<std::string> read_args;
   bool only_chunks = false;
+  LocalKernel kernel = nullptr;                  // null: the operator itself
 };
 
 // Name ("aten::mm" for all overloads, "aten::mm.out"-style for one) -> rule.
