@@ -162,6 +162,7 @@ Decision propagate(MeshContext& context, OpCall call, const Rule& rule,
   for (int i = 0; i < inputs; ++i) {
     if (call.input(i).spec != nullptr) input_placements[i] = call.input(i).spec->layout.placements();
   }
+  call.order = order;
   Decision decision;
   // Outer cuts first, and each with the decisions before it applied: a rule that looks at the other mesh dimensions' cuts
   // (views do) sees what will really be there.
@@ -179,6 +180,7 @@ Decision propagate(MeshContext& context, OpCall call, const Rule& rule,
     }
     for (int k = 0; k < outputs; ++k) output_placements[k][m] = s.outputs[k];
   }
+  if (decision.kernel == nullptr) decision.kernel = rule.kernel;
   for (auto& placements : input_placements) {
     decision.inputs.push_back(value_or_throw(Layout::create(std::move(placements), order)));
   }

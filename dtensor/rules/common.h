@@ -18,6 +18,11 @@
 
 namespace shardweave {
 
+// The reductions that a linear operator passes on, and all there are.
+inline constexpr ReduceOp kLinearOps[] = {ReduceOp::kSum, ReduceOp::kAvg};
+inline constexpr ReduceOp kAllReduceOps[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin,
+                                             ReduceOp::kMax, ReduceOp::kProduct};
+
 // --- shapes of results ---------------------------------------------------------------------------
 
 // A contiguous result.

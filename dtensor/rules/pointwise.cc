@@ -1,0 +1,234 @@
+// Elementwise operators: every dimension may be sharded. What differs is in which operands they are
+// linear, so that Partials pass through.
+#include <utility>
+#include <vector>
+
+#include "ATen/native/TypeProperties.h"
+#include "c10/core/DefaultDtype.h"
+#include "shardweave/dtensor/rules/common.h"
+#include "shardweave/dtensor/rules/families.h"
+
+namespace shardweave {
+namespace {
+
+// Operands that an operator is linear in together: they are Partial, all others replicated.
+using Operands = std::vector<int>;
+
+// Elementwise, and linear in each of these sets of operands.
+Rule linear_in(std::vector<Operands> sets) {
+  return Rule([sets = std::move(sets), shards = pointwise().function](const OpCall& call,
+                                                                      Strategies& out) {
+    shards(call, out);
+    for (ReduceOp op : kLinearOps) {
+      for (const Operands& set : sets) {
+        std::vector<Placement> inputs(call.num_inputs(), Replicate());
+        for (int i : set) inputs[i] = Partial(op);
+        out.add(std::move(inputs), {Partial(op)});
+      }
+    }
+  });
+}
+
+// where(condition, self, other): with the same condition on all ranks every reduction commutes.
+void where(const OpCall& call, Strategies& out) {
+  pointwise().function(call, out);
+  for (ReduceOp op : kAllReduceOps) {
+    out.add({Replicate(), Partial(op), Partial(op)}, {Partial(op)});
+  }
+}
+
+// Filling with zeros is linear; with anything else it is not.
+void masked_fill(const OpCall& call, Strategies& out) {
+  pointwise().function(call, out);
+  const c10::Scalar value = call.arg("value").toScalar();
+  if (value.isComplex() || value.toDouble() != 0) return;
+  for (ReduceOp op : kLinearOps) {
+    out.add({Partial(op), Replicate()}, {Partial(op)});
+  }
+}
+
+// --- shapes of results, for operators without a kernel for meta tensors ------------------------------
+
+void like_input(OpCall& call) { call.outputs.push_back(like_info(call.input(0))); }
+
+
+void like_input_real(OpCall& call) {
+  like_input(call);
+  call.outputs[0].dtype = c10::toRealValueType(call.outputs[0].dtype);
+}
+
+// The common dtype of these inputs.
+at::ScalarType promoted(const OpCall& call, const std::vector<int>& inputs) {
+  at::native::ResultTypeState state;
+  for (int i : inputs) {
+    state = at::native::update_result_type_state(call.args[call.input_arg[i]].toTensor(), state);
+  }
+  return at::native::result_type(state);
+}
+
+void broadcast(OpCall& call) {
+  call.outputs.push_back(broadcast_info(call, {0, 1}));
+  call.outputs[0].dtype = promoted(call, {0, 1});
+}
+
+void broadcast_bool(OpCall& call) {
+  call.outputs.push_back(broadcast_info(call, {0, 1}));
+  call.outputs[0].dtype = at::kBool;
+}
+
+void broadcast_complex(OpCall& call) {
+  call.outputs.push_back(broadcast_info(call, {0, 1}));
+  call.outputs[0].dtype = c10::toComplexType(call.input(0).dtype);
+}
+
+void like_input_bool(OpCall& call) {
+  like_input(call);
+  call.outputs[0].dtype = at::kBool;
+}
+
+void like_input_floating(OpCall& call) {
+  like_input(call);
+  if (c10::isIntegralType(call.outputs[0].dtype, /*includeBool=*/true)) {
+    call.outputs[0].dtype = c10::get_default_dtype_as_scalartype();
+  }
+}
+
+// angle: of complex numbers real ones.
+void angle_shape(OpCall& call) {
+  like_input_floating(call);
+  call.outputs[0].dtype = c10::toRealValueType(call.outputs[0].dtype);
+}
+
+void where_shape(OpCall& call) {
+  call.outputs.push_back(broadcast_info(call, {1, 2, 0}));
+  call.outputs[0].dtype = promoted(call, {1, 2});
+}
+
+void frexp_shapes(OpCall& call) {
+  like_input(call);
+  like_input(call);
+  call.outputs[1].dtype = at::kInt;
+}
+
+// The output and a buffer as large.
+void log_sigmoid_shapes(OpCall& call) {
+  like_input(call);
+  like_input(call);
+}
+
+// self with a weight that broadcasts to it.
+void prelu_gradient_shapes(OpCall& call) {
+  call.outputs = {like_info(call.input(1)), like_info(call.input(1))};
+}
+
+}  // namespace
+
+void add_pointwise_rules(RuleTable& table) {
+  // --- one operand ---
+  table.add({"aten::acos", "aten::acosh", "aten::asin", "aten::asinh", "aten::atan",
+             "aten::atanh", "aten::bitwise_not", "aten::ceil", "aten::celu", "aten::cos", "aten::cosh",
+             "aten::digamma", "aten::elu", "aten::erf", "aten::erfc", "aten::erfinv", "aten::exp",
+             "aten::exp2", "aten::expm1", "aten::floor", "aten::frac", "aten::gelu",
+             "aten::hardshrink", "aten::hardsigmoid", "aten::i0", "aten::isinf", "aten::isneginf",
+             "aten::isposinf", "aten::leaky_relu", "aten::lgamma", "aten::log", "aten::log10",
+             "aten::log1p", "aten::log2", "aten::mish", 
+             "aten::polygamma", "aten::reciprocal", "aten::round", "aten::rsqrt",
+             "aten::selu", "aten::sgn", "aten::sigmoid", "aten::sign", "aten::signbit", "aten::silu",
+             "aten::sin", "aten::sinc", "aten::sinh", "aten::softplus", "aten::softshrink",
+             "aten::sqrt", "aten::tan", "aten::tanh", "aten::threshold", "aten::trunc"},
+            pointwise());
+  table.add({"aten::special_airy_ai", "aten::special_bessel_j0", "aten::special_bessel_j1",
+             "aten::special_bessel_y0", "aten::special_bessel_y1", "aten::special_entr",
+             "aten::special_erfcx", "aten::special_i0e", "aten::special_i1", "aten::special_i1e",
+             "aten::special_log_ndtr", "aten::special_modified_bessel_i0",
+             "aten::special_modified_bessel_i1", "aten::special_modified_bessel_k0",
+             "aten::special_modified_bessel_k1", "aten::special_ndtri",
+             "aten::special_scaled_modified_bessel_k0", "aten::special_scaled_modified_bessel_k1",
+             "aten::special_spherical_bessel_j0"},
+            pointwise());
+  table.add({"aten::hardswish", "aten::hardtanh", "aten::nan_to_num", "aten::relu"},
+            pointwise().shapes(like_input));
+  table.add("aten::abs", pointwise().shapes(like_input_real));
+  table.add({"aten::isnan", "aten::logical_not"}, pointwise().shapes(like_input_bool));
+  table.add({"aten::logit", "aten::mvlgamma"}, pointwise().shapes(like_input_floating));
+  table.add("aten::frexp", pointwise().shapes(frexp_shapes));
+  table.add("aten::angle", pointwise().shapes(angle_shape));
+  table.add("aten::log_sigmoid_forward", pointwise().shapes(log_sigmoid_shapes));
+
+  // --- two operands ---
+  table.add({"aten::__and__", "aten::__or__", "aten::__xor__", "aten::__ilshift__",
+             "aten::__irshift__", "aten::atan2", "aten::bitwise_and", "aten::bitwise_left_shift",
+             "aten::bitwise_or", "aten::bitwise_right_shift", "aten::bitwise_xor", "aten::clamp",
+             "aten::clamp_max", "aten::clamp_min", "aten::copysign", "aten::eq",
+             "aten::fmax", "aten::fmin", "aten::fmod", "aten::gcd", "aten::ge", "aten::gt",
+             "aten::heaviside", "aten::hypot", "aten::igamma", "aten::igammac", "aten::lcm",
+             "aten::ldexp", "aten::le", "aten::logaddexp", "aten::logaddexp2", 
+             "aten::lt", "aten::maximum", "aten::minimum",
+             "aten::ne", "aten::nextafter", "aten::pow", "aten::remainder",
+             "aten::xlogy"},
+            pointwise());
+  table.add({"aten::special_chebyshev_polynomial_t", "aten::special_chebyshev_polynomial_u",
+             "aten::special_chebyshev_polynomial_v", "aten::special_chebyshev_polynomial_w",
+             "aten::special_hermite_polynomial_h", "aten::special_hermite_polynomial_he",
+             "aten::special_laguerre_polynomial_l", "aten::special_legendre_polynomial_p",
+             "aten::special_shifted_chebyshev_polynomial_t",
+             "aten::special_shifted_chebyshev_polynomial_u",
+             "aten::special_shifted_chebyshev_polynomial_v",
+             "aten::special_shifted_chebyshev_polynomial_w", "aten::special_xlog1py",
+             "aten::special_zeta"},
+            pointwise());
+  table.add({"aten::logical_and", "aten::logical_or", "aten::logical_xor"},
+            pointwise().shapes(broadcast_bool));
+  table.add({"aten::complex", "aten::polar"}, pointwise().shapes(broadcast_complex));
+  table.add({"aten::__lshift__.Tensor", "aten::__rshift__.Tensor", "aten::floor_divide",
+             "aten::_add_relu.Tensor"},
+            pointwise().shapes(broadcast));
+  table.add({"aten::__lshift__.Scalar", "aten::__rshift__.Scalar", "aten::_add_relu.Scalar",
+             "aten::floor_divide.Scalar", "aten::floor_divide.Scalar_out"},
+            pointwise().shapes(like_input));
+  table.add("aten::remainder.Scalar_Tensor", pointwise().shapes(like_input));
+  table.add("aten::_prelu_kernel", pointwise().shapes(like_input));
+
+  // --- linear ---
+  table.add({"aten::deg2rad", "aten::neg", "aten::rad2deg"}, pointwise(Linearity::kAdditive));
+  table.add({"aten::conj_physical", "aten::_conj_physical"},
+            pointwise(Linearity::kAdditive).shapes(like_input));
+  table.add({"aten::add", "aten::sub"}, pointwise(Linearity::kAdditive));
+  table.add("aten::rsub", pointwise(Linearity::kAdditive).shapes(broadcast));
+  // A number is added once, not once per rank.
+  table.add({"aten::add.Scalar", "aten::add.Scalar_out", "aten::sub.Scalar", "aten::sub.Scalar_out"},
+            pointwise());
+  table.add({"aten::rsub.Scalar", "aten::rsub.Scalar_out"}, pointwise());
+  table.add("aten::mul", pointwise(Linearity::kMultilinear));
+  table.add("aten::div", pointwise(Linearity::kFirst));
+  // Rounding is not linear.
+  table.add({"aten::div.Tensor_mode", "aten::div.Scalar_mode", "aten::div.out_mode",
+             "aten::div.Scalar_mode_out"},
+            pointwise());
+  // self + value * a * b, self + value * a / b
+  table.add("aten::addcmul", linear_in({{0, 1}, {0, 2}}));
+  table.add("aten::addcdiv", linear_in({{0, 1}}));
+  // self + weight * (end - self)
+  table.add("aten::lerp", linear_in({{0, 1}}));
+
+  // --- choices ---
+  table.add("aten::where", Rule(where).shapes(where_shape));
+  table.add({"aten::masked_fill.Scalar", "aten::masked_fill.Scalar_out"},
+            Rule(masked_fill).reads({"value"}));
+  table.add({"aten::masked_fill.Tensor", "aten::masked_fill.Tensor_out"}, linear_in({{0, 2}}));
+
+  // --- gradients: linear in the incoming one ---
+  table.add({"aten::elu_backward", "aten::gelu_backward", "aten::hardshrink_backward",
+             "aten::hardsigmoid_backward", "aten::leaky_relu_backward", "aten::logit_backward",
+             "aten::mish_backward", "aten::sigmoid_backward", "aten::silu_backward",
+             "aten::softplus_backward", "aten::softshrink_backward", "aten::tanh_backward",
+             "aten::threshold_backward"},
+            pointwise(Linearity::kFirst));
+  table.add({"aten::hardswish_backward", "aten::hardtanh_backward", "aten::log_sigmoid_backward",
+             "aten::native_dropout_backward"},
+            pointwise(Linearity::kFirst).shapes(like_input));
+  table.add("aten::_prelu_kernel_backward",
+            pointwise(Linearity::kFirst).shapes(prelu_gradient_shapes));
+}
+
+}  // namespace shardweave

@@ -1,0 +1,213 @@
+// Views: another shape or another order of dimensions for the same elements, without moving them.
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "shardweave/dtensor/mesh_context.h"
+#include "shardweave/dtensor/rules/common.h"
+#include "shardweave/dtensor/rules/families.h"
+#include "shardweave/dtensor/rules/view_map.h"
+
+namespace shardweave {
+namespace {
+
+void pass_partials(Strategies& out) {
+  for (ReduceOp op : kAllReduceOps) out.add({Partial(op)}, {Partial(op)});
+}
+
+// --- one dimension is one dimension ------------------------------------------------------------------
+
+// Where each dimension of the input is in the output; -1: it may not be sharded.
+using DimMap = std::vector<int>;
+
+Rule moved_dims(DimMap (*map)(const OpCall& call)) {
+  return Rule([map](const OpCall& call, Strategies& out) {
+    const DimMap to = map(call);
+    for (int d = 0; d < call.input(0).ndim(); ++d) {
+      if (to[d] >= 0) out.add({Shard(d)}, {Shard(to[d])});
+    }
+    pass_partials(out);
+  });
+}
+
+DimMap same_dims(const OpCall& call) {
+  DimMap to(call.input(0).ndim());
+  std::iota(to.begin(), to.end(), 0);
+  return to;
+}
+
+DimMap permuted_dims(const OpCall& call) {
+  DimMap to(call.input(0).ndim());
+  int position = 0;
+  for (int64_t dim : call.arg("dims").toIntVector()) to[call.input(0).wrap_dim(dim)] = position++;
+  return to;
+}
+
+DimMap transposed_dims(const OpCall& call) {
+  DimMap to = same_dims(call);
+  if (to.empty()) return to;
+  std::swap(to[call.input(0).wrap_dim(call.int_arg("dim0"))],
+            to[call.input(0).wrap_dim(call.int_arg("dim1"))]);
+  return to;
+}
+
+// t: of a matrix; a vector stays.
+DimMap reversed_dims(const OpCall& call) {
+  DimMap to = same_dims(call);
+  std::reverse(to.begin(), to.end());
+  return to;
+}
+
+DimMap unsqueezed_dims(const OpCall& call) {
+  DimMap to = same_dims(call);
+  const int at = call.output().wrap_dim(call.int_arg("dim"));
+  for (int& dim : to) dim += dim >= at;
+  return to;
+}
+
+// New dimensions come in front; one of size 1 that grows may not be sharded.
+DimMap expanded_dims(const OpCall& call) {
+  const TensorInfo& self = call.input(0);
+  const int added = call.output().ndim() - self.ndim();
+  DimMap to(self.ndim());
+  for (int d = 0; d < self.ndim(); ++d) {
+    to[d] = self.sizes[d] == call.output().sizes[d + added] ? d + added : -1;
+  }
+  return to;
+}
+
+// diagonal(dim1, dim2): the others close up, the diagonal is last.
+DimMap dims_beside_diagonal(const OpCall& call) {
+  const TensorInfo& self = call.input(0);
+  DimMap to(self.ndim(), -1);
+  int position = 0;
+  for (int d = 0; d < self.ndim(); ++d) {
+    if (d != self.wrap_dim(call.int_arg("dim1")) && d != self.wrap_dim(call.int_arg("dim2"))) {
+      to[d] = position++;
+    }
+  }
+  return to;
+}
+
+// unfold(dimension, size, step): windows along one dimension, their elements last.
+DimMap dims_beside_windows(const OpCall& call) {
+  DimMap to = same_dims(call);
+  if (!to.empty()) to[call.input(0).wrap_dim(call.int_arg("dimension"))] = -1;
+  return to;
+}
+
+// The same bytes as another type: the last dimension changes unless the types are equally large.
+void view_dtype(const OpCall& call, Strategies& out) {
+  const TensorInfo& self = call.input(0);
+  const bool same_size =
+      c10::elementSize(self.dtype) == c10::elementSize(call.arg("dtype").toScalarType());
+  for (int d = 0; d < self.ndim() - (same_size ? 0 : 1); ++d) out.add({Shard(d)}, {Shard(d)});
+  if (call.arg("dtype").toScalarType() == self.dtype) pass_partials(out);
+}
+
+// Complex numbers as pairs in a new last dimension, and back.
+void view_as_real(const OpCall& call, Strategies& out) {
+  for (int d = 0; d < call.input(0).ndim(); ++d) out.add({Shard(d)}, {Shard(d)});
+  for (ReduceOp op : kLinearOps) out.add({Partial(op)}, {Partial(op)});
+}
+
+void view_as_complex(const OpCall& call, Strategies& out) {
+  for (int d = 0; d < call.output().ndim(); ++d) out.add({Shard(d)}, {Shard(d)});
+  for (ReduceOp op : kLinearOps) out.add({Partial(op)}, {Partial(op)});
+}
+
+// --- squeeze -----------------------------------------------------------------------------------------
+
+// The dimensions of global size 1 among those asked for.
+std::vector<int64_t> squeezed_dims(const Dims& sizes, const c10::IValue* dim) {
+  const int ndim = static_cast<int>(sizes.size());
+  std::vector<bool> asked(ndim, dim == nullptr);
+  if (dim != nullptr && ndim > 0) {
+    TensorInfo shape;
+    shape.sizes = sizes;
+    for (int64_t d : dim->isInt() ? std::vector<int64_t>{dim->toInt()} : dim->toIntVector()) {
+      asked[shape.wrap_dim(d)] = true;
+    }
+  }
+  std::vector<int64_t> dims;
+  for (int d = 0; d < ndim; ++d) {
+    if (asked[d] && sizes[d] == 1) dims.push_back(d);
+  }
+  return dims;
+}
+
+// A dimension that has one element on this rank only must stay.
+void squeeze_global_ones(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
+  BoxedCall boxed(op, stack);
+  const at::Tensor self = boxed.tensor("self");
+  const std::vector<int64_t> dims =
+      squeezed_dims(call.inputs[0]->sizes, boxed.has("dim") ? &boxed["dim"] : nullptr);
+  const bool in_place = op.schema().is_mutable();
+  boxed.finish({in_place ? self.squeeze_(dims) : self.squeeze(dims)});
+}
+
+void squeeze(const OpCall& call, Strategies& out) {
+  const TensorInfo& self = call.input(0);
+  const std::vector<int64_t> gone =
+      squeezed_dims(self.sizes, call.arg_index("dim") < 0 ? nullptr : &call.arg("dim"));
+  int position = 0;
+  for (int d = 0; d < self.ndim(); ++d) {
+    if (std::find(gone.begin(), gone.end(), d) != gone.end()) continue;
+    out.add({Shard(d)}, {Shard(position++)}, squeeze_global_ones);
+  }
+  for (ReduceOp op : kAllReduceOps) out.add({Partial(op)}, {Partial(op)}, squeeze_global_ones);
+}
+
+// --- another shape -----------------------------------------------------------------------------------
+
+// Where the local tensor's strides do not allow the view that the global ones do, it is copied.
+void reshape_local(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
+  BoxedCall boxed(op, stack);
+  const Dims& sizes = call.outputs[0]->local_sizes;
+  boxed.finish({boxed.tensor("self").reshape(c10::IntArrayRef(sizes.data(), sizes.size()))});
+}
+
+void view(const OpCall& call, Strategies& out) {
+  const TensorInfo& self = call.input(0);
+  const MeshContext* context = self.spec == nullptr ? nullptr : self.spec->context;
+  std::vector<Cut> cuts;
+  for (int m : call.order) {
+    if (m == call.mesh_dim || context == nullptr) break;
+    cuts.push_back({self.spec->layout[m], context->mesh().size(m)});
+  }
+  auto offer = [&](const Placement& p) {
+    cuts.push_back({p, call.num_ranks});
+    const auto mapped = map_cuts(self.sizes, call.output().sizes, cuts);
+    if (mapped.back().has_value()) out.add({p}, {*mapped.back()});
+    cuts.pop_back();
+  };
+  const Placement now = call.placement(0);
+  if (now.is_shard()) offer(now);
+  for (int d = 0; d < self.ndim(); ++d) {
+    if (Shard(d) != now) offer(Shard(d));
+  }
+  pass_partials(out);
+}
+
+}  // namespace
+
+void add_view_rules(RuleTable& table) {
+  table.add({"aten::alias", "aten::detach", "aten::lift_fresh"}, moved_dims(same_dims));
+  table.add("aten::permute", moved_dims(permuted_dims));
+  table.add("aten::transpose", moved_dims(transposed_dims));
+  table.add("aten::t", moved_dims(reversed_dims));
+  table.add("aten::unsqueeze", moved_dims(unsqueezed_dims));
+  table.add("aten::expand", moved_dims(expanded_dims).size_arg("size"));
+  table.add("aten::diagonal", moved_dims(dims_beside_diagonal));
+  table.add("aten::unfold", moved_dims(dims_beside_windows));
+  table.add("aten::squeeze", Rule(squeeze));
+  table.add({"aten::view", "aten::_unsafe_view", "aten::_reshape_alias"},
+            Rule(view).chunks_only().runs(reshape_local));
+  table.add("aten::view.dtype", Rule(view_dtype));
+  table.add("aten::view_as_real", Rule(view_as_real));
+  table.add("aten::view_as_complex", Rule(view_as_complex));
+  // Strides of the whole tensor mean nothing to its parts.
+  table.add("aten::as_strided", Rule([](const OpCall&, Strategies&) {}));
+}
+
+}  // namespace shardweave
