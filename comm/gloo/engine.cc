@@ -189,6 +189,7 @@ bool Engine::begin_step(Operation& operation) {
 bool Engine::queue(Operation& operation, int peer, FrameHeader header, const void* payload) {
   header.signature = operation.signature;
   if (peer == group_.rank) return send_to_self(operation, header);
+  if (peers_[peer].gone) return lose(peer);
   ++operation.unsent;
   peers_[peer].connection->queue(header, payload, &operation.unsent);
   return write_to(peer);
@@ -219,6 +220,7 @@ bool Engine::arrived(Operation& operation, int peer, const FrameHeader& header) 
     peers_[peer].early.push_back({receipt, nullptr});
     return take_early(peer);
   }
+  if (peers_[peer].gone) return true;
   peers_[peer].connection->queue(receipt, nullptr, nullptr);
   return write_to(peer);
 }
@@ -259,11 +261,13 @@ bool Engine::progress(bool look) {
 }
 
 bool Engine::write_to(int peer) {
-  const absl::Status status = peers_[peer].connection->flush();
-  if (status.ok()) return true;
+  if (peers_[peer].connection->flush().ok()) return true;
   // What the peer has said before it went may tell more.
   peers_[peer].hung_up = true;
-  return read_from(peer, /*look=*/true) && lose(peer);
+  if (!read_from(peer, /*look=*/true)) return false;
+  peers_[peer].gone = true;
+  const auto is_cut_off = [](const Operation* operation) { return operation->unsent > 0; };
+  return std::none_of(pending_.begin(), pending_.end(), is_cut_off) || lose(peer);
 }
 
 bool Engine::read_from(int peer, bool look) {
@@ -564,18 +568,18 @@ void Engine::help() {
   Lock lock(mutex_);
   Backend::Ticket seen = 0;
   int idle = 0;  // times that nothing was pending
-  while (!stopping_) {
+  while (!stopping_ && failure_.ok()) {
     idle = pending_.empty() ? idle + 1 : 0;
     const bool forgotten = !pending_.empty() && (hurry_ || pending_.front()->ticket <= seen);
     hurry_ = false;
-    if (forgotten && !watched_ && failure_.ok()) {
+    if (forgotten && !watched_) {
       watched_ = true;
       watch(lock, Backend::kDone, Deadline::max());
       watched_ = false;
       turn_.notify_all();
     }
+    if (stopping_ || !failure_.ok()) return;
     seen = last_ticket_;
-    if (stopping_) return;
     helper_dozes_ = idle < kDozes;
     if (helper_dozes_) {
       help_wanted_.wait_for(lock, kDoze);

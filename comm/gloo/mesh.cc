@@ -20,6 +20,7 @@
 #include <cstring>
 #include <exception>
 #include <fstream>
+#include <future>
 #include <memory>
 #include <random>
 
@@ -267,20 +268,27 @@ absl::StatusOr<std::vector<UniqueFd>> connect(Exchange& exchange, const GroupInf
   const absl::StatusOr<std::vector<std::string>> addresses = exchange.all("address", my_addresses);
   if (!addresses.ok()) return addresses.status();
 
-  std::vector<UniqueFd> sockets(size);
+  // Each takes one or two turns of Gloo's thread, which may be 10 ms: so all at once.
+  std::vector<std::future<absl::StatusOr<UniqueFd>>> connecting(size);
   for (int peer = 0; peer < size; ++peer) {
     if (peer == group.rank) continue;
     if ((*addresses)[peer].size() != my_addresses.size()) {
       return absl::InternalError(str_cat("rank ", peer, " has put down a malformed address"));
     }
     const char* theirs = (*addresses)[peer].data() + group.rank * address_bytes;
-    const std::vector<char> address(theirs, theirs + address_bytes);
-    ::gloo::transport::Pair& pair = *context->getPair(peer);
-    pair.connect(address);
-    // From now on Gloo's thread does not read from the connection.
-    pair.setSync(true, /*busyPoll=*/false);
-    absl::StatusOr<UniqueFd> socket =
-        take_socket(address_in(pair.address().bytes()), my_listeners[peer], address_in(address));
+    connecting[peer] = std::async(
+        std::launch::async, [&pair = *context->getPair(peer), my_listener = my_listeners[peer],
+                             address = std::vector<char>(theirs, theirs + address_bytes)] {
+          pair.connect(address);
+          pair.setSync(true,
+                       /*busyPoll=*/false);  // from now on Gloo's thread does not read from it
+          return take_socket(address_in(pair.address().bytes()), my_listener, address_in(address));
+        });
+  }
+  std::vector<UniqueFd> sockets(size);
+  for (int peer = 0; peer < size; ++peer) {
+    if (peer == group.rank) continue;
+    absl::StatusOr<UniqueFd> socket = connecting[peer].get();
     if (!socket.ok()) return socket.status();
     sockets[peer] = *std::move(socket);
   }

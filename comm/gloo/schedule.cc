@@ -133,7 +133,10 @@ absl::Status Schedule::check_announcement() const {
 
 void Schedule::start_reduction(const Call& call) {
   count_ = call.in.count;
-  split_ = op_ == OpKind::kAllReduce && (size_ - 1) * count_ * element_ > limits_.small_all_reduce;
+  // Computing all: receives n - 1 inputs, adds up n. A part: receives two times (n - 1) / n, adds
+  // up one.
+  const int64_t extra_work = count_ * element_ / size_ * 2 * (size_ - 1) * (size_ - 1);
+  split_ = op_ == OpKind::kAllReduce && extra_work > limits_.extra_work;
   part_begins_.assign(size_ + 1, 0);
   for (int rank = 0; rank < size_; ++rank) {
     int64_t count = 0;

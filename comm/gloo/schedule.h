@@ -38,8 +38,9 @@ struct Transfer {
 class Schedule {
  public:
   struct Limits {
-    // An all_reduce that brings at most so much from all other ranks is computed by every rank.
-    int64_t small_all_reduce = 256 * 1024;
+    // Up to so many bytes that each rank receives and adds up more than if each reduced only a
+    // part, every rank computes all of an all_reduce: in one step instead of two.
+    int64_t extra_work = 128 * 1024;
     // What a reduction may use to receive others' inputs. More is done piece by piece.
     int64_t scratch = 2 * 1024 * 1024;
   };
