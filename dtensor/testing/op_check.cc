@@ -1,0 +1,297 @@
+#include "shardweave/dtensor/testing/op_check.h"
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <random>
+
+#include "ATen/CPUGeneratorImpl.h"
+#include "ATen/TensorOperators.h"
+#include "ATen/ops/allclose.h"
+#include "ATen/ops/empty.h"
+#include "ATen/ops/randn.h"
+#include "ATen/ops/zeros_like.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "gtest/gtest.h"
+#include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/testing/on_mesh.h"
+#include "torch/csrc/autograd/autograd.h"
+
+namespace shardweave::testing {
+namespace {
+
+constexpr int kMaxCombinations = 60;
+
+// What one device gives.
+struct Reference {
+  Tensors inputs;
+  Tensors outputs;
+  Tensors cotangents;   // one per output; undefined where it has no gradient
+  Tensors gradients;    // one per input; undefined where it has none
+};
+
+at::Generator generator(uint64_t seed) { return at::make_generator<at::CPUGeneratorImpl>(seed); }
+
+at::Tensor normal(at::IntArrayRef sizes, at::ScalarType dtype, uint64_t seed) {
+  return at::randn(sizes, generator(seed), at::TensorOptions(at::kDouble)).to(dtype);
+}
+
+// The gradients of every input that has one.
+Tensors gradients_of(const Tensors& outputs, const Tensors& cotangents, const Tensors& inputs) {
+  Tensors of, along, leaves;
+  for (size_t k = 0; k < outputs.size(); ++k) {
+    if (!cotangents[k].defined()) continue;
+    of.push_back(outputs[k]);
+    along.push_back(cotangents[k]);
+  }
+  for (const at::Tensor& input : inputs) {
+    if (input.requires_grad()) leaves.push_back(input);
+  }
+  Tensors gradients(inputs.size());
+  if (of.empty() || leaves.empty()) return gradients;
+  Tensors found = torch::autograd::grad(of, leaves, along, std::nullopt, /*create_graph=*/false,
+                                        /*allow_unused=*/true);
+  size_t next = 0;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].requires_grad()) gradients[i] = found[next++];
+  }
+  return gradients;
+}
+
+Reference on_one_device(const OpCase& op) {
+  Reference reference;
+  for (size_t i = 0; i < op.inputs.size(); ++i) {
+    at::Tensor input = op.inputs[i].make(i + 1);
+    if (op.gradients && op.inputs[i].has_gradient()) input.requires_grad_();
+    reference.inputs.push_back(std::move(input));
+  }
+  reference.outputs = op.run(reference.inputs);
+  for (size_t k = 0; k < reference.outputs.size(); ++k) {
+    const at::Tensor& output = reference.outputs[k];
+    reference.cotangents.push_back(
+        output.requires_grad() ? normal(output.sizes(), output.scalar_type(), 100 + k) : at::Tensor());
+  }
+  reference.gradients = gradients_of(reference.outputs, reference.cotangents, reference.inputs);
+  return reference;
+}
+
+// --- layouts ---------------------------------------------------------------------------------------
+
+// Rank 0 has two elements (or what there is), the next none, the last the rest.
+Placement ragged(int dim, int64_t size, int64_t ranks) {
+  std::vector<int64_t> sizes(ranks, 0);
+  sizes[0] = std::min<int64_t>(size, 2);
+  sizes[ranks - 1] += size - sizes[0];
+  return RaggedShard(dim, std::move(sizes));
+}
+
+std::vector<Placements> layouts_to_try(const Input& input, const DeviceMesh& mesh) {
+  if (input.is_replicated()) return {Placements(mesh.ndim())};
+  const int ndim = static_cast<int>(input.sizes().size());
+  std::vector<Placements> layouts = all_layouts(mesh.ndim(), ndim, input.is_float());
+  if (mesh.ndim() == 1) {
+    for (int d = 0; d < ndim; ++d) {
+      layouts.push_back({StridedShard(d, 2)});
+      layouts.push_back({ragged(d, input.sizes()[d], mesh.size())});
+    }
+  }
+  return layouts;
+}
+
+// One layout per input, each a number below counts[i]; all combinations, or a sample that has every
+// layout of every input.
+std::vector<std::vector<int>> combinations(const std::vector<int>& counts, uint64_t seed) {
+  int64_t all = 1;
+  int most = 1;
+  for (int count : counts) {
+    all = std::min<int64_t>(all * count, int64_t{1} << 40);
+    most = std::max(most, count);
+  }
+  std::vector<std::vector<int>> result;
+  if (all <= kMaxCombinations) {
+    for (int64_t n = 0; n < all; ++n) {
+      int64_t rest = n;
+      std::vector<int>& choice = result.emplace_back();
+      for (int count : counts) {
+        choice.push_back(static_cast<int>(rest % count));
+        rest /= count;
+      }
+    }
+    return result;
+  }
+  std::mt19937_64 random(seed);
+  std::vector<std::vector<int>> orders;
+  for (int count : counts) {
+    std::vector<int>& order = orders.emplace_back();
+    while (static_cast<int>(order.size()) < std::max(most, kMaxCombinations)) {
+      const size_t first = order.size();
+      for (int k = 0; k < count; ++k) order.push_back(k);
+      std::shuffle(order.begin() + static_cast<std::ptrdiff_t>(first), order.end(), random);
+    }
+  }
+  for (int n = 0; n < std::max(most, kMaxCombinations); ++n) {
+    std::vector<int>& choice = result.emplace_back();
+    for (const std::vector<int>& order : orders) choice.push_back(order[n]);
+  }
+  return result;
+}
+
+// `whole` in any layout. The summands of a Partial are random and add up.
+at::Tensor spread(const at::Tensor& whole, const MeshPtr& mesh, const Placements& placements,
+                  uint64_t seed) {
+  Placements cuts = placements;
+  int64_t index = 0, summands = 1;
+  for (int m = 0; m < mesh->mesh().ndim(); ++m) {
+    if (!placements[m].is_partial()) continue;
+    cuts[m] = Replicate();
+    index = index * mesh->mesh().size(m) + mesh->coordinate()[m];
+    summands *= mesh->mesh().size(m);
+  }
+  at::Tensor summand = whole.detach();
+  if (summands > 1) {
+    auto noise = [&](int64_t n) {
+      return normal(whole.sizes(), whole.scalar_type(), seed + static_cast<uint64_t>(n));
+    };
+    if (index + 1 < summands) {
+      summand = noise(index);
+    } else {
+      for (int64_t n = 0; n + 1 < summands; ++n) summand = summand - noise(n);
+    }
+  }
+  const at::Tensor cut = distribute_tensor(summand, mesh, cuts, {.source = std::nullopt});
+  if (summands == 1) return cut;
+  return from_local(to_local(cut), mesh, placements, whole.sizes().vec()).detach();
+}
+
+// --- comparison --------------------------------------------------------------------------------------
+
+std::string shape_of(const at::Tensor& tensor) {
+  std::vector<int64_t> strides = tensor.strides().vec();
+  return absl::StrCat(c10::toString(tensor.scalar_type()), "[", absl::StrJoin(tensor.sizes(), ", "),
+                      "] with strides [", absl::StrJoin(strides, ", "), "]");
+}
+
+bool same_strides(const at::Tensor& a, const at::Tensor& b) {
+  if (a.numel() == 0) return true;
+  for (int64_t d = 0; d < a.dim(); ++d) {
+    if (a.size(d) > 1 && a.stride(d) != b.stride(d)) return false;
+  }
+  return true;
+}
+
+// Empty if they agree.
+std::string difference(const at::Tensor& got, const at::Tensor& want, double tolerance,
+                       bool strides) {
+  if (got.defined() != want.defined()) {
+    return absl::StrCat(got.defined() ? "defined" : "undefined", " instead of ",
+                        want.defined() ? "defined" : "undefined");
+  }
+  if (!got.defined()) return "";
+  if (!is_dtensor(got)) return "a plain tensor";
+  if (got.sizes() != want.sizes() || got.scalar_type() != want.scalar_type() ||
+      (strides && !same_strides(got, want))) {
+    return absl::StrCat(shape_of(got), " instead of ", shape_of(want));
+  }
+  const at::Tensor a = full_tensor(got.detach()).to(at::kDouble);
+  const at::Tensor b = want.detach().to(at::kDouble);
+  if (at::allclose(a, b, tolerance, tolerance, /*equal_nan=*/true)) return "";
+  return absl::StrCat("max difference ", (a - b).abs().max().item<double>(), " in ",
+                      layout_of(got).to_string());
+}
+
+// Layouts for the cotangents: all sorts, by the number of the combination.
+at::Tensor spread_cotangent(const at::Tensor& cotangent, const MeshPtr& mesh, int n) {
+  const std::vector<Placements> layouts =
+      all_layouts(mesh->mesh().ndim(), static_cast<int>(cotangent.dim()), true);
+  return spread(cotangent, mesh, layouts[static_cast<size_t>(n) * 7 % layouts.size()], 900);
+}
+
+void check_combination(const OpCase& op, const Reference& reference, const MeshPtr& mesh,
+                       const std::vector<Placements>& layouts, int n, std::atomic<int>& failures) {
+  std::string label = absl::StrCat(op.name, " on ", mesh->mesh().to_string(), " at rank ",
+                                   mesh->rank().value, ":");
+  for (size_t i = 0; i < layouts.size(); ++i) {
+    absl::StrAppend(&label, " [", absl::StrJoin(reference.inputs[i].sizes(), ", "), "] ",
+                    to_string(layouts[i]));
+  }
+  auto expect_same = [&](const at::Tensor& got, const at::Tensor& want, std::string_view what, size_t k,
+                         bool strides) {
+    const std::string message = difference(got, want, op.tolerance, strides);
+    constexpr int kMaxFailures = 8;
+    if (message.empty() || failures++ >= kMaxFailures) return;
+    ADD_FAILURE() << label << ": " << what << " " << k << ": " << message;
+  };
+  try {
+    Tensors inputs;
+    for (size_t i = 0; i < layouts.size(); ++i) {
+      const at::Tensor& whole = reference.inputs[i];
+      at::Tensor input = spread(whole, mesh, layouts[i], 1000 * (i + 1)).detach();
+      inputs.push_back(whole.requires_grad() ? input.requires_grad_() : input);
+    }
+    const Tensors outputs = op.run(inputs);
+    Tensors cotangents(outputs.size());
+    for (size_t k = 0; k < outputs.size(); ++k) {
+      expect_same(outputs[k], reference.outputs[k], "output", k, op.strides);
+      const at::Tensor& cotangent = reference.cotangents[k];
+      if (cotangent.defined()) cotangents[k] = spread_cotangent(cotangent, mesh, n);
+    }
+    const Tensors gradients = gradients_of(outputs, cotangents, inputs);
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      expect_same(gradients[i], reference.gradients[i], "gradient of input", i, false);
+    }
+  } catch (const std::exception& error) {
+    // The stack trace is LibTorch's; the first line says what happened.
+    const std::string what = error.what();
+    throw Error(absl::UnknownError(absl::StrCat(label, ": ", what.substr(0, what.find("\nException raised")))));
+  }
+}
+
+}  // namespace
+
+at::Tensor Input::make(uint64_t seed) const {
+  std::vector<int64_t> sizes = sizes_;
+  if (transposed_) std::swap(sizes[0], sizes[1]);
+  at::Tensor values = at::randn(sizes, generator(seed), at::TensorOptions(at::kDouble));
+  if (low_.has_value()) {
+    values = at::empty(sizes, at::TensorOptions(at::kDouble)).uniform_(*low_, *high_, generator(seed));
+    if (c10::isIntegralType(dtype_, /*includeBool=*/false)) values.floor_();
+  }
+  if (ties_) values.mul_(1.5).round_();
+  values = dtype_ == at::kBool ? values.gt(0) : values.to(dtype_);
+  return transposed_ ? values.transpose(0, 1) : values;
+}
+
+const std::vector<std::vector<MeshDim>>& small_meshes() {
+  static const auto* const meshes = new std::vector<std::vector<MeshDim>>{
+      {{"x", 2}}, {{"x", 3}}, {{"x", 4}}, {{"x", 2}, {"y", 2}}};
+  return *meshes;
+}
+
+void check_op(const OpCase& op, const std::vector<std::vector<MeshDim>>& meshes) {
+  SCOPED_TRACE(op.name);
+  const Reference reference = on_one_device(op);
+  for (const std::vector<MeshDim>& dims : meshes) {
+    std::atomic<int> failures = 0;
+    on_mesh(dims, [&](const MeshPtr& mesh) {
+      std::vector<std::vector<Placements>> layouts;
+      std::vector<int> counts;
+      for (const Input& input : op.inputs) {
+        layouts.push_back(layouts_to_try(input, mesh->mesh()));
+        counts.push_back(static_cast<int>(layouts.back().size()));
+      }
+      int n = 0;
+      for (const std::vector<int>& choice : combinations(counts, 42)) {
+        std::vector<Placements> chosen;
+        for (size_t i = 0; i < choice.size(); ++i) chosen.push_back(layouts[i][choice[i]]);
+        check_combination(op, reference, mesh, chosen, n++, failures);
+      }
+    });
+  }
+}
+
+void check_ops(const std::vector<OpCase>& ops) {
+  for (const OpCase& op : ops) check_op(op);
+}
+
+}  // namespace shardweave::testing

@@ -1,0 +1,80 @@
+// Checks operators on DTensors against one device: values, gradients, shapes, strides and dtypes, over
+// meshes and over combinations of the placements of their inputs.
+//
+//   check_op({"addmm", {in({5}), in({7, 4}), in({4, 5})},
+//             [](const Tensors& x) { return Tensors{at::addmm(x[0], x[1], x[2], 0.5, 2)}; }});
+//
+// An input is tried replicated, as every Shard (uneven and empty ones too), as a strided and a ragged
+// shard, and (floating point) as a Partial sum of random summands; all combinations where they are
+// few, else a deterministic sample of them. Gradients come back for every floating point input, from
+// random cotangents in all sorts of layouts. A failure names operator, mesh, layouts and difference.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "shardweave/mesh/device_mesh.h"
+
+namespace shardweave::testing {
+
+using Tensors = std::vector<at::Tensor>;
+
+// An input by shape: standard normal doubles unless said otherwise.
+class Input {
+ public:
+  explicit Input(std::vector<int64_t> sizes) : sizes_(std::move(sizes)) {}
+
+  Input&& uniform(double low, double high) && { return low_ = low, high_ = high, std::move(*this); }
+  // Integers from `low` to `high` - 1 (no gradient).
+  Input&& integers(int64_t low, int64_t high) && {
+    return std::move(*this).uniform(low, high).dtype(at::kLong);
+  }
+  Input&& flags() && { return std::move(*this).dtype(at::kBool); }
+  Input&& dtype(at::ScalarType dtype) && { return dtype_ = dtype, std::move(*this); }
+  // Only tried replicated.
+  Input&& replicated() && { return replicated_ = true, std::move(*this); }
+  // Without a gradient.
+  Input&& constant() && { return constant_ = true, std::move(*this); }
+  // Laid out with its first two dimensions exchanged, so that it is not contiguous.
+  Input&& transposed() && { return transposed_ = true, std::move(*this); }
+  // Values from few small integers, so that some are equal.
+  Input&& with_ties() && { return ties_ = true, std::move(*this); }
+
+  const std::vector<int64_t>& sizes() const { return sizes_; }
+  bool is_replicated() const { return replicated_; }
+  bool is_float() const { return c10::isFloatingType(dtype_); }
+  bool has_gradient() const { return is_float() && !constant_; }
+  // A function of the shape and the position of the input only.
+  at::Tensor make(uint64_t seed) const;
+
+ private:
+  std::vector<int64_t> sizes_;
+  at::ScalarType dtype_ = at::kDouble;
+  std::optional<double> low_, high_;
+  bool replicated_ = false;
+  bool constant_ = false;
+  bool transposed_ = false;
+  bool ties_ = false;
+};
+
+inline Input in(std::vector<int64_t> sizes) { return Input(std::move(sizes)); }
+
+struct OpCase {
+  std::string name;
+  std::vector<Input> inputs;
+  std::function<Tensors(const Tensors&)> run;   // on plain tensors and on DTensors
+  bool gradients = true;
+  double tolerance = 1e-9;                      // relative and absolute
+  bool strides = true;                          // compare strides
+};
+
+// The meshes (2), (3), (4) and (2, 2).
+const std::vector<std::vector<MeshDim>>& small_meshes();
+
+void check_op(const OpCase& op, const std::vector<std::vector<MeshDim>>& meshes = small_meshes());
+void check_ops(const std::vector<OpCase>& ops);
+
+}  // namespace shardweave::testing
