@@ -192,6 +192,7 @@ const RuleTable& RuleTable::builtin() {
     add_loss_rules(*t);
     add_view_rules(*t);
     add_data_movement_rules(*t);
+    add_indexing_rules(*t);
     add_random_rules(*t);
     return t;
   }();

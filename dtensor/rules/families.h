@@ -9,6 +9,7 @@ void add_attention_rules(RuleTable& table);
 void add_convolution_rules(RuleTable& table);
 void add_data_movement_rules(RuleTable& table);
 void add_embedding_rules(RuleTable& table);
+void add_indexing_rules(RuleTable& table);
 void add_loss_rules(RuleTable& table);
 void add_matmul_rules(RuleTable& table);
 void add_norm_rules(RuleTable& table);

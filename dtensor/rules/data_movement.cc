@@ -1,0 +1,311 @@
+// Joining, cutting, copying, padding, and tensors made like others: elements move along some dimensions,
+// all others may be sharded.
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "ATen/ops/empty_strided.h"
+#include "ATen/ops/eq.h"
+#include "shardweave/dtensor/rules/common.h"
+#include "shardweave/dtensor/rules/families.h"
+
+namespace shardweave {
+namespace {
+
+void pass_partials(const OpCall& call, Strategies& out, absl::Span<const ReduceOp> ops) {
+  for (ReduceOp op : ops) {
+    out.add(std::vector<Placement>(call.num_inputs(), Partial(op)), {Partial(op)});
+  }
+}
+
+// --- joining and cutting -------------------------------------------------------------------------------
+
+// cat takes empty vectors among tensors of any shape, and ignores them.
+bool ignored_by_cat(const TensorInfo& input) { return input.ndim() == 1 && input.sizes[0] == 0; }
+
+void cat(const OpCall& call, Strategies& out) {
+  const int ndim = call.output().ndim();
+  const int along = call.output().wrap_dim(call.int_arg("dim"));
+  for (int d = 0; d < ndim; ++d) {
+    if (d == along) continue;
+    std::vector<Placement> inputs;
+    for (const TensorInfo& input : call.inputs) {
+      inputs.push_back(ignored_by_cat(input) ? Replicate() : Shard(d));
+    }
+    out.add(std::move(inputs), {Shard(d)});
+  }
+  pass_partials(call, out, kAllReduceOps);
+}
+
+// A new dimension.
+void stack(const OpCall& call, Strategies& out) {
+  const int added = call.output().wrap_dim(call.int_arg("dim"));
+  for (int d = 0; d < call.input(0).ndim(); ++d) {
+    out.add(std::vector<Placement>(call.num_inputs(), Shard(d)), {Shard(d + (d >= added))});
+  }
+  pass_partials(call, out, kAllReduceOps);
+}
+
+// A part along "dim", which stays.
+void slice(const OpCall& call, Strategies& out) {
+  const TensorInfo& self = call.input(0);
+  const int along = self.wrap_dim(call.int_arg("dim"));
+  for (int d = 0; d < self.ndim(); ++d) {
+    // A part that is everything is as good as no slice.
+    if (d != along || call.output().sizes[d] == self.sizes[d]) out.add({Shard(d)}, {Shard(d)});
+  }
+  pass_partials(call, out, kAllReduceOps);
+}
+
+// All parts along "dim".
+void split(const OpCall& call, Strategies& out) {
+  const TensorInfo& self = call.input(0);
+  const int along = self.wrap_dim(call.int_arg("dim"));
+  for (int d = 0; d < self.ndim(); ++d) {
+    if (d != along) out.add({Shard(d)}, {Shard(d)});
+  }
+  pass_partials(call, out, kAllReduceOps);
+}
+
+// "dim" goes away: select, unbind.
+void remove_dim(const OpCall& call, Strategies& out) {
+  const TensorInfo& self = call.input(0);
+  const int gone = self.wrap_dim(call.int_arg("dim"));
+  for (int d = 0; d < self.ndim(); ++d) {
+    if (d != gone) out.add({Shard(d)}, {Shard(d - (d > gone))});
+  }
+  pass_partials(call, out, kAllReduceOps);
+}
+
+// self with a part of it, along "dim", replaced by src.
+void slice_scatter(const OpCall& call, Strategies& out) {
+  const TensorInfo& self = call.input(0);
+  const int along = self.wrap_dim(call.int_arg("dim"));
+  for (int d = 0; d < self.ndim(); ++d) {
+    if (d != along) out.add({Shard(d), Shard(d)}, {Shard(d)});
+  }
+  pass_partials(call, out, kAllReduceOps);
+}
+
+void select_scatter(const OpCall& call, Strategies& out) {
+  const TensorInfo& self = call.input(0);
+  const int along = self.wrap_dim(call.int_arg("dim"));
+  for (int d = 0; d < self.ndim(); ++d) {
+    if (d != along) out.add({Shard(d), Shard(d - (d > along))}, {Shard(d)});
+  }
+  pass_partials(call, out, kAllReduceOps);
+}
+
+// Gradients: zeros but for the part that was taken.
+void slice_backward(const OpCall& call, Strategies& out) {
+  const int along = call.output().wrap_dim(call.int_arg("dim"));
+  for (int d = 0; d < call.output().ndim(); ++d) {
+    if (d != along) out.add({Shard(d)}, {Shard(d)});
+  }
+  pass_partials(call, out, kLinearOps);
+}
+
+void select_backward(const OpCall& call, Strategies& out) {
+  const int along = call.output().wrap_dim(call.int_arg("dim"));
+  for (int d = 0; d < call.output().ndim(); ++d) {
+    if (d != along) out.add({Shard(d - (d > along))}, {Shard(d)});
+  }
+  pass_partials(call, out, kLinearOps);
+}
+
+void diagonal_backward(const OpCall& call, Strategies& out) {
+  const int dim1 = call.output().wrap_dim(call.int_arg("dim1"));
+  const int dim2 = call.output().wrap_dim(call.int_arg("dim2"));
+  for (int d = 0; d < call.output().ndim(); ++d) {
+    if (d == dim1 || d == dim2) continue;
+    out.add({Shard(d - (d > dim1) - (d > dim2))}, {Shard(d)});
+  }
+  pass_partials(call, out, kLinearOps);
+}
+
+void unfold_backward(const OpCall& call, Strategies& out) {
+  const int along = call.output().wrap_dim(call.int_arg("dim"));
+  for (int d = 0; d < call.output().ndim(); ++d) {
+    if (d != along) out.add({Shard(d)}, {Shard(d)});
+  }
+  pass_partials(call, out, kLinearOps);
+}
+
+void unfold_backward_shape(OpCall& call) {
+  const std::vector<int64_t> sizes = call.arg("input_sizes").toIntVector();
+  call.outputs.push_back(contiguous_info(Dims(sizes.begin(), sizes.end()), call.input(0).dtype));
+}
+
+// --- reordering, repeating, padding ----------------------------------------------------------------------
+
+// What flip and roll make.
+void like_input(OpCall& call) { call.outputs.push_back(like_info(call.input(0))); }
+
+// flip(dims), roll(shifts, dims): no dims means the flattened tensor for roll.
+void reorder(const OpCall& call, Strategies& out) {
+  const TensorInfo& self = call.input(0);
+  const bool flattened = call.arg_index("shifts") >= 0 && call.arg("dims").toIntVector().empty();
+  std::vector<bool> moved(self.ndim(), flattened);
+  for (int64_t dim : call.arg("dims").toIntVector()) {
+    if (self.ndim() > 0) moved[self.wrap_dim(dim)] = true;
+  }
+  for (int d = 0; d < self.ndim(); ++d) {
+    if (!moved[d]) out.add({Shard(d)}, {Shard(d)});
+  }
+  pass_partials(call, out, kAllReduceOps);
+}
+
+// tril, triu: of every matrix.
+void triangle(const OpCall& call, Strategies& out) {
+  for (int d = 0; d < call.input(0).ndim() - 2; ++d) out.add({Shard(d)}, {Shard(d)});
+  pass_partials(call, out, kLinearOps);
+}
+
+// repeat: new dimensions in front.
+void repeat(const OpCall& call, Strategies& out) {
+  const TensorInfo& self = call.input(0);
+  const int added = call.output().ndim() - self.ndim();
+  const std::vector<int64_t> repeats = call.arg("repeats").toIntVector();
+  for (int d = 0; d < self.ndim(); ++d) {
+    if (repeats[d + added] == 1) out.add({Shard(d)}, {Shard(d + added)});
+  }
+  pass_partials(call, out, kAllReduceOps);
+}
+
+void constant_pad(const OpCall& call, Strategies& out) {
+  const TensorInfo& self = call.input(0);
+  const std::vector<int64_t> pad = call.arg("pad").toIntVector();  // the last dimension's first
+  for (int d = 0; d < self.ndim(); ++d) {
+    const size_t at = 2 * static_cast<size_t>(self.ndim() - 1 - d);
+    if (at >= pad.size() || (pad[at] == 0 && pad[at + 1] == 0)) out.add({Shard(d)}, {Shard(d)});
+  }
+  const c10::Scalar value = call.arg("value").toScalar();
+  if (!value.isComplex() && value.toDouble() == 0) pass_partials(call, out, kLinearOps);
+}
+
+// --- copies ------------------------------------------------------------------------------------------------
+
+// Whether a sum may be cast after it or before: rounding to a coarser type apart, yes, unless digits after the
+// point are cut off or a number becomes a truth value.
+bool cast_is_linear(at::ScalarType from, at::ScalarType to) {
+  if (from == to) return true;
+  if (from == at::kBool || to == at::kBool) return false;
+  if (c10::isComplexType(from)) return c10::isComplexType(to);
+  return !c10::isFloatingType(from) || !c10::isIntegralType(to, /*includeBool=*/true);
+}
+
+// The last input as the first output.
+void copy(const OpCall& call, Strategies& out) {
+  pointwise().function(call, out);
+  const at::ScalarType from = call.inputs.back().dtype;
+  const at::ScalarType to = call.output().dtype;
+  if (!cast_is_linear(from, to)) return;
+  pass_partials(call, out, kLinearOps);
+  if (from == to) pass_partials(call, out, {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct});
+}
+
+// What is there already does not matter: a Partial that is overwritten need not be reduced.
+void overwrite(const OpCall& call, Strategies& out) {
+  pointwise().function(call, out);
+  std::vector<Placement> inputs(call.num_inputs(), Replicate());
+  for (ReduceOp op : kAllReduceOps) {
+    inputs[0] = Partial(op);
+    out.add(inputs, {Replicate()});
+  }
+}
+
+void zero(const OpCall& call, Strategies& out) {
+  pointwise().function(call, out);
+  pass_partials(call, out, {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax});
+}
+
+// --- tensors like others -------------------------------------------------------------------------------------
+
+// *_like, new_*: the values of self are not looked at. Of its shape, they lie as self does.
+void made_like(const OpCall& call, Strategies& out) {
+  const TensorInfo& self = call.input(0);
+  const bool same_shape = call.output().sizes == self.sizes;
+  for (int d = 0; d < self.ndim(); ++d) out.add({Shard(d)}, {same_shape ? Shard(d) : Replicate()});
+  for (ReduceOp op : kAllReduceOps) out.add({Partial(op)}, {Replicate()});
+}
+
+// Dense local strides, dimensions in the order that the global strides have.
+void new_empty_strided(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
+  BoxedCall boxed(op, stack);
+  const Spec& spec = *call.outputs[0];
+  std::vector<int> order(spec.ndim());
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](int a, int b) {
+    return spec.strides[a] == spec.strides[b] ? a > b : spec.strides[a] < spec.strides[b];
+  });
+  Dims strides(spec.ndim());
+  int64_t next = 1;
+  for (int d : order) {
+    strides[d] = next;
+    next *= std::max<int64_t>(spec.local_sizes[d], 1);
+  }
+  const auto array = [](const Dims& dims) { return c10::IntArrayRef(dims.data(), dims.size()); };
+  boxed.finish({at::empty_strided(array(spec.local_sizes), array(strides),
+                                  boxed.tensor("self").options().dtype(spec.dtype))});
+}
+
+// --- questions ---------------------------------------------------------------------------------------------
+
+void no_outputs(OpCall&) {}
+
+void equal(const c10::OperatorHandle& op, c10::Stack& stack) {
+  BoxedCall call(op, stack);
+  const at::Tensor self = call.tensor("self");
+  const at::Tensor other = call.tensor("other");
+  const bool result = self.sizes() == other.sizes() && at::eq(self, other).all().item<bool>();
+  stack.resize(stack.size() - op.schema().arguments().size());
+  stack.emplace_back(result);
+}
+
+// LibTorch's own composition.
+void decomposed(const c10::OperatorHandle& op, c10::Stack& stack) {
+  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, stack);
+}
+
+}  // namespace
+
+void add_data_movement_rules(RuleTable& table) {
+  table.add("aten::cat", Rule(cat));
+  table.add({"aten::stack", "aten::_stack"}, Rule(stack));
+  table.add({"aten::split", "aten::split_with_sizes", "aten::unsafe_split",
+             "aten::unsafe_split_with_sizes"},
+            Rule(split));
+  table.add("aten::slice", Rule(slice));
+  table.add({"aten::select", "aten::unbind"}, Rule(remove_dim));
+  table.add("aten::slice_scatter", Rule(slice_scatter));
+  table.add("aten::select_scatter", Rule(select_scatter));
+  table.add("aten::slice_backward", Rule(slice_backward).size_arg("input_sizes"));
+  table.add("aten::select_backward", Rule(select_backward).size_arg("input_sizes"));
+  table.add("aten::diagonal_backward", Rule(diagonal_backward).size_arg("input_sizes"));
+  table.add("aten::unfold_backward",
+            Rule(unfold_backward).size_arg("input_sizes").shapes(unfold_backward_shape));
+
+  table.add({"aten::flip", "aten::roll"}, Rule(reorder).shapes(like_input));
+  table.add({"aten::tril", "aten::triu"}, Rule(triangle));
+  table.add("aten::repeat", Rule(repeat));
+  table.add("aten::constant_pad_nd", Rule(constant_pad).reads({"value"}));
+  table.add({"aten::sort", "aten::topk"}, along_dim());
+
+  table.add({"aten::clone", "aten::copy", "aten::lift", "aten::_to_copy"}, Rule(copy));
+  table.add("aten::copy_", Rule(copy).shapes_like({0}));
+  table.add({"aten::fill", "aten::fill_"}, Rule(overwrite));
+  table.add({"aten::zero", "aten::zero_"}, Rule(zero));
+
+  table.add({"aten::empty_like", "aten::full_like", "aten::ones_like", "aten::zeros_like"},
+            Rule(made_like));
+  table.add({"aten::new_empty", "aten::new_full", "aten::new_ones", "aten::new_zeros"},
+            Rule(made_like).size_arg("size"));
+  table.add("aten::new_empty_strided", Rule(made_like).runs(new_empty_strided));
+
+  table.add("aten::_local_scalar_dense", Rule([](const OpCall&, Strategies&) {}).shapes(no_outputs));
+  table.add("aten::equal", Rule::composed(equal));
+  table.add({"aten::allclose", "aten::is_same_size", "aten::_is_all_true", "aten::_is_any_true"},
+            Rule::composed(decomposed));
+}
+
+}  // namespace shardweave
