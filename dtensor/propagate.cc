@@ -102,8 +102,23 @@ void check(const OpCall& call, Strategy& s) {
   check_dims(s.outputs, call.outputs, "output");
 }
 
+// The sizes of a ragged cut depend on the outer cuts of the same dimension: those of one input need not fit
+// what has been decided for another tensor. `decided`: Replicate where a mesh dimension's turn is still to come.
+bool fits(const MeshContext& context, const OpCall& call, const std::vector<Placement>& placements,
+          const std::vector<TensorInfo>& infos, const std::vector<Placements>& decided) {
+  for (size_t i = 0; i < placements.size(); ++i) {
+    if (!infos[i].defined || placements[i].kind() != PlacementKind::kRaggedShard) continue;
+    Placements together = decided[i];
+    together[call.mesh_dim] = placements[i];
+    const Layout layout = value_or_throw(Layout::create(std::move(together), {call.order.begin(), call.order.end()}));
+    if (!validate(layout, context.mesh().shape(), infos[i].sizes).ok()) return false;
+  }
+  return true;
+}
+
 Strategy cheapest(const MeshContext& context, const OpCall& call, const Rule& rule,
-                  std::optional<int> written_input, LocalKernel kernel) {
+                  std::optional<int> written_input, LocalKernel kernel,
+                  const std::vector<Placements>& inputs, const std::vector<Placements>& outputs) {
   Strategies strategies;
   strategies.add(std::vector<Placement>(call.num_inputs()), std::vector<Placement>(call.num_outputs()));
   if (rule.function) rule.function(call, strategies);
@@ -118,6 +133,8 @@ Strategy cheapest(const MeshContext& context, const OpCall& call, const Rule& ru
   for (const Strategy& s : strategies.list()) {
     // Two mesh dimensions cannot both replace the local operator, unless by the same kernel.
     if (kernel != nullptr && s.kernel != nullptr && kernel != s.kernel) continue;
+    if (!fits(context, call, s.inputs, call.inputs, inputs)) continue;
+    if (!fits(context, call, s.outputs, call.outputs, outputs)) continue;
     double cost = 0;
     bool shards = false;
     for (int i = 0; i < call.num_inputs(); ++i) {
@@ -137,6 +154,22 @@ Strategy cheapest(const MeshContext& context, const OpCall& call, const Rule& ru
     }
   }
   return *best;
+}
+
+// A tensor half way through the decision: what is decided, and what it has along the other mesh dimensions, except
+// ragged cuts that do not fit the outer cuts any more.
+SpecRef half_way(MeshContext& context, const Spec& spec, const Placements& decided,
+                 absl::Span<const int> still_to_come) {
+  Placements placements = decided;
+  for (int m : still_to_come) placements[m] = spec.layout[m];
+  Layout layout = value_or_throw(Layout::create(placements, spec.layout.order()));
+  if (!validate(layout, context.mesh().shape(), spec.sizes).ok()) {
+    for (int m : still_to_come) {
+      if (placements[m].kind() == PlacementKind::kRaggedShard) placements[m] = Replicate();
+    }
+    layout = value_or_throw(Layout::create(std::move(placements), spec.layout.order()));
+  }
+  return context.with_layout(spec, layout);
 }
 
 }  // namespace
@@ -159,24 +192,24 @@ Decision propagate(MeshContext& context, OpCall call, const Rule& rule,
 
   std::vector<Placements> input_placements(inputs, Placements(ndim));
   std::vector<Placements> output_placements(outputs, Placements(ndim));
-  for (int i = 0; i < inputs; ++i) {
-    if (call.input(i).spec != nullptr) input_placements[i] = call.input(i).spec->layout.placements();
-  }
   call.order = order;
   Decision decision;
   // Outer cuts first, and each with the decisions before it applied: a rule that looks at the other mesh dimensions' cuts
   // (views do) sees what will really be there.
-  for (int m : order) {
+  for (int turn = 0; turn < ndim; ++turn) {
+    const int m = order[turn];
     call.mesh_dim = m;
     call.num_ranks = context.mesh().size(m);
-    const Strategy s = cheapest(context, call, rule, written_input, decision.kernel);
+    const Strategy s = cheapest(context, call, rule, written_input, decision.kernel, input_placements,
+                                output_placements);
     if (s.kernel != nullptr) decision.kernel = s.kernel;
     for (int i = 0; i < inputs; ++i) {
-      if (!call.input(i).defined || input_placements[i][m] == s.inputs[i]) continue;
+      if (!call.input(i).defined) continue;
       input_placements[i][m] = s.inputs[i];
-      if (call.input(i).spec == nullptr) continue;
-      auto layout = Layout::create(input_placements[i], call.input(i).spec->layout.order());
-      call.inputs[i].spec = context.with_layout(*call.input(i).spec, value_or_throw(std::move(layout)));
+      const SpecRef spec = call.input(i).spec;
+      if (spec == nullptr || spec->layout[m] == s.inputs[i]) continue;
+      call.inputs[i].spec = half_way(context, *spec, input_placements[i],
+                                     absl::MakeConstSpan(order).subspan(turn + 1));
     }
     for (int k = 0; k < outputs; ++k) output_placements[k][m] = s.outputs[k];
   }
