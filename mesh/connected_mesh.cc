@@ -17,7 +17,7 @@ struct ConnectedMesh::Pool {
   explicit Pool(std::shared_ptr<Communicator> w) : world(std::move(w)) {}
 
   absl::StatusOr<std::shared_ptr<Communicator>> get(Key key) {
-    absl::MutexLock lock(&mutex);
+    std::lock_guard lock(mutex);
     auto found = communicators.find(key);
     if (found != communicators.end()) return found->second;
     absl::StatusOr<std::shared_ptr<Communicator>> made = world->subgroup(key.second, key.first);
@@ -26,8 +26,8 @@ struct ConnectedMesh::Pool {
   }
 
   const std::shared_ptr<Communicator> world;
-  absl::Mutex mutex;  // held while a communicator is made, so that it is made once
-  absl::flat_hash_map<Key, std::shared_ptr<Communicator>> communicators ABSL_GUARDED_BY(mutex);
+  std::mutex mutex;  // held while a communicator is made, so that it is made once
+  absl::flat_hash_map<Key, std::shared_ptr<Communicator>> communicators;
 };
 
 ConnectedMesh::ConnectedMesh(DeviceMesh mesh, Rank rank, Coordinate coordinate,
@@ -63,7 +63,7 @@ absl::StatusOr<std::shared_ptr<ConnectedMesh>> ConnectedMesh::create(
 }
 
 absl::StatusOr<std::shared_ptr<Communicator>> ConnectedMesh::communicator(int dim) {
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard lock(mutex_);
   if (dim >= 0 && dim < mesh_.ndim() && by_dim_[dim]) return by_dim_[dim];
   absl::StatusOr<std::shared_ptr<Communicator>> made = communicator(absl::MakeConstSpan(&dim, 1));
   if (made.ok()) by_dim_[dim] = *made;
@@ -104,7 +104,7 @@ absl::StatusOr<std::shared_ptr<ConnectedMesh>> ConnectedMesh::slice(
 
 std::shared_ptr<void> ConnectedMesh::extension(
     const std::function<std::shared_ptr<void>(ConnectedMesh&)>& make) {
-  absl::MutexLock lock(&extension_mutex_);
+  std::lock_guard lock(extension_mutex_);
   if (!extension_) extension_ = make(*this);
   return extension_;
 }

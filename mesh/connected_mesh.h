@@ -22,13 +22,12 @@
 
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "shardweave/comm/communicator.h"
 #include "shardweave/comm/world.h"
@@ -74,10 +73,10 @@ class ConnectedMesh {
   const Coordinate coordinate_;
   const std::shared_ptr<Pool> pool_;
 
-  absl::Mutex mutex_;
-  std::vector<std::shared_ptr<Communicator>> by_dim_ ABSL_GUARDED_BY(mutex_);  // null: not yet made
-  absl::Mutex extension_mutex_;
-  std::shared_ptr<void> extension_ ABSL_GUARDED_BY(extension_mutex_);
+  std::mutex mutex_;                                   // guards by_dim_
+  std::vector<std::shared_ptr<Communicator>> by_dim_;  // null: not yet made
+  std::mutex extension_mutex_;                         // guards extension_
+  std::shared_ptr<void> extension_;
 };
 
 // The mesh of all ranks of `world`, row-major; it must have exactly as many.

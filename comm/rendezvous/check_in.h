@@ -2,8 +2,8 @@
 // other.
 //
 //   auto roster = check_in(*store, info, this_host(), absl::Minutes(5));     // on every rank
-//   if (!roster.ok()) ...            // "ranks 2, 3 of 4 did not come to TCP store 10.0.0.1:29500
-//   ..." roster->one_host();              // whether loopback reaches everyone
+//   if (!roster.ok()) ...             // "ranks 2, 3 of 4 did not come to TCP store ..."
+//   roster->local_rank(info.rank);    // its number among the ranks of its host
 //
 // O(1) requests per rank, O(world size) on rank 0, which waits for all and tells all what came of
 // it: every rank gets the same answer.

@@ -8,8 +8,8 @@
 //
 // A pure function of the environment: no files, no network, no names looked up. Known launchers,
 // the first whose mark is set wins: tools/launch, torchrun, RANK and WORLD_SIZE set by hand (or by
-// PyTorchJob), Open MPI, PMI (MPICH, Intel MPI), Slurm, PMIx, Kubernetes' indexed jobs. docs: table
-// in launchers.cc.
+// PyTorchJob), Open MPI, PMI (MPICH, Intel MPI), Slurm, PMIx, Kubernetes' indexed jobs. Their
+// variables are a table, in launchers.cc.
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,8 @@
 // A Store over TCP: LibTorch's c10d::TCPStore, which torchrun and torch.distributed speak too.
 //
-//   auto server = open_c10d_store({.host = "10.0.0.1", .port = 0, .serve = true});   // on rank 0
-//   tell_the_others((*server)->port());                                   // a port that is surely
-//   ours auto store = open_c10d_store({.host = "10.0.0.1", .port = port});     // on every other
-//   rank
+//   auto server = open_c10d_store({.host = "10.0.0.1", .serve = true});       // rank 0
+//   tell_the_others((*server)->port());                                       // surely ours
+//   auto store = open_c10d_store({.host = "10.0.0.1", .port = port});         // the others
 //
 // Under torchrun (TORCHELASTIC_USE_AGENT_STORE=True) its agent serves, and every rank joins as a
 // client.

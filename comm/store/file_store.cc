@@ -8,12 +8,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 #include <utility>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "shardweave/comm/store/file_store_log.h"
 #include "shardweave/comm/store/store_errors.h"
@@ -34,7 +33,7 @@ class FileStore : public Store {
 
   // Writes the header into a new file, else checks it.
   absl::Status begin() {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard lock(mutex_);
     if (absl::Status status = lock_file(); !status.ok()) return status;
     absl::Status status = check_header();
     ::flock(file_, LOCK_UN);
@@ -56,7 +55,7 @@ class FileStore : public Store {
   absl::StatusOr<std::string> do_get(std::string_view key, absl::Duration timeout) override {
     const std::string name(key);
     if (absl::Status status = do_wait({name}, timeout); !status.ok()) return status;
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard lock(mutex_);
     auto found = values_.find(name);
     // Removed since.
     if (found == values_.end()) return store_errors::missing_keys(*this, {name}, timeout);
@@ -65,7 +64,7 @@ class FileStore : public Store {
 
   absl::StatusOr<int64_t> do_add(std::string_view key, int64_t delta) override {
     absl::StatusOr<int64_t> sum;
-    absl::Status status = write([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> std::string {
+    absl::Status status = write([&]() -> std::string {
       auto found = values_.find(std::string(key));
       sum = store_errors::add_to_counter(*this, key, found == values_.end() ? "0" : found->second,
                                          delta);
@@ -95,7 +94,7 @@ class FileStore : public Store {
 
   absl::StatusOr<bool> do_remove(std::string_view key) override {
     bool there = false;
-    absl::Status status = write([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> std::string {
+    absl::Status status = write([&]() -> std::string {
       there = values_.contains(std::string(key));
       return there ? file_log::encode_remove(key) : "";
     });
@@ -104,7 +103,7 @@ class FileStore : public Store {
   }
 
   absl::StatusOr<std::vector<std::string>> missing(const std::vector<std::string>& keys) {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard lock(mutex_);
     if (absl::Status status = read_new(); !status.ok()) return status;
     std::vector<std::string> result;
     for (const std::string& key : keys) {
@@ -121,7 +120,7 @@ class FileStore : public Store {
   // Appends the record that `make` encodes from the newest values_; an empty one changes nothing.
   template <typename Make>
   absl::Status write(Make make) {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard lock(mutex_);
     if (absl::Status status = lock_file(); !status.ok()) return status;
     absl::Status status = read_new();
     if (status.ok()) status = append(make());
@@ -129,7 +128,7 @@ class FileStore : public Store {
     return status;
   }
 
-  absl::Status lock_file() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  absl::Status lock_file() {
     const absl::Time deadline = absl::Now() + kLockTimeout;
     for (absl::Duration pause = kFirstPoll / 10; ::flock(file_, LOCK_EX | LOCK_NB) != 0;
          pause = std::min(2 * pause, kLastPoll)) {
@@ -145,7 +144,7 @@ class FileStore : public Store {
     return absl::OkStatus();
   }
 
-  absl::Status check_header() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  absl::Status check_header() {
     absl::StatusOr<std::string> start = read_at(0, file_log::kHeader.size());
     if (!start.ok()) return start.status();
     const std::string header(file_log::kHeader);
@@ -157,7 +156,7 @@ class FileStore : public Store {
   }
 
   // Takes in the records that were appended since the last time.
-  absl::Status read_new() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  absl::Status read_new() {
     struct stat info;
     if (::fstat(file_, &info) != 0) return error("look at the file");
     if (info.st_nlink == 0) {
@@ -180,7 +179,7 @@ class FileStore : public Store {
   }
 
   // At the end of the last intact record; the caller has the lock and has read everything.
-  absl::Status append(const std::string& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  absl::Status append(const std::string& record) {
     if (record.empty()) return absl::OkStatus();
     if (::ftruncate(file_, end_) != 0) return error("cut off a torn record");
     if (absl::Status status = write_at(end_, record); !status.ok()) return status;
@@ -214,10 +213,10 @@ class FileStore : public Store {
 
   const std::string path_;
   const int file_;
-  absl::Mutex mutex_;  // flock() does not keep apart threads that share file_
+  std::mutex mutex_;  // flock() does not keep apart threads that share file_; guards what follows
   // What the log says up to the byte end_.
-  absl::flat_hash_map<std::string, std::string> values_ ABSL_GUARDED_BY(mutex_);
-  off_t end_ ABSL_GUARDED_BY(mutex_) = file_log::kHeader.size();
+  absl::flat_hash_map<std::string, std::string> values_;
+  off_t end_ = file_log::kHeader.size();
 };
 
 }  // namespace

@@ -8,10 +8,11 @@
 // Keys are any bytes but the empty string, values any bytes; meant for kilobytes, not for tensors.
 //
 // Threads: all functions may be called from several threads at once. A call that waits holds no
-// lock that would stop the others, except where a store says so. Errors: DeadlineExceeded when a
-// key did not appear in time (the message lists the missing keys and the store), Unavailable when
-// the store itself cannot be reached, InvalidArgument for an empty key or for a counter whose value
-// is not a decimal number.
+// lock that would stop the others, except where a store says so.
+//
+// Errors: DeadlineExceeded when a key did not appear in time (the message lists the missing keys
+// and the store), Unavailable when the store itself cannot be reached, InvalidArgument for an empty
+// key or for a counter whose value is not a decimal number.
 #pragma once
 
 #include <cstdint>

@@ -1,10 +1,10 @@
 // What every Store must do, as GoogleTest cases that each store's test instantiates.
 //
-//   INSTANTIATE_TEST_SUITE_P(InProcess, StoreConformance, testing::Values(StoreCase{"in_process",
-//   [] {
-//     auto store = make_in_process_store();
-//     return [store](int) { return store; };      // the store as client `i` sees it
-//   }}));
+//   INSTANTIATE_TEST_SUITE_P(
+//       InProcess, StoreConformance, testing::Values(StoreCase{"in_process", [] {
+//         auto store = make_in_process_store();
+//         return [store](int) { return store; };      // the store as client `i` sees it
+//       }}));
 #pragma once
 
 #include <functional>

@@ -16,8 +16,8 @@
 ABSL_FLAG(int, n, 1, "number of ranks");
 ABSL_FLAG(bool, prefix, true, "put the rank before each line of output");
 ABSL_FLAG(bool, json, false, "end with a summary as one line of JSON on stdout");
-ABSL_FLAG(absl::Duration, grace, absl::Seconds(5),
-          "how long ranks that are asked to end have until they are killed");
+ABSL_FLAG(double, grace, 5,
+          "how many seconds ranks that are asked to end have until they are killed");
 
 namespace {
 
@@ -43,7 +43,7 @@ int main(int argc, char** argv) {
   options.num_ranks = absl::GetFlag(FLAGS_n);
   options.command.assign(arguments.begin() + 1, arguments.end());
   options.prefix_output = absl::GetFlag(FLAGS_prefix);
-  options.grace = absl::GetFlag(FLAGS_grace);
+  options.grace = absl::Seconds(absl::GetFlag(FLAGS_grace));
 
   absl::StatusOr<shardweave::LaunchResult> result = shardweave::launch(options);
   if (!result.ok()) {

@@ -214,7 +214,7 @@ TEST(LaunchTest, StubbornRanksAreKilledAfterTheGrace) {
   const absl::Time start = absl::Now();
   Launched run(shell(2,
                      "if [ $RANK = 0 ]; then sleep 0.2; exit 3; fi; trap '' TERM; sleep 600 & wait",
-                     {"--grace=300ms"}));
+                     {"--grace=0.3"}));
   EXPECT_EQ(run.wait(), 3);
   EXPECT_LT(absl::Now() - start, absl::Seconds(60));
 }
@@ -235,7 +235,7 @@ TEST(LaunchTest, SignalsArePassedOn) {
 
 TEST(LaunchTest, SecondSignalDoesNotWaitForTheGrace) {
   Launched run(shell(1, "trap '' TERM; echo $$ >$SCRATCH/pid; while true; do sleep 0.02; done",
-                     {"--grace=10m"}));
+                     {"--grace=600"}));
   run.wait_for_number("pid");
   ::kill(run.pid(), SIGTERM);
   absl::SleepFor(absl::Milliseconds(300));

@@ -1,15 +1,16 @@
 // Starts the ranks of a program on this machine and sees them to their end.
 //
 //   auto result = launch({.num_ranks = 4, .command = {"train_gpt", "--steps=60"}});
-//   if (!result.ok()) ...                     // nothing was started: no such program, zero ranks
-//   std::cerr << result->summary();           // "rank 2 (pid 4711) was killed by signal 9 (Killed)
-//   ..." return result->exit_code();
+//   if (!result.ok()) ...               // nothing was started: no such program, zero ranks
+//   std::cerr << result->summary();     // "rank 2 (pid 4711) was killed by signal 9 (Killed) ..."
+//   return result->exit_code();
 //
 // Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
 // SHARDWEAVE_RUN_ID (new for each start) and, unless it is set, OMP_NUM_THREADS: the cores divided
 // by the ranks. The port is bound here before any rank starts; rank 0 inherits the listening socket
 // as descriptor SHARDWEAVE_STORE_FD, so that nobody can take the port in between. comm/rendezvous
-// reads all this.
+// reads all this. (A program that does not know the descriptor and would bind MASTER_PORT itself
+// finds it taken.)
 //
 // The first rank that fails ends all others. SIGINT, SIGTERM and SIGHUP are passed on to the ranks
 // and end the launch. Ranks that are to end have the grace period before they are killed; a second
