@@ -77,6 +77,10 @@ std::vector<at::Tensor> sync_one_step(const std::vector<at::Tensor>& parameters)
     const DTensorMeta& have = meta_of(grad);
     if (have.spec->layout == want) continue;
     const RedistributePlan plan = plan_for(*have.context, *have.spec, want);
+    if (plan.steps.empty()) {  // they differ only along mesh dimensions of one rank
+      meta_of(grad).spec = have.context->with_layout(*have.spec, want);
+      continue;
+    }
     const RedistributeStep& step = plan.steps[0];
     if (step.kind != StepKind::kAllReduce) {
       parameter.mutable_grad() = redistribute(grad, want);
