@@ -218,6 +218,10 @@ Decision propagate(MeshContext& context, OpCall call, const Rule& rule,
     decision.inputs.push_back(value_or_throw(Layout::create(std::move(placements), order)));
   }
   for (int k = 0; k < outputs; ++k) {
+    if (!call.output(k).defined) {
+      decision.outputs.emplace_back();
+      continue;
+    }
     Layout layout = value_or_throw(Layout::create(std::move(output_placements[k]), order));
     if (absl::Status s = validate(layout, context.mesh().shape(), call.output(k).sizes); !s.ok()) {
       nonsense(call, absl::StrCat("gives output ", k, " the layout ", layout.to_string(), ": ", s.message()));
