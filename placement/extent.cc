@@ -8,7 +8,9 @@
 namespace shardweave {
 namespace {
 
-int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+int64_t ceil_div(int64_t a, int64_t b) {
+  return a / b + (a % b != 0);
+}
 
 Intervals strided_cut(int64_t size, int64_t split_factor, int64_t num_ranks, int64_t index) {
   Intervals result;

@@ -18,8 +18,8 @@ std::string show(absl::Span<const int64_t> dims) {
 
 absl::StatusOr<Dims> global_shape(const Layout& layout, absl::Span<const int64_t> mesh_shape,
                                   const std::vector<Dims>& local_shapes) {
-  const int64_t num_ranks = std::accumulate(mesh_shape.begin(), mesh_shape.end(), int64_t{1},
-                                            std::multiplies<>());
+  const int64_t num_ranks =
+      std::accumulate(mesh_shape.begin(), mesh_shape.end(), int64_t{1}, std::multiplies<>());
   if (layout.mesh_ndim() != static_cast<int>(mesh_shape.size()) || num_ranks < 1 ||
       num_ranks != static_cast<int64_t>(local_shapes.size())) {
     return absl::InvalidArgumentError(
@@ -62,10 +62,10 @@ absl::StatusOr<Dims> global_shape(const Layout& layout, absl::Span<const int64_t
   do {
     const Dims want = local_shape(layout, mesh_shape, coordinate, global);
     if (local_shapes[rank] != want) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "rank ", rank, " at ", show(coordinate), " has the local shape ", show(local_shapes[rank]),
-          ", but the layout ", layout.to_string(), " cuts the global shape ", show(global), " into ",
-          show(want), " there"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("rank ", rank, " at ", show(coordinate), " has the local shape ",
+                       show(local_shapes[rank]), ", but the layout ", layout.to_string(),
+                       " cuts the global shape ", show(global), " into ", show(want), " there"));
     }
     ++rank;
   } while (advance(absl::MakeSpan(coordinate), mesh_shape));

@@ -21,6 +21,13 @@ int64_t count(const Intervals& intervals) {
 }
 
 void narrow(Intervals& held, const Placement& placement, int64_t num_ranks, int64_t index) {
+  if (held.size() == 1 && placement.is_plain_shard()) {  // as below; most cuts are like this
+    const Interval piece = chunk(held[0].size(), num_ranks, index);
+    held[0].end = held[0].begin + piece.end;
+    held[0].begin += piece.begin;
+    if (piece.size() == 0) held.clear();
+    return;
+  }
   Intervals result;
   auto outer = held.begin();
   int64_t outer_begin = 0;  // of *outer, counted in the indices held

@@ -14,8 +14,8 @@ void append(Intervals& intervals, Interval next);
 // The number of indices.
 int64_t count(const Intervals& intervals);
 
-// Leaves in `held` what `placement` gives to rank `index` of `num_ranks`, where the indices in `held`
-// are what there is to cut.
+// Leaves in `held` what `placement` gives to rank `index` of `num_ranks`, where the indices in
+// `held` are what there is to cut.
 void narrow(Intervals& held, const Placement& placement, int64_t num_ranks, int64_t index);
 
 // A run of indices that is in two sets, and where it begins in the order of each of them.
@@ -27,8 +27,8 @@ struct CommonRun {
 using CommonRuns = absl::InlinedVector<CommonRun, 2>;
 CommonRuns intersect(const Intervals& first, const Intervals& second);
 
-// Counts through all combinations of digits, last digit fastest: digits[i] is below radices[i]. False
-// when it is through, with all digits back at 0.
+// Counts through all combinations of digits, last digit fastest: digits[i] is below radices[i].
+// False when it is through, with all digits back at 0.
 bool advance(absl::Span<int64_t> digits, absl::Span<const int64_t> radices);
 
 }  // namespace shardweave

@@ -44,19 +44,19 @@ Piece cut_piece(const Piece& piece, const Placement& p, int64_t num_ranks) {
 
 absl::Status does_not_fit(const Layout& layout, absl::Span<const int64_t> shape, int mesh_dim,
                           const std::string& why) {
-  return absl::InvalidArgumentError(absl::StrCat(
-      "the layout ", layout.to_string(), " does not fit a tensor of shape [",
-      absl::StrJoin(shape, ", "), "]: ", layout[mesh_dim].to_string(), " on mesh dimension ",
-      mesh_dim, " ", why));
+  return absl::InvalidArgumentError(
+      absl::StrCat("the layout ", layout.to_string(), " does not fit a tensor of shape [",
+                   absl::StrJoin(shape, ", "), "]: ", layout[mesh_dim].to_string(),
+                   " on mesh dimension ", mesh_dim, " ", why));
 }
 
 absl::Status validate_ragged(const Layout& layout, absl::Span<const int64_t> mesh_shape,
                              absl::Span<const int64_t> shape, int mesh_dim, const Piece& piece) {
   const std::vector<int64_t>& sizes = layout[mesh_dim].sizes();
   if (static_cast<int64_t>(sizes.size()) != mesh_shape[mesh_dim]) {
-    return does_not_fit(layout, shape, mesh_dim,
-                        absl::StrCat("has ", sizes.size(), " sizes for ", mesh_shape[mesh_dim],
-                                     " ranks"));
+    return does_not_fit(
+        layout, shape, mesh_dim,
+        absl::StrCat("has ", sizes.size(), " sizes for ", mesh_shape[mesh_dim], " ranks"));
   }
   if (!piece.uniform) {
     return does_not_fit(layout, shape, mesh_dim,
@@ -66,16 +66,16 @@ absl::Status validate_ragged(const Layout& layout, absl::Span<const int64_t> mes
   for (int64_t size : sizes) {
     if (size < 0) return does_not_fit(layout, shape, mesh_dim, "has a negative size");
     if (size > left) {
-      return does_not_fit(layout, shape, mesh_dim,
-                          absl::StrCat("has sizes that sum up to more than the ", piece.size,
-                                       " elements to cut"));
+      return does_not_fit(
+          layout, shape, mesh_dim,
+          absl::StrCat("has sizes that sum up to more than the ", piece.size, " elements to cut"));
     }
     left -= size;
   }
   if (left != 0) {
     return does_not_fit(layout, shape, mesh_dim,
-                        absl::StrCat("has sizes that sum up to ", piece.size - left, ", not to the ",
-                                     piece.size, " elements to cut"));
+                        absl::StrCat("has sizes that sum up to ", piece.size - left,
+                                     ", not to the ", piece.size, " elements to cut"));
   }
   return absl::OkStatus();
 }
@@ -86,8 +86,8 @@ Layout::Layout(Placements placements) : placements_(std::move(placements)) {
   order_ = own_order(mesh_ndim());
 }
 
-// Canonical: the mesh dimensions of a tensor dimension take the places that they would have in their
-// own order, in the order that they cut; all others stay where they are.
+// Canonical: the mesh dimensions of a tensor dimension take the places that they would have in
+// their own order, in the order that they cut; all others stay where they are.
 Layout::Layout(Placements placements, absl::Span<const int> order) : Layout(std::move(placements)) {
   std::vector<bool> placed(mesh_ndim());
   for (int d = 0; d < mesh_ndim(); ++d) {
@@ -102,15 +102,17 @@ Layout::Layout(Placements placements, absl::Span<const int> order) : Layout(std:
 absl::StatusOr<Layout> Layout::create(Placements placements, std::vector<int> order) {
   if (order.empty()) return Layout(std::move(placements));
   if (!is_permutation(order, static_cast<int>(placements.size()))) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the order [", absl::StrJoin(order, ", "), "] of the layout ",
-        shardweave::to_string(placements), " is not a permutation of its ", placements.size(),
-        " mesh dimensions"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the order [", absl::StrJoin(order, ", "), "] of the layout ",
+                     shardweave::to_string(placements), " is not a permutation of its ",
+                     placements.size(), " mesh dimensions"));
   }
   return Layout(std::move(placements), order);
 }
 
-bool Layout::default_order() const { return std::is_sorted(order_.begin(), order_.end()); }
+bool Layout::default_order() const {
+  return std::is_sorted(order_.begin(), order_.end());
+}
 
 absl::InlinedVector<int, 4> Layout::shards_of(int tensor_dim) const {
   absl::InlinedVector<int, 4> result;
@@ -183,10 +185,10 @@ absl::StatusOr<Layout> Layout::parse(std::string_view text) {
       const bool explicit_turns = turns[mesh_dims[0]].has_value();
       const std::optional<int> turn = explicit_turns ? turns[mesh_dims[i]] : std::optional<int>(i);
       if (turns[mesh_dims[i]].has_value() != explicit_turns || *turn >= n || by_turn[*turn] != -1) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "cannot read the layout \"", std::string(text), "\": the ", n,
-            " cuts of tensor dimension ", tensor_dim, " must have either no \"@\" or the turns 0 to ",
-            n - 1, ", each once"));
+        return absl::InvalidArgumentError(
+            absl::StrCat("cannot read the layout \"", std::string(text), "\": the ", n,
+                         " cuts of tensor dimension ", tensor_dim,
+                         " must have either no \"@\" or the turns 0 to ", n - 1, ", each once"));
       }
       by_turn[*turn] = mesh_dims[i];
     }
@@ -198,10 +200,10 @@ absl::StatusOr<Layout> Layout::parse(std::string_view text) {
 absl::Status validate(const Layout& layout, absl::Span<const int64_t> mesh_shape,
                       absl::Span<const int64_t> shape) {
   if (layout.mesh_ndim() != static_cast<int>(mesh_shape.size())) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the layout ", layout.to_string(), " has ", layout.mesh_ndim(),
-        " placements, but the mesh [", absl::StrJoin(mesh_shape, ", "), "] has ", mesh_shape.size(),
-        " dimensions"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the layout ", layout.to_string(), " has ", layout.mesh_ndim(),
+                     " placements, but the mesh [", absl::StrJoin(mesh_shape, ", "), "] has ",
+                     mesh_shape.size(), " dimensions"));
   }
   for (int64_t size : mesh_shape) {
     if (size < 1) {
@@ -211,8 +213,8 @@ absl::Status validate(const Layout& layout, absl::Span<const int64_t> mesh_shape
   }
   for (int64_t size : shape) {
     if (size < 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "the tensor shape [", absl::StrJoin(shape, ", "), "] has a negative size"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("the tensor shape [", absl::StrJoin(shape, ", "), "] has a negative size"));
     }
   }
   const int ndim = static_cast<int>(shape.size());
@@ -222,8 +224,9 @@ absl::Status validate(const Layout& layout, absl::Span<const int64_t> mesh_shape
     const Placement& p = layout[mesh_dim];
     if (!p.is_shard()) continue;
     if (p.dim() < 0 || p.dim() >= ndim) {
-      return does_not_fit(layout, shape, mesh_dim,
-                          absl::StrCat("cuts tensor dimension ", p.dim(), ", but there are ", ndim));
+      return does_not_fit(
+          layout, shape, mesh_dim,
+          absl::StrCat("cuts tensor dimension ", p.dim(), ", but there are ", ndim));
     }
     Piece& piece = pieces[p.dim()];
     if (p.kind() == PlacementKind::kRaggedShard) {

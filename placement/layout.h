@@ -1,14 +1,14 @@
-// A Layout says how one tensor lies on a whole mesh: a placement per mesh dimension and the order in
-// which the mesh dimensions cut it.
+// A Layout says how one tensor lies on a whole mesh: a placement per mesh dimension and the order
+// in which the mesh dimensions cut it.
 //
-//   auto layout = Layout::create({Shard(0), Shard(0)});         // mesh dim 0 cuts first, then dim 1
-//   auto mine = local_extent(*layout, {2, 2}, {1, 0}, {7, 5});  // of the rank at coordinate (1, 0)
+//   auto layout = Layout::create({Shard(0), Shard(0)});  // mesh dimension 0 cuts first, then 1
+//   auto mine = local_extent(*layout, {2, 2}, {1, 0}, {7, 5});  // of the rank at (1, 0)
 //   mine.shape;                                                 // {2, 5}
 //   mine.offset;                                                // {4, 0}
 //   layout->to_string();                                        // "[S(0), S(0)]"
 //
-// When several mesh dimensions shard one tensor dimension, each cuts the piece that the cuts before it
-// have left. A value: copy, compare and hash it freely, share it between threads.
+// When several mesh dimensions shard one tensor dimension, each cuts the piece that the cuts before
+// it have left. A value: copy, compare and hash it freely, share it between threads.
 #pragma once
 
 #include <cstdint>
@@ -72,8 +72,8 @@ class Layout {
 
 // Checks a layout against a mesh shape and a global tensor shape: number of placements, dims in
 // range, positive split factors, ragged sizes that are as many as the ranks and sum up to what they
-// cut (below other cuts those must have left pieces of one size). InvalidArgument names the part that
-// does not fit.
+// cut (below other cuts those must have left pieces of one size). InvalidArgument names the part
+// that does not fit.
 absl::Status validate(const Layout& layout, absl::Span<const int64_t> mesh_shape,
                       absl::Span<const int64_t> shape);
 
@@ -95,10 +95,10 @@ struct LocalExtent {
   friend bool operator==(const LocalExtent&, const LocalExtent&) = default;
 };
 
-// The functions below want a layout that validate() accepts. `coordinate` is the rank's coordinate in
-// the mesh, `shape` the global shape. They cost O(tensor dims + mesh dims), plus the split
-// factors of strided shards and the ranks before this one in ragged shards; the number of ranks does
-// not matter otherwise. A Partial holds all of what the others leave.
+// The functions below want a layout that validate() accepts. `coordinate` is the rank's coordinate
+// in the mesh, `shape` the global shape. They cost O(tensor dims + mesh dims), plus the split
+// factors of strided shards and the ranks before this one in ragged shards; the number of ranks
+// does not matter otherwise. A Partial holds all of what the others leave.
 Dims local_shape(const Layout& layout, absl::Span<const int64_t> mesh_shape,
                  absl::Span<const int64_t> coordinate, absl::Span<const int64_t> shape);
 LocalExtent local_extent(const Layout& layout, absl::Span<const int64_t> mesh_shape,
@@ -108,8 +108,8 @@ Intervals local_intervals(const Layout& layout, absl::Span<const int64_t> mesh_s
                           absl::Span<const int64_t> coordinate, absl::Span<const int64_t> shape,
                           int dim);
 
-// Chunk semantics of the field (torch.chunk): chunks of ceil(size / n), then the rest, then empty ones
-// (which lie at the end: {size, size}).
+// Chunk semantics of the field (torch.chunk): chunks of ceil(size / n), then the rest, then empty
+// ones (which lie at the end: {size, size}).
 Interval chunk(int64_t size, int64_t n, int64_t index);
 
 // One cut on its own: of a piece of `size` elements, those that `placement` (a shard of any kind)
@@ -117,8 +117,9 @@ Interval chunk(int64_t size, int64_t n, int64_t index);
 Intervals cut(const Placement& placement, int64_t size, int64_t num_ranks, int64_t index);
 int64_t cut_size(const Placement& placement, int64_t size, int64_t num_ranks, int64_t index);
 
-// The inverse of local_shape: the global shape from every rank's local shape (indexed by linear rank,
-// last mesh dimension fastest). InvalidArgument names the first rank whose shape does not fit.
+// The inverse of local_shape: the global shape from every rank's local shape (indexed by linear
+// rank, last mesh dimension fastest). InvalidArgument names the first rank whose shape does not
+// fit.
 absl::StatusOr<Dims> global_shape(const Layout& layout, absl::Span<const int64_t> mesh_shape,
                                   const std::vector<Dims>& local_shapes);
 

@@ -1,9 +1,9 @@
 // Reads the printed form of placements and layouts. Internal to placement/.
 //
 //   list      = "[" [ entry { "," entry } ] "]"
-//   entry     = placement [ "@" integer ]                          (the "@" in layouts only)
-//   placement = "R" | "P" [ "(" reduction ")" ]
-//             | "S(" integer [ "," ( "sf=" integer | "sizes=[" [ integer { "," integer } ] "]" ) ] ")"
+//   entry     = placement [ "@" integer ]              (the "@" in layouts only)
+//   placement = "R" | "P" [ "(" reduction ")" ] | "S(" integer [ "," how ] ")"
+//   how       = "sf=" integer | "sizes=[" [ integer { "," integer } ] "]"
 //
 // Every read_...() returns false after the first error, which status() then tells.
 #pragma once

@@ -27,7 +27,9 @@ std::ostream& operator<<(std::ostream& out, const Placement& placement) {
   return out << placement.to_string();
 }
 
-Placement Replicate() { return Placement(); }
+Placement Replicate() {
+  return Placement();
+}
 
 Placement Shard(int dim) {
   Placement p;
@@ -59,12 +61,11 @@ Placement RaggedShard(int dim, std::vector<int64_t> sizes) {
 }
 
 std::string to_string(const Placements& placements) {
-  return absl::StrCat("[",
-                      absl::StrJoin(placements, ", ",
-                                    [](std::string* out, const Placement& p) {
-                                      out->append(p.to_string());
-                                    }),
-                      "]");
+  return absl::StrCat(
+      "[",
+      absl::StrJoin(placements, ", ",
+                    [](std::string* out, const Placement& p) { out->append(p.to_string()); }),
+      "]");
 }
 
 }  // namespace shardweave

@@ -6,8 +6,8 @@
 //   p.to_string();                              // "S(0)"
 //   parse_placements("[S(0), R]");              // {Shard(0), Replicate()}
 //
-// A value: copy, compare and hash it freely. Nothing here communicates or allocates tensors. Whether
-// a placement fits a tensor and a mesh is a question for validate() in layout.h.
+// A value: copy, compare and hash it freely. Nothing here communicates or allocates tensors.
+// Whether a placement fits a tensor and a mesh is a question for validate() in layout.h.
 #pragma once
 
 #include <cstdint>
@@ -66,15 +66,15 @@ class Placement {
 };
 
 Placement Replicate();
-// The dimension is cut into chunks of ceil(size / ranks): full ones first, then the rest, then empty
-// ones (torch.chunk).
+// The dimension is cut into chunks of ceil(size / ranks): full ones first, then the rest, then
+// empty ones (torch.chunk).
 Placement Shard(int dim);
 // The tensor is the reduction of what the ranks hold. On several mesh dimensions the last one is
 // reduced first, which matters only for reductions that do not commute().
 Placement Partial(ReduceOp op = ReduceOp::kSum);
-// The dimension is first cut into `split_factor` chunks; each chunk is cut again over the ranks, and
-// a rank holds its piece of every chunk, concatenated. (What a flattened or merged dimension needs,
-// such as a fused QKV weight.) A split factor of 1 is Shard(dim), and compares equal to it.
+// The dimension is first cut into `split_factor` chunks; each chunk is cut again over the ranks,
+// and a rank holds its piece of every chunk, concatenated. (What a flattened or merged dimension
+// needs, such as a fused QKV weight.) A split factor of 1 is Shard(dim), and compares equal to it.
 Placement StridedShard(int dim, int64_t split_factor);
 // Rank i of the mesh dimension holds sizes[i] consecutive elements of `dim`; they sum to its size.
 Placement RaggedShard(int dim, std::vector<int64_t> sizes);

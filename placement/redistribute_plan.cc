@@ -10,23 +10,34 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "shardweave/placement/direct_plan.h"
 #include "shardweave/placement/redistribute_search.h"
-#include "shardweave/placement/step_bytes.h"
 
 namespace shardweave {
 namespace {
 
-absl::Status check(int64_t element_size, const CostModel& model, int mesh_ndim) {
-  if (element_size < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("cannot plan for elements of ", element_size, " bytes"));
+// Whether the tensor has less than 2^63 bytes.
+bool is_countable(absl::Span<const int64_t> shape, int64_t element_size) {
+  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return true;
+  int64_t bytes = element_size;
+  return std::none_of(shape.begin(), shape.end(),
+                      [&](int64_t size) { return __builtin_mul_overflow(bytes, size, &bytes); });
+}
+
+absl::Status check(absl::Span<const int64_t> shape, int64_t element_size, const CostModel& model,
+                   int mesh_ndim) {
+  if (element_size < 1 || !is_countable(shape, element_size)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "cannot plan for a tensor of shape [", absl::StrJoin(shape, ", "), "] with elements of ",
+        element_size, " bytes (wanted: at least 1, and less than 2^63 in all)"));
   }
   for (int m = 0; m < mesh_ndim; ++m) {
     const CostModel::Link link = model.link(m);
     if (!(link.latency >= 0) || !std::isfinite(link.latency) || !(link.bandwidth > 0)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "the cost model gives mesh dimension ", m, " a latency of ", link.latency,
-          " s (wanted: 0 or more) and a bandwidth of ", link.bandwidth, " bytes/s (wanted: above 0)"));
+      return absl::InvalidArgumentError(absl::StrCat("the cost model gives mesh dimension ", m,
+                                                     " a latency of ", link.latency,
+                                                     " s (wanted: 0 or more) and a bandwidth of ",
+                                                     link.bandwidth, " bytes/s (wanted: above 0)"));
     }
   }
   return absl::OkStatus();
@@ -62,93 +73,18 @@ Layout simplest(const Layout& layout, absl::Span<const int64_t> mesh_shape) {
   return *Layout::create(std::move(placements), layout.order());
 }
 
-// A plan for one mesh dimension, whose cut is the innermost one: nothing is cheaper than the direct
-// step, so there is nothing to search for.
-class SinglePlanner {
- public:
-  SinglePlanner(const RedistributeProblem& problem, int mesh_dim)
-      : problem_(problem), mesh_dim_(mesh_dim), cuts_(uncut(problem.shape)) {
-    for (int m : problem.from.order()) {
-      const Placement& p = problem.from[m];
-      if (m != mesh_dim && p.is_shard()) add_cut(cuts_[p.dim()], cut_of(p, m));
-    }
-  }
-
-  // Nothing where the best plan is not a single step, or one and a local step.
-  std::optional<RedistributePlan> run() {
-    const Placement& from = problem_.from[mesh_dim_];
-    const Placement& to = problem_.to[mesh_dim_];
-    if (from.is_partial() && to.kind() == PlacementKind::kStridedShard) return std::nullopt;
-    RedistributePlan plan;
-    if (from.is_replicate()) {
-      add(plan, to.is_partial() ? StepKind::kToPartial : StepKind::kSlice, to, 0);
-    } else if (from.is_partial()) {
-      add_reduction(plan, to);
-    } else {
-      add_from_shard(plan, from, to);
-    }
-    if (to.is_partial() && !from.is_replicate()) add(plan, StepKind::kToPartial, to, 0);
-    return plan;
-  }
-
- private:
-  Cut cut_of(const Placement& p, int m) const { return {&p, problem_.mesh_shape[m], m}; }
-
-  void add_reduction(RedistributePlan& plan, const Placement& to) {
-    if (to.is_shard()) {
-      add(plan, StepKind::kReduceScatter, to,
-          reduce_scatter_bytes(cuts_, to.dim(), cut_of(to, mesh_dim_), problem_.element_size));
-    } else {
-      add(plan, StepKind::kAllReduce, Replicate(),
-          all_reduce_bytes(cuts_, problem_.mesh_shape[mesh_dim_], problem_.element_size));
-    }
-  }
-
-  void add_from_shard(RedistributePlan& plan, const Placement& from, const Placement& to) {
-    TensorCuts before = cuts_;
-    add_cut(before[from.dim()], cut_of(from, mesh_dim_));
-    const Cut target = cut_of(to, mesh_dim_);
-    if (!to.is_shard()) {
-      add(plan, StepKind::kAllGather, Replicate(),
-          all_gather_bytes(before, from.dim(), problem_.element_size));
-    } else if (to.dim() != from.dim()) {
-      add(plan, StepKind::kAllToAll, to,
-          all_to_all_bytes(before, from.dim(), to.dim(), target, problem_.element_size));
-    } else {
-      TensorCuts after = cuts_;
-      add_cut(after[to.dim()], target);
-      add(plan, StepKind::kExchange, to, exchange_bytes(before, after, problem_.element_size));
-    }
-  }
-
-  void add(RedistributePlan& plan, StepKind kind, const Placement& to, int64_t bytes) {
-    Layout before = plan.steps.empty() ? problem_.from : plan.steps.back().after;
-    Layout after = problem_.to;
-    if (to != problem_.to[mesh_dim_]) {
-      Placements placements = before.placements();
-      placements[mesh_dim_] = to;
-      after = *Layout::create(std::move(placements), before.order());
-    }
-    RedistributeStep& step = plan.steps.emplace_back();
-    step.kind = kind;
-    step.mesh_dims = {mesh_dim_};
-    step.before = std::move(before);
-    step.after = std::move(after);
-    step.bytes = bytes;
-    if (!step.is_local()) step.cost = step_cost(problem_.model.link(mesh_dim_), bytes);
-  }
-
-  const RedistributeProblem& problem_;
-  const int mesh_dim_;
-  TensorCuts cuts_;  // of all other mesh dimensions
-};
+// Whether the search could not improve on the direct plan, or would take too long.
+bool is_surely_best(const RedistributeProblem& problem, const MeshDims& active) {
+  if (active.size() > kMaxSearchedMeshDims) return true;
+  return active.size() == 1 && !(problem.from[active[0]].is_partial() &&
+                                 problem.to[active[0]].kind() == PlacementKind::kStridedShard);
+}
 
 }  // namespace
 
 std::string_view to_string(StepKind kind) {
-  constexpr std::string_view kNames[] = {"all_gather",     "slice",      "all_reduce",
-                                         "reduce_scatter", "all_to_all", "to_partial",
-                                         "exchange"};
+  constexpr std::string_view kNames[] = {"all_gather", "slice",      "all_reduce", "reduce_scatter",
+                                         "all_to_all", "to_partial", "exchange"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -207,26 +143,27 @@ absl::StatusOr<RedistributePlan> plan_redistribute(const Layout& from, const Lay
   for (const Layout* layout : {&from, &to}) {
     if (absl::Status status = validate(*layout, mesh_shape, shape); !status.ok()) return status;
   }
-  if (absl::Status status = check(element_size, model, from.mesh_ndim()); !status.ok()) {
+  if (absl::Status status = check(shape, element_size, model, from.mesh_ndim()); !status.ok()) {
     return status;
   }
   const Layout simple_from = simplest(from, mesh_shape);
   const Layout simple_to = simplest(to, mesh_shape);
-  const auto active = active_mesh_dims(simple_from, simple_to);
+  const MeshDims active = active_mesh_dims(simple_from, simple_to);
   if (active.empty()) return RedistributePlan();
-  const RedistributeProblem problem{simple_from, simple_to,    mesh_shape,
-                                    shape,       element_size, model};
-  std::optional<RedistributePlan> plan;
-  if (active.size() == 1) plan = SinglePlanner(problem, active[0]).run();
-  if (!plan.has_value()) plan = search_plan(problem, active);
-  plan->steps.front().before = from;
-  plan->steps.back().after = to;
-  return *std::move(plan);
+  const RedistributeProblem problem{simple_from, simple_to, mesh_shape, shape, element_size, model};
+  RedistributePlan plan = direct_plan(problem, active);
+  if (!is_surely_best(problem, active)) {
+    std::optional<RedistributePlan> better = search_plan(problem, active, &plan);
+    if (better.has_value()) plan = *std::move(better);
+  }
+  plan.steps.front().before = from;
+  plan.steps.back().after = to;
+  return plan;
 }
 
 double transition_cost(const Placement& from, const Placement& to, int64_t num_ranks,
                        int64_t local_bytes, CostModel::Link link) {
-  if (num_ranks == 1 || from == to || from.is_replicate()) return 0;
+  if (num_ranks == 1 || local_bytes == 0 || from == to || from.is_replicate()) return 0;
   const double bytes = static_cast<double>(local_bytes);
   const double piece = bytes / static_cast<double>(num_ranks);
   auto cost = [&](int messages, double sent) {

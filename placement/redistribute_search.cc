@@ -1,383 +1,357 @@
 #include "shardweave/placement/redistribute_search.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdint>
 #include <limits>
+#include <numeric>
 #include <queue>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
+#include "shardweave/placement/intervals.h"
 #include "shardweave/placement/step_bytes.h"
 
 namespace shardweave {
 namespace {
 
-// Sets of active mesh dimensions.
-using Mask = uint64_t;
-
-// Where one active mesh dimension stands: its placement (an index into Search::options_), and for a
-// shard how many active mesh dimensions cut the same tensor dimension before it.
-struct Slot {
-  uint8_t option = 0;
-  uint8_t depth = 0;
-  friend bool operator==(const Slot&, const Slot&) = default;
-  template <typename H>
-  friend H AbslHashValue(H h, Slot s) {
-    return H::combine(std::move(h), s.option, s.depth);
-  }
-};
-
-// A layout, as far as the active mesh dimensions (by index) go.
-using Position = absl::InlinedVector<Slot, 4>;
+// Sets of active mesh dimensions; these are numbered by their place among the active ones.
+using Mask = uint32_t;
 
 constexpr uint8_t kReplicateOption = 0;
 
-// A* over positions. Costs are compared first, then the number of steps.
+// The active cuts of one tensor dimension: 16 bits for each, outermost lowest, with the mesh
+// dimension (from 1) above its option.
+using Chain = uint64_t;
+constexpr int kCutBits = 16;
+static_assert(kMaxSearchedMeshDims * kCutBits <= 64);
+
+Chain cut_code(int i, uint8_t option) {
+  return static_cast<Chain>(i + 1) << 8 | option;
+}
+
+Mask members(Chain chain) {
+  Mask result = 0;
+  for (; chain != 0; chain >>= kCutBits) result |= Mask{1} << ((chain >> 8 & 0xff) - 1);
+  return result;
+}
+
+// The mesh dimensions of both chains from the first difference on.
+Mask moved_members(Chain a, Chain b) {
+  if (a == b) return 0;
+  const int same = std::countr_zero(a ^ b) / kCutBits * kCutBits;
+  return members(a >> same) | members(b >> same);
+}
+
+// A* over the layouts that a plan may go through.
 class Search {
  public:
-  Search(const RedistributeProblem& problem, absl::Span<const int> active);
-  RedistributePlan run();
+  Search(const RedistributeProblem& problem, const MeshDims& active);
+  std::optional<RedistributePlan> run(const RedistributePlan* bound);
 
  private:
+  // A layout.
   struct Node {
-    Position position;
-    double cost = 0;
+    std::array<uint8_t, kMaxSearchedMeshDims> options{};  // indices into options_
+    absl::InlinedVector<Chain, 3> chains;                 // of each of dims_
+    TensorCuts cuts;
+    double latency_to_come = 0;
+    // The cheapest way found.
+    double cost = std::numeric_limits<double>::infinity();
     int num_steps = 0;
     bool closed = false;
-    // The last step, from `parent`.
     int parent = -1;
+    // The last step, from `parent`.
     StepKind kind = StepKind::kSlice;
     Mask moved = 0;
     int64_t step_bytes = 0;
     double step_cost = 0;
   };
-  using Members = absl::InlinedVector<uint8_t, 4>;  // active mesh dims that cut a tensor dim, in order
+  struct Edge {
+    StepKind kind;
+    Mask moved;
+  };
 
   int num_active() const { return static_cast<int>(active_.size()); }
-  void make_options(int i);
-  uint8_t option_of(int i, const Placement& p) const;
-  Position position_of(const Layout& layout) const;
-  Layout layout_of(const Position& position) const;
-  const Placement& placement(const Position& position, int i) const {
-    return options_[i][position[i].option];
-  }
-  const Placement& placement_on(const Position& position, int mesh_dim) const;
+  const Placement& placement(const Node& node, int i) const { return options_[i][node.options[i]]; }
+  void collect_options();
+  void collect_nodes();
+  bool make_node(const Dims& options, absl::Span<const int> order, Node* node) const;
+  bool is(const Node& node, const Layout& layout) const;
+  double latency_to_come(const Node& node) const;
+  Layout layout_of(const Node& node) const;
 
-  Members members(const Position& position, int tensor_dim) const;
-  bool cut(const Position& position, TensorCuts* cuts) const;
-  Cut cut_of(int i, uint8_t option) const {
-    return {&options_[i][option], problem_.mesh_shape[active_[i]], active_[i]};
-  }
-  Position with(const Position& position, int i, uint8_t option) const;
+  std::optional<Edge> edge(const Node& from, const Node& to) const;
+  std::optional<Edge> edge_on(int i, const Node& from, const Node& to) const;
+  bool may_reduce(const Node& node, int i) const;
+  bool may_become(const Node& node, int i, ReduceOp op) const;
+  const Placement& placement_on(const Node& node, int mesh_dim) const;
 
   void expand(int node);
-  void expand_partial(int node, const TensorCuts& cuts, int i);
-  void expand_shard(int node, const TensorCuts& cuts, int i);
-  void expand_replicate(int node, int i);
-  void expand_exchanges(int node, const TensorCuts& cuts);
-  bool may_reduce(const Position& position, int i) const;
-  bool may_become(const Position& position, int i, ReduceOp op) const;
-
-  double lower_bound(const Position& position) const;
-  CostModel::Link link(Mask moved) const;
-  bool worse_than_best(double cost, int num_steps) const {
-    return std::tie(cost, num_steps) >= std::tie(best_cost_, best_num_steps_);
+  bool is_better(double cost, int num_steps) const {
+    return std::tie(cost, num_steps) < std::tie(best_cost_, best_num_steps_);
   }
-  void reach(int parent, Position position, StepKind kind, Mask moved, int64_t bytes);
   RedistributePlan plan_to(int node) const;
 
   const RedistributeProblem& problem_;
-  const absl::Span<const int> active_;
-  TensorCuts outer_cuts_;           // of the mesh dimensions that are not active
-  std::vector<int> candidate_dims_;  // tensor dimensions that may be sharded on the way
-  std::vector<Placements> options_;  // of each active mesh dimension; Replicate first
-  Position goal_;
+  const MeshDims& active_;
+  TensorCuts outer_cuts_;               // of the mesh dimensions that are not active
+  std::vector<int> dims_;               // tensor dimensions that active mesh dimensions may cut
+  std::vector<Placements> options_;     // for each active mesh dimension; Replicate first
+  std::vector<CostModel::Link> links_;  // by Mask
+  bool is_empty_;                       // no elements: nothing costs anything
 
   std::vector<Node> nodes_;
-  absl::flat_hash_map<Position, int> index_;
-  using Entry = std::tuple<double, int, int>;  // cost with lower bound, steps, node
+  int start_ = -1;
+  int goal_ = -1;
+  using Entry = std::tuple<double, int, int>;  // cost and latency to come, steps, node
   std::priority_queue<Entry, std::vector<Entry>, std::greater<>> open_;
   // Of the cheapest way to the goal so far.
   double best_cost_ = std::numeric_limits<double>::infinity();
   int best_num_steps_ = 0;
 };
 
-Search::Search(const RedistributeProblem& problem, absl::Span<const int> active)
+Search::Search(const RedistributeProblem& problem, const MeshDims& active)
     : problem_(problem), active_(active), outer_cuts_(uncut(problem.shape)) {
-  auto is_active = [&](int m) { return std::binary_search(active.begin(), active.end(), m); };
+  is_empty_ = std::find(problem.shape.begin(), problem.shape.end(), 0) != problem.shape.end();
   for (int m : problem.from.order()) {
     const Placement& p = problem.from[m];
-    if (p.is_shard() && !is_active(m)) {
-      add_cut(outer_cuts_[p.dim()], {&p, problem.mesh_shape[m], m});
+    if (!p.is_shard() || std::binary_search(active.begin(), active.end(), m)) continue;
+    add_cut(outer_cuts_[p.dim()], {&p, problem.mesh_shape[m], m});
+  }
+  for (Mask mask = 0; mask < Mask{1} << num_active(); ++mask) {
+    MeshDims mesh_dims;
+    for (int i = 0; i < num_active(); ++i) {
+      if (mask >> i & 1) mesh_dims.push_back(active[i]);
     }
+    links_.push_back(slowest_link(problem.model, mesh_dims));
   }
-  for (const Layout* layout : {&problem.from, &problem.to}) {
-    for (int m : active) {
-      if ((*layout)[m].is_shard()) candidate_dims_.push_back((*layout)[m].dim());
-    }
-  }
-  if (!problem.shape.empty()) {
-    candidate_dims_.push_back(static_cast<int>(
-        std::max_element(problem.shape.begin(), problem.shape.end()) - problem.shape.begin()));
-  }
-  for (int i = 0; i < num_active(); ++i) make_options(i);
-  goal_ = position_of(problem.to);
+  collect_options();
+  collect_nodes();
 }
 
-void Search::make_options(int i) {
-  Placements& options = options_.emplace_back();
-  auto add = [&](Placement p) {
-    if (std::find(options.begin(), options.end(), p) == options.end()) {
-      options.push_back(std::move(p));
-    }
-  };
-  add(Replicate());
-  add(problem_.from[active_[i]]);
-  add(problem_.to[active_[i]]);
-  for (int dim : candidate_dims_) add(Shard(dim));
-}
-
-uint8_t Search::option_of(int i, const Placement& p) const {
-  return static_cast<uint8_t>(std::find(options_[i].begin(), options_[i].end(), p) -
-                              options_[i].begin());
-}
-
-Position Search::position_of(const Layout& layout) const {
-  Position result(num_active());
-  for (int i = 0; i < num_active(); ++i) result[i].option = option_of(i, layout[active_[i]]);
-  for (int tensor_dim = 0; tensor_dim < static_cast<int>(problem_.shape.size()); ++tensor_dim) {
-    uint8_t depth = 0;
-    for (int m : layout.shards_of(tensor_dim)) {
-      const auto found = std::lower_bound(active_.begin(), active_.end(), m);
-      if (found != active_.end() && *found == m) result[found - active_.begin()].depth = depth++;
+void Search::collect_options() {
+  for (const Layout* layout : {&problem_.from, &problem_.to}) {
+    for (int m : active_) {
+      if ((*layout)[m].is_shard()) dims_.push_back((*layout)[m].dim());
     }
   }
-  return result;
+  if (!problem_.shape.empty()) {
+    const auto longest = std::max_element(problem_.shape.begin(), problem_.shape.end());
+    dims_.push_back(static_cast<int>(longest - problem_.shape.begin()));
+  }
+  std::sort(dims_.begin(), dims_.end());
+  dims_.erase(std::unique(dims_.begin(), dims_.end()), dims_.end());
+  for (int m : active_) {
+    Placements& options = options_.emplace_back();
+    auto add = [&](Placement p) {
+      if (std::find(options.begin(), options.end(), p) == options.end()) {
+        options.push_back(std::move(p));
+      }
+    };
+    add(Replicate());
+    add(problem_.from[m]);
+    add(problem_.to[m]);
+    for (int dim : dims_) add(Shard(dim));
+  }
 }
 
-Layout Search::layout_of(const Position& position) const {
+void Search::collect_nodes() {
+  Dims num_options;
+  for (const Placements& options : options_) {
+    num_options.push_back(static_cast<int64_t>(options.size()));
+  }
+  Dims options(num_active(), 0);
+  do {
+    const size_t first = nodes_.size();
+    std::array<int, kMaxSearchedMeshDims> order;
+    std::iota(order.begin(), order.end(), 0);
+    const auto end = order.begin() + num_active();
+    do {
+      Node node;
+      if (!make_node(options, absl::MakeSpan(order).first(num_active()), &node)) continue;
+      const bool is_new =
+          std::none_of(nodes_.begin() + first, nodes_.end(),
+                       [&](const Node& other) { return other.chains == node.chains; });
+      if (is_new) nodes_.push_back(std::move(node));
+    } while (std::next_permutation(order.begin(), end));
+  } while (advance(absl::MakeSpan(options), num_options));
+  for (int n = 0; n < static_cast<int>(nodes_.size()); ++n) {
+    if (is(nodes_[n], problem_.from)) start_ = n;
+    if (is(nodes_[n], problem_.to)) goal_ = n;
+  }
+  for (Node& node : nodes_) node.latency_to_come = latency_to_come(node);
+}
+
+// False if a ragged shard does not fit there.
+bool Search::make_node(const Dims& options, absl::Span<const int> order, Node* node) const {
+  std::copy(options.begin(), options.end(), node->options.begin());
+  node->chains.resize(dims_.size(), 0);
+  node->cuts = outer_cuts_;
+  for (int i : order) {
+    const Placement& p = placement(*node, i);
+    if (!p.is_shard()) continue;
+    if (!add_cut(node->cuts[p.dim()], {&p, problem_.mesh_shape[active_[i]], active_[i]})) {
+      return false;
+    }
+    Chain& chain =
+        node->chains[std::lower_bound(dims_.begin(), dims_.end(), p.dim()) - dims_.begin()];
+    const int depth = std::popcount(members(chain));
+    chain |= cut_code(i, node->options[i]) << (depth * kCutBits);
+  }
+  return true;
+}
+
+bool Search::is(const Node& node, const Layout& layout) const {
+  for (int i = 0; i < num_active(); ++i) {
+    if (placement(node, i) != layout[active_[i]]) return false;
+  }
+  for (size_t d = 0; d < dims_.size(); ++d) {
+    Chain rest = node.chains[d];
+    for (int m : layout.shards_of(dims_[d])) {
+      const auto i = std::lower_bound(active_.begin(), active_.end(), m);
+      if (i == active_.end() || *i != m) continue;
+      if (members(rest & 0xffff) != Mask{1} << (i - active_.begin())) return false;
+      rest >>= kCutBits;
+    }
+  }
+  return true;
+}
+
+// At least the latency of each mesh dimension that has to be gathered or reduced. (From shard to
+// shard it may be that nothing has to be sent.)
+double Search::latency_to_come(const Node& node) const {
+  double latency = 0;
+  if (is_empty_) return latency;
+  for (int i = 0; i < num_active(); ++i) {
+    const Placement& p = placement(node, i);
+    const Placement& goal = problem_.to[active_[i]];
+    if (p == goal || p.is_replicate() || (p.is_shard() && goal.is_shard())) continue;
+    latency = std::max(latency, links_[Mask{1} << i].latency);
+  }
+  return latency;
+}
+
+Layout Search::layout_of(const Node& node) const {
   Placements placements = problem_.from.placements();
   std::vector<int> order;
   for (int m : problem_.from.order()) {
     if (!std::binary_search(active_.begin(), active_.end(), m)) order.push_back(m);
   }
-  for (int depth = 0; depth < num_active(); ++depth) {
-    for (int i = 0; i < num_active(); ++i) {
-      if (position[i].depth == depth) order.push_back(active_[i]);
+  for (Chain chain : node.chains) {
+    for (; chain != 0; chain >>= kCutBits) {
+      order.push_back(active_[std::countr_zero(members(chain & 0xffff))]);
     }
   }
-  for (int i = 0; i < num_active(); ++i) placements[active_[i]] = placement(position, i);
+  for (int i = 0; i < num_active(); ++i) {
+    placements[active_[i]] = placement(node, i);
+    if (!placement(node, i).is_shard()) order.push_back(active_[i]);
+  }
   return *Layout::create(std::move(placements), std::move(order));
 }
 
-const Placement& Search::placement_on(const Position& position, int mesh_dim) const {
-  const auto found = std::lower_bound(active_.begin(), active_.end(), mesh_dim);
-  return found != active_.end() && *found == mesh_dim
-             ? placement(position, static_cast<int>(found - active_.begin()))
+const Placement& Search::placement_on(const Node& node, int mesh_dim) const {
+  const auto i = std::lower_bound(active_.begin(), active_.end(), mesh_dim);
+  return i != active_.end() && *i == mesh_dim
+             ? placement(node, static_cast<int>(i - active_.begin()))
              : problem_.from[mesh_dim];
 }
 
-Search::Members Search::members(const Position& position, int tensor_dim) const {
-  Members result;
-  for (int i = 0; i < num_active(); ++i) {
-    if (placement(position, i).is_shard(tensor_dim)) result.push_back(static_cast<uint8_t>(i));
-  }
-  std::sort(result.begin(), result.end(),
-            [&](int a, int b) { return position[a].depth < position[b].depth; });
-  return result;
-}
-
-// False if a ragged shard does not fit there.
-bool Search::cut(const Position& position, TensorCuts* cuts) const {
-  *cuts = outer_cuts_;
-  for (int dim = 0; dim < static_cast<int>(cuts->size()); ++dim) {
-    for (int i : members(position, dim)) {
-      if (!add_cut((*cuts)[dim], cut_of(i, position[i].option))) return false;
-    }
-  }
-  return true;
-}
-
-// `i` must be no shard, or the innermost cut of its tensor dimension; so it will be again.
-Position Search::with(const Position& position, int i, uint8_t option) const {
-  Position result = position;
-  result[i] = {option, 0};
-  const Placement& p = options_[i][option];
-  if (p.is_shard()) result[i].depth = static_cast<uint8_t>(members(result, p.dim()).size() - 1);
-  return result;
-}
-
-// At least the latency of every mesh dimension that local steps cannot bring to the goal.
-double Search::lower_bound(const Position& position) const {
-  double latency = 0;
-  for (int i = 0; i < num_active(); ++i) {
-    if (position[i].option == goal_[i].option || position[i].option == kReplicateOption) continue;
-    latency = std::max(latency, problem_.model.link(active_[i]).latency);
-  }
-  return latency;
-}
-
-CostModel::Link Search::link(Mask moved) const {
-  CostModel::Link result{0, std::numeric_limits<double>::infinity()};
-  for (int i = 0; i < num_active(); ++i) {
-    if (!(moved >> i & 1)) continue;
-    const CostModel::Link one = problem_.model.link(active_[i]);
-    result.latency = std::max(result.latency, one.latency);
-    result.bandwidth = std::min(result.bandwidth, one.bandwidth);
-  }
-  return result;
-}
-
-void Search::reach(int parent, Position position, StepKind kind, Mask moved, int64_t bytes) {
-  const bool local = kind == StepKind::kSlice || kind == StepKind::kToPartial;
-  const double cost_of_step = local ? 0 : step_cost(link(moved), bytes);
-  const double cost = nodes_[parent].cost + cost_of_step;
-  const int num_steps = nodes_[parent].num_steps + 1;
-  const double bound = cost + lower_bound(position);
-  if (worse_than_best(bound, num_steps)) return;
-  const auto [found, is_new] = index_.try_emplace(position, static_cast<int>(nodes_.size()));
-  const int id = found->second;
-  if (is_new) {
-    nodes_.emplace_back();
-  } else {
-    const Node& old = nodes_[id];
-    if (old.closed || std::tie(cost, num_steps) >= std::tie(old.cost, old.num_steps)) return;
-  }
-  if (position == goal_) {
-    best_cost_ = cost;
-    best_num_steps_ = num_steps;
-  }
-  nodes_[id] = {std::move(position), cost, num_steps, false, parent, kind, moved, bytes,
-                cost_of_step};
-  open_.emplace(bound, num_steps, id);
-}
-
-// Reductions on later mesh dimensions come first, unless they commute.
-bool Search::may_reduce(const Position& position, int i) const {
-  const ReduceOp op = placement(position, i).reduce_op();
+// As the function for layouts.
+bool Search::may_reduce(const Node& node, int i) const {
+  const ReduceOp op = placement(node, i).reduce_op();
   for (int m = active_[i] + 1; m < problem_.from.mesh_ndim(); ++m) {
-    const Placement& inner = placement_on(position, m);
+    const Placement& inner = placement_on(node, m);
     if (inner.is_partial() && !commute(op, inner.reduce_op())) return false;
   }
   return true;
 }
 
-// The identity that fills the other ranks must survive the reductions on later mesh dimensions: 0 does,
-// and so do equal copies, but several 1s do not sum up to 1.
-bool Search::may_become(const Position& position, int i, ReduceOp op) const {
+// The identity that fills the other ranks must survive the reductions on later mesh dimensions: 0
+// does, and so do equal copies, but several 1s do not sum up to 1.
+bool Search::may_become(const Node& node, int i, ReduceOp op) const {
   if (op != ReduceOp::kProduct) return true;
   for (int m = active_[i] + 1; m < problem_.from.mesh_ndim(); ++m) {
-    if (placement_on(position, m).is_partial(ReduceOp::kSum)) return false;
+    if (placement_on(node, m).is_partial(ReduceOp::kSum)) return false;
   }
   return true;
 }
 
+// The step that leads from one layout to another, if one does.
+std::optional<Search::Edge> Search::edge(const Node& from, const Node& to) const {
+  Mask moved = 0;
+  for (size_t d = 0; d < dims_.size(); ++d) moved |= moved_members(from.chains[d], to.chains[d]);
+  Mask changed = 0;
+  for (int i = 0; i < num_active(); ++i) {
+    if (from.options[i] != to.options[i]) changed |= Mask{1} << i;
+  }
+  if (std::has_single_bit(changed | moved)) {
+    if (auto single = edge_on(std::countr_zero(changed | moved), from, to)) return single;
+  }
+  for (int i = 0; i < num_active(); ++i) {
+    if (!((changed | moved) >> i & 1)) continue;
+    if (!placement(from, i).is_shard() || placement(to, i).is_partial()) return std::nullopt;
+  }
+  return Edge{StepKind::kExchange, moved};
+}
+
+// The step on mesh dimension i alone; whatever it cuts, it cuts innermost. Nothing where an
+// exchange is needed, or no step will do.
+std::optional<Search::Edge> Search::edge_on(int i, const Node& from, const Node& to) const {
+  const Placement& before = placement(from, i);
+  const Placement& after = placement(to, i);
+  auto edge = [&](StepKind kind) { return Edge{kind, Mask{1} << i}; };
+  if (before.is_partial()) {
+    if (after.is_partial() || !may_reduce(from, i)) return std::nullopt;
+    if (after.is_replicate()) return edge(StepKind::kAllReduce);
+    if (after.kind() == PlacementKind::kStridedShard) return std::nullopt;
+    return edge(StepKind::kReduceScatter);
+  }
+  if (before.is_replicate()) {
+    if (after.is_shard()) return edge(StepKind::kSlice);
+    if (after != problem_.to[active_[i]]) return std::nullopt;
+    if (!may_become(from, i, after.reduce_op())) return std::nullopt;
+    return edge(StepKind::kToPartial);
+  }
+  if (after.is_replicate()) return edge(StepKind::kAllGather);
+  if (after.is_shard() && after.dim() != before.dim()) return edge(StepKind::kAllToAll);
+  return std::nullopt;
+}
+
 void Search::expand(int node) {
-  TensorCuts cuts;
-  cut(nodes_[node].position, &cuts);
-  for (int i = 0; i < num_active(); ++i) {
-    const Placement& p = placement(nodes_[node].position, i);
-    if (p.is_partial()) {
-      expand_partial(node, cuts, i);
-    } else if (p.is_shard()) {
-      expand_shard(node, cuts, i);
-    } else {
-      expand_replicate(node, i);
-    }
-  }
-  expand_exchanges(node, cuts);
-}
-
-void Search::expand_partial(int node, const TensorCuts& cuts, int i) {
-  const Position position = nodes_[node].position;
-  if (!may_reduce(position, i)) return;
-  reach(node, with(position, i, kReplicateOption), StepKind::kAllReduce, Mask{1} << i,
-        all_reduce_bytes(cuts, problem_.mesh_shape[active_[i]], problem_.element_size));
-  for (uint8_t option = 0; option < options_[i].size(); ++option) {
-    const Placement& to = options_[i][option];
-    if (!to.is_shard() || to.kind() == PlacementKind::kStridedShard) continue;
-    DimCuts target = cuts[to.dim()];
-    if (!add_cut(target, cut_of(i, option))) continue;
-    reach(node, with(position, i, option), StepKind::kReduceScatter, Mask{1} << i,
-          reduce_scatter_bytes(cuts, to.dim(), cut_of(i, option), problem_.element_size));
-  }
-}
-
-void Search::expand_shard(int node, const TensorCuts& cuts, int i) {
-  const Position position = nodes_[node].position;
-  const int dim = placement(position, i).dim();
-  if (cuts[dim].chain.back().mesh_dim != active_[i]) return;
-  reach(node, with(position, i, kReplicateOption), StepKind::kAllGather, Mask{1} << i,
-        all_gather_bytes(cuts, dim, problem_.element_size));
-  for (uint8_t option = 0; option < options_[i].size(); ++option) {
-    const Placement& to = options_[i][option];
-    if (!to.is_shard() || to.dim() == dim) continue;
-    DimCuts target = cuts[to.dim()];
-    if (!add_cut(target, cut_of(i, option))) continue;
-    reach(node, with(position, i, option), StepKind::kAllToAll, Mask{1} << i,
-          all_to_all_bytes(cuts, dim, to.dim(), cut_of(i, option), problem_.element_size));
-  }
-}
-
-void Search::expand_replicate(int node, int i) {
-  const Position position = nodes_[node].position;
-  for (uint8_t option = 1; option < options_[i].size(); ++option) {
-    const Placement& to = options_[i][option];
-    if (to.is_shard()) {
-      Position next = with(position, i, option);
-      TensorCuts cuts;
-      if (!cut(next, &cuts)) continue;
-      reach(node, std::move(next), StepKind::kSlice, Mask{1} << i, 0);
-    } else if (option == goal_[i].option && may_become(position, i, to.reduce_op())) {
-      reach(node, with(position, i, option), StepKind::kToPartial, Mask{1} << i, 0);
-    }
-  }
-}
-
-void Search::expand_exchanges(int node, const TensorCuts& cuts) {
-  const Position position = nodes_[node].position;
-  Members movable;
-  for (int i = 0; i < num_active(); ++i) {
-    const Placement& final = placement(goal_, i);
-    if (placement(position, i).is_shard() && position[i].option != goal_[i].option &&
-        !final.is_partial()) {
-      movable.push_back(static_cast<uint8_t>(i));
-    }
-  }
-  for (Mask chosen = 0; chosen < Mask{1} << movable.size(); ++chosen) {
-    Position next = position;
-    for (size_t j = 0; j < movable.size(); ++j) {
-      if (chosen >> j & 1) next[movable[j]] = goal_[movable[j]];
-    }
-    Mask moved = 0;
-    for (int dim = 0; dim < static_cast<int>(cuts.size()); ++dim) {
-      const Members before = members(position, dim);
-      Members after = members(next, dim);
-      std::sort(after.begin(), after.end(), [&](int a, int b) {
-        const bool a_done = next[a].option == goal_[a].option;
-        const bool b_done = next[b].option == goal_[b].option;
-        if (a_done != b_done) return a_done;
-        return a_done ? goal_[a].depth < goal_[b].depth : position[a].depth < position[b].depth;
-      });
-      for (size_t depth = 0; depth < after.size(); ++depth) {
-        next[after[depth]].depth = static_cast<uint8_t>(depth);
-      }
-      size_t same = 0;
-      while (same < before.size() && same < after.size() && before[same] == after[same] &&
-             position[before[same]].option == next[before[same]].option) {
-        ++same;
-      }
-      for (size_t j = same; j < before.size(); ++j) moved |= Mask{1} << before[j];
-      for (size_t j = same; j < after.size(); ++j) moved |= Mask{1} << after[j];
-    }
-    if (moved == 0) continue;
-    const double least = nodes_[node].cost + link(moved).latency + lower_bound(next);
-    if (worse_than_best(least, nodes_[node].num_steps + 1)) continue;
-    TensorCuts next_cuts;
-    if (!cut(next, &next_cuts)) continue;
-    reach(node, std::move(next), StepKind::kExchange, moved,
-          exchange_bytes(cuts, next_cuts, problem_.element_size));
+  const Node& from = nodes_[node];
+  for (int n = 0; n < static_cast<int>(nodes_.size()); ++n) {
+    Node& to = nodes_[n];
+    const int num_steps = from.num_steps + 1;
+    if (to.closed || !is_better(from.cost + to.latency_to_come, num_steps)) continue;
+    const std::optional<Edge> edge = this->edge(from, to);
+    if (!edge.has_value()) continue;
+    const CostModel::Link& link = links_[edge->moved];
+    // Above this many bytes the step leads to nothing better; a little more, for the rounding.
+    const double enough =
+        (std::min(best_cost_ - to.latency_to_come, to.cost) - from.cost - link.latency) *
+            link.bandwidth * (1 + 1e-9) +
+        1;
+    const int mesh_dim = active_[std::countr_zero(edge->moved)];
+    const int64_t bytes = step_bytes(edge->kind, mesh_dim, problem_.mesh_shape[mesh_dim], from.cuts,
+                                     to.cuts, problem_.element_size,
+                                     enough < 1e18 ? static_cast<int64_t>(std::max(enough, 0.0))
+                                                   : std::numeric_limits<int64_t>::max());
+    const double cost_of_step = step_cost(link, bytes);
+    const double cost = from.cost + cost_of_step;
+    if (!is_better(cost + to.latency_to_come, num_steps)) continue;
+    if (std::tie(cost, num_steps) >= std::tie(to.cost, to.num_steps)) continue;
+    to.cost = cost;
+    to.num_steps = num_steps;
+    to.parent = node;
+    to.kind = edge->kind;
+    to.moved = edge->moved;
+    to.step_bytes = bytes;
+    to.step_cost = cost_of_step;
+    open_.emplace(cost + to.latency_to_come, num_steps, n);
+    if (n == goal_) std::tie(best_cost_, best_num_steps_) = std::tie(cost, num_steps);
   }
 }
 
@@ -390,8 +364,8 @@ RedistributePlan Search::plan_to(int node) const {
     for (int i = 0; i < num_active(); ++i) {
       if (n.moved >> i & 1) step.mesh_dims.push_back(active_[i]);
     }
-    step.before = layout_of(nodes_[n.parent].position);
-    step.after = layout_of(n.position);
+    step.before = layout_of(nodes_[n.parent]);
+    step.after = layout_of(n);
     step.bytes = n.step_bytes;
     step.cost = n.step_cost;
   }
@@ -399,71 +373,29 @@ RedistributePlan Search::plan_to(int node) const {
   return plan;
 }
 
-RedistributePlan Search::run() {
-  nodes_.emplace_back().position = position_of(problem_.from);
-  index_.emplace(nodes_[0].position, 0);
-  open_.emplace(0, 0, 0);
-  // The goal can be reached: gather and reduce everything, then slice. So the queue never runs dry.
-  while (true) {
+std::optional<RedistributePlan> Search::run(const RedistributePlan* bound) {
+  if (bound != nullptr) {
+    best_cost_ = bound->cost();
+    best_num_steps_ = static_cast<int>(bound->steps.size());
+  }
+  nodes_[start_].cost = 0;
+  open_.emplace(0, 0, start_);
+  while (!open_.empty()) {
     const int node = std::get<2>(open_.top());
     open_.pop();
     if (nodes_[node].closed) continue;
-    if (nodes_[node].position == goal_) return plan_to(node);
+    if (node == goal_) return plan_to(node);
     nodes_[node].closed = true;
     expand(node);
   }
+  return std::nullopt;
 }
 
 }  // namespace
 
-absl::InlinedVector<int, 4> active_mesh_dims(const Layout& from, const Layout& to) {
-  const int n = from.mesh_ndim();
-  absl::InlinedVector<bool, 8> active(n, false);
-  for (int m = 0; m < n; ++m) {
-    if (from[m] == to[m]) continue;
-    active[m] = true;
-  }
-  // Inside of the first difference between two chains of cuts nothing stays as it is.
-  for (int m = 0; m < n; ++m) {
-    for (const Layout* layout : {&from, &to}) {
-      if (!(*layout)[m].is_shard()) continue;
-      const auto before = from.shards_of((*layout)[m].dim());
-      const auto after = to.shards_of((*layout)[m].dim());
-      size_t same = 0;
-      while (same < before.size() && same < after.size() && before[same] == after[same] &&
-             from[before[same]] == to[after[same]]) {
-        ++same;
-      }
-      for (size_t i = same; i < before.size(); ++i) active[before[i]] = true;
-      for (size_t i = same; i < after.size(); ++i) active[after[i]] = true;
-    }
-  }
-  // A Partial that does not commute with one on an earlier mesh dimension is in its way.
-  for (int m = 0; m < n; ++m) {
-    for (const Layout* layout : {&from, &to}) {
-      if (!active[m] || !(*layout)[m].is_partial()) continue;
-      for (int inner = m + 1; inner < n; ++inner) {
-        const Placement& p = from[inner];
-        if (p.is_partial() && !commute((*layout)[m].reduce_op(), p.reduce_op())) {
-          active[inner] = true;
-        }
-      }
-    }
-  }
-  absl::InlinedVector<int, 4> result;
-  for (int m = 0; m < n; ++m) {
-    if (active[m]) result.push_back(m);
-  }
-  return result;
-}
-
-double step_cost(const CostModel::Link& link, int64_t bytes) {
-  return link.latency + static_cast<double>(bytes) / link.bandwidth;
-}
-
-RedistributePlan search_plan(const RedistributeProblem& problem,
-                             absl::Span<const int> active_mesh_dims) {
-  return Search(problem, active_mesh_dims).run();
+std::optional<RedistributePlan> search_plan(const RedistributeProblem& problem,
+                                            const MeshDims& active, const RedistributePlan* bound) {
+  return Search(problem, active).run(bound);
 }
 
 }  // namespace shardweave

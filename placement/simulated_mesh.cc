@@ -87,7 +87,8 @@ std::vector<double> split(double value, ReduceOp op, int64_t n, std::mt19937_64&
   switch (op) {
     case ReduceOp::kSum:
     case ReduceOp::kAvg:
-      last += (op == ReduceOp::kAvg ? n : 1) * value - std::accumulate(parts.begin(), parts.end(), 0.0);
+      last +=
+          (op == ReduceOp::kAvg ? n : 1) * value - std::accumulate(parts.begin(), parts.end(), 0.0);
       break;
     case ReduceOp::kMin:
     case ReduceOp::kMax:
@@ -101,7 +102,9 @@ std::vector<double> split(double value, ReduceOp op, int64_t n, std::mt19937_64&
   return parts;
 }
 
-std::string show(const Dims& dims) { return absl::StrCat("[", absl::StrJoin(dims, ", "), "]"); }
+std::string show(const Dims& dims) {
+  return absl::StrCat("[", absl::StrJoin(dims, ", "), "]");
+}
 
 }  // namespace
 
@@ -158,13 +161,15 @@ SimulatedMesh::Tensor SimulatedMesh::part_of_global(const Layout& layout, int ra
 
 void SimulatedMesh::distribute(const Layout& layout, uint64_t seed) {
   global_.shape = shape_;
-  global_.data.resize(std::accumulate(shape_.begin(), shape_.end(), int64_t{1}, std::multiplies<>()));
+  global_.data.resize(
+      std::accumulate(shape_.begin(), shape_.end(), int64_t{1}, std::multiplies<>()));
   std::mt19937_64 random(seed);
   std::uniform_int_distribution<int> value(-99, 99);
   for (double& x : global_.data) x = value(random);
 
-  // parts[rank]: the whole tensor, as that rank contributes to it. Outer mesh dimensions split first,
-  // for the last one is reduced first; ranks that differ in nothing Partial get the same parts.
+  // parts[rank]: the whole tensor, as that rank contributes to it. Outer mesh dimensions split
+  // first, for the last one is reduced first; ranks that differ in nothing Partial get the same
+  // parts.
   Tensors parts(num_ranks(), global_);
   for (int m = 0; m < layout.mesh_ndim(); ++m) {
     if (!layout[m].is_partial()) continue;
@@ -190,6 +195,11 @@ void SimulatedMesh::distribute(const Layout& layout, uint64_t seed) {
     }
     local_.push_back(std::move(local));
   }
+}
+
+bool SimulatedMesh::same_elements(const SimulatedMesh& other) const {
+  return std::equal(local_.begin(), local_.end(), other.local_.begin(), other.local_.end(),
+                    [](const Tensor& a, const Tensor& b) { return a.data == b.data; });
 }
 
 std::string SimulatedMesh::first_difference(const Layout& layout) const {
@@ -325,8 +335,8 @@ int64_t SimulatedMesh::slice(const RedistributeStep& step, Tensors& out) const {
   const Placement& p = step.after[m];
   for (int rank = 0; rank < num_ranks(); ++rank) {
     const Indices whole = all_indices(local_[rank].shape[p.dim()]);
-    out[rank] = select(local_[rank], p.dim(),
-                       naive_cut(whole, p, mesh_shape_[m], coordinates_[rank][m]));
+    out[rank] =
+        select(local_[rank], p.dim(), naive_cut(whole, p, mesh_shape_[m], coordinates_[rank][m]));
   }
   return 0;
 }

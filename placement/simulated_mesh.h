@@ -1,6 +1,6 @@
-// All ranks of a mesh in one process, with plain arrays for tensors: the oracle of the tests of layouts
-// and redistribution plans. Written from the definitions alone, index by index, without the library's
-// arithmetic on cuts.
+// All ranks of a mesh in one process, with plain arrays for tensors: the oracle of the tests of
+// layouts and redistribution plans. Written from the definitions alone, index by index, without the
+// library's arithmetic on cuts.
 //
 //   SimulatedMesh mesh({2, 2}, {7, 5});
 //   mesh.distribute(from, /*seed=*/1);
@@ -37,9 +37,12 @@ class SimulatedMesh {
   // `seed`; random summands, factors and so on where the layout is Partial.
   void distribute(const Layout& layout, uint64_t seed);
 
-  // Executes a step on all ranks, by the contract of its kind. Returns the largest number of elements
-  // that a rank sends, by the definitions of RedistributeStep::bytes.
+  // Executes a step on all ranks, by the contract of its kind. Returns the largest number of
+  // elements that a rank sends, by the definitions of RedistributeStep::bytes.
   int64_t run(const RedistributeStep& step);
+
+  // Whether every rank holds the same elements in the same order as in `other`.
+  bool same_elements(const SimulatedMesh& other) const;
 
   // Where the local tensors are not what `layout` says, or "".
   std::string first_difference(const Layout& layout) const;

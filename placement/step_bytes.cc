@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "shardweave/placement/intervals.h"
-#include "shardweave/placement/layout.h"
 
 namespace shardweave {
 namespace {
@@ -78,8 +77,9 @@ int64_t largest_remainder(const SizeSet& pieces, const Cut& cut) {
   return result;
 }
 
-// Bytes of `elements` of the dimensions `a` and `b` times the largest pieces of all others. Different
-// tensor dimensions are cut by different mesh dimensions: some rank has the largest of all of them.
+// Bytes of `elements` of the dimensions `a` and `b` times the largest pieces of all others.
+// Different tensor dimensions are cut by different mesh dimensions: some rank has the largest of
+// all of them.
 int64_t times_others(int64_t elements, int a, int b, const TensorCuts& cuts, int64_t element_size) {
   int64_t result = multiply(elements, element_size);
   for (int d = 0; d < static_cast<int>(cuts.size()); ++d) {
@@ -89,7 +89,7 @@ int64_t times_others(int64_t elements, int a, int b, const TensorCuts& cuts, int
 }
 
 bool same_cut(const Cut& a, const Cut& b) {
-  return a.mesh_dim == b.mesh_dim && *a.placement == *b.placement;
+  return a.mesh_dim == b.mesh_dim && (a.placement == b.placement || *a.placement == *b.placement);
 }
 
 // A tensor dimension that an exchange changes: what its outer cuts leave, which stay, and the inner
@@ -123,19 +123,22 @@ class Exchange {
     dims_.push_back(std::move(dim));
   }
 
-  // The largest number of elements (of these dimensions) that a rank sends to others. `limit` is what
-  // it would be if the rank with the largest piece kept nothing.
-  int64_t largest_sent(int64_t copies, int64_t limit) const {
+  // The largest number of elements (of these dimensions) that a rank sends to others; `limit` is
+  // what it would be if the rank with the largest piece kept nothing. Stops looking above `enough`.
+  int64_t largest_sent(int64_t copies, int64_t limit, int64_t enough) const {
     int64_t num_ranks = 1;
     for (int64_t n : num_ranks_) num_ranks = multiply(num_ranks, n);
     if (num_ranks > kMaxExchangeRanks) return limit;
-    int64_t largest = 0;
     Dims piece(dims_.size(), 0);
+    Dims coordinate(mesh_dims_.size(), 0);
+    // A rank off the diagonal first: it is likely to keep nothing.
+    for (size_t i = 0; i < coordinate.size(); i += 2) coordinate[i] = 1;
+    int64_t largest = sent(copies, piece, coordinate);
+    std::fill(coordinate.begin(), coordinate.end(), 0);
     do {
-      Dims coordinate(mesh_dims_.size(), 0);
       do {
+        if (largest == limit || largest > enough) return largest;
         largest = std::max(largest, sent(copies, piece, coordinate));
-        if (largest == limit) return limit;
       } while (advance(absl::MakeSpan(coordinate), num_ranks_));
     } while (advance(absl::MakeSpan(piece), num_pieces_));
     return largest;
@@ -156,7 +159,7 @@ class Exchange {
     int64_t has = copies;
     int64_t keeps = 1;
     for (size_t d = 0; d < dims_.size(); ++d) {
-      const int64_t size = dims_[d].pieces[piece[d]];
+      const int64_t size = dims_[d].pieces.rbegin()[piece[d]];  // largest first
       const Intervals before = held(size, dims_[d].before, coordinate);
       const Intervals after = held(size, dims_[d].after, coordinate);
       int64_t common = 0;
@@ -172,6 +175,55 @@ class Exchange {
   absl::InlinedVector<int, 4> mesh_dims_;
   Dims num_ranks_;  // of each of mesh_dims_
 };
+
+int dim_cut_last_by(int mesh_dim, const TensorCuts& cuts) {
+  const auto found = std::find_if(cuts.begin(), cuts.end(), [&](const DimCuts& c) {
+    return !c.chain.empty() && c.chain.back().mesh_dim == mesh_dim;
+  });
+  return static_cast<int>(found - cuts.begin());
+}
+
+int64_t all_to_all_bytes(int from_dim, int to_dim, const TensorCuts& before,
+                         const TensorCuts& after, int64_t element_size) {
+  const Cut& from = before[from_dim].chain.back();
+  const Cut& to = after[to_dim].chain.back();
+  int64_t largest = 0;
+  for (int64_t from_size : before[from_dim].outer) {
+    for (int64_t to_size : before[to_dim].pieces) {
+      Runs runs;
+      append_runs(runs, from_size, from);
+      append_runs(runs, to_size, to);
+      for (int64_t rank : runs) {
+        largest = std::max(
+            largest, multiply(piece(from_size, from, rank), to_size - piece(to_size, to, rank)));
+      }
+    }
+  }
+  return times_others(largest, from_dim, to_dim, before, element_size);
+}
+
+int64_t exchange_bytes(const TensorCuts& before, const TensorCuts& after, int64_t element_size,
+                       int64_t enough) {
+  Exchange exchange;
+  int64_t pieces_before = 1;
+  int64_t pieces_after = 1;
+  int64_t limit = 1;  // elements that a rank has of the dimensions that change
+  int64_t others = element_size;
+  for (size_t d = 0; d < before.size(); ++d) {
+    MovedDim dim = moved_dim(before[d], after[d]);
+    if (dim.before.empty() && dim.after.empty()) {
+      others = multiply(others, before[d].pieces.back());
+      continue;
+    }
+    for (const Cut& cut : dim.before) pieces_before = multiply(pieces_before, cut.num_ranks);
+    for (const Cut& cut : dim.after) pieces_after = multiply(pieces_after, cut.num_ranks);
+    limit = multiply(limit, before[d].pieces.back());
+    exchange.add(std::move(dim));
+  }
+  if (others == 0 || limit == 0) return 0;
+  const int64_t copies = pieces_before / pieces_after;  // of each element: one per rank gathered to
+  return multiply(exchange.largest_sent(copies, multiply(limit, copies), enough / others), others);
+}
 
 }  // namespace
 
@@ -193,58 +245,47 @@ bool add_cut(DimCuts& cuts, const Cut& cut) {
   return true;
 }
 
-int64_t all_gather_bytes(const TensorCuts& cuts, int dim, int64_t element_size) {
-  return times_others(largest_remainder(cuts[dim].outer, cuts[dim].chain.back()), dim, dim, cuts,
-                      element_size);
-}
-
-int64_t reduce_scatter_bytes(const TensorCuts& cuts, int dim, const Cut& cut,
-                             int64_t element_size) {
-  return times_others(largest_remainder(cuts[dim].pieces, cut), dim, dim, cuts, element_size);
-}
-
-int64_t all_reduce_bytes(const TensorCuts& cuts, int64_t num_ranks, int64_t element_size) {
-  const int64_t elements = times_others(1, -1, -1, cuts, 1);
-  return multiply(multiply(2, elements - elements / num_ranks), element_size);
-}
-
-int64_t all_to_all_bytes(const TensorCuts& cuts, int from_dim, int to_dim, const Cut& cut,
-                         int64_t element_size) {
-  int64_t largest = 0;
-  for (int64_t from_size : cuts[from_dim].outer) {
-    for (int64_t to_size : cuts[to_dim].pieces) {
-      const Cut& old_cut = cuts[from_dim].chain.back();
-      Runs runs;
-      append_runs(runs, from_size, old_cut);
-      append_runs(runs, to_size, cut);
-      for (int64_t rank : runs) {
-        largest = std::max(largest, multiply(piece(from_size, old_cut, rank),
-                                             to_size - piece(to_size, cut, rank)));
-      }
-    }
+TensorCuts cuts_of(const Layout& layout, absl::Span<const int64_t> mesh_shape,
+                   absl::Span<const int64_t> shape) {
+  TensorCuts result = uncut(shape);
+  for (int m : layout.order()) {
+    if (layout[m].is_shard()) add_cut(result[layout[m].dim()], {&layout[m], mesh_shape[m], m});
   }
-  return times_others(largest, from_dim, to_dim, cuts, element_size);
+  return result;
 }
 
-int64_t exchange_bytes(const TensorCuts& before, const TensorCuts& after, int64_t element_size) {
-  Exchange exchange;
-  int64_t pieces_before = 1;
-  int64_t pieces_after = 1;
-  int64_t limit = 1;  // elements that a rank has of the dimensions that change
-  int64_t others = element_size;
-  for (size_t d = 0; d < before.size(); ++d) {
-    MovedDim dim = moved_dim(before[d], after[d]);
-    if (dim.before.empty() && dim.after.empty()) {
-      others = multiply(others, before[d].pieces.back());
-      continue;
+int64_t step_bytes(StepKind kind, int mesh_dim, int64_t num_ranks, const TensorCuts& before,
+                   const TensorCuts& after, int64_t element_size, int64_t enough) {
+  switch (kind) {
+    case StepKind::kSlice:
+    case StepKind::kToPartial:
+      return 0;
+    case StepKind::kAllGather: {
+      const int dim = dim_cut_last_by(mesh_dim, before);
+      const DimCuts& cuts = before[dim];
+      return times_others(largest_remainder(cuts.outer, cuts.chain.back()), dim, dim, before,
+                          element_size);
     }
-    for (const Cut& cut : dim.before) pieces_before = multiply(pieces_before, cut.num_ranks);
-    for (const Cut& cut : dim.after) pieces_after = multiply(pieces_after, cut.num_ranks);
-    limit = multiply(limit, before[d].pieces.back());
-    exchange.add(std::move(dim));
+    case StepKind::kAllReduce: {
+      const int64_t elements = times_others(1, -1, -1, before, 1);
+      return multiply(multiply(2, elements - elements / num_ranks), element_size);
+    }
+    case StepKind::kReduceScatter: {
+      const int dim = dim_cut_last_by(mesh_dim, after);
+      return times_others(largest_remainder(before[dim].pieces, after[dim].chain.back()), dim, dim,
+                          before, element_size);
+    }
+    case StepKind::kAllToAll:
+      return all_to_all_bytes(dim_cut_last_by(mesh_dim, before), dim_cut_last_by(mesh_dim, after),
+                              before, after, element_size);
+    case StepKind::kExchange:
+      return exchange_bytes(before, after, element_size, enough);
   }
-  const int64_t copies = pieces_before / pieces_after;  // of each element: one per rank gathered to
-  return multiply(exchange.largest_sent(copies, multiply(limit, copies)), others);
+  return 0;  // not reached: the switch is complete
+}
+
+double step_cost(const CostModel::Link& link, int64_t bytes) {
+  return bytes == 0 ? 0 : link.latency + static_cast<double>(bytes) / link.bandwidth;
 }
 
 }  // namespace shardweave
