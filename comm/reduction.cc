@@ -8,8 +8,7 @@
 namespace shardweave {
 namespace {
 
-// Each kind of element is a struct: Stored in memory, Accumulator while reducing. The loops over a block
-// are plain, so that the compiler makes SIMD code of them (the target is built with -O3).
+// Each kind of element is a struct: Stored in memory, Accumulator while reducing.
 
 template <typename T>
 struct Number {
@@ -31,33 +30,34 @@ struct BFloat16 {
   }
 };
 
+// Without branches and with signed numbers only, which the SIMD units of all x86-64 can compare.
 struct Float16 {
   using Stored = uint16_t;
   using Accumulator = float;
+  static int32_t mask_if_less(int32_t a, int32_t b) { return (a - b) >> 31; }  // all ones, or 0
+  static int32_t select(int32_t mask, int32_t a, int32_t b) { return (a & mask) | (b & ~mask); }
+
   // A float's exponent and mantissa hold a half's, shifted; a multiplication by 2^112 fixes the bias, and
   // makes normal numbers of the subnormal ones (F. Giesen, "half_to_float_fast5").
   static float load(uint16_t x) {
-    const uint32_t magnitude = (x & 0x7fffu) << 13;
-    const float scaled = std::bit_cast<float>(magnitude) * 0x1p112f;
-    const uint32_t finite = std::bit_cast<uint32_t>(scaled);
-    const uint32_t special = magnitude | 0x7f800000u;  // infinity, NaN
-    const uint32_t bits = magnitude >= 0x0f800000u ? special : finite;
-    return std::bit_cast<float>(bits | (x & 0x8000u) << 16);
+    const int32_t magnitude = (x & 0x7fff) << 13;
+    const int32_t scaled = std::bit_cast<int32_t>(std::bit_cast<float>(magnitude) * 0x1p112f);
+    const int32_t infinity_or_nan = mask_if_less(0x0f7fffff, magnitude) & 0x7f800000;
+    return std::bit_cast<float>(scaled | infinity_or_nan | (x & 0x8000) << 16);
   }
   // Rounds to nearest, ties to even (F. Giesen, "float_to_half_fast3_rtne").
   static uint16_t store(float x) {
-    const uint32_t all = std::bit_cast<uint32_t>(x);
-    const uint32_t sign = all & 0x80000000u;
-    const uint32_t bits = all ^ sign;
+    const int32_t all = std::bit_cast<int32_t>(x);
+    const int32_t bits = all & 0x7fffffff;
     // Subnormal halves: adding this constant lets the float unit do the rounding at the right bit.
-    constexpr uint32_t kMagic = (127u - 15 + 23 - 10 + 1) << 23;
-    const uint32_t subnormal =
-        std::bit_cast<uint32_t>(std::bit_cast<float>(bits) + std::bit_cast<float>(kMagic)) - kMagic;
-    const uint32_t normal = (bits - (112u << 23) + 0xfff + ((bits >> 13) & 1)) >> 13;
-    const uint32_t overflow = bits > 0x7f800000u ? 0x7e00u : 0x7c00u;
-    uint32_t half = bits < (113u << 23) ? subnormal : normal;
-    half = bits >= (143u << 23) ? overflow : half;
-    return static_cast<uint16_t>(half | sign >> 16);
+    constexpr int32_t kMagic = (127 - 15 + 23 - 10 + 1) << 23;
+    const int32_t subnormal =
+        std::bit_cast<int32_t>(std::bit_cast<float>(bits) + std::bit_cast<float>(kMagic)) - kMagic;
+    const int32_t normal = (bits - (112 << 23) + 0xfff + ((bits >> 13) & 1)) >> 13;
+    const int32_t overflow = select(mask_if_less(0x7f800000, bits), 0x7e00, 0x7c00);
+    const int32_t finite = select(mask_if_less(bits, 113 << 23), subnormal, normal);
+    const int32_t half = select(mask_if_less(bits, 143 << 23), finite, overflow);
+    return static_cast<uint16_t>(half | ((all >> 16) & 0x8000));
   }
 };
 
@@ -81,8 +81,7 @@ struct Wrapping<T, true> {
 // What an average is divided in: the number of ranks may be more than a small integer holds.
 template <typename T>
 struct Quotient {
-  using Type = std::conditional_t<std::is_floating_point_v<T>, T,
-                                  std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>>;
+  using Type = std::conditional_t<std::is_floating_point_v<T> || sizeof(T) >= 4, T, int32_t>;
 };
 
 struct Sum {
@@ -116,29 +115,46 @@ struct Max {
 // The accumulators of one block stay in the first-level cache while the ranks' inputs go by.
 constexpr int64_t kBlockBytes = 4096;
 
+// Functions that are not inlined: so the compiler believes __restrict, and makes SIMD code of the loops.
+template <typename Element, typename Op>
+struct Block {
+  using Stored = typename Element::Stored;
+  using Accumulator = typename Element::Accumulator;
+  static constexpr int64_t kCount = kBlockBytes / sizeof(Accumulator);
+
+  [[gnu::noinline]] static void load(const Stored* __restrict in, Accumulator* __restrict sum, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) sum[i] = Element::load(in[i]);
+  }
+  [[gnu::noinline]] static void combine(const Stored* __restrict in, Accumulator* __restrict sum, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) sum[i] = Op::combine(sum[i], Element::load(in[i]));
+  }
+  [[gnu::noinline]] static void divide(Accumulator* __restrict sum, int64_t n, size_t by) {
+    const auto divisor = static_cast<typename Quotient<Accumulator>::Type>(by);
+    for (int64_t i = 0; i < n; ++i) sum[i] = static_cast<Accumulator>(sum[i] / divisor);
+  }
+  [[gnu::noinline]] static void store(const Accumulator* __restrict sum, Stored* __restrict out, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) out[i] = Element::store(sum[i]);
+  }
+};
+
 template <typename Element, typename Op>
 void reduce_blocks(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
                    int64_t count, bool average) {
-  using Stored = typename Element::Stored;
-  using Accumulator = typename Element::Accumulator;
-  constexpr int64_t kBlock = kBlockBytes / sizeof(Accumulator);
-  alignas(64) Accumulator sum[kBlock];
-  alignas(64) Stored result[kBlock];
-  for (int64_t begin = 0; begin < count; begin += kBlock) {
-    const int64_t n = std::min(kBlock, count - begin);
-    const Stored* first = static_cast<const Stored*>(inputs[0]) + begin;
-    for (int64_t i = 0; i < n; ++i) sum[i] = Element::load(first[i]);
+  using B = Block<Element, Op>;
+  using Stored = typename B::Stored;
+  alignas(64) typename B::Accumulator sum[B::kCount];
+  for (int64_t begin = 0; begin < count; begin += B::kCount) {
+    const int64_t n = std::min(B::kCount, count - begin);
+    B::load(static_cast<const Stored*>(inputs[0]) + begin, sum, n);
     for (const void* input : inputs.subspan(1)) {
-      const Stored* next = static_cast<const Stored*>(input) + begin;
-      for (int64_t i = 0; i < n; ++i) sum[i] = Op::combine(sum[i], Element::load(next[i]));
+      B::combine(static_cast<const Stored*>(input) + begin, sum, n);
     }
-    if (average) {
-      const auto divisor = static_cast<typename Quotient<Accumulator>::Type>(inputs.size());
-      for (int64_t i = 0; i < n; ++i) sum[i] = static_cast<Accumulator>(sum[i] / divisor);
-    }
-    for (int64_t i = 0; i < n; ++i) result[i] = Element::store(sum[i]);
-    for (void* output : outputs) {
-      std::memcpy(static_cast<Stored*>(output) + begin, result, n * sizeof(Stored));
+    if (average) B::divide(sum, n, inputs.size());
+    // All inputs have been read: now an output may be one of them.
+    Stored* const first = static_cast<Stored*>(outputs[0]) + begin;
+    B::store(sum, first, n);
+    for (void* output : outputs.subspan(1)) {
+      std::memcpy(static_cast<Stored*>(output) + begin, first, n * sizeof(Stored));
     }
   }
 }

@@ -20,7 +20,7 @@ namespace shardweave {
 bool is_reduction_defined(DType dtype, ReduceOp op);
 
 // outputs[*][i] = inputs[0][i] op inputs[1][i] op ... for i in [0, count). Every output gets the same. At
-// least one input; the reduction is defined; an output overlaps an input only by being the same address.
+// least one input and one output; the reduction is defined; an output overlaps an input only by being the same address.
 void reduce_ranks(DType dtype, ReduceOp op, absl::Span<const void* const> inputs,
                   absl::Span<void* const> outputs, int64_t count);
 

@@ -18,11 +18,11 @@ namespace shardweave {
 namespace inproc {
 namespace {
 
-// About 100 microseconds on a core that nobody else wants: ranks of one step arrive closer than this, and
-// waking a thread takes as long.
+// About 100 microseconds: ranks of one step arrive closer than this, and waking a thread takes as long. Most
+// of it by yields, which hand the core over if the rank that is waited for has none.
 Spin spin_for(int num_ranks) {
   const bool own_cores = num_ranks <= static_cast<int>(std::thread::hardware_concurrency());
-  return own_cores ? Spin{.pauses = 2000, .yields = 20} : Spin{.pauses = 20, .yields = 100};
+  return own_cores ? Spin{.pauses = 300, .yields = 200} : Spin{.pauses = 20, .yields = 100};
 }
 
 // All that the ranks of one group share.

@@ -1,0 +1,170 @@
+// What Communicator itself does, whatever the backend; the rest is in the conformance suite.
+#include "shardweave/comm/communicator.h"
+
+#include "gtest/gtest.h"
+
+namespace shardweave {
+namespace {
+
+struct Seen {
+  std::vector<std::string> calls;  // in order
+  std::vector<absl::Status> aborts;
+};
+
+// One rank of a group of two, without the other.
+class FakeBackend : public Backend {
+ public:
+  FakeBackend(std::shared_ptr<Seen> seen, bool can_send)
+      : Backend({.name = "fake", .rank = 0, .world_ranks = {4, 9}}),
+        seen_(std::move(seen)),
+        can_send_(can_send) {}
+
+  std::string_view name() const override { return "fake"; }
+  bool implements(OpKind op) const override {
+    return op == OpKind::kAllReduce || (can_send_ && is_point_to_point(op));
+  }
+  absl::StatusOr<Ticket> start(const Call& call) override {
+    seen_->calls.push_back(to_string(call));
+    if (call.tag == "fails") return absl::UnavailableError("rank 1 is gone");
+    return call.tag == "pending" ? 5 : kDone;
+  }
+  bool done(Ticket) override { return done_; }
+  absl::Status wait(Ticket ticket, Deadline) override {
+    seen_->calls.push_back("wait " + std::to_string(ticket));
+    return absl::DeadlineExceededError("rank 1 did not come");
+  }
+  void begin_coalescing() override { seen_->calls.push_back("begin"); }
+  absl::Status end_coalescing() override {
+    seen_->calls.push_back("end");
+    return absl::OkStatus();
+  }
+  void abort(const absl::Status& reason) override { seen_->aborts.push_back(reason); }
+
+  bool done_ = false;
+
+ private:
+  const std::shared_ptr<Seen> seen_;
+  const bool can_send_;
+};
+
+class CommunicatorTest : public testing::Test {
+ protected:
+  std::shared_ptr<Seen> seen = std::make_shared<Seen>();
+  FakeBackend* backend = new FakeBackend(seen, true);
+  std::shared_ptr<Communicator> comm = Communicator::create(std::unique_ptr<Backend>(backend));
+  float x = 1;
+
+  Work all_reduce(std::string_view tag) {
+    return comm->all_reduce(Buffer::of(&x, 1), Buffer::of(&x, 1), ReduceOp::kSum, {.tag = tag});
+  }
+};
+
+TEST_F(CommunicatorTest, AnErrorAtIssueBreaksIt) {
+  EXPECT_TRUE(all_reduce("fine").wait().ok());
+  const absl::Status error = all_reduce("fails").wait();
+  EXPECT_EQ(error.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(all_reduce("fine").wait(), error);
+  EXPECT_EQ(comm->health(), error);
+  EXPECT_EQ(comm->subgroup({0, 1}, "g").status(), error);
+  EXPECT_EQ(seen->calls.size(), 2u) << "nothing is started after an error";
+  EXPECT_EQ(seen->aborts, std::vector<absl::Status>{error});
+}
+
+TEST_F(CommunicatorTest, AnErrorOfWaitBreaksIt) {
+  Work work = all_reduce("pending");
+  EXPECT_FALSE(work.done());
+  const absl::Status error = work.wait();
+  EXPECT_EQ(error.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(comm->health(), error);
+  comm->abort(absl::InternalError("later"));
+  EXPECT_EQ(comm->health(), error);
+  EXPECT_EQ(seen->aborts, std::vector<absl::Status>{error});
+}
+
+TEST_F(CommunicatorTest, DoneFindsErrorsToo) {
+  Work work = all_reduce("pending");
+  backend->done_ = true;
+  EXPECT_TRUE(work.done());
+  EXPECT_EQ(comm->health().code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST_F(CommunicatorTest, AWorkKeepsItsCommunicatorAlive) {
+  Work work = all_reduce("pending");
+  comm.reset();
+  EXPECT_EQ(work.wait().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(Work().wait(), absl::OkStatus());
+  EXPECT_TRUE(Work().done());
+}
+
+TEST_F(CommunicatorTest, AbortNamesTheRankInGroupAndWorld) {
+  comm->abort(absl::DataLossError("bad batch"));
+  EXPECT_EQ(comm->health(),
+            absl::AbortedError("rank 0 of group 'fake' (world rank 4) aborted: DATA_LOSS: bad batch"));
+}
+
+TEST_F(CommunicatorTest, CoalescedCallsAreBetweenBeginAndEnd) {
+  {
+    Coalescing group(*comm);
+    all_reduce("one");
+    comm->send(Buffer::of(&x, 1), 1, 3, {.tag = "two"});
+  }
+  EXPECT_EQ(seen->calls, (std::vector<std::string>{"begin", "all_reduce(f32[1], sum) 'one'",
+                                                   "send(f32[1], to 1) 'two'", "end"}));
+}
+
+TEST_F(CommunicatorTest, ComposedCallsAreNotHeldBack) {
+  {
+    Coalescing group(*comm);
+    all_reduce("one");
+    comm->barrier({.tag = "fails"});
+  }
+  ASSERT_GE(seen->calls.size(), 5u);
+  EXPECT_EQ(seen->calls[2], "end");
+  EXPECT_EQ(seen->calls[3].substr(0, 4), "recv");
+}
+
+TEST_F(CommunicatorTest, WhatCannotBeComposedIsUnimplementedAndHarmless) {
+  comm = Communicator::create(std::make_unique<FakeBackend>(seen, false));
+  for (const Work& work : {comm->barrier(), comm->send(Buffer::of(&x, 1), 1)}) {
+    EXPECT_EQ(work.wait().code(), absl::StatusCode::kUnimplemented);
+    EXPECT_NE(work.wait().message().find("not by backend fake"), std::string::npos) << work.wait();
+  }
+  EXPECT_TRUE(all_reduce("fine").wait().ok());
+  const absl::Status status = comm->subgroup({1, 0}, "turned").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_NE(status.message().find("'turned' of 'fake'"), std::string::npos) << status;
+}
+
+TEST_F(CommunicatorTest, CollectivesAndMessagesAreNumberedApart) {
+  comm->send(Buffer::of(&x, 1), 1).wait().IgnoreError();
+  all_reduce("a").wait().IgnoreError();
+  all_reduce("b").wait().IgnoreError();
+  const std::string record = comm->flight_recorder().to_json();
+  EXPECT_NE(record.find(R"("operation":"send","peer":1,"sequence":1)"), std::string::npos) << record;
+  EXPECT_NE(record.find(R"("operation":"all_reduce","sequence":2)"), std::string::npos) << record;
+}
+
+TEST(CallTest, IsDescribedInOneLine) {
+  Call call{.op = OpKind::kReduceScatter, .reduce_op = ReduceOp::kAvg, .sequence = 12};
+  call.in.dtype = call.out.dtype = DType::kBF16;
+  call.in.count = 14;
+  call.out.count = 7;
+  call.tag = "gradients";
+  EXPECT_EQ(to_string(call), "reduce_scatter(bf16[7], avg) 'gradients'");
+  EXPECT_EQ(name_call({.name = "dp", .rank = 1, .world_ranks = {0, 1, 2}}, call),
+            "reduce_scatter #12 'gradients' of group 'dp' (rank 1 of 3)");
+}
+
+TEST(CallTest, SignaturesThatDifferOnlyInNumberAreToldApart) {
+  std::vector<CallSignature> signatures(3, signature_of({.op = OpKind::kBarrier, .sequence = 4}));
+  EXPECT_TRUE(check_same_call("dp", signatures).ok());
+  signatures[2].sequence = 5;
+  const absl::Status status = check_same_call("dp", signatures);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(status.message(),
+            "ranks of group 'dp' called different things as collective #4: rank 0 called barrier(), "
+            "rank 2 called barrier(): these are number 4 and 5");
+}
+
+}  // namespace
+}  // namespace shardweave

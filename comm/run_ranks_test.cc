@@ -1,0 +1,135 @@
+#include <atomic>
+#include <stdexcept>
+
+#include "absl/strings/match.h"
+#include "absl/time/clock.h"
+#include "gtest/gtest.h"
+#include "shardweave/comm/world.h"
+
+namespace shardweave {
+namespace {
+
+bool contains(const absl::Status& status, std::string_view part) {
+  return status.message().find(absl::string_view(part.data(), part.size())) != status.message().npos;
+}
+
+absl::Status wait_for_others(World& world) { return world.comm()->barrier().wait(); }
+
+TEST(RunRanksTest, RunsEveryRankOnce) {
+  for (int num_ranks : {1, 2, 5}) {
+    std::atomic<int> ranks{0};
+    const absl::Status status = run_ranks(num_ranks, [&](World& world) -> absl::Status {
+      EXPECT_EQ(world.size(), num_ranks);
+      EXPECT_EQ(world.local_rank(), world.rank());
+      EXPECT_EQ(world.comm()->world_ranks()[world.rank()], world.rank());
+      ranks.fetch_add(1 << (4 * world.rank()));
+      return wait_for_others(world);
+    });
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_EQ(ranks.load(), 0x11111 & ((1 << 4 * num_ranks) - 1));
+  }
+}
+
+TEST(RunRanksTest, TakesABodyThatReturnsNothing) {
+  std::atomic<int> ranks{0};
+  EXPECT_TRUE(run_ranks(3, [&](World&) { ranks.fetch_add(1); }).ok());
+  EXPECT_EQ(ranks.load(), 3);
+}
+
+TEST(RunRanksTest, NeedsARank) {
+  const absl::Status status = run_ranks(0, [](World&) {});
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(contains(status, "not 0")) << status;
+}
+
+TEST(RunRanksTest, AFailureEndsAllAndIsTheResult) {
+  std::atomic<int> told{0};
+  const absl::Status status = run_ranks(4, [&](World& world) -> absl::Status {
+    if (world.rank() == 2) return absl::DataLossError("torn file");
+    const absl::Status others = wait_for_others(world);
+    EXPECT_EQ(others.code(), absl::StatusCode::kAborted);
+    EXPECT_TRUE(contains(others, "rank 2 failed: DATA_LOSS: torn file")) << others;
+    told.fetch_add(1);
+    return others;
+  });
+  EXPECT_EQ(told.load(), 3);
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(status.message(), "rank 2: torn file");
+}
+
+TEST(RunRanksTest, AnExceptionIsAFailure) {
+  const absl::Status status = run_ranks(2, [](World& world) {
+    if (world.rank() == 1) throw std::runtime_error("no such layer");
+    EXPECT_EQ(wait_for_others(world).code(), absl::StatusCode::kAborted);
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+  EXPECT_TRUE(contains(status, "rank 1: exception: no such layer")) << status;
+
+  const absl::Status strange = run_ranks(2, [](World& world) {
+    if (world.rank() == 0) throw 7;
+  });
+  EXPECT_EQ(strange.code(), absl::StatusCode::kInternal);
+  EXPECT_TRUE(contains(strange, "rank 0")) << strange;
+}
+
+// In a group that is made after the failure, too.
+TEST(RunRanksTest, AFailureReachesEveryGroup) {
+  const absl::Status status = run_ranks(3, [](World& world) -> absl::Status {
+    if (world.rank() == 2) return absl::DataLossError("torn file");
+    if (world.rank() == 1) absl::SleepFor(absl::Milliseconds(50));
+    auto pair = world.comm()->subgroup({0, 1, 2}, "late");
+    const absl::Status others = pair.ok() ? (*pair)->barrier().wait() : pair.status();
+    EXPECT_EQ(others.code(), absl::StatusCode::kAborted);
+    EXPECT_TRUE(contains(others, "rank 2 failed")) << others;
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+}
+
+// A body that ends well too early leaves the others no less stuck.
+TEST(RunRanksTest, ARankThatHasEndedIsNotWaitedFor) {
+  std::shared_ptr<Communicator> kept;  // so that it does not leave by its destructor
+  const absl::Status status = run_ranks(2, [&](World& world) -> absl::Status {
+    if (world.rank() == 1) {
+      kept = world.comm();
+      return absl::OkStatus();
+    }
+    auto group = world.comm()->subgroup({1, 0}, "turned");
+    if (!group.ok()) return group.status();
+    const absl::Status alone = (*group)->barrier().wait();
+    EXPECT_EQ(alone.code(), absl::StatusCode::kUnavailable);
+    EXPECT_TRUE(contains(alone, "rank 0 (world rank 1), which has left")) << alone;
+    return wait_for_others(world);
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(contains(status, "rank 0: ")) << status;
+}
+
+TEST(RunRanksTest, TheTimeoutIsTheDefaultDeadline) {
+  const absl::Time begin = absl::Now();
+  const absl::Status status = run_ranks(
+      2,
+      [](World& world) -> absl::Status {
+        if (world.rank() == 0) return wait_for_others(world);
+        absl::SleepFor(absl::Seconds(1));
+        return absl::OkStatus();
+      },
+      {.timeout = absl::Milliseconds(100)});
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(20));
+}
+
+TEST(RunRanksTest, WorldsInOneProcessAreIndependent) {
+  const absl::Status status = run_ranks(2, [](World& outer) -> absl::Status {
+    const absl::Status inner = run_ranks(3, [](World& world) -> absl::Status {
+      if (world.rank() == 0) return absl::DataLossError("inside");
+      return wait_for_others(world);
+    });
+    EXPECT_EQ(inner.code(), absl::StatusCode::kDataLoss);
+    return wait_for_others(outer);
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+}  // namespace
+}  // namespace shardweave
