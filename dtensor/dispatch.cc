@@ -11,6 +11,7 @@
 #include "shardweave/dtensor/propagate.h"
 #include "shardweave/dtensor/redistribute.h"
 #include "shardweave/dtensor/tensor_impl.h"
+#include "torch/csrc/autograd/graph_task.h"
 #include "torch/library.h"
 
 namespace shardweave {
@@ -68,6 +69,23 @@ const std::shared_ptr<MeshContext>& find_context(const c10::OperatorHandle& op,
        absl::StrCat("argument '", op.schema().arguments()[arg].name(), "' is a plain tensor of shape [",
                     absl::StrJoin(plain->sizes(), ", "),
                     "] among DTensors; make it one with distribute_tensor() (only plain scalars mix)"));
+}
+
+// Formulas of derivatives make plain tensors here and there (at::zeros(sizes, grad.options()), then scatter_): the
+// same on every rank, so they count as replicated. Outside of backward a plain tensor is the user's, and an error.
+void adopt_plain_tensors(const OpInfo& info, const std::shared_ptr<MeshContext>& context,
+                         absl::Span<IValue> args) {
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (info.args[i] != ArgKind::kTensor || !args[i].isTensor()) continue;
+    const at::Tensor& plain = args[i].toTensor();
+    if (!plain.defined() || plain.dim() == 0 || is_dtensor(plain.unsafeGetTensorImpl())) continue;
+    const auto sizes = plain.sizes();
+    const auto strides = plain.strides();
+    SpecRef spec = context->intern(Layout(Placements(context->mesh().ndim())), {sizes.data(), sizes.size()},
+                                   {strides.data(), strides.size()}, plain.scalar_type(), plain.device());
+    // In place: the formula goes on with its own handle.
+    convert_in_place(plain, plain.detach(), std::move(spec), context);
+  }
 }
 
 // --- cache key -----------------------------------------------------------------------------------
@@ -583,6 +601,7 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
   const std::shared_ptr<MeshContext> context = find_context(op, args);
   const OpInfo& info = context->op_info(op);
   ++context->counters.operators;
+  if (torch::autograd::get_current_graph_task_id() != -1) adopt_plain_tensors(info, context, args);
   if (const Rule* rule = info.rule; rule != nullptr && rule->composite != nullptr) {
     if (rule->composite_condition == nullptr || rule->composite_condition(op, args)) {
       rule->composite(op, *stack);
