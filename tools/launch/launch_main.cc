@@ -16,6 +16,8 @@
 ABSL_FLAG(int, n, 1, "number of ranks");
 ABSL_FLAG(bool, prefix, true, "put the rank before each line of output");
 ABSL_FLAG(bool, json, false, "end with a summary as one line of JSON on stdout");
+ABSL_FLAG(double, notice, 2,
+          "how many seconds the other ranks have to notice a failure until they are asked to end");
 ABSL_FLAG(double, grace, 5,
           "how many seconds ranks that are asked to end have until they are killed");
 
@@ -43,6 +45,7 @@ int main(int argc, char** argv) {
   options.num_ranks = absl::GetFlag(FLAGS_n);
   options.command.assign(arguments.begin() + 1, arguments.end());
   options.prefix_output = absl::GetFlag(FLAGS_prefix);
+  options.notice = absl::Seconds(absl::GetFlag(FLAGS_notice));
   options.grace = absl::Seconds(absl::GetFlag(FLAGS_grace));
 
   absl::StatusOr<shardweave::LaunchResult> result = shardweave::launch(options);

@@ -187,7 +187,8 @@ TEST(LaunchTest, RanksReadNothing) {
 }
 
 TEST(LaunchTest, FirstFailureEndsAllAndIsNamed) {
-  Launched run(shell(4, "if [ $RANK = 2 ]; then echo broken >&2; exit 7; fi; exec sleep 600"));
+  Launched run(shell(4, "if [ $RANK = 2 ]; then echo broken >&2; exit 7; fi; exec sleep 600",
+                     {"--notice=0"}));
   EXPECT_EQ(run.wait(), 7);
   EXPECT_THAT(run.err(), HasSubstr("[2] broken\n"));
   EXPECT_THAT(run.err(),
@@ -196,25 +197,32 @@ TEST(LaunchTest, FirstFailureEndsAllAndIsNamed) {
 }
 
 TEST(LaunchTest, KilledRankEndsAllAndIsNamed) {
-  Launched run(shell(3, "if [ $RANK = 1 ]; then kill -9 $$; fi; exec sleep 600"));
+  Launched run(shell(3, "if [ $RANK = 1 ]; then kill -9 $$; fi; exec sleep 600", {"--notice=0.1"}));
   EXPECT_EQ(run.wait(), 128 + SIGKILL);
   EXPECT_THAT(run.err(), testing::ContainsRegex("rank 1 .* was killed by signal 9 .Killed."));
 }
 
-// The others fail as well, at once, because the first is gone.
-TEST(LaunchTest, TheFirstFailureIsTheOneThatCameFirst) {
+// What the others then say, and how they fail themselves, does not hide the one that came first.
+TEST(LaunchTest, OthersMaySayWhatTheyWereDoing) {
   Launched run(shell(3,
-                     "if [ $RANK = 2 ]; then sleep 0.2; exit 5; fi;"
-                     "trap 'exit 1' TERM; while true; do sleep 0.01; done"));
+                     "if [ $RANK = 2 ]; then echo >$SCRATCH/gone; exit 5; fi;"
+                     "while [ ! -e $SCRATCH/gone ]; do sleep 0.01; done;"
+                     "sleep 0.1; echo lost rank 2 in all_reduce >&2; exit 1",
+                     {"--notice=60", "--json"}));
   EXPECT_EQ(run.wait(), 5);
-  EXPECT_THAT(run.err(), HasSubstr("rank 2"));
+  EXPECT_THAT(run.err(),
+              AllOf(HasSubstr("[0] lost rank 2 in all_reduce\n"),
+                    HasSubstr("[1] lost rank 2 in all_reduce\n"), HasSubstr("launch: rank 2 ")));
+  const auto summary = nlohmann::json::parse(run.lines().back());
+  EXPECT_EQ(summary["first_failure"], 2);
+  EXPECT_EQ(summary["results"][0]["exit_code"], 1);
 }
 
 TEST(LaunchTest, StubbornRanksAreKilledAfterTheGrace) {
   const absl::Time start = absl::Now();
   Launched run(shell(2,
                      "if [ $RANK = 0 ]; then sleep 0.2; exit 3; fi; trap '' TERM; sleep 600 & wait",
-                     {"--grace=0.3"}));
+                     {"--notice=0", "--grace=0.3"}));
   EXPECT_EQ(run.wait(), 3);
   EXPECT_LT(absl::Now() - start, absl::Seconds(60));
 }
@@ -315,7 +323,7 @@ TEST(LaunchTest, RefusesAnEmptyCommand) {
 }
 
 TEST(LaunchTest, JsonSummary) {
-  Launched run(shell(2, "[ $RANK = 0 ] || exit 4; exec sleep 600", {"--json"}));
+  Launched run(shell(2, "[ $RANK = 0 ] || exit 4; exec sleep 600", {"--json", "--notice=0"}));
   EXPECT_EQ(run.wait(), 4);
   const auto summary = nlohmann::json::parse(run.lines().back());
   EXPECT_EQ(summary["ranks"], 2);

@@ -227,6 +227,7 @@ class Launch {
           interrupt(signal.number);
         }
       }
+      if (absl::Now() >= ask_at_) ask_all(SIGTERM);
       if (absl::Now() >= kill_at_) end_all(SIGKILL);
     }
     end_all(SIGKILL);  // what ranks have left behind
@@ -296,8 +297,9 @@ class Launch {
       if (stream->fd() >= 0) fds.push_back({stream->fd(), POLLIN, 0});
     }
     int milliseconds = -1;
-    if (kill_at_ != absl::InfiniteFuture()) {
-      const absl::Duration left = absl::Ceil(kill_at_ - absl::Now(), absl::Milliseconds(1));
+    const absl::Time next = std::min(ask_at_, kill_at_);
+    if (next != absl::InfiniteFuture()) {
+      const absl::Duration left = absl::Ceil(next - absl::Now(), absl::Milliseconds(1));
       milliseconds =
           static_cast<int>(std::clamp<int64_t>(absl::ToInt64Milliseconds(left), 0, 1 << 30));
     }
@@ -338,8 +340,7 @@ class Launch {
     (info.si_code == CLD_EXITED ? result.exit_code : result.signal) = info.si_status;
     if (result.failed() && result_.ok()) {
       result_.first_failure = static_cast<int>(rank);
-      end_all(SIGTERM);
-      kill_at_ = absl::Now() + options_.grace;
+      ask_at_ = absl::Now() + options_.notice;
     }
   }
 
@@ -349,7 +350,12 @@ class Launch {
       return;
     }
     result_.interrupted_by = signal;
-    end_all(signal == SIGPIPE ? SIGTERM : signal);
+    ask_all(signal == SIGPIPE ? SIGTERM : signal);
+  }
+
+  void ask_all(int signal) {
+    end_all(signal);
+    ask_at_ = absl::InfiniteFuture();
     kill_at_ = absl::Now() + options_.grace;
   }
 
@@ -367,7 +373,8 @@ class Launch {
   std::vector<bool> ended_;
   LaunchResult result_;
   int running_ = 0;
-  absl::Time kill_at_ = absl::InfiniteFuture();
+  absl::Time ask_at_ = absl::InfiniteFuture();   // when all get SIGTERM
+  absl::Time kill_at_ = absl::InfiniteFuture();  // when all get SIGKILL
   std::unique_ptr<Watchdog> watchdog_;
 };
 
