@@ -1,0 +1,176 @@
+#include "rank.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "ATen/Parallel.h"
+#include "absl/strings/str_cat.h"
+#include "nlohmann/json.hpp"
+#include "progress.h"
+#include "report.h"
+#include "shardweave/mesh/connected_mesh.h"
+#include "training.h"
+
+namespace train_gpt {
+namespace {
+
+using shardweave::Buffer;
+using shardweave::CommCounters;
+using shardweave::Communicator;
+using shardweave::MeshPtr;
+using shardweave::World;
+
+// FNV-1a.
+uint64_t hash(std::string_view bytes, uint64_t seed = 0xcbf29ce484222325) {
+  for (unsigned char c : bytes) seed = (seed ^ c) * 0x100000001b3;
+  return seed;
+}
+
+// Ranks that were started with different flags or files would train on, wrongly.
+absl::Status check_same_everywhere(Communicator& comm, const Settings& settings, const Text& text) {
+  uint64_t mine = hash(text.bytes(), hash(settings.to_string()));
+  std::vector<uint64_t> all(comm.size());
+  absl::Status status = comm.all_gather(Buffer::of(&mine, 1), Buffer::of(all.data(), comm.size()),
+                                        {.tag = "settings"})
+                            .wait();
+  if (!status.ok()) return status;
+  const auto other = std::find_if(all.begin(), all.end(), [&](uint64_t h) { return h != all[0]; });
+  if (other == all.end()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "ranks 0 and ", other - all.begin(), " were started with different flags or texts; here: ",
+      settings.to_string(), ", ", text.bytes().size(), " bytes of text"));
+}
+
+class Rank {
+ public:
+  Rank(World& world, const Settings& settings, Activity& activity)
+      : world_(world),
+        settings_(settings),
+        activity_(activity),
+        leader_(world.rank() == 0),
+        out_(leader_ ? (settings.json ? std::cerr : std::cout).rdbuf() : nullptr),
+        terminal_(::isatty(settings.json ? STDERR_FILENO : STDOUT_FILENO) != 0) {}
+
+  absl::Status run() {
+    const int cores = static_cast<int>(std::thread::hardware_concurrency());
+    at::set_num_threads(std::max(1, cores / world_.size()));
+
+    activity_.set("reading the text");
+    const absl::StatusOr<Text> text = Text::read(settings_.data);
+    if (!text.ok()) return text.status();
+    if (static_cast<int64_t>(text->bytes().size()) <= settings_.seq) {
+      return absl::InvalidArgumentError(absl::StrCat("--seq=", settings_.seq,
+                                                     ": the text has only ", text->bytes().size(),
+                                                     " bytes, wanted more than --seq"));
+    }
+    activity_.set("comparing settings with the other ranks");
+    absl::Status same = check_same_everywhere(*world_.comm(), settings_, *text);
+    if (!same.ok()) return same;
+
+    activity_.set("making the mesh");
+    const absl::StatusOr<MeshPtr> mesh = shardweave::init_device_mesh(world_, settings_.mesh);
+    if (!mesh.ok()) return mesh.status();
+
+    activity_.set("making the model");
+    Gpt model = make_model(settings_, *mesh);
+    print_layouts(model->named_parameters().pairs(), (*mesh)->mesh(), out_);
+
+    Progress progress(options("training"));
+    CommCounters before = world_.comm()->flight_recorder().counters(), of_step;
+    set_step(0);
+    train(model, settings_, *text, *mesh, [&](double loss) {
+      progress.step_done(loss);
+      const CommCounters now = world_.comm()->flight_recorder().counters();
+      of_step = now - before;
+      before = now;
+      set_step(progress.losses().size());
+    });
+    print_traffic(of_step, out_);
+
+    activity_.set("generating the sample");
+    const Sample written = sample(model, settings_, *text, *mesh);
+    print_sample(written.prompt, written.generated, out_);
+
+    if (leader_) finish(*text, progress);
+    return absl::OkStatus();
+  }
+
+ private:
+  void set_step(size_t done) {
+    activity_.set(absl::StrCat("training step ", done + 1, " of ", settings_.steps));
+  }
+
+  ProgressOptions options(std::string title) {
+    return {.title = std::move(title),
+            .steps = settings_.steps,
+            .tokens_per_step = settings_.batch * settings_.seq,
+            .out = leader_ ? &out_ : nullptr,
+            .terminal = terminal_};
+  }
+
+  // On rank 0, which needs the others no more.
+  void finish(const Text& text, const Progress& progress) {
+    std::optional<double> difference;
+    if (settings_.check) {
+      activity_.set("training on one rank, to compare");
+      Progress alone(options("one rank"));
+      train(make_model(settings_, nullptr), settings_, text, nullptr,
+            [&](double loss) { alone.step_done(loss); });
+      difference = largest_difference(progress.losses(), alone.losses());
+      out_ << "largest difference between the losses of a step: " << *difference << std::endl;
+    }
+    if (!settings_.json) return;
+    nlohmann::ordered_json line = {{"ranks", world_.size()},
+                                   {"first_loss", progress.losses().front()},
+                                   {"last_loss", progress.losses().back()},
+                                   {"tokens_per_second", progress.tokens_per_second()},
+                                   {"max_loss_diff", nullptr}};
+    if (difference) line["max_loss_diff"] = *difference;
+    std::cout << line << std::endl;
+  }
+
+  // NaN if a loss is.
+  static double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
+    double largest = 0;
+    for (size_t i = 0; i < a.size(); ++i) {
+      const double difference = std::abs(a[i] - b[i]);
+      if (!(difference <= largest)) largest = difference;
+    }
+    return largest;
+  }
+
+  World& world_;
+  const Settings& settings_;
+  Activity& activity_;
+  const bool leader_;
+  std::ostream out_;  // without a buffer, and so silent, on other ranks than the leader
+  const bool terminal_;
+};
+
+}  // namespace
+
+absl::Status run_rank(World& world, const Settings& settings, Activity& activity) {
+  absl::Status status;
+  try {
+    status = Rank(world, settings, activity).run();
+  } catch (const shardweave::Error& error) {
+    status = error.status();
+  } catch (const c10::Error& error) {
+    status = absl::InternalError(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    status = absl::InternalError(error.what());
+  }
+  if (status.ok()) return status;
+  return absl::Status(status.code(),
+                      absl::StrCat(activity.get(), ": ", std::string(status.message())));
+}
+
+}  // namespace train_gpt

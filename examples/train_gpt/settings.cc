@@ -1,0 +1,144 @@
+#include "settings.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string_view>
+#include <utility>
+
+#include "absl/flags/flag.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+ABSL_FLAG(std::string, mesh, "dp=2,tp=2",
+          "how the ranks are arranged: dp (data parallel) times tp (tensor parallel); one of them "
+          "may be left out");
+ABSL_FLAG(
+    std::string, backend, "",
+    "inproc: ranks are threads of this process; gloo: ranks are processes, started here unless the "
+    "environment says that a launcher has done it; default: gloo under a launcher, else inproc");
+ABSL_FLAG(std::string, data, "", "the text to train on; default: the licence texts of Debian");
+ABSL_FLAG(int64_t, steps, 200, "training steps");
+ABSL_FLAG(int64_t, layers, 2, "transformer blocks");
+ABSL_FLAG(int64_t, dim, 96, "features of a token");
+ABSL_FLAG(int64_t, heads, 4, "attention heads; they divide --dim");
+ABSL_FLAG(int64_t, batch, 32, "sequences per step, over all ranks");
+ABSL_FLAG(int64_t, seq, 64, "bytes per sequence");
+ABSL_FLAG(double, lr, 5e-3, "learning rate of AdamW");
+ABSL_FLAG(uint64_t, seed, 1, "of the initial weights, the batches and the sample");
+ABSL_FLAG(int64_t, sample, 200, "bytes to generate at the end");
+ABSL_FLAG(absl::Duration, timeout, absl::Minutes(2), "how long a rank waits for the others");
+ABSL_FLAG(bool, check, false, "train on one rank too, and compare the loss of every step");
+ABSL_FLAG(bool, json, false, "end with one line of JSON on stdout; all else goes to stderr");
+
+namespace train_gpt {
+namespace {
+
+using shardweave::DeviceMesh;
+using shardweave::MeshDim;
+
+constexpr int64_t kMaxRanks = 4096;
+
+// "dp=2,tp=2", either one alone, in either order.
+absl::StatusOr<std::vector<MeshDim>> parse_mesh(const std::string& text) {
+  const absl::StatusOr<DeviceMesh> parsed = DeviceMesh::parse(text);
+  if (!parsed.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--mesh=", text, ": ", std::string(parsed.status().message())));
+  }
+  std::vector<MeshDim> dims = parsed->dims();
+  for (const MeshDim& dim : dims) {
+    if (dim.name != "dp" && dim.name != "tp") {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--mesh=", text, ": wanted dp (data parallel) and tp (tensor parallel), not '", dim.name,
+          "'"));
+    }
+  }
+  if (parsed->size() > kMaxRanks) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--mesh=", text, ": wanted ", kMaxRanks, " ranks at most"));
+  }
+  const auto has = [&](std::string_view name) {
+    return std::any_of(dims.begin(), dims.end(),
+                       [&](const MeshDim& dim) { return dim.name == name; });
+  };
+  if (!has("dp")) dims.insert(dims.begin(), {"dp", 1});
+  if (!has("tp")) dims.push_back({"tp", 1});
+  return dims;
+}
+
+absl::Status check_at_least(const char* flag, int64_t value, int64_t least) {
+  if (value >= least) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag, "=", value, ": wanted ", least, " or more"));
+}
+
+}  // namespace
+
+int Settings::num_ranks() const {
+  int64_t ranks = 1;
+  for (const MeshDim& d : mesh) ranks *= d.size;
+  return static_cast<int>(ranks);
+}
+
+std::string Settings::to_string() const {
+  const auto name_and_size = [](std::string* out, const MeshDim& d) {
+    absl::StrAppend(out, d.name, "=", d.size);
+  };
+  return absl::StrCat("mesh ", absl::StrJoin(mesh, ",", name_and_size), ", steps ", steps,
+                      ", layers ", layers, ", dim ", dim, ", heads ", heads, ", batch ", batch,
+                      ", seq ", seq, ", lr ", learning_rate, ", seed ", seed, ", sample ", sample);
+}
+
+absl::StatusOr<Settings> settings_from_flags(absl::Span<char* const> rest) {
+  if (rest.size() > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", rest[1], "': wanted flags only; --help lists them"));
+  }
+  absl::StatusOr<std::vector<MeshDim>> mesh = parse_mesh(absl::GetFlag(FLAGS_mesh));
+  if (!mesh.ok()) return mesh.status();
+  Settings s{
+      .mesh = *std::move(mesh),
+      .backend = absl::GetFlag(FLAGS_backend),
+      .data = absl::GetFlag(FLAGS_data),
+      .steps = absl::GetFlag(FLAGS_steps),
+      .layers = absl::GetFlag(FLAGS_layers),
+      .dim = absl::GetFlag(FLAGS_dim),
+      .heads = absl::GetFlag(FLAGS_heads),
+      .batch = absl::GetFlag(FLAGS_batch),
+      .seq = absl::GetFlag(FLAGS_seq),
+      .sample = absl::GetFlag(FLAGS_sample),
+      .learning_rate = absl::GetFlag(FLAGS_lr),
+      .seed = absl::GetFlag(FLAGS_seed),
+      .timeout = absl::GetFlag(FLAGS_timeout),
+      .check = absl::GetFlag(FLAGS_check),
+      .json = absl::GetFlag(FLAGS_json),
+  };
+  absl::Status status;
+  status.Update(check_at_least("steps", s.steps, 1));
+  status.Update(check_at_least("layers", s.layers, 1));
+  status.Update(check_at_least("dim", s.dim, 1));
+  status.Update(check_at_least("heads", s.heads, 1));
+  status.Update(check_at_least("batch", s.batch, 1));
+  status.Update(check_at_least("seq", s.seq, 1));
+  status.Update(check_at_least("sample", s.sample, 0));
+  if (!status.ok()) return status;
+  if (s.dim % s.heads != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--heads=", s.heads, " does not divide --dim=", s.dim));
+  }
+  if (!(s.learning_rate > 0) || !std::isfinite(s.learning_rate)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--lr=", s.learning_rate, ": wanted a number above 0"));
+  }
+  if (s.timeout <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(absl::StrCat("--timeout=", absl::FormatDuration(s.timeout),
+                                                   ": wanted a time above 0, such as 30s"));
+  }
+  if (s.backend != "" && s.backend != "inproc" && s.backend != "gloo") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--backend=", s.backend, ": wanted inproc or gloo"));
+  }
+  return s;
+}
+
+}  // namespace train_gpt

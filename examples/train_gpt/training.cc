@@ -1,0 +1,82 @@
+#include "training.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "ATen/ops/softmax.h"
+#include "c10/core/GradMode.h"
+#include "counter_random.h"
+#include "shardweave/dtensor/distribute_module.h"
+#include "torch/optim/adamw.h"
+
+namespace train_gpt {
+namespace {
+
+using shardweave::MeshPtr;
+using shardweave::Shard;
+
+// Tensor parallelism as in Megatron-LM (Shoeybi et al., 2019): q, k, v and up are cut by their
+// outputs, o and down by their inputs, so that a block needs one reduction after attention and one
+// after the MLP. Everything else is replicated.
+shardweave::ParameterPlan plan() {
+  return {
+      {"*.{q,k,v,up}.*", {{"tp", Shard(0)}}},
+      {"*.{o,down}.weight", {{"tp", Shard(1)}}},
+  };
+}
+
+// Every rank makes the same weights and batches, so that none has to be sent.
+constexpr shardweave::DistributeOptions kNothingSent = {.source = std::nullopt};
+
+}  // namespace
+
+Gpt make_model(const Settings& settings, const MeshPtr& mesh) {
+  Gpt model(GptOptions{settings.layers, settings.dim, settings.heads, settings.seq});
+  init_weights(*model, settings.seed);
+  if (mesh != nullptr) shardweave::distribute_module(*model, mesh, plan(), kNothingSent);
+  return model;
+}
+
+void train(Gpt model, const Settings& settings, const Text& text, const MeshPtr& mesh,
+           const std::function<void(double loss)>& step_done) {
+  torch::optim::AdamW optimizer(model->parameters(),
+                                torch::optim::AdamWOptions(settings.learning_rate));
+  for (int64_t step = 0; step < settings.steps; ++step) {
+    Batch batch = text.batch({step, settings.batch, settings.seq, settings.seed});
+    if (mesh != nullptr) {  // each row of the mesh gets its share of the sequences
+      for (at::Tensor* tensor : {&batch.tokens, &batch.targets}) {
+        *tensor = shardweave::distribute_tensor(*tensor, mesh, {{"dp", Shard(0)}}, kNothingSent);
+      }
+    }
+    const at::Tensor loss = model->loss(batch.tokens, batch.targets);
+    loss.backward();
+    shardweave::finish_grad_sync(*model);  // nothing to do for plain tensors
+    optimizer.step();
+    optimizer.zero_grad();
+    step_done(loss.item<double>());
+  }
+}
+
+Sample sample(Gpt model, const Settings& settings, const Text& text, const MeshPtr& mesh) {
+  const c10::AutoGradMode no_grad(false);
+  constexpr double kTemperature = 0.7;
+  const uint64_t seed = settings.seed + 1;  // not the numbers that the batches come from
+  const auto seq = static_cast<size_t>(settings.seq);
+  const size_t start = random_at(seed, settings.sample) % (text.bytes().size() - seq);
+  Sample result{.prompt = std::string(text.bytes().substr(start, seq)), .generated = {}};
+  std::string all = result.prompt;
+  for (int64_t i = 0; i < settings.sample; ++i) {
+    at::Tensor tokens = to_tokens(std::string_view(all).substr(all.size() - seq));
+    if (mesh != nullptr)
+      tokens = shardweave::distribute_tensor(tokens, mesh, shardweave::NamedPlacements{});
+    at::Tensor scores = model->forward(tokens).select(1, -1);
+    if (mesh != nullptr) scores = shardweave::full_tensor(scores);
+    const at::Tensor sums = scores.div(kTemperature).softmax(-1).cumsum(-1);
+    const auto next = sums.lt(uniform_at(seed, i)).sum().item<int64_t>();
+    all.push_back(static_cast<char>(std::min<int64_t>(next, GptImpl::kVocabulary - 1)));
+  }
+  result.generated = all.substr(seq);
+  return result;
+}
+
+}  // namespace train_gpt
