@@ -10,15 +10,13 @@
 // reduce_scatter, reduces f16 in f16, and does not see that ranks called different things.
 // gloo_benchmark.cc measures both in one run.
 //
-// There is no thread of its own: an operation proceeds when it is issued (what the network takes at
-// once is sent), and whenever this rank asks done() or waits, for any operation of the group. So
-// what is issued and waited for at once costs no change of thread; and a rank that computes for a
-// long time between the two keeps the others waiting, except for the small messages that are with
-// the kernel already.
+// An operation that is issued and waited for at once is carried out by the calling thread alone. What is issued
+// and left goes on too, in a helper thread of the group: at once if several operations are pending, else after
+// some milliseconds.
 //
-// A rank that waits stays awake for a fraction of a millisecond, giving its core to any other
-// thread that wants it, then sleeps. Memory: some megabytes of scratch at most for each pending
-// reduction; and each message that has come before its recv, if the recv waits for another one.
+// A rank that waits stays awake for a fraction of a millisecond, giving its core to any other thread that wants
+// it, then sleeps. Memory: 256 KiB for each pending reduction; and each message that has come before its recv,
+// while this rank waits for another one.
 #pragma once
 
 #include <memory>

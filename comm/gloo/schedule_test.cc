@@ -202,7 +202,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, ScheduleTest, testing::Range(1, 6));
 TEST(ScheduleStepsTest, SmallAllReduceTakesOneStepAndLargeTwo) {
   World world(2, kLarge);
   for (const auto& [count, steps] : std::vector<std::pair<int64_t, int>>{
-           {1, 1}, {32 * 1024, 1}, {32 * 1024 + 2, 2}, {1024 * 1024, 2}, {1024 * 1024 + 8, 4}}) {
+           {1, 1}, {32 * 1024, 1}, {32 * 1024 + 2, 2}, {128 * 1024, 2}, {128 * 1024 + 1, 4}}) {
     std::vector<Data> data = {values(0, count), values(1, count)};
     std::vector<Call> calls;
     for (Data& mine : data) {
