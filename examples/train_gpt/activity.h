@@ -3,7 +3,7 @@
 //   auto activity = std::make_shared<Activity>("starting");
 //   say_last_words("rank 2 of 4", activity);
 //   activity->set("training step 17 of 60");
-//   kill(getpid(), SIGTERM);      // "rank 2 of 4, training step 17 of 60: asked to end by signal 15"
+//   kill(getpid(), SIGTERM);   // rank 2 of 4, training step 17 of 60: asked to end by signal 15
 //
 // Threads: any thread at any time.
 #pragma once

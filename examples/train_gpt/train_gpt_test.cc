@@ -248,6 +248,15 @@ TEST(TrainGptTest, TellsWhatItDoes) {
   EXPECT_THAT(program.err(), IsEmpty());
 }
 
+// docs/architecture.md explains each of them.
+TEST(TrainGptTest, AStepOfTheDefaultsNeeds13Collectives) {
+  Program program({"--steps=2", "--sample=0"});
+  EXPECT_EQ(program.wait(), 0) << program.err();
+  EXPECT_THAT(program.out(), HasSubstr("on rank 0:\n"
+                                       "  all_reduce          13  3.8 MB\n"
+                                       "  together            13  3.8 MB\n"));
+}
+
 TEST(TrainGptTest, ReadsATextOfTheUser) {
   const std::string path = temporary("text");
   std::ofstream(path) << "abababababababababababababababababababababab";
