@@ -8,7 +8,8 @@
 namespace shardweave {
 namespace {
 
-// FNV-1a over the values: all processes must get the same number, which absl::Hash does not promise.
+// FNV-1a over the values: all processes must get the same number, which absl::Hash does not
+// promise.
 uint64_t hash_of(absl::Span<const int64_t> values) {
   uint64_t hash = 0xcbf29ce484222325;
   for (int64_t value : values) hash = (hash ^ static_cast<uint64_t>(value)) * 0x100000001b3;
@@ -18,10 +19,20 @@ uint64_t hash_of(absl::Span<const int64_t> values) {
 }  // namespace
 
 std::string_view to_string(OpKind op) {
-  constexpr std::string_view kNames[kNumOpKinds] = {
-      "all_reduce",   "all_gather", "all_gather_v", "reduce_scatter", "reduce_scatter_v",
-      "all_to_all",   "all_to_all_v", "broadcast",  "reduce",         "gather",
-      "scatter",      "barrier",    "send",         "recv"};
+  constexpr std::string_view kNames[kNumOpKinds] = {"all_reduce",
+                                                    "all_gather",
+                                                    "all_gather_v",
+                                                    "reduce_scatter",
+                                                    "reduce_scatter_v",
+                                                    "all_to_all",
+                                                    "all_to_all_v",
+                                                    "broadcast",
+                                                    "reduce",
+                                                    "gather",
+                                                    "scatter",
+                                                    "barrier",
+                                                    "send",
+                                                    "recv"};
   return kNames[static_cast<int>(op)];
 }
 
@@ -102,7 +113,9 @@ std::string to_string(const CallSignature& s) {
   return text;
 }
 
-std::string to_string(const Call& call) { return to_string(signature_of(call)); }
+std::string to_string(const Call& call) {
+  return to_string(signature_of(call));
+}
 
 bool is_same_call(const CallSignature& a, const CallSignature& b) {
   return a.op == b.op && a.dtype == b.dtype && a.count == b.count && a.root == b.root &&
@@ -120,28 +133,31 @@ absl::Status check_same_call(std::string_view group, absl::Span<const CallSignat
                 ? ": the counts per rank differ"
                 : str_cat(": these are number ", first.sequence, " and ", other.sequence);
     }
-    return absl::FailedPreconditionError(
-        str_cat("ranks of group '", group, "' called different things as collective #",
-                     first.sequence, ": rank 0 called ", to_string(first), ", rank ", rank,
-                     " called ", to_string(other), why));
+    return absl::FailedPreconditionError(str_cat(
+        "ranks of group '", group, "' called different things as collective #", first.sequence,
+        ": rank 0 called ", to_string(first), ", rank ", rank, " called ", to_string(other), why));
   }
   return absl::OkStatus();
 }
 
 std::string name_call(const GroupInfo& group, const Call& call) {
   return str_cat(to_string(call.op), " #", call.sequence,
-                      call.tag.empty() ? "" : str_cat(" '", call.tag, "'"), " of group '",
-                      group.name, "' (rank ", group.rank, " of ", group.size(), ")");
+                 call.tag.empty() ? "" : str_cat(" '", call.tag, "'"), " of group '", group.name,
+                 "' (rank ", group.rank, " of ", group.size(), ")");
 }
 
-bool Backend::done(Ticket) { return true; }
+bool Backend::done(Ticket) {
+  return true;
+}
 
-absl::Status Backend::wait(Ticket, Deadline) { return absl::OkStatus(); }
+absl::Status Backend::wait(Ticket, Deadline) {
+  return absl::OkStatus();
+}
 
 absl::StatusOr<std::unique_ptr<Backend>> Backend::subgroup(GroupInfo group, absl::Span<const int>,
                                                            std::string_view, Deadline) {
   return absl::UnimplementedError(str_cat("backend ", name(), " cannot make the subgroup '",
-                                               group.name, "' of '", group_.name, "'"));
+                                          group.name, "' of '", group_.name, "'"));
 }
 
 }  // namespace shardweave

@@ -1,17 +1,18 @@
-// A Backend moves the bytes of one communicator, on one rank. It is what a third party writes to plug in
-// another network; users meet it only through Communicator, which validates, records and counts.
+// A Backend moves the bytes of one communicator, on one rank. It is what a third party writes to
+// plug in another network; users meet it only through Communicator, which validates, records and
+// counts.
 //
 //   class Pigeons : public Backend {
 //     std::string_view name() const override { return "pigeons"; }
-//     bool implements(OpKind op) const override { return op == OpKind::kSend || op == OpKind::kRecv; }
-//     absl::StatusOr<Ticket> start(const Call& call) override;      // the rest is built from these two
+//     bool implements(OpKind op) const override { return is_point_to_point(op); }
+//     absl::StatusOr<Ticket> start(const Call& call) override;  // the rest is built from these two
 //   };
 //   auto comm = Communicator::create(std::make_unique<Pigeons>(...));
 //
 // No registration, no global state: whoever makes the object hands it to Communicator::create.
 //
-// Threads: start(), subgroup() and the destructor are called by one thread at a time. done(), wait() and
-// abort() may be called by any thread at any time.
+// Threads: start(), subgroup() and the destructor are called by one thread at a time. done(),
+// wait() and abort() may be called by any thread at any time.
 #pragma once
 
 #include <cstdint>
@@ -51,12 +52,12 @@ inline constexpr int kNumOpKinds = 14;
 // "all_reduce", ..., as the functions of Communicator are called.
 std::string_view to_string(OpKind op);
 
-// One rank's part in one operation. Validated: counts are not negative and fit each other and the group,
-// pointers are not null where there is something to move, the reduction is defined for the dtype, root or
-// peer is a rank of the group. in.dtype == out.dtype always. A side that this rank does not have (out of a
-// gather elsewhere than on the root, in of a recv) has count 0; broadcast has the same buffer as in and out.
-// Views (counts, tag) and the Call itself are valid only during start(); the memory of in and out until
-// the operation is done.
+// One rank's part in one operation. Validated: counts are not negative and fit each other and the
+// group, pointers are not null where there is something to move, the reduction is defined for the
+// dtype, root or peer is a rank of the group. in.dtype == out.dtype always. A side that this rank
+// does not have (out of a gather elsewhere than on the root, in of a recv) has count 0; broadcast
+// has the same buffer as in and out. Views (counts, tag) and the Call itself are valid only during
+// start(); the memory of in and out until the operation is done.
 struct Call {
   OpKind op = OpKind::kBarrier;
   ConstBuffer in;
@@ -64,27 +65,30 @@ struct Call {
   ReduceOp reduce_op = ReduceOp::kSum;
   int peer = 0;         // the root of a rooted collective, the other side of send and recv
   int message_tag = 0;  // of send and recv: they match by peer and message_tag, in order
-  absl::Span<const int64_t> in_counts;   // all_to_all_v, reduce_scatter_v: elements per rank in `in`
+  absl::Span<const int64_t> in_counts;  // all_to_all_v, reduce_scatter_v: elements per rank in `in`
   absl::Span<const int64_t> out_counts;  // all_to_all_v, all_gather_v: elements per rank in `out`
-  uint64_t sequence = 0;  // counts this group's collectives, from 1; its sends and recvs, apart, from 1
+  uint64_t sequence =
+      0;  // counts this group's collectives, from 1; its sends and recvs, apart, from 1
   Deadline deadline = Deadline::max();
   std::string_view tag;  // the caller's word for it, for messages
 };
 
-inline bool is_point_to_point(OpKind op) { return op == OpKind::kSend || op == OpKind::kRecv; }
+inline bool is_point_to_point(OpKind op) {
+  return op == OpKind::kSend || op == OpKind::kRecv;
+}
 inline bool is_reduction(OpKind op) {
   return op == OpKind::kAllReduce || op == OpKind::kReduce || op == OpKind::kReduceScatter ||
          op == OpKind::kReduceScatterV;
 }
 
-// What all ranks must agree on in one collective, as fixed bytes that can be sent as they are. A backend
-// compares the signatures of all ranks before it moves data, so that a mismatch is an error everywhere
-// and never a hang or a wrong number.
+// What all ranks must agree on in one collective, as fixed bytes that can be sent as they are. A
+// backend compares the signatures of all ranks before it moves data, so that a mismatch is an error
+// everywhere and never a hang or a wrong number.
 struct CallSignature {
-  int64_t count = 0;        // per rank: of the smaller buffer (all_gather: in; reduce_scatter: out)
-  uint64_t counts_hash = 0; // of all_gather_v's and reduce_scatter_v's counts
+  int64_t count = 0;  // per rank: of the smaller buffer (all_gather: in; reduce_scatter: out)
+  uint64_t counts_hash = 0;  // of all_gather_v's and reduce_scatter_v's counts
   uint64_t sequence = 0;
-  int32_t root = -1;        // -1: not rooted
+  int32_t root = -1;  // -1: not rooted
   OpKind op = OpKind::kBarrier;
   DType dtype = DType::kU8;
   ReduceOp reduce_op = ReduceOp::kSum;
@@ -98,8 +102,8 @@ bool is_same_call(const CallSignature& a, const CallSignature& b);  // but for t
 std::string to_string(const CallSignature& signature);
 std::string to_string(const Call& call);
 
-// OK if all of `by_rank` (in group order) ask for the same; else FailedPrecondition, which names the group,
-// the sequence number, two ranks that differ and what each called.
+// OK if all of `by_rank` (in group order) ask for the same; else FailedPrecondition, which names
+// the group, the sequence number, two ranks that differ and what each called.
 absl::Status check_same_call(std::string_view group, absl::Span<const CallSignature> by_rank);
 
 // Who is in a communicator.
@@ -128,37 +132,42 @@ class Backend {
   // Which memory it can read and write.
   virtual bool supports(DeviceType device) const { return device == DeviceType::kCpu; }
 
-  // start() is called only with these. Send and recv are enough: the collectives that are missing are built
-  // from them (composed.h), and then have run to their end when they are issued. Without send and
-  // recv, what is missing answers Unimplemented.
+  // start() is called only with these. Send and recv are enough: the collectives that are missing
+  // are built from them (composed.h), and then have run to their end when they are issued. Without
+  // send and recv, what is missing answers Unimplemented.
   virtual bool implements(OpKind op) const = 0;
-  // False if outputs are left as they were (a backend that only counts); split() is then not possible.
+  // False if outputs are left as they were (a backend that only counts); split() is then not
+  // possible.
   virtual bool moves_data() const { return true; }
 
-  // Starts an operation. A backend that blocks until it is done returns kDone. Send and recv must not wait
-  // for the other side here, only in wait(). After an error of start() or wait() nothing more is started.
+  // Starts an operation. A backend that blocks until it is done returns kDone. Send and recv must
+  // not wait for the other side here, only in wait(). After an error of start() or wait() nothing
+  // more is started.
   virtual absl::StatusOr<Ticket> start(const Call& call) = 0;
   // Never blocks; true also if the operation has failed.
   virtual bool done(Ticket ticket);
-  // Until done or the deadline. After it has returned, also with an error, the operation's memory is not
-  // touched any more. Errors: DeadlineExceeded (names the missing ranks), FailedPrecondition (ranks called
-  // different things), Aborted and Unavailable (a rank gave up, is gone; names it).
+  // Until done or the deadline. After it has returned, also with an error, the operation's memory
+  // is not touched any more. Errors: DeadlineExceeded (names the missing ranks), FailedPrecondition
+  // (ranks called different things), Aborted and Unavailable (a rank gave up, is gone; names it).
   virtual absl::Status wait(Ticket ticket, Deadline deadline);
 
-  // Around calls of start() that the caller coalesced: a backend may hold them back and run them as one.
-  // Send and recv may appear in any order between the two.
+  // Around calls of start() that the caller coalesced: a backend may hold them back and run them as
+  // one. Send and recv may appear in any order between the two.
   virtual void begin_coalescing() {}
   virtual absl::Status end_coalescing() { return absl::OkStatus(); }
 
-  // The backend of a group of some of these ranks; only they call, each with the same `key`, which no other
-  // subgroup of this backend ever gets. `members` are ranks of this group, in the new order; `group` is the
-  // new one as this rank sees it. May return before the other members have called.
+  // The backend of a group of some of these ranks; only they call, each with the same `key`, which
+  // no other subgroup of this backend ever gets. `members` are ranks of this group, in the new
+  // order; `group` is the new one as this rank sees it. May return before the other members have
+  // called.
   virtual absl::StatusOr<std::unique_ptr<Backend>> subgroup(GroupInfo group,
                                                             absl::Span<const int> members,
-                                                            std::string_view key, Deadline deadline);
+                                                            std::string_view key,
+                                                            Deadline deadline);
 
-  // Makes pending and later operations fail, here and, where it can, on all ranks of this group. Called with
-  // what went wrong; once, and also after an error that this backend itself has returned.
+  // Makes pending and later operations fail, here and, where it can, on all ranks of this group.
+  // Called with what went wrong; once, and also after an error that this backend itself has
+  // returned.
   virtual void abort(const absl::Status& reason) = 0;
 
  private:

@@ -49,8 +49,8 @@ struct Device {
 // "cpu", "cuda:3".
 std::string to_string(Device device);
 
-// The DType of a C++ type, for Buffer::of. C++20 has no type for the 16- and 8-bit floats: name those
-// by hand, `Buffer{data, count, DType::kBF16}`.
+// The DType of a C++ type, for Buffer::of. C++20 has no type for the 16- and 8-bit floats: name
+// those by hand, `Buffer{data, count, DType::kBF16}`.
 template <typename T>
 inline constexpr DType kDTypeOf = T::no_dtype_for_this_type;
 template <>
@@ -76,8 +76,8 @@ inline constexpr DType kDTypeOf<uint8_t> = DType::kU8;
 template <>
 inline constexpr DType kDTypeOf<bool> = DType::kBool;
 
-// A borrowed, contiguous piece of memory: `count` elements of `dtype`, aligned to their size. `data` may be
-// null if count is 0.
+// A borrowed, contiguous piece of memory: `count` elements of `dtype`, aligned to their size.
+// `data` may be null if count is 0.
 struct Buffer {
   void* data = nullptr;
   int64_t count = 0;

@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
-#include "shardweave/comm/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "shardweave/comm/composed.h"
 #include "shardweave/comm/reduction.h"
+#include "shardweave/comm/str_cat.h"
 
 namespace shardweave {
 namespace {
@@ -20,9 +20,10 @@ Deadline deadline_after(Deadline now, absl::Duration timeout) {
   return now + std::chrono::nanoseconds(nanoseconds);
 }
 
-// The checks below say what was given and what was wanted; invalid() adds where.
+// The checks below say what was given and what was wanted; issue() adds where.
 
-absl::Status check_memory(const Backend& backend, std::string_view what, const ConstBuffer& buffer) {
+absl::Status check_memory(const Backend& backend, std::string_view what,
+                          const ConstBuffer& buffer) {
   if (buffer.count < 0) {
     return absl::InvalidArgumentError(str_cat(what, " has a negative count, ", buffer.count));
   }
@@ -39,8 +40,8 @@ absl::Status check_memory(const Backend& backend, std::string_view what, const C
   }
   if (!backend.supports(buffer.device.type)) {
     return absl::InvalidArgumentError(str_cat(what, " is on ", to_string(buffer.device),
-                                                   ", where backend ", backend.name(),
-                                                   " cannot reach it"));
+                                              ", where backend ", backend.name(),
+                                              " cannot reach it"));
   }
   return absl::OkStatus();
 }
@@ -50,9 +51,9 @@ absl::Status check_pair(const Backend& backend, const ConstBuffer& in, const Buf
   status.Update(check_memory(backend, "out", out));
   if (!status.ok()) return status;
   if (in.dtype != out.dtype || !(in.device == out.device)) {
-    return absl::InvalidArgumentError(str_cat(
-        "in is ", to_string(in.dtype), " on ", to_string(in.device), ", out is ",
-        to_string(out.dtype), " on ", to_string(out.device), "; want the same"));
+    return absl::InvalidArgumentError(
+        str_cat("in is ", to_string(in.dtype), " on ", to_string(in.device), ", out is ",
+                to_string(out.dtype), " on ", to_string(out.device), "; want the same"));
   }
   return absl::OkStatus();
 }
@@ -68,7 +69,7 @@ absl::Status check_parts(std::string_view whole, int64_t count, int size, std::s
                          int64_t part_count) {
   if (count % size == 0 && count / size == part_count) return absl::OkStatus();
   return absl::InvalidArgumentError(str_cat(whole, " has ", count, " elements, want ", size,
-                                                 " (ranks) times ", part_count, " (", part, ")"));
+                                            " (ranks) times ", part_count, " (", part, ")"));
 }
 
 absl::Status check_counts(std::string_view what, absl::Span<const int64_t> counts, int size,
@@ -81,8 +82,8 @@ absl::Status check_counts(std::string_view what, absl::Span<const int64_t> count
   for (int64_t count : counts) {
     if (count < 0 || count > total - sum) {
       return absl::InvalidArgumentError(str_cat(what, " is [", absl::StrJoin(counts, ", "),
-                                                     "], which does not add up to the ", total,
-                                                     " elements of ", buffer));
+                                                "], which does not add up to the ", total,
+                                                " elements of ", buffer));
     }
     sum += count;
   }
@@ -104,7 +105,7 @@ absl::Status check_overlap(const ConstBuffer& in, const Buffer& out, int64_t all
   return absl::InvalidArgumentError(
       allowed < 0 ? "in and out overlap, and this cannot run in place"
                   : str_cat("in and out overlap, but not as in place: element ", allowed,
-                                 " of the larger is where the smaller should begin"));
+                            " of the larger is where the smaller should begin"));
 }
 
 absl::Status check_reduction(DType dtype, ReduceOp op) {
@@ -115,13 +116,13 @@ absl::Status check_reduction(DType dtype, ReduceOp op) {
 
 absl::Status check_rank(std::string_view what, int rank, int size) {
   if (rank >= 0 && rank < size) return absl::OkStatus();
-  return absl::InvalidArgumentError(str_cat(what, " is ", rank, ", the group has ", size, " ranks"));
+  return absl::InvalidArgumentError(
+      str_cat(what, " is ", rank, ", the group has ", size, " ranks"));
 }
 
 absl::Status check_message(int peer, int message_tag, int size) {
   if (message_tag < 0) {
-    return absl::InvalidArgumentError(
-        str_cat("message_tag is ", message_tag, ", want 0 or more"));
+    return absl::InvalidArgumentError(str_cat("message_tag is ", message_tag, ", want 0 or more"));
   }
   return check_rank("peer", peer, size);
 }
@@ -297,8 +298,7 @@ Work Communicator::scatter(ConstBuffer in, Buffer out, int root, const CallOptio
 
 Work Communicator::send(ConstBuffer data, int peer, int message_tag, const CallOptions& options) {
   const Buffer none{nullptr, 0, data.dtype, data.device};
-  Call call{
-      .op = OpKind::kSend, .in = data, .out = none, .peer = peer, .message_tag = message_tag};
+  Call call{.op = OpKind::kSend, .in = data, .out = none, .peer = peer, .message_tag = message_tag};
   absl::Status status = check_memory(*backend_, "data", data);
   status.Update(check_message(peer, message_tag, size()));
   return issue(call, std::move(status), options);
@@ -306,8 +306,7 @@ Work Communicator::send(ConstBuffer data, int peer, int message_tag, const CallO
 
 Work Communicator::recv(Buffer data, int peer, int message_tag, const CallOptions& options) {
   const ConstBuffer none{nullptr, 0, data.dtype, data.device};
-  Call call{
-      .op = OpKind::kRecv, .in = none, .out = data, .peer = peer, .message_tag = message_tag};
+  Call call{.op = OpKind::kRecv, .in = none, .out = data, .peer = peer, .message_tag = message_tag};
   absl::Status status = check_memory(*backend_, "data", data);
   status.Update(check_message(peer, message_tag, size()));
   return issue(call, std::move(status), options);
@@ -328,9 +327,8 @@ Work Communicator::issue(Call& call, absl::Status valid, const CallOptions& opti
         str_cat("negative timeout ", absl::FormatDuration(options.timeout))));
   }
   if (!valid.ok()) {
-    absl::Status error(valid.code(), str_cat(to_string(call.op), " on group '", name(),
-                                                  "' (rank ", rank(), " of ", size(),
-                                                  "): ", valid.message()));
+    absl::Status error(valid.code(), str_cat(to_string(call.op), " on group '", name(), "' (rank ",
+                                             rank(), " of ", size(), "): ", valid.message()));
     if (coalescing_ != nullptr) coalescing_->first_error_.Update(error);
     return Work(std::move(error));
   }
@@ -408,7 +406,7 @@ absl::Status Communicator::health() const {
 
 void Communicator::abort(const absl::Status& reason) {
   fail(absl::AbortedError(str_cat("rank ", rank(), " of group '", name(), "' (world rank ",
-                                       world_ranks()[rank()], ") aborted: ", reason.ToString())))
+                                  world_ranks()[rank()], ") aborted: ", reason.ToString())))
       .IgnoreError();
   std::vector<std::weak_ptr<Communicator>> children;
   {
@@ -426,14 +424,13 @@ absl::StatusOr<std::shared_ptr<Communicator>> Communicator::split(int color, int
                                                                   std::string name) {
   if (!backend_->moves_data()) {
     return absl::UnimplementedError(str_cat("split of group '", this->name(), "': backend ",
-                                                 backend_->name(),
-                                                 " moves no data; use subgroup()"));
+                                            backend_->name(), " moves no data; use subgroup()"));
   }
   const int32_t mine[2] = {color, key};
   std::vector<int32_t> all(2 * size());
-  absl::Status status = all_gather(ConstBuffer::of(mine, 2), Buffer::of(all.data(), 2 * size()),
-                                   {.tag = "split"})
-                            .wait();
+  absl::Status status =
+      all_gather(ConstBuffer::of(mine, 2), Buffer::of(all.data(), 2 * size()), {.tag = "split"})
+          .wait();
   if (!status.ok()) return status;
   if (color < 0) return nullptr;
   std::vector<int64_t> members;
@@ -454,10 +451,10 @@ absl::StatusOr<std::shared_ptr<Communicator>> Communicator::subgroup(
   std::vector<int> ranks;
   for (int64_t member : members) {
     if (member < 0 || member >= size() || !seen.insert(member).second) {
-      return absl::InvalidArgumentError(str_cat(
-          "subgroup '", group.name, "' of group '", this->name(), "': member ", member, " of [", list,
-          "] is ", seen.contains(member) ? "there twice" : "not a rank", "; the group has ", size(),
-          " ranks"));
+      return absl::InvalidArgumentError(
+          str_cat("subgroup '", group.name, "' of group '", this->name(), "': member ", member,
+                  " of [", list, "] is ", seen.contains(member) ? "there twice" : "not a rank",
+                  "; the group has ", size(), " ranks"));
     }
     if (member == rank()) group.rank = static_cast<int>(ranks.size());
     ranks.push_back(static_cast<int>(member));
@@ -465,14 +462,14 @@ absl::StatusOr<std::shared_ptr<Communicator>> Communicator::subgroup(
   }
   if (group.rank < 0) {
     return absl::InvalidArgumentError(str_cat("subgroup '", group.name, "' of group '",
-                                                   this->name(), "': only members may call, rank ",
-                                                   rank(), " is not among [", list, "]"));
+                                              this->name(), "': only members may call, rank ",
+                                              rank(), " is not among [", list, "]"));
   }
   std::string key = str_cat(group.name, "/", list);
   str_append(&key, "/", subgroups_made_[key]++);
-  absl::StatusOr<std::unique_ptr<Backend>> backend = backend_->subgroup(
-      std::move(group), ranks, key,
-      deadline_after(std::chrono::steady_clock::now(), options_.timeout));
+  absl::StatusOr<std::unique_ptr<Backend>> backend =
+      backend_->subgroup(std::move(group), ranks, key,
+                         deadline_after(std::chrono::steady_clock::now(), options_.timeout));
   if (!backend.ok()) return backend.status();
   std::shared_ptr<Communicator> child(new Communicator(*std::move(backend), recorder_, options_));
   std::lock_guard lock(mutex_);
@@ -485,8 +482,8 @@ absl::StatusOr<std::shared_ptr<Communicator>> Communicator::subgroup(
 
 Coalescing::Coalescing(Communicator& comm) : comm_(&comm) {
   if (comm.coalescing_ != nullptr) {
-    first_error_ = absl::FailedPreconditionError(
-        str_cat("group '", comm.name(), "' is coalescing already"));
+    first_error_ =
+        absl::FailedPreconditionError(str_cat("group '", comm.name(), "' is coalescing already"));
     comm_ = nullptr;
     return;
   }
@@ -494,7 +491,9 @@ Coalescing::Coalescing(Communicator& comm) : comm_(&comm) {
   comm.backend_->begin_coalescing();
 }
 
-Coalescing::~Coalescing() { finish(); }
+Coalescing::~Coalescing() {
+  finish();
+}
 
 Work Coalescing::finish() {
   if (comm_ != nullptr) {

@@ -5,31 +5,32 @@
 //   if (absl::Status s = work.wait(); !s.ok()) return s;
 //   comm.send(Buffer::of(&x, 1), /*peer=*/1).wait();
 //
-// Order: all ranks of a group issue the same collectives, with the same sizes, dtypes, reductions and
-// roots, in the same order. Which collective is waited for first does not matter, nor do sends and recvs
-// in between. If two ranks differ, every rank gets FailedPrecondition that names both calls. Groups are
-// independent of each other; but a backend may run a collective to its end when it is issued (those in this
-// repository do not), and then ranks that share two groups must use them in the same order.
+// Order: all ranks of a group issue the same collectives, with the same sizes, dtypes, reductions
+// and roots, in the same order. Which collective is waited for first does not matter, nor do sends
+// and recvs in between. If two ranks differ, every rank gets FailedPrecondition that names both
+// calls. Groups are independent of each other; but a backend may run a collective to its end when
+// it is issued (those in this repository do not), and then ranks that share two groups must use
+// them in the same order.
 //
-// Threads: a Communicator is one rank's; it is used by one thread at a time. A Work may be waited for by any
-// thread; abort(), the flight recorder and what is const may be used by any thread at any time. The
-// destructor tells the others that this rank has left.
+// Threads: a Communicator is one rank's; it is used by one thread at a time. A Work may be waited
+// for by any thread; abort(), the flight recorder and what is const may be used by any thread at
+// any time. The destructor tells the others that this rank has left.
 //
-// Memory: buffers belong to the caller and must stay alive until the Work is done (work.h). Counts arrays
-// and tags are copied.
+// Memory: buffers belong to the caller and must stay alive until the Work is done (work.h). Counts
+// arrays and tags are copied.
 //
-// Errors: an argument that is wrong on this rank alone is InvalidArgument (Unimplemented: not by this
-// backend), at once, and nothing has happened; the communicator stays usable, but the other ranks still
-// wait for this one. Every other error breaks the communicator: this operation, those pending and all later
-// ones on this rank fail with the first error. DeadlineExceeded: some ranks did not arrive in time, the
-// message names them. Aborted, Unavailable: a rank gave up or is gone. After such an error the contents of
-// outputs are undefined.
+// Errors: an argument that is wrong on this rank alone is InvalidArgument (Unimplemented: not by
+// this backend), at once, and nothing has happened; the communicator stays usable, but the other
+// ranks still wait for this one. Every other error breaks the communicator: this operation, those
+// pending and all later ones on this rank fail with the first error. DeadlineExceeded: some ranks
+// did not arrive in time, the message names them. Aborted, Unavailable: a rank gave up or is gone.
+// After such an error the contents of outputs are undefined.
 //
-// Numbers: reductions go in rank order, whatever the timing. f16 and bf16 are accumulated in f32 and rounded
-// once. Integers wrap around; their average is the (wrapped) sum divided by the size, truncated towards zero.
-// kMin and kMax propagate NaN, as LibTorch does. bool: kSum and kMax are or, kProduct and kMin are and, kAvg
-// is InvalidArgument, as is every reduction of fp8. (Of backends in this repository; a third party's may
-// round differently.)
+// Numbers: reductions go in rank order, whatever the timing. f16 and bf16 are accumulated in f32
+// and rounded once. Integers wrap around; their average is the (wrapped) sum divided by the size,
+// truncated towards zero. kMin and kMax propagate NaN, as LibTorch does. bool: kSum and kMax are
+// or, kProduct and kMin are and, kAvg is InvalidArgument, as is every reduction of fp8. (Of
+// backends in this repository; a third party's may round differently.)
 #pragma once
 
 #include <atomic>
@@ -59,8 +60,10 @@ struct CallOptions {
 };
 
 struct CommunicatorOptions {
-  absl::Duration timeout = absl::Minutes(5);  // default deadline of an operation, counted from its issue
-  int flight_record_capacity = 256;           // operations that the flight record keeps
+  // Default deadline of an operation, counted from its issue.
+  absl::Duration timeout = absl::Minutes(5);
+  // Operations that the flight record keeps.
+  int flight_record_capacity = 256;
 };
 
 class Coalescing;
@@ -84,21 +87,22 @@ class Communicator : public std::enable_shared_from_this<Communicator>, private 
   // out[i] = reduction of all ranks' in[i]. in.count == out.count. In place: in.data == out.data.
   Work all_reduce(ConstBuffer in, Buffer out, ReduceOp op, const CallOptions& options = {});
 
-  // out = all ranks' in, in rank order. out.count == size * in.count. In place: in is this rank's part of out.
+  // out = all ranks' in, in rank order. out.count == size * in.count. In place: in is this rank's
+  // part of out.
   Work all_gather(ConstBuffer in, Buffer out, const CallOptions& options = {});
   // The same with counts[r] elements from rank r; counts are the same on all ranks.
   Work all_gather_v(ConstBuffer in, Buffer out, absl::Span<const int64_t> counts,
                     const CallOptions& options = {});
 
-  // out = this rank's part of the reduction of all ranks' in. in.count == size * out.count. In place: out is
-  // this rank's part of in.
+  // out = this rank's part of the reduction of all ranks' in. in.count == size * out.count. In
+  // place: out is this rank's part of in.
   Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, const CallOptions& options = {});
   // The same with a part of counts[r] elements for rank r; counts are the same on all ranks.
   Work reduce_scatter_v(ConstBuffer in, Buffer out, absl::Span<const int64_t> counts, ReduceOp op,
                         const CallOptions& options = {});
 
-  // Part r of in goes to rank r; part r of out came from rank r. in.count == out.count, a multiple of size.
-  // Not in place.
+  // Part r of in goes to rank r; part r of out came from rank r. in.count == out.count, a multiple
+  // of size. Not in place.
   Work all_to_all(ConstBuffer in, Buffer out, const CallOptions& options = {});
   // The same with parts of send_counts[r] and recv_counts[r] elements. send_counts[r] here is
   // recv_counts[this rank] on rank r.
@@ -107,7 +111,8 @@ class Communicator : public std::enable_shared_from_this<Communicator>, private 
 
   // Every rank's data becomes the root's.
   Work broadcast(Buffer data, int root, const CallOptions& options = {});
-  // As all_reduce, but only the root has an out; it is ignored elsewhere. In place: in.data == out.data.
+  // As all_reduce, but only the root has an out; it is ignored elsewhere. In place: in.data ==
+  // out.data.
   Work reduce(ConstBuffer in, Buffer out, ReduceOp op, int root, const CallOptions& options = {});
   // As all_gather, but only the root has an out; it is ignored elsewhere.
   Work gather(ConstBuffer in, Buffer out, int root, const CallOptions& options = {});
@@ -115,25 +120,26 @@ class Communicator : public std::enable_shared_from_this<Communicator>, private 
   // elsewhere. In place: the root's out is its part of in.
   Work scatter(ConstBuffer in, Buffer out, int root, const CallOptions& options = {});
 
-  // A send matches the recv of its peer with the same message_tag, first come first served; both give the
-  // same count and dtype. Neither blocks when it is issued. peer may be this rank.
+  // A send matches the recv of its peer with the same message_tag, first come first served; both
+  // give the same count and dtype. Neither blocks when it is issued. peer may be this rank.
   Work send(ConstBuffer data, int peer, int message_tag = 0, const CallOptions& options = {});
   Work recv(Buffer data, int peer, int message_tag = 0, const CallOptions& options = {});
 
   // Done when all ranks have called it.
   Work barrier(const CallOptions& options = {});
 
-  // A new group per color, of the ranks that gave it, ordered by key, then by rank here; color < 0: this
-  // rank gets nullptr. Collective over this group, waits for all.
+  // A new group per color, of the ranks that gave it, ordered by key, then by rank here; color < 0:
+  // this rank gets nullptr. Collective over this group, waits for all.
   absl::StatusOr<std::shared_ptr<Communicator>> split(int color, int key, std::string name);
 
-  // The group of `members`: ranks of this communicator, in the order that they get in the new one. Only they
-  // call, all with the same arguments, and in the same order if several subgroups have the same arguments.
+  // The group of `members`: ranks of this communicator, in the order that they get in the new one.
+  // Only they call, all with the same arguments, and in the same order if several subgroups have
+  // the same arguments.
   absl::StatusOr<std::shared_ptr<Communicator>> subgroup(absl::Span<const int64_t> members,
                                                          std::string name);
 
-  // Breaks this communicator, and those made from it, on all ranks where the backend can: pending and later
-  // operations fail with Aborted and a message that names this rank and `reason`.
+  // Breaks this communicator, and those made from it, on all ranks where the backend can: pending
+  // and later operations fail with Aborted and a message that names this rank and `reason`.
   void abort(const absl::Status& reason);
   // OK, or the error that broke this communicator, as far as this rank knows.
   absl::Status health() const;
@@ -171,19 +177,20 @@ class Communicator : public std::enable_shared_from_this<Communicator>, private 
 
   std::atomic<bool> broken_{false};
   mutable std::mutex mutex_;
-  absl::Status first_error_;                             // guarded by mutex_, as are
-  std::vector<std::weak_ptr<Communicator>> children_;    // those made from this one
+  absl::Status first_error_;                           // guarded by mutex_, as are
+  std::vector<std::weak_ptr<Communicator>> children_;  // those made from this one
 };
 
-// While it lives, the operations of `comm` are collected; finish() returns one Work for all of them. A
-// backend may run them as one; sends and recvs may be given in any order.
+// While it lives, the operations of `comm` are collected; finish() returns one Work for all of
+// them. A backend may run them as one; sends and recvs may be given in any order.
 //
 //   Coalescing group(comm);
 //   for (const Buffer& b : buckets) comm.all_reduce(b, b, ReduceOp::kSum);
 //   Work work = group.finish();
 //
-// What the collected operations themselves return is not to be waited for: it is FailedPrecondition, or the
-// InvalidArgument that finish() returns too. The destructor finishes, without waiting.
+// What the collected operations themselves return is not to be waited for: it is
+// FailedPrecondition, or the InvalidArgument that finish() returns too. The destructor finishes,
+// without waiting.
 class Coalescing {
  public:
   explicit Coalescing(Communicator& comm);

@@ -98,8 +98,9 @@ TEST_F(CommunicatorTest, AWorkKeepsItsCommunicatorAlive) {
 
 TEST_F(CommunicatorTest, AbortNamesTheRankInGroupAndWorld) {
   comm->abort(absl::DataLossError("bad batch"));
-  EXPECT_EQ(comm->health(),
-            absl::AbortedError("rank 0 of group 'fake' (world rank 4) aborted: DATA_LOSS: bad batch"));
+  EXPECT_EQ(
+      comm->health(),
+      absl::AbortedError("rank 0 of group 'fake' (world rank 4) aborted: DATA_LOSS: bad batch"));
 }
 
 TEST_F(CommunicatorTest, CoalescedCallsAreBetweenBeginAndEnd) {
@@ -140,7 +141,8 @@ TEST_F(CommunicatorTest, CollectivesAndMessagesAreNumberedApart) {
   all_reduce("a").wait().IgnoreError();
   all_reduce("b").wait().IgnoreError();
   const std::string record = comm->flight_recorder().to_json();
-  EXPECT_NE(record.find(R"("operation":"send","peer":1,"sequence":1)"), std::string::npos) << record;
+  EXPECT_NE(record.find(R"("operation":"send","peer":1,"sequence":1)"), std::string::npos)
+      << record;
   EXPECT_NE(record.find(R"("operation":"all_reduce","sequence":2)"), std::string::npos) << record;
 }
 
@@ -161,9 +163,10 @@ TEST(CallTest, SignaturesThatDifferOnlyInNumberAreToldApart) {
   signatures[2].sequence = 5;
   const absl::Status status = check_same_call("dp", signatures);
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(status.message(),
-            "ranks of group 'dp' called different things as collective #4: rank 0 called barrier(), "
-            "rank 2 called barrier(): these are number 4 and 5");
+  EXPECT_EQ(
+      status.message(),
+      "ranks of group 'dp' called different things as collective #4: rank 0 called barrier(), "
+      "rank 2 called barrier(): these are number 4 and 5");
 }
 
 }  // namespace

@@ -6,8 +6,8 @@
 #include <numeric>
 #include <vector>
 
-#include "shardweave/comm/str_cat.h"
 #include "shardweave/comm/reduction.h"
+#include "shardweave/comm/str_cat.h"
 
 namespace shardweave {
 namespace {
@@ -18,7 +18,8 @@ constexpr int kMessageTag = -1;
 // Memory for pieces that are on their way.
 class Scratch {
  public:
-  explicit Scratch(int64_t bytes) : bytes_(new std::max_align_t[bytes / sizeof(std::max_align_t) + 1]) {}
+  explicit Scratch(int64_t bytes)
+      : bytes_(new std::max_align_t[bytes / sizeof(std::max_align_t) + 1]) {}
   std::byte* data() const { return reinterpret_cast<std::byte*>(bytes_.get()); }
 
  private:
@@ -44,7 +45,9 @@ class Composed {
     std::partial_sum(counts.begin(), counts.end(), result.begin() + 1);
     return result;
   }
-  std::vector<int64_t> equal_parts(int64_t count) const { return std::vector<int64_t>(size_, count); }
+  std::vector<int64_t> equal_parts(int64_t count) const {
+    return std::vector<int64_t>(size_, count);
+  }
 
   const std::byte* in(int64_t element) const {
     return static_cast<const std::byte*>(call_.in.data) + element * element_;
@@ -152,9 +155,9 @@ absl::Status Composed::agree_on_counts() {
   if (absl::Status status = exchange(pieces); !status.ok()) return status;
   for (int peer = 0; peer < size_; ++peer) {
     if (sent[peer] != call_.out_counts[peer]) {
-      return absl::FailedPreconditionError(
-          str_cat(name_call(backend_.group(), call_), ": rank ", peer, " sends ", sent[peer],
-                       " elements, rank ", rank_, " expects ", call_.out_counts[peer]));
+      return absl::FailedPreconditionError(str_cat(name_call(backend_.group(), call_), ": rank ",
+                                                   peer, " sends ", sent[peer], " elements, rank ",
+                                                   rank_, " expects ", call_.out_counts[peer]));
     }
   }
   return absl::OkStatus();
@@ -165,8 +168,8 @@ absl::Status Composed::all_to_all(absl::Span<const int64_t> send, absl::Span<con
   const std::vector<int64_t> to = offsets(recv);
   std::vector<Piece> pieces;
   for (int peer = 0; peer < size_; ++peer) {
-    pieces.push_back({peer, in(from[peer]), send[peer] * element_, out(to[peer]),
-                      recv[peer] * element_});
+    pieces.push_back(
+        {peer, in(from[peer]), send[peer] * element_, out(to[peer]), recv[peer] * element_});
   }
   return exchange(pieces);
 }
@@ -232,7 +235,8 @@ absl::Status Composed::gather() {
   if (rank_ != call_.peer) return exchange({{call_.peer, call_.in.data, bytes}});
   std::vector<Piece> pieces;
   for (int peer = 0; peer < size_; ++peer) {
-    pieces.push_back({peer, call_.in.data, peer == rank_ ? bytes : 0, out(peer * call_.in.count), bytes});
+    pieces.push_back(
+        {peer, call_.in.data, peer == rank_ ? bytes : 0, out(peer * call_.in.count), bytes});
   }
   return exchange(pieces);
 }
@@ -242,7 +246,8 @@ absl::Status Composed::scatter() {
   if (rank_ != call_.peer) return exchange({{call_.peer, nullptr, 0, call_.out.data, bytes}});
   std::vector<Piece> pieces;
   for (int peer = 0; peer < size_; ++peer) {
-    pieces.push_back({peer, in(peer * call_.out.count), bytes, call_.out.data, peer == rank_ ? bytes : 0});
+    pieces.push_back(
+        {peer, in(peer * call_.out.count), bytes, call_.out.data, peer == rank_ ? bytes : 0});
   }
   return exchange(pieces);
 }

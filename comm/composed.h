@@ -1,7 +1,8 @@
 // Collectives made of a backend's sends and recvs, for backends that do not implement them.
 //
-//   absl::StatusOr<Backend::Ticket> ticket = backend.implements(call.op) ? backend.start(call)
-//                                                                        : run_composed(backend, call);
+//   if (!backend.implements(call.op) && can_compose(backend, call.op)) {
+//     absl::Status status = run_composed(backend, call);
+//   }
 //
 // Plain exchanges between all pairs: right on every group, at its best on small ones.
 #pragma once
@@ -14,8 +15,8 @@ namespace shardweave {
 // Whether run_composed can do it: a collective, and the backend has send and recv.
 bool can_compose(const Backend& backend, OpKind op);
 
-// Runs the collective to its end, or to call.deadline. All ranks compare what they called before anything
-// moves. Uses message tags below zero, which users of a composed backend cannot give.
+// Runs the collective to its end, or to call.deadline. All ranks compare what they called before
+// anything moves. Uses message tags below zero, which users of a composed backend cannot give.
 absl::Status run_composed(Backend& backend, const Call& call);
 
 }  // namespace shardweave

@@ -12,8 +12,8 @@ ConformanceBackend composed() {
   const auto make_world = [](int num_ranks, const CommunicatorOptions& options) {
     auto hub = std::make_shared<InprocHub>(num_ranks);
     return [=](int rank) {
-      return Communicator::create(
-          std::make_unique<PointToPointBackend>(hub->make_backend(rank)), options);
+      return Communicator::create(std::make_unique<PointToPointBackend>(hub->make_backend(rank)),
+                                  options);
     };
   };
   return {.name = "Composed", .make_world = make_world, .blocks_at_issue = true};

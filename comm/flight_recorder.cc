@@ -15,8 +15,8 @@ using nlohmann::json;
 
 enum class State : uint8_t { kIssued, kDone, kFailed };
 
-// The small facts of an entry in one word, with the low bits of its line: so that one compare-and-swap
-// finishes this operation, and never one that has taken its place.
+// The small facts of an entry in one word, with the low bits of its line: so that one
+// compare-and-swap finishes this operation, and never one that has taken its place.
 struct What {
   uint64_t op : 4;
   uint64_t dtype : 4;
@@ -75,7 +75,9 @@ FlightLog::FlightLog(std::shared_ptr<FlightRecorder> recorder, const GroupInfo& 
   recorder_->add(this);
 }
 
-FlightLog::~FlightLog() { recorder_->remove(this); }
+FlightLog::~FlightLog() {
+  recorder_->remove(this);
+}
 
 uint64_t FlightLog::start(const Call& call, Deadline now) {
   const uint64_t line = next_line_++;
@@ -110,7 +112,8 @@ void FlightLog::finish(uint64_t line, bool ok) {
   Entry& entry = entries_[line % entries_.size()];
   uint64_t old = entry.what.load(std::memory_order_acquire);
   What what = std::bit_cast<What>(old);
-  if (what.line != (line & 0xffffffff) || what.state != static_cast<uint64_t>(State::kIssued)) return;
+  if (what.line != (line & 0xffffffff) || what.state != static_cast<uint64_t>(State::kIssued))
+    return;
   what.state = static_cast<uint64_t>(ok ? State::kDone : State::kFailed);
   entry.end_ns.store(nanoseconds(std::chrono::steady_clock::now()), kRelaxed);
   entry.what.compare_exchange_strong(old, std::bit_cast<uint64_t>(what), std::memory_order_release,

@@ -1,10 +1,10 @@
-// A FlightRecorder holds the last operations of every communicator of one rank, to be read after a crash
-// or while something hangs; and counts all of them.
+// A FlightRecorder holds the last operations of every communicator of one rank, to be read after a
+// crash or while something hangs; and counts all of them.
 //
 //   CommCounters before = comm->flight_recorder().counters();
 //   train_step();
-//   (comm->flight_recorder().counters() - before).total().bytes;     // of the step, over all groups
-//   std::cerr << comm->flight_recorder().to_json();                  // of all groups
+//   (comm->flight_recorder().counters() - before).total().bytes;  // of the step, over all groups
+//   std::cerr << comm->flight_recorder().to_json();               // of all groups
 //
 // Communicators made by split() and subgroup() share the recorder of the one they were made from.
 // Threads: everything may be called by any thread at any time; reading never blocks the ranks.
@@ -22,8 +22,8 @@
 
 namespace shardweave {
 
-// Operations issued, and their bytes: of the larger of the two buffers that this rank gave (all_gather:
-// the output, reduce_scatter: the input).
+// Operations issued, and their bytes: of the larger of the two buffers that this rank gave
+// (all_gather: the output, reduce_scatter: the input).
 struct OpCounter {
   int64_t calls = 0;
   int64_t bytes = 0;
@@ -60,7 +60,8 @@ class FlightLog {
  private:
   friend class FlightRecorder;
 
-  // One operation. Readers may meet a writer: every word is atomic, and `line` is 0 during a change.
+  // One operation. Readers may meet a writer: every word is atomic, and `line` is 0 during a
+  // change.
   struct Entry {
     std::atomic<uint64_t> line{0};
     std::atomic<uint64_t> sequence{0};
@@ -85,11 +86,12 @@ class FlightLog {
 class FlightRecorder {
  public:
   // All groups of this rank that are alive:
-  // {"groups": [{"name": "dp", "rank": 0, "world_ranks": [0, 2], "operations": [
-  //     {"sequence": 12, "operation": "all_reduce", "dtype": "f32", "bytes": 4096, "state": "issued",
-  //      "tag": "loss", "time": 1700000000.25, "microseconds": 12.5}]}]}
-  // Oldest operation first. state: "issued", "done", "failed". "peer" is there for rooted operations, send
-  // and recv; time: of the issue, in seconds since 1970; microseconds: until it was seen done.
+  //   {"groups": [{"name": "dp", "rank": 0, "world_ranks": [0, 2], "operations": [
+  //       {"sequence": 12, "operation": "all_reduce", "dtype": "f32", "bytes": 4096,
+  //        "state": "issued", "tag": "loss", "time": 1700000000.25, "microseconds": 12.5}]}]}
+  // Oldest operation first. state: "issued", "done", "failed". "peer" is there for rooted
+  // operations, send and recv; time: of the issue, in seconds since 1970; microseconds: until it
+  // was seen done.
   std::string to_json() const;
 
   // Over all groups, also those that are gone.

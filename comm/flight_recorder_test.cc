@@ -19,7 +19,9 @@ Call all_reduce(uint64_t sequence, int64_t count, std::string_view tag = "") {
   return call;
 }
 
-Deadline now() { return std::chrono::steady_clock::now(); }
+Deadline now() {
+  return std::chrono::steady_clock::now();
+}
 
 json operations(const FlightRecorder& recorder, int group = 0) {
   return json::parse(recorder.to_json())["groups"][group]["operations"];
@@ -59,9 +61,8 @@ TEST(FlightRecorderTest, TellsWhatHappened) {
   EXPECT_EQ(ops[2]["state"], "issued");
   EXPECT_EQ(ops[2]["peer"], 0);
   EXPECT_FALSE(ops[2].contains("microseconds"));
-  const double unix_now = std::chrono::duration<double>(
-                              std::chrono::system_clock::now().time_since_epoch())
-                              .count();
+  const double unix_now =
+      std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
   EXPECT_NEAR(ops[2]["time"].get<double>(), unix_now, 60);
 }
 

@@ -24,8 +24,9 @@ struct BFloat16 {
   static float load(uint16_t x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }
   static uint16_t store(float x) {
     const uint32_t bits = std::bit_cast<uint32_t>(x);
-    const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
-    const uint32_t quiet = (bits >> 16) | 0x40;  // rounding could carry a NaN to infinity
+    const uint32_t rounded =
+        (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
+    const uint32_t quiet = (bits >> 16) | 0x40;      // rounding could carry a NaN to infinity
     return static_cast<uint16_t>(x != x ? quiet : rounded);
   }
 };
@@ -37,8 +38,8 @@ struct Float16 {
   static int32_t mask_if_less(int32_t a, int32_t b) { return (a - b) >> 31; }  // all ones, or 0
   static int32_t select(int32_t mask, int32_t a, int32_t b) { return (a & mask) | (b & ~mask); }
 
-  // A float's exponent and mantissa hold a half's, shifted; a multiplication by 2^112 fixes the bias, and
-  // makes normal numbers of the subnormal ones (F. Giesen, "half_to_float_fast5").
+  // A float's exponent and mantissa hold a half's, shifted; a multiplication by 2^112 fixes the
+  // bias, and makes normal numbers of the subnormal ones (F. Giesen, "half_to_float_fast5").
   static float load(uint16_t x) {
     const int32_t magnitude = (x & 0x7fff) << 13;
     const int32_t scaled = std::bit_cast<int32_t>(std::bit_cast<float>(magnitude) * 0x1p112f);
@@ -68,7 +69,8 @@ struct Bool {
   static uint8_t store(uint8_t x) { return x; }
 };
 
-// Integers wrap around: computed without sign, and never promoted to a signed int that could overflow.
+// Integers wrap around: computed without sign, and never promoted to a signed int that could
+// overflow.
 template <typename T, bool = std::is_integral_v<T>>
 struct Wrapping {
   using Type = T;
@@ -115,24 +117,28 @@ struct Max {
 // The accumulators of one block stay in the first-level cache while the ranks' inputs go by.
 constexpr int64_t kBlockBytes = 4096;
 
-// Functions that are not inlined: so the compiler believes __restrict, and makes SIMD code of the loops.
+// Functions that are not inlined: so the compiler believes __restrict, and makes SIMD code of the
+// loops.
 template <typename Element, typename Op>
 struct Block {
   using Stored = typename Element::Stored;
   using Accumulator = typename Element::Accumulator;
   static constexpr int64_t kCount = kBlockBytes / sizeof(Accumulator);
 
-  [[gnu::noinline]] static void load(const Stored* __restrict in, Accumulator* __restrict sum, int64_t n) {
+  [[gnu::noinline]] static void load(const Stored* __restrict in, Accumulator* __restrict sum,
+                                     int64_t n) {
     for (int64_t i = 0; i < n; ++i) sum[i] = Element::load(in[i]);
   }
-  [[gnu::noinline]] static void combine(const Stored* __restrict in, Accumulator* __restrict sum, int64_t n) {
+  [[gnu::noinline]] static void combine(const Stored* __restrict in, Accumulator* __restrict sum,
+                                        int64_t n) {
     for (int64_t i = 0; i < n; ++i) sum[i] = Op::combine(sum[i], Element::load(in[i]));
   }
   [[gnu::noinline]] static void divide(Accumulator* __restrict sum, int64_t n, size_t by) {
     const auto divisor = static_cast<typename Quotient<Accumulator>::Type>(by);
     for (int64_t i = 0; i < n; ++i) sum[i] = static_cast<Accumulator>(sum[i] / divisor);
   }
-  [[gnu::noinline]] static void store(const Accumulator* __restrict sum, Stored* __restrict out, int64_t n) {
+  [[gnu::noinline]] static void store(const Accumulator* __restrict sum, Stored* __restrict out,
+                                      int64_t n) {
     for (int64_t i = 0; i < n; ++i) out[i] = Element::store(sum[i]);
   }
 };
@@ -211,7 +217,8 @@ void reduce_ranks(DType dtype, ReduceOp op, absl::Span<const void* const> inputs
     case DType::kU8:
       return reduce_elements<Number<uint8_t>>(op, inputs, outputs, count);
     case DType::kBool: {
-      // On 0 and 1, or and and are the larger and the smaller; a sum would wrap around at 256 ranks.
+      // On 0 and 1, or and and are the larger and the smaller; a sum would wrap around at 256
+      // ranks.
       const bool any = op == ReduceOp::kSum || op == ReduceOp::kMax;
       return reduce_elements<Bool>(any ? ReduceOp::kMax : ReduceOp::kMin, inputs, outputs, count);
     }

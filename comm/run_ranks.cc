@@ -37,7 +37,8 @@ absl::Status run_ranks(int num_ranks, const std::function<absl::Status(World&)>&
     if (status.ok()) return hub.leave(rank);
     {
       std::lock_guard lock(mutex);
-      first_failure.Update(absl::Status(status.code(), str_cat("rank ", rank, ": ", status.message())));
+      first_failure.Update(
+          absl::Status(status.code(), str_cat("rank ", rank, ": ", status.message())));
     }
     hub.abort(absl::AbortedError(str_cat("rank ", rank, " failed: ", status.ToString())));
   };

@@ -10,10 +10,13 @@ namespace shardweave {
 namespace {
 
 bool contains(const absl::Status& status, std::string_view part) {
-  return status.message().find(absl::string_view(part.data(), part.size())) != status.message().npos;
+  return status.message().find(absl::string_view(part.data(), part.size())) !=
+         status.message().npos;
 }
 
-absl::Status wait_for_others(World& world) { return world.comm()->barrier().wait(); }
+absl::Status wait_for_others(World& world) {
+  return world.comm()->barrier().wait();
+}
 
 TEST(RunRanksTest, RunsEveryRankOnce) {
   for (int num_ranks : {1, 2, 5}) {
@@ -107,14 +110,13 @@ TEST(RunRanksTest, ARankThatHasEndedIsNotWaitedFor) {
 
 TEST(RunRanksTest, TheTimeoutIsTheDefaultDeadline) {
   const absl::Time begin = absl::Now();
-  const absl::Status status = run_ranks(
-      2,
-      [](World& world) -> absl::Status {
-        if (world.rank() == 0) return wait_for_others(world);
-        absl::SleepFor(absl::Seconds(1));
-        return absl::OkStatus();
-      },
-      {.timeout = absl::Milliseconds(100)});
+  const absl::Status status = run_ranks(2,
+                                        [](World& world) -> absl::Status {
+                                          if (world.rank() == 0) return wait_for_others(world);
+                                          absl::SleepFor(absl::Seconds(1));
+                                          return absl::OkStatus();
+                                        },
+                                        {.timeout = absl::Milliseconds(100)});
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
   EXPECT_LT(absl::Now() - begin, absl::Seconds(20));
 }

@@ -1,5 +1,5 @@
-// absl::StrCat that takes std::string_view too: an Abseil built for C++11, as Debian's is, has a string_view
-// of its own.
+// absl::StrCat that takes std::string_view too: an Abseil built for C++11, as Debian's is, has a
+// string_view of its own.
 #pragma once
 
 #include <string>
@@ -15,7 +15,9 @@ template <typename T>
 const T& piece(const T& value) {
   return value;
 }
-inline absl::string_view piece(const std::string_view& value) { return {value.data(), value.size()}; }
+inline absl::string_view piece(const std::string_view& value) {
+  return {value.data(), value.size()};
+}
 
 }  // namespace str_cat_internal
 

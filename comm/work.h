@@ -4,12 +4,12 @@
 //   if (absl::Status s = work.wait(); !s.ok()) return s;
 //   use(all);                                     // the data is there
 //
-// Done means, on a CPU: every byte that this rank asked for has arrived, and no rank reads or writes this
-// rank's buffers any more, also when the operation failed. Until then the buffers must stay alive, and
-// must not be written (not even read, if they are outputs).
+// Done means, on a CPU: every byte that this rank asked for has arrived, and no rank reads or
+// writes this rank's buffers any more, also when the operation failed. Until then the buffers must
+// stay alive, and must not be written (not even read, if they are outputs).
 //
-// Cheap to copy. done() and wait() may be called by any thread, any number of times; once done, a Work
-// gives the same answer for ever. A Work that is dropped is not cancelled.
+// Cheap to copy. done() and wait() may be called by any thread, any number of times; once done, a
+// Work gives the same answer for ever. A Work that is dropped is not cancelled.
 #pragma once
 
 #include <chrono>
@@ -24,8 +24,8 @@ namespace shardweave {
 // Monotonic; time_point::max() is never.
 using Deadline = std::chrono::steady_clock::time_point;
 
-// What a Work that is not done asks. Implemented by those who issue work; one object may answer for many
-// operations, which it tells apart by `ticket`.
+// What a Work that is not done asks. Implemented by those who issue work; one object may answer for
+// many operations, which it tells apart by `ticket`.
 class PendingWork {
  public:
   struct Token {
@@ -40,7 +40,7 @@ class PendingWork {
 
 class Work {
  public:
-  Work() = default;  // done and OK
+  Work() = default;                                                   // done and OK
   explicit Work(absl::Status result) : result_(std::move(result)) {}  // done
   Work(std::shared_ptr<PendingWork> pending, const PendingWork::Token& token)
       : pending_(std::move(pending)), token_(token) {}

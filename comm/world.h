@@ -1,9 +1,9 @@
 // A World is one rank's view of all ranks: who it is, and the communicator that reaches the others.
 //
-//   absl::Status s = run_ranks(4, [](World& world) -> absl::Status {     // a thread per rank, in this process
+//   absl::Status s = run_ranks(4, [](World& world) -> absl::Status {  // a thread per rank
 //     return world.comm()->barrier().wait();
 //   });
-//   auto world = World::from_environment({.backend = "gloo"});           // one process per rank, under a launcher
+//   auto world = World::from_environment({.backend = "gloo"});  // in a process per rank
 #pragma once
 
 #include <functional>
@@ -21,7 +21,8 @@ namespace shardweave {
 
 struct WorldOptions {
   std::string backend = "gloo";  // of from_environment
-  // Network interface of from_environment; empty: loopback when all ranks are on one host, else by host name.
+  // Network interface of from_environment; empty: loopback when all ranks are on one host, else by
+  // host name.
   std::string interface;
   // Default deadline of every collective and of the rendezvous.
   absl::Duration timeout = absl::Minutes(5);
@@ -49,10 +50,10 @@ class World {
   int local_rank_;
 };
 
-// Runs `body` on `num_ranks` threads over the inproc backend and joins them. If a body fails (a status or an
-// exception), the world is aborted, so that every rank that waits for it gets Aborted, which names the failed
-// rank; a rank that waits for one whose body has ended well gets Unavailable. The result is the failure that
-// came first, with the rank in front of its message.
+// Runs `body` on `num_ranks` threads over the inproc backend and joins them. If a body fails (a
+// status or an exception), the world is aborted, so that every rank that waits for it gets Aborted,
+// which names the failed rank; a rank that waits for one whose body has ended well gets
+// Unavailable. The result is the failure that came first, with the rank in front of its message.
 absl::Status run_ranks(int num_ranks, const std::function<absl::Status(World&)>& body,
                        const WorldOptions& options = {});
 

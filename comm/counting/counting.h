@@ -1,13 +1,13 @@
-// The counting backend moves nothing: it writes down what one rank would communicate, in a world of any size
-// and without the other ranks. For planning before there is hardware.
+// The counting backend moves nothing: it writes down what one rank would communicate, in a world of
+// any size and without the other ranks. For planning before there is hardware.
 //
 //   auto log = std::make_shared<CountingLog>();
 //   std::shared_ptr<Communicator> comm = count_communication(/*rank=*/7, /*num_ranks=*/65536, log);
 //   train_step(*comm);                                   // outputs stay as they were
 //   log->totals()[{"dp", OpKind::kAllReduce}].bytes;
 //
-// Every operation is done and OK when it is issued. Groups are made by subgroup(); split() is Unimplemented, as
-// this rank cannot know the colors of others.
+// Every operation is done and OK when it is issued. Groups are made by subgroup(); split() is
+// Unimplemented, as this rank cannot know the colors of others.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +45,7 @@ class CountingLog {
 };
 
 // The communicator of `rank` over ranks [0, num_ranks). InvalidArgument if there is no such rank.
-absl::StatusOr<std::shared_ptr<Communicator>> count_communication(
-    int rank, int num_ranks, std::shared_ptr<CountingLog> log);
+absl::StatusOr<std::shared_ptr<Communicator>> count_communication(int rank, int num_ranks,
+                                                                  std::shared_ptr<CountingLog> log);
 
 }  // namespace shardweave

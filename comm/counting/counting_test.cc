@@ -19,7 +19,8 @@ TEST(CountingTest, RecordsOperationBytesAndGroup) {
 
   float x[4] = {1, 2, 3, 4};
   float y[2] = {5, 6};
-  Work work = (*world)->all_reduce(Buffer::of(x, 4), Buffer::of(x, 4), ReduceOp::kSum, {.tag = "grads"});
+  Work work =
+      (*world)->all_reduce(Buffer::of(x, 4), Buffer::of(x, 4), ReduceOp::kSum, {.tag = "grads"});
   EXPECT_TRUE(work.done());
   EXPECT_TRUE(work.wait().ok());
   EXPECT_TRUE((*pair)->all_gather(Buffer::of(y, 2), Buffer::of(x, 4)).wait().ok());
@@ -51,7 +52,8 @@ TEST(CountingTest, TakesMemoryOfAnyDevice) {
   auto log = std::make_shared<CountingLog>();
   auto world = count_communication(0, 8, log);
   ASSERT_TRUE(world.ok()) << world.status();
-  const Buffer on_gpu{reinterpret_cast<void*>(0x1000), 1 << 20, DType::kBF16, {DeviceType::kCuda, 3}};
+  const Buffer on_gpu{
+      reinterpret_cast<void*>(0x1000), 1 << 20, DType::kBF16, {DeviceType::kCuda, 3}};
   EXPECT_TRUE((*world)->broadcast(on_gpu, 5).wait().ok());
   EXPECT_EQ(log->operations()[0].bytes, 2 << 20);
 }

@@ -1,11 +1,11 @@
-// A Gate is where the threads of one rank wait for what other ranks do: first awake, for a bounded time,
-// as that takes a fraction of a microsecond; then asleep.
+// A Gate is where the threads of one rank wait for what other ranks do: first awake, for a bounded
+// time, as that takes a fraction of a microsecond; then asleep.
 //
 //   gate.wait(spin, deadline, [&] { return done.load() >= 7; });   // the waiting rank
 //   done.store(7);  gate.notify();                                 // the other rank
 //
-// The condition reads, and the other rank writes, sequentially consistent atomics: either the sleeper sees the
-// change, or the notifier sees the sleeper.
+// The condition reads, and the other rank writes, sequentially consistent atomics: either the
+// sleeper sees the change, or the notifier sees the sleeper.
 #pragma once
 
 #include <sched.h>

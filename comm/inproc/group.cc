@@ -17,15 +17,14 @@ absl::Status Group::failure() const {
   return failure_;
 }
 
-absl::Status Group::fail(const absl::Status& error) {
+void Group::fail(const absl::Status& error) {
   {
     std::lock_guard lock(mutex_);
-    if (!failure_.ok()) return failure_;
+    if (!failure_.ok()) return;
     failure_ = error;
     broken_.store(true);
   }
   notify_all();
-  return error;
 }
 
 void Group::leave(int rank) {

@@ -1,12 +1,12 @@
-// A Group is what the rank threads of one in-process group share: who is there, whether it is broken, where
-// they wait, and who is touching memory of others at this moment.
+// A Group is what the rank threads of one in-process group share: who is there, whether it is
+// broken, where they wait, and who is touching memory of others at this moment.
 //
-//   Group::Touch touch(group, rank);                  // before reading or writing other ranks' buffers
+//   Group::Touch touch(group, rank);  // before reading or writing other ranks' buffers
 //   if (group.broken()) return group.failure();
 //   std::memcpy(...);
 //
-// Once broken, a group stays so, with its first error. A rank that returns an error to its caller first
-// calls quiesce(): then nobody touches its buffers any more.
+// Once broken, a group stays so, with its first error. A rank that returns an error to its caller
+// first calls quiesce(): then nobody touches its buffers any more.
 #pragma once
 
 #include <atomic>
@@ -30,8 +30,8 @@ class Group {
 
   bool broken() const { return broken_.load(); }
   absl::Status failure() const;
-  // Breaks the group, unless it is broken; wakes everybody; returns the first error.
-  absl::Status fail(const absl::Status& error);
+  // Breaks the group, unless it is broken; wakes everybody.
+  void fail(const absl::Status& error);
 
   // A rank that has left takes part in nothing more. Any thread.
   void leave(int rank);
@@ -61,8 +61,9 @@ class Group {
    private:
     std::atomic<int>& touching_;
   };
-  // Returns when every Touch that was there has ended. In a broken group nothing is touched afterwards: the
-  // one who touches looks at broken() after it has said so, and the one who breaks waits after that.
+  // Returns when every Touch that was there has ended. In a broken group nothing is touched
+  // afterwards: the one who touches looks at broken() after it has said so, and the one who breaks
+  // waits after that.
   void quiesce() const;
 
  private:

@@ -18,11 +18,11 @@ namespace shardweave {
 namespace inproc {
 namespace {
 
-// About 100 microseconds: ranks of one step arrive closer than this, and waking a thread takes as long. Most
-// of it by yields, which hand the core over if the rank that is waited for has none.
+// About 100 microseconds: ranks of one step arrive closer than this, and waking a thread takes as
+// long. Most of it by yields, which hand the core over if the rank that is waited for has none.
 Spin spin_for(int num_ranks) {
   const bool own_cores = num_ranks <= static_cast<int>(std::thread::hardware_concurrency());
-  return own_cores ? Spin{.pauses = 300, .yields = 200} : Spin{.pauses = 20, .yields = 100};
+  return own_cores ? Spin{.pauses = 100, .yields = 300} : Spin{.pauses = 20, .yields = 100};
 }
 
 // All that the ranks of one group share.
@@ -48,7 +48,7 @@ class Registry {
     std::lock_guard lock(mutex_);
     std::erase_if(groups_, [](const auto& group) { return group.expired(); });
     groups_.push_back(shared);
-    if (!failure_.ok()) shared->group.fail(failure_).IgnoreError();
+    if (!failure_.ok()) shared->group.fail(failure_);
     for (int64_t rank : gone_) leave(*shared, rank);
     return shared;
   }
@@ -63,7 +63,7 @@ class Registry {
     std::lock_guard lock(mutex_);
     failure_.Update(reason);
     for (const std::shared_ptr<Shared>& shared : alive()) {
-      shared->group.fail(reason).IgnoreError();
+      shared->group.fail(reason);
     }
   }
 
@@ -139,7 +139,7 @@ class InprocBackend : public Backend {
     return std::make_unique<InprocBackend>(std::move(info), registry_, std::move(shared));
   }
 
-  void abort(const absl::Status& reason) override { shared_->group.fail(reason).IgnoreError(); }
+  void abort(const absl::Status& reason) override { shared_->group.fail(reason); }
 
  private:
   // Marks the tickets of sends and recvs; the others are sequence numbers.
@@ -190,8 +190,12 @@ std::shared_ptr<Communicator> InprocHub::connect(int rank, const CommunicatorOpt
   return backend == nullptr ? nullptr : Communicator::create(std::move(backend), options);
 }
 
-void InprocHub::leave(int rank) { state_->registry->leave(rank); }
+void InprocHub::leave(int rank) {
+  state_->registry->leave(rank);
+}
 
-void InprocHub::abort(const absl::Status& reason) { state_->registry->abort(reason); }
+void InprocHub::abort(const absl::Status& reason) {
+  state_->registry->abort(reason);
+}
 
 }  // namespace shardweave

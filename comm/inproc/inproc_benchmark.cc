@@ -1,5 +1,5 @@
-// All-reduce between rank threads: microseconds, and the ratio to the bound, which is each rank copying its
-// neighbour's buffer at the same time. The time is that of the slowest rank.
+// All-reduce between rank threads: microseconds, and the ratio to the bound, which is each rank
+// copying its neighbour's buffer at the same time. The time is that of the slowest rank.
 #include <algorithm>
 #include <chrono>
 #include <cstring>

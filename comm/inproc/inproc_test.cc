@@ -58,14 +58,16 @@ TEST(InprocTest, TheSteadyStateAllocatesNothing) {
       for (int64_t count : {4, 20'000}) {  // done by the last to come, and in chunks
         const Buffer part = Buffer::of(in.data(), count);
         const Buffer whole = Buffer::of(out.data(), 3 * count);
-        SHARDWEAVE_RETURN_IF_ERROR(comm->all_reduce(part, part, ReduceOp::kMax, {.tag = "x"}).wait());
+        SHARDWEAVE_RETURN_IF_ERROR(
+            comm->all_reduce(part, part, ReduceOp::kMax, {.tag = "x"}).wait());
         SHARDWEAVE_RETURN_IF_ERROR(comm->all_gather(part, whole).wait());
         SHARDWEAVE_RETURN_IF_ERROR(comm->reduce_scatter(whole, part, ReduceOp::kAvg).wait());
         Work send = comm->send(part, next);
         SHARDWEAVE_RETURN_IF_ERROR(comm->recv(Buffer::of(out.data(), count), previous).wait());
         SHARDWEAVE_RETURN_IF_ERROR(send.wait());
       }
-      return comm->all_gather_v(Buffer::of(in.data(), counts[rank]), Buffer::of(out.data(), 14), counts)
+      return comm
+          ->all_gather_v(Buffer::of(in.data(), counts[rank]), Buffer::of(out.data(), 14), counts)
           .wait();
     };
     // Once around the ring of slots, whose vectors get their memory at the first use.
@@ -164,8 +166,8 @@ TEST(InprocTest, MessagesOfARankThatHasLeftAreGone) {
   EXPECT_EQ(y, 0);
 }
 
-// Deadlines that pass in the middle of things: whatever wait() returns, the buffer is free afterwards. (For
-// the address sanitizer and the thread sanitizer.)
+// Deadlines that pass in the middle of things: whatever wait() returns, the buffer is free
+// afterwards. (For the address sanitizer and the thread sanitizer.)
 TEST(InprocTest, NobodyTouchesABufferAfterItsWait) {
   int failed = 0;
   for (int round = 0; round < 60; ++round) {

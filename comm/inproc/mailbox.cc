@@ -9,7 +9,9 @@ namespace shardweave::inproc {
 namespace {
 
 // A ticket is count * kPosts + index of the post, count from 1.
-uint64_t index_of(uint64_t ticket) { return ticket % Mailboxes::kPosts; }
+uint64_t index_of(uint64_t ticket) {
+  return ticket % Mailboxes::kPosts;
+}
 
 }  // namespace
 
@@ -28,7 +30,9 @@ Mailboxes::Post* Mailboxes::free_post(Rank& rank) {
 }
 
 Mailboxes::Post* Mailboxes::match(Rank& receiver, Post* mine) {
-  const auto sender = [](const Post& post) { return is_send(post) ? post.owner : post.signature.root; };
+  const auto sender = [](const Post& post) {
+    return is_send(post) ? post.owner : post.signature.root;
+  };
   std::lock_guard lock(receiver.mutex);
   std::vector<Post*>& mailbox = receiver.mailbox;
   const auto other = std::find_if(mailbox.begin(), mailbox.end(), [&](const Post* post) {
@@ -78,7 +82,10 @@ absl::StatusOr<uint64_t> Mailboxes::post(int rank, const Call& call) {
   Post* const other = match(ranks_[sends ? call.peer : rank], mine);
   if (other == nullptr) return ticket;
   absl::Status status = transfer(rank, sends ? *mine : *other, sends ? *other : *mine);
-  if (!status.ok()) return group_.fail(status);
+  if (!status.ok()) {
+    group_.fail(status);
+    return group_.failure();
+  }
   const int peer = other->owner;
   mine->done.store(ticket);
   other->done.store(other->ticket);  // and free for its owner
@@ -107,15 +114,14 @@ absl::Status Mailboxes::wait(int rank, uint64_t ticket, Deadline deadline) {
     const int departures = group_.departures();
     // A rank that has left comes no more; what it had posted before is matched, or was taken out.
     if (group_.has_left(peer) && post.done.load() < ticket) {
-      group_.fail(absl::UnavailableError(str_cat(waited(), ", which has left"))).IgnoreError();
+      group_.fail(absl::UnavailableError(str_cat(waited(), ", which has left")));
       continue;
     }
     const bool ready = group_.wait(rank, deadline, [&] {
       return post.done.load() >= ticket || group_.broken() || group_.departures() != departures;
     });
     if (!ready) {
-      group_.fail(absl::DeadlineExceededError(str_cat(waited(), " until the deadline")))
-          .IgnoreError();
+      group_.fail(absl::DeadlineExceededError(str_cat(waited(), " until the deadline")));
     }
   }
   return absl::OkStatus();

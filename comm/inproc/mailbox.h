@@ -1,7 +1,7 @@
-// Mailboxes is where the sends and recvs of a group meet: a receiver's mailbox holds those that wait for their
-// other side.
+// Mailboxes is where the sends and recvs of a group meet: a receiver's mailbox holds those that
+// wait for their other side.
 //
-//   absl::StatusOr<uint64_t> ticket = mailboxes.post(rank, call);     // 0: done already; never waits
+//   absl::StatusOr<uint64_t> ticket = mailboxes.post(rank, call);  // 0: done already; never waits
 //   if (ticket.ok() && *ticket != 0) status = mailboxes.wait(rank, *ticket, deadline);
 //
 // Whoever comes second copies from buffer to buffer, outside all locks.

@@ -38,7 +38,8 @@ absl::StatusOr<bool> Meetings::arrive(int rank, const Call& call) {
   // The last one: the slot is this thread's until it hands out chunks or says done.
   slot.arrivals.store(0, std::memory_order_relaxed);
   if (absl::Status status = check_calls(group_.name(), slot.calls); !status.ok()) {
-    return group_.fail(status);
+    group_.fail(status);
+    return group_.failure();
   }
   slot.movement.reset(slot.calls);
   const int64_t length = slot.movement.length();
@@ -52,7 +53,7 @@ absl::StatusOr<bool> Meetings::arrive(int rank, const Call& call) {
     finish(slot, sequence);
     return true;
   }
-  // Chunks of whole cache lines, and no more of them than there are numbers.
+  // No more chunks than there are numbers for them.
   slot.chunk_length = std::max(kChunkBytes / element, (length >> kChunkBits) + 1);
   slot.chunks.store(0);  // before num_chunks changes: see take_chunk()
   slot.num_chunks.store((length + slot.chunk_length - 1) / slot.chunk_length);
@@ -67,7 +68,8 @@ bool Meetings::has_chunks(const Slot& slot, uint64_t sequence) {
   return chunks >> kChunkBits == sequence && (chunks & kChunkMask) < slot.num_chunks.load();
 }
 
-// Only a chunk of this collective: if the slot has moved on, the word that it looked at has changed.
+// Only a chunk of this collective: if the slot has moved on, the word that it looked at has
+// changed.
 bool Meetings::take_chunk(Slot& slot, uint64_t sequence, uint64_t* index) {
   uint64_t chunks = slot.chunks.load();
   while (chunks >> kChunkBits == sequence && (chunks & kChunkMask) < slot.num_chunks.load()) {
@@ -83,9 +85,11 @@ void Meetings::work(int rank, Slot& slot, uint64_t sequence) {
   Group::Touch touch(group_, rank);
   uint64_t index;
   while (!group_.broken() && take_chunk(slot, sequence, &index)) {
+    const uint64_t num_chunks = slot.num_chunks.load();
     const int64_t begin = static_cast<int64_t>(index) * slot.chunk_length;
     slot.movement.run(begin, std::min(begin + slot.chunk_length, slot.movement.length()));
-    if (slot.finished_chunks.fetch_add(1) + 1 == slot.num_chunks.load()) finish(slot, sequence);
+    // If this chunk is not the last, the slot may be another collective's from here on.
+    if (slot.finished_chunks.fetch_add(1) + 1 == num_chunks) finish(slot, sequence);
   }
 }
 
@@ -109,8 +113,8 @@ absl::Status Meetings::wait(int rank, uint64_t sequence, Deadline deadline) {
     }
     const int departures = group_.departures();
     if (waits_for_the_gone(slot, sequence)) {
-      group_.fail(absl::UnavailableError(str_cat(waits_for(rank, sequence, true), ", which has left")))
-          .IgnoreError();
+      group_.fail(
+          absl::UnavailableError(str_cat(waits_for(rank, sequence, true), ", which has left")));
       continue;
     }
     if (has_chunks(slot, sequence)) {
@@ -125,10 +129,8 @@ absl::Status Meetings::wait(int rank, uint64_t sequence, Deadline deadline) {
     if (all_arrived(slot, sequence)) {
       deadline = Deadline::max();  // what is left is work of threads that are awake
     } else {
-      group_
-          .fail(absl::DeadlineExceededError(
-              str_cat(waits_for(rank, sequence, false), " until the deadline")))
-          .IgnoreError();
+      group_.fail(absl::DeadlineExceededError(
+          str_cat(waits_for(rank, sequence, false), " until the deadline")));
     }
   }
   return absl::OkStatus();
@@ -140,12 +142,10 @@ void Meetings::leave(int rank, uint64_t last) {
     Slot& slot = this->slot(sequence);
     if (slot.done.load() >= sequence || group_.broken()) continue;
     if (!all_arrived(slot, sequence)) {
-      group_
-          .fail(absl::UnavailableError(str_cat(
-              "rank ", rank, " (world rank ", group_.world_ranks()[rank], ") left with ",
-              to_string(slot.places[rank].call.signature), ", collective #", sequence,
-              " of group '", group_.name(), "', still pending")))
-          .IgnoreError();
+      group_.fail(absl::UnavailableError(
+          str_cat("rank ", rank, " (world rank ", group_.world_ranks()[rank], ") left with ",
+                  to_string(slot.places[rank].call.signature), ", collective #", sequence,
+                  " of group '", group_.name(), "', still pending")));
     }
     wait(rank, sequence, Deadline::max()).IgnoreError();
   }

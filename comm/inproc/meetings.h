@@ -1,13 +1,15 @@
-// Meetings is where the ranks of a group meet for their collectives: a ring of slots, one per collective.
+// Meetings is where the ranks of a group meet for their collectives: a ring of slots, one per
+// collective.
 //
-//   absl::StatusOr<bool> done = meetings.arrive(rank, call);      // puts the call down; never waits
+//   absl::StatusOr<bool> done = meetings.arrive(rank, call);  // puts the call down; never waits
 //   if (done.ok() && !*done) status = meetings.wait(rank, call.sequence, deadline);
 //
-// The last rank to arrive compares the calls, and moves the data itself if it is little. If it is much, the
-// data is cut into chunks, which any rank that waits takes: so no rank depends on the others once they have
-// arrived, whatever they wait for first, and those that wait share the work.
+// The last rank to arrive compares the calls, and moves the data itself if it is little. If it is
+// much, the data is cut into chunks, which any rank that waits takes: so no rank depends on the
+// others once they have arrived, whatever they wait for first, and those that wait share the work.
 //
-// At most kSlots collectives of a group are pending: the next one waits for the oldest when it is issued.
+// At most kSlots collectives of a group are pending: the next one waits for the oldest when it is
+// issued.
 #pragma once
 
 #include <atomic>
@@ -35,12 +37,12 @@ class Meetings {
   bool done(int rank, uint64_t sequence);
   absl::Status wait(int rank, uint64_t sequence, Deadline deadline);
 
-  // The rank goes, after having issued collectives up to `last`: finishes those that all have arrived at, and
-  // breaks the group if there are others.
+  // The rank goes, after having issued collectives up to `last`: finishes those that all have
+  // arrived at, and breaks the group if there are others.
   void leave(int rank, uint64_t last);
 
  private:
-  struct alignas(64) Place {  // of one rank in a slot
+  struct alignas(64) Place {           // of one rank in a slot
     std::atomic<uint64_t> arrived{0};  // sequence number of its last call here
     KeptCall call;
   };
@@ -66,8 +68,8 @@ class Meetings {
   bool waits_for_the_gone(const Slot& slot, uint64_t sequence) const;
   void work(int rank, Slot& slot, uint64_t sequence);
   void finish(Slot& slot, uint64_t sequence);
-  // "all_reduce(f32[7], sum), collective #3 of group 'dp': rank 1 waited for rank 2 (world rank 5)": the ranks
-  // that have not arrived, or of these only those that have left.
+  // "all_reduce(f32[7], sum), collective #3 of group 'dp': rank 1 waited for rank 2 (world rank
+  // 5)": the ranks that have not arrived, or of these only those that have left.
   std::string waits_for(int rank, uint64_t sequence, bool have_left) const;
 
   Group& group_;

@@ -19,9 +19,8 @@ void KeptCall::keep(const Call& call) {
 
 absl::Status check_calls(std::string_view group, absl::Span<const KeptCall* const> calls) {
   const CallSignature& first = calls[0]->signature;
-  if (!std::all_of(calls.begin(), calls.end(), [&](const KeptCall* call) {
-        return is_same_call(call->signature, first);
-      })) {
+  if (!std::all_of(calls.begin(), calls.end(),
+                   [&](const KeptCall* call) { return is_same_call(call->signature, first); })) {
     std::vector<CallSignature> signatures;
     for (const KeptCall* call : calls) signatures.push_back(call->signature);
     return check_same_call(group, signatures);

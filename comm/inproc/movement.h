@@ -1,12 +1,13 @@
-// A Movement is the data movement of one collective, once all ranks' buffers are known: a range of elements
-// that can be cut anywhere and run by any threads, in any order, with the same result.
+// A Movement is the data movement of one collective, once all ranks' buffers are known: a range of
+// elements that can be cut anywhere and run by any threads, in any order, with the same result.
 //
 //   Movement movement;
 //   movement.reset(calls);                                    // one per rank
 //   movement.run(0, movement.length() / 2);                   // one thread
 //   movement.run(movement.length() / 2, movement.length());   // another
 //
-// Each element is one step of one thread, and reduced in rank order: deterministic, and right in place.
+// Each element is one step of one thread, and reduced in rank order: deterministic, and right in
+// place.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +31,8 @@ struct KeptCall {
   void keep(const Call& call);
 };
 
-// OK if the ranks' calls (in rank order) fit each other, else FailedPrecondition as in check_same_call().
+// OK if the ranks' calls (in rank order) fit each other, else FailedPrecondition as in
+// check_same_call().
 absl::Status check_calls(std::string_view group, absl::Span<const KeptCall* const> calls);
 
 class Movement {
@@ -38,14 +40,14 @@ class Movement {
   // For calls that fit each other; their buffers must outlive the use.
   void reset(absl::Span<const KeptCall* const> calls);
 
-  int64_t length() const { return length_; }          // elements
-  int64_t element_size() const { return element_; }   // bytes
+  int64_t length() const { return length_; }         // elements
+  int64_t element_size() const { return element_; }  // bytes
   int num_ranks() const { return static_cast<int>(ins_.size()); }
   void run(int64_t begin, int64_t end) const;
 
  private:
-  // Elements that go from one rank to one rank; either may be all ranks: then it is a reduction, or goes to
-  // all.
+  // Elements that go from one rank to one rank; either may be all ranks: then it is a reduction, or
+  // goes to all.
   static constexpr int kAll = -1;
   struct Segment {
     int64_t begin;  // in the range

@@ -16,11 +16,17 @@ void* operator new(size_t size) {
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, size_t) noexcept {
+  std::free(memory);
+}
 
 namespace shardweave {
 
-int64_t allocations_so_far() { return allocations.load(std::memory_order_relaxed); }
+int64_t allocations_so_far() {
+  return allocations.load(std::memory_order_relaxed);
+}
 
 }  // namespace shardweave

@@ -1,5 +1,5 @@
-// Counts the heap allocations of the whole program, for tests that must find none. Linking this replaces
-// operator new.
+// Counts the heap allocations of the whole program, for tests that must find none. Linking this
+// replaces operator new.
 #pragma once
 
 #include <cstdint>

@@ -8,8 +8,12 @@
 namespace shardweave {
 namespace {
 
-int next(const Communicator& comm) { return (comm.rank() + 1) % comm.size(); }
-int previous(const Communicator& comm) { return (comm.rank() + comm.size() - 1) % comm.size(); }
+int next(const Communicator& comm) {
+  return (comm.rank() + 1) % comm.size();
+}
+int previous(const Communicator& comm) {
+  return (comm.rank() + comm.size() - 1) % comm.size();
+}
 
 TEST_P(CommConformance, SendAndRecvAroundTheRing) {
   run([](const auto& comm) -> absl::Status {
@@ -23,8 +27,8 @@ TEST_P(CommConformance, SendAndRecvAroundTheRing) {
         if (!send_first) send = comm->send(in.buffer(), next(*comm));
         SHARDWEAVE_RETURN_IF_ERROR(recv.wait());
         SHARDWEAVE_RETURN_IF_ERROR(send.wait());
-        EXPECT_EQ(out, Values(DType::kF32, count,
-                              [&](int64_t i) { return previous(*comm) * 1000 + i; }));
+        EXPECT_EQ(
+            out, Values(DType::kF32, count, [&](int64_t i) { return previous(*comm) * 1000 + i; }));
       }
     }
     return absl::OkStatus();
@@ -69,9 +73,8 @@ TEST_P(CommConformance, WorksAreWaitedForInAnyOrder) {
     std::vector<Work> works;
     for (int k = 0; k < 20; ++k) {
       // Some are small, some large.
-      data.emplace_back(DType::kF32, k % 3 == 0 ? 30'001 : 3, [&](int64_t i) {
-        return sample(DType::kF32, comm->rank(), i + k);
-      });
+      data.emplace_back(DType::kF32, k % 3 == 0 ? 30'001 : 3,
+                        [&](int64_t i) { return sample(DType::kF32, comm->rank(), i + k); });
       works.push_back(comm->all_reduce(data.back().buffer(), data.back().buffer(), ReduceOp::kSum));
     }
     // Half of the ranks from the end.
@@ -195,9 +198,8 @@ TEST_P(CommConformance, RandomPrograms) {
       Communicator& on = *(random() % 3 == 0 ? *turned : random() % 2 ? *same : comm);
       const int64_t count = random() % 8 == 0 ? 20'000 + random() % 99 : random() % 40;
       const int root = static_cast<int>(random() % on.size());
-      auto data = std::make_shared<Values>(DType::kI32, count, [&](int64_t i) {
-        return on.rank() * 1000 + i % 100 + step;
-      });
+      auto data = std::make_shared<Values>(
+          DType::kI32, count, [&](int64_t i) { return on.rank() * 1000 + i % 100 + step; });
       const auto value = [count, step](int rank, int64_t i) {
         return static_cast<double>(rank * 1000 + i % 100 + step);
       };
@@ -209,18 +211,17 @@ TEST_P(CommConformance, RandomPrograms) {
           });
           break;
         case 1:
-          pending.emplace_back(
-              on.all_reduce(data->buffer(), data->buffer(), ReduceOp::kMax), [=] {
-                EXPECT_EQ(*data, Values(DType::kI32, count,
-                                        [&](int64_t i) { return value(size - 1, i); }));
-              });
+          pending.emplace_back(on.all_reduce(data->buffer(), data->buffer(), ReduceOp::kMax), [=] {
+            EXPECT_EQ(*data,
+                      Values(DType::kI32, count, [&](int64_t i) { return value(size - 1, i); }));
+          });
           break;
         case 2: {
           auto all = std::make_shared<Values>(DType::kI32, count * size);
           pending.emplace_back(on.all_gather(data->buffer(), all->buffer()), [=, input = data] {
             EXPECT_EQ(*all, Values(DType::kI32, count * size, [&](int64_t i) {
-                        return value(static_cast<int>(i / count), i % count);
-                      }));
+              return value(static_cast<int>(i / count), i % count);
+            }));
           });
           break;
         }
@@ -230,7 +231,8 @@ TEST_P(CommConformance, RandomPrograms) {
           Work recv = on.recv(other->buffer(), from, 5);
           pending.emplace_back(on.send(data->buffer(), next(on), 5), [data] {});
           pending.emplace_back(recv, [=] {
-            EXPECT_EQ(*other, Values(DType::kI32, count, [&](int64_t i) { return value(from, i); }));
+            EXPECT_EQ(*other,
+                      Values(DType::kI32, count, [&](int64_t i) { return value(from, i); }));
           });
           break;
         }

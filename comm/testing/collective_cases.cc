@@ -1,4 +1,5 @@
-// Every collective gives what its definition says: all dtypes, odd and zero counts, every root, in place.
+// Every collective gives what its definition says: all dtypes, odd and zero counts, every root, in
+// place.
 #include <algorithm>
 #include <atomic>
 #include <numeric>
@@ -20,7 +21,9 @@ std::vector<int64_t> ragged(int num_ranks, int salt = 0) {
 int64_t sum(const std::vector<int64_t>& counts, int end) {
   return std::accumulate(counts.begin(), counts.begin() + end, int64_t{0});
 }
-int64_t sum(const std::vector<int64_t>& counts) { return sum(counts, static_cast<int>(counts.size())); }
+int64_t sum(const std::vector<int64_t>& counts) {
+  return sum(counts, static_cast<int>(counts.size()));
+}
 
 bool can_reduce(DType dtype, ReduceOp op) {
   return dtype != DType::kF8E4M3 && dtype != DType::kF8E5M2 &&
@@ -71,8 +74,7 @@ TEST_P(CommConformance, LargeAllReduce) {
         return reduced_sample(dtype, ReduceOp::kSum, comm->size(), i);
       });
       Values in = samples(dtype, comm->rank(), count);
-      SHARDWEAVE_RETURN_IF_ERROR(
-          comm->all_reduce(in.buffer(), in.buffer(), ReduceOp::kSum).wait());
+      SHARDWEAVE_RETURN_IF_ERROR(comm->all_reduce(in.buffer(), in.buffer(), ReduceOp::kSum).wait());
       EXPECT_EQ(in, want);
     }
     return absl::OkStatus();
@@ -146,11 +148,12 @@ TEST_P(CommConformance, AllGatherV) {
 
         const int64_t begin = sum(counts, comm->rank());
         Values in_place(dtype, sum(counts), [&](int64_t i) {
-          return locate(counts, i).first == comm->rank() ? sample(dtype, comm->rank(), i - begin) : 99;
+          return locate(counts, i).first == comm->rank() ? sample(dtype, comm->rank(), i - begin)
+                                                         : 99;
         });
-        SHARDWEAVE_RETURN_IF_ERROR(
-            comm->all_gather_v(in_place.part(begin, counts[comm->rank()]), in_place.buffer(), counts)
-                .wait());
+        SHARDWEAVE_RETURN_IF_ERROR(comm->all_gather_v(in_place.part(begin, counts[comm->rank()]),
+                                                      in_place.buffer(), counts)
+                                       .wait());
         EXPECT_EQ(in_place, want) << "in place";
       }
     }
@@ -275,8 +278,8 @@ TEST_P(CommConformance, GatherAndScatter) {
           Values gathered(dtype, rank == root ? count * comm->size() : 0);
           SHARDWEAVE_RETURN_IF_ERROR(comm->gather(mine.buffer(), gathered.buffer(), root).wait());
           if (rank == root) {
-          EXPECT_EQ(gathered, all);
-        }
+            EXPECT_EQ(gathered, all);
+          }
 
           Values part(dtype, count);
           SHARDWEAVE_RETURN_IF_ERROR(comm->scatter(gathered.buffer(), part.buffer(), root).wait());
@@ -286,8 +289,8 @@ TEST_P(CommConformance, GatherAndScatter) {
           Buffer in = rank == root ? gathered.part(root * count, count) : mine.buffer();
           SHARDWEAVE_RETURN_IF_ERROR(comm->gather(in, gathered.buffer(), root).wait());
           if (rank == root) {
-          EXPECT_EQ(gathered, all);
-        }
+            EXPECT_EQ(gathered, all);
+          }
           SHARDWEAVE_RETURN_IF_ERROR(comm->scatter(gathered.buffer(), in, root).wait());
           EXPECT_EQ(mine, samples(dtype, rank, count));
         }
@@ -313,8 +316,9 @@ TEST_P(CommConformance, LargeMoves) {
     EXPECT_EQ(back, mine);
     Values turned(DType::kF32, whole);
     SHARDWEAVE_RETURN_IF_ERROR(comm->all_to_all(all.buffer(), turned.buffer()).wait());
-    EXPECT_EQ(turned, Values(DType::kF32, whole,
-                             [&](int64_t i) { return sample(DType::kF32, comm->rank(), i % part); }));
+    EXPECT_EQ(turned, Values(DType::kF32, whole, [&](int64_t i) {
+                return sample(DType::kF32, comm->rank(), i % part);
+              }));
     return comm->broadcast(all.buffer(), comm->size() - 1).wait();
   });
 }

@@ -1,9 +1,10 @@
-// The test suite that every backend passes. A test program links this library and names its backend:
+// The test suite that every backend passes. A test program links this library and names its
+// backend:
 //
-//   ConformanceBackend pigeons() { return {"Pigeons", [](int num_ranks, const CommunicatorOptions& options) {
+//   ConformanceBackend::Connect make_world(int num_ranks, const CommunicatorOptions& options) {
 //     return [=](int rank) { return connect_pigeons(rank, num_ranks, options); };
-//   }}; }
-//   SHARDWEAVE_COMM_CONFORMANCE(Pigeons, pigeons());
+//   }
+//   SHARDWEAVE_COMM_CONFORMANCE(Pigeons, (ConformanceBackend{"Pigeons", make_world}));
 //
 // Ranks are threads of the test program. The cases are in *_cases.cc.
 #pragma once
@@ -32,12 +33,14 @@ struct ConformanceBackend {
   // A collective is done when it is issued, as those are that are composed of sends and recvs.
   bool blocks_at_issue = false;
 };
-inline void PrintTo(const ConformanceBackend& backend, std::ostream* os) { *os << backend.name; }
+inline void PrintTo(const ConformanceBackend& backend, std::ostream* os) {
+  *os << backend.name;
+}
 
 using RankBody = std::function<absl::Status(const std::shared_ptr<Communicator>& comm)>;
 
-// Runs `body` on a thread per rank; the result is what each rank's body returned. A rank whose body has
-// ended drops its communicator.
+// Runs `body` on a thread per rank; the result is what each rank's body returned. A rank whose body
+// has ended drops its communicator.
 std::vector<absl::Status> run_on_threads(const ConformanceBackend& backend, int num_ranks,
                                          const RankBody& body,
                                          const CommunicatorOptions& options = {});
@@ -60,12 +63,11 @@ class CommErrorConformance : public testing::TestWithParam<ConformanceBackend> {
   }
 };
 
-#define SHARDWEAVE_COMM_CONFORMANCE(suite, backend)                                            \
-  INSTANTIATE_TEST_SUITE_P(                                                                    \
-      suite, CommConformance,                                                                  \
-      testing::Combine(testing::Values(backend), testing::Range(1, 6)),                        \
-      [](const auto& tested) { return std::to_string(std::get<1>(tested.param)) + "Ranks"; }); \
-  INSTANTIATE_TEST_SUITE_P(suite, CommErrorConformance, testing::Values(backend),              \
+#define SHARDWEAVE_COMM_CONFORMANCE(suite, backend)                                             \
+  INSTANTIATE_TEST_SUITE_P(                                                                     \
+      suite, CommConformance, testing::Combine(testing::Values(backend), testing::Range(1, 6)), \
+      [](const auto& tested) { return std::to_string(std::get<1>(tested.param)) + "Ranks"; });  \
+  INSTANTIATE_TEST_SUITE_P(suite, CommErrorConformance, testing::Values(backend),               \
                            [](const auto& tested) { return tested.param.name; })
 
 }  // namespace shardweave

@@ -1,5 +1,5 @@
-// What goes wrong on one rank is an error on every rank, in time, with a message that says what it was; and
-// stays. (gtest: "rank" in the failures below is the index in the result.)
+// What goes wrong on one rank is an error on every rank, in time, with a message that says what it
+// was; and stays. (gtest: "rank" in the failures below is the index in the result.)
 #include <chrono>
 
 #include "absl/strings/match.h"
@@ -85,7 +85,8 @@ std::vector<Mismatch> mismatches() {
        "all_reduce(f32[7], sum)", "all_reduce(f32[7], max)"},
       {"dtype", all_reduce(7, ReduceOp::kSum), as_ints, "all_reduce(f32[7], sum)",
        "all_reduce(i32[7], sum)"},
-      {"root", broadcast(0), broadcast(2), "broadcast(f32[7], root 0)", "broadcast(f32[7], root 2)"},
+      {"root", broadcast(0), broadcast(2), "broadcast(f32[7], root 0)",
+       "broadcast(f32[7], root 2)"},
       {"barrier", barrier, all_reduce(7, ReduceOp::kSum), "barrier()", "all_reduce(f32[7], sum)"},
       {"counts per rank", gather_v({3, 3, 3}), gather_v({2, 3, 4}), "all_gather_v(f32[9])",
        "counts per rank differ"},
@@ -159,7 +160,8 @@ TEST_P(CommErrorConformance, ARecvWithoutSendEndsAtItsDeadline) {
     return comm->recv(Buffer::of(&x, 1), 1, 0, {.timeout = absl::Milliseconds(100), .tag = "act"})
         .wait();
   });
-  expect_error(results[0], StatusCode::kDeadlineExceeded, {"recv(f32[1], from 1)", "'act'", "rank 1"});
+  expect_error(results[0], StatusCode::kDeadlineExceeded,
+               {"recv(f32[1], from 1)", "'act'", "rank 1"});
 }
 
 TEST_P(CommErrorConformance, WorksThatArePendingFailWithTheFirstError) {
@@ -235,9 +237,7 @@ TEST_P(CommErrorConformance, BadArgumentsAreRefusedAndHarmless) {
     double y[4] = {};
     const auto f = [&](int64_t count) { return Buffer::of(x, count); };
     const auto tail = [&](int64_t count) { return Buffer::of(x + 4, count); };
-    const auto as = [&](DType dtype, int64_t count) {
-      return Buffer{x, count, dtype, {}};
-    };
+    const auto as = [&](DType dtype, int64_t count) { return Buffer{x, count, dtype, {}}; };
     const Buffer on_gpu{x, 2, DType::kF32, {DeviceType::kCuda, 1}};
     const auto sum = ReduceOp::kSum;
     const auto refused = [&](const Work& work, std::initializer_list<std::string> parts) {
@@ -258,16 +258,19 @@ TEST_P(CommErrorConformance, BadArgumentsAreRefusedAndHarmless) {
             {"sum is not defined for f8e4m3"});
     refused(comm->all_reduce(as(DType::kBool, 2), as(DType::kBool, 2), ReduceOp::kAvg),
             {"avg is not defined for bool"});
-    refused(comm->all_reduce(ConstBuffer(reinterpret_cast<char*>(x) + 1, 2, DType::kF32), tail(2), sum),
-            {"not aligned"});
-    refused(comm->all_reduce(f(1), f(1), sum, {.timeout = -absl::Seconds(1)}), {"negative timeout"});
+    refused(
+        comm->all_reduce(ConstBuffer(reinterpret_cast<char*>(x) + 1, 2, DType::kF32), tail(2), sum),
+        {"not aligned"});
+    refused(comm->all_reduce(f(1), f(1), sum, {.timeout = -absl::Seconds(1)}),
+            {"negative timeout"});
     refused(comm->all_gather(f(2), tail(3)), {"out has 3 elements, want 2 (ranks) times 2"});
     refused(comm->all_gather(Buffer::of(x + 1, 2), f(4)), {"overlap"});
     refused(comm->all_gather_v(f(2), tail(3), {1, 1, 1}), {"counts has 3 entries for 2 ranks"});
     refused(comm->all_gather_v(f(2), tail(3), {4, -1}), {"[4, -1]", "3 elements of out"});
     refused(comm->all_gather_v(f(2), tail(3), {1, 1}), {"out has 3 elements, want 2"});
     refused(comm->all_gather_v(f(3), tail(4), {2, 2}), {"in has 3 elements, want 2"});
-    refused(comm->reduce_scatter(f(3), tail(2), sum), {"in has 3 elements, want 2 (ranks) times 2"});
+    refused(comm->reduce_scatter(f(3), tail(2), sum),
+            {"in has 3 elements, want 2 (ranks) times 2"});
     refused(comm->reduce_scatter_v(f(4), tail(3), {2, 2}, sum), {"out has 3 elements, want 2"});
     refused(comm->all_to_all(f(3), tail(3)), {"in has 3 elements, want 2 (ranks) times 1"});
     refused(comm->all_to_all(f(4), f(4)), {"cannot run in place"});

@@ -1,5 +1,5 @@
-// A backend as a third party would begin one: nothing but send and recv, here those of another backend. All
-// collectives are composed of them.
+// A backend as a third party would begin one: nothing but send and recv, here those of another
+// backend. All collectives are composed of them.
 #pragma once
 
 #include <memory>

@@ -7,7 +7,8 @@
 namespace shardweave {
 namespace {
 
-// The 16-bit floats by arithmetic, not by bits: sign, `mantissa` bits after the point, exponents from `least`.
+// The 16-bit floats by arithmetic, not by bits: sign, `mantissa` bits after the point, exponents
+// from `least`.
 struct Format {
   int mantissa;
   int least;
@@ -22,7 +23,8 @@ double decode_float(const Format& format, uint16_t bits) {
   const double sign = bits & 0x8000 ? -1 : 1;
   if (exponent == 0x7fff >> format.mantissa) return fraction ? NAN : sign * INFINITY;
   if (exponent == 0) return sign * std::ldexp(fraction, format.least - format.mantissa);
-  return sign * std::ldexp(fraction + (1 << format.mantissa), exponent - format.bias - format.mantissa);
+  return sign *
+         std::ldexp(fraction + (1 << format.mantissa), exponent - format.bias - format.mantissa);
 }
 
 uint16_t encode_float(const Format& format, double value) {
@@ -32,7 +34,8 @@ uint16_t encode_float(const Format& format, double value) {
   value = std::fabs(value);
   if (std::isinf(value)) return sign | infinity;
   const int exponent = std::max(value == 0 ? format.least : std::ilogb(value), format.least);
-  // In units of the last bit; nearbyint rounds to even. A carry out of the fraction goes up by itself.
+  // In units of the last bit; nearbyint rounds to even. A carry out of the fraction goes up by
+  // itself.
   const double units = std::nearbyint(std::ldexp(value, format.mantissa - exponent));
   const double bits = units + std::ldexp(exponent - format.least, format.mantissa);
   return sign | static_cast<uint16_t>(std::min<double>(bits, infinity));
@@ -65,10 +68,10 @@ bool is_floating(DType dtype) {
 }  // namespace
 
 absl::Span<const DType> all_dtypes() {
-  static constexpr DType kAll[] = {
-      DType::kF64, DType::kF32, DType::kF16, DType::kBF16, DType::kF8E4M3,
-      DType::kF8E5M2, DType::kI64, DType::kI32, DType::kI16, DType::kI8,
-      DType::kU64, DType::kU32, DType::kU16, DType::kU8, DType::kBool};
+  static constexpr DType kAll[] = {DType::kF64,    DType::kF32,    DType::kF16, DType::kBF16,
+                                   DType::kF8E4M3, DType::kF8E5M2, DType::kI64, DType::kI32,
+                                   DType::kI16,    DType::kI8,     DType::kU64, DType::kU32,
+                                   DType::kU16,    DType::kU8,     DType::kBool};
   static_assert(std::size(kAll) == kNumDTypes);
   return kAll;
 }
@@ -153,7 +156,8 @@ double rounded(DType dtype, double value) {
 Values::Values(DType dtype, int64_t count, const std::function<double(int64_t)>& value)
     : dtype_(dtype), count_(count), memory_(count * element_size(dtype) / 8 + 1) {
   auto* element = reinterpret_cast<std::byte*>(memory_.data());
-  for (int64_t i = 0; i < count; ++i, element += element_size(dtype)) encode(dtype, value(i), element);
+  for (int64_t i = 0; i < count; ++i, element += element_size(dtype))
+    encode(dtype, value(i), element);
 }
 
 Values::Values(DType dtype, int64_t count) : Values(dtype, count, [](int64_t) { return 99; }) {}

@@ -1,4 +1,5 @@
-// Memory of any dtype, and the slow, obvious way to compute what a collective should give: in double.
+// Memory of any dtype, and the slow, obvious way to compute what a collective should give: in
+// double.
 //
 //   Values in(DType::kBF16, 7, [](int64_t i) { return i; });
 //   comm.all_reduce(in.buffer(), in.buffer(), ReduceOp::kSum).wait();
@@ -21,8 +22,8 @@ namespace shardweave {
 absl::Span<const DType> all_dtypes();
 absl::Span<const ReduceOp> all_reduce_ops();
 
-// An element from and to double; to: rounded to nearest even by way of float, as backends do. fp8 counts as
-// a byte: for memory that is only moved.
+// An element from and to double; to: rounded to nearest even by way of float, as backends do. fp8
+// counts as a byte: for memory that is only moved.
 double decode(DType dtype, const std::byte* element);
 void encode(DType dtype, double value, std::byte* element);
 // What encode() and decode() make of `value`.
@@ -51,8 +52,8 @@ class Values {
   std::vector<uint64_t> memory_;  // aligned for every dtype
 };
 
-// A small whole number, different between ranks and indices, that every dtype holds exactly; so do the sums
-// and, for kProduct, the products of five of them.
+// A small whole number, different between ranks and indices, that every dtype holds exactly; so do
+// the sums and, for kProduct, the products of five of them.
 double sample(DType dtype, ReduceOp op, int rank, int64_t index);
 inline double sample(DType dtype, int rank, int64_t index) {
   return sample(dtype, ReduceOp::kSum, rank, index);
