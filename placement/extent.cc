@@ -32,9 +32,9 @@ Interval ragged_cut(const Placement& p, int64_t index) {
 
 Interval chunk(int64_t size, int64_t n, int64_t index) {
   const int64_t step = ceil_div(size, n);
-  // Not index * step, which may overflow for a size near the largest.
-  if (step == 0 || index > size / step) return {size, size};
-  return {index * step, std::min(size - index * step, step) + index * step};
+  int64_t begin;
+  if (__builtin_mul_overflow(index, step, &begin) || begin >= size) return {size, size};
+  return {begin, begin + std::min(step, size - begin)};
 }
 
 Intervals cut(const Placement& placement, int64_t size, int64_t num_ranks, int64_t index) {

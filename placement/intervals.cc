@@ -67,6 +67,15 @@ CommonRuns intersect(const Intervals& first, const Intervals& second) {
   return result;
 }
 
+int64_t common_size(const Intervals& a, const Intervals& b) {
+  if (a.size() == 1 && b.size() == 1) {
+    return std::max<int64_t>(0, std::min(a[0].end, b[0].end) - std::max(a[0].begin, b[0].begin));
+  }
+  int64_t size = 0;
+  for (const CommonRun& run : intersect(a, b)) size += run.size;
+  return size;
+}
+
 bool advance(absl::Span<int64_t> digits, absl::Span<const int64_t> radices) {
   for (size_t i = digits.size(); i-- > 0;) {
     if (++digits[i] < radices[i]) return true;

@@ -27,6 +27,9 @@ struct CommonRun {
 using CommonRuns = absl::InlinedVector<CommonRun, 2>;
 CommonRuns intersect(const Intervals& first, const Intervals& second);
 
+// The number of indices in both sets.
+int64_t common_size(const Intervals& a, const Intervals& b);
+
 // Counts through all combinations of digits, last digit fastest: digits[i] is below radices[i].
 // False when it is through, with all digits back at 0.
 bool advance(absl::Span<int64_t> digits, absl::Span<const int64_t> radices);

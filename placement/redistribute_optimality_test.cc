@@ -412,7 +412,10 @@ TEST_F(OptimalityTest, TwoMeshDimensionsAndAThirdTensorDimension) {
 
 TEST_F(OptimalityTest, ThreeMeshDimensions) {
   const Placements placements = {Replicate(), Shard(0), Shard(1), Partial()};
-  compare_some({placements, placements, placements}, {2, 2, 2}, {16, 24}, 250);
+  for (const Dims& shape : std::vector<Dims>{{16, 24}, {9, 7}}) {
+    compare_some({placements, placements, placements}, {2, 2, 2}, shape, 250);
+  }
+  compare_some({placements, placements, placements}, {4, 3, 2}, {48, 24}, 100);
 }
 
 }  // namespace

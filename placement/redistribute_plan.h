@@ -99,7 +99,7 @@ struct RedistributeStep {
   //   reduce_scatter  `local` less the smallest piece that a rank keeps (a ring as well)
   //   all_reduce      2 (`local` - floor(`local` / k)): reduce_scatter, then all_gather
   //   all_to_all      what goes to other ranks
-  //   exchange        the same; among more than 1024 ranks what they keep is counted as sent
+  //   exchange        the same; among more than 256 ranks what they keep is counted as sent
   // Exact for uneven and empty pieces. Saturates at the largest int64_t.
   int64_t bytes = 0;
   double cost = 0;  // seconds by the model

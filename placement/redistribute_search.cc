@@ -52,12 +52,20 @@ class Search {
   std::optional<RedistributePlan> run(const RedistributePlan* bound);
 
  private:
+  // What one rank has in a layout.
+  struct Held {
+    absl::InlinedVector<Intervals, 3> intervals;  // of each tensor dimension
+    int64_t size;
+  };
   // A layout.
   struct Node {
     std::array<uint8_t, kMaxSearchedMeshDims> options{};  // indices into options_
-    absl::InlinedVector<Chain, 3> chains;                 // of each of dims_
+    Mask shards = 0;
+    Mask partials = 0;
+    absl::InlinedVector<Chain, 3> chains;  // of each of dims_
     TensorCuts cuts;
-    double latency_to_come = 0;
+    double cost_to_come = 0;
+    std::array<Held, 2> held;  // by probes_
     // The cheapest way found.
     double cost = std::numeric_limits<double>::infinity();
     int num_steps = 0;
@@ -79,8 +87,9 @@ class Search {
   void collect_options();
   void collect_nodes();
   bool make_node(const Dims& options, absl::Span<const int> order, Node* node) const;
+  Held held_by(const Dims& coordinate, const TensorCuts& cuts) const;
   bool is(const Node& node, const Layout& layout) const;
-  double latency_to_come(const Node& node) const;
+  double cost_to_come(const Node& node) const;
   Layout layout_of(const Node& node) const;
 
   std::optional<Edge> edge(const Node& from, const Node& to) const;
@@ -89,6 +98,7 @@ class Search {
   bool may_become(const Node& node, int i, ReduceOp op) const;
   const Placement& placement_on(const Node& node, int mesh_dim) const;
 
+  int64_t least_bytes(const Edge& edge, const Node& from, const Node& to) const;
   void expand(int node);
   bool is_better(double cost, int num_steps) const {
     return std::tie(cost, num_steps) < std::tie(best_cost_, best_num_steps_);
@@ -101,12 +111,14 @@ class Search {
   std::vector<int> dims_;               // tensor dimensions that active mesh dimensions may cut
   std::vector<Placements> options_;     // for each active mesh dimension; Replicate first
   std::vector<CostModel::Link> links_;  // by Mask
-  bool is_empty_;                       // no elements: nothing costs anything
+  double bytes_;                        // of what the active mesh dimensions cut
+
+  std::array<Dims, 2> probes_;  // coordinates of ranks to try first
 
   std::vector<Node> nodes_;
   int start_ = -1;
   int goal_ = -1;
-  using Entry = std::tuple<double, int, int>;  // cost and latency to come, steps, node
+  using Entry = std::tuple<double, int, int>;  // cost and cost to come, steps, node
   std::priority_queue<Entry, std::vector<Entry>, std::greater<>> open_;
   // Of the cheapest way to the goal so far.
   double best_cost_ = std::numeric_limits<double>::infinity();
@@ -115,11 +127,13 @@ class Search {
 
 Search::Search(const RedistributeProblem& problem, const MeshDims& active)
     : problem_(problem), active_(active), outer_cuts_(uncut(problem.shape)) {
-  is_empty_ = std::find(problem.shape.begin(), problem.shape.end(), 0) != problem.shape.end();
+  bytes_ = static_cast<double>(problem.element_size);
+  for (int64_t size : problem.shape) bytes_ *= static_cast<double>(size);
   for (int m : problem.from.order()) {
     const Placement& p = problem.from[m];
     if (!p.is_shard() || std::binary_search(active.begin(), active.end(), m)) continue;
     add_cut(outer_cuts_[p.dim()], {&p, problem.mesh_shape[m], m});
+    bytes_ /= static_cast<double>(problem.mesh_shape[m]);
   }
   for (Mask mask = 0; mask < Mask{1} << num_active(); ++mask) {
     MeshDims mesh_dims;
@@ -128,6 +142,8 @@ Search::Search(const RedistributeProblem& problem, const MeshDims& active)
     }
     links_.push_back(slowest_link(problem.model, mesh_dims));
   }
+  for (Dims& probe : probes_) probe.resize(problem.mesh_shape.size(), 0);
+  for (int i = 0; i < num_active(); ++i) probes_[i % 2][active[i]] = 1;
   collect_options();
   collect_nodes();
 }
@@ -182,7 +198,7 @@ void Search::collect_nodes() {
     if (is(nodes_[n], problem_.from)) start_ = n;
     if (is(nodes_[n], problem_.to)) goal_ = n;
   }
-  for (Node& node : nodes_) node.latency_to_come = latency_to_come(node);
+  for (Node& node : nodes_) node.cost_to_come = cost_to_come(node);
 }
 
 // False if a ragged shard does not fit there.
@@ -192,7 +208,9 @@ bool Search::make_node(const Dims& options, absl::Span<const int> order, Node* n
   node->cuts = outer_cuts_;
   for (int i : order) {
     const Placement& p = placement(*node, i);
+    if (p.is_partial()) node->partials |= Mask{1} << i;
     if (!p.is_shard()) continue;
+    node->shards |= Mask{1} << i;
     if (!add_cut(node->cuts[p.dim()], {&p, problem_.mesh_shape[active_[i]], active_[i]})) {
       return false;
     }
@@ -201,7 +219,17 @@ bool Search::make_node(const Dims& options, absl::Span<const int> order, Node* n
     const int depth = std::popcount(members(chain));
     chain |= cut_code(i, node->options[i]) << (depth * kCutBits);
   }
+  for (size_t i = 0; i < probes_.size(); ++i) node->held[i] = held_by(probes_[i], node->cuts);
   return true;
+}
+
+Search::Held Search::held_by(const Dims& coordinate, const TensorCuts& cuts) const {
+  Held held{{}, 1};
+  for (size_t d = 0; d < cuts.size(); ++d) {
+    held.intervals.push_back(shardweave::held_by(coordinate, problem_.shape[d], cuts[d].chain));
+    held.size *= count(held.intervals.back());
+  }
+  return held;
 }
 
 bool Search::is(const Node& node, const Layout& layout) const {
@@ -220,18 +248,31 @@ bool Search::is(const Node& node, const Layout& layout) const {
   return true;
 }
 
-// At least the latency of each mesh dimension that has to be gathered or reduced. (From shard to
-// shard it may be that nothing has to be sent.)
-double Search::latency_to_come(const Node& node) const {
+// A lower bound of the cost from here to the goal. Mesh dimensions that have to be gathered or
+// reduced cost at least their latency. (From shard to shard it may be that nothing has to be sent.)
+// And a rank must be sent what it does not have: all of its part of a sum, or else, on average, what
+// its part is larger than before.
+double Search::cost_to_come(const Node& node) const {
+  if (bytes_ == 0) return 0;
   double latency = 0;
-  if (is_empty_) return latency;
+  double bandwidth = 0;
+  double pieces = 1;
+  double goal_pieces = 1;
+  bool reduces = false;
   for (int i = 0; i < num_active(); ++i) {
     const Placement& p = placement(node, i);
     const Placement& goal = problem_.to[active_[i]];
+    const CostModel::Link& link = links_[Mask{1} << i];
+    bandwidth = std::max(bandwidth, link.bandwidth);
+    if (p.is_shard()) pieces *= static_cast<double>(problem_.mesh_shape[active_[i]]);
+    if (goal.is_shard()) goal_pieces *= static_cast<double>(problem_.mesh_shape[active_[i]]);
     if (p == goal || p.is_replicate() || (p.is_shard() && goal.is_shard())) continue;
-    latency = std::max(latency, links_[Mask{1} << i].latency);
+    latency = std::max(latency, link.latency);
+    if (p.is_partial()) reduces = true;
   }
-  return latency;
+  const double has = reduces ? 0 : bytes_ / pieces;
+  const double received = std::max(0.0, bytes_ / goal_pieces - has);
+  return latency + received / bandwidth * (1 - 1e-9);  // a little less, for the rounding
 }
 
 Layout Search::layout_of(const Node& node) const {
@@ -281,19 +322,18 @@ bool Search::may_become(const Node& node, int i, ReduceOp op) const {
 
 // The step that leads from one layout to another, if one does.
 std::optional<Search::Edge> Search::edge(const Node& from, const Node& to) const {
-  Mask moved = 0;
-  for (size_t d = 0; d < dims_.size(); ++d) moved |= moved_members(from.chains[d], to.chains[d]);
   Mask changed = 0;
   for (int i = 0; i < num_active(); ++i) {
     if (from.options[i] != to.options[i]) changed |= Mask{1} << i;
   }
+  const bool exchangeable = (changed & ~from.shards) == 0 && (changed & to.partials) == 0;
+  if (!exchangeable && !std::has_single_bit(changed)) return std::nullopt;
+  Mask moved = 0;
+  for (size_t d = 0; d < dims_.size(); ++d) moved |= moved_members(from.chains[d], to.chains[d]);
   if (std::has_single_bit(changed | moved)) {
     if (auto single = edge_on(std::countr_zero(changed | moved), from, to)) return single;
   }
-  for (int i = 0; i < num_active(); ++i) {
-    if (!((changed | moved) >> i & 1)) continue;
-    if (!placement(from, i).is_shard() || placement(to, i).is_partial()) return std::nullopt;
-  }
+  if (!exchangeable || (moved & ~from.shards) != 0) return std::nullopt;
   return Edge{StepKind::kExchange, moved};
 }
 
@@ -320,20 +360,37 @@ std::optional<Search::Edge> Search::edge_on(int i, const Node& from, const Node&
   return std::nullopt;
 }
 
+// What the probes send in an exchange; a quick test that spares most of the exact ones.
+int64_t Search::least_bytes(const Edge& edge, const Node& from, const Node& to) const {
+  if (edge.kind != StepKind::kExchange) return 0;
+  int64_t copies = 1;  // of each element: one per rank that gathers it
+  for (int i = 0; i < num_active(); ++i) {
+    if ((from.shards & ~to.shards) >> i & 1) copies *= problem_.mesh_shape[active_[i]];
+  }
+  int64_t most = 0;
+  for (size_t i = 0; i < probes_.size(); ++i) {
+    int64_t kept = 1;
+    for (size_t d = 0; d < problem_.shape.size(); ++d) {
+      kept *= common_size(from.held[i].intervals[d], to.held[i].intervals[d]);
+    }
+    most = std::max(most, saturating_product(copies, from.held[i].size) - kept);
+  }
+  return saturating_product(most, problem_.element_size);
+}
+
 void Search::expand(int node) {
   const Node& from = nodes_[node];
   for (int n = 0; n < static_cast<int>(nodes_.size()); ++n) {
     Node& to = nodes_[n];
     const int num_steps = from.num_steps + 1;
-    if (to.closed || !is_better(from.cost + to.latency_to_come, num_steps)) continue;
+    if (to.closed || !is_better(from.cost + to.cost_to_come, num_steps)) continue;
     const std::optional<Edge> edge = this->edge(from, to);
     if (!edge.has_value()) continue;
     const CostModel::Link& link = links_[edge->moved];
+    const double most_cost = std::min(best_cost_ - to.cost_to_come, to.cost) - from.cost;
+    if (step_cost(link, least_bytes(*edge, from, to)) > most_cost) continue;
     // Above this many bytes the step leads to nothing better; a little more, for the rounding.
-    const double enough =
-        (std::min(best_cost_ - to.latency_to_come, to.cost) - from.cost - link.latency) *
-            link.bandwidth * (1 + 1e-9) +
-        1;
+    const double enough = (most_cost - link.latency) * link.bandwidth * (1 + 1e-9) + 1;
     const int mesh_dim = active_[std::countr_zero(edge->moved)];
     const int64_t bytes = step_bytes(edge->kind, mesh_dim, problem_.mesh_shape[mesh_dim], from.cuts,
                                      to.cuts, problem_.element_size,
@@ -341,7 +398,7 @@ void Search::expand(int node) {
                                                    : std::numeric_limits<int64_t>::max());
     const double cost_of_step = step_cost(link, bytes);
     const double cost = from.cost + cost_of_step;
-    if (!is_better(cost + to.latency_to_come, num_steps)) continue;
+    if (!is_better(cost + to.cost_to_come, num_steps)) continue;
     if (std::tie(cost, num_steps) >= std::tie(to.cost, to.num_steps)) continue;
     to.cost = cost;
     to.num_steps = num_steps;
@@ -350,7 +407,7 @@ void Search::expand(int node) {
     to.moved = edge->moved;
     to.step_bytes = bytes;
     to.step_cost = cost_of_step;
-    open_.emplace(cost + to.latency_to_come, num_steps, n);
+    open_.emplace(cost + to.cost_to_come, num_steps, n);
     if (n == goal_) std::tie(best_cost_, best_num_steps_) = std::tie(cost, num_steps);
   }
 }

@@ -30,10 +30,9 @@ using SizeSet = absl::InlinedVector<int64_t, 4>;
 
 // The cuts of one tensor dimension, outermost first, and the sizes of the pieces.
 struct DimCuts {
-  int64_t size;  // uncut
   absl::InlinedVector<Cut, 3> chain;
-  SizeSet outer;   // before the last cut
-  SizeSet pieces;  // after it
+  absl::InlinedVector<SizeSet, 4> levels;  // levels[i]: after i cuts; never empty
+  const SizeSet& pieces() const { return levels.back(); }
 };
 using TensorCuts = absl::InlinedVector<DimCuts, 3>;  // per tensor dimension
 
@@ -44,11 +43,21 @@ bool add_cut(DimCuts& cuts, const Cut& cut);
 TensorCuts cuts_of(const Layout& layout, absl::Span<const int64_t> mesh_shape,
                    absl::Span<const int64_t> shape);
 
+// What the rank at `coordinate` (in the mesh) holds of `size` elements under these cuts.
+Intervals held_by(absl::Span<const int64_t> coordinate, int64_t size, absl::Span<const Cut> cuts);
+
 // RedistributeStep::bytes. For an exchange above `enough` it may be less than that, but still above
 // `enough`.
 int64_t step_bytes(StepKind kind, int mesh_dim, int64_t num_ranks, const TensorCuts& before,
                    const TensorCuts& after, int64_t element_size,
                    int64_t enough = std::numeric_limits<int64_t>::max());
+
+// Of kExchange, as part of step_bytes().
+int64_t exchange_bytes(const TensorCuts& before, const TensorCuts& after, int64_t element_size,
+                       int64_t enough);
+
+// a * b, or the largest int64_t if that is less.
+int64_t saturating_product(int64_t a, int64_t b);
 
 // RedistributeStep::cost.
 double step_cost(const CostModel::Link& link, int64_t bytes);
