@@ -25,6 +25,9 @@ constexpr auto kAwake = std::chrono::microseconds(300);
 constexpr auto kDoze = std::chrono::milliseconds(10);
 constexpr int kDozes = 10;
 
+// Nobody depends on it.
+constexpr int64_t kMaxSleepMs = 1000;
+
 constexpr int64_t kMaxFailureText = 64 * 1024;
 
 // "rank 0 called barrier(), rank 2 called all_gather(f32[3])".
@@ -88,10 +91,7 @@ bool Engine::done(Backend::Ticket ticket) {
   if (find(ticket) == nullptr || !failure_.ok()) return true;
   const uint64_t before = traffic();
   const bool alive = progress(/*look=*/true);
-  if (traffic() != before) {
-    wake_watcher();
-    if (followers_ > 0) turn_.notify_all();
-  }
+  if (traffic() != before) wake_watcher();
   return !alive || find(ticket) == nullptr;
 }
 
@@ -243,6 +243,7 @@ bool Engine::advance_all() {
     } else {
       free_operations_.push_back(&operation);
       pending_.erase(pending_.begin() + i);
+      if (followers_ > 0) turn_.notify_all();
     }
   }
   return true;
@@ -494,14 +495,13 @@ void Engine::watch(Lock& lock, Backend::Ticket ticket, Deadline deadline) {
     const Operation* operation = helps ? nullptr : find(ticket);
     if (helps ? pending_.empty() || followers_ > 0 || stopping_ : operation == nullptr) return;
     const Clock::time_point now = Clock::now();
-    if (traffic() != before) {
-      if (followers_ > 0) turn_.notify_all();
-      awake_since = now;
-      continue;
-    }
     if (now >= deadline) {
       fail(timeout_of(*operation), operation);
       return;
+    }
+    if (traffic() != before) {
+      awake_since = now;
+      continue;
     }
     look = helps || now - awake_since >= kAwake;
     if (look) {
@@ -526,11 +526,8 @@ void Engine::sleep_until_traffic(Lock& lock, Deadline deadline) {
     }
     polled_.push_back(p);
   }
-  int timeout = -1;
-  if (deadline != Deadline::max()) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
-    timeout = static_cast<int>(std::clamp<int64_t>(left.count(), 0, INT32_MAX));
-  }
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+  const int timeout = static_cast<int>(std::clamp<int64_t>(left.count(), 0, kMaxSleepMs));
   sleeping_ = true;
   lock.unlock();
   ::poll(polled_.data(), polled_.size(), timeout);

@@ -1,5 +1,8 @@
 #include <memory>
 #include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "shardweave/comm/gloo/gloo_backend.h"
@@ -27,6 +30,77 @@ ConformanceBackend gloo_threads() {
 }
 
 SHARDWEAVE_COMM_CONFORMANCE(Gloo, gloo_threads());
+
+// Connects two ranks and runs a barrier; what each got.
+std::vector<absl::Status> connect_two(Store& store, const GlooOptions& options) {
+  std::vector<absl::Status> results(2);
+  const std::shared_ptr<Store> borrowed(std::shared_ptr<Store>(), &store);
+  const auto run = [&](int rank) -> absl::Status {
+    auto backend = make_gloo_backend(borrowed, world(rank, 2), options);
+    if (!backend.ok()) return backend.status();
+    return Communicator::create(*std::move(backend))->barrier().wait();
+  };
+  std::thread one([&] { results[1] = run(1); });
+  results[0] = run(0);
+  one.join();
+  return results;
+}
+
+TEST(GlooBackendTest, ANamedInterface) {
+  for (const absl::Status& status : connect_two(*make_in_process_store(), {.interface = "lo"})) {
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+TEST(GlooBackendTest, AnInterfaceThatIsNotThere) {
+  for (const absl::Status& status :
+       connect_two(*make_in_process_store(), {.interface = "abacus7"})) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_NE(status.message().find("no network interface 'abacus7'"), absl::string_view::npos);
+    EXPECT_NE(status.message().find("connecting group 'world' (rank "), absl::string_view::npos);
+  }
+}
+
+TEST(GlooBackendTest, LeavesNothingInTheStore) {
+  const std::shared_ptr<Store> store = make_in_process_store();
+  for (const absl::Status& status : connect_two(*store, {.prefix = "run 1"})) {
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  for (const char* key : {"host", "address", "secret"}) {
+    for (const char* rank : {"0", "1"}) {
+      EXPECT_FALSE(*store->check({std::string("run 1/") + key + "/" + rank})) << key << rank;
+    }
+  }
+}
+
+TEST(GlooBackendTest, TwoGroupsInOneStore) {
+  const std::shared_ptr<Store> store = make_in_process_store();
+  for (const char* prefix : {"a", "b"}) {
+    for (const absl::Status& status : connect_two(*store, {.prefix = prefix})) {
+      EXPECT_TRUE(status.ok()) << status;
+    }
+  }
+}
+
+TEST(GlooBackendTest, ARankThatDoesNotComeIsNamed) {
+  const absl::Status status =
+      make_gloo_backend(make_in_process_store(), world(1, 3), {.timeout = absl::Milliseconds(50)})
+          .status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  EXPECT_NE(status.message().find("rank 0 (world rank 0), rank 2 (world rank 2) did not come"),
+            absl::string_view::npos)
+      << status;
+}
+
+TEST(GlooBackendTest, BadArguments) {
+  EXPECT_EQ(make_gloo_backend(nullptr, world(0, 1)).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  for (int rank : {-1, 2}) {
+    const absl::Status status = make_gloo_backend(make_in_process_store(), world(rank, 2)).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find(" of 2"), absl::string_view::npos) << status;
+  }
+}
 
 }  // namespace
 }  // namespace shardweave
