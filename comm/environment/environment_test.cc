@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <map>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "shardweave/comm/environment/from_environment.h"
@@ -28,15 +30,17 @@ constexpr char kRank[] = "comm/environment/environment_test_rank";
 // A process of environment_test_rank with these variables, and its output.
 class RankProcess {
  public:
-  RankProcess(const std::map<std::string, std::string>& variables, int timeout_milliseconds) {
+  RankProcess(const std::map<std::string, std::string>& variables, int timeout_milliseconds,
+              int rank_that_dies) {
     int ends[2];
     EXPECT_EQ(::pipe2(ends, O_CLOEXEC), 0);
     const std::string timeout = absl::StrCat(timeout_milliseconds);
+    const std::string dies = absl::StrCat(rank_that_dies);
     pid_ = ::fork();
     if (pid_ == 0) {
       for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
       ::dup2(ends[1], STDOUT_FILENO);
-      ::execl(kRank, kRank, timeout.c_str(), nullptr);
+      ::execl(kRank, kRank, timeout.c_str(), dies.c_str(), nullptr);
       ::_exit(99);
     }
     ::close(ends[1]);
@@ -69,9 +73,11 @@ struct Outcome {
 };
 
 std::vector<Outcome> run(const std::vector<std::map<std::string, std::string>>& ranks,
-                         int timeout_milliseconds = 60000) {
+                         int timeout_milliseconds = 60000, int rank_that_dies = -1) {
   std::vector<RankProcess> processes;
-  for (const auto& variables : ranks) processes.emplace_back(variables, timeout_milliseconds);
+  for (const auto& variables : ranks) {
+    processes.emplace_back(variables, timeout_milliseconds, rank_that_dies);
+  }
   std::vector<Outcome> outcomes(ranks.size());
   for (size_t i = 0; i < processes.size(); ++i) {
     outcomes[i].exit_code = processes[i].wait(outcomes[i].output);
@@ -163,6 +169,27 @@ TEST(EnvironmentTest, ARankThatNeverArrivesIsNamedEverywhere) {
   for (const Outcome& outcome : run({by_hand(0, 3, port), by_hand(2, 3, port)}, 1500)) {
     EXPECT_EQ(outcome.exit_code, 3);
     EXPECT_THAT(outcome.output, HasSubstr("DEADLINE_EXCEEDED: rank 1 of 3 did not come"));
+  }
+}
+
+// Rank 0 too, whose store dies with it.
+TEST(EnvironmentTest, AKilledRankIsAnErrorOnTheOthersAtOnce) {
+  for (int victim : {0, 1}) {
+    const int port = some_port();
+    const absl::Time start = absl::Now();
+    const std::vector<Outcome> outcomes =
+        run({by_hand(0, 3, port), by_hand(1, 3, port), by_hand(2, 3, port)}, 60000, victim);
+    EXPECT_LT(absl::Now() - start, absl::Seconds(30));
+    for (int rank = 0; rank < 3; ++rank) {
+      if (rank == victim) {
+        EXPECT_EQ(outcomes[rank].exit_code, -SIGKILL);
+        continue;
+      }
+      EXPECT_EQ(outcomes[rank].exit_code, 4);
+      EXPECT_THAT(outcomes[rank].output, HasSubstr("all_reduce"));
+      EXPECT_THAT(outcomes[rank].output, HasSubstr("'the sum'"));
+      EXPECT_THAT(outcomes[rank].output, HasSubstr(absl::StrCat("rank ", victim)));
+    }
   }
 }
 

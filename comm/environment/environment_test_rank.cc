@@ -1,7 +1,8 @@
 // A rank of environment_test: joins the world of its environment, adds up the ranks, prints what it
 // got.
 //
-//   environment_test_rank TIMEOUT_IN_MILLISECONDS
+//   environment_test_rank TIMEOUT_IN_MILLISECONDS [RANK_THAT_DIES_AFTER_JOINING]
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -17,9 +18,11 @@ int main(int argc, char** argv) {
     return 3;
   }
   shardweave::Communicator& comm = *(*world)->comm();
+  if (argc > 2 && comm.rank() == std::atoi(argv[2])) ::raise(SIGKILL);
   int64_t sum = comm.rank();
   const auto buffer = shardweave::Buffer::of(&sum, 1);
-  if (auto status = comm.all_reduce(buffer, buffer, shardweave::ReduceOp::kSum).wait();
+  if (auto status =
+          comm.all_reduce(buffer, buffer, shardweave::ReduceOp::kSum, {.tag = "the sum"}).wait();
       !status.ok()) {
     std::printf("%s\n", status.ToString().c_str());
     return 4;
