@@ -12,7 +12,9 @@
 namespace shardweave {
 namespace {
 
-c10::IntArrayRef ref(const Dims& dims) { return c10::IntArrayRef(dims.data(), dims.size()); }
+c10::IntArrayRef ref(const Dims& dims) {
+  return c10::IntArrayRef(dims.data(), dims.size());
+}
 
 at::Tensor meta(const TensorInfo& info) {
   return at::empty_strided(ref(info.sizes), ref(info.strides),
@@ -39,7 +41,9 @@ TensorInfo contiguous_info(Dims sizes, at::ScalarType dtype) {
   return info;
 }
 
-TensorInfo like_info(const TensorInfo& like) { return info_of(at::empty_like(meta(like))); }
+TensorInfo like_info(const TensorInfo& like) {
+  return info_of(at::empty_like(meta(like)));
+}
 
 TensorInfo broadcast_info(const OpCall& call, const std::vector<int>& inputs) {
   at::Tensor result = meta(call.input(inputs[0]));
@@ -52,7 +56,7 @@ TensorInfo broadcast_info(const OpCall& call, const std::vector<int>& inputs) {
 Dims broadcast_sizes(absl::Span<const Dims> shapes) {
   Dims result;
   for (const Dims& shape : shapes) {
-    if (shape.size() > result.size()) result.insert(result.begin(), shape.size() - result.size(), 1);
+    while (result.size() < shape.size()) result.insert(result.begin(), 1);
     const size_t shift = result.size() - shape.size();
     for (size_t d = 0; d < shape.size(); ++d) {
       if (shape[d] != 1) result[shift + d] = shape[d];
@@ -130,7 +134,9 @@ at::Tensor BoxedCall::tensor(std::string_view name) {
   return value.isTensor() ? value.toTensor() : at::Tensor();
 }
 
-bool BoxedCall::flag(std::string_view name) { return has(name) && (*this)[name].toBool(); }
+bool BoxedCall::flag(std::string_view name) {
+  return has(name) && (*this)[name].toBool();
+}
 
 std::vector<int64_t> BoxedCall::dims() {
   if (!has("dim")) return {};
@@ -156,6 +162,15 @@ void BoxedCall::finish(std::initializer_list<at::Tensor> results) {
       ++k;
     }
   }
+}
+
+void decomposed(const c10::OperatorHandle& op, c10::Stack& stack) {
+  for (c10::DispatchKey key : {c10::DispatchKey::CompositeExplicitAutograd,
+                               c10::DispatchKey::CompositeExplicitAutogradNonFunctional}) {
+    if (op.hasKernelForDispatchKey(key)) return op.callBoxedForDispatchKey(key, stack);
+  }
+  throw Error(absl::InternalError(
+      absl::StrCat(c10::toString(op.operator_name()), " is no composite of other operators")));
 }
 
 void zeros_if_empty(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {

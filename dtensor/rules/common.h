@@ -67,10 +67,13 @@ class BoxedCall {
 
   bool has(std::string_view name) const { return index(name) >= 0; }
   c10::IValue& operator[](std::string_view name);
-  at::Tensor tensor(std::string_view name);           // undefined for None
-  bool flag(std::string_view name);                   // false if there is no such argument
+  at::Tensor tensor(std::string_view name);  // undefined for None
+  bool flag(std::string_view name);          // false if there is no such argument
   // The argument "dim": empty if it is None, or if there is no such argument.
   std::vector<int64_t> dims();
+
+  // A copy of them all.
+  c10::Stack arguments() const { return c10::Stack(stack_.begin() + base_, stack_.end()); }
 
   // Runs the operator itself on the arguments as they are now.
   void run() { op_.callBoxed(stack_); }
@@ -84,6 +87,9 @@ class BoxedCall {
   c10::Stack& stack_;
   const size_t base_;
 };
+
+// A composite (see Rule::composed): LibTorch's own, which does not need to know the tensors' storage.
+void decomposed(const c10::OperatorHandle& op, c10::Stack& stack);
 
 // For operators that cannot take empty tensors: if an argument is empty, the results are zeros (what a
 // sum over nothing is); else the operator runs. Not for out= forms.

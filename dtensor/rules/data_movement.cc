@@ -262,11 +262,6 @@ void equal(const c10::OperatorHandle& op, c10::Stack& stack) {
   stack.emplace_back(result);
 }
 
-// LibTorch's own composition.
-void decomposed(const c10::OperatorHandle& op, c10::Stack& stack) {
-  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, stack);
-}
-
 }  // namespace
 
 void add_data_movement_rules(RuleTable& table) {

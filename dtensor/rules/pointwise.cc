@@ -129,7 +129,7 @@ void add_pointwise_rules(RuleTable& table) {
              "aten::atanh", "aten::bitwise_not", "aten::ceil", "aten::celu", "aten::cos", "aten::cosh",
              "aten::digamma", "aten::elu", "aten::erf", "aten::erfc", "aten::erfinv", "aten::exp",
              "aten::exp2", "aten::expm1", "aten::floor", "aten::frac", "aten::gelu",
-             "aten::hardshrink", "aten::hardsigmoid", "aten::i0", "aten::isinf", "aten::isneginf",
+             "aten::hardshrink", "aten::hardsigmoid", "aten::i0", "aten::isneginf",
              "aten::isposinf", "aten::leaky_relu", "aten::lgamma", "aten::log", "aten::log10",
              "aten::log1p", "aten::log2", "aten::mish", 
              "aten::polygamma", "aten::reciprocal", "aten::round", "aten::rsqrt",
@@ -149,7 +149,7 @@ void add_pointwise_rules(RuleTable& table) {
   table.add({"aten::hardswish", "aten::hardtanh", "aten::nan_to_num", "aten::relu"},
             pointwise().shapes(like_input));
   table.add("aten::abs", pointwise().shapes(like_input_real));
-  table.add({"aten::isnan", "aten::logical_not"}, pointwise().shapes(like_input_bool));
+  table.add({"aten::isinf", "aten::isnan", "aten::logical_not"}, pointwise().shapes(like_input_bool));
   table.add({"aten::logit", "aten::mvlgamma"}, pointwise().shapes(like_input_floating));
   table.add("aten::frexp", pointwise().shapes(frexp_shapes));
   table.add("aten::angle", pointwise().shapes(angle_shape));

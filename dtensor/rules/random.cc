@@ -347,11 +347,6 @@ void random_(const c10::OperatorHandle& op, c10::Stack& stack) {
 
 // --- operators made of these -----------------------------------------------------------------------------
 
-// LibTorch's own composition: rand_like is empty_like and uniform_, and so on.
-void decomposed(const c10::OperatorHandle& op, c10::Stack& stack) {
-  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, stack);
-}
-
 void bernoulli_out(const c10::OperatorHandle& op, c10::Stack& stack) {
   BoxedCall call(op, stack);
   call.finish({at::bernoulli(call.tensor("self"))});
