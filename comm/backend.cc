@@ -1,7 +1,6 @@
 #include "shardweave/comm/backend.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "shardweave/comm/str_cat.h"
 
@@ -86,8 +85,7 @@ CallSignature signature_of(const Call& call) {
       s.root = call.peer;
       break;
   }
-  const size_t length = std::min(call.tag.size(), sizeof(s.tag) - 1);
-  std::memcpy(s.tag, call.tag.data(), length);
+  call.tag.copy(s.tag, sizeof(s.tag) - 1);
   return s;
 }
 

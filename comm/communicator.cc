@@ -174,17 +174,17 @@ Communicator::~Communicator() = default;
 Work Communicator::all_reduce(ConstBuffer in, Buffer out, ReduceOp op, const CallOptions& options) {
   Call call{.op = OpKind::kAllReduce, .in = in, .out = out, .reduce_op = op};
   absl::Status status = check_pair(*backend_, in, out);
-  status.Update(check_count("out", out.count, in.count, "as in"));
-  status.Update(check_reduction(in.dtype, op));
-  status.Update(check_overlap(in, out, 0));
+  if (status.ok()) status = check_count("out", out.count, in.count, "as in");
+  if (status.ok()) status = check_reduction(in.dtype, op);
+  if (status.ok()) status = check_overlap(in, out, 0);
   return issue(call, std::move(status), options);
 }
 
 Work Communicator::all_gather(ConstBuffer in, Buffer out, const CallOptions& options) {
   Call call{.op = OpKind::kAllGather, .in = in, .out = out};
   absl::Status status = check_pair(*backend_, in, out);
-  status.Update(check_parts("out", out.count, size(), "in", in.count));
-  status.Update(check_overlap(in, out, rank() * in.count));
+  if (status.ok()) status = check_parts("out", out.count, size(), "in", in.count);
+  if (status.ok()) status = check_overlap(in, out, rank() * in.count);
   return issue(call, std::move(status), options);
 }
 
@@ -192,10 +192,10 @@ Work Communicator::all_gather_v(ConstBuffer in, Buffer out, absl::Span<const int
                                 const CallOptions& options) {
   Call call{.op = OpKind::kAllGatherV, .in = in, .out = out, .out_counts = counts};
   absl::Status status = check_pair(*backend_, in, out);
-  status.Update(check_counts("counts", counts, size(), "out", out.count));
+  if (status.ok()) status = check_counts("counts", counts, size(), "out", out.count);
   if (status.ok()) {
     status = check_count("in", in.count, counts[rank()], "counts of this rank");
-    status.Update(check_overlap(in, out, sum_before(counts, rank())));
+    if (status.ok()) status = check_overlap(in, out, sum_before(counts, rank()));
   }
   return issue(call, std::move(status), options);
 }
@@ -204,9 +204,9 @@ Work Communicator::reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op,
                                   const CallOptions& options) {
   Call call{.op = OpKind::kReduceScatter, .in = in, .out = out, .reduce_op = op};
   absl::Status status = check_pair(*backend_, in, out);
-  status.Update(check_parts("in", in.count, size(), "out", out.count));
-  status.Update(check_reduction(in.dtype, op));
-  status.Update(check_overlap(in, out, rank() * out.count));
+  if (status.ok()) status = check_parts("in", in.count, size(), "out", out.count);
+  if (status.ok()) status = check_reduction(in.dtype, op);
+  if (status.ok()) status = check_overlap(in, out, rank() * out.count);
   return issue(call, std::move(status), options);
 }
 
@@ -215,11 +215,11 @@ Work Communicator::reduce_scatter_v(ConstBuffer in, Buffer out, absl::Span<const
   Call call{
       .op = OpKind::kReduceScatterV, .in = in, .out = out, .reduce_op = op, .in_counts = counts};
   absl::Status status = check_pair(*backend_, in, out);
-  status.Update(check_counts("counts", counts, size(), "in", in.count));
-  status.Update(check_reduction(in.dtype, op));
+  if (status.ok()) status = check_counts("counts", counts, size(), "in", in.count);
+  if (status.ok()) status = check_reduction(in.dtype, op);
   if (status.ok()) {
     status = check_count("out", out.count, counts[rank()], "counts of this rank");
-    status.Update(check_overlap(in, out, sum_before(counts, rank())));
+    if (status.ok()) status = check_overlap(in, out, sum_before(counts, rank()));
   }
   return issue(call, std::move(status), options);
 }
@@ -227,9 +227,9 @@ Work Communicator::reduce_scatter_v(ConstBuffer in, Buffer out, absl::Span<const
 Work Communicator::all_to_all(ConstBuffer in, Buffer out, const CallOptions& options) {
   Call call{.op = OpKind::kAllToAll, .in = in, .out = out};
   absl::Status status = check_pair(*backend_, in, out);
-  status.Update(check_count("out", out.count, in.count, "as in"));
-  status.Update(check_parts("in", in.count, size(), "each part", in.count / size()));
-  status.Update(check_overlap(in, out, -1));
+  if (status.ok()) status = check_count("out", out.count, in.count, "as in");
+  if (status.ok()) status = check_parts("in", in.count, size(), "each part", in.count / size());
+  if (status.ok()) status = check_overlap(in, out, -1);
   return issue(call, std::move(status), options);
 }
 
@@ -241,9 +241,9 @@ Work Communicator::all_to_all_v(ConstBuffer in, absl::Span<const int64_t> send_c
             .in_counts = send_counts,
             .out_counts = recv_counts};
   absl::Status status = check_pair(*backend_, in, out);
-  status.Update(check_counts("send_counts", send_counts, size(), "in", in.count));
-  status.Update(check_counts("recv_counts", recv_counts, size(), "out", out.count));
-  status.Update(check_overlap(in, out, -1));
+  if (status.ok()) status = check_counts("send_counts", send_counts, size(), "in", in.count);
+  if (status.ok()) status = check_counts("recv_counts", recv_counts, size(), "out", out.count);
+  if (status.ok()) status = check_overlap(in, out, -1);
   if (status.ok()) {
     status = check_count("recv_counts of this rank", recv_counts[rank()], send_counts[rank()],
                          "as in send_counts");
@@ -254,7 +254,7 @@ Work Communicator::all_to_all_v(ConstBuffer in, absl::Span<const int64_t> send_c
 Work Communicator::broadcast(Buffer data, int root, const CallOptions& options) {
   Call call{.op = OpKind::kBroadcast, .in = data, .out = data, .peer = root};
   absl::Status status = check_memory(*backend_, "data", data);
-  status.Update(check_rank("root", root, size()));
+  if (status.ok()) status = check_rank("root", root, size());
   return issue(call, std::move(status), options);
 }
 
@@ -263,11 +263,11 @@ Work Communicator::reduce(ConstBuffer in, Buffer out, ReduceOp op, int root,
   if (rank() != root) out = {nullptr, 0, in.dtype, in.device};
   Call call{.op = OpKind::kReduce, .in = in, .out = out, .reduce_op = op, .peer = root};
   absl::Status status = check_rank("root", root, size());
-  status.Update(check_pair(*backend_, in, out));
-  status.Update(check_reduction(in.dtype, op));
+  if (status.ok()) status = check_pair(*backend_, in, out);
+  if (status.ok()) status = check_reduction(in.dtype, op);
   if (rank() == root) {
-    status.Update(check_count("out", out.count, in.count, "as in"));
-    status.Update(check_overlap(in, out, 0));
+    if (status.ok()) status = check_count("out", out.count, in.count, "as in");
+    if (status.ok()) status = check_overlap(in, out, 0);
   }
   return issue(call, std::move(status), options);
 }
@@ -276,10 +276,10 @@ Work Communicator::gather(ConstBuffer in, Buffer out, int root, const CallOption
   if (rank() != root) out = {nullptr, 0, in.dtype, in.device};
   Call call{.op = OpKind::kGather, .in = in, .out = out, .peer = root};
   absl::Status status = check_rank("root", root, size());
-  status.Update(check_pair(*backend_, in, out));
+  if (status.ok()) status = check_pair(*backend_, in, out);
   if (rank() == root) {
-    status.Update(check_parts("out", out.count, size(), "in", in.count));
-    status.Update(check_overlap(in, out, rank() * in.count));
+    if (status.ok()) status = check_parts("out", out.count, size(), "in", in.count);
+    if (status.ok()) status = check_overlap(in, out, rank() * in.count);
   }
   return issue(call, std::move(status), options);
 }
@@ -288,10 +288,10 @@ Work Communicator::scatter(ConstBuffer in, Buffer out, int root, const CallOptio
   if (rank() != root) in = {nullptr, 0, out.dtype, out.device};
   Call call{.op = OpKind::kScatter, .in = in, .out = out, .peer = root};
   absl::Status status = check_rank("root", root, size());
-  status.Update(check_pair(*backend_, in, out));
+  if (status.ok()) status = check_pair(*backend_, in, out);
   if (rank() == root) {
-    status.Update(check_parts("in", in.count, size(), "out", out.count));
-    status.Update(check_overlap(in, out, rank() * out.count));
+    if (status.ok()) status = check_parts("in", in.count, size(), "out", out.count);
+    if (status.ok()) status = check_overlap(in, out, rank() * out.count);
   }
   return issue(call, std::move(status), options);
 }
@@ -300,7 +300,7 @@ Work Communicator::send(ConstBuffer data, int peer, int message_tag, const CallO
   const Buffer none{nullptr, 0, data.dtype, data.device};
   Call call{.op = OpKind::kSend, .in = data, .out = none, .peer = peer, .message_tag = message_tag};
   absl::Status status = check_memory(*backend_, "data", data);
-  status.Update(check_message(peer, message_tag, size()));
+  if (status.ok()) status = check_message(peer, message_tag, size());
   return issue(call, std::move(status), options);
 }
 
@@ -308,7 +308,7 @@ Work Communicator::recv(Buffer data, int peer, int message_tag, const CallOption
   const ConstBuffer none{nullptr, 0, data.dtype, data.device};
   Call call{.op = OpKind::kRecv, .in = none, .out = data, .peer = peer, .message_tag = message_tag};
   absl::Status status = check_memory(*backend_, "data", data);
-  status.Update(check_message(peer, message_tag, size()));
+  if (status.ok()) status = check_message(peer, message_tag, size());
   return issue(call, std::move(status), options);
 }
 

@@ -90,7 +90,7 @@ uint64_t FlightLog::start(const Call& call, Deadline now) {
   what.peer_plus_one = has_peer(call.op) ? call.peer + 1 : 0;
   what.line = line;
   std::array<uint64_t, 4> tag{};
-  std::memcpy(tag.data(), call.tag.data(), std::min(call.tag.size(), sizeof(tag) - 1));
+  call.tag.copy(reinterpret_cast<char*>(tag.data()), sizeof(tag) - 1);
 
   // Readers take an entry only if they find the same line before and after: see read().
   entry.line.store(0, std::memory_order_release);
