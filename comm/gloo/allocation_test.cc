@@ -1,31 +1,13 @@
 // The number of heap allocations does not grow with the number of collectives.
 #include <sys/socket.h>
 
-#include <atomic>
-#include <cstdlib>
 #include <functional>
-#include <new>
 #include <thread>
 #include <vector>
 
 #include "gtest/gtest.h"
 #include "shardweave/comm/gloo/engine.h"
-
-namespace {
-std::atomic<int64_t> allocations{0};
-}  // namespace
-
-void* operator new(size_t bytes) {
-  allocations.fetch_add(1, std::memory_order_relaxed);
-  if (void* memory = std::malloc(bytes > 0 ? bytes : 1)) return memory;
-  throw std::bad_alloc();
-}
-void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-void operator delete(void* memory, size_t) noexcept {
-  std::free(memory);
-}
+#include "shardweave/comm/testing/allocation_counter.h"
 
 namespace shardweave::gloo_internal {
 namespace {
@@ -59,9 +41,9 @@ TEST(GlooAllocationTest, NoneInTheSteadyState) {
       call({.op = OpKind::kBarrier});
     };
     for (int i = 0; i < 20; ++i) step();
-    const int64_t before = allocations.load();
+    const int64_t before = allocations_so_far();
     for (int i = 0; i < 200; ++i) step();
-    growth[rank] = allocations.load() - before;
+    growth[rank] = allocations_so_far() - before;
     step();  // the other rank has taken its number, too
   };
   std::thread one([&] { run(1); });

@@ -98,9 +98,20 @@ void run(int rank, int size, const std::string& directory) {
   auto gloo_context = plain_gloo(rank, size, directory);
 
   const double barrier = median_us(3000, [&] { check(comm->barrier().wait()); });
+  std::vector<std::vector<float>> buckets(8, std::vector<float>(1024));
+  const double pending = median_us(1000, [&] {
+    std::vector<Work> works;
+    for (std::vector<float>& bucket : buckets) {
+      const Buffer buffer = Buffer::of(bucket.data(), bucket.size());
+      works.push_back(comm->all_reduce(buffer, buffer, ReduceOp::kSum));
+    }
+    for (const Work& work : works) check(work.wait());
+  });
   if (rank == 0) {
-    std::printf("%d ranks; connected in %.1f ms; barrier %.1f us\n\n", size, connect.count(),
-                barrier);
+    std::printf(
+        "%d ranks; connected in %.1f ms; barrier %.1f us; 8 all_reduces of 4 KiB at once "
+        "%.1f us\n\n",
+        size, connect.count(), barrier, pending);
     std::printf("%9s %11s %11s %8s %11s %8s | %11s %14s\n", "bytes", "all_reduce", "exchange",
                 "memcpy", "Gloo's own", "ratio", "all_gather", "reduce_scatter");
   }
