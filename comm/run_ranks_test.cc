@@ -109,14 +109,18 @@ TEST(RunRanksTest, ARankThatHasEndedIsNotWaitedFor) {
 }
 
 TEST(RunRanksTest, TheTimeoutIsTheDefaultDeadline) {
+  std::atomic<bool> done{false};
+  const auto body = [&](World& world) -> absl::Status {
+    if (world.rank() == 1) {
+      while (!done.load()) absl::SleepFor(absl::Milliseconds(1));
+      return absl::OkStatus();
+    }
+    const absl::Status alone = wait_for_others(world);
+    done.store(true);
+    return alone;
+  };
   const absl::Time begin = absl::Now();
-  const absl::Status status = run_ranks(2,
-                                        [](World& world) -> absl::Status {
-                                          if (world.rank() == 0) return wait_for_others(world);
-                                          absl::SleepFor(absl::Seconds(1));
-                                          return absl::OkStatus();
-                                        },
-                                        {.timeout = absl::Milliseconds(100)});
+  const absl::Status status = run_ranks(2, body, {.timeout = absl::Milliseconds(100)});
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
   EXPECT_LT(absl::Now() - begin, absl::Seconds(20));
 }

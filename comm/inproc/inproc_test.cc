@@ -2,6 +2,7 @@
 
 #include <time.h>
 
+#include <atomic>
 #include <thread>
 
 #include "absl/time/clock.h"
@@ -114,18 +115,12 @@ TEST(InprocTest, AnotherThreadMayWait) {
 }
 
 TEST(InprocTest, AFullRingWaitsWithADeadline) {
-  const std::vector<absl::Status> results =
-      run_on_threads(inproc(), 2, [](const auto& comm) -> absl::Status {
-        if (comm->rank() == 1) {
-          absl::SleepFor(absl::Milliseconds(700));
-          return absl::OkStatus();
-        }
-        for (int i = 0; i < 64; ++i) EXPECT_FALSE(comm->barrier().done()) << i;
-        const absl::Status status = comm->barrier({.timeout = absl::Milliseconds(50)}).wait();
-        EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
-        return absl::OkStatus();
-      });
-  expect_all_ok(results);
+  InprocHub hub(2);
+  std::shared_ptr<Communicator> other = hub.connect(1);  // is there, and does nothing
+  std::shared_ptr<Communicator> comm = hub.connect(0);
+  for (int i = 0; i < 64; ++i) EXPECT_FALSE(comm->barrier().done()) << i;
+  const absl::Status status = comm->barrier({.timeout = absl::Milliseconds(50)}).wait();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
 }
 
 TEST(InprocTest, TooManyMessagesAreAnErrorNotAHang) {
@@ -169,29 +164,31 @@ TEST(InprocTest, MessagesOfARankThatHasLeftAreGone) {
 // Deadlines that pass in the middle of things: whatever wait() returns, the buffer is free
 // afterwards. (For the address sanitizer and the thread sanitizer.)
 TEST(InprocTest, NobodyTouchesABufferAfterItsWait) {
-  int failed = 0;
   for (int round = 0; round < 60; ++round) {
+    // In some rounds rank 2 comes only when the others have given up; in the rest, it is a race.
+    const bool too_late = round % 4 == 0;
+    std::atomic<int> failed{0};
     const std::vector<absl::Status> results =
         run_on_threads(inproc(), 3, [&](const auto& comm) -> absl::Status {
           const int64_t count = 100'000;
           for (int i = 0; i < 3; ++i) {
             auto data = std::make_unique<float[]>(count);
             const Buffer b = Buffer::of(data.get(), count);
+            while (too_late && comm->rank() == 2 && failed.load() < 2) std::this_thread::yield();
             const auto timeout = absl::Microseconds(20 + (round * 37 + comm->rank() * 11) % 400);
             const absl::Status status =
                 comm->all_reduce(b, b, ReduceOp::kSum, {.timeout = timeout}).wait();
             for (int64_t k = 0; k < count; k += 1000) data[k] = -1;
+            if (!status.ok()) failed.fetch_add(1);
             SHARDWEAVE_RETURN_IF_ERROR(status);
           }
           return absl::OkStatus();
         });
     for (const absl::Status& status : results) {
-      if (status.ok()) continue;
-      EXPECT_TRUE(absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status)) << status;
-      ++failed;
+      const bool expected = absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status);
+      EXPECT_TRUE(expected || (status.ok() && !too_late)) << status;
     }
   }
-  EXPECT_GT(failed, 0) << "the deadlines were too long to test anything";
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // What goes wrong on one rank is an error on every rank, in time, with a message that says what it
 // was; and stays. (gtest: "rank" in the failures below is the index in the result.)
+#include <atomic>
 #include <chrono>
 
 #include "absl/strings/match.h"
@@ -23,6 +24,11 @@ void expect_error(const absl::Status& status, StatusCode code,
 absl::Status sum_one(Communicator& comm, const CallOptions& options = {}) {
   float x = 1;
   return comm.all_reduce(Buffer::of(&x, 1), Buffer::of(&x, 1), ReduceOp::kSum, options).wait();
+}
+
+// Returns when `count` ranks have said that they are done, which cannot depend on how fast they are.
+void wait_for(const std::atomic<int>& done, int count) {
+  while (done.load() < count) absl::SleepFor(absl::Milliseconds(1));
 }
 
 // 1. Ranks that differ.
@@ -126,11 +132,12 @@ TEST_P(CommErrorConformance, SendAndRecvThatDifferBothLearnIt) {
 // 2. Ranks that do not come.
 
 TEST_P(CommErrorConformance, ARankThatNeverArrivesIsNamedAfterTheDeadline) {
+  std::atomic<int> done{0};
   const absl::Time begin = absl::Now();
   const std::vector<absl::Status> results = run(4, [&](const auto& comm) -> absl::Status {
     SHARDWEAVE_RETURN_IF_ERROR(comm->barrier().wait());
     if (comm->rank() == 2) {
-      absl::SleepFor(absl::Milliseconds(1500));
+      wait_for(done, 3);
       const absl::Time late = absl::Now();
       absl::Status status = sum_one(*comm);
       EXPECT_FALSE(status.ok());
@@ -140,6 +147,7 @@ TEST_P(CommErrorConformance, ARankThatNeverArrivesIsNamedAfterTheDeadline) {
     const absl::Status status =
         sum_one(*comm, {.timeout = absl::Milliseconds(200), .tag = "gradients"});
     EXPECT_EQ(comm->barrier().wait(), status);
+    done.fetch_add(1);
     return status;
   });
   EXPECT_LT(absl::Now() - begin, absl::Seconds(20));
@@ -151,23 +159,28 @@ TEST_P(CommErrorConformance, ARankThatNeverArrivesIsNamedAfterTheDeadline) {
 }
 
 TEST_P(CommErrorConformance, ARecvWithoutSendEndsAtItsDeadline) {
-  const std::vector<absl::Status> results = run(2, [](const auto& comm) -> absl::Status {
+  std::atomic<int> done{0};
+  const std::vector<absl::Status> results = run(2, [&](const auto& comm) -> absl::Status {
     if (comm->rank() == 1) {
-      absl::SleepFor(absl::Milliseconds(1000));
+      wait_for(done, 1);
       return absl::OkStatus();
     }
     float x = 0;
-    return comm->recv(Buffer::of(&x, 1), 1, 0, {.timeout = absl::Milliseconds(100), .tag = "act"})
-        .wait();
+    const absl::Status status =
+        comm->recv(Buffer::of(&x, 1), 1, 0, {.timeout = absl::Milliseconds(100), .tag = "act"})
+            .wait();
+    done.fetch_add(1);
+    return status;
   });
   expect_error(results[0], StatusCode::kDeadlineExceeded,
                {"recv(f32[1], from 1)", "'act'", "rank 1"});
 }
 
 TEST_P(CommErrorConformance, WorksThatArePendingFailWithTheFirstError) {
-  const std::vector<absl::Status> results = run(2, [](const auto& comm) -> absl::Status {
+  std::atomic<int> done{0};
+  const std::vector<absl::Status> results = run(2, [&](const auto& comm) -> absl::Status {
     if (comm->rank() == 1) {
-      absl::SleepFor(absl::Milliseconds(1000));
+      wait_for(done, 1);
       return absl::OkStatus();
     }
     float x = 0;
@@ -177,6 +190,7 @@ TEST_P(CommErrorConformance, WorksThatArePendingFailWithTheFirstError) {
     EXPECT_EQ(second.wait(), status);
     EXPECT_TRUE(second.done());
     EXPECT_EQ(first.wait(), status);
+    done.fetch_add(1);
     return status;
   });
   EXPECT_EQ(results[0].code(), StatusCode::kDeadlineExceeded) << results[0];
