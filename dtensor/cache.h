@@ -20,33 +20,33 @@ using CacheKey = absl::InlinedVector<uint64_t, 24>;
 
 // An input that has to be somewhere else first.
 struct InputChange {
-  int input;                       // flat index
+  int input;  // flat index
   SpecRef target;
   RedistributePlan plan;
 };
 
 // An argument that has to be something else locally.
 struct ArgChange {
-  int arg;                         // schema index
+  int arg;  // schema index
   c10::IValue value;
 };
 
 struct CacheEntry {
   CacheKey key;
-  bool gathered = false;           // no rule: all inputs replicated
-  bool communicates = false;       // some change moves bytes
+  bool gathered = false;      // no rule: all inputs replicated
+  bool communicates = false;  // some change moves bytes
   LocalKernel kernel = nullptr;
   std::vector<InputChange> input_changes;
   std::vector<ArgChange> arg_changes;
-  std::vector<SpecRef> inputs;     // after the changes
-  std::vector<SpecRef> outputs;    // flat; as the local operator leaves them
+  std::vector<SpecRef> inputs;   // after the changes
+  std::vector<SpecRef> outputs;  // flat; as the local operator leaves them
   // In-place and out= operators: the result belongs into this argument.
   struct Written {
-    int arg;                       // schema index of the argument that is written
-    int output;                    // flat output
-    SpecRef spec;                  // that the argument has and keeps
-    RedistributePlan plan;         // from outputs[output] to spec; empty: the operator writes in place
-    bool direct = true;            // the local operator writes the argument's own local tensor
+    int arg;                // schema index of the argument that is written
+    int output;             // flat output
+    SpecRef spec;           // that the argument has and keeps
+    RedistributePlan plan;  // from outputs[output] to spec; empty: the operator writes in place
+    bool direct = true;     // the local operator writes the argument's own local tensor
   };
   std::vector<Written> written;
 };

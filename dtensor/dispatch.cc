@@ -20,11 +20,16 @@ namespace {
 using c10::IValue;
 using ArgKind = OpInfo::ArgKind;
 
-c10::IntArrayRef array(const Dims& dims) { return c10::IntArrayRef(dims.data(), dims.size()); }
+c10::IntArrayRef array(const Dims& dims) {
+  return c10::IntArrayRef(dims.data(), dims.size());
+}
 
-std::string name_of(const c10::OperatorHandle& op) { return c10::toString(op.operator_name()); }
+std::string name_of(const c10::OperatorHandle& op) {
+  return c10::toString(op.operator_name());
+}
 
-[[noreturn]] void fail(const c10::OperatorHandle& op, absl::StatusCode code, const std::string& what) {
+[[noreturn]] void fail(const c10::OperatorHandle& op, absl::StatusCode code,
+                       const std::string& what) {
   throw Error(absl::Status(code, absl::StrCat(name_of(op), ": ", what)));
 }
 
@@ -66,9 +71,10 @@ const std::shared_ptr<MeshContext>& find_context(const c10::OperatorHandle& op,
 
 [[noreturn]] void mixed(const c10::OperatorHandle& op, size_t arg, const c10::TensorImpl* plain) {
   fail(op, absl::StatusCode::kInvalidArgument,
-       absl::StrCat("argument '", op.schema().arguments()[arg].name(), "' is a plain tensor of shape [",
-                    absl::StrJoin(plain->sizes(), ", "),
-                    "] among DTensors; make it one with distribute_tensor() (only plain scalars mix)"));
+       absl::StrCat(
+           "argument '", op.schema().arguments()[arg].name(), "' is a plain tensor of shape [",
+           absl::StrJoin(plain->sizes(), ", "),
+           "] among DTensors; make it one with distribute_tensor() (only plain scalars mix)"));
 }
 
 // Formulas of derivatives make plain tensors here and there (at::zeros(sizes, grad.options()), then scatter_): the
@@ -81,8 +87,9 @@ void adopt_plain_tensors(const OpInfo& info, const std::shared_ptr<MeshContext>&
     if (!plain.defined() || plain.dim() == 0 || is_dtensor(plain.unsafeGetTensorImpl())) continue;
     const auto sizes = plain.sizes();
     const auto strides = plain.strides();
-    SpecRef spec = context->intern(Layout(Placements(context->mesh().ndim())), {sizes.data(), sizes.size()},
-                                   {strides.data(), strides.size()}, plain.scalar_type(), plain.device());
+    SpecRef spec =
+        context->intern(Layout(Placements(context->mesh().ndim())), {sizes.data(), sizes.size()},
+                        {strides.data(), strides.size()}, plain.scalar_type(), plain.device());
     // In place: the formula goes on with its own handle.
     convert_in_place(plain, plain.detach(), std::move(spec), context);
   }
@@ -198,7 +205,8 @@ void infer_outputs(const c10::OperatorHandle& op, const OpInfo& info, absl::Span
       info.rule->shape_function_without_meta(call);
       return;
     }
-    fail(op, absl::StatusCode::kInternal, "the sharding rule has no shape function and the operator no kernel for meta tensors");
+    fail(op, absl::StatusCode::kInternal,
+         "the sharding rule has no shape function and the operator no kernel for meta tensors");
   }
   c10::Stack stack;
   for (size_t i = 0; i < args.size(); ++i) {
@@ -249,10 +257,11 @@ void check_one_mesh(const c10::OperatorHandle& op, const OpInfo& info, MeshConte
     const MeshContext* other = meta_of(impl).spec->context;
     if (other != &context) {
       fail(op, absl::StatusCode::kInvalidArgument,
-           absl::StrCat("argument '", op.schema().arguments()[arg].name(), "' lies on ",
-                        other->mesh().to_string(), ", another argument on ", context.mesh().to_string(),
-                        other->mesh() == context.mesh() ? " (an equal mesh, but made separately)" : "",
-                        "; all DTensors of an operator must be on one mesh"));
+           absl::StrCat(
+               "argument '", op.schema().arguments()[arg].name(), "' lies on ",
+               other->mesh().to_string(), ", another argument on ", context.mesh().to_string(),
+               other->mesh() == context.mesh() ? " (an equal mesh, but made separately)" : "",
+               "; all DTensors of an operator must be on one mesh"));
     }
   });
 }
@@ -270,8 +279,8 @@ SpecRef output_spec(MeshContext& context, const TensorInfo& info, const Layout& 
 }
 
 // Records that input i has to become `layout`, if it is not already.
-void change_input(MeshContext& context, const OpCall& call, int i, const Layout& layout, c10::Device device,
-                  CacheEntry& entry) {
+void change_input(MeshContext& context, const OpCall& call, int i, const Layout& layout,
+                  c10::Device device, CacheEntry& entry) {
   const TensorInfo& input = call.input(i);
   SpecRef from = input.spec;
   if (!input.defined) {
@@ -308,7 +317,8 @@ std::unique_ptr<CacheEntry> decide(const c10::OperatorHandle& op, const OpInfo& 
 
   if (info.rule == nullptr) {
     entry->gathered = true;
-    for (int i = 0; i < call.num_inputs(); ++i) change_input(context, call, i, replicated, device, *entry);
+    for (int i = 0; i < call.num_inputs(); ++i)
+      change_input(context, call, i, replicated, device, *entry);
     for (const OpInfo::Write& write : info.writes) {
       const SpecRef& spec = meta_of(args[write.arg].toTensor()).spec;
       CacheEntry::Written written{write.arg, write.output, spec, {}, spec->layout.is_replicated()};
@@ -339,7 +349,8 @@ std::unique_ptr<CacheEntry> decide(const c10::OperatorHandle& op, const OpInfo& 
   for (const std::string& name : info.rule->size_args) {
     const int arg = call.arg_index(name);
     if (arg < 0 || args[arg].isNone()) continue;
-    entry->arg_changes.push_back({arg, IValue(c10::IntArrayRef(array(entry->outputs[0]->local_sizes)))});
+    entry->arg_changes.push_back(
+        {arg, IValue(c10::IntArrayRef(array(entry->outputs[0]->local_sizes)))});
   }
   for (const OpInfo::Write& write : info.writes) {
     const at::Tensor& tensor = args[write.arg].toTensor();
@@ -348,7 +359,8 @@ std::unique_ptr<CacheEntry> decide(const c10::OperatorHandle& op, const OpInfo& 
     }
     const SpecRef& spec = meta_of(tensor).spec;
     const std::optional<int> input = flat_input_of(call, write.arg);
-    const SpecRef& result = write.output >= 0 ? entry->outputs[write.output] : entry->inputs[*input];
+    const SpecRef& result =
+        write.output >= 0 ? entry->outputs[write.output] : entry->inputs[*input];
     if (info.changes_shape) {
       entry->written.push_back({write.arg, write.output, result, {}, true});
       continue;
@@ -398,15 +410,17 @@ void note_gathered(const c10::OperatorHandle& op, MeshContext& context) {
   for (int64_t c : context.coordinate()) {
     if (c != 0) return;
   }
-  TORCH_WARN("shardweave: ", name_of(op), " has no sharding rule; its inputs are gathered on every rank");
+  TORCH_WARN("shardweave: ", name_of(op),
+             " has no sharding rule; its inputs are gathered on every rank");
 }
 
 // A local result of an operator without a rule: the same on all ranks.
 at::Tensor wrap_replicated(const std::shared_ptr<MeshContext>& context, at::Tensor local) {
   const auto sizes = local.sizes();
   const auto strides = local.strides();
-  SpecRef spec = context->intern(Layout(Placements(context->mesh().ndim())), {sizes.data(), sizes.size()},
-                                 {strides.data(), strides.size()}, local.scalar_type(), local.device());
+  SpecRef spec =
+      context->intern(Layout(Placements(context->mesh().ndim())), {sizes.data(), sizes.size()},
+                      {strides.data(), strides.size()}, local.scalar_type(), local.device());
   return wrap(std::move(local), std::move(spec), context);
 }
 
@@ -433,8 +447,8 @@ class Runner {
  private:
   struct Kept {
     const CacheEntry::Written* written;
-    at::Tensor handle;                // the DTensor that the operator writes
-    at::Tensor local;                 // what the local operator got for it
+    at::Tensor handle;  // the DTensor that the operator writes
+    at::Tensor local;   // what the local operator got for it
   };
 
   void keep_written() {
@@ -442,9 +456,10 @@ class Runner {
       at::Tensor handle = (*stack_)[base_ + written.arg].toTensor();
       if (meta_of(handle).lost_alias) {
         fail(op_, absl::StatusCode::kFailedPrecondition,
-             absl::StrCat("writes to a view of a DTensor that had to be made by communication, so that the "
-                          "original would not change: ",
-                          meta_of(handle).spec->to_string(), "; clone() it first"));
+             absl::StrCat(
+                 "writes to a view of a DTensor that had to be made by communication, so that the "
+                 "original would not change: ",
+                 meta_of(handle).spec->to_string(), "; clone() it first"));
       }
       kept_.push_back({&written, std::move(handle), {}});
     }
@@ -452,7 +467,8 @@ class Runner {
 
   at::Tensor changed(const InputChange& change, const at::Tensor& local) {
     if (!change.plan.is_local()) ++context_->counters.implicit_redistributions;
-    at::Tensor result = run_plan(*context_, change.plan, local, change.target->sizes, op_.operator_name().name);
+    at::Tensor result =
+        run_plan(*context_, change.plan, local, change.target->sizes, op_.operator_name().name);
     if (local.dim() == 0 && local.unsafeGetTensorImpl()->is_wrapped_number()) {
       if (result.is_same(local)) return result;
       result.unsafeGetTensorImpl()->set_wrapped_number(true);
@@ -467,7 +483,8 @@ class Runner {
     const int i = next_input_++;
     if (!defined(impl)) return {};
     const bool sharded = is_dtensor(impl);
-    if (next_change_ < entry_.input_changes.size() && entry_.input_changes[next_change_].input == i) {
+    if (next_change_ < entry_.input_changes.size() &&
+        entry_.input_changes[next_change_].input == i) {
       const InputChange& change = entry_.input_changes[next_change_++];
       return changed(change, sharded ? meta_of(impl).local : value.toTensor());
     }
@@ -516,7 +533,8 @@ class Runner {
       DTensorMeta& meta = meta_of(k.handle);
       if (info_.changes_shape) {
         meta.spec = k.written->spec;
-        k.handle.unsafeGetTensorImpl()->set_sizes_and_strides(array(meta.spec->sizes), array(meta.spec->strides));
+        k.handle.unsafeGetTensorImpl()->set_sizes_and_strides(array(meta.spec->sizes),
+                                                              array(meta.spec->strides));
         continue;
       }
       if (k.written->direct) continue;
@@ -534,14 +552,16 @@ class Runner {
       return result;
     }
     const SpecRef& spec = entry_.outputs[flat];
-    if (spec == nullptr || local.sizes() != array(spec->local_sizes) || local.scalar_type() != spec->dtype) {
+    if (spec == nullptr || local.sizes() != array(spec->local_sizes) ||
+        local.scalar_type() != spec->dtype) {
       fail(op_, absl::StatusCode::kInternal,
-           absl::StrCat("the local result ", flat, " is ", c10::toString(local.scalar_type()), " of shape [",
-                        absl::StrJoin(local.sizes(), ", "), "], the sharding rule promised ",
+           absl::StrCat("the local result ", flat, " is ", c10::toString(local.scalar_type()),
+                        " of shape [", absl::StrJoin(local.sizes(), ", "),
+                        "], the sharding rule promised ",
                         spec == nullptr ? "none"
                                         : absl::StrCat(c10::toString(spec->dtype), " [",
-                                                       absl::StrJoin(spec->local_sizes, ", "), "] of ",
-                                                       spec->to_string())));
+                                                       absl::StrJoin(spec->local_sizes, ", "),
+                                                       "] of ", spec->to_string())));
     }
     at::Tensor result = wrap(std::move(local), spec, context_);
     meta_of(result).lost_alias = lost_alias();
@@ -613,7 +633,8 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
     return;
   }
   if (info.writes_list) {
-    fail(op, absl::StatusCode::kUnimplemented, "operators that write to lists of tensors are not supported on DTensors");
+    fail(op, absl::StatusCode::kUnimplemented,
+         "operators that write to lists of tensors are not supported on DTensors");
   }
   if (info.is_random && info.rule == nullptr) {
     fail(op, absl::StatusCode::kUnimplemented,

@@ -24,7 +24,9 @@ at::Tensor numbers(at::IntArrayRef sizes) {
 
 void expect_value(const at::Tensor& tensor, const at::Tensor& whole) {
   const at::Tensor got = full_tensor(tensor);
-  EXPECT_TRUE(at::allclose(got, whole)) << layout_of(tensor).to_string() << "\n" << got << "\nwanted\n" << whole;
+  EXPECT_TRUE(at::allclose(got, whole)) << layout_of(tensor).to_string() << "\n"
+                                        << got << "\nwanted\n"
+                                        << whole;
 }
 
 TEST(DispatchTest, CachesByWhatTheRuleReads) {
@@ -47,7 +49,7 @@ TEST(DispatchTest, PartialTimesPartialIsNotPartial) {
     const at::Tensor whole = numbers({4});
     const at::Tensor p = scattered(whole, mesh, {Partial()});
     expect_value(p * p, whole * whole);
-    expect_value(p + 1, whole + 1);            // the scalar counts once, not per rank
+    expect_value(p + 1, whole + 1);  // the scalar counts once, not per rank
     expect_value(p + p, whole + whole);
     expect_value(p * 3, whole * 3);
     EXPECT_TRUE(layout_of(p * 3)[0].is_partial());

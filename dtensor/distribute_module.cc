@@ -39,8 +39,8 @@ struct Bucket {
   int64_t bytes = 0;
 
   bool takes(const DTensorMeta& meta, const RedistributeStep& step) const {
-    return context == meta.context.get() && mesh_dim == step.mesh_dims[0] && dtype == meta.spec->dtype &&
-           op == step.before[mesh_dim].reduce_op();
+    return context == meta.context.get() && mesh_dim == step.mesh_dims[0] &&
+           dtype == meta.spec->dtype && op == step.before[mesh_dim].reduce_op();
   }
 
   // All-reduces the local tensors as one; each gradient becomes a piece of the result.
@@ -90,7 +90,13 @@ std::vector<at::Tensor> sync_one_step(const std::vector<at::Tensor>& parameters)
                                [&](const Bucket& b) { return b.takes(have, step); });
     if (bucket == buckets.end()) {
       const int mesh_dim = step.mesh_dims[0];
-      buckets.push_back({have.context.get(), mesh_dim, step.before[mesh_dim].reduce_op(), have.spec->dtype, {}, {}, 0});
+      buckets.push_back({have.context.get(),
+                         mesh_dim,
+                         step.before[mesh_dim].reduce_op(),
+                         have.spec->dtype,
+                         {},
+                         {},
+                         0});
       bucket = buckets.end() - 1;
     }
     // Global bytes: bucket borders must fall alike on all ranks, uneven shards or not.
@@ -122,7 +128,9 @@ bool matches_fqn(std::string_view pattern, std::string_view fqn) {
     while (true) {
       const size_t comma = choices.find(',');
       const std::string_view choice = choices.substr(0, comma);
-      if (fqn.starts_with(choice) && matches_fqn(pattern.substr(close + 1), fqn.substr(choice.size()))) return true;
+      if (fqn.starts_with(choice) &&
+          matches_fqn(pattern.substr(close + 1), fqn.substr(choice.size())))
+        return true;
       if (comma == std::string_view::npos) return false;
       choices.remove_prefix(comma + 1);
     }
@@ -141,7 +149,8 @@ void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const Par
   const Placements replicated(mesh->mesh().ndim());
   for (const Named& named : tensors) {
     if (is_dtensor(named.tensor)) {
-      throw Error(absl::FailedPreconditionError(absl::StrCat("distribute_module: '", named.fqn, "' is a DTensor already")));
+      throw Error(absl::FailedPreconditionError(
+          absl::StrCat("distribute_module: '", named.fqn, "' is a DTensor already")));
     }
     const Placements* choice = &replicated;
     for (size_t i = 0; i < plan.size(); ++i) {
@@ -149,17 +158,21 @@ void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const Par
       used[i] = true;
       if (choice == &replicated) choice = &placements[i];
     }
-    absl::Status fits = validate(Layout(*choice), mesh->mesh().shape(), {named.tensor.sizes().data(), named.tensor.sizes().size()});
+    absl::Status fits = validate(Layout(*choice), mesh->mesh().shape(),
+                                 {named.tensor.sizes().data(), named.tensor.sizes().size()});
     if (!fits.ok()) {
-      throw Error(absl::Status(fits.code(), absl::StrCat("distribute_module: '", named.fqn, "': ", std::string(fits.message()))));
+      throw Error(absl::Status(fits.code(), absl::StrCat("distribute_module: '", named.fqn,
+                                                         "': ", std::string(fits.message()))));
     }
     chosen.push_back(choice);
   }
   for (size_t i = 0; i < plan.size(); ++i) {
     if (used[i]) continue;
-    throw Error(absl::NotFoundError(absl::StrCat(
-        "distribute_module: the pattern '", plan[i].pattern, "' matches no parameter or buffer; there are: ",
-        absl::StrJoin(tensors, ", ", [](std::string* out, const Named& n) { out->append(n.fqn); }))));
+    throw Error(absl::NotFoundError(
+        absl::StrCat("distribute_module: the pattern '", plan[i].pattern,
+                     "' matches no parameter or buffer; there are: ",
+                     absl::StrJoin(tensors, ", ",
+                                   [](std::string* out, const Named& n) { out->append(n.fqn); }))));
   }
 
   const c10::AutoGradMode no_grad(false);
@@ -172,7 +185,9 @@ void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const Par
   }
 }
 
-void finish_grad_sync(torch::nn::Module& module) { finish_grad_sync(module.parameters()); }
+void finish_grad_sync(torch::nn::Module& module) {
+  finish_grad_sync(module.parameters());
+}
 
 void finish_grad_sync(const std::vector<at::Tensor>& parameters) {
   const c10::AutoGradMode no_grad(false);

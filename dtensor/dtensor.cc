@@ -17,15 +17,20 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-at::IntArrayRef array(const Dims& dims) { return at::IntArrayRef(dims.data(), dims.size()); }
-absl::Span<const int64_t> span(at::IntArrayRef sizes) { return {sizes.data(), sizes.size()}; }
+at::IntArrayRef array(const Dims& dims) {
+  return at::IntArrayRef(dims.data(), dims.size());
+}
+absl::Span<const int64_t> span(at::IntArrayRef sizes) {
+  return {sizes.data(), sizes.size()};
+}
 
 DTensorMeta& checked_meta(const at::Tensor& tensor, const char* function) {
   if (!is_dtensor(tensor)) {
     throw Error(absl::InvalidArgumentError(absl::StrCat(
         function, ": wanted a DTensor, got ",
-        tensor.defined() ? absl::StrCat("a plain tensor of shape [", absl::StrJoin(tensor.sizes(), ", "), "]")
-                         : std::string("an undefined tensor"))));
+        tensor.defined()
+            ? absl::StrCat("a plain tensor of shape [", absl::StrJoin(tensor.sizes(), ", "), "]")
+            : std::string("an undefined tensor"))));
   }
   return meta_of(tensor);
 }
@@ -54,8 +59,9 @@ double gradient_scale(const MeshContext& context, const Layout& layout, const ch
   for (int m = 0; m < layout.mesh_ndim(); ++m) {
     if (!layout[m].is_partial() || layout[m].is_partial(ReduceOp::kSum)) continue;
     if (!layout[m].is_partial(ReduceOp::kAvg)) {
-      throw Error(absl::UnimplementedError(absl::StrCat(
-          function, " has no gradient for ", layout.to_string(), "; only Partial sum and avg have one")));
+      throw Error(absl::UnimplementedError(absl::StrCat(function, " has no gradient for ",
+                                                        layout.to_string(),
+                                                        "; only Partial sum and avg have one")));
     }
     scale /= static_cast<double>(context.mesh().size(m));
   }
@@ -87,22 +93,26 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
     return result.is_same(tensor) ? tensor.alias() : result;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto from = c10::static_intrusive_pointer_cast<LayoutHolder>(ctx->saved_data["from"].toCapsule());
+    const auto from =
+        c10::static_intrusive_pointer_cast<LayoutHolder>(ctx->saved_data["from"].toCapsule());
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
     return {redistributed(grads[0], from->layout, "redistribute backward"), at::Tensor()};
   }
 };
 
 struct ToLocal : torch::autograd::Function<ToLocal> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& tensor, const Layout& grad_layout) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& tensor,
+                            const Layout& grad_layout) {
     const DTensorMeta& meta = meta_of(tensor);
-    ctx->saved_data["layout"] = c10::IValue::make_capsule(c10::make_intrusive<LayoutHolder>(grad_layout));
+    ctx->saved_data["layout"] =
+        c10::IValue::make_capsule(c10::make_intrusive<LayoutHolder>(grad_layout));
     ctx->saved_data["like"] = at::Tensor(tensor.detach());
     return meta.local.alias();
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
-    const auto holder = c10::static_intrusive_pointer_cast<LayoutHolder>(ctx->saved_data["layout"].toCapsule());
+    const auto holder =
+        c10::static_intrusive_pointer_cast<LayoutHolder>(ctx->saved_data["layout"].toCapsule());
     const DTensorMeta& like = meta_of(ctx->saved_data["like"].toTensor());
     SpecRef spec = like.context->intern(holder->layout, like.spec->sizes, like.spec->strides,
                                         grads[0].scalar_type(), like.spec->device);
@@ -113,8 +123,8 @@ struct ToLocal : torch::autograd::Function<ToLocal> {
 struct FromLocal : torch::autograd::Function<FromLocal> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& local, const SpecRef& spec,
                             const std::shared_ptr<MeshContext>& context) {
-    ctx->saved_data["layout"] = c10::IValue::make_capsule(
-        c10::make_intrusive<LayoutHolder>(gradient_layout(spec->layout)));
+    ctx->saved_data["layout"] =
+        c10::IValue::make_capsule(c10::make_intrusive<LayoutHolder>(gradient_layout(spec->layout)));
     if (local.requires_grad()) {
       ctx->saved_data["scale"] = gradient_scale(*context, spec->layout, "from_local");
     }
@@ -122,7 +132,8 @@ struct FromLocal : torch::autograd::Function<FromLocal> {
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor(), at::Tensor()};
-    const auto holder = c10::static_intrusive_pointer_cast<LayoutHolder>(ctx->saved_data["layout"].toCapsule());
+    const auto holder =
+        c10::static_intrusive_pointer_cast<LayoutHolder>(ctx->saved_data["layout"].toCapsule());
     const double scale = ctx->saved_data["scale"].toDouble();
     at::Tensor grad = meta_of(redistributed(grads[0], holder->layout, "from_local backward")).local;
     return {scale == 1 ? grad : grad.mul(scale), at::Tensor(), at::Tensor()};
@@ -137,12 +148,14 @@ Dims gather_global_shape(MeshContext& context, const Layout& layout, const at::T
   constexpr int64_t kMaxDims = 32;
   std::vector<int64_t> mine(kMaxDims + 1, 0);
   if (local.dim() > kMaxDims) {
-    throw Error(absl::InvalidArgumentError(absl::StrCat("from_local: ", local.dim(), " dimensions; at most ", kMaxDims)));
+    throw Error(absl::InvalidArgumentError(
+        absl::StrCat("from_local: ", local.dim(), " dimensions; at most ", kMaxDims)));
   }
   mine[0] = local.dim();
   for (int64_t d = 0; d < local.dim(); ++d) mine[d + 1] = local.size(d);
   std::vector<int64_t> everyones(mine.size() * comm.size());
-  throw_if_error(comm.all_gather(Buffer::of(mine.data(), mine.size()), Buffer::of(everyones.data(), everyones.size()),
+  throw_if_error(comm.all_gather(Buffer::of(mine.data(), mine.size()),
+                                 Buffer::of(everyones.data(), everyones.size()),
                                  {.timeout = absl::ZeroDuration(), .tag = "from_local"})
                      .wait());
   std::vector<Dims> shapes;
@@ -158,8 +171,8 @@ at::Tensor factory(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements&
                    const at::TensorOptions& options, const char* function, Fill fill) {
   std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
   SpecRef spec = context->intern(layout_for(*context, placements, function), span(sizes),
-                                 contiguous_strides(span(sizes)), c10::typeMetaToScalarType(options.dtype()),
-                                 options.device());
+                                 contiguous_strides(span(sizes)),
+                                 c10::typeMetaToScalarType(options.dtype()), options.device());
   const bool requires_grad = options.requires_grad();
   at::Tensor local = fill(array(spec->local_sizes), options.requires_grad(std::nullopt));
   at::Tensor result = wrap(std::move(local), std::move(spec), std::move(context));
@@ -170,8 +183,9 @@ at::Tensor factory(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements&
 void refuse_partial(const Placements& placements, const char* function) {
   for (const Placement& p : placements) {
     if (p.is_partial()) {
-      throw Error(absl::InvalidArgumentError(absl::StrCat(
-          function, ": ", to_string(placements), " has a Partial; wanted Shard or Replicate (use from_local)")));
+      throw Error(absl::InvalidArgumentError(
+          absl::StrCat(function, ": ", to_string(placements),
+                       " has a Partial; wanted Shard or Replicate (use from_local)")));
     }
   }
 }
@@ -184,7 +198,8 @@ Placements resolve(const DeviceMesh& mesh, const NamedPlacements& named) {
   for (const auto& [name, placement] : named) {
     const int dim = value_or_throw(mesh.dim(name));
     if (given[dim]) {
-      throw Error(absl::InvalidArgumentError(absl::StrCat("mesh dimension '", name, "' is given two placements")));
+      throw Error(absl::InvalidArgumentError(
+          absl::StrCat("mesh dimension '", name, "' is given two placements")));
     }
     given[dim] = true;
     placements[dim] = placement;
@@ -192,18 +207,19 @@ Placements resolve(const DeviceMesh& mesh, const NamedPlacements& named) {
   return placements;
 }
 
-at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, const Placements& placements,
-                             const DistributeOptions& options) {
+at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
+                             const Placements& placements, const DistributeOptions& options) {
   if (!tensor.defined() || is_dtensor(tensor)) {
-    throw Error(absl::InvalidArgumentError(tensor.defined()
-                                               ? "distribute_tensor: this is a DTensor already; use redistribute()"
-                                               : "distribute_tensor: the tensor is undefined"));
+    throw Error(absl::InvalidArgumentError(
+        tensor.defined() ? "distribute_tensor: this is a DTensor already; use redistribute()"
+                         : "distribute_tensor: the tensor is undefined"));
   }
   refuse_partial(placements, "distribute_tensor");
   std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
   const Layout layout = layout_for(*context, placements, "distribute_tensor");
   const auto sizes = tensor.sizes();
-  SpecRef spec = context->intern(layout, span(sizes), contiguous_strides(span(sizes)), tensor.scalar_type(), tensor.device());
+  SpecRef spec = context->intern(layout, span(sizes), contiguous_strides(span(sizes)),
+                                 tensor.scalar_type(), tensor.device());
   const Layout replicated{Placements(layout.mesh_ndim())};
 
   at::Tensor whole = tensor.detach().contiguous();
@@ -212,8 +228,8 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, cons
     for (int m = 0; m < context->mesh().ndim(); ++m) all_dims.push_back(m);
     Communicator& comm = context->communicator(all_dims);
     if (*options.source < 0 || *options.source >= comm.size()) {
-      throw Error(absl::OutOfRangeError(absl::StrCat("distribute_tensor: source ", *options.source, " of ",
-                                                     comm.size(), " ranks")));
+      throw Error(absl::OutOfRangeError(absl::StrCat("distribute_tensor: source ", *options.source,
+                                                     " of ", comm.size(), " ranks")));
     }
     if (comm.rank() != *options.source) whole = at::empty(sizes, whole.options());
     throw_if_error(comm.broadcast(comm_buffer(whole), static_cast<int>(*options.source),
@@ -221,7 +237,8 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, cons
                        .wait());
   }
   const SpecRef from = context->with_layout(*spec, replicated);
-  at::Tensor local = run_plan(*context, plan_for(*context, *from, layout), whole, spec->sizes, "distribute_tensor");
+  at::Tensor local = run_plan(*context, plan_for(*context, *from, layout), whole, spec->sizes,
+                              "distribute_tensor");
   // Never an alias of the user's tensor: writing to one must not change the other.
   if (local.is_alias_of(tensor)) local = local.clone();
   at::Tensor result = wrap(std::move(local), std::move(spec), std::move(context));
@@ -229,8 +246,8 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, cons
   return result;
 }
 
-at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, const NamedPlacements& placements,
-                             const DistributeOptions& options) {
+at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
+                             const NamedPlacements& placements, const DistributeOptions& options) {
   return distribute_tensor(tensor, mesh, resolve(mesh->mesh(), placements), options);
 }
 
@@ -243,7 +260,8 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placem
   const Layout layout = layout_for(*context, placements, "from_local");
   Dims sizes = global_sizes.has_value() ? Dims(global_sizes->begin(), global_sizes->end())
                                         : gather_global_shape(*context, layout, local);
-  SpecRef spec = context->intern(layout, sizes, contiguous_strides(sizes), local.scalar_type(), local.device());
+  SpecRef spec = context->intern(layout, sizes, contiguous_strides(sizes), local.scalar_type(),
+                                 local.device());
   if (local.sizes() != array(spec->local_sizes)) {
     throw Error(absl::InvalidArgumentError(absl::StrCat(
         "from_local: the local tensor has shape [", absl::StrJoin(local.sizes(), ", "), "], ",
@@ -252,36 +270,45 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placem
   return FromLocal::apply(local.contiguous(), spec, context);
 }
 
-at::Tensor zeros(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements, at::TensorOptions options) {
-  return factory(sizes, mesh, placements, options, "zeros",
-                 [](at::IntArrayRef local, const at::TensorOptions& o) { return at::zeros(local, o); });
+at::Tensor zeros(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements,
+                 at::TensorOptions options) {
+  return factory(
+      sizes, mesh, placements, options, "zeros",
+      [](at::IntArrayRef local, const at::TensorOptions& o) { return at::zeros(local, o); });
 }
 
-at::Tensor ones(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements, at::TensorOptions options) {
+at::Tensor ones(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements,
+                at::TensorOptions options) {
   return full(sizes, 1, mesh, placements, options.dtype(options.dtype()));
 }
 
-at::Tensor empty(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements, at::TensorOptions options) {
-  return factory(sizes, mesh, placements, options, "empty",
-                 [](at::IntArrayRef local, const at::TensorOptions& o) { return at::empty(local, o); });
+at::Tensor empty(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements,
+                 at::TensorOptions options) {
+  return factory(
+      sizes, mesh, placements, options, "empty",
+      [](at::IntArrayRef local, const at::TensorOptions& o) { return at::empty(local, o); });
 }
 
-at::Tensor full(at::IntArrayRef sizes, const at::Scalar& value, const MeshPtr& mesh, const Placements& placements,
-                at::TensorOptions options) {
+at::Tensor full(at::IntArrayRef sizes, const at::Scalar& value, const MeshPtr& mesh,
+                const Placements& placements, at::TensorOptions options) {
   refuse_partial(placements, "full");
-  return factory(sizes, mesh, placements, options, "full",
-                 [&](at::IntArrayRef local, const at::TensorOptions& o) { return at::full(local, value, o); });
+  return factory(
+      sizes, mesh, placements, options, "full",
+      [&](at::IntArrayRef local, const at::TensorOptions& o) { return at::full(local, value, o); });
 }
 
-at::Tensor rand(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements, at::TensorOptions options) {
+at::Tensor rand(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements,
+                at::TensorOptions options) {
   refuse_partial(placements, "rand");
   const bool requires_grad = options.requires_grad();
-  at::Tensor result = empty(sizes, mesh, placements, options.requires_grad(std::nullopt)).uniform_();
+  at::Tensor result =
+      empty(sizes, mesh, placements, options.requires_grad(std::nullopt)).uniform_();
   if (requires_grad) result.requires_grad_();
   return result;
 }
 
-at::Tensor randn(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements, at::TensorOptions options) {
+at::Tensor randn(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements,
+                 at::TensorOptions options) {
   refuse_partial(placements, "randn");
   const bool requires_grad = options.requires_grad();
   at::Tensor result = empty(sizes, mesh, placements, options.requires_grad(std::nullopt)).normal_();
@@ -293,7 +320,9 @@ bool is_dtensor(const at::Tensor& tensor) {
   return tensor.defined() && is_dtensor(tensor.unsafeGetTensorImpl());
 }
 
-const Layout& layout_of(const at::Tensor& tensor) { return checked_meta(tensor, "layout_of").spec->layout; }
+const Layout& layout_of(const at::Tensor& tensor) {
+  return checked_meta(tensor, "layout_of").spec->layout;
+}
 
 MeshPtr mesh_of(const at::Tensor& tensor) {
   const DTensorMeta& meta = checked_meta(tensor, "mesh_of");
@@ -305,12 +334,14 @@ std::string describe(const at::Tensor& tensor) {
   const LocalExtent extent = local_extent(meta.spec->layout, meta.context->mesh().shape(),
                                           meta.context->coordinate(), meta.spec->sizes);
   return absl::StrCat(meta.spec->to_string(), " on ", meta.context->mesh().to_string(), ", local [",
-                      absl::StrJoin(extent.shape, ", "), "] at [", absl::StrJoin(extent.offset, ", "), "]");
+                      absl::StrJoin(extent.shape, ", "), "] at [",
+                      absl::StrJoin(extent.offset, ", "), "]");
 }
 
 at::Tensor redistribute(const at::Tensor& tensor, const Layout& layout) {
   const DTensorMeta& meta = checked_meta(tensor, "redistribute");
-  if (layout.mesh_ndim() != meta.context->mesh().ndim()) layout_for(*meta.context, layout.placements(), "redistribute");
+  if (layout.mesh_ndim() != meta.context->mesh().ndim())
+    layout_for(*meta.context, layout.placements(), "redistribute");
   return Redistribute::apply(tensor, layout);
 }
 
@@ -319,7 +350,8 @@ at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements) 
 }
 
 at::Tensor redistribute(const at::Tensor& tensor, const NamedPlacements& placements) {
-  return redistribute(tensor, resolve(checked_meta(tensor, "redistribute").context->mesh(), placements));
+  return redistribute(tensor,
+                      resolve(checked_meta(tensor, "redistribute").context->mesh(), placements));
 }
 
 at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
@@ -335,10 +367,16 @@ at::Tensor full_tensor(const at::Tensor& tensor) {
   return to_local(redistribute(tensor, Layout(Placements(meta.context->mesh().ndim()))));
 }
 
-StrictScope::StrictScope(const MeshPtr& mesh) : mesh_(mesh) { ++MeshContext::of(mesh_)->strict_depth; }
+StrictScope::StrictScope(const MeshPtr& mesh) : mesh_(mesh) {
+  ++MeshContext::of(mesh_)->strict_depth;
+}
 
-StrictScope::~StrictScope() { --MeshContext::of(mesh_)->strict_depth; }
+StrictScope::~StrictScope() {
+  --MeshContext::of(mesh_)->strict_depth;
+}
 
-DispatchCounters dispatch_counters(const MeshPtr& mesh) { return MeshContext::of(mesh)->counters; }
+DispatchCounters dispatch_counters(const MeshPtr& mesh) {
+  return MeshContext::of(mesh)->counters;
+}
 
 }  // namespace shardweave

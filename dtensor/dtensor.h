@@ -48,9 +48,10 @@ struct DistributeOptions {
 
 // Cuts a plain tensor, of the same shape and dtype on every rank, as the placements say. The result is a leaf that
 // requires grad if `tensor` does. `placements`: one per mesh dimension, no Partial.
-at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, const Placements& placements,
-                             const DistributeOptions& options = {});
-at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, const NamedPlacements& placements,
+at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
+                             const Placements& placements, const DistributeOptions& options = {});
+at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
+                             const NamedPlacements& placements,
                              const DistributeOptions& options = {});
 
 // A DTensor from every rank's local tensor. Its global shape is worked out from the local shapes (one small collective)
@@ -59,14 +60,19 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placem
                       std::optional<std::vector<int64_t>> global_sizes = std::nullopt);
 
 // Filled on every rank without communication. `options` give the dtype and requires_grad.
-at::Tensor zeros(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements, at::TensorOptions options = {});
-at::Tensor ones(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements, at::TensorOptions options = {});
-at::Tensor empty(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements, at::TensorOptions options = {});
-at::Tensor full(at::IntArrayRef sizes, const at::Scalar& value, const MeshPtr& mesh, const Placements& placements,
+at::Tensor zeros(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements,
+                 at::TensorOptions options = {});
+at::Tensor ones(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements,
                 at::TensorOptions options = {});
+at::Tensor empty(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements,
+                 at::TensorOptions options = {});
+at::Tensor full(at::IntArrayRef sizes, const at::Scalar& value, const MeshPtr& mesh,
+                const Placements& placements, at::TensorOptions options = {});
 // Random numbers by global element index: the same values for every mesh and every placement (see manual_seed in random.h).
-at::Tensor rand(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements, at::TensorOptions options = {});
-at::Tensor randn(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements, at::TensorOptions options = {});
+at::Tensor rand(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements,
+                at::TensorOptions options = {});
+at::Tensor randn(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements,
+                 at::TensorOptions options = {});
 
 // --- looking at DTensors ---------------------------------------------------------------------------
 
@@ -88,7 +94,8 @@ at::Tensor redistribute(const at::Tensor& tensor, const NamedPlacements& placeme
 // This rank's part; shares memory with the DTensor. Differentiable: `grad_placements` say how the gradients of the local
 // tensors lie together (default: as the DTensor; Replicate where that is Partial). A replicated tensor whose copies are used
 // differently by each rank has Partial gradients: say so here.
-at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements = std::nullopt);
+at::Tensor to_local(const at::Tensor& tensor,
+                    std::optional<Placements> grad_placements = std::nullopt);
 
 // The whole tensor, on every rank. Differentiable.
 at::Tensor full_tensor(const at::Tensor& tensor);
@@ -110,7 +117,7 @@ class StrictScope {
 
 // Of this rank, since the mesh was made.
 struct DispatchCounters {
-  int64_t operators = 0;                 // operators on DTensors
+  int64_t operators = 0;  // operators on DTensors
   int64_t cache_misses = 0;
   int64_t implicit_redistributions = 0;  // with communication, that no redistribute() asked for
   int64_t gathered_operators = 0;        // calls of operators without a rule

@@ -14,15 +14,16 @@ MeshContext::MeshContext(ConnectedMesh& mesh) : mesh_(&mesh) {}
 
 std::shared_ptr<MeshContext> MeshContext::of(const std::shared_ptr<ConnectedMesh>& mesh) {
   if (mesh == nullptr) throw Error(absl::InvalidArgumentError("the mesh is null"));
-  auto context = std::static_pointer_cast<MeshContext>(mesh->extension(
-      [](ConnectedMesh& m) { return std::static_pointer_cast<void>(std::make_shared<MeshContext>(m)); }));
+  auto context = std::static_pointer_cast<MeshContext>(mesh->extension([](ConnectedMesh& m) {
+    return std::static_pointer_cast<void>(std::make_shared<MeshContext>(m));
+  }));
   // Shares ownership of the mesh, which owns the context: no cycle, and neither dies before the other.
   return std::shared_ptr<MeshContext>(mesh, context.get());
 }
 
 Communicator& MeshContext::communicator(absl::Span<const int> mesh_dims) {
-  auto communicator = mesh_dims.size() == 1 ? mesh_->communicator(mesh_dims[0])
-                                            : mesh_->communicator(mesh_dims);
+  auto communicator =
+      mesh_dims.size() == 1 ? mesh_->communicator(mesh_dims[0]) : mesh_->communicator(mesh_dims);
   return *value_or_throw(std::move(communicator));
 }
 
@@ -48,7 +49,7 @@ SpecRef MeshContext::intern(const Layout& layout, absl::Span<const int64_t> size
                             c10::Device device) {
   throw_if_error(validate(layout, mesh().shape(), sizes));
   auto spec = c10::make_intrusive<const Spec>(this, layout, Dims(sizes.begin(), sizes.end()),
-                                        Dims(strides.begin(), strides.end()), dtype, device);
+                                              Dims(strides.begin(), strides.end()), dtype, device);
   if (auto it = specs_.find(spec); it != specs_.end()) return *it;
   if (specs_.size() >= kMaxSpecs) {
     absl::erase_if(specs_, [](const SpecRef& s) { return s.use_count() == 1; });

@@ -34,11 +34,13 @@ class MeshContext {
   const Coordinate& coordinate() const { return mesh_->coordinate(); }
   // Throws Error when the group cannot be formed.
   Communicator& communicator(absl::Span<const int> mesh_dims);
-  Communicator& communicator(int mesh_dim) { return communicator(absl::Span<const int>(&mesh_dim, 1)); }
+  Communicator& communicator(int mesh_dim) {
+    return communicator(absl::Span<const int>(&mesh_dim, 1));
+  }
 
   // Equal arguments give the same object. Throws Error if the layout does not fit the mesh and the sizes.
-  SpecRef intern(const Layout& layout, absl::Span<const int64_t> sizes, absl::Span<const int64_t> strides,
-                 at::ScalarType dtype, c10::Device device);
+  SpecRef intern(const Layout& layout, absl::Span<const int64_t> sizes,
+                 absl::Span<const int64_t> strides, at::ScalarType dtype, c10::Device device);
   // The same tensor in another layout.
   SpecRef with_layout(const Spec& spec, const Layout& layout) {
     return intern(layout, spec.sizes, spec.strides, spec.dtype, spec.device);
@@ -51,7 +53,7 @@ class MeshContext {
   DispatchCounters counters;
   CostModel cost_model;
   PhiloxState random;
-  int strict_depth = 0;                // > 0: implicit communication is an error
+  int strict_depth = 0;                     // > 0: implicit communication is an error
   absl::flat_hash_set<std::string> warned;  // operators without a rule that were reported
 
  private:
@@ -62,7 +64,7 @@ class MeshContext {
     bool operator()(const SpecRef& a, const SpecRef& b) const;
   };
 
-  ConnectedMesh* mesh_;                // owns this
+  ConnectedMesh* mesh_;  // owns this
   absl::flat_hash_map<const c10::OperatorName*, std::unique_ptr<OpInfo>> op_infos_;
   absl::flat_hash_set<SpecRef, Hash, Equal> specs_;
 };

@@ -24,7 +24,8 @@ void fill(nn::Module& module) {
   const c10::AutoGradMode no_grad(false);
   double phase = 0;
   for (at::Tensor& p : module.parameters()) {
-    p.copy_(at::sin(at::arange(p.numel(), at::kDouble) * 1.7 + phase).view(p.sizes()) * 0.2 + (p.dim() == 1 ? 0.3 : 0.0));
+    p.copy_(at::sin(at::arange(p.numel(), at::kDouble) * 1.7 + phase).view(p.sizes()) * 0.2 +
+            (p.dim() == 1 ? 0.3 : 0.0));
     phase += 1;
   }
 }
@@ -41,7 +42,8 @@ struct GptImpl : nn::Module {
   static constexpr int64_t kVocabulary = 11, kDim = 12, kHeads = 4, kSeq = 6;
   nn::Embedding tokens{nullptr}, positions{nullptr};
   nn::LayerNorm norm1{nullptr}, norm2{nullptr}, norm3{nullptr};
-  nn::Linear q{nullptr}, k{nullptr}, v{nullptr}, o{nullptr}, up{nullptr}, down{nullptr}, head{nullptr};
+  nn::Linear q{nullptr}, k{nullptr}, v{nullptr}, o{nullptr}, up{nullptr}, down{nullptr},
+      head{nullptr};
   at::Tensor index;
 
   GptImpl() {
@@ -65,7 +67,8 @@ struct GptImpl : nn::Module {
   at::Tensor loss(const at::Tensor& input, const at::Tensor& target) {
     at::Tensor x = tokens(input) + positions(index);
     const at::Tensor y = norm1(x);
-    const at::Tensor a = at::scaled_dot_product_attention(heads(q(y)), heads(k(y)), heads(v(y)), {}, 0.0, true);
+    const at::Tensor a =
+        at::scaled_dot_product_attention(heads(q(y)), heads(k(y)), heads(v(y)), {}, 0.0, true);
     x = x + o(a.transpose(1, 2).reshape(x.sizes()));
     x = x + down(at::gelu(up(norm2(x))));
     return at::cross_entropy_loss(head(norm3(x)).view({-1, kVocabulary}), target.reshape({-1}));
@@ -102,7 +105,8 @@ struct VitImpl : nn::Module {
     auto heads = [&](const at::Tensor& t) {
       return t.reshape({t.size(0), t.size(1), kHeads, kDim / kHeads}).transpose(1, 2);
     };
-    const at::Tensor a = at::scaled_dot_product_attention(heads(parts[0]), heads(parts[1]), heads(parts[2]));
+    const at::Tensor a =
+        at::scaled_dot_product_attention(heads(parts[0]), heads(parts[1]), heads(parts[2]));
     x = x + o(a.transpose(1, 2).flatten(2));
     x = x + down(at::gelu(up(norm(x))));
     return at::cross_entropy_loss(head(x.select(1, 0)), target);
@@ -113,7 +117,8 @@ TORCH_MODULE(Vit);
 // --- training -----------------------------------------------------------------------------------------
 
 using Batch = std::pair<at::Tensor, at::Tensor>;
-using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)>;
+using MakeOptimizer =
+    std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)>;
 
 constexpr int kSteps = 4;
 
@@ -143,7 +148,8 @@ struct Case {
 };
 
 template <typename Model>
-void check(const Case& c, const std::function<Batch(int64_t)>& batch, const MakeOptimizer& optimizer) {
+void check(const Case& c, const std::function<Batch(int64_t)>& batch,
+           const MakeOptimizer& optimizer) {
   on_mesh(c.mesh, [&](const MeshPtr& mesh) {
     SCOPED_TRACE(mesh->mesh().to_string());
     Model plain, sharded;
@@ -153,9 +159,11 @@ void check(const Case& c, const std::function<Batch(int64_t)>& batch, const Make
     distribute_module(*sharded, mesh, c.plan);
     const std::vector<double> got = train(sharded, optimizer, [&](int64_t step) {
       auto [input, target] = batch(step);
-      return Batch(distribute_tensor(input, mesh, c.batch), distribute_tensor(target, mesh, c.batch));
+      return Batch(distribute_tensor(input, mesh, c.batch),
+                   distribute_tensor(target, mesh, c.batch));
     });
-    for (int step = 0; step < kSteps; ++step) EXPECT_NEAR(got[step], want[step], 2e-5) << "step " << step;
+    for (int step = 0; step < kSteps; ++step)
+      EXPECT_NEAR(got[step], want[step], 2e-5) << "step " << step;
     EXPECT_LT(got.back(), got.front());
     const auto names = plain->named_parameters();
     const auto sharded_parameters = sharded->parameters();
@@ -170,18 +178,21 @@ void check(const Case& c, const std::function<Batch(int64_t)>& batch, const Make
 }
 
 std::unique_ptr<torch::optim::Optimizer> adamw(std::vector<at::Tensor> parameters) {
-  return std::make_unique<torch::optim::AdamW>(std::move(parameters), torch::optim::AdamWOptions(3e-3));
+  return std::make_unique<torch::optim::AdamW>(std::move(parameters),
+                                               torch::optim::AdamWOptions(3e-3));
 }
 std::unique_ptr<torch::optim::Optimizer> sgd(std::vector<at::Tensor> parameters) {
-  return std::make_unique<torch::optim::SGD>(std::move(parameters),
-                                             torch::optim::SGDOptions(0.05).momentum(0.9).weight_decay(0.01));
+  return std::make_unique<torch::optim::SGD>(
+      std::move(parameters), torch::optim::SGDOptions(0.05).momentum(0.9).weight_decay(0.01));
 }
 
 Batch gpt_batch(int64_t step) {
-  return {pattern({6, GptImpl::kSeq}, GptImpl::kVocabulary, step), pattern({6, GptImpl::kSeq}, GptImpl::kVocabulary, step + 1)};
+  return {pattern({6, GptImpl::kSeq}, GptImpl::kVocabulary, step),
+          pattern({6, GptImpl::kSeq}, GptImpl::kVocabulary, step + 1)};
 }
 Batch vit_batch(int64_t step) {
-  return {at::sin(at::arange(6 * 3 * 8 * 8, at::kFloat) * (0.3 + 0.01 * static_cast<double>(step))).view({6, 3, 8, 8}),
+  return {at::sin(at::arange(6 * 3 * 8 * 8, at::kFloat) * (0.3 + 0.01 * static_cast<double>(step)))
+              .view({6, 3, 8, 8}),
           pattern({6}, VitImpl::kClasses, 0)};
 }
 
@@ -221,7 +232,8 @@ TEST(ModelsTest, GptEveryParameterShardedSomehow) {
 }
 
 TEST(ModelsTest, Vit) {
-  const ParameterPlan plan = {{"{qkv,up}.*", {{"tp", Shard(0)}}}, {"{o,down}.weight", {{"tp", Shard(1)}}}};
+  const ParameterPlan plan = {{"{qkv,up}.*", {{"tp", Shard(0)}}},
+                              {"{o,down}.weight", {{"tp", Shard(1)}}}};
   check<Vit>({{{"dp", 2}, {"tp", 2}}, plan, {{"dp", Shard(0)}}}, vit_batch, adamw);
   check<Vit>({{{"dp", 4}, {"tp", 1}}, plan, {{"dp", Shard(0)}}}, vit_batch, sgd);
 }
@@ -233,7 +245,8 @@ TEST(ModelsTest, PlansThatCannotBe) {
                          distribute_module(*model, mesh, plan);
                        }).message());
   };
-  EXPECT_THAT(message({{"*.gate.weight", {{"tp", Shard(0)}}}}), ::testing::HasSubstr("'*.gate.weight' matches no parameter"));
+  EXPECT_THAT(message({{"*.gate.weight", {{"tp", Shard(0)}}}}),
+              ::testing::HasSubstr("'*.gate.weight' matches no parameter"));
   EXPECT_THAT(message({{"q.bias", {{"tp", Shard(1)}}}}), ::testing::HasSubstr("'q.bias'"));
   EXPECT_THAT(message({{"q.bias", {{"dp", Shard(0)}}}}), ::testing::HasSubstr("dp"));
 }

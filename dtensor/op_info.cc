@@ -9,7 +9,8 @@ bool is_tensor(const c10::TypePtr& type) {
 }
 
 bool is_tensor_list(const c10::TypePtr& type) {
-  if (auto optional = type->cast<c10::OptionalType>()) return is_tensor_list(optional->getElementType());
+  if (auto optional = type->cast<c10::OptionalType>())
+    return is_tensor_list(optional->getElementType());
   auto list = type->cast<c10::ListType>();
   return list != nullptr && is_tensor(list->getElementType());
 }
@@ -41,8 +42,8 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) {
     const c10::TypePtr& type = argument.type();
     const bool tensor = is_tensor(type);
     const bool list = is_tensor_list(type);
-    ArgKind kind = tensor ? ArgKind::kTensor
-                   : list ? ArgKind::kTensorList
+    ArgKind kind = tensor           ? ArgKind::kTensor
+                   : list           ? ArgKind::kTensorList
                    : is_keyed(type) ? ArgKind::kKeyed
                                     : ArgKind::kUnkeyed;
     if (kind == ArgKind::kUnkeyed && rule != nullptr) {

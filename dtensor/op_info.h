@@ -12,28 +12,28 @@ struct OpInfo {
   explicit OpInfo(const c10::OperatorHandle& op);
 
   enum class ArgKind : uint8_t {
-    kTensor,       // Tensor or Tensor?
-    kTensorList,   // Tensor[] or Tensor?[]
-    kKeyed,        // part of the cache key: ints, bools, dtypes, devices, lists of them
-    kUnkeyed,      // float, Scalar, string, generator: the rule does not see them
+    kTensor,      // Tensor or Tensor?
+    kTensorList,  // Tensor[] or Tensor?[]
+    kKeyed,       // part of the cache key: ints, bools, dtypes, devices, lists of them
+    kUnkeyed,     // float, Scalar, string, generator: the rule does not see them
   };
   struct Write {
-    int arg;       // written by the operator
-    int output;    // and returned as this output (-1: not returned)
-    bool is_out;   // an out= argument: not an input
+    int arg;      // written by the operator
+    int output;   // and returned as this output (-1: not returned)
+    bool is_out;  // an out= argument: not an input
   };
 
-  const Rule* rule = nullptr;          // null: none
+  const Rule* rule = nullptr;  // null: none
   std::vector<ArgKind> args;
-  std::vector<bool> is_out;            // per argument
+  std::vector<bool> is_out;  // per argument
   std::vector<Write> writes;
-  bool writes_list = false;            // writes tensors of a list
-  bool changes_shape = false;          // in place: transpose_, squeeze_, ...
-  bool is_view = false;                // a result aliases an argument that is not written
-  bool is_random = false;              // draws random numbers
+  bool writes_list = false;    // writes tensors of a list
+  bool changes_shape = false;  // in place: transpose_, squeeze_, ...
+  bool is_view = false;        // a result aliases an argument that is not written
+  bool is_random = false;      // draws random numbers
   int num_returns = 0;
   bool has_meta_kernel = false;
-  bool decompose = false;              // run the operator's own composite kernel on the DTensors
+  bool decompose = false;  // run the operator's own composite kernel on the DTensors
   c10::DispatchKey composite_key = c10::DispatchKey::Undefined;
 };
 

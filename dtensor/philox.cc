@@ -168,7 +168,8 @@ struct NormalDouble {
     for (int b = 0; b < kBlocks; ++b) {
       const double u = (static_cast<double>(bits[b] >> 12) + 0.5) * 0x1p-52;
       const double radius = std::sqrt(-2 * std::log(u));
-      const double angle = static_cast<double>(bits[kBlocks + b] >> 11) * 0x1p-53 * 2 * std::numbers::pi;
+      const double angle =
+          static_cast<double>(bits[kBlocks + b] >> 11) * 0x1p-53 * 2 * std::numbers::pi;
       out[b] = radius * std::cos(angle);
       out[kBlocks + b] = radius * std::sin(angle);
     }
@@ -177,13 +178,15 @@ struct NormalDouble {
 
 }  // namespace
 
-std::array<uint32_t, 4> philox4x32_10(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) {
+std::array<uint32_t, 4> philox4x32_10(std::array<uint32_t, 4> counter,
+                                      std::array<uint32_t, 2> key) {
   const auto join = [](uint32_t low, uint32_t high) {
     return static_cast<uint64_t>(high) << 32 | low;
   };
   const uint64_t block = join(counter[0], counter[1]);
   Group x;
-  make_group(join(key[0], key[1]), join(counter[2], counter[3]), static_cast<int64_t>(block / kBlocks), x);
+  make_group(join(key[0], key[1]), join(counter[2], counter[3]),
+             static_cast<int64_t>(block / kBlocks), x);
   const uint64_t b = block % kBlocks;
   return {x[0][b], x[1][b], x[2][b], x[3][b]};
 }
@@ -218,9 +221,17 @@ void PhiloxStream::fill(int64_t first, absl::Span<typename Transform::Number> ou
   }
 }
 
-void PhiloxStream::bits(int64_t first, absl::Span<uint32_t> out) { fill<Bits32>(first, out); }
-void PhiloxStream::bits(int64_t first, absl::Span<uint64_t> out) { fill<Bits64>(first, out); }
-void PhiloxStream::normal(int64_t first, absl::Span<float> out) { fill<NormalFloat>(first, out); }
-void PhiloxStream::normal(int64_t first, absl::Span<double> out) { fill<NormalDouble>(first, out); }
+void PhiloxStream::bits(int64_t first, absl::Span<uint32_t> out) {
+  fill<Bits32>(first, out);
+}
+void PhiloxStream::bits(int64_t first, absl::Span<uint64_t> out) {
+  fill<Bits64>(first, out);
+}
+void PhiloxStream::normal(int64_t first, absl::Span<float> out) {
+  fill<NormalFloat>(first, out);
+}
+void PhiloxStream::normal(int64_t first, absl::Span<double> out) {
+  fill<NormalDouble>(first, out);
+}
 
 }  // namespace shardweave

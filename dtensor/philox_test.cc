@@ -17,10 +17,12 @@ using ::testing::ElementsAre;
 TEST(PhiloxTest, KnownAnswers) {
   EXPECT_THAT(philox4x32_10({0, 0, 0, 0}, {0, 0}),
               ElementsAre(0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8));
-  EXPECT_THAT(philox4x32_10({0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}, {0xffffffff, 0xffffffff}),
-              ElementsAre(0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd));
-  EXPECT_THAT(philox4x32_10({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}),
-              ElementsAre(0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1));
+  EXPECT_THAT(
+      philox4x32_10({0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}, {0xffffffff, 0xffffffff}),
+      ElementsAre(0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd));
+  EXPECT_THAT(
+      philox4x32_10({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}),
+      ElementsAre(0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1));
 }
 
 // Which word of which block is number i: the definition that any other implementation has to follow.
@@ -80,8 +82,10 @@ TEST(PhiloxTest, SeedsAndStreamsDiffer) {
   };
   const auto a = draw(1, 1);
   EXPECT_EQ(a, draw(1, 1));
-  for (const auto& b : {draw(2, 1), draw(1, 2), draw(uint64_t{1} << 32 | 1, 1), draw(1, uint64_t{1} << 32 | 1)}) {
-    EXPECT_LT(std::inner_product(a.begin(), a.end(), b.begin(), 0, std::plus<>(), std::equal_to<>()), 2);
+  for (const auto& b :
+       {draw(2, 1), draw(1, 2), draw(uint64_t{1} << 32 | 1, 1), draw(1, uint64_t{1} << 32 | 1)}) {
+    EXPECT_LT(
+        std::inner_product(a.begin(), a.end(), b.begin(), 0, std::plus<>(), std::equal_to<>()), 2);
   }
 }
 

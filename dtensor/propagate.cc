@@ -66,15 +66,14 @@ double input_cost(const MeshContext& context, const OpCall& call, int i, const P
   const CostModel::Link link = context.cost_model.link(call.mesh_dim);
   const int64_t bytes = estimated_local_bytes(call, i);
   if (have.is_replicate() && want.is_partial()) {
-    return kLocalCopy +
-           transition_cost(Partial(), Replicate(), call.num_ranks, bytes, link);
+    return kLocalCopy + transition_cost(Partial(), Replicate(), call.num_ranks, bytes, link);
   }
   return kLocalCopy + transition_cost(have, want, call.num_ranks, bytes, link);
 }
 
 [[noreturn]] void nonsense(const OpCall& call, const std::string& what) {
-  throw Error(absl::InternalError(absl::StrCat("the sharding rule of ",
-                                               c10::toString(call.op->operator_name()), " ", what)));
+  throw Error(absl::InternalError(
+      absl::StrCat("the sharding rule of ", c10::toString(call.op->operator_name()), " ", what)));
 }
 
 void check(const OpCall& call, Strategy& s) {
@@ -92,7 +91,8 @@ void check(const OpCall& call, Strategy& s) {
   auto check_dims = [&](const std::vector<Placement>& ps, const std::vector<TensorInfo>& infos,
                         const char* side) {
     for (size_t i = 0; i < ps.size(); ++i) {
-      if (infos[i].defined && ps[i].is_shard() && (ps[i].dim() < 0 || ps[i].dim() >= infos[i].ndim())) {
+      if (infos[i].defined && ps[i].is_shard() &&
+          (ps[i].dim() < 0 || ps[i].dim() >= infos[i].ndim())) {
         nonsense(call, absl::StrCat("shards ", side, " ", i, " with ", infos[i].ndim(),
                                     " dimensions as ", ps[i].to_string()));
       }
@@ -110,7 +110,8 @@ bool fits(const MeshContext& context, const OpCall& call, const std::vector<Plac
     if (!infos[i].defined || placements[i].kind() != PlacementKind::kRaggedShard) continue;
     Placements together = decided[i];
     together[call.mesh_dim] = placements[i];
-    const Layout layout = value_or_throw(Layout::create(std::move(together), {call.order.begin(), call.order.end()}));
+    const Layout layout =
+        value_or_throw(Layout::create(std::move(together), {call.order.begin(), call.order.end()}));
     if (!validate(layout, context.mesh().shape(), infos[i].sizes).ok()) return false;
   }
   return true;
@@ -120,7 +121,8 @@ Strategy cheapest(const MeshContext& context, const OpCall& call, const Rule& ru
                   std::optional<int> written_input, LocalKernel kernel,
                   const std::vector<Placements>& inputs, const std::vector<Placements>& outputs) {
   Strategies strategies;
-  strategies.add(std::vector<Placement>(call.num_inputs()), std::vector<Placement>(call.num_outputs()));
+  strategies.add(std::vector<Placement>(call.num_inputs()),
+                 std::vector<Placement>(call.num_outputs()));
   if (rule.function) rule.function(call, strategies);
   for (Strategy& s : strategies.list()) check(call, s);
   if (!rule.only_chunks) add_unusual_shards(call, strategies);
@@ -200,8 +202,8 @@ Decision propagate(MeshContext& context, OpCall call, const Rule& rule,
     const int m = order[turn];
     call.mesh_dim = m;
     call.num_ranks = context.mesh().size(m);
-    const Strategy s = cheapest(context, call, rule, written_input, decision.kernel, input_placements,
-                                output_placements);
+    const Strategy s = cheapest(context, call, rule, written_input, decision.kernel,
+                                input_placements, output_placements);
     if (s.kernel != nullptr) decision.kernel = s.kernel;
     for (int i = 0; i < inputs; ++i) {
       if (!call.input(i).defined) continue;
@@ -224,7 +226,8 @@ Decision propagate(MeshContext& context, OpCall call, const Rule& rule,
     }
     Layout layout = value_or_throw(Layout::create(std::move(output_placements[k]), order));
     if (absl::Status s = validate(layout, context.mesh().shape(), call.output(k).sizes); !s.ok()) {
-      nonsense(call, absl::StrCat("gives output ", k, " the layout ", layout.to_string(), ": ", s.message()));
+      nonsense(call, absl::StrCat("gives output ", k, " the layout ", layout.to_string(), ": ",
+                                  s.message()));
     }
     decision.outputs.push_back(std::move(layout));
   }

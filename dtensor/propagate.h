@@ -14,8 +14,8 @@
 namespace shardweave {
 
 struct Decision {
-  std::vector<Layout> inputs;        // one per flat input
-  std::vector<Layout> outputs;       // one per flat output
+  std::vector<Layout> inputs;   // one per flat input
+  std::vector<Layout> outputs;  // one per flat output
   LocalKernel kernel = nullptr;
 };
 

@@ -12,7 +12,9 @@ namespace shardweave {
 namespace {
 
 // LibTorch's view of our dimensions.
-c10::IntArrayRef array(const Dims& dims) { return c10::IntArrayRef(dims.data(), dims.size()); }
+c10::IntArrayRef array(const Dims& dims) {
+  return c10::IntArrayRef(dims.data(), dims.size());
+}
 
 at::Tensor empty(const Dims& sizes, const at::Tensor& like) {
   return at::empty(array(sizes), like.options());
@@ -66,7 +68,8 @@ class Executor {
 
   // What rank `index` of the step's mesh dimension holds of a dimension with `size` elements.
   Intervals cut(const Placement& p, int64_t size, int64_t index) const {
-    Placement first_dim = p.kind() == PlacementKind::kStridedShard ? StridedShard(0, p.split_factor())
+    Placement first_dim = p.kind() == PlacementKind::kStridedShard
+                              ? StridedShard(0, p.split_factor())
                           : p.kind() == PlacementKind::kRaggedShard ? RaggedShard(0, p.sizes())
                                                                     : Shard(0);
     return local_intervals(Layout({std::move(first_dim)}), {num_ranks_}, {index}, {size}, 0);
@@ -90,7 +93,8 @@ class Executor {
   }
 
   // Writes `piece` to the places that `intervals` name along `dim`.
-  static void place(const at::Tensor& target, int dim, const Intervals& intervals, const at::Tensor& piece) {
+  static void place(const at::Tensor& target, int dim, const Intervals& intervals,
+                    const at::Tensor& piece) {
     int64_t at = 0;
     for (const Interval& i : intervals) {
       target.narrow(dim, i.begin, i.size()).copy_(piece.narrow(dim, at, i.size()));
@@ -114,8 +118,9 @@ class Executor {
     for (int d = 0; d < dim; ++d) outer *= sizes[d];
     const bool in_place = outer == 1 && p.kind() != PlacementKind::kStridedShard;
     at::Tensor flat = in_place ? result : at::empty({result.numel()}, local.options());
-    throw_if_error(
-        communicator().all_gather_v(comm_buffer(local), comm_buffer(flat), counts, options_).wait());
+    throw_if_error(communicator()
+                       .all_gather_v(comm_buffer(local), comm_buffer(flat), counts, options_)
+                       .wait());
     if (in_place) return result;
     int64_t offset = 0;
     for (int64_t r = 0; r < num_ranks_; ++r) {
@@ -179,10 +184,10 @@ class Executor {
     }
     const at::Tensor input = at::cat(pieces);
     const at::Tensor flat = at::empty({count(after)}, local.options());
-    throw_if_error(communicator()
-                       .all_to_all_v(comm_buffer(input), send_counts, comm_buffer(flat), recv_counts,
-                                     options_)
-                       .wait());
+    throw_if_error(
+        communicator()
+            .all_to_all_v(comm_buffer(input), send_counts, comm_buffer(flat), recv_counts, options_)
+            .wait());
     at::Tensor result = empty(after, local);
     int64_t offset = 0;
     for (int64_t r = 0; r < num_ranks_; ++r) {
@@ -251,9 +256,9 @@ class Executor {
   const RedistributeStep& step_;
   absl::Span<const int64_t> sizes_;
   const CallOptions options_;
-  const int mesh_dim_;               // of steps on a single mesh dimension
-  const int64_t num_ranks_;          // along it
-  const int64_t index_;              // this rank's coordinate on it
+  const int mesh_dim_;       // of steps on a single mesh dimension
+  const int64_t num_ranks_;  // along it
+  const int64_t index_;      // this rank's coordinate on it
 };
 
 }  // namespace
@@ -273,18 +278,30 @@ at::Tensor run_plan(MeshContext& context, const RedistributePlan& plan, at::Tens
 
 DType comm_dtype(at::ScalarType dtype) {
   switch (dtype) {
-    case at::kDouble: return DType::kF64;
-    case at::kFloat: return DType::kF32;
-    case at::kHalf: return DType::kF16;
-    case at::kBFloat16: return DType::kBF16;
-    case at::kFloat8_e4m3fn: return DType::kF8E4M3;
-    case at::kFloat8_e5m2: return DType::kF8E5M2;
-    case at::kLong: return DType::kI64;
-    case at::kInt: return DType::kI32;
-    case at::kShort: return DType::kI16;
-    case at::kChar: return DType::kI8;
-    case at::kByte: return DType::kU8;
-    case at::kBool: return DType::kBool;
+    case at::kDouble:
+      return DType::kF64;
+    case at::kFloat:
+      return DType::kF32;
+    case at::kHalf:
+      return DType::kF16;
+    case at::kBFloat16:
+      return DType::kBF16;
+    case at::kFloat8_e4m3fn:
+      return DType::kF8E4M3;
+    case at::kFloat8_e5m2:
+      return DType::kF8E5M2;
+    case at::kLong:
+      return DType::kI64;
+    case at::kInt:
+      return DType::kI32;
+    case at::kShort:
+      return DType::kI16;
+    case at::kChar:
+      return DType::kI8;
+    case at::kByte:
+      return DType::kU8;
+    case at::kBool:
+      return DType::kBool;
     default:
       throw Error(absl::UnimplementedError(
           absl::StrCat("tensors of type ", c10::toString(dtype), " cannot be sent between ranks")));

@@ -23,13 +23,16 @@ at::Tensor numbers(at::IntArrayRef sizes) {
 // Whatever the layout, what the ranks hold together is `whole`.
 void expect_value(const at::Tensor& tensor, const at::Tensor& whole) {
   const at::Tensor got = full_tensor(tensor);
-  EXPECT_TRUE(at::equal(got, whole)) << layout_of(tensor).to_string() << "\n" << got << "\nwanted\n" << whole;
+  EXPECT_TRUE(at::equal(got, whole)) << layout_of(tensor).to_string() << "\n"
+                                     << got << "\nwanted\n"
+                                     << whole;
 }
 
 void check_all_transitions(const std::vector<MeshDim>& dims, at::IntArrayRef sizes) {
   on_mesh(dims, [&](const MeshPtr& mesh) {
     const at::Tensor whole = numbers(sizes);
-    const auto layouts = all_layouts(static_cast<int>(dims.size()), static_cast<int>(sizes.size()), true);
+    const auto layouts =
+        all_layouts(static_cast<int>(dims.size()), static_cast<int>(sizes.size()), true);
     for (const Placements& from : layouts) {
       for (const Placements& to : layouts) {
         SCOPED_TRACE(to_string(from) + " -> " + to_string(to));
@@ -62,10 +65,14 @@ TEST(RedistributeTest, EveryTransitionOnThreeDimensions) {
 TEST(RedistributeTest, StridedAndRagged) {
   on_mesh({{"x", 3}}, [](const MeshPtr& mesh) {
     const at::Tensor whole = numbers({12, 3});
-    const std::vector<Placement> layouts = {Replicate(),           Shard(0),
-                                            Shard(1),              StridedShard(0, 2),
-                                            StridedShard(0, 5),    RaggedShard(0, {5, 0, 7}),
-                                            RaggedShard(0, {1, 10, 1}), Partial()};
+    const std::vector<Placement> layouts = {Replicate(),
+                                            Shard(0),
+                                            Shard(1),
+                                            StridedShard(0, 2),
+                                            StridedShard(0, 5),
+                                            RaggedShard(0, {5, 0, 7}),
+                                            RaggedShard(0, {1, 10, 1}),
+                                            Partial()};
     for (const Placement& from : layouts) {
       for (const Placement& to : layouts) {
         SCOPED_TRACE(from.to_string() + " -> " + to.to_string());
@@ -108,7 +115,8 @@ TEST(RedistributeTest, GradientComesBackInTheInputsLayout) {
 TEST(RedistributeTest, LocalRoundTripKeepsGradients) {
   on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
     // A replicated tensor of which each rank uses its own half: its gradient is Partial, and must be said to be.
-    at::Tensor leaf = distribute_tensor(numbers({4}), mesh, Placements{Replicate()}).requires_grad_();
+    at::Tensor leaf =
+        distribute_tensor(numbers({4}), mesh, Placements{Replicate()}).requires_grad_();
     at::Tensor local = to_local(leaf, Placements{Partial()});
     at::Tensor half = local.narrow(0, 2 * mesh->coordinate()[0], 2) * 3;
     from_local(half, mesh, {Shard(0)}).sum().backward();
@@ -120,11 +128,14 @@ TEST(RedistributeTest, LocalRoundTripKeepsGradients) {
 TEST(RedistributeTest, FromLocalPartialHasTheWholeGradient) {
   on_mesh({{"x", 3}}, [](const MeshPtr& mesh) {
     for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
-      at::Tensor local = at::full({2}, 1.0f + static_cast<float>(mesh->coordinate()[0])).requires_grad_();
+      at::Tensor local =
+          at::full({2}, 1.0f + static_cast<float>(mesh->coordinate()[0])).requires_grad_();
       at::Tensor t = from_local(local, mesh, {Partial(op)});
       full_tensor(t).pow(2).sum().backward();
       const float value = op == ReduceOp::kSum ? 6 : 2;
-      EXPECT_TRUE(at::allclose(local.grad(), at::full({2}, 2 * value / (op == ReduceOp::kSum ? 1 : 3)))) << local.grad();
+      EXPECT_TRUE(
+          at::allclose(local.grad(), at::full({2}, 2 * value / (op == ReduceOp::kSum ? 1 : 3))))
+          << local.grad();
     }
   });
 }
@@ -133,14 +144,20 @@ TEST(RedistributeTest, WrongInput) {
   auto message = [](const std::function<void(const MeshPtr&)>& body) {
     return std::string(try_on_mesh({{"x", 2}}, body).message());
   };
-  EXPECT_THAT(message([](const MeshPtr& m) { distribute_tensor(at::ones({2}), m, Placements{Shard(1)}); }),
-              ::testing::HasSubstr("S(1)"));
-  EXPECT_THAT(message([](const MeshPtr& m) { distribute_tensor(at::ones({2}), m, Placements{Shard(0), Shard(0)}); }),
+  EXPECT_THAT(
+      message([](const MeshPtr& m) { distribute_tensor(at::ones({2}), m, Placements{Shard(1)}); }),
+      ::testing::HasSubstr("S(1)"));
+  EXPECT_THAT(message([](const MeshPtr& m) {
+                distribute_tensor(at::ones({2}), m, Placements{Shard(0), Shard(0)});
+              }),
               ::testing::HasSubstr("2 placements"));
-  EXPECT_THAT(message([](const MeshPtr& m) { distribute_tensor(at::ones({2}), m, NamedPlacements{{"tp", Shard(0)}}); }),
+  EXPECT_THAT(message([](const MeshPtr& m) {
+                distribute_tensor(at::ones({2}), m, NamedPlacements{{"tp", Shard(0)}});
+              }),
               ::testing::HasSubstr("tp"));
-  EXPECT_THAT(message([](const MeshPtr& m) { distribute_tensor(at::ones({2}), m, Placements{Partial()}); }),
-              ::testing::HasSubstr("Partial"));
+  EXPECT_THAT(
+      message([](const MeshPtr& m) { distribute_tensor(at::ones({2}), m, Placements{Partial()}); }),
+      ::testing::HasSubstr("Partial"));
   EXPECT_THAT(message([](const MeshPtr&) { redistribute(at::ones({2}), Placements{Shard(0)}); }),
               ::testing::HasSubstr("plain tensor of shape [2]"));
   EXPECT_THAT(message([](const MeshPtr& m) {

@@ -19,8 +19,8 @@ int64_t TensorInfo::numel() const {
 int TensorInfo::wrap_dim(int64_t dim) const {
   const int64_t n = std::max(ndim(), 1);
   if (dim < -n || dim >= n) {
-    throw Error(absl::OutOfRangeError(absl::StrCat("dimension ", dim, " is out of range for a tensor with ",
-                                                   ndim(), " dimensions")));
+    throw Error(absl::OutOfRangeError(absl::StrCat(
+        "dimension ", dim, " is out of range for a tensor with ", ndim(), " dimensions")));
   }
   return static_cast<int>(dim < 0 ? dim + n : dim);
 }
@@ -42,16 +42,20 @@ int OpCall::arg_index(std::string_view name) const {
 const c10::IValue& OpCall::arg(std::string_view name) const {
   const int index = arg_index(name);
   if (index < 0) {
-    throw Error(absl::InternalError(
-        absl::StrCat("the rule of ", c10::toString(op->operator_name()), " asks for the argument '",
-                     std::string(name), "', which the operator does not have")));
+    throw Error(absl::InternalError(absl::StrCat("the rule of ", c10::toString(op->operator_name()),
+                                                 " asks for the argument '", std::string(name),
+                                                 "', which the operator does not have")));
   }
   return args[index];
 }
 
-int64_t OpCall::int_arg(std::string_view name) const { return arg(name).toInt(); }
+int64_t OpCall::int_arg(std::string_view name) const {
+  return arg(name).toInt();
+}
 
-bool OpCall::bool_arg(std::string_view name) const { return arg(name).toBool(); }
+bool OpCall::bool_arg(std::string_view name) const {
+  return arg(name).toBool();
+}
 
 std::vector<int> OpCall::dims_arg(std::string_view name, int ndim) const {
   const c10::IValue& value = arg(name);
@@ -152,7 +156,8 @@ Rule Rule::runs(LocalKernel local) && {
 
 void RuleTable::add(std::string_view name, Rule rule) {
   const bool inserted = rules_.emplace(name, std::move(rule)).second;
-  if (!inserted) throw Error(absl::AlreadyExistsError(absl::StrCat("two rules for ", std::string(name))));
+  if (!inserted)
+    throw Error(absl::AlreadyExistsError(absl::StrCat("two rules for ", std::string(name))));
 }
 
 void RuleTable::add(std::initializer_list<std::string_view> names, const Rule& rule) {
@@ -241,51 +246,54 @@ Rule einsum(std::string_view equation, bool linear) {
 
 Rule pointwise(Linearity linearity) {
   return Rule([linearity](const OpCall& call, Strategies& out) {
-    const int ndim = call.output().ndim();
-    const int n = call.num_inputs();
-    for (int d = 0; d < ndim; ++d) {
-      std::vector<Placement> inputs(n);
-      for (int i = 0; i < n; ++i) {
-        const TensorInfo& input = call.input(i);
-        const int dim = d - (ndim - input.ndim());
-        const bool broadcast = !input.defined || dim < 0 || (input.sizes[dim] == 1 && call.output().sizes[d] != 1);
-        inputs[i] = broadcast ? Replicate() : Shard(dim);
-      }
-      out.add(std::move(inputs), {Shard(d)});
-    }
-    // Partial operands pass through where the operator is linear in them.
-    auto all = [&](Placement p) { out.add(std::vector<Placement>(n, p), {p}); };
-    auto only = [&](int i, Placement p) {
-      std::vector<Placement> inputs(n, Replicate());
-      inputs[i] = p;
-      out.add(std::move(inputs), {p});
-    };
-    constexpr ReduceOp kLinear[] = {ReduceOp::kSum, ReduceOp::kAvg};
-    switch (linearity) {
-      case Linearity::kNone:
-        break;
-      case Linearity::kIdentity:
-        for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
-          all(Partial(op));
-        }
-        break;
-      case Linearity::kAdditive:
-        for (ReduceOp op : kLinear) all(Partial(op));
-        break;
-      case Linearity::kMultilinear:
-        for (ReduceOp op : kLinear) {
-          for (int i = 0; i < n; ++i) only(i, Partial(op));
-        }
-        break;
-      case Linearity::kFirst:
-        for (ReduceOp op : kLinear) only(0, Partial(op));
-        break;
-    }
-  }).shapes_without_meta([](OpCall& call) {
-    std::vector<int> inputs(call.num_inputs());
-    std::iota(inputs.begin(), inputs.end(), 0);
-    call.outputs.push_back(broadcast_info(call, inputs));
-  });
+           const int ndim = call.output().ndim();
+           const int n = call.num_inputs();
+           for (int d = 0; d < ndim; ++d) {
+             std::vector<Placement> inputs(n);
+             for (int i = 0; i < n; ++i) {
+               const TensorInfo& input = call.input(i);
+               const int dim = d - (ndim - input.ndim());
+               const bool broadcast = !input.defined || dim < 0 ||
+                                      (input.sizes[dim] == 1 && call.output().sizes[d] != 1);
+               inputs[i] = broadcast ? Replicate() : Shard(dim);
+             }
+             out.add(std::move(inputs), {Shard(d)});
+           }
+           // Partial operands pass through where the operator is linear in them.
+           auto all = [&](Placement p) { out.add(std::vector<Placement>(n, p), {p}); };
+           auto only = [&](int i, Placement p) {
+             std::vector<Placement> inputs(n, Replicate());
+             inputs[i] = p;
+             out.add(std::move(inputs), {p});
+           };
+           constexpr ReduceOp kLinear[] = {ReduceOp::kSum, ReduceOp::kAvg};
+           switch (linearity) {
+             case Linearity::kNone:
+               break;
+             case Linearity::kIdentity:
+               for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax,
+                                   ReduceOp::kProduct}) {
+                 all(Partial(op));
+               }
+               break;
+             case Linearity::kAdditive:
+               for (ReduceOp op : kLinear) all(Partial(op));
+               break;
+             case Linearity::kMultilinear:
+               for (ReduceOp op : kLinear) {
+                 for (int i = 0; i < n; ++i) only(i, Partial(op));
+               }
+               break;
+             case Linearity::kFirst:
+               for (ReduceOp op : kLinear) only(0, Partial(op));
+               break;
+           }
+         })
+      .shapes_without_meta([](OpCall& call) {
+        std::vector<int> inputs(call.num_inputs());
+        std::iota(inputs.begin(), inputs.end(), 0);
+        call.outputs.push_back(broadcast_info(call, inputs));
+      });
 }
 
 }  // namespace shardweave

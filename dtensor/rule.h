@@ -28,11 +28,11 @@ namespace shardweave {
 
 // What a rule sees of one tensor.
 struct TensorInfo {
-  Dims sizes;                    // global
-  Dims strides;                  // global
+  Dims sizes;    // global
+  Dims strides;  // global
   at::ScalarType dtype = at::kFloat;
-  SpecRef spec;                  // null: undefined, an output, or a plain 0-dim tensor
-  bool defined = false;          // false: an optional tensor that is None
+  SpecRef spec;          // null: undefined, an output, or a plain 0-dim tensor
+  bool defined = false;  // false: an optional tensor that is None
   bool is_scalar() const { return defined && sizes.empty(); }
   int ndim() const { return static_cast<int>(sizes.size()); }
   int64_t numel() const;
@@ -43,13 +43,14 @@ struct TensorInfo {
 // One call of an operator as the rules see it. Valid during propagation only.
 struct OpCall {
   const c10::OperatorHandle* op = nullptr;
-  absl::Span<const c10::IValue> args;            // one per schema argument
-  std::vector<TensorInfo> inputs;                // flat: one per tensor argument (None included), one per list element
-  std::vector<TensorInfo> outputs;               // flat: shapes are known before a rule is asked
-  std::vector<int> input_arg;                    // the schema argument that inputs[i] comes from
-  absl::Span<const int> order;                   // of the mesh dimensions: outermost cut first
-  int mesh_dim = 0;                              // being expanded; those before it in `order` are decided
-  int64_t num_ranks = 1;                         // along mesh_dim
+  absl::Span<const c10::IValue> args;  // one per schema argument
+  std::vector<TensorInfo>
+      inputs;  // flat: one per tensor argument (None included), one per list element
+  std::vector<TensorInfo> outputs;  // flat: shapes are known before a rule is asked
+  std::vector<int> input_arg;       // the schema argument that inputs[i] comes from
+  absl::Span<const int> order;      // of the mesh dimensions: outermost cut first
+  int mesh_dim = 0;                 // being expanded; those before it in `order` are decided
+  int64_t num_ranks = 1;            // along mesh_dim
 
   const TensorInfo& input(int i) const { return inputs[i]; }
   const TensorInfo& output(int i = 0) const { return outputs[i]; }
@@ -59,7 +60,7 @@ struct OpCall {
   Placement placement(int i) const;
 
   // Schema arguments by position or name.
-  int arg_index(std::string_view name) const;                    // -1: no such argument
+  int arg_index(std::string_view name) const;  // -1: no such argument
   const c10::IValue& arg(std::string_view name) const;
   int64_t int_arg(std::string_view name) const;
   bool bool_arg(std::string_view name) const;
@@ -75,23 +76,25 @@ struct OpCall {
 
 // The local tensors of one call, for a kernel that replaces the operator's own on each rank.
 struct LocalCall {
-  absl::Span<const SpecRef> inputs;              // flat, after redistribution; null as in TensorInfo
+  absl::Span<const SpecRef> inputs;  // flat, after redistribution; null as in TensorInfo
   absl::Span<const SpecRef> outputs;
 };
 // Pops the operator's (local) arguments off the stack and pushes its (local) results, like a boxed kernel.
-using LocalKernel = void (*)(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call);
+using LocalKernel = void (*)(const c10::OperatorHandle& op, c10::Stack& stack,
+                             const LocalCall& call);
 
 // Placements that belong together along one mesh dimension.
 struct Strategy {
-  std::vector<Placement> inputs;                 // one per flat input; entries of None inputs are ignored
-  std::vector<Placement> outputs;                // one per flat output; a single one stands for all
-  LocalKernel kernel = nullptr;                  // null: the operator itself runs on the local tensors
+  std::vector<Placement> inputs;   // one per flat input; entries of None inputs are ignored
+  std::vector<Placement> outputs;  // one per flat output; a single one stands for all
+  LocalKernel kernel = nullptr;    // null: the operator itself runs on the local tensors
 };
 
 // The strategies of a call; all-Replicate is always there and need not be added.
 class Strategies {
  public:
-  void add(std::vector<Placement> inputs, std::vector<Placement> outputs, LocalKernel kernel = nullptr) {
+  void add(std::vector<Placement> inputs, std::vector<Placement> outputs,
+           LocalKernel kernel = nullptr) {
     list_.push_back({std::move(inputs), std::move(outputs), kernel});
   }
   const std::vector<Strategy>& list() const { return list_; }
@@ -132,15 +135,15 @@ class Rule {
   // Replaces the operator on the local tensors in every strategy that has no kernel of its own, all-Replicate included.
   Rule runs(LocalKernel kernel) &&;
 
-  Function function;                             // null: all inputs are gathered
+  Function function;  // null: all inputs are gathered
   Composite composite = nullptr;
-  Condition composite_condition = nullptr;       // null: always
+  Condition composite_condition = nullptr;  // null: always
   ShapeFunction shape_function;
   ShapeFunction shape_function_without_meta;
   std::vector<std::string> size_args;
   std::vector<std::string> read_args;
   bool only_chunks = false;
-  LocalKernel kernel = nullptr;                  // null: the operator itself
+  LocalKernel kernel = nullptr;  // null: the operator itself
 };
 
 // Name ("aten::mm" for all overloads, "aten::mm.out"-style for one) -> rule.
@@ -167,11 +170,11 @@ class RuleTable {
 Rule einsum(std::string_view equation, bool linear = true);
 
 enum class Linearity : uint8_t {
-  kNone,        // relu, exp, mul of two Partials...
-  kIdentity,    // clone, alias: any Partial passes through
-  kAdditive,    // neg, add, sub: all operands Partial of the same kind (sum or avg)
-  kMultilinear, // mul: exactly one operand Partial, the others replicated
-  kFirst,       // div: only the first operand may be Partial
+  kNone,         // relu, exp, mul of two Partials...
+  kIdentity,     // clone, alias: any Partial passes through
+  kAdditive,     // neg, add, sub: all operands Partial of the same kind (sum or avg)
+  kMultilinear,  // mul: exactly one operand Partial, the others replicated
+  kFirst,        // div: only the first operand may be Partial
 };
 // Elementwise with broadcasting over all tensor inputs.
 Rule pointwise(Linearity linearity = Linearity::kNone);

@@ -25,9 +25,13 @@ Spec::Spec(MeshContext* context_in, Layout layout_in, Dims sizes_in, Dims stride
       device(device_in),
       local_sizes(local_shape(layout, context->mesh().shape(), context->coordinate(), sizes)) {}
 
-int64_t Spec::numel() const { return product(sizes); }
+int64_t Spec::numel() const {
+  return product(sizes);
+}
 
-int64_t Spec::local_numel() const { return product(local_sizes); }
+int64_t Spec::local_numel() const {
+  return product(local_sizes);
+}
 
 std::string Spec::to_string() const {
   return absl::StrCat("DTensor[", absl::StrJoin(sizes, ", "), "] ", c10::toString(dtype), " ",

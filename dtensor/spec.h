@@ -24,13 +24,13 @@ class Spec final : public c10::intrusive_ptr_target {
   Spec(MeshContext* context, Layout layout, Dims sizes, Dims strides, at::ScalarType dtype,
        c10::Device device);
 
-  MeshContext* const context;    // outlives the spec
+  MeshContext* const context;  // outlives the spec
   const Layout layout;
-  const Dims sizes;              // global
-  const Dims strides;            // global, as a tensor on one device would have them
+  const Dims sizes;    // global
+  const Dims strides;  // global, as a tensor on one device would have them
   const at::ScalarType dtype;
   const c10::Device device;
-  const Dims local_sizes;        // this rank's
+  const Dims local_sizes;  // this rank's
 
   int ndim() const { return static_cast<int>(sizes.size()); }
   int64_t numel() const;

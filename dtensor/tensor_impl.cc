@@ -15,7 +15,8 @@ c10::DispatchKeySet keys_for(c10::Device device) {
 
 class DTensorImpl final : public c10::TensorImpl {
  public:
-  DTensorImpl(c10::Device device, caffe2::TypeMeta dtype) : TensorImpl(keys_for(device), dtype, device) {
+  DTensorImpl(c10::Device device, caffe2::TypeMeta dtype)
+      : TensorImpl(keys_for(device), dtype, device) {
     set_storage_access_should_throw();
   }
 };
@@ -29,7 +30,8 @@ struct Access : c10::TensorImpl {
 }  // namespace
 
 at::Tensor wrap(at::Tensor local, SpecRef spec, std::shared_ptr<MeshContext> context) {
-  auto impl = c10::make_intrusive<DTensorImpl>(spec->device, c10::scalarTypeToTypeMeta(spec->dtype));
+  auto impl =
+      c10::make_intrusive<DTensorImpl>(spec->device, c10::scalarTypeToTypeMeta(spec->dtype));
   impl->set_sizes_and_strides(c10::IntArrayRef(spec->sizes.data(), spec->sizes.size()),
                               c10::IntArrayRef(spec->strides.data(), spec->strides.size()));
   impl->set_backend_meta(

@@ -18,7 +18,7 @@ struct DTensorMeta final : c10::BackendMeta {
   DTensorMeta(at::Tensor local_in, SpecRef spec_in, std::shared_ptr<MeshContext> context_in)
       : local(std::move(local_in)), spec(std::move(spec_in)), context(std::move(context_in)) {}
 
-  at::Tensor local;                      // never requires grad, never a DTensor
+  at::Tensor local;  // never requires grad, never a DTensor
   SpecRef spec;
   std::shared_ptr<MeshContext> context;  // keeps the mesh alive
   // The tensor came from a view operator that had to communicate, so that it does not alias its base: writing to it would be lost.

@@ -30,7 +30,9 @@ void for_each_sharded(const OpCall& call, int query, F add) {
 }
 
 // Keys and values are cut with the batch and the heads, not with the queries.
-Placement key_placement(int dim) { return dim == kQuery ? Replicate() : Shard(dim); }
+Placement key_placement(int dim) {
+  return dim == kQuery ? Replicate() : Shard(dim);
+}
 
 void attention(const OpCall& call, Strategies& out) {
   const TensorInfo& mask = call.input(3);
@@ -44,9 +46,10 @@ void attention(const OpCall& call, Strategies& out) {
 void check_4d(const OpCall& call, int query) {
   for (int i = query; i < query + 3; ++i) {
     if (call.input(i).ndim() == 4) continue;
-    throw Error(absl::InvalidArgumentError(
-        absl::StrCat("attention: query, key and value must have 4 dimensions (batch, head, sequence, "
-                     "features), not ", call.input(i).ndim())));
+    throw Error(absl::InvalidArgumentError(absl::StrCat(
+        "attention: query, key and value must have 4 dimensions (batch, head, sequence, "
+        "features), not ",
+        call.input(i).ndim())));
   }
 }
 

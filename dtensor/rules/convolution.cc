@@ -18,14 +18,17 @@ void convolution_shape(OpCall& call) {
   const TensorInfo& input = call.input(0);
   const TensorInfo& weight = call.input(1);
   const size_t n = static_cast<size_t>(input.ndim()) - 2;
-  const std::vector<int64_t> stride = spatial(call, "stride", n), padding = spatial(call, "padding", n),
+  const std::vector<int64_t> stride = spatial(call, "stride", n),
+                             padding = spatial(call, "padding", n),
                              dilation = spatial(call, "dilation", n),
                              output_padding = spatial(call, "output_padding", n);
   const bool transposed = call.bool_arg("transposed");
-  Dims sizes = {input.sizes[0], transposed ? weight.sizes[1] * call.int_arg("groups") : weight.sizes[0]};
+  Dims sizes = {input.sizes[0],
+                transposed ? weight.sizes[1] * call.int_arg("groups") : weight.sizes[0]};
   for (size_t i = 0; i < n; ++i) {
     const int64_t kernel = dilation[i] * (weight.sizes[i + 2] - 1) + 1;
-    sizes.push_back(transposed ? (input.sizes[i + 2] - 1) * stride[i] - 2 * padding[i] + kernel + output_padding[i]
+    sizes.push_back(transposed ? (input.sizes[i + 2] - 1) * stride[i] - 2 * padding[i] + kernel +
+                                     output_padding[i]
                                : (input.sizes[i + 2] + 2 * padding[i] - kernel) / stride[i] + 1);
   }
   call.outputs.push_back(contiguous_info(std::move(sizes), input.dtype));
@@ -45,7 +48,8 @@ void convolution_backward_shape(OpCall& call) {
   for (int i = 0; i < 3; ++i) {
     TensorInfo info;
     if (mask[i]) {
-      info = i < 2 ? call.input(i + 1) : contiguous_info({call.input(0).sizes[1]}, call.input(0).dtype);
+      info = i < 2 ? call.input(i + 1)
+                   : contiguous_info({call.input(0).sizes[1]}, call.input(0).dtype);
       if (i < 2) info = contiguous_info(info.sizes, info.dtype);
     }
     call.outputs.push_back(std::move(info));
@@ -65,7 +69,8 @@ void convolution_backward(const OpCall& call, Strategies& out) {
 
 void add_convolution_rules(RuleTable& table) {
   table.add("aten::convolution", Rule(convolution).shapes(convolution_shape));
-  table.add("aten::convolution_backward", Rule(convolution_backward).shapes(convolution_backward_shape));
+  table.add("aten::convolution_backward",
+            Rule(convolution_backward).shapes(convolution_backward_shape));
 }
 
 }  // namespace shardweave

@@ -21,7 +21,9 @@ void pass_partials(const OpCall& call, Strategies& out, absl::Span<const ReduceO
 // --- joining and cutting -------------------------------------------------------------------------------
 
 // cat takes empty vectors among tensors of any shape, and ignores them.
-bool ignored_by_cat(const TensorInfo& input) { return input.ndim() == 1 && input.sizes[0] == 0; }
+bool ignored_by_cat(const TensorInfo& input) {
+  return input.ndim() == 1 && input.sizes[0] == 0;
+}
 
 void cat(const OpCall& call, Strategies& out) {
   const int ndim = call.output().ndim();
@@ -139,7 +141,9 @@ void unfold_backward_shape(OpCall& call) {
 // --- reordering, repeating, padding ----------------------------------------------------------------------
 
 // What flip and roll make.
-void like_input(OpCall& call) { call.outputs.push_back(like_info(call.input(0))); }
+void like_input(OpCall& call) {
+  call.outputs.push_back(like_info(call.input(0)));
+}
 
 // flip(dims), roll(shifts, dims): no dims means the flattened tensor for roll.
 void reorder(const OpCall& call, Strategies& out) {
@@ -297,7 +301,8 @@ void add_data_movement_rules(RuleTable& table) {
             Rule(made_like).size_arg("size"));
   table.add("aten::new_empty_strided", Rule(made_like).runs(new_empty_strided));
 
-  table.add("aten::_local_scalar_dense", Rule([](const OpCall&, Strategies&) {}).shapes(no_outputs));
+  table.add("aten::_local_scalar_dense",
+            Rule([](const OpCall&, Strategies&) {}).shapes(no_outputs));
   table.add("aten::equal", Rule::composed(equal));
   table.add({"aten::allclose", "aten::is_same_size", "aten::_is_all_true", "aten::_is_any_true"},
             Rule::composed(decomposed));

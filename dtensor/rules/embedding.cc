@@ -27,8 +27,9 @@ void check_range(const at::Tensor& indices, int64_t rows) {
   const int64_t first = low.item().toLong();
   const int64_t last = high.item().toLong();
   if (first < 0 || last >= rows) {
-    throw Error(absl::OutOfRangeError(absl::StrCat("embedding: index ", first < 0 ? first : last,
-                                                   " is out of range for a table of ", rows, " rows")));
+    throw Error(
+        absl::OutOfRangeError(absl::StrCat("embedding: index ", first < 0 ? first : last,
+                                           " is out of range for a table of ", rows, " rows")));
   }
 }
 
@@ -44,8 +45,8 @@ void embedding_of_rows(const c10::OperatorHandle& op, c10::Stack& stack, const L
   at::Tensor local = at::zeros_like(indices);
   at::Tensor here;
   int64_t offset = 0;
-  for (const Interval& rows : local_intervals(spec.layout, context.mesh().shape(),
-                                              context.coordinate(), spec.sizes, 0)) {
+  for (const Interval& rows :
+       local_intervals(spec.layout, context.mesh().shape(), context.coordinate(), spec.sizes, 0)) {
     const at::Tensor in = indices.ge(rows.begin).logical_and_(indices.lt(rows.end));
     local = at::where(in, indices.sub(rows.begin - offset), local);
     here = here.defined() ? here.logical_or_(in) : in;

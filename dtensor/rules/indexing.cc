@@ -10,7 +10,9 @@
 namespace shardweave {
 namespace {
 
-void like_input(OpCall& call) { call.outputs.push_back(like_info(call.input(0))); }
+void like_input(OpCall& call) {
+  call.outputs.push_back(like_info(call.input(0)));
+}
 
 // --- one index for each element: gather and scatter ------------------------------------------------------
 
@@ -36,9 +38,10 @@ void scatter(const OpCall& call, Strategies& out) {
   const int along = self.wrap_dim(call.int_arg("dim"));
   for (int d = 0; d < self.ndim(); ++d) {
     if (d == along || index.ndim() != self.ndim()) continue;
-    const bool aligned = std::all_of(call.inputs.begin(), call.inputs.end(), [&](const TensorInfo& input) {
-      return input.ndim() == self.ndim() && input.sizes[d] == self.sizes[d];
-    });
+    const bool aligned =
+        std::all_of(call.inputs.begin(), call.inputs.end(), [&](const TensorInfo& input) {
+          return input.ndim() == self.ndim() && input.sizes[d] == self.sizes[d];
+        });
     if (aligned) out.add(std::vector<Placement>(call.num_inputs(), Shard(d)), {Shard(d)});
   }
 }
@@ -63,7 +66,8 @@ void index_select(const OpCall& call, Strategies& out) {
   for (int d = 0; d < self.ndim(); ++d) {
     if (d != along) out.add({Shard(d), Replicate()}, {Shard(d)});
   }
-  if (call.input(1).ndim() == 1 && self.ndim() > 0) out.add({Replicate(), Shard(0)}, {Shard(along)});
+  if (call.input(1).ndim() == 1 && self.ndim() > 0)
+    out.add({Replicate(), Shard(0)}, {Shard(along)});
   for (ReduceOp op : kAllReduceOps) out.add({Partial(op), Replicate()}, {Partial(op)});
 }
 
@@ -98,7 +102,9 @@ void index_add(const OpCall& call, Strategies& out) {
 
 // --- any number of index tensors: index and index_put ------------------------------------------------------
 
-bool is_mask(at::ScalarType dtype) { return dtype == at::kBool || dtype == at::kByte; }
+bool is_mask(at::ScalarType dtype) {
+  return dtype == at::kBool || dtype == at::kByte;
+}
 
 // Which dimension of self[indices] is which. Input 0 is self, inputs 1... are the indices (None for a
 // dimension that is not indexed); the indices broadcast to a block of dimensions.
@@ -168,7 +174,8 @@ void index(const OpCall& call, Strategies& out) {
   }
   for (int j = 0; j < indexing.block_ndim(); ++j) {
     std::vector<Placement> inputs = {Replicate()};
-    for (int i = 0; i < indexing.num_indices(); ++i) inputs.push_back(indexing.index_placement(i, j));
+    for (int i = 0; i < indexing.num_indices(); ++i)
+      inputs.push_back(indexing.index_placement(i, j));
     out.add(std::move(inputs), {Shard(indexing.block_begin() + j)});
   }
   for (ReduceOp op : kAllReduceOps) {
@@ -204,7 +211,8 @@ void index_put(const OpCall& call, Strategies& out) {
   for (int j = 0; j < indexing.block_ndim(); ++j) {
     if (block[j] == 1) continue;
     std::vector<Placement> inputs = {Partial()};
-    for (int i = 0; i < indexing.num_indices(); ++i) inputs.push_back(indexing.index_placement(i, j));
+    for (int i = 0; i < indexing.num_indices(); ++i)
+      inputs.push_back(indexing.index_placement(i, j));
     inputs.push_back(values_placement(indexing.block_begin() + j, block[j]));
     out.add(std::move(inputs), {Partial()});
   }
@@ -234,7 +242,8 @@ void index_by_masks(const c10::OperatorHandle& op, c10::Stack& stack) {
     } else if (!is_mask(index.toTensor().scalar_type())) {
       indices.push_back(index.toTensor());
     } else {
-      for (at::Tensor& positions : index.toTensor().nonzero().unbind(1)) indices.push_back(std::move(positions));
+      for (at::Tensor& positions : index.toTensor().nonzero().unbind(1))
+        indices.push_back(std::move(positions));
     }
   }
   call["indices"] = std::move(indices);
@@ -284,7 +293,8 @@ void add_indexing_rules(RuleTable& table) {
   table.add("aten::index_add", Rule(index_add));
   table.add({"aten::index_copy", "aten::index_fill", "aten::index_reduce"}, Rule(index_write));
 
-  table.add({"aten::index", "aten::_unsafe_index"}, Rule(index).composed_when(has_masks, index_by_masks));
+  table.add({"aten::index", "aten::_unsafe_index"},
+            Rule(index).composed_when(has_masks, index_by_masks));
   table.add({"aten::index_put", "aten::_index_put_impl", "aten::_unsafe_index_put"},
             Rule(index_put).shapes(like_input));
   table.add("aten::masked_scatter", Rule([](const OpCall&, Strategies&) {}).shapes(like_input));

@@ -1,4 +1,5 @@
 // Losses. A mean over shards is their sum over the global count, whatever the sizes of the shards.
+#include "ATen/ExpandUtils.h"
 #include "ATen/OpMathType.h"
 #include "ATen/core/Reduction.h"
 #include "ATen/ops/empty.h"
@@ -32,13 +33,17 @@ double global_count(absl::Span<const SpecRef> specs) {
 void mean_loss_of_shard(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
   BoxedCall boxed(op, stack);
   const at::ScalarType dtype = call.outputs[0]->dtype;
-  const at::Tensor out = boxed.has("out") ? boxed.tensor("out") : at::Tensor();
-  boxed["reduction"] = static_cast<int64_t>(at::Reduction::None);
-  if (out.defined()) boxed["out"] = at::empty({0}, out.options());
-  boxed.run();
-  const at::Tensor elements = stack.back().toTensor();
-  at::Tensor mean = at::sum(elements, at::toOpMathType(dtype)).div_(global_count(call.inputs)).to(dtype);
-  stack.back() = out.defined() ? out.copy_(mean) : std::move(mean);
+  c10::Stack arguments = boxed.arguments();
+  BoxedCall inner(op, arguments);
+  inner["reduction"] = static_cast<int64_t>(at::Reduction::None);
+  if (inner.has("out")) {
+    const auto sizes = at::infer_size(inner.tensor("self").sizes(), inner.tensor("target").sizes());
+    inner["out"] = at::empty(sizes, inner.tensor("out").options());
+  }
+  inner.run();
+  const at::Tensor elements = arguments.back().toTensor();
+  const double count = global_count(call.inputs);
+  boxed.finish({at::sum(elements, at::toOpMathType(dtype)).div_(count).to(dtype)});
 }
 
 // The gradient of the sum, with the count in the incoming gradient.
@@ -110,12 +115,16 @@ void contiguous_gradient(OpCall& call) {
   call.outputs.push_back(contiguous_info(call.input(1).sizes, call.input(1).dtype));
 }
 
-void dense_gradient(OpCall& call) { call.outputs.push_back(like_info(call.input(1))); }
+void dense_gradient(OpCall& call) {
+  call.outputs.push_back(like_info(call.input(1)));
+}
 
 // --- negative log likelihood ---------------------------------------------------------------------------
 // self is [N, C] or [N, C, H, W], target [N] or [N, H, W]: everything but the classes may be cut.
 
-Placement of_target(int self_dim) { return Shard(self_dim == 0 ? 0 : self_dim - 1); }
+Placement of_target(int self_dim) {
+  return Shard(self_dim == 0 ? 0 : self_dim - 1);
+}
 
 // self, target, weight -> loss, total weight.
 void nll_loss(const OpCall& call, Strategies& out) {
@@ -137,7 +146,8 @@ void nll_loss_backward(const OpCall& call, Strategies& out) {
   const bool per_element = call.int_arg("reduction") == at::Reduction::None;
   for (int d = 0; d < self.ndim(); ++d) {
     if (self.ndim() == 1 || d == 1) continue;
-    out.add({per_element ? of_target(d) : Replicate(), Shard(d), of_target(d), Replicate(), Replicate()},
+    out.add({per_element ? of_target(d) : Replicate(), Shard(d), of_target(d), Replicate(),
+             Replicate()},
             {Shard(d)});
   }
   for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
@@ -185,10 +195,12 @@ void add_loss_rules(RuleTable& table) {
   const Rule loss(elementwise_loss);
   const Rule gradient(elementwise_loss_backward);
   table.add({"aten::mse_loss", "aten::smooth_l1_loss", "aten::soft_margin_loss"}, loss);
-  table.add({"aten::huber_loss", "aten::binary_cross_entropy", "aten::binary_cross_entropy_with_logits"},
-            Rule(loss).shapes(elementwise_loss_shape));
-  table.add({"aten::mse_loss_backward", "aten::smooth_l1_loss_backward", "aten::huber_loss_backward"},
-            Rule(gradient).shapes(contiguous_gradient));
+  table.add(
+      {"aten::huber_loss", "aten::binary_cross_entropy", "aten::binary_cross_entropy_with_logits"},
+      Rule(loss).shapes(elementwise_loss_shape));
+  table.add(
+      {"aten::mse_loss_backward", "aten::smooth_l1_loss_backward", "aten::huber_loss_backward"},
+      Rule(gradient).shapes(contiguous_gradient));
   table.add({"aten::binary_cross_entropy_backward", "aten::soft_margin_loss_backward"},
             Rule(gradient).shapes(dense_gradient));
 

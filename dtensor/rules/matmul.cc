@@ -69,11 +69,12 @@ void scalar_shape(OpCall& call) {
 void addbmm_shape(OpCall& call) {
   const TensorInfo& a = call.input(1);
   const TensorInfo& b = call.input(2);
-  const bool fits = a.ndim() == 3 && b.ndim() == 3 && a.sizes[0] == b.sizes[0] && a.sizes[2] == b.sizes[1];
+  const bool fits =
+      a.ndim() == 3 && b.ndim() == 3 && a.sizes[0] == b.sizes[0] && a.sizes[2] == b.sizes[1];
   if (!fits) {
-    throw Error(absl::InvalidArgumentError(
-        absl::StrCat("addbmm: batch1 [", absl::StrJoin(a.sizes, ", "), "] and batch2 [",
-                     absl::StrJoin(b.sizes, ", "), "] are not two batches of matrices that multiply")));
+    throw Error(absl::InvalidArgumentError(absl::StrCat(
+        "addbmm: batch1 [", absl::StrJoin(a.sizes, ", "), "] and batch2 [",
+        absl::StrJoin(b.sizes, ", "), "] are not two batches of matrices that multiply")));
   }
   call.outputs.push_back(contiguous_info({a.sizes[1], b.sizes[2]}, call.input(0).dtype));
 }

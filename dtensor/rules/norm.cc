@@ -8,7 +8,9 @@
 namespace shardweave {
 namespace {
 
-TensorInfo none() { return {}; }
+TensorInfo none() {
+  return {};
+}
 
 // Mean and 1/deviation of half precision are kept in single on GPUs, and on CPUs where the weight is.
 at::ScalarType statistics_dtype(const TensorInfo& input, const TensorInfo& weight) {
@@ -34,7 +36,8 @@ void layer_norm(const OpCall& call, Strategies& out) {
 void layer_norm_shapes(OpCall& call) {
   const TensorInfo& input = call.input(0);
   Dims reduced = input.sizes;
-  std::fill(reduced.begin() + std::clamp(leading_dims(call, input), 0, input.ndim()), reduced.end(), 1);
+  std::fill(reduced.begin() + std::clamp(leading_dims(call, input), 0, input.ndim()), reduced.end(),
+            1);
   const at::ScalarType dtype = statistics_dtype(input, call.input(1));
   call.outputs = {contiguous_info(input.sizes, input.dtype), contiguous_info(reduced, dtype),
                   contiguous_info(reduced, dtype)};
@@ -62,15 +65,15 @@ void layer_norm_backward_shapes(OpCall& call) {
                                                    : none());
   // Its own dtype if it is given, else that of its kin.
   const TensorInfo& like = bias.defined ? bias : weight;
-  call.outputs.push_back(mask[2] && like.defined ? contiguous_info(like.sizes, like.dtype) : none());
+  call.outputs.push_back(mask[2] && like.defined ? contiguous_info(like.sizes, like.dtype)
+                                                 : none());
 }
 
 // --- group norm ------------------------------------------------------------------------------------
 
 // Whole groups per rank on whatever mesh dimensions the channels lie.
 bool groups_divide(const OpCall& call, const TensorInfo& input) {
-  return input.spec != nullptr &&
-         call.int_arg("group") % input.spec->context->mesh().size() == 0;
+  return input.spec != nullptr && call.int_arg("group") % input.spec->context->mesh().size() == 0;
 }
 
 // The sizes among the arguments become those of the local tensor.
@@ -145,7 +148,8 @@ std::vector<int64_t> all_but_channels(int64_t ndim) {
 }
 
 double count_per_channel(const at::Tensor& input) {
-  return static_cast<double>(input.numel()) / static_cast<double>(std::max<int64_t>(input.size(1), 1));
+  return static_cast<double>(input.numel()) /
+         static_cast<double>(std::max<int64_t>(input.size(1), 1));
 }
 
 void batch_norm(const c10::OperatorHandle& op, c10::Stack& stack) {
@@ -161,8 +165,9 @@ void batch_norm(const c10::OperatorHandle& op, c10::Stack& stack) {
   const int64_t ndim = input.dim();
 
   at::Tensor mean = running_mean, var = running_var;
-  const at::Tensor x =
-      weight.defined() && weight.scalar_type() != input.scalar_type() ? input.to(weight.scalar_type()) : input;
+  const at::Tensor x = weight.defined() && weight.scalar_type() != input.scalar_type()
+                           ? input.to(weight.scalar_type())
+                           : input;
   if (training) {
     const std::vector<int64_t> dims = all_but_channels(ndim);
     mean = x.mean(dims);
@@ -220,7 +225,8 @@ void batch_norm_backward(const c10::OperatorHandle& op, c10::Stack& stack) {
     const at::Tensor scale = weight.defined() ? invstd.mul(weight) : invstd;
     grad_input = grad_input.mul(over_channels(scale, ndim)).to(input.scalar_type());
   }
-  call.finish({grad_input, mask[1] ? grad_weight : at::Tensor(), mask[2] ? grad_bias : at::Tensor()});
+  call.finish(
+      {grad_input, mask[1] ? grad_weight : at::Tensor(), mask[2] ? grad_bias : at::Tensor()});
 }
 
 }  // namespace

@@ -16,17 +16,17 @@ using Operands = std::vector<int>;
 
 // Elementwise, and linear in each of these sets of operands.
 Rule linear_in(std::vector<Operands> sets) {
-  return Rule([sets = std::move(sets), shards = pointwise().function](const OpCall& call,
-                                                                      Strategies& out) {
-    shards(call, out);
-    for (ReduceOp op : kLinearOps) {
-      for (const Operands& set : sets) {
-        std::vector<Placement> inputs(call.num_inputs(), Replicate());
-        for (int i : set) inputs[i] = Partial(op);
-        out.add(std::move(inputs), {Partial(op)});
-      }
-    }
-  });
+  return Rule(
+      [sets = std::move(sets), shards = pointwise().function](const OpCall& call, Strategies& out) {
+        shards(call, out);
+        for (ReduceOp op : kLinearOps) {
+          for (const Operands& set : sets) {
+            std::vector<Placement> inputs(call.num_inputs(), Replicate());
+            for (int i : set) inputs[i] = Partial(op);
+            out.add(std::move(inputs), {Partial(op)});
+          }
+        }
+      });
 }
 
 // where(condition, self, other): with the same condition on all ranks every reduction commutes.
@@ -49,8 +49,9 @@ void masked_fill(const OpCall& call, Strategies& out) {
 
 // --- shapes of results, for operators without a kernel for meta tensors ------------------------------
 
-void like_input(OpCall& call) { call.outputs.push_back(like_info(call.input(0))); }
-
+void like_input(OpCall& call) {
+  call.outputs.push_back(like_info(call.input(0)));
+}
 
 void like_input_real(OpCall& call) {
   like_input(call);
@@ -125,17 +126,20 @@ void prelu_gradient_shapes(OpCall& call) {
 
 void add_pointwise_rules(RuleTable& table) {
   // --- one operand ---
-  table.add({"aten::acos", "aten::acosh", "aten::asin", "aten::asinh", "aten::atan",
-             "aten::atanh", "aten::bitwise_not", "aten::ceil", "aten::celu", "aten::cos", "aten::cosh",
-             "aten::digamma", "aten::elu", "aten::erf", "aten::erfc", "aten::erfinv", "aten::exp",
-             "aten::exp2", "aten::expm1", "aten::floor", "aten::frac", "aten::gelu",
-             "aten::hardshrink", "aten::hardsigmoid", "aten::i0", "aten::isneginf",
-             "aten::isposinf", "aten::leaky_relu", "aten::lgamma", "aten::log", "aten::log10",
-             "aten::log1p", "aten::log2", "aten::mish", 
-             "aten::polygamma", "aten::reciprocal", "aten::round", "aten::rsqrt",
-             "aten::selu", "aten::sgn", "aten::sigmoid", "aten::sign", "aten::signbit", "aten::silu",
-             "aten::sin", "aten::sinc", "aten::sinh", "aten::softplus", "aten::softshrink",
-             "aten::sqrt", "aten::tan", "aten::tanh", "aten::threshold", "aten::trunc"},
+  table.add({"aten::acos",       "aten::acosh",    "aten::asin",        "aten::asinh",
+             "aten::atan",       "aten::atanh",    "aten::bitwise_not", "aten::ceil",
+             "aten::celu",       "aten::cos",      "aten::cosh",        "aten::digamma",
+             "aten::elu",        "aten::erf",      "aten::erfc",        "aten::erfinv",
+             "aten::exp",        "aten::exp2",     "aten::expm1",       "aten::floor",
+             "aten::frac",       "aten::gelu",     "aten::hardshrink",  "aten::hardsigmoid",
+             "aten::i0",         "aten::isneginf", "aten::isposinf",    "aten::leaky_relu",
+             "aten::lgamma",     "aten::log",      "aten::log10",       "aten::log1p",
+             "aten::log2",       "aten::mish",     "aten::polygamma",   "aten::reciprocal",
+             "aten::round",      "aten::rsqrt",    "aten::selu",        "aten::sgn",
+             "aten::sigmoid",    "aten::sign",     "aten::signbit",     "aten::silu",
+             "aten::sin",        "aten::sinc",     "aten::sinh",        "aten::softplus",
+             "aten::softshrink", "aten::sqrt",     "aten::tan",         "aten::tanh",
+             "aten::threshold",  "aten::trunc"},
             pointwise());
   table.add({"aten::special_airy_ai", "aten::special_bessel_j0", "aten::special_bessel_j1",
              "aten::special_bessel_y0", "aten::special_bessel_y1", "aten::special_entr",
@@ -149,22 +153,33 @@ void add_pointwise_rules(RuleTable& table) {
   table.add({"aten::hardswish", "aten::hardtanh", "aten::nan_to_num", "aten::relu"},
             pointwise().shapes(like_input));
   table.add("aten::abs", pointwise().shapes(like_input_real));
-  table.add({"aten::isinf", "aten::isnan", "aten::logical_not"}, pointwise().shapes(like_input_bool));
+  table.add({"aten::isinf", "aten::isnan", "aten::logical_not"},
+            pointwise().shapes(like_input_bool));
   table.add({"aten::logit", "aten::mvlgamma"}, pointwise().shapes(like_input_floating));
   table.add("aten::frexp", pointwise().shapes(frexp_shapes));
   table.add("aten::angle", pointwise().shapes(angle_shape));
   table.add("aten::log_sigmoid_forward", pointwise().shapes(log_sigmoid_shapes));
 
   // --- two operands ---
-  table.add({"aten::__and__", "aten::__or__", "aten::__xor__", "aten::__ilshift__",
-             "aten::__irshift__", "aten::atan2", "aten::bitwise_and", "aten::bitwise_left_shift",
-             "aten::bitwise_or", "aten::bitwise_right_shift", "aten::bitwise_xor", "aten::clamp",
-             "aten::clamp_max", "aten::clamp_min", "aten::copysign", "aten::eq",
-             "aten::fmax", "aten::fmin", "aten::fmod", "aten::gcd", "aten::ge", "aten::gt",
-             "aten::heaviside", "aten::hypot", "aten::igamma", "aten::igammac", "aten::lcm",
-             "aten::ldexp", "aten::le", "aten::logaddexp", "aten::logaddexp2", 
-             "aten::lt", "aten::maximum", "aten::minimum",
-             "aten::ne", "aten::nextafter", "aten::pow", "aten::remainder",
+  table.add({"aten::__and__",     "aten::__or__",
+             "aten::__xor__",     "aten::__ilshift__",
+             "aten::__irshift__", "aten::atan2",
+             "aten::bitwise_and", "aten::bitwise_left_shift",
+             "aten::bitwise_or",  "aten::bitwise_right_shift",
+             "aten::bitwise_xor", "aten::clamp",
+             "aten::clamp_max",   "aten::clamp_min",
+             "aten::copysign",    "aten::eq",
+             "aten::fmax",        "aten::fmin",
+             "aten::fmod",        "aten::gcd",
+             "aten::ge",          "aten::gt",
+             "aten::heaviside",   "aten::hypot",
+             "aten::igamma",      "aten::igammac",
+             "aten::lcm",         "aten::ldexp",
+             "aten::le",          "aten::logaddexp",
+             "aten::logaddexp2",  "aten::lt",
+             "aten::maximum",     "aten::minimum",
+             "aten::ne",          "aten::nextafter",
+             "aten::pow",         "aten::remainder",
              "aten::xlogy"},
             pointwise());
   table.add({"aten::special_chebyshev_polynomial_t", "aten::special_chebyshev_polynomial_u",
@@ -196,8 +211,9 @@ void add_pointwise_rules(RuleTable& table) {
   table.add({"aten::add", "aten::sub"}, pointwise(Linearity::kAdditive));
   table.add("aten::rsub", pointwise(Linearity::kAdditive).shapes(broadcast));
   // A number is added once, not once per rank.
-  table.add({"aten::add.Scalar", "aten::add.Scalar_out", "aten::sub.Scalar", "aten::sub.Scalar_out"},
-            pointwise());
+  table.add(
+      {"aten::add.Scalar", "aten::add.Scalar_out", "aten::sub.Scalar", "aten::sub.Scalar_out"},
+      pointwise());
   table.add({"aten::rsub.Scalar", "aten::rsub.Scalar_out"}, pointwise());
   table.add("aten::mul", pointwise(Linearity::kMultilinear));
   table.add("aten::div", pointwise(Linearity::kFirst));

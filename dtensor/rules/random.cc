@@ -33,7 +33,8 @@ void for_each_run(const Spec& spec, F f) {
   const int ndim = spec.ndim();
   std::vector<Intervals> held;
   for (int d = 0; d < ndim; ++d) {
-    held.push_back(local_intervals(spec.layout, context.mesh().shape(), context.coordinate(), spec.sizes, d));
+    held.push_back(
+        local_intervals(spec.layout, context.mesh().shape(), context.coordinate(), spec.sizes, d));
   }
   // Dimensions from `inner` on are whole: their elements are consecutive.
   int inner = ndim;
@@ -53,7 +54,8 @@ void for_each_run(const Spec& spec, F f) {
         f((row * spec.sizes[d] + interval.begin) * inner_size, interval.size() * inner_size);
         continue;
       }
-      for (int64_t i = interval.begin; i < interval.end; ++i) self(self, d + 1, row * spec.sizes[d] + i);
+      for (int64_t i = interval.begin; i < interval.end; ++i)
+        self(self, d + 1, row * spec.sizes[d] + i);
     }
   };
   descend(descend, 0, 0);
@@ -84,16 +86,20 @@ void fill(const Spec& spec, T* out, Read read, Convert convert) {
 
 template <typename Number, typename T, typename Convert>
 void from_bits(PhiloxStream& stream, const Spec& spec, T* out, Convert convert) {
-  fill<Number>(spec, out, [&](int64_t first, absl::Span<Number> to) { stream.bits(first, to); }, convert);
+  fill<Number>(
+      spec, out, [&](int64_t first, absl::Span<Number> to) { stream.bits(first, to); }, convert);
 }
 
 template <typename Number, typename T, typename Convert>
 void from_normal(PhiloxStream& stream, const Spec& spec, T* out, Convert convert) {
-  fill<Number>(spec, out, [&](int64_t first, absl::Span<Number> to) { stream.normal(first, to); }, convert);
+  fill<Number>(
+      spec, out, [&](int64_t first, absl::Span<Number> to) { stream.normal(first, to); }, convert);
 }
 
 // In (0, 1), both ends excluded.
-double open_unit(uint64_t bits) { return (static_cast<double>(bits >> 12) + 0.5) * 0x1p-52; }
+double open_unit(uint64_t bits) {
+  return (static_cast<double>(bits >> 12) + 0.5) * 0x1p-52;
+}
 
 // In [from, to), with as many random digits as T has.
 template <typename T>
@@ -168,10 +174,13 @@ void neutralize(const Spec& spec, const at::Tensor& local) {
 // Where an in-place operator on DTensors writes its numbers.
 class Draw {
  public:
-  Draw(const c10::OperatorHandle& op, c10::Stack& stack) : call_(op, stack), self_(call_.tensor("self")) {
+  Draw(const c10::OperatorHandle& op, c10::Stack& stack)
+      : call_(op, stack), self_(call_.tensor("self")) {
     if (!is_dtensor(self_)) refuse(op, "'self' is a plain tensor, another argument a DTensor");
     if (meta().lost_alias) {
-      refuse(op, "writes to a view of a DTensor that had to be made by communication; clone() it first");
+      refuse(
+          op,
+          "writes to a view of a DTensor that had to be made by communication; clone() it first");
     }
     if (!call_["generator"].isNone()) {
       refuse(op, "takes no generator; DTensors draw from their mesh, see manual_seed()");
@@ -179,8 +188,9 @@ class Draw {
     check_arguments(op, stack);
     const at::Tensor& local = meta().local;
     const bool direct = local.is_contiguous() && local.is_cpu();
-    buffer_ = direct ? local
-                     : at::empty(local.sizes(), at::TensorOptions(local.scalar_type()).device(at::kCPU));
+    buffer_ =
+        direct ? local
+               : at::empty(local.sizes(), at::TensorOptions(local.scalar_type()).device(at::kCPU));
   }
 
   BoxedCall& call() { return call_; }
@@ -205,14 +215,17 @@ class Draw {
   DTensorMeta& meta() { return meta_of(self_); }
 
   [[noreturn]] static void refuse(const c10::OperatorHandle& op, const char* why) {
-    throw Error(absl::InvalidArgumentError(absl::StrCat(c10::toString(op.operator_name()), ": ", why)));
+    throw Error(
+        absl::InvalidArgumentError(absl::StrCat(c10::toString(op.operator_name()), ": ", why)));
   }
 
   // By LibTorch, on a tensor without elements: types and ranges are its to judge.
   void check_arguments(const c10::OperatorHandle& op, const c10::Stack& stack) {
-    c10::Stack copy(stack.end() - static_cast<ptrdiff_t>(op.schema().arguments().size()), stack.end());
+    c10::Stack copy(stack.end() - static_cast<ptrdiff_t>(op.schema().arguments().size()),
+                    stack.end());
     for (c10::IValue& value : copy) {
-      if (value.isTensor()) value = at::empty({0}, at::TensorOptions(value.toTensor().scalar_type()));
+      if (value.isTensor())
+        value = at::empty({0}, at::TensorOptions(value.toTensor().scalar_type()));
     }
     op.callBoxed(copy);
   }
@@ -259,7 +272,8 @@ void log_normal_(const c10::OperatorHandle& op, c10::Stack& stack) {
   const double mean = draw.number("mean");
   const double std = draw.number("std");
   for_floating(draw.buffer(), [&](auto* out) {
-    from_normal<double>(stream, draw.spec(), out, [=](double z) { return std::exp(z * std + mean); });
+    from_normal<double>(stream, draw.spec(), out,
+                        [=](double z) { return std::exp(z * std + mean); });
   });
   draw.finish();
 }
@@ -306,7 +320,8 @@ void bernoulli_(const c10::OperatorHandle& op, c10::Stack& stack) {
   PhiloxStream stream = draw.stream();
   const c10::IValue& p = draw.call()["p"];
   if (p.isDouble()) {
-    for_all_types(draw.buffer(), [&](auto* out) { bernoulli(stream, draw.spec(), out, p.toDouble()); });
+    for_all_types(draw.buffer(),
+                  [&](auto* out) { bernoulli(stream, draw.spec(), out, p.toDouble()); });
     draw.finish();
     return;
   }
@@ -398,9 +413,9 @@ void add_random_rules(RuleTable& table) {
              "aten::randint_like", "aten::randn_like", "aten::random", "aten::uniform"},
             Rule::composed(decomposed));
   table.add("aten::bernoulli.out", Rule::composed(bernoulli_out));
-  table.add({"aten::normal.Tensor_float", "aten::normal.Tensor_float_out", "aten::normal.float_Tensor",
-             "aten::normal.float_Tensor_out", "aten::normal.Tensor_Tensor",
-             "aten::normal.Tensor_Tensor_out"},
+  table.add({"aten::normal.Tensor_float", "aten::normal.Tensor_float_out",
+             "aten::normal.float_Tensor", "aten::normal.float_Tensor_out",
+             "aten::normal.Tensor_Tensor", "aten::normal.Tensor_Tensor_out"},
             Rule::composed(normal_around));
   table.add("aten::native_dropout", Rule::composed(native_dropout));
 }

@@ -328,14 +328,18 @@ void add_reduction_rules(RuleTable& table) {
   table.add("aten::logsumexp",
             along_dim().shapes(logsumexp_shape).composed_when(reduces_sharded, logsumexp));
   // LibTorch makes the other overloads of these of the one with a correction.
-  table.add({"aten::var.correction", "aten::var.correction_out"},
-            along_dim().shapes(reduced_shape).composed_when(reduces_sharded, variance<false, false>));
-  table.add({"aten::std.correction", "aten::std.correction_out"},
-            along_dim().shapes(reduced_shape).composed_when(reduces_sharded, variance<true, false>));
-  table.add({"aten::var_mean.correction", "aten::var_mean.correction_out"},
-            along_dim().shapes(two_reduced_shapes).composed_when(reduces_sharded, variance<false, true>));
-  table.add({"aten::std_mean.correction", "aten::std_mean.correction_out"},
-            along_dim().shapes(two_reduced_shapes).composed_when(reduces_sharded, variance<true, true>));
+  table.add(
+      {"aten::var.correction", "aten::var.correction_out"},
+      along_dim().shapes(reduced_shape).composed_when(reduces_sharded, variance<false, false>));
+  table.add(
+      {"aten::std.correction", "aten::std.correction_out"},
+      along_dim().shapes(reduced_shape).composed_when(reduces_sharded, variance<true, false>));
+  table.add(
+      {"aten::var_mean.correction", "aten::var_mean.correction_out"},
+      along_dim().shapes(two_reduced_shapes).composed_when(reduces_sharded, variance<false, true>));
+  table.add(
+      {"aten::std_mean.correction", "aten::std_mean.correction_out"},
+      along_dim().shapes(two_reduced_shapes).composed_when(reduces_sharded, variance<true, true>));
 }
 
 }  // namespace shardweave

@@ -49,7 +49,9 @@ void masked_softmax_backward(const OpCall& call, Strategies& out) {
   }
 }
 
-void like_input(OpCall& call) { call.outputs.push_back(like_info(call.input(0))); }
+void like_input(OpCall& call) {
+  call.outputs.push_back(like_info(call.input(0)));
+}
 
 }  // namespace
 

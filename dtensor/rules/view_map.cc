@@ -5,7 +5,9 @@
 namespace shardweave {
 namespace {
 
-int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+int64_t ceil_div(int64_t a, int64_t b) {
+  return a / b + (a % b != 0);
+}
 
 // The sizes that a dimension may have on some rank. Sorted, distinct.
 using Sizes = absl::InlinedVector<int64_t, 2>;
@@ -168,15 +170,15 @@ std::vector<std::optional<Placement>> map_cuts(absl::Span<const int64_t> from,
     if (group == groups.end()) return std::nullopt;
     if (group->same_dim()) return with_dim(c.placement, group->to_begin);
 
-    const auto sources = absl::MakeConstSpan(from_sizes).subspan(
-        group->from_begin, group->from_end - group->from_begin);
+    const auto sources = absl::MakeConstSpan(from_sizes)
+                             .subspan(group->from_begin, group->from_end - group->from_begin);
     const auto targets =
         absl::MakeConstSpan(to_sizes).subspan(group->to_begin, group->to_end - group->to_begin);
     const std::optional<Placement> all = merged(Position(sources, dim - group->from_begin), c);
     if (!all.has_value()) return std::nullopt;
     for (size_t j = 0; j < targets.size(); ++j) {
-      auto mapped = split(Position(targets, j), {*all, c.num_ranks},
-                          group->to_begin + static_cast<int>(j));
+      auto mapped =
+          split(Position(targets, j), {*all, c.num_ranks}, group->to_begin + static_cast<int>(j));
       if (mapped.has_value()) return mapped;
     }
     return std::nullopt;

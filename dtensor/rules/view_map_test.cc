@@ -20,11 +20,13 @@ std::vector<int64_t> elements(const Shape& shape, const Placements& placements, 
                               const Shape& coordinate) {
   std::vector<int64_t> result = {0};
   for (size_t d = 0; d < shape.size(); ++d) {
-    const Intervals held = local_intervals(Layout(placements), mesh, coordinate, shape, static_cast<int>(d));
+    const Intervals held =
+        local_intervals(Layout(placements), mesh, coordinate, shape, static_cast<int>(d));
     std::vector<int64_t> next;
     for (int64_t before : result) {
       for (const Interval& interval : held) {
-        for (int64_t i = interval.begin; i < interval.end; ++i) next.push_back(before * shape[d] + i);
+        for (int64_t i = interval.begin; i < interval.end; ++i)
+          next.push_back(before * shape[d] + i);
       }
     }
     result = std::move(next);
@@ -62,7 +64,8 @@ int check(const Shape& from, const Shape& to, const std::vector<Cut>& cuts) {
   Placements before, after;
   Shape mesh;
   int count = 0;
-  std::string label = absl::StrCat("[", absl::StrJoin(from, ", "), "] -> [", absl::StrJoin(to, ", "), "]");
+  std::string label =
+      absl::StrCat("[", absl::StrJoin(from, ", "), "] -> [", absl::StrJoin(to, ", "), "]");
   for (size_t i = 0; i < cuts.size(); ++i) {
     absl::StrAppend(&label, " ", cuts[i].placement.to_string(), "/", cuts[i].num_ranks);
     // Without a place in the new shape there is no such cut.
@@ -87,7 +90,17 @@ int check(const Shape& from, const Shape& to, const std::vector<Cut>& cuts) {
 
 const std::vector<std::vector<Shape>>& families_of_shapes() {
   static const auto* const families = new std::vector<std::vector<Shape>>{
-      {{24}, {4, 6}, {6, 4}, {2, 3, 4}, {4, 3, 2}, {2, 2, 6}, {1, 24}, {24, 1}, {4, 1, 6}, {3, 8}, {8, 3}},
+      {{24},
+       {4, 6},
+       {6, 4},
+       {2, 3, 4},
+       {4, 3, 2},
+       {2, 2, 6},
+       {1, 24},
+       {24, 1},
+       {4, 1, 6},
+       {3, 8},
+       {8, 3}},
       {{30}, {5, 6}, {6, 5}, {2, 3, 5}, {5, 3, 2}, {1, 5, 6, 1}, {3, 10}},
       {{7, 5}, {35}, {5, 7}, {7, 5, 1}, {1, 7, 1, 5}},
       {{6}, {1, 6}, {6, 1}, {2, 3}, {1, 1, 6}},
@@ -118,7 +131,8 @@ TEST(ViewMapTest, TwoCuts) {
       for (const Shape& to : shapes) {
         for (int64_t first_ranks : {2, 3}) {
           for (const Cut& first : cuts_of(from, first_ranks, true)) {
-            for (const Cut& second : cuts_of(from, 2, false)) mapped += check(from, to, {first, second});
+            for (const Cut& second : cuts_of(from, 2, false))
+              mapped += check(from, to, {first, second});
           }
         }
       }
@@ -141,7 +155,8 @@ TEST(ViewMapTest, ThreeCuts) {
 }
 
 // The only cut.
-std::optional<Placement> mapped(const Shape& from, const Shape& to, const Placement& p, int64_t ranks) {
+std::optional<Placement> mapped(const Shape& from, const Shape& to, const Placement& p,
+                                int64_t ranks) {
   return map_cuts(from, to, {{p, ranks}})[0];
 }
 

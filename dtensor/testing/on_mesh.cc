@@ -67,7 +67,8 @@ at::Tensor scattered(const at::Tensor& whole, const MeshPtr& mesh, const Placeme
     first = first * mesh->mesh().size(m) + mesh->coordinate()[m];
     summands *= mesh->mesh().size(m);
   }
-  at::Tensor local = to_local(distribute_tensor(whole, mesh, cuts, {.source = std::nullopt})).detach();
+  at::Tensor local =
+      to_local(distribute_tensor(whole, mesh, cuts, {.source = std::nullopt})).detach();
   if (summands > 1) {
     // Rank r holds whole * 2 * (r + 1) except the last, which makes up for it.
     share = first + 1 < summands ? 2.0 * static_cast<double>(first + 1)

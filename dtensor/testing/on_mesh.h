@@ -17,7 +17,8 @@ namespace shardweave::testing {
 void on_mesh(const std::vector<MeshDim>& dims, const std::function<void(const MeshPtr&)>& body);
 
 // The first failure of any rank, for tests that expect one.
-absl::Status try_on_mesh(const std::vector<MeshDim>& dims, const std::function<void(const MeshPtr&)>& body);
+absl::Status try_on_mesh(const std::vector<MeshDim>& dims,
+                         const std::function<void(const MeshPtr&)>& body);
 
 // Every placement of a tensor with `ndim` dimensions along one mesh dimension: R, S(0).., and Partial sum if wanted.
 std::vector<Placement> all_placements(int ndim, bool partial);

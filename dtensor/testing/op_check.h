@@ -22,7 +22,8 @@ namespace shardweave::testing {
 
 using Tensors = std::vector<at::Tensor>;
 
-// An input by shape: standard normal doubles unless said otherwise.
+// An input by shape: standard normal doubles unless said otherwise. Floating point values have few digits, so that the
+// summands of a Partial add up exactly.
 class Input {
  public:
   explicit Input(std::vector<int64_t> sizes) : sizes_(std::move(sizes)) {}
@@ -60,21 +61,27 @@ class Input {
   bool ties_ = false;
 };
 
-inline Input in(std::vector<int64_t> sizes) { return Input(std::move(sizes)); }
+inline Input in(std::vector<int64_t> sizes) {
+  return Input(std::move(sizes));
+}
 
 struct OpCase {
   std::string name;
   std::vector<Input> inputs;
-  std::function<Tensors(const Tensors&)> run;   // on plain tensors and on DTensors
+  std::function<Tensors(const Tensors&)> run;  // on plain tensors and on DTensors
   bool gradients = true;
-  double tolerance = 1e-9;                      // relative and absolute
-  bool strides = true;                          // compare strides
+  double tolerance = 1e-9;  // relative and absolute
+  bool strides = true;      // compare strides
 };
 
 // The meshes (2), (3), (4) and (2, 2).
 const std::vector<std::vector<MeshDim>>& small_meshes();
 
+// Adds a failure for everything that is different.
 void check_op(const OpCase& op, const std::vector<std::vector<MeshDim>>& meshes = small_meshes());
 void check_ops(const std::vector<OpCase>& ops);
+
+// The same as text, on one mesh: what is different, at most a few per rank. Empty: nothing is.
+std::vector<std::string> find_differences(const OpCase& op, const std::vector<MeshDim>& mesh);
 
 }  // namespace shardweave::testing

@@ -1,0 +1,240 @@
+// Products, softmax, attention and embedding on shards against one device.
+#include "ATen/ATen.h"
+#include "gtest/gtest.h"
+#include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/testing/on_mesh.h"
+#include "shardweave/dtensor/testing/op_check.h"
+
+namespace shardweave {
+namespace {
+
+using testing::check_ops;
+using testing::in;
+using testing::on_mesh;
+using testing::Tensors;
+using testing::try_on_mesh;
+
+TEST(MatmulRulesTest, Products) {
+  check_ops({
+      {"mm",
+       {in({7, 5}), in({5, 3})},
+       [](const Tensors& x) { return Tensors{at::mm(x[0], x[1])}; }},
+      {"mm of a transposed",
+       {in({7, 5}).transposed(), in({5, 3}).transposed()},
+       [](const Tensors& x) { return Tensors{at::mm(x[0], x[1])}; }},
+      {"mm over nothing",
+       {in({4, 0}), in({0, 3})},
+       [](const Tensors& x) { return Tensors{at::mm(x[0], x[1])}; }},
+      {"mm of integers",
+       {in({7, 5}).integers(-9, 9), in({5, 3}).integers(-9, 9)},
+       [](const Tensors& x) { return Tensors{at::mm(x[0], x[1])}; }},
+      {"bmm",
+       {in({3, 4, 5}), in({3, 5, 2})},
+       [](const Tensors& x) { return Tensors{at::bmm(x[0], x[1])}; }},
+      {"mv", {in({7, 5}), in({5})}, [](const Tensors& x) { return Tensors{at::mv(x[0], x[1])}; }},
+      {"dot", {in({7}), in({7})}, [](const Tensors& x) { return Tensors{at::dot(x[0], x[1])}; }},
+      {"vdot", {in({5}), in({5})}, [](const Tensors& x) { return Tensors{at::vdot(x[0], x[1])}; }},
+      {"outer",
+       {in({5}), in({3})},
+       [](const Tensors& x) { return Tensors{at::outer(x[0], x[1])}; }},
+  });
+}
+
+TEST(MatmulRulesTest, ProductsWithAnAddend) {
+  auto addmm = [](const Tensors& x) { return Tensors{at::addmm(x[0], x[1], x[2], 0.5, 2)}; };
+  check_ops({
+      {"addmm", {in({7, 3}), in({7, 5}), in({5, 3})}, addmm},
+      {"addmm of a row", {in({3}), in({7, 5}), in({5, 3})}, addmm},
+      {"addmm of a column", {in({7, 1}), in({7, 5}), in({5, 3})}, addmm},
+      {"addmm of one", {in({1, 1}), in({7, 5}), in({5, 3})}, addmm},
+      {"addmm of a scalar", {in({}), in({7, 5}), in({5, 3})}, addmm},
+      {"addmm to a single row", {in({1, 3}), in({1, 5}), in({5, 3})}, addmm},
+      {"addmm_",
+       {in({7, 3}), in({7, 5}), in({5, 3})},
+       [](const Tensors& x) { return Tensors{x[0].clone().addmm_(x[1], x[2], 0.5, 2)}; }},
+      {"addbmm",
+       {in({4, 2}), in({3, 4, 5}), in({3, 5, 2})},
+       [](const Tensors& x) { return Tensors{at::addbmm(x[0], x[1], x[2], 0.5, 2)}; }},
+      {"baddbmm",
+       {in({3, 1, 2}), in({3, 4, 5}), in({3, 5, 2})},
+       [](const Tensors& x) { return Tensors{at::baddbmm(x[0], x[1], x[2], 0.5, 2)}; }},
+      {"addmv",
+       {in({7}), in({7, 5}), in({5})},
+       [](const Tensors& x) { return Tensors{at::addmv(x[0], x[1], x[2], 0.5, 2)}; }},
+      {"addr",
+       {in({5, 3}), in({5}), in({3})},
+       [](const Tensors& x) { return Tensors{at::addr(x[0], x[1], x[2], 0.5, 2)}; }},
+      {"_addmm_activation",
+       {in({3}), in({7, 5}), in({5, 3})},
+       [](const Tensors& x) { return Tensors{at::_addmm_activation(x[0], x[1], x[2])}; },
+       /*gradients=*/false},
+  });
+}
+
+TEST(MatmulRulesTest, WhatLibTorchMakesOfThem) {
+  check_ops({
+      {"linear",
+       {in({2, 3, 5}), in({4, 5}), in({4})},
+       [](const Tensors& x) { return Tensors{at::linear(x[0], x[1], x[2])}; }},
+      {"linear without bias",
+       {in({7, 5}), in({4, 5})},
+       [](const Tensors& x) { return Tensors{at::linear(x[0], x[1])}; }},
+      {"matmul",
+       {in({2, 3, 5}), in({5, 4})},
+       [](const Tensors& x) { return Tensors{at::matmul(x[0], x[1])}; }},
+      {"matmul of batches",
+       {in({2, 1, 3, 5}), in({3, 5, 4})},
+       [](const Tensors& x) { return Tensors{at::matmul(x[0], x[1])}; }},
+      {"einsum",
+       {in({2, 3, 4, 5}), in({2, 6, 4, 5})},
+       [](const Tensors& x) { return Tensors{at::einsum("bqhd,bkhd->bhqk", {x[0], x[1]})}; }},
+      {"tensordot",
+       {in({3, 4, 5}), in({4, 3, 2})},
+       [](const Tensors& x) { return Tensors{at::tensordot(x[0], x[1], {1, 0}, {0, 1})}; }},
+  });
+}
+
+// The bias of a product over a sharded dimension is added once, not once per rank.
+TEST(MatmulRulesTest, AddendOfAPartialProductIsPartial) {
+  on_mesh({{"tp", 3}}, [](const MeshPtr& mesh) {
+    const at::Tensor x = distribute_tensor(at::ones({2, 7}), mesh, Placements{Shard(1)});
+    const at::Tensor w = distribute_tensor(at::ones({7, 4}), mesh, Placements{Shard(0)});
+    const at::Tensor b = distribute_tensor(at::full({4}, 100.0), mesh, Placements{Replicate()});
+    const at::Tensor y = at::addmm(b, x, w);
+    EXPECT_EQ(layout_of(y).to_string(), "[P(sum)]");
+    EXPECT_TRUE(at::equal(full_tensor(y), at::full({2, 4}, 107.0)));
+  });
+}
+
+TEST(SoftmaxRulesTest, Softmax) {
+  check_ops({
+      {"softmax", {in({7, 5})}, [](const Tensors& x) { return Tensors{at::softmax(x[0], 1)}; }},
+      {"softmax along the first",
+       {in({5, 3, 2})},
+       [](const Tensors& x) { return Tensors{at::softmax(x[0], 0)}; }},
+      {"softmax with a dtype",
+       {in({7, 5}).dtype(at::kFloat)},
+       [](const Tensors& x) { return Tensors{at::softmax(x[0], -1, at::kDouble)}; },
+       true,
+       1e-6},
+      {"softmax of a scalar",
+       {in({})},
+       [](const Tensors& x) { return Tensors{at::softmax(x[0], 0)}; }},
+      {"log_softmax",
+       {in({2, 3, 5})},
+       [](const Tensors& x) { return Tensors{at::log_softmax(x[0], -1)}; }},
+      {"_safe_softmax",
+       {in({2, 5})},
+       [](const Tensors& x) { return Tensors{at::_safe_softmax(x[0], -1)}; }},
+      {"_masked_softmax",
+       {in({3, 2, 4, 4}), in({3, 2, 4, 4}).flags()},
+       [](const Tensors& x) { return Tensors{at::_masked_softmax(x[0], x[1], 3, 2)}; }},
+      {"_masked_softmax of a source mask",
+       {in({3, 2, 4, 4}), in({4, 4}).flags()},
+       [](const Tensors& x) { return Tensors{at::_masked_softmax(x[0], x[1], 3, 0)}; },
+       false},
+      {"_masked_softmax of padding",
+       {in({3, 2, 4, 4}), in({3, 4}).flags()},
+       [](const Tensors& x) { return Tensors{at::_masked_softmax(x[0], x[1], 3, 1)}; },
+       false},
+  });
+}
+
+TEST(AttentionRulesTest, FlashAttention) {
+  auto attention = [](const Tensors& x) {
+    return Tensors{at::scaled_dot_product_attention(x[0], x[1], x[2])};
+  };
+  auto masked = [](const Tensors& x) {
+    return Tensors{at::scaled_dot_product_attention(x[0], x[1], x[2], x[3])};
+  };
+  check_ops({
+      {"attention", {in({3, 2, 5, 4}), in({3, 2, 6, 4}), in({3, 2, 6, 4})}, attention},
+      {"attention of [B, L, H, E]",
+       {in({3, 5, 2, 4}), in({3, 6, 2, 4}), in({3, 6, 2, 4})},
+       [](const Tensors& x) {
+         return Tensors{at::scaled_dot_product_attention(x[0].transpose(1, 2), x[1].transpose(1, 2),
+                                                         x[2].transpose(1, 2))
+                            .transpose(1, 2)};
+       }},
+      {"causal attention",
+       {in({3, 2, 5, 4}), in({3, 2, 5, 4}), in({3, 2, 5, 4})},
+       [](const Tensors& x) {
+         return Tensors{at::scaled_dot_product_attention(x[0], x[1], x[2], {}, 0.0, true)};
+       }},
+      {"attention with a mask",
+       {in({3, 2, 5, 4}), in({3, 2, 6, 4}), in({3, 2, 6, 4}), in({5, 6}).constant()},
+       masked},
+      {"attention with a mask per batch",
+       {in({3, 2, 5, 4}), in({3, 2, 6, 4}), in({3, 2, 6, 4}), in({3, 1, 5, 6}).constant()},
+       masked},
+      {"attention with a mask per head",
+       {in({1, 3, 5, 4}), in({1, 3, 6, 4}), in({1, 3, 6, 4}), in({1, 3, 1, 6}).constant()},
+       masked},
+      {"attention with flags",
+       {in({3, 2, 5, 4}), in({3, 2, 6, 4}), in({3, 2, 6, 4}), in({3, 2, 5, 6}).flags()},
+       masked},
+      {"attention by products, with a gradient of the mask",
+       {in({3, 2, 5, 4}), in({3, 2, 6, 4}), in({3, 2, 6, 4}), in({5, 6})},
+       masked},
+      {"flash attention with logsumexp",
+       {in({3, 2, 5, 4}), in({3, 2, 6, 4}), in({3, 2, 6, 4})},
+       [](const Tensors& x) {
+         auto [output, logsumexp] =
+             at::_scaled_dot_product_flash_attention_for_cpu(x[0], x[1], x[2]);
+         return Tensors{output, logsumexp};
+       },
+       false},
+  });
+}
+
+TEST(AttentionRulesTest, RefusesDropoutInTheFusedOperator) {
+  const absl::Status status = try_on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor q = distribute_tensor(at::ones({2, 2, 3, 4}), mesh, Placements{Shard(0)});
+    at::_scaled_dot_product_flash_attention_for_cpu(q, q, q, 0.5);
+  });
+  EXPECT_FALSE(status.ok());
+  EXPECT_NE(status.ToString().find("dropout"), std::string::npos) << status;
+}
+
+TEST(EmbeddingRulesTest, Embedding) {
+  auto plain = [](const Tensors& x) { return Tensors{at::embedding(x[0], x[1])}; };
+  check_ops({
+      {"embedding", {in({10, 3}), in({7, 2}).integers(0, 10)}, plain},
+      {"embedding of one index", {in({10, 3}), in({}).integers(0, 10)}, plain},
+      {"embedding of few rows", {in({3, 5}), in({6}).integers(0, 3)}, plain},
+      {"embedding of nothing", {in({10, 3}), in({0}).integers(0, 10)}, plain},
+      {"embedding with padding",
+       {in({4, 3}), in({3, 5}).integers(0, 4)},
+       [](const Tensors& x) { return Tensors{at::embedding(x[0], x[1], 2)}; }},
+      {"embedding by frequency",
+       {in({4, 3}), in({9}).integers(0, 4)},
+       [](const Tensors& x) { return Tensors{at::embedding(x[0], x[1], -1, true)}; }},
+  });
+}
+
+TEST(EmbeddingRulesTest, RowsSumUpAcrossRanks) {
+  on_mesh({{"tp", 4}}, [](const MeshPtr& mesh) {
+    const at::Tensor table = at::arange(10.0).view({5, 2});
+    const at::Tensor w = distribute_tensor(table, mesh, Placements{Shard(0)});
+    const at::Tensor i = distribute_tensor(at::arange(5), mesh, Placements{Replicate()});
+    StrictScope strict(mesh);
+    const at::Tensor y = at::embedding(w, i);
+    EXPECT_EQ(layout_of(y).to_string(), "[P(sum)]");
+    EXPECT_TRUE(at::equal(full_tensor(y), table));
+  });
+}
+
+TEST(EmbeddingRulesTest, RefusesAnIndexThatNoRankHas) {
+  for (int64_t index : {-1, 5}) {
+    const absl::Status status = try_on_mesh({{"tp", 2}}, [&](const MeshPtr& mesh) {
+      const at::Tensor w = distribute_tensor(at::ones({5, 2}), mesh, Placements{Shard(0)});
+      const at::Tensor i = distribute_tensor(at::full({2}, index), mesh, Placements{Replicate()});
+      at::embedding(w, i);
+    });
+    EXPECT_EQ(status.code(), absl::StatusCode::kOutOfRange);
+    EXPECT_NE(status.ToString().find("table of 5 rows"), std::string::npos) << status;
+  }
+}
+
+}  // namespace
+}  // namespace shardweave

@@ -1,0 +1,222 @@
+// Normalization and losses on shards against one device.
+#include "ATen/ATen.h"
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/testing/on_mesh.h"
+#include "shardweave/dtensor/testing/op_check.h"
+
+namespace shardweave {
+namespace {
+
+using testing::check_ops;
+using testing::in;
+using testing::on_mesh;
+using testing::OpCase;
+using testing::Tensors;
+
+TEST(NormRulesTest, LayerNorm) {
+  check_ops({
+      {"layer_norm",
+       {in({3, 7, 5}), in({5}), in({5})},
+       [](const Tensors& x) { return Tensors{at::layer_norm(x[0], {5}, x[1], x[2])}; }},
+      {"layer_norm of two dims",
+       {in({7, 3, 5}), in({3, 5}), in({3, 5})},
+       [](const Tensors& x) { return Tensors{at::layer_norm(x[0], {3, 5}, x[1], x[2])}; }},
+      {"layer_norm of all dims",
+       {in({3, 5}), in({3, 5})},
+       [](const Tensors& x) { return Tensors{at::layer_norm(x[0], {3, 5}, x[1])}; }},
+      {"layer_norm without weights",
+       {in({7, 5})},
+       [](const Tensors& x) { return Tensors{at::layer_norm(x[0], {5})}; }},
+      {"layer_norm of a transposed",
+       {in({7, 3, 5}).transposed(), in({5}), in({5})},
+       [](const Tensors& x) { return Tensors{at::layer_norm(x[0], {5}, x[1], x[2])}; }},
+      {"layer_norm with statistics",
+       {in({7, 5}), in({5}), in({5})},
+       [](const Tensors& x) {
+         auto [output, mean, rstd] = at::native_layer_norm(x[0], {5}, x[1], x[2], 1e-5);
+         return Tensors{output, mean, rstd};
+       },
+       false},
+      {"layer_norm of halves",
+       {in({7, 8}).dtype(at::kBFloat16), in({8}).dtype(at::kFloat), in({8}).dtype(at::kFloat)},
+       [](const Tensors& x) {
+         auto [output, mean, rstd] = at::native_layer_norm(x[0], {8}, x[1], x[2], 1e-5);
+         return Tensors{output, mean, rstd};
+       },
+       false,
+       3e-2},
+      {"rms_norm",
+       {in({7, 5}), in({5})},
+       [](const Tensors& x) { return Tensors{at::rms_norm(x[0], {5}, x[1])}; }},
+  });
+}
+
+TEST(NormRulesTest, GroupNorm) {
+  check_ops({
+      {"group_norm",
+       {in({3, 8, 5}), in({8}), in({8})},
+       [](const Tensors& x) { return Tensors{at::group_norm(x[0], 4, x[1], x[2])}; }},
+      {"group_norm of groups that do not divide",
+       {in({5, 6, 2, 2}), in({6}), in({6})},
+       [](const Tensors& x) { return Tensors{at::group_norm(x[0], 3, x[1], x[2])}; }},
+      {"group_norm without weights",
+       {in({3, 8, 5})},
+       [](const Tensors& x) { return Tensors{at::group_norm(x[0], 8)}; }},
+      {"group_norm with statistics",
+       {in({3, 8, 5}), in({8}), in({8})},
+       [](const Tensors& x) {
+         auto [output, mean, rstd] = at::native_group_norm(x[0], x[1], x[2], 3, 8, 5, 4, 1e-5);
+         return Tensors{output, mean, rstd};
+       },
+       false},
+  });
+}
+
+TEST(NormRulesTest, BatchNormIsOverTheWholeBatch) {
+  auto batch_norm = [](bool training) {
+    return [training](const Tensors& x) {
+      at::Tensor mean = x[3].clone(), var = x[4].clone();
+      at::Tensor y = at::batch_norm(x[0], x[1], x[2], mean, var, training, 0.1, 1e-5, false);
+      return Tensors{y, mean, var};
+    };
+  };
+  check_ops({
+      {"batch_norm",
+       {in({7, 3, 2}), in({3}), in({3}), in({3}).constant(), in({3}).uniform(1, 2).constant()},
+       batch_norm(true),
+       true,
+       1e-8},
+      {"batch_norm in evaluation",
+       {in({7, 3, 2}), in({3}), in({3}), in({3}).constant(), in({3}).uniform(1, 2).constant()},
+       batch_norm(false),
+       true,
+       1e-8},
+      {"batch_norm without weights",
+       {in({7, 3})},
+       [](const Tensors& x) {
+         return Tensors{at::batch_norm(x[0], {}, {}, {}, {}, true, 0.1, 1e-5, false)};
+       },
+       true,
+       1e-8},
+  });
+}
+
+TEST(LossRulesTest, NegativeLogLikelihood) {
+  std::vector<OpCase> cases;
+  for (int64_t reduction : {at::Reduction::None, at::Reduction::Mean, at::Reduction::Sum}) {
+    cases.push_back({absl::StrCat("nll_loss ", reduction),
+                     {in({7, 5}), in({7}).integers(0, 5)},
+                     [reduction](const Tensors& x) {
+                       return Tensors{at::nll_loss(x[0], x[1], {}, reduction)};
+                     }});
+    cases.push_back({absl::StrCat("nll_loss with weights and ignored ", reduction),
+                     {in({7, 5}), in({7}).integers(0, 5), in({5}).uniform(1, 2).constant()},
+                     [reduction](const Tensors& x) {
+                       return Tensors{at::nll_loss(x[0], x[1], x[2], reduction, 3)};
+                     }});
+    cases.push_back(
+        {absl::StrCat("nll_loss2d ", reduction),
+         {in({3, 5, 2, 4}), in({3, 2, 4}).integers(0, 5), in({5}).uniform(1, 2).constant()},
+         [reduction](const Tensors& x) {
+           return Tensors{at::nll_loss2d(x[0], x[1], x[2], reduction, 1)};
+         }});
+    cases.push_back({absl::StrCat("nll_loss of one ", reduction),
+                     {in({5}), in({}).integers(0, 5)},
+                     [reduction](const Tensors& x) {
+                       return Tensors{at::nll_loss(x[0], x[1], {}, reduction)};
+                     }});
+  }
+  cases.push_back({"cross_entropy", {in({7, 5}), in({7}).integers(0, 5)}, [](const Tensors& x) {
+                     return Tensors{at::cross_entropy_loss(x[0], x[1])};
+                   }});
+  cases.push_back({"cross_entropy of images",
+                   {in({3, 5, 4}), in({3, 4}).integers(0, 5)},
+                   [](const Tensors& x) { return Tensors{at::cross_entropy_loss(x[0], x[1])}; }});
+  cases.push_back({"cross_entropy smoothed",
+                   {in({7, 5}), in({7}).integers(0, 5), in({5}).uniform(1, 2).constant()},
+                   [](const Tensors& x) {
+                     return Tensors{
+                         at::cross_entropy_loss(x[0], x[1], x[2], at::Reduction::Mean, 2, 0.1)};
+                   }});
+  cases.push_back({"cross_entropy of probabilities",
+                   {in({7, 5}), in({7, 5}).uniform(0, 1)},
+                   [](const Tensors& x) { return Tensors{at::cross_entropy_loss(x[0], x[1])}; }});
+  testing::check_ops(cases);
+}
+
+// A shard whose targets are all ignored has no mean of its own.
+TEST(LossRulesTest, AShardOfIgnoredTargetsCountsNothing) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor x = at::arange(12.0).view({4, 3});
+    const at::Tensor y = at::tensor({-100, -100, 1, 2}, at::kLong);
+    at::Tensor dx = distribute_tensor(x, mesh, Placements{Shard(0)}).requires_grad_();
+    const at::Tensor dy = distribute_tensor(y, mesh, Placements{Shard(0)});
+    const at::Tensor loss = at::nll_loss(dx, dy);
+    EXPECT_DOUBLE_EQ(full_tensor(loss).item<double>(), at::nll_loss(x, y).item<double>());
+    loss.backward();
+    EXPECT_DOUBLE_EQ(full_tensor(dx.grad()).sum().item<double>(), -1);
+    EXPECT_EQ(layout_of(dx.grad()).to_string(), "[S(0)]");
+  });
+}
+
+TEST(LossRulesTest, ElementwiseLosses) {
+  std::vector<OpCase> cases;
+  auto add = [&](std::string name, std::vector<testing::Input> inputs,
+                 std::function<at::Tensor(const Tensors&, int64_t)> loss) {
+    for (int64_t reduction : {at::Reduction::None, at::Reduction::Mean, at::Reduction::Sum}) {
+      cases.push_back({absl::StrCat(name, " ", reduction), inputs,
+                       [=](const Tensors& x) { return Tensors{loss(x, reduction)}; }});
+    }
+  };
+  add("mse_loss", {in({7, 5}), in({7, 5})},
+      [](const Tensors& x, int64_t r) { return at::mse_loss(x[0], x[1], r); });
+  add("mse_loss of a transposed", {in({7, 5}).transposed(), in({7, 5}).transposed()},
+      [](const Tensors& x, int64_t r) { return at::mse_loss(x[0], x[1], r); });
+  add("l1_loss", {in({7, 5}), in({7, 5})},
+      [](const Tensors& x, int64_t r) { return at::l1_loss(x[0], x[1], r); });
+  add("smooth_l1_loss", {in({7, 5}), in({7, 5})},
+      [](const Tensors& x, int64_t r) { return at::smooth_l1_loss(x[0], x[1], r, 0.7); });
+  add("huber_loss", {in({7, 5}), in({7, 5})},
+      [](const Tensors& x, int64_t r) { return at::huber_loss(x[0], x[1], r, 0.7); });
+  add("huber_loss of a transposed", {in({7, 5}).transposed(), in({7, 5})},
+      [](const Tensors& x, int64_t r) { return at::huber_loss(x[0], x[1], r, 0.7); });
+  add("binary_cross_entropy", {in({7, 5}).uniform(0.1, 0.9), in({7, 5}).uniform(0, 1)},
+      [](const Tensors& x, int64_t r) { return at::binary_cross_entropy(x[0], x[1], {}, r); });
+  add("binary_cross_entropy with weights",
+      {in({7, 5}).uniform(0.1, 0.9), in({7, 5}).uniform(0, 1).constant(), in({5}).constant()},
+      [](const Tensors& x, int64_t r) { return at::binary_cross_entropy(x[0], x[1], x[2], r); });
+  add("binary_cross_entropy_with_logits",
+      {in({7, 5}), in({7, 5}).uniform(0, 1), in({7, 1}).constant(), in({5}).constant()},
+      [](const Tensors& x, int64_t r) {
+        return at::binary_cross_entropy_with_logits(x[0], x[1], x[2], x[3], r);
+      });
+  add("soft_margin_loss", {in({7, 5}), in({7, 5}).constant()},
+      [](const Tensors& x, int64_t r) { return at::soft_margin_loss(x[0], x[1], r); });
+  add("kl_div", {in({7, 5}), in({7, 5}).uniform(0, 1)},
+      [](const Tensors& x, int64_t r) { return at::kl_div(x[0], x[1], r); });
+  add("cosine_embedding_loss", {in({7, 5}), in({7, 5}), in({7}).flags()},
+      [](const Tensors& x, int64_t r) {
+        const at::Tensor sign = x[2].to(at::kDouble).mul(2).sub(1);
+        return at::cosine_embedding_loss(x[0], x[1], sign, 0.1, r);
+      });
+  cases.push_back({"mse_loss of halves",
+                   {in({50, 7}).uniform(200, 255).dtype(at::kHalf),
+                    in({50, 7}).uniform(-5, 5).dtype(at::kHalf)},
+                   [](const Tensors& x) { return Tensors{at::mse_loss(x[0], x[1])}; },
+                   false,
+                   3e-2});
+  cases.push_back({"huber_loss out",
+                   {in({7, 5}), in({7, 5})},
+                   [](const Tensors& x) {
+                     at::Tensor out = x[0].detach().sum();
+                     at::huber_loss_out(out, x[0].detach(), x[1].detach());
+                     return Tensors{out};
+                   },
+                   false});
+  testing::check_ops(cases);
+}
+
+}  // namespace
+}  // namespace shardweave

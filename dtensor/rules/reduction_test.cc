@@ -1,0 +1,257 @@
+// Reductions on shards against one device.
+#include <cmath>
+#include <limits>
+
+#include "ATen/ATen.h"
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/testing/on_mesh.h"
+#include "shardweave/dtensor/testing/op_check.h"
+
+namespace shardweave {
+namespace {
+
+using testing::check_ops;
+using testing::in;
+using testing::on_mesh;
+using testing::Tensors;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+template <typename... T>
+Tensors all(const std::tuple<T...>& tensors) {
+  return std::apply([](const T&... t) { return Tensors{t...}; }, tensors);
+}
+
+TEST(ReductionRulesTest, Sum) {
+  check_ops({
+      {"sum", {in({7, 5})}, [](const Tensors& x) { return Tensors{at::sum(x[0])}; }},
+      {"sum of a scalar", {in({})}, [](const Tensors& x) { return Tensors{at::sum(x[0])}; }},
+      {"sum of nothing", {in({3, 0})}, [](const Tensors& x) { return Tensors{at::sum(x[0])}; }},
+      {"sum along one", {in({7, 5})}, [](const Tensors& x) { return Tensors{at::sum(x[0], 1)}; }},
+      {"sum along negative",
+       {in({7, 5, 2})},
+       [](const Tensors& x) { return Tensors{at::sum(x[0], at::IntArrayRef({-1, 0}))}; }},
+      {"sum keeping",
+       {in({7, 5, 2})},
+       [](const Tensors& x) { return Tensors{at::sum(x[0], at::IntArrayRef({0, 2}), true)}; }},
+      {"sum along no dim",
+       {in({7, 5})},
+       [](const Tensors& x) { return Tensors{at::sum(x[0], at::IntArrayRef())}; }},
+      {"sum with dtype",
+       {in({7, 5}).dtype(at::kFloat)},
+       [](const Tensors& x) { return Tensors{at::sum(x[0], 0, false, at::kDouble)}; },
+       true,
+       1e-5},
+      // Digits are cut off each element: sums of shards must not be cut off again, nor Partials.
+      {"sum to integers",
+       {in({7, 5}).uniform(-5, 5)},
+       [](const Tensors& x) { return Tensors{at::sum(x[0], 0, false, at::kLong)}; },
+       false},
+      {"sum of integers",
+       {in({7, 5}).integers(-5, 5)},
+       [](const Tensors& x) { return Tensors{at::sum(x[0], 0)}; }},
+      {"sum of flags",
+       {in({7, 5}).flags()},
+       [](const Tensors& x) { return Tensors{at::sum(x[0])}; }},
+      {"nansum", {in({7, 5})}, [](const Tensors& x) { return Tensors{at::nansum(x[0], 1)}; }},
+      {"count_nonzero",
+       {in({7, 5}).with_ties()},
+       [](const Tensors& x) {
+         return Tensors{at::count_nonzero(x[0]), at::count_nonzero(x[0], at::IntArrayRef{1})};
+       }},
+  });
+}
+
+TEST(ReductionRulesTest, MeanIsOverAllElements) {
+  check_ops({
+      {"mean", {in({7, 5})}, [](const Tensors& x) { return Tensors{at::mean(x[0])}; }},
+      {"mean along one",
+       {in({7, 5})},
+       [](const Tensors& x) { return Tensors{at::mean(x[0], -2)}; }},
+      {"mean keeping",
+       {in({3, 5, 2})},
+       [](const Tensors& x) { return Tensors{at::mean(x[0], at::IntArrayRef({0, -1}), true)}; }},
+      {"mean of nothing", {in({0, 3})}, [](const Tensors& x) { return Tensors{at::mean(x[0])}; }},
+      {"mean of halves",
+       {in({9, 50}).uniform(300, 400).dtype(at::kHalf)},
+       [](const Tensors& x) { return Tensors{at::mean(x[0])}; },
+       false,
+       1e-2},
+      {"mean out",
+       {in({7, 5})},
+       [](const Tensors& x) {
+         at::Tensor out = x[0].detach().sum(1);
+         at::mean_out(out, x[0].detach(), 1);
+         return Tensors{out};
+       },
+       false},
+  });
+}
+
+TEST(ReductionRulesTest, Products) {
+  check_ops({
+      {"prod", {in({7, 2})}, [](const Tensors& x) { return Tensors{at::prod(x[0])}; }},
+      {"prod along one",
+       {in({7, 5})},
+       [](const Tensors& x) { return Tensors{at::prod(x[0], 0, true)}; }},
+      {"prod of integers",
+       {in({7, 3}).integers(1, 4)},
+       [](const Tensors& x) { return Tensors{at::prod(x[0])}; }},
+  });
+}
+
+TEST(ReductionRulesTest, Extremes) {
+  check_ops({
+      {"amax", {in({7, 5})}, [](const Tensors& x) { return Tensors{at::amax(x[0])}; }},
+      {"amin along one", {in({7, 5})}, [](const Tensors& x) { return Tensors{at::amin(x[0], 0)}; }},
+      {"amax with ties",
+       {in({7, 5}).with_ties()},
+       [](const Tensors& x) { return Tensors{at::amax(x[0], at::IntArrayRef({0, 1}), true)}; }},
+      {"max", {in({7, 5}).with_ties()}, [](const Tensors& x) { return Tensors{at::max(x[0])}; }},
+      {"min", {in({3})}, [](const Tensors& x) { return Tensors{at::min(x[0])}; }},
+      {"aminmax", {in({7, 5})}, [](const Tensors& x) { return all(at::aminmax(x[0], 0)); }, false},
+      {"max of integers",
+       {in({3, 3}).integers(-9, -2)},
+       [](const Tensors& x) { return Tensors{at::amax(x[0]), at::amin(x[0], 1)}; }},
+      {"max of bytes",
+       {in({3, 3}).uniform(1, 200).dtype(at::kByte)},
+       [](const Tensors& x) { return Tensors{at::amax(x[0]), at::amin(x[0], 0)}; }},
+      {"max of shorts",
+       {in({3, 3}).uniform(-90, -1).dtype(at::kShort)},
+       [](const Tensors& x) { return Tensors{at::amax(x[0]), at::amin(x[0], 0)}; }},
+      {"max of flags",
+       {in({3, 3}).flags()},
+       [](const Tensors& x) { return Tensors{at::amax(x[0]), at::amin(x[0], 0)}; }},
+      {"max of max",
+       {in({3, 5, 4})},
+       [](const Tensors& x) { return Tensors{at::amax(at::amax(x[0], 1), 1)}; }},
+      {"any",
+       {in({7, 5}).with_ties()},
+       [](const Tensors& x) { return Tensors{at::any(x[0]), at::any(x[0], 1)}; }},
+      {"all",
+       {in({7, 5}).flags()},
+       [](const Tensors& x) { return Tensors{at::all(x[0]), at::all(x[0], 0, true)}; }},
+      {"any of dims",
+       {in({7, 5, 2}).flags()},
+       [](const Tensors& x) {
+         return Tensors{at::any(x[0], at::OptionalIntArrayRef({0, 2})),
+                        at::any(x[0], at::OptionalIntArrayRef()),
+                        at::any(x[0], at::OptionalIntArrayRef(at::IntArrayRef()))};
+       }},
+      {"maximum by max",
+       {in({7, 5}), in({5})},
+       [](const Tensors& x) { return Tensors{at::max(x[0], x[1]), at::min(x[0], x[1])}; }},
+  });
+}
+
+// A nan on one rank is the answer on all.
+TEST(ReductionRulesTest, ExtremesKeepNan) {
+  on_mesh({{"x", 3}}, [](const MeshPtr& mesh) {
+    for (int64_t at : {0, 3, 6}) {
+      at::Tensor whole = at::arange(7.0);
+      whole[at] = NAN;
+      const at::Tensor x = distribute_tensor(whole, mesh, Placements{Shard(0)});
+      EXPECT_TRUE(std::isnan(full_tensor(at::amax(x)).item<double>())) << "at " << at;
+      EXPECT_TRUE(std::isnan(full_tensor(at::amin(x)).item<double>())) << "at " << at;
+    }
+  });
+}
+
+TEST(ReductionRulesTest, AlongALine) {
+  check_ops({
+      {"argmax",
+       {in({7, 5})},
+       [](const Tensors& x) { return Tensors{at::argmax(x[0]), at::argmax(x[0], 1)}; },
+       false},
+      {"argmin",
+       {in({7, 5})},
+       [](const Tensors& x) { return Tensors{at::argmin(x[0], 0, true)}; },
+       false},
+      {"max along", {in({7, 5})}, [](const Tensors& x) { return all(at::max(x[0], 1)); }},
+      {"min along", {in({3, 5, 2})}, [](const Tensors& x) { return all(at::min(x[0], 1, true)); }},
+      {"median along", {in({5, 3})}, [](const Tensors& x) { return all(at::median(x[0], 1)); }},
+      {"mode", {in({5, 4}).with_ties()}, [](const Tensors& x) { return all(at::mode(x[0], 0)); }},
+      {"kthvalue", {in({5, 4})}, [](const Tensors& x) { return all(at::kthvalue(x[0], 2, 1)); }},
+      {"cumsum", {in({7, 5})}, [](const Tensors& x) { return Tensors{at::cumsum(x[0], 0)}; }},
+      {"cumprod", {in({7, 5})}, [](const Tensors& x) { return Tensors{at::cumprod(x[0], 1)}; }},
+      {"logcumsumexp",
+       {in({7, 5})},
+       [](const Tensors& x) { return Tensors{at::logcumsumexp(x[0], 1)}; }},
+      {"cummax", {in({7, 5})}, [](const Tensors& x) { return all(at::cummax(x[0], 1)); }},
+      {"cummin of a transposed",
+       {in({7, 5, 2}).transposed()},
+       [](const Tensors& x) { return all(at::cummin(x[0], 1)); }},
+  });
+}
+
+TEST(ReductionRulesTest, Norms) {
+  std::vector<testing::OpCase> cases;
+  for (double p : {2.0, 1.0, 0.0, 3.0, -1.0, kInfinity, -kInfinity}) {
+    cases.push_back({absl::StrCat("linalg_vector_norm ", p), {in({7, 5})}, [p](const Tensors& x) {
+                       return Tensors{at::linalg_vector_norm(x[0], p),
+                                      at::linalg_vector_norm(x[0], p, at::OptionalIntArrayRef(1))};
+                     }});
+  }
+  cases.push_back({"norm", {in({7, 5})}, [](const Tensors& x) {
+                     return Tensors{at::norm(x[0]), at::norm(x[0], 3, {0}, true)};
+                   }});
+  cases.push_back({"norm with dtype",
+                   {in({7, 5}).dtype(at::kFloat)},
+                   [](const Tensors& x) { return Tensors{at::norm(x[0], 2, at::kDouble)}; },
+                   true,
+                   1e-5});
+  cases.push_back({"norm of halves",
+                   {in({70}).uniform(200, 300).dtype(at::kHalf)},
+                   [](const Tensors& x) { return Tensors{at::linalg_vector_norm(x[0])}; },
+                   false,
+                   1e-2});
+  cases.push_back({"linalg_norm of a matrix", {in({7, 5})}, [](const Tensors& x) {
+                     return Tensors{at::linalg_norm(x[0])};
+                   }});
+  check_ops(cases);
+}
+
+TEST(ReductionRulesTest, VarianceAndLogsumexp) {
+  check_ops({
+      {"var", {in({7, 5})}, [](const Tensors& x) { return Tensors{at::var(x[0])}; }},
+      {"var along",
+       {in({7, 5})},
+       [](const Tensors& x) {
+         return Tensors{at::var(x[0], at::OptionalIntArrayRef(0), 0, true)};
+       }},
+      {"std", {in({7, 5})}, [](const Tensors& x) { return Tensors{at::std(x[0], true)}; }},
+      {"std along",
+       {in({3, 5, 4})},
+       [](const Tensors& x) {
+         return Tensors{at::std(x[0], at::OptionalIntArrayRef({0, -1}), 2)};
+       }},
+      {"var_mean",
+       {in({7, 5})},
+       [](const Tensors& x) { return all(at::var_mean(x[0], at::OptionalIntArrayRef(1), 1)); }},
+      {"std_mean", {in({7, 5})}, [](const Tensors& x) { return all(at::std_mean(x[0], false)); }},
+      {"logsumexp", {in({7, 5})}, [](const Tensors& x) { return Tensors{at::logsumexp(x[0], 0)}; }},
+      {"logsumexp of both",
+       {in({7, 5})},
+       [](const Tensors& x) {
+         return Tensors{at::logsumexp(x[0], at::IntArrayRef({0, 1}), true)};
+       }},
+      {"logsumexp of integers",
+       {in({7, 5}).integers(-3, 3)},
+       [](const Tensors& x) { return Tensors{at::logsumexp(x[0], 1)}; },
+       false,
+       1e-5},
+  });
+}
+
+TEST(ReductionRulesTest, LogsumexpOfInfinities) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor whole = at::stack({at::full({3}, -kInfinity), at::full({3}, kInfinity)});
+    const at::Tensor x = distribute_tensor(whole, mesh, Placements{Shard(1)});
+    EXPECT_TRUE(at::equal(full_tensor(at::logsumexp(x, 1)), at::logsumexp(whole, 1)));
+  });
+}
+
+}  // namespace
+}  // namespace shardweave

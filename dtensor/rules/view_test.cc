@@ -1,0 +1,237 @@
+// Views on shards against one device, and which of them keep their shards.
+#include "ATen/ATen.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/testing/on_mesh.h"
+#include "shardweave/dtensor/testing/op_check.h"
+
+namespace shardweave {
+namespace {
+
+using at::Tensor;
+using testing::check_op;
+using testing::check_ops;
+using testing::in;
+using testing::on_mesh;
+using testing::Tensors;
+
+TEST(ViewRulesTest, OrderOfDimensions) {
+  check_ops({
+      {"permute",
+       {in({4, 3, 5})},
+       [](const Tensors& x) { return Tensors{x[0].permute({2, 0, 1}), x[0].permute({-1, 1, 0})}; }},
+      {"transpose",
+       {in({4, 3, 5})},
+       [](const Tensors& x) { return Tensors{x[0].transpose(0, -1), x[0].transpose(1, 1)}; }},
+      {"t", {in({4, 3})}, [](const Tensors& x) { return Tensors{x[0].t()}; }},
+      {"t of a vector", {in({5})}, [](const Tensors& x) { return Tensors{x[0].t()}; }},
+      {"movedim",
+       {in({4, 3, 5})},
+       [](const Tensors& x) {
+         return Tensors{x[0].movedim(0, 2), x[0].mT(), x[0].swapdims(0, 1)};
+       }},
+      {"numbers",
+       {in({})},
+       [](const Tensors& x) { return Tensors{x[0].t(), x[0].permute({}), x[0].transpose(0, -1)}; }},
+      {"alias",
+       {in({4, 3})},
+       [](const Tensors& x) { return Tensors{at::alias(x[0]), x[0].detach()}; }},
+  });
+}
+
+TEST(ViewRulesTest, DimensionsOfSizeOne) {
+  check_ops({
+      {"unsqueeze",
+       {in({4, 3})},
+       [](const Tensors& x) {
+         return Tensors{x[0].unsqueeze(0), x[0].unsqueeze(-1), x[0].unsqueeze(1)};
+       }},
+      {"unsqueeze of a number",
+       {in({})},
+       [](const Tensors& x) { return Tensors{x[0].unsqueeze(0), x[0].squeeze()}; }},
+      // 2 over 2 ranks is 1 on each, and must stay.
+      {"squeeze", {in({2, 1, 3, 1})}, [](const Tensors& x) { return Tensors{x[0].squeeze()}; }},
+      {"squeeze one",
+       {in({2, 1, 3})},
+       [](const Tensors& x) {
+         return Tensors{x[0].squeeze(1), x[0].squeeze(0), x[0].squeeze(-2)};
+       }},
+      {"squeeze some",
+       {in({2, 1, 3, 1})},
+       [](const Tensors& x) {
+         return Tensors{x[0].squeeze(at::IntArrayRef{0, 1}), x[0].squeeze(at::IntArrayRef{1, -1})};
+       }},
+      {"in place",
+       {in({2, 1, 3})},
+       [](const Tensors& x) {
+         return Tensors{x[0].clone().squeeze_(),       x[0].clone().squeeze_(1),
+                        x[0].clone().squeeze_(0),      x[0].clone().unsqueeze_(0),
+                        x[0].clone().transpose_(0, 2), x[0].select(1, 0).clone().t_()};
+       }},
+  });
+}
+
+TEST(ViewRulesTest, Expand) {
+  check_ops({
+      {"expand",
+       {in({3, 1})},
+       [](const Tensors& x) {
+         return Tensors{x[0].expand({3, 4}), x[0].expand({2, 3, 4}), x[0].expand({-1, 5})};
+       }},
+      {"expand to the same",
+       {in({3, 1})},
+       [](const Tensors& x) { return Tensors{x[0].expand({3, 1}), x[0].expand_as(x[0])}; }},
+      {"broadcast_to",
+       {in({3})},
+       [](const Tensors& x) { return Tensors{at::broadcast_to(x[0], {5, 3})}; }},
+      {"expand a number", {in({})}, [](const Tensors& x) { return Tensors{x[0].expand({2, 3})}; }},
+      {"expand nothing",
+       {in({1, 0})},
+       [](const Tensors& x) { return Tensors{x[0].expand({4, 0})}; }},
+  });
+}
+
+TEST(ViewRulesTest, Shapes) {
+  const std::vector<std::pair<std::vector<int64_t>, std::vector<std::vector<int64_t>>>> shapes = {
+      {{4, 6},
+       {{24}, {2, 2, 6}, {4, 2, 3}, {4, 3, 2}, {8, 3}, {1, 4, 6}, {4, 6, 1}, {4, 1, 6}, {-1, 4}}},
+      {{24}, {{4, 6}, {6, 4}, {2, 3, 4}, {24, 1}, {1, 24}}},
+      {{3, 5}, {{15}, {5, 3}, {3, 5, 1}, {1, 3, 5}}},
+      {{2, 3, 4}, {{6, 4}, {2, 12}, {24}, {6, 2, 2}, {3, 2, 4}, {12, 2}}},
+      {{1}, {{}, {1, 1}}},
+      {{0, 3}, {{0}, {3, 0}, {0, 1, 3}}},
+  };
+  for (const auto& [from, all] : shapes) {
+    for (const std::vector<int64_t>& to : all) {
+      SCOPED_TRACE(::testing::PrintToString(to));
+      check_op({"view", {in(from)}, [&](const Tensors& x) { return Tensors{x[0].view(to)}; }});
+      if (from.size() < 2) continue;
+      check_op({"reshape of a transposed one", {in(from).transposed()}, [&](const Tensors& x) {
+                  return Tensors{x[0].reshape(to)};
+                }});
+    }
+  }
+  check_ops({
+      {"flatten",
+       {in({2, 3, 4})},
+       [](const Tensors& x) {
+         return Tensors{x[0].flatten(), x[0].flatten(1), x[0].flatten(0, 1)};
+       }},
+      {"unflatten",
+       {in({4, 6})},
+       [](const Tensors& x) {
+         return Tensors{x[0].unflatten(1, {2, 3}), x[0].unflatten(0, {-1, 2})};
+       }},
+      {"view_as",
+       {in({4, 6}), in({6, 4})},
+       [](const Tensors& x) { return Tensors{x[0].view_as(x[1])}; }},
+      {"heads and back",
+       {in({4, 3, 8})},
+       [](const Tensors& x) {
+         const Tensor heads = x[0].view({4, 3, 4, 2}).transpose(1, 2);
+         return Tensors{heads, heads.transpose(1, 2).reshape({4, 3, 8}), heads.reshape({16, 3, 2})};
+       }},
+      {"view of what was moved",
+       {in({4, 6})},
+       [](const Tensors& x) {
+         // Contiguous for the whole, perhaps not for a part that was brought here.
+         return Tensors{(x[0].t() + x[0].sum()).t().view({2, 12})};
+       }},
+  });
+}
+
+TEST(ViewRulesTest, Others) {
+  check_ops({
+      {"diagonal",
+       {in({3, 4, 5})},
+       [](const Tensors& x) {
+         return Tensors{x[0].diagonal(), x[0].diagonal(1, 0, 2), x[0].diagonal(-1, 2, 1)};
+       }},
+      {"unfold",
+       {in({3, 7})},
+       [](const Tensors& x) { return Tensors{x[0].unfold(1, 3, 2), x[0].unfold(0, 2, 1)}; }},
+      {"as_strided",
+       {in({4, 6})},
+       [](const Tensors& x) {
+         return Tensors{x[0].as_strided({3, 2}, {6, 2}, 1), x[0].t().as_strided({5}, {2})};
+       }},
+      {"as_strided of another order",
+       {in({4, 6}).transposed()},
+       [](const Tensors& x) { return Tensors{x[0].as_strided({6, 4}, {4, 1})}; }},
+      {"view as integers",
+       {in({4, 6}).constant()},
+       [](const Tensors& x) { return Tensors{x[0].view(at::kLong), x[0].view(at::kInt)}; },
+       false},
+  });
+}
+
+// --- no communication --------------------------------------------------------------------------------------
+
+// Views `whole`, laid out as `before`, in strict scope.
+void expect_layout(const std::vector<MeshDim>& mesh_dims, std::vector<int64_t> from,
+                   std::vector<int64_t> to, const Placements& before, const Placements& after) {
+  on_mesh(mesh_dims, [&](const MeshPtr& mesh) {
+    int64_t numel = 1;
+    for (int64_t size : from) numel *= size;
+    const Tensor whole = at::arange(numel).view(from);
+    const Tensor x = distribute_tensor(whole, mesh, before);
+    Tensor y;
+    {
+      const StrictScope strict(mesh);
+      y = x.view(to);
+    }
+    EXPECT_EQ(layout_of(y).placements(), after) << to_string(layout_of(y).placements());
+    EXPECT_TRUE(at::equal(full_tensor(y), whole.view(to)));
+    // The gradient goes back the same way.
+    const StrictScope strict(mesh);
+    EXPECT_EQ(layout_of(y.view(from)).placements(), before);
+    // And the view is one.
+    y.fill_(7);
+    EXPECT_TRUE(at::equal(to_local(x), at::full_like(to_local(x), 7)));
+  });
+}
+
+TEST(ViewRulesTest, ShardsThatStay) {
+  expect_layout({{"dp", 3}}, {4, 6, 2}, {24, 2}, {Shard(0)}, {RaggedShard(0, {12, 12, 0})});
+  expect_layout({{"dp", 2}}, {4, 6, 2}, {24, 2}, {Shard(0)}, {Shard(0)});
+  expect_layout({{"sp", 4}}, {4, 6, 2}, {24, 2}, {Shard(1)}, {StridedShard(0, 4)});
+  expect_layout({{"tp", 2}}, {4, 6, 8}, {4, 6, 4, 2}, {Shard(2)}, {Shard(2)});
+  expect_layout({{"tp", 4}}, {4, 6, 4, 2}, {4, 6, 8}, {Shard(2)}, {Shard(2)});
+  expect_layout({{"dp", 2}, {"tp", 2}}, {4, 6, 8}, {24, 8}, {Shard(0), Shard(2)},
+                {Shard(0), Shard(1)});
+  expect_layout({{"dp", 2}, {"sp", 2}}, {4, 6, 8}, {24, 8}, {Shard(0), Shard(1)},
+                {Shard(0), StridedShard(0, 2)});
+  expect_layout({{"a", 2}, {"b", 2}}, {8, 3}, {24}, {Shard(0), Shard(0)}, {Shard(0), Shard(0)});
+}
+
+TEST(ViewRulesTest, HeadsThatAreNotWholeAreGathered) {
+  on_mesh({{"tp", 3}}, [](const MeshPtr& mesh) {
+    const Tensor whole = at::arange(24).view({2, 12});
+    const Tensor x = distribute_tensor(whole, mesh, Placements{Shard(1)});
+    EXPECT_TRUE(at::equal(full_tensor(x.view({2, 4, 3})), whole.view({2, 4, 3})));
+    const StrictScope strict(mesh);
+    EXPECT_THROW(x.view({2, 3, 2, 2}).view({2, 2, 6}), Error);
+  });
+}
+
+// Cuts in another order than that of the mesh dimensions.
+TEST(ViewRulesTest, AnyOrderOfCuts) {
+  on_mesh({{"a", 2}, {"b", 3}}, [](const MeshPtr& mesh) {
+    const Tensor whole = at::arange(7 * 6).view({7, 6});
+    const Layout layout = *Layout::create({Shard(0), Shard(0)}, {1, 0});
+    const Tensor x =
+        redistribute(distribute_tensor(whole, mesh, Placements{Replicate(), Replicate()}), layout);
+    for (const std::vector<int64_t>& to :
+         std::vector<std::vector<int64_t>>{{42}, {7, 2, 3}, {1, 7, 6}, {6, 7}}) {
+      const Tensor y = x.view(to);
+      EXPECT_TRUE(at::equal(full_tensor(y), whole.view(to))) << layout_of(y).to_string();
+    }
+    const StrictScope strict(mesh);
+    EXPECT_EQ(layout_of(x.view({7, 2, 3})), layout);
+    EXPECT_EQ(layout_of(x.unsqueeze(1)).order(), layout.order());
+  });
+}
+
+}  // namespace
+}  // namespace shardweave
