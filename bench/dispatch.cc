@@ -44,8 +44,8 @@ double median(std::vector<double> values) {
 
 struct Result {
   std::string name;
-  int operators;     // per call
-  double plain_us;   // per call
+  int operators;    // per call
+  double plain_us;  // per call
   double sharded_us;
   double overhead_us() const { return (sharded_us - plain_us) / operators; }
 };
@@ -71,10 +71,15 @@ Body training_step(at::Tensor x, at::Tensor w, at::Tensor b) {
 }
 
 void run(const MeshPtr& mesh, std::vector<Result>& results, double& miss_us, int64_t& heap_growth) {
-  using shardweave::Placements, shardweave::Shard, shardweave::Replicate, shardweave::distribute_tensor;
+  using shardweave::Placements, shardweave::Shard, shardweave::Replicate,
+      shardweave::distribute_tensor;
   at::set_num_threads(1);
-  auto sharded = [&](const at::Tensor& t) { return distribute_tensor(t, mesh, Placements{Shard(0)}); };
-  auto whole = [&](const at::Tensor& t) { return distribute_tensor(t, mesh, Placements{Replicate()}); };
+  auto sharded = [&](const at::Tensor& t) {
+    return distribute_tensor(t, mesh, Placements{Shard(0)});
+  };
+  auto whole = [&](const at::Tensor& t) {
+    return distribute_tensor(t, mesh, Placements{Replicate()});
+  };
   const at::Tensor a = at::randn({8, 8}), b = at::randn({8, 8});
   const at::Tensor da = sharded(a), db = sharded(b), dr = whole(b);
   {
@@ -84,9 +89,9 @@ void run(const MeshPtr& mesh, std::vector<Result>& results, double& miss_us, int
     results.push_back(compare("mm", 1, [&] { at::mm(a, b); }, [&] { at::mm(da, dr); }));
     results.push_back(compare("t", 1, [&] { a.t(); }, [&] { da.t(); }));
     results.push_back(compare("detach", 1, [&] { a.detach(); }, [&] { da.detach(); }));
-    results.push_back(compare("stack of 8", 1,
-                              [&] { at::stack({a, b, a, b, a, b, a, b}); },
-                              [&] { at::stack({da, db, da, db, da, db, da, db}); }));
+    results.push_back(compare(
+        "stack of 8", 1, [&] { at::stack({a, b, a, b, a, b, a, b}); },
+        [&] { at::stack({da, db, da, db, da, db, da, db}); }));
   }
   const at::Tensor x = at::randn({4, 16}), w = at::randn({32, 16}), bias = at::randn({32});
   results.push_back(compare("linear+gelu+mean step", 20, training_step(x, w.clone(), bias.clone()),
@@ -97,7 +102,12 @@ void run(const MeshPtr& mesh, std::vector<Result>& results, double& miss_us, int
   for (int i = 0; i < 500; ++i) fresh.push_back(sharded(at::zeros({9 + i, 3})));
   size_t next = 0;
   const c10::AutoGradMode no_grad(false);
-  miss_us = seconds([&] { at::add(fresh[next], fresh[next]); ++next; }, static_cast<int>(fresh.size())) /
+  miss_us = seconds(
+                [&] {
+                  at::add(fresh[next], fresh[next]);
+                  ++next;
+                },
+                static_cast<int>(fresh.size())) /
             static_cast<double>(fresh.size()) * 1e6;
 
   const int calls = absl::GetFlag(FLAGS_heap_calls);
@@ -116,12 +126,13 @@ int main(int argc, char** argv) {
   std::vector<Result> results;
   double miss_us = 0;
   int64_t heap_growth = 0;
-  const absl::Status status = shardweave::run_ranks(1, [&](shardweave::World& world) -> absl::Status {
-    auto mesh = shardweave::init_device_mesh(world, {{"x", 1}});
-    if (!mesh.ok()) return mesh.status();
-    run(*mesh, results, miss_us, heap_growth);
-    return absl::OkStatus();
-  });
+  const absl::Status status =
+      shardweave::run_ranks(1, [&](shardweave::World& world) -> absl::Status {
+        auto mesh = shardweave::init_device_mesh(world, {{"x", 1}});
+        if (!mesh.ok()) return mesh.status();
+        run(*mesh, results, miss_us, heap_growth);
+        return absl::OkStatus();
+      });
   if (!status.ok()) {
     std::fprintf(stderr, "dispatch: %s\n", status.ToString().c_str());
     return 1;
@@ -129,10 +140,12 @@ int main(int argc, char** argv) {
   nlohmann::json json;
   for (const Result& r : results) {
     if (!absl::GetFlag(FLAGS_json)) {
-      std::printf("%-24s plain %7.2f us  DTensor %7.2f us  overhead per operator %6.3f us\n", r.name.c_str(),
-                  r.plain_us, r.sharded_us, r.overhead_us());
+      std::printf("%-24s plain %7.2f us  DTensor %7.2f us  overhead per operator %6.3f us\n",
+                  r.name.c_str(), r.plain_us, r.sharded_us, r.overhead_us());
     }
-    json["operators"].push_back({{"name", r.name}, {"plain_us", r.plain_us}, {"dtensor_us", r.sharded_us},
+    json["operators"].push_back({{"name", r.name},
+                                 {"plain_us", r.plain_us},
+                                 {"dtensor_us", r.sharded_us},
                                  {"overhead_us", r.overhead_us()}});
   }
   json["miss_us"] = miss_us;
@@ -141,8 +154,9 @@ int main(int argc, char** argv) {
   if (absl::GetFlag(FLAGS_json)) {
     std::printf("%s\n", json.dump().c_str());
   } else {
-    std::printf("%-24s %.1f us\n%-24s %lld bytes over %d calls\n", "cache miss (add)", miss_us, "heap growth",
-                static_cast<long long>(heap_growth), absl::GetFlag(FLAGS_heap_calls));
+    std::printf("%-24s %.1f us\n%-24s %lld bytes over %d calls\n", "cache miss (add)", miss_us,
+                "heap growth", static_cast<long long>(heap_growth),
+                absl::GetFlag(FLAGS_heap_calls));
   }
   return 0;
 }
