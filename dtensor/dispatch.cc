@@ -533,6 +533,9 @@ class Runner {
       DTensorMeta& meta = meta_of(k.handle);
       if (info_.changes_shape) {
         meta.spec = k.written->spec;
+        meta.local =
+            k.local;  // perhaps not the same: the operator may have worked on a copy brought here
+        meta.lost_alias |= !entry_.input_changes.empty() && k.handle.is_view();
         k.handle.unsafeGetTensorImpl()->set_sizes_and_strides(array(meta.spec->sizes),
                                                               array(meta.spec->strides));
         continue;

@@ -3,6 +3,7 @@
 #include <numeric>
 #include <vector>
 
+#include "ATen/ops/empty_strided.h"
 #include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
@@ -167,6 +168,21 @@ void reshape_local(const c10::OperatorHandle& op, c10::Stack& stack, const Local
   boxed.finish({boxed.tensor("self").reshape(c10::IntArrayRef(sizes.data(), sizes.size()))});
 }
 
+// Strides and offset count in the storage of the whole tensor, which is replicated but may lie otherwise here.
+void as_strided_in_whole(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
+  BoxedCall boxed(op, stack);
+  at::Tensor self = boxed.tensor("self");
+  const Dims& strides = call.inputs[0]->strides;
+  const c10::IntArrayRef want(strides.data(), strides.size());
+  if (self.strides() != want) {
+    self = at::empty_strided(self.sizes(), want, self.options()).copy_(self);
+    boxed["self"] = self;
+  }
+  const c10::IValue& offset = boxed["storage_offset"];
+  if (!offset.isNone()) boxed["storage_offset"] = offset.toInt() + self.storage_offset();
+  boxed.run();
+}
+
 void view(const OpCall& call, Strategies& out) {
   const TensorInfo& self = call.input(0);
   const MeshContext* context = self.spec == nullptr ? nullptr : self.spec->context;
@@ -206,8 +222,7 @@ void add_view_rules(RuleTable& table) {
   table.add("aten::view.dtype", Rule(view_dtype));
   table.add("aten::view_as_real", Rule(view_as_real));
   table.add("aten::view_as_complex", Rule(view_as_complex));
-  // Strides of the whole tensor mean nothing to its parts.
-  table.add("aten::as_strided", Rule([](const OpCall&, Strategies&) {}));
+  table.add("aten::as_strided", Rule([](const OpCall&, Strategies&) {}).runs(as_strided_in_whole));
 }
 
 }  // namespace shardweave
