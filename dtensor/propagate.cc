@@ -43,7 +43,7 @@ void add_unusual_shards(const OpCall& call, Strategies& strategies) {
       const int64_t size = call.input(i).sizes[current.dim()];
       auto replace = [&](std::vector<Placement>& placements, const std::vector<TensorInfo>& infos) {
         for (size_t k = 0; k < placements.size(); ++k) {
-          if (!placements[k].is_plain_shard()) continue;
+          if (!infos[k].defined || !placements[k].is_plain_shard()) continue;
           fits &= infos[k].sizes[placements[k].dim()] == size;
           placements[k] = with_dim(current, placements[k].dim());
         }
