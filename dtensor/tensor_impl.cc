@@ -1,6 +1,5 @@
 #include "shardweave/dtensor/tensor_impl.h"
 
-#include "c10/core/Allocator.h"
 #include "c10/core/Storage.h"
 #include "shardweave/dtensor/mesh_context.h"
 
@@ -24,6 +23,7 @@ class DTensorImpl final : public c10::TensorImpl {
 // Reaches the protected parts of a TensorImpl that somebody else made.
 struct Access : c10::TensorImpl {
   static auto keys() { return &Access::key_set_; }
+  static auto storage() { return &Access::storage_; }
   static auto throw_on_storage() { return &Access::set_storage_access_should_throw; }
 };
 
@@ -42,8 +42,7 @@ at::Tensor wrap(at::Tensor local, SpecRef spec, std::shared_ptr<MeshContext> con
 void convert_in_place(const at::Tensor& tensor, at::Tensor local, SpecRef spec,
                       std::shared_ptr<MeshContext> context) {
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  impl->set_storage_keep_dtype(c10::Storage(c10::Storage::use_byte_size_t(), 0,
-                                            c10::GetAllocator(spec->device.type()), true));
+  impl->*Access::storage() = c10::Storage();  // none: whoever asks has_storage() first is right
   impl->set_storage_offset(0);
   impl->set_sizes_and_strides(c10::IntArrayRef(spec->sizes.data(), spec->sizes.size()),
                               c10::IntArrayRef(spec->strides.data(), spec->strides.size()));

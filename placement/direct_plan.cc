@@ -10,25 +10,21 @@
 namespace shardweave {
 namespace {
 
-// The mesh dimensions that cut a tensor dimension inside of the first difference between two
-// layouts: what they hold moves. Not in order, some of them twice.
+// The mesh dimensions whose pieces an exchange moves: those that cut a tensor dimension from the
+// first difference between the two chains of cuts on. Not in order.
 MeshDims moved_mesh_dims(const Layout& before, const Layout& after) {
   MeshDims moved;
   for (int m = 0; m < before.mesh_ndim(); ++m) {
-    for (const Layout* layout : {&before, &after}) {
-      if (!(*layout)[m].is_shard()) continue;
-      const auto a = before.shards_of((*layout)[m].dim());
-      const auto b = after.shards_of((*layout)[m].dim());
-      // Every chain of cuts once.
-      if ((layout == &before ? a : b)[0] != m) continue;
-      size_t same = 0;
-      while (same < a.size() && same < b.size() && a[same] == b[same] &&
-             before[a[same]] == after[b[same]]) {
-        ++same;
-      }
-      moved.insert(moved.end(), a.begin() + same, a.end());
-      moved.insert(moved.end(), b.begin() + same, b.end());
+    if (!before[m].is_shard()) continue;
+    const auto a = before.shards_of(before[m].dim());
+    if (a[0] != m) continue;  // every chain once
+    const auto b = after.shards_of(before[m].dim());
+    size_t same = 0;
+    while (same < a.size() && same < b.size() && a[same] == b[same] &&
+           before[a[same]] == after[b[same]]) {
+      ++same;
     }
+    moved.insert(moved.end(), a.begin() + same, a.end());
   }
   return moved;
 }
@@ -94,7 +90,7 @@ void move_shards(PlanBuilder& builder, const Layout& to, const MeshDims& active)
   Layout after = *Layout::create(std::move(placements), to.order());
   MeshDims moved = moved_mesh_dims(builder.at(), after);
   if (moved.empty()) return;
-  sort_unique(moved);
+  std::sort(moved.begin(), moved.end());
   StepKind kind = StepKind::kExchange;
   if (moved.size() == 1) {
     const Placement& p = builder.at()[moved[0]];
@@ -110,7 +106,7 @@ void move_shards(PlanBuilder& builder, const Layout& to, const MeshDims& active)
 }  // namespace
 
 MeshDims active_mesh_dims(const Layout& from, const Layout& to) {
-  MeshDims active = moved_mesh_dims(from, to);
+  MeshDims active = moved_mesh_dims(from, to);  // those that are not shards before change anyway
   for (int m = 0; m < from.mesh_ndim(); ++m) {
     if (from[m] != to[m]) active.push_back(m);
   }
@@ -130,16 +126,6 @@ MeshDims active_mesh_dims(const Layout& from, const Layout& to) {
     sort_unique(active);
   }
   return active;
-}
-
-bool may_reduce(const Layout& layout, int mesh_dim) {
-  for (int inner = mesh_dim + 1; inner < layout.mesh_ndim(); ++inner) {
-    if (layout[inner].is_partial() &&
-        !commute(layout[mesh_dim].reduce_op(), layout[inner].reduce_op())) {
-      return false;
-    }
-  }
-  return true;
 }
 
 CostModel::Link slowest_link(const CostModel& model, absl::Span<const int> mesh_dims) {

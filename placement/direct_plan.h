@@ -26,10 +26,6 @@ using MeshDims = absl::InlinedVector<int, 4>;  // ascending
 // dimension, they are its innermost cuts in both layouts.
 MeshDims active_mesh_dims(const Layout& from, const Layout& to);
 
-// Whether a Partial on `mesh_dim` may be reduced now: those on later mesh dimensions come first,
-// unless they commute.
-bool may_reduce(const Layout& layout, int mesh_dim);
-
 // The link of a step over `mesh_dims`.
 CostModel::Link slowest_link(const CostModel& model, absl::Span<const int> mesh_dims);
 

@@ -177,6 +177,8 @@ TEST(GlobalShapeTest, RefusesPiecesInTheWrongOrder) {
 
 TEST(GlobalShapeTest, KnowsRaggedSizes) {
   EXPECT_THAT(*global_shape(layout("[S(0, sizes=[2,3])]"), {2}, {{2}, {3}}), ElementsAre(5));
+  EXPECT_THAT(*global_shape(layout("[S(0), S(0, sizes=[1,3])]"), {2, 2}, {{1}, {3}, {1}, {3}}),
+              ElementsAre(8));
   const auto wrong = global_shape(layout("[S(0, sizes=[2,3])]"), {2}, {{2}, {4}});
   EXPECT_THAT(wrong.status().message(), HasSubstr("rank 1 at [1] has the local shape [4]"));
 }

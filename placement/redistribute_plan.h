@@ -94,8 +94,8 @@ struct RedistributeStep {
   Layout before;
   Layout after;
   // The largest number of bytes that any rank sends. In elements:
-  //   all_gather      the group's total less the smallest piece (a ring: a rank passes on all pieces
-  //                   but the one that its successor began with)
+  //   all_gather      the group's total less the smallest piece (a ring: a rank passes on all
+  //                   pieces but the one that its successor began with)
   //   reduce_scatter  `local` less the smallest piece that a rank keeps (a ring as well)
   //   all_reduce      2 (`local` - floor(`local` / k)): reduce_scatter, then all_gather
   //   all_to_all      what goes to other ranks

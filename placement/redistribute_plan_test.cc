@@ -163,6 +163,8 @@ TEST(RedistributePlanTest, ManyRanks) {
   const Dims shape = {int64_t{1} << 20, int64_t{1} << 20};
   EXPECT_EQ(plan("[S(0), S(1)]", "[S(0), R]", {65536, 65536}, shape).to_string(),
             "all_gather(mesh dim 1, S(1) -> R): 67107840 bytes");
+  // Only the ranks that exchange count; here 2 of 4 rows are kept.
+  EXPECT_EQ(plan("[S(0), S(0)]", "[S(0), S(0, sf=2)]", {65536, 2}, {8 * 65536, 1}).bytes(), 8);
   // Too many to count what each one keeps.
   EXPECT_EQ(plan("[S(0)]", "[S(0, sf=2)]", {65536}, shape).bytes(), 4 * 16 * shape[1]);
 }

@@ -20,8 +20,6 @@ namespace {
 // Sets of active mesh dimensions; these are numbered by their place among the active ones.
 using Mask = uint32_t;
 
-constexpr uint8_t kReplicateOption = 0;
-
 // The active cuts of one tensor dimension: 16 bits for each, outermost lowest, with the mesh
 // dimension (from 1) above its option.
 using Chain = uint64_t;
@@ -65,7 +63,7 @@ class Search {
     absl::InlinedVector<Chain, 3> chains;  // of each of dims_
     TensorCuts cuts;
     double cost_to_come = 0;
-    std::array<Held, 2> held;  // by probes_
+    std::array<Held, 2> held;  // by the ranks at probes_
     // The cheapest way found.
     double cost = std::numeric_limits<double>::infinity();
     int num_steps = 0;
@@ -250,8 +248,8 @@ bool Search::is(const Node& node, const Layout& layout) const {
 
 // A lower bound of the cost from here to the goal. Mesh dimensions that have to be gathered or
 // reduced cost at least their latency. (From shard to shard it may be that nothing has to be sent.)
-// And a rank must be sent what it does not have: all of its part of a sum, or else, on average, what
-// its part is larger than before.
+// And a rank must be sent what it does not have: all of its part of a sum, or else, on average,
+// what its part is larger than before.
 double Search::cost_to_come(const Node& node) const {
   if (bytes_ == 0) return 0;
   double latency = 0;
@@ -300,7 +298,7 @@ const Placement& Search::placement_on(const Node& node, int mesh_dim) const {
              : problem_.from[mesh_dim];
 }
 
-// As the function for layouts.
+// Partials on later mesh dimensions are reduced first, unless they commute with this one.
 bool Search::may_reduce(const Node& node, int i) const {
   const ReduceOp op = placement(node, i).reduce_op();
   for (int m = active_[i] + 1; m < problem_.from.mesh_ndim(); ++m) {

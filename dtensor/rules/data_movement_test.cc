@@ -134,6 +134,13 @@ TEST(DataMovementRulesTest, ReorderingRepeatingPadding) {
                         at::constant_pad_nd(x[0], {0, 0, 1, 0}, 5),
                         at::constant_pad_nd(x[0], {-1, 1}, 0), at::pad(x[0], {1, 1})};
        }},
+      {"sort",
+       {in({5, 4})},
+       [](const Tensors& x) {
+         auto [values, indices] = x[0].sort(-1, true);
+         auto [stable, order] = x[0].sort(true, 0);
+         return Tensors{values, indices, stable, order, x[0].argsort(int64_t{1})};
+       }},
       {"topk",
        {in({5, 4})},
        [](const Tensors& x) {
