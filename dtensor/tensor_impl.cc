@@ -23,7 +23,7 @@ class DTensorImpl final : public c10::TensorImpl {
 // Reaches the protected parts of a TensorImpl that somebody else made.
 struct Access : c10::TensorImpl {
   static auto keys() { return &Access::key_set_; }
-  static auto storage() { return &Access::storage_; }
+  static auto storage_member() { return &Access::storage_; }
   static auto throw_on_storage() { return &Access::set_storage_access_should_throw; }
 };
 
@@ -42,7 +42,7 @@ at::Tensor wrap(at::Tensor local, SpecRef spec, std::shared_ptr<MeshContext> con
 void convert_in_place(const at::Tensor& tensor, at::Tensor local, SpecRef spec,
                       std::shared_ptr<MeshContext> context) {
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  impl->*Access::storage() = c10::Storage();  // none: whoever asks has_storage() first is right
+  impl->*Access::storage_member() = c10::Storage();  // none: whoever asks has_storage() first is right
   impl->set_storage_offset(0);
   impl->set_sizes_and_strides(c10::IntArrayRef(spec->sizes.data(), spec->sizes.size()),
                               c10::IntArrayRef(spec->strides.data(), spec->strides.size()));
