@@ -1,9 +1,10 @@
-// What an operator on DTensors costs over the plain operator, in microseconds: one rank, so that only overhead counts.
+// What operators on DTensors cost over the same on plain tensors: one rank, so that only overhead counts.
 //
 //   ./bazelw run -c opt //bench:dispatch            # a table
 //   ./bazelw run -c opt //bench:dispatch -- --json  # one line
 //
-// Plain and sharded batches alternate in one run; the figure is the difference of the medians per operator.
+// Plain and sharded batches alternate in one run; an operator's overhead is the difference of the two medians, a transformer
+// block's is their ratio.
 
 #include <malloc.h>
 
@@ -30,6 +31,7 @@ namespace {
 
 using shardweave::MeshPtr;
 using Body = std::function<void()>;
+using Tensors = std::vector<at::Tensor>;
 
 double seconds(const Body& body, int calls) {
   const auto start = std::chrono::steady_clock::now();
@@ -44,119 +46,247 @@ double median(std::vector<double> values) {
 
 struct Result {
   std::string name;
-  int operators;    // per call
-  double plain_us;  // per call
-  double sharded_us;
+  int operators;  // per call
+  double plain_us;
+  double sharded_us;  // per call
   double overhead_us() const { return (sharded_us - plain_us) / operators; }
+  double ratio() const { return sharded_us / plain_us; }
 };
 
-Result compare(std::string name, int operators, const Body& plain, const Body& sharded) {
-  constexpr int kBatches = 41;
-  constexpr int kCalls = 400;
-  seconds(plain, kCalls);
-  seconds(sharded, kCalls);
+Result compare(std::string name, int operators, const Body& plain, const Body& sharded, int batches,
+               int calls) {
+  seconds(plain, calls);
+  seconds(sharded, calls);
   std::vector<double> p, s;
-  for (int i = 0; i < kBatches; ++i) {
-    p.push_back(seconds(plain, kCalls));
-    s.push_back(seconds(sharded, kCalls));
+  for (int i = 0; i < batches; ++i) {
+    p.push_back(seconds(plain, calls));
+    s.push_back(seconds(sharded, calls));
   }
-  return {std::move(name), operators, median(p) / kCalls * 1e6, median(s) / kCalls * 1e6};
+  return {std::move(name), operators, median(p) / calls * 1e6, median(s) / calls * 1e6};
 }
 
-// Linear + GELU + mean, forward and backward, as in the peer's script.
+// --- single operators ----------------------------------------------------------------------------
+
+// What the operators below work on: small, so that the work itself is short.
+struct Operands {
+  at::Tensor a, b;   // [8, 8]
+  at::Tensor batch;  // [2, 8, 8]
+  at::Tensor row;    // [8]
+  at::Tensor mask;   // [8, 8] bool
+  at::Tensor index;  // [8] int64
+  at::Tensor four;   // [2, 2, 8, 4], queries, keys and values
+  Tensors eight;     // 8 x [8, 8]
+  Tensors many;      // 200 x [4]
+};
+
+Operands make_operands(const std::function<at::Tensor(const at::Tensor&)>& place) {
+  Operands x{place(at::randn({8, 8})),
+             place(at::randn({8, 8})),
+             place(at::randn({2, 8, 8})),
+             place(at::randn({8})),
+             place(at::rand({8, 8}) > 0.5),
+             place(at::arange(8)),
+             place(at::randn({2, 2, 8, 4})),
+             {},
+             {}};
+  for (int i = 0; i < 8; ++i) x.eight.push_back(place(at::randn({8, 8})));
+  for (int i = 0; i < 200; ++i) x.many.push_back(place(at::randn({4})));
+  return x;
+}
+
+struct Operator {
+  const char* name;
+  void (*run)(const Operands&);
+};
+
+// The commonest of forward, backward and optimizer steps.
+constexpr Operator kCommon[] = {
+    {"add", [](const Operands& x) { at::add(x.a, x.b); }},
+    {"add_", [](const Operands& x) { at::Tensor(x.a).add_(x.b, 1e-9); }},
+    {"add a number", [](const Operands& x) { at::add(x.a, 2.0); }},
+    {"sub", [](const Operands& x) { at::sub(x.a, x.b); }},
+    {"mul", [](const Operands& x) { at::mul(x.a, x.b); }},
+    {"mul by a number", [](const Operands& x) { at::mul(x.a, 2.0); }},
+    {"div", [](const Operands& x) { at::div(x.a, x.b); }},
+    {"neg", [](const Operands& x) { at::neg(x.a); }},
+    {"mm", [](const Operands& x) { at::mm(x.a, x.b); }},
+    {"bmm", [](const Operands& x) { at::bmm(x.batch, x.batch); }},
+    {"addmm", [](const Operands& x) { at::addmm(x.row, x.a, x.b); }},
+    {"t", [](const Operands& x) { x.a.t(); }},
+    {"transpose", [](const Operands& x) { x.batch.transpose(1, 2); }},
+    {"view", [](const Operands& x) { x.batch.view({2, 64}); }},
+    {"expand", [](const Operands& x) { x.row.expand({8, 8}); }},
+    {"slice", [](const Operands& x) { x.a.slice(1, 2, 6); }},
+    {"select", [](const Operands& x) { x.batch.select(0, 1); }},
+    {"split", [](const Operands& x) { x.a.split(4, 1); }},
+    {"cat", [](const Operands& x) { at::cat({x.a, x.b}, 1); }},
+    {"stack of 8", [](const Operands& x) { at::stack(x.eight); }},
+    {"sum", [](const Operands& x) { at::sum(x.a, {1}); }},
+    {"mean", [](const Operands& x) { at::mean(x.a, {1}); }},
+    {"softmax", [](const Operands& x) { at::_softmax(x.a, 1, false); }},
+    {"log_softmax", [](const Operands& x) { at::_log_softmax(x.a, 1, false); }},
+    {"layer_norm", [](const Operands& x) { at::native_layer_norm(x.a, {8}, x.row, x.row, 1e-5); }},
+    {"gelu", [](const Operands& x) { at::gelu(x.a); }},
+    {"embedding", [](const Operands& x) { at::embedding(x.a, x.index); }},
+    {"where", [](const Operands& x) { at::where(x.mask, x.a, x.b); }},
+    {"clone", [](const Operands& x) { x.a.clone(); }},
+    {"detach", [](const Operands& x) { x.a.detach(); }},
+};
+
+constexpr Operator kLists[] = {
+    {"_foreach_add_ of 200", [](const Operands& x) { at::_foreach_add_(x.many, 1e-9); }},
+    {"_foreach_mul of 200", [](const Operands& x) { at::_foreach_mul(x.many, x.many); }},
+};
+
+// --- training steps ------------------------------------------------------------------------------
+
+// Linear + GELU + mean, forward and backward, as in the peer's script: about 20 operators.
 Body training_step(at::Tensor x, at::Tensor w, at::Tensor b) {
   w.requires_grad_();
   b.requires_grad_();
   return [=] { at::gelu(at::linear(x, w, b)).pow(2).mean().backward(); };
 }
 
-void run(const MeshPtr& mesh, std::vector<Result>& results, double& miss_us, int64_t& heap_growth) {
-  using shardweave::Placements, shardweave::Shard, shardweave::Replicate,
-      shardweave::distribute_tensor;
+// A transformer block with 4 heads on [4, seq, dim], forward and backward.
+Body block(int dim, int seq, const std::function<at::Tensor(const at::Tensor&)>& place) {
+  auto weight = [&](at::IntArrayRef sizes) {
+    return place(at::randn(sizes) * 0.02).requires_grad_();
+  };
+  const at::Tensor x = weight({4, seq, dim}), norm1 = weight({dim}), norm2 = weight({dim});
+  const at::Tensor qkv = weight({3 * dim, dim}), out = weight({dim, dim});
+  const at::Tensor up = weight({4 * dim, dim}), down = weight({dim, 4 * dim});
+  return [=] {
+    const at::Tensor h = at::layer_norm(x, {dim}, norm1);
+    const Tensors parts =
+        at::linear(h, qkv).view({4, seq, 3, 4, dim / 4}).permute({2, 0, 3, 1, 4}).unbind(0);
+    const at::Tensor a =
+        at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0, /*is_causal=*/true);
+    const at::Tensor y = x + at::linear(a.transpose(1, 2).reshape({4, seq, dim}), out);
+    const at::Tensor z =
+        y + at::linear(at::gelu(at::linear(at::layer_norm(y, {dim}, norm2), up)), down);
+    z.sum().backward();
+  };
+}
+
+// --- all of it -------------------------------------------------------------------------------------
+
+struct Report {
+  std::vector<Result> common;
+  std::vector<Result> lists;
+  std::vector<Result> steps;
+  double median_overhead_us = 0;
+  double miss_us = 0;
+  int64_t heap_growth = 0;
+};
+
+Report measure(const MeshPtr& mesh) {
   at::set_num_threads(1);
-  auto sharded = [&](const at::Tensor& t) {
-    return distribute_tensor(t, mesh, Placements{Shard(0)});
+  Report report;
+  const auto plain = [](const at::Tensor& t) { return t; };
+  const auto sharded = [&](const at::Tensor& t) {
+    return shardweave::distribute_tensor(t, mesh, shardweave::Placements{shardweave::Replicate()});
   };
-  auto whole = [&](const at::Tensor& t) {
-    return distribute_tensor(t, mesh, Placements{Replicate()});
-  };
-  const at::Tensor a = at::randn({8, 8}), b = at::randn({8, 8});
-  const at::Tensor da = sharded(a), db = sharded(b), dr = whole(b);
+  const Operands p = make_operands(plain), s = make_operands(sharded);
   {
     const c10::AutoGradMode no_grad(false);
-    results.push_back(compare("add", 1, [&] { at::add(a, b); }, [&] { at::add(da, db); }));
-    results.push_back(compare("mul by a scalar", 1, [&] { a * 2.0; }, [&] { da * 2.0; }));
-    results.push_back(compare("mm", 1, [&] { at::mm(a, b); }, [&] { at::mm(da, dr); }));
-    results.push_back(compare("t", 1, [&] { a.t(); }, [&] { da.t(); }));
-    results.push_back(compare("detach", 1, [&] { a.detach(); }, [&] { da.detach(); }));
-    results.push_back(compare(
-        "stack of 8", 1, [&] { at::stack({a, b, a, b, a, b, a, b}); },
-        [&] { at::stack({da, db, da, db, da, db, da, db}); }));
+    for (const Operator& op : kCommon) {
+      report.common.push_back(compare(op.name, 1, [&] { op.run(p); }, [&] { op.run(s); }, 41, 400));
+    }
+    for (const Operator& op : kLists) {
+      report.lists.push_back(compare(op.name, 200, [&] { op.run(p); }, [&] { op.run(s); }, 21, 50));
+    }
   }
+  std::vector<double> overheads;
+  for (const Result& r : report.common) overheads.push_back(r.overhead_us());
+  report.median_overhead_us = median(overheads);
+
   const at::Tensor x = at::randn({4, 16}), w = at::randn({32, 16}), bias = at::randn({32});
-  results.push_back(compare("linear+gelu+mean step", 20, training_step(x, w.clone(), bias.clone()),
-                            training_step(whole(x), whole(w), whole(bias))));
+  report.steps.push_back(compare("linear+gelu+mean", 20, training_step(x, w.clone(), bias.clone()),
+                                 training_step(sharded(x), sharded(w), sharded(bias)), 41, 200));
+  report.steps.push_back(compare("transformer block d=64 T=32", 100, block(64, 32, plain),
+                                 block(64, 32, sharded), 41, 20));
+  report.steps.push_back(compare("transformer block d=512 T=128", 100, block(512, 128, plain),
+                                 block(512, 128, sharded), 21, 1));
 
   // Misses: shapes never seen before, made before the clock starts.
   std::vector<at::Tensor> fresh;
   for (int i = 0; i < 500; ++i) fresh.push_back(sharded(at::zeros({9 + i, 3})));
-  size_t next = 0;
   const c10::AutoGradMode no_grad(false);
-  miss_us = seconds(
-                [&] {
-                  at::add(fresh[next], fresh[next]);
-                  ++next;
-                },
-                static_cast<int>(fresh.size())) /
-            static_cast<double>(fresh.size()) * 1e6;
+  size_t next = 0;
+  report.miss_us = seconds(
+                       [&] {
+                         at::add(fresh[next], fresh[next]);
+                         ++next;
+                       },
+                       static_cast<int>(fresh.size())) /
+                   static_cast<double>(fresh.size()) * 1e6;
 
-  const int calls = absl::GetFlag(FLAGS_heap_calls);
   auto heap = [] { return static_cast<int64_t>(mallinfo2().uordblks); };
-  seconds([&] { at::add(da, db, 0.5); }, 1000);
-  const int64_t before = heap();
   double scale = 0;
-  seconds([&] { at::add(da, db, scale += 0.5); }, calls);
-  heap_growth = heap() - before;
+  const auto call = [&] { at::add(s.a, s.b, scale += 0.5); };
+  seconds(call, 1000);
+  const int64_t before = heap();
+  seconds(call, absl::GetFlag(FLAGS_heap_calls));
+  report.heap_growth = heap() - before;
+  return report;
+}
+
+nlohmann::json to_json(const std::vector<Result>& results) {
+  nlohmann::json json = nlohmann::json::array();
+  for (const Result& r : results) {
+    json.push_back({{"name", r.name},
+                    {"plain_us", r.plain_us},
+                    {"dtensor_us", r.sharded_us},
+                    {"overhead_us", r.overhead_us()},
+                    {"ratio", r.ratio()}});
+  }
+  return json;
+}
+
+void print_json(const Report& report) {
+  const nlohmann::json json = {{"operators", to_json(report.common)},
+                               {"lists", to_json(report.lists)},
+                               {"steps", to_json(report.steps)},
+                               {"median_overhead_us", report.median_overhead_us},
+                               {"miss_us", report.miss_us},
+                               {"heap_growth_bytes", report.heap_growth},
+                               {"heap_calls", absl::GetFlag(FLAGS_heap_calls)}};
+  std::printf("%s\n", json.dump().c_str());
+}
+
+void print_table(const Report& report) {
+  for (const auto* results : {&report.common, &report.lists, &report.steps}) {
+    for (const Result& r : *results) {
+      std::printf("%-30s plain %9.2f us  DTensor %9.2f us  ratio %5.2f  per operator %+6.3f us\n",
+                  r.name.c_str(), r.plain_us, r.sharded_us, r.ratio(), r.overhead_us());
+    }
+  }
+  std::printf("%-30s %.3f us\n%-30s %.1f us\n%-30s %lld bytes over %d calls\n",
+              "median of the operators", report.median_overhead_us, "cache miss (add)",
+              report.miss_us, "heap growth", static_cast<long long>(report.heap_growth),
+              absl::GetFlag(FLAGS_heap_calls));
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
-  std::vector<Result> results;
-  double miss_us = 0;
-  int64_t heap_growth = 0;
+  Report report;
   const absl::Status status =
       shardweave::run_ranks(1, [&](shardweave::World& world) -> absl::Status {
         auto mesh = shardweave::init_device_mesh(world, {{"x", 1}});
         if (!mesh.ok()) return mesh.status();
-        run(*mesh, results, miss_us, heap_growth);
+        report = measure(*mesh);
         return absl::OkStatus();
       });
   if (!status.ok()) {
     std::fprintf(stderr, "dispatch: %s\n", status.ToString().c_str());
     return 1;
   }
-  nlohmann::json json;
-  for (const Result& r : results) {
-    if (!absl::GetFlag(FLAGS_json)) {
-      std::printf("%-24s plain %7.2f us  DTensor %7.2f us  overhead per operator %6.3f us\n",
-                  r.name.c_str(), r.plain_us, r.sharded_us, r.overhead_us());
-    }
-    json["operators"].push_back({{"name", r.name},
-                                 {"plain_us", r.plain_us},
-                                 {"dtensor_us", r.sharded_us},
-                                 {"overhead_us", r.overhead_us()}});
-  }
-  json["miss_us"] = miss_us;
-  json["heap_growth_bytes"] = heap_growth;
-  json["heap_calls"] = absl::GetFlag(FLAGS_heap_calls);
   if (absl::GetFlag(FLAGS_json)) {
-    std::printf("%s\n", json.dump().c_str());
+    print_json(report);
   } else {
-    std::printf("%-24s %.1f us\n%-24s %lld bytes over %d calls\n", "cache miss (add)", miss_us,
-                "heap growth", static_cast<long long>(heap_growth),
-                absl::GetFlag(FLAGS_heap_calls));
+    print_table(report);
   }
   return 0;
 }

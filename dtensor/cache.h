@@ -43,7 +43,8 @@ struct CacheEntry {
   // In-place and out= operators: the result belongs into this argument.
   struct Written {
     int arg;                // schema index of the argument that is written
-    int output;             // flat output
+    int element;            // of a list; -1: the argument is a tensor
+    int output;             // flat output, -1: none
     SpecRef spec;           // that the argument has and keeps
     RedistributePlan plan;  // from outputs[output] to spec; empty: the operator writes in place
     bool direct = true;     // the local operator writes the argument's own local tensor

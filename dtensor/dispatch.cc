@@ -242,10 +242,14 @@ OpCall make_call(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<c
   OpCall call;
   call.op = &op;
   call.args = args;
+  int element = 0;
   for_each_tensor(info, args, [&](size_t arg, c10::TensorImpl* impl) {
     if (info.is_out[arg]) return;
+    const bool first = call.input_arg.empty() || call.input_arg.back() != static_cast<int>(arg);
+    element = first ? 0 : element + 1;
     call.inputs.push_back(info_of(impl));
     call.input_arg.push_back(static_cast<int>(arg));
+    call.input_element.push_back(info.args[arg] == ArgKind::kTensorList ? element : -1);
   });
   return call;
 }
@@ -266,11 +270,22 @@ void check_one_mesh(const c10::OperatorHandle& op, const OpInfo& info, MeshConte
   });
 }
 
-std::optional<int> flat_input_of(const OpCall& call, int arg) {
+std::optional<int> flat_input_of(const OpCall& call, int arg, int element = -1) {
   for (int i = 0; i < call.num_inputs(); ++i) {
-    if (call.input_arg[i] == arg) return i;
+    if (call.input_arg[i] == arg && call.input_element[i] == element) return i;
   }
   return std::nullopt;
+}
+
+// Calls f(element, impl) for every tensor that `write` writes; element is -1 outside of lists.
+template <typename F>
+void for_each_written(const OpInfo::Write& write, absl::Span<const IValue> args, F f) {
+  if (!write.is_list) {
+    f(-1, args[write.arg].unsafeToTensorImpl());
+    return;
+  }
+  int element = 0;
+  for (const IValue& e : args[write.arg].toListRef()) f(element++, e.unsafeToTensorImpl());
 }
 
 SpecRef output_spec(MeshContext& context, const TensorInfo& info, const Layout& layout,
@@ -304,6 +319,10 @@ void change_input(MeshContext& context, const OpCall& call, int i, const Layout&
   entry.input_changes.push_back(std::move(change));
 }
 
+[[noreturn]] void plain_written(const c10::OperatorHandle& op) {
+  fail(op, absl::StatusCode::kInvalidArgument, "writes DTensors into a plain tensor");
+}
+
 std::unique_ptr<CacheEntry> decide(const c10::OperatorHandle& op, const OpInfo& info,
                                    MeshContext& context, absl::Span<const IValue> args) {
   check_one_mesh(op, info, context, args);
@@ -320,13 +339,20 @@ std::unique_ptr<CacheEntry> decide(const c10::OperatorHandle& op, const OpInfo& 
     for (int i = 0; i < call.num_inputs(); ++i)
       change_input(context, call, i, replicated, device, *entry);
     for (const OpInfo::Write& write : info.writes) {
-      const SpecRef& spec = meta_of(args[write.arg].toTensor()).spec;
-      CacheEntry::Written written{write.arg, write.output, spec, {}, spec->layout.is_replicated()};
-      if (!written.direct) {
-        written.plan = plan_for(context, *context.with_layout(*spec, replicated), spec->layout);
-        entry->communicates |= !written.plan.is_local();
-      }
-      entry->written.push_back(std::move(written));
+      for_each_written(write, args, [&](int element, c10::TensorImpl* impl) {
+        if (!is_dtensor(impl)) {
+          if (write.is_out || impl->dim() != 0) plain_written(op);
+          return;  // a plain scalar: each rank writes its own
+        }
+        const SpecRef& spec = meta_of(impl).spec;
+        CacheEntry::Written written{write.arg, element, write.output,
+                                    spec,      {},      spec->layout.is_replicated()};
+        if (!written.direct) {
+          written.plan = plan_for(context, *context.with_layout(*spec, replicated), spec->layout);
+          entry->communicates |= !written.plan.is_local();
+        }
+        entry->written.push_back(std::move(written));
+      });
     }
     return entry;
   }
@@ -334,9 +360,12 @@ std::unique_ptr<CacheEntry> decide(const c10::OperatorHandle& op, const OpInfo& 
   infer_outputs(op, info, args, call);
   std::optional<int> written_input;
   for (const OpInfo::Write& write : info.writes) {
-    if (!write.is_out && !info.changes_shape) written_input = flat_input_of(call, write.arg);
+    if (!write.is_out && !info.changes_shape && !write.is_list) {
+      written_input = flat_input_of(call, write.arg);
+    }
   }
-  Decision decision = propagate(context, call, *info.rule, written_input);
+  Decision decision = info.rule->each_element ? propagate_elements(context, call, *info.rule)
+                                              : propagate(context, call, *info.rule, written_input);
   entry->kernel = decision.kernel;
   for (int i = 0; i < call.num_inputs(); ++i) {
     change_input(context, call, i, decision.inputs[i], device, *entry);
@@ -353,31 +382,34 @@ std::unique_ptr<CacheEntry> decide(const c10::OperatorHandle& op, const OpInfo& 
         {arg, IValue(c10::IntArrayRef(array(entry->outputs[0]->local_sizes)))});
   }
   for (const OpInfo::Write& write : info.writes) {
-    const at::Tensor& tensor = args[write.arg].toTensor();
-    if (!is_dtensor(tensor.unsafeGetTensorImpl())) {
-      fail(op, absl::StatusCode::kInvalidArgument, "writes DTensors into a plain tensor");
-    }
-    const SpecRef& spec = meta_of(tensor).spec;
-    const std::optional<int> input = flat_input_of(call, write.arg);
-    const SpecRef& result =
-        write.output >= 0 ? entry->outputs[write.output] : entry->inputs[*input];
-    if (info.changes_shape) {
-      entry->written.push_back({write.arg, write.output, result, {}, true});
-      continue;
-    }
-    if (spec->sizes != result->sizes) {
-      fail(op, absl::StatusCode::kInvalidArgument,
-           absl::StrCat("the result has shape [", absl::StrJoin(result->sizes, ", "),
-                        "], the tensor it is written to [", absl::StrJoin(spec->sizes, ", "), "]"));
-    }
-    CacheEntry::Written written{write.arg, write.output, spec, {}, false};
-    written.direct = result->layout == spec->layout &&
-                     (write.is_out || entry->inputs[*input]->layout == spec->layout);
-    if (!written.direct) {
-      written.plan = plan_for(context, *context.with_layout(*spec, result->layout), spec->layout);
-      entry->communicates |= !written.plan.is_local();
-    }
-    entry->written.push_back(std::move(written));
+    for_each_written(write, args, [&](int element, c10::TensorImpl* impl) {
+      const std::optional<int> input = flat_input_of(call, write.arg, element);
+      if (!is_dtensor(impl)) {
+        if (write.is_out || impl->dim() != 0) plain_written(op);
+        return;  // a plain scalar: each rank writes its own
+      }
+      const SpecRef& spec = meta_of(impl).spec;
+      const SpecRef& result =
+          write.output >= 0 ? entry->outputs[write.output] : entry->inputs[*input];
+      if (info.changes_shape) {
+        entry->written.push_back({write.arg, element, write.output, result, {}, true});
+        return;
+      }
+      if (spec->sizes != result->sizes) {
+        fail(op, absl::StatusCode::kInvalidArgument,
+             absl::StrCat("the result has shape [", absl::StrJoin(result->sizes, ", "),
+                          "], the tensor it is written to [", absl::StrJoin(spec->sizes, ", "),
+                          "]"));
+      }
+      CacheEntry::Written written{write.arg, element, write.output, spec, {}, false};
+      written.direct = result->layout == spec->layout &&
+                       (write.is_out || entry->inputs[*input]->layout == spec->layout);
+      if (!written.direct) {
+        written.plan = plan_for(context, *context.with_layout(*spec, result->layout), spec->layout);
+        entry->communicates |= !written.plan.is_local();
+      }
+      entry->written.push_back(std::move(written));
+    });
   }
   return entry;
 }
@@ -434,7 +466,7 @@ class Runner {
     keep_written();
     replace_inputs();
     for (const ArgChange& change : entry_.arg_changes) (*stack_)[base_ + change.arg] = change.value;
-    for (Kept& k : kept_) k.local = (*stack_)[base_ + k.written->arg].toTensor();
+    for (Kept& k : kept_) k.local = written_arg(*k.written);
     if (entry_.kernel != nullptr) {
       entry_.kernel(op_, *stack_, {entry_.inputs, entry_.outputs});
     } else {
@@ -451,9 +483,15 @@ class Runner {
     at::Tensor local;   // what the local operator got for it
   };
 
+  // What now stands where the operator writes.
+  at::Tensor written_arg(const CacheEntry::Written& written) const {
+    const IValue& v = (*stack_)[base_ + written.arg];
+    return written.element < 0 ? v.toTensor() : v.toListRef()[written.element].toTensor();
+  }
+
   void keep_written() {
     for (const CacheEntry::Written& written : entry_.written) {
-      at::Tensor handle = (*stack_)[base_ + written.arg].toTensor();
+      at::Tensor handle = written_arg(written);
       if (meta_of(handle).lost_alias) {
         fail(op_, absl::StatusCode::kFailedPrecondition,
              absl::StrCat(
@@ -461,6 +499,7 @@ class Runner {
                  "original would not change: ",
                  meta_of(handle).spec->to_string(), "; clone() it first"));
       }
+      if (written.direct && written.output < 0 && !info_.changes_shape) continue;
       kept_.push_back({&written, std::move(handle), {}});
     }
   }
@@ -497,7 +536,7 @@ class Runner {
       IValue& v = (*stack_)[base_ + i];
       if (info_.args[i] == ArgKind::kTensor) {
         if (info_.is_out[i]) {
-          replace_out(i, v);
+          v = out_arg(i, -1, v);
         } else if (v.isTensor()) {
           v = local_of(v.unsafeToTensorImpl(), v);
         } else {
@@ -507,7 +546,9 @@ class Runner {
         c10::impl::GenericList list(v.toList().elementType());
         list.reserve(v.toListRef().size());
         for (const IValue& e : v.toListRef()) {
-          if (e.isTensor()) {
+          if (info_.is_out[i]) {
+            list.push_back(out_arg(i, static_cast<int>(list.size()), e));
+          } else if (e.isTensor()) {
             list.push_back(IValue(local_of(e.unsafeToTensorImpl(), e)));
           } else {
             ++next_input_;
@@ -519,13 +560,14 @@ class Runner {
     }
   }
 
-  void replace_out(size_t arg, IValue& v) {
+  // The local tensor that an out= operator writes instead of `v`.
+  IValue out_arg(size_t arg, int element, const IValue& v) const {
+    const DTensorMeta& meta = meta_of(v.unsafeToTensorImpl());
     for (const CacheEntry::Written& written : entry_.written) {
-      if (written.arg != static_cast<int>(arg)) continue;
-      const DTensorMeta& meta = meta_of(v.unsafeToTensorImpl());
-      v = written.direct ? meta.local : at::empty({0}, meta.local.options());
-      return;
+      if (written.arg != static_cast<int>(arg) || written.element != element) continue;
+      if (!written.direct) return at::empty({0}, meta.local.options());
     }
+    return meta.local;
   }
 
   void finish_written() {
@@ -634,10 +676,6 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
   if (info.decompose) {
     op.callBoxedForDispatchKey(info.composite_key, *stack);
     return;
-  }
-  if (info.writes_list) {
-    fail(op, absl::StatusCode::kUnimplemented,
-         "operators that write to lists of tensors are not supported on DTensors");
   }
   if (info.is_random && info.rule == nullptr) {
     fail(op, absl::StatusCode::kUnimplemented,

@@ -56,12 +56,13 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) {
     is_out.push_back(argument.is_out());
     if (alias == nullptr) continue;
     if (alias->isWrite()) {
-      writes_list |= list;
-      if (!tensor) continue;
-      Write write{static_cast<int>(i), -1, argument.is_out()};
+      if (!tensor && !list) continue;
+      // What such an operator returns is known by its functional form only: gathered.
+      if (list && argument.is_out()) rule = nullptr;
+      Write write{static_cast<int>(i), -1, argument.is_out(), list};
       for (size_t r = 0; r < schema.returns().size(); ++r) {
         const c10::AliasInfo* result = schema.returns()[r].alias_info();
-        if (result != nullptr && result->beforeSets() == alias->beforeSets()) {
+        if (tensor && result != nullptr && result->beforeSets() == alias->beforeSets()) {
           write.output = static_cast<int>(r);
         }
       }

@@ -18,16 +18,16 @@ struct OpInfo {
     kUnkeyed,     // float, Scalar, string, generator: the rule does not see them
   };
   struct Write {
-    int arg;      // written by the operator
-    int output;   // and returned as this output (-1: not returned)
-    bool is_out;  // an out= argument: not an input
+    int arg;       // written by the operator; of a list, every element
+    int output;    // and returned as this output (-1: not returned, as lists never are)
+    bool is_out;   // an out= argument: not an input
+    bool is_list;  // Tensor(a!)[]
   };
 
   const Rule* rule = nullptr;  // null: none
   std::vector<ArgKind> args;
   std::vector<bool> is_out;  // per argument
   std::vector<Write> writes;
-  bool writes_list = false;    // writes tensors of a list
   bool changes_shape = false;  // in place: transpose_, squeeze_, ...
   bool is_view = false;        // a result aliases an argument that is not written
   bool is_random = false;      // draws random numbers

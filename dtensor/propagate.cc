@@ -1,5 +1,6 @@
 #include "shardweave/dtensor/propagate.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
@@ -145,10 +146,14 @@ Strategy cheapest(const MeshContext& context, const OpCall& call, const Rule& ru
     }
     // Nothing is sharded over this mesh dimension so far: do not start here, users decide that.
     if (shards && !any_sharded) continue;
-    if (written_input.has_value() && s.outputs[0] != call.placement(*written_input)) {
-      const int64_t bytes = estimated_local_bytes(call, *written_input);
-      cost += 1e-6 + transition_cost(s.outputs[0], call.placement(*written_input), call.num_ranks,
-                                     bytes, context.cost_model.link(call.mesh_dim));
+    if (written_input.has_value()) {
+      const Placement& result = s.outputs.empty() ? s.inputs[*written_input] : s.outputs[0];
+      const Placement home = call.placement(*written_input);
+      if (result != home) {
+        const int64_t bytes = estimated_local_bytes(call, *written_input);
+        cost += 1e-6 + transition_cost(result, home, call.num_ranks, bytes,
+                                       context.cost_model.link(call.mesh_dim));
+      }
     }
     if (cost < best_cost) {
       best = &s;
@@ -230,6 +235,33 @@ Decision propagate(MeshContext& context, OpCall call, const Rule& rule,
                                   s.message()));
     }
     decision.outputs.push_back(std::move(layout));
+  }
+  return decision;
+}
+
+Decision propagate_elements(MeshContext& context, const OpCall& call, const Rule& rule) {
+  const int count = call.input_element.empty() ? 0
+                                               : 1 + *std::max_element(call.input_element.begin(),
+                                                                       call.input_element.end());
+  const c10::AliasInfo* alias = call.op->schema().arguments()[0].alias_info();
+  const bool in_place = alias != nullptr && alias->isWrite();
+  Decision decision;
+  decision.inputs.assign(call.num_inputs(), Layout(Placements(context.mesh().ndim())));
+  for (int e = 0; e < count; ++e) {
+    OpCall one = call;
+    one.inputs.clear();
+    std::vector<int> members;
+    for (int i = 0; i < call.num_inputs(); ++i) {
+      if (call.input_element[i] != e && call.input_element[i] != -1) continue;
+      members.push_back(i);
+      one.inputs.push_back(call.inputs[i]);
+    }
+    if (!call.outputs.empty()) one.outputs = {call.outputs[e]};
+    Decision d =
+        propagate(context, std::move(one), rule, in_place ? std::optional<int>(0) : std::nullopt);
+    for (size_t k = 0; k < members.size(); ++k)
+      decision.inputs[members[k]] = std::move(d.inputs[k]);
+    for (Layout& layout : d.outputs) decision.outputs.push_back(std::move(layout));
   }
   return decision;
 }

@@ -24,4 +24,8 @@ struct Decision {
 Decision propagate(MeshContext& context, OpCall call, const Rule& rule,
                    std::optional<int> written_input);
 
+// The same for a rule that speaks of one element of the operator's lists: each element is decided on its own. Where the
+// operator writes its first list, its elements are left where they lie if they can be.
+Decision propagate_elements(MeshContext& context, const OpCall& call, const Rule& rule);
+
 }  // namespace shardweave

@@ -111,6 +111,11 @@ Rule Rule::composed_when(Condition condition, Composite run) && {
   return std::move(*this);
 }
 
+Rule Rule::per_element() && {
+  each_element = true;
+  return std::move(*this);
+}
+
 Rule Rule::size_arg(std::string_view name) && {
   size_args.emplace_back(name);
   return std::move(*this);
@@ -188,6 +193,7 @@ const RuleTable& RuleTable::builtin() {
     auto* t = new RuleTable;
     add_pointwise_rules(*t);
     add_matmul_rules(*t);
+    add_optimizer_rules(*t);
     add_reduction_rules(*t);
     add_softmax_rules(*t);
     add_norm_rules(*t);

@@ -48,6 +48,7 @@ struct OpCall {
       inputs;  // flat: one per tensor argument (None included), one per list element
   std::vector<TensorInfo> outputs;  // flat: shapes are known before a rule is asked
   std::vector<int> input_arg;       // the schema argument that inputs[i] comes from
+  std::vector<int> input_element;   // and which element of it, -1: it is no list
   absl::Span<const int> order;      // of the mesh dimensions: outermost cut first
   int mesh_dim = 0;                 // being expanded; those before it in `order` are decided
   int64_t num_ranks = 1;            // along mesh_dim
@@ -132,6 +133,9 @@ class Rule {
   // Shards must be whole chunks: what holds for Shard(d) does not hold for an arbitrary subset of the indices of d (views, flips,
   // cat along d, ...). Without it strided and ragged shards may stand wherever a strategy says Shard.
   Rule chunks_only() &&;
+  // The operator does to each element of its lists what the rule says of one (_foreach_add, _fused_adamw_): elements are decided
+  // one by one, each with the element of every list and with all tensors that are in no list.
+  Rule per_element() &&;
   // Replaces the operator on the local tensors in every strategy that has no kernel of its own, all-Replicate included.
   Rule runs(LocalKernel kernel) &&;
 
@@ -143,6 +147,7 @@ class Rule {
   std::vector<std::string> size_args;
   std::vector<std::string> read_args;
   bool only_chunks = false;
+  bool each_element = false;
   LocalKernel kernel = nullptr;  // null: the operator itself
 };
 

@@ -42,7 +42,7 @@ at::Tensor wrap(at::Tensor local, SpecRef spec, std::shared_ptr<MeshContext> con
 void convert_in_place(const at::Tensor& tensor, at::Tensor local, SpecRef spec,
                       std::shared_ptr<MeshContext> context) {
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  impl->*Access::storage_member() = c10::Storage();  // none: whoever asks has_storage() first is right
+  impl->*Access::storage_member() = c10::Storage();  // none, as has_storage() then says
   impl->set_storage_offset(0);
   impl->set_sizes_and_strides(c10::IntArrayRef(spec->sizes.data(), spec->sizes.size()),
                               c10::IntArrayRef(spec->strides.data(), spec->strides.size()));

@@ -1,4 +1,3 @@
 #!/bin/sh
-# Finds the programs that Bazel built and starts the comparison.
-here=$(dirname "$0")
-exec python3 "$here/compare.py" --train_gpt="$PWD/examples/train_gpt/train_gpt" --dispatch="$PWD/bench/dispatch" "$@"
+# Finds the programs that Bazel built and starts the comparison. (Bazel starts this in its runfiles.)
+exec python3 "$PWD/bench/peers/compare.py" --train_gpt="$PWD/examples/train_gpt/train_gpt" --dispatch="$PWD/bench/dispatch" "$@"

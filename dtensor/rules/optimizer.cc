@@ -1,0 +1,104 @@
+// Operators over lists of tensors, as optimizers use them: the same elementwise step for each element.
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "ATen/ops/isfinite.h"
+#include "ATen/ops/maximum.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/error.h"
+#include "shardweave/dtensor/rules/common.h"
+#include "shardweave/dtensor/rules/families.h"
+
+namespace shardweave {
+namespace {
+
+// Every dimension of what one element's tensors broadcast to may be sharded; linear in none of them.
+void elementwise(const OpCall& call, Strategies& out) {
+  std::vector<Dims> shapes;
+  for (const TensorInfo& input : call.inputs) shapes.push_back(input.sizes);
+  const Dims whole = broadcast_sizes(shapes);
+  const int ndim = static_cast<int>(whole.size());
+  for (int d = 0; d < ndim; ++d) {
+    std::vector<Placement> inputs;
+    for (const TensorInfo& input : call.inputs) {
+      const int own = d - (ndim - input.ndim());
+      const bool cut = own >= 0 && input.sizes[own] == whole[d];
+      inputs.push_back(cut ? Shard(own) : Replicate());
+    }
+    out.add(std::move(inputs), {Shard(d)});
+  }
+}
+
+// Fused optimizers have no kernel for meta tensors, and trust the lists they are given: checked here. Steps are scalars, and lists
+// that are not used (max_exp_avg_sqs) are empty.
+void check_lists(OpCall& call) {
+  const auto& arguments = call.op->schema().arguments();
+  std::vector<const TensorInfo*> first;
+  std::vector<size_t> lengths(arguments.size(), 0);
+  for (int i = 0; i < call.num_inputs(); ++i) {
+    const int arg = call.input_arg[i];
+    if (arg == 0) first.push_back(&call.inputs[i]);
+    if (call.input_element[i] >= 0) ++lengths[arg];
+  }
+  for (size_t arg = 0; arg < arguments.size(); ++arg) {
+    if (lengths[arg] == 0 || lengths[arg] == first.size()) continue;
+    throw Error(absl::InvalidArgumentError(absl::StrCat(
+        c10::toString(call.op->operator_name()), ": the list '", arguments[arg].name(), "' has ",
+        lengths[arg], " tensors, '", arguments[0].name(), "' has ", first.size())));
+  }
+  for (int i = 0; i < call.num_inputs(); ++i) {
+    const int element = call.input_element[i];
+    if (element < 0 || call.inputs[i].is_scalar()) continue;
+    const Dims& want = first[element]->sizes;
+    if (call.inputs[i].sizes == want) continue;
+    throw Error(absl::InvalidArgumentError(absl::StrCat(
+        c10::toString(call.op->operator_name()), ": '", arguments[call.input_arg[i]].name(), "'[",
+        element, "] has shape [", absl::StrJoin(call.inputs[i].sizes, ", "), "], '",
+        arguments[0].name(), "'[", element, "] has [", absl::StrJoin(want, ", "), "]")));
+  }
+}
+
+// self *= inv_scale, and found_inf = 1 if any of self was not finite on any rank.
+void unscale(const c10::OperatorHandle& op, c10::Stack& stack) {
+  BoxedCall call(op, stack);
+  at::Tensor found_inf = call.tensor("found_inf");
+  const at::Tensor inv_scale = call.tensor("inv_scale");
+  for (at::Tensor t : call["self"].toTensorVector()) {
+    at::Tensor found = at::isfinite(t).all().logical_not().to(found_inf.scalar_type());
+    if (is_dtensor(found) && !is_dtensor(found_inf)) found = full_tensor(found);
+    found_inf.copy_(at::maximum(found_inf, found.expand_as(found_inf)));
+    t.mul_(inv_scale);
+  }
+  call.finish({});
+}
+
+}  // namespace
+
+void add_optimizer_rules(RuleTable& table) {
+  const Rule each = Rule(elementwise).per_element();
+  // Those that read a tensor of scalars, one per element, decompose, and so do the reductions (_foreach_norm, _foreach_max).
+  for (const char* name : {"addcdiv", "addcmul"}) {
+    for (const char* overload : {"Scalar", "ScalarList"}) {
+      table.add(absl::StrCat("aten::_foreach_", name, ".", overload), each);
+    }
+  }
+  for (const char* name :
+       {"abs",       "acos",       "add",   "asin",    "atan",    "ceil",   "clamp_max",
+        "clamp_min", "copy",       "cos",   "cosh",    "div",     "erf",    "erfc",
+        "exp",       "expm1",      "floor", "frac",    "lerp",    "lgamma", "log",
+        "log10",     "log1p",      "log2",  "maximum", "minimum", "mul",    "neg",
+        "pow",       "reciprocal", "round", "rsqrt",   "sigmoid", "sign",   "sin",
+        "sinh",      "sqrt",       "sub",   "tan",     "tanh",    "trunc",  "zero"}) {
+    table.add(absl::StrCat("aten::_foreach_", name), each);
+  }
+  const Rule fused = Rule(elementwise).per_element().shapes(check_lists);
+  for (const char* name : {"adagrad_", "adam_", "adamw_", "sgd_"}) {
+    table.add(absl::StrCat("aten::_fused_", name), fused);
+  }
+  table.add("aten::_amp_foreach_non_finite_check_and_unscale_", Rule::composed(unscale));
+}
+
+}  // namespace shardweave
