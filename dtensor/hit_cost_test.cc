@@ -1,0 +1,164 @@
+// What an operator on DTensors costs, in counts that do not depend on the machine: allocations of a cached call, the heap, and the
+// arithmetic of specs on meshes of any size.
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "ATen/ATen.h"
+#include "ATen/Parallel.h"
+#include "c10/core/GradMode.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "shardweave/comm/counting/counting.h"
+#include "shardweave/comm/world.h"
+#include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/testing/on_mesh.h"
+
+namespace {
+
+std::atomic<int64_t> allocations = 0;
+std::atomic<int64_t> live = 0;
+
+void* allocate(std::size_t size) {
+  ++allocations;
+  ++live;
+  void* result = std::malloc(size == 0 ? 1 : size);
+  if (result == nullptr) std::abort();
+  return result;
+}
+
+void release(void* p) {
+  live -= p != nullptr;
+  std::free(p);
+}
+
+}  // namespace
+
+void* operator new(std::size_t size) {
+  return allocate(size);
+}
+void* operator new[](std::size_t size) {
+  return allocate(size);
+}
+void operator delete(void* p) noexcept {
+  release(p);
+}
+void operator delete[](void* p) noexcept {
+  release(p);
+}
+void operator delete(void* p, std::size_t) noexcept {
+  release(p);
+}
+void operator delete[](void* p, std::size_t) noexcept {
+  release(p);
+}
+
+namespace shardweave::testing {
+namespace {
+
+// Per call, once everything is warm.
+template <typename Function>
+int64_t allocations_of(Function function) {
+  for (int i = 0; i < 3; ++i) function();
+  const int64_t before = allocations;
+  constexpr int kCalls = 10;
+  for (int i = 0; i < kCalls; ++i) function();
+  return (allocations - before) / kCalls;
+}
+
+struct Operands {
+  at::Tensor a, b;
+  std::vector<at::Tensor> eight, many;
+};
+
+struct Operator {
+  const char* name;
+  void (*run)(const Operands&);
+  // Allocations over those of the plain operator: for a result its TensorImpl, its meta data and what the boxed call needs.
+  int64_t bound;
+};
+
+constexpr Operator kOperators[] = {
+    {"add", [](const Operands& x) { at::add(x.a, x.b); }, 5},
+    {"add_", [](const Operands& x) { at::Tensor(x.a).add_(x.b, 0); }, 1},
+    {"mul by a number", [](const Operands& x) { at::mul(x.a, 2.0); }, 5},
+    {"mm", [](const Operands& x) { at::mm(x.a, x.b); }, 5},
+    {"t", [](const Operands& x) { x.a.t(); }, 5},
+    {"view", [](const Operands& x) { x.a.view({2, 32}); }, 7},
+    {"detach", [](const Operands& x) { x.a.detach(); }, 5},
+    {"stack of 8", [](const Operands& x) { at::stack(x.eight); }, 10},
+    {"_foreach_add_ of 200", [](const Operands& x) { at::_foreach_add_(x.many, 0); }, 10},
+};
+
+TEST(HitCostTest, Allocations) {
+  on_mesh({{"x", 1}}, [](const MeshPtr& mesh) {
+    const c10::AutoGradMode no_grad(false);
+    const auto make = [](const std::function<at::Tensor(const at::Tensor&)>& place) {
+      Operands x{place(at::ones({8, 8})), place(at::ones({8, 8})), {}, {}};
+      for (int i = 0; i < 8; ++i) x.eight.push_back(place(at::ones({8, 8})));
+      for (int i = 0; i < 200; ++i) x.many.push_back(place(at::ones({4})));
+      return x;
+    };
+    const Operands plain = make([](const at::Tensor& t) { return t; });
+    const Operands sharded =
+        make([&](const at::Tensor& t) { return distribute_tensor(t, mesh, Placements{Shard(0)}); });
+    for (const Operator& op : kOperators) {
+      const DispatchCounters before = dispatch_counters(mesh);
+      const int64_t over =
+          allocations_of([&] { op.run(sharded); }) - allocations_of([&] { op.run(plain); });
+      EXPECT_LE(over, op.bound) << op.name;
+      EXPECT_GE(over, 0) << op.name << ": the counter does not count";
+      // One operator per call, one decision.
+      EXPECT_EQ(dispatch_counters(mesh).operators - before.operators, 13) << op.name;
+      EXPECT_LE(dispatch_counters(mesh).cache_misses - before.cache_misses, 1) << op.name;
+    }
+  });
+}
+
+// Numbers that change with every step make no cache entries and leave nothing behind.
+TEST(HitCostTest, HeapIsConstant) {
+  on_mesh({{"x", 1}}, [](const MeshPtr& mesh) {
+    const c10::AutoGradMode no_grad(false);
+    const at::Tensor a = ones({8, 8}, mesh, {Shard(0)});
+    double scale = 0;
+    const auto call = [&] { at::add(a, a, scale += 0.5); };
+    for (int i = 0; i < 100; ++i) call();
+    const DispatchCounters before = dispatch_counters(mesh);
+    const int64_t heap = live;
+    for (int i = 0; i < 10000; ++i) call();
+    EXPECT_EQ(live, heap);
+    EXPECT_EQ(dispatch_counters(mesh).cache_misses, before.cache_misses);
+  });
+}
+
+// The cost of specs, decisions and plans on a mesh of `ranks`, seen from its last rank: nothing moves.
+int64_t allocations_of_a_miss(int ranks) {
+  auto comm = *count_communication(ranks - 1, ranks, std::make_shared<CountingLog>());
+  World world(comm);
+  const MeshPtr mesh = *init_device_mesh(world, {{"dp", ranks / 4}, {"tp", 4}});
+  const auto step = [&](int64_t rows) {
+    const at::Tensor x = empty({rows, 8}, mesh, {Shard(0), Replicate()});
+    const at::Tensor w = empty({8, 12}, mesh, {Replicate(), Shard(1)});
+    at::mm(x, w).relu().sum();  // decided anew: never seen shapes
+  };
+  const c10::AutoGradMode no_grad(false);
+  step(ranks);
+  int64_t rows = 2 * int64_t{ranks};
+  const int64_t before = allocations;
+  constexpr int kSteps = 5;
+  for (int i = 0; i < kSteps; ++i) step(rows += ranks);
+  return (allocations - before) / kSteps;
+}
+
+TEST(HitCostTest, SpecArithmeticDoesNotDependOnTheNumberOfRanks) {
+  at::set_num_threads(1);
+  const int64_t few = allocations_of_a_miss(8);
+  const int64_t many = allocations_of_a_miss(65536);
+  EXPECT_GT(few, 0);
+  EXPECT_NEAR(static_cast<double>(many), static_cast<double>(few), 0.1 * static_cast<double>(few));
+}
+
+}  // namespace
+}  // namespace shardweave::testing
