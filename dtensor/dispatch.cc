@@ -5,6 +5,7 @@
 #include "ATen/core/LegacyTypeDispatch.h"
 #include "ATen/ops/empty.h"
 #include "ATen/ops/empty_strided.h"
+#include "ATen/ops/zeros.h"
 #include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -182,14 +183,50 @@ TensorInfo info_of(c10::TensorImpl* impl) {
   return info;
 }
 
-at::Tensor meta_tensor(c10::TensorImpl* impl) {
+// A plain tensor with the global shape and no data: on `device` meta, or one element seen everywhere.
+at::Tensor stand_in(c10::TensorImpl* impl, c10::DeviceType device) {
   if (!defined(impl)) return {};
-  at::Tensor meta = at::empty_strided(impl->sizes(), impl->strides(),
-                                      at::TensorOptions(impl->dtype()).device(at::kMeta));
+  const auto options = at::TensorOptions(impl->dtype()).device(device);
+  at::Tensor tensor = device == at::kMeta
+                          ? at::empty_strided(impl->sizes(), impl->strides(), options)
+                          : at::zeros({}, options).expand(impl->sizes());
   if (impl->dim() == 0 && impl->is_wrapped_number()) {
-    meta.unsafeGetTensorImpl()->set_wrapped_number(true);
+    tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
   }
-  return meta;
+  return tensor;
+}
+
+// The results of a call with stand-ins for all tensors.
+c10::Stack call_with_stand_ins(const c10::OperatorHandle& op, const OpInfo& info,
+                               absl::Span<const IValue> args, c10::DeviceType device) {
+  c10::Stack stack;
+  for (size_t i = 0; i < args.size(); ++i) {
+    const IValue& v = args[i];
+    if (info.args[i] == ArgKind::kTensor) {
+      stack.push_back(v.isTensor() ? IValue(stand_in(v.unsafeToTensorImpl(), device)) : v);
+    } else if (info.args[i] == ArgKind::kTensorList && v.isList()) {
+      c10::impl::GenericList list(v.toList().elementType());
+      for (const IValue& e : v.toListRef()) {
+        list.push_back(e.isTensor() ? IValue(stand_in(e.unsafeToTensorImpl(), device)) : e);
+      }
+      stack.emplace_back(std::move(list));
+    } else if (v.isDevice()) {
+      stack.emplace_back(c10::Device(device));
+    } else {
+      stack.push_back(v);
+    }
+  }
+  op.callBoxed(stack);
+  return stack;
+}
+
+// LibTorch's error for a call that it refuses, before anything is sent.
+void check_call(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<const IValue> args) {
+  if (info.rule == nullptr) {
+    if (info.checks_on_meta) call_with_stand_ins(op, info, args, at::kMeta);
+  } else if (info.rule->refused != nullptr && info.rule->refused(op, args)) {
+    call_with_stand_ins(op, info, args, at::kCPU);
+  }
 }
 
 // Shapes, strides and dtypes of the results, from the operator's kernel for meta tensors. Errors of shape or type come from
@@ -208,24 +245,7 @@ void infer_outputs(const c10::OperatorHandle& op, const OpInfo& info, absl::Span
     fail(op, absl::StatusCode::kInternal,
          "the sharding rule has no shape function and the operator no kernel for meta tensors");
   }
-  c10::Stack stack;
-  for (size_t i = 0; i < args.size(); ++i) {
-    const IValue& v = args[i];
-    if (info.args[i] == ArgKind::kTensor) {
-      stack.push_back(v.isTensor() ? IValue(meta_tensor(v.unsafeToTensorImpl())) : v);
-    } else if (info.args[i] == ArgKind::kTensorList && v.isList()) {
-      c10::impl::GenericList list(v.toList().elementType());
-      for (const IValue& e : v.toListRef()) {
-        list.push_back(e.isTensor() ? IValue(meta_tensor(e.unsafeToTensorImpl())) : e);
-      }
-      stack.emplace_back(std::move(list));
-    } else if (v.isDevice()) {
-      stack.emplace_back(c10::Device(at::kMeta));
-    } else {
-      stack.push_back(v);
-    }
-  }
-  op.callBoxed(stack);
+  const c10::Stack stack = call_with_stand_ins(op, info, args, at::kMeta);
   auto add = [&](const IValue& v) {
     call.outputs.push_back(info_of(v.isTensor() ? v.unsafeToTensorImpl() : nullptr));
   };
@@ -326,6 +346,7 @@ void change_input(MeshContext& context, const OpCall& call, int i, const Layout&
 std::unique_ptr<CacheEntry> decide(const c10::OperatorHandle& op, const OpInfo& info,
                                    MeshContext& context, absl::Span<const IValue> args) {
   check_one_mesh(op, info, context, args);
+  check_call(op, info, args);
   auto entry = std::make_unique<CacheEntry>();
   OpCall call = make_call(op, info, args);
   c10::Device device = at::kCPU;
@@ -669,6 +690,7 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
   if (torch::autograd::get_current_graph_task_id() != -1) adopt_plain_tensors(info, context, args);
   if (const Rule* rule = info.rule; rule != nullptr && rule->composite != nullptr) {
     if (rule->composite_condition == nullptr || rule->composite_condition(op, args)) {
+      check_call(op, info, args);
       rule->composite(op, *stack);
       return;
     }

@@ -74,6 +74,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) {
   changes_shape = op.hasTag(at::Tag::inplace_view);
   is_random = op.hasTag(at::Tag::nondeterministic_seeded);
   // (The dispatcher's computed table is no help: for keys without a kernel it holds a fallback that throws.)
+  checks_on_meta = op.hasKernelForDispatchKey(c10::DispatchKey::Meta) && writes.empty();
   for (c10::DispatchKey key : {c10::DispatchKey::Meta, c10::DispatchKey::CompositeExplicitAutograd,
                                c10::DispatchKey::CompositeExplicitAutogradNonFunctional,
                                c10::DispatchKey::CompositeImplicitAutograd}) {

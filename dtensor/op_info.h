@@ -33,6 +33,7 @@ struct OpInfo {
   bool is_random = false;      // draws random numbers
   int num_returns = 0;
   bool has_meta_kernel = false;
+  bool checks_on_meta = false;  // has a kernel for meta tensors of its own, which finds bad arguments
   bool decompose = false;  // run the operator's own composite kernel on the DTensors
   c10::DispatchKey composite_key = c10::DispatchKey::Undefined;
 };

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "c10/core/WrapDimMinimal.h"
 #include "shardweave/dtensor/error.h"
 #include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/rules/common.h"
@@ -17,12 +18,7 @@ int64_t TensorInfo::numel() const {
 }
 
 int TensorInfo::wrap_dim(int64_t dim) const {
-  const int64_t n = std::max(ndim(), 1);
-  if (dim < -n || dim >= n) {
-    throw Error(absl::OutOfRangeError(absl::StrCat(
-        "dimension ", dim, " is out of range for a tensor with ", ndim(), " dimensions")));
-  }
-  return static_cast<int>(dim < 0 ? dim + n : dim);
+  return static_cast<int>(c10::maybe_wrap_dim(dim, ndim()));
 }
 
 // --- OpCall --------------------------------------------------------------------------------------
@@ -108,6 +104,11 @@ Rule Rule::composed(Composite run) {
 Rule Rule::composed_when(Condition condition, Composite run) && {
   composite = run;
   composite_condition = condition;
+  return std::move(*this);
+}
+
+Rule Rule::refuses(Condition bad) && {
+  refused = bad;
   return std::move(*this);
 }
 

@@ -120,6 +120,10 @@ class Rule {
   using Condition = bool (*)(const c10::OperatorHandle& op, absl::Span<const c10::IValue> args);
   Rule composed_when(Condition condition, Composite composite) &&;
 
+  // Calls that LibTorch refuses, though neither its kernel for meta tensors nor a shape function here says so (dtypes that do not go
+  // together): they get LibTorch's error before anything is sent.
+  Rule refuses(Condition bad) &&;
+
   // Argument `name` is the global size of output 0 (or of a tensor shaped like it): replaced by the local size.
   Rule size_arg(std::string_view name) &&;
   Rule shapes(ShapeFunction f) &&;
@@ -142,6 +146,7 @@ class Rule {
   Function function;  // null: all inputs are gathered
   Composite composite = nullptr;
   Condition composite_condition = nullptr;  // null: always
+  Condition refused = nullptr;              // null: never
   ShapeFunction shape_function;
   ShapeFunction shape_function_without_meta;
   std::vector<std::string> size_args;

@@ -266,6 +266,14 @@ void equal(const c10::OperatorHandle& op, c10::Stack& stack) {
   stack.emplace_back(result);
 }
 
+bool names_a_dim_twice(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IValue> args) {
+  const int64_t ndim = args[0].toTensor().dim();
+  std::vector<int64_t> dims = args[1].toIntVector();
+  for (int64_t& dim : dims) dim = c10::maybe_wrap_dim(dim, ndim);
+  std::sort(dims.begin(), dims.end());
+  return std::adjacent_find(dims.begin(), dims.end()) != dims.end();
+}
+
 }  // namespace
 
 void add_data_movement_rules(RuleTable& table) {
@@ -284,7 +292,8 @@ void add_data_movement_rules(RuleTable& table) {
   table.add("aten::unfold_backward",
             Rule(unfold_backward).size_arg("input_sizes").shapes(unfold_backward_shape));
 
-  table.add({"aten::flip", "aten::roll"}, Rule(reorder).shapes(like_input));
+  table.add("aten::roll", Rule(reorder).shapes(like_input));
+  table.add("aten::flip", Rule(reorder).shapes(like_input).refuses(names_a_dim_twice));
   table.add({"aten::tril", "aten::triu"}, Rule(triangle));
   table.add("aten::repeat", Rule(repeat));
   table.add("aten::constant_pad_nd", Rule(constant_pad).reads({"value"}));

@@ -102,10 +102,17 @@ void embedding_dense_backward_shape(OpCall& call) {
       contiguous_info({call.int_arg("num_weights"), grad.sizes.back()}, grad.dtype));
 }
 
+bool indices_are_not_integers(const c10::OperatorHandle& /*op*/,
+                              absl::Span<const c10::IValue> args) {
+  const at::ScalarType dtype = args[1].toTensor().scalar_type();
+  return dtype != at::kLong && dtype != at::kInt;
+}
+
 }  // namespace
 
 void add_embedding_rules(RuleTable& table) {
-  table.add("aten::embedding", Rule(embedding).shapes(embedding_shape));
+  table.add("aten::embedding",
+            Rule(embedding).shapes(embedding_shape).refuses(indices_are_not_integers));
   table.add("aten::embedding_dense_backward",
             Rule(embedding_dense_backward).shapes(embedding_dense_backward_shape));
 }

@@ -189,6 +189,13 @@ void nll_loss2d_shapes(OpCall& call) {
                   contiguous_info({}, dtype)};
 }
 
+bool is_not_one_target_each(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IValue> args) {
+  const at::Tensor& self = args[0].toTensor();
+  const at::Tensor& target = args[1].toTensor();
+  return self.dim() == 0 || target.dim() != self.dim() - 1 ||
+         (self.dim() == 2 && target.size(0) != self.size(0));
+}
+
 }  // namespace
 
 void add_loss_rules(RuleTable& table) {
@@ -205,7 +212,9 @@ void add_loss_rules(RuleTable& table) {
             Rule(gradient).shapes(dense_gradient));
 
   table.add("aten::nll_loss_forward",
-            Rule(nll_loss).composed_when(is_spread_mean, mean_nll_loss<at::nll_loss_forward>));
+            Rule(nll_loss)
+                .composed_when(is_spread_mean, mean_nll_loss<at::nll_loss_forward>)
+                .refuses(is_not_one_target_each));
   table.add("aten::nll_loss_backward", Rule(nll_loss_backward));
   table.add("aten::nll_loss2d_forward",
             Rule(nll_loss)

@@ -1,6 +1,8 @@
 // Products of matrices and vectors. matmul, linear, outer, einsum, tensordot and their like are made of
 // these by LibTorch before they get here.
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -79,19 +81,33 @@ void addbmm_shape(OpCall& call) {
   call.outputs.push_back(contiguous_info({a.sizes[1], b.sizes[2]}, call.input(0).dtype));
 }
 
+bool dtypes_differ(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IValue> args) {
+  std::optional<at::ScalarType> dtype;
+  for (const c10::IValue& arg : args) {
+    if (!arg.isTensor()) continue;
+    if (dtype.value_or(arg.toTensor().scalar_type()) != arg.toTensor().scalar_type()) return true;
+    dtype = arg.toTensor().scalar_type();
+  }
+  return false;
+}
+
 }  // namespace
 
 void add_matmul_rules(RuleTable& table) {
-  table.add("aten::mm", einsum("mk,kn->mn"));
-  table.add("aten::bmm", einsum("bmk,bkn->bmn"));
-  table.add("aten::mv", einsum("mk,k->m"));
-  table.add({"aten::dot", "aten::vdot"}, einsum("k,k->").shapes(scalar_shape));
-  table.add("aten::addmm", add_einsum("mk,kn->mn"));
-  table.add("aten::_addmm_activation", add_einsum("mk,kn->mn", Addend::kInsideActivation));
-  table.add("aten::addbmm", add_einsum("bmk,bkn->mn").shapes(addbmm_shape));
-  table.add("aten::baddbmm", add_einsum("bmk,bkn->bmn"));
-  table.add("aten::addmv", add_einsum("mk,k->m"));
-  table.add("aten::addr", add_einsum("m,n->mn"));
+  const auto add = [&](std::string_view name, Rule rule) {
+    table.add(name, std::move(rule).refuses(dtypes_differ));
+  };
+  add("aten::mm", einsum("mk,kn->mn"));
+  add("aten::bmm", einsum("bmk,bkn->bmn"));
+  add("aten::mv", einsum("mk,k->m"));
+  add("aten::dot", einsum("k,k->").shapes(scalar_shape));
+  add("aten::vdot", einsum("k,k->").shapes(scalar_shape));
+  add("aten::addmm", add_einsum("mk,kn->mn"));
+  add("aten::_addmm_activation", add_einsum("mk,kn->mn", Addend::kInsideActivation));
+  add("aten::addbmm", add_einsum("bmk,bkn->mn").shapes(addbmm_shape));
+  add("aten::baddbmm", add_einsum("bmk,bkn->bmn"));
+  add("aten::addmv", add_einsum("mk,k->m"));
+  table.add("aten::addr", add_einsum("m,n->mn"));  // promotes
 }
 
 }  // namespace shardweave

@@ -1,5 +1,6 @@
 // Layer, group and batch normalization and their gradients.
 #include <algorithm>
+#include <vector>
 
 #include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/rules/common.h"
@@ -229,10 +230,23 @@ void batch_norm_backward(const c10::OperatorHandle& op, c10::Stack& stack) {
       {grad_input, mask[1] ? grad_weight : at::Tensor(), mask[2] ? grad_bias : at::Tensor()});
 }
 
+// The normalized shape is that of the last dimensions, and of the weights.
+bool is_not_the_last_dims(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IValue> args) {
+  const c10::IntArrayRef input = args[0].toTensor().sizes();
+  const std::vector<int64_t> shape = args[1].toIntVector();
+  if (shape.empty() || shape.size() > input.size()) return true;
+  if (input.slice(input.size() - shape.size()) != c10::IntArrayRef(shape)) return true;
+  for (const c10::IValue& weight : args.subspan(2, 2)) {
+    if (weight.isTensor() && weight.toTensor().sizes() != c10::IntArrayRef(shape)) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 void add_norm_rules(RuleTable& table) {
-  table.add("aten::native_layer_norm", Rule(layer_norm).shapes(layer_norm_shapes));
+  table.add("aten::native_layer_norm",
+            Rule(layer_norm).shapes(layer_norm_shapes).refuses(is_not_the_last_dims));
   table.add("aten::native_layer_norm_backward",
             Rule(layer_norm_backward).shapes(layer_norm_backward_shapes));
   table.add("aten::native_group_norm", Rule(group_norm).shapes(group_norm_shapes).chunks_only());
