@@ -26,7 +26,8 @@
 // did not arrive in time, the message names them. Aborted, Unavailable: a rank gave up or is gone.
 // After such an error the contents of outputs are undefined.
 //
-// Numbers: reductions go in rank order, whatever the timing. f16 and bf16 are accumulated in f32
+// Numbers: reductions go in rank order, whatever the timing, so that the same call gives the same
+// bits on every run and on every backend of this repository. f16 and bf16 are accumulated in f32
 // and rounded once. Integers wrap around; their average is the (wrapped) sum divided by the size,
 // truncated towards zero. kMin and kMax propagate NaN, as LibTorch does. bool: kSum and kMax are
 // or, kProduct and kMin are and, kAvg is InvalidArgument, as is every reduction of fp8. (Of

@@ -31,7 +31,7 @@ std::vector<Named> tensors_of(torch::nn::Module& module) {
 // Gradients on their way through one all-reduce.
 struct Bucket {
   MeshContext* context;
-  int mesh_dim;
+  std::vector<int> mesh_dims;
   ReduceOp op;
   at::ScalarType dtype;
   std::vector<at::Tensor> grads;
@@ -39,8 +39,8 @@ struct Bucket {
   int64_t bytes = 0;
 
   bool takes(const DTensorMeta& meta, const RedistributeStep& step) const {
-    return context == meta.context.get() && mesh_dim == step.mesh_dims[0] &&
-           dtype == meta.spec->dtype && op == step.before[mesh_dim].reduce_op();
+    return context == meta.context.get() && mesh_dims == step.mesh_dims &&
+           dtype == meta.spec->dtype && op == step.before[mesh_dims[0]].reduce_op();
   }
 
   // All-reduces the local tensors as one; each gradient becomes a piece of the result.
@@ -49,7 +49,7 @@ struct Bucket {
     std::vector<at::Tensor> flat;
     for (const at::Tensor& grad : grads) flat.push_back(meta_of(grad).local.reshape({-1}));
     const at::Tensor all = flat.size() == 1 ? flat[0].clone() : at::cat(flat);
-    throw_if_error(context->communicator(mesh_dim)
+    throw_if_error(context->communicator(mesh_dims)
                        .all_reduce(comm_buffer(all), comm_buffer(all), op,
                                    {.timeout = absl::ZeroDuration(), .tag = "finish_grad_sync"})
                        .wait());
@@ -89,10 +89,9 @@ std::vector<at::Tensor> sync_one_step(const std::vector<at::Tensor>& parameters)
     auto bucket = std::find_if(buckets.begin(), buckets.end(),
                                [&](const Bucket& b) { return b.takes(have, step); });
     if (bucket == buckets.end()) {
-      const int mesh_dim = step.mesh_dims[0];
       buckets.push_back({have.context.get(),
-                         mesh_dim,
-                         step.before[mesh_dim].reduce_op(),
+                         step.mesh_dims,
+                         step.before[step.mesh_dims[0]].reduce_op(),
                          have.spec->dtype,
                          {},
                          {},

@@ -24,17 +24,6 @@ absl::Span<const int64_t> span(at::IntArrayRef sizes) {
   return {sizes.data(), sizes.size()};
 }
 
-DTensorMeta& checked_meta(const at::Tensor& tensor, const char* function) {
-  if (!is_dtensor(tensor)) {
-    throw Error(absl::InvalidArgumentError(absl::StrCat(
-        function, ": wanted a DTensor, got ",
-        tensor.defined()
-            ? absl::StrCat("a plain tensor of shape [", absl::StrJoin(tensor.sizes(), ", "), "]")
-            : std::string("an undefined tensor"))));
-  }
-  return meta_of(tensor);
-}
-
 Layout layout_for(const MeshContext& context, const Placements& placements, const char* function) {
   if (static_cast<int>(placements.size()) != context.mesh().ndim()) {
     throw Error(absl::InvalidArgumentError(absl::StrCat(
@@ -42,15 +31,6 @@ Layout layout_for(const MeshContext& context, const Placements& placements, cons
         context.mesh().to_string(), " has ", context.mesh().ndim(), " dimensions")));
   }
   return Layout(placements);
-}
-
-// How the gradient of a tensor with this layout lies: a summand's gradient is whole on every rank.
-Layout gradient_layout(const Layout& layout) {
-  Placements placements = layout.placements();
-  for (Placement& p : placements) {
-    if (p.is_partial()) p = Replicate();
-  }
-  return value_or_throw(Layout::create(std::move(placements), layout.order()));
 }
 
 // The factor between a global value and one rank's summand: averages weigh each rank by 1 / ranks.
@@ -66,17 +46,6 @@ double gradient_scale(const MeshContext& context, const Layout& layout, const ch
     scale /= static_cast<double>(context.mesh().size(m));
   }
   return scale;
-}
-
-// Without autograd.
-at::Tensor redistributed(const at::Tensor& tensor, const Layout& layout, std::string_view tag) {
-  DTensorMeta& meta = meta_of(tensor);
-  if (meta.spec->layout == layout) return tensor;
-  SpecRef target = meta.context->with_layout(*meta.spec, layout);
-  const RedistributePlan plan = plan_for(*meta.context, *meta.spec, layout);
-  at::Tensor local = run_plan(*meta.context, plan, meta.local, meta.spec->sizes, tag);
-  if (local.is_same(meta.local)) local = local.clone();
-  return wrap(std::move(local), std::move(target), meta.context);
 }
 
 // Layouts travel through autograd as the DTensor's own spec, kept in the node by a pointer holder.
@@ -222,7 +191,7 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
                                  tensor.scalar_type(), tensor.device());
   const Layout replicated{Placements(layout.mesh_ndim())};
 
-  at::Tensor whole = tensor.detach().contiguous();
+  at::Tensor whole = tensor.detach().contiguous().resolve_conj().resolve_neg();
   if (options.source.has_value() && context->mesh().size() > 1) {
     std::vector<int> all_dims;
     for (int m = 0; m < context->mesh().ndim(); ++m) all_dims.push_back(m);

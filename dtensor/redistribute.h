@@ -1,7 +1,11 @@
 // Executes redistribution plans on local tensors. Internal to dtensor/; users call redistribute() in dtensor.h.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "shardweave/comm/communicator.h"
@@ -13,13 +17,68 @@ namespace shardweave {
 // The plan from one layout of a tensor to another, by the context's cost model.
 RedistributePlan plan_for(const MeshContext& context, const Spec& from, const Layout& to);
 
-// Runs `plan` on this rank's part of a tensor with global `sizes`; the result is contiguous unless the plan is empty.
-// Collective over the mesh dimensions that the plan names. `tag` goes into errors and the flight record.
+// What a tensor gives to one collective.
+struct Parcel {
+  OpKind op = OpKind::kAllReduce;  // or kAllGatherV, kReduceScatterV, kAllToAllV
+  ReduceOp reduce_op = ReduceOp::kSum;
+  std::vector<int> mesh_dims;
+  at::Tensor input;                 // contiguous; with in_counts: a part for each rank of the group
+  at::Tensor output;                // contiguous, to be filled; with out_counts: a part from each
+  std::vector<int64_t> in_counts;   // kReduceScatterV, kAllToAllV
+  std::vector<int64_t> out_counts;  // kAllGatherV, kAllToAllV
+  // The local tensor from the filled output; null: that is it.
+  std::function<at::Tensor(const at::Tensor& output)> unpack;
+};
+
+// Issues the collective; the parcel must stay until it is done.
+Work send(MeshContext& context, const Parcel& parcel, std::string_view tag);
+
+// A plan on its way, one collective after the other.
+//
+//   PlanRun run(context, plan, local, sizes);
+//   for (Parcel parcel; run.next(&parcel); run.arrived(parcel)) throw_if_error(send(...).wait());
+//   return run.local();
+class PlanRun {
+ public:
+  // On this rank's part of a tensor with global `sizes`; the plan must outlive the run.
+  PlanRun(MeshContext& context, const RedistributePlan& plan, at::Tensor local,
+          absl::Span<const int64_t> sizes);
+
+  // Runs what is local up to the next collective and packs that; false when the plan is through.
+  // Collectives in which nobody sends anything are left out, on all ranks.
+  bool next(Parcel* parcel);
+  void arrived(const Parcel& parcel);
+  // Is the tensor that was given if nothing had to be done to it.
+  at::Tensor local() const;
+  // The first step of the plan that is not yet under way, while a parcel of next() is.
+  size_t next_step() const { return step_ + 1; }
+
+ private:
+  MeshContext* context_;
+  const RedistributePlan* plan_;
+  Dims sizes_;
+  at::Tensor given_;
+  // Complex tensors travel as real ones with a last dimension of 2; conjugation and negation that
+  // LibTorch has put off are done before.
+  at::Tensor start_;
+  at::Tensor local_;
+  size_t step_ = 0;
+};
+
+// Runs `plan` on this rank's part of a tensor with global `sizes`; the result is contiguous unless
+// the plan has nothing but a to_partial or no step. Collective over the mesh dimensions that the
+// plan names. `tag` goes into errors and the flight record.
 at::Tensor run_plan(MeshContext& context, const RedistributePlan& plan, at::Tensor local,
                     absl::Span<const int64_t> sizes, std::string_view tag);
 
+// A DTensor in another layout, without autograd; the same one if that is its layout.
+at::Tensor redistributed(const at::Tensor& tensor, const Layout& layout, std::string_view tag);
+
+// How the gradient of a tensor with this layout lies: a summand's gradient is whole on every rank.
+Layout gradient_layout(const Layout& layout);
+
 // Between LibTorch's names and those of comm/.
-DType comm_dtype(at::ScalarType dtype);  // throws Error for types that cannot travel
-Buffer comm_buffer(const at::Tensor& contiguous);
+DType comm_dtype(at::ScalarType dtype);            // throws Error for types that cannot travel
+Buffer comm_buffer(const at::Tensor& contiguous);  // a complex number counts as two real ones
 
 }  // namespace shardweave

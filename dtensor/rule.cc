@@ -90,6 +90,12 @@ bool OpCall::may_be_empty(int i, int dim) const {
       if (!spec->layout[m].is_plain_shard()) return true;
     }
   }
+  // Nor with the unusual cuts of other inputs, which the engine tries wherever they fit.
+  for (int k = 0; k < num_inputs(); ++k) {
+    const Placement p = placement(k);
+    if (!p.is_shard() || p.is_plain_shard()) continue;
+    if (inputs[k].sizes[p.dim()] == size) return true;
+  }
   return chunk(size, pieces, pieces - 1).size() == 0;
 }
 

@@ -1,6 +1,9 @@
 #include "shardweave/dtensor/tensor_impl.h"
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "c10/core/Storage.h"
+#include "shardweave/dtensor/error.h"
 #include "shardweave/dtensor/mesh_context.h"
 
 namespace shardweave {
@@ -28,6 +31,15 @@ struct Access : c10::TensorImpl {
 };
 
 }  // namespace
+
+DTensorMeta& checked_meta(const at::Tensor& tensor, const char* function) {
+  if (tensor.defined() && is_dtensor(tensor.unsafeGetTensorImpl())) return meta_of(tensor);
+  throw Error(absl::InvalidArgumentError(absl::StrCat(
+      function, ": wanted a DTensor, got ",
+      tensor.defined()
+          ? absl::StrCat("a plain tensor of shape [", absl::StrJoin(tensor.sizes(), ", "), "]")
+          : std::string("an undefined tensor"))));
+}
 
 at::Tensor wrap(at::Tensor local, SpecRef spec, std::shared_ptr<MeshContext> context) {
   auto impl =

@@ -35,6 +35,9 @@ inline DTensorMeta& meta_of(const at::Tensor& tensor) {
   return meta_of(tensor.unsafeGetTensorImpl());
 }
 
+// Throws Error (InvalidArgument) that names `function` for a plain or undefined tensor.
+DTensorMeta& checked_meta(const at::Tensor& tensor, const char* function);
+
 // A new DTensor. `local` must have spec->local_sizes.
 at::Tensor wrap(at::Tensor local, SpecRef spec, std::shared_ptr<MeshContext> context);
 

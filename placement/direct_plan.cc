@@ -47,30 +47,32 @@ class PlanBuilder {
     RedistributeStep& step = plan_.steps.emplace_back();
     step.kind = kind;
     step.mesh_dims.assign(mesh_dims.begin(), mesh_dims.end());
-    step.bytes = step_bytes(kind, mesh_dims[0], problem_.mesh_shape[mesh_dims[0]], before_cuts,
-                            after_cuts, problem_.element_size);
+    int64_t num_ranks = 1;
+    for (int m : mesh_dims) num_ranks *= problem_.mesh_shape[m];
+    step.bytes =
+        step_bytes(kind, mesh_dims[0], num_ranks, before_cuts, after_cuts, problem_.element_size);
     step.cost = step_cost(slowest_link(problem_.model, mesh_dims), step.bytes);
     step.before = std::move(at_);
     step.after = after;
     at_ = std::move(after);
   }
 
-  // `at()` with another placement on one mesh dimension, the innermost cut if it is a shard.
-  Layout with(int m, const Placement& p) const {
-    Placements placements = at_.placements();
+  // `layout` with another placement on one mesh dimension, the innermost cut if it is a shard.
+  static Layout with(const Layout& layout, int m, const Placement& p) {
+    Placements placements = layout.placements();
     placements[m] = p;
-    std::vector<int> order = at_.order();
+    std::vector<int> order = layout.order();
     order.erase(std::find(order.begin(), order.end(), m));
     order.push_back(m);
     return *Layout::create(std::move(placements), std::move(order));
   }
 
   // A shard as `p` if that fits the pieces, else a plain one of the same dimension.
-  Layout with_shard(int m, const Placement& p) const {
-    Layout result = with(m, p);
+  Layout with_shard(const Layout& layout, int m, const Placement& p) const {
+    Layout result = with(layout, m, p);
     const bool fits = p.kind() != PlacementKind::kRaggedShard ||
                       validate(result, problem_.mesh_shape, problem_.shape).ok();
-    return fits ? result : with(m, Shard(p.dim()));
+    return fits ? result : with(layout, m, Shard(p.dim()));
   }
 
   RedistributePlan finish() && { return std::move(plan_); }
@@ -138,34 +140,68 @@ CostModel::Link slowest_link(const CostModel& model, absl::Span<const int> mesh_
   return result;
 }
 
-RedistributePlan direct_plan(const RedistributeProblem& problem, const MeshDims& active) {
+namespace {
+
+// Whether a reduction can leave a piece of this placement on each rank.
+bool can_scatter_to(const Placement& p) {
+  return p.is_shard() && p.kind() != PlacementKind::kStridedShard;
+}
+
+// With `joint`, neighbouring mesh dimensions that are reduced alike are reduced in one collective.
+RedistributePlan direct_plan(const RedistributeProblem& problem, const MeshDims& active,
+                             bool joint) {
   const Layout& from = problem.from;
   const Layout& to = problem.to;
   PlanBuilder builder(problem);
   auto is_active = [&](int m) { return std::binary_search(active.begin(), active.end(), m); };
   for (int m : to.order()) {
     if (is_active(m) && from[m].is_replicate() && to[m].is_shard()) {
-      builder.step(StepKind::kSlice, {m}, builder.with_shard(m, to[m]));
+      builder.step(StepKind::kSlice, {m}, builder.with_shard(builder.at(), m, to[m]));
     }
   }
   // From the last one on, so that each may be reduced.
-  for (auto m = active.rbegin(); m != active.rend(); ++m) {
-    if (!from[*m].is_partial()) continue;
-    if (to[*m].is_shard() && to[*m].kind() != PlacementKind::kStridedShard) {
-      builder.step(StepKind::kReduceScatter, {*m}, builder.with_shard(*m, to[*m]));
-    } else {
-      builder.step(StepKind::kAllReduce, {*m}, builder.with(*m, Replicate()));
-      if (to[*m].is_shard()) {
-        builder.step(StepKind::kSlice, {*m}, builder.with_shard(*m, to[*m]));
-      }
+  MeshDims partials;
+  for (int m : active) {
+    if (from[m].is_partial()) partials.push_back(m);
+  }
+  while (!partials.empty()) {
+    const int last = partials.back();
+    const bool scatters = can_scatter_to(to[last]);
+    MeshDims reduced;
+    Layout after = builder.at();
+    do {
+      const int m = partials.back();
+      after = scatters ? builder.with_shard(after, m, to[m]) : builder.with(after, m, Replicate());
+      reduced.insert(reduced.begin(), m);
+      partials.pop_back();
+    } while (joint && !partials.empty() && from[partials.back()] == from[last] &&
+             can_scatter_to(to[partials.back()]) == scatters);
+    builder.step(scatters ? StepKind::kReduceScatter : StepKind::kAllReduce, reduced,
+                 std::move(after));
+    for (int m : reduced) {
+      if (scatters || !to[m].is_shard()) continue;
+      builder.step(StepKind::kSlice, {m}, builder.with_shard(builder.at(), m, to[m]));
     }
   }
   move_shards(builder, to, active);
   // From the first one on, so that the Partials within are not there yet: see may_become_partial().
   for (int m : active) {
-    if (to[m].is_partial()) builder.step(StepKind::kToPartial, {m}, builder.with(m, to[m]));
+    if (to[m].is_partial()) {
+      builder.step(StepKind::kToPartial, {m}, builder.with(builder.at(), m, to[m]));
+    }
   }
   return std::move(builder).finish();
+}
+
+}  // namespace
+
+RedistributePlan direct_plan(const RedistributeProblem& problem, const MeshDims& active) {
+  RedistributePlan plan = direct_plan(problem, active, /*joint=*/false);
+  int partials = 0;
+  for (int m : active) partials += problem.from[m].is_partial() ? 1 : 0;
+  if (partials < 2) return plan;
+  RedistributePlan joint = direct_plan(problem, active, /*joint=*/true);
+  return joint.cost() <= plan.cost() ? joint : plan;
 }
 
 }  // namespace shardweave

@@ -140,6 +140,7 @@ class LayoutGraph {
     const auto [found, is_new] = edges_.try_emplace(std::pair(u, v));
     if (is_new && u != v) {
       found->second = single_step(u, v);
+      if (!found->second.exists) found->second = joint_reduction(u, v);
       const Edge exchange = this->exchange(u, v);
       if (exchange.exists &&
           (!found->second.exists || (exchange.elements < found->second.elements))) {
@@ -210,10 +211,45 @@ class LayoutGraph {
     return most;
   }
 
-  int64_t most_reduced(int u, int m) const {
+  int64_t most_reduced(int u, const std::vector<int>& mesh_dims) const {
+    int64_t ranks = 1;
+    for (int m : mesh_dims) ranks *= mesh_shape_[m];
     int64_t most = 0;
     for (const Held& held : held_[u]) most = std::max(most, size(held));
-    return 2 * (most - most / mesh_shape_[m]);
+    return 2 * (most - most / ranks);
+  }
+
+  // Several mesh dimensions with Partials of one kind, that all are replicated or all cut
+  // innermost.
+  Edge joint_reduction(int u, int v) const {
+    const Layout& before = layouts_[u];
+    const Layout& after = layouts_[v];
+    std::vector<int> changed;
+    for (int m = 0; m < before.mesh_ndim(); ++m) {
+      if (before[m] != after[m]) changed.push_back(m);
+    }
+    if (changed.size() < 2) return {};
+    for (int m : changed) {
+      if (!before[m].is_partial() || before[m] != before[changed[0]]) return {};
+      if (after[m].is_partial() || after[m].kind() == PlacementKind::kStridedShard) return {};
+      if (after[m].is_shard() != after[changed[0]].is_shard()) return {};
+      for (int inner = m + 1; inner < before.mesh_ndim(); ++inner) {
+        if (before[inner].is_partial() &&
+            !commute(before[m].reduce_op(), before[inner].reduce_op())) {
+          return {};
+        }
+      }
+    }
+    for (int d = 0; d < ndim_; ++d) {
+      const auto outer = before.shards_of(d);
+      const auto cuts = after.shards_of(d);
+      if (!std::equal(outer.begin(), outer.end(), cuts.begin(),
+                      cuts.begin() + std::min(outer.size(), cuts.size()))) {
+        return {};
+      }
+    }
+    return {true, -1, changed,
+            after[changed[0]].is_shard() ? most_scattered(u, v) : most_reduced(u, changed)};
   }
 
   Edge single_step(int u, int v) const {
@@ -238,7 +274,7 @@ class LayoutGraph {
         }
       }
       if (after[m].is_partial() || after[m].kind() == PlacementKind::kStridedShard) return {};
-      edge.elements = after[m].is_shard() ? most_scattered(u, v) : most_reduced(u, m);
+      edge.elements = after[m].is_shard() ? most_scattered(u, v) : most_reduced(u, {m});
     } else if (before[m].is_replicate()) {
       if (after[m].is_partial()) {
         edge.makes_partial = m;

@@ -90,7 +90,7 @@ std::string_view to_string(StepKind kind) {
 
 std::string RedistributeStep::to_string() const {
   std::string text(shardweave::to_string(kind));
-  if (kind == StepKind::kExchange) {
+  if (kind == StepKind::kExchange || mesh_dims.size() > 1) {
     absl::StrAppend(&text, "(mesh dims [", absl::StrJoin(mesh_dims, ", "), "], ",
                     before.to_string(), " -> ", after.to_string(), ")");
   } else {

@@ -11,6 +11,11 @@
 // fixed rules (fewer steps, then the order in which they are found). Pure functions, safe on any
 // thread.
 //
+// Determinism: a plan fixes the order in which summands come together (in rank order within a
+// step, step after step), so that on backends that reduce in rank order (all in comm/) a plan gives
+// the same bits every time. Different plans between the same layouts, as other cost models choose
+// them, may round sums differently.
+//
 // What is cheapest: of all sequences of the steps below, in which
 //   - only the mesh dimensions that change take part. Those are the ones that `from` and `to` place
 //     differently, those that cut a tensor dimension inside such a one, and those with a Partial
@@ -58,6 +63,8 @@ struct CostModel {
 // 0 elements). Which elements belong to rank c is always cut(placement of m, size, k, c), where
 // `size` counts the piece that m cuts. The whole group has that piece in common, for m is the
 // innermost cut of its tensor dimension, before and after.
+// A reduction may take several mesh dimensions at once. Then the group are the ranks that differ on
+// those only, by their coordinates there (last fastest), and k is their number.
 enum class StepKind : uint8_t {
   // S(d) -> R, any shard. Everybody gets everybody's `local`; that of rank c goes to the indices
   // cut(before[m], size, k, c) of dimension d of the result, where size is the result's.
@@ -65,10 +72,11 @@ enum class StepKind : uint8_t {
   // R -> S(d), any shard; local. The result is the indices cut(after[m], size, k, own coordinate)
   // of dimension d.
   kSlice,
-  // P(op) -> R. Elementwise reduction over the group; op == avg divides by k.
+  // P(op) -> R, one op. Elementwise reduction over the group; op == avg divides by k.
   kAllReduce,
-  // P(op) -> S(d), plain or ragged (contiguous). Rank c gets the reduction of the indices
-  // cut(after[m], size, k, c) of dimension d.
+  // P(op) -> S(d), one op, plain or ragged (contiguous) shards, also of different tensor
+  // dimensions. Rank c gets the reduction of the indices cut(after[m], size, k, c) of dimension d;
+  // of several mesh dimensions, of what their cuts, the innermost in step.after, leave it.
   kReduceScatter,
   // S(i) -> S(j), i != j, any shards. Rank c gets from each rank the indices
   // cut(after[m], size of j, k, c) of dimension j. What comes from rank c goes to the indices
@@ -88,7 +96,8 @@ std::string_view to_string(StepKind kind);  // "all_gather", ...
 
 struct RedistributeStep {
   StepKind kind = StepKind::kSlice;
-  std::vector<int> mesh_dims;  // exactly one, except kExchange (ascending)
+  // Exactly one, except kExchange, kAllReduce and kReduceScatter (ascending).
+  std::vector<int> mesh_dims;
   // Mesh dimensions outside of mesh_dims do not change. Only at the ends of a plan those of size 1
   // (which cut nothing) may, and a ragged shard into the plain one that it equals, or back.
   Layout before;

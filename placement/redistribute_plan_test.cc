@@ -76,14 +76,34 @@ TEST(RedistributePlanTest, UninvolvedMeshDimensionsStayAlone) {
             "all_reduce(mesh dim 1, P(sum) -> R): 7340032 bytes");
 }
 
-TEST(RedistributePlanTest, LargeReductionsOverTwoMeshDimensionsAreSplit) {
-  const Dims mesh_shape = {8, 4};
-  const RedistributePlan large = plan("[P(sum), P(sum)]", "[R, R]", mesh_shape, {4096, 4096});
-  EXPECT_EQ(large.steps[0].kind, StepKind::kReduceScatter) << large;
-  const RedistributePlan small = plan("[P(sum), P(sum)]", "[R, R]", mesh_shape, {8, 8});
-  EXPECT_EQ(small.to_string(),
-            "all_reduce(mesh dim 1, P(sum) -> R): 384 bytes; "
-            "all_reduce(mesh dim 0, P(sum) -> R): 448 bytes");
+TEST(RedistributePlanTest, ReductionsOverSeveralMeshDimensionsAreOneCollective) {
+  EXPECT_EQ(plan("[P(sum), P(sum)]", "[R, R]", {8, 4}, {8, 8}).to_string(),
+            "all_reduce(mesh dims [0, 1], [P(sum), P(sum)] -> [R, R]): 496 bytes");
+  EXPECT_EQ(plan("[P(max), S(1), P(max)]", "[S(0), S(1), S(0)]", {2, 2, 2}, {7, 4}).to_string(),
+            "reduce_scatter(mesh dims [0, 2], [P(max), S(1), P(max)] -> [S(0), S(1), S(0)]): "
+            "48 bytes");
+  EXPECT_EQ(plan("[P(sum), P(sum)]", "[S(1), S(0)]", {2, 2}, {3, 5}).to_string(),
+            "reduce_scatter(mesh dims [0, 1], [P(sum), P(sum)] -> [S(1), S(0)]): 52 bytes");
+  // The sum is not to be had before the maximum.
+  EXPECT_EQ(plan("[P(sum), P(max)]", "[R, R]", {2, 2}, {8, 8}).steps.size(), 2u);
+}
+
+TEST(RedistributePlanTest, LargeReductionsOverUnlikeMeshDimensionsAreSplit) {
+  const CostModel model = {{{5e-6, 1e8}, {5e-6, 1e10}}};
+  const RedistributePlan large = plan("[P(sum), P(sum)]", "[R, R]", {8, 4}, {4096, 4096}, model);
+  EXPECT_EQ(large.to_string(),
+            "reduce_scatter(mesh dim 1, P(sum) -> S(0)): 50331648 bytes; "
+            "all_reduce(mesh dim 0, P(sum) -> R): 29360128 bytes; "
+            "all_gather(mesh dim 1, S(0) -> R): 50331648 bytes");
+  const RedistributePlan small = plan("[P(sum), P(sum)]", "[R, R]", {8, 4}, {8, 8}, model);
+  EXPECT_EQ(small.steps.size(), 1u) << small;
+}
+
+TEST(RedistributePlanTest, MoreMeshDimensionsThanTheSearchTakesAreReducedTogether) {
+  EXPECT_EQ(
+      plan("[P(sum), P(sum), P(sum), P(sum)]", "[R, R, R, R]", {2, 2, 2, 2}, {8, 8}).to_string(),
+      "all_reduce(mesh dims [0, 1, 2, 3], [P(sum), P(sum), P(sum), P(sum)] -> "
+      "[R, R, R, R]): 480 bytes");
 }
 
 TEST(RedistributePlanTest, ReductionsThatDoNotCommuteGoFromTheLastToTheFirst) {

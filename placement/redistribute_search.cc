@@ -92,6 +92,7 @@ class Search {
 
   std::optional<Edge> edge(const Node& from, const Node& to) const;
   std::optional<Edge> edge_on(int i, const Node& from, const Node& to) const;
+  std::optional<Edge> joint_reduction(Mask changed, const Node& from, const Node& to) const;
   bool may_reduce(const Node& node, int i) const;
   bool may_become(const Node& node, int i, ReduceOp op) const;
   const Placement& placement_on(const Node& node, int mesh_dim) const;
@@ -108,7 +109,8 @@ class Search {
   TensorCuts outer_cuts_;               // of the mesh dimensions that are not active
   std::vector<int> dims_;               // tensor dimensions that active mesh dimensions may cut
   std::vector<Placements> options_;     // for each active mesh dimension; Replicate first
-  std::vector<CostModel::Link> links_;  // by Mask
+  std::vector<CostModel::Link> links_;  // by Mask, as is
+  Dims num_ranks_;                      // of the group
   double bytes_;                        // of what the active mesh dimensions cut
 
   std::array<Dims, 2> probes_;  // coordinates of ranks to try first
@@ -139,6 +141,8 @@ Search::Search(const RedistributeProblem& problem, const MeshDims& active)
       if (mask >> i & 1) mesh_dims.push_back(active[i]);
     }
     links_.push_back(slowest_link(problem.model, mesh_dims));
+    num_ranks_.push_back(1);
+    for (int m : mesh_dims) num_ranks_.back() *= problem.mesh_shape[m];
   }
   for (Dims& probe : probes_) probe.resize(problem.mesh_shape.size(), 0);
   for (int i = 0; i < num_active(); ++i) probes_[i % 2][active[i]] = 1;
@@ -325,7 +329,7 @@ std::optional<Search::Edge> Search::edge(const Node& from, const Node& to) const
     if (from.options[i] != to.options[i]) changed |= Mask{1} << i;
   }
   const bool exchangeable = (changed & ~from.shards) == 0 && (changed & to.partials) == 0;
-  if (!exchangeable && !std::has_single_bit(changed)) return std::nullopt;
+  if (!exchangeable && !std::has_single_bit(changed)) return joint_reduction(changed, from, to);
   Mask moved = 0;
   for (size_t d = 0; d < dims_.size(); ++d) moved |= moved_members(from.chains[d], to.chains[d]);
   if (std::has_single_bit(changed | moved)) {
@@ -356,6 +360,25 @@ std::optional<Search::Edge> Search::edge_on(int i, const Node& from, const Node&
   if (after.is_replicate()) return edge(StepKind::kAllGather);
   if (after.is_shard() && after.dim() != before.dim()) return edge(StepKind::kAllToAll);
   return std::nullopt;
+}
+
+// One reduction over all of `changed`, if they are Partials of one kind and become all Replicate or
+// all innermost cuts.
+std::optional<Search::Edge> Search::joint_reduction(Mask changed, const Node& from,
+                                                    const Node& to) const {
+  if ((changed & ~from.partials) != 0 || (changed & to.partials) != 0) return std::nullopt;
+  const Mask scattered = changed & to.shards;
+  if (scattered != 0 && scattered != changed) return std::nullopt;
+  Mask moved = 0;
+  for (size_t d = 0; d < dims_.size(); ++d) moved |= moved_members(from.chains[d], to.chains[d]);
+  if (moved != scattered) return std::nullopt;
+  const ReduceOp op = placement(from, std::countr_zero(changed)).reduce_op();
+  for (int i = 0; i < num_active(); ++i) {
+    if ((changed >> i & 1) == 0) continue;
+    if (!placement(from, i).is_partial(op) || !may_reduce(from, i)) return std::nullopt;
+    if (placement(to, i).kind() == PlacementKind::kStridedShard) return std::nullopt;
+  }
+  return Edge{scattered == 0 ? StepKind::kAllReduce : StepKind::kReduceScatter, changed};
 }
 
 // What the probes send in an exchange; a quick test that spares most of the exact ones.
@@ -390,7 +413,7 @@ void Search::expand(int node) {
     // Above this many bytes the step leads to nothing better; a little more, for the rounding.
     const double enough = (most_cost - link.latency) * link.bandwidth * (1 + 1e-9) + 1;
     const int mesh_dim = active_[std::countr_zero(edge->moved)];
-    const int64_t bytes = step_bytes(edge->kind, mesh_dim, problem_.mesh_shape[mesh_dim], from.cuts,
+    const int64_t bytes = step_bytes(edge->kind, mesh_dim, num_ranks_[edge->moved], from.cuts,
                                      to.cuts, problem_.element_size,
                                      enough < 1e18 ? static_cast<int64_t>(std::max(enough, 0.0))
                                                    : std::numeric_limits<int64_t>::max());

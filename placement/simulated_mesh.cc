@@ -342,25 +342,31 @@ int64_t SimulatedMesh::slice(const RedistributeStep& step, Tensors& out) const {
 }
 
 int64_t SimulatedMesh::all_reduce(const RedistributeStep& step, Tensors& out) const {
-  const int m = step.mesh_dims[0];
   int64_t most = 0;
   for (int rank = 0; rank < num_ranks(); ++rank) {
-    out[rank] = reduce(step.before[m].reduce_op(), group(rank, step.mesh_dims));
-    most = std::max(most, 2 * (out[rank].size() - out[rank].size() / mesh_shape_[m]));
+    const std::vector<int> peers = group(rank, step.mesh_dims);
+    out[rank] = reduce(step.before[step.mesh_dims[0]].reduce_op(), peers);
+    const int64_t part = out[rank].size() / static_cast<int64_t>(peers.size());
+    most = std::max(most, 2 * (out[rank].size() - part));
   }
   return most;
 }
 
 int64_t SimulatedMesh::reduce_scatter(const RedistributeStep& step, Tensors& out) const {
-  const int m = step.mesh_dims[0];
-  const Placement& p = step.after[m];
   int64_t most = 0;
   for (int rank = 0; rank < num_ranks(); ++rank) {
-    const Tensor whole = reduce(step.before[m].reduce_op(), group(rank, step.mesh_dims));
-    const Indices indices = all_indices(whole.shape[p.dim()]);
-    out[rank] =
-        select(whole, p.dim(), naive_cut(indices, p, mesh_shape_[m], coordinates_[rank][m]));
-    most = std::max(most, whole.size() - out[rank].size());
+    out[rank] = reduce(step.before[step.mesh_dims[0]].reduce_op(), group(rank, step.mesh_dims));
+    const int64_t has = out[rank].size();
+    for (int m : step.after.order()) {
+      if (std::find(step.mesh_dims.begin(), step.mesh_dims.end(), m) == step.mesh_dims.end()) {
+        continue;
+      }
+      const Placement& p = step.after[m];
+      const Indices indices = all_indices(out[rank].shape[p.dim()]);
+      out[rank] =
+          select(out[rank], p.dim(), naive_cut(indices, p, mesh_shape_[m], coordinates_[rank][m]));
+    }
+    most = std::max(most, has - out[rank].size());
   }
   return most;
 }

@@ -68,6 +68,14 @@ int64_t largest_remainder(const SizeSet& pieces, const Cut& cut) {
   return result;
 }
 
+// The least that a rank keeps of `size` elements under all of `cuts`.
+int64_t smallest_piece(int64_t size, absl::Span<const Cut> cuts) {
+  if (cuts.size() == 1) return smallest_piece(size, cuts[0]);
+  SizeSet pieces = {size};
+  for (const Cut& cut : cuts) pieces = cut_pieces(pieces, cut);
+  return pieces.front();
+}
+
 // Bytes of `elements` of the dimensions `a` and `b` times the largest pieces of all others.
 // Different tensor dimensions are cut by different mesh dimensions: some rank has the largest of
 // all of them.
@@ -108,6 +116,38 @@ int64_t all_to_all_bytes(int from_dim, int to_dim, const TensorCuts& before,
     }
   }
   return times_others(largest, from_dim, to_dim, before, element_size);
+}
+
+// The cuts of the reduced mesh dimensions are the innermost ones of `after`.
+int64_t reduce_scatter_bytes(const TensorCuts& before, const TensorCuts& after,
+                             int64_t element_size) {
+  absl::InlinedVector<int, 3> dims;
+  Dims num_sizes;
+  int64_t result = element_size;
+  for (int d = 0; d < static_cast<int>(before.size()); ++d) {
+    if (before[d].chain.size() == after[d].chain.size()) {
+      result = saturating_product(result, before[d].pieces().back());
+    } else {
+      dims.push_back(d);
+      num_sizes.push_back(static_cast<int64_t>(before[d].pieces().size()));
+    }
+  }
+  int64_t largest = 0;
+  Dims chosen(dims.size(), 0);
+  do {
+    int64_t has = 1;
+    int64_t keeps = 1;
+    for (size_t i = 0; i < dims.size(); ++i) {
+      const DimCuts& cuts = before[dims[i]];
+      const int64_t size = cuts.pieces()[chosen[i]];
+      has = saturating_product(has, size);
+      keeps = saturating_product(
+          keeps, smallest_piece(
+                     size, absl::MakeConstSpan(after[dims[i]].chain).subspan(cuts.chain.size())));
+    }
+    largest = std::max(largest, has - keeps);
+  } while (advance(absl::MakeSpan(chosen), num_sizes));
+  return saturating_product(result, largest);
 }
 
 }  // namespace
@@ -170,11 +210,8 @@ int64_t step_bytes(StepKind kind, int mesh_dim, int64_t num_ranks, const TensorC
       return saturating_product(saturating_product(2, elements - elements / num_ranks),
                                 element_size);
     }
-    case StepKind::kReduceScatter: {
-      const int dim = dim_cut_last_by(mesh_dim, after);
-      return times_others(largest_remainder(before[dim].pieces(), after[dim].chain.back()), dim,
-                          dim, before, element_size);
-    }
+    case StepKind::kReduceScatter:
+      return reduce_scatter_bytes(before, after, element_size);
     case StepKind::kAllToAll:
       return all_to_all_bytes(dim_cut_last_by(mesh_dim, before), dim_cut_last_by(mesh_dim, after),
                               before, after, element_size);

@@ -46,8 +46,9 @@ TensorCuts cuts_of(const Layout& layout, absl::Span<const int64_t> mesh_shape,
 // What the rank at `coordinate` (in the mesh) holds of `size` elements under these cuts.
 Intervals held_by(absl::Span<const int64_t> coordinate, int64_t size, absl::Span<const Cut> cuts);
 
-// RedistributeStep::bytes. For an exchange above `enough` it may be less than that, but still above
-// `enough`.
+// RedistributeStep::bytes. `mesh_dim`: the only one of an all_gather or all_to_all; `num_ranks`: of
+// the group of an all_reduce. For an exchange above `enough` it may be less than that, but still
+// above `enough`.
 int64_t step_bytes(StepKind kind, int mesh_dim, int64_t num_ranks, const TensorCuts& before,
                    const TensorCuts& after, int64_t element_size,
                    int64_t enough = std::numeric_limits<int64_t>::max());

@@ -5,6 +5,7 @@
 
 #include "ATen/native/TypeProperties.h"
 #include "c10/core/DefaultDtype.h"
+#include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 
@@ -37,13 +38,22 @@ void where(const OpCall& call, Strategies& out) {
   }
 }
 
-// Filling with zeros is linear; with anything else it is not.
+// Of the ranks that hold summands one fills with the value, the others with 0.
+void fill_once(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
+  const Spec& spec = *call.inputs[0];
+  const size_t base = stack.size() - op.schema().arguments().size();
+  for (int m = 0; m < spec.layout.mesh_ndim(); ++m) {
+    if (!spec.layout[m].is_partial(ReduceOp::kSum) || spec.context->coordinate()[m] == 0) continue;
+    stack[base + *op.schema().argumentIndexWithName("value")] = c10::Scalar(0);
+  }
+  op.callBoxed(stack);
+}
+
+// The value is not read: it may be another one in every step.
 void masked_fill(const OpCall& call, Strategies& out) {
   pointwise().function(call, out);
-  const c10::Scalar value = call.arg("value").toScalar();
-  if (value.isComplex() || value.toDouble() != 0) return;
   for (ReduceOp op : kLinearOps) {
-    out.add({Partial(op), Replicate()}, {Partial(op)});
+    out.add({Partial(op), Replicate()}, {Partial(op)}, fill_once);
   }
 }
 
@@ -229,8 +239,7 @@ void add_pointwise_rules(RuleTable& table) {
 
   // --- choices ---
   table.add("aten::where", Rule(where).shapes(where_shape));
-  table.add({"aten::masked_fill.Scalar", "aten::masked_fill.Scalar_out"},
-            Rule(masked_fill).reads({"value"}));
+  table.add({"aten::masked_fill.Scalar", "aten::masked_fill.Scalar_out"}, Rule(masked_fill));
   table.add({"aten::masked_fill.Tensor", "aten::masked_fill.Tensor_out"}, linear_in({{0, 2}}));
 
   // --- gradients: linear in the incoming one ---

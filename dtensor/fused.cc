@@ -1,0 +1,166 @@
+#include "shardweave/dtensor/fused.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ATen/ops/cat.h"
+#include "ATen/ops/empty.h"
+
+namespace shardweave {
+namespace {
+
+// Larger tensors gain nothing from sharing a collective: what they save in latency they lose in
+// copying.
+constexpr int64_t kMaxSharedBytes = 1 << 20;
+// What is in one collective at most, if it is shared.
+constexpr int64_t kBucketBytes = 25 << 20;
+
+// Those that travel together.
+struct Bucket {
+  explicit Bucket(MeshContext* c) : context(c) {}
+  Bucket(Bucket&&) = default;
+  Bucket& operator=(Bucket&&) = default;
+  ~Bucket() { (void)work.wait(); }  // if an exception cuts in: the network still uses the memory
+
+  MeshContext* context;
+  std::vector<size_t> members;  // indices of parcels
+  int64_t bytes = 0;
+  Parcel parcel;
+  Work work;
+};
+
+bool same_collective(const Parcel& a, const Parcel& b) {
+  return a.op == b.op && a.mesh_dims == b.mesh_dims && a.reduce_op == b.reduce_op &&
+         a.input.scalar_type() == b.input.scalar_type() && a.input.device() == b.input.device();
+}
+
+// The parts of a flat tensor, in order.
+class Parts {
+ public:
+  explicit Parts(const at::Tensor& tensor) : flat_(tensor.view({-1})) {}
+  at::Tensor next(int64_t count) {
+    at::Tensor part = flat_.narrow(0, at_, count);
+    at_ += count;
+    return part;
+  }
+
+ private:
+  at::Tensor flat_;
+  int64_t at_ = 0;
+};
+
+// Of the members' counts.
+std::vector<int64_t> sum(const std::vector<const Parcel*>& members,
+                         std::vector<int64_t> Parcel::*counts) {
+  std::vector<int64_t> total((members[0]->*counts).size(), 0);
+  for (const Parcel* member : members) {
+    for (size_t r = 0; r < total.size(); ++r) total[r] += (member->*counts)[r];
+  }
+  return total;
+}
+
+// One collective that does what each of `members` asks for: for each rank the members' parts lie
+// one after the other.
+Parcel join(const std::vector<const Parcel*>& members) {
+  Parcel joint;
+  joint.op = members[0]->op;
+  joint.reduce_op = members[0]->reduce_op;
+  joint.mesh_dims = members[0]->mesh_dims;
+  joint.in_counts = sum(members, &Parcel::in_counts);
+  joint.out_counts = sum(members, &Parcel::out_counts);
+  std::vector<at::Tensor> pieces;
+  if (joint.in_counts.empty()) {
+    for (const Parcel* member : members) pieces.push_back(member->input.view({-1}));
+  } else {
+    std::vector<Parts> parts;
+    for (const Parcel* member : members) parts.emplace_back(member->input);
+    for (size_t r = 0; r < joint.in_counts.size(); ++r) {
+      for (size_t i = 0; i < members.size(); ++i) {
+        pieces.push_back(parts[i].next(members[i]->in_counts[r]));
+      }
+    }
+  }
+  joint.input = at::cat(pieces);
+  int64_t arriving = 0;
+  for (const Parcel* member : members) arriving += member->output.numel();
+  joint.output = at::empty({arriving}, joint.input.options());
+  return joint;
+}
+
+// The members' outputs from that of the joint collective.
+void part(const Parcel& joint, const std::vector<Parcel*>& members) {
+  Parts parts(joint.output);
+  if (joint.out_counts.empty()) {
+    for (Parcel* member : members) {
+      member->output = parts.next(member->output.numel()).view(member->output.sizes());
+    }
+    return;
+  }
+  std::vector<std::vector<at::Tensor>> pieces(members.size());
+  for (size_t r = 0; r < joint.out_counts.size(); ++r) {
+    for (size_t i = 0; i < members.size(); ++i) {
+      pieces[i].push_back(parts.next(members[i]->out_counts[r]));
+    }
+  }
+  for (size_t i = 0; i < members.size(); ++i) {
+    members[i]->output = at::cat(pieces[i]).view(members[i]->output.sizes());
+  }
+}
+
+// One collective for each tensor that needs one.
+void run_round(const std::vector<Travel>& travels, std::vector<PlanRun>& runs,
+               const std::vector<size_t>& moving, std::vector<Parcel>& parcels,
+               std::string_view tag) {
+  std::vector<Bucket> buckets;  // in the order of first use, the same on all ranks
+  for (size_t i : moving) {
+    const int64_t bytes = travels[i].bytes;
+    auto fits = [&](const Bucket& b) {
+      return b.context == travels[i].context && bytes <= kMaxSharedBytes &&
+             b.bytes + bytes <= kBucketBytes && travels[b.members[0]].bytes <= kMaxSharedBytes &&
+             same_collective(parcels[b.members[0]], parcels[i]);
+    };
+    auto bucket = std::find_if(buckets.begin(), buckets.end(), fits);
+    if (bucket == buckets.end()) {
+      bucket = buckets.insert(bucket, Bucket(travels[i].context));
+    }
+    bucket->members.push_back(i);
+    bucket->bytes += bytes;
+  }
+  auto members_of = [&](const Bucket& bucket) {
+    std::vector<Parcel*> members;
+    for (size_t i : bucket.members) members.push_back(&parcels[i]);
+    return members;
+  };
+  for (Bucket& bucket : buckets) {
+    const std::vector<Parcel*> members = members_of(bucket);
+    if (members.size() > 1) bucket.parcel = join({members.begin(), members.end()});
+    bucket.work = send(*bucket.context, members.size() > 1 ? bucket.parcel : *members[0], tag);
+  }
+  // All of them, before an error may take away their memory.
+  absl::Status status;
+  for (const Bucket& bucket : buckets) status.Update(bucket.work.wait());
+  throw_if_error(std::move(status));
+  for (const Bucket& bucket : buckets) {
+    if (bucket.members.size() > 1) part(bucket.parcel, members_of(bucket));
+    for (size_t i : bucket.members) runs[i].arrived(parcels[i]);
+  }
+}
+
+}  // namespace
+
+void run_plans(std::vector<Travel>& travels, std::string_view tag) {
+  std::vector<PlanRun> runs;
+  for (const Travel& t : travels) runs.emplace_back(*t.context, t.plan, t.local, t.sizes);
+  std::vector<Parcel> parcels(travels.size());
+  while (true) {
+    std::vector<size_t> moving;
+    for (size_t i = 0; i < travels.size(); ++i) {
+      if (runs[i].next(&parcels[i])) moving.push_back(i);
+    }
+    if (moving.empty()) break;
+    run_round(travels, runs, moving, parcels, tag);
+  }
+  for (size_t i = 0; i < travels.size(); ++i) travels[i].local = runs[i].local();
+}
+
+}  // namespace shardweave

@@ -1,0 +1,26 @@
+// Runs several plans together: what goes through the same collective travels as one. Internal to
+// dtensor/; users call redistribute_all() in redistribute_async.h.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "shardweave/dtensor/redistribute.h"
+
+namespace shardweave {
+
+// A tensor on its way.
+struct Travel {
+  MeshContext* context;
+  RedistributePlan plan;
+  at::Tensor local;  // replaced by the result
+  Dims sizes;        // global
+  int64_t bytes;     // global: what is decided by it is the same on all ranks
+};
+
+// As run_plan() for each of them, in rounds: in each, every tensor that has not arrived takes part
+// in one collective. Small tensors that need the same one (kind, mesh dimensions, reduction, dtype)
+// share it; all of a round are under way at once.
+void run_plans(std::vector<Travel>& travels, std::string_view tag);
+
+}  // namespace shardweave

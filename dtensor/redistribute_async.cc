@@ -1,0 +1,217 @@
+#include "shardweave/dtensor/redistribute_async.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "c10/core/GradMode.h"
+#include "shardweave/dtensor/fused.h"
+#include "shardweave/dtensor/redistribute.h"
+#include "shardweave/dtensor/tensor_impl.h"
+#include "torch/csrc/autograd/function.h"
+#include "torch/csrc/autograd/functions/utils.h"
+
+namespace shardweave {
+namespace {
+
+using torch::autograd::variable_list;
+
+constexpr char kAsync[] = "redistribute_async";
+constexpr char kAll[] = "redistribute_all";
+
+// Without autograd; those that are in their layout already come back as they are.
+std::vector<at::Tensor> redistributed_all(absl::Span<const at::Tensor> tensors,
+                                          absl::Span<const Layout> layouts, std::string_view tag) {
+  std::vector<at::Tensor> results(tensors.begin(), tensors.end());
+  std::vector<size_t> moving;
+  std::vector<SpecRef> targets;
+  std::vector<Travel> travels;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const DTensorMeta& meta = meta_of(tensors[i]);
+    if (meta.spec->layout == layouts[i]) continue;
+    moving.push_back(i);
+    targets.push_back(meta.context->with_layout(*meta.spec, layouts[i]));
+    travels.push_back(
+        {meta.context.get(), plan_for(*meta.context, *meta.spec, layouts[i]), meta.local,
+         meta.spec->sizes,
+         static_cast<int64_t>(meta.spec->numel() * c10::elementSize(meta.spec->dtype))});
+  }
+  run_plans(travels, tag);
+  for (size_t k = 0; k < moving.size(); ++k) {
+    const DTensorMeta& meta = meta_of(tensors[moving[k]]);
+    at::Tensor local = std::move(travels[k].local);
+    if (local.is_alias_of(meta.local)) local = local.clone();
+    results[moving[k]] = wrap(std::move(local), targets[k], meta.context);
+  }
+  return results;
+}
+
+// Of one or several tensors: brings their gradients back where they were.
+class RedistributeBackward final : public torch::autograd::Node {
+ public:
+  explicit RedistributeBackward(std::vector<Layout> layouts) : layouts_(std::move(layouts)) {}
+
+  variable_list apply(variable_list&& grads) override {
+    variable_list result(grads.size());
+    std::vector<size_t> given;
+    std::vector<at::Tensor> moving;
+    std::vector<Layout> layouts;
+    for (size_t i = 0; i < grads.size(); ++i) {
+      if (!grads[i].defined()) continue;
+      given.push_back(i);
+      moving.push_back(grads[i]);
+      layouts.push_back(layouts_[i]);
+    }
+    const c10::AutoGradMode no_grad(false);
+    std::vector<at::Tensor> moved = redistributed_all(moving, layouts, "redistribute backward");
+    for (size_t k = 0; k < given.size(); ++k) result[given[k]] = std::move(moved[k]);
+    return result;
+  }
+  std::string name() const override { return "RedistributeBackward"; }
+
+ private:
+  const std::vector<Layout> layouts_;
+};
+
+// Makes results[i] a function of tensors[i], for those that require grad and are not the same.
+void record(absl::Span<const at::Tensor> tensors, std::vector<at::Tensor>& results) {
+  std::vector<at::Tensor> inputs;
+  std::vector<at::Tensor*> outputs;
+  std::vector<Layout> layouts;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (results[i].is_same(tensors[i]) || !tensors[i].requires_grad()) continue;
+    inputs.push_back(tensors[i]);
+    outputs.push_back(&results[i]);
+    layouts.push_back(gradient_layout(meta_of(tensors[i]).spec->layout));
+  }
+  if (inputs.empty()) return;
+  std::shared_ptr<RedistributeBackward> node(new RedistributeBackward(std::move(layouts)),
+                                             torch::autograd::deleteNode);
+  node->set_next_edges(torch::autograd::collect_next_edges(inputs));
+  for (at::Tensor* output : outputs) torch::autograd::set_history(*output, node);
+}
+
+void check_layout(const DTensorMeta& meta, const Layout& layout, const char* function) {
+  const DeviceMesh& mesh = meta.context->mesh();
+  if (layout.mesh_ndim() == mesh.ndim()) return;
+  throw Error(absl::InvalidArgumentError(
+      absl::StrCat(function, ": ", layout.to_string(), " has ", layout.mesh_ndim(), " placements, ",
+                   mesh.to_string(), " has ", mesh.ndim(), " dimensions")));
+}
+
+int64_t version_of(const at::Tensor& tensor) {
+  return tensor.is_inference() ? 0 : tensor._version();
+}
+
+}  // namespace
+
+struct PendingTensor::State {
+  State(const at::Tensor& tensor, const Layout& layout)
+      : source(tensor),
+        context(meta_of(tensor).context),
+        target(context->with_layout(*meta_of(tensor).spec, layout)),
+        plan(plan_for(*context, *meta_of(tensor).spec, layout)),
+        run(*context, plan, meta_of(tensor).local, target->sizes),
+        version(version_of(tensor)),
+        records(c10::GradMode::is_enabled() && tensor.requires_grad()) {
+    advance();
+  }
+  ~State() {
+    if (moving) (void)work.wait();  // the network still uses the memory
+  }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  void advance() {
+    moving = run.next(&parcel);
+    if (moving) work = send(*context, parcel, kAsync);
+  }
+
+  // Whether the collective under way is the last of the plan.
+  bool is_last() const {
+    const auto local = [](const RedistributeStep& step) { return step.is_local(); };
+    return std::all_of(plan.steps.begin() + run.next_step(), plan.steps.end(), local);
+  }
+
+  void finish() {
+    while (moving) {
+      throw_if_error(work.wait());
+      run.arrived(parcel);
+      advance();
+    }
+    if (version_of(source) != version) {
+      throw Error(absl::FailedPreconditionError(
+          absl::StrCat(kAsync, ": ", meta_of(source).spec->to_string(),
+                       " was written while it was being sent; call wait() before")));
+    }
+    if (target == meta_of(source).spec) {
+      const c10::AutoGradMode as_begun(records);
+      result = redistribute(source, target->layout);
+      return;
+    }
+    const c10::AutoGradMode no_grad(false);
+    at::Tensor local = run.local();
+    if (local.is_alias_of(meta_of(source).local)) local = local.clone();
+    std::vector<at::Tensor> arrived = {wrap(std::move(local), target, context)};
+    if (records) record(absl::MakeConstSpan(&source, 1), arrived);
+    result = std::move(arrived[0]);
+    parcel = Parcel();
+  }
+
+  const at::Tensor source;
+  const std::shared_ptr<MeshContext> context;
+  const SpecRef target;
+  const RedistributePlan plan;
+  PlanRun run;
+  const int64_t version;
+  const bool records;
+  bool moving = false;
+  Parcel parcel;  // under way, if `moving`
+  Work work;
+  at::Tensor result;  // undefined: not yet
+};
+
+PendingTensor::PendingTensor(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+at::Tensor PendingTensor::wait() {
+  if (!state_->result.defined()) state_->finish();
+  return state_->result;
+}
+
+bool PendingTensor::done() const {
+  return state_->result.defined() || !state_->moving || (state_->is_last() && state_->work.done());
+}
+
+PendingTensor redistribute_async(const at::Tensor& tensor, const Layout& layout) {
+  check_layout(checked_meta(tensor, kAsync), layout, kAsync);
+  return PendingTensor(std::make_shared<PendingTensor::State>(tensor, layout));
+}
+
+PendingTensor redistribute_async(const at::Tensor& tensor, const Placements& placements) {
+  return redistribute_async(tensor, Layout(placements));
+}
+
+std::vector<at::Tensor> redistribute_all(absl::Span<const at::Tensor> tensors,
+                                         absl::Span<const Layout> layouts) {
+  if (tensors.size() != layouts.size()) {
+    throw Error(absl::InvalidArgumentError(
+        absl::StrCat(kAll, ": ", tensors.size(), " tensors, but ", layouts.size(), " layouts")));
+  }
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    check_layout(checked_meta(tensors[i], kAll), layouts[i], kAll);
+  }
+  std::vector<at::Tensor> results;
+  {
+    const c10::AutoGradMode no_grad(false);
+    results = redistributed_all(tensors, layouts, kAll);
+  }
+  if (c10::GradMode::is_enabled()) record(tensors, results);
+  // As from redistribute(): never the tensor itself.
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (results[i].is_same(tensors[i])) results[i] = redistribute(tensors[i], layouts[i]);
+  }
+  return results;
+}
+
+}  // namespace shardweave
