@@ -118,49 +118,97 @@ bool fits(const MeshContext& context, const OpCall& call, const std::vector<Plac
   return true;
 }
 
-Strategy cheapest(const MeshContext& context, const OpCall& call, const Rule& rule,
-                  std::optional<int> written_input, LocalKernel kernel,
-                  const std::vector<Placements>& inputs, const std::vector<Placements>& outputs) {
-  Strategies strategies;
-  strategies.add(std::vector<Placement>(call.num_inputs()),
-                 std::vector<Placement>(call.num_outputs()));
-  if (rule.function) rule.function(call, strategies);
-  for (Strategy& s : strategies.list()) check(call, s);
-  if (!rule.only_chunks) add_unusual_shards(call, strategies);
+// The strategies of one mesh dimension, and what speaks for and against each.
+class Turn {
+ public:
+  // `kernel`, `inputs`, `outputs`: what the mesh dimensions before this one have decided.
+  Turn(const MeshContext& context, const OpCall& call, const Rule& rule,
+       std::optional<int> written_input, LocalKernel kernel, const std::vector<Placements>& inputs,
+       const std::vector<Placements>& outputs)
+      : context_(context),
+        call_(call),
+        written_input_(written_input),
+        kernel_(kernel),
+        inputs_(inputs),
+        outputs_(outputs) {
+    strategies_.add(std::vector<Placement>(call.num_inputs()),
+                    std::vector<Placement>(call.num_outputs()));
+    if (rule.function) rule.function(call, strategies_);
+    for (Strategy& s : strategies_.list()) check(call, s);
+    if (!rule.only_chunks) add_unusual_shards(call, strategies_);
+    for (int i = 0; i < call.num_inputs(); ++i) any_sharded_ |= call.placement(i).is_shard();
+  }
 
-  bool any_sharded = false;
-  for (int i = 0; i < call.num_inputs(); ++i) any_sharded |= call.placement(i).is_shard();
+  const std::vector<Strategy>& strategies() const { return strategies_.list(); }
 
-  const Strategy* best = nullptr;
-  double best_cost = std::numeric_limits<double>::infinity();
-  for (const Strategy& s : strategies.list()) {
-    // Two mesh dimensions cannot both replace the local operator, unless by the same kernel.
-    if (kernel != nullptr && s.kernel != nullptr && kernel != s.kernel) continue;
-    if (!fits(context, call, s.inputs, call.inputs, inputs)) continue;
-    if (!fits(context, call, s.outputs, call.outputs, outputs)) continue;
-    double cost = 0;
-    bool shards = false;
-    for (int i = 0; i < call.num_inputs(); ++i) {
-      cost += input_cost(context, call, i, s.inputs[i]);
-      shards |= call.input(i).defined && s.inputs[i].is_shard();
+  // Why a strategy is not possible; "": it is.
+  std::string_view obstacle(const Strategy& s) const {
+    if (kernel_ != nullptr && s.kernel != nullptr && kernel_ != s.kernel) {
+      return "another mesh dimension has replaced the local operator by another kernel";
     }
-    // Nothing is sharded over this mesh dimension so far: do not start here, users decide that.
-    if (shards && !any_sharded) continue;
-    if (written_input.has_value()) {
-      const Placement& result = s.outputs.empty() ? s.inputs[*written_input] : s.outputs[0];
-      const Placement home = call.placement(*written_input);
-      if (result != home) {
-        const int64_t bytes = estimated_local_bytes(call, *written_input);
-        cost += 1e-6 + transition_cost(result, home, call.num_ranks, bytes,
-                                       context.cost_model.link(call.mesh_dim));
+    if (!fits(context_, call_, s.inputs, call_.inputs, inputs_) ||
+        !fits(context_, call_, s.outputs, call_.outputs, outputs_)) {
+      return "its ragged cut does not fit what other mesh dimensions have cut";
+    }
+    bool shards = false;
+    for (int i = 0; i < call_.num_inputs(); ++i) {
+      shards |= call_.input(i).defined && s.inputs[i].is_shard();
+    }
+    if (shards && !any_sharded_) {
+      return "nothing is sharded over this mesh dimension so far, and users decide where to start";
+    }
+    return "";
+  }
+
+  double cost(const Strategy& s) const {
+    double cost = 0;
+    for (int i = 0; i < call_.num_inputs(); ++i) {
+      cost += input_cost(context_, call_, i, s.inputs[i]);
+    }
+    if (!written_input_.has_value()) return cost;
+    const Placement& result = s.outputs.empty() ? s.inputs[*written_input_] : s.outputs[0];
+    const Placement home = call_.placement(*written_input_);
+    if (result != home) {
+      cost += 1e-6 + transition_cost(result, home, call_.num_ranks,
+                                     estimated_local_bytes(call_, *written_input_),
+                                     context_.cost_model.link(call_.mesh_dim));
+    }
+    return cost;
+  }
+
+  // The first of the cheapest.
+  size_t choose() const {
+    size_t best = 0;
+    double best_cost = std::numeric_limits<double>::infinity();
+    for (size_t i = 0; i < strategies().size(); ++i) {
+      if (!obstacle(strategies()[i]).empty()) continue;
+      const double c = cost(strategies()[i]);
+      if (c < best_cost) {
+        best = i;
+        best_cost = c;
       }
     }
-    if (cost < best_cost) {
-      best = &s;
-      best_cost = cost;
-    }
+    return best;
   }
-  return *best;
+
+ private:
+  const MeshContext& context_;
+  const OpCall& call_;
+  const std::optional<int> written_input_;
+  const LocalKernel kernel_;
+  const std::vector<Placements>& inputs_;
+  const std::vector<Placements>& outputs_;
+  Strategies strategies_;
+  bool any_sharded_ = false;
+};
+
+WeighedDim weighed_dim(const OpCall& call, const Turn& turn, size_t chosen) {
+  WeighedDim dim{call.mesh_dim, {}, {}, chosen};
+  for (const TensorInfo& input : call.inputs) dim.inputs.push_back(input.spec);
+  for (const Strategy& s : turn.strategies()) {
+    dim.options.push_back({s, turn.cost(s), turn.obstacle(s)});
+  }
+  return dim;
 }
 
 // A tensor half way through the decision: what is decided, and what it has along the other mesh dimensions, except
@@ -182,7 +230,7 @@ SpecRef half_way(MeshContext& context, const Spec& spec, const Placements& decid
 }  // namespace
 
 Decision propagate(MeshContext& context, OpCall call, const Rule& rule,
-                   std::optional<int> written_input) {
+                   std::optional<int> written_input, Weighed* weighed) {
   const int ndim = context.mesh().ndim();
   const int inputs = call.num_inputs();
   const int outputs = call.num_outputs();
@@ -203,20 +251,23 @@ Decision propagate(MeshContext& context, OpCall call, const Rule& rule,
   Decision decision;
   // Outer cuts first, and each with the decisions before it applied: a rule that looks at the other mesh dimensions' cuts
   // (views do) sees what will really be there.
-  for (int turn = 0; turn < ndim; ++turn) {
-    const int m = order[turn];
+  for (int t = 0; t < ndim; ++t) {
+    const int m = order[t];
     call.mesh_dim = m;
     call.num_ranks = context.mesh().size(m);
-    const Strategy s = cheapest(context, call, rule, written_input, decision.kernel,
-                                input_placements, output_placements);
+    const Turn turn(context, call, rule, written_input, decision.kernel, input_placements,
+                    output_placements);
+    const size_t chosen = turn.choose();
+    if (weighed != nullptr) weighed->push_back(weighed_dim(call, turn, chosen));
+    const Strategy& s = turn.strategies()[chosen];
     if (s.kernel != nullptr) decision.kernel = s.kernel;
     for (int i = 0; i < inputs; ++i) {
       if (!call.input(i).defined) continue;
       input_placements[i][m] = s.inputs[i];
       const SpecRef spec = call.input(i).spec;
       if (spec == nullptr || spec->layout[m] == s.inputs[i]) continue;
-      call.inputs[i].spec = half_way(context, *spec, input_placements[i],
-                                     absl::MakeConstSpan(order).subspan(turn + 1));
+      call.inputs[i].spec =
+          half_way(context, *spec, input_placements[i], absl::MakeConstSpan(order).subspan(t + 1));
     }
     for (int k = 0; k < outputs; ++k) output_placements[k][m] = s.outputs[k];
   }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "shardweave/dtensor/mesh_context.h"
@@ -19,10 +20,25 @@ struct Decision {
   LocalKernel kernel = nullptr;
 };
 
+// What propagate() weighed on one mesh dimension, for explain.h.
+struct WeighedDim {
+  struct Option {
+    Strategy strategy;
+    double cost;                // seconds by the model; of no meaning with an obstacle
+    std::string_view obstacle;  // why it is not possible; "": it is
+  };
+  int mesh_dim;
+  std::vector<SpecRef> inputs;  // at this turn: mesh dimensions before it are decided
+  std::vector<Option> options;  // all-Replicate first
+  size_t chosen;
+};
+using Weighed = std::vector<WeighedDim>;  // in the order of the turns
+
 // `written_input`: the flat input that output 0 is written into (in-place operators): strategies that leave it where it lies are
-// preferred. Throws Error if the rule returns nonsense, naming the operator.
+// preferred. Throws Error if the rule returns nonsense, naming the operator. What is weighed is
+// added to `weighed`, if given.
 Decision propagate(MeshContext& context, OpCall call, const Rule& rule,
-                   std::optional<int> written_input);
+                   std::optional<int> written_input, Weighed* weighed = nullptr);
 
 // The same for a rule that speaks of one element of the operator's lists: each element is decided on its own. Where the
 // operator writes its first list, its elements are left where they lie if they can be.
