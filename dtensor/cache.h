@@ -21,6 +21,7 @@ using CacheKey = absl::InlinedVector<uint64_t, 24>;
 // An input that has to be somewhere else first.
 struct InputChange {
   int input;  // flat index
+  int arg;    // schema index
   SpecRef target;
   RedistributePlan plan;
 };

@@ -9,6 +9,7 @@
 #include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "shardweave/dtensor/observer.h"
 #include "shardweave/dtensor/propagate.h"
 #include "shardweave/dtensor/redistribute.h"
 #include "shardweave/dtensor/tensor_impl.h"
@@ -333,7 +334,8 @@ void change_input(MeshContext& context, const OpCall& call, int i, const Layout&
     entry.inputs.push_back(std::move(from));
     return;
   }
-  InputChange change{i, context.with_layout(*from, layout), plan_for(context, *from, layout)};
+  InputChange change{i, call.input_arg[i], context.with_layout(*from, layout),
+                     plan_for(context, *from, layout)};
   entry.communicates |= !change.plan.is_local();
   entry.inputs.push_back(change.target);
   entry.input_changes.push_back(std::move(change));
@@ -344,7 +346,8 @@ void change_input(MeshContext& context, const OpCall& call, int i, const Layout&
 }
 
 std::unique_ptr<CacheEntry> decide(const c10::OperatorHandle& op, const OpInfo& info,
-                                   MeshContext& context, absl::Span<const IValue> args) {
+                                   MeshContext& context, absl::Span<const IValue> args,
+                                   Weighed* weighed = nullptr) {
   check_one_mesh(op, info, context, args);
   check_call(op, info, args);
   auto entry = std::make_unique<CacheEntry>();
@@ -385,8 +388,10 @@ std::unique_ptr<CacheEntry> decide(const c10::OperatorHandle& op, const OpInfo& 
       written_input = flat_input_of(call, write.arg);
     }
   }
-  Decision decision = info.rule->each_element ? propagate_elements(context, call, *info.rule)
-                                              : propagate(context, call, *info.rule, written_input);
+  Decision decision =
+      info.rule->each_element
+          ? propagate_elements(context, call, *info.rule)
+          : propagate(context, call, *info.rule, written_input, weighed);
   entry->kernel = decision.kernel;
   for (int i = 0; i < call.num_inputs(); ++i) {
     change_input(context, call, i, decision.inputs[i], device, *entry);
@@ -438,12 +443,12 @@ std::unique_ptr<CacheEntry> decide(const c10::OperatorHandle& op, const OpInfo& 
 // --- run ------------------------------------------------------------------------------------------
 
 [[noreturn]] void refuse_implicit(const c10::OperatorHandle& op, const CacheEntry& entry,
-                                  const OpCall& call) {
+                                  const MeshContext& context, const OpCall& call) {
   std::string changes;
   for (const InputChange& change : entry.input_changes) {
     if (change.plan.is_local()) continue;
     absl::StrAppend(&changes, changes.empty() ? "" : "; ", "argument '",
-                    op.schema().arguments()[call.input_arg[change.input]].name(), "' ",
+                    op.schema().arguments()[change.arg].name(), "' ",
                     call.input(change.input).spec->to_string(), " -> ",
                     change.target->layout.to_string(), " (", change.plan.bytes(), " bytes)");
   }
@@ -452,8 +457,11 @@ std::unique_ptr<CacheEntry> decide(const c10::OperatorHandle& op, const OpInfo& 
     absl::StrAppend(&changes, changes.empty() ? "" : "; ", "result back to ",
                     written.spec->layout.to_string(), " (", written.plan.bytes(), " bytes)");
   }
-  fail(op, absl::StatusCode::kFailedPrecondition,
-       absl::StrCat("needs communication that the strict scope refuses: ", changes));
+  const std::string module = context.modules.current();
+  fail(
+      op, absl::StatusCode::kFailedPrecondition,
+      absl::StrCat("needs communication that the strict scope refuses",
+                   module.empty() ? "" : absl::StrCat(" in module '", module, "'"), ": ", changes));
 }
 
 // Says once per operator that it has no rule.
@@ -527,8 +535,9 @@ class Runner {
 
   at::Tensor changed(const InputChange& change, const at::Tensor& local) {
     if (!change.plan.is_local()) ++context_->counters.implicit_redistributions;
-    at::Tensor result =
-        run_plan(*context_, change.plan, local, change.target->sizes, op_.operator_name().name);
+    at::Tensor result = run_plan(*context_, change.plan, local, change.target->sizes,
+                                 {.name = op_.operator_name().name,
+                                  .argument = op_.schema().arguments()[change.arg].name()});
     if (local.dim() == 0 && local.unsafeGetTensorImpl()->is_wrapped_number()) {
       if (result.is_same(local)) return result;
       result.unsafeGetTensorImpl()->set_wrapped_number(true);
@@ -606,7 +615,7 @@ class Runner {
       if (k.written->direct) continue;
       if (!k.written->plan.is_local()) ++context_->counters.implicit_redistributions;
       meta.local.copy_(run_plan(*context_, k.written->plan, k.local, meta.spec->sizes,
-                                op_.operator_name().name));
+                                {.name = op_.operator_name().name, .argument = "result"}));
     }
   }
 
@@ -676,7 +685,26 @@ class Runner {
   bool input_lost_alias_ = false;
 };
 
+bool is_composed(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<const IValue> args) {
+  const Rule* rule = info.rule;
+  if (rule == nullptr || rule->composite == nullptr) return false;
+  return rule->composite_condition == nullptr || rule->composite_condition(op, args);
+}
+
 }  // namespace
+
+std::optional<Decided> decide_only(const c10::OperatorHandle& op, absl::Span<const IValue> args) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  MeshContext& context = *find_context(op, args);
+  const OpInfo& info = context.op_info(op);
+  if (is_composed(op, info, args) || info.decompose) return std::nullopt;
+  CacheKey key;
+  make_key(op, info, args, key);  // looks at the arguments too
+  OpCall call = make_call(op, info, args);
+  Decided decided{&context, nullptr, std::move(call.inputs), std::move(call.input_arg), {}};
+  decided.entry = decide(op, info, context, args, &decided.weighed);
+  return decided;
+}
 
 void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
   const at::AutoDispatchBelowADInplaceOrView guard;
@@ -688,12 +716,11 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
   const OpInfo& info = context->op_info(op);
   ++context->counters.operators;
   if (torch::autograd::get_current_graph_task_id() != -1) adopt_plain_tensors(info, context, args);
-  if (const Rule* rule = info.rule; rule != nullptr && rule->composite != nullptr) {
-    if (rule->composite_condition == nullptr || rule->composite_condition(op, args)) {
-      check_call(op, info, args);
-      rule->composite(op, *stack);
-      return;
-    }
+  const OperatorSpan span(*context, op, args);
+  if (is_composed(op, info, args)) {
+    check_call(op, info, args);
+    info.rule->composite(op, *stack);
+    return;
   }
   if (info.decompose) {
     op.callBoxedForDispatchKey(info.composite_key, *stack);
@@ -716,7 +743,7 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
   }
   if (entry->gathered) note_gathered(op, *context);
   if (entry->communicates && context->strict_depth > 0) {
-    refuse_implicit(op, *entry, make_call(op, info, args));
+    refuse_implicit(op, *entry, *context, make_call(op, info, args));
   }
   Runner(op, info, *entry, context, stack, base).run();
 }

@@ -11,14 +11,32 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <vector>
 
 #include "ATen/core/dispatch/Dispatcher.h"
 #include "ATen/core/stack.h"
+#include "absl/types/span.h"
+#include "shardweave/dtensor/cache.h"
 #include "shardweave/dtensor/mesh_context.h"
+#include "shardweave/dtensor/propagate.h"
 
 namespace shardweave {
 
 // The rank whose DTensors are being worked on, for kernels that need more than LocalCall shows.
 void dispatch(const c10::OperatorHandle& op, c10::Stack* stack);
+
+// What dispatch() would decide for a call that it has not seen before.
+struct Decided {
+  MeshContext* context;
+  std::unique_ptr<CacheEntry> entry;
+  std::vector<TensorInfo> inputs;  // flat, before they are changed
+  std::vector<int> input_arg;      // the schema argument that inputs[i] comes from
+  Weighed weighed;                 // empty without a rule
+};
+// Sends nothing, runs nothing. nullopt: the operator is made of others, which are decided one by
+// one. Throws as dispatch() would.
+std::optional<Decided> decide_only(const c10::OperatorHandle& op,
+                                   absl::Span<const c10::IValue> args);
 
 }  // namespace shardweave
