@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "c10/core/GradMode.h"
 #include "shardweave/dtensor/mesh_context.h"
+#include "shardweave/dtensor/observer.h"
 #include "shardweave/dtensor/redistribute.h"
 #include "shardweave/dtensor/tensor_impl.h"
 
@@ -35,10 +36,15 @@ class Sum {
     }
   }
   // Over all ranks of `comm`, whose parts are different ones.
-  void reduce(Communicator& comm) {
+  void reduce(MeshContext& context, const std::vector<int>& mesh_dims, const Cause& cause) {
+    Communicator& comm = context.communicator(mesh_dims);
+    const CollectiveSpan span(context, cause, [&]() -> Sending {
+      const int64_t bytes = comm.size() > 1 ? 2 * sizeof(power_) : 0;
+      return {"all_reduce", mesh_dims, bytes, at::kDouble, {}, Layout(), Layout()};
+    });
     throw_if_error(comm.all_reduce(Buffer::of(&power_, 1), Buffer::of(&power_, 1),
                                    std::isinf(norm_type_) ? ReduceOp::kMax : ReduceOp::kSum,
-                                   {.timeout = absl::ZeroDuration(), .tag = "clip_grad_norm"})
+                                   {.timeout = absl::ZeroDuration(), .tag = cause.name})
                        .wait());
   }
   double power() const { return power_; }
@@ -67,12 +73,13 @@ std::vector<int> cutting_dims(const MeshContext& context, const Layout& layout) 
 }  // namespace
 
 double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type,
-                      bool error_if_nonfinite) {
+                      bool error_if_nonfinite, std::source_location where) {
   if (!(norm_type > 0)) {
     throw Error(absl::InvalidArgumentError(
         absl::StrCat("clip_grad_norm: the norm type is ", norm_type, " (wanted: above 0)")));
   }
   const c10::AutoGradMode no_grad(false);
+  const Cause cause = {.name = "clip_grad_norm", .where = where};
   Sum total(norm_type);  // of plain gradients, then of all
   std::vector<Group> groups;
   for (const at::Tensor& parameter : parameters) {
@@ -82,7 +89,7 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
       total.add(grad);
       continue;
     }
-    grad = redistributed(grad, gradient_layout(meta_of(grad).spec->layout), "clip_grad_norm");
+    grad = redistributed(grad, gradient_layout(meta_of(grad).spec->layout), cause);
     const DTensorMeta& meta = meta_of(grad);
     std::vector<int> dims = cutting_dims(*meta.context, meta.spec->layout);
     auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& g) {
@@ -94,7 +101,7 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
     group->sum.add(meta.local);
   }
   for (Group& group : groups) {
-    if (!group.mesh_dims.empty()) group.sum.reduce(group.context->communicator(group.mesh_dims));
+    if (!group.mesh_dims.empty()) group.sum.reduce(*group.context, group.mesh_dims, cause);
     total.add_power(group.sum.power());
   }
 

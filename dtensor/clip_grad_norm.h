@@ -10,6 +10,7 @@
 // and combination of sharded mesh dimensions on the wire.
 #pragma once
 
+#include <source_location>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
@@ -23,6 +24,7 @@ namespace shardweave {
 // `error_if_nonfinite`: a norm that is no finite number is an Error (OutOfRange) on every rank,
 // before a gradient is changed.
 double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm,
-                      double norm_type = 2, bool error_if_nonfinite = false);
+                      double norm_type = 2, bool error_if_nonfinite = false,
+                      std::source_location where = std::source_location::current());
 
 }  // namespace shardweave

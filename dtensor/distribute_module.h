@@ -10,6 +10,7 @@
 //   optimizer.step();
 #pragma once
 
+#include <source_location>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,10 +38,13 @@ bool matches_fqn(std::string_view pattern, std::string_view fqn);
 // shared. Values come from `options.source` (by default the mesh's first rank). Throws Error for an entry that matches nothing,
 // before anything is changed.
 void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const ParameterPlan& plan,
-                       const DistributeOptions& options = {});
+                       const DistributeOptions& options = {},
+                       std::source_location where = std::source_location::current());
 
 // Brings every gradient into its parameter's layout. Gradients that wait for the same reduction travel together, in buckets.
-void finish_grad_sync(torch::nn::Module& module);
-void finish_grad_sync(const std::vector<at::Tensor>& parameters);
+void finish_grad_sync(torch::nn::Module& module,
+                      std::source_location where = std::source_location::current());
+void finish_grad_sync(const std::vector<at::Tensor>& parameters,
+                      std::source_location where = std::source_location::current());
 
 }  // namespace shardweave

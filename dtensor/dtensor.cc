@@ -1,5 +1,7 @@
 #include "shardweave/dtensor/dtensor.h"
 
+#include <array>
+
 #include "ATen/ops/empty.h"
 #include "ATen/ops/full.h"
 #include "ATen/ops/zeros.h"
@@ -7,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "c10/core/GradMode.h"
 #include "shardweave/dtensor/mesh_context.h"
+#include "shardweave/dtensor/observer.h"
 #include "shardweave/dtensor/redistribute.h"
 #include "shardweave/dtensor/tensor_impl.h"
 #include "torch/csrc/autograd/custom_function.h"
@@ -48,24 +51,37 @@ double gradient_scale(const MeshContext& context, const Layout& layout, const ch
   return scale;
 }
 
-// Layouts travel through autograd as the DTensor's own spec, kept in the node by a pointer holder.
-struct LayoutHolder : torch::CustomClassHolder {
-  explicit LayoutHolder(Layout value) : layout(std::move(value)) {}
-  Layout layout;
+// A function that a user called.
+struct CallSite {
+  const char* function;
+  std::source_location where;
 };
 
+// What travels through autograd: the layout of the gradient, and who asked.
+struct LayoutHolder : torch::CustomClassHolder {
+  LayoutHolder(Layout layout_in, CallSite site_in) : layout(std::move(layout_in)), site(site_in) {}
+  Layout layout;
+  CallSite site;
+};
+
+at::Tensor redistributed_backward(const at::Tensor& grad, const LayoutHolder& holder) {
+  const std::string name = absl::StrCat(holder.site.function, " backward");
+  return redistributed(grad, holder.layout, {.name = name, .where = holder.site.where});
+}
+
 struct Redistribute : torch::autograd::Function<Redistribute> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& tensor, const Layout& layout) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& tensor, const Layout& layout,
+                            const CallSite& site) {
     ctx->saved_data["from"] = c10::IValue::make_capsule(
-        c10::make_intrusive<LayoutHolder>(gradient_layout(meta_of(tensor).spec->layout)));
-    at::Tensor result = redistributed(tensor, layout, "redistribute");
+        c10::make_intrusive<LayoutHolder>(gradient_layout(meta_of(tensor).spec->layout), site));
+    at::Tensor result = redistributed(tensor, layout, {.name = site.function, .where = site.where});
     return result.is_same(tensor) ? tensor.alias() : result;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto from =
         c10::static_intrusive_pointer_cast<LayoutHolder>(ctx->saved_data["from"].toCapsule());
-    if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
-    return {redistributed(grads[0], from->layout, "redistribute backward"), at::Tensor()};
+    if (!grads[0].defined()) return {at::Tensor(), at::Tensor(), at::Tensor()};
+    return {redistributed_backward(grads[0], *from), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -74,7 +90,7 @@ struct ToLocal : torch::autograd::Function<ToLocal> {
                             const Layout& grad_layout) {
     const DTensorMeta& meta = meta_of(tensor);
     ctx->saved_data["layout"] =
-        c10::IValue::make_capsule(c10::make_intrusive<LayoutHolder>(grad_layout));
+        c10::IValue::make_capsule(c10::make_intrusive<LayoutHolder>(grad_layout, CallSite{}));
     ctx->saved_data["like"] = at::Tensor(tensor.detach());
     return meta.local.alias();
   }
@@ -91,26 +107,27 @@ struct ToLocal : torch::autograd::Function<ToLocal> {
 
 struct FromLocal : torch::autograd::Function<FromLocal> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& local, const SpecRef& spec,
-                            const std::shared_ptr<MeshContext>& context) {
-    ctx->saved_data["layout"] =
-        c10::IValue::make_capsule(c10::make_intrusive<LayoutHolder>(gradient_layout(spec->layout)));
+                            const std::shared_ptr<MeshContext>& context, const CallSite& site) {
+    ctx->saved_data["layout"] = c10::IValue::make_capsule(
+        c10::make_intrusive<LayoutHolder>(gradient_layout(spec->layout), site));
     if (local.requires_grad()) {
       ctx->saved_data["scale"] = gradient_scale(*context, spec->layout, "from_local");
     }
     return wrap(local.detach(), spec, context);
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    if (!grads[0].defined()) return {at::Tensor(), at::Tensor(), at::Tensor()};
+    if (!grads[0].defined()) return {at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
     const auto holder =
         c10::static_intrusive_pointer_cast<LayoutHolder>(ctx->saved_data["layout"].toCapsule());
     const double scale = ctx->saved_data["scale"].toDouble();
-    at::Tensor grad = meta_of(redistributed(grads[0], holder->layout, "from_local backward")).local;
-    return {scale == 1 ? grad : grad.mul(scale), at::Tensor(), at::Tensor()};
+    at::Tensor grad = meta_of(redistributed_backward(grads[0], *holder)).local;
+    return {scale == 1 ? grad : grad.mul(scale), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
 // Every rank learns all local shapes, so that a misfit is the same error everywhere.
-Dims gather_global_shape(MeshContext& context, const Layout& layout, const at::Tensor& local) {
+Dims gather_global_shape(MeshContext& context, const Layout& layout, const at::Tensor& local,
+                         std::source_location where) {
   std::vector<int> all_dims;
   for (int m = 0; m < context.mesh().ndim(); ++m) all_dims.push_back(m);
   Communicator& comm = context.communicator(all_dims);
@@ -123,6 +140,11 @@ Dims gather_global_shape(MeshContext& context, const Layout& layout, const at::T
   mine[0] = local.dim();
   for (int64_t d = 0; d < local.dim(); ++d) mine[d + 1] = local.size(d);
   std::vector<int64_t> everyones(mine.size() * comm.size());
+  const CollectiveSpan span(context, {.name = "from_local", .where = where}, [&]() -> Sending {
+    const int64_t bytes = (comm.size() - 1) * static_cast<int64_t>(mine.size() * sizeof(int64_t));
+    static constexpr std::array<int64_t, 1> kShape = {kMaxDims + 1};
+    return {"all_gather", all_dims, bytes, at::kLong, kShape, Layout(), Layout()};
+  });
   throw_if_error(comm.all_gather(Buffer::of(mine.data(), mine.size()),
                                  Buffer::of(everyones.data(), everyones.size()),
                                  {.timeout = absl::ZeroDuration(), .tag = "from_local"})
@@ -177,7 +199,8 @@ Placements resolve(const DeviceMesh& mesh, const NamedPlacements& named) {
 }
 
 at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
-                             const Placements& placements, const DistributeOptions& options) {
+                             const Placements& placements, const DistributeOptions& options,
+                             std::source_location where) {
   if (!tensor.defined() || is_dtensor(tensor)) {
     throw Error(absl::InvalidArgumentError(
         tensor.defined() ? "distribute_tensor: this is a DTensor already; use redistribute()"
@@ -191,6 +214,7 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
                                  tensor.scalar_type(), tensor.device());
   const Layout replicated{Placements(layout.mesh_ndim())};
 
+  const Cause cause = {.name = "distribute_tensor", .where = where};
   at::Tensor whole = tensor.detach().contiguous().resolve_conj().resolve_neg();
   if (options.source.has_value() && context->mesh().size() > 1) {
     std::vector<int> all_dims;
@@ -201,13 +225,18 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
                                                      " of ", comm.size(), " ranks")));
     }
     if (comm.rank() != *options.source) whole = at::empty(sizes, whole.options());
+    const CollectiveSpan span(*context, cause, [&]() -> Sending {
+      return {"broadcast",         all_dims,    static_cast<int64_t>(whole.nbytes()),
+              whole.scalar_type(), spec->sizes, replicated,
+              replicated};
+    });
     throw_if_error(comm.broadcast(comm_buffer(whole), static_cast<int>(*options.source),
-                                  {.timeout = absl::ZeroDuration(), .tag = "distribute_tensor"})
+                                  {.timeout = absl::ZeroDuration(), .tag = cause.name})
                        .wait());
   }
   const SpecRef from = context->with_layout(*spec, replicated);
-  at::Tensor local = run_plan(*context, plan_for(*context, *from, layout), whole, spec->sizes,
-                              "distribute_tensor");
+  at::Tensor local =
+      run_plan(*context, plan_for(*context, *from, layout), whole, spec->sizes, cause);
   // Never an alias of the user's tensor: writing to one must not change the other.
   if (local.is_alias_of(tensor)) local = local.clone();
   at::Tensor result = wrap(std::move(local), std::move(spec), std::move(context));
@@ -216,19 +245,21 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
 }
 
 at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
-                             const NamedPlacements& placements, const DistributeOptions& options) {
-  return distribute_tensor(tensor, mesh, resolve(mesh->mesh(), placements), options);
+                             const NamedPlacements& placements, const DistributeOptions& options,
+                             std::source_location where) {
+  return distribute_tensor(tensor, mesh, resolve(mesh->mesh(), placements), options, where);
 }
 
 at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placements& placements,
-                      std::optional<std::vector<int64_t>> global_sizes) {
+                      std::optional<std::vector<int64_t>> global_sizes,
+                      std::source_location where) {
   if (!local.defined() || is_dtensor(local)) {
     throw Error(absl::InvalidArgumentError("from_local: wanted a plain tensor"));
   }
   std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
   const Layout layout = layout_for(*context, placements, "from_local");
   Dims sizes = global_sizes.has_value() ? Dims(global_sizes->begin(), global_sizes->end())
-                                        : gather_global_shape(*context, layout, local);
+                                        : gather_global_shape(*context, layout, local, where);
   SpecRef spec = context->intern(layout, sizes, contiguous_strides(sizes), local.scalar_type(),
                                  local.device());
   if (local.sizes() != array(spec->local_sizes)) {
@@ -236,7 +267,7 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placem
         "from_local: the local tensor has shape [", absl::StrJoin(local.sizes(), ", "), "], ",
         spec->to_string(), " has [", absl::StrJoin(spec->local_sizes, ", "), "] on this rank")));
   }
-  return FromLocal::apply(local.contiguous(), spec, context);
+  return FromLocal::apply(local.contiguous(), spec, context, CallSite{"from_local", where});
 }
 
 at::Tensor zeros(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements,
@@ -307,20 +338,29 @@ std::string describe(const at::Tensor& tensor) {
                       absl::StrJoin(extent.offset, ", "), "]");
 }
 
-at::Tensor redistribute(const at::Tensor& tensor, const Layout& layout) {
+void visualize_sharding(const at::Tensor& tensor, const VisualizeOptions& options, std::FILE* out) {
+  const DTensorMeta& meta = checked_meta(tensor, "visualize_sharding");
+  throw_if_error(
+      visualize_sharding(meta.spec->layout, meta.context->mesh(), meta.spec->sizes, options, out));
+}
+
+at::Tensor redistribute(const at::Tensor& tensor, const Layout& layout,
+                        std::source_location where) {
   const DTensorMeta& meta = checked_meta(tensor, "redistribute");
   if (layout.mesh_ndim() != meta.context->mesh().ndim())
     layout_for(*meta.context, layout.placements(), "redistribute");
-  return Redistribute::apply(tensor, layout);
+  return Redistribute::apply(tensor, layout, CallSite{"redistribute", where});
 }
 
-at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements) {
-  return redistribute(tensor, Layout(placements));
+at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements,
+                        std::source_location where) {
+  return redistribute(tensor, Layout(placements), where);
 }
 
-at::Tensor redistribute(const at::Tensor& tensor, const NamedPlacements& placements) {
-  return redistribute(tensor,
-                      resolve(checked_meta(tensor, "redistribute").context->mesh(), placements));
+at::Tensor redistribute(const at::Tensor& tensor, const NamedPlacements& placements,
+                        std::source_location where) {
+  return redistribute(
+      tensor, resolve(checked_meta(tensor, "redistribute").context->mesh(), placements), where);
 }
 
 at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
@@ -331,17 +371,22 @@ at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_pla
   return ToLocal::apply(tensor, grad_layout);
 }
 
-at::Tensor full_tensor(const at::Tensor& tensor) {
+at::Tensor full_tensor(const at::Tensor& tensor, std::source_location where) {
   const DTensorMeta& meta = checked_meta(tensor, "full_tensor");
-  return to_local(redistribute(tensor, Layout(Placements(meta.context->mesh().ndim()))));
+  const Layout replicated{Placements(meta.context->mesh().ndim())};
+  return to_local(Redistribute::apply(tensor, replicated, CallSite{"full_tensor", where}));
 }
 
 StrictScope::StrictScope(const MeshPtr& mesh) : mesh_(mesh) {
-  ++MeshContext::of(mesh_)->strict_depth;
+  const auto context = MeshContext::of(mesh_);
+  ++context->strict_depth;
+  context->modules.remember();
 }
 
 StrictScope::~StrictScope() {
-  --MeshContext::of(mesh_)->strict_depth;
+  const auto context = MeshContext::of(mesh_);
+  --context->strict_depth;
+  context->modules.forget();
 }
 
 DispatchCounters dispatch_counters(const MeshPtr& mesh) {

@@ -11,20 +11,24 @@
 // (right numbers, a warning once, a counter). Communication that an operator needs happens by itself;
 // StrictScope turns it into an error.
 //
-// Every function here that communicates is collective: all ranks of the mesh call it in the same order. Errors are
-// thrown as shardweave::Error. Threads: a rank's DTensors are used by one thread at a time.
+// Every function here that communicates is collective: all ranks of the mesh call it in the same
+// order; `where`, the place of the call, is for CommTrace (comm_trace.h). Errors are thrown as
+// shardweave::Error. Threads: a rank's DTensors are used by one thread at a time.
 // Ownership: a DTensor keeps its mesh alive.
 #pragma once
 
+#include <cstdio>
 #include <initializer_list>
 #include <memory>
 #include <optional>
+#include <source_location>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "shardweave/dtensor/error.h"
+#include "shardweave/dtensor/visualize_sharding.h"
 #include "shardweave/mesh/connected_mesh.h"
 #include "shardweave/placement/layout.h"
 #include "shardweave/placement/placement.h"
@@ -49,15 +53,18 @@ struct DistributeOptions {
 // Cuts a plain tensor, of the same shape and dtype on every rank, as the placements say. The result is a leaf that
 // requires grad if `tensor` does. `placements`: one per mesh dimension, no Partial.
 at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
-                             const Placements& placements, const DistributeOptions& options = {});
+                             const Placements& placements, const DistributeOptions& options = {},
+                             std::source_location where = std::source_location::current());
 at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
                              const NamedPlacements& placements,
-                             const DistributeOptions& options = {});
+                             const DistributeOptions& options = {},
+                             std::source_location where = std::source_location::current());
 
 // A DTensor from every rank's local tensor. Its global shape is worked out from the local shapes (one small collective)
 // unless `global_sizes` is given; a local shape that does not fit is an error on every rank. Differentiable.
 at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placements& placements,
-                      std::optional<std::vector<int64_t>> global_sizes = std::nullopt);
+                      std::optional<std::vector<int64_t>> global_sizes = std::nullopt,
+                      std::source_location where = std::source_location::current());
 
 // Filled on every rank without communication. `options` give the dtype and requires_grad.
 at::Tensor zeros(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements,
@@ -82,14 +89,21 @@ const Layout& layout_of(const at::Tensor& tensor);
 MeshPtr mesh_of(const at::Tensor& tensor);
 // "DTensor[7, 5] Float [S(0), R] on DeviceMesh(dp=2, tp=2), local [4, 5] at [0, 0]"
 std::string describe(const at::Tensor& tensor);
+// Prints a picture of which rank holds which part. visualize_sharding.h also makes text and SVG of
+// it, from layout_of(), mesh_of() and the sizes.
+void visualize_sharding(const at::Tensor& tensor, const VisualizeOptions& options = {},
+                        std::FILE* out = stdout);
 
 // --- moving and leaving ----------------------------------------------------------------------------
 
 // The same tensor in another layout, by the cheapest collectives. Differentiable; the gradient comes back in the layout
 // of the input (Replicate where that was Partial).
-at::Tensor redistribute(const at::Tensor& tensor, const Layout& layout);
-at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements);
-at::Tensor redistribute(const at::Tensor& tensor, const NamedPlacements& placements);
+at::Tensor redistribute(const at::Tensor& tensor, const Layout& layout,
+                        std::source_location where = std::source_location::current());
+at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements,
+                        std::source_location where = std::source_location::current());
+at::Tensor redistribute(const at::Tensor& tensor, const NamedPlacements& placements,
+                        std::source_location where = std::source_location::current());
 
 // This rank's part; shares memory with the DTensor. Differentiable: `grad_placements` say how the gradients of the local
 // tensors lie together (default: as the DTensor; Replicate where that is Partial). A replicated tensor whose copies are used
@@ -98,12 +112,14 @@ at::Tensor to_local(const at::Tensor& tensor,
                     std::optional<Placements> grad_placements = std::nullopt);
 
 // The whole tensor, on every rank. Differentiable.
-at::Tensor full_tensor(const at::Tensor& tensor);
+at::Tensor full_tensor(const at::Tensor& tensor,
+                       std::source_location where = std::source_location::current());
 
 // --- scopes and counters -----------------------------------------------------------------------------
 
-// While it lives, an operator on DTensors of `mesh` that would communicate by itself throws Error (FailedPrecondition), naming
-// operator and tensors; redistribute() and the other functions above are explicit and allowed.
+// While it lives, an operator on DTensors of `mesh` that would communicate by itself throws Error
+// (FailedPrecondition), naming operator, tensors and the module (ModuleScope in comm_trace.h);
+// redistribute() and the other functions above are explicit and allowed.
 class StrictScope {
  public:
   explicit StrictScope(const MeshPtr& mesh);

@@ -1,10 +1,14 @@
 #include "shardweave/dtensor/fused.h"
 
 #include <algorithm>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "ATen/ops/cat.h"
 #include "ATen/ops/empty.h"
+#include "absl/strings/str_cat.h"
+#include "shardweave/dtensor/observer.h"
 
 namespace shardweave {
 namespace {
@@ -26,6 +30,7 @@ struct Bucket {
   std::vector<size_t> members;  // indices of parcels
   int64_t bytes = 0;
   Parcel parcel;
+  std::optional<CollectiveSpan> span;
   Work work;
 };
 
@@ -110,7 +115,7 @@ void part(const Parcel& joint, const std::vector<Parcel*>& members) {
 // One collective for each tensor that needs one.
 void run_round(const std::vector<Travel>& travels, std::vector<PlanRun>& runs,
                const std::vector<size_t>& moving, std::vector<Parcel>& parcels,
-               std::string_view tag) {
+               const Cause& cause) {
   std::vector<Bucket> buckets;  // in the order of first use, the same on all ranks
   for (size_t i : moving) {
     const int64_t bytes = travels[i].bytes;
@@ -121,7 +126,8 @@ void run_round(const std::vector<Travel>& travels, std::vector<PlanRun>& runs,
     };
     auto bucket = std::find_if(buckets.begin(), buckets.end(), fits);
     if (bucket == buckets.end()) {
-      bucket = buckets.insert(bucket, Bucket(travels[i].context));
+      buckets.emplace_back(travels[i].context);
+      bucket = buckets.end() - 1;
     }
     bucket->members.push_back(i);
     bucket->bytes += bytes;
@@ -133,12 +139,29 @@ void run_round(const std::vector<Travel>& travels, std::vector<PlanRun>& runs,
   };
   for (Bucket& bucket : buckets) {
     const std::vector<Parcel*> members = members_of(bucket);
-    if (members.size() > 1) bucket.parcel = join({members.begin(), members.end()});
-    bucket.work = send(*bucket.context, members.size() > 1 ? bucket.parcel : *members[0], tag);
+    const PlanRun& first = runs[bucket.members[0]];
+    if (members.size() == 1) {
+      bucket.span.emplace(*bucket.context, cause, [&] { return first.sending(); });
+      bucket.work = send(*bucket.context, *members[0], cause.name);
+      continue;
+    }
+    bucket.parcel = join({members.begin(), members.end()});
+    const std::string argument = absl::StrCat(members.size(), " tensors");
+    const int64_t numel = bucket.parcel.input.numel();
+    bucket.span.emplace(*bucket.context, Cause{cause.name, argument, cause.where}, [&]() -> Sending {
+      int64_t sent = 0;
+      for (size_t i : bucket.members) sent += runs[i].sending().bytes;
+      return {first.sending().collective,   bucket.parcel.mesh_dims, sent,    first.sending().dtype,
+              absl::MakeConstSpan(&numel, 1), Layout(),                Layout()};
+    });
+    bucket.work = send(*bucket.context, bucket.parcel, cause.name);
   }
   // All of them, before an error may take away their memory.
   absl::Status status;
-  for (const Bucket& bucket : buckets) status.Update(bucket.work.wait());
+  for (Bucket& bucket : buckets) {
+    status.Update(bucket.work.wait());
+    bucket.span.reset();
+  }
   throw_if_error(std::move(status));
   for (const Bucket& bucket : buckets) {
     if (bucket.members.size() > 1) part(bucket.parcel, members_of(bucket));
@@ -148,7 +171,13 @@ void run_round(const std::vector<Travel>& travels, std::vector<PlanRun>& runs,
 
 }  // namespace
 
-void run_plans(std::vector<Travel>& travels, std::string_view tag) {
+Travel travel(const DTensorMeta& meta, const Layout& layout) {
+  return {meta.context.get(), plan_for(*meta.context, *meta.spec, layout), meta.local,
+          meta.spec->sizes,
+          static_cast<int64_t>(meta.spec->numel() * c10::elementSize(meta.spec->dtype))};
+}
+
+void run_plans(std::vector<Travel>& travels, const Cause& cause) {
   std::vector<PlanRun> runs;
   for (const Travel& t : travels) runs.emplace_back(*t.context, t.plan, t.local, t.sizes);
   std::vector<Parcel> parcels(travels.size());
@@ -158,7 +187,7 @@ void run_plans(std::vector<Travel>& travels, std::string_view tag) {
       if (runs[i].next(&parcels[i])) moving.push_back(i);
     }
     if (moving.empty()) break;
-    run_round(travels, runs, moving, parcels, tag);
+    run_round(travels, runs, moving, parcels, cause);
   }
   for (size_t i = 0; i < travels.size(); ++i) travels[i].local = runs[i].local();
 }

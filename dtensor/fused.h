@@ -2,10 +2,10 @@
 // dtensor/; users call redistribute_all() in redistribute_async.h.
 #pragma once
 
-#include <string_view>
 #include <vector>
 
 #include "shardweave/dtensor/redistribute.h"
+#include "shardweave/dtensor/tensor_impl.h"
 
 namespace shardweave {
 
@@ -18,9 +18,12 @@ struct Travel {
   int64_t bytes;     // global: what is decided by it is the same on all ranks
 };
 
+// Of a tensor's local part to another layout.
+Travel travel(const DTensorMeta& meta, const Layout& layout);
+
 // As run_plan() for each of them, in rounds: in each, every tensor that has not arrived takes part
 // in one collective. Small tensors that need the same one (kind, mesh dimensions, reduction, dtype)
 // share it; all of a round are under way at once.
-void run_plans(std::vector<Travel>& travels, std::string_view tag);
+void run_plans(std::vector<Travel>& travels, const Cause& cause);
 
 }  // namespace shardweave

@@ -8,12 +8,14 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "shardweave/dtensor/cache.h"
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/error.h"
+#include "shardweave/dtensor/module_names.h"
 #include "shardweave/dtensor/op_info.h"
 #include "shardweave/dtensor/random.h"
 #include "shardweave/dtensor/spec.h"
@@ -21,6 +23,8 @@
 #include "shardweave/placement/redistribute_plan.h"
 
 namespace shardweave {
+
+class Observer;
 
 class MeshContext {
  public:
@@ -55,6 +59,9 @@ class MeshContext {
   PhiloxState random;
   int strict_depth = 0;                     // > 0: implicit communication is an error
   absl::flat_hash_set<std::string> warned;  // operators without a rule that were reported
+  ModuleNames modules;
+  std::vector<Observer*> observers;  // who looks (observer.h); none, most of the time
+  int64_t collectives_seen = 0;      // by observers
 
  private:
   struct Hash {

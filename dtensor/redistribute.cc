@@ -11,6 +11,7 @@
 #include "ATen/ops/view_as_real.h"
 #include "ATen/ops/zeros_like.h"
 #include "absl/strings/str_cat.h"
+#include "shardweave/dtensor/observer.h"
 #include "shardweave/dtensor/tensor_impl.h"
 
 namespace shardweave {
@@ -431,27 +432,35 @@ bool PlanRun::next(Parcel* parcel) {
   return false;
 }
 
+Sending PlanRun::sending() const {
+  const RedistributeStep& step = plan_->steps[step_];
+  return {to_string(step.kind),  step.mesh_dims,
+          step.bytes,            given_.scalar_type(),
+          absl::MakeConstSpan(sizes_).first(given_.dim()), step.before, step.after};
+}
+
 void PlanRun::arrived(const Parcel& parcel) {
   local_ = parcel.unpack ? parcel.unpack(parcel.output) : parcel.output;
   ++step_;
 }
 
 at::Tensor run_plan(MeshContext& context, const RedistributePlan& plan, at::Tensor local,
-                    absl::Span<const int64_t> sizes, std::string_view tag) {
+                    absl::Span<const int64_t> sizes, const Cause& cause) {
   PlanRun run(context, plan, std::move(local), sizes);
   for (Parcel parcel; run.next(&parcel);) {
-    throw_if_error(send(context, parcel, tag).wait());
+    const CollectiveSpan span(context, cause, [&] { return run.sending(); });
+    throw_if_error(send(context, parcel, cause.name).wait());
     run.arrived(parcel);
   }
   return run.local();
 }
 
-at::Tensor redistributed(const at::Tensor& tensor, const Layout& layout, std::string_view tag) {
+at::Tensor redistributed(const at::Tensor& tensor, const Layout& layout, const Cause& cause) {
   const DTensorMeta& meta = meta_of(tensor);
   if (meta.spec->layout == layout) return tensor;
   SpecRef target = meta.context->with_layout(*meta.spec, layout);
   const RedistributePlan plan = plan_for(*meta.context, *meta.spec, layout);
-  at::Tensor local = run_plan(*meta.context, plan, meta.local, meta.spec->sizes, tag);
+  at::Tensor local = run_plan(*meta.context, plan, meta.local, meta.spec->sizes, cause);
   if (local.is_alias_of(meta.local)) local = local.clone();
   return wrap(std::move(local), std::move(target), meta.context);
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <source_location>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -33,6 +34,17 @@ struct Parcel {
 // Issues the collective; the parcel must stay until it is done.
 Work send(MeshContext& context, const Parcel& parcel, std::string_view tag);
 
+// A collective as those see it who look (observer.h).
+struct Sending {
+  std::string_view collective;
+  absl::Span<const int> mesh_dims;
+  int64_t bytes;
+  at::ScalarType dtype;
+  absl::Span<const int64_t> shape;
+  Layout before;
+  Layout after;
+};
+
 // A plan on its way, one collective after the other.
 //
 //   PlanRun run(context, plan, local, sizes);
@@ -50,7 +62,8 @@ class PlanRun {
   void arrived(const Parcel& parcel);
   // Is the tensor that was given if nothing had to be done to it.
   at::Tensor local() const;
-  // The first step of the plan that is not yet under way, while a parcel of next() is.
+  // While a parcel of next() is under way: what it is, and the first step after it.
+  Sending sending() const;
   size_t next_step() const { return step_ + 1; }
 
  private:
@@ -65,14 +78,22 @@ class PlanRun {
   size_t step_ = 0;
 };
 
+// Why something is sent; for errors, the flight record and whoever looks (observer.h).
+struct Cause {
+  std::string_view name;            // the operator, or the function that a user called
+  std::string_view argument = {};   // of the operator: what has to move
+  std::source_location where = {};  // of the function's call
+  bool implicit() const { return where.line() == 0; }
+};
+
 // Runs `plan` on this rank's part of a tensor with global `sizes`; the result is contiguous unless
 // the plan has nothing but a to_partial or no step. Collective over the mesh dimensions that the
-// plan names. `tag` goes into errors and the flight record.
+// plan names.
 at::Tensor run_plan(MeshContext& context, const RedistributePlan& plan, at::Tensor local,
-                    absl::Span<const int64_t> sizes, std::string_view tag);
+                    absl::Span<const int64_t> sizes, const Cause& cause);
 
 // A DTensor in another layout, without autograd; the same one if that is its layout.
-at::Tensor redistributed(const at::Tensor& tensor, const Layout& layout, std::string_view tag);
+at::Tensor redistributed(const at::Tensor& tensor, const Layout& layout, const Cause& cause);
 
 // How the gradient of a tensor with this layout lies: a summand's gradient is whole on every rank.
 Layout gradient_layout(const Layout& layout);

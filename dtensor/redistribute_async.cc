@@ -1,12 +1,13 @@
 #include "shardweave/dtensor/redistribute_async.h"
 
 #include <algorithm>
-#include <string_view>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "c10/core/GradMode.h"
 #include "shardweave/dtensor/fused.h"
+#include "shardweave/dtensor/observer.h"
 #include "shardweave/dtensor/redistribute.h"
 #include "shardweave/dtensor/tensor_impl.h"
 #include "torch/csrc/autograd/function.h"
@@ -22,7 +23,7 @@ constexpr char kAll[] = "redistribute_all";
 
 // Without autograd; those that are in their layout already come back as they are.
 std::vector<at::Tensor> redistributed_all(absl::Span<const at::Tensor> tensors,
-                                          absl::Span<const Layout> layouts, std::string_view tag) {
+                                          absl::Span<const Layout> layouts, const Cause& cause) {
   std::vector<at::Tensor> results(tensors.begin(), tensors.end());
   std::vector<size_t> moving;
   std::vector<SpecRef> targets;
@@ -32,12 +33,9 @@ std::vector<at::Tensor> redistributed_all(absl::Span<const at::Tensor> tensors,
     if (meta.spec->layout == layouts[i]) continue;
     moving.push_back(i);
     targets.push_back(meta.context->with_layout(*meta.spec, layouts[i]));
-    travels.push_back(
-        {meta.context.get(), plan_for(*meta.context, *meta.spec, layouts[i]), meta.local,
-         meta.spec->sizes,
-         static_cast<int64_t>(meta.spec->numel() * c10::elementSize(meta.spec->dtype))});
+    travels.push_back(travel(meta, layouts[i]));
   }
-  run_plans(travels, tag);
+  run_plans(travels, cause);
   for (size_t k = 0; k < moving.size(); ++k) {
     const DTensorMeta& meta = meta_of(tensors[moving[k]]);
     at::Tensor local = std::move(travels[k].local);
@@ -50,7 +48,8 @@ std::vector<at::Tensor> redistributed_all(absl::Span<const at::Tensor> tensors,
 // Of one or several tensors: brings their gradients back where they were.
 class RedistributeBackward final : public torch::autograd::Node {
  public:
-  explicit RedistributeBackward(std::vector<Layout> layouts) : layouts_(std::move(layouts)) {}
+  RedistributeBackward(std::vector<Layout> layouts, std::source_location where)
+      : layouts_(std::move(layouts)), where_(where) {}
 
   variable_list apply(variable_list&& grads) override {
     variable_list result(grads.size());
@@ -64,7 +63,8 @@ class RedistributeBackward final : public torch::autograd::Node {
       layouts.push_back(layouts_[i]);
     }
     const c10::AutoGradMode no_grad(false);
-    std::vector<at::Tensor> moved = redistributed_all(moving, layouts, "redistribute backward");
+    std::vector<at::Tensor> moved = redistributed_all(
+        moving, layouts, {.name = "redistribute backward", .where = where_});
     for (size_t k = 0; k < given.size(); ++k) result[given[k]] = std::move(moved[k]);
     return result;
   }
@@ -72,10 +72,12 @@ class RedistributeBackward final : public torch::autograd::Node {
 
  private:
   const std::vector<Layout> layouts_;
+  const std::source_location where_;
 };
 
 // Makes results[i] a function of tensors[i], for those that require grad and are not the same.
-void record(absl::Span<const at::Tensor> tensors, std::vector<at::Tensor>& results) {
+void record(absl::Span<const at::Tensor> tensors, std::vector<at::Tensor>& results,
+            std::source_location where) {
   std::vector<at::Tensor> inputs;
   std::vector<at::Tensor*> outputs;
   std::vector<Layout> layouts;
@@ -86,7 +88,7 @@ void record(absl::Span<const at::Tensor> tensors, std::vector<at::Tensor>& resul
     layouts.push_back(gradient_layout(meta_of(tensors[i]).spec->layout));
   }
   if (inputs.empty()) return;
-  std::shared_ptr<RedistributeBackward> node(new RedistributeBackward(std::move(layouts)),
+  std::shared_ptr<RedistributeBackward> node(new RedistributeBackward(std::move(layouts), where),
                                              torch::autograd::deleteNode);
   node->set_next_edges(torch::autograd::collect_next_edges(inputs));
   for (at::Tensor* output : outputs) torch::autograd::set_history(*output, node);
@@ -107,8 +109,9 @@ int64_t version_of(const at::Tensor& tensor) {
 }  // namespace
 
 struct PendingTensor::State {
-  State(const at::Tensor& tensor, const Layout& layout)
+  State(const at::Tensor& tensor, const Layout& layout, std::source_location where_in)
       : source(tensor),
+        where(where_in),
         context(meta_of(tensor).context),
         target(context->with_layout(*meta_of(tensor).spec, layout)),
         plan(plan_for(*context, *meta_of(tensor).spec, layout)),
@@ -124,8 +127,11 @@ struct PendingTensor::State {
   State& operator=(const State&) = delete;
 
   void advance() {
+    span.reset();
     moving = run.next(&parcel);
-    if (moving) work = send(*context, parcel, kAsync);
+    if (!moving) return;
+    span.emplace(*context, Cause{.name = kAsync, .where = where}, [this] { return run.sending(); });
+    work = send(*context, parcel, kAsync);
   }
 
   // Whether the collective under way is the last of the plan.
@@ -147,19 +153,20 @@ struct PendingTensor::State {
     }
     if (target == meta_of(source).spec) {
       const c10::AutoGradMode as_begun(records);
-      result = redistribute(source, target->layout);
+      result = redistribute(source, target->layout, where);
       return;
     }
     const c10::AutoGradMode no_grad(false);
     at::Tensor local = run.local();
     if (local.is_alias_of(meta_of(source).local)) local = local.clone();
     std::vector<at::Tensor> arrived = {wrap(std::move(local), target, context)};
-    if (records) record(absl::MakeConstSpan(&source, 1), arrived);
+    if (records) record(absl::MakeConstSpan(&source, 1), arrived, where);
     result = std::move(arrived[0]);
     parcel = Parcel();
   }
 
   const at::Tensor source;
+  const std::source_location where;
   const std::shared_ptr<MeshContext> context;
   const SpecRef target;
   const RedistributePlan plan;
@@ -168,6 +175,7 @@ struct PendingTensor::State {
   const bool records;
   bool moving = false;
   Parcel parcel;  // under way, if `moving`
+  std::optional<CollectiveSpan> span;
   Work work;
   at::Tensor result;  // undefined: not yet
 };
@@ -183,17 +191,20 @@ bool PendingTensor::done() const {
   return state_->result.defined() || !state_->moving || (state_->is_last() && state_->work.done());
 }
 
-PendingTensor redistribute_async(const at::Tensor& tensor, const Layout& layout) {
+PendingTensor redistribute_async(const at::Tensor& tensor, const Layout& layout,
+                                 std::source_location where) {
   check_layout(checked_meta(tensor, kAsync), layout, kAsync);
-  return PendingTensor(std::make_shared<PendingTensor::State>(tensor, layout));
+  return PendingTensor(std::make_shared<PendingTensor::State>(tensor, layout, where));
 }
 
-PendingTensor redistribute_async(const at::Tensor& tensor, const Placements& placements) {
-  return redistribute_async(tensor, Layout(placements));
+PendingTensor redistribute_async(const at::Tensor& tensor, const Placements& placements,
+                                 std::source_location where) {
+  return redistribute_async(tensor, Layout(placements), where);
 }
 
 std::vector<at::Tensor> redistribute_all(absl::Span<const at::Tensor> tensors,
-                                         absl::Span<const Layout> layouts) {
+                                         absl::Span<const Layout> layouts,
+                                         std::source_location where) {
   if (tensors.size() != layouts.size()) {
     throw Error(absl::InvalidArgumentError(
         absl::StrCat(kAll, ": ", tensors.size(), " tensors, but ", layouts.size(), " layouts")));
@@ -204,12 +215,12 @@ std::vector<at::Tensor> redistribute_all(absl::Span<const at::Tensor> tensors,
   std::vector<at::Tensor> results;
   {
     const c10::AutoGradMode no_grad(false);
-    results = redistributed_all(tensors, layouts, kAll);
+    results = redistributed_all(tensors, layouts, {.name = kAll, .where = where});
   }
-  if (c10::GradMode::is_enabled()) record(tensors, results);
+  if (c10::GradMode::is_enabled()) record(tensors, results, where);
   // As from redistribute(): never the tensor itself.
   for (size_t i = 0; i < tensors.size(); ++i) {
-    if (results[i].is_same(tensors[i])) results[i] = redistribute(tensors[i], layouts[i]);
+    if (results[i].is_same(tensors[i])) results[i] = redistribute(tensors[i], layouts[i], where);
   }
   return results;
 }

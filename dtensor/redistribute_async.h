@@ -12,6 +12,7 @@
 #pragma once
 
 #include <memory>
+#include <source_location>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -36,20 +37,24 @@ class PendingTensor {
   bool done() const;
 
  private:
-  friend PendingTensor redistribute_async(const at::Tensor& tensor, const Layout& layout);
+  friend PendingTensor redistribute_async(const at::Tensor& tensor, const Layout& layout,
+                                          std::source_location where);
   struct State;
   explicit PendingTensor(std::shared_ptr<State> state);
   std::shared_ptr<State> state_;
 };
 
-PendingTensor redistribute_async(const at::Tensor& tensor, const Layout& layout);
-PendingTensor redistribute_async(const at::Tensor& tensor, const Placements& placements);
+PendingTensor redistribute_async(const at::Tensor& tensor, const Layout& layout,
+                                 std::source_location where = std::source_location::current());
+PendingTensor redistribute_async(const at::Tensor& tensor, const Placements& placements,
+                                 std::source_location where = std::source_location::current());
 
 // tensors[i] in layouts[i]. In each round of collectives those of at most 1 MiB (of the whole
 // tensor) that need the same kind of step, over the same mesh dimensions, with the same reduction
 // and dtype, travel as one, and all that are left are under way at once. The backward does the same
 // for the gradients.
-std::vector<at::Tensor> redistribute_all(absl::Span<const at::Tensor> tensors,
-                                         absl::Span<const Layout> layouts);
+std::vector<at::Tensor> redistribute_all(
+    absl::Span<const at::Tensor> tensors, absl::Span<const Layout> layouts,
+    std::source_location where = std::source_location::current());
 
 }  // namespace shardweave
