@@ -212,26 +212,6 @@ TEST(ProgressTest, FormatsTimes) {
   EXPECT_EQ(format_seconds(3723), "1:02:03");
 }
 
-TEST(ReportTest, FormatsBytes) {
-  EXPECT_EQ(format_bytes(0), "0 B");
-  EXPECT_EQ(format_bytes(999), "999 B");
-  EXPECT_EQ(format_bytes(1000), "1.0 kB");
-  EXPECT_EQ(format_bytes(999949), "999.9 kB");
-  EXPECT_EQ(format_bytes(999950), "1.0 MB");
-  EXPECT_EQ(format_bytes(12345678), "12.3 MB");
-}
-
-TEST(ReportTest, TrafficListsWhatWasUsed) {
-  shardweave::CommCounters step;
-  step.by_op[static_cast<int>(shardweave::OpKind::kAllReduce)] = {3, 4000};
-  step.by_op[static_cast<int>(shardweave::OpKind::kBroadcast)] = {1, 8};
-  std::ostringstream out;
-  print_traffic(step, out);
-  EXPECT_THAT(out.str(),
-              AllOf(HasSubstr("all_reduce"), HasSubstr("4.0 kB"), HasSubstr("broadcast"),
-                    HasSubstr("together             4  4.0 kB"), Not(HasSubstr("gather"))));
-}
-
 TEST(ReportTest, SamplesArePrintable) {
   std::ostringstream out;
   print_sample("ab", "c\x01\xff\nd", out);

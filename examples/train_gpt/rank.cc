@@ -16,6 +16,8 @@
 #include "nlohmann/json.hpp"
 #include "progress.h"
 #include "report.h"
+#include "shardweave/dtensor/comm_trace.h"
+#include "shardweave/dtensor/profile_trace.h"
 #include "shardweave/mesh/connected_mesh.h"
 #include "training.h"
 
@@ -23,9 +25,10 @@ namespace train_gpt {
 namespace {
 
 using shardweave::Buffer;
-using shardweave::CommCounters;
+using shardweave::CommTrace;
 using shardweave::Communicator;
 using shardweave::MeshPtr;
+using shardweave::ProfileScope;
 using shardweave::World;
 
 // FNV-1a.
@@ -84,16 +87,23 @@ class Rank {
     print_layouts(model->named_parameters().pairs(), (*mesh)->mesh(), out_);
 
     Progress progress(options("training"));
-    CommCounters before = world_.comm()->flight_recorder().counters(), of_step;
+    CommTrace communication(*mesh);
+    std::optional<ProfileScope> profile;
+    if (!settings_.trace.empty()) profile.emplace(*mesh);
     set_step(0);
     train(model, settings_, *text, *mesh, [&](double loss) {
       progress.step_done(loss);
-      const CommCounters now = world_.comm()->flight_recorder().counters();
-      of_step = now - before;
-      before = now;
-      set_step(progress.losses().size());
+      const size_t done = progress.losses().size();
+      if (done < static_cast<size_t>(settings_.steps)) communication.clear();
+      set_step(done);
     });
-    print_traffic(of_step, out_);
+    out_ << "collectives of one step, on rank 0:\n" << communication.to_string() << std::flush;
+    if (profile.has_value()) {
+      activity_.set("writing the trace");
+      profile->write_merged(settings_.trace);
+      profile.reset();
+      out_ << "trace: " << settings_.trace << std::endl;
+    }
 
     activity_.set("generating the sample");
     const Sample written = sample(model, settings_, *text, *mesh);

@@ -1,12 +1,8 @@
 #include "report.h"
 
 #include <algorithm>
-#include <array>
-#include <cstdint>
-#include <string_view>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -15,9 +11,6 @@
 
 namespace train_gpt {
 namespace {
-
-using shardweave::OpCounter;
-using shardweave::OpKind;
 
 // "blocks.3.q.weight" -> "blocks.*.q.weight"
 std::string without_numbers(const std::string& name) {
@@ -60,32 +53,9 @@ void print_layouts(const std::vector<std::pair<std::string, at::Tensor>>& parame
   out << std::flush;
 }
 
-void print_traffic(const shardweave::CommCounters& step, std::ostream& out) {
-  const auto print = [&](std::string_view name, const OpCounter& counter) {
-    out << absl::StrFormat("  %-16s %5d  %s\n", std::string(name), counter.calls,
-                           format_bytes(counter.bytes));
-  };
-  out << "collectives of one step, on rank 0:\n";
-  for (int op = 0; op < shardweave::kNumOpKinds; ++op) {
-    if (step.by_op[op].calls > 0)
-      print(shardweave::to_string(static_cast<OpKind>(op)), step.by_op[op]);
-  }
-  print("together", step.total());
-  out << std::flush;
-}
-
 void print_sample(const std::string& prompt, const std::string& generated, std::ostream& out) {
   out << "sample, after " << prompt.size() << " bytes of the text:\n"
       << printable(prompt) << " ... " << printable(generated) << std::endl;
-}
-
-std::string format_bytes(int64_t bytes) {
-  if (bytes < 1000) return absl::StrCat(bytes, " B");
-  constexpr std::array<const char*, 5> kUnits = {"kB", "MB", "GB", "TB", "PB"};
-  double value = static_cast<double>(bytes) / 1000;
-  size_t unit = 0;
-  for (; value >= 999.95 && unit + 1 < kUnits.size(); ++unit) value /= 1000;
-  return absl::StrFormat("%.1f %s", value, kUnits[unit]);
 }
 
 }  // namespace train_gpt

@@ -1,7 +1,7 @@
 // What a training tells about itself, as text.
 //
 //   print_layouts(model->named_parameters().pairs(), mesh, std::cout);
-//   print_traffic(after - before, std::cout);
+//   print_sample(written.prompt, written.generated, std::cout);
 #pragma once
 
 #include <ostream>
@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "ATen/core/Tensor.h"
-#include "shardweave/comm/flight_recorder.h"
 #include "shardweave/mesh/device_mesh.h"
 
 namespace train_gpt {
@@ -19,13 +18,7 @@ namespace train_gpt {
 void print_layouts(const std::vector<std::pair<std::string, at::Tensor>>& parameters,
                    const shardweave::DeviceMesh& mesh, std::ostream& out);
 
-// The collectives of one step on one rank, and their bytes.
-void print_traffic(const shardweave::CommCounters& step, std::ostream& out);
-
 // `generated` as it continues `prompt`; bytes that are no printable ASCII become '?'.
 void print_sample(const std::string& prompt, const std::string& generated, std::ostream& out);
-
-// "817 B", "12.3 kB", "4.0 MB".
-std::string format_bytes(int64_t bytes);
 
 }  // namespace train_gpt

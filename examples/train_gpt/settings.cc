@@ -26,6 +26,10 @@ ABSL_FLAG(int64_t, seq, 64, "bytes per sequence");
 ABSL_FLAG(double, lr, 5e-3, "learning rate of AdamW");
 ABSL_FLAG(uint64_t, seed, 1, "of the initial weights, the batches and the sample");
 ABSL_FLAG(int64_t, sample, 200, "bytes to generate at the end");
+ABSL_FLAG(
+    std::string, trace, "",
+    "writes when each operator and each collective of the training ran, on every rank, to this "
+    "file, for https://ui.perfetto.dev or chrome://tracing");
 ABSL_FLAG(absl::Duration, timeout, absl::Minutes(2), "how long a rank waits for the others");
 ABSL_FLAG(bool, check, false, "train on one rank too, and compare the loss of every step");
 ABSL_FLAG(bool, json, false, "end with one line of JSON on stdout; all else goes to stderr");
@@ -86,7 +90,8 @@ std::string Settings::to_string() const {
   };
   return absl::StrCat("mesh ", absl::StrJoin(mesh, ",", name_and_size), ", steps ", steps,
                       ", layers ", layers, ", dim ", dim, ", heads ", heads, ", batch ", batch,
-                      ", seq ", seq, ", lr ", learning_rate, ", seed ", seed, ", sample ", sample);
+                      ", seq ", seq, ", lr ", learning_rate, ", seed ", seed, ", sample ", sample,
+                      trace.empty() ? "" : ", with a trace");
 }
 
 absl::StatusOr<Settings> settings_from_flags(absl::Span<char* const> rest) {
@@ -100,6 +105,7 @@ absl::StatusOr<Settings> settings_from_flags(absl::Span<char* const> rest) {
       .mesh = *std::move(mesh),
       .backend = absl::GetFlag(FLAGS_backend),
       .data = absl::GetFlag(FLAGS_data),
+      .trace = absl::GetFlag(FLAGS_trace),
       .steps = absl::GetFlag(FLAGS_steps),
       .layers = absl::GetFlag(FLAGS_layers),
       .dim = absl::GetFlag(FLAGS_dim),

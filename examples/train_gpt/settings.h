@@ -20,6 +20,7 @@ struct Settings {
   std::vector<shardweave::MeshDim> mesh;  // dp and tp; one that was not named has size 1
   std::string backend;                    // "inproc", "gloo", or "": whichever fits the environment
   std::string data;                       // "": Text::read's default
+  std::string trace;                      // "": none
   int64_t steps, layers, dim, heads, batch, seq, sample;
   double learning_rate;
   uint64_t seed;

@@ -243,18 +243,37 @@ TEST(TrainGptTest, TellsWhatItDoes) {
             HasSubstr("  head.weight            [256, 28]    [R, R]         [256, 28]\n"),
             HasSubstr("training [========================] 5/5  loss "),
             HasSubstr(" tokens/s  0:00 left\n"),
-            HasSubstr("collectives of one step, on rank 0:\n  all_reduce"),
+            HasSubstr("collectives of one step, on rank 0:\ncalls  collective"),
             HasSubstr("sample, after 11 bytes of the text:\n"), HasSubstr("largest difference")));
   EXPECT_THAT(program.err(), IsEmpty());
 }
 
-// docs/architecture.md explains each of them.
+// docs/architecture.md shows and explains them.
 TEST(TrainGptTest, AStepOfTheDefaultsNeeds13Collectives) {
   Program program({"--steps=2", "--sample=0"});
   EXPECT_EQ(program.wait(), 0) << program.err();
-  EXPECT_THAT(program.out(), HasSubstr("on rank 0:\n"
-                                       "  all_reduce          13  3.8 MB\n"
-                                       "  together            13  3.8 MB\n"));
+  EXPECT_THAT(program.out(), HasSubstr("\n13 collectives, 3821076 bytes sent by a rank\n"));
+}
+
+TEST(TrainGptTest, WritesATraceOfAllRanks) {
+  for (const std::string backend : {"inproc", "gloo"}) {
+    const std::string path = temporary("trace.json");
+    Program program(with(kSmall, {"--backend=" + backend, "--trace=" + path}));
+    EXPECT_EQ(program.wait(), 0) << program.err();
+    EXPECT_THAT(program.out(), HasSubstr("trace: " + path));
+    const nlohmann::json trace =
+        nlohmann::json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
+    std::map<int, int> all_reduces;  // of each rank
+    for (const auto& event : trace["traceEvents"]) {
+      if (event["name"] == "all_reduce") ++all_reduces[event["pid"]];
+    }
+    EXPECT_EQ(all_reduces.size(), 4u);
+    for (const auto& [rank, count] : all_reduces) EXPECT_EQ(count, all_reduces[0]) << rank;
+    EXPECT_GT(all_reduces[0], 5);
+  }
+  Program program(with(kSmall, {"--trace=/no/such/folder/trace.json"}));
+  EXPECT_NE(program.wait(), 0);
+  EXPECT_THAT(program.err(), HasSubstr("writing the trace: "));
 }
 
 TEST(TrainGptTest, ReadsATextOfTheUser) {
