@@ -126,12 +126,12 @@ std::string CommTrace::to_string() const {
       ++same->calls;
     }
   }
-  TextTable table({"calls", "collective", "along", "bytes", "tensor", "needed by", "phase",
-                   "module", "source"},
-                  /*right_aligned=*/{0, 3});
+  TextTable table(
+      {"calls", "collective", "along", "bytes", "tensor", "needed by", "phase", "module", "source"},
+      /*right_aligned=*/{0, 3});
   for (const auto& [event, calls] : lines) {
-    table.add({absl::StrCat(calls), event->collective, group_of(*event),
-               absl::StrCat(event->bytes), tensor_of(*event), cause_of(*event),
+    table.add({absl::StrCat(calls), event->collective, group_of(*event), absl::StrCat(event->bytes),
+               tensor_of(*event), cause_of(*event),
                std::string(shardweave::to_string(event->phase)), event->module, event->source});
   }
   std::string text = table.to_string();

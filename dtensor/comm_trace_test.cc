@@ -16,14 +16,14 @@
 namespace shardweave {
 namespace {
 
+using testing::all_gather;
+using testing::all_reduce;
+using testing::broadcast;
 using ::testing::Contains;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
-using testing::all_gather;
-using testing::all_reduce;
-using testing::broadcast;
 using testing::on_mesh;
 using testing::scattered;
 
@@ -84,15 +84,17 @@ TEST(CommTraceTest, ColumnThenRowParallelMlpNeedsOneAllReduceEachWay) {
       at::Tensor x = distribute_tensor(numbers({5, 6}), mesh, NamedPlacements{}, kNothingSent);
       x.requires_grad_();
       const int64_t k = mesh->mesh().size(*mesh->mesh().dim("tp"));
-      const int64_t bytes = 2 * (30 - 30 / k) * 8;  // of [5, 6] doubles, to the other ranks and back
+      const int64_t bytes =
+          2 * (30 - 30 / k) * 8;  // of [5, 6] doubles, to the other ranks and back
       CommTrace trace(mesh);
       const at::Tensor y = block(mlp, x);
-      EXPECT_COMMS(trace, {all_reduce("tp", bytes).by("aten::add").of("other").in("block")
-                               .forward().implicitly()});
+      EXPECT_COMMS(
+          trace,
+          {all_reduce("tp", bytes).by("aten::add").of("other").in("block").forward().implicitly()});
       trace.clear();
       y.sum().backward();
-      EXPECT_COMMS(trace, {all_reduce("tp", bytes).by("aten::add").in("block.mlp")
-                               .backward().implicitly()});
+      EXPECT_COMMS(
+          trace, {all_reduce("tp", bytes).by("aten::add").in("block.mlp").backward().implicitly()});
       EXPECT_EQ(trace.bytes(), bytes);
       trace.clear();
       finish_grad_sync(*mlp);
@@ -193,6 +195,18 @@ TEST(CommTraceTest, AResultThatIsWrittenElsewhereIsTheResult) {
     const CommTrace trace(mesh);
     at::exp_out(a, b);
     EXPECT_COMMS(trace, {all_gather("x", 12 * 8).by("aten::exp").of("result").implicitly()});
+  });
+}
+
+TEST(CommTraceTest, WhatARuleRedistributesIsImplicit) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor scores = scattered(numbers({6, 3}), mesh, {Shard(0)});
+    const at::Tensor labels = distribute_tensor(at::arange(6, at::kLong).remainder(3), mesh,
+                                                {{"dp", Shard(0)}}, kNothingSent);
+    const CommTrace trace(mesh);
+    at::nll_loss(scores, labels);  // a mean: by the sums of the losses and of the weights
+    EXPECT_COMMS(trace, {all_reduce("dp").by("aten::nll_loss_forward").implicitly()});
+    EXPECT_EQ(trace.events()[0].source, "");
   });
 }
 
@@ -314,8 +328,7 @@ TEST(ModuleScopeTest, TheInnermostCountsAndBackwardRemembers) {
 
 TEST(ModuleScopeTest, FindsTheModuleOfEachOfManySteps) {
   on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
-    const at::Tensor x =
-        scattered(numbers({4, 6}), mesh, {Replicate()}).detach().requires_grad_();
+    const at::Tensor x = scattered(numbers({4, 6}), mesh, {Replicate()}).detach().requires_grad_();
     const auto forward = [&](const std::string& name) {
       const ModuleScope scope(mesh, name);
       return redistribute(x * 2, {Shard(0)}).exp().sum();  // backward: all_gather
@@ -335,8 +348,7 @@ TEST(ModuleScopeTest, FindsTheModuleOfEachOfManySteps) {
 
 TEST(ModuleScopeTest, KnowsTheModuleThatRanWhenTheTraceBegan) {
   on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
-    const at::Tensor x =
-        scattered(numbers({4, 6}), mesh, {Replicate()}).detach().requires_grad_();
+    const at::Tensor x = scattered(numbers({4, 6}), mesh, {Replicate()}).detach().requires_grad_();
     const ModuleScope scope(mesh, "m");
     CommTrace trace(mesh);
     const at::Tensor y = redistribute(x * 2, {Shard(0)}).exp().sum();

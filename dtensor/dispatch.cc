@@ -388,10 +388,9 @@ std::unique_ptr<CacheEntry> decide(const c10::OperatorHandle& op, const OpInfo& 
       written_input = flat_input_of(call, write.arg);
     }
   }
-  Decision decision =
-      info.rule->each_element
-          ? propagate_elements(context, call, *info.rule)
-          : propagate(context, call, *info.rule, written_input, weighed);
+  Decision decision = info.rule->each_element
+                          ? propagate_elements(context, call, *info.rule)
+                          : propagate(context, call, *info.rule, written_input, weighed);
   entry->kernel = decision.kernel;
   for (int i = 0; i < call.num_inputs(); ++i) {
     change_input(context, call, i, decision.inputs[i], device, *entry);

@@ -86,20 +86,27 @@ Explanation explained(const c10::OperatorHandle& op, const Decided& decided) {
     const auto change =
         std::find_if(entry.input_changes.begin(), entry.input_changes.end(),
                      [&](const InputChange& c) { return c.input == static_cast<int>(i); });
-    result.inputs.push_back(tensor_of(
-        input_name(op, decided, i), *decided.inputs[i].spec, entry.inputs[i]->layout,
-        change == entry.input_changes.end() ? RedistributePlan() : change->plan));
+    result.inputs.push_back(
+        tensor_of(input_name(op, decided, i), *decided.inputs[i].spec, entry.inputs[i]->layout,
+                  change == entry.input_changes.end() ? RedistributePlan() : change->plan));
   }
   for (size_t i = 0; i < entry.outputs.size(); ++i) {
     if (entry.outputs[i] == nullptr) continue;
     const auto written =
-        std::find_if(entry.written.begin(), entry.written.end(), [&](const auto& w) {
-          return w.output == static_cast<int>(i);
-        });
+        std::find_if(entry.written.begin(), entry.written.end(),
+                     [&](const auto& w) { return w.output == static_cast<int>(i); });
     const bool stays = written == entry.written.end();
     result.outputs.push_back(tensor_of(output_name(i, entry.outputs.size()), *entry.outputs[i],
                                        stays ? entry.outputs[i]->layout : written->spec->layout,
                                        stays ? RedistributePlan() : written->plan));
+  }
+  for (const CacheEntry::Written& written : entry.written) {
+    if (written.output >= 0 || written.plan.steps.empty()) continue;
+    std::string name = absl::StrCat("result in ", op.schema().arguments()[written.arg].name());
+    if (written.element >= 0) absl::StrAppend(&name, "[", written.element, "]");
+    result.outputs.push_back(
+        tensor_of(std::move(name), *written.spec, written.spec->layout, written.plan));
+    result.outputs.back().before = written.plan.steps.front().before;
   }
   return result;
 }
@@ -119,14 +126,14 @@ c10::OperatorHandle find_operator(std::string_view text) {
     if (other.name == name) overloads.push_back(c10::toString(other));
   }
   std::sort(overloads.begin(), overloads.end());
-  if (overloads.empty()) bad_name(text, "there is no such operator; wanted a name such as aten::mm");
+  if (overloads.empty())
+    bad_name(text, "there is no such operator; wanted a name such as aten::mm");
   bad_name(text, absl::StrCat("wanted one of its overloads: ", absl::StrJoin(overloads, ", ")));
 }
 
 class Explainer final : public Observer {
  public:
-  void operator_begins(const c10::OperatorHandle& op,
-                       absl::Span<const c10::IValue> args) override {
+  void operator_begins(const c10::OperatorHandle& op, absl::Span<const c10::IValue> args) override {
     if (const auto decided = decide_only(op, args)) explanations.push_back(explained(op, *decided));
   }
 
@@ -234,7 +241,8 @@ std::string Explanation::to_string() const {
     for (const Tensor& t : *tensors) {
       std::string layout = t.before.to_string();
       if (t.before != t.after) absl::StrAppend(&layout, " -> ", t.after.to_string());
-      table.add({t.name, absl::StrCat(c10::toString(t.dtype), "[", absl::StrJoin(t.shape, ", "), "]"),
+      table.add({t.name,
+                 absl::StrCat(c10::toString(t.dtype), "[", absl::StrJoin(t.shape, ", "), "]"),
                  std::move(layout), t.plan.steps.empty() ? "" : t.plan.to_string()});
     }
   }

@@ -68,10 +68,10 @@ struct Explanation {
     friend bool operator==(const Dim&, const Dim&) = default;
   };
 
-  std::string op;    // "aten::add.Tensor"
-  std::string mesh;  // "DeviceMesh(dp=2, tp=2)"
-  bool has_rule = true;  // false: every input is gathered, and `dims` is empty
-  std::vector<Dim> dims;
+  std::string op;               // "aten::add.Tensor"
+  std::string mesh;             // "DeviceMesh(dp=2, tp=2)"
+  bool has_rule = true;         // false: every input is gathered, and `dims` is empty
+  std::vector<Dim> dims;        // empty too for what decides each element of lists (_foreach_add)
   std::vector<Tensor> inputs;   // None and plain scalars left out
   std::vector<Tensor> outputs;  // empty without a rule
 

@@ -207,9 +207,9 @@ TEST(ExplainTest, BadCallsAreErrors) {
                 HasSubstr("none of the arguments is a DTensor"));
     EXPECT_THAT(message([&] { explain("aten::mul.Tensor", {x, at::ones({4, 6})}); }),
                 HasSubstr("plain tensor of shape [4, 6]"));
-    EXPECT_THROW(explain("aten::mm", {x}), c10::Error);        // an argument is missing
-    EXPECT_THROW(explain("aten::mm", {x, 3}), c10::Error);     // and of the wrong type
-    EXPECT_THROW(explain("aten::mm", {x, x}), c10::Error);     // and of the wrong shape
+    EXPECT_THROW(explain("aten::mm", {x}), c10::Error);     // an argument is missing
+    EXPECT_THROW(explain("aten::mm", {x, 3}), c10::Error);  // and of the wrong type
+    EXPECT_THROW(explain("aten::mm", {x, x}), c10::Error);  // and of the wrong shape
     EXPECT_THROW(explain(mesh, [&] { at::mm(x, x); }), c10::Error);
     const CommTrace trace(mesh);  // the observer of the call that threw is gone
     x.softmax(0);
@@ -225,7 +225,8 @@ TEST(ExplainTest, TextAndJson) {
     EXPECT_THAT(text, ::testing::StartsWith("aten::_softmax on DeviceMesh(tp=2)\n"
                                             "along tp (2 ranks):\n"));
     EXPECT_THAT(text, HasSubstr("  *  "));
-    EXPECT_THAT(text, HasSubstr("[S(0)] -> [S(1)]  all_to_all(mesh dim 0, S(0) -> S(1)): 48 bytes\n"))
+    EXPECT_THAT(text,
+                HasSubstr("[S(0)] -> [S(1)]  all_to_all(mesh dim 0, S(0) -> S(1)): 48 bytes\n"))
         << text;
     const auto json = nlohmann::json::parse(e.to_json());
     EXPECT_EQ(json["op"], "aten::_softmax");

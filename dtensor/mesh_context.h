@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -60,8 +61,9 @@ class MeshContext {
   int strict_depth = 0;                     // > 0: implicit communication is an error
   absl::flat_hash_set<std::string> warned;  // operators without a rule that were reported
   ModuleNames modules;
-  std::vector<Observer*> observers;  // who looks (observer.h); none, most of the time
-  int64_t collectives_seen = 0;      // by observers
+  std::vector<Observer*> observers;              // who looks (observer.h); none, most of the time
+  int64_t collectives_seen = 0;                  // by observers
+  std::vector<std::string_view> operators_seen;  // by observers, that run; outermost first
 
  private:
   struct Hash {

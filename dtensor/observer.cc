@@ -18,16 +18,18 @@ CommEvent event_of(const MeshContext& context, const Cause& cause, const Sending
     event.group_size *= context.mesh().size(m);
   }
   event.bytes = sending.bytes;
-  event.op = cause.name;
+  // What a rule redistributes while it runs an operator by others, nobody has called.
+  const bool by_a_rule = !cause.implicit() && !context.operators_seen.empty();
+  event.op = by_a_rule ? context.operators_seen.back() : cause.name;
   event.argument = cause.argument;
-  event.implicit = cause.implicit();
+  event.implicit = cause.implicit() || by_a_rule;
   event.dtype = sending.dtype;
   event.shape.assign(sending.shape.begin(), sending.shape.end());
   event.before = sending.before;
   event.after = sending.after;
   event.module = context.modules.current();
-  event.phase = torch::autograd::get_current_graph_task_id() == -1 ? Phase::kForward
-                                                                  : Phase::kBackward;
+  event.phase =
+      torch::autograd::get_current_graph_task_id() == -1 ? Phase::kForward : Phase::kBackward;
   if (!event.implicit) {
     event.source = absl::StrCat(cause.where.file_name(), ":", cause.where.line());
   }
@@ -49,11 +51,21 @@ Observing::~Observing() {
 
 void OperatorSpan::begin(MeshContext& context, const c10::OperatorHandle& op,
                          absl::Span<const c10::IValue> args) {
+  size_t told = 0;
+  try {
+    for (; told < context.observers.size(); ++told) {
+      context.observers[told]->operator_begins(op, args);
+    }
+  } catch (...) {  // explain() has found what is wrong with the call
+    while (told-- > 0) context.observers[told]->operator_ends();
+    throw;
+  }
+  context.operators_seen.push_back(op.operator_name().name);
   context_ = &context;
-  for (Observer* observer : context.observers) observer->operator_begins(op, args);
 }
 
 void OperatorSpan::end() {
+  context_->operators_seen.pop_back();
   for (Observer* observer : context_->observers) observer->operator_ends();
 }
 

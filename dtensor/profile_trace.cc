@@ -27,8 +27,8 @@ struct Event {
   const char* category;
   std::string module;
   Phase phase = Phase::kForward;
-  int64_t begin = 0;  // nanoseconds since 1970
-  int64_t end = -1;   // not yet
+  int64_t begin = 0;    // nanoseconds since 1970
+  int64_t end = -1;     // not yet
   int collective = -1;  // index into collectives
 };
 
@@ -68,8 +68,8 @@ std::string describe(const ConnectedMesh& mesh) {
 }
 
 [[noreturn]] void cannot_write(const std::string& path) {
-  throw Error(absl::UnavailableError(
-      absl::StrCat("ProfileScope: cannot write the trace to '", path, "'")));
+  throw Error(
+      absl::UnavailableError(absl::StrCat("ProfileScope: cannot write the trace to '", path, "'")));
 }
 
 }  // namespace

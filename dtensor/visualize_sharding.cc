@@ -25,15 +25,15 @@ constexpr int64_t kMaxCombinations = 4096;  // of coordinates that are looked at
 
 struct Piece {
   Interval interval;
-  Index owner;         // coordinates on Axis::cuts
+  Index owner;          // coordinates on Axis::cuts
   int owner_index = 0;  // equal for equal owners, counted from 0
 };
 
 // One drawn dimension.
 struct Axis {
-  int dim = -1;            // of the tensor; -1: it has fewer
+  int dim = -1;  // of the tensor; -1: it has fewer
   int64_t size = 1;
-  std::vector<int> cuts;   // mesh dimensions, outermost first
+  std::vector<int> cuts;  // mesh dimensions, outermost first
   // Ascending; where one does not begin at its predecessor's end, some are left out.
   std::vector<Piece> pieces;
   int num_owners = 0;
@@ -86,15 +86,13 @@ Axis make_axis(const Layout& layout, const DeviceMesh& mesh, absl::Span<const in
     const Index owner = combination(mesh, axis.cuts, n);
     Coordinate coordinate(mesh.ndim(), 0);
     for (size_t i = 0; i < owner.size(); ++i) coordinate[axis.cuts[i]] = owner[i];
-    for (const Interval& interval :
-         local_intervals(layout, mesh.shape(), coordinate, shape, dim)) {
+    for (const Interval& interval : local_intervals(layout, mesh.shape(), coordinate, shape, dim)) {
       axis.pieces.push_back({interval, owner});
     }
   }
   if (axis.size == 0) axis.pieces.push_back({{0, 0}, combination(mesh, axis.cuts, 0)});
-  std::sort(axis.pieces.begin(), axis.pieces.end(), [](const Piece& a, const Piece& b) {
-    return a.interval.begin < b.interval.begin;
-  });
+  std::sort(axis.pieces.begin(), axis.pieces.end(),
+            [](const Piece& a, const Piece& b) { return a.interval.begin < b.interval.begin; });
   if (static_cast<int>(axis.pieces.size()) > max_pieces) {
     const int first = (max_pieces + 1) / 2;
     axis.pieces.erase(axis.pieces.begin() + first, axis.pieces.end() - (max_pieces - first));
@@ -133,9 +131,9 @@ absl::StatusOr<Picture> make_picture(const Layout& layout, const DeviceMesh& mes
                                      const VisualizeOptions& options) {
   if (absl::Status fits = validate(layout, mesh.shape(), shape); !fits.ok()) return fits;
   if (options.max_pieces < 2 || options.max_ranks < 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "visualize_sharding: max_pieces ", options.max_pieces, " and max_ranks ",
-        options.max_ranks, ": wanted at least 2 and 1"));
+    return absl::InvalidArgumentError(absl::StrCat("visualize_sharding: max_pieces ",
+                                                   options.max_pieces, " and max_ranks ",
+                                                   options.max_ranks, ": wanted at least 2 and 1"));
   }
   const auto dims = drawn_dims(layout, shape, options);
   if (!dims.ok()) return dims.status();
@@ -212,8 +210,8 @@ std::vector<std::string> legend(const Picture& p) {
                                  placement.to_string(), ": ", what));
   }
   if (p.shape.size() > 2) {
-    lines.push_back(absl::StrCat("rows: dimension ", p.rows.dim, ", columns: dimension ",
-                                 p.columns.dim));
+    lines.push_back(
+        absl::StrCat("rows: dimension ", p.rows.dim, ", columns: dimension ", p.columns.dim));
   }
   if (p.mesh.size() > kMaxCombinations) return lines;
   std::vector<int> dims(p.mesh.ndim());
@@ -306,11 +304,10 @@ std::string text_of(const Picture& p) {
   }
   const std::vector<Track> columns =
       tracks(p.columns, extents(p.columns, kWidth, least_widths), /*gap=*/3);
-  const std::vector<Track> rows =
-      tracks(p.rows,
-             extents(p.rows, p.rows.pieces.size() == 1 ? 1 : kHeight,
-                     std::vector<int64_t>(p.rows.pieces.size(), 1)),
-             /*gap=*/1);
+  const std::vector<Track> rows = tracks(p.rows,
+                                         extents(p.rows, p.rows.pieces.size() == 1 ? 1 : kHeight,
+                                                 std::vector<int64_t>(p.rows.pieces.size(), 1)),
+                                         /*gap=*/1);
 
   int64_t margin = 0;
   if (p.rows.dim >= 0) {
@@ -347,9 +344,9 @@ std::string text_of(const Picture& p) {
           text += centered(rows[i].piece == nullptr ? "⋮" : middle ? "⋯" : "", c.extent);
           continue;
         }
-        text += painted(
-            centered(middle ? ranks(p, *rows[i].piece, *c.piece) : std::string(), c.extent),
-            color(p, *rows[i].piece, *c.piece), p.options.colors);
+        text +=
+            painted(centered(middle ? ranks(p, *rows[i].piece, *c.piece) : std::string(), c.extent),
+                    color(p, *rows[i].piece, *c.piece), p.options.colors);
       }
       text += "│\n";
     }
@@ -388,8 +385,9 @@ constexpr double kLetter = 0.56;  // width of a letter over the font's size, abo
 
 std::string words(double x, double y, std::string_view anchor, double size,
                   const std::string& text) {
-  return absl::StrFormat("<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\" font-size=\"%.1f\">%s</text>\n",
-                         x, y, std::string(anchor), size, escaped(text));
+  return absl::StrFormat(
+      "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\" font-size=\"%.1f\">%s</text>\n", x, y,
+      std::string(anchor), size, escaped(text));
 }
 
 std::string svg_of(const Picture& p) {
@@ -397,19 +395,22 @@ std::string svg_of(const Picture& p) {
                                                        "#d4a72c", "#a371f7", "#39c5cf", "#8b949e"};
   constexpr double kFont = 13, kLine = 20, kPad = 16, kGrid = 560;
   constexpr int64_t kGap = 24;
-  const double wide = p.columns.size > 0 ? static_cast<double>(p.rows.size) /
-                                               static_cast<double>(p.columns.size)
-                                         : 1;
+  const double wide = p.columns.size > 0
+                          ? static_cast<double>(p.rows.size) / static_cast<double>(p.columns.size)
+                          : 1;
   const auto height_wanted = static_cast<int64_t>(
-      p.rows.dim < 0 ? 48 : std::clamp(kGrid * wide, 48.0 * static_cast<double>(std::min<size_t>(p.rows.pieces.size(), 4)), 420.0));
-  const std::vector<Track> columns = tracks(
-      p.columns,
-      extents(p.columns, static_cast<int64_t>(kGrid),
-              std::vector<int64_t>(p.columns.pieces.size(), 28)),
-      kGap);
-  const std::vector<Track> rows =
-      tracks(p.rows,
-             extents(p.rows, height_wanted, std::vector<int64_t>(p.rows.pieces.size(), 24)), kGap);
+      p.rows.dim < 0
+          ? 48
+          : std::clamp(kGrid * wide,
+                       48.0 * static_cast<double>(std::min<size_t>(p.rows.pieces.size(), 4)),
+                       420.0));
+  const std::vector<Track> columns =
+      tracks(p.columns,
+             extents(p.columns, static_cast<int64_t>(kGrid),
+                     std::vector<int64_t>(p.columns.pieces.size(), 28)),
+             kGap);
+  const std::vector<Track> rows = tracks(
+      p.rows, extents(p.rows, height_wanted, std::vector<int64_t>(p.rows.pieces.size(), 24)), kGap);
   const auto sum = [](const std::vector<Track>& all) {
     int64_t total = 0;
     for (const Track& track : all) total += track.extent;
@@ -455,7 +456,8 @@ std::string svg_of(const Picture& p) {
     for (const Track& c : columns) {
       const auto cell = static_cast<double>(c.extent);
       if (i == 0 && c.piece != nullptr && p.columns.dim >= 0) {
-        const double size = std::min(kFont, cell / (static_cast<double>(width(range(*c.piece))) * kLetter));
+        const double size =
+            std::min(kFont, cell / (static_cast<double>(width(range(*c.piece))) * kLetter));
         svg += words(x + cell / 2, top - 6, "middle", size, range(*c.piece));
       }
       if (row == nullptr || c.piece == nullptr) {
@@ -463,7 +465,8 @@ std::string svg_of(const Picture& p) {
                      row == nullptr ? "⋮" : "⋯");
       } else {
         const std::string label = ranks(p, *row, *c.piece);
-        std::string where = p.columns.dim < 0 ? "" : absl::StrCat("columns ", range(*c.piece), ": ");
+        std::string where =
+            p.columns.dim < 0 ? "" : absl::StrCat("columns ", range(*c.piece), ": ");
         if (p.rows.dim >= 0) where = absl::StrCat("rows ", range(*row), ", ", where);
         svg += absl::StrFormat(
             "<g><title>%s</title><rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" "
@@ -472,8 +475,8 @@ std::string svg_of(const Picture& p) {
             std::string(kColors[color(p, *row, *c.piece)]));
         const double fits = (cell - 4) / (static_cast<double>(width(label)) * kLetter);
         // What would be too small to read is left to the title.
-        svg += words(x + cell / 2, y + height / 2 + kFont / 3, "middle", std::clamp(fits, 8.0, kFont + 2),
-                     fits < 8 ? "…" : label);
+        svg += words(x + cell / 2, y + height / 2 + kFont / 3, "middle",
+                     std::clamp(fits, 8.0, kFont + 2), fits < 8 ? "…" : label);
         svg += "</g>\n";
       }
       x += cell;

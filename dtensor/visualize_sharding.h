@@ -63,8 +63,8 @@ absl::StatusOr<std::string> visualize_sharding_svg(const Layout& layout, const D
 
 // Prints the text, in colours where terminal_colors(out) or the options say so.
 absl::Status visualize_sharding(const Layout& layout, const DeviceMesh& mesh,
-                                absl::Span<const int64_t> shape,
-                                VisualizeOptions options = {}, std::FILE* out = stdout);
+                                absl::Span<const int64_t> shape, VisualizeOptions options = {},
+                                std::FILE* out = stdout);
 
 // `out` is a terminal that shows colours, and the environment variable NO_COLOR
 // (https://no-color.org) is not set.

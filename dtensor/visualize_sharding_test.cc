@@ -33,7 +33,8 @@ int occurrences(const std::string& text, const std::string& part) {
 const DeviceMesh kSquare = mesh_of({{"dp", 2}, {"tp", 2}});
 
 TEST(VisualizeShardingTest, TwoCutsMakeAGrid) {
-  EXPECT_EQ(text_of({Shard(0), Shard(1)}, kSquare, {7, 5}), R"([7, 5] as [S(0), S(1)] on DeviceMesh(dp=2, tp=2)
+  EXPECT_EQ(text_of({Shard(0), Shard(1)}, kSquare, {7, 5}),
+            R"([7, 5] as [S(0), S(1)] on DeviceMesh(dp=2, tp=2)
                     0:3                          3:5
     ┌──────────────────────────────────┬──────────────────────┐
     │                                  │                      │
@@ -92,7 +93,8 @@ TEST(VisualizeShardingTest, RanksWithNothingAreNamed) {
   const std::string text = text_of({Shard(0)}, mesh_of({{"x", 4}}), {2, 3});
   EXPECT_THAT(text, EndsWith("nothing on ranks 2, 3\n"));
   EXPECT_THAT(text_of({Shard(0)}, mesh_of({{"x", 3}}), {2}), EndsWith("nothing on rank 2\n"));
-  EXPECT_THAT(text_of({Shard(0)}, mesh_of({{"x", 2}}), {0, 3}), EndsWith("nothing on ranks 0, 1\n"));
+  EXPECT_THAT(text_of({Shard(0)}, mesh_of({{"x", 2}}), {0, 3}),
+              EndsWith("nothing on ranks 0, 1\n"));
 }
 
 TEST(VisualizeShardingTest, TwoOfMoreDimensionsAreDrawn) {
@@ -231,8 +233,7 @@ TEST(VisualizeShardingTest, BadInputIsAnError) {
   message(Layout({Shard(0), Replicate()}), {4, 4}, options);
   options.dims.reset();
   options.max_pieces = 1;
-  EXPECT_THAT(message(Layout({Shard(0), Replicate()}), {4, 4}, options),
-              HasSubstr("max_pieces 1"));
+  EXPECT_THAT(message(Layout({Shard(0), Replicate()}), {4, 4}, options), HasSubstr("max_pieces 1"));
 }
 
 }  // namespace

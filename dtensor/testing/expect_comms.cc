@@ -70,17 +70,18 @@ bool CommMatcher::MatchAndExplain(const CommEvent& event, std::ostream* why) con
     if (different && why != nullptr) (*why << ... << words);
     return different;
   };
-  return !(differs(event.collective != collective_, "it is ", event.collective) ||
-           differs(!mesh_dims_.empty() && event.mesh_dims != mesh_dims_, "it goes along ",
-                   absl::StrJoin(event.mesh_dims, ", ")) ||
-           differs(bytes_ && event.bytes != *bytes_, "it sends ", event.bytes, " bytes") ||
-           differs(op_ && event.op != *op_, "it is for ", event.op) ||
-           differs(argument_ && event.argument != *argument_, "it moves '", event.argument, "'") ||
-           differs(module_ && !matches_fqn(*module_, event.module), "it is in module '",
-                   event.module, "'") ||
-           differs(phase_ && event.phase != *phase_, "it is ", shardweave::to_string(event.phase)) ||
-           differs(implicit_ && event.implicit != *implicit_, "it is ",
-                   event.implicit ? "implicit" : "explicit"));
+  return !(
+      differs(event.collective != collective_, "it is ", event.collective) ||
+      differs(!mesh_dims_.empty() && event.mesh_dims != mesh_dims_, "it goes along ",
+              absl::StrJoin(event.mesh_dims, ", ")) ||
+      differs(bytes_ && event.bytes != *bytes_, "it sends ", event.bytes, " bytes") ||
+      differs(op_ && event.op != *op_, "it is for ", event.op) ||
+      differs(argument_ && event.argument != *argument_, "it moves '", event.argument, "'") ||
+      differs(module_ && !matches_fqn(*module_, event.module), "it is in module '", event.module,
+              "'") ||
+      differs(phase_ && event.phase != *phase_, "it is ", shardweave::to_string(event.phase)) ||
+      differs(implicit_ && event.implicit != *implicit_, "it is ",
+              event.implicit ? "implicit" : "explicit"));
 }
 
 std::string CommMatcher::to_string() const {
@@ -126,8 +127,8 @@ std::string ExpectedComms::difference(const std::vector<CommEvent>& events) cons
                         events.empty() ? "" : ":", listed(events));
   }
   bool alike = events.size() == in_order_.size();
-  std::string text = absl::StrCat("expected ", in_order_.size(), " collectives, got ",
-                                  events.size(), "\n");
+  std::string text =
+      absl::StrCat("expected ", in_order_.size(), " collectives, got ", events.size(), "\n");
   for (size_t i = 0; i < std::max(events.size(), in_order_.size()); ++i) {
     std::ostringstream why;
     const bool both = i < events.size() && i < in_order_.size();
@@ -138,8 +139,8 @@ std::string ExpectedComms::difference(const std::vector<CommEvent>& events) cons
       absl::StrAppend(&text, "  ", i, "  as expected: ", got, "\n");
       continue;
     }
-    absl::StrAppend(&text, "  ", i, "  expected: ",
-                    i < in_order_.size() ? in_order_[i].to_string() : "nothing",
+    absl::StrAppend(&text, "  ", i,
+                    "  expected: ", i < in_order_.size() ? in_order_[i].to_string() : "nothing",
                     "\n     got:      ", got, "\n");
     if (both) absl::StrAppend(&text, "     but ", why.str(), "\n");
   }
