@@ -215,7 +215,7 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
   const Layout replicated{Placements(layout.mesh_ndim())};
 
   const Cause cause = {.name = "distribute_tensor", .where = where};
-  at::Tensor whole = tensor.detach().contiguous().resolve_conj().resolve_neg();
+  at::Tensor whole = tensor.detach().resolve_conj().resolve_neg().contiguous();
   if (options.source.has_value() && context->mesh().size() > 1) {
     std::vector<int> all_dims;
     for (int m = 0; m < context->mesh().ndim(); ++m) all_dims.push_back(m);

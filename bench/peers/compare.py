@@ -16,12 +16,11 @@ import statistics
 import subprocess
 import sys
 
-CACHE = os.path.join(
-    os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "shardweave"
-)
-VENV = os.path.join(CACHE, "peers")
-PACKAGES = ["torch==2.11.0", "numpy", "jax"]
 HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "..", "tools", "python"))
+import python_env  # noqa: E402
+
+PACKAGES = [python_env.TORCH, "numpy", "jax"]
 
 # name, dim, layers, seq, batch, steps
 SIZES = [("d=64", 64, 4, 32, 4, 60), ("d=256", 256, 4, 128, 4, 15)]
@@ -41,17 +40,6 @@ def run(command, **env):
             % (" ".join(command), result.returncode, result.stdout, result.stderr)
         )
     return result.stdout
-
-
-def venv():
-    python = os.path.join(VENV, "bin", "python")
-    ready = os.path.join(VENV, "ready")
-    if not os.path.exists(ready):
-        say("installing %s into %s" % (", ".join(PACKAGES), VENV))
-        run([sys.executable, "-m", "venv", VENV])
-        run([python, "-m", "pip", "install", "-q"] + PACKAGES)
-        open(ready, "w").close()
-    return python
 
 
 def milliseconds(text):
@@ -131,7 +119,7 @@ def main():
     parser.add_argument("--train_gpt", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--dispatch", required=True, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    python = venv()
+    python = python_env.python_with(PACKAGES)
     result = {}
     if args.only != "gpt":
         result["dispatch"] = compare_dispatch(python, args.dispatch)
