@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "ATen/ops/abs.h"
+#include "ATen/TensorOperators.h"
 #include "ATen/ops/full_like.h"
 #include "ATen/ops/isfinite.h"
 #include "ATen/ops/view_as_complex.h"
@@ -37,7 +37,7 @@ Rank& self() {
 }
 
 void join(const std::string& store_path, int64_t rank, int64_t world_size,
-          const std::vector<int64_t>& mesh, double timeout) {
+          at::IntArrayRef mesh, double timeout) {
   RendezvousInfo info;
   info.rank = static_cast<int>(rank);
   info.world_size = static_cast<int>(world_size);
@@ -84,7 +84,7 @@ at::Tensor distribute(const at::Tensor& whole, const std::string& layout) {
 }
 
 // All ranks' numbers, in rank order. Throws if a rank calls something else, or does not come.
-std::vector<int64_t> gather_numbers(const std::vector<int64_t>& mine) {
+std::vector<int64_t> gather_numbers(at::IntArrayRef mine) {
   std::vector<int64_t> all(mine.size() * self().world->size());
   throw_if_error(self()
                      .world->comm()
@@ -98,7 +98,7 @@ std::vector<int64_t> gather_numbers(const std::vector<int64_t>& mine) {
 bool is_sharded(const at::Tensor& tensor) {
   return is_dtensor(tensor);
 }
-at::Tensor full(const at::Tensor& tensor) {
+at::Tensor gathered(const at::Tensor& tensor) {
   return full_tensor(tensor);
 }
 std::string description(const at::Tensor& tensor) {
@@ -117,7 +117,7 @@ void seed(int64_t value) {
 TORCH_LIBRARY(shardweave_test, m) {
   m.def("join(str store, int rank, int world_size, int[] mesh, float timeout) -> ()", &join);
   m.def("distribute(Tensor whole, str layout) -> Tensor", &distribute);
-  m.def("full_tensor(Tensor t) -> Tensor", &full);
+  m.def("full_tensor(Tensor t) -> Tensor", &gathered);
   m.def("is_dtensor(Tensor t) -> bool", &is_sharded);
   m.def("describe(Tensor t) -> str", &description);
   m.def("gather_numbers(int[] mine) -> int[]", &gather_numbers);
