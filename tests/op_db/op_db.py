@@ -201,7 +201,7 @@ class Operator:
         return {**result, "kind": worst, "details": dict(map(tuple, told))[worst]}
 
 
-def run_mesh(ops, mesh, options, directory):
+def run_mesh(ops, mesh, options, directory, write):
     """([result], [operators that gather], {operator: reason})."""
     results, gathers, untested = [], [], []
     counts = collections.Counter()
@@ -241,6 +241,8 @@ def run_mesh(ops, mesh, options, directory):
             if operator.gathers:
                 gathers.append(operator.op.full_name)
             results += operator.results
+            for r in operator.results:
+                write(r)
             counts.update(r["kind"] for r in operator.results)
         progress.show(counts, ", ".join(o.op.full_name for o in running.values()))
     progress.end()
@@ -299,16 +301,14 @@ def main():
     if not ops:
         raise SystemExit("no operator's name matches --ops=%s" % options.ops)
     everything = {}
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, open(
+            options.write or os.devnull, "w", buffering=1) as written:
         for name in options.mesh.split(","):
             mesh = [int(size) for size in name.split("x")]
-            results, gathers, untested = run_mesh(ops, mesh, options, directory)
+            results, gathers, untested = run_mesh(
+                ops, mesh, options, directory,
+                lambda r: written.write(json.dumps({"mesh": name, **r}) + "\n"))
             everything[name] = summary(results, gathers, untested)
-            if options.write:
-                with open(options.write, "a") as f:
-                    for r in results:
-                        f.write(json.dumps({"mesh": name, **r}) + "\n")
-                    f.write(json.dumps({"mesh": name, "gathers": gathers}) + "\n")
             if not options.json:
                 table(name, results, everything[name], options.details)
     if options.json:
