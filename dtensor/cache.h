@@ -49,6 +49,7 @@ struct CacheEntry {
     SpecRef spec;           // that the argument has and keeps
     RedistributePlan plan;  // from outputs[output] to spec; empty: the operator writes in place
     bool direct = true;     // the local operator writes the argument's own local tensor
+    bool becomes = false;   // an out= argument of another shape: it becomes a tensor of `spec`
   };
   std::vector<Written> written;
 };

@@ -71,29 +71,117 @@ const std::shared_ptr<MeshContext>& find_context(const c10::OperatorHandle& op,
   fail(op, absl::StatusCode::kInternal, "dispatched to DTensor without a DTensor argument");
 }
 
-[[noreturn]] void mixed(const c10::OperatorHandle& op, size_t arg, const c10::TensorImpl* plain) {
+[[noreturn]] void mixed(const c10::OperatorHandle& op, size_t arg, const c10::TensorImpl* plain,
+                        const char* why) {
   fail(op, absl::StatusCode::kInvalidArgument,
        absl::StrCat(
            "argument '", op.schema().arguments()[arg].name(), "' is a plain tensor of shape [",
            absl::StrJoin(plain->sizes(), ", "),
-           "] among DTensors; make it one with distribute_tensor() (only plain scalars mix)"));
+           "] among DTensors that ", why, "; make it one with distribute_tensor()"));
+}
+
+SpecRef replicated_spec(MeshContext& context, const at::Tensor& local) {
+  const auto sizes = local.sizes();
+  const auto strides = local.strides();
+  return context.intern(Layout(Placements(context.mesh().ndim())), {sizes.data(), sizes.size()},
+                        {strides.data(), strides.size()}, local.scalar_type(), local.device());
+}
+
+bool writes(const OpInfo& info, size_t arg) {
+  for (const OpInfo::Write& write : info.writes) {
+    if (write.arg == static_cast<int>(arg)) return true;
+  }
+  return false;
 }
 
 // Formulas of derivatives make plain tensors here and there (at::zeros(sizes, grad.options()), then scatter_): the
-// same on every rank, so they count as replicated. Outside of backward a plain tensor is the user's, and an error.
-void adopt_plain_tensors(const OpInfo& info, const std::shared_ptr<MeshContext>& context,
-                         absl::Span<IValue> args) {
+// same on every rank, so they count as replicated.
+void adopt_in_backward(const OpInfo& info, const std::shared_ptr<MeshContext>& context,
+                       absl::Span<IValue> args) {
   for (size_t i = 0; i < args.size(); ++i) {
     if (info.args[i] != ArgKind::kTensor || !args[i].isTensor()) continue;
     const at::Tensor& plain = args[i].toTensor();
-    if (!plain.defined() || plain.dim() == 0 || is_dtensor(plain.unsafeGetTensorImpl())) continue;
-    const auto sizes = plain.sizes();
-    const auto strides = plain.strides();
-    SpecRef spec =
-        context->intern(Layout(Placements(context->mesh().ndim())), {sizes.data(), sizes.size()},
-                        {strides.data(), strides.size()}, plain.scalar_type(), plain.device());
+    if (!plain.defined() || is_dtensor(plain.unsafeGetTensorImpl())) continue;
+    if (plain.dim() == 0 && !writes(info, i)) continue;
     // In place: the formula goes on with its own handle.
-    convert_in_place(plain, plain.detach(), std::move(spec), context);
+    convert_in_place(plain, plain.detach(), replicated_spec(*context, plain), context);
+  }
+}
+
+// Of shape and elements; the same on every rank.
+uint64_t checksum(const at::Tensor& plain) {
+  const at::Tensor contiguous = plain.detach().resolve_conj().resolve_neg().contiguous();
+  uint64_t sum = 0xcbf29ce484222325;  // FNV-1a
+  auto add = [&](uint64_t value) { sum = (sum ^ value) * 0x100000001b3; };
+  add(static_cast<uint64_t>(plain.scalar_type()));
+  for (int64_t size : plain.sizes()) add(static_cast<uint64_t>(size));
+  const auto* bytes = static_cast<const unsigned char*>(contiguous.const_data_ptr());
+  for (size_t i = 0; i < contiguous.nbytes(); ++i) add(bytes[i]);
+  return sum;
+}
+
+// Plain tensors that an operator reads next to DTensors (masks and weights that LibTorch's composite operators make, a
+// user's constants) count as replicated if they are the same on every rank, which costs a small collective to find out.
+void adopt_equal(const c10::OperatorHandle& op, const OpInfo& info,
+                 const std::shared_ptr<MeshContext>& context, absl::Span<IValue> args) {
+  std::vector<uint64_t> sums;
+  auto adopted = [&](size_t i, const IValue& value) -> IValue {
+    if (!value.isTensor()) return value;
+    const at::Tensor& plain = value.toTensor();
+    if (!plain.defined() || plain.dim() == 0 || is_dtensor(plain.unsafeGetTensorImpl())) {
+      return value;
+    }
+    const c10::TensorImpl* impl = plain.unsafeGetTensorImpl();
+    if (info.is_out[i] && plain.numel() == 0) {  // to be filled, as LibTorch's out= forms do with buffers
+      convert_in_place(plain, plain.detach(), replicated_spec(*context, plain), context);
+      return value;
+    }
+    if (writes(info, i)) mixed(op, i, impl, "the operator writes to");
+    if (plain.requires_grad()) mixed(op, i, impl, "requires grad");
+    if (plain.layout() != at::kStrided) mixed(op, i, impl, "is not dense");
+    sums.push_back(checksum(plain));
+    return wrap(plain.detach(), replicated_spec(*context, plain), context);
+  };
+  size_t first = args.size();
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (info.args[i] == ArgKind::kTensor) {
+      args[i] = adopted(i, args[i]);
+    } else if (info.args[i] == ArgKind::kTensorList && args[i].isList()) {
+      c10::impl::GenericList list(args[i].toList().elementType());
+      for (const IValue& e : args[i].toListRef()) list.push_back(adopted(i, e));
+      args[i] = std::move(list);
+    }
+    if (!sums.empty()) first = std::min(first, i);
+  }
+  if (sums.empty() || context->mesh().size() == 1) return;
+  if (context->strict_depth > 0) {
+    fail(op, absl::StatusCode::kFailedPrecondition,
+         absl::StrCat("argument '", op.schema().arguments()[first].name(),
+                      "' is a plain tensor among DTensors, which the strict scope refuses: that it is "
+                      "the same on all ranks takes communication to find out"));
+  }
+  std::vector<int> all_dims;
+  for (int m = 0; m < context->mesh().ndim(); ++m) all_dims.push_back(m);
+  Communicator& comm = context->communicator(all_dims);
+  const auto count = static_cast<int64_t>(sums.size());
+  std::vector<uint64_t> all(sums.size() * comm.size());
+  const Cause cause{.name = op.operator_name().name,
+                    .argument = op.schema().arguments()[first].name()};
+  const CollectiveSpan span(*context, cause, [&]() -> Sending {
+    return {"all_gather", all_dims, (comm.size() - 1) * count * 8, at::kLong,
+            absl::MakeConstSpan(&count, 1), Layout(), Layout()};
+  });
+  throw_if_error(comm.all_gather(Buffer::of(sums.data(), count),
+                                 Buffer::of(all.data(), static_cast<int64_t>(all.size())),
+                                 {.timeout = absl::ZeroDuration(), .tag = cause.name})
+                     .wait());
+  for (size_t k = 0; k < all.size(); ++k) {
+    if (all[k] != all[k % sums.size()]) {
+      fail(op, absl::StatusCode::kInvalidArgument,
+           absl::StrCat("argument '", op.schema().arguments()[first].name(),
+                        "' or a later one is a plain tensor among DTensors that differs from rank to "
+                        "rank; make it a DTensor with from_local()"));
+    }
   }
 }
 
@@ -119,6 +207,10 @@ void add_value(const IValue& v, CacheKey& key) {
   } else if (v.isDouble()) {
     key.push_back(kOther + 1);
     key.push_back(std::bit_cast<uint64_t>(v.toDouble()));
+  } else if (v.isComplexDouble()) {
+    key.push_back(kOther + 5);
+    key.push_back(std::bit_cast<uint64_t>(v.toComplexDouble().real()));
+    key.push_back(std::bit_cast<uint64_t>(v.toComplexDouble().imag()));
   } else if (v.isDevice()) {
     key.push_back(kOther + 2);
     key.push_back(std::hash<c10::Device>()(v.toDevice()));
@@ -131,26 +223,33 @@ void add_value(const IValue& v, CacheKey& key) {
   }
 }
 
-void add_tensor(const c10::OperatorHandle& op, size_t arg, c10::TensorImpl* impl, CacheKey& key) {
+// False for a plain tensor, unless it is a scalar.
+bool add_tensor(c10::TensorImpl* impl, CacheKey& key) {
   if (!defined(impl)) {
     key.push_back(kNone);
   } else if (is_dtensor(impl)) {
     key.push_back(reinterpret_cast<uint64_t>(meta_of(impl).spec.get()));
   } else {
-    if (impl->dim() != 0) mixed(op, arg, impl);
+    if (impl->dim() != 0) return false;
     key.push_back(kScalar + 2 * static_cast<uint64_t>(c10::typeMetaToScalarType(impl->dtype())) +
                   impl->is_wrapped_number());
   }
+  return true;
 }
 
-void make_key(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<const IValue> args,
-              CacheKey& key) {
+// What a Scalar says about the dtype of the result: 2 and 2.5 are not the same to an integer tensor.
+uint64_t scalar_kind(const IValue& v) {
+  return v.isDouble() ? 0 : v.isInt() ? 1 : v.isBool() ? 2 : v.isComplexDouble() ? 3 : kNone;
+}
+
+// False if there is a plain tensor.
+bool make_key(const OpInfo& info, absl::Span<const IValue> args, CacheKey& key) {
   key.push_back(reinterpret_cast<uint64_t>(&info));
   for (size_t i = 0; i < args.size(); ++i) {
     const IValue& v = args[i];
     switch (info.args[i]) {
       case ArgKind::kTensor:
-        add_tensor(op, i, v.isTensor() ? v.unsafeToTensorImpl() : nullptr, key);
+        if (!add_tensor(v.isTensor() ? v.unsafeToTensorImpl() : nullptr, key)) return false;
         break;
       case ArgKind::kTensorList:
         if (!v.isList()) {
@@ -159,16 +258,20 @@ void make_key(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<cons
         }
         key.push_back(kList + v.toListRef().size());
         for (const IValue& e : v.toListRef()) {
-          add_tensor(op, i, e.isTensor() ? e.unsafeToTensorImpl() : nullptr, key);
+          if (!add_tensor(e.isTensor() ? e.unsafeToTensorImpl() : nullptr, key)) return false;
         }
         break;
       case ArgKind::kKeyed:
         add_value(v, key);
         break;
+      case ArgKind::kScalar:
+        key.push_back(scalar_kind(v));
+        break;
       case ArgKind::kUnkeyed:
         break;
     }
   }
+  return true;
 }
 
 // --- miss: decide ---------------------------------------------------------------------------------
@@ -187,14 +290,13 @@ TensorInfo info_of(c10::TensorImpl* impl) {
 // A plain tensor with the global shape and no data: on `device` meta, or one element seen everywhere.
 at::Tensor stand_in(c10::TensorImpl* impl, c10::DeviceType device) {
   if (!defined(impl)) return {};
-  const auto options = at::TensorOptions(impl->dtype()).device(device);
-  at::Tensor tensor = device == at::kMeta
-                          ? at::empty_strided(impl->sizes(), impl->strides(), options)
-                          : at::zeros({}, options).expand(impl->sizes());
-  if (impl->dim() == 0 && impl->is_wrapped_number()) {
-    tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  // A number stays one: operators take it next to tensors of any device.
+  if (!is_dtensor(impl) && impl->is_wrapped_number()) {
+    return at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(impl));
   }
-  return tensor;
+  const auto options = at::TensorOptions(impl->dtype()).device(device);
+  return device == at::kMeta ? at::empty_strided(impl->sizes(), impl->strides(), options)
+                             : at::zeros({}, options).expand(impl->sizes());
 }
 
 // The results of a call with stand-ins for all tensors.
@@ -420,6 +522,13 @@ std::unique_ptr<CacheEntry> decide(const c10::OperatorHandle& op, const OpInfo& 
         entry->written.push_back({write.arg, element, write.output, result, {}, true});
         return;
       }
+      if (spec->sizes != result->sizes && write.is_out) {
+        CacheEntry::Written written{write.arg, element, write.output, {}, {}, false, true};
+        written.spec = context.intern(result->layout, result->sizes, result->strides, spec->dtype,
+                                      spec->device);
+        entry->written.push_back(std::move(written));
+        return;
+      }
       if (spec->sizes != result->sizes) {
         fail(op, absl::StatusCode::kInvalidArgument,
              absl::StrCat("the result has shape [", absl::StrJoin(result->sizes, ", "),
@@ -476,11 +585,7 @@ void note_gathered(const c10::OperatorHandle& op, MeshContext& context) {
 
 // A local result of an operator without a rule: the same on all ranks.
 at::Tensor wrap_replicated(const std::shared_ptr<MeshContext>& context, at::Tensor local) {
-  const auto sizes = local.sizes();
-  const auto strides = local.strides();
-  SpecRef spec =
-      context->intern(Layout(Placements(context->mesh().ndim())), {sizes.data(), sizes.size()},
-                      {strides.data(), strides.size()}, local.scalar_type(), local.device());
+  SpecRef spec = replicated_spec(*context, local);
   return wrap(std::move(local), std::move(spec), context);
 }
 
@@ -501,6 +606,8 @@ class Runner {
       op_.callBoxed(stack_);
     }
     finish_written();
+    context_->counters.implicit_redistributions += static_cast<int64_t>(detoured_.size());
+    for (const auto& detour : detoured_) write_back(*context_, *detour, op_.operator_name().name);
     wrap_outputs();
   }
 
@@ -520,16 +627,20 @@ class Runner {
   void keep_written() {
     for (const CacheEntry::Written& written : entry_.written) {
       at::Tensor handle = written_arg(written);
-      if (meta_of(handle).lost_alias) {
-        fail(op_, absl::StatusCode::kFailedPrecondition,
-             absl::StrCat(
-                 "writes to a view of a DTensor that had to be made by communication, so that the "
-                 "original would not change: ",
-                 meta_of(handle).spec->to_string(), "; clone() it first"));
+      if (const auto& detour = meta_of(handle).detour; detour != nullptr) {
+        if (!detour->moved.defined()) refuse_write(handle);
+        detoured_.push_back(detour);
       }
-      if (written.direct && written.output < 0 && !info_.changes_shape) continue;
+      if (written.direct && written.output < 0 && !info_.changes_shape && !entry_.gathered) continue;
       kept_.push_back({&written, std::move(handle), {}});
     }
+  }
+
+  [[noreturn]] void refuse_write(const at::Tensor& handle) {
+    fail(op_, absl::StatusCode::kFailedPrecondition,
+         absl::StrCat("writes to a view of a DTensor that had to be made by communication, so that the "
+                      "original would not change: ",
+                      meta_of(handle).spec->to_string(), "; clone() it first"));
   }
 
   at::Tensor changed(const InputChange& change, const at::Tensor& local) {
@@ -554,9 +665,18 @@ class Runner {
     if (next_change_ < entry_.input_changes.size() &&
         entry_.input_changes[next_change_].input == i) {
       const InputChange& change = entry_.input_changes[next_change_++];
-      return changed(change, sharded ? meta_of(impl).local : value.toTensor());
+      at::Tensor moved = changed(change, sharded ? meta_of(impl).local : value.toTensor());
+      if (info_.is_view && sharded && detour_ == nullptr) {
+        const DTensorMeta& base = meta_of(impl);
+        detour_ = std::make_shared<const Detour>(
+            Detour{moved, change.target, base.local, base.spec, base.detour});
+      }
+      return moved;
     }
-    input_lost_alias_ |= sharded && meta_of(impl).lost_alias;
+    if (info_.is_view && sharded && detour_ == nullptr) {
+      detour_ = meta_of(impl).detour;
+      if (entry_.kernel != nullptr) source_ = meta_of(impl).local;
+    }
     return sharded ? meta_of(impl).local : value.toTensor();
   }
 
@@ -606,9 +726,20 @@ class Runner {
         meta.spec = k.written->spec;
         meta.local =
             k.local;  // perhaps not the same: the operator may have worked on a copy brought here
-        meta.lost_alias |= !entry_.input_changes.empty() && k.handle.is_view();
+        if (!entry_.input_changes.empty() && k.handle.is_view()) {
+          meta.detour = std::make_shared<const Detour>();
+        }
         k.handle.unsafeGetTensorImpl()->set_sizes_and_strides(array(meta.spec->sizes),
                                                               array(meta.spec->strides));
+        continue;
+      }
+      if (k.written->becomes) {
+        convert_in_place(k.handle, std::move(k.local), k.written->spec, context_);
+        continue;
+      }
+      if (entry_.gathered && k.local.sizes() != array(meta.spec->sizes)) {  // an out= of another shape
+        SpecRef spec = replicated_spec(*context_, k.local);
+        convert_in_place(k.handle, std::move(k.local), std::move(spec), context_);
         continue;
       }
       if (k.written->direct) continue;
@@ -622,7 +753,7 @@ class Runner {
     if (!local.defined()) return local;
     if (entry_.gathered) {
       at::Tensor result = wrap_replicated(context_, std::move(local));
-      meta_of(result).lost_alias = lost_alias();
+      follow_base(result);
       return result;
     }
     const SpecRef& spec = entry_.outputs[flat];
@@ -638,13 +769,19 @@ class Runner {
                                                        "] of ", spec->to_string())));
     }
     at::Tensor result = wrap(std::move(local), spec, context_);
-    meta_of(result).lost_alias = lost_alias();
+    follow_base(result);
     return result;
   }
 
-  // A view of something that was brought here first, or of something that is no alias itself.
-  bool lost_alias() const {
-    return info_.is_view && (input_lost_alias_ || !entry_.input_changes.empty());
+  // A view of something that was brought here first remembers where that came from.
+  void follow_base(const at::Tensor& result) const {
+    if (!info_.is_view) return;
+    DTensorMeta& meta = meta_of(result);
+    meta.detour = detour_;
+    const at::Tensor& source = detour_ != nullptr ? detour_->moved : source_;
+    if (source.defined() && meta.local.defined() && !meta.local.is_alias_of(source)) {
+      meta.detour = std::make_shared<const Detour>();
+    }
   }
 
   void wrap_outputs() {
@@ -681,7 +818,9 @@ class Runner {
   absl::InlinedVector<Kept, 1> kept_;
   int next_input_ = 0;
   size_t next_change_ = 0;
-  bool input_lost_alias_ = false;
+  std::shared_ptr<const Detour> detour_;  // of a view's base, or made here
+  at::Tensor source_;                     // what a view's kernel may have copied
+  std::vector<std::shared_ptr<const Detour>> detoured_;  // of written views
 };
 
 bool is_composed(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<const IValue> args) {
@@ -698,7 +837,9 @@ std::optional<Decided> decide_only(const c10::OperatorHandle& op, absl::Span<con
   const OpInfo& info = context.op_info(op);
   if (is_composed(op, info, args) || info.decompose) return std::nullopt;
   CacheKey key;
-  make_key(op, info, args, key);  // looks at the arguments too
+  if (!make_key(info, args, key)) {
+    fail(op, absl::StatusCode::kInvalidArgument, "a plain tensor among DTensors has no layout");
+  }
   OpCall call = make_call(op, info, args);
   Decided decided{&context, nullptr, std::move(call.inputs), std::move(call.input_arg), {}};
   decided.entry = decide(op, info, context, args, &decided.weighed);
@@ -714,7 +855,7 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
   const std::shared_ptr<MeshContext> context = find_context(op, args);
   const OpInfo& info = context->op_info(op);
   ++context->counters.operators;
-  if (torch::autograd::get_current_graph_task_id() != -1) adopt_plain_tensors(info, context, args);
+  if (torch::autograd::get_current_graph_task_id() != -1) adopt_in_backward(info, context, args);
   const OperatorSpan span(*context, op, args);
   if (is_composed(op, info, args)) {
     check_call(op, info, args);
@@ -731,7 +872,11 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
   }
 
   CacheKey key;
-  make_key(op, info, args, key);
+  if (!make_key(info, args, key)) {
+    adopt_equal(op, info, context, args);
+    key.clear();
+    make_key(info, args, key);
+  }
   const uint64_t hash = absl::HashOf(absl::MakeConstSpan(key));
   const CacheEntry* entry = context->cache.find(hash, key);
   if (entry == nullptr) {

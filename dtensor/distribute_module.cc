@@ -109,8 +109,13 @@ void finish_grad_sync(const std::vector<at::Tensor>& parameters, std::source_loc
   std::vector<SpecRef> targets;
   std::vector<Travel> travels;
   for (const at::Tensor& parameter : parameters) {
+    if (!is_dtensor(parameter) || !parameter.grad().defined()) continue;
+    if (!is_dtensor(parameter.grad())) {  // a formula's own zeros, say: the same on every rank
+      const MeshPtr mesh = mesh_of(parameter);
+      parameter.mutable_grad() = distribute_tensor(
+          parameter.grad(), mesh, Placements(mesh->mesh().ndim()), {.source = std::nullopt});
+    }
     const at::Tensor& grad = parameter.grad();
-    if (!is_dtensor(parameter) || !is_dtensor(grad)) continue;
     const Layout& want = meta_of(parameter).spec->layout;
     const DTensorMeta& have = meta_of(grad);
     if (have.spec->layout == want) continue;

@@ -15,6 +15,11 @@ bool is_tensor_list(const c10::TypePtr& type) {
   return list != nullptr && is_tensor(list->getElementType());
 }
 
+bool is_scalar(const c10::TypePtr& type) {
+  if (auto optional = type->cast<c10::OptionalType>()) return is_scalar(optional->getElementType());
+  return type->kind() == c10::TypeKind::NumberType;
+}
+
 bool is_keyed(const c10::TypePtr& type) {
   if (auto optional = type->cast<c10::OptionalType>()) return is_keyed(optional->getElementType());
   if (auto list = type->cast<c10::ListType>()) return is_keyed(list->getElementType());
@@ -44,9 +49,10 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) {
     const bool list = is_tensor_list(type);
     ArgKind kind = tensor           ? ArgKind::kTensor
                    : list           ? ArgKind::kTensorList
-                   : is_keyed(type) ? ArgKind::kKeyed
-                                    : ArgKind::kUnkeyed;
-    if (kind == ArgKind::kUnkeyed && rule != nullptr) {
+                   : is_scalar(type) ? ArgKind::kScalar
+                   : is_keyed(type)  ? ArgKind::kKeyed
+                                     : ArgKind::kUnkeyed;
+    if ((kind == ArgKind::kUnkeyed || kind == ArgKind::kScalar) && rule != nullptr) {
       for (const std::string& name : rule->read_args) {
         if (name == argument.name()) kind = ArgKind::kKeyed;
       }
@@ -71,6 +77,8 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) {
       is_view |= tensor;
     }
   }
+  // LibTorch's out= composites write through it, though its schema says that it is no alias.
+  is_view |= schema.name() == "aten::_unsafe_view";
   changes_shape = op.hasTag(at::Tag::inplace_view);
   is_random = op.hasTag(at::Tag::nondeterministic_seeded);
   // (The dispatcher's computed table is no help: for keys without a kernel it holds a fallback that throws.)

@@ -15,7 +15,8 @@ struct OpInfo {
     kTensor,      // Tensor or Tensor?
     kTensorList,  // Tensor[] or Tensor?[]
     kKeyed,       // part of the cache key: ints, bools, dtypes, devices, lists of them
-    kUnkeyed,     // float, Scalar, string, generator: the rule does not see them
+    kScalar,      // Scalar: the rule sees its type, not its value
+    kUnkeyed,     // float, string, generator: the rule does not see them
   };
   struct Write {
     int arg;       // written by the operator; of a list, every element

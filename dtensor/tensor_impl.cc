@@ -5,6 +5,7 @@
 #include "c10/core/Storage.h"
 #include "shardweave/dtensor/error.h"
 #include "shardweave/dtensor/mesh_context.h"
+#include "shardweave/dtensor/redistribute.h"
 
 namespace shardweave {
 namespace {
@@ -39,6 +40,13 @@ DTensorMeta& checked_meta(const at::Tensor& tensor, const char* function) {
       tensor.defined()
           ? absl::StrCat("a plain tensor of shape [", absl::StrJoin(tensor.sizes(), ", "), "]")
           : std::string("an undefined tensor"))));
+}
+
+void write_back(MeshContext& context, const Detour& detour, std::string_view op) {
+  for (const Detour* d = &detour; d != nullptr && d->moved.defined(); d = d->next.get()) {
+    const RedistributePlan plan = plan_for(context, *d->moved_spec, d->base_spec->layout);
+    d->base.copy_(run_plan(context, plan, d->moved, d->base_spec->sizes, {.name = op}));
+  }
 }
 
 at::Tensor wrap(at::Tensor local, SpecRef spec, std::shared_ptr<MeshContext> context) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #include "ATen/core/Tensor.h"
@@ -14,6 +15,15 @@
 
 namespace shardweave {
 
+// How a view came about that had to be made by communication: it is a view of a copy of its base.
+struct Detour {
+  at::Tensor moved;  // the copy, which the view's local tensor aliases; undefined: nothing does
+  SpecRef moved_spec;
+  at::Tensor base;  // its local tensor
+  SpecRef base_spec;
+  std::shared_ptr<const Detour> next;  // of the base
+};
+
 struct DTensorMeta final : c10::BackendMeta {
   DTensorMeta(at::Tensor local_in, SpecRef spec_in, std::shared_ptr<MeshContext> context_in)
       : local(std::move(local_in)), spec(std::move(spec_in)), context(std::move(context_in)) {}
@@ -21,8 +31,7 @@ struct DTensorMeta final : c10::BackendMeta {
   at::Tensor local;  // never requires grad, never a DTensor
   SpecRef spec;
   std::shared_ptr<MeshContext> context;  // keeps the mesh alive
-  // The tensor came from a view operator that had to communicate, so that it does not alias its base: writing to it would be lost.
-  bool lost_alias = false;
+  std::shared_ptr<const Detour> detour;  // null: no view, or one that aliases its base
 };
 
 inline bool is_dtensor(const c10::TensorImpl* impl) {
@@ -37,6 +46,9 @@ inline DTensorMeta& meta_of(const at::Tensor& tensor) {
 
 // Throws Error (InvalidArgument) that names `function` for a plain or undefined tensor.
 DTensorMeta& checked_meta(const at::Tensor& tensor, const char* function);
+
+// Brings what was written to a view with a detour back to its base. Collective over the mesh. `detour.moved` is defined.
+void write_back(MeshContext& context, const Detour& detour, std::string_view op);
 
 // A new DTensor. `local` must have spec->local_sizes.
 at::Tensor wrap(at::Tensor local, SpecRef spec, std::shared_ptr<MeshContext> context);

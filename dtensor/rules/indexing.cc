@@ -10,6 +10,12 @@
 namespace shardweave {
 namespace {
 
+// Out of place, `self` is broadcast to the mask.
+void masked_scatter_shape(OpCall& call) {
+  call.outputs.push_back(contiguous_info(
+      broadcast_sizes({call.input(0).sizes, call.input(1).sizes}), call.input(0).dtype));
+}
+
 void like_input(OpCall& call) {
   call.outputs.push_back(like_info(call.input(0)));
 }
@@ -94,7 +100,7 @@ void index_write(const OpCall& call, Strategies& out) {
 void index_add(const OpCall& call, Strategies& out) {
   index_write(call, out);
   const TensorInfo& self = call.input(0);
-  if (call.input(1).ndim() == 1 && call.input(2).ndim() == self.ndim()) {
+  if (call.input(1).ndim() == 1 && self.ndim() > 0 && call.input(2).ndim() == self.ndim()) {
     out.add({Partial(), Shard(0), Shard(self.wrap_dim(call.int_arg("dim")))}, {Partial()});
   }
   for (ReduceOp op : kLinearOps) out.add({Partial(op), Replicate(), Partial(op)}, {Partial(op)});
@@ -297,7 +303,7 @@ void add_indexing_rules(RuleTable& table) {
             Rule(index).composed_when(has_masks, index_by_masks));
   table.add({"aten::index_put", "aten::_index_put_impl", "aten::_unsafe_index_put"},
             Rule(index_put).shapes(like_input));
-  table.add("aten::masked_scatter", Rule([](const OpCall&, Strategies&) {}).shapes(like_input));
+  table.add("aten::masked_scatter", Rule([](const OpCall&, Strategies&) {}).shapes(masked_scatter_shape));
 
   table.add({"aten::bucketize.Tensor", "aten::bucketize.Tensor_out"},
             Rule(against_all).shapes(positions_shape));

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "ATen/Dispatch.h"
+#include "ATen/ops/view_as_real.h"
 #include "ATen/ops/add.h"
 #include "ATen/ops/bernoulli.h"
 #include "ATen/ops/empty.h"
@@ -177,7 +178,7 @@ class Draw {
   Draw(const c10::OperatorHandle& op, c10::Stack& stack)
       : call_(op, stack), self_(call_.tensor("self")) {
     if (!is_dtensor(self_)) refuse(op, "'self' is a plain tensor, another argument a DTensor");
-    if (meta().lost_alias) {
+    if (meta().detour != nullptr && !meta().detour->moved.defined()) {
       refuse(
           op,
           "writes to a view of a DTensor that had to be made by communication; clone() it first");
@@ -208,6 +209,7 @@ class Draw {
     const at::Tensor& local = meta().local;
     if (!buffer_.is_same(local)) local.copy_(buffer_);
     neutralize(spec(), local);
+    if (meta().detour != nullptr) write_back(*meta().context, *meta().detour, "random");
     call_.finish({self_});
   }
 
@@ -248,7 +250,23 @@ void for_all_types(const at::Tensor& buffer, F f) {
                              [&] { f(buffer.mutable_data_ptr<scalar_t>()); });
 }
 
+// Complex numbers are drawn as pairs of reals, as LibTorch does: calls f(self as reals), if self is complex.
+template <typename F>
+bool drawn_as_pairs(const c10::OperatorHandle& op, c10::Stack& stack, F f) {
+  BoxedCall call(op, stack);
+  const at::Tensor self = call.tensor("self");
+  if (!self.is_complex()) return false;
+  f(call, at::view_as_real(self));
+  call.finish({self});
+  return true;
+}
+
 void uniform_(const c10::OperatorHandle& op, c10::Stack& stack) {
+  if (drawn_as_pairs(op, stack, [](BoxedCall& call, at::Tensor reals) {
+        reals.uniform_(call["from"].toDouble(), call["to"].toDouble());
+      })) {
+    return;
+  }
   Draw draw(op, stack);
   PhiloxStream stream = draw.stream();
   for_floating(draw.buffer(), [&](auto* out) {
@@ -258,6 +276,12 @@ void uniform_(const c10::OperatorHandle& op, c10::Stack& stack) {
 }
 
 void normal_(const c10::OperatorHandle& op, c10::Stack& stack) {
+  if (drawn_as_pairs(op, stack, [](BoxedCall& call, at::Tensor reals) {
+        reals.normal_(0, call["std"].toDouble() / std::numbers::sqrt2);
+        reals.select(-1, 0).add_(call["mean"].toDouble());
+      })) {
+    return;
+  }
   Draw draw(op, stack);
   PhiloxStream stream = draw.stream();
   for_floating(draw.buffer(), [&](auto* out) {

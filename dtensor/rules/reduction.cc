@@ -7,6 +7,7 @@
 
 #include "ATen/OpMathType.h"
 #include "ATen/ops/full.h"
+#include "ATen/ops/real.h"
 #include "ATen/ops/squeeze.h"
 #include "ATen/ops/sum.h"
 #include "c10/core/DefaultDtype.h"
@@ -92,8 +93,14 @@ void count_shape(OpCall& call) {
   call.outputs.push_back(contiguous_info(ReducedDims(call).sizes(call.input(0)), at::kLong));
 }
 
-void two_reduced_shapes(OpCall& call) {
+// The variance of complex numbers is real.
+void variance_shape(OpCall& call) {
   reduced_shape(call);
+  call.outputs[0].dtype = c10::toRealValueType(call.outputs[0].dtype);
+}
+
+void variance_mean_shapes(OpCall& call) {
+  variance_shape(call);
   reduced_shape(call);
 }
 
@@ -255,7 +262,9 @@ std::tuple<at::Tensor, at::Tensor> variance_and_mean(BoxedCall& call) {
 
   const at::Tensor mean = x.mean(dims, /*keepdim=*/true);
   const at::Tensor distance = x.sub(mean);
-  const at::Tensor sum = distance.mul(distance).sum(dims, keepdim);
+  const at::Tensor square =
+      x.is_complex() ? at::real(distance.mul(distance.conj())) : distance.mul(distance);
+  const at::Tensor sum = square.sum(dims, keepdim);
   at::Tensor squeezed = mean;
   if (!keepdim) squeezed = dims.empty() ? mean.squeeze() : at::squeeze(mean, dims);
   return {sum.div(std::max(count, 0.0)), squeezed};
@@ -267,7 +276,7 @@ void variance(const c10::OperatorHandle& op, c10::Stack& stack) {
   const at::ScalarType dtype = call.tensor("self").scalar_type();
   auto [var, mean] = variance_and_mean(call);
   if (kRoot) var = var.sqrt();
-  var = var.to(dtype);
+  var = var.to(c10::toRealValueType(dtype));
   if (kWithMean) {
     call.finish({var, mean.to(dtype)});
   } else {
@@ -330,16 +339,16 @@ void add_reduction_rules(RuleTable& table) {
   // LibTorch makes the other overloads of these of the one with a correction.
   table.add(
       {"aten::var.correction", "aten::var.correction_out"},
-      along_dim().shapes(reduced_shape).composed_when(reduces_sharded, variance<false, false>));
+      along_dim().shapes(variance_shape).composed_when(reduces_sharded, variance<false, false>));
   table.add(
       {"aten::std.correction", "aten::std.correction_out"},
-      along_dim().shapes(reduced_shape).composed_when(reduces_sharded, variance<true, false>));
+      along_dim().shapes(variance_shape).composed_when(reduces_sharded, variance<true, false>));
   table.add(
       {"aten::var_mean.correction", "aten::var_mean.correction_out"},
-      along_dim().shapes(two_reduced_shapes).composed_when(reduces_sharded, variance<false, true>));
+      along_dim().shapes(variance_mean_shapes).composed_when(reduces_sharded, variance<false, true>));
   table.add(
       {"aten::std_mean.correction", "aten::std_mean.correction_out"},
-      along_dim().shapes(two_reduced_shapes).composed_when(reduces_sharded, variance<true, true>));
+      along_dim().shapes(variance_mean_shapes).composed_when(reduces_sharded, variance<true, true>));
 }
 
 }  // namespace shardweave

@@ -4,10 +4,12 @@
 #include <vector>
 
 #include "ATen/ops/empty_strided.h"
+#include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 #include "shardweave/dtensor/rules/view_map.h"
+#include "shardweave/dtensor/tensor_impl.h"
 
 namespace shardweave {
 namespace {
@@ -174,13 +176,55 @@ void as_strided_in_whole(const c10::OperatorHandle& op, c10::Stack& stack, const
   at::Tensor self = boxed.tensor("self");
   const Dims& strides = call.inputs[0]->strides;
   const c10::IntArrayRef want(strides.data(), strides.size());
-  if (self.strides() != want) {
+  bool same = true;  // where it matters
+  for (int64_t d = 0; d < self.dim(); ++d) {
+    same &= self.size(d) < 2 || self.numel() == 0 || self.stride(d) == want[d];
+  }
+  if (!same) {
     self = at::empty_strided(self.sizes(), want, self.options()).copy_(self);
     boxed["self"] = self;
   }
   const c10::IValue& offset = boxed["storage_offset"];
   if (!offset.isNone()) boxed["storage_offset"] = offset.toInt() + self.storage_offset();
   boxed.run();
+}
+
+// A local tensor may be a lazy conjugate or negative; views of its memory under another dtype see the real values.
+void without_lazy_bits(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall&) {
+  BoxedCall boxed(op, stack);
+  boxed["self"] = boxed.tensor("self").resolve_conj().resolve_neg();
+  boxed.run();
+}
+
+// To another shape, which keeps the elements in their order in memory: a replicated tensor then.
+void resize_(const c10::OperatorHandle& op, c10::Stack& stack) {
+  BoxedCall call(op, stack);
+  const at::Tensor self = call.tensor("self");
+  const std::vector<int64_t> sizes =
+      call.has("size") ? call["size"].toIntVector() : call.tensor("the_template").sizes().vec();
+  if (self.sizes() != c10::IntArrayRef(sizes)) {
+    const std::shared_ptr<MeshContext> context = meta_of(self).context;
+    at::Tensor whole = full_tensor(self).detach().clone();
+    whole.resize_(sizes);
+    SpecRef spec = context->intern(
+        Layout(Placements(context->mesh().ndim())), {whole.sizes().data(), whole.sizes().size()},
+        {whole.strides().data(), whole.strides().size()}, whole.scalar_type(), whole.device());
+    convert_in_place(self, std::move(whole), std::move(spec), context);
+  }
+  call.finish({self});
+}
+
+// From now on the same memory as another DTensor.
+void set_(const c10::OperatorHandle& op, c10::Stack& stack) {
+  BoxedCall call(op, stack);
+  const at::Tensor self = call.tensor("self");
+  const at::Tensor source = call.tensor("source");
+  if (!is_dtensor(self) || !is_dtensor(source)) {
+    throw Error(absl::InvalidArgumentError("aten::set_: of a DTensor and a plain tensor"));
+  }
+  const DTensorMeta& meta = meta_of(source);
+  convert_in_place(self, meta.local, meta.spec, meta.context);
+  call.finish({self});
 }
 
 void view(const OpCall& call, Strategies& out) {
@@ -219,9 +263,12 @@ void add_view_rules(RuleTable& table) {
   table.add("aten::squeeze", Rule(squeeze));
   table.add({"aten::view", "aten::_unsafe_view", "aten::_reshape_alias"},
             Rule(view).chunks_only().runs(reshape_local));
-  table.add("aten::view.dtype", Rule(view_dtype));
-  table.add("aten::view_as_real", Rule(view_as_real));
-  table.add("aten::view_as_complex", Rule(view_as_complex));
+  table.add("aten::view.dtype", Rule(view_dtype).runs(without_lazy_bits));
+  table.add("aten::view_as_real", Rule(view_as_real).runs(without_lazy_bits));
+  table.add("aten::view_as_complex", Rule(view_as_complex).runs(without_lazy_bits));
+  table.add({"aten::_conj", "aten::_neg_view"}, pointwise(Linearity::kAdditive));
+  table.add("aten::set_.source_Tensor", Rule::composed(set_));
+  table.add({"aten::resize_", "aten::resize_as_"}, Rule::composed(resize_));
   table.add("aten::as_strided", Rule([](const OpCall&, Strategies&) {}).runs(as_strided_in_whole));
 }
 

@@ -26,7 +26,9 @@ UNINITIALIZED = {
     "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
     "resize_", "resize_as_",
 }
-FORMS = ("function", "inplace", "out")
+# The data base runs these under a seed of its own, so that they look repeatable.
+RANDOM = {"bernoulli", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal",
+          "rand_like", "randint_like", "randn_like", "uniform"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,11 +93,13 @@ class Sample:
     def _reference(self, form):
         try:
             first = self._plain_run(form, 1, True)
-            second = self._plain_run(form, 2, False)
+            drops = "dropout" in self.op.full_name or "dropout_p" in self.tree[2]
+            others = [self._plain_run(form, seed, False) for seed in range(2, 20 if drops else 3)]
         except Exception as error:
             return Reference(error=error)
-        first.repeatable = self.op.name not in UNINITIALIZED and all(
-            difference(a, b) is None for a, b in zip(first.outputs, second.outputs))
+        first.repeatable = self.op.name not in UNINITIALIZED | RANDOM and all(
+            difference(a, b) is None
+            for other in others for a, b in zip(first.outputs, other.outputs))
         return first
 
     def _plain_run(self, form, seed, gradients):
@@ -353,7 +357,7 @@ def run(case, mesh):
             cotangents = [distribute(c, out_layout(c, case.out_layout, mesh))
                           for c in expected.cotangents]
             _, gradients = gradients_of(sample, outputs, leaves, cotangents)
-            gradients = [(g, g if g is None else whole(g)) for g in gradients or ()]
+            gradients = [g if g is None else whole(g) for g in gradients or ()]
     except Exception as error:
         gradients = error
     found = differences(expected, actual, gathered)
@@ -387,13 +391,12 @@ def differences(expected, actual, gathered):
 def gradient_differences(expected, gradients):
     if not gradients:
         return "none"
-    for k, (want, (handle, got)) in enumerate(zip(expected.gradients, gradients)):
-        if handle is None:
+    # (A plain tensor is right too: some formulas make a new one, of zeros for instance; finish_grad_sync takes it.)
+    for k, (want, got) in enumerate(zip(expected.gradients, gradients)):
+        if got is None:
             if want is not None and bool(want.any()):
                 return "gradient %d: none" % k
             continue
-        if not ours.is_dtensor(handle):
-            return "gradient %d is a plain tensor" % k
         found = difference(torch.zeros_like(got) if want is None else want, got)
         if found is not None:
             return "gradient %d: %s" % (k, found)
