@@ -319,6 +319,9 @@ c10::Stack call_with_stand_ins(const c10::OperatorHandle& op, const OpInfo& info
       stack.push_back(v);
     }
   }
+  // Of an operator with several out= arguments the boxed call returns references into the stack,
+  // after it has emptied it.
+  const c10::Stack kept = stack;
   op.callBoxed(stack);
   return stack;
 }
@@ -714,7 +717,11 @@ class Runner {
     const DTensorMeta& meta = meta_of(v.unsafeToTensorImpl());
     for (const CacheEntry::Written& written : entry_.written) {
       if (written.arg != static_cast<int>(arg) || written.element != element) continue;
-      if (!written.direct) return at::empty({0}, meta.local.options());
+      if (written.direct) continue;
+      // Of the size of the result: some operators do not resize.
+      const bool known = !entry_.gathered && written.output >= 0;
+      const Dims& sizes = known ? entry_.outputs[written.output]->local_sizes : meta.spec->sizes;
+      return at::empty(array(sizes), meta.local.options());
     }
     return meta.local;
   }

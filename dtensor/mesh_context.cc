@@ -30,8 +30,14 @@ Communicator& MeshContext::communicator(absl::Span<const int> mesh_dims) {
 const OpInfo& MeshContext::op_info(const c10::OperatorHandle& op) {
   // Operator names live as long as the process, at one address per operator.
   std::unique_ptr<OpInfo>& info = op_infos_[&op.operator_name()];
-  if (info == nullptr) info = std::make_unique<OpInfo>(op);
+  if (info == nullptr) info = std::make_unique<OpInfo>(op, rules_);
   return *info;
+}
+
+void MeshContext::add_rule(std::string_view name, Rule rule) {
+  rules_.add(name, std::move(rule));
+  cache.clear();  // its keys and entries know OpInfos
+  op_infos_.clear();
 }
 
 size_t MeshContext::Hash::operator()(const SpecRef& s) const {

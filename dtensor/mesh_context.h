@@ -53,6 +53,8 @@ class MeshContext {
   size_t num_specs() const { return specs_.size(); }
 
   const OpInfo& op_info(const c10::OperatorHandle& op);
+  // See add_rule() in rule.h. What was decided before is forgotten.
+  void add_rule(std::string_view name, Rule rule);
 
   PropagationCache cache;
   DispatchCounters counters;
@@ -74,6 +76,7 @@ class MeshContext {
   };
 
   ConnectedMesh* mesh_;  // owns this
+  RuleTable rules_;      // the user's
   absl::flat_hash_map<const c10::OperatorName*, std::unique_ptr<OpInfo>> op_infos_;
   absl::flat_hash_set<SpecRef, Hash, Equal> specs_;
 };

@@ -37,9 +37,10 @@ bool is_keyed(const c10::TypePtr& type) {
 
 }  // namespace
 
-OpInfo::OpInfo(const c10::OperatorHandle& op) {
+OpInfo::OpInfo(const c10::OperatorHandle& op, const RuleTable& own) {
   const c10::FunctionSchema& schema = op.schema();
-  rule = RuleTable::builtin().find(op.operator_name());
+  rule = own.find(op.operator_name());
+  if (rule == nullptr) rule = RuleTable::builtin().find(op.operator_name());
   num_returns = static_cast<int>(schema.returns().size());
 
   for (size_t i = 0; i < schema.arguments().size(); ++i) {

@@ -9,7 +9,8 @@
 namespace shardweave {
 
 struct OpInfo {
-  explicit OpInfo(const c10::OperatorHandle& op);
+  // `own`: rules that the user added to the mesh; they come before those of this library.
+  OpInfo(const c10::OperatorHandle& op, const RuleTable& own);
 
   enum class ArgKind : uint8_t {
     kTensor,      // Tensor or Tensor?

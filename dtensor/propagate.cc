@@ -67,6 +67,12 @@ double input_cost(const MeshContext& context, const OpCall& call, int i, const P
   const CostModel::Link link = context.cost_model.link(call.mesh_dim);
   const int64_t bytes = estimated_local_bytes(call, i);
   if (have.is_replicate() && want.is_partial()) {
+    // Its own mean, minimum and maximum: where another input is one already, this puts nothing off.
+    const bool as_it_is = want.is_partial(ReduceOp::kAvg) || want.is_partial(ReduceOp::kMin) ||
+                          want.is_partial(ReduceOp::kMax);
+    for (int k = 0; as_it_is && k < call.num_inputs(); ++k) {
+      if (call.input(k).defined && call.placement(k) == want) return kLocalCopy;
+    }
     return kLocalCopy + transition_cost(Partial(), Replicate(), call.num_ranks, bytes, link);
   }
   return kLocalCopy + transition_cost(have, want, call.num_ranks, bytes, link);
@@ -130,12 +136,8 @@ class Turn {
         written_input_(written_input),
         kernel_(kernel),
         inputs_(inputs),
-        outputs_(outputs) {
-    strategies_.add(std::vector<Placement>(call.num_inputs()),
-                    std::vector<Placement>(call.num_outputs()));
-    if (rule.function) rule.function(call, strategies_);
-    for (Strategy& s : strategies_.list()) check(call, s);
-    if (!rule.only_chunks) add_unusual_shards(call, strategies_);
+        outputs_(outputs),
+        strategies_(strategies_of(call, rule)) {
     for (int i = 0; i < call.num_inputs(); ++i) any_sharded_ |= call.placement(i).is_shard();
   }
 
@@ -198,7 +200,7 @@ class Turn {
   const LocalKernel kernel_;
   const std::vector<Placements>& inputs_;
   const std::vector<Placements>& outputs_;
-  Strategies strategies_;
+  const Strategies strategies_;
   bool any_sharded_ = false;
 };
 
@@ -228,6 +230,22 @@ SpecRef half_way(MeshContext& context, const Spec& spec, const Placements& decid
 }
 
 }  // namespace
+
+Strategies strategies_of(const OpCall& call, const Rule& rule) {
+  Strategies strategies;
+  strategies.add(std::vector<Placement>(call.num_inputs()),
+                 std::vector<Placement>(call.num_outputs()));
+  try {
+    if (rule.function) rule.function(call, strategies);
+  } catch (const c10::Error&) {
+    throw;  // of the arguments, in words for the user
+  } catch (const std::exception& error) {
+    nonsense(call, absl::StrCat("throws: ", error.what()));
+  }
+  for (Strategy& s : strategies.list()) check(call, s);
+  if (!rule.only_chunks) add_unusual_shards(call, strategies);
+  return strategies;
+}
 
 Decision propagate(MeshContext& context, OpCall call, const Rule& rule,
                    std::optional<int> written_input, Weighed* weighed) {

@@ -20,6 +20,10 @@ struct Decision {
   LocalKernel kernel = nullptr;
 };
 
+// Everything that the rule offers along call.mesh_dim, checked: all-Replicate first, then the rule's own, then these with the strided
+// and ragged shards that the inputs have. Throws Error if the rule returns nonsense, naming the operator.
+Strategies strategies_of(const OpCall& call, const Rule& rule);
+
 // What propagate() weighed on one mesh dimension, for explain.h.
 struct WeighedDim {
   struct Option {

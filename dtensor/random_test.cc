@@ -65,6 +65,18 @@ const std::vector<Operator>& operators() {
        [](const Tensor& x) {
          return std::get<0>(at::native_dropout(at::ones_like(x), 0.25, true));
        }},
+      {"poisson", [](const Tensor& x) { return at::poisson(at::ones_like(x) * 3); }},
+      {"poisson of a large mean",
+       [](const Tensor& x) { return at::poisson(at::ones_like(x) * 50); }},
+      {"binomial",
+       [](const Tensor& x) { return at::binomial(at::ones_like(x) * 9, at::ones_like(x) * 0.25); }},
+      {"binomial of many",
+       [](const Tensor& x) {
+         return at::binomial(at::ones_like(x) * 99, at::ones_like(x) * 0.75);
+       }},
+      {"gamma", [](const Tensor& x) { return at::_standard_gamma(at::ones_like(x) * 2); }},
+      {"rrelu",
+       [](const Tensor& x) { return at::rrelu(at::ones_like(x).neg(), 0.25, 0.75, true); }},
       {"a transposed one",
        [](const Tensor& x) {
          const Tensor y = x.clone();
@@ -376,7 +388,64 @@ TEST(RandomTest, PlainTensorsDoNotMix) {
 }
 
 TEST(RandomTest, OperatorsWithoutARuleAreRefused) {
-  EXPECT_THAT(message([](const at::Tensor& x) { at::poisson(x); }), HasSubstr("aten::poisson"));
+  EXPECT_THAT(message([](const at::Tensor& x) { at::_fused_dropout(x, 0.5); }),
+              HasSubstr("aten::_fused_dropout"));
+}
+
+// --- distributions with parameters --------------------------------------------------------------------
+
+struct Moments {
+  double mean, variance;
+};
+
+Moments moments(const at::Tensor& x) {
+  const at::Tensor whole = full_tensor(x).to(at::kDouble);
+  return {whole.mean().item<double>(), whole.var().item<double>()};
+}
+
+TEST(RandomTest, MeansAndVariancesAreThoseOfTheDistribution) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    manual_seed(mesh, 3);
+    const int64_t n = 40000;
+    const at::Tensor one = ones({n}, mesh, {Shard(0)}, at::kDouble);
+    // Five standard errors of the mean; the variance of variances is known less well.
+    const auto expect = [&](const char* what, const at::Tensor& x, double mean, double variance) {
+      const Moments got = moments(x);
+      EXPECT_NEAR(got.mean, mean, 5 * std::sqrt(variance / n)) << what;
+      EXPECT_NEAR(got.variance, variance, 0.06 * variance) << what;
+    };
+    for (double mean : {0.3, 3.0, 12.0, 200.0})
+      expect("poisson", at::poisson(one * mean), mean, mean);
+    for (double count : {4.0, 30.0, 400.0}) {
+      for (double p : {0.1, 0.4, 0.9}) {
+        expect("binomial", at::binomial(one * count, one * p), count * p, count * p * (1 - p));
+      }
+    }
+    for (double a : {0.4, 1.0, 5.0}) expect("gamma", at::_standard_gamma(one * a), a, a);
+    EXPECT_EQ(moments(at::poisson(one * 0)).mean, 0);
+    EXPECT_EQ(moments(at::binomial(one * 7, one)).mean, 7);
+  });
+}
+
+TEST(RandomTest, CategoriesByWeight) {
+  on_mesh({{"x", 3}}, [](const MeshPtr& mesh) {
+    const at::Tensor weights = at::tensor({1.0, 0.0, 3.0, 4.0});
+    for (const Placement& placement : testing::all_placements(1, true)) {
+      manual_seed(mesh, 11);
+      const at::Tensor dweights = testing::scattered(weights, mesh, {placement});
+      const at::Tensor drawn = full_tensor(at::multinomial(dweights, 20000, true));
+      const at::Tensor counts = at::bincount(drawn, {}, 4).to(at::kDouble) / 20000;
+      EXPECT_TRUE(at::allclose(counts, weights / 8, 0, 0.02)) << placement << " " << counts;
+      EXPECT_EQ(counts[1].item<double>(), 0);
+    }
+    // Without replacement every category is drawn once, and those of weight 0 not before all others.
+    const at::Tensor rows = distribute_tensor(weights.repeat({5, 1}), mesh, Placements{Shard(0)});
+    const at::Tensor three = full_tensor(at::multinomial(rows, 3));
+    EXPECT_FALSE(three.eq(1).any().item<bool>());
+    EXPECT_TRUE(at::equal(std::get<0>(three.sort(1)), at::tensor({0, 2, 3}).repeat({5, 1})));
+  });
+  EXPECT_THAT(message([](const at::Tensor& x) { at::multinomial(x, 9); }),
+              HasSubstr("multinomial"));
 }
 
 }  // namespace

@@ -195,6 +195,13 @@ const Rule* RuleTable::find(const c10::OperatorName& op) const {
   return nullptr;
 }
 
+std::vector<std::string> RuleTable::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, rule] : rules_) names.push_back(name);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 const RuleTable& RuleTable::builtin() {
   static const RuleTable* const table = [] {
     auto* t = new RuleTable;
@@ -212,9 +219,22 @@ const RuleTable& RuleTable::builtin() {
     add_data_movement_rules(*t);
     add_indexing_rules(*t);
     add_random_rules(*t);
+    add_distribution_rules(*t);
+    add_spatial_rules(*t);
+    add_linear_algebra_rules(*t);
     return t;
   }();
   return *table;
+}
+
+void add_rule(const std::shared_ptr<ConnectedMesh>& mesh, std::string_view name, Rule rule) {
+  const size_t colons = name.find("::");
+  if (colons == 0 || colons == std::string_view::npos || colons + 2 == name.size()) {
+    throw Error(absl::InvalidArgumentError(
+        absl::StrCat("add_rule: '", std::string(name),
+                     "' is no operator's name; wanted one such as \"mylib::swiglu\"")));
+  }
+  MeshContext::of(mesh)->add_rule(name, std::move(rule));
 }
 
 // --- rule makers ---------------------------------------------------------------------------------

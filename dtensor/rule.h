@@ -12,6 +12,7 @@
 
 #include <functional>
 #include <initializer_list>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,6 +26,8 @@
 #include "shardweave/placement/placement.h"
 
 namespace shardweave {
+
+class ConnectedMesh;
 
 // What a rule sees of one tensor.
 struct TensorInfo {
@@ -164,6 +167,7 @@ class RuleTable {
   // The rule of an operator, looking at its overload, its name, its functional form; null if there is none.
   const Rule* find(const c10::OperatorName& name) const;
   size_t size() const { return rules_.size(); }
+  std::vector<std::string> names() const;  // sorted
 
   // All rules of this library. Built once, then immutable.
   static const RuleTable& builtin();
@@ -171,6 +175,15 @@ class RuleTable {
  private:
   absl::flat_hash_map<std::string, Rule> rules_;
 };
+
+// Gives operator `name` (as RuleTable::add takes it) a rule of the user's on one mesh; it comes before a rule of this library for
+// the same operator. Every rank adds the same rules to its mesh, before or between operators; slices of a mesh have rules of their
+// own. Throws Error (AlreadyExists) for a second rule of the same name, (InvalidArgument) for a name without a namespace.
+//
+//   add_rule(mesh, "mylib::swiglu", pointwise());
+//
+// docs/rules.md shows how to write one and how to test it.
+void add_rule(const std::shared_ptr<ConnectedMesh>& mesh, std::string_view name, Rule rule);
 
 // --- rule makers -------------------------------------------------------------------------------
 

@@ -1,7 +1,14 @@
-// Scaled dot product attention on CPUs: batches and heads are independent, and so are queries unless the
-// mask is causal (which depends on a query's position). Dropout is refused by the operator itself.
+// Scaled dot product attention on CPUs: batches and heads are independent, and so are queries (where the mask is causal,
+// a rank makes that of its own). Dropout is refused by the operator itself.
+#include <limits>
+#include <vector>
+
+#include "ATen/ops/arange.h"
+#include "ATen/ops/cat.h"
+#include "ATen/ops/zeros.h"
 #include "absl/strings/str_cat.h"
 #include "shardweave/dtensor/error.h"
+#include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 
@@ -17,6 +24,35 @@ Placement mask_placement(const TensorInfo& mask, const TensorInfo& query, int di
   return Shard(mask_dim);
 }
 
+// The causal mask of the queries that this rank has: key j for query i if j <= i.
+at::Tensor causal_mask(const Spec& query, const at::Tensor& key, const at::Tensor& like) {
+  const MeshContext& context = *query.context;
+  std::vector<at::Tensor> positions;
+  for (const Interval& held : local_intervals(query.layout, context.mesh().shape(),
+                                              context.coordinate(), query.sizes, kQuery)) {
+    positions.push_back(
+        at::arange(held.begin, held.end, at::TensorOptions(at::kLong).device(key.device())));
+  }
+  const at::Tensor rows = at::cat(positions).unsqueeze(1);
+  const at::Tensor columns =
+      at::arange(key.size(2), at::TensorOptions(at::kLong).device(key.device()));
+  return at::zeros({rows.size(0), columns.size(0)}, like.options())
+      .masked_fill_(columns.gt(rows), -std::numeric_limits<double>::infinity());
+}
+
+// Causal attention of a part of the queries: the operator itself would take them for the first ones.
+void causal_part(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
+  BoxedCall boxed(op, stack);
+  const at::Tensor query = boxed.tensor("query");
+  const Spec& spec = *call.inputs[boxed.has("grad_out") ? 1 : 0];
+  const bool part = !spec.layout.shards_of(kQuery).empty();
+  if (part && boxed.flag("is_causal") && query.numel() != 0) {
+    boxed["attn_mask"] = causal_mask(spec, boxed.tensor("key"), query);
+    boxed["is_causal"] = false;
+  }
+  zeros_if_empty(op, stack, call);
+}
+
 // Calls add(dim) for every dimension of the query that may be sharded.
 template <typename F>
 void for_each_sharded(const OpCall& call, int query, F add) {
@@ -26,7 +62,7 @@ void for_each_sharded(const OpCall& call, int query, F add) {
   for (int dim : {kBatch, kHead}) {
     if (q.sizes[dim] == k.sizes[dim] && q.sizes[dim] == v.sizes[dim]) add(dim);
   }
-  if (!call.bool_arg("is_causal")) add(kQuery);
+  add(kQuery);
 }
 
 // Keys and values are cut with the batch and the heads, not with the queries.
@@ -39,7 +75,7 @@ void attention(const OpCall& call, Strategies& out) {
   for_each_sharded(call, 0, [&](int dim) {
     const Placement key = key_placement(dim);
     out.add({Shard(dim), key, key, mask_placement(mask, call.input(0), dim)}, {Shard(dim)},
-            zeros_if_empty);
+            causal_part);
   });
 }
 
@@ -73,7 +109,7 @@ void attention_backward(const OpCall& call, Strategies& out) {
     const Placement key_grad = dim == kQuery ? Partial() : Shard(dim);
     out.add({Shard(dim), Shard(dim), key, key, Shard(dim), Shard(dim),
              mask_placement(mask, call.input(1), dim)},
-            {Shard(dim), key_grad, key_grad}, zeros_if_empty);
+            {Shard(dim), key_grad, key_grad}, causal_part);
   });
 }
 

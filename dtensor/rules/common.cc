@@ -107,6 +107,49 @@ Rule along_dim() {
   });
 }
 
+// --- batches -----------------------------------------------------------------------------------------
+
+void pass_partials(const OpCall& call, Strategies& out, absl::Span<const ReduceOp> ops) {
+  for (ReduceOp op : ops) {
+    out.add(std::vector<Placement>(call.num_inputs(), Partial(op)), {Partial(op)});
+  }
+}
+
+Rule over_batches(Batches batches) {
+  return Rule([batches = std::move(batches)](const OpCall& call, Strategies& out) {
+    auto inner = [](const std::vector<int>& numbers, int i) {
+      return numbers.size() == 1 ? numbers[0] : numbers.at(i);
+    };
+    const int num_batches = call.input(0).ndim() - inner(batches.inputs, 0);
+    for (int d = 0; d < num_batches; ++d) {
+      bool fits = true;
+      auto cut = [&](const std::vector<TensorInfo>& infos, const std::vector<int>& numbers) {
+        std::vector<Placement> placements;
+        for (size_t i = 0; i < infos.size(); ++i) {
+          const int k = inner(numbers, static_cast<int>(i));
+          // Results that were not asked for are vectors of nothing.
+          const bool nothing = infos[i].ndim() == 1 && infos[i].sizes[0] == 0;
+          placements.push_back(k == Batches::kWhole || nothing ? Replicate() : Shard(d));
+          if (!infos[i].defined || k == Batches::kWhole || nothing) continue;
+          // Batches that broadcast are not cut.
+          fits &= infos[i].ndim() - k == num_batches && infos[i].sizes[d] == call.input(0).sizes[d];
+        }
+        return placements;
+      };
+      std::vector<Placement> inputs = cut(call.inputs, batches.inputs);
+      std::vector<Placement> outputs = cut(call.outputs, batches.outputs);
+      if (fits) out.add(std::move(inputs), std::move(outputs), zeros_if_empty);
+    }
+    for (ReduceOp op : kLinearOps) {
+      for (const std::vector<int>& set : batches.linear_in) {
+        std::vector<Placement> inputs(call.num_inputs(), Replicate());
+        for (int i : set) inputs[i] = Partial(op);
+        out.add(std::move(inputs), {Partial(op)});
+      }
+    }
+  });
+}
+
 // --- arguments on a stack ------------------------------------------------------------------------
 
 BoxedCall::BoxedCall(const c10::OperatorHandle& op, c10::Stack& stack)
@@ -186,11 +229,22 @@ void zeros_if_empty(const c10::OperatorHandle& op, c10::Stack& stack, const Loca
     op.callBoxed(stack);
     return;
   }
+  std::vector<at::Tensor> outs;
+  const auto& arguments = op.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].is_out()) outs.push_back(stack[base + i].toTensor());
+  }
   stack.resize(base);
-  for (const SpecRef& output : call.outputs) {
-    stack.emplace_back(output == nullptr
-                           ? at::Tensor()
-                           : at::zeros(ref(output->local_sizes), options.dtype(output->dtype)));
+  for (size_t k = 0; k < call.outputs.size(); ++k) {
+    const SpecRef& output = call.outputs[k];
+    if (output == nullptr) {
+      stack.emplace_back(at::Tensor());
+    } else if (outs.empty()) {
+      stack.emplace_back(at::zeros(ref(output->local_sizes), options.dtype(output->dtype)));
+    } else {
+      if (outs[k].sizes() != ref(output->local_sizes)) outs[k].resize_(ref(output->local_sizes));
+      stack.emplace_back(outs[k].zero_());
+    }
   }
 }
 

@@ -58,6 +58,23 @@ class ReducedDims {
 // indices, ...): every other dimension may be sharded, in all inputs alike.
 Rule along_dim();
 
+// --- batches -----------------------------------------------------------------------------------------
+
+// All inputs are Partial together, and so are the results.
+void pass_partials(const OpCall& call, Strategies& out, absl::Span<const ReduceOp> ops);
+
+// Operators on the last dimensions of their tensors (matrices, images): the dimensions before them are
+// batches, and may be sharded in all tensors alike.
+struct Batches {
+  // How many last dimensions of each input and output are no batches; kWhole: the tensor has none. One number stands for all.
+  static constexpr int kWhole = -1;
+  std::vector<int> inputs;
+  std::vector<int> outputs;
+  // Sets of inputs in which the operator is linear: they are Partial (sum, avg), all others replicated.
+  std::vector<std::vector<int>> linear_in = {};
+};
+Rule over_batches(Batches batches);
+
 // --- arguments on a stack ------------------------------------------------------------------------
 
 // Reads the arguments of a boxed call by name and replaces them by the results.
@@ -92,7 +109,7 @@ class BoxedCall {
 void decomposed(const c10::OperatorHandle& op, c10::Stack& stack);
 
 // For operators that cannot take empty tensors: if an argument is empty, the results are zeros (what a
-// sum over nothing is); else the operator runs. Not for out= forms.
+// sum over nothing is); else the operator runs.
 void zeros_if_empty(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call);
 
 }  // namespace shardweave

@@ -1,5 +1,7 @@
-// Convolution: cut the batch (dimension 0 of the input) or the output channels (dimension 0 of the weight). Spatial cuts would
-// need a halo; such inputs are brought to one of these first.
+// Convolution: cut the batch (dimension 0 of the input), the channels of the result, those of the input (then the result is
+// a Partial sum), or whole groups. Spatial cuts need a halo, unless windows do not overlap; inputs that are cut so are brought to
+// one of these first.
+#include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 
@@ -34,11 +36,65 @@ void convolution_shape(OpCall& call) {
   call.outputs.push_back(contiguous_info(std::move(sizes), input.dtype));
 }
 
+// Whether cutting spatial dimension `i` of the image cuts no window: windows that do not overlap (patches, or single
+// pixels), and pieces that consist of whole windows.
+bool cuts_no_window(const OpCall& call, int image, int weight, int i) {
+  const TensorInfo& input = call.input(image);
+  const size_t n = static_cast<size_t>(input.ndim()) - 2;
+  const int d = i + 2;
+  const int64_t stride = spatial(call, "stride", n)[i];
+  if (call.bool_arg("transposed") || call.input(weight).sizes[d] != stride ||
+      spatial(call, "padding", n)[i] != 0 || spatial(call, "dilation", n)[i] != 1) {
+    return false;
+  }
+  if (call.may_be_empty(image, d)) return false;
+  const int64_t piece = (input.sizes[d] + call.num_ranks - 1) / call.num_ranks;
+  // What the last rank has must be a window at least, as the rest is nobody's.
+  const int64_t last = input.sizes[d] - piece * (call.num_ranks - 1);
+  return piece % stride == 0 && last >= stride;
+}
+
+// Whole groups on every rank.
+bool whole_groups(const OpCall& call) {
+  const int64_t groups = call.int_arg("groups");
+  return groups > 1 && groups % call.num_ranks == 0;
+}
+
+// Channels of whole groups: the number of groups becomes the local one.
+void convolution_of_groups(const c10::OperatorHandle& op, c10::Stack& stack,
+                           const LocalCall& call) {
+  BoxedCall boxed(op, stack);
+  const int image = boxed.has("grad_output") ? 1 : 0;
+  const Spec& spec = *call.inputs[image];
+  boxed["groups"] = boxed["groups"].toInt() * spec.local_sizes[1] / spec.sizes[1];
+  boxed.run();
+}
+
+// input, weight, bias
 void convolution(const OpCall& call, Strategies& out) {
-  const bool has_bias = call.input(2).defined;
+  const Placement channels_of_bias = call.input(2).defined ? Shard(0) : Replicate();
+  const bool transposed = call.bool_arg("transposed");
+  const int out_channels = transposed ? 1 : 0;  // of the weight
   if (!call.may_be_empty(0, 0)) out.add({Shard(0), Replicate(), Replicate()}, {Shard(0)});
-  if (!call.bool_arg("transposed") && call.int_arg("groups") == 1 && !call.may_be_empty(1, 0)) {
-    out.add({Replicate(), Shard(0), has_bias ? Shard(0) : Replicate()}, {Shard(1)});
+  if (call.int_arg("groups") == 1) {
+    if (!call.may_be_empty(1, out_channels)) {
+      out.add({Replicate(), Shard(out_channels), channels_of_bias}, {Shard(1)});
+    }
+    // A sum over the input's channels; the bias is added once.
+    if (!call.may_be_empty(0, 1)) {
+      out.add({Shard(1), Shard(1 - out_channels), Partial()}, {Partial()});
+    }
+  } else if (whole_groups(call)) {
+    out.add({Shard(1), Shard(0), channels_of_bias}, {Shard(1)}, convolution_of_groups);
+  }
+  for (int i = 0; i < call.input(0).ndim() - 2; ++i) {
+    if (cuts_no_window(call, 0, 1, i)) {
+      out.add({Shard(i + 2), Replicate(), Replicate()}, {Shard(i + 2)});
+    }
+  }
+  for (ReduceOp op : kLinearOps) {
+    out.add({Partial(op), Replicate(), Partial(op)}, {Partial(op)});
+    out.add({Replicate(), Partial(op), Partial(op)}, {Partial(op)});
   }
 }
 
@@ -56,21 +112,41 @@ void convolution_backward_shape(OpCall& call) {
   }
 }
 
+// The gradient of the bias needs only that of the result.
 void convolution_backward(const OpCall& call, Strategies& out) {
+  const bool transposed = call.bool_arg("transposed");
+  const int out_channels = transposed ? 1 : 0;
   if (!call.may_be_empty(0, 0)) {
     out.add({Shard(0), Shard(0), Replicate()}, {Shard(0), Partial(), Partial()});
   }
-  if (!call.bool_arg("transposed") && call.int_arg("groups") == 1 && !call.may_be_empty(2, 0)) {
-    out.add({Shard(1), Replicate(), Shard(0)}, {Partial(), Shard(0), Shard(0)});
+  if (call.int_arg("groups") == 1) {
+    if (!call.may_be_empty(2, out_channels)) {
+      out.add({Shard(1), Replicate(), Shard(out_channels)},
+              {Partial(), Shard(out_channels), Shard(0)});
+    }
+    if (!call.may_be_empty(1, 1)) {
+      out.add({Replicate(), Shard(1), Shard(1 - out_channels)},
+              {Shard(1), Shard(1 - out_channels), Replicate()});
+    }
+  } else if (whole_groups(call)) {
+    out.add({Shard(1), Shard(1), Shard(0)}, {Shard(1), Shard(0), Shard(0)}, convolution_of_groups);
+  }
+  for (int i = 0; i < call.input(1).ndim() - 2; ++i) {
+    if (cuts_no_window(call, 1, 2, i)) {
+      out.add({Shard(i + 2), Shard(i + 2), Replicate()}, {Shard(i + 2), Partial(), Partial()});
+    }
+  }
+  for (ReduceOp op : kLinearOps) {
+    out.add({Partial(op), Replicate(), Replicate()}, {Partial(op), Partial(op), Partial(op)});
   }
 }
 
 }  // namespace
 
 void add_convolution_rules(RuleTable& table) {
-  table.add("aten::convolution", Rule(convolution).shapes(convolution_shape));
+  table.add("aten::convolution", Rule(convolution).shapes(convolution_shape).chunks_only());
   table.add("aten::convolution_backward",
-            Rule(convolution_backward).shapes(convolution_backward_shape));
+            Rule(convolution_backward).shapes(convolution_backward_shape).chunks_only());
 }
 
 }  // namespace shardweave

@@ -12,12 +12,6 @@
 namespace shardweave {
 namespace {
 
-void pass_partials(const OpCall& call, Strategies& out, absl::Span<const ReduceOp> ops) {
-  for (ReduceOp op : ops) {
-    out.add(std::vector<Placement>(call.num_inputs(), Partial(op)), {Partial(op)});
-  }
-}
-
 // --- joining and cutting -------------------------------------------------------------------------------
 
 // cat takes empty vectors among tensors of any shape, and ignores them.
@@ -40,8 +34,21 @@ void cat(const OpCall& call, Strategies& out) {
 }
 
 // A new dimension.
+int stacked_dim(const OpCall& call) {
+  const int64_t dim = call.int_arg("dim");
+  return static_cast<int>(dim < 0 ? dim + call.input(0).ndim() + 1 : dim);
+}
+
+void stack_shape(OpCall& call) {
+  Dims sizes = call.input(0).sizes;
+  sizes.insert(sizes.begin() + stacked_dim(call), call.num_inputs());
+  at::ScalarType dtype = call.input(0).dtype;
+  for (const TensorInfo& input : call.inputs) dtype = c10::promoteTypes(dtype, input.dtype);
+  call.outputs.push_back(contiguous_info(std::move(sizes), dtype));
+}
+
 void stack(const OpCall& call, Strategies& out) {
-  const int added = call.output().wrap_dim(call.int_arg("dim"));
+  const int added = stacked_dim(call);
   for (int d = 0; d < call.input(0).ndim(); ++d) {
     out.add(std::vector<Placement>(call.num_inputs(), Shard(d)), {Shard(d + (d >= added))});
   }
@@ -165,6 +172,35 @@ void triangle(const OpCall& call, Strategies& out) {
   pass_partials(call, out, kLinearOps);
 }
 
+// glu: the first half of "dim" times a gate from the second.
+void halves(const OpCall& call, Strategies& out) {
+  const int along = call.inputs.back().wrap_dim(call.int_arg("dim"));
+  for (int d = 0; d < call.inputs.back().ndim(); ++d) {
+    if (d != along) out.add(std::vector<Placement>(call.num_inputs(), Shard(d)), {Shard(d)});
+  }
+}
+
+// glu_backward: linear in the incoming gradient.
+void halves_backward(const OpCall& call, Strategies& out) {
+  halves(call, out);
+  for (ReduceOp op : kLinearOps) out.add({Partial(op), Replicate()}, {Partial(op)});
+}
+
+void halves_backward_shape(OpCall& call) {
+  call.outputs.push_back(contiguous_info(call.input(1).sizes, call.input(1).dtype));
+}
+
+// The sum of the diagonal: linear, but a part of a matrix has another diagonal.
+void trace(const OpCall& call, Strategies& out) {
+  pass_partials(call, out, kLinearOps);
+}
+
+void trace_shape(OpCall& call) {
+  at::ScalarType dtype = call.input(0).dtype;
+  if (c10::isIntegralType(dtype, /*includeBool=*/true)) dtype = at::kLong;
+  call.outputs.push_back(contiguous_info({}, dtype));
+}
+
 // repeat: new dimensions in front.
 void repeat(const OpCall& call, Strategies& out) {
   const TensorInfo& self = call.input(0);
@@ -278,12 +314,15 @@ bool names_a_dim_twice(const c10::OperatorHandle& /*op*/, absl::Span<const c10::
 
 void add_data_movement_rules(RuleTable& table) {
   table.add("aten::cat", Rule(cat));
-  table.add({"aten::stack", "aten::_stack"}, Rule(stack));
-  table.add({"aten::split", "aten::split_with_sizes", "aten::unsafe_split",
-             "aten::unsafe_split_with_sizes"},
+  table.add("aten::stack", Rule(stack));
+  // Its out= form does not resize what it writes.
+  table.add("aten::_stack", Rule(stack).shapes(stack_shape));
+  table.add({"aten::split", "aten::split_copy", "aten::split_with_sizes",
+             "aten::split_with_sizes_copy", "aten::unsafe_split", "aten::unsafe_split_with_sizes"},
             Rule(split));
-  table.add("aten::slice", Rule(slice));
-  table.add({"aten::select", "aten::unbind"}, Rule(remove_dim));
+  table.add({"aten::slice", "aten::slice_copy"}, Rule(slice));
+  table.add({"aten::select", "aten::select_copy", "aten::unbind", "aten::unbind_copy"},
+            Rule(remove_dim));
   table.add("aten::slice_scatter", Rule(slice_scatter));
   table.add("aten::select_scatter", Rule(select_scatter));
   table.add("aten::slice_backward", Rule(slice_backward).size_arg("input_sizes"));
@@ -295,6 +334,9 @@ void add_data_movement_rules(RuleTable& table) {
   table.add("aten::roll", Rule(reorder).shapes(like_input));
   table.add("aten::flip", Rule(reorder).shapes(like_input).refuses(names_a_dim_twice));
   table.add({"aten::tril", "aten::triu"}, Rule(triangle));
+  table.add("aten::glu", Rule(halves));
+  table.add("aten::glu_backward", Rule(halves_backward).shapes(halves_backward_shape));
+  table.add("aten::trace", Rule(trace).shapes(trace_shape));
   table.add("aten::repeat", Rule(repeat));
   table.add("aten::constant_pad_nd", Rule(constant_pad).reads({"value"}));
   table.add({"aten::sort", "aten::topk"}, along_dim());

@@ -8,8 +8,10 @@ class RuleTable;
 void add_attention_rules(RuleTable& table);
 void add_convolution_rules(RuleTable& table);
 void add_data_movement_rules(RuleTable& table);
+void add_distribution_rules(RuleTable& table);
 void add_embedding_rules(RuleTable& table);
 void add_indexing_rules(RuleTable& table);
+void add_linear_algebra_rules(RuleTable& table);
 void add_loss_rules(RuleTable& table);
 void add_matmul_rules(RuleTable& table);
 void add_norm_rules(RuleTable& table);
@@ -18,6 +20,7 @@ void add_pointwise_rules(RuleTable& table);
 void add_random_rules(RuleTable& table);
 void add_reduction_rules(RuleTable& table);
 void add_softmax_rules(RuleTable& table);
+void add_spatial_rules(RuleTable& table);
 void add_view_rules(RuleTable& table);
 
 }  // namespace shardweave

@@ -64,6 +64,26 @@ void scatter_add(const OpCall& call, Strategies& out) {
   for (ReduceOp op : kLinearOps) out.add({Partial(op), Replicate(), Partial(op)}, {Partial(op)});
 }
 
+// take(self, index): as gather from the flattened tensor.
+void take(const OpCall& call, Strategies& out) {
+  for (int d = 0; d < call.input(1).ndim(); ++d) out.add({Replicate(), Shard(d)}, {Shard(d)});
+  for (ReduceOp op : kAllReduceOps) out.add({Partial(op), Replicate()}, {Partial(op)});
+}
+
+void take_shape(OpCall& call) {
+  call.outputs.push_back(contiguous_info(call.input(1).sizes, call.input(0).dtype));
+}
+
+// put(self, index, source): what is added may come from many ranks.
+void put(const OpCall& call, Strategies& out) {
+  if (!call.bool_arg("accumulate")) return;
+  const TensorInfo& index = call.input(1);
+  for (int d = 0; d < index.ndim(); ++d) {
+    if (call.input(2).sizes == index.sizes) out.add({Partial(), Shard(d), Shard(d)}, {Partial()});
+  }
+  for (ReduceOp op : kLinearOps) out.add({Partial(op), Replicate(), Partial(op)}, {Partial(op)});
+}
+
 // --- one index for each slice: index_select and its like -------------------------------------------------
 
 void index_select(const OpCall& call, Strategies& out) {
@@ -294,6 +314,9 @@ void add_indexing_rules(RuleTable& table) {
   table.add("aten::gather", Rule(gather));
   table.add({"aten::scatter", "aten::scatter_reduce"}, Rule(scatter));
   table.add("aten::scatter_add", Rule(scatter_add));
+
+  table.add("aten::take", Rule(take).shapes(take_shape));
+  table.add("aten::put", Rule(put).shapes(like_input));
 
   table.add("aten::index_select", Rule(index_select).shapes(index_select_shape));
   table.add("aten::index_add", Rule(index_add));

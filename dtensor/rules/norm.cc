@@ -158,8 +158,9 @@ void batch_norm(const c10::OperatorHandle& op, c10::Stack& stack) {
   const at::Tensor input = call.tensor("input");
   const at::Tensor weight = call.tensor("weight");
   const at::Tensor bias = call.tensor("bias");
-  const at::Tensor running_mean = call.tensor("running_mean");
-  const at::Tensor running_var = call.tensor("running_var");
+  const bool has_statistics = call.has("running_mean");
+  const at::Tensor running_mean = has_statistics ? call.tensor("running_mean") : at::Tensor();
+  const at::Tensor running_var = has_statistics ? call.tensor("running_var") : at::Tensor();
   const bool training = call.flag("training");
   const double momentum = call["momentum"].toDouble();
   const double eps = call["eps"].toDouble();
@@ -252,7 +253,8 @@ void add_norm_rules(RuleTable& table) {
   table.add("aten::native_group_norm", Rule(group_norm).shapes(group_norm_shapes).chunks_only());
   table.add("aten::native_group_norm_backward",
             Rule(group_norm_backward).shapes(group_norm_backward_shapes).chunks_only());
-  table.add("aten::native_batch_norm", Rule::composed(batch_norm));
+  table.add({"aten::native_batch_norm", "aten::_native_batch_norm_legit"},
+            Rule::composed(batch_norm));
   table.add("aten::native_batch_norm_backward", Rule::composed(batch_norm_backward));
 }
 

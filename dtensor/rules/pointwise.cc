@@ -30,6 +30,55 @@ Rule linear_in(std::vector<Operands> sets) {
       });
 }
 
+// A function that never falls (rises) keeps (exchanges) minima and maxima.
+enum class Monotone { kRising, kFalling };
+
+// Of one operand.
+Rule monotone(Monotone m, Linearity linearity = Linearity::kNone) {
+  return Rule([m, shards = pointwise(linearity).function](const OpCall& call, Strategies& out) {
+    shards(call, out);
+    const ReduceOp min = m == Monotone::kRising ? ReduceOp::kMin : ReduceOp::kMax;
+    const ReduceOp max = m == Monotone::kRising ? ReduceOp::kMax : ReduceOp::kMin;
+    out.add({Partial(ReduceOp::kMin)}, {Partial(min)});
+    out.add({Partial(ReduceOp::kMax)}, {Partial(max)});
+  });
+}
+
+// Minimum and maximum of two: rising in each operand, and `own` of both is passed on.
+Rule extremum(ReduceOp own) {
+  return Rule([own, shards = pointwise().function](const OpCall& call, Strategies& out) {
+    shards(call, out);
+    for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
+      out.add({Partial(op), Replicate()}, {Partial(op)});
+      out.add({Replicate(), Partial(op)}, {Partial(op)});
+    }
+    out.add({Partial(own), Partial(own)}, {Partial(own)});
+  });
+}
+
+// Rising in two operands.
+void rising_in_both(const OpCall& call, Strategies& out) {
+  pointwise().function(call, out);
+  for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
+    out.add({Partial(op), Replicate()}, {Partial(op)});
+    out.add({Replicate(), Partial(op)}, {Partial(op)});
+  }
+}
+
+// self + alpha * other, self - alpha * other: rising in self, whatever alpha is.
+void add_or_sub(const OpCall& call, Strategies& out) {
+  pointwise(Linearity::kAdditive).function(call, out);
+  for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
+    out.add({Partial(op), Replicate()}, {Partial(op)});
+  }
+}
+
+// self + number, self - number: added once to a mean, a minimum or a maximum, not to every summand.
+void add_number(const OpCall& call, Strategies& out) {
+  pointwise().function(call, out);
+  pass_partials(call, out, {ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax});
+}
+
 // where(condition, self, other): with the same condition on all ranks every reduction commutes.
 void where(const OpCall& call, Strategies& out) {
   pointwise().function(call, out);
@@ -94,7 +143,7 @@ void broadcast_complex(OpCall& call) {
 
 void like_input_bool(OpCall& call) {
   like_input(call);
-  call.outputs[0].dtype = at::kBool;
+  call.outputs.back().dtype = at::kBool;
 }
 
 void like_input_floating(OpCall& call) {
@@ -136,21 +185,23 @@ void prelu_gradient_shapes(OpCall& call) {
 
 void add_pointwise_rules(RuleTable& table) {
   // --- one operand ---
-  table.add({"aten::acos",       "aten::acosh",    "aten::asin",        "aten::asinh",
-             "aten::atan",       "aten::atanh",    "aten::bitwise_not", "aten::ceil",
-             "aten::celu",       "aten::cos",      "aten::cosh",        "aten::digamma",
-             "aten::elu",        "aten::erf",      "aten::erfc",        "aten::erfinv",
-             "aten::exp",        "aten::exp2",     "aten::expm1",       "aten::floor",
-             "aten::frac",       "aten::gelu",     "aten::hardshrink",  "aten::hardsigmoid",
-             "aten::i0",         "aten::isneginf", "aten::isposinf",    "aten::leaky_relu",
-             "aten::lgamma",     "aten::log",      "aten::log10",       "aten::log1p",
-             "aten::log2",       "aten::mish",     "aten::polygamma",   "aten::reciprocal",
-             "aten::round",      "aten::rsqrt",    "aten::selu",        "aten::sgn",
-             "aten::sigmoid",    "aten::sign",     "aten::signbit",     "aten::silu",
-             "aten::sin",        "aten::sinc",     "aten::sinh",        "aten::softplus",
-             "aten::softshrink", "aten::sqrt",     "aten::tan",         "aten::tanh",
-             "aten::threshold",  "aten::trunc"},
+  table.add({"aten::acos",        "aten::acosh",      "aten::asin",   "aten::atanh",
+             "aten::bitwise_not", "aten::celu",       "aten::cos",    "aten::cosh",
+             "aten::digamma",     "aten::elu",        "aten::erfinv", "aten::frac",
+             "aten::gelu",        "aten::hardshrink", "aten::i0",     "aten::isneginf",
+             "aten::isposinf",    "aten::leaky_relu", "aten::lgamma", "aten::log",
+             "aten::log10",       "aten::log1p",      "aten::log2",   "aten::mish",
+             "aten::polygamma",   "aten::reciprocal", "aten::rsqrt",  "aten::selu",
+             "aten::sgn",         "aten::signbit",    "aten::silu",   "aten::sin",
+             "aten::sinc",        "aten::softshrink", "aten::sqrt",   "aten::tan",
+             "aten::threshold"},
             pointwise());
+  // (leaky_relu and celu rise too, unless their numbers are negative.)
+  table.add({"aten::asinh", "aten::atan", "aten::ceil", "aten::erf", "aten::exp", "aten::exp2",
+             "aten::expm1", "aten::floor", "aten::hardsigmoid", "aten::round", "aten::sigmoid",
+             "aten::sign", "aten::sinh", "aten::softplus", "aten::tanh", "aten::trunc"},
+            monotone(Monotone::kRising));
+  table.add("aten::erfc", monotone(Monotone::kFalling));
   table.add({"aten::special_airy_ai", "aten::special_bessel_j0", "aten::special_bessel_j1",
              "aten::special_bessel_y0", "aten::special_bessel_y1", "aten::special_entr",
              "aten::special_erfcx", "aten::special_i0e", "aten::special_i1", "aten::special_i1e",
@@ -160,8 +211,8 @@ void add_pointwise_rules(RuleTable& table) {
              "aten::special_scaled_modified_bessel_k0", "aten::special_scaled_modified_bessel_k1",
              "aten::special_spherical_bessel_j0"},
             pointwise());
-  table.add({"aten::hardswish", "aten::hardtanh", "aten::nan_to_num", "aten::relu"},
-            pointwise().shapes(like_input));
+  table.add({"aten::hardswish", "aten::nan_to_num"}, pointwise().shapes(like_input));
+  table.add({"aten::hardtanh", "aten::relu"}, monotone(Monotone::kRising).shapes(like_input));
   table.add("aten::abs", pointwise().shapes(like_input_real));
   table.add({"aten::isinf", "aten::isnan", "aten::logical_not"},
             pointwise().shapes(like_input_bool));
@@ -177,21 +228,23 @@ void add_pointwise_rules(RuleTable& table) {
              "aten::bitwise_and", "aten::bitwise_left_shift",
              "aten::bitwise_or",  "aten::bitwise_right_shift",
              "aten::bitwise_xor", "aten::clamp",
-             "aten::clamp_max",   "aten::clamp_min",
              "aten::copysign",    "aten::eq",
-             "aten::fmax",        "aten::fmin",
              "aten::fmod",        "aten::gcd",
              "aten::ge",          "aten::gt",
              "aten::heaviside",   "aten::hypot",
              "aten::igamma",      "aten::igammac",
              "aten::lcm",         "aten::ldexp",
-             "aten::le",          "aten::logaddexp",
-             "aten::logaddexp2",  "aten::lt",
-             "aten::maximum",     "aten::minimum",
+             "aten::le",          "aten::lt",
              "aten::ne",          "aten::nextafter",
              "aten::pow",         "aten::remainder",
              "aten::xlogy"},
             pointwise());
+  table.add({"aten::fmax", "aten::maximum", "aten::clamp_min.Tensor", "aten::clamp_min.Tensor_out"},
+            extremum(ReduceOp::kMax));
+  table.add({"aten::fmin", "aten::minimum", "aten::clamp_max.Tensor", "aten::clamp_max.Tensor_out"},
+            extremum(ReduceOp::kMin));
+  table.add({"aten::clamp_max", "aten::clamp_min"}, monotone(Monotone::kRising));
+  table.add({"aten::logaddexp", "aten::logaddexp2"}, Rule(rising_in_both));
   table.add({"aten::special_chebyshev_polynomial_t", "aten::special_chebyshev_polynomial_u",
              "aten::special_chebyshev_polynomial_v", "aten::special_chebyshev_polynomial_w",
              "aten::special_hermite_polynomial_h", "aten::special_hermite_polynomial_he",
@@ -215,15 +268,16 @@ void add_pointwise_rules(RuleTable& table) {
   table.add("aten::_prelu_kernel", pointwise().shapes(like_input));
 
   // --- linear ---
-  table.add({"aten::deg2rad", "aten::neg", "aten::rad2deg"}, pointwise(Linearity::kAdditive));
+  table.add("aten::neg", monotone(Monotone::kFalling, Linearity::kAdditive));
+  table.add({"aten::deg2rad", "aten::rad2deg"}, monotone(Monotone::kRising, Linearity::kAdditive));
   table.add({"aten::conj_physical", "aten::_conj_physical"},
             pointwise(Linearity::kAdditive).shapes(like_input));
-  table.add({"aten::add", "aten::sub"}, pointwise(Linearity::kAdditive));
+  table.add({"aten::add", "aten::sub"}, Rule(add_or_sub));
   table.add("aten::rsub", pointwise(Linearity::kAdditive).shapes(broadcast));
   // A number is added once, not once per rank.
   table.add(
       {"aten::add.Scalar", "aten::add.Scalar_out", "aten::sub.Scalar", "aten::sub.Scalar_out"},
-      pointwise());
+      Rule(add_number));
   table.add({"aten::rsub.Scalar", "aten::rsub.Scalar_out"}, pointwise());
   table.add("aten::mul", pointwise(Linearity::kMultilinear));
   table.add("aten::div", pointwise(Linearity::kFirst));
@@ -247,8 +301,13 @@ void add_pointwise_rules(RuleTable& table) {
              "aten::hardsigmoid_backward", "aten::leaky_relu_backward", "aten::logit_backward",
              "aten::mish_backward", "aten::sigmoid_backward", "aten::silu_backward",
              "aten::softplus_backward", "aten::softshrink_backward", "aten::tanh_backward",
-             "aten::threshold_backward"},
+             "aten::rrelu_with_noise_backward", "aten::threshold_backward"},
             pointwise(Linearity::kFirst));
+  // A value and a flag.
+  table.add("aten::fake_quantize_per_tensor_affine_cachemask", pointwise().shapes([](OpCall& call) {
+    like_input(call);
+    like_input_bool(call);
+  }));
   table.add({"aten::hardswish_backward", "aten::hardtanh_backward", "aten::log_sigmoid_backward",
              "aten::native_dropout_backward"},
             pointwise(Linearity::kFirst).shapes(like_input));

@@ -67,6 +67,12 @@ Rule any_all_dims(ReduceOp over_ranks) {
   });
 }
 
+// histc between given ends: counts add up. Without ends they are the smallest and the largest element.
+void histogram(const OpCall& call, Strategies& out) {
+  if (call.arg("min").toScalar().toDouble() == call.arg("max").toScalar().toDouble()) return;
+  for (int d = 0; d < call.input(0).ndim(); ++d) out.add({Shard(d)}, {Partial()});
+}
+
 // --- shapes --------------------------------------------------------------------------------------
 
 // Outputs of operators without a kernel for meta tensors. Here for the dtype that "dtype" asks for, or
@@ -102,6 +108,10 @@ void variance_shape(OpCall& call) {
 void variance_mean_shapes(OpCall& call) {
   variance_shape(call);
   reduced_shape(call);
+}
+
+void histogram_shape(OpCall& call) {
+  call.outputs.push_back(contiguous_info({call.int_arg("bins")}, call.input(0).dtype));
 }
 
 // median, mode, kthvalue along a dimension: values and indices.
@@ -308,6 +318,7 @@ void add_reduction_rules(RuleTable& table) {
   table.add("aten::nansum", reduction({kSum}).shapes(reduced_shape));
   table.add("aten::mean", reduction({kSum, mean_of_shard, {kSum, kAvg}}));
   table.add("aten::prod", reduction({kProduct, nullptr, {kProduct}}).shapes(reduced_shape));
+  table.add("aten::histc", Rule(histogram).reads({"min", "max"}).shapes(histogram_shape));
   table.add("aten::count_nonzero", reduction({kSum}).shapes(count_shape));
 
   table.add("aten::amax", reduction({kMax, extreme_of_shard, {kMax}}));

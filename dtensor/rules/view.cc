@@ -139,14 +139,19 @@ std::vector<int64_t> squeezed_dims(const Dims& sizes, const c10::IValue* dim) {
   return dims;
 }
 
+// What view_copy and its like give shares no memory with the input.
+at::Tensor view_or_copy(const c10::OperatorHandle& op, at::Tensor view) {
+  return op.operator_name().name.ends_with("_copy") ? view.clone() : view;
+}
+
 // A dimension that has one element on this rank only must stay.
 void squeeze_global_ones(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
   BoxedCall boxed(op, stack);
   const at::Tensor self = boxed.tensor("self");
   const std::vector<int64_t> dims =
       squeezed_dims(call.inputs[0]->sizes, boxed.has("dim") ? &boxed["dim"] : nullptr);
-  const bool in_place = op.schema().is_mutable();
-  boxed.finish({in_place ? self.squeeze_(dims) : self.squeeze(dims)});
+  const bool in_place = op.operator_name().name.ends_with("_");
+  boxed.finish({in_place ? self.squeeze_(dims) : view_or_copy(op, self.squeeze(dims))});
 }
 
 void squeeze(const OpCall& call, Strategies& out) {
@@ -167,7 +172,8 @@ void squeeze(const OpCall& call, Strategies& out) {
 void reshape_local(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
   BoxedCall boxed(op, stack);
   const Dims& sizes = call.outputs[0]->local_sizes;
-  boxed.finish({boxed.tensor("self").reshape(c10::IntArrayRef(sizes.data(), sizes.size()))});
+  const c10::IntArrayRef local(sizes.data(), sizes.size());
+  boxed.finish({view_or_copy(op, boxed.tensor("self").reshape(local))});
 }
 
 // Strides and offset count in the storage of the whole tensor, which is replicated but may lie otherwise here.
@@ -252,24 +258,30 @@ void view(const OpCall& call, Strategies& out) {
 }  // namespace
 
 void add_view_rules(RuleTable& table) {
-  table.add({"aten::alias", "aten::detach", "aten::lift_fresh"}, moved_dims(same_dims));
-  table.add("aten::permute", moved_dims(permuted_dims));
-  table.add("aten::transpose", moved_dims(transposed_dims));
-  table.add("aten::t", moved_dims(reversed_dims));
-  table.add("aten::unsqueeze", moved_dims(unsqueezed_dims));
-  table.add("aten::expand", moved_dims(expanded_dims).size_arg("size"));
-  table.add("aten::diagonal", moved_dims(dims_beside_diagonal));
-  table.add("aten::unfold", moved_dims(dims_beside_windows));
-  table.add("aten::squeeze", Rule(squeeze));
-  table.add({"aten::view", "aten::_unsafe_view", "aten::_reshape_alias"},
+  table.add(
+      {"aten::alias", "aten::alias_copy", "aten::detach", "aten::detach_copy", "aten::lift_fresh"},
+      moved_dims(same_dims));
+  table.add({"aten::permute", "aten::permute_copy"}, moved_dims(permuted_dims));
+  table.add({"aten::transpose", "aten::transpose_copy"}, moved_dims(transposed_dims));
+  table.add({"aten::t", "aten::t_copy"}, moved_dims(reversed_dims));
+  table.add({"aten::unsqueeze", "aten::unsqueeze_copy"}, moved_dims(unsqueezed_dims));
+  table.add({"aten::expand", "aten::expand_copy"}, moved_dims(expanded_dims).size_arg("size"));
+  table.add({"aten::diagonal", "aten::diagonal_copy"}, moved_dims(dims_beside_diagonal));
+  table.add({"aten::unfold", "aten::unfold_copy"}, moved_dims(dims_beside_windows));
+  table.add({"aten::squeeze", "aten::squeeze_copy"}, Rule(squeeze));
+  table.add({"aten::view", "aten::_unsafe_view", "aten::_reshape_alias", "aten::view_copy"},
             Rule(view).chunks_only().runs(reshape_local));
-  table.add("aten::view.dtype", Rule(view_dtype).runs(without_lazy_bits));
-  table.add("aten::view_as_real", Rule(view_as_real).runs(without_lazy_bits));
-  table.add("aten::view_as_complex", Rule(view_as_complex).runs(without_lazy_bits));
+  table.add({"aten::view.dtype", "aten::view_copy.dtype"},
+            Rule(view_dtype).runs(without_lazy_bits));
+  table.add({"aten::view_as_real", "aten::view_as_real_copy"},
+            Rule(view_as_real).runs(without_lazy_bits));
+  table.add({"aten::view_as_complex", "aten::view_as_complex_copy"},
+            Rule(view_as_complex).runs(without_lazy_bits));
   table.add({"aten::_conj", "aten::_neg_view"}, pointwise(Linearity::kAdditive));
   table.add("aten::set_.source_Tensor", Rule::composed(set_));
   table.add({"aten::resize_", "aten::resize_as_"}, Rule::composed(resize_));
-  table.add("aten::as_strided", Rule([](const OpCall&, Strategies&) {}).runs(as_strided_in_whole));
+  table.add({"aten::as_strided", "aten::as_strided_copy"},
+            Rule([](const OpCall&, Strategies&) {}).runs(as_strided_in_whole));
 }
 
 }  // namespace shardweave

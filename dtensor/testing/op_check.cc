@@ -1,6 +1,7 @@
 #include "shardweave/dtensor/testing/op_check.h"
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <mutex>
 #include <random>
@@ -8,7 +9,12 @@
 #include "ATen/CPUGeneratorImpl.h"
 #include "ATen/TensorOperators.h"
 #include "ATen/ops/allclose.h"
+#include "ATen/ops/complex.h"
+#include "ATen/ops/count_nonzero.h"
 #include "ATen/ops/empty.h"
+#include "ATen/ops/eye.h"
+#include "ATen/ops/matmul.h"
+#include "ATen/ops/randint.h"
 #include "ATen/ops/randn.h"
 #include "ATen/ops/zeros_like.h"
 #include "absl/strings/str_cat.h"
@@ -20,8 +26,6 @@
 
 namespace shardweave::testing {
 namespace {
-
-constexpr int kMaxCombinations = 48;
 
 // What one device gives.
 struct Reference {
@@ -41,7 +45,11 @@ at::Tensor round_off(at::Tensor values) {
 }
 
 at::Tensor normal(at::IntArrayRef sizes, at::ScalarType dtype, uint64_t seed) {
-  return round_off(at::randn(sizes, generator(seed), at::TensorOptions(at::kDouble))).to(dtype);
+  auto draw = [&](uint64_t s) {
+    return round_off(at::randn(sizes, generator(s), at::TensorOptions(at::kDouble)));
+  };
+  if (c10::isComplexType(dtype)) return at::complex(draw(seed), draw(seed + 500)).to(dtype);
+  return draw(seed).to(dtype);
 }
 
 // The gradients of every input that has one.
@@ -94,11 +102,19 @@ Placement ragged(int dim, int64_t size, int64_t ranks) {
   return RaggedShard(dim, std::move(sizes));
 }
 
-std::vector<Placements> layouts_to_try(const Input& input, const DeviceMesh& mesh) {
+std::vector<Placements> layouts_to_try(const Input& input, const DeviceMesh& mesh,
+                                       bool all_partials) {
   if (input.is_replicated()) return {Placements(mesh.ndim())};
   const int ndim = static_cast<int>(input.sizes().size());
   std::vector<Placements> layouts = all_layouts(mesh.ndim(), ndim, input.is_float());
   if (mesh.ndim() == 1) {
+    if (all_partials && input.is_float()) {
+      layouts.push_back({Partial(ReduceOp::kAvg)});
+      if (input.is_real()) {
+        layouts.push_back({Partial(ReduceOp::kMin)});
+        layouts.push_back({Partial(ReduceOp::kMax)});
+      }
+    }
     for (int d = 0; d < ndim; ++d) {
       layouts.push_back({StridedShard(d, 2)});
       layouts.push_back({ragged(d, input.sizes()[d], mesh.size())});
@@ -109,7 +125,8 @@ std::vector<Placements> layouts_to_try(const Input& input, const DeviceMesh& mes
 
 // One layout per input, each a number below counts[i]; all combinations, or a sample that has every
 // layout of every input.
-std::vector<std::vector<int>> combinations(const std::vector<int>& counts, uint64_t seed) {
+std::vector<std::vector<int>> combinations(const std::vector<int>& counts, int at_most,
+                                           uint64_t seed) {
   int64_t all = 1;
   int most = 1;
   for (int count : counts) {
@@ -117,7 +134,7 @@ std::vector<std::vector<int>> combinations(const std::vector<int>& counts, uint6
     most = std::max(most, count);
   }
   std::vector<std::vector<int>> result;
-  if (all <= kMaxCombinations) {
+  if (all <= at_most) {
     for (int64_t n = 0; n < all; ++n) {
       int64_t rest = n;
       std::vector<int>& choice = result.emplace_back();
@@ -132,13 +149,13 @@ std::vector<std::vector<int>> combinations(const std::vector<int>& counts, uint6
   std::vector<std::vector<int>> orders;
   for (int count : counts) {
     std::vector<int>& order = orders.emplace_back();
-    while (static_cast<int>(order.size()) < std::max(most, kMaxCombinations)) {
+    while (static_cast<int>(order.size()) < std::max(most, at_most)) {
       const size_t first = order.size();
       for (int k = 0; k < count; ++k) order.push_back(k);
       std::shuffle(order.begin() + static_cast<std::ptrdiff_t>(first), order.end(), random);
     }
   }
-  for (int n = 0; n < std::max(most, kMaxCombinations); ++n) {
+  for (int n = 0; n < std::max(most, at_most); ++n) {
     std::vector<int>& choice = result.emplace_back();
     for (const std::vector<int>& order : orders) choice.push_back(order[n]);
   }
@@ -162,26 +179,19 @@ at::Tensor spread(const at::Tensor& whole, const MeshPtr& mesh, const Placements
     return spread(whole.detach().transpose(0, 1), mesh, exchanged, seed).transpose(0, 1);
   }
   Placements cuts = placements;
-  int64_t index = 0, summands = 1;
+  at::Tensor piece = whole.detach();
+  bool partial = false;
   for (int m = 0; m < mesh->mesh().ndim(); ++m) {
     if (!placements[m].is_partial()) continue;
     cuts[m] = Replicate();
-    index = index * mesh->mesh().size(m) + mesh->coordinate()[m];
-    summands *= mesh->mesh().size(m);
+    partial = true;
+    const int64_t index = mesh->coordinate()[m];
+    piece = summands(piece, placements[m].reduce_op(), static_cast<int>(mesh->mesh().size(m)),
+                     seed)[index];
+    seed = seed * 31 + static_cast<uint64_t>(index) + 1;  // as on the other ranks of that part
   }
-  at::Tensor summand = whole.detach();
-  if (summands > 1) {
-    auto noise = [&](int64_t n) {
-      return normal(whole.sizes(), whole.scalar_type(), seed + static_cast<uint64_t>(n));
-    };
-    if (index + 1 < summands) {
-      summand = noise(index);
-    } else {
-      for (int64_t n = 0; n + 1 < summands; ++n) summand = summand - noise(n);
-    }
-  }
-  const at::Tensor cut = distribute_tensor(summand, mesh, cuts, {.source = std::nullopt});
-  if (summands == 1) return cut;
+  const at::Tensor cut = distribute_tensor(piece, mesh, cuts, {.source = std::nullopt});
+  if (!partial) return cut;
   return from_local(to_local(cut), mesh, placements, whole.sizes().vec()).detach();
 }
 
@@ -201,22 +211,35 @@ bool same_strides(const at::Tensor& a, const at::Tensor& b) {
   return true;
 }
 
+// The formulas of derivatives that are zero make them without the input (`zeros_like(self)` in LibTorch's table becomes a
+// plain tensor of its sizes): the same on all ranks.
+bool is_plain_zero(const at::Tensor& got, const at::Tensor& want) {
+  return got.sizes() == want.sizes() && !got.count_nonzero().item<int64_t>() &&
+         !want.count_nonzero().item<int64_t>();
+}
+
 // Empty if they agree.
-std::string difference(const at::Tensor& got, const at::Tensor& want, double tolerance,
-                       bool strides) {
+enum class Compared { kOutput, kGradient };
+std::string difference(const at::Tensor& got, const at::Tensor& want, const OpCase& op,
+                       Compared what) {
+  const bool strides = op.strides && what == Compared::kOutput;
   if (got.defined() != want.defined()) {
     return absl::StrCat(got.defined() ? "defined" : "undefined", " instead of ",
                         want.defined() ? "defined" : "undefined");
   }
   if (!got.defined()) return "";
-  if (!is_dtensor(got)) return "a plain tensor";
+  if (!is_dtensor(got)) {
+    return what == Compared::kGradient && is_plain_zero(got, want) ? "" : "a plain tensor";
+  }
   if (got.sizes() != want.sizes() || got.scalar_type() != want.scalar_type() ||
       (strides && !same_strides(got, want))) {
     return absl::StrCat(shape_of(got), " instead of ", shape_of(want));
   }
-  const at::Tensor a = full_tensor(got.detach()).to(at::kDouble);
-  const at::Tensor b = want.detach().to(at::kDouble);
-  if (at::allclose(a, b, tolerance, tolerance, /*equal_nan=*/true)) return "";
+  if (!op.values) return "";
+  const auto wide = c10::isComplexType(want.scalar_type()) ? at::kComplexDouble : at::kDouble;
+  const at::Tensor a = full_tensor(got.detach()).to(wide);
+  const at::Tensor b = want.detach().to(wide);
+  if (at::allclose(a, b, op.tolerance, op.tolerance, /*equal_nan=*/true)) return "";
   return absl::StrCat("max difference ", (a - b).abs().max().item<double>(), " in ",
                       layout_of(got).to_string());
 }
@@ -251,10 +274,11 @@ void check_combination(const OpCase& op, const Reference& reference, const MeshP
     absl::StrAppend(&label, " [", absl::StrJoin(reference.inputs[i].sizes(), ", "), "] ",
                     to_string(layouts[i]));
   }
-  auto expect_same = [&](const at::Tensor& got, const at::Tensor& want, const char* what, size_t k,
-                         bool strides) {
-    const std::string message = difference(got, want, op.tolerance, strides);
-    if (!message.empty()) differences.add(absl::StrCat(label, ": ", what, " ", k, ": ", message));
+  auto expect_same = [&](const at::Tensor& got, const at::Tensor& want, Compared what, size_t k) {
+    const std::string message = difference(got, want, op, what);
+    if (message.empty()) return;
+    const char* name = what == Compared::kOutput ? "output" : "gradient of input";
+    differences.add(absl::StrCat(label, ": ", name, " ", k, ": ", message));
   };
   try {
     Tensors inputs;
@@ -266,13 +290,13 @@ void check_combination(const OpCase& op, const Reference& reference, const MeshP
     const Tensors outputs = op.run(inputs);
     Tensors cotangents(outputs.size());
     for (size_t k = 0; k < outputs.size(); ++k) {
-      expect_same(outputs[k], reference.outputs[k], "output", k, op.strides);
+      expect_same(outputs[k], reference.outputs[k], Compared::kOutput, k);
       const at::Tensor& cotangent = reference.cotangents[k];
       if (cotangent.defined()) cotangents[k] = spread_cotangent(cotangent, mesh, n);
     }
     const Tensors gradients = gradients_of(outputs, cotangents, inputs);
     for (size_t i = 0; i < gradients.size(); ++i) {
-      expect_same(gradients[i], reference.gradients[i], "gradient of input", i, false);
+      expect_same(gradients[i], reference.gradients[i], Compared::kGradient, i);
     }
   } catch (const std::exception& error) {
     // The stack trace is LibTorch's; the first line says what happened.
@@ -287,6 +311,7 @@ void check_combination(const OpCase& op, const Reference& reference, const MeshP
 at::Tensor Input::make(uint64_t seed) const {
   std::vector<int64_t> sizes = sizes_;
   if (transposed_) std::swap(sizes[0], sizes[1]);
+  if (c10::isComplexType(dtype_)) return normal(sizes, dtype_, seed);
   at::Tensor values = at::randn(sizes, generator(seed), at::TensorOptions(at::kDouble));
   if (low_.has_value()) {
     values =
@@ -294,9 +319,54 @@ at::Tensor Input::make(uint64_t seed) const {
     if (c10::isIntegralType(dtype_, /*includeBool=*/false)) values.floor_();
   }
   if (ties_) values.mul_(1.5).round_();
+  if (positive_definite_) {
+    const int64_t n = sizes.back();
+    values = at::matmul(values, values.mT()).add_(at::eye(n, values.options()), n);
+  }
+  if (sorted_) values = std::get<0>(values.sort(-1));
   round_off(values);
   values = dtype_ == at::kBool ? values.gt(0) : values.to(dtype_);
   return transposed_ ? values.transpose(0, 1) : values;
+}
+
+Tensors summands(const at::Tensor& whole, ReduceOp op, int count, uint64_t seed) {
+  const at::IntArrayRef sizes = whole.sizes();
+  const at::ScalarType dtype = whole.scalar_type();
+  auto noise = [&](int i) { return normal(sizes, dtype, seed * 64 + static_cast<uint64_t>(i)); };
+  const at::Tensor owner =
+      at::randint(count, sizes, generator(seed * 64 + 63), at::TensorOptions(at::kLong));
+  Tensors pieces;
+  for (int i = 0; i < count; ++i) {
+    const bool last = i + 1 == count;
+    at::Tensor piece;
+    switch (op) {
+      case ReduceOp::kSum:
+      case ReduceOp::kAvg:
+        piece = last ? (op == ReduceOp::kAvg ? whole * count : whole) : noise(i);
+        for (int j = 0; last && j < i; ++j) piece = piece - pieces[j];
+        break;
+      case ReduceOp::kMin:
+      case ReduceOp::kMax: {
+        const bool max = op == ReduceOp::kMax;
+        if (dtype == at::kBool) {
+          const at::Tensor mine = owner.eq(i).logical_or(noise(i));
+          piece = max ? whole.logical_and(mine) : whole.logical_or(mine.logical_not());
+        } else {
+          const at::Tensor distance = noise(i).abs().masked_fill(owner.eq(i), 0);
+          piece = max ? whole - distance : whole + distance;
+        }
+        break;
+      }
+      case ReduceOp::kProduct: {
+        const at::Tensor sign = noise(i).ge(0).to(dtype) * 2 - 1;
+        piece = last ? whole.clone() : c10::isFloatingType(dtype) ? sign * 2 : sign;
+        for (int j = 0; last && j < i; ++j) piece = (piece / pieces[j]).to(dtype);
+        break;
+      }
+    }
+    pieces.push_back(std::move(piece));
+  }
+  return pieces;
 }
 
 const std::vector<std::vector<MeshDim>>& small_meshes() {
@@ -305,25 +375,43 @@ const std::vector<std::vector<MeshDim>>& small_meshes() {
   return *meshes;
 }
 
-std::vector<std::string> find_differences(const OpCase& op, const std::vector<MeshDim>& mesh_dims) {
+CheckResult check_on_mesh(const OpCase& op, const std::vector<MeshDim>& mesh_dims,
+                          const CheckOptions& options) {
   const Reference reference = on_one_device(op);
   Differences differences;
+  std::atomic<int64_t> tried = 0;
   const absl::Status status = try_on_mesh(mesh_dims, [&](const MeshPtr& mesh) {
     std::vector<std::vector<Placements>> layouts;
     std::vector<int> counts;
     for (const Input& input : op.inputs) {
-      layouts.push_back(layouts_to_try(input, mesh->mesh()));
+      layouts.push_back(layouts_to_try(input, mesh->mesh(), options.all_partials));
       counts.push_back(static_cast<int>(layouts.back().size()));
     }
     int n = 0;
-    for (const std::vector<int>& choice : combinations(counts, 42)) {
+    for (const std::vector<int>& choice :
+         combinations(counts, options.max_combinations, options.seed)) {
       std::vector<Placements> chosen;
       for (size_t i = 0; i < choice.size(); ++i) chosen.push_back(layouts[i][choice[i]]);
       check_combination(op, reference, mesh, chosen, n++, differences);
     }
+    tried = n;
   });
-  if (!status.ok()) differences.add(status.ToString());
-  return differences.take();
+  CheckResult result{tried, differences.take()};
+  if (!status.ok()) result.differences.push_back(status.ToString());
+  return result;
+}
+
+bool differentiable(const OpCase& op) {
+  try {
+    on_one_device(op);
+    return true;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
+std::vector<std::string> find_differences(const OpCase& op, const std::vector<MeshDim>& mesh) {
+  return check_on_mesh(op, mesh).differences;
 }
 
 void check_op(const OpCase& op, const std::vector<std::vector<MeshDim>>& meshes) {

@@ -17,6 +17,7 @@
 
 #include "ATen/core/Tensor.h"
 #include "shardweave/mesh/device_mesh.h"
+#include "shardweave/placement/reduce_op.h"
 
 namespace shardweave::testing {
 
@@ -43,10 +44,17 @@ class Input {
   Input&& transposed() && { return transposed_ = true, std::move(*this); }
   // Values from few small integers, so that some are equal.
   Input&& with_ties() && { return ties_ = true, std::move(*this); }
+  // Every line along the last dimension ascends.
+  Input&& sorted() && { return sorted_ = true, std::move(*this); }
+  // Symmetric positive definite matrices (the last two dimensions), well conditioned.
+  Input&& positive_definite() && { return positive_definite_ = true, std::move(*this); }
+  Input&& complex() && { return std::move(*this).dtype(at::kComplexDouble); }
 
   const std::vector<int64_t>& sizes() const { return sizes_; }
   bool is_replicated() const { return replicated_; }
-  bool is_float() const { return c10::isFloatingType(dtype_); }
+  // May be a sum of summands: floating point and complex numbers.
+  bool is_float() const { return c10::isFloatingType(dtype_) || c10::isComplexType(dtype_); }
+  bool is_real() const { return c10::isFloatingType(dtype_); }
   bool has_gradient() const { return is_float() && !constant_; }
   // A function of the shape and the position of the input only.
   at::Tensor make(uint64_t seed) const;
@@ -59,6 +67,8 @@ class Input {
   bool constant_ = false;
   bool transposed_ = false;
   bool ties_ = false;
+  bool sorted_ = false;
+  bool positive_definite_ = false;
 };
 
 inline Input in(std::vector<int64_t> sizes) {
@@ -72,6 +82,7 @@ struct OpCase {
   bool gradients = true;
   double tolerance = 1e-9;  // relative and absolute
   bool strides = true;      // compare strides
+  bool values = true;       // false: only shapes and dtypes (empty_like, random numbers)
 };
 
 // The meshes (2), (3), (4) and (2, 2).
@@ -81,7 +92,27 @@ const std::vector<std::vector<MeshDim>>& small_meshes();
 void check_op(const OpCase& op, const std::vector<std::vector<MeshDim>>& meshes = small_meshes());
 void check_ops(const std::vector<OpCase>& ops);
 
-// The same as text, on one mesh: what is different, at most a few per rank. Empty: nothing is.
+struct CheckOptions {
+  int max_combinations =
+      48;  // more than these are sampled, so that every layout of every input is tried
+  bool all_partials = false;  // Partial avg, min and max too, on meshes with one dimension
+  uint64_t seed = 42;
+};
+struct CheckResult {
+  int64_t combinations = 0;              // tried
+  std::vector<std::string> differences;  // a few of each rank
+};
+
+// The same as text, on one mesh. No differences: nothing is wrong.
+CheckResult check_on_mesh(const OpCase& op, const std::vector<MeshDim>& mesh,
+                          const CheckOptions& options = {});
 std::vector<std::string> find_differences(const OpCase& op, const std::vector<MeshDim>& mesh);
+
+// Whether LibTorch can differentiate it on one device.
+bool differentiable(const OpCase& op);
+
+// Summands (factors, ...) whose reduction by `op` over `count` ranks is `whole`: random, but the same
+// for the same seed. Sums, products, minima and maxima are exact.
+Tensors summands(const at::Tensor& whole, ReduceOp op, int count, uint64_t seed);
 
 }  // namespace shardweave::testing

@@ -206,10 +206,10 @@ TEST(ProgressTest, OneStepHasASpeedToo) {
 }
 
 TEST(ProgressTest, FormatsTimes) {
-  EXPECT_EQ(format_seconds(0), "0:00");
-  EXPECT_EQ(format_seconds(6.2), "0:07");
-  EXPECT_EQ(format_seconds(60), "1:00");
-  EXPECT_EQ(format_seconds(3723), "1:02:03");
+  EXPECT_EQ(shardweave::format_seconds(0), "0:00");
+  EXPECT_EQ(shardweave::format_seconds(6.2), "0:07");
+  EXPECT_EQ(shardweave::format_seconds(60), "1:00");
+  EXPECT_EQ(shardweave::format_seconds(3723), "1:02:03");
 }
 
 TEST(ReportTest, SamplesArePrintable) {

@@ -4,15 +4,14 @@
 //   progress.step_done(5.61);
 //   // training [=>        ]  6/60  loss 5.610  21034 tokens/s  0:12 left
 //   progress.losses().back();       // 5.61
-//
-// On a terminal one line is redrawn; elsewhere a line is printed for every tenth of the way.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <ostream>
 #include <string>
 #include <vector>
+
+#include "shardweave/tools/progress/progress_bar.h"
 
 namespace train_gpt {
 
@@ -26,26 +25,17 @@ struct ProgressOptions {
 
 class Progress {
  public:
-  explicit Progress(ProgressOptions options);
+  explicit Progress(const ProgressOptions& options);
 
   void step_done(double loss);
 
   const std::vector<double>& losses() const { return losses_; }
   // Of the steps after the first few, which are slower: caches are still empty.
-  double tokens_per_second() const;
+  double tokens_per_second() const { return bar_.speed(); }
 
  private:
-  void print();
-
-  using Clock = std::chrono::steady_clock;
-  const ProgressOptions options_;
-  const int64_t warm_up_;                          // steps that do not count for the speed
-  Clock::time_point counted_from_ = Clock::now();  // the end of the last step that does not count
-  Clock::time_point last_;
+  shardweave::ProgressBar bar_;
   std::vector<double> losses_;
 };
-
-// "0:07", "12:34", "1:02:03".
-std::string format_seconds(double seconds);
 
 }  // namespace train_gpt

@@ -1,0 +1,183 @@
+// Decompositions, solvers and Fourier transforms: a rank works on whole matrices or lines, of which it has some.
+#include <algorithm>
+#include <vector>
+
+#include "shardweave/dtensor/rules/common.h"
+#include "shardweave/dtensor/rules/families.h"
+
+namespace shardweave {
+namespace {
+
+void like_input(OpCall& call) {
+  call.outputs.push_back(like_info(call.input(0)));
+}
+
+void contiguous_like_input(OpCall& call) {
+  call.outputs.push_back(contiguous_info(call.input(0).sizes, call.input(0).dtype));
+}
+
+void no_outputs(OpCall&) {}
+
+// --- solvers -------------------------------------------------------------------------------------------
+
+// A and B with B a batch of matrices of as many batches as A; columns of B (rows, where the unknown is on the left of A)
+// are independent. `a_inputs`: how many inputs describe A, before B.
+void solve(const OpCall& call, Strategies& out, int a_inputs) {
+  const TensorInfo& a = call.input(0);
+  const TensorInfo& b = call.input(a_inputs);
+  if (b.ndim() != a.ndim()) return;  // vectors: a batch of another kind
+  const int batches = a.ndim() - 2;
+  for (int d = 0; d < batches; ++d) {
+    if (a.sizes[d] != b.sizes[d]) continue;
+    out.add(std::vector<Placement>(call.num_inputs(), Shard(d)), {Shard(d)}, zeros_if_empty);
+  }
+  const bool left = call.arg_index("left") < 0 || call.bool_arg("left");
+  const int free = left ? b.ndim() - 1 : b.ndim() - 2;
+  std::vector<Placement> inputs(call.num_inputs(), Replicate());
+  inputs[a_inputs] = Shard(free);
+  std::vector<Placement> outputs(call.num_outputs(), Replicate());
+  outputs[0] = Shard(free);
+  out.add(inputs, outputs, zeros_if_empty);
+  for (ReduceOp op : kLinearOps) {
+    inputs[a_inputs] = Partial(op);
+    outputs[0] = Partial(op);
+    out.add(inputs, outputs);
+  }
+}
+
+Rule solver(int a_inputs) {
+  return Rule([a_inputs](const OpCall& call, Strategies& out) { solve(call, out, a_inputs); });
+}
+
+// --- lines ---------------------------------------------------------------------------------------------
+
+// Fourier transforms along "dim": every other dimension may be cut, and they are linear.
+void fourier(const OpCall& call, Strategies& out) {
+  const std::vector<int> dims = call.dims_arg("dim", call.input(0).ndim());
+  for (int d = 0; d < call.input(0).ndim(); ++d) {
+    if (std::find(dims.begin(), dims.end(), d) != dims.end()) continue;
+    out.add({Shard(d)}, {Shard(d)}, zeros_if_empty);
+  }
+  pass_partials(call, out, kLinearOps);
+}
+
+// MKL leaves a result whose batches are outermost, in the order of the input's strides, and the transformed dimensions
+// innermost in the order of "dim".
+TensorInfo transformed_info(const OpCall& call, Dims sizes, at::ScalarType dtype) {
+  const TensorInfo& self = call.input(0);
+  std::vector<int> order;
+  std::vector<bool> transformed(self.ndim(), false);
+  const std::vector<int64_t> given = call.arg("dim").toIntVector();
+  for (int64_t d : given) transformed[self.wrap_dim(d)] = true;
+  for (int d = 0; d < self.ndim(); ++d) {
+    if (!transformed[d]) order.push_back(d);
+  }
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int a, int b) { return self.strides[a] > self.strides[b]; });
+  for (int64_t d : given) order.push_back(self.wrap_dim(d));
+  TensorInfo info = contiguous_info(std::move(sizes), dtype);
+  int64_t next = 1;
+  for (size_t i = order.size(); i-- > 0;) {
+    info.strides[order[i]] = next;
+    next *= std::max<int64_t>(info.sizes[order[i]], 1);
+  }
+  return info;
+}
+
+void c2c_shape(OpCall& call) {
+  call.outputs.push_back(transformed_info(call, call.input(0).sizes, call.input(0).dtype));
+}
+
+void r2c_shape(OpCall& call) {
+  Dims sizes = call.input(0).sizes;
+  const int last = call.input(0).wrap_dim(call.arg("dim").toIntVector().back());
+  if (call.bool_arg("onesided")) sizes[last] = sizes[last] / 2 + 1;
+  call.outputs.push_back(
+      transformed_info(call, std::move(sizes), c10::toComplexType(call.input(0).dtype)));
+}
+
+void c2r_shape(OpCall& call) {
+  Dims sizes = call.input(0).sizes;
+  sizes[call.input(0).wrap_dim(call.arg("dim").toIntVector().back())] =
+      call.int_arg("last_dim_size");
+  call.outputs.push_back(
+      transformed_info(call, std::move(sizes), c10::toRealValueType(call.input(0).dtype)));
+}
+
+// Vectors of three along "dim", bilinear.
+void cross(const OpCall& call, Strategies& out) {
+  const int along = call.output().wrap_dim(call.int_arg("dim"));
+  for (int d = 0; d < call.output().ndim(); ++d) {
+    if (d == along) continue;
+    const auto cut = [&](const TensorInfo& info) {
+      return info.sizes[d] == call.output().sizes[d] ? Shard(d) : Replicate();
+    };
+    out.add({cut(call.input(0)), cut(call.input(1))}, {Shard(d)});
+  }
+  for (ReduceOp op : kLinearOps) {
+    out.add({Partial(op), Replicate()}, {Partial(op)});
+    out.add({Replicate(), Partial(op)}, {Partial(op)});
+  }
+}
+
+// --- distances -----------------------------------------------------------------------------------------
+
+// x1 [..., P, M], x2 [..., R, M] -> [..., P, R]
+void cdist(const OpCall& call, Strategies& out) {
+  const TensorInfo& x1 = call.input(0);
+  const TensorInfo& x2 = call.input(1);
+  if (x1.ndim() != x2.ndim()) return;
+  const int n = x1.ndim();
+  for (int d = 0; d < n - 2; ++d) {
+    if (x1.sizes[d] == x2.sizes[d]) out.add({Shard(d), Shard(d)}, {Shard(d)}, zeros_if_empty);
+  }
+  out.add({Shard(n - 2), Replicate()}, {Shard(n - 2)}, zeros_if_empty);
+  out.add({Replicate(), Shard(n - 2)}, {Shard(n - 1)}, zeros_if_empty);
+}
+
+void cdist_shape(OpCall& call) {
+  const TensorInfo& x1 = call.input(0);
+  const TensorInfo& x2 = call.input(1);
+  const auto batch = [](const TensorInfo& x) { return Dims(x.sizes.begin(), x.sizes.end() - 2); };
+  Dims sizes = broadcast_sizes({batch(x1), batch(x2)});
+  sizes.push_back(x1.sizes[x1.ndim() - 2]);
+  sizes.push_back(x2.sizes[x2.ndim() - 2]);
+  call.outputs.push_back(contiguous_info(std::move(sizes), x1.dtype));
+}
+
+}  // namespace
+
+void add_linear_algebra_rules(RuleTable& table) {
+  // --- of each matrix ---
+  table.add({"aten::linalg_inv_ex", "aten::linalg_cholesky_ex"}, over_batches({{2}, {2, 0}}));
+  table.add("aten::linalg_lu_factor_ex", over_batches({{2}, {2, 1, 0}}));
+  table.add({"aten::linalg_lu", "aten::lu_unpack"}, over_batches({{2, 1}, {2}}));
+  table.add("aten::linalg_ldl_factor_ex", over_batches({{2}, {2, 1, 0}}));
+  table.add("aten::linalg_qr", over_batches({{2}, {2}}));
+  table.add("aten::_linalg_eigh", over_batches({{2}, {1, 2}}));
+  table.add("aten::_linalg_svd", over_batches({{2}, {2, 1, 2}}));
+  table.add("aten::_linalg_det", over_batches({{2}, {0, 2, 1}}));
+  table.add("aten::_linalg_slogdet", over_batches({{2}, {0, 0, 2, 1}}));
+  table.add("aten::linalg_matrix_exp", over_batches({{2}, {2}}).shapes(contiguous_like_input));
+  // Whether a decomposition has failed: on any rank, so that all say the same.
+  table.add("aten::_linalg_check_errors",
+            Rule([](const OpCall&, Strategies&) {}).shapes(no_outputs));
+
+  // --- solvers: batches and right-hand sides ---
+  table.add("aten::_linalg_solve_ex", over_batches({{2}, {2, 2, 1, 0}}));
+  table.add("aten::linalg_lu_solve", solver(2));
+  table.add("aten::linalg_ldl_solve", solver(2));
+
+  // --- lines ---
+  table.add("aten::_fft_c2c", Rule(fourier).shapes(c2c_shape));
+  table.add("aten::_fft_r2c", Rule(fourier).shapes(r2c_shape));
+  table.add("aten::_fft_c2r", Rule(fourier).shapes(c2r_shape));
+  table.add("aten::linalg_cross", Rule(cross));
+  table.add("aten::_cdist_forward", Rule(cdist).shapes(cdist_shape));
+  table.add("aten::renorm", Rule([](const OpCall& call, Strategies& out) {
+                              const int along = call.input(0).wrap_dim(call.int_arg("dim"));
+                              out.add({Shard(along)}, {Shard(along)}, zeros_if_empty);
+                            }).shapes(like_input));
+}
+
+}  // namespace shardweave

@@ -1,0 +1,189 @@
+// Images: pooling, interpolation, padding, sampling. Batches and channels are independent; pixels would need their
+// neighbours.
+#include <algorithm>
+#include <vector>
+
+#include "shardweave/dtensor/rules/common.h"
+#include "shardweave/dtensor/rules/families.h"
+
+namespace shardweave {
+namespace {
+
+// --- shapes, for operators without a kernel for meta tensors ------------------------------------------------
+
+void like_input(OpCall& call) {
+  call.outputs.push_back(like_info(call.input(0)));
+}
+
+// A gradient: of the shape of input 1.
+void contiguous_gradient(OpCall& call) {
+  call.outputs.push_back(contiguous_info(call.input(1).sizes, call.input(1).dtype));
+}
+
+// An int[] argument, where one number stands for all; `otherwise` if it is empty.
+std::vector<int64_t> numbers(const OpCall& call, std::string_view name, int count,
+                             std::vector<int64_t> otherwise = {}) {
+  std::vector<int64_t> values = call.arg(name).toIntVector();
+  if (values.empty()) values = std::move(otherwise);
+  if (values.size() == 1) values.resize(count, values[0]);
+  return values;
+}
+
+// The last dimensions become "output_size".
+void output_size_shape(OpCall& call) {
+  const std::vector<int64_t> last = call.arg("output_size").toIntVector();
+  Dims sizes = call.input(0).sizes;
+  for (size_t i = 0; i < last.size(); ++i) sizes[sizes.size() - last.size() + i] = last[i];
+  call.outputs.push_back(contiguous_info(std::move(sizes), call.input(0).dtype));
+}
+
+// max_pool3d_with_indices: values and positions.
+void max_pool3d_shapes(OpCall& call) {
+  constexpr int kDims = 3;
+  const std::vector<int64_t> kernel = numbers(call, "kernel_size", kDims);
+  const std::vector<int64_t> stride = numbers(call, "stride", kDims, kernel);
+  const std::vector<int64_t> padding = numbers(call, "padding", kDims);
+  const std::vector<int64_t> dilation = numbers(call, "dilation", kDims);
+  const bool ceil = call.bool_arg("ceil_mode");
+  Dims sizes = call.input(0).sizes;
+  for (int i = 0; i < kDims; ++i) {
+    int64_t& size = sizes[sizes.size() - kDims + i];
+    const int64_t room = size + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1;
+    int64_t windows = (room + (ceil ? stride[i] - 1 : 0)) / stride[i] + 1;
+    // The last window begins inside the image or its left padding.
+    if (ceil && (windows - 1) * stride[i] >= size + padding[i]) --windows;
+    size = windows;
+  }
+  call.outputs = {contiguous_info(sizes, call.input(0).dtype), contiguous_info(sizes, at::kLong)};
+}
+
+// "padding": of the last dimension first.
+void padded_shape(OpCall& call) {
+  const std::vector<int64_t> padding = call.arg("padding").toIntVector();
+  Dims sizes = call.input(0).sizes;
+  for (size_t i = 0; i < padding.size() / 2; ++i) {
+    sizes[sizes.size() - 1 - i] += padding[2 * i] + padding[2 * i + 1];
+  }
+  call.outputs.push_back(contiguous_info(std::move(sizes), call.input(0).dtype));
+}
+
+// input [N, C, ...], grid [N, ..., 2 or 3]
+void sampled_shape(OpCall& call) {
+  Dims sizes = {call.input(0).sizes[0], call.input(0).sizes[1]};
+  const Dims& grid = call.input(1).sizes;
+  sizes.insert(sizes.end(), grid.begin() + 1, grid.end() - 1);
+  call.outputs.push_back(contiguous_info(std::move(sizes), call.input(0).dtype));
+}
+
+void sampled_gradient_shapes(OpCall& call) {
+  const auto mask = call.arg("output_mask").toBoolList();
+  call.outputs = {
+      mask[0] ? contiguous_info(call.input(1).sizes, call.input(1).dtype) : TensorInfo(),
+      contiguous_info(call.input(2).sizes, call.input(2).dtype)};
+}
+
+// --- rules ------------------------------------------------------------------------------------------------
+
+// Linear in the image, or in the incoming gradient.
+Rule linear(int inner, std::vector<int> inputs = {}) {
+  if (inputs.empty()) inputs = {inner};
+  return over_batches({std::move(inputs), {inner}, {{0}}});
+}
+
+// One grid for all channels: input, grid -> output.
+void grid_sampler(const OpCall& call, Strategies& out) {
+  out.add({Shard(0), Shard(0)}, {Shard(0)}, zeros_if_empty);
+  out.add({Shard(1), Replicate()}, {Shard(1)}, zeros_if_empty);
+  // Positions of the result.
+  for (int d = 2; d < call.output().ndim(); ++d) {
+    out.add({Replicate(), Shard(d - 1)}, {Shard(d)}, zeros_if_empty);
+  }
+  for (ReduceOp op : kLinearOps) out.add({Partial(op), Replicate()}, {Partial(op)});
+}
+
+// grad_output, input, grid -> gradients of input and grid.
+void grid_sampler_backward(const OpCall& call, Strategies& out) {
+  out.add({Shard(0), Shard(0), Shard(0)}, {Shard(0), Shard(0)}, zeros_if_empty);
+  out.add({Shard(1), Shard(1), Replicate()}, {Shard(1), Partial()}, zeros_if_empty);
+  for (int d = 2; d < call.input(0).ndim(); ++d) {
+    out.add({Shard(d), Replicate(), Shard(d - 1)}, {Partial(), Shard(d - 1)}, zeros_if_empty);
+  }
+  for (ReduceOp op : kLinearOps) out.add({Partial(op), Replicate(), Replicate()}, {Partial(op)});
+}
+
+// Batches only: channels are rearranged, or made pixels of.
+Rule images(int inner = 3) {
+  return linear(inner);
+}
+
+}  // namespace
+
+void add_spatial_rules(RuleTable& table) {
+  // --- pooling ---
+  table.add({"aten::avg_pool2d", "aten::avg_pool2d_backward"}, linear(2));
+  table.add({"aten::avg_pool3d", "aten::avg_pool3d_backward"}, linear(3));
+  table.add("aten::_adaptive_avg_pool2d", linear(2).shapes(output_size_shape));
+  table.add("aten::_adaptive_avg_pool3d", linear(3).shapes(output_size_shape));
+  table.add("aten::_adaptive_avg_pool2d_backward", linear(2).shapes(contiguous_gradient));
+  table.add("aten::_adaptive_avg_pool3d_backward", linear(3).shapes(contiguous_gradient));
+  table.add({"aten::max_pool2d_with_indices", "aten::adaptive_max_pool2d"},
+            over_batches({{2}, {2}}));
+  table.add("aten::max_pool3d_with_indices", over_batches({{3}, {3}}).shapes(max_pool3d_shapes));
+  table.add("aten::adaptive_max_pool3d", over_batches({{3}, {3}}));
+  table.add({"aten::max_pool2d_with_indices_backward", "aten::adaptive_max_pool2d_backward",
+             "aten::fractional_max_pool2d_backward"},
+            linear(2));
+  table.add("aten::adaptive_max_pool3d_backward", linear(3));
+  table.add({"aten::max_pool3d_with_indices_backward", "aten::fractional_max_pool3d_backward"},
+            linear(3).shapes(contiguous_gradient));
+  // The samples are one pair or triple of numbers for each image.
+  table.add("aten::fractional_max_pool2d", over_batches({{2, 1}, {2}}));
+  table.add("aten::fractional_max_pool3d", over_batches({{3, 1}, {3}}));
+  table.add("aten::max_unpool2d", linear(2).shapes(output_size_shape));
+  table.add("aten::max_unpool3d", linear(3).shapes(output_size_shape));
+
+  // --- interpolation ---
+  table.add(
+      {"aten::upsample_linear1d", "aten::upsample_nearest1d", "aten::_upsample_nearest_exact1d"},
+      linear(1));
+  table.add({"aten::upsample_bicubic2d", "aten::upsample_bilinear2d", "aten::upsample_nearest2d",
+             "aten::_upsample_nearest_exact2d", "aten::_upsample_bicubic2d_aa",
+             "aten::_upsample_bilinear2d_aa"},
+            linear(2));
+  table.add(
+      {"aten::upsample_nearest3d", "aten::upsample_trilinear3d", "aten::_upsample_nearest_exact3d"},
+      linear(3));
+  table.add({"aten::upsample_linear1d_backward", "aten::upsample_nearest1d_backward",
+             "aten::_upsample_nearest_exact1d_backward"},
+            linear(1).size_arg("input_size"));
+  table.add({"aten::upsample_bicubic2d_backward", "aten::upsample_bilinear2d_backward",
+             "aten::upsample_nearest2d_backward", "aten::_upsample_nearest_exact2d_backward",
+             "aten::_upsample_bicubic2d_aa_backward", "aten::_upsample_bilinear2d_aa_backward"},
+            linear(2).size_arg("input_size"));
+  table.add({"aten::upsample_nearest3d_backward", "aten::upsample_trilinear3d_backward",
+             "aten::_upsample_nearest_exact3d_backward"},
+            linear(3).size_arg("input_size"));
+
+  // --- padding with what is there ---
+  table.add({"aten::reflection_pad1d", "aten::replication_pad1d"}, linear(1));
+  table.add({"aten::reflection_pad2d", "aten::replication_pad2d"}, linear(2).shapes(padded_shape));
+  table.add({"aten::reflection_pad3d", "aten::replication_pad3d"}, linear(3));
+  table.add({"aten::reflection_pad1d_backward", "aten::replication_pad1d_backward"},
+            linear(1).shapes(contiguous_gradient));
+  table.add({"aten::reflection_pad2d_backward", "aten::replication_pad2d_backward"},
+            linear(2).shapes(contiguous_gradient));
+  table.add({"aten::reflection_pad3d_backward", "aten::replication_pad3d_backward"},
+            linear(3).shapes(contiguous_gradient));
+
+  // --- positions ---
+  table.add({"aten::grid_sampler_2d", "aten::grid_sampler_3d"},
+            Rule(grid_sampler).shapes(sampled_shape));
+  table.add({"aten::grid_sampler_2d_backward", "aten::grid_sampler_3d_backward"},
+            Rule(grid_sampler_backward).shapes(sampled_gradient_shapes));
+
+  // --- channels and pixels ---
+  table.add({"aten::pixel_shuffle", "aten::pixel_unshuffle"}, images());
+  table.add("aten::native_channel_shuffle", images().shapes(like_input));
+}
+
+}  // namespace shardweave

@@ -1,0 +1,90 @@
+// That the validator can fail: rules that are wrong, incomplete or nonsense.
+#include "shardweave/dtensor/testing/rule_validator.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "shardweave/dtensor/error.h"
+
+namespace shardweave::testing {
+namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+const Sample kMm = {"aten::mm", {in({7, 4}), in({4, 5})}};
+
+TEST(RuleValidatorTest, FindsNothingWrongInARightRule) {
+  const Validation found = validate_strategies(kMm, einsum("mk,kn->mn"));
+  EXPECT_THAT(found.wrong, IsEmpty());
+  EXPECT_THAT(found.missing, IsEmpty());
+  EXPECT_GT(found.combinations, 100);
+}
+
+TEST(RuleValidatorTest, FindsAStrategyThatIsWrong) {
+  const Validation found =
+      validate_strategies(kMm, Rule([](const OpCall&, Strategies& out) {
+                            out.add({Shard(1), Shard(0)}, {Partial(ReduceOp::kAvg)});
+                            out.add({Shard(0), Replicate()}, {Shard(1)});
+                          }));
+  EXPECT_THAT(found.wrong, Contains(HasSubstr("[7, 4] S(1), [4, 5] S(0) -> P(avg): output 0: other "
+                                              "values after the reduction")));
+  EXPECT_THAT(found.wrong,
+              Contains(HasSubstr("[4, 5] R -> S(1): output 0: rank 0 has Double [4, 5] "
+                                 "instead of Double [7, 3]")));
+}
+
+// A mean of means is right for even shards only.
+TEST(RuleValidatorTest, FindsWhatIsWrongForUnevenShards) {
+  const Validation found = validate_strategies(
+      {"aten::mean", {in({6})}},
+      Rule([](const OpCall&, Strategies& out) { out.add({Shard(0)}, {Partial(ReduceOp::kAvg)}); }));
+  EXPECT_THAT(found.wrong, Contains(HasSubstr("on 4 ranks: [6] S(0) -> P(avg)")));
+  EXPECT_THAT(found.wrong, Not(Contains(HasSubstr("on 3 ranks"))));
+}
+
+TEST(RuleValidatorTest, FindsWhatIsMissing) {
+  const Validation found = validate_strategies(kMm, Rule([](const OpCall&, Strategies& out) {
+                                                 out.add({Shard(0), Replicate()}, {Shard(0)});
+                                               }));
+  EXPECT_THAT(found.wrong, IsEmpty());
+  EXPECT_THAT(found.missing, Contains("aten::mm: [7, 4] S(1), [4, 5] S(0) -> P(sum)"));
+  EXPECT_THAT(found.missing, Contains("aten::mm: [7, 4] R, [4, 5] S(1) -> S(1)"));
+  EXPECT_THAT(found.missing, Contains("aten::mm: [7, 4] P(sum), [4, 5] R -> P(sum)"));
+  EXPECT_THAT(found.missing, Not(Contains(HasSubstr("[7, 4] S(0), [4, 5] R"))));
+}
+
+TEST(RuleValidatorTest, NamesTheOperatorOfARuleThatIsNonsense) {
+  const auto first_wrong = [](Rule rule) {
+    const Validation found = validate_strategies(kMm, rule);
+    return found.wrong.empty() ? "" : found.wrong[0];
+  };
+  EXPECT_THAT(
+      first_wrong(Rule([](const OpCall&, Strategies& out) { out.add({Shard(0)}, {Shard(0)}); })),
+      HasSubstr("the sharding rule of aten::mm gives 1 input placements for 2 inputs"));
+  EXPECT_THAT(first_wrong(Rule([](const OpCall&, Strategies& out) {
+                out.add({Shard(2), Replicate()}, {Shard(0)});
+              })),
+              HasSubstr("shards input 0 with 2 dimensions as S(2)"));
+  EXPECT_THAT(first_wrong(Rule([](const OpCall&, Strategies&) { throw std::out_of_range("at"); })),
+              HasSubstr("the sharding rule of aten::mm throws: at"));
+}
+
+TEST(RuleValidatorTest, ChecksEveryFormOfAnOperator) {
+  const Validation found =
+      validate_end_to_end({"aten::add.Tensor", {in({7, 5}), in({5})}}, {{{"x", 3}}});
+  EXPECT_THAT(found.wrong, IsEmpty());
+  EXPECT_THAT(found.operators, ::testing::UnorderedElementsAre(
+                                   "aten::add.Tensor", "aten::add_.Tensor", "aten::add.out"));
+}
+
+TEST(RuleValidatorTest, TablesThatDoNotFitTheirSchemaAreErrors) {
+  EXPECT_THROW(SampleCall({"aten::no_such_operator", {}}), Error);
+  EXPECT_THROW(SampleCall({"aten::mm", {in({7, 4})}}), Error);
+  EXPECT_THROW(SampleCall({"aten::mm", {in({7, 4}), in({4, 5})}, {{"colour", 1}}}), Error);
+  EXPECT_THROW(SampleCall({"aten::mm", {in({7, 4}), in({4, 5}), in({3})}}), Error);
+}
+
+}  // namespace
+}  // namespace shardweave::testing

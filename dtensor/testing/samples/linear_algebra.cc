@@ -1,0 +1,43 @@
+// Decompositions, solvers, Fourier transforms, distances.
+#include "shardweave/dtensor/testing/samples/families.h"
+
+namespace shardweave::testing {
+
+std::vector<Sample> linear_algebra_samples() {
+  const Operand matrices = in({5, 3, 3}).positive_definite();
+  std::vector<Sample> samples;
+  append(samples,
+         each({"aten::linalg_inv_ex", "aten::linalg_cholesky_ex", "aten::linalg_lu_factor_ex",
+               "aten::linalg_lu", "aten::linalg_ldl_factor_ex", "aten::_linalg_eigh",
+               "aten::_linalg_det", "aten::_linalg_slogdet", "aten::linalg_matrix_exp"},
+              {"", {matrices}, {}, 1e-8}));
+  append(samples, {{"aten::linalg_inv_ex", {in({3, 3}).positive_definite()}, {}, 1e-8},
+                   {"aten::linalg_qr", {in({5, 4, 3})}, {}, 1e-8},
+                   {"aten::_linalg_svd", {in({5, 4, 3})}, {}, 1e-7},
+                   {"aten::_linalg_svd", {in({5, 4, 3})}, {{"compute_uv", false}}, 1e-7},
+                   {"aten::_linalg_solve_ex", {matrices, in({5, 3, 4})}, {}, 1e-8},
+                   {"aten::linalg_cross", {in({5, 3}), in({5, 3})}},
+                   {"aten::linalg_cross", {in({4, 3, 5}), in({4, 3, 5})}, {{"dim", 1}}},
+                   {"aten::_cdist_forward", {in({3, 5, 2}), in({3, 4, 2})}, {{"p", 2.0}}, 1e-7},
+                   {"aten::_cdist_forward", {in({5, 2}), in({4, 2})}, {{"p", 1.0}}, 1e-7},
+                   {"aten::lu_unpack", {in({5, 3, 3}), in({5, 3}).dtype(at::kInt).uniform(3, 4)}}});
+  // --- Fourier transforms ---
+  append(samples, {{"aten::_fft_c2c",
+                    {in({7, 4, 5}).complex()},
+                    {{"dim", ints({1})}, {"normalization", 0}, {"forward", true}}},
+                   {"aten::_fft_c2c",
+                    {in({7, 4, 5}).complex()},
+                    {{"dim", ints({0, 2})}, {"normalization", 2}, {"forward", false}}},
+                   {"aten::_fft_r2c",
+                    {in({7, 4, 5})},
+                    {{"dim", ints({2})}, {"normalization", 0}, {"onesided", true}}},
+                   {"aten::_fft_r2c",
+                    {in({7, 4})},
+                    {{"dim", ints({0})}, {"normalization", 1}, {"onesided", false}}},
+                   {"aten::_fft_c2r",
+                    {in({7, 4, 3}).complex()},
+                    {{"dim", ints({2})}, {"normalization", 2}, {"last_dim_size", 5}}}});
+  return samples;
+}
+
+}  // namespace shardweave::testing

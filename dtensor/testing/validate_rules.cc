@@ -1,0 +1,179 @@
+// Tries every sharding rule on every sample (see rule_validator.h), and says which rules are wrong and which strategies
+// are missing.
+//
+//   ./bazelw run -c opt //dtensor:validate_rules -- --ops=conv
+//   ./bazelw run -c opt //dtensor:validate_rules -- --all --json
+//
+// Exits with 1 if anything is wrong. --all tries many more combinations of placements than the default, which is
+// what validate_rules_test runs.
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <iostream>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "ATen/Parallel.h"
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "nlohmann/json.hpp"
+#include "shardweave/dtensor/testing/rule_validator.h"
+#include "shardweave/tools/progress/progress_bar.h"
+
+ABSL_FLAG(bool, all, false,
+          "try all combinations up to thousands per sample, and all samples end to end");
+ABSL_FLAG(std::string, ops, "", "only operators whose name contains this");
+ABSL_FLAG(bool, json, false, "end with one line of JSON on stdout; all else goes to stderr");
+ABSL_FLAG(uint64_t, seed, 1, "of the values and of the sampled combinations");
+
+namespace shardweave::testing {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Job {
+  const SampleFamily* family;
+  const Sample* sample;
+};
+
+std::vector<Job> jobs(const std::string& ops) {
+  std::vector<Job> found;
+  for (const SampleFamily& family : sample_families()) {
+    for (const Sample& sample : family.samples) {
+      if (sample.op.find(ops) != std::string::npos) found.push_back({&family, &sample});
+    }
+  }
+  return found;
+}
+
+Validation validate(const Sample& sample, bool all, uint64_t seed) {
+  Validation result;
+  try {
+    const SampleCall call(sample);
+    const Rule* rule = RuleTable::builtin().find(call.op().operator_name());
+    if (rule != nullptr) {
+      ValidationOptions options;
+      options.max_combinations = all ? 1500 : 40;
+      options.find_missing = all;
+      options.seed = seed;
+      result.merge(validate_strategies(sample, *rule, options));
+    }
+    CheckOptions options;
+    options.max_combinations = all ? 100 : 6;
+    options.all_partials = true;
+    options.seed = seed;
+    std::vector<std::vector<MeshDim>> meshes = {{{"x", 2}}, {{"x", 3}}, {{"x", 2}, {"y", 2}}};
+    if (!all) meshes = {{{"x", 3}}};
+    result.merge(validate_end_to_end(sample, meshes, options));
+  } catch (const std::exception& error) {
+    const std::string what = error.what();
+    result.wrong.push_back(absl::StrCat(sample.op, ": ", what.substr(0, what.find('\n'))));
+  }
+  return result;
+}
+
+bool has_rule(const std::string& op) {
+  const size_t dot = op.find('.', op.find("::"));
+  return RuleTable::builtin().find(
+             {op.substr(0, dot), dot == std::string::npos ? "" : op.substr(dot + 1)}) != nullptr;
+}
+
+// Rules that no sample reaches.
+std::vector<std::string> rules_without_samples(const std::set<std::string>& operators) {
+  std::set<std::string> reached;
+  for (const std::string& op : operators) {
+    reached.insert(op);
+    std::string name = op.substr(0, op.find('.', op.find("::")));
+    reached.insert(name);
+    if (name.ends_with("_")) reached.insert(name.substr(0, name.size() - 1));
+  }
+  std::vector<std::string> missing;
+  for (const std::string& name : RuleTable::builtin().names()) {
+    if (!reached.contains(name)) missing.push_back(name);
+  }
+  return missing;
+}
+
+void print_list(std::ostream& out, const char* title, const std::vector<std::string>& lines) {
+  if (lines.empty()) return;
+  out << title << "\n";
+  for (const std::string& line : lines) out << "  " << line << "\n";
+}
+
+int run() {
+  const auto begin = Clock::now();
+  at::set_num_threads(1);
+  const bool all = absl::GetFlag(FLAGS_all);
+  const bool json = absl::GetFlag(FLAGS_json);
+  const std::vector<Job> todo = jobs(absl::GetFlag(FLAGS_ops));
+  if (todo.empty()) {
+    std::cerr << "validate_rules: no sample of an operator whose name contains '"
+              << absl::GetFlag(FLAGS_ops) << "'\n";
+    return 2;
+  }
+  ProgressBar bar({.title = "validating",
+                   .steps = static_cast<int64_t>(todo.size()),
+                   .unit = "samples",
+                   .out = &std::cerr,
+                   .terminal = ::isatty(STDERR_FILENO) != 0});
+  std::map<std::string, Validation> families;
+  Validation total;
+  for (const Job& job : todo) {
+    Validation found = validate(*job.sample, all, absl::GetFlag(FLAGS_seed));
+    families[job.family->name].merge(found);
+    total.merge(std::move(found));
+    bar.step_done(absl::StrFormat("%d wrong  %s", total.wrong.size(), job.sample->op));
+  }
+  std::set<std::string> with_rule;
+  for (const std::string& op : total.operators) {
+    if (has_rule(op)) with_rule.insert(op);
+  }
+  std::vector<std::string> unreached;
+  if (absl::GetFlag(FLAGS_ops).empty()) unreached = rules_without_samples(total.operators);
+  const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+
+  std::ostream& out = json ? std::cerr : std::cout;
+  print_list(out, "wrong:", total.wrong);
+  print_list(out, "missing:", total.missing);
+  print_list(out, "rules without a sample:", unreached);
+  out << absl::StreamFormat("%-16s %10s %14s %7s %9s\n", "family", "operators", "combinations",
+                            "wrong", "missing");
+  for (const auto& [name, found] : families) {
+    out << absl::StreamFormat("%-16s %10d %14d %7d %9d\n", name, found.operators.size(),
+                              found.combinations, found.wrong.size(), found.missing.size());
+  }
+  out << absl::StreamFormat("%-16s %10d %14d %7d %9d   %d operators with a rule, %.0f s\n", "all",
+                            total.operators.size(), total.combinations, total.wrong.size(),
+                            total.missing.size(), with_rule.size(), seconds);
+  if (json) {
+    std::cout << nlohmann::json{{"operators", with_rule.size()},
+                                {"operators_run", total.operators.size()},
+                                {"samples", todo.size()},
+                                {"combinations", total.combinations},
+                                {"wrong", total.wrong.size()},
+                                {"wrong_list", total.wrong},
+                                {"missing", total.missing.size()},
+                                {"missing_list", total.missing},
+                                {"rules_without_samples", unreached},
+                                {"seconds", seconds}}
+                     .dump()
+              << std::endl;
+  }
+  return total.wrong.empty() && unreached.empty() ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace shardweave::testing
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage("Tries every sharding rule against one device.");
+  absl::ParseCommandLine(argc, argv);
+  return shardweave::testing::run();
+}
