@@ -89,7 +89,10 @@ def shardweave_cc_test(name, deps = [], copts = [], data = [], size = "small", m
         name = name,
         size = size,
         copts = _COPTS + copts,
-        data = data + [Label("//tools/sanitizers:tsan.supp")],
+        data = data + [
+            Label("//tools/sanitizers:lsan.supp"),
+            Label("//tools/sanitizers:tsan.supp"),
+        ],
         linkstatic = True,
         deps = deps + ([main] if main else []),
         **kwargs

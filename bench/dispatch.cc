@@ -1,10 +1,11 @@
-// What operators on DTensors cost over the same on plain tensors: one rank, so that only overhead counts.
+// What operators on DTensors cost over the same on plain tensors: one rank, so that only overhead
+// counts.
 //
 //   ./bazelw run -c opt //bench:dispatch            # a table
 //   ./bazelw run -c opt //bench:dispatch -- --json  # one line
 //
-// Plain and sharded batches alternate in one run; an operator's overhead is the difference of the two medians, a transformer
-// block's is their ratio.
+// Plain and sharded batches alternate in one run; an operator's overhead is the difference of the
+// two medians, a transformer block's is their ratio.
 
 #include <malloc.h>
 
@@ -168,7 +169,8 @@ Body block(int dim, int seq, const std::function<at::Tensor(const at::Tensor&)>&
   };
 }
 
-// --- all of it -------------------------------------------------------------------------------------
+// --- all of it
+// -------------------------------------------------------------------------------------
 
 struct Report {
   std::vector<Result> common;

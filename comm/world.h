@@ -36,7 +36,8 @@ class World {
   World(std::shared_ptr<Communicator> comm, int local_rank)
       : comm_(std::move(comm)), local_rank_(local_rank) {}
 
-  // As the launcher's environment says (rendezvous/). Defined in //comm/environment: depend on it to link this.
+  // As the launcher's environment says (rendezvous/). Defined in //comm/environment: depend on it
+  // to link this.
   static absl::StatusOr<std::unique_ptr<World>> from_environment(const WorldOptions& options = {});
 
   int rank() const { return comm_->rank(); }

@@ -1,7 +1,9 @@
-// The propagation cache: what was decided for one operator on one combination of specs and arguments.
+// The propagation cache: what was decided for one operator on one combination of specs and
+// arguments.
 //
-// A key holds everything that the rule could read: the operator, the interned spec of every tensor, and every argument that is not
-// a float, a Scalar or a string (those only when the rule declares that it reads them). Bounded: it is emptied when full.
+// A key holds everything that the rule could read: the operator, the interned spec of every tensor,
+// and every argument that is not a float, a Scalar or a string (those only when the rule declares
+// that it reads them). Bounded: it is emptied when full.
 #pragma once
 
 #include <cstdint>

@@ -74,10 +74,9 @@ const std::shared_ptr<MeshContext>& find_context(const c10::OperatorHandle& op,
 [[noreturn]] void mixed(const c10::OperatorHandle& op, size_t arg, const c10::TensorImpl* plain,
                         const char* why) {
   fail(op, absl::StatusCode::kInvalidArgument,
-       absl::StrCat(
-           "argument '", op.schema().arguments()[arg].name(), "' is a plain tensor of shape [",
-           absl::StrJoin(plain->sizes(), ", "),
-           "] among DTensors that ", why, "; make it one with distribute_tensor()"));
+       absl::StrCat("argument '", op.schema().arguments()[arg].name(),
+                    "' is a plain tensor of shape [", absl::StrJoin(plain->sizes(), ", "),
+                    "] among DTensors that ", why, "; make it one with distribute_tensor()"));
 }
 
 SpecRef replicated_spec(MeshContext& context, const at::Tensor& local) {
@@ -94,8 +93,8 @@ bool writes(const OpInfo& info, size_t arg) {
   return false;
 }
 
-// Formulas of derivatives make plain tensors here and there (at::zeros(sizes, grad.options()), then scatter_): the
-// same on every rank, so they count as replicated.
+// Formulas of derivatives make plain tensors here and there (at::zeros(sizes, grad.options()), then
+// scatter_): the same on every rank, so they count as replicated.
 void adopt_in_backward(const OpInfo& info, const std::shared_ptr<MeshContext>& context,
                        absl::Span<IValue> args) {
   for (size_t i = 0; i < args.size(); ++i) {
@@ -120,8 +119,9 @@ uint64_t checksum(const at::Tensor& plain) {
   return sum;
 }
 
-// Plain tensors that an operator reads next to DTensors (masks and weights that LibTorch's composite operators make, a
-// user's constants) count as replicated if they are the same on every rank, which costs a small collective to find out.
+// Plain tensors that an operator reads next to DTensors (masks and weights that LibTorch's
+// composite operators make, a user's constants) count as replicated if they are the same on every
+// rank, which costs a small collective to find out.
 void adopt_equal(const c10::OperatorHandle& op, const OpInfo& info,
                  const std::shared_ptr<MeshContext>& context, absl::Span<IValue> args) {
   std::vector<uint64_t> sums;
@@ -132,7 +132,8 @@ void adopt_equal(const c10::OperatorHandle& op, const OpInfo& info,
       return value;
     }
     const c10::TensorImpl* impl = plain.unsafeGetTensorImpl();
-    if (info.is_out[i] && plain.numel() == 0) {  // to be filled, as LibTorch's out= forms do with buffers
+    if (info.is_out[i] &&
+        plain.numel() == 0) {  // to be filled, as LibTorch's out= forms do with buffers
       convert_in_place(plain, plain.detach(), replicated_spec(*context, plain), context);
       return value;
     }
@@ -156,9 +157,10 @@ void adopt_equal(const c10::OperatorHandle& op, const OpInfo& info,
   if (sums.empty() || context->mesh().size() == 1) return;
   if (context->strict_depth > 0) {
     fail(op, absl::StatusCode::kFailedPrecondition,
-         absl::StrCat("argument '", op.schema().arguments()[first].name(),
-                      "' is a plain tensor among DTensors, which the strict scope refuses: that it is "
-                      "the same on all ranks takes communication to find out"));
+         absl::StrCat(
+             "argument '", op.schema().arguments()[first].name(),
+             "' is a plain tensor among DTensors, which the strict scope refuses: that it is "
+             "the same on all ranks takes communication to find out"));
   }
   std::vector<int> all_dims;
   for (int m = 0; m < context->mesh().ndim(); ++m) all_dims.push_back(m);
@@ -168,8 +170,13 @@ void adopt_equal(const c10::OperatorHandle& op, const OpInfo& info,
   const Cause cause{.name = op.operator_name().name,
                     .argument = op.schema().arguments()[first].name()};
   const CollectiveSpan span(*context, cause, [&]() -> Sending {
-    return {"all_gather", all_dims, (comm.size() - 1) * count * 8, at::kLong,
-            absl::MakeConstSpan(&count, 1), Layout(), Layout()};
+    return {"all_gather",
+            all_dims,
+            (comm.size() - 1) * count * 8,
+            at::kLong,
+            absl::MakeConstSpan(&count, 1),
+            Layout(),
+            Layout()};
   });
   throw_if_error(comm.all_gather(Buffer::of(sums.data(), count),
                                  Buffer::of(all.data(), static_cast<int64_t>(all.size())),
@@ -178,9 +185,10 @@ void adopt_equal(const c10::OperatorHandle& op, const OpInfo& info,
   for (size_t k = 0; k < all.size(); ++k) {
     if (all[k] != all[k % sums.size()]) {
       fail(op, absl::StatusCode::kInvalidArgument,
-           absl::StrCat("argument '", op.schema().arguments()[first].name(),
-                        "' or a later one is a plain tensor among DTensors that differs from rank to "
-                        "rank; make it a DTensor with from_local()"));
+           absl::StrCat(
+               "argument '", op.schema().arguments()[first].name(),
+               "' or a later one is a plain tensor among DTensors that differs from rank to "
+               "rank; make it a DTensor with from_local()"));
     }
   }
 }
@@ -237,7 +245,8 @@ bool add_tensor(c10::TensorImpl* impl, CacheKey& key) {
   return true;
 }
 
-// What a Scalar says about the dtype of the result: 2 and 2.5 are not the same to an integer tensor.
+// What a Scalar says about the dtype of the result: 2 and 2.5 are not the same to an integer
+// tensor.
 uint64_t scalar_kind(const IValue& v) {
   return v.isDouble() ? 0 : v.isInt() ? 1 : v.isBool() ? 2 : v.isComplexDouble() ? 3 : kNone;
 }
@@ -274,7 +283,8 @@ bool make_key(const OpInfo& info, absl::Span<const IValue> args, CacheKey& key) 
   return true;
 }
 
-// --- miss: decide ---------------------------------------------------------------------------------
+// --- miss: decide
+// ---------------------------------------------------------------------------------
 
 TensorInfo info_of(c10::TensorImpl* impl) {
   TensorInfo info;
@@ -287,7 +297,8 @@ TensorInfo info_of(c10::TensorImpl* impl) {
   return info;
 }
 
-// A plain tensor with the global shape and no data: on `device` meta, or one element seen everywhere.
+// A plain tensor with the global shape and no data: on `device` meta, or one element seen
+// everywhere.
 at::Tensor stand_in(c10::TensorImpl* impl, c10::DeviceType device) {
   if (!defined(impl)) return {};
   // A number stays one: operators take it next to tensors of any device.
@@ -335,8 +346,8 @@ void check_call(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<co
   }
 }
 
-// Shapes, strides and dtypes of the results, from the operator's kernel for meta tensors. Errors of shape or type come from
-// there, as LibTorch words them, on all ranks and before anything is sent.
+// Shapes, strides and dtypes of the results, from the operator's kernel for meta tensors. Errors of
+// shape or type come from there, as LibTorch words them, on all ranks and before anything is sent.
 void infer_outputs(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<const IValue> args,
                    OpCall& call) {
   if (info.rule->shape_function) {
@@ -551,7 +562,8 @@ std::unique_ptr<CacheEntry> decide(const c10::OperatorHandle& op, const OpInfo& 
   return entry;
 }
 
-// --- run ------------------------------------------------------------------------------------------
+// --- run
+// ------------------------------------------------------------------------------------------
 
 [[noreturn]] void refuse_implicit(const c10::OperatorHandle& op, const CacheEntry& entry,
                                   const MeshContext& context, const OpCall& call) {
@@ -634,16 +646,18 @@ class Runner {
         if (!detour->moved.defined()) refuse_write(handle);
         detoured_.push_back(detour);
       }
-      if (written.direct && written.output < 0 && !info_.changes_shape && !entry_.gathered) continue;
+      if (written.direct && written.output < 0 && !info_.changes_shape && !entry_.gathered)
+        continue;
       kept_.push_back({&written, std::move(handle), {}});
     }
   }
 
   [[noreturn]] void refuse_write(const at::Tensor& handle) {
     fail(op_, absl::StatusCode::kFailedPrecondition,
-         absl::StrCat("writes to a view of a DTensor that had to be made by communication, so that the "
-                      "original would not change: ",
-                      meta_of(handle).spec->to_string(), "; clone() it first"));
+         absl::StrCat(
+             "writes to a view of a DTensor that had to be made by communication, so that the "
+             "original would not change: ",
+             meta_of(handle).spec->to_string(), "; clone() it first"));
   }
 
   at::Tensor changed(const InputChange& change, const at::Tensor& local) {
@@ -744,7 +758,8 @@ class Runner {
         convert_in_place(k.handle, std::move(k.local), k.written->spec, context_);
         continue;
       }
-      if (entry_.gathered && k.local.sizes() != array(meta.spec->sizes)) {  // an out= of another shape
+      if (entry_.gathered &&
+          k.local.sizes() != array(meta.spec->sizes)) {  // an out= of another shape
         SpecRef spec = replicated_spec(*context_, k.local);
         convert_in_place(k.handle, std::move(k.local), std::move(spec), context_);
         continue;
@@ -825,8 +840,8 @@ class Runner {
   absl::InlinedVector<Kept, 1> kept_;
   int next_input_ = 0;
   size_t next_change_ = 0;
-  std::shared_ptr<const Detour> detour_;  // of a view's base, or made here
-  at::Tensor source_;                     // what a view's kernel may have copied
+  std::shared_ptr<const Detour> detour_;                 // of a view's base, or made here
+  at::Tensor source_;                                    // what a view's kernel may have copied
   std::vector<std::shared_ptr<const Detour>> detoured_;  // of written views
 };
 

@@ -1,7 +1,7 @@
 // What happens to an operator on DTensors. Internal to dtensor/.
 //
-// dispatch.cc registers one boxed fallback for DispatchKey::Fake with LibTorch's dispatcher; it sees every operator below
-// autograd that has a DTensor among its arguments:
+// dispatch.cc registers one boxed fallback for DispatchKey::Fake with LibTorch's dispatcher; it
+// sees every operator below autograd that has a DTensor among its arguments:
 //
 //   look up (operator, specs, arguments) in the mesh's cache
 //     miss: ask the rule, choose a strategy, plan the redistributions     (propagate.h, plan_redistribute)

@@ -1,4 +1,5 @@
-// The dispatcher's fallback: cache, implicit communication, in-place and aliasing, operators without rules, errors.
+// The dispatcher's fallback: cache, implicit communication, in-place and aliasing, operators
+// without rules, errors.
 
 #include <cstdlib>
 

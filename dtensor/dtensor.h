@@ -6,10 +6,10 @@
 //   at::Tensor y = at::matmul(x, w.t());           // [S(0), S(1)], no communication
 //   at::Tensor all = full_tensor(y);               // 8 x 6 on every rank
 //
-// A DTensor has the global shape, and every operator of LibTorch works on it, in forward, backward and
-// optimizers: with a sharding rule it runs on the local parts, without one its inputs are gathered
-// (right numbers, a warning once, a counter). Communication that an operator needs happens by itself;
-// StrictScope turns it into an error.
+// A DTensor has the global shape, and every operator of LibTorch works on it, in forward, backward
+// and optimizers: with a sharding rule it runs on the local parts, without one its inputs are
+// gathered (right numbers, a warning once, a counter). Communication that an operator needs happens
+// by itself; StrictScope turns it into an error.
 //
 // Every function here that communicates is collective: all ranks of the mesh call it in the same
 // order; `where`, the place of the call, is for CommTrace (comm_trace.h). Errors are thrown as
@@ -39,19 +39,21 @@ using MeshPtr = std::shared_ptr<ConnectedMesh>;
 
 // Placements by mesh dimension name; dimensions that are not named are replicated.
 using NamedPlacements = std::vector<std::pair<std::string, Placement>>;
-// Throws Error for a name that the mesh does not have (the message lists those it has) and for a name given twice.
+// Throws Error for a name that the mesh does not have (the message lists those it has) and for a
+// name given twice.
 Placements resolve(const DeviceMesh& mesh, const NamedPlacements& named);
 
-// --- making DTensors -------------------------------------------------------------------------------
+// --- making DTensors
+// -------------------------------------------------------------------------------
 
 struct DistributeOptions {
-  // The rank (row-major index in the mesh) whose data counts; it is sent to the others. nullopt: every rank has the same
-  // data already and nothing is sent.
+  // The rank (row-major index in the mesh) whose data counts; it is sent to the others. nullopt:
+  // every rank has the same data already and nothing is sent.
   std::optional<int64_t> source = 0;
 };
 
-// Cuts a plain tensor, of the same shape and dtype on every rank, as the placements say. The result is a leaf that
-// requires grad if `tensor` does. `placements`: one per mesh dimension, no Partial.
+// Cuts a plain tensor, of the same shape and dtype on every rank, as the placements say. The result
+// is a leaf that requires grad if `tensor` does. `placements`: one per mesh dimension, no Partial.
 at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
                              const Placements& placements, const DistributeOptions& options = {},
                              std::source_location where = std::source_location::current());
@@ -60,8 +62,9 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
                              const DistributeOptions& options = {},
                              std::source_location where = std::source_location::current());
 
-// A DTensor from every rank's local tensor. Its global shape is worked out from the local shapes (one small collective)
-// unless `global_sizes` is given; a local shape that does not fit is an error on every rank. Differentiable.
+// A DTensor from every rank's local tensor. Its global shape is worked out from the local shapes
+// (one small collective) unless `global_sizes` is given; a local shape that does not fit is an
+// error on every rank. Differentiable.
 at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placements& placements,
                       std::optional<std::vector<int64_t>> global_sizes = std::nullopt,
                       std::source_location where = std::source_location::current());
@@ -75,13 +78,15 @@ at::Tensor empty(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& p
                  at::TensorOptions options = {});
 at::Tensor full(at::IntArrayRef sizes, const at::Scalar& value, const MeshPtr& mesh,
                 const Placements& placements, at::TensorOptions options = {});
-// Random numbers by global element index: the same values for every mesh and every placement (see manual_seed in random.h).
+// Random numbers by global element index: the same values for every mesh and every placement (see
+// manual_seed in random.h).
 at::Tensor rand(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements,
                 at::TensorOptions options = {});
 at::Tensor randn(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements,
                  at::TensorOptions options = {});
 
-// --- looking at DTensors ---------------------------------------------------------------------------
+// --- looking at DTensors
+// ---------------------------------------------------------------------------
 
 bool is_dtensor(const at::Tensor& tensor);
 // These throw Error for a plain tensor.
@@ -94,10 +99,11 @@ std::string describe(const at::Tensor& tensor);
 void visualize_sharding(const at::Tensor& tensor, const VisualizeOptions& options = {},
                         std::FILE* out = stdout);
 
-// --- moving and leaving ----------------------------------------------------------------------------
+// --- moving and leaving
+// ----------------------------------------------------------------------------
 
-// The same tensor in another layout, by the cheapest collectives. Differentiable; the gradient comes back in the layout
-// of the input (Replicate where that was Partial).
+// The same tensor in another layout, by the cheapest collectives. Differentiable; the gradient
+// comes back in the layout of the input (Replicate where that was Partial).
 at::Tensor redistribute(const at::Tensor& tensor, const Layout& layout,
                         std::source_location where = std::source_location::current());
 at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements,
@@ -105,9 +111,10 @@ at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements,
 at::Tensor redistribute(const at::Tensor& tensor, const NamedPlacements& placements,
                         std::source_location where = std::source_location::current());
 
-// This rank's part; shares memory with the DTensor. Differentiable: `grad_placements` say how the gradients of the local
-// tensors lie together (default: as the DTensor; Replicate where that is Partial). A replicated tensor whose copies are used
-// differently by each rank has Partial gradients: say so here.
+// This rank's part; shares memory with the DTensor. Differentiable: `grad_placements` say how the
+// gradients of the local tensors lie together (default: as the DTensor; Replicate where that is
+// Partial). A replicated tensor whose copies are used differently by each rank has Partial
+// gradients: say so here.
 at::Tensor to_local(const at::Tensor& tensor,
                     std::optional<Placements> grad_placements = std::nullopt);
 
@@ -115,7 +122,8 @@ at::Tensor to_local(const at::Tensor& tensor,
 at::Tensor full_tensor(const at::Tensor& tensor,
                        std::source_location where = std::source_location::current());
 
-// --- scopes and counters -----------------------------------------------------------------------------
+// --- scopes and counters
+// -----------------------------------------------------------------------------
 
 // While it lives, an operator on DTensors of `mesh` that would communicate by itself throws Error
 // (FailedPrecondition), naming operator, tensors and the module (ModuleScope in comm_trace.h);

@@ -1,5 +1,5 @@
-// The one exception of dtensor/ and modules/: a c10::Error (so that users of LibTorch catch it as they are used to) that carries
-// an absl::Status.
+// The one exception of dtensor/ and modules/: a c10::Error (so that users of LibTorch catch it as
+// they are used to) that carries an absl::Status.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
-// What an operator on DTensors costs, in counts that do not depend on the machine: allocations of a cached call, the heap, and the
-// arithmetic of specs on meshes of any size.
+// What an operator on DTensors costs, in counts that do not depend on the machine: allocations of a
+// cached call, the heap, and the arithmetic of specs on meshes of any size.
 #include <atomic>
 #include <cstdlib>
 #include <new>
@@ -76,7 +76,8 @@ struct Operands {
 struct Operator {
   const char* name;
   void (*run)(const Operands&);
-  // Allocations over those of the plain operator: for a result its TensorImpl, its meta data and what the boxed call needs.
+  // Allocations over those of the plain operator: for a result its TensorImpl, its meta data and
+  // what the boxed call needs.
   int64_t bound;
 };
 
@@ -133,7 +134,8 @@ TEST(HitCostTest, HeapIsConstant) {
   });
 }
 
-// The cost of specs, decisions and plans on a mesh of `ranks`, seen from its last rank: nothing moves.
+// The cost of specs, decisions and plans on a mesh of `ranks`, seen from its last rank: nothing
+// moves.
 int64_t allocations_of_a_miss(int ranks) {
   auto comm = *count_communication(ranks - 1, ranks, std::make_shared<CountingLog>());
   World world(comm);

@@ -17,7 +17,8 @@ std::shared_ptr<MeshContext> MeshContext::of(const std::shared_ptr<ConnectedMesh
   auto context = std::static_pointer_cast<MeshContext>(mesh->extension([](ConnectedMesh& m) {
     return std::static_pointer_cast<void>(std::make_shared<MeshContext>(m));
   }));
-  // Shares ownership of the mesh, which owns the context: no cycle, and neither dies before the other.
+  // Shares ownership of the mesh, which owns the context: no cycle, and neither dies before the
+  // other.
   return std::shared_ptr<MeshContext>(mesh, context.get());
 }
 

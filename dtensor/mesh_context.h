@@ -1,6 +1,6 @@
 // A MeshContext is what dtensor/ keeps for one mesh on one rank: interned specs, the propagation
-// cache, counters of communication, the strict scope. It hangs off the ConnectedMesh, so that nothing is process-global and
-// ranks may be threads.
+// cache, counters of communication, the strict scope. It hangs off the ConnectedMesh, so that
+// nothing is process-global and ranks may be threads.
 //
 // Threads: a rank is driven by one thread at a time; contexts of different ranks share nothing.
 #pragma once
@@ -43,7 +43,8 @@ class MeshContext {
     return communicator(absl::Span<const int>(&mesh_dim, 1));
   }
 
-  // Equal arguments give the same object. Throws Error if the layout does not fit the mesh and the sizes.
+  // Equal arguments give the same object. Throws Error if the layout does not fit the mesh and the
+  // sizes.
   SpecRef intern(const Layout& layout, absl::Span<const int64_t> sizes,
                  absl::Span<const int64_t> strides, at::ScalarType dtype, c10::Device device);
   // The same tensor in another layout.

@@ -1,5 +1,5 @@
-// Whole models, unchanged torch::nn, trained for some steps under many meshes and plans: every loss and, at the end, every
-// parameter as on one device.
+// Whole models, unchanged torch::nn, trained for some steps under many meshes and plans: every loss
+// and, at the end, every parameter as on one device.
 
 #include <functional>
 #include <memory>
@@ -36,7 +36,8 @@ at::Tensor pattern(at::IntArrayRef sizes, int64_t modulus, int64_t step) {
   return (at::arange(n, at::kLong) * 7 + step * 13).remainder(modulus).view(sizes);
 }
 
-// --- a GPT block ------------------------------------------------------------------------------------
+// --- a GPT block
+// ------------------------------------------------------------------------------------
 
 struct GptImpl : nn::Module {
   static constexpr int64_t kVocabulary = 11, kDim = 12, kHeads = 4, kSeq = 6;
@@ -76,7 +77,8 @@ struct GptImpl : nn::Module {
 };
 TORCH_MODULE(Gpt);
 
-// --- a vision transformer ---------------------------------------------------------------------------
+// --- a vision transformer
+// ---------------------------------------------------------------------------
 
 struct VitImpl : nn::Module {
   static constexpr int64_t kDim = 8, kHeads = 2, kClasses = 5;
@@ -114,7 +116,8 @@ struct VitImpl : nn::Module {
 };
 TORCH_MODULE(Vit);
 
-// --- training -----------------------------------------------------------------------------------------
+// --- training
+// -----------------------------------------------------------------------------------------
 
 using Batch = std::pair<at::Tensor, at::Tensor>;
 using MakeOptimizer =
@@ -168,7 +171,8 @@ void check(const Case& c, const std::function<Batch(int64_t)>& batch,
     const auto names = plain->named_parameters();
     const auto sharded_parameters = sharded->parameters();
     for (size_t i = 0; i < sharded_parameters.size(); ++i) {
-      // The gradient of the keys' bias is zero but for rounding (softmax does not see a shift), and AdamW scales rounding up.
+      // The gradient of the keys' bias is zero but for rounding (softmax does not see a shift), and
+      // AdamW scales rounding up.
       if (names[i].key() == "k.bias" || names[i].key() == "qkv.bias") continue;
       const at::Tensor whole = full_tensor(sharded_parameters[i].detach());
       EXPECT_TRUE(at::allclose(whole, names[i].value(), 1e-4, 2e-5)) << names[i].key();

@@ -48,8 +48,8 @@ OpInfo::OpInfo(const c10::OperatorHandle& op, const RuleTable& own) {
     const c10::TypePtr& type = argument.type();
     const bool tensor = is_tensor(type);
     const bool list = is_tensor_list(type);
-    ArgKind kind = tensor           ? ArgKind::kTensor
-                   : list           ? ArgKind::kTensorList
+    ArgKind kind = tensor            ? ArgKind::kTensor
+                   : list            ? ArgKind::kTensorList
                    : is_scalar(type) ? ArgKind::kScalar
                    : is_keyed(type)  ? ArgKind::kKeyed
                                      : ArgKind::kUnkeyed;
@@ -82,14 +82,16 @@ OpInfo::OpInfo(const c10::OperatorHandle& op, const RuleTable& own) {
   is_view |= schema.name() == "aten::_unsafe_view";
   changes_shape = op.hasTag(at::Tag::inplace_view);
   is_random = op.hasTag(at::Tag::nondeterministic_seeded);
-  // (The dispatcher's computed table is no help: for keys without a kernel it holds a fallback that throws.)
+  // (The dispatcher's computed table is no help: for keys without a kernel it holds a fallback that
+  // throws.)
   checks_on_meta = op.hasKernelForDispatchKey(c10::DispatchKey::Meta) && writes.empty();
   for (c10::DispatchKey key : {c10::DispatchKey::Meta, c10::DispatchKey::CompositeExplicitAutograd,
                                c10::DispatchKey::CompositeExplicitAutogradNonFunctional,
                                c10::DispatchKey::CompositeImplicitAutograd}) {
     has_meta_kernel |= op.hasKernelForDispatchKey(key);
   }
-  // Composite operators reach us only in inference mode; lists of tensors that are written decompose into single operators.
+  // Composite operators reach us only in inference mode; lists of tensors that are written
+  // decompose into single operators.
   if (rule == nullptr) {
     if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
       composite_key = c10::DispatchKey::CompositeImplicitAutograd;

@@ -1,4 +1,5 @@
-// What the dispatcher needs to know of an operator, worked out from its schema once per rank. Internal to dtensor/.
+// What the dispatcher needs to know of an operator, worked out from its schema once per rank.
+// Internal to dtensor/.
 #pragma once
 
 #include <vector>
@@ -35,7 +36,8 @@ struct OpInfo {
   bool is_random = false;      // draws random numbers
   int num_returns = 0;
   bool has_meta_kernel = false;
-  bool checks_on_meta = false;  // has a kernel for meta tensors of its own, which finds bad arguments
+  // Has a kernel for meta tensors of its own, which finds bad arguments.
+  bool checks_on_meta = false;
   bool decompose = false;  // run the operator's own composite kernel on the DTensors
   c10::DispatchKey composite_key = c10::DispatchKey::Undefined;
 };

@@ -18,7 +18,8 @@ namespace {
 constexpr int kBlocks = PhiloxStream::kBlocks;
 using Group = PhiloxStream::Group;
 
-// One element per block, in GCC's and Clang's portable vectors: a register of SSE2, which every x86 has.
+// One element per block, in GCC's and Clang's portable vectors: a register of SSE2, which every x86
+// has.
 using U32s = uint32_t __attribute__((vector_size(4 * kBlocks)));
 using I32s = int32_t __attribute__((vector_size(4 * kBlocks)));
 using F32s = float __attribute__((vector_size(4 * kBlocks)));
@@ -68,7 +69,8 @@ SHARDWEAVE_INLINE void make_group(uint64_t seed, uint64_t stream, int64_t group,
   words = {x0, x1, x2, x3};
 }
 
-// --- what becomes of the words of a group ------------------------------------------------------------
+// --- what becomes of the words of a group
+// ------------------------------------------------------------
 // A transform makes kPerGroup numbers of a group.
 
 struct Bits32 {
@@ -91,7 +93,8 @@ struct Bits64 {
   }
 };
 
-// -2 log(u) of u in (0, 1]. The logarithm is that of Cephes (logf): a polynomial on [sqrt(1/2), sqrt(2)).
+// -2 log(u) of u in (0, 1]. The logarithm is that of Cephes (logf): a polynomial on [sqrt(1/2),
+// sqrt(2)).
 SHARDWEAVE_INLINE void minus_two_log(const F32s& u, F32s& result) {
   I32s bits;
   std::memcpy(&bits, &u, sizeof(bits));
@@ -115,7 +118,8 @@ SHARDWEAVE_INLINE void minus_two_log(const F32s& u, F32s& result) {
   result = -2.0f * (x + tail + exponent * 0.693359375f);
 }
 
-// Sine and cosine of a full turn times `turn` in [0, 1): polynomials of Cephes (sinf, cosf) on an eighth.
+// Sine and cosine of a full turn times `turn` in [0, 1): polynomials of Cephes (sinf, cosf) on an
+// eighth.
 SHARDWEAVE_INLINE void sin_cos_of_turn(const F32s& turn, F32s& sine, F32s& cosine) {
   const I32s quarter = __builtin_convertvector(turn * 4.0f + 0.5f, I32s);
   const F32s a = (turn * 4.0f - __builtin_convertvector(quarter, F32s)) * 1.57079632679f;

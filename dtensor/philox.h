@@ -1,15 +1,16 @@
-// Random numbers by index: number i of stream k is a function of (seed, k, i), so that ranks draw the
-// same numbers however they share them out.
+// Random numbers by index: number i of stream k is a function of (seed, k, i), so that ranks draw
+// the same numbers however they share them out.
 //
 //   PhiloxStream stream(seed, k);
 //   std::vector<float> a(1000), b(10);
 //   stream.normal(0, absl::MakeSpan(a));      // numbers 0 to 999
 //   stream.normal(990, absl::MakeSpan(b));    // the last ten of them again
 //
-// The generator is Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as
-// 1, 2, 3" (SC 2011): ten rounds of multiplications that turn a counter into four words. Counters hold
-// the block's number (64 bits) and the stream's (64 bits); the key is the seed. The numbers are the same
-// on every machine with IEEE arithmetic, whatever vector instructions it has. Not for cryptography.
+// The generator is Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as
+// easy as 1, 2, 3" (SC 2011): ten rounds of multiplications that turn a counter into four words.
+// Counters hold the block's number (64 bits) and the stream's (64 bits); the key is the seed. The
+// numbers are the same on every machine with IEEE arithmetic, whatever vector instructions it has.
+// Not for cryptography.
 #pragma once
 
 #include <array>
@@ -27,8 +28,9 @@ class PhiloxStream {
  public:
   PhiloxStream(uint64_t seed, uint64_t stream) : seed_(seed), stream_(stream) {}
 
-  // Numbers first, first + 1, ... (first >= 0): uniform bits, or normal with mean 0 and variance 1. Numbers
-  // of different kinds from one stream depend on each other: use a stream for one kind only.
+  // Numbers first, first + 1, ... (first >= 0): uniform bits, or normal with mean 0 and variance 1.
+  // Numbers of different kinds from one stream depend on each other: use a stream for one kind
+  // only.
   void bits(int64_t first, absl::Span<uint32_t> out);
   void bits(int64_t first, absl::Span<uint64_t> out);
   void normal(int64_t first, absl::Span<float> out);

@@ -25,7 +25,8 @@ TEST(PhiloxTest, KnownAnswers) {
       ElementsAre(0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1));
 }
 
-// Which word of which block is number i: the definition that any other implementation has to follow.
+// Which word of which block is number i: the definition that any other implementation has to
+// follow.
 TEST(PhiloxTest, NumbersByIndex) {
   const uint64_t seed = 0x0123456789abcdef, id = 0xfedcba9876543210;
   // Beyond 2^32 blocks too.

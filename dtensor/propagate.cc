@@ -56,8 +56,9 @@ void add_unusual_shards(const OpCall& call, Strategies& strategies) {
   }
 }
 
-// Seconds to bring input i to `want`. Becoming Partial costs as much as the reduction that it puts off: otherwise a replicated
-// tensor would be made Partial for free and reduced again by each of its users.
+// Seconds to bring input i to `want`. Becoming Partial costs as much as the reduction that it puts
+// off: otherwise a replicated tensor would be made Partial for free and reduced again by each of
+// its users.
 double input_cost(const MeshContext& context, const OpCall& call, int i, const Placement& want) {
   constexpr double kLocalCopy = 1e-7;
   const Placement have = call.placement(i);
@@ -109,8 +110,9 @@ void check(const OpCall& call, Strategy& s) {
   check_dims(s.outputs, call.outputs, "output");
 }
 
-// The sizes of a ragged cut depend on the outer cuts of the same dimension: those of one input need not fit
-// what has been decided for another tensor. `decided`: Replicate where a mesh dimension's turn is still to come.
+// The sizes of a ragged cut depend on the outer cuts of the same dimension: those of one input need
+// not fit what has been decided for another tensor. `decided`: Replicate where a mesh dimension's
+// turn is still to come.
 bool fits(const MeshContext& context, const OpCall& call, const std::vector<Placement>& placements,
           const std::vector<TensorInfo>& infos, const std::vector<Placements>& decided) {
   for (size_t i = 0; i < placements.size(); ++i) {
@@ -213,8 +215,8 @@ WeighedDim weighed_dim(const OpCall& call, const Turn& turn, size_t chosen) {
   return dim;
 }
 
-// A tensor half way through the decision: what is decided, and what it has along the other mesh dimensions, except
-// ragged cuts that do not fit the outer cuts any more.
+// A tensor half way through the decision: what is decided, and what it has along the other mesh
+// dimensions, except ragged cuts that do not fit the outer cuts any more.
 SpecRef half_way(MeshContext& context, const Spec& spec, const Placements& decided,
                  absl::Span<const int> still_to_come) {
   Placements placements = decided;
@@ -267,8 +269,8 @@ Decision propagate(MeshContext& context, OpCall call, const Rule& rule,
   std::vector<Placements> output_placements(outputs, Placements(ndim));
   call.order = order;
   Decision decision;
-  // Outer cuts first, and each with the decisions before it applied: a rule that looks at the other mesh dimensions' cuts
-  // (views do) sees what will really be there.
+  // Outer cuts first, and each with the decisions before it applied: a rule that looks at the other
+  // mesh dimensions' cuts (views do) sees what will really be there.
   for (int t = 0; t < ndim; ++t) {
     const int m = order[t];
     call.mesh_dim = m;

@@ -1,7 +1,8 @@
 // From rules for one mesh dimension to a decision for the whole mesh.
 //
-// For every mesh dimension the rule is asked once; the strategy whose inputs are cheapest to reach from where they lie is taken
-// (ties: the earlier one; all-Replicate comes first). The decision depends on global facts only, so that all ranks take the same.
+// For every mesh dimension the rule is asked once; the strategy whose inputs are cheapest to reach
+// from where they lie is taken (ties: the earlier one; all-Replicate comes first). The decision
+// depends on global facts only, so that all ranks take the same.
 #pragma once
 
 #include <optional>
@@ -20,8 +21,9 @@ struct Decision {
   LocalKernel kernel = nullptr;
 };
 
-// Everything that the rule offers along call.mesh_dim, checked: all-Replicate first, then the rule's own, then these with the strided
-// and ragged shards that the inputs have. Throws Error if the rule returns nonsense, naming the operator.
+// Everything that the rule offers along call.mesh_dim, checked: all-Replicate first, then the
+// rule's own, then these with the strided and ragged shards that the inputs have. Throws Error if
+// the rule returns nonsense, naming the operator.
 Strategies strategies_of(const OpCall& call, const Rule& rule);
 
 // What propagate() weighed on one mesh dimension, for explain.h.
@@ -38,14 +40,15 @@ struct WeighedDim {
 };
 using Weighed = std::vector<WeighedDim>;  // in the order of the turns
 
-// `written_input`: the flat input that output 0 is written into (in-place operators): strategies that leave it where it lies are
-// preferred. Throws Error if the rule returns nonsense, naming the operator. What is weighed is
-// added to `weighed`, if given.
+// `written_input`: the flat input that output 0 is written into (in-place operators): strategies
+// that leave it where it lies are preferred. Throws Error if the rule returns nonsense, naming the
+// operator. What is weighed is added to `weighed`, if given.
 Decision propagate(MeshContext& context, OpCall call, const Rule& rule,
                    std::optional<int> written_input, Weighed* weighed = nullptr);
 
-// The same for a rule that speaks of one element of the operator's lists: each element is decided on its own. Where the
-// operator writes its first list, its elements are left where they lie if they can be.
+// The same for a rule that speaks of one element of the operator's lists: each element is decided
+// on its own. Where the operator writes its first list, its elements are left where they lie if
+// they can be.
 Decision propagate_elements(MeshContext& context, const OpCall& call, const Rule& rule);
 
 }  // namespace shardweave

@@ -1,5 +1,5 @@
-// Random numbers of DTensors: element i of a tensor is drawn by its global index, so that every sharding,
-// every mesh and every number of ranks gives the numbers that one rank would.
+// Random numbers of DTensors: element i of a tensor is drawn by its global index, so that every
+// sharding, every mesh and every number of ranks gives the numbers that one rank would.
 //
 //   manual_seed(mesh, 42);
 //   at::Tensor a = randn({7, 5}, mesh, {Shard(0)});
@@ -7,8 +7,9 @@
 //   at::Tensor b = randn({7, 5}, mesh, {Replicate()});   // the same tensor
 //   at::Tensor c = at::dropout(b, 0.1, true);            // the same for a, after the same calls
 //
-// Every random operator of LibTorch on a DTensor draws from its mesh, never from LibTorch's generators. All
-// ranks of a mesh call the same operators in the same order, as for any DTensor, and so stay in step.
+// Every random operator of LibTorch on a DTensor draws from its mesh, never from LibTorch's
+// generators. All ranks of a mesh call the same operators in the same order, as for any DTensor,
+// and so stay in step.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// Random operators: the same numbers for every mesh and layout, and the distributions that they should have.
+// Random operators: the same numbers for every mesh and layout, and the distributions that they
+// should have.
 #include "shardweave/dtensor/random.h"
 
 #include <algorithm>
@@ -223,7 +224,8 @@ TEST(RandomTest, StateAdvancesByOperatorsOnly) {
   });
 }
 
-// --- distributions ---------------------------------------------------------------------------------------
+// --- distributions
+// ---------------------------------------------------------------------------------------
 
 // The drawn numbers of a large tensor, in double.
 std::vector<double> sample(const std::function<at::Tensor(const at::Tensor&)>& draw,
@@ -342,7 +344,8 @@ TEST(RandomTest, IntegersCoverTheirRange) {
   EXPECT_LT(chi, 27.9);
 }
 
-// --- errors ------------------------------------------------------------------------------------------------
+// --- errors
+// ------------------------------------------------------------------------------------------------
 
 std::string message(const std::function<void(const at::Tensor&)>& body,
                     at::ScalarType dtype = at::kFloat) {
@@ -392,7 +395,8 @@ TEST(RandomTest, OperatorsWithoutARuleAreRefused) {
               HasSubstr("aten::_fused_dropout"));
 }
 
-// --- distributions with parameters --------------------------------------------------------------------
+// --- distributions with parameters
+// --------------------------------------------------------------------
 
 struct Moments {
   double mean, variance;
@@ -438,7 +442,8 @@ TEST(RandomTest, CategoriesByWeight) {
       EXPECT_TRUE(at::allclose(counts, weights / 8, 0, 0.02)) << placement << " " << counts;
       EXPECT_EQ(counts[1].item<double>(), 0);
     }
-    // Without replacement every category is drawn once, and those of weight 0 not before all others.
+    // Without replacement every category is drawn once, and those of weight 0 not before all
+    // others.
     const at::Tensor rows = distribute_tensor(weights.repeat({5, 1}), mesh, Placements{Shard(0)});
     const at::Tensor three = full_tensor(at::multinomial(rows, 3));
     EXPECT_FALSE(three.eq(1).any().item<bool>());

@@ -1,4 +1,5 @@
-// Executes redistribution plans on local tensors. Internal to dtensor/; users call redistribute() in dtensor.h.
+// Executes redistribution plans on local tensors. Internal to dtensor/; users call redistribute()
+// in dtensor.h.
 #pragma once
 
 #include <cstdint>

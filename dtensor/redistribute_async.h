@@ -4,7 +4,8 @@
 //   y = layer(x);                                                     // meanwhile
 //   at::Tensor whole = next.wait();
 //
-//   std::vector<at::Tensor> all = redistribute_all(weights, layouts); // small ones share collectives
+//   // Small ones share collectives.
+//   std::vector<at::Tensor> all = redistribute_all(weights, layouts);
 //
 // Both are what redistribute() is: explicit, collective over the mesh, differentiable, with the
 // same values to the bit. Errors are thrown as Error; a layout that does not fit is one before

@@ -114,7 +114,8 @@ TEST(RedistributeTest, GradientComesBackInTheInputsLayout) {
 
 TEST(RedistributeTest, LocalRoundTripKeepsGradients) {
   on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
-    // A replicated tensor of which each rank uses its own half: its gradient is Partial, and must be said to be.
+    // A replicated tensor of which each rank uses its own half: its gradient is Partial, and must
+    // be said to be.
     at::Tensor leaf =
         distribute_tensor(numbers({4}), mesh, Placements{Replicate()}).requires_grad_();
     at::Tensor local = to_local(leaf, Placements{Partial()});

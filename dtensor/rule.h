@@ -1,6 +1,6 @@
-// A rule says how one operator shards along ONE mesh dimension: which placements of its inputs give,
-// without communication, which placements of its outputs. The engine (propagate.h) expands rules to
-// n mesh dimensions and takes the cheapest combination.
+// A rule says how one operator shards along ONE mesh dimension: which placements of its inputs
+// give, without communication, which placements of its outputs. The engine (propagate.h) expands
+// rules to n mesh dimensions and takes the cheapest combination.
 //
 //   table.add("aten::mm", einsum("mk,kn->mn"));
 //   table.add("aten::relu", pointwise());
@@ -83,7 +83,8 @@ struct LocalCall {
   absl::Span<const SpecRef> inputs;  // flat, after redistribution; null as in TensorInfo
   absl::Span<const SpecRef> outputs;
 };
-// Pops the operator's (local) arguments off the stack and pushes its (local) results, like a boxed kernel.
+// Pops the operator's (local) arguments off the stack and pushes its (local) results, like a boxed
+// kernel.
 using LocalKernel = void (*)(const c10::OperatorHandle& op, c10::Stack& stack,
                              const LocalCall& call);
 
@@ -119,31 +120,37 @@ class Rule {
   Rule() = default;
   explicit Rule(Function f) : function(std::move(f)) {}
   static Rule composed(Composite composite);
-  // By `composite` for calls whose arguments (as the user gave them) say so, by the rule for all others.
+  // By `composite` for calls whose arguments (as the user gave them) say so, by the rule for all
+  // others.
   using Condition = bool (*)(const c10::OperatorHandle& op, absl::Span<const c10::IValue> args);
   Rule composed_when(Condition condition, Composite composite) &&;
 
-  // Calls that LibTorch refuses, though neither its kernel for meta tensors nor a shape function here says so (dtypes that do not go
-  // together): they get LibTorch's error before anything is sent.
+  // Calls that LibTorch refuses, though neither its kernel for meta tensors nor a shape function
+  // here says so (dtypes that do not go together): they get LibTorch's error before anything is
+  // sent.
   Rule refuses(Condition bad) &&;
 
-  // Argument `name` is the global size of output 0 (or of a tensor shaped like it): replaced by the local size.
+  // Argument `name` is the global size of output 0 (or of a tensor shaped like it): replaced by the
+  // local size.
   Rule size_arg(std::string_view name) &&;
   Rule shapes(ShapeFunction f) &&;
   // The same, but only for operators that have no kernel for meta tensors.
   Rule shapes_without_meta(ShapeFunction f) &&;
   // Output shapes, strides and dtypes equal those of these inputs.
   Rule shapes_like(std::vector<int> inputs) &&;
-  // The rule reads these arguments, which are not part of the cache key by default (float and Scalar values and strings are not:
-  // a per-step scalar must not grow the cache).
+  // The rule reads these arguments, which are not part of the cache key by default (float and
+  // Scalar values and strings are not: a per-step scalar must not grow the cache).
   Rule reads(std::vector<std::string> names) &&;
-  // Shards must be whole chunks: what holds for Shard(d) does not hold for an arbitrary subset of the indices of d (views, flips,
-  // cat along d, ...). Without it strided and ragged shards may stand wherever a strategy says Shard.
+  // Shards must be whole chunks: what holds for Shard(d) does not hold for an arbitrary subset of
+  // the indices of d (views, flips, cat along d, ...). Without it strided and ragged shards may
+  // stand wherever a strategy says Shard.
   Rule chunks_only() &&;
-  // The operator does to each element of its lists what the rule says of one (_foreach_add, _fused_adamw_): elements are decided
-  // one by one, each with the element of every list and with all tensors that are in no list.
+  // The operator does to each element of its lists what the rule says of one (_foreach_add,
+  // _fused_adamw_): elements are decided one by one, each with the element of every list and with
+  // all tensors that are in no list.
   Rule per_element() &&;
-  // Replaces the operator on the local tensors in every strategy that has no kernel of its own, all-Replicate included.
+  // Replaces the operator on the local tensors in every strategy that has no kernel of its own,
+  // all-Replicate included.
   Rule runs(LocalKernel kernel) &&;
 
   Function function;  // null: all inputs are gathered
@@ -164,7 +171,8 @@ class RuleTable {
  public:
   void add(std::string_view name, Rule rule);
   void add(std::initializer_list<std::string_view> names, const Rule& rule);
-  // The rule of an operator, looking at its overload, its name, its functional form; null if there is none.
+  // The rule of an operator, looking at its overload, its name, its functional form; null if there
+  // is none.
   const Rule* find(const c10::OperatorName& name) const;
   size_t size() const { return rules_.size(); }
   std::vector<std::string> names() const;  // sorted
@@ -176,9 +184,11 @@ class RuleTable {
   absl::flat_hash_map<std::string, Rule> rules_;
 };
 
-// Gives operator `name` (as RuleTable::add takes it) a rule of the user's on one mesh; it comes before a rule of this library for
-// the same operator. Every rank adds the same rules to its mesh, before or between operators; slices of a mesh have rules of their
-// own. Throws Error (AlreadyExists) for a second rule of the same name, (InvalidArgument) for a name without a namespace.
+// Gives operator `name` (as RuleTable::add takes it) a rule of the user's on one mesh; it comes
+// before a rule of this library for the same operator. Every rank adds the same rules to its mesh,
+// before or between operators; slices of a mesh have rules of their own. Throws Error
+// (AlreadyExists) for a second rule of the same name, (InvalidArgument) for a name without a
+// namespace.
 //
 //   add_rule(mesh, "mylib::swiglu", pointwise());
 //
@@ -187,9 +197,9 @@ void add_rule(const std::shared_ptr<ConnectedMesh>& mesh, std::string_view name,
 
 // --- rule makers -------------------------------------------------------------------------------
 
-// "mk,kn->mn": letters are dimensions. A letter in inputs and output may be sharded; one missing in the output is summed (Partial
-// sum). Linear in each operand: Partial(sum|avg) of one operand with the others replicated passes through.
-// `linear = false` leaves the latter out.
+// "mk,kn->mn": letters are dimensions. A letter in inputs and output may be sharded; one missing in
+// the output is summed (Partial sum). Linear in each operand: Partial(sum|avg) of one operand with
+// the others replicated passes through. `linear = false` leaves the latter out.
 Rule einsum(std::string_view equation, bool linear = true);
 
 enum class Linearity : uint8_t {

@@ -1,8 +1,8 @@
 // How a DTensor is an at::Tensor: a TensorImpl with the global sizes and strides, no storage, and a
 // DTensorMeta that holds the local tensor and the spec. Internal to dtensor/.
 //
-// Its key set is {Fake, Autograd<device>, ADInplaceOrView}: autograd works as on any tensor, and below it
-// the boxed fallback for DispatchKey::Fake (dispatch.cc) sees every operator.
+// Its key set is {Fake, Autograd<device>, ADInplaceOrView}: autograd works as on any tensor, and
+// below it the boxed fallback for DispatchKey::Fake (dispatch.cc) sees every operator.
 #pragma once
 
 #include <memory>
@@ -47,7 +47,8 @@ inline DTensorMeta& meta_of(const at::Tensor& tensor) {
 // Throws Error (InvalidArgument) that names `function` for a plain or undefined tensor.
 DTensorMeta& checked_meta(const at::Tensor& tensor, const char* function);
 
-// Brings what was written to a view with a detour back to its base. Collective over the mesh. `detour.moved` is defined.
+// Brings what was written to a view with a detour back to its base. Collective over the mesh.
+// `detour.moved` is defined.
 void write_back(MeshContext& context, const Detour& detour, std::string_view op);
 
 // A new DTensor. `local` must have spec->local_sizes.

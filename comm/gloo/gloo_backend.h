@@ -10,13 +10,13 @@
 // reduce_scatter, reduces f16 in f16, and does not see that ranks called different things.
 // gloo_benchmark.cc measures both in one run.
 //
-// An operation that is issued and waited for at once is carried out by the calling thread alone. What is issued
-// and left goes on too, in a helper thread of the group: at once if several operations are pending, else after
-// some milliseconds.
+// An operation that is issued and waited for at once is carried out by the calling thread alone.
+// What is issued and left goes on too, in a helper thread of the group: at once if several
+// operations are pending, else after some milliseconds.
 //
-// A rank that waits stays awake for a fraction of a millisecond, giving its core to any other thread that wants
-// it, then sleeps. Memory: 256 KiB for each pending reduction; and each message that has come before its recv,
-// while this rank waits for another one.
+// A rank that waits stays awake for a fraction of a millisecond, giving its core to any other
+// thread that wants it, then sleeps. Memory: 256 KiB for each pending reduction; and each message
+// that has come before its recv, while this rank waits for another one.
 #pragma once
 
 #include <memory>

@@ -64,7 +64,8 @@ class CheckIn {
     return store_.set(verdict(), absl::StrCat(static_cast<int>(hosts.status().code()), "\n", text));
   }
 
-  // Of rank 0 after a failure: the store may go when it goes, so it stays until those who came have read.
+  // Of rank 0 after a failure: the store may go when it goes, so it stays until those who came have
+  // read.
   void linger() {
     std::vector<std::string> readers;
     for (int rank = 1; rank < info_.world_size; ++rank) {

@@ -26,7 +26,8 @@ absl::Status sum_one(Communicator& comm, const CallOptions& options = {}) {
   return comm.all_reduce(Buffer::of(&x, 1), Buffer::of(&x, 1), ReduceOp::kSum, options).wait();
 }
 
-// Returns when `count` ranks have said that they are done, which cannot depend on how fast they are.
+// Returns when `count` ranks have said that they are done, which cannot depend on how fast they
+// are.
 void wait_for(const std::atomic<int>& done, int count) {
   while (done.load() < count) absl::SleepFor(absl::Milliseconds(1));
 }

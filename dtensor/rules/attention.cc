@@ -1,5 +1,6 @@
-// Scaled dot product attention on CPUs: batches and heads are independent, and so are queries (where the mask is causal,
-// a rank makes that of its own). Dropout is refused by the operator itself.
+// Scaled dot product attention on CPUs: batches and heads are independent, and so are queries
+// (where the mask is causal, a rank makes that of its own). Dropout is refused by the operator
+// itself.
 #include <limits>
 #include <vector>
 
@@ -40,7 +41,8 @@ at::Tensor causal_mask(const Spec& query, const at::Tensor& key, const at::Tenso
       .masked_fill_(columns.gt(rows), -std::numeric_limits<double>::infinity());
 }
 
-// Causal attention of a part of the queries: the operator itself would take them for the first ones.
+// Causal attention of a part of the queries: the operator itself would take them for the first
+// ones.
 void causal_part(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
   BoxedCall boxed(op, stack);
   const at::Tensor query = boxed.tensor("query");

@@ -107,7 +107,8 @@ Rule along_dim() {
   });
 }
 
-// --- batches -----------------------------------------------------------------------------------------
+// --- batches
+// -----------------------------------------------------------------------------------------
 
 void pass_partials(const OpCall& call, Strategies& out, absl::Span<const ReduceOp> ops) {
   for (ReduceOp op : ops) {

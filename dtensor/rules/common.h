@@ -1,4 +1,5 @@
-// What several families of rules share: shapes of results, reduced dimensions, arguments on a stack.
+// What several families of rules share: shapes of results, reduced dimensions, arguments on a
+// stack.
 //
 //   table.add("aten::sort", along_dim());
 //   void kernel(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall&) {
@@ -36,8 +37,8 @@ Dims broadcast_sizes(absl::Span<const Dims> shapes);
 
 // --- reductions ----------------------------------------------------------------------------------
 
-// The dimensions of input 0 that an operator works along, from its arguments "dim" (one, several, or
-// all of them: None, empty, or no such argument) and "keepdim".
+// The dimensions of input 0 that an operator works along, from its arguments "dim" (one, several,
+// or all of them: None, empty, or no such argument) and "keepdim".
 class ReducedDims {
  public:
   explicit ReducedDims(const OpCall& call);
@@ -58,19 +59,22 @@ class ReducedDims {
 // indices, ...): every other dimension may be sharded, in all inputs alike.
 Rule along_dim();
 
-// --- batches -----------------------------------------------------------------------------------------
+// --- batches
+// -----------------------------------------------------------------------------------------
 
 // All inputs are Partial together, and so are the results.
 void pass_partials(const OpCall& call, Strategies& out, absl::Span<const ReduceOp> ops);
 
-// Operators on the last dimensions of their tensors (matrices, images): the dimensions before them are
-// batches, and may be sharded in all tensors alike.
+// Operators on the last dimensions of their tensors (matrices, images): the dimensions before them
+// are batches, and may be sharded in all tensors alike.
 struct Batches {
-  // How many last dimensions of each input and output are no batches; kWhole: the tensor has none. One number stands for all.
+  // How many last dimensions of each input and output are no batches; kWhole: the tensor has none.
+  // One number stands for all.
   static constexpr int kWhole = -1;
   std::vector<int> inputs;
   std::vector<int> outputs;
-  // Sets of inputs in which the operator is linear: they are Partial (sum, avg), all others replicated.
+  // Sets of inputs in which the operator is linear: they are Partial (sum, avg), all others
+  // replicated.
   std::vector<std::vector<int>> linear_in = {};
 };
 Rule over_batches(Batches batches);
@@ -105,11 +109,12 @@ class BoxedCall {
   const size_t base_;
 };
 
-// A composite (see Rule::composed): LibTorch's own, which does not need to know the tensors' storage.
+// A composite (see Rule::composed): LibTorch's own, which does not need to know the tensors'
+// storage.
 void decomposed(const c10::OperatorHandle& op, c10::Stack& stack);
 
-// For operators that cannot take empty tensors: if an argument is empty, the results are zeros (what a
-// sum over nothing is); else the operator runs.
+// For operators that cannot take empty tensors: if an argument is empty, the results are zeros
+// (what a sum over nothing is); else the operator runs.
 void zeros_if_empty(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call);
 
 }  // namespace shardweave

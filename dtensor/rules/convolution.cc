@@ -1,6 +1,6 @@
-// Convolution: cut the batch (dimension 0 of the input), the channels of the result, those of the input (then the result is
-// a Partial sum), or whole groups. Spatial cuts need a halo, unless windows do not overlap; inputs that are cut so are brought to
-// one of these first.
+// Convolution: cut the batch (dimension 0 of the input), the channels of the result, those of the
+// input (then the result is a Partial sum), or whole groups. Spatial cuts need a halo, unless
+// windows do not overlap; inputs that are cut so are brought to one of these first.
 #include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
@@ -15,7 +15,8 @@ std::vector<int64_t> spatial(const OpCall& call, std::string_view name, size_t n
   return values;
 }
 
-// convolution(input [N, C, ...], weight [O, C / groups, ...] or transposed [C, O / groups, ...], ...)
+// convolution(input [N, C, ...], weight [O, C / groups, ...] or transposed [C, O / groups, ...],
+// ...)
 void convolution_shape(OpCall& call) {
   const TensorInfo& input = call.input(0);
   const TensorInfo& weight = call.input(1);
@@ -36,8 +37,8 @@ void convolution_shape(OpCall& call) {
   call.outputs.push_back(contiguous_info(std::move(sizes), input.dtype));
 }
 
-// Whether cutting spatial dimension `i` of the image cuts no window: windows that do not overlap (patches, or single
-// pixels), and pieces that consist of whole windows.
+// Whether cutting spatial dimension `i` of the image cuts no window: windows that do not overlap
+// (patches, or single pixels), and pieces that consist of whole windows.
 bool cuts_no_window(const OpCall& call, int image, int weight, int i) {
   const TensorInfo& input = call.input(image);
   const size_t n = static_cast<size_t>(input.ndim()) - 2;
@@ -98,7 +99,8 @@ void convolution(const OpCall& call, Strategies& out) {
   }
 }
 
-// convolution_backward(grad [N, O, ...], input [N, C, ...], weight, ...) -> gradients of input, weight, bias
+// convolution_backward(grad [N, O, ...], input [N, C, ...], weight, ...) -> gradients of input,
+// weight, bias
 void convolution_backward_shape(OpCall& call) {
   const c10::List<bool> mask = call.arg("output_mask").toBoolList();
   for (int i = 0; i < 3; ++i) {

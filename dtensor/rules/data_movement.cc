@@ -1,5 +1,5 @@
-// Joining, cutting, copying, padding, and tensors made like others: elements move along some dimensions,
-// all others may be sharded.
+// Joining, cutting, copying, padding, and tensors made like others: elements move along some
+// dimensions, all others may be sharded.
 #include <algorithm>
 #include <numeric>
 #include <vector>
@@ -12,7 +12,8 @@
 namespace shardweave {
 namespace {
 
-// --- joining and cutting -------------------------------------------------------------------------------
+// --- joining and cutting
+// -------------------------------------------------------------------------------
 
 // cat takes empty vectors among tensors of any shape, and ignores them.
 bool ignored_by_cat(const TensorInfo& input) {
@@ -145,7 +146,8 @@ void unfold_backward_shape(OpCall& call) {
   call.outputs.push_back(contiguous_info(Dims(sizes.begin(), sizes.end()), call.input(0).dtype));
 }
 
-// --- reordering, repeating, padding ----------------------------------------------------------------------
+// --- reordering, repeating, padding
+// ----------------------------------------------------------------------
 
 // What flip and roll make.
 void like_input(OpCall& call) {
@@ -223,10 +225,11 @@ void constant_pad(const OpCall& call, Strategies& out) {
   if (!value.isComplex() && value.toDouble() == 0) pass_partials(call, out, kLinearOps);
 }
 
-// --- copies ------------------------------------------------------------------------------------------------
+// --- copies
+// ------------------------------------------------------------------------------------------------
 
-// Whether a sum may be cast after it or before: rounding to a coarser type apart, yes, unless digits after the
-// point are cut off or a number becomes a truth value.
+// Whether a sum may be cast after it or before: rounding to a coarser type apart, yes, unless
+// digits after the point are cut off or a number becomes a truth value.
 bool cast_is_linear(at::ScalarType from, at::ScalarType to) {
   if (from == to) return true;
   if (from == at::kBool || to == at::kBool) return false;
@@ -259,7 +262,8 @@ void zero(const OpCall& call, Strategies& out) {
   pass_partials(call, out, {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax});
 }
 
-// --- tensors like others -------------------------------------------------------------------------------------
+// --- tensors like others
+// -------------------------------------------------------------------------------------
 
 // *_like, new_*: the values of self are not looked at. Of its shape, they lie as self does.
 void made_like(const OpCall& call, Strategies& out) {
@@ -289,7 +293,8 @@ void new_empty_strided(const c10::OperatorHandle& op, c10::Stack& stack, const L
                                   boxed.tensor("self").options().dtype(spec.dtype))});
 }
 
-// --- questions ---------------------------------------------------------------------------------------------
+// --- questions
+// ---------------------------------------------------------------------------------------------
 
 void no_outputs(OpCall&) {}
 

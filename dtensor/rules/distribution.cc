@@ -1,6 +1,6 @@
-// Random numbers whose distribution has parameters for each element: Poisson, binomial, gamma, Dirichlet,
-// categories. An element draws as many numbers as it needs from a run of the stream that is its own, by its global
-// index, so that every sharding gives the same.
+// Random numbers whose distribution has parameters for each element: Poisson, binomial, gamma,
+// Dirichlet, categories. An element draws as many numbers as it needs from a run of the stream that
+// is its own, by its global index, so that every sharding gives the same.
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -24,9 +24,11 @@
 namespace shardweave {
 namespace {
 
-// --- numbers of one element ------------------------------------------------------------------------------
+// --- numbers of one element
+// ------------------------------------------------------------------------------
 
-// An endless sequence of numbers in (0, 1) for one element. Reading on after kRun numbers begins another stream.
+// An endless sequence of numbers in (0, 1) for one element. Reading on after kRun numbers begins
+// another stream.
 class ElementNumbers {
  public:
   ElementNumbers(const PhiloxState& state, int64_t index) : state_(state), index_(index) {}
@@ -59,8 +61,8 @@ class ElementNumbers {
   int64_t used_ = 0;
 };
 
-// Small means: multiply until exp(-mean) is passed (Knuth). Large ones: Hörmann, "The transformed rejection method for generating
-// Poisson random variables" (1993), algorithm PTRS.
+// Small means: multiply until exp(-mean) is passed (Knuth). Large ones: Hörmann, "The transformed
+// rejection method for generating Poisson random variables" (1993), algorithm PTRS.
 double poisson(ElementNumbers& numbers, double mean) {
   if (mean == 0) return 0;
   if (mean < 10) {
@@ -92,8 +94,8 @@ double poisson(ElementNumbers& numbers, double mean) {
   }
 }
 
-// Few successes: gaps between them are geometric. Many: Hörmann, "The generation of binomial random variates" (1993),
-// algorithm BTRS.
+// Few successes: gaps between them are geometric. Many: Hörmann, "The generation of binomial random
+// variates" (1993), algorithm BTRS.
 double binomial(ElementNumbers& numbers, double count, double p) {
   if (count <= 0 || p <= 0) return 0;
   if (p >= 1) return count;
@@ -149,7 +151,8 @@ double gamma(ElementNumbers& numbers, double shape) {
   }
 }
 
-// --- operators -------------------------------------------------------------------------------------------
+// --- operators
+// -------------------------------------------------------------------------------------------
 
 void refuse_generator(const c10::OperatorHandle& op, BoxedCall& call) {
   if (call["generator"].isNone()) return;
@@ -241,8 +244,8 @@ void dirichlet(const c10::OperatorHandle& op, c10::Stack& stack) {
   call.finish({gammas.div(gammas.sum(-1, /*keepdim=*/true))});
 }
 
-// Categories by weight, along the last dimension. Without replacement: those whose exponential clocks ring first (Efraimidis
-// and Spirakis, "Weighted random sampling with a reservoir", 2006).
+// Categories by weight, along the last dimension. Without replacement: those whose exponential
+// clocks ring first (Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006).
 void multinomial(const c10::OperatorHandle& op, c10::Stack& stack) {
   BoxedCall call(op, stack);
   refuse_generator(op, call);

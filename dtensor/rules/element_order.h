@@ -1,4 +1,5 @@
-// Which elements of the whole tensor a rank holds, in the order of its local tensor. Internal to dtensor/rules.
+// Which elements of the whole tensor a rank holds, in the order of its local tensor. Internal to
+// dtensor/rules.
 #pragma once
 
 #include <vector>
@@ -7,8 +8,8 @@
 
 namespace shardweave {
 
-// Calls f(first, count) for the elements that this rank holds, in the order of its local tensor, in runs
-// of consecutive indices of the global tensor (row major).
+// Calls f(first, count) for the elements that this rank holds, in the order of its local tensor, in
+// runs of consecutive indices of the global tensor (row major).
 template <typename F>
 void for_each_run(const Spec& spec, F f) {
   if (spec.local_numel() == 0) return;

@@ -1,5 +1,5 @@
-// Embedding: rows of a table by index. The table may be cut by columns, or by rows: then a rank looks up
-// the rows that it has and gives zeros for the others, a Partial sum.
+// Embedding: rows of a table by index. The table may be cut by columns, or by rows: then a rank
+// looks up the rows that it has and gives zeros for the others, a Partial sum.
 #include "ATen/ops/embedding.h"
 #include "ATen/ops/_assert_async.h"
 #include "ATen/ops/aminmax.h"
@@ -15,8 +15,8 @@
 namespace shardweave {
 namespace {
 
-// The operator itself raises for an index outside the table; masking must not hide it. On a GPU without
-// waiting for it, as there.
+// The operator itself raises for an index outside the table; masking must not hide it. On a GPU
+// without waiting for it, as there.
 void check_range(const at::Tensor& indices, int64_t rows) {
   if (indices.numel() == 0) return;
   if (!indices.is_cpu()) {

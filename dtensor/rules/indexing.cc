@@ -1,5 +1,5 @@
-// Reading and writing by index tensors. Dimensions that are not indexed may be sharded; so may the index
-// tensors where what they read is replicated, or what they add to is a Partial sum.
+// Reading and writing by index tensors. Dimensions that are not indexed may be sharded; so may the
+// index tensors where what they read is replicated, or what they add to is a Partial sum.
 #include <algorithm>
 #include <optional>
 #include <vector>
@@ -20,7 +20,8 @@ void like_input(OpCall& call) {
   call.outputs.push_back(like_info(call.input(0)));
 }
 
-// --- one index for each element: gather and scatter ------------------------------------------------------
+// --- one index for each element: gather and scatter
+// ------------------------------------------------------
 
 // gather(self, dim, index): result[i][j] = self[index[i][j]][j] for dim 0.
 void gather(const OpCall& call, Strategies& out) {
@@ -84,7 +85,8 @@ void put(const OpCall& call, Strategies& out) {
   for (ReduceOp op : kLinearOps) out.add({Partial(op), Replicate(), Partial(op)}, {Partial(op)});
 }
 
-// --- one index for each slice: index_select and its like -------------------------------------------------
+// --- one index for each slice: index_select and its like
+// -------------------------------------------------
 
 void index_select(const OpCall& call, Strategies& out) {
   const TensorInfo& self = call.input(0);
@@ -126,14 +128,15 @@ void index_add(const OpCall& call, Strategies& out) {
   for (ReduceOp op : kLinearOps) out.add({Partial(op), Replicate(), Partial(op)}, {Partial(op)});
 }
 
-// --- any number of index tensors: index and index_put ------------------------------------------------------
+// --- any number of index tensors: index and index_put
+// ------------------------------------------------------
 
 bool is_mask(at::ScalarType dtype) {
   return dtype == at::kBool || dtype == at::kByte;
 }
 
-// Which dimension of self[indices] is which. Input 0 is self, inputs 1... are the indices (None for a
-// dimension that is not indexed); the indices broadcast to a block of dimensions.
+// Which dimension of self[indices] is which. Input 0 is self, inputs 1... are the indices (None for
+// a dimension that is not indexed); the indices broadcast to a block of dimensions.
 class Indexing {
  public:
   explicit Indexing(const OpCall& call) : call_(call), ndim_(call.input(0).ndim()) {
@@ -276,7 +279,8 @@ void index_by_masks(const c10::OperatorHandle& op, c10::Stack& stack) {
   call.run();
 }
 
-// --- search ------------------------------------------------------------------------------------------------
+// --- search
+// ------------------------------------------------------------------------------------------------
 
 // bucketize(self, boundaries), isin(elements, test_elements): one after the other, against all.
 void against_all(const OpCall& call, Strategies& out) {
@@ -326,7 +330,8 @@ void add_indexing_rules(RuleTable& table) {
             Rule(index).composed_when(has_masks, index_by_masks));
   table.add({"aten::index_put", "aten::_index_put_impl", "aten::_unsafe_index_put"},
             Rule(index_put).shapes(like_input));
-  table.add("aten::masked_scatter", Rule([](const OpCall&, Strategies&) {}).shapes(masked_scatter_shape));
+  table.add("aten::masked_scatter",
+            Rule([](const OpCall&, Strategies&) {}).shapes(masked_scatter_shape));
 
   table.add({"aten::bucketize.Tensor", "aten::bucketize.Tensor_out"},
             Rule(against_all).shapes(positions_shape));

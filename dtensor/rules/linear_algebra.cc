@@ -1,4 +1,5 @@
-// Decompositions, solvers and Fourier transforms: a rank works on whole matrices or lines, of which it has some.
+// Decompositions, solvers and Fourier transforms: a rank works on whole matrices or lines, of which
+// it has some.
 #include <algorithm>
 #include <vector>
 
@@ -18,10 +19,11 @@ void contiguous_like_input(OpCall& call) {
 
 void no_outputs(OpCall&) {}
 
-// --- solvers -------------------------------------------------------------------------------------------
+// --- solvers
+// -------------------------------------------------------------------------------------------
 
-// A and B with B a batch of matrices of as many batches as A; columns of B (rows, where the unknown is on the left of A)
-// are independent. `a_inputs`: how many inputs describe A, before B.
+// A and B with B a batch of matrices of as many batches as A; columns of B (rows, where the unknown
+// is on the left of A) are independent. `a_inputs`: how many inputs describe A, before B.
 void solve(const OpCall& call, Strategies& out, int a_inputs) {
   const TensorInfo& a = call.input(0);
   const TensorInfo& b = call.input(a_inputs);
@@ -49,7 +51,8 @@ Rule solver(int a_inputs) {
   return Rule([a_inputs](const OpCall& call, Strategies& out) { solve(call, out, a_inputs); });
 }
 
-// --- lines ---------------------------------------------------------------------------------------------
+// --- lines
+// ---------------------------------------------------------------------------------------------
 
 // Fourier transforms along "dim": every other dimension may be cut, and they are linear.
 void fourier(const OpCall& call, Strategies& out) {
@@ -61,8 +64,8 @@ void fourier(const OpCall& call, Strategies& out) {
   pass_partials(call, out, kLinearOps);
 }
 
-// MKL leaves a result whose batches are outermost, in the order of the input's strides, and the transformed dimensions
-// innermost in the order of "dim".
+// MKL leaves a result whose batches are outermost, in the order of the input's strides, and the
+// transformed dimensions innermost in the order of "dim".
 TensorInfo transformed_info(const OpCall& call, Dims sizes, at::ScalarType dtype) {
   const TensorInfo& self = call.input(0);
   std::vector<int> order;
@@ -120,7 +123,8 @@ void cross(const OpCall& call, Strategies& out) {
   }
 }
 
-// --- distances -----------------------------------------------------------------------------------------
+// --- distances
+// -----------------------------------------------------------------------------------------
 
 // x1 [..., P, M], x2 [..., R, M] -> [..., P, R]
 void cdist(const OpCall& call, Strategies& out) {

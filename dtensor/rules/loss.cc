@@ -13,7 +13,8 @@
 namespace shardweave {
 namespace {
 
-// --- elementwise losses ------------------------------------------------------------------------------
+// --- elementwise losses
+// ------------------------------------------------------------------------------
 
 std::vector<Dims> shapes_of(absl::Span<const SpecRef> specs) {
   std::vector<Dims> shapes;
@@ -55,7 +56,8 @@ void mean_loss_backward_of_shard(const c10::OperatorHandle& op, c10::Stack& stac
   boxed.run();
 }
 
-// Placements of the inputs from `first` on when dimension `d` of the shape they broadcast to is cut.
+// Placements of the inputs from `first` on when dimension `d` of the shape they broadcast to is
+// cut.
 void cut_broadcast(const OpCall& call, int first, const Dims& shape, int d,
                    std::vector<Placement>& inputs) {
   for (int i = first; i < call.num_inputs(); ++i) {
@@ -119,7 +121,8 @@ void dense_gradient(OpCall& call) {
   call.outputs.push_back(like_info(call.input(1)));
 }
 
-// --- negative log likelihood ---------------------------------------------------------------------------
+// --- negative log likelihood
+// ---------------------------------------------------------------------------
 // self is [N, C] or [N, C, H, W], target [N] or [N, H, W]: everything but the classes may be cut.
 
 Placement of_target(int self_dim) {
@@ -140,7 +143,8 @@ void nll_loss(const OpCall& call, Strategies& out) {
   }
 }
 
-// grad_output, self, target, weight, total weight -> gradient of self. total_weight is the global one, so that a shard needs no more.
+// grad_output, self, target, weight, total weight -> gradient of self. total_weight is the global
+// one, so that a shard needs no more.
 void nll_loss_backward(const OpCall& call, Strategies& out) {
   const TensorInfo& self = call.input(1);
   const bool per_element = call.int_arg("reduction") == at::Reduction::None;

@@ -1,5 +1,5 @@
-// Products of matrices and vectors. matmul, linear, outer, einsum, tensordot and their like are made of
-// these by LibTorch before they get here.
+// Products of matrices and vectors. matmul, linear, outer, einsum, tensordot and their like are
+// made of these by LibTorch before they get here.
 #include <optional>
 #include <string>
 #include <utility>
@@ -17,8 +17,8 @@ namespace {
 
 enum class Addend { kLinear, kInsideActivation };
 
-// beta * self + alpha * einsum(others), where self is broadcast to the result. Where the product is a
-// Partial sum, self has to be one, so that it is added once.
+// beta * self + alpha * einsum(others), where self is broadcast to the result. Where the product is
+// a Partial sum, self has to be one, so that it is added once.
 Rule add_einsum(std::string_view equation, Addend kind = Addend::kLinear) {
   const std::vector<std::string> sides = absl::StrSplit(std::string(equation), "->");
   const std::vector<std::string> operands = absl::StrSplit(sides[0], ',');

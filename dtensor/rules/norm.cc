@@ -13,7 +13,8 @@ TensorInfo none() {
   return {};
 }
 
-// Mean and 1/deviation of half precision are kept in single on GPUs, and on CPUs where the weight is.
+// Mean and 1/deviation of half precision are kept in single on GPUs, and on CPUs where the weight
+// is.
 at::ScalarType statistics_dtype(const TensorInfo& input, const TensorInfo& weight) {
   const bool half = input.dtype == at::kHalf || input.dtype == at::kBFloat16;
   const bool gpu = input.spec != nullptr && input.spec->device.is_cuda();
@@ -21,7 +22,8 @@ at::ScalarType statistics_dtype(const TensorInfo& input, const TensorInfo& weigh
   return half && (gpu || mixed) ? at::kFloat : input.dtype;
 }
 
-// --- layer norm ------------------------------------------------------------------------------------
+// --- layer norm
+// ------------------------------------------------------------------------------------
 
 int leading_dims(const OpCall& call, const TensorInfo& input) {
   return input.ndim() - static_cast<int>(call.arg("normalized_shape").toIntVector().size());
@@ -70,7 +72,8 @@ void layer_norm_backward_shapes(OpCall& call) {
                                                  : none());
 }
 
-// --- group norm ------------------------------------------------------------------------------------
+// --- group norm
+// ------------------------------------------------------------------------------------
 
 // Whole groups per rank on whatever mesh dimensions the channels lie.
 bool groups_divide(const OpCall& call, const TensorInfo& input) {
@@ -131,9 +134,10 @@ void group_norm_backward_shapes(OpCall& call) {
                   mask[2] ? per_channel : none()};
 }
 
-// --- batch norm ------------------------------------------------------------------------------------
-// In operators that shard themselves: the statistics are those of the whole batch, and the running ones
-// are written wherever they lie.
+// --- batch norm
+// ------------------------------------------------------------------------------------
+// In operators that shard themselves: the statistics are those of the whole batch, and the running
+// ones are written wherever they lie.
 
 // [C] as [1, C, 1, 1...].
 at::Tensor over_channels(const at::Tensor& tensor, int64_t ndim) {

@@ -1,4 +1,5 @@
-// Operators over lists of tensors, as optimizers use them: the same elementwise step for each element.
+// Operators over lists of tensors, as optimizers use them: the same elementwise step for each
+// element.
 #include <initializer_list>
 #include <string>
 #include <vector>
@@ -15,7 +16,8 @@
 namespace shardweave {
 namespace {
 
-// Every dimension of what one element's tensors broadcast to may be sharded; linear in none of them.
+// Every dimension of what one element's tensors broadcast to may be sharded; linear in none of
+// them.
 void elementwise(const OpCall& call, Strategies& out) {
   std::vector<Dims> shapes;
   for (const TensorInfo& input : call.inputs) shapes.push_back(input.sizes);
@@ -32,8 +34,8 @@ void elementwise(const OpCall& call, Strategies& out) {
   }
 }
 
-// Fused optimizers have no kernel for meta tensors, and trust the lists they are given: checked here. Steps are scalars, and lists
-// that are not used (max_exp_avg_sqs) are empty.
+// Fused optimizers have no kernel for meta tensors, and trust the lists they are given: checked
+// here. Steps are scalars, and lists that are not used (max_exp_avg_sqs) are empty.
 void check_lists(OpCall& call) {
   const auto& arguments = call.op->schema().arguments();
   std::vector<const TensorInfo*> first;
@@ -79,7 +81,8 @@ void unscale(const c10::OperatorHandle& op, c10::Stack& stack) {
 
 void add_optimizer_rules(RuleTable& table) {
   const Rule each = Rule(elementwise).per_element();
-  // Those that read a tensor of scalars, one per element, decompose, and so do the reductions (_foreach_norm, _foreach_max).
+  // Those that read a tensor of scalars, one per element, decompose, and so do the reductions
+  // (_foreach_norm, _foreach_max).
   for (const char* name : {"addcdiv", "addcmul"}) {
     for (const char* overload : {"Scalar", "ScalarList"}) {
       table.add(absl::StrCat("aten::_foreach_", name, ".", overload), each);

@@ -143,7 +143,8 @@ TEST(OptimizerRulesTest, Unscale) {
   });
 }
 
-// 200 tensors: decided once, whatever the numbers are; nothing is sent and no list is cut in pieces.
+// 200 tensors: decided once, whatever the numbers are; nothing is sent and no list is cut in
+// pieces.
 TEST(OptimizerRulesTest, ListsHitTheCache) {
   on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
     Tensors w, g;

@@ -1,5 +1,5 @@
-// Random operators. They fill each rank's part of a tensor from the mesh's stream of numbers, by global
-// index (see random.h): nothing is communicated, and no generator of LibTorch is used.
+// Random operators. They fill each rank's part of a tensor from the mesh's stream of numbers, by
+// global index (see random.h): nothing is communicated, and no generator of LibTorch is used.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -7,12 +7,12 @@
 #include <type_traits>
 
 #include "ATen/Dispatch.h"
-#include "ATen/ops/view_as_real.h"
 #include "ATen/ops/add.h"
 #include "ATen/ops/bernoulli.h"
 #include "ATen/ops/empty.h"
 #include "ATen/ops/empty_like.h"
 #include "ATen/ops/ones_like.h"
+#include "ATen/ops/view_as_real.h"
 #include "absl/strings/str_cat.h"
 #include "shardweave/dtensor/philox.h"
 #include "shardweave/dtensor/rules/common.h"
@@ -23,7 +23,8 @@
 namespace shardweave {
 namespace {
 
-// --- from uniform and normal numbers to what was asked for ---------------------------------------------
+// --- from uniform and normal numbers to what was asked for
+// ---------------------------------------------
 
 template <typename T>
 using OpMath = std::conditional_t<std::is_same_v<T, double>, double, float>;
@@ -122,7 +123,8 @@ int64_t largest_integer() {
   }
 }
 
-// --- operators in place ----------------------------------------------------------------------------------
+// --- operators in place
+// ----------------------------------------------------------------------------------
 
 // A Partial holds the numbers once: the other ranks hold what changes nothing.
 void neutralize(const Spec& spec, const at::Tensor& local) {
@@ -211,7 +213,8 @@ void for_all_types(const at::Tensor& buffer, F f) {
                              [&] { f(buffer.mutable_data_ptr<scalar_t>()); });
 }
 
-// Complex numbers are drawn as pairs of reals, as LibTorch does: calls f(self as reals), if self is complex.
+// Complex numbers are drawn as pairs of reals, as LibTorch does: calls f(self as reals), if self is
+// complex.
 template <typename F>
 bool drawn_as_pairs(const c10::OperatorHandle& op, c10::Stack& stack, F f) {
   BoxedCall call(op, stack);
@@ -345,7 +348,8 @@ void random_(const c10::OperatorHandle& op, c10::Stack& stack) {
   draw.finish();
 }
 
-// --- operators made of these -----------------------------------------------------------------------------
+// --- operators made of these
+// -----------------------------------------------------------------------------
 
 void bernoulli_out(const c10::OperatorHandle& op, c10::Stack& stack) {
   BoxedCall call(op, stack);

@@ -1,5 +1,5 @@
-// Reductions. Along a dimension that is not reduced every operator may be sharded; along one that is,
-// the result of a shard is a Partial where a reduction of the field can finish it.
+// Reductions. Along a dimension that is not reduced every operator may be sharded; along one that
+// is, the result of a shard is a Partial where a reduction of the field can finish it.
 #include <algorithm>
 #include <limits>
 #include <tuple>
@@ -18,8 +18,8 @@
 namespace shardweave {
 namespace {
 
-// Whether a Partial survives the cast from `from` to `to`: rounding commutes with a sum well enough,
-// cutting off digits and wrapping around do not.
+// Whether a Partial survives the cast from `from` to `to`: rounding commutes with a sum well
+// enough, cutting off digits and wrapping around do not.
 bool cast_is_linear(at::ScalarType from, at::ScalarType to) {
   return from == to || (c10::isFloatingType(from) && c10::isFloatingType(to));
 }
@@ -67,7 +67,8 @@ Rule any_all_dims(ReduceOp over_ranks) {
   });
 }
 
-// histc between given ends: counts add up. Without ends they are the smallest and the largest element.
+// histc between given ends: counts add up. Without ends they are the smallest and the largest
+// element.
 void histogram(const OpCall& call, Strategies& out) {
   if (call.arg("min").toScalar().toDouble() == call.arg("max").toScalar().toDouble()) return;
   for (int d = 0; d < call.input(0).ndim(); ++d) out.add({Shard(d)}, {Partial()});
@@ -75,8 +76,8 @@ void histogram(const OpCall& call, Strategies& out) {
 
 // --- shapes --------------------------------------------------------------------------------------
 
-// Outputs of operators without a kernel for meta tensors. Here for the dtype that "dtype" asks for, or
-// else that of the input.
+// Outputs of operators without a kernel for meta tensors. Here for the dtype that "dtype" asks for,
+// or else that of the input.
 void reduced_shape(OpCall& call) {
   const ReducedDims dims(call);
   at::ScalarType dtype = call.input(0).dtype;
@@ -129,10 +130,11 @@ void cumulative_values_indices_shape(OpCall& call) {
   call.outputs.push_back(contiguous_info(call.input(0).sizes, at::kLong));
 }
 
-// --- kernels for shards of reduced dimensions ------------------------------------------------------
+// --- kernels for shards of reduced dimensions
+// ------------------------------------------------------
 
-// The sum of the shard over the global count: shards of different sizes weigh what they should. Half
-// precision is accumulated in single, as the operator itself does.
+// The sum of the shard over the global count: shards of different sizes weigh what they should.
+// Half precision is accumulated in single, as the operator itself does.
 void mean_of_shard(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
   BoxedCall boxed(op, stack);
   const at::Tensor self = boxed.tensor("self");
@@ -198,7 +200,8 @@ void extreme_of_shard(const c10::OperatorHandle& op, c10::Stack& stack, const Lo
   }
 }
 
-// --- composites for reduced dimensions that are sharded --------------------------------------------
+// --- composites for reduced dimensions that are sharded
+// --------------------------------------------
 
 bool reduces_sharded(const c10::OperatorHandle& op, absl::Span<const c10::IValue> args) {
   const at::Tensor& self = args[0].toTensor();
@@ -354,12 +357,14 @@ void add_reduction_rules(RuleTable& table) {
   table.add(
       {"aten::std.correction", "aten::std.correction_out"},
       along_dim().shapes(variance_shape).composed_when(reduces_sharded, variance<true, false>));
-  table.add(
-      {"aten::var_mean.correction", "aten::var_mean.correction_out"},
-      along_dim().shapes(variance_mean_shapes).composed_when(reduces_sharded, variance<false, true>));
-  table.add(
-      {"aten::std_mean.correction", "aten::std_mean.correction_out"},
-      along_dim().shapes(variance_mean_shapes).composed_when(reduces_sharded, variance<true, true>));
+  table.add({"aten::var_mean.correction", "aten::var_mean.correction_out"},
+            along_dim()
+                .shapes(variance_mean_shapes)
+                .composed_when(reduces_sharded, variance<false, true>));
+  table.add({"aten::std_mean.correction", "aten::std_mean.correction_out"},
+            along_dim()
+                .shapes(variance_mean_shapes)
+                .composed_when(reduces_sharded, variance<true, true>));
 }
 
 }  // namespace shardweave

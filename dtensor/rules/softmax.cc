@@ -22,8 +22,8 @@ void safe_softmax_shape(OpCall& call) {
       call.input(0).sizes, dtype.isNone() ? call.input(0).dtype : dtype.toScalarType()));
 }
 
-// [B, H, L, S] with a mask of the same shape (mask_type 2 or none given), of shape [L, S] (0) or, for
-// keys that are padding, [B, S] (1). The softmax dimension may only be the last one.
+// [B, H, L, S] with a mask of the same shape (mask_type 2 or none given), of shape [L, S] (0) or,
+// for keys that are padding, [B, S] (1). The softmax dimension may only be the last one.
 void masked_softmax(const OpCall& call, Strategies& out) {
   const TensorInfo& self = call.input(0);
   const TensorInfo& mask = call.input(1);

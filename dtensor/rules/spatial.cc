@@ -1,5 +1,5 @@
-// Images: pooling, interpolation, padding, sampling. Batches and channels are independent; pixels would need their
-// neighbours.
+// Images: pooling, interpolation, padding, sampling. Batches and channels are independent; pixels
+// would need their neighbours.
 #include <algorithm>
 #include <vector>
 
@@ -9,7 +9,8 @@
 namespace shardweave {
 namespace {
 
-// --- shapes, for operators without a kernel for meta tensors ------------------------------------------------
+// --- shapes, for operators without a kernel for meta tensors
+// ------------------------------------------------
 
 void like_input(OpCall& call) {
   call.outputs.push_back(like_info(call.input(0)));
@@ -82,7 +83,8 @@ void sampled_gradient_shapes(OpCall& call) {
       contiguous_info(call.input(2).sizes, call.input(2).dtype)};
 }
 
-// --- rules ------------------------------------------------------------------------------------------------
+// --- rules
+// ------------------------------------------------------------------------------------------------
 
 // Linear in the image, or in the incoming gradient.
 Rule linear(int inner, std::vector<int> inputs = {}) {

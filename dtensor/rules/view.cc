@@ -18,7 +18,8 @@ void pass_partials(Strategies& out) {
   for (ReduceOp op : kAllReduceOps) out.add({Partial(op)}, {Partial(op)});
 }
 
-// --- one dimension is one dimension ------------------------------------------------------------------
+// --- one dimension is one dimension
+// ------------------------------------------------------------------
 
 // Where each dimension of the input is in the output; -1: it may not be sharded.
 using DimMap = std::vector<int>;
@@ -119,7 +120,8 @@ void view_as_complex(const OpCall& call, Strategies& out) {
   for (ReduceOp op : kLinearOps) out.add({Partial(op)}, {Partial(op)});
 }
 
-// --- squeeze -----------------------------------------------------------------------------------------
+// --- squeeze
+// -----------------------------------------------------------------------------------------
 
 // The dimensions of global size 1 among those asked for.
 std::vector<int64_t> squeezed_dims(const Dims& sizes, const c10::IValue* dim) {
@@ -166,7 +168,8 @@ void squeeze(const OpCall& call, Strategies& out) {
   for (ReduceOp op : kAllReduceOps) out.add({Partial(op)}, {Partial(op)}, squeeze_global_ones);
 }
 
-// --- another shape -----------------------------------------------------------------------------------
+// --- another shape
+// -----------------------------------------------------------------------------------
 
 // Where the local tensor's strides do not allow the view that the global ones do, it is copied.
 void reshape_local(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
@@ -176,7 +179,8 @@ void reshape_local(const c10::OperatorHandle& op, c10::Stack& stack, const Local
   boxed.finish({view_or_copy(op, boxed.tensor("self").reshape(local))});
 }
 
-// Strides and offset count in the storage of the whole tensor, which is replicated but may lie otherwise here.
+// Strides and offset count in the storage of the whole tensor, which is replicated but may lie
+// otherwise here.
 void as_strided_in_whole(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
   BoxedCall boxed(op, stack);
   at::Tensor self = boxed.tensor("self");
@@ -195,7 +199,8 @@ void as_strided_in_whole(const c10::OperatorHandle& op, c10::Stack& stack, const
   boxed.run();
 }
 
-// A local tensor may be a lazy conjugate or negative; views of its memory under another dtype see the real values.
+// A local tensor may be a lazy conjugate or negative; views of its memory under another dtype see
+// the real values.
 void without_lazy_bits(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall&) {
   BoxedCall boxed(op, stack);
   boxed["self"] = boxed.tensor("self").resolve_conj().resolve_neg();

@@ -45,8 +45,8 @@ std::optional<int64_t> single(Sizes sizes) {
   return sizes.size() == 1 ? std::optional(sizes[0]) : std::nullopt;
 }
 
-// Where a dimension is within those that make up one with it: it is repeated `outer` times, with pieces
-// of `inner` elements.
+// Where a dimension is within those that make up one with it: it is repeated `outer` times, with
+// pieces of `inner` elements.
 struct Position {
   Position(absl::Span<const Sizes> dims, size_t j)
       : outer(product(dims.subspan(0, j))), size(dims[j]), inner(product(dims.subspan(j + 1))) {}

@@ -20,9 +20,10 @@ struct Cut {
   int64_t num_ranks;
 };
 
-// The cuts of a tensor of shape `from`, outermost first, as cuts of the same elements in shape `to` (row
-// major, equally many elements), where every rank keeps what it has. nullopt for a cut that no placement
-// describes; the cuts after it are mapped as if it were not there. Replicate and Partial stay.
+// The cuts of a tensor of shape `from`, outermost first, as cuts of the same elements in shape `to`
+// (row major, equally many elements), where every rank keeps what it has. nullopt for a cut that no
+// placement describes; the cuts after it are mapped as if it were not there. Replicate and Partial
+// stay.
 std::vector<std::optional<Placement>> map_cuts(absl::Span<const int64_t> from,
                                                absl::Span<const int64_t> to,
                                                absl::Span<const Cut> cuts);

@@ -1,4 +1,5 @@
-// Against lists of elements: in the new shape every rank must hold the elements that it held, in their order.
+// Against lists of elements: in the new shape every rank must hold the elements that it held, in
+// their order.
 #include "shardweave/dtensor/rules/view_map.h"
 
 #include <string>

@@ -166,7 +166,8 @@ TEST(ViewRulesTest, Others) {
   });
 }
 
-// --- no communication --------------------------------------------------------------------------------------
+// --- no communication
+// --------------------------------------------------------------------------------------
 
 // Views `whole`, laid out as `before`, in strict scope.
 void expect_layout(const std::vector<MeshDim>& mesh_dims, std::vector<int64_t> from,

@@ -92,7 +92,8 @@ Reference on_one_device(const OpCase& op) {
   return reference;
 }
 
-// --- layouts ---------------------------------------------------------------------------------------
+// --- layouts
+// ---------------------------------------------------------------------------------------
 
 // Rank 0 has two elements (or what there is), the next none, the last the rest.
 Placement ragged(int dim, int64_t size, int64_t ranks) {
@@ -195,7 +196,8 @@ at::Tensor spread(const at::Tensor& whole, const MeshPtr& mesh, const Placements
   return from_local(to_local(cut), mesh, placements, whole.sizes().vec()).detach();
 }
 
-// --- comparison --------------------------------------------------------------------------------------
+// --- comparison
+// --------------------------------------------------------------------------------------
 
 std::string shape_of(const at::Tensor& tensor) {
   std::vector<int64_t> strides = tensor.strides().vec();
@@ -211,8 +213,8 @@ bool same_strides(const at::Tensor& a, const at::Tensor& b) {
   return true;
 }
 
-// The formulas of derivatives that are zero make them without the input (`zeros_like(self)` in LibTorch's table becomes a
-// plain tensor of its sizes): the same on all ranks.
+// The formulas of derivatives that are zero make them without the input (`zeros_like(self)` in
+// LibTorch's table becomes a plain tensor of its sizes): the same on all ranks.
 bool is_plain_zero(const at::Tensor& got, const at::Tensor& want) {
   return got.sizes() == want.sizes() && !got.count_nonzero().item<int64_t>() &&
          !want.count_nonzero().item<int64_t>();

@@ -1,13 +1,14 @@
-// Checks operators on DTensors against one device: values, gradients, shapes, strides and dtypes, over
-// meshes and over combinations of the placements of their inputs.
+// Checks operators on DTensors against one device: values, gradients, shapes, strides and dtypes,
+// over meshes and over combinations of the placements of their inputs.
 //
 //   check_op({"addmm", {in({5}), in({7, 4}), in({4, 5})},
 //             [](const Tensors& x) { return Tensors{at::addmm(x[0], x[1], x[2], 0.5, 2)}; }});
 //
-// An input is tried replicated, as every Shard (uneven and empty ones too), as a strided and a ragged
-// shard, and (floating point) as a Partial sum of random summands; all combinations where they are
-// few, else a deterministic sample of them. Gradients come back for every floating point input, from
-// random cotangents in all sorts of layouts. A failure names operator, mesh, layouts and difference.
+// An input is tried replicated, as every Shard (uneven and empty ones too), as a strided and a
+// ragged shard, and (floating point) as a Partial sum of random summands; all combinations where
+// they are few, else a deterministic sample of them. Gradients come back for every floating point
+// input, from random cotangents in all sorts of layouts. A failure names operator, mesh, layouts
+// and difference.
 #pragma once
 
 #include <functional>
@@ -23,8 +24,8 @@ namespace shardweave::testing {
 
 using Tensors = std::vector<at::Tensor>;
 
-// An input by shape: standard normal doubles unless said otherwise. Floating point values have few digits, so that the
-// summands of a Partial add up exactly.
+// An input by shape: standard normal doubles unless said otherwise. Floating point values have few
+// digits, so that the summands of a Partial add up exactly.
 class Input {
  public:
   explicit Input(std::vector<int64_t> sizes) : sizes_(std::move(sizes)) {}
@@ -111,8 +112,8 @@ std::vector<std::string> find_differences(const OpCase& op, const std::vector<Me
 // Whether LibTorch can differentiate it on one device.
 bool differentiable(const OpCase& op);
 
-// Summands (factors, ...) whose reduction by `op` over `count` ranks is `whole`: random, but the same
-// for the same seed. Sums, products, minima and maxima are exact.
+// Summands (factors, ...) whose reduction by `op` over `count` ranks is `whole`: random, but the
+// same for the same seed. Sums, products, minima and maxima are exact.
 Tensors summands(const at::Tensor& whole, ReduceOp op, int count, uint64_t seed);
 
 }  // namespace shardweave::testing

@@ -35,7 +35,8 @@ std::string first_line(const std::exception& error) {
   return what.substr(0, what.find('\n'));
 }
 
-// --- the ranks -------------------------------------------------------------------------------------
+// --- the ranks
+// -------------------------------------------------------------------------------------
 
 // Every rank's view of a mesh (n), in one thread.
 class Ranks {
@@ -83,7 +84,8 @@ at::Tensor shard_of(const at::Tensor& whole, const Placement& placement, int ran
   return at::cat(pieces, dim).transpose(0, 1).contiguous().transpose(0, 1);
 }
 
-// --- one sample on one mesh --------------------------------------------------------------------------
+// --- one sample on one mesh
+// --------------------------------------------------------------------------
 
 class Trial {
  public:
@@ -125,7 +127,8 @@ class Trial {
     return strategies_of(op_call, rule_);
   }
 
-  // Every rank's results, or why there are none. `outputs` matters where the rule has arguments of local size or a kernel.
+  // Every rank's results, or why there are none. `outputs` matters where the rule has arguments of
+  // local size or a kernel.
   struct Results {
     std::vector<Tensors> by_rank;
     std::string error;
@@ -294,7 +297,8 @@ std::string describe(const Trial& trial, const Tensors& outputs, const Combinati
   return absl::StrCat(absl::StrJoin(inputs, ", "), " -> ", absl::StrJoin(results, ", "));
 }
 
-// --- which combinations -------------------------------------------------------------------------------
+// --- which combinations
+// -------------------------------------------------------------------------------
 
 // How an input may lie: R, every Shard and Partial.
 std::vector<Placement> placements_to_try(const Trial& trial, int flat) {
@@ -341,7 +345,8 @@ std::vector<std::vector<Placement>> product(const std::vector<std::vector<Placem
   return result;
 }
 
-// What inputs may lie like before an operator: all combinations or a sample, and each strided and ragged shard.
+// What inputs may lie like before an operator: all combinations or a sample, and each strided and
+// ragged shard.
 std::vector<std::vector<Placement>> current_placements(const Trial& trial, int ranks,
                                                        const ValidationOptions& options) {
   std::vector<std::vector<Placement>> choices;
@@ -365,7 +370,8 @@ std::vector<std::vector<Placement>> current_placements(const Trial& trial, int r
   return result;
 }
 
-// --- wrong ---------------------------------------------------------------------------------------------
+// --- wrong
+// ---------------------------------------------------------------------------------------------
 
 bool same(const Strategy& a, const Strategy& b) {
   return a.inputs == b.inputs && a.outputs == b.outputs && a.kernel == b.kernel;
@@ -417,10 +423,11 @@ std::vector<Strategy> try_offered(const Sample& sample, Trial& trial, const Rank
   return tried;
 }
 
-// --- missing -------------------------------------------------------------------------------------------
+// --- missing
+// -------------------------------------------------------------------------------------------
 
-// Whether `from` becomes `to` by cutting what is there. (What is equal everywhere is its own mean, minimum and maximum,
-// too: the engine makes that of it where another input is one.)
+// Whether `from` becomes `to` by cutting what is there. (What is equal everywhere is its own mean,
+// minimum and maximum, too: the engine makes that of it where another input is one.)
 bool is_cut(const Placement& from, const Placement& to) {
   return from == to || (from.is_replicate() && to.is_shard());
 }
@@ -524,8 +531,8 @@ std::vector<Combination> strongest(const std::vector<Combination>& all) {
   return result;
 }
 
-// Not all forms that LibTorch has work: a comparison of floating point numbers in place does not (the result is a bool), and
-// binary_cross_entropy with out= and a reduction gives something else.
+// Not all forms that LibTorch has work: a comparison of floating point numbers in place does not
+// (the result is a bool), and binary_cross_entropy with out= and a reduction gives something else.
 bool works_on_one_device(const SampleCall& call, const c10::OperatorHandle& form,
                          const Sample& sample) {
   Tensors whole;

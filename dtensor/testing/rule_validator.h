@@ -3,15 +3,16 @@
 //   const Sample sample = {"mylib::swiglu", {in({7, 5}), in({7, 5})}};
 //   EXPECT_THAT(validate_strategies(sample, rule).wrong, IsEmpty());
 //
-// validate_strategies() works on the rule alone, one mesh dimension at a time: it cuts the whole inputs into
-// what each of 2, 3 and 4 ranks would hold, runs the operator on every piece, puts the results together as the
-// strategy says and compares them with the whole answer. No ranks, no communication, so that every combination
-// of Replicate, Shard and Partial (sum, avg, min, max) can be tried. A strategy that does not give the whole
-// answer is wrong. A combination that gives it on all these meshes, is not offered, and does not follow from one
-// that is offered by cutting replicated tensors, is missing.
+// validate_strategies() works on the rule alone, one mesh dimension at a time: it cuts the whole
+// inputs into what each of 2, 3 and 4 ranks would hold, runs the operator on every piece, puts the
+// results together as the strategy says and compares them with the whole answer. No ranks, no
+// communication, so that every combination of Replicate, Shard and Partial (sum, avg, min, max) can
+// be tried. A strategy that does not give the whole answer is wrong. A combination that gives it on
+// all these meshes, is not offered, and does not follow from one that is offered by cutting
+// replicated tensors, is missing.
 //
-// validate_end_to_end() runs the operator on DTensors on rank threads and compares values and gradients
-// (check_on_mesh in op_check.h), in its functional, in-place and out= forms.
+// validate_end_to_end() runs the operator on DTensors on rank threads and compares values and
+// gradients (check_on_mesh in op_check.h), in its functional, in-place and out= forms.
 #pragma once
 
 #include <cstdint>

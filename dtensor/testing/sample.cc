@@ -216,7 +216,8 @@ Tensors SampleCall::run_as(const c10::OperatorHandle& form, const Tensors& input
   } else {
     copy_written(form.schema(), arguments);
   }
-  // Of an operator with several out= arguments the boxed call returns references into the stack, after it has emptied it.
+  // Of an operator with several out= arguments the boxed call returns references into the stack,
+  // after it has emptied it.
   const c10::Stack kept = arguments;
   form.callBoxed(arguments);
   return flat_tensors(arguments);

@@ -1,4 +1,5 @@
-// A Sample is one call of an operator as data: the schema's name, tensors by shape, the other arguments by name.
+// A Sample is one call of an operator as data: the schema's name, tensors by shape, the other
+// arguments by name.
 //
 //   const Sample sample = {"aten::addmm", {in({5}), in({7, 4}), in({4, 5})}, {{"beta", 0.5}}};
 //   const SampleCall call(sample);
@@ -71,7 +72,8 @@ class SampleCall {
   const c10::OperatorHandle& op() const { return op_; }
   // The tensors, without None; run() takes one for each.
   const std::vector<Input>& inputs() const { return inputs_; }
-  // As the rules count them, None included: which of inputs() (-1: None) and which argument of the schema.
+  // As the rules count them, None included: which of inputs() (-1: None) and which argument of the
+  // schema.
   struct Flat {
     int input;
     int arg;

@@ -1,11 +1,11 @@
-// Tries every sharding rule on every sample (see rule_validator.h), and says which rules are wrong and which strategies
-// are missing.
+// Tries every sharding rule on every sample (see rule_validator.h), and says which rules are wrong
+// and which strategies are missing.
 //
 //   ./bazelw run -c opt //dtensor:validate_rules -- --ops=conv
 //   ./bazelw run -c opt //dtensor:validate_rules -- --all --json
 //
-// Exits with 1 if anything is wrong. --all tries many more combinations of placements than the default, which is
-// what validate_rules_test runs.
+// Exits with 1 if anything is wrong. --all tries many more combinations of placements than the
+// default, which is what validate_rules_test runs.
 
 #include <unistd.h>
 

@@ -1,4 +1,5 @@
-// An operator that LibTorch does not know, on DTensors: four ranks, batches cut over "dp" and features over "tp".
+// An operator that LibTorch does not know, on DTensors: four ranks, batches cut over "dp" and
+// features over "tp".
 //
 //   ./bazelw run //examples/custom_operator
 

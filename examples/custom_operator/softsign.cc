@@ -91,8 +91,8 @@ shardweave::Rule softsign_rule() {
   return shardweave::pointwise().shapes_like({0});
 }
 
-// grad, x, scale -> gradients of x and scale. The latter is a sum over everything but the features: where those
-// are cut, each rank has a summand.
+// grad, x, scale -> gradients of x and scale. The latter is a sum over everything but the features:
+// where those are cut, each rank has a summand.
 shardweave::Rule softsign_backward_rule() {
   using namespace shardweave;
   return Rule([](const OpCall& call, Strategies& out) {

@@ -1,5 +1,5 @@
-// The rules of an operator of one's own: tried like those of the library, and used by the mesh that they were
-// given to.
+// The rules of an operator of one's own: tried like those of the library, and used by the mesh that
+// they were given to.
 #include "softsign.h"
 
 #include "ATen/ops/abs.h"

@@ -59,7 +59,9 @@ class Rank {
         settings_(settings),
         activity_(activity),
         leader_(world.rank() == 0),
-        out_(leader_ ? (settings.json ? std::cerr : std::cout).rdbuf() : nullptr),
+        out_(!leader_        ? nullptr
+             : settings.json ? std::cerr.rdbuf()
+                             : std::cout.rdbuf()),
         terminal_(::isatty(settings.json ? STDERR_FILENO : STDOUT_FILENO) != 0) {}
 
   absl::Status run() {

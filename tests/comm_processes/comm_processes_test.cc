@@ -1,5 +1,5 @@
-// Ranks that are processes over the Gloo backend: right values; and when one is killed or stopped, the others
-// end in time and say what they were doing and who is missing.
+// Ranks that are processes over the Gloo backend: right values; and when one is killed or stopped,
+// the others end in time and say what they were doing and who is missing.
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>

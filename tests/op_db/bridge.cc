@@ -1,5 +1,5 @@
-// What Python needs of Shardweave to run operators on DTensors: torch.ops.shardweave_test, for a process that is one
-// rank. An at::Tensor from here is an ordinary tensor there.
+// What Python needs of Shardweave to run operators on DTensors: torch.ops.shardweave_test, for a
+// process that is one rank. An at::Tensor from here is an ordinary tensor there.
 //
 //   torch.ops.load_library("bridge.so")
 //   torch.ops.shardweave_test.join("/tmp/store", 0, 2, [2], 30.0)
@@ -36,8 +36,8 @@ Rank& self() {
   return rank;
 }
 
-void join(const std::string& store_path, int64_t rank, int64_t world_size,
-          at::IntArrayRef mesh, double timeout) {
+void join(const std::string& store_path, int64_t rank, int64_t world_size, at::IntArrayRef mesh,
+          double timeout) {
   RendezvousInfo info;
   info.rank = static_cast<int>(rank);
   info.world_size = static_cast<int>(world_size);
@@ -53,8 +53,9 @@ void join(const std::string& store_path, int64_t rank, int64_t world_size,
   throw_if_error(self().mesh->connect());
 }
 
-// Summand `index` of `count` that add up to exactly `whole`, in any order that does not overflow: 2, -2, 2, ... times it,
-// and what is missing. Zeros (which have a sign) and what is not finite or large are in the first summand.
+// Summand `index` of `count` that add up to exactly `whole`, in any order that does not overflow:
+// 2, -2, 2, ... times it, and what is missing. Zeros (which have a sign) and what is not finite or
+// large are in the first summand.
 at::Tensor summand(const at::Tensor& whole, int64_t index, int64_t count) {
   if (whole.is_complex()) {
     return at::view_as_complex(summand(at::view_as_real(whole.resolve_conj()), index, count));
@@ -76,9 +77,9 @@ at::Tensor distribute(const at::Tensor& whole, const std::string& layout) {
     index = index * mesh->mesh().size(static_cast<int>(m)) + mesh->coordinate()[m];
     count *= mesh->mesh().size(static_cast<int>(m));
   }
-  const at::Tensor cut = distribute_tensor(
-      count == 1 ? whole.detach() : summand(whole.detach(), index, count), mesh, cuts,
-      {.source = std::nullopt});
+  const at::Tensor cut =
+      distribute_tensor(count == 1 ? whole.detach() : summand(whole.detach(), index, count), mesh,
+                        cuts, {.source = std::nullopt});
   if (count == 1) return cut;
   return from_local(to_local(cut), mesh, placements, whole.sizes().vec()).detach();
 }

@@ -15,8 +15,8 @@
 // The first rank that fails ends all others: they have a moment to notice by themselves, so that
 // they can say what they were doing, then get SIGTERM. SIGINT, SIGTERM and SIGHUP are passed on to
 // the ranks and end the launch. Ranks that are to end have the grace period before they are killed;
-// a second signal cuts it short. Nothing that a rank has started stays, even if this process is killed with
-// SIGKILL: ranks lead process groups, which die with their ranks.
+// a second signal cuts it short. Nothing that a rank has started stays, even if this process is
+// killed with SIGKILL: ranks lead process groups, which die with their ranks.
 //
 // Threads: blocks, and takes this process' signals meanwhile (other threads should have blocked
 // them); one launch at a time. The ranks die with the calling thread.
@@ -39,8 +39,8 @@ struct LaunchOptions {
   // "[2] " before each line of output, coloured on a terminal. False: ranks write to this process'
   // own stdout and stderr.
   bool prefix_output = true;
-  // How long the others have after the first failure until they get SIGTERM, and how long ranks that
-  // were asked to end by a signal have until they get SIGKILL.
+  // How long the others have after the first failure until they get SIGTERM, and how long ranks
+  // that were asked to end by a signal have until they get SIGKILL.
   absl::Duration notice = absl::Seconds(2);
   absl::Duration grace = absl::Seconds(5);
 };

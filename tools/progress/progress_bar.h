@@ -4,8 +4,8 @@
 //   bar.step_done("loss 5.610");
 //   // training [=>        ]  6/60  loss 5.610  21034 tokens/s  0:12 left
 //
-// On a terminal one line is redrawn; elsewhere a line is printed for every tenth of the way. Used by
-// one thread at a time.
+// On a terminal one line is redrawn; elsewhere a line is printed for every tenth of the way. Used
+// by one thread at a time.
 #pragma once
 
 #include <chrono>

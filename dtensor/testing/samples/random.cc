@@ -1,5 +1,5 @@
-// Random operators: their numbers are not those of one device, so that shapes are compared here; random_test
-// compares the numbers of different layouts.
+// Random operators: their numbers are not those of one device, so that shapes are compared here;
+// random_test compares the numbers of different layouts.
 #include "shardweave/dtensor/testing/samples/families.h"
 
 namespace shardweave::testing {
