@@ -169,8 +169,7 @@ Body block(int dim, int seq, const std::function<at::Tensor(const at::Tensor&)>&
   };
 }
 
-// --- all of it
-// -------------------------------------------------------------------------------------
+// --- all of it -----------------------------------------------------------------------------------
 
 struct Report {
   std::vector<Result> common;

@@ -75,8 +75,7 @@ at::Tensor block(Mlp& mlp, const at::Tensor& input) {
   return (x + mlp(x)).relu();
 }
 
-// --- what is recorded
-// ------------------------------------------------------------------------------
+// --- what is recorded ----------------------------------------------------------------------------
 
 TEST(CommTraceTest, ColumnThenRowParallelMlpNeedsOneAllReduceEachWay) {
   for (const auto& sizes : kMeshes) {
@@ -245,8 +244,7 @@ TEST(CommTraceTest, NothingIsMissed) {
   }
 }
 
-// --- scopes
-// ------------------------------------------------------------------------------------------
+// --- scopes --------------------------------------------------------------------------------------
 
 TEST(CommTraceTest, ScopesNestAndAreOfOneMesh) {
   on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
@@ -292,8 +290,7 @@ TEST(CommTraceTest, ACollectiveThatFailsIsRecorded) {
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
 }
 
-// --- modules
-// -----------------------------------------------------------------------------------------
+// --- modules -------------------------------------------------------------------------------------
 
 at::Tensor reduced(const MeshPtr& mesh, const std::string& module, const at::Tensor& x) {
   const ModuleScope scope(mesh, module);
@@ -414,8 +411,7 @@ TEST(ModuleScopeTest, TheStrictScopeNamesTheModule) {
   });
 }
 
-// --- text and JSON
-// ------------------------------------------------------------------------------------
+// --- text and JSON -------------------------------------------------------------------------------
 
 TEST(CommTraceTest, TheTableJoinsEqualEvents) {
   on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {

@@ -3,9 +3,10 @@
 // dispatch.cc registers one boxed fallback for DispatchKey::Fake with LibTorch's dispatcher; it
 // sees every operator below autograd that has a DTensor among its arguments:
 //
-//   look up (operator, specs, arguments) in the mesh's cache
-//     miss: ask the rule, choose a strategy, plan the redistributions     (propagate.h, plan_redistribute)
-//   bring the inputs where they have to be                                (redistribute.h)
+//   plain tensors among the arguments become DTensors, if they can       (adopt.h)
+//   look up (operator, specs, arguments) in the mesh's cache             (cache.h)
+//     miss: ask the rule, choose a strategy, plan the redistributions    (decide.h)
+//   bring the inputs where they have to be                               (redistribute.h)
 //   run the operator on the local tensors
 //   wrap the results
 #pragma once
@@ -23,7 +24,7 @@
 
 namespace shardweave {
 
-// The rank whose DTensors are being worked on, for kernels that need more than LocalCall shows.
+// The fallback: pops the operator's arguments off the stack and pushes its results.
 void dispatch(const c10::OperatorHandle& op, c10::Stack* stack);
 
 // What dispatch() would decide for a call that it has not seen before.

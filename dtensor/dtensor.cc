@@ -20,10 +20,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-at::IntArrayRef array(const Dims& dims) {
-  return at::IntArrayRef(dims.data(), dims.size());
-}
-absl::Span<const int64_t> span(at::IntArrayRef sizes) {
+absl::Span<const int64_t> span_of(at::IntArrayRef sizes) {
   return {sizes.data(), sizes.size()};
 }
 
@@ -161,8 +158,8 @@ template <typename Fill>
 at::Tensor factory(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements,
                    const at::TensorOptions& options, const char* function, Fill fill) {
   std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
-  SpecRef spec = context->intern(layout_for(*context, placements, function), span(sizes),
-                                 contiguous_strides(span(sizes)),
+  SpecRef spec = context->intern(layout_for(*context, placements, function), span_of(sizes),
+                                 contiguous_strides(span_of(sizes)),
                                  c10::typeMetaToScalarType(options.dtype()), options.device());
   const bool requires_grad = options.requires_grad();
   at::Tensor local = fill(array(spec->local_sizes), options.requires_grad(std::nullopt));
@@ -210,7 +207,7 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
   std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
   const Layout layout = layout_for(*context, placements, "distribute_tensor");
   const auto sizes = tensor.sizes();
-  SpecRef spec = context->intern(layout, span(sizes), contiguous_strides(span(sizes)),
+  SpecRef spec = context->intern(layout, span_of(sizes), contiguous_strides(span_of(sizes)),
                                  tensor.scalar_type(), tensor.device());
   const Layout replicated{Placements(layout.mesh_ndim())};
 

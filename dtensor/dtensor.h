@@ -43,8 +43,7 @@ using NamedPlacements = std::vector<std::pair<std::string, Placement>>;
 // name given twice.
 Placements resolve(const DeviceMesh& mesh, const NamedPlacements& named);
 
-// --- making DTensors
-// -------------------------------------------------------------------------------
+// --- making DTensors -----------------------------------------------------------------------------
 
 struct DistributeOptions {
   // The rank (row-major index in the mesh) whose data counts; it is sent to the others. nullopt:
@@ -85,8 +84,7 @@ at::Tensor rand(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& pl
 at::Tensor randn(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements,
                  at::TensorOptions options = {});
 
-// --- looking at DTensors
-// ---------------------------------------------------------------------------
+// --- looking at DTensors -------------------------------------------------------------------------
 
 bool is_dtensor(const at::Tensor& tensor);
 // These throw Error for a plain tensor.
@@ -99,8 +97,7 @@ std::string describe(const at::Tensor& tensor);
 void visualize_sharding(const at::Tensor& tensor, const VisualizeOptions& options = {},
                         std::FILE* out = stdout);
 
-// --- moving and leaving
-// ----------------------------------------------------------------------------
+// --- moving and leaving --------------------------------------------------------------------------
 
 // The same tensor in another layout, by the cheapest collectives. Differentiable; the gradient
 // comes back in the layout of the input (Replicate where that was Partial).
@@ -122,8 +119,7 @@ at::Tensor to_local(const at::Tensor& tensor,
 at::Tensor full_tensor(const at::Tensor& tensor,
                        std::source_location where = std::source_location::current());
 
-// --- scopes and counters
-// -----------------------------------------------------------------------------
+// --- scopes and counters -------------------------------------------------------------------------
 
 // While it lives, an operator on DTensors of `mesh` that would communicate by itself throws Error
 // (FailedPrecondition), naming operator, tensors and the module (ModuleScope in comm_trace.h);

@@ -36,8 +36,7 @@ at::Tensor pattern(at::IntArrayRef sizes, int64_t modulus, int64_t step) {
   return (at::arange(n, at::kLong) * 7 + step * 13).remainder(modulus).view(sizes);
 }
 
-// --- a GPT block
-// ------------------------------------------------------------------------------------
+// --- a GPT block ---------------------------------------------------------------------------------
 
 struct GptImpl : nn::Module {
   static constexpr int64_t kVocabulary = 11, kDim = 12, kHeads = 4, kSeq = 6;
@@ -77,8 +76,7 @@ struct GptImpl : nn::Module {
 };
 TORCH_MODULE(Gpt);
 
-// --- a vision transformer
-// ---------------------------------------------------------------------------
+// --- a vision transformer ------------------------------------------------------------------------
 
 struct VitImpl : nn::Module {
   static constexpr int64_t kDim = 8, kHeads = 2, kClasses = 5;
@@ -116,8 +114,7 @@ struct VitImpl : nn::Module {
 };
 TORCH_MODULE(Vit);
 
-// --- training
-// -----------------------------------------------------------------------------------------
+// --- training ------------------------------------------------------------------------------------
 
 using Batch = std::pair<at::Tensor, at::Tensor>;
 using MakeOptimizer =

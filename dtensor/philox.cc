@@ -69,8 +69,7 @@ SHARDWEAVE_INLINE void make_group(uint64_t seed, uint64_t stream, int64_t group,
   words = {x0, x1, x2, x3};
 }
 
-// --- what becomes of the words of a group
-// ------------------------------------------------------------
+// --- what becomes of the words of a group --------------------------------------------------------
 // A transform makes kPerGroup numbers of a group.
 
 struct Bits32 {

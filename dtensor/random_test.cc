@@ -224,8 +224,7 @@ TEST(RandomTest, StateAdvancesByOperatorsOnly) {
   });
 }
 
-// --- distributions
-// ---------------------------------------------------------------------------------------
+// --- distributions -------------------------------------------------------------------------------
 
 // The drawn numbers of a large tensor, in double.
 std::vector<double> sample(const std::function<at::Tensor(const at::Tensor&)>& draw,
@@ -344,8 +343,7 @@ TEST(RandomTest, IntegersCoverTheirRange) {
   EXPECT_LT(chi, 27.9);
 }
 
-// --- errors
-// ------------------------------------------------------------------------------------------------
+// --- errors --------------------------------------------------------------------------------------
 
 std::string message(const std::function<void(const at::Tensor&)>& body,
                     at::ScalarType dtype = at::kFloat) {
@@ -395,8 +393,7 @@ TEST(RandomTest, OperatorsWithoutARuleAreRefused) {
               HasSubstr("aten::_fused_dropout"));
 }
 
-// --- distributions with parameters
-// --------------------------------------------------------------------
+// --- distributions with parameters ---------------------------------------------------------------
 
 struct Moments {
   double mean, variance;

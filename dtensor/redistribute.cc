@@ -17,11 +17,6 @@
 namespace shardweave {
 namespace {
 
-// LibTorch's view of our dimensions.
-c10::IntArrayRef array(const Dims& dims) {
-  return c10::IntArrayRef(dims.data(), dims.size());
-}
-
 at::Tensor empty(const Dims& sizes, const at::Tensor& like) {
   return at::empty(array(sizes), like.options());
 }

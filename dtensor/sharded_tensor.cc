@@ -146,8 +146,7 @@ Placements placements_of(const ShardingSpec& spec, at::IntArrayRef sizes, const 
   return {placement_of(spec, sizes, mesh->mesh())};
 }
 
-// --- parameters
-// ------------------------------------------------------------------------------------
+// --- parameters ----------------------------------------------------------------------------------
 
 // How many letters have to be put in, left out or exchanged to make one of the other.
 size_t edit_distance(std::string_view a, std::string_view b) {

@@ -34,6 +34,10 @@ struct DTensorMeta final : c10::BackendMeta {
   std::shared_ptr<const Detour> detour;  // null: no view, or one that aliases its base
 };
 
+inline c10::IntArrayRef array(const Dims& dims) {
+  return c10::IntArrayRef(dims.data(), dims.size());
+}
+
 inline bool is_dtensor(const c10::TensorImpl* impl) {
   return impl->key_set().has(c10::DispatchKey::Fake);
 }

@@ -19,8 +19,7 @@ namespace {
 
 using Index = std::vector<int64_t>;  // coordinates on some mesh dimensions
 
-// --- what there is to draw
-// ------------------------------------------------------------------------
+// --- what there is to draw -----------------------------------------------------------------------
 
 constexpr int64_t kMaxCombinations = 4096;  // of coordinates that are looked at one by one
 
@@ -146,8 +145,7 @@ absl::StatusOr<Picture> make_picture(const Layout& layout, const DeviceMesh& mes
                  make_axis(layout, mesh, shape, dims->second, options.max_pieces)};
 }
 
-// --- words
-// ----------------------------------------------------------------------------------------
+// --- words ---------------------------------------------------------------------------------------
 
 std::string range(const Piece& piece) {
   return absl::StrCat(piece.interval.begin, ":", piece.interval.end);
@@ -256,8 +254,7 @@ std::vector<int64_t> extents(const Axis& axis, int64_t total, const std::vector<
   return result;
 }
 
-// --- text
-// -----------------------------------------------------------------------------------------
+// --- text ----------------------------------------------------------------------------------------
 
 // Characters of UTF-8, all of width 1 here.
 int64_t width(std::string_view text) {
@@ -359,8 +356,7 @@ std::string text_of(const Picture& p) {
   return text;
 }
 
-// --- SVG
-// ------------------------------------------------------------------------------------------
+// --- SVG -----------------------------------------------------------------------------------------
 
 std::string escaped(const std::string& text) {
   std::string result;

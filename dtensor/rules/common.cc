@@ -107,8 +107,7 @@ Rule along_dim() {
   });
 }
 
-// --- batches
-// -----------------------------------------------------------------------------------------
+// --- batches -------------------------------------------------------------------------------------
 
 void pass_partials(const OpCall& call, Strategies& out, absl::Span<const ReduceOp> ops) {
   for (ReduceOp op : ops) {

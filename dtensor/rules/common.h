@@ -59,8 +59,7 @@ class ReducedDims {
 // indices, ...): every other dimension may be sharded, in all inputs alike.
 Rule along_dim();
 
-// --- batches
-// -----------------------------------------------------------------------------------------
+// --- batches -------------------------------------------------------------------------------------
 
 // All inputs are Partial together, and so are the results.
 void pass_partials(const OpCall& call, Strategies& out, absl::Span<const ReduceOp> ops);

@@ -12,8 +12,7 @@
 namespace shardweave {
 namespace {
 
-// --- joining and cutting
-// -------------------------------------------------------------------------------
+// --- joining and cutting -------------------------------------------------------------------------
 
 // cat takes empty vectors among tensors of any shape, and ignores them.
 bool ignored_by_cat(const TensorInfo& input) {
@@ -146,8 +145,7 @@ void unfold_backward_shape(OpCall& call) {
   call.outputs.push_back(contiguous_info(Dims(sizes.begin(), sizes.end()), call.input(0).dtype));
 }
 
-// --- reordering, repeating, padding
-// ----------------------------------------------------------------------
+// --- reordering, repeating, padding --------------------------------------------------------------
 
 // What flip and roll make.
 void like_input(OpCall& call) {
@@ -225,8 +223,7 @@ void constant_pad(const OpCall& call, Strategies& out) {
   if (!value.isComplex() && value.toDouble() == 0) pass_partials(call, out, kLinearOps);
 }
 
-// --- copies
-// ------------------------------------------------------------------------------------------------
+// --- copies --------------------------------------------------------------------------------------
 
 // Whether a sum may be cast after it or before: rounding to a coarser type apart, yes, unless
 // digits after the point are cut off or a number becomes a truth value.
@@ -262,8 +259,7 @@ void zero(const OpCall& call, Strategies& out) {
   pass_partials(call, out, {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax});
 }
 
-// --- tensors like others
-// -------------------------------------------------------------------------------------
+// --- tensors like others -------------------------------------------------------------------------
 
 // *_like, new_*: the values of self are not looked at. Of its shape, they lie as self does.
 void made_like(const OpCall& call, Strategies& out) {
@@ -293,8 +289,7 @@ void new_empty_strided(const c10::OperatorHandle& op, c10::Stack& stack, const L
                                   boxed.tensor("self").options().dtype(spec.dtype))});
 }
 
-// --- questions
-// ---------------------------------------------------------------------------------------------
+// --- questions -----------------------------------------------------------------------------------
 
 void no_outputs(OpCall&) {}
 

@@ -24,8 +24,7 @@
 namespace shardweave {
 namespace {
 
-// --- numbers of one element
-// ------------------------------------------------------------------------------
+// --- numbers of one element ----------------------------------------------------------------------
 
 // An endless sequence of numbers in (0, 1) for one element. Reading on after kRun numbers begins
 // another stream.
@@ -151,8 +150,7 @@ double gamma(ElementNumbers& numbers, double shape) {
   }
 }
 
-// --- operators
-// -------------------------------------------------------------------------------------------
+// --- operators -----------------------------------------------------------------------------------
 
 void refuse_generator(const c10::OperatorHandle& op, BoxedCall& call) {
   if (call["generator"].isNone()) return;

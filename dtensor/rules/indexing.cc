@@ -20,8 +20,7 @@ void like_input(OpCall& call) {
   call.outputs.push_back(like_info(call.input(0)));
 }
 
-// --- one index for each element: gather and scatter
-// ------------------------------------------------------
+// --- one index for each element: gather and scatter ----------------------------------------------
 
 // gather(self, dim, index): result[i][j] = self[index[i][j]][j] for dim 0.
 void gather(const OpCall& call, Strategies& out) {
@@ -85,8 +84,7 @@ void put(const OpCall& call, Strategies& out) {
   for (ReduceOp op : kLinearOps) out.add({Partial(op), Replicate(), Partial(op)}, {Partial(op)});
 }
 
-// --- one index for each slice: index_select and its like
-// -------------------------------------------------
+// --- one index for each slice: index_select and its like -----------------------------------------
 
 void index_select(const OpCall& call, Strategies& out) {
   const TensorInfo& self = call.input(0);
@@ -128,8 +126,7 @@ void index_add(const OpCall& call, Strategies& out) {
   for (ReduceOp op : kLinearOps) out.add({Partial(op), Replicate(), Partial(op)}, {Partial(op)});
 }
 
-// --- any number of index tensors: index and index_put
-// ------------------------------------------------------
+// --- any number of index tensors: index and index_put --------------------------------------------
 
 bool is_mask(at::ScalarType dtype) {
   return dtype == at::kBool || dtype == at::kByte;
@@ -279,8 +276,7 @@ void index_by_masks(const c10::OperatorHandle& op, c10::Stack& stack) {
   call.run();
 }
 
-// --- search
-// ------------------------------------------------------------------------------------------------
+// --- search --------------------------------------------------------------------------------------
 
 // bucketize(self, boundaries), isin(elements, test_elements): one after the other, against all.
 void against_all(const OpCall& call, Strategies& out) {

@@ -19,8 +19,7 @@ void contiguous_like_input(OpCall& call) {
 
 void no_outputs(OpCall&) {}
 
-// --- solvers
-// -------------------------------------------------------------------------------------------
+// --- solvers -------------------------------------------------------------------------------------
 
 // A and B with B a batch of matrices of as many batches as A; columns of B (rows, where the unknown
 // is on the left of A) are independent. `a_inputs`: how many inputs describe A, before B.
@@ -51,8 +50,7 @@ Rule solver(int a_inputs) {
   return Rule([a_inputs](const OpCall& call, Strategies& out) { solve(call, out, a_inputs); });
 }
 
-// --- lines
-// ---------------------------------------------------------------------------------------------
+// --- lines ---------------------------------------------------------------------------------------
 
 // Fourier transforms along "dim": every other dimension may be cut, and they are linear.
 void fourier(const OpCall& call, Strategies& out) {
@@ -123,8 +121,7 @@ void cross(const OpCall& call, Strategies& out) {
   }
 }
 
-// --- distances
-// -----------------------------------------------------------------------------------------
+// --- distances -----------------------------------------------------------------------------------
 
 // x1 [..., P, M], x2 [..., R, M] -> [..., P, R]
 void cdist(const OpCall& call, Strategies& out) {

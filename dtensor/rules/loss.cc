@@ -13,8 +13,7 @@
 namespace shardweave {
 namespace {
 
-// --- elementwise losses
-// ------------------------------------------------------------------------------
+// --- elementwise losses --------------------------------------------------------------------------
 
 std::vector<Dims> shapes_of(absl::Span<const SpecRef> specs) {
   std::vector<Dims> shapes;
@@ -121,8 +120,7 @@ void dense_gradient(OpCall& call) {
   call.outputs.push_back(like_info(call.input(1)));
 }
 
-// --- negative log likelihood
-// ---------------------------------------------------------------------------
+// --- negative log likelihood ---------------------------------------------------------------------
 // self is [N, C] or [N, C, H, W], target [N] or [N, H, W]: everything but the classes may be cut.
 
 Placement of_target(int self_dim) {

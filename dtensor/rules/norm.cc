@@ -22,8 +22,7 @@ at::ScalarType statistics_dtype(const TensorInfo& input, const TensorInfo& weigh
   return half && (gpu || mixed) ? at::kFloat : input.dtype;
 }
 
-// --- layer norm
-// ------------------------------------------------------------------------------------
+// --- layer norm ----------------------------------------------------------------------------------
 
 int leading_dims(const OpCall& call, const TensorInfo& input) {
   return input.ndim() - static_cast<int>(call.arg("normalized_shape").toIntVector().size());
@@ -72,8 +71,7 @@ void layer_norm_backward_shapes(OpCall& call) {
                                                  : none());
 }
 
-// --- group norm
-// ------------------------------------------------------------------------------------
+// --- group norm ----------------------------------------------------------------------------------
 
 // Whole groups per rank on whatever mesh dimensions the channels lie.
 bool groups_divide(const OpCall& call, const TensorInfo& input) {
@@ -134,8 +132,7 @@ void group_norm_backward_shapes(OpCall& call) {
                   mask[2] ? per_channel : none()};
 }
 
-// --- batch norm
-// ------------------------------------------------------------------------------------
+// --- batch norm ----------------------------------------------------------------------------------
 // In operators that shard themselves: the statistics are those of the whole batch, and the running
 // ones are written wherever they lie.
 

@@ -106,8 +106,7 @@ void masked_fill(const OpCall& call, Strategies& out) {
   }
 }
 
-// --- shapes of results, for operators without a kernel for meta tensors
-// ------------------------------
+// --- shapes of results, for operators without a kernel for meta tensors --------------------------
 
 void like_input(OpCall& call) {
   call.outputs.push_back(like_info(call.input(0)));

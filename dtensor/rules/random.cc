@@ -23,8 +23,7 @@
 namespace shardweave {
 namespace {
 
-// --- from uniform and normal numbers to what was asked for
-// ---------------------------------------------
+// --- from uniform and normal numbers to what was asked for ---------------------------------------
 
 template <typename T>
 using OpMath = std::conditional_t<std::is_same_v<T, double>, double, float>;
@@ -123,8 +122,7 @@ int64_t largest_integer() {
   }
 }
 
-// --- operators in place
-// ----------------------------------------------------------------------------------
+// --- operators in place --------------------------------------------------------------------------
 
 // A Partial holds the numbers once: the other ranks hold what changes nothing.
 void neutralize(const Spec& spec, const at::Tensor& local) {
@@ -348,8 +346,7 @@ void random_(const c10::OperatorHandle& op, c10::Stack& stack) {
   draw.finish();
 }
 
-// --- operators made of these
-// -----------------------------------------------------------------------------
+// --- operators made of these ---------------------------------------------------------------------
 
 void bernoulli_out(const c10::OperatorHandle& op, c10::Stack& stack) {
   BoxedCall call(op, stack);

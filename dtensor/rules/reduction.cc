@@ -130,8 +130,7 @@ void cumulative_values_indices_shape(OpCall& call) {
   call.outputs.push_back(contiguous_info(call.input(0).sizes, at::kLong));
 }
 
-// --- kernels for shards of reduced dimensions
-// ------------------------------------------------------
+// --- kernels for shards of reduced dimensions ----------------------------------------------------
 
 // The sum of the shard over the global count: shards of different sizes weigh what they should.
 // Half precision is accumulated in single, as the operator itself does.
@@ -200,8 +199,7 @@ void extreme_of_shard(const c10::OperatorHandle& op, c10::Stack& stack, const Lo
   }
 }
 
-// --- composites for reduced dimensions that are sharded
-// --------------------------------------------
+// --- composites for reduced dimensions that are sharded ------------------------------------------
 
 bool reduces_sharded(const c10::OperatorHandle& op, absl::Span<const c10::IValue> args) {
   const at::Tensor& self = args[0].toTensor();

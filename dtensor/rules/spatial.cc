@@ -9,8 +9,7 @@
 namespace shardweave {
 namespace {
 
-// --- shapes, for operators without a kernel for meta tensors
-// ------------------------------------------------
+// --- shapes, for operators without a kernel for meta tensors -------------------------------------
 
 void like_input(OpCall& call) {
   call.outputs.push_back(like_info(call.input(0)));
@@ -83,8 +82,7 @@ void sampled_gradient_shapes(OpCall& call) {
       contiguous_info(call.input(2).sizes, call.input(2).dtype)};
 }
 
-// --- rules
-// ------------------------------------------------------------------------------------------------
+// --- rules ---------------------------------------------------------------------------------------
 
 // Linear in the image, or in the incoming gradient.
 Rule linear(int inner, std::vector<int> inputs = {}) {

@@ -18,8 +18,7 @@ void pass_partials(Strategies& out) {
   for (ReduceOp op : kAllReduceOps) out.add({Partial(op)}, {Partial(op)});
 }
 
-// --- one dimension is one dimension
-// ------------------------------------------------------------------
+// --- one dimension is one dimension --------------------------------------------------------------
 
 // Where each dimension of the input is in the output; -1: it may not be sharded.
 using DimMap = std::vector<int>;
@@ -120,8 +119,7 @@ void view_as_complex(const OpCall& call, Strategies& out) {
   for (ReduceOp op : kLinearOps) out.add({Partial(op)}, {Partial(op)});
 }
 
-// --- squeeze
-// -----------------------------------------------------------------------------------------
+// --- squeeze -------------------------------------------------------------------------------------
 
 // The dimensions of global size 1 among those asked for.
 std::vector<int64_t> squeezed_dims(const Dims& sizes, const c10::IValue* dim) {
@@ -168,8 +166,7 @@ void squeeze(const OpCall& call, Strategies& out) {
   for (ReduceOp op : kAllReduceOps) out.add({Partial(op)}, {Partial(op)}, squeeze_global_ones);
 }
 
-// --- another shape
-// -----------------------------------------------------------------------------------
+// --- another shape -------------------------------------------------------------------------------
 
 // Where the local tensor's strides do not allow the view that the global ones do, it is copied.
 void reshape_local(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {

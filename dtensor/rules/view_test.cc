@@ -166,8 +166,7 @@ TEST(ViewRulesTest, Others) {
   });
 }
 
-// --- no communication
-// --------------------------------------------------------------------------------------
+// --- no communication ----------------------------------------------------------------------------
 
 // Views `whole`, laid out as `before`, in strict scope.
 void expect_layout(const std::vector<MeshDim>& mesh_dims, std::vector<int64_t> from,

@@ -92,8 +92,7 @@ Reference on_one_device(const OpCase& op) {
   return reference;
 }
 
-// --- layouts
-// ---------------------------------------------------------------------------------------
+// --- layouts -------------------------------------------------------------------------------------
 
 // Rank 0 has two elements (or what there is), the next none, the last the rest.
 Placement ragged(int dim, int64_t size, int64_t ranks) {
@@ -196,8 +195,7 @@ at::Tensor spread(const at::Tensor& whole, const MeshPtr& mesh, const Placements
   return from_local(to_local(cut), mesh, placements, whole.sizes().vec()).detach();
 }
 
-// --- comparison
-// --------------------------------------------------------------------------------------
+// --- comparison ----------------------------------------------------------------------------------
 
 std::string shape_of(const at::Tensor& tensor) {
   std::vector<int64_t> strides = tensor.strides().vec();

@@ -35,8 +35,7 @@ std::string first_line(const std::exception& error) {
   return what.substr(0, what.find('\n'));
 }
 
-// --- the ranks
-// -------------------------------------------------------------------------------------
+// --- the ranks -----------------------------------------------------------------------------------
 
 // Every rank's view of a mesh (n), in one thread.
 class Ranks {
@@ -84,8 +83,7 @@ at::Tensor shard_of(const at::Tensor& whole, const Placement& placement, int ran
   return at::cat(pieces, dim).transpose(0, 1).contiguous().transpose(0, 1);
 }
 
-// --- one sample on one mesh
-// --------------------------------------------------------------------------
+// --- one sample on one mesh ----------------------------------------------------------------------
 
 class Trial {
  public:
@@ -297,8 +295,7 @@ std::string describe(const Trial& trial, const Tensors& outputs, const Combinati
   return absl::StrCat(absl::StrJoin(inputs, ", "), " -> ", absl::StrJoin(results, ", "));
 }
 
-// --- which combinations
-// -------------------------------------------------------------------------------
+// --- which combinations --------------------------------------------------------------------------
 
 // How an input may lie: R, every Shard and Partial.
 std::vector<Placement> placements_to_try(const Trial& trial, int flat) {
@@ -370,8 +367,7 @@ std::vector<std::vector<Placement>> current_placements(const Trial& trial, int r
   return result;
 }
 
-// --- wrong
-// ---------------------------------------------------------------------------------------------
+// --- wrong ---------------------------------------------------------------------------------------
 
 bool same(const Strategy& a, const Strategy& b) {
   return a.inputs == b.inputs && a.outputs == b.outputs && a.kernel == b.kernel;
@@ -423,8 +419,7 @@ std::vector<Strategy> try_offered(const Sample& sample, Trial& trial, const Rank
   return tried;
 }
 
-// --- missing
-// -------------------------------------------------------------------------------------------
+// --- missing -------------------------------------------------------------------------------------
 
 // Whether `from` becomes `to` by cutting what is there. (What is equal everywhere is its own mean,
 // minimum and maximum, too: the engine makes that of it where another input is one.)

@@ -25,8 +25,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// --- settings
-// ----------------------------------------------------------------------------------------
+// --- settings ------------------------------------------------------------------------------------
 
 absl::StatusOr<Settings> parse(std::vector<std::string> args) {
   const absl::FlagSaver saver;
@@ -86,8 +85,7 @@ TEST(SettingsTest, SaysWhatIsWrong) {
   }
 }
 
-// --- text
-// ----------------------------------------------------------------------------------------------
+// --- text ----------------------------------------------------------------------------------------
 
 std::string file_with(const std::string& name, const std::string& bytes) {
   const std::string path = std::string(std::getenv("TEST_TMPDIR")) + "/" + name;
@@ -161,8 +159,7 @@ TEST(CounterRandomTest, IsUniform) {
   EXPECT_NE(random_at(1, 2), random_at(2, 1));
 }
 
-// --- progress and reports
-// -------------------------------------------------------------------------------
+// --- progress and reports ------------------------------------------------------------------------
 
 TEST(ProgressTest, PrintsALineForEveryTenth) {
   std::ostringstream out;

@@ -177,8 +177,7 @@ std::vector<std::unique_ptr<Program>> by_hand(int size, const Args& args,
   return ranks;
 }
 
-// --- trainings
-// --------------------------------------------------------------------------------------------
+// --- trainings -----------------------------------------------------------------------------------
 
 TEST(TrainGptTest, SameLossesOnEveryMesh) {
   for (const auto& [mesh, ranks] : std::vector<std::pair<std::string, int>>{{"dp=2,tp=2", 4},
@@ -285,8 +284,7 @@ TEST(TrainGptTest, ReadsATextOfTheUser) {
   EXPECT_THAT(program.out(), HasSubstr("babababababababa"));
 }
 
-// --- bad input
-// --------------------------------------------------------------------------------------------
+// --- bad input -----------------------------------------------------------------------------------
 
 TEST(TrainGptTest, BadFlags) {
   const auto expect = [](const Args& args, const std::string& message) {
@@ -376,8 +374,7 @@ TEST(TrainGptTest, ARankThatNeverComes) {
   }
 }
 
-// --- a rank that dies
-// -------------------------------------------------------------------------------------
+// --- a rank that dies ----------------------------------------------------------------------------
 
 const Args kEndless = {"--steps=1000000", "--layers=1", "--dim=8",
                        "--heads=2",       "--batch=4",  "--seq=8"};

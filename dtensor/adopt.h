@@ -1,0 +1,26 @@
+// Plain tensors next to DTensors. Internal to dtensor/.
+#pragma once
+
+#include <memory>
+
+#include "ATen/core/dispatch/Dispatcher.h"
+#include "absl/types/span.h"
+#include "shardweave/dtensor/mesh_context.h"
+
+namespace shardweave {
+
+// The spec of a replicated DTensor with this local tensor.
+SpecRef replicated_spec(MeshContext& context, const at::Tensor& local);
+
+// Formulas of derivatives make plain tensors here and there (at::zeros(sizes, grad.options()), then
+// scatter_): the same on every rank, so they count as replicated.
+void adopt_in_backward(const OpInfo& info, const std::shared_ptr<MeshContext>& context,
+                       absl::Span<c10::IValue> args);
+
+// Plain tensors that an operator reads next to DTensors (masks and weights that LibTorch's
+// composite operators make, a user's constants) count as replicated if they are the same on every
+// rank, which costs a small collective to find out.
+void adopt_equal(const c10::OperatorHandle& op, const OpInfo& info,
+                 const std::shared_ptr<MeshContext>& context, absl::Span<c10::IValue> args);
+
+}  // namespace shardweave
