@@ -20,7 +20,7 @@ using c10::IValue;
   fail(op, absl::StatusCode::kInvalidArgument,
        absl::StrCat("argument '", op.schema().arguments()[arg].name(),
                     "' is a plain tensor of shape [", absl::StrJoin(plain->sizes(), ", "),
-                    "] among DTensors that ", why, "; make it one with distribute_tensor()"));
+                    "] among DTensors, and ", why, "; make it a DTensor with distribute_tensor()"));
 }
 
 bool writes(const OpInfo& info, size_t arg) {
@@ -78,9 +78,9 @@ void adopt_equal(const c10::OperatorHandle& op, const OpInfo& info,
       convert_in_place(plain, plain.detach(), replicated_spec(*context, plain), context);
       return value;
     }
-    if (writes(info, i)) mixed(op, i, impl, "the operator writes to");
-    if (plain.requires_grad()) mixed(op, i, impl, "requires grad");
-    if (plain.layout() != at::kStrided) mixed(op, i, impl, "is not dense");
+    if (writes(info, i)) mixed(op, i, impl, "the operator writes to it");
+    if (plain.requires_grad()) mixed(op, i, impl, "it requires grad");
+    if (plain.layout() != at::kStrided) mixed(op, i, impl, "it is not dense");
     sums.push_back(checksum(plain));
     return wrap(plain.detach(), replicated_spec(*context, plain), context);
   };

@@ -425,7 +425,13 @@ std::optional<Decided> decide_only(const c10::OperatorHandle& op, absl::Span<con
   if (is_composed(op, info, args) || info.decompose) return std::nullopt;
   CacheKey key;
   if (!make_key(info, args, key)) {
-    fail(op, absl::StatusCode::kInvalidArgument, "a plain tensor among DTensors has no layout");
+    for_each_tensor(info, args, [&](size_t arg, const c10::TensorImpl* impl) {
+      if (!defined(impl) || is_dtensor(impl) || impl->dim() == 0) return;
+      fail(op, absl::StatusCode::kInvalidArgument,
+           absl::StrCat("argument '", op.schema().arguments()[arg].name(),
+                        "' is a plain tensor of shape [", absl::StrJoin(impl->sizes(), ", "),
+                        "], which has no layout"));
+    });
   }
   OpCall call = make_call(op, info, args);
   Decided decided{&context, nullptr, std::move(call.inputs), std::move(call.input_arg), {}};

@@ -139,13 +139,40 @@ TEST(DispatchTest, StrictScopeNamesOperatorAndTensors) {
   });
 }
 
-TEST(DispatchTest, PlainTensorsDoNotMix) {
-  const absl::Status status = try_on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
-    const at::Tensor a = distribute_tensor(numbers({4, 4}), mesh, Placements{Shard(0)});
-    at::Tensor b = a + at::ones({4, 4});
+// A plain tensor counts as replicated if it is one: the same on every rank.
+TEST(DispatchTest, PlainTensorsMixIfTheyAreEqual) {
+  const auto try_with = [](const std::function<void(const MeshPtr&, const at::Tensor&)>& body) {
+    return try_on_mesh({{"x", 2}}, [&](const MeshPtr& mesh) {
+      body(mesh, distribute_tensor(numbers({4, 4}), mesh, Placements{Shard(0)}));
+    });
+  };
+  const absl::Status equal = try_with([](const MeshPtr&, const at::Tensor& a) {
+    const at::Tensor sum = a + at::ones({4, 4});
+    EXPECT_EQ(layout_of(sum), Layout({Shard(0)}));
+    EXPECT_TRUE(at::equal(full_tensor(sum), numbers({4, 4}) + 1));
   });
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("plain tensor of shape [4, 4]"));
+  EXPECT_TRUE(equal.ok()) << equal;
+
+  const struct {
+    std::function<void(const MeshPtr&, const at::Tensor&)> body;
+    const char* error;
+  } kRefused[] = {
+      {[](const MeshPtr& mesh, const at::Tensor& a) { a + at::full({4}, mesh->coordinate()[0]); },
+       "differs from rank to rank"},
+      {[](const MeshPtr&, const at::Tensor& a) { at::zeros({4, 4}).add_(a); },
+       "is a plain tensor of shape [4, 4] among DTensors, and the operator writes to it"},
+      {[](const MeshPtr&, const at::Tensor& a) { a + at::ones({4, 4}).requires_grad_(); },
+       "is a plain tensor of shape [4, 4] among DTensors, and it requires grad"},
+      {[](const MeshPtr& mesh, const at::Tensor& a) {
+         const StrictScope strict(mesh);
+         a + at::ones({4, 4});
+       },
+       "which the strict scope refuses"},
+  };
+  for (const auto& refused : kRefused) {
+    const absl::Status status = try_with(refused.body);
+    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(refused.error));
+  }
 }
 
 TEST(DispatchTest, ShapeErrorsAreLibTorchsAndComeBeforeCommunication) {

@@ -182,8 +182,13 @@ const Rule* RuleTable::find(const c10::OperatorName& op) const {
     return it == rules_.end() ? nullptr : &it->second;
   };
   auto by_overload = [&](const std::string& name) -> const Rule* {
-    if (!op.overload_name.empty()) {
-      if (const Rule* rule = lookup(absl::StrCat(name, ".", op.overload_name))) return rule;
+    std::string overload = op.overload_name;
+    if (!overload.empty()) {
+      if (const Rule* rule = lookup(absl::StrCat(name, ".", overload))) return rule;
+    }
+    if (overload.ends_with("_out")) {
+      overload.resize(overload.size() - 4);
+      if (const Rule* rule = lookup(absl::StrCat(name, ".", overload))) return rule;
     }
     return lookup(name);
   };

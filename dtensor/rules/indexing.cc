@@ -329,13 +329,9 @@ void add_indexing_rules(RuleTable& table) {
   table.add("aten::masked_scatter",
             Rule([](const OpCall&, Strategies&) {}).shapes(masked_scatter_shape));
 
-  table.add({"aten::bucketize.Tensor", "aten::bucketize.Tensor_out"},
-            Rule(against_all).shapes(positions_shape));
-  table.add({"aten::searchsorted.Tensor", "aten::searchsorted.Tensor_out"},
-            Rule(searchsorted).shapes(positions_shape));
-  table.add({"aten::isin.Tensor_Tensor", "aten::isin.Tensor_Tensor_out", "aten::isin.Tensor_Scalar",
-             "aten::isin.Tensor_Scalar_out"},
-            Rule(against_all));
+  table.add("aten::bucketize.Tensor", Rule(against_all).shapes(positions_shape));
+  table.add("aten::searchsorted.Tensor", Rule(searchsorted).shapes(positions_shape));
+  table.add({"aten::isin.Tensor_Tensor", "aten::isin.Tensor_Scalar"}, Rule(against_all));
 }
 
 }  // namespace shardweave

@@ -239,10 +239,8 @@ void add_pointwise_rules(RuleTable& table) {
              "aten::pow",         "aten::remainder",
              "aten::xlogy"},
             pointwise());
-  table.add({"aten::fmax", "aten::maximum", "aten::clamp_min.Tensor", "aten::clamp_min.Tensor_out"},
-            extremum(ReduceOp::kMax));
-  table.add({"aten::fmin", "aten::minimum", "aten::clamp_max.Tensor", "aten::clamp_max.Tensor_out"},
-            extremum(ReduceOp::kMin));
+  table.add({"aten::fmax", "aten::maximum", "aten::clamp_min.Tensor"}, extremum(ReduceOp::kMax));
+  table.add({"aten::fmin", "aten::minimum", "aten::clamp_max.Tensor"}, extremum(ReduceOp::kMin));
   table.add({"aten::clamp_max", "aten::clamp_min"}, monotone(Monotone::kRising));
   table.add({"aten::logaddexp", "aten::logaddexp2"}, Rule(rising_in_both));
   table.add({"aten::special_chebyshev_polynomial_t", "aten::special_chebyshev_polynomial_u",
@@ -262,7 +260,7 @@ void add_pointwise_rules(RuleTable& table) {
              "aten::_add_relu.Tensor"},
             pointwise().shapes(broadcast));
   table.add({"aten::__lshift__.Scalar", "aten::__rshift__.Scalar", "aten::_add_relu.Scalar",
-             "aten::floor_divide.Scalar", "aten::floor_divide.Scalar_out"},
+             "aten::floor_divide.Scalar"},
             pointwise().shapes(like_input));
   table.add("aten::remainder.Scalar_Tensor", pointwise().shapes(like_input));
   table.add("aten::_prelu_kernel", pointwise().shapes(like_input));
@@ -275,16 +273,12 @@ void add_pointwise_rules(RuleTable& table) {
   table.add({"aten::add", "aten::sub"}, Rule(add_or_sub));
   table.add("aten::rsub", pointwise(Linearity::kAdditive).shapes(broadcast));
   // A number is added once, not once per rank.
-  table.add(
-      {"aten::add.Scalar", "aten::add.Scalar_out", "aten::sub.Scalar", "aten::sub.Scalar_out"},
-      Rule(add_number));
-  table.add({"aten::rsub.Scalar", "aten::rsub.Scalar_out"}, pointwise());
+  table.add({"aten::add.Scalar", "aten::sub.Scalar"}, Rule(add_number));
+  table.add("aten::rsub.Scalar", pointwise());
   table.add("aten::mul", pointwise(Linearity::kMultilinear));
   table.add("aten::div", pointwise(Linearity::kFirst));
   // Rounding is not linear.
-  table.add({"aten::div.Tensor_mode", "aten::div.Scalar_mode", "aten::div.out_mode",
-             "aten::div.Scalar_mode_out"},
-            pointwise());
+  table.add({"aten::div.Tensor_mode", "aten::div.Scalar_mode", "aten::div.out_mode"}, pointwise());
   // self + value * a * b, self + value * a / b
   table.add("aten::addcmul", linear_in({{0, 1}, {0, 2}}));
   table.add("aten::addcdiv", linear_in({{0, 1}}));
@@ -293,8 +287,8 @@ void add_pointwise_rules(RuleTable& table) {
 
   // --- choices ---
   table.add("aten::where", Rule(where).shapes(where_shape));
-  table.add({"aten::masked_fill.Scalar", "aten::masked_fill.Scalar_out"}, Rule(masked_fill));
-  table.add({"aten::masked_fill.Tensor", "aten::masked_fill.Tensor_out"}, linear_in({{0, 2}}));
+  table.add("aten::masked_fill.Scalar", Rule(masked_fill));
+  table.add("aten::masked_fill.Tensor", linear_in({{0, 2}}));
 
   // --- gradients: linear in the incoming one ---
   table.add({"aten::elu_backward", "aten::gelu_backward", "aten::hardshrink_backward",

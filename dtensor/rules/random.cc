@@ -399,10 +399,9 @@ void add_random_rules(RuleTable& table) {
              "aten::randint_like", "aten::randn_like", "aten::random", "aten::uniform"},
             Rule::composed(decomposed));
   table.add("aten::bernoulli.out", Rule::composed(bernoulli_out));
-  table.add({"aten::normal.Tensor_float", "aten::normal.Tensor_float_out",
-             "aten::normal.float_Tensor", "aten::normal.float_Tensor_out",
-             "aten::normal.Tensor_Tensor", "aten::normal.Tensor_Tensor_out"},
-            Rule::composed(normal_around));
+  table.add(
+      {"aten::normal.Tensor_float", "aten::normal.float_Tensor", "aten::normal.Tensor_Tensor"},
+      Rule::composed(normal_around));
   table.add("aten::native_dropout", Rule::composed(native_dropout));
 }
 

@@ -331,8 +331,8 @@ void add_reduction_rules(RuleTable& table) {
   table.add("aten::aminmax", reduction({kMin, extreme_of_shard, {}, kMax}));
   table.add("aten::any", reduction({kMax}));
   table.add("aten::all", reduction({kMin}));
-  table.add({"aten::any.dims", "aten::any.dims_out"}, any_all_dims(kMax));
-  table.add({"aten::all.dims", "aten::all.dims_out"}, any_all_dims(kMin));
+  table.add("aten::any.dims", any_all_dims(kMax));
+  table.add("aten::all.dims", any_all_dims(kMin));
 
   // The position of an element is only known to who has the whole line.
   table.add({"aten::argmax", "aten::argmin", "aten::max.dim", "aten::max.dim_max", "aten::min.dim",
@@ -350,19 +350,18 @@ void add_reduction_rules(RuleTable& table) {
             along_dim().shapes(logsumexp_shape).composed_when(reduces_sharded, logsumexp));
   // LibTorch makes the other overloads of these of the one with a correction.
   table.add(
-      {"aten::var.correction", "aten::var.correction_out"},
+      "aten::var.correction",
       along_dim().shapes(variance_shape).composed_when(reduces_sharded, variance<false, false>));
   table.add(
-      {"aten::std.correction", "aten::std.correction_out"},
+      "aten::std.correction",
       along_dim().shapes(variance_shape).composed_when(reduces_sharded, variance<true, false>));
-  table.add({"aten::var_mean.correction", "aten::var_mean.correction_out"},
+  table.add("aten::var_mean.correction",
             along_dim()
                 .shapes(variance_mean_shapes)
                 .composed_when(reduces_sharded, variance<false, true>));
-  table.add({"aten::std_mean.correction", "aten::std_mean.correction_out"},
-            along_dim()
-                .shapes(variance_mean_shapes)
-                .composed_when(reduces_sharded, variance<true, true>));
+  table.add("aten::std_mean.correction", along_dim()
+                                             .shapes(variance_mean_shapes)
+                                             .composed_when(reduces_sharded, variance<true, true>));
 }
 
 }  // namespace shardweave

@@ -192,6 +192,42 @@ void expect_layout(const std::vector<MeshDim>& mesh_dims, std::vector<int64_t> f
   });
 }
 
+// Wherever the base lies: what is written to a view is written to its base, though the view of a
+// sharded dimension is one of a copy.
+TEST(ViewRulesTest, WritesToViewsReachTheBase) {
+  const auto writes = [](const std::function<void(const Tensor& base)>& write) {
+    return [write](const Tensors& x) {
+      const Tensor base = x[0] * 1.0;
+      write(base);
+      return Tensors{base};
+    };
+  };
+  check_ops({
+      {"a row", {in({5, 4})}, writes([](const Tensor& base) { base.select(0, 3).mul_(3); })},
+      {"some rows", {in({5, 4})}, writes([](const Tensor& base) {
+         base.slice(0, 1, 4, 2).copy_(base.slice(0, 2, 5, 2));
+       })},
+      {"another shape", {in({3, 4})}, writes([](const Tensor& base) {
+         base.view({4, 3}).select(1, 1).fill_(7);
+       })},
+      {"a view of a view of a view", {in({4, 3, 2})}, writes([](const Tensor& base) {
+         const Tensor inner = base.flatten(0, 1).narrow(0, 2, 8).transpose(0, 1).select(0, 1);
+         inner.add_(1);
+         inner.mul_(inner);
+       })},
+      {"a diagonal", {in({4, 4})}, writes([](const Tensor& base) { base.diagonal().zero_(); })},
+      {"two views of one base", {in({4, 3})}, writes([](const Tensor& base) {
+         const Tensor top = base.select(0, 0), bottom = base.select(0, 3);
+         top.add_(1);
+         bottom.add_(top);
+       })},
+      {"the result of an operator", {in({4, 3})}, writes([](const Tensor& base) {
+         Tensor row = base.select(0, 1);
+         at::mul_out(row, base.select(0, 2), base.select(0, 3));
+       })},
+  });
+}
+
 TEST(ViewRulesTest, ShardsThatStay) {
   expect_layout({{"dp", 3}}, {4, 6, 2}, {24, 2}, {Shard(0)}, {RaggedShard(0, {12, 12, 0})});
   expect_layout({{"dp", 2}}, {4, 6, 2}, {24, 2}, {Shard(0)}, {Shard(0)});
