@@ -54,8 +54,8 @@ struct CommEvent {
   bool implicit = true;  // no function was called that communicates
 
   // The tensor: its global shape, and its layout before and after. Several tensors together
-  // (finish_grad_sync): the flat local one (whose size may differ from rank to rank, and with it
-  // `bytes`), without layouts.
+  // (finish_grad_sync): the flat local one, whose size may differ from rank to rank, without
+  // layouts; `bytes` is the sum of their figures.
   at::ScalarType dtype = at::kFloat;
   std::vector<int64_t> shape;
   Layout before, after;

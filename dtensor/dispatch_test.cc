@@ -38,10 +38,10 @@ TEST(DispatchTest, CachesByWhatTheRuleReads) {
     const int64_t before = misses();
     for (int i = 0; i < 100; ++i) b = at::add(a, a, 0.5 * i);  // a per-step scalar
     for (int i = 0; i < 100; ++i) b = a * (0.5 * i);
-    EXPECT_LE(misses() - before, 1);
+    EXPECT_EQ(misses() - before, 2);  // with a float factor, which decides about dtypes; mul
     b = a.sum(0);
     b = a.sum(1);
-    EXPECT_EQ(misses() - before, 3);
+    EXPECT_EQ(misses() - before, 4);
   });
 }
 
@@ -97,18 +97,20 @@ TEST(DispatchTest, InPlaceKeepsTheLayout) {
   });
 }
 
-TEST(DispatchTest, WritesThroughViewsOrSaysThatItCannot) {
+TEST(DispatchTest, WritesThroughViews) {
   on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
     at::Tensor a = distribute_tensor(at::zeros({4, 5}), mesh, Placements{Shard(0)});
     a.select(1, 2).fill_(1);
     at::Tensor want = at::zeros({4, 5});
     want.select(1, 2).fill_(1);
     expect_value(a, want);
-    // Along the sharded dimension the view is a copy.
+    // Along the sharded dimension the view is one of a copy, which goes back.
     at::Tensor view = a.select(0, 1);
     expect_value(view, want.select(0, 1));
-    EXPECT_THROW(view.fill_(2), Error);
+    view.fill_(2);
+    want.select(0, 1).fill_(2);
     expect_value(a, want);
+    EXPECT_EQ(layout_of(a), Layout({Shard(0)}));
   });
 }
 
@@ -117,7 +119,7 @@ TEST(DispatchTest, OperatorWithoutARuleIsGatheredAndCounted) {
     const at::Tensor whole = numbers({5, 5}) + at::eye(5) * 40;
     const at::Tensor a = distribute_tensor(whole, mesh, Placements{Shard(0)});
     const int64_t before = dispatch_counters(mesh).gathered_operators;
-    expect_value(std::get<0>(at::linalg_qr(a)), std::get<0>(at::linalg_qr(whole)));
+    expect_value(std::get<0>(at::geqrf(a)), std::get<0>(at::geqrf(whole)));
     EXPECT_GT(dispatch_counters(mesh).gathered_operators, before);
   });
 }

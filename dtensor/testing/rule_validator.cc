@@ -156,6 +156,7 @@ class Trial {
     for (int r = 0; r < ranks_.count(); ++r) {
       if (got[r].defined() != want.defined()) return "undefined on one side";
       if (!want.defined()) continue;
+      if (p.is_shard() && p.dim() >= want.dim()) return "has not that dimension";
       const at::Tensor part = p.is_shard() ? shard_of(want, p, r, ranks_.count()) : want;
       if (got[r].sizes() != part.sizes() || got[r].scalar_type() != part.scalar_type()) {
         return absl::StrCat("rank ", r, " has ", c10::toString(got[r].scalar_type()), " [",
