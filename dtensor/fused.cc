@@ -148,12 +148,18 @@ void run_round(const std::vector<Travel>& travels, std::vector<PlanRun>& runs,
     bucket.parcel = join({members.begin(), members.end()});
     const std::string argument = absl::StrCat(members.size(), " tensors");
     const int64_t numel = bucket.parcel.input.numel();
-    bucket.span.emplace(*bucket.context, Cause{cause.name, argument, cause.where}, [&]() -> Sending {
-      int64_t sent = 0;
-      for (size_t i : bucket.members) sent += runs[i].sending().bytes;
-      return {first.sending().collective,   bucket.parcel.mesh_dims, sent,    first.sending().dtype,
-              absl::MakeConstSpan(&numel, 1), Layout(),                Layout()};
-    });
+    bucket.span.emplace(*bucket.context, Cause{cause.name, argument, cause.where},
+                        [&]() -> Sending {
+                          int64_t sent = 0;
+                          for (size_t i : bucket.members) sent += runs[i].sending().bytes;
+                          return {first.sending().collective,
+                                  bucket.parcel.mesh_dims,
+                                  sent,
+                                  first.sending().dtype,
+                                  absl::MakeConstSpan(&numel, 1),
+                                  Layout(),
+                                  Layout()};
+                        });
     bucket.work = send(*bucket.context, bucket.parcel, cause.name);
   }
   // All of them, before an error may take away their memory.

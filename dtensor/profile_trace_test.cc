@@ -173,7 +173,7 @@ TEST(ProfileTraceTest, BeginsAndEndsAnywhere) {
       x.softmax(0);
       scope.reset();
       const ModuleScope open(mesh, "has not ended");
-      EXPECT_THROW(at::mm(x, at::ones({4, 4})), Error);
+      EXPECT_THROW(at::mm(x, at::ones({4, 4}).requires_grad_()), Error);
       const json trace = json::parse(profile->to_json());
       for (const json& event : trace["traceEvents"]) {
         EXPECT_NE(event["name"], "began before");

@@ -429,9 +429,13 @@ bool PlanRun::next(Parcel* parcel) {
 
 Sending PlanRun::sending() const {
   const RedistributeStep& step = plan_->steps[step_];
-  return {to_string(step.kind),  step.mesh_dims,
-          step.bytes,            given_.scalar_type(),
-          absl::MakeConstSpan(sizes_).first(given_.dim()), step.before, step.after};
+  return {to_string(step.kind),
+          step.mesh_dims,
+          step.bytes,
+          given_.scalar_type(),
+          absl::MakeConstSpan(sizes_).first(given_.dim()),
+          step.before,
+          step.after};
 }
 
 void PlanRun::arrived(const Parcel& parcel) {

@@ -63,8 +63,8 @@ class RedistributeBackward final : public torch::autograd::Node {
       layouts.push_back(layouts_[i]);
     }
     const c10::AutoGradMode no_grad(false);
-    std::vector<at::Tensor> moved = redistributed_all(
-        moving, layouts, {.name = "redistribute backward", .where = where_});
+    std::vector<at::Tensor> moved =
+        redistributed_all(moving, layouts, {.name = "redistribute backward", .where = where_});
     for (size_t k = 0; k < given.size(); ++k) result[given[k]] = std::move(moved[k]);
     return result;
   }
