@@ -19,7 +19,9 @@ void adopt_in_backward(const OpInfo& info, const std::shared_ptr<MeshContext>& c
 
 // Plain tensors that an operator reads next to DTensors (masks and weights that LibTorch's
 // composite operators make, a user's constants) count as replicated if they are the same on every
-// rank, which costs a small collective to find out.
+// rank, which costs a small collective to find out. One that the operator writes to becomes a DTensor
+// where it stands, as an out= argument does, whatever is in it. Throws Error (InvalidArgument) if
+// they differ or require grad, (FailedPrecondition) in a strict scope; on every rank.
 void adopt_equal(const c10::OperatorHandle& op, const OpInfo& info,
                  const std::shared_ptr<MeshContext>& context, absl::Span<c10::IValue> args);
 

@@ -7,6 +7,7 @@
 #include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "c10/core/AutogradState.h"
 #include "shardweave/dtensor/adopt.h"
 #include "shardweave/dtensor/arguments.h"
 #include "shardweave/dtensor/decide.h"
@@ -76,14 +77,14 @@ void add_value(const IValue& v, CacheKey& key) {
   }
 }
 
-// False for a plain tensor, unless it is a scalar.
-bool add_tensor(c10::TensorImpl* impl, CacheKey& key) {
+// False for a plain tensor that has to become a DTensor: all but scalars that are read.
+bool add_tensor(c10::TensorImpl* impl, bool is_out, CacheKey& key) {
   if (!defined(impl)) {
     key.push_back(kNone);
   } else if (is_dtensor(impl)) {
     key.push_back(reinterpret_cast<uint64_t>(meta_of(impl).spec.get()));
   } else {
-    if (impl->dim() != 0) return false;
+    if (impl->dim() != 0 || is_out) return false;
     key.push_back(kScalar + 2 * static_cast<uint64_t>(c10::typeMetaToScalarType(impl->dtype())) +
                   impl->is_wrapped_number());
   }
@@ -96,14 +97,16 @@ uint64_t scalar_kind(const IValue& v) {
   return v.isDouble() ? 0 : v.isInt() ? 1 : v.isBool() ? 2 : v.isComplexDouble() ? 3 : kNone;
 }
 
-// False if there is a plain tensor.
+// False if a plain tensor has to become a DTensor first.
 bool make_key(const OpInfo& info, absl::Span<const IValue> args, CacheKey& key) {
   key.push_back(reinterpret_cast<uint64_t>(&info));
   for (size_t i = 0; i < args.size(); ++i) {
     const IValue& v = args[i];
     switch (info.args[i]) {
       case ArgKind::kTensor:
-        if (!add_tensor(v.isTensor() ? v.unsafeToTensorImpl() : nullptr, key)) return false;
+        if (!add_tensor(v.isTensor() ? v.unsafeToTensorImpl() : nullptr, info.is_out[i], key)) {
+          return false;
+        }
         break;
       case ArgKind::kTensorList:
         if (!v.isList()) {
@@ -112,7 +115,9 @@ bool make_key(const OpInfo& info, absl::Span<const IValue> args, CacheKey& key) 
         }
         key.push_back(kList + v.toListRef().size());
         for (const IValue& e : v.toListRef()) {
-          if (!add_tensor(e.isTensor() ? e.unsafeToTensorImpl() : nullptr, key)) return false;
+          if (!add_tensor(e.isTensor() ? e.unsafeToTensorImpl() : nullptr, info.is_out[i], key)) {
+            return false;
+          }
         }
         break;
       case ArgKind::kKeyed:
@@ -478,6 +483,9 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
     made->key = std::move(key);
     entry = context->cache.insert(hash, std::move(made));
   }
+  // Autograd asks for this after we have run, to keep how the view is made of its base: it cannot
+  // find the view in the base by strides and offset in memory, as it does for plain tensors.
+  if (info.is_view) c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
   if (entry->gathered) note_gathered(op, *context);
   if (entry->communicates && context->strict_depth > 0) {
     refuse_implicit(op, *entry, *context, make_call(op, info, args));

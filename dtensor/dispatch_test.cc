@@ -152,6 +152,12 @@ TEST(DispatchTest, PlainTensorsMixIfTheyAreEqual) {
     const at::Tensor sum = a + at::ones({4, 4});
     EXPECT_EQ(layout_of(sum), Layout({Shard(0)}));
     EXPECT_TRUE(at::equal(full_tensor(sum), numbers({4, 4}) + 1));
+    at::Tensor written = at::ones({4, 4}), out = at::empty({4, 4});
+    written.add_(a);
+    at::add_out(out, a, a);
+    expect_value(written, numbers({4, 4}) + 1);
+    expect_value(out, numbers({4, 4}) * 2);
+    EXPECT_TRUE(is_dtensor(written) && is_dtensor(out));
   });
   EXPECT_TRUE(equal.ok()) << equal;
 
@@ -161,8 +167,10 @@ TEST(DispatchTest, PlainTensorsMixIfTheyAreEqual) {
   } kRefused[] = {
       {[](const MeshPtr& mesh, const at::Tensor& a) { a + at::full({4}, mesh->coordinate()[0]); },
        "differs from rank to rank"},
-      {[](const MeshPtr&, const at::Tensor& a) { at::zeros({4, 4}).add_(a); },
-       "is a plain tensor of shape [4, 4] among DTensors, and the operator writes to it"},
+      {[](const MeshPtr& mesh, const at::Tensor& a) {
+         at::full({4, 4}, mesh->coordinate()[0]).add_(a);
+       },
+       "differs from rank to rank"},
       {[](const MeshPtr&, const at::Tensor& a) { a + at::ones({4, 4}).requires_grad_(); },
        "is a plain tensor of shape [4, 4] among DTensors, and it requires grad"},
       {[](const MeshPtr& mesh, const at::Tensor& a) {

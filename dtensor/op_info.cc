@@ -84,7 +84,8 @@ OpInfo::OpInfo(const c10::OperatorHandle& op, const RuleTable& own) {
   is_random = op.hasTag(at::Tag::nondeterministic_seeded);
   // (The dispatcher's computed table is no help: for keys without a kernel it holds a fallback that
   // throws.)
-  checks_on_meta = op.hasKernelForDispatchKey(c10::DispatchKey::Meta) && writes.empty();
+  checks_on_meta = op.hasKernelForDispatchKey(c10::DispatchKey::Meta) && writes.empty() &&
+                   !op.hasTag(at::Tag::dynamic_output_shape);
   for (c10::DispatchKey key : {c10::DispatchKey::Meta, c10::DispatchKey::CompositeExplicitAutograd,
                                c10::DispatchKey::CompositeExplicitAutogradNonFunctional,
                                c10::DispatchKey::CompositeImplicitAutograd}) {

@@ -220,17 +220,21 @@ void zeros_if_empty(const c10::OperatorHandle& op, c10::Stack& stack, const Loca
   const size_t base = stack.size() - op.schema().arguments().size();
   c10::TensorOptions options;
   bool empty = false;
+  // What is empty as a whole is for the operator itself.
+  const auto is_whole = [](const SpecRef& input) { return input == nullptr || input->numel() > 0; };
+  const bool cut = std::all_of(call.inputs.begin(), call.inputs.end(), is_whole);
+  const auto& arguments = op.schema().arguments();
   for (size_t i = base; i < stack.size(); ++i) {
     if (!stack[i].isTensor() || !stack[i].toTensor().defined()) continue;
+    if (arguments[i - base].is_out()) continue;
     options = stack[i].toTensor().options();
     empty |= stack[i].toTensor().numel() == 0;
   }
-  if (!empty) {
+  if (!empty || !cut) {
     op.callBoxed(stack);
     return;
   }
   std::vector<at::Tensor> outs;
-  const auto& arguments = op.schema().arguments();
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (arguments[i].is_out()) outs.push_back(stack[base + i].toTensor());
   }

@@ -302,9 +302,15 @@ void add_pointwise_rules(RuleTable& table) {
     like_input(call);
     like_input_bool(call);
   }));
-  table.add({"aten::hardswish_backward", "aten::hardtanh_backward", "aten::log_sigmoid_backward",
-             "aten::native_dropout_backward"},
+  table.add({"aten::hardswish_backward", "aten::hardtanh_backward", "aten::log_sigmoid_backward"},
             pointwise(Linearity::kFirst).shapes(like_input));
+  table.add("aten::native_dropout_backward", pointwise(Linearity::kFirst).shapes([](OpCall& call) {
+    like_input(call);
+    at::ScalarType& dtype = call.outputs[0].dtype;
+    if (c10::isIntegralType(dtype, /*includeBool=*/true)) {
+      dtype = c10::get_default_dtype_as_scalartype();
+    }
+  }));
   table.add("aten::_prelu_kernel_backward",
             pointwise(Linearity::kFirst).shapes(prelu_gradient_shapes));
 }

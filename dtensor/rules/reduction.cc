@@ -222,6 +222,11 @@ bool reduces_sharded(const c10::OperatorHandle& op, absl::Span<const c10::IValue
   return false;
 }
 
+// Complex numbers have no largest one.
+bool reduces_sharded_reals(const c10::OperatorHandle& op, absl::Span<const c10::IValue> args) {
+  return reduces_sharded(op, args) && !args[0].toTensor().is_complex();
+}
+
 // norm and linalg_vector_norm: the norm of norms is no reduction of the field, but powers add up.
 void vector_norm(const c10::OperatorHandle& op, c10::Stack& stack) {
   BoxedCall call(op, stack);
@@ -347,7 +352,7 @@ void add_reduction_rules(RuleTable& table) {
   table.add({"aten::norm", "aten::linalg_vector_norm"},
             along_dim().composed_when(reduces_sharded, vector_norm));
   table.add("aten::logsumexp",
-            along_dim().shapes(logsumexp_shape).composed_when(reduces_sharded, logsumexp));
+            along_dim().shapes(logsumexp_shape).composed_when(reduces_sharded_reals, logsumexp));
   // LibTorch makes the other overloads of these of the one with a correction.
   table.add(
       "aten::var.correction",

@@ -235,6 +235,12 @@ void set_(const c10::OperatorHandle& op, c10::Stack& stack) {
   call.finish({self});
 }
 
+// LibTorch's derivative goes through memory that it lays out itself: it would be wrong here.
+void refuse_as_strided_scatter(const c10::OperatorHandle&, c10::Stack&) {
+  throw Error(absl::UnimplementedError(
+      "aten::as_strided_scatter: has no derivative on DTensors; write to as_strided() of a clone"));
+}
+
 void view(const OpCall& call, Strategies& out) {
   const TensorInfo& self = call.input(0);
   const MeshContext* context = self.spec == nullptr ? nullptr : self.spec->context;
@@ -282,6 +288,7 @@ void add_view_rules(RuleTable& table) {
   table.add({"aten::_conj", "aten::_neg_view"}, pointwise(Linearity::kAdditive));
   table.add("aten::set_.source_Tensor", Rule::composed(set_));
   table.add({"aten::resize_", "aten::resize_as_"}, Rule::composed(resize_));
+  table.add("aten::as_strided_scatter", Rule::composed(refuse_as_strided_scatter));
   table.add({"aten::as_strided", "aten::as_strided_copy"},
             Rule([](const OpCall&, Strategies&) {}).runs(as_strided_in_whole));
 }

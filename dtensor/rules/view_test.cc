@@ -203,6 +203,10 @@ TEST(ViewRulesTest, WritesToViewsReachTheBase) {
     };
   };
   check_ops({
+      // Its derivative writes to views of the gradient, by as_strided.
+      {"padded around itself",
+       {in({1, 3, 3})},
+       [](const Tensors& x) { return Tensors{at::_pad_circular(x[0], {1, 2})}; }},
       {"a row", {in({5, 4})}, writes([](const Tensor& base) { base.select(0, 3).mul_(3); })},
       {"some rows", {in({5, 4})}, writes([](const Tensor& base) {
          base.slice(0, 1, 4, 2).copy_(base.slice(0, 2, 5, 2));

@@ -211,13 +211,6 @@ bool same_strides(const at::Tensor& a, const at::Tensor& b) {
   return true;
 }
 
-// The formulas of derivatives that are zero make them without the input (`zeros_like(self)` in
-// LibTorch's table becomes a plain tensor of its sizes): the same on all ranks.
-bool is_plain_zero(const at::Tensor& got, const at::Tensor& want) {
-  return got.sizes() == want.sizes() && !got.count_nonzero().item<int64_t>() &&
-         !want.count_nonzero().item<int64_t>();
-}
-
 // Empty if they agree.
 enum class Compared { kOutput, kGradient };
 std::string difference(const at::Tensor& got, const at::Tensor& want, const OpCase& op,
@@ -228,20 +221,20 @@ std::string difference(const at::Tensor& got, const at::Tensor& want, const OpCa
                         want.defined() ? "defined" : "undefined");
   }
   if (!got.defined()) return "";
-  if (!is_dtensor(got)) {
-    return what == Compared::kGradient && is_plain_zero(got, want) ? "" : "a plain tensor";
-  }
+  // Some formulas of derivatives make a gradient from nothing (of zeros, mostly): a plain tensor, the
+  // same on all ranks.
+  if (!is_dtensor(got) && what == Compared::kOutput) return "a plain tensor";
   if (got.sizes() != want.sizes() || got.scalar_type() != want.scalar_type() ||
       (strides && !same_strides(got, want))) {
     return absl::StrCat(shape_of(got), " instead of ", shape_of(want));
   }
   if (!op.values) return "";
   const auto wide = c10::isComplexType(want.scalar_type()) ? at::kComplexDouble : at::kDouble;
-  const at::Tensor a = full_tensor(got.detach()).to(wide);
+  const at::Tensor a = (is_dtensor(got) ? full_tensor(got.detach()) : got.detach()).to(wide);
   const at::Tensor b = want.detach().to(wide);
   if (at::allclose(a, b, op.tolerance, op.tolerance, /*equal_nan=*/true)) return "";
   return absl::StrCat("max difference ", (a - b).abs().max().item<double>(), " in ",
-                      layout_of(got).to_string());
+                      is_dtensor(got) ? layout_of(got).to_string() : "a plain tensor");
 }
 
 // Layouts for the cotangents: all sorts, by the number of the combination.

