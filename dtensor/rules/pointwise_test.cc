@@ -402,7 +402,8 @@ TEST(PointwiseRulesTest, PartialsPassWhatIsLinear) {
     EXPECT_TRUE(stays(at::gelu_backward(sum, r)));
     EXPECT_TRUE(stays(sum.clone()));
     EXPECT_FALSE(stays(sum + 1));
-    EXPECT_FALSE(stays(sum.masked_fill(flags, 1)));
+    EXPECT_TRUE(stays(sum.masked_fill(flags, 1)));  // filled on one rank
+    EXPECT_TRUE(at::equal(full_tensor(sum.masked_fill(flags, 1)), at::ones({4, 3})));
     EXPECT_FALSE(stays(r / sum));
     EXPECT_FALSE(stays(sum.relu()));
     EXPECT_FALSE(stays(at::div(sum, r, "floor")));

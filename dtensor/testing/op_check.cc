@@ -351,7 +351,8 @@ Tensors summands(const at::Tensor& whole, ReduceOp op, int count, uint64_t seed)
         break;
       }
       case ReduceOp::kProduct: {
-        const at::Tensor sign = noise(i).ge(0).to(dtype) * 2 - 1;
+        const at::Tensor n = noise(i);
+        const at::Tensor sign = (n.is_complex() ? at::real(n) : n).ge(0).to(dtype) * 2 - 1;
         piece = last ? whole.clone() : c10::isFloatingType(dtype) ? sign * 2 : sign;
         for (int j = 0; last && j < i; ++j) piece = (piece / pieces[j]).to(dtype);
         break;
