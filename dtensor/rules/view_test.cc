@@ -217,7 +217,7 @@ TEST(ViewRulesTest, WritesToViewsReachTheBase) {
       {"a view of a view of a view", {in({4, 3, 2})}, writes([](const Tensor& base) {
          const Tensor inner = base.flatten(0, 1).narrow(0, 2, 8).transpose(0, 1).select(0, 1);
          inner.add_(1);
-         inner.mul_(inner);
+         inner.mul_(2);
        })},
       {"a diagonal", {in({4, 4})}, writes([](const Tensor& base) { base.diagonal().zero_(); })},
       {"two views of one base", {in({4, 3})}, writes([](const Tensor& base) {
