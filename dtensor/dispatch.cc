@@ -11,6 +11,7 @@
 #include "shardweave/dtensor/adopt.h"
 #include "shardweave/dtensor/arguments.h"
 #include "shardweave/dtensor/decide.h"
+#include "shardweave/dtensor/detour.h"
 #include "shardweave/dtensor/observer.h"
 #include "shardweave/dtensor/redistribute.h"
 #include "shardweave/dtensor/tensor_impl.h"
@@ -78,11 +79,13 @@ void add_value(const IValue& v, CacheKey& key) {
 }
 
 // False for a plain tensor that has to become a DTensor: all but scalars that are read.
-bool add_tensor(c10::TensorImpl* impl, bool is_out, CacheKey& key) {
+bool add_tensor(const c10::OperatorHandle& op, c10::TensorImpl* impl, bool is_out, CacheKey& key) {
   if (!defined(impl)) {
     key.push_back(kNone);
   } else if (is_dtensor(impl)) {
-    key.push_back(reinterpret_cast<uint64_t>(meta_of(impl).spec.get()));
+    const DTensorMeta& meta = meta_of(impl);
+    freshen(meta, op.operator_name().name);
+    key.push_back(reinterpret_cast<uint64_t>(meta.spec.get()));
   } else {
     if (impl->dim() != 0 || is_out) return false;
     key.push_back(kScalar + 2 * static_cast<uint64_t>(c10::typeMetaToScalarType(impl->dtype())) +
@@ -98,13 +101,14 @@ uint64_t scalar_kind(const IValue& v) {
 }
 
 // False if a plain tensor has to become a DTensor first.
-bool make_key(const OpInfo& info, absl::Span<const IValue> args, CacheKey& key) {
+bool make_key(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<const IValue> args,
+              CacheKey& key) {
   key.push_back(reinterpret_cast<uint64_t>(&info));
   for (size_t i = 0; i < args.size(); ++i) {
     const IValue& v = args[i];
     switch (info.args[i]) {
       case ArgKind::kTensor:
-        if (!add_tensor(v.isTensor() ? v.unsafeToTensorImpl() : nullptr, info.is_out[i], key)) {
+        if (!add_tensor(op, v.isTensor() ? v.unsafeToTensorImpl() : nullptr, info.is_out[i], key)) {
           return false;
         }
         break;
@@ -115,7 +119,8 @@ bool make_key(const OpInfo& info, absl::Span<const IValue> args, CacheKey& key) 
         }
         key.push_back(kList + v.toListRef().size());
         for (const IValue& e : v.toListRef()) {
-          if (!add_tensor(e.isTensor() ? e.unsafeToTensorImpl() : nullptr, info.is_out[i], key)) {
+          if (!add_tensor(op, e.isTensor() ? e.unsafeToTensorImpl() : nullptr, info.is_out[i],
+                          key)) {
             return false;
           }
         }
@@ -191,8 +196,7 @@ class Runner {
       op_.callBoxed(stack_);
     }
     finish_written();
-    context_->counters.implicit_redistributions += static_cast<int64_t>(detoured_.size());
-    for (const auto& detour : detoured_) write_back(*context_, *detour, op_.operator_name().name);
+    for (const at::Tensor& view : written_views_) written(meta_of(view), op_.operator_name().name);
     wrap_outputs();
   }
 
@@ -212,22 +216,14 @@ class Runner {
   void keep_written() {
     for (const CacheEntry::Written& written : entry_.written) {
       at::Tensor handle = written_arg(written);
-      if (const auto& detour = meta_of(handle).detour; detour != nullptr) {
-        if (!detour->moved.defined()) refuse_write(handle);
-        detoured_.push_back(detour);
+      if (meta_of(handle).family != nullptr) {
+        check_writable(meta_of(handle), op_.operator_name().name);
+        written_views_.push_back(handle);
       }
       if (written.direct && written.output < 0 && !info_.changes_shape && !entry_.gathered)
         continue;
       kept_.push_back({&written, std::move(handle), {}});
     }
-  }
-
-  [[noreturn]] void refuse_write(const at::Tensor& handle) {
-    fail(op_, absl::StatusCode::kFailedPrecondition,
-         absl::StrCat(
-             "writes to a view of a DTensor that had to be made by communication, so that the "
-             "original would not change: ",
-             meta_of(handle).spec->to_string(), "; clone() it first"));
   }
 
   at::Tensor changed(const InputChange& change, const at::Tensor& local) {
@@ -253,18 +249,26 @@ class Runner {
         entry_.input_changes[next_change_].input == i) {
       const InputChange& change = entry_.input_changes[next_change_++];
       at::Tensor moved = changed(change, sharded ? meta_of(impl).local : value.toTensor());
-      if (info_.is_view && sharded && detour_ == nullptr) {
-        const DTensorMeta& base = meta_of(impl);
+      if (info_.is_view && sharded && family_ == nullptr) {
+        const DTensorMeta& base = view_of(impl);
         detour_ = std::make_shared<const Detour>(
-            Detour{moved, change.target, base.local, base.spec, base.detour});
+            Detour{moved, change.target, base.local, base.spec, base.detour, family_->writes});
       }
       return moved;
     }
-    if (info_.is_view && sharded && detour_ == nullptr) {
-      detour_ = meta_of(impl).detour;
+    if (info_.is_view && sharded && family_ == nullptr) {
+      detour_ = view_of(impl).detour;
       if (entry_.kernel != nullptr) source_ = meta_of(impl).local;
     }
     return sharded ? meta_of(impl).local : value.toTensor();
+  }
+
+  // The operator makes views of this.
+  const DTensorMeta& view_of(c10::TensorImpl* impl) {
+    DTensorMeta& base = meta_of(impl);
+    if (base.family == nullptr) base.family = std::make_shared<ViewFamily>();
+    family_ = base.family;
+    return base;
   }
 
   void replace_inputs() {
@@ -318,7 +322,7 @@ class Runner {
         meta.local =
             k.local;  // perhaps not the same: the operator may have worked on a copy brought here
         if (!entry_.input_changes.empty() && k.handle.is_view()) {
-          meta.detour = std::make_shared<const Detour>();
+          meta.detour = copy_of_its_own(meta.family);
         }
         k.handle.unsafeGetTensorImpl()->set_sizes_and_strides(array(meta.spec->sizes),
                                                               array(meta.spec->strides));
@@ -365,14 +369,20 @@ class Runner {
     return result;
   }
 
+  // A detour from which there is no way back.
+  static std::shared_ptr<const Detour> copy_of_its_own(const std::shared_ptr<ViewFamily>& family) {
+    return std::make_shared<const Detour>(Detour{.seen = family == nullptr ? 0 : family->writes});
+  }
+
   // A view of something that was brought here first remembers where that came from.
   void follow_base(const at::Tensor& result) const {
     if (!info_.is_view) return;
     DTensorMeta& meta = meta_of(result);
+    meta.family = family_;
     meta.detour = detour_;
     const at::Tensor& source = detour_ != nullptr ? detour_->moved : source_;
     if (source.defined() && meta.local.defined() && !meta.local.is_alias_of(source)) {
-      meta.detour = std::make_shared<const Detour>();
+      meta.detour = copy_of_its_own(family_);
     }
   }
 
@@ -410,9 +420,11 @@ class Runner {
   absl::InlinedVector<Kept, 1> kept_;
   int next_input_ = 0;
   size_t next_change_ = 0;
-  std::shared_ptr<const Detour> detour_;                 // of a view's base, or made here
-  at::Tensor source_;                                    // what a view's kernel may have copied
-  std::vector<std::shared_ptr<const Detour>> detoured_;  // of written views
+  std::shared_ptr<ViewFamily> family_;    // of a view's base
+  std::shared_ptr<const Detour> detour_;  // of a view's base, or made here
+  at::Tensor source_;                     // what a view's kernel may have copied
+  // What is written and has views or is one.
+  absl::InlinedVector<at::Tensor, 1> written_views_;
 };
 
 bool is_composed(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<const IValue> args) {
@@ -429,7 +441,7 @@ std::optional<Decided> decide_only(const c10::OperatorHandle& op, absl::Span<con
   const OpInfo& info = context.op_info(op);
   if (is_composed(op, info, args) || info.decompose) return std::nullopt;
   CacheKey key;
-  if (!make_key(info, args, key)) {
+  if (!make_key(op, info, args, key)) {
     for_each_tensor(info, args, [&](size_t arg, const c10::TensorImpl* impl) {
       if (!defined(impl) || is_dtensor(impl) || impl->dim() == 0) return;
       fail(op, absl::StatusCode::kInvalidArgument,
@@ -457,6 +469,9 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
   const OperatorSpan span(*context, op, args);
   if (is_composed(op, info, args)) {
     check_call(op, info, args);
+    for_each_tensor(info, args, [&](size_t, c10::TensorImpl* impl) {
+      if (defined(impl) && is_dtensor(impl)) freshen(meta_of(impl), op.operator_name().name);
+    });
     info.rule->composite(op, *stack);
     return;
   }
@@ -470,10 +485,10 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
   }
 
   CacheKey key;
-  if (!make_key(info, args, key)) {
+  if (!make_key(op, info, args, key)) {
     adopt_equal(op, info, context, args);
     key.clear();
-    make_key(info, args, key);
+    make_key(op, info, args, key);
   }
   const uint64_t hash = absl::HashOf(absl::MakeConstSpan(key));
   const CacheEntry* entry = context->cache.find(hash, key);

@@ -3,9 +3,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "c10/core/Storage.h"
+#include "shardweave/dtensor/detour.h"
 #include "shardweave/dtensor/error.h"
 #include "shardweave/dtensor/mesh_context.h"
-#include "shardweave/dtensor/redistribute.h"
 
 namespace shardweave {
 namespace {
@@ -34,19 +34,15 @@ struct Access : c10::TensorImpl {
 }  // namespace
 
 DTensorMeta& checked_meta(const at::Tensor& tensor, const char* function) {
-  if (tensor.defined() && is_dtensor(tensor.unsafeGetTensorImpl())) return meta_of(tensor);
+  if (tensor.defined() && is_dtensor(tensor.unsafeGetTensorImpl())) {
+    freshen(meta_of(tensor), function);
+    return meta_of(tensor);
+  }
   throw Error(absl::InvalidArgumentError(absl::StrCat(
       function, ": wanted a DTensor, got ",
       tensor.defined()
           ? absl::StrCat("a plain tensor of shape [", absl::StrJoin(tensor.sizes(), ", "), "]")
           : std::string("an undefined tensor"))));
-}
-
-void write_back(MeshContext& context, const Detour& detour, std::string_view op) {
-  for (const Detour* d = &detour; d != nullptr && d->moved.defined(); d = d->next.get()) {
-    const RedistributePlan plan = plan_for(context, *d->moved_spec, d->base_spec->layout);
-    d->base.copy_(run_plan(context, plan, d->moved, d->base_spec->sizes, {.name = op}));
-  }
 }
 
 at::Tensor wrap(at::Tensor local, SpecRef spec, std::shared_ptr<MeshContext> context) {

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <memory>
-#include <string_view>
 #include <utility>
 
 #include "ATen/core/Tensor.h"
@@ -15,14 +14,8 @@
 
 namespace shardweave {
 
-// How a view came about that had to be made by communication: it is a view of a copy of its base.
-struct Detour {
-  at::Tensor moved;  // the copy, which the view's local tensor aliases; undefined: nothing does
-  SpecRef moved_spec;
-  at::Tensor base;  // its local tensor
-  SpecRef base_spec;
-  std::shared_ptr<const Detour> next;  // of the base
-};
+struct ViewFamily;  // detour.h
+struct Detour;
 
 struct DTensorMeta final : c10::BackendMeta {
   DTensorMeta(at::Tensor local_in, SpecRef spec_in, std::shared_ptr<MeshContext> context_in)
@@ -31,6 +24,7 @@ struct DTensorMeta final : c10::BackendMeta {
   at::Tensor local;  // never requires grad, never a DTensor
   SpecRef spec;
   std::shared_ptr<MeshContext> context;  // keeps the mesh alive
+  std::shared_ptr<ViewFamily> family;    // shared with all views of it; null: there are none
   std::shared_ptr<const Detour> detour;  // null: no view, or one that aliases its base
 };
 
@@ -48,12 +42,9 @@ inline DTensorMeta& meta_of(const at::Tensor& tensor) {
   return meta_of(tensor.unsafeGetTensorImpl());
 }
 
-// Throws Error (InvalidArgument) that names `function` for a plain or undefined tensor.
+// What a function of the public interface works on: up to date (detour.h). Throws Error
+// (InvalidArgument) that names `function` for a plain or undefined tensor.
 DTensorMeta& checked_meta(const at::Tensor& tensor, const char* function);
-
-// Brings what was written to a view with a detour back to its base. Collective over the mesh.
-// `detour.moved` is defined.
-void write_back(MeshContext& context, const Detour& detour, std::string_view op);
 
 // A new DTensor. `local` must have spec->local_sizes.
 at::Tensor wrap(at::Tensor local, SpecRef spec, std::shared_ptr<MeshContext> context);

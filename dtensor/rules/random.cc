@@ -14,6 +14,7 @@
 #include "ATen/ops/ones_like.h"
 #include "ATen/ops/view_as_real.h"
 #include "absl/strings/str_cat.h"
+#include "shardweave/dtensor/detour.h"
 #include "shardweave/dtensor/philox.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/element_order.h"
@@ -139,11 +140,7 @@ class Draw {
   Draw(const c10::OperatorHandle& op, c10::Stack& stack)
       : call_(op, stack), self_(call_.tensor("self")) {
     if (!is_dtensor(self_)) refuse(op, "'self' is a plain tensor, another argument a DTensor");
-    if (meta().detour != nullptr && !meta().detour->moved.defined()) {
-      refuse(
-          op,
-          "writes to a view of a DTensor that had to be made by communication; clone() it first");
-    }
+    check_writable(meta(), op.operator_name().name);
     if (!call_["generator"].isNone()) {
       refuse(op, "takes no generator; DTensors draw from their mesh, see manual_seed()");
     }
@@ -170,7 +167,7 @@ class Draw {
     const at::Tensor& local = meta().local;
     if (!buffer_.is_same(local)) local.copy_(buffer_);
     neutralize(spec(), local);
-    if (meta().detour != nullptr) write_back(*meta().context, *meta().detour, "random");
+    written(meta(), "random");
     call_.finish({self_});
   }
 

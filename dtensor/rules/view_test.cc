@@ -225,10 +225,16 @@ TEST(ViewRulesTest, WritesToViewsReachTheBase) {
          top.add_(1);
          bottom.add_(top);
        })},
-      {"the result of an operator", {in({4, 3})}, writes([](const Tensor& base) {
-         Tensor row = base.select(0, 1);
-         at::mul_out(row, base.select(0, 2), base.select(0, 3));
-       })},
+      {"what is written to the base is read in its views",
+       {in({4, 3})},
+       [](const Tensors& x) {
+         const Tensor base = x[0] * 1.0;
+         const Tensor row = base.select(0, 1), inner = base.view({12}).narrow(0, 2, 7);
+         base.mul_(2);
+         const Tensor before = row + inner.narrow(0, 1, 3);
+         inner.narrow(0, 3, 2).add_(row.sum());
+         return Tensors{before, row * 1.0, inner * 1.0, base};
+       }},
   });
 }
 

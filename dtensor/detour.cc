@@ -1,0 +1,66 @@
+#include "shardweave/dtensor/detour.h"
+
+#include "absl/strings/str_cat.h"
+#include "shardweave/dtensor/error.h"
+#include "shardweave/dtensor/mesh_context.h"
+#include "shardweave/dtensor/redistribute.h"
+
+namespace shardweave {
+namespace {
+
+[[noreturn]] void refuse(const DTensorMeta& meta, std::string_view op, std::string_view what) {
+  throw Error(absl::FailedPreconditionError(
+      absl::StrCat(std::string(op), ": ", std::string(what), ": ", meta.spec->to_string())));
+}
+
+// The plan from one end of a detour to the other, allowed and counted.
+RedistributePlan plan_along(const DTensorMeta& meta, const Spec& from, const Spec& to,
+                            std::string_view op) {
+  RedistributePlan plan = plan_for(*meta.context, from, to.layout);
+  if (plan.is_local()) return plan;
+  if (meta.context->strict_depth > 0) {
+    refuse(meta, op,
+           "the strict scope refuses the communication that a view of another rank's "
+           "elements needs");
+  }
+  ++meta.context->counters.implicit_redistributions;
+  return plan;
+}
+
+void bring(const DTensorMeta& meta, const Detour& detour, std::string_view op) {
+  if (detour.seen == meta.family->writes) return;
+  if (!detour.moved.defined()) {
+    refuse(meta, op,
+           "reads a copy where a view was asked for, and the original has been written since; make "
+           "the view again");
+  }
+  if (detour.next != nullptr) bring(meta, *detour.next, op);
+  const RedistributePlan plan = plan_along(meta, *detour.base_spec, *detour.moved_spec, op);
+  detour.moved.copy_(
+      run_plan(*meta.context, plan, detour.base, detour.base_spec->sizes, {.name = op}));
+  detour.seen = meta.family->writes;
+}
+
+}  // namespace
+
+void check_writable(const DTensorMeta& meta, std::string_view op) {
+  if (meta.detour == nullptr || meta.detour->moved.defined()) return;
+  refuse(meta, op,
+         "writes to a view of a DTensor that is a copy, so that the original would not change; "
+         "clone() it first");
+}
+
+void bring_again(const DTensorMeta& meta, std::string_view op) {
+  if (meta.family != nullptr) bring(meta, *meta.detour, op);
+}
+
+void tell_family(const DTensorMeta& meta, std::string_view op) {
+  ++meta.family->writes;
+  for (const Detour* d = meta.detour.get(); d != nullptr; d = d->next.get()) {
+    const RedistributePlan plan = plan_along(meta, *d->moved_spec, *d->base_spec, op);
+    d->base.copy_(run_plan(*meta.context, plan, d->moved, d->base_spec->sizes, {.name = op}));
+    d->seen = meta.family->writes;
+  }
+}
+
+}  // namespace shardweave
