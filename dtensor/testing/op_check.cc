@@ -4,7 +4,9 @@
 #include <atomic>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <random>
+#include <set>
 
 #include "ATen/CPUGeneratorImpl.h"
 #include "ATen/TensorOperators.h"
@@ -21,6 +23,7 @@
 #include "absl/strings/str_join.h"
 #include "gtest/gtest.h"
 #include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/observer.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "torch/csrc/autograd/autograd.h"
 
@@ -369,12 +372,23 @@ const std::vector<std::vector<MeshDim>>& small_meshes() {
   return *meshes;
 }
 
+// Of the operators that run on one rank.
+struct Names final : Observer {
+  void operator_begins(const c10::OperatorHandle& op, absl::Span<const c10::IValue>) override {
+    names.insert(c10::toString(op.operator_name()));
+  }
+  std::set<std::string> names;
+};
+
 CheckResult check_on_mesh(const OpCase& op, const std::vector<MeshDim>& mesh_dims,
                           const CheckOptions& options) {
   const Reference reference = on_one_device(op);
   Differences differences;
   std::atomic<int64_t> tried = 0;
+  Names reached;
   const absl::Status status = try_on_mesh(mesh_dims, [&](const MeshPtr& mesh) {
+    std::optional<Observing> observing;
+    if (mesh->rank() == Rank{0}) observing.emplace(MeshContext::of(mesh), reached);
     std::vector<std::vector<Placements>> layouts;
     std::vector<int> counts;
     for (const Input& input : op.inputs) {
@@ -390,7 +404,7 @@ CheckResult check_on_mesh(const OpCase& op, const std::vector<MeshDim>& mesh_dim
     }
     tried = n;
   });
-  CheckResult result{tried, differences.take()};
+  CheckResult result{tried, std::move(reached.names), differences.take()};
   if (!status.ok()) result.differences.push_back(status.ToString());
   return result;
 }

@@ -13,6 +13,7 @@
 
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -101,6 +102,7 @@ struct CheckOptions {
 };
 struct CheckResult {
   int64_t combinations = 0;              // tried
+  std::set<std::string> reached;         // operators that ran on DTensors, in backward as well
   std::vector<std::string> differences;  // a few of each rank
 };
 

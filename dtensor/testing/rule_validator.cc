@@ -553,6 +553,7 @@ bool works_on_one_device(const SampleCall& call, const c10::OperatorHandle& form
 
 void Validation::merge(Validation other) {
   operators.merge(other.operators);
+  reached.merge(other.reached);
   combinations += other.combinations;
   for (std::string& text : other.wrong) wrong.push_back(std::move(text));
   for (std::string& text : other.missing) missing.push_back(std::move(text));
@@ -608,6 +609,7 @@ Validation validate_end_to_end(const Sample& sample,
     for (const std::vector<MeshDim>& mesh : meshes) {
       CheckResult found = check_on_mesh(op, mesh, options);
       result.combinations += found.combinations;
+      result.reached.merge(found.reached);
       for (std::string& text : found.differences) result.wrong.push_back(std::move(text));
     }
   };

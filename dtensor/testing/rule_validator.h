@@ -32,7 +32,8 @@ struct ValidationOptions {
 };
 
 struct Validation {
-  std::set<std::string> operators;  // that were run, with their overloads
+  std::set<std::string> operators;  // that were tried, with their overloads
+  std::set<std::string> reached;    // these, and what ran for them: their derivatives, their parts
   int64_t combinations = 0;         // of placements, on all meshes
   std::vector<std::string> wrong;
   std::vector<std::string> missing;
