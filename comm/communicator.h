@@ -145,6 +145,9 @@ class Communicator : public std::enable_shared_from_this<Communicator>, private 
   // OK, or the error that broke this communicator, as far as this rank knows.
   absl::Status health() const;
 
+  // Whether a Coalescing collects this communicator's operations.
+  bool is_coalescing() const { return coalescing_ != nullptr; }
+
   // Operations issued on this communicator so far. Of all groups of this rank: flight_recorder().
   CommCounters counters() const { return log_.counters(); }
   // Shared with the communicators that this one was made from and that are made from it.

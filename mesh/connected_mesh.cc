@@ -40,6 +40,10 @@ ConnectedMesh::ConnectedMesh(DeviceMesh mesh, Rank rank, Coordinate coordinate,
 
 ConnectedMesh::~ConnectedMesh() = default;
 
+const std::shared_ptr<Communicator>& ConnectedMesh::world() const {
+  return pool_->world;
+}
+
 absl::StatusOr<std::shared_ptr<ConnectedMesh>> ConnectedMesh::create(
     DeviceMesh mesh, std::shared_ptr<Communicator> world) {
   const std::vector<int64_t>& world_ranks = world->world_ranks();

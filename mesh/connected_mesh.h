@@ -46,6 +46,8 @@ class ConnectedMesh {
   const DeviceMesh& mesh() const { return mesh_; }
   Rank rank() const { return rank_; }
   const Coordinate& coordinate() const { return coordinate_; }
+  // The communicator of the whole world, which this one's are made from.
+  const std::shared_ptr<Communicator>& world() const;
 
   // Group rank == coordinate along `dim`, also if its size is 1. First use: collective over the
   // group.

@@ -1,0 +1,318 @@
+// Gradients, and functions of the host with derivatives of their own.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "c10/core/GradMode.h"
+#include "c10/core/InferenceMode.h"
+#include "shardweave/capi/handles.h"
+#include "torch/csrc/autograd/autograd.h"
+#include "torch/csrc/autograd/custom_function.h"
+#include "torch/custom_class.h"
+
+struct swv_function_context
+    : shardweave::capi::Handle<shardweave::capi::Kind::kFunctionContext> {
+  bool is_forward;
+  std::vector<at::Tensor> saved;
+};
+
+namespace shardweave::capi {
+namespace {
+
+// --- backward ---------------------------------------------------------------------------------------
+
+struct BackwardOptions {
+  bool retain_graph;
+  bool create_graph;
+  bool allow_unused;
+};
+
+BackwardOptions backward_options(const swv_backward_options* given) {
+  const swv_backward_options o =
+      options<swv_backward_options>(given, SWV_BACKWARD_OPTIONS_INIT, "options");
+  const bool create = flag(o.create_graph, "options.create_graph");
+  return {flag(o.retain_graph, "options.retain_graph") || create, create,
+          flag(o.allow_unused, "options.allow_unused")};
+}
+
+void backward(const swv_tensor* handle, const swv_tensor* gradient,
+              const swv_backward_options* options) {
+  const at::Tensor& t = tensor(handle, "tensor");
+  const BackwardOptions o = backward_options(options);
+  const CallMode mode(SWV_GRAD, "mode");
+  torch::autograd::backward(
+      {t}, {gradient == nullptr ? at::Tensor() : tensor(gradient, "gradient")}, o.retain_graph,
+      o.create_graph);
+}
+
+void gradients(const swv_tensor* const* outputs, size_t num_outputs,
+               const swv_tensor* const* inputs, size_t num_inputs,
+               const swv_tensor* const* grad_outputs, const swv_backward_options* options,
+               swv_tensor** out_grads) {
+  if (num_inputs != 0) out(out_grads, "out_grads");
+  if (num_outputs == 0) fail_argument("num_outputs", "is 0; wanted 1 or more");
+  if (num_inputs == 0) fail_argument("num_inputs", "is 0; wanted 1 or more");
+  const BackwardOptions o = backward_options(options);
+  const std::vector<at::Tensor> of = tensors(outputs, num_outputs, "outputs");
+  std::vector<at::Tensor> with(num_outputs);
+  if (grad_outputs != nullptr)
+    with = tensors_or_undefined(grad_outputs, num_outputs, "grad_outputs");
+  const std::vector<at::Tensor> by = tensors(inputs, num_inputs, "inputs");
+  const CallMode mode(SWV_GRAD, "mode");
+  write_tensors(torch::autograd::grad(of, by, with, o.retain_graph, o.create_graph, o.allow_unused),
+                out_grads);
+}
+
+void set_grad(const swv_tensor* handle, const swv_tensor* grad) {
+  const at::Tensor& t = tensor(handle, "tensor");
+  if (grad == nullptr) {
+    t.mutable_grad() = at::Tensor();
+    return;
+  }
+  const at::Tensor& g = tensor(grad, "grad");
+  if (g.sizes() != t.sizes() || g.scalar_type() != t.scalar_type() ||
+      is_dtensor(g) != is_dtensor(t)) {
+    fail_argument("grad", "differs from the tensor in its sizes, dtype, or in being sharded");
+  }
+  t.mutable_grad() = g;
+}
+
+// --- functions of the host ----------------------------------------------------------------------------
+
+// Drops the user data when nothing needs it any more.
+class HostFunction : public torch::CustomClassHolder {
+ public:
+  explicit HostFunction(const swv_function& function)
+      : function_(function), name_(function.name == nullptr ? "function" : function.name) {}
+  ~HostFunction() override {
+    if (function_.drop != nullptr) function_.drop(function_.user_data);
+  }
+  const swv_function& operator*() const { return function_; }
+  const std::string& name() const { return name_; }
+
+ private:
+  const swv_function function_;
+  const std::string name_;
+};
+using HostFunctionPtr = c10::intrusive_ptr<HostFunction>;
+
+// Handles that a callback borrows.
+class Borrowed {
+ public:
+  explicit Borrowed(const std::vector<at::Tensor>& tensors) {
+    handles_.reserve(tensors.size());
+    for (const at::Tensor& t : tensors) handles_.push_back(new_tensor_or_null(t));
+  }
+  ~Borrowed() {
+    for (swv_tensor* handle : handles_) release(handle, "swv_function_apply");
+  }
+  Borrowed(const Borrowed&) = delete;
+  Borrowed& operator=(const Borrowed&) = delete;
+
+  const swv_tensor* const* data() const { return handles_.data(); }
+  size_t size() const { return handles_.size(); }
+  bool has(const swv_tensor* handle) const {
+    return std::find(handles_.begin(), handles_.end(), handle) != handles_.end();
+  }
+
+ private:
+  std::vector<swv_tensor*> handles_;
+};
+
+// Handles that a callback writes, and gives away.
+class Written {
+ public:
+  explicit Written(size_t count) : handles_(count) {}
+  ~Written() {
+    for (swv_tensor* handle : handles_) release(handle, "swv_function_apply");
+  }
+  Written(const Written&) = delete;
+  Written& operator=(const Written&) = delete;
+
+  swv_tensor** data() { return handles_.data(); }
+  // NULL elements are undefined tensors.
+  std::vector<at::Tensor> take(const Borrowed& borrowed, const char* what) {
+    std::vector<at::Tensor> result;
+    for (size_t i = 0; i < handles_.size(); ++i) {
+      swv_tensor* const handle = handles_[i];
+      const bool twice = std::find(handles_.begin(), handles_.begin() + i, handle) !=
+                         handles_.begin() + i;
+      if (handle != nullptr && (twice || borrowed.has(handle))) {
+        // Not ours to free.
+        std::replace(handles_.begin() + i, handles_.end(), handle, static_cast<swv_tensor*>(nullptr));
+        fail_argument(what, absl::StrCat("element ", i, twice ? " is written twice"
+                                                              : " is a borrowed tensor; swv_tensor_share it"));
+      }
+      result.push_back(handle == nullptr ? at::Tensor() : tensor(handle, what));
+    }
+    return result;
+  }
+
+ private:
+  std::vector<swv_tensor*> handles_;
+};
+
+// The context of one callback.
+class Context {
+ public:
+  Context(bool is_forward, std::vector<at::Tensor> saved)
+      : handle_(make<swv_function_context>(is_forward, std::move(saved))) {}
+  ~Context() { release(handle_, "swv_function_apply"); }
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  swv_function_context* get() const { return handle_; }
+
+ private:
+  swv_function_context* handle_;
+};
+
+swv_grad_mode current_mode() {
+  if (c10::InferenceMode::is_enabled()) return SWV_INFERENCE;
+  return c10::GradMode::is_enabled() ? SWV_GRAD : SWV_NO_GRAD;
+}
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct HostNode : torch::autograd::Function<HostNode> {
+  static variable_list forward(AutogradContext* ctx, at::TensorList inputs,
+                               const HostFunctionPtr& function, size_t num_outputs) {
+    const Borrowed borrowed(inputs.vec());
+    Written outputs(num_outputs);
+    const Context context(true, {});
+    const swv_function& f = **function;
+    throw_if_failed(f.forward(f.user_data, context.get(), current_mode(), borrowed.data(),
+                              borrowed.size(), outputs.data(), num_outputs),
+                    absl::StrCat(function->name(), ".forward"));
+    variable_list result = outputs.take(borrowed, "outputs");
+    for (size_t i = 0; i < result.size(); ++i) {
+      if (!result[i].defined())
+        fail(absl::StatusCode::kInvalidArgument,
+             absl::StrCat(function->name(), ".forward: output ", i, " was not written"));
+    }
+    ctx->set_materialize_grads(false);
+    ctx->save_for_backward(context.get()->saved);
+    ctx->saved_data["function"] = c10::IValue::make_capsule(function);
+    ctx->saved_data["num_inputs"] = static_cast<int64_t>(inputs.size());
+    return result;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto function =
+        c10::static_intrusive_pointer_cast<HostFunction>(ctx->saved_data["function"].toCapsule());
+    const swv_function& f = **function;
+    if (f.backward == nullptr) {
+      fail(absl::StatusCode::kUnimplemented, absl::StrCat(function->name(), " has no backward"));
+    }
+    const size_t num_inputs = ctx->saved_data["num_inputs"].toInt();
+    const Borrowed borrowed(grads);
+    Written written(num_inputs);
+    const Context context(false, ctx->get_saved_variables());
+    throw_if_failed(f.backward(f.user_data, context.get(), current_mode(), borrowed.data(),
+                               borrowed.size(), written.data(), num_inputs),
+                    absl::StrCat(function->name(), ".backward"));
+    variable_list result = written.take(borrowed, "grad_inputs");
+    result.resize(num_inputs + 2);  // the function and the number of outputs have none
+    return result;
+  }
+};
+
+HostFunctionPtr host_function(const swv_function* given) {
+  const swv_function f = required_options<swv_function>(given, SWV_FUNCTION_INIT, "function");
+  auto owned = c10::make_intrusive<HostFunction>(f);
+  text_or(f.name, "", "function.name");
+  if (f.forward == nullptr) fail_null("function.forward");
+  return owned;
+}
+
+void apply(const swv_function* function, swv_grad_mode mode, const swv_tensor* const* inputs,
+           size_t num_inputs, swv_tensor** out_outputs, size_t num_outputs) {
+  const HostFunctionPtr owned = host_function(function);
+  if (num_outputs == 0 || num_outputs > 1024) {
+    fail_argument("num_outputs", absl::StrCat("is ", num_outputs, "; wanted 1 to 1024"));
+  }
+  out(out_outputs, "out_outputs");
+  const std::vector<at::Tensor> given = tensors(inputs, num_inputs, "inputs");
+  const CallMode call_mode(mode, "mode");
+  write_tensors(HostNode::apply(at::TensorList(given), owned, num_outputs), out_outputs);
+}
+
+}  // namespace
+}  // namespace shardweave::capi
+
+using namespace shardweave::capi;  // NOLINT: this file is the C interface of it
+
+swv_status* swv_tensor_requires_grad(const swv_tensor* tensor, swv_bool* out_requires_grad) {
+  return guarded(__func__, out_requires_grad, "out_requires_grad",
+                 [&] { return in(tensor, "tensor").tensor.requires_grad(); });
+}
+
+swv_status* swv_tensor_set_requires_grad(const swv_tensor* tensor, swv_bool requires_grad) {
+  return guarded(__func__, [&] {
+    in(tensor, "tensor").tensor.requires_grad_(flag(requires_grad, "requires_grad"));
+  });
+}
+
+swv_status* swv_tensor_is_leaf(const swv_tensor* tensor, swv_bool* out_is_leaf) {
+  return guarded(__func__, out_is_leaf, "out_is_leaf",
+                 [&] { return in(tensor, "tensor").tensor.is_leaf(); });
+}
+
+swv_status* swv_tensor_detach(const swv_tensor* tensor, swv_tensor** out_tensor) {
+  return guarded(__func__, out_tensor, "out_tensor", [&] {
+    const CallMode mode(SWV_GRAD, "mode");
+    return new_tensor(in(tensor, "tensor").tensor.detach(), "the new tensor");
+  });
+}
+
+swv_status* swv_tensor_grad(const swv_tensor* tensor, swv_tensor** out_grad) {
+  return guarded(__func__, out_grad, "out_grad",
+                 [&] { return new_tensor_or_null(in(tensor, "tensor").tensor.mutable_grad()); });
+}
+
+swv_status* swv_tensor_set_grad(const swv_tensor* tensor, const swv_tensor* grad) {
+  return guarded(__func__, [&] { set_grad(tensor, grad); });
+}
+
+swv_status* swv_tensor_backward(const swv_tensor* tensor, const swv_tensor* gradient,
+                                const swv_backward_options* options) {
+  return guarded(__func__, [&] { backward(tensor, gradient, options); });
+}
+
+swv_status* swv_gradients(const swv_tensor* const* outputs, size_t num_outputs,
+                          const swv_tensor* const* inputs, size_t num_inputs,
+                          const swv_tensor* const* grad_outputs,
+                          const swv_backward_options* options, swv_tensor** out_grads) {
+  return guarded(__func__, [&] {
+    gradients(outputs, num_outputs, inputs, num_inputs, grad_outputs, options, out_grads);
+  });
+}
+
+swv_status* swv_function_apply(const swv_function* function, swv_grad_mode mode,
+                               const swv_tensor* const* inputs, size_t num_inputs,
+                               swv_tensor** out_outputs, size_t num_outputs) {
+  return guarded(__func__,
+                 [&] { apply(function, mode, inputs, num_inputs, out_outputs, num_outputs); });
+}
+
+swv_status* swv_function_context_save(swv_function_context* context,
+                                      const swv_tensor* const* given, size_t num_tensors) {
+  return guarded(__func__, [&] {
+    swv_function_context& c = in(context, "context");
+    if (!c.is_forward) fail_argument("context", "is of a backward; save in forward");
+    c.saved = tensors(given, num_tensors, "tensors");
+  });
+}
+
+swv_status* swv_function_context_saved(const swv_function_context* context, size_t index,
+                                       swv_tensor** out_tensor) {
+  return guarded(__func__, out_tensor, "out_tensor", [&] {
+    const swv_function_context& c = in(context, "context");
+    if (c.is_forward) fail_argument("context", "is of a forward; what was saved is there in backward");
+    if (index >= c.saved.size()) {
+      fail(absl::StatusCode::kOutOfRange,
+           absl::StrCat("argument 'index' is ", index, " of ", c.saved.size(), " saved tensors"));
+    }
+    return new_tensor(c.saved[index], "the saved tensor");
+  });
+}

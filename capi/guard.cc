@@ -1,0 +1,177 @@
+#include "shardweave/capi/guard.h"
+
+#include <new>
+
+#include "absl/strings/str_cat.h"
+#include "c10/util/Exception.h"
+#include "shardweave/dtensor/error.h"
+
+namespace shardweave::capi {
+namespace {
+
+// What there is to say when there is no memory to say it with. Never freed.
+swv_status* out_of_memory() {
+  static swv_status* const status = new swv_status{{}, SWV_RESOURCE_EXHAUSTED, "out of memory"};
+  return status;
+}
+// Made while there is memory.
+[[maybe_unused]] const swv_status* const made_early = out_of_memory();
+
+absl::StatusCode code_of(const c10::Error& error) {
+  if (const auto* ours = dynamic_cast<const Error*>(&error)) return ours->status().code();
+  if (dynamic_cast<const c10::IndexError*>(&error)) return absl::StatusCode::kOutOfRange;
+  if (dynamic_cast<const c10::NotImplementedError*>(&error))
+    return absl::StatusCode::kUnimplemented;
+  if (dynamic_cast<const c10::OutOfMemoryError*>(&error))
+    return absl::StatusCode::kResourceExhausted;
+  // TORCH_CHECK: nearly always what the caller gave.
+  return absl::StatusCode::kInvalidArgument;
+}
+
+// LibTorch's allocator says it in words.
+bool is_out_of_memory(std::string_view message) {
+  return message.find("DefaultCPUAllocator") != std::string_view::npos;
+}
+
+}  // namespace
+
+void fail_argument(const char* argument, std::string_view what) {
+  throw Failure(absl::StatusCode::kInvalidArgument,
+                absl::StrCat("argument '", argument, "' ", what));
+}
+
+void fail(absl::StatusCode code, std::string message) {
+  throw Failure(code, std::move(message));
+}
+
+void check(const absl::Status& status) {
+  if (!status.ok()) fail(status.code(), std::string(status.message()));
+}
+
+absl::Status take(swv_status* status) {
+  if (status == nullptr) return absl::OkStatus();
+  // A callback may return anything.
+  if (check_handles) {
+    try {
+      check_handle(status, Kind::kStatus, "status");
+    } catch (const Failure& failure) {
+      return absl::InternalError(absl::StrCat("a callback's ", failure.what()));
+    }
+  }
+  if (status->kind != Kind::kStatus) {
+    return absl::InternalError("a callback returned what is no swv_status");
+  }
+  absl::Status result(static_cast<absl::StatusCode>(status->code), status->message);
+  swv_status_free(status);
+  return result;
+}
+
+void throw_if_failed(swv_status* status, std::string_view callback) {
+  const absl::Status result = take(status);
+  if (!result.ok())
+    fail(result.code(), absl::StrCat(callback, ": ", std::string(result.message())));
+}
+
+absl::Status absl_status_of_exception() noexcept {
+  try {
+    throw;
+  } catch (const Failure& failure) {
+    return absl::Status(failure.code(), failure.what());
+  } catch (const c10::Error& error) {
+    const char* message = error.what_without_backtrace();
+    return absl::Status(is_out_of_memory(message) ? absl::StatusCode::kResourceExhausted
+                                                  : code_of(error),
+                        message);
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("out of memory");
+  } catch (const std::length_error& error) {
+    return absl::ResourceExhaustedError(absl::StrCat("too large: ", error.what()));
+  } catch (const std::exception& error) {
+    return absl::InternalError(error.what());
+  } catch (...) {
+    return absl::InternalError("an exception that is no std::exception");
+  }
+}
+
+swv_status* status_of_exception(const char* function) noexcept {
+  try {
+    const absl::Status status = absl_status_of_exception();
+    return make<swv_status>(static_cast<swv_code>(status.code()),
+                            absl::StrCat(function, ": ", std::string(status.message())));
+  } catch (...) {
+    return out_of_memory();
+  }
+}
+
+}  // namespace shardweave::capi
+
+using shardweave::capi::make;
+
+swv_status* swv_status_new(swv_code code, const char* message) {
+  try {
+    const bool known = code > SWV_OK && code <= SWV_UNAUTHENTICATED;
+    return make<swv_status>(known ? code : swv_code{SWV_UNKNOWN},
+                            std::string(message == nullptr ? "" : message));
+  } catch (...) {
+    return shardweave::capi::out_of_memory();
+  }
+}
+
+swv_code swv_status_code(const swv_status* status) {
+  if (status == nullptr) return SWV_OK;
+  try {
+    return shardweave::capi::in(status, "status").code;
+  } catch (...) {
+    return SWV_INVALID_ARGUMENT;
+  }
+}
+
+const char* swv_status_message(const swv_status* status) {
+  if (status == nullptr) return "";
+  try {
+    return shardweave::capi::in(status, "status").message.c_str();
+  } catch (...) {
+    return "swv_status_message: argument 'status' is no swv_status";
+  }
+}
+
+void swv_status_free(swv_status* status) {
+  if (status == shardweave::capi::out_of_memory()) return;
+  shardweave::capi::release(status, __func__);
+}
+
+const char* swv_code_name(swv_code code) {
+  static constexpr const char* kNames[] = {
+      "OK",                 "CANCELLED",           "UNKNOWN",         "INVALID_ARGUMENT",
+      "DEADLINE_EXCEEDED",  "NOT_FOUND",           "ALREADY_EXISTS",  "PERMISSION_DENIED",
+      "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED",         "OUT_OF_RANGE",
+      "UNIMPLEMENTED",      "INTERNAL",            "UNAVAILABLE",     "DATA_LOSS",
+      "UNAUTHENTICATED"};
+  return code >= 0 && code <= SWV_UNAUTHENTICATED ? kNames[code] : "UNKNOWN_CODE";
+}
+
+const char* swv_string_data(const swv_string* string) {
+  if (string == nullptr) return "";
+  try {
+    return shardweave::capi::in(string, "string").text.c_str();
+  } catch (...) {
+    return "";
+  }
+}
+
+size_t swv_string_size(const swv_string* string) {
+  if (string == nullptr) return 0;
+  try {
+    return shardweave::capi::in(string, "string").text.size();
+  } catch (...) {
+    return 0;
+  }
+}
+
+void swv_string_free(swv_string* string) {
+  shardweave::capi::release(string, __func__);
+}
+
+int64_t swv_live_handles(void) {
+  return shardweave::capi::live_handles();
+}

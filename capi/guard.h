@@ -1,0 +1,82 @@
+// The one border between C++ and C: every exported function is one line inside guarded(), which
+// turns whatever is thrown into a status.
+//
+//   swv_status* swv_comm_rank(const swv_comm* comm, int32_t* out_rank) {
+//     return guarded(__func__, out_rank, "out_rank", [&] { return in(comm, "comm").comm->rank(); });
+//   }
+#pragma once
+
+#include <exception>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "shardweave/capi/handle.h"
+#include "shardweave.h"
+
+struct swv_status : shardweave::capi::Handle<shardweave::capi::Kind::kStatus> {
+  swv_code code;
+  std::string message;
+};
+
+struct swv_string : shardweave::capi::Handle<shardweave::capi::Kind::kString> {
+  std::string text;
+};
+
+namespace shardweave::capi {
+
+// An error on its way out. `argument` may be empty.
+class Failure : public std::exception {
+ public:
+  Failure(absl::StatusCode code, std::string message) : code_(code), message_(std::move(message)) {}
+  absl::StatusCode code() const { return code_; }
+  const char* what() const noexcept override { return message_.c_str(); }
+
+ private:
+  absl::StatusCode code_;
+  std::string message_;
+};
+
+// "argument 'dims' <what>".
+[[noreturn]] void fail_argument(const char* argument, std::string_view what);
+[[noreturn]] void fail(absl::StatusCode code, std::string message);
+
+void check(const absl::Status& status);
+template <typename T>
+T check(absl::StatusOr<T> result) {
+  check(result.status());
+  return *std::move(result);
+}
+// Of a callback; takes it over.
+absl::Status take(swv_status* status);
+// The same, thrown.
+void throw_if_failed(swv_status* status, std::string_view callback);
+
+// Describes the exception that is being handled; the message begins with `function`.
+swv_status* status_of_exception(const char* function) noexcept;
+// The same as a value, for code that is between callbacks and the library.
+absl::Status absl_status_of_exception() noexcept;
+
+template <typename Body>
+swv_status* guarded(const char* function, const Body& body) noexcept {
+  try {
+    body();
+    return nullptr;
+  } catch (...) {
+    return status_of_exception(function);
+  }
+}
+
+// For functions with one result: where it goes is checked before anything is done, and written last.
+template <typename Result, typename Body>
+swv_status* guarded(const char* function, Result* result, const char* argument,
+                    const Body& body) noexcept {
+  return guarded(function, [&] {
+    if (result == nullptr) fail_null(argument);
+    *result = static_cast<Result>(body());
+  });
+}
+
+}  // namespace shardweave::capi

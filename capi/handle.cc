@@ -1,0 +1,158 @@
+#include "shardweave/capi/handle.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <string>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "shardweave/capi/guard.h"
+
+namespace shardweave::capi {
+namespace {
+
+// Freed handles whose addresses are not used again yet.
+constexpr size_t kKept = 1 << 16;
+
+enum class Mode { kOff, kReport, kAbort };
+
+Mode mode_of_environment() {
+  const char* value = std::getenv("SWV_CHECK_HANDLES");
+  if (value == nullptr || *value == '\0' || std::strcmp(value, "0") == 0) return Mode::kOff;
+  return std::strcmp(value, "abort") == 0 ? Mode::kAbort : Mode::kReport;
+}
+const Mode mode = mode_of_environment();
+
+struct Entry {
+  Kind kind;
+  bool alive;
+};
+
+// Never destroyed: handles may be freed while the process ends.
+struct Table {
+  std::mutex mutex;
+  absl::flat_hash_map<const void*, Entry> entries;  // guarded by mutex, as are
+  std::deque<void*> kept;                           // oldest first
+  int64_t alive = 0;
+};
+Table& table() {
+  static Table* const instance = new Table;
+  return *instance;
+}
+
+// What is wrong with a handle; empty: nothing.
+std::string misuse_of(const void* handle, Kind wanted) {
+  std::lock_guard lock(table().mutex);
+  const auto found = table().entries.find(handle);
+  if (found == table().entries.end()) return "is no handle";
+  if (!found->second.alive) {
+    return absl::StrCat("is a ", name_of(found->second.kind), " that was freed");
+  }
+  if (found->second.kind != wanted) {
+    return absl::StrCat("is a ", name_of(found->second.kind), "; wanted a ", name_of(wanted));
+  }
+  return "";
+}
+
+}  // namespace
+
+const bool check_handles = mode != Mode::kOff;
+
+std::string_view name_of(Kind kind) {
+  switch (kind) {
+    case Kind::kStatus:
+      return "swv_status";
+    case Kind::kString:
+      return "swv_string";
+    case Kind::kWorld:
+      return "swv_world";
+    case Kind::kComm:
+      return "swv_comm";
+    case Kind::kWork:
+      return "swv_work";
+    case Kind::kCoalescing:
+      return "swv_coalescing";
+    case Kind::kMesh:
+      return "swv_mesh";
+    case Kind::kStrictScope:
+      return "swv_strict_scope";
+    case Kind::kLayout:
+      return "swv_layout";
+    case Kind::kTensor:
+      return "swv_tensor";
+    case Kind::kOp:
+      return "swv_op";
+    case Kind::kFunctionContext:
+      return "swv_function_context";
+    case Kind::kModule:
+      return "swv_module";
+    case Kind::kPlan:
+      return "swv_plan";
+    case Kind::kOptimizer:
+      return "swv_optimizer";
+    case Kind::kTrace:
+      return "swv_trace";
+    case Kind::kNone:
+      break;
+  }
+  return "no handle";
+}
+
+void enter(const HandleBase* handle) {
+  std::lock_guard lock(table().mutex);
+  table().entries[handle] = {handle->kind, true};
+  ++table().alive;
+}
+
+bool leave(const void* handle, Kind kind, const char* function) {
+  if (const std::string misuse = misuse_of(handle, kind); !misuse.empty()) {
+    report_misuse(function, absl::StrCat("the argument ", misuse));
+    return false;
+  }
+  std::lock_guard lock(table().mutex);
+  table().entries[handle].alive = false;
+  --table().alive;
+  return true;
+}
+
+void keep_memory(void* memory) {
+  std::lock_guard lock(table().mutex);
+  table().kept.push_back(memory);
+  if (table().kept.size() <= kKept) return;
+  table().entries.erase(table().kept.front());
+  ::operator delete(table().kept.front());
+  table().kept.pop_front();
+}
+
+int64_t live_handles() {
+  if (!check_handles) return -1;
+  std::lock_guard lock(table().mutex);
+  return table().alive;
+}
+
+void fail_null(const char* argument) {
+  fail_argument(argument, "is NULL");
+}
+
+void check_handle(const void* handle, Kind wanted, const char* argument) {
+  const std::string misuse = misuse_of(handle, wanted);
+  if (misuse.empty()) return;
+  if (mode == Mode::kAbort) report_misuse(argument, misuse);
+  fail_argument(argument, misuse);
+}
+
+void fail_kind(Kind is, Kind wanted, const char* argument) {
+  fail_argument(argument, absl::StrCat("is a ", name_of(is), "; wanted a ", name_of(wanted)));
+}
+
+void report_misuse(const char* function, std::string_view what) {
+  std::fprintf(stderr, "shardweave: %s: %.*s\n", function, static_cast<int>(what.size()),
+               what.data());
+  if (mode == Mode::kAbort) std::abort();
+}
+
+}  // namespace shardweave::capi

@@ -1,0 +1,101 @@
+// What every handle of the C interface begins with, and the checked mode that catches misuse.
+//
+//   struct swv_work : shardweave::capi::Handle<shardweave::capi::Kind::kWork> { Work work; };
+//   swv_work* work = make<swv_work>(std::move(value));     // swv_..._create
+//   const Work& w = in(handle, "work").work;               // throws Failure for a bad handle
+//   release(handle, "swv_work_free");                      // swv_work_free
+//
+// A handle starts with its kind, which is looked at on every use. With SWV_CHECK_HANDLES=1 every
+// handle is also in a table, with its state: then handles that were freed, and pointers that never
+// were handles, are found without touching their memory. The memory of the last freed ones is kept,
+// so that their addresses are not given out again at once.
+#pragma once
+
+#include <cstdint>
+#include <new>
+#include <string_view>
+#include <utility>
+
+namespace shardweave::capi {
+
+enum class Kind : uint32_t {
+  kNone = 0,
+  kStatus = 0x53575601,
+  kString,
+  kWorld,
+  kComm,
+  kWork,
+  kCoalescing,
+  kMesh,
+  kStrictScope,
+  kLayout,
+  kTensor,
+  kOp,
+  kFunctionContext,
+  kModule,
+  kPlan,
+  kOptimizer,
+  kTrace,
+};
+std::string_view name_of(Kind kind);  // "swv_status", ...; "no handle" for anything else
+
+struct HandleBase {
+  explicit HandleBase(Kind k) : kind(k) {}
+  Kind kind;
+};
+
+template <Kind K>
+struct Handle : HandleBase {
+  static constexpr Kind kKind = K;
+  Handle() : HandleBase(K) {}
+};
+
+// Whether SWV_CHECK_HANDLES asks for the checks; read once.
+extern const bool check_handles;
+
+// Of the checked mode.
+void enter(const HandleBase* handle);
+bool leave(const void* handle, Kind kind, const char* function);  // false: misuse, was reported
+void keep_memory(void* memory);
+int64_t live_handles();
+
+// Throw Failure (guard.h).
+[[noreturn]] void fail_null(const char* argument);
+void check_handle(const void* handle, Kind wanted, const char* argument);
+[[noreturn]] void fail_kind(Kind is, Kind wanted, const char* argument);
+// For _free, which cannot fail: says so on stderr.
+void report_misuse(const char* function, std::string_view what);
+
+template <typename H, typename... Args>
+H* make(Args&&... args) {
+  H* handle = new H{{}, std::forward<Args>(args)...};
+  if (check_handles) enter(handle);
+  return handle;
+}
+
+// The handle behind a pointer that a caller has given.
+template <typename H>
+H& in(H* handle, const char* argument) {
+  if (handle == nullptr) [[unlikely]]
+    fail_null(argument);
+  if (check_handles) [[unlikely]]
+    check_handle(handle, std::remove_const_t<H>::kKind, argument);
+  if (handle->kind != std::remove_const_t<H>::kKind) [[unlikely]]
+    fail_kind(handle->kind, std::remove_const_t<H>::kKind, argument);
+  return *handle;
+}
+
+template <typename H>
+void release(H* handle, const char* function) noexcept {
+  if (handle == nullptr) return;
+  if (!check_handles) {
+    if (handle->kind != H::kKind) return report_misuse(function, "not a handle of this kind");
+    delete handle;
+    return;
+  }
+  if (!leave(handle, H::kKind, function)) return;
+  handle->~H();
+  keep_memory(handle);
+}
+
+}  // namespace shardweave::capi

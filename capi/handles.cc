@@ -1,0 +1,195 @@
+#include "shardweave/capi/handles.h"
+
+#include <array>
+#include <atomic>
+#include <limits>
+#include <new>
+
+#include "ATen/Parallel.h"
+#include "absl/strings/str_join.h"
+#include "c10/core/GradMode.h"
+#include "c10/core/InferenceMode.h"
+#include "c10/util/Float8_e4m3fn.h"
+#include "shardweave/capi/threads.h"
+
+namespace shardweave::capi {
+namespace {
+
+// By swv_dtype.
+struct TypeRow {
+  at::ScalarType torch;
+  int comm;  // a DType; -1: collectives do not know it
+  const char* name;
+};
+constexpr std::array<TypeRow, SWV_C128 + 1> kTypes = {{
+    {at::ScalarType::Undefined, -1, "unknown"},
+    {at::kFloat, static_cast<int>(DType::kF32), "f32"},
+    {at::kDouble, static_cast<int>(DType::kF64), "f64"},
+    {at::kHalf, static_cast<int>(DType::kF16), "f16"},
+    {at::kBFloat16, static_cast<int>(DType::kBF16), "bf16"},
+    {at::ScalarType::Float8_e4m3fn, static_cast<int>(DType::kF8E4M3), "f8e4m3"},
+    {at::ScalarType::Float8_e5m2, static_cast<int>(DType::kF8E5M2), "f8e5m2"},
+    {at::kChar, static_cast<int>(DType::kI8), "i8"},
+    {at::kShort, static_cast<int>(DType::kI16), "i16"},
+    {at::kInt, static_cast<int>(DType::kI32), "i32"},
+    {at::kLong, static_cast<int>(DType::kI64), "i64"},
+    {at::kByte, static_cast<int>(DType::kU8), "u8"},
+    {at::ScalarType::UInt16, static_cast<int>(DType::kU16), "u16"},
+    {at::ScalarType::UInt32, static_cast<int>(DType::kU32), "u32"},
+    {at::ScalarType::UInt64, static_cast<int>(DType::kU64), "u64"},
+    {at::kBool, static_cast<int>(DType::kBool), "bool"},
+    {at::kComplexFloat, -1, "c64"},
+    {at::kComplexDouble, -1, "c128"},
+}};
+
+bool is_dtype(swv_dtype dtype) {
+  return dtype > SWV_DTYPE_DEFAULT && dtype < static_cast<int>(kTypes.size());
+}
+
+[[noreturn]] void fail_dtype(swv_dtype dtype, const char* argument) {
+  fail_argument(argument, absl::StrCat("is ", dtype, "; wanted a swv_dtype, 1 to ", kTypes.size() - 1));
+}
+
+}  // namespace
+
+at::ScalarType scalar_type(swv_dtype dtype, const char* argument, at::ScalarType otherwise) {
+  if (dtype == SWV_DTYPE_DEFAULT) return otherwise;
+  if (!is_dtype(dtype)) fail_dtype(dtype, argument);
+  return kTypes[dtype].torch;
+}
+
+swv_dtype dtype_of(at::ScalarType type) {
+  for (size_t i = 1; i < kTypes.size(); ++i) {
+    if (kTypes[i].torch == type) return static_cast<swv_dtype>(i);
+  }
+  fail(absl::StatusCode::kUnimplemented,
+       absl::StrCat("element type ", c10::toString(type), " has no swv_dtype"));
+}
+
+DType comm_dtype(swv_dtype dtype, const char* argument) {
+  if (!is_dtype(dtype)) fail_dtype(dtype, argument);
+  if (kTypes[dtype].comm < 0) {
+    fail_argument(argument, absl::StrCat("is ", kTypes[dtype].name, ", which collectives do not move"));
+  }
+  return static_cast<DType>(kTypes[dtype].comm);
+}
+
+swv_dtype dtype_of(DType dtype) {
+  for (size_t i = 1; i < kTypes.size(); ++i) {
+    if (kTypes[i].comm == static_cast<int>(dtype)) return static_cast<swv_dtype>(i);
+  }
+  return SWV_DTYPE_DEFAULT;
+}
+
+c10::Device device(const swv_device& device, const char* argument) {
+  if (device.type == SWV_CPU) {
+    if (device.index != 0)
+      fail_argument(argument, absl::StrCat("is CPU ", device.index, "; wanted index 0"));
+    return at::kCPU;
+  }
+  if (device.type != SWV_CUDA || device.index < 0 ||
+      device.index > std::numeric_limits<c10::DeviceIndex>::max()) {
+    fail_argument(argument, absl::StrCat("is device type ", device.type, ", index ", device.index,
+                                         "; wanted SWV_CPU or SWV_CUDA"));
+  }
+  return {at::kCUDA, static_cast<c10::DeviceIndex>(device.index)};
+}
+
+swv_device device_of(c10::Device device) {
+  if (device.is_cpu()) return {SWV_CPU, 0};
+  if (device.is_cuda()) return {SWV_CUDA, device.has_index() ? device.index() : 0};
+  fail(absl::StatusCode::kUnimplemented, absl::StrCat("device ", device.str(), " has no swv_device_type"));
+}
+
+Device comm_device(const swv_device& device, const char* argument) {
+  if (capi::device(device, argument).is_cpu()) return {};
+  return {DeviceType::kCuda, device.index};
+}
+
+swv_tensor* new_tensor(at::Tensor tensor, const char* what) {
+  if (!tensor.defined()) fail(absl::StatusCode::kInternal, absl::StrCat(what, " is undefined"));
+  return make<swv_tensor>(std::move(tensor));
+}
+
+swv_tensor* new_tensor_or_null(at::Tensor tensor) {
+  return tensor.defined() ? make<swv_tensor>(std::move(tensor)) : nullptr;
+}
+
+at::IntArrayRef sizes(const int64_t* sizes, size_t ndim, const char* argument) {
+  const auto result = span(sizes, ndim, argument, kMaxDims);
+  int64_t numel = 1;
+  for (int64_t size : result) {
+    if (size < 0) fail_argument(argument, absl::StrCat("has a negative size, ", size));
+    // Room for 16 bytes an element.
+    if (size != 0 && numel > (std::numeric_limits<int64_t>::max() >> 4) / size) {
+      fail_argument(argument, absl::StrCat("[", absl::StrJoin(result, ", "), "] is more than a tensor can hold"));
+    }
+    if (size != 0) numel *= size;
+  }
+  return {result.data(), result.size()};
+}
+
+std::vector<at::Tensor> tensors(const swv_tensor* const* handles, size_t count,
+                                const char* argument) {
+  std::vector<at::Tensor> result;
+  for (const swv_tensor* handle : span(handles, count, argument)) {
+    result.push_back(tensor(handle, argument));
+  }
+  return result;
+}
+
+std::vector<at::Tensor> tensors_or_undefined(const swv_tensor* const* handles, size_t count,
+                                             const char* argument) {
+  std::vector<at::Tensor> result;
+  for (const swv_tensor* handle : span(handles, count, argument)) {
+    result.push_back(handle == nullptr ? at::Tensor() : tensor(handle, argument));
+  }
+  return result;
+}
+
+void write_tensors(std::vector<at::Tensor> tensors, swv_tensor** out_tensors) {
+  std::vector<swv_tensor*> handles;
+  handles.reserve(tensors.size());
+  try {
+    for (at::Tensor& tensor : tensors) handles.push_back(new_tensor_or_null(std::move(tensor)));
+  } catch (...) {
+    for (swv_tensor* handle : handles) release(handle, "write_tensors");
+    throw;
+  }
+  for (size_t i = 0; i < handles.size(); ++i) out_tensors[i] = handles[i];
+}
+
+CallMode::CallMode(swv_grad_mode mode, const char* argument) : inference_(mode == SWV_INFERENCE) {
+  static_assert(sizeof(c10::AutoGradMode) <= sizeof(guard_));
+  static_assert(sizeof(c10::InferenceMode) <= sizeof(guard_));
+  static_assert(alignof(c10::InferenceMode) <= 8);
+  if (mode != SWV_GRAD && mode != SWV_NO_GRAD && mode != SWV_INFERENCE) [[unlikely]] {
+    fail_argument(argument, absl::StrCat("is ", mode, "; wanted SWV_GRAD, SWV_NO_GRAD or SWV_INFERENCE"));
+  }
+  use_num_threads();
+  if (inference_) {
+    new (guard_) c10::InferenceMode(true);
+  } else {
+    new (guard_) c10::AutoGradMode(mode == SWV_GRAD);
+  }
+}
+
+CallMode::~CallMode() {
+  if (inference_) {
+    std::launder(reinterpret_cast<c10::InferenceMode*>(guard_))->~InferenceMode();
+  } else {
+    std::launder(reinterpret_cast<c10::AutoGradMode*>(guard_))->~AutoGradMode();
+  }
+}
+
+}  // namespace shardweave::capi
+
+size_t swv_dtype_size(swv_dtype dtype) {
+  using shardweave::capi::is_dtype, shardweave::capi::kTypes;
+  return is_dtype(dtype) ? c10::elementSize(kTypes[dtype].torch) : 0;
+}
+
+const char* swv_dtype_name(swv_dtype dtype) {
+  using shardweave::capi::is_dtype, shardweave::capi::kTypes;
+  return is_dtype(dtype) ? kTypes[dtype].name : "unknown";
+}

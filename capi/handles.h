@@ -1,0 +1,86 @@
+// What is behind the handles of worlds, communicators, meshes, layouts and tensors.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "shardweave/capi/arguments.h"
+#include "shardweave/capi/guard.h"
+#include "shardweave/comm/world.h"
+#include "shardweave/dtensor/dtensor.h"
+#include "shardweave/mesh/connected_mesh.h"
+#include "shardweave/placement/layout.h"
+
+struct swv_world : shardweave::capi::Handle<shardweave::capi::Kind::kWorld> {
+  std::shared_ptr<shardweave::World> world;
+};
+struct swv_comm : shardweave::capi::Handle<shardweave::capi::Kind::kComm> {
+  std::shared_ptr<shardweave::Communicator> comm;
+};
+struct swv_work : shardweave::capi::Handle<shardweave::capi::Kind::kWork> {
+  shardweave::Work work;
+};
+struct swv_mesh : shardweave::capi::Handle<shardweave::capi::Kind::kMesh> {
+  shardweave::MeshPtr mesh;
+};
+struct swv_layout : shardweave::capi::Handle<shardweave::capi::Kind::kLayout> {
+  shardweave::Layout layout;
+};
+struct swv_tensor : shardweave::capi::Handle<shardweave::capi::Kind::kTensor> {
+  at::Tensor tensor;
+};
+
+namespace shardweave::capi {
+
+// --- element types --------------------------------------------------------------------------------
+
+at::ScalarType scalar_type(swv_dtype dtype, const char* argument,
+                           at::ScalarType otherwise = at::kFloat);
+swv_dtype dtype_of(at::ScalarType type);
+c10::Device device(const swv_device& device, const char* argument);
+swv_device device_of(c10::Device device);
+DType comm_dtype(swv_dtype dtype, const char* argument);
+swv_dtype dtype_of(DType dtype);
+Device comm_device(const swv_device& device, const char* argument);
+
+// --- tensors ----------------------------------------------------------------------------------------
+
+inline const at::Tensor& tensor(const swv_tensor* handle, const char* argument) {
+  return in(handle, argument).tensor;
+}
+// An undefined tensor is no tensor to C.
+swv_tensor* new_tensor(at::Tensor tensor, const char* what);
+// NULL for an undefined one.
+swv_tensor* new_tensor_or_null(at::Tensor tensor);
+at::IntArrayRef sizes(const int64_t* sizes, size_t ndim, const char* argument);
+std::vector<at::Tensor> tensors(const swv_tensor* const* handles, size_t count, const char* argument);
+// NULL elements are undefined tensors.
+std::vector<at::Tensor> tensors_or_undefined(const swv_tensor* const* handles, size_t count,
+                                             const char* argument);
+// Gives all of them out, or, if there is no memory, none.
+void write_tensors(std::vector<at::Tensor> tensors, swv_tensor** out_tensors);
+
+// The grad mode of one call, whatever the thread's is; and the number of threads that an operator may
+// use.
+class CallMode {
+ public:
+  CallMode(swv_grad_mode mode, const char* argument);
+  ~CallMode();
+  CallMode(const CallMode&) = delete;
+  CallMode& operator=(const CallMode&) = delete;
+
+ private:
+  bool inference_;
+  alignas(8) unsigned char guard_[sizeof(void*) * 4];  // an at::AutoGradMode or c10::InferenceMode
+};
+
+// --- layouts ----------------------------------------------------------------------------------------
+
+// One placement per mesh dimension; in the order of the mesh. NULL is all replicated, where allowed.
+NamedPlacements named_placements(const swv_named_placement* placements, size_t count,
+                                 const char* argument);
+DistributeOptions distribute_options(const swv_distribute_options* options);
+
+}  // namespace shardweave::capi

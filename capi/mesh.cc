@@ -1,0 +1,215 @@
+// Meshes and their random numbers, scopes and counters.
+#include "absl/strings/str_cat.h"
+#include "shardweave/capi/handles.h"
+#include "shardweave/dtensor/random.h"
+
+struct swv_strict_scope : shardweave::capi::Handle<shardweave::capi::Kind::kStrictScope> {
+  std::unique_ptr<shardweave::StrictScope> scope;
+};
+
+namespace shardweave::capi {
+namespace {
+
+const MeshPtr& mesh_ptr(const swv_mesh* mesh) {
+  return in(mesh, "mesh").mesh;
+}
+const DeviceMesh& grid(const swv_mesh* mesh) {
+  return mesh_ptr(mesh)->mesh();
+}
+
+std::vector<MeshDim> mesh_dims(const swv_mesh_dim* dims, size_t num_dims) {
+  std::vector<MeshDim> result;
+  for (const swv_mesh_dim& dim : span(dims, num_dims, "dims", kMaxDims)) {
+    result.push_back({std::string(text(dim.name, "dims[].name")), dim.size});
+  }
+  return result;
+}
+
+std::vector<std::string> names_of(const char* const* names, size_t num_names) {
+  std::vector<std::string> result;
+  for (const char* name : span(names, num_names, "names", kMaxDims)) {
+    result.emplace_back(text(name, "names[]"));
+  }
+  return result;
+}
+
+// The world's ranks may be more than the mesh's only where the mesh says which.
+swv_mesh* new_world_mesh(const swv_world* world, std::vector<MeshDim> dims) {
+  return make<swv_mesh>(check(init_device_mesh(*in(world, "world").world, std::move(dims))));
+}
+
+swv_mesh* new_mesh_like(const MeshPtr& mesh, absl::StatusOr<DeviceMesh> grid) {
+  return make<swv_mesh>(check(ConnectedMesh::create(check(std::move(grid)), mesh->world())));
+}
+
+int mesh_dim(const swv_mesh* mesh, int32_t dim) {
+  const int ndim = grid(mesh).ndim();
+  if (dim < 0 || dim >= ndim) {
+    fail(absl::StatusCode::kOutOfRange,
+         absl::StrCat("argument 'dim' is ", dim, "; ", grid(mesh).to_string(), " has ", ndim,
+                      " dimensions"));
+  }
+  return dim;
+}
+
+}  // namespace
+}  // namespace shardweave::capi
+
+using namespace shardweave::capi;  // NOLINT: this file is the C interface of it
+
+swv_status* swv_mesh_create(const swv_world* world, const swv_mesh_dim* dims, size_t num_dims,
+                            swv_mesh** out_mesh) {
+  return guarded(__func__, out_mesh, "out_mesh",
+                 [&] { return new_world_mesh(world, mesh_dims(dims, num_dims)); });
+}
+
+swv_status* swv_mesh_parse(const swv_world* world, const char* text, swv_mesh** out_mesh) {
+  return guarded(__func__, out_mesh, "out_mesh", [&] {
+    const auto grid = check(shardweave::DeviceMesh::parse(shardweave::capi::text(text, "text")));
+    return new_world_mesh(world, grid.dims());
+  });
+}
+
+swv_status* swv_mesh_create_from_ranks(const swv_world* world, const swv_mesh_dim* dims,
+                                       size_t num_dims, const int64_t* ranks, size_t num_ranks,
+                                       swv_mesh** out_mesh) {
+  return guarded(__func__, out_mesh, "out_mesh", [&] {
+    const auto& comm = in(world, "world").world->comm();
+    const auto all = span(ranks, num_ranks, "ranks");
+    return make<swv_mesh>(check(shardweave::ConnectedMesh::create(
+        check(shardweave::DeviceMesh::from_ranks(mesh_dims(dims, num_dims),
+                                                 {all.begin(), all.end()})),
+        comm)));
+  });
+}
+
+swv_status* swv_mesh_share(const swv_mesh* mesh, swv_mesh** out_mesh) {
+  return guarded(__func__, out_mesh, "out_mesh", [&] { return make<swv_mesh>(mesh_ptr(mesh)); });
+}
+
+void swv_mesh_free(swv_mesh* mesh) {
+  release(mesh, __func__);
+}
+
+swv_status* swv_mesh_slice(const swv_mesh* mesh, const char* const* names, size_t num_names,
+                           swv_mesh** out_mesh) {
+  return guarded(__func__, out_mesh, "out_mesh", [&] {
+    return make<swv_mesh>(check(mesh_ptr(mesh)->slice(names_of(names, num_names))));
+  });
+}
+
+swv_status* swv_mesh_flatten(const swv_mesh* mesh, const char* const* names, size_t num_names,
+                             const char* new_name, swv_mesh** out_mesh) {
+  return guarded(__func__, out_mesh, "out_mesh", [&] {
+    return new_mesh_like(mesh_ptr(mesh), grid(mesh).flatten(names_of(names, num_names),
+                                                            text_or(new_name, "", "new_name")));
+  });
+}
+
+swv_status* swv_mesh_unflatten(const swv_mesh* mesh, const char* name, const swv_mesh_dim* dims,
+                               size_t num_dims, swv_mesh** out_mesh) {
+  return guarded(__func__, out_mesh, "out_mesh", [&] {
+    return new_mesh_like(mesh_ptr(mesh),
+                         grid(mesh).unflatten(text(name, "name"), mesh_dims(dims, num_dims)));
+  });
+}
+
+swv_status* swv_mesh_ndim(const swv_mesh* mesh, int32_t* out_ndim) {
+  return guarded(__func__, out_ndim, "out_ndim", [&] { return grid(mesh).ndim(); });
+}
+
+swv_status* swv_mesh_size(const swv_mesh* mesh, int64_t* out_size) {
+  return guarded(__func__, out_size, "out_size", [&] { return grid(mesh).size(); });
+}
+
+swv_status* swv_mesh_shape(const swv_mesh* mesh, int64_t* sizes, size_t capacity,
+                           size_t* out_count) {
+  return guarded(__func__,
+                 [&] { copy_out(grid(mesh).shape(), sizes, capacity, out_count, "sizes"); });
+}
+
+swv_status* swv_mesh_dim_name(const swv_mesh* mesh, int32_t dim, swv_string** out_name) {
+  return guarded(__func__, out_name, "out_name", [&] {
+    return new_string(std::string(grid(mesh).name(mesh_dim(mesh, dim))));
+  });
+}
+
+swv_status* swv_mesh_find_dim(const swv_mesh* mesh, const char* name, int32_t* out_dim) {
+  return guarded(__func__, out_dim, "out_dim",
+                 [&] { return check(grid(mesh).dim(text(name, "name"))); });
+}
+
+swv_status* swv_mesh_coordinate(const swv_mesh* mesh, int64_t* coordinate, size_t capacity,
+                                size_t* out_count) {
+  return guarded(__func__, [&] {
+    copy_out(mesh_ptr(mesh)->coordinate(), coordinate, capacity, out_count, "coordinate");
+  });
+}
+
+swv_status* swv_mesh_ranks(const swv_mesh* mesh, int64_t* ranks, size_t capacity,
+                           size_t* out_count) {
+  return guarded(__func__,
+                 [&] { copy_out(grid(mesh).ranks(), ranks, capacity, out_count, "ranks"); });
+}
+
+swv_status* swv_mesh_comm(const swv_mesh* mesh, int32_t dim, swv_comm** out_comm) {
+  return guarded(__func__, out_comm, "out_comm", [&] {
+    return make<swv_comm>(check(mesh_ptr(mesh)->communicator(mesh_dim(mesh, dim))));
+  });
+}
+
+swv_status* swv_mesh_connect(const swv_mesh* mesh) {
+  return guarded(__func__, [&] { check(mesh_ptr(mesh)->connect()); });
+}
+
+swv_status* swv_mesh_to_string(const swv_mesh* mesh, swv_string** out_text) {
+  return guarded(__func__, out_text, "out_text",
+                 [&] { return new_string(grid(mesh).to_string()); });
+}
+
+swv_status* swv_mesh_equal(const swv_mesh* a, const swv_mesh* b, swv_bool* out_equal) {
+  return guarded(__func__, out_equal, "out_equal",
+                 [&] { return in(a, "a").mesh->mesh() == in(b, "b").mesh->mesh(); });
+}
+
+swv_status* swv_mesh_forbid_communication(const swv_mesh* mesh,
+                                          swv_strict_scope** out_strict_scope) {
+  return guarded(__func__, out_strict_scope, "out_strict_scope", [&] {
+    return make<swv_strict_scope>(std::make_unique<shardweave::StrictScope>(mesh_ptr(mesh)));
+  });
+}
+
+void swv_strict_scope_free(swv_strict_scope* scope) {
+  release(scope, __func__);
+}
+
+swv_status* swv_mesh_seed(const swv_mesh* mesh, uint64_t seed) {
+  return guarded(__func__, [&] { shardweave::manual_seed(mesh_ptr(mesh), seed); });
+}
+
+swv_status* swv_mesh_random_state(const swv_mesh* mesh, swv_random_state* out_state) {
+  return guarded(__func__, out_state, "out_state", [&] {
+    const shardweave::PhiloxState state = shardweave::random_state(mesh_ptr(mesh));
+    return swv_random_state{state.seed, state.offset};
+  });
+}
+
+swv_status* swv_mesh_set_random_state(const swv_mesh* mesh, const swv_random_state* state) {
+  return guarded(__func__, [&] {
+    const swv_random_state& s = out(state, "state");
+    shardweave::set_random_state(mesh_ptr(mesh), {s.seed, s.offset});
+  });
+}
+
+swv_status* swv_mesh_dispatch_counters(const swv_mesh* mesh, swv_dispatch_counters* out_counters) {
+  return guarded(__func__, [&] {
+    swv_dispatch_counters result = required_options<swv_dispatch_counters>(
+        out_counters, SWV_DISPATCH_COUNTERS_INIT, "out_counters");
+    const shardweave::DispatchCounters c = shardweave::dispatch_counters(mesh_ptr(mesh));
+    result.operators = c.operators;
+    result.cache_misses = c.cache_misses;
+    result.implicit_redistributions = c.implicit_redistributions;
+    result.gathered_operators = c.gathered_operators;
+    std::memcpy(out_counters, &result, sizeof(result));
+  });
+}

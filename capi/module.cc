@@ -1,0 +1,379 @@
+// Modules, plans and optimizers.
+#include <algorithm>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "shardweave/capi/values.h"
+#include "shardweave/dtensor/distribute_module.h"
+#include "shardweave/modules/fused_optimizer.h"
+#include "shardweave/modules/parameter_plan_json.h"
+#include "torch/csrc/jit/api/module.h"
+#include "torch/csrc/jit/serialization/import.h"
+#include "torch/nn/module.h"
+
+namespace shardweave::capi {
+namespace {
+
+// Holds what the host registers; a child per part of a name.
+class HostModule : public torch::nn::Module {
+ public:
+  HostModule() : torch::nn::Module("HostModule") {}
+
+  // The module that `fqn` lies in, made if it is not there, and the last part of the name.
+  std::pair<HostModule*, std::string> place_of(std::string_view fqn) {
+    HostModule* module = this;
+    while (true) {
+      const size_t dot = fqn.find('.');
+      const std::string part(fqn.substr(0, dot));
+      if (dot == std::string_view::npos) return {module, part};
+      auto child = module->children_by_name_.find(part);
+      if (child == module->children_by_name_.end()) {
+        auto made = module->register_module(part, std::make_shared<HostModule>());
+        child = module->children_by_name_.emplace(part, made.get()).first;
+      }
+      module = child->second;
+      fqn.remove_prefix(dot + 1);
+    }
+  }
+
+ private:
+  std::map<std::string, HostModule*> children_by_name_;
+};
+
+}  // namespace
+}  // namespace shardweave::capi
+
+struct swv_module : shardweave::capi::Handle<shardweave::capi::Kind::kModule> {
+  std::shared_ptr<shardweave::capi::HostModule> module;
+  std::optional<torch::jit::Module> script;  // of a file; its tensors are in `module` too
+};
+
+struct swv_plan : shardweave::capi::Handle<shardweave::capi::Kind::kPlan> {
+  shardweave::ParameterPlan plan;
+};
+
+struct swv_optimizer : shardweave::capi::Handle<shardweave::capi::Kind::kOptimizer> {
+  shardweave::FusedOptimizer optimizer;
+};
+
+namespace shardweave::capi {
+namespace {
+
+struct Named {
+  std::string fqn;
+  at::Tensor tensor;
+};
+
+std::vector<Named> parameters_of(const swv_module& module) {
+  std::vector<Named> all;
+  for (const auto& item : module.module->named_parameters()) all.push_back({item.key(), item.value()});
+  return all;
+}
+std::vector<Named> buffers_of(const swv_module& module) {
+  std::vector<Named> all;
+  for (const auto& item : module.module->named_buffers()) all.push_back({item.key(), item.value()});
+  return all;
+}
+
+enum class Slot { kParameter, kBuffer };
+
+// Checked before anything is registered: register_parameter would leave half of it.
+void check_fqn(const swv_module& module, std::string_view fqn) {
+  for (size_t begin = 0;;) {
+    const size_t dot = fqn.find('.', begin);
+    if (fqn.substr(begin, dot - begin).empty()) {
+      fail_argument("fqn", absl::StrCat("is '", fqn, "'; a part of the name is empty"));
+    }
+    if (dot == std::string_view::npos) break;
+    begin = dot + 1;
+  }
+  const auto clash = [&](std::string_view there) {
+    return there == fqn || (there.starts_with(fqn) && there[fqn.size()] == '.') ||
+           (fqn.starts_with(there) && fqn[there.size()] == '.');
+  };
+  for (const auto& all : {parameters_of(module), buffers_of(module)}) {
+    for (const Named& named : all) {
+      if (clash(named.fqn)) {
+        fail(absl::StatusCode::kAlreadyExists,
+             absl::StrCat("argument 'fqn' is '", fqn, "'; the module has '", named.fqn, "'"));
+      }
+    }
+  }
+}
+
+void add(const swv_module& module, std::string_view fqn, const at::Tensor& t, Slot slot) {
+  check_fqn(module, fqn);
+  if (slot == Slot::kParameter && (!t.is_leaf() || !(t.is_floating_point() || t.is_complex()))) {
+    fail_argument("tensor", t.is_leaf() ? "has integers; a parameter requires grad"
+                                        : "is no leaf: it is the result of an operator");
+  }
+  auto [place, name] = module.module->place_of(fqn);
+  if (slot == Slot::kParameter) {
+    place->register_parameter(name, t);
+  } else {
+    place->register_buffer(name, t);
+  }
+}
+
+swv_module* load(const char* path) {
+  const std::string file(text(path, "path"));
+  auto script = torch::jit::load(file);
+  auto* result = make<swv_module>(std::make_shared<HostModule>(), std::optional(script));
+  try {
+    for (const auto& p : script.named_parameters()) add(*result, p.name, p.value, Slot::kParameter);
+    for (const auto& b : script.named_buffers()) add(*result, b.name, b.value, Slot::kBuffer);
+  } catch (...) {
+    release(result, "swv_module_load");
+    throw;
+  }
+  return result;
+}
+
+void write_named(std::vector<Named> all, size_t index, const char* what, swv_string** out_fqn,
+                 swv_tensor** out_tensor) {
+  if (index >= all.size()) {
+    fail(absl::StatusCode::kOutOfRange,
+         absl::StrCat("argument 'index' is ", index, " of ", all.size(), " ", what));
+  }
+  swv_string* fqn = out_fqn == nullptr ? nullptr : new_string(std::move(all[index].fqn));
+  if (out_tensor != nullptr) *out_tensor = make<swv_tensor>(std::move(all[index].tensor));
+  if (out_fqn != nullptr) *out_fqn = fqn;
+}
+
+swv_tensor* get(const swv_module& module, std::string_view fqn) {
+  std::vector<std::string> names;
+  for (auto& all : {parameters_of(module), buffers_of(module)}) {
+    for (const Named& named : all) {
+      if (named.fqn == fqn) return make<swv_tensor>(named.tensor);
+      names.push_back(named.fqn);
+    }
+  }
+  fail(absl::StatusCode::kNotFound, absl::StrCat("argument 'fqn': the module has no '", fqn, "'",
+                                                 suggestion(fqn, names)));
+}
+
+void call_method(const swv_module& module, std::string_view name, swv_grad_mode mode,
+                 const GivenArguments& given, swv_value* results, size_t capacity,
+                 size_t* out_num_results) {
+  if (!module.script.has_value()) {
+    fail_argument("module", "was not loaded: its forward is the host's own code");
+  }
+  const auto method = module.script->find_method(std::string(name));
+  if (!method.has_value()) {
+    std::vector<std::string> names;
+    for (const auto& each : module.script->get_methods()) names.push_back(each.name());
+    fail(absl::StatusCode::kNotFound,
+         absl::StrCat("argument 'method': there is no '", name, "'", suggestion(name, names)));
+  }
+  Signature signature(method->function().getSchema());
+  signature.arguments.erase(signature.arguments.begin());  // self
+  const CallMode call_mode(mode, "mode");
+  check_capacity(signature, results, capacity);
+  CallStack stack;
+  stack.values.emplace_back(module.script->_ivalue());
+  std::string mismatch;
+  if (!push_arguments(signature, given, Match::kLenient, stack.values, &mismatch)) {
+    fail(absl::StatusCode::kInvalidArgument,
+         absl::StrCat(name, ": ", mismatch, "; its schema is ", signature.text));
+  }
+  method->function().run(stack.values);
+  if (stack.values.size() == 1 && stack.values[0].isTuple()) {  // several results
+    const auto tuple = stack.values[0].toTuple();
+    stack.values.clear();
+    for (const c10::IValue& element : tuple->elements()) stack.values.push_back(element);
+  }
+  write_results(signature, stack.values, results, capacity, out_num_results);
+}
+
+void distribute(const swv_module* module, const swv_mesh* mesh, const swv_plan* plan,
+                const swv_distribute_options* options) {
+  const CallMode mode(SWV_GRAD, "mode");
+  distribute_module(*in(module, "module").module, in(mesh, "mesh").mesh,
+                    plan == nullptr ? ParameterPlan() : in(plan, "plan").plan,
+                    distribute_options(options));
+}
+
+SgdOptions sgd_options(const swv_sgd_options* given) {
+  const swv_sgd_options o = options<swv_sgd_options>(given, SWV_SGD_OPTIONS_INIT, "options");
+  return {o.lr, o.momentum, o.dampening, o.weight_decay, flag(o.nesterov, "options.nesterov")};
+}
+
+AdamWOptions adamw_options(const swv_adamw_options* given) {
+  const swv_adamw_options o = options<swv_adamw_options>(given, SWV_ADAMW_OPTIONS_INIT, "options");
+  return {o.lr,  o.beta1,        o.beta2,
+          o.eps, o.weight_decay, flag(o.amsgrad, "options.amsgrad")};
+}
+
+swv_optimizer* new_optimizer(const swv_tensor* const* parameters, size_t num_parameters,
+                             const FusedOptimizer::Options& options) {
+  return make<swv_optimizer>(
+      FusedOptimizer(tensors(parameters, num_parameters, "parameters"), options));
+}
+
+}  // namespace
+}  // namespace shardweave::capi
+
+using namespace shardweave::capi;  // NOLINT: this file is the C interface of it
+
+swv_status* swv_module_create(swv_module** out_module) {
+  return guarded(__func__, out_module, "out_module", [&] {
+    return make<swv_module>(std::make_shared<HostModule>(), std::nullopt);
+  });
+}
+
+swv_status* swv_module_load(const char* path, swv_module** out_module) {
+  return guarded(__func__, out_module, "out_module", [&] { return load(path); });
+}
+
+void swv_module_free(swv_module* module) {
+  release(module, __func__);
+}
+
+swv_status* swv_module_add_parameter(swv_module* module, const char* fqn,
+                                     const swv_tensor* tensor) {
+  return guarded(__func__, [&] {
+    add(in(module, "module"), text(fqn, "fqn"), in(tensor, "tensor").tensor, Slot::kParameter);
+  });
+}
+
+swv_status* swv_module_add_buffer(swv_module* module, const char* fqn, const swv_tensor* tensor) {
+  return guarded(__func__, [&] {
+    add(in(module, "module"), text(fqn, "fqn"), in(tensor, "tensor").tensor, Slot::kBuffer);
+  });
+}
+
+swv_status* swv_module_num_parameters(const swv_module* module, size_t* out_num) {
+  return guarded(__func__, out_num, "out_num",
+                 [&] { return parameters_of(in(module, "module")).size(); });
+}
+
+swv_status* swv_module_parameter(const swv_module* module, size_t index, swv_string** out_fqn,
+                                 swv_tensor** out_tensor) {
+  return guarded(__func__, [&] {
+    write_named(parameters_of(in(module, "module")), index, "parameters", out_fqn, out_tensor);
+  });
+}
+
+swv_status* swv_module_num_buffers(const swv_module* module, size_t* out_num) {
+  return guarded(__func__, out_num, "out_num",
+                 [&] { return buffers_of(in(module, "module")).size(); });
+}
+
+swv_status* swv_module_buffer(const swv_module* module, size_t index, swv_string** out_fqn,
+                              swv_tensor** out_tensor) {
+  return guarded(__func__, [&] {
+    write_named(buffers_of(in(module, "module")), index, "buffers", out_fqn, out_tensor);
+  });
+}
+
+swv_status* swv_module_get(const swv_module* module, const char* fqn, swv_tensor** out_tensor) {
+  return guarded(__func__, out_tensor, "out_tensor",
+                 [&] { return get(in(module, "module"), text(fqn, "fqn")); });
+}
+
+swv_status* swv_module_call(const swv_module* module, const char* method, swv_grad_mode mode,
+                            const swv_value* arguments, size_t num_arguments,
+                            swv_value* out_results, size_t capacity, size_t* out_num_results) {
+  return guarded(__func__, [&] {
+    call_method(in(module, "module"), text(method, "method"), mode,
+                given_arguments(arguments, num_arguments, nullptr, 0), out_results, capacity,
+                out_num_results);
+  });
+}
+
+swv_status* swv_plan_create(swv_plan** out_plan) {
+  return guarded(__func__, out_plan, "out_plan",
+                 [&] { return make<swv_plan>(shardweave::ParameterPlan()); });
+}
+
+swv_status* swv_plan_from_json(const char* text, swv_plan** out_plan) {
+  return guarded(__func__, out_plan, "out_plan", [&] {
+    return make<swv_plan>(
+        check(shardweave::parse_parameter_plan(shardweave::capi::text(text, "text"))));
+  });
+}
+
+swv_status* swv_plan_to_json(const swv_plan* plan, swv_string** out_text) {
+  return guarded(__func__, out_text, "out_text",
+                 [&] { return new_string(shardweave::to_json(in(plan, "plan").plan)); });
+}
+
+swv_status* swv_plan_add(swv_plan* plan, const char* pattern,
+                         const swv_named_placement* placements, size_t num_placements) {
+  return guarded(__func__, [&] {
+    in(plan, "plan").plan.push_back({std::string(text(pattern, "pattern")),
+                                     named_placements(placements, num_placements, "placements")});
+  });
+}
+
+void swv_plan_free(swv_plan* plan) {
+  release(plan, __func__);
+}
+
+swv_status* swv_module_distribute(const swv_module* module, const swv_mesh* mesh,
+                                  const swv_plan* plan, const swv_distribute_options* options) {
+  return guarded(__func__, [&] { distribute(module, mesh, plan, options); });
+}
+
+swv_status* swv_module_finish_grad_sync(const swv_module* module) {
+  return guarded(__func__,
+                 [&] { shardweave::finish_grad_sync(*in(module, "module").module); });
+}
+
+swv_status* swv_finish_grad_sync(const swv_tensor* const* parameters, size_t num_parameters) {
+  return guarded(__func__, [&] {
+    shardweave::finish_grad_sync(tensors(parameters, num_parameters, "parameters"));
+  });
+}
+
+swv_status* swv_module_zero_grad(const swv_module* module) {
+  return guarded(__func__, [&] { in(module, "module").module->zero_grad(); });
+}
+
+swv_status* swv_optimizer_create_sgd(const swv_tensor* const* parameters, size_t num_parameters,
+                                     const swv_sgd_options* options,
+                                     swv_optimizer** out_optimizer) {
+  return guarded(__func__, out_optimizer, "out_optimizer", [&] {
+    return new_optimizer(parameters, num_parameters, sgd_options(options));
+  });
+}
+
+swv_status* swv_optimizer_create_adamw(const swv_tensor* const* parameters, size_t num_parameters,
+                                       const swv_adamw_options* options,
+                                       swv_optimizer** out_optimizer) {
+  return guarded(__func__, out_optimizer, "out_optimizer", [&] {
+    return new_optimizer(parameters, num_parameters, adamw_options(options));
+  });
+}
+
+void swv_optimizer_free(swv_optimizer* optimizer) {
+  release(optimizer, __func__);
+}
+
+swv_status* swv_optimizer_step(swv_optimizer* optimizer) {
+  return guarded(__func__, [&] {
+    const CallMode mode(SWV_NO_GRAD, "mode");
+    in(optimizer, "optimizer").optimizer.step();
+  });
+}
+
+swv_status* swv_optimizer_zero_grad(const swv_optimizer* optimizer) {
+  return guarded(__func__, [&] { in(optimizer, "optimizer").optimizer.zero_grad(); });
+}
+
+swv_status* swv_optimizer_lr(const swv_optimizer* optimizer, double* out_lr) {
+  return guarded(__func__, out_lr, "out_lr",
+                 [&] { return in(optimizer, "optimizer").optimizer.lr(); });
+}
+
+swv_status* swv_optimizer_set_lr(swv_optimizer* optimizer, double lr) {
+  return guarded(__func__, [&] { in(optimizer, "optimizer").optimizer.set_lr(lr); });
+}
+
+swv_status* swv_optimizer_state(const swv_optimizer* optimizer, size_t index, const char* name,
+                                swv_tensor** out_tensor) {
+  return guarded(__func__, out_tensor, "out_tensor", [&] {
+    return new_tensor_or_null(
+        in(optimizer, "optimizer").optimizer.state(index, text(name, "name")));
+  });
+}

@@ -1,0 +1,168 @@
+// Operators of LibTorch by name.
+#include <algorithm>
+
+#include "ATen/core/dispatch/Dispatcher.h"
+#include "ATen/ops/_local_scalar_dense.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "shardweave/capi/values.h"
+
+namespace shardweave::capi {
+namespace {
+
+struct Overload {
+  c10::OperatorHandle handle;
+  Signature signature;
+};
+
+}  // namespace
+}  // namespace shardweave::capi
+
+struct swv_op : shardweave::capi::Handle<shardweave::capi::Kind::kOp> {
+  std::string name;
+  std::vector<shardweave::capi::Overload> overloads;  // at least one
+};
+
+namespace shardweave::capi {
+namespace {
+
+// Out-variants last; those that ask for less first.
+bool before(const Overload& a, const Overload& b) {
+  const auto key = [](const Overload& o) {
+    return std::tuple(o.signature.has_out, o.signature.arguments.size(),
+                      o.handle.operator_name().overload_name);
+  };
+  return key(a) < key(b);
+}
+
+[[noreturn]] void fail_not_found(const std::string& wanted) {
+  std::vector<std::string> names;
+  const bool overload = wanted.find('.') != std::string::npos;
+  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    names.push_back(overload ? c10::toString(name) : name.name);
+  }
+  fail(absl::StatusCode::kNotFound,
+       absl::StrCat("argument 'name': there is no operator '", wanted, "'", suggestion(wanted, names)));
+}
+
+swv_op* find_op(std::string_view given) {
+  std::string name(given);
+  if (name.find("::") == std::string::npos) name = absl::StrCat("aten::", name);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  std::vector<Overload> overloads;
+  const size_t dot = name.find('.', name.find("::"));
+  if (dot != std::string::npos) {
+    std::string overload = name.substr(dot + 1);
+    if (overload == "default") overload.clear();  // as PyTorch writes it
+    if (auto handle = dispatcher.findSchema({name.substr(0, dot), overload})) {
+      overloads.push_back({*handle, Signature(handle->schema())});
+    }
+  } else {
+    for (const c10::OperatorName& each : dispatcher.getAllOpNames()) {
+      if (each.name != name) continue;
+      if (auto handle = dispatcher.findSchema(each)) {
+        overloads.push_back({*handle, Signature(handle->schema())});
+      }
+    }
+    std::sort(overloads.begin(), overloads.end(), before);
+  }
+  if (overloads.empty()) fail_not_found(name);
+  return make<swv_op>(std::move(name), std::move(overloads));
+}
+
+std::string schemas(const swv_op& op) {
+  return absl::StrJoin(op.overloads, "\n", [](std::string* to, const Overload& overload) {
+    absl::StrAppend(to, overload.signature.text);
+  });
+}
+
+// The overload whose arguments fit; they are on the stack then.
+const Overload& choose(const swv_op& op, const GivenArguments& given, c10::Stack& stack) {
+  for (const Match match : {Match::kExact, Match::kLenient}) {
+    for (const Overload& overload : op.overloads) {
+      if (push_arguments(overload.signature, given, match, stack, nullptr)) return overload;
+      stack.clear();
+    }
+  }
+  std::string mismatch;
+  if (op.overloads.size() == 1) {
+    push_arguments(op.overloads[0].signature, given, Match::kLenient, stack, &mismatch);
+    stack.clear();
+    fail(absl::StatusCode::kInvalidArgument,
+         absl::StrCat(op.name, ": ", mismatch, "; its schema is ", schemas(op)));
+  }
+  fail(absl::StatusCode::kInvalidArgument,
+       absl::StrCat(op.name, ": the arguments fit none of its schemas:\n", schemas(op)));
+}
+
+// The operator's name stands in front of what it says.
+[[noreturn]] void rethrow_named(const Overload& overload) {
+  const absl::Status status = absl_status_of_exception();
+  const std::string name = c10::toString(overload.handle.operator_name());
+  const std::string_view message = status.message();
+  if (message.substr(0, name.size()) == name) fail(status.code(), std::string(message));
+  fail(status.code(), absl::StrCat(name, ": ", message));
+}
+
+void call(const swv_op* handle, swv_grad_mode mode, const GivenArguments& given, swv_value* results,
+          size_t capacity, size_t* out_num_results) {
+  const swv_op& op = in(handle, "op");
+  const CallMode call_mode(mode, "mode");
+  CallStack stack;
+  const Overload& overload = choose(op, given, stack.values);
+  check_capacity(overload.signature, results, capacity);
+  try {
+    overload.handle.callBoxed(stack.values);
+  } catch (...) {
+    rethrow_named(overload);
+  }
+  write_results(overload.signature, stack.values, results, capacity, out_num_results);
+}
+
+swv_value item(const swv_tensor* handle) {
+  const at::Tensor& t = tensor(handle, "tensor");
+  if (t.numel() != 1) {
+    fail_argument("tensor", absl::StrCat("has ", t.numel(), " elements; wanted one"));
+  }
+  const CallMode mode(SWV_NO_GRAD, "mode");
+  return new_value(c10::IValue(t.item()), ArgType::kNumber);
+}
+
+}  // namespace
+}  // namespace shardweave::capi
+
+using namespace shardweave::capi;  // NOLINT: this file is the C interface of it
+
+swv_status* swv_op_find(const char* name, swv_op** out_op) {
+  return guarded(__func__, out_op, "out_op", [&] { return find_op(text(name, "name")); });
+}
+
+void swv_op_free(swv_op* op) {
+  release(op, __func__);
+}
+
+swv_status* swv_op_schema(const swv_op* op, swv_string** out_text) {
+  return guarded(__func__, out_text, "out_text", [&] { return new_string(schemas(in(op, "op"))); });
+}
+
+swv_status* swv_op_call(const swv_op* op, swv_grad_mode mode, const swv_value* arguments,
+                        size_t num_arguments, swv_value* out_results, size_t capacity,
+                        size_t* out_num_results) {
+  return guarded(__func__, [&] {
+    call(op, mode, given_arguments(arguments, num_arguments, nullptr, 0), out_results, capacity,
+         out_num_results);
+  });
+}
+
+swv_status* swv_op_call_named(const swv_op* op, swv_grad_mode mode, const swv_value* arguments,
+                              size_t num_arguments, const char* const* names, size_t num_names,
+                              swv_value* out_results, size_t capacity, size_t* out_num_results) {
+  return guarded(__func__, [&] {
+    call(op, mode, given_arguments(arguments, num_arguments, names, num_names), out_results,
+         capacity, out_num_results);
+  });
+}
+
+swv_status* swv_tensor_item(const swv_tensor* tensor, swv_value* out_value) {
+  return guarded(__func__, out_value, "out_value", [&] { return item(tensor); });
+}

@@ -1,0 +1,40 @@
+#include "shardweave/capi/threads.h"
+
+#include <atomic>
+
+#include "ATen/Parallel.h"
+#include "shardweave/capi/arguments.h"
+
+namespace shardweave::capi {
+namespace {
+
+// 0: LibTorch's own choice.
+std::atomic<int> wanted{0};
+// What was set last on this thread: a cache, nothing depends on it.
+thread_local int used = 0;
+
+}  // namespace
+
+void set_num_threads(int num_threads) {
+  wanted.store(num_threads, std::memory_order_relaxed);
+}
+
+void use_num_threads() {
+  const int want = wanted.load(std::memory_order_relaxed);
+  if (want == used) [[likely]]
+    return;
+  at::set_num_threads(want);
+  used = want;
+}
+
+}  // namespace shardweave::capi
+
+swv_status* swv_set_num_threads(int32_t num_threads) {
+  using namespace shardweave::capi;
+  return guarded(__func__, [&] {
+    if (num_threads < 1 || num_threads > 4096) {
+      fail_argument("num_threads", absl::StrCat("is ", num_threads, "; wanted 1 to 4096"));
+    }
+    set_num_threads(num_threads);
+  });
+}

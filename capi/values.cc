@@ -1,0 +1,584 @@
+#include "shardweave/capi/values.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <sstream>
+
+#include "ATen/ScalarOps.h"
+#include "ATen/core/List.h"
+#include "ATen/core/jit_type.h"
+#include "absl/strings/str_cat.h"
+
+namespace shardweave::capi {
+namespace {
+
+// --- schemas ----------------------------------------------------------------------------------------
+
+ArgType scalar_kind(const c10::Type& type) {
+  switch (type.kind()) {
+    case c10::TypeKind::TensorType:
+      return ArgType::kTensor;
+    case c10::TypeKind::IntType:
+    case c10::TypeKind::SymIntType:
+      return ArgType::kInt;
+    case c10::TypeKind::FloatType:
+      return ArgType::kFloat;
+    case c10::TypeKind::BoolType:
+    case c10::TypeKind::SymBoolType:
+      return ArgType::kBool;
+    case c10::TypeKind::NumberType:
+      return ArgType::kNumber;
+    case c10::TypeKind::StringType:
+      return ArgType::kString;
+    case c10::TypeKind::ScalarTypeType:
+      return ArgType::kDType;
+    case c10::TypeKind::LayoutType:
+      return ArgType::kTorchLayout;
+    case c10::TypeKind::MemoryFormatType:
+      return ArgType::kMemoryFormat;
+    case c10::TypeKind::DeviceObjType:
+      return ArgType::kDevice;
+    default:
+      return ArgType::kOther;
+  }
+}
+
+ArgType list_kind(const c10::Type& element) {
+  if (element.kind() == c10::TypeKind::OptionalType) {
+    const auto& inner = *element.castRaw<c10::OptionalType>()->getElementType();
+    return inner.kind() == c10::TypeKind::TensorType ? ArgType::kOptionalTensorList
+                                                     : ArgType::kOther;
+  }
+  switch (scalar_kind(element)) {
+    case ArgType::kTensor:
+      return ArgType::kTensorList;
+    case ArgType::kInt:
+      return ArgType::kIntList;
+    case ArgType::kFloat:
+      return ArgType::kFloatList;
+    case ArgType::kBool:
+      return ArgType::kBoolList;
+    case ArgType::kNumber:
+      return ArgType::kNumberList;
+    default:
+      return ArgType::kOther;
+  }
+}
+
+ArgType kind_of(const c10::Type& type) {
+  if (type.kind() == c10::TypeKind::ListType) {
+    return list_kind(*type.castRaw<c10::ListType>()->getElementType());
+  }
+  return scalar_kind(type);
+}
+
+Argument make_argument(const c10::Argument& from) {
+  Argument result;
+  result.name = from.name();
+  const c10::Type* type = from.real_type().get();
+  result.type = type->str();
+  if (type->kind() == c10::TypeKind::OptionalType) {
+    result.optional = true;
+    type = type->castRaw<c10::OptionalType>()->getElementType().get();
+  }
+  result.kind = kind_of(*type);
+  result.fixed_size = from.N().value_or(0);
+  result.has_default = from.default_value().has_value();
+  if (result.has_default) result.default_value = *from.default_value();
+  return result;
+}
+
+// --- lists --------------------------------------------------------------------------------------------
+
+// Lists of arguments whose memory is kept for the next call of this thread: used again when nobody
+// else holds them any more.
+template <typename T>
+class ListPool {
+ public:
+  template <typename Fill>
+  c10::List<T> get(size_t size, const Fill& fill) {
+    for (c10::List<T>& list : lists_) {
+      if (list.use_count() != 1) continue;
+      list.clear();
+      fill(list);
+      return list;
+    }
+    c10::List<T> list;
+    list.reserve(size);
+    fill(list);
+    if (lists_.size() < kKept && size <= kLongestKept) lists_.push_back(list);
+    return list;
+  }
+  // Drops what the lists hold, so that tensors do not live longer than they should.
+  void clear() {
+    for (c10::List<T>& list : lists_) {
+      if (list.use_count() == 1 && !list.empty()) list.clear();
+    }
+  }
+
+ private:
+  static constexpr size_t kKept = 8;
+  static constexpr size_t kLongestKept = 64;
+  std::vector<c10::List<T>> lists_;
+};
+
+// Caches of this thread; nothing depends on what is in them.
+thread_local ListPool<int64_t> int_lists;
+thread_local ListPool<at::Tensor> tensor_lists;
+thread_local c10::Stack spare_stack;
+
+constexpr size_t kStackSize = 32;
+
+// --- arguments ----------------------------------------------------------------------------------------
+
+const char* name_of_kind(swv_value_kind kind) {
+  static constexpr const char* kNames[] = {"none",  "the default", "a tensor", "a bool",
+                                           "an integer", "a float", "a complex number", "a string",
+                                           "a dtype", "a device", "tensors", "bools",
+                                           "integers", "floats"};
+  return kind >= 0 && kind <= SWV_VALUE_FLOATS ? kNames[kind] : "of an unknown kind";
+}
+
+std::string_view string_of(const swv_value& v) {
+  const auto bytes = span(v.as.string.data, v.as.string.size, "arguments[].as.string");
+  const std::string_view result(bytes.data(), bytes.size());
+  check_utf8(result, "arguments[].as.string");
+  return result;
+}
+
+bool memory_format(std::string_view name, c10::IValue& result) {
+  static constexpr std::pair<std::string_view, at::MemoryFormat> kFormats[] = {
+      {"contiguous_format", at::MemoryFormat::Contiguous},
+      {"preserve_format", at::MemoryFormat::Preserve},
+      {"channels_last", at::MemoryFormat::ChannelsLast},
+      {"channels_last_3d", at::MemoryFormat::ChannelsLast3d}};
+  for (const auto& [known, format] : kFormats) {
+    if (name == known) {
+      result = format;
+      return true;
+    }
+  }
+  return false;
+}
+
+bool number(const swv_value& v, c10::IValue& result) {
+  switch (v.kind) {
+    case SWV_VALUE_INT:
+      result = v.as.integer;
+      return true;
+    case SWV_VALUE_FLOAT:
+      result = v.as.number;
+      return true;
+    case SWV_VALUE_BOOL:
+      result = v.as.integer != 0;
+      return true;
+    case SWV_VALUE_COMPLEX:
+      result = c10::complex<double>(v.as.complex_number.real, v.as.complex_number.imaginary);
+      return true;
+    default:
+      return false;
+  }
+}
+
+// A number where a tensor is wanted behaves as one in an expression: it does not change the dtype.
+bool wrapped_number(const swv_value& v, c10::IValue& result) {
+  c10::IValue scalar;
+  if (!number(v, scalar)) return false;
+  at::Tensor tensor = c10::scalar_to_tensor(scalar.toScalar());
+  tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  result = std::move(tensor);
+  return true;
+}
+
+bool int_list(const Argument& argument, const swv_value& v, Match match, c10::IValue& result) {
+  if (v.kind == SWV_VALUE_INTS) {
+    const auto ints = span(v.as.ints.data, v.as.ints.size, "arguments[].as.ints");
+    result = int_lists.get(ints.size(), [&](auto& list) {
+      for (int64_t i : ints) list.push_back(i);
+    });
+    return true;
+  }
+  if (v.kind == SWV_VALUE_INT && match == Match::kLenient) {
+    result = int_lists.get(1, [&](auto& list) {
+      for (int64_t i = 0; i < std::max<int64_t>(1, argument.fixed_size); ++i)
+        list.push_back(v.as.integer);
+    });
+    return true;
+  }
+  return false;
+}
+
+bool float_list(const swv_value& v, c10::IValue& result) {
+  c10::List<double> list;
+  if (v.kind == SWV_VALUE_FLOATS) {
+    for (double x : span(v.as.floats.data, v.as.floats.size, "arguments[].as.floats"))
+      list.push_back(x);
+  } else if (v.kind == SWV_VALUE_INTS) {
+    for (int64_t x : span(v.as.ints.data, v.as.ints.size, "arguments[].as.ints"))
+      list.push_back(static_cast<double>(x));
+  } else {
+    return false;
+  }
+  result = std::move(list);
+  return true;
+}
+
+bool number_list(const swv_value& v, c10::IValue& result) {
+  c10::List<at::Scalar> list;
+  if (v.kind == SWV_VALUE_FLOATS) {
+    for (double x : span(v.as.floats.data, v.as.floats.size, "arguments[].as.floats"))
+      list.push_back(x);
+  } else if (v.kind == SWV_VALUE_INTS) {
+    for (int64_t x : span(v.as.ints.data, v.as.ints.size, "arguments[].as.ints"))
+      list.push_back(x);
+  } else {
+    return false;
+  }
+  result = std::move(list);
+  return true;
+}
+
+bool bool_list(const swv_value& v, c10::IValue& result) {
+  if (v.kind != SWV_VALUE_BOOLS) return false;
+  c10::List<bool> list;
+  for (swv_bool b : span(v.as.bools.data, v.as.bools.size, "arguments[].as.bools"))
+    list.push_back(flag(b, "arguments[].as.bools[]"));
+  result = std::move(list);
+  return true;
+}
+
+bool tensor_list(const swv_value& v, c10::IValue& result) {
+  if (v.kind != SWV_VALUE_TENSORS) return false;
+  const auto handles = span(v.as.tensors.data, v.as.tensors.size, "arguments[].as.tensors");
+  for (swv_tensor* handle : handles) {
+    if (handle == nullptr) return false;
+  }
+  result = tensor_lists.get(handles.size(), [&](auto& list) {
+    for (swv_tensor* handle : handles) list.push_back(tensor(handle, "arguments[].as.tensors[]"));
+  });
+  return true;
+}
+
+bool optional_tensor_list(const swv_value& v, c10::IValue& result) {
+  if (v.kind != SWV_VALUE_TENSORS) return false;
+  c10::List<std::optional<at::Tensor>> list;
+  for (swv_tensor* handle :
+       span(v.as.tensors.data, v.as.tensors.size, "arguments[].as.tensors")) {
+    list.push_back(handle == nullptr
+                       ? std::nullopt
+                       : std::optional<at::Tensor>(tensor(handle, "arguments[].as.tensors[]")));
+  }
+  result = std::move(list);
+  return true;
+}
+
+// False: `v` is no such argument.
+bool convert(const Argument& argument, const swv_value& v, Match match, c10::IValue& result) {
+  if (v.kind == SWV_VALUE_NONE) {
+    result = c10::IValue();
+    return argument.optional;
+  }
+  switch (argument.kind) {
+    case ArgType::kTensor:
+      if (v.kind == SWV_VALUE_TENSOR) {
+        result = tensor(v.as.tensor, "arguments[].as.tensor");
+        return true;
+      }
+      return match == Match::kLenient && wrapped_number(v, result);
+    case ArgType::kInt:
+      if (v.kind != SWV_VALUE_INT) return false;
+      result = v.as.integer;
+      return true;
+    case ArgType::kFloat:
+      if (v.kind != SWV_VALUE_FLOAT && v.kind != SWV_VALUE_INT) return false;
+      result = v.kind == SWV_VALUE_FLOAT ? v.as.number : static_cast<double>(v.as.integer);
+      return true;
+    case ArgType::kBool:
+      if (v.kind != SWV_VALUE_BOOL) return false;
+      result = v.as.integer != 0;
+      return true;
+    case ArgType::kNumber:
+      return number(v, result);
+    case ArgType::kString:
+      if (v.kind != SWV_VALUE_STRING) return false;
+      result = std::string(string_of(v));
+      return true;
+    case ArgType::kDType:
+      if (v.kind != SWV_VALUE_DTYPE) return false;
+      result = scalar_type(v.as.dtype, "arguments[].as.dtype");
+      return true;
+    case ArgType::kTorchLayout:
+      if (v.kind != SWV_VALUE_STRING || string_of(v) != "strided") return false;
+      result = at::Layout::Strided;
+      return true;
+    case ArgType::kMemoryFormat:
+      return v.kind == SWV_VALUE_STRING && memory_format(string_of(v), result);
+    case ArgType::kDevice:
+      if (v.kind != SWV_VALUE_DEVICE) return false;
+      result = device(v.as.device, "arguments[].as.device");
+      return true;
+    case ArgType::kTensorList:
+      return tensor_list(v, result);
+    case ArgType::kOptionalTensorList:
+      return optional_tensor_list(v, result);
+    case ArgType::kIntList:
+      return int_list(argument, v, match, result);
+    case ArgType::kFloatList:
+      return float_list(v, result);
+    case ArgType::kBoolList:
+      return bool_list(v, result);
+    case ArgType::kNumberList:
+      return number_list(v, result);
+    case ArgType::kOther:
+      return false;
+  }
+  return false;
+}
+
+void check_value(const swv_value& v) {
+  if (v.kind < 0 || v.kind > SWV_VALUE_FLOATS) [[unlikely]]
+    fail_argument("arguments[].kind", absl::StrCat("is ", v.kind, "; wanted a swv_value_kind, 0 to ",
+                                                   int{SWV_VALUE_FLOATS}));
+  if (v.reserved != 0) [[unlikely]]
+    check_reserved(v.reserved, "arguments[].reserved");
+  if (v.kind == SWV_VALUE_BOOL && (v.as.integer & ~int64_t{1}) != 0) [[unlikely]]
+    fail_argument("arguments[].as.integer",
+                  absl::StrCat("is ", v.as.integer, " of a bool; wanted 0 or 1"));
+}
+
+// --- results ------------------------------------------------------------------------------------------
+
+template <typename T>
+T* allocate(size_t count) {
+  // At least a byte: NULL is no memory.
+  T* memory = static_cast<T*>(std::malloc(std::max<size_t>(1, count * sizeof(T))));
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+swv_value tensors_value(c10::ArrayRef<c10::IValue> list) {
+  std::vector<at::Tensor> all;
+  for (const c10::IValue& e : list) all.push_back(e.isTensor() ? e.toTensor() : at::Tensor());
+  swv_tensor** handles = allocate<swv_tensor*>(all.size());
+  const size_t size = all.size();
+  try {
+    write_tensors(std::move(all), handles);
+  } catch (...) {
+    std::free(handles);
+    throw;
+  }
+  return swv_value_tensors(handles, size);
+}
+
+swv_value list_value(const c10::IValue& value) {
+  const auto list = value.toListRef();
+  swv_value result = SWV_NONE;
+  if (value.isTensorList() || (!list.empty() && (list[0].isTensor() || list[0].isNone()))) {
+    return tensors_value(list);
+  }
+  if (value.isIntList() || (!list.empty() && list[0].isInt())) {
+    int64_t* data = allocate<int64_t>(list.size());
+    for (size_t i = 0; i < list.size(); ++i) data[i] = list[i].toInt();
+    return swv_value_ints(data, list.size());
+  }
+  if (value.isDoubleList() || (!list.empty() && list[0].isDouble())) {
+    double* data = allocate<double>(list.size());
+    for (size_t i = 0; i < list.size(); ++i) data[i] = list[i].toDouble();
+    return swv_value_floats(data, list.size());
+  }
+  if (value.isBoolList() || (!list.empty() && list[0].isBool())) {
+    swv_bool* data = allocate<swv_bool>(list.size());
+    for (size_t i = 0; i < list.size(); ++i) data[i] = list[i].toBool();
+    result.kind = SWV_VALUE_BOOLS;
+    result.as.bools.data = data;
+    result.as.bools.size = list.size();
+    return result;
+  }
+  if (list.empty()) return swv_value_tensors(allocate<swv_tensor*>(0), 0);
+  fail(absl::StatusCode::kUnimplemented,
+       absl::StrCat("a result is a ", value.type()->str(), ", which has no swv_value_kind"));
+}
+
+}  // namespace
+
+Signature::Signature(const c10::FunctionSchema& schema) {
+  for (const c10::Argument& argument : schema.arguments()) {
+    arguments.push_back(make_argument(argument));
+    has_out |= argument.is_out();
+  }
+  for (const c10::Argument& result : schema.returns()) {
+    results.push_back(kind_of(*result.real_type()));
+  }
+  std::ostringstream out;
+  out << schema;
+  text = out.str();
+}
+
+GivenArguments given_arguments(const swv_value* arguments, size_t num_arguments,
+                               const char* const* names, size_t num_names) {
+  GivenArguments given{span(arguments, num_arguments, "arguments", 256),
+                       span(names, num_names, "names", 256)};
+  if (num_names > num_arguments) {
+    fail_argument("num_names", absl::StrCat("is ", num_names, " of ", num_arguments, " arguments"));
+  }
+  for (const swv_value& v : given.values) check_value(v);
+  for (const char* name : given.names) text(name, "names[]");
+  return given;
+}
+
+bool push_arguments(const Signature& signature, const GivenArguments& given, Match match,
+                    c10::Stack& stack, std::string* mismatch) {
+  const size_t positional = given.values.size() - given.names.size();
+  const auto refuse = [&](auto&&... why) {
+    if (mismatch != nullptr) *mismatch = absl::StrCat(why...);
+    return false;
+  };
+  if (positional > signature.arguments.size()) {
+    return refuse("takes ", signature.arguments.size(), " arguments, not ", given.values.size());
+  }
+  size_t named = 0;
+  for (size_t i = 0; i < signature.arguments.size(); ++i) {
+    const Argument& argument = signature.arguments[i];
+    const swv_value* value = i < positional ? &given.values[i] : nullptr;
+    for (size_t n = 0; n < given.names.size(); ++n) {
+      if (argument.name != given.names[n]) continue;
+      if (value != nullptr) return refuse("argument '", argument.name, "' is given twice");
+      value = &given.values[positional + n];
+      ++named;
+    }
+    if (value == nullptr || value->kind == SWV_VALUE_DEFAULT) {
+      if (!argument.has_default) return refuse("argument '", argument.name, "' is missing");
+      stack.push_back(argument.default_value);
+      continue;
+    }
+    stack.emplace_back();
+    if (!convert(argument, *value, match, stack.back())) {
+      return refuse("argument '", argument.name, "' is ", name_of_kind(value->kind), "; wanted ",
+                    argument.type);
+    }
+  }
+  if (named != given.names.size()) {
+    for (const char* name : given.names) {
+      const auto known = [&](const Argument& a) { return a.name == name; };
+      if (std::none_of(signature.arguments.begin(), signature.arguments.end(), known))
+        return refuse("has no argument '", name, "'");
+    }
+  }
+  return true;
+}
+
+void check_capacity(const Signature& signature, const swv_value* results, size_t capacity) {
+  if (capacity == 0) return;
+  if (results == nullptr) fail_null("out_results");
+  if (capacity < signature.results.size()) {
+    fail_argument("capacity", absl::StrCat("is ", capacity, "; the operator has ",
+                                           signature.results.size(), " results"));
+  }
+}
+
+swv_value new_value(c10::IValue value, ArgType type) {
+  if (value.isTensor()) {
+    if (!value.toTensor().defined()) return swv_value_none();
+    return swv_value_tensor(make<swv_tensor>(std::move(value).toTensor()));
+  }
+  if (value.isNone()) return swv_value_none();
+  if (value.isBool()) return swv_value_bool(value.toBool());
+  if (value.isInt()) {
+    if (type == ArgType::kDType)
+      return swv_value_dtype(dtype_of(static_cast<at::ScalarType>(value.toInt())));
+    return swv_value_int(value.toInt());
+  }
+  if (value.isDouble()) return swv_value_float(value.toDouble());
+  swv_value result = SWV_NONE;
+  if (value.isComplexDouble()) {
+    const auto number = value.toComplexDouble();
+    result.kind = SWV_VALUE_COMPLEX;
+    result.as.complex_number.real = number.real();
+    result.as.complex_number.imaginary = number.imag();
+    return result;
+  }
+  if (value.isDevice()) {
+    result.kind = SWV_VALUE_DEVICE;
+    result.as.device = device_of(value.toDevice());
+    return result;
+  }
+  if (value.isString()) {
+    const std::string& text = value.toStringRef();
+    char* data = allocate<char>(text.size() + 1);
+    std::memcpy(data, text.c_str(), text.size() + 1);
+    return swv_value_string(data, text.size());
+  }
+  if (value.isList()) return list_value(value);
+  fail(absl::StatusCode::kUnimplemented,
+       absl::StrCat("a result is a ", value.type()->str(), ", which has no swv_value_kind"));
+}
+
+void write_results(const Signature& signature, c10::Stack& stack, swv_value* results,
+                   size_t capacity, size_t* out_num_results) {
+  const size_t count = stack.size();
+  if (capacity != 0 && capacity < count) {
+    fail_argument("capacity", absl::StrCat("is ", capacity, "; there are ", count, " results"));
+  }
+  if (capacity != 0 && count == 1) {  // nothing to undo
+    *results = new_value(std::move(stack[0]),
+                         signature.results.empty() ? ArgType::kOther : signature.results[0]);
+  } else if (capacity != 0) {
+    std::vector<swv_value> made;
+    made.reserve(count);
+    try {
+      for (size_t i = 0; i < count; ++i) {
+        made.push_back(new_value(std::move(stack[i]), i < signature.results.size()
+                                                          ? signature.results[i]
+                                                          : ArgType::kOther));
+      }
+    } catch (...) {
+      for (swv_value& value : made) swv_value_clear(&value);
+      throw;
+    }
+    std::copy(made.begin(), made.end(), results);
+  }
+  if (out_num_results != nullptr) *out_num_results = count;
+}
+
+CallStack::CallStack() {
+  values.swap(spare_stack);
+  if (values.capacity() < kStackSize) values.reserve(kStackSize);
+}
+
+CallStack::~CallStack() {
+  values.clear();
+  values.swap(spare_stack);
+  tensor_lists.clear();
+}
+
+}  // namespace shardweave::capi
+
+void swv_value_clear(swv_value* value) {
+  if (value == nullptr) return;
+  switch (value->kind) {
+    case SWV_VALUE_TENSOR:
+      swv_tensor_free(value->as.tensor);
+      break;
+    case SWV_VALUE_TENSORS:
+      for (size_t i = 0; i < value->as.tensors.size; ++i) swv_tensor_free(value->as.tensors.data[i]);
+      std::free(value->as.tensors.data);
+      break;
+    case SWV_VALUE_STRING:
+      std::free(const_cast<char*>(value->as.string.data));
+      break;
+    case SWV_VALUE_BOOLS:
+      std::free(const_cast<swv_bool*>(value->as.bools.data));
+      break;
+    case SWV_VALUE_INTS:
+      std::free(const_cast<int64_t*>(value->as.ints.data));
+      break;
+    case SWV_VALUE_FLOATS:
+      std::free(const_cast<double*>(value->as.floats.data));
+      break;
+    default:
+      break;
+  }
+  *value = swv_value_none();
+}

@@ -1,0 +1,155 @@
+// Worlds.
+#include "absl/strings/str_cat.h"
+#include "shardweave/capi/handles.h"
+#include "shardweave/comm/counting/counting.h"
+#include "shardweave/comm/environment/from_environment.h"
+#include "shardweave/comm/environment/join_world.h"
+#include "shardweave/comm/inproc/inproc.h"
+
+namespace shardweave::capi {
+namespace {
+
+constexpr int kMaxLocalRanks = 4096;
+
+WorldOptions world_options(const swv_world_options* given) {
+  const swv_world_options o =
+      options<swv_world_options>(given, SWV_WORLD_OPTIONS_INIT, "options");
+  WorldOptions result;
+  result.backend = text_or(o.backend, result.backend, "options.backend");
+  result.interface = text_or(o.network_interface, "", "options.network_interface");
+  result.timeout = timeout(o.timeout_ms, "options.timeout_ms", result.timeout);
+  return result;
+}
+
+void check_num_ranks(int32_t num_ranks) {
+  if (num_ranks < 1 || num_ranks > kMaxLocalRanks) {
+    fail_argument("num_ranks",
+                  absl::StrCat("is ", num_ranks, "; wanted 1 to ", kMaxLocalRanks));
+  }
+}
+
+swv_world* new_world(std::shared_ptr<World> world) {
+  return make<swv_world>(std::move(world));
+}
+
+void run(int32_t num_ranks, swv_rank_fn body, void* user_data, const swv_world_options* options) {
+  check_num_ranks(num_ranks);
+  if (body == nullptr) fail_null("body");
+  const auto rank = [&](World& world) {
+    // Borrowed: the world ends with this call, whatever the body keeps.
+    swv_world* handle = new_world(std::make_shared<World>(world.comm(), world.local_rank()));
+    const absl::Status result = take(body(user_data, handle));
+    release(handle, "swv_run_ranks");
+    return result;
+  };
+  check(run_ranks(num_ranks, std::function<absl::Status(World&)>(rank), world_options(options)));
+}
+
+void create_local(int32_t num_ranks, const swv_world_options* options, swv_world** out_worlds) {
+  check_num_ranks(num_ranks);
+  out(out_worlds, "out_worlds");
+  const absl::Duration timeout = world_options(options).timeout;
+  InprocHub hub(num_ranks);
+  std::vector<std::shared_ptr<World>> worlds;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    worlds.push_back(std::make_shared<World>(hub.connect(rank, {.timeout = timeout})));
+  }
+  for (int rank = 0; rank < num_ranks; ++rank) out_worlds[rank] = new_world(worlds[rank]);
+}
+
+RendezvousInfo rendezvous_info(const swv_rendezvous* given) {
+  const swv_rendezvous r = required_options<swv_rendezvous>(given, SWV_RENDEZVOUS_INIT, "rendezvous");
+  RendezvousInfo info;
+  info.rank = r.rank;
+  info.world_size = r.world_size;
+  if (r.local_rank >= 0) info.local_rank = r.local_rank;
+  info.run = text_or(r.run, info.run, "rendezvous.run");
+  info.meeting_point.file = text_or(r.file, "", "rendezvous.file");
+  info.meeting_point.host = text_or(r.host, "", "rendezvous.host");
+  info.meeting_point.origin = "swv_rendezvous";
+  if (info.meeting_point.file.empty()) {
+    if (info.meeting_point.host.empty()) {
+      fail_argument("rendezvous", "has neither file nor host");
+    }
+    if (r.port < 1 || r.port > 65535) {
+      fail_argument("rendezvous.port", absl::StrCat("is ", r.port, "; wanted 1 to 65535"));
+    }
+    info.meeting_point.port = static_cast<uint16_t>(r.port);
+  }
+  check(validate(info));
+  return info;
+}
+
+std::shared_ptr<World> join(const swv_rendezvous* rendezvous, const swv_world_options* options) {
+  const RendezvousInfo info = rendezvous_info(rendezvous);
+  const WorldOptions o = world_options(options);
+  const absl::Time deadline = absl::Now() + o.timeout;
+  return check(join_world(check(open_store(info, o.timeout)), info, o, deadline));
+}
+
+}  // namespace
+}  // namespace shardweave::capi
+
+using namespace shardweave::capi;  // NOLINT: this file is the C interface of it
+
+swv_status* swv_run_ranks(int32_t num_ranks, swv_rank_fn body, void* user_data,
+                          const swv_world_options* options) {
+  return guarded(__func__, [&] { run(num_ranks, body, user_data, options); });
+}
+
+swv_status* swv_world_create_local(int32_t num_ranks, const swv_world_options* options,
+                                   swv_world** out_worlds) {
+  return guarded(__func__, [&] { create_local(num_ranks, options, out_worlds); });
+}
+
+swv_status* swv_world_from_environment(const swv_world_options* options, swv_world** out_world) {
+  return guarded(__func__, out_world, "out_world", [&] {
+    return new_world(check(shardweave::World::from_environment(world_options(options))));
+  });
+}
+
+swv_status* swv_world_join(const swv_rendezvous* rendezvous, const swv_world_options* options,
+                           swv_world** out_world) {
+  return guarded(__func__, out_world, "out_world",
+                 [&] { return new_world(join(rendezvous, options)); });
+}
+
+swv_status* swv_world_create_counting(int32_t rank, int32_t num_ranks, swv_world** out_world) {
+  return guarded(__func__, out_world, "out_world", [&] {
+    return new_world(std::make_shared<shardweave::World>(check(shardweave::count_communication(
+        rank, num_ranks, std::make_shared<shardweave::CountingLog>()))));
+  });
+}
+
+swv_status* swv_world_share(const swv_world* world, swv_world** out_world) {
+  return guarded(__func__, out_world, "out_world",
+                 [&] { return new_world(in(world, "world").world); });
+}
+
+void swv_world_free(swv_world* world) {
+  release(world, __func__);
+}
+
+swv_status* swv_world_rank(const swv_world* world, int32_t* out_rank) {
+  return guarded(__func__, out_rank, "out_rank", [&] { return in(world, "world").world->rank(); });
+}
+
+swv_status* swv_world_size(const swv_world* world, int32_t* out_size) {
+  return guarded(__func__, out_size, "out_size", [&] { return in(world, "world").world->size(); });
+}
+
+swv_status* swv_world_local_rank(const swv_world* world, int32_t* out_local_rank) {
+  return guarded(__func__, out_local_rank, "out_local_rank",
+                 [&] { return in(world, "world").world->local_rank(); });
+}
+
+swv_status* swv_world_comm(const swv_world* world, swv_comm** out_comm) {
+  return guarded(__func__, out_comm, "out_comm",
+                 [&] { return make<swv_comm>(in(world, "world").world->comm()); });
+}
+
+swv_status* swv_world_abort(const swv_world* world, const char* reason) {
+  return guarded(__func__, [&] {
+    in(world, "world").world->comm()->abort(absl::AbortedError(text(reason, "reason")));
+  });
+}
