@@ -59,7 +59,7 @@ std::string_view text(const char* pointer, const char* argument) {
   if (pointer == nullptr) fail_null(argument);
   const std::string_view result(pointer, strnlen(pointer, kMaxText + 1));
   if (result.size() > kMaxText) {
-    fail_argument(argument, absl::StrCat("is longer than ", kMaxText, " bytes"));
+    fail_argument(argument, str_cat("is longer than ", kMaxText, " bytes"));
   }
   check_utf8(result, argument);
   return result;
@@ -72,32 +72,32 @@ std::string_view text_or(const char* pointer, std::string_view otherwise, const 
 void check_utf8(std::string_view bytes, const char* argument) {
   for (size_t i = 0; i < bytes.size();) {
     const size_t length = utf8_sequence(bytes.substr(i));
-    if (length == 0) fail_argument(argument, absl::StrCat("is not UTF-8 at byte ", i));
+    if (length == 0) fail_argument(argument, str_cat("is not UTF-8 at byte ", i));
     i += length;
   }
 }
 
 bool flag(swv_bool value, const char* argument) {
-  if (value != 0 && value != 1) fail_argument(argument, absl::StrCat("is ", value, "; wanted 0 or 1"));
+  if (value != 0 && value != 1) fail_argument(argument, str_cat("is ", value, "; wanted 0 or 1"));
   return value == 1;
 }
 
 void check_reserved(int64_t value, const char* argument) {
-  if (value != 0) fail_argument(argument, absl::StrCat("is ", value, "; it is reserved: wanted 0"));
+  if (value != 0) fail_argument(argument, str_cat("is ", value, "; it is reserved: wanted 0"));
 }
 
 ReduceOp reduce_op(swv_reduce_op op, const char* argument) {
   static constexpr std::array kOps = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax,
                                       ReduceOp::kProduct};
   if (op < 0 || op >= static_cast<int>(kOps.size())) {
-    fail_argument(argument, absl::StrCat("is ", op, "; wanted a swv_reduce_op, 0 to ", kOps.size() - 1));
+    fail_argument(argument, str_cat("is ", op, "; wanted a swv_reduce_op, 0 to ", kOps.size() - 1));
   }
   return kOps[op];
 }
 
 absl::Duration timeout(int64_t milliseconds, const char* argument, absl::Duration otherwise) {
   if (milliseconds < 0) {
-    fail_argument(argument, absl::StrCat("is ", milliseconds, "; wanted milliseconds, or 0 for the default"));
+    fail_argument(argument, str_cat("is ", milliseconds, "; wanted milliseconds, or 0 for the default"));
   }
   // A century: more overflows clocks.
   constexpr int64_t kMost = int64_t{100} * 365 * 24 * 3600 * 1000;
@@ -120,10 +120,10 @@ std::string suggestion(std::string_view wanted, const std::vector<std::string>& 
   near.erase(std::unique(near.begin(), near.end()), near.end());
   if (near.empty()) return "";
   near.resize(std::min(near.size(), kShown));
-  return absl::StrCat("; did you mean ",
+  return str_cat("; did you mean ",
                       absl::StrJoin(near, ", ",
                                     [](std::string* to, const auto& entry) {
-                                      absl::StrAppend(to, "'", entry.second, "'");
+                                      str_append(to, "'", entry.second, "'");
                                     }),
                       "?");
 }

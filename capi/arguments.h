@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
+#include "shardweave/comm/str_cat.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "shardweave/capi/guard.h"
@@ -16,6 +16,9 @@
 #include "shardweave/placement/reduce_op.h"
 
 namespace shardweave::capi {
+
+using shardweave::str_append;
+using shardweave::str_cat;
 
 // More elements than this cannot be meant.
 inline constexpr size_t kMaxList = size_t{1} << 31;
@@ -33,10 +36,10 @@ template <typename T>
 absl::Span<const T> span(const T* data, size_t size, const char* argument,
                          size_t limit = kMaxList) {
   if (size > limit) [[unlikely]] {
-    fail_argument(argument, absl::StrCat("has ", size, " elements; at most ", limit));
+    fail_argument(argument, str_cat("has ", size, " elements; at most ", limit));
   }
   if (data == nullptr && size != 0) [[unlikely]]
-    fail_argument(argument, absl::StrCat("is NULL, but has ", size, " elements"));
+    fail_argument(argument, str_cat("is NULL, but has ", size, " elements"));
   return {data, size};
 }
 
@@ -59,14 +62,14 @@ T options(const T* given, T defaults, const char* argument) {
   const size_t known = defaults.struct_size;
   const size_t size = given->struct_size;
   if (size < known || size > 4096) {
-    fail_argument(argument, absl::StrCat("has struct_size ", size, "; wanted ", known,
+    fail_argument(argument, str_cat("has struct_size ", size, "; wanted ", known,
                                          " (use the initializer)"));
   }
   const char* bytes = reinterpret_cast<const char*>(given);
   for (size_t i = known; i < size; ++i) {
     if (bytes[i] != 0) {
       fail(absl::StatusCode::kUnimplemented,
-           absl::StrCat("argument '", argument,
+           str_cat("argument '", argument,
                         "' sets members that this version of the library does not know"));
     }
   }

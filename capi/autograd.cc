@@ -1,7 +1,7 @@
 // Gradients, and functions of the host with derivatives of their own.
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
+#include "shardweave/comm/str_cat.h"
 #include "c10/core/GradMode.h"
 #include "c10/core/InferenceMode.h"
 #include "shardweave/capi/handles.h"
@@ -139,7 +139,7 @@ class Written {
       if (handle != nullptr && (twice || borrowed.has(handle))) {
         // Not ours to free.
         std::replace(handles_.begin() + i, handles_.end(), handle, static_cast<swv_tensor*>(nullptr));
-        fail_argument(what, absl::StrCat("element ", i, twice ? " is written twice"
+        fail_argument(what, str_cat("element ", i, twice ? " is written twice"
                                                               : " is a borrowed tensor; swv_tensor_share it"));
       }
       result.push_back(handle == nullptr ? at::Tensor() : tensor(handle, what));
@@ -183,12 +183,12 @@ struct HostNode : torch::autograd::Function<HostNode> {
     const swv_function& f = **function;
     throw_if_failed(f.forward(f.user_data, context.get(), current_mode(), borrowed.data(),
                               borrowed.size(), outputs.data(), num_outputs),
-                    absl::StrCat(function->name(), ".forward"));
+                    str_cat(function->name(), ".forward"));
     variable_list result = outputs.take(borrowed, "outputs");
     for (size_t i = 0; i < result.size(); ++i) {
       if (!result[i].defined())
         fail(absl::StatusCode::kInvalidArgument,
-             absl::StrCat(function->name(), ".forward: output ", i, " was not written"));
+             str_cat(function->name(), ".forward: output ", i, " was not written"));
     }
     ctx->set_materialize_grads(false);
     ctx->save_for_backward(context.get()->saved);
@@ -202,7 +202,7 @@ struct HostNode : torch::autograd::Function<HostNode> {
         c10::static_intrusive_pointer_cast<HostFunction>(ctx->saved_data["function"].toCapsule());
     const swv_function& f = **function;
     if (f.backward == nullptr) {
-      fail(absl::StatusCode::kUnimplemented, absl::StrCat(function->name(), " has no backward"));
+      fail(absl::StatusCode::kUnimplemented, str_cat(function->name(), " has no backward"));
     }
     const size_t num_inputs = ctx->saved_data["num_inputs"].toInt();
     const Borrowed borrowed(grads);
@@ -210,7 +210,7 @@ struct HostNode : torch::autograd::Function<HostNode> {
     const Context context(false, ctx->get_saved_variables());
     throw_if_failed(f.backward(f.user_data, context.get(), current_mode(), borrowed.data(),
                                borrowed.size(), written.data(), num_inputs),
-                    absl::StrCat(function->name(), ".backward"));
+                    str_cat(function->name(), ".backward"));
     variable_list result = written.take(borrowed, "grad_inputs");
     result.resize(num_inputs + 2);  // the function and the number of outputs have none
     return result;
@@ -229,7 +229,7 @@ void apply(const swv_function* function, swv_grad_mode mode, const swv_tensor* c
            size_t num_inputs, swv_tensor** out_outputs, size_t num_outputs) {
   const HostFunctionPtr owned = host_function(function);
   if (num_outputs == 0 || num_outputs > 1024) {
-    fail_argument("num_outputs", absl::StrCat("is ", num_outputs, "; wanted 1 to 1024"));
+    fail_argument("num_outputs", str_cat("is ", num_outputs, "; wanted 1 to 1024"));
   }
   out(out_outputs, "out_outputs");
   const std::vector<at::Tensor> given = tensors(inputs, num_inputs, "inputs");
@@ -311,7 +311,7 @@ swv_status* swv_function_context_saved(const swv_function_context* context, size
     if (c.is_forward) fail_argument("context", "is of a forward; what was saved is there in backward");
     if (index >= c.saved.size()) {
       fail(absl::StatusCode::kOutOfRange,
-           absl::StrCat("argument 'index' is ", index, " of ", c.saved.size(), " saved tensors"));
+           str_cat("argument 'index' is ", index, " of ", c.saved.size(), " saved tensors"));
     }
     return new_tensor(c.saved[index], "the saved tensor");
   });

@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
+#include "shardweave/comm/str_cat.h"
 #include "shardweave/capi/handles.h"
 #include "shardweave/comm/backend.h"
 
@@ -64,7 +64,7 @@ class TableBackend : public Backend {
     if (!status.ok()) return status;
     if (ticket != SWV_TICKET_DONE && table_.wait == nullptr) {
       return absl::InternalError(
-          absl::StrCat("backend ", name_, ": start() gave ticket ", ticket, ", but there is no wait()"));
+          str_cat("backend ", name_, ": start() gave ticket ", ticket, ", but there is no wait()"));
     }
     return ticket;
   }
@@ -82,7 +82,7 @@ class TableBackend : public Backend {
                                                     std::string_view key,
                                                     Deadline deadline) override {
     if (table_.subgroup == nullptr) {
-      return absl::UnimplementedError(absl::StrCat("backend ", name_, " makes no subgroups"));
+      return absl::UnimplementedError(str_cat("backend ", name_, " makes no subgroups"));
     }
     swv_group g = SWV_GROUP_INIT;
     g.name = group.name.c_str();
@@ -120,13 +120,13 @@ struct Self {
 GroupInfo group_info(const swv_group* given) {
   const swv_group g = required_options<swv_group>(given, SWV_GROUP_INIT, "group");
   if (g.num_ranks < 1 || g.num_ranks > kMaxRanks || g.rank < 0 || g.rank >= g.num_ranks) {
-    fail_argument("group", absl::StrCat("says rank ", g.rank, " of ", g.num_ranks));
+    fail_argument("group", str_cat("says rank ", g.rank, " of ", g.num_ranks));
   }
   GroupInfo info{std::string(text_or(g.name, "world", "group.name")), g.rank, {}};
   // All ranks of the world: world_ranks may be left out.
   for (int64_t r = 0; r < g.num_ranks; ++r) {
     if (g.world_ranks != nullptr && g.world_ranks[r] != r) {
-      fail_argument("group.world_ranks", absl::StrCat("has ", g.world_ranks[r], " for rank ", r,
+      fail_argument("group.world_ranks", str_cat("has ", g.world_ranks[r], " for rank ", r,
                                                       "; a world has its ranks in order"));
     }
     info.world_ranks.push_back(r);

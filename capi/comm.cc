@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "absl/strings/str_cat.h"
+#include "shardweave/comm/str_cat.h"
 #include "shardweave/capi/handles.h"
 
 struct swv_coalescing : shardweave::capi::Handle<shardweave::capi::Kind::kCoalescing> {
@@ -18,12 +18,12 @@ Communicator& communicator(const swv_comm* comm) {
 }
 
 Buffer checked(const swv_buffer& b, const char* argument) {
-  if (b.count < 0) fail_argument(argument, absl::StrCat("has count ", b.count));
-  check_reserved(b.reserved, absl::StrCat(argument, ".reserved").c_str());
-  const Buffer result{b.data, b.count, comm_dtype(b.dtype, absl::StrCat(argument, ".dtype").c_str()),
-                      comm_device(b.device, absl::StrCat(argument, ".device").c_str())};
+  if (b.count < 0) fail_argument(argument, str_cat("has count ", b.count));
+  check_reserved(b.reserved, str_cat(argument, ".reserved").c_str());
+  const Buffer result{b.data, b.count, comm_dtype(b.dtype, str_cat(argument, ".dtype").c_str()),
+                      comm_device(b.device, str_cat(argument, ".device").c_str())};
   if (b.count > std::numeric_limits<int64_t>::max() / element_size(result.dtype)) {
-    fail_argument(argument, absl::StrCat("has count ", b.count));
+    fail_argument(argument, str_cat("has count ", b.count));
   }
   return result;
 }
@@ -293,7 +293,7 @@ swv_status* swv_comm_subgroup(swv_comm* comm, const int64_t* members, size_t num
 
 swv_status* swv_comm_abort(const swv_comm* comm, const char* reason) {
   return guarded(__func__,
-                 [&] { communicator(comm).abort(absl::AbortedError(text(reason, "reason"))); });
+                 [&] { communicator(comm).abort(absl::AbortedError(std::string(text(reason, "reason")))); });
 }
 
 swv_status* swv_comm_health(const swv_comm* comm) {

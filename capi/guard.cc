@@ -2,7 +2,7 @@
 
 #include <new>
 
-#include "absl/strings/str_cat.h"
+#include "shardweave/comm/str_cat.h"
 #include "c10/util/Exception.h"
 #include "shardweave/dtensor/error.h"
 
@@ -37,7 +37,7 @@ bool is_out_of_memory(std::string_view message) {
 
 void fail_argument(const char* argument, std::string_view what) {
   throw Failure(absl::StatusCode::kInvalidArgument,
-                absl::StrCat("argument '", argument, "' ", what));
+                str_cat("argument '", argument, "' ", what));
 }
 
 void fail(absl::StatusCode code, std::string message) {
@@ -55,7 +55,7 @@ absl::Status take(swv_status* status) {
     try {
       check_handle(status, Kind::kStatus, "status");
     } catch (const Failure& failure) {
-      return absl::InternalError(absl::StrCat("a callback's ", failure.what()));
+      return absl::InternalError(str_cat("a callback's ", failure.what()));
     }
   }
   if (status->kind != Kind::kStatus) {
@@ -69,7 +69,7 @@ absl::Status take(swv_status* status) {
 void throw_if_failed(swv_status* status, std::string_view callback) {
   const absl::Status result = take(status);
   if (!result.ok())
-    fail(result.code(), absl::StrCat(callback, ": ", std::string(result.message())));
+    fail(result.code(), str_cat(callback, ": ", std::string(result.message())));
 }
 
 absl::Status absl_status_of_exception() noexcept {
@@ -85,7 +85,7 @@ absl::Status absl_status_of_exception() noexcept {
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("out of memory");
   } catch (const std::length_error& error) {
-    return absl::ResourceExhaustedError(absl::StrCat("too large: ", error.what()));
+    return absl::ResourceExhaustedError(str_cat("too large: ", error.what()));
   } catch (const std::exception& error) {
     return absl::InternalError(error.what());
   } catch (...) {
@@ -97,7 +97,7 @@ swv_status* status_of_exception(const char* function) noexcept {
   try {
     const absl::Status status = absl_status_of_exception();
     return make<swv_status>(static_cast<swv_code>(status.code()),
-                            absl::StrCat(function, ": ", std::string(status.message())));
+                            str_cat(function, ": ", std::string(status.message())));
   } catch (...) {
     return out_of_memory();
   }

@@ -9,7 +9,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
+#include "shardweave/comm/str_cat.h"
 #include "shardweave/capi/guard.h"
 
 namespace shardweave::capi {
@@ -50,10 +50,10 @@ std::string misuse_of(const void* handle, Kind wanted) {
   const auto found = table().entries.find(handle);
   if (found == table().entries.end()) return "is no handle";
   if (!found->second.alive) {
-    return absl::StrCat("is a ", name_of(found->second.kind), " that was freed");
+    return str_cat("is a ", name_of(found->second.kind), " that was freed");
   }
   if (found->second.kind != wanted) {
-    return absl::StrCat("is a ", name_of(found->second.kind), "; wanted a ", name_of(wanted));
+    return str_cat("is a ", name_of(found->second.kind), "; wanted a ", name_of(wanted));
   }
   return "";
 }
@@ -110,7 +110,7 @@ void enter(const HandleBase* handle) {
 
 bool leave(const void* handle, Kind kind, const char* function) {
   if (const std::string misuse = misuse_of(handle, kind); !misuse.empty()) {
-    report_misuse(function, absl::StrCat("the argument ", misuse));
+    report_misuse(function, str_cat("the argument ", misuse));
     return false;
   }
   std::lock_guard lock(table().mutex);
@@ -146,7 +146,7 @@ void check_handle(const void* handle, Kind wanted, const char* argument) {
 }
 
 void fail_kind(Kind is, Kind wanted, const char* argument) {
-  fail_argument(argument, absl::StrCat("is a ", name_of(is), "; wanted a ", name_of(wanted)));
+  fail_argument(argument, str_cat("is a ", name_of(is), "; wanted a ", name_of(wanted)));
 }
 
 void report_misuse(const char* function, std::string_view what) {

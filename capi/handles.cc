@@ -1,15 +1,9 @@
 #include "shardweave/capi/handles.h"
 
 #include <array>
-#include <atomic>
 #include <limits>
-#include <new>
 
-#include "ATen/Parallel.h"
 #include "absl/strings/str_join.h"
-#include "c10/core/GradMode.h"
-#include "c10/core/InferenceMode.h"
-#include "c10/util/Float8_e4m3fn.h"
 #include "shardweave/capi/threads.h"
 
 namespace shardweave::capi {
@@ -47,7 +41,7 @@ bool is_dtype(swv_dtype dtype) {
 }
 
 [[noreturn]] void fail_dtype(swv_dtype dtype, const char* argument) {
-  fail_argument(argument, absl::StrCat("is ", dtype, "; wanted a swv_dtype, 1 to ", kTypes.size() - 1));
+  fail_argument(argument, str_cat("is ", dtype, "; wanted a swv_dtype, 1 to ", kTypes.size() - 1));
 }
 
 }  // namespace
@@ -63,13 +57,13 @@ swv_dtype dtype_of(at::ScalarType type) {
     if (kTypes[i].torch == type) return static_cast<swv_dtype>(i);
   }
   fail(absl::StatusCode::kUnimplemented,
-       absl::StrCat("element type ", c10::toString(type), " has no swv_dtype"));
+       str_cat("element type ", c10::toString(type), " has no swv_dtype"));
 }
 
 DType comm_dtype(swv_dtype dtype, const char* argument) {
   if (!is_dtype(dtype)) fail_dtype(dtype, argument);
   if (kTypes[dtype].comm < 0) {
-    fail_argument(argument, absl::StrCat("is ", kTypes[dtype].name, ", which collectives do not move"));
+    fail_argument(argument, str_cat("is ", kTypes[dtype].name, ", which collectives do not move"));
   }
   return static_cast<DType>(kTypes[dtype].comm);
 }
@@ -84,12 +78,12 @@ swv_dtype dtype_of(DType dtype) {
 c10::Device device(const swv_device& device, const char* argument) {
   if (device.type == SWV_CPU) {
     if (device.index != 0)
-      fail_argument(argument, absl::StrCat("is CPU ", device.index, "; wanted index 0"));
+      fail_argument(argument, str_cat("is CPU ", device.index, "; wanted index 0"));
     return at::kCPU;
   }
   if (device.type != SWV_CUDA || device.index < 0 ||
       device.index > std::numeric_limits<c10::DeviceIndex>::max()) {
-    fail_argument(argument, absl::StrCat("is device type ", device.type, ", index ", device.index,
+    fail_argument(argument, str_cat("is device type ", device.type, ", index ", device.index,
                                          "; wanted SWV_CPU or SWV_CUDA"));
   }
   return {at::kCUDA, static_cast<c10::DeviceIndex>(device.index)};
@@ -98,7 +92,7 @@ c10::Device device(const swv_device& device, const char* argument) {
 swv_device device_of(c10::Device device) {
   if (device.is_cpu()) return {SWV_CPU, 0};
   if (device.is_cuda()) return {SWV_CUDA, device.has_index() ? device.index() : 0};
-  fail(absl::StatusCode::kUnimplemented, absl::StrCat("device ", device.str(), " has no swv_device_type"));
+  fail(absl::StatusCode::kUnimplemented, str_cat("device ", device.str(), " has no swv_device_type"));
 }
 
 Device comm_device(const swv_device& device, const char* argument) {
@@ -107,7 +101,7 @@ Device comm_device(const swv_device& device, const char* argument) {
 }
 
 swv_tensor* new_tensor(at::Tensor tensor, const char* what) {
-  if (!tensor.defined()) fail(absl::StatusCode::kInternal, absl::StrCat(what, " is undefined"));
+  if (!tensor.defined()) fail(absl::StatusCode::kInternal, str_cat(what, " is undefined"));
   return make<swv_tensor>(std::move(tensor));
 }
 
@@ -119,10 +113,10 @@ at::IntArrayRef sizes(const int64_t* sizes, size_t ndim, const char* argument) {
   const auto result = span(sizes, ndim, argument, kMaxDims);
   int64_t numel = 1;
   for (int64_t size : result) {
-    if (size < 0) fail_argument(argument, absl::StrCat("has a negative size, ", size));
+    if (size < 0) fail_argument(argument, str_cat("has a negative size, ", size));
     // Room for 16 bytes an element.
     if (size != 0 && numel > (std::numeric_limits<int64_t>::max() >> 4) / size) {
-      fail_argument(argument, absl::StrCat("[", absl::StrJoin(result, ", "), "] is more than a tensor can hold"));
+      fail_argument(argument, str_cat("[", absl::StrJoin(result, ", "), "] is more than a tensor can hold"));
     }
     if (size != 0) numel *= size;
   }
@@ -159,26 +153,16 @@ void write_tensors(std::vector<at::Tensor> tensors, swv_tensor** out_tensors) {
   for (size_t i = 0; i < handles.size(); ++i) out_tensors[i] = handles[i];
 }
 
-CallMode::CallMode(swv_grad_mode mode, const char* argument) : inference_(mode == SWV_INFERENCE) {
-  static_assert(sizeof(c10::AutoGradMode) <= sizeof(guard_));
-  static_assert(sizeof(c10::InferenceMode) <= sizeof(guard_));
-  static_assert(alignof(c10::InferenceMode) <= 8);
+CallMode::CallMode(swv_grad_mode mode, const char* argument) {
   if (mode != SWV_GRAD && mode != SWV_NO_GRAD && mode != SWV_INFERENCE) [[unlikely]] {
-    fail_argument(argument, absl::StrCat("is ", mode, "; wanted SWV_GRAD, SWV_NO_GRAD or SWV_INFERENCE"));
+    fail_argument(argument,
+                  str_cat("is ", mode, "; wanted SWV_GRAD, SWV_NO_GRAD or SWV_INFERENCE"));
   }
   use_num_threads();
-  if (inference_) {
-    new (guard_) c10::InferenceMode(true);
+  if (mode == SWV_INFERENCE) {
+    guard_.emplace<c10::InferenceMode>(true);
   } else {
-    new (guard_) c10::AutoGradMode(mode == SWV_GRAD);
-  }
-}
-
-CallMode::~CallMode() {
-  if (inference_) {
-    std::launder(reinterpret_cast<c10::InferenceMode*>(guard_))->~InferenceMode();
-  } else {
-    std::launder(reinterpret_cast<c10::AutoGradMode*>(guard_))->~AutoGradMode();
+    guard_.emplace<c10::AutoGradMode>(mode == SWV_GRAD);
   }
 }
 

@@ -3,9 +3,12 @@
 
 #include <memory>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
+#include "c10/core/GradMode.h"
+#include "c10/core/InferenceMode.h"
 #include "shardweave/capi/arguments.h"
 #include "shardweave/capi/guard.h"
 #include "shardweave/comm/world.h"
@@ -67,13 +70,11 @@ void write_tensors(std::vector<at::Tensor> tensors, swv_tensor** out_tensors);
 class CallMode {
  public:
   CallMode(swv_grad_mode mode, const char* argument);
-  ~CallMode();
   CallMode(const CallMode&) = delete;
   CallMode& operator=(const CallMode&) = delete;
 
  private:
-  bool inference_;
-  alignas(8) unsigned char guard_[sizeof(void*) * 4];  // an at::AutoGradMode or c10::InferenceMode
+  std::variant<std::monostate, c10::AutoGradMode, c10::InferenceMode> guard_;
 };
 
 // --- layouts ----------------------------------------------------------------------------------------

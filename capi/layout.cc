@@ -1,7 +1,7 @@
 // Layouts: values and arithmetic of placement/.
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
+#include "shardweave/comm/str_cat.h"
 #include "shardweave/capi/handles.h"
 #include "shardweave/placement/redistribute_plan.h"
 
@@ -26,7 +26,7 @@ Placement placement(const swv_placement& p) {
     case SWV_PARTIAL:
       return Partial(reduce_op(p.reduce_op, "placements[].reduce_op"));
     default:
-      fail_argument("placements[].kind", absl::StrCat("is ", p.kind, "; wanted a swv_placement_kind, 0 to ",
+      fail_argument("placements[].kind", str_cat("is ", p.kind, "; wanted a swv_placement_kind, 0 to ",
                                                       int{SWV_PARTIAL}));
   }
 }
@@ -71,7 +71,7 @@ Grid checked_grid(const Layout& layout, const int64_t* mesh_shape, size_t mesh_n
   const at::IntArrayRef shape = sizes(global, num_sizes, "sizes");
   const Grid grid{span(mesh_shape, mesh_ndim, "mesh_shape", kMaxDims), {shape.data(), shape.size()}};
   for (int64_t size : grid.shape) {
-    if (size < 1) fail_argument("mesh_shape", absl::StrCat("has a dimension of size ", size));
+    if (size < 1) fail_argument("mesh_shape", str_cat("has a dimension of size ", size));
   }
   check(validate(layout, grid.shape, grid.sizes));
   return grid;
@@ -134,7 +134,7 @@ swv_status* swv_layout_placement(const swv_layout* layout, int32_t mesh_dim,
     const shardweave::Layout& l = in(layout, "layout").layout;
     if (mesh_dim < 0 || mesh_dim >= l.mesh_ndim()) {
       fail(absl::StatusCode::kOutOfRange,
-           absl::StrCat("argument 'mesh_dim' is ", mesh_dim, " of ", l.mesh_ndim()));
+           str_cat("argument 'mesh_dim' is ", mesh_dim, " of ", l.mesh_ndim()));
     }
     return c_placement(l[mesh_dim]);
   });
@@ -155,7 +155,7 @@ swv_status* swv_layout_local_extent(const swv_layout* layout, const int64_t* mes
     const auto at = span(coordinate, mesh_ndim, "coordinate", kMaxDims);
     for (size_t i = 0; i < mesh_ndim; ++i) {
       if (at[i] < 0 || at[i] >= grid.shape[i]) {
-        fail_argument("coordinate", absl::StrCat("has ", at[i], " in dimension ", i, " of size ",
+        fail_argument("coordinate", str_cat("has ", at[i], " in dimension ", i, " of size ",
                                                  grid.shape[i]));
       }
     }

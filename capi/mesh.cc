@@ -1,5 +1,5 @@
 // Meshes and their random numbers, scopes and counters.
-#include "absl/strings/str_cat.h"
+#include "shardweave/comm/str_cat.h"
 #include "shardweave/capi/handles.h"
 #include "shardweave/dtensor/random.h"
 
@@ -46,7 +46,7 @@ int mesh_dim(const swv_mesh* mesh, int32_t dim) {
   const int ndim = grid(mesh).ndim();
   if (dim < 0 || dim >= ndim) {
     fail(absl::StatusCode::kOutOfRange,
-         absl::StrCat("argument 'dim' is ", dim, "; ", grid(mesh).to_string(), " has ", ndim,
+         str_cat("argument 'dim' is ", dim, "; ", grid(mesh).to_string(), " has ", ndim,
                       " dimensions"));
   }
   return dim;

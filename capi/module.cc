@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "absl/strings/str_cat.h"
+#include "shardweave/comm/str_cat.h"
 #include "shardweave/capi/values.h"
 #include "shardweave/dtensor/distribute_module.h"
 #include "shardweave/modules/fused_optimizer.h"
@@ -82,7 +82,7 @@ void check_fqn(const swv_module& module, std::string_view fqn) {
   for (size_t begin = 0;;) {
     const size_t dot = fqn.find('.', begin);
     if (fqn.substr(begin, dot - begin).empty()) {
-      fail_argument("fqn", absl::StrCat("is '", fqn, "'; a part of the name is empty"));
+      fail_argument("fqn", str_cat("is '", fqn, "'; a part of the name is empty"));
     }
     if (dot == std::string_view::npos) break;
     begin = dot + 1;
@@ -95,7 +95,7 @@ void check_fqn(const swv_module& module, std::string_view fqn) {
     for (const Named& named : all) {
       if (clash(named.fqn)) {
         fail(absl::StatusCode::kAlreadyExists,
-             absl::StrCat("argument 'fqn' is '", fqn, "'; the module has '", named.fqn, "'"));
+             str_cat("argument 'fqn' is '", fqn, "'; the module has '", named.fqn, "'"));
       }
     }
   }
@@ -133,7 +133,7 @@ void write_named(std::vector<Named> all, size_t index, const char* what, swv_str
                  swv_tensor** out_tensor) {
   if (index >= all.size()) {
     fail(absl::StatusCode::kOutOfRange,
-         absl::StrCat("argument 'index' is ", index, " of ", all.size(), " ", what));
+         str_cat("argument 'index' is ", index, " of ", all.size(), " ", what));
   }
   swv_string* fqn = out_fqn == nullptr ? nullptr : new_string(std::move(all[index].fqn));
   if (out_tensor != nullptr) *out_tensor = make<swv_tensor>(std::move(all[index].tensor));
@@ -148,7 +148,7 @@ swv_tensor* get(const swv_module& module, std::string_view fqn) {
       names.push_back(named.fqn);
     }
   }
-  fail(absl::StatusCode::kNotFound, absl::StrCat("argument 'fqn': the module has no '", fqn, "'",
+  fail(absl::StatusCode::kNotFound, str_cat("argument 'fqn': the module has no '", fqn, "'",
                                                  suggestion(fqn, names)));
 }
 
@@ -163,7 +163,7 @@ void call_method(const swv_module& module, std::string_view name, swv_grad_mode 
     std::vector<std::string> names;
     for (const auto& each : module.script->get_methods()) names.push_back(each.name());
     fail(absl::StatusCode::kNotFound,
-         absl::StrCat("argument 'method': there is no '", name, "'", suggestion(name, names)));
+         str_cat("argument 'method': there is no '", name, "'", suggestion(name, names)));
   }
   Signature signature(method->function().getSchema());
   signature.arguments.erase(signature.arguments.begin());  // self
@@ -174,7 +174,7 @@ void call_method(const swv_module& module, std::string_view name, swv_grad_mode 
   std::string mismatch;
   if (!push_arguments(signature, given, Match::kLenient, stack.values, &mismatch)) {
     fail(absl::StatusCode::kInvalidArgument,
-         absl::StrCat(name, ": ", mismatch, "; its schema is ", signature.text));
+         str_cat(name, ": ", mismatch, "; its schema is ", signature.text));
   }
   method->function().run(stack.values);
   if (stack.values.size() == 1 && stack.values[0].isTuple()) {  // several results

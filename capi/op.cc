@@ -3,7 +3,7 @@
 
 #include "ATen/core/dispatch/Dispatcher.h"
 #include "ATen/ops/_local_scalar_dense.h"
-#include "absl/strings/str_cat.h"
+#include "shardweave/comm/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "shardweave/capi/values.h"
 
@@ -42,12 +42,12 @@ bool before(const Overload& a, const Overload& b) {
     names.push_back(overload ? c10::toString(name) : name.name);
   }
   fail(absl::StatusCode::kNotFound,
-       absl::StrCat("argument 'name': there is no operator '", wanted, "'", suggestion(wanted, names)));
+       str_cat("argument 'name': there is no operator '", wanted, "'", suggestion(wanted, names)));
 }
 
 swv_op* find_op(std::string_view given) {
   std::string name(given);
-  if (name.find("::") == std::string::npos) name = absl::StrCat("aten::", name);
+  if (name.find("::") == std::string::npos) name = str_cat("aten::", name);
   auto& dispatcher = c10::Dispatcher::singleton();
   std::vector<Overload> overloads;
   const size_t dot = name.find('.', name.find("::"));
@@ -72,7 +72,7 @@ swv_op* find_op(std::string_view given) {
 
 std::string schemas(const swv_op& op) {
   return absl::StrJoin(op.overloads, "\n", [](std::string* to, const Overload& overload) {
-    absl::StrAppend(to, overload.signature.text);
+    str_append(to, overload.signature.text);
   });
 }
 
@@ -89,19 +89,19 @@ const Overload& choose(const swv_op& op, const GivenArguments& given, c10::Stack
     push_arguments(op.overloads[0].signature, given, Match::kLenient, stack, &mismatch);
     stack.clear();
     fail(absl::StatusCode::kInvalidArgument,
-         absl::StrCat(op.name, ": ", mismatch, "; its schema is ", schemas(op)));
+         str_cat(op.name, ": ", mismatch, "; its schema is ", schemas(op)));
   }
   fail(absl::StatusCode::kInvalidArgument,
-       absl::StrCat(op.name, ": the arguments fit none of its schemas:\n", schemas(op)));
+       str_cat(op.name, ": the arguments fit none of its schemas:\n", schemas(op)));
 }
 
 // The operator's name stands in front of what it says.
 [[noreturn]] void rethrow_named(const Overload& overload) {
   const absl::Status status = absl_status_of_exception();
   const std::string name = c10::toString(overload.handle.operator_name());
-  const std::string_view message = status.message();
-  if (message.substr(0, name.size()) == name) fail(status.code(), std::string(message));
-  fail(status.code(), absl::StrCat(name, ": ", message));
+  const std::string message(status.message());
+  if (message.starts_with(name)) fail(status.code(), message);
+  fail(status.code(), str_cat(name, ": ", message));
 }
 
 void call(const swv_op* handle, swv_grad_mode mode, const GivenArguments& given, swv_value* results,
@@ -122,7 +122,7 @@ void call(const swv_op* handle, swv_grad_mode mode, const GivenArguments& given,
 swv_value item(const swv_tensor* handle) {
   const at::Tensor& t = tensor(handle, "tensor");
   if (t.numel() != 1) {
-    fail_argument("tensor", absl::StrCat("has ", t.numel(), " elements; wanted one"));
+    fail_argument("tensor", str_cat("has ", t.numel(), " elements; wanted one"));
   }
   const CallMode mode(SWV_NO_GRAD, "mode");
   return new_value(c10::IValue(t.item()), ArgType::kNumber);

@@ -10,7 +10,7 @@
 #include "ATen/ops/rand.h"
 #include "ATen/ops/randn.h"
 #include "ATen/ops/zeros.h"
-#include "absl/strings/str_cat.h"
+#include "shardweave/comm/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "shardweave/capi/handles.h"
 
@@ -39,7 +39,7 @@ NewTensor tensor_options(const swv_tensor_options* given) {
     const Layout& layout = in(o.layout, "options.layout").layout;
     if (!layout.default_order()) {
       fail(absl::StatusCode::kUnimplemented,
-           absl::StrCat("argument 'options.layout' is ", layout.to_string(),
+           str_cat("argument 'options.layout' is ", layout.to_string(),
                         ": factories cut in the mesh's order; use swv_tensor_redistribute"));
     }
     result.placements = layout.placements();
@@ -72,7 +72,7 @@ const at::Tensor& plain(const swv_tensor* handle, const char* argument) {
   const at::Tensor& t = tensor(handle, argument);
   if (is_dtensor(t)) {
     fail_argument(argument,
-                  absl::StrCat("is sharded (", describe(t),
+                  str_cat("is sharded (", describe(t),
                                "); take swv_tensor_to_local or swv_tensor_full_tensor of it first"));
   }
   return t;
@@ -80,7 +80,7 @@ const at::Tensor& plain(const swv_tensor* handle, const char* argument) {
 
 void check_bytes(const at::Tensor& t, const void* data, size_t num_bytes) {
   if (num_bytes != t.nbytes()) {
-    fail_argument("num_bytes", absl::StrCat("is ", num_bytes, "; the tensor [",
+    fail_argument("num_bytes", str_cat("is ", num_bytes, "; the tensor [",
                                             absl::StrJoin(t.sizes(), ", "), "] of ",
                                             c10::toString(t.scalar_type()), " has ", t.nbytes()));
   }
@@ -101,7 +101,7 @@ swv_tensor* from_data(const void* data, size_t num_bytes, const int64_t* given, 
   size_t needed = itemsize;
   for (int64_t size : shape) needed *= static_cast<size_t>(size);
   if (num_bytes != needed) {  // before anything is allocated
-    fail_argument("num_bytes", absl::StrCat("is ", num_bytes, "; [", absl::StrJoin(shape, ", "), "] needs ", needed));
+    fail_argument("num_bytes", str_cat("is ", num_bytes, "; [", absl::StrJoin(shape, ", "), "] needs ", needed));
   }
   if (data == nullptr && num_bytes != 0) fail_null("data");
   at::Tensor result = at::empty(shape, o.options.requires_grad(false));
@@ -121,13 +121,13 @@ swv_tensor* from_dlpack(DLManagedTensorVersioned* managed, swv_tensor** out_tens
   std::unique_ptr<DLManagedTensorVersioned, DlpackDeleter> owned(managed);
   out(out_tensor, "out_tensor");
   if (managed->version.major != DLPACK_MAJOR_VERSION) {
-    fail_argument("managed", absl::StrCat("has DLPack version ", managed->version.major, ".",
+    fail_argument("managed", str_cat("has DLPack version ", managed->version.major, ".",
                                           managed->version.minor, "; wanted ", DLPACK_MAJOR_VERSION,
                                           ".x"));
   }
   const DLTensor& t = managed->dl_tensor;
   if (t.ndim < 0 || t.ndim > static_cast<int32_t>(kMaxDims)) {
-    fail_argument("managed", absl::StrCat("has ", t.ndim, " dimensions"));
+    fail_argument("managed", str_cat("has ", t.ndim, " dimensions"));
   }
   const at::IntArrayRef shape = sizes(t.shape, t.ndim, "managed.shape");
   if (t.data == nullptr && c10::multiply_integers(shape) != 0) {
@@ -153,7 +153,7 @@ DLManagedTensorVersioned* to_dlpack(const swv_tensor* handle) {
 swv_buffer buffer_of(const swv_tensor* handle) {
   const at::Tensor& t = plain(handle, "tensor");
   if (!t.is_contiguous()) {
-    fail_argument("tensor", absl::StrCat("is not contiguous: strides [", absl::StrJoin(t.strides(), ", "), "]"));
+    fail_argument("tensor", str_cat("is not contiguous: strides [", absl::StrJoin(t.strides(), ", "), "]"));
   }
   return {t.mutable_data_ptr(), t.numel(), dtype_of(t.scalar_type()), device_of(t.device()), 0};
 }
@@ -163,7 +163,7 @@ const Placements& default_placements(const swv_layout* layout, const char* argum
   const Layout& l = in(layout, argument).layout;
   if (!l.default_order()) {
     fail(absl::StatusCode::kUnimplemented,
-         absl::StrCat("argument '", argument, "' is ", l.to_string(),
+         str_cat("argument '", argument, "' is ", l.to_string(),
                       ": only swv_tensor_redistribute cuts in another order than the mesh's"));
   }
   return l.placements();
@@ -200,7 +200,7 @@ DistributeOptions distribute_options(const swv_distribute_options* given) {
   const swv_distribute_options o =
       options<swv_distribute_options>(given, SWV_DISTRIBUTE_OPTIONS_INIT, "options");
   if (o.source < -1) {
-    fail_argument("options.source", absl::StrCat("is ", o.source, "; wanted a rank, or -1"));
+    fail_argument("options.source", str_cat("is ", o.source, "; wanted a rank, or -1"));
   }
   return {.source = o.source == -1 ? std::nullopt : std::optional<int64_t>(o.source)};
 }

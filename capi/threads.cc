@@ -33,7 +33,7 @@ swv_status* swv_set_num_threads(int32_t num_threads) {
   using namespace shardweave::capi;
   return guarded(__func__, [&] {
     if (num_threads < 1 || num_threads > 4096) {
-      fail_argument("num_threads", absl::StrCat("is ", num_threads, "; wanted 1 to 4096"));
+      fail_argument("num_threads", str_cat("is ", num_threads, "; wanted 1 to 4096"));
     }
     set_num_threads(num_threads);
   });

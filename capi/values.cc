@@ -9,7 +9,7 @@
 #include "ATen/ScalarOps.h"
 #include "ATen/core/List.h"
 #include "ATen/core/jit_type.h"
-#include "absl/strings/str_cat.h"
+#include "shardweave/comm/str_cat.h"
 
 namespace shardweave::capi {
 namespace {
@@ -339,13 +339,13 @@ bool convert(const Argument& argument, const swv_value& v, Match match, c10::IVa
 
 void check_value(const swv_value& v) {
   if (v.kind < 0 || v.kind > SWV_VALUE_FLOATS) [[unlikely]]
-    fail_argument("arguments[].kind", absl::StrCat("is ", v.kind, "; wanted a swv_value_kind, 0 to ",
+    fail_argument("arguments[].kind", str_cat("is ", v.kind, "; wanted a swv_value_kind, 0 to ",
                                                    int{SWV_VALUE_FLOATS}));
   if (v.reserved != 0) [[unlikely]]
     check_reserved(v.reserved, "arguments[].reserved");
   if (v.kind == SWV_VALUE_BOOL && (v.as.integer & ~int64_t{1}) != 0) [[unlikely]]
     fail_argument("arguments[].as.integer",
-                  absl::StrCat("is ", v.as.integer, " of a bool; wanted 0 or 1"));
+                  str_cat("is ", v.as.integer, " of a bool; wanted 0 or 1"));
 }
 
 // --- results ------------------------------------------------------------------------------------------
@@ -398,7 +398,7 @@ swv_value list_value(const c10::IValue& value) {
   }
   if (list.empty()) return swv_value_tensors(allocate<swv_tensor*>(0), 0);
   fail(absl::StatusCode::kUnimplemented,
-       absl::StrCat("a result is a ", value.type()->str(), ", which has no swv_value_kind"));
+       str_cat("a result is a ", value.type()->str(), ", which has no swv_value_kind"));
 }
 
 }  // namespace
@@ -421,7 +421,7 @@ GivenArguments given_arguments(const swv_value* arguments, size_t num_arguments,
   GivenArguments given{span(arguments, num_arguments, "arguments", 256),
                        span(names, num_names, "names", 256)};
   if (num_names > num_arguments) {
-    fail_argument("num_names", absl::StrCat("is ", num_names, " of ", num_arguments, " arguments"));
+    fail_argument("num_names", str_cat("is ", num_names, " of ", num_arguments, " arguments"));
   }
   for (const swv_value& v : given.values) check_value(v);
   for (const char* name : given.names) text(name, "names[]");
@@ -432,7 +432,7 @@ bool push_arguments(const Signature& signature, const GivenArguments& given, Mat
                     c10::Stack& stack, std::string* mismatch) {
   const size_t positional = given.values.size() - given.names.size();
   const auto refuse = [&](auto&&... why) {
-    if (mismatch != nullptr) *mismatch = absl::StrCat(why...);
+    if (mismatch != nullptr) *mismatch = str_cat(why...);
     return false;
   };
   if (positional > signature.arguments.size()) {
@@ -473,7 +473,7 @@ void check_capacity(const Signature& signature, const swv_value* results, size_t
   if (capacity == 0) return;
   if (results == nullptr) fail_null("out_results");
   if (capacity < signature.results.size()) {
-    fail_argument("capacity", absl::StrCat("is ", capacity, "; the operator has ",
+    fail_argument("capacity", str_cat("is ", capacity, "; the operator has ",
                                            signature.results.size(), " results"));
   }
 }
@@ -512,14 +512,14 @@ swv_value new_value(c10::IValue value, ArgType type) {
   }
   if (value.isList()) return list_value(value);
   fail(absl::StatusCode::kUnimplemented,
-       absl::StrCat("a result is a ", value.type()->str(), ", which has no swv_value_kind"));
+       str_cat("a result is a ", value.type()->str(), ", which has no swv_value_kind"));
 }
 
 void write_results(const Signature& signature, c10::Stack& stack, swv_value* results,
                    size_t capacity, size_t* out_num_results) {
   const size_t count = stack.size();
   if (capacity != 0 && capacity < count) {
-    fail_argument("capacity", absl::StrCat("is ", capacity, "; there are ", count, " results"));
+    fail_argument("capacity", str_cat("is ", capacity, "; there are ", count, " results"));
   }
   if (capacity != 0 && count == 1) {  // nothing to undo
     *results = new_value(std::move(stack[0]),

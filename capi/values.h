@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "ATen/core/function_schema.h"
-#include "ATen/core/stack.h"
+#include "ATen/core/boxing/KernelFunction.h"
 #include "absl/types/span.h"
 #include "shardweave/capi/handles.h"
 

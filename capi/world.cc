@@ -1,5 +1,5 @@
 // Worlds.
-#include "absl/strings/str_cat.h"
+#include "shardweave/comm/str_cat.h"
 #include "shardweave/capi/handles.h"
 #include "shardweave/comm/counting/counting.h"
 #include "shardweave/comm/environment/from_environment.h"
@@ -24,7 +24,7 @@ WorldOptions world_options(const swv_world_options* given) {
 void check_num_ranks(int32_t num_ranks) {
   if (num_ranks < 1 || num_ranks > kMaxLocalRanks) {
     fail_argument("num_ranks",
-                  absl::StrCat("is ", num_ranks, "; wanted 1 to ", kMaxLocalRanks));
+                  str_cat("is ", num_ranks, "; wanted 1 to ", kMaxLocalRanks));
   }
 }
 
@@ -72,7 +72,7 @@ RendezvousInfo rendezvous_info(const swv_rendezvous* given) {
       fail_argument("rendezvous", "has neither file nor host");
     }
     if (r.port < 1 || r.port > 65535) {
-      fail_argument("rendezvous.port", absl::StrCat("is ", r.port, "; wanted 1 to 65535"));
+      fail_argument("rendezvous.port", str_cat("is ", r.port, "; wanted 1 to 65535"));
     }
     info.meeting_point.port = static_cast<uint16_t>(r.port);
   }
@@ -150,6 +150,6 @@ swv_status* swv_world_comm(const swv_world* world, swv_comm** out_comm) {
 
 swv_status* swv_world_abort(const swv_world* world, const char* reason) {
   return guarded(__func__, [&] {
-    in(world, "world").world->comm()->abort(absl::AbortedError(text(reason, "reason")));
+    in(world, "world").world->comm()->abort(absl::AbortedError(std::string(text(reason, "reason"))));
   });
 }

@@ -8,7 +8,7 @@
 #include "ATen/ops/_fused_sgd.h"
 #include "ATen/ops/zeros.h"
 #include "ATen/ops/zeros_like.h"
-#include "absl/strings/str_cat.h"
+#include "shardweave/comm/str_cat.h"
 #include "c10/core/GradMode.h"
 #include "shardweave/dtensor/dtensor.h"
 
@@ -17,7 +17,7 @@ namespace {
 
 [[noreturn]] void invalid(std::string_view name, double value, std::string_view wanted) {
   throw Error(absl::InvalidArgumentError(
-      absl::StrCat("FusedOptimizer: ", name, " is ", value, "; wanted ", wanted)));
+      str_cat("FusedOptimizer: ", name, " is ", value, "; wanted ", wanted)));
 }
 void check_not_negative(std::string_view name, double value) {
   if (!(value >= 0)) invalid(name, value, "0 or more");
@@ -56,7 +56,7 @@ void check_gradient(size_t i, const at::Tensor& parameter, const at::Tensor& gra
     return is_dtensor(t) ? layout_of(t).to_string() : std::string("plain");
   };
   throw Error(absl::FailedPreconditionError(
-      absl::StrCat("FusedOptimizer: parameter ", i, " lies ", text(parameter), ", its gradient ",
+      str_cat("FusedOptimizer: parameter ", i, " lies ", text(parameter), ", its gradient ",
                    text(grad), "; call finish_grad_sync() before step()")));
 }
 
@@ -75,17 +75,17 @@ FusedOptimizer::FusedOptimizer(std::vector<at::Tensor> parameters, const Options
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& p = parameters_[i];
     if (!p.defined() || !p.is_leaf() || !p.is_floating_point()) {
-      throw Error(absl::InvalidArgumentError(absl::StrCat(
+      throw Error(absl::InvalidArgumentError(str_cat(
           "FusedOptimizer: parameter ", i, " is ",
           !p.defined()   ? "undefined"
           : !p.is_leaf() ? "no leaf: it is the result of an operator"
-                         : absl::StrCat("of type ", c10::toString(p.scalar_type())),
+                         : str_cat("of type ", c10::toString(p.scalar_type())),
           "; wanted a floating-point leaf")));
     }
     for (size_t j = 0; j < i; ++j) {
       if (!p.is_same(parameters_[j])) continue;
       throw Error(absl::InvalidArgumentError(
-          absl::StrCat("FusedOptimizer: parameters ", j, " and ", i, " are the same")));
+          str_cat("FusedOptimizer: parameters ", j, " and ", i, " are the same")));
     }
   }
 }
@@ -156,7 +156,7 @@ void FusedOptimizer::set_lr(double lr) {
 
 at::Tensor FusedOptimizer::state(size_t parameter, std::string_view name) const {
   if (parameter >= states_.size()) {
-    throw Error(absl::OutOfRangeError(absl::StrCat("FusedOptimizer: parameter ", parameter, " of ",
+    throw Error(absl::OutOfRangeError(str_cat("FusedOptimizer: parameter ", parameter, " of ",
                                                    states_.size())));
   }
   const State& state = states_[parameter];
@@ -167,7 +167,7 @@ at::Tensor FusedOptimizer::state(size_t parameter, std::string_view name) const 
   if (adamw && name == "exp_avg_sq") found = &state.second;
   if (adamw && name == "max_exp_avg_sq") found = &state.largest;
   if (found == nullptr) {
-    throw Error(absl::NotFoundError(absl::StrCat(
+    throw Error(absl::NotFoundError(str_cat(
         "FusedOptimizer: there is no state '", name, "'; there are step, ",
         adamw ? "exp_avg, exp_avg_sq, max_exp_avg_sq" : "momentum_buffer")));
   }

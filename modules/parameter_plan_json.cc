@@ -1,6 +1,6 @@
 #include "shardweave/modules/parameter_plan_json.h"
 
-#include "absl/strings/str_cat.h"
+#include "shardweave/comm/str_cat.h"
 #include "nlohmann/json.hpp"
 
 namespace shardweave {
@@ -9,7 +9,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 absl::Status expected(std::string_view where, std::string_view wanted, const Json& got) {
-  return absl::InvalidArgumentError(absl::StrCat("plan: ", where, ": wanted ", wanted, ", not ",
+  return absl::InvalidArgumentError(str_cat("plan: ", where, ": wanted ", wanted, ", not ",
                                                  got.dump(-1, ' ', false,
                                                           Json::error_handler_t::replace)
                                                      .substr(0, 60)));
@@ -18,15 +18,15 @@ absl::Status expected(std::string_view where, std::string_view wanted, const Jso
 absl::StatusOr<PlanEntry> parse_entry(const std::string& pattern, const Json& json) {
   PlanEntry entry{pattern, {}};
   if (!json.is_object()) {
-    return expected(absl::StrCat("\"", pattern, "\""), "an object such as {\"tp\": \"S(0)\"}", json);
+    return expected(str_cat("\"", pattern, "\""), "an object such as {\"tp\": \"S(0)\"}", json);
   }
   for (const auto& [mesh_dim, text] : json.items()) {
-    const std::string where = absl::StrCat("\"", pattern, "\", \"", mesh_dim, "\"");
+    const std::string where = str_cat("\"", pattern, "\", \"", mesh_dim, "\"");
     if (!text.is_string()) return expected(where, "a placement such as \"S(0)\"", text);
     absl::StatusOr<Placement> placement = parse_placement(text.get_ref<const std::string&>());
     if (!placement.ok()) {
       return absl::InvalidArgumentError(
-          absl::StrCat("plan: ", where, ": ", std::string(placement.status().message())));
+          str_cat("plan: ", where, ": ", std::string(placement.status().message())));
     }
     entry.placements.emplace_back(mesh_dim, *std::move(placement));
   }
@@ -40,14 +40,14 @@ absl::StatusOr<ParameterPlan> parse_parameter_plan(std::string_view text) {
   try {
     json = Json::parse(text);
   } catch (const Json::parse_error& error) {
-    return absl::InvalidArgumentError(absl::StrCat("plan: no JSON at byte ", error.byte, ": ", error.what()));
+    return absl::InvalidArgumentError(str_cat("plan: no JSON at byte ", error.byte, ": ", error.what()));
   }
   if (!json.is_object()) return expected("the text", "an object", json);
   ParameterPlan plan;
   for (const auto& [key, lines] : json.items()) {
     if (key != "parameter") {
       return absl::InvalidArgumentError(
-          absl::StrCat("plan: \"", key, "\" is not known; wanted \"parameter\""));
+          str_cat("plan: \"", key, "\" is not known; wanted \"parameter\""));
     }
     if (!lines.is_object()) return expected("\"parameter\"", "an object", lines);
     for (const auto& [pattern, placements] : lines.items()) {
