@@ -96,6 +96,8 @@ std::string_view name_of(Kind kind) {
       return "swv_optimizer";
     case Kind::kTrace:
       return "swv_trace";
+    case Kind::kModuleScope:
+      return "swv_module_scope";
     case Kind::kNone:
       break;
   }

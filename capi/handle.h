@@ -36,6 +36,7 @@ enum class Kind : uint32_t {
   kPlan,
   kOptimizer,
   kTrace,
+  kModuleScope,
 };
 std::string_view name_of(Kind kind);  // "swv_status", ...; "no handle" for anything else
 

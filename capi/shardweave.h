@@ -150,6 +150,7 @@ typedef struct swv_module swv_module;           /* parameters and buffers by nam
 typedef struct swv_plan swv_plan;               /* placements by parameter name */
 typedef struct swv_optimizer swv_optimizer;
 typedef struct swv_trace swv_trace;             /* a record of communication */
+typedef struct swv_module_scope swv_module_scope; /* the name of what runs */
 
 /* ---- Status and strings ----------------------------------------------------------------------- */
 
@@ -842,8 +843,8 @@ SWV_API SWV_MUST_USE swv_status* swv_op_schema(const swv_op* op, swv_string** ou
 
 /* Arguments in the schema's order; those that are left out at the end have their defaults. Where the
  * schema wants a Tensor, a number does too; where it wants int[2], a single integer; where float, an
- * integer. Writes as many results as the operator has; `capacity` must suffice. out_num_results may be
- * NULL. An error lists the schemas if no overload fits. */
+ * integer. Writes as many results as the operator has; `capacity` must suffice, or be 0, which drops
+ * them. out_num_results may be NULL. An error lists the schemas if no overload fits. */
 SWV_API SWV_MUST_USE swv_status* swv_op_call(const swv_op* op, swv_grad_mode mode,
                                              const swv_value* arguments, size_t num_arguments,
                                              swv_value* out_results, size_t capacity,
@@ -1091,6 +1092,30 @@ typedef struct swv_dispatch_counters {
 /* Of this rank since the mesh was made; as many members as struct_size says. */
 SWV_API SWV_MUST_USE swv_status* swv_mesh_dispatch_counters(const swv_mesh* mesh,
                                                             swv_dispatch_counters* out_counters);
+
+/* Records every collective that tensors of the mesh start until it is freed: what moves, how far, and
+ * who wanted it. Traces nest. */
+SWV_API SWV_MUST_USE swv_status* swv_trace_create(const swv_mesh* mesh, swv_trace** out_trace);
+SWV_API void swv_trace_free(swv_trace* trace);
+SWV_API SWV_MUST_USE swv_status* swv_trace_clear(swv_trace* trace);
+SWV_API SWV_MUST_USE swv_status* swv_trace_num_events(const swv_trace* trace, size_t* out_num);
+/* That a rank sends, as planned. */
+SWV_API SWV_MUST_USE swv_status* swv_trace_bytes(const swv_trace* trace, int64_t* out_bytes);
+/* A table; and JSON (dtensor/comm_trace.h). */
+SWV_API SWV_MUST_USE swv_status* swv_trace_to_string(const swv_trace* trace, swv_string** out_text);
+SWV_API SWV_MUST_USE swv_status* swv_trace_to_json(const swv_trace* trace, swv_string** out_json);
+
+/* Until the scope is freed, traces and errors say that `name` runs: "blocks.0.attn". The innermost
+ * scope counts. */
+SWV_API SWV_MUST_USE swv_status* swv_module_scope_create(const swv_mesh* mesh, const char* name,
+                                                         swv_module_scope** out_module_scope);
+SWV_API void swv_module_scope_free(swv_module_scope* module_scope);
+
+/* Which rank holds which part, as a picture of characters. */
+SWV_API SWV_MUST_USE swv_status* swv_tensor_picture(const swv_tensor* tensor, swv_string** out_text);
+SWV_API SWV_MUST_USE swv_status* swv_layout_picture(const swv_layout* layout, const swv_mesh* mesh,
+                                                    const int64_t* sizes, size_t num_sizes,
+                                                    swv_string** out_text);
 
 #ifdef __cplusplus
 } /* extern "C" */

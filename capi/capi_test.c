@@ -1,0 +1,801 @@
+/* The C interface from plain C: what works, on 4 rank threads. Bad input is in bad_input_test.cc. */
+#include <math.h>
+#include <pthread.h>
+#include <stdint.h>
+
+#include "testing/check.h"
+
+#define RANKS 4
+
+static swv_mesh* make_mesh(swv_world* world) {
+  const swv_mesh_dim dims[] = {{"dp", 2}, {"tp", 2}};
+  swv_mesh* mesh;
+  CHECK_OK(swv_mesh_create(world, dims, 2, &mesh));
+  return mesh;
+}
+
+static swv_layout* make_layout(const char* text) {
+  swv_layout* layout;
+  CHECK_OK(swv_layout_parse(text, &layout));
+  return layout;
+}
+
+static swv_tensor* make_randn(const swv_mesh* mesh, const char* placements, int64_t rows,
+                              int64_t columns, swv_bool requires_grad) {
+  const int64_t sizes[] = {rows, columns};
+  swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
+  swv_layout* layout = make_layout(placements);
+  swv_tensor* tensor;
+  options.mesh = mesh;
+  options.layout = layout;
+  options.requires_grad = requires_grad;
+  CHECK_OK(swv_tensor_randn(sizes, 2, &options, &tensor));
+  swv_layout_free(layout);
+  return tensor;
+}
+
+static void check_equal(const swv_tensor* a, const swv_tensor* b, float tolerance) {
+  int64_t n, m, i;
+  float* x = elements(a, &n);
+  float* y = elements(b, &m);
+  CHECK(n == m);
+  for (i = 0; i < n; ++i) CHECK(fabsf(x[i] - y[i]) <= tolerance * (1 + fabsf(y[i])));
+  free(x);
+  free(y);
+}
+
+static void test_world_and_collectives(swv_world* world) {
+  int32_t rank, size, local_rank;
+  swv_comm *comm, *half;
+  swv_work* work;
+  swv_string* string;
+  swv_coalescing* coalescing;
+  float x[2], all[2 * RANKS], sum[2];
+  int64_t members[2] = {1, 3}, ranks[RANKS];
+  size_t count, i;
+  swv_comm_counter counters[SWV_RECV + 1];
+  swv_bool done;
+  CHECK_OK(swv_world_rank(world, &rank));
+  CHECK_OK(swv_world_size(world, &size));
+  CHECK_OK(swv_world_local_rank(world, &local_rank));
+  CHECK(size == RANKS && rank == local_rank);
+  CHECK_OK(swv_world_comm(world, &comm));
+  CHECK_OK(swv_comm_backend(comm, &string));
+  CHECK_TEXT(string, "inproc");
+  CHECK_OK(swv_comm_world_ranks(comm, ranks, RANKS, &count));
+  CHECK(count == RANKS && ranks[3] == 3);
+  CHECK_OK(swv_comm_world_ranks(comm, NULL, 0, &count));
+  CHECK(count == RANKS);
+
+  x[0] = (float)rank;
+  x[1] = 1;
+  {
+    const swv_buffer in = {x, 2, SWV_F32, {SWV_CPU, 0}, 0};
+    const swv_buffer out = {sum, 2, SWV_F32, {SWV_CPU, 0}, 0};
+    const swv_buffer everyone = {all, 2 * RANKS, SWV_F32, {SWV_CPU, 0}, 0};
+    const swv_buffer part = {sum, 1, SWV_F32, {SWV_CPU, 0}, 0};
+    const swv_buffer one = {x, 1, SWV_F32, {SWV_CPU, 0}, 0};
+    swv_call_options options = SWV_CALL_OPTIONS_INIT;
+    options.tag = "test";
+    options.timeout_ms = 60000;
+    CHECK_OK(swv_comm_all_reduce(comm, &in, &out, SWV_SUM, &options, NULL));
+    CHECK(sum[0] == 6 && sum[1] == 4);
+    CHECK_OK(swv_comm_all_gather(comm, &in, &everyone, NULL, &work));
+    CHECK_OK(swv_work_wait(work));
+    CHECK_OK(swv_work_is_done(work, &done));
+    CHECK(done == 1);
+    swv_work_free(work);
+    for (i = 0; i < RANKS; ++i) CHECK(all[2 * i] == (float)i && all[2 * i + 1] == 1);
+    CHECK_OK(swv_comm_broadcast(comm, &one, 2, NULL, NULL));
+    CHECK(x[0] == 2);
+    x[0] = (float)rank;
+    sum[0] = sum[1] = -1;
+    CHECK_OK(swv_comm_reduce(comm, &in, rank == 1 ? &out : NULL, SWV_MAX, 1, NULL, NULL));
+    CHECK(sum[0] == (rank == 1 ? 3 : -1));
+    CHECK_OK(swv_comm_gather(comm, &in, rank == 0 ? &everyone : NULL, 0, NULL, NULL));
+    {
+      float parts[RANKS] = {10, 11, 12, 13};
+      const swv_buffer source = {parts, RANKS, SWV_F32, {SWV_CPU, 0}, 0};
+      CHECK_OK(swv_comm_scatter(comm, rank == 3 ? &source : NULL, &part, 3, NULL, NULL));
+      CHECK(sum[0] == 10 + (float)rank);
+      CHECK_OK(swv_comm_reduce_scatter(comm, &source, &part, SWV_SUM, NULL, NULL));
+      CHECK(sum[0] == 4 * (10 + (float)rank));
+    }
+    {
+      float send[RANKS], recv[RANKS];
+      const swv_buffer from = {send, RANKS, SWV_F32, {SWV_CPU, 0}, 0};
+      const swv_buffer to = {recv, RANKS, SWV_F32, {SWV_CPU, 0}, 0};
+      for (i = 0; i < RANKS; ++i) send[i] = (float)(10 * rank + (int)i);
+      CHECK_OK(swv_comm_all_to_all(comm, &from, &to, NULL, NULL));
+      for (i = 0; i < RANKS; ++i) CHECK(recv[i] == (float)(10 * (int)i + rank));
+    }
+    {
+      /* Rank r has r elements. */
+      float mine[RANKS], got[6];
+      const int64_t counts[RANKS] = {0, 1, 2, 3};
+      const swv_buffer from = {mine, counts[rank], SWV_F32, {SWV_CPU, 0}, 0};
+      const swv_buffer to = {got, 6, SWV_F32, {SWV_CPU, 0}, 0};
+      for (i = 0; i < RANKS; ++i) mine[i] = (float)rank;
+      CHECK_OK(swv_comm_all_gather_v(comm, &from, &to, counts, RANKS, NULL, NULL));
+      CHECK(got[0] == 1 && got[1] == 2 && got[2] == 2 && got[3] == 3 && got[5] == 3);
+    }
+    /* A ring. */
+    CHECK_OK(swv_comm_send(comm, &one, (rank + 1) % RANKS, 7, NULL, &work));
+    CHECK_OK(swv_comm_recv(comm, &part, (rank + RANKS - 1) % RANKS, 7, NULL, NULL));
+    CHECK(sum[0] == (float)((rank + RANKS - 1) % RANKS));
+    CHECK_OK(swv_work_wait(work));
+    swv_work_free(work);
+    /* Two at once. */
+    CHECK_OK(swv_comm_coalesce(comm, &coalescing));
+    CHECK_OK(swv_comm_all_reduce(comm, &in, &out, SWV_SUM, NULL, NULL));
+    CHECK_OK(swv_comm_barrier(comm, NULL, NULL));
+    CHECK_OK(swv_coalescing_finish(coalescing, NULL));
+    CHECK(sum[0] == 6);
+    CHECK_FAILS(swv_coalescing_finish(coalescing, NULL), SWV_INVALID_ARGUMENT, "finished already");
+    swv_coalescing_free(coalescing);
+  }
+  if (rank % 2 == 1) {
+    CHECK_OK(swv_comm_subgroup(comm, members, 2, "odd", &half));
+    CHECK_OK(swv_comm_name(half, &string));
+    CHECK_TEXT(string, "odd");
+    CHECK_OK(swv_comm_barrier(half, NULL, NULL));
+    swv_comm_free(half);
+  }
+  CHECK_OK(swv_comm_split(comm, rank < 3 ? 0 : -1, -rank, "first", &half));
+  CHECK((half == NULL) == (rank == 3));
+  if (half != NULL) {
+    int32_t in_half;
+    CHECK_OK(swv_comm_rank(half, &in_half));
+    CHECK(in_half == 2 - rank);
+    swv_comm_free(half);
+  }
+  CHECK_OK(swv_comm_counters(comm, counters, SWV_RECV + 1, &count));
+  CHECK(count == SWV_RECV + 1);
+  CHECK(counters[SWV_ALL_REDUCE].calls == 2 && counters[SWV_ALL_REDUCE].bytes == 16);
+  CHECK_OK(swv_world_flight_record(world, &string));
+  CHECK(strstr(swv_string_data(string), "\"tag\":\"test\"") != NULL ||
+        strstr(swv_string_data(string), "\"tag\": \"test\"") != NULL);
+  swv_string_free(string);
+  CHECK_OK(swv_comm_health(comm));
+  swv_comm_free(comm);
+}
+
+static void test_mesh(swv_world* world) {
+  swv_mesh *mesh = make_mesh(world), *tp, *flat, *deep, *parsed;
+  const swv_mesh_dim split[] = {{"a", 2}, {"b", 2}};
+  const char* names[] = {"tp"};
+  int64_t shape[2], coordinate[2], size;
+  size_t count;
+  int32_t rank, ndim, dim, group_size;
+  swv_string* text;
+  swv_comm* comm;
+  swv_bool equal;
+  CHECK_OK(swv_world_rank(world, &rank));
+  CHECK_OK(swv_mesh_ndim(mesh, &ndim));
+  CHECK_OK(swv_mesh_size(mesh, &size));
+  CHECK(ndim == 2 && size == 4);
+  CHECK_OK(swv_mesh_shape(mesh, shape, 1, &count));
+  CHECK(count == 2 && shape[0] == 2);
+  CHECK_OK(swv_mesh_coordinate(mesh, coordinate, 2, &count));
+  CHECK(coordinate[0] == rank / 2 && coordinate[1] == rank % 2);
+  CHECK_OK(swv_mesh_find_dim(mesh, "tp", &dim));
+  CHECK(dim == 1);
+  CHECK_FAILS(swv_mesh_find_dim(mesh, "pp", &dim), SWV_NOT_FOUND, "dp");
+  CHECK_OK(swv_mesh_dim_name(mesh, 0, &text));
+  CHECK_TEXT(text, "dp");
+  CHECK_OK(swv_mesh_to_string(mesh, &text));
+  CHECK_TEXT(text, "DeviceMesh(dp=2, tp=2)");
+  CHECK_OK(swv_mesh_connect(mesh));
+  CHECK_OK(swv_mesh_comm(mesh, 1, &comm));
+  CHECK_OK(swv_comm_size(comm, &group_size));
+  CHECK(group_size == 2);
+  swv_comm_free(comm);
+  CHECK_OK(swv_mesh_slice(mesh, names, 1, &tp));
+  CHECK_OK(swv_mesh_flatten(mesh, NULL, 0, NULL, &flat));
+  CHECK_OK(swv_mesh_to_string(flat, &text));
+  CHECK_TEXT(text, "DeviceMesh(dp_tp=4)");
+  CHECK_OK(swv_mesh_unflatten(flat, "dp_tp", split, 2, &deep));
+  CHECK_OK(swv_mesh_parse(world, "dp=2, tp=2", &parsed));
+  CHECK_OK(swv_mesh_equal(parsed, mesh, &equal));
+  CHECK(equal == 1);
+  CHECK_OK(swv_mesh_equal(tp, mesh, &equal));
+  CHECK(equal == 0);
+  swv_mesh_free(parsed);
+  swv_mesh_free(deep);
+  swv_mesh_free(flat);
+  swv_mesh_free(tp);
+  swv_mesh_free(mesh);
+}
+
+static void test_layout(swv_world* world) {
+  swv_placement placements[2], got;
+  const int64_t ragged[] = {3, 4};
+  const int64_t mesh_shape[] = {2, 2}, coordinate[] = {1, 0}, sizes[] = {7, 5};
+  const swv_named_placement named[] = {{"tp", "S(0)"}};
+  swv_layout *layout, *other;
+  swv_mesh* mesh = make_mesh(world);
+  swv_string* text;
+  int64_t shape[2], offset[2], bytes;
+  int32_t ndim;
+  swv_bool equal;
+  memset(placements, 0, sizeof(placements));
+  placements[0].kind = SWV_RAGGED_SHARD;
+  placements[0].sizes = ragged;
+  placements[0].num_sizes = 2;
+  placements[1].kind = SWV_PARTIAL;
+  placements[1].reduce_op = SWV_AVG;
+  CHECK_OK(swv_layout_create(placements, 2, NULL, 0, &layout));
+  CHECK_OK(swv_layout_to_string(layout, &text));
+  other = make_layout(swv_string_data(text));
+  swv_string_free(text);
+  CHECK_OK(swv_layout_equal(layout, other, &equal));
+  CHECK(equal == 1);
+  CHECK_OK(swv_layout_placement(layout, 0, &got));
+  CHECK(got.kind == SWV_RAGGED_SHARD && got.num_sizes == 2 && got.sizes[1] == 4);
+  swv_layout_free(layout);
+  swv_layout_free(other);
+
+  CHECK_OK(swv_layout_create_named(mesh, named, 1, &layout));
+  CHECK_OK(swv_layout_to_string(layout, &text));
+  CHECK_TEXT(text, "[R, S(0)]");
+  CHECK_OK(swv_layout_mesh_ndim(layout, &ndim));
+  CHECK(ndim == 2);
+  other = make_layout("[S(0), S(0)]");
+  CHECK_OK(swv_layout_local_extent(other, mesh_shape, coordinate, 2, sizes, 2, shape, offset));
+  CHECK(shape[0] == 2 && shape[1] == 5 && offset[0] == 4 && offset[1] == 0);
+  CHECK_OK(swv_layout_plan(layout, other, mesh_shape, 2, sizes, 2, SWV_F32, &bytes, &text));
+  CHECK(bytes > 0 && swv_string_size(text) > 0);
+  swv_string_free(text);
+  CHECK_FAILS(swv_layout_parse("[S(0), Q]", &layout), SWV_INVALID_ARGUMENT, "swv_layout_parse: ");
+  swv_layout_free(layout);
+  swv_layout_free(other);
+  swv_mesh_free(mesh);
+}
+
+static void test_plain_tensors(void) {
+  const float data[] = {1, 2, 3, 4, 5, 6};
+  const int64_t sizes[] = {2, 3};
+  float back[6], changed[6] = {6, 5, 4, 3, 2, 1};
+  int64_t got[2];
+  size_t count;
+  int32_t ndim;
+  int64_t numel;
+  swv_dtype dtype;
+  swv_device device;
+  swv_bool same, sharded;
+  swv_tensor *t, *second, *transposed;
+  swv_buffer buffer;
+  swv_value value;
+  struct DLManagedTensorVersioned* managed;
+  CHECK_OK(swv_tensor_from_data(data, sizeof(data), sizes, 2, NULL, &t));
+  CHECK_OK(swv_tensor_ndim(t, &ndim));
+  CHECK_OK(swv_tensor_numel(t, &numel));
+  CHECK_OK(swv_tensor_dtype(t, &dtype));
+  CHECK_OK(swv_tensor_device(t, &device));
+  CHECK_OK(swv_tensor_is_sharded(t, &sharded));
+  CHECK(ndim == 2 && numel == 6 && dtype == SWV_F32 && device.type == SWV_CPU && sharded == 0);
+  value = swv_value_tensor(t);
+  transposed = call_op("aten::t", SWV_GRAD, &value, 1);
+  CHECK_OK(swv_tensor_sizes(transposed, got, 2, &count));
+  CHECK(count == 2 && got[0] == 3 && got[1] == 2);
+  CHECK_OK(swv_tensor_strides(transposed, got, 2, &count));
+  CHECK(got[0] == 1 && got[1] == 3);
+  CHECK_OK(swv_tensor_copy_to_host(transposed, back, sizeof(back)));
+  CHECK(back[0] == 1 && back[1] == 4 && back[5] == 6);
+  CHECK_FAILS(swv_tensor_buffer(transposed, &buffer), SWV_INVALID_ARGUMENT, "not contiguous");
+  CHECK_OK(swv_tensor_buffer(t, &buffer));
+  CHECK(buffer.count == 6 && ((float*)buffer.data)[5] == 6);
+  CHECK_OK(swv_tensor_copy_from_host(t, changed, sizeof(changed)));
+  CHECK(((float*)buffer.data)[5] == 1);
+  /* DLPack there and back: the same memory. */
+  CHECK_OK(swv_tensor_to_dlpack(t, &managed));
+  CHECK_OK(swv_tensor_from_dlpack(managed, &second));
+  swv_tensor_free(t);
+  {
+    swv_buffer again;
+    CHECK_OK(swv_tensor_buffer(second, &again));
+    CHECK(again.data == buffer.data);
+  }
+  CHECK_OK(swv_tensor_share(second, &t));
+  CHECK_OK(swv_tensor_is_same(second, t, &same));
+  CHECK(same == 1);
+  swv_tensor_free(second);
+  swv_tensor_free(t);
+  swv_tensor_free(transposed);
+}
+
+static void test_values(void) {
+  const int64_t sizes[] = {4, 3};
+  swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
+  swv_tensor *t, *r, *list[2];
+  swv_op* op;
+  swv_value args[4], results[2], value;
+  const char* names[] = {"keepdim"};
+  size_t n;
+  swv_string* text;
+  CHECK_OK(swv_tensor_full(sizes, 2, 2.5, &options, &t));
+
+  /* A number among tensors; overloads; names without "aten::". */
+  args[0] = swv_value_tensor(t);
+  args[1] = swv_value_int(2);
+  r = call_op("add", SWV_GRAD, args, 2);
+  CHECK_OK(swv_tensor_full_tensor(r, SWV_GRAD, &list[0]));
+  swv_tensor_free(list[0]);
+  swv_tensor_free(r);
+  r = call_op("aten::add.Tensor", SWV_GRAD, args, 2);
+  swv_tensor_free(r);
+
+  /* A list of tensors in and out, several results. */
+  list[0] = list[1] = t;
+  value = swv_value_tensors(list, 2);
+  r = call_op("aten::cat", SWV_GRAD, &value, 1);
+  args[0] = swv_value_tensor(r);
+  args[1] = swv_value_int(4);
+  CHECK_OK(swv_op_find("aten::split.Tensor", &op));
+  CHECK_OK(swv_op_call(op, SWV_GRAD, args, 2, results, 2, &n));
+  CHECK(n == 1 && results[0].kind == SWV_VALUE_TENSORS && results[0].as.tensors.size == 2);
+  swv_value_clear(&results[0]);
+  swv_value_clear(&results[0]);
+  swv_op_free(op);
+  CHECK_OK(swv_op_find("aten::max.dim", &op));
+  args[1] = swv_value_int(1);
+  args[2] = swv_value_bool(1);
+  CHECK_OK(swv_op_call(op, SWV_GRAD, args, 3, results, 2, &n));
+  CHECK(n == 2 && results[1].kind == SWV_VALUE_TENSOR);
+  swv_value_clear(&results[0]);
+  swv_value_clear(&results[1]);
+  CHECK_OK(swv_op_call_named(op, SWV_GRAD, args, 3, names, 1, results, 2, &n));
+  swv_value_clear(&results[0]);
+  swv_value_clear(&results[1]);
+  CHECK_FAILS(swv_op_call(op, SWV_GRAD, args, 3, results, 1, &n), SWV_INVALID_ARGUMENT, "capacity");
+  CHECK_FAILS(swv_op_call(op, SWV_GRAD, args, 1, results, 2, &n), SWV_INVALID_ARGUMENT,
+              "argument 'dim' is missing; its schema is aten::max.dim(Tensor self, int dim");
+  CHECK_OK(swv_op_schema(op, &text));
+  CHECK(strncmp(swv_string_data(text), "aten::max.dim(", 14) == 0);
+  swv_string_free(text);
+  swv_op_free(op);
+
+  /* None, dtypes, defaults, a list of integers. */
+  {
+    const int64_t dims[] = {0, 1};
+    args[1] = swv_value_ints(dims, 2);
+    args[2] = swv_value_default();
+    args[3] = swv_value_dtype(SWV_F64);
+    swv_tensor_free(r);
+    r = call_op("aten::sum.dim_IntList", SWV_GRAD, args, 4);
+  }
+  swv_tensor_free(r);
+  args[0] = swv_value_tensor(t);
+  args[1] = swv_value_none();
+  args[2] = swv_value_bool(0);
+  args[3] = swv_value_dtype(SWV_F64);
+  r = call_op("aten::sum.dim_IntList", SWV_GRAD, args, 4);
+  CHECK_OK(swv_tensor_item(r, &value));
+  CHECK(value.kind == SWV_VALUE_FLOAT && value.as.number == 30);
+  swv_tensor_free(r);
+  CHECK_FAILS(swv_op_find("aten::mull", &op), SWV_NOT_FOUND, "did you mean 'aten::mul'");
+  CHECK_FAILS(swv_op_find("aten::add.Tensr", &op), SWV_NOT_FOUND, "'aten::add.Tensor'");
+  CHECK_OK(swv_op_find("aten::mul", &op));
+  args[0] = swv_value_string("x", 1);
+  CHECK_FAILS(swv_op_call(op, SWV_GRAD, args, 2, results, 1, NULL), SWV_INVALID_ARGUMENT,
+              "fit none of its schemas:\naten::mul.");
+  /* In place, result dropped. */
+  swv_op_free(op);
+  CHECK_OK(swv_op_find("aten::mul_", &op));
+  args[0] = swv_value_tensor(t);
+  args[1] = swv_value_float(2);
+  CHECK_OK(swv_op_call(op, SWV_NO_GRAD, args, 2, NULL, 0, &n));
+  CHECK(n == 1);
+  swv_op_free(op);
+  CHECK_OK(swv_op_find("aten::mm", &op));
+  args[1] = swv_value_tensor(t);
+  CHECK_FAILS(swv_op_call(op, SWV_GRAD, args, 2, results, 1, NULL), SWV_INVALID_ARGUMENT,
+              "swv_op_call: aten::mm: ");
+  swv_op_free(op);
+  swv_tensor_free(t);
+}
+
+static void test_sharded(swv_world* world) {
+  swv_mesh *mesh = make_mesh(world), *of_tensor;
+  swv_tensor *x = make_randn(mesh, "[S(0), R]", 7, 5, 0), *w = make_randn(mesh, "[R, S(1)]", 5, 3, 0);
+  swv_tensor *y, *plain_x, *plain_w, *plain_y, *local, *again, *moved, *distributed;
+  swv_layout *layout, *replicated = make_layout("[R, R]");
+  swv_string* text;
+  swv_value args[2];
+  swv_bool sharded, equal;
+  swv_dispatch_counters counters = SWV_DISPATCH_COUNTERS_INIT;
+  swv_strict_scope* strict;
+  swv_op* op;
+  swv_value result;
+  swv_random_state state;
+  args[0] = swv_value_tensor(x);
+  args[1] = swv_value_tensor(w);
+  y = call_op("aten::mm", SWV_GRAD, args, 2);
+  CHECK_OK(swv_tensor_is_sharded(y, &sharded));
+  CHECK(sharded == 1);
+  CHECK_OK(swv_tensor_layout(y, &layout));
+  CHECK_OK(swv_layout_to_string(layout, &text));
+  CHECK_TEXT(text, "[S(0), S(1)]");
+  swv_layout_free(layout);
+  CHECK_OK(swv_tensor_mesh(y, &of_tensor));
+  CHECK_OK(swv_mesh_equal(mesh, of_tensor, &equal));
+  CHECK(equal == 1);
+  CHECK_OK(swv_tensor_full_tensor(x, SWV_GRAD, &plain_x));
+  CHECK_OK(swv_tensor_full_tensor(w, SWV_GRAD, &plain_w));
+  args[0] = swv_value_tensor(plain_x);
+  args[1] = swv_value_tensor(plain_w);
+  plain_y = call_op("aten::mm", SWV_GRAD, args, 2);
+  check_equal(y, plain_y, 1e-5f);
+
+  CHECK_OK(swv_tensor_to_local(x, NULL, SWV_GRAD, &local));
+  CHECK_OK(swv_tensor_layout(x, &layout));
+  CHECK_OK(swv_tensor_from_local(local, mesh, layout, NULL, 0, SWV_GRAD, &again));
+  check_equal(again, x, 0);
+  CHECK_OK(swv_tensor_redistribute(x, replicated, SWV_GRAD, &moved));
+  check_equal(moved, x, 0);
+  CHECK_OK(swv_tensor_distribute(plain_x, mesh, layout, NULL, &distributed));
+  check_equal(distributed, x, 0);
+  CHECK_FAILS(swv_tensor_copy_to_host(x, NULL, 0), SWV_INVALID_ARGUMENT, "is sharded");
+
+  /* Communication that nobody asked for is refused: a sum into a norm. */
+  CHECK_OK(swv_mesh_forbid_communication(mesh, &strict));
+  CHECK_OK(swv_op_find("aten::softmax.int", &op));
+  args[0] = swv_value_tensor(w);
+  args[1] = swv_value_int(1);
+  CHECK_FAILS(swv_op_call(op, SWV_GRAD, args, 2, &result, 1, NULL), SWV_FAILED_PRECONDITION,
+              "_softmax: needs communication");
+  swv_strict_scope_free(strict);
+  CHECK_OK(swv_op_call(op, SWV_GRAD, args, 2, &result, 1, NULL));
+  swv_value_clear(&result);
+  swv_op_free(op);
+  CHECK_OK(swv_mesh_dispatch_counters(mesh, &counters));
+  CHECK(counters.operators > 0 && counters.implicit_redistributions > 0);
+
+  /* The same seed, another layout: the same numbers. */
+  CHECK_OK(swv_mesh_seed(mesh, 7));
+  swv_tensor_free(again);
+  again = make_randn(mesh, "[S(1), S(0)]", 7, 5, 0);
+  CHECK_OK(swv_mesh_random_state(mesh, &state));
+  CHECK(state.seed == 7 && state.offset > 0);
+  state.offset = 0;
+  CHECK_OK(swv_mesh_set_random_state(mesh, &state));
+  swv_tensor_free(moved);
+  moved = make_randn(mesh, "[R, R]", 7, 5, 0);
+  check_equal(again, moved, 0);
+
+  swv_layout_free(layout);
+  swv_layout_free(replicated);
+  swv_tensor_free(distributed);
+  swv_tensor_free(moved);
+  swv_tensor_free(again);
+  swv_tensor_free(local);
+  swv_tensor_free(plain_y);
+  swv_tensor_free(plain_w);
+  swv_tensor_free(plain_x);
+  swv_mesh_free(of_tensor);
+  swv_mesh_free(mesh);
+  /* In any order. */
+  swv_tensor_free(y);
+  swv_tensor_free(w);
+  swv_tensor_free(x);
+}
+
+/* y = x * x by hand. */
+static int drops = 0;
+static pthread_mutex_t drops_mutex = PTHREAD_MUTEX_INITIALIZER;
+static void count_drop(void* user_data) {
+  pthread_mutex_lock(&drops_mutex);
+  drops += *(int*)user_data;
+  pthread_mutex_unlock(&drops_mutex);
+}
+static swv_status* square_forward(void* user_data, swv_function_context* context, swv_grad_mode mode,
+                                  const swv_tensor* const* inputs, size_t num_inputs,
+                                  swv_tensor** outputs, size_t num_outputs) {
+  swv_value args[2];
+  (void)user_data;
+  CHECK(num_inputs == 1 && num_outputs == 1 && outputs[0] == NULL);
+  args[0] = args[1] = swv_value_tensor((swv_tensor*)inputs[0]);
+  outputs[0] = call_op("aten::mul.Tensor", mode, args, 2);
+  return swv_function_context_save(context, inputs, num_inputs);
+}
+static swv_status* square_backward(void* user_data, swv_function_context* context,
+                                   swv_grad_mode mode, const swv_tensor* const* grad_outputs,
+                                   size_t num_outputs, swv_tensor** grad_inputs, size_t num_inputs) {
+  swv_value args[2];
+  swv_tensor *x, *once;
+  swv_status* status = swv_function_context_saved(context, 0, &x);
+  (void)user_data;
+  if (status != NULL) return status;
+  CHECK(num_inputs == 1 && num_outputs == 1);
+  args[0] = swv_value_tensor((swv_tensor*)grad_outputs[0]);
+  args[1] = swv_value_tensor(x);
+  once = call_op("aten::mul.Tensor", mode, args, 2);
+  args[0] = swv_value_tensor(once);
+  args[1] = swv_value_float(2);
+  grad_inputs[0] = call_op("aten::mul.Scalar", mode, args, 2);
+  swv_tensor_free(once);
+  swv_tensor_free(x);
+  return NULL;
+}
+static swv_status* failing_forward(void* user_data, swv_function_context* context, swv_grad_mode mode,
+                                   const swv_tensor* const* inputs, size_t num_inputs,
+                                   swv_tensor** outputs, size_t num_outputs) {
+  (void)user_data, (void)context, (void)mode, (void)num_inputs, (void)num_outputs;
+  /* What was written before the failure is not lost. */
+  CHECK_OK(swv_tensor_share(inputs[0], &outputs[0]));
+  return swv_status_new(SWV_DATA_LOSS, "the cat ate it");
+}
+
+static void test_autograd(swv_world* world) {
+  static int one = 1;
+  swv_mesh* mesh = make_mesh(world);
+  swv_tensor *x = make_randn(mesh, "[S(0), S(1)]", 7, 5, 1), *y = NULL, *loss, *grad, *twice, *grads[1];
+  const swv_tensor* inputs[1];
+  const swv_tensor* outputs[1];
+  swv_function function = SWV_FUNCTION_INIT;
+  swv_backward_options options = SWV_BACKWARD_OPTIONS_INIT;
+  swv_value args[2];
+  swv_bool flag;
+  inputs[0] = x;
+  function.name = "square";
+  function.forward = square_forward;
+  function.backward = square_backward;
+  function.drop = count_drop;
+  function.user_data = &one;
+  CHECK_OK(swv_tensor_grad(x, &grad));
+  CHECK(grad == NULL);
+  CHECK_OK(swv_function_apply(&function, SWV_GRAD, inputs, 1, &y, 1));
+  CHECK_OK(swv_tensor_requires_grad(y, &flag));
+  CHECK(flag == 1);
+  args[0] = swv_value_tensor(y);
+  loss = call_op("aten::sum", SWV_GRAD, args, 1);
+  options.retain_graph = 1;
+  CHECK_OK(swv_tensor_backward(loss, NULL, &options));
+  CHECK_OK(swv_tensor_grad(x, &grad));
+  args[0] = swv_value_tensor(x);
+  args[1] = swv_value_int(2);
+  twice = call_op("aten::mul", SWV_NO_GRAD, args, 2);
+  check_equal(grad, twice, 1e-6f);
+  outputs[0] = loss;
+  CHECK_OK(swv_gradients(outputs, 1, inputs, 1, NULL, NULL, grads));
+  check_equal(grads[0], twice, 1e-6f);
+  CHECK_FAILS(swv_tensor_backward(loss, NULL, NULL), SWV_INVALID_ARGUMENT, "swv_tensor_backward: ");
+  swv_tensor_free(grads[0]);
+  CHECK_OK(swv_tensor_set_grad(x, NULL));
+  swv_tensor_free(grad);
+  CHECK_OK(swv_tensor_grad(x, &grad));
+  CHECK(grad == NULL);
+
+  function.forward = failing_forward;
+  {
+    swv_tensor* before = y;
+    CHECK_FAILS(swv_function_apply(&function, SWV_GRAD, inputs, 1, &y, 1), SWV_DATA_LOSS,
+                "square.forward: the cat ate it");
+    CHECK(y == before);
+  }
+
+  /* Without gradients. */
+  swv_tensor_free(twice);
+  twice = call_op("aten::mul", SWV_INFERENCE, args, 2);
+  CHECK_OK(swv_tensor_requires_grad(twice, &flag));
+  CHECK(flag == 0);
+  swv_tensor_free(twice);
+  CHECK_OK(swv_tensor_detach(x, &twice));
+  CHECK_OK(swv_tensor_is_leaf(twice, &flag));
+  CHECK(flag == 1);
+  CHECK_OK(swv_tensor_set_requires_grad(twice, 1));
+  CHECK_FAILS(swv_tensor_set_requires_grad(y, 0), SWV_INVALID_ARGUMENT, "leaf");
+  swv_tensor_free(twice);
+  swv_tensor_free(loss);
+  swv_tensor_free(y);
+  swv_tensor_free(x);
+  swv_mesh_free(mesh);
+}
+
+/* A parameter in a module, distributed by a plan; both optimizers; the loss falls, state is sharded. */
+static void test_training(swv_world* world) {
+  const int64_t sizes[] = {6, 5};
+  swv_mesh* mesh = make_mesh(world);
+  swv_tensor *w, *x = make_randn(mesh, "[S(0), R]", 9, 5, 0), *found, *state;
+  const swv_tensor* parameters[1];
+  swv_module* module;
+  swv_plan* plan;
+  swv_optimizer* optimizer;
+  swv_sgd_options sgd = SWV_SGD_OPTIONS_INIT;
+  swv_adamw_options adamw = SWV_ADAMW_OPTIONS_INIT;
+  swv_layout* layout;
+  swv_string* text;
+  swv_op *linear, *pow, *mean;
+  size_t count;
+  int step, kind;
+  double lr;
+  CHECK_OK(swv_op_find("aten::linear", &linear));
+  CHECK_OK(swv_op_find("aten::pow.Tensor_Scalar", &pow));
+  CHECK_OK(swv_op_find("aten::mean", &mean));
+  for (kind = 0; kind < 2; ++kind) {
+    double first = 0, last = 0;
+    CHECK_OK(swv_tensor_full(sizes, 2, 0.5, NULL, &w));
+    CHECK_OK(swv_module_create(&module));
+    CHECK_OK(swv_module_add_parameter(module, "blocks.0.up.weight", w));
+    CHECK_FAILS(swv_module_add_parameter(module, "blocks.0.up.weight", w), SWV_ALREADY_EXISTS,
+                "blocks.0.up.weight");
+    CHECK_FAILS(swv_module_add_parameter(module, "blocks..w", w), SWV_INVALID_ARGUMENT, "empty");
+    CHECK_OK(swv_module_num_parameters(module, &count));
+    CHECK(count == 1);
+    CHECK_FAILS(swv_module_get(module, "blocks.0.up.wight", &found), SWV_NOT_FOUND,
+                "did you mean 'blocks.0.up.weight'");
+    CHECK_OK(swv_plan_from_json("{\"parameter\": {\"*.up.weight\": {\"tp\": \"S(0)\"}}}", &plan));
+    CHECK_OK(swv_plan_to_json(plan, &text));
+    CHECK_TEXT(text, "{\"parameter\":{\"*.up.weight\":{\"tp\":\"S(0)\"}}}");
+    CHECK_OK(swv_module_distribute(module, mesh, plan, NULL));
+    swv_plan_free(plan);
+    /* The handle that the module was given sees it. */
+    CHECK_OK(swv_tensor_layout(w, &layout));
+    CHECK_OK(swv_layout_to_string(layout, &text));
+    CHECK_TEXT(text, "[R, S(0)]");
+    swv_layout_free(layout);
+    parameters[0] = w;
+    sgd.lr = 0.05;
+    sgd.momentum = 0.9;
+    adamw.lr = 0.05;
+    if (kind == 0)
+      CHECK_OK(swv_optimizer_create_sgd(parameters, 1, &sgd, &optimizer));
+    else
+      CHECK_OK(swv_optimizer_create_adamw(parameters, 1, &adamw, &optimizer));
+    CHECK_OK(swv_optimizer_lr(optimizer, &lr));
+    CHECK(lr == 0.05);
+    for (step = 0; step < 20; ++step) {
+      swv_value args[2], y, squared, loss, number;
+      args[0] = swv_value_tensor(x);
+      args[1] = swv_value_tensor(w);
+      CHECK_OK(swv_op_call(linear, SWV_GRAD, args, 2, &y, 1, NULL));
+      args[0] = y;
+      args[1] = swv_value_int(2);
+      CHECK_OK(swv_op_call(pow, SWV_GRAD, args, 2, &squared, 1, NULL));
+      CHECK_OK(swv_op_call(mean, SWV_GRAD, &squared, 1, &loss, 1, NULL));
+      CHECK_OK(swv_tensor_backward(loss.as.tensor, NULL, NULL));
+      if (step == 0)
+        CHECK_FAILS(swv_optimizer_step(optimizer), SWV_FAILED_PRECONDITION, "finish_grad_sync");
+      CHECK_OK(swv_module_finish_grad_sync(module));
+      CHECK_OK(swv_optimizer_step(optimizer));
+      CHECK_OK(swv_optimizer_zero_grad(optimizer));
+      CHECK_OK(swv_tensor_item(loss.as.tensor, &number));
+      last = number.as.number;
+      if (step == 0) first = last;
+      swv_value_clear(&loss);
+      swv_value_clear(&squared);
+      swv_value_clear(&y);
+    }
+    CHECK(last < first / 2);
+    CHECK_OK(swv_optimizer_state(optimizer, 0, kind == 0 ? "momentum_buffer" : "exp_avg", &state));
+    CHECK_OK(swv_tensor_layout(state, &layout));
+    CHECK_OK(swv_layout_to_string(layout, &text));
+    CHECK_TEXT(text, "[R, S(0)]");
+    swv_layout_free(layout);
+    swv_tensor_free(state);
+    CHECK_FAILS(swv_optimizer_state(optimizer, 0, "mood", &state), SWV_NOT_FOUND, "there are step");
+    CHECK_OK(swv_optimizer_set_lr(optimizer, 0.1));
+    CHECK_OK(swv_module_zero_grad(module));
+    swv_optimizer_free(optimizer);
+    swv_module_free(module);
+    swv_tensor_free(w);
+  }
+  swv_op_free(linear);
+  swv_op_free(pow);
+  swv_op_free(mean);
+  swv_tensor_free(x);
+  swv_mesh_free(mesh);
+}
+
+static swv_status* rank_main(void* user_data, swv_world* world) {
+  CHECK(user_data == &drops);
+  test_world_and_collectives(world);
+  test_mesh(world);
+  test_layout(world);
+  test_plain_tensors();
+  test_values();
+  test_sharded(world);
+  test_autograd(world);
+  test_training(world);
+  return NULL;
+}
+
+static swv_status* failing_rank(void* user_data, swv_world* world) {
+  int32_t rank;
+  swv_comm* comm;
+  swv_status* status;
+  (void)user_data;
+  CHECK_OK(swv_world_rank(world, &rank));
+  if (rank == 2) return swv_status_new(SWV_DATA_LOSS, "disk on fire");
+  CHECK_OK(swv_world_comm(world, &comm));
+  status = swv_comm_barrier(comm, NULL, NULL);
+  CHECK(swv_status_code(status) == SWV_ABORTED || swv_status_code(status) == SWV_UNAVAILABLE);
+  swv_comm_free(comm);
+  return status;
+}
+
+/* Ranks on threads of the host, each step of a rank on another thread. */
+static void* step_on_thread(void* argument) {
+  swv_tensor** x = (swv_tensor**)argument;
+  swv_value args[2];
+  swv_tensor* next;
+  args[0] = args[1] = swv_value_tensor(*x);
+  next = call_op("aten::matmul", SWV_GRAD, args, 2);
+  swv_tensor_free(*x);
+  *x = next;
+  return NULL;
+}
+static void test_any_thread(void) {
+  swv_world* worlds[2];
+  swv_mesh* meshes[2];
+  swv_tensor* x[2];
+  pthread_t threads[2];
+  const swv_mesh_dim dim = {"x", 2};
+  const int64_t sizes[] = {4, 4};
+  swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
+  swv_layout* layout = make_layout("[S(0)]");
+  int rank, step;
+  float* data;
+  int64_t n;
+  CHECK_OK(swv_world_create_local(2, NULL, worlds));
+  for (rank = 0; rank < 2; ++rank) {
+    CHECK_OK(swv_mesh_create(worlds[rank], &dim, 1, &meshes[rank]));
+    options.mesh = meshes[rank];
+    options.layout = layout;
+    CHECK_OK(swv_tensor_full(sizes, 2, 0.5, &options, &x[rank]));
+  }
+  for (step = 0; step < 3; ++step) {
+    for (rank = 0; rank < 2; ++rank) CHECK(pthread_create(&threads[rank], NULL, step_on_thread, &x[rank]) == 0);
+    for (rank = 0; rank < 2; ++rank) CHECK(pthread_join(threads[rank], NULL) == 0);
+  }
+  for (rank = 0; rank < 2; ++rank) {
+    swv_tensor* local;
+    CHECK_OK(swv_tensor_to_local(x[rank], NULL, SWV_GRAD, &local));
+    data = elements(local, &n);
+    CHECK(n == 8 && data[0] == 64); /* 0.5, 1, 4, 64 */
+    free(data);
+    swv_tensor_free(local);
+    swv_tensor_free(x[rank]);
+    swv_mesh_free(meshes[rank]);
+    swv_world_free(worlds[rank]);
+  }
+  swv_layout_free(layout);
+}
+
+static void test_counting(void) {
+  swv_world* world;
+  swv_mesh* mesh;
+  const swv_mesh_dim dims[] = {{"dp", 1024}, {"tp", 8}};
+  swv_comm_counter counters[SWV_RECV + 1];
+  size_t count;
+  swv_tensor *x, *moved;
+  swv_layout* replicated = make_layout("[R, R]");
+  CHECK_OK(swv_world_create_counting(8191, 8192, &world));
+  CHECK_OK(swv_mesh_create(world, dims, 2, &mesh));
+  x = make_randn(mesh, "[R, S(0)]", 64, 64, 0);
+  CHECK_OK(swv_tensor_redistribute(x, replicated, SWV_NO_GRAD, &moved));
+  CHECK_OK(swv_world_counters(world, counters, SWV_RECV + 1, &count));
+  CHECK(counters[SWV_ALL_GATHER].calls + counters[SWV_ALL_GATHER_V].calls == 1);
+  swv_tensor_free(moved);
+  swv_tensor_free(x);
+  swv_layout_free(replicated);
+  swv_mesh_free(mesh);
+  swv_world_free(world);
+}
+
+int main(void) {
+  const int64_t before = swv_live_handles();
+  CHECK(swv_version() == SWV_VERSION);
+  CHECK(strstr(swv_build_info(), "LibTorch 2.") != NULL);
+  CHECK(strcmp(swv_dtype_name(SWV_BF16), "bf16") == 0 && swv_dtype_size(SWV_BF16) == 2);
+  CHECK_OK(swv_set_num_threads(1));
+  CHECK_OK(swv_seed(1));
+  CHECK_OK(swv_run_ranks(RANKS, rank_main, &drops, NULL));
+  CHECK(drops == 2 * RANKS); /* two functions a rank, each dropped once */
+  CHECK_FAILS(swv_run_ranks(RANKS, failing_rank, NULL, NULL), SWV_DATA_LOSS, "rank 2: disk on fire");
+  test_any_thread();
+  test_counting();
+  CHECK(swv_live_handles() == before); /* nothing leaked, in checked mode */
+  puts("PASS");
+  return 0;
+}
