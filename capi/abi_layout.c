@@ -1,0 +1,230 @@
+/* The binary layout of the header's structs and its numbers, written down: a change here is a change of the ABI, and belongs
+ * into CHANGELOG.md. (A struct may grow at its end: then its size here changes, and nothing else. On 64-bit machines.) */
+#include "shardweave.h"
+
+#ifdef __cplusplus
+#define ASSERT(what) static_assert(what, #what)
+#else
+#define ASSERT(what) _Static_assert(what, #what)
+#endif
+#define SIZE(type, size) ASSERT(sizeof(type) == (size))
+#define FIELD(type, member, offset, size) \
+  ASSERT(offsetof(type, member) == (offset) && sizeof(((type*)NULL)->member) == (size))
+#define NUMBER(name, value) ASSERT((name) == (value))
+
+
+SIZE(swv_device, 8);
+FIELD(swv_device, type, 0, 4);
+FIELD(swv_device, index, 4, 4);
+
+SIZE(swv_world_options, 32);
+FIELD(swv_world_options, struct_size, 0, 8);
+FIELD(swv_world_options, backend, 8, 8);
+FIELD(swv_world_options, network_interface, 16, 8);
+FIELD(swv_world_options, timeout_ms, 24, 8);
+
+SIZE(swv_rendezvous, 48);
+FIELD(swv_rendezvous, struct_size, 0, 8);
+FIELD(swv_rendezvous, rank, 8, 4);
+FIELD(swv_rendezvous, world_size, 12, 4);
+FIELD(swv_rendezvous, file, 16, 8);
+FIELD(swv_rendezvous, host, 24, 8);
+FIELD(swv_rendezvous, port, 32, 4);
+FIELD(swv_rendezvous, local_rank, 36, 4);
+FIELD(swv_rendezvous, run, 40, 8);
+
+SIZE(swv_buffer, 32);
+FIELD(swv_buffer, data, 0, 8);
+FIELD(swv_buffer, count, 8, 8);
+FIELD(swv_buffer, dtype, 16, 4);
+FIELD(swv_buffer, device, 20, 8);
+FIELD(swv_buffer, reserved, 28, 4);
+
+SIZE(swv_call_options, 24);
+FIELD(swv_call_options, struct_size, 0, 8);
+FIELD(swv_call_options, timeout_ms, 8, 8);
+FIELD(swv_call_options, tag, 16, 8);
+
+SIZE(swv_backend_call, 128);
+FIELD(swv_backend_call, struct_size, 0, 8);
+FIELD(swv_backend_call, op, 8, 4);
+FIELD(swv_backend_call, reduce_op, 12, 4);
+FIELD(swv_backend_call, peer, 16, 4);
+FIELD(swv_backend_call, message_tag, 20, 4);
+FIELD(swv_backend_call, in, 24, 32);
+FIELD(swv_backend_call, out, 56, 32);
+FIELD(swv_backend_call, in_counts, 88, 8);
+FIELD(swv_backend_call, out_counts, 96, 8);
+FIELD(swv_backend_call, sequence, 104, 8);
+FIELD(swv_backend_call, timeout_ms, 112, 8);
+FIELD(swv_backend_call, tag, 120, 8);
+
+SIZE(swv_group, 32);
+FIELD(swv_group, struct_size, 0, 8);
+FIELD(swv_group, name, 8, 8);
+FIELD(swv_group, rank, 16, 4);
+FIELD(swv_group, num_ranks, 20, 4);
+FIELD(swv_group, world_ranks, 24, 8);
+
+SIZE(swv_backend, 80);
+FIELD(swv_backend, struct_size, 0, 8);
+FIELD(swv_backend, name, 8, 8);
+FIELD(swv_backend, implements, 16, 8);
+FIELD(swv_backend, self, 24, 8);
+FIELD(swv_backend, start, 32, 8);
+FIELD(swv_backend, done, 40, 8);
+FIELD(swv_backend, wait, 48, 8);
+FIELD(swv_backend, subgroup, 56, 8);
+FIELD(swv_backend, abort, 64, 8);
+FIELD(swv_backend, drop, 72, 8);
+
+SIZE(swv_mesh_dim, 16);
+FIELD(swv_mesh_dim, name, 0, 8);
+FIELD(swv_mesh_dim, size, 8, 8);
+
+SIZE(swv_placement, 40);
+FIELD(swv_placement, kind, 0, 4);
+FIELD(swv_placement, dim, 4, 4);
+FIELD(swv_placement, reduce_op, 8, 4);
+FIELD(swv_placement, reserved, 12, 4);
+FIELD(swv_placement, split_factor, 16, 8);
+FIELD(swv_placement, sizes, 24, 8);
+FIELD(swv_placement, num_sizes, 32, 8);
+
+SIZE(swv_named_placement, 16);
+FIELD(swv_named_placement, mesh_dim, 0, 8);
+FIELD(swv_named_placement, placement, 8, 8);
+
+SIZE(swv_tensor_options, 32);
+FIELD(swv_tensor_options, struct_size, 0, 8);
+FIELD(swv_tensor_options, dtype, 8, 4);
+FIELD(swv_tensor_options, requires_grad, 12, 4);
+FIELD(swv_tensor_options, mesh, 16, 8);
+FIELD(swv_tensor_options, layout, 24, 8);
+
+SIZE(swv_distribute_options, 16);
+FIELD(swv_distribute_options, struct_size, 0, 8);
+FIELD(swv_distribute_options, source, 8, 8);
+
+SIZE(swv_value, 24);
+FIELD(swv_value, kind, 0, 4);
+FIELD(swv_value, reserved, 4, 4);
+FIELD(swv_value, as, 8, 16);
+
+SIZE(swv_backward_options, 24);
+FIELD(swv_backward_options, struct_size, 0, 8);
+FIELD(swv_backward_options, retain_graph, 8, 4);
+FIELD(swv_backward_options, create_graph, 12, 4);
+FIELD(swv_backward_options, allow_unused, 16, 4);
+
+SIZE(swv_function, 48);
+FIELD(swv_function, struct_size, 0, 8);
+FIELD(swv_function, name, 8, 8);
+FIELD(swv_function, user_data, 16, 8);
+FIELD(swv_function, forward, 24, 8);
+FIELD(swv_function, backward, 32, 8);
+FIELD(swv_function, drop, 40, 8);
+
+SIZE(swv_random_state, 16);
+FIELD(swv_random_state, seed, 0, 8);
+FIELD(swv_random_state, offset, 8, 8);
+
+SIZE(swv_sgd_options, 48);
+FIELD(swv_sgd_options, struct_size, 0, 8);
+FIELD(swv_sgd_options, lr, 8, 8);
+FIELD(swv_sgd_options, momentum, 16, 8);
+FIELD(swv_sgd_options, dampening, 24, 8);
+FIELD(swv_sgd_options, weight_decay, 32, 8);
+FIELD(swv_sgd_options, nesterov, 40, 4);
+
+SIZE(swv_adamw_options, 56);
+FIELD(swv_adamw_options, struct_size, 0, 8);
+FIELD(swv_adamw_options, lr, 8, 8);
+FIELD(swv_adamw_options, beta1, 16, 8);
+FIELD(swv_adamw_options, beta2, 24, 8);
+FIELD(swv_adamw_options, eps, 32, 8);
+FIELD(swv_adamw_options, weight_decay, 40, 8);
+FIELD(swv_adamw_options, amsgrad, 48, 4);
+
+SIZE(swv_comm_counter, 16);
+FIELD(swv_comm_counter, calls, 0, 8);
+FIELD(swv_comm_counter, bytes, 8, 8);
+
+SIZE(swv_dispatch_counters, 40);
+FIELD(swv_dispatch_counters, struct_size, 0, 8);
+FIELD(swv_dispatch_counters, operators, 8, 8);
+FIELD(swv_dispatch_counters, cache_misses, 16, 8);
+FIELD(swv_dispatch_counters, implicit_redistributions, 24, 8);
+FIELD(swv_dispatch_counters, gathered_operators, 32, 8);
+
+NUMBER(SWV_OK, 0);
+NUMBER(SWV_CANCELLED, 1);
+NUMBER(SWV_UNKNOWN, 2);
+NUMBER(SWV_INVALID_ARGUMENT, 3);
+NUMBER(SWV_DEADLINE_EXCEEDED, 4);
+NUMBER(SWV_NOT_FOUND, 5);
+NUMBER(SWV_ALREADY_EXISTS, 6);
+NUMBER(SWV_PERMISSION_DENIED, 7);
+NUMBER(SWV_RESOURCE_EXHAUSTED, 8);
+NUMBER(SWV_FAILED_PRECONDITION, 9);
+NUMBER(SWV_ABORTED, 10);
+NUMBER(SWV_OUT_OF_RANGE, 11);
+NUMBER(SWV_UNIMPLEMENTED, 12);
+NUMBER(SWV_INTERNAL, 13);
+NUMBER(SWV_UNAVAILABLE, 14);
+NUMBER(SWV_DATA_LOSS, 15);
+NUMBER(SWV_UNAUTHENTICATED, 16);
+NUMBER(SWV_DTYPE_DEFAULT, 0);
+NUMBER(SWV_F32, 1);
+NUMBER(SWV_F64, 2);
+NUMBER(SWV_F16, 3);
+NUMBER(SWV_BF16, 4);
+NUMBER(SWV_F8_E4M3, 5);
+NUMBER(SWV_F8_E5M2, 6);
+NUMBER(SWV_I8, 7);
+NUMBER(SWV_I16, 8);
+NUMBER(SWV_I32, 9);
+NUMBER(SWV_I64, 10);
+NUMBER(SWV_U8, 11);
+NUMBER(SWV_U16, 12);
+NUMBER(SWV_U32, 13);
+NUMBER(SWV_U64, 14);
+NUMBER(SWV_BOOL, 15);
+NUMBER(SWV_C64, 16);
+NUMBER(SWV_C128, 17);
+NUMBER(SWV_ALL_REDUCE, 0);
+NUMBER(SWV_ALL_GATHER, 1);
+NUMBER(SWV_ALL_GATHER_V, 2);
+NUMBER(SWV_REDUCE_SCATTER, 3);
+NUMBER(SWV_REDUCE_SCATTER_V, 4);
+NUMBER(SWV_ALL_TO_ALL, 5);
+NUMBER(SWV_ALL_TO_ALL_V, 6);
+NUMBER(SWV_BROADCAST, 7);
+NUMBER(SWV_REDUCE, 8);
+NUMBER(SWV_GATHER, 9);
+NUMBER(SWV_SCATTER, 10);
+NUMBER(SWV_BARRIER, 11);
+NUMBER(SWV_SEND, 12);
+NUMBER(SWV_RECV, 13);
+NUMBER(SWV_REPLICATE, 0);
+NUMBER(SWV_SHARD, 1);
+NUMBER(SWV_STRIDED_SHARD, 2);
+NUMBER(SWV_RAGGED_SHARD, 3);
+NUMBER(SWV_PARTIAL, 4);
+NUMBER(SWV_GRAD, 0);
+NUMBER(SWV_NO_GRAD, 1);
+NUMBER(SWV_INFERENCE, 2);
+NUMBER(SWV_VALUE_NONE, 0);
+NUMBER(SWV_VALUE_DEFAULT, 1);
+NUMBER(SWV_VALUE_TENSOR, 2);
+NUMBER(SWV_VALUE_BOOL, 3);
+NUMBER(SWV_VALUE_INT, 4);
+NUMBER(SWV_VALUE_FLOAT, 5);
+NUMBER(SWV_VALUE_COMPLEX, 6);
+NUMBER(SWV_VALUE_STRING, 7);
+NUMBER(SWV_VALUE_DTYPE, 8);
+NUMBER(SWV_VALUE_DEVICE, 9);
+NUMBER(SWV_VALUE_TENSORS, 10);
+NUMBER(SWV_VALUE_BOOLS, 11);
+NUMBER(SWV_VALUE_INTS, 12);
+NUMBER(SWV_VALUE_FLOATS, 13);
