@@ -34,6 +34,44 @@ _COPTS = [
     "-Wno-restrict",
 ]
 
+_C_COPTS = [
+    "-std=c11",
+    "-Wall",
+    "-Wextra",
+    "-pedantic",
+    "-Werror",
+]
+
+def shardweave_c_library(name, **kwargs):
+    """A library of C11, as strict as a host's compiler may be.
+
+    Args:
+      name: the target.
+      **kwargs: further attributes of cc_library.
+    """
+    native.cc_library(
+        name = name,
+        copts = _C_COPTS,
+        linkstatic = True,
+        **kwargs
+    )
+
+def shardweave_c_test(name, size = "small", **kwargs):
+    """A test in C11, with its own main.
+
+    Args:
+      name: the target.
+      size: as of shardweave_cc_test.
+      **kwargs: further attributes of cc_test.
+    """
+    native.cc_test(
+        name = name,
+        size = size,
+        copts = _C_COPTS,
+        linkstatic = True,
+        **kwargs
+    )
+
 def shardweave_cc_library(name, hdrs = [], copts = [], visibility = ["//visibility:private"], **kwargs):
     """A C++ library whose headers are included as "shardweave/<package>/<header>".
 
