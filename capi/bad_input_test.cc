@@ -1,0 +1,453 @@
+// What is wrong is an error that names function and argument, never a crash: every function with NULL and zeros, then one kind
+// of mistake after the other. Runs in checked mode.
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "shardweave.h"
+
+namespace {
+
+// --- helpers ----------------------------------------------------------------------------------------
+
+struct Result {
+  swv_code code = SWV_OK;
+  std::string message;
+};
+Result result_of(swv_status* status) {
+  Result result{swv_status_code(status), swv_status_message(status)};
+  swv_status_free(status);
+  return result;
+}
+void expect_fails(swv_status* status, swv_code code, const std::string& part) {
+  const Result result = result_of(status);
+  EXPECT_EQ(result.code, code) << result.message;
+  EXPECT_NE(result.message.find(part), std::string::npos)
+      << "want '" << part << "' in: " << result.message;
+}
+void expect_ok(swv_status* status) {
+  const Result result = result_of(status);
+  EXPECT_EQ(result.code, SWV_OK) << result.message;
+}
+
+template <typename T>
+T* made(const std::function<swv_status*(T**)>& make) {
+  T* handle = nullptr;
+  expect_ok(make(&handle));
+  return handle;
+}
+
+// A world, a mesh and a tensor of one rank.
+class BadInputTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    before_ = swv_live_handles();
+    expect_ok(swv_world_create_local(1, nullptr, &world_));
+    const swv_mesh_dim dim = {"x", 1};
+    expect_ok(swv_mesh_create(world_, &dim, 1, &mesh_));
+    const int64_t sizes[] = {2, 3};
+    expect_ok(swv_tensor_ones(sizes, 2, nullptr, &tensor_));
+    expect_ok(swv_op_find("aten::add.Tensor", &add_));
+  }
+  void TearDown() override {
+    swv_op_free(add_);
+    swv_tensor_free(tensor_);
+    swv_mesh_free(mesh_);
+    swv_world_free(world_);
+    EXPECT_EQ(swv_live_handles(), before_) << "leaked";
+  }
+
+  int64_t before_ = 0;
+  swv_world* world_ = nullptr;
+  swv_mesh* mesh_ = nullptr;
+  swv_tensor* tensor_ = nullptr;
+  swv_op* add_ = nullptr;
+};
+
+// --- NULL everywhere ------------------------------------------------------------------------------------
+
+struct Function {
+  const char* name;
+  std::function<swv_status*()> call_with_zeros;
+};
+template <typename... Arguments>
+Function function(const char* name, swv_status* (*f)(Arguments...)) {
+  return {name, [f] { return f(Arguments{}...); }};
+}
+#define F(name) function(#name, &name)
+
+// clang-format off
+const std::vector<Function> kFunctions = {
+  F(swv_run_ranks), F(swv_world_create_local), F(swv_world_from_environment), F(swv_world_join),
+    F(swv_world_create_counting), F(swv_world_share), F(swv_world_rank), F(swv_world_size),
+    F(swv_world_local_rank), F(swv_world_comm), F(swv_world_abort), F(swv_comm_share),
+    F(swv_comm_rank), F(swv_comm_size), F(swv_comm_name), F(swv_comm_backend),
+    F(swv_comm_world_ranks), F(swv_comm_all_reduce), F(swv_comm_all_gather),
+    F(swv_comm_all_gather_v), F(swv_comm_reduce_scatter), F(swv_comm_reduce_scatter_v),
+    F(swv_comm_all_to_all), F(swv_comm_all_to_all_v), F(swv_comm_broadcast), F(swv_comm_reduce),
+    F(swv_comm_gather), F(swv_comm_scatter), F(swv_comm_send), F(swv_comm_recv),
+    F(swv_comm_barrier), F(swv_work_is_done), F(swv_work_wait), F(swv_comm_coalesce),
+    F(swv_coalescing_finish), F(swv_comm_split), F(swv_comm_subgroup), F(swv_comm_abort),
+    F(swv_comm_health), F(swv_world_create_with_backend), F(swv_mesh_create), F(swv_mesh_parse),
+    F(swv_mesh_create_from_ranks), F(swv_mesh_share), F(swv_mesh_slice), F(swv_mesh_flatten),
+    F(swv_mesh_unflatten), F(swv_mesh_ndim), F(swv_mesh_size), F(swv_mesh_shape),
+    F(swv_mesh_dim_name), F(swv_mesh_find_dim), F(swv_mesh_coordinate), F(swv_mesh_ranks),
+    F(swv_mesh_comm), F(swv_mesh_connect), F(swv_mesh_to_string), F(swv_mesh_equal),
+    F(swv_mesh_forbid_communication), F(swv_layout_create), F(swv_layout_parse),
+    F(swv_layout_create_named), F(swv_layout_to_string), F(swv_layout_mesh_ndim),
+    F(swv_layout_placement), F(swv_layout_equal), F(swv_layout_local_extent), F(swv_layout_plan),
+    F(swv_tensor_empty), F(swv_tensor_zeros), F(swv_tensor_ones), F(swv_tensor_full),
+    F(swv_tensor_rand), F(swv_tensor_randn), F(swv_tensor_from_data), F(swv_tensor_from_dlpack),
+    F(swv_tensor_to_dlpack), F(swv_tensor_share), F(swv_tensor_is_same), F(swv_tensor_ndim),
+    F(swv_tensor_numel), F(swv_tensor_sizes), F(swv_tensor_strides), F(swv_tensor_dtype),
+    F(swv_tensor_device), F(swv_tensor_is_sharded), F(swv_tensor_to_string),
+    F(swv_tensor_copy_to_host), F(swv_tensor_copy_from_host), F(swv_tensor_buffer),
+    F(swv_tensor_distribute), F(swv_tensor_from_local), F(swv_tensor_to_local),
+    F(swv_tensor_redistribute), F(swv_tensor_full_tensor), F(swv_tensor_layout),
+    F(swv_tensor_mesh), F(swv_op_find), F(swv_op_schema), F(swv_op_call), F(swv_op_call_named),
+    F(swv_tensor_item), F(swv_tensor_requires_grad), F(swv_tensor_set_requires_grad),
+    F(swv_tensor_is_leaf), F(swv_tensor_detach), F(swv_tensor_grad), F(swv_tensor_set_grad),
+    F(swv_tensor_backward), F(swv_gradients), F(swv_function_apply),
+    F(swv_function_context_save), F(swv_function_context_saved), F(swv_mesh_seed),
+    F(swv_mesh_random_state), F(swv_mesh_set_random_state), F(swv_set_num_threads),
+    F(swv_module_create), F(swv_module_load), F(swv_module_add_parameter),
+    F(swv_module_add_buffer), F(swv_module_num_parameters), F(swv_module_parameter),
+    F(swv_module_num_buffers), F(swv_module_buffer), F(swv_module_get), F(swv_module_call),
+    F(swv_plan_create), F(swv_plan_from_json), F(swv_plan_to_json), F(swv_plan_add),
+    F(swv_module_distribute), F(swv_module_finish_grad_sync), F(swv_finish_grad_sync),
+    F(swv_module_zero_grad), F(swv_optimizer_create_sgd), F(swv_optimizer_create_adamw),
+    F(swv_optimizer_step), F(swv_optimizer_zero_grad), F(swv_optimizer_lr),
+    F(swv_optimizer_set_lr), F(swv_optimizer_state), F(swv_comm_counters), F(swv_world_counters),
+    F(swv_world_flight_record), F(swv_mesh_dispatch_counters), F(swv_trace_create),
+    F(swv_trace_clear), F(swv_trace_num_events), F(swv_trace_bytes), F(swv_trace_to_string),
+    F(swv_trace_to_json), F(swv_module_scope_create), F(swv_tensor_picture),
+    F(swv_layout_picture)
+};
+// clang-format on
+
+TEST_F(BadInputTest, EveryFunctionRefusesNullAndNamesItself) {
+  for (const Function& f : kFunctions) {
+    const std::string name = f.name;
+    const Result result = result_of(f.call_with_zeros());
+    EXPECT_NE(result.code, SWV_OK) << name;
+    EXPECT_EQ(result.message.rfind(name + ": ", 0), 0u) << result.message;
+    EXPECT_NE(result.message.find("argument '"), std::string::npos) << result.message;
+  }
+}
+
+TEST_F(BadInputTest, FreesAndAccessorsTakeNull) {
+  swv_status_free(nullptr);
+  swv_string_free(nullptr);
+  swv_world_free(nullptr);
+  swv_comm_free(nullptr);
+  swv_work_free(nullptr);
+  swv_coalescing_free(nullptr);
+  swv_mesh_free(nullptr);
+  swv_strict_scope_free(nullptr);
+  swv_layout_free(nullptr);
+  swv_tensor_free(nullptr);
+  swv_op_free(nullptr);
+  swv_module_free(nullptr);
+  swv_plan_free(nullptr);
+  swv_optimizer_free(nullptr);
+  swv_value_clear(nullptr);
+  EXPECT_EQ(swv_status_code(nullptr), SWV_OK);
+  EXPECT_STREQ(swv_status_message(nullptr), "");
+  EXPECT_STREQ(swv_string_data(nullptr), "");
+  EXPECT_EQ(swv_string_size(nullptr), 0u);
+  EXPECT_STREQ(swv_code_name(99), "UNKNOWN_CODE");
+  EXPECT_STREQ(swv_dtype_name(-1), "unknown");
+  EXPECT_EQ(swv_dtype_size(99), 0u);
+  swv_status* status = swv_status_new(77, nullptr);
+  EXPECT_EQ(swv_status_code(status), SWV_UNKNOWN);
+  swv_status_free(status);
+}
+
+// --- handles --------------------------------------------------------------------------------------------
+
+TEST_F(BadInputTest, HandlesOfTheWrongKind) {
+  int32_t number = 0;
+  expect_fails(swv_mesh_ndim(reinterpret_cast<swv_mesh*>(tensor_), &number), SWV_INVALID_ARGUMENT,
+               "swv_mesh_ndim: argument 'mesh' is a swv_tensor; wanted a swv_mesh");
+  swv_value value = swv_value_tensor(reinterpret_cast<swv_tensor*>(mesh_));
+  const swv_value both[] = {value, value};
+  expect_fails(swv_op_call(add_, SWV_GRAD, both, 2, &value, 1, nullptr), SWV_INVALID_ARGUMENT,
+               "is a swv_mesh; wanted a swv_tensor");
+}
+
+TEST_F(BadInputTest, HandlesThatWereFreedOrNeverWere) {
+  swv_tensor* second = nullptr;
+  expect_ok(swv_tensor_share(tensor_, &second));
+  swv_tensor_free(second);
+  int32_t ndim = 0;
+  expect_fails(swv_tensor_ndim(second, &ndim), SWV_INVALID_ARGUMENT,
+               "swv_tensor_ndim: argument 'tensor' is a swv_tensor that was freed");
+  testing::internal::CaptureStderr();
+  swv_tensor_free(second);
+  swv_mesh_free(reinterpret_cast<swv_mesh*>(tensor_));
+  swv_tensor_free(reinterpret_cast<swv_tensor*>(&ndim));
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("swv_tensor_free: the argument is a swv_tensor that was freed"), std::string::npos) << said;
+  EXPECT_NE(said.find("swv_mesh_free: the argument is a swv_tensor; wanted a swv_mesh"), std::string::npos) << said;
+  EXPECT_NE(said.find("swv_tensor_free: the argument is no handle"), std::string::npos) << said;
+  expect_ok(swv_tensor_ndim(tensor_, &ndim));
+}
+
+// --- structs, numbers, text -----------------------------------------------------------------------------
+
+TEST_F(BadInputTest, StructSizes) {
+  const int64_t sizes[] = {2};
+  swv_tensor* out = nullptr;
+  swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
+  for (size_t wrong : {size_t{0}, size_t{7}, options.struct_size - 1, size_t{1} << 40}) {
+    options.struct_size = wrong;
+    expect_fails(swv_tensor_ones(sizes, 1, &options, &out), SWV_INVALID_ARGUMENT,
+                 "argument 'options' has struct_size " + std::to_string(wrong));
+  }
+  // A later version's struct: welcome as long as it says nothing that this one does not know.
+  struct {
+    swv_tensor_options options;
+    int64_t more;
+  } grown = {SWV_TENSOR_OPTIONS_INIT, 0};
+  grown.options.struct_size += 8;
+  expect_ok(swv_tensor_ones(sizes, 1, &grown.options, &out));
+  swv_tensor_free(out);
+  grown.more = 1;
+  expect_fails(swv_tensor_ones(sizes, 1, &grown.options, &out), SWV_UNIMPLEMENTED, "does not know");
+}
+
+TEST_F(BadInputTest, NumbersOutOfRange) {
+  swv_tensor* out = nullptr;
+  swv_world* world = nullptr;
+  const int64_t negative[] = {-1};
+  const int64_t huge[] = {int64_t{1} << 40, int64_t{1} << 40};
+  const int64_t too_much[] = {int64_t{1} << 45};
+  expect_fails(swv_tensor_zeros(negative, 1, nullptr, &out), SWV_INVALID_ARGUMENT, "'sizes' has a negative size, -1");
+  expect_fails(swv_tensor_zeros(huge, 2, nullptr, &out), SWV_INVALID_ARGUMENT, "more than a tensor can hold");
+  expect_fails(swv_tensor_empty(too_much, 1, nullptr, &out), SWV_RESOURCE_EXHAUSTED, "swv_tensor_empty: ");
+  expect_fails(swv_tensor_zeros(huge, SIZE_MAX, nullptr, &out), SWV_INVALID_ARGUMENT, "at most 64");
+  expect_fails(swv_tensor_zeros(nullptr, 1, nullptr, &out), SWV_INVALID_ARGUMENT, "'sizes' is NULL, but has 1");
+  swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
+  options.dtype = 99;
+  expect_fails(swv_tensor_zeros(nullptr, 0, &options, &out), SWV_INVALID_ARGUMENT, "'options.dtype' is 99");
+  options.dtype = SWV_F32;
+  options.requires_grad = 2;
+  expect_fails(swv_tensor_zeros(nullptr, 0, &options, &out), SWV_INVALID_ARGUMENT, "'options.requires_grad' is 2");
+  for (int32_t ranks : {0, -1, std::numeric_limits<int32_t>::max()}) {
+    expect_fails(swv_world_create_local(ranks, nullptr, &world), SWV_INVALID_ARGUMENT, "argument 'num_ranks'");
+  }
+  swv_value result = SWV_NONE;
+  const swv_value args[] = {swv_value_tensor(tensor_), swv_value_tensor(tensor_)};
+  expect_fails(swv_op_call(add_, 3, args, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT, "'mode' is 3");
+  expect_fails(swv_op_call(add_, SWV_GRAD, args, SIZE_MAX, &result, 1, nullptr), SWV_INVALID_ARGUMENT, "'arguments' has");
+  swv_value odd[] = {args[0], args[1]};
+  odd[1].kind = 77;
+  expect_fails(swv_op_call(add_, SWV_GRAD, odd, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT, "is 77");
+  odd[1] = args[1];
+  odd[1].reserved = 5;
+  expect_fails(swv_op_call(add_, SWV_GRAD, odd, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT, "reserved");
+}
+
+TEST_F(BadInputTest, TextThatIsNotUtf8) {
+  swv_op* op = nullptr;
+  swv_layout* layout = nullptr;
+  swv_module* module = nullptr;
+  swv_plan* plan = nullptr;
+  for (const char* bad : {"\xff", "aten::\xc3(", "\xed\xa0\x80", "\xc0\xaf", "\xf5\x80\x80\x80", "\xe2\x82"}) {
+    expect_fails(swv_op_find(bad, &op), SWV_INVALID_ARGUMENT, "'name' is not UTF-8 at byte");
+    expect_fails(swv_layout_parse(bad, &layout), SWV_INVALID_ARGUMENT, "'text' is not UTF-8");
+    expect_fails(swv_plan_from_json(bad, &plan), SWV_INVALID_ARGUMENT, "'text' is not UTF-8");
+    expect_fails(swv_module_load(bad, &module), SWV_INVALID_ARGUMENT, "'path' is not UTF-8");
+    const swv_mesh_dim dim = {bad, 1};
+    swv_mesh* mesh = nullptr;
+    expect_fails(swv_mesh_create(world_, &dim, 1, &mesh), SWV_INVALID_ARGUMENT, "'dims[].name' is not UTF-8");
+  }
+  expect_fails(swv_op_find("aten::gr\xc3\xbc\xc3\x9f", &op), SWV_NOT_FOUND, "there is no operator");
+}
+
+TEST_F(BadInputTest, Plans) {
+  swv_plan* plan = nullptr;
+  for (const char* bad : {"", "{", "[]", "7", "{\"parameter\": 7}", "{\"parameters\": {}}",
+                          "{\"parameter\": {\"*\": \"S(0)\"}}", "{\"parameter\": {\"*\": {\"tp\": 0}}}",
+                          "{\"parameter\": {\"*\": {\"tp\": \"S(\"}}}", "nul"}) {
+    expect_fails(swv_plan_from_json(bad, &plan), SWV_INVALID_ARGUMENT, "swv_plan_from_json: plan: ");
+  }
+  const std::string deep(100000, '[');
+  expect_fails(swv_plan_from_json(deep.c_str(), &plan), SWV_INVALID_ARGUMENT, "no JSON at byte");
+  expect_ok(swv_plan_from_json("{\"parameter\": {\"nothing.*\": {\"x\": \"S(0)\"}}}", &plan));
+  swv_module* module = nullptr;
+  expect_ok(swv_module_create(&module));
+  expect_ok(swv_module_add_buffer(module, "here", tensor_));
+  expect_fails(swv_module_distribute(module, mesh_, plan, nullptr), SWV_NOT_FOUND, "'nothing.*' matches no");
+  swv_plan_free(plan);
+  swv_module_free(module);
+  expect_fails(swv_module_load("/nowhere/model.pt", &module), SWV_INVALID_ARGUMENT, "swv_module_load: ");
+}
+
+// --- operators ------------------------------------------------------------------------------------------
+
+TEST_F(BadInputTest, OperatorsAndArguments) {
+  swv_op* op = nullptr;
+  swv_value result = SWV_NONE;
+  expect_fails(swv_op_find("aten::lineaar", &op), SWV_NOT_FOUND, "did you mean 'aten::linear'?");
+  expect_fails(swv_op_find("", &op), SWV_NOT_FOUND, "there is no operator");
+  expect_fails(swv_op_find("::::...", &op), SWV_NOT_FOUND, "there is no operator");
+  const swv_value args[] = {swv_value_tensor(tensor_), swv_value_string("a", 1)};
+  expect_fails(swv_op_call(add_, SWV_GRAD, args, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
+               "argument 'other' is a string; wanted Tensor; its schema is aten::add.Tensor(");
+  expect_fails(swv_op_call(add_, SWV_GRAD, args, 1, &result, 1, nullptr), SWV_INVALID_ARGUMENT, "'other' is missing");
+  const char* names[] = {"beta"};
+  expect_fails(swv_op_call_named(add_, SWV_GRAD, args, 2, names, 1, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
+               "'other' is missing");
+  const swv_value three[] = {args[0], args[0], swv_value_int(1)};
+  expect_fails(swv_op_call_named(add_, SWV_GRAD, three, 3, names, 1, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
+               "has no argument 'beta'");
+  names[0] = "self";
+  expect_fails(swv_op_call_named(add_, SWV_GRAD, three, 2, names, 1, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
+               "given twice");
+  expect_fails(swv_op_call_named(add_, SWV_GRAD, three, 1, names, 5, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
+               "'num_names' is 5 of 1");
+  const swv_value none[] = {args[0], swv_value_none()};
+  expect_fails(swv_op_call(add_, SWV_GRAD, none, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT, "'other' is none");
+  const swv_value null_tensor[] = {args[0], swv_value_tensor(nullptr)};
+  expect_fails(swv_op_call(add_, SWV_GRAD, null_tensor, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT, "is NULL");
+  expect_fails(swv_op_call(add_, SWV_GRAD, three, 2, nullptr, 1, nullptr), SWV_INVALID_ARGUMENT, "'out_results' is NULL");
+  // Shapes that do not fit: LibTorch's words, with the operator's name.
+  expect_ok(swv_op_find("aten::bmm", &op));
+  expect_fails(swv_op_call(op, SWV_GRAD, three, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT, "swv_op_call: aten::bmm: ");
+  swv_op_free(op);
+}
+
+TEST_F(BadInputTest, PlainTensorsDoNotMixWithSharded) {
+  swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
+  options.mesh = mesh_;
+  const int64_t sizes[] = {2, 3};
+  swv_tensor* sharded = nullptr;
+  expect_ok(swv_tensor_ones(sizes, 2, &options, &sharded));
+  const swv_value args[] = {swv_value_tensor(tensor_), swv_value_tensor(sharded)};
+  swv_value result = SWV_NONE;
+  expect_fails(swv_op_call(add_, SWV_GRAD, args, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
+               "argument 'self' is a plain tensor");
+  swv_buffer buffer;
+  expect_fails(swv_tensor_buffer(sharded, &buffer), SWV_INVALID_ARGUMENT, "is sharded");
+  swv_layout* layout = nullptr;
+  expect_fails(swv_tensor_layout(tensor_, &layout), SWV_INVALID_ARGUMENT, "swv_tensor_layout: ");
+  swv_tensor_free(sharded);
+}
+
+// --- memory -----------------------------------------------------------------------------------------------
+
+TEST_F(BadInputTest, Lengths) {
+  float data[6] = {};
+  const int64_t sizes[] = {2, 3};
+  swv_tensor* out = nullptr;
+  expect_fails(swv_tensor_from_data(data, 20, sizes, 2, nullptr, &out), SWV_INVALID_ARGUMENT, "'num_bytes' is 20; [2, 3] needs 24");
+  expect_fails(swv_tensor_from_data(nullptr, 24, sizes, 2, nullptr, &out), SWV_INVALID_ARGUMENT, "'data' is NULL");
+  expect_fails(swv_tensor_copy_to_host(tensor_, data, 23), SWV_INVALID_ARGUMENT, "'num_bytes' is 23");
+  expect_fails(swv_tensor_copy_from_host(tensor_, nullptr, 24), SWV_INVALID_ARGUMENT, "'data' is NULL");
+  size_t count = 0;
+  expect_fails(swv_tensor_sizes(tensor_, nullptr, 2, &count), SWV_INVALID_ARGUMENT, "'sizes' is NULL");
+  swv_comm* comm = nullptr;
+  expect_ok(swv_world_comm(world_, &comm));
+  swv_buffer buffer = {data, -1, SWV_F32, {SWV_CPU, 0}, 0};
+  expect_fails(swv_comm_all_reduce(comm, &buffer, &buffer, SWV_SUM, nullptr, nullptr), SWV_INVALID_ARGUMENT, "count -1");
+  buffer.count = std::numeric_limits<int64_t>::max();
+  expect_fails(swv_comm_all_reduce(comm, &buffer, &buffer, SWV_SUM, nullptr, nullptr), SWV_INVALID_ARGUMENT, "has count");
+  buffer.count = 6;
+  expect_fails(swv_comm_all_reduce(comm, &buffer, &buffer, 9, nullptr, nullptr), SWV_INVALID_ARGUMENT, "'op' is 9");
+  buffer.dtype = SWV_C64;
+  expect_fails(swv_comm_all_reduce(comm, &buffer, &buffer, SWV_SUM, nullptr, nullptr), SWV_INVALID_ARGUMENT, "do not move");
+  buffer.dtype = SWV_F32;
+  buffer.reserved = 1;
+  expect_fails(swv_comm_all_reduce(comm, &buffer, &buffer, SWV_SUM, nullptr, nullptr), SWV_INVALID_ARGUMENT, "reserved");
+  buffer.reserved = 0;
+  buffer.device.type = 5;
+  expect_fails(swv_comm_broadcast(comm, &buffer, 0, nullptr, nullptr), SWV_INVALID_ARGUMENT, "device type 5");
+  buffer.device.type = SWV_CPU;
+  expect_fails(swv_comm_broadcast(comm, &buffer, 1, nullptr, nullptr), SWV_INVALID_ARGUMENT, "root");
+  swv_comm_free(comm);
+}
+
+// --- callbacks --------------------------------------------------------------------------------------------
+
+swv_status* failing(void* drops, swv_function_context*, swv_grad_mode, const swv_tensor* const*, size_t, swv_tensor**, size_t) {
+  static_cast<void>(drops);
+  return swv_status_new(SWV_DATA_LOSS, "no");
+}
+swv_status* lazy(void*, swv_function_context*, swv_grad_mode, const swv_tensor* const*, size_t, swv_tensor**, size_t) {
+  return nullptr;
+}
+swv_status* thief(void*, swv_function_context*, swv_grad_mode, const swv_tensor* const* inputs, size_t, swv_tensor** outputs, size_t) {
+  outputs[0] = const_cast<swv_tensor*>(inputs[0]);
+  return nullptr;
+}
+void count(void* drops) {
+  ++*static_cast<int*>(drops);
+}
+
+TEST_F(BadInputTest, CallbacksThatMisbehaveAreDroppedOnce) {
+  swv_tensor* out = nullptr;
+  const swv_tensor* inputs[] = {tensor_};
+  int drops = 0, expected = 0;
+  swv_function f = SWV_FUNCTION_INIT;
+  f.user_data = &drops;
+  f.drop = count;
+  f.name = "f";
+  expect_fails(swv_function_apply(&f, SWV_GRAD, inputs, 1, &out, 1), SWV_INVALID_ARGUMENT, "'function.forward' is NULL");
+  EXPECT_EQ(drops, ++expected);
+  f.forward = failing;
+  expect_fails(swv_function_apply(&f, SWV_GRAD, inputs, 1, &out, 1), SWV_DATA_LOSS, "f.forward: no");
+  EXPECT_EQ(drops, ++expected);
+  f.forward = lazy;
+  expect_fails(swv_function_apply(&f, SWV_GRAD, inputs, 1, &out, 1), SWV_INVALID_ARGUMENT, "output 0 was not written");
+  EXPECT_EQ(drops, ++expected);
+  f.forward = thief;
+  expect_fails(swv_function_apply(&f, SWV_GRAD, inputs, 1, &out, 1), SWV_INVALID_ARGUMENT, "is a borrowed tensor");
+  EXPECT_EQ(drops, ++expected);
+  expect_fails(swv_function_apply(&f, SWV_GRAD, inputs, 1, &out, 0), SWV_INVALID_ARGUMENT, "'num_outputs' is 0");
+  EXPECT_EQ(drops, ++expected);
+
+  swv_backend backend = SWV_BACKEND_INIT;
+  swv_group group = SWV_GROUP_INIT;
+  swv_world* world = nullptr;
+  backend.self = &drops;
+  backend.drop = count;
+  backend.name = "half";
+  expect_fails(swv_world_create_with_backend(&backend, &group, nullptr, &world), SWV_INVALID_ARGUMENT, "'backend.start' is NULL");
+  EXPECT_EQ(drops, ++expected);
+  expect_fails(swv_world_create_with_backend(&backend, &group, nullptr, nullptr), SWV_INVALID_ARGUMENT, "'out_world' is NULL");
+  EXPECT_EQ(drops, ++expected);
+}
+
+swv_status* freed_status(void*, swv_world*) {
+  swv_status* status = swv_status_new(SWV_UNKNOWN, "x");
+  swv_status_free(status);
+  return status;
+}
+TEST_F(BadInputTest, ACallbackThatReturnsAFreedStatus) {
+  expect_fails(swv_run_ranks(1, freed_status, nullptr, nullptr), SWV_INTERNAL, "a callback's argument 'status' is a swv_status that was freed");
+}
+
+// --- rendezvous -------------------------------------------------------------------------------------------
+
+TEST_F(BadInputTest, Rendezvous) {
+  swv_world* world = nullptr;
+  swv_rendezvous r = SWV_RENDEZVOUS_INIT;
+  expect_fails(swv_world_join(&r, nullptr, &world), SWV_INVALID_ARGUMENT, "neither file nor host");
+  r.host = "127.0.0.1";
+  r.port = 70000;
+  expect_fails(swv_world_join(&r, nullptr, &world), SWV_INVALID_ARGUMENT, "'rendezvous.port' is 70000");
+  r.port = 1234;
+  r.rank = 3;
+  expect_fails(swv_world_join(&r, nullptr, &world), SWV_INVALID_ARGUMENT, "swv_world_join: ");
+  expect_fails(swv_world_create_counting(8, 8, &world), SWV_INVALID_ARGUMENT, "swv_world_create_counting: ");
+  swv_world_options options = SWV_WORLD_OPTIONS_INIT;
+  options.timeout_ms = -1;
+  expect_fails(swv_world_create_local(1, &options, &world), SWV_INVALID_ARGUMENT, "'options.timeout_ms' is -1");
+}
+
+}  // namespace
