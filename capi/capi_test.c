@@ -358,6 +358,7 @@ static void test_values(void) {
   /* None, dtypes, defaults, a list of integers. */
   {
     const int64_t dims[] = {0, 1};
+    args[0] = swv_value_tensor(t);
     args[1] = swv_value_ints(dims, 2);
     args[2] = swv_value_default();
     args[3] = swv_value_dtype(SWV_F64);

@@ -24,7 +24,7 @@ import tarfile
 import tempfile
 
 # These every machine has of its own.
-SYSTEM = re.compile(r"^(ld-linux.*|libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+)\.so(\.\d+)*$")
+SYSTEM = re.compile(r"^(ld-linux.*|libc|libm|libdl|librt|libutil|libpthread|libgcc_s|libstdc\+\+)\.so(\.\d+)*$")
 
 PKG_CONFIG = """prefix=${{pcfiledir}}/../..
 libdir=${{prefix}}/lib
@@ -84,13 +84,16 @@ def closure(library, available):
     """The libraries that `library` needs, and what those need, by name: all that the machine has not of its own."""
     needed, todo = {}, [library]
     while todo:
-        for name in dynamic(todo.pop())[1]:
+        user = todo.pop()
+        for name in dynamic(user)[1]:
             if name in needed or SYSTEM.match(name):
                 continue
-            if name not in available:
-                sys.exit(f"install: {os.path.basename(library)} needs {name}, which is not among what was built")
-            needed[name] = available[name]
-            todo.append(available[name])
+            # Else what a package brings along for itself, as LibTorch's OpenMP.
+            found = available.get(name) or os.path.join(os.path.dirname(os.path.realpath(user)), name)
+            if not os.path.exists(found):
+                sys.exit(f"install: {os.path.basename(user)} needs {name}, which is not among what was built")
+            needed[name] = found
+            todo.append(found)
     return needed
 
 
