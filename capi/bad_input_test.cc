@@ -293,7 +293,7 @@ TEST_F(BadInputTest, Plans) {
 TEST_F(BadInputTest, OperatorsAndArguments) {
   swv_op* op = nullptr;
   swv_value result = SWV_NONE;
-  expect_fails(swv_op_find("aten::lineaar", &op), SWV_NOT_FOUND, "did you mean 'aten::linear'?");
+  expect_fails(swv_op_find("aten::lineaar", &op), SWV_NOT_FOUND, "did you mean 'aten::linear'");
   expect_fails(swv_op_find("", &op), SWV_NOT_FOUND, "there is no operator");
   expect_fails(swv_op_find("::::...", &op), SWV_NOT_FOUND, "there is no operator");
   const swv_value args[] = {swv_value_tensor(tensor_), swv_value_string("a", 1)};

@@ -374,7 +374,7 @@ static void test_values(void) {
   CHECK_OK(swv_tensor_item(r, &value));
   CHECK(value.kind == SWV_VALUE_FLOAT && value.as.number == 30);
   swv_tensor_free(r);
-  CHECK_FAILS(swv_op_find("aten::mull", &op), SWV_NOT_FOUND, "did you mean 'aten::mul'");
+  CHECK_FAILS(swv_op_find("aten::mull", &op), SWV_NOT_FOUND, "'aten::mul'");
   CHECK_FAILS(swv_op_find("aten::add.Tensr", &op), SWV_NOT_FOUND, "'aten::add.Tensor'");
   CHECK_OK(swv_op_find("aten::mul", &op));
   args[0] = swv_value_string("x", 1);
@@ -726,6 +726,14 @@ static void* step_on_thread(void* argument) {
   *x = next;
   return NULL;
 }
+static void* check_on_thread(void* argument) {
+  int64_t n, i;
+  float* data = elements(*(swv_tensor**)argument, &n);
+  CHECK(n == 16);
+  for (i = 0; i < n; ++i) CHECK(data[i] == 64); /* 0.5, 1, 4, 64 */
+  free(data);
+  return NULL;
+}
 static void test_any_thread(void) {
   swv_world* worlds[2];
   swv_mesh* meshes[2];
@@ -736,8 +744,6 @@ static void test_any_thread(void) {
   swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
   swv_layout* layout = make_layout("[S(0)]");
   int rank, step;
-  float* data;
-  int64_t n;
   CHECK_OK(swv_world_create_local(2, NULL, worlds));
   for (rank = 0; rank < 2; ++rank) {
     CHECK_OK(swv_mesh_create(worlds[rank], &dim, 1, &meshes[rank]));
@@ -745,17 +751,13 @@ static void test_any_thread(void) {
     options.layout = layout;
     CHECK_OK(swv_tensor_full(sizes, 2, 0.5, &options, &x[rank]));
   }
-  for (step = 0; step < 3; ++step) {
-    for (rank = 0; rank < 2; ++rank) CHECK(pthread_create(&threads[rank], NULL, step_on_thread, &x[rank]) == 0);
+  for (step = 0; step < 4; ++step) {
+    for (rank = 0; rank < 2; ++rank) {
+      CHECK(pthread_create(&threads[rank], NULL, step < 3 ? step_on_thread : check_on_thread, &x[rank]) == 0);
+    }
     for (rank = 0; rank < 2; ++rank) CHECK(pthread_join(threads[rank], NULL) == 0);
   }
   for (rank = 0; rank < 2; ++rank) {
-    swv_tensor* local;
-    CHECK_OK(swv_tensor_to_local(x[rank], NULL, SWV_GRAD, &local));
-    data = elements(local, &n);
-    CHECK(n == 8 && data[0] == 64); /* 0.5, 1, 4, 64 */
-    free(data);
-    swv_tensor_free(local);
     swv_tensor_free(x[rank]);
     swv_mesh_free(meshes[rank]);
     swv_world_free(worlds[rank]);
