@@ -122,10 +122,10 @@ const std::vector<Function> kFunctions = {
     F(swv_module_zero_grad), F(swv_optimizer_create_sgd), F(swv_optimizer_create_adamw),
     F(swv_optimizer_step), F(swv_optimizer_zero_grad), F(swv_optimizer_lr),
     F(swv_optimizer_set_lr), F(swv_optimizer_state), F(swv_comm_counters), F(swv_world_counters),
-    F(swv_world_flight_record), F(swv_mesh_dispatch_counters), F(swv_trace_create),
-    F(swv_trace_clear), F(swv_trace_num_events), F(swv_trace_bytes), F(swv_trace_to_string),
-    F(swv_trace_to_json), F(swv_module_scope_create), F(swv_tensor_picture),
-    F(swv_layout_picture)
+    F(swv_world_flight_record), F(swv_mesh_dispatch_counters), 
+    
+    
+    
 };
 // clang-format on
 
