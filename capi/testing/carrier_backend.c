@@ -59,6 +59,11 @@ static swv_work* work_of(Carrier* carrier, uint64_t ticket) {
   return work;
 }
 
+/* The library's own tags are negative; the carrier takes none of those. Far below 2^30 both. */
+static int32_t carrier_tag(int32_t tag) {
+  return tag >= 0 ? 2 * tag : -2 * tag - 1;
+}
+
 static swv_status* carrier_start(void* self, const swv_backend_call* call, uint64_t* out_ticket) {
   Carrier* carrier = (Carrier*)self;
   swv_call_options options = SWV_CALL_OPTIONS_INIT;
@@ -68,9 +73,9 @@ static swv_status* carrier_start(void* self, const swv_backend_call* call, uint6
   options.timeout_ms = call->timeout_ms == 0 ? 1 : call->timeout_ms < 0 ? 0 : call->timeout_ms;
   options.tag = call->tag;
   if (call->op == SWV_SEND) {
-    status = swv_comm_send(carrier->comm, &call->in, call->peer, call->message_tag, &options, &work);
+    status = swv_comm_send(carrier->comm, &call->in, call->peer, carrier_tag(call->message_tag), &options, &work);
   } else {
-    status = swv_comm_recv(carrier->comm, &call->out, call->peer, call->message_tag, &options, &work);
+    status = swv_comm_recv(carrier->comm, &call->out, call->peer, carrier_tag(call->message_tag), &options, &work);
   }
   return status != NULL ? status : keep(carrier, work, out_ticket);
 }
