@@ -56,6 +56,20 @@ def shardweave_c_library(name, **kwargs):
         **kwargs
     )
 
+def shardweave_c_binary(name, **kwargs):
+    """A program in C11.
+
+    Args:
+      name: the target.
+      **kwargs: further attributes of cc_binary.
+    """
+    native.cc_binary(
+        name = name,
+        copts = _C_COPTS,
+        linkstatic = True,
+        **kwargs
+    )
+
 def shardweave_c_test(name, size = "small", **kwargs):
     """A test in C11, with its own main.
 

@@ -1,33 +1,47 @@
-// Calls everything at random, with good, bad and absurd arguments, on one rank: nothing may crash, hang or leak.
+// Calls every function at random, with good, bad and absurd arguments, on one rank and now and then on several that do the
+// same: nothing may crash, hang or leak, and every error names a function.
 //
 //   ./bazelw run --config=asan //capi:fuzz -- --seconds=600 --seed=7
 //
-// What it prints last before a crash is the seed and the number of the step that repeat it: --seed=7 --from=12345 runs the
-// same steps. Handles come from a pool of live ones, freed ones (in checked mode), ones of other kinds, and NULL.
+// What it prints last before a crash is the seed that repeats it. Handles come from a pool of live ones, freed ones (in checked
+// mode), ones of other kinds, and NULL. What would be a lie of the caller about its own memory is left out.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <random>
 #include <string>
 #include <vector>
 
+#include <unistd.h>
+
+#include "ATen/dlpack.h"
+#include "ATen/ops/ones.h"
 #include "shardweave.h"
+#include "torch/csrc/jit/api/module.h"
 
 namespace {
 
 class Fuzzer {
  public:
-  explicit Fuzzer(uint64_t seed) : random_(seed) {
-    swv_world* world = nullptr;
-    must(swv_world_create_local(1, nullptr, &world));
-    worlds_.push_back(world);
+  // Of a rank of `world`; NULL: alone. `folder` is for files.
+  Fuzzer(uint64_t seed, const swv_world* world, std::string folder)
+      : random_(seed), alone_(world == nullptr), folder_(std::move(folder)) {
+    swv_world* own = nullptr;
+    must(alone_ ? swv_world_create_local(1, nullptr, &own) : swv_world_share(world, &own));
+    worlds_.push_back(own);
+    must(swv_world_size(own, &size_));
   }
   ~Fuzzer() {
+    for (auto* h : coalescings_) swv_coalescing_free(h);
     for (auto* h : scopes_) swv_strict_scope_free(h);
+    // The innermost first.
+    while (!names_.empty()) swv_module_scope_free(names_.back()), names_.pop_back();
+    while (!traces_.empty()) swv_trace_free(traces_.back()), traces_.pop_back();
     for (auto* h : works_) swv_work_free(h);
     for (auto* h : optimizers_) swv_optimizer_free(h);
     for (auto* h : modules_) swv_module_free(h);
@@ -66,7 +80,7 @@ class Fuzzer {
         nullptr, "", "x", "dp", "tp", "weight", "a.b.c", "..", "a.", "\xff\xfe", "\xe2\x82", "[R]", "[S(0)]", "[S(1)]", "[P(sum)]",
         "[S(0), R]", "[S(99)]", "[S(0, sf=3)]", "[S(0, sizes=[2])]", "S(0)", "R", "P(avg)", "x=1", "x=1,y=1", "x=2",
         "{}", "{\"parameter\": {\"*\": {\"x\": \"S(0)\"}}}", "{\"parameter\": {\"*\": {\"x\": \"R\"}}}", "{\"parameter\": 3}", "[[[[", "step", "exp_avg",
-        "momentum_buffer", "forward", "/nowhere"};
+        "momentum_buffer", "forward", "/nowhere", "gloo"};
     return kTexts[below(std::size(kTexts))];
   }
   const char* op_name() {
@@ -154,8 +168,18 @@ class Fuzzer {
   void autograd();
   void modules();
   void communication();
+  void point_to_point();
+  void queries();
+  void backends();
+  void dlpack();
+  void scripts();
+  void observe();
+  void ranks();
 
   std::mt19937_64 random_;
+  const bool alone_;
+  const std::string folder_;
+  int32_t size_ = 1;
   int64_t succeeded_ = 0;
   int64_t failed_ = 0;
   void* freed_ = nullptr;
@@ -174,6 +198,10 @@ class Fuzzer {
   std::vector<swv_plan*> plans_;
   std::vector<swv_optimizer*> optimizers_;
   std::vector<swv_strict_scope*> scopes_;
+  std::vector<swv_coalescing*> coalescings_;
+  std::vector<swv_module_scope*> names_;
+  std::vector<swv_trace*> traces_;
+  float kept_[16] = {};  // of operations that go on
 };
 
 swv_value Fuzzer::value() {
@@ -218,7 +246,7 @@ void Fuzzer::worlds() {
   swv_world* world = nullptr;
   swv_mesh* mesh = nullptr;
   swv_string* string = nullptr;
-  const swv_mesh_dim dims[] = {{text(), one_in(4) ? number() : 1}, {text(), 1}};
+  const swv_mesh_dim dims[] = {{text(), one_in(4) ? number() : size_}, {text(), 1}};
   const char* names[] = {text(), text()};
   int64_t out[8];
   size_t count = 0;
@@ -314,7 +342,15 @@ void Fuzzer::tensors() {
   swv_value item = SWV_NONE;
   switch (below(14)) {
     case 0: if (done(swv_tensor_zeros(s, ndim, options, &t))) keep(t); break;
-    case 1: if (done(swv_tensor_ones(s, ndim, options, &t))) keep(t); break;
+    case 1:
+      if (one_in(3)) {
+        if (done(swv_tensor_ones(s, ndim, options, &t))) keep(t);
+      } else if (one_in(2)) {
+        if (done(swv_tensor_rand(s, ndim, options, &t))) keep(t);
+      } else if (done(swv_tensor_empty(s, ndim, options, &t))) {
+        swv_tensor_free(t);  // what is in it differs from rank to rank
+      }
+      break;
     case 2: if (done(swv_tensor_full(s, ndim, real(), options, &t))) keep(t); break;
     case 3: if (done(swv_tensor_randn(s, ndim, options, &t))) keep(t); break;
     case 4: if (done(swv_tensor_from_data(bytes, below(513), s, ndim, options, &t))) keep(t); break;
@@ -492,7 +528,7 @@ void Fuzzer::communication() {
     if (swv_dtype_size(x->dtype) > 4) x->dtype = SWV_F32;
   }
   swv_world* world = nullptr;
-  if (comms_.size() < 2 || one_in(50)) {  // an error may break a group: new worlds come
+  if (comms_.size() < 2 || one_in(10)) {  // an error may break a group: new worlds come
     must(swv_world_create_local(1, nullptr, &world));
     if (done(swv_world_comm(world, &comm))) keep(comms_, comm, swv_comm_free, 4);
     swv_world_free(world);
@@ -517,16 +553,367 @@ void Fuzzer::communication() {
   }
 }
 
+// What only looks, or does little.
+void Fuzzer::queries() {
+  swv_string* string = nullptr;
+  swv_mesh* mesh = nullptr;
+  swv_comm* comm = nullptr;
+  swv_tensor* t = nullptr;
+  swv_strict_scope* scope = nullptr;
+  swv_bool yes;
+  int32_t i;
+  int64_t n, out[16];
+  size_t count;
+  double lr;
+  swv_dtype dtype;
+  swv_device device;
+  swv_random_state state;
+  swv_dispatch_counters dispatch = SWV_DISPATCH_COUNTERS_INIT;
+  swv_comm_counter counters[20];
+  const swv_mesh_dim dims[] = {{text(), one_in(4) ? number() : 1}, {text(), 1}};
+  const int64_t members[] = {one_in(4) ? number() : 0, 0};
+  switch (below(8)) {
+    case 0:
+      if (swv_version() != SWV_VERSION || *swv_build_info() == 0 || *swv_code_name(small()) == 0 || *swv_dtype_name(small()) == 0) {
+        std::abort();
+      }
+      if (swv_string_size(nullptr) != 0 || *swv_string_data(nullptr) != 0) std::abort();
+      done(swv_world_rank(pick(worlds_), &i));
+      done(swv_world_size(pick(worlds_), one_in(9) ? nullptr : &i));
+      done(swv_world_local_rank(pick(worlds_), &i));
+      done(swv_world_counters(pick(worlds_), one_in(9) ? nullptr : counters, below(21), &count));
+      break;
+    case 1:
+      done(swv_comm_rank(pick(comms_), &i));
+      done(swv_comm_size(pick(comms_), &i));
+      drop(swv_comm_name(pick(comms_), &string), &string);
+      drop(swv_comm_backend(pick(comms_), &string), &string);
+      done(swv_comm_world_ranks(pick(comms_), out, below(17), &count));
+      done(swv_comm_counters(pick(comms_), counters, below(21), &count));
+      done(swv_comm_health(pick(comms_)));
+      break;
+    case 2:
+      done(swv_mesh_ndim(pick(meshes_), &i));
+      done(swv_mesh_size(pick(meshes_), &n));
+      done(swv_mesh_ranks(pick(meshes_), one_in(9) ? nullptr : out, below(17), &count));
+      done(swv_mesh_equal(pick(meshes_), pick(meshes_), &yes));
+      done(swv_mesh_random_state(pick(meshes_), &state));
+      if (one_in(30)) dispatch.struct_size = length(64);
+      if (dispatch.struct_size > sizeof(dispatch) && dispatch.struct_size <= 4096) dispatch.struct_size = 0;
+      done(swv_mesh_dispatch_counters(pick(meshes_), one_in(30) ? nullptr : &dispatch));
+      break;
+    case 3:
+      if (one_in(3)) {
+        if (done(swv_mesh_share(pick(meshes_), &mesh))) keep(meshes_, mesh, swv_mesh_free, 6);
+      } else if (one_in(2)) {
+        if (done(swv_mesh_unflatten(pick(meshes_), text(), dims, length(2), &mesh))) keep(meshes_, mesh, swv_mesh_free, 6);
+      } else if (done(swv_mesh_create_from_ranks(pick(worlds_), dims, length(2), members, length(2), &mesh))) {
+        keep(meshes_, mesh, swv_mesh_free, 6);
+      }
+      if (done(swv_mesh_comm(pick(meshes_), small(), &comm))) swv_comm_free(comm);
+      done(swv_mesh_connect(pick(meshes_)));
+      break;
+    case 4:
+      if (scopes_.size() < 2 && one_in(4)) {
+        if (done(swv_mesh_forbid_communication(pick(meshes_), &scope))) scopes_.push_back(scope);
+      } else if (!scopes_.empty()) {
+        swv_strict_scope_free(scopes_.back());
+        scopes_.pop_back();
+      }
+      done(swv_layout_mesh_ndim(pick(layouts_), &i));
+      done(swv_layout_equal(pick(layouts_), pick(layouts_), &yes));
+      break;
+    case 5:
+      done(swv_tensor_ndim(pick(tensors_), &i));
+      done(swv_tensor_dtype(pick(tensors_), &dtype));
+      done(swv_tensor_device(pick(tensors_), &device));
+      done(swv_tensor_is_sharded(pick(tensors_), &yes));
+      done(swv_tensor_requires_grad(pick(tensors_), &yes));
+      drop(swv_op_schema(pick(ops_), &string), &string);
+      break;
+    case 6:
+      done(swv_module_num_parameters(pick(modules_), &count));
+      if (done(swv_module_buffer(pick(modules_), below(3), one_in(2) ? nullptr : &string, &t))) {
+        swv_string_free(string);
+        keep(t);
+      }
+      done(swv_module_zero_grad(pick(modules_)));
+      done(swv_optimizer_lr(pick(optimizers_), &lr));
+      break;
+    default:
+      done(swv_seed(static_cast<uint64_t>(number())));
+      swv_value_clear(nullptr);
+      swv_status_free(swv_status_new(small(), text()));
+      if (swv_status_code(nullptr) != SWV_OK || *swv_status_message(nullptr) != 0) std::abort();
+  }
+}
+
+void Fuzzer::point_to_point() {
+  swv_comm* comm = nullptr;
+  swv_coalescing* coalescing = nullptr;
+  swv_work* work = nullptr;
+  swv_world* world = nullptr;
+  swv_bool yes;
+  int64_t counts[2] = {static_cast<int64_t>(below(4)), 1};
+  const int64_t members[] = {one_in(4) ? number() : 0, number()};
+  swv_call_options o = SWV_CALL_OPTIONS_INIT;
+  o.timeout_ms = one_in(20) ? number() : 5;
+  if (o.timeout_ms > 100 || o.timeout_ms == 0) o.timeout_ms = 5;
+  const auto buffer = [&](size_t from) { return swv_buffer{kept_ + from, static_cast<int64_t>(below(5)), SWV_F32, {0, 0}, 0}; };
+  const swv_buffer a = buffer(0), b = buffer(8);
+  switch (below(10)) {
+    case 0: done(swv_comm_all_to_all(pick(comms_), &a, one_in(20) ? nullptr : &b, &o, nullptr)); break;
+    case 1: done(swv_comm_reduce(pick(comms_), &a, one_in(2) ? nullptr : &b, small(), small(), &o, nullptr)); break;
+    case 2: done(swv_comm_scatter(pick(comms_), one_in(2) ? nullptr : &a, &b, small(), &o, nullptr)); break;
+    case 3: done(swv_comm_reduce_scatter_v(pick(comms_), &a, &b, counts, length(2), small(), &o, nullptr)); break;
+    case 4:
+      if (done(swv_comm_send(pick(comms_), &a, small(), small(), &o, &work))) keep(works_, work, swv_work_free, 4);
+      break;
+    case 5:
+      if (done(swv_comm_recv(pick(comms_), &b, small(), small(), &o, &work))) keep(works_, work, swv_work_free, 4);
+      break;
+    case 6:
+      done(swv_work_is_done(pick(works_), &yes));
+      done(swv_work_wait(pick(works_)));
+      break;
+    case 7:
+      if (coalescings_.empty()) {
+        if (done(swv_comm_coalesce(pick(comms_), &coalescing))) coalescings_.push_back(coalescing);
+      } else {
+        if (one_in(2) && done(swv_coalescing_finish(coalescings_.back(), one_in(2) ? nullptr : &work)) && work != nullptr) {
+          keep(works_, work, swv_work_free, 4);
+        }
+        if (one_in(2)) swv_coalescing_free(coalescings_.back()), coalescings_.pop_back();
+      }
+      break;
+    case 8:
+      if (one_in(2)) {
+        if (done(swv_comm_share(pick(comms_), &comm))) keep(comms_, comm, swv_comm_free, 4);
+      } else if (done(swv_comm_subgroup(pick(comms_), members, length(2), text(), &comm))) {
+        keep(comms_, comm, swv_comm_free, 4);
+      }
+      break;
+    default:
+      if (one_in(4)) done(swv_comm_abort(pick(comms_), text()));
+      if (!one_in(4)) break;
+      must(swv_world_create_local(1, nullptr, &world));
+      done(swv_world_abort(world, text()));
+      if (done(swv_world_comm(world, &comm))) {
+        swv_status_free(swv_comm_barrier(comm, &o, nullptr));
+        swv_comm_free(comm);
+      }
+      swv_world_free(world);
+  }
+}
+
+// A backend of one rank that sometimes fails, and sometimes does what it should not.
+struct Wire {
+  uint64_t how;
+  int* live;
+};
+swv_status* wire_start(void* self, const swv_backend_call* call, uint64_t* out_ticket) {
+  const uint64_t how = static_cast<Wire*>(self)->how;
+  if (how % 5 == 1) return swv_status_new(SWV_UNAVAILABLE, "the wire is cut");
+  if (call->in.count == call->out.count && call->in.data != nullptr && call->out.data != nullptr) {
+    std::memmove(call->out.data, call->in.data, static_cast<size_t>(call->in.count) * swv_dtype_size(call->in.dtype));
+  }
+  *out_ticket = how % 5 == 2 ? 7 : SWV_TICKET_DONE;
+  return nullptr;
+}
+swv_bool wire_done(void* self, uint64_t) {
+  return static_cast<Wire*>(self)->how % 3 == 0;
+}
+swv_status* wire_wait(void* self, uint64_t, int64_t) {
+  return static_cast<Wire*>(self)->how % 7 == 1 ? swv_status_new(SWV_DATA_LOSS, nullptr) : nullptr;
+}
+swv_status* wire_subgroup(void* self, const swv_group*, const int32_t*, size_t, const char*, int64_t, void** out_self) {
+  const Wire* const wire = static_cast<Wire*>(self);
+  if (wire->how % 4 == 1) return swv_status_new(SWV_RESOURCE_EXHAUSTED, "no more wires");
+  *out_self = new Wire(*wire);
+  ++*wire->live;
+  return nullptr;
+}
+void wire_abort(void*, swv_code, const char*) {}
+void wire_drop(void* self) {
+  --*static_cast<Wire*>(self)->live;
+  delete static_cast<Wire*>(self);
+}
+
+void Fuzzer::backends() {
+  int live = 1;
+  swv_backend backend = SWV_BACKEND_INIT;
+  backend.name = one_in(20) ? text() : "wire";
+  backend.implements = one_in(4) ? static_cast<uint64_t>(number()) : 0x3fff;
+  backend.self = new Wire{random_(), &live};
+  backend.start = one_in(30) ? nullptr : wire_start;
+  backend.done = one_in(30) ? nullptr : wire_done;
+  backend.wait = one_in(30) ? nullptr : wire_wait;
+  backend.subgroup = one_in(5) ? nullptr : wire_subgroup;
+  backend.abort = one_in(30) ? nullptr : wire_abort;
+  backend.drop = wire_drop;
+  swv_group group = SWV_GROUP_INIT;
+  const int64_t ranks[] = {one_in(10) ? number() : 0};
+  group.name = one_in(10) ? text() : "group";
+  group.rank = one_in(20) ? small() : 0;
+  group.world_ranks = one_in(10) ? nullptr : ranks;
+  swv_world_options options = SWV_WORLD_OPTIONS_INIT;
+  options.timeout_ms = 50;
+  swv_world* world = nullptr;
+  swv_comm *comm = nullptr, *part = nullptr;
+  if (done(swv_world_create_with_backend(&backend, &group, &options, &world)) && done(swv_world_comm(world, &comm))) {
+    const swv_buffer a = {kept_, 4, SWV_F32, {0, 0}, 0}, b = {kept_ + 8, 4, SWV_F32, {0, 0}, 0};
+    swv_call_options o = SWV_CALL_OPTIONS_INIT;
+    done(swv_comm_all_reduce(comm, &a, &b, SWV_SUM, &o, nullptr));
+    done(swv_comm_broadcast(comm, &a, 0, &o, nullptr));
+    done(swv_comm_all_gather(comm, &a, &b, &o, nullptr));
+    if (done(swv_comm_split(comm, 0, 0, "part", &part))) {
+      done(swv_comm_all_reduce(part, &a, &b, SWV_SUM, &o, nullptr));
+      swv_comm_free(part);
+    }
+    done(swv_comm_barrier(comm, nullptr, nullptr));
+    swv_comm_free(comm);
+  }
+  swv_world_free(world);
+  if (live != 0) {
+    std::fprintf(stderr, "fuzz: %d backends were not dropped, or twice\n", live);
+    std::abort();
+  }
+  // Rendezvous, which is slow.
+  if (!alone_ || !one_in(20)) return;
+  world = nullptr;
+  if (done(swv_world_from_environment(&options, &world))) swv_world_free(world);
+  const std::string file = folder_ + "/store" + std::to_string(random_());
+  swv_rendezvous rendezvous = SWV_RENDEZVOUS_INIT;
+  rendezvous.rank = one_in(4) ? small() : 0;
+  rendezvous.world_size = one_in(4) ? small() : 1;
+  rendezvous.file = one_in(5) ? text() : file.c_str();
+  rendezvous.port = one_in(5) ? small() : 0;
+  rendezvous.run = one_in(2) ? nullptr : text();
+  options.backend = one_in(5) ? text() : nullptr;
+  world = nullptr;
+  if (done(swv_world_join(&rendezvous, &options, &world))) swv_world_free(world);
+}
+
+void Fuzzer::dlpack() {
+  DLManagedTensorVersioned* managed = nullptr;
+  swv_tensor* t = nullptr;
+  if (!done(swv_tensor_to_dlpack(pick(tensors_), &managed))) return;
+  if (one_in(8)) managed->version.major = static_cast<uint32_t>(number());
+  if (one_in(8)) managed->flags = static_cast<uint64_t>(number());
+  if (one_in(8)) managed->dl_tensor.device.device_type = static_cast<DLDeviceType>(below(20));
+  if (one_in(8)) managed->dl_tensor.dtype.code = static_cast<uint8_t>(below(20));
+  if (one_in(8)) managed->dl_tensor.dtype.lanes = static_cast<uint16_t>(below(3));
+  if (one_in(20)) managed->dl_tensor.ndim = one_in(2) ? -1 : 1 << 20;
+  if (done(swv_tensor_from_dlpack(managed, one_in(20) ? nullptr : &t))) keep(t);
+}
+
+// A module from a file.
+void Fuzzer::scripts() {
+  swv_module* module = nullptr;
+  const std::string path = folder_ + "/model.pt";
+  if (!done(swv_module_load(path.c_str(), &module))) return;
+  if (one_in(2)) done(swv_module_distribute(module, pick(meshes_), nullptr, nullptr));
+  for (int i = 0; i < 3; ++i) {
+    swv_value args[3], results[2];
+    for (swv_value& v : args) v = value();
+    size_t count = 0;
+    const size_t capacity = below(3);
+    const char* const method = one_in(5) ? text() : one_in(2) ? "forward" : "both";
+    if (done(swv_module_call(module, method, small(), args, below(4), results, capacity, &count)) && capacity != 0) {
+      for (size_t r = 0; r < count; ++r) swv_value_clear(&results[r]);
+    }
+  }
+  swv_module_free(module);
+}
+
+void Fuzzer::observe() {
+  swv_trace* trace = nullptr;
+  swv_module_scope* name = nullptr;
+  swv_string* string = nullptr;
+  size_t ndim = 0, count = 0;
+  int64_t bytes = 0;
+  const int64_t* s = sizes(&ndim);
+  switch (below(5)) {
+    case 0:
+      if (traces_.size() < 3 && one_in(2)) {
+        if (done(swv_trace_create(pick(meshes_), &trace))) traces_.push_back(trace);
+      } else if (!traces_.empty()) {  // in any order
+        const size_t i = below(traces_.size());
+        swv_trace_free(traces_[i]);
+        traces_.erase(traces_.begin() + static_cast<std::ptrdiff_t>(i));
+      }
+      break;
+    case 1:
+      done(swv_trace_num_events(pick(traces_), &count));
+      done(swv_trace_bytes(pick(traces_), &bytes));
+      drop(swv_trace_to_string(pick(traces_), &string), &string);
+      drop(swv_trace_to_json(pick(traces_), &string), &string);
+      if (one_in(4)) done(swv_trace_clear(pick(traces_)));
+      break;
+    case 2:
+      if (names_.size() < 3 && one_in(2)) {
+        if (done(swv_module_scope_create(pick(meshes_), text(), &name))) names_.push_back(name);
+      } else if (!names_.empty()) {
+        const size_t i = below(names_.size());
+        swv_module_scope_free(names_[i]);
+        names_.erase(names_.begin() + static_cast<std::ptrdiff_t>(i));
+      }
+      break;
+    case 3: drop(swv_tensor_picture(pick(tensors_), &string), &string); break;
+    default: drop(swv_layout_picture(pick(layouts_), pick(meshes_), s, ndim, &string), &string);
+  }
+}
+
+// Several ranks that all do the same.
+struct Shared {
+  uint64_t seed;
+  std::string folder;
+};
+swv_status* run_rank(void* user_data, swv_world* world) {
+  const Shared& shared = *static_cast<const Shared*>(user_data);
+  Fuzzer fuzzer(shared.seed, world, shared.folder);
+  for (int i = 0; i < 150; ++i) fuzzer.step();
+  return shared.seed % 4 == 0 ? swv_status_new(SWV_CANCELLED, "enough") : nullptr;
+}
+void Fuzzer::ranks() {
+  if (!alone_ || !one_in(40)) return;
+  Shared shared = {random_(), folder_};
+  swv_world_options options = SWV_WORLD_OPTIONS_INIT;
+  options.timeout_ms = 500;
+  done(swv_run_ranks(one_in(10) ? 0 : 2 + static_cast<int32_t>(below(2)), one_in(20) ? nullptr : run_rank, &shared, &options));
+}
+
 void Fuzzer::step() {
-  switch (below(12)) {
+  switch (below(20)) {
     case 0: return worlds();
     case 1: return layouts();
     case 2: case 3: return tensors();
-    case 4: return autograd();
-    case 5: return modules();
-    case 6: return communication();
+    case 4: case 5: return autograd();
+    case 6: case 7: return modules();
+    case 8: return communication();
+    case 9: return point_to_point();
+    case 10: return queries();
+    case 11: return observe();
+    case 12:
+      switch (below(4)) {
+        case 0: return backends();
+        case 1: return dlpack();
+        case 2: return scripts();
+        default: return ranks();
+      }
     default: return operators();
   }
+}
+
+// What scripts() loads.
+void save_module(const std::string& path) {
+  torch::jit::Module module("Model");
+  module.register_parameter("weight", at::ones({3}), false);
+  module.register_buffer("offset", at::ones({1}));
+  module.define(
+      "def forward(self, x, scale: float = 2.0):\n  return x * self.weight * scale + self.offset\n"
+      "def both(self, x, n: int = 2, flag: bool = False):\n  return (x, [n, n], flag)\n");
+  module.save(path);
 }
 
 }  // namespace
@@ -540,17 +927,25 @@ int main(int argc, char** argv) {
     return 2;
   }
   swv_status_free(swv_set_num_threads(1));
+  char folder[] = "/tmp/shardweave_fuzz_XXXXXX";
+  if (mkdtemp(folder) == nullptr || chdir(folder) != 0) return 1;
+  clearenv();  // nobody has started this process with others
+  save_module(std::string(folder) + "/model.pt");
   const int64_t before = swv_live_handles();
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   int64_t steps = 0, succeeded = 0, failed = 0;
   // A new world of things every few thousand steps, so that a seed that fails fails soon.
   for (; std::chrono::steady_clock::now() < end; ++seed) {
     std::fprintf(stderr, "fuzz: --seed=%llu\n", seed);
-    Fuzzer fuzzer(seed);
-    for (int i = 0; i < 4000 && std::chrono::steady_clock::now() < end; ++i, ++steps) fuzzer.step();
+    Fuzzer fuzzer(seed, nullptr, folder);
+    for (int i = 0; i < 4000 && std::chrono::steady_clock::now() < end; ++i, ++steps) {
+      if (i % 100 == 0) alarm(120);  // what hangs ends with SIGALRM
+      fuzzer.step();
+    }
     succeeded += fuzzer.succeeded();
     failed += fuzzer.failed();
   }
+  std::filesystem::remove_all(folder);
   if (swv_live_handles() != before) {
     std::fprintf(stderr, "fuzz: %lld handles leaked\n", static_cast<long long>(swv_live_handles() - before));
     return 1;

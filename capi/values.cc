@@ -99,8 +99,9 @@ class ListPool {
  public:
   template <typename Fill>
   c10::List<T> get(size_t size, const Fill& fill) {
+    const bool kept = size <= kLongestKept;
     for (c10::List<T>& list : lists_) {
-      if (list.use_count() != 1) continue;
+      if (!kept || list.use_count() != 1) continue;
       list.clear();
       fill(list);
       return list;
@@ -108,7 +109,7 @@ class ListPool {
     c10::List<T> list;
     list.reserve(size);
     fill(list);
-    if (lists_.size() < kKept && size <= kLongestKept) lists_.push_back(list);
+    if (kept && lists_.size() < kKept) lists_.push_back(list);
     return list;
   }
   // Drops what the lists hold, so that tensors do not live longer than they should.
@@ -124,9 +125,28 @@ class ListPool {
   std::vector<c10::List<T>> lists_;
 };
 
+// Strings of arguments, which are few and come again and again: "tanh", "mean".
+class StringPool {
+ public:
+  c10::IValue get(std::string_view text) {
+    for (const c10::IValue& known : strings_) {
+      if (known.toStringRef() == text) return known;
+    }
+    c10::IValue made{std::string(text)};
+    if (strings_.size() < kKept && text.size() <= kLongestKept) strings_.push_back(made);
+    return made;
+  }
+
+ private:
+  static constexpr size_t kKept = 16;
+  static constexpr size_t kLongestKept = 64;
+  std::vector<c10::IValue> strings_;
+};
+
 // Caches of this thread; nothing depends on what is in them.
-thread_local ListPool<int64_t> int_lists;
-thread_local ListPool<at::Tensor> tensor_lists;
+template <typename T>
+thread_local ListPool<T> lists;
+thread_local StringPool strings;
 thread_local c10::Stack spare_stack;
 
 constexpr size_t kStackSize = 32;
@@ -192,60 +212,46 @@ bool wrapped_number(const swv_value& v, c10::IValue& result) {
   return true;
 }
 
+// A list with what `convert` makes of each element.
+template <typename T, typename From, typename Convert>
+c10::List<T> list_of(absl::Span<const From> from, const Convert& convert) {
+  return lists<T>.get(from.size(), [&](c10::List<T>& list) {
+    for (const From& element : from) list.push_back(convert(element));
+  });
+}
+
+template <typename T>
+bool numbers_list(const swv_value& v, c10::IValue& result) {
+  if (v.kind == SWV_VALUE_FLOATS) {
+    result = list_of<T>(span(v.as.floats.data, v.as.floats.size, "arguments[].as.floats"),
+                        [](double x) { return T(x); });
+  } else if (v.kind == SWV_VALUE_INTS) {
+    result = list_of<T>(span(v.as.ints.data, v.as.ints.size, "arguments[].as.ints"),
+                        [](int64_t x) { return T(x); });
+  } else {
+    return false;
+  }
+  return true;
+}
+
 bool int_list(const Argument& argument, const swv_value& v, Match match, c10::IValue& result) {
   if (v.kind == SWV_VALUE_INTS) {
-    const auto ints = span(v.as.ints.data, v.as.ints.size, "arguments[].as.ints");
-    result = int_lists.get(ints.size(), [&](auto& list) {
-      for (int64_t i : ints) list.push_back(i);
-    });
+    result = list_of<int64_t>(span(v.as.ints.data, v.as.ints.size, "arguments[].as.ints"),
+                              [](int64_t x) { return x; });
     return true;
   }
   if (v.kind == SWV_VALUE_INT && match == Match::kLenient) {
-    result = int_lists.get(1, [&](auto& list) {
-      for (int64_t i = 0; i < std::max<int64_t>(1, argument.fixed_size); ++i)
-        list.push_back(v.as.integer);
-    });
+    const size_t size = std::max<int64_t>(1, argument.fixed_size);
+    result = lists<int64_t>.get(size, [&](auto& list) { list.resize(size, v.as.integer); });
     return true;
   }
   return false;
 }
 
-bool float_list(const swv_value& v, c10::IValue& result) {
-  c10::List<double> list;
-  if (v.kind == SWV_VALUE_FLOATS) {
-    for (double x : span(v.as.floats.data, v.as.floats.size, "arguments[].as.floats"))
-      list.push_back(x);
-  } else if (v.kind == SWV_VALUE_INTS) {
-    for (int64_t x : span(v.as.ints.data, v.as.ints.size, "arguments[].as.ints"))
-      list.push_back(static_cast<double>(x));
-  } else {
-    return false;
-  }
-  result = std::move(list);
-  return true;
-}
-
-bool number_list(const swv_value& v, c10::IValue& result) {
-  c10::List<at::Scalar> list;
-  if (v.kind == SWV_VALUE_FLOATS) {
-    for (double x : span(v.as.floats.data, v.as.floats.size, "arguments[].as.floats"))
-      list.push_back(x);
-  } else if (v.kind == SWV_VALUE_INTS) {
-    for (int64_t x : span(v.as.ints.data, v.as.ints.size, "arguments[].as.ints"))
-      list.push_back(x);
-  } else {
-    return false;
-  }
-  result = std::move(list);
-  return true;
-}
-
 bool bool_list(const swv_value& v, c10::IValue& result) {
   if (v.kind != SWV_VALUE_BOOLS) return false;
-  c10::List<bool> list;
-  for (swv_bool b : span(v.as.bools.data, v.as.bools.size, "arguments[].as.bools"))
-    list.push_back(flag(b, "arguments[].as.bools[]"));
-  result = std::move(list);
+  result = list_of<bool>(span(v.as.bools.data, v.as.bools.size, "arguments[].as.bools"),
+                         [](swv_bool b) { return flag(b, "arguments[].as.bools[]"); });
   return true;
 }
 
@@ -255,22 +261,19 @@ bool tensor_list(const swv_value& v, c10::IValue& result) {
   for (swv_tensor* handle : handles) {
     if (handle == nullptr) return false;
   }
-  result = tensor_lists.get(handles.size(), [&](auto& list) {
-    for (swv_tensor* handle : handles) list.push_back(tensor(handle, "arguments[].as.tensors[]"));
+  result = list_of<at::Tensor>(absl::Span<swv_tensor* const>(handles), [](swv_tensor* handle) {
+    return tensor(handle, "arguments[].as.tensors[]");
   });
   return true;
 }
 
 bool optional_tensor_list(const swv_value& v, c10::IValue& result) {
   if (v.kind != SWV_VALUE_TENSORS) return false;
-  c10::List<std::optional<at::Tensor>> list;
-  for (swv_tensor* handle :
-       span(v.as.tensors.data, v.as.tensors.size, "arguments[].as.tensors")) {
-    list.push_back(handle == nullptr
-                       ? std::nullopt
-                       : std::optional<at::Tensor>(tensor(handle, "arguments[].as.tensors[]")));
-  }
-  result = std::move(list);
+  using Element = std::optional<at::Tensor>;
+  const auto handles = span(v.as.tensors.data, v.as.tensors.size, "arguments[].as.tensors");
+  result = list_of<Element>(absl::Span<swv_tensor* const>(handles), [](swv_tensor* handle) {
+    return handle == nullptr ? Element() : Element(tensor(handle, "arguments[].as.tensors[]"));
+  });
   return true;
 }
 
@@ -303,7 +306,7 @@ bool convert(const Argument& argument, const swv_value& v, Match match, c10::IVa
       return number(v, result);
     case ArgType::kString:
       if (v.kind != SWV_VALUE_STRING) return false;
-      result = std::string(string_of(v));
+      result = strings.get(string_of(v));
       return true;
     case ArgType::kDType:
       if (v.kind != SWV_VALUE_DTYPE) return false;
@@ -326,11 +329,11 @@ bool convert(const Argument& argument, const swv_value& v, Match match, c10::IVa
     case ArgType::kIntList:
       return int_list(argument, v, match, result);
     case ArgType::kFloatList:
-      return float_list(v, result);
+      return numbers_list<double>(v, result);
     case ArgType::kBoolList:
       return bool_list(v, result);
     case ArgType::kNumberList:
-      return number_list(v, result);
+      return numbers_list<at::Scalar>(v, result);
     case ArgType::kOther:
       return false;
   }
@@ -550,7 +553,8 @@ CallStack::CallStack() {
 CallStack::~CallStack() {
   values.clear();
   values.swap(spare_stack);
-  tensor_lists.clear();
+  lists<at::Tensor>.clear();
+  lists<std::optional<at::Tensor>>.clear();
 }
 
 }  // namespace shardweave::capi

@@ -7,7 +7,7 @@ namespace {
 
 TEST(ParameterPlanJsonTest, KeepsTheOrderOfTheText) {
   const auto plan = parse_parameter_plan(
-      R"({"parameter": {"z.*": {"tp": "S(0)", "dp": "R"}, "a": {}, "*": {"dp": "S(1, sf=3)"}}})");
+      R"json({"parameter": {"z.*": {"tp": "S(0)", "dp": "R"}, "a": {}, "*": {"dp": "S(1, sf=3)"}}})json");
   ASSERT_TRUE(plan.ok()) << plan.status();
   ASSERT_EQ(plan->size(), 3u);
   EXPECT_EQ((*plan)[0].pattern, "z.*");
@@ -15,13 +15,13 @@ TEST(ParameterPlanJsonTest, KeepsTheOrderOfTheText) {
   EXPECT_EQ((*plan)[1].placements, NamedPlacements());
   EXPECT_EQ((*plan)[2].placements, (NamedPlacements{{"dp", StridedShard(1, 3)}}));
   EXPECT_EQ(to_json(*plan),
-            R"({"parameter":{"z.*":{"tp":"S(0)","dp":"R"},"a":{},"*":{"dp":"S(1, sf=3)"}}})");
+            R"json({"parameter":{"z.*":{"tp":"S(0)","dp":"R"},"a":{},"*":{"dp":"S(1, sf=3)"}}})json");
 }
 
 TEST(ParameterPlanJsonTest, OfTwoLinesWithOnePatternTheFirstIsWritten) {
   EXPECT_EQ(to_json({{"w", {{"tp", Shard(0)}}}, {"w", {{"tp", Shard(1)}}}}),
-            R"({"parameter":{"w":{"tp":"S(0)"}}})");
-  EXPECT_EQ(to_json({}), R"({"parameter":{}})");
+            R"json({"parameter":{"w":{"tp":"S(0)"}}})json");
+  EXPECT_EQ(to_json({}), R"json({"parameter":{}})json");
 }
 
 TEST(ParameterPlanJsonTest, SaysWhatIsNoPlan) {

@@ -124,8 +124,8 @@ static swv_status* train(void* user_data, swv_world* world) {
     TRY(swv_optimizer_step(optimizer));
     TRY(swv_optimizer_zero_grad(optimizer));
     TRY(swv_tensor_item(loss, &number)); /* on every rank: it sums over them */
-    if (rank == 0 && (step % 20 == 0 || step == kSteps - 1)) {
-      printf("step %2d  loss %.6f\n", step, number.as.number);
+    if (rank == 0 && (step % 10 == 0 || step == kSteps - 1)) {
+      printf("step %2d  loss %.9g\n", step, number.as.number);
     }
     swv_tensor_free(loss);
     swv_tensor_free(out);

@@ -1,0 +1,157 @@
+// What an operator's call allocates: nothing on the way in, and a handle for each result on the way out.
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ATen/ATen.h"
+#include "ATen/Parallel.h"
+#include "c10/core/GradMode.h"
+#include "gtest/gtest.h"
+#include "shardweave.h"
+#include "shardweave/capi/handles.h"
+#include "shardweave/capi/values.h"
+#include "shardweave/comm/testing/allocation_counter.h"
+#include "torch/csrc/jit/frontend/function_schema_parser.h"
+
+namespace shardweave::capi {
+namespace {
+
+class AllocationsTest : public ::testing::Test {
+ protected:
+  static void must(swv_status* status) {
+    ASSERT_EQ(status, nullptr) << swv_status_message(status);
+  }
+  void SetUp() override {
+    at::set_num_threads(1);
+    must(swv_set_num_threads(1));
+    const swv_mesh_dim dim = {"x", 1};
+    must(swv_world_create_local(1, nullptr, &world_));
+    must(swv_mesh_create(world_, &dim, 1, &mesh_));
+    const int64_t sizes[] = {8, 8};
+    for (int sharded : {0, 1}) {
+      swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
+      if (sharded) options.mesh = mesh_;
+      must(swv_tensor_rand(sizes, 2, &options, &square_[sharded]));
+      must(swv_tensor_rand(sizes, 1, &options, &row_[sharded]));
+    }
+  }
+  void TearDown() override {
+    for (int sharded : {0, 1}) swv_tensor_free(square_[sharded]), swv_tensor_free(row_[sharded]);
+    swv_mesh_free(mesh_);
+    swv_world_free(world_);
+  }
+
+  swv_world* world_ = nullptr;
+  swv_mesh* mesh_ = nullptr;
+  swv_tensor* square_[2] = {};  // plain, sharded
+  swv_tensor* row_[2] = {};
+};
+
+// Of the third call: the first ones fill caches.
+template <typename Body>
+int64_t allocations(const Body& body) {
+  body();
+  body();
+  const int64_t before = allocations_so_far();
+  body();
+  return allocations_so_far() - before;
+}
+
+// As operators' schemas, whatever the kernels do with the arguments.
+TEST_F(AllocationsTest, EveryKindOfArgumentComesInWithoutAny) {
+  swv_tensor* const t = square_[0];
+  const int64_t ints[] = {1, 2, 3, 4};
+  const double floats[] = {1, 2, 3, 4};
+  const swv_bool bools[] = {0, 1, 0, 1};
+  swv_tensor* some[] = {t, nullptr, t, nullptr};
+  swv_tensor* all[] = {t, t, t, t};
+  swv_value complex = SWV_NONE, device = SWV_NONE, flags = SWV_NONE;
+  complex.kind = SWV_VALUE_COMPLEX;
+  device.kind = SWV_VALUE_DEVICE;
+  flags.kind = SWV_VALUE_BOOLS;
+  flags.as.bools.data = bools;
+  flags.as.bools.size = 4;
+  const struct {
+    const char* schema;
+    std::vector<swv_value> arguments;
+  } cases[] = {
+      {"f(Tensor a, Tensor? b, Tensor? c) -> ()", {swv_value_tensor(t), swv_value_tensor(t), swv_value_none()}},
+      {"f(int a, int? b, float c, float d, bool e, Scalar f, Scalar g, Scalar h) -> ()",
+       {swv_value_int(1), swv_value_int(2), swv_value_float(3), swv_value_int(4), swv_value_bool(1), swv_value_int(1),
+        swv_value_float(2), complex}},
+      {"f(str a, str? b, ScalarType c, Layout? d, MemoryFormat? e, Device f) -> ()",
+       {swv_value_string("tanh", 4), swv_value_string("a text that std::string does not hold in place", 45),
+        swv_value_dtype(SWV_F64), swv_value_string("strided", 7), swv_value_string("channels_last", 13), device}},
+      {"f(int[] a, SymInt[2] b, int[1]? c, int[] d) -> ()",
+       {swv_value_ints(ints, 4), swv_value_int(3), swv_value_ints(ints, 1), swv_value_ints(ints, 0)}},
+      {"f(float[] a, float[] b, bool[4] c, Scalar[] d) -> ()",
+       {swv_value_floats(floats, 4), swv_value_ints(ints, 4), flags, swv_value_floats(floats, 4)}},
+      {"f(Tensor[] a, Tensor[] b, Tensor?[] c) -> ()",
+       {swv_value_tensors(all, 4), swv_value_tensors(all, 2), swv_value_tensors(some, 4)}},
+      {"f(Tensor a, int b=1, str c=\"mean\", int[] d=[1, 2], float e=0.5, *, Scalar alpha=1, Tensor? g=None) -> ()",
+       {swv_value_tensor(t)}},
+  };
+  for (const auto& [schema, arguments] : cases) {
+    const Signature signature(torch::jit::parseSchema(schema));
+    std::string mismatch;
+    EXPECT_EQ(allocations([&] {
+                CallStack stack;
+                const auto given = given_arguments(arguments.data(), arguments.size(), nullptr, 0);
+                ASSERT_TRUE(push_arguments(signature, given, Match::kLenient, stack.values, &mismatch)) << mismatch;
+              }),
+              0)
+        << schema;
+  }
+}
+
+// The same operator through C and in C++.
+TEST_F(AllocationsTest, ACallAddsOnlyTheHandlesOfItsResults) {
+  const c10::AutoGradMode no_grad(false);
+  for (int sharded : {0, 1}) {
+    swv_tensor *a = square_[sharded], *r = row_[sharded];
+    swv_tensor* list[] = {a, a};
+    const int64_t one[] = {1};
+    const int64_t shape[] = {8};
+    const at::Tensor x = a->tensor, bias = r->tensor;
+    const swv_value va = swv_value_tensor(a), vr = swv_value_tensor(r), half = swv_value_float(0.5);
+    const swv_value yes = swv_value_bool(1), none = swv_value_none();
+    const struct {
+      const char* name;
+      std::vector<swv_value> arguments;
+      std::function<void()> cpp;
+    } cases[] = {
+        {"aten::add.Tensor", {va, va}, [&] { at::add(x, x); }},
+        {"aten::add", {va, va}, [&] { at::add(x, x); }},
+        {"aten::add", {va, va, swv_value_int(2)}, [&] { at::add(x, x, 2); }},
+        {"aten::relu", {va}, [&] { at::relu(x); }},
+        {"aten::mm", {va, va}, [&] { at::mm(x, x); }},
+        {"aten::linear", {va, va, vr}, [&] { at::linear(x, x, bias); }},
+        {"aten::linear", {va, va, none}, [&] { at::linear(x, x); }},
+        {"aten::addcmul", {va, va, va, half}, [&] { at::addcmul(x, x, x, 0.5); }},
+        {"aten::softmax.int", {va, swv_value_int(1)}, [&] { at::softmax(x, 1); }},
+        {"aten::gelu", {va, swv_value_string("tanh", 4)}, [&] { at::gelu(x, "tanh"); }},
+        {"aten::sum.dim_IntList", {va, swv_value_ints(one, 1), yes}, [&] { at::sum(x, one, true); }},
+        {"aten::cat", {swv_value_tensors(list, 2), swv_value_int(0)}, [&] { at::cat({x, x}); }},
+        {"aten::max.dim", {va, swv_value_int(1)}, [&] { at::max(x, 1); }},
+        {"aten::layer_norm", {va, swv_value_ints(shape, 1), vr, vr, swv_value_float(1e-5), yes},
+         [&] { at::layer_norm(x, shape, bias, bias, 1e-5, true); }},
+    };
+    for (const auto& each : cases) {
+      swv_op* op = nullptr;
+      must(swv_op_find(each.name, &op));
+      size_t num_results = 0;
+      const int64_t c = allocations([&] {
+        swv_value results[4];
+        must(swv_op_call(op, SWV_NO_GRAD, each.arguments.data(), each.arguments.size(), results, 4, &num_results));
+        for (size_t i = 0; i < num_results; ++i) swv_value_clear(&results[i]);
+      });
+      EXPECT_LE(c, allocations(each.cpp) + static_cast<int64_t>(num_results))
+          << each.name << (sharded ? ", sharded" : ", plain");
+      swv_op_free(op);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shardweave::capi

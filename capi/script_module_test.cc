@@ -1,0 +1,147 @@
+// Modules from TorchScript files: what is saved in C++ is loaded, sharded and called through C.
+#include <cstdlib>
+#include <string>
+
+#include "ATen/ATen.h"
+#include "gtest/gtest.h"
+#include "shardweave.h"
+#include "shardweave/capi/handles.h"
+#include "torch/csrc/jit/api/module.h"
+
+namespace {
+
+void must(swv_status* status) {
+  ASSERT_EQ(status, nullptr) << swv_status_message(status);
+}
+std::string message_of(swv_status* status) {
+  std::string message = swv_status_message(status);
+  swv_status_free(status);
+  return message;
+}
+
+// y = (x w') * scale + offset, with a sub-module.
+std::string saved_module() {
+  torch::jit::Module root("Root"), inner("Inner");
+  inner.register_parameter("weight", at::arange(12, at::kFloat).reshape({4, 3}) / 7, false);
+  inner.register_buffer("offset", at::ones({4}));
+  inner.define("def forward(self, x):\n  return torch.linear(x, self.weight) + self.offset\n");
+  root.register_module("inner", inner);
+  root.define(
+      "def forward(self, x, scale: float = 2.0):\n  return self.inner.forward(x) * scale\n"
+      "def both(self, x):\n  return (x, self.inner.forward(x))\n");
+  const std::string path = std::string(std::getenv("TEST_TMPDIR")) + "/model.pt";
+  root.save(path);
+  return path;
+}
+
+class ScriptModuleTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    before_ = swv_live_handles();
+    must(swv_module_load(saved_module().c_str(), &module_));
+    const float data[] = {1, 2, 3, -1, 0, 5};
+    const int64_t sizes[] = {2, 3};
+    must(swv_tensor_from_data(data, sizeof(data), sizes, 2, nullptr, &x_));
+  }
+  void TearDown() override {
+    swv_tensor_free(x_);
+    swv_module_free(module_);
+    EXPECT_EQ(swv_live_handles(), before_) << "leaked";
+  }
+  at::Tensor wanted(double scale) const {
+    return (at::linear(x_->tensor, at::arange(12, at::kFloat).reshape({4, 3}) / 7) + 1) * scale;
+  }
+
+  int64_t before_ = 0;
+  swv_module* module_ = nullptr;
+  swv_tensor* x_ = nullptr;
+};
+
+TEST_F(ScriptModuleTest, ItsParametersHaveTheirNames) {
+  size_t parameters = 0, buffers = 0;
+  must(swv_module_num_parameters(module_, &parameters));
+  must(swv_module_num_buffers(module_, &buffers));
+  EXPECT_EQ(parameters, 1u);
+  EXPECT_EQ(buffers, 1u);
+  swv_tensor* weight = nullptr;
+  must(swv_module_get(module_, "inner.weight", &weight));
+  EXPECT_EQ(weight->tensor.sizes(), (at::IntArrayRef{4, 3}));
+  swv_tensor_free(weight);
+  const std::string message = message_of(swv_module_get(module_, "inner.weigh", &weight));
+  EXPECT_NE(message.find("did you mean 'inner.weight'"), std::string::npos) << message;
+}
+
+TEST_F(ScriptModuleTest, CallsItsMethods) {
+  const swv_value arguments[] = {swv_value_tensor(x_), swv_value_float(3)};
+  swv_value results[2];
+  size_t count = 0;
+  must(swv_module_call(module_, "forward", SWV_GRAD, arguments, 1, results, 1, &count));
+  ASSERT_EQ(count, 1u);
+  EXPECT_TRUE(at::equal(results[0].as.tensor->tensor, wanted(2)));
+  swv_value_clear(&results[0]);
+  must(swv_module_call(module_, "forward", SWV_NO_GRAD, arguments, 2, results, 1, nullptr));
+  EXPECT_TRUE(at::equal(results[0].as.tensor->tensor, wanted(3)));
+  swv_value_clear(&results[0]);
+  must(swv_module_call(module_, "both", SWV_GRAD, arguments, 1, results, 2, &count));
+  ASSERT_EQ(count, 2u);
+  EXPECT_TRUE(at::equal(results[0].as.tensor->tensor, x_->tensor));
+  EXPECT_TRUE(at::equal(results[1].as.tensor->tensor, wanted(1)));
+  for (swv_value& result : results) swv_value_clear(&result);
+}
+
+TEST_F(ScriptModuleTest, WorksShardedAndDifferentiates) {
+  swv_world* world = nullptr;
+  swv_mesh* mesh = nullptr;
+  swv_plan* plan = nullptr;
+  swv_layout* rows = nullptr;
+  swv_tensor *x = nullptr, *weight = nullptr, *gradient = nullptr;
+  const swv_mesh_dim dim = {"tp", 1};
+  must(swv_world_create_local(1, nullptr, &world));
+  must(swv_mesh_create(world, &dim, 1, &mesh));
+  must(swv_plan_from_json("{\"parameter\": {\"inner.*\": {\"tp\": \"S(0)\"}}}", &plan));
+  must(swv_module_distribute(module_, mesh, plan, nullptr));
+  must(swv_layout_parse("[R]", &rows));
+  must(swv_tensor_distribute(x_, mesh, rows, nullptr, &x));
+  const swv_value argument = swv_value_tensor(x);
+  swv_value y, sum;
+  must(swv_module_call(module_, "forward", SWV_GRAD, &argument, 1, &y, 1, nullptr));
+  EXPECT_EQ(shardweave::layout_of(y.as.tensor->tensor).to_string(), "[S(1)]");
+  EXPECT_TRUE(at::equal(shardweave::full_tensor(y.as.tensor->tensor), wanted(2)));
+  swv_op* op = nullptr;
+  must(swv_op_find("aten::sum", &op));
+  must(swv_op_call(op, SWV_GRAD, &y, 1, &sum, 1, nullptr));
+  must(swv_tensor_backward(sum.as.tensor, nullptr, nullptr));
+  must(swv_module_get(module_, "inner.weight", &weight));
+  must(swv_tensor_grad(weight, &gradient));
+  ASSERT_NE(gradient, nullptr);
+  EXPECT_TRUE(at::equal(shardweave::full_tensor(gradient->tensor), (x_->tensor.sum(0) * 2).expand({4, 3})));
+  swv_op_free(op);
+  swv_value_clear(&sum);
+  swv_value_clear(&y);
+  for (swv_tensor* t : {x, weight, gradient}) swv_tensor_free(t);
+  swv_layout_free(rows);
+  swv_plan_free(plan);
+  swv_mesh_free(mesh);
+  swv_world_free(world);
+}
+
+TEST_F(ScriptModuleTest, SaysWhatIsWrong) {
+  const swv_value wrong[] = {swv_value_int(1), swv_value_tensor(x_)};
+  swv_value result = SWV_NONE;
+  const auto call = [&](const char* method, const swv_value* arguments, size_t count, size_t capacity) {
+    return message_of(swv_module_call(module_, method, SWV_GRAD, arguments, count, &result, capacity, nullptr));
+  };
+  EXPECT_NE(call("froward", &wrong[1], 1, 1).find("did you mean 'forward'"), std::string::npos);
+  EXPECT_NE(call("forward", wrong, 2, 1).find("forward(Tensor x, float scale=2"), std::string::npos);
+  EXPECT_NE(call("forward", nullptr, 0, 1).find("argument 'x' is missing"), std::string::npos);
+  EXPECT_NE(call("both", &wrong[1], 1, 1).find("argument 'capacity' is 1"), std::string::npos);
+  EXPECT_EQ(result.kind, SWV_VALUE_NONE);
+  swv_module* own = nullptr;
+  must(swv_module_create(&own));
+  EXPECT_NE(message_of(swv_module_call(own, "forward", SWV_GRAD, &wrong[1], 1, &result, 1, nullptr))
+                .find("its forward is the host's own code"),
+            std::string::npos);
+  swv_module_free(own);
+}
+
+}  // namespace
