@@ -1,7 +1,9 @@
 #include "testing/carrier_backend.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* One group. A ticket is a number from 1: the place of its work in the list. Works are kept to the end, for the library may
  * ask for one again. */
@@ -64,6 +66,19 @@ static int32_t carrier_tag(int32_t tag) {
   return tag >= 0 ? 2 * tag : -2 * tag - 1;
 }
 
+/* An abort of the carrier has the code SWV_ABORTED, whatever the reason: ours is in its text. */
+static const char kCode[] = "code of the carried group: ";
+
+static swv_status* with_code(swv_status* status) {
+  const char* found = status == NULL ? NULL : strstr(swv_status_message(status), kCode);
+  swv_status* result = status;
+  if (found != NULL) {
+    result = swv_status_new(atoi(found + sizeof(kCode) - 1), swv_status_message(status));
+    swv_status_free(status);
+  }
+  return result;
+}
+
 static swv_status* carrier_start(void* self, const swv_backend_call* call, uint64_t* out_ticket) {
   Carrier* carrier = (Carrier*)self;
   swv_call_options options = SWV_CALL_OPTIONS_INIT;
@@ -77,7 +92,7 @@ static swv_status* carrier_start(void* self, const swv_backend_call* call, uint6
   } else {
     status = swv_comm_recv(carrier->comm, &call->out, call->peer, carrier_tag(call->message_tag), &options, &work);
   }
-  return status != NULL ? status : keep(carrier, work, out_ticket);
+  return status != NULL ? with_code(status) : keep(carrier, work, out_ticket);
 }
 
 static swv_bool carrier_done(void* self, uint64_t ticket) {
@@ -88,7 +103,7 @@ static swv_bool carrier_done(void* self, uint64_t ticket) {
 
 static swv_status* carrier_wait(void* self, uint64_t ticket, int64_t timeout_ms) {
   (void)timeout_ms; /* the work has its deadline */
-  return swv_work_wait(work_of((Carrier*)self, ticket));
+  return with_code(swv_work_wait(work_of((Carrier*)self, ticket)));
 }
 
 static swv_status* carrier_subgroup(void* self, const swv_group* group, const int32_t* members, size_t num_members,
@@ -109,8 +124,11 @@ static swv_status* carrier_subgroup(void* self, const swv_group* group, const in
 }
 
 static void carrier_abort(void* self, swv_code code, const char* reason) {
-  (void)code;
-  swv_status_free(swv_comm_abort(((Carrier*)self)->comm, reason));
+  const size_t size = strlen(reason) + sizeof(kCode) + 16;
+  char* text = (char*)malloc(size);
+  if (text != NULL) snprintf(text, size, "%s%d: %s", kCode, (int)code, reason);
+  swv_status_free(swv_comm_abort(((Carrier*)self)->comm, text != NULL ? text : reason));
+  free(text);
 }
 
 swv_status* carrier_world_create(const swv_world* carrier, int64_t timeout_ms, swv_world** out_world) {
