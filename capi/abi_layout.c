@@ -137,6 +137,11 @@ FIELD(swv_sgd_options, dampening, 24, 8);
 FIELD(swv_sgd_options, weight_decay, 32, 8);
 FIELD(swv_sgd_options, nesterov, 40, 4);
 
+SIZE(swv_clip_options, 24);
+FIELD(swv_clip_options, struct_size, 0, 8);
+FIELD(swv_clip_options, norm_type, 8, 8);
+FIELD(swv_clip_options, error_if_nonfinite, 16, 4);
+
 SIZE(swv_adamw_options, 56);
 FIELD(swv_adamw_options, struct_size, 0, 8);
 FIELD(swv_adamw_options, lr, 8, 8);

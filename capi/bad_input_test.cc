@@ -122,10 +122,10 @@ const std::vector<Function> kFunctions = {
     F(swv_module_zero_grad), F(swv_optimizer_create_sgd), F(swv_optimizer_create_adamw),
     F(swv_optimizer_step), F(swv_optimizer_zero_grad), F(swv_optimizer_lr),
     F(swv_optimizer_set_lr), F(swv_optimizer_state), F(swv_comm_counters), F(swv_world_counters),
-    F(swv_world_flight_record), F(swv_mesh_dispatch_counters), 
-    
-    
-    
+    F(swv_world_flight_record), F(swv_mesh_dispatch_counters),
+    F(swv_trace_create), F(swv_trace_clear), F(swv_trace_num_events), F(swv_trace_bytes),
+    F(swv_trace_to_string), F(swv_trace_to_json), F(swv_module_scope_create),
+    F(swv_tensor_picture), F(swv_layout_picture), F(swv_op_explain),
 };
 // clang-format on
 
@@ -154,6 +154,8 @@ TEST_F(BadInputTest, FreesAndAccessorsTakeNull) {
   swv_module_free(nullptr);
   swv_plan_free(nullptr);
   swv_optimizer_free(nullptr);
+  swv_trace_free(nullptr);
+  swv_module_scope_free(nullptr);
   swv_value_clear(nullptr);
   EXPECT_EQ(swv_status_code(nullptr), SWV_OK);
   EXPECT_STREQ(swv_status_message(nullptr), "");

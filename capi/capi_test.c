@@ -688,6 +688,119 @@ static void test_training(swv_world* world) {
   swv_mesh_free(mesh);
 }
 
+static void check_contains(swv_string* string, const char* part) {
+  if (strstr(swv_string_data(string), part) == NULL) {
+    fprintf(stderr, "'%s' is not in:\n%s\n", part, swv_string_data(string));
+    abort();
+  }
+  swv_string_free(string);
+}
+
+/* Gradients of norm 12 wherever they lie become ones of norm 6. */
+static void test_clipping(swv_world* world) {
+  const int64_t sizes[] = {3, 3};
+  swv_mesh* mesh = make_mesh(world);
+  swv_layout* layout = make_layout("[S(0), S(1)]");
+  swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
+  swv_clip_options largest = SWV_CLIP_OPTIONS_INIT;
+  swv_tensor *w, *g;
+  const swv_tensor* parameters[1];
+  double norm;
+  float* data;
+  int64_t n, i;
+  options.mesh = mesh;
+  options.layout = layout;
+  CHECK_OK(swv_tensor_full(sizes, 2, 4, &options, &g));
+  options.requires_grad = 1;
+  CHECK_OK(swv_tensor_zeros(sizes, 2, &options, &w));
+  CHECK_OK(swv_tensor_set_grad(w, g));
+  parameters[0] = w;
+  largest.norm_type = INFINITY;
+  CHECK_OK(swv_clip_grad_norm(parameters, 1, 100, &largest, &norm));
+  CHECK(norm == 4);
+  CHECK_OK(swv_clip_grad_norm(parameters, 1, 6, NULL, &norm));
+  CHECK(fabs(norm - 12) < 1e-5);
+  data = elements(g, &n);
+  for (i = 0; i < n; ++i) CHECK(fabsf(data[i] - 2) < 1e-5f);
+  free(data);
+  largest.norm_type = 0;
+  CHECK_FAILS(swv_clip_grad_norm(parameters, 1, 6, &largest, NULL), SWV_INVALID_ARGUMENT, "norm type");
+  swv_tensor_free(w);
+  swv_tensor_free(g);
+  swv_layout_free(layout);
+  swv_mesh_free(mesh);
+}
+
+/* What is communicated, why, and which rank holds what. */
+static void test_observing(swv_world* world) {
+  const int64_t sizes[] = {7, 5};
+  swv_mesh* mesh = make_mesh(world);
+  swv_layout *whole = make_layout("[R, R]"), *rows = make_layout("[S(0), R]");
+  swv_tensor *x = make_randn(mesh, "[R, S(1)]", 8, 12, 0), *w = make_randn(mesh, "[R, S(0)]", 12, 4, 0);
+  swv_tensor *y, *moved, *positive;
+  swv_trace *outer, *inner;
+  swv_module_scope* scope;
+  swv_string *text, *json;
+  swv_value args[2];
+  swv_op *mm, *linear;
+  int64_t bytes;
+  size_t count;
+  CHECK_OK(swv_trace_create(mesh, &outer));
+  args[0] = swv_value_tensor(x);
+  args[1] = swv_value_tensor(w);
+  y = call_op("aten::mm", SWV_NO_GRAD, args, 2); /* [R, P(sum)], without communication */
+  CHECK_OK(swv_trace_num_events(outer, &count));
+  CHECK(count == 0);
+  CHECK_OK(swv_tensor_redistribute(y, whole, SWV_NO_GRAD, &moved));
+  CHECK_OK(swv_trace_create(mesh, &inner));
+  CHECK_OK(swv_module_scope_create(mesh, "blocks.0.mlp", &scope));
+  args[0] = swv_value_tensor(y);
+  positive = call_op("aten::relu", SWV_NO_GRAD, args, 1);
+  swv_module_scope_free(scope);
+  CHECK_OK(swv_trace_num_events(outer, &count));
+  CHECK(count == 2);
+  CHECK_OK(swv_trace_num_events(inner, &count));
+  CHECK(count == 1);
+  CHECK_OK(swv_trace_bytes(inner, &bytes));
+  CHECK(bytes > 0);
+  CHECK_OK(swv_trace_to_string(inner, &text));
+  check_contains(text, "blocks.0.mlp");
+  CHECK_OK(swv_trace_to_json(outer, &json));
+  CHECK(strstr(swv_string_data(json), "\"op\":\"aten::relu\"") != NULL);
+  CHECK(strstr(swv_string_data(json), "\"module\":\"blocks.0.mlp\"") != NULL);
+  CHECK(strstr(swv_string_data(json), "capi/") == NULL); /* no places in the library's own code */
+  check_contains(json, "\"op\":\"redistribute\"");
+  CHECK_OK(swv_trace_clear(outer));
+  CHECK_OK(swv_trace_num_events(outer, &count));
+  CHECK(count == 0);
+  swv_trace_free(outer); /* in any order */
+  swv_trace_free(inner);
+
+  CHECK_OK(swv_op_find("aten::mm", &mm));
+  args[0] = swv_value_tensor(x);
+  args[1] = swv_value_tensor(w);
+  CHECK_OK(swv_op_explain(mm, args, 2, &text, &json));
+  check_contains(text, "aten::mm on DeviceMesh(dp=2, tp=2)");
+  check_contains(json, "\"has_rule\":true");
+  CHECK_OK(swv_op_find("aten::linear", &linear));
+  CHECK_FAILS(swv_op_explain(linear, args, 2, NULL, &json), SWV_FAILED_PRECONDITION, "aten::linear");
+  swv_op_free(linear);
+  swv_op_free(mm);
+
+  CHECK_OK(swv_layout_picture(rows, mesh, sizes, 2, &text));
+  check_contains(text, "4:7");
+  CHECK_OK(swv_tensor_picture(x, &text));
+  check_contains(text, "[8, 12] as [R, S(1)] on DeviceMesh(dp=2, tp=2)");
+  swv_tensor_free(positive);
+  swv_tensor_free(moved);
+  swv_tensor_free(y);
+  swv_tensor_free(w);
+  swv_tensor_free(x);
+  swv_layout_free(rows);
+  swv_layout_free(whole);
+  swv_mesh_free(mesh);
+}
+
 static swv_status* rank_main(void* user_data, swv_world* world) {
   CHECK(user_data == &drops);
   test_world_and_collectives(world);
@@ -698,6 +811,8 @@ static swv_status* rank_main(void* user_data, swv_world* world) {
   test_sharded(world);
   test_autograd(world);
   test_training(world);
+  test_clipping(world);
+  test_observing(world);
   return NULL;
 }
 

@@ -389,6 +389,13 @@ void Fuzzer::operators() {
   const char* names[] = {"self", "dim", "other"};
   size_t num_results = 0;
   const size_t capacity = below(5), num = one_in(50) ? length(6) : 1 + below(5);
+  if (one_in(20)) {
+    swv_string *text = nullptr, *json = nullptr;
+    if (done(swv_op_explain(pick(ops_), args, num, one_in(3) ? nullptr : &text, one_in(3) ? nullptr : &json))) {
+      swv_string_free(text);
+      swv_string_free(json);
+    }
+  }
   swv_status* status =
       one_in(5) ? swv_op_call_named(pick(ops_), small(), args, num, names, length(3), results, capacity, &num_results)
                 : swv_op_call(pick(ops_), small(), args, num, results, capacity, &num_results);
@@ -477,7 +484,10 @@ void Fuzzer::modules() {
   const swv_named_placement named[] = {{text(), text()}};
   swv_sgd_options sgd = SWV_SGD_OPTIONS_INIT;
   swv_adamw_options adamw = SWV_ADAMW_OPTIONS_INIT;
+  swv_clip_options clip = SWV_CLIP_OPTIONS_INIT;
+  double norm = 0;
   size_t n = 0;
+  clip.norm_type = real(), clip.error_if_nonfinite = static_cast<swv_bool>(below(2));
   sgd.lr = real(), sgd.momentum = real(), sgd.nesterov = static_cast<swv_bool>(below(2));
   adamw.beta1 = one_in(2) ? real() : 0.9, adamw.amsgrad = static_cast<swv_bool>(below(2));
   switch (below(13)) {
@@ -490,7 +500,11 @@ void Fuzzer::modules() {
     case 6: if (done(swv_plan_create(&plan))) keep(plans_, plan, swv_plan_free, 5); break;
     case 7: done(swv_plan_add(pick(plans_), text(), named, length(1))); drop(swv_plan_to_json(pick(plans_), &string), &string); break;
     case 8: done(swv_module_distribute(pick(modules_), pick(meshes_), one_in(2) ? nullptr : pick(plans_), nullptr)); break;
-    case 9: done(swv_module_finish_grad_sync(pick(modules_))); done(swv_finish_grad_sync(parameters, length(2))); break;
+    case 9:
+      done(swv_module_finish_grad_sync(pick(modules_)));
+      done(swv_finish_grad_sync(parameters, length(2)));
+      done(swv_clip_grad_norm(parameters, length(2), real(), one_in(2) ? nullptr : &clip, one_in(2) ? nullptr : &norm));
+      break;
     case 10:
       if (one_in(2)) {
         if (done(swv_optimizer_create_sgd(parameters, length(2), &sgd, &optimizer))) keep(optimizers_, optimizer, swv_optimizer_free, 5);

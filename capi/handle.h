@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <new>
 #include <string_view>
 #include <utility>
@@ -98,5 +99,13 @@ void release(H* handle, const char* function) noexcept {
   handle->~H();
   keep_memory(handle);
 }
+
+// A handle that is not given out yet.
+template <typename H>
+struct Release {
+  void operator()(H* handle) const { release(handle, "shardweave"); }
+};
+template <typename H>
+using Owned = std::unique_ptr<H, Release<H>>;
 
 }  // namespace shardweave::capi

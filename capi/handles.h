@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <source_location>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -76,6 +77,9 @@ class CallMode {
  private:
   std::variant<std::monostate, c10::AutoGradMode, c10::InferenceMode> guard_;
 };
+
+// What traces say of where the host's code called from: nothing.
+inline constexpr std::source_location kHost;
 
 // --- layouts ----------------------------------------------------------------------------------------
 

@@ -174,7 +174,8 @@ swv_status* swv_layout_plan(const swv_layout* from, const swv_layout* to, const 
     const auto plan = check(shardweave::plan_redistribute(
         before, in(to, "to").layout, grid.shape, grid.sizes,
         static_cast<int64_t>(c10::elementSize(scalar_type(dtype, "dtype"))), shardweave::CostModel()));
-    if (out_text != nullptr) *out_text = new_string(plan.to_string());
+    swv_string* const text = out_text == nullptr ? nullptr : new_string(plan.to_string());
+    if (out_text != nullptr) *out_text = text;
     if (out_bytes != nullptr) *out_bytes = plan.bytes();
   });
 }

@@ -4,6 +4,7 @@
 
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/capi/values.h"
+#include "shardweave/dtensor/clip_grad_norm.h"
 #include "shardweave/dtensor/distribute_module.h"
 #include "shardweave/modules/fused_optimizer.h"
 #include "shardweave/modules/parameter_plan_json.h"
@@ -135,9 +136,9 @@ void write_named(std::vector<Named> all, size_t index, const char* what, swv_str
     fail(absl::StatusCode::kOutOfRange,
          str_cat("argument 'index' is ", index, " of ", all.size(), " ", what));
   }
-  swv_string* fqn = out_fqn == nullptr ? nullptr : new_string(std::move(all[index].fqn));
+  Owned<swv_string> fqn(out_fqn == nullptr ? nullptr : new_string(std::move(all[index].fqn)));
   if (out_tensor != nullptr) *out_tensor = make<swv_tensor>(std::move(all[index].tensor));
-  if (out_fqn != nullptr) *out_fqn = fqn;
+  if (out_fqn != nullptr) *out_fqn = fqn.release();
 }
 
 swv_tensor* get(const swv_module& module, std::string_view fqn) {
@@ -190,7 +191,17 @@ void distribute(const swv_module* module, const swv_mesh* mesh, const swv_plan* 
   const CallMode mode(SWV_GRAD, "mode");
   distribute_module(*in(module, "module").module, in(mesh, "mesh").mesh,
                     plan == nullptr ? ParameterPlan() : in(plan, "plan").plan,
-                    distribute_options(options));
+                    distribute_options(options), kHost);
+}
+
+void clip(const swv_tensor* const* parameters, size_t num_parameters, double max_norm,
+          const swv_clip_options* given, double* out_norm) {
+  const swv_clip_options o = options<swv_clip_options>(given, SWV_CLIP_OPTIONS_INIT, "options");
+  const bool finite = flag(o.error_if_nonfinite, "options.error_if_nonfinite");
+  const CallMode mode(SWV_NO_GRAD, "mode");
+  const double norm = clip_grad_norm(tensors(parameters, num_parameters, "parameters"), max_norm,
+                                     o.norm_type, finite, kHost);
+  if (out_norm != nullptr) *out_norm = norm;
 }
 
 SgdOptions sgd_options(const swv_sgd_options* given) {
@@ -317,13 +328,18 @@ swv_status* swv_module_distribute(const swv_module* module, const swv_mesh* mesh
 
 swv_status* swv_module_finish_grad_sync(const swv_module* module) {
   return guarded(__func__,
-                 [&] { shardweave::finish_grad_sync(*in(module, "module").module); });
+                 [&] { shardweave::finish_grad_sync(*in(module, "module").module, kHost); });
 }
 
 swv_status* swv_finish_grad_sync(const swv_tensor* const* parameters, size_t num_parameters) {
   return guarded(__func__, [&] {
-    shardweave::finish_grad_sync(tensors(parameters, num_parameters, "parameters"));
+    shardweave::finish_grad_sync(tensors(parameters, num_parameters, "parameters"), kHost);
   });
+}
+
+swv_status* swv_clip_grad_norm(const swv_tensor* const* parameters, size_t num_parameters,
+                               double max_norm, const swv_clip_options* options, double* out_norm) {
+  return guarded(__func__, [&] { clip(parameters, num_parameters, max_norm, options, out_norm); });
 }
 
 swv_status* swv_module_zero_grad(const swv_module* module) {

@@ -6,6 +6,7 @@
 #include "shardweave/comm/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "shardweave/capi/values.h"
+#include "shardweave/dtensor/explain.h"
 
 namespace shardweave::capi {
 namespace {
@@ -119,6 +120,19 @@ void call(const swv_op* handle, swv_grad_mode mode, const GivenArguments& given,
   write_results(overload.signature, stack.values, results, capacity, out_num_results);
 }
 
+void explain(const swv_op* handle, const GivenArguments& given, swv_string** out_text,
+             swv_string** out_json) {
+  const CallMode mode(SWV_NO_GRAD, "mode");
+  CallStack stack;
+  const Overload& overload = choose(in(handle, "op"), given, stack.values);
+  const Explanation explanation =
+      shardweave::explain(c10::toString(overload.handle.operator_name()), std::move(stack.values));
+  Owned<swv_string> text(out_text == nullptr ? nullptr : new_string(explanation.to_string()));
+  Owned<swv_string> json(out_json == nullptr ? nullptr : new_string(explanation.to_json()));
+  if (out_text != nullptr) *out_text = text.release();
+  if (out_json != nullptr) *out_json = json.release();
+}
+
 swv_value item(const swv_tensor* handle) {
   const at::Tensor& t = tensor(handle, "tensor");
   if (t.numel() != 1) {
@@ -160,6 +174,13 @@ swv_status* swv_op_call_named(const swv_op* op, swv_grad_mode mode, const swv_va
   return guarded(__func__, [&] {
     call(op, mode, given_arguments(arguments, num_arguments, names, num_names), out_results,
          capacity, out_num_results);
+  });
+}
+
+swv_status* swv_op_explain(const swv_op* op, const swv_value* arguments, size_t num_arguments,
+                           swv_string** out_text, swv_string** out_json) {
+  return guarded(__func__, [&] {
+    explain(op, given_arguments(arguments, num_arguments, nullptr, 0), out_text, out_json);
   });
 }
 

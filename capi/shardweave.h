@@ -1012,6 +1012,20 @@ SWV_API SWV_MUST_USE swv_status* swv_module_distribute(const swv_module* module,
 SWV_API SWV_MUST_USE swv_status* swv_module_finish_grad_sync(const swv_module* module);
 SWV_API SWV_MUST_USE swv_status* swv_finish_grad_sync(const swv_tensor* const* parameters,
                                                       size_t num_parameters);
+typedef struct swv_clip_options {
+  size_t struct_size;
+  double norm_type;            /* above 0; infinity too */
+  swv_bool error_if_nonfinite; /* a norm that is no finite number is SWV_OUT_OF_RANGE, on every rank */
+} swv_clip_options;
+#define SWV_CLIP_OPTIONS_INIT {SWV_SIZE_TO(swv_clip_options, error_if_nonfinite), 2.0, 0}
+
+/* Multiplies all gradients by max_norm / (norm + 1e-6) if their norm as one vector, wherever they lie,
+ * is above max_norm. After finish_grad_sync. out_norm: before the clipping, the same on every rank; may
+ * be NULL. COLLECTIVE. */
+SWV_API SWV_MUST_USE swv_status* swv_clip_grad_norm(const swv_tensor* const* parameters,
+                                                    size_t num_parameters, double max_norm,
+                                                    const swv_clip_options* options,
+                                                    double* out_norm);
 /* Every gradient is none. */
 SWV_API SWV_MUST_USE swv_status* swv_module_zero_grad(const swv_module* module);
 
@@ -1106,10 +1120,18 @@ SWV_API SWV_MUST_USE swv_status* swv_trace_to_string(const swv_trace* trace, swv
 SWV_API SWV_MUST_USE swv_status* swv_trace_to_json(const swv_trace* trace, swv_string** out_json);
 
 /* Until the scope is freed, traces and errors say that `name` runs: "blocks.0.attn". The innermost
- * scope counts. */
+ * scope counts; scopes end in the reverse order of their making. */
 SWV_API SWV_MUST_USE swv_status* swv_module_scope_create(const swv_mesh* mesh, const char* name,
                                                          swv_module_scope** out_module_scope);
 SWV_API void swv_module_scope_free(swv_module_scope* module_scope);
+
+/* Why an operator on sharded tensors moves what it moves: the ways that its sharding rule offers, what
+ * each would cost, which would be taken, and what follows. Nothing runs. As a table, and as JSON
+ * (dtensor/explain.h); either may be NULL. SWV_FAILED_PRECONDITION for an operator that is made of
+ * others (aten::linear): trace those. */
+SWV_API SWV_MUST_USE swv_status* swv_op_explain(const swv_op* op, const swv_value* arguments,
+                                                size_t num_arguments, swv_string** out_text,
+                                                swv_string** out_json);
 
 /* Which rank holds which part, as a picture of characters. */
 SWV_API SWV_MUST_USE swv_status* swv_tensor_picture(const swv_tensor* tensor, swv_string** out_text);

@@ -173,7 +173,7 @@ at::Tensor distributed(const swv_tensor* handle, const swv_mesh* mesh, const swv
                        const swv_distribute_options* options) {
   const at::Tensor& t = plain(handle, "tensor");
   return distribute_tensor(t, in(mesh, "mesh").mesh, default_placements(layout, "layout"),
-                           distribute_options(options));
+                           distribute_options(options), kHost);
 }
 
 at::Tensor from_local_parts(const swv_tensor* local, const swv_mesh* mesh, const swv_layout* layout,
@@ -181,7 +181,7 @@ at::Tensor from_local_parts(const swv_tensor* local, const swv_mesh* mesh, const
   std::optional<std::vector<int64_t>> global;
   if (given != nullptr) global = sizes(given, ndim, "sizes").vec();
   return from_local(plain(local, "local"), in(mesh, "mesh").mesh, default_placements(layout, "layout"),
-                    std::move(global));
+                    std::move(global), kHost);
 }
 
 at::Tensor local_part(const swv_tensor* handle, const swv_layout* grad_layout) {
@@ -375,7 +375,7 @@ swv_status* swv_tensor_redistribute(const swv_tensor* tensor, const swv_layout* 
                                     swv_grad_mode mode, swv_tensor** out_tensor) {
   return guarded(__func__, out_tensor, "out_tensor", [&] {
     const CallMode call_mode(mode, "mode");
-    return new_tensor(shardweave::redistribute(in(tensor, "tensor").tensor, in(layout, "layout").layout),
+    return new_tensor(shardweave::redistribute(in(tensor, "tensor").tensor, in(layout, "layout").layout, kHost),
                       "the new tensor");
   });
 }
@@ -385,7 +385,7 @@ swv_status* swv_tensor_full_tensor(const swv_tensor* tensor, swv_grad_mode mode,
   return guarded(__func__, out_tensor, "out_tensor", [&] {
     const CallMode call_mode(mode, "mode");
     const at::Tensor& t = in(tensor, "tensor").tensor;
-    return new_tensor(shardweave::is_dtensor(t) ? shardweave::full_tensor(t) : t, "the new tensor");
+    return new_tensor(shardweave::is_dtensor(t) ? shardweave::full_tensor(t, kHost) : t, "the new tensor");
   });
 }
 

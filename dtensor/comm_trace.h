@@ -64,7 +64,7 @@ struct CommEvent {
   // operator whose gradient is computed. "": none.
   std::string module;
   Phase phase = Phase::kForward;
-  std::string source;  // "train.cc:53", where the function was called; "" if implicit
+  std::string source;  // "train.cc:53", where the function was called; "" if implicit or unknown
 
   // "all_reduce tp (2), 384 bytes: Float[8, 12] [R, P(sum)] -> [R, R] for aten::add 'other',
   // forward, in mlp"

@@ -30,7 +30,7 @@ CommEvent event_of(const MeshContext& context, const Cause& cause, const Sending
   event.module = context.modules.current();
   event.phase =
       torch::autograd::get_current_graph_task_id() == -1 ? Phase::kForward : Phase::kBackward;
-  if (!event.implicit) {
+  if (!event.implicit && cause.where.line() != 0) {
     event.source = absl::StrCat(cause.where.file_name(), ":", cause.where.line());
   }
   return event;
