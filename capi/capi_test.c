@@ -252,6 +252,31 @@ static void test_layout(swv_world* world) {
   swv_mesh_free(mesh);
 }
 
+/* requires_grad of each factory, on a mesh (or NULL). */
+static void check_factories(const swv_mesh* mesh) {
+  const int64_t sizes[] = {2, 3};
+  swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
+  swv_tensor* made[6];
+  swv_bool requires_grad, leaf;
+  int i;
+  options.mesh = mesh;
+  options.requires_grad = 1;
+  CHECK_OK(swv_tensor_empty(sizes, 2, &options, &made[0]));
+  CHECK_OK(swv_tensor_zeros(sizes, 2, &options, &made[1]));
+  CHECK_OK(swv_tensor_ones(sizes, 2, &options, &made[2]));
+  CHECK_OK(swv_tensor_full(sizes, 2, 0.5, &options, &made[3]));
+  CHECK_OK(swv_tensor_rand(sizes, 2, &options, &made[4]));
+  CHECK_OK(swv_tensor_randn(sizes, 2, &options, &made[5]));
+  for (i = 0; i < 6; ++i) {
+    CHECK_OK(swv_tensor_requires_grad(made[i], &requires_grad));
+    CHECK_OK(swv_tensor_is_leaf(made[i], &leaf));
+    CHECK(requires_grad == 1 && leaf == 1);
+    swv_tensor_free(made[i]);
+  }
+  options.dtype = SWV_I64;
+  CHECK_FAILS(swv_tensor_zeros(sizes, 2, &options, &made[0]), SWV_INVALID_ARGUMENT, "floating point");
+}
+
 static void test_plain_tensors(void) {
   const float data[] = {1, 2, 3, 4, 5, 6};
   const int64_t sizes[] = {2, 3};
@@ -267,6 +292,7 @@ static void test_plain_tensors(void) {
   swv_buffer buffer;
   swv_value value;
   struct DLManagedTensorVersioned* managed;
+  check_factories(NULL);
   CHECK_OK(swv_tensor_from_data(data, sizeof(data), sizes, 2, NULL, &t));
   CHECK_OK(swv_tensor_ndim(t, &ndim));
   CHECK_OK(swv_tensor_numel(t, &numel));
@@ -394,6 +420,12 @@ static void test_values(void) {
               "swv_op_call: aten::mm: ");
   swv_op_free(op);
   swv_tensor_free(t);
+}
+
+static void test_factories_on_a_mesh(swv_world* world) {
+  swv_mesh* mesh = make_mesh(world);
+  check_factories(mesh);
+  swv_mesh_free(mesh);
 }
 
 static void test_sharded(swv_world* world) {
@@ -808,6 +840,7 @@ static swv_status* rank_main(void* user_data, swv_world* world) {
   test_layout(world);
   test_plain_tensors();
   test_values();
+  test_factories_on_a_mesh(world);
   test_sharded(world);
   test_autograd(world);
   test_training(world);

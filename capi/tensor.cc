@@ -54,9 +54,13 @@ swv_tensor* new_filled(const int64_t* given, size_t ndim, const swv_tensor_optio
   const at::IntArrayRef shape = sizes(given, ndim, "sizes");
   const NewTensor o = tensor_options(options);
   const CallMode mode(SWV_GRAD, "mode");
-  return new_tensor(o.mesh == nullptr ? plain(shape, o.options)
-                                      : sharded(shape, o.mesh, o.placements, o.options),
-                    "the new tensor");
+  if (o.mesh != nullptr) {
+    return new_tensor(sharded(shape, o.mesh, o.placements, o.options), "the new tensor");
+  }
+  // The factories of at:: do not look at requires_grad.
+  at::Tensor result = plain(shape, o.options.requires_grad(false));
+  if (o.options.requires_grad()) result.requires_grad_();
+  return new_tensor(std::move(result), "the new tensor");
 }
 
 #define SHARDWEAVE_FACTORY(name)                                                               \

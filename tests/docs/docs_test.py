@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks README.md and docs/*.md of the checkout that WORKSPACE leads to.
 
-Every block of C++ stands word for word in the file that the comment before it names:
+Every block of C++ and C stands word for word in the file that the comment before it names:
 
     <!-- examples/readme_snippet.cc -->
     ```cpp
@@ -25,9 +25,9 @@ def read(path):
 
 
 def code_errors(text):
-    for name, block in re.findall(r"(?:<!-- (\S+) -->\n)?```cpp\n(.*?)```", text, re.S):
+    for name, block in re.findall(r"(?:<!-- (\S+) -->\n)?```c(?:pp)?\n(.*?)```", text, re.S):
         if not name:
-            yield "a block of C++ does not say which file it is from: " + block.splitlines()[0]
+            yield "a block of code does not say which file it is from: " + block.splitlines()[0]
             continue
         lines = [line.strip() for line in block.strip().splitlines()]
         source = [line.strip() for line in read(name).splitlines()]
