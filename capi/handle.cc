@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <iterator>
 #include <mutex>
 #include <string>
 
@@ -44,9 +45,8 @@ Table& table() {
   return *instance;
 }
 
-// What is wrong with a handle; empty: nothing.
+// What is wrong with a handle; empty: nothing. The caller holds the mutex.
 std::string misuse_of(const void* handle, Kind wanted) {
-  std::lock_guard lock(table().mutex);
   const auto found = table().entries.find(handle);
   if (found == table().entries.end()) return "is no handle";
   if (!found->second.alive) {
@@ -58,50 +58,22 @@ std::string misuse_of(const void* handle, Kind wanted) {
   return "";
 }
 
+// From Kind::kStatus on.
+constexpr std::string_view kNames[] = {
+    "swv_status",       "swv_string", "swv_world",  "swv_comm",   "swv_work",
+    "swv_coalescing",   "swv_mesh",   "swv_strict_scope", "swv_layout", "swv_tensor",
+    "swv_op",           "swv_function_context", "swv_module", "swv_plan", "swv_optimizer",
+    "swv_trace",        "swv_module_scope"};
+constexpr auto kFirst = static_cast<uint32_t>(Kind::kStatus);
+static_assert(kFirst + std::size(kNames) == static_cast<uint32_t>(Kind::kModuleScope) + 1);
+
 }  // namespace
 
 const bool check_handles = mode != Mode::kOff;
 
 std::string_view name_of(Kind kind) {
-  switch (kind) {
-    case Kind::kStatus:
-      return "swv_status";
-    case Kind::kString:
-      return "swv_string";
-    case Kind::kWorld:
-      return "swv_world";
-    case Kind::kComm:
-      return "swv_comm";
-    case Kind::kWork:
-      return "swv_work";
-    case Kind::kCoalescing:
-      return "swv_coalescing";
-    case Kind::kMesh:
-      return "swv_mesh";
-    case Kind::kStrictScope:
-      return "swv_strict_scope";
-    case Kind::kLayout:
-      return "swv_layout";
-    case Kind::kTensor:
-      return "swv_tensor";
-    case Kind::kOp:
-      return "swv_op";
-    case Kind::kFunctionContext:
-      return "swv_function_context";
-    case Kind::kModule:
-      return "swv_module";
-    case Kind::kPlan:
-      return "swv_plan";
-    case Kind::kOptimizer:
-      return "swv_optimizer";
-    case Kind::kTrace:
-      return "swv_trace";
-    case Kind::kModuleScope:
-      return "swv_module_scope";
-    case Kind::kNone:
-      break;
-  }
-  return "no handle";
+  const uint32_t i = static_cast<uint32_t>(kind) - kFirst;  // large for what is below
+  return i < std::size(kNames) ? kNames[i] : "no handle";
 }
 
 void enter(const HandleBase* handle) {
@@ -111,14 +83,18 @@ void enter(const HandleBase* handle) {
 }
 
 bool leave(const void* handle, Kind kind, const char* function) {
-  if (const std::string misuse = misuse_of(handle, kind); !misuse.empty()) {
-    report_misuse(function, str_cat("the argument ", misuse));
-    return false;
+  std::string misuse;
+  {
+    std::lock_guard lock(table().mutex);
+    misuse = misuse_of(handle, kind);
+    if (misuse.empty()) {
+      table().entries[handle].alive = false;
+      --table().alive;
+      return true;
+    }
   }
-  std::lock_guard lock(table().mutex);
-  table().entries[handle].alive = false;
-  --table().alive;
-  return true;
+  report_misuse(function, str_cat("the argument ", misuse));
+  return false;
 }
 
 void keep_memory(void* memory) {
@@ -141,7 +117,11 @@ void fail_null(const char* argument) {
 }
 
 void check_handle(const void* handle, Kind wanted, const char* argument) {
-  const std::string misuse = misuse_of(handle, wanted);
+  std::string misuse;
+  {
+    std::lock_guard lock(table().mutex);
+    misuse = misuse_of(handle, wanted);
+  }
   if (misuse.empty()) return;
   if (mode == Mode::kAbort) report_misuse(argument, misuse);
   fail_argument(argument, misuse);

@@ -37,10 +37,9 @@ void run(int32_t num_ranks, swv_rank_fn body, void* user_data, const swv_world_o
   if (body == nullptr) fail_null("body");
   const auto rank = [&](World& world) {
     // Borrowed: the world ends with this call, whatever the body keeps.
-    swv_world* handle = new_world(std::make_shared<World>(world.comm(), world.local_rank()));
-    const absl::Status result = take(body(user_data, handle));
-    release(handle, "swv_run_ranks");
-    return result;
+    const Owned<swv_world> handle(
+        new_world(std::make_shared<World>(world.comm(), world.local_rank())));
+    return take(body(user_data, handle.get()));
   };
   check(run_ranks(num_ranks, std::function<absl::Status(World&)>(rank), world_options(options)));
 }
@@ -50,11 +49,11 @@ void create_local(int32_t num_ranks, const swv_world_options* options, swv_world
   out(out_worlds, "out_worlds");
   const absl::Duration timeout = world_options(options).timeout;
   InprocHub hub(num_ranks);
-  std::vector<std::shared_ptr<World>> worlds;
+  std::vector<Owned<swv_world>> worlds;
   for (int rank = 0; rank < num_ranks; ++rank) {
-    worlds.push_back(std::make_shared<World>(hub.connect(rank, {.timeout = timeout})));
+    worlds.emplace_back(new_world(std::make_shared<World>(hub.connect(rank, {.timeout = timeout}))));
   }
-  for (int rank = 0; rank < num_ranks; ++rank) out_worlds[rank] = new_world(worlds[rank]);
+  for (int rank = 0; rank < num_ranks; ++rank) out_worlds[rank] = worlds[rank].release();
 }
 
 RendezvousInfo rendezvous_info(const swv_rendezvous* given) {
