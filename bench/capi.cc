@@ -1,11 +1,12 @@
-// What an operator costs through the C interface over the same call in C++, in microseconds; and what it allocates on the way
-// in.
+// What an operator costs through the C interface over the same call in C++, in microseconds; and
+// what it allocates on the way in.
 //
 //   ./bazelw run -c opt //bench:capi            # a table
 //   ./bazelw run -c opt //bench:capi -- --json  # one line
 //
-// Both kinds of calls alternate in one run; the figure is the difference of the medians. Each C call frees its result, as each
-// C++ call does. "kernel" is not LibTorch's: the operator is the same. One rank, one thread.
+// Both kinds of calls alternate in one run; the figure is the difference of the medians. Each C
+// call frees its result, as each C++ call does. "kernel" is not LibTorch's: the operator is the
+// same. One rank, one thread.
 
 #include <algorithm>
 #include <cstdio>
@@ -111,12 +112,17 @@ void compare_on(const std::string& what, swv_tensor* a, swv_tensor* b, swv_tenso
   };
   add("add", [&] { at::add(x, y); }, c_call("aten::add.Tensor", {va, vb}));
   add("add, all overloads", [&] { at::add(x, y); }, c_call("aten::add", {va, vb}));
-  add("mul by a number", [&] { at::mul(x, 2.0); }, c_call("aten::mul.Scalar", {va, swv_value_float(2)}));
+  add(
+      "mul by a number", [&] { at::mul(x, 2.0); },
+      c_call("aten::mul.Scalar", {va, swv_value_float(2)}));
   add("mm", [&] { at::mm(x, y); }, c_call("aten::mm", {va, vb}));
   add("linear with bias", [&] { at::linear(x, y, z); }, c_call("aten::linear", {va, vb, vc}));
-  add("sum over a dimension", [&] { at::sum(x, {1}); }, c_call("aten::sum.dim_IntList", {va, swv_value_ints(dims, 1)}));
+  add(
+      "sum over a dimension", [&] { at::sum(x, {1}); },
+      c_call("aten::sum.dim_IntList", {va, swv_value_ints(dims, 1)}));
   add("cat of two", [&] { at::cat({x, y}); }, c_call("aten::cat", {swv_value_tensors(list, 2)}));
-  add("addcmul, 4 arguments", [&] { at::addcmul(x, x, y, 0.5); },
+  add(
+      "addcmul, 4 arguments", [&] { at::addcmul(x, x, y, 0.5); },
       c_call("aten::addcmul", {va, va, vb, swv_value_float(0.5)}));
 }
 
@@ -154,8 +160,9 @@ int main(int argc, char** argv) {
   for (const Result& r : results) {
     worst = std::max(worst, r.overhead_us());
     if (!absl::GetFlag(FLAGS_json)) {
-      std::printf("%-32s C++ %7.3f us  C %7.3f us  over %6.3f us  allocations %3lld and %3lld\n", r.name.c_str(),
-                  r.cpp_us, r.c_us, r.overhead_us(), static_cast<long long>(r.cpp_allocations),
+      std::printf("%-32s C++ %7.3f us  C %7.3f us  over %6.3f us  allocations %3lld and %3lld\n",
+                  r.name.c_str(), r.cpp_us, r.c_us, r.overhead_us(),
+                  static_cast<long long>(r.cpp_allocations),
                   static_cast<long long>(r.c_allocations));
     }
     json["operators"].push_back({{"name", r.name},

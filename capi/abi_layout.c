@@ -1,5 +1,6 @@
-/* The binary layout of the header's structs and its numbers, written down: a change here is a change of the ABI, and belongs
- * into CHANGELOG.md. (A struct may grow at its end: then its size here changes, and nothing else. On 64-bit machines.) */
+/* The binary layout of the header's structs and its numbers, written down: a change here is a
+ * change of the ABI, and belongs into CHANGELOG.md. (A struct may grow at its end: then its size
+ * here changes, and nothing else. On 64-bit machines.) */
 #include "shardweave.h"
 
 #ifdef __cplusplus
@@ -11,7 +12,6 @@
 #define FIELD(type, member, offset, size) \
   ASSERT(offsetof(type, member) == (offset) && sizeof(((type*)NULL)->member) == (size))
 #define NUMBER(name, value) ASSERT((name) == (value))
-
 
 SIZE(swv_device, 8);
 FIELD(swv_device, type, 0, 4);

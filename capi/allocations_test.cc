@@ -1,4 +1,5 @@
-// What an operator's call allocates: nothing on the way in, and a handle for each result on the way out.
+// What an operator's call allocates: nothing on the way in, and a handle for each result on the way
+// out.
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -19,9 +20,7 @@ namespace {
 
 class AllocationsTest : public ::testing::Test {
  protected:
-  static void must(swv_status* status) {
-    ASSERT_EQ(status, nullptr) << swv_status_message(status);
-  }
+  static void must(swv_status* status) { ASSERT_EQ(status, nullptr) << swv_status_message(status); }
   void SetUp() override {
     at::set_num_threads(1);
     must(swv_set_num_threads(1));
@@ -76,31 +75,38 @@ TEST_F(AllocationsTest, EveryKindOfArgumentComesInWithoutAny) {
     const char* schema;
     std::vector<swv_value> arguments;
   } cases[] = {
-      {"f(Tensor a, Tensor? b, Tensor? c) -> ()", {swv_value_tensor(t), swv_value_tensor(t), swv_value_none()}},
+      {"f(Tensor a, Tensor? b, Tensor? c) -> ()",
+       {swv_value_tensor(t), swv_value_tensor(t), swv_value_none()}},
       {"f(int a, int? b, float c, float d, bool e, Scalar f, Scalar g, Scalar h) -> ()",
-       {swv_value_int(1), swv_value_int(2), swv_value_float(3), swv_value_int(4), swv_value_bool(1), swv_value_int(1),
-        swv_value_float(2), complex}},
+       {swv_value_int(1), swv_value_int(2), swv_value_float(3), swv_value_int(4), swv_value_bool(1),
+        swv_value_int(1), swv_value_float(2), complex}},
       {"f(str a, str? b, ScalarType c, Layout? d, MemoryFormat? e, Device f) -> ()",
-       {swv_value_string("tanh", 4), swv_value_string("a text that std::string does not hold in place", 45),
-        swv_value_dtype(SWV_F64), swv_value_string("strided", 7), swv_value_string("channels_last", 13), device}},
+       {swv_value_string("tanh", 4),
+        swv_value_string("a text that std::string does not hold in place", 45),
+        swv_value_dtype(SWV_F64), swv_value_string("strided", 7),
+        swv_value_string("channels_last", 13), device}},
       {"f(int[] a, SymInt[2] b, int[1]? c, int[] d) -> ()",
-       {swv_value_ints(ints, 4), swv_value_int(3), swv_value_ints(ints, 1), swv_value_ints(ints, 0)}},
+       {swv_value_ints(ints, 4), swv_value_int(3), swv_value_ints(ints, 1),
+        swv_value_ints(ints, 0)}},
       {"f(float[] a, float[] b, bool[4] c, Scalar[] d) -> ()",
        {swv_value_floats(floats, 4), swv_value_ints(ints, 4), flags, swv_value_floats(floats, 4)}},
       {"f(Tensor[] a, Tensor[] b, Tensor?[] c) -> ()",
        {swv_value_tensors(all, 4), swv_value_tensors(all, 2), swv_value_tensors(some, 4)}},
-      {"f(Tensor a, int b=1, str c=\"mean\", int[] d=[1, 2], float e=0.5, *, Scalar alpha=1, Tensor? g=None) -> ()",
+      {"f(Tensor a, int b=1, str c=\"mean\", int[] d=[1, 2], float e=0.5, *, Scalar alpha=1, "
+       "Tensor? g=None) -> ()",
        {swv_value_tensor(t)}},
   };
   for (const auto& [schema, arguments] : cases) {
     const Signature signature(torch::jit::parseSchema(schema));
     std::string mismatch;
-    EXPECT_EQ(allocations([&] {
-                CallStack stack;
-                const auto given = given_arguments(arguments.data(), arguments.size(), nullptr, 0);
-                ASSERT_TRUE(push_arguments(signature, given, Match::kLenient, stack.values, &mismatch)) << mismatch;
-              }),
-              0)
+    EXPECT_EQ(
+        allocations([&] {
+          CallStack stack;
+          const auto given = given_arguments(arguments.data(), arguments.size(), nullptr, 0);
+          ASSERT_TRUE(push_arguments(signature, given, Match::kLenient, stack.values, &mismatch))
+              << mismatch;
+        }),
+        0)
         << schema;
   }
 }
@@ -131,10 +137,13 @@ TEST_F(AllocationsTest, ACallAddsOnlyTheHandlesOfItsResults) {
         {"aten::addcmul", {va, va, va, half}, [&] { at::addcmul(x, x, x, 0.5); }},
         {"aten::softmax.int", {va, swv_value_int(1)}, [&] { at::softmax(x, 1); }},
         {"aten::gelu", {va, swv_value_string("tanh", 4)}, [&] { at::gelu(x, "tanh"); }},
-        {"aten::sum.dim_IntList", {va, swv_value_ints(one, 1), yes}, [&] { at::sum(x, one, true); }},
+        {"aten::sum.dim_IntList",
+         {va, swv_value_ints(one, 1), yes},
+         [&] { at::sum(x, one, true); }},
         {"aten::cat", {swv_value_tensors(list, 2), swv_value_int(0)}, [&] { at::cat({x, x}); }},
         {"aten::max.dim", {va, swv_value_int(1)}, [&] { at::max(x, 1); }},
-        {"aten::layer_norm", {va, swv_value_ints(shape, 1), vr, vr, swv_value_float(1e-5), yes},
+        {"aten::layer_norm",
+         {va, swv_value_ints(shape, 1), vr, vr, swv_value_float(1e-5), yes},
          [&] { at::layer_norm(x, shape, bias, bias, 1e-5, true); }},
     };
     for (const auto& each : cases) {
@@ -143,7 +152,8 @@ TEST_F(AllocationsTest, ACallAddsOnlyTheHandlesOfItsResults) {
       size_t num_results = 0;
       const int64_t c = allocations([&] {
         swv_value results[4];
-        must(swv_op_call(op, SWV_NO_GRAD, each.arguments.data(), each.arguments.size(), results, 4, &num_results));
+        must(swv_op_call(op, SWV_NO_GRAD, each.arguments.data(), each.arguments.size(), results, 4,
+                         &num_results));
         for (size_t i = 0; i < num_results; ++i) swv_value_clear(&results[i]);
       });
       EXPECT_LE(c, allocations(each.cpp) + static_cast<int64_t>(num_results))

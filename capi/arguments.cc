@@ -87,8 +87,8 @@ void check_reserved(int64_t value, const char* argument) {
 }
 
 ReduceOp reduce_op(swv_reduce_op op, const char* argument) {
-  static constexpr std::array kOps = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax,
-                                      ReduceOp::kProduct};
+  static constexpr std::array kOps = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin,
+                                      ReduceOp::kMax, ReduceOp::kProduct};
   if (op < 0 || op >= static_cast<int>(kOps.size())) {
     fail_argument(argument, str_cat("is ", op, "; wanted a swv_reduce_op, 0 to ", kOps.size() - 1));
   }
@@ -97,7 +97,8 @@ ReduceOp reduce_op(swv_reduce_op op, const char* argument) {
 
 absl::Duration timeout(int64_t milliseconds, const char* argument, absl::Duration otherwise) {
   if (milliseconds < 0) {
-    fail_argument(argument, str_cat("is ", milliseconds, "; wanted milliseconds, or 0 for the default"));
+    fail_argument(argument,
+                  str_cat("is ", milliseconds, "; wanted milliseconds, or 0 for the default"));
   }
   // A century: more overflows clocks.
   constexpr int64_t kMost = int64_t{100} * 365 * 24 * 3600 * 1000;
@@ -121,11 +122,11 @@ std::string suggestion(std::string_view wanted, const std::vector<std::string>& 
   if (near.empty()) return "";
   near.resize(std::min(near.size(), kShown));
   return str_cat("; did you mean ",
-                      absl::StrJoin(near, ", ",
-                                    [](std::string* to, const auto& entry) {
-                                      str_append(to, "'", entry.second, "'");
-                                    }),
-                      "?");
+                 absl::StrJoin(near, ", ",
+                               [](std::string* to, const auto& entry) {
+                                 str_append(to, "'", entry.second, "'");
+                               }),
+                 "?");
 }
 
 }  // namespace shardweave::capi

@@ -1,5 +1,5 @@
-// What comes in from C, checked, as C++ values; and results on their way out. Everything here throws
-// Failure that names the argument.
+// What comes in from C, checked, as C++ values; and results on their way out. Everything here
+// throws Failure that names the argument.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +8,11 @@
 #include <string_view>
 #include <vector>
 
-#include "shardweave/comm/str_cat.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "shardweave/capi/guard.h"
 #include "shardweave/comm/buffer.h"
+#include "shardweave/comm/str_cat.h"
 #include "shardweave/placement/reduce_op.h"
 
 namespace shardweave::capi {
@@ -62,15 +62,15 @@ T options(const T* given, T defaults, const char* argument) {
   const size_t known = defaults.struct_size;
   const size_t size = given->struct_size;
   if (size < known || size > 4096) {
-    fail_argument(argument, str_cat("has struct_size ", size, "; wanted ", known,
-                                         " (use the initializer)"));
+    fail_argument(argument,
+                  str_cat("has struct_size ", size, "; wanted ", known, " (use the initializer)"));
   }
   const char* bytes = reinterpret_cast<const char*>(given);
   for (size_t i = known; i < size; ++i) {
     if (bytes[i] != 0) {
       fail(absl::StatusCode::kUnimplemented,
            str_cat("argument '", argument,
-                        "' sets members that this version of the library does not know"));
+                   "' sets members that this version of the library does not know"));
     }
   }
   std::memcpy(&defaults, given, known);

@@ -1,16 +1,15 @@
 // Gradients, and functions of the host with derivatives of their own.
 #include <algorithm>
 
-#include "shardweave/comm/str_cat.h"
 #include "c10/core/GradMode.h"
 #include "c10/core/InferenceMode.h"
 #include "shardweave/capi/handles.h"
+#include "shardweave/comm/str_cat.h"
 #include "torch/csrc/autograd/autograd.h"
 #include "torch/csrc/autograd/custom_function.h"
 #include "torch/custom_class.h"
 
-struct swv_function_context
-    : shardweave::capi::Handle<shardweave::capi::Kind::kFunctionContext> {
+struct swv_function_context : shardweave::capi::Handle<shardweave::capi::Kind::kFunctionContext> {
   bool is_forward;
   std::vector<at::Tensor> saved;
 };
@@ -18,7 +17,7 @@ struct swv_function_context
 namespace shardweave::capi {
 namespace {
 
-// --- backward ---------------------------------------------------------------------------------------
+// --- backward ------------------------------------------------------------------------------------
 
 struct BackwardOptions {
   bool retain_graph;
@@ -39,9 +38,9 @@ void backward(const swv_tensor* handle, const swv_tensor* gradient,
   const at::Tensor& t = tensor(handle, "tensor");
   const BackwardOptions o = backward_options(options);
   const CallMode mode(SWV_GRAD, "mode");
-  torch::autograd::backward(
-      {t}, {gradient == nullptr ? at::Tensor() : tensor(gradient, "gradient")}, o.retain_graph,
-      o.create_graph);
+  torch::autograd::backward({t},
+                            {gradient == nullptr ? at::Tensor() : tensor(gradient, "gradient")},
+                            o.retain_graph, o.create_graph);
 }
 
 void gradients(const swv_tensor* const* outputs, size_t num_outputs,
@@ -76,7 +75,7 @@ void set_grad(const swv_tensor* handle, const swv_tensor* grad) {
   t.mutable_grad() = g;
 }
 
-// --- functions of the host ----------------------------------------------------------------------------
+// --- functions of the host -----------------------------------------------------------------------
 
 // Drops the user data when nothing needs it any more.
 class HostFunction : public torch::CustomClassHolder {
@@ -134,13 +133,15 @@ class Written {
     std::vector<at::Tensor> result;
     for (size_t i = 0; i < handles_.size(); ++i) {
       swv_tensor* const handle = handles_[i];
-      const bool twice = std::find(handles_.begin(), handles_.begin() + i, handle) !=
-                         handles_.begin() + i;
+      const bool twice =
+          std::find(handles_.begin(), handles_.begin() + i, handle) != handles_.begin() + i;
       if (handle != nullptr && (twice || borrowed.has(handle))) {
         // Not ours to free.
-        std::replace(handles_.begin() + i, handles_.end(), handle, static_cast<swv_tensor*>(nullptr));
-        fail_argument(what, str_cat("element ", i, twice ? " is written twice"
-                                                              : " is a borrowed tensor; swv_tensor_share it"));
+        std::replace(handles_.begin() + i, handles_.end(), handle,
+                     static_cast<swv_tensor*>(nullptr));
+        fail_argument(what, str_cat("element ", i,
+                                    twice ? " is written twice"
+                                          : " is a borrowed tensor; swv_tensor_share it"));
       }
       result.push_back(handle == nullptr ? at::Tensor() : tensor(handle, what));
     }
@@ -295,8 +296,8 @@ swv_status* swv_function_apply(const swv_function* function, swv_grad_mode mode,
                  [&] { apply(function, mode, inputs, num_inputs, out_outputs, num_outputs); });
 }
 
-swv_status* swv_function_context_save(swv_function_context* context,
-                                      const swv_tensor* const* given, size_t num_tensors) {
+swv_status* swv_function_context_save(swv_function_context* context, const swv_tensor* const* given,
+                                      size_t num_tensors) {
   return guarded(__func__, [&] {
     swv_function_context& c = in(context, "context");
     if (!c.is_forward) fail_argument("context", "is of a backward; save in forward");
@@ -308,7 +309,8 @@ swv_status* swv_function_context_saved(const swv_function_context* context, size
                                        swv_tensor** out_tensor) {
   return guarded(__func__, out_tensor, "out_tensor", [&] {
     const swv_function_context& c = in(context, "context");
-    if (c.is_forward) fail_argument("context", "is of a forward; what was saved is there in backward");
+    if (c.is_forward)
+      fail_argument("context", "is of a forward; what was saved is there in backward");
     if (index >= c.saved.size()) {
       fail(absl::StatusCode::kOutOfRange,
            str_cat("argument 'index' is ", index, " of ", c.saved.size(), " saved tensors"));

@@ -4,9 +4,9 @@
 #include <string>
 #include <utility>
 
-#include "shardweave/comm/str_cat.h"
 #include "shardweave/capi/handles.h"
 #include "shardweave/comm/backend.h"
+#include "shardweave/comm/str_cat.h"
 
 namespace shardweave::capi {
 namespace {
@@ -25,8 +25,11 @@ int64_t timeout_ms(Deadline deadline) {
 }
 
 swv_buffer c_buffer(const ConstBuffer& b) {
-  return {const_cast<void*>(b.data), b.count, dtype_of(b.dtype),
-          {b.device.type == DeviceType::kCpu ? SWV_CPU : SWV_CUDA, b.device.index}, 0};
+  return {const_cast<void*>(b.data),
+          b.count,
+          dtype_of(b.dtype),
+          {b.device.type == DeviceType::kCpu ? SWV_CPU : SWV_CUDA, b.device.index},
+          0};
 }
 
 // What a callback answers may be anything.
@@ -93,8 +96,9 @@ class TableBackend : public Backend {
     static_assert(sizeof(int) == sizeof(int32_t));
     swv_backend table = table_;
     table.self = nullptr;
-    absl::Status status = take(table_.subgroup(table_.self, &g, members.data(), members.size(),
-                                               key_text.c_str(), timeout_ms(deadline), &table.self));
+    absl::Status status =
+        take(table_.subgroup(table_.self, &g, members.data(), members.size(), key_text.c_str(),
+                             timeout_ms(deadline), &table.self));
     if (!status.ok()) return status;
     return std::make_unique<TableBackend>(std::move(group), table, name_);
   }
@@ -127,7 +131,7 @@ GroupInfo group_info(const swv_group* given) {
   for (int64_t r = 0; r < g.num_ranks; ++r) {
     if (g.world_ranks != nullptr && g.world_ranks[r] != r) {
       fail_argument("group.world_ranks", str_cat("has ", g.world_ranks[r], " for rank ", r,
-                                                      "; a world has its ranks in order"));
+                                                 "; a world has its ranks in order"));
     }
     info.world_ranks.push_back(r);
   }
@@ -157,8 +161,7 @@ swv_world* create_world(const swv_backend* backend, const swv_group* group,
 }  // namespace shardweave::capi
 
 swv_status* swv_world_create_with_backend(const swv_backend* backend, const swv_group* group,
-                                          const swv_world_options* options,
-                                          swv_world** out_world) {
+                                          const swv_world_options* options, swv_world** out_world) {
   using namespace shardweave::capi;
   return guarded(__func__, [&] {
     if (out_world == nullptr) {

@@ -12,7 +12,8 @@ ConformanceBackend in_c() {
     auto carriers = std::make_shared<std::vector<swv_world*>>(num_ranks);
     swv_world_options long_time = SWV_WORLD_OPTIONS_INIT;
     long_time.timeout_ms = 300000;
-    capi::throw_if_failed(swv_world_create_local(num_ranks, &long_time, carriers->data()), "carriers");
+    capi::throw_if_failed(swv_world_create_local(num_ranks, &long_time, carriers->data()),
+                          "carriers");
     const int64_t timeout_ms = absl::ToInt64Milliseconds(options.timeout);
     return [=](int rank) -> absl::StatusOr<std::shared_ptr<Communicator>> {
       swv_world* world = nullptr;

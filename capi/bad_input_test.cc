@@ -1,5 +1,5 @@
-// What is wrong is an error that names function and argument, never a crash: every function with NULL and zeros, then one kind
-// of mistake after the other. Runs in checked mode.
+// What is wrong is an error that names function and argument, never a crash: every function with
+// NULL and zeros, then one kind of mistake after the other. Runs in checked mode.
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -12,7 +12,7 @@
 
 namespace {
 
-// --- helpers ----------------------------------------------------------------------------------------
+// --- helpers -------------------------------------------------------------------------------------
 
 struct Result {
   swv_code code = SWV_OK;
@@ -68,7 +68,7 @@ class BadInputTest : public testing::Test {
   swv_op* add_ = nullptr;
 };
 
-// --- NULL everywhere ------------------------------------------------------------------------------------
+// --- NULL everywhere -----------------------------------------------------------------------------
 
 struct Function {
   const char* name;
@@ -169,7 +169,7 @@ TEST_F(BadInputTest, FreesAndAccessorsTakeNull) {
   swv_status_free(status);
 }
 
-// --- handles --------------------------------------------------------------------------------------------
+// --- handles -------------------------------------------------------------------------------------
 
 TEST_F(BadInputTest, HandlesOfTheWrongKind) {
   int32_t number = 0;
@@ -193,13 +193,17 @@ TEST_F(BadInputTest, HandlesThatWereFreedOrNeverWere) {
   swv_mesh_free(reinterpret_cast<swv_mesh*>(tensor_));
   swv_tensor_free(reinterpret_cast<swv_tensor*>(&ndim));
   const std::string said = testing::internal::GetCapturedStderr();
-  EXPECT_NE(said.find("swv_tensor_free: the argument is a swv_tensor that was freed"), std::string::npos) << said;
-  EXPECT_NE(said.find("swv_mesh_free: the argument is a swv_tensor; wanted a swv_mesh"), std::string::npos) << said;
+  EXPECT_NE(said.find("swv_tensor_free: the argument is a swv_tensor that was freed"),
+            std::string::npos)
+      << said;
+  EXPECT_NE(said.find("swv_mesh_free: the argument is a swv_tensor; wanted a swv_mesh"),
+            std::string::npos)
+      << said;
   EXPECT_NE(said.find("swv_tensor_free: the argument is no handle"), std::string::npos) << said;
   expect_ok(swv_tensor_ndim(tensor_, &ndim));
 }
 
-// --- structs, numbers, text -----------------------------------------------------------------------------
+// --- structs, numbers, text ----------------------------------------------------------------------
 
 TEST_F(BadInputTest, StructSizes) {
   const int64_t sizes[] = {2};
@@ -228,30 +232,41 @@ TEST_F(BadInputTest, NumbersOutOfRange) {
   const int64_t negative[] = {-1};
   const int64_t huge[] = {int64_t{1} << 40, int64_t{1} << 40};
   const int64_t too_much[] = {int64_t{1} << 45};
-  expect_fails(swv_tensor_zeros(negative, 1, nullptr, &out), SWV_INVALID_ARGUMENT, "'sizes' has a negative size, -1");
-  expect_fails(swv_tensor_zeros(huge, 2, nullptr, &out), SWV_INVALID_ARGUMENT, "more than a tensor can hold");
-  expect_fails(swv_tensor_empty(too_much, 1, nullptr, &out), SWV_RESOURCE_EXHAUSTED, "swv_tensor_empty: ");
+  expect_fails(swv_tensor_zeros(negative, 1, nullptr, &out), SWV_INVALID_ARGUMENT,
+               "'sizes' has a negative size, -1");
+  expect_fails(swv_tensor_zeros(huge, 2, nullptr, &out), SWV_INVALID_ARGUMENT,
+               "more than a tensor can hold");
+  expect_fails(swv_tensor_empty(too_much, 1, nullptr, &out), SWV_RESOURCE_EXHAUSTED,
+               "swv_tensor_empty: ");
   expect_fails(swv_tensor_zeros(huge, SIZE_MAX, nullptr, &out), SWV_INVALID_ARGUMENT, "at most 64");
-  expect_fails(swv_tensor_zeros(nullptr, 1, nullptr, &out), SWV_INVALID_ARGUMENT, "'sizes' is NULL, but has 1");
+  expect_fails(swv_tensor_zeros(nullptr, 1, nullptr, &out), SWV_INVALID_ARGUMENT,
+               "'sizes' is NULL, but has 1");
   swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
   options.dtype = 99;
-  expect_fails(swv_tensor_zeros(nullptr, 0, &options, &out), SWV_INVALID_ARGUMENT, "'options.dtype' is 99");
+  expect_fails(swv_tensor_zeros(nullptr, 0, &options, &out), SWV_INVALID_ARGUMENT,
+               "'options.dtype' is 99");
   options.dtype = SWV_F32;
   options.requires_grad = 2;
-  expect_fails(swv_tensor_zeros(nullptr, 0, &options, &out), SWV_INVALID_ARGUMENT, "'options.requires_grad' is 2");
+  expect_fails(swv_tensor_zeros(nullptr, 0, &options, &out), SWV_INVALID_ARGUMENT,
+               "'options.requires_grad' is 2");
   for (int32_t ranks : {0, -1, std::numeric_limits<int32_t>::max()}) {
-    expect_fails(swv_world_create_local(ranks, nullptr, &world), SWV_INVALID_ARGUMENT, "argument 'num_ranks'");
+    expect_fails(swv_world_create_local(ranks, nullptr, &world), SWV_INVALID_ARGUMENT,
+                 "argument 'num_ranks'");
   }
   swv_value result = SWV_NONE;
   const swv_value args[] = {swv_value_tensor(tensor_), swv_value_tensor(tensor_)};
-  expect_fails(swv_op_call(add_, 3, args, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT, "'mode' is 3");
-  expect_fails(swv_op_call(add_, SWV_GRAD, args, SIZE_MAX, &result, 1, nullptr), SWV_INVALID_ARGUMENT, "'arguments' has");
+  expect_fails(swv_op_call(add_, 3, args, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
+               "'mode' is 3");
+  expect_fails(swv_op_call(add_, SWV_GRAD, args, SIZE_MAX, &result, 1, nullptr),
+               SWV_INVALID_ARGUMENT, "'arguments' has");
   swv_value odd[] = {args[0], args[1]};
   odd[1].kind = 77;
-  expect_fails(swv_op_call(add_, SWV_GRAD, odd, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT, "is 77");
+  expect_fails(swv_op_call(add_, SWV_GRAD, odd, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
+               "is 77");
   odd[1] = args[1];
   odd[1].reserved = 5;
-  expect_fails(swv_op_call(add_, SWV_GRAD, odd, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT, "reserved");
+  expect_fails(swv_op_call(add_, SWV_GRAD, odd, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
+               "reserved");
 }
 
 TEST_F(BadInputTest, TextThatIsNotUtf8) {
@@ -259,24 +274,28 @@ TEST_F(BadInputTest, TextThatIsNotUtf8) {
   swv_layout* layout = nullptr;
   swv_module* module = nullptr;
   swv_plan* plan = nullptr;
-  for (const char* bad : {"\xff", "aten::\xc3(", "\xed\xa0\x80", "\xc0\xaf", "\xf5\x80\x80\x80", "\xe2\x82"}) {
+  for (const char* bad :
+       {"\xff", "aten::\xc3(", "\xed\xa0\x80", "\xc0\xaf", "\xf5\x80\x80\x80", "\xe2\x82"}) {
     expect_fails(swv_op_find(bad, &op), SWV_INVALID_ARGUMENT, "'name' is not UTF-8 at byte");
     expect_fails(swv_layout_parse(bad, &layout), SWV_INVALID_ARGUMENT, "'text' is not UTF-8");
     expect_fails(swv_plan_from_json(bad, &plan), SWV_INVALID_ARGUMENT, "'text' is not UTF-8");
     expect_fails(swv_module_load(bad, &module), SWV_INVALID_ARGUMENT, "'path' is not UTF-8");
     const swv_mesh_dim dim = {bad, 1};
     swv_mesh* mesh = nullptr;
-    expect_fails(swv_mesh_create(world_, &dim, 1, &mesh), SWV_INVALID_ARGUMENT, "'dims[].name' is not UTF-8");
+    expect_fails(swv_mesh_create(world_, &dim, 1, &mesh), SWV_INVALID_ARGUMENT,
+                 "'dims[].name' is not UTF-8");
   }
   expect_fails(swv_op_find("aten::gr\xc3\xbc\xc3\x9f", &op), SWV_NOT_FOUND, "there is no operator");
 }
 
 TEST_F(BadInputTest, Plans) {
   swv_plan* plan = nullptr;
-  for (const char* bad : {"", "{", "[]", "7", "{\"parameter\": 7}", "{\"parameters\": {}}",
-                          "{\"parameter\": {\"*\": \"S(0)\"}}", "{\"parameter\": {\"*\": {\"tp\": 0}}}",
-                          "{\"parameter\": {\"*\": {\"tp\": \"S(\"}}}", "nul"}) {
-    expect_fails(swv_plan_from_json(bad, &plan), SWV_INVALID_ARGUMENT, "swv_plan_from_json: plan: ");
+  for (const char* bad :
+       {"", "{", "[]", "7", "{\"parameter\": 7}", "{\"parameters\": {}}",
+        "{\"parameter\": {\"*\": \"S(0)\"}}", "{\"parameter\": {\"*\": {\"tp\": 0}}}",
+        "{\"parameter\": {\"*\": {\"tp\": \"S(\"}}}", "nul"}) {
+    expect_fails(swv_plan_from_json(bad, &plan), SWV_INVALID_ARGUMENT,
+                 "swv_plan_from_json: plan: ");
   }
   const std::string deep(100000, '[');
   expect_fails(swv_plan_from_json(deep.c_str(), &plan), SWV_INVALID_ARGUMENT, "no JSON at byte");
@@ -284,13 +303,15 @@ TEST_F(BadInputTest, Plans) {
   swv_module* module = nullptr;
   expect_ok(swv_module_create(&module));
   expect_ok(swv_module_add_buffer(module, "here", tensor_));
-  expect_fails(swv_module_distribute(module, mesh_, plan, nullptr), SWV_NOT_FOUND, "'nothing.*' matches no");
+  expect_fails(swv_module_distribute(module, mesh_, plan, nullptr), SWV_NOT_FOUND,
+               "'nothing.*' matches no");
   swv_plan_free(plan);
   swv_module_free(module);
-  expect_fails(swv_module_load("/nowhere/model.pt", &module), SWV_INVALID_ARGUMENT, "swv_module_load: ");
+  expect_fails(swv_module_load("/nowhere/model.pt", &module), SWV_INVALID_ARGUMENT,
+               "swv_module_load: ");
 }
 
-// --- operators ------------------------------------------------------------------------------------------
+// --- operators -----------------------------------------------------------------------------------
 
 TEST_F(BadInputTest, OperatorsAndArguments) {
   swv_op* op = nullptr;
@@ -301,26 +322,31 @@ TEST_F(BadInputTest, OperatorsAndArguments) {
   const swv_value args[] = {swv_value_tensor(tensor_), swv_value_string("a", 1)};
   expect_fails(swv_op_call(add_, SWV_GRAD, args, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
                "argument 'other' is a string; wanted Tensor; its schema is aten::add.Tensor(");
-  expect_fails(swv_op_call(add_, SWV_GRAD, args, 1, &result, 1, nullptr), SWV_INVALID_ARGUMENT, "'other' is missing");
-  const char* names[] = {"beta"};
-  expect_fails(swv_op_call_named(add_, SWV_GRAD, args, 2, names, 1, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
+  expect_fails(swv_op_call(add_, SWV_GRAD, args, 1, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
                "'other' is missing");
+  const char* names[] = {"beta"};
+  expect_fails(swv_op_call_named(add_, SWV_GRAD, args, 2, names, 1, &result, 1, nullptr),
+               SWV_INVALID_ARGUMENT, "'other' is missing");
   const swv_value three[] = {args[0], args[0], swv_value_int(1)};
-  expect_fails(swv_op_call_named(add_, SWV_GRAD, three, 3, names, 1, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
-               "has no argument 'beta'");
+  expect_fails(swv_op_call_named(add_, SWV_GRAD, three, 3, names, 1, &result, 1, nullptr),
+               SWV_INVALID_ARGUMENT, "has no argument 'beta'");
   names[0] = "self";
-  expect_fails(swv_op_call_named(add_, SWV_GRAD, three, 2, names, 1, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
-               "given twice");
-  expect_fails(swv_op_call_named(add_, SWV_GRAD, three, 1, names, 5, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
-               "'num_names' is 5 of 1");
+  expect_fails(swv_op_call_named(add_, SWV_GRAD, three, 2, names, 1, &result, 1, nullptr),
+               SWV_INVALID_ARGUMENT, "given twice");
+  expect_fails(swv_op_call_named(add_, SWV_GRAD, three, 1, names, 5, &result, 1, nullptr),
+               SWV_INVALID_ARGUMENT, "'num_names' is 5 of 1");
   const swv_value none[] = {args[0], swv_value_none()};
-  expect_fails(swv_op_call(add_, SWV_GRAD, none, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT, "'other' is none");
+  expect_fails(swv_op_call(add_, SWV_GRAD, none, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
+               "'other' is none");
   const swv_value null_tensor[] = {args[0], swv_value_tensor(nullptr)};
-  expect_fails(swv_op_call(add_, SWV_GRAD, null_tensor, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT, "is NULL");
-  expect_fails(swv_op_call(add_, SWV_GRAD, three, 2, nullptr, 1, nullptr), SWV_INVALID_ARGUMENT, "'out_results' is NULL");
+  expect_fails(swv_op_call(add_, SWV_GRAD, null_tensor, 2, &result, 1, nullptr),
+               SWV_INVALID_ARGUMENT, "is NULL");
+  expect_fails(swv_op_call(add_, SWV_GRAD, three, 2, nullptr, 1, nullptr), SWV_INVALID_ARGUMENT,
+               "'out_results' is NULL");
   // Shapes that do not fit: LibTorch's words, with the operator's name.
   expect_ok(swv_op_find("aten::bmm", &op));
-  expect_fails(swv_op_call(op, SWV_GRAD, three, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT, "swv_op_call: aten::bmm: ");
+  expect_fails(swv_op_call(op, SWV_GRAD, three, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
+               "swv_op_call: aten::bmm: ");
   swv_op_free(op);
 }
 
@@ -341,49 +367,64 @@ TEST_F(BadInputTest, PlainTensorsDoNotMixWithSharded) {
   swv_tensor_free(sharded);
 }
 
-// --- memory -----------------------------------------------------------------------------------------------
+// --- memory --------------------------------------------------------------------------------------
 
 TEST_F(BadInputTest, Lengths) {
   float data[6] = {};
   const int64_t sizes[] = {2, 3};
   swv_tensor* out = nullptr;
-  expect_fails(swv_tensor_from_data(data, 20, sizes, 2, nullptr, &out), SWV_INVALID_ARGUMENT, "'num_bytes' is 20; [2, 3] needs 24");
-  expect_fails(swv_tensor_from_data(nullptr, 24, sizes, 2, nullptr, &out), SWV_INVALID_ARGUMENT, "'data' is NULL");
-  expect_fails(swv_tensor_copy_to_host(tensor_, data, 23), SWV_INVALID_ARGUMENT, "'num_bytes' is 23");
-  expect_fails(swv_tensor_copy_from_host(tensor_, nullptr, 24), SWV_INVALID_ARGUMENT, "'data' is NULL");
+  expect_fails(swv_tensor_from_data(data, 20, sizes, 2, nullptr, &out), SWV_INVALID_ARGUMENT,
+               "'num_bytes' is 20; [2, 3] needs 24");
+  expect_fails(swv_tensor_from_data(nullptr, 24, sizes, 2, nullptr, &out), SWV_INVALID_ARGUMENT,
+               "'data' is NULL");
+  expect_fails(swv_tensor_copy_to_host(tensor_, data, 23), SWV_INVALID_ARGUMENT,
+               "'num_bytes' is 23");
+  expect_fails(swv_tensor_copy_from_host(tensor_, nullptr, 24), SWV_INVALID_ARGUMENT,
+               "'data' is NULL");
   size_t count = 0;
-  expect_fails(swv_tensor_sizes(tensor_, nullptr, 2, &count), SWV_INVALID_ARGUMENT, "'sizes' is NULL");
+  expect_fails(swv_tensor_sizes(tensor_, nullptr, 2, &count), SWV_INVALID_ARGUMENT,
+               "'sizes' is NULL");
   swv_comm* comm = nullptr;
   expect_ok(swv_world_comm(world_, &comm));
   swv_buffer buffer = {data, -1, SWV_F32, {SWV_CPU, 0}, 0};
-  expect_fails(swv_comm_all_reduce(comm, &buffer, &buffer, SWV_SUM, nullptr, nullptr), SWV_INVALID_ARGUMENT, "count -1");
+  expect_fails(swv_comm_all_reduce(comm, &buffer, &buffer, SWV_SUM, nullptr, nullptr),
+               SWV_INVALID_ARGUMENT, "count -1");
   buffer.count = std::numeric_limits<int64_t>::max();
-  expect_fails(swv_comm_all_reduce(comm, &buffer, &buffer, SWV_SUM, nullptr, nullptr), SWV_INVALID_ARGUMENT, "has count");
+  expect_fails(swv_comm_all_reduce(comm, &buffer, &buffer, SWV_SUM, nullptr, nullptr),
+               SWV_INVALID_ARGUMENT, "has count");
   buffer.count = 6;
-  expect_fails(swv_comm_all_reduce(comm, &buffer, &buffer, 9, nullptr, nullptr), SWV_INVALID_ARGUMENT, "'op' is 9");
+  expect_fails(swv_comm_all_reduce(comm, &buffer, &buffer, 9, nullptr, nullptr),
+               SWV_INVALID_ARGUMENT, "'op' is 9");
   buffer.dtype = SWV_C64;
-  expect_fails(swv_comm_all_reduce(comm, &buffer, &buffer, SWV_SUM, nullptr, nullptr), SWV_INVALID_ARGUMENT, "do not move");
+  expect_fails(swv_comm_all_reduce(comm, &buffer, &buffer, SWV_SUM, nullptr, nullptr),
+               SWV_INVALID_ARGUMENT, "do not move");
   buffer.dtype = SWV_F32;
   buffer.reserved = 1;
-  expect_fails(swv_comm_all_reduce(comm, &buffer, &buffer, SWV_SUM, nullptr, nullptr), SWV_INVALID_ARGUMENT, "reserved");
+  expect_fails(swv_comm_all_reduce(comm, &buffer, &buffer, SWV_SUM, nullptr, nullptr),
+               SWV_INVALID_ARGUMENT, "reserved");
   buffer.reserved = 0;
   buffer.device.type = 5;
-  expect_fails(swv_comm_broadcast(comm, &buffer, 0, nullptr, nullptr), SWV_INVALID_ARGUMENT, "device type 5");
+  expect_fails(swv_comm_broadcast(comm, &buffer, 0, nullptr, nullptr), SWV_INVALID_ARGUMENT,
+               "device type 5");
   buffer.device.type = SWV_CPU;
-  expect_fails(swv_comm_broadcast(comm, &buffer, 1, nullptr, nullptr), SWV_INVALID_ARGUMENT, "root");
+  expect_fails(swv_comm_broadcast(comm, &buffer, 1, nullptr, nullptr), SWV_INVALID_ARGUMENT,
+               "root");
   swv_comm_free(comm);
 }
 
-// --- callbacks --------------------------------------------------------------------------------------------
+// --- callbacks -----------------------------------------------------------------------------------
 
-swv_status* failing(void* drops, swv_function_context*, swv_grad_mode, const swv_tensor* const*, size_t, swv_tensor**, size_t) {
+swv_status* failing(void* drops, swv_function_context*, swv_grad_mode, const swv_tensor* const*,
+                    size_t, swv_tensor**, size_t) {
   static_cast<void>(drops);
   return swv_status_new(SWV_DATA_LOSS, "no");
 }
-swv_status* lazy(void*, swv_function_context*, swv_grad_mode, const swv_tensor* const*, size_t, swv_tensor**, size_t) {
+swv_status* lazy(void*, swv_function_context*, swv_grad_mode, const swv_tensor* const*, size_t,
+                 swv_tensor**, size_t) {
   return nullptr;
 }
-swv_status* thief(void*, swv_function_context*, swv_grad_mode, const swv_tensor* const* inputs, size_t, swv_tensor** outputs, size_t) {
+swv_status* thief(void*, swv_function_context*, swv_grad_mode, const swv_tensor* const* inputs,
+                  size_t, swv_tensor** outputs, size_t) {
   outputs[0] = const_cast<swv_tensor*>(inputs[0]);
   return nullptr;
 }
@@ -399,18 +440,23 @@ TEST_F(BadInputTest, CallbacksThatMisbehaveAreDroppedOnce) {
   f.user_data = &drops;
   f.drop = count;
   f.name = "f";
-  expect_fails(swv_function_apply(&f, SWV_GRAD, inputs, 1, &out, 1), SWV_INVALID_ARGUMENT, "'function.forward' is NULL");
+  expect_fails(swv_function_apply(&f, SWV_GRAD, inputs, 1, &out, 1), SWV_INVALID_ARGUMENT,
+               "'function.forward' is NULL");
   EXPECT_EQ(drops, ++expected);
   f.forward = failing;
-  expect_fails(swv_function_apply(&f, SWV_GRAD, inputs, 1, &out, 1), SWV_DATA_LOSS, "f.forward: no");
+  expect_fails(swv_function_apply(&f, SWV_GRAD, inputs, 1, &out, 1), SWV_DATA_LOSS,
+               "f.forward: no");
   EXPECT_EQ(drops, ++expected);
   f.forward = lazy;
-  expect_fails(swv_function_apply(&f, SWV_GRAD, inputs, 1, &out, 1), SWV_INVALID_ARGUMENT, "output 0 was not written");
+  expect_fails(swv_function_apply(&f, SWV_GRAD, inputs, 1, &out, 1), SWV_INVALID_ARGUMENT,
+               "output 0 was not written");
   EXPECT_EQ(drops, ++expected);
   f.forward = thief;
-  expect_fails(swv_function_apply(&f, SWV_GRAD, inputs, 1, &out, 1), SWV_INVALID_ARGUMENT, "is a borrowed tensor");
+  expect_fails(swv_function_apply(&f, SWV_GRAD, inputs, 1, &out, 1), SWV_INVALID_ARGUMENT,
+               "is a borrowed tensor");
   EXPECT_EQ(drops, ++expected);
-  expect_fails(swv_function_apply(&f, SWV_GRAD, inputs, 1, &out, 0), SWV_INVALID_ARGUMENT, "'num_outputs' is 0");
+  expect_fails(swv_function_apply(&f, SWV_GRAD, inputs, 1, &out, 0), SWV_INVALID_ARGUMENT,
+               "'num_outputs' is 0");
   EXPECT_EQ(drops, ++expected);
 
   swv_backend backend = SWV_BACKEND_INIT;
@@ -419,9 +465,11 @@ TEST_F(BadInputTest, CallbacksThatMisbehaveAreDroppedOnce) {
   backend.self = &drops;
   backend.drop = count;
   backend.name = "half";
-  expect_fails(swv_world_create_with_backend(&backend, &group, nullptr, &world), SWV_INVALID_ARGUMENT, "'backend.start' is NULL");
+  expect_fails(swv_world_create_with_backend(&backend, &group, nullptr, &world),
+               SWV_INVALID_ARGUMENT, "'backend.start' is NULL");
   EXPECT_EQ(drops, ++expected);
-  expect_fails(swv_world_create_with_backend(&backend, &group, nullptr, nullptr), SWV_INVALID_ARGUMENT, "'out_world' is NULL");
+  expect_fails(swv_world_create_with_backend(&backend, &group, nullptr, nullptr),
+               SWV_INVALID_ARGUMENT, "'out_world' is NULL");
   EXPECT_EQ(drops, ++expected);
 }
 
@@ -431,10 +479,11 @@ swv_status* freed_status(void*, swv_world*) {
   return status;
 }
 TEST_F(BadInputTest, ACallbackThatReturnsAFreedStatus) {
-  expect_fails(swv_run_ranks(1, freed_status, nullptr, nullptr), SWV_INTERNAL, "a callback's argument 'status' is a swv_status that was freed");
+  expect_fails(swv_run_ranks(1, freed_status, nullptr, nullptr), SWV_INTERNAL,
+               "a callback's argument 'status' is a swv_status that was freed");
 }
 
-// --- rendezvous -------------------------------------------------------------------------------------------
+// --- rendezvous ----------------------------------------------------------------------------------
 
 TEST_F(BadInputTest, Rendezvous) {
   swv_world* world = nullptr;
@@ -442,14 +491,17 @@ TEST_F(BadInputTest, Rendezvous) {
   expect_fails(swv_world_join(&r, nullptr, &world), SWV_INVALID_ARGUMENT, "neither file nor host");
   r.host = "127.0.0.1";
   r.port = 70000;
-  expect_fails(swv_world_join(&r, nullptr, &world), SWV_INVALID_ARGUMENT, "'rendezvous.port' is 70000");
+  expect_fails(swv_world_join(&r, nullptr, &world), SWV_INVALID_ARGUMENT,
+               "'rendezvous.port' is 70000");
   r.port = 1234;
   r.rank = 3;
   expect_fails(swv_world_join(&r, nullptr, &world), SWV_INVALID_ARGUMENT, "swv_world_join: ");
-  expect_fails(swv_world_create_counting(8, 8, &world), SWV_INVALID_ARGUMENT, "swv_world_create_counting: ");
+  expect_fails(swv_world_create_counting(8, 8, &world), SWV_INVALID_ARGUMENT,
+               "swv_world_create_counting: ");
   swv_world_options options = SWV_WORLD_OPTIONS_INIT;
   options.timeout_ms = -1;
-  expect_fails(swv_world_create_local(1, &options, &world), SWV_INVALID_ARGUMENT, "'options.timeout_ms' is -1");
+  expect_fails(swv_world_create_local(1, &options, &world), SWV_INVALID_ARGUMENT,
+               "'options.timeout_ms' is -1");
 }
 
 }  // namespace

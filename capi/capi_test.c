@@ -1,4 +1,5 @@
-/* The C interface from plain C: what works, on 4 rank threads. Bad input is in bad_input_test.cc. */
+/* The C interface from plain C: what works, on 4 rank threads. Bad input is in
+ * bad_input_test.cc. */
 #include <math.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -274,7 +275,8 @@ static void check_factories(const swv_mesh* mesh) {
     swv_tensor_free(made[i]);
   }
   options.dtype = SWV_I64;
-  CHECK_FAILS(swv_tensor_zeros(sizes, 2, &options, &made[0]), SWV_INVALID_ARGUMENT, "floating point");
+  CHECK_FAILS(swv_tensor_zeros(sizes, 2, &options, &made[0]), SWV_INVALID_ARGUMENT,
+              "floating point");
 }
 
 static void test_plain_tensors(void) {
@@ -430,7 +432,8 @@ static void test_factories_on_a_mesh(swv_world* world) {
 
 static void test_sharded(swv_world* world) {
   swv_mesh *mesh = make_mesh(world), *of_tensor;
-  swv_tensor *x = make_randn(mesh, "[S(0), R]", 7, 5, 0), *w = make_randn(mesh, "[R, S(1)]", 5, 3, 0);
+  swv_tensor *x = make_randn(mesh, "[S(0), R]", 7, 5, 0),
+             *w = make_randn(mesh, "[R, S(1)]", 5, 3, 0);
   swv_tensor *y, *plain_x, *plain_w, *plain_y, *local, *again, *moved, *distributed;
   swv_layout *layout, *replicated = make_layout("[R, R]");
   swv_string* text;
@@ -521,9 +524,9 @@ static void count_drop(void* user_data) {
   drops += *(int*)user_data;
   pthread_mutex_unlock(&drops_mutex);
 }
-static swv_status* square_forward(void* user_data, swv_function_context* context, swv_grad_mode mode,
-                                  const swv_tensor* const* inputs, size_t num_inputs,
-                                  swv_tensor** outputs, size_t num_outputs) {
+static swv_status* square_forward(void* user_data, swv_function_context* context,
+                                  swv_grad_mode mode, const swv_tensor* const* inputs,
+                                  size_t num_inputs, swv_tensor** outputs, size_t num_outputs) {
   swv_value args[2];
   (void)user_data;
   CHECK(num_inputs == 1 && num_outputs == 1 && outputs[0] == NULL);
@@ -533,7 +536,8 @@ static swv_status* square_forward(void* user_data, swv_function_context* context
 }
 static swv_status* square_backward(void* user_data, swv_function_context* context,
                                    swv_grad_mode mode, const swv_tensor* const* grad_outputs,
-                                   size_t num_outputs, swv_tensor** grad_inputs, size_t num_inputs) {
+                                   size_t num_outputs, swv_tensor** grad_inputs,
+                                   size_t num_inputs) {
   swv_value args[2];
   swv_tensor *x, *once;
   swv_status* status = swv_function_context_saved(context, 0, &x);
@@ -550,9 +554,9 @@ static swv_status* square_backward(void* user_data, swv_function_context* contex
   swv_tensor_free(x);
   return NULL;
 }
-static swv_status* failing_forward(void* user_data, swv_function_context* context, swv_grad_mode mode,
-                                   const swv_tensor* const* inputs, size_t num_inputs,
-                                   swv_tensor** outputs, size_t num_outputs) {
+static swv_status* failing_forward(void* user_data, swv_function_context* context,
+                                   swv_grad_mode mode, const swv_tensor* const* inputs,
+                                   size_t num_inputs, swv_tensor** outputs, size_t num_outputs) {
   (void)user_data, (void)context, (void)mode, (void)num_inputs, (void)num_outputs;
   /* What was written before the failure is not lost. */
   CHECK_OK(swv_tensor_share(inputs[0], &outputs[0]));
@@ -562,7 +566,8 @@ static swv_status* failing_forward(void* user_data, swv_function_context* contex
 static void test_autograd(swv_world* world) {
   static int one = 1;
   swv_mesh* mesh = make_mesh(world);
-  swv_tensor *x = make_randn(mesh, "[S(0), S(1)]", 7, 5, 1), *y = NULL, *loss, *grad, *twice, *grads[1];
+  swv_tensor *x = make_randn(mesh, "[S(0), S(1)]", 7, 5, 1), *y = NULL, *loss, *grad, *twice,
+             *grads[1];
   const swv_tensor* inputs[1];
   const swv_tensor* outputs[1];
   swv_function function = SWV_FUNCTION_INIT;
@@ -625,7 +630,8 @@ static void test_autograd(swv_world* world) {
   swv_mesh_free(mesh);
 }
 
-/* A parameter in a module, distributed by a plan; both optimizers; the loss falls, state is sharded. */
+/* A parameter in a module, distributed by a plan; both optimizers; the loss falls, state is
+ * sharded. */
 static void test_training(swv_world* world) {
   const int64_t sizes[] = {6, 5};
   swv_mesh* mesh = make_mesh(world);
@@ -756,7 +762,8 @@ static void test_clipping(swv_world* world) {
   for (i = 0; i < n; ++i) CHECK(fabsf(data[i] - 2) < 1e-5f);
   free(data);
   largest.norm_type = 0;
-  CHECK_FAILS(swv_clip_grad_norm(parameters, 1, 6, &largest, NULL), SWV_INVALID_ARGUMENT, "norm type");
+  CHECK_FAILS(swv_clip_grad_norm(parameters, 1, 6, &largest, NULL), SWV_INVALID_ARGUMENT,
+              "norm type");
   swv_tensor_free(w);
   swv_tensor_free(g);
   swv_layout_free(layout);
@@ -768,7 +775,8 @@ static void test_observing(swv_world* world) {
   const int64_t sizes[] = {7, 5};
   swv_mesh* mesh = make_mesh(world);
   swv_layout *whole = make_layout("[R, R]"), *rows = make_layout("[S(0), R]");
-  swv_tensor *x = make_randn(mesh, "[R, S(1)]", 8, 12, 0), *w = make_randn(mesh, "[R, S(0)]", 12, 4, 0);
+  swv_tensor *x = make_randn(mesh, "[R, S(1)]", 8, 12, 0),
+             *w = make_randn(mesh, "[R, S(0)]", 12, 4, 0);
   swv_tensor *y, *moved, *positive;
   swv_trace *outer, *inner;
   swv_module_scope* scope;
@@ -815,7 +823,8 @@ static void test_observing(swv_world* world) {
   check_contains(text, "aten::mm on DeviceMesh(dp=2, tp=2)");
   check_contains(json, "\"has_rule\":true");
   CHECK_OK(swv_op_find("aten::linear", &linear));
-  CHECK_FAILS(swv_op_explain(linear, args, 2, NULL, &json), SWV_FAILED_PRECONDITION, "aten::linear");
+  CHECK_FAILS(swv_op_explain(linear, args, 2, NULL, &json), SWV_FAILED_PRECONDITION,
+              "aten::linear");
   swv_op_free(linear);
   swv_op_free(mm);
 
@@ -901,7 +910,8 @@ static void test_any_thread(void) {
   }
   for (step = 0; step < 4; ++step) {
     for (rank = 0; rank < 2; ++rank) {
-      CHECK(pthread_create(&threads[rank], NULL, step < 3 ? step_on_thread : check_on_thread, &x[rank]) == 0);
+      CHECK(pthread_create(&threads[rank], NULL, step < 3 ? step_on_thread : check_on_thread,
+                           &x[rank]) == 0);
     }
     for (rank = 0; rank < 2; ++rank) CHECK(pthread_join(threads[rank], NULL) == 0);
   }
@@ -943,7 +953,8 @@ int main(void) {
   CHECK_OK(swv_seed(1));
   CHECK_OK(swv_run_ranks(RANKS, rank_main, &drops, NULL));
   CHECK(drops == 2 * RANKS); /* two functions a rank, each dropped once */
-  CHECK_FAILS(swv_run_ranks(RANKS, failing_rank, NULL, NULL), SWV_DATA_LOSS, "rank 2: disk on fire");
+  CHECK_FAILS(swv_run_ranks(RANKS, failing_rank, NULL, NULL), SWV_DATA_LOSS,
+              "rank 2: disk on fire");
   test_any_thread();
   test_counting();
   CHECK(swv_live_handles() == before); /* nothing leaked, in checked mode */

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "shardweave/comm/str_cat.h"
 #include "shardweave/capi/handles.h"
+#include "shardweave/comm/str_cat.h"
 
 struct swv_coalescing : shardweave::capi::Handle<shardweave::capi::Kind::kCoalescing> {
   std::shared_ptr<shardweave::Communicator> comm;
@@ -44,7 +44,8 @@ CallOptions call_options(const swv_call_options* given) {
 // A work for the caller, or the end of the operation.
 void finish(const Communicator& comm, Work work, swv_work** out_work) {
   if (comm.is_coalescing()) {
-    if (out_work != nullptr) fail_argument("out_work", "is not NULL while operations are coalesced");
+    if (out_work != nullptr)
+      fail_argument("out_work", "is not NULL while operations are coalesced");
     return;
   }
   if (out_work == nullptr) return check(work.wait());
@@ -112,7 +113,9 @@ swv_status* swv_comm_all_reduce(swv_comm* comm, const swv_buffer* in, const swv_
                                 swv_work** out_work) {
   return guarded(__func__, [&] {
     shardweave::Communicator& c = communicator(comm);
-    finish(c, c.all_reduce(buffer(in, "in"), buffer(out, "out"), reduce_op(op, "op"), call_options(options)),
+    finish(c,
+           c.all_reduce(buffer(in, "in"), buffer(out, "out"), reduce_op(op, "op"),
+                        call_options(options)),
            out_work);
   });
 }
@@ -130,8 +133,9 @@ swv_status* swv_comm_all_gather_v(swv_comm* comm, const swv_buffer* in, const sw
                                   const swv_call_options* options, swv_work** out_work) {
   return guarded(__func__, [&] {
     shardweave::Communicator& c = communicator(comm);
-    finish(c, c.all_gather_v(buffer(in, "in"), buffer(out, "out"), span(counts, num_counts, "counts"),
-                             call_options(options)),
+    finish(c,
+           c.all_gather_v(buffer(in, "in"), buffer(out, "out"), span(counts, num_counts, "counts"),
+                          call_options(options)),
            out_work);
   });
 }
@@ -141,8 +145,9 @@ swv_status* swv_comm_reduce_scatter(swv_comm* comm, const swv_buffer* in, const 
                                     swv_work** out_work) {
   return guarded(__func__, [&] {
     shardweave::Communicator& c = communicator(comm);
-    finish(c, c.reduce_scatter(buffer(in, "in"), buffer(out, "out"), reduce_op(op, "op"),
-                               call_options(options)),
+    finish(c,
+           c.reduce_scatter(buffer(in, "in"), buffer(out, "out"), reduce_op(op, "op"),
+                            call_options(options)),
            out_work);
   });
 }
@@ -152,9 +157,11 @@ swv_status* swv_comm_reduce_scatter_v(swv_comm* comm, const swv_buffer* in, cons
                                       const swv_call_options* options, swv_work** out_work) {
   return guarded(__func__, [&] {
     shardweave::Communicator& c = communicator(comm);
-    finish(c, c.reduce_scatter_v(buffer(in, "in"), buffer(out, "out"), span(counts, num_counts, "counts"),
-                                 reduce_op(op, "op"), call_options(options)),
-           out_work);
+    finish(
+        c,
+        c.reduce_scatter_v(buffer(in, "in"), buffer(out, "out"), span(counts, num_counts, "counts"),
+                           reduce_op(op, "op"), call_options(options)),
+        out_work);
   });
 }
 
@@ -172,9 +179,10 @@ swv_status* swv_comm_all_to_all_v(swv_comm* comm, const swv_buffer* in, const in
                                   swv_work** out_work) {
   return guarded(__func__, [&] {
     shardweave::Communicator& c = communicator(comm);
-    finish(c, c.all_to_all_v(buffer(in, "in"), span(send_counts, num_counts, "send_counts"),
-                             buffer(out, "out"), span(recv_counts, num_counts, "recv_counts"),
-                             call_options(options)),
+    finish(c,
+           c.all_to_all_v(buffer(in, "in"), span(send_counts, num_counts, "send_counts"),
+                          buffer(out, "out"), span(recv_counts, num_counts, "recv_counts"),
+                          call_options(options)),
            out_work);
   });
 }
@@ -193,8 +201,9 @@ swv_status* swv_comm_reduce(swv_comm* comm, const swv_buffer* in, const swv_buff
   return guarded(__func__, [&] {
     shardweave::Communicator& c = communicator(comm);
     const shardweave::Buffer from = buffer(in, "in");
-    finish(c, c.reduce(from, buffer_or_none(out, from.dtype, "out"), reduce_op(op, "op"), root,
-                       call_options(options)),
+    finish(c,
+           c.reduce(from, buffer_or_none(out, from.dtype, "out"), reduce_op(op, "op"), root,
+                    call_options(options)),
            out_work);
   });
 }
@@ -214,7 +223,8 @@ swv_status* swv_comm_scatter(swv_comm* comm, const swv_buffer* in, const swv_buf
   return guarded(__func__, [&] {
     shardweave::Communicator& c = communicator(comm);
     const shardweave::Buffer to = buffer(out, "out");
-    finish(c, c.scatter(buffer_or_none(in, to.dtype, "in"), to, root, call_options(options)), out_work);
+    finish(c, c.scatter(buffer_or_none(in, to.dtype, "in"), to, root, call_options(options)),
+           out_work);
   });
 }
 
@@ -242,7 +252,8 @@ swv_status* swv_comm_barrier(swv_comm* comm, const swv_call_options* options, sw
 }
 
 swv_status* swv_work_is_done(const swv_work* work, swv_bool* out_is_done) {
-  return guarded(__func__, out_is_done, "out_is_done", [&] { return in(work, "work").work.done(); });
+  return guarded(__func__, out_is_done, "out_is_done",
+                 [&] { return in(work, "work").work.done(); });
 }
 
 swv_status* swv_work_wait(const swv_work* work) {
@@ -286,14 +297,15 @@ swv_status* swv_comm_split(swv_comm* comm, int32_t color, int32_t key, const cha
 swv_status* swv_comm_subgroup(swv_comm* comm, const int64_t* members, size_t num_members,
                               const char* name, swv_comm** out_comm) {
   return guarded(__func__, out_comm, "out_comm", [&] {
-    return make<swv_comm>(check(communicator(comm).subgroup(
-        copied(members, num_members, "members"), std::string(text(name, "name")))));
+    return make<swv_comm>(check(communicator(comm).subgroup(copied(members, num_members, "members"),
+                                                            std::string(text(name, "name")))));
   });
 }
 
 swv_status* swv_comm_abort(const swv_comm* comm, const char* reason) {
-  return guarded(__func__,
-                 [&] { communicator(comm).abort(absl::AbortedError(std::string(text(reason, "reason")))); });
+  return guarded(__func__, [&] {
+    communicator(comm).abort(absl::AbortedError(std::string(text(reason, "reason"))));
+  });
 }
 
 swv_status* swv_comm_health(const swv_comm* comm) {
@@ -310,8 +322,8 @@ swv_status* swv_comm_counters(const swv_comm* comm, swv_comm_counter* counters, 
 swv_status* swv_world_counters(const swv_world* world, swv_comm_counter* counters, size_t capacity,
                                size_t* out_count) {
   return guarded(__func__, [&] {
-    write_counters(in(world, "world").world->comm()->flight_recorder().counters(), counters, capacity,
-                   out_count);
+    write_counters(in(world, "world").world->comm()->flight_recorder().counters(), counters,
+                   capacity, out_count);
   });
 }
 

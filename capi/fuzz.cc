@@ -1,15 +1,16 @@
-// Calls every function at random, with good, bad and absurd arguments, on one rank and now and then on several that do the
-// same: nothing may crash, hang or leak, and every error names a function.
+// Calls every function at random, with good, bad and absurd arguments, on one rank and now and then
+// on several that do the same: nothing may crash, hang or leak, and every error names a function.
 //
 //   ./bazelw run --config=asan //capi:fuzz -- --seconds=600 --seed=7
 //
-// What it prints last before a crash is the seed that repeats it. Handles come from a pool of live ones, freed ones (in checked
-// mode), ones of other kinds, and NULL. What would be a lie of the caller about its own memory is left out.
+// What it prints last before a crash is the seed that repeats it. Handles come from a pool of live
+// ones, freed ones (in checked mode), ones of other kinds, and NULL. What would be a lie of the
+// caller about its own memory is left out.
+#include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <chrono>
-#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <limits>
@@ -61,37 +62,113 @@ class Fuzzer {
   int64_t failed() const { return failed_; }
 
  private:
-  // --- chance -----------------------------------------------------------------------------------------
+  // --- chance ------------------------------------------------------------------------------------
   uint64_t below(uint64_t n) { return n == 0 ? 0 : random_() % n; }
   bool one_in(uint64_t n) { return below(n) == 0; }
   int64_t number() {
-    static constexpr int64_t kOdd[] = {0, 1, -1, 2, 3, 5, 7, 64, 255, 1 << 20, INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN};
+    static constexpr int64_t kOdd[] = {
+        0, 1, -1, 2, 3, 5, 7, 64, 255, 1 << 20, INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN};
     return one_in(3) ? kOdd[below(std::size(kOdd))] : static_cast<int64_t>(below(8));
   }
-  int32_t small() { return static_cast<int32_t>(one_in(8) ? number() : static_cast<int64_t>(below(4))); }
+  int32_t small() {
+    return static_cast<int32_t>(one_in(8) ? number() : static_cast<int64_t>(below(4)));
+  }
   double real() {
     static const double kOdd[] = {0, -0.0, 1, -1, 0.5, 1e-300, 1e300, INFINITY, -INFINITY, NAN};
     return kOdd[below(std::size(kOdd))];
   }
-  // A length for an array of `have`: mostly right; a lie would be the caller's memory error, but absurd ones are refused.
+  // A length for an array of `have`: mostly right; a lie would be the caller's memory error, but
+  // absurd ones are refused.
   size_t length(size_t have) { return one_in(20) ? SIZE_MAX - below(16) : below(have + 1); }
   const char* text() {
-    static const char* const kTexts[] = {
-        nullptr, "", "x", "dp", "tp", "weight", "a.b.c", "..", "a.", "\xff\xfe", "\xe2\x82", "[R]", "[S(0)]", "[S(1)]", "[P(sum)]",
-        "[S(0), R]", "[S(99)]", "[S(0, sf=3)]", "[S(0, sizes=[2])]", "S(0)", "R", "P(avg)", "x=1", "x=1,y=1", "x=2",
-        "{}", "{\"parameter\": {\"*\": {\"x\": \"S(0)\"}}}", "{\"parameter\": {\"*\": {\"x\": \"R\"}}}", "{\"parameter\": 3}", "[[[[", "step", "exp_avg",
-        "momentum_buffer", "forward", "/nowhere", "gloo"};
+    static const char* const kTexts[] = {nullptr,
+                                         "",
+                                         "x",
+                                         "dp",
+                                         "tp",
+                                         "weight",
+                                         "a.b.c",
+                                         "..",
+                                         "a.",
+                                         "\xff\xfe",
+                                         "\xe2\x82",
+                                         "[R]",
+                                         "[S(0)]",
+                                         "[S(1)]",
+                                         "[P(sum)]",
+                                         "[S(0), R]",
+                                         "[S(99)]",
+                                         "[S(0, sf=3)]",
+                                         "[S(0, sizes=[2])]",
+                                         "S(0)",
+                                         "R",
+                                         "P(avg)",
+                                         "x=1",
+                                         "x=1,y=1",
+                                         "x=2",
+                                         "{}",
+                                         "{\"parameter\": {\"*\": {\"x\": \"S(0)\"}}}",
+                                         "{\"parameter\": {\"*\": {\"x\": \"R\"}}}",
+                                         "{\"parameter\": 3}",
+                                         "[[[[",
+                                         "step",
+                                         "exp_avg",
+                                         "momentum_buffer",
+                                         "forward",
+                                         "/nowhere",
+                                         "gloo"};
     return kTexts[below(std::size(kTexts))];
   }
   const char* op_name() {
-    static const char* const kNames[] = {
-        "aten::add.Tensor", "aten::add", "aten::mul", "aten::mm", "aten::matmul", "aten::sum", "aten::sum.dim_IntList", "aten::mean",
-        "aten::cat", "aten::stack", "aten::split.Tensor", "aten::t", "aten::view", "aten::reshape", "aten::relu", "aten::gelu",
-        "aten::softmax.int", "aten::layer_norm", "aten::embedding", "aten::index.Tensor", "aten::max.dim", "aten::clamp",
-        "aten::linear", "aten::mse_loss", "aten::zeros_like", "aten::detach", "aten::clone", "aten::to.dtype", "aten::mul_",
-        "aten::copy_", "aten::dropout", "aten::transpose.int", "aten::expand", "aten::squeeze", "aten::select.int",
-        "aten::slice.Tensor", "aten::pow", "aten::where", "aten::topk", "aten::sort", "aten::_local_scalar_dense", "aten::size.int",
-        "aten::nope", "aten::ad", "prim::print", "", "::", "aten::add.", "aten::add.default"};
+    static const char* const kNames[] = {"aten::add.Tensor",
+                                         "aten::add",
+                                         "aten::mul",
+                                         "aten::mm",
+                                         "aten::matmul",
+                                         "aten::sum",
+                                         "aten::sum.dim_IntList",
+                                         "aten::mean",
+                                         "aten::cat",
+                                         "aten::stack",
+                                         "aten::split.Tensor",
+                                         "aten::t",
+                                         "aten::view",
+                                         "aten::reshape",
+                                         "aten::relu",
+                                         "aten::gelu",
+                                         "aten::softmax.int",
+                                         "aten::layer_norm",
+                                         "aten::embedding",
+                                         "aten::index.Tensor",
+                                         "aten::max.dim",
+                                         "aten::clamp",
+                                         "aten::linear",
+                                         "aten::mse_loss",
+                                         "aten::zeros_like",
+                                         "aten::detach",
+                                         "aten::clone",
+                                         "aten::to.dtype",
+                                         "aten::mul_",
+                                         "aten::copy_",
+                                         "aten::dropout",
+                                         "aten::transpose.int",
+                                         "aten::expand",
+                                         "aten::squeeze",
+                                         "aten::select.int",
+                                         "aten::slice.Tensor",
+                                         "aten::pow",
+                                         "aten::where",
+                                         "aten::topk",
+                                         "aten::sort",
+                                         "aten::_local_scalar_dense",
+                                         "aten::size.int",
+                                         "aten::nope",
+                                         "aten::ad",
+                                         "prim::print",
+                                         "",
+                                         "::",
+                                         "aten::add.",
+                                         "aten::add.default"};
     return one_in(30) ? text() : kNames[below(std::size(kNames))];
   }
   const int64_t* sizes(size_t* ndim) {
@@ -102,7 +179,7 @@ class Fuzzer {
     return one_in(30) ? nullptr : buffer;
   }
 
-  // --- handles ----------------------------------------------------------------------------------------
+  // --- handles -----------------------------------------------------------------------------------
   template <typename T>
   T* pick(const std::vector<T*>& from) {
     if (one_in(25)) return nullptr;
@@ -111,12 +188,18 @@ class Fuzzer {
   }
   void* any() {
     switch (below(6)) {
-      case 0: return tensors_.empty() ? nullptr : static_cast<void*>(tensors_[0]);
-      case 1: return meshes_.empty() ? nullptr : static_cast<void*>(meshes_[0]);
-      case 2: return layouts_.empty() ? nullptr : static_cast<void*>(layouts_[0]);
-      case 3: return static_cast<void*>(worlds_[0]);
-      case 4: return swv_live_handles() >= 0 ? freed_ : nullptr;  // only checked mode may see it
-      default: return ops_.empty() ? nullptr : static_cast<void*>(ops_[0]);
+      case 0:
+        return tensors_.empty() ? nullptr : static_cast<void*>(tensors_[0]);
+      case 1:
+        return meshes_.empty() ? nullptr : static_cast<void*>(meshes_[0]);
+      case 2:
+        return layouts_.empty() ? nullptr : static_cast<void*>(layouts_[0]);
+      case 3:
+        return static_cast<void*>(worlds_[0]);
+      case 4:
+        return swv_live_handles() >= 0 ? freed_ : nullptr;  // only checked mode may see it
+      default:
+        return ops_.empty() ? nullptr : static_cast<void*>(ops_[0]);
     }
   }
   // Keeps what was made; now and then frees an old one.
@@ -207,12 +290,27 @@ class Fuzzer {
 swv_value Fuzzer::value() {
   swv_value v = SWV_NONE;
   switch (below(12)) {
-    case 0: v = swv_value_none(); break;
-    case 1: v = swv_value_default(); break;
-    case 2: case 3: case 4: case 5: v = swv_value_tensor(pick(tensors_)); break;
-    case 6: v = swv_value_int(one_in(6) ? number() : static_cast<int64_t>(below(3))); break;
-    case 7: v = swv_value_float(real()); break;
-    case 8: v = swv_value_bool(one_in(20) ? small() : static_cast<swv_bool>(below(2))); break;
+    case 0:
+      v = swv_value_none();
+      break;
+    case 1:
+      v = swv_value_default();
+      break;
+    case 2:
+    case 3:
+    case 4:
+    case 5:
+      v = swv_value_tensor(pick(tensors_));
+      break;
+    case 6:
+      v = swv_value_int(one_in(6) ? number() : static_cast<int64_t>(below(3)));
+      break;
+    case 7:
+      v = swv_value_float(real());
+      break;
+    case 8:
+      v = swv_value_bool(one_in(20) ? small() : static_cast<swv_bool>(below(2)));
+      break;
     case 9:
       for (int64_t& i : ints_) i = one_in(10) ? number() : static_cast<int64_t>(below(3));
       v = swv_value_ints(one_in(40) ? nullptr : ints_, length(4));
@@ -221,12 +319,15 @@ swv_value Fuzzer::value() {
       for (swv_tensor*& t : list_) t = pick(tensors_);
       v = swv_value_tensors(one_in(40) ? nullptr : list_, length(4));
       break;
-    default: v = swv_value_dtype(small()); break;
+    default:
+      v = swv_value_dtype(small());
+      break;
   }
   if (one_in(60)) v.kind = small();
   // A kind that reads other memory than was given is the caller's lie, not bad input.
   if (v.kind == SWV_VALUE_STRING) v = swv_value_string("contiguous_format", length(17));
-  if (v.kind == SWV_VALUE_TENSOR && v.as.tensor != nullptr && v.as.integer < 4096) v.as.tensor = nullptr;
+  if (v.kind == SWV_VALUE_TENSOR && v.as.tensor != nullptr && v.as.integer < 4096)
+    v.as.tensor = nullptr;
   if (one_in(100)) v.reserved = 1;
   return v;
 }
@@ -258,17 +359,21 @@ void Fuzzer::worlds() {
     case 1:
       if (done(swv_world_create_counting(small(), small(), &world))) swv_world_free(world);
       break;
-    case 2: case 3:
-      if (done(swv_mesh_create(pick(worlds_), dims, length(2), &mesh))) keep(meshes_, mesh, swv_mesh_free, 6);
+    case 2:
+    case 3:
+      if (done(swv_mesh_create(pick(worlds_), dims, length(2), &mesh)))
+        keep(meshes_, mesh, swv_mesh_free, 6);
       break;
     case 4:
       if (done(swv_mesh_parse(pick(worlds_), text(), &mesh))) keep(meshes_, mesh, swv_mesh_free, 6);
       break;
     case 5:
-      if (done(swv_mesh_slice(pick(meshes_), names, length(2), &mesh))) keep(meshes_, mesh, swv_mesh_free, 6);
+      if (done(swv_mesh_slice(pick(meshes_), names, length(2), &mesh)))
+        keep(meshes_, mesh, swv_mesh_free, 6);
       break;
     case 6:
-      if (done(swv_mesh_flatten(pick(meshes_), names, length(2), text(), &mesh))) keep(meshes_, mesh, swv_mesh_free, 6);
+      if (done(swv_mesh_flatten(pick(meshes_), names, length(2), text(), &mesh)))
+        keep(meshes_, mesh, swv_mesh_free, 6);
       break;
     case 7:
       done(swv_mesh_shape(pick(meshes_), one_in(9) ? nullptr : out, below(9), &count));
@@ -276,7 +381,8 @@ void Fuzzer::worlds() {
       done(swv_mesh_find_dim(pick(meshes_), text(), &i));
       break;
     case 8: {
-      const swv_random_state state = {static_cast<uint64_t>(number()), static_cast<uint64_t>(number())};
+      const swv_random_state state = {static_cast<uint64_t>(number()),
+                                      static_cast<uint64_t>(number())};
       done(swv_mesh_seed(pick(meshes_), static_cast<uint64_t>(number())));
       done(swv_mesh_set_random_state(pick(meshes_), one_in(5) ? nullptr : &state));
       break;
@@ -294,27 +400,35 @@ void Fuzzer::layouts() {
   swv_placement placements[3] = {};
   swv_placement got;
   const int32_t order[] = {small(), small()};
-  const int64_t mesh_shape[] = {static_cast<int64_t>(1 + below(4)), number()}, coordinate[] = {number(), 0};
+  const int64_t mesh_shape[] = {static_cast<int64_t>(1 + below(4)), number()},
+                coordinate[] = {number(), 0};
   const swv_named_placement named[] = {{text(), text()}, {text(), text()}};
   int64_t shape[6], offset[6], bytes;
   size_t ndim = 0;
   for (swv_placement& p : placements) {
-    p = {small(), small(), small(), one_in(30) ? 1 : 0, number(), one_in(3) ? mesh_shape : nullptr, length(2)};
+    p = {small(),  small(), small(), one_in(30) ? 1 : 0, number(), one_in(3) ? mesh_shape : nullptr,
+         length(2)};
   }
   switch (below(6)) {
-    case 0: case 1:
+    case 0:
+    case 1:
       if (done(swv_layout_parse(text(), &layout))) keep(layouts_, layout, swv_layout_free, 12);
       break;
     case 2:
-      if (done(swv_layout_create(placements, length(3), order, length(2), &layout))) keep(layouts_, layout, swv_layout_free, 12);
+      if (done(swv_layout_create(placements, length(3), order, length(2), &layout)))
+        keep(layouts_, layout, swv_layout_free, 12);
       break;
     case 3:
-      if (done(swv_layout_create_named(pick(meshes_), named, length(2), &layout))) keep(layouts_, layout, swv_layout_free, 12);
+      if (done(swv_layout_create_named(pick(meshes_), named, length(2), &layout)))
+        keep(layouts_, layout, swv_layout_free, 12);
       break;
     case 4: {
       const int64_t* s = sizes(&ndim);
-      done(swv_layout_local_extent(pick(layouts_), mesh_shape, coordinate, 1 + below(2), s, ndim, shape, offset));
-      drop(swv_layout_plan(pick(layouts_), pick(layouts_), mesh_shape, 1, s, ndim, small(), &bytes, &string), &string);
+      done(swv_layout_local_extent(pick(layouts_), mesh_shape, coordinate, 1 + below(2), s, ndim,
+                                   shape, offset));
+      drop(swv_layout_plan(pick(layouts_), pick(layouts_), mesh_shape, 1, s, ndim, small(), &bytes,
+                           &string),
+           &string);
       string = nullptr;
       break;
     }
@@ -341,7 +455,9 @@ void Fuzzer::tensors() {
   swv_bool yes;
   swv_value item = SWV_NONE;
   switch (below(14)) {
-    case 0: if (done(swv_tensor_zeros(s, ndim, options, &t))) keep(t); break;
+    case 0:
+      if (done(swv_tensor_zeros(s, ndim, options, &t))) keep(t);
+      break;
     case 1:
       if (one_in(3)) {
         if (done(swv_tensor_ones(s, ndim, options, &t))) keep(t);
@@ -351,14 +467,35 @@ void Fuzzer::tensors() {
         swv_tensor_free(t);  // what is in it differs from rank to rank
       }
       break;
-    case 2: if (done(swv_tensor_full(s, ndim, real(), options, &t))) keep(t); break;
-    case 3: if (done(swv_tensor_randn(s, ndim, options, &t))) keep(t); break;
-    case 4: if (done(swv_tensor_from_data(bytes, below(513), s, ndim, options, &t))) keep(t); break;
-    case 5: if (done(swv_tensor_distribute(pick(tensors_), pick(meshes_), pick(layouts_), &d, &t))) keep(t); break;
-    case 6: if (done(swv_tensor_from_local(pick(tensors_), pick(meshes_), pick(layouts_), s, ndim, small(), &t))) keep(t); break;
-    case 7: if (done(swv_tensor_to_local(pick(tensors_), one_in(2) ? nullptr : pick(layouts_), small(), &t))) keep(t); break;
-    case 8: if (done(swv_tensor_redistribute(pick(tensors_), pick(layouts_), small(), &t))) keep(t); break;
-    case 9: if (done(swv_tensor_full_tensor(pick(tensors_), small(), &t))) keep(t); break;
+    case 2:
+      if (done(swv_tensor_full(s, ndim, real(), options, &t))) keep(t);
+      break;
+    case 3:
+      if (done(swv_tensor_randn(s, ndim, options, &t))) keep(t);
+      break;
+    case 4:
+      if (done(swv_tensor_from_data(bytes, below(513), s, ndim, options, &t))) keep(t);
+      break;
+    case 5:
+      if (done(swv_tensor_distribute(pick(tensors_), pick(meshes_), pick(layouts_), &d, &t)))
+        keep(t);
+      break;
+    case 6:
+      if (done(swv_tensor_from_local(pick(tensors_), pick(meshes_), pick(layouts_), s, ndim,
+                                     small(), &t)))
+        keep(t);
+      break;
+    case 7:
+      if (done(swv_tensor_to_local(pick(tensors_), one_in(2) ? nullptr : pick(layouts_), small(),
+                                   &t)))
+        keep(t);
+      break;
+    case 8:
+      if (done(swv_tensor_redistribute(pick(tensors_), pick(layouts_), small(), &t))) keep(t);
+      break;
+    case 9:
+      if (done(swv_tensor_full_tensor(pick(tensors_), small(), &t))) keep(t);
+      break;
     case 10:
       done(swv_tensor_copy_to_host(pick(tensors_), bytes, below(513)));
       done(swv_tensor_copy_from_host(pick(tensors_), bytes, below(513)));
@@ -371,7 +508,8 @@ void Fuzzer::tensors() {
       drop(swv_tensor_to_string(pick(tensors_), &string), &string);
       break;
     case 12:
-      if (done(swv_tensor_layout(pick(tensors_), &layout))) keep(layouts_, layout, swv_layout_free, 12);
+      if (done(swv_tensor_layout(pick(tensors_), &layout)))
+        keep(layouts_, layout, swv_layout_free, 12);
       if (done(swv_tensor_mesh(pick(tensors_), &mesh))) keep(meshes_, mesh, swv_mesh_free, 6);
       break;
     default:
@@ -391,13 +529,15 @@ void Fuzzer::operators() {
   const size_t capacity = below(5), num = one_in(50) ? length(6) : 1 + below(5);
   if (one_in(20)) {
     swv_string *text = nullptr, *json = nullptr;
-    if (done(swv_op_explain(pick(ops_), args, num, one_in(3) ? nullptr : &text, one_in(3) ? nullptr : &json))) {
+    if (done(swv_op_explain(pick(ops_), args, num, one_in(3) ? nullptr : &text,
+                            one_in(3) ? nullptr : &json))) {
       swv_string_free(text);
       swv_string_free(json);
     }
   }
   swv_status* status =
-      one_in(5) ? swv_op_call_named(pick(ops_), small(), args, num, names, length(3), results, capacity, &num_results)
+      one_in(5) ? swv_op_call_named(pick(ops_), small(), args, num, names, length(3), results,
+                                    capacity, &num_results)
                 : swv_op_call(pick(ops_), small(), args, num, results, capacity, &num_results);
   if (!done(status) || capacity == 0) return;
   for (size_t i = 0; i < num_results; ++i) {
@@ -409,8 +549,9 @@ void Fuzzer::operators() {
   }
 }
 
-swv_status* forward(void* user_data, swv_function_context* context, swv_grad_mode, const swv_tensor* const* inputs,
-                    size_t num_inputs, swv_tensor** outputs, size_t num_outputs) {
+swv_status* forward(void* user_data, swv_function_context* context, swv_grad_mode,
+                    const swv_tensor* const* inputs, size_t num_inputs, swv_tensor** outputs,
+                    size_t num_outputs) {
   const uint64_t how = *static_cast<uint64_t*>(user_data);
   for (size_t i = 0; i < num_outputs && num_inputs > 0; ++i) {
     if (how % 5 == 1) continue;
@@ -420,15 +561,17 @@ swv_status* forward(void* user_data, swv_function_context* context, swv_grad_mod
   if (how % 5 == 3) return swv_status_new(SWV_CANCELLED, "the host does not want to");
   return how % 3 == 0 ? swv_function_context_save(context, inputs, num_inputs) : nullptr;
 }
-swv_status* backward(void* user_data, swv_function_context* context, swv_grad_mode, const swv_tensor* const* grad_outputs,
-                     size_t, swv_tensor** grad_inputs, size_t num_inputs) {
+swv_status* backward(void* user_data, swv_function_context* context, swv_grad_mode,
+                     const swv_tensor* const* grad_outputs, size_t, swv_tensor** grad_inputs,
+                     size_t num_inputs) {
   const uint64_t how = *static_cast<uint64_t*>(user_data);
   swv_tensor* saved = nullptr;
   swv_status_free(swv_function_context_saved(context, how % 2, &saved));
   swv_tensor_free(saved);
   if (how % 7 == 1) return swv_status_new(SWV_CANCELLED, "the host does not want to");
   for (size_t i = 0; i < num_inputs; ++i) {
-    if (grad_outputs[0] != nullptr && how % 4 != 0) swv_status_free(swv_tensor_share(grad_outputs[0], &grad_inputs[i]));
+    if (grad_outputs[0] != nullptr && how % 4 != 0)
+      swv_status_free(swv_tensor_share(grad_outputs[0], &grad_inputs[i]));
   }
   return nullptr;
 }
@@ -447,7 +590,10 @@ void Fuzzer::autograd() {
   o.allow_unused = one_in(2);
   swv_bool yes;
   switch (below(7)) {
-    case 0: done(swv_tensor_backward(pick(tensors_), one_in(2) ? nullptr : pick(tensors_), one_in(3) ? nullptr : &o)); break;
+    case 0:
+      done(swv_tensor_backward(pick(tensors_), one_in(2) ? nullptr : pick(tensors_),
+                               one_in(3) ? nullptr : &o));
+      break;
     case 1: {
       const size_t n = 1 + below(3);
       if (done(swv_gradients(outputs, 1, inputs, n, nullptr, &o, several))) {
@@ -455,10 +601,20 @@ void Fuzzer::autograd() {
       }
       break;
     }
-    case 2: done(swv_tensor_set_requires_grad(pick(tensors_), one_in(9) ? small() : static_cast<swv_bool>(below(2)))); break;
-    case 3: if (done(swv_tensor_grad(pick(tensors_), &t))) keep(t); break;
-    case 4: done(swv_tensor_set_grad(pick(tensors_), pick(tensors_))); break;
-    case 5: if (done(swv_tensor_detach(pick(tensors_), &t))) keep(t); done(swv_tensor_is_leaf(pick(tensors_), &yes)); break;
+    case 2:
+      done(swv_tensor_set_requires_grad(pick(tensors_),
+                                        one_in(9) ? small() : static_cast<swv_bool>(below(2))));
+      break;
+    case 3:
+      if (done(swv_tensor_grad(pick(tensors_), &t))) keep(t);
+      break;
+    case 4:
+      done(swv_tensor_set_grad(pick(tensors_), pick(tensors_)));
+      break;
+    case 5:
+      if (done(swv_tensor_detach(pick(tensors_), &t))) keep(t);
+      done(swv_tensor_is_leaf(pick(tensors_), &yes));
+      break;
     default: {
       swv_function f = SWV_FUNCTION_INIT;
       f.name = one_in(10) ? text() : "f";
@@ -491,25 +647,52 @@ void Fuzzer::modules() {
   sgd.lr = real(), sgd.momentum = real(), sgd.nesterov = static_cast<swv_bool>(below(2));
   adamw.beta1 = one_in(2) ? real() : 0.9, adamw.amsgrad = static_cast<swv_bool>(below(2));
   switch (below(13)) {
-    case 0: if (done(swv_module_create(&module))) keep(modules_, module, swv_module_free, 5); break;
-    case 1: done(swv_module_add_parameter(pick(modules_), text(), pick(tensors_))); break;
-    case 2: done(swv_module_add_buffer(pick(modules_), text(), pick(tensors_))); break;
-    case 3: if (done(swv_module_parameter(pick(modules_), below(3), &string, &t))) { swv_string_free(string); keep(t); } break;
-    case 4: if (done(swv_module_get(pick(modules_), text(), &t))) keep(t); done(swv_module_num_buffers(pick(modules_), &n)); break;
-    case 5: if (done(swv_plan_from_json(text(), &plan))) keep(plans_, plan, swv_plan_free, 5); break;
-    case 6: if (done(swv_plan_create(&plan))) keep(plans_, plan, swv_plan_free, 5); break;
-    case 7: done(swv_plan_add(pick(plans_), text(), named, length(1))); drop(swv_plan_to_json(pick(plans_), &string), &string); break;
-    case 8: done(swv_module_distribute(pick(modules_), pick(meshes_), one_in(2) ? nullptr : pick(plans_), nullptr)); break;
+    case 0:
+      if (done(swv_module_create(&module))) keep(modules_, module, swv_module_free, 5);
+      break;
+    case 1:
+      done(swv_module_add_parameter(pick(modules_), text(), pick(tensors_)));
+      break;
+    case 2:
+      done(swv_module_add_buffer(pick(modules_), text(), pick(tensors_)));
+      break;
+    case 3:
+      if (done(swv_module_parameter(pick(modules_), below(3), &string, &t))) {
+        swv_string_free(string);
+        keep(t);
+      }
+      break;
+    case 4:
+      if (done(swv_module_get(pick(modules_), text(), &t))) keep(t);
+      done(swv_module_num_buffers(pick(modules_), &n));
+      break;
+    case 5:
+      if (done(swv_plan_from_json(text(), &plan))) keep(plans_, plan, swv_plan_free, 5);
+      break;
+    case 6:
+      if (done(swv_plan_create(&plan))) keep(plans_, plan, swv_plan_free, 5);
+      break;
+    case 7:
+      done(swv_plan_add(pick(plans_), text(), named, length(1)));
+      drop(swv_plan_to_json(pick(plans_), &string), &string);
+      break;
+    case 8:
+      done(swv_module_distribute(pick(modules_), pick(meshes_), one_in(2) ? nullptr : pick(plans_),
+                                 nullptr));
+      break;
     case 9:
       done(swv_module_finish_grad_sync(pick(modules_)));
       done(swv_finish_grad_sync(parameters, length(2)));
-      done(swv_clip_grad_norm(parameters, length(2), real(), one_in(2) ? nullptr : &clip, one_in(2) ? nullptr : &norm));
+      done(swv_clip_grad_norm(parameters, length(2), real(), one_in(2) ? nullptr : &clip,
+                              one_in(2) ? nullptr : &norm));
       break;
     case 10:
       if (one_in(2)) {
-        if (done(swv_optimizer_create_sgd(parameters, length(2), &sgd, &optimizer))) keep(optimizers_, optimizer, swv_optimizer_free, 5);
+        if (done(swv_optimizer_create_sgd(parameters, length(2), &sgd, &optimizer)))
+          keep(optimizers_, optimizer, swv_optimizer_free, 5);
       } else {
-        if (done(swv_optimizer_create_adamw(parameters, length(2), &adamw, &optimizer))) keep(optimizers_, optimizer, swv_optimizer_free, 5);
+        if (done(swv_optimizer_create_adamw(parameters, length(2), &adamw, &optimizer)))
+          keep(optimizers_, optimizer, swv_optimizer_free, 5);
       }
       break;
     case 11:
@@ -533,8 +716,11 @@ void Fuzzer::communication() {
   o.tag = one_in(10) ? text() : "fuzz";
   const auto buffer = [&](float* data) {
     const int64_t count = one_in(20) ? -number() : static_cast<int64_t>(below(9));
-    return swv_buffer{one_in(30) ? nullptr : data, count > 8 ? -1 : count, one_in(10) ? small() : SWV_F32,
-                      {one_in(30) ? small() : 0, 0}, one_in(50) ? 1 : 0};
+    return swv_buffer{one_in(30) ? nullptr : data,
+                      count > 8 ? -1 : count,
+                      one_in(10) ? small() : SWV_F32,
+                      {one_in(30) ? small() : 0, 0},
+                      one_in(50) ? 1 : 0};
   };
   swv_buffer a = buffer(in), b = buffer(out);
   // Eight elements of at most four bytes are there.
@@ -549,15 +735,30 @@ void Fuzzer::communication() {
     comm = nullptr;
   }
   switch (below(9)) {
-    case 0: done(swv_comm_all_reduce(pick(comms_), &a, &b, small(), &o, nullptr)); break;
-    case 1: done(swv_comm_all_gather(pick(comms_), &a, one_in(20) ? nullptr : &b, &o, nullptr)); break;
-    case 2: done(swv_comm_all_gather_v(pick(comms_), &a, &b, counts, length(2), &o, nullptr)); break;
-    case 3: done(swv_comm_reduce_scatter(pick(comms_), &a, &b, small(), &o, nullptr)); break;
-    case 4: done(swv_comm_all_to_all_v(pick(comms_), &a, counts, &b, counts, length(2), &o, nullptr)); break;
-    case 5: done(swv_comm_broadcast(pick(comms_), &a, small(), &o, nullptr)); break;
-    case 6: done(swv_comm_gather(pick(comms_), &a, one_in(2) ? nullptr : &b, small(), &o, nullptr)); break;
+    case 0:
+      done(swv_comm_all_reduce(pick(comms_), &a, &b, small(), &o, nullptr));
+      break;
+    case 1:
+      done(swv_comm_all_gather(pick(comms_), &a, one_in(20) ? nullptr : &b, &o, nullptr));
+      break;
+    case 2:
+      done(swv_comm_all_gather_v(pick(comms_), &a, &b, counts, length(2), &o, nullptr));
+      break;
+    case 3:
+      done(swv_comm_reduce_scatter(pick(comms_), &a, &b, small(), &o, nullptr));
+      break;
+    case 4:
+      done(swv_comm_all_to_all_v(pick(comms_), &a, counts, &b, counts, length(2), &o, nullptr));
+      break;
+    case 5:
+      done(swv_comm_broadcast(pick(comms_), &a, small(), &o, nullptr));
+      break;
+    case 6:
+      done(swv_comm_gather(pick(comms_), &a, one_in(2) ? nullptr : &b, small(), &o, nullptr));
+      break;
     case 7:
-      if (done(swv_comm_split(pick(comms_), small(), small(), text(), &comm))) keep(comms_, comm, swv_comm_free, 4);
+      if (done(swv_comm_split(pick(comms_), small(), small(), text(), &comm)))
+        keep(comms_, comm, swv_comm_free, 4);
       break;
     default:
       if (done(swv_comm_barrier(pick(comms_), &o, &work))) {
@@ -588,7 +789,8 @@ void Fuzzer::queries() {
   const int64_t members[] = {one_in(4) ? number() : 0, 0};
   switch (below(8)) {
     case 0:
-      if (swv_version() != SWV_VERSION || *swv_build_info() == 0 || *swv_code_name(small()) == 0 || *swv_dtype_name(small()) == 0) {
+      if (swv_version() != SWV_VERSION || *swv_build_info() == 0 || *swv_code_name(small()) == 0 ||
+          *swv_dtype_name(small()) == 0) {
         std::abort();
       }
       if (swv_string_size(nullptr) != 0 || *swv_string_data(nullptr) != 0) std::abort();
@@ -613,15 +815,18 @@ void Fuzzer::queries() {
       done(swv_mesh_equal(pick(meshes_), pick(meshes_), &yes));
       done(swv_mesh_random_state(pick(meshes_), &state));
       if (one_in(30)) dispatch.struct_size = length(64);
-      if (dispatch.struct_size > sizeof(dispatch) && dispatch.struct_size <= 4096) dispatch.struct_size = 0;
+      if (dispatch.struct_size > sizeof(dispatch) && dispatch.struct_size <= 4096)
+        dispatch.struct_size = 0;
       done(swv_mesh_dispatch_counters(pick(meshes_), one_in(30) ? nullptr : &dispatch));
       break;
     case 3:
       if (one_in(3)) {
         if (done(swv_mesh_share(pick(meshes_), &mesh))) keep(meshes_, mesh, swv_mesh_free, 6);
       } else if (one_in(2)) {
-        if (done(swv_mesh_unflatten(pick(meshes_), text(), dims, length(2), &mesh))) keep(meshes_, mesh, swv_mesh_free, 6);
-      } else if (done(swv_mesh_create_from_ranks(pick(worlds_), dims, length(2), members, length(2), &mesh))) {
+        if (done(swv_mesh_unflatten(pick(meshes_), text(), dims, length(2), &mesh)))
+          keep(meshes_, mesh, swv_mesh_free, 6);
+      } else if (done(swv_mesh_create_from_ranks(pick(worlds_), dims, length(2), members, length(2),
+                                                 &mesh))) {
         keep(meshes_, mesh, swv_mesh_free, 6);
       }
       if (done(swv_mesh_comm(pick(meshes_), small(), &comm))) swv_comm_free(comm);
@@ -673,18 +878,32 @@ void Fuzzer::point_to_point() {
   swv_call_options o = SWV_CALL_OPTIONS_INIT;
   o.timeout_ms = one_in(20) ? number() : 5;
   if (o.timeout_ms > 100 || o.timeout_ms == 0) o.timeout_ms = 5;
-  const auto buffer = [&](size_t from) { return swv_buffer{kept_ + from, static_cast<int64_t>(below(5)), SWV_F32, {0, 0}, 0}; };
+  const auto buffer = [&](size_t from) {
+    return swv_buffer{kept_ + from, static_cast<int64_t>(below(5)), SWV_F32, {0, 0}, 0};
+  };
   const swv_buffer a = buffer(0), b = buffer(8);
   switch (below(10)) {
-    case 0: done(swv_comm_all_to_all(pick(comms_), &a, one_in(20) ? nullptr : &b, &o, nullptr)); break;
-    case 1: done(swv_comm_reduce(pick(comms_), &a, one_in(2) ? nullptr : &b, small(), small(), &o, nullptr)); break;
-    case 2: done(swv_comm_scatter(pick(comms_), one_in(2) ? nullptr : &a, &b, small(), &o, nullptr)); break;
-    case 3: done(swv_comm_reduce_scatter_v(pick(comms_), &a, &b, counts, length(2), small(), &o, nullptr)); break;
+    case 0:
+      done(swv_comm_all_to_all(pick(comms_), &a, one_in(20) ? nullptr : &b, &o, nullptr));
+      break;
+    case 1:
+      done(swv_comm_reduce(pick(comms_), &a, one_in(2) ? nullptr : &b, small(), small(), &o,
+                           nullptr));
+      break;
+    case 2:
+      done(swv_comm_scatter(pick(comms_), one_in(2) ? nullptr : &a, &b, small(), &o, nullptr));
+      break;
+    case 3:
+      done(
+          swv_comm_reduce_scatter_v(pick(comms_), &a, &b, counts, length(2), small(), &o, nullptr));
+      break;
     case 4:
-      if (done(swv_comm_send(pick(comms_), &a, small(), small(), &o, &work))) keep(works_, work, swv_work_free, 4);
+      if (done(swv_comm_send(pick(comms_), &a, small(), small(), &o, &work)))
+        keep(works_, work, swv_work_free, 4);
       break;
     case 5:
-      if (done(swv_comm_recv(pick(comms_), &b, small(), small(), &o, &work))) keep(works_, work, swv_work_free, 4);
+      if (done(swv_comm_recv(pick(comms_), &b, small(), small(), &o, &work)))
+        keep(works_, work, swv_work_free, 4);
       break;
     case 6:
       done(swv_work_is_done(pick(works_), &yes));
@@ -694,7 +913,9 @@ void Fuzzer::point_to_point() {
       if (coalescings_.empty()) {
         if (done(swv_comm_coalesce(pick(comms_), &coalescing))) coalescings_.push_back(coalescing);
       } else {
-        if (one_in(2) && done(swv_coalescing_finish(coalescings_.back(), one_in(2) ? nullptr : &work)) && work != nullptr) {
+        if (one_in(2) &&
+            done(swv_coalescing_finish(coalescings_.back(), one_in(2) ? nullptr : &work)) &&
+            work != nullptr) {
           keep(works_, work, swv_work_free, 4);
         }
         if (one_in(2)) swv_coalescing_free(coalescings_.back()), coalescings_.pop_back();
@@ -729,7 +950,8 @@ swv_status* wire_start(void* self, const swv_backend_call* call, uint64_t* out_t
   const uint64_t how = static_cast<Wire*>(self)->how;
   if (how % 5 == 1) return swv_status_new(SWV_UNAVAILABLE, "the wire is cut");
   if (call->in.count == call->out.count && call->in.data != nullptr && call->out.data != nullptr) {
-    std::memmove(call->out.data, call->in.data, static_cast<size_t>(call->in.count) * swv_dtype_size(call->in.dtype));
+    std::memmove(call->out.data, call->in.data,
+                 static_cast<size_t>(call->in.count) * swv_dtype_size(call->in.dtype));
   }
   *out_ticket = how % 5 == 2 ? 7 : SWV_TICKET_DONE;
   return nullptr;
@@ -740,7 +962,8 @@ swv_bool wire_done(void* self, uint64_t) {
 swv_status* wire_wait(void* self, uint64_t, int64_t) {
   return static_cast<Wire*>(self)->how % 7 == 1 ? swv_status_new(SWV_DATA_LOSS, nullptr) : nullptr;
 }
-swv_status* wire_subgroup(void* self, const swv_group*, const int32_t*, size_t, const char*, int64_t, void** out_self) {
+swv_status* wire_subgroup(void* self, const swv_group*, const int32_t*, size_t, const char*,
+                          int64_t, void** out_self) {
   const Wire* const wire = static_cast<Wire*>(self);
   if (wire->how % 4 == 1) return swv_status_new(SWV_RESOURCE_EXHAUSTED, "no more wires");
   *out_self = new Wire(*wire);
@@ -774,7 +997,8 @@ void Fuzzer::backends() {
   options.timeout_ms = 50;
   swv_world* world = nullptr;
   swv_comm *comm = nullptr, *part = nullptr;
-  if (done(swv_world_create_with_backend(&backend, &group, &options, &world)) && done(swv_world_comm(world, &comm))) {
+  if (done(swv_world_create_with_backend(&backend, &group, &options, &world)) &&
+      done(swv_world_comm(world, &comm))) {
     const swv_buffer a = {kept_, 4, SWV_F32, {0, 0}, 0}, b = {kept_ + 8, 4, SWV_F32, {0, 0}, 0};
     swv_call_options o = SWV_CALL_OPTIONS_INIT;
     done(swv_comm_all_reduce(comm, &a, &b, SWV_SUM, &o, nullptr));
@@ -833,7 +1057,8 @@ void Fuzzer::scripts() {
     size_t count = 0;
     const size_t capacity = below(3);
     const char* const method = one_in(5) ? text() : one_in(2) ? "forward" : "both";
-    if (done(swv_module_call(module, method, small(), args, below(4), results, capacity, &count)) && capacity != 0) {
+    if (done(swv_module_call(module, method, small(), args, below(4), results, capacity, &count)) &&
+        capacity != 0) {
       for (size_t r = 0; r < count; ++r) swv_value_clear(&results[r]);
     }
   }
@@ -873,8 +1098,11 @@ void Fuzzer::observe() {
         names_.erase(names_.begin() + static_cast<std::ptrdiff_t>(i));
       }
       break;
-    case 3: drop(swv_tensor_picture(pick(tensors_), &string), &string); break;
-    default: drop(swv_layout_picture(pick(layouts_), pick(meshes_), s, ndim, &string), &string);
+    case 3:
+      drop(swv_tensor_picture(pick(tensors_), &string), &string);
+      break;
+    default:
+      drop(swv_layout_picture(pick(layouts_), pick(meshes_), s, ndim, &string), &string);
   }
 }
 
@@ -894,28 +1122,46 @@ void Fuzzer::ranks() {
   Shared shared = {random_(), folder_};
   swv_world_options options = SWV_WORLD_OPTIONS_INIT;
   options.timeout_ms = 500;
-  done(swv_run_ranks(one_in(10) ? 0 : 2 + static_cast<int32_t>(below(2)), one_in(20) ? nullptr : run_rank, &shared, &options));
+  done(swv_run_ranks(one_in(10) ? 0 : 2 + static_cast<int32_t>(below(2)),
+                     one_in(20) ? nullptr : run_rank, &shared, &options));
 }
 
 void Fuzzer::step() {
   switch (below(20)) {
-    case 0: return worlds();
-    case 1: return layouts();
-    case 2: case 3: return tensors();
-    case 4: case 5: return autograd();
-    case 6: case 7: return modules();
-    case 8: return communication();
-    case 9: return point_to_point();
-    case 10: return queries();
-    case 11: return observe();
+    case 0:
+      return worlds();
+    case 1:
+      return layouts();
+    case 2:
+    case 3:
+      return tensors();
+    case 4:
+    case 5:
+      return autograd();
+    case 6:
+    case 7:
+      return modules();
+    case 8:
+      return communication();
+    case 9:
+      return point_to_point();
+    case 10:
+      return queries();
+    case 11:
+      return observe();
     case 12:
       switch (below(4)) {
-        case 0: return backends();
-        case 1: return dlpack();
-        case 2: return scripts();
-        default: return ranks();
+        case 0:
+          return backends();
+        case 1:
+          return dlpack();
+        case 2:
+          return scripts();
+        default:
+          return ranks();
       }
-    default: return operators();
+    default:
+      return operators();
   }
 }
 
@@ -936,7 +1182,9 @@ int main(int argc, char** argv) {
   double seconds = 10;
   unsigned long long seed = 1;
   for (int i = 1; i < argc; ++i) {
-    if (std::sscanf(argv[i], "--seconds=%lf", &seconds) == 1 || std::sscanf(argv[i], "--seed=%llu", &seed) == 1) continue;
+    if (std::sscanf(argv[i], "--seconds=%lf", &seconds) == 1 ||
+        std::sscanf(argv[i], "--seed=%llu", &seed) == 1)
+      continue;
     std::fprintf(stderr, "usage: fuzz [--seconds=N] [--seed=N]\n");
     return 2;
   }
@@ -961,10 +1209,12 @@ int main(int argc, char** argv) {
   }
   std::filesystem::remove_all(folder);
   if (swv_live_handles() != before) {
-    std::fprintf(stderr, "fuzz: %lld handles leaked\n", static_cast<long long>(swv_live_handles() - before));
+    std::fprintf(stderr, "fuzz: %lld handles leaked\n",
+                 static_cast<long long>(swv_live_handles() - before));
     return 1;
   }
-  std::printf("%lld steps: %lld calls succeeded, %lld failed as they should\n", static_cast<long long>(steps),
-              static_cast<long long>(succeeded), static_cast<long long>(failed));
+  std::printf("%lld steps: %lld calls succeeded, %lld failed as they should\n",
+              static_cast<long long>(steps), static_cast<long long>(succeeded),
+              static_cast<long long>(failed));
   return succeeded > 0 && failed > 0 ? 0 : 1;
 }

@@ -2,8 +2,8 @@
 
 #include <new>
 
-#include "shardweave/comm/str_cat.h"
 #include "c10/util/Exception.h"
+#include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/error.h"
 
 namespace shardweave::capi {
@@ -36,8 +36,7 @@ bool is_out_of_memory(std::string_view message) {
 }  // namespace
 
 void fail_argument(const char* argument, std::string_view what) {
-  throw Failure(absl::StatusCode::kInvalidArgument,
-                str_cat("argument '", argument, "' ", what));
+  throw Failure(absl::StatusCode::kInvalidArgument, str_cat("argument '", argument, "' ", what));
 }
 
 void fail(absl::StatusCode code, std::string message) {
@@ -68,8 +67,7 @@ absl::Status take(swv_status* status) {
 
 void throw_if_failed(swv_status* status, std::string_view callback) {
   const absl::Status result = take(status);
-  if (!result.ok())
-    fail(result.code(), str_cat(callback, ": ", std::string(result.message())));
+  if (!result.ok()) fail(result.code(), str_cat(callback, ": ", std::string(result.message())));
 }
 
 absl::Status absl_status_of_exception() noexcept {
@@ -79,9 +77,8 @@ absl::Status absl_status_of_exception() noexcept {
     return absl::Status(failure.code(), failure.what());
   } catch (const c10::Error& error) {
     const char* message = error.what_without_backtrace();
-    return absl::Status(is_out_of_memory(message) ? absl::StatusCode::kResourceExhausted
-                                                  : code_of(error),
-                        message);
+    return absl::Status(
+        is_out_of_memory(message) ? absl::StatusCode::kResourceExhausted : code_of(error), message);
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("out of memory");
   } catch (const std::length_error& error) {
@@ -141,12 +138,23 @@ void swv_status_free(swv_status* status) {
 }
 
 const char* swv_code_name(swv_code code) {
-  static constexpr const char* kNames[] = {
-      "OK",                 "CANCELLED",           "UNKNOWN",         "INVALID_ARGUMENT",
-      "DEADLINE_EXCEEDED",  "NOT_FOUND",           "ALREADY_EXISTS",  "PERMISSION_DENIED",
-      "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED",         "OUT_OF_RANGE",
-      "UNIMPLEMENTED",      "INTERNAL",            "UNAVAILABLE",     "DATA_LOSS",
-      "UNAUTHENTICATED"};
+  static constexpr const char* kNames[] = {"OK",
+                                           "CANCELLED",
+                                           "UNKNOWN",
+                                           "INVALID_ARGUMENT",
+                                           "DEADLINE_EXCEEDED",
+                                           "NOT_FOUND",
+                                           "ALREADY_EXISTS",
+                                           "PERMISSION_DENIED",
+                                           "RESOURCE_EXHAUSTED",
+                                           "FAILED_PRECONDITION",
+                                           "ABORTED",
+                                           "OUT_OF_RANGE",
+                                           "UNIMPLEMENTED",
+                                           "INTERNAL",
+                                           "UNAVAILABLE",
+                                           "DATA_LOSS",
+                                           "UNAUTHENTICATED"};
   return code >= 0 && code <= SWV_UNAUTHENTICATED ? kNames[code] : "UNKNOWN_CODE";
 }
 

@@ -2,7 +2,8 @@
 // turns whatever is thrown into a status.
 //
 //   swv_status* swv_comm_rank(const swv_comm* comm, int32_t* out_rank) {
-//     return guarded(__func__, out_rank, "out_rank", [&] { return in(comm, "comm").comm->rank(); });
+//     return guarded(__func__, out_rank, "out_rank",
+//                    [&] { return in(comm, "comm").comm->rank(); });
 //   }
 #pragma once
 
@@ -13,8 +14,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "shardweave/capi/handle.h"
 #include "shardweave.h"
+#include "shardweave/capi/handle.h"
 
 struct swv_status : shardweave::capi::Handle<shardweave::capi::Kind::kStatus> {
   swv_code code;
@@ -69,7 +70,8 @@ swv_status* guarded(const char* function, const Body& body) noexcept {
   }
 }
 
-// For functions with one result: where it goes is checked before anything is done, and written last.
+// For functions with one result: where it goes is checked before anything is done, and written
+// last.
 template <typename Result, typename Body>
 swv_status* guarded(const char* function, Result* result, const char* argument,
                     const Body& body) noexcept {

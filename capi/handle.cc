@@ -10,8 +10,8 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
-#include "shardweave/comm/str_cat.h"
 #include "shardweave/capi/guard.h"
+#include "shardweave/comm/str_cat.h"
 
 namespace shardweave::capi {
 namespace {
@@ -59,11 +59,12 @@ std::string misuse_of(const void* handle, Kind wanted) {
 }
 
 // From Kind::kStatus on.
-constexpr std::string_view kNames[] = {
-    "swv_status",       "swv_string", "swv_world",  "swv_comm",   "swv_work",
-    "swv_coalescing",   "swv_mesh",   "swv_strict_scope", "swv_layout", "swv_tensor",
-    "swv_op",           "swv_function_context", "swv_module", "swv_plan", "swv_optimizer",
-    "swv_trace",        "swv_module_scope"};
+constexpr std::string_view kNames[] = {"swv_status", "swv_string",       "swv_world",
+                                       "swv_comm",   "swv_work",         "swv_coalescing",
+                                       "swv_mesh",   "swv_strict_scope", "swv_layout",
+                                       "swv_tensor", "swv_op",           "swv_function_context",
+                                       "swv_module", "swv_plan",         "swv_optimizer",
+                                       "swv_trace",  "swv_module_scope"};
 constexpr auto kFirst = static_cast<uint32_t>(Kind::kStatus);
 static_assert(kFirst + std::size(kNames) == static_cast<uint32_t>(Kind::kModuleScope) + 1);
 

@@ -84,7 +84,7 @@ c10::Device device(const swv_device& device, const char* argument) {
   if (device.type != SWV_CUDA || device.index < 0 ||
       device.index > std::numeric_limits<c10::DeviceIndex>::max()) {
     fail_argument(argument, str_cat("is device type ", device.type, ", index ", device.index,
-                                         "; wanted SWV_CPU or SWV_CUDA"));
+                                    "; wanted SWV_CPU or SWV_CUDA"));
   }
   return {at::kCUDA, static_cast<c10::DeviceIndex>(device.index)};
 }
@@ -92,7 +92,8 @@ c10::Device device(const swv_device& device, const char* argument) {
 swv_device device_of(c10::Device device) {
   if (device.is_cpu()) return {SWV_CPU, 0};
   if (device.is_cuda()) return {SWV_CUDA, device.has_index() ? device.index() : 0};
-  fail(absl::StatusCode::kUnimplemented, str_cat("device ", device.str(), " has no swv_device_type"));
+  fail(absl::StatusCode::kUnimplemented,
+       str_cat("device ", device.str(), " has no swv_device_type"));
 }
 
 Device comm_device(const swv_device& device, const char* argument) {
@@ -116,7 +117,8 @@ at::IntArrayRef sizes(const int64_t* sizes, size_t ndim, const char* argument) {
     if (size < 0) fail_argument(argument, str_cat("has a negative size, ", size));
     // Room for 16 bytes an element.
     if (size != 0 && numel > (std::numeric_limits<int64_t>::max() >> 4) / size) {
-      fail_argument(argument, str_cat("[", absl::StrJoin(result, ", "), "] is more than a tensor can hold"));
+      fail_argument(argument,
+                    str_cat("[", absl::StrJoin(result, ", "), "] is more than a tensor can hold"));
     }
     if (size != 0) numel *= size;
   }

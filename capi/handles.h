@@ -38,7 +38,7 @@ struct swv_tensor : shardweave::capi::Handle<shardweave::capi::Kind::kTensor> {
 
 namespace shardweave::capi {
 
-// --- element types --------------------------------------------------------------------------------
+// --- element types -------------------------------------------------------------------------------
 
 at::ScalarType scalar_type(swv_dtype dtype, const char* argument,
                            at::ScalarType otherwise = at::kFloat);
@@ -49,7 +49,7 @@ DType comm_dtype(swv_dtype dtype, const char* argument);
 swv_dtype dtype_of(DType dtype);
 Device comm_device(const swv_device& device, const char* argument);
 
-// --- tensors ----------------------------------------------------------------------------------------
+// --- tensors -------------------------------------------------------------------------------------
 
 inline const at::Tensor& tensor(const swv_tensor* handle, const char* argument) {
   return in(handle, argument).tensor;
@@ -59,15 +59,16 @@ swv_tensor* new_tensor(at::Tensor tensor, const char* what);
 // NULL for an undefined one.
 swv_tensor* new_tensor_or_null(at::Tensor tensor);
 at::IntArrayRef sizes(const int64_t* sizes, size_t ndim, const char* argument);
-std::vector<at::Tensor> tensors(const swv_tensor* const* handles, size_t count, const char* argument);
+std::vector<at::Tensor> tensors(const swv_tensor* const* handles, size_t count,
+                                const char* argument);
 // NULL elements are undefined tensors.
 std::vector<at::Tensor> tensors_or_undefined(const swv_tensor* const* handles, size_t count,
                                              const char* argument);
 // Gives all of them out, or, if there is no memory, none.
 void write_tensors(std::vector<at::Tensor> tensors, swv_tensor** out_tensors);
 
-// The grad mode of one call, whatever the thread's is; and the number of threads that an operator may
-// use.
+// The grad mode of one call, whatever the thread's is; and the number of threads that an operator
+// may use.
 class CallMode {
  public:
   CallMode(swv_grad_mode mode, const char* argument);
@@ -81,9 +82,10 @@ class CallMode {
 // What traces say of where the host's code called from: nothing.
 inline constexpr std::source_location kHost;
 
-// --- layouts ----------------------------------------------------------------------------------------
+// --- layouts -------------------------------------------------------------------------------------
 
-// One placement per mesh dimension; in the order of the mesh. NULL is all replicated, where allowed.
+// One placement per mesh dimension; in the order of the mesh. NULL is all replicated, where
+// allowed.
 NamedPlacements named_placements(const swv_named_placement* placements, size_t count,
                                  const char* argument);
 DistributeOptions distribute_options(const swv_distribute_options* options);

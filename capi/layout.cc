@@ -1,8 +1,8 @@
 // Layouts: values and arithmetic of placement/.
 #include <algorithm>
 
-#include "shardweave/comm/str_cat.h"
 #include "shardweave/capi/handles.h"
+#include "shardweave/comm/str_cat.h"
 #include "shardweave/placement/redistribute_plan.h"
 
 namespace shardweave::capi {
@@ -26,8 +26,9 @@ Placement placement(const swv_placement& p) {
     case SWV_PARTIAL:
       return Partial(reduce_op(p.reduce_op, "placements[].reduce_op"));
     default:
-      fail_argument("placements[].kind", str_cat("is ", p.kind, "; wanted a swv_placement_kind, 0 to ",
-                                                      int{SWV_PARTIAL}));
+      fail_argument(
+          "placements[].kind",
+          str_cat("is ", p.kind, "; wanted a swv_placement_kind, 0 to ", int{SWV_PARTIAL}));
   }
 }
 
@@ -69,7 +70,8 @@ struct Grid {
 Grid checked_grid(const Layout& layout, const int64_t* mesh_shape, size_t mesh_ndim,
                   const int64_t* global, size_t num_sizes) {
   const at::IntArrayRef shape = sizes(global, num_sizes, "sizes");
-  const Grid grid{span(mesh_shape, mesh_ndim, "mesh_shape", kMaxDims), {shape.data(), shape.size()}};
+  const Grid grid{span(mesh_shape, mesh_ndim, "mesh_shape", kMaxDims),
+                  {shape.data(), shape.size()}};
   for (int64_t size : grid.shape) {
     if (size < 1) fail_argument("mesh_shape", str_cat("has a dimension of size ", size));
   }
@@ -155,8 +157,8 @@ swv_status* swv_layout_local_extent(const swv_layout* layout, const int64_t* mes
     const auto at = span(coordinate, mesh_ndim, "coordinate", kMaxDims);
     for (size_t i = 0; i < mesh_ndim; ++i) {
       if (at[i] < 0 || at[i] >= grid.shape[i]) {
-        fail_argument("coordinate", str_cat("has ", at[i], " in dimension ", i, " of size ",
-                                                 grid.shape[i]));
+        fail_argument("coordinate",
+                      str_cat("has ", at[i], " in dimension ", i, " of size ", grid.shape[i]));
       }
     }
     const auto extent = shardweave::local_extent(l, grid.shape, at, grid.sizes);
@@ -173,7 +175,8 @@ swv_status* swv_layout_plan(const swv_layout* from, const swv_layout* to, const 
     const Grid grid = checked_grid(before, mesh_shape, mesh_ndim, sizes, num_sizes);
     const auto plan = check(shardweave::plan_redistribute(
         before, in(to, "to").layout, grid.shape, grid.sizes,
-        static_cast<int64_t>(c10::elementSize(scalar_type(dtype, "dtype"))), shardweave::CostModel()));
+        static_cast<int64_t>(c10::elementSize(scalar_type(dtype, "dtype"))),
+        shardweave::CostModel()));
     swv_string* const text = out_text == nullptr ? nullptr : new_string(plan.to_string());
     if (out_text != nullptr) *out_text = text;
     if (out_bytes != nullptr) *out_bytes = plan.bytes();

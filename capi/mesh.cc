@@ -1,6 +1,6 @@
 // Meshes and their random numbers, scopes and counters.
-#include "shardweave/comm/str_cat.h"
 #include "shardweave/capi/handles.h"
+#include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/random.h"
 
 struct swv_strict_scope : shardweave::capi::Handle<shardweave::capi::Kind::kStrictScope> {
@@ -47,7 +47,7 @@ int mesh_dim(const swv_mesh* mesh, int32_t dim) {
   if (dim < 0 || dim >= ndim) {
     fail(absl::StatusCode::kOutOfRange,
          str_cat("argument 'dim' is ", dim, "; ", grid(mesh).to_string(), " has ", ndim,
-                      " dimensions"));
+                 " dimensions"));
   }
   return dim;
 }
@@ -76,10 +76,10 @@ swv_status* swv_mesh_create_from_ranks(const swv_world* world, const swv_mesh_di
   return guarded(__func__, out_mesh, "out_mesh", [&] {
     const auto& comm = in(world, "world").world->comm();
     const auto all = span(ranks, num_ranks, "ranks");
-    return make<swv_mesh>(check(shardweave::ConnectedMesh::create(
-        check(shardweave::DeviceMesh::from_ranks(mesh_dims(dims, num_dims),
-                                                 {all.begin(), all.end()})),
-        comm)));
+    return make<swv_mesh>(check(
+        shardweave::ConnectedMesh::create(check(shardweave::DeviceMesh::from_ranks(
+                                              mesh_dims(dims, num_dims), {all.begin(), all.end()})),
+                                          comm)));
   });
 }
 
@@ -129,9 +129,8 @@ swv_status* swv_mesh_shape(const swv_mesh* mesh, int64_t* sizes, size_t capacity
 }
 
 swv_status* swv_mesh_dim_name(const swv_mesh* mesh, int32_t dim, swv_string** out_name) {
-  return guarded(__func__, out_name, "out_name", [&] {
-    return new_string(std::string(grid(mesh).name(mesh_dim(mesh, dim))));
-  });
+  return guarded(__func__, out_name, "out_name",
+                 [&] { return new_string(std::string(grid(mesh).name(mesh_dim(mesh, dim)))); });
 }
 
 swv_status* swv_mesh_find_dim(const swv_mesh* mesh, const char* name, int32_t* out_dim) {

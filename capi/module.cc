@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <memory>
 
-#include "shardweave/comm/str_cat.h"
 #include "shardweave/capi/values.h"
+#include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/clip_grad_norm.h"
 #include "shardweave/dtensor/distribute_module.h"
 #include "shardweave/modules/fused_optimizer.h"
@@ -67,7 +67,8 @@ struct Named {
 
 std::vector<Named> parameters_of(const swv_module& module) {
   std::vector<Named> all;
-  for (const auto& item : module.module->named_parameters()) all.push_back({item.key(), item.value()});
+  for (const auto& item : module.module->named_parameters())
+    all.push_back({item.key(), item.value()});
   return all;
 }
 std::vector<Named> buffers_of(const swv_module& module) {
@@ -149,8 +150,8 @@ swv_tensor* get(const swv_module& module, std::string_view fqn) {
       names.push_back(named.fqn);
     }
   }
-  fail(absl::StatusCode::kNotFound, str_cat("argument 'fqn': the module has no '", fqn, "'",
-                                                 suggestion(fqn, names)));
+  fail(absl::StatusCode::kNotFound,
+       str_cat("argument 'fqn': the module has no '", fqn, "'", suggestion(fqn, names)));
 }
 
 void call_method(const swv_module& module, std::string_view name, swv_grad_mode mode,
@@ -211,8 +212,7 @@ SgdOptions sgd_options(const swv_sgd_options* given) {
 
 AdamWOptions adamw_options(const swv_adamw_options* given) {
   const swv_adamw_options o = options<swv_adamw_options>(given, SWV_ADAMW_OPTIONS_INIT, "options");
-  return {o.lr,  o.beta1,        o.beta2,
-          o.eps, o.weight_decay, flag(o.amsgrad, "options.amsgrad")};
+  return {o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, flag(o.amsgrad, "options.amsgrad")};
 }
 
 swv_optimizer* new_optimizer(const swv_tensor* const* parameters, size_t num_parameters,
@@ -227,9 +227,8 @@ swv_optimizer* new_optimizer(const swv_tensor* const* parameters, size_t num_par
 using namespace shardweave::capi;  // NOLINT: this file is the C interface of it
 
 swv_status* swv_module_create(swv_module** out_module) {
-  return guarded(__func__, out_module, "out_module", [&] {
-    return make<swv_module>(std::make_shared<HostModule>(), std::nullopt);
-  });
+  return guarded(__func__, out_module, "out_module",
+                 [&] { return make<swv_module>(std::make_shared<HostModule>(), std::nullopt); });
 }
 
 swv_status* swv_module_load(const char* path, swv_module** out_module) {
@@ -309,11 +308,12 @@ swv_status* swv_plan_to_json(const swv_plan* plan, swv_string** out_text) {
                  [&] { return new_string(shardweave::to_json(in(plan, "plan").plan)); });
 }
 
-swv_status* swv_plan_add(swv_plan* plan, const char* pattern,
-                         const swv_named_placement* placements, size_t num_placements) {
+swv_status* swv_plan_add(swv_plan* plan, const char* pattern, const swv_named_placement* placements,
+                         size_t num_placements) {
   return guarded(__func__, [&] {
-    in(plan, "plan").plan.push_back({std::string(text(pattern, "pattern")),
-                                     named_placements(placements, num_placements, "placements")});
+    in(plan, "plan")
+        .plan.push_back({std::string(text(pattern, "pattern")),
+                         named_placements(placements, num_placements, "placements")});
   });
 }
 
@@ -349,17 +349,15 @@ swv_status* swv_module_zero_grad(const swv_module* module) {
 swv_status* swv_optimizer_create_sgd(const swv_tensor* const* parameters, size_t num_parameters,
                                      const swv_sgd_options* options,
                                      swv_optimizer** out_optimizer) {
-  return guarded(__func__, out_optimizer, "out_optimizer", [&] {
-    return new_optimizer(parameters, num_parameters, sgd_options(options));
-  });
+  return guarded(__func__, out_optimizer, "out_optimizer",
+                 [&] { return new_optimizer(parameters, num_parameters, sgd_options(options)); });
 }
 
 swv_status* swv_optimizer_create_adamw(const swv_tensor* const* parameters, size_t num_parameters,
                                        const swv_adamw_options* options,
                                        swv_optimizer** out_optimizer) {
-  return guarded(__func__, out_optimizer, "out_optimizer", [&] {
-    return new_optimizer(parameters, num_parameters, adamw_options(options));
-  });
+  return guarded(__func__, out_optimizer, "out_optimizer",
+                 [&] { return new_optimizer(parameters, num_parameters, adamw_options(options)); });
 }
 
 void swv_optimizer_free(swv_optimizer* optimizer) {

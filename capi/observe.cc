@@ -74,13 +74,12 @@ void swv_module_scope_free(swv_module_scope* module_scope) {
 swv_status* swv_tensor_picture(const swv_tensor* tensor, swv_string** out_text) {
   return guarded(__func__, out_text, "out_text", [&] {
     const at::Tensor& t = in(tensor, "tensor").tensor;
-    return new_string(
-        picture(shardweave::layout_of(t), shardweave::mesh_of(t)->mesh(), t.sizes()));
+    return new_string(picture(shardweave::layout_of(t), shardweave::mesh_of(t)->mesh(), t.sizes()));
   });
 }
 
-swv_status* swv_layout_picture(const swv_layout* layout, const swv_mesh* mesh,
-                               const int64_t* sizes, size_t num_sizes, swv_string** out_text) {
+swv_status* swv_layout_picture(const swv_layout* layout, const swv_mesh* mesh, const int64_t* sizes,
+                               size_t num_sizes, swv_string** out_text) {
   return guarded(__func__, out_text, "out_text", [&] {
     return new_string(picture(in(layout, "layout").layout, in(mesh, "mesh").mesh->mesh(),
                               shardweave::capi::sizes(sizes, num_sizes, "sizes")));

@@ -3,9 +3,9 @@
 
 #include "ATen/core/dispatch/Dispatcher.h"
 #include "ATen/ops/_local_scalar_dense.h"
-#include "shardweave/comm/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "shardweave/capi/values.h"
+#include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/explain.h"
 
 namespace shardweave::capi {

@@ -114,7 +114,8 @@ TEST_F(ScriptModuleTest, WorksShardedAndDifferentiates) {
   must(swv_module_get(module_, "inner.weight", &weight));
   must(swv_tensor_grad(weight, &gradient));
   ASSERT_NE(gradient, nullptr);
-  EXPECT_TRUE(at::equal(shardweave::full_tensor(gradient->tensor), (x_->tensor.sum(0) * 2).expand({4, 3})));
+  EXPECT_TRUE(
+      at::equal(shardweave::full_tensor(gradient->tensor), (x_->tensor.sum(0) * 2).expand({4, 3})));
   swv_op_free(op);
   swv_value_clear(&sum);
   swv_value_clear(&y);
@@ -128,11 +129,14 @@ TEST_F(ScriptModuleTest, WorksShardedAndDifferentiates) {
 TEST_F(ScriptModuleTest, SaysWhatIsWrong) {
   const swv_value wrong[] = {swv_value_int(1), swv_value_tensor(x_)};
   swv_value result = SWV_NONE;
-  const auto call = [&](const char* method, const swv_value* arguments, size_t count, size_t capacity) {
-    return message_of(swv_module_call(module_, method, SWV_GRAD, arguments, count, &result, capacity, nullptr));
+  const auto call = [&](const char* method, const swv_value* arguments, size_t count,
+                        size_t capacity) {
+    return message_of(
+        swv_module_call(module_, method, SWV_GRAD, arguments, count, &result, capacity, nullptr));
   };
   EXPECT_NE(call("froward", &wrong[1], 1, 1).find("did you mean 'forward'"), std::string::npos);
-  EXPECT_NE(call("forward", wrong, 2, 1).find("forward(Tensor x, float scale=2"), std::string::npos);
+  EXPECT_NE(call("forward", wrong, 2, 1).find("forward(Tensor x, float scale=2"),
+            std::string::npos);
   EXPECT_NE(call("forward", nullptr, 0, 1).find("argument 'x' is missing"), std::string::npos);
   EXPECT_NE(call("both", &wrong[1], 1, 1).find("argument 'capacity' is 1"), std::string::npos);
   EXPECT_EQ(result.kind, SWV_VALUE_NONE);

@@ -49,41 +49,42 @@
  *     return failed;
  *   }
  *
- * Errors. A function that can fail returns a swv_status*: NULL is success, anything else is an error
- * that the caller owns and frees. Its message begins with the name of the function and names the
- * argument that was wrong. Outputs come last, are named out_..., and are untouched on failure. A
- * NULL where none is allowed is an error, never a crash; "may be NULL" is said where it holds.
+ * Errors. A function that can fail returns a swv_status*: NULL is success, anything else is an
+ * error that the caller owns and frees. Its message begins with the name of the function and names
+ * the argument that was wrong. Outputs come last, are named out_..., and are untouched on failure.
+ * A NULL where none is allowed is an error, never a crash; "may be NULL" is said where it holds.
  *
- * Handles. A swv_<noun>* is opaque. A function that writes one to out_<noun> gives it to the caller,
- * who ends it with swv_<noun>_free: once, in any order, from any thread. _free accepts NULL. An object
- * lives as long as anything needs it: a tensor keeps its mesh alive, a mesh its world. Two handles may
- * mean one object; what is done through one is seen through the other.
+ * Handles. A swv_<noun>* is opaque. A function that writes one to out_<noun> gives it to the
+ * caller, who ends it with swv_<noun>_free: once, in any order, from any thread. _free accepts
+ * NULL. An object lives as long as anything needs it: a tensor keeps its mesh alive, a mesh its
+ * world. Two handles may mean one object; what is done through one is seen through the other.
  *
- * Input is borrowed for the call. Text is UTF-8 and ends with NUL. Arrays are a pointer and a number
- * of elements; the pointer may be NULL if the number is 0. Text comes out as a swv_string; other
- * arrays are copied into the caller's memory, as many elements as it has room for, and the full number
- * is reported (out_count), so that a call with no room asks for the number.
+ * Input is borrowed for the call. Text is UTF-8 and ends with NUL. Arrays are a pointer and a
+ * number of elements; the pointer may be NULL if the number is 0. Text comes out as a swv_string;
+ * other arrays are copied into the caller's memory, as many elements as it has room for, and the
+ * full number is reported (out_count), so that a call with no room asks for the number.
  *
- * Structs that may grow begin with struct_size, which the SWV_..._INIT initializers fill in; members
- * behind what the caller knows keep their defaults. A pointer to options may be NULL: all defaults.
- * reserved members must be 0. Flags (swv_bool) are 0 or 1. Enumerations are int32_t whose numbers never
- * change; a number that is none of them is an error.
+ * Structs that may grow begin with struct_size, which the SWV_..._INIT initializers fill in;
+ * members behind what the caller knows keep their defaults. A pointer to options may be NULL: all
+ * defaults. reserved members must be 0. Flags (swv_bool) are 0 or 1. Enumerations are int32_t whose
+ * numbers never change; a number that is none of them is an error.
  *
  * Callbacks return a status as functions here do, and the library takes it over. A callback that is
- * kept beyond the call comes with `drop`, which runs exactly once when the library has done with it,
- * also if the call that took it failed.
+ * kept beyond the call comes with `drop`, which runs exactly once when the library has done with
+ * it, also if the call that took it failed.
  *
  * Threads. A rank (its world, meshes, tensors, modules, optimizers) may be driven from any thread,
- * and from another thread at every call, but by one thread at a time; different ranks run in parallel.
- * Nothing depends on thread-local state: whether operators are recorded for gradients is an argument
- * of each call. Operators, layouts, plans, strings and statuses belong to no rank and may be used by
- * several threads at once, as may swv_comm_abort, swv_world_abort and swv_work_wait. Functions marked
- * COLLECTIVE communicate: all ranks of the mesh or the group call them in the same order. So do
- * operators on sharded tensors.
+ * and from another thread at every call, but by one thread at a time; different ranks run in
+ * parallel. Nothing depends on thread-local state: whether operators are recorded for gradients is
+ * an argument of each call. Operators, layouts, plans, strings and statuses belong to no rank and
+ * may be used by several threads at once, as may swv_comm_abort, swv_world_abort and swv_work_wait.
+ * Functions marked COLLECTIVE communicate: all ranks of the mesh or the group call them in the same
+ * order. So do operators on sharded tensors.
  *
- * Checks. With SWV_CHECK_HANDLES=1 in the environment every handle is looked up before it is used: one
- * of another kind, or that was freed, or that never was one, is an error, and reported on stderr by
- * _free. SWV_CHECK_HANDLES=abort ends the process there. (Without, only the kind is looked at.)
+ * Checks. With SWV_CHECK_HANDLES=1 in the environment every handle is looked up before it is used:
+ * one of another kind, or that was freed, or that never was one, is an error, and reported on
+ * stderr by _free. SWV_CHECK_HANDLES=abort ends the process there. (Without, only the kind is
+ * looked at.)
  *
  * C11 and C++. Link with -lshardweave (pkg-config shardweave). No symbol of LibTorch is exported.
  */
@@ -118,9 +119,9 @@ extern "C" {
 typedef int32_t swv_bool; /* 0 or 1 */
 
 /* ---- Version ----------------------------------------------------------------------------------
- * Minor versions add functions, members at the end of structs, and numbers to enumerations; a program
- * that was built with an older minor version goes on working. Before 1.0 a minor version may also
- * break: capi/CHANGELOG.md says so, and the library's soname changes. */
+ * Minor versions add functions, members at the end of structs, and numbers to enumerations; a
+ * program that was built with an older minor version goes on working. Before 1.0 a minor version
+ * may also break: capi/CHANGELOG.md says so, and the library's soname changes. */
 
 #define SWV_VERSION_MAJOR 0
 #define SWV_VERSION_MINOR 1
@@ -132,27 +133,27 @@ SWV_API int32_t swv_version(void);
 /* "0.1.0; LibTorch 2.11.0; backends inproc, gloo, counting". Lives as long as the library. */
 SWV_API const char* swv_build_info(void);
 
-/* ---- Handles ---------------------------------------------------------------------------------- */
+/* ---- Handles --------------------------------------------------------------------------------- */
 
-typedef struct swv_status swv_status;           /* an error */
-typedef struct swv_string swv_string;           /* text that the library made */
-typedef struct swv_world swv_world;             /* one rank among all */
-typedef struct swv_comm swv_comm;               /* a group of ranks that exchange bytes */
-typedef struct swv_work swv_work;               /* an operation under way */
-typedef struct swv_coalescing swv_coalescing;   /* several operations as one */
-typedef struct swv_mesh swv_mesh;               /* an n-dimensional grid of ranks */
-typedef struct swv_strict_scope swv_strict_scope; /* implicit communication is an error */
-typedef struct swv_layout swv_layout;           /* how a tensor lies on a mesh */
-typedef struct swv_tensor swv_tensor;           /* plain or sharded */
-typedef struct swv_op swv_op;                   /* an operator of LibTorch */
+typedef struct swv_status swv_status;                     /* an error */
+typedef struct swv_string swv_string;                     /* text that the library made */
+typedef struct swv_world swv_world;                       /* one rank among all */
+typedef struct swv_comm swv_comm;                         /* a group of ranks that exchange bytes */
+typedef struct swv_work swv_work;                         /* an operation under way */
+typedef struct swv_coalescing swv_coalescing;             /* several operations as one */
+typedef struct swv_mesh swv_mesh;                         /* an n-dimensional grid of ranks */
+typedef struct swv_strict_scope swv_strict_scope;         /* implicit communication is an error */
+typedef struct swv_layout swv_layout;                     /* how a tensor lies on a mesh */
+typedef struct swv_tensor swv_tensor;                     /* plain or sharded */
+typedef struct swv_op swv_op;                             /* an operator of LibTorch */
 typedef struct swv_function_context swv_function_context; /* of one call of a custom function */
-typedef struct swv_module swv_module;           /* parameters and buffers by name */
-typedef struct swv_plan swv_plan;               /* placements by parameter name */
+typedef struct swv_module swv_module;                     /* parameters and buffers by name */
+typedef struct swv_plan swv_plan;                         /* placements by parameter name */
 typedef struct swv_optimizer swv_optimizer;
-typedef struct swv_trace swv_trace;             /* a record of communication */
+typedef struct swv_trace swv_trace;               /* a record of communication */
 typedef struct swv_module_scope swv_module_scope; /* the name of what runs */
 
-/* ---- Status and strings ----------------------------------------------------------------------- */
+/* ---- Status and strings ---------------------------------------------------------------------- */
 
 /* The numbers of google.rpc.Code. */
 typedef int32_t swv_code;
@@ -165,9 +166,9 @@ enum {
   SWV_NOT_FOUND = 5,
   SWV_ALREADY_EXISTS = 6,
   SWV_PERMISSION_DENIED = 7,
-  SWV_RESOURCE_EXHAUSTED = 8, /* memory, threads */
+  SWV_RESOURCE_EXHAUSTED = 8,  /* memory, threads */
   SWV_FAILED_PRECONDITION = 9, /* also: ranks called different things */
-  SWV_ABORTED = 10,           /* a rank failed, or gave up */
+  SWV_ABORTED = 10,            /* a rank failed, or gave up */
   SWV_OUT_OF_RANGE = 11,
   SWV_UNIMPLEMENTED = 12,
   SWV_INTERNAL = 13,
@@ -176,7 +177,8 @@ enum {
   SWV_UNAUTHENTICATED = 16
 };
 
-/* An error of the caller's own, to be returned from a callback. `message` may be NULL. Never NULL. */
+/* An error of the caller's own, to be returned from a callback. `message` may be NULL. Never
+ * NULL. */
 SWV_API SWV_MUST_USE swv_status* swv_status_new(swv_code code, const char* message);
 /* SWV_OK for NULL. */
 SWV_API swv_code swv_status_code(const swv_status* status);
@@ -195,7 +197,7 @@ SWV_API void swv_string_free(swv_string* string);
 /* How many handles there are; -1 unless SWV_CHECK_HANDLES is set. For tests that look for leaks. */
 SWV_API int64_t swv_live_handles(void);
 
-/* ---- Element types, devices, reductions ------------------------------------------------------- */
+/* ---- Element types, devices, reductions ------------------------------------------------------ */
 
 typedef int32_t swv_dtype;
 enum {
@@ -249,20 +251,21 @@ typedef struct swv_world_options {
 /* What a rank does. `world` is borrowed. */
 typedef swv_status* (*swv_rank_fn)(void* user_data, swv_world* world);
 
-/* Runs `body` on num_ranks threads and joins them. If one fails, the others' collectives fail, naming
- * it; the result is the failure that came first, with its rank in the message. */
+/* Runs `body` on num_ranks threads and joins them. If one fails, the others' collectives fail,
+ * naming it; the result is the failure that came first, with its rank in the message. */
 SWV_API SWV_MUST_USE swv_status* swv_run_ranks(int32_t num_ranks, swv_rank_fn body, void* user_data,
                                                const swv_world_options* options);
 
 /* The same for hosts with threads of their own: writes num_ranks worlds, that of rank r to
- * out_worlds[r]. A world that is freed, with all that was made from it, has left: ranks that wait for
- * it get SWV_UNAVAILABLE. A rank that fails calls swv_world_abort. */
+ * out_worlds[r]. A world that is freed, with all that was made from it, has left: ranks that wait
+ * for it get SWV_UNAVAILABLE. A rank that fails calls swv_world_abort. */
 SWV_API SWV_MUST_USE swv_status* swv_world_create_local(int32_t num_ranks,
                                                         const swv_world_options* options,
                                                         swv_world** out_worlds);
 
 /* Joins the ranks that torchrun, Slurm, Open MPI, PMI, PMIx, Kubernetes, or RANK, WORLD_SIZE,
- * MASTER_ADDR and MASTER_PORT describe. SWV_NOT_FOUND if nothing has started this process. COLLECTIVE. */
+ * MASTER_ADDR and MASTER_PORT describe. SWV_NOT_FOUND if nothing has started this process.
+ * COLLECTIVE. */
 SWV_API SWV_MUST_USE swv_status* swv_world_from_environment(const swv_world_options* options,
                                                             swv_world** out_world);
 
@@ -270,9 +273,9 @@ typedef struct swv_rendezvous {
   size_t struct_size;
   int32_t rank;
   int32_t world_size;
-  const char* file; /* a path that all ranks can open and only this run uses; or NULL and */
-  const char* host; /* where rank 0 serves a store, as the others reach it */
-  int32_t port;     /* 1 .. 65535 */
+  const char* file;   /* a path that all ranks can open and only this run uses; or NULL and */
+  const char* host;   /* where rank 0 serves a store, as the others reach it */
+  int32_t port;       /* 1 .. 65535 */
   int32_t local_rank; /* among the ranks of this machine; -1: to be found out */
   const char* run;    /* names this start of the program, the same on all ranks; NULL: "run" */
 } swv_rendezvous;
@@ -294,7 +297,8 @@ SWV_API void swv_world_free(swv_world* world);
 SWV_API SWV_MUST_USE swv_status* swv_world_rank(const swv_world* world, int32_t* out_rank);
 SWV_API SWV_MUST_USE swv_status* swv_world_size(const swv_world* world, int32_t* out_size);
 /* Among the ranks of this machine. */
-SWV_API SWV_MUST_USE swv_status* swv_world_local_rank(const swv_world* world, int32_t* out_local_rank);
+SWV_API SWV_MUST_USE swv_status* swv_world_local_rank(const swv_world* world,
+                                                      int32_t* out_local_rank);
 /* The group of all ranks. */
 SWV_API SWV_MUST_USE swv_status* swv_world_comm(const swv_world* world, swv_comm** out_comm);
 /* Breaks all groups of this world, on all ranks where the backend can: pending and later operations
@@ -302,11 +306,11 @@ SWV_API SWV_MUST_USE swv_status* swv_world_comm(const swv_world* world, swv_comm
 SWV_API SWV_MUST_USE swv_status* swv_world_abort(const swv_world* world, const char* reason);
 
 /* ---- Communicators ----------------------------------------------------------------------------
- * Collectives over memory of the caller, all COLLECTIVE. Each issues an operation. With out_work the
- * memory must stay alive and be left alone until swv_work_wait or swv_work_is_done says that it is
- * done; with out_work NULL the call waits. Ranks that call different things all get
- * SWV_FAILED_PRECONDITION, which names both calls; a rank that does not come is SWV_DEADLINE_EXCEEDED.
- * An error that is not of this rank's arguments alone breaks the group. */
+ * Collectives over memory of the caller, all COLLECTIVE. Each issues an operation. With out_work
+ * the memory must stay alive and be left alone until swv_work_wait or swv_work_is_done says that it
+ * is done; with out_work NULL the call waits. Ranks that call different things all get
+ * SWV_FAILED_PRECONDITION, which names both calls; a rank that does not come is
+ * SWV_DEADLINE_EXCEEDED. An error that is not of this rank's arguments alone breaks the group. */
 
 /* `count` elements at `data`; data may be NULL if count is 0. */
 typedef struct swv_buffer {
@@ -430,9 +434,9 @@ SWV_API SWV_MUST_USE swv_status* swv_comm_abort(const swv_comm* comm, const char
 SWV_API SWV_MUST_USE swv_status* swv_comm_health(const swv_comm* comm);
 
 /* ---- Backends of third parties ----------------------------------------------------------------
- * A table of functions moves the bytes of one group. Those for send and recv are enough: the library
- * builds the other collectives from them. start, subgroup and drop are called by one thread at a time,
- * done, wait and abort by any thread at any time. Contracts: comm/backend.h. */
+ * A table of functions moves the bytes of one group. Those for send and recv are enough: the
+ * library builds the other collectives from them. start, subgroup and drop are called by one thread
+ * at a time, done, wait and abort by any thread at any time. Contracts: comm/backend.h. */
 
 typedef int32_t swv_op_kind;
 enum {
@@ -452,8 +456,8 @@ enum {
   SWV_RECV = 13
 };
 
-/* One rank's part in one operation, validated. Arrays and text live during start(), the memory of in
- * and out until the operation is done. */
+/* One rank's part in one operation, validated. Arrays and text live during start(), the memory of
+ * in and out until the operation is done. */
 typedef struct swv_backend_call {
   size_t struct_size;
   swv_op_kind op;
@@ -462,11 +466,11 @@ typedef struct swv_backend_call {
   int32_t message_tag;
   swv_buffer in;
   swv_buffer out;
-  const int64_t* in_counts; /* all_to_all_v, reduce_scatter_v; else NULL */
+  const int64_t* in_counts;  /* all_to_all_v, reduce_scatter_v; else NULL */
   const int64_t* out_counts; /* all_to_all_v, all_gather_v; else NULL */
-  uint64_t sequence;   /* counts the group's collectives, from 1; its sends and recvs apart */
-  int64_t timeout_ms;  /* from now to the deadline; -1: none */
-  const char* tag;     /* "" if there is none */
+  uint64_t sequence;         /* counts the group's collectives, from 1; its sends and recvs apart */
+  int64_t timeout_ms;        /* from now to the deadline; -1: none */
+  const char* tag;           /* "" if there is none */
 } swv_backend_call;
 
 /* Who is in the group. */
@@ -492,8 +496,9 @@ typedef struct swv_backend {
   swv_bool (*done)(void* self, uint64_t ticket);
   /* NULL if start() finishes everything. timeout_ms as above. */
   swv_status* (*wait)(void* self, uint64_t ticket, int64_t timeout_ms);
-  /* NULL: no subgroups. Writes the `self` of the new group. `members` are ranks of this group in the
-   * new order; all members get the same key, which no other subgroup of this backend ever has. */
+  /* NULL: no subgroups. Writes the `self` of the new group. `members` are ranks of this group in
+   * the new order; all members get the same key, which no other subgroup of this backend ever
+   * has. */
   swv_status* (*subgroup)(void* self, const swv_group* group, const int32_t* members,
                           size_t num_members, const char* key, int64_t timeout_ms, void** out_self);
   /* Pending and later operations fail, on all ranks where possible. */
@@ -504,15 +509,16 @@ typedef struct swv_backend {
 #define SWV_BACKEND_INIT \
   {SWV_SIZE_TO(swv_backend, drop), NULL, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
 
-/* The world of this rank over a backend of the caller. `backend` is copied. options: timeout only. */
+/* The world of this rank over a backend of the caller. `backend` is copied. options: timeout
+ * only. */
 SWV_API SWV_MUST_USE swv_status* swv_world_create_with_backend(const swv_backend* backend,
                                                                const swv_group* group,
                                                                const swv_world_options* options,
                                                                swv_world** out_world);
 
 /* ---- Meshes -----------------------------------------------------------------------------------
- * A mesh names every rank by its coordinate in a grid with named dimensions. The handle is one rank's
- * view of it; communicators along its dimensions are made on first use. */
+ * A mesh names every rank by its coordinate in a grid with named dimensions. The handle is one
+ * rank's view of it; communicators along its dimensions are made on first use. */
 
 typedef struct swv_mesh_dim {
   const char* name; /* letters, digits, '_', '-', '.' */
@@ -572,16 +578,16 @@ SWV_API SWV_MUST_USE swv_status* swv_mesh_to_string(const swv_mesh* mesh, swv_st
 SWV_API SWV_MUST_USE swv_status* swv_mesh_equal(const swv_mesh* a, const swv_mesh* b,
                                                 swv_bool* out_equal);
 
-/* Until the scope is freed, operators on this mesh's tensors that would communicate by themselves fail
- * with SWV_FAILED_PRECONDITION, naming operator and tensors. */
+/* Until the scope is freed, operators on this mesh's tensors that would communicate by themselves
+ * fail with SWV_FAILED_PRECONDITION, naming operator and tensors. */
 SWV_API SWV_MUST_USE swv_status* swv_mesh_forbid_communication(const swv_mesh* mesh,
                                                                swv_strict_scope** out_strict_scope);
 SWV_API void swv_strict_scope_free(swv_strict_scope* scope);
 
 /* ---- Layouts ----------------------------------------------------------------------------------
  * A layout has a placement for each mesh dimension: "[S(0), R]" cuts tensor dimension 0 along mesh
- * dimension 0 and replicates along mesh dimension 1. As text: R; S(dim); P(sum), P(avg), ...; strided
- * S(1, sf=3); ragged S(0, sizes=[3,0,4]); cut order S(0)@1. A layout never changes. */
+ * dimension 0 and replicates along mesh dimension 1. As text: R; S(dim); P(sum), P(avg), ...;
+ * strided S(1, sf=3); ragged S(0, sizes=[3,0,4]); cut order S(0)@1. A layout never changes. */
 
 typedef int32_t swv_placement_kind;
 enum {
@@ -631,15 +637,17 @@ SWV_API SWV_MUST_USE swv_status* swv_layout_placement(const swv_layout* layout, 
 SWV_API SWV_MUST_USE swv_status* swv_layout_equal(const swv_layout* a, const swv_layout* b,
                                                   swv_bool* out_equal);
 
-/* What the rank at `coordinate` holds of a tensor: the shape of its part and the global index of the
- * first element. Arithmetic only. out_shape and out_offset have room for num_sizes numbers; either may
- * be NULL. */
-SWV_API SWV_MUST_USE swv_status* swv_layout_local_extent(
-    const swv_layout* layout, const int64_t* mesh_shape, const int64_t* coordinate,
-    size_t mesh_ndim, const int64_t* sizes, size_t num_sizes, int64_t* out_shape,
-    int64_t* out_offset);
-/* The cheapest steps from one layout to another, one text; and the bytes that the busiest rank sends.
- * Either output may be NULL. Arithmetic only. */
+/* What the rank at `coordinate` holds of a tensor: the shape of its part and the global index of
+ * the first element. Arithmetic only. out_shape and out_offset have room for num_sizes numbers;
+ * either may be NULL. */
+SWV_API SWV_MUST_USE swv_status* swv_layout_local_extent(const swv_layout* layout,
+                                                         const int64_t* mesh_shape,
+                                                         const int64_t* coordinate,
+                                                         size_t mesh_ndim, const int64_t* sizes,
+                                                         size_t num_sizes, int64_t* out_shape,
+                                                         int64_t* out_offset);
+/* The cheapest steps from one layout to another, one text; and the bytes that the busiest rank
+ * sends. Either output may be NULL. Arithmetic only. */
 SWV_API SWV_MUST_USE swv_status* swv_layout_plan(const swv_layout* from, const swv_layout* to,
                                                  const int64_t* mesh_shape, size_t mesh_ndim,
                                                  const int64_t* sizes, size_t num_sizes,
@@ -647,13 +655,13 @@ SWV_API SWV_MUST_USE swv_status* swv_layout_plan(const swv_layout* from, const s
                                                  swv_string** out_text);
 
 /* ---- Tensors ----------------------------------------------------------------------------------
- * A tensor is plain (its data is here) or sharded (it has the global shape, and each rank of its mesh
- * holds a part). */
+ * A tensor is plain (its data is here) or sharded (it has the global shape, and each rank of its
+ * mesh holds a part). */
 
 /* Whether a call is recorded for gradients. Never a property of the thread. */
 typedef int32_t swv_grad_mode;
 enum {
-  SWV_GRAD = 0,     /* if an input requires grad */
+  SWV_GRAD = 0, /* if an input requires grad */
   SWV_NO_GRAD = 1,
   SWV_INFERENCE = 2 /* not at all, ever: its results cannot be used with SWV_GRAD later */
 };
@@ -679,32 +687,34 @@ SWV_API SWV_MUST_USE swv_status* swv_tensor_ones(const int64_t* sizes, size_t nd
 SWV_API SWV_MUST_USE swv_status* swv_tensor_full(const int64_t* sizes, size_t ndim, double value,
                                                  const swv_tensor_options* options,
                                                  swv_tensor** out_tensor);
-/* Uniform in [0, 1), and normal. On a mesh element i is drawn by its global index: the same numbers for
- * every layout and number of ranks (swv_mesh_seed). Plain ones draw from the process (swv_seed). */
+/* Uniform in [0, 1), and normal. On a mesh element i is drawn by its global index: the same numbers
+ * for every layout and number of ranks (swv_mesh_seed). Plain ones draw from the process
+ * (swv_seed). */
 SWV_API SWV_MUST_USE swv_status* swv_tensor_rand(const int64_t* sizes, size_t ndim,
                                                  const swv_tensor_options* options,
                                                  swv_tensor** out_tensor);
 SWV_API SWV_MUST_USE swv_status* swv_tensor_randn(const int64_t* sizes, size_t ndim,
                                                   const swv_tensor_options* options,
                                                   swv_tensor** out_tensor);
-/* A plain tensor with a copy of row-major data; num_bytes is what the sizes need, exactly. options: dtype
- * and requires_grad. */
+/* A plain tensor with a copy of row-major data; num_bytes is what the sizes need, exactly. options:
+ * dtype and requires_grad. */
 SWV_API SWV_MUST_USE swv_status* swv_tensor_from_data(const void* data, size_t num_bytes,
                                                       const int64_t* sizes, size_t ndim,
                                                       const swv_tensor_options* options,
                                                       swv_tensor** out_tensor);
 
-/* DLPack 1.x; the struct is declared in dlpack.h. No copies. from_dlpack takes `managed` over and runs
- * its deleter, also on failure. to_dlpack wants a plain tensor that does not require grad; the caller
- * runs the deleter. */
+/* DLPack 1.x; the struct is declared in dlpack.h. No copies. from_dlpack takes `managed` over and
+ * runs its deleter, also on failure. to_dlpack wants a plain tensor that does not require grad; the
+ * caller runs the deleter. */
 struct DLManagedTensorVersioned;
 SWV_API SWV_MUST_USE swv_status* swv_tensor_from_dlpack(struct DLManagedTensorVersioned* managed,
                                                         swv_tensor** out_tensor);
-SWV_API SWV_MUST_USE swv_status* swv_tensor_to_dlpack(const swv_tensor* tensor,
-                                                      struct DLManagedTensorVersioned** out_managed);
+SWV_API SWV_MUST_USE swv_status* swv_tensor_to_dlpack(
+    const swv_tensor* tensor, struct DLManagedTensorVersioned** out_managed);
 
 /* A second handle to the same tensor; for a copy of the data call aten::clone. */
-SWV_API SWV_MUST_USE swv_status* swv_tensor_share(const swv_tensor* tensor, swv_tensor** out_tensor);
+SWV_API SWV_MUST_USE swv_status* swv_tensor_share(const swv_tensor* tensor,
+                                                  swv_tensor** out_tensor);
 SWV_API void swv_tensor_free(swv_tensor* tensor);
 /* Whether two handles mean one tensor. */
 SWV_API SWV_MUST_USE swv_status* swv_tensor_is_same(const swv_tensor* a, const swv_tensor* b,
@@ -718,46 +728,50 @@ SWV_API SWV_MUST_USE swv_status* swv_tensor_sizes(const swv_tensor* tensor, int6
 SWV_API SWV_MUST_USE swv_status* swv_tensor_strides(const swv_tensor* tensor, int64_t* strides,
                                                     size_t capacity, size_t* out_count);
 SWV_API SWV_MUST_USE swv_status* swv_tensor_dtype(const swv_tensor* tensor, swv_dtype* out_dtype);
-SWV_API SWV_MUST_USE swv_status* swv_tensor_device(const swv_tensor* tensor, swv_device* out_device);
+SWV_API SWV_MUST_USE swv_status* swv_tensor_device(const swv_tensor* tensor,
+                                                   swv_device* out_device);
 SWV_API SWV_MUST_USE swv_status* swv_tensor_is_sharded(const swv_tensor* tensor,
                                                        swv_bool* out_is_sharded);
-/* "DTensor[7, 5] Float [S(0), R] on DeviceMesh(dp=2, tp=2), local [4, 5] at [0, 0]"; the elements of a
- * plain one. */
+/* "DTensor[7, 5] Float [S(0), R] on DeviceMesh(dp=2, tp=2), local [4, 5] at [0, 0]"; the elements
+ * of a plain one. */
 SWV_API SWV_MUST_USE swv_status* swv_tensor_to_string(const swv_tensor* tensor,
                                                       swv_string** out_text);
 
-/* Memory of a plain tensor (of a sharded one: swv_tensor_to_local, swv_tensor_full_tensor). The data
- * row-major into or from the caller's memory; num_bytes is what the tensor needs, exactly. */
+/* Memory of a plain tensor (of a sharded one: swv_tensor_to_local, swv_tensor_full_tensor). The
+ * data row-major into or from the caller's memory; num_bytes is what the tensor needs, exactly. */
 SWV_API SWV_MUST_USE swv_status* swv_tensor_copy_to_host(const swv_tensor* tensor, void* data,
                                                          size_t num_bytes);
 SWV_API SWV_MUST_USE swv_status* swv_tensor_copy_from_host(const swv_tensor* tensor,
                                                            const void* data, size_t num_bytes);
 /* Where a contiguous plain tensor lies, for collectives; as long as the tensor lives. */
-SWV_API SWV_MUST_USE swv_status* swv_tensor_buffer(const swv_tensor* tensor, swv_buffer* out_buffer);
+SWV_API SWV_MUST_USE swv_status* swv_tensor_buffer(const swv_tensor* tensor,
+                                                   swv_buffer* out_buffer);
 
-/* ---- Sharded tensors -------------------------------------------------------------------------- */
+/* ---- Sharded tensors ------------------------------------------------------------------------- */
 
 typedef struct swv_distribute_options {
   size_t struct_size;
-  int64_t source; /* rank (row-major in the mesh) whose data counts; -1: all have the same already */
+  int64_t
+      source; /* rank (row-major in the mesh) whose data counts; -1: all have the same already */
 } swv_distribute_options;
 #define SWV_DISTRIBUTE_OPTIONS_INIT {SWV_SIZE_TO(swv_distribute_options, source), 0}
 
-/* Cuts a plain tensor, of the same shape and dtype on every rank. No partial placements. A leaf that
- * requires grad if the tensor does. COLLECTIVE unless source is -1. */
+/* Cuts a plain tensor, of the same shape and dtype on every rank. No partial placements. A leaf
+ * that requires grad if the tensor does. COLLECTIVE unless source is -1. */
 SWV_API SWV_MUST_USE swv_status* swv_tensor_distribute(const swv_tensor* tensor,
                                                        const swv_mesh* mesh,
                                                        const swv_layout* layout,
                                                        const swv_distribute_options* options,
                                                        swv_tensor** out_tensor);
-/* From every rank's part. sizes NULL: the global sizes are worked out from the parts, COLLECTIVE. */
+/* From every rank's part. sizes NULL: the global sizes are worked out from the parts,
+ * COLLECTIVE. */
 SWV_API SWV_MUST_USE swv_status* swv_tensor_from_local(const swv_tensor* local,
                                                        const swv_mesh* mesh,
                                                        const swv_layout* layout,
                                                        const int64_t* sizes, size_t ndim,
                                                        swv_grad_mode mode, swv_tensor** out_tensor);
-/* This rank's part; shares memory. grad_layout: how the gradients of the parts lie together; NULL: as
- * the tensor, replicated where that is partial. */
+/* This rank's part; shares memory. grad_layout: how the gradients of the parts lie together; NULL:
+ * as the tensor, replicated where that is partial. */
 SWV_API SWV_MUST_USE swv_status* swv_tensor_to_local(const swv_tensor* tensor,
                                                      const swv_layout* grad_layout,
                                                      swv_grad_mode mode, swv_tensor** out_local);
@@ -767,9 +781,11 @@ SWV_API SWV_MUST_USE swv_status* swv_tensor_redistribute(const swv_tensor* tenso
                                                          swv_grad_mode mode,
                                                          swv_tensor** out_tensor);
 /* The whole tensor, plain, on every rank; of a plain one itself. COLLECTIVE. */
-SWV_API SWV_MUST_USE swv_status* swv_tensor_full_tensor(const swv_tensor* tensor, swv_grad_mode mode,
+SWV_API SWV_MUST_USE swv_status* swv_tensor_full_tensor(const swv_tensor* tensor,
+                                                        swv_grad_mode mode,
                                                         swv_tensor** out_tensor);
-SWV_API SWV_MUST_USE swv_status* swv_tensor_layout(const swv_tensor* tensor, swv_layout** out_layout);
+SWV_API SWV_MUST_USE swv_status* swv_tensor_layout(const swv_tensor* tensor,
+                                                   swv_layout** out_layout);
 SWV_API SWV_MUST_USE swv_status* swv_tensor_mesh(const swv_tensor* tensor, swv_mesh** out_mesh);
 
 /* ---- Operators --------------------------------------------------------------------------------
@@ -831,20 +847,25 @@ typedef struct swv_value {
   } as;
 } swv_value;
 
-#define SWV_NONE {SWV_VALUE_NONE, 0, {NULL}}
+#define SWV_NONE         \
+  {                      \
+    SWV_VALUE_NONE, 0, { \
+      NULL               \
+    }                    \
+  }
 
 /* "aten::add.Tensor" is that overload. "aten::add", or "add", is all overloads: each call takes the
- * first whose arguments fit. SWV_NOT_FOUND suggests names that are nearly the same. A lookup is slow, a
- * call is not: look up once. */
+ * first whose arguments fit. SWV_NOT_FOUND suggests names that are nearly the same. A lookup is
+ * slow, a call is not: look up once. */
 SWV_API SWV_MUST_USE swv_status* swv_op_find(const char* name, swv_op** out_op);
 SWV_API void swv_op_free(swv_op* op);
 /* The schemas of its overloads, a line each. */
 SWV_API SWV_MUST_USE swv_status* swv_op_schema(const swv_op* op, swv_string** out_text);
 
-/* Arguments in the schema's order; those that are left out at the end have their defaults. Where the
- * schema wants a Tensor, a number does too; where it wants int[2], a single integer; where float, an
- * integer. Writes as many results as the operator has; `capacity` must suffice, or be 0, which drops
- * them. out_num_results may be NULL. An error lists the schemas if no overload fits. */
+/* Arguments in the schema's order; those that are left out at the end have their defaults. Where
+ * the schema wants a Tensor, a number does too; where it wants int[2], a single integer; where
+ * float, an integer. Writes as many results as the operator has; `capacity` must suffice, or be 0,
+ * which drops them. out_num_results may be NULL. An error lists the schemas if no overload fits. */
 SWV_API SWV_MUST_USE swv_status* swv_op_call(const swv_op* op, swv_grad_mode mode,
                                              const swv_value* arguments, size_t num_arguments,
                                              swv_value* out_results, size_t capacity,
@@ -870,9 +891,11 @@ SWV_API SWV_MUST_USE swv_status* swv_tensor_requires_grad(const swv_tensor* tens
 /* Of a leaf. */
 SWV_API SWV_MUST_USE swv_status* swv_tensor_set_requires_grad(const swv_tensor* tensor,
                                                               swv_bool requires_grad);
-SWV_API SWV_MUST_USE swv_status* swv_tensor_is_leaf(const swv_tensor* tensor, swv_bool* out_is_leaf);
+SWV_API SWV_MUST_USE swv_status* swv_tensor_is_leaf(const swv_tensor* tensor,
+                                                    swv_bool* out_is_leaf);
 /* The same data without history. */
-SWV_API SWV_MUST_USE swv_status* swv_tensor_detach(const swv_tensor* tensor, swv_tensor** out_tensor);
+SWV_API SWV_MUST_USE swv_status* swv_tensor_detach(const swv_tensor* tensor,
+                                                   swv_tensor** out_tensor);
 /* *out_grad is NULL if there is none. */
 SWV_API SWV_MUST_USE swv_status* swv_tensor_grad(const swv_tensor* tensor, swv_tensor** out_grad);
 /* grad NULL: none. */
@@ -883,28 +906,26 @@ typedef struct swv_backward_options {
   size_t struct_size;
   swv_bool retain_graph; /* for another backward through the same graph */
   swv_bool create_graph; /* the gradients can be differentiated; implies retain_graph */
-  swv_bool allow_unused; /* of swv_gradients: an input that the outputs do not depend on has gradient NULL */
+  swv_bool allow_unused; /* of swv_gradients: an input that nothing depends on has gradient NULL */
 } swv_backward_options;
 #define SWV_BACKWARD_OPTIONS_INIT {SWV_SIZE_TO(swv_backward_options, allow_unused), 0, 0, 0}
 
-/* Adds to the gradients of the leaves that `tensor` depends on. gradient NULL: 1, of a tensor with one
- * element. Runs on the calling thread. COLLECTIVE on sharded tensors. */
+/* Adds to the gradients of the leaves that `tensor` depends on. gradient NULL: 1, of a tensor with
+ * one element. Runs on the calling thread. COLLECTIVE on sharded tensors. */
 SWV_API SWV_MUST_USE swv_status* swv_tensor_backward(const swv_tensor* tensor,
                                                      const swv_tensor* gradient,
                                                      const swv_backward_options* options);
-/* The gradients of the inputs: num_inputs handles to out_grads. grad_outputs: num_outputs of them, or
- * NULL; an element may be NULL. COLLECTIVE on sharded tensors. */
-SWV_API SWV_MUST_USE swv_status* swv_gradients(const swv_tensor* const* outputs,
-                                                  size_t num_outputs,
-                                                  const swv_tensor* const* inputs,
-                                                  size_t num_inputs,
-                                                  const swv_tensor* const* grad_outputs,
-                                                  const swv_backward_options* options,
-                                                  swv_tensor** out_grads);
+/* The gradients of the inputs: num_inputs handles to out_grads. grad_outputs: num_outputs of them,
+ * or NULL; an element may be NULL. COLLECTIVE on sharded tensors. */
+SWV_API SWV_MUST_USE swv_status* swv_gradients(const swv_tensor* const* outputs, size_t num_outputs,
+                                               const swv_tensor* const* inputs, size_t num_inputs,
+                                               const swv_tensor* const* grad_outputs,
+                                               const swv_backward_options* options,
+                                               swv_tensor** out_grads);
 
 /* A function of the host with a derivative of its own. Tensors that the callbacks get are borrowed;
- * those that they write to outputs and grad_inputs (NULL before) are taken over. `mode` is the one to
- * call operators with. `context` lives during the callback. */
+ * those that they write to outputs and grad_inputs (NULL before) are taken over. `mode` is the one
+ * to call operators with. `context` lives during the callback. */
 typedef struct swv_function {
   size_t struct_size;
   const char* name;
@@ -912,8 +933,8 @@ typedef struct swv_function {
   swv_status* (*forward)(void* user_data, swv_function_context* context, swv_grad_mode mode,
                          const swv_tensor* const* inputs, size_t num_inputs, swv_tensor** outputs,
                          size_t num_outputs);
-  /* An element of grad_outputs is NULL if nothing depends on that output; an element of grad_inputs may
-   * stay NULL. */
+  /* An element of grad_outputs is NULL if nothing depends on that output; an element of grad_inputs
+   * may stay NULL. */
   swv_status* (*backward)(void* user_data, swv_function_context* context, swv_grad_mode mode,
                           const swv_tensor* const* grad_outputs, size_t num_outputs,
                           swv_tensor** grad_inputs, size_t num_inputs);
@@ -921,13 +942,15 @@ typedef struct swv_function {
 } swv_function;
 #define SWV_FUNCTION_INIT {SWV_SIZE_TO(swv_function, drop), NULL, NULL, NULL, NULL, NULL}
 
-/* Calls forward once, and backward when gradients pass. `function` is copied; user_data is dropped when
- * the graph no longer needs it. Writes num_outputs handles. */
-SWV_API SWV_MUST_USE swv_status* swv_function_apply(const swv_function* function, swv_grad_mode mode,
+/* Calls forward once, and backward when gradients pass. `function` is copied; user_data is dropped
+ * when the graph no longer needs it. Writes num_outputs handles. */
+SWV_API SWV_MUST_USE swv_status* swv_function_apply(const swv_function* function,
+                                                    swv_grad_mode mode,
                                                     const swv_tensor* const* inputs,
                                                     size_t num_inputs, swv_tensor** out_outputs,
                                                     size_t num_outputs);
-/* In forward: what backward needs (inputs, outputs or others). In place of what was saved before. */
+/* In forward: what backward needs (inputs, outputs or others). In place of what was saved
+ * before. */
 SWV_API SWV_MUST_USE swv_status* swv_function_context_save(swv_function_context* context,
                                                            const swv_tensor* const* tensors,
                                                            size_t num_tensors);
@@ -956,16 +979,17 @@ SWV_API SWV_MUST_USE swv_status* swv_seed(uint64_t seed);
 SWV_API SWV_MUST_USE swv_status* swv_set_num_threads(int32_t num_threads);
 
 /* ---- Modules and plans ------------------------------------------------------------------------
- * A module holds parameters and buffers by fully qualified name (FQN, "blocks.0.attn.q.weight"). Its
- * forward is the host's own code, on the handles that it registered; or a TorchScript file's. */
+ * A module holds parameters and buffers by fully qualified name (FQN, "blocks.0.attn.q.weight").
+ * Its forward is the host's own code, on the handles that it registered; or a TorchScript
+ * file's. */
 
 SWV_API SWV_MUST_USE swv_status* swv_module_create(swv_module** out_module);
 /* A file that torch.jit.save or torch::jit::Module::save wrote. */
 SWV_API SWV_MUST_USE swv_status* swv_module_load(const char* path, swv_module** out_module);
 SWV_API void swv_module_free(swv_module* module);
 
-/* The module and the caller's handle share the tensor: what distributes the module changes it where it
- * stands, and every handle sees that. A parameter is a leaf, and requires grad from now on. */
+/* The module and the caller's handle share the tensor: what distributes the module changes it where
+ * it stands, and every handle sees that. A parameter is a leaf, and requires grad from now on. */
 SWV_API SWV_MUST_USE swv_status* swv_module_add_parameter(swv_module* module, const char* fqn,
                                                           const swv_tensor* tensor);
 SWV_API SWV_MUST_USE swv_status* swv_module_add_buffer(swv_module* module, const char* fqn,
@@ -976,7 +1000,8 @@ SWV_API SWV_MUST_USE swv_status* swv_module_num_parameters(const swv_module* mod
                                                            size_t* out_num);
 /* Either output may be NULL. */
 SWV_API SWV_MUST_USE swv_status* swv_module_parameter(const swv_module* module, size_t index,
-                                                      swv_string** out_fqn, swv_tensor** out_tensor);
+                                                      swv_string** out_fqn,
+                                                      swv_tensor** out_tensor);
 SWV_API SWV_MUST_USE swv_status* swv_module_num_buffers(const swv_module* module, size_t* out_num);
 SWV_API SWV_MUST_USE swv_status* swv_module_buffer(const swv_module* module, size_t index,
                                                    swv_string** out_fqn, swv_tensor** out_tensor);
@@ -989,8 +1014,9 @@ SWV_API SWV_MUST_USE swv_status* swv_module_call(const swv_module* module, const
                                                  size_t num_arguments, swv_value* out_results,
                                                  size_t capacity, size_t* out_num_results);
 
-/* A plan says by FQN patterns how parameters and buffers lie; the first line that matches counts. In a
- * pattern * stands for any characters, ? for one, {a,b} for either. As JSON, in the order of the text:
+/* A plan says by FQN patterns how parameters and buffers lie; the first line that matches counts.
+ * In a pattern * stands for any characters, ? for one, {a,b} for either. As JSON, in the order of
+ * the text:
  *   {"parameter": {"*.{q,k,v,up}.weight": {"tp": "S(0)"}, "*.{o,down}.weight": {"tp": "S(1)"}}} */
 SWV_API SWV_MUST_USE swv_status* swv_plan_create(swv_plan** out_plan);
 SWV_API SWV_MUST_USE swv_status* swv_plan_from_json(const char* text, swv_plan** out_plan);
@@ -1001,27 +1027,28 @@ SWV_API SWV_MUST_USE swv_status* swv_plan_add(swv_plan* plan, const char* patter
                                               size_t num_placements);
 SWV_API void swv_plan_free(swv_plan* plan);
 
-/* Turns every parameter and buffer into a sharded tensor, in place; what no line matches is replicated.
- * plan NULL: all replicated. A line that matches nothing is an error before anything changes.
- * COLLECTIVE unless source is -1. */
+/* Turns every parameter and buffer into a sharded tensor, in place; what no line matches is
+ * replicated. plan NULL: all replicated. A line that matches nothing is an error before anything
+ * changes. COLLECTIVE unless source is -1. */
 SWV_API SWV_MUST_USE swv_status* swv_module_distribute(const swv_module* module,
                                                        const swv_mesh* mesh, const swv_plan* plan,
                                                        const swv_distribute_options* options);
-/* Brings every gradient into its parameter's layout, in buckets. Between backward and the optimizer's
- * step. COLLECTIVE. */
+/* Brings every gradient into its parameter's layout, in buckets. Between backward and the
+ * optimizer's step. COLLECTIVE. */
 SWV_API SWV_MUST_USE swv_status* swv_module_finish_grad_sync(const swv_module* module);
 SWV_API SWV_MUST_USE swv_status* swv_finish_grad_sync(const swv_tensor* const* parameters,
                                                       size_t num_parameters);
 typedef struct swv_clip_options {
   size_t struct_size;
-  double norm_type;            /* above 0; infinity too */
-  swv_bool error_if_nonfinite; /* a norm that is no finite number is SWV_OUT_OF_RANGE, on every rank */
+  double norm_type; /* above 0; infinity too */
+  swv_bool
+      error_if_nonfinite; /* a norm that is no finite number is SWV_OUT_OF_RANGE, on every rank */
 } swv_clip_options;
 #define SWV_CLIP_OPTIONS_INIT {SWV_SIZE_TO(swv_clip_options, error_if_nonfinite), 2.0, 0}
 
-/* Multiplies all gradients by max_norm / (norm + 1e-6) if their norm as one vector, wherever they lie,
- * is above max_norm. After finish_grad_sync. out_norm: before the clipping, the same on every rank; may
- * be NULL. COLLECTIVE. */
+/* Multiplies all gradients by max_norm / (norm + 1e-6) if their norm as one vector, wherever they
+ * lie, is above max_norm. After finish_grad_sync. out_norm: before the clipping, the same on every
+ * rank; may be NULL. COLLECTIVE. */
 SWV_API SWV_MUST_USE swv_status* swv_clip_grad_norm(const swv_tensor* const* parameters,
                                                     size_t num_parameters, double max_norm,
                                                     const swv_clip_options* options,
@@ -1030,8 +1057,8 @@ SWV_API SWV_MUST_USE swv_status* swv_clip_grad_norm(const swv_tensor* const* par
 SWV_API SWV_MUST_USE swv_status* swv_module_zero_grad(const swv_module* module);
 
 /* ---- Optimizers -------------------------------------------------------------------------------
- * Steps work on this rank's parts, by LibTorch's fused kernels; the state is sharded as its parameter
- * is. They communicate nothing: call swv_module_finish_grad_sync before. */
+ * Steps work on this rank's parts, by LibTorch's fused kernels; the state is sharded as its
+ * parameter is. They communicate nothing: call swv_module_finish_grad_sync before. */
 
 typedef struct swv_sgd_options {
   size_t struct_size;
@@ -1070,12 +1097,13 @@ SWV_API SWV_MUST_USE swv_status* swv_optimizer_step(swv_optimizer* optimizer);
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_zero_grad(const swv_optimizer* optimizer);
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_lr(const swv_optimizer* optimizer, double* out_lr);
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_set_lr(swv_optimizer* optimizer, double lr);
-/* The state of parameter `index`, laid out as it is: "step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq",
- * "momentum_buffer". *out_tensor is NULL before the first step. Writing to it writes the state. */
+/* The state of parameter `index`, laid out as it is: "step", "exp_avg", "exp_avg_sq",
+ * "max_exp_avg_sq", "momentum_buffer". *out_tensor is NULL before the first step. Writing to it
+ * writes the state. */
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_state(const swv_optimizer* optimizer, size_t index,
                                                      const char* name, swv_tensor** out_tensor);
 
-/* ---- What happened ---------------------------------------------------------------------------- */
+/* ---- What happened --------------------------------------------------------------------------- */
 
 /* Operations issued, and their bytes: of the larger of the two buffers. */
 typedef struct swv_comm_counter {
@@ -1089,8 +1117,8 @@ SWV_API SWV_MUST_USE swv_status* swv_comm_counters(const swv_comm* comm, swv_com
 SWV_API SWV_MUST_USE swv_status* swv_world_counters(const swv_world* world,
                                                     swv_comm_counter* counters, size_t capacity,
                                                     size_t* out_count);
-/* The last operations of every group of this rank, as JSON (comm/flight_recorder.h). Any thread, also
- * while something hangs. */
+/* The last operations of every group of this rank, as JSON (comm/flight_recorder.h). Any thread,
+ * also while something hangs. */
 SWV_API SWV_MUST_USE swv_status* swv_world_flight_record(const swv_world* world,
                                                          swv_string** out_json);
 
@@ -1101,14 +1129,15 @@ typedef struct swv_dispatch_counters {
   int64_t implicit_redistributions; /* with communication, that nobody asked for by name */
   int64_t gathered_operators;       /* calls of operators without a sharding rule */
 } swv_dispatch_counters;
-#define SWV_DISPATCH_COUNTERS_INIT {SWV_SIZE_TO(swv_dispatch_counters, gathered_operators), 0, 0, 0, 0}
+#define SWV_DISPATCH_COUNTERS_INIT \
+  {SWV_SIZE_TO(swv_dispatch_counters, gathered_operators), 0, 0, 0, 0}
 
 /* Of this rank since the mesh was made; as many members as struct_size says. */
 SWV_API SWV_MUST_USE swv_status* swv_mesh_dispatch_counters(const swv_mesh* mesh,
                                                             swv_dispatch_counters* out_counters);
 
-/* Records every collective that tensors of the mesh start until it is freed: what moves, how far, and
- * who wanted it. Traces nest. */
+/* Records every collective that tensors of the mesh start until it is freed: what moves, how far,
+ * and who wanted it. Traces nest. */
 SWV_API SWV_MUST_USE swv_status* swv_trace_create(const swv_mesh* mesh, swv_trace** out_trace);
 SWV_API void swv_trace_free(swv_trace* trace);
 SWV_API SWV_MUST_USE swv_status* swv_trace_clear(swv_trace* trace);
@@ -1125,16 +1154,17 @@ SWV_API SWV_MUST_USE swv_status* swv_module_scope_create(const swv_mesh* mesh, c
                                                          swv_module_scope** out_module_scope);
 SWV_API void swv_module_scope_free(swv_module_scope* module_scope);
 
-/* Why an operator on sharded tensors moves what it moves: the ways that its sharding rule offers, what
- * each would cost, which would be taken, and what follows. Nothing runs. As a table, and as JSON
- * (dtensor/explain.h); either may be NULL. SWV_FAILED_PRECONDITION for an operator that is made of
- * others (aten::linear): trace those. */
+/* Why an operator on sharded tensors moves what it moves: the ways that its sharding rule offers,
+ * what each would cost, which would be taken, and what follows. Nothing runs. As a table, and as
+ * JSON (dtensor/explain.h); either may be NULL. SWV_FAILED_PRECONDITION for an operator that is
+ * made of others (aten::linear): trace those. */
 SWV_API SWV_MUST_USE swv_status* swv_op_explain(const swv_op* op, const swv_value* arguments,
                                                 size_t num_arguments, swv_string** out_text,
                                                 swv_string** out_json);
 
 /* Which rank holds which part, as a picture of characters. */
-SWV_API SWV_MUST_USE swv_status* swv_tensor_picture(const swv_tensor* tensor, swv_string** out_text);
+SWV_API SWV_MUST_USE swv_status* swv_tensor_picture(const swv_tensor* tensor,
+                                                    swv_string** out_text);
 SWV_API SWV_MUST_USE swv_status* swv_layout_picture(const swv_layout* layout, const swv_mesh* mesh,
                                                     const int64_t* sizes, size_t num_sizes,
                                                     swv_string** out_text);
@@ -1143,7 +1173,7 @@ SWV_API SWV_MUST_USE swv_status* swv_layout_picture(const swv_layout* layout, co
 } /* extern "C" */
 #endif
 
-/* ---- Values, inline --------------------------------------------------------------------------- */
+/* ---- Values, inline -------------------------------------------------------------------------- */
 
 static inline swv_value swv_value_none(void) {
   swv_value value = SWV_NONE;

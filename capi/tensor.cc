@@ -10,9 +10,9 @@
 #include "ATen/ops/rand.h"
 #include "ATen/ops/randn.h"
 #include "ATen/ops/zeros.h"
-#include "shardweave/comm/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "shardweave/capi/handles.h"
+#include "shardweave/comm/str_cat.h"
 
 namespace shardweave::capi {
 namespace {
@@ -40,7 +40,7 @@ NewTensor tensor_options(const swv_tensor_options* given) {
     if (!layout.default_order()) {
       fail(absl::StatusCode::kUnimplemented,
            str_cat("argument 'options.layout' is ", layout.to_string(),
-                        ": factories cut in the mesh's order; use swv_tensor_redistribute"));
+                   ": factories cut in the mesh's order; use swv_tensor_redistribute"));
     }
     result.placements = layout.placements();
   }
@@ -63,37 +63,37 @@ swv_tensor* new_filled(const int64_t* given, size_t ndim, const swv_tensor_optio
   return new_tensor(std::move(result), "the new tensor");
 }
 
-#define SHARDWEAVE_FACTORY(name)                                                               \
-  new_filled(                                                                                  \
-      sizes, ndim, options,                                                                    \
-      [](at::IntArrayRef shape, const at::TensorOptions& o) { return at::name(shape, o); },    \
-      [](at::IntArrayRef shape, const shardweave::MeshPtr& mesh,                               \
-         const shardweave::Placements& placements, const at::TensorOptions& o) {               \
-        return shardweave::name(shape, mesh, placements, o);                                   \
-      })
+#define SHARDWEAVE_FACTORY(name)                                                            \
+  new_filled(                                                                               \
+      sizes, ndim, options,                                                                 \
+      [](at::IntArrayRef shape, const at::TensorOptions& o) { return at::name(shape, o); }, \
+      [](at::IntArrayRef shape, const shardweave::MeshPtr& mesh,                            \
+         const shardweave::Placements& placements,                                          \
+         const at::TensorOptions& o) { return shardweave::name(shape, mesh, placements, o); })
 
 const at::Tensor& plain(const swv_tensor* handle, const char* argument) {
   const at::Tensor& t = tensor(handle, argument);
   if (is_dtensor(t)) {
     fail_argument(argument,
                   str_cat("is sharded (", describe(t),
-                               "); take swv_tensor_to_local or swv_tensor_full_tensor of it first"));
+                          "); take swv_tensor_to_local or swv_tensor_full_tensor of it first"));
   }
   return t;
 }
 
 void check_bytes(const at::Tensor& t, const void* data, size_t num_bytes) {
   if (num_bytes != t.nbytes()) {
-    fail_argument("num_bytes", str_cat("is ", num_bytes, "; the tensor [",
-                                            absl::StrJoin(t.sizes(), ", "), "] of ",
-                                            c10::toString(t.scalar_type()), " has ", t.nbytes()));
+    fail_argument("num_bytes",
+                  str_cat("is ", num_bytes, "; the tensor [", absl::StrJoin(t.sizes(), ", "),
+                          "] of ", c10::toString(t.scalar_type()), " has ", t.nbytes()));
   }
   if (data == nullptr && num_bytes != 0) fail_null("data");
 }
 
 // The caller's memory as a tensor.
 at::Tensor borrowed(const void* data, const at::Tensor& like) {
-  return at::from_blob(const_cast<void*>(data), like.sizes(), like.options().device(at::kCPU).requires_grad(false));
+  return at::from_blob(const_cast<void*>(data), like.sizes(),
+                       like.options().device(at::kCPU).requires_grad(false));
 }
 
 swv_tensor* from_data(const void* data, size_t num_bytes, const int64_t* given, size_t ndim,
@@ -105,7 +105,8 @@ swv_tensor* from_data(const void* data, size_t num_bytes, const int64_t* given, 
   size_t needed = itemsize;
   for (int64_t size : shape) needed *= static_cast<size_t>(size);
   if (num_bytes != needed) {  // before anything is allocated
-    fail_argument("num_bytes", str_cat("is ", num_bytes, "; [", absl::StrJoin(shape, ", "), "] needs ", needed));
+    fail_argument("num_bytes",
+                  str_cat("is ", num_bytes, "; [", absl::StrJoin(shape, ", "), "] needs ", needed));
   }
   if (data == nullptr && num_bytes != 0) fail_null("data");
   at::Tensor result = at::empty(shape, o.options.requires_grad(false));
@@ -125,9 +126,9 @@ swv_tensor* from_dlpack(DLManagedTensorVersioned* managed, swv_tensor** out_tens
   std::unique_ptr<DLManagedTensorVersioned, DlpackDeleter> owned(managed);
   out(out_tensor, "out_tensor");
   if (managed->version.major != DLPACK_MAJOR_VERSION) {
-    fail_argument("managed", str_cat("has DLPack version ", managed->version.major, ".",
-                                          managed->version.minor, "; wanted ", DLPACK_MAJOR_VERSION,
-                                          ".x"));
+    fail_argument("managed",
+                  str_cat("has DLPack version ", managed->version.major, ".",
+                          managed->version.minor, "; wanted ", DLPACK_MAJOR_VERSION, ".x"));
   }
   const DLTensor& t = managed->dl_tensor;
   if (t.ndim < 0 || t.ndim > static_cast<int32_t>(kMaxDims)) {
@@ -138,7 +139,8 @@ swv_tensor* from_dlpack(DLManagedTensorVersioned* managed, swv_tensor** out_tens
     fail_argument("managed", "has no data");
   }
   if ((managed->flags & DLPACK_FLAG_BITMASK_READ_ONLY) != 0) {
-    fail(absl::StatusCode::kUnimplemented, "argument 'managed' is read-only; a tensor may be written to");
+    fail(absl::StatusCode::kUnimplemented,
+         "argument 'managed' is read-only; a tensor may be written to");
   }
   // The deleter runs with the storage, or here if this fails.
   const std::shared_ptr<DLManagedTensorVersioned> keeper(owned.release(), DlpackDeleter());
@@ -148,16 +150,20 @@ swv_tensor* from_dlpack(DLManagedTensorVersioned* managed, swv_tensor** out_tens
 DLManagedTensorVersioned* to_dlpack(const swv_tensor* handle) {
   const at::Tensor& t = plain(handle, "tensor");
   if (t.requires_grad()) {
-    fail_argument("tensor", "requires grad; what is written to its memory would not be seen: swv_tensor_detach it");
+    fail_argument(
+        "tensor",
+        "requires grad; what is written to its memory would not be seen: swv_tensor_detach it");
   }
-  if (t.is_conj() || t.is_neg()) fail_argument("tensor", "is a lazy conjugate or negative; resolve it first");
+  if (t.is_conj() || t.is_neg())
+    fail_argument("tensor", "is a lazy conjugate or negative; resolve it first");
   return at::toDLPackVersioned(t);
 }
 
 swv_buffer buffer_of(const swv_tensor* handle) {
   const at::Tensor& t = plain(handle, "tensor");
   if (!t.is_contiguous()) {
-    fail_argument("tensor", str_cat("is not contiguous: strides [", absl::StrJoin(t.strides(), ", "), "]"));
+    fail_argument("tensor",
+                  str_cat("is not contiguous: strides [", absl::StrJoin(t.strides(), ", "), "]"));
   }
   return {t.mutable_data_ptr(), t.numel(), dtype_of(t.scalar_type()), device_of(t.device()), 0};
 }
@@ -168,7 +174,7 @@ const Placements& default_placements(const swv_layout* layout, const char* argum
   if (!l.default_order()) {
     fail(absl::StatusCode::kUnimplemented,
          str_cat("argument '", argument, "' is ", l.to_string(),
-                      ": only swv_tensor_redistribute cuts in another order than the mesh's"));
+                 ": only swv_tensor_redistribute cuts in another order than the mesh's"));
   }
   return l.placements();
 }
@@ -184,8 +190,8 @@ at::Tensor from_local_parts(const swv_tensor* local, const swv_mesh* mesh, const
                             const int64_t* given, size_t ndim) {
   std::optional<std::vector<int64_t>> global;
   if (given != nullptr) global = sizes(given, ndim, "sizes").vec();
-  return from_local(plain(local, "local"), in(mesh, "mesh").mesh, default_placements(layout, "layout"),
-                    std::move(global), kHost);
+  return from_local(plain(local, "local"), in(mesh, "mesh").mesh,
+                    default_placements(layout, "layout"), std::move(global), kHost);
 }
 
 at::Tensor local_part(const swv_tensor* handle, const swv_layout* grad_layout) {
@@ -243,7 +249,9 @@ swv_status* swv_tensor_full(const int64_t* sizes, size_t ndim, double value,
   return guarded(__func__, out_tensor, "out_tensor", [&] {
     return new_filled(
         sizes, ndim, options,
-        [&](at::IntArrayRef shape, const at::TensorOptions& o) { return at::full(shape, value, o); },
+        [&](at::IntArrayRef shape, const at::TensorOptions& o) {
+          return at::full(shape, value, o);
+        },
         [&](at::IntArrayRef shape, const shardweave::MeshPtr& mesh,
             const shardweave::Placements& placements, const at::TensorOptions& o) {
           return shardweave::full(shape, value, mesh, placements, o);
@@ -379,8 +387,9 @@ swv_status* swv_tensor_redistribute(const swv_tensor* tensor, const swv_layout* 
                                     swv_grad_mode mode, swv_tensor** out_tensor) {
   return guarded(__func__, out_tensor, "out_tensor", [&] {
     const CallMode call_mode(mode, "mode");
-    return new_tensor(shardweave::redistribute(in(tensor, "tensor").tensor, in(layout, "layout").layout, kHost),
-                      "the new tensor");
+    return new_tensor(
+        shardweave::redistribute(in(tensor, "tensor").tensor, in(layout, "layout").layout, kHost),
+        "the new tensor");
   });
 }
 
@@ -389,7 +398,8 @@ swv_status* swv_tensor_full_tensor(const swv_tensor* tensor, swv_grad_mode mode,
   return guarded(__func__, out_tensor, "out_tensor", [&] {
     const CallMode call_mode(mode, "mode");
     const at::Tensor& t = in(tensor, "tensor").tensor;
-    return new_tensor(shardweave::is_dtensor(t) ? shardweave::full_tensor(t, kHost) : t, "the new tensor");
+    return new_tensor(shardweave::is_dtensor(t) ? shardweave::full_tensor(t, kHost) : t,
+                      "the new tensor");
   });
 }
 
@@ -400,9 +410,8 @@ swv_status* swv_tensor_layout(const swv_tensor* tensor, swv_layout** out_layout)
 }
 
 swv_status* swv_tensor_mesh(const swv_tensor* tensor, swv_mesh** out_mesh) {
-  return guarded(__func__, out_mesh, "out_mesh", [&] {
-    return make<swv_mesh>(shardweave::mesh_of(in(tensor, "tensor").tensor));
-  });
+  return guarded(__func__, out_mesh, "out_mesh",
+                 [&] { return make<swv_mesh>(shardweave::mesh_of(in(tensor, "tensor").tensor)); });
 }
 
 swv_status* swv_seed(uint64_t seed) {

@@ -14,7 +14,7 @@
 namespace shardweave::capi {
 namespace {
 
-// --- schemas ----------------------------------------------------------------------------------------
+// --- schemas -------------------------------------------------------------------------------------
 
 ArgType scalar_kind(const c10::Type& type) {
   switch (type.kind()) {
@@ -90,7 +90,7 @@ Argument make_argument(const c10::Argument& from) {
   return result;
 }
 
-// --- lists --------------------------------------------------------------------------------------------
+// --- lists ---------------------------------------------------------------------------------------
 
 // Lists of arguments whose memory is kept for the next call of this thread: used again when nobody
 // else holds them any more.
@@ -151,13 +151,14 @@ thread_local c10::Stack spare_stack;
 
 constexpr size_t kStackSize = 32;
 
-// --- arguments ----------------------------------------------------------------------------------------
+// --- arguments -----------------------------------------------------------------------------------
 
 const char* name_of_kind(swv_value_kind kind) {
-  static constexpr const char* kNames[] = {"none",  "the default", "a tensor", "a bool",
-                                           "an integer", "a float", "a complex number", "a string",
-                                           "a dtype", "a device", "tensors", "bools",
-                                           "integers", "floats"};
+  static constexpr const char* kNames[] = {
+      "none",       "the default", "a tensor",         "a bool",
+      "an integer", "a float",     "a complex number", "a string",
+      "a dtype",    "a device",    "tensors",          "bools",
+      "integers",   "floats"};
   return kind >= 0 && kind <= SWV_VALUE_FLOATS ? kNames[kind] : "of an unknown kind";
 }
 
@@ -343,7 +344,7 @@ bool convert(const Argument& argument, const swv_value& v, Match match, c10::IVa
 void check_value(const swv_value& v) {
   if (v.kind < 0 || v.kind > SWV_VALUE_FLOATS) [[unlikely]]
     fail_argument("arguments[].kind", str_cat("is ", v.kind, "; wanted a swv_value_kind, 0 to ",
-                                                   int{SWV_VALUE_FLOATS}));
+                                              int{SWV_VALUE_FLOATS}));
   if (v.reserved != 0) [[unlikely]]
     check_reserved(v.reserved, "arguments[].reserved");
   if (v.kind == SWV_VALUE_BOOL && (v.as.integer & ~int64_t{1}) != 0) [[unlikely]]
@@ -351,7 +352,7 @@ void check_value(const swv_value& v) {
                   str_cat("is ", v.as.integer, " of a bool; wanted 0 or 1"));
 }
 
-// --- results ------------------------------------------------------------------------------------------
+// --- results -------------------------------------------------------------------------------------
 
 template <typename T>
 T* allocate(size_t count) {
@@ -477,7 +478,7 @@ void check_capacity(const Signature& signature, const swv_value* results, size_t
   if (results == nullptr) fail_null("out_results");
   if (capacity < signature.results.size()) {
     fail_argument("capacity", str_cat("is ", capacity, "; the operator has ",
-                                           signature.results.size(), " results"));
+                                      signature.results.size(), " results"));
   }
 }
 
@@ -566,7 +567,8 @@ void swv_value_clear(swv_value* value) {
       swv_tensor_free(value->as.tensor);
       break;
     case SWV_VALUE_TENSORS:
-      for (size_t i = 0; i < value->as.tensors.size; ++i) swv_tensor_free(value->as.tensors.data[i]);
+      for (size_t i = 0; i < value->as.tensors.size; ++i)
+        swv_tensor_free(value->as.tensors.data[i]);
       std::free(value->as.tensors.data);
       break;
     case SWV_VALUE_STRING:

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "ATen/core/function_schema.h"
 #include "ATen/core/boxing/KernelFunction.h"
+#include "ATen/core/function_schema.h"
 #include "absl/types/span.h"
 #include "shardweave/capi/handles.h"
 
@@ -42,7 +42,7 @@ struct Argument {
   std::string name;
   std::string type;  // as the schema writes it
   ArgType kind = ArgType::kOther;
-  bool optional = false;  // none is allowed
+  bool optional = false;   // none is allowed
   int64_t fixed_size = 0;  // of a list that a single number stands for; 0: as many as there are
   bool has_default = false;
   c10::IValue default_value;
@@ -74,8 +74,8 @@ enum class Match : uint8_t { kExact, kLenient };
 bool push_arguments(const Signature& signature, const GivenArguments& given, Match match,
                     c10::Stack& stack, std::string* mismatch);
 
-// Moves all that is on the stack to the results; nothing is written if one has no swv_value. Capacity
-// 0 drops them.
+// Moves all that is on the stack to the results; nothing is written if one has no swv_value.
+// Capacity 0 drops them.
 void write_results(const Signature& signature, c10::Stack& stack, swv_value* results,
                    size_t capacity, size_t* out_num_results);
 // Before a call: that write_results will have room.

@@ -1,6 +1,6 @@
 // Which version this is.
-#include "shardweave.h"
 #include "torch/headeronly/version.h"
+#include "shardweave.h"
 
 #define SHARDWEAVE_TEXT(x) #x
 #define SHARDWEAVE_DOTTED(a, b, c) SHARDWEAVE_TEXT(a) "." SHARDWEAVE_TEXT(b) "." SHARDWEAVE_TEXT(c)

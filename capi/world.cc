@@ -1,10 +1,10 @@
 // Worlds.
-#include "shardweave/comm/str_cat.h"
 #include "shardweave/capi/handles.h"
 #include "shardweave/comm/counting/counting.h"
 #include "shardweave/comm/environment/from_environment.h"
 #include "shardweave/comm/environment/join_world.h"
 #include "shardweave/comm/inproc/inproc.h"
+#include "shardweave/comm/str_cat.h"
 
 namespace shardweave::capi {
 namespace {
@@ -12,8 +12,7 @@ namespace {
 constexpr int kMaxLocalRanks = 4096;
 
 WorldOptions world_options(const swv_world_options* given) {
-  const swv_world_options o =
-      options<swv_world_options>(given, SWV_WORLD_OPTIONS_INIT, "options");
+  const swv_world_options o = options<swv_world_options>(given, SWV_WORLD_OPTIONS_INIT, "options");
   WorldOptions result;
   result.backend = text_or(o.backend, result.backend, "options.backend");
   result.interface = text_or(o.network_interface, "", "options.network_interface");
@@ -23,8 +22,7 @@ WorldOptions world_options(const swv_world_options* given) {
 
 void check_num_ranks(int32_t num_ranks) {
   if (num_ranks < 1 || num_ranks > kMaxLocalRanks) {
-    fail_argument("num_ranks",
-                  str_cat("is ", num_ranks, "; wanted 1 to ", kMaxLocalRanks));
+    fail_argument("num_ranks", str_cat("is ", num_ranks, "; wanted 1 to ", kMaxLocalRanks));
   }
 }
 
@@ -51,13 +49,15 @@ void create_local(int32_t num_ranks, const swv_world_options* options, swv_world
   InprocHub hub(num_ranks);
   std::vector<Owned<swv_world>> worlds;
   for (int rank = 0; rank < num_ranks; ++rank) {
-    worlds.emplace_back(new_world(std::make_shared<World>(hub.connect(rank, {.timeout = timeout}))));
+    worlds.emplace_back(
+        new_world(std::make_shared<World>(hub.connect(rank, {.timeout = timeout}))));
   }
   for (int rank = 0; rank < num_ranks; ++rank) out_worlds[rank] = worlds[rank].release();
 }
 
 RendezvousInfo rendezvous_info(const swv_rendezvous* given) {
-  const swv_rendezvous r = required_options<swv_rendezvous>(given, SWV_RENDEZVOUS_INIT, "rendezvous");
+  const swv_rendezvous r =
+      required_options<swv_rendezvous>(given, SWV_RENDEZVOUS_INIT, "rendezvous");
   RendezvousInfo info;
   info.rank = r.rank;
   info.world_size = r.world_size;
@@ -149,6 +149,8 @@ swv_status* swv_world_comm(const swv_world* world, swv_comm** out_comm) {
 
 swv_status* swv_world_abort(const swv_world* world, const char* reason) {
   return guarded(__func__, [&] {
-    in(world, "world").world->comm()->abort(absl::AbortedError(std::string(text(reason, "reason"))));
+    in(world, "world")
+        .world->comm()
+        ->abort(absl::AbortedError(std::string(text(reason, "reason"))));
   });
 }

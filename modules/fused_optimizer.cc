@@ -8,8 +8,8 @@
 #include "ATen/ops/_fused_sgd.h"
 #include "ATen/ops/zeros.h"
 #include "ATen/ops/zeros_like.h"
-#include "shardweave/comm/str_cat.h"
 #include "c10/core/GradMode.h"
+#include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/dtensor.h"
 
 namespace shardweave {
@@ -48,16 +48,15 @@ at::Tensor local_of(const at::Tensor& tensor) {
 
 void check_gradient(size_t i, const at::Tensor& parameter, const at::Tensor& grad) {
   const bool sharded = is_dtensor(parameter);
-  if (sharded == is_dtensor(grad) &&
-      (!sharded || layout_of(parameter) == layout_of(grad))) {
+  if (sharded == is_dtensor(grad) && (!sharded || layout_of(parameter) == layout_of(grad))) {
     return;
   }
   const auto text = [](const at::Tensor& t) {
     return is_dtensor(t) ? layout_of(t).to_string() : std::string("plain");
   };
-  throw Error(absl::FailedPreconditionError(
-      str_cat("FusedOptimizer: parameter ", i, " lies ", text(parameter), ", its gradient ",
-                   text(grad), "; call finish_grad_sync() before step()")));
+  throw Error(absl::FailedPreconditionError(str_cat("FusedOptimizer: parameter ", i, " lies ",
+                                                    text(parameter), ", its gradient ", text(grad),
+                                                    "; call finish_grad_sync() before step()")));
 }
 
 }  // namespace
@@ -75,12 +74,12 @@ FusedOptimizer::FusedOptimizer(std::vector<at::Tensor> parameters, const Options
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& p = parameters_[i];
     if (!p.defined() || !p.is_leaf() || !p.is_floating_point()) {
-      throw Error(absl::InvalidArgumentError(str_cat(
-          "FusedOptimizer: parameter ", i, " is ",
-          !p.defined()   ? "undefined"
-          : !p.is_leaf() ? "no leaf: it is the result of an operator"
-                         : str_cat("of type ", c10::toString(p.scalar_type())),
-          "; wanted a floating-point leaf")));
+      throw Error(absl::InvalidArgumentError(
+          str_cat("FusedOptimizer: parameter ", i, " is ",
+                  !p.defined()   ? "undefined"
+                  : !p.is_leaf() ? "no leaf: it is the result of an operator"
+                                 : str_cat("of type ", c10::toString(p.scalar_type())),
+                  "; wanted a floating-point leaf")));
     }
     for (size_t j = 0; j < i; ++j) {
       if (!p.is_same(parameters_[j])) continue;
@@ -125,7 +124,8 @@ void FusedOptimizer::step() {
     }
     state.step.add_(1);
     if (work.numel() == 0) continue;
-    Batch& batch = batches[{work.scalar_type(), work.device().type(), work.device().index(), first_step}];
+    Batch& batch =
+        batches[{work.scalar_type(), work.device().type(), work.device().index(), first_step}];
     batch.first_step = first_step;
     if (!work.is_same(local)) batch.copies.emplace_back(local, work);
     batch.parameters.push_back(std::move(work));
@@ -156,8 +156,8 @@ void FusedOptimizer::set_lr(double lr) {
 
 at::Tensor FusedOptimizer::state(size_t parameter, std::string_view name) const {
   if (parameter >= states_.size()) {
-    throw Error(absl::OutOfRangeError(str_cat("FusedOptimizer: parameter ", parameter, " of ",
-                                                   states_.size())));
+    throw Error(absl::OutOfRangeError(
+        str_cat("FusedOptimizer: parameter ", parameter, " of ", states_.size())));
   }
   const State& state = states_[parameter];
   const bool adamw = std::holds_alternative<AdamWOptions>(options_);
@@ -167,9 +167,9 @@ at::Tensor FusedOptimizer::state(size_t parameter, std::string_view name) const 
   if (adamw && name == "exp_avg_sq") found = &state.second;
   if (adamw && name == "max_exp_avg_sq") found = &state.largest;
   if (found == nullptr) {
-    throw Error(absl::NotFoundError(str_cat(
-        "FusedOptimizer: there is no state '", name, "'; there are step, ",
-        adamw ? "exp_avg, exp_avg_sq, max_exp_avg_sq" : "momentum_buffer")));
+    throw Error(absl::NotFoundError(
+        str_cat("FusedOptimizer: there is no state '", name, "'; there are step, ",
+                adamw ? "exp_avg, exp_avg_sq, max_exp_avg_sq" : "momentum_buffer")));
   }
   const at::Tensor& like = parameters_[parameter];
   if (!found->defined() || !is_dtensor(like)) return *found;

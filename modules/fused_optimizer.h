@@ -1,4 +1,5 @@
-// Optimizers that work on this rank's parts of sharded parameters, a kernel for all of them at once.
+// Optimizers that work on this rank's parts of sharded parameters, a kernel for all of them at
+// once.
 //
 //   FusedOptimizer optimizer(model->parameters(), AdamWOptions{.lr = 3e-4});
 //   loss.backward();
@@ -6,9 +7,10 @@
 //   optimizer.step();
 //   optimizer.zero_grad();
 //
-// The numbers are those of torch::optim's optimizers of the same names. torch::optim works on DTensors
-// too, a handful of operators per parameter; this calls LibTorch's fused kernels (at::_fused_adamw_) on
-// the local tensors, past the dispatcher. Nothing communicates. Plain parameters may be among them.
+// The numbers are those of torch::optim's optimizers of the same names. torch::optim works on
+// DTensors too, a handful of operators per parameter; this calls LibTorch's fused kernels
+// (at::_fused_adamw_) on the local tensors, past the dispatcher. Nothing communicates. Plain
+// parameters may be among them.
 //
 // Throws Error: InvalidArgument for options out of range and parameters that are no leaves,
 // FailedPrecondition for a gradient that does not lie as its parameter does.
@@ -55,8 +57,8 @@ class FusedOptimizer {
   void set_lr(double lr);
 
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
-  // The state of a parameter, laid out as it is and sharing memory: "step", "exp_avg", "exp_avg_sq",
-  // "max_exp_avg_sq", "momentum_buffer". Undefined before the parameter's first step.
+  // The state of a parameter, laid out as it is and sharing memory: "step", "exp_avg",
+  // "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer". Undefined before the parameter's first step.
   at::Tensor state(size_t parameter, std::string_view name) const;
 
  private:

@@ -1,4 +1,5 @@
-// The numbers are those of torch::optim on one device, for every layout; uneven, empty and non-contiguous parts included.
+// The numbers are those of torch::optim on one device, for every layout; uneven, empty and
+// non-contiguous parts included.
 #include "shardweave/modules/fused_optimizer.h"
 
 #include "ATen/ATen.h"
@@ -36,7 +37,8 @@ at::Tensor wanted(const Options& options) {
 }
 
 void expect_same_on_all_layouts(const FusedOptimizer::Options& options, const at::Tensor& wanted) {
-  for (const std::vector<MeshDim>& dims : {std::vector<MeshDim>{{"x", 3}}, {{"x", 2}, {"y", 2}}, {{"x", 8}}}) {
+  for (const std::vector<MeshDim>& dims :
+       {std::vector<MeshDim>{{"x", 3}}, {{"x", 2}, {"y", 2}}, {{"x", 8}}}) {
     on_mesh(dims, [&](const MeshPtr& mesh) {
       for (const Placements& placements : testing::all_layouts(mesh->mesh().ndim(), 2, false)) {
         at::Tensor w = distribute_tensor(start(), mesh, placements).requires_grad_();
@@ -45,7 +47,8 @@ void expect_same_on_all_layouts(const FusedOptimizer::Options& options, const at
           w.mutable_grad() = distribute_tensor(gradient(s), mesh, placements);
           optimizer.step();
         }
-        EXPECT_TRUE(at::allclose(full_tensor(w.detach()), wanted, 1e-5, 1e-6)) << to_string(placements);
+        EXPECT_TRUE(at::allclose(full_tensor(w.detach()), wanted, 1e-5, 1e-6))
+            << to_string(placements);
       }
     });
   }
@@ -56,7 +59,9 @@ TEST(FusedOptimizerTest, AdamW) {
     const at::Tensor w = wanted<torch::optim::AdamW>(
         torch::optim::AdamWOptions(0.1).weight_decay(0.05).betas({0.8, 0.95}).amsgrad(amsgrad));
     expect_same_on_all_layouts(
-        AdamWOptions{.lr = 0.1, .beta1 = 0.8, .beta2 = 0.95, .weight_decay = 0.05, .amsgrad = amsgrad}, w);
+        AdamWOptions{
+            .lr = 0.1, .beta1 = 0.8, .beta2 = 0.95, .weight_decay = 0.05, .amsgrad = amsgrad},
+        w);
   }
 }
 

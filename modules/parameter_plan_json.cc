@@ -1,7 +1,7 @@
 #include "shardweave/modules/parameter_plan_json.h"
 
-#include "shardweave/comm/str_cat.h"
 #include "nlohmann/json.hpp"
+#include "shardweave/comm/str_cat.h"
 
 namespace shardweave {
 namespace {
@@ -9,10 +9,9 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 absl::Status expected(std::string_view where, std::string_view wanted, const Json& got) {
-  return absl::InvalidArgumentError(str_cat("plan: ", where, ": wanted ", wanted, ", not ",
-                                                 got.dump(-1, ' ', false,
-                                                          Json::error_handler_t::replace)
-                                                     .substr(0, 60)));
+  return absl::InvalidArgumentError(
+      str_cat("plan: ", where, ": wanted ", wanted, ", not ",
+              got.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 60)));
 }
 
 absl::StatusOr<PlanEntry> parse_entry(const std::string& pattern, const Json& json) {
@@ -40,7 +39,8 @@ absl::StatusOr<ParameterPlan> parse_parameter_plan(std::string_view text) {
   try {
     json = Json::parse(text);
   } catch (const Json::parse_error& error) {
-    return absl::InvalidArgumentError(str_cat("plan: no JSON at byte ", error.byte, ": ", error.what()));
+    return absl::InvalidArgumentError(
+        str_cat("plan: no JSON at byte ", error.byte, ": ", error.what()));
   }
   if (!json.is_object()) return expected("the text", "an object", json);
   ParameterPlan plan;

@@ -7,15 +7,17 @@ namespace {
 
 TEST(ParameterPlanJsonTest, KeepsTheOrderOfTheText) {
   const auto plan = parse_parameter_plan(
-      R"json({"parameter": {"z.*": {"tp": "S(0)", "dp": "R"}, "a": {}, "*": {"dp": "S(1, sf=3)"}}})json");
+      R"json({"parameter": {"z.*": {"tp": "S(0)", "dp": "R"}, "a": {},
+                        "*": {"dp": "S(1, sf=3)"}}})json");
   ASSERT_TRUE(plan.ok()) << plan.status();
   ASSERT_EQ(plan->size(), 3u);
   EXPECT_EQ((*plan)[0].pattern, "z.*");
   EXPECT_EQ((*plan)[0].placements, (NamedPlacements{{"tp", Shard(0)}, {"dp", Replicate()}}));
   EXPECT_EQ((*plan)[1].placements, NamedPlacements());
   EXPECT_EQ((*plan)[2].placements, (NamedPlacements{{"dp", StridedShard(1, 3)}}));
-  EXPECT_EQ(to_json(*plan),
-            R"json({"parameter":{"z.*":{"tp":"S(0)","dp":"R"},"a":{},"*":{"dp":"S(1, sf=3)"}}})json");
+  EXPECT_EQ(
+      to_json(*plan),
+      R"json({"parameter":{"z.*":{"tp":"S(0)","dp":"R"},"a":{},"*":{"dp":"S(1, sf=3)"}}})json");
 }
 
 TEST(ParameterPlanJsonTest, OfTwoLinesWithOnePatternTheFirstIsWritten) {

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One group. A ticket is a number from 1: the place of its work in the list. Works are kept to the end, for the library may
- * ask for one again. */
+/* One group. A ticket is a number from 1: the place of its work in the list. Works are kept to the
+ * end, for the library may ask for one again. */
 typedef struct Carrier {
   swv_comm* comm;
   pthread_mutex_t mutex;
@@ -88,9 +88,11 @@ static swv_status* carrier_start(void* self, const swv_backend_call* call, uint6
   options.timeout_ms = call->timeout_ms == 0 ? 1 : call->timeout_ms < 0 ? 0 : call->timeout_ms;
   options.tag = call->tag;
   if (call->op == SWV_SEND) {
-    status = swv_comm_send(carrier->comm, &call->in, call->peer, carrier_tag(call->message_tag), &options, &work);
+    status = swv_comm_send(carrier->comm, &call->in, call->peer, carrier_tag(call->message_tag),
+                           &options, &work);
   } else {
-    status = swv_comm_recv(carrier->comm, &call->out, call->peer, carrier_tag(call->message_tag), &options, &work);
+    status = swv_comm_recv(carrier->comm, &call->out, call->peer, carrier_tag(call->message_tag),
+                           &options, &work);
   }
   return status != NULL ? with_code(status) : keep(carrier, work, out_ticket);
 }
@@ -106,8 +108,9 @@ static swv_status* carrier_wait(void* self, uint64_t ticket, int64_t timeout_ms)
   return with_code(swv_work_wait(work_of((Carrier*)self, ticket)));
 }
 
-static swv_status* carrier_subgroup(void* self, const swv_group* group, const int32_t* members, size_t num_members,
-                                    const char* key, int64_t timeout_ms, void** out_self) {
+static swv_status* carrier_subgroup(void* self, const swv_group* group, const int32_t* members,
+                                    size_t num_members, const char* key, int64_t timeout_ms,
+                                    void** out_self) {
   Carrier* carrier = (Carrier*)self;
   int64_t* ranks = (int64_t*)malloc(num_members * sizeof(int64_t));
   swv_comm* comm = NULL;
@@ -131,7 +134,8 @@ static void carrier_abort(void* self, swv_code code, const char* reason) {
   free(text);
 }
 
-swv_status* carrier_world_create(const swv_world* carrier, int64_t timeout_ms, swv_world** out_world) {
+swv_status* carrier_world_create(const swv_world* carrier, int64_t timeout_ms,
+                                 swv_world** out_world) {
   swv_backend backend = SWV_BACKEND_INIT;
   swv_group group = SWV_GROUP_INIT;
   swv_world_options options = SWV_WORLD_OPTIONS_INIT;

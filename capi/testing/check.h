@@ -13,12 +13,12 @@
 
 #include "shardweave.h"
 
-#define CHECK(condition)                                                            \
-  do {                                                                              \
-    if (!(condition)) {                                                             \
-      fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition);     \
-      abort();                                                                      \
-    }                                                                               \
+#define CHECK(condition)                                                        \
+  do {                                                                          \
+    if (!(condition)) {                                                         \
+      fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition); \
+      abort();                                                                  \
+    }                                                                           \
   } while (0)
 
 #define CHECK_OK(call) check_ok(call, __FILE__, __LINE__, #call)
@@ -27,13 +27,13 @@
 
 static inline void check_ok(swv_status* status, const char* file, int line, const char* call) {
   if (status == NULL) return;
-  fprintf(stderr, "%s:%d: %s\n  gave %s: %s\n", file, line, call, swv_code_name(swv_status_code(status)),
-          swv_status_message(status));
+  fprintf(stderr, "%s:%d: %s\n  gave %s: %s\n", file, line, call,
+          swv_code_name(swv_status_code(status)), swv_status_message(status));
   abort();
 }
 
-static inline void check_fails(swv_status* status, swv_code code, const char* text, const char* file,
-                               int line, const char* call) {
+static inline void check_fails(swv_status* status, swv_code code, const char* text,
+                               const char* file, int line, const char* call) {
   if (status == NULL || swv_status_code(status) != code ||
       strstr(swv_status_message(status), text) == NULL) {
     fprintf(stderr, "%s:%d: %s\n  gave %s: %s\n  wanted %s: ...%s...\n", file, line, call,
@@ -45,15 +45,15 @@ static inline void check_fails(swv_status* status, swv_code code, const char* te
 }
 
 /* `call`, of a string, is `text`. */
-#define CHECK_TEXT(string, text)                                                                \
-  do {                                                                                          \
-    swv_string* const checked = (string);                                                       \
-    if (strcmp(swv_string_data(checked), text) != 0) {                                          \
-      fprintf(stderr, "%s:%d: \"%s\" instead of \"%s\"\n", __FILE__, __LINE__,                  \
-              swv_string_data(checked), text);                                                  \
-      abort();                                                                                  \
-    }                                                                                           \
-    swv_string_free(checked);                                                                   \
+#define CHECK_TEXT(string, text)                                               \
+  do {                                                                         \
+    swv_string* const checked = (string);                                      \
+    if (strcmp(swv_string_data(checked), text) != 0) {                         \
+      fprintf(stderr, "%s:%d: \"%s\" instead of \"%s\"\n", __FILE__, __LINE__, \
+              swv_string_data(checked), text);                                 \
+      abort();                                                                 \
+    }                                                                          \
+    swv_string_free(checked);                                                  \
   } while (0)
 
 /* Calls an operator with one result, a tensor. */

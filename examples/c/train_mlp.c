@@ -1,11 +1,13 @@
-/* Trains a small network in plain C: data parallel and tensor parallel, on 4 rank threads or on processes.
+/* Trains a small network in plain C: data parallel and tensor parallel, on 4 rank threads or on
+ * processes.
  *
  *   cc train_mlp.c $(pkg-config --cflags --libs shardweave) -o train_mlp
  *   ./train_mlp                                        # a thread per rank
  *   for r in 0 1 2 3; do ./train_mlp --rank=$r --ranks=4 --store=/tmp/train_mlp.store & done; wait
  *
- * The network is relu(x W1' + b1) W2'. W1 and b1 are cut by rows along "tp", W2 by columns: the product of the two needs
- * one sum over the ranks, which nobody has to write. The batch is cut along "dp". */
+ * The network is relu(x W1' + b1) W2'. W1 and b1 are cut by rows along "tp", W2 by columns: the
+ * product of the two needs one sum over the ranks, which nobody has to write. The batch is cut
+ * along "dp". */
 #include <shardweave.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,21 +27,23 @@ typedef struct Ops {
 } Ops;
 
 /* Ends the function with the first error. */
-#define TRY(call)                                \
-  do {                                           \
-    if ((status = (call)) != NULL) goto done;    \
+#define TRY(call)                             \
+  do {                                        \
+    if ((status = (call)) != NULL) goto done; \
   } while (0)
 
-static swv_status* call(const swv_op* op, const swv_value* arguments, size_t num_arguments, swv_tensor** out) {
+static swv_status* call(const swv_op* op, const swv_value* arguments, size_t num_arguments,
+                        swv_tensor** out) {
   swv_value result;
   swv_status* status = swv_op_call(op, SWV_GRAD, arguments, num_arguments, &result, 1, NULL);
   if (status == NULL) *out = result.as.tensor;
   return status;
 }
 
-/* A parameter, random but the same everywhere: drawn on the mesh by element index, then gathered. */
-static swv_status* add_parameter(swv_module* module, const char* fqn, const int64_t* sizes, size_t ndim,
-                                 const swv_mesh* mesh, swv_tensor** out_parameter) {
+/* A parameter, random but the same everywhere: drawn on the mesh by element index, then
+ * gathered. */
+static swv_status* add_parameter(swv_module* module, const char* fqn, const int64_t* sizes,
+                                 size_t ndim, const swv_mesh* mesh, swv_tensor** out_parameter) {
   swv_tensor *drawn = NULL, *scaled = NULL, *whole = NULL;
   swv_op* mul = NULL;
   swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
@@ -65,7 +69,8 @@ done:
 
 static swv_status* train(void* user_data, swv_world* world) {
   const Ops* ops = (const Ops*)user_data;
-  const int64_t up_sizes[] = {kHidden, kIn}, bias_sizes[] = {kHidden}, down_sizes[] = {kOut, kHidden};
+  const int64_t up_sizes[] = {kHidden, kIn}, bias_sizes[] = {kHidden},
+                down_sizes[] = {kOut, kHidden};
   const int64_t x_sizes[] = {kBatch, kIn}, y_sizes[] = {kBatch, kOut};
   const swv_named_placement batch[] = {{"dp", "S(0)"}};
   swv_mesh* mesh = NULL;
@@ -84,7 +89,8 @@ static swv_status* train(void* user_data, swv_world* world) {
   TRY(swv_world_rank(world, &rank));
   TRY(swv_world_size(world, &size));
   {
-    const swv_mesh_dim dims[] = {{"dp", size % 2 == 0 ? size / 2 : size}, {"tp", size % 2 == 0 ? 2 : 1}};
+    const swv_mesh_dim dims[] = {{"dp", size % 2 == 0 ? size / 2 : size},
+                                 {"tp", size % 2 == 0 ? 2 : 1}};
     TRY(swv_mesh_create(world, dims, 2, &mesh));
   }
   TRY(swv_mesh_seed(mesh, 1));
@@ -173,7 +179,8 @@ int main(int argc, char** argv) {
   const char* store = NULL;
   swv_status* status;
   for (i = 1; i < argc; ++i) {
-    if (sscanf(argv[i], "--rank=%d", &rank) == 1 || sscanf(argv[i], "--ranks=%d", &ranks) == 1) continue;
+    if (sscanf(argv[i], "--rank=%d", &rank) == 1 || sscanf(argv[i], "--ranks=%d", &ranks) == 1)
+      continue;
     if (strncmp(argv[i], "--store=", 8) == 0) {
       store = argv[i] + 8;
       continue;

@@ -43,8 +43,10 @@ struct Mlp : torch::nn::Module {
 std::string train(const MeshPtr& mesh) {
   manual_seed(mesh, 1);
   Mlp model(mesh);
-  distribute_module(model, mesh, {{"up.*", {{"tp", Shard(0)}}}, {"down.weight", {{"tp", Shard(1)}}}});
-  FusedOptimizer optimizer({model.up->weight, model.up->bias, model.down->weight}, AdamWOptions{.lr = 1e-2});
+  distribute_module(model, mesh,
+                    {{"up.*", {{"tp", Shard(0)}}}, {"down.weight", {{"tp", Shard(1)}}}});
+  FusedOptimizer optimizer({model.up->weight, model.up->bias, model.down->weight},
+                           AdamWOptions{.lr = 1e-2});
   const Placements rows = {Shard(0), Replicate()};
   const at::Tensor x = randn({kBatch, kIn}, mesh, rows), y = randn({kBatch, kOut}, mesh, rows);
   std::string lines;
@@ -77,13 +79,15 @@ TEST(ParityTest, TheCTrainerHasTheLossesOfTheCppOne) {
   for (const int ranks : {1, 2, 3, 4}) {
     std::string cpp;
     const bool even = ranks % 2 == 0;
-    testing::on_mesh({{"dp", even ? ranks / 2 : ranks}, {"tp", even ? 2 : 1}}, [&](const MeshPtr& mesh) {
-      at::set_num_threads(1);
-      const std::string lines = train(mesh);
-      if (mesh->rank() == Rank(0)) cpp = lines;
-    });
+    testing::on_mesh({{"dp", even ? ranks / 2 : ranks}, {"tp", even ? 2 : 1}},
+                     [&](const MeshPtr& mesh) {
+                       at::set_num_threads(1);
+                       const std::string lines = train(mesh);
+                       if (mesh->rank() == Rank(0)) cpp = lines;
+                     });
     EXPECT_NE(cpp.find("step 59"), std::string::npos);
-    EXPECT_EQ(output_of(std::string(std::getenv("TRAIN_MLP")) + " --ranks=" + std::to_string(ranks)), cpp)
+    EXPECT_EQ(
+        output_of(std::string(std::getenv("TRAIN_MLP")) + " --ranks=" + std::to_string(ranks)), cpp)
         << ranks << " ranks";
   }
 }

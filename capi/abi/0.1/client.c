@@ -1,4 +1,5 @@
-/* A program of 0.1: what it uses of the interface goes on working with every later minor version. */
+/* A program of 0.1: what it uses of the interface goes on working with every later minor
+ * version. */
 #include "shardweave.h"
 
 #include <stdio.h>
