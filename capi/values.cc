@@ -9,6 +9,7 @@
 #include "ATen/ScalarOps.h"
 #include "ATen/core/List.h"
 #include "ATen/core/jit_type.h"
+#include "absl/container/inlined_vector.h"
 #include "shardweave/comm/str_cat.h"
 
 namespace shardweave::capi {
@@ -529,7 +530,7 @@ void write_results(const Signature& signature, c10::Stack& stack, swv_value* res
     *results = new_value(std::move(stack[0]),
                          signature.results.empty() ? ArgType::kOther : signature.results[0]);
   } else if (capacity != 0) {
-    std::vector<swv_value> made;
+    absl::InlinedVector<swv_value, 8> made;
     made.reserve(count);
     try {
       for (size_t i = 0; i < count; ++i) {
