@@ -118,7 +118,7 @@ const std::vector<Function> kFunctions = {
     F(swv_module_add_buffer), F(swv_module_num_parameters), F(swv_module_parameter),
     F(swv_module_num_buffers), F(swv_module_buffer), F(swv_module_get), F(swv_module_call),
     F(swv_plan_create), F(swv_plan_from_json), F(swv_plan_to_json), F(swv_plan_add),
-    F(swv_module_distribute), F(swv_module_finish_grad_sync), F(swv_finish_grad_sync),
+    F(swv_module_distribute), F(swv_module_finish_grad_sync),
     F(swv_module_zero_grad), F(swv_optimizer_create_sgd), F(swv_optimizer_create_adamw),
     F(swv_optimizer_step), F(swv_optimizer_zero_grad), F(swv_optimizer_lr),
     F(swv_optimizer_set_lr), F(swv_optimizer_state), F(swv_comm_counters), F(swv_world_counters),
@@ -350,7 +350,16 @@ TEST_F(BadInputTest, OperatorsAndArguments) {
   swv_op_free(op);
 }
 
-TEST_F(BadInputTest, PlainTensorsDoNotMixWithSharded) {
+TEST_F(BadInputTest, NothingIsNoParameters) {
+  double norm = -1;
+  expect_ok(swv_finish_grad_sync(nullptr, 0));
+  expect_ok(swv_clip_grad_norm(nullptr, 0, 1.0, nullptr, &norm));
+  EXPECT_EQ(norm, 0);
+  expect_fails(swv_clip_grad_norm(nullptr, 2, 1.0, nullptr, &norm), SWV_INVALID_ARGUMENT,
+               "'parameters' is NULL");
+}
+
+TEST_F(BadInputTest, PlainWhereShardedIsWantedAndTheOtherWayRound) {
   swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
   options.mesh = mesh_;
   const int64_t sizes[] = {2, 3};
@@ -358,8 +367,10 @@ TEST_F(BadInputTest, PlainTensorsDoNotMixWithSharded) {
   expect_ok(swv_tensor_ones(sizes, 2, &options, &sharded));
   const swv_value args[] = {swv_value_tensor(tensor_), swv_value_tensor(sharded)};
   swv_value result = SWV_NONE;
-  expect_fails(swv_op_call(add_, SWV_GRAD, args, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
-               "argument 'self' is a plain tensor");
+  swv_op* add_to = made<swv_op>([](auto** op) { return swv_op_find("aten::add_.Tensor", op); });
+  expect_fails(swv_op_call(add_to, SWV_GRAD, args, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
+               "plain tensor");
+  swv_op_free(add_to);
   swv_buffer buffer;
   expect_fails(swv_tensor_buffer(sharded, &buffer), SWV_INVALID_ARGUMENT, "is sharded");
   swv_layout* layout = nullptr;
