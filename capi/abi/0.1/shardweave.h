@@ -789,9 +789,9 @@ SWV_API SWV_MUST_USE swv_status* swv_tensor_layout(const swv_tensor* tensor,
 SWV_API SWV_MUST_USE swv_status* swv_tensor_mesh(const swv_tensor* tensor, swv_mesh** out_mesh);
 
 /* ---- Operators --------------------------------------------------------------------------------
- * Every operator of LibTorch, by the name in its schema, on plain and sharded tensors. A plain tensor
- * among sharded ones counts as replicated if it is the same on every rank, which a small collective
- * finds out. */
+ * Every operator of LibTorch, by the name in its schema, on plain and sharded tensors. A plain
+ * tensor among sharded ones counts as replicated if it is the same on every rank, which a small
+ * collective finds out. */
 
 typedef int32_t swv_value_kind;
 enum {
