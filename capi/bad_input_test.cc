@@ -307,7 +307,7 @@ TEST_F(BadInputTest, Plans) {
                "'nothing.*' matches no");
   swv_plan_free(plan);
   swv_module_free(module);
-  expect_fails(swv_module_load("/nowhere/model.pt", &module), SWV_INVALID_ARGUMENT,
+  expect_fails(swv_module_load("/proc/nowhere/model.pt", &module), SWV_INVALID_ARGUMENT,
                "swv_module_load: ");
 }
 

@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "ATen/dlpack.h"
@@ -115,7 +116,7 @@ class Fuzzer {
                                          "exp_avg",
                                          "momentum_buffer",
                                          "forward",
-                                         "/nowhere",
+                                         "/proc/nowhere/x",
                                          "gloo"};
     return kTexts[below(std::size(kTexts))];
   }
@@ -1165,6 +1166,14 @@ void Fuzzer::step() {
   }
 }
 
+// Tensors that are too large for the machine have to fail here, not the machine.
+void limit_memory() {
+#ifndef __SANITIZE_ADDRESS__
+  const rlimit limit = {rlim_t{6} << 30, rlim_t{6} << 30};
+  if (setrlimit(RLIMIT_AS, &limit) != 0) std::abort();
+#endif
+}
+
 // What scripts() loads.
 void save_module(const std::string& path) {
   torch::jit::Module module("Model");
@@ -1178,6 +1187,11 @@ void save_module(const std::string& path) {
 
 }  // namespace
 
+// The same for AddressSanitizer, which takes a large part of the address space.
+extern "C" const char* __asan_default_options() {
+  return "allocator_may_return_null=1:max_allocation_size_mb=2048";
+}
+
 int main(int argc, char** argv) {
   double seconds = 10;
   unsigned long long seed = 1;
@@ -1189,10 +1203,13 @@ int main(int argc, char** argv) {
     return 2;
   }
   swv_status_free(swv_set_num_threads(1));
-  char folder[] = "/tmp/shardweave_fuzz_XXXXXX";
-  if (mkdtemp(folder) == nullptr || chdir(folder) != 0) return 1;
+  limit_memory();
+  // Everything that is written goes there.
+  const char* const temporary = std::getenv("TEST_TMPDIR");
+  std::string folder = std::string(temporary == nullptr ? "/tmp" : temporary) + "/fuzz_XXXXXX";
+  if (mkdtemp(folder.data()) == nullptr || chdir(folder.c_str()) != 0) return 1;
   clearenv();  // nobody has started this process with others
-  save_module(std::string(folder) + "/model.pt");
+  save_module(folder + "/model.pt");
   const int64_t before = swv_live_handles();
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   int64_t steps = 0, succeeded = 0, failed = 0;
