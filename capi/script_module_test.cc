@@ -135,8 +135,7 @@ TEST_F(ScriptModuleTest, SaysWhatIsWrong) {
         swv_module_call(module_, method, SWV_GRAD, arguments, count, &result, capacity, nullptr));
   };
   EXPECT_NE(call("froward", &wrong[1], 1, 1).find("did you mean 'forward'"), std::string::npos);
-  EXPECT_NE(call("forward", wrong, 2, 1).find("Tensor x, float scale=2"),
-            std::string::npos);
+  EXPECT_NE(call("forward", wrong, 2, 1).find("Tensor x, float scale=2"), std::string::npos);
   EXPECT_NE(call("forward", nullptr, 0, 1).find("argument 'x' is missing"), std::string::npos);
   EXPECT_NE(call("both", &wrong[1], 1, 1).find("argument 'capacity' is 1"), std::string::npos);
   EXPECT_EQ(result.kind, SWV_VALUE_NONE);
