@@ -367,15 +367,39 @@ TEST_F(BadInputTest, PlainWhereShardedIsWantedAndTheOtherWayRound) {
   expect_ok(swv_tensor_ones(sizes, 2, &options, &sharded));
   const swv_value args[] = {swv_value_tensor(tensor_), swv_value_tensor(sharded)};
   swv_value result = SWV_NONE;
-  swv_op* add_to = made<swv_op>([](auto** op) { return swv_op_find("aten::add_.Tensor", op); });
-  expect_fails(swv_op_call(add_to, SWV_GRAD, args, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
-               "plain tensor");
-  swv_op_free(add_to);
+  expect_ok(swv_tensor_set_requires_grad(tensor_, 1));
+  expect_fails(swv_op_call(add_, SWV_NO_GRAD, args, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
+               "argument 'self' is a plain tensor");
   swv_buffer buffer;
   expect_fails(swv_tensor_buffer(sharded, &buffer), SWV_INVALID_ARGUMENT, "is sharded");
   swv_layout* layout = nullptr;
   expect_fails(swv_tensor_layout(tensor_, &layout), SWV_INVALID_ARGUMENT, "swv_tensor_layout: ");
   swv_tensor_free(sharded);
+}
+
+// A result that there is no memory for does not stay behind with sizes of what it does not have.
+TEST_F(BadInputTest, AResultThatCannotGrowIsEmpty) {
+  const int64_t one[] = {1}, huge[] = {int64_t{1} << 40};
+  swv_tensor *small = nullptr, *out = nullptr;
+  swv_value result = SWV_NONE;
+  size_t ndim = 0;
+  int64_t size = -1;
+  expect_ok(swv_tensor_ones(one, 1, nullptr, &small));
+  expect_ok(swv_tensor_ones(one, 1, nullptr, &out));
+  swv_op* expand = made<swv_op>([](auto** op) { return swv_op_find("aten::expand", op); });
+  swv_op* add_out = made<swv_op>([](auto** op) { return swv_op_find("aten::add.out", op); });
+  const swv_value to_expand[] = {swv_value_tensor(small), swv_value_ints(huge, 1)};
+  expect_ok(swv_op_call(expand, SWV_NO_GRAD, to_expand, 2, &result, 1, nullptr));
+  const swv_value args[] = {result, result, swv_value_int(1), swv_value_tensor(out)};
+  expect_fails(swv_op_call(add_out, SWV_NO_GRAD, args, 4, nullptr, 0, nullptr),
+               SWV_RESOURCE_EXHAUSTED, "aten::add.out");
+  expect_ok(swv_tensor_sizes(out, &size, 1, &ndim));
+  EXPECT_EQ(size, 0);
+  swv_value_clear(&result);
+  swv_op_free(add_out);
+  swv_op_free(expand);
+  swv_tensor_free(out);
+  swv_tensor_free(small);
 }
 
 // --- memory --------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 // Operators of LibTorch by name.
 #include <algorithm>
 
+#include "ATen/EmptyTensor.h"
 #include "ATen/core/dispatch/Dispatcher.h"
 #include "ATen/ops/_local_scalar_dense.h"
 #include "absl/strings/str_join.h"
@@ -96,6 +97,27 @@ const Overload& choose(const swv_op& op, const GivenArguments& given, c10::Stack
        str_cat(op.name, ": the arguments fit none of its schemas:\n", schemas(op)));
 }
 
+bool has_its_memory(const at::Tensor& t) {
+  if (!t.has_storage() || t.numel() == 0) return true;
+  try {
+    return t.storage().nbytes() >= at::detail::computeStorageNbytes(t.sizes(), t.strides(),
+                                                                    t.itemsize(),
+                                                                    t.storage_offset());
+  } catch (const c10::Error&) {  // more than there can be
+    return false;
+  }
+}
+
+// An operator that fails while it resizes a result, for want of memory, leaves it with its new sizes
+// and its old memory. It becomes empty.
+void mend(const GivenArguments& given) {
+  for (const swv_value& v : given.values) {
+    if (v.kind != SWV_VALUE_TENSOR || v.as.tensor == nullptr) continue;
+    const at::Tensor& t = v.as.tensor->tensor;
+    if (!has_its_memory(t)) t.unsafeGetTensorImpl()->set_sizes_contiguous({0});
+  }
+}
+
 // The operator's name stands in front of what it says.
 [[noreturn]] void rethrow_named(const Overload& overload) {
   const absl::Status status = absl_status_of_exception();
@@ -115,6 +137,7 @@ void call(const swv_op* handle, swv_grad_mode mode, const GivenArguments& given,
   try {
     overload.handle.callBoxed(stack.values);
   } catch (...) {
+    mend(given);
     rethrow_named(overload);
   }
   write_results(overload.signature, stack.values, results, capacity, out_num_results);

@@ -286,7 +286,8 @@ void add_pointwise_rules(RuleTable& table) {
   table.add("aten::lerp", linear_in({{0, 1}}));
 
   // --- choices ---
-  table.add("aten::where", Rule(where).shapes(where_shape));
+  // The others are made of this one, and of nonzero.
+  table.add("aten::where.self", Rule(where).shapes(where_shape));
   table.add("aten::masked_fill.Scalar", Rule(masked_fill));
   table.add("aten::masked_fill.Tensor", linear_in({{0, 2}}));
 
