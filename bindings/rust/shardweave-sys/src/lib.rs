@@ -1,0 +1,80 @@
+//! Shardweave's C interface, as it is: see `capi/shardweave.h`, whose comments are here too.
+//! Everything is unsafe; the crate `shardweave` is for programs.
+//!
+//! `bindings.rs` is what bindgen makes of the header. After a change of the header run
+//! `bindings/rust/generate.sh`; until then `tests/declarations.rs` fails.
+#![allow(non_camel_case_types, non_upper_case_globals, missing_docs)]
+
+#[rustfmt::skip]
+mod bindings;
+pub use bindings::*;
+
+use core::ptr;
+
+macro_rules! size_to {
+    ($type:ident, $last:ident) => {
+        core::mem::offset_of!($type, $last) + size_of_field(|s: &$type| &s.$last)
+    };
+}
+
+const fn size_of_field<S, F>(_: fn(&S) -> &F) -> usize {
+    core::mem::size_of::<F>()
+}
+
+/// The header's initializers: each struct as `SWV_..._INIT` leaves it.
+macro_rules! initializers {
+    ($($(#[$doc:meta])* $name:ident: $type:ident up to $last:ident { $($field:ident: $value:expr),* $(,)? })*) => {
+        $($(#[$doc])* pub const $name: $type = $type {
+            struct_size: size_to!($type, $last),
+            $($field: $value),*
+        };)*
+    };
+}
+
+initializers! {
+    SWV_WORLD_OPTIONS_INIT: swv_world_options up to timeout_ms {
+        backend: ptr::null(), network_interface: ptr::null(), timeout_ms: 0,
+    }
+    SWV_RENDEZVOUS_INIT: swv_rendezvous up to run {
+        rank: 0, world_size: 1, file: ptr::null(), host: ptr::null(), port: 0, local_rank: -1,
+        run: ptr::null(),
+    }
+    SWV_CALL_OPTIONS_INIT: swv_call_options up to tag { timeout_ms: 0, tag: ptr::null() }
+    SWV_GROUP_INIT: swv_group up to world_ranks {
+        name: ptr::null(), rank: 0, num_ranks: 1, world_ranks: ptr::null(),
+    }
+    SWV_BACKEND_INIT: swv_backend up to drop {
+        name: ptr::null(), implements: 0, self_: ptr::null_mut(), start: None, done: None,
+        wait: None, subgroup: None, abort: None, drop: None,
+    }
+    SWV_TENSOR_OPTIONS_INIT: swv_tensor_options up to layout {
+        dtype: 0, requires_grad: 0, mesh: ptr::null(), layout: ptr::null(),
+    }
+    SWV_DISTRIBUTE_OPTIONS_INIT: swv_distribute_options up to source { source: 0 }
+    SWV_BACKWARD_OPTIONS_INIT: swv_backward_options up to allow_unused {
+        retain_graph: 0, create_graph: 0, allow_unused: 0,
+    }
+    SWV_FUNCTION_INIT: swv_function up to drop {
+        name: ptr::null(), user_data: ptr::null_mut(), forward: None, backward: None, drop: None,
+    }
+    SWV_SGD_OPTIONS_INIT: swv_sgd_options up to nesterov {
+        lr: 1e-3, momentum: 0.0, dampening: 0.0, weight_decay: 0.0, nesterov: 0,
+    }
+    SWV_ADAMW_OPTIONS_INIT: swv_adamw_options up to amsgrad {
+        lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 1e-2, amsgrad: 0,
+    }
+    SWV_DISPATCH_COUNTERS_INIT: swv_dispatch_counters up to gathered_operators {
+        operators: 0, cache_misses: 0, implicit_redistributions: 0, gathered_operators: 0,
+    }
+}
+
+pub const SWV_NONE: swv_value = swv_value {
+    kind: SWV_VALUE_NONE,
+    reserved: 0,
+    as_: swv_value__bindgen_ty_1 {
+        complex_number: swv_value__bindgen_ty_1__bindgen_ty_1 { real: 0.0, imaginary: 0.0 },
+    },
+};
+
+/// `out_ticket` value of an operation that `start` has finished.
+pub const SWV_TICKET_DONE: u64 = 0;

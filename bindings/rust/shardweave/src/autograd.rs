@@ -1,0 +1,369 @@
+//! Gradients.
+
+use std::cell::Cell;
+use std::ffi::{c_void, CString};
+use std::marker::PhantomData;
+use std::ptr::{self, NonNull};
+
+use shardweave_sys as sys;
+
+use crate::error::{Error, Result};
+use crate::ffi::{c_text, status_of};
+use crate::tensor::Tensor;
+
+/// Whether what is called is recorded for gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum GradMode {
+    /// If an input requires grad.
+    Grad = 0,
+    /// Not.
+    NoGrad = 1,
+    /// Not at all, ever: the results cannot take part in a recorded call later.
+    Inference = 2,
+}
+
+thread_local! {
+    /// Of this thread. The C interface takes the mode as an argument of each call and remembers
+    /// nothing; here it is the innermost `no_grad` or `inference` around the call, which cannot move
+    /// to another thread while it runs.
+    static MODE: Cell<GradMode> = const { Cell::new(GradMode::Grad) };
+}
+
+impl GradMode {
+    /// Of the innermost [`no_grad`] or [`inference`] around the call, else [`GradMode::Grad`].
+    #[inline]
+    pub fn current() -> GradMode {
+        MODE.get()
+    }
+
+    fn from_number(number: i32) -> GradMode {
+        match number {
+            sys::SWV_GRAD => GradMode::Grad,
+            sys::SWV_INFERENCE => GradMode::Inference,
+            _ => GradMode::NoGrad,
+        }
+    }
+}
+
+/// Calls `body` in a mode.
+///
+/// ```
+/// use shardweave::{with_grad_mode, GradMode, TensorOptions};
+/// let x = TensorOptions::new().requires_grad(true).ones(&[2])?;
+/// let y = with_grad_mode(GradMode::NoGrad, || &x * 2.0)?;
+/// assert!(!y.requires_grad()?);
+/// # Ok::<(), shardweave::Error>(())
+/// ```
+pub fn with_grad_mode<R>(mode: GradMode, body: impl FnOnce() -> R) -> R {
+    struct Restore(GradMode);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            MODE.set(self.0);
+        }
+    }
+    let _restore = Restore(MODE.replace(mode));
+    body()
+}
+
+/// Calls `body` without recording anything for gradients.
+pub fn no_grad<R>(body: impl FnOnce() -> R) -> R {
+    with_grad_mode(GradMode::NoGrad, body)
+}
+
+/// The same where the results will never take part in a recorded call: cheaper.
+pub fn inference<R>(body: impl FnOnce() -> R) -> R {
+    with_grad_mode(GradMode::Inference, body)
+}
+
+/// Of [`Tensor::backward_with`] and [`gradients`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BackwardOptions {
+    /// For another backward through the same graph.
+    pub retain_graph: bool,
+    /// The gradients can be differentiated; implies `retain_graph`.
+    pub create_graph: bool,
+    /// Of [`gradients`]: an input that the outputs do not depend on has no gradient, instead of an
+    /// error.
+    pub allow_unused: bool,
+}
+
+impl BackwardOptions {
+    fn to_raw(self) -> sys::swv_backward_options {
+        sys::swv_backward_options {
+            retain_graph: self.retain_graph.into(),
+            create_graph: self.create_graph.into(),
+            allow_unused: self.allow_unused.into(),
+            ..sys::SWV_BACKWARD_OPTIONS_INIT
+        }
+    }
+}
+
+/// A tensor's handle, or NULL.
+fn or_null(tensor: Option<&Tensor>) -> *const sys::swv_tensor {
+    tensor.map_or(ptr::null(), |tensor| tensor.as_ptr())
+}
+
+/// Gradients are of the leaves that a tensor was made from. Those of sharded tensors are sharded; a
+/// parameter's may be partial until
+/// [`Module::finish_grad_sync`](crate::Module::finish_grad_sync) brings it into the parameter's layout.
+impl Tensor {
+    /// Adds to the gradients of the leaves that this tensor, of one element, depends on. Collective on
+    /// sharded tensors.
+    ///
+    /// ```
+    /// use shardweave::TensorOptions;
+    /// let x = TensorOptions::new().requires_grad(true).full(&[3], 2.0)?;
+    /// (&x * &x)?.sum()?.backward()?;
+    /// assert_eq!(x.grad()?.unwrap().to_vec::<f32>()?, [4.0; 3]);
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    pub fn backward(&self) -> Result<()> {
+        self.backward_with(None, BackwardOptions::default())
+    }
+
+    /// The same for a tensor of any shape, given the gradient of something with respect to it.
+    pub fn backward_with(&self, gradient: Option<&Tensor>, options: BackwardOptions) -> Result<()> {
+        let options = options.to_raw();
+        call!(swv_tensor_backward(self.as_ptr(), or_null(gradient), &options))
+    }
+
+    /// Whether calls with it are recorded.
+    pub fn requires_grad(&self) -> Result<bool> {
+        Ok(get!(swv_tensor_requires_grad(self.as_ptr()) -> i32)? == 1)
+    }
+
+    /// Of a leaf.
+    pub fn set_requires_grad(&self, requires_grad: bool) -> Result<()> {
+        call!(swv_tensor_set_requires_grad(self.as_ptr(), requires_grad.into()))
+    }
+
+    /// Whether it is no result of a recorded call.
+    pub fn is_leaf(&self) -> Result<bool> {
+        Ok(get!(swv_tensor_is_leaf(self.as_ptr()) -> i32)? == 1)
+    }
+
+    /// The same data without history.
+    pub fn detach(&self) -> Result<Tensor> {
+        create!(swv_tensor_detach(self.as_ptr())).map(Tensor::from_handle)
+    }
+
+    /// What `backward` has added up.
+    pub fn grad(&self) -> Result<Option<Tensor>> {
+        Ok(create_or_none!(swv_tensor_grad(self.as_ptr()))?.map(Tensor::from_handle))
+    }
+
+    /// Replaces the gradient.
+    pub fn set_grad(&self, grad: Option<&Tensor>) -> Result<()> {
+        call!(swv_tensor_set_grad(self.as_ptr(), or_null(grad)))
+    }
+}
+
+/// The gradients of the outputs' sum with respect to the inputs, without touching any leaf's own.
+/// `grad_outputs` weighs the outputs: empty, or one for each. Collective on sharded tensors.
+///
+/// ```
+/// use shardweave::{gradients, BackwardOptions, TensorOptions};
+/// let x = TensorOptions::new().requires_grad(true).full(&[], 3.0)?;
+/// let y = x.pow(3.0)?;
+/// let again = BackwardOptions { create_graph: true, ..Default::default() };
+/// let first = gradients(&[&y], &[&x], &[], again)?.remove(0).unwrap();
+/// let second = gradients(&[&first], &[&x], &[], Default::default())?.remove(0).unwrap();
+/// assert_eq!((first.item::<f64>()?, second.item::<f64>()?), (27.0, 18.0));
+/// # Ok::<(), shardweave::Error>(())
+/// ```
+pub fn gradients(
+    outputs: &[&Tensor],
+    inputs: &[&Tensor],
+    grad_outputs: &[Option<&Tensor>],
+    options: BackwardOptions,
+) -> Result<Vec<Option<Tensor>>> {
+    if !grad_outputs.is_empty() && grad_outputs.len() != outputs.len() {
+        return Err(Error::invalid(format!(
+            "grad_outputs has {} elements; wanted none or {}, one for each output",
+            grad_outputs.len(),
+            outputs.len()
+        )));
+    }
+    let handles = |tensors: &[&Tensor]| -> Vec<*const sys::swv_tensor> {
+        tensors.iter().map(|tensor| tensor.as_ptr().cast_const()).collect()
+    };
+    let (outputs, inputs) = (handles(outputs), handles(inputs));
+    let grad_outputs: Vec<_> = grad_outputs.iter().copied().map(or_null).collect();
+    let options = options.to_raw();
+    let mut grads = vec![ptr::null_mut(); inputs.len()];
+    call!(swv_gradients(
+        outputs.as_ptr(),
+        outputs.len(),
+        inputs.as_ptr(),
+        inputs.len(),
+        if grad_outputs.is_empty() { ptr::null() } else { grad_outputs.as_ptr() },
+        &options,
+        grads.as_mut_ptr(),
+    ))?;
+    Ok(grads.into_iter().map(|grad| NonNull::new(grad).map(Tensor::from_handle)).collect())
+}
+
+/// A function with a derivative of its own.
+///
+/// ```
+/// use shardweave::{apply, Function, FunctionContext, Result, Tensor, TensorOptions};
+/// struct Clip; // its gradient goes through as if it were not there
+/// impl Function for Clip {
+///     fn forward(&self, _: &FunctionContext, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+///         Ok(vec![inputs[0].clamp(-1.0, 1.0)?])
+///     }
+///     fn backward(
+///         &self,
+///         _: &FunctionContext,
+///         grads: &[Option<Tensor>],
+///     ) -> Result<Vec<Option<Tensor>>> {
+///         Ok(grads.to_vec())
+///     }
+/// }
+/// let x = TensorOptions::new().requires_grad(true).full(&[2], 5.0)?;
+/// let y = apply(Clip, &[&x], 1)?.remove(0);
+/// y.sum()?.backward()?;
+/// assert_eq!(y.to_vec::<f32>()?, [1.0, 1.0]);
+/// assert_eq!(x.grad()?.unwrap().to_vec::<f32>()?, [1.0, 1.0]);
+/// # Ok::<(), shardweave::Error>(())
+/// ```
+pub trait Function: 'static {
+    /// The outputs.
+    fn forward(&self, context: &FunctionContext, inputs: &[Tensor]) -> Result<Vec<Tensor>>;
+
+    /// The gradients of the inputs, from those of the outputs. None for an output that nothing depends
+    /// on, and for an input that has no gradient.
+    fn backward(
+        &self,
+        context: &FunctionContext,
+        grads: &[Option<Tensor>],
+    ) -> Result<Vec<Option<Tensor>>>;
+}
+
+/// What one call of a [`Function`] keeps from forward to backward.
+pub struct FunctionContext(NonNull<sys::swv_function_context>, PhantomData<*mut ()>);
+
+impl FunctionContext {
+    /// In forward: what backward needs, in place of what was saved before.
+    pub fn save(&self, tensors: &[&Tensor]) -> Result<()> {
+        let handles: Vec<_> = tensors.iter().map(|t| t.as_ptr().cast_const()).collect();
+        call!(swv_function_context_save(self.0.as_ptr(), handles.as_ptr(), handles.len()))
+    }
+
+    /// In backward: the tensor that was saved at this place.
+    pub fn saved(&self, index: usize) -> Result<Tensor> {
+        create!(swv_function_context_saved(self.0.as_ptr(), index)).map(Tensor::from_handle)
+    }
+}
+
+/// Calls a function's forward, and its backward when gradients pass. The function lives as long as the
+/// graph needs it.
+pub fn apply<F: Function>(
+    function: F,
+    inputs: &[&Tensor],
+    num_outputs: usize,
+) -> Result<Vec<Tensor>> {
+    let name: CString = c_text(std::any::type_name::<F>(), "name")?;
+    let mut raw = sys::SWV_FUNCTION_INIT;
+    raw.name = name.as_ptr();
+    raw.user_data = Box::into_raw(Box::new(function)).cast();
+    raw.forward = Some(forward::<F>);
+    raw.backward = Some(backward::<F>);
+    raw.drop = Some(drop_function::<F>);
+    let inputs: Vec<_> = inputs.iter().map(|tensor| tensor.as_ptr().cast_const()).collect();
+    let mut outputs = vec![ptr::null_mut(); num_outputs];
+    // Drops the function also if it fails.
+    call!(swv_function_apply(
+        &raw,
+        GradMode::current() as i32,
+        inputs.as_ptr(),
+        inputs.len(),
+        outputs.as_mut_ptr(),
+        outputs.len(),
+    ))?;
+    Ok(outputs
+        .into_iter()
+        .map(|output| Tensor::from_handle(NonNull::new(output).expect("one for every output")))
+        .collect())
+}
+
+/// # Safety
+/// Such an array as the library passes to callbacks.
+unsafe fn borrowed<'a, T>(handles: *const *const sys::swv_tensor, count: usize) -> &'a [T] {
+    if count == 0 {
+        return &[];
+    }
+    // SAFETY: `count` handles. A Tensor is a pointer to its handle, and Option<Tensor> may be NULL; what
+    // is behind a reference is not dropped.
+    unsafe { std::slice::from_raw_parts(handles.cast(), count) }
+}
+
+fn context_of(context: *mut sys::swv_function_context) -> FunctionContext {
+    FunctionContext(NonNull::new(context).expect("a callback has a context"), PhantomData)
+}
+
+unsafe extern "C" fn forward<F: Function>(
+    function: *mut c_void,
+    context: *mut sys::swv_function_context,
+    mode: sys::swv_grad_mode,
+    inputs: *const *const sys::swv_tensor,
+    num_inputs: usize,
+    outputs: *mut *mut sys::swv_tensor,
+    num_outputs: usize,
+) -> *mut sys::swv_status {
+    status_of(|| {
+        // SAFETY: what apply() gave the library, and what the header says of the arguments.
+        let (function, inputs) = unsafe { (&*function.cast::<F>(), borrowed(inputs, num_inputs)) };
+        let results = with_grad_mode(GradMode::from_number(mode), || {
+            function.forward(&context_of(context), inputs)
+        })?;
+        check_count::<F>("forward", "outputs", results.len(), num_outputs)?;
+        for (i, result) in results.into_iter().enumerate() {
+            // SAFETY: there is room for num_outputs; the library takes the handle over.
+            unsafe { *outputs.add(i) = result.into_raw() };
+        }
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn backward<F: Function>(
+    function: *mut c_void,
+    context: *mut sys::swv_function_context,
+    mode: sys::swv_grad_mode,
+    grad_outputs: *const *const sys::swv_tensor,
+    num_outputs: usize,
+    grad_inputs: *mut *mut sys::swv_tensor,
+    num_inputs: usize,
+) -> *mut sys::swv_status {
+    status_of(|| {
+        // SAFETY: as in forward().
+        let (function, grads) =
+            unsafe { (&*function.cast::<F>(), borrowed(grad_outputs, num_outputs)) };
+        let results = with_grad_mode(GradMode::from_number(mode), || {
+            function.backward(&context_of(context), grads)
+        })?;
+        check_count::<F>("backward", "gradients", results.len(), num_inputs)?;
+        for (i, result) in results.into_iter().enumerate() {
+            // SAFETY: there is room for num_inputs; the library takes the handle over.
+            unsafe { *grad_inputs.add(i) = result.map_or(ptr::null_mut(), Tensor::into_raw) };
+        }
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn drop_function<F: Function>(function: *mut c_void) {
+    // A panic has nowhere to go from here.
+    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        // SAFETY: apply() made it by Box::into_raw, and the library drops it once.
+        drop(unsafe { Box::from_raw(function.cast::<F>()) });
+    }));
+}
+
+fn check_count<F>(callback: &str, what: &str, given: usize, wanted: usize) -> Result<()> {
+    if given == wanted {
+        return Ok(());
+    }
+    let name = std::any::type_name::<F>();
+    Err(Error::invalid(format!("{callback} of {name} gave {given} {what}; wanted {wanted}")))
+}

@@ -1,0 +1,513 @@
+use std::ffi::CString;
+use std::mem::{self, ManuallyDrop};
+use std::ptr::{self, NonNull};
+use std::time::Duration;
+
+use shardweave_sys as sys;
+
+use crate::dtype::{Element, ReduceOp};
+use crate::error::{Error, Result};
+use crate::ffi::{c_text, check, milliseconds};
+
+handle!(CommHandle, swv_comm, swv_comm_free);
+handle!(Work, swv_work, swv_work_free);
+
+/// A group of ranks that exchange bytes.
+///
+/// All ranks of the group call its functions, in the same order, except where it says otherwise. Ranks
+/// that call different things all get [`FailedPrecondition`](crate::Code::FailedPrecondition), which
+/// names both calls; a rank that does not come is
+/// [`DeadlineExceeded`](crate::Code::DeadlineExceeded). An error that is not of this rank's arguments
+/// alone breaks the group.
+///
+/// ```
+/// use shardweave::{ReduceOp, World};
+/// World::threads(3).run(|world| {
+///     let comm = world.comm()?;
+///     let mut data = [world.rank() as f32, 1.0];
+///     comm.all_reduce(&mut data, ReduceOp::Sum)?;
+///     assert_eq!(data, [3.0, 3.0]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), shardweave::Error>(())
+/// ```
+///
+/// Belongs to its rank: neither `Send` nor `Sync`, because the order of its calls has to be the same on
+/// all ranks, and one thread at a time may issue them.
+pub struct Comm {
+    handle: CommHandle,
+    timeout_ms: i64,
+    tag: CString,
+}
+
+/// Operations that a rank issued, and their bytes: of the larger of the two buffers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CommCounter {
+    /// How many.
+    pub calls: i64,
+    /// Together.
+    pub bytes: i64,
+}
+
+impl std::ops::Sub for CommCounter {
+    type Output = CommCounter;
+    fn sub(self, other: CommCounter) -> CommCounter {
+        CommCounter { calls: self.calls - other.calls, bytes: self.bytes - other.bytes }
+    }
+}
+
+/// The kinds of operations, in the order of [`CommCounters::by_op`].
+pub const OP_NAMES: [&str; 14] = [
+    "all_reduce",
+    "all_gather",
+    "all_gather_v",
+    "reduce_scatter",
+    "reduce_scatter_v",
+    "all_to_all",
+    "all_to_all_v",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "barrier",
+    "send",
+    "recv",
+];
+
+/// What a rank issued, by kind.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CommCounters {
+    /// In the order of [`OP_NAMES`].
+    pub by_op: Vec<CommCounter>,
+}
+
+impl CommCounters {
+    pub(crate) fn get(
+        fill: impl Fn(*mut sys::swv_comm_counter, usize, *mut usize) -> *mut sys::swv_status,
+    ) -> Result<CommCounters> {
+        let mut raw = [sys::swv_comm_counter { calls: 0, bytes: 0 }; OP_NAMES.len()];
+        let mut count = 0;
+        check(fill(raw.as_mut_ptr(), raw.len(), &mut count))?;
+        let one = |c: &sys::swv_comm_counter| CommCounter { calls: c.calls, bytes: c.bytes };
+        Ok(CommCounters { by_op: raw.iter().take(count).map(one).collect() })
+    }
+
+    /// By the name of the kind, "all_reduce"; nothing for a name that is none.
+    pub fn of(&self, op: &str) -> CommCounter {
+        let index = OP_NAMES.iter().position(|name| *name == op);
+        index.and_then(|i| self.by_op.get(i)).copied().unwrap_or_default()
+    }
+
+    /// What came after `before`.
+    pub fn since(&self, before: &CommCounters) -> CommCounters {
+        let by_op = self.by_op.iter().zip(&before.by_op).map(|(now, then)| *now - *then);
+        CommCounters { by_op: by_op.collect() }
+    }
+
+    /// All kinds together.
+    pub fn total(&self) -> CommCounter {
+        self.by_op.iter().fold(CommCounter::default(), |sum, c| CommCounter {
+            calls: sum.calls + c.calls,
+            bytes: sum.bytes + c.bytes,
+        })
+    }
+}
+
+/// An operation under way, with the memory that it works on.
+///
+/// Dropped before it is done, it waits; if the operation has failed so that its memory may still be in
+/// use, that memory is never freed.
+///
+/// Belongs to its rank: neither `Send` nor `Sync`.
+#[must_use = "nothing says whether the operation succeeded but wait()"]
+pub struct Pending<T: Element> {
+    work: Work,
+    data: ManuallyDrop<Vec<T>>,
+}
+
+impl<T: Element> Pending<T> {
+    /// Whether it is done; never blocks. True also if it failed.
+    pub fn is_done(&self) -> Result<bool> {
+        Ok(get!(swv_work_is_done(self.work.as_ptr()) -> i32)? == 1)
+    }
+
+    /// Waits until it is done or its deadline is over, and gives the memory back.
+    pub fn wait(self) -> Result<Vec<T>> {
+        let mut this = ManuallyDrop::new(self);
+        let result = call!(swv_work_wait(this.work.as_ptr()));
+        let done = this.is_done() == Ok(true);
+        // SAFETY: `this` is not used after this line, and its own drop does not run.
+        let (work, data) =
+            unsafe { (ptr::read(&this.work), ManuallyDrop::take(&mut this.data)) };
+        drop(work);
+        match (result, done) {
+            (Ok(()), _) => Ok(data),
+            (Err(error), true) => Err(error),
+            (Err(error), false) => {
+                mem::forget(data); // in use for who knows how long
+                Err(error)
+            }
+        }
+    }
+}
+
+impl<T: Element> Drop for Pending<T> {
+    fn drop(&mut self) {
+        let waited = call!(swv_work_wait(self.work.as_ptr()));
+        if waited.is_ok() || self.is_done() == Ok(true) {
+            // SAFETY: nobody uses the memory any more, and nobody sees `data` after this.
+            unsafe { ManuallyDrop::drop(&mut self.data) }
+        }
+    }
+}
+
+fn input<T: Element>(data: &[T]) -> sys::swv_buffer {
+    buffer(data.as_ptr().cast_mut(), data.len())
+}
+
+fn output<T: Element>(data: &mut [T]) -> sys::swv_buffer {
+    buffer(data.as_mut_ptr(), data.len())
+}
+
+fn buffer<T: Element>(data: *mut T, len: usize) -> sys::swv_buffer {
+    sys::swv_buffer {
+        data: data.cast(),
+        count: len as i64,
+        dtype: T::DTYPE as i32,
+        device: sys::swv_device { type_: sys::SWV_CPU, index: 0 },
+        reserved: 0,
+    }
+}
+
+fn rank_number(rank: usize) -> Result<i32> {
+    i32::try_from(rank).map_err(|_| Error::invalid(format!("rank {rank} is no rank")))
+}
+
+const NO_WORK: *mut *mut sys::swv_work = ptr::null_mut();
+
+impl Comm {
+    pub(crate) fn from_handle(handle: NonNull<sys::swv_comm>) -> Comm {
+        Comm { handle: CommHandle(handle), timeout_ms: 0, tag: CString::default() }
+    }
+
+    fn as_ptr(&self) -> *mut sys::swv_comm {
+        self.handle.as_ptr()
+    }
+
+    fn options(&self) -> sys::swv_call_options {
+        let mut options = sys::SWV_CALL_OPTIONS_INIT;
+        options.timeout_ms = self.timeout_ms;
+        options.tag = self.tag.as_ptr();
+        options
+    }
+
+    fn check_counts(&self, what: &str, counts: &[i64]) -> Result<()> {
+        let size = self.size()?;
+        if counts.len() as i64 == size {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "{what} has {} numbers; wanted {size}, one for every rank of the group",
+            counts.len()
+        )))
+    }
+
+    /// The same group with another deadline for what is called through this value.
+    pub fn with_timeout(&self, timeout: Duration) -> Result<Comm> {
+        Ok(Comm { timeout_ms: milliseconds(Some(timeout)), ..self.share()? })
+    }
+
+    /// The same group with a tag for what is called through this value; errors and records show it.
+    pub fn with_tag(&self, tag: &str) -> Result<Comm> {
+        Ok(Comm { tag: c_text(tag, "tag")?, ..self.share()? })
+    }
+
+    fn share(&self) -> Result<Comm> {
+        let handle = CommHandle(create!(swv_comm_share(self.as_ptr()))?);
+        Ok(Comm { handle, timeout_ms: self.timeout_ms, tag: self.tag.clone() })
+    }
+
+    /// This rank in the group.
+    pub fn rank(&self) -> Result<i64> {
+        Ok(i64::from(get!(swv_comm_rank(self.as_ptr()) -> i32)?))
+    }
+
+    /// How many ranks are in it.
+    pub fn size(&self) -> Result<i64> {
+        Ok(i64::from(get!(swv_comm_size(self.as_ptr()) -> i32)?))
+    }
+
+    /// Its name.
+    pub fn name(&self) -> Result<String> {
+        text!(swv_comm_name(self.as_ptr()))
+    }
+
+    /// What moves the bytes: "inproc", "gloo", ...
+    pub fn backend(&self) -> Result<String> {
+        text!(swv_comm_backend(self.as_ptr()))
+    }
+
+    /// The world rank of each of its ranks.
+    pub fn world_ranks(&self) -> Result<Vec<i64>> {
+        list!(swv_comm_world_ranks(self.as_ptr()) -> i64)
+    }
+
+    /// What was issued through this group.
+    pub fn counters(&self) -> Result<CommCounters> {
+        CommCounters::get(|out, capacity, count| {
+            // SAFETY: see the top of ffi.rs.
+            unsafe { sys::swv_comm_counters(self.as_ptr(), out, capacity, count) }
+        })
+    }
+
+    /// Every element becomes the reduction of all ranks' ones.
+    pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
+        let data = output(data);
+        let (op, options) = (op as i32, self.options());
+        call!(swv_comm_all_reduce(self.as_ptr(), &data, &data, op, &options, NO_WORK))
+    }
+
+    /// `out` becomes all ranks' `data`, in rank order.
+    pub fn all_gather<T: Element>(&self, data: &[T], out: &mut [T]) -> Result<()> {
+        let (data, out, options) = (input(data), output(out), self.options());
+        call!(swv_comm_all_gather(self.as_ptr(), &data, &out, &options, NO_WORK))
+    }
+
+    /// The same with `counts[r]` elements from rank r.
+    pub fn all_gather_v<T: Element>(
+        &self,
+        data: &[T],
+        out: &mut [T],
+        counts: &[i64],
+    ) -> Result<()> {
+        let (data, out, options) = (input(data), output(out), self.options());
+        call!(swv_comm_all_gather_v(
+            self.as_ptr(),
+            &data,
+            &out,
+            counts.as_ptr(),
+            counts.len(),
+            &options,
+            NO_WORK,
+        ))
+    }
+
+    /// `out` becomes this rank's part of the reduction of all ranks' `data`.
+    pub fn reduce_scatter<T: Element>(
+        &self,
+        data: &[T],
+        out: &mut [T],
+        op: ReduceOp,
+    ) -> Result<()> {
+        let (data, out, options) = (input(data), output(out), self.options());
+        let op = op as i32;
+        call!(swv_comm_reduce_scatter(self.as_ptr(), &data, &out, op, &options, NO_WORK))
+    }
+
+    /// The same with `counts[r]` elements for rank r.
+    pub fn reduce_scatter_v<T: Element>(
+        &self,
+        data: &[T],
+        out: &mut [T],
+        counts: &[i64],
+        op: ReduceOp,
+    ) -> Result<()> {
+        let (data, out, options) = (input(data), output(out), self.options());
+        call!(swv_comm_reduce_scatter_v(
+            self.as_ptr(),
+            &data,
+            &out,
+            counts.as_ptr(),
+            counts.len(),
+            op as i32,
+            &options,
+            NO_WORK,
+        ))
+    }
+
+    /// Part r of `data` goes to rank r, part r of `out` came from rank r.
+    pub fn all_to_all<T: Element>(&self, data: &[T], out: &mut [T]) -> Result<()> {
+        let (data, out, options) = (input(data), output(out), self.options());
+        call!(swv_comm_all_to_all(self.as_ptr(), &data, &out, &options, NO_WORK))
+    }
+
+    /// The same with parts of `send_counts[r]` and `recv_counts[r]` elements.
+    pub fn all_to_all_v<T: Element>(
+        &self,
+        data: &[T],
+        send_counts: &[i64],
+        out: &mut [T],
+        recv_counts: &[i64],
+    ) -> Result<()> {
+        self.check_counts("send_counts", send_counts)?;
+        self.check_counts("recv_counts", recv_counts)?;
+        let (data, out, options) = (input(data), output(out), self.options());
+        call!(swv_comm_all_to_all_v(
+            self.as_ptr(),
+            &data,
+            send_counts.as_ptr(),
+            &out,
+            recv_counts.as_ptr(),
+            send_counts.len(),
+            &options,
+            NO_WORK,
+        ))
+    }
+
+    /// Every rank's data becomes the root's.
+    pub fn broadcast<T: Element>(&self, data: &mut [T], root: usize) -> Result<()> {
+        let (data, root, options) = (output(data), rank_number(root)?, self.options());
+        call!(swv_comm_broadcast(self.as_ptr(), &data, root, &options, NO_WORK))
+    }
+
+    /// As [`all_reduce`](Comm::all_reduce), but only the root has an `out`.
+    pub fn reduce<T: Element>(
+        &self,
+        data: &[T],
+        out: Option<&mut [T]>,
+        op: ReduceOp,
+        root: usize,
+    ) -> Result<()> {
+        let (data, out, options) = (input(data), out.map(output), self.options());
+        let out = out.as_ref().map_or(ptr::null(), ptr::from_ref);
+        let (op, root) = (op as i32, rank_number(root)?);
+        call!(swv_comm_reduce(self.as_ptr(), &data, out, op, root, &options, NO_WORK))
+    }
+
+    /// As [`all_gather`](Comm::all_gather), but only the root has an `out`.
+    pub fn gather<T: Element>(
+        &self,
+        data: &[T],
+        out: Option<&mut [T]>,
+        root: usize,
+    ) -> Result<()> {
+        let (data, out, options) = (input(data), out.map(output), self.options());
+        let out = out.as_ref().map_or(ptr::null(), ptr::from_ref);
+        let root = rank_number(root)?;
+        call!(swv_comm_gather(self.as_ptr(), &data, out, root, &options, NO_WORK))
+    }
+
+    /// Part r of the root's `data` goes to rank r; only the root has `data`.
+    pub fn scatter<T: Element>(
+        &self,
+        data: Option<&[T]>,
+        out: &mut [T],
+        root: usize,
+    ) -> Result<()> {
+        let (data, out, options) = (data.map(input), output(out), self.options());
+        let data = data.as_ref().map_or(ptr::null(), ptr::from_ref);
+        let root = rank_number(root)?;
+        call!(swv_comm_scatter(self.as_ptr(), data, &out, root, &options, NO_WORK))
+    }
+
+    /// To the [`recv`](Comm::recv) of `peer` with the same `message_tag`, in order. Only these two
+    /// call.
+    pub fn send<T: Element>(&self, data: &[T], peer: usize, message_tag: i32) -> Result<()> {
+        let (data, peer, options) = (input(data), rank_number(peer)?, self.options());
+        call!(swv_comm_send(self.as_ptr(), &data, peer, message_tag, &options, NO_WORK))
+    }
+
+    /// From the [`send`](Comm::send) of `peer`. Only these two call.
+    pub fn recv<T: Element>(&self, data: &mut [T], peer: usize, message_tag: i32) -> Result<()> {
+        let (data, peer, options) = (output(data), rank_number(peer)?, self.options());
+        call!(swv_comm_recv(self.as_ptr(), &data, peer, message_tag, &options, NO_WORK))
+    }
+
+    /// Done when all ranks have called it.
+    pub fn barrier(&self) -> Result<()> {
+        let options = self.options();
+        call!(swv_comm_barrier(self.as_ptr(), &options, NO_WORK))
+    }
+
+    /// [`all_reduce`](Comm::all_reduce) while this rank does something else.
+    ///
+    /// ```
+    /// use shardweave::{ReduceOp, World};
+    /// World::threads(2).run(|world| {
+    ///     let pending = world.comm()?.start_all_reduce(vec![1i64; 1000], ReduceOp::Sum)?;
+    ///     // ... something else ...
+    ///     assert_eq!(pending.wait()?, [2; 1000]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    pub fn start_all_reduce<T: Element>(&self, data: Vec<T>, op: ReduceOp) -> Result<Pending<T>> {
+        let options = self.options();
+        start(data, |data| {
+            create!(swv_comm_all_reduce(self.as_ptr(), data, data, op as i32, &options))
+        })
+    }
+
+    /// [`broadcast`](Comm::broadcast) while this rank does something else.
+    pub fn start_broadcast<T: Element>(&self, data: Vec<T>, root: usize) -> Result<Pending<T>> {
+        let (root, options) = (rank_number(root)?, self.options());
+        start(data, |data| create!(swv_comm_broadcast(self.as_ptr(), data, root, &options)))
+    }
+
+    /// [`send`](Comm::send) while this rank does something else.
+    pub fn start_send<T: Element>(
+        &self,
+        data: Vec<T>,
+        peer: usize,
+        message_tag: i32,
+    ) -> Result<Pending<T>> {
+        let (peer, options) = (rank_number(peer)?, self.options());
+        start(data, |data| {
+            create!(swv_comm_send(self.as_ptr(), data, peer, message_tag, &options))
+        })
+    }
+
+    /// [`recv`](Comm::recv) while this rank does something else.
+    pub fn start_recv<T: Element>(
+        &self,
+        data: Vec<T>,
+        peer: usize,
+        message_tag: i32,
+    ) -> Result<Pending<T>> {
+        let (peer, options) = (rank_number(peer)?, self.options());
+        start(data, |data| {
+            create!(swv_comm_recv(self.as_ptr(), data, peer, message_tag, &options))
+        })
+    }
+
+    /// A new group per color, of the ranks that gave it, ordered by key, then by rank. A rank without
+    /// a color is in none.
+    pub fn split(&self, color: Option<u16>, key: i32, name: &str) -> Result<Option<Comm>> {
+        let (color, name) = (color.map_or(-1, i32::from), c_text(name, "name")?);
+        let handle = create_or_none!(swv_comm_split(self.as_ptr(), color, key, name.as_ptr()))?;
+        Ok(handle.map(Comm::from_handle))
+    }
+
+    /// The group of `members`, ranks of this one in the order of the new one. Only they call.
+    pub fn subgroup(&self, members: &[i64], name: &str) -> Result<Comm> {
+        let name = c_text(name, "name")?;
+        create!(swv_comm_subgroup(
+            self.as_ptr(),
+            members.as_ptr(),
+            members.len(),
+            name.as_ptr(),
+        ))
+        .map(Comm::from_handle)
+    }
+
+    /// Breaks this group and those made from it, on all ranks where the backend can. Only one rank
+    /// has to call.
+    pub fn abort(&self, reason: &str) -> Result<()> {
+        let reason = c_text(reason, "reason")?;
+        call!(swv_comm_abort(self.as_ptr(), reason.as_ptr()))
+    }
+
+    /// Success, or the error that broke the group.
+    pub fn health(&self) -> Result<()> {
+        call!(swv_comm_health(self.as_ptr()))
+    }
+}
+
+/// Issues an operation on memory that the result keeps until it is done.
+fn start<T: Element>(
+    mut data: Vec<T>,
+    issue: impl FnOnce(&sys::swv_buffer) -> Result<NonNull<sys::swv_work>>,
+) -> Result<Pending<T>> {
+    let work = Work(issue(&output(&mut data))?);
+    Ok(Pending { work, data: ManuallyDrop::new(data) })
+}

@@ -1,0 +1,138 @@
+use std::fmt;
+
+/// What kind of error it is; the numbers of google.rpc.Code, which the C interface uses too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[repr(i32)]
+pub enum Code {
+    /// Somebody gave up.
+    Cancelled = 1,
+    /// None of the others.
+    Unknown = 2,
+    /// An argument is wrong in itself.
+    InvalidArgument = 3,
+    /// A rank did not come in time; the message names it.
+    DeadlineExceeded = 4,
+    /// There is no such thing; the message suggests names that are nearly the same.
+    NotFound = 5,
+    /// There is such a thing already.
+    AlreadyExists = 6,
+    /// Not allowed.
+    PermissionDenied = 7,
+    /// Memory, threads.
+    ResourceExhausted = 8,
+    /// Not now, not in this state; also: ranks called different things.
+    FailedPrecondition = 9,
+    /// A rank failed, or gave up.
+    Aborted = 10,
+    /// An index beyond the end.
+    OutOfRange = 11,
+    /// Not offered here.
+    Unimplemented = 12,
+    /// A bug, or an error of LibTorch that is none of the others.
+    Internal = 13,
+    /// A rank is gone, a server does not answer.
+    Unavailable = 14,
+    /// Data is lost or damaged.
+    DataLoss = 15,
+    /// Nobody knows who you are.
+    Unauthenticated = 16,
+}
+
+impl Code {
+    const ALL: [Code; 16] = [
+        Code::Cancelled,
+        Code::Unknown,
+        Code::InvalidArgument,
+        Code::DeadlineExceeded,
+        Code::NotFound,
+        Code::AlreadyExists,
+        Code::PermissionDenied,
+        Code::ResourceExhausted,
+        Code::FailedPrecondition,
+        Code::Aborted,
+        Code::OutOfRange,
+        Code::Unimplemented,
+        Code::Internal,
+        Code::Unavailable,
+        Code::DataLoss,
+        Code::Unauthenticated,
+    ];
+
+    pub(crate) fn from_number(number: i32) -> Code {
+        Code::ALL.into_iter().find(|code| *code as i32 == number).unwrap_or(Code::Unknown)
+    }
+}
+
+/// An error: what kind, and what was given, what was wanted and where.
+///
+/// ```
+/// use shardweave::{Code, Layout};
+/// let error = Layout::parse("[S(0), Q]").unwrap_err();
+/// assert_eq!(error.code(), Code::InvalidArgument);
+/// assert!(error.message().starts_with("swv_layout_parse: "));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Error {
+    code: Code,
+    message: String,
+}
+
+/// What fallible functions here return.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// An error of the caller's own, for the body of a rank or a callback.
+    pub fn new(code: Code, message: impl Into<String>) -> Error {
+        Error { code, message: message.into() }
+    }
+
+    pub(crate) fn invalid(message: impl Into<String>) -> Error {
+        Error::new(Code::InvalidArgument, message)
+    }
+
+    /// The kind.
+    pub fn code(&self) -> Code {
+        self.code
+    }
+
+    /// What was given, what was wanted and where.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// The same error with `what` in front of the message.
+    pub fn context(self, what: impl fmt::Display) -> Error {
+        Error { code: self.code, message: format!("{what}: {}", self.message) }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({:?})", self.message, self.code)
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<std::io::Error> for Error {
+    fn from(error: std::io::Error) -> Error {
+        use std::io::ErrorKind;
+        let code = match error.kind() {
+            ErrorKind::NotFound => Code::NotFound,
+            ErrorKind::PermissionDenied => Code::PermissionDenied,
+            ErrorKind::AlreadyExists => Code::AlreadyExists,
+            ErrorKind::InvalidInput => Code::InvalidArgument,
+            ErrorKind::TimedOut => Code::DeadlineExceeded,
+            ErrorKind::OutOfMemory => Code::ResourceExhausted,
+            _ => Code::Unknown,
+        };
+        Error::new(code, error.to_string())
+    }
+}
+
+impl From<serde_json::Error> for Error {
+    fn from(error: serde_json::Error) -> Error {
+        Error::invalid(error.to_string())
+    }
+}

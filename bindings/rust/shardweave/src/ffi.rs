@@ -1,0 +1,186 @@
+//! The way into the C interface. Every other module calls it through `call!`, `get!` and `create!`.
+//!
+//! Why these calls are sound, once for all of them:
+//! - A handle that is passed is behind a reference to the Rust value that owns it, so it is alive,
+//!   of the right kind, and used by the thread that its type allows (types of a rank are neither
+//!   Send nor Sync).
+//! - Slices are passed as pointer and length, text as a `CString`; both outlive the call, and the C
+//!   interface only borrows them.
+//! - Outputs are locals of the type that the declaration says, and read after success only.
+
+use std::any::Any;
+use std::ffi::{CStr, CString};
+use std::os::raw::c_char;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::ptr;
+use std::time::Duration;
+
+use shardweave_sys as sys;
+
+use crate::error::{Code, Error, Result};
+
+/// Calls a function that only can fail.
+macro_rules! call {
+    ($function:ident($($argument:expr),* $(,)?)) => {
+        // SAFETY: see the top of ffi.rs.
+        $crate::ffi::check(unsafe { shardweave_sys::$function($($argument),*) })
+    };
+}
+
+/// Calls a function with one output of a plain type, and gives that.
+macro_rules! get {
+    ($function:ident($($argument:expr),* $(,)?) -> $type:ty) => {{
+        let mut out = <$type>::default();
+        // SAFETY: see the top of ffi.rs.
+        $crate::ffi::check(unsafe { shardweave_sys::$function($($argument,)* &mut out) })
+            .map(|()| out)
+    }};
+}
+
+/// Calls a function whose output is a handle; gives it, owned, or None for NULL.
+macro_rules! create_or_none {
+    ($function:ident($($argument:expr),* $(,)?)) => {{
+        let mut out = std::ptr::null_mut();
+        // SAFETY: see the top of ffi.rs; what comes out is the caller's, once.
+        $crate::ffi::check(unsafe { shardweave_sys::$function($($argument,)* &mut out) })
+            .map(|()| std::ptr::NonNull::new(out))
+    }};
+}
+
+/// The same for a function that never gives NULL.
+macro_rules! create {
+    ($function:ident($($argument:expr),* $(,)?)) => {
+        create_or_none!($function($($argument),*))
+            .map(|handle| handle.expect(concat!(stringify!($function), " gave no handle")))
+    };
+}
+
+/// Calls a function whose output is text.
+macro_rules! text {
+    ($function:ident($($argument:expr),* $(,)?)) => {
+        create!($function($($argument),*)).map($crate::ffi::take_string)
+    };
+}
+
+/// Calls a function that copies numbers into memory of the caller and says how many there are.
+macro_rules! list {
+    ($function:ident($($argument:expr),* $(,)?) -> $type:ty) => {
+        $crate::ffi::list(|out: *mut $type, capacity, count| {
+            // SAFETY: see the top of ffi.rs; `out` has room for `capacity` numbers.
+            unsafe { shardweave_sys::$function($($argument,)* out, capacity, count) }
+        })
+    };
+}
+
+/// A type that owns a handle. It is neither Send nor Sync unless an `unsafe impl` beside it says so,
+/// with the reason.
+macro_rules! handle {
+    ($(#[$doc:meta])* $name:ident, $raw:ident, $free:ident) => {
+        $(#[$doc])*
+        #[repr(transparent)]
+        pub struct $name(std::ptr::NonNull<shardweave_sys::$raw>);
+
+        impl $name {
+            /// Takes over a handle that nobody else will free.
+            pub(crate) fn from_handle(handle: std::ptr::NonNull<shardweave_sys::$raw>) -> Self {
+                $name(handle)
+            }
+
+            pub(crate) fn as_ptr(&self) -> *mut shardweave_sys::$raw {
+                self.0.as_ptr()
+            }
+        }
+
+        impl Drop for $name {
+            fn drop(&mut self) {
+                // SAFETY: this value owns the handle, and ends here.
+                unsafe { shardweave_sys::$free(self.0.as_ptr()) }
+            }
+        }
+    };
+}
+
+#[inline]
+pub(crate) fn check(status: *mut sys::swv_status) -> Result<()> {
+    if status.is_null() {
+        Ok(())
+    } else {
+        Err(take_error(status))
+    }
+}
+
+#[cold]
+fn take_error(status: *mut sys::swv_status) -> Error {
+    // SAFETY: the status is ours; its message lives until it is freed.
+    unsafe {
+        let code = Code::from_number(sys::swv_status_code(status));
+        let message = string_from(sys::swv_status_message(status));
+        sys::swv_status_free(status);
+        Error::new(code, message)
+    }
+}
+
+/// # Safety
+/// `text` ends with NUL.
+pub(crate) unsafe fn string_from(text: *const c_char) -> String {
+    // SAFETY: as the caller says.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+pub(crate) fn take_string(string: ptr::NonNull<sys::swv_string>) -> String {
+    // SAFETY: the string is ours, and its text lives until it is freed.
+    unsafe {
+        let text = string_from(sys::swv_string_data(string.as_ptr()));
+        sys::swv_string_free(string.as_ptr());
+        text
+    }
+}
+
+pub(crate) fn c_text(text: &str, what: &str) -> Result<CString> {
+    CString::new(text)
+        .map_err(|_| Error::invalid(format!("{what} {text:?} has a NUL in it; wanted none")))
+}
+
+pub(crate) fn list<T: Copy + Default>(
+    fill: impl Fn(*mut T, usize, *mut usize) -> *mut sys::swv_status,
+) -> Result<Vec<T>> {
+    // Most lists are the sizes of a tensor or a mesh: one call, one allocation.
+    let mut few = [T::default(); 8];
+    let mut count = 0;
+    check(fill(few.as_mut_ptr(), few.len(), &mut count))?;
+    if count <= few.len() {
+        return Ok(few[..count].to_vec());
+    }
+    let mut all = vec![T::default(); count];
+    check(fill(all.as_mut_ptr(), all.len(), &mut count))?;
+    all.truncate(count);
+    Ok(all)
+}
+
+/// In milliseconds; 0, which the C interface takes for its default, is only None's.
+pub(crate) fn milliseconds(timeout: Option<Duration>) -> i64 {
+    timeout.map_or(0, |t| i64::try_from(t.as_millis()).unwrap_or(i64::MAX).max(1))
+}
+
+/// What a callback gives back to the library: NULL, or the error, or the panic as an error. A panic
+/// must not cross the border.
+pub(crate) fn status_of(body: impl FnOnce() -> Result<()>) -> *mut sys::swv_status {
+    let error = match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => return ptr::null_mut(),
+        Ok(Err(error)) => error,
+        Err(payload) => {
+            Error::new(Code::Internal, format!("panicked: {}", panic_text(payload.as_ref())))
+        }
+    };
+    let message = CString::new(error.message().replace('\0', "\\0")).expect("no NUL is left");
+    // SAFETY: the message is borrowed for the call; the status goes to the library.
+    unsafe { sys::swv_status_new(error.code() as i32, message.as_ptr()) }
+}
+
+fn panic_text(payload: &(dyn Any + Send)) -> &str {
+    payload
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("with a value that is no text")
+}

@@ -1,0 +1,283 @@
+use std::ffi::CString;
+use std::fmt;
+
+use shardweave_sys as sys;
+
+use crate::comm::Comm;
+use crate::error::Result;
+use crate::ffi::c_text;
+
+handle! {
+    /// An n-dimensional grid of ranks with names for its dimensions, as one rank sees it. Communicators
+    /// along the dimensions are made on first use.
+    ///
+    /// ```
+    /// use shardweave::World;
+    /// World::threads(4).run(|world| {
+    ///     let mesh = world.device_mesh(&[("dp", 2), ("tp", 2)])?;
+    ///     assert_eq!(mesh.coordinate()?, [world.rank() as i64 / 2, world.rank() as i64 % 2]);
+    ///     assert_eq!(mesh.slice(&["tp"])?.shape()?, [2]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    ///
+    /// Belongs to its rank: neither `Send` nor `Sync`, because what is kept per mesh (communicators,
+    /// caches, random state) is used by one thread at a time.
+    Mesh, swv_mesh, swv_mesh_free
+}
+
+handle! {
+    /// While it lives, operators on the mesh's tensors that would communicate by themselves fail.
+    /// See [`Mesh::forbid_communication`]. Belongs to its mesh's rank: neither `Send` nor `Sync`.
+    #[must_use = "communication is allowed again when this ends"]
+    StrictScope, swv_strict_scope, swv_strict_scope_free
+}
+
+handle! {
+    /// While it lives, traces and errors say that its name runs. See [`Mesh::module_scope`].
+    /// Belongs to its mesh's rank: neither `Send` nor `Sync`.
+    #[must_use = "the name is forgotten when this ends"]
+    ModuleScope, swv_module_scope, swv_module_scope_free
+}
+
+handle! {
+    /// A record of every collective that tensors of a mesh start while it lives: what moves, how far,
+    /// and who wanted it. Belongs to its mesh's rank: neither `Send` nor `Sync`.
+    Trace, swv_trace, swv_trace_free
+}
+
+/// Of one rank since its mesh was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DispatchCounters {
+    /// On sharded tensors.
+    pub operators: i64,
+    /// Of the cache of sharding decisions.
+    pub cache_misses: i64,
+    /// With communication, that nobody asked for by name.
+    pub implicit_redistributions: i64,
+    /// Calls of operators without a sharding rule.
+    pub gathered_operators: i64,
+}
+
+/// Seed and position of the random numbers of a mesh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RandomState {
+    /// What the numbers are a function of, together with the element's global index.
+    pub seed: u64,
+    /// Operators drawn so far.
+    pub offset: u64,
+}
+
+/// Dimensions as the C interface takes them, with the texts that they point to.
+pub(crate) struct MeshDims {
+    pub(crate) raw: Vec<sys::swv_mesh_dim>,
+    _names: Vec<CString>,
+}
+
+impl MeshDims {
+    pub(crate) fn new<N: AsRef<str>>(dims: &[(N, i64)]) -> Result<MeshDims> {
+        let names = dims
+            .iter()
+            .map(|(name, _)| c_text(name.as_ref(), "mesh dimension"))
+            .collect::<Result<Vec<_>>>()?;
+        let raw = names
+            .iter()
+            .zip(dims)
+            .map(|(name, (_, size))| sys::swv_mesh_dim { name: name.as_ptr(), size: *size })
+            .collect();
+        Ok(MeshDims { raw, _names: names })
+    }
+}
+
+impl Mesh {
+    /// The sub-mesh of the named dimensions, in that order, with this rank in it.
+    pub fn slice(&self, names: &[&str]) -> Result<Mesh> {
+        let names = Names::new(names)?;
+        create!(swv_mesh_slice(self.as_ptr(), names.raw.as_ptr(), names.raw.len())).map(Mesh)
+    }
+
+    /// Merges neighbouring dimensions into one, named as they are, joined by `_`; all of them if
+    /// `names` is empty.
+    pub fn flatten(&self, names: &[&str]) -> Result<Mesh> {
+        let names = Names::new(names)?;
+        create!(swv_mesh_flatten(
+            self.as_ptr(),
+            names.raw.as_ptr(),
+            names.raw.len(),
+            std::ptr::null(),
+        ))
+        .map(Mesh)
+    }
+
+    /// Splits one dimension into several, row-major.
+    pub fn unflatten<N: AsRef<str>>(&self, name: &str, dims: &[(N, i64)]) -> Result<Mesh> {
+        let name = c_text(name, "mesh dimension")?;
+        let dims = MeshDims::new(dims)?;
+        create!(swv_mesh_unflatten(
+            self.as_ptr(),
+            name.as_ptr(),
+            dims.raw.as_ptr(),
+            dims.raw.len(),
+        ))
+        .map(Mesh)
+    }
+
+    /// The size of each dimension.
+    pub fn shape(&self) -> Result<Vec<i64>> {
+        list!(swv_mesh_shape(self.as_ptr()) -> i64)
+    }
+
+    /// The name of each dimension.
+    pub fn dim_names(&self) -> Result<Vec<String>> {
+        let dims = get!(swv_mesh_ndim(self.as_ptr()) -> i32)?;
+        (0..dims).map(|dim| text!(swv_mesh_dim_name(self.as_ptr(), dim))).collect()
+    }
+
+    /// The number of ranks.
+    pub fn size(&self) -> Result<i64> {
+        get!(swv_mesh_size(self.as_ptr()) -> i64)
+    }
+
+    /// The index of a dimension; an error lists the names that there are.
+    pub fn find_dim(&self, name: &str) -> Result<i32> {
+        let name = c_text(name, "mesh dimension")?;
+        get!(swv_mesh_find_dim(self.as_ptr(), name.as_ptr()) -> i32)
+    }
+
+    /// Where this rank is.
+    pub fn coordinate(&self) -> Result<Vec<i64>> {
+        list!(swv_mesh_coordinate(self.as_ptr()) -> i64)
+    }
+
+    /// All world ranks, row-major.
+    pub fn ranks(&self) -> Result<Vec<i64>> {
+        list!(swv_mesh_ranks(self.as_ptr()) -> i64)
+    }
+
+    /// This rank's group along a dimension. Collective the first time.
+    pub fn comm(&self, dim: &str) -> Result<Comm> {
+        let dim = self.find_dim(dim)?;
+        create!(swv_mesh_comm(self.as_ptr(), dim)).map(Comm::from_handle)
+    }
+
+    /// Makes the groups of all dimensions now. Collective.
+    pub fn connect(&self) -> Result<()> {
+        call!(swv_mesh_connect(self.as_ptr()))
+    }
+
+    /// The same names, sizes and ranks.
+    pub fn is_same(&self, other: &Mesh) -> Result<bool> {
+        Ok(get!(swv_mesh_equal(self.as_ptr(), other.as_ptr()) -> i32)? == 1)
+    }
+
+    /// Seeds the random numbers of tensors on this mesh: the same seed on every rank.
+    pub fn seed(&self, seed: u64) -> Result<()> {
+        call!(swv_mesh_seed(self.as_ptr(), seed))
+    }
+
+    /// Where the random numbers are, to go on from there another time.
+    pub fn random_state(&self) -> Result<RandomState> {
+        let mut raw = sys::swv_random_state { seed: 0, offset: 0 };
+        call!(swv_mesh_random_state(self.as_ptr(), &mut raw))?;
+        Ok(RandomState { seed: raw.seed, offset: raw.offset })
+    }
+
+    /// Goes on from a state. Local: the same on every rank.
+    pub fn set_random_state(&self, state: RandomState) -> Result<()> {
+        let raw = sys::swv_random_state { seed: state.seed, offset: state.offset };
+        call!(swv_mesh_set_random_state(self.as_ptr(), &raw))
+    }
+
+    /// Until the scope ends, operators on this mesh's tensors that would communicate by themselves
+    /// fail with [`FailedPrecondition`](crate::Code::FailedPrecondition), naming operator and tensors.
+    pub fn forbid_communication(&self) -> Result<StrictScope> {
+        create!(swv_mesh_forbid_communication(self.as_ptr())).map(StrictScope)
+    }
+
+    /// Until the scope ends, traces and errors say that `name` ("blocks.0.attn") runs. The innermost
+    /// scope counts.
+    pub fn module_scope(&self, name: &str) -> Result<ModuleScope> {
+        let name = c_text(name, "name")?;
+        create!(swv_module_scope_create(self.as_ptr(), name.as_ptr())).map(ModuleScope)
+    }
+
+    /// What operators on this mesh's tensors did so far.
+    pub fn dispatch_counters(&self) -> Result<DispatchCounters> {
+        let mut raw = sys::SWV_DISPATCH_COUNTERS_INIT;
+        call!(swv_mesh_dispatch_counters(self.as_ptr(), &mut raw))?;
+        Ok(DispatchCounters {
+            operators: raw.operators,
+            cache_misses: raw.cache_misses,
+            implicit_redistributions: raw.implicit_redistributions,
+            gathered_operators: raw.gathered_operators,
+        })
+    }
+
+    /// Records what tensors of this mesh send from now on.
+    pub fn trace(&self) -> Result<Trace> {
+        create!(swv_trace_create(self.as_ptr())).map(Trace)
+    }
+}
+
+/// A second handle to the same mesh.
+impl Clone for Mesh {
+    fn clone(&self) -> Mesh {
+        Mesh(create!(swv_mesh_share(self.as_ptr())).expect("a live handle can be shared"))
+    }
+}
+
+/// "DeviceMesh(dp=2, tp=2)".
+impl fmt::Display for Mesh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&text!(swv_mesh_to_string(self.as_ptr())).map_err(|_| fmt::Error)?)
+    }
+}
+
+impl fmt::Debug for Mesh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl Trace {
+    /// How many collectives there were.
+    pub fn num_events(&self) -> Result<usize> {
+        get!(swv_trace_num_events(self.as_ptr()) -> usize)
+    }
+
+    /// That a rank sends, as planned.
+    pub fn bytes(&self) -> Result<i64> {
+        get!(swv_trace_bytes(self.as_ptr()) -> i64)
+    }
+
+    /// Forgets what was recorded.
+    pub fn clear(&self) -> Result<()> {
+        call!(swv_trace_clear(self.as_ptr()))
+    }
+
+    /// As JSON.
+    pub fn to_json(&self) -> Result<String> {
+        text!(swv_trace_to_json(self.as_ptr()))
+    }
+}
+
+/// A table.
+impl fmt::Display for Trace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&text!(swv_trace_to_string(self.as_ptr())).map_err(|_| fmt::Error)?)
+    }
+}
+
+struct Names {
+    raw: Vec<*const std::os::raw::c_char>,
+    _texts: Vec<CString>,
+}
+
+impl Names {
+    fn new(names: &[&str]) -> Result<Names> {
+        let texts =
+            names.iter().map(|name| c_text(name, "mesh dimension")).collect::<Result<Vec<_>>>()?;
+        Ok(Names { raw: texts.iter().map(|text| text.as_ptr()).collect(), _texts: texts })
+    }
+}

@@ -1,0 +1,409 @@
+use std::ffi::{c_void, CString};
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::path::PathBuf;
+use std::ptr::{self, NonNull};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use shardweave_sys as sys;
+
+use crate::comm::{Comm, CommCounters};
+use crate::error::{Error, Result};
+use crate::ffi::{c_text, milliseconds, status_of};
+use crate::mesh::{Mesh, MeshDims};
+
+handle! {
+    /// One rank's view of all ranks. Ranks are threads of one process ([`World::threads`]) or
+    /// processes ([`World::from_environment`], [`World::join`]).
+    ///
+    /// Belongs to its rank, as does all that is made from it (communicators, meshes, tensors, modules,
+    /// optimizers): neither `Send` nor `Sync`. The library wants one thread at a time for all of them
+    /// together, and Rust cannot hold two values to that: so they stay on the thread that they are on.
+    World, swv_world, swv_world_free
+}
+
+/// Ranks that are threads, about to start. See [`World::threads`].
+#[derive(Clone, Debug)]
+pub struct Threads {
+    num_ranks: usize,
+    timeout: Option<Duration>,
+}
+
+/// How processes find each other. See [`World::processes`].
+#[derive(Clone, Debug, Default)]
+pub struct Processes {
+    timeout: Option<Duration>,
+    network_interface: Option<String>,
+}
+
+/// Where ranks meet. See [`Processes::join`].
+#[derive(Clone, Debug)]
+pub struct Rendezvous {
+    /// Which one this process is.
+    pub rank: usize,
+    /// How many there are.
+    pub world_size: usize,
+    /// Where they meet.
+    pub at: MeetingPoint,
+    /// Among the ranks of this machine; None: to be found out.
+    pub local_rank: Option<usize>,
+}
+
+/// Where ranks meet.
+#[derive(Clone, Debug)]
+pub enum MeetingPoint {
+    /// A path that all ranks can open and only this run uses.
+    File(PathBuf),
+    /// Where rank 0 serves a store, as the others reach it.
+    Address {
+        /// A name or an address.
+        host: String,
+        /// From 1.
+        port: u16,
+    },
+}
+
+/// A rank that no thread has taken yet. See [`World::local`].
+pub struct Seat(World);
+
+// SAFETY: the world of a seat is fresh: nothing has been made from it and no call is under way, and the
+// header lets a rank be driven from any thread, one at a time. Whoever takes the seat is the only one.
+unsafe impl Send for Seat {}
+
+/// Ends a world from any thread. See [`World::aborter`].
+pub struct Aborter(World);
+
+// SAFETY: its only use is swv_world_abort, which the header lets any thread call at any time, and
+// freeing the handle, which any thread may.
+unsafe impl Send for Aborter {}
+// SAFETY: the same.
+unsafe impl Sync for Aborter {}
+
+impl World {
+    /// Ranks that are threads of this process.
+    ///
+    /// ```
+    /// use shardweave::World;
+    /// let ranks = World::threads(4).run(|world| Ok(world.rank()))?;
+    /// assert_eq!(ranks, [0, 1, 2, 3]);
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    pub fn threads(num_ranks: usize) -> Threads {
+        Threads { num_ranks, timeout: None }
+    }
+
+    /// Ranks that are processes, over Gloo.
+    pub fn processes() -> Processes {
+        Processes::default()
+    }
+
+    /// Joins the ranks that tools/launch, torchrun, Slurm, Open MPI, PMI, PMIx, Kubernetes, or RANK,
+    /// WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe. [`NotFound`](crate::Code::NotFound) if nothing
+    /// has started this process as a rank. Collective.
+    pub fn from_environment() -> Result<World> {
+        World::processes().from_environment()
+    }
+
+    /// Joins the ranks that the caller describes. Collective.
+    pub fn join(rendezvous: &Rendezvous) -> Result<World> {
+        World::processes().join(rendezvous)
+    }
+
+    /// Ranks of this process for threads that the caller has already: a seat for each. A rank whose
+    /// world and all that was made from it have been dropped has left; others that wait for it get
+    /// [`Unavailable`](crate::Code::Unavailable).
+    pub fn local(num_ranks: usize) -> Result<Vec<Seat>> {
+        let mut worlds = vec![ptr::null_mut(); num_ranks];
+        call!(swv_world_create_local(count(num_ranks)?, ptr::null(), worlds.as_mut_ptr()))?;
+        Ok(worlds
+            .into_iter()
+            .map(|world| Seat(World(NonNull::new(world).expect("one for every rank"))))
+            .collect())
+    }
+
+    /// One rank of a world of any size that is not there: communication is counted, nothing moves.
+    pub fn counting(rank: usize, num_ranks: usize) -> Result<World> {
+        create!(swv_world_create_counting(count(rank)?, count(num_ranks)?)).map(World)
+    }
+
+    /// Which rank this is.
+    pub fn rank(&self) -> usize {
+        get!(swv_world_rank(self.as_ptr()) -> i32).expect("a live world has a rank") as usize
+    }
+
+    /// How many ranks there are.
+    pub fn size(&self) -> usize {
+        get!(swv_world_size(self.as_ptr()) -> i32).expect("a live world has a size") as usize
+    }
+
+    /// Which rank this is among those of this machine.
+    pub fn local_rank(&self) -> usize {
+        get!(swv_world_local_rank(self.as_ptr()) -> i32).expect("a live world has a local rank")
+            as usize
+    }
+
+    /// The group of all ranks.
+    pub fn comm(&self) -> Result<Comm> {
+        create!(swv_world_comm(self.as_ptr())).map(Comm::from_handle)
+    }
+
+    /// All ranks as a grid, row-major: the last dimension varies fastest.
+    pub fn device_mesh<N: AsRef<str>>(&self, dims: &[(N, i64)]) -> Result<Mesh> {
+        let dims = MeshDims::new(dims)?;
+        create!(swv_mesh_create(self.as_ptr(), dims.raw.as_ptr(), dims.raw.len()))
+            .map(Mesh::from_handle)
+    }
+
+    /// The same from text: `dp=2,tp=4`.
+    pub fn parse_mesh(&self, text: &str) -> Result<Mesh> {
+        let text = c_text(text, "mesh")?;
+        create!(swv_mesh_parse(self.as_ptr(), text.as_ptr())).map(Mesh::from_handle)
+    }
+
+    /// A grid of some of the ranks, row-major; this rank is among them.
+    pub fn device_mesh_of<N: AsRef<str>>(&self, dims: &[(N, i64)], ranks: &[i64]) -> Result<Mesh> {
+        let dims = MeshDims::new(dims)?;
+        create!(swv_mesh_create_from_ranks(
+            self.as_ptr(),
+            dims.raw.as_ptr(),
+            dims.raw.len(),
+            ranks.as_ptr(),
+            ranks.len(),
+        ))
+        .map(Mesh::from_handle)
+    }
+
+    /// What all groups of this rank issued so far.
+    pub fn counters(&self) -> Result<CommCounters> {
+        CommCounters::get(|out, capacity, number| {
+            // SAFETY: see the top of ffi.rs.
+            unsafe { sys::swv_world_counters(self.as_ptr(), out, capacity, number) }
+        })
+    }
+
+    /// The last operations of every group of this rank, as JSON.
+    pub fn flight_record(&self) -> Result<String> {
+        text!(swv_world_flight_record(self.as_ptr()))
+    }
+
+    /// Something that breaks all groups of this world from any thread: pending and later operations
+    /// fail with [`Aborted`](crate::Code::Aborted). It counts as made from this world.
+    pub fn aborter(&self) -> Aborter {
+        Aborter(self.clone())
+    }
+
+    /// Tells the other ranks that this one gives up, and why: their operations fail with
+    /// [`Aborted`](crate::Code::Aborted). [`Threads::run`] does it for a body that fails.
+    pub fn abort(&self, reason: &str) -> Result<()> {
+        let reason = c_text(reason, "reason")?;
+        call!(swv_world_abort(self.as_ptr(), reason.as_ptr()))
+    }
+}
+
+/// A second handle to the same rank's world.
+impl Clone for World {
+    fn clone(&self) -> World {
+        World(create!(swv_world_share(self.as_ptr())).expect("a live handle can be shared"))
+    }
+}
+
+/// "rank 2 of 4".
+impl fmt::Display for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} of {}", self.rank(), self.size())
+    }
+}
+
+impl fmt::Debug for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "World({self})")
+    }
+}
+
+impl Threads {
+    /// How long a rank waits for the others; five minutes unless this is called.
+    pub fn timeout(mut self, timeout: Duration) -> Threads {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Runs `body` on a thread per rank, waits for all, and gives what they returned, in the order of
+    /// the ranks. If one fails or panics, the others' collectives fail, naming it; the result is the
+    /// failure that came first, with its rank in the message.
+    ///
+    /// ```
+    /// use shardweave::{Code, Error, World};
+    /// let error = World::threads(2)
+    ///     .run(|world| match world.rank() {
+    ///         1 => Err(Error::new(Code::DataLoss, "the dog ate it")),
+    ///         _ => world.comm()?.barrier(), // fails too: nobody waits for rank 1
+    ///     })
+    ///     .unwrap_err();
+    /// assert_eq!(error.code(), Code::DataLoss);
+    /// assert!(error.message().contains("rank 1") && error.message().contains("ate it"));
+    /// ```
+    pub fn run<T, F>(&self, body: F) -> Result<Vec<T>>
+    where
+        F: Fn(&World) -> Result<T> + Sync,
+        T: Send,
+    {
+        let run = Run { body: &body, results: Mutex::new(Vec::new()) };
+        let mut options = sys::SWV_WORLD_OPTIONS_INIT;
+        options.timeout_ms = milliseconds(self.timeout);
+        call!(swv_run_ranks(
+            count(self.num_ranks)?,
+            Some(run_rank::<T, F>),
+            ptr::from_ref(&run).cast_mut().cast(),
+            &options,
+        ))?;
+        let mut results = run.results.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+        results.sort_by_key(|(rank, _)| *rank);
+        Ok(results.into_iter().map(|(_, result)| result).collect())
+    }
+}
+
+/// What the threads of a run share: a body that is Sync, and results that are Send.
+struct Run<'a, T, F> {
+    body: &'a F,
+    results: Mutex<Vec<(usize, T)>>,
+}
+
+unsafe extern "C" fn run_rank<T, F>(
+    run: *mut c_void,
+    world: *mut sys::swv_world,
+) -> *mut sys::swv_status
+where
+    F: Fn(&World) -> Result<T> + Sync,
+    T: Send,
+{
+    status_of(|| {
+        // SAFETY: what Threads::run passed; it outlives the threads, which are joined before it ends.
+        let run = unsafe { &*run.cast::<Run<'_, T, F>>() };
+        // The world is the library's: lent for the call, not to be freed.
+        let world = ManuallyDrop::new(World(NonNull::new(world).expect("a rank has a world")));
+        let result = (run.body)(&world)?;
+        let mut results = run.results.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        results.push((world.rank(), result));
+        Ok(())
+    })
+}
+
+impl Processes {
+    /// How long a rank waits for the others; five minutes unless this is called.
+    pub fn timeout(mut self, timeout: Duration) -> Processes {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Over which interface this machine is reached. Without: loopback if all ranks are on one host,
+    /// else by the host's name.
+    pub fn network_interface(mut self, name: impl Into<String>) -> Processes {
+        self.network_interface = Some(name.into());
+        self
+    }
+
+    /// See [`World::from_environment`].
+    #[allow(clippy::wrong_self_convention)] // a builder's last word
+    pub fn from_environment(&self) -> Result<World> {
+        self.with_options(|options| create!(swv_world_from_environment(options)))
+    }
+
+    /// See [`World::join`].
+    pub fn join(&self, rendezvous: &Rendezvous) -> Result<World> {
+        let place: CString;
+        let mut raw = sys::SWV_RENDEZVOUS_INIT;
+        raw.rank = count(rendezvous.rank)?;
+        raw.world_size = count(rendezvous.world_size)?;
+        if let Some(local_rank) = rendezvous.local_rank {
+            raw.local_rank = count(local_rank)?;
+        }
+        match &rendezvous.at {
+            MeetingPoint::File(path) => {
+                let path = path
+                    .to_str()
+                    .ok_or_else(|| Error::invalid(format!("path {path:?} is not UTF-8")))?;
+                place = c_text(path, "path")?;
+                raw.file = place.as_ptr();
+            }
+            MeetingPoint::Address { host, port } => {
+                place = c_text(host, "host")?;
+                raw.host = place.as_ptr();
+                raw.port = i32::from(*port);
+            }
+        }
+        self.with_options(|options| create!(swv_world_join(&raw, options)))
+    }
+
+    fn with_options(
+        &self,
+        make: impl FnOnce(*const sys::swv_world_options) -> Result<NonNull<sys::swv_world>>,
+    ) -> Result<World> {
+        let interface = self
+            .network_interface
+            .as_deref()
+            .map(|name| c_text(name, "network interface"))
+            .transpose()?;
+        let mut options = sys::SWV_WORLD_OPTIONS_INIT;
+        options.timeout_ms = milliseconds(self.timeout);
+        if let Some(interface) = &interface {
+            options.network_interface = interface.as_ptr();
+        }
+        make(&options).map(World)
+    }
+}
+
+impl Seat {
+    /// This thread is the rank from now on.
+    ///
+    /// ```
+    /// use shardweave::World;
+    /// let threads: Vec<_> = World::local(2)?
+    ///     .into_iter()
+    ///     .map(|seat| std::thread::spawn(|| seat.take().comm()?.barrier()))
+    ///     .collect();
+    /// for thread in threads {
+    ///     thread.join().unwrap()?;
+    /// }
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    pub fn take(self) -> World {
+        self.0
+    }
+}
+
+impl Aborter {
+    /// Breaks all groups of the world.
+    pub fn abort(&self, reason: &str) -> Result<()> {
+        self.0.abort(reason)
+    }
+}
+
+/// Seeds the random numbers of plain tensors: one generator for the process, whatever the rank.
+pub fn manual_seed(seed: u64) -> Result<()> {
+    call!(swv_seed(seed))
+}
+
+/// Threads that one operator may use, from now on, in every thread of the process.
+pub fn set_num_threads(num_threads: usize) -> Result<()> {
+    call!(swv_set_num_threads(count(num_threads)?))
+}
+
+/// "0.1.0; LibTorch 2.11.0; backends inproc, gloo, counting".
+pub fn build_info() -> String {
+    // SAFETY: no arguments; the text lives as long as the library.
+    unsafe { crate::ffi::string_from(sys::swv_build_info()) }
+}
+
+/// How many handles there are; None unless SWV_CHECK_HANDLES is set. For tests that look for leaks.
+pub fn live_handles() -> Option<i64> {
+    // SAFETY: no arguments.
+    let live = unsafe { sys::swv_live_handles() };
+    (live >= 0).then_some(live)
+}
+
+fn count(number: usize) -> Result<i32> {
+    i32::try_from(number)
+        .map_err(|_| Error::invalid(format!("number {number} is too large; wanted at most {}", i32::MAX)))
+}
+
