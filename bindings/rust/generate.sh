@@ -16,7 +16,7 @@ out=$root/bindings/rust/shardweave-sys/src/bindings.rs
 "${BINDGEN:-bindgen}" "$root/capi/shardweave.h" \
   --output "$out" \
   --allowlist-item '(swv|SWV)_.*' \
-  --rust-target 1.82 --use-core \
+  --rust-target 1.63 --no-layout-tests \
   --no-prepend-enum-name --default-enum-style consts \
   --default-macro-constant-type signed --enable-function-attribute-detection \
   --raw-line '// Made by bindings/rust/generate.sh from capi/shardweave.h. Do not edit.' \

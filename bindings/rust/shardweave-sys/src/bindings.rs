@@ -7,13 +7,13 @@ pub const SWV_VERSION_MINOR: i32 = 1;
 pub const SWV_VERSION_PATCH: i32 = 0;
 pub const SWV_VERSION: i32 = 1000;
 pub type swv_bool = i32;
-unsafe extern "C" {
+extern "C" {
     #[doc = " SWV_VERSION as the library was built."]
     pub fn swv_version() -> i32;
 }
-unsafe extern "C" {
+extern "C" {
     #[doc = " \"0.1.0; LibTorch 2.11.0; backends inproc, gloo, counting\". Lives as long as the library."]
-    pub fn swv_build_info() -> *const ::core::ffi::c_char;
+    pub fn swv_build_info() -> *const ::std::os::raw::c_char;
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -124,38 +124,41 @@ pub const SWV_INTERNAL: i32 = 13;
 pub const SWV_UNAVAILABLE: i32 = 14;
 pub const SWV_DATA_LOSS: i32 = 15;
 pub const SWV_UNAUTHENTICATED: i32 = 16;
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " An error of the caller's own, to be returned from a callback. `message` may be NULL. Never NULL."]
-    pub fn swv_status_new(code: swv_code, message: *const ::core::ffi::c_char) -> *mut swv_status;
+    pub fn swv_status_new(
+        code: swv_code,
+        message: *const ::std::os::raw::c_char,
+    ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[doc = " SWV_OK for NULL."]
     pub fn swv_status_code(status: *const swv_status) -> swv_code;
 }
-unsafe extern "C" {
+extern "C" {
     #[doc = " Lives as long as the status; \"\" for NULL."]
-    pub fn swv_status_message(status: *const swv_status) -> *const ::core::ffi::c_char;
+    pub fn swv_status_message(status: *const swv_status) -> *const ::std::os::raw::c_char;
 }
-unsafe extern "C" {
+extern "C" {
     pub fn swv_status_free(status: *mut swv_status);
 }
-unsafe extern "C" {
+extern "C" {
     #[doc = " \"INVALID_ARGUMENT\"; \"UNKNOWN_CODE\" for a number that is none. Lives as long as the library."]
-    pub fn swv_code_name(code: swv_code) -> *const ::core::ffi::c_char;
+    pub fn swv_code_name(code: swv_code) -> *const ::std::os::raw::c_char;
 }
-unsafe extern "C" {
+extern "C" {
     #[doc = " Ends with NUL, lives as long as the string; \"\" for NULL."]
-    pub fn swv_string_data(string: *const swv_string) -> *const ::core::ffi::c_char;
+    pub fn swv_string_data(string: *const swv_string) -> *const ::std::os::raw::c_char;
 }
-unsafe extern "C" {
+extern "C" {
     #[doc = " Without the NUL; 0 for NULL."]
     pub fn swv_string_size(string: *const swv_string) -> usize;
 }
-unsafe extern "C" {
+extern "C" {
     pub fn swv_string_free(string: *mut swv_string);
 }
-unsafe extern "C" {
+extern "C" {
     #[doc = " How many handles there are; -1 unless SWV_CHECK_HANDLES is set. For tests that look for leaks."]
     pub fn swv_live_handles() -> i64;
 }
@@ -181,13 +184,13 @@ pub const SWV_BOOL: i32 = 15;
 #[doc = " complex: two f32"]
 pub const SWV_C64: i32 = 16;
 pub const SWV_C128: i32 = 17;
-unsafe extern "C" {
+extern "C" {
     #[doc = " Bytes of one element; 0 for a number that is no dtype."]
     pub fn swv_dtype_size(dtype: swv_dtype) -> usize;
 }
-unsafe extern "C" {
+extern "C" {
     #[doc = " \"f32\"; \"unknown\" for a number that is no dtype. Lives as long as the library."]
-    pub fn swv_dtype_name(dtype: swv_dtype) -> *const ::core::ffi::c_char;
+    pub fn swv_dtype_name(dtype: swv_dtype) -> *const ::std::os::raw::c_char;
 }
 pub type swv_device_type = i32;
 pub const SWV_CPU: i32 = 0;
@@ -198,13 +201,6 @@ pub struct swv_device {
     pub type_: swv_device_type,
     pub index: i32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of swv_device"][::core::mem::size_of::<swv_device>() - 8usize];
-    ["Alignment of swv_device"][::core::mem::align_of::<swv_device>() - 4usize];
-    ["Offset of field: swv_device::type_"][::core::mem::offset_of!(swv_device, type_) - 0usize];
-    ["Offset of field: swv_device::index"][::core::mem::offset_of!(swv_device, index) - 4usize];
-};
 pub type swv_reduce_op = i32;
 pub const SWV_SUM: i32 = 0;
 pub const SWV_AVG: i32 = 1;
@@ -217,43 +213,30 @@ pub const SWV_PRODUCT: i32 = 4;
 pub struct swv_world_options {
     pub struct_size: usize,
     #[doc = " of processes; NULL: \"gloo\""]
-    pub backend: *const ::core::ffi::c_char,
+    pub backend: *const ::std::os::raw::c_char,
     #[doc = " NULL: loopback on one host, else by host name"]
-    pub network_interface: *const ::core::ffi::c_char,
+    pub network_interface: *const ::std::os::raw::c_char,
     #[doc = " default deadline of rendezvous and collectives; 0: five minutes"]
     pub timeout_ms: i64,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of swv_world_options"][::core::mem::size_of::<swv_world_options>() - 32usize];
-    ["Alignment of swv_world_options"][::core::mem::align_of::<swv_world_options>() - 8usize];
-    ["Offset of field: swv_world_options::struct_size"]
-        [::core::mem::offset_of!(swv_world_options, struct_size) - 0usize];
-    ["Offset of field: swv_world_options::backend"]
-        [::core::mem::offset_of!(swv_world_options, backend) - 8usize];
-    ["Offset of field: swv_world_options::network_interface"]
-        [::core::mem::offset_of!(swv_world_options, network_interface) - 16usize];
-    ["Offset of field: swv_world_options::timeout_ms"]
-        [::core::mem::offset_of!(swv_world_options, timeout_ms) - 24usize];
-};
 #[doc = " What a rank does. `world` is borrowed."]
-pub type swv_rank_fn = ::core::option::Option<
+pub type swv_rank_fn = ::std::option::Option<
     unsafe extern "C" fn(
-        user_data: *mut ::core::ffi::c_void,
+        user_data: *mut ::std::os::raw::c_void,
         world: *mut swv_world,
     ) -> *mut swv_status,
 >;
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Runs `body` on num_ranks threads and joins them. If one fails, the others' collectives fail, naming\n it; the result is the failure that came first, with its rank in the message."]
     pub fn swv_run_ranks(
         num_ranks: i32,
         body: swv_rank_fn,
-        user_data: *mut ::core::ffi::c_void,
+        user_data: *mut ::std::os::raw::c_void,
         options: *const swv_world_options,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " The same for hosts with threads of their own: writes num_ranks worlds, that of rank r to\n out_worlds[r]. A world that is freed, with all that was made from it, has left: ranks that wait for\n it get SWV_UNAVAILABLE. A rank that fails calls swv_world_abort."]
     pub fn swv_world_create_local(
@@ -262,7 +245,7 @@ unsafe extern "C" {
         out_worlds: *mut *mut swv_world,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Joins the ranks that torchrun, Slurm, Open MPI, PMI, PMIx, Kubernetes, or RANK, WORLD_SIZE,\n MASTER_ADDR and MASTER_PORT describe. SWV_NOT_FOUND if nothing has started this process. COLLECTIVE."]
     pub fn swv_world_from_environment(
@@ -277,38 +260,17 @@ pub struct swv_rendezvous {
     pub rank: i32,
     pub world_size: i32,
     #[doc = " a path that all ranks can open and only this run uses; or NULL and"]
-    pub file: *const ::core::ffi::c_char,
+    pub file: *const ::std::os::raw::c_char,
     #[doc = " where rank 0 serves a store, as the others reach it"]
-    pub host: *const ::core::ffi::c_char,
+    pub host: *const ::std::os::raw::c_char,
     #[doc = " 1 .. 65535"]
     pub port: i32,
     #[doc = " among the ranks of this machine; -1: to be found out"]
     pub local_rank: i32,
     #[doc = " names this start of the program, the same on all ranks; NULL: \"run\""]
-    pub run: *const ::core::ffi::c_char,
+    pub run: *const ::std::os::raw::c_char,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of swv_rendezvous"][::core::mem::size_of::<swv_rendezvous>() - 48usize];
-    ["Alignment of swv_rendezvous"][::core::mem::align_of::<swv_rendezvous>() - 8usize];
-    ["Offset of field: swv_rendezvous::struct_size"]
-        [::core::mem::offset_of!(swv_rendezvous, struct_size) - 0usize];
-    ["Offset of field: swv_rendezvous::rank"]
-        [::core::mem::offset_of!(swv_rendezvous, rank) - 8usize];
-    ["Offset of field: swv_rendezvous::world_size"]
-        [::core::mem::offset_of!(swv_rendezvous, world_size) - 12usize];
-    ["Offset of field: swv_rendezvous::file"]
-        [::core::mem::offset_of!(swv_rendezvous, file) - 16usize];
-    ["Offset of field: swv_rendezvous::host"]
-        [::core::mem::offset_of!(swv_rendezvous, host) - 24usize];
-    ["Offset of field: swv_rendezvous::port"]
-        [::core::mem::offset_of!(swv_rendezvous, port) - 32usize];
-    ["Offset of field: swv_rendezvous::local_rank"]
-        [::core::mem::offset_of!(swv_rendezvous, local_rank) - 36usize];
-    ["Offset of field: swv_rendezvous::run"]
-        [::core::mem::offset_of!(swv_rendezvous, run) - 40usize];
-};
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Joins the ranks that the caller describes. COLLECTIVE."]
     pub fn swv_world_join(
@@ -317,7 +279,7 @@ unsafe extern "C" {
         out_world: *mut *mut swv_world,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " One rank of a world of any size that is not there: communication is counted, nothing moves."]
     pub fn swv_world_create_counting(
@@ -326,7 +288,7 @@ unsafe extern "C" {
         out_world: *mut *mut swv_world,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " A second handle."]
     pub fn swv_world_share(
@@ -334,18 +296,18 @@ unsafe extern "C" {
         out_world: *mut *mut swv_world,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     pub fn swv_world_free(world: *mut swv_world);
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_world_rank(world: *const swv_world, out_rank: *mut i32) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_world_size(world: *const swv_world, out_size: *mut i32) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Among the ranks of this machine."]
     pub fn swv_world_local_rank(
@@ -353,18 +315,18 @@ unsafe extern "C" {
         out_local_rank: *mut i32,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " The group of all ranks."]
     pub fn swv_world_comm(world: *const swv_world, out_comm: *mut *mut swv_comm)
         -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Breaks all groups of this world, on all ranks where the backend can: pending and later operations\n fail with SWV_ABORTED and `reason`. Any thread."]
     pub fn swv_world_abort(
         world: *const swv_world,
-        reason: *const ::core::ffi::c_char,
+        reason: *const ::std::os::raw::c_char,
     ) -> *mut swv_status;
 }
 #[doc = " `count` elements at `data`; data may be NULL if count is 0."]
@@ -372,24 +334,13 @@ unsafe extern "C" {
 #[derive(Debug, Copy, Clone)]
 pub struct swv_buffer {
     #[doc = " only read where the buffer is an input"]
-    pub data: *mut ::core::ffi::c_void,
+    pub data: *mut ::std::os::raw::c_void,
     pub count: i64,
     pub dtype: swv_dtype,
     pub device: swv_device,
     #[doc = " 0"]
     pub reserved: i32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of swv_buffer"][::core::mem::size_of::<swv_buffer>() - 32usize];
-    ["Alignment of swv_buffer"][::core::mem::align_of::<swv_buffer>() - 8usize];
-    ["Offset of field: swv_buffer::data"][::core::mem::offset_of!(swv_buffer, data) - 0usize];
-    ["Offset of field: swv_buffer::count"][::core::mem::offset_of!(swv_buffer, count) - 8usize];
-    ["Offset of field: swv_buffer::dtype"][::core::mem::offset_of!(swv_buffer, dtype) - 16usize];
-    ["Offset of field: swv_buffer::device"][::core::mem::offset_of!(swv_buffer, device) - 20usize];
-    ["Offset of field: swv_buffer::reserved"]
-        [::core::mem::offset_of!(swv_buffer, reserved) - 28usize];
-};
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_call_options {
@@ -397,39 +348,28 @@ pub struct swv_call_options {
     #[doc = " 0: the group's default"]
     pub timeout_ms: i64,
     #[doc = " shown in errors and records; may be NULL"]
-    pub tag: *const ::core::ffi::c_char,
+    pub tag: *const ::std::os::raw::c_char,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of swv_call_options"][::core::mem::size_of::<swv_call_options>() - 24usize];
-    ["Alignment of swv_call_options"][::core::mem::align_of::<swv_call_options>() - 8usize];
-    ["Offset of field: swv_call_options::struct_size"]
-        [::core::mem::offset_of!(swv_call_options, struct_size) - 0usize];
-    ["Offset of field: swv_call_options::timeout_ms"]
-        [::core::mem::offset_of!(swv_call_options, timeout_ms) - 8usize];
-    ["Offset of field: swv_call_options::tag"]
-        [::core::mem::offset_of!(swv_call_options, tag) - 16usize];
-};
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_comm_share(comm: *const swv_comm, out_comm: *mut *mut swv_comm) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     pub fn swv_comm_free(comm: *mut swv_comm);
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_comm_rank(comm: *const swv_comm, out_rank: *mut i32) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_comm_size(comm: *const swv_comm, out_size: *mut i32) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_comm_name(comm: *const swv_comm, out_name: *mut *mut swv_string) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " \"inproc\", \"gloo\", ..."]
     pub fn swv_comm_backend(
@@ -437,7 +377,7 @@ unsafe extern "C" {
         out_backend: *mut *mut swv_string,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " The world rank of each of its ranks."]
     pub fn swv_comm_world_ranks(
@@ -447,7 +387,7 @@ unsafe extern "C" {
         out_count: *mut usize,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " out[i] = the reduction of all ranks' in[i]. The same memory twice is allowed."]
     pub fn swv_comm_all_reduce(
@@ -459,7 +399,7 @@ unsafe extern "C" {
         out_work: *mut *mut swv_work,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " out = all ranks' in, in rank order."]
     pub fn swv_comm_all_gather(
@@ -470,7 +410,7 @@ unsafe extern "C" {
         out_work: *mut *mut swv_work,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " The same with counts[r] elements from rank r. num_counts: the size of the group."]
     pub fn swv_comm_all_gather_v(
@@ -483,7 +423,7 @@ unsafe extern "C" {
         out_work: *mut *mut swv_work,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " out = this rank's part of the reduction of all ranks' in."]
     pub fn swv_comm_reduce_scatter(
@@ -495,7 +435,7 @@ unsafe extern "C" {
         out_work: *mut *mut swv_work,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_comm_reduce_scatter_v(
         comm: *mut swv_comm,
@@ -508,7 +448,7 @@ unsafe extern "C" {
         out_work: *mut *mut swv_work,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Part r of in goes to rank r, part r of out came from rank r."]
     pub fn swv_comm_all_to_all(
@@ -519,7 +459,7 @@ unsafe extern "C" {
         out_work: *mut *mut swv_work,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " The same with parts of send_counts[r] and recv_counts[r] elements."]
     pub fn swv_comm_all_to_all_v(
@@ -533,7 +473,7 @@ unsafe extern "C" {
         out_work: *mut *mut swv_work,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Every rank's data becomes the root's."]
     pub fn swv_comm_broadcast(
@@ -544,7 +484,7 @@ unsafe extern "C" {
         out_work: *mut *mut swv_work,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " As all_reduce, but only the root has an out; it may be NULL elsewhere."]
     pub fn swv_comm_reduce(
@@ -557,7 +497,7 @@ unsafe extern "C" {
         out_work: *mut *mut swv_work,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " As all_gather, but only the root has an out; it may be NULL elsewhere."]
     pub fn swv_comm_gather(
@@ -569,7 +509,7 @@ unsafe extern "C" {
         out_work: *mut *mut swv_work,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Part r of the root's in goes to rank r; in may be NULL elsewhere."]
     pub fn swv_comm_scatter(
@@ -581,7 +521,7 @@ unsafe extern "C" {
         out_work: *mut *mut swv_work,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Not COLLECTIVE: a send matches the recv of its peer with the same message_tag, in order."]
     pub fn swv_comm_send(
@@ -593,7 +533,7 @@ unsafe extern "C" {
         out_work: *mut *mut swv_work,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_comm_recv(
         comm: *mut swv_comm,
@@ -604,7 +544,7 @@ unsafe extern "C" {
         out_work: *mut *mut swv_work,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Done when all ranks have called it."]
     pub fn swv_comm_barrier(
@@ -613,21 +553,21 @@ unsafe extern "C" {
         out_work: *mut *mut swv_work,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Never blocks."]
     pub fn swv_work_is_done(work: *const swv_work, out_is_done: *mut swv_bool) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Until done or the operation's deadline. Any number of times, from any thread."]
     pub fn swv_work_wait(work: *const swv_work) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[doc = " Does not cancel: the memory is in use until the operation is done."]
     pub fn swv_work_free(work: *mut swv_work);
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Collects the operations of `comm` from here to swv_coalescing_finish, which issues them as one.\n Those are called with out_work NULL, and do not wait."]
     pub fn swv_comm_coalesce(
@@ -635,7 +575,7 @@ unsafe extern "C" {
         out_coalescing: *mut *mut swv_coalescing,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " One work for all of them; out_work NULL waits. Once."]
     pub fn swv_coalescing_finish(
@@ -643,41 +583,41 @@ unsafe extern "C" {
         out_work: *mut *mut swv_work,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[doc = " Finishes, without waiting, what is not finished."]
     pub fn swv_coalescing_free(coalescing: *mut swv_coalescing);
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " A new group per color, of the ranks that gave it, ordered by key, then by rank. With a negative\n color the rank is in none: *out_comm is NULL. COLLECTIVE."]
     pub fn swv_comm_split(
         comm: *mut swv_comm,
         color: i32,
         key: i32,
-        name: *const ::core::ffi::c_char,
+        name: *const ::std::os::raw::c_char,
         out_comm: *mut *mut swv_comm,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " The group of `members`, ranks of this one in the order of the new one. Only they call."]
     pub fn swv_comm_subgroup(
         comm: *mut swv_comm,
         members: *const i64,
         num_members: usize,
-        name: *const ::core::ffi::c_char,
+        name: *const ::std::os::raw::c_char,
         out_comm: *mut *mut swv_comm,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " As swv_world_abort, for this group and those made from it. Any thread."]
     pub fn swv_comm_abort(
         comm: *const swv_comm,
-        reason: *const ::core::ffi::c_char,
+        reason: *const ::std::os::raw::c_char,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Success, or the error that broke the group."]
     pub fn swv_comm_health(comm: *const swv_comm) -> *mut swv_status;
@@ -719,131 +659,71 @@ pub struct swv_backend_call {
     #[doc = " from now to the deadline; -1: none"]
     pub timeout_ms: i64,
     #[doc = " \"\" if there is none"]
-    pub tag: *const ::core::ffi::c_char,
+    pub tag: *const ::std::os::raw::c_char,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of swv_backend_call"][::core::mem::size_of::<swv_backend_call>() - 128usize];
-    ["Alignment of swv_backend_call"][::core::mem::align_of::<swv_backend_call>() - 8usize];
-    ["Offset of field: swv_backend_call::struct_size"]
-        [::core::mem::offset_of!(swv_backend_call, struct_size) - 0usize];
-    ["Offset of field: swv_backend_call::op"]
-        [::core::mem::offset_of!(swv_backend_call, op) - 8usize];
-    ["Offset of field: swv_backend_call::reduce_op"]
-        [::core::mem::offset_of!(swv_backend_call, reduce_op) - 12usize];
-    ["Offset of field: swv_backend_call::peer"]
-        [::core::mem::offset_of!(swv_backend_call, peer) - 16usize];
-    ["Offset of field: swv_backend_call::message_tag"]
-        [::core::mem::offset_of!(swv_backend_call, message_tag) - 20usize];
-    ["Offset of field: swv_backend_call::in_"]
-        [::core::mem::offset_of!(swv_backend_call, in_) - 24usize];
-    ["Offset of field: swv_backend_call::out"]
-        [::core::mem::offset_of!(swv_backend_call, out) - 56usize];
-    ["Offset of field: swv_backend_call::in_counts"]
-        [::core::mem::offset_of!(swv_backend_call, in_counts) - 88usize];
-    ["Offset of field: swv_backend_call::out_counts"]
-        [::core::mem::offset_of!(swv_backend_call, out_counts) - 96usize];
-    ["Offset of field: swv_backend_call::sequence"]
-        [::core::mem::offset_of!(swv_backend_call, sequence) - 104usize];
-    ["Offset of field: swv_backend_call::timeout_ms"]
-        [::core::mem::offset_of!(swv_backend_call, timeout_ms) - 112usize];
-    ["Offset of field: swv_backend_call::tag"]
-        [::core::mem::offset_of!(swv_backend_call, tag) - 120usize];
-};
 #[doc = " Who is in the group."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_group {
     pub struct_size: usize,
-    pub name: *const ::core::ffi::c_char,
+    pub name: *const ::std::os::raw::c_char,
     pub rank: i32,
     pub num_ranks: i32,
     #[doc = " of each; num_ranks of them"]
     pub world_ranks: *const i64,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of swv_group"][::core::mem::size_of::<swv_group>() - 32usize];
-    ["Alignment of swv_group"][::core::mem::align_of::<swv_group>() - 8usize];
-    ["Offset of field: swv_group::struct_size"]
-        [::core::mem::offset_of!(swv_group, struct_size) - 0usize];
-    ["Offset of field: swv_group::name"][::core::mem::offset_of!(swv_group, name) - 8usize];
-    ["Offset of field: swv_group::rank"][::core::mem::offset_of!(swv_group, rank) - 16usize];
-    ["Offset of field: swv_group::num_ranks"]
-        [::core::mem::offset_of!(swv_group, num_ranks) - 20usize];
-    ["Offset of field: swv_group::world_ranks"]
-        [::core::mem::offset_of!(swv_group, world_ranks) - 24usize];
-};
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_backend {
     pub struct_size: usize,
-    pub name: *const ::core::ffi::c_char,
+    pub name: *const ::std::os::raw::c_char,
     #[doc = " bit i: operation i of swv_op_kind"]
     pub implements: u64,
     #[doc = " first argument of the functions"]
-    pub self_: *mut ::core::ffi::c_void,
-    pub start: ::core::option::Option<
+    pub self_: *mut ::std::os::raw::c_void,
+    pub start: ::std::option::Option<
         unsafe extern "C" fn(
-            self_: *mut ::core::ffi::c_void,
+            self_: *mut ::std::os::raw::c_void,
             call: *const swv_backend_call,
             out_ticket: *mut u64,
         ) -> *mut swv_status,
     >,
     #[doc = " NULL if start() finishes everything. Never blocks; 1 also if the operation failed."]
-    pub done: ::core::option::Option<
-        unsafe extern "C" fn(self_: *mut ::core::ffi::c_void, ticket: u64) -> swv_bool,
+    pub done: ::std::option::Option<
+        unsafe extern "C" fn(self_: *mut ::std::os::raw::c_void, ticket: u64) -> swv_bool,
     >,
     #[doc = " NULL if start() finishes everything. timeout_ms as above."]
-    pub wait: ::core::option::Option<
+    pub wait: ::std::option::Option<
         unsafe extern "C" fn(
-            self_: *mut ::core::ffi::c_void,
+            self_: *mut ::std::os::raw::c_void,
             ticket: u64,
             timeout_ms: i64,
         ) -> *mut swv_status,
     >,
     #[doc = " NULL: no subgroups. Writes the `self` of the new group. `members` are ranks of this group in the\n new order; all members get the same key, which no other subgroup of this backend ever has."]
-    pub subgroup: ::core::option::Option<
+    pub subgroup: ::std::option::Option<
         unsafe extern "C" fn(
-            self_: *mut ::core::ffi::c_void,
+            self_: *mut ::std::os::raw::c_void,
             group: *const swv_group,
             members: *const i32,
             num_members: usize,
-            key: *const ::core::ffi::c_char,
+            key: *const ::std::os::raw::c_char,
             timeout_ms: i64,
-            out_self: *mut *mut ::core::ffi::c_void,
+            out_self: *mut *mut ::std::os::raw::c_void,
         ) -> *mut swv_status,
     >,
     #[doc = " Pending and later operations fail, on all ranks where possible."]
-    pub abort: ::core::option::Option<
+    pub abort: ::std::option::Option<
         unsafe extern "C" fn(
-            self_: *mut ::core::ffi::c_void,
+            self_: *mut ::std::os::raw::c_void,
             code: swv_code,
-            reason: *const ::core::ffi::c_char,
+            reason: *const ::std::os::raw::c_char,
         ),
     >,
     #[doc = " Once for each self, its own and those of subgroups."]
-    pub drop: ::core::option::Option<unsafe extern "C" fn(self_: *mut ::core::ffi::c_void)>,
+    pub drop: ::std::option::Option<unsafe extern "C" fn(self_: *mut ::std::os::raw::c_void)>,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of swv_backend"][::core::mem::size_of::<swv_backend>() - 80usize];
-    ["Alignment of swv_backend"][::core::mem::align_of::<swv_backend>() - 8usize];
-    ["Offset of field: swv_backend::struct_size"]
-        [::core::mem::offset_of!(swv_backend, struct_size) - 0usize];
-    ["Offset of field: swv_backend::name"][::core::mem::offset_of!(swv_backend, name) - 8usize];
-    ["Offset of field: swv_backend::implements"]
-        [::core::mem::offset_of!(swv_backend, implements) - 16usize];
-    ["Offset of field: swv_backend::self_"][::core::mem::offset_of!(swv_backend, self_) - 24usize];
-    ["Offset of field: swv_backend::start"][::core::mem::offset_of!(swv_backend, start) - 32usize];
-    ["Offset of field: swv_backend::done"][::core::mem::offset_of!(swv_backend, done) - 40usize];
-    ["Offset of field: swv_backend::wait"][::core::mem::offset_of!(swv_backend, wait) - 48usize];
-    ["Offset of field: swv_backend::subgroup"]
-        [::core::mem::offset_of!(swv_backend, subgroup) - 56usize];
-    ["Offset of field: swv_backend::abort"][::core::mem::offset_of!(swv_backend, abort) - 64usize];
-    ["Offset of field: swv_backend::drop"][::core::mem::offset_of!(swv_backend, drop) - 72usize];
-};
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " The world of this rank over a backend of the caller. `backend` is copied. options: timeout only."]
     pub fn swv_world_create_with_backend(
@@ -858,17 +738,10 @@ unsafe extern "C" {
 #[derive(Debug, Copy, Clone)]
 pub struct swv_mesh_dim {
     #[doc = " letters, digits, '_', '-', '.'"]
-    pub name: *const ::core::ffi::c_char,
+    pub name: *const ::std::os::raw::c_char,
     pub size: i64,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of swv_mesh_dim"][::core::mem::size_of::<swv_mesh_dim>() - 16usize];
-    ["Alignment of swv_mesh_dim"][::core::mem::align_of::<swv_mesh_dim>() - 8usize];
-    ["Offset of field: swv_mesh_dim::name"][::core::mem::offset_of!(swv_mesh_dim, name) - 0usize];
-    ["Offset of field: swv_mesh_dim::size"][::core::mem::offset_of!(swv_mesh_dim, size) - 8usize];
-};
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " All ranks of `world`, row-major: the last dimension varies fastest."]
     pub fn swv_mesh_create(
@@ -878,16 +751,16 @@ unsafe extern "C" {
         out_mesh: *mut *mut swv_mesh,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " \"dp=2,tp=4\"."]
     pub fn swv_mesh_parse(
         world: *const swv_world,
-        text: *const ::core::ffi::c_char,
+        text: *const ::std::os::raw::c_char,
         out_mesh: *mut *mut swv_mesh,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " From an explicit array of world ranks, row-major, all distinct; this rank is among them."]
     pub fn swv_mesh_create_from_ranks(
@@ -899,55 +772,55 @@ unsafe extern "C" {
         out_mesh: *mut *mut swv_mesh,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_mesh_share(mesh: *const swv_mesh, out_mesh: *mut *mut swv_mesh) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     pub fn swv_mesh_free(mesh: *mut swv_mesh);
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " The sub-mesh of the named dimensions, in that order, with this rank in it."]
     pub fn swv_mesh_slice(
         mesh: *const swv_mesh,
-        names: *const *const ::core::ffi::c_char,
+        names: *const *const ::std::os::raw::c_char,
         num_names: usize,
         out_mesh: *mut *mut swv_mesh,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Merges neighbouring dimensions into one (all if num_names is 0). new_name NULL: joined by \"_\"."]
     pub fn swv_mesh_flatten(
         mesh: *const swv_mesh,
-        names: *const *const ::core::ffi::c_char,
+        names: *const *const ::std::os::raw::c_char,
         num_names: usize,
-        new_name: *const ::core::ffi::c_char,
+        new_name: *const ::std::os::raw::c_char,
         out_mesh: *mut *mut swv_mesh,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Splits one dimension into several, row-major."]
     pub fn swv_mesh_unflatten(
         mesh: *const swv_mesh,
-        name: *const ::core::ffi::c_char,
+        name: *const ::std::os::raw::c_char,
         dims: *const swv_mesh_dim,
         num_dims: usize,
         out_mesh: *mut *mut swv_mesh,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_mesh_ndim(mesh: *const swv_mesh, out_ndim: *mut i32) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Number of ranks."]
     pub fn swv_mesh_size(mesh: *const swv_mesh, out_size: *mut i64) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_mesh_shape(
         mesh: *const swv_mesh,
@@ -956,7 +829,7 @@ unsafe extern "C" {
         out_count: *mut usize,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_mesh_dim_name(
         mesh: *const swv_mesh,
@@ -964,16 +837,16 @@ unsafe extern "C" {
         out_name: *mut *mut swv_string,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " SWV_NOT_FOUND lists the names that there are."]
     pub fn swv_mesh_find_dim(
         mesh: *const swv_mesh,
-        name: *const ::core::ffi::c_char,
+        name: *const ::std::os::raw::c_char,
         out_dim: *mut i32,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Of this rank."]
     pub fn swv_mesh_coordinate(
@@ -983,7 +856,7 @@ unsafe extern "C" {
         out_count: *mut usize,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " All world ranks, row-major."]
     pub fn swv_mesh_ranks(
@@ -993,7 +866,7 @@ unsafe extern "C" {
         out_count: *mut usize,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " This rank's group along a dimension; rank in the group == coordinate. COLLECTIVE at first."]
     pub fn swv_mesh_comm(
@@ -1002,12 +875,12 @@ unsafe extern "C" {
         out_comm: *mut *mut swv_comm,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Makes the groups of all dimensions now. COLLECTIVE."]
     pub fn swv_mesh_connect(mesh: *const swv_mesh) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " \"DeviceMesh(dp=2, tp=2)\"."]
     pub fn swv_mesh_to_string(
@@ -1015,7 +888,7 @@ unsafe extern "C" {
         out_text: *mut *mut swv_string,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " The same names, sizes and ranks."]
     pub fn swv_mesh_equal(
@@ -1024,7 +897,7 @@ unsafe extern "C" {
         out_equal: *mut swv_bool,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Until the scope is freed, operators on this mesh's tensors that would communicate by themselves fail\n with SWV_FAILED_PRECONDITION, naming operator and tensors."]
     pub fn swv_mesh_forbid_communication(
@@ -1032,7 +905,7 @@ unsafe extern "C" {
         out_strict_scope: *mut *mut swv_strict_scope,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     pub fn swv_strict_scope_free(scope: *mut swv_strict_scope);
 }
 #[doc = " ---- Layouts ----------------------------------------------------------------------------------\n A layout has a placement for each mesh dimension: \"[S(0), R]\" cuts tensor dimension 0 along mesh\n dimension 0 and replicates along mesh dimension 1. As text: R; S(dim); P(sum), P(avg), ...; strided\n S(1, sf=3); ragged S(0, sizes=[3,0,4]); cut order S(0)@1. A layout never changes."]
@@ -1062,24 +935,7 @@ pub struct swv_placement {
     pub sizes: *const i64,
     pub num_sizes: usize,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of swv_placement"][::core::mem::size_of::<swv_placement>() - 40usize];
-    ["Alignment of swv_placement"][::core::mem::align_of::<swv_placement>() - 8usize];
-    ["Offset of field: swv_placement::kind"][::core::mem::offset_of!(swv_placement, kind) - 0usize];
-    ["Offset of field: swv_placement::dim"][::core::mem::offset_of!(swv_placement, dim) - 4usize];
-    ["Offset of field: swv_placement::reduce_op"]
-        [::core::mem::offset_of!(swv_placement, reduce_op) - 8usize];
-    ["Offset of field: swv_placement::reserved"]
-        [::core::mem::offset_of!(swv_placement, reserved) - 12usize];
-    ["Offset of field: swv_placement::split_factor"]
-        [::core::mem::offset_of!(swv_placement, split_factor) - 16usize];
-    ["Offset of field: swv_placement::sizes"]
-        [::core::mem::offset_of!(swv_placement, sizes) - 24usize];
-    ["Offset of field: swv_placement::num_sizes"]
-        [::core::mem::offset_of!(swv_placement, num_sizes) - 32usize];
-};
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " order: which mesh dimension cuts first when several shard one tensor dimension, a permutation;\n num_order 0: in their own order."]
     pub fn swv_layout_create(
@@ -1090,11 +946,11 @@ unsafe extern "C" {
         out_layout: *mut *mut swv_layout,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " An error says where the text is wrong."]
     pub fn swv_layout_parse(
-        text: *const ::core::ffi::c_char,
+        text: *const ::std::os::raw::c_char,
         out_layout: *mut *mut swv_layout,
     ) -> *mut swv_status;
 }
@@ -1102,20 +958,11 @@ unsafe extern "C" {
 #[derive(Debug, Copy, Clone)]
 pub struct swv_named_placement {
     #[doc = " \"tp\""]
-    pub mesh_dim: *const ::core::ffi::c_char,
+    pub mesh_dim: *const ::std::os::raw::c_char,
     #[doc = " \"S(0)\""]
-    pub placement: *const ::core::ffi::c_char,
+    pub placement: *const ::std::os::raw::c_char,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of swv_named_placement"][::core::mem::size_of::<swv_named_placement>() - 16usize];
-    ["Alignment of swv_named_placement"][::core::mem::align_of::<swv_named_placement>() - 8usize];
-    ["Offset of field: swv_named_placement::mesh_dim"]
-        [::core::mem::offset_of!(swv_named_placement, mesh_dim) - 0usize];
-    ["Offset of field: swv_named_placement::placement"]
-        [::core::mem::offset_of!(swv_named_placement, placement) - 8usize];
-};
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " By names of mesh dimensions; those that are not named are replicated."]
     pub fn swv_layout_create_named(
@@ -1125,21 +972,21 @@ unsafe extern "C" {
         out_layout: *mut *mut swv_layout,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     pub fn swv_layout_free(layout: *mut swv_layout);
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_layout_to_string(
         layout: *const swv_layout,
         out_text: *mut *mut swv_string,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_layout_mesh_ndim(layout: *const swv_layout, out_ndim: *mut i32) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " out_placement->sizes lives as long as the layout."]
     pub fn swv_layout_placement(
@@ -1148,7 +995,7 @@ unsafe extern "C" {
         out_placement: *mut swv_placement,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_layout_equal(
         a: *const swv_layout,
@@ -1156,7 +1003,7 @@ unsafe extern "C" {
         out_equal: *mut swv_bool,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " What the rank at `coordinate` holds of a tensor: the shape of its part and the global index of the\n first element. Arithmetic only. out_shape and out_offset have room for num_sizes numbers; either may\n be NULL."]
     pub fn swv_layout_local_extent(
@@ -1170,7 +1017,7 @@ unsafe extern "C" {
         out_offset: *mut i64,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " The cheapest steps from one layout to another, one text; and the bytes that the busiest rank sends.\n Either output may be NULL. Arithmetic only."]
     pub fn swv_layout_plan(
@@ -1203,22 +1050,7 @@ pub struct swv_tensor_options {
     #[doc = " NULL with a mesh: replicated"]
     pub layout: *const swv_layout,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of swv_tensor_options"][::core::mem::size_of::<swv_tensor_options>() - 32usize];
-    ["Alignment of swv_tensor_options"][::core::mem::align_of::<swv_tensor_options>() - 8usize];
-    ["Offset of field: swv_tensor_options::struct_size"]
-        [::core::mem::offset_of!(swv_tensor_options, struct_size) - 0usize];
-    ["Offset of field: swv_tensor_options::dtype"]
-        [::core::mem::offset_of!(swv_tensor_options, dtype) - 8usize];
-    ["Offset of field: swv_tensor_options::requires_grad"]
-        [::core::mem::offset_of!(swv_tensor_options, requires_grad) - 12usize];
-    ["Offset of field: swv_tensor_options::mesh"]
-        [::core::mem::offset_of!(swv_tensor_options, mesh) - 16usize];
-    ["Offset of field: swv_tensor_options::layout"]
-        [::core::mem::offset_of!(swv_tensor_options, layout) - 24usize];
-};
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_tensor_empty(
         sizes: *const i64,
@@ -1227,7 +1059,7 @@ unsafe extern "C" {
         out_tensor: *mut *mut swv_tensor,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_tensor_zeros(
         sizes: *const i64,
@@ -1236,7 +1068,7 @@ unsafe extern "C" {
         out_tensor: *mut *mut swv_tensor,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_tensor_ones(
         sizes: *const i64,
@@ -1245,7 +1077,7 @@ unsafe extern "C" {
         out_tensor: *mut *mut swv_tensor,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_tensor_full(
         sizes: *const i64,
@@ -1255,7 +1087,7 @@ unsafe extern "C" {
         out_tensor: *mut *mut swv_tensor,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Uniform in [0, 1), and normal. On a mesh element i is drawn by its global index: the same numbers for\n every layout and number of ranks (swv_mesh_seed). Plain ones draw from the process (swv_seed)."]
     pub fn swv_tensor_rand(
@@ -1265,7 +1097,7 @@ unsafe extern "C" {
         out_tensor: *mut *mut swv_tensor,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_tensor_randn(
         sizes: *const i64,
@@ -1274,11 +1106,11 @@ unsafe extern "C" {
         out_tensor: *mut *mut swv_tensor,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " A plain tensor with a copy of row-major data; num_bytes is what the sizes need, exactly. options: dtype\n and requires_grad."]
     pub fn swv_tensor_from_data(
-        data: *const ::core::ffi::c_void,
+        data: *const ::std::os::raw::c_void,
         num_bytes: usize,
         sizes: *const i64,
         ndim: usize,
@@ -1292,21 +1124,21 @@ unsafe extern "C" {
 pub struct DLManagedTensorVersioned {
     _unused: [u8; 0],
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_tensor_from_dlpack(
         managed: *mut DLManagedTensorVersioned,
         out_tensor: *mut *mut swv_tensor,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_tensor_to_dlpack(
         tensor: *const swv_tensor,
         out_managed: *mut *mut DLManagedTensorVersioned,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " A second handle to the same tensor; for a copy of the data call aten::clone."]
     pub fn swv_tensor_share(
@@ -1314,10 +1146,10 @@ unsafe extern "C" {
         out_tensor: *mut *mut swv_tensor,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     pub fn swv_tensor_free(tensor: *mut swv_tensor);
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Whether two handles mean one tensor."]
     pub fn swv_tensor_is_same(
@@ -1326,16 +1158,16 @@ unsafe extern "C" {
         out_is_same: *mut swv_bool,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Global sizes and strides, in elements."]
     pub fn swv_tensor_ndim(tensor: *const swv_tensor, out_ndim: *mut i32) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_tensor_numel(tensor: *const swv_tensor, out_numel: *mut i64) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_tensor_sizes(
         tensor: *const swv_tensor,
@@ -1344,7 +1176,7 @@ unsafe extern "C" {
         out_count: *mut usize,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_tensor_strides(
         tensor: *const swv_tensor,
@@ -1353,28 +1185,28 @@ unsafe extern "C" {
         out_count: *mut usize,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_tensor_dtype(
         tensor: *const swv_tensor,
         out_dtype: *mut swv_dtype,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_tensor_device(
         tensor: *const swv_tensor,
         out_device: *mut swv_device,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_tensor_is_sharded(
         tensor: *const swv_tensor,
         out_is_sharded: *mut swv_bool,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " \"DTensor[7, 5] Float [S(0), R] on DeviceMesh(dp=2, tp=2), local [4, 5] at [0, 0]\"; the elements of a\n plain one."]
     pub fn swv_tensor_to_string(
@@ -1382,24 +1214,24 @@ unsafe extern "C" {
         out_text: *mut *mut swv_string,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Memory of a plain tensor (of a sharded one: swv_tensor_to_local, swv_tensor_full_tensor). The data\n row-major into or from the caller's memory; num_bytes is what the tensor needs, exactly."]
     pub fn swv_tensor_copy_to_host(
         tensor: *const swv_tensor,
-        data: *mut ::core::ffi::c_void,
+        data: *mut ::std::os::raw::c_void,
         num_bytes: usize,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_tensor_copy_from_host(
         tensor: *const swv_tensor,
-        data: *const ::core::ffi::c_void,
+        data: *const ::std::os::raw::c_void,
         num_bytes: usize,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Where a contiguous plain tensor lies, for collectives; as long as the tensor lives."]
     pub fn swv_tensor_buffer(
@@ -1415,17 +1247,7 @@ pub struct swv_distribute_options {
     #[doc = " rank (row-major in the mesh) whose data counts; -1: all have the same already"]
     pub source: i64,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of swv_distribute_options"][::core::mem::size_of::<swv_distribute_options>() - 16usize];
-    ["Alignment of swv_distribute_options"]
-        [::core::mem::align_of::<swv_distribute_options>() - 8usize];
-    ["Offset of field: swv_distribute_options::struct_size"]
-        [::core::mem::offset_of!(swv_distribute_options, struct_size) - 0usize];
-    ["Offset of field: swv_distribute_options::source"]
-        [::core::mem::offset_of!(swv_distribute_options, source) - 8usize];
-};
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Cuts a plain tensor, of the same shape and dtype on every rank. No partial placements. A leaf that\n requires grad if the tensor does. COLLECTIVE unless source is -1."]
     pub fn swv_tensor_distribute(
@@ -1436,7 +1258,7 @@ unsafe extern "C" {
         out_tensor: *mut *mut swv_tensor,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " From every rank's part. sizes NULL: the global sizes are worked out from the parts, COLLECTIVE."]
     pub fn swv_tensor_from_local(
@@ -1449,7 +1271,7 @@ unsafe extern "C" {
         out_tensor: *mut *mut swv_tensor,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " This rank's part; shares memory. grad_layout: how the gradients of the parts lie together; NULL: as\n the tensor, replicated where that is partial."]
     pub fn swv_tensor_to_local(
@@ -1459,7 +1281,7 @@ unsafe extern "C" {
         out_local: *mut *mut swv_tensor,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " The same tensor in another layout. COLLECTIVE."]
     pub fn swv_tensor_redistribute(
@@ -1469,7 +1291,7 @@ unsafe extern "C" {
         out_tensor: *mut *mut swv_tensor,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " The whole tensor, plain, on every rank; of a plain one itself. COLLECTIVE."]
     pub fn swv_tensor_full_tensor(
@@ -1478,14 +1300,14 @@ unsafe extern "C" {
         out_tensor: *mut *mut swv_tensor,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_tensor_layout(
         tensor: *const swv_tensor,
         out_layout: *mut *mut swv_layout,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_tensor_mesh(
         tensor: *const swv_tensor,
@@ -1542,157 +1364,54 @@ pub struct swv_value__bindgen_ty_1__bindgen_ty_1 {
     pub real: f64,
     pub imaginary: f64,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of swv_value__bindgen_ty_1__bindgen_ty_1"]
-        [::core::mem::size_of::<swv_value__bindgen_ty_1__bindgen_ty_1>() - 16usize];
-    ["Alignment of swv_value__bindgen_ty_1__bindgen_ty_1"]
-        [::core::mem::align_of::<swv_value__bindgen_ty_1__bindgen_ty_1>() - 8usize];
-    ["Offset of field: swv_value__bindgen_ty_1__bindgen_ty_1::real"]
-        [::core::mem::offset_of!(swv_value__bindgen_ty_1__bindgen_ty_1, real) - 0usize];
-    ["Offset of field: swv_value__bindgen_ty_1__bindgen_ty_1::imaginary"]
-        [::core::mem::offset_of!(swv_value__bindgen_ty_1__bindgen_ty_1, imaginary) - 8usize];
-};
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_value__bindgen_ty_1__bindgen_ty_2 {
     #[doc = " NUL is not needed; results have it"]
-    pub data: *const ::core::ffi::c_char,
+    pub data: *const ::std::os::raw::c_char,
     pub size: usize,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of swv_value__bindgen_ty_1__bindgen_ty_2"]
-        [::core::mem::size_of::<swv_value__bindgen_ty_1__bindgen_ty_2>() - 16usize];
-    ["Alignment of swv_value__bindgen_ty_1__bindgen_ty_2"]
-        [::core::mem::align_of::<swv_value__bindgen_ty_1__bindgen_ty_2>() - 8usize];
-    ["Offset of field: swv_value__bindgen_ty_1__bindgen_ty_2::data"]
-        [::core::mem::offset_of!(swv_value__bindgen_ty_1__bindgen_ty_2, data) - 0usize];
-    ["Offset of field: swv_value__bindgen_ty_1__bindgen_ty_2::size"]
-        [::core::mem::offset_of!(swv_value__bindgen_ty_1__bindgen_ty_2, size) - 8usize];
-};
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_value__bindgen_ty_1__bindgen_ty_3 {
     pub data: *mut *mut swv_tensor,
     pub size: usize,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of swv_value__bindgen_ty_1__bindgen_ty_3"]
-        [::core::mem::size_of::<swv_value__bindgen_ty_1__bindgen_ty_3>() - 16usize];
-    ["Alignment of swv_value__bindgen_ty_1__bindgen_ty_3"]
-        [::core::mem::align_of::<swv_value__bindgen_ty_1__bindgen_ty_3>() - 8usize];
-    ["Offset of field: swv_value__bindgen_ty_1__bindgen_ty_3::data"]
-        [::core::mem::offset_of!(swv_value__bindgen_ty_1__bindgen_ty_3, data) - 0usize];
-    ["Offset of field: swv_value__bindgen_ty_1__bindgen_ty_3::size"]
-        [::core::mem::offset_of!(swv_value__bindgen_ty_1__bindgen_ty_3, size) - 8usize];
-};
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_value__bindgen_ty_1__bindgen_ty_4 {
     pub data: *const swv_bool,
     pub size: usize,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of swv_value__bindgen_ty_1__bindgen_ty_4"]
-        [::core::mem::size_of::<swv_value__bindgen_ty_1__bindgen_ty_4>() - 16usize];
-    ["Alignment of swv_value__bindgen_ty_1__bindgen_ty_4"]
-        [::core::mem::align_of::<swv_value__bindgen_ty_1__bindgen_ty_4>() - 8usize];
-    ["Offset of field: swv_value__bindgen_ty_1__bindgen_ty_4::data"]
-        [::core::mem::offset_of!(swv_value__bindgen_ty_1__bindgen_ty_4, data) - 0usize];
-    ["Offset of field: swv_value__bindgen_ty_1__bindgen_ty_4::size"]
-        [::core::mem::offset_of!(swv_value__bindgen_ty_1__bindgen_ty_4, size) - 8usize];
-};
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_value__bindgen_ty_1__bindgen_ty_5 {
     pub data: *const i64,
     pub size: usize,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of swv_value__bindgen_ty_1__bindgen_ty_5"]
-        [::core::mem::size_of::<swv_value__bindgen_ty_1__bindgen_ty_5>() - 16usize];
-    ["Alignment of swv_value__bindgen_ty_1__bindgen_ty_5"]
-        [::core::mem::align_of::<swv_value__bindgen_ty_1__bindgen_ty_5>() - 8usize];
-    ["Offset of field: swv_value__bindgen_ty_1__bindgen_ty_5::data"]
-        [::core::mem::offset_of!(swv_value__bindgen_ty_1__bindgen_ty_5, data) - 0usize];
-    ["Offset of field: swv_value__bindgen_ty_1__bindgen_ty_5::size"]
-        [::core::mem::offset_of!(swv_value__bindgen_ty_1__bindgen_ty_5, size) - 8usize];
-};
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_value__bindgen_ty_1__bindgen_ty_6 {
     pub data: *const f64,
     pub size: usize,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of swv_value__bindgen_ty_1__bindgen_ty_6"]
-        [::core::mem::size_of::<swv_value__bindgen_ty_1__bindgen_ty_6>() - 16usize];
-    ["Alignment of swv_value__bindgen_ty_1__bindgen_ty_6"]
-        [::core::mem::align_of::<swv_value__bindgen_ty_1__bindgen_ty_6>() - 8usize];
-    ["Offset of field: swv_value__bindgen_ty_1__bindgen_ty_6::data"]
-        [::core::mem::offset_of!(swv_value__bindgen_ty_1__bindgen_ty_6, data) - 0usize];
-    ["Offset of field: swv_value__bindgen_ty_1__bindgen_ty_6::size"]
-        [::core::mem::offset_of!(swv_value__bindgen_ty_1__bindgen_ty_6, size) - 8usize];
-};
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of swv_value__bindgen_ty_1"]
-        [::core::mem::size_of::<swv_value__bindgen_ty_1>() - 16usize];
-    ["Alignment of swv_value__bindgen_ty_1"]
-        [::core::mem::align_of::<swv_value__bindgen_ty_1>() - 8usize];
-    ["Offset of field: swv_value__bindgen_ty_1::tensor"]
-        [::core::mem::offset_of!(swv_value__bindgen_ty_1, tensor) - 0usize];
-    ["Offset of field: swv_value__bindgen_ty_1::integer"]
-        [::core::mem::offset_of!(swv_value__bindgen_ty_1, integer) - 0usize];
-    ["Offset of field: swv_value__bindgen_ty_1::number"]
-        [::core::mem::offset_of!(swv_value__bindgen_ty_1, number) - 0usize];
-    ["Offset of field: swv_value__bindgen_ty_1::complex_number"]
-        [::core::mem::offset_of!(swv_value__bindgen_ty_1, complex_number) - 0usize];
-    ["Offset of field: swv_value__bindgen_ty_1::string"]
-        [::core::mem::offset_of!(swv_value__bindgen_ty_1, string) - 0usize];
-    ["Offset of field: swv_value__bindgen_ty_1::dtype"]
-        [::core::mem::offset_of!(swv_value__bindgen_ty_1, dtype) - 0usize];
-    ["Offset of field: swv_value__bindgen_ty_1::device"]
-        [::core::mem::offset_of!(swv_value__bindgen_ty_1, device) - 0usize];
-    ["Offset of field: swv_value__bindgen_ty_1::tensors"]
-        [::core::mem::offset_of!(swv_value__bindgen_ty_1, tensors) - 0usize];
-    ["Offset of field: swv_value__bindgen_ty_1::bools"]
-        [::core::mem::offset_of!(swv_value__bindgen_ty_1, bools) - 0usize];
-    ["Offset of field: swv_value__bindgen_ty_1::ints"]
-        [::core::mem::offset_of!(swv_value__bindgen_ty_1, ints) - 0usize];
-    ["Offset of field: swv_value__bindgen_ty_1::floats"]
-        [::core::mem::offset_of!(swv_value__bindgen_ty_1, floats) - 0usize];
-};
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of swv_value"][::core::mem::size_of::<swv_value>() - 24usize];
-    ["Alignment of swv_value"][::core::mem::align_of::<swv_value>() - 8usize];
-    ["Offset of field: swv_value::kind"][::core::mem::offset_of!(swv_value, kind) - 0usize];
-    ["Offset of field: swv_value::reserved"][::core::mem::offset_of!(swv_value, reserved) - 4usize];
-    ["Offset of field: swv_value::as_"][::core::mem::offset_of!(swv_value, as_) - 8usize];
-};
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " \"aten::add.Tensor\" is that overload. \"aten::add\", or \"add\", is all overloads: each call takes the\n first whose arguments fit. SWV_NOT_FOUND suggests names that are nearly the same. A lookup is slow, a\n call is not: look up once."]
     pub fn swv_op_find(
-        name: *const ::core::ffi::c_char,
+        name: *const ::std::os::raw::c_char,
         out_op: *mut *mut swv_op,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     pub fn swv_op_free(op: *mut swv_op);
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " The schemas of its overloads, a line each."]
     pub fn swv_op_schema(op: *const swv_op, out_text: *mut *mut swv_string) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Arguments in the schema's order; those that are left out at the end have their defaults. Where the\n schema wants a Tensor, a number does too; where it wants int[2], a single integer; where float, an\n integer. Writes as many results as the operator has; `capacity` must suffice, or be 0, which drops\n them. out_num_results may be NULL. An error lists the schemas if no overload fits."]
     pub fn swv_op_call(
@@ -1705,7 +1424,7 @@ unsafe extern "C" {
         out_num_results: *mut usize,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " The same where the last num_names arguments are given by name."]
     pub fn swv_op_call_named(
@@ -1713,24 +1432,24 @@ unsafe extern "C" {
         mode: swv_grad_mode,
         arguments: *const swv_value,
         num_arguments: usize,
-        names: *const *const ::core::ffi::c_char,
+        names: *const *const ::std::os::raw::c_char,
         num_names: usize,
         out_results: *mut swv_value,
         capacity: usize,
         out_num_results: *mut usize,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[doc = " Frees what a result owns, and makes it none. NULL is allowed; not for arguments."]
     pub fn swv_value_clear(value: *mut swv_value);
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " The one element of a tensor, a number or a bool. COLLECTIVE if it is sharded."]
     pub fn swv_tensor_item(tensor: *const swv_tensor, out_value: *mut swv_value)
         -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " ---- Autograd ---------------------------------------------------------------------------------\n Gradients of sharded tensors are sharded. A parameter's may be partial until\n swv_module_finish_grad_sync brings it into the parameter's layout."]
     pub fn swv_tensor_requires_grad(
@@ -1738,7 +1457,7 @@ unsafe extern "C" {
         out_requires_grad: *mut swv_bool,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Of a leaf."]
     pub fn swv_tensor_set_requires_grad(
@@ -1746,14 +1465,14 @@ unsafe extern "C" {
         requires_grad: swv_bool,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_tensor_is_leaf(
         tensor: *const swv_tensor,
         out_is_leaf: *mut swv_bool,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " The same data without history."]
     pub fn swv_tensor_detach(
@@ -1761,7 +1480,7 @@ unsafe extern "C" {
         out_tensor: *mut *mut swv_tensor,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " *out_grad is NULL if there is none."]
     pub fn swv_tensor_grad(
@@ -1769,7 +1488,7 @@ unsafe extern "C" {
         out_grad: *mut *mut swv_tensor,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " grad NULL: none."]
     pub fn swv_tensor_set_grad(
@@ -1788,20 +1507,7 @@ pub struct swv_backward_options {
     #[doc = " of swv_gradients: an input that the outputs do not depend on has gradient NULL"]
     pub allow_unused: swv_bool,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of swv_backward_options"][::core::mem::size_of::<swv_backward_options>() - 24usize];
-    ["Alignment of swv_backward_options"][::core::mem::align_of::<swv_backward_options>() - 8usize];
-    ["Offset of field: swv_backward_options::struct_size"]
-        [::core::mem::offset_of!(swv_backward_options, struct_size) - 0usize];
-    ["Offset of field: swv_backward_options::retain_graph"]
-        [::core::mem::offset_of!(swv_backward_options, retain_graph) - 8usize];
-    ["Offset of field: swv_backward_options::create_graph"]
-        [::core::mem::offset_of!(swv_backward_options, create_graph) - 12usize];
-    ["Offset of field: swv_backward_options::allow_unused"]
-        [::core::mem::offset_of!(swv_backward_options, allow_unused) - 16usize];
-};
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Adds to the gradients of the leaves that `tensor` depends on. gradient NULL: 1, of a tensor with one\n element. Runs on the calling thread. COLLECTIVE on sharded tensors."]
     pub fn swv_tensor_backward(
@@ -1810,7 +1516,7 @@ unsafe extern "C" {
         options: *const swv_backward_options,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " The gradients of the inputs: num_inputs handles to out_grads. grad_outputs: num_outputs of them, or\n NULL; an element may be NULL. COLLECTIVE on sharded tensors."]
     pub fn swv_gradients(
@@ -1828,11 +1534,11 @@ unsafe extern "C" {
 #[derive(Debug, Copy, Clone)]
 pub struct swv_function {
     pub struct_size: usize,
-    pub name: *const ::core::ffi::c_char,
-    pub user_data: *mut ::core::ffi::c_void,
-    pub forward: ::core::option::Option<
+    pub name: *const ::std::os::raw::c_char,
+    pub user_data: *mut ::std::os::raw::c_void,
+    pub forward: ::std::option::Option<
         unsafe extern "C" fn(
-            user_data: *mut ::core::ffi::c_void,
+            user_data: *mut ::std::os::raw::c_void,
             context: *mut swv_function_context,
             mode: swv_grad_mode,
             inputs: *const *const swv_tensor,
@@ -1842,9 +1548,9 @@ pub struct swv_function {
         ) -> *mut swv_status,
     >,
     #[doc = " An element of grad_outputs is NULL if nothing depends on that output; an element of grad_inputs may\n stay NULL."]
-    pub backward: ::core::option::Option<
+    pub backward: ::std::option::Option<
         unsafe extern "C" fn(
-            user_data: *mut ::core::ffi::c_void,
+            user_data: *mut ::std::os::raw::c_void,
             context: *mut swv_function_context,
             mode: swv_grad_mode,
             grad_outputs: *const *const swv_tensor,
@@ -1854,24 +1560,9 @@ pub struct swv_function {
         ) -> *mut swv_status,
     >,
     #[doc = " may be NULL"]
-    pub drop: ::core::option::Option<unsafe extern "C" fn(user_data: *mut ::core::ffi::c_void)>,
+    pub drop: ::std::option::Option<unsafe extern "C" fn(user_data: *mut ::std::os::raw::c_void)>,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of swv_function"][::core::mem::size_of::<swv_function>() - 48usize];
-    ["Alignment of swv_function"][::core::mem::align_of::<swv_function>() - 8usize];
-    ["Offset of field: swv_function::struct_size"]
-        [::core::mem::offset_of!(swv_function, struct_size) - 0usize];
-    ["Offset of field: swv_function::name"][::core::mem::offset_of!(swv_function, name) - 8usize];
-    ["Offset of field: swv_function::user_data"]
-        [::core::mem::offset_of!(swv_function, user_data) - 16usize];
-    ["Offset of field: swv_function::forward"]
-        [::core::mem::offset_of!(swv_function, forward) - 24usize];
-    ["Offset of field: swv_function::backward"]
-        [::core::mem::offset_of!(swv_function, backward) - 32usize];
-    ["Offset of field: swv_function::drop"][::core::mem::offset_of!(swv_function, drop) - 40usize];
-};
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Calls forward once, and backward when gradients pass. `function` is copied; user_data is dropped when\n the graph no longer needs it. Writes num_outputs handles."]
     pub fn swv_function_apply(
@@ -1883,7 +1574,7 @@ unsafe extern "C" {
         num_outputs: usize,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " In forward: what backward needs (inputs, outputs or others). In place of what was saved before."]
     pub fn swv_function_context_save(
@@ -1892,7 +1583,7 @@ unsafe extern "C" {
         num_tensors: usize,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " In backward."]
     pub fn swv_function_context_saved(
@@ -1909,78 +1600,69 @@ pub struct swv_random_state {
     #[doc = " operators drawn so far"]
     pub offset: u64,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of swv_random_state"][::core::mem::size_of::<swv_random_state>() - 16usize];
-    ["Alignment of swv_random_state"][::core::mem::align_of::<swv_random_state>() - 8usize];
-    ["Offset of field: swv_random_state::seed"]
-        [::core::mem::offset_of!(swv_random_state, seed) - 0usize];
-    ["Offset of field: swv_random_state::offset"]
-        [::core::mem::offset_of!(swv_random_state, offset) - 8usize];
-};
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Local: the same seed on every rank."]
     pub fn swv_mesh_seed(mesh: *const swv_mesh, seed: u64) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_mesh_random_state(
         mesh: *const swv_mesh,
         out_state: *mut swv_random_state,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_mesh_set_random_state(
         mesh: *const swv_mesh,
         state: *const swv_random_state,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Of plain tensors: one generator for the process, whatever the rank."]
     pub fn swv_seed(seed: u64) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Threads that one operator may use, from now on, in every thread of the process."]
     pub fn swv_set_num_threads(num_threads: i32) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " ---- Modules and plans ------------------------------------------------------------------------\n A module holds parameters and buffers by fully qualified name (FQN, \"blocks.0.attn.q.weight\"). Its\n forward is the host's own code, on the handles that it registered; or a TorchScript file's."]
     pub fn swv_module_create(out_module: *mut *mut swv_module) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " A file that torch.jit.save or torch::jit::Module::save wrote."]
     pub fn swv_module_load(
-        path: *const ::core::ffi::c_char,
+        path: *const ::std::os::raw::c_char,
         out_module: *mut *mut swv_module,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     pub fn swv_module_free(module: *mut swv_module);
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " The module and the caller's handle share the tensor: what distributes the module changes it where it\n stands, and every handle sees that. A parameter is a leaf, and requires grad from now on."]
     pub fn swv_module_add_parameter(
         module: *mut swv_module,
-        fqn: *const ::core::ffi::c_char,
+        fqn: *const ::std::os::raw::c_char,
         tensor: *const swv_tensor,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_module_add_buffer(
         module: *mut swv_module,
-        fqn: *const ::core::ffi::c_char,
+        fqn: *const ::std::os::raw::c_char,
         tensor: *const swv_tensor,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " In the order of their registration by modules: those of a module before those of its children."]
     pub fn swv_module_num_parameters(
@@ -1988,7 +1670,7 @@ unsafe extern "C" {
         out_num: *mut usize,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Either output may be NULL."]
     pub fn swv_module_parameter(
@@ -1998,14 +1680,14 @@ unsafe extern "C" {
         out_tensor: *mut *mut swv_tensor,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_module_num_buffers(
         module: *const swv_module,
         out_num: *mut usize,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_module_buffer(
         module: *const swv_module,
@@ -2014,21 +1696,21 @@ unsafe extern "C" {
         out_tensor: *mut *mut swv_tensor,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " A parameter or buffer; SWV_NOT_FOUND suggests names that are nearly the same."]
     pub fn swv_module_get(
         module: *const swv_module,
-        fqn: *const ::core::ffi::c_char,
+        fqn: *const ::std::os::raw::c_char,
         out_tensor: *mut *mut swv_tensor,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Calls a method (\"forward\") of a module that was loaded. Results as swv_op_call."]
     pub fn swv_module_call(
         module: *const swv_module,
-        method: *const ::core::ffi::c_char,
+        method: *const ::std::os::raw::c_char,
         mode: swv_grad_mode,
         arguments: *const swv_value,
         num_arguments: usize,
@@ -2037,39 +1719,39 @@ unsafe extern "C" {
         out_num_results: *mut usize,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " A plan says by FQN patterns how parameters and buffers lie; the first line that matches counts. In a\n pattern * stands for any characters, ? for one, {a,b} for either. As JSON, in the order of the text:\n   {\"parameter\": {\"*.{q,k,v,up}.weight\": {\"tp\": \"S(0)\"}, \"*.{o,down}.weight\": {\"tp\": \"S(1)\"}}}"]
     pub fn swv_plan_create(out_plan: *mut *mut swv_plan) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_plan_from_json(
-        text: *const ::core::ffi::c_char,
+        text: *const ::std::os::raw::c_char,
         out_plan: *mut *mut swv_plan,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_plan_to_json(
         plan: *const swv_plan,
         out_text: *mut *mut swv_string,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Appends a line. Not while another thread uses the plan."]
     pub fn swv_plan_add(
         plan: *mut swv_plan,
-        pattern: *const ::core::ffi::c_char,
+        pattern: *const ::std::os::raw::c_char,
         placements: *const swv_named_placement,
         num_placements: usize,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     pub fn swv_plan_free(plan: *mut swv_plan);
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Turns every parameter and buffer into a sharded tensor, in place; what no line matches is replicated.\n plan NULL: all replicated. A line that matches nothing is an error before anything changes.\n COLLECTIVE unless source is -1."]
     pub fn swv_module_distribute(
@@ -2079,19 +1761,19 @@ unsafe extern "C" {
         options: *const swv_distribute_options,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Brings every gradient into its parameter's layout, in buckets. Between backward and the optimizer's\n step. COLLECTIVE."]
     pub fn swv_module_finish_grad_sync(module: *const swv_module) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_finish_grad_sync(
         parameters: *const *const swv_tensor,
         num_parameters: usize,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Every gradient is none."]
     pub fn swv_module_zero_grad(module: *const swv_module) -> *mut swv_status;
@@ -2107,22 +1789,6 @@ pub struct swv_sgd_options {
     pub weight_decay: f64,
     pub nesterov: swv_bool,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of swv_sgd_options"][::core::mem::size_of::<swv_sgd_options>() - 48usize];
-    ["Alignment of swv_sgd_options"][::core::mem::align_of::<swv_sgd_options>() - 8usize];
-    ["Offset of field: swv_sgd_options::struct_size"]
-        [::core::mem::offset_of!(swv_sgd_options, struct_size) - 0usize];
-    ["Offset of field: swv_sgd_options::lr"][::core::mem::offset_of!(swv_sgd_options, lr) - 8usize];
-    ["Offset of field: swv_sgd_options::momentum"]
-        [::core::mem::offset_of!(swv_sgd_options, momentum) - 16usize];
-    ["Offset of field: swv_sgd_options::dampening"]
-        [::core::mem::offset_of!(swv_sgd_options, dampening) - 24usize];
-    ["Offset of field: swv_sgd_options::weight_decay"]
-        [::core::mem::offset_of!(swv_sgd_options, weight_decay) - 32usize];
-    ["Offset of field: swv_sgd_options::nesterov"]
-        [::core::mem::offset_of!(swv_sgd_options, nesterov) - 40usize];
-};
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_adamw_options {
@@ -2134,26 +1800,7 @@ pub struct swv_adamw_options {
     pub weight_decay: f64,
     pub amsgrad: swv_bool,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of swv_adamw_options"][::core::mem::size_of::<swv_adamw_options>() - 56usize];
-    ["Alignment of swv_adamw_options"][::core::mem::align_of::<swv_adamw_options>() - 8usize];
-    ["Offset of field: swv_adamw_options::struct_size"]
-        [::core::mem::offset_of!(swv_adamw_options, struct_size) - 0usize];
-    ["Offset of field: swv_adamw_options::lr"]
-        [::core::mem::offset_of!(swv_adamw_options, lr) - 8usize];
-    ["Offset of field: swv_adamw_options::beta1"]
-        [::core::mem::offset_of!(swv_adamw_options, beta1) - 16usize];
-    ["Offset of field: swv_adamw_options::beta2"]
-        [::core::mem::offset_of!(swv_adamw_options, beta2) - 24usize];
-    ["Offset of field: swv_adamw_options::eps"]
-        [::core::mem::offset_of!(swv_adamw_options, eps) - 32usize];
-    ["Offset of field: swv_adamw_options::weight_decay"]
-        [::core::mem::offset_of!(swv_adamw_options, weight_decay) - 40usize];
-    ["Offset of field: swv_adamw_options::amsgrad"]
-        [::core::mem::offset_of!(swv_adamw_options, amsgrad) - 48usize];
-};
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " The optimizer shares the parameters. They may be distributed until the first step."]
     pub fn swv_optimizer_create_sgd(
@@ -2163,7 +1810,7 @@ unsafe extern "C" {
         out_optimizer: *mut *mut swv_optimizer,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_optimizer_create_adamw(
         parameters: *const *const swv_tensor,
@@ -2172,33 +1819,33 @@ unsafe extern "C" {
         out_optimizer: *mut *mut swv_optimizer,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     pub fn swv_optimizer_free(optimizer: *mut swv_optimizer);
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Parameters without a gradient stay as they are."]
     pub fn swv_optimizer_step(optimizer: *mut swv_optimizer) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_optimizer_zero_grad(optimizer: *const swv_optimizer) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_optimizer_lr(optimizer: *const swv_optimizer, out_lr: *mut f64) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_optimizer_set_lr(optimizer: *mut swv_optimizer, lr: f64) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " The state of parameter `index`, laid out as it is: \"step\", \"exp_avg\", \"exp_avg_sq\", \"max_exp_avg_sq\",\n \"momentum_buffer\". *out_tensor is NULL before the first step. Writing to it writes the state."]
     pub fn swv_optimizer_state(
         optimizer: *const swv_optimizer,
         index: usize,
-        name: *const ::core::ffi::c_char,
+        name: *const ::std::os::raw::c_char,
         out_tensor: *mut *mut swv_tensor,
     ) -> *mut swv_status;
 }
@@ -2209,16 +1856,7 @@ pub struct swv_comm_counter {
     pub calls: i64,
     pub bytes: i64,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of swv_comm_counter"][::core::mem::size_of::<swv_comm_counter>() - 16usize];
-    ["Alignment of swv_comm_counter"][::core::mem::align_of::<swv_comm_counter>() - 8usize];
-    ["Offset of field: swv_comm_counter::calls"]
-        [::core::mem::offset_of!(swv_comm_counter, calls) - 0usize];
-    ["Offset of field: swv_comm_counter::bytes"]
-        [::core::mem::offset_of!(swv_comm_counter, bytes) - 8usize];
-};
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " By swv_op_kind, of one group; and of all groups of this rank."]
     pub fn swv_comm_counters(
@@ -2228,7 +1866,7 @@ unsafe extern "C" {
         out_count: *mut usize,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_world_counters(
         world: *const swv_world,
@@ -2237,7 +1875,7 @@ unsafe extern "C" {
         out_count: *mut usize,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " The last operations of every group of this rank, as JSON (comm/flight_recorder.h). Any thread, also\n while something hangs."]
     pub fn swv_world_flight_record(
@@ -2257,23 +1895,7 @@ pub struct swv_dispatch_counters {
     #[doc = " calls of operators without a sharding rule"]
     pub gathered_operators: i64,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of swv_dispatch_counters"][::core::mem::size_of::<swv_dispatch_counters>() - 40usize];
-    ["Alignment of swv_dispatch_counters"]
-        [::core::mem::align_of::<swv_dispatch_counters>() - 8usize];
-    ["Offset of field: swv_dispatch_counters::struct_size"]
-        [::core::mem::offset_of!(swv_dispatch_counters, struct_size) - 0usize];
-    ["Offset of field: swv_dispatch_counters::operators"]
-        [::core::mem::offset_of!(swv_dispatch_counters, operators) - 8usize];
-    ["Offset of field: swv_dispatch_counters::cache_misses"]
-        [::core::mem::offset_of!(swv_dispatch_counters, cache_misses) - 16usize];
-    ["Offset of field: swv_dispatch_counters::implicit_redistributions"]
-        [::core::mem::offset_of!(swv_dispatch_counters, implicit_redistributions) - 24usize];
-    ["Offset of field: swv_dispatch_counters::gathered_operators"]
-        [::core::mem::offset_of!(swv_dispatch_counters, gathered_operators) - 32usize];
-};
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Of this rank since the mesh was made; as many members as struct_size says."]
     pub fn swv_mesh_dispatch_counters(
@@ -2281,7 +1903,7 @@ unsafe extern "C" {
         out_counters: *mut swv_dispatch_counters,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Records every collective that tensors of the mesh start until it is freed: what moves, how far, and\n who wanted it. Traces nest."]
     pub fn swv_trace_create(
@@ -2289,23 +1911,23 @@ unsafe extern "C" {
         out_trace: *mut *mut swv_trace,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     pub fn swv_trace_free(trace: *mut swv_trace);
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_trace_clear(trace: *mut swv_trace) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_trace_num_events(trace: *const swv_trace, out_num: *mut usize) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " That a rank sends, as planned."]
     pub fn swv_trace_bytes(trace: *const swv_trace, out_bytes: *mut i64) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " A table; and JSON (dtensor/comm_trace.h)."]
     pub fn swv_trace_to_string(
@@ -2313,26 +1935,26 @@ unsafe extern "C" {
         out_text: *mut *mut swv_string,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_trace_to_json(
         trace: *const swv_trace,
         out_json: *mut *mut swv_string,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Until the scope is freed, traces and errors say that `name` runs: \"blocks.0.attn\". The innermost\n scope counts."]
     pub fn swv_module_scope_create(
         mesh: *const swv_mesh,
-        name: *const ::core::ffi::c_char,
+        name: *const ::std::os::raw::c_char,
         out_module_scope: *mut *mut swv_module_scope,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     pub fn swv_module_scope_free(module_scope: *mut swv_module_scope);
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     #[doc = " Which rank holds which part, as a picture of characters."]
     pub fn swv_tensor_picture(
@@ -2340,7 +1962,7 @@ unsafe extern "C" {
         out_text: *mut *mut swv_string,
     ) -> *mut swv_status;
 }
-unsafe extern "C" {
+extern "C" {
     #[must_use]
     pub fn swv_layout_picture(
         layout: *const swv_layout,

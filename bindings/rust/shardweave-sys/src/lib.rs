@@ -3,67 +3,59 @@
 //!
 //! `bindings.rs` is what bindgen makes of the header. After a change of the header run
 //! `bindings/rust/generate.sh`; until then `tests/declarations.rs` fails.
-#![allow(non_camel_case_types, non_upper_case_globals, missing_docs)]
+#![allow(non_camel_case_types, non_upper_case_globals)]
 
 #[rustfmt::skip]
 mod bindings;
 pub use bindings::*;
 
+use core::mem::size_of;
 use core::ptr;
 
-macro_rules! size_to {
-    ($type:ident, $last:ident) => {
-        core::mem::offset_of!($type, $last) + size_of_field(|s: &$type| &s.$last)
-    };
-}
-
-const fn size_of_field<S, F>(_: fn(&S) -> &F) -> usize {
-    core::mem::size_of::<F>()
-}
-
-/// The header's initializers: each struct as `SWV_..._INIT` leaves it.
+/// The header's initializers: each struct as `SWV_..._INIT` leaves it, and the bytes of padding behind
+/// its last member, which `struct_size` does not count.
 macro_rules! initializers {
-    ($($(#[$doc:meta])* $name:ident: $type:ident up to $last:ident { $($field:ident: $value:expr),* $(,)? })*) => {
-        $($(#[$doc])* pub const $name: $type = $type {
-            struct_size: size_to!($type, $last),
+    ($($name:ident: $type:ident, padding $padding:literal { $($field:ident: $value:expr),* $(,)? })*) => {
+        $(pub const $name: $type = $type {
+            struct_size: size_of::<$type>() - $padding,
             $($field: $value),*
         };)*
     };
 }
 
 initializers! {
-    SWV_WORLD_OPTIONS_INIT: swv_world_options up to timeout_ms {
+    SWV_WORLD_OPTIONS_INIT: swv_world_options, padding 0 {
         backend: ptr::null(), network_interface: ptr::null(), timeout_ms: 0,
     }
-    SWV_RENDEZVOUS_INIT: swv_rendezvous up to run {
+    SWV_RENDEZVOUS_INIT: swv_rendezvous, padding 0 {
         rank: 0, world_size: 1, file: ptr::null(), host: ptr::null(), port: 0, local_rank: -1,
         run: ptr::null(),
     }
-    SWV_CALL_OPTIONS_INIT: swv_call_options up to tag { timeout_ms: 0, tag: ptr::null() }
-    SWV_GROUP_INIT: swv_group up to world_ranks {
+    SWV_CALL_OPTIONS_INIT: swv_call_options, padding 0 { timeout_ms: 0, tag: ptr::null() }
+    SWV_GROUP_INIT: swv_group, padding 0 {
         name: ptr::null(), rank: 0, num_ranks: 1, world_ranks: ptr::null(),
     }
-    SWV_BACKEND_INIT: swv_backend up to drop {
+    SWV_BACKEND_INIT: swv_backend, padding 0 {
         name: ptr::null(), implements: 0, self_: ptr::null_mut(), start: None, done: None,
         wait: None, subgroup: None, abort: None, drop: None,
     }
-    SWV_TENSOR_OPTIONS_INIT: swv_tensor_options up to layout {
+    SWV_TENSOR_OPTIONS_INIT: swv_tensor_options, padding 0 {
         dtype: 0, requires_grad: 0, mesh: ptr::null(), layout: ptr::null(),
     }
-    SWV_DISTRIBUTE_OPTIONS_INIT: swv_distribute_options up to source { source: 0 }
-    SWV_BACKWARD_OPTIONS_INIT: swv_backward_options up to allow_unused {
+    SWV_DISTRIBUTE_OPTIONS_INIT: swv_distribute_options, padding 0 { source: 0 }
+    SWV_BACKWARD_OPTIONS_INIT: swv_backward_options, padding 4 {
         retain_graph: 0, create_graph: 0, allow_unused: 0,
     }
-    SWV_FUNCTION_INIT: swv_function up to drop {
+    SWV_FUNCTION_INIT: swv_function, padding 0 {
         name: ptr::null(), user_data: ptr::null_mut(), forward: None, backward: None, drop: None,
     }
-    SWV_SGD_OPTIONS_INIT: swv_sgd_options up to nesterov {
+    SWV_SGD_OPTIONS_INIT: swv_sgd_options, padding 4 {
         lr: 1e-3, momentum: 0.0, dampening: 0.0, weight_decay: 0.0, nesterov: 0,
     }
-    SWV_ADAMW_OPTIONS_INIT: swv_adamw_options up to amsgrad {
+    SWV_ADAMW_OPTIONS_INIT: swv_adamw_options, padding 4 {
         lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 1e-2, amsgrad: 0,
     }
-    SWV_DISPATCH_COUNTERS_INIT: swv_dispatch_counters up to gathered_operators {
+    SWV_DISPATCH_COUNTERS_INIT: swv_dispatch_counters, padding 0 {
         operators: 0, cache_misses: 0, implicit_redistributions: 0, gathered_operators: 0,
     }
 }

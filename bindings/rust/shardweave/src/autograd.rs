@@ -34,7 +34,7 @@ impl GradMode {
     /// Of the innermost [`no_grad`] or [`inference`] around the call, else [`GradMode::Grad`].
     #[inline]
     pub fn current() -> GradMode {
-        MODE.get()
+        MODE.with(Cell::get)
     }
 
     fn from_number(number: i32) -> GradMode {
@@ -59,10 +59,10 @@ pub fn with_grad_mode<R>(mode: GradMode, body: impl FnOnce() -> R) -> R {
     struct Restore(GradMode);
     impl Drop for Restore {
         fn drop(&mut self) {
-            MODE.set(self.0);
+            MODE.with(|current| current.set(self.0));
         }
     }
-    let _restore = Restore(MODE.replace(mode));
+    let _restore = Restore(MODE.with(|current| current.replace(mode)));
     body()
 }
 
@@ -186,7 +186,7 @@ pub fn gradients(
         )));
     }
     let handles = |tensors: &[&Tensor]| -> Vec<*const sys::swv_tensor> {
-        tensors.iter().map(|tensor| tensor.as_ptr().cast_const()).collect()
+        tensors.iter().map(|tensor| tensor.as_const_ptr()).collect()
     };
     let (outputs, inputs) = (handles(outputs), handles(inputs));
     let grad_outputs: Vec<_> = grad_outputs.iter().copied().map(or_null).collect();
@@ -247,7 +247,7 @@ pub struct FunctionContext(NonNull<sys::swv_function_context>, PhantomData<*mut 
 impl FunctionContext {
     /// In forward: what backward needs, in place of what was saved before.
     pub fn save(&self, tensors: &[&Tensor]) -> Result<()> {
-        let handles: Vec<_> = tensors.iter().map(|t| t.as_ptr().cast_const()).collect();
+        let handles: Vec<_> = tensors.iter().map(|t| t.as_const_ptr()).collect();
         call!(swv_function_context_save(self.0.as_ptr(), handles.as_ptr(), handles.len()))
     }
 
@@ -271,7 +271,7 @@ pub fn apply<F: Function>(
     raw.forward = Some(forward::<F>);
     raw.backward = Some(backward::<F>);
     raw.drop = Some(drop_function::<F>);
-    let inputs: Vec<_> = inputs.iter().map(|tensor| tensor.as_ptr().cast_const()).collect();
+    let inputs: Vec<_> = inputs.iter().map(|tensor| tensor.as_const_ptr()).collect();
     let mut outputs = vec![ptr::null_mut(); num_outputs];
     // Drops the function also if it fails.
     call!(swv_function_apply(

@@ -162,7 +162,7 @@ impl<T: Element> Drop for Pending<T> {
 }
 
 fn input<T: Element>(data: &[T]) -> sys::swv_buffer {
-    buffer(data.as_ptr().cast_mut(), data.len())
+    buffer(data.as_ptr() as *mut T, data.len())
 }
 
 fn output<T: Element>(data: &mut [T]) -> sys::swv_buffer {
@@ -369,7 +369,7 @@ impl Comm {
         root: usize,
     ) -> Result<()> {
         let (data, out, options) = (input(data), out.map(output), self.options());
-        let out = out.as_ref().map_or(ptr::null(), ptr::from_ref);
+        let out = out.as_ref().map_or(ptr::null(), |buffer| buffer as *const _);
         let (op, root) = (op as i32, rank_number(root)?);
         call!(swv_comm_reduce(self.as_ptr(), &data, out, op, root, &options, NO_WORK))
     }
@@ -382,7 +382,7 @@ impl Comm {
         root: usize,
     ) -> Result<()> {
         let (data, out, options) = (input(data), out.map(output), self.options());
-        let out = out.as_ref().map_or(ptr::null(), ptr::from_ref);
+        let out = out.as_ref().map_or(ptr::null(), |buffer| buffer as *const _);
         let root = rank_number(root)?;
         call!(swv_comm_gather(self.as_ptr(), &data, out, root, &options, NO_WORK))
     }
@@ -395,7 +395,7 @@ impl Comm {
         root: usize,
     ) -> Result<()> {
         let (data, out, options) = (data.map(input), output(out), self.options());
-        let data = data.as_ref().map_or(ptr::null(), ptr::from_ref);
+        let data = data.as_ref().map_or(ptr::null(), |buffer| buffer as *const _);
         let root = rank_number(root)?;
         call!(swv_comm_scatter(self.as_ptr(), data, &out, root, &options, NO_WORK))
     }

@@ -80,6 +80,7 @@ macro_rules! handle {
         #[repr(transparent)]
         pub struct $name(std::ptr::NonNull<shardweave_sys::$raw>);
 
+        #[allow(dead_code)] // not every one needs both
         impl $name {
             /// Takes over a handle that nobody else will free.
             pub(crate) fn from_handle(handle: std::ptr::NonNull<shardweave_sys::$raw>) -> Self {

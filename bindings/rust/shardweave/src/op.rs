@@ -4,7 +4,7 @@ use std::ffi::CString;
 use std::marker::PhantomData;
 use std::mem;
 use std::ptr::{self, NonNull};
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use shardweave_sys as sys;
 
@@ -153,7 +153,7 @@ impl<'a> From<&'a [f64]> for Arg<'a> {
 impl<'a> From<&'a [Tensor]> for Arg<'a> {
     fn from(list: &'a [Tensor]) -> Arg<'a> {
         // A Tensor is a pointer to its handle and nothing else.
-        let data = list.as_ptr().cast_mut().cast();
+        let data = list.as_ptr() as *mut *mut sys::swv_tensor;
         let tensors = sys::swv_value__bindgen_ty_1__bindgen_ty_3 { data, size: list.len() };
         Arg::new(sys::SWV_VALUE_TENSORS, sys::swv_value__bindgen_ty_1 { tensors })
     }
@@ -162,7 +162,7 @@ impl<'a> From<&'a [Tensor]> for Arg<'a> {
 impl<'a> From<&'a [Option<Tensor>]> for Arg<'a> {
     fn from(list: &'a [Option<Tensor>]) -> Arg<'a> {
         // The same, and None is NULL: a Tensor is a NonNull.
-        let data = list.as_ptr().cast_mut().cast();
+        let data = list.as_ptr() as *mut *mut sys::swv_tensor;
         let tensors = sys::swv_value__bindgen_ty_1__bindgen_ty_3 { data, size: list.len() };
         Arg::new(sys::SWV_VALUE_TENSORS, sys::swv_value__bindgen_ty_1 { tensors })
     }
@@ -474,18 +474,7 @@ impl Op {
     /// inside of [`no_grad`](crate::no_grad) or [`inference`](crate::inference).
     #[inline]
     pub fn call<R: FromResults>(&self, arguments: &[Arg<'_>]) -> Result<R> {
-        let mode = GradMode::current();
-        R::receive(|out, capacity, count| {
-            call!(swv_op_call(
-                self.as_ptr(),
-                mode as i32,
-                arguments.as_ptr().cast(),
-                arguments.len(),
-                out,
-                capacity,
-                count,
-            ))
-        })
+        call_op(self.0, arguments)
     }
 
     /// The same with further arguments by name.
@@ -561,29 +550,48 @@ pub(crate) fn item(tensor: &Tensor) -> Result<Value> {
     Ok(Value::take(&mut output.0[0]))
 }
 
-/// An operator that is looked up when it is first called.
+/// An operator that is looked up when it is first called, and then stays for as long as the process.
 pub(crate) struct KnownOp {
     name: &'static str,
-    op: OnceLock<Op>,
+    op: AtomicPtr<sys::swv_op>,
 }
 
 impl KnownOp {
     pub(crate) const fn new(name: &'static str) -> KnownOp {
-        KnownOp { name, op: OnceLock::new() }
+        KnownOp { name, op: AtomicPtr::new(ptr::null_mut()) }
     }
 
     #[inline]
     pub(crate) fn call<R: FromResults>(&self, arguments: &[Arg<'_>]) -> Result<R> {
-        match self.op.get() {
-            Some(op) => op.call(arguments),
-            None => self.find()?.call(arguments),
+        match NonNull::new(self.op.load(Ordering::Acquire)) {
+            Some(handle) => call_op(handle, arguments),
+            None => call_op(self.find()?, arguments),
         }
     }
 
     #[cold]
-    fn find(&self) -> Result<&Op> {
+    fn find(&self) -> Result<NonNull<sys::swv_op>> {
         let op = Op::find(self.name)?;
-        Ok(self.op.get_or_init(|| op))
+        let none = ptr::null_mut();
+        match self.op.compare_exchange(none, op.as_ptr(), Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => Ok(mem::ManuallyDrop::new(op).0),
+            Err(first) => Ok(NonNull::new(first).expect("another thread has set it")),
+        }
     }
 }
 
+#[inline]
+fn call_op<R: FromResults>(op: NonNull<sys::swv_op>, arguments: &[Arg<'_>]) -> Result<R> {
+    let mode = GradMode::current();
+    R::receive(|out, capacity, count| {
+        call!(swv_op_call(
+            op.as_ptr(),
+            mode as i32,
+            arguments.as_ptr().cast(),
+            arguments.len(),
+            out,
+            capacity,
+            count,
+        ))
+    })
+}

@@ -254,7 +254,7 @@ impl Threads {
         call!(swv_run_ranks(
             count(self.num_ranks)?,
             Some(run_rank::<T, F>),
-            ptr::from_ref(&run).cast_mut().cast(),
+            &run as *const Run<'_, T, F> as *mut c_void,
             &options,
         ))?;
         let mut results = run.results.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());

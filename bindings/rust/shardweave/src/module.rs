@@ -1,0 +1,237 @@
+//! Models, and what is done to their parameters.
+
+use std::path::Path;
+use std::ptr::{self, NonNull};
+
+use shardweave_sys as sys;
+
+use crate::error::{Error, Result};
+use crate::ffi::{c_text, check, take_string};
+use crate::mesh::Mesh;
+use crate::op::{call_module, Arg, FromResults};
+use crate::plan::ParameterPlan;
+use crate::tensor::{Source, Tensor};
+
+handle! {
+    /// The C interface's own.
+    ModuleHandle, swv_module, swv_module_free
+}
+
+/// The parameters and buffers of a module, by fully qualified name (FQN, "blocks.0.attn.q.weight"), in
+/// the order in which [`Module::members`] gives them.
+#[derive(Debug, Default)]
+pub struct Members {
+    prefix: String,
+    parameters: Vec<(String, Tensor)>,
+    buffers: Vec<(String, Tensor)>,
+}
+
+impl Members {
+    /// A tensor that training changes: a leaf.
+    pub fn parameter(&mut self, name: &str, tensor: &Tensor) {
+        self.parameters.push((self.fqn(name), tensor.clone()));
+    }
+
+    /// A tensor that training does not change.
+    pub fn buffer(&mut self, name: &str, tensor: &Tensor) {
+        self.buffers.push((self.fqn(name), tensor.clone()));
+    }
+
+    /// The members of a module inside, under its name.
+    pub fn child(&mut self, name: &str, module: &dyn Module) {
+        let length = self.prefix.len();
+        self.prefix = self.fqn(name);
+        module.members(self);
+        self.prefix.truncate(length);
+    }
+
+    fn fqn(&self, name: &str) -> String {
+        match self.prefix.as_str() {
+            "" => name.to_owned(),
+            prefix => format!("{prefix}.{name}"),
+        }
+    }
+}
+
+/// A model, or a part of one: parameters and buffers by name. Its forward is a function of its own.
+///
+/// ```
+/// use shardweave::{Members, Module, ParameterPlan, Placement::*, Result, Source, Tensor, World};
+///
+/// struct Mlp {
+///     up: Tensor,
+///     down: Tensor,
+/// }
+///
+/// impl Module for Mlp {
+///     fn members(&self, members: &mut Members) {
+///         members.parameter("up", &self.up);
+///         members.parameter("down", &self.down);
+///     }
+/// }
+///
+/// impl Mlp {
+///     fn forward(&self, x: &Tensor) -> Result<Tensor> {
+///         x.linear(&self.up, None)?.relu()?.linear(&self.down, None)
+///     }
+/// }
+///
+/// World::threads(2).run(|world| {
+///     let mlp = Mlp { up: Tensor::ones(&[8, 3])?, down: Tensor::ones(&[2, 8])? };
+///     let mesh = world.device_mesh(&[("tp", 2)])?;
+///     let plan =
+///         ParameterPlan::new().line("up", &[("tp", Shard(0))]).line("down", &[("tp", Shard(1))]);
+///     mlp.distribute(&mesh, &plan, Source::Same)?; // in place: self.up lies on the mesh now
+///     let x = Tensor::ones(&[5, 3])?.distribute(&mesh, [("tp", Replicate)])?;
+///     mlp.forward(&x)?.sum()?.backward()?;
+///     mlp.finish_grad_sync()?;
+///     assert_eq!(mlp.up.grad()?.unwrap().to_local()?.sizes()?, [4, 3]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), shardweave::Error>(())
+/// ```
+pub trait Module {
+    /// Names the parameters, the buffers, and the modules inside.
+    fn members(&self, members: &mut Members);
+
+    /// The parameters by FQN.
+    fn parameters(&self) -> Vec<(String, Tensor)> {
+        members_of(self).parameters
+    }
+
+    /// The buffers by FQN.
+    fn buffers(&self) -> Vec<(String, Tensor)> {
+        members_of(self).buffers
+    }
+
+    /// Turns every parameter and buffer into a sharded tensor, in place: all handles see it. Parameters
+    /// require grad from then on. A line of the plan that matches nothing is an error before anything
+    /// changes. Collective unless the source is [`Source::Same`].
+    fn distribute(&self, mesh: &Mesh, plan: &ParameterPlan, source: Source) -> Result<()> {
+        let (module, plan) = (handle_of(&members_of(self))?, plan.to_handle()?);
+        let options = source.to_raw();
+        call!(swv_module_distribute(module.as_ptr(), mesh.as_ptr(), plan.as_ptr(), &options))
+    }
+
+    /// Brings every gradient into its parameter's layout. Between backward and the optimizer's step.
+    /// Collective; nothing to do for plain tensors.
+    fn finish_grad_sync(&self) -> Result<()> {
+        let members = members_of(self);
+        let parameters: Vec<&Tensor> = members.parameters.iter().map(|(_, tensor)| tensor).collect();
+        finish_grad_sync(&parameters)
+    }
+
+    /// Forgets all gradients.
+    fn zero_grad(&self) -> Result<()> {
+        members_of(self).parameters.iter().try_for_each(|(_, tensor)| tensor.set_grad(None))
+    }
+}
+
+/// See [`Module::finish_grad_sync`].
+pub fn finish_grad_sync(parameters: &[&Tensor]) -> Result<()> {
+    let handles: Vec<_> = parameters.iter().map(|tensor| tensor.as_const_ptr()).collect();
+    call!(swv_finish_grad_sync(handles.as_ptr(), handles.len()))
+}
+
+fn members_of<M: Module + ?Sized>(module: &M) -> Members {
+    let mut members = Members::default();
+    module.members(&mut members);
+    members
+}
+
+fn handle_of(members: &Members) -> Result<ModuleHandle> {
+    let module = ModuleHandle(create!(swv_module_create())?);
+    for (fqn, tensor) in &members.parameters {
+        let fqn = c_text(fqn, "parameter")?;
+        call!(swv_module_add_parameter(module.as_ptr(), fqn.as_ptr(), tensor.as_const_ptr()))?;
+    }
+    for (fqn, tensor) in &members.buffers {
+        let fqn = c_text(fqn, "buffer")?;
+        call!(swv_module_add_buffer(module.as_ptr(), fqn.as_ptr(), tensor.as_const_ptr()))?;
+    }
+    Ok(module)
+}
+
+/// Modules in a list, by their numbers.
+impl<M: Module> Module for [M] {
+    fn members(&self, members: &mut Members) {
+        for (i, module) in self.iter().enumerate() {
+            members.child(&i.to_string(), module);
+        }
+    }
+}
+
+impl<M: Module> Module for Vec<M> {
+    fn members(&self, members: &mut Members) {
+        self.as_slice().members(members);
+    }
+}
+
+/// A model that torch.jit.save has written. It is distributed and trained like any [`Module`].
+///
+/// ```
+/// let error = shardweave::ScriptModule::load("/nowhere/model.pt").unwrap_err();
+/// assert!(error.message().contains("/nowhere/model.pt"));
+/// ```
+///
+/// Belongs to its rank: neither `Send` nor `Sync`, as its tensors.
+pub struct ScriptModule {
+    handle: ModuleHandle,
+    members: Members,
+}
+
+impl std::fmt::Debug for ScriptModule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ScriptModule").field("members", &self.members).finish_non_exhaustive()
+    }
+}
+
+impl ScriptModule {
+    /// From a file.
+    pub fn load(path: impl AsRef<Path>) -> Result<ScriptModule> {
+        let path = path.as_ref();
+        let text =
+            path.to_str().ok_or_else(|| Error::invalid(format!("path {path:?} is not UTF-8")))?;
+        let text = c_text(text, "path")?;
+        let handle = ModuleHandle(create!(swv_module_load(text.as_ptr()))?);
+        let mut members = Members::default();
+        for i in 0..get!(swv_module_num_parameters(handle.as_ptr()) -> usize)? {
+            members.parameters.push(member(&handle, i, sys::swv_module_parameter)?);
+        }
+        for i in 0..get!(swv_module_num_buffers(handle.as_ptr()) -> usize)? {
+            members.buffers.push(member(&handle, i, sys::swv_module_buffer)?);
+        }
+        Ok(ScriptModule { handle, members })
+    }
+
+    /// Calls a method, "forward".
+    pub fn call<R: FromResults>(&self, method: &str, arguments: &[Arg<'_>]) -> Result<R> {
+        call_module(self.handle.as_ptr(), method, arguments)
+    }
+}
+
+impl Module for ScriptModule {
+    fn members(&self, members: &mut Members) {
+        for (name, tensor) in &self.members.parameters {
+            members.parameter(name, tensor);
+        }
+        for (name, tensor) in &self.members.buffers {
+            members.buffer(name, tensor);
+        }
+    }
+}
+
+type GetMember = unsafe extern "C" fn(
+    *const sys::swv_module,
+    usize,
+    *mut *mut sys::swv_string,
+    *mut *mut sys::swv_tensor,
+) -> *mut sys::swv_status;
+
+fn member(module: &ModuleHandle, index: usize, get: GetMember) -> Result<(String, Tensor)> {
+    let (mut name, mut tensor) = (ptr::null_mut(), ptr::null_mut());
+    // SAFETY: see the top of ffi.rs.
+    check(unsafe { get(module.as_ptr(), index, &mut name, &mut tensor) })?;
+    let name = take_string(NonNull::new(name).expect("a member has a name"));
+    Ok((name, Tensor::from_handle(NonNull::new(tensor).expect("and is a tensor"))))
+}

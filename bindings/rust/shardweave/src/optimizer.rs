@@ -1,0 +1,155 @@
+//! Optimizers. Steps work on each rank's parts; the state is sharded as its parameter is. They
+//! communicate nothing: call [`Module::finish_grad_sync`](crate::Module::finish_grad_sync) before.
+
+use shardweave_sys as sys;
+
+use crate::error::Result;
+use crate::ffi::c_text;
+use crate::module::Module;
+use crate::tensor::Tensor;
+
+handle! {
+    /// Changes parameters by their gradients. Made by [`AdamW`] or [`Sgd`].
+    ///
+    /// ```
+    /// use shardweave::{AdamW, TensorOptions};
+    /// let x = TensorOptions::new().requires_grad(true).full(&[3], 1.0)?;
+    /// let optimizer = AdamW::new(0.1).weight_decay(0.0).build_for(&[&x])?;
+    /// (&x * &x)?.sum()?.backward()?;
+    /// optimizer.step()?;
+    /// optimizer.zero_grad()?;
+    /// assert!((x.detach()?.to_vec::<f32>()?[0] - 0.9).abs() < 1e-6);
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    ///
+    /// Belongs to its rank: neither `Send` nor `Sync`, as the parameters that it changes.
+    Optimizer, swv_optimizer, swv_optimizer_free
+}
+
+/// Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
+#[derive(Clone, Copy, Debug)]
+pub struct AdamW(sys::swv_adamw_options);
+
+/// Stochastic gradient descent.
+#[derive(Clone, Copy, Debug)]
+pub struct Sgd(sys::swv_sgd_options);
+
+impl AdamW {
+    /// Betas 0.9 and 0.999, epsilon 1e-8, weight decay 0.01.
+    pub fn new(learning_rate: f64) -> AdamW {
+        AdamW(sys::swv_adamw_options { lr: learning_rate, ..sys::SWV_ADAMW_OPTIONS_INIT })
+    }
+
+    /// How slowly the means of gradients and of their squares move.
+    pub fn betas(mut self, beta1: f64, beta2: f64) -> AdamW {
+        (self.0.beta1, self.0.beta2) = (beta1, beta2);
+        self
+    }
+
+    /// Added to what is divided by.
+    pub fn eps(mut self, eps: f64) -> AdamW {
+        self.0.eps = eps;
+        self
+    }
+
+    /// How much of itself a parameter loses, times the learning rate.
+    pub fn weight_decay(mut self, weight_decay: f64) -> AdamW {
+        self.0.weight_decay = weight_decay;
+        self
+    }
+
+    /// Divides by the largest mean of squares so far (Reddi et al., 2018).
+    pub fn amsgrad(mut self, amsgrad: bool) -> AdamW {
+        self.0.amsgrad = amsgrad.into();
+        self
+    }
+
+    /// For all parameters of a module. They may be distributed until the first step.
+    pub fn build(&self, module: &(impl Module + ?Sized)) -> Result<Optimizer> {
+        let parameters = module.parameters();
+        self.build_for(&parameters.iter().map(|(_, tensor)| tensor).collect::<Vec<_>>())
+    }
+
+    /// For some parameters.
+    pub fn build_for(&self, parameters: &[&Tensor]) -> Result<Optimizer> {
+        let handles = handles(parameters);
+        create!(swv_optimizer_create_adamw(handles.as_ptr(), handles.len(), &self.0)).map(Optimizer)
+    }
+}
+
+impl Sgd {
+    /// Without momentum and weight decay.
+    pub fn new(learning_rate: f64) -> Sgd {
+        Sgd(sys::swv_sgd_options { lr: learning_rate, ..sys::SWV_SGD_OPTIONS_INIT })
+    }
+
+    /// How much of the last step goes into the next.
+    pub fn momentum(mut self, momentum: f64) -> Sgd {
+        self.0.momentum = momentum;
+        self
+    }
+
+    /// How much less of a gradient goes into the momentum.
+    pub fn dampening(mut self, dampening: f64) -> Sgd {
+        self.0.dampening = dampening;
+        self
+    }
+
+    /// Added to the gradient, times the parameter.
+    pub fn weight_decay(mut self, weight_decay: f64) -> Sgd {
+        self.0.weight_decay = weight_decay;
+        self
+    }
+
+    /// Nesterov's momentum.
+    pub fn nesterov(mut self, nesterov: bool) -> Sgd {
+        self.0.nesterov = nesterov.into();
+        self
+    }
+
+    /// For all parameters of a module. They may be distributed until the first step.
+    pub fn build(&self, module: &(impl Module + ?Sized)) -> Result<Optimizer> {
+        let parameters = module.parameters();
+        self.build_for(&parameters.iter().map(|(_, tensor)| tensor).collect::<Vec<_>>())
+    }
+
+    /// For some parameters.
+    pub fn build_for(&self, parameters: &[&Tensor]) -> Result<Optimizer> {
+        let handles = handles(parameters);
+        create!(swv_optimizer_create_sgd(handles.as_ptr(), handles.len(), &self.0)).map(Optimizer)
+    }
+}
+
+fn handles(tensors: &[&Tensor]) -> Vec<*const sys::swv_tensor> {
+    tensors.iter().map(|tensor| tensor.as_const_ptr()).collect()
+}
+
+impl Optimizer {
+    /// Changes the parameters. Those without a gradient stay as they are.
+    pub fn step(&self) -> Result<()> {
+        call!(swv_optimizer_step(self.as_ptr()))
+    }
+
+    /// Forgets all gradients.
+    pub fn zero_grad(&self) -> Result<()> {
+        call!(swv_optimizer_zero_grad(self.as_ptr()))
+    }
+
+    /// How far a step goes.
+    pub fn learning_rate(&self) -> Result<f64> {
+        get!(swv_optimizer_lr(self.as_ptr()) -> f64)
+    }
+
+    /// From the next step on.
+    pub fn set_learning_rate(&self, learning_rate: f64) -> Result<()> {
+        call!(swv_optimizer_set_lr(self.as_ptr(), learning_rate))
+    }
+
+    /// The state of a parameter, laid out as it is: "step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq",
+    /// "momentum_buffer". None before the first step. Writing to it writes the state.
+    pub fn state(&self, parameter: usize, name: &str) -> Result<Option<Tensor>> {
+        let name = c_text(name, "state")?;
+        let state = create_or_none!(swv_optimizer_state(self.as_ptr(), parameter, name.as_ptr()))?;
+        Ok(state.map(Tensor::from_handle))
+    }
+}

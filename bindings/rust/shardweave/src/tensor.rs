@@ -1,0 +1,669 @@
+//! Tensors: how they are made, what they are, and the common operators.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::mem::{size_of_val, ManuallyDrop};
+use std::ops;
+use std::ptr::{self, NonNull};
+
+use shardweave_sys as sys;
+
+use crate::args;
+use crate::autograd::GradMode;
+use crate::dtype::{DType, Device, Element};
+use crate::error::{Error, Result};
+use crate::layout::{IntoLayout, Layout};
+use crate::mesh::Mesh;
+use crate::op::{item, Arg, FromValue, KnownOp};
+
+handle! {
+    /// A tensor: plain, with its data here, or sharded, with the global shape and a part of the data on
+    /// each rank of its mesh.
+    ///
+    /// ```
+    /// use shardweave::Tensor;
+    /// let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2])?;
+    /// let y = (&x * &x)?.sum_dims(&[1], false)?;
+    /// assert_eq!(y.to_vec::<f32>()?, [5.0, 25.0]);
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    ///
+    /// A value is a handle: `clone` gives another one to the same tensor, [`copy`](Tensor::copy) a
+    /// tensor of its own.
+    ///
+    /// Belongs to its rank: neither `Send` nor `Sync`, because its data, its gradient and its graph are
+    /// changed through any of its handles, and one thread at a time may do that.
+    Tensor, swv_tensor, swv_tensor_free
+}
+
+/// How a new tensor shall be: `f32`, without gradient, and plain, unless this says otherwise.
+///
+/// ```
+/// use shardweave::{DType, Placement::*, TensorOptions, World};
+/// World::threads(2).run(|world| {
+///     let mesh = world.device_mesh(&[("tp", 2)])?;
+///     let x = TensorOptions::new().dtype(DType::F64).on(&mesh, [("tp", Shard(0))])?.ones(&[7, 5])?;
+///     assert_eq!(x.sizes()?, [7, 5]);
+///     assert_eq!(x.to_local()?.sizes()?, [[4, 5], [3, 5]][world.rank()]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), shardweave::Error>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct TensorOptions {
+    dtype: Option<DType>,
+    requires_grad: bool,
+    place: Option<(Mesh, Layout)>,
+}
+
+/// Whose data counts when a tensor is distributed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Of the rank at this place in the mesh, row-major. It is sent to the others.
+    Rank(i64),
+    /// All ranks have the same data already: nothing is sent.
+    Same,
+}
+
+impl Default for Source {
+    fn default() -> Source {
+        Source::Rank(0)
+    }
+}
+
+impl Source {
+    pub(crate) fn to_raw(self) -> sys::swv_distribute_options {
+        let source = match self {
+            Source::Rank(rank) => rank,
+            Source::Same => -1,
+        };
+        sys::swv_distribute_options { source, ..sys::SWV_DISTRIBUTE_OPTIONS_INIT }
+    }
+}
+
+macro_rules! factories {
+    ($($(#[$doc:meta])* $name:ident: $function:ident($($argument:ident: $type:ty)?);)*) => {
+        impl TensorOptions {
+            $($(#[$doc])*
+            pub fn $name(&self, sizes: &[i64] $(, $argument: $type)?) -> Result<Tensor> {
+                let options = self.to_raw();
+                create!($function(sizes.as_ptr(), sizes.len(), $($argument,)? &options)).map(Tensor)
+            })*
+        }
+
+        impl Tensor {
+            $($(#[$doc])*
+            /// Plain and `f32`; for others see [`TensorOptions`].
+            pub fn $name(sizes: &[i64] $(, $argument: $type)?) -> Result<Tensor> {
+                TensorOptions::new().$name(sizes $(, $argument)?)
+            })*
+        }
+    };
+}
+
+factories! {
+    /// With whatever is in the memory.
+    empty: swv_tensor_empty();
+    /// Of zeros.
+    zeros: swv_tensor_zeros();
+    /// Of ones.
+    ones: swv_tensor_ones();
+    /// Of one number.
+    full: swv_tensor_full(value: f64);
+    /// Uniform in [0, 1). On a mesh element i is drawn by its global index: the same numbers for every
+    /// layout and number of ranks ([`Mesh::seed`]). Plain ones draw from the process
+    /// ([`manual_seed`](crate::manual_seed)).
+    rand: swv_tensor_rand();
+    /// Normal, with mean 0 and variance 1; drawn as by `rand`.
+    randn: swv_tensor_randn();
+}
+
+impl TensorOptions {
+    /// `f32`, without gradient, plain.
+    pub fn new() -> TensorOptions {
+        TensorOptions::default()
+    }
+
+    /// The type of the elements.
+    pub fn dtype(mut self, dtype: DType) -> TensorOptions {
+        self.dtype = Some(dtype);
+        self
+    }
+
+    /// Whether [`backward`](Tensor::backward) gives it a gradient.
+    pub fn requires_grad(mut self, requires_grad: bool) -> TensorOptions {
+        self.requires_grad = requires_grad;
+        self
+    }
+
+    /// Sharded over a mesh.
+    pub fn on(mut self, mesh: &Mesh, layout: impl IntoLayout) -> Result<TensorOptions> {
+        self.place = Some((mesh.clone(), layout.into_layout(mesh)?));
+        Ok(self)
+    }
+
+    fn to_raw(&self) -> sys::swv_tensor_options {
+        let mut raw = sys::SWV_TENSOR_OPTIONS_INIT;
+        raw.dtype = self.dtype.map_or(sys::SWV_DTYPE_DEFAULT, |dtype| dtype as i32);
+        raw.requires_grad = self.requires_grad.into();
+        if let Some((mesh, layout)) = &self.place {
+            raw.mesh = mesh.as_ptr();
+            raw.layout = layout.as_ptr();
+        }
+        raw
+    }
+}
+
+/// Makes tensors.
+impl Tensor {
+    /// A plain tensor with a copy of row-major data.
+    pub fn from_slice<T: Element>(data: &[T], sizes: &[i64]) -> Result<Tensor> {
+        let mut options = sys::SWV_TENSOR_OPTIONS_INIT;
+        options.dtype = T::DTYPE as i32;
+        create!(swv_tensor_from_data(
+            data.as_ptr().cast(),
+            size_of_val(data),
+            sizes.as_ptr(),
+            sizes.len(),
+            &options,
+        ))
+        .map(Tensor)
+    }
+
+    /// The numbers 0 .. `end` - 1, plain, `i64`.
+    pub fn arange(end: i64) -> Result<Tensor> {
+        static ARANGE: KnownOp = KnownOp::new("aten::arange");
+        ARANGE.call(args![end])
+    }
+
+    /// Takes over memory of another library, without a copy.
+    ///
+    /// # Safety
+    /// `managed` is a `DLManagedTensorVersioned` (DLPack 1.x) whose deleter nobody else runs.
+    pub unsafe fn from_dlpack(managed: NonNull<c_void>) -> Result<Tensor> {
+        create!(swv_tensor_from_dlpack(managed.as_ptr().cast())).map(Tensor)
+    }
+
+    /// Lends the memory of a plain tensor, which does not require grad, to another library: a
+    /// `DLManagedTensorVersioned` (DLPack 1.x), whose deleter that library runs.
+    pub fn to_dlpack(&self) -> Result<NonNull<c_void>> {
+        create!(swv_tensor_to_dlpack(self.as_const_ptr())).map(NonNull::cast)
+    }
+
+    /// Puts tensors behind each other along a dimension.
+    pub fn cat(tensors: &[Tensor], dim: i64) -> Result<Tensor> {
+        static CAT: KnownOp = KnownOp::new("aten::cat");
+        CAT.call(args![tensors, dim])
+    }
+
+    /// Puts tensors beside each other along a new dimension.
+    pub fn stack(tensors: &[Tensor], dim: i64) -> Result<Tensor> {
+        static STACK: KnownOp = KnownOp::new("aten::stack");
+        STACK.call(args![tensors, dim])
+    }
+
+    #[inline]
+    pub(crate) fn as_const_ptr(&self) -> *const sys::swv_tensor {
+        self.as_ptr()
+    }
+
+    /// Gives the handle away.
+    pub(crate) fn into_raw(self) -> *mut sys::swv_tensor {
+        ManuallyDrop::new(self).as_ptr()
+    }
+}
+
+/// What a tensor is. Sizes and strides are global, in elements.
+impl Tensor {
+    /// The size of each dimension.
+    pub fn sizes(&self) -> Result<Vec<i64>> {
+        list!(swv_tensor_sizes(self.as_const_ptr()) -> i64)
+    }
+
+    /// The size of one dimension; a negative one counts from the end.
+    pub fn size(&self, dim: i64) -> Result<i64> {
+        let sizes = self.sizes()?;
+        let index = if dim < 0 { dim + sizes.len() as i64 } else { dim };
+        usize::try_from(index).ok().and_then(|i| sizes.get(i)).copied().ok_or_else(|| {
+            Error::new(
+                crate::Code::OutOfRange,
+                format!("dimension {dim} of a tensor {sizes:?}; wanted -{0} .. {0} - 1", sizes.len()),
+            )
+        })
+    }
+
+    /// The stride of each dimension.
+    pub fn strides(&self) -> Result<Vec<i64>> {
+        list!(swv_tensor_strides(self.as_const_ptr()) -> i64)
+    }
+
+    /// The number of dimensions.
+    pub fn ndim(&self) -> Result<usize> {
+        Ok(get!(swv_tensor_ndim(self.as_const_ptr()) -> i32)? as usize)
+    }
+
+    /// The number of elements.
+    pub fn numel(&self) -> Result<i64> {
+        get!(swv_tensor_numel(self.as_const_ptr()) -> i64)
+    }
+
+    /// The type of the elements.
+    pub fn dtype(&self) -> Result<DType> {
+        get!(swv_tensor_dtype(self.as_const_ptr()) -> i32).map(DType::from_number)
+    }
+
+    /// Where the data is.
+    pub fn device(&self) -> Result<Device> {
+        let mut raw = sys::swv_device { type_: sys::SWV_CPU, index: 0 };
+        call!(swv_tensor_device(self.as_const_ptr(), &mut raw))?;
+        Ok(Device::from_raw(raw))
+    }
+
+    /// Whether it lies on a mesh.
+    pub fn is_sharded(&self) -> Result<bool> {
+        Ok(get!(swv_tensor_is_sharded(self.as_const_ptr()) -> i32)? == 1)
+    }
+
+    /// Whether two handles mean one tensor.
+    pub fn is_same(&self, other: &Tensor) -> Result<bool> {
+        Ok(get!(swv_tensor_is_same(self.as_const_ptr(), other.as_const_ptr()) -> i32)? == 1)
+    }
+
+    /// The elements of a plain tensor, row-major.
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        self.check_dtype::<T>()?;
+        let mut data = vec![T::default(); self.numel()? as usize];
+        let (bytes, to) = (size_of_val(data.as_slice()), data.as_mut_ptr());
+        call!(swv_tensor_copy_to_host(self.as_const_ptr(), to.cast(), bytes))?;
+        Ok(data)
+    }
+
+    /// Overwrites the elements of a plain tensor, row-major.
+    pub fn copy_from_slice<T: Element>(&self, data: &[T]) -> Result<()> {
+        self.check_dtype::<T>()?;
+        let bytes = size_of_val(data);
+        call!(swv_tensor_copy_from_host(self.as_const_ptr(), data.as_ptr().cast(), bytes))
+    }
+
+    fn check_dtype<T: Element>(&self) -> Result<()> {
+        let dtype = self.dtype()?;
+        if dtype == T::DTYPE {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "the tensor's elements are {dtype}; wanted {}: convert it by to_dtype()",
+            T::DTYPE
+        )))
+    }
+
+    /// The one element of a tensor. Collective if it is sharded.
+    pub fn item<T: FromValue>(&self) -> Result<T> {
+        T::from_value(item(self)?)
+    }
+
+    /// Which rank holds which part, as a picture of characters.
+    pub fn picture(&self) -> Result<String> {
+        text!(swv_tensor_picture(self.as_const_ptr()))
+    }
+}
+
+/// Tensors on meshes.
+///
+/// ```
+/// use shardweave::{Placement::*, Tensor, World};
+/// World::threads(2).run(|world| {
+///     let mesh = world.device_mesh(&[("tp", 2)])?;
+///     let whole = Tensor::arange(5)?; // the same on every rank
+///     let parts = whole.distribute(&mesh, [("tp", Shard(0))])?;
+///     assert_eq!(parts.to_local()?.numel()?, [3, 2][world.rank()]);
+///     let everywhere = parts.redistribute([("tp", Replicate)])?;
+///     assert_eq!(everywhere.to_local()?.to_vec::<i64>()?, [0, 1, 2, 3, 4]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), shardweave::Error>(())
+/// ```
+impl Tensor {
+    /// Cuts a plain tensor, of the same shape and dtype on every rank, whose data is that of the mesh's
+    /// first rank. A leaf that requires grad if the tensor does. Collective.
+    pub fn distribute(&self, mesh: &Mesh, layout: impl IntoLayout) -> Result<Tensor> {
+        self.distribute_from(Source::default(), mesh, layout)
+    }
+
+    /// The same with data of another rank, or of every rank's own. Collective unless that.
+    pub fn distribute_from(
+        &self,
+        source: Source,
+        mesh: &Mesh,
+        layout: impl IntoLayout,
+    ) -> Result<Tensor> {
+        let (layout, options) = (layout.into_layout(mesh)?, source.to_raw());
+        create!(swv_tensor_distribute(
+            self.as_const_ptr(),
+            mesh.as_ptr(),
+            layout.as_ptr(),
+            &options,
+        ))
+        .map(Tensor)
+    }
+
+    /// From every rank's part. Without `sizes` the global ones are worked out from the parts: collective
+    /// then.
+    pub fn from_local(
+        local: &Tensor,
+        mesh: &Mesh,
+        layout: impl IntoLayout,
+        sizes: Option<&[i64]>,
+    ) -> Result<Tensor> {
+        let layout = layout.into_layout(mesh)?;
+        create!(swv_tensor_from_local(
+            local.as_const_ptr(),
+            mesh.as_ptr(),
+            layout.as_ptr(),
+            sizes.map_or(ptr::null(), <[i64]>::as_ptr),
+            sizes.map_or(0, <[i64]>::len),
+            GradMode::current() as i32,
+        ))
+        .map(Tensor)
+    }
+
+    /// This rank's part; shares memory. The gradients of the parts lie together as the tensor does,
+    /// replicated where it is partial.
+    pub fn to_local(&self) -> Result<Tensor> {
+        self.local(ptr::null())
+    }
+
+    /// The same where the gradients of the parts lie together in another way.
+    pub fn to_local_with_grad(&self, grad_layout: impl IntoLayout) -> Result<Tensor> {
+        let layout = grad_layout.into_layout(&self.mesh()?)?;
+        self.local(layout.as_ptr())
+    }
+
+    fn local(&self, grad_layout: *const sys::swv_layout) -> Result<Tensor> {
+        let mode = GradMode::current() as i32;
+        create!(swv_tensor_to_local(self.as_const_ptr(), grad_layout, mode)).map(Tensor)
+    }
+
+    /// The same tensor in another layout. Collective.
+    pub fn redistribute(&self, layout: impl IntoLayout) -> Result<Tensor> {
+        let (layout, mode) = (layout.into_layout(&self.mesh()?)?, GradMode::current() as i32);
+        create!(swv_tensor_redistribute(self.as_const_ptr(), layout.as_ptr(), mode)).map(Tensor)
+    }
+
+    /// The whole tensor, plain, on every rank; of a plain one itself. Collective.
+    pub fn full_tensor(&self) -> Result<Tensor> {
+        let mode = GradMode::current() as i32;
+        create!(swv_tensor_full_tensor(self.as_const_ptr(), mode)).map(Tensor)
+    }
+
+    /// How a sharded tensor lies.
+    pub fn layout(&self) -> Result<Layout> {
+        create!(swv_tensor_layout(self.as_const_ptr())).map(Layout::from_handle)
+    }
+
+    /// The mesh of a sharded tensor.
+    pub fn mesh(&self) -> Result<Mesh> {
+        create!(swv_tensor_mesh(self.as_const_ptr())).map(Mesh::from_handle)
+    }
+}
+
+macro_rules! methods {
+    ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*) -> $result:ty = $op:literal;)*) => {
+        $($(#[$doc])*
+        pub fn $name(&self $(, $argument: $type)*) -> Result<$result> {
+            static OP: KnownOp = KnownOp::new($op);
+            OP.call(args![self $(, $argument)*])
+        })*
+    };
+}
+
+/// Operators. Every other one is there by its name: [`Op`](crate::Op).
+impl Tensor {
+    methods! {
+        /// The matrix product, over batches too.
+        matmul(other: &Tensor) -> Tensor = "aten::matmul";
+        /// `self weight' + bias`.
+        linear(weight: &Tensor, bias: Option<&Tensor>) -> Tensor = "aten::linear";
+        /// Row `indices[..]` of this table for each index.
+        embedding(indices: &Tensor) -> Tensor = "aten::embedding";
+        /// Normalizes over the last dimensions, which are `shape`.
+        layer_norm(shape: &[i64], weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f64) -> Tensor
+            = "aten::layer_norm";
+        /// Attention of these queries to keys and values, all [..., length, features].
+        scaled_dot_product_attention(
+            keys: &Tensor, values: &Tensor, mask: Option<&Tensor>, dropout: f64, causal: bool
+        ) -> Tensor = "aten::scaled_dot_product_attention";
+        /// The mean cross entropy of these scores, [.., classes], where `targets` are the classes.
+        cross_entropy(targets: &Tensor) -> Tensor = "aten::cross_entropy_loss";
+        /// The mean squared difference.
+        mse_loss(target: &Tensor) -> Tensor = "aten::mse_loss";
+
+        /// max(x, 0).
+        relu() -> Tensor = "aten::relu";
+        /// The Gaussian error linear unit.
+        gelu() -> Tensor = "aten::gelu";
+        /// x sigmoid(x).
+        silu() -> Tensor = "aten::silu";
+        /// The hyperbolic tangent.
+        tanh() -> Tensor = "aten::tanh";
+        /// 1 / (1 + exp(-x)).
+        sigmoid() -> Tensor = "aten::sigmoid";
+        /// The exponential.
+        exp() -> Tensor = "aten::exp";
+        /// The natural logarithm.
+        log() -> Tensor = "aten::log";
+        /// The square root.
+        sqrt() -> Tensor = "aten::sqrt";
+        /// 1 / sqrt(x).
+        rsqrt() -> Tensor = "aten::rsqrt";
+        /// The absolute value.
+        abs() -> Tensor = "aten::abs";
+        /// To the power of a number.
+        pow(exponent: f64) -> Tensor = "aten::pow.Tensor_Scalar";
+        /// No less than `min` and no more than `max`.
+        clamp(min: f64, max: f64) -> Tensor = "aten::clamp";
+        /// exp(x) over the sum of exp(x) along a dimension.
+        softmax(dim: i64) -> Tensor = "aten::softmax.int";
+        /// The logarithm of `softmax`.
+        log_softmax(dim: i64) -> Tensor = "aten::log_softmax.int";
+
+        /// The sum of all elements.
+        sum() -> Tensor = "aten::sum";
+        /// The sums over some dimensions.
+        sum_dims(dims: &[i64], keep: bool) -> Tensor = "aten::sum.dim_IntList";
+        /// The mean of all elements.
+        mean() -> Tensor = "aten::mean";
+        /// The means over some dimensions.
+        mean_dims(dims: &[i64], keep: bool) -> Tensor = "aten::mean.dim";
+        /// The sums of the elements up to each, along a dimension.
+        cumsum(dim: i64) -> Tensor = "aten::cumsum";
+        /// The largest elements over some dimensions; over all of them if there are none.
+        amax(dims: &[i64], keep: bool) -> Tensor = "aten::amax";
+        /// The smallest elements over some dimensions; over all of them if there are none.
+        amin(dims: &[i64], keep: bool) -> Tensor = "aten::amin";
+        /// Where the largest elements along a dimension are.
+        argmax(dim: i64, keep: bool) -> Tensor = "aten::argmax";
+
+        /// The same memory with other sizes; one of them may be -1.
+        view(sizes: &[i64]) -> Tensor = "aten::view";
+        /// The same data with other sizes; one of them may be -1.
+        reshape(sizes: &[i64]) -> Tensor = "aten::reshape";
+        /// The dimensions from `start` to `end`, both included, as one.
+        flatten(start: i64, end: i64) -> Tensor = "aten::flatten.using_ints";
+        /// Exchanges two dimensions.
+        transpose(dim0: i64, dim1: i64) -> Tensor = "aten::transpose.int";
+        /// The dimensions in another order.
+        permute(dims: &[i64]) -> Tensor = "aten::permute";
+        /// With a new dimension of size 1.
+        unsqueeze(dim: i64) -> Tensor = "aten::unsqueeze";
+        /// Without a dimension of size 1.
+        squeeze(dim: i64) -> Tensor = "aten::squeeze.dim";
+        /// Repeats dimensions of size 1 up to these sizes.
+        expand(sizes: &[i64]) -> Tensor = "aten::expand";
+        /// `length` indices of a dimension, from `start` on.
+        narrow(dim: i64, start: i64, length: i64) -> Tensor = "aten::narrow";
+        /// One index of a dimension, which is gone then.
+        select(dim: i64, index: i64) -> Tensor = "aten::select.int";
+        /// Some indices of a dimension.
+        index_select(dim: i64, indices: &Tensor) -> Tensor = "aten::index_select";
+        /// Pieces of `size` along a dimension; the last one may be smaller.
+        split(size: i64, dim: i64) -> Vec<Tensor> = "aten::split.Tensor";
+
+        /// Where it is less than a number.
+        lt(other: f64) -> Tensor = "aten::lt.Scalar";
+        /// Where it is greater than a number.
+        gt(other: f64) -> Tensor = "aten::gt.Scalar";
+        /// Where the elements of two tensors are equal.
+        eq(other: &Tensor) -> Tensor = "aten::eq.Tensor";
+        /// Elements of `a` where this tensor of bools is true, of `b` elsewhere.
+        choose(a: &Tensor, b: &Tensor) -> Tensor = "aten::where.self";
+        /// Whether all elements of two plain tensors are nearly the same.
+        allclose(other: &Tensor) -> bool = "aten::allclose";
+
+        /// A tensor of its own with the same data.
+        copy() -> Tensor = "aten::clone";
+        /// Elements of another type.
+        to_dtype(dtype: DType) -> Tensor = "aten::to.dtype";
+    }
+}
+
+macro_rules! in_place {
+    ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*) = $op:literal;)*) => {
+        $($(#[$doc])*
+        pub fn $name(&self $(, $argument: $type)*) -> Result<()> {
+            static OP: KnownOp = KnownOp::new($op);
+            OP.call(args![self $(, $argument)*])
+        })*
+    };
+}
+
+/// Operators that write to the tensor, which all handles to it see. Of a leaf that requires grad only
+/// inside of [`no_grad`](crate::no_grad).
+impl Tensor {
+    in_place! {
+        /// Adds another one.
+        add_(other: &Tensor) = "aten::add_.Tensor";
+        /// Multiplies with a number.
+        mul_(factor: f64) = "aten::mul_.Scalar";
+        /// Copies the elements of another one.
+        copy_(source: &Tensor) = "aten::copy_";
+        /// All elements are one number.
+        fill_(value: f64) = "aten::fill_.Scalar";
+        /// All elements are 0.
+        zero_() = "aten::zero_";
+        /// Draws from a normal distribution; as [`Tensor::randn`].
+        normal_(mean: f64, std: f64) = "aten::normal_";
+        /// Draws from a uniform distribution; as [`Tensor::rand`].
+        uniform_(from: f64, to: f64) = "aten::uniform_";
+    }
+}
+
+/// A second handle to the same tensor.
+impl Clone for Tensor {
+    fn clone(&self) -> Tensor {
+        Tensor(create!(swv_tensor_share(self.as_const_ptr())).expect("a live handle can be shared"))
+    }
+}
+
+/// The elements of a plain tensor;
+/// "DTensor[7, 5] Float [S(0), R] on DeviceMesh(dp=2, tp=2), local [4, 5] at [0, 0]" of a sharded one.
+impl fmt::Display for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&text!(swv_tensor_to_string(self.as_const_ptr())).map_err(|_| fmt::Error)?)
+    }
+}
+
+/// Sizes and dtype, and how it lies.
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = |f: &mut fmt::Formatter<'_>| -> Result<fmt::Result> {
+            if self.is_sharded()? {
+                return Ok(fmt::Display::fmt(self, f));
+            }
+            Ok(write!(f, "Tensor{:?} {}", self.sizes()?, self.dtype()?))
+        };
+        text(f).map_err(|_| fmt::Error)?
+    }
+}
+
+/// Implements an operator for tensors and handles to them, and for numbers on one side.
+macro_rules! operator {
+    ($trait:ident $method:ident: $op:literal, by a number $by_number:literal, number first $first:expr) => {
+        operator!(@two $trait $method $op, &Tensor, &Tensor);
+        operator!(@two $trait $method $op, &Tensor, Tensor);
+        operator!(@two $trait $method $op, Tensor, &Tensor);
+        operator!(@two $trait $method $op, Tensor, Tensor);
+        operator!(@number $trait $method $by_number, $first, &Tensor);
+        operator!(@number $trait $method $by_number, $first, Tensor);
+    };
+    (@two $trait:ident $method:ident $op:literal, $left:ty, $right:ty) => {
+        impl ops::$trait<$right> for $left {
+            type Output = Result<Tensor>;
+
+            #[inline]
+            fn $method(self, other: $right) -> Result<Tensor> {
+                static OP: KnownOp = KnownOp::new($op);
+                OP.call(&[tensor_arg(&self), tensor_arg(&other)])
+            }
+        }
+    };
+    (@number $trait:ident $method:ident $op:literal, $first:expr, $tensor:ty) => {
+        impl ops::$trait<f64> for $tensor {
+            type Output = Result<Tensor>;
+
+            #[inline]
+            fn $method(self, number: f64) -> Result<Tensor> {
+                static OP: KnownOp = KnownOp::new($op);
+                OP.call(&[tensor_arg(&self), Arg::from(number)])
+            }
+        }
+
+        impl ops::$trait<$tensor> for f64 {
+            type Output = Result<Tensor>;
+
+            #[inline]
+            fn $method(self, tensor: $tensor) -> Result<Tensor> {
+                let first: fn(f64, &Tensor) -> Result<Tensor> = $first;
+                first(self, by_reference(&tensor))
+            }
+        }
+    };
+}
+
+/// The same of `Tensor` and `&Tensor`.
+fn by_reference<T: std::borrow::Borrow<Tensor>>(tensor: &T) -> &Tensor {
+    tensor.borrow()
+}
+
+#[inline]
+fn tensor_arg<T: std::borrow::Borrow<Tensor>>(tensor: &T) -> Arg<'_> {
+    Arg::from(tensor.borrow())
+}
+
+operator!(Add add: "aten::add.Tensor", by a number "aten::add.Scalar", number first |n, x| x + n);
+operator!(Mul mul: "aten::mul.Tensor", by a number "aten::mul.Scalar", number first |n, x| x * n);
+operator!(Sub sub: "aten::sub.Tensor", by a number "aten::sub.Scalar", number first |n, x| {
+    static RSUB: KnownOp = KnownOp::new("aten::rsub.Scalar");
+    RSUB.call(args![x, n])
+});
+operator!(Div div: "aten::div.Tensor", by a number "aten::div.Scalar", number first |n, x| {
+    static RECIPROCAL: KnownOp = KnownOp::new("aten::reciprocal");
+    let reciprocal: Tensor = RECIPROCAL.call(args![x])?;
+    &reciprocal * n
+});
+
+impl ops::Neg for &Tensor {
+    type Output = Result<Tensor>;
+
+    fn neg(self) -> Result<Tensor> {
+        static NEG: KnownOp = KnownOp::new("aten::neg");
+        NEG.call(args![self])
+    }
+}
+
+impl ops::Neg for Tensor {
+    type Output = Result<Tensor>;
+
+    fn neg(self) -> Result<Tensor> {
+        -&self
+    }
+}
