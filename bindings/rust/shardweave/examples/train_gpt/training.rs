@@ -1,0 +1,89 @@
+//! How the GPT is sharded, trained and asked for text.
+//!
+//! One loop for one device and for many: without a mesh parameters and batches are plain tensors, with
+//! one they are sharded, and every function is collective over its ranks.
+
+use shardweave::{no_grad, AdamW, Mesh, Module, ParameterPlan, Placement::*, Result, Source, Tensor};
+
+use crate::model::{Gpt, GptOptions, VOCABULARY};
+use crate::settings::Settings;
+use crate::text::{self, Text};
+
+/// Tensor parallelism as in Megatron-LM (Shoeybi et al., 2019): q, k, v and up are cut by their
+/// outputs, o and down by their inputs, so that a block needs one reduction after attention and one
+/// after the MLP. Everything else is replicated.
+fn plan() -> ParameterPlan {
+    ParameterPlan::new()
+        .line("*.{q,k,v,up}.*", &[("tp", Shard(0))])
+        .line("*.{o,down}.weight", &[("tp", Shard(1))])
+}
+
+/// With the same weights on every mesh. Every rank makes the same ones, as it does batches: none has to
+/// be sent.
+pub fn make_model(settings: &Settings, mesh: Option<&Mesh>) -> Result<Gpt> {
+    let options = GptOptions {
+        layers: settings.layers,
+        dim: settings.dim,
+        heads: settings.heads,
+        seq: settings.seq,
+    };
+    let model = Gpt::new(&options, settings.seed)?;
+    if let Some(mesh) = mesh {
+        model.distribute(mesh, &plan(), Source::Same)?;
+    }
+    Ok(model)
+}
+
+pub fn train(
+    model: &Gpt,
+    settings: &Settings,
+    text: &Text,
+    mesh: Option<&Mesh>,
+    step_done: &mut dyn FnMut(f64) -> Result<()>,
+) -> Result<()> {
+    let optimizer = AdamW::new(settings.learning_rate).build(model)?;
+    for step in 0..settings.steps {
+        let (mut tokens, mut targets) = text.batch(step, settings)?;
+        if let Some(mesh) = mesh {
+            // Each row of the mesh gets its share of the sequences.
+            for tensor in [&mut tokens, &mut targets] {
+                *tensor = tensor.distribute_from(Source::Same, mesh, [("dp", Shard(0))])?;
+            }
+        }
+        let loss = model.loss(&tokens, &targets)?;
+        loss.backward()?;
+        model.finish_grad_sync()?; // nothing to do for plain tensors
+        optimizer.step()?;
+        optimizer.zero_grad()?;
+        step_done(loss.item()?)?;
+    }
+    Ok(())
+}
+
+/// Bytes that the model writes, and those of the text that it was given to begin with.
+pub struct Sample {
+    pub prompt: Vec<u8>,
+    pub generated: Vec<u8>,
+}
+
+pub fn sample(model: &Gpt, settings: &Settings, text: &Text, mesh: &Mesh) -> Result<Sample> {
+    const TEMPERATURE: f64 = 0.7;
+    let seed = settings.seed.wrapping_add(1); // not the numbers that the batches come from
+    let seq = settings.seq as usize;
+    let starts = (text.bytes().len() - seq) as u64;
+    let start = (text::random_at(seed, settings.sample as u64) % starts) as usize;
+    let prompt = text.bytes()[start..start + seq].to_vec();
+    let mut all = prompt.clone();
+    for i in 0..settings.sample {
+        let next = no_grad(|| -> Result<i64> {
+            let tokens = text::to_tokens(&all[all.len() - seq..])?;
+            let tokens = tokens.distribute_from(Source::Same, mesh, [("dp", Replicate)])?;
+            let scores = model.forward(&tokens)?.select(1, -1)?.full_tensor()?;
+            let sums = (scores / TEMPERATURE)?.softmax(-1)?.cumsum(-1)?;
+            let smaller: Tensor = sums.lt(text::uniform_at(seed, i as u64))?;
+            smaller.sum()?.item()
+        })?;
+        all.push(next.min(VOCABULARY - 1) as u8);
+    }
+    Ok(Sample { prompt, generated: all.split_off(seq) })
+}
