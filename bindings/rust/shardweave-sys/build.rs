@@ -52,13 +52,11 @@ fn find() -> Result<PathBuf, String> {
     }
     let manifest = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("set by Cargo"));
     let built = manifest.join("../../../bazel-bin/capi").join(NAME);
-    pkg_config()
-        .or_else(|| built.exists().then_some(built))
-        .ok_or(format!(
-            "there is no {NAME}. Install it (./bazelw run //tools:install -- --prefix=DIR) and set \
+    pkg_config().or_else(|| built.exists().then_some(built)).ok_or(format!(
+        "there is no {NAME}. Install it (./bazelw run //tools:install -- --prefix=DIR) and set \
              SHARDWEAVE_HOME=DIR or PKG_CONFIG_PATH=DIR/lib/pkgconfig; or, in a checkout, \
              ./bazelw build //capi:libshardweave.so"
-        ))
+    ))
 }
 
 fn pkg_config() -> Option<PathBuf> {

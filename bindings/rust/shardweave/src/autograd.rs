@@ -367,3 +367,5 @@ fn check_count<F>(callback: &str, what: &str, given: usize, wanted: usize) -> Re
     let name = std::any::type_name::<F>();
     Err(Error::invalid(format!("{callback} of {name} gave {given} {what}; wanted {wanted}")))
 }
+
+debug_by_name!(FunctionContext);

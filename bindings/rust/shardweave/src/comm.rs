@@ -137,8 +137,7 @@ impl<T: Element> Pending<T> {
         let result = call!(swv_work_wait(this.work.as_ptr()));
         let done = this.is_done() == Ok(true);
         // SAFETY: `this` is not used after this line, and its own drop does not run.
-        let (work, data) =
-            unsafe { (ptr::read(&this.work), ManuallyDrop::take(&mut this.data)) };
+        let (work, data) = unsafe { (ptr::read(&this.work), ManuallyDrop::take(&mut this.data)) };
         drop(work);
         match (result, done) {
             (Ok(()), _) => Ok(data),
@@ -375,12 +374,7 @@ impl Comm {
     }
 
     /// As [`all_gather`](Comm::all_gather), but only the root has an `out`.
-    pub fn gather<T: Element>(
-        &self,
-        data: &[T],
-        out: Option<&mut [T]>,
-        root: usize,
-    ) -> Result<()> {
+    pub fn gather<T: Element>(&self, data: &[T], out: Option<&mut [T]>, root: usize) -> Result<()> {
         let (data, out, options) = (input(data), out.map(output), self.options());
         let out = out.as_ref().map_or(ptr::null(), |buffer| buffer as *const _);
         let root = rank_number(root)?;
@@ -452,9 +446,7 @@ impl Comm {
         message_tag: i32,
     ) -> Result<Pending<T>> {
         let (peer, options) = (rank_number(peer)?, self.options());
-        start(data, |data| {
-            create!(swv_comm_send(self.as_ptr(), data, peer, message_tag, &options))
-        })
+        start(data, |data| create!(swv_comm_send(self.as_ptr(), data, peer, message_tag, &options)))
     }
 
     /// [`recv`](Comm::recv) while this rank does something else.
@@ -465,9 +457,7 @@ impl Comm {
         message_tag: i32,
     ) -> Result<Pending<T>> {
         let (peer, options) = (rank_number(peer)?, self.options());
-        start(data, |data| {
-            create!(swv_comm_recv(self.as_ptr(), data, peer, message_tag, &options))
-        })
+        start(data, |data| create!(swv_comm_recv(self.as_ptr(), data, peer, message_tag, &options)))
     }
 
     /// A new group per color, of the ranks that gave it, ordered by key, then by rank. A rank without
@@ -481,13 +471,8 @@ impl Comm {
     /// The group of `members`, ranks of this one in the order of the new one. Only they call.
     pub fn subgroup(&self, members: &[i64], name: &str) -> Result<Comm> {
         let name = c_text(name, "name")?;
-        create!(swv_comm_subgroup(
-            self.as_ptr(),
-            members.as_ptr(),
-            members.len(),
-            name.as_ptr(),
-        ))
-        .map(Comm::from_handle)
+        create!(swv_comm_subgroup(self.as_ptr(), members.as_ptr(), members.len(), name.as_ptr(),))
+            .map(Comm::from_handle)
     }
 
     /// Breaks this group and those made from it, on all ranks where the backend can. Only one rank
@@ -511,3 +496,5 @@ fn start<T: Element>(
     let work = Work(issue(&output(&mut data))?);
     Ok(Pending { work, data: ManuallyDrop::new(data) })
 }
+
+debug_by_name!(Comm, Pending<T: Element>);

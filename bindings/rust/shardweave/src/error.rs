@@ -130,4 +130,3 @@ impl From<std::io::Error> for Error {
         Error::new(code, error.to_string())
     }
 }
-

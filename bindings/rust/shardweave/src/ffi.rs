@@ -101,6 +101,17 @@ macro_rules! handle {
     };
 }
 
+/// Debug for types that say no more than their name.
+macro_rules! debug_by_name {
+    ($($name:ident $(<$parameter:ident: $bound:ident>)?),* $(,)?) => {
+        $(impl $(<$parameter: $bound>)? std::fmt::Debug for $name $(<$parameter>)? {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.debug_struct(stringify!($name)).finish_non_exhaustive()
+            }
+        })*
+    };
+}
+
 #[inline]
 pub(crate) fn check(status: *mut sys::swv_status) -> Result<()> {
     if status.is_null() {

@@ -107,7 +107,9 @@ impl fmt::Display for Placement {
         match self {
             Placement::Replicate => f.write_str("R"),
             Placement::Shard(dim) => write!(f, "S({dim})"),
-            Placement::StridedShard { dim, split_factor } => write!(f, "S({dim}, sf={split_factor})"),
+            Placement::StridedShard { dim, split_factor } => {
+                write!(f, "S({dim}, sf={split_factor})")
+            }
             Placement::RaggedShard { dim, sizes } => {
                 let sizes: Vec<String> = sizes.iter().map(i64::to_string).collect();
                 write!(f, "S({dim}, sizes=[{}])", sizes.join(","))
@@ -199,8 +201,7 @@ impl Layout {
     /// order: `order` is a permutation of the mesh dimensions, the one that cuts first in front.
     pub fn with_order(placements: &[Placement], order: &[i32]) -> Result<Layout> {
         let raw: Vec<_> = placements.iter().map(Placement::to_raw).collect();
-        create!(swv_layout_create(raw.as_ptr(), raw.len(), order.as_ptr(), order.len()))
-            .map(Layout)
+        create!(swv_layout_create(raw.as_ptr(), raw.len(), order.as_ptr(), order.len())).map(Layout)
     }
 
     /// From text: `[S(0), R]`, `[S(0)@1, S(0)@0]`. An error says where the text is wrong.

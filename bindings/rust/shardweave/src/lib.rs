@@ -40,7 +40,8 @@
 //!
 //! The crate links libshardweave.so, found by `SHARDWEAVE_HOME`, pkg-config, or in the checkout's
 //! `bazel-bin`; see the README.
-#![warn(missing_docs, unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
+#![warn(missing_debug_implementations, missing_docs, unsafe_op_in_unsafe_fn)]
+#![warn(clippy::undocumented_unsafe_blocks)]
 
 #[macro_use]
 mod ffi;

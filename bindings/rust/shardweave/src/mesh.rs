@@ -114,12 +114,9 @@ impl Mesh {
     pub fn unflatten<N: AsRef<str>>(&self, name: &str, dims: &[(N, i64)]) -> Result<Mesh> {
         let name = c_text(name, "mesh dimension")?;
         let dims = MeshDims::new(dims)?;
-        create!(swv_mesh_unflatten(
-            self.as_ptr(),
-            name.as_ptr(),
-            dims.raw.as_ptr(),
-            dims.raw.len(),
-        ))
+        create!(
+            swv_mesh_unflatten(self.as_ptr(), name.as_ptr(), dims.raw.as_ptr(), dims.raw.len(),)
+        )
         .map(Mesh)
     }
 
@@ -281,3 +278,5 @@ impl Names {
         Ok(Names { raw: texts.iter().map(|text| text.as_ptr()).collect(), _texts: texts })
     }
 }
+
+debug_by_name!(ModuleScope, StrictScope, Trace);

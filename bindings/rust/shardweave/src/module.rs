@@ -117,7 +117,8 @@ pub trait Module {
     /// Collective; nothing to do for plain tensors.
     fn finish_grad_sync(&self) -> Result<()> {
         let members = members_of(self);
-        let parameters: Vec<&Tensor> = members.parameters.iter().map(|(_, tensor)| tensor).collect();
+        let parameters: Vec<&Tensor> =
+            members.parameters.iter().map(|(_, tensor)| tensor).collect();
         finish_grad_sync(&parameters)
     }
 

@@ -1,6 +1,7 @@
 //! Operators by name, their arguments and results.
 
 use std::ffi::CString;
+use std::fmt;
 use std::marker::PhantomData;
 use std::mem;
 use std::ptr::{self, NonNull};
@@ -45,6 +46,12 @@ unsafe impl Sync for Op {}
 #[repr(transparent)]
 pub struct Arg<'a>(sys::swv_value, PhantomData<&'a Tensor>);
 
+impl fmt::Debug for Arg<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Arg(kind {})", self.0.kind)
+    }
+}
+
 /// The arguments of a call: `op.call(args![&x, 2, &[0, 1]])`.
 #[macro_export]
 macro_rules! args {
@@ -56,10 +63,8 @@ impl<'a> Arg<'a> {
     pub const NONE: Arg<'static> = Arg(sys::SWV_NONE, PhantomData);
 
     /// What the schema says, where an argument in the middle is left out.
-    pub const DEFAULT: Arg<'static> = Arg(
-        sys::swv_value { kind: sys::SWV_VALUE_DEFAULT, ..sys::SWV_NONE },
-        PhantomData,
-    );
+    pub const DEFAULT: Arg<'static> =
+        Arg(sys::swv_value { kind: sys::SWV_VALUE_DEFAULT, ..sys::SWV_NONE }, PhantomData);
 
     const fn new(kind: i32, value: sys::swv_value__bindgen_ty_1) -> Arg<'a> {
         Arg(sys::swv_value { kind, reserved: 0, as_: value }, PhantomData)
@@ -129,15 +134,18 @@ impl From<Device> for Arg<'_> {
 
 impl<'a> From<&'a str> for Arg<'a> {
     fn from(text: &'a str) -> Arg<'a> {
-        let string =
-            sys::swv_value__bindgen_ty_1__bindgen_ty_2 { data: text.as_ptr().cast(), size: text.len() };
+        let string = sys::swv_value__bindgen_ty_1__bindgen_ty_2 {
+            data: text.as_ptr().cast(),
+            size: text.len(),
+        };
         Arg::new(sys::SWV_VALUE_STRING, sys::swv_value__bindgen_ty_1 { string })
     }
 }
 
 impl<'a> From<&'a [i64]> for Arg<'a> {
     fn from(list: &'a [i64]) -> Arg<'a> {
-        let ints = sys::swv_value__bindgen_ty_1__bindgen_ty_5 { data: list.as_ptr(), size: list.len() };
+        let ints =
+            sys::swv_value__bindgen_ty_1__bindgen_ty_5 { data: list.as_ptr(), size: list.len() };
         Arg::new(sys::SWV_VALUE_INTS, sys::swv_value__bindgen_ty_1 { ints })
     }
 }
@@ -198,8 +206,10 @@ impl<const COUNT: usize> From<[bool; COUNT]> for Flags {
 
 impl<'a> From<&'a Flags> for Arg<'a> {
     fn from(list: &'a Flags) -> Arg<'a> {
-        let bools =
-            sys::swv_value__bindgen_ty_1__bindgen_ty_4 { data: list.0.as_ptr(), size: list.0.len() };
+        let bools = sys::swv_value__bindgen_ty_1__bindgen_ty_4 {
+            data: list.0.as_ptr(),
+            size: list.0.len(),
+        };
         Arg::new(sys::SWV_VALUE_BOOLS, sys::swv_value__bindgen_ty_1 { bools })
     }
 }
@@ -518,6 +528,12 @@ impl Op {
     /// The schemas of its overloads, a line each.
     pub fn schema(&self) -> Result<String> {
         text!(swv_op_schema(self.as_ptr()))
+    }
+}
+
+impl fmt::Debug for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Op({})", self.schema().map_err(|_| fmt::Error)?)
     }
 }
 

@@ -153,3 +153,5 @@ impl Optimizer {
         Ok(state.map(Tensor::from_handle))
     }
 }
+
+debug_by_name!(Optimizer);

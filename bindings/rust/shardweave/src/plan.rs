@@ -63,7 +63,12 @@ impl ParameterPlan {
         for (pattern, placements) in &self.lines {
             let pattern = c_text(pattern, "pattern")?;
             let named = NamedPlacements::new(placements)?;
-            call!(swv_plan_add(plan.as_ptr(), pattern.as_ptr(), named.raw.as_ptr(), named.raw.len()))?;
+            call!(swv_plan_add(
+                plan.as_ptr(),
+                pattern.as_ptr(),
+                named.raw.as_ptr(),
+                named.raw.len()
+            ))?;
         }
         Ok(plan)
     }

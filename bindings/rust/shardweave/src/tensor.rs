@@ -227,7 +227,10 @@ impl Tensor {
         usize::try_from(index).ok().and_then(|i| sizes.get(i)).copied().ok_or_else(|| {
             Error::new(
                 crate::Code::OutOfRange,
-                format!("dimension {dim} of a tensor {sizes:?}; wanted -{0} .. {0} - 1", sizes.len()),
+                format!(
+                    "dimension {dim} of a tensor {sizes:?}; wanted -{0} .. {0} - 1",
+                    sizes.len()
+                ),
             )
         })
     }

@@ -403,7 +403,9 @@ pub fn live_handles() -> Option<i64> {
 }
 
 fn count(number: usize) -> Result<i32> {
-    i32::try_from(number)
-        .map_err(|_| Error::invalid(format!("number {number} is too large; wanted at most {}", i32::MAX)))
+    i32::try_from(number).map_err(|_| {
+        Error::invalid(format!("number {number} is too large; wanted at most {}", i32::MAX))
+    })
 }
 
+debug_by_name!(Aborter, Seat);

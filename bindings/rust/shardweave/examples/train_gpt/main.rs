@@ -45,9 +45,7 @@ fn run(settings: &Settings) -> Result<ExitCode> {
                     // The others learn it from here, not from a deadline.
                     world.abort(error.message()).ok();
                 }
-                return result
-                    .map(|()| ExitCode::SUCCESS)
-                    .map_err(|error| error.context(world));
+                return result.map(|()| ExitCode::SUCCESS).map_err(|error| error.context(world));
             }
             Err(error) if error.code() != Code::NotFound => return Err(error),
             Err(_) if settings.backend == Some(Backend::Gloo) => return processes::start(settings),
@@ -72,7 +70,11 @@ fn run_rank(world: &World, settings: &Settings) -> Result<()> {
     if settings.num_ranks() != world.size() {
         return Err(Error::new(
             Code::InvalidArgument,
-            format!("--mesh has {} ranks; wanted {}, as there are", settings.num_ranks(), world.size()),
+            format!(
+                "--mesh has {} ranks; wanted {}, as there are",
+                settings.num_ranks(),
+                world.size()
+            ),
         ));
     }
     let text = Text::read(settings.data.as_deref())?;

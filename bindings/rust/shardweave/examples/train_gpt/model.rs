@@ -31,7 +31,10 @@ struct Linear {
 
 impl Linear {
     fn new(inputs: i64, outputs: i64) -> Result<Linear> {
-        Ok(Linear { bias: Some(parameter(0.0, &[outputs])?), ..Linear::without_bias(inputs, outputs)? })
+        Ok(Linear {
+            bias: Some(parameter(0.0, &[outputs])?),
+            ..Linear::without_bias(inputs, outputs)?
+        })
     }
 
     fn without_bias(inputs: i64, outputs: i64) -> Result<Linear> {
@@ -127,11 +130,11 @@ impl Block {
 
     fn attention(&self, x: &Tensor) -> Result<Tensor> {
         let (batch, seq) = (x.size(0)?, x.size(1)?);
-        let heads =
-            |y: Tensor| -> Result<Tensor> { y.view(&[batch, seq, -1, self.head_dim])?.transpose(1, 2) };
+        let heads = |y: Tensor| -> Result<Tensor> {
+            y.view(&[batch, seq, -1, self.head_dim])?.transpose(1, 2)
+        };
         let (q, k, v) = (self.q.forward(x)?, self.k.forward(x)?, self.v.forward(x)?);
-        let y =
-            heads(q)?.scaled_dot_product_attention(&heads(k)?, &heads(v)?, None, 0.0, true)?;
+        let y = heads(q)?.scaled_dot_product_attention(&heads(k)?, &heads(v)?, None, 0.0, true)?;
         self.o.forward(&y.transpose(1, 2)?.reshape(&[batch, seq, -1])?)
     }
 

@@ -49,7 +49,10 @@ impl Progress {
             None => return,
         };
         let done = self.losses.len();
-        let text = format!("loss {loss:.3}  {:.0} tokens/s", self.tokens_per_second());
+        let mut text = format!("loss {loss:.3}");
+        if done > self.warm_up {
+            text += &format!("  {:.0} tokens/s", self.tokens_per_second());
+        }
         if bar.is_hidden() {
             if done % (self.steps / 10).max(1) == 0 || done == 1 || done == self.steps {
                 let line = format!("{} {done}/{}  {text}", self.title, self.steps);
@@ -86,9 +89,8 @@ fn bar(title: &'static str, settings: &Settings) -> ProgressBar {
         true => ProgressDrawTarget::stderr(),
         false => ProgressDrawTarget::stdout(),
     };
-    let style = ProgressStyle::with_template(
-        "{prefix} [{bar:24}] {pos}/{len}  {msg}  {eta_precise} left",
-    );
+    let style =
+        ProgressStyle::with_template("{prefix} [{bar:24}] {pos}/{len}  {msg}  {eta_precise} left");
     ProgressBar::with_draw_target(Some(settings.steps as u64), target)
         .with_prefix(title)
         .with_style(style.expect("a template that indicatif knows").progress_chars("=> "))

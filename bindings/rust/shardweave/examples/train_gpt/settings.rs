@@ -112,8 +112,7 @@ impl Settings {
         let matches = command.get_matches_mut();
         let settings = Settings::from_matches(&matches);
         if settings.dim % settings.heads != 0 {
-            let text =
-                format!("--heads={} does not divide --dim={}", settings.heads, settings.dim);
+            let text = format!("--heads={} does not divide --dim={}", settings.heads, settings.dim);
             command.error(clap::error::ErrorKind::ValueValidation, text).exit();
         }
         settings
