@@ -1,0 +1,394 @@
+//! Compares every declaration with the header, and every layout and number with what the C compiler
+//! makes of it. After a change of the header: `bindings/rust/generate.sh`.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fmt::Write;
+use std::fs;
+use std::mem::{size_of, MaybeUninit};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::ptr::addr_of;
+use std::slice;
+
+use shardweave_sys::*;
+
+const BINDINGS: &str = include_str!("../src/bindings.rs");
+
+fn header_folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../capi")
+}
+
+/// Without comments and preprocessor lines.
+fn header() -> String {
+    let text = fs::read_to_string(header_folder().join("shardweave.h")).unwrap();
+    let mut code = String::new();
+    for (i, part) in text.split("/*").enumerate() {
+        code += if i == 0 { part } else { part.split_once("*/").expect("comments end").1 };
+    }
+    let lines = code.lines().map(|line| line.split("//").next().unwrap());
+    lines.filter(|line| !line.starts_with('#')).collect::<Vec<_>>().join("\n")
+}
+
+fn words(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+// --- functions ----------------------------------------------------------------------------------
+
+/// "const swv_tensor* const* inputs" -> ("inputs", "*const *const swv_tensor").
+fn rust_parameter(c: &str) -> (String, String) {
+    let spaced = c.replace('*', " * ");
+    let mut tokens: Vec<&str> =
+        spaced.split_whitespace().filter(|token| *token != "struct").collect();
+    let name = match tokens.pop().expect("a parameter has a name") {
+        keyword @ ("type" | "self" | "in" | "as") => format!("{keyword}_"),
+        name => name.to_owned(),
+    };
+    (name, rust_type(&tokens))
+}
+
+fn rust_type(tokens: &[&str]) -> String {
+    let mut result = String::new();
+    let mut is_const = false;
+    for token in tokens {
+        match *token {
+            "const" => is_const = true,
+            "*" => {
+                result = format!("*{} {result}", if is_const { "const" } else { "mut" });
+                is_const = false;
+            }
+            "int32_t" => result = "i32".into(),
+            "int64_t" => result = "i64".into(),
+            "uint64_t" => result = "u64".into(),
+            "size_t" => result = "usize".into(),
+            "double" => result = "f64".into(),
+            "char" => result = "::std::os::raw::c_char".into(),
+            "void" => result = "::std::os::raw::c_void".into(),
+            name => result = name.into(),
+        }
+    }
+    result
+}
+
+/// By name: the declaration in Rust, with "must_use" if it is.
+fn functions_of_header() -> BTreeMap<String, String> {
+    let code = header();
+    let declarations =
+        code.split("SWV_API ").skip(1).map(|rest| words(rest.split(';').next().unwrap()));
+    let mut functions = BTreeMap::new();
+    for declaration in declarations {
+        let must_use = declaration.starts_with("SWV_MUST_USE ");
+        let declaration = declaration.trim_start_matches("SWV_MUST_USE ").replace('*', " * ");
+        let (front, parameters) = declaration.split_once('(').unwrap();
+        let mut front: Vec<&str> = front.split_whitespace().collect();
+        let name = front.pop().unwrap().to_owned();
+        let parameters = parameters.trim_end_matches(')').trim();
+        let parameters: Vec<String> = match parameters {
+            "void" => Vec::new(),
+            list => list
+                .split(',')
+                .map(rust_parameter)
+                .map(|(name, rust)| format!("{name}: {rust}"))
+                .collect(),
+        };
+        let result = match rust_type(&front).as_str() {
+            "::std::os::raw::c_void" => String::new(),
+            other => format!(" -> {other}"),
+        };
+        let rust = format!(
+            "{}fn {name}({}){result}",
+            if must_use { "must_use " } else { "" },
+            parameters.join(", ")
+        );
+        functions.insert(name, rust);
+    }
+    functions
+}
+
+fn functions_of_bindings() -> BTreeMap<String, String> {
+    let mut functions = BTreeMap::new();
+    for block in BINDINGS.split("extern \"C\" {\n").skip(1) {
+        let block = block.split("\n}").next().unwrap();
+        // Types of callbacks look like such a block, but declare nothing.
+        let (attributes, declaration) = match block.split_once("pub fn ") {
+            Some(parts) => parts,
+            None => continue,
+        };
+        let declaration =
+            words(declaration.trim_end_matches(';')).replace("( ", "(").replace(", )", ")");
+        let name = declaration.split('(').next().unwrap().to_owned();
+        let must_use = if attributes.contains("#[must_use]") { "must_use " } else { "" };
+        functions.insert(name, format!("{must_use}fn {declaration}"));
+    }
+    functions
+}
+
+#[test]
+fn functions_are_those_of_the_header() {
+    let (header, bindings) = (functions_of_header(), functions_of_bindings());
+    assert!(header.len() > 150, "{} functions: the header is not read well", header.len());
+    for (name, declaration) in &header {
+        assert_eq!(Some(declaration), bindings.get(name), "{name}: run bindings/rust/generate.sh");
+    }
+    for name in bindings.keys() {
+        assert!(header.contains_key(name), "{name} is not in the header");
+    }
+}
+
+// --- structs ------------------------------------------------------------------------------------
+
+/// "struct.field" -> offset and size; "struct" -> 0 and its size.
+type Layouts = BTreeMap<String, (usize, usize)>;
+
+macro_rules! layouts {
+    ($($type:ident { $($field:ident),* })*) => {
+        fn layouts_of_rust() -> Layouts {
+            let mut all = Layouts::new();
+            $({
+                let value = MaybeUninit::<$type>::uninit();
+                let base = value.as_ptr();
+                all.insert(stringify!($type).to_owned(), (0, size_of::<$type>()));
+                $(
+                    // SAFETY: takes an address inside of `value`, and reads nothing.
+                    let field = unsafe { addr_of!((*base).$field) };
+                    let name = format!("{}.{}", stringify!($type), stringify!($field));
+                    all.insert(name, (field as usize - base as usize, size_behind(field)));
+                )*
+            })*
+            all
+        }
+    };
+}
+
+fn size_behind<T>(_: *const T) -> usize {
+    size_of::<T>()
+}
+
+layouts! {
+    swv_device { type_, index }
+    swv_world_options { struct_size, backend, network_interface, timeout_ms }
+    swv_rendezvous { struct_size, rank, world_size, file, host, port, local_rank, run }
+    swv_buffer { data, count, dtype, device, reserved }
+    swv_call_options { struct_size, timeout_ms, tag }
+    swv_backend_call {
+        struct_size, op, reduce_op, peer, message_tag, in_, out, in_counts, out_counts, sequence,
+        timeout_ms, tag
+    }
+    swv_group { struct_size, name, rank, num_ranks, world_ranks }
+    swv_backend {
+        struct_size, name, implements, self_, start, done, wait, subgroup, abort, drop
+    }
+    swv_mesh_dim { name, size }
+    swv_placement { kind, dim, reduce_op, reserved, split_factor, sizes, num_sizes }
+    swv_named_placement { mesh_dim, placement }
+    swv_tensor_options { struct_size, dtype, requires_grad, mesh, layout }
+    swv_distribute_options { struct_size, source }
+    swv_value { kind, reserved, as_ }
+    swv_value__bindgen_ty_1 {
+        tensor, integer, number, complex_number, string, dtype, device, tensors, bools, ints, floats
+    }
+    swv_value__bindgen_ty_1__bindgen_ty_1 { real, imaginary }
+    swv_value__bindgen_ty_1__bindgen_ty_2 { data, size }
+    swv_value__bindgen_ty_1__bindgen_ty_3 { data, size }
+    swv_value__bindgen_ty_1__bindgen_ty_4 { data, size }
+    swv_value__bindgen_ty_1__bindgen_ty_5 { data, size }
+    swv_value__bindgen_ty_1__bindgen_ty_6 { data, size }
+    swv_backward_options { struct_size, retain_graph, create_graph, allow_unused }
+    swv_function { struct_size, name, user_data, forward, backward, drop }
+    swv_random_state { seed, offset }
+    swv_sgd_options { struct_size, lr, momentum, dampening, weight_decay, nesterov }
+    swv_adamw_options { struct_size, lr, beta1, beta2, eps, weight_decay, amsgrad }
+    swv_comm_counter { calls, bytes }
+    swv_dispatch_counters {
+        struct_size, operators, cache_misses, implicit_redistributions, gathered_operators
+    }
+}
+
+/// How C calls a type or a field that bindgen had to name itself.
+fn in_c(name: &str) -> String {
+    let (kind, field) = name.split_once('.').unwrap_or((name, ""));
+    let field = match field {
+        "type_" | "self_" | "in_" | "as_" => field.trim_end_matches('_'),
+        _ => field,
+    };
+    let members = ["complex_number", "string", "tensors", "bools", "ints", "floats"];
+    let kind = match kind.strip_prefix("swv_value__bindgen_ty_1") {
+        None => kind.to_owned(),
+        Some("") => "__typeof__(((swv_value*)NULL)->as)".to_owned(),
+        Some(rest) => {
+            let number: usize = rest.trim_start_matches("__bindgen_ty_").parse().unwrap();
+            format!("__typeof__(((swv_value*)NULL)->as.{})", members[number - 1])
+        }
+    };
+    match field {
+        "" => format!("0, sizeof({kind})"),
+        field => format!("offsetof({kind}, {field}), sizeof((({kind}*)NULL)->{field})"),
+    }
+}
+
+/// What a C program with this body of main() prints.
+fn run_c(name: &str, body: &str) -> String {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let (source, program) = (folder.join(format!("{name}.c")), folder.join(name));
+    let text = format!(
+        "#include <shardweave.h>\n#include <stdio.h>\n#include <string.h>\nint main(void) {{\n{body}return 0;\n}}\n"
+    );
+    fs::write(&source, text).unwrap();
+    let compiler = env::var("CC").unwrap_or_else(|_| "cc".to_owned());
+    let compiled = Command::new(compiler)
+        .args(["-std=gnu11", "-I"])
+        .arg(header_folder())
+        .arg(&source)
+        .arg("-o")
+        .arg(&program)
+        .status()
+        .expect("there is a C compiler");
+    assert!(compiled.success(), "{} does not compile", source.display());
+    let output = Command::new(&program).output().unwrap();
+    assert!(output.status.success());
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn layouts_are_those_of_c() {
+    let rust = layouts_of_rust();
+    let mut body = String::new();
+    for name in rust.keys() {
+        writeln!(body, "printf(\"{name} %zu %zu\\n\", {});", in_c(name)).unwrap();
+    }
+    let mut c = Layouts::new();
+    for line in run_c("layouts", &body).lines() {
+        let mut fields = line.split(' ');
+        let mut next = || fields.next().unwrap();
+        c.insert(next().to_owned(), (next().parse().unwrap(), next().parse().unwrap()));
+    }
+    assert_eq!(rust, c);
+}
+
+#[test]
+fn the_table_has_every_struct_and_field() {
+    let table = layouts_of_rust();
+    let mut found = 0;
+    for kind in ["pub struct ", "pub union "] {
+        for block in BINDINGS.split(kind).skip(1) {
+            let (name, rest) = block.split_once(" {").unwrap();
+            let fields = rest.split("\n}").next().unwrap();
+            for line in fields.lines().map(str::trim) {
+                if let Some((field, _)) = line.strip_prefix("pub ").and_then(|f| f.split_once(':'))
+                {
+                    let field = format!("{name}.{field}");
+                    assert!(table.contains_key(&field), "{field} is not compared");
+                    found += 1;
+                }
+            }
+        }
+    }
+    assert_eq!(table.keys().filter(|name| name.contains('.')).count(), found);
+    // Opaque ones have no fields; one of these, DLPack's, is no typedef of the header.
+    let opaque = BINDINGS.matches("_unused: [u8; 0]").count() - 1;
+    let structs = table.keys().filter(|name| !name.contains('.') && !name.contains("__"));
+    assert_eq!(structs.count() + opaque, header().matches("typedef struct swv_").count());
+}
+
+// --- numbers ------------------------------------------------------------------------------------
+
+#[test]
+fn numbers_are_those_of_c() {
+    let mut rust = BTreeMap::new();
+    for line in BINDINGS.lines() {
+        if let Some((name, value)) =
+            line.strip_prefix("pub const SWV_").and_then(|rest| rest.split_once(": i32 = "))
+        {
+            rust.insert(format!("SWV_{name}"), value.trim_end_matches(';').to_owned());
+        }
+    }
+    // Every enumerator of the header is there.
+    let code = header();
+    let mut enumerators = 0;
+    for block in code.split("enum {").skip(1) {
+        for entry in block.split('}').next().unwrap().split(',') {
+            let name = words(entry.split('=').next().unwrap());
+            if !name.is_empty() {
+                assert!(rust.contains_key(&name), "{name} is not declared");
+                enumerators += 1;
+            }
+        }
+    }
+    assert!(enumerators > 70, "{enumerators} enumerators: the header is not read well");
+    let mut body = String::new();
+    for name in rust.keys() {
+        writeln!(body, "printf(\"{name} %d\\n\", (int)({name}));").unwrap();
+    }
+    let c: BTreeMap<String, String> = run_c("numbers", &body)
+        .lines()
+        .map(|line| line.split_once(' ').unwrap())
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect();
+    assert_eq!(rust, c);
+    assert_eq!(SWV_TICKET_DONE, 0);
+    // SAFETY: no arguments.
+    assert_eq!(unsafe { swv_version() }, SWV_VERSION, "the library is of another version");
+}
+
+// --- initializers -------------------------------------------------------------------------------
+
+/// The bytes of each field, without the padding between them.
+fn bytes_of<T>(value: &T, name: &str) -> String {
+    let start = (value as *const T).cast::<u8>();
+    let mut text = String::new();
+    for (field, (offset, size)) in layouts_of_rust() {
+        if field.strip_prefix(name).map_or(false, |rest| rest.starts_with('.')) {
+            // SAFETY: a field of `value`, all of whose bytes are initialized.
+            let bytes = unsafe { slice::from_raw_parts(start.add(offset), size) };
+            write!(text, " {offset}:").unwrap();
+            bytes.iter().for_each(|byte| write!(text, "{byte:02x}").unwrap());
+        }
+    }
+    text
+}
+
+macro_rules! initializers {
+    ($($name:ident: $type:ident),* $(,)?) => {{
+        let mut rust = String::new();
+        let mut body = String::from("const unsigned char* p;\n");
+        $(
+            writeln!(rust, "{}{}", stringify!($name), bytes_of(&$name, stringify!($type))).unwrap();
+            writeln!(body, "static {0} {1}_value = {1};\np = (const unsigned char*)&{1}_value;\nprintf(\"{1}\");",
+                stringify!($type), stringify!($name)).unwrap();
+            for (field, (offset, size)) in layouts_of_rust() {
+                if field.starts_with(concat!(stringify!($type), ".")) {
+                    writeln!(body, "printf(\" {offset}:\"); for (int i = 0; i < {size}; ++i) printf(\"%02x\", p[{offset} + i]);").unwrap();
+                }
+            }
+            body += "printf(\"\\n\");\n";
+        )*
+        let count = [$(stringify!($name)),*].len();
+        (rust, body, count)
+    }};
+}
+
+#[test]
+fn initializers_are_those_of_c() {
+    let (rust, body, count) = initializers!(
+        SWV_WORLD_OPTIONS_INIT: swv_world_options,
+        SWV_RENDEZVOUS_INIT: swv_rendezvous,
+        SWV_CALL_OPTIONS_INIT: swv_call_options,
+        SWV_GROUP_INIT: swv_group,
+        SWV_BACKEND_INIT: swv_backend,
+        SWV_TENSOR_OPTIONS_INIT: swv_tensor_options,
+        SWV_DISTRIBUTE_OPTIONS_INIT: swv_distribute_options,
+        SWV_BACKWARD_OPTIONS_INIT: swv_backward_options,
+        SWV_FUNCTION_INIT: swv_function,
+        SWV_SGD_OPTIONS_INIT: swv_sgd_options,
+        SWV_ADAMW_OPTIONS_INIT: swv_adamw_options,
+        SWV_DISPATCH_COUNTERS_INIT: swv_dispatch_counters,
+    );
+    assert_eq!(rust, run_c("initializers", &body));
+    let text = fs::read_to_string(header_folder().join("shardweave.h")).unwrap();
+    let defined = text.lines().filter(|line| {
+        line.strip_prefix("#define SWV_")
+            .map_or(false, |l| l.split(' ').next().unwrap().ends_with("_INIT"))
+    });
+    assert_eq!(defined.count(), count, "initializers of the header");
+}
