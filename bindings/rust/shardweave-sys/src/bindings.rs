@@ -1773,6 +1773,26 @@ extern "C" {
         num_parameters: usize,
     ) -> *mut swv_status;
 }
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_clip_options {
+    pub struct_size: usize,
+    #[doc = " above 0; infinity too"]
+    pub norm_type: f64,
+    #[doc = " a norm that is no finite number is SWV_OUT_OF_RANGE, on every rank"]
+    pub error_if_nonfinite: swv_bool,
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Multiplies all gradients by max_norm / (norm + 1e-6) if their norm as one vector, wherever they lie,\n is above max_norm. After finish_grad_sync. out_norm: before the clipping, the same on every rank; may\n be NULL. COLLECTIVE."]
+    pub fn swv_clip_grad_norm(
+        parameters: *const *const swv_tensor,
+        num_parameters: usize,
+        max_norm: f64,
+        options: *const swv_clip_options,
+        out_norm: *mut f64,
+    ) -> *mut swv_status;
+}
 extern "C" {
     #[must_use]
     #[doc = " Every gradient is none."]
@@ -1944,7 +1964,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Until the scope is freed, traces and errors say that `name` runs: \"blocks.0.attn\". The innermost\n scope counts."]
+    #[doc = " Until the scope is freed, traces and errors say that `name` runs: \"blocks.0.attn\". The innermost\n scope counts; scopes end in the reverse order of their making."]
     pub fn swv_module_scope_create(
         mesh: *const swv_mesh,
         name: *const ::std::os::raw::c_char,
@@ -1953,6 +1973,17 @@ extern "C" {
 }
 extern "C" {
     pub fn swv_module_scope_free(module_scope: *mut swv_module_scope);
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Why an operator on sharded tensors moves what it moves: the ways that its sharding rule offers, what\n each would cost, which would be taken, and what follows. Nothing runs. As a table, and as JSON\n (dtensor/explain.h); either may be NULL. SWV_FAILED_PRECONDITION for an operator that is made of\n others (aten::linear): trace those."]
+    pub fn swv_op_explain(
+        op: *const swv_op,
+        arguments: *const swv_value,
+        num_arguments: usize,
+        out_text: *mut *mut swv_string,
+        out_json: *mut *mut swv_string,
+    ) -> *mut swv_status;
 }
 extern "C" {
     #[must_use]

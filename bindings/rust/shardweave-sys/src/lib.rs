@@ -55,6 +55,7 @@ initializers! {
     SWV_ADAMW_OPTIONS_INIT: swv_adamw_options, padding 4 {
         lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 1e-2, amsgrad: 0,
     }
+    SWV_CLIP_OPTIONS_INIT: swv_clip_options, padding 4 { norm_type: 2.0, error_if_nonfinite: 0 }
     SWV_DISPATCH_COUNTERS_INIT: swv_dispatch_counters, padding 0 {
         operators: 0, cache_misses: 0, implicit_redistributions: 0, gathered_operators: 0,
     }

@@ -199,6 +199,7 @@ layouts! {
     swv_random_state { seed, offset }
     swv_sgd_options { struct_size, lr, momentum, dampening, weight_decay, nesterov }
     swv_adamw_options { struct_size, lr, beta1, beta2, eps, weight_decay, amsgrad }
+    swv_clip_options { struct_size, norm_type, error_if_nonfinite }
     swv_comm_counter { calls, bytes }
     swv_dispatch_counters {
         struct_size, operators, cache_misses, implicit_redistributions, gathered_operators
@@ -382,6 +383,7 @@ fn initializers_are_those_of_c() {
         SWV_FUNCTION_INIT: swv_function,
         SWV_SGD_OPTIONS_INIT: swv_sgd_options,
         SWV_ADAMW_OPTIONS_INIT: swv_adamw_options,
+        SWV_CLIP_OPTIONS_INIT: swv_clip_options,
         SWV_DISPATCH_COUNTERS_INIT: swv_dispatch_counters,
     );
     assert_eq!(rust, run_c("initializers", &body));

@@ -122,6 +122,16 @@ pub trait Module {
         finish_grad_sync(&parameters)
     }
 
+    /// Multiplies all gradients by a number below 1 if their norm as one vector, wherever they lie, is
+    /// above `max_norm`, so that it is that; gives the norm before, the same on every rank. After
+    /// [`finish_grad_sync`](Module::finish_grad_sync). Collective.
+    fn clip_grad_norm(&self, max_norm: f64) -> Result<f64> {
+        let members = members_of(self);
+        let parameters: Vec<&Tensor> =
+            members.parameters.iter().map(|(_, tensor)| tensor).collect();
+        clip_grad_norm(&parameters, max_norm, ClipOptions::default())
+    }
+
     /// Forgets all gradients.
     fn zero_grad(&self) -> Result<()> {
         members_of(self).parameters.iter().try_for_each(|(_, tensor)| tensor.set_grad(None))
@@ -132,6 +142,33 @@ pub trait Module {
 pub fn finish_grad_sync(parameters: &[&Tensor]) -> Result<()> {
     let handles: Vec<_> = parameters.iter().map(|tensor| tensor.as_const_ptr()).collect();
     call!(swv_finish_grad_sync(handles.as_ptr(), handles.len()))
+}
+
+/// Of [`clip_grad_norm`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ClipOptions {
+    /// Which norm: above 0; infinity too.
+    pub norm_type: f64,
+    /// A norm that is no finite number is [`OutOfRange`](crate::Code::OutOfRange), on every rank.
+    pub error_if_nonfinite: bool,
+}
+
+impl Default for ClipOptions {
+    /// The Euclidean norm.
+    fn default() -> ClipOptions {
+        ClipOptions { norm_type: 2.0, error_if_nonfinite: false }
+    }
+}
+
+/// See [`Module::clip_grad_norm`].
+pub fn clip_grad_norm(parameters: &[&Tensor], max_norm: f64, options: ClipOptions) -> Result<f64> {
+    let handles: Vec<_> = parameters.iter().map(|tensor| tensor.as_const_ptr()).collect();
+    let raw = sys::swv_clip_options {
+        norm_type: options.norm_type,
+        error_if_nonfinite: options.error_if_nonfinite.into(),
+        ..sys::SWV_CLIP_OPTIONS_INIT
+    };
+    get!(swv_clip_grad_norm(handles.as_ptr(), handles.len(), max_norm, &raw) -> f64)
 }
 
 fn members_of<M: Module + ?Sized>(module: &M) -> Members {

@@ -12,7 +12,7 @@ use shardweave_sys as sys;
 use crate::autograd::GradMode;
 use crate::dtype::{DType, Device};
 use crate::error::{Error, Result};
-use crate::ffi::c_text;
+use crate::ffi::{c_text, take_string};
 use crate::tensor::Tensor;
 
 handle! {
@@ -472,6 +472,16 @@ impl FromResults for Vec<Value> {
     }
 }
 
+/// The ways that an operator's sharding rule offers, what each would cost, which would be taken, and
+/// what follows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explanation {
+    /// For people.
+    pub table: String,
+    /// For programs.
+    pub json: String,
+}
+
 impl Op {
     /// Looks an operator up. [`NotFound`](crate::Code::NotFound) suggests names that are nearly the same.
     pub fn find(name: &str) -> Result<Op> {
@@ -523,6 +533,22 @@ impl Op {
                 count,
             ))
         })
+    }
+
+    /// Why a call on sharded tensors would move what it moves. Nothing runs.
+    /// [`FailedPrecondition`](crate::Code::FailedPrecondition) for an operator that is made of others
+    /// (aten::linear): trace those.
+    pub fn explain(&self, arguments: &[Arg<'_>]) -> Result<Explanation> {
+        let (mut table, mut json) = (ptr::null_mut(), ptr::null_mut());
+        call!(swv_op_explain(
+            self.as_ptr(),
+            arguments.as_ptr().cast(),
+            arguments.len(),
+            &mut table,
+            &mut json,
+        ))?;
+        let text = |string| take_string(NonNull::new(string).expect("it was asked for"));
+        Ok(Explanation { table: text(table), json: text(json) })
     }
 
     /// The schemas of its overloads, a line each.

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Tests the Rust bindings with Cargo: tests and examples in the documentation, lints, formatting.
+#
+#   ./bazelw test //bindings/rust:cargo_test
+#
+# Arguments: libshardweave.so, the example train_gpt in C++, the workspace's Cargo.toml. Cargo's own output goes to the user's
+# cache, so that the next run compiles only what has changed.
+set -euo pipefail
+
+library=$(readlink -f -- "$1")
+train_gpt=$(readlink -f -- "$2")
+workspace=$(dirname -- "$(readlink -f -- "$3")")
+
+export HOME=${HOME:-$(getent passwd "$(id -u)" | cut -d: -f6)}
+export PATH=$PATH:$HOME/.cargo/bin
+missing=()
+for tool in cargo rustc cargo-clippy cargo-fmt cc; do
+  command -v "$tool" >/dev/null || missing+=("$tool")
+done
+if ((${#missing[@]})); then
+  echo "missing: ${missing[*]}. Install Rust 1.63 or newer, from https://rustup.rs or Debian (apt-get install cargo rust-clippy rustfmt gcc); ./bazelw does the latter where it may." >&2
+  exit 1
+fi
+
+# A folder for each checkout: two of them would build in turns.
+checkout=$(cksum <<<"$workspace" | cut -d' ' -f1)
+export CARGO_TARGET_DIR=${XDG_CACHE_HOME:-$HOME/.cache}/shardweave/cargo/$checkout
+export SHARDWEAVE_HOME=$(dirname -- "$library")
+export SHARDWEAVE_CPP_TRAIN_GPT=$train_gpt
+mkdir -p -- "$CARGO_TARGET_DIR"
+
+cd -- "$workspace"
+# The registry is asked only for what is not here yet.
+cargo fetch --locked --offline --quiet 2>/dev/null || cargo fetch --locked
+export CARGO_NET_OFFLINE=true
+
+cargo fmt --all -- --check
+cargo clippy --locked --workspace --all-targets -- -D warnings
+cargo test --locked --workspace
+RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --quiet

@@ -1,0 +1,159 @@
+//! Runs the example as users do: on threads, on processes that it starts, and on processes that a
+//! launcher starts; and compares the losses with those of the example in C++.
+
+use std::env;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+/// A training of a second or two; its sizes divide by nothing much.
+const SMALL: [&str; 7] =
+    ["--steps=5", "--layers=2", "--dim=28", "--heads=4", "--batch=6", "--seq=11", "--sample=9"];
+
+/// Cargo builds examples before it runs tests, beside the folder that these are in.
+fn program() -> PathBuf {
+    let test = env::current_exe().unwrap();
+    test.parent().unwrap().parent().unwrap().join("examples/train_gpt")
+}
+
+fn command(program: impl Into<PathBuf>, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program.into());
+    command.args(SMALL).args(arguments).stdin(Stdio::null());
+    // A launcher around this test says nothing about the ranks in it.
+    for name in ["RANK", "WORLD_SIZE", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+fn json_of(output: &Output) -> Value {
+    let (out, err) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{err}");
+    assert_eq!(out.lines().count(), 1, "{out}");
+    serde_json::from_str(&out).unwrap()
+}
+
+fn train(arguments: &[&str]) -> Value {
+    json_of(&command(program(), arguments).arg("--json").output().unwrap())
+}
+
+fn number(value: &Value, name: &str) -> f64 {
+    value[name].as_f64().unwrap_or_else(|| panic!("{name} of {value}"))
+}
+
+fn expect_same_losses(result: &Value, ranks: i64) {
+    assert_eq!(result["ranks"], ranks);
+    assert!(number(result, "max_loss_diff") <= 1e-5, "{result}");
+    assert!(number(result, "last_loss") < number(result, "first_loss"), "{result}");
+    assert!(number(result, "tokens_per_second") > 0.0, "{result}");
+}
+
+#[test]
+fn the_same_losses_on_every_mesh() {
+    for (mesh, ranks) in [("dp=2,tp=2", 4), ("tp=3", 3), ("dp=3", 3), ("dp=1,tp=1", 1)] {
+        expect_same_losses(&train(&["--check", &format!("--mesh={mesh}")]), ranks);
+    }
+    // Ranks without a sequence; cuts inside the head.
+    let odd = ["--check", "--mesh=tp=2,dp=3"];
+    let odd = [&odd[..], &["--dim=10", "--heads=1", "--seq=5", "--batch=1"]].concat();
+    // The last of two flags counts.
+    let mut command = Command::new(program());
+    command.args(["--steps=5", "--layers=1", "--sample=2", "--json"]).args(odd);
+    let result = json_of(&command.output().unwrap());
+    assert!(number(&result, "max_loss_diff") <= 1e-5, "{result}");
+}
+
+#[test]
+fn processes_that_it_starts() {
+    let result = train(&["--check", "--backend=gloo"]);
+    expect_same_losses(&result, 4);
+    let threads = train(&[]);
+    assert!((number(&result, "last_loss") - number(&threads, "last_loss")).abs() < 1e-5);
+}
+
+#[test]
+fn processes_that_the_environment_names() {
+    let store = env::temp_dir().join(format!("train_gpt_test-{}", std::process::id()));
+    let start = |rank: i32, more: &str| {
+        command(program(), &["--mesh=dp=2", "--json", more])
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", "2")
+            .env("SHARDWEAVE_STORE_FILE", &store)
+            .env("SHARDWEAVE_RUN_ID", more)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let ranks = [start(0, "--seed=3"), start(1, "--seed=3")];
+    let outputs = ranks.map(|rank| rank.wait_with_output().unwrap());
+    assert_eq!(json_of(&outputs[0])["ranks"], 2);
+    assert!(outputs[1].status.success() && outputs[1].stdout.is_empty());
+    std::fs::remove_file(&store).ok();
+
+    // Only rank 1 has no text: the other learns it from that one, not from a deadline.
+    let ranks = [start(0, "--seed=4"), start(1, "--data=/nowhere/book.txt")];
+    for rank in ranks {
+        let output = rank.wait_with_output().unwrap();
+        assert!(!output.status.success());
+    }
+    std::fs::remove_file(&store).ok();
+}
+
+/// The program in C++, which `bazel test //bindings/rust:cargo_test` names.
+#[test]
+fn the_same_losses_as_in_cpp() {
+    let cpp = match env::var_os("SHARDWEAVE_CPP_TRAIN_GPT") {
+        Some(cpp) => cpp,
+        None => return eprintln!("SHARDWEAVE_CPP_TRAIN_GPT is not set: nothing to compare with"),
+    };
+    for arguments in
+        [&["--mesh=dp=2,tp=2"][..], &["--mesh=tp=3", "--seed=5"], &["--mesh=dp=1,tp=1"]]
+    {
+        let expected = json_of(&command(&cpp, arguments).arg("--json").output().unwrap());
+        let result = train(arguments);
+        for name in ["first_loss", "last_loss"] {
+            let difference = (number(&result, name) - number(&expected, name)).abs();
+            assert!(difference < 5e-6, "{arguments:?}: {result} and in C++ {expected}");
+        }
+    }
+}
+
+#[test]
+fn it_tells_what_it_does() {
+    let output = command(program(), &["--check"]).output().unwrap();
+    let out = String::from_utf8_lossy(&output.stdout);
+    for part in [
+        "DeviceMesh(dp=2, tp=2)",
+        "  blocks.*.q.weight      [28, 28]     [R, S(0)]      [14, 28]\n",
+        "  blocks.*.o.weight      [28, 28]     [R, S(1)]      [28, 14]\n",
+        "  head.weight            [256, 28]    [R, R]         [256, 28]\n",
+        "training 5/5  loss ",
+        "collectives of one step, on rank 0:\n  all_reduce          13  ",
+        "sample, after 11 bytes of the text:\n",
+        "largest difference",
+    ] {
+        assert!(out.contains(part), "{part:?} is not in\n{out}");
+    }
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn bad_input() {
+    let cases: [(&[&str], i32, &str); 6] = [
+        (&["--mesh=pp=4"], 2, "wanted dp (data parallel) and tp (tensor parallel), not 'pp'"),
+        (&["--backend=nccl"], 2, "nccl"),
+        (&["--stepz=4"], 2, "stepz"),
+        (&["--lr=0"], 2, "wanted a number above 0"),
+        (&["--data=/nowhere/book.txt"], 1, "--data=/nowhere/book.txt: No such file"),
+        (&["--data=/nowhere", "--backend=gloo"], 1, "--data=/nowhere: No such file"),
+    ];
+    for (arguments, code, message) in cases {
+        let output = command(program(), arguments).output().unwrap();
+        let err = String::from_utf8_lossy(&output.stderr);
+        assert!(err.contains(message), "{arguments:?}: {err}");
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {err}");
+    }
+}
