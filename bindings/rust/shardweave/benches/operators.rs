@@ -11,6 +11,8 @@
 //! Both kinds of calls alternate in one run; the figure is the difference of the medians. Time is the
 //! thread's own: a machine that is busy with other things matters less. One rank, one thread.
 
+#![warn(unsafe_op_in_unsafe_fn)]
+
 use std::alloc::{GlobalAlloc, Layout as Memory, System};
 use std::cell::Cell;
 use std::ptr;
