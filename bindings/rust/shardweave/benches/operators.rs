@@ -14,8 +14,8 @@
 #![warn(unsafe_op_in_unsafe_fn)]
 
 use std::alloc::{GlobalAlloc, Layout as Memory, System};
-use std::cell::Cell;
 use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use shardweave::{args, no_grad, Arg, DispatchCounters, Op, Result, Tensor, TensorOptions, World};
 use shardweave_sys as sys;
@@ -25,14 +25,12 @@ const BOUND_US: f64 = 0.5;
 
 struct Counting;
 
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
 // SAFETY: the system's, and a number.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, memory: Memory) -> *mut u8 {
-        ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
         // SAFETY: as the caller says.
         unsafe { System.alloc(memory) }
     }
@@ -98,9 +96,9 @@ impl Row {
 fn compare(name: String, c: &mut dyn FnMut(), rust: &mut dyn FnMut()) -> Row {
     batch(c);
     batch(rust);
-    let before = ALLOCATIONS.with(Cell::get);
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
     rust();
-    let allocations = ALLOCATIONS.with(Cell::get) - before;
+    let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
     let (mut c_us, mut rust_us) = (Vec::new(), Vec::new());
     for _ in 0..BATCHES {
         c_us.push(batch(c));

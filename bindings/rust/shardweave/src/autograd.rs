@@ -1,4 +1,5 @@
 //! Gradients.
+#![allow(clippy::declare_interior_mutable_const)] // Clippy 1.63 means thread_local's insides
 
 use std::cell::Cell;
 use std::ffi::{c_void, CString};
@@ -338,8 +339,9 @@ unsafe extern "C" fn backward<F: Function>(
 ) -> *mut sys::swv_status {
     status_of(|| {
         // SAFETY: as in forward().
-        let (function, grads) =
-            unsafe { (&*function.cast::<F>(), borrowed(grad_outputs, num_outputs)) };
+        let function = unsafe { &*function.cast::<F>() };
+        // SAFETY: as in forward().
+        let grads = unsafe { borrowed(grad_outputs, num_outputs) };
         let results = with_grad_mode(GradMode::from_number(mode), || {
             function.backward(&context_of(context), grads)
         })?;

@@ -85,7 +85,8 @@ macro_rules! elements {
         $(unsafe impl Element for $type { const DTYPE: DType = DType::$dtype; })*
     };
 }
-elements!(f32: F32, f64: F64, i8: I8, i16: I16, i32: I32, i64: I64, u8: U8, u16: U16, u32: U32, u64: U64);
+elements!(f32: F32, f64: F64);
+elements!(i8: I8, i16: I16, i32: I32, i64: I64, u8: U8, u16: U16, u32: U32, u64: U64);
 
 /// How ranks' values become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -534,9 +534,10 @@ fn data_goes_in_and_out() {
     assert!(error.message().contains("i32"), "{error}");
     x.copy_from_slice(&[6i32, 5, 4, 3, 2, 1]).unwrap();
     assert!(x.copy_from_slice(&[6i32, 5]).is_err());
-    assert_eq!(x.clone().select(0, 1).unwrap().to_vec::<i32>().unwrap(), [3, 2, 1]);
+    assert_eq!(x.select(0, 1).unwrap().to_vec::<i32>().unwrap(), [3, 2, 1]);
     assert!(Tensor::from_slice(&[1.0f32; 5], &[2, 3]).is_err());
-    assert!(x.clone().is_same(&x).unwrap() && !x.copy().unwrap().is_same(&x).unwrap());
+    let same = x.clone();
+    assert!(same.is_same(&x).unwrap() && !x.copy().unwrap().is_same(&x).unwrap());
     let y = Tensor::empty(&[0, 3]).unwrap();
     assert!(y.to_vec::<f32>().unwrap().is_empty());
     assert_eq!(format!("{x:?}"), "Tensor[2, 3] i32");

@@ -49,10 +49,10 @@ impl Progress {
             None => return,
         };
         let done = self.losses.len();
-        let mut text = format!("loss {loss:.3}");
-        if done > self.warm_up {
-            text += &format!("  {:.0} tokens/s", self.tokens_per_second());
-        }
+        let text = match done > self.warm_up {
+            true => format!("loss {loss:.3}  {:.0} tokens/s", self.tokens_per_second()),
+            false => format!("loss {loss:.3}"),
+        };
         if bar.is_hidden() {
             if done % (self.steps / 10).max(1) == 0 || done == 1 || done == self.steps {
                 let line = format!("{} {done}/{}  {text}", self.title, self.steps);
