@@ -1,5 +1,7 @@
 //! Nothing leaks: a test alone in its process, because it counts all handles there are.
 
+use std::process::Command;
+
 use shardweave::{apply, live_handles, AdamW, Function, FunctionContext, Layout, Result, Tensor};
 use shardweave::{Op, ParameterPlan, Placement::*, Source, TensorOptions, World};
 
@@ -56,12 +58,21 @@ fn everything() -> Result<()> {
 
 #[test]
 fn nothing_leaks() {
-    // Before the library's first use, which looks at it.
-    std::env::set_var("SWV_CHECK_HANDLES", "1");
+    const CHECK: &str = "SWV_CHECK_HANDLES"; // looked at when the library is loaded
+    if std::env::var_os(CHECK).is_none() {
+        let mut again = Command::new(std::env::current_exe().unwrap());
+        let output = again.env(CHECK, "1").arg("--nocapture").output().unwrap();
+        let (out, err) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{out}\n{err}");
+        assert!(out.contains("counted"), "{out}");
+        return;
+    }
     everything().unwrap(); // operators that are looked up stay
-    let before = live_handles().expect("SWV_CHECK_HANDLES is set");
+    let before = live_handles().expect("handles are counted");
     for _ in 0..3 {
         everything().unwrap();
     }
     assert_eq!(live_handles(), Some(before));
+    println!("{before} handles counted");
 }

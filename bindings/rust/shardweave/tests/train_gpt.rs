@@ -76,28 +76,29 @@ fn processes_that_it_starts() {
 #[test]
 fn processes_that_the_environment_names() {
     let store = env::temp_dir().join(format!("train_gpt_test-{}", std::process::id()));
-    let start = |rank: i32, more: &str| {
+    let start = |run: &str, rank: i32, more: &str| {
         command(program(), &["--mesh=dp=2", "--json", more])
             .env("RANK", rank.to_string())
             .env("WORLD_SIZE", "2")
             .env("SHARDWEAVE_STORE_FILE", &store)
-            .env("SHARDWEAVE_RUN_ID", more)
+            .env("SHARDWEAVE_RUN_ID", run)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap()
     };
-    let ranks = [start(0, "--seed=3"), start(1, "--seed=3")];
+    let ranks = [start("good", 0, "--seed=3"), start("good", 1, "--seed=3")];
     let outputs = ranks.map(|rank| rank.wait_with_output().unwrap());
     assert_eq!(json_of(&outputs[0])["ranks"], 2);
     assert!(outputs[1].status.success() && outputs[1].stdout.is_empty());
     std::fs::remove_file(&store).ok();
 
     // Only rank 1 has no text: the other learns it from that one, not from a deadline.
-    let ranks = [start(0, "--seed=4"), start(1, "--data=/nowhere/book.txt")];
+    let ranks = [start("bad", 0, "--seed=4"), start("bad", 1, "--data=/nowhere/book.txt")];
     for rank in ranks {
         let output = rank.wait_with_output().unwrap();
-        assert!(!output.status.success());
+        let err = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && err.contains("/nowhere/book.txt"), "{err}");
     }
     std::fs::remove_file(&store).ok();
 }
@@ -131,7 +132,7 @@ fn it_tells_what_it_does() {
         "  blocks.*.o.weight      [28, 28]     [R, S(1)]      [28, 14]\n",
         "  head.weight            [256, 28]    [R, R]         [256, 28]\n",
         "training 5/5  loss ",
-        "collectives of one step, on rank 0:\n  all_reduce          13  ",
+        "collectives of one step, on rank 0:\n  all_reduce  ",
         "sample, after 11 bytes of the text:\n",
         "largest difference",
     ] {
