@@ -71,6 +71,23 @@ fn rust_type(tokens: &[&str]) -> String {
     result
 }
 
+/// "(a: i32, b: *mut swv_mesh) -> *mut swv_status", from the tokens of the result and the parameters.
+fn rust_signature(result: &[&str], parameters: &str) -> String {
+    let parameters: Vec<String> = match parameters.trim().trim_end_matches(')').trim() {
+        "void" => Vec::new(),
+        list => list
+            .split(',')
+            .map(rust_parameter)
+            .map(|(name, rust)| format!("{name}: {rust}"))
+            .collect(),
+    };
+    let result = match rust_type(result).as_str() {
+        "::std::os::raw::c_void" => String::new(),
+        other => format!(" -> {other}"),
+    };
+    format!("({}){result}", parameters.join(", "))
+}
+
 /// By name: the declaration in Rust, with "must_use" if it is.
 fn functions_of_header() -> BTreeMap<String, String> {
     let code = header();
@@ -83,24 +100,9 @@ fn functions_of_header() -> BTreeMap<String, String> {
         let (front, parameters) = declaration.split_once('(').unwrap();
         let mut front: Vec<&str> = front.split_whitespace().collect();
         let name = front.pop().unwrap().to_owned();
-        let parameters = parameters.trim_end_matches(')').trim();
-        let parameters: Vec<String> = match parameters {
-            "void" => Vec::new(),
-            list => list
-                .split(',')
-                .map(rust_parameter)
-                .map(|(name, rust)| format!("{name}: {rust}"))
-                .collect(),
-        };
-        let result = match rust_type(&front).as_str() {
-            "::std::os::raw::c_void" => String::new(),
-            other => format!(" -> {other}"),
-        };
-        let rust = format!(
-            "{}fn {name}({}){result}",
-            if must_use { "must_use " } else { "" },
-            parameters.join(", ")
-        );
+        let signature = rust_signature(&front, parameters);
+        let must_use = if must_use { "must_use " } else { "" };
+        let rust = format!("{must_use}fn {name}{signature}");
         functions.insert(name, rust);
     }
     functions
@@ -134,6 +136,69 @@ fn functions_are_those_of_the_header() {
     for name in bindings.keys() {
         assert!(header.contains_key(name), "{name} is not in the header");
     }
+}
+
+// --- types of members and callbacks -----------------------------------------------------------
+
+/// "swv_status* (*start)(void* self)" -> ("start", "Option<unsafe extern "C" fn(...) -> ...>").
+fn rust_member(c: &str) -> (String, String) {
+    let (result, rest) = match c.split_once("(*") {
+        Some(parts) => parts,
+        None => return rust_parameter(c),
+    };
+    let (name, parameters) = rest.split_once(")(").unwrap();
+    let result = result.replace('*', " * ");
+    let signature = rust_signature(&result.split_whitespace().collect::<Vec<_>>(), parameters);
+    (name.to_owned(), format!("::std::option::Option<unsafe extern \"C\" fn{signature}>"))
+}
+
+/// Without blanks and the commas that rustfmt adds.
+fn dense(text: &str) -> String {
+    let text: String = text.chars().filter(|c| !c.is_whitespace()).collect();
+    text.trim_end_matches([',', ';']).replace(",)", ")").replace(",>", ">")
+}
+
+#[test]
+fn members_have_the_types_of_the_header() {
+    let code = header();
+    let mut compared = 0;
+    for block in code.split("typedef struct ").skip(1) {
+        let (name, members) = match block.split_once(" {") {
+            Some((name, rest)) if !name.contains(';') => {
+                (name, rest.split("} swv_").next().unwrap())
+            }
+            _ => continue, // an opaque one
+        };
+        let start = format!("pub struct {name} {{\n");
+        let rust =
+            BINDINGS.split(&start).nth(1).unwrap_or_else(|| panic!("{name} is not declared"));
+        let lines = rust.split("\n}").next().unwrap().lines();
+        let rust: String = lines.filter(|line| !line.trim().starts_with("#[")).collect();
+        let rust: Vec<(String, String)> = rust
+            .split("pub ")
+            .skip(1)
+            .filter_map(|member| member.split_once(": "))
+            .map(|(name, rust)| (name.to_owned(), dense(rust)))
+            .collect();
+        // The union in the middle of swv_value has layouts_are_those_of_c.
+        let members = members.split("union {").next().unwrap();
+        let c = members.split(';').map(words).filter(|member| !member.is_empty());
+        for (member, (rust_name, rust)) in c.zip(rust) {
+            let (name_here, wanted) = rust_member(&member);
+            assert_eq!(
+                (name_here.trim_end_matches('_'), dense(&wanted)),
+                (rust_name.trim_end_matches('_'), rust),
+                "{name}"
+            );
+            compared += 1;
+        }
+    }
+    assert!(compared > 100, "{compared} members: the header is not read well");
+    // The one callback with a name.
+    let line = code.split("typedef ").find(|text| text.contains("(*swv_rank_fn)")).unwrap();
+    let (_, wanted) = rust_member(&words(line.split(';').next().unwrap()));
+    let rust = BINDINGS.split("pub type swv_rank_fn = ").nth(1).unwrap().split(';').next().unwrap();
+    assert_eq!(dense(&wanted), dense(rust));
 }
 
 // --- structs ------------------------------------------------------------------------------------
