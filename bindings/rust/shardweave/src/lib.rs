@@ -77,3 +77,8 @@ pub use world::{
     build_info, live_handles, manual_seed, set_num_threads, Aborter, MeetingPoint, Processes,
     Rendezvous, Seat, Threads, World,
 };
+
+/// The README's programs are examples that run, too.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

@@ -3,7 +3,7 @@
 //!
 //!     cargo run --release --example train_gpt
 //!     cargo run --release --example train_gpt -- --mesh=dp=1,tp=4 --backend=gloo --check
-//!     ./bazelw run //tools/launch -- -n 4 target/release/examples/train_gpt
+//!     ./bazelw run //tools/launch -- -n 4 -- target/release/examples/train_gpt
 //!
 //! Here: the backends, and what one rank does. The model is in model.rs, how it is sharded and trained
 //! in training.rs.
