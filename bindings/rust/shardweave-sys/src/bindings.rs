@@ -126,7 +126,7 @@ pub const SWV_DATA_LOSS: i32 = 15;
 pub const SWV_UNAUTHENTICATED: i32 = 16;
 extern "C" {
     #[must_use]
-    #[doc = " An error of the caller's own, to be returned from a callback. `message` may be NULL. Never NULL."]
+    #[doc = " An error of the caller's own, to be returned from a callback. `message` may be NULL. Never\n NULL."]
     pub fn swv_status_new(
         code: swv_code,
         message: *const ::std::os::raw::c_char,
@@ -162,7 +162,7 @@ extern "C" {
     #[doc = " How many handles there are; -1 unless SWV_CHECK_HANDLES is set. For tests that look for leaks."]
     pub fn swv_live_handles() -> i64;
 }
-#[doc = " ---- Element types, devices, reductions -------------------------------------------------------"]
+#[doc = " ---- Element types, devices, reductions ------------------------------------------------------"]
 pub type swv_dtype = i32;
 #[doc = " as a default: SWV_F32"]
 pub const SWV_DTYPE_DEFAULT: i32 = 0;
@@ -228,7 +228,7 @@ pub type swv_rank_fn = ::std::option::Option<
 >;
 extern "C" {
     #[must_use]
-    #[doc = " Runs `body` on num_ranks threads and joins them. If one fails, the others' collectives fail, naming\n it; the result is the failure that came first, with its rank in the message."]
+    #[doc = " Runs `body` on num_ranks threads and joins them. If one fails, the others' collectives fail,\n naming it; the result is the failure that came first, with its rank in the message."]
     pub fn swv_run_ranks(
         num_ranks: i32,
         body: swv_rank_fn,
@@ -238,7 +238,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " The same for hosts with threads of their own: writes num_ranks worlds, that of rank r to\n out_worlds[r]. A world that is freed, with all that was made from it, has left: ranks that wait for\n it get SWV_UNAVAILABLE. A rank that fails calls swv_world_abort."]
+    #[doc = " The same for hosts with threads of their own: writes num_ranks worlds, that of rank r to\n out_worlds[r]. A world that is freed, with all that was made from it, has left: ranks that wait\n for it get SWV_UNAVAILABLE. A rank that fails calls swv_world_abort."]
     pub fn swv_world_create_local(
         num_ranks: i32,
         options: *const swv_world_options,
@@ -247,7 +247,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Joins the ranks that torchrun, Slurm, Open MPI, PMI, PMIx, Kubernetes, or RANK, WORLD_SIZE,\n MASTER_ADDR and MASTER_PORT describe. SWV_NOT_FOUND if nothing has started this process. COLLECTIVE."]
+    #[doc = " Joins the ranks that torchrun, Slurm, Open MPI, PMI, PMIx, Kubernetes, or RANK, WORLD_SIZE,\n MASTER_ADDR and MASTER_PORT describe. SWV_NOT_FOUND if nothing has started this process.\n COLLECTIVE."]
     pub fn swv_world_from_environment(
         options: *const swv_world_options,
         out_world: *mut *mut swv_world,
@@ -622,7 +622,7 @@ extern "C" {
     #[doc = " Success, or the error that broke the group."]
     pub fn swv_comm_health(comm: *const swv_comm) -> *mut swv_status;
 }
-#[doc = " ---- Backends of third parties ----------------------------------------------------------------\n A table of functions moves the bytes of one group. Those for send and recv are enough: the library\n builds the other collectives from them. start, subgroup and drop are called by one thread at a time,\n done, wait and abort by any thread at any time. Contracts: comm/backend.h."]
+#[doc = " ---- Backends of third parties ----------------------------------------------------------------\n A table of functions moves the bytes of one group. Those for send and recv are enough: the\n library builds the other collectives from them. start, subgroup and drop are called by one thread\n at a time, done, wait and abort by any thread at any time. Contracts: comm/backend.h."]
 pub type swv_op_kind = i32;
 pub const SWV_ALL_REDUCE: i32 = 0;
 pub const SWV_ALL_GATHER: i32 = 1;
@@ -638,7 +638,7 @@ pub const SWV_SCATTER: i32 = 10;
 pub const SWV_BARRIER: i32 = 11;
 pub const SWV_SEND: i32 = 12;
 pub const SWV_RECV: i32 = 13;
-#[doc = " One rank's part in one operation, validated. Arrays and text live during start(), the memory of in\n and out until the operation is done."]
+#[doc = " One rank's part in one operation, validated. Arrays and text live during start(), the memory of\n in and out until the operation is done."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_backend_call {
@@ -700,7 +700,7 @@ pub struct swv_backend {
             timeout_ms: i64,
         ) -> *mut swv_status,
     >,
-    #[doc = " NULL: no subgroups. Writes the `self` of the new group. `members` are ranks of this group in the\n new order; all members get the same key, which no other subgroup of this backend ever has."]
+    #[doc = " NULL: no subgroups. Writes the `self` of the new group. `members` are ranks of this group in\n the new order; all members get the same key, which no other subgroup of this backend ever\n has."]
     pub subgroup: ::std::option::Option<
         unsafe extern "C" fn(
             self_: *mut ::std::os::raw::c_void,
@@ -725,7 +725,7 @@ pub struct swv_backend {
 }
 extern "C" {
     #[must_use]
-    #[doc = " The world of this rank over a backend of the caller. `backend` is copied. options: timeout only."]
+    #[doc = " The world of this rank over a backend of the caller. `backend` is copied. options: timeout\n only."]
     pub fn swv_world_create_with_backend(
         backend: *const swv_backend,
         group: *const swv_group,
@@ -733,7 +733,7 @@ extern "C" {
         out_world: *mut *mut swv_world,
     ) -> *mut swv_status;
 }
-#[doc = " ---- Meshes -----------------------------------------------------------------------------------\n A mesh names every rank by its coordinate in a grid with named dimensions. The handle is one rank's\n view of it; communicators along its dimensions are made on first use."]
+#[doc = " ---- Meshes -----------------------------------------------------------------------------------\n A mesh names every rank by its coordinate in a grid with named dimensions. The handle is one\n rank's view of it; communicators along its dimensions are made on first use."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_mesh_dim {
@@ -899,7 +899,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Until the scope is freed, operators on this mesh's tensors that would communicate by themselves fail\n with SWV_FAILED_PRECONDITION, naming operator and tensors."]
+    #[doc = " Until the scope is freed, operators on this mesh's tensors that would communicate by themselves\n fail with SWV_FAILED_PRECONDITION, naming operator and tensors."]
     pub fn swv_mesh_forbid_communication(
         mesh: *const swv_mesh,
         out_strict_scope: *mut *mut swv_strict_scope,
@@ -908,7 +908,7 @@ extern "C" {
 extern "C" {
     pub fn swv_strict_scope_free(scope: *mut swv_strict_scope);
 }
-#[doc = " ---- Layouts ----------------------------------------------------------------------------------\n A layout has a placement for each mesh dimension: \"[S(0), R]\" cuts tensor dimension 0 along mesh\n dimension 0 and replicates along mesh dimension 1. As text: R; S(dim); P(sum), P(avg), ...; strided\n S(1, sf=3); ragged S(0, sizes=[3,0,4]); cut order S(0)@1. A layout never changes."]
+#[doc = " ---- Layouts ----------------------------------------------------------------------------------\n A layout has a placement for each mesh dimension: \"[S(0), R]\" cuts tensor dimension 0 along mesh\n dimension 0 and replicates along mesh dimension 1. As text: R; S(dim); P(sum), P(avg), ...;\n strided S(1, sf=3); ragged S(0, sizes=[3,0,4]); cut order S(0)@1. A layout never changes."]
 pub type swv_placement_kind = i32;
 pub const SWV_REPLICATE: i32 = 0;
 #[doc = " chunks of ceil(size / ranks), then the rest, then empty ones"]
@@ -1005,7 +1005,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " What the rank at `coordinate` holds of a tensor: the shape of its part and the global index of the\n first element. Arithmetic only. out_shape and out_offset have room for num_sizes numbers; either may\n be NULL."]
+    #[doc = " What the rank at `coordinate` holds of a tensor: the shape of its part and the global index of\n the first element. Arithmetic only. out_shape and out_offset have room for num_sizes numbers;\n either may be NULL."]
     pub fn swv_layout_local_extent(
         layout: *const swv_layout,
         mesh_shape: *const i64,
@@ -1019,7 +1019,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " The cheapest steps from one layout to another, one text; and the bytes that the busiest rank sends.\n Either output may be NULL. Arithmetic only."]
+    #[doc = " The cheapest steps from one layout to another, one text; and the bytes that the busiest rank\n sends. Either output may be NULL. Arithmetic only."]
     pub fn swv_layout_plan(
         from: *const swv_layout,
         to: *const swv_layout,
@@ -1089,7 +1089,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Uniform in [0, 1), and normal. On a mesh element i is drawn by its global index: the same numbers for\n every layout and number of ranks (swv_mesh_seed). Plain ones draw from the process (swv_seed)."]
+    #[doc = " Uniform in [0, 1), and normal. On a mesh element i is drawn by its global index: the same numbers\n for every layout and number of ranks (swv_mesh_seed). Plain ones draw from the process\n (swv_seed)."]
     pub fn swv_tensor_rand(
         sizes: *const i64,
         ndim: usize,
@@ -1108,7 +1108,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " A plain tensor with a copy of row-major data; num_bytes is what the sizes need, exactly. options: dtype\n and requires_grad."]
+    #[doc = " A plain tensor with a copy of row-major data; num_bytes is what the sizes need, exactly. options:\n dtype and requires_grad."]
     pub fn swv_tensor_from_data(
         data: *const ::std::os::raw::c_void,
         num_bytes: usize,
@@ -1118,7 +1118,7 @@ extern "C" {
         out_tensor: *mut *mut swv_tensor,
     ) -> *mut swv_status;
 }
-#[doc = " DLPack 1.x; the struct is declared in dlpack.h. No copies. from_dlpack takes `managed` over and runs\n its deleter, also on failure. to_dlpack wants a plain tensor that does not require grad; the caller\n runs the deleter."]
+#[doc = " DLPack 1.x; the struct is declared in dlpack.h. No copies. from_dlpack takes `managed` over and\n runs its deleter, also on failure. to_dlpack wants a plain tensor that does not require grad; the\n caller runs the deleter."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct DLManagedTensorVersioned {
@@ -1208,7 +1208,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " \"DTensor[7, 5] Float [S(0), R] on DeviceMesh(dp=2, tp=2), local [4, 5] at [0, 0]\"; the elements of a\n plain one."]
+    #[doc = " \"DTensor[7, 5] Float [S(0), R] on DeviceMesh(dp=2, tp=2), local [4, 5] at [0, 0]\"; the elements\n of a plain one."]
     pub fn swv_tensor_to_string(
         tensor: *const swv_tensor,
         out_text: *mut *mut swv_string,
@@ -1216,7 +1216,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Memory of a plain tensor (of a sharded one: swv_tensor_to_local, swv_tensor_full_tensor). The data\n row-major into or from the caller's memory; num_bytes is what the tensor needs, exactly."]
+    #[doc = " Memory of a plain tensor (of a sharded one: swv_tensor_to_local, swv_tensor_full_tensor). The\n data row-major into or from the caller's memory; num_bytes is what the tensor needs, exactly."]
     pub fn swv_tensor_copy_to_host(
         tensor: *const swv_tensor,
         data: *mut ::std::os::raw::c_void,
@@ -1239,7 +1239,7 @@ extern "C" {
         out_buffer: *mut swv_buffer,
     ) -> *mut swv_status;
 }
-#[doc = " ---- Sharded tensors --------------------------------------------------------------------------"]
+#[doc = " ---- Sharded tensors -------------------------------------------------------------------------"]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_distribute_options {
@@ -1249,7 +1249,7 @@ pub struct swv_distribute_options {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Cuts a plain tensor, of the same shape and dtype on every rank. No partial placements. A leaf that\n requires grad if the tensor does. COLLECTIVE unless source is -1."]
+    #[doc = " Cuts a plain tensor, of the same shape and dtype on every rank. No partial placements. A leaf\n that requires grad if the tensor does. COLLECTIVE unless source is -1."]
     pub fn swv_tensor_distribute(
         tensor: *const swv_tensor,
         mesh: *const swv_mesh,
@@ -1260,7 +1260,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " From every rank's part. sizes NULL: the global sizes are worked out from the parts, COLLECTIVE."]
+    #[doc = " From every rank's part. sizes NULL: the global sizes are worked out from the parts,\n COLLECTIVE."]
     pub fn swv_tensor_from_local(
         local: *const swv_tensor,
         mesh: *const swv_mesh,
@@ -1273,7 +1273,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " This rank's part; shares memory. grad_layout: how the gradients of the parts lie together; NULL: as\n the tensor, replicated where that is partial."]
+    #[doc = " This rank's part; shares memory. grad_layout: how the gradients of the parts lie together; NULL:\n as the tensor, replicated where that is partial."]
     pub fn swv_tensor_to_local(
         tensor: *const swv_tensor,
         grad_layout: *const swv_layout,
@@ -1397,7 +1397,7 @@ pub struct swv_value__bindgen_ty_1__bindgen_ty_6 {
 }
 extern "C" {
     #[must_use]
-    #[doc = " \"aten::add.Tensor\" is that overload. \"aten::add\", or \"add\", is all overloads: each call takes the\n first whose arguments fit. SWV_NOT_FOUND suggests names that are nearly the same. A lookup is slow, a\n call is not: look up once."]
+    #[doc = " \"aten::add.Tensor\" is that overload. \"aten::add\", or \"add\", is all overloads: each call takes the\n first whose arguments fit. SWV_NOT_FOUND suggests names that are nearly the same. A lookup is\n slow, a call is not: look up once."]
     pub fn swv_op_find(
         name: *const ::std::os::raw::c_char,
         out_op: *mut *mut swv_op,
@@ -1413,7 +1413,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Arguments in the schema's order; those that are left out at the end have their defaults. Where the\n schema wants a Tensor, a number does too; where it wants int[2], a single integer; where float, an\n integer. Writes as many results as the operator has; `capacity` must suffice, or be 0, which drops\n them. out_num_results may be NULL. An error lists the schemas if no overload fits."]
+    #[doc = " Arguments in the schema's order; those that are left out at the end have their defaults. Where\n the schema wants a Tensor, a number does too; where it wants int[2], a single integer; where\n float, an integer. Writes as many results as the operator has; `capacity` must suffice, or be 0,\n which drops them. out_num_results may be NULL. An error lists the schemas if no overload fits."]
     pub fn swv_op_call(
         op: *const swv_op,
         mode: swv_grad_mode,
@@ -1504,12 +1504,12 @@ pub struct swv_backward_options {
     pub retain_graph: swv_bool,
     #[doc = " the gradients can be differentiated; implies retain_graph"]
     pub create_graph: swv_bool,
-    #[doc = " of swv_gradients: an input that the outputs do not depend on has gradient NULL"]
+    #[doc = " of swv_gradients: an input that nothing depends on has gradient NULL"]
     pub allow_unused: swv_bool,
 }
 extern "C" {
     #[must_use]
-    #[doc = " Adds to the gradients of the leaves that `tensor` depends on. gradient NULL: 1, of a tensor with one\n element. Runs on the calling thread. COLLECTIVE on sharded tensors."]
+    #[doc = " Adds to the gradients of the leaves that `tensor` depends on. gradient NULL: 1, of a tensor with\n one element. Runs on the calling thread. COLLECTIVE on sharded tensors."]
     pub fn swv_tensor_backward(
         tensor: *const swv_tensor,
         gradient: *const swv_tensor,
@@ -1518,7 +1518,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " The gradients of the inputs: num_inputs handles to out_grads. grad_outputs: num_outputs of them, or\n NULL; an element may be NULL. COLLECTIVE on sharded tensors."]
+    #[doc = " The gradients of the inputs: num_inputs handles to out_grads. grad_outputs: num_outputs of them,\n or NULL; an element may be NULL. COLLECTIVE on sharded tensors."]
     pub fn swv_gradients(
         outputs: *const *const swv_tensor,
         num_outputs: usize,
@@ -1529,7 +1529,7 @@ extern "C" {
         out_grads: *mut *mut swv_tensor,
     ) -> *mut swv_status;
 }
-#[doc = " A function of the host with a derivative of its own. Tensors that the callbacks get are borrowed;\n those that they write to outputs and grad_inputs (NULL before) are taken over. `mode` is the one to\n call operators with. `context` lives during the callback."]
+#[doc = " A function of the host with a derivative of its own. Tensors that the callbacks get are borrowed;\n those that they write to outputs and grad_inputs (NULL before) are taken over. `mode` is the one\n to call operators with. `context` lives during the callback."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_function {
@@ -1547,7 +1547,7 @@ pub struct swv_function {
             num_outputs: usize,
         ) -> *mut swv_status,
     >,
-    #[doc = " An element of grad_outputs is NULL if nothing depends on that output; an element of grad_inputs may\n stay NULL."]
+    #[doc = " An element of grad_outputs is NULL if nothing depends on that output; an element of grad_inputs\n may stay NULL."]
     pub backward: ::std::option::Option<
         unsafe extern "C" fn(
             user_data: *mut ::std::os::raw::c_void,
@@ -1564,7 +1564,7 @@ pub struct swv_function {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Calls forward once, and backward when gradients pass. `function` is copied; user_data is dropped when\n the graph no longer needs it. Writes num_outputs handles."]
+    #[doc = " Calls forward once, and backward when gradients pass. `function` is copied; user_data is dropped\n when the graph no longer needs it. Writes num_outputs handles."]
     pub fn swv_function_apply(
         function: *const swv_function,
         mode: swv_grad_mode,
@@ -1576,7 +1576,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " In forward: what backward needs (inputs, outputs or others). In place of what was saved before."]
+    #[doc = " In forward: what backward needs (inputs, outputs or others). In place of what was saved\n before."]
     pub fn swv_function_context_save(
         context: *mut swv_function_context,
         tensors: *const *const swv_tensor,
@@ -1631,7 +1631,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " ---- Modules and plans ------------------------------------------------------------------------\n A module holds parameters and buffers by fully qualified name (FQN, \"blocks.0.attn.q.weight\"). Its\n forward is the host's own code, on the handles that it registered; or a TorchScript file's."]
+    #[doc = " ---- Modules and plans ------------------------------------------------------------------------\n A module holds parameters and buffers by fully qualified name (FQN, \"blocks.0.attn.q.weight\").\n Its forward is the host's own code, on the handles that it registered; or a TorchScript\n file's."]
     pub fn swv_module_create(out_module: *mut *mut swv_module) -> *mut swv_status;
 }
 extern "C" {
@@ -1647,7 +1647,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " The module and the caller's handle share the tensor: what distributes the module changes it where it\n stands, and every handle sees that. A parameter is a leaf, and requires grad from now on."]
+    #[doc = " The module and the caller's handle share the tensor: what distributes the module changes it where\n it stands, and every handle sees that. A parameter is a leaf, and requires grad from now on."]
     pub fn swv_module_add_parameter(
         module: *mut swv_module,
         fqn: *const ::std::os::raw::c_char,
@@ -1721,7 +1721,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " A plan says by FQN patterns how parameters and buffers lie; the first line that matches counts. In a\n pattern * stands for any characters, ? for one, {a,b} for either. As JSON, in the order of the text:\n   {\"parameter\": {\"*.{q,k,v,up}.weight\": {\"tp\": \"S(0)\"}, \"*.{o,down}.weight\": {\"tp\": \"S(1)\"}}}"]
+    #[doc = " A plan says by FQN patterns how parameters and buffers lie; the first line that matches counts.\n In a pattern * stands for any characters, ? for one, {a,b} for either. As JSON, in the order of\n the text:\n   {\"parameter\": {\"*.{q,k,v,up}.weight\": {\"tp\": \"S(0)\"}, \"*.{o,down}.weight\": {\"tp\": \"S(1)\"}}}"]
     pub fn swv_plan_create(out_plan: *mut *mut swv_plan) -> *mut swv_status;
 }
 extern "C" {
@@ -1753,7 +1753,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Turns every parameter and buffer into a sharded tensor, in place; what no line matches is replicated.\n plan NULL: all replicated. A line that matches nothing is an error before anything changes.\n COLLECTIVE unless source is -1."]
+    #[doc = " Turns every parameter and buffer into a sharded tensor, in place; what no line matches is\n replicated. plan NULL: all replicated. A line that matches nothing is an error before anything\n changes. COLLECTIVE unless source is -1."]
     pub fn swv_module_distribute(
         module: *const swv_module,
         mesh: *const swv_mesh,
@@ -1763,7 +1763,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Brings every gradient into its parameter's layout, in buckets. Between backward and the optimizer's\n step. COLLECTIVE."]
+    #[doc = " Brings every gradient into its parameter's layout, in buckets. Between backward and the\n optimizer's step. COLLECTIVE."]
     pub fn swv_module_finish_grad_sync(module: *const swv_module) -> *mut swv_status;
 }
 extern "C" {
@@ -1784,7 +1784,7 @@ pub struct swv_clip_options {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Multiplies all gradients by max_norm / (norm + 1e-6) if their norm as one vector, wherever they lie,\n is above max_norm. After finish_grad_sync. out_norm: before the clipping, the same on every rank; may\n be NULL. COLLECTIVE."]
+    #[doc = " Multiplies all gradients by max_norm / (norm + 1e-6) if their norm as one vector, wherever they\n lie, is above max_norm. After finish_grad_sync. out_norm: before the clipping, the same on every\n rank; may be NULL. COLLECTIVE."]
     pub fn swv_clip_grad_norm(
         parameters: *const *const swv_tensor,
         num_parameters: usize,
@@ -1798,7 +1798,7 @@ extern "C" {
     #[doc = " Every gradient is none."]
     pub fn swv_module_zero_grad(module: *const swv_module) -> *mut swv_status;
 }
-#[doc = " ---- Optimizers -------------------------------------------------------------------------------\n Steps work on this rank's parts, by LibTorch's fused kernels; the state is sharded as its parameter\n is. They communicate nothing: call swv_module_finish_grad_sync before."]
+#[doc = " ---- Optimizers -------------------------------------------------------------------------------\n Steps work on this rank's parts, by LibTorch's fused kernels; the state is sharded as its\n parameter is. They communicate nothing: call swv_module_finish_grad_sync before."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_sgd_options {
@@ -1861,7 +1861,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " The state of parameter `index`, laid out as it is: \"step\", \"exp_avg\", \"exp_avg_sq\", \"max_exp_avg_sq\",\n \"momentum_buffer\". *out_tensor is NULL before the first step. Writing to it writes the state."]
+    #[doc = " The state of parameter `index`, laid out as it is: \"step\", \"exp_avg\", \"exp_avg_sq\",\n \"max_exp_avg_sq\", \"momentum_buffer\". *out_tensor is NULL before the first step. Writing to it\n writes the state."]
     pub fn swv_optimizer_state(
         optimizer: *const swv_optimizer,
         index: usize,
@@ -1897,7 +1897,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " The last operations of every group of this rank, as JSON (comm/flight_recorder.h). Any thread, also\n while something hangs."]
+    #[doc = " The last operations of every group of this rank, as JSON (comm/flight_recorder.h). Any thread,\n also while something hangs."]
     pub fn swv_world_flight_record(
         world: *const swv_world,
         out_json: *mut *mut swv_string,
@@ -1925,7 +1925,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Records every collective that tensors of the mesh start until it is freed: what moves, how far, and\n who wanted it. Traces nest."]
+    #[doc = " Records every collective that tensors of the mesh start until it is freed: what moves, how far,\n and who wanted it. Traces nest."]
     pub fn swv_trace_create(
         mesh: *const swv_mesh,
         out_trace: *mut *mut swv_trace,
@@ -1976,7 +1976,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Why an operator on sharded tensors moves what it moves: the ways that its sharding rule offers, what\n each would cost, which would be taken, and what follows. Nothing runs. As a table, and as JSON\n (dtensor/explain.h); either may be NULL. SWV_FAILED_PRECONDITION for an operator that is made of\n others (aten::linear): trace those."]
+    #[doc = " Why an operator on sharded tensors moves what it moves: the ways that its sharding rule offers,\n what each would cost, which would be taken, and what follows. Nothing runs. As a table, and as\n JSON (dtensor/explain.h); either may be NULL. SWV_FAILED_PRECONDITION for an operator that is\n made of others (aten::linear): trace those."]
     pub fn swv_op_explain(
         op: *const swv_op,
         arguments: *const swv_value,
