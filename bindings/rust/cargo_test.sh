@@ -3,8 +3,8 @@
 #
 #   ./bazelw test //bindings/rust:cargo_test
 #
-# Arguments: libshardweave.so, the example train_gpt in C++, the workspace's Cargo.toml. Cargo's own output goes to the user's
-# cache, so that the next run compiles only what has changed.
+# Arguments: libshardweave.so, the example train_gpt in C++, the workspace's Cargo.toml. Cargo's own
+# output goes to the user's cache, so that the next run compiles only what has changed.
 set -euo pipefail
 
 library=$(readlink -f -- "$1")
@@ -18,7 +18,8 @@ for tool in cargo rustc cargo-clippy cargo-fmt cc; do
   command -v "$tool" >/dev/null || missing+=("$tool")
 done
 if ((${#missing[@]})); then
-  echo "missing: ${missing[*]}. Install Rust 1.63 or newer, from https://rustup.rs or Debian (apt-get install cargo rust-clippy rustfmt gcc); ./bazelw does the latter where it may." >&2
+  echo "missing: ${missing[*]}. Install Rust 1.63 or newer, by rustup or from Debian (apt-get install" \
+    "cargo rust-clippy rustfmt gcc); ./bazelw does the latter where it may." >&2
   exit 1
 fi
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A new Cargo project outside of Bazel, with an installed library: the README's first program, and the GPT on 4 rank threads and
-# on 2 processes.
+# A new Cargo project outside of Bazel, with an installed library: the README's first program, and
+# the GPT on 4 rank threads and on 2 processes.
 #
 #   ./bazelw test //bindings/rust:new_project_test
 #
@@ -11,7 +11,10 @@ installer=$PWD/$1
 bindings=$(dirname -- "$(readlink -f -- "$2")")
 export HOME=${HOME:-$(getent passwd "$(id -u)" | cut -d: -f6)}
 export PATH=$PATH:$HOME/.cargo/bin
-command -v cargo >/dev/null || { echo "missing: cargo. Install Rust 1.63 or newer, from https://rustup.rs or Debian (apt-get install cargo)." >&2; exit 1; }
+if ! command -v cargo >/dev/null; then
+  echo "missing: cargo. Install Rust 1.63 or newer, by rustup or from Debian (apt-get install cargo)." >&2
+  exit 1
+fi
 
 folder=$(mktemp -d)
 trap 'rm -rf -- "$folder"' EXIT
@@ -34,7 +37,8 @@ mkdir src/bin
 sed -n '/^```rust$/,/^```$/p;/^```$/q' "$bindings/README.md" | sed '/^```/d' >src/bin/quick_start.rs
 cat >build.rs <<'RUST'
 fn main() {
-    println!("cargo:rustc-link-arg=-Wl,-rpath,{}", std::env::var("DEP_SHARDWEAVE_RUST_LIBDIR").unwrap());
+    let folder = std::env::var("DEP_SHARDWEAVE_RUST_LIBDIR").unwrap();
+    println!("cargo:rustc-link-arg=-Wl,-rpath,{folder}");
 }
 RUST
 export CARGO_TARGET_DIR=$folder/target

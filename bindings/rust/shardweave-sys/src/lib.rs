@@ -14,10 +14,12 @@ pub use bindings::*;
 use core::mem::size_of;
 use core::ptr;
 
-/// The header's initializers: each struct as `SWV_..._INIT` leaves it, and the bytes of padding behind
-/// its last member, which `struct_size` does not count.
+/// The header's initializers: each struct as `SWV_..._INIT` leaves it, and the bytes of padding
+/// behind its last member, which `struct_size` does not count.
 macro_rules! initializers {
-    ($($name:ident: $type:ident, padding $padding:literal { $($field:ident: $value:expr),* $(,)? })*) => {
+    ($(
+        $name:ident: $type:ident, padding $padding:literal { $($field:ident: $value:expr),* $(,)? }
+    )*) => {
         $(pub const $name: $type = $type {
             struct_size: size_of::<$type>() - $padding,
             $($field: $value),*

@@ -71,7 +71,8 @@ fn rust_type(tokens: &[&str]) -> String {
     result
 }
 
-/// "(a: i32, b: *mut swv_mesh) -> *mut swv_status", from the tokens of the result and the parameters.
+/// "(a: i32, b: *mut swv_mesh) -> *mut swv_status", from the tokens of the result and the
+/// parameters.
 fn rust_signature(result: &[&str], parameters: &str) -> String {
     let parameters: Vec<String> = match parameters.trim().trim_end_matches(')').trim() {
         "void" => Vec::new(),
@@ -298,7 +299,7 @@ fn run_c(name: &str, body: &str) -> String {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
     let (source, program) = (folder.join(format!("{name}.c")), folder.join(name));
     let text = format!(
-        "#include <shardweave.h>\n#include <stdio.h>\n#include <string.h>\nint main(void) {{\n{body}return 0;\n}}\n"
+        "#include <shardweave.h>\n#include <stdio.h>\nint main(void) {{\n{body}return 0;\n}}\n"
     );
     fs::write(&source, text).unwrap();
     let compiler = env::var("CC").unwrap_or_else(|_| "cc".to_owned());
@@ -420,11 +421,14 @@ macro_rules! initializers {
         let mut body = String::from("const unsigned char* p;\n");
         $(
             writeln!(rust, "{}{}", stringify!($name), bytes_of(&$name, stringify!($type))).unwrap();
-            writeln!(body, "static {0} {1}_value = {1};\np = (const unsigned char*)&{1}_value;\nprintf(\"{1}\");",
-                stringify!($type), stringify!($name)).unwrap();
+            let (kind, name) = (stringify!($type), stringify!($name));
+            write!(body, "static {kind} {name}_value = {name};\n").unwrap();
+            write!(body, "p = (const unsigned char*)&{name}_value;\nprintf(\"{name}\");\n").unwrap();
             for (field, (offset, size)) in layouts_of_rust() {
                 if field.starts_with(concat!(stringify!($type), ".")) {
-                    writeln!(body, "printf(\" {offset}:\"); for (int i = 0; i < {size}; ++i) printf(\"%02x\", p[{offset} + i]);").unwrap();
+                    write!(body, "printf(\" {offset}:\");\n").unwrap();
+                    write!(body, "for (int i = 0; i < {size}; ++i) ").unwrap();
+                    write!(body, "printf(\"%02x\", p[{offset} + i]);\n").unwrap();
                 }
             }
             body += "printf(\"\\n\");\n";

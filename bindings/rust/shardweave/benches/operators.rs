@@ -8,8 +8,8 @@
 //! interface costs over C++; the two together are what Rust costs over C++. With that one's line of
 //! JSON in a file, `--capi=FILE` adds them up.
 //!
-//! Both kinds of calls alternate in one run; the figure is the difference of the medians. Time is the
-//! thread's own: a machine that is busy with other things matters less. One rank, one thread.
+//! Both kinds of calls alternate in one run; the figure is the difference of the medians. Time is
+//! the thread's own: a machine that is busy with other things matters less. One rank, one thread.
 
 #![warn(unsafe_op_in_unsafe_fn)]
 

@@ -26,8 +26,8 @@ pub enum GradMode {
 
 thread_local! {
     /// Of this thread. The C interface takes the mode as an argument of each call and remembers
-    /// nothing; here it is the innermost `no_grad` or `inference` around the call, which cannot move
-    /// to another thread while it runs.
+    /// nothing; here it is the innermost `no_grad` or `inference` around the call, which cannot
+    /// move to another thread while it runs.
     static MODE: Cell<GradMode> = const { Cell::new(GradMode::Grad) };
 }
 
@@ -106,11 +106,11 @@ fn or_null(tensor: Option<&Tensor>) -> *const sys::swv_tensor {
 }
 
 /// Gradients are of the leaves that a tensor was made from. Those of sharded tensors are sharded; a
-/// parameter's may be partial until
-/// [`Module::finish_grad_sync`](crate::Module::finish_grad_sync) brings it into the parameter's layout.
+/// parameter's may be partial until [`Module::finish_grad_sync`](crate::Module::finish_grad_sync)
+/// brings it into the parameter's layout.
 impl Tensor {
-    /// Adds to the gradients of the leaves that this tensor, of one element, depends on. Collective on
-    /// sharded tensors.
+    /// Adds to the gradients of the leaves that this tensor, of one element, depends on. Collective
+    /// on sharded tensors.
     ///
     /// ```
     /// use shardweave::TensorOptions;
@@ -233,8 +233,8 @@ pub trait Function: 'static {
     /// The outputs.
     fn forward(&self, context: &FunctionContext, inputs: &[Tensor]) -> Result<Vec<Tensor>>;
 
-    /// The gradients of the inputs, from those of the outputs. None for an output that nothing depends
-    /// on, and for an input that has no gradient.
+    /// The gradients of the inputs, from those of the outputs. None for an output that nothing
+    /// depends on, and for an input that has no gradient.
     fn backward(
         &self,
         context: &FunctionContext,
@@ -258,8 +258,8 @@ impl FunctionContext {
     }
 }
 
-/// Calls a function's forward, and its backward when gradients pass. The function lives as long as the
-/// graph needs it.
+/// Calls a function's forward, and its backward when gradients pass. The function lives as long as
+/// the graph needs it.
 pub fn apply<F: Function>(
     function: F,
     inputs: &[&Tensor],
@@ -295,8 +295,8 @@ unsafe fn borrowed<'a, T>(handles: *const *const sys::swv_tensor, count: usize) 
     if count == 0 {
         return &[];
     }
-    // SAFETY: `count` handles. A Tensor is a pointer to its handle, and Option<Tensor> may be NULL; what
-    // is behind a reference is not dropped.
+    // SAFETY: `count` handles. A Tensor is a pointer to its handle, and Option<Tensor> may be NULL;
+    // what is behind a reference is not dropped.
     unsafe { std::slice::from_raw_parts(handles.cast(), count) }
 }
 

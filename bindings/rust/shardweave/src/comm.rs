@@ -14,11 +14,11 @@ handle!(Work, swv_work, swv_work_free);
 
 /// A group of ranks that exchange bytes.
 ///
-/// All ranks of the group call its functions, in the same order, except where it says otherwise. Ranks
-/// that call different things all get [`FailedPrecondition`](crate::Code::FailedPrecondition), which
-/// names both calls; a rank that does not come is
-/// [`DeadlineExceeded`](crate::Code::DeadlineExceeded). An error that is not of this rank's arguments
-/// alone breaks the group.
+/// All ranks of the group call its functions, in the same order, except where it says otherwise.
+/// Ranks that call different things all get
+/// [`FailedPrecondition`](crate::Code::FailedPrecondition), which names both calls; a rank that
+/// does not come is [`DeadlineExceeded`](crate::Code::DeadlineExceeded). An error that is not of
+/// this rank's arguments alone breaks the group.
 ///
 /// ```
 /// use shardweave::{ReduceOp, World};
@@ -32,8 +32,8 @@ handle!(Work, swv_work, swv_work_free);
 /// # Ok::<(), shardweave::Error>(())
 /// ```
 ///
-/// Belongs to its rank: neither `Send` nor `Sync`, because the order of its calls has to be the same on
-/// all ranks, and one thread at a time may issue them.
+/// Belongs to its rank: neither `Send` nor `Sync`, because the order of its calls has to be the
+/// same on all ranks, and one thread at a time may issue them.
 pub struct Comm {
     handle: CommHandle,
     timeout_ms: i64,
@@ -115,8 +115,8 @@ impl CommCounters {
 
 /// An operation under way, with the memory that it works on.
 ///
-/// Dropped before it is done, it waits; if the operation has failed so that its memory may still be in
-/// use, that memory is never freed.
+/// Dropped before it is done, it waits; if the operation has failed so that its memory may still be
+/// in use, that memory is never freed.
 ///
 /// Belongs to its rank: neither `Send` nor `Sync`.
 #[must_use = "nothing says whether the operation succeeded but wait()"]
@@ -460,8 +460,8 @@ impl Comm {
         start(data, |data| create!(swv_comm_recv(self.as_ptr(), data, peer, message_tag, &options)))
     }
 
-    /// A new group per color, of the ranks that gave it, ordered by key, then by rank. A rank without
-    /// a color is in none.
+    /// A new group per color, of the ranks that gave it, ordered by key, then by rank. A rank
+    /// without a color is in none.
     pub fn split(&self, color: Option<u16>, key: i32, name: &str) -> Result<Option<Comm>> {
         let (color, name) = (color.map_or(-1, i32::from), c_text(name, "name")?);
         let handle = create_or_none!(swv_comm_split(self.as_ptr(), color, key, name.as_ptr()))?;

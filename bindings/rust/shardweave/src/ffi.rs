@@ -6,8 +6,9 @@
 //!   Send nor Sync).
 //! - Slices are passed as pointer and length, text as a `CString`; both outlive the call, and the C
 //!   interface only borrows them.
-//! - Memory of collectives is borrowed for the call, which waits: after it, also if it failed, nobody
-//!   touches the memory any more (comm/backend.h). What does not wait owns its memory (`Pending`).
+//! - Memory of collectives is borrowed for the call, which waits: after it, also if it failed,
+//!   nobody touches the memory any more (comm/backend.h). What does not wait owns its memory
+//!   (`Pending`).
 //! - Outputs are locals of the type that the declaration says, and read after success only.
 
 use std::any::Any;
@@ -74,8 +75,8 @@ macro_rules! list {
     };
 }
 
-/// A type that owns a handle. It is neither Send nor Sync unless an `unsafe impl` beside it says so,
-/// with the reason.
+/// A type that owns a handle. It is neither Send nor Sync unless an `unsafe impl` beside it says
+/// so, with the reason.
 macro_rules! handle {
     ($(#[$doc:meta])* $name:ident, $raw:ident, $free:ident) => {
         $(#[$doc])*

@@ -167,8 +167,8 @@ handle! {
     Layout, swv_layout, swv_layout_free
 }
 
-// SAFETY: the header says that layouts belong to no rank and may be used by several threads at once;
-// they never change, and handles may be freed from any thread.
+// SAFETY: the header says that layouts belong to no rank and may be used by several threads at
+// once; they never change, and handles may be freed from any thread.
 unsafe impl Send for Layout {}
 // SAFETY: the same.
 unsafe impl Sync for Layout {}
@@ -197,8 +197,9 @@ impl Layout {
         Layout::with_order(placements, &[])
     }
 
-    /// The same where several mesh dimensions shard one tensor dimension and do not cut in their own
-    /// order: `order` is a permutation of the mesh dimensions, the one that cuts first in front.
+    /// The same where several mesh dimensions shard one tensor dimension and do not cut in their
+    /// own order: `order` is a permutation of the mesh dimensions, the one that cuts first in
+    /// front.
     pub fn with_order(placements: &[Placement], order: &[i32]) -> Result<Layout> {
         let raw: Vec<_> = placements.iter().map(Placement::to_raw).collect();
         create!(swv_layout_create(raw.as_ptr(), raw.len(), order.as_ptr(), order.len())).map(Layout)
@@ -239,7 +240,8 @@ impl Layout {
     ) -> Result<LocalExtent> {
         if mesh_shape.len() != coordinate.len() {
             return Err(Error::invalid(format!(
-                "coordinate {coordinate:?} has {} dimensions; wanted {} as mesh_shape {mesh_shape:?}",
+                "coordinate {coordinate:?} has {} dimensions; wanted {}, as mesh_shape \
+                 {mesh_shape:?}",
                 coordinate.len(),
                 mesh_shape.len()
             )));
@@ -304,8 +306,8 @@ impl fmt::Debug for Layout {
     }
 }
 
-/// What says how a tensor lies on a mesh: a [`Layout`], its text, or placements by the names of mesh
-/// dimensions, where those that are not named are replicated.
+/// What says how a tensor lies on a mesh: a [`Layout`], its text, or placements by the names of
+/// mesh dimensions, where those that are not named are replicated.
 ///
 /// ```
 /// use shardweave::{IntoLayout, Placement::*, World};

@@ -19,22 +19,23 @@
 //! ```
 //!
 //! - [`World`]: ranks that are threads of this process, or processes that a launcher starts.
-//! - [`Comm`]: collectives over slices. [`Mesh`], [`Layout`], [`Placement`]: where ranks are, and what
-//!   they hold.
+//! - [`Comm`]: collectives over slices. [`Mesh`], [`Layout`], [`Placement`]: where ranks are, and
+//!   what they hold.
 //! - [`Tensor`]: plain or sharded. Operators by `std::ops`, by method, or by name ([`Op`]): every
 //!   operator of LibTorch.
 //! - [`no_grad`], [`gradients`], [`Function`]: autograd.
-//! - [`Module`], [`ParameterPlan`], [`AdamW`], [`Sgd`]: models in Rust, sharded by a plan, and trained.
+//! - [`Module`], [`ParameterPlan`], [`AdamW`], [`Sgd`]: models in Rust, sharded by a plan, and
+//!   trained.
 //! - [`Trace`], [`CommCounters`], [`World::flight_record`]: what happened.
 //!
-//! Functions that fail return an [`Error`] with its [`Code`]. A panic in a callback, or in the body of
-//! a rank, becomes an error of that rank; it never crosses into C++.
+//! Functions that fail return an [`Error`] with its [`Code`]. A panic in a callback, or in the body
+//! of a rank, becomes an error of that rank; it never crosses into C++.
 //!
 //! # Threads
 //!
-//! A rank is driven by one thread at a time, so [`World`] and what is made from it stay on the thread
-//! that they are on: they are neither `Send` nor `Sync`. [`Op`], [`Layout`] and [`ParameterPlan`] belong
-//! to no rank, and are both. [`Aborter`] ends a world from any thread.
+//! A rank is driven by one thread at a time, so [`World`] and what is made from it stay on the
+//! thread that they are on: they are neither `Send` nor `Sync`. [`Op`], [`Layout`] and
+//! [`ParameterPlan`] belong to no rank, and are both. [`Aborter`] ends a world from any thread.
 //!
 //! # The library
 //!

@@ -8,8 +8,8 @@ use crate::error::Result;
 use crate::ffi::c_text;
 
 handle! {
-    /// An n-dimensional grid of ranks with names for its dimensions, as one rank sees it. Communicators
-    /// along the dimensions are made on first use.
+    /// An n-dimensional grid of ranks with names for its dimensions, as one rank sees it.
+    /// Communicators along the dimensions are made on first use.
     ///
     /// ```
     /// use shardweave::World;
@@ -22,8 +22,8 @@ handle! {
     /// # Ok::<(), shardweave::Error>(())
     /// ```
     ///
-    /// Belongs to its rank: neither `Send` nor `Sync`, because what is kept per mesh (communicators,
-    /// caches, random state) is used by one thread at a time.
+    /// Belongs to its rank: neither `Send` nor `Sync`, because what is kept per mesh
+    /// (communicators, caches, random state) is used by one thread at a time.
     Mesh, swv_mesh, swv_mesh_free
 }
 
@@ -42,8 +42,8 @@ handle! {
 }
 
 handle! {
-    /// A record of every collective that tensors of a mesh start while it lives: what moves, how far,
-    /// and who wanted it. Belongs to its mesh's rank: neither `Send` nor `Sync`.
+    /// A record of every collective that tensors of a mesh start while it lives: what moves, how
+    /// far, and who wanted it. Belongs to its mesh's rank: neither `Send` nor `Sync`.
     Trace, swv_trace, swv_trace_free
 }
 
@@ -187,13 +187,14 @@ impl Mesh {
     }
 
     /// Until the scope ends, operators on this mesh's tensors that would communicate by themselves
-    /// fail with [`FailedPrecondition`](crate::Code::FailedPrecondition), naming operator and tensors.
+    /// fail with [`FailedPrecondition`](crate::Code::FailedPrecondition), naming operator and
+    /// tensors.
     pub fn forbid_communication(&self) -> Result<StrictScope> {
         create!(swv_mesh_forbid_communication(self.as_ptr())).map(StrictScope)
     }
 
-    /// Until the scope ends, traces and errors say that `name` ("blocks.0.attn") runs. The innermost
-    /// scope counts.
+    /// Until the scope ends, traces and errors say that `name` ("blocks.0.attn") runs. The
+    /// innermost scope counts.
     pub fn module_scope(&self, name: &str) -> Result<ModuleScope> {
         let name = c_text(name, "name")?;
         create!(swv_module_scope_create(self.as_ptr(), name.as_ptr())).map(ModuleScope)

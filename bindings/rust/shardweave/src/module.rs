@@ -17,8 +17,8 @@ handle! {
     ModuleHandle, swv_module, swv_module_free
 }
 
-/// The parameters and buffers of a module, by fully qualified name (FQN, "blocks.0.attn.q.weight"), in
-/// the order in which [`Module::members`] gives them.
+/// The parameters and buffers of a module, by fully qualified name (FQN, "blocks.0.attn.q.weight"),
+/// in the order in which [`Module::members`] gives them.
 #[derive(Debug, Default)]
 pub struct Members {
     prefix: String,
@@ -104,17 +104,17 @@ pub trait Module {
         members_of(self).buffers
     }
 
-    /// Turns every parameter and buffer into a sharded tensor, in place: all handles see it. Parameters
-    /// require grad from then on. A line of the plan that matches nothing is an error before anything
-    /// changes. Collective unless the source is [`Source::Same`].
+    /// Turns every parameter and buffer into a sharded tensor, in place: all handles see it.
+    /// Parameters require grad from then on. A line of the plan that matches nothing is an error
+    /// before anything changes. Collective unless the source is [`Source::Same`].
     fn distribute(&self, mesh: &Mesh, plan: &ParameterPlan, source: Source) -> Result<()> {
         let (module, plan) = (handle_of(&members_of(self))?, plan.to_handle()?);
         let options = source.to_raw();
         call!(swv_module_distribute(module.as_ptr(), mesh.as_ptr(), plan.as_ptr(), &options))
     }
 
-    /// Brings every gradient into its parameter's layout. Between backward and the optimizer's step.
-    /// Collective; nothing to do for plain tensors.
+    /// Brings every gradient into its parameter's layout. Between backward and the optimizer's
+    /// step. Collective; nothing to do for plain tensors.
     fn finish_grad_sync(&self) -> Result<()> {
         let members = members_of(self);
         let parameters: Vec<&Tensor> =
@@ -122,9 +122,9 @@ pub trait Module {
         finish_grad_sync(&parameters)
     }
 
-    /// Multiplies all gradients by a number below 1 if their norm as one vector, wherever they lie, is
-    /// above `max_norm`, so that it is that; gives the norm before, the same on every rank. After
-    /// [`finish_grad_sync`](Module::finish_grad_sync). Collective.
+    /// Multiplies all gradients by a number below 1 if their norm as one vector, wherever they lie,
+    /// is above `max_norm`, so that it is that; gives the norm before, the same on every rank.
+    /// After [`finish_grad_sync`](Module::finish_grad_sync). Collective.
     fn clip_grad_norm(&self, max_norm: f64) -> Result<f64> {
         let members = members_of(self);
         let parameters: Vec<&Tensor> =

@@ -18,8 +18,8 @@ use crate::tensor::Tensor;
 handle! {
     /// An operator of LibTorch, of those on plain and on sharded tensors.
     ///
-    /// `aten::add.Tensor` is that overload; `aten::add`, or `add`, is all of them: each call takes the
-    /// first whose arguments fit. Looking one up is slow, calling it is not.
+    /// `aten::add.Tensor` is that overload; `aten::add`, or `add`, is all of them: each call takes
+    /// the first whose arguments fit. Looking one up is slow, calling it is not.
     ///
     /// ```
     /// use shardweave::{args, Op, Tensor};
@@ -35,13 +35,14 @@ handle! {
     Op, swv_op, swv_op_free
 }
 
-// SAFETY: the header says that operators belong to no rank and may be used by several threads at once.
+// SAFETY: the header says that operators belong to no rank and may be used by several threads at
+// once.
 unsafe impl Send for Op {}
 // SAFETY: the same.
 unsafe impl Sync for Op {}
 
-/// An argument of an operator: a tensor, a number, text, a list, ...; made by `From`, mostly through
-/// [`args!`](crate::args). Borrows what it is made from.
+/// An argument of an operator: a tensor, a number, text, a list, ...; made by `From`, mostly
+/// through [`args!`](crate::args). Borrows what it is made from.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Arg<'a>(sys::swv_value, PhantomData<&'a Tensor>);
@@ -376,8 +377,8 @@ impl FromValue for Value {
     }
 }
 
-/// Types that the results of a call can be taken as: `()`, which drops them, one [`FromValue`], a tuple
-/// of them for operators with several results, or `Vec<Value>` for all that there are.
+/// Types that the results of a call can be taken as: `()`, which drops them, one [`FromValue`], a
+/// tuple of them for operators with several results, or `Vec<Value>` for all that there are.
 pub trait FromResults: Sized {
     #[doc(hidden)]
     fn receive(
@@ -472,8 +473,8 @@ impl FromResults for Vec<Value> {
     }
 }
 
-/// The ways that an operator's sharding rule offers, what each would cost, which would be taken, and
-/// what follows.
+/// The ways that an operator's sharding rule offers, what each would cost, which would be taken,
+/// and what follows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
     /// For people.
@@ -483,7 +484,8 @@ pub struct Explanation {
 }
 
 impl Op {
-    /// Looks an operator up. [`NotFound`](crate::Code::NotFound) suggests names that are nearly the same.
+    /// Looks an operator up. [`NotFound`](crate::Code::NotFound) suggests names that are nearly the
+    /// same.
     pub fn find(name: &str) -> Result<Op> {
         let name = c_text(name, "operator")?;
         create!(swv_op_find(name.as_ptr())).map(Op)
@@ -536,8 +538,8 @@ impl Op {
     }
 
     /// Why a call on sharded tensors would move what it moves. Nothing runs.
-    /// [`FailedPrecondition`](crate::Code::FailedPrecondition) for an operator that is made of others
-    /// (aten::linear): trace those.
+    /// [`FailedPrecondition`](crate::Code::FailedPrecondition) for an operator that is made of
+    /// others (aten::linear): trace those.
     pub fn explain(&self, arguments: &[Arg<'_>]) -> Result<Explanation> {
         let (mut table, mut json) = (ptr::null_mut(), ptr::null_mut());
         call!(swv_op_explain(
@@ -592,7 +594,8 @@ pub(crate) fn item(tensor: &Tensor) -> Result<Value> {
     Ok(Value::take(&mut output.0[0]))
 }
 
-/// An operator that is looked up when it is first called, and then stays for as long as the process.
+/// An operator that is looked up when it is first called, and then stays for as long as the
+/// process.
 pub(crate) struct KnownOp {
     name: &'static str,
     op: AtomicPtr<sys::swv_op>,

@@ -145,8 +145,9 @@ impl Optimizer {
         call!(swv_optimizer_set_lr(self.as_ptr(), learning_rate))
     }
 
-    /// The state of a parameter, laid out as it is: "step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq",
-    /// "momentum_buffer". None before the first step. Writing to it writes the state.
+    /// The state of a parameter, laid out as it is: "step", "exp_avg", "exp_avg_sq",
+    /// "max_exp_avg_sq", "momentum_buffer". None before the first step. Writing to it writes the
+    /// state.
     pub fn state(&self, parameter: usize, name: &str) -> Result<Option<Tensor>> {
         let name = c_text(name, "state")?;
         let state = create_or_none!(swv_optimizer_state(self.as_ptr(), parameter, name.as_ptr()))?;

@@ -10,8 +10,8 @@ use crate::error::Result;
 use crate::ffi::c_text;
 use crate::layout::{NamedPlacements, Placement};
 
-/// How the parameters and buffers of a module lie on a mesh: lines of a pattern and placements by the
-/// names of mesh dimensions. The first line that matches a name counts; what no line matches is
+/// How the parameters and buffers of a module lie on a mesh: lines of a pattern and placements by
+/// the names of mesh dimensions. The first line that matches a name counts; what no line matches is
 /// replicated. In a pattern `*` stands for any characters, `?` for one, `{a,b}` for either.
 ///
 /// ```
@@ -19,12 +19,14 @@ use crate::layout::{NamedPlacements, Placement};
 /// let plan = ParameterPlan::new()
 ///     .line("*.{q,k,v,up}.*", &[("tp", Shard(0))])
 ///     .line("*.{o,down}.weight", &[("tp", Shard(1))]);
-/// let text = r#"{"parameter":{"*.{q,k,v,up}.*":{"tp":"S(0)"},"*.{o,down}.weight":{"tp":"S(1)"}}}"#;
+/// let text =
+///     r#"{"parameter":{"*.{q,k,v,up}.*":{"tp":"S(0)"},"*.{o,down}.weight":{"tp":"S(1)"}}}"#;
 /// assert_eq!(serde_json::to_string(&plan).unwrap(), text);
 /// assert_eq!(serde_json::from_str::<ParameterPlan>(text).unwrap(), plan);
 /// ```
 ///
-/// By serde it comes from any format that keeps the order of maps; the JSON is that of the C interface.
+/// By serde it comes from any format that keeps the order of maps; the JSON is that of the C
+/// interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ParameterPlan {
     lines: Vec<(String, Vec<(String, Placement)>)>,

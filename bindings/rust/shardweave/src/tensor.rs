@@ -17,8 +17,8 @@ use crate::mesh::Mesh;
 use crate::op::{item, Arg, FromValue, KnownOp};
 
 handle! {
-    /// A tensor: plain, with its data here, or sharded, with the global shape and a part of the data on
-    /// each rank of its mesh.
+    /// A tensor: plain, with its data here, or sharded, with the global shape and a part of the
+    /// data on each rank of its mesh.
     ///
     /// ```
     /// use shardweave::Tensor;
@@ -31,8 +31,8 @@ handle! {
     /// A value is a handle: `clone` gives another one to the same tensor, [`copy`](Tensor::copy) a
     /// tensor of its own.
     ///
-    /// Belongs to its rank: neither `Send` nor `Sync`, because its data, its gradient and its graph are
-    /// changed through any of its handles, and one thread at a time may do that.
+    /// Belongs to its rank: neither `Send` nor `Sync`, because its data, its gradient and its graph
+    /// are changed through any of its handles, and one thread at a time may do that.
     Tensor, swv_tensor, swv_tensor_free
 }
 
@@ -42,7 +42,8 @@ handle! {
 /// use shardweave::{DType, Placement::*, TensorOptions, World};
 /// World::threads(2).run(|world| {
 ///     let mesh = world.device_mesh(&[("tp", 2)])?;
-///     let x = TensorOptions::new().dtype(DType::F64).on(&mesh, [("tp", Shard(0))])?.ones(&[7, 5])?;
+///     let options = TensorOptions::new().dtype(DType::F64).on(&mesh, [("tp", Shard(0))])?;
+///     let x = options.ones(&[7, 5])?;
 ///     assert_eq!(x.sizes()?, [7, 5]);
 ///     assert_eq!(x.to_local()?.sizes()?, [[4, 5], [3, 5]][world.rank()]);
 ///     Ok(())
@@ -110,8 +111,8 @@ factories! {
     ones: swv_tensor_ones();
     /// Of one number.
     full: swv_tensor_full(value: f64);
-    /// Uniform in [0, 1). On a mesh element i is drawn by its global index: the same numbers for every
-    /// layout and number of ranks ([`Mesh::seed`]). Plain ones draw from the process
+    /// Uniform in [0, 1). On a mesh element i is drawn by its global index: the same numbers for
+    /// every layout and number of ranks ([`Mesh::seed`]). Plain ones draw from the process
     /// ([`manual_seed`](crate::manual_seed)).
     rand: swv_tensor_rand();
     /// Normal, with mean 0 and variance 1; drawn as by `rand`.
@@ -326,8 +327,8 @@ impl Tensor {
 /// # Ok::<(), shardweave::Error>(())
 /// ```
 impl Tensor {
-    /// Cuts a plain tensor, of the same shape and dtype on every rank, whose data is that of the mesh's
-    /// first rank. A leaf that requires grad if the tensor does. Collective.
+    /// Cuts a plain tensor, of the same shape and dtype on every rank, whose data is that of the
+    /// mesh's first rank. A leaf that requires grad if the tensor does. Collective.
     pub fn distribute(&self, mesh: &Mesh, layout: impl IntoLayout) -> Result<Tensor> {
         self.distribute_from(Source::default(), mesh, layout)
     }
@@ -349,8 +350,8 @@ impl Tensor {
         .map(Tensor)
     }
 
-    /// From every rank's part. Without `sizes` the global ones are worked out from the parts: collective
-    /// then.
+    /// From every rank's part. Without `sizes` the global ones are worked out from the parts:
+    /// collective then.
     pub fn from_local(
         local: &Tensor,
         mesh: &Mesh,
@@ -410,7 +411,10 @@ impl Tensor {
 }
 
 macro_rules! methods {
-    ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*) -> $result:ty = $op:literal;)*) => {
+    ($(
+        $(#[$doc:meta])*
+        $name:ident($($argument:ident: $type:ty),*) -> $result:ty = $op:literal;
+    )*) => {
         $($(#[$doc])*
         pub fn $name(&self $(, $argument: $type)*) -> Result<$result> {
             static OP: KnownOp = KnownOp::new($op);
@@ -429,8 +433,9 @@ impl Tensor {
         /// Row `indices[..]` of this table for each index.
         embedding(indices: &Tensor) -> Tensor = "aten::embedding";
         /// Normalizes over the last dimensions, which are `shape`.
-        layer_norm(shape: &[i64], weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f64) -> Tensor
-            = "aten::layer_norm";
+        layer_norm(
+            shape: &[i64], weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f64
+        ) -> Tensor = "aten::layer_norm";
         /// Attention of these queries to keys and values, all [..., length, features].
         scaled_dot_product_attention(
             keys: &Tensor, values: &Tensor, mask: Option<&Tensor>, dropout: f64, causal: bool
@@ -539,8 +544,8 @@ macro_rules! in_place {
     };
 }
 
-/// Operators that write to the tensor, which all handles to it see. Of a leaf that requires grad only
-/// inside of [`no_grad`](crate::no_grad).
+/// Operators that write to the tensor, which all handles to it see. Of a leaf that requires grad
+/// only inside of [`no_grad`](crate::no_grad).
 impl Tensor {
     in_place! {
         /// Adds another one.
@@ -567,8 +572,8 @@ impl Clone for Tensor {
     }
 }
 
-/// The elements of a plain tensor;
-/// "DTensor[7, 5] Float [S(0), R] on DeviceMesh(dp=2, tp=2), local [4, 5] at [0, 0]" of a sharded one.
+/// The elements of a plain tensor; "DTensor[7, 5] Float [S(0), R] on DeviceMesh(dp=2, tp=2), local
+/// [4, 5] at [0, 0]" of a sharded one.
 impl fmt::Display for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&text!(swv_tensor_to_string(self.as_const_ptr())).map_err(|_| fmt::Error)?)
@@ -590,7 +595,10 @@ impl fmt::Debug for Tensor {
 
 /// Implements an operator for tensors and handles to them, and for numbers on one side.
 macro_rules! operator {
-    ($trait:ident $method:ident: $op:literal, by a number $by_number:literal, number first $first:expr) => {
+    (
+        $trait:ident $method:ident: $op:literal,
+        by a number $by_number:literal, number first $first:expr
+    ) => {
         operator!(@two $trait $method $op, &Tensor, &Tensor);
         operator!(@two $trait $method $op, &Tensor, Tensor);
         operator!(@two $trait $method $op, Tensor, &Tensor);

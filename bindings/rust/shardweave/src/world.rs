@@ -17,9 +17,10 @@ handle! {
     /// One rank's view of all ranks. Ranks are threads of one process ([`World::threads`]) or
     /// processes ([`World::from_environment`], [`World::join`]).
     ///
-    /// Belongs to its rank, as does all that is made from it (communicators, meshes, tensors, modules,
-    /// optimizers): neither `Send` nor `Sync`. The library wants one thread at a time for all of them
-    /// together, and Rust cannot hold two values to that: so they stay on the thread that they are on.
+    /// Belongs to its rank, as does all that is made from it (communicators, meshes, tensors,
+    /// modules, optimizers): neither `Send` nor `Sync`. The library wants one thread at a time for
+    /// all of them together, and Rust cannot hold two values to that: so they stay on the thread
+    /// that they are on.
     World, swv_world, swv_world_free
 }
 
@@ -67,8 +68,9 @@ pub enum MeetingPoint {
 /// A rank that no thread has taken yet. See [`World::local`].
 pub struct Seat(World);
 
-// SAFETY: the world of a seat is fresh: nothing has been made from it and no call is under way, and the
-// header lets a rank be driven from any thread, one at a time. Whoever takes the seat is the only one.
+// SAFETY: the world of a seat is fresh: nothing has been made from it and no call is under way, and
+// the header lets a rank be driven from any thread, one at a time. Whoever takes the seat is the
+// only one.
 unsafe impl Send for Seat {}
 
 /// Ends a world from any thread. See [`World::aborter`].
@@ -98,9 +100,9 @@ impl World {
         Processes::default()
     }
 
-    /// Joins the ranks that tools/launch, torchrun, Slurm, Open MPI, PMI, PMIx, Kubernetes, or RANK,
-    /// WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe. [`NotFound`](crate::Code::NotFound) if nothing
-    /// has started this process as a rank. Collective.
+    /// Joins the ranks that tools/launch, torchrun, Slurm, Open MPI, PMI, PMIx, Kubernetes, or
+    /// RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe. [`NotFound`](crate::Code::NotFound)
+    /// if nothing has started this process as a rank. Collective.
     pub fn from_environment() -> Result<World> {
         World::processes().from_environment()
     }
@@ -228,9 +230,9 @@ impl Threads {
         self
     }
 
-    /// Runs `body` on a thread per rank, waits for all, and gives what they returned, in the order of
-    /// the ranks. If one fails or panics, the others' collectives fail, naming it; the result is the
-    /// failure that came first, with its rank in the message.
+    /// Runs `body` on a thread per rank, waits for all, and gives what they returned, in the order
+    /// of the ranks. If one fails or panics, the others' collectives fail, naming it; the result is
+    /// the failure that came first, with its rank in the message.
     ///
     /// ```
     /// use shardweave::{Code, Error, World};
@@ -278,7 +280,8 @@ where
     T: Send,
 {
     status_of(|| {
-        // SAFETY: what Threads::run passed; it outlives the threads, which are joined before it ends.
+        // SAFETY: what Threads::run passed; it outlives the threads, which are joined before it
+        // ends.
         let run = unsafe { &*run.cast::<Run<'_, T, F>>() };
         // The world is the library's: lent for the call, not to be freed.
         let world = ManuallyDrop::new(World(NonNull::new(world).expect("a rank has a world")));
@@ -296,8 +299,8 @@ impl Processes {
         self
     }
 
-    /// Over which interface this machine is reached. Without: loopback if all ranks are on one host,
-    /// else by the host's name.
+    /// Over which interface this machine is reached. Without: loopback if all ranks are on one
+    /// host, else by the host's name.
     pub fn network_interface(mut self, name: impl Into<String>) -> Processes {
         self.network_interface = Some(name.into());
         self

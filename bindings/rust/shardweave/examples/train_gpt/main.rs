@@ -5,8 +5,8 @@
 //!     cargo run --release --example train_gpt -- --mesh=dp=1,tp=4 --backend=gloo --check
 //!     ./bazelw run //tools/launch -- -n 4 -- target/release/examples/train_gpt
 //!
-//! Here: the backends, and what one rank does. The model is in model.rs, how it is sharded and trained
-//! in training.rs.
+//! Here: the backends, and what one rank does. The model is in model.rs, how it is sharded and
+//! trained in training.rs.
 
 mod model;
 mod processes;
@@ -128,8 +128,8 @@ fn check_same_everywhere(world: &World, settings: &Settings, text: &Text) -> Res
         Some(other) => Err(Error::new(
             Code::FailedPrecondition,
             format!(
-                "ranks 0 and {other} were started with different flags or texts; here: {}, {} bytes \
-                 of text",
+                "ranks 0 and {other} were started with different flags or texts; here: {}, {} \
+                 bytes of text",
                 settings.to_text(),
                 text.bytes().len()
             ),

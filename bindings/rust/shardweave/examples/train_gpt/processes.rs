@@ -10,8 +10,8 @@ use shardweave::Result;
 
 use crate::settings::Settings;
 
-/// Ends with the first failure: the others have a moment to notice by themselves, so that they can say
-/// what they were doing.
+/// Ends with the first failure: the others have a moment to notice by themselves, so that they can
+/// say what they were doing.
 pub fn start(settings: &Settings) -> Result<ExitCode> {
     const NOTICE: Duration = Duration::from_secs(2);
     let ranks = settings.num_ranks().to_string();

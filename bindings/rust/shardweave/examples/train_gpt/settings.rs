@@ -45,8 +45,8 @@ fn command() -> Command {
     Command::new("train_gpt")
         .about("Trains a byte-level GPT on a text, sharded over several ranks.")
         .arg(Arg::new("mesh").long("mesh").value_parser(parse_mesh).default_value("dp=2,tp=2").help(
-            "how the ranks are arranged: dp (data parallel) times tp (tensor parallel); one of them \
-             may be left out",
+            "how the ranks are arranged: dp (data parallel) times tp (tensor parallel); one of \
+             them may be left out",
         ))
         .arg(
             Arg::new("backend")
@@ -54,7 +54,8 @@ fn command() -> Command {
                 .value_parser(PossibleValuesParser::new(["inproc", "gloo"]))
                 .help(
                     "inproc: ranks are threads of this process; gloo: ranks are processes, started \
-                     here unless a launcher has done it; default: gloo under a launcher, else inproc",
+                     here unless a launcher has done it; default: gloo under a launcher, else \
+                     inproc",
                 ),
         )
         .arg(
@@ -153,7 +154,8 @@ impl Settings {
         let mesh: Vec<String> =
             self.mesh.iter().map(|(name, size)| format!("{name}={size}")).collect();
         format!(
-            "mesh {}, steps {}, layers {}, dim {}, heads {}, batch {}, seq {}, lr {}, seed {}, sample {}",
+            "mesh {}, steps {}, layers {}, dim {}, heads {}, batch {}, seq {}, lr {}, seed {}, \
+             sample {}",
             mesh.join(","),
             self.steps,
             self.layers,

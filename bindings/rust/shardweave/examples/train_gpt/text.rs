@@ -1,5 +1,5 @@
-//! The text to train on, byte by byte, and the batches that are drawn from it: functions of the text
-//! and the settings alone, so that all ranks draw the same without asking each other.
+//! The text to train on, byte by byte, and the batches that are drawn from it: functions of the
+//! text and the settings alone, so that all ranks draw the same without asking each other.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! How the GPT is sharded, trained and asked for text.
 //!
-//! One loop for one device and for many: without a mesh parameters and batches are plain tensors, with
-//! one they are sharded, and every function is collective over its ranks.
+//! One loop for one device and for many: without a mesh parameters and batches are plain tensors,
+//! with one they are sharded, and every function is collective over its ranks.
 
 use shardweave::{
     no_grad, AdamW, Mesh, Module, ParameterPlan, Placement::*, Result, Source, Tensor,
@@ -20,8 +20,8 @@ fn plan() -> ParameterPlan {
         .line("*.{o,down}.weight", &[("tp", Shard(1))])
 }
 
-/// With the same weights on every mesh. Every rank makes the same ones, as it does batches: none has to
-/// be sent.
+/// With the same weights on every mesh. Every rank makes the same ones, as it does batches: none
+/// has to be sent.
 pub fn make_model(settings: &Settings, mesh: Option<&Mesh>) -> Result<Gpt> {
     let options = GptOptions {
         layers: settings.layers,
