@@ -422,13 +422,13 @@ macro_rules! initializers {
         $(
             writeln!(rust, "{}{}", stringify!($name), bytes_of(&$name, stringify!($type))).unwrap();
             let (kind, name) = (stringify!($type), stringify!($name));
-            write!(body, "static {kind} {name}_value = {name};\n").unwrap();
-            write!(body, "p = (const unsigned char*)&{name}_value;\nprintf(\"{name}\");\n").unwrap();
+            writeln!(body, "static {kind} {name}_value = {name};").unwrap();
+            writeln!(body, "p = (const unsigned char*)&{name}_value;\nprintf(\"{name}\");").unwrap();
             for (field, (offset, size)) in layouts_of_rust() {
                 if field.starts_with(concat!(stringify!($type), ".")) {
-                    write!(body, "printf(\" {offset}:\");\n").unwrap();
+                    writeln!(body, "printf(\" {offset}:\");").unwrap();
                     write!(body, "for (int i = 0; i < {size}; ++i) ").unwrap();
-                    write!(body, "printf(\"%02x\", p[{offset} + i]);\n").unwrap();
+                    writeln!(body, "printf(\"%02x\", p[{offset} + i]);").unwrap();
                 }
             }
             body += "printf(\"\\n\");\n";
