@@ -64,6 +64,6 @@ for ranks in "--mesh=dp=2,tp=2" "--mesh=dp=2 --backend=gloo"; do
 done
 
 say "an error without the library says what to do"
-if SHARDWEAVE_HOME=/nowhere cargo build --offline --quiet 2>"$folder/err"; then exit 1; fi
-grep -q "SHARDWEAVE_HOME is '/nowhere'; wanted a folder with lib/libshardweave.so" "$folder/err"
+if SHARDWEAVE_HOME=/proc/nowhere cargo build --offline --quiet 2>"$folder/err"; then exit 1; fi
+grep -q "SHARDWEAVE_HOME is '/proc/nowhere'; wanted a folder with lib/libshardweave.so" "$folder/err"
 say "PASS"

@@ -208,8 +208,8 @@ impl<M: Module> Module for Vec<M> {
 /// A model that torch.jit.save has written. It is distributed and trained like any [`Module`].
 ///
 /// ```
-/// let error = shardweave::ScriptModule::load("/nowhere/model.pt").unwrap_err();
-/// assert!(error.message().contains("/nowhere/model.pt"));
+/// let error = shardweave::ScriptModule::load("/proc/nowhere/model.pt").unwrap_err();
+/// assert!(error.message().contains("/proc/nowhere/model.pt"));
 /// ```
 ///
 /// Belongs to its rank: neither `Send` nor `Sync`, as its tensors.

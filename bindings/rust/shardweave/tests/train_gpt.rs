@@ -94,11 +94,11 @@ fn processes_that_the_environment_names() {
     std::fs::remove_file(&store).ok();
 
     // Only rank 1 has no text: the other learns it from that one, not from a deadline.
-    let ranks = [start("bad", 0, "--seed=4"), start("bad", 1, "--data=/nowhere/book.txt")];
+    let ranks = [start("bad", 0, "--seed=4"), start("bad", 1, "--data=/proc/nowhere/book.txt")];
     for rank in ranks {
         let output = rank.wait_with_output().unwrap();
         let err = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && err.contains("/nowhere/book.txt"), "{err}");
+        assert!(!output.status.success() && err.contains("/proc/nowhere/book.txt"), "{err}");
     }
     std::fs::remove_file(&store).ok();
 }
@@ -148,8 +148,8 @@ fn bad_input() {
         (&["--backend=nccl"], 2, "nccl"),
         (&["--stepz=4"], 2, "stepz"),
         (&["--lr=0"], 2, "wanted a number above 0"),
-        (&["--data=/nowhere/book.txt"], 1, "--data=/nowhere/book.txt: No such file"),
-        (&["--data=/nowhere", "--backend=gloo"], 1, "--data=/nowhere: No such file"),
+        (&["--data=/proc/nowhere/book.txt"], 1, "--data=/proc/nowhere/book.txt: No such file"),
+        (&["--data=/proc/nowhere", "--backend=gloo"], 1, "--data=/proc/nowhere: No such file"),
     ];
     for (arguments, code, message) in cases {
         let output = command(program(), arguments).output().unwrap();
