@@ -4,7 +4,7 @@
 use shardweave::{
     apply, args, gradients, no_grad, AdamW, BackwardOptions, Code, DType, Error, Function,
     FunctionContext, Layout, Members, Module, Op, ParameterPlan, Placement, Placement::*, ReduceOp,
-    Result, Sgd, Source, Tensor, TensorOptions, Value, World,
+    Result, ScriptModule, Sgd, Source, Tensor, TensorOptions, Value, World,
 };
 
 const MESHES: [&[(&str, i64)]; 6] = [
@@ -211,6 +211,45 @@ fn training_is_that_of_one_rank() {
         }
         Ok(())
     });
+}
+
+/// tests/data/linear.pt, which capi/script_module_test.cc wrote: forward(x, scale=2) is
+/// (x weight' + offset) scale, with inner.weight 0 .. 11 / 7 and inner.offset 1; both(x) gives x too.
+#[test]
+fn torch_script_modules_are_sharded_and_trained() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/linear.pt");
+    let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, -1.0, 0.0, 5.0], &[2, 3]).unwrap();
+    let alone = ScriptModule::load(path).unwrap();
+    let expected: Tensor = alone.call("forward", args![&x]).unwrap();
+    assert!((expected.to_vec::<f32>().unwrap()[0] - (8.0 / 7.0 + 1.0) * 2.0).abs() < 1e-5);
+    let (same, half): (Tensor, Tensor) = alone.call("both", args![&x]).unwrap();
+    assert_eq!((same.sizes().unwrap(), half.sizes().unwrap()), (vec![2, 3], vec![2, 4]));
+    let error = alone.call::<Tensor>("froward", args![&x]).unwrap_err();
+    assert!(error.message().contains("did you mean 'forward'"), "{error}");
+
+    let (x, expected) =
+        (x.to_vec::<f32>().unwrap(), expected.detach().unwrap().to_vec::<f32>().unwrap());
+    World::threads(3)
+        .run(|world| {
+            let mesh = world.device_mesh(&[("tp", 3)])?;
+            let module = ScriptModule::load(path)?;
+            let plan = ParameterPlan::new().line("inner.*", &[("tp", Shard(0))]);
+            module.distribute(&mesh, &plan, Source::Same)?;
+            let x = Tensor::from_slice(&x, &[2, 3])?.distribute(&mesh, "[R]")?;
+            let y: Tensor = module.call("forward", args![&x])?;
+            assert_eq!(y.layout()?, Layout::parse("[S(1)]")?);
+            expect_close(&y, &Tensor::from_slice(&expected, &[2, 4])?)?;
+            let optimizer = Sgd::new(1e-3).build(&module)?;
+            let loss = |y: Tensor| (&y * &y)?.sum();
+            let before = loss(y)?;
+            before.backward()?;
+            module.finish_grad_sync()?;
+            optimizer.step()?;
+            let after = loss(module.call("forward", args![&x])?)?;
+            assert!(after.item::<f64>()? < before.item::<f64>()?);
+            Ok(())
+        })
+        .unwrap();
 }
 
 #[test]
