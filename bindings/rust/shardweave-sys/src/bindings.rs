@@ -1314,7 +1314,7 @@ extern "C" {
         out_mesh: *mut *mut swv_mesh,
     ) -> *mut swv_status;
 }
-#[doc = " ---- Operators --------------------------------------------------------------------------------\n Every operator of LibTorch, by the name in its schema, on plain and sharded tensors."]
+#[doc = " ---- Operators --------------------------------------------------------------------------------\n Every operator of LibTorch, by the name in its schema, on plain and sharded tensors. A plain\n tensor among sharded ones counts as replicated if it is the same on every rank, which a small\n collective finds out."]
 pub type swv_value_kind = i32;
 pub const SWV_VALUE_NONE: i32 = 0;
 #[doc = " as an argument: what the schema says"]

@@ -164,8 +164,7 @@ pub struct Gpt {
     blocks: Vec<Block>,
     norm: LayerNorm,
     head: Linear,
-    /// 0 .. seq - 1. A buffer, so that it lies on the mesh with the parameters: plain and sharded
-    /// tensors do not mix.
+    /// 0 .. seq - 1. A buffer, so that it lies on the mesh with the parameters.
     index: Tensor,
 }
 
