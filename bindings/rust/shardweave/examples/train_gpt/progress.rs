@@ -1,5 +1,6 @@
 //! How far the training is: the loss of every step, the speed, and a progress bar.
 
+use std::fmt::Write;
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -49,25 +50,27 @@ impl Progress {
             None => return,
         };
         let done = self.losses.len();
-        let text = match done > self.warm_up {
-            true => format!("loss {loss:.3}  {:.0} tokens/s", self.tokens_per_second()),
-            false => format!("loss {loss:.3}"),
-        };
-        if bar.is_hidden() {
-            if done % (self.steps / 10).max(1) == 0 || done == 1 || done == self.steps {
-                let line = format!("{} {done}/{}  {text}", self.title, self.steps);
-                if self.json {
-                    eprintln!("{line}");
-                } else {
-                    println!("{line}");
-                }
-            }
-            return;
+        let mut text = format!("{done}/{}  loss {loss:.3}", self.steps);
+        if done > self.warm_up {
+            let _ = write!(text, "  {:.0} tokens/s", self.tokens_per_second());
         }
-        bar.set_message(text);
-        bar.set_position(done as u64);
-        if done == self.steps {
-            bar.finish();
+        if !bar.is_hidden() {
+            bar.set_message(text);
+            bar.set_position(done as u64);
+            if done == self.steps {
+                bar.finish();
+                self.print("");
+            }
+        } else if done % (self.steps / 10).max(1) == 0 || done == 1 || done == self.steps {
+            self.print(&format!("{} {text}", self.title));
+        }
+    }
+
+    fn print(&self, line: &str) {
+        if self.json {
+            eprintln!("{line}");
+        } else {
+            println!("{line}");
         }
     }
 
@@ -89,8 +92,7 @@ fn bar(title: &'static str, settings: &Settings) -> ProgressBar {
         true => ProgressDrawTarget::stderr(),
         false => ProgressDrawTarget::stdout(),
     };
-    let style =
-        ProgressStyle::with_template("{prefix} [{bar:24}] {pos}/{len}  {msg}  {eta_precise} left");
+    let style = ProgressStyle::with_template("{prefix} [{bar:24}] {msg}  {eta} left");
     ProgressBar::with_draw_target(Some(settings.steps as u64), target)
         .with_prefix(title)
         .with_style(style.expect("a template that indicatif knows").progress_chars("=> "))
