@@ -5,8 +5,8 @@
 //!     cargo bench --bench operators -- --json     # one line
 //!
 //! The operators and their names are those of `./bazelw run //bench:capi`, which says what the C
-//! interface costs over C++; the two together are what Rust costs over C++. With that one's line of
-//! JSON in a file, `--capi=FILE` adds them up.
+//! interface costs over C++. With that one's line of JSON in a file, `--capi=FILE` adds the two up:
+//! what Rust costs over C++. `./bazelw run -c opt //bench:capi_rust` does all that.
 //!
 //! Both kinds of calls alternate in one run; the figure is the difference of the medians. Time is
 //! the thread's own: a machine that is busy with other things matters less. One rank, one thread.

@@ -660,3 +660,16 @@ fn an_aborter_ends_ranks_that_wait() {
     assert_eq!(error.code(), Code::Aborted);
     assert!(error.message().contains("enough"), "{error}");
 }
+
+/// What belongs to a rank is in the documentation of [`shardweave`], which shows that it is not.
+#[test]
+fn what_may_go_to_other_threads() {
+    fn shared<T: Send + Sync>() {}
+    fn sent<T: Send>() {}
+    shared::<Op>();
+    shared::<Layout>();
+    shared::<ParameterPlan>();
+    shared::<shardweave::Aborter>();
+    shared::<Error>();
+    sent::<shardweave::Seat>();
+}
