@@ -37,6 +37,12 @@
 //! thread that they are on: they are neither `Send` nor `Sync`. [`Op`], [`Layout`] and
 //! [`ParameterPlan`] belong to no rank, and are both. [`Aborter`] ends a world from any thread.
 //!
+//! ```compile_fail,E0277
+//! let tensor = shardweave::Tensor::ones(&[3])?;
+//! std::thread::spawn(move || tensor.sum()); // a tensor cannot be sent between threads
+//! # Ok::<(), shardweave::Error>(())
+//! ```
+//!
 //! # The library
 //!
 //! The crate links libshardweave.so, found by `SHARDWEAVE_HOME`, pkg-config, or in the checkout's
