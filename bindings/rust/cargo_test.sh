@@ -28,6 +28,8 @@ checkout=$(cksum <<<"$workspace" | cut -d' ' -f1)
 export CARGO_TARGET_DIR=${XDG_CACHE_HOME:-$HOME/.cache}/shardweave/cargo/$checkout
 export SHARDWEAVE_HOME=$(dirname -- "$library")
 export SHARDWEAVE_CPP_TRAIN_GPT=$train_gpt
+# Rust 1.63 may break here otherwise: github.com/rust-lang/rust/issues/84970.
+export CARGO_INCREMENTAL=0
 mkdir -p -- "$CARGO_TARGET_DIR"
 
 cd -- "$workspace"
