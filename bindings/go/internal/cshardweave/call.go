@@ -1,0 +1,264 @@
+package cshardweave
+
+// #include "shim.h"
+import "C"
+
+import (
+	"sync"
+	"unsafe"
+)
+
+func OpFind(name string) (Op, error) {
+	if err := checkText("FindOp", name); err != nil {
+		return nil, err
+	}
+	var a arena
+	defer a.free()
+	var out Op
+	err := result(C.swv_op_find(a.text(name), &out))
+	return out, err
+}
+
+func OpFree(op Op) { C.swv_op_free(op) }
+
+func OpSchema(op Op) (string, error) {
+	var out *C.swv_string
+	if err := result(C.swv_op_schema(op, &out)); err != nil {
+		return "", err
+	}
+	return text(out), nil
+}
+
+// Numbers of swv_value_kind.
+const (
+	ValueNone    = C.SWV_VALUE_NONE
+	ValueTensor  = C.SWV_VALUE_TENSOR
+	ValueBool    = C.SWV_VALUE_BOOL
+	ValueInt     = C.SWV_VALUE_INT
+	ValueFloat   = C.SWV_VALUE_FLOAT
+	ValueComplex = C.SWV_VALUE_COMPLEX
+	ValueString  = C.SWV_VALUE_STRING
+	ValueDType   = C.SWV_VALUE_DTYPE
+	ValueDevice  = C.SWV_VALUE_DEVICE
+	ValueTensors = C.SWV_VALUE_TENSORS
+	ValueBools   = C.SWV_VALUE_BOOLS
+	ValueInts    = C.SWV_VALUE_INTS
+	ValueFloats  = C.SWV_VALUE_FLOATS
+)
+
+const maxResults = 32 // no operator has as many
+
+// Call is a call of an operator: its arguments, and then its results. It is made for being used
+// again, so that a call allocates nothing:
+//
+//	c := NewCall()
+//	c.AddTensor(t)
+//	c.AddInts(1, 2)
+//	if err := c.Do(op, Grad); err == nil {
+//		sum := c.TakeTensor(0)
+//	}
+//	c.Release()
+//
+// What arguments point to is copied to data, and found there by its offset (shim.h).
+type Call struct {
+	arguments  []C.swv_value
+	numNames   int
+	data       []uint64
+	results    [maxResults]C.swv_value
+	numResults C.size_t
+}
+
+var calls = sync.Pool{New: func() any {
+	return &Call{arguments: make([]C.swv_value, 0, 16), data: make([]uint64, 0, 64)}
+}}
+
+func NewCall() *Call { return calls.Get().(*Call) }
+
+// Release gives the call back; results that were not taken are freed.
+func (c *Call) Release() {
+	for i := range c.results[:c.numResults] {
+		if c.results[i].kind != ValueNone {
+			C.swv_value_clear(&c.results[i])
+		}
+	}
+	c.arguments, c.numNames, c.data, c.numResults = c.arguments[:0], 0, c.data[:0], 0
+	calls.Put(c)
+}
+
+func (c *Call) add(kind C.swv_value_kind) *[2]uint64 {
+	c.arguments = append(c.arguments, C.swv_value{kind: kind})
+	return words(&c.arguments[len(c.arguments)-1])
+}
+
+// words is the union as two numbers: nothing in it is a pointer for Go.
+func words(v *C.swv_value) *[2]uint64 { return (*[2]uint64)(unsafe.Pointer(&v.as)) }
+
+// list copies count elements to the data.
+func (c *Call) list(kind C.swv_value_kind, from unsafe.Pointer, count, size int) {
+	w := c.add(kind)
+	w[0], w[1] = c.append(from, count*size), uint64(count)
+}
+
+func (c *Call) append(from unsafe.Pointer, bytes int) (offset uint64) {
+	offset = uint64(len(c.data)) * 8
+	if bytes > 0 {
+		start := len(c.data)
+		c.data = append(c.data, make([]uint64, (bytes+7)/8)...)
+		to := unsafe.Slice((*byte)(unsafe.Pointer(&c.data[start])), bytes)
+		copy(to, unsafe.Slice((*byte)(from), bytes))
+	}
+	return offset
+}
+
+func (c *Call) AddNone()    { c.add(C.SWV_VALUE_NONE) }
+func (c *Call) AddDefault() { c.add(C.SWV_VALUE_DEFAULT) }
+
+func (c *Call) AddTensor(t Tensor) {
+	*(*Tensor)(unsafe.Pointer(c.add(C.SWV_VALUE_TENSOR))) = t
+}
+
+func (c *Call) AddBool(b bool) { c.add(C.SWV_VALUE_BOOL)[0] = uint64(flag(b)) }
+
+func (c *Call) AddInt(i int64) { c.add(C.SWV_VALUE_INT)[0] = uint64(i) }
+
+func (c *Call) AddFloat(f float64) { *(*float64)(unsafe.Pointer(c.add(C.SWV_VALUE_FLOAT))) = f }
+
+func (c *Call) AddComplex(z complex128) {
+	*(*complex128)(unsafe.Pointer(c.add(C.SWV_VALUE_COMPLEX))) = z
+}
+
+func (c *Call) AddDType(d int32) { *(*int32)(unsafe.Pointer(c.add(C.SWV_VALUE_DTYPE))) = d }
+
+func (c *Call) AddDevice(kind, index int32) {
+	*(*[2]int32)(unsafe.Pointer(c.add(C.SWV_VALUE_DEVICE))) = [2]int32{kind, index}
+}
+
+func (c *Call) AddString(s string) {
+	c.list(C.SWV_VALUE_STRING, unsafe.Pointer(unsafe.StringData(s)), len(s), 1)
+}
+
+func (c *Call) AddInts(all ...int64) {
+	c.list(C.SWV_VALUE_INTS, unsafe.Pointer(unsafe.SliceData(all)), len(all), 8)
+}
+
+func (c *Call) AddFloats(all ...float64) {
+	c.list(C.SWV_VALUE_FLOATS, unsafe.Pointer(unsafe.SliceData(all)), len(all), 8)
+}
+
+func (c *Call) AddBools(all ...bool) {
+	flags := make([]C.swv_bool, len(all))
+	for i, b := range all {
+		flags[i] = flag(b)
+	}
+	c.list(C.SWV_VALUE_BOOLS, unsafe.Pointer(unsafe.SliceData(flags)), len(flags), 4)
+}
+
+// AddTensors: an element that is nil is none.
+func (c *Call) AddTensors(all ...Tensor) {
+	c.list(C.SWV_VALUE_TENSORS, unsafe.Pointer(unsafe.SliceData(all)), len(all), 8)
+}
+
+// Name names the argument that was added last; all behind it are named too.
+func (c *Call) Name(name string) error {
+	if err := checkText("a name", name); err != nil {
+		return err
+	}
+	zero := name + "\x00"
+	offset := c.append(unsafe.Pointer(unsafe.StringData(zero)), len(zero))
+	c.arguments[len(c.arguments)-1].reserved = C.int32_t(offset + 1)
+	c.numNames++
+	return nil
+}
+
+// Do calls the operator.
+func (c *Call) Do(op Op, mode int32) error {
+	const most = 256 // as the library says; they are copied to C's stack
+	if len(c.arguments) > most {
+		return &Error{C.SWV_INVALID_ARGUMENT, "an operator has 256 arguments at most"}
+	}
+	status := C.swvgo_call(op, C.swv_grad_mode(mode), unsafe.SliceData(c.arguments), C.size_t(len(c.arguments)),
+		C.size_t(c.numNames), (*C.char)(unsafe.Pointer(unsafe.SliceData(c.data))), &c.results[0], maxResults, &c.numResults)
+	if status != nil {
+		c.numResults = 0
+		return result(status)
+	}
+	return nil
+}
+
+// Item is the number in a tensor, as the only result.
+func (c *Call) Item(t Tensor) error {
+	err := result(C.swv_tensor_item(t, &c.results[0]))
+	if err == nil {
+		c.numResults = 1
+	}
+	return err
+}
+
+func (c *Call) NumResults() int { return int(c.numResults) }
+
+// Kind of a result.
+func (c *Call) Kind(i int) int32 { return int32(c.results[i].kind) }
+
+// TakeTensor is a result that is a tensor, and the caller's from now on.
+func (c *Call) TakeTensor(i int) Tensor {
+	t := *(*Tensor)(unsafe.Pointer(&c.results[i].as))
+	c.results[i].kind = ValueNone
+	return t
+}
+
+// TakeTensors is the same for a list; nil elements are none.
+func (c *Call) TakeTensors(i int) []Tensor {
+	from := elements[Tensor](c, i)
+	all := append([]Tensor(nil), from...)
+	clear(from)
+	return all
+}
+
+func (c *Call) Int(i int) int64 { return int64(words(&c.results[i])[0]) }
+
+func (c *Call) Float(i int) float64 { return *(*float64)(unsafe.Pointer(&c.results[i].as)) }
+
+func (c *Call) Complex(i int) complex128 { return *(*complex128)(unsafe.Pointer(&c.results[i].as)) }
+
+func (c *Call) DType(i int) int32 { return *(*int32)(unsafe.Pointer(&c.results[i].as)) }
+
+func (c *Call) Device(i int) (kind, index int32) {
+	d := *(*[2]int32)(unsafe.Pointer(&c.results[i].as))
+	return d[0], d[1]
+}
+
+func (c *Call) String(i int) string { return string(elements[byte](c, i)) }
+
+func (c *Call) Ints(i int) []int64 { return append([]int64{}, elements[int64](c, i)...) }
+
+func (c *Call) Floats(i int) []float64 { return append([]float64{}, elements[float64](c, i)...) }
+
+func (c *Call) Bools(i int) []bool {
+	from := elements[int32](c, i)
+	all := make([]bool, len(from))
+	for k := range from {
+		all[k] = from[k] != 0
+	}
+	return all
+}
+
+// elements of a result that is a list, in C's memory.
+func elements[T any](c *Call, i int) []T {
+	data := *(**T)(unsafe.Pointer(&c.results[i].as))
+	return unsafe.Slice(data, int(words(&c.results[i])[1]))
+}
+
+// ModuleCall calls a method of a module that was loaded, with the arguments of the call.
+func (c *Call) ModuleCall(m Module, method string, mode int32) error {
+	if err := checkText("Call", method); err != nil {
+		return err
+	}
+	var a arena
+	defer a.free()
+	status := C.swvgo_module_call(m, a.text(method), C.swv_grad_mode(mode), unsafe.SliceData(c.arguments),
+		C.size_t(len(c.arguments)), (*C.char)(unsafe.Pointer(unsafe.SliceData(c.data))), &c.results[0], maxResults, &c.numResults)
+	if status != nil {
+		c.numResults = 0
+	}
+	return result(status)
+}

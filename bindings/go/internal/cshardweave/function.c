@@ -1,0 +1,34 @@
+// The table of callbacks of a function that is written in Go.
+#include "_cgo_export.h"
+#include "shim.h"
+
+static swv_status* forward(void* handle, swv_function_context* context, swv_grad_mode mode,
+                           const swv_tensor* const* inputs, size_t num_inputs, swv_tensor** outputs,
+                           size_t num_outputs) {
+  return swvgo_forward((uintptr_t)handle, context, mode, (swv_tensor**)inputs, num_inputs, outputs,
+                       num_outputs);
+}
+
+static swv_status* backward(void* handle, swv_function_context* context, swv_grad_mode mode,
+                            const swv_tensor* const* grad_outputs, size_t num_outputs,
+                            swv_tensor** grad_inputs, size_t num_inputs) {
+  return swvgo_backward((uintptr_t)handle, context, mode, (swv_tensor**)grad_outputs, num_outputs,
+                        grad_inputs, num_inputs);
+}
+
+static void drop(void* handle) {
+  swvgo_drop((uintptr_t)handle);
+}
+
+swv_status* swvgo_function_apply(uintptr_t handle, const char* name, swv_grad_mode mode,
+                                 swv_tensor* const* inputs, size_t num_inputs, swv_tensor** outputs,
+                                 size_t num_outputs) {
+  swv_function function = SWV_FUNCTION_INIT;
+  function.name = name;
+  function.user_data = (void*)handle;
+  function.forward = forward;
+  function.backward = backward;
+  function.drop = drop;
+  return swv_function_apply(&function, mode, (const swv_tensor* const*)inputs, num_inputs, outputs,
+                            num_outputs);
+}

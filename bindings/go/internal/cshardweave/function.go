@@ -1,0 +1,94 @@
+package cshardweave
+
+// #include "shim.h"
+// #include <stdlib.h>
+import "C"
+
+import (
+	"fmt"
+	"runtime/cgo"
+	"strings"
+	"unsafe"
+)
+
+// Function is a function of the host. Tensors that come in are borrowed; those that go out are given
+// away. Dropped is called once, from any goroutine.
+type Function interface {
+	Forward(ctx Context, mode int32, inputs, outputs []Tensor) error
+	Backward(ctx Context, mode int32, gradOutputs, gradInputs []Tensor) error
+	Dropped()
+}
+
+// FunctionApply calls f.Forward during the call, and f.Backward whenever gradients pass.
+func FunctionApply(f Function, name string, mode int32, inputs []Tensor, outputs int) ([]Tensor, error) {
+	if err := checkText("Apply", name); err != nil {
+		f.Dropped()
+		return nil, err
+	}
+	var a arena
+	defer a.free()
+	out := make([]Tensor, outputs+1)
+	err := result(C.swvgo_function_apply(C.uintptr_t(cgo.NewHandle(f)), a.text(name), C.swv_grad_mode(mode),
+		unsafe.SliceData(inputs), C.size_t(len(inputs)), &out[0], C.size_t(outputs)))
+	return out[:outputs], err
+}
+
+func ContextSave(ctx Context, tensors []Tensor) error {
+	return result(C.swvgo_function_context_save(ctx, unsafe.SliceData(tensors), C.size_t(len(tensors))))
+}
+
+func ContextSaved(ctx Context, index int) (Tensor, error) {
+	var out Tensor
+	err := result(C.swv_function_context_saved(ctx, C.size_t(index), &out))
+	return out, err
+}
+
+// callback runs what must not panic across the border.
+func callback(f func() error) (status *C.swv_status) {
+	code, message := C.swv_code(C.SWV_UNKNOWN), ""
+	defer func() {
+		if p := recover(); p != nil {
+			code, message = C.SWV_INTERNAL, fmt.Sprint("panic: ", p)
+		}
+		if code != C.SWV_OK {
+			text := C.CString(strings.ReplaceAll(message, "\x00", "?"))
+			defer C.free(unsafe.Pointer(text))
+			status = C.swv_status_new(code, text)
+		}
+	}()
+	switch err := f().(type) {
+	case nil:
+		code = C.SWV_OK
+	case *Error:
+		code, message = C.swv_code(err.Code), err.Message
+	default:
+		message = err.Error()
+	}
+	return nil
+}
+
+//export swvgo_forward
+func swvgo_forward(handle C.uintptr_t, ctx *C.swv_function_context, mode C.swv_grad_mode, inputs **C.swv_tensor,
+	numInputs C.size_t, outputs **C.swv_tensor, numOutputs C.size_t) *C.swv_status {
+	return callback(func() error {
+		return cgo.Handle(handle).Value().(Function).Forward(ctx, int32(mode), unsafe.Slice(inputs, int(numInputs)),
+			unsafe.Slice(outputs, int(numOutputs)))
+	})
+}
+
+//export swvgo_backward
+func swvgo_backward(handle C.uintptr_t, ctx *C.swv_function_context, mode C.swv_grad_mode, gradOutputs **C.swv_tensor,
+	numOutputs C.size_t, gradInputs **C.swv_tensor, numInputs C.size_t) *C.swv_status {
+	return callback(func() error {
+		return cgo.Handle(handle).Value().(Function).Backward(ctx, int32(mode), unsafe.Slice(gradOutputs, int(numOutputs)),
+			unsafe.Slice(gradInputs, int(numInputs)))
+	})
+}
+
+//export swvgo_drop
+func swvgo_drop(handle C.uintptr_t) {
+	h := cgo.Handle(handle)
+	f := h.Value().(Function)
+	h.Delete()
+	f.Dropped()
+}

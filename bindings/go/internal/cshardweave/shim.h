@@ -1,0 +1,346 @@
+// What Go calls instead of shardweave.h where a call would otherwise cross the border more than once,
+// or hand over pointers that lie in Go memory.
+#ifndef SHARDWEAVE_GO_SHIM_H_
+#define SHARDWEAVE_GO_SHIM_H_
+
+#include <shardweave.h>
+#include <string.h>
+
+// What an argument of a call points to lies in `data`: the argument says at which byte, not where. So
+// nothing in Go's memory is a pointer, and nothing needs to be pinned or copied to C's heap. Where
+// `reserved` is not 0, the argument is given by name: the text at byte reserved - 1.
+static inline void swvgo_arguments(const swv_value* given, size_t count, const char* data,
+                                   swv_value* arguments, const char** names) {
+  for (size_t i = 0; i < count; ++i) {
+    swv_value* to = &arguments[i];
+    *to = given[i];
+    if (to->reserved != 0) {
+      *names++ = data + to->reserved - 1;
+      to->reserved = 0;
+    }
+    if (to->kind == SWV_VALUE_STRING || to->kind >= SWV_VALUE_TENSORS) {
+      to->as.string.data = data + (uintptr_t)to->as.string.data;
+    }
+  }
+}
+
+static inline swv_status* swvgo_call(const swv_op* op, swv_grad_mode mode, const swv_value* given,
+                                     size_t num_arguments, size_t num_names, const char* data,
+                                     swv_value* results, size_t capacity, size_t* num_results) {
+  swv_value arguments[num_arguments + 1];
+  const char* names[num_arguments + 1];
+  swvgo_arguments(given, num_arguments, data, arguments, names);
+  if (num_names == 0) {
+    return swv_op_call(op, mode, arguments, num_arguments, results, capacity, num_results);
+  }
+  return swv_op_call_named(op, mode, arguments, num_arguments, names, num_names, results, capacity,
+                           num_results);
+}
+
+static inline swv_status* swvgo_module_call(const swv_module* module, const char* method,
+                                            swv_grad_mode mode, const swv_value* given,
+                                            size_t num_arguments, const char* data,
+                                            swv_value* results, size_t capacity,
+                                            size_t* num_results) {
+  swv_value arguments[num_arguments + 1];
+  const char* names[num_arguments + 1];
+  swvgo_arguments(given, num_arguments, data, arguments, names);
+  return swv_module_call(module, method, mode, arguments, num_arguments, results, capacity,
+                         num_results);
+}
+
+// The names lie in `names`, one behind the other, each with its NUL.
+static inline void swvgo_texts(const char* names, size_t count, const char** out) {
+  for (size_t i = 0; i < count; ++i) {
+    out[i] = names;
+    names += strlen(names) + 1;
+  }
+}
+
+static inline swv_status* swvgo_mesh_create(const swv_world* world, const char* names,
+                                            const int64_t* sizes, size_t num_dims,
+                                            const int64_t* ranks, size_t num_ranks,
+                                            swv_mesh** out_mesh) {
+  const char* texts[num_dims + 1];
+  swv_mesh_dim dims[num_dims + 1];
+  swvgo_texts(names, num_dims, texts);
+  for (size_t i = 0; i < num_dims; ++i) {
+    dims[i].name = texts[i];
+    dims[i].size = sizes[i];
+  }
+  if (num_ranks == 0) return swv_mesh_create(world, dims, num_dims, out_mesh);
+  return swv_mesh_create_from_ranks(world, dims, num_dims, ranks, num_ranks, out_mesh);
+}
+
+static inline swv_status* swvgo_mesh_unflatten(const swv_mesh* mesh, const char* name,
+                                               const char* names, const int64_t* sizes,
+                                               size_t num_dims, swv_mesh** out_mesh) {
+  const char* texts[num_dims + 1];
+  swv_mesh_dim dims[num_dims + 1];
+  swvgo_texts(names, num_dims, texts);
+  for (size_t i = 0; i < num_dims; ++i) {
+    dims[i].name = texts[i];
+    dims[i].size = sizes[i];
+  }
+  return swv_mesh_unflatten(mesh, name, dims, num_dims, out_mesh);
+}
+
+static inline swv_status* swvgo_mesh_slice(const swv_mesh* mesh, const char* names, size_t num_names,
+                                           swv_mesh** out_mesh) {
+  const char* texts[num_names + 1];
+  swvgo_texts(names, num_names, texts);
+  return swv_mesh_slice(mesh, texts, num_names, out_mesh);
+}
+
+static inline swv_status* swvgo_mesh_flatten(const swv_mesh* mesh, const char* names,
+                                             size_t num_names, const char* new_name,
+                                             swv_mesh** out_mesh) {
+  const char* texts[num_names + 1];
+  swvgo_texts(names, num_names, texts);
+  return swv_mesh_flatten(mesh, texts, num_names, new_name, out_mesh);
+}
+
+// Pairs: mesh dimension, placement, mesh dimension, ...
+static inline void swvgo_placements(const char* pairs, size_t count, swv_named_placement* out) {
+  for (size_t i = 0; i < count; ++i) {
+    out[i].mesh_dim = pairs;
+    pairs += strlen(pairs) + 1;
+    out[i].placement = pairs;
+    pairs += strlen(pairs) + 1;
+  }
+}
+
+static inline swv_status* swvgo_layout_create_named(const swv_mesh* mesh, const char* pairs,
+                                                    size_t count, swv_layout** out_layout) {
+  swv_named_placement placements[count + 1];
+  swvgo_placements(pairs, count, placements);
+  return swv_layout_create_named(mesh, placements, count, out_layout);
+}
+
+static inline swv_status* swvgo_plan_add(swv_plan* plan, const char* pattern, const char* pairs,
+                                         size_t count) {
+  swv_named_placement placements[count + 1];
+  swvgo_placements(pairs, count, placements);
+  return swv_plan_add(plan, pattern, placements, count);
+}
+
+static inline swv_world_options swvgo_world_options(const char* backend, const char* interface,
+                                                    int64_t timeout_ms) {
+  swv_world_options options = SWV_WORLD_OPTIONS_INIT;
+  options.backend = backend;
+  options.network_interface = interface;
+  options.timeout_ms = timeout_ms;
+  return options;
+}
+
+static inline swv_status* swvgo_world_create_local(int32_t num_ranks, int64_t timeout_ms,
+                                                   swv_world** out_worlds) {
+  const swv_world_options options = swvgo_world_options(NULL, NULL, timeout_ms);
+  return swv_world_create_local(num_ranks, &options, out_worlds);
+}
+
+static inline swv_status* swvgo_world_from_environment(const char* backend, const char* interface,
+                                                       int64_t timeout_ms, swv_world** out_world) {
+  const swv_world_options options = swvgo_world_options(backend, interface, timeout_ms);
+  return swv_world_from_environment(&options, out_world);
+}
+
+static inline swv_status* swvgo_world_join(int32_t rank, int32_t world_size, const char* file,
+                                           const char* host, int32_t port, int32_t local_rank,
+                                           const char* run, const char* backend,
+                                           const char* interface, int64_t timeout_ms,
+                                           swv_world** out_world) {
+  const swv_world_options options = swvgo_world_options(backend, interface, timeout_ms);
+  swv_rendezvous rendezvous = SWV_RENDEZVOUS_INIT;
+  rendezvous.rank = rank;
+  rendezvous.world_size = world_size;
+  rendezvous.file = file;
+  rendezvous.host = host;
+  rendezvous.port = port;
+  rendezvous.local_rank = local_rank;
+  rendezvous.run = run;
+  return swv_world_join(&rendezvous, &options, out_world);
+}
+
+enum { SWVGO_EMPTY, SWVGO_ZEROS, SWVGO_ONES, SWVGO_FULL, SWVGO_RAND, SWVGO_RANDN };
+
+static inline swv_status* swvgo_tensor_create(int32_t factory, double value, const int64_t* sizes,
+                                              size_t ndim, swv_dtype dtype, swv_bool requires_grad,
+                                              const swv_mesh* mesh, const swv_layout* layout,
+                                              swv_tensor** out_tensor) {
+  swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
+  options.dtype = dtype;
+  options.requires_grad = requires_grad;
+  options.mesh = mesh;
+  options.layout = layout;
+  switch (factory) {
+    case SWVGO_ZEROS:
+      return swv_tensor_zeros(sizes, ndim, &options, out_tensor);
+    case SWVGO_ONES:
+      return swv_tensor_ones(sizes, ndim, &options, out_tensor);
+    case SWVGO_FULL:
+      return swv_tensor_full(sizes, ndim, value, &options, out_tensor);
+    case SWVGO_RAND:
+      return swv_tensor_rand(sizes, ndim, &options, out_tensor);
+    case SWVGO_RANDN:
+      return swv_tensor_randn(sizes, ndim, &options, out_tensor);
+    default:
+      return swv_tensor_empty(sizes, ndim, &options, out_tensor);
+  }
+}
+
+static inline swv_status* swvgo_tensor_from_data(const void* data, size_t num_bytes,
+                                                 const int64_t* sizes, size_t ndim, swv_dtype dtype,
+                                                 swv_bool requires_grad, swv_tensor** out_tensor) {
+  swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
+  options.dtype = dtype;
+  options.requires_grad = requires_grad;
+  return swv_tensor_from_data(data, num_bytes, sizes, ndim, &options, out_tensor);
+}
+
+static inline void swvgo_tensors_free(swv_tensor* const* tensors, size_t count) {
+  for (size_t i = 0; i < count; ++i) swv_tensor_free(tensors[i]);
+}
+
+static inline swv_status* swvgo_tensor_distribute(const swv_tensor* tensor, const swv_mesh* mesh,
+                                                  const swv_layout* layout, int64_t source,
+                                                  swv_tensor** out_tensor) {
+  swv_distribute_options options = SWV_DISTRIBUTE_OPTIONS_INIT;
+  options.source = source;
+  return swv_tensor_distribute(tensor, mesh, layout, &options, out_tensor);
+}
+
+static inline swv_status* swvgo_module_distribute(const swv_module* module, const swv_mesh* mesh,
+                                                  const swv_plan* plan, int64_t source) {
+  swv_distribute_options options = SWV_DISTRIBUTE_OPTIONS_INIT;
+  options.source = source;
+  return swv_module_distribute(module, mesh, plan, &options);
+}
+
+static inline swv_status* swvgo_tensor_backward(const swv_tensor* tensor, const swv_tensor* gradient,
+                                                swv_bool retain_graph, swv_bool create_graph) {
+  swv_backward_options options = SWV_BACKWARD_OPTIONS_INIT;
+  options.retain_graph = retain_graph;
+  options.create_graph = create_graph;
+  return swv_tensor_backward(tensor, gradient, &options);
+}
+
+// outputs, inputs, grad_outputs (or none of these) lie in one array.
+static inline swv_status* swvgo_gradients(swv_tensor* const* all, size_t num_outputs,
+                                          size_t num_inputs, swv_bool has_grad_outputs,
+                                          swv_bool retain_graph, swv_bool create_graph,
+                                          swv_bool allow_unused, swv_tensor** out_grads) {
+  swv_backward_options options = SWV_BACKWARD_OPTIONS_INIT;
+  const swv_tensor* const* tensors = (const swv_tensor* const*)all;
+  options.retain_graph = retain_graph;
+  options.create_graph = create_graph;
+  options.allow_unused = allow_unused;
+  return swv_gradients(tensors, num_outputs, tensors + num_outputs, num_inputs,
+                       has_grad_outputs ? tensors + num_outputs + num_inputs : NULL, &options,
+                       out_grads);
+}
+
+static inline swv_status* swvgo_optimizer_create_sgd(swv_tensor* const* parameters, size_t count,
+                                                     double lr, double momentum, double dampening,
+                                                     double weight_decay, swv_bool nesterov,
+                                                     swv_optimizer** out_optimizer) {
+  swv_sgd_options options = SWV_SGD_OPTIONS_INIT;
+  options.lr = lr;
+  options.momentum = momentum;
+  options.dampening = dampening;
+  options.weight_decay = weight_decay;
+  options.nesterov = nesterov;
+  return swv_optimizer_create_sgd((const swv_tensor* const*)parameters, count, &options,
+                                  out_optimizer);
+}
+
+static inline swv_status* swvgo_optimizer_create_adamw(swv_tensor* const* parameters, size_t count,
+                                                       double lr, double beta1, double beta2,
+                                                       double eps, double weight_decay,
+                                                       swv_bool amsgrad,
+                                                       swv_optimizer** out_optimizer) {
+  swv_adamw_options options = SWV_ADAMW_OPTIONS_INIT;
+  options.lr = lr;
+  options.beta1 = beta1;
+  options.beta2 = beta2;
+  options.eps = eps;
+  options.weight_decay = weight_decay;
+  options.amsgrad = amsgrad;
+  return swv_optimizer_create_adamw((const swv_tensor* const*)parameters, count, &options,
+                                    out_optimizer);
+}
+
+static inline swv_status* swvgo_finish_grad_sync(swv_tensor* const* parameters, size_t count) {
+  return swv_finish_grad_sync((const swv_tensor* const*)parameters, count);
+}
+
+static inline swv_status* swvgo_mesh_dispatch_counters(const swv_mesh* mesh, int64_t* out) {
+  swv_dispatch_counters counters = SWV_DISPATCH_COUNTERS_INIT;
+  swv_status* status = swv_mesh_dispatch_counters(mesh, &counters);
+  out[0] = counters.operators;
+  out[1] = counters.cache_misses;
+  out[2] = counters.implicit_redistributions;
+  out[3] = counters.gathered_operators;
+  return status;
+}
+
+// One collective that waits: memory of Go is in use only during the call.
+static inline swv_status* swvgo_collective(swv_comm* comm, swv_op_kind kind, const void* in,
+                                           int64_t in_count, void* out, int64_t out_count,
+                                           swv_dtype dtype, const int64_t* in_counts,
+                                           const int64_t* out_counts, size_t num_counts,
+                                           int32_t reduce_op_or_tag, int32_t root,
+                                           swv_bool has_in, swv_bool has_out, int64_t timeout_ms,
+                                           const char* tag) {
+  const swv_buffer from = {(void*)in, in_count, dtype, {SWV_CPU, 0}, 0};
+  const swv_buffer to = {out, out_count, dtype, {SWV_CPU, 0}, 0};
+  const swv_buffer* source = has_in ? &from : NULL;
+  const swv_buffer* target = has_out ? &to : NULL;
+  swv_call_options options = SWV_CALL_OPTIONS_INIT;
+  options.timeout_ms = timeout_ms;
+  options.tag = tag;
+  switch (kind) {
+    case SWV_ALL_REDUCE:
+      return swv_comm_all_reduce(comm, source, target, reduce_op_or_tag, &options, NULL);
+    case SWV_ALL_GATHER:
+      return swv_comm_all_gather(comm, source, target, &options, NULL);
+    case SWV_ALL_GATHER_V:
+      return swv_comm_all_gather_v(comm, source, target, out_counts, num_counts, &options, NULL);
+    case SWV_REDUCE_SCATTER:
+      return swv_comm_reduce_scatter(comm, source, target, reduce_op_or_tag, &options, NULL);
+    case SWV_REDUCE_SCATTER_V:
+      return swv_comm_reduce_scatter_v(comm, source, target, in_counts, num_counts,
+                                       reduce_op_or_tag, &options, NULL);
+    case SWV_ALL_TO_ALL:
+      return swv_comm_all_to_all(comm, source, target, &options, NULL);
+    case SWV_ALL_TO_ALL_V:
+      return swv_comm_all_to_all_v(comm, source, in_counts, target, out_counts, num_counts, &options,
+                                   NULL);
+    case SWV_BROADCAST:
+      return swv_comm_broadcast(comm, target, root, &options, NULL);
+    case SWV_REDUCE:
+      return swv_comm_reduce(comm, source, target, reduce_op_or_tag, root, &options, NULL);
+    case SWV_GATHER:
+      return swv_comm_gather(comm, source, target, root, &options, NULL);
+    case SWV_SCATTER:
+      return swv_comm_scatter(comm, source, target, root, &options, NULL);
+    case SWV_SEND:
+      return swv_comm_send(comm, source, root, reduce_op_or_tag, &options, NULL);
+    case SWV_RECV:
+      return swv_comm_recv(comm, target, root, reduce_op_or_tag, &options, NULL);
+    default:
+      return swv_comm_barrier(comm, &options, NULL);
+  }
+}
+
+static inline swv_status* swvgo_function_context_save(swv_function_context* context,
+                                                      swv_tensor* const* tensors, size_t count) {
+  return swv_function_context_save(context, (const swv_tensor* const*)tensors, count);
+}
+
+// Calls a function of the host (function.go). swvgo_forward and the others are Go's.
+swv_status* swvgo_function_apply(uintptr_t handle, const char* name, swv_grad_mode mode,
+                                 swv_tensor* const* inputs, size_t num_inputs, swv_tensor** outputs,
+                                 size_t num_outputs);
+
+#endif  // SHARDWEAVE_GO_SHIM_H_

@@ -1,0 +1,391 @@
+package cshardweave
+
+// #include "shim.h"
+import "C"
+
+import "unsafe"
+
+// Factories of TensorCreate.
+const (
+	Empty = C.SWVGO_EMPTY
+	Zeros = C.SWVGO_ZEROS
+	Ones  = C.SWVGO_ONES
+	Full  = C.SWVGO_FULL
+	Rand  = C.SWVGO_RAND
+	Randn = C.SWVGO_RANDN
+)
+
+// Numbers of swv_grad_mode.
+const (
+	Grad      = C.SWV_GRAD
+	NoGrad    = C.SWV_NO_GRAD
+	Inference = C.SWV_INFERENCE
+)
+
+func TensorCreate(factory int32, value float64, sizes []int64, dtype int32, requiresGrad bool, m Mesh, l Layout) (Tensor, error) {
+	var out Tensor
+	err := result(C.swvgo_tensor_create(C.int32_t(factory), C.double(value), int64s(sizes), C.size_t(len(sizes)),
+		C.swv_dtype(dtype), flag(requiresGrad), m, l, &out))
+	return out, err
+}
+
+func TensorFromData(data unsafe.Pointer, bytes int, sizes []int64, dtype int32, requiresGrad bool) (Tensor, error) {
+	var out Tensor
+	err := result(C.swvgo_tensor_from_data(data, C.size_t(bytes), int64s(sizes), C.size_t(len(sizes)),
+		C.swv_dtype(dtype), flag(requiresGrad), &out))
+	return out, err
+}
+
+func TensorShare(t Tensor) (Tensor, error) {
+	var out Tensor
+	err := result(C.swv_tensor_share(t, &out))
+	return out, err
+}
+
+func TensorFree(t Tensor) { C.swv_tensor_free(t) }
+
+func TensorsFree(all []Tensor) {
+	if len(all) > 0 {
+		C.swvgo_tensors_free(&all[0], C.size_t(len(all)))
+	}
+}
+
+func TensorIsSame(a, b Tensor) (bool, error) {
+	var out C.swv_bool
+	err := result(C.swv_tensor_is_same(a, b, &out))
+	return out != 0, err
+}
+
+func TensorNumel(t Tensor) (int64, error) {
+	var out C.int64_t
+	err := result(C.swv_tensor_numel(t, &out))
+	return int64(out), err
+}
+
+func TensorSizes(t Tensor) ([]int64, error) {
+	return numbers(func(to *C.int64_t, capacity C.size_t, count *C.size_t) *C.swv_status {
+		return C.swv_tensor_sizes(t, to, capacity, count)
+	})
+}
+
+func TensorStrides(t Tensor) ([]int64, error) {
+	return numbers(func(to *C.int64_t, capacity C.size_t, count *C.size_t) *C.swv_status {
+		return C.swv_tensor_strides(t, to, capacity, count)
+	})
+}
+
+func TensorDType(t Tensor) (int32, error) {
+	var out C.swv_dtype
+	err := result(C.swv_tensor_dtype(t, &out))
+	return int32(out), err
+}
+
+func TensorDevice(t Tensor) (kind, index int32, err error) {
+	var out C.swv_device
+	err = result(C.swv_tensor_device(t, &out))
+	return int32(out._type), int32(out.index), err
+}
+
+func TensorIsSharded(t Tensor) (bool, error) {
+	var out C.swv_bool
+	err := result(C.swv_tensor_is_sharded(t, &out))
+	return out != 0, err
+}
+
+func TensorToString(t Tensor) (string, error) {
+	var out *C.swv_string
+	if err := result(C.swv_tensor_to_string(t, &out)); err != nil {
+		return "", err
+	}
+	return text(out), nil
+}
+
+func TensorPicture(t Tensor) (string, error) {
+	var out *C.swv_string
+	if err := result(C.swv_tensor_picture(t, &out)); err != nil {
+		return "", err
+	}
+	return text(out), nil
+}
+
+func TensorCopyToHost(t Tensor, data unsafe.Pointer, bytes int) error {
+	return result(C.swv_tensor_copy_to_host(t, data, C.size_t(bytes)))
+}
+
+func TensorCopyFromHost(t Tensor, data unsafe.Pointer, bytes int) error {
+	return result(C.swv_tensor_copy_from_host(t, data, C.size_t(bytes)))
+}
+
+func TensorDistribute(t Tensor, m Mesh, l Layout, source int64) (Tensor, error) {
+	var out Tensor
+	err := result(C.swvgo_tensor_distribute(t, m, l, C.int64_t(source), &out))
+	return out, err
+}
+
+// TensorFromLocal works the sizes out if they are nil.
+func TensorFromLocal(t Tensor, m Mesh, l Layout, sizes []int64, mode int32) (Tensor, error) {
+	var out Tensor
+	var first *C.int64_t
+	if sizes != nil {
+		first = int64s(append(sizes[:len(sizes):len(sizes)], 0)) // not NULL for a scalar either
+	}
+	err := result(C.swv_tensor_from_local(t, m, l, first, C.size_t(len(sizes)), C.swv_grad_mode(mode), &out))
+	return out, err
+}
+
+func TensorToLocal(t Tensor, gradLayout Layout, mode int32) (Tensor, error) {
+	var out Tensor
+	err := result(C.swv_tensor_to_local(t, gradLayout, C.swv_grad_mode(mode), &out))
+	return out, err
+}
+
+func TensorRedistribute(t Tensor, l Layout, mode int32) (Tensor, error) {
+	var out Tensor
+	err := result(C.swv_tensor_redistribute(t, l, C.swv_grad_mode(mode), &out))
+	return out, err
+}
+
+func TensorFullTensor(t Tensor, mode int32) (Tensor, error) {
+	var out Tensor
+	err := result(C.swv_tensor_full_tensor(t, C.swv_grad_mode(mode), &out))
+	return out, err
+}
+
+func TensorLayout(t Tensor) (Layout, error) {
+	var out Layout
+	err := result(C.swv_tensor_layout(t, &out))
+	return out, err
+}
+
+func TensorMesh(t Tensor) (Mesh, error) {
+	var out Mesh
+	err := result(C.swv_tensor_mesh(t, &out))
+	return out, err
+}
+
+// ---- Autograd
+
+func TensorRequiresGrad(t Tensor) (bool, error) {
+	var out C.swv_bool
+	err := result(C.swv_tensor_requires_grad(t, &out))
+	return out != 0, err
+}
+
+func TensorSetRequiresGrad(t Tensor, requiresGrad bool) error {
+	return result(C.swv_tensor_set_requires_grad(t, flag(requiresGrad)))
+}
+
+func TensorIsLeaf(t Tensor) (bool, error) {
+	var out C.swv_bool
+	err := result(C.swv_tensor_is_leaf(t, &out))
+	return out != 0, err
+}
+
+func TensorDetach(t Tensor) (Tensor, error) {
+	var out Tensor
+	err := result(C.swv_tensor_detach(t, &out))
+	return out, err
+}
+
+// TensorGrad is nil if there is none.
+func TensorGrad(t Tensor) (Tensor, error) {
+	var out Tensor
+	err := result(C.swv_tensor_grad(t, &out))
+	return out, err
+}
+
+func TensorSetGrad(t, grad Tensor) error { return result(C.swv_tensor_set_grad(t, grad)) }
+
+func TensorBackward(t, gradient Tensor, retainGraph, createGraph bool) error {
+	return result(C.swvgo_tensor_backward(t, gradient, flag(retainGraph), flag(createGraph)))
+}
+
+// Gradients: gradOutputs is nil, or as long as outputs.
+func Gradients(outputs, inputs, gradOutputs []Tensor, retainGraph, createGraph, allowUnused bool) ([]Tensor, error) {
+	all := append(append(append(make([]Tensor, 0, 1+len(outputs)+len(inputs)+len(gradOutputs)), outputs...), inputs...), gradOutputs...)
+	grads := make([]Tensor, len(inputs)+1)
+	err := result(C.swvgo_gradients(unsafe.SliceData(all), C.size_t(len(outputs)), C.size_t(len(inputs)),
+		flag(gradOutputs != nil), flag(retainGraph), flag(createGraph), flag(allowUnused), &grads[0]))
+	return grads[:len(inputs)], err
+}
+
+// ---- Modules, plans, optimizers
+
+func ModuleCreate() (Module, error) {
+	var out Module
+	err := result(C.swv_module_create(&out))
+	return out, err
+}
+
+func ModuleLoad(path string) (Module, error) {
+	if err := checkText("LoadModule", path); err != nil {
+		return nil, err
+	}
+	var a arena
+	defer a.free()
+	var out Module
+	err := result(C.swv_module_load(a.text(path), &out))
+	return out, err
+}
+
+func ModuleFree(m Module) { C.swv_module_free(m) }
+
+func ModuleAddParameter(m Module, fqn string, t Tensor) error {
+	if err := checkText("AddParameter", fqn); err != nil {
+		return err
+	}
+	var a arena
+	defer a.free()
+	return result(C.swv_module_add_parameter(m, a.text(fqn), t))
+}
+
+func ModuleAddBuffer(m Module, fqn string, t Tensor) error {
+	if err := checkText("AddBuffer", fqn); err != nil {
+		return err
+	}
+	var a arena
+	defer a.free()
+	return result(C.swv_module_add_buffer(m, a.text(fqn), t))
+}
+
+func ModuleNumParameters(m Module) (int, error) {
+	var out C.size_t
+	err := result(C.swv_module_num_parameters(m, &out))
+	return int(out), err
+}
+
+func ModuleParameter(m Module, index int) (string, Tensor, error) {
+	var fqn *C.swv_string
+	var out Tensor
+	if err := result(C.swv_module_parameter(m, C.size_t(index), &fqn, &out)); err != nil {
+		return "", nil, err
+	}
+	return text(fqn), out, nil
+}
+
+func ModuleNumBuffers(m Module) (int, error) {
+	var out C.size_t
+	err := result(C.swv_module_num_buffers(m, &out))
+	return int(out), err
+}
+
+func ModuleBuffer(m Module, index int) (string, Tensor, error) {
+	var fqn *C.swv_string
+	var out Tensor
+	if err := result(C.swv_module_buffer(m, C.size_t(index), &fqn, &out)); err != nil {
+		return "", nil, err
+	}
+	return text(fqn), out, nil
+}
+
+func ModuleGet(m Module, fqn string) (Tensor, error) {
+	if err := checkText("Get", fqn); err != nil {
+		return nil, err
+	}
+	var a arena
+	defer a.free()
+	var out Tensor
+	err := result(C.swv_module_get(m, a.text(fqn), &out))
+	return out, err
+}
+
+func ModuleDistribute(m Module, mesh Mesh, p Plan, source int64) error {
+	return result(C.swvgo_module_distribute(m, mesh, p, C.int64_t(source)))
+}
+
+func ModuleFinishGradSync(m Module) error { return result(C.swv_module_finish_grad_sync(m)) }
+
+func FinishGradSync(parameters []Tensor) error {
+	return result(C.swvgo_finish_grad_sync(unsafe.SliceData(parameters), C.size_t(len(parameters))))
+}
+
+func ModuleZeroGrad(m Module) error { return result(C.swv_module_zero_grad(m)) }
+
+func PlanCreate() (Plan, error) {
+	var out Plan
+	err := result(C.swv_plan_create(&out))
+	return out, err
+}
+
+func PlanFromJSON(description string) (Plan, error) {
+	if err := checkText("ParsePlan", description); err != nil {
+		return nil, err
+	}
+	var a arena
+	defer a.free()
+	var out Plan
+	err := result(C.swv_plan_from_json(a.text(description), &out))
+	return out, err
+}
+
+func PlanToJSON(p Plan) (string, error) {
+	var out *C.swv_string
+	if err := result(C.swv_plan_to_json(p, &out)); err != nil {
+		return "", err
+	}
+	return text(out), nil
+}
+
+// PlanAdd takes mesh dimension, placement, mesh dimension, ...
+func PlanAdd(p Plan, pattern string, pairs []string) error {
+	if err := checkText("a plan", append([]string{pattern}, pairs...)...); err != nil {
+		return err
+	}
+	var a arena
+	defer a.free()
+	return result(C.swvgo_plan_add(p, a.text(pattern), a.list(pairs), C.size_t(len(pairs)/2)))
+}
+
+func PlanFree(p Plan) { C.swv_plan_free(p) }
+
+type SGD struct {
+	LR, Momentum, Dampening, WeightDecay float64
+	Nesterov                             bool
+}
+
+func OptimizerCreateSGD(parameters []Tensor, o SGD) (Optimizer, error) {
+	var out Optimizer
+	err := result(C.swvgo_optimizer_create_sgd(unsafe.SliceData(parameters), C.size_t(len(parameters)), C.double(o.LR),
+		C.double(o.Momentum), C.double(o.Dampening), C.double(o.WeightDecay), flag(o.Nesterov), &out))
+	return out, err
+}
+
+type AdamW struct {
+	LR, Beta1, Beta2, Eps, WeightDecay float64
+	AMSGrad                            bool
+}
+
+func OptimizerCreateAdamW(parameters []Tensor, o AdamW) (Optimizer, error) {
+	var out Optimizer
+	err := result(C.swvgo_optimizer_create_adamw(unsafe.SliceData(parameters), C.size_t(len(parameters)), C.double(o.LR),
+		C.double(o.Beta1), C.double(o.Beta2), C.double(o.Eps), C.double(o.WeightDecay), flag(o.AMSGrad), &out))
+	return out, err
+}
+
+func OptimizerFree(o Optimizer) { C.swv_optimizer_free(o) }
+
+func OptimizerStep(o Optimizer) error { return result(C.swv_optimizer_step(o)) }
+
+func OptimizerZeroGrad(o Optimizer) error { return result(C.swv_optimizer_zero_grad(o)) }
+
+func OptimizerLR(o Optimizer) (float64, error) {
+	var out C.double
+	err := result(C.swv_optimizer_lr(o, &out))
+	return float64(out), err
+}
+
+func OptimizerSetLR(o Optimizer, lr float64) error {
+	return result(C.swv_optimizer_set_lr(o, C.double(lr)))
+}
+
+// OptimizerState is nil before the first step.
+func OptimizerState(o Optimizer, index int, name string) (Tensor, error) {
+	if err := checkText("State", name); err != nil {
+		return nil, err
+	}
+	var a arena
+	defer a.free()
+	var out Tensor
+	err := result(C.swv_optimizer_state(o, C.size_t(index), a.text(name), &out))
+	return out, err
+}

@@ -1,0 +1,305 @@
+package shardweave
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"time"
+	"unsafe"
+
+	c "github.com/shardweave/shardweave/bindings/go/internal/cshardweave"
+)
+
+// Comm is a group of ranks that exchange numbers. All ranks of it call its collectives, in the same
+// order; ranks that call different things all get FailedPrecondition, which names both calls.
+type Comm struct {
+	rank   *rank
+	handle c.Comm
+}
+
+func newComm(r *rank, handle c.Comm) *Comm {
+	comm := &Comm{r, handle}
+	r.own(comm)
+	return comm
+}
+
+func (g *Comm) release() {
+	c.CommFree(g.handle)
+	g.handle = nil
+}
+
+// Close ends the group here.
+func (g *Comm) Close() error {
+	if g.handle != nil {
+		g.rank.disown(g)
+		g.release()
+	}
+	return nil
+}
+
+// Rank is this rank's number in the group.
+func (g *Comm) Rank() (int, error) {
+	n, err := c.CommRank(g.handle)
+	return int(n), public(err)
+}
+
+// Size is how many ranks are in the group.
+func (g *Comm) Size() (int, error) {
+	n, err := c.CommSize(g.handle)
+	return int(n), public(err)
+}
+
+// Name is the group's name, as errors tell it.
+func (g *Comm) Name() (string, error) {
+	name, err := c.CommName(g.handle)
+	return name, public(err)
+}
+
+// Backend is "inproc", "gloo", ...
+func (g *Comm) Backend() (string, error) {
+	name, err := c.CommBackend(g.handle)
+	return name, public(err)
+}
+
+// WorldRanks is the world rank of each of its ranks.
+func (g *Comm) WorldRanks() ([]int64, error) {
+	ranks, err := c.CommWorldRanks(g.handle)
+	return ranks, public(err)
+}
+
+// Split makes a new group per color, of the ranks that gave it, ordered by key, then by rank. With a
+// negative color the rank is in none, and gets nil. Collective.
+func (g *Comm) Split(color, key int, name string) (*Comm, error) {
+	if err := g.rank.ready(); err != nil {
+		return nil, err
+	}
+	handle, err := c.CommSplit(g.handle, int32(color), int32(key), name)
+	if err != nil || handle == nil {
+		return nil, public(err)
+	}
+	return newComm(g.rank, handle), nil
+}
+
+// Subgroup is the group of members, ranks of this one in the order of the new one. Only they call.
+func (g *Comm) Subgroup(members []int64, name string) (*Comm, error) {
+	if err := g.rank.ready(); err != nil {
+		return nil, err
+	}
+	handle, err := c.CommSubgroup(g.handle, members, name)
+	if err != nil {
+		return nil, public(err)
+	}
+	return newComm(g.rank, handle), nil
+}
+
+// Abort is World.Abort for this group and those made from it.
+func (g *Comm) Abort(reason error) error { return public(c.CommAbort(g.handle, reason.Error())) }
+
+// Health is nil, or the error that broke the group.
+func (g *Comm) Health() error { return public(c.CommHealth(g.handle)) }
+
+// Counters counts the operations of this group.
+func (g *Comm) Counters() (Counters, error) { return countersOf(c.CommCounters(g.handle)) }
+
+// ReduceOp says how numbers of several ranks become one.
+type ReduceOp int32
+
+// Reductions.
+const (
+	Sum     ReduceOp = 0
+	Avg     ReduceOp = 1
+	Min     ReduceOp = 2
+	Max     ReduceOp = 3
+	Product ReduceOp = 4
+)
+
+// Number is what collectives move, and what tensors are made from.
+type Number interface {
+	float32 | float64 | int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64 | bool | complex64 | complex128
+}
+
+func dtypeOf[T Number]() DType {
+	var zero T
+	switch any(zero).(type) {
+	case float32:
+		return F32
+	case float64:
+		return F64
+	case int8:
+		return I8
+	case int16:
+		return I16
+	case int32:
+		return I32
+	case int64:
+		return I64
+	case uint8:
+		return U8
+	case uint16:
+		return U16
+	case uint32:
+		return U32
+	case uint64:
+		return U64
+	case bool:
+		return Bool
+	case complex64:
+		return C64
+	default:
+		return C128
+	}
+}
+
+// run waits for the operation. When ctx is done, the group is aborted on all ranks; ctx's deadline is
+// the operation's.
+func run[T Number](ctx context.Context, g *Comm, in, out []T, call c.Collective) error {
+	if err := g.rank.ready(); err != nil {
+		return err
+	}
+	if g.handle == nil {
+		return &Error{FailedPrecondition, "the group was closed"}
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	call.In, call.InCount = unsafe.Pointer(unsafe.SliceData(in)), int64(len(in))
+	call.Out, call.OutCount = unsafe.Pointer(unsafe.SliceData(out)), int64(len(out))
+	if len(in) == 0 {
+		call.In = nil
+	}
+	if len(out) == 0 {
+		call.Out = nil
+	}
+	call.DType = int32(dtypeOf[T]())
+	if deadline, ok := ctx.Deadline(); ok {
+		call.Timeout = time.Until(deadline)
+	}
+	stop, aborted := context.AfterFunc, make(chan struct{})
+	stopped := stop(ctx, func() {
+		defer close(aborted)
+		c.CommAbort(g.handle, context.Cause(ctx).Error())
+	})
+	err := public(c.CommRun(g.handle, &call))
+	runtime.KeepAlive(in)
+	runtime.KeepAlive(out)
+	if !stopped() {
+		<-aborted
+	}
+	if err != nil && ctx.Err() != nil {
+		return fmt.Errorf("%w; %w", context.Cause(ctx), err)
+	}
+	return err
+}
+
+// AllReduce makes out[i] the reduction of all ranks' in[i]. in and out may be the same.
+//
+// This and the other collectives wait until the operation is done. When ctx is done before, the group
+// is broken: an operation that one rank has left cannot be taken back.
+func AllReduce[T Number](ctx context.Context, g *Comm, in, out []T, op ReduceOp) error {
+	return run(ctx, g, in, out, c.Collective{Kind: c.AllReduce, HasIn: true, HasOut: true, Reduce: int32(op)})
+}
+
+// AllGather makes out all ranks' in, in rank order.
+func AllGather[T Number](ctx context.Context, g *Comm, in, out []T) error {
+	return run(ctx, g, in, out, c.Collective{Kind: c.AllGather, HasIn: true, HasOut: true})
+}
+
+// AllGatherV is AllGather with counts[r] elements from rank r.
+func AllGatherV[T Number](ctx context.Context, g *Comm, in, out []T, counts []int64) error {
+	return run(ctx, g, in, out, c.Collective{Kind: c.AllGatherV, HasIn: true, HasOut: true, OutCounts: counts})
+}
+
+// ReduceScatter makes out this rank's part of the reduction of all ranks' in.
+func ReduceScatter[T Number](ctx context.Context, g *Comm, in, out []T, op ReduceOp) error {
+	return run(ctx, g, in, out, c.Collective{Kind: c.ReduceScatter, HasIn: true, HasOut: true, Reduce: int32(op)})
+}
+
+// ReduceScatterV is ReduceScatter with counts[r] elements for rank r.
+func ReduceScatterV[T Number](ctx context.Context, g *Comm, in, out []T, counts []int64, op ReduceOp) error {
+	return run(ctx, g, in, out, c.Collective{Kind: c.ReduceScatterV, HasIn: true, HasOut: true, InCounts: counts, Reduce: int32(op)})
+}
+
+// AllToAll sends part r of in to rank r; part r of out came from rank r.
+func AllToAll[T Number](ctx context.Context, g *Comm, in, out []T) error {
+	return run(ctx, g, in, out, c.Collective{Kind: c.AllToAll, HasIn: true, HasOut: true})
+}
+
+// AllToAllV is AllToAll with parts of send[r] and recv[r] elements.
+func AllToAllV[T Number](ctx context.Context, g *Comm, in []T, send []int64, out []T, recv []int64) error {
+	if len(send) != len(recv) {
+		return invalid("AllToAllV: there are %d send counts and %d recv counts", len(send), len(recv))
+	}
+	return run(ctx, g, in, out, c.Collective{Kind: c.AllToAllV, HasIn: true, HasOut: true, InCounts: send, OutCounts: recv})
+}
+
+// Broadcast makes every rank's data the root's.
+func Broadcast[T Number](ctx context.Context, g *Comm, data []T, root int) error {
+	return run(ctx, g, nil, data, c.Collective{Kind: c.Broadcast, HasOut: true, Root: int32(root)})
+}
+
+// Reduce is AllReduce where only the root has an out; elsewhere it may be nil.
+func Reduce[T Number](ctx context.Context, g *Comm, in, out []T, op ReduceOp, root int) error {
+	return run(ctx, g, in, out, c.Collective{Kind: c.Reduce, HasIn: true, HasOut: out != nil, Reduce: int32(op), Root: int32(root)})
+}
+
+// Gather is AllGather where only the root has an out; elsewhere it may be nil.
+func Gather[T Number](ctx context.Context, g *Comm, in, out []T, root int) error {
+	return run(ctx, g, in, out, c.Collective{Kind: c.Gather, HasIn: true, HasOut: out != nil, Root: int32(root)})
+}
+
+// Scatter sends part r of the root's in to rank r; elsewhere in may be nil.
+func Scatter[T Number](ctx context.Context, g *Comm, in, out []T, root int) error {
+	return run(ctx, g, in, out, c.Collective{Kind: c.Scatter, HasIn: in != nil, HasOut: true, Root: int32(root)})
+}
+
+// Send sends to a Recv of peer with the same tag, in order.
+func Send[T Number](ctx context.Context, g *Comm, data []T, peer, tag int) error {
+	return run(ctx, g, data, nil, c.Collective{Kind: c.Send, HasIn: true, Root: int32(peer), Reduce: int32(tag)})
+}
+
+// Recv receives what peer sends with the same tag.
+func Recv[T Number](ctx context.Context, g *Comm, data []T, peer, tag int) error {
+	return run(ctx, g, nil, data, c.Collective{Kind: c.Recv, HasOut: true, Root: int32(peer), Reduce: int32(tag)})
+}
+
+// Barrier waits until all ranks have called it.
+func (g *Comm) Barrier(ctx context.Context) error {
+	return run[uint8](ctx, g, nil, nil, c.Collective{Kind: c.Barrier})
+}
+
+// Counter counts operations, and their bytes: of the larger of the two buffers.
+type Counter struct{ Calls, Bytes int64 }
+
+// Counters counts the operations of each kind.
+type Counters [c.NumOpKinds]Counter
+
+// OpKinds names what Counters counts, in its order.
+var OpKinds = [c.NumOpKinds]string{"all_reduce", "all_gather", "all_gather_v", "reduce_scatter", "reduce_scatter_v",
+	"all_to_all", "all_to_all_v", "broadcast", "reduce", "gather", "scatter", "barrier", "send", "recv"}
+
+// Minus is what has happened since before.
+func (a Counters) Minus(before Counters) Counters {
+	for i, b := range before {
+		a[i].Calls -= b.Calls
+		a[i].Bytes -= b.Bytes
+	}
+	return a
+}
+
+// Total adds the kinds up.
+func (a Counters) Total() Counter {
+	var sum Counter
+	for _, counter := range a {
+		sum.Calls += counter.Calls
+		sum.Bytes += counter.Bytes
+	}
+	return sum
+}
+
+func countersOf(all []c.Counter, err error) (Counters, error) {
+	var out Counters
+	for i, counter := range all {
+		out[i] = Counter(counter)
+	}
+	return out, public(err)
+}

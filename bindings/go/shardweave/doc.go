@@ -1,0 +1,37 @@
+// Package shardweave trains sharded models on LibTorch from Go.
+//
+// Four ranks, each a goroutine, multiply a tensor that lies on a mesh, and differentiate:
+//
+//	err := shardweave.RunRanks(ctx, 4, func(w *shardweave.World) error {
+//		mesh, err := w.Mesh(shardweave.Dim{"dp", 2}, shardweave.Dim{"tp", 2})
+//		if err != nil {
+//			return err
+//		}
+//		x := shardweave.Randn(mesh, []int64{8, 6}, shardweave.On{"dp": "S(0)"}, shardweave.RequiresGrad)
+//		return x.Mul(x).Sum().Backward() // x.Grad() is 2 x
+//	})
+//
+// # Errors
+//
+// A function that makes a tensor returns just the tensor, so that expressions can be written. If it
+// fails, the tensor carries the error, and so does all that is computed from it: [Tensor.Err] tells
+// it, and whatever returns an error (Backward, Item, Data, Step) returns it. Errors of the library are
+// *[Error]; a [Code] is a target for errors.Is:
+//
+//	if errors.Is(err, shardweave.DeadlineExceeded) { ... }
+//
+// # Memory
+//
+// Tensors hold memory that Go's garbage collector does not see. A tensor ends by [Tensor.Close]; or
+// with the [World.Scope] in which it was made, which is what a training loop uses: one scope per step;
+// or with its world. A tensor outside of any scope that nothing refers to any more is closed too,
+// some time after a garbage collection, at its rank's next call. Meshes, modules, optimizers,
+// communicators and traces end by their Close, or with their world. Operators, layouts and plans
+// belong to no rank; the garbage collector ends them.
+//
+// # Goroutines
+//
+// A rank (a world and all that is made from it) may be driven from any goroutine, by one at a time;
+// different ranks run in parallel. Operators, layouts and plans may be used by several at once, as may
+// [World.Abort]. Operators on sharded tensors communicate: all ranks call them in the same order.
+package shardweave

@@ -1,0 +1,343 @@
+package shardweave
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"time"
+
+	c "github.com/shardweave/shardweave/bindings/go/internal/cshardweave"
+)
+
+// World is one rank's view of all ranks, and the owner of what this rank makes.
+type World struct {
+	*rank
+	ctx        context.Context
+	handle     c.World
+	number     int
+	size       int
+	localRank  int
+	comm       *Comm
+	stopOnDone func() bool
+}
+
+// WorldOption is an option of RunRanks, FromEnvironment and Join.
+type WorldOption func(*worldOptions)
+
+type worldOptions struct {
+	backend, networkInterface string
+	timeout                   time.Duration
+}
+
+// WithTimeout is the deadline of the rendezvous and of every collective; else five minutes.
+func WithTimeout(d time.Duration) WorldOption { return func(o *worldOptions) { o.timeout = d } }
+
+// WithBackend chooses how processes communicate; else "gloo".
+func WithBackend(name string) WorldOption { return func(o *worldOptions) { o.backend = name } }
+
+// WithNetworkInterface chooses the network; else loopback on one host, or what the host's name means.
+func WithNetworkInterface(name string) WorldOption {
+	return func(o *worldOptions) { o.networkInterface = name }
+}
+
+func worldOptionsOf(ctx context.Context, options []WorldOption) worldOptions {
+	var o worldOptions
+	for _, option := range options {
+		option(&o)
+	}
+	return o
+}
+
+// RunRanks calls body on ranks goroutines, each with its world, which is closed afterwards, and waits
+// for all. If one fails, the others' collectives fail, naming it; the result is the failure that came
+// first, with its rank. When ctx is done, collectives fail on all ranks, and the result wraps
+// context.Cause(ctx) too. A panic of a body ends the others in the same way, and goes on here.
+func RunRanks(ctx context.Context, ranks int, body func(*World) error, options ...WorldOption) error {
+	if err := ctx.Err(); err != nil {
+		return context.Cause(ctx)
+	}
+	handles, err := c.WorldCreateLocal(int32(ranks), worldOptionsOf(ctx, options).timeout)
+	if err != nil {
+		return public(err)
+	}
+	// Whoever aborts needs a world that is not closed meanwhile.
+	watcher, err := c.WorldShare(handles[0])
+	if err != nil {
+		for _, handle := range handles {
+			c.WorldFree(handle)
+		}
+		return public(err)
+	}
+	var watching sync.WaitGroup
+	watching.Add(1)
+	stop := context.AfterFunc(ctx, func() {
+		defer watching.Done()
+		c.WorldAbort(watcher, context.Cause(ctx).Error())
+	})
+
+	var wg sync.WaitGroup
+	var mutex sync.Mutex
+	var first error // and what came first of panics
+	var panicked any
+	for number, handle := range handles {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			// LibTorch and OpenMP keep caches and threads of their own for every thread.
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			w, err := newWorld(ctx, handle)
+			var p any
+			if err == nil {
+				defer w.Close()
+				p, err = guard(func() error { return body(w) })
+			}
+			if err == nil {
+				return
+			}
+			mutex.Lock()
+			if first == nil {
+				first = fmt.Errorf("rank %d: %w", number, err)
+			}
+			if panicked == nil {
+				panicked = p
+			}
+			mutex.Unlock()
+			c.WorldAbort(handle, fmt.Sprintf("rank %d failed: %v", number, err))
+		}()
+	}
+	wg.Wait()
+	if stop() {
+		watching.Done()
+	}
+	watching.Wait()
+	c.WorldFree(watcher)
+	if panicked != nil {
+		panic(panicked)
+	}
+	if first != nil && ctx.Err() != nil {
+		return fmt.Errorf("%w; %w", context.Cause(ctx), first)
+	}
+	return first
+}
+
+// guard tells a panic as an error too.
+func guard(body func() error) (p any, err error) {
+	returned := false
+	defer func() {
+		if !returned {
+			if p = recover(); p != nil {
+				err = fmt.Errorf("panic: %v", p)
+			} else { // runtime.Goexit, as testing.T.FailNow calls it
+				err = errors.New("the goroutine ended")
+			}
+		}
+	}()
+	err = body()
+	returned = true
+	return nil, err
+}
+
+// FromEnvironment joins the ranks that torchrun, Slurm, Open MPI, PMI, PMIx, Kubernetes, or RANK,
+// WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe. The error is NotFound if nothing has started this
+// process. When ctx is done, now or later, the world is aborted.
+func FromEnvironment(ctx context.Context, options ...WorldOption) (*World, error) {
+	o := worldOptionsOf(ctx, options)
+	return join(ctx, o, func(timeout time.Duration) (c.World, error) {
+		return c.WorldFromEnvironment(o.backend, o.networkInterface, timeout)
+	})
+}
+
+// Rendezvous describes ranks that nothing else does.
+type Rendezvous struct {
+	Rank, WorldSize int
+	File            string // a path that all ranks can open and only this run uses; or "" and
+	Host            string // where rank 0 serves a store, as the others reach it
+	Port            int
+	Run             string // names this start of the program, the same on all ranks; "": "run"
+}
+
+// Join joins the ranks that the caller describes. ctx as in FromEnvironment.
+func Join(ctx context.Context, r Rendezvous, options ...WorldOption) (*World, error) {
+	o := worldOptionsOf(ctx, options)
+	inner := c.Rendezvous{Rank: int32(r.Rank), WorldSize: int32(r.WorldSize), File: r.File, Host: r.Host,
+		Port: int32(r.Port), LocalRank: -1, Run: r.Run}
+	return join(ctx, o, func(timeout time.Duration) (c.World, error) {
+		return c.WorldJoin(inner, o.backend, o.networkInterface, timeout)
+	})
+}
+
+// join gives up waiting when ctx is done; the rendezvous itself then ends at its deadline.
+func join(ctx context.Context, o worldOptions, rendezvous func(time.Duration) (c.World, error)) (*World, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	type joined struct {
+		handle c.World
+		err    error
+	}
+	done := make(chan joined, 1)
+	go func() {
+		handle, err := rendezvous(o.timeout)
+		done <- joined{handle, err}
+	}()
+	select {
+	case j := <-done:
+		if j.err != nil {
+			return nil, public(j.err)
+		}
+		return newWorld(ctx, j.handle)
+	case <-ctx.Done():
+		go func() {
+			if j := <-done; j.err == nil {
+				c.WorldFree(j.handle)
+			}
+		}()
+		return nil, context.Cause(ctx)
+	}
+}
+
+// Alone is a world of one rank.
+func Alone() (*World, error) {
+	handles, err := c.WorldCreateLocal(1, 0)
+	if err != nil {
+		return nil, public(err)
+	}
+	return newWorld(context.Background(), handles[0])
+}
+
+// Counting is one rank of a world of any size that is not there: communication is counted, nothing
+// moves.
+func Counting(number, ranks int) (*World, error) {
+	handle, err := c.WorldCreateCounting(int32(number), int32(ranks))
+	if err != nil {
+		return nil, public(err)
+	}
+	return newWorld(context.Background(), handle)
+}
+
+// newWorld takes the handle over.
+func newWorld(ctx context.Context, handle c.World) (*World, error) {
+	w := &World{rank: &rank{loose: map[*looseRef]struct{}{}}, ctx: ctx, handle: handle}
+	number, err1 := c.WorldRank(handle)
+	size, err2 := c.WorldSize(handle)
+	localRank, err3 := c.WorldLocalRank(handle)
+	comm, err4 := c.WorldComm(handle)
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
+		c.WorldFree(handle)
+		return nil, public(err)
+	}
+	w.number, w.size, w.localRank = int(number), int(size), int(localRank)
+	w.comm = newComm(w.rank, comm)
+	w.stopOnDone = func() bool { return true }
+	if ctx.Done() != nil {
+		shared, err := c.WorldShare(handle)
+		if err != nil {
+			c.WorldFree(handle)
+			return nil, public(err)
+		}
+		stop := context.AfterFunc(ctx, func() {
+			c.WorldAbort(shared, context.Cause(ctx).Error())
+			c.WorldFree(shared)
+		})
+		w.stopOnDone = func() bool {
+			stopped := stop()
+			if stopped {
+				c.WorldFree(shared)
+			}
+			return stopped
+		}
+	}
+	return w, nil
+}
+
+// Close ends the world and all that was made from it: this rank has left, and ranks that wait for it
+// get Unavailable. Closing twice is allowed.
+func (w *World) Close() error {
+	if w.closed {
+		return nil
+	}
+	w.stopOnDone()
+	w.rank.release()
+	c.WorldFree(w.handle)
+	w.handle = nil
+	return nil
+}
+
+// Rank is this rank's number, from 0.
+func (w *World) Rank() int { return w.number }
+
+// Size is how many ranks there are.
+func (w *World) Size() int { return w.size }
+
+// LocalRank is this rank's number among those of this machine.
+func (w *World) LocalRank() int { return w.localRank }
+
+// Comm is the group of all ranks. It ends with the world.
+func (w *World) Comm() *Comm { return w.comm }
+
+// Context is the one that the world was made with.
+func (w *World) Context() context.Context { return w.ctx }
+
+// Abort breaks all groups of the world, on all ranks where the backend can: pending and later
+// operations fail with Aborted and the reason. From any goroutine, before Close.
+func (w *World) Abort(reason error) error {
+	if w.closed {
+		return w.ready()
+	}
+	return public(c.WorldAbort(w.handle, reason.Error()))
+}
+
+// Scope calls body, and closes all tensors that this rank makes meanwhile, except those that were
+// kept. Scopes nest.
+func (w *World) Scope(body func() error) error {
+	r := w.rank
+	if err := r.ready(); err != nil {
+		return err
+	}
+	s := &scope{outer: r.scope}
+	r.scope = s
+	defer func() {
+		if !r.closed { // else the world has closed it
+			r.scope = s.outer
+			s.close()
+		}
+	}()
+	return body()
+}
+
+// With calls body with another mode: NoGrad for what is not to be recorded for gradients.
+func (w *World) With(mode GradMode, body func() error) error {
+	before := w.mode
+	w.mode = mode
+	defer func() { w.mode = before }()
+	return body()
+}
+
+// FlightRecord is the last operations of every group of this rank, as JSON.
+func (w *World) FlightRecord() (string, error) {
+	if err := w.ready(); err != nil {
+		return "", err
+	}
+	record, err := c.WorldFlightRecord(w.handle)
+	return record, public(err)
+}
+
+// Counters counts the operations of all groups of this rank.
+func (w *World) Counters() (Counters, error) {
+	if err := w.ready(); err != nil {
+		return Counters{}, err
+	}
+	return countersOf(c.WorldCounters(w.handle))
+}
+
+// Seed seeds the generator that plain tensors are drawn from: one for the process, whatever the rank.
+func Seed(seed uint64) error { return public(c.Seed(seed)) }
+
+// SetNumThreads says how many threads one operator may use, everywhere in the process.
+func SetNumThreads(n int) error { return public(c.SetNumThreads(int32(n))) }
+
+// BuildInfo is "0.1.0; LibTorch 2.11.0; backends inproc, gloo, counting".
+func BuildInfo() string { return c.BuildInfo() }
