@@ -1,3 +1,3 @@
 module github.com/shardweave/shardweave/bindings/go
 
-go 1.24
+go 1.19

@@ -2,8 +2,6 @@ package shardweave
 
 import (
 	"context"
-	"fmt"
-	"runtime"
 	"time"
 	"unsafe"
 
@@ -113,43 +111,6 @@ const (
 	Product ReduceOp = 4
 )
 
-// Number is what collectives move, and what tensors are made from.
-type Number interface {
-	float32 | float64 | int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64 | bool | complex64 | complex128
-}
-
-func dtypeOf[T Number]() DType {
-	var zero T
-	switch any(zero).(type) {
-	case float32:
-		return F32
-	case float64:
-		return F64
-	case int8:
-		return I8
-	case int16:
-		return I16
-	case int32:
-		return I32
-	case int64:
-		return I64
-	case uint8:
-		return U8
-	case uint16:
-		return U16
-	case uint32:
-		return U32
-	case uint64:
-		return U64
-	case bool:
-		return Bool
-	case complex64:
-		return C64
-	default:
-		return C128
-	}
-}
-
 // run waits for the operation. When ctx is done, the group is aborted on all ranks; ctx's deadline is
 // the operation's.
 func run[T Number](ctx context.Context, g *Comm, in, out []T, call c.Collective) error {
@@ -159,36 +120,27 @@ func run[T Number](ctx context.Context, g *Comm, in, out []T, call c.Collective)
 	if g.handle == nil {
 		return &Error{FailedPrecondition, "the group was closed"}
 	}
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
+	if err := ctx.Err(); err != nil {
+		return err
 	}
-	call.In, call.InCount = unsafe.Pointer(unsafe.SliceData(in)), int64(len(in))
-	call.Out, call.OutCount = unsafe.Pointer(unsafe.SliceData(out)), int64(len(out))
-	if len(in) == 0 {
-		call.In = nil
-	}
-	if len(out) == 0 {
-		call.Out = nil
-	}
+	call.In, call.InCount = memory(in), int64(len(in))
+	call.Out, call.OutCount = memory(out), int64(len(out))
 	call.DType = int32(dtypeOf[T]())
 	if deadline, ok := ctx.Deadline(); ok {
 		call.Timeout = time.Until(deadline)
 	}
-	stop, aborted := context.AfterFunc, make(chan struct{})
-	stopped := stop(ctx, func() {
-		defer close(aborted)
-		c.CommAbort(g.handle, context.Cause(ctx).Error())
-	})
+	stop := onDone(ctx, func() { c.CommAbort(g.handle, ctx.Err().Error()) })
 	err := public(c.CommRun(g.handle, &call))
-	runtime.KeepAlive(in)
-	runtime.KeepAlive(out)
-	if !stopped() {
-		<-aborted
+	stop()
+	return because(ctx, err)
+}
+
+// memory is where the elements lie; nil if there are none.
+func memory[T any](s []T) unsafe.Pointer {
+	if len(s) == 0 {
+		return nil
 	}
-	if err != nil && ctx.Err() != nil {
-		return fmt.Errorf("%w; %w", context.Cause(ctx), err)
-	}
-	return err
+	return unsafe.Pointer(&s[0])
 }
 
 // AllReduce makes out[i] the reduction of all ranks' in[i]. in and out may be the same.

@@ -1,6 +1,7 @@
 package shardweave
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -72,8 +73,47 @@ func private(err error) error {
 	return err
 }
 
+// because tells too that ctx is done, if it is.
+func because(ctx context.Context, err error) error {
+	if err == nil || ctx.Err() == nil {
+		return err
+	}
+	return &doneError{ctx.Err(), err}
+}
+
+// doneError is an error that came because a context was done; it is both.
+type doneError struct{ done, err error }
+
+func (e *doneError) Error() string        { return e.done.Error() + "; " + e.err.Error() }
+func (e *doneError) Is(target error) bool { return errors.Is(e.done, target) }
+func (e *doneError) Unwrap() error        { return e.err }
+
+// onDone calls f when ctx is done, until stop is called; stop waits for an f that has begun.
+func onDone(ctx context.Context, f func()) (stop func()) {
+	if ctx.Done() == nil {
+		return func() {}
+	}
+	stopped, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		select {
+		case <-ctx.Done():
+			f()
+		case <-stopped:
+		}
+	}()
+	return func() {
+		close(stopped)
+		<-ended
+	}
+}
+
 func invalid(format string, args ...any) error {
 	return &Error{InvalidArgument, fmt.Sprintf(format, args...)}
 }
 
+var errWorldClosed = &Error{FailedPrecondition, "the world was closed"}
+
 var errClosed = &Error{FailedPrecondition, "the tensor was closed, by Close, or with its scope or world"}
+
+var errOtherRank = &Error{InvalidArgument, "the tensors belong to several ranks (worlds of this process)"}

@@ -1,9 +1,8 @@
 package shardweave
 
 import (
-	"maps"
 	"runtime"
-	"slices"
+	"sort"
 
 	c "github.com/shardweave/shardweave/bindings/go/internal/cshardweave"
 )
@@ -280,7 +279,7 @@ func newLayout(handle c.Layout, err error) (*Layout, error) {
 		return nil, public(err)
 	}
 	l := &Layout{handle}
-	runtime.AddCleanup(l, c.LayoutFree, handle)
+	runtime.SetFinalizer(l, func(l *Layout) { c.LayoutFree(l.handle) })
 	return l, nil
 }
 
@@ -350,8 +349,13 @@ type On map[string]string
 
 // pairs is the names and placements, in the order of the names.
 func (o On) pairs() []string {
-	var all []string
-	for _, name := range slices.Sorted(maps.Keys(o)) {
+	names := make([]string, 0, len(o))
+	for name := range o {
+		names = append(names, name)
+	}
+	sort.Strings(names)
+	all := make([]string, 0, 2*len(o))
+	for _, name := range names {
 		all = append(all, name, o[name])
 	}
 	return all

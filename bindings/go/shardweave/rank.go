@@ -1,6 +1,7 @@
 package shardweave
 
 import (
+	"context"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -11,6 +12,7 @@ import (
 // rank is what a world and all that is made from it share. One goroutine uses it at a time, except
 // for buried.
 type rank struct {
+	ctx    context.Context // of the world
 	closed bool
 	mode   GradMode
 	scope  *scope                 // the innermost; nil: none is open
@@ -31,11 +33,20 @@ type scope struct {
 	tensors []*Tensor
 }
 
-// looseRef is the handle of a tensor in no scope, for the time when the tensor itself is gone.
-type looseRef struct {
-	handle  c.Tensor
-	cleanup runtime.Cleanup
+// forget takes a tensor out of the scope in which it was made.
+func (r *rank) forget(t *Tensor) {
+	for s := r.scope; s != nil; s = s.outer {
+		for i := len(s.tensors) - 1; i >= 0; i-- {
+			if s.tensors[i] == t {
+				s.tensors[i] = nil
+				return
+			}
+		}
+	}
 }
+
+// looseRef is the handle of a tensor in no scope, for the time when the tensor itself is gone.
+type looseRef struct{ handle c.Tensor }
 
 // tensor takes the handle over.
 func (r *rank) tensor(handle c.Tensor) *Tensor {
@@ -49,35 +60,42 @@ func (r *rank) adopt(t *Tensor) {
 		s.tensors = append(s.tensors, t)
 		return
 	}
-	ref := &looseRef{handle: t.handle}
-	ref.cleanup = runtime.AddCleanup(t, r.bury, ref)
-	r.loose[ref] = struct{}{}
-	t.loose = ref
+	r.loosen(t)
+}
+
+func (r *rank) loosen(t *Tensor) {
+	t.loose = &looseRef{t.handle}
+	r.loose[t.loose] = struct{}{}
+	runtime.SetFinalizer(t, (*Tensor).bury)
 }
 
 // result takes over the handle that comes with no error.
 func (r *rank) result(handle c.Tensor, err error) *Tensor {
 	if err != nil {
-		return r.failed(public(err))
+		return r.failed(r.error(err))
 	}
 	return r.tensor(handle)
 }
+
+// error is an error of the inner package, as the user gets it.
+func (r *rank) error(err error) error { return because(r.ctx, public(err)) }
 
 func (r *rank) failed(err error) *Tensor { return &Tensor{rank: r, err: err} }
 
 // optional is result for handles that may be nil, which gives nil.
 func (r *rank) optional(handle c.Tensor, err error) (*Tensor, error) {
 	if err != nil || handle == nil {
-		return nil, public(err)
+		return nil, r.error(err)
 	}
 	return r.tensor(handle), nil
 }
 
 // bury is called by the garbage collector's goroutine.
-func (r *rank) bury(ref *looseRef) {
+func (t *Tensor) bury() {
+	r := t.rank
 	r.buried.Lock()
 	defer r.buried.Unlock()
-	r.found = append(r.found, ref)
+	r.found = append(r.found, t.loose)
 	r.foundNumber.Store(int32(len(r.found)))
 }
 
@@ -102,7 +120,7 @@ func (r *rank) freeBuried() {
 // ready comes before every call.
 func (r *rank) ready() error {
 	if r.closed {
-		return &Error{FailedPrecondition, "the world was closed"}
+		return errWorldClosed
 	}
 	r.freeBuried()
 	return nil
@@ -123,14 +141,16 @@ func (r *rank) disown(thing closer) {
 			kept = append(kept, other)
 		}
 	}
-	clear(r.things[len(kept):])
+	for i := len(kept); i < len(r.things); i++ {
+		r.things[i] = nil
+	}
 	r.things = kept
 }
 
 func (s *scope) close() {
 	handles := make([]c.Tensor, 0, len(s.tensors))
 	for _, t := range s.tensors {
-		if t.handle != nil {
+		if t != nil && t.handle != nil { // else it was kept, or closed
 			handles = append(handles, t.handle)
 			t.handle, t.err = nil, errClosed
 		}
@@ -147,10 +167,9 @@ func (r *rank) release() {
 		r.scope.close()
 	}
 	for ref := range r.loose {
-		ref.cleanup.Stop()
 		c.TensorFree(ref.handle)
 	}
-	clear(r.loose)
+	r.loose = nil
 	for i := len(r.things) - 1; i >= 0; i-- {
 		r.things[i].release()
 	}
@@ -167,3 +186,6 @@ const (
 	NoGrad    GradMode = c.NoGrad    // not
 	Inference GradMode = c.Inference // not, ever: results cannot be used with Grad later
 )
+
+// nowhere is the rank of tensors that could not be made because nothing says whose they are.
+var nowhere = &rank{ctx: context.Background(), closed: true}

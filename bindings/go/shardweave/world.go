@@ -14,13 +14,12 @@ import (
 // World is one rank's view of all ranks, and the owner of what this rank makes.
 type World struct {
 	*rank
-	ctx        context.Context
-	handle     c.World
-	number     int
-	size       int
-	localRank  int
-	comm       *Comm
-	stopOnDone func() bool
+	handle    c.World
+	number    int
+	size      int
+	localRank int
+	comm      *Comm
+	stop      func()
 }
 
 // WorldOption is an option of RunRanks, FromEnvironment and Join.
@@ -42,7 +41,7 @@ func WithNetworkInterface(name string) WorldOption {
 	return func(o *worldOptions) { o.networkInterface = name }
 }
 
-func worldOptionsOf(ctx context.Context, options []WorldOption) worldOptions {
+func worldOptionsOf(options []WorldOption) worldOptions {
 	var o worldOptions
 	for _, option := range options {
 		option(&o)
@@ -52,75 +51,61 @@ func worldOptionsOf(ctx context.Context, options []WorldOption) worldOptions {
 
 // RunRanks calls body on ranks goroutines, each with its world, which is closed afterwards, and waits
 // for all. If one fails, the others' collectives fail, naming it; the result is the failure that came
-// first, with its rank. When ctx is done, collectives fail on all ranks, and the result wraps
-// context.Cause(ctx) too. A panic of a body ends the others in the same way, and goes on here.
+// first, with its rank. When ctx is done, collectives fail on all ranks, and the result is ctx's error
+// too. A panic of a body ends the others in the same way, and goes on here.
 func RunRanks(ctx context.Context, ranks int, body func(*World) error, options ...WorldOption) error {
 	if err := ctx.Err(); err != nil {
-		return context.Cause(ctx)
+		return err
 	}
-	handles, err := c.WorldCreateLocal(int32(ranks), worldOptionsOf(ctx, options).timeout)
+	handles, err := c.WorldCreateLocal(int32(ranks), worldOptionsOf(options).timeout)
 	if err != nil {
 		return public(err)
 	}
-	// Whoever aborts needs a world that is not closed meanwhile.
-	watcher, err := c.WorldShare(handles[0])
-	if err != nil {
-		for _, handle := range handles {
-			c.WorldFree(handle)
+	worlds := make([]*World, len(handles))
+	for number, handle := range handles {
+		if worlds[number], err = newWorld(ctx, handle); err != nil {
+			for _, w := range worlds[:number] {
+				w.Close()
+			}
+			for _, handle := range handles[number+1:] {
+				c.WorldFree(handle)
+			}
+			return err
 		}
-		return public(err)
 	}
-	var watching sync.WaitGroup
-	watching.Add(1)
-	stop := context.AfterFunc(ctx, func() {
-		defer watching.Done()
-		c.WorldAbort(watcher, context.Cause(ctx).Error())
-	})
 
 	var wg sync.WaitGroup
 	var mutex sync.Mutex
 	var first error // and what came first of panics
 	var panicked any
-	for number, handle := range handles {
+	for _, w := range worlds {
 		wg.Add(1)
-		go func() {
+		go func(w *World) {
 			defer wg.Done()
 			// LibTorch and OpenMP keep caches and threads of their own for every thread.
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
-			w, err := newWorld(ctx, handle)
-			var p any
-			if err == nil {
-				defer w.Close()
-				p, err = guard(func() error { return body(w) })
-			}
+			defer w.Close()
+			p, err := guard(func() error { return body(w) })
 			if err == nil {
 				return
 			}
 			mutex.Lock()
 			if first == nil {
-				first = fmt.Errorf("rank %d: %w", number, err)
+				first = fmt.Errorf("rank %d: %w", w.number, err)
 			}
 			if panicked == nil {
 				panicked = p
 			}
 			mutex.Unlock()
-			c.WorldAbort(handle, fmt.Sprintf("rank %d failed: %v", number, err))
-		}()
+			w.abort(fmt.Sprintf("rank %d failed: %v", w.number, err))
+		}(w)
 	}
 	wg.Wait()
-	if stop() {
-		watching.Done()
-	}
-	watching.Wait()
-	c.WorldFree(watcher)
 	if panicked != nil {
 		panic(panicked)
 	}
-	if first != nil && ctx.Err() != nil {
-		return fmt.Errorf("%w; %w", context.Cause(ctx), first)
-	}
-	return first
+	return because(ctx, first)
 }
 
 // guard tells a panic as an error too.
@@ -144,7 +129,7 @@ func guard(body func() error) (p any, err error) {
 // WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe. The error is NotFound if nothing has started this
 // process. When ctx is done, now or later, the world is aborted.
 func FromEnvironment(ctx context.Context, options ...WorldOption) (*World, error) {
-	o := worldOptionsOf(ctx, options)
+	o := worldOptionsOf(options)
 	return join(ctx, o, func(timeout time.Duration) (c.World, error) {
 		return c.WorldFromEnvironment(o.backend, o.networkInterface, timeout)
 	})
@@ -161,7 +146,7 @@ type Rendezvous struct {
 
 // Join joins the ranks that the caller describes. ctx as in FromEnvironment.
 func Join(ctx context.Context, r Rendezvous, options ...WorldOption) (*World, error) {
-	o := worldOptionsOf(ctx, options)
+	o := worldOptionsOf(options)
 	inner := c.Rendezvous{Rank: int32(r.Rank), WorldSize: int32(r.WorldSize), File: r.File, Host: r.Host,
 		Port: int32(r.Port), LocalRank: -1, Run: r.Run}
 	return join(ctx, o, func(timeout time.Duration) (c.World, error) {
@@ -171,8 +156,8 @@ func Join(ctx context.Context, r Rendezvous, options ...WorldOption) (*World, er
 
 // join gives up waiting when ctx is done; the rendezvous itself then ends at its deadline.
 func join(ctx context.Context, o worldOptions, rendezvous func(time.Duration) (c.World, error)) (*World, error) {
-	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
+	if err := ctx.Err(); err != nil {
+		return nil, err
 	}
 	type joined struct {
 		handle c.World
@@ -195,7 +180,7 @@ func join(ctx context.Context, o worldOptions, rendezvous func(time.Duration) (c
 				c.WorldFree(j.handle)
 			}
 		}()
-		return nil, context.Cause(ctx)
+		return nil, ctx.Err()
 	}
 }
 
@@ -220,36 +205,21 @@ func Counting(number, ranks int) (*World, error) {
 
 // newWorld takes the handle over.
 func newWorld(ctx context.Context, handle c.World) (*World, error) {
-	w := &World{rank: &rank{loose: map[*looseRef]struct{}{}}, ctx: ctx, handle: handle}
+	w := &World{rank: &rank{ctx: ctx, loose: map[*looseRef]struct{}{}}, handle: handle}
 	number, err1 := c.WorldRank(handle)
 	size, err2 := c.WorldSize(handle)
 	localRank, err3 := c.WorldLocalRank(handle)
 	comm, err4 := c.WorldComm(handle)
-	if err := errors.Join(err1, err2, err3, err4); err != nil {
-		c.WorldFree(handle)
-		return nil, public(err)
-	}
-	w.number, w.size, w.localRank = int(number), int(size), int(localRank)
-	w.comm = newComm(w.rank, comm)
-	w.stopOnDone = func() bool { return true }
-	if ctx.Done() != nil {
-		shared, err := c.WorldShare(handle)
+	for _, err := range []error{err1, err2, err3, err4} {
 		if err != nil {
+			c.CommFree(comm)
 			c.WorldFree(handle)
 			return nil, public(err)
 		}
-		stop := context.AfterFunc(ctx, func() {
-			c.WorldAbort(shared, context.Cause(ctx).Error())
-			c.WorldFree(shared)
-		})
-		w.stopOnDone = func() bool {
-			stopped := stop()
-			if stopped {
-				c.WorldFree(shared)
-			}
-			return stopped
-		}
 	}
+	w.number, w.size, w.localRank = int(number), int(size), int(localRank)
+	w.comm = newComm(w.rank, comm)
+	w.stop = onDone(ctx, func() { c.WorldAbort(handle, ctx.Err().Error()) })
 	return w, nil
 }
 
@@ -259,7 +229,7 @@ func (w *World) Close() error {
 	if w.closed {
 		return nil
 	}
-	w.stopOnDone()
+	w.stop() // before the handle goes: it may be in use there
 	w.rank.release()
 	c.WorldFree(w.handle)
 	w.handle = nil
@@ -285,10 +255,12 @@ func (w *World) Context() context.Context { return w.ctx }
 // operations fail with Aborted and the reason. From any goroutine, before Close.
 func (w *World) Abort(reason error) error {
 	if w.closed {
-		return w.ready()
+		return errWorldClosed
 	}
-	return public(c.WorldAbort(w.handle, reason.Error()))
+	return w.abort(reason.Error())
 }
+
+func (w *World) abort(reason string) error { return public(c.WorldAbort(w.handle, reason)) }
 
 // Scope calls body, and closes all tensors that this rank makes meanwhile, except those that were
 // kept. Scopes nest.

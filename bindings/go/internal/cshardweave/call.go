@@ -133,16 +133,19 @@ func (c *Call) AddDevice(kind, index int32) {
 	*(*[2]int32)(unsafe.Pointer(c.add(C.SWV_VALUE_DEVICE))) = [2]int32{kind, index}
 }
 
+// textData is where the bytes of a string lie.
+func textData(s string) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&s)) }
+
 func (c *Call) AddString(s string) {
-	c.list(C.SWV_VALUE_STRING, unsafe.Pointer(unsafe.StringData(s)), len(s), 1)
+	c.list(C.SWV_VALUE_STRING, textData(s), len(s), 1)
 }
 
 func (c *Call) AddInts(all ...int64) {
-	c.list(C.SWV_VALUE_INTS, unsafe.Pointer(unsafe.SliceData(all)), len(all), 8)
+	c.list(C.SWV_VALUE_INTS, unsafe.Pointer(first(all)), len(all), 8)
 }
 
 func (c *Call) AddFloats(all ...float64) {
-	c.list(C.SWV_VALUE_FLOATS, unsafe.Pointer(unsafe.SliceData(all)), len(all), 8)
+	c.list(C.SWV_VALUE_FLOATS, unsafe.Pointer(first(all)), len(all), 8)
 }
 
 func (c *Call) AddBools(all ...bool) {
@@ -150,12 +153,12 @@ func (c *Call) AddBools(all ...bool) {
 	for i, b := range all {
 		flags[i] = flag(b)
 	}
-	c.list(C.SWV_VALUE_BOOLS, unsafe.Pointer(unsafe.SliceData(flags)), len(flags), 4)
+	c.list(C.SWV_VALUE_BOOLS, unsafe.Pointer(first(flags)), len(flags), 4)
 }
 
 // AddTensors: an element that is nil is none.
 func (c *Call) AddTensors(all ...Tensor) {
-	c.list(C.SWV_VALUE_TENSORS, unsafe.Pointer(unsafe.SliceData(all)), len(all), 8)
+	c.list(C.SWV_VALUE_TENSORS, unsafe.Pointer(first(all)), len(all), 8)
 }
 
 // Name names the argument that was added last; all behind it are named too.
@@ -164,7 +167,7 @@ func (c *Call) Name(name string) error {
 		return err
 	}
 	zero := name + "\x00"
-	offset := c.append(unsafe.Pointer(unsafe.StringData(zero)), len(zero))
+	offset := c.append(textData(zero), len(zero))
 	c.arguments[len(c.arguments)-1].reserved = C.int32_t(offset + 1)
 	c.numNames++
 	return nil
@@ -176,8 +179,8 @@ func (c *Call) Do(op Op, mode int32) error {
 	if len(c.arguments) > most {
 		return &Error{C.SWV_INVALID_ARGUMENT, "an operator has 256 arguments at most"}
 	}
-	status := C.swvgo_call(op, C.swv_grad_mode(mode), unsafe.SliceData(c.arguments), C.size_t(len(c.arguments)),
-		C.size_t(c.numNames), (*C.char)(unsafe.Pointer(unsafe.SliceData(c.data))), &c.results[0], maxResults, &c.numResults)
+	status := C.swvgo_call(op, C.swv_grad_mode(mode), first(c.arguments), C.size_t(len(c.arguments)),
+		C.size_t(c.numNames), (*C.char)(unsafe.Pointer(first(c.data))), &c.results[0], maxResults, &c.numResults)
 	if status != nil {
 		c.numResults = 0
 		return result(status)
@@ -210,7 +213,9 @@ func (c *Call) TakeTensor(i int) Tensor {
 func (c *Call) TakeTensors(i int) []Tensor {
 	from := elements[Tensor](c, i)
 	all := append([]Tensor(nil), from...)
-	clear(from)
+	for k := range from {
+		from[k] = nil
+	}
 	return all
 }
 
@@ -255,8 +260,8 @@ func (c *Call) ModuleCall(m Module, method string, mode int32) error {
 	}
 	var a arena
 	defer a.free()
-	status := C.swvgo_module_call(m, a.text(method), C.swv_grad_mode(mode), unsafe.SliceData(c.arguments),
-		C.size_t(len(c.arguments)), (*C.char)(unsafe.Pointer(unsafe.SliceData(c.data))), &c.results[0], maxResults, &c.numResults)
+	status := C.swvgo_module_call(m, a.text(method), C.swv_grad_mode(mode), first(c.arguments),
+		C.size_t(len(c.arguments)), (*C.char)(unsafe.Pointer(first(c.data))), &c.results[0], maxResults, &c.numResults)
 	if status != nil {
 		c.numResults = 0
 	}

@@ -13,7 +13,6 @@ package cshardweave
 import "C"
 
 import (
-	"runtime"
 	"strings"
 	"time"
 	"unsafe"
@@ -100,7 +99,15 @@ func checkText(where string, all ...string) error {
 	return nil
 }
 
-func int64s(s []int64) *C.int64_t { return (*C.int64_t)(unsafe.SliceData(s)) }
+// first is where the elements of a slice begin; NULL if there are none.
+func first[T any](s []T) *T {
+	if len(s) == 0 {
+		return nil
+	}
+	return &s[0]
+}
+
+func int64s(s []int64) *C.int64_t { return (*C.int64_t)(first(s)) }
 
 func flag(b bool) C.swv_bool {
 	if b {
@@ -113,7 +120,10 @@ func millis(d time.Duration) C.int64_t {
 	if d <= 0 {
 		return 0
 	}
-	return C.int64_t(max(1, d.Milliseconds()))
+	if d < time.Millisecond {
+		return 1
+	}
+	return C.int64_t(d.Milliseconds())
 }
 
 // Version is SWV_VERSION of the library, not of the header.
@@ -137,7 +147,10 @@ func SetNumThreads(n int32) error { return result(C.swv_set_num_threads(C.int32_
 // ---- Worlds
 
 func WorldCreateLocal(ranks int32, timeout time.Duration) ([]World, error) {
-	worlds := make([]World, max(1, ranks))
+	worlds := []World{nil}
+	if ranks > 1 {
+		worlds = make([]World, ranks)
+	}
 	err := result(C.swvgo_world_create_local(C.int32_t(ranks), millis(timeout), &worlds[0]))
 	return worlds, err
 }
@@ -237,9 +250,9 @@ func counters(fill func(*C.swv_comm_counter, *C.size_t) *C.swv_status) ([]Counte
 	if err := result(fill(&all[0], &count)); err != nil {
 		return nil, err
 	}
-	out := make([]Counter, min(int(count), len(all)))
-	for i := range out {
-		out[i] = Counter{int64(all[i].calls), int64(all[i].bytes)}
+	var out []Counter
+	for i := 0; i < len(all) && i < int(count); i++ {
+		out = append(out, Counter{int64(all[i].calls), int64(all[i].bytes)})
 	}
 	return out, nil
 }
@@ -362,18 +375,13 @@ func CommRun(c Comm, call *Collective) error {
 	}
 	var a arena
 	defer a.free()
-	// The memory is used by other threads until the operation is done.
-	var pin runtime.Pinner
-	defer pin.Unpin()
-	if call.In != nil {
-		pin.Pin(call.In)
-	}
-	if call.Out != nil {
-		pin.Pin(call.Out)
+	counts := len(call.InCounts)
+	if counts < len(call.OutCounts) {
+		counts = len(call.OutCounts)
 	}
 	return result(C.swvgo_collective(c, C.swv_op_kind(call.Kind), call.In, C.int64_t(call.InCount), call.Out,
 		C.int64_t(call.OutCount), C.swv_dtype(call.DType), int64s(call.InCounts), int64s(call.OutCounts),
-		C.size_t(max(len(call.InCounts), len(call.OutCounts))), C.int32_t(call.Reduce), C.int32_t(call.Root),
+		C.size_t(counts), C.int32_t(call.Reduce), C.int32_t(call.Root),
 		flag(call.HasIn), flag(call.HasOut), millis(call.Timeout), a.orNull(call.Tag)))
 }
 

@@ -29,12 +29,12 @@ func FunctionApply(f Function, name string, mode int32, inputs []Tensor, outputs
 	defer a.free()
 	out := make([]Tensor, outputs+1)
 	err := result(C.swvgo_function_apply(C.uintptr_t(cgo.NewHandle(f)), a.text(name), C.swv_grad_mode(mode),
-		unsafe.SliceData(inputs), C.size_t(len(inputs)), &out[0], C.size_t(outputs)))
+		first(inputs), C.size_t(len(inputs)), &out[0], C.size_t(outputs)))
 	return out[:outputs], err
 }
 
 func ContextSave(ctx Context, tensors []Tensor) error {
-	return result(C.swvgo_function_context_save(ctx, unsafe.SliceData(tensors), C.size_t(len(tensors))))
+	return result(C.swvgo_function_context_save(ctx, first(tensors), C.size_t(len(tensors))))
 }
 
 func ContextSaved(ctx Context, index int) (Tensor, error) {

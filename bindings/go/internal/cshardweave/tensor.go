@@ -204,7 +204,7 @@ func TensorBackward(t, gradient Tensor, retainGraph, createGraph bool) error {
 func Gradients(outputs, inputs, gradOutputs []Tensor, retainGraph, createGraph, allowUnused bool) ([]Tensor, error) {
 	all := append(append(append(make([]Tensor, 0, 1+len(outputs)+len(inputs)+len(gradOutputs)), outputs...), inputs...), gradOutputs...)
 	grads := make([]Tensor, len(inputs)+1)
-	err := result(C.swvgo_gradients(unsafe.SliceData(all), C.size_t(len(outputs)), C.size_t(len(inputs)),
+	err := result(C.swvgo_gradients(first(all), C.size_t(len(outputs)), C.size_t(len(inputs)),
 		flag(gradOutputs != nil), flag(retainGraph), flag(createGraph), flag(allowUnused), &grads[0]))
 	return grads[:len(inputs)], err
 }
@@ -296,7 +296,7 @@ func ModuleDistribute(m Module, mesh Mesh, p Plan, source int64) error {
 func ModuleFinishGradSync(m Module) error { return result(C.swv_module_finish_grad_sync(m)) }
 
 func FinishGradSync(parameters []Tensor) error {
-	return result(C.swvgo_finish_grad_sync(unsafe.SliceData(parameters), C.size_t(len(parameters))))
+	return result(C.swvgo_finish_grad_sync(first(parameters), C.size_t(len(parameters))))
 }
 
 func ModuleZeroGrad(m Module) error { return result(C.swv_module_zero_grad(m)) }
@@ -345,7 +345,7 @@ type SGD struct {
 
 func OptimizerCreateSGD(parameters []Tensor, o SGD) (Optimizer, error) {
 	var out Optimizer
-	err := result(C.swvgo_optimizer_create_sgd(unsafe.SliceData(parameters), C.size_t(len(parameters)), C.double(o.LR),
+	err := result(C.swvgo_optimizer_create_sgd(first(parameters), C.size_t(len(parameters)), C.double(o.LR),
 		C.double(o.Momentum), C.double(o.Dampening), C.double(o.WeightDecay), flag(o.Nesterov), &out))
 	return out, err
 }
@@ -357,7 +357,7 @@ type AdamW struct {
 
 func OptimizerCreateAdamW(parameters []Tensor, o AdamW) (Optimizer, error) {
 	var out Optimizer
-	err := result(C.swvgo_optimizer_create_adamw(unsafe.SliceData(parameters), C.size_t(len(parameters)), C.double(o.LR),
+	err := result(C.swvgo_optimizer_create_adamw(first(parameters), C.size_t(len(parameters)), C.double(o.LR),
 		C.double(o.Beta1), C.double(o.Beta2), C.double(o.Eps), C.double(o.WeightDecay), flag(o.AMSGrad), &out))
 	return out, err
 }

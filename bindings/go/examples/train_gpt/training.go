@@ -1,0 +1,107 @@
+package main
+
+import (
+	sw "github.com/shardweave/shardweave/bindings/go/shardweave"
+)
+
+// Tensor parallelism as in Megatron-LM (Shoeybi et al., 2019): q, k, v and up are cut by their outputs, o
+// and down by their inputs, so that a block needs one reduction after attention and one after the MLP.
+// Everything else is replicated.
+const plan = `{"parameter": {
+	"*.{q,k,v,up}.*": {"tp": "S(0)"},
+	"*.{o,down}.weight": {"tp": "S(1)"}
+}}`
+
+// makeModel makes the same weights on every mesh; without a mesh (nil) they are plain tensors.
+func makeModel(w *sw.World, s *settings, mesh *sw.Mesh) (*gpt, error) {
+	m, err := newGPT(w, s)
+	if err != nil || mesh == nil {
+		return m, err
+	}
+	p, err := sw.ParsePlan(plan)
+	if err != nil {
+		return nil, err
+	}
+	// Every rank makes the same weights and batches, so that none has to be sent.
+	return m, m.Distribute(mesh, p, sw.SameEverywhere)
+}
+
+// train calls stepDone with the loss of every step.
+func train(w *sw.World, m *gpt, s *settings, text []byte, mesh *sw.Mesh, stepDone func(loss float64) error) error {
+	parameters, err := m.Parameters()
+	if err != nil {
+		return err
+	}
+	optimizer, err := sw.NewAdamW(sw.Tensors(parameters), s.lr)
+	if err != nil {
+		return err
+	}
+	defer optimizer.Close()
+	for step := int64(0); step < s.steps; step++ {
+		var loss float64
+		err := w.Scope(func() error { // whose tensors end with it
+			batch := func(numbers []int64) *sw.Tensor {
+				t := sw.FromSlice(w, numbers, []int64{s.batch, s.seq})
+				if mesh == nil {
+					return t
+				}
+				// Each row of the mesh gets its share of the sequences.
+				return t.Distribute(mesh, sw.On{"dp": "S(0)"}, sw.SameEverywhere)
+			}
+			tokens, targets := batchOf(text, s, step)
+			l := m.loss(batch(tokens), batch(targets), s.batch, s.seq)
+			if err := l.Backward(); err != nil {
+				return err
+			}
+			if err := m.FinishGradSync(); err != nil { // nothing to do for plain tensors
+				return err
+			}
+			if err := optimizer.Step(); err != nil {
+				return err
+			}
+			if err := optimizer.ZeroGrad(); err != nil {
+				return err
+			}
+			loss, err = l.Item()
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if err := stepDone(loss); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sample is bytes that the model writes, and those of the text that it was given to begin with.
+func sample(w *sw.World, m *gpt, s *settings, text []byte, mesh *sw.Mesh) (prompt, generated []byte, err error) {
+	const temperature = 0.7
+	seed := s.seed + 1 // not the numbers that the batches come from
+	start := randomAt(seed, uint64(s.sampled)) % (uint64(len(text)) - uint64(s.seq))
+	prompt = text[start : start+uint64(s.seq)]
+	all := append([]byte(nil), prompt...)
+	for i := int64(0); i < s.sampled; i++ {
+		err := w.Scope(func() error {
+			return w.With(sw.NoGrad, func() error {
+				tokens := sw.FromSlice(w, toTokens(all[int64(len(all))-s.seq:]), []int64{1, s.seq})
+				if mesh != nil {
+					tokens = tokens.Distribute(mesh, nil, sw.SameEverywhere)
+				}
+				scores := m.forward(tokens, 1, s.seq).Select(1, -1).Full()
+				sums := scores.Div(temperature).Softmax(-1).CumSum(-1)
+				next, err := sums.Lt(uniformAt(seed, uint64(i))).Sum().Item()
+				if next > vocabulary-1 {
+					next = vocabulary - 1
+				}
+				all = append(all, byte(next))
+				return err
+			})
+		})
+		if err != nil {
+			return nil, nil, err
+		}
+	}
+	return prompt, all[s.seq:], nil
+}

@@ -1,0 +1,103 @@
+package shardweave
+
+import (
+	"fmt"
+
+	c "github.com/shardweave/shardweave/bindings/go/internal/cshardweave"
+)
+
+// DType is the type of a tensor's elements. It is an option of factories.
+type DType int32
+
+// Types of elements.
+const (
+	F32    DType = 1
+	F64    DType = 2
+	F16    DType = 3
+	BF16   DType = 4
+	F8E4M3 DType = 5
+	F8E5M2 DType = 6
+	I8     DType = 7
+	I16    DType = 8
+	I32    DType = 9
+	I64    DType = 10
+	U8     DType = 11
+	U16    DType = 12
+	U32    DType = 13
+	U64    DType = 14
+	Bool   DType = 15
+	C64    DType = 16 // complex: two F32
+	C128   DType = 17
+)
+
+// Size is the bytes of one element; 0 for a number that is no type.
+func (d DType) Size() int { return c.DTypeSize(int32(d)) }
+
+// String is "f32", "bool", ...
+func (d DType) String() string { return c.DTypeName(int32(d)) }
+
+func (d DType) tensorOption(o *tensorOptions) { o.dtype = d }
+
+// Number is what collectives move, and what tensors are made from and copied to.
+type Number interface {
+	float32 | float64 | int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64 | bool | complex64 | complex128
+}
+
+func dtypeOf[T Number]() DType {
+	var zero T
+	switch any(zero).(type) {
+	case float32:
+		return F32
+	case float64:
+		return F64
+	case int8:
+		return I8
+	case int16:
+		return I16
+	case int32:
+		return I32
+	case int64:
+		return I64
+	case uint8:
+		return U8
+	case uint16:
+		return U16
+	case uint32:
+		return U32
+	case uint64:
+		return U64
+	case bool:
+		return Bool
+	case complex64:
+		return C64
+	default:
+		return C128
+	}
+}
+
+// Device says where a tensor's data is.
+type Device struct {
+	Kind  DeviceKind
+	Index int
+}
+
+// DeviceKind is a kind of devices.
+type DeviceKind int32
+
+// Kinds of devices.
+const (
+	CPU  DeviceKind = 0
+	CUDA DeviceKind = 1
+)
+
+// String is "cpu" or "cuda:0".
+func (d Device) String() string {
+	switch d.Kind {
+	case CPU:
+		return "cpu"
+	case CUDA:
+		return fmt.Sprintf("cuda:%d", d.Index)
+	default:
+		return fmt.Sprintf("device %d:%d", d.Kind, d.Index)
+	}
+}

@@ -1,0 +1,141 @@
+package shardweave
+
+import (
+	"runtime"
+
+	c "github.com/shardweave/shardweave/bindings/go/internal/cshardweave"
+)
+
+// Optimizer changes parameters by their gradients: this rank's parts, by LibTorch's fused kernels. Its
+// state is sharded as the parameters are. It communicates nothing: call FinishGradSync before Step.
+type Optimizer struct {
+	*rank
+	handle c.Optimizer
+}
+
+// SGDOption is an option of NewSGD.
+type SGDOption interface{ sgd(o *c.SGD) }
+
+// AdamWOption is an option of NewAdamW.
+type AdamWOption interface{ adamW(o *c.AdamW) }
+
+// WeightDecay is an option of both optimizers: else 0 of SGD, 0.01 of AdamW.
+type WeightDecay float64
+
+func (d WeightDecay) sgd(o *c.SGD)     { o.WeightDecay = float64(d) }
+func (d WeightDecay) adamW(o *c.AdamW) { o.WeightDecay = float64(d) }
+
+type sgdOption func(*c.SGD)
+
+func (f sgdOption) sgd(o *c.SGD) { f(o) }
+
+type adamWOption func(*c.AdamW)
+
+func (f adamWOption) adamW(o *c.AdamW) { f(o) }
+
+// WithMomentum is an option of SGD: how much of the last step each step repeats; else 0.
+func WithMomentum(momentum, dampening float64) SGDOption {
+	return sgdOption(func(o *c.SGD) { o.Momentum, o.Dampening = momentum, dampening })
+}
+
+// WithNesterov is an option of SGD with momentum: Nesterov's.
+func WithNesterov() SGDOption { return sgdOption(func(o *c.SGD) { o.Nesterov = true }) }
+
+// WithBetas is an option of AdamW: how fast the means of gradients and of their squares forget; else 0.9
+// and 0.999.
+func WithBetas(beta1, beta2 float64) AdamWOption {
+	return adamWOption(func(o *c.AdamW) { o.Beta1, o.Beta2 = beta1, beta2 })
+}
+
+// WithEps is an option of AdamW: what divisors are larger by; else 1e-8.
+func WithEps(eps float64) AdamWOption { return adamWOption(func(o *c.AdamW) { o.Eps = eps }) }
+
+// WithAMSGrad is an option of AdamW: steps by the largest mean of squares so far.
+func WithAMSGrad() AdamWOption { return adamWOption(func(o *c.AdamW) { o.AMSGrad = true }) }
+
+// NewSGD is stochastic gradient descent, which shares the parameters. They may be distributed until the
+// first step.
+func NewSGD(parameters []*Tensor, lr float64, options ...SGDOption) (*Optimizer, error) {
+	o := c.SGD{LR: lr}
+	for _, option := range options {
+		option.sgd(&o)
+	}
+	return newOptimizer("NewSGD", parameters, func(handles []c.Tensor) (c.Optimizer, error) {
+		return c.OptimizerCreateSGD(handles, o)
+	})
+}
+
+// NewAdamW is AdamW, which shares the parameters. They may be distributed until the first step.
+func NewAdamW(parameters []*Tensor, lr float64, options ...AdamWOption) (*Optimizer, error) {
+	o := c.AdamW{LR: lr, Beta1: 0.9, Beta2: 0.999, Eps: 1e-8, WeightDecay: 1e-2}
+	for _, option := range options {
+		option.adamW(&o)
+	}
+	return newOptimizer("NewAdamW", parameters, func(handles []c.Tensor) (c.Optimizer, error) {
+		return c.OptimizerCreateAdamW(handles, o)
+	})
+}
+
+func newOptimizer(what string, parameters []*Tensor, create func([]c.Tensor) (c.Optimizer, error)) (*Optimizer, error) {
+	r, err := rankOf(what, parameters)
+	if err != nil {
+		return nil, err
+	}
+	handle, err := create(handlesOf(parameters))
+	runtime.KeepAlive(parameters)
+	if err != nil {
+		return nil, public(err)
+	}
+	o := &Optimizer{r, handle}
+	r.own(o)
+	return o, nil
+}
+
+func (o *Optimizer) release() {
+	c.OptimizerFree(o.handle)
+	o.handle = nil
+}
+
+// Close ends the optimizer and its state.
+func (o *Optimizer) Close() error {
+	if o.handle != nil {
+		o.disown(o)
+		o.release()
+	}
+	return nil
+}
+
+// Step changes the parameters. Those without a gradient stay as they are.
+func (o *Optimizer) Step() error {
+	if err := o.ready(); err != nil {
+		return err
+	}
+	return o.rank.error(c.OptimizerStep(o.handle))
+}
+
+// ZeroGrad makes every gradient none.
+func (o *Optimizer) ZeroGrad() error {
+	if err := o.ready(); err != nil {
+		return err
+	}
+	return o.rank.error(c.OptimizerZeroGrad(o.handle))
+}
+
+// LR is the learning rate.
+func (o *Optimizer) LR() (float64, error) {
+	lr, err := c.OptimizerLR(o.handle)
+	return lr, public(err)
+}
+
+// SetLR sets the learning rate.
+func (o *Optimizer) SetLR(lr float64) error { return public(c.OptimizerSetLR(o.handle, lr)) }
+
+// State is the state of a parameter, by its index, laid out as it is: "step", "exp_avg", "exp_avg_sq",
+// "max_exp_avg_sq", "momentum_buffer". It is nil before the first step. Writing to it writes the state.
+func (o *Optimizer) State(parameter int, name string) (*Tensor, error) {
+	if err := o.ready(); err != nil {
+		return nil, err
+	}
+	handle, err := c.OptimizerState(o.handle, parameter, name)
+	return o.optional(handle, err)
+}
