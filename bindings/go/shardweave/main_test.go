@@ -1,0 +1,82 @@
+package shardweave_test
+
+import (
+	"context"
+	"math"
+	"net"
+	"os"
+	"testing"
+
+	sw "github.com/shardweave/shardweave/bindings/go/shardweave"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(processEnv) != "" {
+		os.Exit(processMain())
+	}
+	os.Setenv("SWV_CHECK_HANDLES", "abort") // before the library looks
+	os.Exit(m.Run())
+}
+
+var background = context.Background()
+
+// run runs ranks, which must succeed.
+func run(t *testing.T, ranks int, body func(*sw.World) error) {
+	t.Helper()
+	if err := sw.RunRanks(background, ranks, body); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// alone is a world of one rank, until the test ends.
+func alone(t testing.TB) *sw.World {
+	t.Helper()
+	w, err := sw.Alone()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.Close() })
+	return w
+}
+
+// numbers is 0.1, 0.2, ...
+func numbers(n int64) []float64 {
+	all := make([]float64, n)
+	for i := range all {
+		all[i] = 0.1 * float64(i+1)
+	}
+	return all
+}
+
+// mustOf panics on an error.
+func mustOf[T any](value T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return value
+}
+
+func near(a, b []float64) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if !(math.Abs(a[i]-b[i]) <= 1e-9*(1+math.Abs(b[i]))) {
+			return false
+		}
+	}
+	return true
+}
+
+// freePort was free a moment ago.
+func freePort() (int, error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	defer listener.Close()
+	return listener.Addr().(*net.TCPAddr).Port, nil
+}
+
+// whole is all elements, on every rank.
+func whole(t *sw.Tensor) ([]float64, error) { return sw.Data[float64](t.Full()) }

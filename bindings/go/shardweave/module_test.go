@@ -1,0 +1,356 @@
+package shardweave_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+
+	sw "github.com/shardweave/shardweave/bindings/go/shardweave"
+)
+
+// train is the losses of a small network, on a mesh or (nil) without.
+func train(w *sw.World, m *sw.Mesh, optimizer func([]*sw.Tensor) (*sw.Optimizer, error)) ([]float64, error) {
+	module, err := w.NewModule()
+	if err != nil {
+		return nil, err
+	}
+	up := module.Parameter("up.weight", sw.FromSlice(w, numbers(35), []int64{7, 5}))
+	down := module.Parameter("down.weight", sw.FromSlice(w, numbers(21), []int64{3, 7}))
+	offset := module.Buffer("offset", sw.FromSlice(w, numbers(3), []int64{3}))
+	if m != nil {
+		plan, err := sw.ParsePlan(`{"parameter": {"up.weight": {"x": "S(0)"}, "down.*": {"x": "S(1)"}}}`)
+		if err != nil {
+			return nil, err
+		}
+		if err := module.Distribute(m, plan, sw.FromRank(0)); err != nil {
+			return nil, err
+		}
+	}
+	parameters, err := module.Parameters()
+	if err != nil {
+		return nil, err
+	}
+	o, err := optimizer(sw.Tensors(parameters))
+	if err != nil {
+		return nil, err
+	}
+	var losses []float64
+	for step := 0; step < 6; step++ {
+		err := w.Scope(func() error {
+			x := sw.FromSlice(w, numbers(20), []int64{4, 5})
+			if m != nil {
+				x = x.Distribute(m, sw.On{"x": "R"}, sw.SameEverywhere)
+			}
+			y := x.Linear(up, nil).Tanh().Linear(down, nil).Add(offset).Sub(1)
+			loss := y.Mul(y).Mean()
+			if err := loss.Backward(); err != nil {
+				return err
+			}
+			if err := module.FinishGradSync(); err != nil {
+				return err
+			}
+			if err := o.Step(); err != nil {
+				return err
+			}
+			value, err := loss.Item()
+			losses = append(losses, value)
+			if err != nil {
+				return err
+			}
+			if step%2 == 0 {
+				return o.ZeroGrad()
+			}
+			return module.ZeroGrad()
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return losses, module.Err()
+}
+
+func TestTrainingIsThatOfOneRank(t *testing.T) {
+	for name, optimizer := range map[string]func([]*sw.Tensor) (*sw.Optimizer, error){
+		"SGD": func(p []*sw.Tensor) (*sw.Optimizer, error) {
+			return sw.NewSGD(p, 0.05, sw.WithMomentum(0.9, 0), sw.WithNesterov(), sw.WeightDecay(1e-3))
+		},
+		"AdamW": func(p []*sw.Tensor) (*sw.Optimizer, error) {
+			return sw.NewAdamW(p, 0.02, sw.WithBetas(0.8, 0.9), sw.WithEps(1e-6), sw.WithAMSGrad(), sw.WeightDecay(0.1))
+		},
+	} {
+		want, err := train(alone(t), nil, optimizer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !(want[5] < want[0]) {
+			t.Errorf("%s learns nothing: %v", name, want)
+		}
+		for _, ranks := range []int{2, 3, 4} {
+			run(t, ranks, func(w *sw.World) error {
+				m, err := w.Mesh(sw.Dim{Name: "x", Size: int64(ranks)})
+				if err != nil {
+					return err
+				}
+				got, err := train(w, m, optimizer)
+				if err != nil || !near(got, want) {
+					return fmt.Errorf("%s on %d ranks: %v, %v, wanted %v", name, ranks, got, err, want)
+				}
+				return nil
+			})
+		}
+	}
+}
+
+func TestModules(t *testing.T) {
+	w := alone(t)
+	module := mustOf(w.NewModule())
+	var p *sw.Tensor
+	w.Scope(func() error {
+		p = module.Parameter("block.weight", sw.Ones(w, []int64{2}))
+		module.Buffer("block.index", sw.Zeros(w, []int64{2}, sw.I64))
+		return nil
+	})
+	if requires, err := p.RequiresGrad(); err != nil || !requires {
+		t.Error(requires, err)
+	}
+	same := module.Get("block.weight")
+	if is, err := p.IsSame(same); err != nil || !is {
+		t.Error(is, err)
+	}
+	if err := module.Get("blok.weight").Err(); !errors.Is(err, sw.NotFound) || !strings.Contains(err.Error(), "block.weight") {
+		t.Error(err)
+	}
+	buffers := mustOf(module.Buffers())
+	if len(buffers) != 1 || buffers[0].Name != "block.index" {
+		t.Error(buffers)
+	}
+	if bad := module.Parameter("block.weight", sw.Ones(w, []int64{1})); !errors.Is(bad.Err(), sw.AlreadyExists) && !errors.Is(bad.Err(), sw.InvalidArgument) {
+		t.Error(bad.Err())
+	}
+	if module.Err() == nil {
+		t.Error("the module does not tell")
+	}
+	if _, err := module.Parameters(); err == nil {
+		t.Error("the module can be used")
+	}
+	if _, err := w.LoadModule("/nonexistent"); err == nil {
+		t.Error("no error")
+	}
+}
+
+func TestPlans(t *testing.T) {
+	plan := sw.NewPlan().Add("*.{q,k}.weight", sw.On{"tp": "S(0)"}).Add("*", sw.On{"tp": "R", "dp": "R"})
+	text, err := json.Marshal(plan)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := sw.ParsePlan(string(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if second := mustOf(json.Marshal(again)); string(second) != string(text) || !strings.Contains(string(text), "*.{q,k}.weight") {
+		t.Errorf("%s and %s", text, second)
+	}
+	for _, wrong := range []string{"", "{", `{"parameter": 1}`, `{"parameter": {"*": {"tp": "X"}}}`} {
+		if _, err := sw.ParsePlan(wrong); !errors.Is(err, sw.InvalidArgument) {
+			t.Errorf("%q: %v", wrong, err)
+		}
+	}
+	run(t, 2, func(w *sw.World) error {
+		m, err := w.ParseMesh("tp=2")
+		if err != nil {
+			return err
+		}
+		module, err := w.NewModule()
+		if err != nil {
+			return err
+		}
+		p := module.Parameter("p", sw.Ones(w, []int64{2}))
+		if err := module.Distribute(m, sw.NewPlan().Add("nothing", sw.On{"tp": "S(0)"}), sw.SameEverywhere); err == nil {
+			return errors.New("a line that matches nothing is no error")
+		}
+		if sharded, err := p.IsSharded(); err != nil || sharded {
+			return fmt.Errorf("%v, %v", sharded, err)
+		}
+		if err := module.Distribute(m, sw.NewPlan().Add("p", sw.On{"tp": "S(x)"}), sw.SameEverywhere); !errors.Is(err, sw.InvalidArgument) {
+			return fmt.Errorf("a wrong placement: %v", err)
+		}
+		return module.Distribute(m, nil, sw.SameEverywhere)
+	})
+}
+
+func TestOptimizers(t *testing.T) {
+	w := alone(t)
+	p := sw.Ones(w, []int64{2}, sw.RequiresGrad)
+	o := mustOf(sw.NewAdamW([]*sw.Tensor{p}, 0.5))
+	if lr, err := o.LR(); err != nil || lr != 0.5 {
+		t.Error(lr, err)
+	}
+	if err := o.SetLR(0.25); err != nil {
+		t.Error(err)
+	}
+	if state, err := o.State(0, "exp_avg"); err != nil || state != nil {
+		t.Error(state, err)
+	}
+	if err := p.SetGrad(sw.Full(w, []int64{2}, 3)); err != nil {
+		t.Fatal(err)
+	}
+	if err := sw.FinishGradSync([]*sw.Tensor{p}); err != nil {
+		t.Fatal(err)
+	}
+	if err := o.Step(); err != nil {
+		t.Fatal(err)
+	}
+	// 1 - 0.25 * 0.01, and a step of 0.25.
+	if got := mustOf(p.Detach().Select(0, 0).Item()); math.Abs(got-0.7475) > 1e-5 {
+		t.Error(got)
+	}
+	state, err := o.State(0, "exp_avg")
+	if err != nil || math.Abs(mustOf(state.Select(0, 0).Item())-0.3) > 1e-6 {
+		t.Error(state, err)
+	}
+	if err := o.ZeroGrad(); err != nil {
+		t.Fatal(err)
+	}
+	if grad, err := p.Grad(); err != nil || grad != nil {
+		t.Error(grad, err)
+	}
+	if _, err := sw.NewSGD(nil, 0.1); !errors.Is(err, sw.InvalidArgument) {
+		t.Error(err)
+	}
+	if _, err := sw.NewSGD([]*sw.Tensor{p}, -1); !errors.Is(err, sw.InvalidArgument) {
+		t.Error(err)
+	}
+	o.Close()
+	o.Close()
+}
+
+func TestAutograd(t *testing.T) {
+	w := alone(t)
+	x := sw.FromSlice(w, []float64{2}, []int64{}, sw.RequiresGrad)
+	y := x.Mul(x).Mul(x)
+	first := mustOf(sw.Gradients([]*sw.Tensor{y}, []*sw.Tensor{x}, sw.CreateGraph()))[0]
+	second := mustOf(sw.Gradients([]*sw.Tensor{first}, []*sw.Tensor{x}))[0]
+	if a, b := mustOf(first.Item()), mustOf(second.Item()); a != 12 || b != 12 {
+		t.Error(a, b)
+	}
+	unrelated := sw.Ones(w, []int64{}, sw.F64, sw.RequiresGrad)
+	grads, err := sw.Gradients([]*sw.Tensor{x.Mul(5)}, []*sw.Tensor{x, unrelated}, sw.AllowUnused(),
+		sw.WithGradients(sw.Full(w, []int64{}, 2, sw.F64)))
+	if err != nil || mustOf(grads[0].Item()) != 10 || grads[1] != nil {
+		t.Error(grads, err)
+	}
+	if _, err := sw.Gradients([]*sw.Tensor{x.Mul(5)}, []*sw.Tensor{x, unrelated}); err == nil {
+		t.Error("an unused input is no error")
+	}
+	z := x.Mul(x)
+	for i := 1; i <= 2; i++ {
+		if err := z.Backward(sw.RetainGraph()); err != nil {
+			t.Fatal(err)
+		}
+		if got := mustOf(mustOf(x.Grad()).Item()); got != float64(4*i) {
+			t.Error(got)
+		}
+	}
+	x.SetGrad(nil)
+	if err := z.Backward(sw.WithGradients(sw.Full(w, []int64{}, 10, sw.F64))); err != nil {
+		t.Fatal(err)
+	}
+	if got := mustOf(mustOf(x.Grad()).Item()); got != 40 {
+		t.Error(got)
+	}
+	err = w.With(sw.NoGrad, func() error {
+		if requires, err := x.Mul(2).RequiresGrad(); err != nil || requires {
+			t.Error(requires, err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	if leaf, err := x.Mul(2).IsLeaf(); err != nil || leaf {
+		t.Error(leaf, err)
+	}
+	d := x.Detach()
+	if err := d.SetRequiresGrad(true); err != nil {
+		t.Error(err)
+	}
+	if err := sw.Ones(w, []int64{2}, sw.RequiresGrad).Mul(2).Backward(); err == nil {
+		t.Error("backward of two elements is no error")
+	}
+}
+
+// cube has a derivative that is wrong on purpose: 100 times as large.
+type cube struct{ fail, panics bool }
+
+func (f cube) Forward(ctx *sw.FunctionContext, in []*sw.Tensor) ([]*sw.Tensor, error) {
+	return []*sw.Tensor{in[0].Mul(in[0]).Mul(in[0])}, ctx.Save(in[0])
+}
+
+func (f cube) Backward(ctx *sw.FunctionContext, grads []*sw.Tensor) ([]*sw.Tensor, error) {
+	if f.fail {
+		return nil, &sw.Error{Code: sw.DataLoss, Message: "the dog ate it"}
+	}
+	if f.panics {
+		panic("oh")
+	}
+	x := ctx.Saved(0)
+	return []*sw.Tensor{x.Mul(x).Mul(300).Mul(grads[0])}, nil
+}
+
+func TestFunctionsOfTheHost(t *testing.T) {
+	before := sw.LiveHandles()
+	w := alone(t)
+	x := sw.FromSlice(w, []float64{2}, []int64{1}, sw.RequiresGrad)
+	y := mustOf(sw.Apply(cube{}, "cube", 1, x))[0]
+	if got := mustOf(y.Item()); got != 8 {
+		t.Error(got)
+	}
+	if err := y.Backward(); err != nil {
+		t.Fatal(err)
+	}
+	if got := mustOf(mustOf(x.Grad()).Item()); got != 1200 {
+		t.Error(got)
+	}
+	y = mustOf(sw.Apply(cube{fail: true}, "cube", 1, x))[0]
+	if err := y.Backward(); !errors.Is(err, sw.DataLoss) || !strings.Contains(err.Error(), "the dog ate it") {
+		t.Error(err)
+	}
+	y = mustOf(sw.Apply(cube{panics: true}, "cube", 1, x))[0]
+	if err := y.Backward(); !errors.Is(err, sw.Internal) || !strings.Contains(err.Error(), "oh") {
+		t.Error(err)
+	}
+	if _, err := sw.Apply(cube{}, "cube", 2, x); !errors.Is(err, sw.InvalidArgument) {
+		t.Error(err)
+	}
+	w.Close()
+	if now := sw.LiveHandles(); now != before {
+		t.Errorf("%d handles are left", now-before)
+	}
+	// On a mesh.
+	run(t, 2, func(w *sw.World) error {
+		m, err := w.ParseMesh("x=2")
+		if err != nil {
+			return err
+		}
+		x := sw.Full(m, []int64{7}, 2, sw.On{"x": "S(0)"}, sw.RequiresGrad)
+		y, err := sw.Apply(cube{}, "cube", 1, x)
+		if err != nil {
+			return err
+		}
+		if err := y[0].Sum().Backward(); err != nil {
+			return err
+		}
+		grad, err := x.Grad()
+		if err != nil {
+			return err
+		}
+		if sum, err := grad.Sum().Item(); err != nil || sum != 7*1200 {
+			return fmt.Errorf("%v, %v", sum, err)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,5 @@
+//go:build !race
+
+package shardweave_test
+
+const raceEnabled = false

@@ -1,0 +1,564 @@
+package shardweave_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	sw "github.com/shardweave/shardweave/bindings/go/shardweave"
+)
+
+func TestTheFirstFailureIsTold(t *testing.T) {
+	mine := errors.New("no more paper")
+	err := sw.RunRanks(background, 3, func(w *sw.World) error {
+		if w.Rank() == 1 {
+			return mine
+		}
+		return w.Comm().Barrier(background)
+	})
+	if !errors.Is(err, mine) || !strings.Contains(err.Error(), "rank 1") {
+		t.Error(err)
+	}
+}
+
+func TestOthersHearOfAFailure(t *testing.T) {
+	err := sw.RunRanks(background, 2, func(w *sw.World) error {
+		if w.Rank() == 1 {
+			return errors.New("no more paper")
+		}
+		err := w.Comm().Barrier(background)
+		if !errors.Is(err, sw.Aborted) && !errors.Is(err, sw.Unavailable) {
+			return fmt.Errorf("barrier: %v", err)
+		}
+		if !strings.Contains(err.Error(), "1") {
+			return fmt.Errorf("the rank is not named: %v", err)
+		}
+		return nil
+	})
+	if err == nil || !strings.Contains(err.Error(), "rank 1: no more paper") {
+		t.Error(err)
+	}
+}
+
+func TestPanicsGoOn(t *testing.T) {
+	defer func() {
+		if p := recover(); p != "oh" {
+			t.Error(p)
+		}
+	}()
+	err := sw.RunRanks(background, 2, func(w *sw.World) error {
+		if w.Rank() == 0 {
+			panic("oh")
+		}
+		return w.Comm().Barrier(background)
+	})
+	t.Error("not reached", err)
+}
+
+func TestGoroutinesThatEnd(t *testing.T) {
+	err := sw.RunRanks(background, 2, func(w *sw.World) error {
+		if w.Rank() == 0 {
+			runtime.Goexit()
+		}
+		return w.Comm().Barrier(background)
+	})
+	if err == nil {
+		t.Error("no error")
+	}
+}
+
+func TestAContextEndsWhatWaits(t *testing.T) {
+	ctx, cancel := context.WithCancel(background)
+	err := sw.RunRanks(ctx, 2, func(w *sw.World) error {
+		if w.Rank() == 0 {
+			time.AfterFunc(20*time.Millisecond, cancel)
+			return w.Comm().Barrier(background)
+		}
+		<-ctx.Done()
+		return nil
+	})
+	if !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if err := sw.RunRanks(ctx, 2, func(*sw.World) error { return nil }); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+func TestAContextOfACollective(t *testing.T) {
+	start := time.Now()
+	err := sw.RunRanks(background, 2, func(w *sw.World) error {
+		if w.Rank() == 1 {
+			for w.Comm().Health() == nil { // until rank 0 has given up
+				time.Sleep(time.Millisecond)
+			}
+			return nil
+		}
+		ctx, cancel := context.WithTimeout(background, 30*time.Millisecond)
+		defer cancel()
+		err := w.Comm().Barrier(ctx)
+		if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, sw.DeadlineExceeded) {
+			return fmt.Errorf("barrier: %v", err)
+		}
+		var asError *sw.Error
+		if !errors.As(err, &asError) {
+			return fmt.Errorf("not an *Error: %v", err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	if passed := time.Since(start); passed > 30*time.Second {
+		t.Errorf("it took %v", passed)
+	}
+}
+
+func TestOptionsOfWorlds(t *testing.T) {
+	err := sw.RunRanks(background, 2, func(w *sw.World) error {
+		if w.Rank() == 1 {
+			for w.Comm().Health() == nil {
+				time.Sleep(time.Millisecond)
+			}
+			return nil
+		}
+		return w.Comm().Barrier(background)
+	}, sw.WithTimeout(30*time.Millisecond))
+	if !errors.Is(err, sw.DeadlineExceeded) {
+		t.Error(err)
+	}
+	for _, ranks := range []int{0, -1, 1 << 40} {
+		if err := sw.RunRanks(background, ranks, nil); !errors.Is(err, sw.InvalidArgument) && !errors.Is(err, sw.ResourceExhausted) {
+			t.Errorf("%d ranks: %v", ranks, err)
+		}
+	}
+}
+
+func TestCollectives(t *testing.T) {
+	const n = 3
+	run(t, n, func(w *sw.World) error {
+		g, me := w.Comm(), int32(w.Rank())
+		want := func(what string, got, want []int32, err error) error {
+			if err != nil || !reflect.DeepEqual(got, want) {
+				return fmt.Errorf("%s on rank %d: %v, %v, wanted %v", what, me, got, err, want)
+			}
+			return nil
+		}
+		out := make([]int32, 1)
+		err := sw.AllReduce(background, g, []int32{me + 1}, out, sw.Sum)
+		if err := want("all reduce", out, []int32{6}, err); err != nil {
+			return err
+		}
+		out = make([]int32, n)
+		err = sw.AllGather(background, g, []int32{me}, out)
+		if err := want("all gather", out, []int32{0, 1, 2}, err); err != nil {
+			return err
+		}
+		out = make([]int32, 3)
+		mine := []int32{me, me}[:me]
+		err = sw.AllGatherV(background, g, mine, out, []int64{0, 1, 2})
+		if err := want("all gather v", out, []int32{1, 2, 2}, err); err != nil {
+			return err
+		}
+		out = make([]int32, 1)
+		err = sw.ReduceScatter(background, g, []int32{me, 10 * me, 100 * me}, out, sw.Max)
+		if err := want("reduce scatter", out, []int32{[]int32{2, 20, 200}[me]}, err); err != nil {
+			return err
+		}
+		out = make([]int32, me)
+		err = sw.ReduceScatterV(background, g, []int32{1, 2, 3}, out, []int64{0, 1, 2}, sw.Sum)
+		if err := want("reduce scatter v", out, [][]int32{{}, {3}, {6, 9}}[me], err); err != nil {
+			return err
+		}
+		out = make([]int32, n)
+		err = sw.AllToAll(background, g, []int32{10 * me, 10*me + 1, 10*me + 2}, out)
+		if err := want("all to all", out, []int32{me, 10 + me, 20 + me}, err); err != nil {
+			return err
+		}
+		send := [][]int64{{0, 1, 0}, {0, 0, 2}, {0, 0, 0}}[me]
+		recv := [][]int64{{0, 0, 0}, {1, 0, 0}, {0, 2, 0}}[me]
+		out = make([]int32, me)
+		err = sw.AllToAllV(background, g, [][]int32{{7}, {8, 9}, nil}[me], send, out, recv)
+		if err := want("all to all v", out, [][]int32{{}, {7}, {8, 9}}[me], err); err != nil {
+			return err
+		}
+		if err := sw.AllToAllV(background, g, out, send, out, nil); !errors.Is(err, sw.InvalidArgument) {
+			return fmt.Errorf("all to all v: %v", err)
+		}
+		out = []int32{me}
+		err = sw.Broadcast(background, g, out, 2)
+		if err := want("broadcast", out, []int32{2}, err); err != nil {
+			return err
+		}
+		out = []int32{-1}
+		root := out
+		if me != 1 {
+			root = nil
+		}
+		err = sw.Reduce(background, g, []int32{me + 2}, root, sw.Product, 1)
+		if err := want("reduce", out, [][]int32{{-1}, {24}, {-1}}[me], err); err != nil {
+			return err
+		}
+		root = nil
+		if me == 0 {
+			root = make([]int32, n)
+		}
+		err = sw.Gather(background, g, []int32{me}, root, 0)
+		if err := want("gather", root, [][]int32{{0, 1, 2}, nil, nil}[me], err); err != nil {
+			return err
+		}
+		out = make([]int32, 1)
+		err = sw.Scatter(background, g, root, out, 0)
+		if err := want("scatter", out, []int32{me}, err); err != nil {
+			return err
+		}
+		switch me {
+		case 0:
+			err = sw.Send(background, g, []int32{42}, 1, 5)
+		case 1:
+			err = sw.Recv(background, g, out, 0, 5)
+		}
+		if err := want("send and recv", out, [][]int32{{0}, {42}, {2}}[me], err); err != nil {
+			return err
+		}
+		// Groups.
+		odd, err := g.Split(int(me%2), -int(me), "parity")
+		if err != nil {
+			return err
+		}
+		ranks, err := odd.WorldRanks()
+		if want := [][]int64{{2, 0}, {1}}[me%2]; err != nil || !reflect.DeepEqual(ranks, want) {
+			return fmt.Errorf("split: %v, %v, wanted %v", ranks, err, want)
+		}
+		name, err := odd.Name()
+		if err != nil || !strings.Contains(name, "parity") {
+			return fmt.Errorf("%q, %v", name, err)
+		}
+		if none, err := g.Split(map[bool]int{true: -1, false: 0}[me == 0], 0, "some"); err != nil || (none == nil) != (me == 0) {
+			return fmt.Errorf("%v, %v", none, err)
+		}
+		if me != 0 {
+			sub, err := g.Subgroup([]int64{2, 1}, "pair")
+			if err != nil {
+				return err
+			}
+			if rank, err := sub.Rank(); err != nil || rank != int(2-me) {
+				return fmt.Errorf("subgroup: %v, %v", rank, err)
+			}
+			if size, err := sub.Size(); err != nil || size != 2 {
+				return fmt.Errorf("subgroup: %v, %v", size, err)
+			}
+			if err := sub.Close(); err != nil {
+				return err
+			}
+			if err := sub.Barrier(background); !errors.Is(err, sw.FailedPrecondition) {
+				return fmt.Errorf("a closed group: %v", err)
+			}
+		}
+		if backend, err := g.Backend(); err != nil || backend != "inproc" {
+			return fmt.Errorf("%q, %v", backend, err)
+		}
+		counters, err := g.Counters()
+		if err != nil || counters.Total().Calls < 12 || counters[0] != (sw.Counter{Calls: 1, Bytes: 4}) {
+			return fmt.Errorf("%v, %v", counters, err)
+		}
+		record, err := w.FlightRecord()
+		if err != nil || !strings.Contains(record, sw.OpKinds[8]) {
+			return fmt.Errorf("%s, %v", record, err)
+		}
+		return g.Barrier(background)
+	})
+}
+
+func TestRanksThatCallDifferentThings(t *testing.T) {
+	wrong := make([]error, 2)
+	sw.RunRanks(background, 2, func(w *sw.World) error {
+		out := make([]float32, 1+w.Rank())
+		wrong[w.Rank()] = sw.AllReduce(background, w.Comm(), out, out, sw.Sum)
+		return nil
+	})
+	for rank, err := range wrong {
+		if !errors.Is(err, sw.FailedPrecondition) || !strings.Contains(err.Error(), "all_reduce") {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	}
+}
+
+func TestMeshesAndLayouts(t *testing.T) {
+	run(t, 4, func(w *sw.World) error {
+		m, err := w.Mesh(sw.Dim{Name: "dp", Size: 2}, sw.Dim{Name: "tp", Size: 2})
+		if err != nil {
+			return err
+		}
+		if m.String() != "DeviceMesh(dp=2, tp=2)" {
+			return fmt.Errorf("%v", m)
+		}
+		dims, err := m.Dims()
+		if err != nil || !reflect.DeepEqual(dims, []sw.Dim{{Name: "dp", Size: 2}, {Name: "tp", Size: 2}}) {
+			return fmt.Errorf("%v, %v", dims, err)
+		}
+		at, err := m.Coordinate()
+		if err != nil || !reflect.DeepEqual(at, []int64{int64(w.Rank() / 2), int64(w.Rank() % 2)}) {
+			return fmt.Errorf("%v, %v", at, err)
+		}
+		if ranks, err := m.Ranks(); err != nil || !reflect.DeepEqual(ranks, []int64{0, 1, 2, 3}) {
+			return fmt.Errorf("%v, %v", ranks, err)
+		}
+		if err := m.Connect(); err != nil {
+			return err
+		}
+		flat, err := m.Flatten("all", "dp", "tp")
+		if err != nil {
+			return err
+		}
+		square, err := flat.Unflatten("all", dims...)
+		if err != nil {
+			return err
+		}
+		if equal, err := square.Equal(m); err != nil || !equal {
+			return fmt.Errorf("%v is not %v, %v", square, m, err)
+		}
+		tp, err := m.Slice("tp")
+		if err != nil {
+			return err
+		}
+		g, err := tp.Comm("tp")
+		if err != nil {
+			return err
+		}
+		if rank, err := g.Rank(); err != nil || rank != w.Rank()%2 {
+			return fmt.Errorf("%v, %v", rank, err)
+		}
+		if _, err := m.Comm("pp"); !errors.Is(err, sw.NotFound) {
+			return fmt.Errorf("%v", err)
+		}
+		turned, err := w.MeshOfRanks([]int64{3, 2, 1, 0}, sw.Dim{Name: "x", Size: 4})
+		if err != nil {
+			return err
+		}
+		if at, err := turned.Coordinate(); err != nil || at[0] != int64(3-w.Rank()) {
+			return fmt.Errorf("%v, %v", at, err)
+		}
+		layout, err := sw.ParseLayout("[S(0), R]")
+		if err != nil || layout.String() != "[S(0), R]" {
+			return fmt.Errorf("%v, %v", layout, err)
+		}
+		shape, offset, err := layout.LocalExtent([]int64{2, 2}, []int64{1, 0}, []int64{7, 5})
+		if err != nil || !reflect.DeepEqual(shape, []int64{3, 5}) || !reflect.DeepEqual(offset, []int64{4, 0}) {
+			return fmt.Errorf("%v, %v, %v", shape, offset, err)
+		}
+		bytes, steps, err := layout.PlanTo(sw.MustParseLayout("[R, R]"), []int64{2, 2}, []int64{7, 5}, sw.F32)
+		if err != nil || bytes <= 0 || !strings.Contains(steps, "all_gather") {
+			return fmt.Errorf("%v, %v, %v", bytes, steps, err)
+		}
+		if _, _, err := layout.LocalExtent([]int64{2, 2}, []int64{1}, []int64{7, 5}); !errors.Is(err, sw.InvalidArgument) {
+			return err
+		}
+		// What is not asked for by name is told, forbidden and recorded.
+		x := sw.Ones(m, []int64{4, 4}, sw.On{"dp": "S(0)"})
+		y := sw.Ones(m, []int64{4, 4}, sw.On{"tp": "S(0)"})
+		before, err := m.DispatchCounters()
+		if err != nil {
+			return err
+		}
+		err = m.ForbidCommunication(func() error { return x.Add(y).Err() })
+		if !errors.Is(err, sw.FailedPrecondition) || !strings.Contains(err.Error(), "add") {
+			return fmt.Errorf("forbidden: %v", err)
+		}
+		if err := x.Add(y).Err(); err != nil {
+			return err
+		}
+		after, err := m.DispatchCounters()
+		if err != nil || after.Operators <= before.Operators || after.ImplicitRedistributions <= before.ImplicitRedistributions {
+			return fmt.Errorf("%v, %v, %v", before, after, err)
+		}
+		return nil
+	})
+	for _, text := range []string{"[S(0)", "[X]", "[S(0), \x00]", ""} {
+		if _, err := sw.ParseLayout(text); !errors.Is(err, sw.InvalidArgument) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+func TestTracesAndPictures(t *testing.T) {
+	run(t, 2, func(w *sw.World) error {
+		m, err := w.ParseMesh("x=2")
+		if err != nil {
+			return err
+		}
+		trace, err := m.Trace()
+		if err != nil {
+			return err
+		}
+		x := sw.Ones(m, []int64{6, 2}, sw.On{"x": "S(0)"})
+		err = m.Named("blocks.0.attn", func() error { return x.Redistribute(sw.On{"x": "R"}).Err() })
+		if err != nil {
+			return err
+		}
+		n, err := trace.Len()
+		if err != nil || n != 1 {
+			return fmt.Errorf("%v, %v", n, err)
+		}
+		if bytes, err := trace.Bytes(); err != nil || bytes <= 0 {
+			return fmt.Errorf("%v, %v", bytes, err)
+		}
+		json, err := trace.MarshalJSON()
+		if err != nil || !bytes.Contains(json, []byte("blocks.0.attn")) {
+			return fmt.Errorf("%s, %v", json, err)
+		}
+		if !strings.Contains(trace.String(), "all_gather") {
+			return fmt.Errorf("%v", trace)
+		}
+		if err := trace.Clear(); err != nil {
+			return err
+		}
+		if n, err := trace.Len(); err != nil || n != 0 {
+			return fmt.Errorf("%v, %v", n, err)
+		}
+		picture, err := x.Picture()
+		if err != nil || !strings.Contains(picture, "1") {
+			return fmt.Errorf("%s, %v", picture, err)
+		}
+		same, err := sw.MustParseLayout("[S(0)]").Picture(m, []int64{6, 2})
+		if err != nil || same == "" {
+			return fmt.Errorf("%s, %v", same, err)
+		}
+		return trace.Close()
+	})
+}
+
+func TestCounting(t *testing.T) {
+	w, err := sw.Counting(5, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	if w.Rank() != 5 || w.Size() != 64 {
+		t.Error(w.Rank(), w.Size())
+	}
+	m, err := w.ParseMesh("x=64")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := sw.Ones(m, []int64{128}, sw.On{"x": "S(0)"}).Redistribute(sw.On{}).Err(); err != nil {
+		t.Fatal(err)
+	}
+	counters, err := w.Counters()
+	if err != nil || counters.Total().Calls == 0 {
+		t.Error(counters, err)
+	}
+}
+
+// ---- Ranks that are processes: this test program, once more.
+
+const processEnv = "SHARDWEAVE_TEST_PROCESS"
+
+func processMain() int {
+	ctx, cancel := context.WithTimeout(background, time.Minute)
+	defer cancel()
+	err := func() error {
+		var w *sw.World
+		var err error
+		if file := os.Getenv("SHARDWEAVE_TEST_FILE"); file != "" {
+			rank, _ := strconv.Atoi(os.Getenv("SHARDWEAVE_TEST_RANK"))
+			w, err = sw.Join(ctx, sw.Rendezvous{Rank: rank, WorldSize: 2, File: file}, sw.WithTimeout(30*time.Second))
+		} else {
+			w, err = sw.FromEnvironment(ctx, sw.WithBackend("gloo"), sw.WithTimeout(30*time.Second))
+		}
+		if err != nil {
+			return err
+		}
+		defer w.Close()
+		m, err := w.ParseMesh("x=2")
+		if err != nil {
+			return err
+		}
+		x := sw.Ones(m, []int64{7, 5}, sw.On{"x": "S(0)"}, sw.F64, sw.RequiresGrad)
+		if err := x.Mul(x).Sum().Backward(); err != nil {
+			return err
+		}
+		grad, err := x.Grad()
+		if err != nil {
+			return err
+		}
+		sum, err := grad.Sum().Item()
+		if err != nil {
+			return err
+		}
+		backend, err := w.Comm().Backend()
+		if err != nil {
+			return err
+		}
+		fmt.Printf("%s %d of %d: %v\n", backend, w.Rank(), w.Size(), sum)
+		return w.Comm().Barrier(ctx)
+	}()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+func processes(t *testing.T, env func(rank int) []string) {
+	t.Helper()
+	commands, outputs := make([]*exec.Cmd, 2), make([]bytes.Buffer, 2)
+	for rank := range commands {
+		commands[rank] = exec.Command(os.Args[0])
+		commands[rank].Env = append(append(os.Environ(), processEnv+"=1"), env(rank)...)
+		commands[rank].Stdout, commands[rank].Stderr = &outputs[rank], &outputs[rank]
+		if err := commands[rank].Start(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for rank, command := range commands {
+		err := command.Wait()
+		if want := fmt.Sprintf("gloo %d of 2: 70\n", rank); err != nil || outputs[rank].String() != want {
+			t.Errorf("rank %d: %v, %q, wanted %q", rank, err, outputs[rank].String(), want)
+		}
+	}
+}
+
+func TestProcessesByAFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "store")
+	processes(t, func(rank int) []string {
+		return []string{"SHARDWEAVE_TEST_FILE=" + file, "SHARDWEAVE_TEST_RANK=" + strconv.Itoa(rank)}
+	})
+}
+
+func TestProcessesByTheEnvironment(t *testing.T) {
+	port := strconv.Itoa(mustOf(freePort()))
+	processes(t, func(rank int) []string {
+		return []string{"RANK=" + strconv.Itoa(rank), "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + port}
+	})
+}
+
+func TestNothingHasStartedThisProcess(t *testing.T) {
+	if _, err := sw.FromEnvironment(background); !errors.Is(err, sw.NotFound) {
+		t.Error(err)
+	}
+}
+
+func TestARendezvousThatNobodyElseComesTo(t *testing.T) {
+	ctx, cancel := context.WithTimeout(background, 50*time.Millisecond)
+	defer cancel()
+	_, err := sw.Join(ctx, sw.Rendezvous{Rank: 0, WorldSize: 2, File: filepath.Join(t.TempDir(), "store")},
+		sw.WithTimeout(500*time.Millisecond))
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+	_, err = sw.Join(background, sw.Rendezvous{Rank: 2, WorldSize: 2, File: "x"})
+	if !errors.Is(err, sw.InvalidArgument) {
+		t.Error(err)
+	}
+}
