@@ -38,8 +38,8 @@ func (t *Tensor) Grad() (*Tensor, error) {
 func (t *Tensor) SetGrad(grad *Tensor) error {
 	var handle c.Tensor
 	if grad != nil {
-		if grad.err != nil {
-			return grad.err
+		if grad.Err() != nil {
+			return grad.Err()
 		}
 		handle = grad.handle
 	}
@@ -93,8 +93,8 @@ func (t *Tensor) Backward(options ...GradOption) error {
 	}
 	var gradient c.Tensor
 	if len(o.gradients) == 1 && o.gradients[0] != nil {
-		if o.gradients[0].err != nil {
-			return o.gradients[0].err
+		if o.gradients[0].Err() != nil {
+			return o.gradients[0].Err()
 		}
 		gradient = o.gradients[0].handle
 	}
@@ -132,8 +132,8 @@ func rankOf(what string, lists ...[]*Tensor) (*rank, error) {
 			if t == nil {
 				continue
 			}
-			if t.err != nil {
-				return nil, t.err
+			if t.Err() != nil {
+				return nil, t.Err()
 			}
 			if r == nil {
 				r = t.rank

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 
 	c "github.com/shardweave/shardweave/bindings/go/internal/cshardweave"
 )
@@ -117,3 +118,41 @@ var errWorldClosed = &Error{FailedPrecondition, "the world was closed"}
 var errClosed = &Error{FailedPrecondition, "the tensor was closed, by Close, or with its scope or world"}
 
 var errOtherRank = &Error{InvalidArgument, "the tensors belong to several ranks (worlds of this process)"}
+
+// failure is the number of the error that a tensor carries. A number, because the compiler thinks that
+// whatever an operator is called with escapes to the heap if an error, a pointer, is read out of it.
+type failure uint64
+
+const closed failure = 1 // errClosed; 0 is no error
+
+// failures are the errors of the tensors that there are.
+var failures = failureTable{last: closed, errs: map[failure]error{}}
+
+type failureTable struct {
+	mutex sync.Mutex
+	last  failure
+	errs  map[failure]error
+}
+
+func (f *failureTable) add(err error) failure {
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	f.last++
+	f.errs[f.last] = err
+	return f.last
+}
+
+func (f *failureTable) of(number failure) error {
+	if number == closed {
+		return errClosed
+	}
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	return f.errs[number]
+}
+
+func (f *failureTable) remove(number failure) {
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	delete(f.errs, number)
+}

@@ -29,7 +29,8 @@ func Example() {
 			return err
 		}
 		if w.Rank() == 0 {
-			fmt.Println(x, "\nthe gradient's sum is", sum)
+			fmt.Println(x)
+			fmt.Println("the gradient's sum is", sum)
 		}
 		return nil
 	})

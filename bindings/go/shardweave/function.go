@@ -27,8 +27,8 @@ type FunctionContext struct {
 // Forward.
 func (ctx *FunctionContext) Save(tensors ...*Tensor) error {
 	for _, t := range tensors {
-		if t.err != nil {
-			return t.err
+		if t.Err() != nil {
+			return t.Err()
 		}
 	}
 	err := c.ContextSave(ctx.handle, handlesOf(tensors))
@@ -103,8 +103,8 @@ func (f *function) call(ctx c.Context, mode int32, in, out []c.Tensor, what stri
 		if t == nil {
 			continue
 		}
-		if t.err != nil {
-			return private(t.err)
+		if t.Err() != nil {
+			return private(t.Err())
 		}
 		if out[i], err = c.TensorShare(t.handle); err != nil {
 			return err

@@ -198,6 +198,37 @@ func FinishGradSync(parameters []*Tensor) error {
 	return r.error(err)
 }
 
+// ClipOption is an option of ClipGradNorm.
+type ClipOption func(*clipOptions)
+
+type clipOptions struct {
+	normType   float64
+	onlyFinite bool
+}
+
+// WithNorm is the p of the p-norm, above 0; math.Inf(1) for the largest element; else 2.
+func WithNorm(p float64) ClipOption { return func(o *clipOptions) { o.normType = p } }
+
+// WithFiniteNorm makes a norm that is no finite number an error, OutOfRange, on every rank.
+func WithFiniteNorm() ClipOption { return func(o *clipOptions) { o.onlyFinite = true } }
+
+// ClipGradNorm multiplies all gradients by max / (norm + 1e-6) if their norm as one vector, wherever they
+// lie, is above max. After FinishGradSync. It returns the norm before, the same on every rank.
+// Collective.
+func ClipGradNorm(parameters []*Tensor, max float64, options ...ClipOption) (norm float64, err error) {
+	r, err := rankOf("ClipGradNorm", parameters)
+	if err != nil {
+		return 0, err
+	}
+	o := clipOptions{normType: 2}
+	for _, option := range options {
+		option(&o)
+	}
+	norm, err = c.ClipGradNorm(handlesOf(parameters), max, o.normType, o.onlyFinite)
+	runtime.KeepAlive(parameters)
+	return norm, r.error(err)
+}
+
 // ZeroGrad makes every gradient none.
 func (m *Module) ZeroGrad() error {
 	if err := m.use(); err != nil {

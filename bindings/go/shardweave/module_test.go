@@ -201,6 +201,10 @@ func TestOptimizers(t *testing.T) {
 	if err := sw.FinishGradSync([]*sw.Tensor{p}); err != nil {
 		t.Fatal(err)
 	}
+	norm, err := sw.ClipGradNorm([]*sw.Tensor{p}, 100, sw.WithNorm(math.Inf(1)), sw.WithFiniteNorm())
+	if err != nil || norm != 3 {
+		t.Error(norm, err)
+	}
 	if err := o.Step(); err != nil {
 		t.Fatal(err)
 	}

@@ -87,6 +87,22 @@ func (op *Op) Call(where Place, args ...any) ([]any, error) {
 	return r.results(call), nil
 }
 
+// Explain tells why the operator, called with these arguments (none by name), moves what it moves: the
+// ways that its sharding rule offers, what each would cost, which would be taken, and what follows; as a
+// table, and as JSON. Nothing runs. FailedPrecondition for an operator that is made of others
+// (aten::linear): trace those.
+func (op *Op) Explain(where Place, args ...any) (table, json string, err error) {
+	r, _ := where.place()
+	call, err := r.begin(args)
+	if err != nil {
+		return "", "", err
+	}
+	defer call.Release()
+	table, json, err = call.Explain(op.handle)
+	runtime.KeepAlive(op)
+	return table, json, r.error(err)
+}
+
 func (r *rank) results(call *c.Call) []any {
 	results := make([]any, call.NumResults())
 	for i := range results {
@@ -146,8 +162,8 @@ func (r *rank) add(call *c.Call, arg any) error {
 			call.AddNone()
 			break
 		}
-		if v.err != nil {
-			return v.err
+		if v.Err() != nil {
+			return v.Err()
 		}
 		if v.rank != r {
 			return errOtherRank
@@ -179,8 +195,8 @@ func (r *rank) add(call *c.Call, arg any) error {
 			switch {
 			case t == nil:
 				handles = append(handles, nil)
-			case t.err != nil:
-				return t.err
+			case t.Err() != nil:
+				return t.Err()
 			case t.rank != r:
 				return errOtherRank
 			default:
@@ -273,7 +289,7 @@ func (t *Tensor) Item() (float64, error) {
 // Apply calls any operator by name, with the tensor as its first argument and one tensor as its result:
 // x.Apply("aten::leaky_relu", 0.1). Names are looked up once.
 func (t *Tensor) Apply(name string, args ...any) *Tensor {
-	if t.err != nil {
+	if t.Err() != nil {
 		return t
 	}
 	op, err := FindOp(name)

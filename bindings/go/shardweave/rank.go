@@ -80,7 +80,11 @@ func (r *rank) result(handle c.Tensor, err error) *Tensor {
 // error is an error of the inner package, as the user gets it.
 func (r *rank) error(err error) error { return because(r.ctx, public(err)) }
 
-func (r *rank) failed(err error) *Tensor { return &Tensor{rank: r, err: err} }
+func (r *rank) failed(err error) *Tensor {
+	t := &Tensor{rank: r, failure: failures.add(err)}
+	runtime.SetFinalizer(t, func(t *Tensor) { failures.remove(t.failure) })
+	return t
+}
 
 // optional is result for handles that may be nil, which gives nil.
 func (r *rank) optional(handle c.Tensor, err error) (*Tensor, error) {
@@ -152,7 +156,7 @@ func (s *scope) close() {
 	for _, t := range s.tensors {
 		if t != nil && t.handle != nil { // else it was kept, or closed
 			handles = append(handles, t.handle)
-			t.handle, t.err = nil, errClosed
+			t.handle, t.failure = nil, closed
 		}
 	}
 	c.TensorsFree(handles)

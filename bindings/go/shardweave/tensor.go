@@ -10,10 +10,10 @@ import (
 // Tensor is plain (its data is here) or sharded (it has the global shape, and each rank of its mesh
 // holds a part). One that could not be made carries the error; see [Tensor.Err].
 type Tensor struct {
-	handle c.Tensor
-	rank   *rank
-	err    error
-	loose  *looseRef // of a tensor in no scope
+	handle  c.Tensor
+	rank    *rank
+	failure failure
+	loose   *looseRef // of a tensor in no scope
 }
 
 // Place is where a tensor is made: a *World makes plain ones, a *Mesh sharded ones.
@@ -123,7 +123,14 @@ func FromSlice[T Number](w *World, data []T, sizes []int64, options ...TensorOpt
 }
 
 // Err is nil, or why the tensor could not be made.
-func (t *Tensor) Err() error { return t.err }
+func (t *Tensor) Err() error {
+	if t.failure == 0 {
+		return nil
+	}
+	err := failures.of(t.failure)
+	runtime.KeepAlive(t)
+	return err
+}
 
 // Close ends the tensor. What was computed from it stays.
 func (t *Tensor) Close() error {
@@ -136,7 +143,7 @@ func (t *Tensor) Close() error {
 		t.loose = nil
 	}
 	c.TensorFree(t.handle)
-	t.handle, t.err = nil, errClosed
+	t.handle, t.failure = nil, closed
 	return nil
 }
 
@@ -152,8 +159,8 @@ func (t *Tensor) Keep() *Tensor {
 // use comes before the one call that a method makes of the library, and then t must not be its last
 // user: what is not in use may be freed at the next use of the rank.
 func (t *Tensor) use() error {
-	if t.err != nil {
-		return t.err
+	if t.Err() != nil {
+		return t.Err()
 	}
 	return t.rank.ready()
 }
@@ -221,8 +228,8 @@ func (t *Tensor) IsSharded() (bool, error) { return get(t, c.TensorIsSharded) }
 
 // IsSame says whether both mean one tensor.
 func (t *Tensor) IsSame(other *Tensor) (bool, error) {
-	if other.err != nil {
-		return false, other.err
+	if other.Err() != nil {
+		return false, other.Err()
 	}
 	same, err := get(t, func(handle c.Tensor) (bool, error) { return c.TensorIsSame(handle, other.handle) })
 	runtime.KeepAlive(other)
@@ -312,7 +319,7 @@ func FromRank(number int) Source { return Source(number) }
 // replicated. No partial placements. The result is a leaf that requires grad if t does. Collective,
 // unless the source is SameEverywhere.
 func (t *Tensor) Distribute(m *Mesh, spec Spec, source Source) *Tensor {
-	if t.err != nil {
+	if t.Err() != nil {
 		return t
 	}
 	if spec == nil {
@@ -330,7 +337,7 @@ func (t *Tensor) Distribute(m *Mesh, spec Spec, source Source) *Tensor {
 // FromLocal makes a sharded tensor from every rank's part. sizes are the global ones; if they are nil
 // they are worked out from the parts, and the call is collective.
 func FromLocal(local *Tensor, m *Mesh, spec Spec, sizes []int64) *Tensor {
-	if local.err != nil {
+	if local.Err() != nil {
 		return local
 	}
 	if spec == nil {
@@ -364,7 +371,7 @@ func (t *Tensor) LocalWithGrad(grad *Layout) *Tensor {
 
 // Redistribute is the same tensor in another layout. Collective.
 func (t *Tensor) Redistribute(spec Spec) *Tensor {
-	if t.err != nil {
+	if t.Err() != nil {
 		return t
 	}
 	layout, given := spec.(*Layout)

@@ -423,7 +423,6 @@ func TestCallsOfOperators(t *testing.T) {
 	}{
 		{"aten::equal", []any{x, x}, true},
 		{"aten::size.int", []any{x, 0}, int64(3)},
-		{"aten::size", []any{x}, []int64{3}},
 		{"aten::Float.Scalar", []any{2}, 2.0},
 		{"prim::dtype", []any{x}, int64(7)},
 	} {
@@ -459,11 +458,11 @@ func TestNothingIsAllocatedOnTheWayIn(t *testing.T) {
 		"tensors":     func() { sw.Cat([]*sw.Tensor{x, x, x, x}, 1).Close() },
 		"8 arguments": func() { x.Attention(x, x, true).Close() },
 	} {
-		if got := testing.AllocsPerRun(200, f); got > results {
+		if got := testing.AllocsPerRun(200, f); got != results {
 			t.Errorf("%s: %v allocations, and of x.Add(x) %v", what, got, results)
 		}
 	}
-	if results > 3 { // the tensor, and what frees it
+	if results > 2 { // the tensor, and what frees it
 		t.Errorf("%v allocations for a result", results)
 	}
 }

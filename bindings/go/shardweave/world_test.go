@@ -96,14 +96,16 @@ func TestAContextEndsWhatWaits(t *testing.T) {
 }
 
 func TestAContextOfACollective(t *testing.T) {
-	start := time.Now()
+	start, given := time.Now(), make(chan struct{})
 	err := sw.RunRanks(background, 2, func(w *sw.World) error {
 		if w.Rank() == 1 {
-			for w.Comm().Health() == nil { // until rank 0 has given up
-				time.Sleep(time.Millisecond)
+			<-given
+			if err := w.Comm().Barrier(background); err == nil {
+				return errors.New("the group was not broken")
 			}
 			return nil
 		}
+		defer close(given)
 		ctx, cancel := context.WithTimeout(background, 30*time.Millisecond)
 		defer cancel()
 		err := w.Comm().Barrier(ctx)
@@ -125,14 +127,18 @@ func TestAContextOfACollective(t *testing.T) {
 }
 
 func TestOptionsOfWorlds(t *testing.T) {
+	given := make(chan struct{})
 	err := sw.RunRanks(background, 2, func(w *sw.World) error {
 		if w.Rank() == 1 {
-			for w.Comm().Health() == nil {
-				time.Sleep(time.Millisecond)
-			}
+			<-given
 			return nil
 		}
-		return w.Comm().Barrier(background)
+		defer close(given)
+		err := w.Comm().Barrier(background)
+		if w.Comm().Health() == nil {
+			return errors.New("the group is healthy")
+		}
+		return err
 	}, sw.WithTimeout(30*time.Millisecond))
 	if !errors.Is(err, sw.DeadlineExceeded) {
 		t.Error(err)
@@ -425,6 +431,10 @@ func TestTracesAndPictures(t *testing.T) {
 		}
 		if n, err := trace.Len(); err != nil || n != 0 {
 			return fmt.Errorf("%v, %v", n, err)
+		}
+		table, json2, err := sw.MustFindOp("aten::sum.dim_IntList").Explain(m, x, []int{0})
+		if err != nil || !strings.Contains(table, "P(sum)") || !strings.Contains(json2, "{") {
+			return fmt.Errorf("%s, %s, %v", table, json2, err)
 		}
 		picture, err := x.Picture()
 		if err != nil || !strings.Contains(picture, "1") {

@@ -188,6 +188,16 @@ func (c *Call) Do(op Op, mode int32) error {
 	return nil
 }
 
+// Explain tells why the operator would move what it moves, as a table and as JSON. Nothing runs.
+func (c *Call) Explain(op Op) (table, json string, err error) {
+	var outText, outJSON *C.swv_string
+	if err := result(C.swvgo_explain(op, first(c.arguments), C.size_t(len(c.arguments)),
+		(*C.char)(unsafe.Pointer(first(c.data))), &outText, &outJSON)); err != nil {
+		return "", "", err
+	}
+	return text(outText), text(outJSON), nil
+}
+
 // Item is the number in a tensor, as the only result.
 func (c *Call) Item(t Tensor) error {
 	err := result(C.swv_tensor_item(t, &c.results[0]))

@@ -37,6 +37,15 @@ static inline swv_status* swvgo_call(const swv_op* op, swv_grad_mode mode, const
                            num_results);
 }
 
+static inline swv_status* swvgo_explain(const swv_op* op, const swv_value* given,
+                                        size_t num_arguments, const char* data,
+                                        swv_string** out_text, swv_string** out_json) {
+  swv_value arguments[num_arguments + 1];
+  const char* names[num_arguments + 1];
+  swvgo_arguments(given, num_arguments, data, arguments, names);
+  return swv_op_explain(op, arguments, num_arguments, out_text, out_json);
+}
+
 static inline swv_status* swvgo_module_call(const swv_module* module, const char* method,
                                             swv_grad_mode mode, const swv_value* given,
                                             size_t num_arguments, const char* data,
@@ -272,6 +281,16 @@ static inline swv_status* swvgo_optimizer_create_adamw(swv_tensor* const* parame
 
 static inline swv_status* swvgo_finish_grad_sync(swv_tensor* const* parameters, size_t count) {
   return swv_finish_grad_sync((const swv_tensor* const*)parameters, count);
+}
+
+static inline swv_status* swvgo_clip_grad_norm(swv_tensor* const* parameters, size_t count,
+                                               double max_norm, double norm_type,
+                                               swv_bool error_if_nonfinite, double* out_norm) {
+  swv_clip_options options = SWV_CLIP_OPTIONS_INIT;
+  options.norm_type = norm_type;
+  options.error_if_nonfinite = error_if_nonfinite;
+  return swv_clip_grad_norm((const swv_tensor* const*)parameters, count, max_norm, &options,
+                            out_norm);
 }
 
 static inline swv_status* swvgo_mesh_dispatch_counters(const swv_mesh* mesh, int64_t* out) {

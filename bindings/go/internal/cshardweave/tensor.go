@@ -299,6 +299,13 @@ func FinishGradSync(parameters []Tensor) error {
 	return result(C.swvgo_finish_grad_sync(first(parameters), C.size_t(len(parameters))))
 }
 
+func ClipGradNorm(parameters []Tensor, max, normType float64, errorIfNonfinite bool) (float64, error) {
+	var out C.double
+	err := result(C.swvgo_clip_grad_norm(first(parameters), C.size_t(len(parameters)), C.double(max),
+		C.double(normType), flag(errorIfNonfinite), &out))
+	return float64(out), err
+}
+
 func ModuleZeroGrad(m Module) error { return result(C.swv_module_zero_grad(m)) }
 
 func PlanCreate() (Plan, error) {
