@@ -1,0 +1,219 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const asProgram = "TRAIN_GPT_TEST_IS_PROGRAM"
+
+// The test program is the program too.
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// small is a training of a second; its sizes divide by nothing much.
+var small = []string{"--steps=5", "--layers=2", "--dim=28", "--heads=4", "--batch=6", "--seq=11", "--sample=9"}
+
+type program struct {
+	*exec.Cmd
+	out, err bytes.Buffer
+}
+
+func start(t *testing.T, name string, args, env []string) *program {
+	t.Helper()
+	p := &program{Cmd: exec.Command(name, args...)}
+	p.Env = append([]string{asProgram + "=1"}, env...)
+	for _, variable := range os.Environ() { // a launcher around this test says nothing about the ranks in it
+		switch name := strings.SplitN(variable, "=", 2)[0]; name {
+		case "RANK", "WORLD_SIZE", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK":
+		default:
+			p.Env = append(p.Env, variable)
+		}
+	}
+	p.Stdout, p.Stderr = &p.out, &p.err
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func with(more ...string) []string { return append(append([]string(nil), small...), more...) }
+
+type result struct {
+	Ranks           int
+	FirstLoss       float64  `json:"first_loss"`
+	LastLoss        float64  `json:"last_loss"`
+	TokensPerSecond float64  `json:"tokens_per_second"`
+	MaxLossDiff     *float64 `json:"max_loss_diff"`
+}
+
+// trained is the line of JSON, which is all of stdout, and what was said on the way, without the speed.
+func trained(t *testing.T, program string, args ...string) (result, string) {
+	t.Helper()
+	p := start(t, program, with(append(args, "--json")...), nil)
+	if err := p.Wait(); err != nil {
+		t.Fatalf("%v: %v\n%s", args, err, &p.err)
+	}
+	var r result
+	if err := json.Unmarshal(p.out.Bytes(), &r); err != nil {
+		t.Fatalf("%v: %v: %s", args, err, &p.out)
+	}
+	return r, regexp.MustCompile(`  \d+ tokens/s .*`).ReplaceAllString(p.err.String(), "")
+}
+
+func TestTheLossesAreThoseOfCpp(t *testing.T) {
+	cpp := os.Getenv("SHARDWEAVE_TRAIN_GPT")
+	if cpp == "" {
+		t.Skip("SHARDWEAVE_TRAIN_GPT does not name the C++ program; Bazel's test does")
+	}
+	for _, args := range [][]string{
+		{"--mesh=dp=2,tp=2", "--check"},
+		{"--mesh=tp=3", "--seed=7", "--lr=0.01"},
+		{"--mesh=dp=1,tp=1", "--sample=0"},
+		{"--mesh=dp=2", "--backend=gloo"},
+	} {
+		want, wantText := trained(t, cpp, args...)
+		got, text := trained(t, os.Args[0], args...)
+		if got.FirstLoss != want.FirstLoss || got.LastLoss != want.LastLoss || got.Ranks != want.Ranks {
+			t.Errorf("%v: %+v, in C++ %+v", args, got, want)
+		}
+		if text != wantText { // layouts, the losses of all steps, traffic, the sample
+			t.Errorf("%v:\n%s\nin C++:\n%s", args, text, wantText)
+		}
+	}
+}
+
+func TestSameLossesOnEveryMesh(t *testing.T) {
+	for mesh, ranks := range map[string]int{"dp=2,tp=2": 4, "tp=2,dp=2": 4, "dp=1,tp=4": 4, "dp=3": 3, "tp=1": 1} {
+		r, _ := trained(t, os.Args[0], "--check", "--mesh="+mesh)
+		if r.Ranks != ranks || !(*r.MaxLossDiff <= 1e-5) || !(r.LastLoss < r.FirstLoss) || !(r.TokensPerSecond > 0) {
+			t.Errorf("%s: %+v, %v", mesh, r, *r.MaxLossDiff)
+		}
+	}
+}
+
+func TestProcesses(t *testing.T) {
+	goroutines, _ := trained(t, os.Args[0], "--mesh=dp=1,tp=2", "--backend=inproc")
+	processes, _ := trained(t, os.Args[0], "--mesh=dp=1,tp=2", "--backend=gloo")
+	if math.Abs(goroutines.LastLoss-processes.LastLoss) > 1e-5 || processes.Ranks != 2 {
+		t.Errorf("%+v and %+v", goroutines, processes)
+	}
+}
+
+// byHand starts two ranks, as a user does in two shells; args differ.
+func byHand(t *testing.T, first, second []string) (a, b *program) {
+	t.Helper()
+	port, err := freePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	env := func(rank int) []string {
+		return []string{"RANK=" + strconv.Itoa(rank), "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + strconv.Itoa(port)}
+	}
+	return start(t, os.Args[0], first, env(0)), start(t, os.Args[0], second, env(1))
+}
+
+func TestRanksThatWereStartedDifferently(t *testing.T) {
+	a, b := byHand(t, with("--mesh=dp=2"), with("--mesh=dp=2", "--lr=0.1"))
+	for rank, p := range []*program{a, b} {
+		err := p.Wait()
+		// One rank may hear of it from the other.
+		want := fmt.Sprintf("train_gpt, rank %d of 2: comparing settings with the other ranks: ", rank)
+		if err == nil || p.ProcessState.ExitCode() != exitFailed || !strings.Contains(p.err.String(), want) ||
+			!strings.Contains(p.err.String(), "ranks 0 and 1 were started with different flags") {
+			t.Errorf("rank %d: %v, %s", rank, err, &p.err)
+		}
+	}
+}
+
+func TestAMeshOfAnotherSize(t *testing.T) {
+	a, b := byHand(t, with("--mesh=dp=4"), with("--mesh=dp=4"))
+	for _, p := range []*program{a, b} {
+		p.Wait()
+		if p.ProcessState.ExitCode() != exitUsage || !strings.Contains(p.err.String(), "--mesh has 4 ranks, but 2 were started") {
+			t.Errorf("%d, %s", p.ProcessState.ExitCode(), &p.err)
+		}
+	}
+}
+
+func TestARankThatIsKilled(t *testing.T) {
+	long := with("--mesh=dp=2", "--steps=1000000", "--timeout=20s")
+	a, b := byHand(t, long, long)
+	time.Sleep(1500 * time.Millisecond)
+	b.Process.Signal(syscall.SIGKILL)
+	b.Wait()
+	err := a.Wait()
+	if err == nil || a.ProcessState.ExitCode() != exitFailed || !strings.Contains(a.err.String(), "train_gpt, rank 0 of 2: training step ") {
+		t.Errorf("%v, %s", err, &a.err)
+	}
+}
+
+func TestAskedToEnd(t *testing.T) {
+	p := start(t, os.Args[0], with("--steps=1000000"), nil)
+	time.Sleep(1500 * time.Millisecond)
+	p.Process.Signal(syscall.SIGTERM)
+	err := p.Wait()
+	if err == nil || p.ProcessState.ExitCode() != exitFailed || !strings.Contains(p.err.String(), "context canceled") {
+		t.Errorf("%v, %s", err, &p.err)
+	}
+}
+
+func TestBadFlags(t *testing.T) {
+	empty := filepath.Join(t.TempDir(), "empty")
+	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		arg, want string
+		code      int
+	}{
+		{"--steps=0", "--steps=0: wanted 1 or more", exitUsage},
+		{"--heads=5", "--heads=5 does not divide --dim=28", exitUsage},
+		{"--lr=NaN", "--lr=NaN: wanted a number above 0", exitUsage},
+		{"--timeout=-1s", "--timeout=-1s: wanted a time above 0", exitUsage},
+		{"--backend=nccl", "--backend=nccl: wanted inproc or gloo", exitUsage},
+		{"--mesh=dp=0", "'dp=0': wanted a name and a size", exitUsage},
+		{"--mesh=pp=2", "not 'pp'", exitUsage},
+		{"--mesh=dp=2,dp=2", "'dp' is there twice", exitUsage},
+		{"--mesh=dp=100000", "4096 ranks at most", exitUsage},
+		{"more", "'more': wanted flags only", exitUsage},
+		{"--nonsense", "nonsense", exitUsage},
+		{"--data=/nonexistent", "reading the text: --data=/nonexistent: ", exitFailed},
+		{"--data=" + empty, "the file is empty", exitFailed},
+		{"--seq=10000000", "wanted more than --seq", exitFailed},
+	} {
+		p := start(t, os.Args[0], with(c.arg), nil)
+		p.Wait()
+		if p.ProcessState.ExitCode() != c.code || !strings.Contains(p.err.String(), c.want) {
+			t.Errorf("%s: %d, %s", c.arg, p.ProcessState.ExitCode(), &p.err)
+		}
+	}
+}
+
+func TestFormats(t *testing.T) {
+	for bytes, want := range map[int64]string{0: "0 B", 999: "999 B", 1000: "1.0 kB", 999_949: "999.9 kB", 999_950: "1.0 MB", 4_000_000: "4.0 MB"} {
+		if got := formatBytes(bytes); got != want {
+			t.Errorf("%d: %s, wanted %s", bytes, got, want)
+		}
+	}
+	for seconds, want := range map[float64]string{-1: "0:00", 6.2: "0:07", 754: "12:34", 3723: "1:02:03"} {
+		if got := formatSeconds(seconds); got != want {
+			t.Errorf("%v: %s, wanted %s", seconds, got, want)
+		}
+	}
+}

@@ -1,0 +1,62 @@
+package shardweave_test
+
+import (
+	"go/ast"
+	"go/doc"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"strings"
+	"testing"
+)
+
+// What is exported is documented.
+func TestDocumentation(t *testing.T) {
+	set := token.NewFileSet()
+	packages, err := parser.ParseDir(set, ".", func(f fs.FileInfo) bool { return !strings.HasSuffix(f.Name(), "_test.go") },
+		parser.ParseComments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := doc.New(packages["shardweave"], "github.com/shardweave/shardweave/bindings/go/shardweave", 0)
+	check := func(name, text string) {
+		if text = strings.TrimSpace(text); text == "" || !strings.ContainsAny(text[len(text)-1:], ".)}") {
+			t.Errorf("%s: no documentation, or its end is missing: %q", name, text)
+		}
+	}
+	functions := func(of string, all []*doc.Func) {
+		for _, f := range all {
+			if f.Name != "Error" { // of the interface error
+				check(of+f.Name, f.Doc)
+			}
+		}
+	}
+	values := func(all []*doc.Value) {
+		for _, v := range all {
+			check(strings.Join(v.Names, ", "), v.Doc)
+		}
+	}
+	check("the package", d.Doc)
+	functions("", d.Funcs)
+	values(d.Consts)
+	values(d.Vars)
+	for _, kind := range d.Types {
+		check(kind.Name, kind.Doc)
+		functions("", kind.Funcs)
+		functions(kind.Name+".", kind.Methods)
+		values(kind.Consts)
+		values(kind.Vars)
+		ast.Inspect(kind.Decl, func(n ast.Node) bool {
+			i, is := n.(*ast.InterfaceType)
+			if !is {
+				return true
+			}
+			for _, m := range i.Methods.List {
+				if len(m.Names) == 1 && m.Names[0].IsExported() {
+					check(kind.Name+"."+m.Names[0].Name, m.Doc.Text())
+				}
+			}
+			return true
+		})
+	}
+}
