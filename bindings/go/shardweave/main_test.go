@@ -6,8 +6,10 @@ import (
 	"math"
 	"net"
 	"os"
+	"runtime"
 	"syscall"
 	"testing"
+	"time"
 
 	sw "github.com/shardweave/shardweave/bindings/go/shardweave"
 )
@@ -52,6 +54,21 @@ func numbers(n int64) []float64 {
 		all[i] = 0.1 * float64(i+1)
 	}
 	return all
+}
+
+// checkLeaks fails if the body leaves handles. It runs twice: operators are looked up once, and kept.
+func checkLeaks(t *testing.T, body func()) {
+	t.Helper()
+	body()
+	before := sw.LiveHandles()
+	body()
+	for i := 0; i < 200 && sw.LiveHandles() > before; i++ {
+		runtime.GC() // layouts and plans are garbage
+		time.Sleep(time.Millisecond)
+	}
+	if now := sw.LiveHandles(); now > before {
+		t.Errorf("%d handles are left", now-before)
+	}
 }
 
 // mustOf panics on an error.

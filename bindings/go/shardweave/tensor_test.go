@@ -280,6 +280,7 @@ func TestErrorsOfTensors(t *testing.T) {
 
 func TestScopesAndTheGarbageCollector(t *testing.T) {
 	w := alone(t)
+	sw.Ones(w, nil).Add(1).Mul(2).Close() // operators are looked up once, and kept
 	before := sw.LiveHandles()
 	if before < 0 {
 		t.Fatal("handles are not checked")
@@ -324,29 +325,29 @@ func TestScopesAndTheGarbageCollector(t *testing.T) {
 }
 
 func TestEverythingEndsWithTheWorld(t *testing.T) {
-	runtime.GC()
-	before := sw.LiveHandles()
-	run(t, 2, func(w *sw.World) error {
-		m, err := w.ParseMesh("x=2")
-		if err != nil {
-			return err
-		}
-		if _, err := m.Comm("x"); err != nil {
-			return err
-		}
-		module, err := w.NewModule()
-		if err != nil {
-			return err
-		}
-		p := module.Parameter("p", sw.Ones(w, []int64{4}))
-		if _, err := sw.NewSGD([]*sw.Tensor{p}, 0.1); err != nil {
-			return err
-		}
-		return sw.Ones(m, []int64{2}).Err()
+	checkLeaks(t, func() {
+		run(t, 2, func(w *sw.World) error {
+			m, err := w.ParseMesh("x=2")
+			if err != nil {
+				return err
+			}
+			if _, err := m.Comm("x"); err != nil {
+				return err
+			}
+			if _, err := m.Trace(); err != nil {
+				return err
+			}
+			module, err := w.NewModule()
+			if err != nil {
+				return err
+			}
+			p := module.Parameter("p", sw.Ones(w, []int64{4}))
+			if _, err := sw.NewSGD([]*sw.Tensor{p}, 0.1); err != nil {
+				return err
+			}
+			return sw.Ones(m, []int64{2}).Err()
+		})
 	})
-	if now := sw.LiveHandles(); now != before {
-		t.Errorf("%d handles are left", now-before)
-	}
 }
 
 func TestARankMovesBetweenGoroutines(t *testing.T) {
@@ -441,8 +442,8 @@ func TestCallsOfOperators(t *testing.T) {
 }
 
 func TestNothingIsAllocatedOnTheWayIn(t *testing.T) {
-	if raceEnabled {
-		t.Skip("the race detector makes pools forget")
+	if !countsAllocations {
+		t.Skip("the race detector makes pools forget, and old compilers know less of what escapes")
 	}
 	w := alone(t)
 	x := sw.Ones(w, []int64{2, 2})

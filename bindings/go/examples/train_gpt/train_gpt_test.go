@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -31,7 +32,35 @@ var small = []string{"--steps=5", "--layers=2", "--dim=28", "--heads=4", "--batc
 
 type program struct {
 	*exec.Cmd
-	out, err bytes.Buffer
+	out, err output
+}
+
+// output can be read while it is written.
+type output struct {
+	mutex sync.Mutex
+	bytes bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mutex.Lock()
+	defer o.mutex.Unlock()
+	return o.bytes.Write(p)
+}
+
+func (o *output) String() string {
+	o.mutex.Lock()
+	defer o.mutex.Unlock()
+	return o.bytes.String()
+}
+
+// untilItTrains waits for the first step.
+func (p *program) untilItTrains(t *testing.T) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !strings.Contains(p.out.String(), "1/1000000"); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("it does not train: %s, %s", &p.out, &p.err)
+		}
+	}
 }
 
 func start(t *testing.T, name string, args, env []string) *program {
@@ -70,7 +99,7 @@ func trained(t *testing.T, program string, args ...string) (result, string) {
 		t.Fatalf("%v: %v\n%s", args, err, &p.err)
 	}
 	var r result
-	if err := json.Unmarshal(p.out.Bytes(), &r); err != nil {
+	if err := json.Unmarshal([]byte(p.out.String()), &r); err != nil {
 		t.Fatalf("%v: %v: %s", args, err, &p.out)
 	}
 	return r, regexp.MustCompile(`  \d+ tokens/s .*`).ReplaceAllString(p.err.String(), "")
@@ -154,7 +183,7 @@ func TestAMeshOfAnotherSize(t *testing.T) {
 func TestARankThatIsKilled(t *testing.T) {
 	long := with("--mesh=dp=2", "--steps=1000000", "--timeout=20s")
 	a, b := byHand(t, long, long)
-	time.Sleep(1500 * time.Millisecond)
+	a.untilItTrains(t)
 	b.Process.Signal(syscall.SIGKILL)
 	b.Wait()
 	err := a.Wait()
@@ -165,7 +194,7 @@ func TestARankThatIsKilled(t *testing.T) {
 
 func TestAskedToEnd(t *testing.T) {
 	p := start(t, os.Args[0], with("--steps=1000000"), nil)
-	time.Sleep(1500 * time.Millisecond)
+	p.untilItTrains(t)
 	p.Process.Signal(syscall.SIGTERM)
 	err := p.Wait()
 	if err == nil || p.ProcessState.ExitCode() != exitFailed || !strings.Contains(p.err.String(), "context canceled") {

@@ -1,5 +1,0 @@
-//go:build !race
-
-package shardweave_test
-
-const raceEnabled = false
