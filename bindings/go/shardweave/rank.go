@@ -15,9 +15,9 @@ type rank struct {
 	ctx    context.Context // of the world
 	closed bool
 	mode   GradMode
-	scope  *scope                 // the innermost; nil: none is open
-	loose  map[*looseRef]struct{} // tensors in no scope
-	things []closer               // meshes, modules, ...
+	scope  *scope   // the innermost; nil: none is open
+	loose  looseRef // tensors in no scope
+	things []closer // meshes, modules, ...
 
 	// What the garbage collector has found. It runs beside the rank, so the rank itself frees them.
 	buried      sync.Mutex
@@ -45,8 +45,17 @@ func (r *rank) forget(t *Tensor) {
 	}
 }
 
-// looseRef is the handle of a tensor in no scope, for the time when the tensor itself is gone.
-type looseRef struct{ handle c.Tensor }
+// looseRef is the handle of a tensor in no scope, for the time when the tensor itself is gone. They are a
+// ring, which begins in the rank.
+type looseRef struct {
+	handle         c.Tensor
+	previous, next *looseRef // nil: in no ring
+}
+
+func (ref *looseRef) unlink() {
+	ref.previous.next, ref.next.previous = ref.next, ref.previous
+	ref.previous, ref.next = nil, nil
+}
 
 // tensor takes the handle over.
 func (r *rank) tensor(handle c.Tensor) *Tensor {
@@ -57,15 +66,33 @@ func (r *rank) tensor(handle c.Tensor) *Tensor {
 
 func (r *rank) adopt(t *Tensor) {
 	if s := r.scope; s != nil {
+		if len(s.tensors) == cap(s.tensors) { // as many may have ended as there are: look before growing
+			s.tensors = alive(s.tensors)
+		}
 		s.tensors = append(s.tensors, t)
 		return
 	}
 	r.loosen(t)
 }
 
+// alive removes tensors that were kept or closed.
+func alive(tensors []*Tensor) []*Tensor {
+	kept := tensors[:0]
+	for _, t := range tensors {
+		if t != nil && t.handle != nil {
+			kept = append(kept, t)
+		}
+	}
+	for i := len(kept); i < len(tensors); i++ {
+		tensors[i] = nil
+	}
+	return kept
+}
+
 func (r *rank) loosen(t *Tensor) {
-	t.loose = &looseRef{t.handle}
-	r.loose[t.loose] = struct{}{}
+	first := &r.loose
+	t.loose = &looseRef{t.handle, first, first.next}
+	first.next.previous, first.next = t.loose, t.loose
 	runtime.SetFinalizer(t, (*Tensor).bury)
 }
 
@@ -114,8 +141,8 @@ func (r *rank) freeBuried() {
 	r.foundNumber.Store(0)
 	r.buried.Unlock()
 	for _, ref := range found {
-		if _, there := r.loose[ref]; there { // else the world was closed before
-			delete(r.loose, ref)
+		if ref.next != nil { // else the world was closed before
+			ref.unlink()
 			c.TensorFree(ref.handle)
 		}
 	}
@@ -170,10 +197,11 @@ func (r *rank) release() {
 	for ; r.scope != nil; r.scope = r.scope.outer {
 		r.scope.close()
 	}
-	for ref := range r.loose {
+	for r.loose.next != &r.loose {
+		ref := r.loose.next
+		ref.unlink()
 		c.TensorFree(ref.handle)
 	}
-	r.loose = nil
 	for i := len(r.things) - 1; i >= 0; i-- {
 		r.things[i].release()
 	}
@@ -193,3 +221,9 @@ const (
 
 // nowhere is the rank of tensors that could not be made because nothing says whose they are.
 var nowhere = &rank{ctx: context.Background(), closed: true}
+
+func newRank(ctx context.Context) *rank {
+	r := &rank{ctx: ctx}
+	r.loose.previous, r.loose.next = &r.loose, &r.loose
+	return r
+}

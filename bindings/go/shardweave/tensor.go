@@ -139,7 +139,7 @@ func (t *Tensor) Close() error {
 	}
 	if t.loose != nil {
 		runtime.SetFinalizer(t, nil)
-		delete(t.rank.loose, t.loose)
+		t.loose.unlink()
 		t.loose = nil
 	}
 	c.TensorFree(t.handle)

@@ -205,7 +205,7 @@ func Counting(number, ranks int) (*World, error) {
 
 // newWorld takes the handle over.
 func newWorld(ctx context.Context, handle c.World) (*World, error) {
-	w := &World{rank: &rank{ctx: ctx, loose: map[*looseRef]struct{}{}}, handle: handle}
+	w := &World{rank: newRank(ctx), handle: handle}
 	number, err1 := c.WorldRank(handle)
 	size, err2 := c.WorldSize(handle)
 	localRank, err3 := c.WorldLocalRank(handle)

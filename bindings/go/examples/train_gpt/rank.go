@@ -75,23 +75,24 @@ func (r *rank) run() error {
 	}
 
 	done := r.progress("training")
-	before, err := w.Counters()
+	communication, err := mesh.Trace()
 	if err != nil {
 		return err
 	}
-	var ofStep sw.Counters
 	r.activity = fmt.Sprintf("training step 1 of %d", s.steps)
 	err = train(w, m, s, text, mesh, func(loss float64) error {
 		done.step(loss)
-		now, err := w.Counters()
-		ofStep, before = now.Minus(before), now
+		if int64(len(done.losses)) == s.steps {
+			return nil
+		}
 		r.activity = fmt.Sprintf("training step %d of %d", len(done.losses)+1, s.steps)
-		return err
+		return communication.Clear()
 	})
 	if err != nil {
 		return err
 	}
-	printTraffic(ofStep, r.out)
+	fmt.Fprintf(r.out, "collectives of one step, on rank 0:\n%v", communication)
+	communication.Close()
 
 	r.activity = "generating the sample"
 	prompt, generated, err := sample(w, m, s, text, mesh)

@@ -53,20 +53,6 @@ func withoutNumbers(name string) string {
 
 func shape(sizes []int64) string { return strings.ReplaceAll(fmt.Sprint(sizes), " ", ", ") }
 
-// printTraffic tells the collectives of one step on one rank, and their bytes.
-func printTraffic(step sw.Counters, out io.Writer) {
-	line := func(name string, counter sw.Counter) {
-		fmt.Fprintf(out, "  %-16s %5d  %s\n", name, counter.Calls, formatBytes(counter.Bytes))
-	}
-	fmt.Fprintln(out, "collectives of one step, on rank 0:")
-	for kind, counter := range step {
-		if counter.Calls > 0 {
-			line(sw.OpKinds[kind], counter)
-		}
-	}
-	line("together", step.Total())
-}
-
 // printSample shows bytes that are no printable ASCII as '?'.
 func printSample(prompt, generated []byte, out io.Writer) {
 	printable := func(text []byte) []byte {
@@ -79,17 +65,4 @@ func printSample(prompt, generated []byte, out io.Writer) {
 		return shown
 	}
 	fmt.Fprintf(out, "sample, after %d bytes of the text:\n%s ... %s\n", len(prompt), printable(prompt), printable(generated))
-}
-
-// formatBytes is "817 B", "12.3 kB", "4.0 MB".
-func formatBytes(bytes int64) string {
-	if bytes < 1000 {
-		return fmt.Sprintf("%d B", bytes)
-	}
-	value, unit := float64(bytes)/1000, 0
-	units := []string{"kB", "MB", "GB", "TB", "PB"}
-	for ; value >= 999.95 && unit+1 < len(units); unit++ {
-		value /= 1000
-	}
-	return fmt.Sprintf("%.1f %s", value, units[unit])
 }

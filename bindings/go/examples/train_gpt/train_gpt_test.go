@@ -102,7 +102,12 @@ func trained(t *testing.T, program string, args ...string) (result, string) {
 	if err := json.Unmarshal([]byte(p.out.String()), &r); err != nil {
 		t.Fatalf("%v: %v: %s", args, err, &p.out)
 	}
-	return r, regexp.MustCompile(`  \d+ tokens/s .*`).ReplaceAllString(p.err.String(), "")
+	// The table of collectives has a column more in C++: where in the program.
+	text := p.err.String()
+	for _, differs := range []string{`  \d+ tokens/s .*`, `\S+\.cc:\d+`, ` +source`, ` +(?:\n|$)`} {
+		text = regexp.MustCompile(differs).ReplaceAllString(text, "\n")
+	}
+	return r, regexp.MustCompile(`\n+`).ReplaceAllString(text, "\n")
 }
 
 func TestTheLossesAreThoseOfCpp(t *testing.T) {
@@ -235,11 +240,6 @@ func TestBadFlags(t *testing.T) {
 }
 
 func TestFormats(t *testing.T) {
-	for bytes, want := range map[int64]string{0: "0 B", 999: "999 B", 1000: "1.0 kB", 999_949: "999.9 kB", 999_950: "1.0 MB", 4_000_000: "4.0 MB"} {
-		if got := formatBytes(bytes); got != want {
-			t.Errorf("%d: %s, wanted %s", bytes, got, want)
-		}
-	}
 	for seconds, want := range map[float64]string{-1: "0:00", 6.2: "0:07", 754: "12:34", 3723: "1:02:03"} {
 		if got := formatSeconds(seconds); got != want {
 			t.Errorf("%v: %s, wanted %s", seconds, got, want)
