@@ -71,6 +71,9 @@ func (g *Comm) Split(color, key int, name string) (*Comm, error) {
 	if err := g.rank.ready(); err != nil {
 		return nil, err
 	}
+	if err := int32s("Split", color, key); err != nil {
+		return nil, err
+	}
 	handle, err := c.CommSplit(g.handle, int32(color), int32(key), name)
 	if err != nil || handle == nil {
 		return nil, public(err)
@@ -113,7 +116,10 @@ const (
 
 // run waits for the operation. When ctx is done, the group is aborted on all ranks; ctx's deadline is
 // the operation's.
-func run[T Number](ctx context.Context, g *Comm, in, out []T, call c.Collective) error {
+func run[T Number](ctx context.Context, g *Comm, in, out []T, call c.Collective, more ...int) error {
+	if err := int32s("a root, peer or tag", more...); err != nil {
+		return err
+	}
 	if err := g.rank.ready(); err != nil {
 		return err
 	}
@@ -186,32 +192,32 @@ func AllToAllV[T Number](ctx context.Context, g *Comm, in []T, send []int64, out
 
 // Broadcast makes every rank's data the root's.
 func Broadcast[T Number](ctx context.Context, g *Comm, data []T, root int) error {
-	return run(ctx, g, nil, data, c.Collective{Kind: c.Broadcast, HasOut: true, Root: int32(root)})
+	return run(ctx, g, nil, data, c.Collective{Kind: c.Broadcast, HasOut: true, Root: int32(root)}, root)
 }
 
 // Reduce is AllReduce where only the root has an out; elsewhere it may be nil.
 func Reduce[T Number](ctx context.Context, g *Comm, in, out []T, op ReduceOp, root int) error {
-	return run(ctx, g, in, out, c.Collective{Kind: c.Reduce, HasIn: true, HasOut: out != nil, Reduce: int32(op), Root: int32(root)})
+	return run(ctx, g, in, out, c.Collective{Kind: c.Reduce, HasIn: true, HasOut: out != nil, Reduce: int32(op), Root: int32(root)}, root)
 }
 
 // Gather is AllGather where only the root has an out; elsewhere it may be nil.
 func Gather[T Number](ctx context.Context, g *Comm, in, out []T, root int) error {
-	return run(ctx, g, in, out, c.Collective{Kind: c.Gather, HasIn: true, HasOut: out != nil, Root: int32(root)})
+	return run(ctx, g, in, out, c.Collective{Kind: c.Gather, HasIn: true, HasOut: out != nil, Root: int32(root)}, root)
 }
 
 // Scatter sends part r of the root's in to rank r; elsewhere in may be nil.
 func Scatter[T Number](ctx context.Context, g *Comm, in, out []T, root int) error {
-	return run(ctx, g, in, out, c.Collective{Kind: c.Scatter, HasIn: in != nil, HasOut: true, Root: int32(root)})
+	return run(ctx, g, in, out, c.Collective{Kind: c.Scatter, HasIn: in != nil, HasOut: true, Root: int32(root)}, root)
 }
 
 // Send sends to a Recv of peer with the same tag, in order.
 func Send[T Number](ctx context.Context, g *Comm, data []T, peer, tag int) error {
-	return run(ctx, g, data, nil, c.Collective{Kind: c.Send, HasIn: true, Root: int32(peer), Reduce: int32(tag)})
+	return run(ctx, g, data, nil, c.Collective{Kind: c.Send, HasIn: true, Root: int32(peer), Reduce: int32(tag)}, peer, tag)
 }
 
 // Recv receives what peer sends with the same tag.
 func Recv[T Number](ctx context.Context, g *Comm, data []T, peer, tag int) error {
-	return run(ctx, g, nil, data, c.Collective{Kind: c.Recv, HasOut: true, Root: int32(peer), Reduce: int32(tag)})
+	return run(ctx, g, nil, data, c.Collective{Kind: c.Recv, HasOut: true, Root: int32(peer), Reduce: int32(tag)}, peer, tag)
 }
 
 // Barrier waits until all ranks have called it.

@@ -109,6 +109,16 @@ func onDone(ctx context.Context, f func()) (stop func()) {
 	}
 }
 
+// int32s says whether numbers are in the range that the library has.
+func int32s(what string, numbers ...int) error {
+	for _, n := range numbers {
+		if n != int(int32(n)) {
+			return invalid("%s: %d is beyond 32 bits", what, n)
+		}
+	}
+	return nil
+}
+
 func invalid(format string, args ...any) error {
 	return &Error{InvalidArgument, fmt.Sprintf(format, args...)}
 }

@@ -57,6 +57,9 @@ func RunRanks(ctx context.Context, ranks int, body func(*World) error, options .
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	if err := int32s("RunRanks", ranks); err != nil {
+		return err
+	}
 	handles, err := c.WorldCreateLocal(int32(ranks), worldOptionsOf(options).timeout)
 	if err != nil {
 		return public(err)
@@ -147,6 +150,9 @@ type Rendezvous struct {
 // Join joins the ranks that the caller describes. ctx as in FromEnvironment.
 func Join(ctx context.Context, r Rendezvous, options ...WorldOption) (*World, error) {
 	o := worldOptionsOf(options)
+	if err := int32s("Join", r.Rank, r.WorldSize, r.Port); err != nil {
+		return nil, err
+	}
 	inner := c.Rendezvous{Rank: int32(r.Rank), WorldSize: int32(r.WorldSize), File: r.File, Host: r.Host,
 		Port: int32(r.Port), LocalRank: -1, Run: r.Run}
 	return join(ctx, o, func(timeout time.Duration) (c.World, error) {
@@ -196,6 +202,9 @@ func Alone() (*World, error) {
 // Counting is one rank of a world of any size that is not there: communication is counted, nothing
 // moves.
 func Counting(number, ranks int) (*World, error) {
+	if err := int32s("Counting", number, ranks); err != nil {
+		return nil, err
+	}
 	handle, err := c.WorldCreateCounting(int32(number), int32(ranks))
 	if err != nil {
 		return nil, public(err)
@@ -309,7 +318,12 @@ func (w *World) Counters() (Counters, error) {
 func Seed(seed uint64) error { return public(c.Seed(seed)) }
 
 // SetNumThreads says how many threads one operator may use, everywhere in the process.
-func SetNumThreads(n int) error { return public(c.SetNumThreads(int32(n))) }
+func SetNumThreads(n int) error {
+	if err := int32s("SetNumThreads", n); err != nil {
+		return err
+	}
+	return public(c.SetNumThreads(int32(n)))
+}
 
 // BuildInfo is "0.1.0; LibTorch 2.11.0; backends inproc, gloo, counting".
 func BuildInfo() string { return c.BuildInfo() }

@@ -143,7 +143,7 @@ func TestOptionsOfWorlds(t *testing.T) {
 	if !errors.Is(err, sw.DeadlineExceeded) {
 		t.Error(err)
 	}
-	for _, ranks := range []int{0, -1, 1 << 40} {
+	for _, ranks := range []int{0, -1, 1 << 40, 1<<32 + 2} {
 		if err := sw.RunRanks(background, ranks, nil); !errors.Is(err, sw.InvalidArgument) && !errors.Is(err, sw.ResourceExhausted) {
 			t.Errorf("%d ranks: %v", ranks, err)
 		}
