@@ -33,5 +33,6 @@
 //
 // A rank (a world and all that is made from it) may be driven from any goroutine, by one at a time;
 // different ranks run in parallel. Operators, layouts and plans may be used by several at once, as may
-// [World.Abort]. Operators on sharded tensors communicate: all ranks call them in the same order.
+// [World.Abort]. Operators on sharded tensors communicate: all ranks call them in the same order. They
+// follow the context that the world was made with; the collectives of a [Comm] also one of their own.
 package shardweave

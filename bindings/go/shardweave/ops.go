@@ -61,6 +61,7 @@ var (
 	opCross     = builtin{name: "aten::cross_entropy_loss"}
 	opAttention = builtin{name: "aten::scaled_dot_product_attention"}
 
+	opT          = builtin{name: "aten::t"}
 	opTranspose  = builtin{name: "aten::transpose.int"}
 	opPermute    = builtin{name: "aten::permute"}
 	opView       = builtin{name: "aten::view"}
@@ -195,6 +196,9 @@ func (t *Tensor) Attention(keys, values *Tensor, causal bool) *Tensor {
 
 // Transpose swaps two dimensions.
 func (t *Tensor) Transpose(a, b int) *Tensor { return t.call(&opTranspose, t, a, b) }
+
+// T is a matrix, transposed.
+func (t *Tensor) T() *Tensor { return t.call(&opT, t) }
 
 // Permute orders the dimensions anew.
 func (t *Tensor) Permute(dims ...int) *Tensor { return t.call(&opPermute, t, dims) }

@@ -369,10 +369,13 @@ func (t *Tensor) LocalWithGrad(grad *Layout) *Tensor {
 	return result
 }
 
-// Redistribute is the same tensor in another layout. Collective.
+// Redistribute is the same tensor in another layout; nil is replicated. Collective.
 func (t *Tensor) Redistribute(spec Spec) *Tensor {
 	if t.Err() != nil {
 		return t
+	}
+	if spec == nil {
+		spec = On{}
 	}
 	layout, given := spec.(*Layout)
 	if !given { // names need the mesh

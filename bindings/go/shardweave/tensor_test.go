@@ -22,7 +22,7 @@ var operations = map[string]func(x, y *sw.Tensor) *sw.Tensor{
 	"activations": func(x, y *sw.Tensor) *sw.Tensor { return x.Gelu().Add(y.Silu()).Relu().Sigmoid() },
 	"pow":         func(x, y *sw.Tensor) *sw.Tensor { return x.Pow(3).Add(y.Pow(0.5)) },
 	"softmax":     func(x, y *sw.Tensor) *sw.Tensor { return x.Softmax(1).Add(y.LogSoftmax(0)) },
-	"matmul":      func(x, y *sw.Tensor) *sw.Tensor { return x.MatMul(y.Transpose(0, 1)) },
+	"matmul":      func(x, y *sw.Tensor) *sw.Tensor { return x.MatMul(y.Transpose(0, 1)).Add(y.MatMul(x.T())) },
 	"linear":      func(x, y *sw.Tensor) *sw.Tensor { return x.Linear(y, nil) },
 	"layer norm":  func(x, y *sw.Tensor) *sw.Tensor { return x.LayerNorm([]int64{5}, nil, nil, 1e-5).Mul(y) },
 	"sums":        func(x, y *sw.Tensor) *sw.Tensor { return x.Sum(1).Add(y.Mean(1)).Add(x.Sum()).Add(y.Mean()) },

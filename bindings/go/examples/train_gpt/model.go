@@ -30,7 +30,15 @@ type block struct {
 
 type linear struct{ weight, bias *sw.Tensor }
 
-func (l linear) forward(x *sw.Tensor) *sw.Tensor { return x.Linear(l.weight, l.bias) }
+// forward is x.Linear(l.weight, l.bias), by the operators that torch::nn::Linear calls in the C++ example:
+// so the losses are the same to the last bit.
+func (l linear) forward(x *sw.Tensor) *sw.Tensor {
+	y := x.MatMul(l.weight.T())
+	if l.bias != nil {
+		y = y.Apply("aten::add_.Tensor", l.bias)
+	}
+	return y
+}
 
 type norm struct {
 	weight, bias *sw.Tensor
