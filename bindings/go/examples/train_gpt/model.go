@@ -31,7 +31,7 @@ type block struct {
 type linear struct{ weight, bias *sw.Tensor }
 
 // forward is x.Linear(l.weight, l.bias), by the operators that torch::nn::Linear calls in the C++ example:
-// so the losses are the same to the last bit.
+// so the losses are the same but for the optimizer's rounding (torch::optim's there, a fused kernel here).
 func (l linear) forward(x *sw.Tensor) *sw.Tensor {
 	y := x.MatMul(l.weight.T())
 	if l.bias != nil {
@@ -135,6 +135,8 @@ func (b *block) attention(x *sw.Tensor, batch, seq int64) *sw.Tensor {
 	heads := func(l linear) *sw.Tensor {
 		return l.forward(x).View(batch, seq, -1, b.headDim).Transpose(1, 2)
 	}
-	y := heads(b.q).Attention(heads(b.k), heads(b.v), true)
+	// In this order, in which GCC evaluates arguments: it is that in which the gradients are added.
+	v, k, q := heads(b.v), heads(b.k), heads(b.q)
+	y := q.Attention(k, v, true)
 	return b.o.forward(y.Transpose(1, 2).Reshape(batch, seq, -1))
 }
