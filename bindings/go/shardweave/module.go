@@ -69,7 +69,17 @@ func (m *Module) Parameter(fqn string, t *Tensor) *Tensor {
 func (m *Module) Buffer(fqn string, t *Tensor) *Tensor { return m.register(c.ModuleAddBuffer, fqn, t) }
 
 func (m *Module) register(add func(c.Module, string, c.Tensor) error, fqn string, t *Tensor) *Tensor {
-	err := t.use()
+	var err error
+	switch {
+	case t == nil:
+		err = invalid("%s: the tensor is nil", fqn)
+	case t.Err() != nil:
+		err = t.Err()
+	case t.rank != m.rank:
+		err = errOtherRank
+	default:
+		err = t.use()
+	}
 	if err == nil {
 		err = m.rank.error(add(m.handle, fqn, t.handle))
 	}

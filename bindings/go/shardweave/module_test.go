@@ -133,6 +133,12 @@ func TestModules(t *testing.T) {
 	if module.Err() == nil {
 		t.Error("the module does not tell")
 	}
+	if err := module.Parameter("none", nil).Err(); !errors.Is(err, sw.InvalidArgument) {
+		t.Error(err)
+	}
+	if err := module.Buffer("other", sw.Ones(alone(t), []int64{1})).Err(); !errors.Is(err, sw.InvalidArgument) {
+		t.Error(err)
+	}
 	if _, err := module.Parameters(); err == nil {
 		t.Error("the module can be used")
 	}
