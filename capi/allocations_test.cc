@@ -158,8 +158,9 @@ TEST_F(AllocationsTest, ACallAddsOnlyTheHandlesOfItsResults) {
                          &num_results));
         for (size_t i = 0; i < num_results; ++i) swv_value_clear(&results[i]);
       });
-      const int64_t lists = std::count_if(each.arguments.begin(), each.arguments.end(),
-                                          [](const swv_value& v) { return v.kind == SWV_VALUE_INTS; });
+      const int64_t lists =
+          std::count_if(each.arguments.begin(), each.arguments.end(),
+                        [](const swv_value& v) { return v.kind == SWV_VALUE_INTS; });
       EXPECT_LE(c, allocations(each.cpp) + static_cast<int64_t>(num_results) + lists)
           << each.name << (sharded ? ", sharded" : ", plain");
       swv_op_free(op);

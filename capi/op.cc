@@ -100,9 +100,8 @@ const Overload& choose(const swv_op& op, const GivenArguments& given, c10::Stack
 bool has_its_memory(const at::Tensor& t) {
   if (!t.has_storage() || t.numel() == 0) return true;
   try {
-    return t.storage().nbytes() >= at::detail::computeStorageNbytes(t.sizes(), t.strides(),
-                                                                    t.itemsize(),
-                                                                    t.storage_offset());
+    return t.storage().nbytes() >= at::detail::computeStorageNbytes(
+                                       t.sizes(), t.strides(), t.itemsize(), t.storage_offset());
   } catch (const c10::Error&) {  // more than there can be
     return false;
   }

@@ -10,6 +10,7 @@ namespace shardweave::capi {
 namespace {
 
 constexpr int kMaxLocalRanks = 4096;
+constexpr int kMaxCountingRanks = 1 << 20;  // which are not there, but have names
 
 WorldOptions world_options(const swv_world_options* given) {
   const swv_world_options o = options<swv_world_options>(given, SWV_WORLD_OPTIONS_INIT, "options");
@@ -20,9 +21,9 @@ WorldOptions world_options(const swv_world_options* given) {
   return result;
 }
 
-void check_num_ranks(int32_t num_ranks) {
-  if (num_ranks < 1 || num_ranks > kMaxLocalRanks) {
-    fail_argument("num_ranks", str_cat("is ", num_ranks, "; wanted 1 to ", kMaxLocalRanks));
+void check_num_ranks(int32_t num_ranks, int32_t most = kMaxLocalRanks) {
+  if (num_ranks < 1 || num_ranks > most) {
+    fail_argument("num_ranks", str_cat("is ", num_ranks, "; wanted 1 to ", most));
   }
 }
 
@@ -115,6 +116,7 @@ swv_status* swv_world_join(const swv_rendezvous* rendezvous, const swv_world_opt
 
 swv_status* swv_world_create_counting(int32_t rank, int32_t num_ranks, swv_world** out_world) {
   return guarded(__func__, out_world, "out_world", [&] {
+    check_num_ranks(num_ranks, kMaxCountingRanks);
     return new_world(std::make_shared<shardweave::World>(check(shardweave::count_communication(
         rank, num_ranks, std::make_shared<shardweave::CountingLog>()))));
   });
