@@ -13,14 +13,14 @@ PKG_CONFIG=$(mktemp)
 export PKG_CONFIG
 trap 'rm -f -- "$PKG_CONFIG"' EXIT
 needed=$(find -L "$PWD/_solib_k8" -name '*.so*' -printf '%h\n' | sort -u | sed 's/^/-Wl,-rpath-link,/' | tr '\n' ' ')
-cat >"$PKG_CONFIG" <<SCRIPT
+cat >"$PKG_CONFIG" <<'SCRIPT'
 #!/bin/sh
-case "\$*" in
-*--cflags*) echo "-I$capi" ;;
-*--libs*) echo "-L$capi -lshardweave -Wl,-rpath,$capi $needed" ;;
-esac
+case "$*" in *--libs*) echo "-lshardweave" ;; esac
 SCRIPT
 chmod +x "$PKG_CONFIG"
+# Go's build cache looks at these, and not at what pkg-config says: another checkout must not get this one's paths.
+export CGO_CFLAGS="-g -O2 -I$capi"
+export CGO_LDFLAGS="-g -O2 -L$capi -Wl,-rpath,$capi $needed"
 cd -- "$module"
 export GOFLAGS="-mod=readonly -buildvcs=false ${GOFLAGS:-}"
 "$@"
