@@ -94,8 +94,8 @@ static inline swv_status* swvgo_mesh_unflatten(const swv_mesh* mesh, const char*
   return swv_mesh_unflatten(mesh, name, dims, num_dims, out_mesh);
 }
 
-static inline swv_status* swvgo_mesh_slice(const swv_mesh* mesh, const char* names, size_t num_names,
-                                           swv_mesh** out_mesh) {
+static inline swv_status* swvgo_mesh_slice(const swv_mesh* mesh, const char* names,
+                                           size_t num_names, swv_mesh** out_mesh) {
   const char* texts[num_names + 1];
   swvgo_texts(names, num_names, texts);
   return swv_mesh_slice(mesh, texts, num_names, out_mesh);
@@ -226,8 +226,9 @@ static inline swv_status* swvgo_module_distribute(const swv_module* module, cons
   return swv_module_distribute(module, mesh, plan, &options);
 }
 
-static inline swv_status* swvgo_tensor_backward(const swv_tensor* tensor, const swv_tensor* gradient,
-                                                swv_bool retain_graph, swv_bool create_graph) {
+static inline swv_status* swvgo_tensor_backward(const swv_tensor* tensor,
+                                                const swv_tensor* gradient, swv_bool retain_graph,
+                                                swv_bool create_graph) {
   swv_backward_options options = SWV_BACKWARD_OPTIONS_INIT;
   options.retain_graph = retain_graph;
   options.create_graph = create_graph;
@@ -308,9 +309,8 @@ static inline swv_status* swvgo_collective(swv_comm* comm, swv_op_kind kind, con
                                            int64_t in_count, void* out, int64_t out_count,
                                            swv_dtype dtype, const int64_t* in_counts,
                                            const int64_t* out_counts, size_t num_counts,
-                                           int32_t reduce_op_or_tag, int32_t root,
-                                           swv_bool has_in, swv_bool has_out, int64_t timeout_ms,
-                                           const char* tag) {
+                                           int32_t reduce_op_or_tag, int32_t root, swv_bool has_in,
+                                           swv_bool has_out, int64_t timeout_ms, const char* tag) {
   const swv_buffer from = {(void*)in, in_count, dtype, {SWV_CPU, 0}, 0};
   const swv_buffer to = {out, out_count, dtype, {SWV_CPU, 0}, 0};
   const swv_buffer* source = has_in ? &from : NULL;
@@ -333,8 +333,8 @@ static inline swv_status* swvgo_collective(swv_comm* comm, swv_op_kind kind, con
     case SWV_ALL_TO_ALL:
       return swv_comm_all_to_all(comm, source, target, &options, NULL);
     case SWV_ALL_TO_ALL_V:
-      return swv_comm_all_to_all_v(comm, source, in_counts, target, out_counts, num_counts, &options,
-                                   NULL);
+      return swv_comm_all_to_all_v(comm, source, in_counts, target, out_counts, num_counts,
+                                   &options, NULL);
     case SWV_BROADCAST:
       return swv_comm_broadcast(comm, target, root, &options, NULL);
     case SWV_REDUCE:
