@@ -135,6 +135,13 @@ swv_tensor* from_dlpack(DLManagedTensorVersioned* managed, swv_tensor** out_tens
     fail_argument("managed", str_cat("has ", t.ndim, " dimensions"));
   }
   const at::IntArrayRef shape = sizes(t.shape, t.ndim, "managed.shape");
+  // LibTorch takes tensors of devices that it cannot work with.
+  const bool cuda = t.device.device_type == kDLCUDA && at::hasCUDA();
+  if (t.device.device_type != kDLCPU && !cuda) {
+    fail(absl::StatusCode::kUnimplemented,
+         str_cat("argument 'managed' has DLPack device type ", int{t.device.device_type},
+                 ", which is not there"));
+  }
   if (t.data == nullptr && c10::multiply_integers(shape) != 0) {
     fail_argument("managed", "has no data");
   }
