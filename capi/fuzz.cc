@@ -592,6 +592,7 @@ void Fuzzer::autograd() {
   swv_bool yes;
   switch (below(7)) {
     case 0:
+      o.create_graph = 0;  // a gradient with a graph and its parameter keep each other
       done(swv_tensor_backward(pick(tensors_), one_in(2) ? nullptr : pick(tensors_),
                                one_in(3) ? nullptr : &o));
       break;
@@ -610,7 +611,10 @@ void Fuzzer::autograd() {
       if (done(swv_tensor_grad(pick(tensors_), &t))) keep(t);
       break;
     case 4:
-      done(swv_tensor_set_grad(pick(tensors_), pick(tensors_)));
+      // Its own gradient, a tensor would keep itself.
+      if (one_in(5) || !done(swv_tensor_detach(pick(tensors_), &t))) t = nullptr;
+      done(swv_tensor_set_grad(pick(tensors_), t));
+      swv_tensor_free(t);
       break;
     case 5:
       if (done(swv_tensor_detach(pick(tensors_), &t))) keep(t);
