@@ -420,5 +420,16 @@ TEST(PointwiseRulesTest, PartialsPassWhatIsLinear) {
   });
 }
 
+// The other operator of that name: indices, of which only the values say how many.
+TEST(PointwiseRulesTest, WhereOfAConditionAlone) {
+  on_mesh({{"x", 3}}, [](const MeshPtr& mesh) {
+    const Tensor whole = at::arange(20).view({5, 4}).remainder(3).eq(0);
+    const std::vector<Tensor> want = at::where(whole);
+    const std::vector<Tensor> got = at::where(distribute_tensor(whole, mesh, Placements{Shard(0)}));
+    ASSERT_EQ(got.size(), want.size());
+    for (size_t d = 0; d < want.size(); ++d) EXPECT_TRUE(at::equal(full_tensor(got[d]), want[d]));
+  });
+}
+
 }  // namespace
 }  // namespace shardweave
