@@ -306,7 +306,7 @@ void check_training(int64_t n, const std::vector<ShardedParameter>& parameters,
     const std::vector<double> want = train(plain, optimizer, [](at::Tensor t) { return t; });
     for (const ShardedParameter& p : parameters) shard_parameter(*sharded, p.name, p.spec, mesh);
     for (const ShardedParameter& p : parameters) {
-      const at::Tensor& tensor = *sharded->named_parameters().find(p.name);
+      const at::Tensor tensor = sharded->named_parameters()[p.name];
       EXPECT_EQ(layout_of(tensor)[0], placement_of(p.spec, tensor.sizes(), mesh->mesh()));
       EXPECT_TRUE(tensor.is_leaf() && tensor.requires_grad());
     }
