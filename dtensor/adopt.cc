@@ -94,6 +94,11 @@ SpecRef replicated_spec(MeshContext& context, const at::Tensor& local) {
                         {strides.data(), strides.size()}, local.scalar_type(), local.device());
 }
 
+at::Tensor as_dtensor(const at::Tensor& grad, const std::shared_ptr<MeshContext>& context) {
+  if (is_dtensor(grad.unsafeGetTensorImpl())) return grad;
+  return wrap(grad.detach(), replicated_spec(*context, grad), context);
+}
+
 void adopt_in_backward(const OpInfo& info, const std::shared_ptr<MeshContext>& context,
                        absl::Span<IValue> args) {
   for (size_t i = 0; i < args.size(); ++i) {

@@ -12,6 +12,10 @@ namespace shardweave {
 // The spec of a replicated DTensor with this local tensor.
 SpecRef replicated_spec(MeshContext& context, const at::Tensor& local);
 
+// A gradient as autograd hands it to a node of ours: a plain one (of a formula, or of the user's) is
+// the same on every rank.
+at::Tensor as_dtensor(const at::Tensor& grad, const std::shared_ptr<MeshContext>& context);
+
 // Formulas of derivatives make plain tensors here and there (at::zeros(sizes, grad.options()), then
 // scatter_): the same on every rank, so they count as replicated.
 void adopt_in_backward(const OpInfo& info, const std::shared_ptr<MeshContext>& context,

@@ -141,6 +141,17 @@ TEST(DispatchTest, StrictScopeNamesOperatorAndTensors) {
   });
 }
 
+// The gradient that a user starts with may be a plain one.
+TEST(DispatchTest, PlainGradientsAreReplicated) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor a =
+        distribute_tensor(numbers({4, 4}), mesh, Placements{Shard(0)}).requires_grad_();
+    redistribute(a, {Shard(1)}).backward(numbers({4, 4}));
+    expect_value(a.grad(), numbers({4, 4}));
+    EXPECT_EQ(layout_of(a.grad()), Layout({Shard(0)}));
+  });
+}
+
 // A plain tensor counts as replicated if it is one: the same on every rank.
 TEST(DispatchTest, PlainTensorsMixIfTheyAreEqual) {
   const auto try_with = [](const std::function<void(const MeshPtr&, const at::Tensor&)>& body) {

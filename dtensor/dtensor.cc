@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "c10/core/GradMode.h"
+#include "shardweave/dtensor/adopt.h"
 #include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/observer.h"
 #include "shardweave/dtensor/redistribute.h"
@@ -56,21 +57,24 @@ struct CallSite {
 
 // What travels through autograd: the layout of the gradient, and who asked.
 struct LayoutHolder : torch::CustomClassHolder {
-  LayoutHolder(Layout layout_in, CallSite site_in) : layout(std::move(layout_in)), site(site_in) {}
+  LayoutHolder(Layout layout_in, CallSite site_in, std::shared_ptr<MeshContext> context_in)
+      : layout(std::move(layout_in)), site(site_in), context(std::move(context_in)) {}
   Layout layout;
   CallSite site;
+  std::shared_ptr<MeshContext> context;
 };
 
 at::Tensor redistributed_backward(const at::Tensor& grad, const LayoutHolder& holder) {
   const std::string name = absl::StrCat(holder.site.function, " backward");
-  return redistributed(grad, holder.layout, {.name = name, .where = holder.site.where});
+  return redistributed(as_dtensor(grad, holder.context), holder.layout,
+                       {.name = name, .where = holder.site.where});
 }
 
 struct Redistribute : torch::autograd::Function<Redistribute> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& tensor, const Layout& layout,
                             const CallSite& site) {
-    ctx->saved_data["from"] = c10::IValue::make_capsule(
-        c10::make_intrusive<LayoutHolder>(gradient_layout(meta_of(tensor).spec->layout), site));
+    ctx->saved_data["from"] = c10::IValue::make_capsule(c10::make_intrusive<LayoutHolder>(
+        gradient_layout(meta_of(tensor).spec->layout), site, meta_of(tensor).context));
     at::Tensor result = redistributed(tensor, layout, {.name = site.function, .where = site.where});
     return result.is_same(tensor) ? tensor.alias() : result;
   }
@@ -86,13 +90,17 @@ struct ToLocal : torch::autograd::Function<ToLocal> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& tensor,
                             const Layout& grad_layout) {
     const DTensorMeta& meta = meta_of(tensor);
-    ctx->saved_data["layout"] =
-        c10::IValue::make_capsule(c10::make_intrusive<LayoutHolder>(grad_layout, CallSite{}));
+    ctx->saved_data["layout"] = c10::IValue::make_capsule(
+        c10::make_intrusive<LayoutHolder>(grad_layout, CallSite{}, meta.context));
     ctx->saved_data["like"] = at::Tensor(tensor.detach());
     return meta.local.alias();
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
+    if (is_dtensor(grads[0])) {
+      throw Error(absl::InvalidArgumentError(
+          "to_local: the gradient of a local tensor is a DTensor, wanted a plain one"));
+    }
     const auto holder =
         c10::static_intrusive_pointer_cast<LayoutHolder>(ctx->saved_data["layout"].toCapsule());
     const DTensorMeta& like = meta_of(ctx->saved_data["like"].toTensor());
@@ -106,7 +114,7 @@ struct FromLocal : torch::autograd::Function<FromLocal> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& local, const SpecRef& spec,
                             const std::shared_ptr<MeshContext>& context, const CallSite& site) {
     ctx->saved_data["layout"] = c10::IValue::make_capsule(
-        c10::make_intrusive<LayoutHolder>(gradient_layout(spec->layout), site));
+        c10::make_intrusive<LayoutHolder>(gradient_layout(spec->layout), site, context));
     if (local.requires_grad()) {
       ctx->saved_data["scale"] = gradient_scale(*context, spec->layout, "from_local");
     }

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "c10/core/GradMode.h"
+#include "shardweave/dtensor/adopt.h"
 #include "shardweave/dtensor/fused.h"
 #include "shardweave/dtensor/observer.h"
 #include "shardweave/dtensor/redistribute.h"
@@ -48,8 +49,10 @@ std::vector<at::Tensor> redistributed_all(absl::Span<const at::Tensor> tensors,
 // Of one or several tensors: brings their gradients back where they were.
 class RedistributeBackward final : public torch::autograd::Node {
  public:
-  RedistributeBackward(std::vector<Layout> layouts, std::source_location where)
-      : layouts_(std::move(layouts)), where_(where) {}
+  RedistributeBackward(std::vector<Layout> layouts,
+                       std::vector<std::shared_ptr<MeshContext>> contexts,
+                       std::source_location where)
+      : layouts_(std::move(layouts)), contexts_(std::move(contexts)), where_(where) {}
 
   variable_list apply(variable_list&& grads) override {
     variable_list result(grads.size());
@@ -59,7 +62,7 @@ class RedistributeBackward final : public torch::autograd::Node {
     for (size_t i = 0; i < grads.size(); ++i) {
       if (!grads[i].defined()) continue;
       given.push_back(i);
-      moving.push_back(grads[i]);
+      moving.push_back(as_dtensor(grads[i], contexts_[i]));
       layouts.push_back(layouts_[i]);
     }
     const c10::AutoGradMode no_grad(false);
@@ -72,6 +75,7 @@ class RedistributeBackward final : public torch::autograd::Node {
 
  private:
   const std::vector<Layout> layouts_;
+  const std::vector<std::shared_ptr<MeshContext>> contexts_;
   const std::source_location where_;
 };
 
@@ -81,15 +85,18 @@ void record(absl::Span<const at::Tensor> tensors, std::vector<at::Tensor>& resul
   std::vector<at::Tensor> inputs;
   std::vector<at::Tensor*> outputs;
   std::vector<Layout> layouts;
+  std::vector<std::shared_ptr<MeshContext>> contexts;
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (results[i].is_same(tensors[i]) || !tensors[i].requires_grad()) continue;
     inputs.push_back(tensors[i]);
     outputs.push_back(&results[i]);
     layouts.push_back(gradient_layout(meta_of(tensors[i]).spec->layout));
+    contexts.push_back(meta_of(tensors[i]).context);
   }
   if (inputs.empty()) return;
-  std::shared_ptr<RedistributeBackward> node(new RedistributeBackward(std::move(layouts), where),
-                                             torch::autograd::deleteNode);
+  std::shared_ptr<RedistributeBackward> node(
+      new RedistributeBackward(std::move(layouts), std::move(contexts), where),
+      torch::autograd::deleteNode);
   node->set_next_edges(torch::autograd::collect_next_edges(inputs));
   for (at::Tensor* output : outputs) torch::autograd::set_history(*output, node);
 }

@@ -7,9 +7,11 @@
 // Exits with 1 if anything is wrong. --all tries many more combinations of placements than the
 // default, which is what validate_rules_test runs.
 
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <iostream>
 #include <map>
@@ -24,6 +26,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "nlohmann/json.hpp"
+#include "shardweave/dtensor/error.h"
 #include "shardweave/dtensor/testing/rule_validator.h"
 #include "shardweave/tools/progress/progress_bar.h"
 
@@ -53,12 +56,40 @@ std::vector<Job> jobs(const std::string& ops) {
   return found;
 }
 
-// Kernels that do not look whether sizes fit, since LibTorch's front end does, and divide by zero if
-// not: they are tried on what the rules offer only.
-constexpr std::string_view kUnprotected[] = {"aten::_scaled_dot_product_flash_attention_for_cpu"};
-
-bool is_unprotected(std::string_view op) {
-  return std::find(std::begin(kUnprotected), std::end(kUnprotected), op) != std::end(kUnprotected);
+// In a process of its own, for some kernels of LibTorch crash on sizes that do not fit (its front end
+// looks, they do not), and the search for missing strategies tries those. After a crash only what the
+// rule offers is tried, here.
+Validation look_for_missing(const Sample& sample, const Rule& rule, ValidationOptions options) {
+  int pipe_ends[2];
+  if (::pipe(pipe_ends) != 0) throw Error(absl::ErrnoToStatus(errno, "pipe"));
+  const pid_t child = ::fork();
+  if (child < 0) throw Error(absl::ErrnoToStatus(errno, "fork"));
+  if (child == 0) {
+    ::close(pipe_ends[0]);
+    const Validation found = validate_strategies(sample, rule, options);
+    const std::string text =
+        nlohmann::json{{found.combinations, found.wrong, found.missing}}.dump();
+    const bool written =
+        ::write(pipe_ends[1], text.data(), text.size()) == static_cast<ssize_t>(text.size());
+    ::_exit(written ? 0 : 1);
+  }
+  ::close(pipe_ends[1]);
+  std::string text;
+  char buffer[4096];
+  for (ssize_t n; (n = ::read(pipe_ends[0], buffer, sizeof buffer)) > 0;) text.append(buffer, n);
+  ::close(pipe_ends[0]);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  if (status != 0) {
+    options.find_missing = false;
+    return validate_strategies(sample, rule, options);
+  }
+  const nlohmann::json found = nlohmann::json::parse(text)[0];
+  Validation result;
+  result.combinations = found[0];
+  result.wrong = found[1].get<std::vector<std::string>>();
+  result.missing = found[2].get<std::vector<std::string>>();
+  return result;
 }
 
 Validation validate(const Sample& sample, bool all, uint64_t seed) {
@@ -69,9 +100,10 @@ Validation validate(const Sample& sample, bool all, uint64_t seed) {
     if (rule != nullptr) {
       ValidationOptions options;
       options.max_combinations = all ? 1500 : 40;
-      options.find_missing = all && !is_unprotected(sample.op);
+      options.find_missing = all;
       options.seed = seed;
-      result.merge(validate_strategies(sample, *rule, options));
+      result.merge(all ? look_for_missing(sample, *rule, options)
+                       : validate_strategies(sample, *rule, options));
     }
     CheckOptions options;
     options.max_combinations = all ? 100 : 6;
