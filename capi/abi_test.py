@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """The binary surface is a reviewed file.
 
-    abi_test.py LIBRARY HEADER SYMBOLS LAYOUT FUZZER
+    abi_test.py LIBRARY HEADER SYMBOLS LAYOUT FUZZER...
 
 Exported symbols, declared functions and symbols.txt are the same; the soname and the version node say the header's version;
-no symbol of LibTorch, Abseil or Gloo is shown; abi_layout.c knows every struct and every number of the header, and the fuzzer calls every function. With abidiff
-on the machine and SWV_ABI_BASELINE=LIBRARY in the environment that library is compared too.
+no symbol of LibTorch, Abseil or Gloo is shown; abi_layout.c knows every struct and every number of the header, and the fuzzer calls every function.
+With abidiff on the machine and SWV_ABI_BASELINE=LIBRARY in the environment that library is compared too.
 """
 
 import os
@@ -27,15 +27,17 @@ def differences(what, have, wanted):
 
 
 def main():
-    library, header_path, symbols_path, layout_path, fuzzer_path = sys.argv[1:]
+    library, header_path, symbols_path, layout_path, *fuzzer_paths = sys.argv[1:]
     with open(header_path, encoding="utf-8") as file:
         header = re.sub(r"/\*.*?\*/", "", file.read(), flags=re.S)
     with open(symbols_path, encoding="utf-8") as file:
         symbols = file.read().split()
     with open(layout_path, encoding="utf-8") as file:
         layout = file.read()
-    with open(fuzzer_path, encoding="utf-8") as file:
-        fuzzed = set(re.findall(r"\bswv_\w+", file.read()))
+    fuzzed = set()
+    for path in fuzzer_paths:
+        with open(path, encoding="utf-8") as file:
+            fuzzed.update(re.findall(r"\bswv_\w+", file.read()))
 
     errors = []
     version = ".".join(re.search(rf"define SWV_VERSION_{p} (\d+)", header).group(1) for p in ("MAJOR", "MINOR"))
@@ -50,7 +52,7 @@ def main():
     errors += differences("declared, against symbols.txt", declared, symbols)
     if symbols != sorted(symbols):
         errors.append("symbols.txt is not sorted")
-    errors += [f"{name} is not in {os.path.basename(fuzzer_path)}" for name in symbols if name not in fuzzed]
+    errors += [f"the fuzzer does not call {name}" for name in symbols if name not in fuzzed]
     nodes = set(exported.values())
     if nodes != {f"SHARDWEAVE_{version}"}:
         errors.append(f"the symbols' versions are {sorted(nodes)}, the header's is {version}")

@@ -169,7 +169,7 @@ void reorder(const OpCall& call, Strategies& out) {
 // tril, triu: of every matrix.
 void triangle(const OpCall& call, Strategies& out) {
   for (int d = 0; d < call.input(0).ndim() - 2; ++d) out.add({Shard(d)}, {Shard(d)});
-  pass_partials(call, out, kLinearOps);
+  pass_partials(call, out, kAllReduceOps);  // of zeros all are 0
 }
 
 // glu: the first half of "dim" times a gate from the second.
@@ -220,7 +220,9 @@ void constant_pad(const OpCall& call, Strategies& out) {
     if (at >= pad.size() || (pad[at] == 0 && pad[at + 1] == 0)) out.add({Shard(d)}, {Shard(d)});
   }
   const c10::Scalar value = call.arg("value").toScalar();
-  if (!value.isComplex() && value.toDouble() == 0) pass_partials(call, out, kLinearOps);
+  if (value.isComplex()) return;
+  pass_partials(call, out, {ReduceOp::kMin, ReduceOp::kMax});
+  if (value.toDouble() == 0) pass_partials(call, out, kLinearOps);
 }
 
 // --- copies --------------------------------------------------------------------------------------
@@ -242,6 +244,10 @@ void copy(const OpCall& call, Strategies& out) {
   if (!cast_is_linear(from, to)) return;
   pass_partials(call, out, kLinearOps);
   if (from == to) pass_partials(call, out, {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct});
+  // Rounding keeps the order.
+  if (from != to && c10::isFloatingType(to) && !c10::isComplexType(from)) {
+    pass_partials(call, out, {ReduceOp::kMin, ReduceOp::kMax});
+  }
 }
 
 // What is there already does not matter: a Partial that is overwritten need not be reduced.

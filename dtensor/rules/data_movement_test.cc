@@ -394,6 +394,36 @@ TEST(IndexingRulesTest, Searches) {
   });
 }
 
+// The largest of what was moved is what the largest was moved to.
+TEST(DataMovementRulesTest, MovesMinimaAndMaximaUnreduced) {
+  on_mesh({{"x", 3}}, [](const MeshPtr& mesh) {
+    const Tensor rising = at::arange(60, at::kDouble).view({1, 1, 4, 15}) - 20;
+    const Tensor local = rising * (mesh->coordinate()[0] - 1);
+    for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
+      const Tensor x = from_local(local, mesh, {Partial(op)});
+      const Tensor whole = op == ReduceOp::kMin ? -rising.abs() : rising.abs();
+      const Tensor flags = distribute_tensor(rising.gt(0), mesh, Placements{Replicate()});
+      const auto moved = [&](const Tensor& t, const Tensor& mask) {
+        return std::vector<Tensor>{t.tril(),
+                                   t.triu(1),
+                                   at::constant_pad_nd(t, {1, 2}, -7),
+                                   at::reflection_pad2d(t, {1, 2, 1, 0}),
+                                   at::replication_pad2d(t, {1, 2, 1, 0}),
+                                   at::upsample_nearest2d(t, {8, 20}),
+                                   at::pixel_unshuffle(t.narrow(3, 0, 14), 2),
+                                   t.masked_fill(mask, -7),
+                                   t.to(at::kFloat)};
+      };
+      const std::vector<Tensor> results = moved(x, flags);
+      const std::vector<Tensor> wanted = moved(whole, rising.gt(0));
+      for (size_t i = 0; i < results.size(); ++i) {
+        EXPECT_EQ(layout_of(results[i])[0], Partial(op)) << i;
+        EXPECT_TRUE(at::equal(full_tensor(results[i]), wanted[i])) << i;
+      }
+    }
+  });
+}
+
 TEST(IndexingRulesTest, WhatNeedsNoCommunication) {
   on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
     const Tensor table = zeros({6, 4}, mesh, {Replicate()});

@@ -104,6 +104,9 @@ void masked_fill(const OpCall& call, Strategies& out) {
   for (ReduceOp op : kLinearOps) {
     out.add({Partial(op), Replicate()}, {Partial(op)}, fill_once);
   }
+  for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
+    out.add({Partial(op), Replicate()}, {Partial(op)});
+  }
 }
 
 // --- shapes of results, for operators without a kernel for meta tensors --------------------------

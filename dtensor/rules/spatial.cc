@@ -85,9 +85,16 @@ void sampled_gradient_shapes(OpCall& call) {
 // --- rules ---------------------------------------------------------------------------------------
 
 // Linear in the image, or in the incoming gradient.
-Rule linear(int inner, std::vector<int> inputs = {}) {
-  if (inputs.empty()) inputs = {inner};
-  return over_batches({std::move(inputs), {inner}, {{0}}});
+Rule linear(int inner) {
+  return over_batches({{inner}, {inner}, {{0}}});
+}
+
+// Every number of the result is one of the image.
+Rule moved(int inner) {
+  return Rule([linear = linear(inner)](const OpCall& call, Strategies& out) {
+    linear.function(call, out);
+    pass_partials(call, out, {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct});
+  });
 }
 
 // One grid for all channels: input, grid -> output.
@@ -109,11 +116,6 @@ void grid_sampler_backward(const OpCall& call, Strategies& out) {
     out.add({Shard(d), Replicate(), Shard(d - 1)}, {Partial(), Shard(d - 1)}, zeros_if_empty);
   }
   for (ReduceOp op : kLinearOps) out.add({Partial(op), Replicate(), Replicate()}, {Partial(op)});
-}
-
-// Batches only: channels are rearranged, or made pixels of.
-Rule images(int inner = 3) {
-  return linear(inner);
 }
 
 }  // namespace
@@ -143,16 +145,14 @@ void add_spatial_rules(RuleTable& table) {
   table.add("aten::max_unpool3d", linear(3).shapes(output_size_shape));
 
   // --- interpolation ---
-  table.add(
-      {"aten::upsample_linear1d", "aten::upsample_nearest1d", "aten::_upsample_nearest_exact1d"},
-      linear(1));
-  table.add({"aten::upsample_bicubic2d", "aten::upsample_bilinear2d", "aten::upsample_nearest2d",
-             "aten::_upsample_nearest_exact2d", "aten::_upsample_bicubic2d_aa",
-             "aten::_upsample_bilinear2d_aa"},
+  table.add({"aten::upsample_nearest1d", "aten::_upsample_nearest_exact1d"}, moved(1));
+  table.add({"aten::upsample_nearest2d", "aten::_upsample_nearest_exact2d"}, moved(2));
+  table.add({"aten::upsample_nearest3d", "aten::_upsample_nearest_exact3d"}, moved(3));
+  table.add("aten::upsample_linear1d", linear(1));
+  table.add({"aten::upsample_bicubic2d", "aten::upsample_bilinear2d",
+             "aten::_upsample_bicubic2d_aa", "aten::_upsample_bilinear2d_aa"},
             linear(2));
-  table.add(
-      {"aten::upsample_nearest3d", "aten::upsample_trilinear3d", "aten::_upsample_nearest_exact3d"},
-      linear(3));
+  table.add("aten::upsample_trilinear3d", linear(3));
   table.add({"aten::upsample_linear1d_backward", "aten::upsample_nearest1d_backward",
              "aten::_upsample_nearest_exact1d_backward"},
             linear(1).size_arg("input_size"));
@@ -165,9 +165,9 @@ void add_spatial_rules(RuleTable& table) {
             linear(3).size_arg("input_size"));
 
   // --- padding with what is there ---
-  table.add({"aten::reflection_pad1d", "aten::replication_pad1d"}, linear(1));
-  table.add({"aten::reflection_pad2d", "aten::replication_pad2d"}, linear(2).shapes(padded_shape));
-  table.add({"aten::reflection_pad3d", "aten::replication_pad3d"}, linear(3));
+  table.add({"aten::reflection_pad1d", "aten::replication_pad1d"}, moved(1));
+  table.add({"aten::reflection_pad2d", "aten::replication_pad2d"}, moved(2).shapes(padded_shape));
+  table.add({"aten::reflection_pad3d", "aten::replication_pad3d"}, moved(3));
   table.add({"aten::reflection_pad1d_backward", "aten::replication_pad1d_backward"},
             linear(1).shapes(contiguous_gradient));
   table.add({"aten::reflection_pad2d_backward", "aten::replication_pad2d_backward"},
@@ -182,8 +182,8 @@ void add_spatial_rules(RuleTable& table) {
             Rule(grid_sampler_backward).shapes(sampled_gradient_shapes));
 
   // --- channels and pixels ---
-  table.add({"aten::pixel_shuffle", "aten::pixel_unshuffle"}, images());
-  table.add("aten::native_channel_shuffle", images().shapes(like_input));
+  table.add({"aten::pixel_shuffle", "aten::pixel_unshuffle"}, moved(3));
+  table.add("aten::native_channel_shuffle", moved(3).shapes(like_input));
 }
 
 }  // namespace shardweave

@@ -68,7 +68,7 @@ Validation look_for_missing(const Sample& sample, const Rule& rule, ValidationOp
     ::close(pipe_ends[0]);
     const Validation found = validate_strategies(sample, rule, options);
     const std::string text =
-        nlohmann::json{{found.combinations, found.wrong, found.missing}}.dump();
+        nlohmann::json::array({found.combinations, found.wrong, found.missing}).dump();
     const bool written =
         ::write(pipe_ends[1], text.data(), text.size()) == static_cast<ssize_t>(text.size());
     ::_exit(written ? 0 : 1);
@@ -84,7 +84,7 @@ Validation look_for_missing(const Sample& sample, const Rule& rule, ValidationOp
     options.find_missing = false;
     return validate_strategies(sample, rule, options);
   }
-  const nlohmann::json found = nlohmann::json::parse(text)[0];
+  const nlohmann::json found = nlohmann::json::parse(text);
   Validation result;
   result.combinations = found[0];
   result.wrong = found[1].get<std::vector<std::string>>();

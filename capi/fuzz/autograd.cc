@@ -1,0 +1,99 @@
+// Gradients, and functions of the host that fail now and then.
+#include "fuzzer.h"
+
+namespace shardweave::capi {
+namespace {
+
+swv_status* forward(void* user_data, swv_function_context* context, swv_grad_mode,
+                    const swv_tensor* const* inputs, size_t num_inputs, swv_tensor** outputs,
+                    size_t num_outputs) {
+  const uint64_t how = *static_cast<uint64_t*>(user_data);
+  for (size_t i = 0; i < num_outputs && num_inputs > 0; ++i) {
+    if (how % 5 == 1) continue;
+    if (how % 5 == 2) outputs[i] = const_cast<swv_tensor*>(inputs[0]);
+    if (how % 5 != 2) swv_status_free(swv_tensor_detach(inputs[i % num_inputs], &outputs[i]));
+  }
+  if (how % 5 == 3) return swv_status_new(SWV_CANCELLED, "the host does not want to");
+  return how % 3 == 0 ? swv_function_context_save(context, inputs, num_inputs) : nullptr;
+}
+swv_status* backward(void* user_data, swv_function_context* context, swv_grad_mode,
+                     const swv_tensor* const* grad_outputs, size_t, swv_tensor** grad_inputs,
+                     size_t num_inputs) {
+  const uint64_t how = *static_cast<uint64_t*>(user_data);
+  swv_tensor* saved = nullptr;
+  swv_status_free(swv_function_context_saved(context, how % 2, &saved));
+  swv_tensor_free(saved);
+  if (how % 7 == 1) return swv_status_new(SWV_CANCELLED, "the host does not want to");
+  for (size_t i = 0; i < num_inputs; ++i) {
+    if (grad_outputs[0] != nullptr && how % 4 != 0)
+      swv_status_free(swv_tensor_share(grad_outputs[0], &grad_inputs[i]));
+  }
+  return nullptr;
+}
+void drop_user_data(void* user_data) {
+  delete static_cast<uint64_t*>(user_data);
+}
+
+}  // namespace
+
+void Fuzzer::autograd() {
+  swv_tensor* t = nullptr;
+  swv_tensor* several[3] = {};
+  const swv_tensor* inputs[3] = {pick(tensors_), pick(tensors_), pick(tensors_)};
+  const swv_tensor* outputs[1] = {pick(tensors_)};
+  swv_backward_options o = SWV_BACKWARD_OPTIONS_INIT;
+  o.retain_graph = one_in(30) ? small() : static_cast<swv_bool>(below(2));
+  o.create_graph = one_in(5);
+  o.allow_unused = one_in(2);
+  swv_bool yes;
+  switch (below(7)) {
+    case 0:
+      o.create_graph = 0;  // a gradient with a graph and its parameter keep each other
+      done(swv_tensor_backward(pick(tensors_), one_in(2) ? nullptr : pick(tensors_),
+                               one_in(3) ? nullptr : &o));
+      break;
+    case 1: {
+      const size_t n = 1 + below(3);
+      if (done(swv_gradients(outputs, 1, inputs, n, nullptr, &o, several))) {
+        for (size_t i = 0; i < n; ++i) keep(several[i]);
+      }
+      break;
+    }
+    case 2:
+      done(swv_tensor_set_requires_grad(pick(tensors_),
+                                        one_in(9) ? small() : static_cast<swv_bool>(below(2))));
+      break;
+    case 3:
+      // Not itself: written with a graph that leads back to its tensor, the two would keep each other.
+      if (done(swv_tensor_grad(pick(tensors_), &t)) && t != nullptr) {
+        swv_tensor* alone = nullptr;
+        if (done(swv_tensor_detach(t, &alone))) keep(alone);
+        swv_tensor_free(t);
+      }
+      break;
+    case 4:
+      // Its own gradient, a tensor would keep itself.
+      if (one_in(5) || !done(swv_tensor_detach(pick(tensors_), &t))) t = nullptr;
+      done(swv_tensor_set_grad(pick(tensors_), t));
+      swv_tensor_free(t);
+      break;
+    case 5:
+      if (done(swv_tensor_detach(pick(tensors_), &t))) keep(t);
+      done(swv_tensor_is_leaf(pick(tensors_), &yes));
+      break;
+    default: {
+      swv_function f = SWV_FUNCTION_INIT;
+      f.name = one_in(10) ? text() : "f";
+      f.user_data = new uint64_t(random_());
+      f.forward = one_in(20) ? nullptr : forward;
+      f.backward = one_in(10) ? nullptr : backward;
+      f.drop = drop_user_data;
+      const size_t n = 1 + below(2);
+      if (done(swv_function_apply(&f, small(), inputs, below(4), several, n))) {
+        for (size_t i = 0; i < n; ++i) keep(several[i]);
+      }
+    }
+  }
+}
+
+}  // namespace shardweave::capi

@@ -1,0 +1,262 @@
+// Collectives, backends, and several ranks.
+#include "fuzzer.h"
+
+namespace shardweave::capi {
+
+void Fuzzer::communication() {
+  swv_comm* comm = nullptr;
+  swv_work* work = nullptr;
+  float in[8] = {}, out[8] = {};
+  int64_t counts[2] = {static_cast<int64_t>(below(4)), 1};
+  swv_call_options o = SWV_CALL_OPTIONS_INIT;
+  o.timeout_ms = 1000;
+  o.tag = one_in(10) ? text() : "fuzz";
+  const auto buffer = [&](float* data) {
+    const int64_t count = one_in(20) ? number() : static_cast<int64_t>(below(9));
+    return swv_buffer{one_in(30) ? nullptr : data,
+                      count > 8 ? -1 : count,
+                      one_in(10) ? small() : SWV_F32,
+                      {one_in(30) ? small() : 0, 0},
+                      one_in(50) ? 1 : 0};
+  };
+  swv_buffer a = buffer(in), b = buffer(out);
+  // Eight elements of at most four bytes are there.
+  for (swv_buffer* x : {&a, &b}) {
+    if (swv_dtype_size(x->dtype) > 4) x->dtype = SWV_F32;
+  }
+  swv_world* world = nullptr;
+  if (comms_.size() < 2 || one_in(10)) {  // an error may break a group: new worlds come
+    must(swv_world_create_local(1, nullptr, &world));
+    if (done(swv_world_comm(world, &comm))) keep(comms_, comm, swv_comm_free, 4);
+    swv_world_free(world);
+    comm = nullptr;
+  }
+  switch (below(9)) {
+    case 0:
+      done(swv_comm_all_reduce(pick(comms_), &a, &b, small(), &o, nullptr));
+      break;
+    case 1:
+      done(swv_comm_all_gather(pick(comms_), &a, one_in(20) ? nullptr : &b, &o, nullptr));
+      break;
+    case 2:
+      done(swv_comm_all_gather_v(pick(comms_), &a, &b, counts, length(2), &o, nullptr));
+      break;
+    case 3:
+      done(swv_comm_reduce_scatter(pick(comms_), &a, &b, small(), &o, nullptr));
+      break;
+    case 4:
+      done(swv_comm_all_to_all_v(pick(comms_), &a, counts, &b, counts, length(2), &o, nullptr));
+      break;
+    case 5:
+      done(swv_comm_broadcast(pick(comms_), &a, small(), &o, nullptr));
+      break;
+    case 6:
+      done(swv_comm_gather(pick(comms_), &a, one_in(2) ? nullptr : &b, small(), &o, nullptr));
+      break;
+    case 7:
+      if (done(swv_comm_split(pick(comms_), small(), small(), text(), &comm)))
+        keep(comms_, comm, swv_comm_free, 4);
+      break;
+    default:
+      if (done(swv_comm_barrier(pick(comms_), &o, &work))) {
+        done(swv_work_wait(work));
+        swv_work_free(work);
+      }
+  }
+}
+
+void Fuzzer::point_to_point() {
+  swv_comm* comm = nullptr;
+  swv_coalescing* coalescing = nullptr;
+  swv_work* work = nullptr;
+  swv_world* world = nullptr;
+  swv_bool yes;
+  int64_t counts[2] = {static_cast<int64_t>(below(4)), 1};
+  const int64_t members[] = {one_in(4) ? number() : 0, number()};
+  swv_call_options o = SWV_CALL_OPTIONS_INIT;
+  o.timeout_ms = one_in(20) ? number() : 5;
+  if (o.timeout_ms > 100 || o.timeout_ms == 0) o.timeout_ms = 5;
+  const auto buffer = [&](size_t from) {
+    return swv_buffer{kept_ + from, static_cast<int64_t>(below(5)), SWV_F32, {0, 0}, 0};
+  };
+  const swv_buffer a = buffer(0), b = buffer(8);
+  switch (below(10)) {
+    case 0:
+      done(swv_comm_all_to_all(pick(comms_), &a, one_in(20) ? nullptr : &b, &o, nullptr));
+      break;
+    case 1:
+      done(swv_comm_reduce(pick(comms_), &a, one_in(2) ? nullptr : &b, small(), small(), &o,
+                           nullptr));
+      break;
+    case 2:
+      done(swv_comm_scatter(pick(comms_), one_in(2) ? nullptr : &a, &b, small(), &o, nullptr));
+      break;
+    case 3:
+      done(
+          swv_comm_reduce_scatter_v(pick(comms_), &a, &b, counts, length(2), small(), &o, nullptr));
+      break;
+    case 4:
+      if (done(swv_comm_send(pick(comms_), &a, small(), small(), &o, &work)))
+        keep(works_, work, swv_work_free, 4);
+      break;
+    case 5:
+      if (done(swv_comm_recv(pick(comms_), &b, small(), small(), &o, &work)))
+        keep(works_, work, swv_work_free, 4);
+      break;
+    case 6:
+      done(swv_work_is_done(pick(works_), &yes));
+      done(swv_work_wait(pick(works_)));
+      break;
+    case 7:
+      if (coalescings_.empty()) {
+        if (done(swv_comm_coalesce(pick(comms_), &coalescing))) coalescings_.push_back(coalescing);
+      } else {
+        if (one_in(2) &&
+            done(swv_coalescing_finish(coalescings_.back(), one_in(2) ? nullptr : &work)) &&
+            work != nullptr) {
+          keep(works_, work, swv_work_free, 4);
+        }
+        if (one_in(2)) swv_coalescing_free(coalescings_.back()), coalescings_.pop_back();
+      }
+      break;
+    case 8:
+      if (one_in(2)) {
+        if (done(swv_comm_share(pick(comms_), &comm))) keep(comms_, comm, swv_comm_free, 4);
+      } else if (done(swv_comm_subgroup(pick(comms_), members, length(2), text(), &comm))) {
+        keep(comms_, comm, swv_comm_free, 4);
+      }
+      break;
+    default:
+      if (one_in(4)) done(swv_comm_abort(pick(comms_), text()));
+      if (!one_in(4)) break;
+      must(swv_world_create_local(1, nullptr, &world));
+      done(swv_world_abort(world, text()));
+      if (done(swv_world_comm(world, &comm))) {
+        swv_status_free(swv_comm_barrier(comm, &o, nullptr));
+        swv_comm_free(comm);
+      }
+      swv_world_free(world);
+  }
+}
+
+namespace {
+
+// A backend of one rank that sometimes fails, and sometimes does what it should not.
+struct Wire {
+  uint64_t how;
+  int* live;
+};
+swv_status* wire_start(void* self, const swv_backend_call* call, uint64_t* out_ticket) {
+  const uint64_t how = static_cast<Wire*>(self)->how;
+  if (how % 5 == 1) return swv_status_new(SWV_UNAVAILABLE, "the wire is cut");
+  if (call->in.count == call->out.count && call->in.data != nullptr && call->out.data != nullptr) {
+    std::memmove(call->out.data, call->in.data,
+                 static_cast<size_t>(call->in.count) * swv_dtype_size(call->in.dtype));
+  }
+  *out_ticket = how % 5 == 2 ? 7 : SWV_TICKET_DONE;
+  return nullptr;
+}
+swv_bool wire_done(void* self, uint64_t) {
+  return static_cast<Wire*>(self)->how % 3 == 0;
+}
+swv_status* wire_wait(void* self, uint64_t, int64_t) {
+  return static_cast<Wire*>(self)->how % 7 == 1 ? swv_status_new(SWV_DATA_LOSS, nullptr) : nullptr;
+}
+swv_status* wire_subgroup(void* self, const swv_group*, const int32_t*, size_t, const char*,
+                          int64_t, void** out_self) {
+  const Wire* const wire = static_cast<Wire*>(self);
+  if (wire->how % 4 == 1) return swv_status_new(SWV_RESOURCE_EXHAUSTED, "no more wires");
+  *out_self = new Wire(*wire);
+  ++*wire->live;
+  return nullptr;
+}
+void wire_abort(void*, swv_code, const char*) {}
+void wire_drop(void* self) {
+  --*static_cast<Wire*>(self)->live;
+  delete static_cast<Wire*>(self);
+}
+
+}  // namespace
+
+void Fuzzer::backends() {
+  int live = 1;
+  swv_backend backend = SWV_BACKEND_INIT;
+  backend.name = one_in(20) ? text() : "wire";
+  backend.implements = one_in(4) ? static_cast<uint64_t>(number()) : 0x3fff;
+  backend.self = new Wire{random_(), &live};
+  backend.start = one_in(30) ? nullptr : wire_start;
+  backend.done = one_in(30) ? nullptr : wire_done;
+  backend.wait = one_in(30) ? nullptr : wire_wait;
+  backend.subgroup = one_in(5) ? nullptr : wire_subgroup;
+  backend.abort = one_in(30) ? nullptr : wire_abort;
+  backend.drop = wire_drop;
+  swv_group group = SWV_GROUP_INIT;
+  const int64_t ranks[] = {one_in(10) ? number() : 0};
+  group.name = one_in(10) ? text() : "group";
+  group.rank = one_in(20) ? small() : 0;
+  group.world_ranks = one_in(10) ? nullptr : ranks;
+  swv_world_options options = SWV_WORLD_OPTIONS_INIT;
+  options.timeout_ms = 50;
+  swv_world* world = nullptr;
+  swv_comm *comm = nullptr, *part = nullptr;
+  if (done(swv_world_create_with_backend(&backend, &group, &options, &world)) &&
+      done(swv_world_comm(world, &comm))) {
+    const swv_buffer a = {kept_, 4, SWV_F32, {0, 0}, 0}, b = {kept_ + 8, 4, SWV_F32, {0, 0}, 0};
+    swv_call_options o = SWV_CALL_OPTIONS_INIT;
+    done(swv_comm_all_reduce(comm, &a, &b, SWV_SUM, &o, nullptr));
+    done(swv_comm_broadcast(comm, &a, 0, &o, nullptr));
+    done(swv_comm_all_gather(comm, &a, &b, &o, nullptr));
+    if (done(swv_comm_split(comm, 0, 0, "part", &part))) {
+      done(swv_comm_all_reduce(part, &a, &b, SWV_SUM, &o, nullptr));
+      swv_comm_free(part);
+    }
+    done(swv_comm_barrier(comm, nullptr, nullptr));
+    swv_comm_free(comm);
+  }
+  swv_world_free(world);
+  if (live != 0) {
+    std::fprintf(stderr, "fuzz: %d backends were not dropped, or twice\n", live);
+    std::abort();
+  }
+  // Rendezvous, which is slow.
+  if (!alone_ || !one_in(20)) return;
+  world = nullptr;
+  if (done(swv_world_from_environment(&options, &world))) swv_world_free(world);
+  const std::string file = folder_ + "/store" + std::to_string(random_());
+  swv_rendezvous rendezvous = SWV_RENDEZVOUS_INIT;
+  rendezvous.rank = one_in(4) ? small() : 0;
+  rendezvous.world_size = one_in(4) ? small() : 1;
+  rendezvous.file = one_in(5) ? text() : file.c_str();
+  rendezvous.port = one_in(5) ? small() : 0;
+  rendezvous.run = one_in(2) ? nullptr : text();
+  options.backend = one_in(5) ? text() : nullptr;
+  world = nullptr;
+  if (done(swv_world_join(&rendezvous, &options, &world))) swv_world_free(world);
+}
+
+namespace {
+
+// Several ranks that all do the same.
+struct Shared {
+  uint64_t seed;
+  std::string folder;
+};
+swv_status* run_rank(void* user_data, swv_world* world) {
+  const Shared& shared = *static_cast<const Shared*>(user_data);
+  Fuzzer fuzzer(shared.seed, world, shared.folder);
+  for (int i = 0; i < 150; ++i) fuzzer.step();
+  return shared.seed % 4 == 0 ? swv_status_new(SWV_CANCELLED, "enough") : nullptr;
+}
+
+}  // namespace
+
+void Fuzzer::ranks() {
+  if (!alone_ || !one_in(40)) return;
+  Shared shared = {random_(), folder_};
+  swv_world_options options = SWV_WORLD_OPTIONS_INIT;
+  options.timeout_ms = 500;
+  done(swv_run_ranks(one_in(10) ? 0 : 2 + static_cast<int32_t>(below(2)),
+                     one_in(20) ? nullptr : run_rank, &shared, &options));
+}
+
+}  // namespace shardweave::capi

@@ -1,0 +1,194 @@
+// What the calls are made of, and which comes next.
+#include "fuzzer.h"
+
+namespace shardweave::capi {
+
+const char* Fuzzer::text() {
+  static const char* const kTexts[] = {nullptr,
+                                       "",
+                                       "x",
+                                       "dp",
+                                       "tp",
+                                       "weight",
+                                       "a.b.c",
+                                       "..",
+                                       "a.",
+                                       "\xff\xfe",
+                                       "\xe2\x82",
+                                       "[R]",
+                                       "[S(0)]",
+                                       "[S(1)]",
+                                       "[P(sum)]",
+                                       "[S(0), R]",
+                                       "[S(99)]",
+                                       "[S(0, sf=3)]",
+                                       "[S(0, sizes=[2])]",
+                                       "S(0)",
+                                       "R",
+                                       "P(avg)",
+                                       "x=1",
+                                       "x=1,y=1",
+                                       "x=2",
+                                       "{}",
+                                       "{\"parameter\": {\"*\": {\"x\": \"S(0)\"}}}",
+                                       "{\"parameter\": {\"*\": {\"x\": \"R\"}}}",
+                                       "{\"parameter\": 3}",
+                                       "[[[[",
+                                       "step",
+                                       "exp_avg",
+                                       "momentum_buffer",
+                                       "forward",
+                                       "/proc/nowhere/x",
+                                       "gloo"};
+  return kTexts[below(std::size(kTexts))];
+}
+
+const char* Fuzzer::op_name() {
+  static const char* const kNames[] = {"aten::add.Tensor",
+                                       "aten::add",
+                                       "aten::mul",
+                                       "aten::mm",
+                                       "aten::matmul",
+                                       "aten::sum",
+                                       "aten::sum.dim_IntList",
+                                       "aten::mean",
+                                       "aten::cat",
+                                       "aten::stack",
+                                       "aten::split.Tensor",
+                                       "aten::t",
+                                       "aten::view",
+                                       "aten::reshape",
+                                       "aten::relu",
+                                       "aten::gelu",
+                                       "aten::softmax.int",
+                                       "aten::layer_norm",
+                                       "aten::embedding",
+                                       "aten::index.Tensor",
+                                       "aten::max.dim",
+                                       "aten::clamp",
+                                       "aten::linear",
+                                       "aten::mse_loss",
+                                       "aten::zeros_like",
+                                       "aten::detach",
+                                       "aten::clone",
+                                       "aten::to.dtype",
+                                       "aten::mul_",
+                                       "aten::copy_",
+                                       "aten::dropout",
+                                       "aten::transpose.int",
+                                       "aten::expand",
+                                       "aten::squeeze",
+                                       "aten::select.int",
+                                       "aten::slice.Tensor",
+                                       "aten::pow",
+                                       "aten::where",
+                                       "aten::topk",
+                                       "aten::sort",
+                                       "aten::_local_scalar_dense",
+                                       "aten::size.int",
+                                       "aten::nope",
+                                       "aten::ad",
+                                       "prim::print",
+                                       "",
+                                       "::",
+                                       "aten::add.",
+                                       "aten::add.default"};
+  return one_in(30) ? text() : kNames[below(std::size(kNames))];
+}
+
+swv_value Fuzzer::value() {
+  swv_value v = SWV_NONE;
+  switch (below(12)) {
+    case 0:
+      v = swv_value_none();
+      break;
+    case 1:
+      v = swv_value_default();
+      break;
+    case 2:
+    case 3:
+    case 4:
+    case 5:
+      v = swv_value_tensor(pick(tensors_));
+      break;
+    case 6:
+      v = swv_value_int(one_in(6) ? number() : static_cast<int64_t>(below(3)));
+      break;
+    case 7:
+      v = swv_value_float(real());
+      break;
+    case 8:
+      v = swv_value_bool(one_in(20) ? small() : static_cast<swv_bool>(below(2)));
+      break;
+    case 9:
+      for (int64_t& i : ints_) i = one_in(10) ? number() : static_cast<int64_t>(below(3));
+      v = swv_value_ints(one_in(40) ? nullptr : ints_, length(4));
+      break;
+    case 10:
+      for (swv_tensor*& t : list_) t = pick(tensors_);
+      v = swv_value_tensors(one_in(40) ? nullptr : list_, length(4));
+      break;
+    default:
+      v = swv_value_dtype(small());
+      break;
+  }
+  if (one_in(60)) v.kind = small();
+  // A kind that reads other memory than was given is the caller's lie, not bad input.
+  if (v.kind == SWV_VALUE_STRING) v = swv_value_string("contiguous_format", length(17));
+  if (v.kind == SWV_VALUE_TENSOR && v.as.tensor != nullptr && v.as.integer < 4096)
+    v.as.tensor = nullptr;
+  if (one_in(100)) v.reserved = 1;
+  return v;
+}
+
+swv_tensor_options Fuzzer::tensor_options() {
+  swv_tensor_options o = SWV_TENSOR_OPTIONS_INIT;
+  o.dtype = one_in(3) ? small() : 0;
+  o.requires_grad = one_in(30) ? small() : static_cast<swv_bool>(below(2));
+  if (one_in(2)) o.mesh = pick(meshes_);
+  if (one_in(3)) o.layout = pick(layouts_);
+  if (one_in(40)) o.struct_size = length(64);
+  if (o.struct_size > sizeof(o) && o.struct_size <= 4096) o.struct_size = 0;
+  return o;
+}
+
+void Fuzzer::step() {
+  switch (below(20)) {
+    case 0:
+      return worlds();
+    case 1:
+      return layouts();
+    case 2:
+    case 3:
+      return tensors();
+    case 4:
+    case 5:
+      return autograd();
+    case 6:
+    case 7:
+      return modules();
+    case 8:
+      return communication();
+    case 9:
+      return point_to_point();
+    case 10:
+      return queries();
+    case 11:
+      return observe();
+    case 12:
+      switch (below(4)) {
+        case 0:
+          return backends();
+        case 1:
+          return dlpack();
+        case 2:
+          return scripts();
+        default:
+          return ranks();
+      }
+    default:
+      return operators();
+  }
+}
+
+}  // namespace shardweave::capi

@@ -1,0 +1,196 @@
+// Calls every function at random, with good, bad and absurd arguments, on one rank and now and then
+// on several that do the same: nothing may crash, hang or leak, and every error names a function.
+//
+//   ./bazelw run //capi/fuzz -- --seconds=600 --seed=7
+//
+// What it prints last before a crash is the seed that repeats it. Handles come from a pool of live
+// ones, freed ones (in checked mode), ones of other kinds, and NULL. What would be a lie of the
+// caller about its own memory is left out.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "shardweave.h"
+
+namespace shardweave::capi {
+
+class Fuzzer {
+ public:
+  // Of a rank of `world`; NULL: alone. `folder` is for files.
+  Fuzzer(uint64_t seed, const swv_world* world, std::string folder)
+      : random_(seed), alone_(world == nullptr), folder_(std::move(folder)) {
+    swv_world* own = nullptr;
+    must(alone_ ? swv_world_create_local(1, nullptr, &own) : swv_world_share(world, &own));
+    worlds_.push_back(own);
+    must(swv_world_size(own, &size_));
+  }
+  ~Fuzzer() {
+    for (auto* h : coalescings_) swv_coalescing_free(h);
+    for (auto* h : scopes_) swv_strict_scope_free(h);
+    // The innermost first.
+    while (!names_.empty()) swv_module_scope_free(names_.back()), names_.pop_back();
+    while (!traces_.empty()) swv_trace_free(traces_.back()), traces_.pop_back();
+    for (auto* h : works_) swv_work_free(h);
+    for (auto* h : optimizers_) swv_optimizer_free(h);
+    for (auto* h : modules_) swv_module_free(h);
+    for (auto* h : plans_) swv_plan_free(h);
+    for (auto* h : ops_) swv_op_free(h);
+    for (auto* h : tensors_) swv_tensor_free(h);
+    for (auto* h : layouts_) swv_layout_free(h);
+    for (auto* h : meshes_) swv_mesh_free(h);
+    for (auto* h : comms_) swv_comm_free(h);
+    for (auto* h : worlds_) swv_world_free(h);
+  }
+  Fuzzer(const Fuzzer&) = delete;
+  Fuzzer& operator=(const Fuzzer&) = delete;
+
+  void step();
+  int64_t succeeded() const { return succeeded_; }
+  int64_t failed() const { return failed_; }
+
+ private:
+  // --- chance ------------------------------------------------------------------------------------
+  uint64_t below(uint64_t n) { return n == 0 ? 0 : random_() % n; }
+  bool one_in(uint64_t n) { return below(n) == 0; }
+  int64_t number() {
+    static constexpr int64_t kOdd[] = {
+        0, 1, -1, 2, 3, 5, 7, 64, 255, 1 << 20, INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN};
+    return one_in(3) ? kOdd[below(std::size(kOdd))] : static_cast<int64_t>(below(8));
+  }
+  int32_t small() {
+    return static_cast<int32_t>(one_in(8) ? number() : static_cast<int64_t>(below(4)));
+  }
+  double real() {
+    static const double kOdd[] = {0, -0.0, 1, -1, 0.5, 1e-300, 1e300, INFINITY, -INFINITY, NAN};
+    return kOdd[below(std::size(kOdd))];
+  }
+  // A length for an array of `have`: mostly right; a lie would be the caller's memory error, but
+  // absurd ones are refused.
+  size_t length(size_t have) { return one_in(20) ? SIZE_MAX - below(16) : below(have + 1); }
+  const char* text();
+  const char* op_name();
+  const int64_t* sizes(size_t* ndim) {
+    static int64_t buffer[6];
+    *ndim = below(4);
+    for (int64_t& size : buffer) size = one_in(40) ? number() : static_cast<int64_t>(below(5));
+    if (one_in(30)) *ndim = length(6);
+    return one_in(30) ? nullptr : buffer;
+  }
+
+  // --- handles -----------------------------------------------------------------------------------
+  template <typename T>
+  T* pick(const std::vector<T*>& from) {
+    if (one_in(25)) return nullptr;
+    if (one_in(40)) return reinterpret_cast<T*>(any());
+    return from.empty() ? nullptr : from[below(from.size())];
+  }
+  void* any() {
+    switch (below(6)) {
+      case 0:
+        return tensors_.empty() ? nullptr : static_cast<void*>(tensors_[0]);
+      case 1:
+        return meshes_.empty() ? nullptr : static_cast<void*>(meshes_[0]);
+      case 2:
+        return layouts_.empty() ? nullptr : static_cast<void*>(layouts_[0]);
+      case 3:
+        return static_cast<void*>(worlds_[0]);
+      case 4:
+        return swv_live_handles() >= 0 ? freed_ : nullptr;  // only checked mode may see it
+      default:
+        return ops_.empty() ? nullptr : static_cast<void*>(ops_[0]);
+    }
+  }
+  // Keeps what was made; now and then frees an old one.
+  template <typename T>
+  void keep(std::vector<T*>& in, T* handle, void (*free)(T*), size_t most = 24) {
+    if (handle == nullptr) return;
+    in.push_back(handle);
+    if (in.size() <= most) return;
+    const size_t i = 1 + below(in.size() - 1);
+    freed_ = in[i];
+    free(in[i]);
+    in.erase(in.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+  void keep(swv_tensor* t) {
+    int64_t numel = 0;
+    if (t == nullptr) return;
+    done(swv_tensor_numel(t, &numel));
+    if (numel > 1 << 16) return swv_tensor_free(t);  // what grows is not followed
+    keep(tensors_, t, swv_tensor_free, 40);
+  }
+
+  static void must(swv_status* status) {
+    if (status == nullptr) return;
+    std::fprintf(stderr, "fuzz: %s\n", swv_status_message(status));
+    std::abort();
+  }
+  bool done(swv_status* status) {
+    if (status == nullptr) return ++succeeded_, true;
+    ++failed_;
+    // Every error has a code, and names a function.
+    if (swv_status_code(status) <= SWV_OK || swv_status_code(status) > SWV_UNAUTHENTICATED ||
+        std::strncmp(swv_status_message(status), "swv_", 4) != 0) {
+      std::fprintf(stderr, "fuzz: an error without a name: %s\n", swv_status_message(status));
+      std::abort();
+    }
+    swv_status_free(status);
+    return false;
+  }
+  void drop(swv_status* status, swv_string** text) {
+    if (done(status)) swv_string_free(*text);
+  }
+
+  swv_value value();
+  swv_tensor_options tensor_options();
+  void worlds();
+  void layouts();
+  void tensors();
+  void operators();
+  void autograd();
+  void modules();
+  void communication();
+  void point_to_point();
+  void queries();
+  void backends();
+  void dlpack();
+  void scripts();
+  void observe();
+  void ranks();
+
+  std::mt19937_64 random_;
+  const bool alone_;
+  const std::string folder_;
+  int32_t size_ = 1;
+  int64_t succeeded_ = 0;
+  int64_t failed_ = 0;
+  void* freed_ = nullptr;
+  int64_t ints_[4] = {};
+  double floats_[4] = {};
+  swv_bool bools_[4] = {};
+  swv_tensor* list_[4] = {};
+  std::vector<swv_world*> worlds_;
+  std::vector<swv_comm*> comms_;
+  std::vector<swv_work*> works_;
+  std::vector<swv_mesh*> meshes_;
+  std::vector<swv_layout*> layouts_;
+  std::vector<swv_tensor*> tensors_;
+  std::vector<swv_op*> ops_;
+  std::vector<swv_module*> modules_;
+  std::vector<swv_plan*> plans_;
+  std::vector<swv_optimizer*> optimizers_;
+  std::vector<swv_strict_scope*> scopes_;
+  std::vector<swv_coalescing*> coalescings_;
+  std::vector<swv_module_scope*> names_;
+  std::vector<swv_trace*> traces_;
+  float kept_[16] = {};  // of operations that go on
+};
+
+}  // namespace shardweave::capi
