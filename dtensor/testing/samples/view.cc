@@ -6,9 +6,10 @@ namespace shardweave::testing {
 std::vector<Sample> view_samples() {
   std::vector<Sample> samples;
   const Operand cube = in({4, 3, 5});
-  append(samples, each({"aten::alias", "aten::detach", "aten::lift_fresh", "aten::alias_copy",
-                        "aten::detach_copy"},
+  append(samples, each({"aten::alias", "aten::detach", "aten::alias_copy", "aten::detach_copy"},
                        {"", {cube}}));
+  // No gradient: lift_fresh returns its argument, and LibTorch makes that its own history.
+  samples.push_back({"aten::lift_fresh", {in({4, 3, 5}).constant()}});
   for (const char* copy : {"", "_copy"}) {
     const auto op = [copy](const std::string& name, const std::string& overload = "") {
       return "aten::" + name + copy + overload;
