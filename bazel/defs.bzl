@@ -42,6 +42,12 @@ _C_COPTS = [
     "-Werror",
 ]
 
+# For the sanitizers; see .bazelrc.
+_SUPPRESSIONS = [
+    Label("//tools/sanitizers:lsan.supp"),
+    Label("//tools/sanitizers:tsan.supp"),
+]
+
 def shardweave_c_library(name, **kwargs):
     """A library of C11, as strict as a host's compiler may be.
 
@@ -70,11 +76,12 @@ def shardweave_c_binary(name, **kwargs):
         **kwargs
     )
 
-def shardweave_c_test(name, size = "small", **kwargs):
+def shardweave_c_test(name, data = [], size = "small", **kwargs):
     """A test in C11, with its own main.
 
     Args:
       name: the target.
+      data: files that the test reads.
       size: as of shardweave_cc_test.
       **kwargs: further attributes of cc_test.
     """
@@ -82,6 +89,7 @@ def shardweave_c_test(name, size = "small", **kwargs):
         name = name,
         size = size,
         copts = _C_COPTS,
+        data = data + _SUPPRESSIONS,
         linkstatic = True,
         **kwargs
     )
@@ -141,10 +149,7 @@ def shardweave_cc_test(name, deps = [], copts = [], data = [], size = "small", m
         name = name,
         size = size,
         copts = _COPTS + copts,
-        data = data + [
-            Label("//tools/sanitizers:lsan.supp"),
-            Label("//tools/sanitizers:tsan.supp"),
-        ],
+        data = data + _SUPPRESSIONS,
         linkstatic = True,
         deps = deps + ([main] if main else []),
         **kwargs

@@ -162,10 +162,10 @@ TEST(RedistributeTest, WrongInput) {
   EXPECT_THAT(message([](const MeshPtr&) { redistribute(at::ones({2}), Placements{Shard(0)}); }),
               ::testing::HasSubstr("plain tensor of shape [2]"));
   EXPECT_THAT(message([](const MeshPtr& m) {
-                // Rank 1's piece is too long.
                 from_local(at::ones({2 + m->coordinate()[0]}), m, {Shard(0)});
               }),
-              ::testing::HasSubstr("rank 1"));
+              ::testing::HasSubstr("rank 0 at [0] has the local shape [2], but the layout [S(0)] "
+                                   "cuts the global shape [5] into [3] there"));
 }
 
 }  // namespace

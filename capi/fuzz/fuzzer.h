@@ -78,11 +78,10 @@ class Fuzzer {
   const char* text();
   const char* op_name();
   const int64_t* sizes(size_t* ndim) {
-    static int64_t buffer[6];
     *ndim = below(4);
-    for (int64_t& size : buffer) size = one_in(40) ? number() : static_cast<int64_t>(below(5));
+    for (int64_t& size : sizes_) size = one_in(40) ? number() : static_cast<int64_t>(below(5));
     if (one_in(30)) *ndim = length(6);
-    return one_in(30) ? nullptr : buffer;
+    return one_in(30) ? nullptr : sizes_;
   }
 
   // --- handles -----------------------------------------------------------------------------------
@@ -172,6 +171,7 @@ class Fuzzer {
   int64_t succeeded_ = 0;
   int64_t failed_ = 0;
   void* freed_ = nullptr;
+  int64_t sizes_[6] = {};
   int64_t ints_[4] = {};
   double floats_[4] = {};
   swv_bool bools_[4] = {};
