@@ -14,7 +14,9 @@ static swv_status* rank_main(void* user_data, swv_world* world) {
   swv_value product = SWV_NONE, loss = SWV_NONE, number = SWV_NONE;
   swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
   swv_status* status;
-  *(int*)user_data = 1;
+  int32_t rank = 0;
+  if ((status = swv_world_rank(world, &rank)) != NULL) return status;
+  ((int*)user_data)[rank] = 1;
   if ((status = swv_mesh_create(world, &dim, 1, &mesh)) != NULL) goto done;
   if ((status = swv_layout_parse("[S(0)]", &layout)) != NULL) goto done;
   options.mesh = mesh;
@@ -44,9 +46,9 @@ done:
 }
 
 int main(void) {
-  int ran = 0;
-  swv_status* status = swv_run_ranks(2, rank_main, &ran, NULL);
+  int ran[2] = {0, 0};
+  swv_status* status = swv_run_ranks(2, rank_main, ran, NULL);
   if (status != NULL) fprintf(stderr, "%s\n", swv_status_message(status));
-  if (status != NULL || !ran) return 1;
+  if (status != NULL || !ran[0] || !ran[1]) return 1;
   return 0;
 }
