@@ -117,8 +117,12 @@ void Fuzzer::operators() {
 
 void Fuzzer::dlpack() {
   DLManagedTensorVersioned* managed = nullptr;
-  swv_tensor* t = nullptr;
-  if (!done(swv_tensor_to_dlpack(pick(tensors_), &managed))) return;
+  swv_tensor *t = nullptr, *alone = nullptr;
+  // Not itself: as its gradient, what is made from its memory would keep it.
+  if (!done(swv_tensor_detach(pick(tensors_), &alone))) return;
+  const bool exported = done(swv_tensor_to_dlpack(alone, &managed));
+  swv_tensor_free(alone);
+  if (!exported) return;
   if (one_in(8)) managed->version.major = static_cast<uint32_t>(number());
   if (one_in(8)) managed->flags = static_cast<uint64_t>(number());
   if (one_in(8)) managed->dl_tensor.device.device_type = static_cast<DLDeviceType>(below(20));
