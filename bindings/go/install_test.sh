@@ -9,6 +9,9 @@ trap 'rm -rf -- "$folder"' EXIT
 RUNFILES_DIR=$(dirname -- "$PWD") "$installer" --prefix="$folder/first" --link-libraries
 mv -- "$folder/first" "$folder/prefix" # it can be moved
 export PKG_CONFIG_PATH=$folder/prefix/lib/pkgconfig GOFLAGS="-buildvcs=false ${GOFLAGS:-}"
+# Go's cache keeps what pkg-config said, but not for whom: without a flag of its own, later builds of this module would look
+# for the library in this folder.
+export CGO_CFLAGS="-g -O2 -DSWV_TEST_${folder##*.}"
 unset LD_LIBRARY_PATH
 if ! command -v pkg-config >/dev/null; then
   printf '#!/bin/sh\nP=%s\ncase "$*" in *--cflags*) echo -I$P/include ;; *--libs*) echo -L$P/lib -lshardweave -Wl,-rpath,$P/lib -Wl,-rpath-link,$P/lib/shardweave ;; esac\n' \
