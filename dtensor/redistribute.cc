@@ -499,6 +499,12 @@ DType comm_dtype(at::ScalarType dtype) {
       return DType::kI8;
     case at::kByte:
       return DType::kU8;
+    case at::kUInt64:
+      return DType::kU64;
+    case at::kUInt32:
+      return DType::kU32;
+    case at::kUInt16:
+      return DType::kU16;
     case at::kBool:
       return DType::kBool;
     default:

@@ -141,6 +141,20 @@ TEST(RedistributeTest, FromLocalPartialHasTheWholeGradient) {
   });
 }
 
+TEST(RedistributeTest, UnsignedIntegers) {
+  on_mesh({{"x", 3}}, [](const MeshPtr& mesh) {
+    for (at::ScalarType dtype : {at::kByte, at::kUInt16, at::kUInt32, at::kUInt64}) {
+      const at::Tensor whole = at::arange(20).view({5, 4}).to(dtype);
+      const at::Tensor rows = distribute_tensor(whole, mesh, Placements{Shard(0)});
+      const at::Tensor columns = redistribute(rows, Placements{Shard(1)});
+      for (const at::Tensor& t : {rows, columns}) {
+        EXPECT_EQ(t.scalar_type(), dtype);
+        EXPECT_TRUE(at::equal(full_tensor(t).to(at::kLong), whole.to(at::kLong))) << dtype;
+      }
+    }
+  });
+}
+
 TEST(RedistributeTest, WrongInput) {
   auto message = [](const std::function<void(const MeshPtr&)>& body) {
     return std::string(try_on_mesh({{"x", 2}}, body).message());
