@@ -122,6 +122,21 @@ func FromSlice[T Number](w *World, data []T, sizes []int64, options ...TensorOpt
 	return r.result(c.TensorFromData(memory(data), len(data)*own.Size(), sizes, int32(own), o.requiresGrad))
 }
 
+// FromDLPack takes over memory of another library, without a copy. managed is a
+// DLManagedTensorVersioned (DLPack 1.x) whose deleter nobody else runs, whatever comes of this.
+func FromDLPack(w *World, managed unsafe.Pointer) *Tensor {
+	handle, err := c.TensorFromDLPack(managed)
+	if closed := w.rank.ready(); closed != nil && err == nil {
+		c.TensorFree(handle)
+		return w.rank.failed(closed)
+	}
+	return w.rank.result(handle, err)
+}
+
+// ToDLPack lends the memory of a plain tensor, which does not require grad, to another library: a
+// DLManagedTensorVersioned (DLPack 1.x), whose deleter that library runs.
+func (t *Tensor) ToDLPack() (unsafe.Pointer, error) { return get(t, c.TensorToDLPack) }
+
 // Err is nil, or why the tensor could not be made.
 func (t *Tensor) Err() error {
 	if t.failure == 0 {

@@ -234,6 +234,31 @@ func check[T sw.Number](t *testing.T, w *sw.World, dtype sw.DType, data []T) {
 	}
 }
 
+func TestDLPackSharesMemory(t *testing.T) {
+	w := alone(t)
+	x := sw.FromSlice(w, []float32{1, 2, 3, 4, 5, 6}, []int64{2, 3})
+	managed, err := x.ToDLPack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	y := sw.FromDLPack(w, managed)
+	if err := x.Apply("aten::mul_.Scalar", 2).Err(); err != nil {
+		t.Fatal(err)
+	}
+	x.Close() // what was lent stays
+	if got, err := sw.Data[float32](y); err != nil || !reflect.DeepEqual(got, []float32{2, 4, 6, 8, 10, 12}) {
+		t.Error(got, err)
+	}
+	var wrong *sw.Error
+	learns := sw.Ones(w, []int64{2}, sw.RequiresGrad)
+	if _, err := learns.ToDLPack(); !errors.As(err, &wrong) || wrong.Code != sw.InvalidArgument {
+		t.Error(err)
+	}
+	if err := sw.FromDLPack(w, nil).Err(); !errors.As(err, &wrong) || wrong.Code != sw.InvalidArgument {
+		t.Error(err)
+	}
+}
+
 func TestErrorsOfTensors(t *testing.T) {
 	w, other := alone(t), alone(t)
 	x, y := sw.Ones(w, []int64{2, 3}), sw.Ones(w, []int64{4})

@@ -36,6 +36,20 @@ func TensorFromData(data unsafe.Pointer, bytes int, sizes []int64, dtype int32, 
 	return out, err
 }
 
+// TensorFromDLPack takes a DLManagedTensorVersioned over, also if it fails.
+func TensorFromDLPack(managed unsafe.Pointer) (Tensor, error) {
+	var out Tensor
+	err := result(C.swv_tensor_from_dlpack((*C.struct_DLManagedTensorVersioned)(managed), &out))
+	return out, err
+}
+
+// TensorToDLPack is a DLManagedTensorVersioned.
+func TensorToDLPack(t Tensor) (unsafe.Pointer, error) {
+	var out *C.struct_DLManagedTensorVersioned
+	err := result(C.swv_tensor_to_dlpack(t, &out))
+	return unsafe.Pointer(out), err
+}
+
 func TensorShare(t Tensor) (Tensor, error) {
 	var out Tensor
 	err := result(C.swv_tensor_share(t, &out))
