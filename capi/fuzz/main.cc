@@ -69,12 +69,12 @@ int run(int argc, char** argv) {
 }  // namespace shardweave::capi
 
 // Tensors that are too large for the machine have to fail here, not the machine.
-#define SMALL_ALLOCATIONS "allocator_may_return_null=1:max_allocation_size_mb=2048"
+constexpr char kSmallAllocations[] = "allocator_may_return_null=1:max_allocation_size_mb=2048";
 extern "C" const char* __asan_default_options() {
-  return SMALL_ALLOCATIONS;
+  return kSmallAllocations;
 }
 extern "C" const char* __tsan_default_options() {
-  return SMALL_ALLOCATIONS;
+  return kSmallAllocations;
 }
 
 int main(int argc, char** argv) {

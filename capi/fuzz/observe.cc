@@ -1,9 +1,8 @@
-// What only looks.
+// What only looks, or does little; traces and pictures.
 #include "fuzzer.h"
 
 namespace shardweave::capi {
 
-// What only looks, or does little.
 void Fuzzer::queries() {
   swv_string* string = nullptr;
   swv_mesh* mesh = nullptr;
