@@ -105,10 +105,10 @@ extern "C" {
 #endif
 
 /* A dropped status is a leak and an unseen error. */
-#if defined(__cplusplus) && __cplusplus >= 201703L
-#define SWV_MUST_USE [[nodiscard]]
-#elif defined(__GNUC__)
+#if defined(__GNUC__) /* Clang too; it wants [[nodiscard]] before SWV_API */
 #define SWV_MUST_USE __attribute__((warn_unused_result))
+#elif defined(__cplusplus) && __cplusplus >= 201703L
+#define SWV_MUST_USE [[nodiscard]]
 #else
 #define SWV_MUST_USE
 #endif
