@@ -2,14 +2,21 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
+#include <string_view>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "c10/core/GradMode.h"
 #include "shardweave/dtensor/arguments.h"
+#include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/observer.h"
 #include "shardweave/dtensor/tensor_impl.h"
+#include "torch/csrc/autograd/function.h"
+#include "torch/csrc/autograd/graph_task.h"
 
 namespace shardweave {
 namespace {
@@ -22,6 +29,14 @@ using c10::IValue;
        absl::StrCat("argument '", op.schema().arguments()[arg].name(),
                     "' is a plain tensor of shape [", absl::StrJoin(plain.sizes(), ", "),
                     "] among DTensors, and ", why, "; make it a DTensor with distribute_tensor()"));
+}
+
+// A gradient of a plain tensor would be a DTensor: nobody asks for one without recording.
+void check_can_mix(const c10::OperatorHandle& op, size_t arg, const at::Tensor& plain) {
+  if (plain.requires_grad() && c10::GradMode::is_enabled()) {
+    mixed(op, arg, plain, "it requires grad");
+  }
+  if (plain.layout() != at::kStrided) mixed(op, arg, plain, "it is not dense");
 }
 
 bool writes(const OpInfo& info, size_t arg) {
@@ -43,27 +58,23 @@ uint64_t checksum(const at::Tensor& plain) {
   return sum;
 }
 
-// Compares the checksums of plain tensors, of which the first is that of argument `first`, with the
-// other ranks'.
-void check_equal(const c10::OperatorHandle& op, size_t first, MeshContext& context,
-                 std::vector<uint64_t> sums) {
-  if (context.strict_depth > 0) {
-    fail(op, absl::StatusCode::kFailedPrecondition,
-         absl::StrCat(
-             "argument '", op.schema().arguments()[first].name(),
-             "' is a plain tensor among DTensors, which the strict scope refuses: that it is "
-             "the same on all ranks takes communication to find out"));
-  }
-  std::vector<int> all_dims;
-  for (int m = 0; m < context.mesh().ndim(); ++m) all_dims.push_back(m);
-  Communicator& comm = context.communicator(all_dims);
+std::vector<int> all_dims(const MeshContext& context) {
+  std::vector<int> dims;
+  for (int m = 0; m < context.mesh().ndim(); ++m) dims.push_back(m);
+  return dims;
+}
+
+// The place of the first sum that is not the same on all ranks, the same answer on all of them;
+// nullopt: all are.
+std::optional<size_t> first_difference(MeshContext& context, std::vector<uint64_t>& sums,
+                                       const Cause& cause) {
+  const std::vector<int> dims = all_dims(context);
+  Communicator& comm = context.communicator(dims);
   const auto count = static_cast<int64_t>(sums.size());
   std::vector<uint64_t> all(sums.size() * comm.size());
-  const Cause cause{.name = op.operator_name().name,
-                    .argument = op.schema().arguments()[first].name()};
   const CollectiveSpan span(context, cause, [&]() -> Sending {
     return {"all_gather",
-            all_dims,
+            dims,
             (comm.size() - 1) * count * 8,
             at::kLong,
             absl::MakeConstSpan(&count, 1),
@@ -74,16 +85,42 @@ void check_equal(const c10::OperatorHandle& op, size_t first, MeshContext& conte
                                  Buffer::of(all.data(), static_cast<int64_t>(all.size())),
                                  {.timeout = absl::ZeroDuration(), .tag = cause.name})
                      .wait());
+  std::optional<size_t> first;
   for (size_t k = 0; k < all.size(); ++k) {
-    if (all[k] != all[k % sums.size()]) {
-      fail(op, absl::StatusCode::kInvalidArgument,
-           absl::StrCat(
-               "argument '", op.schema().arguments()[first].name(),
-               "' or a later one is a plain tensor among DTensors that differs from rank to "
-               "rank; make it a DTensor with from_local()"));
-    }
+    const size_t place = k % sums.size();
+    if (all[k] != all[place] && (!first.has_value() || place < *first)) first = place;
   }
+  return first;
 }
+
+[[noreturn]] void differs(const c10::OperatorHandle& op, size_t arg) {
+  fail(op, absl::StatusCode::kInvalidArgument,
+       absl::StrCat("argument '", op.schema().arguments()[arg].name(),
+                    "' is a plain tensor among DTensors that differs from rank to rank; make it a "
+                    "DTensor with from_local()"));
+}
+
+// Compares the checksums of plain tensors, which are those of arguments `of`, with the other ranks'.
+void check_equal(const c10::OperatorHandle& op, const std::vector<size_t>& of, MeshContext& context,
+                 std::vector<uint64_t>& sums) {
+  const std::string& name = op.schema().arguments()[of[0]].name();
+  if (context.strict_depth > 0) {
+    fail(op, absl::StatusCode::kFailedPrecondition,
+         absl::StrCat(
+             "argument '", name,
+             "' is a plain tensor among DTensors, which the strict scope refuses: that it is "
+             "the same on all ranks takes communication to find out"));
+  }
+  const Cause cause{.name = op.operator_name().name, .argument = name};
+  if (auto place = first_difference(context, sums, cause)) differs(op, of[*place]);
+}
+
+// A tensor without a version counter may be written unseen.
+bool has_version(c10::TensorImpl* impl) {
+  return !impl->is_inference();
+}
+
+constexpr size_t kMaxPutOff = 256;
 
 }  // namespace
 
@@ -99,35 +136,91 @@ at::Tensor as_dtensor(const at::Tensor& grad, const std::shared_ptr<MeshContext>
   return wrap(grad.detach(), replicated_spec(*context, grad), context);
 }
 
-void adopt_in_backward(const OpInfo& info, const std::shared_ptr<MeshContext>& context,
-                       absl::Span<IValue> args) {
-  for (size_t i = 0; i < args.size(); ++i) {
-    if (info.args[i] != ArgKind::kTensor || !args[i].isTensor()) continue;
-    const at::Tensor& plain = args[i].toTensor();
-    if (!plain.defined() || is_dtensor(plain.unsafeGetTensorImpl())) continue;
-    if (plain.dim() == 0 && !writes(info, i)) continue;
-    // In place: the formula goes on with its own handle.
+bool EqualTensors::contains(c10::TensorImpl* impl) const {
+  const auto found = states_.find(impl);
+  return found != states_.end() && has_version(impl) &&
+         found->second.version == impl->version_counter().current_version();
+}
+
+void EqualTensors::add(const at::Tensor& plain) {
+  c10::TensorImpl* impl = plain.unsafeGetTensorImpl();
+  if (!has_version(impl)) return;
+  states_.insert_or_assign(
+      impl, State{decltype(State::alive)(plain.getIntrusivePtr()),
+                  impl->version_counter().current_version(), num_added_});
+  order_.emplace_back(impl, num_added_++);
+  while (order_.size() > capacity_) {
+    const auto [oldest, added] = order_.front();
+    order_.pop_front();
+    const auto found = states_.find(oldest);
+    if (found->second.added == added) states_.erase(found);
+  }
+}
+
+void settle_numbers(MeshContext& context) {
+  if (context.plain_tensors.put_off.empty()) return;
+  const std::vector<PlainTensors::Number> numbers =
+      std::exchange(context.plain_tensors.put_off, {});
+  if (context.mesh().size() == 1) return;
+  std::vector<uint64_t> sums;
+  for (const PlainTensors::Number& number : numbers) sums.push_back(number.sum);
+  const PlainTensors::Number& first = numbers[0];
+  const Cause cause{.name = first.op.operator_name().name,
+                    .argument = first.op.schema().arguments()[first.arg].name()};
+  if (auto place = first_difference(context, sums, cause)) {
+    differs(numbers[*place].op, numbers[*place].arg);
+  }
+}
+
+bool in_formula() {
+  if (torch::autograd::get_current_graph_task_id() == -1) return false;
+  const auto node = torch::autograd::get_current_node();
+  if (node == nullptr) return false;
+  // Its hooks run as part of the node.
+  if (!node->pre_hooks().empty() || !node->post_hooks().empty() ||
+      !node->tensor_pre_hooks().empty() || node->tensor_post_acc_grad_hooks() != nullptr) {
+    return false;
+  }
+  if (node->is_traceable()) return true;
+  // LibTorch's other nodes (AccumulateGrad, CopySlices, ...), but not a user's Function.
+  const torch::autograd::Node& of = *node;
+  const std::string_view type = typeid(of).name();
+  return type.starts_with("N5torch8autograd") && type.find("CppNode") == std::string_view::npos;
+}
+
+void adopt_written(const OpInfo& info, const std::shared_ptr<MeshContext>& context,
+                   absl::Span<IValue> args) {
+  for (const OpInfo::Write& write : info.writes) {
+    if (write.is_list || !args[write.arg].isTensor()) continue;
+    const at::Tensor& plain = args[write.arg].toTensor();
+    if (!plain.defined() || is_dtensor(plain.unsafeGetTensorImpl()) || !in_formula()) continue;
     convert_in_place(plain, plain.detach(), replicated_spec(*context, plain), context);
   }
 }
 
 void adopt_equal(const c10::OperatorHandle& op, const OpInfo& info,
                  const std::shared_ptr<MeshContext>& context, absl::Span<IValue> args) {
+  const bool trusted = in_formula();
   std::vector<uint64_t> sums;
+  std::vector<size_t> of;             // the arguments that these are of
+  std::vector<at::Tensor> compared;   // whose sums these are
   std::vector<at::Tensor> becoming;  // DTensors where they stand, for the operator writes to them
   auto adopted = [&](size_t i, const IValue& value) -> IValue {
     if (!value.isTensor()) return value;
     const at::Tensor& plain = value.toTensor();
     if (!plain.defined() || is_dtensor(plain.unsafeGetTensorImpl())) return value;
     if (plain.dim() == 0 && !info.is_out[i]) return value;
-    if (plain.requires_grad()) mixed(op, i, plain, "it requires grad");
-    if (plain.layout() != at::kStrided) mixed(op, i, plain, "it is not dense");
-    if (!info.is_out[i]) sums.push_back(checksum(plain));  // what is in an out= argument is lost
+    check_can_mix(op, i, plain);
+    // What is in an out= argument is lost.
+    if (!trusted && !info.is_out[i] && !context->plain_tensors.equal.contains(plain.unsafeGetTensorImpl())) {
+      sums.push_back(checksum(plain));
+      of.push_back(i);
+      compared.push_back(plain);
+    }
     if (!writes(info, i)) return wrap(plain.detach(), replicated_spec(*context, plain), context);
     becoming.push_back(plain);
     return value;
   };
-  size_t first = args.size();
   for (size_t i = 0; i < args.size(); ++i) {
     if (info.args[i] == ArgKind::kTensor) {
       args[i] = adopted(i, args[i]);
@@ -136,13 +229,38 @@ void adopt_equal(const c10::OperatorHandle& op, const OpInfo& info,
       for (const IValue& e : args[i].toListRef()) list.push_back(adopted(i, e));
       args[i] = std::move(list);
     }
-    if (!sums.empty()) first = std::min(first, i);
   }
-  if (!sums.empty() && context->mesh().size() > 1)
-    check_equal(op, first, *context, std::move(sums));
+  if (!sums.empty() && context->mesh().size() > 1) check_equal(op, of, *context, sums);
+  for (const at::Tensor& plain : compared) context->plain_tensors.equal.add(plain);
   for (const at::Tensor& plain : becoming) {
     convert_in_place(plain, plain.detach(), replicated_spec(*context, plain), context);
   }
+}
+
+void put_off_numbers(const c10::OperatorHandle& op, const OpInfo& info, MeshContext& context,
+                     absl::Span<const IValue> args) {
+  if (in_formula()) return;
+  auto look = [&](size_t i, const IValue& value) {
+    if (!value.isTensor()) return;
+    const at::Tensor& plain = value.toTensor();
+    if (!plain.defined() || is_dtensor(plain.unsafeGetTensorImpl()) ||
+        plain.unsafeGetTensorImpl()->is_wrapped_number()) {
+      return;
+    }
+    check_can_mix(op, i, plain);
+    PlainTensors& known = context.plain_tensors;
+    if (known.numbers.contains(plain.unsafeGetTensorImpl())) return;
+    known.numbers.add(plain);
+    known.put_off.push_back({op, i, checksum(plain)});
+  };
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (info.args[i] == ArgKind::kTensor) {
+      look(i, args[i]);
+    } else if (info.args[i] == ArgKind::kTensorList && args[i].isList()) {
+      for (const IValue& e : args[i].toListRef()) look(i, e);
+    }
+  }
+  if (context.plain_tensors.put_off.size() >= kMaxPutOff) settle_numbers(context);
 }
 
 }  // namespace shardweave

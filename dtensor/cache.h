@@ -36,6 +36,7 @@ struct ArgChange {
 
 struct CacheEntry {
   CacheKey key;
+  std::vector<SpecRef> key_specs;  // those that the key names by address: they live as long
   bool gathered = false;      // no rule: all inputs replicated
   bool communicates = false;  // some change moves bytes
   LocalKernel kernel = nullptr;

@@ -20,11 +20,6 @@
 
 namespace shardweave {
 
-// A tensor and its views.
-struct ViewFamily {
-  int64_t writes = 0;  // to any of them
-};
-
 struct Detour {
   at::Tensor moved;  // the copy, which the view's local tensor aliases; undefined: nothing does
   SpecRef moved_spec;

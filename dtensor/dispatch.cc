@@ -78,8 +78,10 @@ void add_value(const IValue& v, CacheKey& key) {
   }
 }
 
-// False for a plain tensor that has to become a DTensor: all but scalars that are read.
-bool add_tensor(const c10::OperatorHandle& op, c10::TensorImpl* impl, bool is_out, CacheKey& key) {
+// False for a plain tensor that has to become a DTensor: all but numbers that are read, which
+// `numbers` counts, except those of the program's text.
+bool add_tensor(const c10::OperatorHandle& op, c10::TensorImpl* impl, bool is_out, CacheKey& key,
+                int& numbers) {
   if (!defined(impl)) {
     key.push_back(kNone);
   } else if (is_dtensor(impl)) {
@@ -88,6 +90,7 @@ bool add_tensor(const c10::OperatorHandle& op, c10::TensorImpl* impl, bool is_ou
     key.push_back(reinterpret_cast<uint64_t>(meta.spec.get()));
   } else {
     if (impl->dim() != 0 || is_out) return false;
+    if (!impl->is_wrapped_number()) ++numbers;
     key.push_back(kScalar + 2 * static_cast<uint64_t>(c10::typeMetaToScalarType(impl->dtype())) +
                   impl->is_wrapped_number());
   }
@@ -102,13 +105,15 @@ uint64_t scalar_kind(const IValue& v) {
 
 // False if a plain tensor has to become a DTensor first.
 bool make_key(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<const IValue> args,
-              CacheKey& key) {
+              CacheKey& key, int& numbers) {
+  numbers = 0;
   key.push_back(reinterpret_cast<uint64_t>(&info));
   for (size_t i = 0; i < args.size(); ++i) {
     const IValue& v = args[i];
     switch (info.args[i]) {
       case ArgKind::kTensor:
-        if (!add_tensor(op, v.isTensor() ? v.unsafeToTensorImpl() : nullptr, info.is_out[i], key)) {
+        if (!add_tensor(op, v.isTensor() ? v.unsafeToTensorImpl() : nullptr, info.is_out[i], key,
+                        numbers)) {
           return false;
         }
         break;
@@ -120,7 +125,7 @@ bool make_key(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<cons
         key.push_back(kList + v.toListRef().size());
         for (const IValue& e : v.toListRef()) {
           if (!add_tensor(op, e.isTensor() ? e.unsafeToTensorImpl() : nullptr, info.is_out[i],
-                          key)) {
+                          key, numbers)) {
             return false;
           }
         }
@@ -171,12 +176,6 @@ void note_gathered(const c10::OperatorHandle& op, MeshContext& context) {
   }
   TORCH_WARN("shardweave: ", name_of(op),
              " has no sharding rule; its inputs are gathered on every rank");
-}
-
-// A local result of an operator without a rule: the same on all ranks.
-at::Tensor wrap_replicated(const std::shared_ptr<MeshContext>& context, at::Tensor local) {
-  SpecRef spec = replicated_spec(*context, local);
-  return wrap(std::move(local), std::move(spec), context);
 }
 
 class Runner {
@@ -260,7 +259,9 @@ class Runner {
       detour_ = view_of(impl).detour;
       if (entry_.kernel != nullptr) source_ = meta_of(impl).local;
     }
-    return sharded ? meta_of(impl).local : value.toTensor();
+    if (!sharded) return value.toTensor();
+    // The operator changes the shape of the handle that it gets: shallow copies share ours.
+    return info_.changes_shape ? meta_of(impl).local.alias() : meta_of(impl).local;
   }
 
   // The operator makes views of this.
@@ -268,6 +269,7 @@ class Runner {
     DTensorMeta& base = meta_of(impl);
     if (base.family == nullptr) base.family = std::make_shared<ViewFamily>();
     family_ = base.family;
+    base_is_inference_ = impl->is_inference();
     return base;
   }
 
@@ -348,7 +350,9 @@ class Runner {
   at::Tensor wrapped(at::Tensor local, size_t flat) {
     if (!local.defined()) return local;
     if (entry_.gathered) {
-      at::Tensor result = wrap_replicated(context_, std::move(local));
+      SpecRef spec = replicated_spec(*context_, local);  // the same on all ranks
+      at::Tensor result = wrap_view(std::move(local), std::move(spec), context_,
+                                    !info_.is_view || base_is_inference_);
       follow_base(result);
       return result;
     }
@@ -364,7 +368,9 @@ class Runner {
                                                        absl::StrJoin(spec->local_sizes, ", "),
                                                        "] of ", spec->to_string())));
     }
-    at::Tensor result = wrap(std::move(local), spec, context_);
+    at::Tensor result = info_.is_view
+                            ? wrap_view(std::move(local), spec, context_, base_is_inference_)
+                            : wrap(std::move(local), spec, context_);
     follow_base(result);
     return result;
   }
@@ -421,6 +427,7 @@ class Runner {
   int next_input_ = 0;
   size_t next_change_ = 0;
   std::shared_ptr<ViewFamily> family_;    // of a view's base
+  bool base_is_inference_ = true;         // likewise
   std::shared_ptr<const Detour> detour_;  // of a view's base, or made here
   at::Tensor source_;                     // what a view's kernel may have copied
   // What is written and has views or is one.
@@ -441,7 +448,8 @@ std::optional<Decided> decide_only(const c10::OperatorHandle& op, absl::Span<con
   const OpInfo& info = context.op_info(op);
   if (is_composed(op, info, args) || info.decompose) return std::nullopt;
   CacheKey key;
-  if (!make_key(op, info, args, key)) {
+  int numbers = 0;
+  if (!make_key(op, info, args, key, numbers)) {
     for_each_tensor(info, args, [&](size_t arg, const c10::TensorImpl* impl) {
       if (!defined(impl) || is_dtensor(impl) || impl->dim() == 0) return;
       fail(op, absl::StatusCode::kInvalidArgument,
@@ -465,7 +473,7 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
   const std::shared_ptr<MeshContext> context = find_context(op, args);
   const OpInfo& info = context->op_info(op);
   ++context->counters.operators;
-  if (torch::autograd::get_current_graph_task_id() != -1) adopt_in_backward(info, context, args);
+  if (!info.writes.empty()) adopt_written(info, context, args);
   const OperatorSpan span(*context, op, args);
   if (is_composed(op, info, args)) {
     check_call(op, info, args);
@@ -485,17 +493,23 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
   }
 
   CacheKey key;
-  if (!make_key(op, info, args, key)) {
+  int numbers = 0;
+  if (!make_key(op, info, args, key, numbers)) {
     adopt_equal(op, info, context, args);
     key.clear();
-    make_key(op, info, args, key);
+    make_key(op, info, args, key, numbers);
   }
+  if (numbers > 0) put_off_numbers(op, info, *context, args);
+  if (info.shows_values) settle_numbers(*context);
   const uint64_t hash = absl::HashOf(absl::MakeConstSpan(key));
   const CacheEntry* entry = context->cache.find(hash, key);
   if (entry == nullptr) {
     ++context->counters.cache_misses;
     std::unique_ptr<CacheEntry> made = decide(op, info, *context, args);
     made->key = std::move(key);
+    for_each_tensor(info, args, [&](size_t, c10::TensorImpl* impl) {
+      if (defined(impl) && is_dtensor(impl)) made->key_specs.push_back(meta_of(impl).spec);
+    });
     entry = context->cache.insert(hash, std::move(made));
   }
   // Autograd asks for this after we have run, to keep how the view is made of its base: it cannot

@@ -370,6 +370,7 @@ at::Tensor redistribute(const at::Tensor& tensor, const NamedPlacements& placeme
 
 at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
   const DTensorMeta& meta = checked_meta(tensor, "to_local");
+  settle_numbers(*meta.context);
   const Layout grad_layout = grad_placements.has_value()
                                  ? layout_for(*meta.context, *grad_placements, "to_local")
                                  : gradient_layout(meta.spec->layout);

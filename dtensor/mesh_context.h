@@ -13,6 +13,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "shardweave/dtensor/adopt.h"
 #include "shardweave/dtensor/cache.h"
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/error.h"
@@ -64,6 +65,7 @@ class MeshContext {
   int strict_depth = 0;                     // > 0: implicit communication is an error
   absl::flat_hash_set<std::string> warned;  // operators without a rule that were reported
   ModuleNames modules;
+  PlainTensors plain_tensors;
   std::vector<Observer*> observers;              // who looks (observer.h); none, most of the time
   int64_t collectives_seen = 0;                  // by observers
   std::vector<std::string_view> operators_seen;  // by observers, that run; outermost first

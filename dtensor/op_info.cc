@@ -82,6 +82,10 @@ OpInfo::OpInfo(const c10::OperatorHandle& op, const RuleTable& own) {
   is_view |= schema.name() == "aten::_unsafe_view";
   changes_shape = op.hasTag(at::Tag::inplace_view);
   is_random = op.hasTag(at::Tag::nondeterministic_seeded);
+  shows_values = op.hasTag(at::Tag::dynamic_output_shape);
+  for (const c10::Argument& result : schema.returns()) {
+    shows_values |= !is_tensor(result.type()) && !is_tensor_list(result.type());
+  }
   // (The dispatcher's computed table is no help: for keys without a kernel it holds a fallback that
   // throws.)
   checks_on_meta = op.hasKernelForDispatchKey(c10::DispatchKey::Meta) && writes.empty() &&

@@ -34,6 +34,7 @@ struct OpInfo {
   bool changes_shape = false;  // in place: transpose_, squeeze_, ...
   bool is_view = false;        // a result aliases an argument that is not written
   bool is_random = false;      // draws random numbers
+  bool shows_values = false;   // its results are numbers, or of a shape that depends on values
   int num_returns = 0;
   bool has_meta_kernel = false;
   // Has a kernel for meta tensors of its own, which finds bad arguments.

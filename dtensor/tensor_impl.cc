@@ -2,18 +2,22 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "c10/core/InferenceMode.h"
 #include "c10/core/Storage.h"
 #include "shardweave/dtensor/detour.h"
 #include "shardweave/dtensor/error.h"
 #include "shardweave/dtensor/mesh_context.h"
+#include "torch/library.h"
 
 namespace shardweave {
 namespace {
 
+// Those of autocast too, which TensorImpl's constructor adds by itself.
 c10::DispatchKeySet keys_for(c10::Device device) {
-  return c10::DispatchKeySet(
+  const c10::DispatchKeySet keys(
       {c10::DispatchKey::Fake, c10::DispatchKey::ADInplaceOrView,
        device.is_cuda() ? c10::DispatchKey::AutogradCUDA : c10::DispatchKey::AutogradCPU});
+  return keys | c10::getAutocastRelatedKeySetFromBackend(keys.highestBackendKey());
 }
 
 class DTensorImpl final : public c10::TensorImpl {
@@ -55,6 +59,15 @@ at::Tensor wrap(at::Tensor local, SpecRef spec, std::shared_ptr<MeshContext> con
   return at::Tensor(std::move(impl));
 }
 
+at::Tensor wrap_view(at::Tensor local, SpecRef spec, std::shared_ptr<MeshContext> context,
+                     bool base_is_inference) {
+  if (base_is_inference || !c10::InferenceMode::is_enabled()) [[likely]] {
+    return wrap(std::move(local), std::move(spec), std::move(context));
+  }
+  const c10::InferenceMode normal(false);
+  return wrap(std::move(local), std::move(spec), std::move(context));
+}
+
 void convert_in_place(const at::Tensor& tensor, at::Tensor local, SpecRef spec,
                       std::shared_ptr<MeshContext> context) {
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
@@ -62,10 +75,29 @@ void convert_in_place(const at::Tensor& tensor, at::Tensor local, SpecRef spec,
   impl->set_storage_offset(0);
   impl->set_sizes_and_strides(c10::IntArrayRef(spec->sizes.data(), spec->sizes.size()),
                               c10::IntArrayRef(spec->strides.data(), spec->strides.size()));
-  impl->*Access::keys() = keys_for(spec->device);
+  c10::DispatchKeySet keys = keys_for(spec->device);
+  if (impl->is_inference()) keys = keys - c10::autograd_dispatch_keyset_with_ADInplaceOrView;
+  impl->*Access::keys() = keys;
   (impl->*Access::throw_on_storage())();
   impl->set_backend_meta(
       c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), std::move(context)));
 }
 
 }  // namespace shardweave
+
+namespace {
+
+// set_data() asks this first: module->clone() and module->to() put DTensors where the new module has
+// plain tensors.
+bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& from) {
+  const c10::TensorImpl* impl = from.unsafeGetTensorImpl();
+  const bool takes_dtensor = shardweave::is_dtensor(impl) && self.layout() == at::kStrided &&
+                             self.device().type() == from.device().type();
+  return takes_dtensor || self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(impl->key_set());
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(aten, AutogradCPU, m) {
+  m.impl("_has_compatible_shallow_copy_type", &has_compatible_shallow_copy_type);
+}

@@ -5,6 +5,7 @@
 // below it the boxed fallback for DispatchKey::Fake (dispatch.cc) sees every operator.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <utility>
 
@@ -14,17 +15,32 @@
 
 namespace shardweave {
 
-struct ViewFamily;  // detour.h
-struct Detour;
+// A tensor and its views (detour.h).
+struct ViewFamily {
+  int64_t writes = 0;  // to any of them
+};
+struct Detour;  // detour.h
 
 struct DTensorMeta final : c10::BackendMeta {
   DTensorMeta(at::Tensor local_in, SpecRef spec_in, std::shared_ptr<MeshContext> context_in)
       : local(std::move(local_in)), spec(std::move(spec_in)), context(std::move(context_in)) {}
 
+  // A shallow copy of a tensor (variable_data(), set_data()) has its own sizes and layout, and the
+  // same data.
+  c10::intrusive_ptr<c10::BackendMeta> clone(
+      const c10::intrusive_ptr<c10::BackendMeta>& /*self*/) const override {
+    if (family == nullptr) family = std::make_shared<ViewFamily>();
+    auto copy = c10::make_intrusive<DTensorMeta>(local, spec, context);
+    copy->family = family;
+    copy->detour = detour;
+    return copy;
+  }
+
   at::Tensor local;  // never requires grad, never a DTensor
   SpecRef spec;
   std::shared_ptr<MeshContext> context;  // keeps the mesh alive
-  std::shared_ptr<ViewFamily> family;    // shared with all views of it; null: there are none
+  // Shared with all views and shallow copies of it; null: there are none.
+  mutable std::shared_ptr<ViewFamily> family;
   std::shared_ptr<const Detour> detour;  // null: no view, or one that aliases its base
 };
 
@@ -48,6 +64,9 @@ DTensorMeta& checked_meta(const at::Tensor& tensor, const char* function);
 
 // A new DTensor. `local` must have spec->local_sizes.
 at::Tensor wrap(at::Tensor local, SpecRef spec, std::shared_ptr<MeshContext> context);
+// A view of `base`: in inference mode it is an inference tensor only if `base` is one.
+at::Tensor wrap_view(at::Tensor local, SpecRef spec, std::shared_ptr<MeshContext> context,
+                     bool base_is_inference);
 
 // Turns a plain tensor into a DTensor where it stands: every handle to it (a module's members, an
 // optimizer's list, a TorchScript module) sees the DTensor. requires_grad and leaf state stay.

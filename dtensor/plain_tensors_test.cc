@@ -1,0 +1,194 @@
+// Plain tensors next to DTensors: they stay what they are, and count as replicated only if they are.
+#include <functional>
+#include <string>
+
+#include "ATen/ATen.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "shardweave/comm/world.h"
+#include "shardweave/dtensor/comm_trace.h"
+#include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/testing/on_mesh.h"
+#include "torch/csrc/autograd/custom_function.h"
+
+namespace shardweave {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::on_mesh;
+using testing::try_on_mesh;
+
+at::Tensor numbers(at::IntArrayRef sizes) {
+  return at::arange(c10::multiply_integers(sizes), at::kFloat).reshape(sizes) / 8 - 1;
+}
+
+std::string message_of(const std::function<void(const MeshPtr&)>& body) {
+  return std::string(try_on_mesh({{"x", 2}, {"y", 2}}, body).message());
+}
+
+// Autograd saves the mask for the gradient of x; its formula meets it as a plain tensor again.
+TEST(PlainTensorsTest, AMaskThatBackwardReadsStaysPlain) {
+  const at::Tensor mask = at::triu(at::ones({4, 4}));
+  on_mesh({{"x", 2}}, [&](const MeshPtr& mesh) {
+    at::Tensor x = distribute_tensor(numbers({4, 4}), mesh, Placements{Shard(0)}).requires_grad_();
+    (x * mask).sum().backward();
+    EXPECT_FALSE(is_dtensor(mask));
+    EXPECT_TRUE(at::equal(full_tensor(x.grad()), mask));
+  });
+  // Another mesh, and no mesh at all.
+  on_mesh({{"x", 3}}, [&](const MeshPtr& mesh) {
+    at::Tensor x = distribute_tensor(numbers({4, 4}), mesh, Placements{Shard(1)}).requires_grad_();
+    (x * mask).sum().backward();
+    EXPECT_TRUE(at::equal(full_tensor(x.grad()), mask));
+  });
+  EXPECT_TRUE(at::equal(mask, at::triu(at::ones({4, 4}))));
+}
+
+// Two meshes of one rank, one constant: rotary tables.
+TEST(PlainTensorsTest, OneConstantOnTwoMeshes) {
+  const absl::Status status = run_ranks(2, [](World& world) {
+    const MeshPtr a = init_device_mesh(world, {{"a", 2}}).value();
+    const MeshPtr b = init_device_mesh(world, {{"b", 2}}).value();
+    const at::Tensor table = at::cos(numbers({4, 4}));
+    for (const MeshPtr& mesh : {a, b, a}) {
+      at::Tensor x = distribute_tensor(numbers({4, 4}), mesh, Placements{Shard(0)}).requires_grad_();
+      ((x * table).square() / table).sum().backward();
+      EXPECT_TRUE(at::allclose(full_tensor(x.grad()), 2 * numbers({4, 4}) * table));
+      EXPECT_FALSE(is_dtensor(table));
+    }
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// The user's code in backward is the user's code: what it mixes in is compared.
+TEST(PlainTensorsTest, WhatAHookMixesInIsComparedAndStaysPlain) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor scale = at::full({4}, 3.0);
+    at::Tensor x = distribute_tensor(numbers({4, 4}), mesh, Placements{Shard(0)}).requires_grad_();
+    x.register_hook([&](const at::Tensor& grad) { return grad * scale; });
+    x.sum().backward();
+    EXPECT_FALSE(is_dtensor(scale));
+    EXPECT_TRUE(at::equal(full_tensor(x.grad()), at::full({4, 4}, 3.0)));
+  });
+  EXPECT_THAT(message_of([](const MeshPtr& mesh) {
+                const at::Tensor scale = at::full({4}, 1.0 + mesh->coordinate()[1]);
+                at::Tensor x = ones({4, 4}, mesh, {Shard(0), Replicate()}).requires_grad_();
+                x.register_hook([&](const at::Tensor& grad) { return grad * scale; });
+                x.sum().backward();
+              }),
+              HasSubstr("aten::mul.Tensor: argument 'other' is a plain tensor among DTensors that "
+                        "differs from rank to rank"));
+}
+
+TEST(PlainTensorsTest, AreComparedOncePerTensorAndVersion) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor x = distribute_tensor(numbers({4, 4}), mesh, Placements{Shard(0)});
+    at::Tensor mask = at::ones({4, 4});
+    const CommTrace trace(mesh);
+    for (int i = 0; i < 5; ++i) x* mask;
+    EXPECT_EQ(trace.events().size(), 1u);
+    mask.mul_(2);
+    EXPECT_TRUE(at::equal(full_tensor(x * mask), 2 * numbers({4, 4})));
+    x + mask;
+    EXPECT_EQ(trace.events().size(), 3u);  // and the gathering
+  });
+  EXPECT_THAT(message_of([](const MeshPtr& mesh) {
+                const at::Tensor x = ones({4, 4}, mesh, {Shard(0), Replicate()});
+                at::Tensor mask = at::ones({4, 4});
+                x* mask;
+                mask.add_(mesh->coordinate()[1]);
+                x* mask;
+              }),
+              HasSubstr("differs from rank to rank"));
+}
+
+TEST(PlainTensorsTest, ANumberThatDiffersIsAnErrorBeforeItIsSeen) {
+  const std::function<void(const at::Tensor&)> kUses[] = {
+      [](const at::Tensor& y) { full_tensor(y); },
+      [](const at::Tensor& y) { to_local(y); },
+      [](const at::Tensor& y) { y.sum().item<double>(); },
+      [](const at::Tensor& y) { redistribute(y, {Shard(0), Replicate()}).max().item<double>(); },
+      [](const at::Tensor& y) { at::equal(y, y); },
+      [](const at::Tensor& y) { y.nonzero(); },
+      [](const at::Tensor& y) { from_local(to_local(y), mesh_of(y), {Shard(0), Replicate()}); },
+  };
+  for (const auto& use : kUses) {
+    for (int dim : {0, 1}) {
+      EXPECT_THAT(message_of([&](const MeshPtr& mesh) {
+                    const at::Tensor x = ones({1}, mesh, {Replicate(), Replicate()});
+                    const at::Tensor same = at::scalar_tensor(2.0);
+                    use(x * same * at::scalar_tensor(1.0 + mesh->coordinate()[dim]));
+                  }),
+                  HasSubstr("aten::mul.Tensor: argument 'other' is a plain tensor among DTensors "
+                            "that differs from rank to rank"));
+    }
+  }
+}
+
+TEST(PlainTensorsTest, NumbersShareOneComparison) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor x = distribute_tensor(numbers({4, 4}), mesh, Placements{Shard(0)});
+    const at::Tensor scale = at::scalar_tensor(0.5);
+    const CommTrace trace(mesh);
+    at::Tensor y = x;
+    for (int i = 0; i < 10; ++i) y = at::where(y > 0, y, 0.0) * scale;
+    EXPECT_EQ(trace.events().size(), 0u);
+    const at::Tensor whole = full_tensor(y);
+    EXPECT_EQ(trace.events().size(), 2u);
+    to_local(y * scale);  // known by now
+    EXPECT_EQ(trace.events().size(), 2u);
+    EXPECT_TRUE(at::allclose(whole, at::relu(numbers({4, 4})) / 1024));
+    // A program's own numbers are the same on all ranks.
+    to_local((y * 2.0 + 1) / 3);
+    EXPECT_EQ(trace.events().size(), 2u);
+  });
+}
+
+// More of them than are remembered: the same answers on all ranks all the same.
+TEST(PlainTensorsTest, ManyNumbersAndConstants) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    at::Tensor sum = zeros({3}, mesh, {Shard(0)});
+    std::vector<at::Tensor> constants;
+    for (int i = 0; i < 1500; ++i) {
+      constants.push_back(at::full({3}, 1.0));
+      sum = sum + constants.back() * 1.0;
+      sum = sum + at::scalar_tensor(1.0);
+      if (mesh->coordinate()[0] == 0) constants.clear();  // ranks keep what they like
+    }
+    EXPECT_TRUE(at::equal(full_tensor(sum), at::full({3}, 3000.0)));
+  });
+}
+
+TEST(PlainTensorsTest, ANumberThatASumIsAddedToHoldsTheSum) {
+  on_mesh({{"x", 3}}, [](const MeshPtr& mesh) {
+    const at::Tensor x = distribute_tensor(numbers({7}), mesh, Placements{Shard(0)});
+    at::Tensor total = at::zeros({});
+    total.add_(x.sum());
+    total += x.sum();
+    EXPECT_EQ(total.item<float>(), 2 * numbers({7}).sum().item<float>());
+  });
+}
+
+TEST(PlainTensorsTest, GradientsOfPlainTensorsAreNotAskedForWithoutRecording) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    at::Tensor w = zeros({4, 4}, mesh, {Shard(0)}).requires_grad_();
+    const at::Tensor plain = numbers({4, 4}).requires_grad_();
+    {
+      const at::NoGradGuard guard;
+      w.copy_(plain);
+      w.add_(at::scalar_tensor(1.0).requires_grad_());
+    }
+    EXPECT_TRUE(at::equal(full_tensor(w.detach()), numbers({4, 4}) + 1));
+    EXPECT_FALSE(is_dtensor(plain));
+  });
+  for (const at::Tensor& plain : {at::ones({4}), at::scalar_tensor(1.0)}) {
+    plain.requires_grad_();
+    EXPECT_THAT(message_of([&](const MeshPtr& mesh) {
+                  ones({4}, mesh, {Shard(0), Replicate()}) * plain;
+                }),
+                HasSubstr("among DTensors, and it requires grad"));
+  }
+}
+
+}  // namespace
+}  // namespace shardweave
