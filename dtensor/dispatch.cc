@@ -215,7 +215,8 @@ class Runner {
   void keep_written() {
     for (const CacheEntry::Written& written : entry_.written) {
       at::Tensor handle = written_arg(written);
-      if (meta_of(handle).family != nullptr) {
+      // What changes the shape in place writes no element.
+      if (meta_of(handle).family != nullptr && !info_.changes_shape) {
         check_writable(meta_of(handle), op_.operator_name().name);
         written_views_.push_back(handle);
       }
@@ -323,7 +324,8 @@ class Runner {
         meta.spec = k.written->spec;
         meta.local =
             k.local;  // perhaps not the same: the operator may have worked on a copy brought here
-        if (!entry_.input_changes.empty() && k.handle.is_view()) {
+        // Views and shallow copies go on with what was there before it was moved.
+        if (!entry_.input_changes.empty() && meta.family != nullptr) {
           meta.detour = copy_of_its_own(meta.family);
         }
         k.handle.unsafeGetTensorImpl()->set_sizes_and_strides(array(meta.spec->sizes),

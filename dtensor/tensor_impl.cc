@@ -20,19 +20,24 @@ c10::DispatchKeySet keys_for(c10::Device device) {
   return keys | c10::getAutocastRelatedKeySetFromBackend(keys.highestBackendKey());
 }
 
+// What LibTorch says to those who ask for memory: data_ptr(), accessors, printing, torch::save.
+constexpr char kNoMemory[] = "a DTensor has no memory here: to_local() or full_tensor()";
+
 class DTensorImpl final : public c10::TensorImpl {
  public:
-  DTensorImpl(c10::Device device, caffe2::TypeMeta dtype)
+  DTensorImpl(c10::Device device, caffe2::TypeMeta dtype, c10::intrusive_ptr<DTensorMeta> meta)
       : TensorImpl(keys_for(device), dtype, device) {
     set_storage_access_should_throw();
+    set_backend_meta(std::move(meta));
+    extra_meta_->custom_data_ptr_error_msg_ = kNoMemory;
   }
+  // "Cannot access storage of ..."
+  const char* tensorimpl_type_name() const override { return kNoMemory; }
 };
 
 // Reaches the protected parts of a TensorImpl that somebody else made.
 struct Access : c10::TensorImpl {
   static auto keys() { return &Access::key_set_; }
-  static auto storage_member() { return &Access::storage_; }
-  static auto throw_on_storage() { return &Access::set_storage_access_should_throw; }
 };
 
 }  // namespace
@@ -50,12 +55,11 @@ DTensorMeta& checked_meta(const at::Tensor& tensor, const char* function) {
 }
 
 at::Tensor wrap(at::Tensor local, SpecRef spec, std::shared_ptr<MeshContext> context) {
-  auto impl =
-      c10::make_intrusive<DTensorImpl>(spec->device, c10::scalarTypeToTypeMeta(spec->dtype));
-  impl->set_sizes_and_strides(c10::IntArrayRef(spec->sizes.data(), spec->sizes.size()),
-                              c10::IntArrayRef(spec->strides.data(), spec->strides.size()));
-  impl->set_backend_meta(
+  const Spec& s = *spec;
+  auto impl = c10::make_intrusive<DTensorImpl>(
+      s.device, c10::scalarTypeToTypeMeta(s.dtype),
       c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), std::move(context)));
+  impl->set_sizes_and_strides(array(s.sizes), array(s.strides));
   return at::Tensor(std::move(impl));
 }
 
@@ -71,14 +75,12 @@ at::Tensor wrap_view(at::Tensor local, SpecRef spec, std::shared_ptr<MeshContext
 void convert_in_place(const at::Tensor& tensor, at::Tensor local, SpecRef spec,
                       std::shared_ptr<MeshContext> context) {
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  impl->*Access::storage_member() = c10::Storage();  // none, as has_storage() then says
+  impl->release_storage_and_set_meta_custom_data_ptr_error_msg_(kNoMemory);
   impl->set_storage_offset(0);
-  impl->set_sizes_and_strides(c10::IntArrayRef(spec->sizes.data(), spec->sizes.size()),
-                              c10::IntArrayRef(spec->strides.data(), spec->strides.size()));
+  impl->set_sizes_and_strides(array(spec->sizes), array(spec->strides));
   c10::DispatchKeySet keys = keys_for(spec->device);
   if (impl->is_inference()) keys = keys - c10::autograd_dispatch_keyset_with_ADInplaceOrView;
   impl->*Access::keys() = keys;
-  (impl->*Access::throw_on_storage())();
   impl->set_backend_meta(
       c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), std::move(context)));
 }

@@ -1,0 +1,303 @@
+// What users of LibTorch do with tensors and modules, done with DTensors.
+#include <functional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "ATen/ATen.h"
+#include "ATen/autocast_mode.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "shardweave/dtensor/distribute_module.h"
+#include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/testing/on_mesh.h"
+#include "torch/csrc/autograd/variable.h"
+#include "torch/nn.h"
+#include "torch/serialize.h"
+
+namespace shardweave {
+namespace {
+
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using testing::all_layouts;
+using testing::on_mesh;
+
+at::Tensor numbers(at::IntArrayRef sizes) {
+  return at::arange(c10::multiply_integers(sizes), at::kFloat).reshape(sizes) / 8 - 1;
+}
+
+std::string error_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "no error";
+}
+
+// --- shallow copies ------------------------------------------------------------------------------
+
+TEST(LibTorchHabitsTest, AShallowCopyHasItsOwnShapeAndTheSameData) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    for (const Placements& placements : all_layouts(1, 2, false)) {
+      at::Tensor x = distribute_tensor(numbers({4, 6}), mesh, placements);
+      for (const at::Tensor& copy : {x.variable_data(), x.tensor_data(), x.detach()}) {
+        at::Tensor turned = copy;
+        if (!turned.is_view()) turned.t_();
+        EXPECT_TRUE(at::equal(full_tensor(x), numbers({4, 6}))) << to_string(placements);
+        EXPECT_EQ(describe(x), describe(distribute_tensor(numbers({4, 6}), mesh, placements)));
+        x.sum().item<float>();
+      }
+      at::Tensor copy = x.variable_data();
+      copy.t_();
+      EXPECT_TRUE(at::equal(full_tensor(copy), numbers({4, 6}).t()));
+      copy.add_(1);
+      EXPECT_TRUE(at::equal(full_tensor(x), numbers({4, 6}) + 1));
+    }
+  });
+}
+
+// select(0, 3) lies on one rank, so its view is a copy: it learns of writes through a shallow copy.
+TEST(LibTorchHabitsTest, ViewsSeeWhatIsWrittenThroughAShallowCopy) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    at::Tensor x = distribute_tensor(numbers({4, 6}), mesh, Placements{Shard(0)});
+    at::Tensor copy = x.variable_data();
+    const at::Tensor row = x.select(0, 3);
+    copy.add_(1);
+    EXPECT_TRUE(at::equal(full_tensor(row), numbers({4, 6}).select(0, 3) + 1));
+  });
+}
+
+// --- views in place ------------------------------------------------------------------------------
+
+TEST(LibTorchHabitsTest, ShapesChangeInPlaceWithViewsAround) {
+  const std::function<void(at::Tensor&)> kChanges[] = {
+      [](at::Tensor& x) { x.squeeze_(0); },
+      [](at::Tensor& x) { x.squeeze_(); },
+      [](at::Tensor& x) { x.squeeze_(at::IntArrayRef{0}); },
+      [](at::Tensor& x) { x.unsqueeze_(1); },
+      [](at::Tensor& x) { x.transpose_(0, 1); },
+      [](at::Tensor& x) { x.t_(); },
+      [](at::Tensor& x) { x.swapdims_(0, 1); },
+      [](at::Tensor& x) { x.as_strided_({6}, {1}); },
+      [](at::Tensor& x) { x.as_strided_({1, 6}, {6, 1}); },
+  };
+  for (const std::vector<MeshDim>& dims : {std::vector<MeshDim>{{"x", 2}}, {{"x", 3}}}) {
+    on_mesh(dims, [&](const MeshPtr& mesh) {
+      for (const at::IntArrayRef sizes : {at::IntArrayRef{1, 6}, at::IntArrayRef{6, 1}}) {
+        for (const Placements& placements : all_layouts(1, 2, false)) {
+          for (size_t c = 0; c < std::size(kChanges); ++c) {
+            for (const bool of_view : {false, true}) {
+              at::Tensor plain = numbers(sizes);
+              at::Tensor sharded = distribute_tensor(plain, mesh, placements);
+              const at::Tensor plain_view = at::alias(plain), view = at::alias(sharded);
+              at::Tensor& changed = of_view ? const_cast<at::Tensor&>(view) : sharded;
+              at::Tensor& wanted = of_view ? const_cast<at::Tensor&>(plain_view) : plain;
+              kChanges[c](wanted);
+              kChanges[c](changed);
+              EXPECT_TRUE(at::equal(full_tensor(changed), wanted))
+                  << c << " " << to_string(placements);
+              EXPECT_TRUE(at::equal(full_tensor(of_view ? sharded : view), of_view ? plain : plain_view))
+                  << c << " " << to_string(placements);
+            }
+          }
+        }
+      }
+    });
+  }
+}
+
+// --- inference mode ------------------------------------------------------------------------------
+
+TEST(LibTorchHabitsTest, ViewsInInferenceMode) {
+  const std::function<at::Tensor(const at::Tensor&)> kViews[] = {
+      [](const at::Tensor& x) { return x.view({2, 12}); },
+      [](const at::Tensor& x) { return x.reshape({24}); },
+      [](const at::Tensor& x) { return x.t(); },
+      [](const at::Tensor& x) { return x.transpose(0, 1); },
+      [](const at::Tensor& x) { return x.permute({1, 0}); },
+      [](const at::Tensor& x) { return x.select(0, 1); },
+      [](const at::Tensor& x) { return x.slice(0, 1, 3); },
+      [](const at::Tensor& x) { return x.narrow(1, 2, 3); },
+      [](const at::Tensor& x) { return x.unsqueeze(1); },
+      [](const at::Tensor& x) { return x.unsqueeze(1).squeeze(1); },
+      [](const at::Tensor& x) { return x.expand({3, 4, 6}); },
+      [](const at::Tensor& x) { return x.diagonal(); },
+      [](const at::Tensor& x) { return x.unfold(1, 2, 2); },
+      [](const at::Tensor& x) { return x.detach(); },
+      [](const at::Tensor& x) { return at::alias(x); },
+      [](const at::Tensor& x) { return x.split(2, 0)[1]; },
+      [](const at::Tensor& x) { return x.chunk(2, 1)[1]; },
+      [](const at::Tensor& x) { return x.unbind(0)[3]; },
+      [](const at::Tensor& x) { return at::view_as_complex(x.view({4, 3, 2})).abs(); },
+      [](const at::Tensor& x) { return x.as_strided({2, 3}, {6, 1}); },
+      [](const at::Tensor& x) { return x.view(at::kInt); },
+      [](const at::Tensor& x) { return x.movedim(0, 1); },
+      [](const at::Tensor& x) { return x.flatten(); },
+      [](const at::Tensor& x) { return at::real(x); },
+  };
+  on_mesh({{"x", 2}}, [&](const MeshPtr& mesh) {
+    for (const Placements& placements : all_layouts(1, 2, false)) {
+      const at::Tensor x = distribute_tensor(numbers({4, 6}), mesh, placements);
+      for (size_t v = 0; v < std::size(kViews); ++v) {
+        for (const bool made_inside : {false, true}) {
+          const c10::InferenceMode guard;
+          const at::Tensor plain = numbers({4, 6});
+          const at::Tensor base = made_inside ? distribute_tensor(plain, mesh, placements) : x;
+          const at::Tensor view = kViews[v](base);
+          EXPECT_TRUE(at::equal(full_tensor(view), kViews[v](plain))) << v;
+          EXPECT_TRUE(at::allclose(full_tensor(view + 1), kViews[v](plain) + 1)) << v;
+        }
+      }
+    }
+  });
+}
+
+TEST(LibTorchHabitsTest, AModuleInInferenceMode) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    torch::nn::Sequential model(torch::nn::Linear(6, 8), torch::nn::ReLU(),
+                                torch::nn::LayerNorm(torch::nn::LayerNormOptions({8})),
+                                torch::nn::Linear(8, 3));
+    for (at::Tensor& p : model->parameters()) p.data().copy_(numbers(p.sizes()) / 10);
+    const at::Tensor wanted = model->forward(numbers({2, 5, 6}));
+    distribute_module(*model, mesh, {{"0.*", {{"x", Shard(0)}}}, {"3.weight", {{"x", Shard(1)}}}});
+    const at::Tensor x = distribute_tensor(numbers({2, 5, 6}), mesh, Placements{Replicate()});
+    at::Tensor y;
+    {
+      const c10::InferenceMode guard;
+      y = model->forward(x);
+      EXPECT_TRUE(at::allclose(full_tensor(y), wanted, 1e-4, 1e-5));
+    }
+    // And trains on afterwards.
+    model->forward(x).sum().backward();
+    EXPECT_TRUE(model->parameters()[0].grad().defined());
+  });
+}
+
+// --- autocast, dtypes, copies of modules ---------------------------------------------------------
+
+class Autocast {
+ public:
+  Autocast() {
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+    at::autocast::increment_nesting();
+  }
+  ~Autocast() {
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+  }
+};
+
+TEST(LibTorchHabitsTest, ParametersUnderAutocast) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    torch::nn::Linear a(8, 8), b(8, 8);
+    for (const auto& m : {a, b}) m->weight.data().copy_(numbers({8, 8}) / 4);
+    at::Tensor wanted, wanted_grad;
+    {
+      const Autocast autocast;
+      wanted = at::mm(a->weight, b->weight);
+      wanted.sum().backward();
+      wanted_grad = a->weight.grad().clone();
+      a->zero_grad();
+    }
+    distribute_module(*a, mesh, {{"weight", {{"x", Shard(0)}}}});
+    distribute_module(*b, mesh, {{"weight", {{"x", Shard(1)}}}});
+    const Autocast autocast;
+    const at::Tensor y = at::mm(a->weight, b->weight);
+    EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+    EXPECT_TRUE(at::allclose(full_tensor(y), wanted, 1e-2, 1e-2));
+    y.sum().backward();
+    finish_grad_sync(*a);
+    EXPECT_TRUE(at::allclose(full_tensor(a->weight.grad()), wanted_grad, 1e-2, 1e-2));
+  });
+}
+
+TEST(LibTorchHabitsTest, AModuleChangesItsDtype) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    torch::nn::Sequential model(torch::nn::Linear(6, 4),
+                                torch::nn::BatchNorm1d(torch::nn::BatchNorm1dOptions(4)));
+    for (at::Tensor& p : model->parameters()) p.data().copy_(numbers(p.sizes()));
+    distribute_module(*model, mesh, {{"0.*", {{"x", Shard(0)}}}});
+    model->to(at::kDouble);
+    EXPECT_EQ(model->parameters()[0].scalar_type(), at::kDouble);
+    EXPECT_EQ(layout_of(model->parameters()[0]), Layout({Shard(0)}));
+    EXPECT_TRUE(at::equal(full_tensor(model->parameters()[0].detach()), numbers({4, 6}).to(at::kDouble)));
+    const at::Tensor x =
+        distribute_tensor(numbers({5, 6}).to(at::kDouble), mesh, Placements{Replicate()});
+    model->forward(x).square().sum().backward();
+    EXPECT_EQ(model->parameters()[0].grad().scalar_type(), at::kDouble);
+  });
+}
+
+TEST(LibTorchHabitsTest, AVectorOfParametersAndBack) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    torch::nn::Linear model(6, 4);
+    for (at::Tensor& p : model->parameters()) p.data().copy_(numbers(p.sizes()));
+    distribute_module(*model, mesh, {{"*", {{"x", Shard(0)}}}});
+    const at::Tensor vector = torch::nn::utils::parameters_to_vector(model->parameters());
+    EXPECT_TRUE(at::equal(full_tensor(vector.detach()), at::cat({numbers({24}), numbers({4})})));
+    torch::nn::utils::vector_to_parameters(vector * 2, model->parameters());
+    EXPECT_TRUE(at::equal(full_tensor(model->weight.detach()), 2 * numbers({4, 6})));
+    EXPECT_TRUE(at::equal(full_tensor(model->bias.detach()), 2 * numbers({4})));
+    const at::Tensor x = distribute_tensor(numbers({5, 6}), mesh, Placements{Replicate()});
+    EXPECT_TRUE(at::allclose(full_tensor(model->forward(x).detach()),
+                             at::linear(numbers({5, 6}), 2 * numbers({4, 6}), 2 * numbers({4}))));
+  });
+}
+
+TEST(LibTorchHabitsTest, ACopyOfAModule) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    auto model = std::make_shared<torch::nn::LinearImpl>(6, 4);
+    for (at::Tensor& p : model->parameters()) p.data().copy_(numbers(p.sizes()));
+    distribute_module(*model, mesh, {{"*", {{"x", Shard(0)}}}});
+    const auto copy = std::dynamic_pointer_cast<torch::nn::LinearImpl>(model->clone());
+    ASSERT_TRUE(is_dtensor(copy->weight));
+    EXPECT_EQ(layout_of(copy->weight), Layout({Shard(0)}));
+    {
+      const at::NoGradGuard guard;
+      copy->weight.mul_(3);
+    }
+    EXPECT_TRUE(at::equal(full_tensor(model->weight.detach()), numbers({4, 6})));
+    EXPECT_TRUE(at::equal(full_tensor(copy->weight.detach()), 3 * numbers({4, 6})));
+    const at::Tensor x = distribute_tensor(numbers({5, 6}), mesh, Placements{Replicate()});
+    copy->forward(x).sum().backward();
+    EXPECT_TRUE(copy->weight.grad().defined());
+    EXPECT_FALSE(model->weight.grad().defined());
+  });
+}
+
+// --- what needs memory ---------------------------------------------------------------------------
+
+TEST(LibTorchHabitsTest, WhatNeedsMemorySaysThatThisIsADTensor) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    torch::nn::Linear model(6, 4);
+    distribute_module(*model, mesh, {});
+    const at::Tensor made = distribute_tensor(numbers({4, 6}), mesh, Placements{Shard(0)});
+    for (const at::Tensor& x : {made, made * 2, model->weight.detach(), at::Tensor(model->weight)}) {
+      const std::function<void()> kNeeds[] = {
+          [&] { x.data_ptr<float>(); },
+          [&] { x.const_data_ptr<float>(); },
+          [&] { x.accessor<float, 2>(); },
+          [&] { (void)x.storage(); },
+          [&] {
+            std::ostringstream out;
+            out << x;
+          },
+          [&] {
+            std::ostringstream out;
+            torch::save(x, out);
+          },
+      };
+      for (size_t i = 0; i < std::size(kNeeds); ++i) {
+        EXPECT_THAT(error_of(kNeeds[i]), ::testing::AllOf(HasSubstr("DTensor"), HasSubstr("to_local"),
+                                                         HasSubstr("full_tensor")))
+            << i;
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace shardweave
