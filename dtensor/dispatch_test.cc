@@ -8,6 +8,8 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/mesh_context.h"
+#include "shardweave/dtensor/tensor_impl.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 
 namespace shardweave {
@@ -235,6 +237,27 @@ TEST(DispatchTest, GradientsDoNotDependOnWhatWasCachedWithoutThem) {
       if (grad) y.sum().backward();
     }
     expect_value(w.grad(), 2 * at::mm(numbers({2, 4}).t(), at::ones({2, 3})));
+  });
+}
+
+// Its key has their addresses, which would be given to other specs.
+TEST(DispatchTest, ACacheEntryOwnsTheSpecsOfItsKey) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const auto context = MeshContext::of(mesh);
+    c10::weak_intrusive_ptr<const Spec> moved = [&] {
+      const at::Tensor x = distribute_tensor(numbers({6, 4}), mesh, Placements{Shard(0)});
+      at::linalg_det(at::mm(x.t(), x));  // moves
+      const at::Tensor y = redistribute(x, {Shard(1)});
+      x + y;  // one of them moves
+      return c10::weak_intrusive_ptr<const Spec>(meta_of(y).spec);
+    }();
+    // More than are kept: those that nobody uses are swept.
+    for (int64_t n = 0; n < 20000; ++n) zeros({n % 10000, 1 + n / 10000}, mesh, {Replicate()});
+    EXPECT_FALSE(moved.expired());
+    EXPECT_LT(context->num_specs(), 20000u);
+    context->cache.clear();
+    for (int64_t n = 0; n < 20000; ++n) zeros({n % 10000, 3 + n / 10000}, mesh, {Replicate()});
+    EXPECT_TRUE(moved.expired());
   });
 }
 

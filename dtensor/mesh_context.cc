@@ -10,7 +10,8 @@ constexpr size_t kMaxSpecs = 16384;
 
 }  // namespace
 
-MeshContext::MeshContext(ConnectedMesh& mesh) : mesh_(&mesh) {}
+MeshContext::MeshContext(ConnectedMesh& mesh)
+    : random(seeded(mesh.mesh(), PhiloxState().seed)), mesh_(&mesh) {}
 
 std::shared_ptr<MeshContext> MeshContext::of(const std::shared_ptr<ConnectedMesh>& mesh) {
   if (mesh == nullptr) throw Error(absl::InvalidArgumentError("the mesh is null"));

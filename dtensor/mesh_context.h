@@ -28,6 +28,9 @@ namespace shardweave {
 
 class Observer;
 
+// The state that a seed means on a mesh (random.h).
+PhiloxState seeded(const DeviceMesh& mesh, uint64_t seed);
+
 class MeshContext {
  public:
   explicit MeshContext(ConnectedMesh& mesh);
@@ -61,7 +64,7 @@ class MeshContext {
   PropagationCache cache;
   DispatchCounters counters;
   CostModel cost_model;
-  PhiloxState random;
+  PhiloxState random;  // seeded() with the default
   int strict_depth = 0;                     // > 0: implicit communication is an error
   absl::flat_hash_set<std::string> warned;  // operators without a rule that were reported
   ModuleNames modules;

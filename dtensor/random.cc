@@ -1,11 +1,25 @@
 #include "shardweave/dtensor/random.h"
 
+#include <array>
+
 #include "shardweave/dtensor/mesh_context.h"
+#include "shardweave/dtensor/philox.h"
 
 namespace shardweave {
 
+PhiloxState seeded(const DeviceMesh& mesh, uint64_t seed) {
+  const auto first = static_cast<uint64_t>(mesh.min_rank().value);
+  if (first == 0) return {seed, 0};
+  const auto low = [](uint64_t v) { return static_cast<uint32_t>(v); };
+  const auto high = [](uint64_t v) { return static_cast<uint32_t>(v >> 32); };
+  const std::array<uint32_t, 4> mixed =
+      philox4x32_10({low(first), high(first), 0, 0}, {low(seed), high(seed)});
+  return {uint64_t{mixed[1]} << 32 | mixed[0], 0};
+}
+
 void manual_seed(const MeshPtr& mesh, uint64_t seed) {
-  set_random_state(mesh, {seed, 0});
+  if (mesh == nullptr) throw Error(absl::InvalidArgumentError("manual_seed: the mesh is null"));
+  set_random_state(mesh, seeded(mesh->mesh(), seed));
 }
 
 PhiloxState random_state(const MeshPtr& mesh) {
@@ -14,6 +28,15 @@ PhiloxState random_state(const MeshPtr& mesh) {
 
 void set_random_state(const MeshPtr& mesh, const PhiloxState& state) {
   MeshContext::of(mesh)->random = state;
+}
+
+RandomStateScope::RandomStateScope(const MeshPtr& mesh, const PhiloxState& state)
+    : mesh_(mesh), goes_on_(random_state(mesh)) {
+  set_random_state(mesh_, state);
+}
+
+RandomStateScope::~RandomStateScope() {
+  set_random_state(mesh_, goes_on_);
 }
 
 }  // namespace shardweave

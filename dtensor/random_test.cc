@@ -394,6 +394,46 @@ TEST(RandomTest, OperatorsWithoutARuleAreRefused) {
               HasSubstr("aten::_fused_dropout"));
 }
 
+// --- meshes and time -----------------------------------------------------------------------------
+
+// The stages of a pipeline begin with weights of their own, and their ranks agree on them.
+TEST(RandomTest, SlicesDrawDifferently) {
+  on_mesh({{"pp", 2}, {"tp", 2}}, [](const MeshPtr& mesh) {
+    const MeshPtr stage = mesh->slice({"tp"}).value();
+    for (const bool seeded : {false, true}) {
+      if (seeded) manual_seed(stage, 7);
+      const at::Tensor mine = full_tensor(randn({16}, stage, {Shard(0)}));
+      const at::Tensor all = full_tensor(from_local(mine, mesh, {Shard(0), Replicate()}));
+      EXPECT_FALSE(at::equal(all.slice(0, 0, 16), all.slice(0, 16, 32)));
+      EXPECT_TRUE(at::equal(full_tensor(from_local(mine, mesh, {Replicate(), Shard(0)})), mine.repeat({2})));
+    }
+    // The first one draws as a mesh of its own would, and who wants all alike says so.
+    manual_seed(mesh, 7);
+    manual_seed(stage, 7);
+    const at::Tensor whole = full_tensor(randn({16}, mesh, {Shard(0), Shard(0)}));
+    if (mesh->coordinate()[0] == 0) {
+      EXPECT_TRUE(at::equal(full_tensor(randn({16}, stage, {Shard(0)})), whole));
+    }
+    set_random_state(stage, {7, 0});
+    EXPECT_TRUE(at::equal(full_tensor(randn({16}, stage, {Shard(0)})), whole));
+  });
+}
+
+TEST(RandomTest, AScopeDrawsAgainAndGoesOn) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor x = ones({5, 4}, mesh, {Shard(0)});
+    const PhiloxState before = random_state(mesh);
+    const at::Tensor first = full_tensor(at::dropout(x, 0.5, true));
+    const at::Tensor second = full_tensor(at::dropout(x, 0.5, true));
+    EXPECT_FALSE(at::equal(first, second));
+    {
+      const RandomStateScope again(mesh, before);
+      EXPECT_TRUE(at::equal(full_tensor(at::dropout(x, 0.5, true)), first));
+    }
+    EXPECT_EQ(random_state(mesh).offset, before.offset + 2);
+  });
+}
+
 // --- distributions with parameters ---------------------------------------------------------------
 
 struct Moments {

@@ -365,6 +365,14 @@ std::vector<int64_t> DeviceMesh::ranks() const {
   return grid_->first_ranks(size());
 }
 
+Rank DeviceMesh::min_rank() const {
+  if (grid_->table) {
+    const std::vector<int64_t> all = ranks();
+    return Rank(*std::min_element(all.begin(), all.end()));
+  }
+  return Rank(grid_->position_at(Coordinate(grid_->shape.size(), 0)));
+}
+
 Rank DeviceMesh::max_rank() const {
   if (grid_->table) {
     const std::vector<int64_t> all = ranks();

@@ -76,7 +76,8 @@ class DeviceMesh {
   // The ranks along `dim` through `rank`, in order of the coordinate. O(size(dim)).
   absl::StatusOr<std::vector<int64_t>> group(int dim, Rank rank) const;
   std::vector<int64_t> ranks() const;  // all, row-major; O(size())
-  Rank max_rank() const;               // O(ndim()), or O(size()) with an explicit table
+  Rank min_rank() const;               // O(ndim()), or O(size()) with an explicit table
+  Rank max_rank() const;               // likewise
 
   // The sub-mesh of the named dimensions, in the order given, that contains `member`.
   absl::StatusOr<DeviceMesh> slice(const std::vector<std::string>& names, Rank member) const;

@@ -14,6 +14,8 @@
 namespace shardweave {
 namespace {
 
+using namespace dtensor_internal;
+
 void pass_partials(Strategies& out) {
   for (ReduceOp op : kAllReduceOps) out.add({Partial(op)}, {Partial(op)});
 }

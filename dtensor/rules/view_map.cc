@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) {
@@ -200,4 +200,4 @@ std::vector<std::optional<Placement>> map_cuts(absl::Span<const int64_t> from,
   return result;
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

@@ -12,7 +12,7 @@
 #include "absl/types/span.h"
 #include "shardweave/placement/layout.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 
 // One cut of a tensor: how, and over how many ranks.
 struct Cut {
@@ -28,4 +28,4 @@ std::vector<std::optional<Placement>> map_cuts(absl::Span<const int64_t> from,
                                                absl::Span<const int64_t> to,
                                                absl::Span<const Cut> cuts);
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

@@ -9,7 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 using ::testing::ElementsAre;
@@ -199,4 +199,4 @@ TEST(ViewMapTest, ReplicateAndPartialStay) {
 }
 
 }  // namespace
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal
