@@ -399,6 +399,22 @@ TEST(FusedOptimizerTest, RefusesGradientsThatDoNotFit) {
   });
 }
 
+// Past the dispatcher, from the first step on.
+TEST(FusedOptimizerTest, AStepCallsNoOperatorOnDTensors) {
+  on_mesh({{"x", 2}, {"y", 2}}, [](const MeshPtr& mesh) {
+    std::vector<at::Tensor> parameters;
+    for (int i = 0; i < 40; ++i) {
+      const Placements placements = {Shard(i % 2), i % 3 == 0 ? Placement(Replicate()) : Shard(0)};
+      parameters.push_back(zeros({7, 5 + i}, mesh, placements).requires_grad_());
+      parameters.back().mutable_grad() = ones({7, 5 + i}, mesh, placements);
+    }
+    FusedOptimizer optimizer(parameters, AdamWOptions{});
+    const DispatchCounters before = dispatch_counters(mesh);
+    for (int s = 0; s < 2; ++s) optimizer.step();
+    EXPECT_EQ(dispatch_counters(mesh), before);
+  });
+}
+
 TEST(FusedOptimizerTest, AGradientThatWaitsForItsReductionIsRefusedBeforeAnythingChanges) {
   on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
     at::Tensor a = distribute_tensor(start(), mesh, Placements{Shard(0)}).requires_grad_();
