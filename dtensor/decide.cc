@@ -111,10 +111,13 @@ void check_one_mesh(const c10::OperatorHandle& op, const OpInfo& info, MeshConte
 }
 
 std::optional<int> flat_input_of(const OpCall& call, int arg, int element = -1) {
-  for (int i = 0; i < call.num_inputs(); ++i) {
-    if (call.input_arg[i] == arg && call.input_element[i] == element) return i;
+  // Inputs are in the order of the arguments, a list's elements one after the other.
+  const auto first = std::lower_bound(call.input_arg.begin(), call.input_arg.end(), arg);
+  const auto i = first - call.input_arg.begin() + std::max(element, 0);
+  if (i >= call.num_inputs() || call.input_arg[i] != arg || call.input_element[i] != element) {
+    return std::nullopt;
   }
-  return std::nullopt;
+  return static_cast<int>(i);
 }
 
 // Calls f(element, impl) for every tensor that `write` writes; element is -1 outside of lists.

@@ -58,8 +58,9 @@ void add_unusual_shards(const OpCall& call, Strategies& strategies) {
 
 // Seconds to bring input i to `want`. Becoming Partial costs as much as the reduction that it puts
 // off: otherwise a replicated tensor would be made Partial for free and reduced again by each of
-// its users.
-double input_cost(const MeshContext& context, const OpCall& call, int i, const Placement& want) {
+// its users. `present`: the placements that the inputs have.
+double input_cost(const MeshContext& context, const OpCall& call,
+                  const std::vector<Placement>& present, int i, const Placement& want) {
   constexpr double kLocalCopy = 1e-7;
   const Placement have = call.placement(i);
   if (!call.input(i).defined || have == want) return 0;
@@ -71,8 +72,8 @@ double input_cost(const MeshContext& context, const OpCall& call, int i, const P
     // Its own mean, minimum and maximum: where another input is one already, this puts nothing off.
     const bool as_it_is = want.is_partial(ReduceOp::kAvg) || want.is_partial(ReduceOp::kMin) ||
                           want.is_partial(ReduceOp::kMax);
-    for (int k = 0; as_it_is && k < call.num_inputs(); ++k) {
-      if (call.input(k).defined && call.placement(k) == want) return kLocalCopy;
+    if (as_it_is && std::find(present.begin(), present.end(), want) != present.end()) {
+      return kLocalCopy;
     }
     return kLocalCopy + transition_cost(Partial(), Replicate(), call.num_ranks, bytes, link);
   }
@@ -140,7 +141,14 @@ class Turn {
         inputs_(inputs),
         outputs_(outputs),
         strategies_(strategies_of(call, rule)) {
-    for (int i = 0; i < call.num_inputs(); ++i) any_sharded_ |= call.placement(i).is_shard();
+    for (int i = 0; i < call.num_inputs(); ++i) {
+      const Placement placement = call.placement(i);
+      any_sharded_ |= placement.is_shard();
+      if (!call.input(i).defined) continue;
+      if (std::find(present_.begin(), present_.end(), placement) == present_.end()) {
+        present_.push_back(placement);
+      }
+    }
   }
 
   const std::vector<Strategy>& strategies() const { return strategies_.list(); }
@@ -167,7 +175,7 @@ class Turn {
   double cost(const Strategy& s) const {
     double cost = 0;
     for (int i = 0; i < call_.num_inputs(); ++i) {
-      cost += input_cost(context_, call_, i, s.inputs[i]);
+      cost += input_cost(context_, call_, present_, i, s.inputs[i]);
     }
     if (!written_input_.has_value()) return cost;
     const Placement& result = s.outputs.empty() ? s.inputs[*written_input_] : s.outputs[0];
@@ -203,6 +211,7 @@ class Turn {
   const std::vector<Placements>& inputs_;
   const std::vector<Placements>& outputs_;
   const Strategies strategies_;
+  std::vector<Placement> present_;  // of the inputs, each once; few, also of a long list
   bool any_sharded_ = false;
 };
 
@@ -318,20 +327,31 @@ Decision propagate_elements(MeshContext& context, const OpCall& call, const Rule
   const bool in_place = alias != nullptr && alias->isWrite();
   Decision decision;
   decision.inputs.assign(call.num_inputs(), Layout(Placements(context.mesh().ndim())));
+  std::vector<std::vector<int>> members(count);  // flat inputs, in their order
+  for (int i = 0; i < call.num_inputs(); ++i) {
+    if (call.input_element[i] >= 0) {
+      members[call.input_element[i]].push_back(i);
+    } else {
+      for (std::vector<int>& of_element : members) of_element.push_back(i);
+    }
+  }
+  OpCall frame = call;  // without the lists, which are long
+  frame.inputs.clear();
+  frame.outputs.clear();
+  frame.input_arg.clear();
+  frame.input_element.clear();
   for (int e = 0; e < count; ++e) {
-    OpCall one = call;
-    one.inputs.clear();
-    std::vector<int> members;
-    for (int i = 0; i < call.num_inputs(); ++i) {
-      if (call.input_element[i] != e && call.input_element[i] != -1) continue;
-      members.push_back(i);
+    OpCall one = frame;
+    for (const int i : members[e]) {
       one.inputs.push_back(call.inputs[i]);
+      one.input_arg.push_back(call.input_arg[i]);
+      one.input_element.push_back(call.input_element[i]);
     }
     if (!call.outputs.empty()) one.outputs = {call.outputs[e]};
     Decision d =
         propagate(context, std::move(one), rule, in_place ? std::optional<int>(0) : std::nullopt);
-    for (size_t k = 0; k < members.size(); ++k)
-      decision.inputs[members[k]] = std::move(d.inputs[k]);
+    for (size_t k = 0; k < members[e].size(); ++k)
+      decision.inputs[members[e][k]] = std::move(d.inputs[k]);
     for (Layout& layout : d.outputs) decision.outputs.push_back(std::move(layout));
   }
   return decision;
