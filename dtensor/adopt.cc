@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "c10/core/GradMode.h"
 #include "shardweave/dtensor/arguments.h"
 #include "shardweave/dtensor/observer.h"
 #include "shardweave/dtensor/tensor_impl.h"
@@ -96,6 +97,10 @@ SpecRef replicated_spec(MeshContext& context, const at::Tensor& local) {
 
 at::Tensor as_dtensor(const at::Tensor& grad, const std::shared_ptr<MeshContext>& context) {
   if (is_dtensor(grad.unsafeGetTensorImpl())) return grad;
+  if (c10::GradMode::is_enabled() && grad.requires_grad()) {  // its derivative may be asked for
+    return from_local(grad, MeshPtr(context, &context->connected_mesh()),
+                      Placements(context->mesh().ndim()), grad.sizes().vec());
+  }
   return wrap(grad.detach(), replicated_spec(*context, grad), context);
 }
 

@@ -72,8 +72,12 @@ void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const Par
       used[i] = true;
       if (choice == &replicated) choice = &placements[i];
     }
-    absl::Status fits = validate(Layout(*choice), mesh->mesh().shape(),
-                                 {named.tensor.sizes().data(), named.tensor.sizes().size()});
+    const absl::StatusOr<Layout> layout =
+        with_dims_of(Layout(*choice), static_cast<int>(named.tensor.dim()));
+    absl::Status fits = layout.ok()
+                            ? validate(*layout, mesh->mesh().shape(),
+                                       {named.tensor.sizes().data(), named.tensor.sizes().size()})
+                            : layout.status();
     if (!fits.ok()) {
       throw Error(absl::Status(fits.code(), absl::StrCat("distribute_module: '", named.fqn,
                                                          "': ", std::string(fits.message()))));
