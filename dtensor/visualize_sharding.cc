@@ -45,7 +45,7 @@ struct Axis {
 };
 
 struct Picture {
-  const Layout& layout;
+  Layout layout;  // with tensor dimensions counted from the front
   const DeviceMesh& mesh;
   Index shape;
   const VisualizeOptions& options;
