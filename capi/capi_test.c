@@ -244,6 +244,12 @@ static void test_layout(swv_world* world) {
   other = make_layout("[S(0), S(0)]");
   CHECK_OK(swv_layout_local_extent(other, mesh_shape, coordinate, 2, sizes, 2, shape, offset));
   CHECK(shape[0] == 2 && shape[1] == 5 && offset[0] == 4 && offset[1] == 0);
+  swv_layout* from_end = make_layout("[S(-2), S(-2)]");
+  CHECK_OK(swv_layout_local_extent(from_end, mesh_shape, coordinate, 2, sizes, 2, shape, offset));
+  CHECK(shape[0] == 2 && shape[1] == 5 && offset[0] == 4 && offset[1] == 0);
+  CHECK_OK(swv_layout_plan(other, from_end, mesh_shape, 2, sizes, 2, SWV_F32, &bytes, NULL));
+  CHECK(bytes == 0);
+  swv_layout_free(from_end);
   CHECK_OK(swv_layout_plan(layout, other, mesh_shape, 2, sizes, 2, SWV_F32, &bytes, &text));
   CHECK(bytes > 0 && swv_string_size(text) > 0);
   swv_string_free(text);

@@ -63,19 +63,22 @@ swv_placement c_placement(const Placement& p) {
   return result;
 }
 
+// A layout on a mesh, for a tensor.
 struct Grid {
+  Layout layout;
   absl::Span<const int64_t> shape;
   absl::Span<const int64_t> sizes;
 };
 Grid checked_grid(const Layout& layout, const int64_t* mesh_shape, size_t mesh_ndim,
                   const int64_t* global, size_t num_sizes) {
   const at::IntArrayRef shape = sizes(global, num_sizes, "sizes");
-  const Grid grid{span(mesh_shape, mesh_ndim, "mesh_shape", kMaxDims),
+  const Grid grid{check(with_dims_of(layout, static_cast<int>(num_sizes))),
+                  span(mesh_shape, mesh_ndim, "mesh_shape", kMaxDims),
                   {shape.data(), shape.size()}};
   for (int64_t size : grid.shape) {
     if (size < 1) fail_argument("mesh_shape", str_cat("has a dimension of size ", size));
   }
-  check(validate(layout, grid.shape, grid.sizes));
+  check(validate(grid.layout, grid.shape, grid.sizes));
   return grid;
 }
 
@@ -152,8 +155,8 @@ swv_status* swv_layout_local_extent(const swv_layout* layout, const int64_t* mes
                                     const int64_t* sizes, size_t num_sizes, int64_t* out_shape,
                                     int64_t* out_offset) {
   return guarded(__func__, [&] {
-    const shardweave::Layout& l = in(layout, "layout").layout;
-    const Grid grid = checked_grid(l, mesh_shape, mesh_ndim, sizes, num_sizes);
+    const Grid grid =
+        checked_grid(in(layout, "layout").layout, mesh_shape, mesh_ndim, sizes, num_sizes);
     const auto at = span(coordinate, mesh_ndim, "coordinate", kMaxDims);
     for (size_t i = 0; i < mesh_ndim; ++i) {
       if (at[i] < 0 || at[i] >= grid.shape[i]) {
@@ -161,7 +164,7 @@ swv_status* swv_layout_local_extent(const swv_layout* layout, const int64_t* mes
                       str_cat("has ", at[i], " in dimension ", i, " of size ", grid.shape[i]));
       }
     }
-    const auto extent = shardweave::local_extent(l, grid.shape, at, grid.sizes);
+    const auto extent = shardweave::local_extent(grid.layout, grid.shape, at, grid.sizes);
     if (out_shape != nullptr) std::copy(extent.shape.begin(), extent.shape.end(), out_shape);
     if (out_offset != nullptr) std::copy(extent.offset.begin(), extent.offset.end(), out_offset);
   });
@@ -171,10 +174,12 @@ swv_status* swv_layout_plan(const swv_layout* from, const swv_layout* to, const 
                             size_t mesh_ndim, const int64_t* sizes, size_t num_sizes,
                             swv_dtype dtype, int64_t* out_bytes, swv_string** out_text) {
   return guarded(__func__, [&] {
-    const shardweave::Layout& before = in(from, "from").layout;
-    const Grid grid = checked_grid(before, mesh_shape, mesh_ndim, sizes, num_sizes);
+    const Grid grid =
+        checked_grid(in(from, "from").layout, mesh_shape, mesh_ndim, sizes, num_sizes);
+    const shardweave::Layout after =
+        check(shardweave::with_dims_of(in(to, "to").layout, static_cast<int>(num_sizes)));
     const auto plan = check(shardweave::plan_redistribute(
-        before, in(to, "to").layout, grid.shape, grid.sizes,
+        grid.layout, after, grid.shape, grid.sizes,
         static_cast<int64_t>(c10::elementSize(scalar_type(dtype, "dtype"))),
         shardweave::CostModel()));
     swv_string* const text = out_text == nullptr ? nullptr : new_string(plan.to_string());

@@ -39,7 +39,7 @@ swv_mesh* new_world_mesh(const swv_world* world, std::vector<MeshDim> dims) {
 }
 
 swv_mesh* new_mesh_like(const MeshPtr& mesh, absl::StatusOr<DeviceMesh> grid) {
-  return make<swv_mesh>(check(ConnectedMesh::create(check(std::move(grid)), mesh->world())));
+  return make<swv_mesh>(check(mesh->another(check(std::move(grid)))));
 }
 
 int mesh_dim(const swv_mesh* mesh, int32_t dim) {
@@ -74,12 +74,11 @@ swv_status* swv_mesh_create_from_ranks(const swv_world* world, const swv_mesh_di
                                        size_t num_dims, const int64_t* ranks, size_t num_ranks,
                                        swv_mesh** out_mesh) {
   return guarded(__func__, out_mesh, "out_mesh", [&] {
-    const auto& comm = in(world, "world").world->comm();
+    shardweave::World& all_ranks = *in(world, "world").world;
     const auto all = span(ranks, num_ranks, "ranks");
-    return make<swv_mesh>(check(
-        shardweave::ConnectedMesh::create(check(shardweave::DeviceMesh::from_ranks(
-                                              mesh_dims(dims, num_dims), {all.begin(), all.end()})),
-                                          comm)));
+    return make<swv_mesh>(check(shardweave::connect_mesh(
+        all_ranks, check(shardweave::DeviceMesh::from_ranks(mesh_dims(dims, num_dims),
+                                                            {all.begin(), all.end()})))));
   });
 }
 

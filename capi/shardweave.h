@@ -600,7 +600,7 @@ enum {
 
 typedef struct swv_placement {
   swv_placement_kind kind;
-  int32_t dim;             /* of shards */
+  int32_t dim;             /* of shards; below 0: from the end */
   swv_reduce_op reduce_op; /* of partials */
   int32_t reserved;        /* 0 */
   int64_t split_factor;    /* of strided shards */
@@ -764,7 +764,7 @@ SWV_API SWV_MUST_USE swv_status* swv_tensor_distribute(const swv_tensor* tensor,
                                                        const swv_distribute_options* options,
                                                        swv_tensor** out_tensor);
 /* From every rank's part. sizes NULL: the global sizes are worked out from the parts,
- * COLLECTIVE. */
+ * COLLECTIVE; parts that are not those of an even split, 1 + 2 rows, make a shard a ragged one. */
 SWV_API SWV_MUST_USE swv_status* swv_tensor_from_local(const swv_tensor* local,
                                                        const swv_mesh* mesh,
                                                        const swv_layout* layout,

@@ -204,7 +204,7 @@ at::Tensor from_local_parts(const swv_tensor* local, const swv_mesh* mesh, const
 at::Tensor local_part(const swv_tensor* handle, const swv_layout* grad_layout) {
   std::optional<Placements> placements;
   if (grad_layout != nullptr) placements = default_placements(grad_layout, "grad_layout");
-  return to_local(tensor(handle, "tensor"), std::move(placements));
+  return to_local(tensor(handle, "tensor"), std::move(placements), kHost);
 }
 
 std::string to_string(const at::Tensor& t) {

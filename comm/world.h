@@ -46,9 +46,14 @@ class World {
   int local_rank() const { return local_rank_; }
   const std::shared_ptr<Communicator>& comm() const { return comm_; }
 
+  // What a higher layer keeps for this rank as long as the world lives (mesh/: the meshes made so
+  // far); null at first. One layer uses it.
+  std::shared_ptr<void>& extension() { return extension_; }
+
  private:
   std::shared_ptr<Communicator> comm_;
   int local_rank_;
+  std::shared_ptr<void> extension_;
 };
 
 // Runs `body` on `num_ranks` threads over the inproc backend and joins them. If a body fails (a

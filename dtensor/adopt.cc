@@ -133,6 +133,10 @@ SpecRef replicated_spec(MeshContext& context, const at::Tensor& local) {
 
 at::Tensor as_dtensor(const at::Tensor& grad, const std::shared_ptr<MeshContext>& context) {
   if (is_dtensor(grad.unsafeGetTensorImpl())) return grad;
+  if (c10::GradMode::is_enabled() && grad.requires_grad()) {  // its derivative may be asked for
+    return from_local(grad, MeshPtr(context, &context->connected_mesh()),
+                      Placements(context->mesh().ndim()), grad.sizes().vec());
+  }
   return wrap(grad.detach(), replicated_spec(*context, grad), context);
 }
 

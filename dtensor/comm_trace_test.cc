@@ -249,7 +249,8 @@ TEST(CommTraceTest, NothingIsMissed) {
 
 TEST(CommTraceTest, ScopesNestAndAreOfOneMesh) {
   on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
-    const MeshPtr other = value_or_throw(mesh->slice({"x"}));
+    const MeshPtr other =
+        value_or_throw(mesh->another(value_or_throw(mesh->mesh().flatten({}, "other"))));
     const at::Tensor x = scattered(numbers({4, 6}), mesh, {Shard(0)});
     const CommTrace outer(mesh), elsewhere(other);
     full_tensor(x);

@@ -178,8 +178,11 @@ void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const Par
   for (Member& member : members) {
     if (member.placements == nullptr) member.placements = &replicated;
     const auto sizes = member.tensor.sizes();
-    absl::Status fits =
-        validate(Layout(*member.placements), mesh->mesh().shape(), {sizes.data(), sizes.size()});
+    const absl::StatusOr<Layout> layout =
+        with_dims_of(Layout(*member.placements), static_cast<int>(sizes.size()));
+    const absl::Status fits =
+        layout.ok() ? validate(*layout, mesh->mesh().shape(), {sizes.data(), sizes.size()})
+                    : layout.status();
     if (!fits.ok()) refuse(fits.code(), member.fqns[0], std::string(fits.message()));
   }
   check_memory(members);

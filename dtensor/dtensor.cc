@@ -25,23 +25,14 @@ absl::Span<const int64_t> span_of(at::IntArrayRef sizes) {
   return {sizes.data(), sizes.size()};
 }
 
-Layout layout_for(const MeshContext& context, const Placements& placements, const char* function) {
-  if (static_cast<int>(placements.size()) != context.mesh().ndim()) {
-    throw Error(absl::InvalidArgumentError(absl::StrCat(
-        function, ": ", to_string(placements), " has ", placements.size(), " placements, ",
-        context.mesh().to_string(), " has ", context.mesh().ndim(), " dimensions")));
-  }
-  return Layout(placements);
-}
-
 // The factor between a global value and one rank's summand: averages weigh each rank by 1 / ranks.
-double gradient_scale(const MeshContext& context, const Layout& layout, const char* function) {
+double gradient_scale(const MeshContext& context, const Layout& layout, std::string_view function) {
   double scale = 1;
   for (int m = 0; m < layout.mesh_ndim(); ++m) {
     if (!layout[m].is_partial() || layout[m].is_partial(ReduceOp::kSum)) continue;
     if (!layout[m].is_partial(ReduceOp::kAvg)) {
-      throw Error(absl::UnimplementedError(absl::StrCat(function, " has no gradient for ",
-                                                        layout.to_string(),
+      throw Error(absl::UnimplementedError(absl::StrCat(std::string(function),
+                                                        " has no gradient for ", layout.to_string(),
                                                         "; only Partial sum and avg have one")));
     }
     scale /= static_cast<double>(context.mesh().size(m));
@@ -49,90 +40,131 @@ double gradient_scale(const MeshContext& context, const Layout& layout, const ch
   return scale;
 }
 
-// A function that a user called.
+// Where a tensor is an average its gradient's gradients are summed all the same: FromLocal scales
+// both.
+Layout summed(const Layout& layout) {
+  Placements placements = layout.placements();
+  for (Placement& p : placements) {
+    if (p.is_partial()) p = Partial();
+  }
+  return value_or_throw(Layout::create(std::move(placements), layout.order()));
+}
+
+// A function that a user called, or what its backward sends.
 struct CallSite {
   const char* function;
   std::source_location where;
+  bool backward = false;
+
+  std::string name() const { return backward ? absl::StrCat(function, " backward") : function; }
+  CallSite in_backward() const { return {function, where, true}; }
 };
 
-// What travels through autograd: the layout of the gradient, and who asked.
-struct LayoutHolder : torch::CustomClassHolder {
-  LayoutHolder(Layout layout_in, CallSite site_in, std::shared_ptr<MeshContext> context_in)
-      : layout(std::move(layout_in)), site(site_in), context(std::move(context_in)) {}
-  Layout layout;
-  CallSite site;
+// What travels through autograd: how the gradient lies, and who asked. Never a tensor: a value that
+// only says how it lay would be kept alive.
+struct Holder : torch::CustomClassHolder {
+  Holder(std::shared_ptr<MeshContext> context_in, CallSite site_in)
+      : context(std::move(context_in)), site(site_in) {}
   std::shared_ptr<MeshContext> context;
+  CallSite site;
+  Layout layout;         // of the gradient
+  SpecRef spec;          // the same with sizes, for ToLocal
+  Layout second_layout;  // FromLocal: of the gradient's gradient
+  double scale = 1;      // FromLocal
 };
 
-at::Tensor redistributed_backward(const at::Tensor& grad, const LayoutHolder& holder) {
-  const std::string name = absl::StrCat(holder.site.function, " backward");
-  return redistributed(as_dtensor(grad, holder.context), holder.layout,
-                       {.name = name, .where = holder.site.where});
+void save(AutogradContext* ctx, c10::intrusive_ptr<Holder> holder) {
+  ctx->saved_data["holder"] = c10::IValue::make_capsule(std::move(holder));
 }
+c10::intrusive_ptr<Holder> saved(AutogradContext* ctx) {
+  return c10::static_intrusive_pointer_cast<Holder>(ctx->saved_data["holder"].toCapsule());
+}
+
+// With create_graph a backward is recorded as the forward is, by the function that does in forward
+// what it does: Redistribute by Redistribute, ToLocal and FromLocal by each other. A Partial's
+// gradient is whole, so that no factor comes in but FromLocal's own.
+
+// The gradient in holder.layout.
+at::Tensor gradient_there(const at::Tensor& grad, const Holder& holder);
 
 struct Redistribute : torch::autograd::Function<Redistribute> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& tensor, const Layout& layout,
                             const CallSite& site) {
-    ctx->saved_data["from"] = c10::IValue::make_capsule(c10::make_intrusive<LayoutHolder>(
-        gradient_layout(meta_of(tensor).spec->layout), site, meta_of(tensor).context));
-    at::Tensor result = redistributed(tensor, layout, {.name = site.function, .where = site.where});
+    auto holder = c10::make_intrusive<Holder>(meta_of(tensor).context, site.in_backward());
+    holder->layout = gradient_layout(meta_of(tensor).spec->layout);
+    save(ctx, std::move(holder));
+    const std::string name = site.name();
+    at::Tensor result = redistributed(tensor, layout, {.name = name, .where = site.where});
     return result.is_same(tensor) ? tensor.alias() : result;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto from =
-        c10::static_intrusive_pointer_cast<LayoutHolder>(ctx->saved_data["from"].toCapsule());
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor(), at::Tensor()};
-    return {redistributed_backward(grads[0], *from), at::Tensor(), at::Tensor()};
+    return {gradient_there(grads[0], *saved(ctx)), at::Tensor(), at::Tensor()};
   }
 };
 
-struct ToLocal : torch::autograd::Function<ToLocal> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& tensor,
-                            const Layout& grad_layout) {
-    const DTensorMeta& meta = meta_of(tensor);
-    ctx->saved_data["layout"] = c10::IValue::make_capsule(
-        c10::make_intrusive<LayoutHolder>(grad_layout, CallSite{}, meta.context));
-    ctx->saved_data["like"] = at::Tensor(tensor.detach());
-    return meta.local.alias();
-  }
-  static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
-    if (is_dtensor(grads[0])) {
-      throw Error(absl::InvalidArgumentError(
-          "to_local: the gradient of a local tensor is a DTensor, wanted a plain one"));
-    }
-    const auto holder =
-        c10::static_intrusive_pointer_cast<LayoutHolder>(ctx->saved_data["layout"].toCapsule());
-    const DTensorMeta& like = meta_of(ctx->saved_data["like"].toTensor());
-    SpecRef spec = like.context->intern(holder->layout, like.spec->sizes, like.spec->strides,
-                                        grads[0].scalar_type(), like.spec->device);
-    return {wrap(grads[0].detach(), std::move(spec), like.context), at::Tensor()};
-  }
-};
+at::Tensor gradient_there(const at::Tensor& grad, const Holder& holder) {
+  const at::Tensor there = as_dtensor(grad, holder.context);
+  if (meta_of(there).spec->layout == holder.layout) return there;
+  if (c10::GradMode::is_enabled()) return Redistribute::apply(there, holder.layout, holder.site);
+  const std::string name = holder.site.name();
+  return redistributed(there, holder.layout, {.name = name, .where = holder.site.where});
+}
 
 struct FromLocal : torch::autograd::Function<FromLocal> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& local, const SpecRef& spec,
                             const std::shared_ptr<MeshContext>& context, const CallSite& site) {
-    ctx->saved_data["layout"] = c10::IValue::make_capsule(
-        c10::make_intrusive<LayoutHolder>(gradient_layout(spec->layout), site, context));
-    if (local.requires_grad()) {
-      ctx->saved_data["scale"] = gradient_scale(*context, spec->layout, "from_local");
-    }
+    auto holder = c10::make_intrusive<Holder>(context, site.in_backward());
+    holder->layout = gradient_layout(spec->layout);
+    holder->second_layout = summed(spec->layout);
+    if (local.requires_grad()) holder->scale = gradient_scale(*context, spec->layout, site.name());
+    save(ctx, std::move(holder));
     return wrap(local.detach(), spec, context);
   }
+  static variable_list backward(AutogradContext* ctx, variable_list grads);
+};
+
+struct ToLocal : torch::autograd::Function<ToLocal> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& tensor,
+                            const Layout& grad_layout, const CallSite& site) {
+    const DTensorMeta& meta = meta_of(tensor);
+    auto holder = c10::make_intrusive<Holder>(meta.context, site.in_backward());
+    holder->spec = meta.context->with_layout(*meta.spec, grad_layout);
+    save(ctx, std::move(holder));
+    return meta.local.alias();
+  }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    if (!grads[0].defined()) return {at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
-    const auto holder =
-        c10::static_intrusive_pointer_cast<LayoutHolder>(ctx->saved_data["layout"].toCapsule());
-    const double scale = ctx->saved_data["scale"].toDouble();
-    at::Tensor grad = meta_of(redistributed_backward(grads[0], *holder)).local;
-    return {scale == 1 ? grad : grad.mul(scale), at::Tensor(), at::Tensor(), at::Tensor()};
+    if (!grads[0].defined()) return {at::Tensor(), at::Tensor(), at::Tensor()};
+    if (is_dtensor(grads[0])) {
+      throw Error(absl::InvalidArgumentError(
+          "to_local: the gradient of a local tensor is a DTensor, wanted a plain one"));
+    }
+    const auto holder = saved(ctx);
+    const Spec& like = *holder->spec;
+    SpecRef spec = holder->context->intern(like.layout, like.sizes, like.strides,
+                                           grads[0].scalar_type(), like.device);
+    if (c10::GradMode::is_enabled()) {
+      return {FromLocal::apply(grads[0], spec, holder->context, holder->site), at::Tensor(),
+              at::Tensor()};
+    }
+    return {wrap(grads[0].detach(), std::move(spec), holder->context), at::Tensor(), at::Tensor()};
   }
 };
 
+variable_list FromLocal::backward(AutogradContext* ctx, variable_list grads) {
+  if (!grads[0].defined()) return {at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+  const auto holder = saved(ctx);
+  const at::Tensor there = gradient_there(grads[0], *holder);
+  const at::Tensor grad = c10::GradMode::is_enabled()
+                              ? ToLocal::apply(there, holder->second_layout, holder->site)
+                              : meta_of(there).local;
+  return {holder->scale == 1 ? grad : grad.mul(holder->scale), at::Tensor(), at::Tensor(),
+          at::Tensor()};
+}
+
 // Every rank learns all local shapes, so that a misfit is the same error everywhere.
-Dims gather_global_shape(MeshContext& context, const Layout& layout, const at::Tensor& local,
-                         std::source_location where) {
+FittedLayout gather_global_shape(MeshContext& context, const Layout& layout,
+                                 const at::Tensor& local, std::source_location where) {
   std::vector<int> all_dims;
   for (int m = 0; m < context.mesh().ndim(); ++m) all_dims.push_back(m);
   Communicator& comm = context.communicator(all_dims);
@@ -159,15 +191,19 @@ Dims gather_global_shape(MeshContext& context, const Layout& layout, const at::T
     const int64_t* shape = &everyones[r * mine.size()];
     shapes.emplace_back(shape + 1, shape + 1 + shape[0]);
   }
-  return value_or_throw(global_shape(layout, context.mesh().shape(), shapes));
+  // Of the first rank's dimensions, on all ranks.
+  return value_or_throw(fit_local_shapes(
+      layout_for(context, layout, static_cast<int64_t>(shapes[0].size()), "from_local"),
+      context.mesh().shape(), shapes));
 }
 
 template <typename Fill>
 at::Tensor factory(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements,
                    const at::TensorOptions& options, const char* function, Fill fill) {
   std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
-  SpecRef spec = context->intern(layout_for(*context, placements, function), span_of(sizes),
-                                 contiguous_strides(span_of(sizes)),
+  const Layout layout =
+      layout_for(*context, Layout(placements), static_cast<int64_t>(sizes.size()), function);
+  SpecRef spec = context->intern(layout, span_of(sizes), contiguous_strides(span_of(sizes)),
                                  c10::typeMetaToScalarType(options.dtype()), options.device());
   const bool requires_grad = options.requires_grad();
   at::Tensor local = fill(array(spec->local_sizes), options.requires_grad(std::nullopt));
@@ -213,7 +249,7 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
   }
   refuse_partial(placements, "distribute_tensor");
   std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
-  const Layout layout = layout_for(*context, placements, "distribute_tensor");
+  const Layout layout = layout_for(*context, Layout(placements), tensor.dim(), "distribute_tensor");
   const auto sizes = tensor.sizes();
   SpecRef spec = context->intern(layout, span_of(sizes), contiguous_strides(span_of(sizes)),
                                  tensor.scalar_type(), tensor.device());
@@ -243,8 +279,7 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
   at::Tensor local =
       run_plan(*context, plan_for(*context, *from, layout), whole, spec->sizes, cause);
   // Never an alias of the user's tensor: writing to one must not change the other.
-  if (local.is_alias_of(tensor)) local = local.clone();
-  at::Tensor result = wrap(std::move(local), std::move(spec), std::move(context));
+  at::Tensor result = wrap(owned(std::move(local), tensor), std::move(spec), std::move(context));
   if (tensor.requires_grad()) result.requires_grad_();
   return result;
 }
@@ -262,9 +297,14 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placem
     throw Error(absl::InvalidArgumentError("from_local: wanted a plain tensor"));
   }
   std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
-  const Layout layout = layout_for(*context, placements, "from_local");
-  Dims sizes = global_sizes.has_value() ? Dims(global_sizes->begin(), global_sizes->end())
-                                        : gather_global_shape(*context, layout, local, where);
+  const Layout given(placements);
+  if (given.mesh_ndim() != context->mesh().ndim()) layout_for(*context, given, 0, "from_local");
+  auto [layout, sizes] =
+      global_sizes.has_value()
+          ? FittedLayout{layout_for(*context, given, static_cast<int64_t>(global_sizes->size()),
+                                    "from_local"),
+                         Dims(global_sizes->begin(), global_sizes->end())}
+          : gather_global_shape(*context, given, local, where);
   SpecRef spec = context->intern(layout, sizes, contiguous_strides(sizes), local.scalar_type(),
                                  local.device());
   if (local.sizes() != array(spec->local_sizes)) {
@@ -352,9 +392,9 @@ void visualize_sharding(const at::Tensor& tensor, const VisualizeOptions& option
 at::Tensor redistribute(const at::Tensor& tensor, const Layout& layout,
                         std::source_location where) {
   const DTensorMeta& meta = checked_meta(tensor, "redistribute");
-  if (layout.mesh_ndim() != meta.context->mesh().ndim())
-    layout_for(*meta.context, layout.placements(), "redistribute");
-  return Redistribute::apply(tensor, layout, CallSite{"redistribute", where});
+  return Redistribute::apply(tensor,
+                             layout_for(*meta.context, layout, tensor.dim(), "redistribute"),
+                             CallSite{"redistribute", where});
 }
 
 at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements,
@@ -368,19 +408,22 @@ at::Tensor redistribute(const at::Tensor& tensor, const NamedPlacements& placeme
       tensor, resolve(checked_meta(tensor, "redistribute").context->mesh(), placements), where);
 }
 
-at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
+at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements,
+                    std::source_location where) {
   const DTensorMeta& meta = checked_meta(tensor, "to_local");
   settle_numbers(*meta.context);
-  const Layout grad_layout = grad_placements.has_value()
-                                 ? layout_for(*meta.context, *grad_placements, "to_local")
-                                 : gradient_layout(meta.spec->layout);
-  return ToLocal::apply(tensor, grad_layout);
+  const Layout grad_layout =
+      grad_placements.has_value()
+          ? layout_for(*meta.context, Layout(*grad_placements), tensor.dim(), "to_local")
+          : gradient_layout(meta.spec->layout);
+  return ToLocal::apply(tensor, grad_layout, CallSite{"to_local", where});
 }
 
 at::Tensor full_tensor(const at::Tensor& tensor, std::source_location where) {
   const DTensorMeta& meta = checked_meta(tensor, "full_tensor");
   const Layout replicated{Placements(meta.context->mesh().ndim())};
-  return to_local(Redistribute::apply(tensor, replicated, CallSite{"full_tensor", where}));
+  return to_local(Redistribute::apply(tensor, replicated, CallSite{"full_tensor", where}),
+                  std::nullopt, where);
 }
 
 StrictScope::StrictScope(const MeshPtr& mesh) : mesh_(mesh) {

@@ -14,7 +14,9 @@
 // Every function here that communicates is collective: all ranks of the mesh call it in the same
 // order; `where`, the place of the call, is for CommTrace (comm_trace.h). Errors are thrown as
 // shardweave::Error. Threads: a rank's DTensors are used by one thread at a time.
-// Ownership: a DTensor keeps its mesh alive.
+// Ownership: a DTensor keeps its mesh alive. Its local part keeps just its own bytes alive, however
+// it was made (from_local() shares the memory that it is given).
+// Placements: Shard(-1) is the last dimension, here as everywhere a placement meets a tensor.
 #pragma once
 
 #include <cstdio>
@@ -62,8 +64,9 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
                              std::source_location where = std::source_location::current());
 
 // A DTensor from every rank's local tensor. Its global shape is worked out from the local shapes
-// (one small collective) unless `global_sizes` is given; a local shape that does not fit is an
-// error on every rank. Differentiable.
+// (one small collective) unless `global_sizes` is given. Parts that are not those of an even split,
+// 1 + 2 rows, make a Shard(dim) a RaggedShard(dim, {1, 2}): layout_of() says so. Local shapes that
+// no layout describes are an error on every rank. Differentiable.
 at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placements& placements,
                       std::optional<std::vector<int64_t>> global_sizes = std::nullopt,
                       std::source_location where = std::source_location::current());
@@ -99,8 +102,9 @@ void visualize_sharding(const at::Tensor& tensor, const VisualizeOptions& option
 
 // --- moving and leaving --------------------------------------------------------------------------
 
-// The same tensor in another layout, by the cheapest collectives. Differentiable; the gradient
-// comes back in the layout of the input (Replicate where that was Partial).
+// The same tensor in another layout, by the cheapest collectives. Differentiable, as often as one
+// likes (as are to_local(), full_tensor() and from_local()); the gradient comes back in the layout
+// of the input (Replicate where that was Partial).
 at::Tensor redistribute(const at::Tensor& tensor, const Layout& layout,
                         std::source_location where = std::source_location::current());
 at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements,
@@ -115,7 +119,8 @@ at::Tensor redistribute(const at::Tensor& tensor, const NamedPlacements& placeme
 // Partial). A replicated tensor whose copies are used differently by each rank has Partial
 // gradients: say so here.
 at::Tensor to_local(const at::Tensor& tensor,
-                    std::optional<Placements> grad_placements = std::nullopt);
+                    std::optional<Placements> grad_placements = std::nullopt,
+                    std::source_location where = std::source_location::current());
 
 // The whole tensor, on every rank. Differentiable.
 at::Tensor full_tensor(const at::Tensor& tensor,

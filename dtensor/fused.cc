@@ -195,7 +195,9 @@ void run_plans(std::vector<Travel>& travels, const Cause& cause) {
     if (moving.empty()) break;
     run_round(travels, runs, moving, parcels, cause);
   }
-  for (size_t i = 0; i < travels.size(); ++i) travels[i].local = runs[i].local();
+  for (size_t i = 0; i < travels.size(); ++i) {
+    travels[i].local = owned(runs[i].local(), travels[i].local);
+  }
 }
 
 }  // namespace shardweave

@@ -13,7 +13,7 @@ namespace shardweave {
 struct Travel {
   MeshContext* context;
   RedistributePlan plan;
-  at::Tensor local;  // replaced by the result
+  at::Tensor local;  // replaced by the result, which is owned() (redistribute.h)
   Dims sizes;        // global
   int64_t bytes;     // global: what is decided by it is the same on all ranks
 };
@@ -23,7 +23,8 @@ Travel travel(const DTensorMeta& meta, const Layout& layout);
 
 // As run_plan() for each of them, in rounds: in each, every tensor that has not arrived takes part
 // in one collective. Small tensors that need the same one (kind, mesh dimensions, reduction, dtype)
-// share it; all of a round are under way at once.
+// share it; all of a round are under way at once. What they share, a bucket of at most 25 MiB, is
+// gone when this returns: a result that is kept longer than the others must not keep theirs.
 void run_plans(std::vector<Travel>& travels, const Cause& cause);
 
 }  // namespace shardweave

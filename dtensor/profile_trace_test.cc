@@ -183,7 +183,8 @@ TEST(ProfileTraceTest, BeginsAndEndsAnywhere) {
     EXPECT_THAT(profile->to_json(), HasSubstr("has not ended"));
     EXPECT_THAT(profile->to_json(), HasSubstr("aten::mm"));  // also what threw
     const int64_t events = profile->num_events();
-    const MeshPtr other = value_or_throw(mesh->slice({"x"}));
+    const MeshPtr other =
+        value_or_throw(mesh->another(value_or_throw(mesh->mesh().flatten({}, "other"))));
     scattered(at::ones({4, 4}), other, {Shard(0)}).softmax(0);
     EXPECT_EQ(profile->num_events(), events);  // of another mesh
   });

@@ -48,11 +48,11 @@ int64_t length(const Intervals& intervals) {
   return n;
 }
 
-// The elements of `tensor` that `intervals` name along `dim`; contiguous.
+// The elements of `tensor` that `intervals` name along `dim`; a view where there is one.
 at::Tensor select(const at::Tensor& tensor, int dim, const Intervals& intervals) {
-  if (intervals.empty()) return tensor.narrow(dim, 0, 0).contiguous();
+  if (intervals.empty()) return tensor.narrow(dim, 0, 0);
   if (intervals.size() == 1) {
-    return tensor.narrow(dim, intervals[0].begin, intervals[0].size()).contiguous();
+    return tensor.narrow(dim, intervals[0].begin, intervals[0].size());
   }
   std::vector<at::Tensor> pieces;
   for (const Interval& i : intervals) pieces.push_back(tensor.narrow(dim, i.begin, i.size()));
@@ -368,6 +368,20 @@ class Packer {
 
 }  // namespace
 
+Layout layout_for(const MeshContext& context, const Layout& layout, int64_t ndim,
+                  const char* function) {
+  const DeviceMesh& mesh = context.mesh();
+  if (layout.mesh_ndim() != mesh.ndim()) {
+    throw Error(absl::InvalidArgumentError(
+        absl::StrCat(function, ": ", layout.to_string(), " has ", layout.mesh_ndim(),
+                     " placements, ", mesh.to_string(), " has ", mesh.ndim(), " dimensions")));
+  }
+  absl::StatusOr<Layout> counted = with_dims_of(layout, static_cast<int>(ndim));
+  if (counted.ok()) return *std::move(counted);
+  throw Error(absl::Status(counted.status().code(),
+                           absl::StrCat(function, ": ", std::string(counted.status().message()))));
+}
+
 RedistributePlan plan_for(const MeshContext& context, const Spec& from, const Layout& to) {
   return value_or_throw(plan_redistribute(from.layout, to, context.mesh().shape(), from.sizes,
                                           c10::elementSize(from.dtype), context.cost_model));
@@ -412,7 +426,8 @@ PlanRun::PlanRun(MeshContext& context, const RedistributePlan& plan, at::Tensor 
 
 at::Tensor PlanRun::local() const {
   if (local_.is_same(start_)) return given_;
-  return given_.is_complex() ? at::view_as_complex(local_) : local_;
+  const at::Tensor local = local_.contiguous();  // slices are views until here
+  return given_.is_complex() ? at::view_as_complex(local) : local;
 }
 
 bool PlanRun::next(Parcel* parcel) {
@@ -455,13 +470,19 @@ at::Tensor run_plan(MeshContext& context, const RedistributePlan& plan, at::Tens
   return run.local();
 }
 
+at::Tensor owned(at::Tensor local, const at::Tensor& given) {
+  const size_t bytes = local.numel() * local.itemsize();
+  if (!local.is_alias_of(given) && local.storage().nbytes() == bytes) return local;
+  return local.clone();
+}
+
 at::Tensor redistributed(const at::Tensor& tensor, const Layout& layout, const Cause& cause) {
   const DTensorMeta& meta = meta_of(tensor);
   if (meta.spec->layout == layout) return tensor;
   SpecRef target = meta.context->with_layout(*meta.spec, layout);
   const RedistributePlan plan = plan_for(*meta.context, *meta.spec, layout);
-  at::Tensor local = run_plan(*meta.context, plan, meta.local, meta.spec->sizes, cause);
-  if (local.is_alias_of(meta.local)) local = local.clone();
+  at::Tensor local =
+      owned(run_plan(*meta.context, plan, meta.local, meta.spec->sizes, cause), meta.local);
   return wrap(std::move(local), std::move(target), meta.context);
 }
 

@@ -16,6 +16,12 @@
 
 namespace shardweave {
 
+// A layout that a user gave for a tensor of `ndim` dimensions, with these counted from the front.
+// Throws Error (InvalidArgument) that names `function` if it has not one placement for each
+// dimension of the mesh, or cuts a dimension that the tensor does not have.
+Layout layout_for(const MeshContext& context, const Layout& layout, int64_t ndim,
+                  const char* function);
+
 // The plan from one layout of a tensor to another, by the context's cost model.
 RedistributePlan plan_for(const MeshContext& context, const Spec& from, const Layout& to);
 
@@ -61,7 +67,7 @@ class PlanRun {
   // Collectives in which nobody sends anything are left out, on all ranks.
   bool next(Parcel* parcel);
   void arrived(const Parcel& parcel);
-  // Is the tensor that was given if nothing had to be done to it.
+  // Is the tensor that was given if nothing had to be done to it, or a view of it.
   at::Tensor local() const;
   // While a parcel of next() is under way: what it is, and the first step after it.
   Sending sending() const;
@@ -88,10 +94,14 @@ struct Cause {
 };
 
 // Runs `plan` on this rank's part of a tensor with global `sizes`; the result is contiguous unless
-// the plan has nothing but a to_partial or no step. Collective over the mesh dimensions that the
+// the plan has nothing but a to_partial or no step. It may be a view of `local`. Collective over the mesh dimensions that the
 // plan names.
 at::Tensor run_plan(MeshContext& context, const RedistributePlan& plan, at::Tensor local,
                     absl::Span<const int64_t> sizes, const Cause& cause);
+
+// What a DTensor keeps of the result of a plan: a tensor that shares nothing with what was `given`
+// and keeps no bytes but its own alive. Copies where it is not so already.
+at::Tensor owned(at::Tensor local, const at::Tensor& given);
 
 // A DTensor in another layout, without autograd; the same one if that is its layout.
 at::Tensor redistributed(const at::Tensor& tensor, const Layout& layout, const Cause& cause);

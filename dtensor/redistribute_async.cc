@@ -39,14 +39,16 @@ std::vector<at::Tensor> redistributed_all(absl::Span<const at::Tensor> tensors,
   run_plans(travels, cause);
   for (size_t k = 0; k < moving.size(); ++k) {
     const DTensorMeta& meta = meta_of(tensors[moving[k]]);
-    at::Tensor local = std::move(travels[k].local);
-    if (local.is_alias_of(meta.local)) local = local.clone();
-    results[moving[k]] = wrap(std::move(local), targets[k], meta.context);
+    results[moving[k]] = wrap(std::move(travels[k].local), targets[k], meta.context);
   }
   return results;
 }
 
-// Of one or several tensors: brings their gradients back where they were.
+void record(absl::Span<const at::Tensor> tensors, std::vector<at::Tensor>& results,
+            std::source_location where);
+
+// Of one or several tensors: brings their gradients back where they were. With create_graph that is
+// recorded in turn.
 class RedistributeBackward final : public torch::autograd::Node {
  public:
   RedistributeBackward(std::vector<Layout> layouts,
@@ -65,9 +67,13 @@ class RedistributeBackward final : public torch::autograd::Node {
       moving.push_back(as_dtensor(grads[i], contexts_[i]));
       layouts.push_back(layouts_[i]);
     }
-    const c10::AutoGradMode no_grad(false);
-    std::vector<at::Tensor> moved =
-        redistributed_all(moving, layouts, {.name = "redistribute backward", .where = where_});
+    std::vector<at::Tensor> moved;
+    {
+      const c10::AutoGradMode no_grad(false);
+      moved =
+          redistributed_all(moving, layouts, {.name = "redistribute backward", .where = where_});
+    }
+    if (c10::GradMode::is_enabled()) record(moving, moved, where_);
     for (size_t k = 0; k < given.size(); ++k) result[given[k]] = std::move(moved[k]);
     return result;
   }
@@ -101,14 +107,6 @@ void record(absl::Span<const at::Tensor> tensors, std::vector<at::Tensor>& resul
   for (at::Tensor* output : outputs) torch::autograd::set_history(*output, node);
 }
 
-void check_layout(const DTensorMeta& meta, const Layout& layout, const char* function) {
-  const DeviceMesh& mesh = meta.context->mesh();
-  if (layout.mesh_ndim() == mesh.ndim()) return;
-  throw Error(absl::InvalidArgumentError(
-      absl::StrCat(function, ": ", layout.to_string(), " has ", layout.mesh_ndim(), " placements, ",
-                   mesh.to_string(), " has ", mesh.ndim(), " dimensions")));
-}
-
 int64_t version_of(const at::Tensor& tensor) {
   return tensor.is_inference() ? 0 : tensor._version();
 }
@@ -122,7 +120,7 @@ struct PendingTensor::State {
         context(meta_of(tensor).context),
         target(context->with_layout(*meta_of(tensor).spec, layout)),
         plan(plan_for(*context, *meta_of(tensor).spec, layout)),
-        run(*context, plan, meta_of(tensor).local, target->sizes),
+        run(std::in_place, *context, plan, meta_of(tensor).local, target->sizes),
         version(version_of(tensor)),
         records(c10::GradMode::is_enabled() && tensor.requires_grad()) {
     advance();
@@ -135,22 +133,23 @@ struct PendingTensor::State {
 
   void advance() {
     span.reset();
-    moving = run.next(&parcel);
+    moving = run->next(&parcel);
     if (!moving) return;
-    span.emplace(*context, Cause{.name = kAsync, .where = where}, [this] { return run.sending(); });
+    span.emplace(*context, Cause{.name = kAsync, .where = where},
+                 [this] { return run->sending(); });
     work = send(*context, parcel, kAsync);
   }
 
   // Whether the collective under way is the last of the plan.
   bool is_last() const {
     const auto local = [](const RedistributeStep& step) { return step.is_local(); };
-    return std::all_of(plan.steps.begin() + run.next_step(), plan.steps.end(), local);
+    return std::all_of(plan.steps.begin() + run->next_step(), plan.steps.end(), local);
   }
 
   void finish() {
     while (moving) {
       throw_if_error(work.wait());
-      run.arrived(parcel);
+      run->arrived(parcel);
       advance();
     }
     if (version_of(source) != version) {
@@ -161,23 +160,25 @@ struct PendingTensor::State {
     if (target == meta_of(source).spec) {
       const c10::AutoGradMode as_begun(records);
       result = redistribute(source, target->layout, where);
-      return;
+    } else {
+      const c10::AutoGradMode no_grad(false);
+      std::vector<at::Tensor> arrived = {
+          wrap(owned(run->local(), meta_of(source).local), target, context)};
+      if (records) record(absl::MakeConstSpan(&source, 1), arrived, where);
+      result = std::move(arrived[0]);
     }
-    const c10::AutoGradMode no_grad(false);
-    at::Tensor local = run.local();
-    if (local.is_alias_of(meta_of(source).local)) local = local.clone();
-    std::vector<at::Tensor> arrived = {wrap(std::move(local), target, context)};
-    if (records) record(absl::MakeConstSpan(&source, 1), arrived, where);
-    result = std::move(arrived[0]);
+    // Whoever keeps this for the result keeps nothing else.
     parcel = Parcel();
+    run.reset();
+    source.reset();
   }
 
-  const at::Tensor source;
+  at::Tensor source;  // undefined: it is there
   const std::source_location where;
   const std::shared_ptr<MeshContext> context;
   const SpecRef target;
   const RedistributePlan plan;
-  PlanRun run;
+  std::optional<PlanRun> run;
   const int64_t version;
   const bool records;
   bool moving = false;
@@ -200,8 +201,8 @@ bool PendingTensor::done() const {
 
 PendingTensor redistribute_async(const at::Tensor& tensor, const Layout& layout,
                                  std::source_location where) {
-  check_layout(checked_meta(tensor, kAsync), layout, kAsync);
-  return PendingTensor(std::make_shared<PendingTensor::State>(tensor, layout, where));
+  const Layout to = layout_for(*checked_meta(tensor, kAsync).context, layout, tensor.dim(), kAsync);
+  return PendingTensor(std::make_shared<PendingTensor::State>(tensor, to, where));
 }
 
 PendingTensor redistribute_async(const at::Tensor& tensor, const Placements& placements,
@@ -216,18 +217,20 @@ std::vector<at::Tensor> redistribute_all(absl::Span<const at::Tensor> tensors,
     throw Error(absl::InvalidArgumentError(
         absl::StrCat(kAll, ": ", tensors.size(), " tensors, but ", layouts.size(), " layouts")));
   }
+  std::vector<Layout> to;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    check_layout(checked_meta(tensors[i], kAll), layouts[i], kAll);
+    to.push_back(
+        layout_for(*checked_meta(tensors[i], kAll).context, layouts[i], tensors[i].dim(), kAll));
   }
   std::vector<at::Tensor> results;
   {
     const c10::AutoGradMode no_grad(false);
-    results = redistributed_all(tensors, layouts, {.name = kAll, .where = where});
+    results = redistributed_all(tensors, to, {.name = kAll, .where = where});
   }
   if (c10::GradMode::is_enabled()) record(tensors, results, where);
   // As from redistribute(): never the tensor itself.
   for (size_t i = 0; i < tensors.size(); ++i) {
-    if (results[i].is_same(tensors[i])) results[i] = redistribute(tensors[i], layouts[i], where);
+    if (results[i].is_same(tensors[i])) results[i] = redistribute(tensors[i], to[i], where);
   }
   return results;
 }

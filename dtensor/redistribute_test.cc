@@ -3,7 +3,9 @@
 #include "ATen/ATen.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "shardweave/comm/world.h"
 #include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/redistribute_async.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 
 namespace shardweave {
@@ -176,10 +178,168 @@ TEST(RedistributeTest, WrongInput) {
   EXPECT_THAT(message([](const MeshPtr&) { redistribute(at::ones({2}), Placements{Shard(0)}); }),
               ::testing::HasSubstr("plain tensor of shape [2]"));
   EXPECT_THAT(message([](const MeshPtr& m) {
-                from_local(at::ones({2 + m->coordinate()[0]}), m, {Shard(0)});
+                from_local(at::ones({2, 3 + m->coordinate()[0]}), m, {Shard(0)});
               }),
-              ::testing::HasSubstr("rank 0 at [0] has the local shape [2], but the layout [S(0)] "
-                                   "cuts the global shape [5] into [3] there"));
+              ::testing::HasSubstr("rank 1 at [1] has the local shape [2, 4], but the layout "
+                                   "[S(0)] cuts the global shape [4, 3] into [2, 3] there"));
+}
+
+// Rows that do not lie as an even split would have them.
+TEST(RedistributeTest, FromLocalOfUnevenRowsIsRagged) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const int64_t mine = mesh->coordinate()[0];
+    const at::Tensor whole = numbers({3, 2});
+    at::Tensor local = (mine == 0 ? whole.narrow(0, 0, 1) : whole.narrow(0, 1, 2)).clone();
+    local.requires_grad_();
+    const at::Tensor t = from_local(local, mesh, {Shard(0)});
+    EXPECT_EQ(t.sizes(), whole.sizes());
+    EXPECT_EQ(layout_of(t)[0], RaggedShard(0, {1, 2}));
+    expect_value(t.detach(), whole);
+    const at::Tensor w = distribute_tensor(numbers({2, 4}), mesh, Placements{Replicate()});
+    expect_value(t.detach().matmul(w), whole.matmul(numbers({2, 4})));
+    expect_value((t * t).detach().sum(0), (whole * whole).sum(0));
+    expect_value(redistribute(t.detach(), {Shard(0)}), whole);
+    (t * t).sum().backward();
+    EXPECT_TRUE(at::equal(local.grad(), local.detach() * 2));
+    // An even split stays one, as does what torch.chunk gives.
+    EXPECT_EQ(layout_of(from_local(at::ones({2}), mesh, {Shard(0)}))[0], Shard(0));
+    EXPECT_EQ(layout_of(from_local(at::ones({2 - mine}), mesh, {Shard(0)}))[0], Shard(0));
+    // Of the other dimensions too, and with nothing on a rank.
+    EXPECT_EQ(layout_of(from_local(at::ones({2, 5 * mine}), mesh, {Shard(1)}))[0],
+              RaggedShard(1, {0, 5}));
+  });
+}
+
+TEST(RedistributeTest, FromLocalOfUnevenRowsOnTwoDimensions) {
+  on_mesh({{"x", 2}, {"y", 2}}, [](const MeshPtr& mesh) {
+    const Coordinate at = mesh->coordinate();
+    // Pieces of a plain tensor, by the sizes that each coordinate has.
+    const auto part = [](const at::Tensor& whole, int dim, std::vector<int64_t> sizes, int64_t i) {
+      int64_t begin = 0;
+      for (int64_t k = 0; k < i; ++k) begin += sizes[k];
+      return whole.narrow(dim, begin, sizes[i]);
+    };
+    const at::Tensor whole = numbers({6, 5});
+    {
+      const at::Tensor local = part(part(whole, 0, {1, 5}, at[0]), 1, {4, 1}, at[1]);
+      const at::Tensor t = from_local(local, mesh, {Shard(0), Shard(1)});
+      EXPECT_EQ(layout_of(t), Layout({RaggedShard(0, {1, 5}), RaggedShard(1, {4, 1})}));
+      expect_value(t, whole);
+      expect_value(t.pow(2).mul(t).sum(1), whole.pow(3).sum(1));
+    }
+    {
+      // Ragged along x, replicated along y.
+      const at::Tensor t = from_local(part(whole, 0, {2, 4}, at[0]), mesh, {Shard(0), Replicate()});
+      EXPECT_EQ(layout_of(t), Layout({RaggedShard(0, {2, 4}), Replicate()}));
+      expect_value(t, whole);
+    }
+    {
+      // Both cut the rows: even pieces of 3, each cut in 1 and 2.
+      const at::Tensor t = from_local(part(part(whole, 0, {3, 3}, at[0]), 0, {1, 2}, at[1]), mesh,
+                                      {Shard(0), Shard(0)});
+      EXPECT_EQ(layout_of(t), Layout({Shard(0), RaggedShard(0, {1, 2})}));
+      expect_value(t, whole);
+    }
+    {
+      // Pieces of 2 and 4, each cut evenly.
+      const int64_t n = at[0] == 0 ? 2 : 4;
+      const at::Tensor t = from_local(part(part(whole, 0, {2, 4}, at[0]), 0, {n / 2, n / 2}, at[1]),
+                                      mesh, {Shard(0), Shard(0)});
+      EXPECT_EQ(layout_of(t), Layout({RaggedShard(0, {2, 4}), Shard(0)}));
+      expect_value(t, whole);
+    }
+  });
+}
+
+TEST(RedistributeTest, UnevenRowsThatNoLayoutDescribesAreAnError) {
+  // Pieces of 1 + 2 and 2 + 1: one list of sizes cannot say that.
+  const absl::Status status = try_on_mesh({{"x", 2}, {"y", 2}}, [](const MeshPtr& m) {
+    const int64_t rows = m->coordinate()[0] == m->coordinate()[1] ? 1 : 2;
+    from_local(at::ones({rows}), m, {Shard(0), Shard(0)});
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("has the local shape"));
+}
+
+// Shard(-1) is the last dimension wherever a placement meets a tensor.
+TEST(RedistributeTest, DimensionsCountFromTheEnd) {
+  on_mesh({{"x", 2}, {"y", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor whole = numbers({6, 5});
+    const Layout want({Shard(1), StridedShard(0, 3)});
+    const Placements given = {Shard(-1), StridedShard(-2, 3)};
+    const at::Tensor t = distribute_tensor(whole, mesh, given);
+    EXPECT_EQ(layout_of(t), want);
+    expect_value(t, whole);
+    EXPECT_EQ(layout_of(distribute_tensor(whole, mesh, NamedPlacements{{"y", Shard(-1)}})),
+              Layout({Replicate(), Shard(1)}));
+
+    const at::Tensor start = distribute_tensor(whole, mesh, Placements(2)).requires_grad_();
+    const at::Tensor moved = redistribute(start, given);
+    EXPECT_EQ(layout_of(moved), want);
+    expect_value(moved.detach(), whole);
+    moved.pow(2).sum().backward();
+    expect_value(start.grad(), whole * 2);
+    EXPECT_EQ(layout_of(redistribute(start, NamedPlacements{{"x", Shard(-2)}})),
+              Layout({Shard(0), Replicate()}));
+    // Two ways to say one dimension: the mesh dimensions cut it in their own order.
+    EXPECT_EQ(layout_of(redistribute(start, {Shard(0), Shard(-2)})), Layout({Shard(0), Shard(0)}));
+    expect_value(redistribute(start.detach(), {Shard(-2), Shard(0)}), whole);
+    EXPECT_EQ(layout_of(redistribute(start, *Layout::create({Shard(-1), Shard(-1)}, {1, 0}))),
+              *Layout::create({Shard(1), Shard(1)}, {1, 0}));
+
+    EXPECT_EQ(layout_of(redistribute_async(start, Placements{Shard(-1), Replicate()}).wait()),
+              Layout({Shard(1), Replicate()}));
+    EXPECT_EQ(layout_of(redistribute_all({{start}}, {{Layout({Replicate(), Shard(-1)})}})[0]),
+              Layout({Replicate(), Shard(1)}));
+
+    const at::Tensor local = to_local(redistribute(start, {Shard(1), Replicate()}).detach());
+    EXPECT_EQ(layout_of(from_local(local, mesh, {Shard(-1), Replicate()})),
+              Layout({Shard(1), Replicate()}));
+    EXPECT_EQ(layout_of(from_local(local, mesh, {Shard(-1), Replicate()}, {{6, 5}})),
+              Layout({Shard(1), Replicate()}));
+    const int64_t mine = mesh->coordinate()[0];
+    EXPECT_EQ(layout_of(from_local(at::ones({4, 1 + mine}), mesh, {Shard(-1), Replicate()})),
+              Layout({RaggedShard(1, {1, 2}), Replicate()}));
+    EXPECT_EQ(
+        layout_of(distribute_tensor(whole, mesh, Placements{RaggedShard(-1, {1, 4}), Replicate()})),
+        Layout({RaggedShard(1, {1, 4}), Replicate()}));
+
+    EXPECT_EQ(layout_of(zeros({4, 3}, mesh, given)), want);
+    EXPECT_EQ(layout_of(randn({4, 3}, mesh, given)), want);
+    EXPECT_EQ(layout_of(full({4, 3}, 2, mesh, given)), want);
+
+    at::Tensor leaf = distribute_tensor(whole, mesh, want.placements()).requires_grad_();
+    to_local(leaf, given).sum().backward();
+    EXPECT_EQ(layout_of(leaf.grad()), want);
+  });
+  auto message = [](const std::function<void(const MeshPtr&)>& body) {
+    return std::string(try_on_mesh({{"x", 2}}, body).message());
+  };
+  EXPECT_THAT(message([](const MeshPtr& m) {
+                distribute_tensor(at::ones({2, 2}), m, Placements{Shard(-3)});
+              }),
+              ::testing::HasSubstr("S(-3) on mesh dimension 0 cuts tensor dimension -3, but "
+                                   "there are 2 (wanted: -2 to 1)"));
+  EXPECT_THAT(message([](const MeshPtr& m) { zeros({2}, m, {Shard(1)}); }),
+              ::testing::HasSubstr("cuts tensor dimension 1, but there are 1 (wanted: -1 to 0)"));
+  EXPECT_THAT(message([](const MeshPtr& m) { zeros({}, m, {Shard(-1)}); }),
+              ::testing::HasSubstr("cuts tensor dimension -1, but there are 0"));
+}
+
+// Equal meshes are one: what was made for either goes together.
+TEST(RedistributeTest, TensorsOfEqualMeshesGoTogether) {
+  const absl::Status status = run_ranks(4, [](World& world) {
+    const auto a = init_device_mesh(world, {{"dp", 2}, {"tp", 2}}).value();
+    const auto b = init_device_mesh(world, {{"dp", 2}, {"tp", 2}}).value();
+    const at::Tensor x = distribute_tensor(numbers({4, 4}), a, Placements{Shard(0), Replicate()});
+    const at::Tensor y = distribute_tensor(numbers({4, 4}), b, Placements{Replicate(), Shard(1)});
+    expect_value(x.matmul(y), numbers({4, 4}).matmul(numbers({4, 4})));
+    const at::Tensor u = distribute_tensor(numbers({4}), a->slice({"tp"}).value(), Placements(1));
+    const at::Tensor v =
+        distribute_tensor(numbers({4}), b->slice({"tp"}).value(), Placements{Shard(0)});
+    expect_value(u + v, numbers({4}) * 2);
+  });
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 }  // namespace

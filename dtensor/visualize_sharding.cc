@@ -45,7 +45,7 @@ struct Axis {
 };
 
 struct Picture {
-  const Layout& layout;
+  Layout layout;  // with tensor dimensions counted from the front
   const DeviceMesh& mesh;
   Index shape;
   const VisualizeOptions& options;
@@ -126,9 +126,12 @@ absl::StatusOr<std::pair<int, int>> drawn_dims(const Layout& layout,
   return std::minmax({dims[0], dims[1]});
 }
 
-absl::StatusOr<Picture> make_picture(const Layout& layout, const DeviceMesh& mesh,
+absl::StatusOr<Picture> make_picture(const Layout& given, const DeviceMesh& mesh,
                                      absl::Span<const int64_t> shape,
                                      const VisualizeOptions& options) {
+  const absl::StatusOr<Layout> counted = with_dims_of(given, static_cast<int>(shape.size()));
+  if (!counted.ok()) return counted.status();
+  const Layout& layout = *counted;
   if (absl::Status fits = validate(layout, mesh.shape(), shape); !fits.ok()) return fits;
   if (options.max_pieces < 2 || options.max_ranks < 1) {
     return absl::InvalidArgumentError(absl::StrCat("visualize_sharding: max_pieces ",

@@ -52,6 +52,11 @@ tp=2  S(1): cuts the columns
 )");
 }
 
+TEST(VisualizeShardingTest, DimensionsCountFromTheEnd) {
+  EXPECT_EQ(text_of({Shard(-2), Shard(-1)}, kSquare, {7, 5}),
+            text_of({Shard(0), Shard(1)}, kSquare, {7, 5}));
+}
+
 TEST(VisualizeShardingTest, CopiesAndSummandsAreMarked) {
   const std::string copies = text_of({Shard(0), Replicate()}, kSquare, {7, 5});
   EXPECT_THAT(copies, HasSubstr(" 0, 1 "));

@@ -9,9 +9,9 @@
 
 namespace shardweave {
 
-// The communicators of a mesh and its slices, by name and members: dimensions of size 1 have the
-// same members, but errors should name the right one.
-struct ConnectedMesh::Pool {
+// The communicators by name and members: dimensions of size 1 have the same members, but errors
+// should name the right one.
+struct ConnectedMesh::Pool : std::enable_shared_from_this<Pool> {
   using Key = std::pair<std::string, std::vector<int64_t>>;
 
   explicit Pool(std::shared_ptr<Communicator> w) : world(std::move(w)) {}
@@ -25,17 +25,57 @@ struct ConnectedMesh::Pool {
     return made;
   }
 
+  // Whether a group has failed, as far as this rank knows.
+  bool broken() {
+    std::lock_guard lock(mutex);
+    return std::any_of(communicators.begin(), communicators.end(),
+                       [](const auto& entry) { return !entry.second->health().ok(); });
+  }
+
+  absl::StatusOr<std::shared_ptr<ConnectedMesh>> mesh(DeviceMesh grid) {
+    if (grid.max_rank().value >= world->size()) {
+      return absl::InvalidArgumentError(absl::StrCat("ConnectedMesh: ", grid.to_string(),
+                                                     " has rank ", grid.max_rank().value,
+                                                     ", the world only ", world->size(), " ranks"));
+    }
+    const Rank rank(world->rank());
+    absl::StatusOr<Coordinate> coordinate = grid.coordinate(rank);
+    if (!coordinate.ok()) return coordinate.status();
+    std::lock_guard lock(meshes_mutex);
+    std::unique_ptr<ConnectedMesh>& one = meshes[grid];
+    if (one == nullptr) {
+      one.reset(new ConnectedMesh(std::move(grid), rank, *std::move(coordinate), this));
+    }
+    return std::shared_ptr<ConnectedMesh>(shared_from_this(), one.get());
+  }
+
   const std::shared_ptr<Communicator> world;
   std::mutex mutex;  // held while a communicator is made, so that it is made once
   absl::flat_hash_map<Key, std::shared_ptr<Communicator>> communicators;
+  std::mutex meshes_mutex;
+  absl::flat_hash_map<DeviceMesh, std::unique_ptr<ConnectedMesh>> meshes;
 };
 
-ConnectedMesh::ConnectedMesh(DeviceMesh mesh, Rank rank, Coordinate coordinate,
-                             std::shared_ptr<Pool> pool)
+namespace {
+
+absl::Status check_world(const Communicator& world) {
+  const std::vector<int64_t>& world_ranks = world.world_ranks();
+  for (int i = 0; i < world.size(); ++i) {
+    if (world_ranks[i] == i) continue;
+    return absl::InvalidArgumentError(absl::StrCat("ConnectedMesh: group \"", world.name(),
+                                                   "\" is not the world: its rank ", i, " is rank ",
+                                                   world_ranks[i], " of the world"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+ConnectedMesh::ConnectedMesh(DeviceMesh mesh, Rank rank, Coordinate coordinate, Pool* pool)
     : mesh_(std::move(mesh)),
       rank_(rank),
       coordinate_(std::move(coordinate)),
-      pool_(std::move(pool)),
+      pool_(pool),
       by_dim_(mesh_.ndim()) {}
 
 ConnectedMesh::~ConnectedMesh() = default;
@@ -46,24 +86,8 @@ const std::shared_ptr<Communicator>& ConnectedMesh::world() const {
 
 absl::StatusOr<std::shared_ptr<ConnectedMesh>> ConnectedMesh::create(
     DeviceMesh mesh, std::shared_ptr<Communicator> world) {
-  const std::vector<int64_t>& world_ranks = world->world_ranks();
-  for (int i = 0; i < world->size(); ++i) {
-    if (world_ranks[i] != i) {
-      return absl::InvalidArgumentError(absl::StrCat("ConnectedMesh: group \"", world->name(),
-                                                     "\" is not the world: its rank ", i,
-                                                     " is rank ", world_ranks[i], " of the world"));
-    }
-  }
-  if (mesh.max_rank().value >= world->size()) {
-    return absl::InvalidArgumentError(absl::StrCat("ConnectedMesh: ", mesh.to_string(),
-                                                   " has rank ", mesh.max_rank().value,
-                                                   ", the world only ", world->size(), " ranks"));
-  }
-  const Rank rank(world->rank());
-  absl::StatusOr<Coordinate> coordinate = mesh.coordinate(rank);
-  if (!coordinate.ok()) return coordinate.status();
-  return std::shared_ptr<ConnectedMesh>(new ConnectedMesh(
-      std::move(mesh), rank, *std::move(coordinate), std::make_shared<Pool>(std::move(world))));
+  if (absl::Status status = check_world(*world); !status.ok()) return status;
+  return std::make_shared<Pool>(std::move(world))->mesh(std::move(mesh));
 }
 
 absl::StatusOr<std::shared_ptr<Communicator>> ConnectedMesh::communicator(int dim) {
@@ -101,9 +125,11 @@ absl::StatusOr<std::shared_ptr<ConnectedMesh>> ConnectedMesh::slice(
     const std::vector<std::string>& names) const {
   absl::StatusOr<DeviceMesh> mesh = mesh_.slice(names, rank_);
   if (!mesh.ok()) return mesh.status();
-  Coordinate coordinate = *mesh->coordinate(rank_);
-  return std::shared_ptr<ConnectedMesh>(
-      new ConnectedMesh(*std::move(mesh), rank_, std::move(coordinate), pool_));
+  return pool_->mesh(*std::move(mesh));
+}
+
+absl::StatusOr<std::shared_ptr<ConnectedMesh>> ConnectedMesh::another(DeviceMesh mesh) const {
+  return pool_->mesh(std::move(mesh));
 }
 
 std::shared_ptr<void> ConnectedMesh::extension(
@@ -111,6 +137,16 @@ std::shared_ptr<void> ConnectedMesh::extension(
   std::lock_guard lock(extension_mutex_);
   if (!extension_) extension_ = make(*this);
   return extension_;
+}
+
+absl::StatusOr<std::shared_ptr<ConnectedMesh>> connect_mesh(World& world, DeviceMesh mesh) {
+  auto pool = std::static_pointer_cast<ConnectedMesh::Pool>(world.extension());
+  if (pool == nullptr || pool->broken()) {
+    if (absl::Status status = check_world(*world.comm()); !status.ok()) return status;
+    pool = std::make_shared<ConnectedMesh::Pool>(world.comm());
+    world.extension() = pool;
+  }
+  return pool->mesh(std::move(mesh));
 }
 
 absl::StatusOr<std::shared_ptr<ConnectedMesh>> init_device_mesh(World& world,
@@ -122,7 +158,7 @@ absl::StatusOr<std::shared_ptr<ConnectedMesh>> init_device_mesh(World& world,
                                                    mesh->size(), " ranks, the world has ",
                                                    world.size()));
   }
-  return ConnectedMesh::create(*std::move(mesh), world.comm());
+  return connect_mesh(world, *std::move(mesh));
 }
 
 }  // namespace shardweave

@@ -205,19 +205,120 @@ TEST(ConnectedMeshTest, ABrokenWorldPassesOnItsError) {
 }
 
 TEST(ConnectedMeshTest, ExtensionIsMadeOnceAndEndsWithTheMesh) {
-  run(1, [](World& world) {
+  std::weak_ptr<void> extension;
+  run(1, [&](World& world) {
     auto mesh = init_device_mesh(world, {{"x", 1}}).value();
     int made = 0;
     auto make = [&](ConnectedMesh& me) -> std::shared_ptr<void> {
       EXPECT_EQ(&me, mesh.get());
       return std::make_shared<int>(++made);
     };
-    std::weak_ptr<void> extension = mesh->extension(make);
+    extension = mesh->extension(make);
     EXPECT_EQ(mesh->extension(make), extension.lock());
     EXPECT_EQ(made, 1);
+    // One that is made again is the same, with all that is kept for it.
     mesh.reset();
+    mesh = init_device_mesh(world, {{"x", 1}}).value();
+    EXPECT_EQ(mesh->extension(make), extension.lock());
+    EXPECT_EQ(made, 1);
+  });
+  EXPECT_TRUE(extension.expired());
+
+  run(1, [&](World& world) {
+    auto alone =
+        ConnectedMesh::create(DeviceMesh::create({{"x", 1}}).value(), world.comm()).value();
+    extension = alone->extension([](ConnectedMesh&) { return std::make_shared<int>(1); });
+    alone.reset();
     EXPECT_TRUE(extension.expired());
   });
+}
+
+TEST(ConnectedMeshTest, EqualMeshesAreOne) {
+  run(4, [](World& world) {
+    auto mesh = init_device_mesh(world, {{"dp", 2}, {"tp", 2}}).value();
+    EXPECT_EQ(init_device_mesh(world, {{"dp", 2}, {"tp", 2}}).value(), mesh);
+    EXPECT_NE(init_device_mesh(world, {{"pp", 2}, {"tp", 2}}).value(), mesh);
+    EXPECT_NE(init_device_mesh(world, {{"dp", 4}, {"tp", 1}}).value(), mesh);
+    EXPECT_NE(init_device_mesh(world, {{"tp", 2}, {"dp", 2}}).value(), mesh);
+    // Also after all handles were dropped: ranks that drop theirs at different times agree.
+    ConnectedMesh* const before = mesh.get();
+    auto comm = mesh->communicator(1).value();
+    mesh.reset();
+    mesh = init_device_mesh(world, {{"dp", 2}, {"tp", 2}}).value();
+    EXPECT_EQ(mesh.get(), before);
+    EXPECT_EQ(mesh->communicator(1).value(), comm);
+  });
+}
+
+TEST(ConnectedMeshTest, EqualSlicesAreOne) {
+  run(4, [](World& world) {
+    auto mesh = init_device_mesh(world, {{"dp", 2}, {"tp", 2}}).value();
+    auto tp = mesh->slice({"tp"}).value();
+    EXPECT_EQ(mesh->slice({"tp"}).value(), tp);
+    EXPECT_EQ(tp->slice({"tp"}).value(), tp);
+    EXPECT_NE(mesh->slice({"dp"}).value(), tp);
+    EXPECT_EQ(mesh->slice({"dp", "tp"}).value(), mesh);
+    // Of another mesh with the same ranks under that name.
+    auto other = init_device_mesh(world, {{"pp", 2}, {"tp", 2}}).value();
+    EXPECT_EQ(other->slice({"tp"}).value(), tp);
+    EXPECT_EQ(other->communicator(1).value(), mesh->communicator(1).value());
+    EXPECT_EQ(sum_over(*tp->communicator(0).value(), 1), 2);
+    // A slice stands alone.
+    const std::weak_ptr<ConnectedMesh> root = mesh;
+    mesh.reset();
+    other.reset();
+    EXPECT_EQ(tp->slice({"tp"}).value(), tp);
+    EXPECT_EQ(sum_over(*tp->communicator(0).value(), 3), 6);
+  });
+}
+
+// Ranks drop their meshes when their garbage collectors come by; who makes one again must find the
+// others, whatever they have kept.
+TEST(ConnectedMeshTest, RanksThatKeepDifferentHandlesAgree) {
+  run(2, [](World& world) {
+    auto mesh = init_device_mesh(world, {{"dp", 2}}).value();
+    EXPECT_EQ(sum_over(*mesh->communicator(0).value(), 1), 2);
+    if (world.rank() == 0) mesh.reset();
+    auto again = init_device_mesh(world, {{"dp", 2}}).value();
+    EXPECT_EQ(sum_over(*again->communicator(0).value(), 1), 2);
+  });
+}
+
+TEST(ConnectedMeshTest, WorldsHaveMeshesOfTheirOwn) {
+  run(1, [](World& world) {
+    auto mesh = init_device_mesh(world, {{"x", 1}}).value();
+    World other(world.comm()->subgroup({0}, "other").value());
+    EXPECT_NE(init_device_mesh(other, {{"x", 1}}).value(), mesh);
+  });
+}
+
+// A mesh whose group has failed is not handed out again.
+TEST(ConnectedMeshTest, ABrokenMeshIsMadeAnew) {
+  run(2, [](World& world) {
+    auto mesh = init_device_mesh(world, {{"dp", 2}}).value();
+    auto comm = mesh->communicator(0).value();
+    EXPECT_EQ(sum_over(*comm, 1), 2);
+    EXPECT_TRUE(world.comm()->barrier().wait().ok());
+    comm->abort(absl::AbortedError("out of patience"));
+    EXPECT_TRUE(world.comm()->barrier().wait().ok());
+    auto again = init_device_mesh(world, {{"dp", 2}}).value();
+    EXPECT_NE(again, mesh);
+    EXPECT_EQ(sum_over(*again->communicator(0).value(), 1), 2);
+    EXPECT_EQ(init_device_mesh(world, {{"dp", 2}}).value(), again);
+    // The old one stays what it was.
+    EXPECT_FALSE(mesh->communicator(0).value()->health().ok());
+    EXPECT_EQ(mesh->slice({"dp"}).value(), mesh);
+  });
+}
+
+TEST(ConnectedMeshTest, MeshesOutliveTheWorldAndEachOther) {
+  std::shared_ptr<ConnectedMesh> kept;
+  run(1, [&](World& world) {
+    auto mesh = init_device_mesh(world, {{"x", 1}, {"y", 1}}).value();
+    kept = mesh->slice({"y"}).value();
+  });
+  EXPECT_EQ(kept->mesh().to_string(), "DeviceMesh(y=1)");
+  EXPECT_TRUE(kept->slice({"y"}).ok());
 }
 
 }  // namespace

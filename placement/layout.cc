@@ -50,6 +50,14 @@ absl::Status does_not_fit(const Layout& layout, absl::Span<const int64_t> shape,
                    " on mesh dimension ", mesh_dim, " ", why));
 }
 
+absl::Status no_such_dim(const Layout& layout, int mesh_dim, int ndim) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("the layout ", layout.to_string(), " does not fit a tensor of ", ndim,
+                   " dimensions: ", layout[mesh_dim].to_string(), " on mesh dimension ", mesh_dim,
+                   " cuts tensor dimension ", layout[mesh_dim].dim(), ", but there are ", ndim,
+                   ndim == 0 ? "" : absl::StrCat(" (wanted: ", -ndim, " to ", ndim - 1, ")")));
+}
+
 absl::Status validate_ragged(const Layout& layout, absl::Span<const int64_t> mesh_shape,
                              absl::Span<const int64_t> shape, int mesh_dim, const Piece& piece) {
   const std::vector<int64_t>& sizes = layout[mesh_dim].sizes();
@@ -99,6 +107,28 @@ Layout::Layout(Placements placements, absl::Span<const int> order) : Layout(std:
   }
 }
 
+namespace {
+
+// A dimension counted from the end may be any of those counted from the front, or none: an order
+// that is not the mesh dimensions' own says too little about the two.
+absl::Status check_order(const Placements& placements, absl::Span<const int> order) {
+  for (size_t i = 0; i < order.size(); ++i) {
+    for (size_t j = i + 1; j < order.size(); ++j) {
+      const Placement& a = placements[order[i]];
+      const Placement& b = placements[order[j]];
+      if (order[i] < order[j] || !a.is_shard() || !b.is_shard()) continue;
+      if ((a.dim() < 0) == (b.dim() < 0)) continue;
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the layout ", to_string(placements), " has an order of cuts, [",
+          absl::StrJoin(order, ", "), "], of tensor dimensions that are counted from both ends",
+          "; count all of them from the front"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::StatusOr<Layout> Layout::create(Placements placements, std::vector<int> order) {
   if (order.empty()) return Layout(std::move(placements));
   if (!is_permutation(order, static_cast<int>(placements.size()))) {
@@ -107,6 +137,7 @@ absl::StatusOr<Layout> Layout::create(Placements placements, std::vector<int> or
                      shardweave::to_string(placements), " is not a permutation of its ",
                      placements.size(), " mesh dimensions"));
   }
+  if (absl::Status status = check_order(placements, order); !status.ok()) return status;
   return Layout(std::move(placements), order);
 }
 
@@ -194,7 +225,21 @@ absl::StatusOr<Layout> Layout::parse(std::string_view text) {
     }
     order.insert(order.end(), by_turn.begin(), by_turn.end());
   }
-  return Layout(std::move(placements), order);
+  Layout layout(std::move(placements), order);
+  absl::Status status = check_order(layout.placements_, layout.order_);
+  if (!status.ok()) return status;
+  return layout;
+}
+
+absl::StatusOr<Layout> with_dims_of(const Layout& layout, int ndim) {
+  Placements placements = layout.placements();
+  for (int m = 0; m < layout.mesh_ndim(); ++m) {
+    Placement& p = placements[m];
+    if (!p.is_shard()) continue;
+    if (p.dim() < -ndim || p.dim() >= ndim) return no_such_dim(layout, m, ndim);
+    if (p.dim() < 0) p = p.with_dim(p.dim() + ndim);
+  }
+  return Layout::create(std::move(placements), layout.order());
 }
 
 absl::Status validate(const Layout& layout, absl::Span<const int64_t> mesh_shape,

@@ -36,7 +36,8 @@ class Layout {
   // `order` is a permutation of the mesh dimensions, outermost cut first (empty: their own order);
   // InvalidArgument if it is not. Only the relative order of mesh dimensions that shard the same
   // tensor dimension matters; the stored order is canonical, so that layouts that mean the same
-  // compare equal.
+  // compare equal (dimensions counted from the end are others until with_dims_of(), and no order
+  // says which of Shard(0) and Shard(-1) cuts first).
   static absl::StatusOr<Layout> create(Placements placements, std::vector<int> order = {});
 
   const Placements& placements() const { return placements_; }
@@ -70,8 +71,12 @@ class Layout {
   std::vector<int> order_;
 };
 
+// The layout with every tensor dimension counted from the front, for a tensor of `ndim` dimensions.
+// InvalidArgument for one that the tensor does not have; the message says the range.
+absl::StatusOr<Layout> with_dims_of(const Layout& layout, int ndim);
+
 // Checks a layout against a mesh shape and a global tensor shape: number of placements, dims in
-// range, positive split factors, ragged sizes that are as many as the ranks and sum up to what they
+// range (counted from the front), positive split factors, ragged sizes that are as many as the ranks and sum up to what they
 // cut (below other cuts those must have left pieces of one size). InvalidArgument names the part
 // that does not fit.
 absl::Status validate(const Layout& layout, absl::Span<const int64_t> mesh_shape,
@@ -122,5 +127,16 @@ int64_t cut_size(const Placement& placement, int64_t size, int64_t num_ranks, in
 // fit.
 absl::StatusOr<Dims> global_shape(const Layout& layout, absl::Span<const int64_t> mesh_shape,
                                   const std::vector<Dims>& local_shapes);
+
+// The same for parts that need not be cut evenly: where the sizes along a mesh dimension with
+// Shard(dim) are not those of chunks, it becomes the RaggedShard of these sizes. InvalidArgument as
+// from global_shape() if no such layout describes the parts either.
+struct FittedLayout {
+  Layout layout;
+  Dims shape;  // global
+};
+absl::StatusOr<FittedLayout> fit_local_shapes(const Layout& layout,
+                                              absl::Span<const int64_t> mesh_shape,
+                                              const std::vector<Dims>& local_shapes);
 
 }  // namespace shardweave

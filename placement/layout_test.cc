@@ -8,6 +8,7 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
+#include "absl/strings/str_join.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "shardweave/placement/layout_samples.h"
@@ -141,6 +142,60 @@ TEST(ValidateTest, AcceptsWhatFits) {
   EXPECT_TRUE(validate(layout("[S(0, sf=2), S(0, sizes=[4,0])]"), {2, 2}, {8}).ok());
   EXPECT_TRUE(validate(layout("[R, P]"), {2, 3}, {}).ok());
   EXPECT_TRUE(validate(layout("[S(0), S(0, sizes=[0,0])]"), {2, 2}, {0}).ok());
+}
+
+TEST(LayoutTest, DimensionsAreCountedFromTheEndOfATensor) {
+  EXPECT_EQ(with_dims_of(layout("[S(-1), R, S(-2, sf=3), S(-1, sizes=[1,2]), P]"), 2).value(),
+            layout("[S(1), R, S(0, sf=3), S(1, sizes=[1,2]), P]"));
+  EXPECT_EQ(with_dims_of(layout("[S(0), S(1)]"), 2).value(), layout("[S(0), S(1)]"));
+  // The order of the cuts stays; dimensions that become one are cut in the mesh's order.
+  EXPECT_EQ(with_dims_of(layout("[S(-1)@1, S(-1)@0]"), 3).value(), layout("[S(2)@1, S(2)@0]"));
+  EXPECT_EQ(with_dims_of(layout("[S(-2), S(0)]"), 2).value(), layout("[S(0), S(0)]"));
+  EXPECT_EQ(layout("[S(-1)@1, S(-1)@0]").to_string(), "[S(-1)@1, S(-1)@0]");
+
+  for (const char* text : {"[R, S(2)]", "[R, S(-3)]"}) {
+    const absl::Status status = with_dims_of(layout(text), 2).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(status.message(), HasSubstr("on mesh dimension 1 cuts tensor dimension "));
+    EXPECT_THAT(status.message(), HasSubstr("but there are 2 (wanted: -2 to 1)"));
+  }
+  EXPECT_THAT(with_dims_of(layout("[S(-1)]"), 0).status().message(),
+              HasSubstr("cuts tensor dimension -1, but there are 0"));
+}
+
+TEST(LayoutTest, AnOrderOfDimensionsCountedFromBothEndsIsAnError) {
+  EXPECT_TRUE(Layout::create({Shard(0), Shard(-1)}, {0, 1}).ok());
+  EXPECT_TRUE(Layout::create({Shard(0), Shard(-1), Shard(-1)}, {0, 2, 1}).ok());
+  const absl::Status mixed = Layout::create({Shard(0), Shard(-1)}, {1, 0}).status();
+  EXPECT_EQ(mixed.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(mixed.message(), HasSubstr("count all of them from the front"));
+  EXPECT_FALSE(Layout::parse("[S(-1)@1, S(0), S(-1)@0]").ok());
+  EXPECT_TRUE(Layout::parse("[S(0), S(-1)]").ok());
+  EXPECT_TRUE(Layout::parse("[S(-1), S(0)]").ok());
+}
+
+TEST(FitLocalShapesTest, UnevenPartsAreRagged) {
+  const auto fit = [](const char* text, Dims mesh, const std::vector<Dims>& parts) {
+    const auto fitted = fit_local_shapes(layout(text), mesh, parts);
+    return fitted.ok()
+               ? fitted->layout.to_string() + " of [" + absl::StrJoin(fitted->shape, ",") + "]"
+               : std::string(fitted.status().message());
+  };
+  EXPECT_EQ(fit("[S(0)]", {2}, {{1, 5}, {2, 5}}), "[S(0, sizes=[1,2])] of [3,5]");
+  EXPECT_EQ(fit("[S(0)]", {3}, {{3}, {3}, {1}}), "[S(0)] of [7]");
+  EXPECT_EQ(fit("[S(0)]", {3}, {{0}, {0}, {4}}), "[S(0, sizes=[0,0,4])] of [4]");
+  EXPECT_EQ(fit("[S(0), S(0)]", {2, 2}, {{1}, {2}, {1}, {2}}), "[S(0), S(0, sizes=[1,2])] of [6]");
+  EXPECT_EQ(fit("[S(0)@1, S(0)@0]", {2, 2}, {{1}, {1}, {2}, {2}}),
+            "[S(0, sizes=[1,2])@1, S(0)@0] of [6]");
+  EXPECT_EQ(fit("[P, S(1)]", {2, 2}, {{2, 1}, {2, 3}, {2, 1}, {2, 3}}),
+            "[P(sum), S(1, sizes=[1,3])] of [2,4]");
+  // What is said stands: strided and ragged cuts, and parts that contradict each other.
+  EXPECT_THAT(fit("[S(0, sf=2)]", {2}, {{1}, {3}}), HasSubstr("has the local shape"));
+  EXPECT_THAT(fit("[S(0, sizes=[2,2])]", {2}, {{1}, {3}}), HasSubstr("has the local shape"));
+  EXPECT_THAT(fit("[S(0), R]", {2, 2}, {{1}, {1}, {2}, {3}}), HasSubstr("has the local shape"));
+  EXPECT_THAT(fit("[S(0)]", {2}, {{1, 5}, {2, 4}}), HasSubstr("has the local shape"));
+  EXPECT_THAT(fit("[S(0)]", {2}, {{1, 5}, {2}}), HasSubstr("has the local shape"));
+  EXPECT_THAT(fit("[S(0)]", {2}, {{1}, {2}, {3}}), HasSubstr("one local shape per rank"));
 }
 
 TEST(ValidateTest, NamesWhatDoesNotFit) {

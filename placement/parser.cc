@@ -13,6 +13,7 @@
 namespace shardweave {
 namespace {
 
+constexpr int64_t kMinInt = std::numeric_limits<int>::min();
 constexpr int64_t kMaxInt = std::numeric_limits<int>::max();
 constexpr int64_t kMaxInt64 = std::numeric_limits<int64_t>::max();
 
@@ -76,7 +77,7 @@ bool Parser::read_placement(Placement* out) {
 
 bool Parser::read_shard(Placement* out) {
   int64_t dim;
-  if (!expect("(") || !read_integer(0, kMaxInt, "a tensor dimension", &dim)) return false;
+  if (!expect("(") || !read_integer(kMinInt, kMaxInt, "a tensor dimension", &dim)) return false;
   *out = Shard(static_cast<int>(dim));
   if (accept(",")) {
     if (accept("sf")) {

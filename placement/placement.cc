@@ -7,6 +7,12 @@
 
 namespace shardweave {
 
+Placement Placement::with_dim(int dim) const {
+  Placement p = *this;
+  if (p.is_shard()) p.dim_ = dim;
+  return p;
+}
+
 std::string Placement::to_string() const {
   switch (kind_) {
     case PlacementKind::kReplicate:

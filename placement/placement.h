@@ -8,6 +8,10 @@
 //
 // A value: copy, compare and hash it freely. Nothing here communicates or allocates tensors.
 // Whether a placement fits a tensor and a mesh is a question for validate() in layout.h.
+//
+// Tensor dimensions may be counted from the end: Shard(-1) cuts the last one. A placement knows no
+// tensor, so that Shard(-1) and Shard(1) are two values until with_dims_of() in layout.h, which
+// every function that takes placements and a tensor (or its sizes) calls, makes them one.
 #pragma once
 
 #include <cstdint>
@@ -38,10 +42,13 @@ class Placement {
   // Exactly Shard(dim): contiguous, chunk semantics.
   bool is_plain_shard() const { return kind_ == PlacementKind::kShard; }
 
-  int dim() const { return dim_; }                              // shards only
-  ReduceOp reduce_op() const { return reduce_op_; }             // Partial only
-  int64_t split_factor() const { return split_factor_; }        // strided shard only
+  int dim() const { return dim_; }                        // shards only; below 0: from the end
+  ReduceOp reduce_op() const { return reduce_op_; }       // Partial only
+  int64_t split_factor() const { return split_factor_; }  // strided shard only
   const std::vector<int64_t>& sizes() const { return sizes_; }  // ragged shard only: one per rank
+
+  // The same cut of another dimension; what is no shard stays what it is.
+  Placement with_dim(int dim) const;
 
   std::string to_string() const;
 
@@ -81,7 +88,7 @@ Placement RaggedShard(int dim, std::vector<int64_t> sizes);
 
 using Placements = std::vector<Placement>;  // one per mesh dimension
 
-// "[S(0), R]", "[P(sum)]", "[S(1, sf=3)]", "[S(0, sizes=[3,0,4])]".
+// "[S(0), R]", "[P(sum)]", "[S(-1, sf=3)]", "[S(0, sizes=[3,0,4])]".
 std::string to_string(const Placements& placements);
 // The inverses. Spaces between the words are free, "P" is "P(sum)". A text that says something else
 // is an InvalidArgument with the position of the first wrong character and what was expected there.

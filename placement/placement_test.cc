@@ -94,6 +94,12 @@ TEST(PlacementTest, ParsesWhatPeopleWrite) {
   EXPECT_EQ(parse_placement("S(1,sizes=[ 3 , 0 ])").value(), RaggedShard(1, {3, 0}));
   EXPECT_EQ(parse_placement("S(1, sizes=[])").value(), RaggedShard(1, {}));
   EXPECT_EQ(parse_placement("P( product )").value(), Partial(ReduceOp::kProduct));
+  EXPECT_EQ(parse_placement("S(-1)").value(), Shard(-1));
+  EXPECT_EQ(parse_placement("S( -2 , sf=3)").value(), StridedShard(-2, 3));
+  EXPECT_EQ(parse_placement("S(-1, sizes=[1,2])").value(), RaggedShard(-1, {1, 2}));
+  for (const Placement& p : {Shard(-1), StridedShard(-2, 3), RaggedShard(-1, {1, 2})}) {
+    EXPECT_EQ(parse_placement(p.to_string()).value(), p);
+  }
 }
 
 struct BadText {
@@ -107,7 +113,8 @@ TEST(PlacementTest, SaysWhereATextIsWrong) {
       {"X", "expected R, S(...) or P(...) at position 0, found \"X\""},
       {"S", "expected \"(\" at position 1, found the end"},
       {"S()", "expected a tensor dimension"},
-      {"S(-1)", "expected a tensor dimension (an integer from 0"},
+      {"S(-99999999999)", "expected a tensor dimension (an integer from -2147483648 to"},
+      {"S(-)", "expected a tensor dimension"},
       {"S(99999999999)", "expected a tensor dimension"},
       {"S(0", "expected \")\" at position 3"},
       {"S(0, 3)", "expected sf= or sizes= at position 5"},

@@ -275,6 +275,14 @@ void made_like(const OpCall& call, Strategies& out) {
   for (ReduceOp op : kAllReduceOps) out.add({Partial(op)}, {Replicate()});
 }
 
+// Autograd clones a gradient by new_empty_strided() and copy_(). The clone of a Partial is one: what
+// is in it is overwritten, and the gradient is reduced when all are.
+void made_to_be_copied_to(const OpCall& call, Strategies& out) {
+  if (call.output().sizes != call.input(0).sizes) return made_like(call, out);
+  for (int d = 0; d < call.input(0).ndim(); ++d) out.add({Shard(d)}, {Shard(d)});
+  pass_partials(call, out, kAllReduceOps);
+}
+
 // Dense local strides, dimensions in the order that the global strides have.
 void new_empty_strided(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
   BoxedCall boxed(op, stack);
@@ -356,7 +364,7 @@ void add_data_movement_rules(RuleTable& table) {
             Rule(made_like));
   table.add({"aten::new_empty", "aten::new_full", "aten::new_ones", "aten::new_zeros"},
             Rule(made_like).size_arg("size"));
-  table.add("aten::new_empty_strided", Rule(made_like).runs(new_empty_strided));
+  table.add("aten::new_empty_strided", Rule(made_to_be_copied_to).runs(new_empty_strided));
 
   table.add("aten::_local_scalar_dense",
             Rule([](const OpCall&, Strategies&) {}).shapes(no_outputs));

@@ -350,7 +350,8 @@ func (t *Tensor) Distribute(m *Mesh, spec Spec, source Source) *Tensor {
 }
 
 // FromLocal makes a sharded tensor from every rank's part. sizes are the global ones; if they are nil
-// they are worked out from the parts, and the call is collective.
+// they are worked out from the parts, and the call is collective. Parts that are not those of an even
+// split, 1 + 2 rows, make a Shard a ragged one.
 func FromLocal(local *Tensor, m *Mesh, spec Spec, sizes []int64) *Tensor {
 	if local.Err() != nil {
 		return local

@@ -923,7 +923,7 @@ pub const SWV_PARTIAL: i32 = 4;
 #[derive(Debug, Copy, Clone)]
 pub struct swv_placement {
     pub kind: swv_placement_kind,
-    #[doc = " of shards"]
+    #[doc = " of shards; below 0: from the end"]
     pub dim: i32,
     #[doc = " of partials"]
     pub reduce_op: swv_reduce_op,
@@ -1260,7 +1260,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " From every rank's part. sizes NULL: the global sizes are worked out from the parts,\n COLLECTIVE."]
+    #[doc = " From every rank's part. sizes NULL: the global sizes are worked out from the parts,\n COLLECTIVE; parts that are not those of an even split, 1 + 2 rows, make a shard a ragged one."]
     pub fn swv_tensor_from_local(
         local: *const swv_tensor,
         mesh: *const swv_mesh,

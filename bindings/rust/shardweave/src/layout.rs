@@ -24,6 +24,7 @@ pub enum Placement {
     /// Every rank holds the whole tensor.
     Replicate,
     /// Cut along a tensor dimension: chunks of ceil(size / ranks), then the rest, then empty ones.
+    /// `Shard(-1)` is the last dimension of whatever tensor it is used with.
     Shard(i32),
     /// Cut into `split_factor` chunks, each of which is cut over the ranks.
     StridedShard {

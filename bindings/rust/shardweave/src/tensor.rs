@@ -351,7 +351,8 @@ impl Tensor {
     }
 
     /// From every rank's part. Without `sizes` the global ones are worked out from the parts:
-    /// collective then.
+    /// collective then. Parts that are not those of an even split, 1 + 2 rows, make a `Shard` a
+    /// `RaggedShard`.
     pub fn from_local(
         local: &Tensor,
         mesh: &Mesh,
