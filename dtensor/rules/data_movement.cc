@@ -6,6 +6,8 @@
 
 #include "ATen/ops/empty_strided.h"
 #include "ATen/ops/eq.h"
+#include "absl/strings/str_cat.h"
+#include "c10/core/DefaultDtype.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 
@@ -152,7 +154,7 @@ void like_input(OpCall& call) {
   call.outputs.push_back(like_info(call.input(0)));
 }
 
-// flip(dims), roll(shifts, dims): no dims means the flattened tensor for roll.
+// flip(dims), rot90(dims), roll(shifts, dims): no dims means the flattened tensor for roll.
 void reorder(const OpCall& call, Strategies& out) {
   const TensorInfo& self = call.input(0);
   const bool flattened = call.arg_index("shifts") >= 0 && call.arg("dims").toIntVector().empty();
@@ -295,6 +297,23 @@ void new_empty_strided(const c10::OperatorHandle& op, c10::Stack& stack, const L
                                   boxed.tensor("self").options().dtype(spec.dtype))});
 }
 
+// linspace, logspace between numbers that are tensors: a user who wants it cut says so afterwards.
+void between(const OpCall& /*call*/, Strategies& /*out*/) {}
+
+void between_shape(OpCall& call) {
+  at::ScalarType dtype = c10::get_default_dtype_as_scalartype();
+  for (const TensorInfo& end : call.inputs) {
+    if (c10::isComplexType(end.dtype)) dtype = c10::toComplexType(dtype);
+  }
+  for (std::string_view name : {"start", "end"}) {
+    if (call.arg(name).isComplexDouble()) dtype = c10::toComplexType(dtype);
+  }
+  if (call.arg_index("dtype") >= 0 && !call.arg("dtype").isNone()) {
+    dtype = call.arg("dtype").toScalarType();
+  }
+  call.outputs.push_back(contiguous_info({call.int_arg("steps")}, dtype));
+}
+
 // --- questions -----------------------------------------------------------------------------------
 
 void no_outputs(OpCall&) {}
@@ -339,6 +358,7 @@ void add_data_movement_rules(RuleTable& table) {
 
   table.add("aten::roll", Rule(reorder).shapes(like_input));
   table.add("aten::flip", Rule(reorder).shapes(like_input).refuses(names_a_dim_twice));
+  table.add("aten::rot90", Rule(reorder));
   table.add({"aten::tril", "aten::triu"}, Rule(triangle));
   table.add("aten::glu", Rule(halves));
   table.add("aten::glu_backward", Rule(halves_backward).shapes(halves_backward_shape));
@@ -357,6 +377,11 @@ void add_data_movement_rules(RuleTable& table) {
   table.add({"aten::new_empty", "aten::new_full", "aten::new_ones", "aten::new_zeros"},
             Rule(made_like).size_arg("size"));
   table.add("aten::new_empty_strided", Rule(made_like).runs(new_empty_strided));
+
+  for (const char* ends : {"Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor"}) {
+    table.add(absl::StrCat("aten::linspace.", ends), Rule(between).shapes(between_shape));
+    table.add(absl::StrCat("aten::logspace.", ends), Rule(between).shapes(between_shape));
+  }
 
   table.add("aten::_local_scalar_dense",
             Rule([](const OpCall&, Strategies&) {}).shapes(no_outputs));
