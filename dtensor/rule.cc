@@ -244,6 +244,7 @@ const RuleTable& RuleTable::builtin() {
     add_segment_rules(*t);
     add_margin_loss_rules(*t);
     add_data_dependent_rules(*t);
+    add_range_rules(*t);
     return t;
   }();
   return *table;

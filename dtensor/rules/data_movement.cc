@@ -2,12 +2,11 @@
 // dimensions, all others may be sharded.
 #include <algorithm>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "ATen/ops/empty_strided.h"
 #include "ATen/ops/eq.h"
-#include "absl/strings/str_cat.h"
-#include "c10/core/DefaultDtype.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 
@@ -168,6 +167,26 @@ void reorder(const OpCall& call, Strategies& out) {
   pass_partials(call, out, kAllReduceOps);
 }
 
+// LibTorch makes it of flips and a transposition in place.
+void rotated_shape(OpCall& call) {
+  TensorInfo info = like_info(call.input(0));
+  if (call.int_arg("k") % 2 != 0) {
+    const std::vector<int64_t> dims = call.arg("dims").toIntVector();
+    const int a = info.wrap_dim(dims[0]), b = info.wrap_dim(dims[1]);
+    std::swap(info.sizes[a], info.sizes[b]);
+    std::swap(info.strides[a], info.strides[b]);
+  }
+  call.outputs.push_back(std::move(info));
+}
+
+bool turns_nothing(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IValue> args) {
+  const int64_t ndim = args[0].toTensor().dim();
+  const std::vector<int64_t> dims = args[2].toIntVector();
+  const auto is_outside = [&](int64_t d) { return d < -ndim || d >= ndim; };
+  return dims.size() != 2 || is_outside(dims[0]) || is_outside(dims[1]) ||
+         (dims[0] - dims[1]) % ndim == 0;
+}
+
 // tril, triu: of every matrix.
 void triangle(const OpCall& call, Strategies& out) {
   for (int d = 0; d < call.input(0).ndim() - 2; ++d) out.add({Shard(d)}, {Shard(d)});
@@ -297,23 +316,6 @@ void new_empty_strided(const c10::OperatorHandle& op, c10::Stack& stack, const L
                                   boxed.tensor("self").options().dtype(spec.dtype))});
 }
 
-// linspace, logspace between numbers that are tensors: a user who wants it cut says so afterwards.
-void between(const OpCall& /*call*/, Strategies& /*out*/) {}
-
-void between_shape(OpCall& call) {
-  at::ScalarType dtype = c10::get_default_dtype_as_scalartype();
-  for (const TensorInfo& end : call.inputs) {
-    if (c10::isComplexType(end.dtype)) dtype = c10::toComplexType(dtype);
-  }
-  for (std::string_view name : {"start", "end"}) {
-    if (call.arg(name).isComplexDouble()) dtype = c10::toComplexType(dtype);
-  }
-  if (call.arg_index("dtype") >= 0 && !call.arg("dtype").isNone()) {
-    dtype = call.arg("dtype").toScalarType();
-  }
-  call.outputs.push_back(contiguous_info({call.int_arg("steps")}, dtype));
-}
-
 // --- questions -----------------------------------------------------------------------------------
 
 void no_outputs(OpCall&) {}
@@ -358,7 +360,7 @@ void add_data_movement_rules(RuleTable& table) {
 
   table.add("aten::roll", Rule(reorder).shapes(like_input));
   table.add("aten::flip", Rule(reorder).shapes(like_input).refuses(names_a_dim_twice));
-  table.add("aten::rot90", Rule(reorder));
+  table.add("aten::rot90", Rule(reorder).shapes(rotated_shape).refuses(turns_nothing));
   table.add({"aten::tril", "aten::triu"}, Rule(triangle));
   table.add("aten::glu", Rule(halves));
   table.add("aten::glu_backward", Rule(halves_backward).shapes(halves_backward_shape));
@@ -377,11 +379,6 @@ void add_data_movement_rules(RuleTable& table) {
   table.add({"aten::new_empty", "aten::new_full", "aten::new_ones", "aten::new_zeros"},
             Rule(made_like).size_arg("size"));
   table.add("aten::new_empty_strided", Rule(made_like).runs(new_empty_strided));
-
-  for (const char* ends : {"Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor"}) {
-    table.add(absl::StrCat("aten::linspace.", ends), Rule(between).shapes(between_shape));
-    table.add(absl::StrCat("aten::logspace.", ends), Rule(between).shapes(between_shape));
-  }
 
   table.add("aten::_local_scalar_dense",
             Rule([](const OpCall&, Strategies&) {}).shapes(no_outputs));

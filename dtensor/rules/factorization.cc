@@ -91,7 +91,11 @@ void solve(const System& system, const OpCall& call, Strategies& out) {
     outputs[0] = in_solution;
     out.add(std::move(inputs), std::move(outputs), zeros_if_empty);
   };
-  of_side(Shard(call.input(system.side).ndim() - back), Shard(n - back));
+  const int free = call.input(system.side).ndim() - back;
+  // Who has no right-hand sides has no copy of the matrix.
+  if (call.num_outputs() == 1 || !call.may_be_empty(system.side, free)) {
+    of_side(Shard(free), Shard(n - back));
+  }
   for (ReduceOp op : kLinearOps) of_side(Partial(op), Partial(op));
 }
 
@@ -158,8 +162,9 @@ void lstsq(const OpCall& call, Strategies& out) {
   const int of_b = vectors ? 1 : 2;
   over_batches({{2, of_b}, {of_b, 1, 0, 1}}).function(call, out);
   const bool has_residuals = call.output(1).numel() > 0;
-  if (!vectors) {
-    const int columns = call.input(1).ndim() - 1;
+  // Who has no right-hand sides does not find the rank.
+  const int columns = call.input(1).ndim() - 1;
+  if (!vectors && !call.may_be_empty(1, columns)) {
     out.add({Replicate(), Shard(columns)},
             {Shard(columns), has_residuals ? Shard(columns - 1) : Replicate(), Replicate(),
              Replicate()},

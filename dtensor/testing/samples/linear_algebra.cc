@@ -42,7 +42,7 @@ std::vector<Sample> linear_algebra_samples() {
            {in({3, 3}).positive_definite(), in({5, 4, 3})},
            {{"upper", false}, {"left", false}, {"unitriangular", true}},
            1e-7},
-          {"aten::linalg_lstsq", {in({5, 4, 3}), in({5, 4, 2})}, {}, 1e-7},
+          {"aten::linalg_lstsq", {in({5, 4, 3}), in({5, 4, 6})}, {}, 1e-7},
           {"aten::linalg_lstsq", {in({5, 4, 3}), in({5, 4, 2})}, {{"driver", "gels"}}, 1e-7},
           {"aten::linalg_lstsq", {in({5, 4, 3}), in({5, 4, 2})}, {{"driver", "gelsd"}}, 1e-7},
           {"aten::linalg_lstsq", {wide, in({5, 3, 7})}, {{"driver", "gels"}}, 1e-7},
