@@ -45,7 +45,13 @@ void count(const OpCall& call, Strategies& out, absl::Span<const int> counted, i
 
 // --- histc ---------------------------------------------------------------------------------------
 
+// Equal ends stand for the smallest and the largest element.
+bool has_no_ends(const at::Scalar& min, const at::Scalar& max) {
+  return min.toDouble() == max.toDouble();
+}
+
 void histc(const OpCall& call, Strategies& out) {
+  if (has_no_ends(call.arg("min").toScalar(), call.arg("max").toScalar())) return;
   count(call, out, {0}, call.input(0).ndim(), {Partial()});
 }
 
@@ -53,11 +59,9 @@ void histc_shape(OpCall& call) {
   call.outputs.push_back(contiguous_info({call.int_arg("bins")}, call.input(0).dtype));
 }
 
-// Equal ends stand for the smallest and the largest element.
 bool histc_has_no_ends(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IValue> args) {
   const at::Tensor& self = args[0].toTensor();
-  return self.numel() > 0 && is_cut(self) &&
-         args[2].toScalar().toDouble() == args[3].toScalar().toDouble();
+  return self.numel() > 0 && is_cut(self) && has_no_ends(args[2].toScalar(), args[3].toScalar());
 }
 
 void histc_between_extremes(const c10::OperatorHandle& op, c10::Stack& stack) {
@@ -74,9 +78,15 @@ void histc_between_extremes(const c10::OperatorHandle& op, c10::Stack& stack) {
 
 // --- histogram and histogramdd -------------------------------------------------------------------
 
+// Only counts between known edges add up: not those between extremes of a part, nor densities.
+bool adds_up(const OpCall& call) {
+  if (call.arg_index("range") >= 0 && call.arg("range").isNone()) return false;
+  return !call.bool_arg("density");
+}
+
 // self, weight -> counts, edges
 void histogram_counts(const OpCall& call, Strategies& out) {
-  count(call, out, {0, 1}, call.input(0).ndim(), {Partial(), Replicate()});
+  if (adds_up(call)) count(call, out, {0, 1}, call.input(0).ndim(), {Partial(), Replicate()});
 }
 
 void histogram_counts_shapes(OpCall& call) {
@@ -87,7 +97,7 @@ void histogram_counts_shapes(OpCall& call) {
 
 // self, bins, weight -> counts, edges
 void histogram_between(const OpCall& call, Strategies& out) {
-  count(call, out, {0, 2}, call.input(0).ndim(), {Partial(), Replicate()});
+  if (adds_up(call)) count(call, out, {0, 2}, call.input(0).ndim(), {Partial(), Replicate()});
 }
 
 void histogram_between_shapes(OpCall& call) {
@@ -98,6 +108,7 @@ void histogram_between_shapes(OpCall& call) {
 
 // Points self [..., D], weight [...] -> counts; edges between them.
 void points_between(const OpCall& call, Strategies& out) {
+  if (!adds_up(call)) return;
   std::vector<int> counted = {0};
   if (call.arg_index("weight") >= 0) counted.push_back(call.num_inputs() - 1);
   count(call, out, counted, call.input(0).ndim() - 1, {Partial()});
@@ -115,8 +126,9 @@ void points_between_shape(OpCall& call) {
 
 // Edges are made of the range alone.
 void edges(const OpCall& call, Strategies& out) {
-  std::vector<Placement> outputs(call.num_outputs(), Replicate());
-  count(call, out, {0}, call.input(0).ndim(), outputs);
+  if (!adds_up(call)) return;
+  const std::vector<Placement> outputs(call.num_outputs(), Replicate());
+  count(call, out, {0}, call.input(0).ndim() - 1, outputs);
 }
 
 void edges_shapes(OpCall& call) {
@@ -262,7 +274,12 @@ void bincount(const c10::OperatorHandle& op, c10::Stack& stack) {
     length = std::max(length, high.item().toLong() + 1);
   }
   const DTensorMeta& meta = meta_of(self);
-  at::Tensor counts = at::bincount(meta.local, local_weights(call, self, name), length);
+  const std::optional<at::Tensor> weights = local_weights(call, self, name);
+  at::Tensor counts = at::bincount(meta.local, weights, length);
+  // Who has no numbers does not look at the weights' type.
+  if (weights.has_value() && self.numel() > 0) {
+    counts = counts.to(weights->scalar_type() == at::kFloat ? at::kFloat : at::kDouble);
+  }
   Placements placements = meta.spec->layout.placements();
   for (Placement& p : placements) p = p.is_shard() ? Partial() : Replicate();
   const Dims sizes = {counts.numel()};
@@ -280,6 +297,7 @@ void add_histogram_rules(RuleTable& table) {
       Rule(histc).shapes(histc_shape).composed_when(histc_has_no_ends, histc_between_extremes));
   for (const char* name : {"aten::histogram.bin_ct", "aten::histogram.bin_ct_out"}) {
     table.add(name, Rule(histogram_counts)
+                        .reads({"range"})
                         .shapes(histogram_counts_shapes)
                         .composed_when(is_not_only_counts, histogram));
   }
@@ -290,10 +308,13 @@ void add_histogram_rules(RuleTable& table) {
   }
   table.add({"aten::_histogramdd_from_bin_cts", "aten::_histogramdd_from_bin_tensors"},
             Rule(points_between)
+                .reads({"range"})
                 .shapes(points_between_shape)
                 .composed_when(is_not_only_counts, points_histogram));
-  table.add("aten::_histogramdd_bin_edges",
-            Rule(edges).shapes(edges_shapes).composed_when(is_not_only_counts, points_edges));
+  table.add("aten::_histogramdd_bin_edges", Rule(edges)
+                                                .reads({"range"})
+                                                .shapes(edges_shapes)
+                                                .composed_when(is_not_only_counts, points_edges));
   // Without a cut nothing is known of the length before, either.
   table.add("aten::bincount", Rule::gathered().composed_when(counts_shards, bincount));
 }

@@ -55,14 +55,17 @@ void loss_backward(const OpCall& call, Strategies& out) {
   }
 }
 
+// A number for each target, where there may be several.
 void loss_shape(OpCall& call) {
-  const TensorInfo& self = call.input(0);
-  const bool per_line = is_per_line(call) && self.ndim() == 2;
-  call.outputs.push_back(contiguous_info(per_line ? Dims{self.sizes[0]} : Dims(), self.dtype));
+  const bool per_line = is_per_line(call) && call.input(1).ndim() > 0;
+  const Dims sizes = per_line ? Dims{call.input(1).sizes[0]} : Dims();
+  call.outputs.push_back(contiguous_info(sizes, call.input(0).dtype));
 }
 
 void multilabel_loss_shapes(OpCall& call) {
-  loss_shape(call);
+  const bool per_line = is_per_line(call) && call.input(1).ndim() == 2;
+  const Dims sizes = per_line ? Dims{call.input(1).sizes[0]} : Dims();
+  call.outputs.push_back(contiguous_info(sizes, call.input(0).dtype));
   call.outputs.push_back(contiguous_info(call.input(1).sizes, call.input(0).dtype));
 }
 
