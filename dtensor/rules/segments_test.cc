@@ -69,7 +69,7 @@ TEST(EmbeddingBagTest, AsOnOneDevice) {
                                  {kMax},
                                  {kMax, false, true, 2}};
   CheckOptions options;
-  options.max_combinations = 12;
+  options.max_combinations = 6;
   for (const Bags& bags : all) {
     const std::vector<MeshDim> meshes[] = {
         {{"x", 2}}, {{"x", 3}}, {{"x", 2}, {"y", 2}}, {{"x", 2}, {"y", 2}, {"z", 2}}};
@@ -162,7 +162,7 @@ TEST(OperatorsThatUsersMeetTest, HaveRules) {
 // the mesh at once.
 TEST(OperatorsThatUsersMeetTest, AsOnOneDeviceOnMeshesOfSeveralDimensions) {
   CheckOptions options;
-  options.max_combinations = 8;
+  options.max_combinations = 4;
   std::set<std::string> tried;
   for (const testing::SampleFamily& family : sample_families()) {
     for (const Sample& sample : family.samples) {
