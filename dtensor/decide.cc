@@ -207,7 +207,7 @@ std::unique_ptr<CacheEntry> decide(const c10::OperatorHandle& op, const OpInfo& 
   }
   const Layout replicated{Placements(context.mesh().ndim())};
 
-  if (info.rule == nullptr) {
+  if (info.rule == nullptr || (info.rule->gathers != nullptr && info.rule->gathers(op, args))) {
     entry->gathered = true;
     for (int i = 0; i < call.num_inputs(); ++i)
       change_input(context, call, i, replicated, device, *entry);

@@ -517,7 +517,7 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
   // Autograd asks for this after we have run, to keep how the view is made of its base: it cannot
   // find the view in the base by strides and offset in memory, as it does for plain tensors.
   if (info.is_view) c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
-  if (entry->gathered) note_gathered(op, *context);
+  if (entry->gathered && info.rule == nullptr) note_gathered(op, *context);
   if (entry->communicates && context->strict_depth > 0) {
     refuse_implicit(op, *entry, *context, make_call(op, info, args));
   }

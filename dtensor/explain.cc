@@ -77,7 +77,8 @@ Explanation explained(const c10::OperatorHandle& op, const Decided& decided) {
   Explanation result;
   result.op = c10::toString(op.operator_name());
   result.mesh = decided.context->mesh().to_string();
-  result.has_rule = !entry.gathered;
+  result.has_rule = decided.context->op_info(op).rule != nullptr;
+  result.gathered = entry.gathered;
   for (const WeighedDim& dim : decided.weighed) {
     result.dims.push_back(explained(*decided.context, dim));
   }
@@ -234,7 +235,11 @@ int64_t Explanation::bytes() const {
 
 std::string Explanation::to_string() const {
   std::string text = absl::StrCat(op, " on ", mesh, "\n");
-  if (!has_rule) absl::StrAppend(&text, "no sharding rule: every input is gathered\n");
+  if (!has_rule) {
+    absl::StrAppend(&text, "no sharding rule: every input is gathered\n");
+  } else if (gathered) {
+    absl::StrAppend(&text, "by its sharding rule every input is gathered\n");
+  }
   for (const Dim& dim : dims) append(text, *this, dim);
   TextTable table({"tensor", "type", "layout", "steps"});
   for (const auto* tensors : {&inputs, &outputs}) {
@@ -254,6 +259,7 @@ std::string Explanation::to_json() const {
   return ordered_json({{"op", op},
                        {"mesh", mesh},
                        {"has_rule", has_rule},
+                       {"gathered", gathered},
                        {"bytes", bytes()},
                        {"dims", list_of(dims)},
                        {"inputs", list_of(inputs)},

@@ -71,16 +71,17 @@ struct Explanation {
   std::string op;               // "aten::add.Tensor"
   std::string mesh;             // "DeviceMesh(dp=2, tp=2)"
   bool has_rule = true;         // false: every input is gathered, and `dims` is empty
+  bool gathered = false;        // so it is too where a rule says so (nonzero, unique, ...)
   std::vector<Dim> dims;        // empty too for what decides each element of lists (_foreach_add)
   std::vector<Tensor> inputs;   // None and plain scalars left out
   std::vector<Tensor> outputs;  // empty without a rule
 
   int64_t bytes() const;  // of all plans
   std::string to_string() const;
-  // {"op", "mesh", "has_rule", "bytes", "dims": [{"name", "ranks", "chosen", "options": [{"inputs",
-  // "outputs", "seconds", "bytes", "obstacle"}]}], "inputs": [{"name", "dtype", "shape", "before",
-  // "after", "steps": [{"kind", "mesh_dims", "before", "after", "bytes", "seconds"}]}], "outputs":
-  // [...]}
+  // {"op", "mesh", "has_rule", "gathered", "bytes", "dims": [{"name", "ranks", "chosen", "options":
+  // [{"inputs", "outputs", "seconds", "bytes", "obstacle"}]}], "inputs": [{"name", "dtype", "shape",
+  // "before", "after", "steps": [{"kind", "mesh_dims", "before", "after", "bytes", "seconds"}]}],
+  // "outputs": [...]}
   std::string to_json() const;
   friend bool operator==(const Explanation&, const Explanation&) = default;
 };

@@ -144,12 +144,17 @@ TEST(ExplainTest, ExplainsWhatACallIsMadeOf) {
 TEST(ExplainTest, OperatorsWithoutARuleAreGathered) {
   on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
     const at::Tensor x = scattered(numbers({4, 4}), mesh, {Shard(0)});
-    const Explanation e = explain("aten::linalg_eig", {x});
+    const Explanation e = explain("aten::_aminmax", {x});
     EXPECT_FALSE(e.has_rule);
     EXPECT_THAT(e.dims, IsEmpty());
     EXPECT_EQ(e.bytes(), 8 * 8);
     EXPECT_EQ(e.inputs[0].after, Layout({Replicate()}));
     EXPECT_THAT(e.to_string(), HasSubstr("no sharding rule"));
+
+    const Explanation by_rule = explain("aten::_unique2", {x});
+    EXPECT_TRUE(by_rule.has_rule);
+    EXPECT_EQ(by_rule.inputs[0].after, Layout({Replicate()}));
+    EXPECT_THAT(by_rule.to_string(), HasSubstr("by its sharding rule every input is gathered"));
   });
 }
 

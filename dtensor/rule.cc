@@ -113,6 +113,16 @@ Rule Rule::composed_when(Condition condition, Composite run) && {
   return std::move(*this);
 }
 
+Rule Rule::gathered() {
+  return Rule().gathered_when(
+      [](const c10::OperatorHandle&, absl::Span<const c10::IValue>) { return true; });
+}
+
+Rule Rule::gathered_when(Condition condition) && {
+  gathers = condition;
+  return std::move(*this);
+}
+
 Rule Rule::refuses(Condition bad) && {
   refused = bad;
   return std::move(*this);
@@ -227,6 +237,14 @@ const RuleTable& RuleTable::builtin() {
     add_distribution_rules(*t);
     add_spatial_rules(*t);
     add_linear_algebra_rules(*t);
+    add_factorization_rules(*t);
+    add_distance_rules(*t);
+    add_diagonal_rules(*t);
+    add_histogram_rules(*t);
+    add_segment_rules(*t);
+    add_margin_loss_rules(*t);
+    add_data_dependent_rules(*t);
+    add_range_rules(*t);
     return t;
   }();
   return *table;

@@ -125,6 +125,12 @@ class Rule {
   using Condition = bool (*)(const c10::OperatorHandle& op, absl::Span<const c10::IValue> args);
   Rule composed_when(Condition condition, Composite composite) &&;
 
+  // What its results look like depends on values: all inputs are gathered, as for an operator
+  // without a rule, but without a warning.
+  static Rule gathered();
+  // So for calls whose arguments say so, by the rule for all others.
+  Rule gathered_when(Condition condition) &&;
+
   // Calls that LibTorch refuses, though neither its kernel for meta tensors nor a shape function
   // here says so (dtypes that do not go together): they get LibTorch's error before anything is
   // sent.
@@ -157,6 +163,7 @@ class Rule {
   Composite composite = nullptr;
   Condition composite_condition = nullptr;  // null: always
   Condition refused = nullptr;              // null: never
+  Condition gathers = nullptr;              // null: never
   ShapeFunction shape_function;
   ShapeFunction shape_function_without_meta;
   std::vector<std::string> size_args;

@@ -2,6 +2,7 @@
 // dimensions, all others may be sharded.
 #include <algorithm>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "ATen/ops/empty_strided.h"
@@ -152,7 +153,7 @@ void like_input(OpCall& call) {
   call.outputs.push_back(like_info(call.input(0)));
 }
 
-// flip(dims), roll(shifts, dims): no dims means the flattened tensor for roll.
+// flip(dims), rot90(dims), roll(shifts, dims): no dims means the flattened tensor for roll.
 void reorder(const OpCall& call, Strategies& out) {
   const TensorInfo& self = call.input(0);
   const bool flattened = call.arg_index("shifts") >= 0 && call.arg("dims").toIntVector().empty();
@@ -164,6 +165,26 @@ void reorder(const OpCall& call, Strategies& out) {
     if (!moved[d]) out.add({Shard(d)}, {Shard(d)});
   }
   pass_partials(call, out, kAllReduceOps);
+}
+
+// LibTorch makes it of flips and a transposition in place.
+void rotated_shape(OpCall& call) {
+  TensorInfo info = like_info(call.input(0));
+  if (call.int_arg("k") % 2 != 0) {
+    const std::vector<int64_t> dims = call.arg("dims").toIntVector();
+    const int a = info.wrap_dim(dims[0]), b = info.wrap_dim(dims[1]);
+    std::swap(info.sizes[a], info.sizes[b]);
+    std::swap(info.strides[a], info.strides[b]);
+  }
+  call.outputs.push_back(std::move(info));
+}
+
+bool turns_nothing(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IValue> args) {
+  const int64_t ndim = args[0].toTensor().dim();
+  const std::vector<int64_t> dims = args[2].toIntVector();
+  const auto is_outside = [&](int64_t d) { return d < -ndim || d >= ndim; };
+  return dims.size() != 2 || is_outside(dims[0]) || is_outside(dims[1]) ||
+         (dims[0] - dims[1]) % ndim == 0;
 }
 
 // tril, triu: of every matrix.
@@ -347,6 +368,7 @@ void add_data_movement_rules(RuleTable& table) {
 
   table.add("aten::roll", Rule(reorder).shapes(like_input));
   table.add("aten::flip", Rule(reorder).shapes(like_input).refuses(names_a_dim_twice));
+  table.add("aten::rot90", Rule(reorder).shapes(rotated_shape).refuses(turns_nothing));
   table.add({"aten::tril", "aten::triu"}, Rule(triangle));
   table.add("aten::glu", Rule(halves));
   table.add("aten::glu_backward", Rule(halves_backward).shapes(halves_backward_shape));

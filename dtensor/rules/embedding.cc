@@ -11,13 +11,14 @@
 #include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
+#include "shardweave/dtensor/rules/rows.h"
 
 namespace shardweave {
 namespace {
 
 // The operator itself raises for an index outside the table; masking must not hide it. On a GPU
 // without waiting for it, as there.
-void check_range(const at::Tensor& indices, int64_t rows) {
+void check_range(const at::Tensor& indices, int64_t rows, const char* op) {
   if (indices.numel() == 0) return;
   if (!indices.is_cpu()) {
     at::_assert_async(indices.ge(0).logical_and_(indices.lt(rows)).all());
@@ -28,7 +29,7 @@ void check_range(const at::Tensor& indices, int64_t rows) {
   const int64_t last = high.item().toLong();
   if (first < 0 || last >= rows) {
     throw Error(
-        absl::OutOfRangeError(absl::StrCat("embedding: index ", first < 0 ? first : last,
+        absl::OutOfRangeError(absl::StrCat(op, ": index ", first < 0 ? first : last,
                                            " is out of range for a table of ", rows, " rows")));
   }
 }
@@ -37,29 +38,15 @@ void embedding_of_rows(const c10::OperatorHandle& op, c10::Stack& stack, const L
   BoxedCall boxed(op, stack);
   const at::Tensor weight = boxed.tensor("weight");
   const at::Tensor indices = boxed.tensor("indices");
-  const Spec& spec = *call.inputs[0];
-  check_range(indices, spec.sizes[0]);
-
-  // Global rows to local ones, and which of them are here.
-  const MeshContext& context = *spec.context;
-  at::Tensor local = at::zeros_like(indices);
-  at::Tensor here;
-  int64_t offset = 0;
-  for (const Interval& rows :
-       local_intervals(spec.layout, context.mesh().shape(), context.coordinate(), spec.sizes, 0)) {
-    const at::Tensor in = indices.ge(rows.begin).logical_and_(indices.lt(rows.end));
-    local = at::where(in, indices.sub(rows.begin - offset), local);
-    here = here.defined() ? here.logical_or_(in) : in;
-    offset += rows.size();
-  }
-  if (!here.defined()) {
+  const HeldRows rows = held_rows(indices, *call.inputs[0], "embedding");
+  if (!rows.here.defined()) {
     std::vector<int64_t> sizes = indices.sizes().vec();
     sizes.push_back(weight.size(1));
     boxed.finish({at::zeros(sizes, weight.options())});
     return;
   }
-  at::Tensor result = at::embedding(weight, local);
-  result.masked_fill_(here.logical_not_().unsqueeze(-1), 0);
+  at::Tensor result = at::embedding(weight, rows.local);
+  result.masked_fill_(rows.here.logical_not().unsqueeze(-1), 0);
   boxed.finish({std::move(result)});
 }
 
@@ -109,6 +96,21 @@ bool indices_are_not_integers(const c10::OperatorHandle& /*op*/,
 }
 
 }  // namespace
+
+HeldRows held_rows(const at::Tensor& indices, const Spec& table, const char* op) {
+  check_range(indices, table.sizes[0], op);
+  const MeshContext& context = *table.context;
+  HeldRows rows{at::zeros_like(indices), {}};
+  int64_t offset = 0;
+  for (const Interval& held : local_intervals(table.layout, context.mesh().shape(),
+                                              context.coordinate(), table.sizes, 0)) {
+    const at::Tensor in = indices.ge(held.begin).logical_and_(indices.lt(held.end));
+    rows.local = at::where(in, indices.sub(held.begin - offset), rows.local);
+    rows.here = rows.here.defined() ? rows.here.logical_or_(in) : in;
+    offset += held.size();
+  }
+  return rows;
+}
 
 void add_embedding_rules(RuleTable& table) {
   table.add("aten::embedding",

@@ -121,31 +121,6 @@ void cross(const OpCall& call, Strategies& out) {
   }
 }
 
-// --- distances -----------------------------------------------------------------------------------
-
-// x1 [..., P, M], x2 [..., R, M] -> [..., P, R]
-void cdist(const OpCall& call, Strategies& out) {
-  const TensorInfo& x1 = call.input(0);
-  const TensorInfo& x2 = call.input(1);
-  if (x1.ndim() != x2.ndim()) return;
-  const int n = x1.ndim();
-  for (int d = 0; d < n - 2; ++d) {
-    if (x1.sizes[d] == x2.sizes[d]) out.add({Shard(d), Shard(d)}, {Shard(d)}, zeros_if_empty);
-  }
-  out.add({Shard(n - 2), Replicate()}, {Shard(n - 2)}, zeros_if_empty);
-  out.add({Replicate(), Shard(n - 2)}, {Shard(n - 1)}, zeros_if_empty);
-}
-
-void cdist_shape(OpCall& call) {
-  const TensorInfo& x1 = call.input(0);
-  const TensorInfo& x2 = call.input(1);
-  const auto batch = [](const TensorInfo& x) { return Dims(x.sizes.begin(), x.sizes.end() - 2); };
-  Dims sizes = broadcast_sizes({batch(x1), batch(x2)});
-  sizes.push_back(x1.sizes[x1.ndim() - 2]);
-  sizes.push_back(x2.sizes[x2.ndim() - 2]);
-  call.outputs.push_back(contiguous_info(std::move(sizes), x1.dtype));
-}
-
 }  // namespace
 
 void add_linear_algebra_rules(RuleTable& table) {
@@ -174,7 +149,6 @@ void add_linear_algebra_rules(RuleTable& table) {
   table.add("aten::_fft_r2c", Rule(fourier).shapes(r2c_shape));
   table.add("aten::_fft_c2r", Rule(fourier).shapes(c2r_shape));
   table.add("aten::linalg_cross", Rule(cross));
-  table.add("aten::_cdist_forward", Rule(cdist).shapes(cdist_shape));
   table.add("aten::renorm", Rule([](const OpCall& call, Strategies& out) {
                               const int along = call.input(0).wrap_dim(call.int_arg("dim"));
                               out.add({Shard(along)}, {Shard(along)}, zeros_if_empty);

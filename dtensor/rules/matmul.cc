@@ -1,5 +1,6 @@
 // Products of matrices and vectors. matmul, linear, outer, einsum, tensordot and their like are
 // made of these by LibTorch before they get here.
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
@@ -63,6 +64,44 @@ Rule add_einsum(std::string_view equation, Addend kind = Addend::kLinear) {
   });
 }
 
+// _trilinear, which bilinear layers are made of: the product of three tensors that get new
+// dimensions (expand1, ...) until they broadcast, summed over some (sumdim).
+void trilinear(const OpCall& call, Strategies& out) {
+  const std::vector<int64_t> summed = call.arg("sumdim").toIntVector();
+  const std::vector<int64_t> expanded[] = {call.arg("expand1").toIntVector(),
+                                           call.arg("expand2").toIntVector(),
+                                           call.arg("expand3").toIntVector()};
+  const auto contains = [](const std::vector<int64_t>& dims, int64_t d) {
+    return std::find(dims.begin(), dims.end(), d) != dims.end();
+  };
+  const auto before = [](const std::vector<int64_t>& dims, int64_t d) {
+    return static_cast<int>(std::count_if(dims.begin(), dims.end(), [&](auto e) { return e < d; }));
+  };
+  const int ndim = call.input(0).ndim() + static_cast<int>(expanded[0].size());
+  for (int d = 0; d < ndim; ++d) {
+    int64_t whole = 1;
+    for (int i = 0; i < 3; ++i) {
+      if (contains(expanded[i], d)) continue;
+      whole = std::max(whole, call.input(i).sizes[d - before(expanded[i], d)]);
+    }
+    std::vector<Placement> inputs;
+    for (int i = 0; i < 3; ++i) {
+      const int own = d - before(expanded[i], d);
+      const bool broadcast = contains(expanded[i], d) || call.input(i).sizes[own] != whole;
+      inputs.push_back(broadcast ? Replicate() : Shard(own));
+    }
+    out.add(std::move(inputs), {contains(summed, d) ? Partial() : Shard(d - before(summed, d))},
+            zeros_if_empty);
+  }
+  for (ReduceOp op : kLinearOps) {
+    for (int i = 0; i < 3; ++i) {
+      std::vector<Placement> inputs(3, Replicate());
+      inputs[i] = Partial(op);
+      out.add(std::move(inputs), {Partial(op)});
+    }
+  }
+}
+
 void scalar_shape(OpCall& call) {
   call.outputs.push_back(contiguous_info({}, call.input(0).dtype));
 }
@@ -107,6 +146,7 @@ void add_matmul_rules(RuleTable& table) {
   add("aten::addbmm", add_einsum("bmk,bkn->mn").shapes(addbmm_shape));
   add("aten::baddbmm", add_einsum("bmk,bkn->bmn"));
   add("aten::addmv", add_einsum("mk,k->m"));
+  table.add("aten::_trilinear", Rule(trilinear));
   table.add("aten::addr", add_einsum("m,n->mn"));  // promotes
 }
 

@@ -67,13 +67,6 @@ Rule any_all_dims(ReduceOp over_ranks) {
   });
 }
 
-// histc between given ends: counts add up. Without ends they are the smallest and the largest
-// element.
-void histogram(const OpCall& call, Strategies& out) {
-  if (call.arg("min").toScalar().toDouble() == call.arg("max").toScalar().toDouble()) return;
-  for (int d = 0; d < call.input(0).ndim(); ++d) out.add({Shard(d)}, {Partial()});
-}
-
 // --- shapes --------------------------------------------------------------------------------------
 
 // Outputs of operators without a kernel for meta tensors. Here for the dtype that "dtype" asks for,
@@ -109,10 +102,6 @@ void variance_shape(OpCall& call) {
 void variance_mean_shapes(OpCall& call) {
   variance_shape(call);
   reduced_shape(call);
-}
-
-void histogram_shape(OpCall& call) {
-  call.outputs.push_back(contiguous_info({call.int_arg("bins")}, call.input(0).dtype));
 }
 
 // median, mode, kthvalue along a dimension: values and indices.
@@ -324,7 +313,6 @@ void add_reduction_rules(RuleTable& table) {
   table.add("aten::nansum", reduction({kSum}).shapes(reduced_shape));
   table.add("aten::mean", reduction({kSum, mean_of_shard, {kSum, kAvg}}));
   table.add("aten::prod", reduction({kProduct, nullptr, {kProduct}}).shapes(reduced_shape));
-  table.add("aten::histc", Rule(histogram).reads({"min", "max"}).shapes(histogram_shape));
   table.add("aten::count_nonzero", reduction({kSum}).shapes(count_shape));
 
   table.add("aten::amax", reduction({kMax, extreme_of_shard, {kMax}}));
@@ -343,8 +331,12 @@ void add_reduction_rules(RuleTable& table) {
   table.add({"aten::argmax", "aten::argmin", "aten::max.dim", "aten::max.dim_max", "aten::min.dim",
              "aten::min.dim_min"},
             along_dim());
-  table.add({"aten::median.dim", "aten::nanmedian.dim", "aten::mode", "aten::kthvalue"},
+  table.add({"aten::median.dim", "aten::median.dim_values", "aten::nanmedian.dim",
+             "aten::nanmedian.dim_values", "aten::mode", "aten::kthvalue"},
             along_dim().shapes(values_indices_shape));
+  // The middle of all elements is known to nobody who has some of them.
+  table.add({"aten::median", "aten::nanmedian"},
+            Rule([](const OpCall&, Strategies&) {}).shapes(reduced_shape));
   table.add({"aten::cumsum", "aten::cumprod"}, along_dim());
   table.add("aten::logcumsumexp", along_dim().shapes(same_shape));
   table.add({"aten::cummax", "aten::cummin"}, along_dim().shapes(cumulative_values_indices_shape));

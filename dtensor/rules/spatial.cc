@@ -82,6 +82,35 @@ void sampled_gradient_shapes(OpCall& call) {
       contiguous_info(call.input(2).sizes, call.input(2).dtype)};
 }
 
+// im2col: the windows [N, C * window, how many] of images [N, C, H, W]; N may be missing.
+void windows_shape(OpCall& call) {
+  constexpr int kDims = 2;
+  const std::vector<int64_t> kernel = numbers(call, "kernel_size", kDims);
+  const std::vector<int64_t> dilation = numbers(call, "dilation", kDims);
+  const std::vector<int64_t> padding = numbers(call, "padding", kDims);
+  const std::vector<int64_t> stride = numbers(call, "stride", kDims);
+  const Dims& images = call.input(0).sizes;
+  int64_t windows = 1;
+  for (int i = 0; i < kDims; ++i) {
+    const int64_t size = images[images.size() - kDims + i];
+    windows *= (size + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) / stride[i] + 1;
+  }
+  Dims sizes(images.begin(), images.end() - kDims);
+  sizes.back() *= kernel[0] * kernel[1];
+  sizes.push_back(windows);
+  call.outputs.push_back(contiguous_info(std::move(sizes), call.input(0).dtype));
+}
+
+// col2im: back again.
+void images_shape(OpCall& call) {
+  const std::vector<int64_t> kernel = numbers(call, "kernel_size", 2);
+  Dims sizes = call.input(0).sizes;
+  sizes.pop_back();
+  sizes.back() /= kernel[0] * kernel[1];
+  for (int64_t size : numbers(call, "output_size", 2)) sizes.push_back(size);
+  call.outputs.push_back(contiguous_info(std::move(sizes), call.input(0).dtype));
+}
+
 // --- rules ---------------------------------------------------------------------------------------
 
 // Linear in the image, or in the incoming gradient.
@@ -95,6 +124,60 @@ Rule moved(int inner) {
     linear.function(call, out);
     pass_partials(call, out, {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct});
   });
+}
+
+// im2col and col2im: a channel is as many rows of windows as a window has pixels, so that whole
+// channels may be cut, where all cuts of them are equally large.
+void windows(const OpCall& call, Strategies& out) {
+  const std::vector<int64_t> kernel = numbers(call, "kernel_size", 2);
+  const bool from_windows = call.arg_index("output_size") >= 0;
+  const TensorInfo& self = call.input(0);
+  const int channels = self.ndim() - (from_windows ? 2 : 3);
+  for (int d = 0; d < channels; ++d) out.add({Shard(d)}, {Shard(d)}, zeros_if_empty);
+  int64_t pieces = call.cuts(0, channels);
+  if (!call.placement(0).is_shard(channels)) pieces *= call.num_ranks;
+  const int64_t window = from_windows ? kernel[0] * kernel[1] : 1;
+  if (self.sizes[channels] / window % pieces == 0) out.add({Shard(channels)}, {Shard(channels)});
+  pass_partials(call, out, kLinearOps);
+  if (!from_windows) pass_partials(call, out, {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct});
+}
+
+// Channels are exchanged with one another.
+void channel_shuffle(const OpCall& call, Strategies& out) {
+  for (int d = 0; d < call.input(0).ndim(); ++d) {
+    if (d != 1) out.add({Shard(d)}, {Shard(d)}, zeros_if_empty);
+  }
+  pass_partials(call, out, kAllReduceOps);
+}
+
+// LibTorch says what is wrong with them.
+bool are_no_images(const c10::OperatorHandle& op, absl::Span<const c10::IValue> args) {
+  const at::Tensor& self = args[0].toTensor();
+  const bool windows = op.schema().name() == "aten::col2im";
+  const int64_t ndim = self.dim() + (windows ? 1 : 0);
+  if (ndim != 3 && ndim != 4) return true;
+  for (size_t i = windows ? 2 : 1; i < (windows ? 6 : 5); ++i) {
+    const std::vector<int64_t> values = args[i].toIntVector();
+    const bool may_be_zero = i == (windows ? 4 : 3);  // padding
+    for (int64_t value : values) {
+      if (value < (may_be_zero ? 0 : 1)) return true;
+    }
+  }
+  if (self.numel() == 0) return true;
+  // Windows that fit nowhere.
+  for (size_t i = 0; !windows && i < 2; ++i) {
+    const auto number = [&](size_t arg) {
+      const std::vector<int64_t> values = args[arg].toIntVector();
+      return values[values.size() == 1 ? 0 : i];
+    };
+    const int64_t room = self.size(-2 + static_cast<int64_t>(i)) + 2 * number(3);
+    if (room < number(2) * (number(1) - 1) + 1) return true;
+  }
+  return false;
+}
+
+bool has_no_channels(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IValue> args) {
+  return args[0].toTensor().dim() < 3;
 }
 
 // One grid for all channels: input, grid -> output.
@@ -184,6 +267,12 @@ void add_spatial_rules(RuleTable& table) {
   // --- channels and pixels ---
   table.add({"aten::pixel_shuffle", "aten::pixel_unshuffle"}, moved(3));
   table.add("aten::native_channel_shuffle", moved(3).shapes(like_input));
+  table.add("aten::channel_shuffle",
+            Rule(channel_shuffle).shapes(like_input).refuses(has_no_channels));
+  table.add("aten::im2col",
+            Rule(windows).shapes(windows_shape).chunks_only().refuses(are_no_images));
+  table.add("aten::col2im",
+            Rule(windows).shapes(images_shape).chunks_only().refuses(are_no_images));
 }
 
 }  // namespace shardweave

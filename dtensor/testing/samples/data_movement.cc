@@ -44,6 +44,22 @@ std::vector<Sample> data_movement_samples() {
              {"aten::glu", {in({7, 6})}, {{"dim", 1}}},
              {"aten::glu_backward", {in({7, 3}), in({7, 6})}, {{"dim", 1}}},
          });
+  append(samples,
+         {{"aten::diag_embed", {cube}},
+          {"aten::diag_embed", {cube}, {{"offset", 1}, {"dim1", 0}, {"dim2", 2}}},
+          {"aten::diag_embed", {in({5})}, {{"offset", -2}}},
+          {"aten::diagonal_scatter", {cube, in({3, 4})}, {{"dim1", 0}, {"dim2", -1}}},
+          {"aten::block_diag", {list({in({4, 3}), in({2, 5})})}},
+          {"aten::rot90", {cube}},
+          {"aten::rot90", {cube}, {{"k", 2}, {"dims", ints({2, 0})}}},
+          {"aten::linspace.Tensor_Tensor", {in({}), in({})}, {{"steps", 5}}, 1e-5},
+          {"aten::linspace.Tensor_Scalar",
+           {in({})},
+           {{"end", 2.5}, {"steps", 4}, {"dtype", at::kDouble}}},
+          {"aten::linspace.Scalar_Tensor", {in({})}, {{"start", 2.5}, {"steps", 1}}, 1e-5},
+          {"aten::logspace.Tensor_Tensor", {in({}), in({})}, {{"steps", 5}}, 1e-5},
+          {"aten::logspace.Tensor_Scalar", {in({})}, {{"end", 1.5}, {"steps", 4}}, 1e-5},
+          {"aten::logspace.Scalar_Tensor", {in({})}, {{"start", 2.5}, {"steps", 3}}, 1e-5}});
   append(samples, each({"aten::clone", "aten::_to_copy"}, {"", {x}}));
   // No gradient: lift returns its argument, and LibTorch makes that its own history.
   samples.push_back({"aten::lift", {in({7, 5}).constant()}});

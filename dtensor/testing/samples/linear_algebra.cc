@@ -21,6 +21,45 @@ std::vector<Sample> linear_algebra_samples() {
                    {"aten::_cdist_forward", {in({3, 5, 2}), in({3, 4, 2})}, {{"p", 2.0}}, 1e-7},
                    {"aten::_cdist_forward", {in({5, 2}), in({4, 2})}, {{"p", 1.0}}, 1e-7},
                    {"aten::lu_unpack", {in({5, 3, 3}), in({5, 3}).dtype(at::kInt).uniform(3, 4)}}});
+  // --- factorizations, and systems whose matrix is one ---
+  const Operand wide = in({5, 3, 4});
+  append(samples, each({"aten::cholesky", "aten::cholesky_inverse"}, {"", {matrices}, {}, 1e-8}));
+  append(samples,
+         {{"aten::linalg_eig", {in({5, 3, 3}).constant()}, {}, 1e-7},
+          {"aten::_linalg_eigvals", {matrices}, {}, 1e-7},
+          {"aten::geqrf", {in({5, 4, 3})}, {}, 1e-8},
+          {"aten::geqrf", {in({4, 3})}, {}, 1e-8},
+          {"aten::linalg_householder_product", {in({5, 4, 3}), in({5, 3})}, {}, 1e-8},
+          {"aten::ormqr", {in({5, 4, 3}), in({5, 3}), in({5, 4, 6})}, {}, 1e-8},
+          {"aten::ormqr", {in({4, 3}), in({3}), in({5, 4})}, {{"left", false}}, 1e-8},
+          {"aten::cholesky_solve", {wide, matrices}, {}, 1e-7},
+          {"aten::cholesky_solve", {in({3, 4}), matrices}, {{"upper", true}}, 1e-7},
+          {"aten::_cholesky_solve_helper", {wide, matrices}, {{"upper", false}}, 1e-7},
+          {"aten::triangular_solve", {wide, matrices}, {}, 1e-7},
+          {"aten::triangular_solve", {wide, in({3, 3}).positive_definite()}, {}, 1e-7},
+          {"aten::linalg_solve_triangular", {matrices, wide}, {{"upper", true}}, 1e-7},
+          {"aten::linalg_solve_triangular",
+           {in({3, 3}).positive_definite(), in({5, 4, 3})},
+           {{"upper", false}, {"left", false}, {"unitriangular", true}},
+           1e-7},
+          {"aten::linalg_lstsq", {in({5, 4, 3}), in({5, 4, 6})}, {}, 1e-7},
+          {"aten::linalg_lstsq", {in({5, 4, 3}), in({5, 4, 2})}, {{"driver", "gels"}}, 1e-7},
+          {"aten::linalg_lstsq", {in({5, 4, 3}), in({5, 4, 2})}, {{"driver", "gelsd"}}, 1e-7},
+          {"aten::linalg_lstsq", {wide, in({5, 3, 7})}, {{"driver", "gels"}}, 1e-7},
+          {"aten::linalg_lstsq", {in({5, 4, 3}), in({5, 4})}, {}, 1e-7}});
+  // --- distances ---
+  append(samples,
+         {{"aten::_cdist_backward",
+           {in({3, 5, 4}), in({3, 5, 2}), in({3, 4, 2}), in({3, 5, 4}).uniform(1, 2)},
+           {{"p", 2.0}},
+           1e-7},
+          {"aten::_cdist_backward",
+           {in({5, 4}), in({5, 7}), in({4, 7}), in({5, 4}).uniform(1, 2)},
+           {{"p", 1.0}},
+           1e-7},
+          {"aten::_euclidean_dist", {in({5, 2}), in({4, 2})}, {}, 1e-6},
+          {"aten::_pdist_forward", {in({5, 4})}, {}, 1e-7},
+          {"aten::_pdist_backward", {in({10}), in({5, 4}), in({10}).uniform(1, 2)}, {{"p", 3.0}}}});
   // --- Fourier transforms ---
   append(samples, {{"aten::_fft_c2c",
                     {in({7, 4, 5}).complex()},

@@ -10,6 +10,21 @@ std::vector<Sample> loss_samples() {
   const Operand target = in({7, 5}).uniform(0.1, 0.9).constant();
   for (const int64_t reduction : {0, 1, 2}) {  // none, mean, sum
     const Operand grad = reduction == 0 ? in({7, 5}) : in({});
+    const Operand grad_of_lines = reduction == 0 ? in({7}) : in({});
+    const Operand labels = in({7, 5}).integers(-1, 5);
+    append(
+        samples,
+        {{"aten::multi_margin_loss",
+          {x, in({7}).integers(0, 5), in({5}).uniform(0.5, 2).constant()},
+          {{"reduction", reduction}, {"p", 2}}},
+         {"aten::multi_margin_loss", {in({5}), in({1}).integers(0, 5)}, {{"reduction", reduction}}},
+         {"aten::multi_margin_loss_backward",
+          {grad_of_lines, x, in({7}).integers(0, 5)},
+          {{"reduction", reduction}, {"p", 1}, {"margin", 0.5}}},
+         {"aten::multilabel_margin_loss_forward", {x, labels}, {{"reduction", reduction}}},
+         {"aten::multilabel_margin_loss_backward",
+          {grad_of_lines, x, labels, in({7, 5}).uniform(0, 1).constant()},
+          {{"reduction", reduction}}}});
     append(samples, each({"aten::mse_loss", "aten::smooth_l1_loss", "aten::soft_margin_loss",
                           "aten::huber_loss", "aten::binary_cross_entropy",
                           "aten::binary_cross_entropy_with_logits"},

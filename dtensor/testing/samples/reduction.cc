@@ -76,6 +76,50 @@ std::vector<Sample> reduction_samples() {
                    {"aten::sort.stable", {cube}, {{"dim", 0}, {"stable", true}}},
                    {"aten::topk", {cube}, {{"k", 2}, {"dim", 1}}},
                    {"aten::topk", {cube}, {{"k", 3}, {"dim", -1}, {"largest", false}}}});
+  append(samples, each({"aten::median", "aten::nanmedian"}, {"", {x}}));
+  append(samples, {{"aten::histc", {x}, {{"bins", 4}}},
+                   {"aten::histc", {x}, {{"bins", 4}, {"min", 1}, {"max", 1}}},
+                   {"aten::bincount", {in({7}).integers(0, 9)}},
+                   {"aten::bincount", {in({7}).integers(0, 9), in({7}).constant()}},
+                   {"aten::bincount", {in({7}).integers(0, 9)}, {{"minlength", 12}}}});
+  // --- histograms ---
+  const c10::IValue range = std::vector<double>{-1, 1.5};
+  const c10::IValue ranges = std::vector<double>{-1, 1.5, -2, 2};
+  const Operand weight = in({7, 5}).constant();
+  for (const bool density : {false, true}) {
+    append(samples, {{"aten::histogram.bin_ct", {x}, {{"bins", 4}, {"density", density}}},
+                     {"aten::histogram.bin_ct",
+                      {x, weight},
+                      {{"bins", 4}, {"range", range}, {"density", density}}},
+                     {"aten::histogram.bins_tensor", {x, in({4}).sorted()}, {{"density", density}}},
+                     {"aten::_histogramdd_bin_edges",
+                      {in({7, 2})},
+                      {{"bins", ints({3, 4})}, {"density", density}}},
+                     {"aten::_histogramdd_bin_edges",
+                      {in({7, 2})},
+                      {{"bins", ints({3, 4})}, {"range", ranges}}},
+                     {"aten::_histogramdd_from_bin_cts",
+                      {in({7, 2})},
+                      {{"bins", ints({3, 4})}, {"density", density}}},
+                     {"aten::_histogramdd_from_bin_cts",
+                      {in({7, 2}), in({7}).constant()},
+                      {{"bins", ints({3, 4})}, {"range", ranges}, {"density", density}}},
+                     {"aten::_histogramdd_from_bin_tensors",
+                      {in({7, 2}), list({in({4}).sorted(), in({5}).sorted()})},
+                      {{"density", density}}}});
+  }
+  // --- segments ---
+  const Operand twos = in({3, 2}).integers(2, 3);
+  for (const char* reduce : {"sum", "mean", "max"}) {
+    append(samples,
+           {{"aten::segment_reduce", {in({3, 4, 5}), twos}, {{"reduce", reduce}, {"axis", 1}}},
+            {"aten::segment_reduce",
+             {in({4, 5}), in({2}).integers(2, 3)},
+             {{"reduce", reduce}, {"unsafe", true}}},
+            {"aten::_segment_reduce_backward",
+             {in({3, 2, 5}), in({3, 2, 5}), in({3, 4, 5}), twos},
+             {{"reduce", reduce}, {"axis", 1}}}});
+  }
   append(samples, {{"aten::histc", {x}, {{"bins", 4}, {"min", -1}, {"max", 1}}},
                    {"aten::renorm", {cube}, {{"p", 2}, {"dim", 1}, {"maxnorm", 1.5}}}});
 

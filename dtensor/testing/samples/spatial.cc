@@ -67,6 +67,20 @@ std::vector<Sample> spatial_samples() {
           {"aten::_adaptive_avg_pool3d_backward", {in({3, 2, 2, 3, 2}), volumes}},
       });
 
+  // --- windows ---
+  const Operand channels = in({5, 4, 6, 3});
+  const std::vector<std::pair<std::string, c10::IValue>> window = {{"kernel_size", ints({2, 3})},
+                                                                   {"dilation", ints({1, 2})},
+                                                                   {"padding", ints({0, 1})},
+                                                                   {"stride", ints({2, 1})}};
+  auto back = window;
+  back.emplace_back("output_size", ints({6, 8}));
+  append(samples, {{"aten::im2col", {images}, window},
+                   {"aten::im2col", {in({4, 6, 8})}, window},
+                   {"aten::col2im", {in({5, 24, 18})}, back},
+                   {"aten::col2im", {in({18, 18})}, back},
+                   {"aten::channel_shuffle", {channels}, {{"groups", 2}}}});
+
   // --- interpolation ---
   append(samples, each({"aten::upsample_linear1d"},
                        {"", {lines}, {{"output_size", ints({11})}, {"align_corners", false}}}));

@@ -1,0 +1,389 @@
+// Sums, means and maxima over segments: bags of rows of a table (embedding_bag), and segments of a
+// dimension (segment_reduce).
+//
+// A table of bags may be cut by columns, or by rows: then a rank adds up the rows that it has. The
+// indices may be cut anywhere, also within a bag: a rank adds up what its indices name. Either is a
+// Partial sum. For a mean it is divided by what the bag has on all ranks together.
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "ATen/ops/_embedding_bag_dense_backward.h"
+#include "ATen/ops/_embedding_bag_forward_only.h"
+#include "ATen/ops/arange.h"
+#include "ATen/ops/bincount.h"
+#include "ATen/ops/cat.h"
+#include "ATen/ops/full.h"
+#include "ATen/ops/searchsorted.h"
+#include "ATen/ops/where.h"
+#include "ATen/ops/zeros.h"
+#include "ATen/ops/zeros_like.h"
+#include "absl/strings/str_cat.h"
+#include "shardweave/dtensor/error.h"
+#include "shardweave/dtensor/mesh_context.h"
+#include "shardweave/dtensor/rules/common.h"
+#include "shardweave/dtensor/rules/families.h"
+#include "shardweave/dtensor/rules/rows.h"
+
+namespace shardweave {
+namespace {
+
+enum Mode : int64_t { kSum = 0, kMean = 1, kMax = 2 };
+
+// --- the bags of this rank's indices -------------------------------------------------------------
+
+// Which of 0 ... size - 1 this rank holds of dimension 0.
+at::Tensor held(const Spec& spec, const at::TensorOptions& options) {
+  const MeshContext& context = *spec.context;
+  std::vector<at::Tensor> runs;
+  for (const Interval& run :
+       local_intervals(spec.layout, context.mesh().shape(), context.coordinate(), spec.sizes, 0)) {
+    runs.push_back(at::arange(run.begin, run.end, options));
+  }
+  return runs.empty() ? at::zeros({0}, options) : at::cat(runs);
+}
+
+// The bag of each of this rank's indices. `offsets`: where each bag begins, and perhaps the end.
+at::Tensor bags_of(const Spec& indices, const at::Tensor& offsets, int64_t num_bags) {
+  const at::Tensor position = held(indices, offsets.options());
+  if (num_bags == 0) return at::zeros_like(position);
+  // An empty bag begins where the next one does, and the last of these has the index.
+  return at::searchsorted(offsets.narrow(0, 0, num_bags).contiguous(), position,
+                          /*out_int32=*/false, /*right=*/true)
+      .sub(1)
+      .to(offsets.scalar_type());
+}
+
+at::ScalarType index_type(at::ScalarType indices, at::ScalarType offsets) {
+  return c10::promoteTypes(indices, offsets);
+}
+
+std::optional<at::Tensor> optional(const at::Tensor& tensor) {
+  return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
+}
+
+c10::IntArrayRef local_sizes(const SpecRef& spec) {
+  return c10::IntArrayRef(spec->local_sizes.data(), spec->local_sizes.size());
+}
+
+// --- embedding_bag -------------------------------------------------------------------------------
+// weight [V, D], indices [N], offsets [bags (+ 1)], weights of the indices [N] -> result [bags, D],
+// and what the derivative needs: the bag of each index, how many a bag has, whose maximum it is.
+
+// What LibTorch's kernel looks for, and would not find in offsets into a part of the indices.
+void check_offsets(const at::Tensor& offsets, int64_t num_indices) {
+  if (!offsets.is_cpu()) return;
+  const int64_t first = offsets[0].item().toLong(), last = offsets[-1].item().toLong();
+  if (first != 0 || last > num_indices) {
+    throw Error(absl::InvalidArgumentError(absl::StrCat(
+        "embedding_bag: offsets must begin with 0 and not exceed the number of indices, ",
+        num_indices, "; they go from ", first, " to ", last)));
+  }
+}
+
+// The results on this rank. LibTorch's kernel leaves some of those for the derivative out, or
+// undefined, as it pleases; here they are what they should be, in the sizes that it gives them.
+void embedding_bag(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
+  BoxedCall boxed(op, stack);
+  const at::Tensor weight = boxed.tensor("weight");
+  const Spec& table = *call.inputs[0];
+  const Spec& all_indices = *call.inputs[1];
+  const at::ScalarType type =
+      index_type(boxed.tensor("indices").scalar_type(), boxed.tensor("offsets").scalar_type());
+  const at::Tensor indices = boxed.tensor("indices").to(type);
+  const at::Tensor offsets = boxed.tensor("offsets").to(type);
+  const at::Tensor scales = boxed.tensor("per_sample_weights");
+  const int64_t mode = boxed["mode"].toInt();
+  const int64_t padding = boxed["padding_idx"].toInt();
+  const int64_t num_bags = call.outputs[0]->sizes[0];
+
+  const at::Tensor bag = bags_of(all_indices, offsets, num_bags);
+  const at::Tensor counted = padding < 0 ? at::Tensor() : indices.ne(padding);
+  at::Tensor bag_size = at::zeros(local_sizes(call.outputs[2]), offsets.options());
+  if (mode != kSum && num_bags > 0) {
+    if (counted.defined()) {  // all indices are here
+      bag_size = at::bincount(bag.masked_select(counted), {}, num_bags).to(type);
+    } else {
+      const at::Tensor ends = at::cat({offsets.narrow(0, 1, num_bags - 1),
+                                       at::full({1}, all_indices.sizes[0], offsets.options())});
+      bag_size = ends - offsets.narrow(0, 0, num_bags);
+    }
+  }
+  const bool all_rows = table.local_sizes[0] == table.sizes[0];
+  const bool all_indices_here = indices.numel() == all_indices.sizes[0];
+  at::Tensor result, positions = at::zeros(local_sizes(call.outputs[3]), offsets.options());
+  if (all_rows && all_indices_here) {
+    auto whole = at::_embedding_bag_forward_only(
+        weight, indices, offsets, boxed.flag("scale_grad_by_freq"), mode, /*sparse=*/false,
+        optional(scales), boxed.flag("include_last_offset"), padding);
+    result = std::get<0>(whole);
+    if (mode == kMax) positions = std::get<3>(whole);
+  } else {
+    check_offsets(offsets, all_indices.sizes[0]);
+    const HeldRows rows = held_rows(indices, table, "embedding_bag");
+    at::Tensor mine = rows.here.defined() ? rows.here : at::zeros_like(indices, at::kBool);
+    if (counted.defined()) mine = mine.logical_and(counted);
+    const at::Tensor kept = bag.masked_select(mine);
+    result = at::zeros(local_sizes(call.outputs[0]), weight.options());
+    if (kept.numel() > 0) {
+      const at::Tensor begins =
+          at::searchsorted(kept, at::arange(num_bags, kept.options())).to(type);
+      result = std::get<0>(at::_embedding_bag_forward_only(
+          weight, rows.local.masked_select(mine), begins, false, kSum, false,
+          scales.defined() ? optional(scales.masked_select(mine)) : std::nullopt));
+      if (mode == kMean) result.div_(bag_size.clamp_min(1).unsqueeze(1));
+    }
+  }
+  const bool no_bags = call.outputs[1]->numel() == 0;
+  boxed.finish({result, no_bags ? bag.narrow(0, 0, 0) : bag, bag_size, positions});
+}
+
+void embedding_bag_strategies(const OpCall& call, Strategies& out) {
+  const int64_t mode = call.int_arg("mode");
+  const Placement whole = Replicate();
+  out.add({Shard(1), whole, whole, whole},
+          {Shard(1), whole, whole, mode == kMax ? Shard(1) : whole});
+  if (mode == kMax) return;
+  out.add({Shard(0), whole, whole, whole}, {Partial(), whole, whole, whole});
+  // How many of a bag are no padding is only known to who has them all.
+  if (mode == kSum || call.int_arg("padding_idx") < 0) {
+    const Placement of_bags = call.output(1).numel() == 0 ? whole : Shard(0);
+    out.add({whole, Shard(0), whole, Shard(0)}, {Partial(), of_bags, whole, whole});
+  }
+  for (ReduceOp op : kLinearOps) {
+    out.add({Partial(op), whole, whole, whole}, {Partial(op), whole, whole, whole});
+    if (call.input(3).defined) {
+      out.add({whole, whole, whole, Partial(op)}, {Partial(op), whole, whole, whole});
+    }
+  }
+}
+
+// As large as LibTorch's kernel makes them.
+void embedding_bag_shapes(OpCall& call) {
+  const TensorInfo& weight = call.input(0);
+  const TensorInfo& scales = call.input(3);
+  const int64_t mode = call.int_arg("mode");
+  const int64_t offsets = call.input(2).numel();
+  const int64_t bags = offsets - (call.bool_arg("include_last_offset") ? 1 : 0);
+  const bool forward_only = call.op->schema().name() == "aten::_embedding_bag_forward_only";
+  const bool is_small =
+      weight.dtype == at::kFloat || weight.dtype == at::kHalf || weight.dtype == at::kBFloat16;
+  const bool fast = mode == kSum && is_small && call.int_arg("padding_idx") < 0 &&
+                    weight.strides[1] == 1 && (!scales.defined || scales.strides[0] == 1);
+  const at::ScalarType type = index_type(call.input(1).dtype, call.input(2).dtype);
+  const TensorInfo sizes = contiguous_info({forward_only && mode == kSum ? offsets : bags}, type);
+  call.outputs = {contiguous_info({bags, weight.sizes[1]}, weight.dtype),
+                  contiguous_info({fast ? 0 : call.input(1).numel()}, type), sizes,
+                  mode == kMax ? contiguous_info({bags, weight.sizes[1]}, type) : sizes};
+}
+
+// --- its derivatives -----------------------------------------------------------------------------
+// grad [bags, D], indices [N], offsets, the bag of each index [N], how many a bag has [bags], whose
+// maximum it is [bags, D], weights of the indices [N] -> the gradient of the table [V, D], a sum
+// over the indices.
+
+// Which flat input an argument is.
+int input_of(const OpCall& call, std::string_view name) {
+  const int arg = call.arg_index(name);
+  const auto found = std::find(call.input_arg.begin(), call.input_arg.end(), arg);
+  return arg < 0 ? -1 : static_cast<int>(found - call.input_arg.begin());
+}
+
+void embedding_bag_backward(const c10::OperatorHandle& op, c10::Stack& stack,
+                            const LocalCall& call) {
+  BoxedCall boxed(op, stack);
+  const at::Tensor grad = boxed.tensor("grad");
+  const at::Tensor scales = boxed.tensor("per_sample_weights");
+  const Spec& all_grad = *call.inputs[0];
+  at::Tensor indices = boxed.tensor("indices");
+  at::Tensor bag = boxed.tensor("offset2bag");
+  if (boxed.has("offsets")) {
+    const at::Tensor offsets = boxed.tensor("offsets");
+    const at::ScalarType type = index_type(indices.scalar_type(), offsets.scalar_type());
+    indices = indices.to(type);
+    bag = bags_of(*call.inputs[1], offsets.to(type), all_grad.sizes[0]);
+  }
+  at::Tensor own_scales = scales;
+  if (grad.size(0) != all_grad.sizes[0]) {  // some of the bags
+    const HeldRows bags = held_rows(bag, all_grad, "embedding_bag");
+    const at::Tensor mine = bags.here.defined() ? bags.here : at::zeros_like(bag, at::kBool);
+    bag = bags.local.masked_select(mine);
+    indices = indices.masked_select(mine);
+    if (scales.defined()) own_scales = scales.masked_select(mine);
+  }
+  if (grad.numel() == 0 || indices.numel() == 0) {
+    boxed.finish({at::zeros(local_sizes(call.outputs[0]), grad.options())});
+    return;
+  }
+  boxed.finish({at::_embedding_bag_dense_backward(
+      grad.contiguous(), indices, bag, boxed.tensor("bag_size"), boxed.tensor("maximum_indices"),
+      boxed["num_weights"].toInt(), boxed.flag("scale_grad_by_freq"), boxed["mode"].toInt(),
+      optional(own_scales), boxed["padding_idx"].toInt())});
+}
+
+void embedding_bag_backward_strategies(const OpCall& call, Strategies& out) {
+  const int64_t mode = call.int_arg("mode");
+  const int64_t bags = call.input(0).sizes[0];
+  const int maxima = input_of(call, "maximum_indices");
+  auto add = [&](std::initializer_list<std::pair<std::string_view, Placement>> cut,
+                 const Placement& result) {
+    std::vector<Placement> inputs(call.num_inputs(), Replicate());
+    for (const auto& [name, placement] : cut) {
+      const int i = input_of(call, name);
+      if (i >= 0) inputs[i] = placement;
+    }
+    out.add(std::move(inputs), {result});
+  };
+  if (mode == kMax) {
+    add({{"grad", Shard(1)}, {"maximum_indices", Shard(1)}}, Shard(1));
+  } else {
+    add({{"grad", Shard(1)}}, Shard(1));
+  }
+  // Scaling by frequency needs the counts over all indices.
+  if (mode != kMax && !call.bool_arg("scale_grad_by_freq")) {
+    const bool has_bags = call.input(input_of(call, "offset2bag")).numel() > 0;
+    add({{"indices", Shard(0)},
+         {"offset2bag", has_bags ? Shard(0) : Replicate()},
+         {"per_sample_weights", Shard(0)}},
+        Partial());
+    if (call.input(input_of(call, "bag_size")).sizes[0] == bags &&
+        call.input(maxima).sizes[0] == bags) {
+      add({{"grad", Shard(0)}, {"bag_size", Shard(0)}, {"maximum_indices", Shard(0)}}, Partial());
+    }
+  }
+  for (ReduceOp op : kLinearOps) add({{"grad", Partial(op)}}, Partial(op));
+}
+
+void embedding_bag_backward_shape(OpCall& call) {
+  const TensorInfo& grad = call.input(0);
+  call.outputs.push_back(contiguous_info({call.int_arg("num_weights"), grad.sizes[1]}, grad.dtype));
+}
+
+// grad [bags, D], weight [V, D], indices [N], offsets, the bag of each index [N] -> the gradient of
+// the indices' weights [N]: each a product of a row of grad and one of the table.
+void scales_backward(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
+  BoxedCall boxed(op, stack);
+  const at::Tensor grad = boxed.tensor("grad");
+  const at::Tensor weight = boxed.tensor("weight");
+  const at::Tensor indices = boxed.tensor("indices");
+  const at::Tensor bag =
+      bags_of(*call.inputs[2], boxed.tensor("offsets").to(indices.scalar_type()), grad.size(0));
+  const HeldRows rows = held_rows(indices, *call.inputs[1], "embedding_bag");
+  if (!rows.here.defined() || grad.numel() == 0 || indices.numel() == 0) {
+    boxed.finish({at::zeros(local_sizes(call.outputs[0]), grad.options())});
+    return;
+  }
+  const at::Tensor wanted = rows.here.logical_and(indices.ne(boxed["padding_idx"].toInt()));
+  const at::Tensor products =
+      grad.index_select(0, bag).mul(weight.index_select(0, rows.local)).sum(1);
+  boxed.finish({products.masked_fill(wanted.logical_not(), 0)});
+}
+
+void scales_backward_strategies(const OpCall& call, Strategies& out) {
+  const Placement whole = Replicate();
+  const Placement of_bags = call.input(4).numel() == 0 ? whole : Shard(0);
+  out.add({whole, whole, Shard(0), whole, of_bags}, {Shard(0)});
+  out.add({Shard(1), Shard(1), whole, whole, whole}, {Partial()});
+  out.add({whole, Shard(0), whole, whole, whole}, {Partial()});
+  for (ReduceOp op : kLinearOps) {
+    out.add({Partial(op), whole, whole, whole, whole}, {Partial(op)});
+    out.add({whole, Partial(op), whole, whole, whole}, {Partial(op)});
+  }
+}
+
+void scales_backward_shape(OpCall& call) {
+  call.outputs.push_back(contiguous_info({call.input(2).numel()}, call.input(0).dtype));
+}
+
+// Shapes and numbers that LibTorch refuses, in its words.
+bool are_no_bags(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IValue> args) {
+  const at::Tensor& weight = args[0].toTensor();
+  const at::Tensor& indices = args[1].toTensor();
+  const at::Tensor& offsets = args[2].toTensor();
+  return weight.dim() != 2 || indices.dim() != 1 || offsets.dim() != 1 || offsets.numel() == 0 ||
+         !c10::isIntegralType(indices.scalar_type(), false) ||
+         !c10::isIntegralType(offsets.scalar_type(), false);
+}
+
+// A sparse gradient has no layout.
+bool is_sparse(const c10::OperatorHandle& op, absl::Span<const c10::IValue> args) {
+  const auto& arguments = op.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].name() == "sparse") return args[i].toBool();
+  }
+  return false;
+}
+
+// --- segment_reduce ------------------------------------------------------------------------------
+// data [..., n, ...], lengths or offsets [..., segments]: dimensions before "axis" are batches of
+// both, those behind it of data alone.
+
+void segment_reduce(const OpCall& call, Strategies& out, int num_data) {
+  const TensorInfo& data = call.input(num_data - 1);
+  const int axis = data.wrap_dim(call.int_arg("axis"));
+  for (int d = 0; d < data.ndim(); ++d) {
+    if (d == axis) continue;
+    std::vector<Placement> inputs(call.num_inputs(), d < axis ? Shard(d) : Replicate());
+    std::fill_n(inputs.begin(), num_data, Shard(d));
+    out.add(std::move(inputs), {Shard(d)}, zeros_if_empty);
+  }
+}
+
+void segment_reduce_forward(const OpCall& call, Strategies& out) {
+  segment_reduce(call, out, 1);
+}
+
+// grad, result, data, lengths, offsets -> the gradient of data
+void segment_reduce_backward(const OpCall& call, Strategies& out) {
+  segment_reduce(call, out, 3);
+  for (ReduceOp op : kLinearOps) {
+    std::vector<Placement> inputs(call.num_inputs(), Replicate());
+    inputs[0] = Partial(op);
+    out.add(std::move(inputs), {Partial(op)});
+  }
+}
+
+void segment_reduce_shape(OpCall& call) {
+  const TensorInfo& data = call.input(0);
+  const int axis = data.wrap_dim(call.int_arg("axis"));
+  const TensorInfo& lengths = call.input(1);
+  const TensorInfo& offsets = call.input(3);
+  Dims sizes = data.sizes;
+  sizes[axis] = lengths.defined ? lengths.sizes[axis] : offsets.sizes[axis] - 1;
+  call.outputs.push_back(contiguous_info(std::move(sizes), data.dtype));
+}
+
+void segment_reduce_backward_shape(OpCall& call) {
+  call.outputs.push_back(contiguous_info(call.input(2).sizes, call.input(2).dtype));
+}
+
+bool are_no_segments(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IValue> args) {
+  const at::Tensor& data = args[0].toTensor();
+  const c10::IValue& segments = args[2].isTensor() ? args[2] : args[4];
+  if (data.dim() == 0 || args[3].isTensor() || !segments.isTensor()) return true;
+  const int64_t axis = args[5].toInt();
+  return axis < 0 || axis >= data.dim() || segments.toTensor().dim() != axis + 1;
+}
+
+}  // namespace
+
+void add_segment_rules(RuleTable& table) {
+  table.add({"aten::_embedding_bag", "aten::_embedding_bag_forward_only"},
+            Rule(embedding_bag_strategies)
+                .shapes(embedding_bag_shapes)
+                .runs(embedding_bag)
+                .refuses(are_no_bags));
+  table.add({"aten::_embedding_bag_backward", "aten::_embedding_bag_dense_backward"},
+            Rule(embedding_bag_backward_strategies)
+                .shapes(embedding_bag_backward_shape)
+                .runs(embedding_bag_backward)
+                .gathered_when(is_sparse));
+  table.add("aten::_embedding_bag_per_sample_weights_backward",
+            Rule(scales_backward_strategies).shapes(scales_backward_shape).runs(scales_backward));
+  table.add("aten::segment_reduce",
+            Rule(segment_reduce_forward).shapes(segment_reduce_shape).refuses(are_no_segments));
+  table.add("aten::_segment_reduce_backward",
+            Rule(segment_reduce_backward).shapes(segment_reduce_backward_shape));
+}
+
+}  // namespace shardweave
