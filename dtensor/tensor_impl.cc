@@ -62,7 +62,13 @@ void convert_in_place(const at::Tensor& tensor, at::Tensor local, SpecRef spec,
   impl->set_storage_offset(0);
   impl->set_sizes_and_strides(c10::IntArrayRef(spec->sizes.data(), spec->sizes.size()),
                               c10::IntArrayRef(spec->strides.data(), spec->strides.size()));
+  // One of inference mode has no version counter and no history: nor has what it becomes.
+  const bool inference = impl->is_inference();
   impl->*Access::keys() = keys_for(spec->device);
+  if (inference) {
+    impl->*Access::keys() =
+        keys_for(spec->device) - c10::autograd_dispatch_keyset_with_ADInplaceOrView;
+  }
   (impl->*Access::throw_on_storage())();
   impl->set_backend_meta(
       c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), std::move(context)));
