@@ -104,7 +104,7 @@ Validation validate(const Sample& sample, bool all, uint64_t seed) {
       options.seed = seed;
       result.merge(all ? look_for_missing(sample, *rule, options)
                        : validate_strategies(sample, *rule, options));
-      options.max_combinations = all ? 400 : 60;
+      options.max_combinations = all ? 400 : 24;
       result.merge(validate_decisions(sample, *rule, options));
     }
     CheckOptions options;
