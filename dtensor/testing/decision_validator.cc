@@ -76,7 +76,7 @@ at::Tensor part_of(const at::Tensor& whole, const Spec& spec, uint64_t seed) {
     }
     part = pieces.empty() ? part.narrow(d, 0, 0) : at::cat(pieces, d);
   }
-  if (whole.is_contiguous()) return part.contiguous();
+  if (whole.is_contiguous() || whole.dim() < 2) return part.contiguous();
   // As Input::transposed() leaves it.
   return part.transpose(0, 1).contiguous().transpose(0, 1);
 }
