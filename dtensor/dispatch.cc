@@ -31,6 +31,7 @@ const std::shared_ptr<MeshContext>& find_context(const c10::OperatorHandle& op,
       if (defined(impl) && is_dtensor(impl)) return meta_of(impl).context;
     } else if (v.isList()) {
       for (const IValue& e : v.toListRef()) {
+        if (e.isNone()) continue;
         if (!e.isTensor()) break;
         c10::TensorImpl* impl = e.unsafeToTensorImpl();
         if (defined(impl) && is_dtensor(impl)) return meta_of(impl).context;
@@ -134,7 +135,11 @@ bool make_key(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<cons
         add_value(v, key);
         break;
       case ArgKind::kScalar:
-        key.push_back(scalar_kind(v));
+        if (!v.isList()) {
+          key.push_back(scalar_kind(v));
+          break;
+        }
+        for (const IValue& e : v.toListRef()) key.push_back(scalar_kind(e));
         break;
       case ArgKind::kUnkeyed:
         break;

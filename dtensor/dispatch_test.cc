@@ -2,9 +2,13 @@
 // without rules, errors.
 
 #include <cstdlib>
+#include <optional>
+#include <string_view>
+#include <vector>
 
 #include "ATen/ATen.h"
 #include "c10/core/GradMode.h"
+#include "c10/core/InferenceMode.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "shardweave/dtensor/dtensor.h"
@@ -44,6 +48,74 @@ TEST(DispatchTest, CachesByWhatTheRuleReads) {
     b = a.sum(0);
     b = a.sum(1);
     EXPECT_EQ(misses() - before, 4);
+  });
+}
+
+// What decides shapes and dtypes is in the key, though it is no integer: strings, lists of floats,
+// the types of a list of Scalars.
+TEST(DispatchTest, WhatDecidesShapesAndDtypesIsInTheKey) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const auto cut = [&](const at::Tensor& whole) {
+      return distribute_tensor(whole, mesh, Placements{Shard(0)});
+    };
+    const at::Tensor matrices = numbers({3, 4, 2}).sin(), ints = at::arange(1, 8);
+    for (const char* mode : {"reduced", "complete", "r"}) {
+      const auto [q, r] = at::linalg_qr(cut(matrices), mode);
+      const auto [want_q, want_r] = at::linalg_qr(matrices, mode);
+      expect_value(q, want_q);
+      expect_value(r, want_r);
+    }
+    for (const char* mode : {"floor", "none", "trunc"}) {
+      std::optional<std::string_view> rounding;
+      if (mode != std::string_view("none")) rounding = mode;
+      const at::Tensor got = at::div(cut(ints), cut(ints + 1), rounding);
+      EXPECT_EQ(got.scalar_type(), at::div(ints, ints + 1, rounding).scalar_type());
+      expect_value(got, at::div(ints, ints + 1, rounding));
+    }
+    for (const at::Scalar& number : {at::Scalar(2), at::Scalar(2.5)}) {
+      const std::vector<at::Scalar> list = {number};
+      const at::Tensor got = at::_foreach_add({cut(ints)}, list)[0];
+      EXPECT_EQ(got.scalar_type(), at::add(ints, number).scalar_type());
+      expect_value(got, at::add(ints, number));
+    }
+    // Elsewhere LibTorch works out the sizes before the operator gets here.
+    const c10::InferenceMode guard;
+    const at::Tensor images = numbers({2, 3, 4, 4}), image = cut(images);
+    for (const double scale : {2.0, 3.0, 1.5}) {
+      const std::vector<double> scales = {scale, scale};
+      expect_value(at::upsample_bilinear2d(image, std::nullopt, false, scales),
+                   at::upsample_bilinear2d(images, std::nullopt, false, scales));
+      expect_value(at::upsample_nearest2d(image, std::nullopt, scales),
+                   at::upsample_nearest2d(images, std::nullopt, scales));
+    }
+  });
+}
+
+TEST(DispatchTest, ADTensorAmongIndicesOfAPlainTensor) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor whole = numbers({4, 5}), positions = at::arange(4);
+    const at::Tensor index = distribute_tensor(positions, mesh, Placements{Shard(0)});
+    const c10::List<std::optional<at::Tensor>> columns({std::nullopt, index});
+    const at::Tensor got = at::index(whole, columns);
+    expect_value(got, at::index(whole, {std::nullopt, positions}));
+  });
+}
+
+// The order of the cuts is one input's, the ragged shard fits it only: the other input is brought
+// to both.
+TEST(DispatchTest, RaggedShardsOutsideOfOtherCuts) {
+  on_mesh({{"x", 2}, {"y", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor whole = numbers({7, 5});
+    const Layout ragged_first = Layout::create({Shard(1), RaggedShard(1, {2, 3})}, {1, 0}).value();
+    const at::Tensor a = redistribute(
+        distribute_tensor(whole, mesh, Placements{Replicate(), Replicate()}), ragged_first);
+    for (const Placements& p :
+         {Placements{Replicate(), Replicate()}, {Shard(0), Shard(1)}, {Shard(1), Shard(1)}}) {
+      const at::Tensor b = distribute_tensor(whole, mesh, p);
+      expect_value(a + b, whole + whole);
+      expect_value(b * a, whole * whole);
+      expect_value(at::mm(a, b.t()), at::mm(whole, whole.t()));
+    }
   });
 }
 

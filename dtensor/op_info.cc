@@ -15,19 +15,23 @@ bool is_tensor_list(const c10::TypePtr& type) {
   return list != nullptr && is_tensor(list->getElementType());
 }
 
+// Or a list of them.
 bool is_scalar(const c10::TypePtr& type) {
   if (auto optional = type->cast<c10::OptionalType>()) return is_scalar(optional->getElementType());
+  if (auto list = type->cast<c10::ListType>()) return is_scalar(list->getElementType());
   return type->kind() == c10::TypeKind::NumberType;
 }
 
+// Whatever may decide shapes and dtypes. Lists of floats do (the scale factors of an upsampling),
+// and strings do (the mode of a QR decomposition, the rounding of a division); a float on its own,
+// which may be another one in every step, does not.
 bool is_keyed(const c10::TypePtr& type) {
   if (auto optional = type->cast<c10::OptionalType>()) return is_keyed(optional->getElementType());
-  if (auto list = type->cast<c10::ListType>()) return is_keyed(list->getElementType());
+  if (type->cast<c10::ListType>() != nullptr) return true;
   switch (type->kind()) {
     case c10::TypeKind::NumberType:
     case c10::TypeKind::FloatType:
     case c10::TypeKind::ComplexType:
-    case c10::TypeKind::StringType:
     case c10::TypeKind::GeneratorType:
       return false;
     default:

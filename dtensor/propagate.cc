@@ -225,17 +225,18 @@ WeighedDim weighed_dim(const OpCall& call, const Turn& turn, size_t chosen) {
 }
 
 // A tensor half way through the decision: what is decided, and what it has along the other mesh
-// dimensions, except ragged cuts that do not fit the outer cuts any more.
+// dimensions, except ragged cuts that do not fit the outer cuts any more. `order` is that of the
+// call: the tensor's own may be another, in which the decided ragged cuts do not fit.
 SpecRef half_way(MeshContext& context, const Spec& spec, const Placements& decided,
-                 absl::Span<const int> still_to_come) {
+                 const std::vector<int>& order, absl::Span<const int> still_to_come) {
   Placements placements = decided;
   for (int m : still_to_come) placements[m] = spec.layout[m];
-  Layout layout = value_or_throw(Layout::create(placements, spec.layout.order()));
+  Layout layout = value_or_throw(Layout::create(placements, order));
   if (!validate(layout, context.mesh().shape(), spec.sizes).ok()) {
     for (int m : still_to_come) {
       if (placements[m].kind() == PlacementKind::kRaggedShard) placements[m] = Replicate();
     }
-    layout = value_or_throw(Layout::create(std::move(placements), spec.layout.order()));
+    layout = value_or_throw(Layout::create(std::move(placements), order));
   }
   return context.with_layout(spec, layout);
 }
@@ -295,8 +296,8 @@ Decision propagate(MeshContext& context, OpCall call, const Rule& rule,
       input_placements[i][m] = s.inputs[i];
       const SpecRef spec = call.input(i).spec;
       if (spec == nullptr || spec->layout[m] == s.inputs[i]) continue;
-      call.inputs[i].spec =
-          half_way(context, *spec, input_placements[i], absl::MakeConstSpan(order).subspan(t + 1));
+      call.inputs[i].spec = half_way(context, *spec, input_placements[i], order,
+                                     absl::MakeConstSpan(order).subspan(t + 1));
     }
     for (int k = 0; k < outputs; ++k) output_placements[k][m] = s.outputs[k];
   }

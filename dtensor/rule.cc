@@ -80,23 +80,49 @@ int64_t OpCall::cuts(int i, int dim) const {
   return pieces;
 }
 
-bool OpCall::may_be_empty(int i, int dim) const {
-  const int64_t size = inputs[i].sizes[dim];
-  int64_t pieces = num_ranks;
-  if (const SpecRef& spec = inputs[i].spec; spec != nullptr) {
-    for (int m : spec->layout.shards_of(dim)) {
-      // Nested cuts and cuts that are not plain chunks: do not reason, be safe.
-      if (m != mesh_dim) return true;
-      if (!spec->layout[m].is_plain_shard()) return true;
+absl::InlinedVector<int64_t, 4> OpCall::sizes_so_far(int i, int dim) const {
+  absl::InlinedVector<int64_t, 4> sizes = {inputs[i].sizes[dim]};
+  const SpecRef& spec = inputs[i].spec;
+  if (spec == nullptr) return sizes;
+  for (int m : order) {
+    if (m == mesh_dim) break;
+    if (!spec->layout[m].is_shard(dim)) continue;
+    const int64_t ranks = spec->context->mesh().size(m);
+    absl::InlinedVector<int64_t, 4> pieces;
+    for (int64_t size : sizes) {
+      for (int64_t r = 0; r < ranks; ++r) {
+        const int64_t piece = cut_size(spec->layout[m], size, ranks, r);
+        if (std::find(pieces.begin(), pieces.end(), piece) == pieces.end()) pieces.push_back(piece);
+      }
     }
+    sizes = std::move(pieces);
   }
-  // Nor with the unusual cuts of other inputs, which the engine tries wherever they fit.
+  return sizes;
+}
+
+int64_t OpCall::pieces(int i, int dim) const {
+  int64_t pieces = num_ranks;
+  const SpecRef& spec = inputs[i].spec;
+  if (spec == nullptr) return pieces;
+  for (int m : order) {
+    if (m == mesh_dim) break;
+    if (spec->layout[m].is_shard(dim)) pieces *= spec->context->mesh().size(m);
+  }
+  return pieces;
+}
+
+bool OpCall::may_be_empty(int i, int dim) const {
+  // With the unusual cuts that inputs have, which the engine tries wherever they fit: do not
+  // reason, be safe.
   for (int k = 0; k < num_inputs(); ++k) {
     const Placement p = placement(k);
     if (!p.is_shard() || p.is_plain_shard()) continue;
-    if (inputs[k].sizes[p.dim()] == size) return true;
+    if (inputs[k].sizes[p.dim()] == inputs[i].sizes[dim]) return true;
   }
-  return chunk(size, pieces, pieces - 1).size() == 0;
+  for (int64_t size : sizes_so_far(i, dim)) {
+    if (chunk(size, num_ranks, num_ranks - 1).size() == 0) return true;
+  }
+  return false;
 }
 
 // --- Rule ----------------------------------------------------------------------------------------

@@ -74,7 +74,13 @@ struct OpCall {
 
   // How many pieces all mesh dimensions together cut `dim` of input i into at present (at least 1).
   int64_t cuts(int i, int dim) const;
-  // True if sharding `dim` of input i over mesh_dim could leave some rank with no elements.
+  // What ranks have of `dim` of input i after the cuts that are decided: the different sizes. A rule
+  // whose condition is one on sizes must look at these, not at the global one: several mesh
+  // dimensions may cut the same dimension.
+  absl::InlinedVector<int64_t, 4> sizes_so_far(int i, int dim) const;
+  // How many pieces the decided cuts and one more over mesh_dim would make of `dim` of input i.
+  int64_t pieces(int i, int dim) const;
+  // True if sharding `dim` of input i over mesh_dim, too, could leave some rank with no elements.
   bool may_be_empty(int i, int dim) const;
 };
 

@@ -79,6 +79,7 @@ void convert_in_place(const at::Tensor& tensor, at::Tensor local, SpecRef spec,
   impl->set_storage_offset(0);
   impl->set_sizes_and_strides(array(spec->sizes), array(spec->strides));
   c10::DispatchKeySet keys = keys_for(spec->device);
+  // It has no version counter and no history.
   if (impl->is_inference()) keys = keys - c10::autograd_dispatch_keyset_with_ADInplaceOrView;
   impl->*Access::keys() = keys;
   impl->set_backend_meta(

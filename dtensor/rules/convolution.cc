@@ -49,16 +49,18 @@ bool cuts_no_window(const OpCall& call, int image, int weight, int i) {
     return false;
   }
   if (call.may_be_empty(image, d)) return false;
-  const int64_t piece = (input.sizes[d] + call.num_ranks - 1) / call.num_ranks;
-  // What the last rank has must be a window at least, as the rest is nobody's.
-  const int64_t last = input.sizes[d] - piece * (call.num_ranks - 1);
-  return piece % stride == 0 && last >= stride;
+  for (int64_t size : call.sizes_so_far(image, d)) {
+    const int64_t piece = (size + call.num_ranks - 1) / call.num_ranks;
+    // What the last rank has must be a window at least, as the rest is nobody's.
+    const int64_t last = size - piece * (call.num_ranks - 1);
+    if (piece % stride != 0 || last < stride) return false;
+  }
+  return true;
 }
 
-// Whole groups on every rank.
-bool whole_groups(const OpCall& call) {
-  const int64_t groups = call.int_arg("groups");
-  return groups > 1 && groups % call.num_ranks == 0;
+// Whole groups on every rank, by all mesh dimensions that cut the channels together.
+bool whole_groups(const OpCall& call, int image) {
+  return call.int_arg("groups") % call.pieces(image, 1) == 0;
 }
 
 // Channels of whole groups: the number of groups becomes the local one.
@@ -85,7 +87,7 @@ void convolution(const OpCall& call, Strategies& out) {
     if (!call.may_be_empty(0, 1)) {
       out.add({Shard(1), Shard(1 - out_channels), Partial()}, {Partial()});
     }
-  } else if (whole_groups(call)) {
+  } else if (whole_groups(call, 0)) {
     out.add({Shard(1), Shard(0), channels_of_bias}, {Shard(1)}, convolution_of_groups);
   }
   for (int i = 0; i < call.input(0).ndim() - 2; ++i) {
@@ -130,7 +132,7 @@ void convolution_backward(const OpCall& call, Strategies& out) {
       out.add({Replicate(), Shard(1), Shard(1 - out_channels)},
               {Shard(1), Shard(1 - out_channels), Replicate()});
     }
-  } else if (whole_groups(call)) {
+  } else if (whole_groups(call, 1)) {
     out.add({Shard(1), Shard(1), Shard(0)}, {Shard(1), Shard(0), Shard(0)}, convolution_of_groups);
   }
   for (int i = 0; i < call.input(1).ndim() - 2; ++i) {

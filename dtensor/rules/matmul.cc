@@ -18,6 +18,16 @@ namespace {
 
 enum class Addend { kLinear, kInsideActivation };
 
+// Without rows, or without columns, LibTorch's kernel forgets to broadcast an addend of one element.
+void addmv_of_part(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
+  BoxedCall boxed(op, stack);
+  const Dims& sizes = call.outputs[0]->local_sizes;
+  const c10::IntArrayRef result(sizes.data(), sizes.size());
+  const at::Tensor self = boxed.tensor("self");
+  if (self.sizes() != result) boxed["self"] = self.expand(result);
+  boxed.run();
+}
+
 // beta * self + alpha * einsum(others), where self is broadcast to the result. Where the product is
 // a Partial sum, self has to be one, so that it is added once.
 Rule add_einsum(std::string_view equation, Addend kind = Addend::kLinear) {
@@ -145,7 +155,7 @@ void add_matmul_rules(RuleTable& table) {
   add("aten::_addmm_activation", add_einsum("mk,kn->mn", Addend::kInsideActivation));
   add("aten::addbmm", add_einsum("bmk,bkn->mn").shapes(addbmm_shape));
   add("aten::baddbmm", add_einsum("bmk,bkn->bmn"));
-  add("aten::addmv", add_einsum("mk,k->m"));
+  add("aten::addmv", add_einsum("mk,k->m").runs(addmv_of_part));
   table.add("aten::_trilinear", Rule(trilinear));
   table.add("aten::addr", add_einsum("m,n->mn"));  // promotes
 }

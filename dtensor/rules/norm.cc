@@ -73,9 +73,9 @@ void layer_norm_backward_shapes(OpCall& call) {
 
 // --- group norm ----------------------------------------------------------------------------------
 
-// Whole groups per rank on whatever mesh dimensions the channels lie.
-bool groups_divide(const OpCall& call, const TensorInfo& input) {
-  return input.spec != nullptr && call.int_arg("group") % input.spec->context->mesh().size() == 0;
+// Whole groups per rank, by all mesh dimensions that cut the channels together.
+bool groups_divide(const OpCall& call, int input) {
+  return call.int_arg("group") % call.pieces(input, 1) == 0;
 }
 
 // The sizes among the arguments become those of the local tensor.
@@ -102,7 +102,7 @@ void group_norm_backward_of_shard(const c10::OperatorHandle& op, c10::Stack& sta
 // input, weight, bias -> output, mean, rstd.
 void group_norm(const OpCall& call, Strategies& out) {
   out.add({Shard(0), Replicate(), Replicate()}, {Shard(0)}, group_norm_of_shard);
-  if (!groups_divide(call, call.input(0))) return;
+  if (!groups_divide(call, 0)) return;
   out.add({Shard(1), Shard(0), Shard(0)}, {Shard(1)}, group_norm_of_shard);
 }
 
@@ -117,7 +117,7 @@ void group_norm_shapes(OpCall& call) {
 void group_norm_backward(const OpCall& call, Strategies& out) {
   out.add({Shard(0), Shard(0), Shard(0), Shard(0), Replicate()}, {Shard(0), Partial(), Partial()},
           group_norm_backward_of_shard);
-  if (!groups_divide(call, call.input(1))) return;
+  if (!groups_divide(call, 1)) return;
   out.add({Shard(1), Shard(1), Shard(1), Shard(1), Shard(0)}, {Shard(1), Shard(0), Shard(0)},
           group_norm_backward_of_shard);
 }

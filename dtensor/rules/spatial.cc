@@ -1,8 +1,10 @@
 // Images: pooling, interpolation, padding, sampling. Batches and channels are independent; pixels
 // would need their neighbours.
 #include <algorithm>
+#include <tuple>
 #include <vector>
 
+#include "ATen/ops/max_pool1d_with_indices.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 
@@ -201,6 +203,14 @@ void grid_sampler_backward(const OpCall& call, Strategies& out) {
   for (ReduceOp op : kLinearOps) out.add({Partial(op), Replicate(), Replicate()}, {Partial(op)});
 }
 
+// LibTorch's own would read memory where nothing is to be differentiated (memory_paths.cc).
+void max_pool1d(const c10::OperatorHandle& op, c10::Stack& stack) {
+  BoxedCall call(op, stack);
+  call.finish({std::get<0>(at::max_pool1d_with_indices(
+      call.tensor("self"), call["kernel_size"].toIntVector(), call["stride"].toIntVector(),
+      call["padding"].toIntVector(), call["dilation"].toIntVector(), call.flag("ceil_mode")))});
+}
+
 }  // namespace
 
 void add_spatial_rules(RuleTable& table) {
@@ -213,6 +223,7 @@ void add_spatial_rules(RuleTable& table) {
   table.add("aten::_adaptive_avg_pool3d_backward", linear(3).shapes(contiguous_gradient));
   table.add({"aten::max_pool2d_with_indices", "aten::adaptive_max_pool2d"},
             over_batches({{2}, {2}}));
+  table.add("aten::max_pool1d", Rule::composed(max_pool1d));
   table.add("aten::max_pool3d_with_indices", over_batches({{3}, {3}}).shapes(max_pool3d_shapes));
   table.add("aten::adaptive_max_pool3d", over_batches({{3}, {3}}));
   table.add({"aten::max_pool2d_with_indices_backward", "aten::adaptive_max_pool2d_backward",

@@ -6,19 +6,16 @@
 #include <random>
 #include <utility>
 
-#include "ATen/TensorOperators.h"
 #include "ATen/core/LegacyTypeDispatch.h"
 #include "ATen/ops/allclose.h"
 #include "ATen/ops/cat.h"
-#include "ATen/ops/equal.h"
-#include "ATen/ops/maximum.h"
-#include "ATen/ops/minimum.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "shardweave/comm/counting/counting.h"
 #include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/propagate.h"
+#include "shardweave/dtensor/testing/pieces.h"
 
 namespace shardweave::testing {
 namespace {
@@ -164,11 +161,11 @@ class Trial {
                             absl::StrJoin(part.sizes(), ", "), "]");
       }
       if (p.is_partial() || !sample_.values) continue;
-      if (!close(got[r], part)) return absl::StrCat("other values on rank ", r);
+      if (!close(got[r], part, sample_.tolerance)) return absl::StrCat("other values on rank ", r);
     }
     if (!p.is_partial() || !want.defined() || !sample_.values) return "";
     const at::Tensor reduced = reduce(got, p.reduce_op());
-    return close(reduced, want) ? "" : "other values after the reduction";
+    return close(reduced, want, sample_.tolerance) ? "" : "other values after the reduction";
   }
 
   // Complex numbers have no minimum.
@@ -242,35 +239,6 @@ class Trial {
       call_.op().callBoxed(stack);
     }
     return flat_tensors(stack);
-  }
-
-  bool close(const at::Tensor& got, const at::Tensor& want) const {
-    const at::ScalarType dtype = want.scalar_type();
-    if (!c10::isFloatingType(dtype) && !c10::isComplexType(dtype)) return at::equal(got, want);
-    return at::allclose(got, want, sample_.tolerance, sample_.tolerance, /*equal_nan=*/true);
-  }
-
-  static at::Tensor reduce(const Tensors& pieces, ReduceOp op) {
-    at::Tensor result = pieces[0];
-    for (size_t r = 1; r < pieces.size(); ++r) {
-      switch (op) {
-        case ReduceOp::kSum:
-        case ReduceOp::kAvg:
-          result = result + pieces[r];
-          break;
-        case ReduceOp::kMin:
-          result = at::minimum(result, pieces[r]);
-          break;
-        case ReduceOp::kMax:
-          result = at::maximum(result, pieces[r]);
-          break;
-        case ReduceOp::kProduct:
-          result = result * pieces[r];
-          break;
-      }
-    }
-    if (op != ReduceOp::kAvg) return result.to(pieces[0].scalar_type());
-    return (result / static_cast<int64_t>(pieces.size())).to(pieces[0].scalar_type());
   }
 
   const Sample& sample_;

@@ -11,6 +11,13 @@
 // all these meshes, is not offered, and does not follow from one that is offered by cutting
 // replicated tensors, is missing.
 //
+// validate_decisions() works in the same way on what the engine (propagate.h) makes of the rule on
+// meshes of two and three dimensions: for inputs that lie anyhow, so that several mesh dimensions
+// cut one tensor dimension or dimensions that belong together (channels and groups), in any order,
+// into strided and ragged shards, every rank must decide the same, and the results together must be
+// the whole answer. A rule that looks at one mesh dimension where it should look at all is found
+// here.
+//
 // validate_end_to_end() runs the operator on DTensors on rank threads and compares values and
 // gradients (check_on_mesh in op_check.h), in its functional, in-place and out= forms.
 #pragma once
@@ -44,6 +51,10 @@ struct Validation {
 // `rule` may be one without strategies (composites): then there is nothing to try.
 Validation validate_strategies(const Sample& sample, const Rule& rule,
                                const ValidationOptions& options = {});
+
+// options.max_combinations: layouts per sample and mesh, all drawn from the seed.
+Validation validate_decisions(const Sample& sample, const Rule& rule,
+                              const ValidationOptions& options = {.max_combinations = 100});
 
 Validation validate_end_to_end(const Sample& sample,
                                const std::vector<std::vector<MeshDim>>& meshes,

@@ -4,6 +4,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "shardweave/dtensor/error.h"
+#include "shardweave/dtensor/mesh_context.h"
 
 namespace shardweave::testing {
 namespace {
@@ -42,6 +43,34 @@ TEST(RuleValidatorTest, FindsWhatIsWrongForUnevenShards) {
       Rule([](const OpCall&, Strategies& out) { out.add({Shard(0)}, {Partial(ReduceOp::kAvg)}); }));
   EXPECT_THAT(found.wrong, Contains(HasSubstr("on 4 ranks: [6] S(0) -> P(avg)")));
   EXPECT_THAT(found.wrong, Not(Contains(HasSubstr("on 3 ranks: [6] S(0) ->"))));
+}
+
+// A mean of means is right where the ranks of one mesh dimension have equal shards: those of two need
+// not.
+TEST(RuleValidatorTest, FindsWhatIsWrongForTwoMeshDimensionsTogether) {
+  const Sample mean = {"aten::mean", {in({6})}};
+  const Rule alone = Rule([](const OpCall& call, Strategies& out) {
+                       if (call.input(0).sizes[0] % call.num_ranks != 0) return;
+                       out.add({Shard(0)}, {Partial(ReduceOp::kAvg)});
+                     }).chunks_only();
+  const Rule together = Rule([](const OpCall& call, Strategies& out) {
+                          if (call.input(0).sizes[0] % call.pieces(0, 0) != 0) return;
+                          out.add({Shard(0)}, {Partial(ReduceOp::kAvg)});
+                        }).chunks_only();
+  EXPECT_THAT(validate_strategies(mean, alone).wrong, IsEmpty());
+  EXPECT_THAT(validate_decisions(mean, alone).wrong,
+              Contains(HasSubstr("[S(0), S(0)] -> [P(avg), P(avg)]: output 0: other values")));
+  EXPECT_THAT(validate_decisions(mean, together).wrong, IsEmpty());
+}
+
+// Every rank has to come to the same decision.
+TEST(RuleValidatorTest, FindsARuleThatLooksAtItsOwnRank) {
+  const Validation found =
+      validate_decisions({"aten::neg", {in({6, 5})}}, Rule([](const OpCall& call, Strategies& out) {
+                           if (call.input(0).spec->context->coordinate()[0] == 0)
+                             out.add({Shard(0)}, {Shard(0)});
+                         }));
+  EXPECT_THAT(found.wrong, Contains(HasSubstr("at rank 0")));
 }
 
 TEST(RuleValidatorTest, FindsWhatIsMissing) {

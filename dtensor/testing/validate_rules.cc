@@ -104,6 +104,8 @@ Validation validate(const Sample& sample, bool all, uint64_t seed) {
       options.seed = seed;
       result.merge(all ? look_for_missing(sample, *rule, options)
                        : validate_strategies(sample, *rule, options));
+      options.max_combinations = all ? 400 : 24;
+      result.merge(validate_decisions(sample, *rule, options));
     }
     CheckOptions options;
     options.max_combinations = all ? 100 : 6;
@@ -138,6 +140,8 @@ constexpr std::string_view kNotSampled[] = {
     "aten::__and__", "aten::__or__", "aten::__xor__", "aten::max.o", "aten::min.o", "aten::selu",
     // Half of its results are scratch for the derivatives: segments_test.
     "aten::_embedding_bag",
+    // (gradient_modes_test)
+    "aten::max_pool1d",
     // Their arguments are other operators' results: tests/op_db, random_test.
     "aten::linalg_ldl_solve", "aten::max_unpool", "aten::rrelu_with_noise", "aten::normal.out"};
 

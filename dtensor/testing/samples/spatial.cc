@@ -19,17 +19,39 @@ Sample conv(std::vector<int64_t> input, std::vector<int64_t> weight, bool bias, 
            {"groups", groups}}};
 }
 
+// Its derivative, by input, weight and bias; `output`: the shape of the result.
+Sample conv_backward(std::vector<int64_t> output, std::vector<int64_t> input,
+                     std::vector<int64_t> weight, int64_t stride, int64_t padding,
+                     int64_t groups = 1, bool transposed = false) {
+  const std::vector<int64_t> bias = {output[1]};
+  Sample sample = conv(input, weight, false, stride, padding, groups, transposed);
+  sample.op = "aten::convolution_backward";
+  sample.operands = {in(std::move(output)), in(std::move(input)), in(std::move(weight))};
+  sample.attributes.emplace_back("bias_sizes", ints(bias));
+  sample.attributes.emplace_back("output_mask", flags({true, true, true}));
+  return sample;
+}
+
 }  // namespace
 
 std::vector<Sample> spatial_samples() {
   std::vector<Sample> samples;
   // --- convolution ---
-  append(samples,
-         {conv({5, 4, 7}, {6, 4, 3}, true, 1, 1), conv({5, 4, 6, 7}, {6, 4, 3, 3}, false, 2, 1),
-          conv({5, 4, 8, 6}, {3, 4, 2, 2}, true, 2, 0),  // patches
-          conv({5, 4, 7, 5}, {3, 4, 1, 1}, true, 1, 0), conv({5, 4, 7}, {8, 1, 3}, true, 1, 1, 4),
-          conv({5, 4, 7}, {4, 3, 3}, true, 2, 1, 1, true),
-          conv({3, 2, 4, 3, 5}, {3, 2, 2, 2, 2}, true, 1, 0)});
+  append(
+      samples,
+      {conv({5, 4, 7}, {6, 4, 3}, true, 1, 1), conv({5, 4, 6, 7}, {6, 4, 3, 3}, false, 2, 1),
+       conv({5, 4, 8, 6}, {3, 4, 2, 2}, true, 2, 0),  // patches
+       conv({5, 4, 7, 5}, {3, 4, 1, 1}, true, 1, 0), conv({5, 4, 7}, {8, 1, 3}, true, 1, 1, 4),
+       conv({5, 4, 7}, {4, 3, 3}, true, 2, 1, 1, true),
+       conv({3, 2, 4, 3, 5}, {3, 2, 2, 2, 2}, true, 1, 0),
+       // Groups that one mesh dimension may cut, and not all of them together.
+       conv({1, 6, 1}, {24, 1, 1}, false, 1, 0, 6), conv({5, 6, 4}, {12, 1, 3}, true, 1, 1, 6),
+       conv({4, 12, 3}, {12, 2, 2}, true, 1, 0, 6, true), conv({6, 2, 16}, {4, 2, 2}, true, 2, 0),
+       conv_backward({1, 24, 1}, {1, 6, 1}, {24, 1, 1}, 1, 0, 6),
+       conv_backward({5, 12, 4}, {5, 6, 4}, {12, 1, 3}, 1, 1, 6),
+       conv_backward({4, 12, 4}, {4, 12, 3}, {12, 2, 2}, 1, 0, 6, true),
+       conv_backward({6, 4, 8}, {6, 2, 16}, {4, 2, 2}, 2, 0),
+       conv_backward({5, 6, 7}, {5, 4, 7}, {6, 4, 3}, 1, 1)});
 
   // --- pooling ---
   const Operand lines = in({5, 3, 8});
