@@ -1,11 +1,14 @@
 //! Threads: whose they are, what they are called, and what may not leave them.
 
 use std::cell::Cell;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
 
 use shardweave::{
-    apply, with_grad_mode, Code, Function, FunctionContext, GradMode, Result, Tensor,
+    apply, with_grad_mode, Code, Error, Function, FunctionContext, GradMode, Result, Tensor,
     TensorOptions, World,
 };
 
@@ -139,4 +142,39 @@ fn threads_of_ranks_have_names() {
         assert_eq!(name.as_deref(), Some(&*wanted));
         assert_eq!(system.trim_end(), wanted);
     }
+}
+
+/// One rank fails, another one hangs: what happened is said all the same, and at once.
+#[test]
+fn the_first_failure_is_said_while_a_rank_hangs() {
+    const HANGS: &str = "SHARDWEAVE_TEST_HANGS";
+    const NAME: &str = "the_first_failure_is_said_while_a_rank_hangs";
+    if std::env::var_os(HANGS).is_some() {
+        let error = World::threads(3).run(|world| match world.rank() {
+            1 => Err(Error::new(Code::DataLoss, "the dog ate it")),
+            2 => world.comm()?.barrier(), // fails too, a little later
+            _ => {
+                thread::sleep(Duration::from_secs(20));
+                Ok(())
+            }
+        });
+        panic!("too late: {error:?}");
+    }
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", NAME, "--nocapture"])
+        .env(HANGS, "1")
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let start = Instant::now();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(|line| line.unwrap());
+    let said = lines.find(|line| line.contains(" failed: ") || line.contains("too late"));
+    let elapsed = start.elapsed();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(said.as_deref(), Some("rank 1 of 3 failed: the dog ate it (DataLoss)"));
+    assert!(elapsed < Duration::from_secs(15), "{elapsed:?}");
+    let others: Vec<String> = lines.filter(|line| line.contains(" failed: ")).collect();
+    assert!(others.is_empty(), "only the first: {others:?}");
 }
