@@ -18,7 +18,8 @@
 //! # Ok::<(), shardweave::Error>(())
 //! ```
 //!
-//! - [`World`]: ranks that are threads of this process, or processes that a launcher starts.
+//! - [`World`]: ranks that are threads of this process, processes that it starts, or processes that
+//!   a launcher starts.
 //! - [`Comm`]: collectives over slices. [`Mesh`], [`Layout`], [`Placement`]: where ranks are, and
 //!   what they hold.
 //! - [`Tensor`]: plain or sharded. Operators by `std::ops`, by method, or by name ([`Op`]): every
@@ -63,6 +64,7 @@ mod module;
 mod op;
 mod optimizer;
 mod plan;
+mod spawn;
 mod tensor;
 mod world;
 
@@ -79,6 +81,7 @@ pub use module::{clip_grad_norm, finish_grad_sync, ClipOptions, Members, Module,
 pub use op::{Arg, Explanation, Flags, FromResults, FromValue, Op, Value};
 pub use optimizer::{AdamW, Optimizer, Sgd};
 pub use plan::ParameterPlan;
+pub use spawn::Spawn;
 pub use tensor::{Source, Tensor, TensorOptions};
 pub use world::{
     build_info, live_handles, manual_seed, set_num_threads, Aborter, MeetingPoint, Processes,

@@ -16,7 +16,7 @@ use crate::mesh::{Mesh, MeshDims};
 
 handle! {
     /// One rank's view of all ranks. Ranks are threads of one process ([`World::threads`]) or
-    /// processes ([`World::from_environment`], [`World::join`]).
+    /// processes ([`World::spawn`], [`World::from_environment`], [`World::join`]).
     ///
     /// Belongs to its rank, as does all that is made from it (communicators, meshes, tensors,
     /// modules, optimizers): neither `Send` nor `Sync`. The library wants one thread at a time for
