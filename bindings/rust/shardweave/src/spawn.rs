@@ -125,6 +125,12 @@ const POLL: Duration = Duration::from_millis(10);
 
 static IS_RANK: AtomicBool = AtomicBool::new(false);
 
+/// Whether this process will be a rank, at a call that it has not come to yet. Until then it does
+/// what the first process has done, which is no rank.
+pub(crate) fn is_on_its_way() -> bool {
+    !IS_RANK.load(Ordering::Acquire) && Call::wanted().is_some()
+}
+
 /// A call of [`Spawn::run`], the same in this process and in its ranks.
 struct Call {
     place: &'static Location<'static>,

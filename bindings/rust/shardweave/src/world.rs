@@ -13,6 +13,7 @@ use crate::comm::{Comm, CommCounters};
 use crate::error::{Code, Error, Result};
 use crate::ffi::{c_text, milliseconds, without_panics};
 use crate::mesh::{Mesh, MeshDims};
+use crate::spawn;
 
 handle! {
     /// One rank's view of all ranks. Ranks are threads of one process ([`World::threads`]) or
@@ -104,6 +105,27 @@ impl World {
     /// Joins the ranks that tools/launch, torchrun, Slurm, Open MPI, PMI, PMIx, Kubernetes, or
     /// RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe. [`NotFound`](crate::Code::NotFound)
     /// if nothing has started this process as a rank. Collective.
+    ///
+    /// A program for launchers, which also runs without one:
+    ///
+    /// ```
+    /// use shardweave::{Code, Result, World};
+    ///
+    /// fn train(world: &World) -> Result<()> {
+    ///     world.comm()?.barrier()
+    /// }
+    ///
+    /// fn main() -> Result<()> {
+    ///     match World::from_environment() {
+    ///         Ok(world) => train(&world).map_err(|error| {
+    ///             world.abort(error.message()).ok(); // the others learn it from here
+    ///             error
+    ///         }),
+    ///         Err(error) if error.code() == Code::NotFound => World::spawn(2).run(train),
+    ///         Err(error) => Err(error),
+    ///     }
+    /// }
+    /// ```
     pub fn from_environment() -> Result<World> {
         World::processes().from_environment()
     }
@@ -348,6 +370,13 @@ impl Processes {
     /// See [`World::from_environment`].
     #[allow(clippy::wrong_self_convention)] // a builder's last word
     pub fn from_environment(&self) -> Result<World> {
+        if spawn::is_on_its_way() {
+            return Err(Error::new(
+                Code::NotFound,
+                "World::from_environment: World::spawn has started this process, which has not \
+                 come to that call yet",
+            ));
+        }
         self.with_options(|options| create!(swv_world_from_environment(options)))
     }
 
