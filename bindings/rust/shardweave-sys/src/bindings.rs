@@ -184,6 +184,8 @@ pub const SWV_BOOL: i32 = 15;
 #[doc = " complex: two f32"]
 pub const SWV_C64: i32 = 16;
 pub const SWV_C128: i32 = 17;
+#[doc = " complex: two f16"]
+pub const SWV_C32: i32 = 18;
 extern "C" {
     #[doc = " Bytes of one element; 0 for a number that is no dtype."]
     pub fn swv_dtype_size(dtype: swv_dtype) -> usize;
@@ -1208,8 +1210,16 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " \"DTensor[7, 5] Float [S(0), R] on DeviceMesh(dp=2, tp=2), local [4, 5] at [0, 0]\"; the elements\n of a plain one."]
+    #[doc = " \"DTensor[7, 5] Float [S(0), R] on DeviceMesh(dp=2, tp=2), local [4, 5] at [0, 0]\"; the elements\n of a plain one. Never communicates."]
     pub fn swv_tensor_to_string(
+        tensor: *const swv_tensor,
+        out_text: *mut *mut swv_string,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " The same, and below it the elements of the whole tensor, on every rank. COLLECTIVE if it is\n sharded."]
+    pub fn swv_tensor_values_to_string(
         tensor: *const swv_tensor,
         out_text: *mut *mut swv_string,
     ) -> *mut swv_status;
@@ -1445,7 +1455,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " The one element of a tensor, a number or a bool. COLLECTIVE if it is sharded."]
+    #[doc = " The one element of a tensor of any dtype: SWV_VALUE_FLOAT, SWV_VALUE_INT (of u64 above INT64_MAX\n SWV_OUT_OF_RANGE), SWV_VALUE_BOOL or SWV_VALUE_COMPLEX. COLLECTIVE if it is sharded."]
     pub fn swv_tensor_item(tensor: *const swv_tensor, out_value: *mut swv_value)
         -> *mut swv_status;
 }
@@ -1861,12 +1871,22 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " The state of parameter `index`, laid out as it is: \"step\", \"exp_avg\", \"exp_avg_sq\",\n \"max_exp_avg_sq\", \"momentum_buffer\". *out_tensor is NULL before the first step. Writing to it\n writes the state."]
+    #[doc = " The state of parameter `index`, laid out as it is: of AdamW \"step\" (one f32 number), \"exp_avg\",\n \"exp_avg_sq\", with amsgrad \"max_exp_avg_sq\"; of SGD with momentum \"momentum_buffer\". Before the\n first step zeros. Writing to it writes the state."]
     pub fn swv_optimizer_state(
         optimizer: *const swv_optimizer,
         index: usize,
         name: *const ::std::os::raw::c_char,
         out_tensor: *mut *mut swv_tensor,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Copies `tensor` over it, to resume from what was saved: as sharded as the parameter, or of a plain\n parameter and for \"step\" plain. COLLECTIVE if a sharded one lies otherwise than the parameter."]
+    pub fn swv_optimizer_set_state(
+        optimizer: *mut swv_optimizer,
+        index: usize,
+        name: *const ::std::os::raw::c_char,
+        tensor: *const swv_tensor,
     ) -> *mut swv_status;
 }
 #[doc = " Operations issued, and their bytes: of the larger of the two buffers."]

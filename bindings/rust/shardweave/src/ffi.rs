@@ -22,6 +22,7 @@ use std::time::Duration;
 use shardweave_sys as sys;
 
 use crate::error::{Code, Error, Result};
+use crate::names;
 
 /// Calls a function that only can fail.
 macro_rules! call {
@@ -132,7 +133,7 @@ fn take_error(status: *mut sys::swv_status) -> Error {
         let code = Code::from_number(sys::swv_status_code(status));
         let message = string_from(sys::swv_status_message(status));
         sys::swv_status_free(status);
-        Error::new(code, message)
+        Error::new(code, names::translate(&message))
     }
 }
 

@@ -24,6 +24,7 @@ pub enum Placement {
     /// Every rank holds the whole tensor.
     Replicate,
     /// Cut along a tensor dimension: chunks of ceil(size / ranks), then the rest, then empty ones.
+    /// A negative one counts from the end: `Shard(-1)` cuts the last dimension.
     Shard(i32),
     /// Cut into `split_factor` chunks, each of which is cut over the ranks.
     StridedShard {

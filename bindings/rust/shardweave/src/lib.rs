@@ -57,10 +57,12 @@ mod ffi;
 mod autograd;
 mod comm;
 mod dtype;
+mod element;
 mod error;
 mod layout;
 mod mesh;
 mod module;
+mod names;
 mod op;
 mod optimizer;
 mod plan;
@@ -73,7 +75,8 @@ pub use autograd::{
     FunctionContext, GradMode,
 };
 pub use comm::{Comm, CommCounter, CommCounters, Pending, OP_NAMES};
-pub use dtype::{DType, Device, Element, ReduceOp};
+pub use dtype::{DType, Device, ReduceOp};
+pub use element::{Bf16, Complex, Element, F16};
 pub use error::{Code, Error, Result};
 pub use layout::{IntoLayout, Layout, LocalExtent, Placement, RedistributionPlan};
 pub use mesh::{DispatchCounters, Mesh, ModuleScope, RandomState, StrictScope, Trace};

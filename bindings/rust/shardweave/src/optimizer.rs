@@ -145,13 +145,33 @@ impl Optimizer {
         call!(swv_optimizer_set_lr(self.as_ptr(), learning_rate))
     }
 
-    /// The state of a parameter, laid out as it is: "step", "exp_avg", "exp_avg_sq",
-    /// "max_exp_avg_sq", "momentum_buffer". None before the first step. Writing to it writes the
-    /// state.
+    /// The state of a parameter, laid out as it is: of [`AdamW`] "step" (one `f32` number),
+    /// "exp_avg", "exp_avg_sq", with `amsgrad` "max_exp_avg_sq"; of [`Sgd`] with momentum
+    /// "momentum_buffer". Zeros before the first step. None of a name that this optimizer does not
+    /// keep. Writing to it writes the state.
     pub fn state(&self, parameter: usize, name: &str) -> Result<Option<Tensor>> {
         let name = c_text(name, "state")?;
         let state = create_or_none!(swv_optimizer_state(self.as_ptr(), parameter, name.as_ptr()))?;
         Ok(state.map(Tensor::from_handle))
+    }
+
+    /// Copies a tensor over the state of a parameter, to resume from what was saved: sharded if the
+    /// parameter is, except for "step". Collective if it lies otherwise than the parameter.
+    ///
+    /// ```
+    /// use shardweave::{AdamW, Tensor, TensorOptions};
+    /// let x = TensorOptions::new().requires_grad(true).ones(&[3])?;
+    /// let optimizer = AdamW::new(0.1).build_for(&[&x])?;
+    /// optimizer.set_state(0, "step", &Tensor::full(&[], 7.0)?)?;
+    /// optimizer.set_state(0, "exp_avg", &Tensor::full(&[3], 0.5)?)?;
+    /// let average = optimizer.state(0, "exp_avg")?.unwrap();
+    /// assert_eq!(average.to_vec::<f32>()?, [0.5; 3]);
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    pub fn set_state(&self, parameter: usize, name: &str, tensor: &Tensor) -> Result<()> {
+        let name = c_text(name, "state")?;
+        let tensor = tensor.as_const_ptr();
+        call!(swv_optimizer_set_state(self.as_ptr(), parameter, name.as_ptr(), tensor))
     }
 }
 

@@ -283,7 +283,8 @@ impl Threads {
         F: Fn(&World) -> Result<T> + Sync,
         T: Send,
     {
-        let seats = World::seats(self.num_ranks, self.timeout)?;
+        let seats = World::seats(self.num_ranks, self.timeout)
+            .map_err(|error| error.called("World::local", "World::threads"))?;
         let run = Run { running: AtomicUsize::new(seats.len()), first_failure: Mutex::default() };
         let results = thread::scope(|scope| {
             let mut threads = Vec::with_capacity(seats.len());
