@@ -132,7 +132,7 @@ fn with_arguments(caller: &str, message: String) -> String {
         None => return message,
     };
     let name = name.strip_prefix("options.").unwrap_or(name);
-    let (head, tail) = name.split_at(name.find(|c| c == '.' || c == '[').unwrap_or(name.len()));
+    let (head, tail) = name.split_at(name.find(['.', '[']).unwrap_or(name.len()));
     let renamed = ARGUMENTS.iter().find(|(of, c, _)| caller.starts_with(of) && *c == head);
     let head = renamed.map_or(head, |(_, _, rust)| rust);
     // The first one of a method is the value that it is called on.
