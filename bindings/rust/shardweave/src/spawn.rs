@@ -46,7 +46,7 @@ impl World {
     ///     World::spawn(3).run(|world| {
     ///         let mut sum = [world.rank() as i64];
     ///         world.comm()?.all_reduce(&mut sum, ReduceOp::Sum)?;
-    ///         println!("{world} has {}", sum[0]); // "[1] rank 1 of 3 has 3"
+    ///         println!("{world} has {}", sum[0]); // [1] rank 1 of 3 has 3
     ///         assert_eq!(sum, [3]);
     ///         Ok(())
     ///     })?;
@@ -66,8 +66,8 @@ impl Spawn {
         self
     }
 
-    /// Whether each line that a rank writes gets its rank in front, "[2] "; true unless this is
-    /// called. Without, ranks write to where the program does.
+    /// Whether each line that a rank writes gets its rank in front, `[2] loss 0.5`; true unless
+    /// this is called. Without, ranks write to where the program does.
     pub fn prefix_output(mut self, prefix_output: bool) -> Spawn {
         self.prefix_output = prefix_output;
         self
