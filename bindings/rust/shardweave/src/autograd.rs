@@ -182,7 +182,7 @@ pub fn gradients(
 ) -> Result<Vec<Option<Tensor>>> {
     if !grad_outputs.is_empty() && grad_outputs.len() != outputs.len() {
         return Err(Error::invalid(format!(
-            "grad_outputs has {} elements; wanted none or {}, one for each output",
+            "gradients: argument 'grad_outputs' has {} elements; wanted none or {}, one for each output",
             grad_outputs.len(),
             outputs.len()
         )));
@@ -430,7 +430,7 @@ fn check_count<F>(callback: &str, what: &str, given: usize, wanted: usize) -> Re
         return Ok(());
     }
     let name = std::any::type_name::<F>();
-    Err(Error::invalid(format!("{callback} of {name} gave {given} {what}; wanted {wanted}")))
+    Err(Error::invalid(format!("{name}::{callback} gave {given} {what}; wanted {wanted}")))
 }
 
 debug_by_name!(FunctionContext);

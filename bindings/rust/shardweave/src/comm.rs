@@ -227,7 +227,8 @@ impl Comm {
             return Ok(());
         }
         Err(Error::invalid(format!(
-            "{what} has {} numbers; wanted {size}, one for every rank of the group",
+            "Comm::all_to_all_v: argument '{what}' has {} numbers; wanted {size}, one for every rank \
+             of the group",
             counts.len()
         )))
     }

@@ -24,7 +24,7 @@ pub enum Placement {
     /// Every rank holds the whole tensor.
     Replicate,
     /// Cut along a tensor dimension: chunks of ceil(size / ranks), then the rest, then empty ones.
-    /// A negative one counts from the end: `Shard(-1)` cuts the last dimension.
+    /// `Shard(-1)` is the last dimension of whatever tensor it is used with.
     Shard(i32),
     /// Cut into `split_factor` chunks, each of which is cut over the ranks.
     StridedShard {
@@ -134,7 +134,7 @@ impl FromStr for Placement {
         match layout.placements()?.as_slice() {
             [placement] => Ok(placement.clone()),
             all => Err(Error::invalid(format!(
-                "placement '{text}' is {} of them; wanted one",
+                "Placement::from_str: '{text}' is {} placements; wanted one",
                 all.len()
             ))),
         }
@@ -241,7 +241,8 @@ impl Layout {
     ) -> Result<LocalExtent> {
         if mesh_shape.len() != coordinate.len() {
             return Err(Error::invalid(format!(
-                "coordinate {coordinate:?} has {} dimensions; wanted {}, as mesh_shape \
+                "Layout::local_extent: argument 'coordinate' is {coordinate:?}, with {} dimensions; \
+                 wanted {}, as mesh_shape \
                  {mesh_shape:?}",
                 coordinate.len(),
                 mesh_shape.len()

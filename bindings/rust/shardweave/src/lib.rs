@@ -36,7 +36,8 @@
 //!
 //! A rank is driven by one thread at a time, so [`World`] and what is made from it stay on the
 //! thread that they are on: they are neither `Send` nor `Sync`. [`Op`], [`Layout`] and
-//! [`ParameterPlan`] belong to no rank, and are both. [`Aborter`] ends a world from any thread.
+//! [`ParameterPlan`] belong to no rank, and are both. [`Aborter`] ends a world from any thread. A
+//! [`Function`] is both too: LibTorch may run its backward on a thread of its own.
 //!
 //! ```compile_fail,E0277
 //! let tensor = shardweave::Tensor::ones(&[3])?;

@@ -156,8 +156,9 @@ impl Call {
 
     fn remember(&self, result: &Result<()>) {
         if let Err(error) = result {
-            // Neither of the separators, and no NUL, which a variable cannot hold.
+            // Neither of the separators, no NUL, which a variable cannot hold, and not too much.
             let message = error.message().replace(['\0', UNIT, RECORD], " ");
+            let message: String = message.chars().take(500).collect();
             let record = format!("{self}{UNIT}{}{UNIT}{message}{RECORD}", error.code() as i32);
             FAILED.lock().unwrap_or_else(PoisonError::into_inner).push_str(&record);
         }

@@ -238,10 +238,7 @@ impl Tensor {
         usize::try_from(index).ok().and_then(|i| sizes.get(i)).copied().ok_or_else(|| {
             Error::new(
                 crate::Code::OutOfRange,
-                format!(
-                    "dimension {dim} of a tensor {sizes:?}; wanted -{0} .. {0} - 1",
-                    sizes.len()
-                ),
+                format!("Tensor::size: argument 'dim' is {dim}; the tensor's sizes are {sizes:?}"),
             )
         })
     }

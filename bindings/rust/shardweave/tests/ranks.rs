@@ -411,7 +411,7 @@ fn wrong_calls_are_errors_of_every_rank() {
             let error = comm.all_gather(&[1u8; 2], &mut [0u8; 3]).unwrap_err();
             assert_eq!(error.code(), Code::InvalidArgument);
             let error = comm.all_to_all_v(&[1u8], &[1], &mut [0u8; 2], &[1, 1]).unwrap_err();
-            assert!(error.message().contains("send_counts has 1 numbers"), "{error}");
+            assert!(error.message().contains("'send_counts' has 1 numbers"), "{error}");
             Ok(())
         })
         .unwrap();
