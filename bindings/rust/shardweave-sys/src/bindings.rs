@@ -1871,7 +1871,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " The state of parameter `index`, laid out as it is: of AdamW \"step\" (one f32 number), \"exp_avg\",\n \"exp_avg_sq\", with amsgrad \"max_exp_avg_sq\"; of SGD with momentum \"momentum_buffer\". Before the\n first step zeros. Writing to it writes the state."]
+    #[doc = " The state of parameter `index`, laid out as it is, zeros before the first step: \"step\" (one plain\n f32 number); of AdamW \"exp_avg\", \"exp_avg_sq\" and, with amsgrad, \"max_exp_avg_sq\"; of SGD with a\n momentum \"momentum_buffer\". NULL for what these options do not use. Writing to it writes the\n state."]
     pub fn swv_optimizer_state(
         optimizer: *const swv_optimizer,
         index: usize,
@@ -1881,7 +1881,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Copies `tensor` over it, to resume from what was saved: as sharded as the parameter, or of a plain\n parameter and for \"step\" plain. COLLECTIVE if a sharded one lies otherwise than the parameter."]
+    #[doc = " Copies `tensor` over it, to resume from what was saved: of any floating-point type and the\n parameter's shape; sharded over the same mesh if that is, else plain (\"step\" always). COLLECTIVE\n if a sharded one lies otherwise than the parameter. SGD's first step takes the gradient for its\n momentum: it is the first as long as \"step\" is 0, unless momentum_buffer was set and \"step\" never."]
     pub fn swv_optimizer_set_state(
         optimizer: *mut swv_optimizer,
         index: usize,

@@ -145,18 +145,22 @@ impl Optimizer {
         call!(swv_optimizer_set_lr(self.as_ptr(), learning_rate))
     }
 
-    /// The state of a parameter, laid out as it is: of [`AdamW`] "step" (one `f32` number),
-    /// "exp_avg", "exp_avg_sq", with `amsgrad` "max_exp_avg_sq"; of [`Sgd`] with momentum
-    /// "momentum_buffer". Zeros before the first step. None of a name that this optimizer does not
-    /// keep. Writing to it writes the state.
+    /// The state of a parameter, laid out as it is, zeros before the first step: "step" (one plain
+    /// `f32` number); of [`AdamW`] "exp_avg", "exp_avg_sq" and, with `amsgrad`, "max_exp_avg_sq"; of
+    /// [`Sgd`] with a momentum "momentum_buffer". None for what these options do not use. Writing to
+    /// it writes the state.
     pub fn state(&self, parameter: usize, name: &str) -> Result<Option<Tensor>> {
         let name = c_text(name, "state")?;
         let state = create_or_none!(swv_optimizer_state(self.as_ptr(), parameter, name.as_ptr()))?;
         Ok(state.map(Tensor::from_handle))
     }
 
-    /// Copies a tensor over the state of a parameter, to resume from what was saved: sharded if the
-    /// parameter is, except for "step". Collective if it lies otherwise than the parameter.
+    /// Copies a tensor over the state of a parameter, to resume from what was saved: of any
+    /// floating-point type and the parameter's shape; sharded over the same mesh if that is, else
+    /// plain ("step" always). Collective if a sharded one lies otherwise than the parameter.
+    ///
+    /// The first step of [`Sgd`] takes the gradient for its momentum: it is the first as long as
+    /// "step" is 0, unless "momentum_buffer" was set and "step" never.
     ///
     /// ```
     /// use shardweave::{AdamW, Tensor, TensorOptions};
