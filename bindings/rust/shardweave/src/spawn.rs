@@ -121,6 +121,8 @@ const PAST: &str = "SHARDWEAVE_SPAWN_PAST";
 const REPORT: &str = "SHARDWEAVE_SPAWN_REPORT_FD";
 /// How long the others have, after a failure, to notice it and say what they were doing.
 const NOTICE: Duration = Duration::from_secs(2);
+/// How long the parent waits for the end of what a rank wrote, after the rank's.
+const LEFT_BEHIND: Duration = Duration::from_secs(1);
 const POLL: Duration = Duration::from_millis(10);
 
 static IS_RANK: AtomicBool = AtomicBool::new(false);
@@ -257,7 +259,7 @@ struct Rank {
     child: Child,
     /// Once its socket is closed: what it has reported, if it has.
     report: Option<Option<Result<()>>>,
-    ended: Option<ExitStatus>,
+    ended: Option<(ExitStatus, Instant)>,
     failure: Option<Failure>,
     killed: bool,
 }
@@ -293,7 +295,7 @@ impl Spawn {
         let failure = watch(&mut ranks, &inbox, call);
         drop(ranks);
         // What a rank has left behind may hold its output open.
-        let _ = closed.recv_timeout(Duration::from_secs(1));
+        let _ = closed.recv_timeout(LEFT_BEHIND);
         failure.map_or(Ok(()), Err)
     }
 
@@ -410,7 +412,12 @@ fn watch(
         }
         for rank in ranks.iter_mut() {
             if rank.ended.is_none() {
-                rank.ended = rank.child.try_wait().unwrap_or(None);
+                let status = rank.child.try_wait().unwrap_or(None);
+                rank.ended = status.map(|status| (status, Instant::now()));
+            }
+            // What it has started, and left behind, may hold its socket open.
+            if rank.ended.map_or(false, |(_, at)| at.elapsed() > LEFT_BEHIND) {
+                rank.report.get_or_insert(None);
             }
             if rank.failure.is_none() && !rank.killed {
                 if let Some((error, may_follow)) = rank.what_went_wrong(call) {
@@ -459,7 +466,7 @@ impl Rank {
     /// The error, and whether it may follow from another rank's.
     fn what_went_wrong(&self, call: &Call) -> Option<(Error, bool)> {
         use Code::{Aborted, Cancelled, DeadlineExceeded, FailedPrecondition, Unavailable};
-        match (self.report.as_ref()?, self.ended) {
+        match (self.report.as_ref()?, self.ended.map(|(status, _)| status)) {
             (Some(Err(error)), _) => {
                 let code = error.code();
                 let may_follow =

@@ -155,6 +155,19 @@ fn a_rank_that_ends_by_itself() {
     }
 }
 
+/// It holds open whatever the rank has had.
+#[test]
+fn what_a_rank_leaves_behind_holds_nobody_up() {
+    if std::env::var_os("SHARDWEAVE_SPAWN_CALL").is_some() {
+        Command::new("sleep").arg("20").spawn().unwrap();
+        process::exit(3);
+    }
+    let start = Instant::now();
+    let error = spawn(2, "what_a_rank_leaves_behind_holds_nobody_up").run(|_| Ok(())).unwrap_err();
+    assert!(error.message().contains(": died: exit status: 3"), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+}
+
 #[test]
 fn ranks_that_hang_are_killed() {
     const NAME: &str = "ranks_that_hang_are_killed";
