@@ -139,11 +139,11 @@ impl<T: Element> Pending<T> {
         let result = call!(swv_work_wait(this.work.as_ptr()));
         let done = this.is_done() == Ok(true);
         // SAFETY: `this` is not used after this line, and its own drop does not run.
-        let (work, mut data) =
-            unsafe { (ptr::read(&this.work), ManuallyDrop::take(&mut this.data)) };
+        let (work, data) = unsafe { (ptr::read(&this.work), ManuallyDrop::take(&mut this.data)) };
         drop(work);
         match (result, done) {
             (Ok(()), _) => {
+                let mut data = data;
                 // SAFETY: the vector's own memory; the operation is over.
                 unsafe { T::settle(data.as_mut_ptr(), data.len()) };
                 Ok(data)

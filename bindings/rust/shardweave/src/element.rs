@@ -184,7 +184,7 @@ impl From<Bf16> for f32 {
 /// assert_eq!((&x * &x)?.item::<Complex<f64>>()?, Complex { re: -3.0, im: 4.0 });
 /// # Ok::<(), shardweave::Error>(())
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Complex<T> {
     /// The real part.

@@ -1,4 +1,5 @@
 //! Threads: whose they are, what they are called, and what may not leave them.
+#![allow(clippy::declare_interior_mutable_const)] // Clippy 1.63 means thread_local's insides
 
 use std::cell::Cell;
 use std::io::{BufRead, BufReader};
