@@ -184,6 +184,8 @@ pub const SWV_BOOL: i32 = 15;
 #[doc = " complex: two f32"]
 pub const SWV_C64: i32 = 16;
 pub const SWV_C128: i32 = 17;
+#[doc = " complex: two f16"]
+pub const SWV_C32: i32 = 18;
 extern "C" {
     #[doc = " Bytes of one element; 0 for a number that is no dtype."]
     pub fn swv_dtype_size(dtype: swv_dtype) -> usize;
@@ -569,7 +571,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Collects the operations of `comm` from here to swv_coalescing_finish, which issues them as one.\n Those are called with out_work NULL, and do not wait."]
+    #[doc = " Several operations of one group as one, which a backend may run together:\n\n   idle --swv_comm_coalesce--> collecting --swv_coalescing_finish--> finished\n\n While a group is collecting (through whichever handle):\n   an operation with out_work NULL     is issued and collected; it returns without waiting, with an\n                                       error only if it was refused. Its memory is in use until\n                                       the coalescing's end.\n   an operation with out_work          SWV_INVALID_ARGUMENT; nothing is issued\n   swv_comm_coalesce                   SWV_INVALID_ARGUMENT; nothing changes\n   swv_coalescing_finish               is the end: one work for all that was collected; out_work\n                                       NULL waits. It fails with the first error of all,\n                                       arguments that were refused among them, when all have ended\n   swv_coalescing_free                 is the end too: waits for all that was collected, however\n                                       it ends, and frees; the error is swv_comm_health's\n   what needs its result at once       (swv_comm_split, swv_comm_subgroup, operators on tensors of\n                                       the mesh) waits for itself, as ever\n   swv_comm_free                       the coalescing keeps the group alive\n   swv_comm_abort                      all that was collected fails\n Once finished, swv_coalescing_finish is SWV_INVALID_ARGUMENT, swv_coalescing_free only frees, and\n the group is idle: it may be coalesced again."]
     pub fn swv_comm_coalesce(
         comm: *mut swv_comm,
         out_coalescing: *mut *mut swv_coalescing,
@@ -577,14 +579,12 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " One work for all of them; out_work NULL waits. Once."]
     pub fn swv_coalescing_finish(
         coalescing: *mut swv_coalescing,
         out_work: *mut *mut swv_work,
     ) -> *mut swv_status;
 }
 extern "C" {
-    #[doc = " Finishes, without waiting, what is not finished."]
     pub fn swv_coalescing_free(coalescing: *mut swv_coalescing);
 }
 extern "C" {
@@ -1208,8 +1208,16 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " \"DTensor[7, 5] Float [S(0), R] on DeviceMesh(dp=2, tp=2), local [4, 5] at [0, 0]\"; the elements\n of a plain one."]
+    #[doc = " \"DTensor[7, 5] Float [S(0), R] on DeviceMesh(dp=2, tp=2), local [4, 5] at [0, 0]\"; the elements\n of a plain one. Never communicates."]
     pub fn swv_tensor_to_string(
+        tensor: *const swv_tensor,
+        out_text: *mut *mut swv_string,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " The same, and below it the elements of the whole tensor, on every rank. COLLECTIVE if it is\n sharded."]
+    pub fn swv_tensor_values_to_string(
         tensor: *const swv_tensor,
         out_text: *mut *mut swv_string,
     ) -> *mut swv_status;
@@ -1445,7 +1453,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " The one element of a tensor, a number or a bool. COLLECTIVE if it is sharded."]
+    #[doc = " The one element of a tensor of any dtype: SWV_VALUE_FLOAT, SWV_VALUE_INT (of u64 above INT64_MAX\n SWV_OUT_OF_RANGE), SWV_VALUE_BOOL or SWV_VALUE_COMPLEX. COLLECTIVE if it is sharded."]
     pub fn swv_tensor_item(tensor: *const swv_tensor, out_value: *mut swv_value)
         -> *mut swv_status;
 }
@@ -1647,7 +1655,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " The module and the caller's handle share the tensor: what distributes the module changes it where\n it stands, and every handle sees that. A parameter is a leaf, and requires grad from now on."]
+    #[doc = " The module and the caller's handle share the tensor: what distributes the module changes it where\n it stands, and every handle sees that. A parameter is a leaf, and requires grad from now on. A\n tensor may have several names (tied weights): it is one parameter, or one buffer, all the same."]
     pub fn swv_module_add_parameter(
         module: *mut swv_module,
         fqn: *const ::std::os::raw::c_char,
@@ -1664,7 +1672,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " In the order of their registration by modules: those of a module before those of its children."]
+    #[doc = " In the order of their registration by modules: those of a module before those of its children.\n Each tensor once, by its first name."]
     pub fn swv_module_num_parameters(
         module: *const swv_module,
         out_num: *mut usize,
@@ -1698,7 +1706,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " A parameter or buffer; SWV_NOT_FOUND suggests names that are nearly the same."]
+    #[doc = " A parameter or buffer, by any of its names; SWV_NOT_FOUND suggests names that are nearly the\n same."]
     pub fn swv_module_get(
         module: *const swv_module,
         fqn: *const ::std::os::raw::c_char,
@@ -1753,7 +1761,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Turns every parameter and buffer into a sharded tensor, in place; what no line matches is\n replicated. plan NULL: all replicated. A line that matches nothing is an error before anything\n changes. COLLECTIVE unless source is -1."]
+    #[doc = " Turns every parameter and buffer into a sharded tensor, in place; what no line matches is\n replicated. plan NULL: all replicated. A line that matches nothing, and lines that place the names\n of one tensor differently, are errors before anything changes. COLLECTIVE unless source is -1."]
     pub fn swv_module_distribute(
         module: *const swv_module,
         mesh: *const swv_mesh,
@@ -1861,12 +1869,22 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " The state of parameter `index`, laid out as it is: \"step\", \"exp_avg\", \"exp_avg_sq\",\n \"max_exp_avg_sq\", \"momentum_buffer\". *out_tensor is NULL before the first step. Writing to it\n writes the state."]
+    #[doc = " The state of parameter `index`, laid out as it is, zeros before the first step: \"step\" (one plain\n f32 number); of AdamW \"exp_avg\", \"exp_avg_sq\" and, with amsgrad, \"max_exp_avg_sq\"; of SGD with a\n momentum \"momentum_buffer\". NULL for what these options do not use. Writing to it writes the\n state."]
     pub fn swv_optimizer_state(
         optimizer: *const swv_optimizer,
         index: usize,
         name: *const ::std::os::raw::c_char,
         out_tensor: *mut *mut swv_tensor,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Copies `tensor` over it, to resume from what was saved: of any floating-point type and the\n parameter's shape; sharded over the same mesh if that is, else plain (\"step\" always). COLLECTIVE\n if a sharded one lies otherwise than the parameter. SGD's first step takes the gradient for its\n momentum: it is the first as long as \"step\" is 0, unless momentum_buffer was set and \"step\" never."]
+    pub fn swv_optimizer_set_state(
+        optimizer: *mut swv_optimizer,
+        index: usize,
+        name: *const ::std::os::raw::c_char,
+        tensor: *const swv_tensor,
     ) -> *mut swv_status;
 }
 #[doc = " Operations issued, and their bytes: of the larger of the two buffers."]

@@ -5,11 +5,12 @@ use std::cell::Cell;
 use std::ffi::{c_void, CString};
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
+use std::thread::{self, ThreadId};
 
 use shardweave_sys as sys;
 
 use crate::error::{Error, Result};
-use crate::ffi::{c_text, status_of};
+use crate::ffi::{c_text, panic_error, status_of, without_panics};
 use crate::tensor::Tensor;
 
 /// Whether what is called is recorded for gradients.
@@ -181,7 +182,7 @@ pub fn gradients(
 ) -> Result<Vec<Option<Tensor>>> {
     if !grad_outputs.is_empty() && grad_outputs.len() != outputs.len() {
         return Err(Error::invalid(format!(
-            "grad_outputs has {} elements; wanted none or {}, one for each output",
+            "gradients: argument 'grad_outputs' has {} elements; wanted none or {}, one for each output",
             grad_outputs.len(),
             outputs.len()
         )));
@@ -229,7 +230,31 @@ pub fn gradients(
 /// assert_eq!(x.grad()?.unwrap().to_vec::<f32>()?, [1.0, 1.0]);
 /// # Ok::<(), shardweave::Error>(())
 /// ```
-pub trait Function: 'static {
+///
+/// # Threads
+///
+/// LibTorch runs `backward` on a thread of its own where it has to (gradients that are asked for
+/// inside of 60 other backwards, say), while the one that asked waits; and it drops the function
+/// on the thread that lets go of the graph. So a function is `Send` and `Sync`. Tensors are not:
+/// give them as inputs, and [`save`](FunctionContext::save) them for backward.
+///
+/// ```compile_fail,E0277
+/// # use shardweave::{Function, FunctionContext, Result, Tensor};
+/// struct Counts(std::rc::Rc<()>); // not Send: an Arc is
+/// impl Function for Counts {
+///     fn forward(&self, _: &FunctionContext, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+///         Ok(inputs.to_vec())
+///     }
+///     fn backward(
+///         &self,
+///         _: &FunctionContext,
+///         grads: &[Option<Tensor>],
+///     ) -> Result<Vec<Option<Tensor>>> {
+///         Ok(grads.to_vec())
+///     }
+/// }
+/// ```
+pub trait Function: Send + Sync + 'static {
     /// The outputs.
     fn forward(&self, context: &FunctionContext, inputs: &[Tensor]) -> Result<Vec<Tensor>>;
 
@@ -258,6 +283,13 @@ impl FunctionContext {
     }
 }
 
+/// A function in a graph, and the thread that it was applied on, where tensors that its callbacks
+/// keep may stay.
+struct Applied<F> {
+    function: F,
+    home: ThreadId,
+}
+
 /// Calls a function's forward, and its backward when gradients pass. The function lives as long as
 /// the graph needs it.
 pub fn apply<F: Function>(
@@ -268,7 +300,8 @@ pub fn apply<F: Function>(
     let name: CString = c_text(std::any::type_name::<F>(), "name")?;
     let mut raw = sys::SWV_FUNCTION_INIT;
     raw.name = name.as_ptr();
-    raw.user_data = Box::into_raw(Box::new(function)).cast();
+    raw.user_data =
+        Box::into_raw(Box::new(Applied { function, home: thread::current().id() })).cast();
     raw.forward = Some(forward::<F>);
     raw.backward = Some(backward::<F>);
     raw.drop = Some(drop_function::<F>);
@@ -315,9 +348,11 @@ unsafe extern "C" fn forward<F: Function>(
 ) -> *mut sys::swv_status {
     status_of(|| {
         // SAFETY: what apply() gave the library, and what the header says of the arguments.
-        let (function, inputs) = unsafe { (&*function.cast::<F>(), borrowed(inputs, num_inputs)) };
+        let applied = unsafe { &*function.cast::<Applied<F>>() };
+        // SAFETY: the same.
+        let inputs = unsafe { borrowed(inputs, num_inputs) };
         let results = with_grad_mode(GradMode::from_number(mode), || {
-            function.forward(&context_of(context), inputs)
+            applied.function.forward(&context_of(context), inputs)
         })?;
         check_count::<F>("forward", "outputs", results.len(), num_outputs)?;
         for (i, result) in results.into_iter().enumerate() {
@@ -337,13 +372,13 @@ unsafe extern "C" fn backward<F: Function>(
     grad_inputs: *mut *mut sys::swv_tensor,
     num_inputs: usize,
 ) -> *mut sys::swv_status {
-    status_of(|| {
-        // SAFETY: as in forward().
-        let function = unsafe { &*function.cast::<F>() };
+    // SAFETY: as in forward().
+    let applied = unsafe { &*function.cast::<Applied<F>>() };
+    let body = || {
         // SAFETY: as in forward().
         let grads = unsafe { borrowed(grad_outputs, num_outputs) };
         let results = with_grad_mode(GradMode::from_number(mode), || {
-            function.backward(&context_of(context), grads)
+            applied.function.backward(&context_of(context), grads)
         })?;
         check_count::<F>("backward", "gradients", results.len(), num_inputs)?;
         for (i, result) in results.into_iter().enumerate() {
@@ -351,15 +386,43 @@ unsafe extern "C" fn backward<F: Function>(
             unsafe { *grad_inputs.add(i) = result.map_or(ptr::null_mut(), Tensor::into_raw) };
         }
         Ok(())
+    };
+    if thread::current().id() == applied.home {
+        status_of(body)
+    } else {
+        status_of(|| on_a_thread_of_its_own(body))
+    }
+}
+
+/// Calls `body` while this thread waits, on one that ends with it: one of LibTorch's own, which
+/// goes on, could keep a tensor in its thread-local variables while the tensor's rank goes on too.
+fn on_a_thread_of_its_own(body: impl FnOnce() -> Result<()>) -> Result<()> {
+    struct Lent<T>(T);
+    // SAFETY: what is lent comes back before the lender goes on, which is all that tensors want
+    // (one thread at a time). Functions are Send and Sync.
+    unsafe impl<T> Send for Lent<T> {}
+    impl<T: FnOnce() -> Result<()>> Lent<T> {
+        fn call(self) -> Result<()> {
+            (self.0)()
+        }
+    }
+    let lent = Lent(body);
+    let name = thread::current().name().unwrap_or("backward").to_owned();
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().name(name).spawn_scoped(scope, || lent.call());
+        let thread = thread.map_err(|e| Error::from(e).context("no thread for a backward"))?;
+        thread.join().unwrap_or_else(|payload| Err(panic_error(payload)))
     })
 }
 
 unsafe extern "C" fn drop_function<F: Function>(function: *mut c_void) {
     // A panic has nowhere to go from here.
-    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        // SAFETY: apply() made it by Box::into_raw, and the library drops it once.
-        drop(unsafe { Box::from_raw(function.cast::<F>()) });
-    }));
+    let _ = without_panics(|| {
+        // SAFETY: apply() made it by Box::into_raw, and the library drops it once. It may be on
+        // any thread: a Function is Send.
+        drop(unsafe { Box::from_raw(function.cast::<Applied<F>>()) });
+        Ok(())
+    });
 }
 
 fn check_count<F>(callback: &str, what: &str, given: usize, wanted: usize) -> Result<()> {
@@ -367,7 +430,7 @@ fn check_count<F>(callback: &str, what: &str, given: usize, wanted: usize) -> Re
         return Ok(());
     }
     let name = std::any::type_name::<F>();
-    Err(Error::invalid(format!("{callback} of {name} gave {given} {what}; wanted {wanted}")))
+    Err(Error::invalid(format!("{name}::{callback} gave {given} {what}; wanted {wanted}")))
 }
 
 debug_by_name!(FunctionContext);

@@ -1,11 +1,13 @@
 use std::ffi::CString;
+use std::marker::PhantomData;
 use std::mem::{self, ManuallyDrop};
 use std::ptr::{self, NonNull};
 use std::time::Duration;
 
 use shardweave_sys as sys;
 
-use crate::dtype::{Element, ReduceOp};
+use crate::dtype::ReduceOp;
+use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::ffi::{c_text, check, milliseconds};
 
@@ -140,7 +142,12 @@ impl<T: Element> Pending<T> {
         let (work, data) = unsafe { (ptr::read(&this.work), ManuallyDrop::take(&mut this.data)) };
         drop(work);
         match (result, done) {
-            (Ok(()), _) => Ok(data),
+            (Ok(()), _) => {
+                let mut data = data;
+                // SAFETY: the vector's own memory; the operation is over.
+                unsafe { T::settle(data.as_mut_ptr(), data.len()) };
+                Ok(data)
+            }
             (Err(error), true) => Err(error),
             (Err(error), false) => {
                 mem::forget(data); // in use for who knows how long
@@ -164,8 +171,22 @@ fn input<T: Element>(data: &[T]) -> sys::swv_buffer {
     buffer(data.as_ptr() as *mut T, data.len())
 }
 
-fn output<T: Element>(data: &mut [T]) -> sys::swv_buffer {
-    buffer(data.as_mut_ptr(), data.len())
+fn output<T: Element>(data: &mut [T]) -> Output<'_, T> {
+    Output { raw: buffer(data.as_mut_ptr(), data.len()), _data: PhantomData }
+}
+
+/// Memory that a call writes to before it returns; what it has written is made values of `T` then,
+/// also if the call has failed.
+struct Output<'a, T: Element> {
+    raw: sys::swv_buffer,
+    _data: PhantomData<&'a mut [T]>,
+}
+
+impl<T: Element> Drop for Output<'_, T> {
+    fn drop(&mut self) {
+        // SAFETY: a slice that is borrowed mutably for as long as this lives; the call is over.
+        unsafe { T::settle(self.raw.data.cast(), self.raw.count as usize) }
+    }
 }
 
 fn buffer<T: Element>(data: *mut T, len: usize) -> sys::swv_buffer {
@@ -206,7 +227,8 @@ impl Comm {
             return Ok(());
         }
         Err(Error::invalid(format!(
-            "{what} has {} numbers; wanted {size}, one for every rank of the group",
+            "Comm::all_to_all_v: argument '{what}' has {} numbers; wanted {size}, one for every rank \
+             of the group",
             counts.len()
         )))
     }
@@ -263,13 +285,13 @@ impl Comm {
     pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
         let data = output(data);
         let (op, options) = (op as i32, self.options());
-        call!(swv_comm_all_reduce(self.as_ptr(), &data, &data, op, &options, NO_WORK))
+        call!(swv_comm_all_reduce(self.as_ptr(), &data.raw, &data.raw, op, &options, NO_WORK))
     }
 
     /// `out` becomes all ranks' `data`, in rank order.
     pub fn all_gather<T: Element>(&self, data: &[T], out: &mut [T]) -> Result<()> {
         let (data, out, options) = (input(data), output(out), self.options());
-        call!(swv_comm_all_gather(self.as_ptr(), &data, &out, &options, NO_WORK))
+        call!(swv_comm_all_gather(self.as_ptr(), &data, &out.raw, &options, NO_WORK))
     }
 
     /// The same with `counts[r]` elements from rank r.
@@ -283,7 +305,7 @@ impl Comm {
         call!(swv_comm_all_gather_v(
             self.as_ptr(),
             &data,
-            &out,
+            &out.raw,
             counts.as_ptr(),
             counts.len(),
             &options,
@@ -300,7 +322,7 @@ impl Comm {
     ) -> Result<()> {
         let (data, out, options) = (input(data), output(out), self.options());
         let op = op as i32;
-        call!(swv_comm_reduce_scatter(self.as_ptr(), &data, &out, op, &options, NO_WORK))
+        call!(swv_comm_reduce_scatter(self.as_ptr(), &data, &out.raw, op, &options, NO_WORK))
     }
 
     /// The same with `counts[r]` elements for rank r.
@@ -315,7 +337,7 @@ impl Comm {
         call!(swv_comm_reduce_scatter_v(
             self.as_ptr(),
             &data,
-            &out,
+            &out.raw,
             counts.as_ptr(),
             counts.len(),
             op as i32,
@@ -327,7 +349,7 @@ impl Comm {
     /// Part r of `data` goes to rank r, part r of `out` came from rank r.
     pub fn all_to_all<T: Element>(&self, data: &[T], out: &mut [T]) -> Result<()> {
         let (data, out, options) = (input(data), output(out), self.options());
-        call!(swv_comm_all_to_all(self.as_ptr(), &data, &out, &options, NO_WORK))
+        call!(swv_comm_all_to_all(self.as_ptr(), &data, &out.raw, &options, NO_WORK))
     }
 
     /// The same with parts of `send_counts[r]` and `recv_counts[r]` elements.
@@ -345,7 +367,7 @@ impl Comm {
             self.as_ptr(),
             &data,
             send_counts.as_ptr(),
-            &out,
+            &out.raw,
             recv_counts.as_ptr(),
             send_counts.len(),
             &options,
@@ -356,7 +378,7 @@ impl Comm {
     /// Every rank's data becomes the root's.
     pub fn broadcast<T: Element>(&self, data: &mut [T], root: usize) -> Result<()> {
         let (data, root, options) = (output(data), rank_number(root)?, self.options());
-        call!(swv_comm_broadcast(self.as_ptr(), &data, root, &options, NO_WORK))
+        call!(swv_comm_broadcast(self.as_ptr(), &data.raw, root, &options, NO_WORK))
     }
 
     /// As [`all_reduce`](Comm::all_reduce), but only the root has an `out`.
@@ -368,7 +390,7 @@ impl Comm {
         root: usize,
     ) -> Result<()> {
         let (data, out, options) = (input(data), out.map(output), self.options());
-        let out = out.as_ref().map_or(ptr::null(), |buffer| buffer as *const _);
+        let out = out.as_ref().map_or(ptr::null(), |out| &out.raw as *const _);
         let (op, root) = (op as i32, rank_number(root)?);
         call!(swv_comm_reduce(self.as_ptr(), &data, out, op, root, &options, NO_WORK))
     }
@@ -376,7 +398,7 @@ impl Comm {
     /// As [`all_gather`](Comm::all_gather), but only the root has an `out`.
     pub fn gather<T: Element>(&self, data: &[T], out: Option<&mut [T]>, root: usize) -> Result<()> {
         let (data, out, options) = (input(data), out.map(output), self.options());
-        let out = out.as_ref().map_or(ptr::null(), |buffer| buffer as *const _);
+        let out = out.as_ref().map_or(ptr::null(), |out| &out.raw as *const _);
         let root = rank_number(root)?;
         call!(swv_comm_gather(self.as_ptr(), &data, out, root, &options, NO_WORK))
     }
@@ -391,7 +413,7 @@ impl Comm {
         let (data, out, options) = (data.map(input), output(out), self.options());
         let data = data.as_ref().map_or(ptr::null(), |buffer| buffer as *const _);
         let root = rank_number(root)?;
-        call!(swv_comm_scatter(self.as_ptr(), data, &out, root, &options, NO_WORK))
+        call!(swv_comm_scatter(self.as_ptr(), data, &out.raw, root, &options, NO_WORK))
     }
 
     /// To the [`recv`](Comm::recv) of `peer` with the same `message_tag`, in order. Only these two
@@ -404,7 +426,7 @@ impl Comm {
     /// From the [`send`](Comm::send) of `peer`. Only these two call.
     pub fn recv<T: Element>(&self, data: &mut [T], peer: usize, message_tag: i32) -> Result<()> {
         let (data, peer, options) = (output(data), rank_number(peer)?, self.options());
-        call!(swv_comm_recv(self.as_ptr(), &data, peer, message_tag, &options, NO_WORK))
+        call!(swv_comm_recv(self.as_ptr(), &data.raw, peer, message_tag, &options, NO_WORK))
     }
 
     /// Done when all ranks have called it.
@@ -493,7 +515,7 @@ fn start<T: Element>(
     mut data: Vec<T>,
     issue: impl FnOnce(&sys::swv_buffer) -> Result<NonNull<sys::swv_work>>,
 ) -> Result<Pending<T>> {
-    let work = Work(issue(&output(&mut data))?);
+    let work = Work(issue(&buffer(data.as_mut_ptr(), data.len()))?);
     Ok(Pending { work, data: ManuallyDrop::new(data) })
 }
 

@@ -26,10 +26,12 @@ pub enum DType {
     C64 = 16,
     /// Complex: two f64.
     C128 = 17,
+    /// Complex: two f16.
+    C32 = 18,
 }
 
 impl DType {
-    pub(crate) const ALL: [DType; 17] = [
+    pub(crate) const ALL: [DType; 18] = [
         DType::F32,
         DType::F64,
         DType::F16,
@@ -47,6 +49,7 @@ impl DType {
         DType::Bool,
         DType::C64,
         DType::C128,
+        DType::C32,
     ];
 
     pub(crate) fn from_number(number: i32) -> DType {
@@ -69,24 +72,6 @@ impl fmt::Display for DType {
         f.pad(&unsafe { crate::ffi::string_from(sys::swv_dtype_name(*self as i32)) })
     }
 }
-
-/// Types whose values may lie in tensors and travel between ranks.
-///
-/// # Safety
-/// `DTYPE` describes `Self`, and every pattern of bits that a rank may send is a value of it.
-pub unsafe trait Element: Copy + Default + Send + 'static {
-    /// The type of a tensor with such elements.
-    const DTYPE: DType;
-}
-
-macro_rules! elements {
-    ($($type:ty: $dtype:ident),*) => {
-        // SAFETY: the same numbers, and all bits are a value.
-        $(unsafe impl Element for $type { const DTYPE: DType = DType::$dtype; })*
-    };
-}
-elements!(f32: F32, f64: F64);
-elements!(i8: I8, i16: I16, i32: I32, i64: I64, u8: U8, u16: U16, u32: U32, u64: U64);
 
 /// How ranks' values become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -70,9 +70,11 @@ impl Code {
 /// use shardweave::{Code, Layout};
 /// let error = Layout::parse("[S(0), Q]").unwrap_err();
 /// assert_eq!(error.code(), Code::InvalidArgument);
-/// assert!(error.message().starts_with("swv_layout_parse: "));
+/// assert!(error.message().starts_with("Layout::parse: "));
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+///
+/// A program whose `main` returns it says the message: `Debug` is as `Display`.
+#[derive(Clone, PartialEq, Eq)]
 pub struct Error {
     code: Code,
     message: String,
@@ -101,6 +103,16 @@ impl Error {
         &self.message
     }
 
+    /// The same error where the function is called otherwise.
+    #[cold]
+    pub(crate) fn called(mut self, instead: &str, name: &str) -> Error {
+        if let Some(rest) = self.message.strip_prefix(instead).filter(|rest| rest.starts_with(':'))
+        {
+            self.message = format!("{name}{rest}");
+        }
+        self
+    }
+
     /// The same error with `what` in front of the message.
     pub fn context(self, what: impl fmt::Display) -> Error {
         Error { code: self.code, message: format!("{what}: {}", self.message) }
@@ -110,6 +122,13 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({:?})", self.message, self.code)
+    }
+}
+
+/// As `Display`: what `main` and `unwrap` show.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

@@ -13,6 +13,7 @@
 
 use std::any::Any;
 use std::ffi::{CStr, CString};
+use std::mem;
 use std::os::raw::c_char;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr;
@@ -21,6 +22,7 @@ use std::time::Duration;
 use shardweave_sys as sys;
 
 use crate::error::{Code, Error, Result};
+use crate::names;
 
 /// Calls a function that only can fail.
 macro_rules! call {
@@ -131,7 +133,7 @@ fn take_error(status: *mut sys::swv_status) -> Error {
         let code = Code::from_number(sys::swv_status_code(status));
         let message = string_from(sys::swv_status_message(status));
         sys::swv_status_free(status);
-        Error::new(code, message)
+        Error::new(code, names::translate(&message))
     }
 }
 
@@ -180,22 +182,35 @@ pub(crate) fn milliseconds(timeout: Option<Duration>) -> i64 {
 /// What a callback gives back to the library: NULL, or the error, or the panic as an error. A panic
 /// must not cross the border.
 pub(crate) fn status_of(body: impl FnOnce() -> Result<()>) -> *mut sys::swv_status {
-    let error = match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(())) => return ptr::null_mut(),
-        Ok(Err(error)) => error,
-        Err(payload) => {
-            Error::new(Code::Internal, format!("panicked: {}", panic_text(payload.as_ref())))
-        }
-    };
+    match without_panics(body) {
+        Ok(()) => ptr::null_mut(),
+        Err(error) => new_status(&error),
+    }
+}
+
+/// An error as the library's own; it is the library's then.
+pub(crate) fn new_status(error: &Error) -> *mut sys::swv_status {
     let message = CString::new(error.message().replace('\0', "\\0")).expect("no NUL is left");
     // SAFETY: the message is borrowed for the call; the status goes to the library.
     unsafe { sys::swv_status_new(error.code() as i32, message.as_ptr()) }
 }
 
-fn panic_text(payload: &(dyn Any + Send)) -> &str {
-    payload
+/// Calls `body`, whose panic becomes an error.
+pub(crate) fn without_panics<R>(body: impl FnOnce() -> Result<R>) -> Result<R> {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| Err(panic_error(payload)))
+}
+
+/// What somebody panicked with, as an error.
+pub(crate) fn panic_error(payload: Box<dyn Any + Send>) -> Error {
+    let text = payload
         .downcast_ref::<&str>()
         .copied()
         .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("with a value that is no text")
+        .unwrap_or("with a value that is no text");
+    let error = Error::new(Code::Internal, format!("panicked: {text}"));
+    // The value's own end may panic too, with a value whose end may panic too; so that one stays.
+    if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+        mem::forget(another);
+    }
+    error
 }

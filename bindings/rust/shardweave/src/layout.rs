@@ -134,7 +134,7 @@ impl FromStr for Placement {
         match layout.placements()?.as_slice() {
             [placement] => Ok(placement.clone()),
             all => Err(Error::invalid(format!(
-                "placement '{text}' is {} of them; wanted one",
+                "Placement::from_str: '{text}' is {} placements; wanted one",
                 all.len()
             ))),
         }
@@ -241,7 +241,8 @@ impl Layout {
     ) -> Result<LocalExtent> {
         if mesh_shape.len() != coordinate.len() {
             return Err(Error::invalid(format!(
-                "coordinate {coordinate:?} has {} dimensions; wanted {}, as mesh_shape \
+                "Layout::local_extent: argument 'coordinate' is {coordinate:?}, with {} dimensions; \
+                 wanted {}, as mesh_shape \
                  {mesh_shape:?}",
                 coordinate.len(),
                 mesh_shape.len()

@@ -18,7 +18,8 @@
 //! # Ok::<(), shardweave::Error>(())
 //! ```
 //!
-//! - [`World`]: ranks that are threads of this process, or processes that a launcher starts.
+//! - [`World`]: ranks that are threads of this process, processes that it starts, or processes that
+//!   a launcher starts.
 //! - [`Comm`]: collectives over slices. [`Mesh`], [`Layout`], [`Placement`]: where ranks are, and
 //!   what they hold.
 //! - [`Tensor`]: plain or sharded. Operators by `std::ops`, by method, or by name ([`Op`]): every
@@ -35,7 +36,8 @@
 //!
 //! A rank is driven by one thread at a time, so [`World`] and what is made from it stay on the
 //! thread that they are on: they are neither `Send` nor `Sync`. [`Op`], [`Layout`] and
-//! [`ParameterPlan`] belong to no rank, and are both. [`Aborter`] ends a world from any thread.
+//! [`ParameterPlan`] belong to no rank, and are both. [`Aborter`] ends a world from any thread. A
+//! [`Function`] is both too: LibTorch may run its backward on a thread of its own.
 //!
 //! ```compile_fail,E0277
 //! let tensor = shardweave::Tensor::ones(&[3])?;
@@ -56,13 +58,16 @@ mod ffi;
 mod autograd;
 mod comm;
 mod dtype;
+mod element;
 mod error;
 mod layout;
 mod mesh;
 mod module;
+mod names;
 mod op;
 mod optimizer;
 mod plan;
+mod spawn;
 mod tensor;
 mod world;
 
@@ -71,7 +76,8 @@ pub use autograd::{
     FunctionContext, GradMode,
 };
 pub use comm::{Comm, CommCounter, CommCounters, Pending, OP_NAMES};
-pub use dtype::{DType, Device, Element, ReduceOp};
+pub use dtype::{DType, Device, ReduceOp};
+pub use element::{Bf16, Complex, Element, F16};
 pub use error::{Code, Error, Result};
 pub use layout::{IntoLayout, Layout, LocalExtent, Placement, RedistributionPlan};
 pub use mesh::{DispatchCounters, Mesh, ModuleScope, RandomState, StrictScope, Trace};
@@ -79,6 +85,7 @@ pub use module::{clip_grad_norm, finish_grad_sync, ClipOptions, Members, Module,
 pub use op::{Arg, Explanation, Flags, FromResults, FromValue, Op, Value};
 pub use optimizer::{AdamW, Optimizer, Sgd};
 pub use plan::ParameterPlan;
+pub use spawn::Spawn;
 pub use tensor::{Source, Tensor, TensorOptions};
 pub use world::{
     build_info, live_handles, manual_seed, set_num_threads, Aborter, MeetingPoint, Processes,

@@ -1,5 +1,6 @@
 //! Models, and what is done to their parameters.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::ptr::{self, NonNull};
 
@@ -17,8 +18,8 @@ handle! {
     ModuleHandle, swv_module, swv_module_free
 }
 
-/// The parameters and buffers of a module, by fully qualified name (FQN, "blocks.0.attn.q.weight"),
-/// in the order in which [`Module::members`] gives them.
+/// The parameters and buffers of a module, under all their names: by fully qualified name (FQN,
+/// "blocks.0.attn.q.weight"), in the order in which [`Module::members`] gives them.
 #[derive(Debug, Default)]
 pub struct Members {
     prefix: String,
@@ -94,19 +95,21 @@ pub trait Module {
     /// Names the parameters, the buffers, and the modules inside.
     fn members(&self, members: &mut Members);
 
-    /// The parameters by FQN.
+    /// The parameters by FQN. A tensor with several names (tied weights) is one parameter, with the
+    /// first of them.
     fn parameters(&self) -> Vec<(String, Tensor)> {
-        members_of(self).parameters
+        distinct(members_of(self).parameters)
     }
 
-    /// The buffers by FQN.
+    /// The buffers by FQN, each tensor once.
     fn buffers(&self) -> Vec<(String, Tensor)> {
-        members_of(self).buffers
+        distinct(members_of(self).buffers)
     }
 
     /// Turns every parameter and buffer into a sharded tensor, in place: all handles see it.
-    /// Parameters require grad from then on. A line of the plan that matches nothing is an error
-    /// before anything changes. Collective unless the source is [`Source::Same`].
+    /// Parameters require grad from then on. A line of the plan that matches nothing, and lines that
+    /// place the names of one tensor differently, are errors before anything changes. Collective
+    /// unless the source is [`Source::Same`].
     fn distribute(&self, mesh: &Mesh, plan: &ParameterPlan, source: Source) -> Result<()> {
         let (module, plan) = (handle_of(&members_of(self))?, plan.to_handle()?);
         let options = source.to_raw();
@@ -175,6 +178,21 @@ fn members_of<M: Module + ?Sized>(module: &M) -> Members {
     let mut members = Members::default();
     module.members(&mut members);
     members
+}
+
+/// Each tensor once, by its first name.
+fn distinct(named: Vec<(String, Tensor)>) -> Vec<(String, Tensor)> {
+    // Only tensors of one shape are compared: models have thousands.
+    let mut places: HashMap<Vec<i64>, Vec<usize>> = HashMap::new();
+    let mut result: Vec<(String, Tensor)> = Vec::with_capacity(named.len());
+    for (name, tensor) in named {
+        let alike = places.entry(tensor.sizes().unwrap_or_default()).or_default();
+        if !alike.iter().any(|i| result[*i].1.is_same(&tensor) == Ok(true)) {
+            alike.push(result.len());
+            result.push((name, tensor));
+        }
+    }
+    result
 }
 
 fn handle_of(members: &Members) -> Result<ModuleHandle> {

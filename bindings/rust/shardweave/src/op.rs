@@ -11,7 +11,8 @@ use shardweave_sys as sys;
 
 use crate::autograd::GradMode;
 use crate::dtype::{DType, Device};
-use crate::error::{Error, Result};
+use crate::element::{Bf16, Complex, F16};
+use crate::error::{Code, Error, Result};
 use crate::ffi::{c_text, take_string};
 use crate::tensor::Tensor;
 
@@ -334,7 +335,7 @@ pub trait FromValue: Sized {
 }
 
 macro_rules! from_value {
-    ($($type:ty: $wanted:literal, $($pattern:pat => $result:expr),*;)*) => {
+    ($($type:ty: $wanted:literal, $($pattern:pat => $result:expr),* ;)*) => {
         $(impl FromValue for $type {
             fn from_value(value: Value) -> Result<Self> {
                 match value {
@@ -354,6 +355,13 @@ from_value! {
     bool: "a bool", Value::Bool(flag) => flag;
     i64: "an integer", Value::Int(number) => number;
     f64: "a number", Value::Float(number) => number, Value::Int(number) => number as f64;
+    f32: "a number", Value::Float(number) => number as f32, Value::Int(number) => number as f32;
+    F16: "a number", Value::Float(number) => F16::from(number as f32);
+    Bf16: "a number", Value::Float(number) => Bf16::from(number as f32);
+    Complex<f64>: "a number",
+        Value::Complex(re, im) => Complex { re, im },
+        Value::Float(re) => Complex { re, im: 0.0 },
+        Value::Int(number) => Complex { re: number as f64, im: 0.0 };
     String: "text", Value::Text(text) => text;
     DType: "a dtype", Value::DType(dtype) => dtype;
     Vec<i64>: "integers", Value::Ints(list) => list;
@@ -361,6 +369,22 @@ from_value! {
     Vec<bool>: "bools", Value::Bools(list) => list;
     Vec<Option<Tensor>>: "tensors", Value::Tensors(list) => list;
 }
+
+macro_rules! from_integer {
+    ($($type:ty),*) => {
+        $(impl FromValue for $type {
+            /// A number that does not fit is [`OutOfRange`](crate::Code::OutOfRange).
+            fn from_value(value: Value) -> Result<Self> {
+                let number = i64::from_value(value)?;
+                <$type>::try_from(number).map_err(|_| {
+                    let wanted = stringify!($type);
+                    Error::new(Code::OutOfRange, format!("the result is {number}; wanted {wanted}"))
+                })
+            }
+        })*
+    };
+}
+from_integer!(i8, i16, i32, u8, u16, u32, u64, usize);
 
 impl FromValue for Vec<Tensor> {
     fn from_value(value: Value) -> Result<Self> {
@@ -426,8 +450,20 @@ one_result!(
     Value,
     Option<Tensor>,
     bool,
+    i8,
+    i16,
+    i32,
     i64,
+    u8,
+    u16,
+    u32,
+    u64,
+    usize,
+    f32,
     f64,
+    F16,
+    Bf16,
+    Complex<f64>,
     String,
     DType,
     Vec<Tensor>,
@@ -598,20 +634,23 @@ pub(crate) fn item(tensor: &Tensor) -> Result<Value> {
 /// process.
 pub(crate) struct KnownOp {
     name: &'static str,
+    /// The function of this crate that calls it, which errors name.
+    caller: &'static str,
     op: AtomicPtr<sys::swv_op>,
 }
 
 impl KnownOp {
-    pub(crate) const fn new(name: &'static str) -> KnownOp {
-        KnownOp { name, op: AtomicPtr::new(ptr::null_mut()) }
+    pub(crate) const fn new(name: &'static str, caller: &'static str) -> KnownOp {
+        KnownOp { name, caller, op: AtomicPtr::new(ptr::null_mut()) }
     }
 
     #[inline]
     pub(crate) fn call<R: FromResults>(&self, arguments: &[Arg<'_>]) -> Result<R> {
-        match NonNull::new(self.op.load(Ordering::Acquire)) {
+        let result = match NonNull::new(self.op.load(Ordering::Acquire)) {
             Some(handle) => call_op(handle, arguments),
             None => call_op(self.find()?, arguments),
-        }
+        };
+        result.map_err(|error: Error| error.called("Op::call", self.caller))
     }
 
     #[cold]

@@ -145,13 +145,37 @@ impl Optimizer {
         call!(swv_optimizer_set_lr(self.as_ptr(), learning_rate))
     }
 
-    /// The state of a parameter, laid out as it is: "step", "exp_avg", "exp_avg_sq",
-    /// "max_exp_avg_sq", "momentum_buffer". None before the first step. Writing to it writes the
-    /// state.
+    /// The state of a parameter, laid out as it is, zeros before the first step: "step" (one plain
+    /// `f32` number); of [`AdamW`] "exp_avg", "exp_avg_sq" and, with `amsgrad`, "max_exp_avg_sq"; of
+    /// [`Sgd`] with a momentum "momentum_buffer". None for what these options do not use. Writing to
+    /// it writes the state.
     pub fn state(&self, parameter: usize, name: &str) -> Result<Option<Tensor>> {
         let name = c_text(name, "state")?;
         let state = create_or_none!(swv_optimizer_state(self.as_ptr(), parameter, name.as_ptr()))?;
         Ok(state.map(Tensor::from_handle))
+    }
+
+    /// Copies a tensor over the state of a parameter, to resume from what was saved: of any
+    /// floating-point type and the parameter's shape; sharded over the same mesh if that is, else
+    /// plain ("step" always). Collective if a sharded one lies otherwise than the parameter.
+    ///
+    /// The first step of [`Sgd`] takes the gradient for its momentum: it is the first as long as
+    /// "step" is 0, unless "momentum_buffer" was set and "step" never.
+    ///
+    /// ```
+    /// use shardweave::{AdamW, Tensor, TensorOptions};
+    /// let x = TensorOptions::new().requires_grad(true).ones(&[3])?;
+    /// let optimizer = AdamW::new(0.1).build_for(&[&x])?;
+    /// optimizer.set_state(0, "step", &Tensor::full(&[], 7.0)?)?;
+    /// optimizer.set_state(0, "exp_avg", &Tensor::full(&[3], 0.5)?)?;
+    /// let average = optimizer.state(0, "exp_avg")?.unwrap();
+    /// assert_eq!(average.to_vec::<f32>()?, [0.5; 3]);
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    pub fn set_state(&self, parameter: usize, name: &str, tensor: &Tensor) -> Result<()> {
+        let name = c_text(name, "state")?;
+        let tensor = tensor.as_const_ptr();
+        call!(swv_optimizer_set_state(self.as_ptr(), parameter, name.as_ptr(), tensor))
     }
 }
 

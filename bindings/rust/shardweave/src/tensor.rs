@@ -10,7 +10,8 @@ use shardweave_sys as sys;
 
 use crate::args;
 use crate::autograd::GradMode;
-use crate::dtype::{DType, Device, Element};
+use crate::dtype::{DType, Device};
+use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::layout::{IntoLayout, Layout};
 use crate::mesh::Mesh;
@@ -159,6 +160,15 @@ impl TensorOptions {
 impl Tensor {
     /// A plain tensor with a copy of row-major data.
     pub fn from_slice<T: Element>(data: &[T], sizes: &[i64]) -> Result<Tensor> {
+        let wanted = sizes
+            .iter()
+            .try_fold(1usize, |product, size| product.checked_mul(usize::try_from(*size).ok()?));
+        if wanted.map_or(false, |wanted| wanted != data.len()) {
+            return Err(Error::invalid(format!(
+                "Tensor::from_slice: argument 'data' has {} elements; wanted as many as {sizes:?}",
+                data.len()
+            )));
+        }
         let mut options = sys::SWV_TENSOR_OPTIONS_INIT;
         options.dtype = T::DTYPE as i32;
         create!(swv_tensor_from_data(
@@ -173,7 +183,7 @@ impl Tensor {
 
     /// The numbers 0 .. `end` - 1, plain, `i64`.
     pub fn arange(end: i64) -> Result<Tensor> {
-        static ARANGE: KnownOp = KnownOp::new("aten::arange");
+        static ARANGE: KnownOp = KnownOp::new("aten::arange", "Tensor::arange");
         ARANGE.call(args![end])
     }
 
@@ -193,13 +203,13 @@ impl Tensor {
 
     /// Puts tensors behind each other along a dimension.
     pub fn cat(tensors: &[Tensor], dim: i64) -> Result<Tensor> {
-        static CAT: KnownOp = KnownOp::new("aten::cat");
+        static CAT: KnownOp = KnownOp::new("aten::cat", "Tensor::cat");
         CAT.call(args![tensors, dim])
     }
 
     /// Puts tensors beside each other along a new dimension.
     pub fn stack(tensors: &[Tensor], dim: i64) -> Result<Tensor> {
-        static STACK: KnownOp = KnownOp::new("aten::stack");
+        static STACK: KnownOp = KnownOp::new("aten::stack", "Tensor::stack");
         STACK.call(args![tensors, dim])
     }
 
@@ -228,10 +238,7 @@ impl Tensor {
         usize::try_from(index).ok().and_then(|i| sizes.get(i)).copied().ok_or_else(|| {
             Error::new(
                 crate::Code::OutOfRange,
-                format!(
-                    "dimension {dim} of a tensor {sizes:?}; wanted -{0} .. {0} - 1",
-                    sizes.len()
-                ),
+                format!("Tensor::size: argument 'dim' is {dim}; the tensor's sizes are {sizes:?}"),
             )
         })
     }
@@ -275,32 +282,45 @@ impl Tensor {
 
     /// The elements of a plain tensor, row-major.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
-        self.check_dtype::<T>()?;
+        self.check_dtype::<T>("to_vec")?;
         let mut data = vec![T::default(); self.numel()? as usize];
         let (bytes, to) = (size_of_val(data.as_slice()), data.as_mut_ptr());
-        call!(swv_tensor_copy_to_host(self.as_const_ptr(), to.cast(), bytes))?;
-        Ok(data)
+        let result = call!(swv_tensor_copy_to_host(self.as_const_ptr(), to.cast(), bytes));
+        // SAFETY: the vector's own memory, which the library uses no more.
+        unsafe { T::settle(to, data.len()) };
+        result.map(|()| data)
     }
 
     /// Overwrites the elements of a plain tensor, row-major.
     pub fn copy_from_slice<T: Element>(&self, data: &[T]) -> Result<()> {
-        self.check_dtype::<T>()?;
+        self.check_dtype::<T>("copy_from_slice")?;
+        if self.numel()? as usize != data.len() {
+            return Err(Error::invalid(format!(
+                "Tensor::copy_from_slice: argument 'data' has {} elements; wanted as many as the \
+                 tensor, {:?}",
+                data.len(),
+                self.sizes()?
+            )));
+        }
         let bytes = size_of_val(data);
         call!(swv_tensor_copy_from_host(self.as_const_ptr(), data.as_ptr().cast(), bytes))
     }
 
-    fn check_dtype<T: Element>(&self) -> Result<()> {
+    fn check_dtype<T: Element>(&self, caller: &str) -> Result<()> {
         let dtype = self.dtype()?;
         if dtype == T::DTYPE {
             return Ok(());
         }
         Err(Error::invalid(format!(
-            "the tensor's elements are {dtype}; wanted {}: convert it by to_dtype()",
+            "Tensor::{caller}: the tensor's elements are {dtype}; wanted {}: convert it by to_dtype()",
             T::DTYPE
         )))
     }
 
-    /// The one element of a tensor. Collective if it is sharded.
+    /// The one element of a tensor of any dtype: any integer type (a number that does not fit is
+    /// [`OutOfRange`](crate::Code::OutOfRange)), `f32`, `f64`, [`F16`](crate::F16),
+    /// [`Bf16`](crate::Bf16), `bool`, [`Complex<f64>`](crate::Complex), or [`Value`](crate::Value)
+    /// for whatever it is. Collective if it is sharded.
     pub fn item<T: FromValue>(&self) -> Result<T> {
         T::from_value(item(self)?)
     }
@@ -417,8 +437,10 @@ macro_rules! methods {
         $name:ident($($argument:ident: $type:ty),*) -> $result:ty = $op:literal;
     )*) => {
         $($(#[$doc])*
+        ///
+        #[doc = concat!("LibTorch's `", $op, "`.")]
         pub fn $name(&self $(, $argument: $type)*) -> Result<$result> {
-            static OP: KnownOp = KnownOp::new($op);
+            static OP: KnownOp = KnownOp::new($op, concat!("Tensor::", stringify!($name)));
             OP.call(args![self $(, $argument)*])
         })*
     };
@@ -538,8 +560,10 @@ impl Tensor {
 macro_rules! in_place {
     ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*) = $op:literal;)*) => {
         $($(#[$doc])*
+        ///
+        #[doc = concat!("LibTorch's `", $op, "`.")]
         pub fn $name(&self $(, $argument: $type)*) -> Result<()> {
-            static OP: KnownOp = KnownOp::new($op);
+            static OP: KnownOp = KnownOp::new($op, concat!("Tensor::", stringify!($name)));
             OP.call(args![self $(, $argument)*])
         })*
     };
@@ -574,10 +598,28 @@ impl Clone for Tensor {
 }
 
 /// The elements of a plain tensor; "DTensor[7, 5] Float [S(0), R] on DeviceMesh(dp=2, tp=2), local
-/// [4, 5] at [0, 0]" of a sharded one.
+/// [4, 5] at [0, 0]" of a sharded one, which communicates nothing. `{:#}` adds the elements of the
+/// whole tensor, on every rank: collective if it is sharded.
+///
+/// ```
+/// use shardweave::{Placement::*, Tensor, World};
+/// World::threads(2).run(|world| {
+///     let mesh = world.device_mesh(&[("tp", 2)])?;
+///     let x = Tensor::arange(3)?.distribute(&mesh, [("tp", Shard(0))])?;
+///     assert!(format!("{x:#}").ends_with(" 0\n 1\n 2\n[ CPULongType{3} ]"));
+///     Ok(())
+/// })?;
+/// # Ok::<(), shardweave::Error>(())
+/// ```
 impl fmt::Display for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&text!(swv_tensor_to_string(self.as_const_ptr())).map_err(|_| fmt::Error)?)
+        let text = if f.alternate() {
+            text!(swv_tensor_values_to_string(self.as_const_ptr()))
+        } else {
+            text!(swv_tensor_to_string(self.as_const_ptr()))
+        };
+        // An error of the formatter would be a panic of format!(): the text says what went wrong.
+        f.pad(&text.unwrap_or_else(|error| format!("<{error}>")))
     }
 }
 
@@ -586,7 +628,8 @@ impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = |f: &mut fmt::Formatter<'_>| -> Result<fmt::Result> {
             if self.is_sharded()? {
-                return Ok(fmt::Display::fmt(self, f));
+                let text = text!(swv_tensor_to_string(self.as_const_ptr()))?;
+                return Ok(f.write_str(&text)); // never collective
             }
             Ok(write!(f, "Tensor{:?} {}", self.sizes()?, self.dtype()?))
         };
@@ -613,7 +656,7 @@ macro_rules! operator {
 
             #[inline]
             fn $method(self, other: $right) -> Result<Tensor> {
-                static OP: KnownOp = KnownOp::new($op);
+                static OP: KnownOp = KnownOp::new($op, concat!("Tensor::", stringify!($method)));
                 OP.call(&[tensor_arg(&self), tensor_arg(&other)])
             }
         }
@@ -624,7 +667,7 @@ macro_rules! operator {
 
             #[inline]
             fn $method(self, number: f64) -> Result<Tensor> {
-                static OP: KnownOp = KnownOp::new($op);
+                static OP: KnownOp = KnownOp::new($op, concat!("Tensor::", stringify!($method)));
                 OP.call(&[tensor_arg(&self), Arg::from(number)])
             }
         }
@@ -654,11 +697,11 @@ fn tensor_arg<T: std::borrow::Borrow<Tensor>>(tensor: &T) -> Arg<'_> {
 operator!(Add add: "aten::add.Tensor", by a number "aten::add.Scalar", number first |n, x| x + n);
 operator!(Mul mul: "aten::mul.Tensor", by a number "aten::mul.Scalar", number first |n, x| x * n);
 operator!(Sub sub: "aten::sub.Tensor", by a number "aten::sub.Scalar", number first |n, x| {
-    static RSUB: KnownOp = KnownOp::new("aten::rsub.Scalar");
+    static RSUB: KnownOp = KnownOp::new("aten::rsub.Scalar", "Tensor::sub");
     RSUB.call(args![x, n])
 });
 operator!(Div div: "aten::div.Tensor", by a number "aten::div.Scalar", number first |n, x| {
-    static RECIPROCAL: KnownOp = KnownOp::new("aten::reciprocal");
+    static RECIPROCAL: KnownOp = KnownOp::new("aten::reciprocal", "Tensor::div");
     let reciprocal: Tensor = RECIPROCAL.call(args![x])?;
     &reciprocal * n
 });
@@ -667,7 +710,7 @@ impl ops::Neg for &Tensor {
     type Output = Result<Tensor>;
 
     fn neg(self) -> Result<Tensor> {
-        static NEG: KnownOp = KnownOp::new("aten::neg");
+        static NEG: KnownOp = KnownOp::new("aten::neg", "Tensor::neg");
         NEG.call(args![self])
     }
 }

@@ -1,21 +1,23 @@
-use std::ffi::{c_void, CString};
+use std::ffi::CString;
 use std::fmt;
-use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 use std::ptr::{self, NonNull};
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use shardweave_sys as sys;
 
 use crate::comm::{Comm, CommCounters};
-use crate::error::{Error, Result};
-use crate::ffi::{c_text, milliseconds, status_of};
+use crate::error::{Code, Error, Result};
+use crate::ffi::{c_text, milliseconds, without_panics};
 use crate::mesh::{Mesh, MeshDims};
+use crate::spawn;
 
 handle! {
     /// One rank's view of all ranks. Ranks are threads of one process ([`World::threads`]) or
-    /// processes ([`World::from_environment`], [`World::join`]).
+    /// processes ([`World::spawn`], [`World::from_environment`], [`World::join`]).
     ///
     /// Belongs to its rank, as does all that is made from it (communicators, meshes, tensors,
     /// modules, optimizers): neither `Send` nor `Sync`. The library wants one thread at a time for
@@ -103,6 +105,27 @@ impl World {
     /// Joins the ranks that tools/launch, torchrun, Slurm, Open MPI, PMI, PMIx, Kubernetes, or
     /// RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe. [`NotFound`](crate::Code::NotFound)
     /// if nothing has started this process as a rank. Collective.
+    ///
+    /// A program for launchers, which also runs without one:
+    ///
+    /// ```
+    /// use shardweave::{Code, Result, World};
+    ///
+    /// fn train(world: &World) -> Result<()> {
+    ///     world.comm()?.barrier()
+    /// }
+    ///
+    /// fn main() -> Result<()> {
+    ///     match World::from_environment() {
+    ///         Ok(world) => train(&world).map_err(|error| {
+    ///             world.abort(error.message()).ok(); // the others learn it from here
+    ///             error
+    ///         }),
+    ///         Err(error) if error.code() == Code::NotFound => World::spawn(2).run(train),
+    ///         Err(error) => Err(error),
+    ///     }
+    /// }
+    /// ```
     pub fn from_environment() -> Result<World> {
         World::processes().from_environment()
     }
@@ -116,8 +139,15 @@ impl World {
     /// world and all that was made from it have been dropped has left; others that wait for it get
     /// [`Unavailable`](crate::Code::Unavailable).
     pub fn local(num_ranks: usize) -> Result<Vec<Seat>> {
+        World::seats(num_ranks, None)
+    }
+
+    fn seats(num_ranks: usize, timeout: Option<Duration>) -> Result<Vec<Seat>> {
+        let number = count(num_ranks)?;
+        let mut options = sys::SWV_WORLD_OPTIONS_INIT;
+        options.timeout_ms = milliseconds(timeout);
         let mut worlds = vec![ptr::null_mut(); num_ranks];
-        call!(swv_world_create_local(count(num_ranks)?, ptr::null(), worlds.as_mut_ptr()))?;
+        call!(swv_world_create_local(number, &options, worlds.as_mut_ptr()))?;
         Ok(worlds
             .into_iter()
             .map(|world| Seat(World(NonNull::new(world).expect("one for every rank"))))
@@ -231,8 +261,11 @@ impl Threads {
     }
 
     /// Runs `body` on a thread per rank, waits for all, and gives what they returned, in the order
-    /// of the ranks. If one fails or panics, the others' collectives fail, naming it; the result is
-    /// the failure that came first, with its rank in the message.
+    /// of the ranks. The threads are called as their ranks are, "rank 2 of 4".
+    ///
+    /// If one fails or panics, the others' collectives fail, naming it; the result is the failure
+    /// that came first, with its rank in the message. While others still run, that failure is
+    /// written to stderr at once: they may be busy for long, or hang.
     ///
     /// ```
     /// use shardweave::{Code, Error, World};
@@ -250,46 +283,75 @@ impl Threads {
         F: Fn(&World) -> Result<T> + Sync,
         T: Send,
     {
-        let run = Run { body: &body, results: Mutex::new(Vec::new()) };
-        let mut options = sys::SWV_WORLD_OPTIONS_INIT;
-        options.timeout_ms = milliseconds(self.timeout);
-        call!(swv_run_ranks(
-            count(self.num_ranks)?,
-            Some(run_rank::<T, F>),
-            &run as *const Run<'_, T, F> as *mut c_void,
-            &options,
-        ))?;
-        let mut results = run.results.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
-        results.sort_by_key(|(rank, _)| *rank);
-        Ok(results.into_iter().map(|(_, result)| result).collect())
+        let seats = World::seats(self.num_ranks, self.timeout)
+            .map_err(|error| error.called("World::local", "World::threads"))?;
+        let run = Run { running: AtomicUsize::new(seats.len()), first_failure: Mutex::default() };
+        let results = thread::scope(|scope| {
+            let mut threads = Vec::with_capacity(seats.len());
+            for (rank, seat) in seats.into_iter().enumerate() {
+                let world = seat.0.clone();
+                let (run, body) = (&run, &body);
+                let name = format!("rank {rank} of {}", self.num_ranks);
+                let thread = thread::Builder::new()
+                    .name(name)
+                    .spawn_scoped(scope, move || run.rank(seat.take(), body));
+                match thread {
+                    Ok(thread) => threads.push(thread),
+                    Err(error) => {
+                        let error = Error::new(Code::ResourceExhausted, error.to_string());
+                        run.failed(&world, error.context("no thread"));
+                        break; // the other seats end here
+                    }
+                }
+            }
+            threads.into_iter().map(|thread| thread.join().unwrap_or(None)).collect()
+        });
+        let mut first = run.first_failure.lock().unwrap_or_else(PoisonError::into_inner);
+        match first.take() {
+            Some(error) => Err(error),
+            None => Ok(Option::expect(results, "no rank failed")),
+        }
     }
 }
 
-/// What the threads of a run share: a body that is Sync, and results that are Send.
-struct Run<'a, T, F> {
-    body: &'a F,
-    results: Mutex<Vec<(usize, T)>>,
+/// What the threads of a run share.
+struct Run {
+    running: AtomicUsize,
+    first_failure: Mutex<Option<Error>>,
 }
 
-unsafe extern "C" fn run_rank<T, F>(
-    run: *mut c_void,
-    world: *mut sys::swv_world,
-) -> *mut sys::swv_status
-where
-    F: Fn(&World) -> Result<T> + Sync,
-    T: Send,
-{
-    status_of(|| {
-        // SAFETY: what Threads::run passed; it outlives the threads, which are joined before it
-        // ends.
-        let run = unsafe { &*run.cast::<Run<'_, T, F>>() };
-        // The world is the library's: lent for the call, not to be freed.
-        let world = ManuallyDrop::new(World(NonNull::new(world).expect("a rank has a world")));
-        let result = (run.body)(&world)?;
-        let mut results = run.results.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        results.push((world.rank(), result));
+impl Run {
+    /// What one thread does.
+    fn rank<T>(&self, world: World, body: &(impl Fn(&World) -> Result<T> + Sync)) -> Option<T> {
+        let result = without_panics(|| body(&world));
+        self.running.fetch_sub(1, Ordering::AcqRel);
+        result.map_err(|error| self.failed(&world, error)).ok()
+    }
+
+    /// Tells the user if this is the first failure, and the other ranks.
+    fn failed(&self, world: &World, error: Error) {
+        let error = Error::new(error.code(), error.message().replace('\0', "\\0"));
+        let rank = world.rank();
+        let mut first = self.first_failure.lock().unwrap_or_else(PoisonError::into_inner);
+        if first.is_none() {
+            if self.running.load(Ordering::Acquire) > 0 {
+                say(&format!("{world} failed: {error}"));
+            }
+            *first = Some(error.clone().context(format_args!("rank {rank}")));
+        }
+        drop(first);
+        // It fails only if they know already.
+        world.abort(&format!("rank {rank} failed: {error}")).ok();
+    }
+}
+
+/// To stderr, if there is one.
+pub(crate) fn say(text: &str) {
+    without_panics(|| {
+        eprintln!("{text}");
         Ok(())
     })
+    .ok();
 }
 
 impl Processes {
@@ -309,6 +371,13 @@ impl Processes {
     /// See [`World::from_environment`].
     #[allow(clippy::wrong_self_convention)] // a builder's last word
     pub fn from_environment(&self) -> Result<World> {
+        if spawn::is_on_its_way() {
+            return Err(Error::new(
+                Code::NotFound,
+                "World::from_environment: World::spawn has started this process, which has not \
+                 come to that call yet",
+            ));
+        }
         self.with_options(|options| create!(swv_world_from_environment(options)))
     }
 

@@ -1,0 +1,219 @@
+//! The C interface's names as this crate's: its messages say who was called, and with which
+//! argument, in words of C. Only errors come here.
+
+/// Functions and types that do not follow the rule ([`of_rule`]).
+const NAMES: [(&str, &str); 51] = [
+    ("clip_grad_norm", "clip_grad_norm"),
+    ("comm_share", "Comm::with_timeout"),
+    ("dtype", "DType"),
+    ("finish_grad_sync", "finish_grad_sync"),
+    ("function_apply", "apply"),
+    ("gradients", "gradients"),
+    ("layout_create", "Layout::new"),
+    ("layout_create_named", "Layout::named"),
+    ("layout_equal", "Layout::eq"),
+    ("layout_mesh_ndim", "Layout::placements"),
+    ("layout_placement", "Layout::placements"),
+    ("layout_plan", "Layout::plan_to"),
+    ("mesh_create", "World::device_mesh"),
+    ("mesh_create_from_ranks", "World::device_mesh_of"),
+    ("mesh_dim_name", "Mesh::dim_names"),
+    ("mesh_equal", "Mesh::is_same"),
+    ("mesh_ndim", "Mesh::dim_names"),
+    ("mesh_parse", "World::parse_mesh"),
+    ("mesh_share", "Mesh::clone"),
+    ("module_add_buffer", "Members::buffer"),
+    ("module_add_parameter", "Members::parameter"),
+    ("module_buffer", "ScriptModule::load"),
+    ("module_call", "ScriptModule::call"),
+    ("module_create", "Module::distribute"),
+    ("module_finish_grad_sync", "Module::finish_grad_sync"),
+    ("module_load", "ScriptModule::load"),
+    ("module_num_buffers", "ScriptModule::load"),
+    ("module_num_parameters", "ScriptModule::load"),
+    ("module_parameter", "ScriptModule::load"),
+    ("module_scope_create", "Mesh::module_scope"),
+    ("optimizer_create_adamw", "AdamW::build"),
+    ("optimizer_create_sgd", "Sgd::build"),
+    ("optimizer_lr", "Optimizer::learning_rate"),
+    ("optimizer_set_lr", "Optimizer::set_learning_rate"),
+    ("plan_add", "ParameterPlan::line"),
+    ("plan_create", "ParameterPlan::new"),
+    ("reduce_op", "ReduceOp"),
+    ("seed", "manual_seed"),
+    ("set_num_threads", "set_num_threads"),
+    ("tensor_copy_from_host", "Tensor::copy_from_slice"),
+    ("tensor_copy_to_host", "Tensor::to_vec"),
+    ("tensor_from_data", "Tensor::from_slice"),
+    ("tensor_share", "Tensor::clone"),
+    ("tensor_values_to_string", "Tensor::to_string"),
+    ("trace_create", "Mesh::trace"),
+    ("value_kind", "Value"),
+    ("work_is_done", "Pending::is_done"),
+    ("work_wait", "Pending::wait"),
+    ("world_create_counting", "World::counting"),
+    ("world_create_local", "World::local"),
+    ("world_share", "World::clone"),
+];
+
+/// What stands in front of the names of methods.
+const TYPES: [(&str, &str); 10] = [
+    ("comm", "Comm"),
+    ("function_context", "FunctionContext"),
+    ("layout", "Layout"),
+    ("mesh", "Mesh"),
+    ("module", "Module"),
+    ("op", "Op"),
+    ("optimizer", "Optimizer"),
+    ("tensor", "Tensor"),
+    ("trace", "Trace"),
+    ("world", "World"),
+];
+
+/// Arguments that are called otherwise here; of a function, or of all.
+const ARGUMENTS: [(&str, &str, &str); 12] = [
+    ("", "timeout_ms", "timeout"),
+    ("Comm::", "in", "data"),
+    ("Layout::new", "dims", "order"),
+    ("Layout::placements", "mesh_dim", "dim"),
+    ("Members::", "fqn", "name"),
+    ("Optimizer::set_learning_rate", "lr", "learning_rate"),
+    ("Optimizer::", "index", "parameter"),
+    ("Tensor::from_slice", "num_bytes", "data"),
+    ("Tensor::copy_from_slice", "num_bytes", "data"),
+    ("gradients", "num_inputs", "inputs"),
+    ("gradients", "num_outputs", "outputs"),
+    ("AdamW::", "lr", "learning_rate"),
+];
+
+/// The Rust name of `swv_<name>`; None if it is not of this crate.
+pub(crate) fn of(name: &str) -> Option<String> {
+    let name = name.strip_prefix("swv_")?;
+    match NAMES.iter().find(|(c, _)| *c == name) {
+        Some((_, rust)) => Some((*rust).to_owned()),
+        None => of_rule(name),
+    }
+}
+
+/// `tensor_ones` is `Tensor::ones`.
+fn of_rule(name: &str) -> Option<String> {
+    TYPES.iter().find_map(|(c, rust)| match name.strip_prefix(c)?.strip_prefix('_') {
+        Some(method) => Some(format!("{rust}::{method}")),
+        None => (name == *c).then(|| (*rust).to_owned()),
+    })
+}
+
+/// A message of the C interface in this crate's words.
+pub(crate) fn translate(message: &str) -> String {
+    let caller = message.split_once(": ").and_then(|(function, _)| of(function));
+    let mut result = String::with_capacity(message.len());
+    let mut rest = message;
+    while let Some(start) = rest.find("swv_") {
+        let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let length = rest[start..].find(|c| !is_name(c)).unwrap_or(rest.len() - start);
+        let name = &rest[start..start + length];
+        result.push_str(&rest[..start]);
+        result.push_str(of(name).as_deref().unwrap_or(name));
+        rest = &rest[start + length..];
+    }
+    result.push_str(rest);
+    caller.map_or(result.clone(), |caller| with_arguments(&caller, result))
+}
+
+/// `argument 'options.timeout_ms'` is `argument 'timeout'`: options are methods of builders here.
+fn with_arguments(caller: &str, message: String) -> String {
+    const MARK: &str = "argument '";
+    let (before, after) = match message.split_once(MARK) {
+        Some(parts) => parts,
+        None => return message,
+    };
+    let (name, after) = match after.split_once('\'') {
+        Some(parts) => parts,
+        None => return message,
+    };
+    let name = name.strip_prefix("options.").unwrap_or(name);
+    let (head, tail) = name.split_at(name.find(['.', '[']).unwrap_or(name.len()));
+    let renamed = ARGUMENTS.iter().find(|(of, c, _)| caller.starts_with(of) && *c == head);
+    let head = renamed.map_or(head, |(_, _, rust)| rust);
+    // The first one of a method is the value that it is called on.
+    let own = TYPES.iter().any(|(c, rust)| *c == head && caller.starts_with(&format!("{rust}::")));
+    let head = if own { "self" } else { head };
+    format!("{before}{MARK}{head}{tail}'{after}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// The sources of this crate, together.
+    fn sources() -> String {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
+        let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        files.map(|path| fs::read_to_string(path).unwrap()).collect()
+    }
+
+    /// Every function of C that this crate calls has the name of something that it offers.
+    #[test]
+    fn every_function_has_a_name() {
+        let sources = sources();
+        let mut called = Vec::new();
+        for part in sources.split("swv_").skip(1) {
+            let length = part.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap();
+            let name = &part[..length];
+            let next = &part[length..];
+            let is_call = next.starts_with('(');
+            // What cannot fail, and what is no function.
+            let silent = [
+                "_free", "_clear", "_options", "_new", "_size", "_name", "_info", "_handles",
+                "_data",
+            ];
+            let silent = silent.iter().any(|end| name.ends_with(end));
+            let is_status = name.starts_with("status") || name.starts_with("string");
+            if is_call && !silent && !is_status && part.len() > length {
+                called.push(format!("swv_{name}"));
+            }
+        }
+        assert!(called.len() > 90, "{called:?}");
+        for function in called {
+            let name = of(&function).unwrap_or_else(|| panic!("{function} has no name here"));
+            let last = name.rsplit("::").next().unwrap();
+            let known = ["ones", "zeros", "empty", "full", "rand", "randn"]; // by a macro
+            let types = TYPES.iter().any(|(_, rust)| *rust == name);
+            let traits = ["clone", "eq", "to_string"]; // of the standard library
+            assert!(
+                known.contains(&last)
+                    || types
+                    || traits.contains(&last)
+                    || sources.contains(&format!("fn {last}(",))
+                    || sources.contains(&format!("fn {last}<",)),
+                "{function} is said to be {name}, which there is not"
+            );
+        }
+    }
+
+    #[test]
+    fn messages_are_translated() {
+        for (c, rust) in [
+            (
+                "swv_tensor_ones: argument 'sizes' has a negative size, -1",
+                "Tensor::ones: argument 'sizes' has a negative size, -1",
+            ),
+            (
+                "swv_world_join: argument 'options.timeout_ms' is -1",
+                "World::join: argument 'timeout' is -1",
+            ),
+            (
+                "swv_tensor_copy_to_host: argument 'tensor' is sharded; take swv_tensor_to_local or \
+                 swv_tensor_full_tensor of it first",
+                "Tensor::to_vec: argument 'self' is sharded; take Tensor::to_local or \
+                 Tensor::full_tensor of it first",
+            ),
+            ("swv_comm_send: argument 'in.dtype' is 3", "Comm::send: argument 'data.dtype' is 3"),
+            ("nothing of C", "nothing of C"),
+            ("swv_what: no", "swv_what: no"),
+        ] {
+            assert_eq!(translate(c), rust);
+        }
+    }
+}

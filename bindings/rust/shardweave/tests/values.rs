@@ -1,0 +1,406 @@
+//! What goes in and comes out: elements of every dtype, texts, messages, and state of optimizers.
+
+use shardweave::{
+    args, clip_grad_norm, AdamW, Bf16, ClipOptions, Code, Complex, DType, Element, Error, Layout,
+    Members, Module, Op, ParameterPlan, Placement::*, ReduceOp, Result, Sgd, Source, Tensor,
+    TensorOptions, Value, World, F16,
+};
+
+const ALL: [DType; 18] = [
+    DType::F32,
+    DType::F64,
+    DType::F16,
+    DType::Bf16,
+    DType::F8E4m3,
+    DType::F8E5m2,
+    DType::I8,
+    DType::I16,
+    DType::I32,
+    DType::I64,
+    DType::U8,
+    DType::U16,
+    DType::U32,
+    DType::U64,
+    DType::Bool,
+    DType::C32,
+    DType::C64,
+    DType::C128,
+];
+
+#[test]
+fn the_item_of_every_dtype() {
+    for dtype in ALL {
+        let one = Tensor::ones(&[1, 1]).unwrap().to_dtype(dtype).unwrap();
+        assert_eq!(one.dtype().unwrap(), dtype);
+        let value: Value = one.item().unwrap_or_else(|error| panic!("{dtype}: {error}"));
+        match value {
+            Value::Float(number) => assert_eq!(number, 1.0, "{dtype}"),
+            Value::Int(number) => assert_eq!(number, 1, "{dtype}"),
+            Value::Bool(flag) => assert!(flag, "{dtype}"),
+            Value::Complex(re, im) => assert_eq!((re, im), (1.0, 0.0), "{dtype}"),
+            other => panic!("{dtype}: {other:?}"),
+        }
+    }
+    let item = |number: f64, dtype| Tensor::full(&[], number).unwrap().to_dtype(dtype).unwrap();
+    assert_eq!(item(-7.0, DType::I8).item::<i8>().unwrap(), -7);
+    assert_eq!(item(300.0, DType::I32).item::<u64>().unwrap(), 300);
+    assert_eq!(item(300.0, DType::I16).item::<usize>().unwrap(), 300);
+    assert_eq!(item(0.5, DType::F16).item::<F16>().unwrap(), F16::from(0.5));
+    assert_eq!(item(0.5, DType::Bf16).item::<Bf16>().unwrap(), Bf16::from(0.5));
+    assert_eq!(item(0.5, DType::F16).item::<f32>().unwrap(), 0.5);
+    assert!(item(2.0, DType::Bool).item::<bool>().unwrap());
+    let error = item(300.0, DType::I32).item::<u8>().unwrap_err();
+    assert_eq!(error.code(), Code::OutOfRange);
+    assert!(error.message().contains("300") && error.message().contains("u8"), "{error}");
+    let error = item(-1.0, DType::I32).item::<u64>().unwrap_err();
+    assert_eq!(error.code(), Code::OutOfRange);
+    let large = Tensor::from_slice(&[u64::MAX], &[1]).unwrap();
+    assert_eq!(large.item::<u64>().unwrap_err().code(), Code::OutOfRange);
+    assert_eq!(large.to_vec::<u64>().unwrap(), [u64::MAX]);
+}
+
+fn there_and_back<T: Element + PartialEq + std::fmt::Debug + Sync>(data: &[T]) {
+    let n = data.len() as i64;
+    let x = Tensor::from_slice(data, &[n]).unwrap();
+    assert_eq!(x.dtype().unwrap(), T::DTYPE);
+    assert_eq!(x.to_vec::<T>().unwrap(), data);
+    let y = x.copy().unwrap();
+    y.zero_().unwrap();
+    assert_ne!(y.to_vec::<T>().unwrap(), data);
+    y.copy_from_slice(data).unwrap();
+    assert_eq!(y.to_vec::<T>().unwrap(), data);
+    World::threads(2)
+        .run(|world| {
+            let mesh = world.device_mesh(&[("x", 2)])?;
+            let parts = Tensor::from_slice(data, &[n])?.distribute(&mesh, [("x", Shard(0))])?;
+            assert_eq!(parts.full_tensor()?.to_vec::<T>()?, data);
+            Ok(())
+        })
+        .unwrap_or_else(|error| panic!("{}: {error}", T::DTYPE));
+}
+
+#[test]
+fn elements_of_every_type_go_there_and_back() {
+    there_and_back(&[true, false, true]);
+    there_and_back(&[F16::from(1.5), F16::from(-0.1), F16::from(65504.0)]);
+    there_and_back(&[Bf16::from(1.5), Bf16::from(-0.1), Bf16::from(1e30)]);
+    there_and_back(&[Complex { re: 1.0f32, im: -2.0 }, Complex { re: 0.5, im: 0.25 }]);
+    there_and_back(&[Complex { re: 1.0f64, im: -2.0 }, Complex { re: 0.5, im: 0.25 }]);
+    there_and_back(&[1.5f64, -0.1, 1e300]);
+    there_and_back(&[1u16, 2, u16::MAX]);
+    let x = Tensor::from_slice(&[Complex { re: F16::from(1.0), im: F16::from(2.0) }], &[]).unwrap();
+    assert_eq!(x.item::<Complex<f64>>().unwrap(), Complex { re: 1.0, im: 2.0 });
+}
+
+/// LibTorch keeps any byte in a tensor of bools: Rust must not see it as one.
+#[test]
+fn a_bool_is_true_or_false() {
+    let bytes = Tensor::from_slice(&[0u8, 1, 2, 255], &[4]).unwrap();
+    let view = Op::find("aten::view.dtype").unwrap();
+    let bools: Tensor = view.call(args![&bytes, DType::Bool]).unwrap();
+    let flags = bools.to_vec::<bool>().unwrap();
+    // SAFETY: bools are bytes; this looks at what they are made of.
+    let made_of = unsafe { std::slice::from_raw_parts(flags.as_ptr().cast::<u8>(), flags.len()) };
+    assert_eq!(made_of, [0, 1, 1, 1]);
+
+    World::threads(2)
+        .run(|world| {
+            let comm = world.comm()?;
+            let mut all = [false; 4];
+            comm.all_gather(&[world.rank() == 0, true], &mut all)?;
+            assert_eq!(all, [true, true, false, true]);
+            let pending = comm.start_broadcast(vec![world.rank() == 1; 3], 1)?;
+            assert_eq!(pending.wait()?, [true; 3]);
+            let mut numbers = [F16::from(world.rank() as f32); 3];
+            comm.broadcast(&mut numbers, 1)?;
+            assert_eq!(numbers, [F16::from(1.0); 3]);
+            let mut sum = [Bf16::from(1.0), Bf16::from(0.5)];
+            comm.all_reduce(&mut sum, ReduceOp::Sum)?;
+            assert_eq!(sum, [Bf16::from(2.0), Bf16::from(1.0)]);
+            Ok(())
+        })
+        .unwrap();
+}
+
+/// Numbers of 32 bits that are hard to round, and many others.
+fn hard_numbers() -> Vec<f32> {
+    let mut bits = vec![0u32, 1, 0x8000_0000, 0x7f80_0000, 0xff80_0000, 0x7f7f_ffff];
+    for exponent in (0..256).map(|e| e << 23) {
+        for mantissa in [0, 1, 0xfff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x7fff, 0x8000, 0x8001] {
+            bits.push(exponent | mantissa);
+            bits.push(exponent | 0x7f_0000 | mantissa | 0x8000_0000);
+        }
+    }
+    let mut state = 12345u32;
+    for _ in 0..20_000 {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        bits.push(state);
+        bits.push(state >> 5 | 0x3000_0000);
+    }
+    bits.into_iter().map(f32::from_bits).filter(|number| !number.is_nan()).collect()
+}
+
+#[test]
+fn small_floats_round_as_those_of_libtorch() {
+    let numbers = hard_numbers();
+    let x = Tensor::from_slice(&numbers, &[numbers.len() as i64]).unwrap();
+    let half = x.to_dtype(DType::F16).unwrap().to_vec::<F16>().unwrap();
+    let brain = x.to_dtype(DType::Bf16).unwrap().to_vec::<Bf16>().unwrap();
+    for (number, (half, brain)) in numbers.iter().zip(half.iter().zip(&brain)) {
+        assert_eq!(F16::from(*number).to_bits(), half.to_bits(), "{number:e}");
+        assert_eq!(Bf16::from(*number).to_bits(), brain.to_bits(), "{number:e}");
+    }
+    let all: Vec<u16> = (0..=u16::MAX).collect();
+    let halves: Vec<F16> = all.iter().map(|bits| F16::from_bits(*bits)).collect();
+    let wide = Tensor::from_slice(&halves, &[halves.len() as i64]).unwrap();
+    let wide = wide.to_dtype(DType::F32).unwrap().to_vec::<f32>().unwrap();
+    for (half, wide) in halves.into_iter().zip(wide) {
+        let number = f32::from(half);
+        assert!(number == wide || number.is_nan() && wide.is_nan(), "{:x}", half.to_bits());
+        if !number.is_nan() {
+            assert_eq!(F16::from(number).to_bits(), half.to_bits());
+            let brain = Bf16::from_bits(half.to_bits());
+            assert!(
+                f32::from(brain).is_nan()
+                    || Bf16::from(f32::from(brain)).to_bits() == brain.to_bits()
+            );
+        }
+    }
+    assert!(f32::from(F16::from(f32::NAN)).is_nan() && f32::from(Bf16::from(f32::NAN)).is_nan());
+    assert!(F16::from(f32::NAN) != F16::from(f32::NAN) && F16::from(1.0) < F16::from(2.0));
+    assert_eq!(
+        format!("{} {:?} {:.1}", F16::from(0.5), Bf16::from(2.0), F16::from(0.25)),
+        "0.5 2.0 0.2"
+    );
+}
+
+#[test]
+fn tensors_as_text() {
+    let plain = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2]).unwrap();
+    let elements = " 1  2\n 3  4\n[ CPUFloatType{2,2} ]";
+    assert_eq!((plain.to_string(), format!("{plain:#}")), (elements.into(), elements.into()));
+    World::threads(2)
+        .run(|world| {
+            let mesh = world.device_mesh(&[("x", 2)])?;
+            let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2])?;
+            let x = x.distribute(&mesh, [("x", Shard(0))])?;
+            let before = world.counters()?;
+            let short = x.to_string();
+            assert!(short.starts_with("DTensor[2, 2] Float [S(0)]") && !short.contains('\n'));
+            assert_eq!((format!("{x:?}"), format!("{x:#?}")), (short.clone(), short.clone()));
+            assert_eq!(world.counters()?, before, "nothing was sent");
+            assert_eq!(format!("{x:#}"), format!("{short}\n{elements}"));
+            Ok(())
+        })
+        .unwrap();
+    // A rank is gone: the text says it, and does not panic.
+    let texts = World::threads(2).run(|world| {
+        let mesh = world.device_mesh(&[("x", 2)])?;
+        mesh.connect()?;
+        let x = TensorOptions::new().on(&mesh, [("x", Shard(0))])?.ones(&[4])?;
+        if world.rank() == 1 {
+            return Ok(String::new());
+        }
+        Ok(format!("{x:#}"))
+    });
+    let text = texts.unwrap().remove(0);
+    assert!(text.starts_with('<') && text.contains("rank 1"), "{text}");
+}
+
+#[test]
+fn messages_name_what_the_caller_called() {
+    let x = Tensor::ones(&[2, 3]).unwrap();
+    let world = World::counting(0, 2).unwrap();
+    let mesh = world.device_mesh(&[("x", 2)]).unwrap();
+    let norm = ClipOptions { norm_type: -1.0, ..Default::default() };
+    let errors: Vec<(Error, &str)> = vec![
+        (Tensor::ones(&[-1]).unwrap_err(), "Tensor::ones: argument 'sizes'"),
+        (x.matmul(&x).unwrap_err(), "Tensor::matmul: "),
+        ((&x + &Tensor::ones(&[5]).unwrap()).unwrap_err(), "Tensor::add: "),
+        (x.narrow(7, 0, 1).unwrap_err(), "Tensor::narrow: "),
+        (x.add_(&Tensor::ones(&[5]).unwrap()).unwrap_err(), "Tensor::add_: "),
+        (x.item::<f32>().unwrap_err(), "Tensor::item: argument 'self' has 6 elements"),
+        (x.layout().unwrap_err(), "Tensor::layout: "),
+        (x.to_vec::<f64>().unwrap_err(), "Tensor::to_vec: "),
+        (x.copy_from_slice(&[1f32]).unwrap_err(), "Tensor::copy_from_slice: argument 'data' has 1"),
+        (
+            Tensor::from_slice(&[1f32; 5], &[2, 3]).unwrap_err(),
+            "Tensor::from_slice: argument 'data' has 5 elements",
+        ),
+        (World::threads(0).run(|_| Ok(())).unwrap_err(), "World::threads: argument 'num_ranks'"),
+        (World::local(0).unwrap_err(), "World::local: argument 'num_ranks'"),
+        (World::counting(2, 2).unwrap_err(), "World::counting: "),
+        (world.device_mesh(&[("x", 3)]).unwrap_err(), "World::device_mesh: "),
+        (world.parse_mesh("x").unwrap_err(), "World::parse_mesh: "),
+        (mesh.slice(&["y"]).unwrap_err(), "Mesh::slice: "),
+        (mesh.find_dim("y").unwrap_err(), "Mesh::find_dim: "),
+        (Layout::parse("[").unwrap_err(), "Layout::parse: "),
+        (Layout::named(&mesh, &[("y", Replicate)]).unwrap_err(), "Layout::named: "),
+        (Op::find("aten::ad").unwrap_err(), "Op::find: "),
+        (
+            Op::find("aten::relu").unwrap().call::<()>(args![1, 2, 3]).unwrap_err(),
+            "Op::call: aten::relu",
+        ),
+        (AdamW::new(-1.0).build_for(&[&x]).unwrap_err(), "AdamW::build: "),
+        (clip_grad_norm(&[&x], 1.0, norm).unwrap_err(), "clip_grad_norm: "),
+        (shardweave::set_num_threads(0).unwrap_err(), "set_num_threads: argument 'num_threads'"),
+    ];
+    for (error, wanted) in errors {
+        assert!(error.message().starts_with(wanted), "{error}; wanted {wanted}");
+        assert!(!error.message().contains("swv_"), "{error}");
+    }
+}
+
+#[test]
+fn an_error_of_main_is_its_message() {
+    let error = Error::new(Code::NotFound, "where is it?\nHere it is not.");
+    assert_eq!(format!("{error:?}"), "where is it?\nHere it is not. (NotFound)");
+    assert_eq!(format!("{error:#?}"), error.to_string());
+    let result: std::result::Result<(), Box<dyn std::error::Error>> = Err(error.into());
+    assert_eq!(format!("{result:?}"), "Err(where is it?\nHere it is not. (NotFound))");
+}
+
+#[test]
+fn optimizer_state_is_there_and_can_be_set() {
+    let gradient = || Tensor::from_slice(&[0.5f32, -1.0, 2.0, 0.25, 1.0], &[5]);
+    let start = || Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0, 5.0], &[5]);
+    let step = |x: &Tensor, optimizer: &shardweave::Optimizer, gradient: &Tensor| -> Result<()> {
+        x.set_grad(Some(gradient))?;
+        optimizer.step()
+    };
+    World::threads(2)
+        .run(|world| {
+            let mesh = world.device_mesh(&[("x", 2)])?;
+            for sharded in [false, true] {
+                let place = |x: Tensor| match sharded {
+                    true => x.distribute(&mesh, [("x", Shard(0))]),
+                    false => Ok(x),
+                };
+                let make = || -> Result<Tensor> {
+                    let x = place(start()?)?;
+                    x.set_requires_grad(true)?;
+                    Ok(x)
+                };
+                let gradient = place(gradient()?)?;
+                let adamw = AdamW::new(0.1).amsgrad(true);
+                let (x, y) = (make()?, make()?);
+                let (whole, first) = (adamw.build_for(&[&x])?, adamw.build_for(&[&y])?);
+                let names = ["step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"];
+                for name in names {
+                    let state = first.state(0, name)?.expect("before the first step");
+                    assert_eq!(state.is_sharded()?, sharded && name != "step", "{name}");
+                    assert_eq!(state.abs()?.sum()?.item::<f64>()?, 0.0, "{name}");
+                }
+                step(&x, &whole, &gradient)?;
+                step(&y, &first, &gradient)?;
+                // What was saved goes on as if nothing had been.
+                let saved: Vec<Tensor> = names
+                    .iter()
+                    .map(|name| first.state(0, name)?.expect("it has it").copy())
+                    .collect::<Result<_>>()?;
+                let second = adamw.build_for(&[&y])?;
+                for (name, state) in names.iter().zip(&saved) {
+                    second.set_state(0, name, state)?;
+                }
+                step(&x, &whole, &gradient)?;
+                step(&y, &second, &gradient)?;
+                let of = |x: &Tensor| x.detach()?.full_tensor()?.to_vec::<f32>();
+                assert_eq!(of(&x)?, of(&y)?);
+                assert_ne!(of(&x)?, start()?.to_vec::<f32>()?);
+
+                let error = second.set_state(0, "momentum", &saved[1]).unwrap_err();
+                assert!(error.message().starts_with("Optimizer::set_state: "), "{error}");
+                assert!(second.set_state(1, "exp_avg", &saved[1]).is_err());
+                let sgd = Sgd::new(0.1).momentum(0.9).build_for(&[&make()?])?;
+                assert!(sgd.state(0, "momentum_buffer")?.is_some());
+            }
+            Ok(())
+        })
+        .unwrap();
+}
+
+/// One tensor under two names.
+struct Tied {
+    embedding: Tensor,
+    head: Tensor,
+}
+
+impl Tied {
+    fn new() -> Result<Tied> {
+        let embedding = Tensor::full(&[4], 1.0)?;
+        embedding.set_requires_grad(true)?;
+        Ok(Tied { head: embedding.clone(), embedding })
+    }
+}
+
+impl Module for Tied {
+    fn members(&self, members: &mut Members) {
+        members.parameter("embedding", &self.embedding);
+        members.parameter("head", &self.head);
+    }
+}
+
+/// clip_grad_norm divides by a little more than the norm.
+fn expect_near(x: &Tensor, number: f32) -> Result<()> {
+    let all = x.to_vec::<f32>()?;
+    assert!(all.len() == 4 && all.iter().all(|x| (x - number).abs() < 1e-5), "{all:?}");
+    Ok(())
+}
+
+#[test]
+fn a_tied_weight_is_one_parameter() {
+    World::threads(2)
+        .run(|world| {
+            let mesh = world.device_mesh(&[("x", 2)])?;
+            for sharded in [false, true] {
+                let model = Tied::new()?;
+                if sharded {
+                    let bad = ParameterPlan::new()
+                        .line("head", &[("x", Shard(0))])
+                        .line("embedding", &[("x", Replicate)]);
+                    assert!(model.distribute(&mesh, &bad, Source::Same).is_err(), "two layouts");
+                    assert!(!model.head.is_sharded()?, "nothing has changed");
+                    let plan = ParameterPlan::new().line("{head,embedding}", &[("x", Shard(0))]);
+                    model.distribute(&mesh, &plan, Source::Same)?;
+                    assert!(model.head.is_same(&model.embedding)? && model.head.is_sharded()?);
+                }
+                let names: Vec<String> = model.parameters().into_iter().map(|(n, _)| n).collect();
+                assert_eq!(names, ["embedding"]);
+                model.embedding.sum()?.backward()?;
+                model.finish_grad_sync()?;
+                assert_eq!(model.clip_grad_norm(1.0)?, 2.0);
+                let gradient = model.head.grad()?.unwrap().full_tensor()?;
+                expect_near(&gradient, 0.5)?;
+                // Handles that the caller collects, too.
+                let both = [&model.embedding, &model.head];
+                let norm = clip_grad_norm(&both, 0.5, ClipOptions::default())?;
+                assert!((norm - 1.0).abs() < 1e-5, "{norm}");
+                let optimizer = Sgd::new(1.0).build(&model)?;
+                optimizer.step()?;
+                let weight = model.head.detach()?.full_tensor()?;
+                expect_near(&weight, 0.75)?; // one step
+                AdamW::new(0.1).build(&model)?.step()?;
+                model.zero_grad()?;
+            }
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn a_negative_dimension_counts_from_the_end() {
+    World::threads(2)
+        .run(|world| {
+            let mesh = world.device_mesh(&[("x", 2)])?;
+            let x = Tensor::arange(6)?.view(&[2, 3])?;
+            let last = x.distribute(&mesh, [("x", Shard(-1))])?;
+            assert_eq!(last.layout()?, Layout::parse("[S(1)]")?);
+            assert_eq!(last.to_local()?.sizes()?, [2, [2, 1][world.rank()]]);
+            let first = last.redistribute([("x", Shard(-2))])?;
+            assert_eq!(first.layout()?, Layout::parse("[S(0)]")?);
+            assert_eq!(first.full_tensor()?.to_vec::<i64>()?, [0, 1, 2, 3, 4, 5]);
+            assert!(x.distribute(&mesh, [("x", Shard(-3))]).is_err());
+            Ok(())
+        })
+        .unwrap();
+}
