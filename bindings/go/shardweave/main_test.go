@@ -71,6 +71,15 @@ func checkLeaks(t *testing.T, body func()) {
 	}
 }
 
+// collectGarbage waits for what ends garbage.
+func collectGarbage() {
+	swept := make(chan struct{})
+	runtime.SetFinalizer(&[]byte{0}, func(*[]byte) { close(swept) })
+	runtime.GC()
+	<-swept
+	time.Sleep(time.Millisecond)
+}
+
 // mustOf panics on an error.
 func mustOf[T any](value T, err error) T {
 	if err != nil {

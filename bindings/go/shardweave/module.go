@@ -70,10 +70,7 @@ func (m *Module) register(add func(c.Module, string, c.Tensor) error, fqn string
 	if err == nil {
 		defer r.leave()
 		if err = r.error(add(m.handle, fqn, t.handle)); err == nil {
-			if t.slot == 0 {
-				r.forget(t.value)
-				r.loosen(t.value)
-			}
+			r.keep(t)
 			return t
 		}
 	}
@@ -96,10 +93,10 @@ func (m *Module) Err() error {
 
 // alive is also that nothing has failed before.
 func (m *Module) alive() error {
-	if m.failed.err != nil {
-		return m.failed.err
+	if err := m.thing.alive(); err != nil {
+		return err
 	}
-	return m.thing.alive()
+	return m.failed.err
 }
 
 // NamedTensor is a parameter or buffer, and its FQN.

@@ -322,6 +322,14 @@ func (r *rank) forget(v *value) {
 	}
 }
 
+// keep takes a tensor out of its scope.
+func (r *rank) keep(t *Tensor) {
+	if t.slot == 0 {
+		r.forget(t.value)
+		r.loosen(t.value)
+	}
+}
+
 // tensor takes the handle over.
 func (r *rank) tensor(handle c.Tensor) *Tensor {
 	v := &value{handle: handle, rank: r}

@@ -236,16 +236,10 @@ func (t *Tensor) Close() error {
 func (t *Tensor) Keep() *Tensor {
 	r, err := begin(t)
 	if err != nil {
-		if t.Err() != nil { // which t tells by itself
-			return t
-		}
 		return r.failed(err)
 	}
 	defer r.leave()
-	if t.slot == 0 {
-		r.forget(t.value)
-		r.loosen(t.value)
-	}
+	r.keep(t)
 	return t
 }
 
