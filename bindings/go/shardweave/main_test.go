@@ -18,6 +18,9 @@ func TestMain(m *testing.M) {
 	if os.Getenv(processEnv) != "" {
 		os.Exit(processMain())
 	}
+	if mode := os.Getenv(spawnTestEnv); mode != "" {
+		os.Exit(spawnMain(mode))
+	}
 	if sw.LiveHandles() < 0 { // the library looks when it is loaded: start again
 		os.Setenv("SWV_CHECK_HANDLES", "abort")
 		fmt.Fprintln(os.Stderr, syscall.Exec("/proc/self/exe", os.Args, os.Environ()))

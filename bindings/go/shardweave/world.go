@@ -35,12 +35,14 @@ func (w *World) home() (*rank, error) {
 	return w.rank, nil
 }
 
-// WorldOption is an option of RunRanks, FromEnvironment and Join.
+// WorldOption is an option of RunRanks, Spawn, FromEnvironment and Join.
 type WorldOption func(*worldOptions)
 
 type worldOptions struct {
 	backend, networkInterface string
 	timeout                   time.Duration
+	noPrefix                  bool // and what follows: of Spawn
+	args                      []string
 }
 
 // WithTimeout is the deadline of the rendezvous and of every collective; else five minutes.
