@@ -35,7 +35,7 @@ var noHandles = map[string]bool{"Alone": true, "AllowUnused": true, "BFloat16Of"
 	"Counting": true, "CreateGraph": true, "FindOp": true, "Float16Of": true, "FromEnvironment": true, "FromRank": true, "Join": true,
 	"LiveHandles": true, "MustFindOp": true, "MustParseLayout": true, "Named": true, "NewPlan": true,
 	"ParseLayout": true, "ParsePlan": true, "RetainGraph": true, "RunRanks": true, "Seed": true, "SetNumThreads": true,
-	"Spawn": true, "Tensors": true, "WithAMSGrad": true, "WithBackend": true, "WithBetas": true, "WithEps": true,
+	"Spawn": true, "Tensors": true, "WithAMSGrad": true, "WithArgs": true, "WithoutPrefix": true, "WithBackend": true, "WithBetas": true, "WithEps": true,
 	"WithFiniteNorm": true, "WithGradients": true, "WithMomentum": true, "WithNesterov": true,
 	"WithNetworkInterface": true, "WithNorm": true, "WithTimeout": true}
 
