@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"sort"
 	"strings"
+	"sync"
 	"testing"
 
 	sw "github.com/shardweave/shardweave/bindings/go/shardweave"
@@ -485,6 +486,13 @@ func TestAClosedMeshMakesNothing(t *testing.T) {
 
 // Copies, which go vet finds, mean what was copied.
 func TestCopiesAreTheSameThing(t *testing.T) {
+	for _, value := range []any{sw.Tensor{}, sw.World{}, sw.Mesh{}, sw.Comm{}, sw.Module{}, sw.Optimizer{}, sw.Trace{}, sw.FunctionContext{},
+		sw.Layout{}, sw.Plan{}, sw.Op{}} {
+		kind := reflect.TypeOf(value)
+		if !reflect.PointerTo(kind.Field(0).Type).Implements(reflect.TypeOf((*sync.Locker)(nil)).Elem()) { // what vet looks for
+			t.Errorf("vet finds no copies of a %v", kind)
+		}
+	}
 	checkLeaks(t, func() {
 		w := alone(t)
 		m := mustOf(w.ParseMesh("x=1"))

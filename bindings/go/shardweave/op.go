@@ -145,13 +145,17 @@ func (op *Op) Tensor(where Place, args ...any) *Tensor {
 	if err == nil {
 		err = op.check()
 	}
-	if err == nil && where.alive() != nil {
-		err = where.alive()
+	if err == nil {
+		err = r.enter()
 	}
 	if err != nil {
 		return orNowhere(r).failed(err)
 	}
-	return r.one(op, args)
+	defer r.leave()
+	if err := where.alive(); err != nil {
+		return r.failed(err)
+	}
+	return r.oneInCall(op, args)
 }
 
 // one calls an operator with one tensor as its result. Nothing of args escapes, so that callers have
