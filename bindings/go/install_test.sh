@@ -25,10 +25,14 @@ cd -- "$folder/mine"
 go mod init example.com/mine
 go mod edit -require=github.com/shardweave/shardweave/bindings/go@v0.0.0 \
   -replace=github.com/shardweave/shardweave/bindings/go="$module"
-# What the README shows.
-awk '/^```go$/ { on = 1; next } /^```$/ { on = 0 } on' "$module/README.md" >main.go
+# What the README shows: the first program, and the second.
+program() { awk -v n="$1" '/^```go$/ { on = ++i == n; next } /^```$/ { on = 0 } on' "$module/README.md"; }
+program 1 >main.go
 go run . | tee out
 grep -F 'DTensor[8, 6] Float [S(0), S(1)] on DeviceMesh(dp=2, tp=2), local [4, 3] at [0, 0]' out
+program 2 >main.go
+go run . | sort | tee out
+diff out - <<<$'[0] the sum is 12\n[1] the sum is 12'
 cp -- "$module"/examples/train_gpt/*.go . # over main.go
 rm -- *_test.go
 go build -o train_gpt .

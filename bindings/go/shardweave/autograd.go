@@ -2,22 +2,16 @@ package shardweave
 
 import (
 	"runtime"
-	"strconv"
 
 	c "github.com/shardweave/shardweave/bindings/go/internal/cshardweave"
 )
-
-func itoa(n int) string { return strconv.Itoa(n) }
 
 // RequiresGrad says whether gradients are wanted of the tensor.
 func (t *Tensor) RequiresGrad() (bool, error) { return get(t, c.TensorRequiresGrad) }
 
 // SetRequiresGrad says for a leaf whether gradients are wanted of it.
 func (t *Tensor) SetRequiresGrad(wanted bool) error {
-	_, err := get(t, func(handle c.Tensor) (struct{}, error) {
-		return struct{}{}, c.TensorSetRequiresGrad(handle, wanted)
-	})
-	return err
+	return t.set(func(*rank) error { return c.TensorSetRequiresGrad(t.handle, wanted) })
 }
 
 // IsLeaf says whether the tensor was not computed from others that require grad.
@@ -25,27 +19,21 @@ func (t *Tensor) IsLeaf() (bool, error) { return get(t, c.TensorIsLeaf) }
 
 // Detach is the same data without history.
 func (t *Tensor) Detach() *Tensor {
-	return t.one(func() (c.Tensor, error) { return c.TensorDetach(t.handle) })
+	return t.one(func(*rank) (c.Tensor, error) { return c.TensorDetach(t.handle) })
 }
 
 // Grad is the gradient that Backward has left, sharded if the tensor is; nil if there is none.
 func (t *Tensor) Grad() (*Tensor, error) {
-	handle, err := get(t, c.TensorGrad)
-	return t.rank.optional(handle, err)
+	return ask(func(r *rank) (*Tensor, error) { return r.optional(c.TensorGrad(t.handle)) }, t)
 }
 
 // SetGrad replaces the gradient; nil: none.
 func (t *Tensor) SetGrad(grad *Tensor) error {
-	var handle c.Tensor
-	if grad != nil {
-		if grad.Err() != nil {
-			return grad.Err()
-		}
-		handle = grad.handle
+	if grad == nil {
+		return t.set(func(*rank) error { return c.TensorSetGrad(t.handle, nil) })
 	}
-	_, err := get(t, func(to c.Tensor) (struct{}, error) { return struct{}{}, c.TensorSetGrad(to, handle) })
-	runtime.KeepAlive(grad)
-	return err
+	defer runtime.KeepAlive(grad)
+	return t.set(func(*rank) error { return c.TensorSetGrad(t.handle, grad.handle) }, grad)
 }
 
 // GradOption is an option of Backward and Gradients.
@@ -74,82 +62,87 @@ func WithGradients(gradients ...*Tensor) GradOption {
 func gradOptionsOf(options []GradOption) gradOptions {
 	var o gradOptions
 	for _, option := range options {
-		option(&o)
+		if option != nil {
+			option(&o)
+		}
 	}
 	return o
 }
 
 // Backward adds to the gradients of the leaves that the tensor depends on. Collective if it is sharded.
 func (t *Tensor) Backward(options ...GradOption) error {
-	if err := t.use(); err != nil {
-		return err
-	}
 	o := gradOptionsOf(options)
 	if len(o.gradients) > 1 {
-		return invalid("Backward: there is one output, but %d gradients", len(o.gradients))
+		return invalid("there is one output, but %d gradients", len(o.gradients))
 	}
 	if o.lazy {
-		return invalid("Backward: AllowUnused is an option of Gradients")
+		return invalid("AllowUnused is an option of Gradients")
 	}
-	var gradient c.Tensor
-	if len(o.gradients) == 1 && o.gradients[0] != nil {
-		if o.gradients[0].Err() != nil {
-			return o.gradients[0].Err()
+	defer runtime.KeepAlive(o.gradients)
+	return t.set(func(*rank) error {
+		var gradient c.Tensor
+		if len(o.gradients) == 1 && o.gradients[0] != nil {
+			gradient = o.gradients[0].handle
 		}
-		gradient = o.gradients[0].handle
-	}
-	err := c.TensorBackward(t.handle, gradient, o.retain, o.create)
-	runtime.KeepAlive(t)
-	runtime.KeepAlive(o.gradients)
-	return t.rank.error(err)
+		return c.TensorBackward(t.handle, gradient, o.retain, o.create)
+	}, optional(o.gradients)...)
 }
 
 // Gradients is the gradients of the outputs by the inputs. Collective if they are sharded.
 func Gradients(outputs, inputs []*Tensor, options ...GradOption) ([]*Tensor, error) {
 	o := gradOptionsOf(options)
 	if o.gradients != nil && len(o.gradients) != len(outputs) {
-		return nil, invalid("Gradients: there are %d outputs, but %d gradients", len(outputs), len(o.gradients))
+		return nil, invalid("there are %d outputs, but %d gradients", len(outputs), len(o.gradients))
 	}
-	r, err := rankOf("Gradients", outputs, inputs, o.gradients)
+	all, err := required(outputs, inputs)
 	if err != nil {
 		return nil, err
 	}
-	handles, err := c.Gradients(handlesOf(outputs), handlesOf(inputs), handlesOf(o.gradients), o.retain, o.create, o.lazy)
-	runtime.KeepAlive(outputs)
-	runtime.KeepAlive(inputs)
-	runtime.KeepAlive(o.gradients)
-	if err != nil {
-		return nil, r.error(err)
-	}
-	return r.tensors(handles), nil
+	defer runtime.KeepAlive(all)
+	defer runtime.KeepAlive(o.gradients)
+	return ask(func(r *rank) ([]*Tensor, error) {
+		handles, err := c.Gradients(handlesOf(outputs), handlesOf(inputs), handlesOf(o.gradients), o.retain, o.create, o.lazy)
+		if err != nil {
+			return nil, err
+		}
+		return r.tensors(handles), nil
+	}, append(all, optional(o.gradients)...)...)
 }
 
-// rankOf is whose the tensors are; nil ones are skipped.
-func rankOf(what string, lists ...[]*Tensor) (*rank, error) {
-	var r *rank
+// required is the tensors for begin; there is one at least.
+func required(lists ...[]*Tensor) ([]used, error) {
+	var all []used
 	for _, list := range lists {
 		for _, t := range list {
-			if t == nil {
-				continue
-			}
-			if t.Err() != nil {
-				return nil, t.Err()
-			}
-			if r == nil {
-				r = t.rank
-			}
-			if t.rank != r {
-				return nil, errOtherRank
-			}
+			all = append(all, t)
 		}
 	}
-	if r == nil {
-		return nil, invalid("%s: there are no tensors", what)
+	if len(all) == 0 {
+		return nil, invalid("there are no tensors")
 	}
-	return r, r.ready()
+	return all, nil
 }
 
-// handlesOf has nil for nil.
+// optional is the tensors for begin, without those that are nil.
+func optional(tensors []*Tensor) []used {
+	var all []used
+	for _, t := range tensors {
+		if t != nil {
+			all = append(all, t)
+		}
+	}
+	return all
+}
+
+// optional is a tensor for a handle that may be nil, which gives nil.
+func (r *rank) optional(handle c.Tensor, err error) (*Tensor, error) {
+	if err != nil || handle == nil {
+		return nil, err
+	}
+	return r.tensor(handle), nil
+}
+
+// handlesOf has nil for nil. In a call.
 func handlesOf(tensors []*Tensor) []c.Tensor {
 	if tensors == nil {
 		return nil
@@ -161,15 +154,4 @@ func handlesOf(tensors []*Tensor) []c.Tensor {
 		}
 	}
 	return handles
-}
-
-// tensors takes the handles over; those that are nil give nil.
-func (r *rank) tensors(handles []c.Tensor) []*Tensor {
-	tensors := make([]*Tensor, len(handles))
-	for i, handle := range handles {
-		if handle != nil {
-			tensors[i] = r.tensor(handle)
-		}
-	}
-	return tensors
 }

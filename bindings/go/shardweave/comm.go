@@ -11,96 +11,97 @@ import (
 // Comm is a group of ranks that exchange numbers. All ranks of it call its collectives, in the same
 // order; ranks that call different things all get FailedPrecondition, which names both calls.
 type Comm struct {
-	rank   *rank
-	handle c.Comm
+	_ noCopy
+	*thing[c.Comm]
 }
 
 func newComm(r *rank, handle c.Comm) *Comm {
-	comm := &Comm{r, handle}
-	r.own(comm)
-	return comm
+	return &Comm{thing: own(r, "group", handle, c.CommFree)}
 }
 
-func (g *Comm) release() {
-	c.CommFree(g.handle)
-	g.handle = nil
+func (g *Comm) home() (*rank, error) {
+	if g == nil || g.thing == nil {
+		return nil, noThing("Comm")
+	}
+	return g.rank, nil
 }
 
 // Close ends the group here.
 func (g *Comm) Close() error {
-	if g.handle != nil {
-		g.rank.disown(g)
-		g.release()
+	if g == nil {
+		return nil
 	}
-	return nil
+	return g.thing.close()
 }
 
 // Rank is this rank's number in the group.
 func (g *Comm) Rank() (int, error) {
-	n, err := c.CommRank(g.handle)
-	return int(n), public(err)
+	n, err := ask(func(*rank) (int32, error) { return c.CommRank(g.handle) }, g)
+	return int(n), err
 }
 
 // Size is how many ranks are in the group.
 func (g *Comm) Size() (int, error) {
-	n, err := c.CommSize(g.handle)
-	return int(n), public(err)
+	n, err := ask(func(*rank) (int32, error) { return c.CommSize(g.handle) }, g)
+	return int(n), err
 }
 
 // Name is the group's name, as errors tell it.
 func (g *Comm) Name() (string, error) {
-	name, err := c.CommName(g.handle)
-	return name, public(err)
+	return ask(func(*rank) (string, error) { return c.CommName(g.handle) }, g)
 }
 
 // Backend is "inproc", "gloo", ...
 func (g *Comm) Backend() (string, error) {
-	name, err := c.CommBackend(g.handle)
-	return name, public(err)
+	return ask(func(*rank) (string, error) { return c.CommBackend(g.handle) }, g)
 }
 
 // WorldRanks is the world rank of each of its ranks.
 func (g *Comm) WorldRanks() ([]int64, error) {
-	ranks, err := c.CommWorldRanks(g.handle)
-	return ranks, public(err)
+	return ask(func(*rank) ([]int64, error) { return c.CommWorldRanks(g.handle) }, g)
 }
 
 // Split makes a new group per color, of the ranks that gave it, ordered by key, then by rank. With a
 // negative color the rank is in none, and gets nil. Collective.
 func (g *Comm) Split(color, key int, name string) (*Comm, error) {
-	if err := g.rank.ready(); err != nil {
+	if err := int32s(color, key); err != nil {
 		return nil, err
 	}
-	if err := int32s("Split", color, key); err != nil {
-		return nil, err
-	}
-	handle, err := c.CommSplit(g.handle, int32(color), int32(key), name)
-	if err != nil || handle == nil {
-		return nil, public(err)
-	}
-	return newComm(g.rank, handle), nil
+	return ask(func(r *rank) (*Comm, error) {
+		handle, err := c.CommSplit(g.handle, int32(color), int32(key), name)
+		if err != nil || handle == nil {
+			return nil, err
+		}
+		return newComm(r, handle), nil
+	}, g)
 }
 
 // Subgroup is the group of members, ranks of this one in the order of the new one. Only they call.
 func (g *Comm) Subgroup(members []int64, name string) (*Comm, error) {
-	if err := g.rank.ready(); err != nil {
-		return nil, err
-	}
-	handle, err := c.CommSubgroup(g.handle, members, name)
-	if err != nil {
-		return nil, public(err)
-	}
-	return newComm(g.rank, handle), nil
+	return ask(func(r *rank) (*Comm, error) {
+		handle, err := c.CommSubgroup(g.handle, members, name)
+		if err != nil {
+			return nil, err
+		}
+		return newComm(r, handle), nil
+	}, g)
 }
 
 // Abort is World.Abort for this group and those made from it.
-func (g *Comm) Abort(reason error) error { return public(c.CommAbort(g.handle, reason.Error())) }
+func (g *Comm) Abort(reason error) error {
+	if _, err := g.home(); err != nil {
+		return err
+	}
+	return g.anytime(func(handle c.Comm) error { return c.CommAbort(handle, reasonOf(reason)) })
+}
 
 // Health is nil, or the error that broke the group.
-func (g *Comm) Health() error { return public(c.CommHealth(g.handle)) }
+func (g *Comm) Health() error { return do(func(*rank) error { return c.CommHealth(g.handle) }, g) }
 
 // Counters counts the operations of this group.
-func (g *Comm) Counters() (Counters, error) { return countersOf(c.CommCounters(g.handle)) }
+func (g *Comm) Counters() (Counters, error) {
+	return ask(func(*rank) (Counters, error) { return countersOf(c.CommCounters(g.handle)) }, g)
+}
 
 // ReduceOp says how numbers of several ranks become one.
 type ReduceOp int32
@@ -117,15 +118,14 @@ const (
 // run waits for the operation. When ctx is done, the group is aborted on all ranks; ctx's deadline is
 // the operation's.
 func run[T Number](ctx context.Context, g *Comm, in, out []T, call c.Collective, more ...int) error {
-	if err := int32s("a root, peer or tag", more...); err != nil {
+	if err := int32s(more...); err != nil {
 		return err
 	}
-	if err := g.rank.ready(); err != nil {
+	r, err := begin(g)
+	if err != nil {
 		return err
 	}
-	if g.handle == nil {
-		return &Error{FailedPrecondition, "the group was closed"}
-	}
+	defer r.leave()
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -136,7 +136,7 @@ func run[T Number](ctx context.Context, g *Comm, in, out []T, call c.Collective,
 		call.Timeout = time.Until(deadline)
 	}
 	stop := onDone(ctx, func() { c.CommAbort(g.handle, ctx.Err().Error()) })
-	err := public(c.CommRun(g.handle, &call))
+	err = public(c.CommRun(g.handle, &call))
 	stop()
 	return because(ctx, err)
 }
@@ -185,7 +185,7 @@ func AllToAll[T Number](ctx context.Context, g *Comm, in, out []T) error {
 // AllToAllV is AllToAll with parts of send[r] and recv[r] elements.
 func AllToAllV[T Number](ctx context.Context, g *Comm, in []T, send []int64, out []T, recv []int64) error {
 	if len(send) != len(recv) {
-		return invalid("AllToAllV: there are %d send counts and %d recv counts", len(send), len(recv))
+		return invalid("there are %d send counts and %d recv counts", len(send), len(recv))
 	}
 	return run(ctx, g, in, out, c.Collective{Kind: c.AllToAllV, HasIn: true, HasOut: true, InCounts: send, OutCounts: recv})
 }
@@ -259,5 +259,5 @@ func countersOf(all []c.Counter, err error) (Counters, error) {
 	for i, counter := range all {
 		out[i] = Counter(counter)
 	}
-	return out, public(err)
+	return out, err
 }

@@ -20,19 +20,28 @@
 //
 //	if errors.Is(err, shardweave.DeadlineExceeded) { ... }
 //
+// What was closed, is nil, or belongs to another rank is an error, wherever it is used.
+//
 // # Memory
 //
-// Tensors hold memory that Go's garbage collector does not see. A tensor ends by [Tensor.Close]; or
-// with the [World.Scope] in which it was made, which is what a training loop uses: one scope per step;
-// or with its world. A tensor outside of any scope that nothing refers to any more is closed too,
-// some time after a garbage collection, at its rank's next call. Meshes, modules, optimizers,
-// communicators and traces end by their Close, or with their world. Operators, layouts and plans
-// belong to no rank; the garbage collector ends them.
+// A tensor ends by [Tensor.Close]; or with the [World.Scope] in which it was made, which is what a training
+// loop uses: one scope per step; or with its world. A tensor outside of any scope that nothing refers to
+// any more is closed too, some time after a garbage collection, at its rank's next call. The collector does
+// not see what tensors hold; so the rank has garbage collected when its tensors outside of scopes hold
+// twice what was left the last time. Meshes, modules, optimizers, communicators and traces end by their
+// Close, or with their world. Operators, layouts and plans belong to no rank; the garbage collector ends
+// them.
+//
+// All these are used by pointer. A copy, which go vet reports, means the same thing.
 //
 // # Goroutines
 //
-// A rank (a world and all that is made from it) may be driven from any goroutine, by one at a time;
-// different ranks run in parallel. Operators, layouts and plans may be used by several at once, as may
-// [World.Abort]. Operators on sharded tensors communicate: all ranks call them in the same order. They
-// follow the context that the world was made with; the collectives of a [Comm] also one of their own.
+// A rank (a world and all that is made from it) may be driven from any goroutine, by one at a time; who
+// calls while another one is in a call gets FailedPrecondition. Different ranks run in parallel. Operators,
+// layouts and plans may be used by several at once, as may [World.Abort], [Comm.Abort] and
+// [World.FlightRecord]. Operators on sharded tensors communicate: all ranks call them in the same order.
+// They follow the context that the world was made with; the collectives of a [Comm] also one of their own.
+//
+// Ranks are goroutines ([RunRanks]), processes that the program starts ([Spawn]), or processes that a
+// launcher has started ([FromEnvironment]).
 package shardweave

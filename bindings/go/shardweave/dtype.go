@@ -28,6 +28,7 @@ const (
 	Bool   DType = 15
 	C64    DType = 16 // complex: two F32
 	C128   DType = 17
+	C32    DType = 18 // complex: two F16
 )
 
 // Size is the bytes of one element; 0 for a number that is no type.
@@ -40,7 +41,7 @@ func (d DType) tensorOption(o *tensorOptions) { o.dtype = d }
 
 // Number is what collectives move, and what tensors are made from and copied to.
 type Number interface {
-	float32 | float64 | int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64 | bool | complex64 | complex128
+	float32 | float64 | Float16 | BFloat16 | int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64 | bool | complex64 | complex128
 }
 
 func dtypeOf[T Number]() DType {
@@ -50,6 +51,10 @@ func dtypeOf[T Number]() DType {
 		return F32
 	case float64:
 		return F64
+	case Float16:
+		return F16
+	case BFloat16:
+		return BF16
 	case int8:
 		return I8
 	case int16:

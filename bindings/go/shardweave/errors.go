@@ -38,7 +38,7 @@ func (code Code) Error() string { return code.String() }
 // String is "INVALID_ARGUMENT".
 func (code Code) String() string { return c.CodeName(int32(code)) }
 
-// Error is an error of the library. Its message begins with the function that failed, as C calls it,
+// Error is an error of the library. Its message begins with the function of this package that was called,
 // and names the argument that was wrong.
 type Error struct {
 	Code    Code
@@ -53,12 +53,19 @@ func (e *Error) Is(target error) bool {
 	return ok && code == e.Code
 }
 
-// public turns what the inner package returns into an *Error.
+// public turns what the inner package returns into an *Error in the words of this package.
 func public(err error) error {
 	if inner, ok := err.(*c.Error); ok {
-		return &Error{Code(inner.Code), inner.Message}
+		return newError(Code(inner.Code), inGo(inner.Message))
 	}
 	return err
+}
+
+func newError(code Code, message string) *Error {
+	if function := calledFunction(); function != "" {
+		message = function + ": " + message
+	}
+	return &Error{code, message}
 }
 
 // private turns what a callback returns into what the inner package understands.
@@ -110,33 +117,38 @@ func onDone(ctx context.Context, f func()) (stop func()) {
 }
 
 // int32s says whether numbers are in the range that the library has.
-func int32s(what string, numbers ...int) error {
+func int32s(numbers ...int) error {
 	for _, n := range numbers {
 		if n != int(int32(n)) {
-			return invalid("%s: %d is beyond 32 bits", what, n)
+			return invalid("%d is beyond 32 bits", n)
 		}
 	}
 	return nil
 }
 
 func invalid(format string, args ...any) error {
-	return &Error{InvalidArgument, fmt.Sprintf(format, args...)}
+	return newError(InvalidArgument, fmt.Sprintf(format, args...))
 }
 
-var errWorldClosed = &Error{FailedPrecondition, "the world was closed"}
+func notNow(format string, args ...any) error {
+	return newError(FailedPrecondition, fmt.Sprintf(format, args...))
+}
 
-var errClosed = &Error{FailedPrecondition, "the tensor was closed, by Close, or with its scope or world"}
+func errTensorClosed() error {
+	return notNow("the tensor was closed, by Close, or with its scope or world")
+}
 
-var errOtherRank = &Error{InvalidArgument, "the tensors belong to several ranks (worlds of this process)"}
+// noThing is the error of a nil pointer, and of what no function of this package has made.
+func noThing(what string) error {
+	return invalid("a %s is nil, or was not made by a function of this package", what)
+}
 
 // failure is the number of the error that a tensor carries. A number, because the compiler thinks that
 // whatever an operator is called with escapes to the heap if an error, a pointer, is read out of it.
 type failure uint64
 
-const closed failure = 1 // errClosed; 0 is no error
-
-// failures are the errors of the tensors that there are.
-var failures = failureTable{last: closed, errs: map[failure]error{}}
+// failures are the errors of the tensors that there are. 0 is no error.
+var failures = failureTable{errs: map[failure]error{}}
 
 type failureTable struct {
 	mutex sync.Mutex
@@ -153,9 +165,6 @@ func (f *failureTable) add(err error) failure {
 }
 
 func (f *failureTable) of(number failure) error {
-	if number == closed {
-		return errClosed
-	}
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
 	return f.errs[number]

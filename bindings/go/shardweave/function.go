@@ -1,6 +1,7 @@
 package shardweave
 
 import (
+	"fmt"
 	"runtime"
 
 	c "github.com/shardweave/shardweave/bindings/go/internal/cshardweave"
@@ -17,42 +18,73 @@ type Function interface {
 	Backward(ctx *FunctionContext, gradOutputs []*Tensor) ([]*Tensor, error)
 }
 
-// FunctionContext is what one call of a Function remembers.
+// FunctionContext is what one call of a Function remembers, until that call of it returns.
 type FunctionContext struct {
+	_ noCopy
+	*functionContext
+}
+
+// functionContext is what a FunctionContext, and whoever copied it, means.
+type functionContext struct {
 	rank   *rank
-	handle c.Context
+	handle c.Context // nil: the call has returned
+}
+
+func (ctx *FunctionContext) home() (*rank, error) {
+	if ctx == nil || ctx.functionContext == nil {
+		return nil, noThing("FunctionContext")
+	}
+	return ctx.rank, nil
+}
+
+func (ctx *functionContext) alive() error {
+	if ctx.handle == nil {
+		return notNow("the call of the function has returned, and its FunctionContext ended with it")
+	}
+	return nil
 }
 
 // Save keeps tensors for Backward (inputs, outputs or others), in place of what was saved before. For
 // Forward.
 func (ctx *FunctionContext) Save(tensors ...*Tensor) error {
+	all := []used{ctx}
 	for _, t := range tensors {
-		if t.Err() != nil {
-			return t.Err()
-		}
+		all = append(all, t)
 	}
-	err := c.ContextSave(ctx.handle, handlesOf(tensors))
-	runtime.KeepAlive(tensors)
-	return public(err)
+	defer runtime.KeepAlive(tensors)
+	return do(func(*rank) error { return c.ContextSave(ctx.handle, handlesOf(tensors)) }, all...)
 }
 
 // Saved is what Forward has saved. For Backward.
 func (ctx *FunctionContext) Saved(index int) *Tensor {
-	return ctx.rank.result(c.ContextSaved(ctx.handle, index))
+	r, err := begin(ctx)
+	if err != nil {
+		return r.failed(err)
+	}
+	defer r.leave()
+	return r.result(c.ContextSaved(ctx.handle, index))
 }
 
 // Apply calls the function on the inputs; it has so many outputs. Errors and graphs call it by name.
 func Apply(f Function, name string, outputs int, inputs ...*Tensor) ([]*Tensor, error) {
-	r, err := rankOf("Apply", inputs)
+	if f == nil {
+		return nil, invalid("argument 'f' is nil")
+	}
+	if outputs < 0 {
+		return nil, invalid("argument 'outputs' is %d", outputs)
+	}
+	all, err := required(inputs)
 	if err != nil {
 		return nil, err
 	}
-	handles, err := c.FunctionApply(&function{r, f}, name, int32(r.mode), handlesOf(inputs), outputs)
-	runtime.KeepAlive(inputs)
-	if err != nil {
-		return nil, r.error(err)
-	}
-	return r.tensors(handles), nil
+	defer runtime.KeepAlive(inputs)
+	return ask(func(r *rank) ([]*Tensor, error) {
+		handles, err := c.FunctionApply(&function{r, f}, name, int32(r.mode), handlesOf(inputs), outputs)
+		if err != nil {
+			return nil, err
+		}
+		return r.tensors(handles), nil
+	}, all...)
 }
 
 // function is what the inner package calls.
@@ -72,44 +104,50 @@ func (f *function) Backward(ctx c.Context, mode int32, gradOutputs, gradInputs [
 }
 
 func (f *function) call(ctx c.Context, mode int32, in, out []c.Tensor, what string,
-	body func(*FunctionContext, []*Tensor) ([]*Tensor, error)) (err error) {
+	body func(*FunctionContext, []*Tensor) ([]*Tensor, error)) error {
 	r := f.rank
-	s := &scope{outer: r.scope}
-	before := r.mode
-	r.scope, r.mode = s, GradMode(mode)
-	defer func() {
-		r.scope, r.mode = s.outer, before
-		s.close()
-	}()
-	inputs := make([]*Tensor, len(in))
+	handles := make([]c.Tensor, len(in))
 	for i, borrowed := range in {
 		if borrowed == nil {
 			continue
 		}
 		handle, err := c.TensorShare(borrowed)
 		if err != nil {
+			c.TensorsFree(handles)
 			return err
 		}
-		inputs[i] = r.tensor(handle)
+		handles[i] = handle
 	}
-	results, err := body(&FunctionContext{r, ctx}, inputs)
-	if err != nil {
-		return private(err)
-	}
-	if len(results) != len(out) {
-		return private(invalid("%s has returned %d tensors, wanted %d", what, len(results), len(out)))
-	}
-	for i, t := range results {
-		if t == nil {
-			continue
-		}
-		if t.Err() != nil {
-			return private(t.Err())
-		}
-		if out[i], err = c.TensorShare(t.handle); err != nil {
+	context := &FunctionContext{functionContext: &functionContext{r, ctx}}
+	return private(r.callback(GradMode(mode), func() error {
+		var inputs []*Tensor
+		r.atLast(func() { inputs = r.tensors(handles) })
+		defer r.atLast(func() { context.handle = nil })
+		results, err := body(context, inputs)
+		if err != nil {
 			return err
 		}
-	}
-	runtime.KeepAlive(results)
-	return nil
+		if len(results) != len(out) {
+			return &Error{InvalidArgument, fmt.Sprintf("%s has returned %d tensors, wanted %d", what, len(results), len(out))}
+		}
+		defer runtime.KeepAlive(results)
+		if len(optional(results)) == 0 {
+			return nil
+		}
+		return do(func(*rank) error {
+			for i, t := range results {
+				if t == nil {
+					continue
+				}
+				if t.rank != r {
+					return otherRank(r, t.rank)
+				}
+				var err error
+				if out[i], err = c.TensorShare(t.handle); err != nil {
+					return err
+				}
+			}
+			return nil
+		}, optional(results)...)
+	}))
 }

@@ -18,6 +18,9 @@ func TestMain(m *testing.M) {
 	if os.Getenv(processEnv) != "" {
 		os.Exit(processMain())
 	}
+	if mode := os.Getenv(spawnTestEnv); mode != "" {
+		os.Exit(spawnMain(mode))
+	}
 	if sw.LiveHandles() < 0 { // the library looks when it is loaded: start again
 		os.Setenv("SWV_CHECK_HANDLES", "abort")
 		fmt.Fprintln(os.Stderr, syscall.Exec("/proc/self/exe", os.Args, os.Environ()))
@@ -69,6 +72,15 @@ func checkLeaks(t *testing.T, body func()) {
 	if now := sw.LiveHandles(); now > before {
 		t.Errorf("%d handles are left", now-before)
 	}
+}
+
+// collectGarbage waits for what ends garbage.
+func collectGarbage() {
+	swept := make(chan struct{})
+	runtime.SetFinalizer(&[]byte{0}, func(*[]byte) { close(swept) })
+	runtime.GC()
+	<-swept
+	time.Sleep(time.Millisecond)
 }
 
 // mustOf panics on an error.

@@ -9,9 +9,16 @@ import (
 
 // Mesh names every rank by its coordinate in a grid with named dimensions. It is one rank's view.
 type Mesh struct {
-	*rank
-	handle c.Mesh
-	named  map[string]*Layout // those that were asked for by On
+	_ noCopy
+	*thing[c.Mesh]
+	named map[string]*Layout // those that were asked for by On
+}
+
+func (m *Mesh) home() (*rank, error) {
+	if m == nil || m.thing == nil {
+		return nil, noThing("Mesh")
+	}
+	return m.rank, nil
 }
 
 // Dim is a dimension of a mesh.
@@ -20,27 +27,21 @@ type Dim struct {
 	Size int64
 }
 
-func newMesh(r *rank, handle c.Mesh, err error) (*Mesh, error) {
-	if err != nil {
-		return nil, public(err)
+func newMesh(r *rank) func(c.Mesh, error) (*Mesh, error) {
+	return func(handle c.Mesh, err error) (*Mesh, error) {
+		if err != nil {
+			return nil, err
+		}
+		return &Mesh{thing: own(r, "mesh", handle, c.MeshFree), named: map[string]*Layout{}}, nil
 	}
-	m := &Mesh{r, handle, map[string]*Layout{}}
-	r.own(m)
-	return m, nil
-}
-
-func (m *Mesh) release() {
-	c.MeshFree(m.handle)
-	m.handle = nil
 }
 
 // Close ends the mesh; tensors that lie on it stay.
 func (m *Mesh) Close() error {
-	if m.handle != nil {
-		m.disown(m)
-		m.release()
+	if m == nil {
+		return nil
 	}
-	return nil
+	return m.thing.close()
 }
 
 func split(dims []Dim) (names []string, sizes []int64) {
@@ -55,136 +56,133 @@ func (w *World) Mesh(dims ...Dim) (*Mesh, error) { return w.MeshOfRanks(nil, dim
 
 // MeshOfRanks takes explicit world ranks, row-major, all distinct; this rank is among them.
 func (w *World) MeshOfRanks(ranks []int64, dims ...Dim) (*Mesh, error) {
-	if err := w.ready(); err != nil {
-		return nil, err
-	}
 	names, sizes := split(dims)
-	handle, err := c.MeshCreate(w.handle, names, sizes, ranks)
-	return newMesh(w.rank, handle, err)
+	return ask(func(r *rank) (*Mesh, error) { return newMesh(r)(c.MeshCreate(w.handle, names, sizes, ranks)) }, w)
 }
 
 // ParseMesh reads "dp=2,tp=4".
 func (w *World) ParseMesh(text string) (*Mesh, error) {
-	if err := w.ready(); err != nil {
-		return nil, err
-	}
-	handle, err := c.MeshParse(w.handle, text)
-	return newMesh(w.rank, handle, err)
+	return ask(func(r *rank) (*Mesh, error) { return newMesh(r)(c.MeshParse(w.handle, text)) }, w)
 }
 
 // Slice is the sub-mesh of the named dimensions, in that order, with this rank in it.
 func (m *Mesh) Slice(names ...string) (*Mesh, error) {
-	handle, err := c.MeshSlice(m.handle, names)
-	return newMesh(m.rank, handle, err)
+	return ask(func(r *rank) (*Mesh, error) { return newMesh(r)(c.MeshSlice(m.handle, names)) }, m)
 }
 
 // Flatten merges neighbouring dimensions into one, all if none is named. newName "": joined by "_".
 func (m *Mesh) Flatten(newName string, names ...string) (*Mesh, error) {
-	handle, err := c.MeshFlatten(m.handle, names, newName)
-	return newMesh(m.rank, handle, err)
+	return ask(func(r *rank) (*Mesh, error) { return newMesh(r)(c.MeshFlatten(m.handle, names, newName)) }, m)
 }
 
 // Unflatten splits one dimension into several, row-major.
 func (m *Mesh) Unflatten(name string, dims ...Dim) (*Mesh, error) {
 	names, sizes := split(dims)
-	handle, err := c.MeshUnflatten(m.handle, name, names, sizes)
-	return newMesh(m.rank, handle, err)
+	return ask(func(r *rank) (*Mesh, error) { return newMesh(r)(c.MeshUnflatten(m.handle, name, names, sizes)) }, m)
 }
 
 // Dims is the mesh's dimensions.
 func (m *Mesh) Dims() ([]Dim, error) {
-	sizes, err := c.MeshShape(m.handle)
-	if err != nil {
-		return nil, public(err)
-	}
-	dims := make([]Dim, len(sizes))
-	for i, size := range sizes {
-		name, err := c.MeshDimName(m.handle, int32(i))
+	return ask(func(*rank) ([]Dim, error) {
+		sizes, err := c.MeshShape(m.handle)
 		if err != nil {
-			return nil, public(err)
+			return nil, err
 		}
-		dims[i] = Dim{name, size}
-	}
-	return dims, nil
+		dims := make([]Dim, len(sizes))
+		for i, size := range sizes {
+			name, err := c.MeshDimName(m.handle, int32(i))
+			if err != nil {
+				return nil, err
+			}
+			dims[i] = Dim{name, size}
+		}
+		return dims, nil
+	}, m)
 }
 
 // Coordinate is this rank's.
 func (m *Mesh) Coordinate() ([]int64, error) {
-	coordinate, err := c.MeshCoordinate(m.handle)
-	return coordinate, public(err)
+	return ask(func(*rank) ([]int64, error) { return c.MeshCoordinate(m.handle) }, m)
 }
 
 // Ranks is all world ranks, row-major.
 func (m *Mesh) Ranks() ([]int64, error) {
-	ranks, err := c.MeshRanks(m.handle)
-	return ranks, public(err)
+	return ask(func(*rank) ([]int64, error) { return c.MeshRanks(m.handle) }, m)
 }
 
 // Comm is this rank's group along a dimension; its rank in the group is its coordinate. Collective at
 // first.
 func (m *Mesh) Comm(dim string) (*Comm, error) {
-	index, err := c.MeshFindDim(m.handle, dim)
-	if err != nil {
-		return nil, public(err)
-	}
-	handle, err := c.MeshComm(m.handle, index)
-	if err != nil {
-		return nil, public(err)
-	}
-	return newComm(m.rank, handle), nil
+	return ask(func(r *rank) (*Comm, error) {
+		index, err := c.MeshFindDim(m.handle, dim)
+		if err != nil {
+			return nil, err
+		}
+		handle, err := c.MeshComm(m.handle, index)
+		if err != nil {
+			return nil, err
+		}
+		return newComm(r, handle), nil
+	}, m)
 }
 
 // Connect makes the groups of all dimensions now. Collective.
-func (m *Mesh) Connect() error { return public(c.MeshConnect(m.handle)) }
+func (m *Mesh) Connect() error {
+	return do(func(*rank) error { return c.MeshConnect(m.handle) }, m)
+}
 
 // Equal says whether names, sizes and ranks are the same.
 func (m *Mesh) Equal(other *Mesh) (bool, error) {
-	equal, err := c.MeshEqual(m.handle, other.handle)
-	return equal, public(err)
+	return ask(func(*rank) (bool, error) { return c.MeshEqual(m.handle, other.handle) }, m, other)
 }
 
 // String is "DeviceMesh(dp=2, tp=2)".
 func (m *Mesh) String() string {
-	text, err := c.MeshToString(m.handle)
+	text, err := ask(func(*rank) (string, error) { return c.MeshToString(m.handle) }, m)
 	if err != nil {
-		return public(err).Error()
+		return "Mesh(" + err.Error() + ")"
 	}
 	return text
 }
 
 // Seed says which numbers random operators on the mesh draw: the same for every layout and number of
 // ranks. The same seed on every rank.
-func (m *Mesh) Seed(seed uint64) error { return public(c.MeshSeed(m.handle, seed)) }
+func (m *Mesh) Seed(seed uint64) error {
+	return do(func(*rank) error { return c.MeshSeed(m.handle, seed) }, m)
+}
 
 // RandomState is the seed, and how many operators have drawn.
 func (m *Mesh) RandomState() (seed, offset uint64, err error) {
-	seed, offset, err = c.MeshRandomState(m.handle)
-	return seed, offset, public(err)
+	err = do(func(*rank) (err error) {
+		seed, offset, err = c.MeshRandomState(m.handle)
+		return err
+	}, m)
+	return seed, offset, err
 }
 
 // SetRandomState goes back to what RandomState was.
 func (m *Mesh) SetRandomState(seed, offset uint64) error {
-	return public(c.MeshSetRandomState(m.handle, seed, offset))
+	return do(func(*rank) error { return c.MeshSetRandomState(m.handle, seed, offset) }, m)
 }
 
 // ForbidCommunication calls body, in which operators on this mesh's tensors that would communicate by
 // themselves fail with FailedPrecondition, naming operator and tensors.
 func (m *Mesh) ForbidCommunication(body func() error) error {
-	scope, err := c.MeshForbidCommunication(m.handle)
+	scope, err := ask(func(*rank) (c.StrictScope, error) { return c.MeshForbidCommunication(m.handle) }, m)
 	if err != nil {
-		return public(err)
+		return err
 	}
-	defer c.StrictScopeFree(scope)
+	defer m.rank.atLast(func() { c.StrictScopeFree(scope) })
 	return body()
 }
 
 // Named calls body; traces and errors say meanwhile that name runs: "blocks.0.attn".
 func (m *Mesh) Named(name string, body func() error) error {
-	scope, err := c.ModuleScopeCreate(m.handle, name)
+	scope, err := ask(func(*rank) (c.ModuleScope, error) { return c.ModuleScopeCreate(m.handle, name) }, m)
 	if err != nil {
-		return public(err)
+		return err
 	}
-	defer c.ModuleScopeFree(scope)
+	defer m.rank.atLast(func() { c.ModuleScopeFree(scope) })
 	return body()
 }
 
@@ -198,89 +196,113 @@ type DispatchCounters struct {
 
 // DispatchCounters counts since the mesh was made.
 func (m *Mesh) DispatchCounters() (DispatchCounters, error) {
-	n, err := c.MeshDispatchCounters(m.handle)
-	return DispatchCounters{n[0], n[1], n[2], n[3]}, public(err)
+	return ask(func(*rank) (DispatchCounters, error) {
+		n, err := c.MeshDispatchCounters(m.handle)
+		return DispatchCounters{n[0], n[1], n[2], n[3]}, err
+	}, m)
 }
 
 // Trace is a record of communication: what moves, how far, and who wanted it.
 type Trace struct {
-	rank   *rank
-	handle c.Trace
+	_ noCopy
+	*thing[c.Trace]
+}
+
+func (t *Trace) home() (*rank, error) {
+	if t == nil || t.thing == nil {
+		return nil, noThing("Trace")
+	}
+	return t.rank, nil
 }
 
 // Trace records every collective that tensors of the mesh start until it is closed.
 func (m *Mesh) Trace() (*Trace, error) {
-	handle, err := c.TraceCreate(m.handle)
-	if err != nil {
-		return nil, public(err)
-	}
-	t := &Trace{m.rank, handle}
-	m.own(t)
-	return t, nil
-}
-
-func (t *Trace) release() {
-	c.TraceFree(t.handle)
-	t.handle = nil
+	return ask(func(r *rank) (*Trace, error) {
+		handle, err := c.TraceCreate(m.handle)
+		if err != nil {
+			return nil, err
+		}
+		return &Trace{thing: own(r, "trace", handle, c.TraceFree)}, nil
+	}, m)
 }
 
 // Close ends the recording.
 func (t *Trace) Close() error {
-	if t.handle != nil {
-		t.rank.disown(t)
-		t.release()
+	if t == nil {
+		return nil
 	}
-	return nil
+	return t.thing.close()
 }
 
 // Clear forgets what was recorded.
-func (t *Trace) Clear() error { return public(c.TraceClear(t.handle)) }
+func (t *Trace) Clear() error { return do(func(*rank) error { return c.TraceClear(t.handle) }, t) }
 
 // Len is how many events were recorded.
 func (t *Trace) Len() (int, error) {
-	n, err := c.TraceNumEvents(t.handle)
-	return n, public(err)
+	return ask(func(*rank) (int, error) { return c.TraceNumEvents(t.handle) }, t)
 }
 
 // Bytes is what a rank sends, as planned.
 func (t *Trace) Bytes() (int64, error) {
-	n, err := c.TraceBytes(t.handle)
-	return n, public(err)
+	return ask(func(*rank) (int64, error) { return c.TraceBytes(t.handle) }, t)
 }
 
 // String is a table.
 func (t *Trace) String() string {
-	text, err := c.TraceToString(t.handle)
+	text, err := ask(func(*rank) (string, error) { return c.TraceToString(t.handle) }, t)
 	if err != nil {
-		return public(err).Error()
+		return "Trace(" + err.Error() + ")"
 	}
 	return text
 }
 
 // MarshalJSON is the record as JSON.
 func (t *Trace) MarshalJSON() ([]byte, error) {
-	text, err := c.TraceToJSON(t.handle)
-	return []byte(text), public(err)
+	text, err := ask(func(*rank) (string, error) { return c.TraceToJSON(t.handle) }, t)
+	if err != nil {
+		return nil, err
+	}
+	return []byte(text), nil
 }
 
 // Spec says how a tensor lies on a mesh: a *Layout, or an On.
 type Spec interface {
-	on(m *Mesh) (*Layout, error)
+	// on is the layout. In a call; known, which may be nil, keeps what was asked for before.
+	on(mesh c.Mesh, known map[string]*Layout) (*Layout, error)
+}
+
+// orReplicated is what a nil Spec means.
+func orReplicated(spec Spec) Spec {
+	if spec == nil {
+		return On{}
+	}
+	return spec
 }
 
 // Layout has a placement for each mesh dimension: "[S(0), R]" cuts tensor dimension 0 along mesh
 // dimension 0 and replicates along mesh dimension 1. It never changes, and belongs to no rank.
 type Layout struct {
-	handle c.Layout
+	_ noCopy
+	*layout
 }
+
+// layout is what a Layout, and whoever copied it, means. The garbage collector ends it.
+type layout struct{ handle c.Layout }
 
 func newLayout(handle c.Layout, err error) (*Layout, error) {
 	if err != nil {
 		return nil, public(err)
 	}
-	l := &Layout{handle}
-	runtime.SetFinalizer(l, func(l *Layout) { c.LayoutFree(l.handle) })
-	return l, nil
+	l := &layout{handle}
+	runtime.SetFinalizer(l, func(l *layout) { c.LayoutFree(l.handle) })
+	return &Layout{layout: l}, nil
+}
+
+func (l *Layout) check() error {
+	if l == nil || l.layout == nil {
+		return noThing("Layout")
+	}
+	return nil
 }
 
 // ParseLayout reads a text: R; S(dim); P(sum), P(avg), ...; strided S(1, sf=3); ragged
@@ -296,20 +318,26 @@ func MustParseLayout(text string) *Layout {
 	return l
 }
 
-func (l *Layout) on(*Mesh) (*Layout, error) { return l, nil }
+func (l *Layout) on(c.Mesh, map[string]*Layout) (*Layout, error) { return l, l.check() }
 
 // String is the text that ParseLayout reads.
 func (l *Layout) String() string {
+	if err := l.check(); err != nil {
+		return "Layout(" + err.Error() + ")"
+	}
 	text, err := c.LayoutToString(l.handle)
 	runtime.KeepAlive(l)
 	if err != nil {
-		return public(err).Error()
+		return "Layout(" + public(err).Error() + ")"
 	}
 	return text
 }
 
 // Equal says whether two layouts are the same.
 func (l *Layout) Equal(other *Layout) bool {
+	if l.check() != nil || other.check() != nil {
+		return false
+	}
 	equal, err := c.LayoutEqual(l.handle, other.handle)
 	runtime.KeepAlive(l)
 	runtime.KeepAlive(other)
@@ -319,8 +347,11 @@ func (l *Layout) Equal(other *Layout) bool {
 // LocalExtent is what the rank at coordinate holds of a tensor: the shape of its part, and the global
 // index of the first element. Arithmetic only.
 func (l *Layout) LocalExtent(meshShape, coordinate, sizes []int64) (shape, offset []int64, err error) {
+	if err := l.check(); err != nil {
+		return nil, nil, err
+	}
 	if len(meshShape) != len(coordinate) {
-		return nil, nil, invalid("LocalExtent: the mesh has %d dimensions, the coordinate %d", len(meshShape), len(coordinate))
+		return nil, nil, invalid("the mesh has %d dimensions, the coordinate %d", len(meshShape), len(coordinate))
 	}
 	shape, offset, err = c.LayoutLocalExtent(l.handle, meshShape, coordinate, sizes)
 	runtime.KeepAlive(l)
@@ -330,6 +361,12 @@ func (l *Layout) LocalExtent(meshShape, coordinate, sizes []int64) (shape, offse
 // PlanTo is the cheapest steps to another layout, and the bytes that the busiest rank sends.
 // Arithmetic only.
 func (l *Layout) PlanTo(to *Layout, meshShape, sizes []int64, dtype DType) (bytes int64, steps string, err error) {
+	if err := l.check(); err != nil {
+		return 0, "", err
+	}
+	if err := to.check(); err != nil {
+		return 0, "", err
+	}
 	bytes, steps, err = c.LayoutPlan(l.handle, to.handle, meshShape, sizes, int32(dtype))
 	runtime.KeepAlive(l)
 	runtime.KeepAlive(to)
@@ -338,9 +375,11 @@ func (l *Layout) PlanTo(to *Layout, meshShape, sizes []int64, dtype DType) (byte
 
 // Picture shows which rank holds which part of a tensor.
 func (l *Layout) Picture(m *Mesh, sizes []int64) (string, error) {
-	text, err := c.LayoutPicture(l.handle, m.handle, sizes)
-	runtime.KeepAlive(l)
-	return text, public(err)
+	if err := l.check(); err != nil {
+		return "", err
+	}
+	defer runtime.KeepAlive(l)
+	return ask(func(*rank) (string, error) { return c.LayoutPicture(l.handle, m.handle, sizes) }, m)
 }
 
 // On says how a tensor lies along named mesh dimensions: On{"dp": "S(0)"}. Along others it is
@@ -361,28 +400,33 @@ func (o On) pairs() []string {
 	return all
 }
 
-func (o On) on(m *Mesh) (*Layout, error) {
+func (o On) on(mesh c.Mesh, known map[string]*Layout) (*Layout, error) {
 	pairs := o.pairs()
 	key := ""
 	for _, text := range pairs {
 		key += text + "\x00"
 	}
-	if l, there := m.named[key]; there {
+	if l, there := known[key]; there {
 		return l, nil
 	}
-	l, err := newLayout(c.LayoutCreateNamed(m.handle, pairs))
-	if err == nil {
-		m.named[key] = l
+	l, err := newLayout(c.LayoutCreateNamed(mesh, pairs))
+	if err == nil && known != nil {
+		known[key] = l
 	}
 	return l, err
 }
 
-// layoutOn is the spec's handle; nil for no spec. The layout is to be kept alive.
+// layoutOn is the spec's handle; nil for no spec. The layout is to be kept alive. In a call.
 func layoutOn(spec Spec, m *Mesh) (*Layout, c.Layout, error) {
 	if spec == nil {
 		return nil, nil, nil
 	}
-	l, err := spec.on(m)
+	var mesh c.Mesh
+	var known map[string]*Layout
+	if m != nil {
+		mesh, known = m.handle, m.named
+	}
+	l, err := spec.on(mesh, known)
 	if err != nil {
 		return nil, nil, err
 	}

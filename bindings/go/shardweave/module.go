@@ -9,53 +9,50 @@ import (
 // Module holds parameters and buffers by fully qualified name (FQN, "blocks.0.attn.q.weight"). Its
 // forward is the host's own code, on the tensors that it registered; or that of a TorchScript file.
 type Module struct {
-	*rank
-	handle c.Module
-	err    error // the first of registering
+	_ noCopy
+	*thing[c.Module]
+	failed *failedModule
 }
 
-func newModule(r *rank, handle c.Module) *Module {
-	m := &Module{rank: r, handle: handle}
-	r.own(m)
-	return m
+// failedModule is the first error of registering.
+type failedModule struct{ err error }
+
+func (m *Module) home() (*rank, error) {
+	if m == nil || m.thing == nil {
+		return nil, noThing("Module")
+	}
+	return m.rank, nil
+}
+
+func newModule(r *rank, handle c.Module, err error) (*Module, error) {
+	if err != nil {
+		return nil, err
+	}
+	return &Module{thing: own(r, "module", handle, c.ModuleFree), failed: &failedModule{}}, nil
 }
 
 // NewModule is a module without parameters.
 func (w *World) NewModule() (*Module, error) {
-	if err := w.ready(); err != nil {
-		return nil, err
-	}
-	handle, err := c.ModuleCreate()
-	if err != nil {
-		return nil, public(err)
-	}
-	return newModule(w.rank, handle), nil
+	return ask(func(r *rank) (*Module, error) {
+		handle, err := c.ModuleCreate()
+		return newModule(r, handle, err)
+	}, w)
 }
 
 // LoadModule reads a file that torch.jit.save or torch::jit::Module::save wrote; see [Module.Call].
 func (w *World) LoadModule(path string) (*Module, error) {
-	if err := w.ready(); err != nil {
-		return nil, err
-	}
-	handle, err := c.ModuleLoad(path)
-	if err != nil {
-		return nil, public(err)
-	}
-	return newModule(w.rank, handle), nil
-}
-
-func (m *Module) release() {
-	c.ModuleFree(m.handle)
-	m.handle = nil
+	return ask(func(r *rank) (*Module, error) {
+		handle, err := c.ModuleLoad(path)
+		return newModule(r, handle, err)
+	}, w)
 }
 
 // Close ends the module; tensors that were registered stay.
 func (m *Module) Close() error {
-	if m.handle != nil {
-		m.disown(m)
-		m.release()
+	if m == nil {
+		return nil
 	}
-	return nil
+	return m.thing.close()
 }
 
 // Parameter registers a tensor, and returns it, out of any [World.Scope]. Module and caller share it:
@@ -69,37 +66,37 @@ func (m *Module) Parameter(fqn string, t *Tensor) *Tensor {
 func (m *Module) Buffer(fqn string, t *Tensor) *Tensor { return m.register(c.ModuleAddBuffer, fqn, t) }
 
 func (m *Module) register(add func(c.Module, string, c.Tensor) error, fqn string, t *Tensor) *Tensor {
-	var err error
-	switch {
-	case t == nil:
-		err = invalid("%s: the tensor is nil", fqn)
-	case t.Err() != nil:
-		err = t.Err()
-	case t.rank != m.rank:
-		err = errOtherRank
-	default:
-		err = t.use()
-	}
+	r, err := begin(m, t)
 	if err == nil {
-		err = m.rank.error(add(m.handle, fqn, t.handle))
-	}
-	if err != nil {
-		if m.err == nil {
-			m.err = err
+		defer r.leave()
+		if err = r.error(add(m.handle, fqn, t.handle)); err == nil {
+			r.keep(t)
+			return t
 		}
-		return m.failed(err)
 	}
-	return t.Keep()
+	if home, nothing := m.home(); nothing == nil {
+		r = home
+		if m.failed.err == nil {
+			m.failed.err = err
+		}
+	}
+	return r.failed(err)
 }
 
 // Err is the first error of Parameter and Buffer.
-func (m *Module) Err() error { return m.err }
-
-func (m *Module) use() error {
-	if m.err != nil {
-		return m.err
+func (m *Module) Err() error {
+	if _, err := m.home(); err != nil {
+		return err
 	}
-	return m.ready()
+	return m.failed.err
+}
+
+// alive is also that nothing has failed before.
+func (m *Module) alive() error {
+	if err := m.thing.alive(); err != nil {
+		return err
+	}
+	return m.failed.err
 }
 
 // NamedTensor is a parameter or buffer, and its FQN.
@@ -109,26 +106,25 @@ type NamedTensor struct {
 }
 
 func (m *Module) list(number func(c.Module) (int, error), at func(c.Module, int) (string, c.Tensor, error)) ([]NamedTensor, error) {
-	if err := m.use(); err != nil {
-		return nil, err
-	}
-	n, err := number(m.handle)
-	if err != nil {
-		return nil, public(err)
-	}
-	all := make([]NamedTensor, n)
-	for i := range all {
-		name, handle, err := at(m.handle, i)
+	return ask(func(r *rank) ([]NamedTensor, error) {
+		n, err := number(m.handle)
 		if err != nil {
-			return nil, public(err)
+			return nil, err
 		}
-		all[i] = NamedTensor{name, m.tensor(handle)}
-	}
-	return all, nil
+		all := make([]NamedTensor, n)
+		for i := range all {
+			name, handle, err := at(m.handle, i)
+			if err != nil {
+				return nil, err
+			}
+			all[i] = NamedTensor{name, r.tensor(handle)}
+		}
+		return all, nil
+	}, m)
 }
 
 // Parameters is all parameters: those of a module before those of its children, otherwise in the order
-// of their registration.
+// of their registration. One with several names (tied weights) is there once, by its first.
 func (m *Module) Parameters() ([]NamedTensor, error) {
 	return m.list(c.ModuleNumParameters, c.ModuleParameter)
 }
@@ -147,65 +143,61 @@ func Tensors(all []NamedTensor) []*Tensor {
 
 // Get is a parameter or buffer; NotFound suggests names that are nearly the same.
 func (m *Module) Get(fqn string) *Tensor {
-	if err := m.use(); err != nil {
-		return m.failed(err)
+	r, err := begin(m)
+	if err != nil {
+		return r.failed(err)
 	}
-	return m.result(c.ModuleGet(m.handle, fqn))
+	defer r.leave()
+	return r.result(c.ModuleGet(m.handle, fqn))
 }
 
-// Call calls a method ("forward") of a module that was loaded. Arguments and results as [Op.Call].
+// Call calls a method ("forward") of a module that was loaded. Arguments, in their order, and results as
+// [Op.Call].
 func (m *Module) Call(method string, args ...any) ([]any, error) {
-	if err := m.use(); err != nil {
-		return nil, err
-	}
-	call, err := m.begin(args)
-	if err != nil {
-		return nil, err
-	}
-	defer call.Release()
-	if err := call.ModuleCall(m.handle, method, int32(m.mode)); err != nil {
-		return nil, m.rank.error(err)
-	}
-	return m.results(call), nil
+	return ask(func(r *rank) ([]any, error) {
+		call, err := r.arguments(args)
+		if err != nil {
+			return nil, err
+		}
+		defer call.Release()
+		if err := call.ModuleCall(m.handle, method, int32(r.mode)); err != nil {
+			return nil, err
+		}
+		return r.results(call), nil
+	}, m)
 }
 
 // Distribute turns every parameter and buffer into a sharded tensor, in place; what no line of the plan
 // matches is replicated, and with a nil plan everything is. A line that matches nothing is an error
 // before anything changes. Collective, unless the source is SameEverywhere.
 func (m *Module) Distribute(mesh *Mesh, plan *Plan, source Source) error {
-	if err := m.use(); err != nil {
-		return err
-	}
-	var handle c.Plan
-	if plan != nil {
-		if plan.err != nil {
-			return plan.err
+	return do(func(*rank) error {
+		var handle c.Plan
+		if plan != nil {
+			if err := plan.check(); err != nil {
+				return err
+			}
+			handle = plan.handle
 		}
-		handle = plan.handle
-	}
-	err := c.ModuleDistribute(m.handle, mesh.handle, handle, int64(source))
-	runtime.KeepAlive(plan)
-	return m.rank.error(err)
+		defer runtime.KeepAlive(plan)
+		return c.ModuleDistribute(m.handle, mesh.handle, handle, int64(source))
+	}, m, mesh)
 }
 
 // FinishGradSync brings every gradient into its parameter's layout, in buckets. Between Backward and
 // the optimizer's step. Collective.
 func (m *Module) FinishGradSync() error {
-	if err := m.use(); err != nil {
-		return err
-	}
-	return m.rank.error(c.ModuleFinishGradSync(m.handle))
+	return do(func(*rank) error { return c.ModuleFinishGradSync(m.handle) }, m)
 }
 
 // FinishGradSync is Module.FinishGradSync for parameters in no module.
 func FinishGradSync(parameters []*Tensor) error {
-	r, err := rankOf("FinishGradSync", parameters)
+	all, err := required(parameters)
 	if err != nil {
 		return err
 	}
-	err = c.FinishGradSync(handlesOf(parameters))
-	runtime.KeepAlive(parameters)
-	return r.error(err)
+	defer runtime.KeepAlive(parameters)
+	return do(func(*rank) error { return c.FinishGradSync(handlesOf(parameters)) }, all...)
 }
 
 // ClipOption is an option of ClipGradNorm.
@@ -226,30 +218,36 @@ func WithFiniteNorm() ClipOption { return func(o *clipOptions) { o.onlyFinite = 
 // lie, is above max. After FinishGradSync. It returns the norm before, the same on every rank.
 // Collective.
 func ClipGradNorm(parameters []*Tensor, max float64, options ...ClipOption) (norm float64, err error) {
-	r, err := rankOf("ClipGradNorm", parameters)
+	all, err := required(parameters)
 	if err != nil {
 		return 0, err
 	}
 	o := clipOptions{normType: 2}
 	for _, option := range options {
-		option(&o)
+		if option != nil {
+			option(&o)
+		}
 	}
-	norm, err = c.ClipGradNorm(handlesOf(parameters), max, o.normType, o.onlyFinite)
-	runtime.KeepAlive(parameters)
-	return norm, r.error(err)
+	defer runtime.KeepAlive(parameters)
+	return ask(func(*rank) (float64, error) {
+		return c.ClipGradNorm(handlesOf(parameters), max, o.normType, o.onlyFinite)
+	}, all...)
 }
 
 // ZeroGrad makes every gradient none.
 func (m *Module) ZeroGrad() error {
-	if err := m.use(); err != nil {
-		return err
-	}
-	return m.rank.error(c.ModuleZeroGrad(m.handle))
+	return do(func(*rank) error { return c.ModuleZeroGrad(m.handle) }, m)
 }
 
 // Plan says by FQN patterns how parameters and buffers lie; the first line that matches counts. In a
 // pattern * stands for any characters, ? for one, {a,b} for either. It belongs to no rank.
 type Plan struct {
+	_ noCopy
+	*plan
+}
+
+// plan is what a Plan, and whoever copied it, means. The garbage collector ends it.
+type plan struct {
 	handle c.Plan
 	err    error
 }
@@ -258,16 +256,24 @@ func newPlan(handle c.Plan, err error) (*Plan, error) {
 	if err != nil {
 		return nil, public(err)
 	}
-	p := &Plan{handle: handle}
-	runtime.SetFinalizer(p, func(p *Plan) { c.PlanFree(p.handle) })
-	return p, nil
+	p := &plan{handle: handle}
+	runtime.SetFinalizer(p, func(p *plan) { c.PlanFree(p.handle) })
+	return &Plan{plan: p}, nil
+}
+
+// check is an error if the plan cannot be used.
+func (p *Plan) check() error {
+	if p == nil || p.plan == nil {
+		return noThing("Plan")
+	}
+	return p.err
 }
 
 // NewPlan is a plan without lines.
 func NewPlan() *Plan {
 	p, err := newPlan(c.PlanCreate())
 	if err != nil {
-		return &Plan{err: err}
+		return &Plan{plan: &plan{err: err}}
 	}
 	return p
 }
@@ -280,17 +286,19 @@ func ParsePlan(json string) (*Plan, error) { return newPlan(c.PlanFromJSON(json)
 // Add appends a line, and returns the plan. If that fails, Distribute tells. Not while another goroutine
 // uses the plan.
 func (p *Plan) Add(pattern string, placements On) *Plan {
-	if p.err == nil {
+	if err := p.check(); err == nil {
 		p.err = public(c.PlanAdd(p.handle, pattern, placements.pairs()))
 		runtime.KeepAlive(p)
+	} else if p == nil || p.plan == nil {
+		return &Plan{plan: &plan{err: err}}
 	}
 	return p
 }
 
 // MarshalJSON is what ParsePlan reads.
 func (p *Plan) MarshalJSON() ([]byte, error) {
-	if p.err != nil {
-		return nil, p.err
+	if err := p.check(); err != nil {
+		return nil, err
 	}
 	text, err := c.PlanToJSON(p.handle)
 	runtime.KeepAlive(p)

@@ -198,9 +198,6 @@ func TestOptimizers(t *testing.T) {
 	if err := o.SetLR(0.25); err != nil {
 		t.Error(err)
 	}
-	if state, err := o.State(0, "exp_avg"); err != nil || state != nil {
-		t.Error(state, err)
-	}
 	if err := p.SetGrad(sw.Full(w, []int64{2}, 3)); err != nil {
 		t.Fatal(err)
 	}

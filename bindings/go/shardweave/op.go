@@ -3,14 +3,27 @@ package shardweave
 import (
 	"reflect"
 	"runtime"
+	"strings"
 	"sync"
+	"unsafe"
 
 	c "github.com/shardweave/shardweave/bindings/go/internal/cshardweave"
 )
 
 // Op is an operator of LibTorch, on plain and on sharded tensors. It belongs to no rank.
 type Op struct {
-	handle c.Op
+	_ noCopy
+	*op
+}
+
+// op is what an Op, and whoever copied it, means. The garbage collector ends it.
+type op struct{ handle c.Op }
+
+func (op *Op) check() error {
+	if op == nil || op.op == nil {
+		return noThing("Op")
+	}
+	return nil
 }
 
 var found sync.Map // of *Op by name: looking up is slow
@@ -25,9 +38,9 @@ func FindOp(name string) (*Op, error) {
 	if err != nil {
 		return nil, public(err)
 	}
-	op := &Op{handle}
-	runtime.SetFinalizer(op, func(op *Op) { c.OpFree(op.handle) })
-	kept, _ := found.LoadOrStore(name, op)
+	o := &op{handle}
+	runtime.SetFinalizer(o, func(o *op) { c.OpFree(o.handle) })
+	kept, _ := found.LoadOrStore(name, &Op{op: o})
 	return kept.(*Op), nil
 }
 
@@ -42,6 +55,9 @@ func MustFindOp(name string) *Op {
 
 // Schema is the schemas of its overloads, a line each.
 func (op *Op) Schema() (string, error) {
+	if err := op.check(); err != nil {
+		return "", err
+	}
 	text, err := c.OpSchema(op.handle)
 	runtime.KeepAlive(op)
 	return text, public(err)
@@ -73,18 +89,21 @@ func Named(name string, value any) any { return named{name, value} }
 // Device, []bool, []int64, []float64 or nil; tensors among them belong to the rank of `where`. An error
 // lists the schemas if no overload fits.
 func (op *Op) Call(where Place, args ...any) ([]any, error) {
-	r, _ := where.place()
-	call, err := r.begin(args)
-	if err != nil {
+	if err := op.check(); err != nil {
 		return nil, err
 	}
-	defer call.Release()
-	err = call.Do(op.handle, int32(r.mode))
-	runtime.KeepAlive(op)
-	if err != nil {
-		return nil, r.error(err)
-	}
-	return r.results(call), nil
+	defer runtime.KeepAlive(op)
+	return ask(func(r *rank) ([]any, error) {
+		call, err := r.arguments(args)
+		if err != nil {
+			return nil, err
+		}
+		defer call.Release()
+		if err := call.Do(op.handle, int32(r.mode)); err != nil {
+			return nil, err
+		}
+		return r.results(call), nil
+	}, where)
 }
 
 // Explain tells why the operator, called with these arguments (none by name), moves what it moves: the
@@ -92,15 +111,20 @@ func (op *Op) Call(where Place, args ...any) ([]any, error) {
 // table, and as JSON. Nothing runs. FailedPrecondition for an operator that is made of others
 // (aten::linear): trace those.
 func (op *Op) Explain(where Place, args ...any) (table, json string, err error) {
-	r, _ := where.place()
-	call, err := r.begin(args)
-	if err != nil {
+	if err := op.check(); err != nil {
 		return "", "", err
 	}
-	defer call.Release()
-	table, json, err = call.Explain(op.handle)
-	runtime.KeepAlive(op)
-	return table, json, r.error(err)
+	defer runtime.KeepAlive(op)
+	err = do(func(r *rank) error {
+		call, err := r.arguments(args)
+		if err != nil {
+			return err
+		}
+		defer call.Release()
+		table, json, err = call.Explain(op.handle)
+		return err
+	}, where)
+	return table, json, err
 }
 
 func (r *rank) results(call *c.Call) []any {
@@ -114,14 +138,44 @@ func (r *rank) results(call *c.Call) []any {
 // Tensor is Call of an operator with one result, a tensor. One of the arguments may carry an error; then
 // so does the result.
 func (op *Op) Tensor(where Place, args ...any) *Tensor {
-	r, _ := where.place()
-	return r.one(op, args)
+	if where == nil {
+		return nowhere.failed(noThing("World or Mesh"))
+	}
+	r, err := where.home()
+	if err == nil {
+		err = op.check()
+	}
+	if err == nil {
+		err = r.enter()
+	}
+	if err != nil {
+		return orNowhere(r).failed(err)
+	}
+	defer r.leave()
+	if err := where.alive(); err != nil {
+		return r.failed(err)
+	}
+	return r.oneInCall(op, args)
 }
 
 // one calls an operator with one tensor as its result. Nothing of args escapes, so that callers have
 // them on their stacks.
 func (r *rank) one(op *Op, args []any) *Tensor {
-	call, err := r.begin(args)
+	if err := r.enter(); err != nil {
+		for _, arg := range args { // what they carry came before
+			if t, is := arg.(*Tensor); is && t != nil && t.value != nil && t.failure != 0 {
+				return r.failed(t.Err())
+			}
+		}
+		return r.failed(err)
+	}
+	t := r.oneInCall(op, args)
+	r.leave()
+	return t
+}
+
+func (r *rank) oneInCall(op *Op, args []any) *Tensor {
+	call, err := r.arguments(args)
 	if err != nil {
 		return r.failed(err)
 	}
@@ -132,7 +186,7 @@ func (r *rank) one(op *Op, args []any) *Tensor {
 	case err != nil:
 		t = r.failed(r.error(err))
 	case call.NumResults() != 1 || call.Kind(0) != c.ValueTensor:
-		t = r.failed(invalid("the operator's result is not one tensor: use Call"))
+		t = r.failed(invalid("the operator's result is not one tensor: use Op.Call"))
 	default:
 		t = r.tensor(call.TakeTensor(0))
 	}
@@ -140,11 +194,8 @@ func (r *rank) one(op *Op, args []any) *Tensor {
 	return t
 }
 
-// begin is a call with these arguments.
-func (r *rank) begin(args []any) (*c.Call, error) {
-	if err := r.ready(); err != nil {
-		return nil, err
-	}
+// arguments is a call with these arguments. In a call of the rank.
+func (r *rank) arguments(args []any) (*c.Call, error) {
 	call := c.NewCall()
 	for _, arg := range args {
 		if err := r.add(call, arg); err != nil {
@@ -156,19 +207,26 @@ func (r *rank) begin(args []any) (*c.Call, error) {
 }
 
 func (r *rank) add(call *c.Call, arg any) error {
+	if call.NumNames() > 0 {
+		if _, is := arg.(named); !is {
+			return invalid("an argument in order is behind one that is Named")
+		}
+	}
+	return r.addValue(call, arg)
+}
+
+func (r *rank) addValue(call *c.Call, arg any) error {
 	switch v := arg.(type) {
 	case *Tensor:
 		if v == nil {
 			call.AddNone()
 			break
 		}
-		if v.Err() != nil {
-			return v.Err()
+		handle, err := r.handle(v)
+		if err != nil {
+			return err
 		}
-		if v.rank != r {
-			return errOtherRank
-		}
-		call.AddTensor(v.handle)
+		call.AddTensor(handle)
 	case int:
 		call.AddInt(int64(v))
 	case int64:
@@ -192,16 +250,15 @@ func (r *rank) add(call *c.Call, arg any) error {
 	case []*Tensor:
 		handles := make([]c.Tensor, 0, 8)
 		for _, t := range v {
-			switch {
-			case t == nil:
+			if t == nil {
 				handles = append(handles, nil)
-			case t.Err() != nil:
-				return t.Err()
-			case t.rank != r:
-				return errOtherRank
-			default:
-				handles = append(handles, t.handle)
+				continue
 			}
+			handle, err := r.handle(t)
+			if err != nil {
+				return err
+			}
+			handles = append(handles, handle)
 		}
 		call.AddTensors(handles...)
 	case []float64:
@@ -221,13 +278,16 @@ func (r *rank) add(call *c.Call, arg any) error {
 	case defaultValue:
 		call.AddDefault()
 	case named:
-		if err := r.add(call, v.value); err != nil {
+		if inner, is := v.value.(named); is {
+			// (Copies of the names, or the compiler thinks that all arguments escape.)
+			return invalid("what is Named '%s' is itself Named '%s'", strings.Clone(v.name), strings.Clone(inner.name))
+		}
+		if err := r.addValue(call, v.value); err != nil {
 			return err
 		}
 		return public(call.Name(v.name))
 	default:
-		return &Error{InvalidArgument, "an operator's argument is a " + reflect.TypeOf(arg).String() +
-			", which none can be"}
+		return invalid("an operator's argument is a %s, which none can be", reflect.TypeOf(arg).String())
 	}
 	return nil
 }
@@ -264,37 +324,80 @@ func (r *rank) value(call *c.Call, i int) any {
 	}
 }
 
-// Item is the one element of a tensor, as a number; of a bool 0 or 1. Collective if it is sharded.
-func (t *Tensor) Item() (float64, error) {
-	if err := t.use(); err != nil {
-		return 0, err
+// Item is the one element of a tensor, as a number; of a bool 0 or 1. See [ItemOf] for those that a
+// float64 does not hold. Collective if it is sharded.
+func (t *Tensor) Item() (float64, error) { return ItemOf[float64](t) }
+
+// ItemOf is the one element of a tensor of any type, as a T, which has to hold it: complex numbers want a
+// complex T, integers are not cut off. (Fractions are rounded to what T has of them.) Collective if the
+// tensor is sharded.
+func ItemOf[T Number](t *Tensor) (T, error) {
+	item, err := ask(func(r *rank) (T, error) { return itemOf[T](t.handle) }, t)
+	runtime.KeepAlive(t)
+	return item, err
+}
+
+func itemOf[T Number](handle c.Tensor) (T, error) {
+	var none T
+	dtype, err := c.TensorDType(handle)
+	if err != nil {
+		return none, err
+	}
+	if DType(dtype) == U64 { // beyond what C's values have
+		item, err := elementOf[uint64](handle)
+		if err != nil {
+			return none, err
+		}
+		return numberAs[T](item)
 	}
 	call := c.NewCall()
 	defer call.Release()
-	err := call.Item(t.handle)
-	runtime.KeepAlive(t)
-	if err != nil {
-		return 0, t.rank.error(err)
+	if err := call.Item(handle); err != nil {
+		return none, err
 	}
 	switch call.Kind(0) {
 	case c.ValueFloat:
-		return call.Float(0), nil
-	case c.ValueInt, c.ValueBool:
-		return float64(call.Int(0)), nil
+		return numberAs[T](call.Float(0))
+	case c.ValueInt:
+		return numberAs[T](call.Int(0))
+	case c.ValueBool:
+		return numberAs[T](call.Int(0) != 0)
+	case c.ValueComplex:
+		return numberAs[T](call.Complex(0))
 	default:
-		return 0, invalid("Item: the element is no real number")
+		return none, invalid("the element is no number")
 	}
+}
+
+// elementOf is the one element of a tensor whose type is T.
+func elementOf[T Number](handle c.Tensor) (T, error) {
+	var data [1]T
+	count, err := c.TensorNumel(handle)
+	if err != nil {
+		return data[0], err
+	}
+	if count != 1 {
+		return data[0], invalid("the tensor has %d elements; wanted one", count)
+	}
+	whole, err := c.TensorFullTensor(handle, c.NoGrad)
+	if err != nil {
+		return data[0], err
+	}
+	defer c.TensorFree(whole)
+	err = c.TensorCopyToHost(whole, unsafe.Pointer(&data), dtypeOf[T]().Size())
+	return data[0], err
 }
 
 // Apply calls any operator by name, with the tensor as its first argument and one tensor as its result:
 // x.Apply("aten::leaky_relu", 0.1). Names are looked up once.
 func (t *Tensor) Apply(name string, args ...any) *Tensor {
-	if t.Err() != nil {
-		return t
+	r, err := t.home()
+	if err != nil {
+		return r.failed(err)
 	}
 	op, err := FindOp(name)
 	if err != nil {
-		return t.rank.failed(err)
+		return r.failed(err)
 	}
-	return t.rank.one(op, append([]any{t}, args...))
+	return r.one(op, append([]any{t}, args...))
 }

@@ -16,11 +16,15 @@ func (b *builtin) find() (*Op, error) {
 }
 
 func (t *Tensor) call(b *builtin, args ...any) *Tensor {
+	r, err := t.home()
+	if err != nil {
+		return r.failed(err)
+	}
 	op, err := b.find()
 	if err != nil {
-		return t.rank.failed(err)
+		return r.failed(err)
 	}
-	return t.rank.one(op, args)
+	return r.one(op, args)
 }
 
 var (
@@ -235,7 +239,7 @@ func joined(b *builtin, tensors []*Tensor, dim int) *Tensor {
 			return t.call(b, tensors, dim)
 		}
 	}
-	return nowhere.failed(invalid("%s: there are no tensors", b.name))
+	return nowhere.failed(invalid("there are no tensors"))
 }
 
 // Clone is a copy.

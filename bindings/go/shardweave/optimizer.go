@@ -9,8 +9,15 @@ import (
 // Optimizer changes parameters by their gradients: this rank's parts, by LibTorch's fused kernels. Its
 // state is sharded as the parameters are. It communicates nothing: call FinishGradSync before Step.
 type Optimizer struct {
-	*rank
-	handle c.Optimizer
+	_ noCopy
+	*thing[c.Optimizer]
+}
+
+func (o *Optimizer) home() (*rank, error) {
+	if o == nil || o.thing == nil {
+		return nil, noThing("Optimizer")
+	}
+	return o.rank, nil
 }
 
 // SGDOption is an option of NewSGD.
@@ -60,7 +67,7 @@ func NewSGD(parameters []*Tensor, lr float64, options ...SGDOption) (*Optimizer,
 	for _, option := range options {
 		option.sgd(&o)
 	}
-	return newOptimizer("NewSGD", parameters, func(handles []c.Tensor) (c.Optimizer, error) {
+	return newOptimizer(parameters, func(handles []c.Tensor) (c.Optimizer, error) {
 		return c.OptimizerCreateSGD(handles, o)
 	})
 }
@@ -71,71 +78,71 @@ func NewAdamW(parameters []*Tensor, lr float64, options ...AdamWOption) (*Optimi
 	for _, option := range options {
 		option.adamW(&o)
 	}
-	return newOptimizer("NewAdamW", parameters, func(handles []c.Tensor) (c.Optimizer, error) {
+	return newOptimizer(parameters, func(handles []c.Tensor) (c.Optimizer, error) {
 		return c.OptimizerCreateAdamW(handles, o)
 	})
 }
 
-func newOptimizer(what string, parameters []*Tensor, create func([]c.Tensor) (c.Optimizer, error)) (*Optimizer, error) {
-	r, err := rankOf(what, parameters)
+func newOptimizer(parameters []*Tensor, create func([]c.Tensor) (c.Optimizer, error)) (*Optimizer, error) {
+	all, err := required(parameters)
 	if err != nil {
 		return nil, err
 	}
-	handle, err := create(handlesOf(parameters))
-	runtime.KeepAlive(parameters)
-	if err != nil {
-		return nil, public(err)
-	}
-	o := &Optimizer{r, handle}
-	r.own(o)
-	return o, nil
-}
-
-func (o *Optimizer) release() {
-	c.OptimizerFree(o.handle)
-	o.handle = nil
+	defer runtime.KeepAlive(parameters)
+	return ask(func(r *rank) (*Optimizer, error) {
+		handle, err := create(handlesOf(parameters))
+		if err != nil {
+			return nil, err
+		}
+		return &Optimizer{thing: own(r, "optimizer", handle, c.OptimizerFree)}, nil
+	}, all...)
 }
 
 // Close ends the optimizer and its state.
 func (o *Optimizer) Close() error {
-	if o.handle != nil {
-		o.disown(o)
-		o.release()
+	if o == nil {
+		return nil
 	}
-	return nil
+	return o.thing.close()
 }
 
 // Step changes the parameters. Those without a gradient stay as they are.
 func (o *Optimizer) Step() error {
-	if err := o.ready(); err != nil {
-		return err
-	}
-	return o.rank.error(c.OptimizerStep(o.handle))
+	return do(func(*rank) error { return c.OptimizerStep(o.handle) }, o)
 }
 
 // ZeroGrad makes every gradient none.
 func (o *Optimizer) ZeroGrad() error {
-	if err := o.ready(); err != nil {
-		return err
-	}
-	return o.rank.error(c.OptimizerZeroGrad(o.handle))
+	return do(func(*rank) error { return c.OptimizerZeroGrad(o.handle) }, o)
 }
 
 // LR is the learning rate.
 func (o *Optimizer) LR() (float64, error) {
-	lr, err := c.OptimizerLR(o.handle)
-	return lr, public(err)
+	return ask(func(*rank) (float64, error) { return c.OptimizerLR(o.handle) }, o)
 }
 
 // SetLR sets the learning rate.
-func (o *Optimizer) SetLR(lr float64) error { return public(c.OptimizerSetLR(o.handle, lr)) }
+func (o *Optimizer) SetLR(lr float64) error {
+	return do(func(*rank) error { return c.OptimizerSetLR(o.handle, lr) }, o)
+}
 
-// State is the state of a parameter, by its index, laid out as it is: "step", "exp_avg", "exp_avg_sq",
-// "max_exp_avg_sq", "momentum_buffer". It is nil before the first step. Writing to it writes the state.
+// State is the state of a parameter, by its index, laid out as it is: of AdamW "step" (one F32 number),
+// "exp_avg", "exp_avg_sq", with AMSGrad "max_exp_avg_sq"; of SGD with momentum "momentum_buffer". Before
+// the first step it is zeros. Writing to it writes the state.
 func (o *Optimizer) State(parameter int, name string) (*Tensor, error) {
-	if err := o.ready(); err != nil {
-		return nil, err
+	if parameter < 0 {
+		return nil, invalid("argument 'parameter' is %d", parameter)
 	}
-	handle, err := c.OptimizerState(o.handle, parameter, name)
-	return o.optional(handle, err)
+	return ask(func(r *rank) (*Tensor, error) { return r.optional(c.OptimizerState(o.handle, parameter, name)) }, o)
+}
+
+// SetState copies a tensor over a state, to go on from what was saved: sharded as the parameter is, or in
+// another layout; of a plain parameter, and for "step", plain. Collective if it is laid out in another way
+// than the parameter.
+func (o *Optimizer) SetState(parameter int, name string, t *Tensor) error {
+	if parameter < 0 {
+		return invalid("argument 'parameter' is %d", parameter)
+	}
+	defer runtime.KeepAlive(t)
+	return do(func(*rank) error { return c.OptimizerSetState(o.handle, parameter, name, t.handle) }, o, t)
 }

@@ -5,164 +5,256 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	c "github.com/shardweave/shardweave/bindings/go/internal/cshardweave"
 )
 
-// rank is what a world and all that is made from it share. One goroutine uses it at a time, except
-// for buried.
+// rank is what a world and all that is made from it share. Calls of the library are one behind the other:
+// everything here is used between enter and leave, except for what says otherwise.
 type rank struct {
 	ctx    context.Context // of the world
-	closed bool
+	number int
+	busy   atomic.Bool // a call is under way
+	closed atomic.Bool // written in a call, read by anyone
 	mode   GradMode
 	scope  *scope   // the innermost; nil: none is open
-	loose  looseRef // tensors in no scope
 	things []closer // meshes, modules, ...
+
+	// Functions of the host that run now, within a call. What is closed meanwhile may be in use by that
+	// call, and ends with it.
+	callbacks int
+	late      []c.Tensor
+
+	// Tensors in no scope. The garbage collector finds them by what else refers to them; so here is only
+	// the handle, and the bytes that this rank holds of it.
+	loose      []looseTensor
+	unused     []int // slots of loose
+	looseBytes int64
+	collectAt  int64 // looseBytes at which garbage is collected
 
 	// What the garbage collector has found. It runs beside the rank, so the rank itself frees them.
 	buried      sync.Mutex
-	found       []*looseRef
+	found       []int // slots of loose
 	foundNumber atomic.Int32
+}
+
+type looseTensor struct {
+	handle c.Tensor
+	bytes  int64
+}
+
+// used is what a call of the library uses of one rank: a *World, *Mesh, *Tensor, ...
+type used interface {
+	// home is whose it is. An error if it is nil, or carries one.
+	home() (*rank, error)
+	// alive is an error if it was closed. In a call.
+	alive() error
+}
+
+// begin begins a call of the library, which r.leave ends, unless there is an error: everything that it uses
+// belongs to one rank, is there, and no other goroutine is in a call of this rank. Every call that uses
+// handles begins here, or in enter and r.handle. An error comes with a rank, too.
+func begin(things ...used) (*rank, error) {
+	var r *rank
+	for _, thing := range things {
+		if thing == nil {
+			return nowhere, noThing("World or Mesh")
+		}
+		home, err := thing.home()
+		if err != nil {
+			return orNowhere(home), err
+		}
+		if r == nil {
+			r = home
+		}
+		if home != r {
+			return r, otherRank(r, home)
+		}
+	}
+	if err := r.enter(); err != nil {
+		return r, err
+	}
+	for _, thing := range things {
+		if err := thing.alive(); err != nil {
+			r.leave()
+			return r, err
+		}
+	}
+	return r, nil
+}
+
+// do is a call of the library that has nothing but an error.
+func do(f func(r *rank) error, things ...used) error {
+	r, err := begin(things...)
+	if err != nil {
+		return err
+	}
+	defer r.leave()
+	return r.error(f(r))
+}
+
+// ask is a call of the library with a result that belongs to no rank.
+func ask[T any](f func(r *rank) (T, error), things ...used) (T, error) {
+	var result T
+	r, err := begin(things...)
+	if err != nil {
+		return result, err
+	}
+	defer r.leave()
+	result, err = f(r)
+	return result, r.error(err)
+}
+
+func orNowhere(r *rank) *rank {
+	if r == nil {
+		return nowhere
+	}
+	return r
+}
+
+func otherRank(a, b *rank) error {
+	if a.number != b.number {
+		return invalid("what is used together belongs to several ranks of this process, %d and %d", a.number, b.number)
+	}
+	return invalid("what is used together belongs to several ranks (worlds of this process), each with the number %d", a.number)
+}
+
+// enter begins a call.
+func (r *rank) enter() error {
+	if !r.busy.CompareAndSwap(false, true) {
+		return notNow("another goroutine is in a call of rank %d: goroutines that share a rank take turns", r.number)
+	}
+	if r.closed.Load() {
+		r.leave()
+		return errWorldClosed()
+	}
+	if r.foundNumber.Load() != 0 {
+		r.freeBuried()
+	}
+	return nil
+}
+
+// leave ends it.
+func (r *rank) leave() {
+	if len(r.late) > 0 && r.callbacks == 0 {
+		c.TensorsFree(r.late)
+		r.late = r.late[:0]
+	}
+	r.busy.Store(false)
+}
+
+func errWorldClosed() error { return notNow("the world was closed") }
+
+// ifOpen calls f in a call of its own; not if the world was closed, or another goroutine is in a call.
+func (r *rank) ifOpen(f func()) error {
+	if r == nil || r.closed.Load() {
+		return nil
+	}
+	if err := r.enter(); err != nil {
+		if r.closed.Load() {
+			return nil
+		}
+		return err
+	}
+	defer r.leave()
+	f()
+	return nil
+}
+
+// atLast calls f in a call of its own, for what has to be done; it waits for its turn.
+func (r *rank) atLast(f func()) {
+	for !r.busy.CompareAndSwap(false, true) { // somebody who does not take turns
+		runtime.Gosched()
+	}
+	defer r.leave()
+	f()
+}
+
+// handle is for begin in calls of operators, whose arguments are of any kind. In a call.
+func (r *rank) handle(t *Tensor) (c.Tensor, error) {
+	if t.value == nil {
+		return nil, noThing("Tensor")
+	}
+	if t.failure != 0 {
+		return nil, t.Err()
+	}
+	if t.rank != r {
+		return nil, otherRank(r, t.rank)
+	}
+	return t.value.handle, t.alive()
+}
+
+// thing is a handle that ends by Close, or with the world. What users hold has only a pointer to it, so
+// that a copy of theirs is the same thing.
+type thing[H comparable] struct {
+	rank   *rank
+	what   string // "mesh"
+	mutex  sync.Mutex
+	handle H // nil: closed. Written in a call, with the mutex
+	free   func(H)
 }
 
 type closer interface{ release() }
 
-// scope is an open World.Scope.
-type scope struct {
-	outer   *scope
-	tensors []*Tensor
-}
-
-// forget takes a tensor out of the scope in which it was made.
-func (r *rank) forget(t *Tensor) {
-	for s := r.scope; s != nil; s = s.outer {
-		for i := len(s.tensors) - 1; i >= 0; i-- {
-			if s.tensors[i] == t {
-				s.tensors[i] = nil
-				return
-			}
-		}
-	}
-}
-
-// looseRef is the handle of a tensor in no scope, for the time when the tensor itself is gone. They are a
-// ring, which begins in the rank.
-type looseRef struct {
-	handle         c.Tensor
-	previous, next *looseRef // nil: in no ring
-}
-
-func (ref *looseRef) unlink() {
-	ref.previous.next, ref.next.previous = ref.next, ref.previous
-	ref.previous, ref.next = nil, nil
-}
-
-// tensor takes the handle over.
-func (r *rank) tensor(handle c.Tensor) *Tensor {
-	t := &Tensor{handle: handle, rank: r}
-	r.adopt(t)
-	return t
-}
-
-func (r *rank) adopt(t *Tensor) {
-	if s := r.scope; s != nil {
-		if len(s.tensors) == cap(s.tensors) { // as many may have ended as there are: look before growing
-			s.tensors = alive(s.tensors)
-		}
-		s.tensors = append(s.tensors, t)
-		return
-	}
-	r.loosen(t)
-}
-
-// alive removes tensors that were kept or closed.
-func alive(tensors []*Tensor) []*Tensor {
-	kept := tensors[:0]
-	for _, t := range tensors {
-		if t != nil && t.handle != nil {
-			kept = append(kept, t)
-		}
-	}
-	for i := len(kept); i < len(tensors); i++ {
-		tensors[i] = nil
-	}
-	return kept
-}
-
-func (r *rank) loosen(t *Tensor) {
-	first := &r.loose
-	t.loose = &looseRef{t.handle, first, first.next}
-	first.next.previous, first.next = t.loose, t.loose
-	runtime.SetFinalizer(t, (*Tensor).bury)
-}
-
-// result takes over the handle that comes with no error.
-func (r *rank) result(handle c.Tensor, err error) *Tensor {
-	if err != nil {
-		return r.failed(r.error(err))
-	}
-	return r.tensor(handle)
-}
-
-// error is an error of the inner package, as the user gets it.
-func (r *rank) error(err error) error { return because(r.ctx, public(err)) }
-
-func (r *rank) failed(err error) *Tensor {
-	t := &Tensor{rank: r, failure: failures.add(err)}
-	runtime.SetFinalizer(t, func(t *Tensor) { failures.remove(t.failure) })
-	return t
-}
-
-// optional is result for handles that may be nil, which gives nil.
-func (r *rank) optional(handle c.Tensor, err error) (*Tensor, error) {
-	if err != nil || handle == nil {
-		return nil, r.error(err)
-	}
-	return r.tensor(handle), nil
-}
-
-// bury is called by the garbage collector's goroutine.
-func (t *Tensor) bury() {
-	r := t.rank
-	r.buried.Lock()
-	defer r.buried.Unlock()
-	r.found = append(r.found, t.loose)
-	r.foundNumber.Store(int32(len(r.found)))
-}
-
-// freeBuried frees what the garbage collector has found.
-func (r *rank) freeBuried() {
-	if r.foundNumber.Load() == 0 {
-		return
-	}
-	r.buried.Lock()
-	found := r.found
-	r.found = nil
-	r.foundNumber.Store(0)
-	r.buried.Unlock()
-	for _, ref := range found {
-		if ref.next != nil { // else the world was closed before
-			ref.unlink()
-			c.TensorFree(ref.handle)
-		}
-	}
-}
-
-// ready comes before every call.
-func (r *rank) ready() error {
-	if r.closed {
-		return errWorldClosed
-	}
-	r.freeBuried()
-	return nil
-}
-
-// own makes a thing end with the world, at the latest.
-func (r *rank) own(thing closer) {
+// own takes the handle over, until the world ends. In a call.
+func own[H comparable](r *rank, what string, handle H, free func(H)) *thing[H] {
+	t := &thing[H]{rank: r, what: what, handle: handle, free: free}
 	if len(r.things) == cap(r.things) { // as many may have ended as there are: look before growing
 		r.disown(nil)
 	}
-	r.things = append(r.things, thing)
+	r.things = append(r.things, t)
+	return t
+}
+
+func (t *thing[H]) home() (*rank, error) {
+	if t == nil {
+		return nil, noThing("handle")
+	}
+	return t.rank, nil
+}
+
+func (t *thing[H]) alive() error {
+	var none H
+	if t.handle == none {
+		return notNow("the %s was closed", t.what)
+	}
+	return nil
+}
+
+func (t *thing[H]) release() {
+	var none H
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	if t.handle != none {
+		t.free(t.handle)
+		t.handle = none
+	}
+}
+
+// anytime calls f beside any call of the rank: the handle stays meanwhile.
+func (t *thing[H]) anytime(f func(H) error) error {
+	if t == nil {
+		return noThing("handle")
+	}
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	if err := t.alive(); err != nil {
+		return err
+	}
+	return public(f(t.handle))
+}
+
+func (t *thing[H]) close() error {
+	if t == nil {
+		return nil
+	}
+	return t.rank.ifOpen(func() {
+		if t.alive() == nil {
+			t.rank.disown(t)
+			t.release()
+		}
+	})
 }
 
 func (r *rank) disown(thing closer) {
@@ -178,35 +270,234 @@ func (r *rank) disown(thing closer) {
 	r.things = kept
 }
 
+// scope is an open World.Scope.
+type scope struct {
+	outer   *scope
+	tensors []*value
+}
+
+func (r *rank) openScope() *scope {
+	s := &scope{outer: r.scope}
+	r.scope = s
+	return s
+}
+
+// closeScope ends the scope's tensors. Scopes end in the reverse order of their making.
+func (r *rank) closeScope(s *scope) error {
+	var err error
+	if r.scope != s {
+		err = notNow("scopes of one rank end in another order than they were opened: goroutines that share a rank take turns")
+	}
+	for at := &r.scope; *at != nil; at = &(*at).outer {
+		if *at == s {
+			*at = s.outer
+			s.close()
+			break
+		}
+	}
+	return err
+}
+
 func (s *scope) close() {
 	handles := make([]c.Tensor, 0, len(s.tensors))
-	for _, t := range s.tensors {
-		if t != nil && t.handle != nil { // else it was kept, or closed
-			handles = append(handles, t.handle)
-			t.handle, t.failure = nil, closed
+	for _, v := range s.tensors {
+		if v != nil && v.alive() == nil { // else it was kept, or closed
+			handles = append(handles, v.handle)
+			v.end()
 		}
+	}
+	s.tensors = nil
+	c.TensorsFree(handles)
+}
+
+// forget takes a tensor out of the scope in which it was made.
+func (r *rank) forget(v *value) {
+	for s := r.scope; s != nil; s = s.outer {
+		for i := len(s.tensors) - 1; i >= 0; i-- {
+			if s.tensors[i] == v {
+				s.tensors[i] = nil
+				return
+			}
+		}
+	}
+}
+
+// keep takes a tensor out of its scope.
+func (r *rank) keep(t *Tensor) {
+	if t.slot == 0 {
+		r.forget(t.value)
+		r.loosen(t.value)
+	}
+}
+
+// tensor takes the handle over.
+func (r *rank) tensor(handle c.Tensor) *Tensor {
+	v := &value{handle: handle, rank: r}
+	if s := r.scope; s == nil {
+		r.loosen(v)
+	} else {
+		if len(s.tensors) == cap(s.tensors) { // as many may have ended as there are: look before growing
+			s.tensors = stillAlive(s.tensors)
+		}
+		s.tensors = append(s.tensors, v)
+	}
+	return &Tensor{value: v}
+}
+
+// tensors takes the handles over; those that are nil give nil.
+func (r *rank) tensors(handles []c.Tensor) []*Tensor {
+	tensors := make([]*Tensor, len(handles))
+	for i, handle := range handles {
+		if handle != nil {
+			tensors[i] = r.tensor(handle)
+		}
+	}
+	return tensors
+}
+
+// stillAlive removes tensors that were kept or closed.
+func stillAlive(tensors []*value) []*value {
+	kept := tensors[:0]
+	for _, v := range tensors {
+		if v != nil && v.alive() == nil {
+			kept = append(kept, v)
+		}
+	}
+	for i := len(kept); i < len(tensors); i++ {
+		tensors[i] = nil
+	}
+	return kept
+}
+
+// loosen makes a tensor one in no scope.
+func (r *rank) loosen(v *value) {
+	loose := looseTensor{v.handle, c.TensorLocalBytes(v.handle)}
+	if n := len(r.unused); n > 0 {
+		v.slot = r.unused[n-1] + 1
+		r.unused = r.unused[:n-1]
+		r.loose[v.slot-1] = loose
+	} else {
+		r.loose = append(r.loose, loose)
+		v.slot = len(r.loose)
+	}
+	runtime.SetFinalizer(v, (*value).bury)
+	r.looseBytes += loose.bytes
+	if r.looseBytes > r.collectAt {
+		r.collect()
+	}
+}
+
+// takeLoose empties a slot.
+func (r *rank) takeLoose(slot int) c.Tensor {
+	loose := r.loose[slot]
+	r.loose[slot] = looseTensor{}
+	r.unused = append(r.unused, slot)
+	r.looseBytes -= loose.bytes
+	return loose.handle
+}
+
+// bury is called by the garbage collector's goroutine.
+func (v *value) bury() {
+	r := v.rank
+	r.buried.Lock()
+	defer r.buried.Unlock()
+	r.found = append(r.found, v.slot-1)
+	r.foundNumber.Store(int32(len(r.found)))
+}
+
+// freeBuried frees what the garbage collector has found.
+func (r *rank) freeBuried() {
+	r.buried.Lock()
+	found := r.found
+	r.found = nil
+	r.foundNumber.Store(0)
+	r.buried.Unlock()
+	handles := make([]c.Tensor, len(found))
+	for i, slot := range found {
+		handles[i] = r.takeLoose(slot)
 	}
 	c.TensorsFree(handles)
 }
 
+const leastCollect = 64 << 20
+
+// collect collects garbage, because the collector does not see what tensors hold, and lets them hold twice
+// as much as is left then: as Go does with its own memory.
+func (r *rank) collect() {
+	swept := make(chan struct{})
+	runtime.SetFinalizer(&struct{ swept chan struct{} }{swept}, func(s *struct{ swept chan struct{} }) { close(s.swept) })
+	runtime.GC()
+	// Tensors are found on another goroutine, from now on.
+	patience := time.NewTimer(20 * time.Millisecond)
+	defer patience.Stop()
+	select {
+	case <-swept:
+	case <-patience.C: // other finalizers take their time
+	}
+	for before := int32(-1); before != r.foundNumber.Load(); time.Sleep(20 * time.Microsecond) {
+		before = r.foundNumber.Load()
+	}
+	r.freeBuried()
+	r.collectAt = 2 * r.looseBytes
+	if r.collectAt < leastCollect {
+		r.collectAt = leastCollect
+	}
+}
+
+// result takes over the handle that comes with no error.
+func (r *rank) result(handle c.Tensor, err error) *Tensor {
+	if err != nil {
+		return r.failed(r.error(err))
+	}
+	return r.tensor(handle)
+}
+
+// error is an error of the inner package, as the user gets it.
+func (r *rank) error(err error) error { return because(r.ctx, public(err)) }
+
+// failed is a tensor that carries the error. Anytime.
+func (r *rank) failed(err error) *Tensor {
+	v := &value{rank: r, failure: failures.add(err)}
+	runtime.SetFinalizer(v, func(v *value) { failures.remove(v.failure) })
+	return &Tensor{value: v}
+}
+
 // release ends all that the rank has, but not the world.
 func (r *rank) release() {
-	if r.closed {
-		return
-	}
 	for ; r.scope != nil; r.scope = r.scope.outer {
 		r.scope.close()
 	}
-	for r.loose.next != &r.loose {
-		ref := r.loose.next
-		ref.unlink()
-		c.TensorFree(ref.handle)
+	var handles []c.Tensor
+	for _, loose := range r.loose {
+		if loose.handle != nil {
+			handles = append(handles, loose.handle)
+		}
 	}
+	c.TensorsFree(handles)
+	r.loose, r.unused = nil, nil
 	for i := len(r.things) - 1; i >= 0; i-- {
 		r.things[i].release()
 	}
 	r.things = nil
-	r.closed = true
+	r.closed.Store(true)
+}
+
+// callback calls a function of the host within a call of the library: its calls are calls of the rank.
+func (r *rank) callback(mode GradMode, body func() error) error {
+	s := r.openScope()
+	before := r.mode
+	r.mode = mode
+	r.callbacks++
+	r.leave()
+	defer func() {
+		for !r.busy.CompareAndSwap(false, true) { // as atLast, but the call goes on
+			runtime.Gosched()
+		}
+		r.callbacks--
+		r.mode = before
+		r.closeScope(s)
+	}()
+	return body()
 }
 
 // GradMode says whether operators are recorded for gradients.
@@ -220,10 +511,14 @@ const (
 )
 
 // nowhere is the rank of tensors that could not be made because nothing says whose they are.
-var nowhere = &rank{ctx: context.Background(), closed: true}
+var nowhere = newRank(context.Background(), -1)
 
-func newRank(ctx context.Context) *rank {
-	r := &rank{ctx: ctx}
-	r.loose.previous, r.loose.next = &r.loose, &r.loose
-	return r
+func newRank(ctx context.Context, number int) *rank {
+	return &rank{ctx: ctx, number: number, collectAt: leastCollect}
 }
+
+// noCopy lets vet find copies of what is used by pointer.
+type noCopy struct{}
+
+func (*noCopy) Lock()   {}
+func (*noCopy) Unlock() {}

@@ -1,28 +1,64 @@
 package shardweave
 
 import (
+	"fmt"
+	"io"
 	"runtime"
+	"sync/atomic"
 	"unsafe"
 
 	c "github.com/shardweave/shardweave/bindings/go/internal/cshardweave"
 )
 
 // Tensor is plain (its data is here) or sharded (it has the global shape, and each rank of its mesh
-// holds a part). One that could not be made carries the error; see [Tensor.Err].
+// holds a part). One that could not be made carries the error; see [Tensor.Err]. It is used by pointer.
 type Tensor struct {
+	_ noCopy
+	*value
+}
+
+// value is what a Tensor, and whoever copied it, means.
+type value struct {
 	handle  c.Tensor
 	rank    *rank
-	failure failure
-	loose   *looseRef // of a tensor in no scope
+	failure failure // why it could not be made
+	slot    int     // among the rank's loose tensors, plus 1; 0: it was made in a scope
+	closed  atomic.Bool
+}
+
+func (t *Tensor) home() (*rank, error) {
+	if t == nil || t.value == nil {
+		return nowhere, noThing("Tensor")
+	}
+	if t.failure != 0 {
+		err := failures.of(t.failure)
+		runtime.KeepAlive(t)
+		return t.rank, err
+	}
+	return t.rank, nil
+}
+
+func (v *value) alive() error {
+	if v.closed.Load() {
+		return errTensorClosed()
+	}
+	return nil
+}
+
+// end is when the handle goes.
+func (v *value) end() {
+	v.handle = nil
+	v.closed.Store(true)
 }
 
 // Place is where a tensor is made: a *World makes plain ones, a *Mesh sharded ones.
 type Place interface {
-	place() (*rank, c.Mesh)
+	used
+	mesh() *Mesh
 }
 
-func (w *World) place() (*rank, c.Mesh) { return w.rank, nil }
-func (m *Mesh) place() (*rank, c.Mesh)  { return m.rank, m.handle }
+func (w *World) mesh() *Mesh { return nil }
+func (m *Mesh) mesh() *Mesh  { return m }
 
 // TensorOption is an option of factories: a [DType], [RequiresGrad], or, on a mesh, a [Spec].
 type TensorOption interface {
@@ -44,31 +80,38 @@ func (o On) tensorOption(to *tensorOptions)        { to.spec = o }
 // RequiresGrad makes factories make leaves that gradients are wanted of.
 var RequiresGrad TensorOption = requiresGrad{}
 
-func tensorOptionsOf(options []TensorOption) tensorOptions {
+func tensorOptionsOf(options []TensorOption) (tensorOptions, error) {
 	var o tensorOptions
 	for _, option := range options {
+		if option == nil {
+			return o, invalid("an option is nil")
+		}
 		option.tensorOption(&o)
 	}
-	return o
+	return o, nil
 }
 
 func create(factory int32, where Place, sizes []int64, value float64, options []TensorOption) *Tensor {
-	r, mesh := where.place()
-	if err := r.ready(); err != nil {
+	r, err := begin(where)
+	if err != nil {
 		return r.failed(err)
 	}
-	o := tensorOptionsOf(options)
+	defer r.leave()
+	o, err := tensorOptionsOf(options)
+	if err != nil {
+		return r.failed(err)
+	}
+	m := where.mesh()
+	var mesh c.Mesh
 	var layout *Layout
 	var handle c.Layout
-	if o.spec != nil {
-		m, sharded := where.(*Mesh)
-		if !sharded {
-			return r.failed(invalid("a layout was given, but no mesh: pass the mesh in place of the world"))
-		}
-		var err error
+	if m != nil {
+		mesh = m.handle
 		if layout, handle, err = layoutOn(o.spec, m); err != nil {
 			return r.failed(err)
 		}
+	} else if o.spec != nil {
+		return r.failed(invalid("a layout was given, but no mesh: pass the mesh in place of the world"))
 	}
 	t := r.result(c.TensorCreate(factory, value, sizes, int32(o.dtype), o.requiresGrad, mesh, handle))
 	runtime.KeepAlive(layout)
@@ -108,16 +151,27 @@ func Randn(where Place, sizes []int64, options ...TensorOption) *Tensor {
 
 // FromSlice makes a plain tensor with a copy of row-major data. Its type is that of the elements.
 func FromSlice[T Number](w *World, data []T, sizes []int64, options ...TensorOption) *Tensor {
-	r := w.rank
-	if err := r.ready(); err != nil {
+	r, err := begin(w)
+	if err != nil {
 		return r.failed(err)
 	}
-	o, own := tensorOptionsOf(options), dtypeOf[T]()
-	if o.spec != nil {
-		return r.failed(invalid("FromSlice: makes plain tensors; Distribute cuts them"))
+	defer r.leave()
+	o, err := tensorOptionsOf(options)
+	own := dtypeOf[T]()
+	switch {
+	case err != nil:
+		return r.failed(err)
+	case o.spec != nil:
+		return r.failed(invalid("plain tensors have no layout; Tensor.Distribute cuts them"))
+	case o.dtype != 0 && o.dtype != own:
+		return r.failed(invalid("the elements are %v, the option says %v", own, o.dtype))
 	}
-	if o.dtype != 0 && o.dtype != own {
-		return r.failed(invalid("FromSlice: the elements are %v, the option says %v", own, o.dtype))
+	needed := int64(1)
+	for _, size := range sizes {
+		needed *= size
+	}
+	if needed >= 0 && needed != int64(len(data)) {
+		return r.failed(invalid("argument 'data' has %d elements; sizes %v need %d", len(data), sizes, needed))
 	}
 	return r.result(c.TensorFromData(memory(data), len(data)*own.Size(), sizes, int32(own), o.requiresGrad))
 }
@@ -125,79 +179,93 @@ func FromSlice[T Number](w *World, data []T, sizes []int64, options ...TensorOpt
 // FromDLPack takes over memory of another library, without a copy. managed is a
 // DLManagedTensorVersioned (DLPack 1.x) whose deleter nobody else runs, whatever comes of this.
 func FromDLPack(w *World, managed unsafe.Pointer) *Tensor {
-	handle, err := c.TensorFromDLPack(managed)
-	if closed := w.rank.ready(); closed != nil && err == nil {
-		c.TensorFree(handle)
-		return w.rank.failed(closed)
+	r, closed := begin(w)
+	if closed == nil {
+		defer r.leave()
 	}
-	return w.rank.result(handle, err)
+	handle, err := c.TensorFromDLPack(managed)
+	if closed != nil {
+		c.TensorFree(handle)
+		return r.failed(closed)
+	}
+	return r.result(handle, err)
 }
 
 // ToDLPack lends the memory of a plain tensor, which does not require grad, to another library: a
 // DLManagedTensorVersioned (DLPack 1.x), whose deleter that library runs.
 func (t *Tensor) ToDLPack() (unsafe.Pointer, error) { return get(t, c.TensorToDLPack) }
 
-// Err is nil, or why the tensor could not be made.
+// Err is nil, or why the tensor cannot be used.
 func (t *Tensor) Err() error {
-	if t.failure == 0 {
-		return nil
+	r, err := t.home()
+	switch {
+	case err != nil:
+		return err
+	case t.closed.Load():
+		return errTensorClosed()
+	case r.closed.Load():
+		return errWorldClosed()
 	}
-	err := failures.of(t.failure)
-	runtime.KeepAlive(t)
-	return err
+	return nil
 }
 
 // Close ends the tensor. What was computed from it stays.
 func (t *Tensor) Close() error {
-	if t.handle == nil || t.rank.closed {
+	if t == nil || t.value == nil || t.failure != 0 {
 		return nil
 	}
-	if t.loose != nil {
-		runtime.SetFinalizer(t, nil)
-		t.loose.unlink()
-		t.loose = nil
-	}
-	c.TensorFree(t.handle)
-	t.handle, t.failure = nil, closed
-	return nil
+	v := t.value
+	return v.rank.ifOpen(func() {
+		if v.alive() != nil {
+			return
+		}
+		if v.slot != 0 {
+			runtime.SetFinalizer(v, nil)
+			v.rank.takeLoose(v.slot - 1)
+		}
+		if v.rank.callbacks > 0 {
+			v.rank.late = append(v.rank.late, v.handle)
+		} else {
+			c.TensorFree(v.handle)
+		}
+		v.end()
+	})
 }
 
 // Keep takes the tensor out of its [World.Scope], which then does not close it. It returns the tensor.
 func (t *Tensor) Keep() *Tensor {
-	if t.handle != nil && t.loose == nil && !t.rank.closed {
-		t.rank.forget(t)
-		t.rank.loosen(t)
+	r, err := begin(t)
+	if err != nil {
+		return r.failed(err)
 	}
+	defer r.leave()
+	r.keep(t)
 	return t
 }
 
-// use comes before the one call that a method makes of the library, and then t must not be its last
-// user: what is not in use may be freed at the next use of the rank.
-func (t *Tensor) use() error {
-	if t.Err() != nil {
-		return t.Err()
-	}
-	return t.rank.ready()
-}
-
 // one is what a function of the library makes of t.
-func (t *Tensor) one(f func() (c.Tensor, error)) *Tensor {
-	if err := t.use(); err != nil {
-		return t.rank.failed(err)
+func (t *Tensor) one(f func(r *rank) (c.Tensor, error), others ...used) *Tensor {
+	r, err := begin(append([]used{t}, others...)...)
+	if err != nil {
+		return r.failed(err)
 	}
-	result := t.rank.result(f())
+	defer r.leave()
+	result := r.result(f(r))
 	runtime.KeepAlive(t)
 	return result
 }
 
 func get[T any](t *Tensor, f func(c.Tensor) (T, error)) (T, error) {
-	if err := t.use(); err != nil {
-		var zero T
-		return zero, err
-	}
-	result, err := f(t.handle)
+	result, err := ask(func(*rank) (T, error) { return f(t.handle) }, t)
 	runtime.KeepAlive(t)
-	return result, t.rank.error(err)
+	return result, err
+}
+
+// set is a call about t with nothing but an error.
+func (t *Tensor) set(f func(r *rank) error, others ...used) error {
+	err := do(f, append([]used{t}, others...)...)
+	runtime.KeepAlive(t)
+	return err
 }
 
 // Sizes is the global shape.
@@ -209,13 +277,14 @@ func (t *Tensor) Size(dim int) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	if dim < 0 {
-		dim += len(sizes)
+	at := dim
+	if at < 0 {
+		at += len(sizes)
 	}
-	if dim < 0 || dim >= len(sizes) {
-		return 0, &Error{OutOfRange, "Size: there is no such dimension of a tensor with " + itoa(len(sizes))}
+	if at < 0 || at >= len(sizes) {
+		return 0, newError(OutOfRange, fmt.Sprintf("argument 'dim' is %d, and the tensor has %d dimensions", dim, len(sizes)))
 	}
-	return sizes[dim], nil
+	return sizes[at], nil
 }
 
 // Strides is the strides, in elements.
@@ -243,17 +312,32 @@ func (t *Tensor) IsSharded() (bool, error) { return get(t, c.TensorIsSharded) }
 
 // IsSame says whether both mean one tensor.
 func (t *Tensor) IsSame(other *Tensor) (bool, error) {
-	if other.Err() != nil {
-		return false, other.Err()
-	}
-	same, err := get(t, func(handle c.Tensor) (bool, error) { return c.TensorIsSame(handle, other.handle) })
+	same, err := ask(func(*rank) (bool, error) { return c.TensorIsSame(t.handle, other.handle) }, t, other)
+	runtime.KeepAlive(t)
 	runtime.KeepAlive(other)
 	return same, err
 }
 
 // String tells shape, layout and mesh, or the elements of a plain tensor; or the error.
-func (t *Tensor) String() string {
-	text, err := get(t, c.TensorToString)
+func (t *Tensor) String() string { return t.text(c.TensorToString) }
+
+// Format is what fmt's verbs print: %v and %s as String. %+v has the elements of a sharded tensor too, on
+// every rank, and is collective then.
+func (t *Tensor) Format(f fmt.State, verb rune) {
+	switch {
+	case t == nil:
+		io.WriteString(f, "<nil>")
+	case verb == 'v' && f.Flag('+'):
+		io.WriteString(f, t.text(c.TensorValuesToString))
+	case verb == 'v' || verb == 's':
+		io.WriteString(f, t.String())
+	default:
+		fmt.Fprintf(f, "%%!%c(%s)", verb, t.String())
+	}
+}
+
+func (t *Tensor) text(of func(c.Tensor) (string, error)) string {
+	text, err := get(t, of)
 	if err != nil {
 		return "Tensor(" + err.Error() + ")"
 	}
@@ -274,51 +358,51 @@ func (t *Tensor) Layout() (*Layout, error) {
 
 // Mesh is where a sharded tensor lies.
 func (t *Tensor) Mesh() (*Mesh, error) {
-	handle, err := get(t, c.TensorMesh)
-	if err != nil {
-		return nil, err
-	}
-	return newMesh(t.rank, handle, nil)
+	return ask(func(r *rank) (*Mesh, error) { return newMesh(r)(c.TensorMesh(t.handle)) }, t)
 }
 
 // Data copies the elements of a plain tensor out, row-major; T is their type. (Of a sharded one:
 // [Tensor.Local] or [Tensor.Full].)
 func Data[T Number](t *Tensor) ([]T, error) {
-	if err := t.typed(dtypeOf[T]()); err != nil {
-		return nil, err
-	}
-	n, err := t.Len()
+	var data []T
+	err := t.set(func(*rank) error {
+		n, err := elements[T](t.handle)
+		if err != nil {
+			return err
+		}
+		data = make([]T, n)
+		return c.TensorCopyToHost(t.handle, memory(data), len(data)*dtypeOf[T]().Size())
+	})
 	if err != nil {
 		return nil, err
 	}
-	data := make([]T, n)
-	return data, t.copyTo(memory(data), len(data)*dtypeOf[T]().Size())
+	return data, nil
 }
 
 // CopyFrom writes row-major data into a plain tensor; T is the type of its elements.
 func CopyFrom[T Number](t *Tensor, data []T) error {
-	if err := t.typed(dtypeOf[T]()); err != nil {
-		return err
-	}
-	_, err := get(t, func(handle c.Tensor) (struct{}, error) {
-		return struct{}{}, c.TensorCopyFromHost(handle, memory(data), len(data)*dtypeOf[T]().Size())
+	return t.set(func(*rank) error {
+		n, err := elements[T](t.handle)
+		if err != nil {
+			return err
+		}
+		if n != int64(len(data)) {
+			return invalid("argument 'data' has %d elements, the tensor %d", len(data), n)
+		}
+		return c.TensorCopyFromHost(t.handle, memory(data), len(data)*dtypeOf[T]().Size())
 	})
-	return err
 }
 
-func (t *Tensor) typed(wanted DType) error {
-	got, err := t.DType()
-	if err == nil && got != wanted {
-		err = invalid("the elements of the tensor are %v, those of the slice %v", got, wanted)
+// elements is how many there are, if T is their type.
+func elements[T Number](handle c.Tensor) (int64, error) {
+	dtype, err := c.TensorDType(handle)
+	if err != nil {
+		return 0, err
 	}
-	return err
-}
-
-func (t *Tensor) copyTo(data unsafe.Pointer, bytes int) error {
-	_, err := get(t, func(handle c.Tensor) (struct{}, error) {
-		return struct{}{}, c.TensorCopyToHost(handle, data, bytes)
-	})
-	return err
+	if got, wanted := DType(dtype), dtypeOf[T](); got != wanted {
+		return 0, invalid("the elements of the tensor are %v, those of the slice %v", got, wanted)
+	}
+	return c.TensorNumel(handle)
 }
 
 // Source says whose data counts when a tensor is distributed; see [FromRank] and [SameEverywhere].
@@ -334,40 +418,28 @@ func FromRank(number int) Source { return Source(number) }
 // replicated. No partial placements. The result is a leaf that requires grad if t does. Collective,
 // unless the source is SameEverywhere.
 func (t *Tensor) Distribute(m *Mesh, spec Spec, source Source) *Tensor {
-	if t.Err() != nil {
-		return t
-	}
-	if spec == nil {
-		spec = On{}
-	}
-	layout, handle, err := layoutOn(spec, m)
-	if err != nil {
-		return t.rank.failed(err)
-	}
-	result := t.one(func() (c.Tensor, error) { return c.TensorDistribute(t.handle, m.handle, handle, int64(source)) })
-	runtime.KeepAlive(layout)
-	return result
+	return t.one(func(*rank) (c.Tensor, error) {
+		layout, handle, err := layoutOn(orReplicated(spec), m)
+		if err != nil {
+			return nil, err
+		}
+		defer runtime.KeepAlive(layout)
+		return c.TensorDistribute(t.handle, m.handle, handle, int64(source))
+	}, m)
 }
 
 // FromLocal makes a sharded tensor from every rank's part. sizes are the global ones; if they are nil
 // they are worked out from the parts, and the call is collective. Parts that are not those of an even
 // split, 1 + 2 rows, make a Shard a ragged one.
 func FromLocal(local *Tensor, m *Mesh, spec Spec, sizes []int64) *Tensor {
-	if local.Err() != nil {
-		return local
-	}
-	if spec == nil {
-		spec = On{}
-	}
-	layout, handle, err := layoutOn(spec, m)
-	if err != nil {
-		return local.rank.failed(err)
-	}
-	result := local.one(func() (c.Tensor, error) {
-		return c.TensorFromLocal(local.handle, m.handle, handle, sizes, int32(local.rank.mode))
-	})
-	runtime.KeepAlive(layout)
-	return result
+	return local.one(func(r *rank) (c.Tensor, error) {
+		layout, handle, err := layoutOn(orReplicated(spec), m)
+		if err != nil {
+			return nil, err
+		}
+		defer runtime.KeepAlive(layout)
+		return c.TensorFromLocal(local.handle, m.handle, handle, sizes, int32(r.mode))
+	}, m)
 }
 
 // Local is this rank's part of a sharded tensor; it shares memory.
@@ -376,42 +448,40 @@ func (t *Tensor) Local() *Tensor { return t.LocalWithGrad(nil) }
 // LocalWithGrad is Local, and says how the gradients of the parts lie together; nil: as the tensor,
 // replicated where that is partial.
 func (t *Tensor) LocalWithGrad(grad *Layout) *Tensor {
-	var handle c.Layout
-	if grad != nil {
-		handle = grad.handle
-	}
-	result := t.one(func() (c.Tensor, error) { return c.TensorToLocal(t.handle, handle, int32(t.rank.mode)) })
-	runtime.KeepAlive(grad)
-	return result
+	return t.one(func(r *rank) (c.Tensor, error) {
+		var handle c.Layout
+		if grad != nil {
+			var err error
+			if _, handle, err = layoutOn(grad, nil); err != nil {
+				return nil, err
+			}
+		}
+		defer runtime.KeepAlive(grad)
+		return c.TensorToLocal(t.handle, handle, int32(r.mode))
+	})
 }
 
 // Redistribute is the same tensor in another layout; nil is replicated. Collective.
 func (t *Tensor) Redistribute(spec Spec) *Tensor {
-	if t.Err() != nil {
-		return t
-	}
-	if spec == nil {
-		spec = On{}
-	}
-	layout, given := spec.(*Layout)
-	if !given { // names need the mesh
-		m, err := t.Mesh()
+	return t.one(func(r *rank) (c.Tensor, error) {
+		var mesh c.Mesh
+		if _, given := spec.(*Layout); !given { // names need the mesh
+			var err error
+			if mesh, err = c.TensorMesh(t.handle); err != nil {
+				return nil, err
+			}
+			defer c.MeshFree(mesh)
+		}
+		layout, err := orReplicated(spec).on(mesh, nil)
 		if err != nil {
-			return t.rank.failed(err)
+			return nil, err
 		}
-		defer m.Close()
-		if layout, err = spec.on(m); err != nil {
-			return t.rank.failed(err)
-		}
-	}
-	result := t.one(func() (c.Tensor, error) {
-		return c.TensorRedistribute(t.handle, layout.handle, int32(t.rank.mode))
+		defer runtime.KeepAlive(layout)
+		return c.TensorRedistribute(t.handle, layout.handle, int32(r.mode))
 	})
-	runtime.KeepAlive(layout)
-	return result
 }
 
 // Full is the whole tensor, plain, on every rank; of a plain one itself. Collective.
 func (t *Tensor) Full() *Tensor {
-	return t.one(func() (c.Tensor, error) { return c.TensorFullTensor(t.handle, int32(t.rank.mode)) })
+	return t.one(func(r *rank) (c.Tensor, error) { return c.TensorFullTensor(t.handle, int32(r.mode)) })
 }

@@ -277,7 +277,7 @@ func TestErrorsOfTensors(t *testing.T) {
 		"two results":     {x.Apply("aten::topk", 1).Err(), sw.InvalidArgument, "not one tensor"},
 		"other rank":      {x.Add(sw.Ones(other, []int64{2, 3})).Err(), sw.InvalidArgument, "several ranks"},
 		"layout, no mesh": {sw.Ones(w, []int64{2}, sw.On{"x": "R"}).Err(), sw.InvalidArgument, "mesh"},
-		"no data":         {sw.FromSlice(w, []float32{1}, []int64{2}).Err(), sw.InvalidArgument, "num_bytes"},
+		"no data":         {sw.FromSlice(w, []float32{1}, []int64{2}).Err(), sw.InvalidArgument, "'data' has 1 elements; sizes [2] need 2"},
 		"dtype":           {sw.FromSlice(w, []float32{1}, []int64{1}, sw.F64).Err(), sw.InvalidArgument, "f64"},
 		"nothing to join": {sw.Cat(nil, 0).Err(), sw.InvalidArgument, "no tensors"},
 	} {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"runtime/debug"
+	"strings"
 	"sync"
 	"time"
 
@@ -13,21 +15,34 @@ import (
 
 // World is one rank's view of all ranks, and the owner of what this rank makes.
 type World struct {
-	*rank
-	handle    c.World
-	number    int
+	_ noCopy
+	*world
+}
+
+// world is what a World, and whoever copied it, means.
+type world struct {
+	*thing[c.World]
 	size      int
 	localRank int
 	comm      *Comm
 	stop      func()
 }
 
-// WorldOption is an option of RunRanks, FromEnvironment and Join.
+func (w *World) home() (*rank, error) {
+	if w == nil || w.world == nil {
+		return nil, noThing("World")
+	}
+	return w.rank, nil
+}
+
+// WorldOption is an option of RunRanks, Spawn, FromEnvironment and Join.
 type WorldOption func(*worldOptions)
 
 type worldOptions struct {
 	backend, networkInterface string
 	timeout                   time.Duration
+	noPrefix                  bool // and what follows: of Spawn
+	args                      []string
 }
 
 // WithTimeout is the deadline of the rendezvous and of every collective; else five minutes.
@@ -44,7 +59,9 @@ func WithNetworkInterface(name string) WorldOption {
 func worldOptionsOf(options []WorldOption) worldOptions {
 	var o worldOptions
 	for _, option := range options {
-		option(&o)
+		if option != nil {
+			option(&o)
+		}
 	}
 	return o
 }
@@ -52,12 +69,12 @@ func worldOptionsOf(options []WorldOption) worldOptions {
 // RunRanks calls body on ranks goroutines, each with its world, which is closed afterwards, and waits
 // for all. If one fails, the others' collectives fail, naming it; the result is the failure that came
 // first, with its rank. When ctx is done, collectives fail on all ranks, and the result is ctx's error
-// too. A panic of a body ends the others in the same way, and goes on here.
+// too. A panic of a body ends the others in the same way, and goes on here as a *[Panic].
 func RunRanks(ctx context.Context, ranks int, body func(*World) error, options ...WorldOption) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if err := int32s("RunRanks", ranks); err != nil {
+	if err := int32s(ranks); err != nil {
 		return err
 	}
 	handles, err := c.WorldCreateLocal(int32(ranks), worldOptionsOf(options).timeout)
@@ -80,7 +97,22 @@ func RunRanks(ctx context.Context, ranks int, body func(*World) error, options .
 	var wg sync.WaitGroup
 	var mutex sync.Mutex
 	var first error // and what came first of panics
-	var panicked any
+	var panicked *Panic
+	fail := func(w *World, err error, p *Panic) {
+		if err == nil {
+			return
+		}
+		err = fmt.Errorf("rank %d: %w", w.Rank(), err)
+		mutex.Lock()
+		if first == nil {
+			first = err
+		}
+		if panicked == nil {
+			panicked = p
+		}
+		mutex.Unlock()
+		w.abort("failed: " + firstLine(err))
+	}
 	for _, w := range worlds {
 		wg.Add(1)
 		go func(w *World) {
@@ -88,20 +120,10 @@ func RunRanks(ctx context.Context, ranks int, body func(*World) error, options .
 			// LibTorch and OpenMP keep caches and threads of their own for every thread.
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
-			defer w.Close()
-			p, err := guard(func() error { return body(w) })
-			if err == nil {
-				return
-			}
-			mutex.Lock()
-			if first == nil {
-				first = fmt.Errorf("rank %d: %w", w.number, err)
-			}
-			if panicked == nil {
-				panicked = p
-			}
-			mutex.Unlock()
-			w.abort(fmt.Sprintf("rank %d failed: %v", w.number, err))
+			guard(w, body, func(err error, p *Panic) {
+				fail(w, err, p)
+				fail(w, w.Close(), nil)
+			})
 		}(w)
 	}
 	wg.Wait()
@@ -111,21 +133,40 @@ func RunRanks(ctx context.Context, ranks int, body func(*World) error, options .
 	return because(ctx, first)
 }
 
-// guard tells a panic as an error too.
-func guard(body func() error) (p any, err error) {
+// Panic is the panic of a rank, with which [RunRanks] panics.
+type Panic struct {
+	Rank  int
+	Value any    // what the rank panicked with
+	Stack []byte // where
+}
+
+func (p *Panic) Error() string {
+	return fmt.Sprintf("rank %d: panic: %v\n\n%s", p.Rank, p.Value, p.Stack)
+}
+
+// Unwrap is the value, if it is an error.
+func (p *Panic) Unwrap() error {
+	err, _ := p.Value.(error)
+	return err
+}
+
+func firstLine(err error) string { return strings.SplitN(err.Error(), "\n", 2)[0] }
+
+// guard calls ended with the error of the body, however it ends; a panic is an error too.
+func guard(w *World, body func(*World) error, ended func(error, *Panic)) {
+	var err error
 	returned := false
 	defer func() {
-		if !returned {
-			if p = recover(); p != nil {
-				err = fmt.Errorf("panic: %v", p)
-			} else { // runtime.Goexit, as testing.T.FailNow calls it
-				err = errors.New("the goroutine ended")
-			}
+		if returned {
+			ended(err, nil)
+		} else if value := recover(); value != nil {
+			ended(fmt.Errorf("panic: %v", value), &Panic{w.Rank(), value, debug.Stack()})
+		} else { // runtime.Goexit, as testing.T.FailNow calls it
+			ended(errors.New("the goroutine ended"), nil)
 		}
 	}()
-	err = body()
+	err = body(w)
 	returned = true
-	return nil, err
 }
 
 // FromEnvironment joins the ranks that torchrun, Slurm, Open MPI, PMI, PMIx, Kubernetes, or RANK,
@@ -150,7 +191,7 @@ type Rendezvous struct {
 // Join joins the ranks that the caller describes. ctx as in FromEnvironment.
 func Join(ctx context.Context, r Rendezvous, options ...WorldOption) (*World, error) {
 	o := worldOptionsOf(options)
-	if err := int32s("Join", r.Rank, r.WorldSize, r.Port); err != nil {
+	if err := int32s(r.Rank, r.WorldSize, r.Port); err != nil {
 		return nil, err
 	}
 	inner := c.Rendezvous{Rank: int32(r.Rank), WorldSize: int32(r.WorldSize), File: r.File, Host: r.Host,
@@ -202,7 +243,7 @@ func Alone() (*World, error) {
 // Counting is one rank of a world of any size that is not there: communication is counted, nothing
 // moves.
 func Counting(number, ranks int) (*World, error) {
-	if err := int32s("Counting", number, ranks); err != nil {
+	if err := int32s(number, ranks); err != nil {
 		return nil, err
 	}
 	handle, err := c.WorldCreateCounting(int32(number), int32(ranks))
@@ -214,7 +255,6 @@ func Counting(number, ranks int) (*World, error) {
 
 // newWorld takes the handle over.
 func newWorld(ctx context.Context, handle c.World) (*World, error) {
-	w := &World{rank: newRank(ctx), handle: handle}
 	number, err1 := c.WorldRank(handle)
 	size, err2 := c.WorldSize(handle)
 	localRank, err3 := c.WorldLocalRank(handle)
@@ -226,27 +266,41 @@ func newWorld(ctx context.Context, handle c.World) (*World, error) {
 			return nil, public(err)
 		}
 	}
-	w.number, w.size, w.localRank = int(number), int(size), int(localRank)
-	w.comm = newComm(w.rank, comm)
-	w.stop = onDone(ctx, func() { c.WorldAbort(handle, ctx.Err().Error()) })
+	r := newRank(ctx, int(number))
+	w := &World{world: &world{
+		thing: &thing[c.World]{rank: r, what: "world", handle: handle, free: c.WorldFree},
+		size:  int(size), localRank: int(localRank), comm: newComm(r, comm)}}
+	w.stop = onDone(ctx, func() { w.abort(ctx.Err().Error()) })
 	return w, nil
 }
 
 // Close ends the world and all that was made from it: this rank has left, and ranks that wait for it
 // get Unavailable. Closing twice is allowed.
 func (w *World) Close() error {
-	if w.closed {
+	if _, err := w.home(); err != nil {
 		return nil
 	}
-	w.stop() // before the handle goes: it may be in use there
-	w.rank.release()
-	c.WorldFree(w.handle)
-	w.handle = nil
-	return nil
+	r := w.rank
+	closing, ended := error(nil), false
+	if err := r.ifOpen(func() {
+		if r.callbacks > 0 {
+			closing = notNow("a function of the host is running in a call of rank %d", r.number)
+			return
+		}
+		r.release()
+		ended = true
+	}); err != nil {
+		return err
+	}
+	if ended {
+		w.stop() // before the handle goes: it may be in use there
+		w.release()
+	}
+	return closing
 }
 
 // Rank is this rank's number, from 0.
-func (w *World) Rank() int { return w.number }
+func (w *World) Rank() int { return w.rank.number }
 
 // Size is how many ranks there are.
 func (w *World) Size() int { return w.size }
@@ -258,32 +312,45 @@ func (w *World) LocalRank() int { return w.localRank }
 func (w *World) Comm() *Comm { return w.comm }
 
 // Context is the one that the world was made with.
-func (w *World) Context() context.Context { return w.ctx }
+func (w *World) Context() context.Context { return w.rank.ctx }
 
 // Abort breaks all groups of the world, on all ranks where the backend can: pending and later
-// operations fail with Aborted and the reason. From any goroutine, before Close.
+// operations fail with Aborted and the reason. From any goroutine.
 func (w *World) Abort(reason error) error {
-	if w.closed {
-		return errWorldClosed
+	if _, err := w.home(); err != nil {
+		return err
 	}
-	return w.abort(reason.Error())
+	return w.abort(reasonOf(reason))
 }
 
-func (w *World) abort(reason string) error { return public(c.WorldAbort(w.handle, reason)) }
+func (w *World) abort(reason string) error {
+	return w.anytime(func(handle c.World) error { return c.WorldAbort(handle, reason) })
+}
+
+// reasonOf is the text of an error that may be nil.
+func reasonOf(reason error) string {
+	if reason == nil {
+		return "no reason was given"
+	}
+	return reason.Error()
+}
 
 // Scope calls body, and closes all tensors that this rank makes meanwhile, except those that were
 // kept. Scopes nest.
-func (w *World) Scope(body func() error) error {
-	r := w.rank
-	if err := r.ready(); err != nil {
+func (w *World) Scope(body func() error) (err error) {
+	r, err := begin(w)
+	if err != nil {
 		return err
 	}
-	s := &scope{outer: r.scope}
-	r.scope = s
+	s := r.openScope()
+	r.leave()
 	defer func() {
-		if !r.closed { // else the world has closed it
-			r.scope = s.outer
-			s.close()
+		var late error
+		if unended := r.ifOpen(func() { late = r.closeScope(s) }); unended != nil { // else the world has closed it
+			late = unended
+		}
+		if err == nil {
+			err = late
 		}
 	}()
 	return body()
@@ -291,27 +358,33 @@ func (w *World) Scope(body func() error) error {
 
 // With calls body with another mode: NoGrad for what is not to be recorded for gradients.
 func (w *World) With(mode GradMode, body func() error) error {
-	before := w.mode
-	w.mode = mode
-	defer func() { w.mode = before }()
+	r, err := begin(w)
+	if err != nil {
+		return err
+	}
+	before := r.mode
+	r.mode = mode
+	r.leave()
+	defer r.atLast(func() { r.mode = before })
 	return body()
 }
 
-// FlightRecord is the last operations of every group of this rank, as JSON.
-func (w *World) FlightRecord() (string, error) {
-	if err := w.ready(); err != nil {
+// FlightRecord is the last operations of every group of this rank, as JSON. From any goroutine, also
+// while something hangs.
+func (w *World) FlightRecord() (record string, err error) {
+	if _, err := w.home(); err != nil {
 		return "", err
 	}
-	record, err := c.WorldFlightRecord(w.handle)
-	return record, public(err)
+	err = w.anytime(func(handle c.World) (err error) {
+		record, err = c.WorldFlightRecord(handle)
+		return err
+	})
+	return record, err
 }
 
 // Counters counts the operations of all groups of this rank.
 func (w *World) Counters() (Counters, error) {
-	if err := w.ready(); err != nil {
-		return Counters{}, err
-	}
-	return countersOf(c.WorldCounters(w.handle))
+	return ask(func(*rank) (Counters, error) { return countersOf(c.WorldCounters(w.handle)) }, w)
 }
 
 // Seed seeds the generator that plain tensors are drawn from: one for the process, whatever the rank.
@@ -319,7 +392,7 @@ func Seed(seed uint64) error { return public(c.Seed(seed)) }
 
 // SetNumThreads says how many threads one operator may use, everywhere in the process.
 func SetNumThreads(n int) error {
-	if err := int32s("SetNumThreads", n); err != nil {
+	if err := int32s(n); err != nil {
 		return err
 	}
 	return public(c.SetNumThreads(int32(n)))

@@ -52,18 +52,26 @@ func TestOthersHearOfAFailure(t *testing.T) {
 
 func TestPanicsGoOn(t *testing.T) {
 	defer func() {
-		if p := recover(); p != "oh" {
-			t.Error(p)
+		p, is := recover().(*sw.Panic)
+		if !is || p.Rank != 1 || p.Value != "oh" {
+			t.Fatal(p)
+		}
+		// Where it happened, and in which rank.
+		if text := p.Error(); !strings.HasPrefix(text, "rank 1: panic: oh\n") || !strings.Contains(text, "shardweave_test.whatPanics") {
+			t.Error(text)
 		}
 	}()
 	err := sw.RunRanks(background, 2, func(w *sw.World) error {
-		if w.Rank() == 0 {
-			panic("oh")
+		if w.Rank() == 1 {
+			whatPanics()
 		}
 		return w.Comm().Barrier(background)
 	})
 	t.Error("not reached", err)
 }
+
+//go:noinline
+func whatPanics() { panic("oh") }
 
 func TestGoroutinesThatEnd(t *testing.T) {
 	err := sw.RunRanks(background, 2, func(w *sw.World) error {

@@ -39,8 +39,11 @@ func run(args []string) int {
 	// Asked to end, ranks give up what they wait for, and say what they were doing.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if s.backend == "inproc" {
+	switch s.backend {
+	case "inproc":
 		return runGoroutines(ctx, s)
+	case "gloo":
+		return runProcesses(ctx, s)
 	}
 	w, err := sw.FromEnvironment(ctx, sw.WithTimeout(s.timeout))
 	switch {
@@ -49,8 +52,6 @@ func run(args []string) int {
 		return runProcess(w, s)
 	case !errors.Is(err, sw.NotFound):
 		return fail("train_gpt, joining the other ranks", err, exitFailed)
-	case s.backend == "gloo":
-		return startProcesses(ctx, s, args)
 	default:
 		return runGoroutines(ctx, s)
 	}
@@ -65,6 +66,15 @@ func fail(who string, err error, code int) int {
 func runGoroutines(ctx context.Context, s *settings) int {
 	err := sw.RunRanks(ctx, s.ranks(), func(w *sw.World) error { return runRank(w, s) }, sw.WithTimeout(s.timeout))
 	if err != nil {
+		return fail("train_gpt", err, exitFailed)
+	}
+	return 0
+}
+
+// runProcesses makes each rank a process of this machine.
+func runProcesses(ctx context.Context, s *settings) int {
+	body := func(w *sw.World) error { return runRank(w, s) }
+	if err := sw.Spawn(ctx, s.ranks(), body, sw.WithTimeout(s.timeout), sw.WithoutPrefix()); err != nil {
 		return fail("train_gpt", err, exitFailed)
 	}
 	return 0

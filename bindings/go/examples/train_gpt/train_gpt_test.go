@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -161,6 +162,16 @@ func byHand(t *testing.T, first, second []string) (a, b *program) {
 		return []string{"RANK=" + strconv.Itoa(rank), "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + strconv.Itoa(port)}
 	}
 	return start(t, os.Args[0], first, env(0)), start(t, os.Args[0], second, env(1))
+}
+
+// freePort was free a moment ago.
+func freePort() (int, error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	defer listener.Close()
+	return listener.Addr().(*net.TCPAddr).Port, nil
 }
 
 func TestRanksThatWereStartedDifferently(t *testing.T) {

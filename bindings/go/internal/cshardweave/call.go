@@ -9,7 +9,7 @@ import (
 )
 
 func OpFind(name string) (Op, error) {
-	if err := checkText("FindOp", name); err != nil {
+	if err := checkText("name", name); err != nil {
 		return nil, err
 	}
 	var a arena
@@ -161,23 +161,47 @@ func (c *Call) AddTensors(all ...Tensor) {
 	c.list(C.SWV_VALUE_TENSORS, unsafe.Pointer(first(all)), len(all), 8)
 }
 
-// Name names the argument that was added last; all behind it are named too.
+// Name names the argument that was added last, once; all behind it are named too.
 func (c *Call) Name(name string) error {
 	if err := checkText("a name", name); err != nil {
 		return err
 	}
+	last := &c.arguments[len(c.arguments)-1]
+	if last.reserved != 0 {
+		return invalid("an argument has two names; the second is '" + name + "'")
+	}
 	zero := name + "\x00"
-	offset := c.append(textData(zero), len(zero))
-	c.arguments[len(c.arguments)-1].reserved = C.int32_t(offset + 1)
+	last.reserved = C.int32_t(c.append(textData(zero), len(zero)) + 1)
 	c.numNames++
 	return nil
 }
 
+// NumNames is how many arguments have a name.
+func (c *Call) NumNames() int { return c.numNames }
+
+// check is for the shims, which have arrays on C's stack, and a name for each that is counted.
+func (c *Call) check(names bool) error {
+	const most = 256 // as the library says
+	if len(c.arguments) > most {
+		return invalid("256 arguments at most")
+	}
+	if !names && c.numNames > 0 {
+		return invalid("arguments are given in order here, not by name")
+	}
+	for i := len(c.arguments) - c.numNames; i < len(c.arguments); i++ {
+		if c.arguments[i].reserved == 0 {
+			return invalid("an argument in order is behind one by name")
+		}
+	}
+	return nil
+}
+
+func invalid(message string) error { return &Error{C.SWV_INVALID_ARGUMENT, message} }
+
 // Do calls the operator.
 func (c *Call) Do(op Op, mode int32) error {
-	const most = 256 // as the library says; they are copied to C's stack
-	if len(c.arguments) > most {
-		return &Error{C.SWV_INVALID_ARGUMENT, "an operator has 256 arguments at most"}
+	if err := c.check(true); err != nil {
+		return err
 	}
 	status := C.swvgo_call(op, C.swv_grad_mode(mode), first(c.arguments), C.size_t(len(c.arguments)),
 		C.size_t(c.numNames), (*C.char)(unsafe.Pointer(first(c.data))), &c.results[0], maxResults, &c.numResults)
@@ -190,6 +214,9 @@ func (c *Call) Do(op Op, mode int32) error {
 
 // Explain tells why the operator would move what it moves, as a table and as JSON. Nothing runs.
 func (c *Call) Explain(op Op) (table, json string, err error) {
+	if err := c.check(false); err != nil {
+		return "", "", err
+	}
 	var outText, outJSON *C.swv_string
 	if err := result(C.swvgo_explain(op, first(c.arguments), C.size_t(len(c.arguments)),
 		(*C.char)(unsafe.Pointer(first(c.data))), &outText, &outJSON)); err != nil {
@@ -265,7 +292,10 @@ func elements[T any](c *Call, i int) []T {
 
 // ModuleCall calls a method of a module that was loaded, with the arguments of the call.
 func (c *Call) ModuleCall(m Module, method string, mode int32) error {
-	if err := checkText("Call", method); err != nil {
+	if err := checkText("method", method); err != nil {
+		return err
+	}
+	if err := c.check(false); err != nil {
 		return err
 	}
 	var a arena

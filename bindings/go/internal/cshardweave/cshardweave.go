@@ -90,10 +90,10 @@ func (a *arena) free() {
 	}
 }
 
-func checkText(where string, all ...string) error {
+func checkText(what string, all ...string) error {
 	for _, s := range all {
 		if strings.IndexByte(s, 0) >= 0 {
-			return &Error{C.SWV_INVALID_ARGUMENT, where + ": a text has a NUL in it"}
+			return invalid(what + " has a NUL in it")
 		}
 	}
 	return nil
@@ -156,7 +156,7 @@ func WorldCreateLocal(ranks int32, timeout time.Duration) ([]World, error) {
 }
 
 func WorldFromEnvironment(backend, networkInterface string, timeout time.Duration) (World, error) {
-	if err := checkText("FromEnvironment", backend, networkInterface); err != nil {
+	if err := checkText("an option", backend, networkInterface); err != nil {
 		return nil, err
 	}
 	var a arena
@@ -174,7 +174,7 @@ type Rendezvous struct {
 }
 
 func WorldJoin(r Rendezvous, backend, networkInterface string, timeout time.Duration) (World, error) {
-	if err := checkText("Join", r.File, r.Host, r.Run, backend, networkInterface); err != nil {
+	if err := checkText("a field", r.File, r.Host, r.Run, backend, networkInterface); err != nil {
 		return nil, err
 	}
 	var a arena
@@ -302,7 +302,7 @@ func CommWorldRanks(c Comm) ([]int64, error) {
 }
 
 func CommSplit(c Comm, color, key int32, name string) (Comm, error) {
-	if err := checkText("Split", name); err != nil {
+	if err := checkText("name", name); err != nil {
 		return nil, err
 	}
 	var a arena
@@ -313,7 +313,7 @@ func CommSplit(c Comm, color, key int32, name string) (Comm, error) {
 }
 
 func CommSubgroup(c Comm, members []int64, name string) (Comm, error) {
-	if err := checkText("Subgroup", name); err != nil {
+	if err := checkText("name", name); err != nil {
 		return nil, err
 	}
 	var a arena
@@ -370,7 +370,7 @@ type Collective struct {
 }
 
 func CommRun(c Comm, call *Collective) error {
-	if err := checkText("a collective", call.Tag); err != nil {
+	if err := checkText("the tag", call.Tag); err != nil {
 		return err
 	}
 	var a arena
@@ -403,7 +403,7 @@ func numbers(get func(to *C.int64_t, capacity C.size_t, count *C.size_t) *C.swv_
 }
 
 func MeshCreate(w World, names []string, sizes, ranks []int64) (Mesh, error) {
-	if err := checkText("Mesh", names...); err != nil {
+	if err := checkText("a name", names...); err != nil {
 		return nil, err
 	}
 	var a arena
@@ -415,7 +415,7 @@ func MeshCreate(w World, names []string, sizes, ranks []int64) (Mesh, error) {
 }
 
 func MeshParse(w World, description string) (Mesh, error) {
-	if err := checkText("ParseMesh", description); err != nil {
+	if err := checkText("text", description); err != nil {
 		return nil, err
 	}
 	var a arena
@@ -428,7 +428,7 @@ func MeshParse(w World, description string) (Mesh, error) {
 func MeshFree(m Mesh) { C.swv_mesh_free(m) }
 
 func MeshSlice(m Mesh, names []string) (Mesh, error) {
-	if err := checkText("Slice", names...); err != nil {
+	if err := checkText("a name", names...); err != nil {
 		return nil, err
 	}
 	var a arena
@@ -439,7 +439,7 @@ func MeshSlice(m Mesh, names []string) (Mesh, error) {
 }
 
 func MeshFlatten(m Mesh, names []string, newName string) (Mesh, error) {
-	if err := checkText("Flatten", append([]string{newName}, names...)...); err != nil {
+	if err := checkText("a name", append([]string{newName}, names...)...); err != nil {
 		return nil, err
 	}
 	var a arena
@@ -450,7 +450,7 @@ func MeshFlatten(m Mesh, names []string, newName string) (Mesh, error) {
 }
 
 func MeshUnflatten(m Mesh, name string, names []string, sizes []int64) (Mesh, error) {
-	if err := checkText("Unflatten", append([]string{name}, names...)...); err != nil {
+	if err := checkText("a name", append([]string{name}, names...)...); err != nil {
 		return nil, err
 	}
 	var a arena
@@ -487,7 +487,7 @@ func MeshDimName(m Mesh, dim int32) (string, error) {
 }
 
 func MeshFindDim(m Mesh, name string) (int32, error) {
-	if err := checkText("FindDim", name); err != nil {
+	if err := checkText("dim", name); err != nil {
 		return 0, err
 	}
 	var a arena
@@ -550,7 +550,7 @@ func MeshDispatchCounters(m Mesh) ([4]int64, error) {
 // ---- Layouts
 
 func LayoutParse(description string) (Layout, error) {
-	if err := checkText("ParseLayout", description); err != nil {
+	if err := checkText("text", description); err != nil {
 		return nil, err
 	}
 	var a arena
@@ -562,7 +562,7 @@ func LayoutParse(description string) (Layout, error) {
 
 // LayoutCreateNamed takes mesh dimension, placement, mesh dimension, ...
 func LayoutCreateNamed(m Mesh, pairs []string) (Layout, error) {
-	if err := checkText("a layout", pairs...); err != nil {
+	if err := checkText("the layout", pairs...); err != nil {
 		return nil, err
 	}
 	var a arena
@@ -679,7 +679,7 @@ func TraceToJSON(t Trace) (string, error) {
 }
 
 func ModuleScopeCreate(m Mesh, name string) (ModuleScope, error) {
-	if err := checkText("Named", name); err != nil {
+	if err := checkText("name", name); err != nil {
 		return nil, err
 	}
 	var a arena

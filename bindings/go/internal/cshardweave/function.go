@@ -7,6 +7,7 @@ import "C"
 import (
 	"fmt"
 	"runtime/cgo"
+	"runtime/debug"
 	"strings"
 	"unsafe"
 )
@@ -21,7 +22,7 @@ type Function interface {
 
 // FunctionApply calls f.Forward during the call, and f.Backward whenever gradients pass.
 func FunctionApply(f Function, name string, mode int32, inputs []Tensor, outputs int) ([]Tensor, error) {
-	if err := checkText("Apply", name); err != nil {
+	if err := checkText("name", name); err != nil {
 		f.Dropped()
 		return nil, err
 	}
@@ -48,7 +49,7 @@ func callback(f func() error) (status *C.swv_status) {
 	code, message := C.swv_code(C.SWV_UNKNOWN), ""
 	defer func() {
 		if p := recover(); p != nil {
-			code, message = C.SWV_INTERNAL, fmt.Sprint("panic: ", p)
+			code, message = C.SWV_INTERNAL, fmt.Sprintf("panic: %v\n\n%s", p, debug.Stack())
 		}
 		if code != C.SWV_OK {
 			text := C.CString(strings.ReplaceAll(message, "\x00", "?"))

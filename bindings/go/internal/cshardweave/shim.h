@@ -207,6 +207,28 @@ static inline swv_status* swvgo_tensor_from_data(const void* data, size_t num_by
   return swv_tensor_from_data(data, num_bytes, sizes, ndim, &options, out_tensor);
 }
 
+// What this rank holds of a tensor. Of small ones what all ranks hold, which needs no second handle.
+static inline int64_t swvgo_tensor_local_bytes(const swv_tensor* tensor) {
+  int64_t numel = 0;
+  swv_dtype dtype = SWV_DTYPE_DEFAULT;
+  swv_bool sharded = 0;
+  swv_tensor* local = NULL;
+  swv_status* status = swv_tensor_numel(tensor, &numel);
+  if (status == NULL) status = swv_tensor_dtype(tensor, &dtype);
+  const int64_t size = (int64_t)swv_dtype_size(dtype);
+  if (status == NULL && numel * size > 65536) status = swv_tensor_is_sharded(tensor, &sharded);
+  if (status == NULL && sharded) {
+    status = swv_tensor_to_local(tensor, NULL, SWV_NO_GRAD, &local);
+    if (status == NULL) status = swv_tensor_numel(local, &numel);
+    swv_tensor_free(local);
+  }
+  if (status != NULL) {
+    swv_status_free(status);
+    return 0;
+  }
+  return numel * size;
+}
+
 static inline void swvgo_tensors_free(swv_tensor* const* tensors, size_t count) {
   for (size_t i = 0; i < count; ++i) swv_tensor_free(tensors[i]);
 }

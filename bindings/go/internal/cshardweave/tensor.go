@@ -114,6 +114,18 @@ func TensorToString(t Tensor) (string, error) {
 	return text(out), nil
 }
 
+// TensorValuesToString is TensorToString and the elements of the whole tensor.
+func TensorValuesToString(t Tensor) (string, error) {
+	var out *C.swv_string
+	if err := result(C.swv_tensor_values_to_string(t, &out)); err != nil {
+		return "", err
+	}
+	return text(out), nil
+}
+
+// TensorLocalBytes is about what this rank holds of the tensor, in bytes; 0 if that is not known.
+func TensorLocalBytes(t Tensor) int64 { return int64(C.swvgo_tensor_local_bytes(t)) }
+
 func TensorPicture(t Tensor) (string, error) {
 	var out *C.swv_string
 	if err := result(C.swv_tensor_picture(t, &out)); err != nil {
@@ -232,7 +244,7 @@ func ModuleCreate() (Module, error) {
 }
 
 func ModuleLoad(path string) (Module, error) {
-	if err := checkText("LoadModule", path); err != nil {
+	if err := checkText("path", path); err != nil {
 		return nil, err
 	}
 	var a arena
@@ -245,7 +257,7 @@ func ModuleLoad(path string) (Module, error) {
 func ModuleFree(m Module) { C.swv_module_free(m) }
 
 func ModuleAddParameter(m Module, fqn string, t Tensor) error {
-	if err := checkText("AddParameter", fqn); err != nil {
+	if err := checkText("fqn", fqn); err != nil {
 		return err
 	}
 	var a arena
@@ -254,7 +266,7 @@ func ModuleAddParameter(m Module, fqn string, t Tensor) error {
 }
 
 func ModuleAddBuffer(m Module, fqn string, t Tensor) error {
-	if err := checkText("AddBuffer", fqn); err != nil {
+	if err := checkText("fqn", fqn); err != nil {
 		return err
 	}
 	var a arena
@@ -293,7 +305,7 @@ func ModuleBuffer(m Module, index int) (string, Tensor, error) {
 }
 
 func ModuleGet(m Module, fqn string) (Tensor, error) {
-	if err := checkText("Get", fqn); err != nil {
+	if err := checkText("fqn", fqn); err != nil {
 		return nil, err
 	}
 	var a arena
@@ -329,7 +341,7 @@ func PlanCreate() (Plan, error) {
 }
 
 func PlanFromJSON(description string) (Plan, error) {
-	if err := checkText("ParsePlan", description); err != nil {
+	if err := checkText("json", description); err != nil {
 		return nil, err
 	}
 	var a arena
@@ -349,7 +361,7 @@ func PlanToJSON(p Plan) (string, error) {
 
 // PlanAdd takes mesh dimension, placement, mesh dimension, ...
 func PlanAdd(p Plan, pattern string, pairs []string) error {
-	if err := checkText("a plan", append([]string{pattern}, pairs...)...); err != nil {
+	if err := checkText("the line", append([]string{pattern}, pairs...)...); err != nil {
 		return err
 	}
 	var a arena
@@ -399,9 +411,9 @@ func OptimizerSetLR(o Optimizer, lr float64) error {
 	return result(C.swv_optimizer_set_lr(o, C.double(lr)))
 }
 
-// OptimizerState is nil before the first step.
+// OptimizerState may be nil.
 func OptimizerState(o Optimizer, index int, name string) (Tensor, error) {
-	if err := checkText("State", name); err != nil {
+	if err := checkText("name", name); err != nil {
 		return nil, err
 	}
 	var a arena
@@ -409,4 +421,13 @@ func OptimizerState(o Optimizer, index int, name string) (Tensor, error) {
 	var out Tensor
 	err := result(C.swv_optimizer_state(o, C.size_t(index), a.text(name), &out))
 	return out, err
+}
+
+func OptimizerSetState(o Optimizer, index int, name string, t Tensor) error {
+	if err := checkText("name", name); err != nil {
+		return err
+	}
+	var a arena
+	defer a.free()
+	return result(C.swv_optimizer_set_state(o, C.size_t(index), a.text(name), t))
 }
