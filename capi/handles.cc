@@ -15,7 +15,7 @@ struct TypeRow {
   int comm;  // a DType; -1: collectives do not know it
   const char* name;
 };
-constexpr std::array<TypeRow, SWV_C128 + 1> kTypes = {{
+constexpr std::array<TypeRow, SWV_C32 + 1> kTypes = {{
     {at::ScalarType::Undefined, -1, "unknown"},
     {at::kFloat, static_cast<int>(DType::kF32), "f32"},
     {at::kDouble, static_cast<int>(DType::kF64), "f64"},
@@ -34,6 +34,7 @@ constexpr std::array<TypeRow, SWV_C128 + 1> kTypes = {{
     {at::kBool, static_cast<int>(DType::kBool), "bool"},
     {at::kComplexFloat, -1, "c64"},
     {at::kComplexDouble, -1, "c128"},
+    {at::kComplexHalf, -1, "c32"},
 }};
 
 bool is_dtype(swv_dtype dtype) {
