@@ -4,9 +4,14 @@
 #include <cmath>
 #include <utility>
 
-#include "ATen/ops/linalg_vector_norm.h"
+#include "ATen/ops/_foreach_mul.h"
+#include "ATen/ops/_foreach_norm.h"
+#include "ATen/ops/stack.h"
 #include "absl/strings/str_cat.h"
 #include "c10/core/GradMode.h"
+#include "shardweave/dtensor/distribute_module.h"
+#include "shardweave/dtensor/fused.h"
+#include "shardweave/dtensor/local_part.h"
 #include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/observer.h"
 #include "shardweave/dtensor/redistribute.h"
@@ -15,18 +20,21 @@
 namespace shardweave {
 namespace {
 
+constexpr char kName[] = "clip_grad_norm";
+
 // What this rank's parts of some tensors add to the norm: the sum of the powers of their elements,
 // or the largest.
 class Sum {
  public:
   explicit Sum(double norm_type) : norm_type_(norm_type) {}
 
-  void add(const at::Tensor& part) {
-    if (part.numel() == 0) return;
-    const double norm = at::linalg_vector_norm(part, norm_type_, at::OptionalIntArrayRef(), false,
-                                               part.is_complex() ? at::kComplexDouble : at::kDouble)
-                            .item<double>();
-    add_power(std::isinf(norm_type_) ? norm : std::pow(norm, norm_type_));
+  void add(const std::vector<at::Tensor>& parts) {
+    std::vector<at::Tensor> real, complex;
+    for (const at::Tensor& part : parts) {
+      if (part.numel() > 0) (part.is_complex() ? complex : real).push_back(part);
+    }
+    add(real, at::kDouble);
+    add(complex, at::kComplexDouble);
   }
   void add_power(double power) {
     if (std::isinf(norm_type_)) {
@@ -35,7 +43,7 @@ class Sum {
       power_ += power;
     }
   }
-  // Over all ranks of `comm`, whose parts are different ones.
+  // Over all ranks along `mesh_dims`, whose parts are different ones.
   void reduce(MeshContext& context, const std::vector<int>& mesh_dims, const Cause& cause) {
     Communicator& comm = context.communicator(mesh_dims);
     const CollectiveSpan span(context, cause, [&]() -> Sending {
@@ -51,6 +59,16 @@ class Sum {
   double norm() const { return std::isinf(norm_type_) ? power_ : std::pow(power_, 1 / norm_type_); }
 
  private:
+  void add(const std::vector<at::Tensor>& parts, at::ScalarType dtype) {
+    if (parts.empty()) return;
+    const at::Tensor norms =
+        at::stack(at::_foreach_norm(parts, norm_type_, dtype)).cpu();  // one copy for all
+    const auto* values = norms.const_data_ptr<double>();
+    for (int64_t i = 0; i < norms.numel(); ++i) {
+      add_power(std::isinf(norm_type_) ? values[i] : std::pow(values[i], norm_type_));
+    }
+  }
+
   double norm_type_;
   double power_ = 0;
 };
@@ -59,15 +77,55 @@ class Sum {
 struct Group {
   std::shared_ptr<MeshContext> context;
   std::vector<int> mesh_dims;
-  Sum sum;
+  std::vector<at::Tensor> parts;
 };
 
-std::vector<int> cutting_dims(const MeshContext& context, const Layout& layout) {
-  std::vector<int> dims;
-  for (int m = 0; m < layout.mesh_ndim(); ++m) {
-    if (layout[m].is_shard() && context.mesh().size(m) > 1) dims.push_back(m);
+// By the mesh dimensions that cut them.
+class Groups {
+ public:
+  void add(const std::shared_ptr<MeshContext>& context, const Layout& layout, at::Tensor part) {
+    std::vector<int> dims = cutting_dims(*context, layout);
+    auto group = std::find_if(groups_.begin(), groups_.end(), [&](const Group& g) {
+      return g.context.get() == context.get() && g.mesh_dims == dims;
+    });
+    if (group == groups_.end()) {
+      group = groups_.insert(group, {context, std::move(dims), {}});
+    }
+    group->parts.push_back(std::move(part));
   }
-  return dims;
+  const std::vector<Group>& all() const { return groups_; }
+
+ private:
+  static std::vector<int> cutting_dims(const MeshContext& context, const Layout& layout) {
+    std::vector<int> dims;
+    for (int m = 0; m < layout.mesh_ndim(); ++m) {
+      if (layout[m].is_shard() && context.mesh().size(m) > 1) dims.push_back(m);
+    }
+    return dims;
+  }
+
+  std::vector<Group> groups_;
+};
+
+bool has_partial(const Layout& layout) {
+  return std::any_of(layout.placements().begin(), layout.placements().end(),
+                     [](const Placement& p) { return p.is_partial(); });
+}
+
+// Of the parameters that have one; each once.
+std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) {
+  std::vector<at::Tensor> grads;
+  for (const at::Tensor& parameter : parameters) {
+    if (at::Tensor grad = parameter.grad(); grad.defined()) grads.push_back(std::move(grad));
+  }
+  return grads;
+}
+
+void multiply(const std::vector<at::Tensor>& grads, double factor) {
+  std::vector<at::Tensor> parts;
+  for (const at::Tensor& grad : grads) parts.push_back(part_to_write(grad, kName));
+  if (!parts.empty()) at::_foreach_mul_(parts, factor);
+  for (const at::Tensor& grad : grads) part_written(grad, kName);
 }
 
 }  // namespace
@@ -76,45 +134,56 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
                       bool error_if_nonfinite, std::source_location where) {
   if (!(norm_type > 0)) {
     throw Error(absl::InvalidArgumentError(
-        absl::StrCat("clip_grad_norm: the norm type is ", norm_type, " (wanted: above 0)")));
+        absl::StrCat(kName, ": the norm type is ", norm_type, " (wanted: above 0)")));
   }
   const c10::AutoGradMode no_grad(false);
-  const Cause cause = {.name = "clip_grad_norm", .where = where};
-  Sum total(norm_type);  // of plain gradients, then of all
-  std::vector<Group> groups;
-  for (const at::Tensor& parameter : parameters) {
-    at::Tensor grad = parameter.grad();
-    if (!grad.defined()) continue;
+  const Cause cause = {.name = kName, .where = where};
+  std::vector<at::Tensor> grads = gradients_of(unique_parameters(parameters));
+  std::vector<at::Tensor> plain;
+  Groups groups;
+  std::vector<const DTensorMeta*> partial;
+  std::vector<Travel> travels;  // of the Partial ones to where they are whole
+  for (const at::Tensor& grad : grads) {
     if (!is_dtensor(grad)) {
-      total.add(grad);
+      plain.push_back(grad);
       continue;
     }
-    grad = redistributed(grad, gradient_layout(meta_of(grad).spec->layout), cause);
-    const DTensorMeta& meta = meta_of(grad);
-    std::vector<int> dims = cutting_dims(*meta.context, meta.spec->layout);
-    auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& g) {
-      return g.context.get() == meta.context.get() && g.mesh_dims == dims;
-    });
-    if (group == groups.end()) {
-      group = groups.insert(group, {meta.context, std::move(dims), Sum(norm_type)});
+    const DTensorMeta& meta = checked_meta(grad, kName);
+    if (has_partial(meta.spec->layout)) {
+      partial.push_back(&meta);
+      travels.push_back(travel(meta, gradient_layout(meta.spec->layout)));
+    } else {
+      groups.add(meta.context, meta.spec->layout, meta.local);
     }
-    group->sum.add(meta.local);
   }
-  for (Group& group : groups) {
-    if (!group.mesh_dims.empty()) group.sum.reduce(*group.context, group.mesh_dims, cause);
-    total.add_power(group.sum.power());
+  run_plans(travels, cause);
+  for (size_t i = 0; i < partial.size(); ++i) {
+    groups.add(partial[i]->context, gradient_layout(partial[i]->spec->layout), travels[i].local);
+  }
+  Sum total(norm_type);
+  total.add(plain);
+  for (const Group& group : groups.all()) {
+    Sum sum(norm_type);
+    sum.add(group.parts);
+    if (!group.mesh_dims.empty()) sum.reduce(*group.context, group.mesh_dims, cause);
+    total.add_power(sum.power());
   }
 
   const double norm = total.norm();
   if (error_if_nonfinite && !std::isfinite(norm)) {
     throw Error(
-        absl::OutOfRangeError(absl::StrCat("clip_grad_norm: the norm of the gradients is ", norm)));
+        absl::OutOfRangeError(absl::StrCat(kName, ": the norm of the gradients is ", norm)));
   }
-  const double factor = max_norm / (norm + 1e-6);
-  if (factor < 1) {
-    for (const at::Tensor& parameter : parameters) {
-      if (at::Tensor grad = parameter.grad(); grad.defined()) grad.mul_(factor);
-    }
+  if (const double factor = max_norm / (norm + 1e-6); factor < 1) {
+    // One that two parameters have is scaled once.
+    grads = unique_parameters(grads);
+    const auto is_partial = [](const at::Tensor& grad) {
+      return is_dtensor(grad) && has_partial(meta_of(grad).spec->layout);
+    };
+    const auto whole = std::stable_partition(grads.begin(), grads.end(), is_partial);
+    for (auto grad = grads.begin(); grad != whole; ++grad)
+      grad->mul_(factor);  // a product is not linear
+    multiply({whole, grads.end()}, factor);
   }
   return norm;
 }

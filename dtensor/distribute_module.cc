@@ -1,10 +1,14 @@
 #include "shardweave/dtensor/distribute_module.h"
 
 #include <algorithm>
+#include <utility>
 
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "c10/core/GradMode.h"
+#include "shardweave/dtensor/checksum.h"
 #include "shardweave/dtensor/fused.h"
 #include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/tensor_impl.h"
@@ -13,16 +17,124 @@
 namespace shardweave {
 namespace {
 
-struct Named {
-  std::string fqn;
+// A tensor of the module.
+struct Member {
   at::Tensor tensor;
+  std::vector<std::string> fqns;           // more than one: it is tied
+  const Placements* placements = nullptr;  // by the plan; null: no entry matches
+  // Which decided: an entry of the plan, and the name that it matches.
+  const PlanEntry* entry = nullptr;
+  std::string_view matched;
 };
 
-std::vector<Named> tensors_of(torch::nn::Module& module) {
-  std::vector<Named> all;
-  for (const auto& item : module.named_parameters()) all.push_back({item.key(), item.value()});
-  for (const auto& item : module.named_buffers()) all.push_back({item.key(), item.value()});
+// Each once, in the order of their first names.
+std::vector<Member> members_of(const torch::nn::Module& module) {
+  std::vector<Member> members;
+  absl::flat_hash_map<const c10::TensorImpl*, size_t> places;
+  auto add = [&](const std::string& fqn, const at::Tensor& tensor) {
+    const auto [it, is_new] = places.emplace(tensor.unsafeGetTensorImpl(), members.size());
+    if (is_new) members.push_back({.tensor = tensor});
+    members[it->second].fqns.push_back(fqn);
+  };
+  for (const auto& item : module.named_parameters()) add(item.key(), item.value());
+  for (const auto& item : module.named_buffers()) add(item.key(), item.value());
+  return members;
+}
+
+[[noreturn]] void refuse(absl::StatusCode code, std::string_view fqn, std::string_view why) {
+  throw Error(absl::Status(
+      code, absl::StrCat("distribute_module: '", std::string(fqn), "': ", std::string(why))));
+}
+
+std::vector<Placements> placements_of(const ParameterPlan& plan, const MeshPtr& mesh) {
+  std::vector<Placements> all;
+  for (const PlanEntry& entry : plan) all.push_back(resolve(mesh->mesh(), entry.placements));
   return all;
+}
+
+// The first entry that matches decides, for each name; the names have to agree.
+void choose(Member& member, const ParameterPlan& plan, const std::vector<Placements>& placements,
+            std::vector<bool>* used) {
+  if (is_dtensor(member.tensor)) {
+    refuse(absl::StatusCode::kFailedPrecondition, member.fqns[0], "is a DTensor already");
+  }
+  for (const std::string& fqn : member.fqns) {
+    bool decided = false;
+    for (size_t i = 0; i < plan.size(); ++i) {
+      if (!matches_fqn(plan[i].pattern, fqn)) continue;
+      (*used)[i] = true;
+      if (std::exchange(decided, true)) continue;
+      if (member.placements == nullptr) {
+        member.placements = &placements[i];
+        member.entry = &plan[i];
+        member.matched = fqn;
+      } else if (*member.placements != placements[i]) {
+        throw Error(absl::InvalidArgumentError(absl::StrCat(
+            "distribute_module: '", std::string(member.matched), "' and '", fqn,
+            "' are one tensor, and the plan gives it two placements: ",
+            to_string(*member.placements), " by the entry '", member.entry->pattern, "', ",
+            to_string(placements[i]), " by the entry '", plan[i].pattern, "'")));
+      }
+    }
+  }
+}
+
+[[noreturn]] void no_match(const PlanEntry& entry, const std::vector<Member>& members) {
+  std::vector<std::string_view> fqns;
+  for (const Member& member : members)
+    fqns.insert(fqns.end(), member.fqns.begin(), member.fqns.end());
+  throw Error(absl::NotFoundError(absl::StrCat(
+      "distribute_module: the pattern '", entry.pattern,
+      "' matches no parameter or buffer; there are: ",
+      absl::StrJoin(fqns, ", ",
+                    [](std::string* out, std::string_view fqn) { out->append(fqn); }))));
+}
+
+// From the first byte to the one behind the last; empty: it has none.
+std::pair<uintptr_t, uintptr_t> extent(const at::Tensor& tensor) {
+  if (!tensor.has_storage() || tensor.numel() == 0) return {0, 0};
+  int64_t last = 0;
+  for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+  const auto begin = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+  if (begin == 0) return {0, 0};  // a meta tensor
+  return {begin, begin + static_cast<uintptr_t>(last + 1) * tensor.element_size()};
+}
+
+// Different tensors over the same memory would each get their own.
+void check_memory(const std::vector<Member>& members) {
+  std::vector<std::pair<std::pair<uintptr_t, uintptr_t>, const Member*>> extents;
+  for (const Member& member : members) extents.emplace_back(extent(member.tensor), &member);
+  std::sort(extents.begin(), extents.end(),
+            [](const auto& a, const auto& b) { return a.first < b.first; });
+  const std::pair<uintptr_t, uintptr_t>* furthest = nullptr;
+  const Member* its = nullptr;
+  for (const auto& [bytes, member] : extents) {
+    if (bytes.first == bytes.second) continue;
+    if (furthest != nullptr && bytes.first < furthest->second) {
+      throw Error(absl::InvalidArgumentError(absl::StrCat(
+          "distribute_module: '", its->fqns[0], "' and '", member->fqns[0],
+          "' are different tensors over the same memory, which as DTensors they would no longer "
+          "share; register one tensor under both names, or clone() one of them")));
+    }
+    furthest = &bytes;
+    its = member;
+  }
+}
+
+void check_same_on_all_ranks(MeshContext& context, const std::vector<Member>& members,
+                             const Cause& cause) {
+  if (context.mesh().size() == 1) return;
+  std::vector<uint64_t> sums;
+  for (const Member& member : members) {
+    sums.push_back(checksum(checksum(member.tensor), to_string(*member.placements)));
+  }
+  const std::optional<Difference> difference = first_difference(context, sums, cause);
+  if (!difference.has_value()) return;
+  refuse(
+      absl::StatusCode::kInvalidArgument, members[difference->index].fqns[0],
+      absl::StrCat("is not the same on ranks ", difference->ranks[0], " and ", difference->ranks[1],
+                   " (values, shape, dtype or placements); initialise every rank alike, or name "
+                   "a source, whose values all ranks get"));
 }
 
 }  // namespace
@@ -55,48 +167,45 @@ bool matches_fqn(std::string_view pattern, std::string_view fqn) {
 
 void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const ParameterPlan& plan,
                        const DistributeOptions& options, std::source_location where) {
-  const std::vector<Named> tensors = tensors_of(module);
-  std::vector<Placements> placements;
-  for (const PlanEntry& entry : plan) placements.push_back(resolve(mesh->mesh(), entry.placements));
+  const std::vector<Placements> placements = placements_of(plan, mesh);
   std::vector<bool> used(plan.size());
-  std::vector<const Placements*> chosen;
-  const Placements replicated(mesh->mesh().ndim());
-  for (const Named& named : tensors) {
-    if (is_dtensor(named.tensor)) {
-      throw Error(absl::FailedPreconditionError(
-          absl::StrCat("distribute_module: '", named.fqn, "' is a DTensor already")));
-    }
-    const Placements* choice = &replicated;
-    for (size_t i = 0; i < plan.size(); ++i) {
-      if (!matches_fqn(plan[i].pattern, named.fqn)) continue;
-      used[i] = true;
-      if (choice == &replicated) choice = &placements[i];
-    }
-    absl::Status fits = validate(Layout(*choice), mesh->mesh().shape(),
-                                 {named.tensor.sizes().data(), named.tensor.sizes().size()});
-    if (!fits.ok()) {
-      throw Error(absl::Status(fits.code(), absl::StrCat("distribute_module: '", named.fqn,
-                                                         "': ", std::string(fits.message()))));
-    }
-    chosen.push_back(choice);
-  }
+  std::vector<Member> members = members_of(module);
+  for (Member& member : members) choose(member, plan, placements, &used);
   for (size_t i = 0; i < plan.size(); ++i) {
-    if (used[i]) continue;
-    throw Error(absl::NotFoundError(
-        absl::StrCat("distribute_module: the pattern '", plan[i].pattern,
-                     "' matches no parameter or buffer; there are: ",
-                     absl::StrJoin(tensors, ", ",
-                                   [](std::string* out, const Named& n) { out->append(n.fqn); }))));
+    if (!used[i]) no_match(plan[i], members);
   }
+  const Placements replicated(mesh->mesh().ndim());
+  for (Member& member : members) {
+    if (member.placements == nullptr) member.placements = &replicated;
+    const auto sizes = member.tensor.sizes();
+    absl::Status fits =
+        validate(Layout(*member.placements), mesh->mesh().shape(), {sizes.data(), sizes.size()});
+    if (!fits.ok()) refuse(fits.code(), member.fqns[0], std::string(fits.message()));
+  }
+  check_memory(members);
+  const Cause cause = {.name = "distribute_module", .where = where};
+  if (!options.source.has_value()) check_same_on_all_ranks(*MeshContext::of(mesh), members, cause);
 
   const c10::AutoGradMode no_grad(false);
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    at::Tensor tensor = tensors[i].tensor;
-    if (is_dtensor(tensor)) continue;  // shared with one that was converted above
-    const at::Tensor sharded = distribute_tensor(tensor.detach(), mesh, *chosen[i], options, where);
+  for (const Member& member : members) {
+    const at::Tensor sharded =
+        distribute_tensor(member.tensor.detach(), mesh, *member.placements, options, where);
     const DTensorMeta& meta = meta_of(sharded);
-    convert_in_place(tensor, meta.local, meta.spec, meta.context);
+    convert_in_place(member.tensor, meta.local, meta.spec, meta.context);
   }
+}
+
+std::vector<at::Tensor> unique_parameters(const torch::nn::Module& module) {
+  return unique_parameters(module.parameters());
+}
+
+std::vector<at::Tensor> unique_parameters(const std::vector<at::Tensor>& parameters) {
+  absl::flat_hash_set<const c10::TensorImpl*> seen;
+  std::vector<at::Tensor> unique;
+  for (const at::Tensor& parameter : parameters) {
+    if (seen.insert(parameter.unsafeGetTensorImpl()).second) unique.push_back(parameter);
+  }
+  return unique;
 }
 
 void finish_grad_sync(torch::nn::Module& module, std::source_location where) {
@@ -105,29 +214,30 @@ void finish_grad_sync(torch::nn::Module& module, std::source_location where) {
 
 void finish_grad_sync(const std::vector<at::Tensor>& parameters, std::source_location where) {
   const c10::AutoGradMode no_grad(false);
-  std::vector<at::Tensor> moving;
-  std::vector<SpecRef> targets;
+  std::vector<at::Tensor> moving;  // parameters
   std::vector<Travel> travels;
-  for (const at::Tensor& parameter : parameters) {
+  for (const at::Tensor& parameter : unique_parameters(parameters)) {
     if (!is_dtensor(parameter) || !parameter.grad().defined()) continue;
     if (!is_dtensor(parameter.grad())) {  // a formula's own zeros, say: the same on every rank
       const MeshPtr mesh = mesh_of(parameter);
       parameter.mutable_grad() = distribute_tensor(
           parameter.grad(), mesh, Placements(mesh->mesh().ndim()), {.source = std::nullopt});
     }
-    const at::Tensor& grad = parameter.grad();
     const Layout& want = meta_of(parameter).spec->layout;
-    const DTensorMeta& have = meta_of(grad);
+    const DTensorMeta& have = checked_meta(parameter.grad(), "finish_grad_sync");
     if (have.spec->layout == want) continue;
-    moving.push_back(grad);
-    targets.push_back(have.context->with_layout(*have.spec, want));
+    moving.push_back(parameter);
     travels.push_back(travel(have, want));
   }
   run_plans(travels, {.name = "finish_grad_sync", .where = where});
   for (size_t i = 0; i < moving.size(); ++i) {
-    DTensorMeta& meta = meta_of(moving[i]);
-    meta.local = std::move(travels[i].local);
-    meta.spec = targets[i];
+    // Not where it stands: what else has the memory of the gradient, or is a view of it, would no
+    // longer be what it is.
+    const DTensorMeta& have = meta_of(moving[i].grad());
+    SpecRef target = have.context->with_layout(*have.spec, meta_of(moving[i]).spec->layout);
+    at::Tensor local = std::move(travels[i].local);
+    if (local.is_alias_of(have.local)) local = local.clone();
+    moving[i].mutable_grad() = wrap(std::move(local), std::move(target), have.context);
   }
 }
 

@@ -36,15 +36,32 @@ bool matches_fqn(std::string_view pattern, std::string_view fqn);
 
 // Turns every parameter and buffer into a DTensor, in place: all handles to them (the module's
 // members, an optimizer's list) see it. The first matching entry of the plan counts; what none
-// matches is replicated. A parameter that two modules share stays shared. Values come from
-// `options.source` (by default the mesh's first rank). Throws Error for an entry that matches
-// nothing, before anything is changed.
+// matches is replicated. Values come from `options.source` (by default the mesh's first rank);
+// without a source every rank's own count, and one small all-gather of checksums finds out whether
+// they are the same.
+//
+// A tensor with several names (tied weights) stays one: entries may match any of its names, and
+// have to agree. Different tensors over the same memory (a view that is registered as another
+// parameter) would come apart, and are refused.
+//
+// Throws Error before anything is changed: NotFound for an entry that matches nothing;
+// InvalidArgument for placements that do not fit, names of one tensor with different placements,
+// tensors that overlap in memory, and, without a source, the first tensor that is not the same on
+// every rank.
 void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const ParameterPlan& plan,
                        const DistributeOptions& options = {},
                        std::source_location where = std::source_location::current());
 
+// A module's parameters, each once: LibTorch's parameters() has a tensor with two names (tied
+// weights) twice, and torch::optim and torch::nn::utils::clip_grad_norm_ then count it twice. Of a
+// list: each tensor where it comes first. FusedOptimizer, clip_grad_norm and finish_grad_sync do
+// this themselves.
+std::vector<at::Tensor> unique_parameters(const torch::nn::Module& module);
+std::vector<at::Tensor> unique_parameters(const std::vector<at::Tensor>& parameters);
+
 // Brings every gradient into its parameter's layout. Gradients that wait for the same reduction
-// travel together, in buckets.
+// travel together, in buckets. One that moves becomes another tensor: who holds the old one keeps it
+// as it was.
 void finish_grad_sync(torch::nn::Module& module,
                       std::source_location where = std::source_location::current());
 void finish_grad_sync(const std::vector<at::Tensor>& parameters,

@@ -1,16 +1,20 @@
 #include "shardweave/modules/fused_optimizer.h"
 
-#include <map>
-#include <tuple>
+#include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "ATen/ops/_fused_adamw.h"
 #include "ATen/ops/_fused_sgd.h"
 #include "ATen/ops/zeros.h"
 #include "ATen/ops/zeros_like.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_join.h"
 #include "c10/core/GradMode.h"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/local_part.h"
+#include "shardweave/dtensor/tensor_impl.h"
 
 namespace shardweave {
 namespace {
@@ -42,26 +46,48 @@ void check_options(const AdamWOptions& o) {
   check_not_negative("weight_decay", o.weight_decay);
 }
 
-at::Tensor local_of(const at::Tensor& tensor) {
-  return is_dtensor(tensor) ? to_local(tensor) : tensor;
+constexpr char kName[] = "FusedOptimizer";
+
+SpecRef spec_of(const at::Tensor& tensor) {
+  return is_dtensor(tensor) ? meta_of(tensor).spec : SpecRef();
+}
+// "[S(0), R]", "plain"
+std::string lies(const SpecRef& spec) {
+  return spec == nullptr ? "plain" : spec->layout.to_string();
+}
+// Whether local parts belong together.
+bool lie_alike(const SpecRef& a, const SpecRef& b) {
+  if (a == b) return true;
+  return a != nullptr && b != nullptr && a->context == b->context && a->sizes == b->sizes &&
+         a->layout == b->layout;
 }
 
 void check_gradient(size_t i, const at::Tensor& parameter, const at::Tensor& grad) {
-  const bool sharded = is_dtensor(parameter);
-  if (sharded == is_dtensor(grad) && (!sharded || layout_of(parameter) == layout_of(grad))) {
+  const SpecRef of_parameter = spec_of(parameter);
+  const SpecRef of_grad = spec_of(grad);
+  if (lie_alike(of_parameter, of_grad) && parameter.sizes() == grad.sizes() &&
+      grad.layout() == at::kStrided) {
     return;
   }
-  const auto text = [](const at::Tensor& t) {
-    return is_dtensor(t) ? layout_of(t).to_string() : std::string("plain");
-  };
-  throw Error(absl::FailedPreconditionError(str_cat("FusedOptimizer: parameter ", i, " lies ",
-                                                    text(parameter), ", its gradient ", text(grad),
-                                                    "; call finish_grad_sync() before step()")));
+  std::string wrong = str_cat(" lies ", lies(of_parameter), ", its gradient ", lies(of_grad),
+                              "; call finish_grad_sync() before step()");
+  if (grad.layout() != at::kStrided) {
+    wrong = " has a sparse gradient; wanted a dense one";
+  } else if (parameter.sizes() != grad.sizes()) {
+    wrong = str_cat(" has shape [", absl::StrJoin(parameter.sizes(), ", "), "], its gradient [",
+                    absl::StrJoin(grad.sizes(), ", "), "]");
+  } else if (of_parameter != nullptr && of_grad != nullptr &&
+             of_parameter->context != of_grad->context) {
+    wrong = " and its gradient lie on two meshes";
+  }
+  throw Error(absl::FailedPreconditionError(str_cat("FusedOptimizer: parameter ", i, wrong)));
 }
 
 }  // namespace
 
 struct FusedOptimizer::Batch {
+  at::ScalarType dtype;
+  c10::Device device;
   bool first_step;
   std::vector<at::Tensor> parameters, grads, firsts, seconds, largest, steps;
   // Where a kernel's result has to be copied: parameters that are not contiguous.
@@ -69,8 +95,9 @@ struct FusedOptimizer::Batch {
 };
 
 FusedOptimizer::FusedOptimizer(std::vector<at::Tensor> parameters, const Options& options)
-    : parameters_(std::move(parameters)), options_(options), states_(parameters_.size()) {
+    : parameters_(std::move(parameters)), options_(options) {
   std::visit([](const auto& o) { check_options(o); }, options_);
+  absl::flat_hash_map<const c10::TensorImpl*, size_t> known;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& p = parameters_[i];
     if (!p.defined() || !p.is_leaf() || !p.is_floating_point()) {
@@ -81,18 +108,47 @@ FusedOptimizer::FusedOptimizer(std::vector<at::Tensor> parameters, const Options
                                  : str_cat("of type ", c10::toString(p.scalar_type())),
                   "; wanted a floating-point leaf")));
     }
-    for (size_t j = 0; j < i; ++j) {
-      if (!p.is_same(parameters_[j])) continue;
-      throw Error(absl::InvalidArgumentError(
-          str_cat("FusedOptimizer: parameters ", j, " and ", i, " are the same")));
-    }
+    const auto [it, is_new] = known.emplace(p.unsafeGetTensorImpl(), states_.size());
+    if (is_new) states_.push_back({.parameter = i});
+    state_indices_.push_back(it->second);
   }
 }
 
+double FusedOptimizer::State::steps() const {
+  return *step.const_data_ptr<float>();
+}
+
+bool FusedOptimizer::State::is_first_step() const {
+  return steps() == 0 && (step_set || !buffer_set);
+}
+
+FusedOptimizer::State& FusedOptimizer::made(State& state) const {
+  const at::Tensor& parameter = parameters_[state.parameter];
+  SpecRef spec = spec_of(parameter);
+  if (state.step.defined()) {
+    if (lie_alike(spec, state.spec)) return state;
+    throw Error(absl::FailedPreconditionError(
+        str_cat("FusedOptimizer: parameter ", state.parameter, " lies ", lies(spec), ", its state ",
+                lies(state.spec),
+                "; distribute parameters before the first step(), state() or set_state()")));
+  }
+  const at::Tensor part = part_to_read(parameter, kName);
+  const auto zeros = [&] {
+    return at::zeros(part.sizes(), part.options().requires_grad(std::nullopt));
+  };
+  const auto* sgd = std::get_if<SgdOptions>(&options_);
+  const auto* adamw = std::get_if<AdamWOptions>(&options_);
+  if (adamw != nullptr || sgd->momentum != 0) state.first = zeros();
+  if (adamw != nullptr) state.second = zeros();
+  if (adamw != nullptr && adamw->amsgrad) state.largest = zeros();
+  state.step = at::zeros({}, at::kFloat);
+  state.spec = std::move(spec);
+  return state;
+}
+
 void FusedOptimizer::run(const SgdOptions& o, Batch& b) const {
-  at::_fused_sgd_(b.parameters, b.grads, o.momentum != 0 ? b.firsts : std::vector<at::Tensor>(),
-                  o.weight_decay, o.momentum, o.lr, o.dampening, o.nesterov, /*maximize=*/false,
-                  b.first_step);
+  at::_fused_sgd_(b.parameters, b.grads, b.firsts, o.weight_decay, o.momentum, o.lr, o.dampening,
+                  o.nesterov, /*maximize=*/false, b.first_step);
 }
 
 void FusedOptimizer::run(const AdamWOptions& o, Batch& b) const {
@@ -102,43 +158,49 @@ void FusedOptimizer::run(const AdamWOptions& o, Batch& b) const {
 
 void FusedOptimizer::step() {
   const c10::AutoGradMode no_grad(false);
-  for (size_t i = 0; i < parameters_.size(); ++i) {  // all, before anything is changed
-    if (parameters_[i].grad().defined()) check_gradient(i, parameters_[i], parameters_[i].grad());
+  struct Update {
+    State* state;
+    at::Tensor part;
+    at::Tensor grad;
+  };
+  std::vector<Update> updates;
+  updates.reserve(states_.size());
+  for (State& state : states_) {  // all, before anything is changed
+    const at::Tensor& parameter = parameters_[state.parameter];
+    const at::Tensor& grad = parameter.grad();
+    if (!grad.defined()) continue;
+    check_gradient(state.parameter, parameter, grad);
+    updates.push_back({&made(state), part_to_write(parameter, kName), part_to_read(grad, kName)});
   }
-  const auto* adamw = std::get_if<AdamWOptions>(&options_);
-  // Kernels take one dtype and device, and either first steps or others.
-  std::map<std::tuple<at::ScalarType, c10::DeviceType, c10::DeviceIndex, bool>, Batch> batches;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (!parameters_[i].grad().defined()) continue;
-    const at::Tensor local = local_of(parameters_[i]);
-    const at::Tensor grad = local_of(parameters_[i].grad());
-    // The kernels walk over the memory: it has to be in order.
-    at::Tensor work = local.contiguous();
-    State& state = states_[i];
-    const bool first_step = !state.step.defined();
-    if (first_step) {
-      state.step = at::zeros({}, work.options().dtype(at::kFloat).device(at::kCPU));
-      state.first = at::zeros_like(work);
-      if (adamw != nullptr) state.second = at::zeros_like(work);
-      if (adamw != nullptr && adamw->amsgrad) state.largest = at::zeros_like(work);
+  std::vector<Batch>
+      batches;  // kernels take one dtype and device, and either first steps or others
+  for (auto& [state, part, grad] : updates) {
+    const bool first_step = state->is_first_step();
+    *state->step.mutable_data_ptr<float>() += 1;
+    if (part.numel() == 0) continue;
+    auto batch = std::find_if(batches.begin(), batches.end(), [&, &p = part](const Batch& b) {
+      return b.dtype == p.scalar_type() && b.device == p.device() && b.first_step == first_step;
+    });
+    if (batch == batches.end()) {
+      batches.push_back(
+          {part.scalar_type(), part.device(), first_step, {}, {}, {}, {}, {}, {}, {}});
+      batch = batches.end() - 1;
     }
-    state.step.add_(1);
-    if (work.numel() == 0) continue;
-    Batch& batch =
-        batches[{work.scalar_type(), work.device().type(), work.device().index(), first_step}];
-    batch.first_step = first_step;
-    if (!work.is_same(local)) batch.copies.emplace_back(local, work);
-    batch.parameters.push_back(std::move(work));
-    batch.grads.push_back(grad.to(local.scalar_type()).contiguous());
-    batch.firsts.push_back(state.first);
-    if (state.second.defined()) batch.seconds.push_back(state.second);
-    if (state.largest.defined()) batch.largest.push_back(state.largest);
-    batch.steps.push_back(state.step);
+    // The kernels walk over the memory: it has to be in order.
+    at::Tensor work = part.contiguous();
+    if (!work.is_same(part)) batch->copies.emplace_back(part, work);
+    batch->parameters.push_back(std::move(work));
+    batch->grads.push_back(grad.to(part.scalar_type()).contiguous());
+    if (state->first.defined()) batch->firsts.push_back(state->first);
+    if (state->second.defined()) batch->seconds.push_back(state->second);
+    if (state->largest.defined()) batch->largest.push_back(state->largest);
+    batch->steps.push_back(state->step);
   }
-  for (auto& [key, batch] : batches) {
-    std::visit([&, &b = batch](const auto& o) { run(o, b); }, options_);
+  for (Batch& batch : batches) {
+    std::visit([&](const auto& o) { run(o, batch); }, options_);
     for (auto& [to, from] : batch.copies) to.copy_(from);
   }
+  for (const Update& update : updates) part_written(parameters_[update.state->parameter], kName);
 }
 
 void FusedOptimizer::zero_grad() const {
@@ -154,27 +216,90 @@ void FusedOptimizer::set_lr(double lr) {
   std::visit([&](auto& o) { o.lr = lr; }, options_);
 }
 
-at::Tensor FusedOptimizer::state(size_t parameter, std::string_view name) const {
-  if (parameter >= states_.size()) {
+std::vector<std::string_view> FusedOptimizer::state_names() const {
+  std::vector<std::string_view> names = {"step"};
+  if (const auto* sgd = std::get_if<SgdOptions>(&options_)) {
+    if (sgd->momentum != 0) names.emplace_back("momentum_buffer");
+    return names;
+  }
+  names.insert(names.end(), {"exp_avg", "exp_avg_sq"});
+  if (std::get<AdamWOptions>(options_).amsgrad) names.emplace_back("max_exp_avg_sq");
+  return names;
+}
+
+FusedOptimizer::State& FusedOptimizer::state_of(size_t parameter) const {
+  if (parameter >= parameters_.size()) {
     throw Error(absl::OutOfRangeError(
-        str_cat("FusedOptimizer: parameter ", parameter, " of ", states_.size())));
+        str_cat("FusedOptimizer: parameter ", parameter, " of ", parameters_.size())));
   }
-  const State& state = states_[parameter];
+  return states_[state_indices_[parameter]];
+}
+
+const at::Tensor* FusedOptimizer::find(const State& state, std::string_view name) const {
   const bool adamw = std::holds_alternative<AdamWOptions>(options_);
-  if (name == "step") return state.step;
-  const at::Tensor* found = nullptr;
-  if (name == (adamw ? "exp_avg" : "momentum_buffer")) found = &state.first;
-  if (adamw && name == "exp_avg_sq") found = &state.second;
-  if (adamw && name == "max_exp_avg_sq") found = &state.largest;
-  if (found == nullptr) {
-    throw Error(absl::NotFoundError(
-        str_cat("FusedOptimizer: there is no state '", name, "'; there are step, ",
-                adamw ? "exp_avg, exp_avg_sq, max_exp_avg_sq" : "momentum_buffer")));
-  }
-  const at::Tensor& like = parameters_[parameter];
-  if (!found->defined() || !is_dtensor(like)) return *found;
+  if (name == "step") return &state.step;
+  if (name == (adamw ? "exp_avg" : "momentum_buffer")) return &state.first;
+  if (adamw && name == "exp_avg_sq") return &state.second;
+  if (adamw && name == "max_exp_avg_sq") return &state.largest;
+  throw Error(absl::NotFoundError(
+      str_cat("FusedOptimizer: there is no state '", name, "'; there are step, ",
+              adamw ? "exp_avg, exp_avg_sq, max_exp_avg_sq" : "momentum_buffer")));
+}
+
+at::Tensor FusedOptimizer::state(size_t parameter, std::string_view name) const {
+  State& state = state_of(parameter);
+  const at::Tensor& found = *find(state, name);
   const c10::AutoGradMode no_grad(false);
-  return from_local(*found, mesh_of(like), layout_of(like).placements(), like.sizes().vec());
+  made(state);
+  if (!found.defined() || name == "step") return found;
+  return lying_as(parameters_[parameter], found);
+}
+
+void FusedOptimizer::set_state(size_t parameter, std::string_view name, const at::Tensor& value) {
+  State& state = state_of(parameter);
+  const at::Tensor& found = *find(state, name);
+  const c10::AutoGradMode no_grad(false);
+  const auto refuse = [&](std::string_view what) {
+    throw Error(absl::InvalidArgumentError(
+        str_cat("FusedOptimizer: '", name, "' of parameter ", parameter, " ", what)));
+  };
+  made(state);
+  if (!found.defined()) refuse("is not used with these options");
+  if (!value.defined()) refuse("is set to an undefined tensor");
+  const at::Tensor& like = parameters_[parameter];
+  if (name == "step") {
+    if (value.numel() != 1 || value.is_complex()) {
+      refuse(str_cat("is one number; got shape [", absl::StrJoin(value.sizes(), ", "), "], type ",
+                     c10::toString(value.scalar_type())));
+    }
+    const auto steps = value.item<double>();
+    if (!(steps >= 0) || steps != std::floor(steps) || steps > (1 << 24)) {
+      refuse(str_cat("is ", steps, "; wanted a whole number from 0 to 2^24"));
+    }
+    state.step.fill_(steps);
+    state.step_set = true;
+    return;
+  }
+  if (value.sizes() != like.sizes()) {
+    refuse(str_cat("has shape [", absl::StrJoin(like.sizes(), ", "), "]; got [",
+                   absl::StrJoin(value.sizes(), ", "), "]"));
+  }
+  if (!value.is_floating_point() || value.layout() != at::kStrided) {
+    refuse(str_cat("is dense and floating-point; got ", c10::toString(value.scalar_type()), ", ",
+                   value.layout() == at::kStrided ? "dense" : "sparse"));
+  }
+  if (is_dtensor(value) != is_dtensor(like)) {
+    refuse(is_dtensor(like) ? str_cat("lies ", lies(state.spec),
+                                      "; got a plain tensor: distribute_tensor() makes a DTensor")
+                            : "is plain; got a DTensor: full_tensor() makes a plain one");
+  }
+  if (!is_dtensor(like)) {
+    found.copy_(value);
+  } else {
+    if (meta_of(value).context != meta_of(like).context) refuse("lies on another mesh");
+    found.copy_(part_to_read(redistribute(value, state.spec->layout), kName));
+  }
+  if (name == "momentum_buffer") state.buffer_set = true;
 }
 
 }  // namespace shardweave

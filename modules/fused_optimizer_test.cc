@@ -2,6 +2,9 @@
 // non-contiguous parts included.
 #include "shardweave/modules/fused_optimizer.h"
 
+#include <algorithm>
+#include <functional>
+
 #include "ATen/ATen.h"
 #include "gtest/gtest.h"
 #include "shardweave/dtensor/dtensor.h"
@@ -92,7 +95,7 @@ TEST(FusedOptimizerTest, ParametersThatAreNotContiguousAndOtherDtypes) {
   EXPECT_TRUE(at::allclose(w.detach(), expected, 1e-5, 1e-6));
   EXPECT_TRUE(at::allclose(d.detach().to(at::kFloat), expected, 1e-5, 1e-6));
   EXPECT_TRUE(at::equal(untouched.detach(), start()));
-  EXPECT_FALSE(optimizer.state(1, "exp_avg").defined());
+  EXPECT_EQ(optimizer.state(1, "step").item<float>(), 0);
   EXPECT_EQ(optimizer.state(0, "step").item<float>(), kSteps);
   optimizer.zero_grad();
   EXPECT_FALSE(w.grad().defined());
@@ -109,6 +112,290 @@ TEST(FusedOptimizerTest, TheStateLiesAsItsParameterAndSharesMemory) {
     EXPECT_EQ(to_local(state).data_ptr(), to_local(optimizer.state(0, "exp_avg")).data_ptr());
     EXPECT_THROW(optimizer.state(0, "momentum_buffer"), Error);
     EXPECT_THROW(optimizer.state(1, "step"), Error);
+  });
+}
+
+// Layouts have an order of cuts, which placements do not.
+TEST(FusedOptimizerTest, TheStateKeepsTheOrderOfTheCuts) {
+  on_mesh({{"x", 2}, {"y", 3}}, [](const MeshPtr& mesh) {
+    const Layout inner_first = *Layout::create({Shard(0), Shard(0)}, {1, 0});
+    at::Tensor w =
+        redistribute(distribute_tensor(start(), mesh, Placements{Shard(0), Shard(0)}), inner_first)
+            .detach()
+            .requires_grad_();
+    w.mutable_grad() = redistribute(
+        distribute_tensor(gradient(0), mesh, Placements{Shard(0), Shard(0)}), inner_first);
+    FusedOptimizer optimizer({w}, SgdOptions{.momentum = 0.9});
+    optimizer.step();
+    const at::Tensor momentum = optimizer.state(0, "momentum_buffer");
+    EXPECT_EQ(layout_of(momentum), inner_first);
+    EXPECT_TRUE(at::equal(full_tensor(momentum), gradient(0)));  // of the first step
+  });
+}
+
+// What torch::optim does to them.
+TEST(FusedOptimizerTest, AParameterThatIsGivenTwiceIsOne) {
+  const at::Tensor expected = wanted<torch::optim::AdamW>(torch::optim::AdamWOptions(0.1));
+  const auto check = [&](const at::Tensor& w, const at::Tensor& other,
+                         const std::function<at::Tensor(int)>& grad) {
+    FusedOptimizer optimizer({w, other, w}, AdamWOptions{.lr = 0.1});
+    EXPECT_EQ(optimizer.parameters().size(), 3u);
+    for (int s = 0; s < kSteps; ++s) {
+      w.mutable_grad() = grad(s);
+      optimizer.step();
+    }
+    EXPECT_EQ(optimizer.state(0, "step").item<float>(), kSteps);
+    EXPECT_EQ(optimizer.state(2, "step").item<float>(), kSteps);
+    EXPECT_EQ(optimizer.state(1, "step").item<float>(), 0);
+    optimizer.set_state(2, "step", at::scalar_tensor(7));
+    EXPECT_EQ(optimizer.state(0, "step").item<float>(), 7);
+  };
+  const at::Tensor w = start().requires_grad_();
+  check(w, start().requires_grad_(), gradient);
+  EXPECT_TRUE(at::allclose(w.detach(), expected, 1e-5, 1e-6));
+  on_mesh({{"x", 2}}, [&](const MeshPtr& mesh) {
+    const at::Tensor d = distribute_tensor(start(), mesh, Placements{Shard(1)}).requires_grad_();
+    check(d, zeros({3}, mesh, {Shard(0)}).requires_grad_(),
+          [&](int s) { return distribute_tensor(gradient(s), mesh, Placements{Shard(1)}); });
+    EXPECT_TRUE(at::allclose(full_tensor(d.detach()), expected, 1e-5, 1e-6));
+  });
+}
+
+TEST(FusedOptimizerTest, AutogradNoticesThatASavedParameterWasStepped) {
+  const auto check = [](const at::Tensor& w, const at::Tensor& grad,
+                        const FusedOptimizer::Options& options) {
+    const at::Tensor loss = (w * w).sum();  // saves w
+    const auto version = w._version();
+    w.mutable_grad() = grad;
+    FusedOptimizer optimizer({w}, options);
+    optimizer.step();
+    EXPECT_GT(w._version(), version);
+    try {
+      loss.backward();
+      ADD_FAILURE() << "computed a gradient of the stepped parameter";
+    } catch (const c10::Error& error) {
+      EXPECT_NE(std::string(error.what()).find("modified by an inplace operation"),
+                std::string::npos)
+          << error.what();
+    }
+  };
+  for (const FusedOptimizer::Options& options :
+       {FusedOptimizer::Options(SgdOptions{}), FusedOptimizer::Options(AdamWOptions{})}) {
+    check(start().requires_grad_(), gradient(0), options);
+    check(start().t().contiguous().t().requires_grad_(), gradient(0), options);
+    on_mesh({{"x", 8}}, [&](const MeshPtr& mesh) {  // the last rank has no element
+      const Placements rows = {Shard(0)};
+      check(distribute_tensor(start(), mesh, rows).requires_grad_(),
+            distribute_tensor(gradient(0), mesh, rows), options);
+      // A local part that somebody saved.
+      const at::Tensor w = distribute_tensor(start(), mesh, rows).requires_grad_();
+      const at::Tensor local = to_local(w);
+      const auto version = local._version();
+      w.mutable_grad() = distribute_tensor(gradient(0), mesh, rows);
+      FusedOptimizer({w}, options).step();
+      EXPECT_GT(local._version(), version);
+    });
+  }
+}
+
+// Views that are copies, on some ranks, learn of a step; a parameter that is one takes it back.
+TEST(FusedOptimizerTest, ViewsOfAParameterSeeTheStep) {
+  const at::Tensor stepped = start() - 0.5 * gradient(0);
+  on_mesh({{"x", 2}}, [&](const MeshPtr& mesh) {
+    const Placements rows = {Shard(0)};
+    const at::Tensor w = distribute_tensor(start(), mesh, rows).requires_grad_();
+    const at::Tensor row = w.detach().select(0, 6);
+    const at::Tensor flat = w.detach().view({35});
+    w.mutable_grad() = distribute_tensor(gradient(0), mesh, rows);
+    FusedOptimizer({w}, SgdOptions{.lr = 0.5}).step();
+    EXPECT_TRUE(at::allclose(full_tensor(row), stepped.select(0, 6)));
+    EXPECT_TRUE(at::allclose(full_tensor(flat), stepped.view({35})));
+
+    const at::Tensor all = distribute_tensor(at::zeros({7, 5}), mesh, rows);
+    const at::Tensor leaf = all.select(0, 6).requires_grad_();
+    all.copy_(distribute_tensor(start(), mesh, rows));
+    leaf.mutable_grad() =
+        redistribute(distribute_tensor(gradient(0).select(0, 6), mesh, Placements{Replicate()}),
+                     layout_of(leaf));
+    FusedOptimizer({leaf}, SgdOptions{.lr = 0.5}).step();
+    EXPECT_TRUE(at::allclose(full_tensor(all.select(0, 6)), stepped.select(0, 6)));
+    EXPECT_TRUE(at::equal(full_tensor(all.select(0, 5)), start().select(0, 5)));
+  });
+}
+
+// The same numbers as a run without a break, which ends after step `at` and goes on in another
+// optimizer. Names may be set in any order.
+void expect_resumes(const FusedOptimizer::Options& options) {
+  on_mesh({{"x", 2}, {"y", 2}}, [&](const MeshPtr& mesh) {
+    const Placements layouts[] = {{Shard(0), Shard(1)}, {Replicate(), Shard(0)}};
+    const auto gradients = [&](FusedOptimizer& optimizer, int s) {
+      optimizer.parameters()[0].mutable_grad() = distribute_tensor(gradient(s), mesh, layouts[0]);
+      optimizer.parameters()[1].mutable_grad() = gradient(s + 1);
+      optimizer.step();
+    };
+    const auto fresh = [&] {
+      return std::vector<at::Tensor>{distribute_tensor(start(), mesh, layouts[0]).requires_grad_(),
+                                     start().requires_grad_()};
+    };
+    const std::vector<at::Tensor> unbroken = fresh();
+    FusedOptimizer whole(unbroken, options);
+    for (int s = 0; s < kSteps; ++s) gradients(whole, s);
+    for (int at = 0; at <= kSteps; ++at) {
+      for (const bool backwards : {false, true}) {
+        const std::vector<at::Tensor> parameters = fresh();
+        FusedOptimizer first(parameters, options);
+        for (int s = 0; s < at; ++s) gradients(first, s);
+        FusedOptimizer second(parameters, options);
+        std::vector<std::string_view> names = first.state_names();
+        if (backwards) std::reverse(names.begin(), names.end());
+        for (size_t i = 0; i < parameters.size(); ++i) {
+          for (const std::string_view name : names) {
+            at::Tensor saved = first.state(i, name).clone();
+            // From a file that knew other layouts and types.
+            if (is_dtensor(saved)) saved = redistribute(saved, layouts[1]).to(at::kDouble);
+            second.set_state(i, name, saved);
+            EXPECT_EQ(is_dtensor(second.state(i, name)), is_dtensor(saved));
+          }
+        }
+        for (int s = at; s < kSteps; ++s) gradients(second, s);
+        EXPECT_TRUE(
+            at::equal(full_tensor(parameters[0].detach()), full_tensor(unbroken[0].detach())))
+            << "after step " << at;
+        EXPECT_TRUE(at::equal(parameters[1].detach(), unbroken[1].detach())) << "after step " << at;
+      }
+    }
+  });
+}
+
+TEST(FusedOptimizerTest, ResumesFromTheStateThatWasSaved) {
+  expect_resumes(SgdOptions{.lr = 0.1});
+  expect_resumes(SgdOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.05, .nesterov = true});
+  expect_resumes(SgdOptions{.lr = 0.1, .momentum = 0.9, .dampening = 0.5});
+  for (const bool amsgrad : {false, true}) {
+    expect_resumes(AdamWOptions{.lr = 0.1, .beta1 = 0.8, .beta2 = 0.95, .amsgrad = amsgrad});
+  }
+}
+
+// torch::optim::SGD keeps no step: a buffer that is set is one to go on from.
+TEST(FusedOptimizerTest, AMomentumBufferAloneIsGoneOnFrom) {
+  at::Tensor w = start().requires_grad_();
+  torch::optim::SGD sgd({w}, torch::optim::SGDOptions(0.1).momentum(0.9).dampening(0.5));
+  at::Tensor v = start().requires_grad_();
+  FusedOptimizer fused({v}, SgdOptions{.lr = 0.1, .momentum = 0.9, .dampening = 0.5});
+  for (int s = 0; s < 2; ++s) {
+    w.mutable_grad() = gradient(s);
+    sgd.step();
+    if (s == 0) {
+      const at::NoGradGuard no_grad;
+      v.copy_(w);
+      fused.set_state(0, "momentum_buffer", gradient(0));
+    }
+  }
+  v.mutable_grad() = gradient(1);
+  fused.step();
+  EXPECT_TRUE(at::allclose(v.detach(), w.detach(), 1e-5, 1e-6));
+}
+
+TEST(FusedOptimizerTest, TheStateIsThereBeforeTheFirstStep) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor w = distribute_tensor(start(), mesh, Placements{Shard(0)}).requires_grad_();
+    FusedOptimizer optimizer({w, start().requires_grad_()}, AdamWOptions{.amsgrad = true});
+    EXPECT_EQ(optimizer.state_names(),
+              (std::vector<std::string_view>{"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}));
+    for (const char* name : {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}) {
+      const at::Tensor state = optimizer.state(0, name);
+      EXPECT_EQ(layout_of(state), layout_of(w));
+      EXPECT_FALSE(state.requires_grad());
+      EXPECT_TRUE(at::equal(full_tensor(state), at::zeros({7, 5})));
+      EXPECT_TRUE(at::equal(optimizer.state(1, name), at::zeros({7, 5})));
+    }
+    EXPECT_EQ(optimizer.state(0, "step").item<float>(), 0);
+    // Writing to it writes the state.
+    optimizer.state(0, "exp_avg").fill_(3);
+    EXPECT_TRUE(at::equal(full_tensor(optimizer.state(0, "exp_avg")), at::full({7, 5}, 3.)));
+    FusedOptimizer plain({w}, SgdOptions{});
+    EXPECT_EQ(plain.state_names(), std::vector<std::string_view>{"step"});
+    EXPECT_FALSE(plain.state(0, "momentum_buffer").defined());
+  });
+}
+
+TEST(FusedOptimizerTest, RefusesAStateThatDoesNotFit) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const Placements rows = {Shard(0)};
+    const at::Tensor w = distribute_tensor(start(), mesh, rows).requires_grad_();
+    FusedOptimizer optimizer({w, start().requires_grad_()}, AdamWOptions{});
+    const auto refused = [&](size_t i, const char* name, const at::Tensor& value,
+                             absl::StatusCode code, const std::string& part) {
+      try {
+        optimizer.set_state(i, name, value);
+        ADD_FAILURE() << "took it: " << part;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.status().code(), code);
+        EXPECT_NE(std::string(error.what_without_backtrace()).find(part), std::string::npos)
+            << error.what_without_backtrace();
+      }
+    };
+    constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+    refused(0, "exp_avg", start(), kInvalid,
+            "'exp_avg' of parameter 0 lies [S(0)]; got a plain tensor: distribute_tensor()");
+    refused(0, "exp_avg", zeros({5, 7}, mesh, rows), kInvalid, "has shape [7, 5]; got [5, 7]");
+    refused(0, "exp_avg", zeros({7, 5}, mesh, rows, at::kLong), kInvalid, "got Long");
+    refused(0, "exp_avg", at::Tensor(), kInvalid, "undefined");
+    refused(0, "max_exp_avg_sq", w.detach(), kInvalid, "is not used with these options");
+    refused(0, "momentum_buffer", w.detach(), absl::StatusCode::kNotFound, "there are step");
+    refused(1, "exp_avg", w.detach(), kInvalid, "is plain; got a DTensor: full_tensor()");
+    refused(2, "exp_avg", w.detach(), absl::StatusCode::kOutOfRange, "parameter 2 of 2");
+    refused(0, "step", at::ones({2}), kInvalid, "one number; got shape [2]");
+    refused(0, "step", at::scalar_tensor(-1), kInvalid, "is -1; wanted a whole number");
+    refused(0, "step", at::scalar_tensor(std::nan("")), kInvalid, "is nan");
+    optimizer.set_state(0, "step", at::scalar_tensor(3, at::kLong));
+    EXPECT_EQ(optimizer.state(0, "step").item<float>(), 3);
+    EXPECT_TRUE(at::equal(full_tensor(optimizer.state(0, "exp_avg")), at::zeros({7, 5})));
+  });
+}
+
+TEST(FusedOptimizerTest, AParameterThatIsDistributedAfterItsStateWasMadeIsRefused) {
+  on_mesh({{"x", 2}, {"y", 2}}, [](const MeshPtr& mesh) {
+    // The local parts have one shape, and other rows.
+    const Placements before = {Shard(0), Replicate()};
+    const Placements after = {Replicate(), Shard(0)};
+    at::Tensor w = distribute_tensor(start().slice(0, 0, 6), mesh, before).requires_grad_();
+    FusedOptimizer optimizer({w}, AdamWOptions{});
+    optimizer.state(0, "exp_avg");
+    w.set_data(distribute_tensor(start().slice(0, 0, 6), mesh, after));
+    w.mutable_grad() = distribute_tensor(start().slice(0, 0, 6), mesh, after);
+    try {
+      optimizer.step();
+      ADD_FAILURE() << "stepped with another part's state";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status().code(), absl::StatusCode::kFailedPrecondition);
+      EXPECT_NE(std::string(error.what_without_backtrace())
+                    .find("parameter 0 lies [R, S(0)], its state [S(0), R]"),
+                std::string::npos)
+          << error.what_without_backtrace();
+    }
+  });
+}
+
+// Gradients that the kernels would read past, or read as something else.
+TEST(FusedOptimizerTest, RefusesGradientsThatDoNotFit) {
+  const auto refused = [](const at::Tensor& w, const at::Tensor& grad, const std::string& part) {
+    FusedOptimizer optimizer({w}, SgdOptions{});
+    w.mutable_grad() = grad;
+    try {
+      optimizer.step();
+      ADD_FAILURE() << "took it: " << part;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status().code(), absl::StatusCode::kFailedPrecondition);
+      EXPECT_NE(std::string(error.what_without_backtrace()).find(part), std::string::npos)
+          << error.what_without_backtrace();
+    }
+  };
+  refused(start().requires_grad_(), at::ones({3}), "has shape [7, 5], its gradient [3]");
+  refused(start().requires_grad_(), start().to_sparse(), "has a sparse gradient");
+  on_mesh({{"x", 2}}, [&](const MeshPtr& mesh) {
+    refused(zeros({7, 5}, mesh, {Shard(0)}).requires_grad_(), zeros({7}, mesh, {Shard(0)}),
+            "has shape [7, 5], its gradient [7]");
   });
 }
 
@@ -149,7 +436,6 @@ TEST(FusedOptimizerTest, RefusesWhatItCannotOptimize) {
   refused({w * 2}, SgdOptions{}, "parameter 0 is no leaf");
   refused({w, at::zeros({3}, at::kLong)}, SgdOptions{}, "parameter 1 is of type Long");
   refused({at::Tensor()}, SgdOptions{}, "parameter 0 is undefined");
-  refused({w, w}, SgdOptions{}, "parameters 0 and 1 are the same");
   refused({w}, SgdOptions{.lr = -1}, "lr is -1");
   refused({w}, SgdOptions{.momentum = std::nan("")}, "momentum is nan");
   refused({w}, SgdOptions{.nesterov = true}, "nesterov is 1");

@@ -1,0 +1,40 @@
+#include "shardweave/dtensor/local_part.h"
+
+#include <utility>
+
+#include "shardweave/dtensor/detour.h"
+#include "shardweave/dtensor/mesh_context.h"
+#include "shardweave/dtensor/tensor_impl.h"
+
+namespace shardweave {
+
+at::Tensor part_to_write(const at::Tensor& tensor, std::string_view who) {
+  if (is_dtensor(tensor)) check_writable(meta_of(tensor), who);
+  return part_to_read(tensor, who);
+}
+
+at::Tensor part_to_read(const at::Tensor& tensor, std::string_view who) {
+  if (!is_dtensor(tensor)) return tensor;
+  const DTensorMeta& meta = meta_of(tensor);
+  freshen(meta, who);
+  return meta.local;
+}
+
+void part_written(const at::Tensor& tensor, std::string_view who) {
+  tensor.unsafeGetTensorImpl()->bump_version();
+  if (!is_dtensor(tensor)) return;
+  const DTensorMeta& meta = meta_of(tensor);
+  meta.local.unsafeGetTensorImpl()->bump_version();
+  written(meta, who);
+}
+
+at::Tensor lying_as(const at::Tensor& tensor, at::Tensor part) {
+  if (!is_dtensor(tensor)) return part;
+  const DTensorMeta& meta = meta_of(tensor);
+  SpecRef spec =
+      meta.context->intern(meta.spec->layout, meta.spec->sizes,
+                           contiguous_strides(meta.spec->sizes), part.scalar_type(), part.device());
+  return wrap(std::move(part), std::move(spec), meta.context);
+}
+
+}  // namespace shardweave
