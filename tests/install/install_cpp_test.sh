@@ -3,7 +3,7 @@
 set -euo pipefail
 installer=$PWD/$1
 snippet=$PWD/$2
-only_mesh=$PWD/$3
+with_dtensor=$PWD/$3
 folder=$(mktemp -d)
 trap 'rm -rf -- "$folder"' EXIT
 
@@ -44,16 +44,16 @@ if readelf -d "$prefix/lib/libshardweave_cpp.so" | grep -E 'R(UN)?PATH.*(\[|:)/'
 if command -v cmake >/dev/null; then
   say "cmake"
   mkdir "$folder/project"
-  cp -- "$only_mesh" "$folder/project/main.cc"
+  cp -- "$with_dtensor" "$folder/project/main.cc"
   cat >"$folder/project/CMakeLists.txt" <<'LISTS'
 cmake_minimum_required(VERSION 3.16)
-project(only_mesh CXX)
+project(with_dtensor CXX)
 find_package(shardweave 0.1 REQUIRED)
-add_executable(only_mesh main.cc)
-target_link_libraries(only_mesh shardweave::cpp)
+add_executable(with_dtensor main.cc)
+target_link_libraries(with_dtensor shardweave::cpp)
 LISTS
   (cd "$folder/project" && cmake -S . -B build -DCMAKE_PREFIX_PATH="$prefix" && cmake --build build) >"$folder/cmake.log" 2>&1 ||
     { cat "$folder/cmake.log"; exit 1; }
-  "$folder/project/build/only_mesh" dp=2,tp=4 | grep 'rank 7 at (1, 3)'
+  "$folder/project/build/with_dtensor" | grep 'step 19: '
 fi
 say "PASS"
