@@ -1126,13 +1126,17 @@ SWV_API SWV_MUST_USE swv_status* swv_optimizer_step(swv_optimizer* optimizer);
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_zero_grad(const swv_optimizer* optimizer);
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_lr(const swv_optimizer* optimizer, double* out_lr);
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_set_lr(swv_optimizer* optimizer, double lr);
-/* The state of parameter `index`, laid out as it is: of AdamW "step" (one f32 number), "exp_avg",
- * "exp_avg_sq", with amsgrad "max_exp_avg_sq"; of SGD with momentum "momentum_buffer". Before the
- * first step zeros. Writing to it writes the state. */
+/* The state of parameter `index`, laid out as it is, zeros before the first step: "step" (one plain
+ * f32 number); of AdamW "exp_avg", "exp_avg_sq" and, with amsgrad, "max_exp_avg_sq"; of SGD with a
+ * momentum "momentum_buffer". NULL for what these options do not use. Writing to it writes the
+ * state. */
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_state(const swv_optimizer* optimizer, size_t index,
                                                      const char* name, swv_tensor** out_tensor);
-/* Copies `tensor` over it, to resume from what was saved: as sharded as the parameter, or of a plain
- * parameter and for "step" plain. COLLECTIVE if a sharded one lies otherwise than the parameter. */
+/* Copies `tensor` over it, to resume from what was saved: of any floating-point type and the
+ * parameter's shape; sharded over the same mesh if that is, else plain ("step" always). COLLECTIVE
+ * if a sharded one lies otherwise than the parameter. SGD's first step takes the gradient for its
+ * momentum: it is the first as long as "step" is 0, unless momentum_buffer was set and "step" never.
+ */
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_set_state(swv_optimizer* optimizer, size_t index,
                                                          const char* name,
                                                          const swv_tensor* tensor);
