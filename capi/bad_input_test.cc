@@ -359,6 +359,19 @@ TEST_F(BadInputTest, NothingIsNoParameters) {
                "'parameters' is NULL");
 }
 
+TEST_F(BadInputTest, AnElementOfAnArrayIsNamedByItsIndex) {
+  const swv_tensor* const parameters[] = {tensor_, nullptr};
+  expect_fails(swv_clip_grad_norm(parameters, 2, 1.0, nullptr, nullptr), SWV_INVALID_ARGUMENT,
+               "swv_clip_grad_norm: argument 'parameters[1]' is NULL");
+  swv_value result;
+  swv_value both[] = {swv_value_tensor(tensor_), swv_value_tensor(nullptr)};
+  expect_fails(swv_op_call(add_, SWV_GRAD, both, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
+               "swv_op_call: argument 'arguments[1].as.tensor' is NULL");
+  both[1].kind = 99;
+  expect_fails(swv_op_call(add_, SWV_GRAD, both, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
+               "argument 'arguments[1].kind' is 99");
+}
+
 TEST_F(BadInputTest, PlainWhereShardedIsWantedAndTheOtherWayRound) {
   swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
   options.mesh = mesh_;

@@ -1085,7 +1085,7 @@ static void test_clipping(swv_world* world) {
   free(data);
   largest.norm_type = 0;
   CHECK_FAILS(swv_clip_grad_norm(parameters, 1, 6, &largest, NULL), SWV_INVALID_ARGUMENT,
-              "norm type");
+              "swv_clip_grad_norm: argument 'options.norm_type' is 0; wanted above 0");
   swv_tensor_free(w);
   swv_tensor_free(g);
   swv_layout_free(layout);

@@ -44,6 +44,10 @@ class Failure : public std::exception {
 [[noreturn]] void fail_argument(const char* argument, std::string_view what);
 [[noreturn]] void fail(absl::StatusCode code, std::string message);
 
+// The same failure, of one element of an array: the first `what` in the message becomes
+// "<what>[<index>]"; if that ends with [] already, the index goes there.
+[[noreturn]] void fail_at(const Failure& failure, std::string_view what, size_t index);
+
 void check(const absl::Status& status);
 template <typename T>
 T check(absl::StatusOr<T> result) {

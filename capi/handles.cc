@@ -130,7 +130,11 @@ std::vector<at::Tensor> tensors(const swv_tensor* const* handles, size_t count,
                                 const char* argument) {
   std::vector<at::Tensor> result;
   for (const swv_tensor* handle : span(handles, count, argument)) {
-    result.push_back(tensor(handle, argument));
+    try {
+      result.push_back(tensor(handle, argument));
+    } catch (const Failure& failure) {
+      fail_at(failure, argument, result.size());
+    }
   }
   return result;
 }
@@ -139,7 +143,11 @@ std::vector<at::Tensor> tensors_or_undefined(const swv_tensor* const* handles, s
                                              const char* argument) {
   std::vector<at::Tensor> result;
   for (const swv_tensor* handle : span(handles, count, argument)) {
-    result.push_back(handle == nullptr ? at::Tensor() : tensor(handle, argument));
+    try {
+      result.push_back(handle == nullptr ? at::Tensor() : tensor(handle, argument));
+    } catch (const Failure& failure) {
+      fail_at(failure, argument, result.size());
+    }
   }
   return result;
 }

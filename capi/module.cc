@@ -206,6 +206,9 @@ void distribute(const swv_module* module, const swv_mesh* mesh, const swv_plan* 
 void clip(const swv_tensor* const* parameters, size_t num_parameters, double max_norm,
           const swv_clip_options* given, double* out_norm) {
   const swv_clip_options o = options<swv_clip_options>(given, SWV_CLIP_OPTIONS_INIT, "options");
+  if (!(o.norm_type > 0)) {
+    fail_argument("options.norm_type", str_cat("is ", o.norm_type, "; wanted above 0"));
+  }
   const bool finite = flag(o.error_if_nonfinite, "options.error_if_nonfinite");
   const CallMode mode(SWV_NO_GRAD, "mode");
   const double norm = clip_grad_norm(tensors(parameters, num_parameters, "parameters"), max_norm,
