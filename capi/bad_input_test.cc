@@ -283,7 +283,7 @@ TEST_F(BadInputTest, TextThatIsNotUtf8) {
     const swv_mesh_dim dim = {bad, 1};
     swv_mesh* mesh = nullptr;
     expect_fails(swv_mesh_create(world_, &dim, 1, &mesh), SWV_INVALID_ARGUMENT,
-                 "'dims[].name' is not UTF-8");
+                 "'dims[0].name' is not UTF-8");
   }
   expect_fails(swv_op_find("aten::gr\xc3\xbc\xc3\x9f", &op), SWV_NOT_FOUND, "there is no operator");
 }
@@ -367,6 +367,18 @@ TEST_F(BadInputTest, AnElementOfAnArrayIsNamedByItsIndex) {
   swv_value both[] = {swv_value_tensor(tensor_), swv_value_tensor(nullptr)};
   expect_fails(swv_op_call(add_, SWV_GRAD, both, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
                "swv_op_call: argument 'arguments[1].as.tensor' is NULL");
+  const swv_mesh_dim dims[] = {{"dp", 1}, {nullptr, 1}};
+  swv_mesh* mesh = nullptr;
+  expect_fails(swv_mesh_create(world_, dims, 2, &mesh), SWV_INVALID_ARGUMENT,
+               "argument 'dims[1].name' is NULL");
+  const char* const names[] = {"dp", nullptr};
+  expect_fails(swv_mesh_slice(mesh_, names, 2, &mesh), SWV_INVALID_ARGUMENT,
+               "argument 'names[1]' is NULL");
+  swv_placement placements[2] = {};
+  placements[1].kind = 77;
+  swv_layout* layout = nullptr;
+  expect_fails(swv_layout_create(placements, 2, nullptr, 0, &layout), SWV_INVALID_ARGUMENT,
+               "argument 'placements[1].kind' is 77");
   both[1].kind = 99;
   expect_fails(swv_op_call(add_, SWV_GRAD, both, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
                "argument 'arguments[1].kind' is 99");

@@ -48,6 +48,20 @@ class Failure : public std::exception {
 // "<what>[<index>]"; if that ends with [] already, the index goes there.
 [[noreturn]] void fail_at(const Failure& failure, std::string_view what, size_t index);
 
+// Calls `body` with each element of the array `what`.
+template <typename Elements, typename Body>
+void for_each(const Elements& elements, std::string_view what, const Body& body) {
+  size_t index = 0;
+  for (const auto& element : elements) {
+    try {
+      body(element);
+    } catch (const Failure& failure) {
+      fail_at(failure, what, index);
+    }
+    ++index;
+  }
+}
+
 void check(const absl::Status& status);
 template <typename T>
 T check(absl::StatusOr<T> result) {

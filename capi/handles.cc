@@ -129,26 +129,17 @@ at::IntArrayRef sizes(const int64_t* sizes, size_t ndim, const char* argument) {
 std::vector<at::Tensor> tensors(const swv_tensor* const* handles, size_t count,
                                 const char* argument) {
   std::vector<at::Tensor> result;
-  for (const swv_tensor* handle : span(handles, count, argument)) {
-    try {
-      result.push_back(tensor(handle, argument));
-    } catch (const Failure& failure) {
-      fail_at(failure, argument, result.size());
-    }
-  }
+  for_each(span(handles, count, argument), argument,
+           [&](const swv_tensor* handle) { result.push_back(tensor(handle, argument)); });
   return result;
 }
 
 std::vector<at::Tensor> tensors_or_undefined(const swv_tensor* const* handles, size_t count,
                                              const char* argument) {
   std::vector<at::Tensor> result;
-  for (const swv_tensor* handle : span(handles, count, argument)) {
-    try {
-      result.push_back(handle == nullptr ? at::Tensor() : tensor(handle, argument));
-    } catch (const Failure& failure) {
-      fail_at(failure, argument, result.size());
-    }
-  }
+  for_each(span(handles, count, argument), argument, [&](const swv_tensor* handle) {
+    result.push_back(handle == nullptr ? at::Tensor() : tensor(handle, argument));
+  });
   return result;
 }
 

@@ -428,14 +428,8 @@ GivenArguments given_arguments(const swv_value* arguments, size_t num_arguments,
   if (num_names > num_arguments) {
     fail_argument("num_names", str_cat("is ", num_names, " of ", num_arguments, " arguments"));
   }
-  for (const swv_value& v : given.values) {
-    try {
-      check_value(v);
-    } catch (const Failure& failure) {
-      fail_at(failure, "arguments[]", &v - given.values.data());
-    }
-  }
-  for (const char* name : given.names) text(name, "names[]");
+  for_each(given.values, "arguments[]", check_value);
+  for_each(given.names, "names[]", [](const char* name) { text(name, "names[]"); });
   return given;
 }
 
