@@ -201,4 +201,46 @@ TEST(CoalescingTest, OutlivesItsGroupsHandleAndAnAbort) {
   swv_status_free(status);
 }
 
+// Operators need their results at once, also where their group is collecting.
+swv_status* operators(void*, swv_world* world) {
+  float one = 1, sum = 0;
+  const swv_buffer in = {&one, 1, SWV_F32, {SWV_CPU, 0}, 0};
+  const swv_buffer out = {&sum, 1, SWV_F32, {SWV_CPU, 0}, 0};
+  const swv_mesh_dim dim = {"x", kRanks};
+  const int64_t sizes[] = {3};
+  const float data[] = {5, 6, 7};
+  float back[3] = {0, 0, 0};
+  swv_mesh* mesh = nullptr;
+  swv_layout* layout = nullptr;
+  swv_comm* comm = nullptr;
+  swv_coalescing* coalescing = nullptr;
+  swv_tensor *plain = nullptr, *sharded = nullptr, *whole = nullptr;
+  EXPECT_EQ(code_of(swv_mesh_create(world, &dim, 1, &mesh)), SWV_OK);
+  EXPECT_EQ(code_of(swv_layout_parse("[S(0)]", &layout)), SWV_OK);
+  EXPECT_EQ(code_of(swv_tensor_from_data(data, sizeof(data), sizes, 1, nullptr, &plain)), SWV_OK);
+  EXPECT_EQ(code_of(swv_mesh_comm(mesh, 0, &comm)), SWV_OK);
+  EXPECT_EQ(code_of(swv_comm_coalesce(comm, &coalescing)), SWV_OK);
+  EXPECT_EQ(code_of(swv_comm_all_reduce(comm, &in, &out, SWV_SUM, nullptr, nullptr)), SWV_OK);
+  EXPECT_EQ(code_of(swv_tensor_distribute(plain, mesh, layout, nullptr, &sharded)), SWV_OK);
+  EXPECT_EQ(code_of(swv_tensor_full_tensor(sharded, SWV_NO_GRAD, &whole)), SWV_OK);
+  EXPECT_EQ(code_of(swv_tensor_copy_to_host(whole, back, sizeof(back))), SWV_OK);
+  EXPECT_EQ(back[2], 7);
+  EXPECT_EQ(code_of(swv_coalescing_finish(coalescing, nullptr)), SWV_OK);
+  EXPECT_EQ(sum, kRanks);
+  swv_tensor_free(whole);
+  swv_tensor_free(sharded);
+  swv_tensor_free(plain);
+  swv_coalescing_free(coalescing);
+  swv_comm_free(comm);
+  swv_layout_free(layout);
+  swv_mesh_free(mesh);
+  return nullptr;
+}
+
+TEST(CoalescingTest, OperatorsWaitForThemselves) {
+  swv_status* status = swv_run_ranks(kRanks, operators, nullptr, nullptr);
+  EXPECT_EQ(status, nullptr) << swv_status_message(status);
+  swv_status_free(status);
+}
+
 }  // namespace

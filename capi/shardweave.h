@@ -1076,7 +1076,7 @@ typedef struct swv_clip_options {
 #define SWV_CLIP_OPTIONS_INIT {SWV_SIZE_TO(swv_clip_options, error_if_nonfinite), 2.0, 0}
 
 /* Multiplies all gradients by max_norm / (norm + 1e-6) if their norm as one vector, wherever they
- * lie, is above max_norm. After finish_grad_sync. out_norm: before the clipping, the same on every
+ * lie, is above max_norm; one that is given twice counts once. After finish_grad_sync. out_norm: before the clipping, the same on every
  * rank; may be NULL. COLLECTIVE. */
 SWV_API SWV_MUST_USE swv_status* swv_clip_grad_norm(const swv_tensor* const* parameters,
                                                     size_t num_parameters, double max_norm,
@@ -1111,7 +1111,8 @@ typedef struct swv_adamw_options {
 #define SWV_ADAMW_OPTIONS_INIT \
   {SWV_SIZE_TO(swv_adamw_options, amsgrad), 1e-3, 0.9, 0.999, 1e-8, 1e-2, 0}
 
-/* The optimizer shares the parameters. They may be distributed until the first step. */
+/* The optimizer shares the parameters; one that is given twice is stepped once. They may be
+ * distributed until the first step or look at the state. */
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_create_sgd(const swv_tensor* const* parameters,
                                                           size_t num_parameters,
                                                           const swv_sgd_options* options,
