@@ -417,8 +417,8 @@ SWV_API void swv_work_free(swv_work* work);
  *   idle --swv_comm_coalesce--> collecting --swv_coalescing_finish--> finished
  *
  * While a group is collecting (through whichever handle):
- *   an operation with out_work NULL     is issued and collected; it returns without waiting, with an
- *                                       error only if it was refused. Its memory is in use until
+ *   an operation with out_work NULL     is issued and collected; it returns without waiting, with
+ *                                       an error only if it was refused. Its memory is in use until
  *                                       the coalescing's end.
  *   an operation with out_work          SWV_INVALID_ARGUMENT; nothing is issued
  *   swv_comm_coalesce                   SWV_INVALID_ARGUMENT; nothing changes
@@ -1057,8 +1057,8 @@ SWV_API SWV_MUST_USE swv_status* swv_plan_add(swv_plan* plan, const char* patter
 SWV_API void swv_plan_free(swv_plan* plan);
 
 /* Turns every parameter and buffer into a sharded tensor, in place; what no line matches is
- * replicated. plan NULL: all replicated. A line that matches nothing, and lines that place the names
- * of one tensor differently, are errors before anything changes. COLLECTIVE unless source is -1. */
+ * replicated. plan NULL: all replicated. A line that matches nothing, and lines that place the
+ * names of one tensor differently, are errors before anything changes. COLLECTIVE unless source is -1. */
 SWV_API SWV_MUST_USE swv_status* swv_module_distribute(const swv_module* module,
                                                        const swv_mesh* mesh, const swv_plan* plan,
                                                        const swv_distribute_options* options);
@@ -1136,8 +1136,8 @@ SWV_API SWV_MUST_USE swv_status* swv_optimizer_state(const swv_optimizer* optimi
 /* Copies `tensor` over it, to resume from what was saved: of any floating-point type and the
  * parameter's shape; sharded over the same mesh if that is, else plain ("step" always). COLLECTIVE
  * if a sharded one lies otherwise than the parameter. SGD's first step takes the gradient for its
- * momentum: it is the first as long as "step" is 0, unless momentum_buffer was set and "step" never.
- */
+ * momentum: it is the first as long as "step" is 0, unless momentum_buffer was set and "step" was
+ * not. */
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_set_state(swv_optimizer* optimizer, size_t index,
                                                          const char* name,
                                                          const swv_tensor* tensor);
