@@ -1058,7 +1058,8 @@ SWV_API void swv_plan_free(swv_plan* plan);
 
 /* Turns every parameter and buffer into a sharded tensor, in place; what no line matches is
  * replicated. plan NULL: all replicated. A line that matches nothing, and lines that place the
- * names of one tensor differently, are errors before anything changes. COLLECTIVE unless source is -1. */
+ * names of one tensor differently, are errors before anything changes. COLLECTIVE unless source is
+ * -1. */
 SWV_API SWV_MUST_USE swv_status* swv_module_distribute(const swv_module* module,
                                                        const swv_mesh* mesh, const swv_plan* plan,
                                                        const swv_distribute_options* options);
