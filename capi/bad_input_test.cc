@@ -104,7 +104,7 @@ const std::vector<Function> kFunctions = {
     F(swv_tensor_rand), F(swv_tensor_randn), F(swv_tensor_from_data), F(swv_tensor_from_dlpack),
     F(swv_tensor_to_dlpack), F(swv_tensor_share), F(swv_tensor_is_same), F(swv_tensor_ndim),
     F(swv_tensor_numel), F(swv_tensor_sizes), F(swv_tensor_strides), F(swv_tensor_dtype),
-    F(swv_tensor_device), F(swv_tensor_is_sharded), F(swv_tensor_to_string),
+    F(swv_tensor_device), F(swv_tensor_is_sharded), F(swv_tensor_to_string), F(swv_tensor_values_to_string),
     F(swv_tensor_copy_to_host), F(swv_tensor_copy_from_host), F(swv_tensor_buffer),
     F(swv_tensor_distribute), F(swv_tensor_from_local), F(swv_tensor_to_local),
     F(swv_tensor_redistribute), F(swv_tensor_full_tensor), F(swv_tensor_layout),
@@ -121,7 +121,7 @@ const std::vector<Function> kFunctions = {
     F(swv_module_distribute), F(swv_module_finish_grad_sync),
     F(swv_module_zero_grad), F(swv_optimizer_create_sgd), F(swv_optimizer_create_adamw),
     F(swv_optimizer_step), F(swv_optimizer_zero_grad), F(swv_optimizer_lr),
-    F(swv_optimizer_set_lr), F(swv_optimizer_state), F(swv_comm_counters), F(swv_world_counters),
+    F(swv_optimizer_set_lr), F(swv_optimizer_state), F(swv_optimizer_set_state), F(swv_comm_counters), F(swv_world_counters),
     F(swv_world_flight_record), F(swv_mesh_dispatch_counters),
     F(swv_trace_create), F(swv_trace_clear), F(swv_trace_num_events), F(swv_trace_bytes),
     F(swv_trace_to_string), F(swv_trace_to_json), F(swv_module_scope_create),
@@ -283,7 +283,7 @@ TEST_F(BadInputTest, TextThatIsNotUtf8) {
     const swv_mesh_dim dim = {bad, 1};
     swv_mesh* mesh = nullptr;
     expect_fails(swv_mesh_create(world_, &dim, 1, &mesh), SWV_INVALID_ARGUMENT,
-                 "'dims[].name' is not UTF-8");
+                 "'dims[0].name' is not UTF-8");
   }
   expect_fails(swv_op_find("aten::gr\xc3\xbc\xc3\x9f", &op), SWV_NOT_FOUND, "there is no operator");
 }
@@ -357,6 +357,31 @@ TEST_F(BadInputTest, NothingIsNoParameters) {
   EXPECT_EQ(norm, 0);
   expect_fails(swv_clip_grad_norm(nullptr, 2, 1.0, nullptr, &norm), SWV_INVALID_ARGUMENT,
                "'parameters' is NULL");
+}
+
+TEST_F(BadInputTest, AnElementOfAnArrayIsNamedByItsIndex) {
+  const swv_tensor* const parameters[] = {tensor_, nullptr};
+  expect_fails(swv_clip_grad_norm(parameters, 2, 1.0, nullptr, nullptr), SWV_INVALID_ARGUMENT,
+               "swv_clip_grad_norm: argument 'parameters[1]' is NULL");
+  swv_value result;
+  swv_value both[] = {swv_value_tensor(tensor_), swv_value_tensor(nullptr)};
+  expect_fails(swv_op_call(add_, SWV_GRAD, both, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
+               "swv_op_call: argument 'arguments[1].as.tensor' is NULL");
+  const swv_mesh_dim dims[] = {{"dp", 1}, {nullptr, 1}};
+  swv_mesh* mesh = nullptr;
+  expect_fails(swv_mesh_create(world_, dims, 2, &mesh), SWV_INVALID_ARGUMENT,
+               "argument 'dims[1].name' is NULL");
+  const char* const names[] = {"dp", nullptr};
+  expect_fails(swv_mesh_slice(mesh_, names, 2, &mesh), SWV_INVALID_ARGUMENT,
+               "argument 'names[1]' is NULL");
+  swv_placement placements[2] = {};
+  placements[1].kind = 77;
+  swv_layout* layout = nullptr;
+  expect_fails(swv_layout_create(placements, 2, nullptr, 0, &layout), SWV_INVALID_ARGUMENT,
+               "argument 'placements[1].kind' is 77");
+  both[1].kind = 99;
+  expect_fails(swv_op_call(add_, SWV_GRAD, both, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
+               "argument 'arguments[1].kind' is 99");
 }
 
 TEST_F(BadInputTest, PlainWhereShardedIsWantedAndTheOtherWayRound) {

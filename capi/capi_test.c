@@ -338,6 +338,158 @@ static void test_plain_tensors(void) {
   swv_tensor_free(transposed);
 }
 
+/* Every element type to and from the host, as one number, as text, and over a mesh: the same bytes.
+ */
+static void test_dtypes(swv_world* world) {
+  const struct {
+    swv_dtype dtype;
+    size_t size;
+    unsigned char bytes[3][16]; /* 1, 0 or -2, 3 or 1 */
+    swv_value_kind kind;
+    double third; /* the last of them, as swv_tensor_item has it */
+  } rows[] = {
+      {SWV_F32, 4, {{0, 0, 0x80, 0x3f}, {0, 0, 0, 0xc0}, {0, 0, 0x40, 0x40}}, SWV_VALUE_FLOAT, 3},
+      {SWV_F64,
+       8,
+       {{0, 0, 0, 0, 0, 0, 0xf0, 0x3f}, {0}, {0, 0, 0, 0, 0, 0, 0x08, 0x40}},
+       SWV_VALUE_FLOAT,
+       3},
+      {SWV_F16, 2, {{0, 0x3c}, {0, 0xc0}, {0, 0x42}}, SWV_VALUE_FLOAT, 3},
+      {SWV_BF16, 2, {{0x80, 0x3f}, {0, 0xc0}, {0x40, 0x40}}, SWV_VALUE_FLOAT, 3},
+      {SWV_F8_E4M3, 1, {{0x38}, {0xc0}, {0x44}}, SWV_VALUE_FLOAT, 3},
+      {SWV_F8_E5M2, 1, {{0x3c}, {0xc0}, {0x42}}, SWV_VALUE_FLOAT, 3},
+      {SWV_I8, 1, {{1}, {0xfe}, {3}}, SWV_VALUE_INT, 3},
+      {SWV_I16, 2, {{1}, {0xfe, 0xff}, {3}}, SWV_VALUE_INT, 3},
+      {SWV_I32, 4, {{1}, {0xfe, 0xff, 0xff, 0xff}, {3}}, SWV_VALUE_INT, 3},
+      {SWV_I64, 8, {{1}, {0}, {3, 0, 0, 0, 1}}, SWV_VALUE_INT, 4294967299.0},
+      {SWV_U8, 1, {{1}, {0}, {0xff}}, SWV_VALUE_INT, 255},
+      {SWV_U16, 2, {{1}, {0}, {0xff, 0xff}}, SWV_VALUE_INT, 65535},
+      {SWV_U32, 4, {{1}, {0}, {0xff, 0xff, 0xff, 0xff}}, SWV_VALUE_INT, 4294967295.0},
+      {SWV_U64, 8, {{1}, {0}, {3, 0, 0, 0, 1}}, SWV_VALUE_INT, 4294967299.0},
+      {SWV_BOOL, 1, {{1}, {0}, {1}}, SWV_VALUE_BOOL, 1},
+      {SWV_C64,
+       8,
+       {{0, 0, 0x80, 0x3f}, {0, 0, 0, 0xc0}, {0, 0, 0x40, 0x40, 0, 0, 0x80, 0x3f}},
+       SWV_VALUE_COMPLEX,
+       3},
+      {SWV_C128,
+       16,
+       {{0, 0, 0, 0, 0, 0, 0xf0, 0x3f},
+        {0},
+        {0, 0, 0, 0, 0, 0, 0x08, 0x40, 0, 0, 0, 0, 0, 0, 0xf0, 0x3f}},
+       SWV_VALUE_COMPLEX,
+       3},
+      {SWV_C32, 4, {{0, 0x3c}, {0, 0xc0}, {0, 0x42, 0, 0x3c}}, SWV_VALUE_COMPLEX, 3},
+  };
+  const int64_t three[] = {3};
+  swv_mesh* mesh = make_mesh(world);
+  swv_layout* rows_over_dp = make_layout("[S(0), R]");
+  size_t r, i;
+  CHECK(sizeof(rows) / sizeof(rows[0]) == SWV_C32); /* all of them */
+  for (r = 0; r < sizeof(rows) / sizeof(rows[0]); ++r) {
+    const size_t size = rows[r].size;
+    unsigned char data[48], back[48];
+    swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
+    swv_tensor *plain, *sharded, *whole, *last, *last_sharded;
+    swv_string* text;
+    swv_dtype dtype;
+    swv_value args[4], item;
+    CHECK(swv_dtype_size(rows[r].dtype) == size);
+    CHECK(strcmp(swv_dtype_name(rows[r].dtype), "unknown") != 0);
+    for (i = 0; i < 3; ++i) memcpy(data + i * size, rows[r].bytes[i], size);
+    options.dtype = rows[r].dtype;
+    CHECK_OK(swv_tensor_from_data(data, 3 * size, three, 1, &options, &plain));
+    CHECK_OK(swv_tensor_dtype(plain, &dtype));
+    CHECK(dtype == rows[r].dtype);
+    CHECK_OK(swv_tensor_copy_to_host(plain, back, 3 * size));
+    CHECK(memcmp(data, back, 3 * size) == 0);
+    CHECK_OK(swv_tensor_copy_from_host(plain, data, 3 * size));
+    CHECK_OK(swv_tensor_distribute(plain, mesh, rows_over_dp, NULL, &sharded));
+    CHECK_OK(swv_tensor_full_tensor(sharded, SWV_NO_GRAD, &whole));
+    memset(back, 0x55, sizeof(back));
+    CHECK_OK(swv_tensor_copy_to_host(whole, back, 3 * size));
+    CHECK(memcmp(data, back, 3 * size) == 0);
+    CHECK_OK(swv_tensor_to_string(plain, &text));
+    swv_string_free(text);
+    CHECK_OK(swv_tensor_values_to_string(sharded, &text));
+    swv_string_free(text);
+    args[1] = swv_value_int(0);
+    args[2] = swv_value_int(2);
+    args[0] = swv_value_tensor(plain);
+    last = call_op("aten::select.int", SWV_NO_GRAD, args, 3);
+    args[0] = swv_value_tensor(sharded);
+    last_sharded = call_op("aten::select.int", SWV_NO_GRAD, args, 3);
+    for (i = 0; i < 2; ++i) {
+      CHECK_OK(swv_tensor_item(i == 0 ? last : last_sharded, &item));
+      CHECK(item.kind == rows[r].kind);
+      if (item.kind == SWV_VALUE_COMPLEX) {
+        CHECK(item.as.complex_number.real == rows[r].third);
+        CHECK(item.as.complex_number.imaginary == 1);
+      } else {
+        CHECK((item.kind == SWV_VALUE_FLOAT ? item.as.number : (double)item.as.integer) ==
+              rows[r].third);
+      }
+    }
+    swv_tensor_free(last_sharded);
+    swv_tensor_free(last);
+    swv_tensor_free(whole);
+    swv_tensor_free(sharded);
+    swv_tensor_free(plain);
+  }
+  {
+    const uint64_t largest = UINT64_MAX;
+    swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
+    swv_tensor* t;
+    swv_value item;
+    options.dtype = SWV_U64;
+    CHECK_OK(swv_tensor_from_data(&largest, sizeof(largest), NULL, 0, &options, &t));
+    CHECK_FAILS(swv_tensor_item(t, &item), SWV_OUT_OF_RANGE, "18446744073709551615");
+    swv_tensor_free(t);
+  }
+  swv_layout_free(rows_over_dp);
+  swv_mesh_free(mesh);
+}
+
+/* The elements of a plain tensor as they are; those of a sharded one on request. */
+static void test_text(swv_world* world) {
+  const float data[] = {1, 2, 3, 4};
+  const int64_t sizes[] = {2, 2};
+  swv_mesh* mesh = make_mesh(world);
+  swv_layout* layout = make_layout("[S(0), S(1)]");
+  swv_tensor *plain, *sharded;
+  swv_string *text, *values;
+  CHECK_OK(swv_tensor_from_data(data, sizeof(data), sizes, 2, NULL, &plain));
+  CHECK_OK(swv_tensor_distribute(plain, mesh, layout, NULL, &sharded));
+  CHECK_OK(swv_tensor_values_to_string(plain, &text));
+  CHECK_TEXT(text, " 1  2\n 3  4\n[ CPUFloatType{2,2} ]");
+  CHECK_OK(swv_tensor_to_string(plain, &text));
+  CHECK_TEXT(text, " 1  2\n 3  4\n[ CPUFloatType{2,2} ]");
+  CHECK_OK(swv_tensor_to_string(sharded, &text));
+  CHECK(strstr(swv_string_data(text), "DTensor[2, 2] Float [S(0), S(1)]") != NULL);
+  CHECK(strchr(swv_string_data(text), '\n') == NULL);
+  CHECK_OK(swv_tensor_values_to_string(sharded, &values));
+  CHECK(strncmp(swv_string_data(values), swv_string_data(text), swv_string_size(text)) == 0);
+  CHECK(strcmp(swv_string_data(values) + swv_string_size(text),
+               "\n 1  2\n 3  4\n[ CPUFloatType{2,2} ]") == 0);
+  swv_string_free(values);
+  swv_string_free(text);
+  swv_tensor_free(sharded);
+  swv_tensor_free(plain);
+  {
+    /* LibTorch's own text lacks the imaginary parts. */
+    swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
+    const int64_t two[] = {2};
+    options.dtype = SWV_C64;
+    CHECK_OK(swv_tensor_from_data(data, sizeof(data), two, 1, &options, &plain));
+    CHECK_OK(swv_tensor_to_string(plain, &text));
+    CHECK(strstr(swv_string_data(text), " 1  2\n 3  4\n") != NULL);
+    swv_string_free(text);
+    swv_tensor_free(plain);
+  }
+  swv_layout_free(layout);
+  swv_mesh_free(mesh);
+}
+
 static void test_values(void) {
   const int64_t sizes[] = {4, 3};
   swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
@@ -732,6 +884,176 @@ static void test_training(swv_world* world) {
   swv_mesh_free(mesh);
 }
 
+/* One tensor under two names is one parameter: listed, clipped and stepped once. */
+static void test_tied_weights(swv_world* world) {
+  const int64_t sizes[] = {2, 2};
+  swv_mesh* mesh = make_mesh(world);
+  swv_tensor *w, *other, *gradient, *found;
+  const swv_tensor* parameters[3];
+  swv_module* module;
+  swv_plan* plan;
+  swv_optimizer* optimizer;
+  swv_adamw_options adamw = SWV_ADAMW_OPTIONS_INIT;
+  swv_string* fqn;
+  swv_bool same;
+  size_t count;
+  double norm;
+  float* data;
+  int64_t n, i;
+  int on_a_mesh;
+  for (on_a_mesh = 0; on_a_mesh < 2; ++on_a_mesh) {
+    CHECK_OK(swv_tensor_ones(sizes, 2, NULL, &w));
+    CHECK_OK(swv_tensor_ones(sizes, 2, NULL, &other));
+    CHECK_OK(swv_module_create(&module));
+    CHECK_OK(swv_module_add_parameter(module, "embedding.weight", w));
+    CHECK_OK(swv_module_add_parameter(module, "norm.weight", other));
+    CHECK_OK(swv_module_add_parameter(module, "head.weight", w));
+    CHECK_FAILS(swv_module_add_parameter(module, "head.weight", other), SWV_ALREADY_EXISTS,
+                "head.weight");
+    CHECK_OK(swv_module_num_parameters(module, &count));
+    CHECK(count == 2);
+    CHECK_OK(swv_module_parameter(module, 0, &fqn, &found));
+    CHECK_TEXT(fqn, "embedding.weight");
+    swv_tensor_free(found);
+    CHECK_OK(swv_module_parameter(module, 1, &fqn, NULL));
+    CHECK_TEXT(fqn, "norm.weight");
+    CHECK_FAILS(swv_module_parameter(module, 2, &fqn, NULL), SWV_OUT_OF_RANGE, "2 of 2");
+    CHECK_OK(swv_module_get(module, "head.weight", &found));
+    CHECK_OK(swv_tensor_is_same(found, w, &same));
+    CHECK(same == 1);
+    swv_tensor_free(found);
+    if (on_a_mesh) {
+      CHECK_OK(swv_plan_from_json(
+          "{\"parameter\": {\"embedding.*\": {\"dp\": \"S(0)\"}, \"head.*\": {\"dp\": \"S(1)\"}}}",
+          &plan));
+      CHECK_FAILS(swv_module_distribute(module, mesh, plan, NULL), SWV_INVALID_ARGUMENT,
+                  "head.weight");
+      swv_plan_free(plan);
+      CHECK_OK(swv_tensor_is_sharded(w, &same)); /* before anything has changed */
+      CHECK(same == 0);
+      CHECK_OK(swv_plan_from_json("{\"parameter\": {\"embedding.*\": {\"dp\": \"S(0)\"}}}", &plan));
+      CHECK_OK(swv_module_distribute(module, mesh, plan, NULL));
+      swv_plan_free(plan);
+    }
+    {
+      swv_value args[1], y;
+      swv_op* sum;
+      args[0] = swv_value_tensor(w);
+      CHECK_OK(swv_op_find("aten::sum", &sum));
+      CHECK_OK(swv_op_call(sum, SWV_GRAD, args, 1, &y, 1, NULL));
+      CHECK_OK(swv_tensor_backward(y.as.tensor, NULL, NULL));
+      swv_value_clear(&y);
+      swv_op_free(sum);
+    }
+    CHECK_OK(swv_module_finish_grad_sync(module));
+    parameters[0] = w;
+    parameters[1] = other;
+    CHECK_OK(swv_tensor_share(w, (swv_tensor**)&parameters[2])); /* another handle, one tensor */
+    CHECK_OK(swv_clip_grad_norm(parameters, 3, 1.0, NULL, &norm));
+    CHECK(fabs(norm - 2) < 1e-6); /* of four ones */
+    CHECK_OK(swv_tensor_grad(w, &gradient));
+    data = elements(gradient, &n);
+    for (i = 0; i < n; ++i) CHECK(fabsf(data[i] - 0.5f) < 1e-5f);
+    free(data);
+    swv_tensor_free(gradient);
+    adamw.lr = 0.25;
+    adamw.weight_decay = 0;
+    CHECK_OK(swv_optimizer_create_adamw(parameters, 3, &adamw, &optimizer));
+    CHECK_OK(swv_optimizer_step(optimizer));
+    data = elements(w, &n);
+    for (i = 0; i < n; ++i) CHECK(fabsf(data[i] - 0.75f) < 1e-3f); /* once, not twice */
+    free(data);
+    swv_optimizer_free(optimizer);
+    swv_tensor_free((swv_tensor*)parameters[2]);
+    swv_module_free(module);
+    swv_tensor_free(other);
+    swv_tensor_free(w);
+  }
+  swv_mesh_free(mesh);
+}
+
+static void step_with_gradient(swv_optimizer* optimizer, swv_tensor* w, double value) {
+  swv_value args[2];
+  swv_tensor* gradient;
+  args[0] = swv_value_tensor(w);
+  args[1] = swv_value_float(value);
+  gradient = call_op("aten::full_like", SWV_NO_GRAD, args, 2);
+  CHECK_OK(swv_tensor_set_grad(w, gradient));
+  swv_tensor_free(gradient);
+  CHECK_OK(swv_optimizer_step(optimizer));
+}
+
+/* A second optimizer that gets the state of a first goes on as that does. */
+static void test_optimizer_state(swv_world* world) {
+  const char* const names[2][4] = {{"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"},
+                                   {"momentum_buffer", NULL, NULL, NULL}};
+  swv_mesh* mesh = make_mesh(world);
+  swv_adamw_options adamw = SWV_ADAMW_OPTIONS_INIT;
+  swv_sgd_options sgd = SWV_SGD_OPTIONS_INIT;
+  int kind, which, k;
+  adamw.amsgrad = 1;
+  sgd.momentum = 0.9;
+  sgd.dampening = 0.5;
+  for (kind = 0; kind < 2; ++kind) {
+    swv_tensor *w[2], *state, *wrong;
+    swv_optimizer* optimizers[2];
+    const int64_t three[] = {3};
+    w[0] = make_randn(mesh, "[S(0), R]", 5, 3, 1);
+    w[1] = make_randn(mesh, "[S(0), R]", 5, 3, 1);
+    for (which = 0; which < 2; ++which) {
+      const swv_tensor* parameter = w[which];
+      if (kind == 0) {
+        CHECK_OK(swv_optimizer_create_adamw(&parameter, 1, &adamw, &optimizers[which]));
+      } else {
+        CHECK_OK(swv_optimizer_create_sgd(&parameter, 1, &sgd, &optimizers[which]));
+      }
+    }
+    /* There before the first step: zeros, as large as the parameter. */
+    for (k = 0; k < 4 && names[kind][k] != NULL; ++k) {
+      int64_t n, i;
+      float* data;
+      CHECK_OK(swv_optimizer_state(optimizers[0], 0, names[kind][k], &state));
+      CHECK(state != NULL);
+      data = elements(state, &n);
+      CHECK(n == (strcmp(names[kind][k], "step") == 0 ? 1 : 15));
+      for (i = 0; i < n; ++i) CHECK(data[i] == 0);
+      free(data);
+      swv_tensor_free(state);
+    }
+    step_with_gradient(optimizers[0], w[0], 0.5);
+    step_with_gradient(optimizers[0], w[0], -0.25);
+    for (k = 0; k < 4 && names[kind][k] != NULL; ++k) {
+      swv_tensor* copy;
+      CHECK_OK(swv_optimizer_state(optimizers[0], 0, names[kind][k], &state));
+      CHECK_OK(swv_optimizer_set_state(optimizers[1], 0, names[kind][k], state));
+      CHECK_OK(swv_optimizer_state(optimizers[1], 0, names[kind][k], &copy));
+      check_equal(copy, state, 0);
+      swv_tensor_free(copy);
+      swv_tensor_free(state);
+    }
+    {
+      swv_value args[2];
+      args[0] = swv_value_tensor(w[1]);
+      args[1] = swv_value_tensor(w[0]);
+      swv_tensor_free(call_op("aten::copy_", SWV_NO_GRAD, args, 2));
+    }
+    for (which = 0; which < 2; ++which) step_with_gradient(optimizers[which], w[which], 2);
+    check_equal(w[1], w[0], 0);
+    CHECK_OK(swv_tensor_zeros(three, 1, NULL, &wrong));
+    CHECK_FAILS(swv_optimizer_set_state(optimizers[1], 0, names[kind][kind == 0], wrong),
+                SWV_INVALID_ARGUMENT, "[3]");
+    CHECK_FAILS(swv_optimizer_set_state(optimizers[1], 0, "mood", wrong), SWV_NOT_FOUND, "mood");
+    CHECK_FAILS(swv_optimizer_set_state(optimizers[1], 1, "step", wrong), SWV_OUT_OF_RANGE,
+                "parameter 1 of 1");
+    swv_tensor_free(wrong);
+    for (which = 0; which < 2; ++which) {
+      swv_optimizer_free(optimizers[which]);
+      swv_tensor_free(w[which]);
+    }
+  }
+  swv_mesh_free(mesh);
+}
+
 static void check_contains(swv_string* string, const char* part) {
   if (strstr(swv_string_data(string), part) == NULL) {
     fprintf(stderr, "'%s' is not in:\n%s\n", part, swv_string_data(string));
@@ -769,7 +1091,7 @@ static void test_clipping(swv_world* world) {
   free(data);
   largest.norm_type = 0;
   CHECK_FAILS(swv_clip_grad_norm(parameters, 1, 6, &largest, NULL), SWV_INVALID_ARGUMENT,
-              "norm type");
+              "swv_clip_grad_norm: argument 'options.norm_type' is 0; wanted above 0");
   swv_tensor_free(w);
   swv_tensor_free(g);
   swv_layout_free(layout);
@@ -854,11 +1176,15 @@ static swv_status* rank_main(void* user_data, swv_world* world) {
   test_mesh(world);
   test_layout(world);
   test_plain_tensors();
+  test_dtypes(world);
+  test_text(world);
   test_values();
   test_factories_on_a_mesh(world);
   test_sharded(world);
   test_autograd(world);
   test_training(world);
+  test_tied_weights(world);
+  test_optimizer_state(world);
   test_clipping(world);
   test_observing(world);
   return NULL;

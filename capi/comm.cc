@@ -1,6 +1,7 @@
 // Communicators: each collective is the one of comm/communicator.h.
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "shardweave/capi/handles.h"
 #include "shardweave/comm/str_cat.h"
@@ -41,17 +42,34 @@ CallOptions call_options(const swv_call_options* given) {
           .tag = text_or(o.tag, "", "options.tag")};
 }
 
+// Made before anything is issued: afterwards nothing may fail. Null if no work is wanted.
+Owned<swv_work> new_work(swv_work** out_work) {
+  return Owned<swv_work>(out_work == nullptr ? nullptr : make<swv_work>());
+}
+
 // A work for the caller, or the end of the operation.
-void finish(const Communicator& comm, Work work, swv_work** out_work) {
-  if (comm.is_coalescing()) {
+void give_out(Work work, Owned<swv_work> handle, swv_work** out_work) {
+  // An argument that is wrong is known at once.
+  if (handle == nullptr || work.done()) check(work.wait());
+  if (handle == nullptr) return;
+  handle->work = std::move(work);
+  *out_work = handle.release();
+}
+
+// Issues `operation` on the group. While a coalescing collects, it is neither waited for nor given
+// out.
+template <typename Operation>
+void issue(const swv_comm* comm, swv_work** out_work, const Operation& operation) {
+  Communicator& c = communicator(comm);
+  if (c.is_coalescing()) {
     if (out_work != nullptr)
       fail_argument("out_work", "is not NULL while operations are coalesced");
+    const Work work = operation(c);
+    if (work.done()) check(work.wait());
     return;
   }
-  if (out_work == nullptr) return check(work.wait());
-  // An argument that is wrong is known at once.
-  if (work.done()) check(work.wait());
-  *out_work = make<swv_work>(std::move(work));
+  Owned<swv_work> handle = new_work(out_work);
+  give_out(operation(c), std::move(handle), out_work);
 }
 
 std::vector<int64_t> copied(const int64_t* values, size_t count, const char* argument) {
@@ -112,19 +130,19 @@ swv_status* swv_comm_all_reduce(swv_comm* comm, const swv_buffer* in, const swv_
                                 swv_reduce_op op, const swv_call_options* options,
                                 swv_work** out_work) {
   return guarded(__func__, [&] {
-    shardweave::Communicator& c = communicator(comm);
-    finish(c,
-           c.all_reduce(buffer(in, "in"), buffer(out, "out"), reduce_op(op, "op"),
-                        call_options(options)),
-           out_work);
+    issue(comm, out_work, [&](shardweave::Communicator& c) {
+      return c.all_reduce(buffer(in, "in"), buffer(out, "out"), reduce_op(op, "op"),
+                          call_options(options));
+    });
   });
 }
 
 swv_status* swv_comm_all_gather(swv_comm* comm, const swv_buffer* in, const swv_buffer* out,
                                 const swv_call_options* options, swv_work** out_work) {
   return guarded(__func__, [&] {
-    shardweave::Communicator& c = communicator(comm);
-    finish(c, c.all_gather(buffer(in, "in"), buffer(out, "out"), call_options(options)), out_work);
+    issue(comm, out_work, [&](shardweave::Communicator& c) {
+      return c.all_gather(buffer(in, "in"), buffer(out, "out"), call_options(options));
+    });
   });
 }
 
@@ -132,11 +150,10 @@ swv_status* swv_comm_all_gather_v(swv_comm* comm, const swv_buffer* in, const sw
                                   const int64_t* counts, size_t num_counts,
                                   const swv_call_options* options, swv_work** out_work) {
   return guarded(__func__, [&] {
-    shardweave::Communicator& c = communicator(comm);
-    finish(c,
-           c.all_gather_v(buffer(in, "in"), buffer(out, "out"), span(counts, num_counts, "counts"),
-                          call_options(options)),
-           out_work);
+    issue(comm, out_work, [&](shardweave::Communicator& c) {
+      return c.all_gather_v(buffer(in, "in"), buffer(out, "out"),
+                            span(counts, num_counts, "counts"), call_options(options));
+    });
   });
 }
 
@@ -144,11 +161,10 @@ swv_status* swv_comm_reduce_scatter(swv_comm* comm, const swv_buffer* in, const 
                                     swv_reduce_op op, const swv_call_options* options,
                                     swv_work** out_work) {
   return guarded(__func__, [&] {
-    shardweave::Communicator& c = communicator(comm);
-    finish(c,
-           c.reduce_scatter(buffer(in, "in"), buffer(out, "out"), reduce_op(op, "op"),
-                            call_options(options)),
-           out_work);
+    issue(comm, out_work, [&](shardweave::Communicator& c) {
+      return c.reduce_scatter(buffer(in, "in"), buffer(out, "out"), reduce_op(op, "op"),
+                              call_options(options));
+    });
   });
 }
 
@@ -156,20 +172,20 @@ swv_status* swv_comm_reduce_scatter_v(swv_comm* comm, const swv_buffer* in, cons
                                       const int64_t* counts, size_t num_counts, swv_reduce_op op,
                                       const swv_call_options* options, swv_work** out_work) {
   return guarded(__func__, [&] {
-    shardweave::Communicator& c = communicator(comm);
-    finish(
-        c,
-        c.reduce_scatter_v(buffer(in, "in"), buffer(out, "out"), span(counts, num_counts, "counts"),
-                           reduce_op(op, "op"), call_options(options)),
-        out_work);
+    issue(comm, out_work, [&](shardweave::Communicator& c) {
+      return c.reduce_scatter_v(buffer(in, "in"), buffer(out, "out"),
+                                span(counts, num_counts, "counts"), reduce_op(op, "op"),
+                                call_options(options));
+    });
   });
 }
 
 swv_status* swv_comm_all_to_all(swv_comm* comm, const swv_buffer* in, const swv_buffer* out,
                                 const swv_call_options* options, swv_work** out_work) {
   return guarded(__func__, [&] {
-    shardweave::Communicator& c = communicator(comm);
-    finish(c, c.all_to_all(buffer(in, "in"), buffer(out, "out"), call_options(options)), out_work);
+    issue(comm, out_work, [&](shardweave::Communicator& c) {
+      return c.all_to_all(buffer(in, "in"), buffer(out, "out"), call_options(options));
+    });
   });
 }
 
@@ -178,20 +194,20 @@ swv_status* swv_comm_all_to_all_v(swv_comm* comm, const swv_buffer* in, const in
                                   size_t num_counts, const swv_call_options* options,
                                   swv_work** out_work) {
   return guarded(__func__, [&] {
-    shardweave::Communicator& c = communicator(comm);
-    finish(c,
-           c.all_to_all_v(buffer(in, "in"), span(send_counts, num_counts, "send_counts"),
-                          buffer(out, "out"), span(recv_counts, num_counts, "recv_counts"),
-                          call_options(options)),
-           out_work);
+    issue(comm, out_work, [&](shardweave::Communicator& c) {
+      return c.all_to_all_v(buffer(in, "in"), span(send_counts, num_counts, "send_counts"),
+                            buffer(out, "out"), span(recv_counts, num_counts, "recv_counts"),
+                            call_options(options));
+    });
   });
 }
 
 swv_status* swv_comm_broadcast(swv_comm* comm, const swv_buffer* data, int32_t root,
                                const swv_call_options* options, swv_work** out_work) {
   return guarded(__func__, [&] {
-    shardweave::Communicator& c = communicator(comm);
-    finish(c, c.broadcast(buffer(data, "data"), root, call_options(options)), out_work);
+    issue(comm, out_work, [&](shardweave::Communicator& c) {
+      return c.broadcast(buffer(data, "data"), root, call_options(options));
+    });
   });
 }
 
@@ -199,55 +215,56 @@ swv_status* swv_comm_reduce(swv_comm* comm, const swv_buffer* in, const swv_buff
                             swv_reduce_op op, int32_t root, const swv_call_options* options,
                             swv_work** out_work) {
   return guarded(__func__, [&] {
-    shardweave::Communicator& c = communicator(comm);
     const shardweave::Buffer from = buffer(in, "in");
-    finish(c,
-           c.reduce(from, buffer_or_none(out, from.dtype, "out"), reduce_op(op, "op"), root,
-                    call_options(options)),
-           out_work);
+    issue(comm, out_work, [&](shardweave::Communicator& c) {
+      return c.reduce(from, buffer_or_none(out, from.dtype, "out"), reduce_op(op, "op"), root,
+                      call_options(options));
+    });
   });
 }
 
 swv_status* swv_comm_gather(swv_comm* comm, const swv_buffer* in, const swv_buffer* out,
                             int32_t root, const swv_call_options* options, swv_work** out_work) {
   return guarded(__func__, [&] {
-    shardweave::Communicator& c = communicator(comm);
     const shardweave::Buffer from = buffer(in, "in");
-    finish(c, c.gather(from, buffer_or_none(out, from.dtype, "out"), root, call_options(options)),
-           out_work);
+    issue(comm, out_work, [&](shardweave::Communicator& c) {
+      return c.gather(from, buffer_or_none(out, from.dtype, "out"), root, call_options(options));
+    });
   });
 }
 
 swv_status* swv_comm_scatter(swv_comm* comm, const swv_buffer* in, const swv_buffer* out,
                              int32_t root, const swv_call_options* options, swv_work** out_work) {
   return guarded(__func__, [&] {
-    shardweave::Communicator& c = communicator(comm);
     const shardweave::Buffer to = buffer(out, "out");
-    finish(c, c.scatter(buffer_or_none(in, to.dtype, "in"), to, root, call_options(options)),
-           out_work);
+    issue(comm, out_work, [&](shardweave::Communicator& c) {
+      return c.scatter(buffer_or_none(in, to.dtype, "in"), to, root, call_options(options));
+    });
   });
 }
 
 swv_status* swv_comm_send(swv_comm* comm, const swv_buffer* data, int32_t peer, int32_t message_tag,
                           const swv_call_options* options, swv_work** out_work) {
   return guarded(__func__, [&] {
-    shardweave::Communicator& c = communicator(comm);
-    finish(c, c.send(buffer(data, "data"), peer, message_tag, call_options(options)), out_work);
+    issue(comm, out_work, [&](shardweave::Communicator& c) {
+      return c.send(buffer(data, "data"), peer, message_tag, call_options(options));
+    });
   });
 }
 
 swv_status* swv_comm_recv(swv_comm* comm, const swv_buffer* data, int32_t peer, int32_t message_tag,
                           const swv_call_options* options, swv_work** out_work) {
   return guarded(__func__, [&] {
-    shardweave::Communicator& c = communicator(comm);
-    finish(c, c.recv(buffer(data, "data"), peer, message_tag, call_options(options)), out_work);
+    issue(comm, out_work, [&](shardweave::Communicator& c) {
+      return c.recv(buffer(data, "data"), peer, message_tag, call_options(options));
+    });
   });
 }
 
 swv_status* swv_comm_barrier(swv_comm* comm, const swv_call_options* options, swv_work** out_work) {
   return guarded(__func__, [&] {
-    shardweave::Communicator& c = communicator(comm);
-    finish(c, c.barrier(call_options(options)), out_work);
+    issue(comm, out_work,
+          [&](shardweave::Communicator& c) { return c.barrier(call_options(options)); });
   });
 }
 
@@ -276,9 +293,8 @@ swv_status* swv_coalescing_finish(swv_coalescing* coalescing, swv_work** out_wor
   return guarded(__func__, [&] {
     swv_coalescing& c = in(coalescing, "coalescing");
     if (c.group == nullptr) fail_argument("coalescing", "is finished already");
-    shardweave::Work work = c.group->finish();
-    c.group.reset();
-    finish(*c.comm, std::move(work), out_work);
+    Owned<swv_work> handle = new_work(out_work);
+    give_out(std::exchange(c.group, nullptr)->finish(), std::move(handle), out_work);
   });
 }
 

@@ -43,6 +43,16 @@ void fail(absl::StatusCode code, std::string message) {
   throw Failure(code, std::move(message));
 }
 
+void fail_at(const Failure& failure, std::string_view what, size_t index) {
+  std::string message = failure.what();
+  if (what.ends_with("[]")) what.remove_suffix(2);
+  if (const size_t place = message.find(what); place != std::string::npos) {
+    const size_t end = place + what.size();
+    message.replace(end, message.compare(end, 2, "[]") == 0 ? 2 : 0, str_cat("[", index, "]"));
+  }
+  throw Failure(failure.code(), std::move(message));
+}
+
 void check(const absl::Status& status) {
   if (!status.ok()) fail(status.code(), std::string(status.message()));
 }

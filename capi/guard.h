@@ -44,6 +44,24 @@ class Failure : public std::exception {
 [[noreturn]] void fail_argument(const char* argument, std::string_view what);
 [[noreturn]] void fail(absl::StatusCode code, std::string message);
 
+// The same failure, of one element of an array: the first `what` in the message becomes
+// "<what>[<index>]"; if that ends with [] already, the index goes there.
+[[noreturn]] void fail_at(const Failure& failure, std::string_view what, size_t index);
+
+// Calls `body` with each element of the array `what`.
+template <typename Elements, typename Body>
+void for_each(const Elements& elements, std::string_view what, const Body& body) {
+  size_t index = 0;
+  for (const auto& element : elements) {
+    try {
+      body(element);
+    } catch (const Failure& failure) {
+      fail_at(failure, what, index);
+    }
+    ++index;
+  }
+}
+
 void check(const absl::Status& status);
 template <typename T>
 T check(absl::StatusOr<T> result) {

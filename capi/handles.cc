@@ -15,7 +15,7 @@ struct TypeRow {
   int comm;  // a DType; -1: collectives do not know it
   const char* name;
 };
-constexpr std::array<TypeRow, SWV_C128 + 1> kTypes = {{
+constexpr std::array<TypeRow, SWV_C32 + 1> kTypes = {{
     {at::ScalarType::Undefined, -1, "unknown"},
     {at::kFloat, static_cast<int>(DType::kF32), "f32"},
     {at::kDouble, static_cast<int>(DType::kF64), "f64"},
@@ -34,6 +34,7 @@ constexpr std::array<TypeRow, SWV_C128 + 1> kTypes = {{
     {at::kBool, static_cast<int>(DType::kBool), "bool"},
     {at::kComplexFloat, -1, "c64"},
     {at::kComplexDouble, -1, "c128"},
+    {at::kComplexHalf, -1, "c32"},
 }};
 
 bool is_dtype(swv_dtype dtype) {
@@ -128,18 +129,17 @@ at::IntArrayRef sizes(const int64_t* sizes, size_t ndim, const char* argument) {
 std::vector<at::Tensor> tensors(const swv_tensor* const* handles, size_t count,
                                 const char* argument) {
   std::vector<at::Tensor> result;
-  for (const swv_tensor* handle : span(handles, count, argument)) {
-    result.push_back(tensor(handle, argument));
-  }
+  for_each(span(handles, count, argument), argument,
+           [&](const swv_tensor* handle) { result.push_back(tensor(handle, argument)); });
   return result;
 }
 
 std::vector<at::Tensor> tensors_or_undefined(const swv_tensor* const* handles, size_t count,
                                              const char* argument) {
   std::vector<at::Tensor> result;
-  for (const swv_tensor* handle : span(handles, count, argument)) {
+  for_each(span(handles, count, argument), argument, [&](const swv_tensor* handle) {
     result.push_back(handle == nullptr ? at::Tensor() : tensor(handle, argument));
-  }
+  });
   return result;
 }
 

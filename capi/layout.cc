@@ -35,9 +35,8 @@ Placement placement(const swv_placement& p) {
 swv_layout* new_layout(const swv_placement* placements, size_t num_placements, const int32_t* order,
                        size_t num_order) {
   Placements all;
-  for (const swv_placement& p : span(placements, num_placements, "placements", kMaxDims)) {
-    all.push_back(placement(p));
-  }
+  for_each(span(placements, num_placements, "placements", kMaxDims), "placements[]",
+           [&](const swv_placement& p) { all.push_back(placement(p)); });
   const auto cuts = span(order, num_order, "order", kMaxDims);
   return make<swv_layout>(check(Layout::create(std::move(all), {cuts.begin(), cuts.end()})));
 }
@@ -87,10 +86,12 @@ Grid checked_grid(const Layout& layout, const int64_t* mesh_shape, size_t mesh_n
 NamedPlacements named_placements(const swv_named_placement* placements, size_t count,
                                  const char* argument) {
   NamedPlacements result;
-  for (const swv_named_placement& p : span(placements, count, argument, kMaxDims)) {
-    result.emplace_back(text(p.mesh_dim, "placements[].mesh_dim"),
-                        check(parse_placement(text(p.placement, "placements[].placement"))));
-  }
+  for_each(span(placements, count, argument, kMaxDims), "placements[]",
+           [&](const swv_named_placement& p) {
+             result.emplace_back(
+                 text(p.mesh_dim, "placements[].mesh_dim"),
+                 check(parse_placement(text(p.placement, "placements[].placement"))));
+           });
   return result;
 }
 

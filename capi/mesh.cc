@@ -19,17 +19,16 @@ const DeviceMesh& grid(const swv_mesh* mesh) {
 
 std::vector<MeshDim> mesh_dims(const swv_mesh_dim* dims, size_t num_dims) {
   std::vector<MeshDim> result;
-  for (const swv_mesh_dim& dim : span(dims, num_dims, "dims", kMaxDims)) {
+  for_each(span(dims, num_dims, "dims", kMaxDims), "dims[]", [&](const swv_mesh_dim& dim) {
     result.push_back({std::string(text(dim.name, "dims[].name")), dim.size});
-  }
+  });
   return result;
 }
 
 std::vector<std::string> names_of(const char* const* names, size_t num_names) {
   std::vector<std::string> result;
-  for (const char* name : span(names, num_names, "names", kMaxDims)) {
-    result.emplace_back(text(name, "names[]"));
-  }
+  for_each(span(names, num_names, "names", kMaxDims), "names[]",
+           [&](const char* name) { result.emplace_back(text(name, "names[]")); });
   return result;
 }
 

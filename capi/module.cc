@@ -1,6 +1,7 @@
 // Modules, plans and optimizers.
 #include <algorithm>
 #include <memory>
+#include <unordered_set>
 
 #include "shardweave/capi/values.h"
 #include "shardweave/comm/str_cat.h"
@@ -65,19 +66,26 @@ struct Named {
   at::Tensor tensor;
 };
 
-std::vector<Named> parameters_of(const swv_module& module) {
+enum class Slot { kParameter, kBuffer };
+
+// By all of their names.
+std::vector<Named> all_names(const swv_module& module, Slot slot) {
   std::vector<Named> all;
-  for (const auto& item : module.module->named_parameters())
-    all.push_back({item.key(), item.value()});
-  return all;
-}
-std::vector<Named> buffers_of(const swv_module& module) {
-  std::vector<Named> all;
-  for (const auto& item : module.module->named_buffers()) all.push_back({item.key(), item.value()});
+  const auto items =
+      slot == Slot::kParameter ? module.module->named_parameters() : module.module->named_buffers();
+  for (const auto& item : items) all.push_back({item.key(), item.value()});
   return all;
 }
 
-enum class Slot { kParameter, kBuffer };
+// Each tensor once, by its first name, as PyTorch's named_parameters().
+std::vector<Named> tensors_of(const swv_module& module, Slot slot) {
+  std::vector<Named> all = all_names(module, slot);
+  std::unordered_set<const c10::TensorImpl*> seen;
+  std::erase_if(all, [&](const Named& named) {
+    return !seen.insert(named.tensor.unsafeGetTensorImpl()).second;
+  });
+  return all;
+}
 
 // Checked before anything is registered: register_parameter would leave half of it.
 void check_fqn(const swv_module& module, std::string_view fqn) {
@@ -93,8 +101,8 @@ void check_fqn(const swv_module& module, std::string_view fqn) {
     return there == fqn || (there.starts_with(fqn) && there[fqn.size()] == '.') ||
            (fqn.starts_with(there) && fqn[there.size()] == '.');
   };
-  for (const auto& all : {parameters_of(module), buffers_of(module)}) {
-    for (const Named& named : all) {
+  for (Slot slot : {Slot::kParameter, Slot::kBuffer}) {
+    for (const Named& named : all_names(module, slot)) {
       if (clash(named.fqn)) {
         fail(absl::StatusCode::kAlreadyExists,
              str_cat("argument 'fqn' is '", fqn, "'; the module has '", named.fqn, "'"));
@@ -144,8 +152,8 @@ void write_named(std::vector<Named> all, size_t index, const char* what, swv_str
 
 swv_tensor* get(const swv_module& module, std::string_view fqn) {
   std::vector<std::string> names;
-  for (auto& all : {parameters_of(module), buffers_of(module)}) {
-    for (const Named& named : all) {
+  for (Slot slot : {Slot::kParameter, Slot::kBuffer}) {
+    for (const Named& named : all_names(module, slot)) {
       if (named.fqn == fqn) return make<swv_tensor>(named.tensor);
       names.push_back(named.fqn);
     }
@@ -198,6 +206,9 @@ void distribute(const swv_module* module, const swv_mesh* mesh, const swv_plan* 
 void clip(const swv_tensor* const* parameters, size_t num_parameters, double max_norm,
           const swv_clip_options* given, double* out_norm) {
   const swv_clip_options o = options<swv_clip_options>(given, SWV_CLIP_OPTIONS_INIT, "options");
+  if (!(o.norm_type > 0)) {
+    fail_argument("options.norm_type", str_cat("is ", o.norm_type, "; wanted above 0"));
+  }
   const bool finite = flag(o.error_if_nonfinite, "options.error_if_nonfinite");
   const CallMode mode(SWV_NO_GRAD, "mode");
   const double norm = clip_grad_norm(tensors(parameters, num_parameters, "parameters"), max_norm,
@@ -254,25 +265,27 @@ swv_status* swv_module_add_buffer(swv_module* module, const char* fqn, const swv
 
 swv_status* swv_module_num_parameters(const swv_module* module, size_t* out_num) {
   return guarded(__func__, out_num, "out_num",
-                 [&] { return parameters_of(in(module, "module")).size(); });
+                 [&] { return tensors_of(in(module, "module"), Slot::kParameter).size(); });
 }
 
 swv_status* swv_module_parameter(const swv_module* module, size_t index, swv_string** out_fqn,
                                  swv_tensor** out_tensor) {
   return guarded(__func__, [&] {
-    write_named(parameters_of(in(module, "module")), index, "parameters", out_fqn, out_tensor);
+    write_named(tensors_of(in(module, "module"), Slot::kParameter), index, "parameters", out_fqn,
+                out_tensor);
   });
 }
 
 swv_status* swv_module_num_buffers(const swv_module* module, size_t* out_num) {
   return guarded(__func__, out_num, "out_num",
-                 [&] { return buffers_of(in(module, "module")).size(); });
+                 [&] { return tensors_of(in(module, "module"), Slot::kBuffer).size(); });
 }
 
 swv_status* swv_module_buffer(const swv_module* module, size_t index, swv_string** out_fqn,
                               swv_tensor** out_tensor) {
   return guarded(__func__, [&] {
-    write_named(buffers_of(in(module, "module")), index, "buffers", out_fqn, out_tensor);
+    write_named(tensors_of(in(module, "module"), Slot::kBuffer), index, "buffers", out_fqn,
+                out_tensor);
   });
 }
 
@@ -389,5 +402,14 @@ swv_status* swv_optimizer_state(const swv_optimizer* optimizer, size_t index, co
   return guarded(__func__, out_tensor, "out_tensor", [&] {
     return new_tensor_or_null(
         in(optimizer, "optimizer").optimizer.state(index, text(name, "name")));
+  });
+}
+
+swv_status* swv_optimizer_set_state(swv_optimizer* optimizer, size_t index, const char* name,
+                                    const swv_tensor* tensor) {
+  return guarded(__func__, [&] {
+    const CallMode mode(SWV_NO_GRAD, "mode");
+    in(optimizer, "optimizer")
+        .optimizer.set_state(index, text(name, "name"), in(tensor, "tensor").tensor);
   });
 }

@@ -161,7 +161,13 @@ swv_value item(const swv_tensor* handle) {
     fail_argument("tensor", str_cat("has ", t.numel(), " elements; wanted one"));
   }
   const CallMode mode(SWV_NO_GRAD, "mode");
-  return new_value(c10::IValue(t.item()), ArgType::kNumber);
+  const at::Scalar number = t.item();
+  if (number.type() == at::kUInt64) {  // above INT64_MAX, which an IValue has no kind for
+    fail(absl::StatusCode::kOutOfRange,
+         str_cat("the element is ", number.toUInt64(),
+                 ", which is no int64_t; take swv_tensor_copy_to_host"));
+  }
+  return new_value(c10::IValue(number), ArgType::kNumber);
 }
 
 }  // namespace

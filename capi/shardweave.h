@@ -218,7 +218,8 @@ enum {
   SWV_U64 = 14,
   SWV_BOOL = 15,
   SWV_C64 = 16, /* complex: two f32 */
-  SWV_C128 = 17
+  SWV_C128 = 17,
+  SWV_C32 = 18 /* complex: two f16 */
 };
 /* Bytes of one element; 0 for a number that is no dtype. */
 SWV_API size_t swv_dtype_size(swv_dtype dtype);
@@ -411,13 +412,30 @@ SWV_API SWV_MUST_USE swv_status* swv_work_wait(const swv_work* work);
 /* Does not cancel: the memory is in use until the operation is done. */
 SWV_API void swv_work_free(swv_work* work);
 
-/* Collects the operations of `comm` from here to swv_coalescing_finish, which issues them as one.
- * Those are called with out_work NULL, and do not wait. */
+/* Several operations of one group as one, which a backend may run together:
+ *
+ *   idle --swv_comm_coalesce--> collecting --swv_coalescing_finish--> finished
+ *
+ * While a group is collecting (through whichever handle):
+ *   an operation with out_work NULL     is issued and collected; it returns without waiting, with
+ *                                       an error only if it was refused. Its memory is in use until
+ *                                       the coalescing's end.
+ *   an operation with out_work          SWV_INVALID_ARGUMENT; nothing is issued
+ *   swv_comm_coalesce                   SWV_INVALID_ARGUMENT; nothing changes
+ *   swv_coalescing_finish               is the end: one work for all that was collected; out_work
+ *                                       NULL waits. It fails with the first error of all,
+ *                                       arguments that were refused among them, when all have ended
+ *   swv_coalescing_free                 is the end too: waits for all that was collected, however
+ *                                       it ends, and frees; the error is swv_comm_health's
+ *   what needs its result at once       (swv_comm_split, swv_comm_subgroup, operators on tensors of
+ *                                       the mesh) waits for itself, as ever
+ *   swv_comm_free                       the coalescing keeps the group alive
+ *   swv_comm_abort                      all that was collected fails
+ * Once finished, swv_coalescing_finish is SWV_INVALID_ARGUMENT, swv_coalescing_free only frees, and
+ * the group is idle: it may be coalesced again. */
 SWV_API SWV_MUST_USE swv_status* swv_comm_coalesce(swv_comm* comm, swv_coalescing** out_coalescing);
-/* One work for all of them; out_work NULL waits. Once. */
 SWV_API SWV_MUST_USE swv_status* swv_coalescing_finish(swv_coalescing* coalescing,
                                                        swv_work** out_work);
-/* Finishes, without waiting, what is not finished. */
 SWV_API void swv_coalescing_free(swv_coalescing* coalescing);
 
 /* A new group per color, of the ranks that gave it, ordered by key, then by rank. With a negative
@@ -733,9 +751,13 @@ SWV_API SWV_MUST_USE swv_status* swv_tensor_device(const swv_tensor* tensor,
 SWV_API SWV_MUST_USE swv_status* swv_tensor_is_sharded(const swv_tensor* tensor,
                                                        swv_bool* out_is_sharded);
 /* "DTensor[7, 5] Float [S(0), R] on DeviceMesh(dp=2, tp=2), local [4, 5] at [0, 0]"; the elements
- * of a plain one. */
+ * of a plain one. Never communicates. */
 SWV_API SWV_MUST_USE swv_status* swv_tensor_to_string(const swv_tensor* tensor,
                                                       swv_string** out_text);
+/* The same, and below it the elements of the whole tensor, on every rank. COLLECTIVE if it is
+ * sharded. */
+SWV_API SWV_MUST_USE swv_status* swv_tensor_values_to_string(const swv_tensor* tensor,
+                                                             swv_string** out_text);
 
 /* Memory of a plain tensor (of a sharded one: swv_tensor_to_local, swv_tensor_full_tensor). The
  * data row-major into or from the caller's memory; num_bytes is what the tensor needs, exactly. */
@@ -881,7 +903,8 @@ SWV_API SWV_MUST_USE swv_status* swv_op_call_named(const swv_op* op, swv_grad_mo
 /* Frees what a result owns, and makes it none. NULL is allowed; not for arguments. */
 SWV_API void swv_value_clear(swv_value* value);
 
-/* The one element of a tensor, a number or a bool. COLLECTIVE if it is sharded. */
+/* The one element of a tensor of any dtype: SWV_VALUE_FLOAT, SWV_VALUE_INT (of u64 above INT64_MAX
+ * SWV_OUT_OF_RANGE), SWV_VALUE_BOOL or SWV_VALUE_COMPLEX. COLLECTIVE if it is sharded. */
 SWV_API SWV_MUST_USE swv_status* swv_tensor_item(const swv_tensor* tensor, swv_value* out_value);
 
 /* ---- Autograd ---------------------------------------------------------------------------------
@@ -991,13 +1014,16 @@ SWV_API SWV_MUST_USE swv_status* swv_module_load(const char* path, swv_module** 
 SWV_API void swv_module_free(swv_module* module);
 
 /* The module and the caller's handle share the tensor: what distributes the module changes it where
- * it stands, and every handle sees that. A parameter is a leaf, and requires grad from now on. */
+ * it stands, and every handle sees that. A parameter is a leaf, and requires grad from now on. A
+ * tensor may have several names (tied weights): it is one parameter, or one buffer, all the same.
+ */
 SWV_API SWV_MUST_USE swv_status* swv_module_add_parameter(swv_module* module, const char* fqn,
                                                           const swv_tensor* tensor);
 SWV_API SWV_MUST_USE swv_status* swv_module_add_buffer(swv_module* module, const char* fqn,
                                                        const swv_tensor* tensor);
 
-/* In the order of their registration by modules: those of a module before those of its children. */
+/* In the order of their registration by modules: those of a module before those of its children.
+ * Each tensor once, by its first name. */
 SWV_API SWV_MUST_USE swv_status* swv_module_num_parameters(const swv_module* module,
                                                            size_t* out_num);
 /* Either output may be NULL. */
@@ -1007,7 +1033,8 @@ SWV_API SWV_MUST_USE swv_status* swv_module_parameter(const swv_module* module, 
 SWV_API SWV_MUST_USE swv_status* swv_module_num_buffers(const swv_module* module, size_t* out_num);
 SWV_API SWV_MUST_USE swv_status* swv_module_buffer(const swv_module* module, size_t index,
                                                    swv_string** out_fqn, swv_tensor** out_tensor);
-/* A parameter or buffer; SWV_NOT_FOUND suggests names that are nearly the same. */
+/* A parameter or buffer, by any of its names; SWV_NOT_FOUND suggests names that are nearly the
+ * same. */
 SWV_API SWV_MUST_USE swv_status* swv_module_get(const swv_module* module, const char* fqn,
                                                 swv_tensor** out_tensor);
 /* Calls a method ("forward") of a module that was loaded. Results as swv_op_call. */
@@ -1030,8 +1057,9 @@ SWV_API SWV_MUST_USE swv_status* swv_plan_add(swv_plan* plan, const char* patter
 SWV_API void swv_plan_free(swv_plan* plan);
 
 /* Turns every parameter and buffer into a sharded tensor, in place; what no line matches is
- * replicated. plan NULL: all replicated. A line that matches nothing is an error before anything
- * changes. COLLECTIVE unless source is -1. */
+ * replicated. plan NULL: all replicated. A line that matches nothing, and lines that place the
+ * names of one tensor differently, are errors before anything changes. COLLECTIVE unless source is
+ * -1. */
 SWV_API SWV_MUST_USE swv_status* swv_module_distribute(const swv_module* module,
                                                        const swv_mesh* mesh, const swv_plan* plan,
                                                        const swv_distribute_options* options);
@@ -1049,8 +1077,8 @@ typedef struct swv_clip_options {
 #define SWV_CLIP_OPTIONS_INIT {SWV_SIZE_TO(swv_clip_options, error_if_nonfinite), 2.0, 0}
 
 /* Multiplies all gradients by max_norm / (norm + 1e-6) if their norm as one vector, wherever they
- * lie, is above max_norm. After finish_grad_sync. out_norm: before the clipping, the same on every
- * rank; may be NULL. COLLECTIVE. */
+ * lie, is above max_norm; one that is given twice counts once. After finish_grad_sync. out_norm:
+ * before the clipping, the same on every rank; may be NULL. COLLECTIVE. */
 SWV_API SWV_MUST_USE swv_status* swv_clip_grad_norm(const swv_tensor* const* parameters,
                                                     size_t num_parameters, double max_norm,
                                                     const swv_clip_options* options,
@@ -1084,7 +1112,8 @@ typedef struct swv_adamw_options {
 #define SWV_ADAMW_OPTIONS_INIT \
   {SWV_SIZE_TO(swv_adamw_options, amsgrad), 1e-3, 0.9, 0.999, 1e-8, 1e-2, 0}
 
-/* The optimizer shares the parameters. They may be distributed until the first step. */
+/* The optimizer shares the parameters; one that is given twice is stepped once. They may be
+ * distributed until the first step or look at the state. */
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_create_sgd(const swv_tensor* const* parameters,
                                                           size_t num_parameters,
                                                           const swv_sgd_options* options,
@@ -1099,11 +1128,20 @@ SWV_API SWV_MUST_USE swv_status* swv_optimizer_step(swv_optimizer* optimizer);
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_zero_grad(const swv_optimizer* optimizer);
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_lr(const swv_optimizer* optimizer, double* out_lr);
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_set_lr(swv_optimizer* optimizer, double lr);
-/* The state of parameter `index`, laid out as it is: "step", "exp_avg", "exp_avg_sq",
- * "max_exp_avg_sq", "momentum_buffer". *out_tensor is NULL before the first step. Writing to it
- * writes the state. */
+/* The state of parameter `index`, laid out as it is, zeros before the first step: "step" (one plain
+ * f32 number); of AdamW "exp_avg", "exp_avg_sq" and, with amsgrad, "max_exp_avg_sq"; of SGD with a
+ * momentum "momentum_buffer". NULL for what these options do not use. Writing to it writes the
+ * state. */
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_state(const swv_optimizer* optimizer, size_t index,
                                                      const char* name, swv_tensor** out_tensor);
+/* Copies `tensor` over it, to resume from what was saved: of any floating-point type and the
+ * parameter's shape; sharded over the same mesh if that is, else plain ("step" always). COLLECTIVE
+ * if a sharded one lies otherwise than the parameter. SGD's first step takes the gradient for its
+ * momentum: it is the first as long as "step" is 0, unless momentum_buffer was set and "step" was
+ * not. */
+SWV_API SWV_MUST_USE swv_status* swv_optimizer_set_state(swv_optimizer* optimizer, size_t index,
+                                                         const char* name,
+                                                         const swv_tensor* tensor);
 
 /* ---- What happened --------------------------------------------------------------------------- */
 

@@ -9,6 +9,7 @@
 #include "ATen/ops/ones.h"
 #include "ATen/ops/rand.h"
 #include "ATen/ops/randn.h"
+#include "ATen/ops/view_as_real.h"
 #include "ATen/ops/zeros.h"
 #include "absl/strings/str_join.h"
 #include "shardweave/capi/handles.h"
@@ -207,8 +208,21 @@ at::Tensor local_part(const swv_tensor* handle, const swv_layout* grad_layout) {
   return to_local(tensor(handle, "tensor"), std::move(placements), kHost);
 }
 
+std::string elements_to_string(const at::Tensor& t) {
+  if (!t.is_complex()) return c10::str(t);
+  // LibTorch prints the real parts alone.
+  return str_cat(t.toString(), ", each element as its real and its imaginary part:\n",
+                 c10::str(at::view_as_real(t.resolve_conj())));
+}
+
 std::string to_string(const at::Tensor& t) {
-  return is_dtensor(t) ? describe(t) : t.toString() + " " + c10::str(t);
+  return is_dtensor(t) ? describe(t) : elements_to_string(t);
+}
+
+// COLLECTIVE if it is sharded.
+std::string values_to_string(const at::Tensor& t) {
+  if (!is_dtensor(t)) return to_string(t);
+  return str_cat(describe(t), "\n", elements_to_string(full_tensor(t, kHost)));
 }
 
 }  // namespace
@@ -337,8 +351,17 @@ swv_status* swv_tensor_is_sharded(const swv_tensor* tensor, swv_bool* out_is_sha
 }
 
 swv_status* swv_tensor_to_string(const swv_tensor* tensor, swv_string** out_text) {
-  return guarded(__func__, out_text, "out_text",
-                 [&] { return new_string(to_string(in(tensor, "tensor").tensor)); });
+  return guarded(__func__, out_text, "out_text", [&] {
+    const CallMode mode(SWV_NO_GRAD, "mode");
+    return new_string(to_string(in(tensor, "tensor").tensor));
+  });
+}
+
+swv_status* swv_tensor_values_to_string(const swv_tensor* tensor, swv_string** out_text) {
+  return guarded(__func__, out_text, "out_text", [&] {
+    const CallMode mode(SWV_NO_GRAD, "mode");
+    return new_string(values_to_string(in(tensor, "tensor").tensor));
+  });
 }
 
 swv_status* swv_tensor_copy_to_host(const swv_tensor* tensor, void* data, size_t num_bytes) {

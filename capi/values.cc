@@ -428,8 +428,8 @@ GivenArguments given_arguments(const swv_value* arguments, size_t num_arguments,
   if (num_names > num_arguments) {
     fail_argument("num_names", str_cat("is ", num_names, " of ", num_arguments, " arguments"));
   }
-  for (const swv_value& v : given.values) check_value(v);
-  for (const char* name : given.names) text(name, "names[]");
+  for_each(given.values, "arguments[]", check_value);
+  for_each(given.names, "names[]", [](const char* name) { text(name, "names[]"); });
   return given;
 }
 
@@ -459,7 +459,13 @@ bool push_arguments(const Signature& signature, const GivenArguments& given, Mat
       continue;
     }
     stack.emplace_back();
-    if (!convert(argument, *value, match, stack.back())) {
+    bool fits;
+    try {
+      fits = convert(argument, *value, match, stack.back());
+    } catch (const Failure& failure) {
+      fail_at(failure, "arguments[]", value - given.values.data());
+    }
+    if (!fits) {
       return refuse("argument '", argument.name, "' is ", name_of_kind(value->kind), "; wanted ",
                     argument.type);
     }

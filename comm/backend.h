@@ -152,7 +152,8 @@ class Backend {
   virtual absl::Status wait(Ticket ticket, Deadline deadline);
 
   // Around calls of start() that the caller coalesced: a backend may hold them back and run them as
-  // one. Send and recv may appear in any order between the two.
+  // one. Send and recv may appear in any order between the two. A done() or wait() for one that is
+  // held back comes too: it runs what is held back so far.
   virtual void begin_coalescing() {}
   virtual absl::Status end_coalescing() { return absl::OkStatus(); }
 

@@ -366,10 +366,8 @@ absl::StatusOr<Backend::Ticket> Communicator::compose(const Call& call) {
 }
 
 Work Communicator::collect(Work work) {
-  if (coalescing_ == nullptr) return work;
-  coalescing_->works_.push_back(std::move(work));
-  return Work(absl::FailedPreconditionError(str_cat(
-      "an operation on group '", name(), "' was coalesced: wait for the Work of finish()")));
+  if (coalescing_ != nullptr) coalescing_->works_.push_back(work);
+  return work;
 }
 
 // 2. Pending operations.
@@ -492,7 +490,7 @@ Coalescing::Coalescing(Communicator& comm) : comm_(&comm) {
 }
 
 Coalescing::~Coalescing() {
-  finish();
+  if (comm_ != nullptr) finish().wait().IgnoreError();
 }
 
 Work Coalescing::finish() {

@@ -165,7 +165,7 @@ class Communicator : public std::enable_shared_from_this<Communicator>, private 
   // Every operation ends here. `valid`: what is wrong with its arguments.
   Work issue(Call& call, absl::Status valid, const CallOptions& options);
   absl::StatusOr<Backend::Ticket> compose(const Call& call);
-  // Gives `work` to the Coalescing, if there is one, instead of the caller.
+  // Gives `work` to the Coalescing, if there is one, too.
   Work collect(Work work);
   // Breaks the communicator, unless it is broken; returns the first error.
   absl::Status fail(const absl::Status& error);
@@ -192,9 +192,10 @@ class Communicator : public std::enable_shared_from_this<Communicator>, private 
 //   for (const Buffer& b : buckets) comm.all_reduce(b, b, ReduceOp::kSum);
 //   Work work = group.finish();
 //
-// What the collected operations themselves return is not to be waited for: it is
-// FailedPrecondition, or the InvalidArgument that finish() returns too. The destructor finishes,
-// without waiting.
+// The Work that a collected operation itself returns is its own: split(), and whoever else needs
+// the result at once, may wait for it. finish() also fails with what was refused meanwhile
+// (InvalidArgument). The destructor of one that is not finished finishes and waits, so that an early
+// return leaves no operation behind that writes to buffers that are gone.
 class Coalescing {
  public:
   explicit Coalescing(Communicator& comm);

@@ -113,6 +113,16 @@ TEST_F(CommunicatorTest, CoalescedCallsAreBetweenBeginAndEnd) {
                                                    "send(f32[1], to 1) 'two'", "end"}));
 }
 
+TEST_F(CommunicatorTest, ACoalescingThatIsLeftWaitsForWhatItCollected) {
+  {
+    Coalescing group(*comm);
+    all_reduce("pending");
+  }
+  EXPECT_EQ(seen->calls, (std::vector<std::string>{"begin", "all_reduce(f32[1], sum) 'pending'",
+                                                   "end", "wait 5"}));
+  EXPECT_EQ(comm->health().code(), absl::StatusCode::kDeadlineExceeded);
+}
+
 TEST_F(CommunicatorTest, ComposedCallsAreNotHeldBack) {
   {
     Coalescing group(*comm);

@@ -75,6 +75,7 @@ void Fuzzer::modules() {
       break;
     default:
       if (done(swv_optimizer_state(pick(optimizers_), below(3), text(), &t))) keep(t);
+      done(swv_optimizer_set_state(pick(optimizers_), below(3), text(), pick(tensors_)));
       if (done(swv_module_load(text(), &module))) swv_module_free(module);
   }
 }

@@ -72,6 +72,7 @@ void Fuzzer::tensors() {
       done(swv_tensor_strides(pick(tensors_), out, below(9), &count));
       done(swv_tensor_is_same(pick(tensors_), pick(tensors_), &yes));
       drop(swv_tensor_to_string(pick(tensors_), &string), &string);
+      drop(swv_tensor_values_to_string(pick(tensors_), &string), &string);
       break;
     case 12:
       if (done(swv_tensor_layout(pick(tensors_), &layout)))

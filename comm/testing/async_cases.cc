@@ -3,6 +3,7 @@
 #include <deque>
 #include <random>
 
+#include "absl/time/clock.h"
 #include "shardweave/comm/testing/cases.h"
 
 namespace shardweave {
@@ -144,8 +145,7 @@ TEST_P(CommConformance, Coalescing) {
       data.emplace_back(DType::kF32, k * 37,
                         [&](int64_t i) { return sample(DType::kF32, comm->rank(), i + k); });
       const Buffer b = data.back().buffer();
-      EXPECT_EQ(comm->all_reduce(b, b, ReduceOp::kSum).wait().code(),
-                absl::StatusCode::kFailedPrecondition);
+      comm->all_reduce(b, b, ReduceOp::kSum);
     }
     int in = comm->rank();
     int out = -1;
@@ -176,6 +176,44 @@ TEST_P(CommConformance, CoalescingTellsOfBadArguments) {
     }
     { Coalescing nothing(*comm); }
     return comm->barrier().wait();
+  });
+}
+
+// split() and whoever else needs a result at once waits for it in the middle.
+TEST_P(CommConformance, WhatIsCoalescedMayBeWaitedFor) {
+  run([](const auto& comm) -> absl::Status {
+    const int64_t size = comm->size();
+    Coalescing group(*comm);
+    int64_t before = comm->rank();
+    comm->all_reduce(Buffer::of(&before, 1), Buffer::of(&before, 1), ReduceOp::kSum);
+    int64_t now = 1;
+    SHARDWEAVE_RETURN_IF_ERROR(
+        comm->all_reduce(Buffer::of(&now, 1), Buffer::of(&now, 1), ReduceOp::kSum).wait());
+    EXPECT_EQ(now, size);
+    auto turned = comm->split(0, -comm->rank(), "turned");
+    if (!turned.ok()) return turned.status();
+    EXPECT_EQ((*turned)->rank(), size - 1 - comm->rank());
+    EXPECT_TRUE(comm->is_coalescing());
+    SHARDWEAVE_RETURN_IF_ERROR(group.finish().wait());
+    EXPECT_EQ(before, size * (size - 1) / 2);
+    return (*turned)->barrier().wait();
+  });
+}
+
+// Who returns early leaves nothing behind that writes to the buffers.
+TEST_P(CommConformance, ACoalescingThatIsNotFinishedWaitsAtItsEnd) {
+  run([](const auto& comm) -> absl::Status {
+    for (int late = 0; late < comm->size(); ++late) {
+      int64_t sum = 1;
+      {
+        Coalescing group(*comm);
+        if (comm->rank() == late) absl::SleepFor(absl::Milliseconds(20));
+        comm->all_reduce(Buffer::of(&sum, 1), Buffer::of(&sum, 1), ReduceOp::kSum);
+      }
+      EXPECT_EQ(sum, comm->size());
+      EXPECT_FALSE(comm->is_coalescing());
+    }
+    return comm->health();
   });
 }
 

@@ -3,6 +3,7 @@
 set -euo pipefail
 installer=$PWD/$1
 example=$PWD/$2
+joins=$PWD/$3
 folder=$(mktemp -d)
 trap 'rm -rf -- "$folder"' EXIT
 
@@ -28,6 +29,18 @@ for pid in "${pids[@]}"; do wait "$pid"; done
 cat "$folder/rank0"
 # The same numbers on 4 threads and on 2 processes, to what rounding leaves.
 paste "$folder/threads" "$folder/rank0" | awk '{ d = $4 - $8; if (d < 0) d = -d; if ($2 != $6 || d > 1e-4 * (1 + $4)) exit 1 }'
+
+say "the launcher"
+launch=$prefix/bin/shardweave-launch
+cc -std=c11 -Wall -Wextra -pedantic -Werror "$joins" $flags -o "$folder/rank"
+"$launch" -n 3 -- "$folder/rank" | tee "$folder/launched"
+for r in 0 1 2; do grep -q "rank $r of 3: 6\$" "$folder/launched"; done
+# Any program, by a path that is relative to where the user is; the code of the first that fails.
+(cd -- "$folder" && "$launch" -n 2 --prefix=false -- ./rank >unmarked)
+grep -q '^rank 1 of 2: 3$' "$folder/unmarked"
+code=0
+"$launch" -n 2 -- sh -c 'exit 3' 2>/dev/null || code=$?
+((code == 3))
 
 say "an error is one line and a code"
 if "$folder/train_mlp" --ranks=0 2>"$folder/error"; then exit 1; fi

@@ -1,17 +1,27 @@
 #!/usr/bin/env python3
-"""Installs the C header and library with all that they need at run time.
+"""Installs the C header and library with all that they need at run time, and the launcher; with --cpp for C++, too.
 
     ./bazelw run //tools:install -- --prefix=/opt/shardweave
+    ./bazelw run //tools:install -- --prefix=/opt/shardweave --cpp
     ./bazelw run //tools:install -- --archive=$PWD/shardweave.tar.gz
 
 The tree can be moved: everything in it finds everything else by its own place.
 
+    bin/shardweave-launch       starts the ranks of any program
     include/shardweave.h
     lib/libshardweave.so -> libshardweave.so.0.1 -> libshardweave.so.0.1.0
     lib/shardweave/             LibTorch's libraries and the private Gloo, whatever libshardweave.so needs of them
     lib/pkgconfig/shardweave.pc
     lib/cmake/shardweave/       find_package(shardweave)
     share/doc/shardweave/LICENSE
+
+With --cpp:
+
+    include/shardweave/<component>/*.h
+    include/shardweave/third_party/     LibTorch's headers and Abseil's
+    lib/libshardweave_cpp.so -> libshardweave_cpp.so.0.1.0, whose ABI is that version's alone
+    lib/pkgconfig/shardweave-cpp.pc
+    lib/cmake/shardweave/shardweave-cpp.cmake, the target shardweave::cpp
 """
 
 import argparse
@@ -47,7 +57,39 @@ if(NOT TARGET shardweave::shardweave)
     INTERFACE_INCLUDE_DIRECTORIES "${{_shardweave_prefix}}/include"
     INTERFACE_LINK_OPTIONS "-Wl,-rpath-link,${{_shardweave_prefix}}/lib/shardweave")
 endif()
+# And shardweave::cpp, if it was installed.
+include("${{CMAKE_CURRENT_LIST_DIR}}/shardweave-cpp.cmake" OPTIONAL)
 unset(_shardweave_prefix)
+"""
+
+CPP_PKG_CONFIG = """prefix=${{pcfiledir}}/../..
+libdir=${{prefix}}/lib
+includedir=${{prefix}}/include
+parts=${{includedir}}/shardweave/third_party
+
+Name: shardweave-cpp
+Description: Sharded training on LibTorch, C++ interface
+Version: {version}
+Cflags: -std=c++20 -pthread -I${{includedir}} -isystem ${{parts}}/absl -isystem ${{parts}}/libtorch -isystem ${{parts}}/libtorch/torch/csrc/api/include
+Libs: -L${{libdir}} -L${{libdir}}/shardweave -pthread -Wl,--no-as-needed -lshardweave_cpp -ltorch_cpu -lc10 -Wl,-rpath,${{libdir}}:${{libdir}}/shardweave -Wl,-rpath-link,${{libdir}}/shardweave
+"""
+
+CPP_CMAKE = """# The target shardweave::cpp: headers, LibTorch, Abseil and compiler options.
+if(NOT TARGET shardweave::cpp)
+  add_library(shardweave::cpp SHARED IMPORTED)
+  set(_shardweave_parts "${{_shardweave_prefix}}/include/shardweave/third_party")
+  set_target_properties(shardweave::cpp PROPERTIES
+    IMPORTED_LOCATION "${{_shardweave_prefix}}/lib/{library}"
+    IMPORTED_SONAME "{library}"
+    INTERFACE_COMPILE_FEATURES cxx_std_20
+    INTERFACE_COMPILE_OPTIONS -pthread
+    INTERFACE_INCLUDE_DIRECTORIES
+      "${{_shardweave_prefix}}/include;${{_shardweave_parts}}/absl;${{_shardweave_parts}}/libtorch;${{_shardweave_parts}}/libtorch/torch/csrc/api/include"
+    INTERFACE_LINK_LIBRARIES
+      "-Wl,--no-as-needed;${{_shardweave_prefix}}/lib/shardweave/libtorch_cpu.so;${{_shardweave_prefix}}/lib/shardweave/libc10.so"
+    INTERFACE_LINK_OPTIONS "-pthread;-Wl,-rpath-link,${{_shardweave_prefix}}/lib/shardweave")
+  unset(_shardweave_parts)
+endif()
 """
 
 CMAKE_VERSION = """set(PACKAGE_VERSION "{version}")
@@ -103,25 +145,78 @@ def write(path, text):
         file.write(text)
 
 
-def place(source, path, link=False):
-    """Copies (or with `link` leads to) a file, in the place of what is there."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    if os.path.lexists(path):
+def remove(path):
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
         os.remove(path)
+
+
+def place(source, path, link=False, mode=0o644):
+    """Copies (or with `link` leads to) a file or a folder, in the place of what is there."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    remove(path)
     if link:
         os.symlink(os.path.realpath(source), path)
+    elif os.path.isdir(source):
+        shutil.copytree(source, path, copy_function=place)
     else:
         shutil.copyfile(source, path)
-        os.chmod(path, 0o755 if ".so" in os.path.basename(path) else 0o644)
+        os.chmod(path, 0o755 if ".so" in os.path.basename(path) else mode)
 
 
 def lead(name, path):
-    if os.path.lexists(path):
-        os.remove(path)
+    remove(path)
     os.symlink(name, path)
 
 
-def install(runfiles, prefix, link):
+def compiled(root):
+    """Of what the target :cpp brings along: its headers by how they are included, and its archives."""
+    headers, archives = {}, []
+    for where, folders, names in os.walk(root):
+        if where == root and "external" in folders:
+            folders.remove("external")  # the same again
+        for name in names:
+            path = os.path.join(where, name)
+            _, _, included = path.partition("/_virtual_includes/")
+            if included:
+                headers[included.partition("/")[2]] = path
+            elif name.endswith((".a", ".lo")):
+                archives.append(path)
+    return headers, sorted(archives)
+
+
+def install_cpp(runfiles, prefix, version, link):
+    root = os.path.join(runfiles, "shardweave")
+    headers, archives = compiled(root)
+    # Abseil's code that may stand in a shared library; the archive in @absl may not.
+    absl_source = os.path.join(runfiles, "absl_source")
+    archives += [os.path.join(absl_source, name) for name in sorted(os.listdir(absl_source)) if name.endswith(".lo")]
+    remove(f"{prefix}/include/shardweave")  # no header of an older version stays
+    for included, source in sorted(headers.items()):
+        place(source, f"{prefix}/include/{included}")
+    parts = f"{prefix}/include/shardweave/third_party"
+    place(os.path.join(runfiles, "absl/include/absl"), f"{parts}/absl/absl", link)
+    place(os.path.join(runfiles, "libtorch/torch/include"), f"{parts}/libtorch", link)
+
+    # Directly, as the C library: what finds one of these is then this library's run path.
+    needed = [name for name in dynamic(f"{prefix}/lib/libshardweave.so.{version}")[1] if not SYSTEM.match(name)]
+    library = f"libshardweave_cpp.so.{version}"
+    output = f"{prefix}/lib/{library}"
+    remove(output)
+    # All of each archive: what registers itself is referred to by nobody, and Abseil's code is here for the programs.
+    command = [os.environ.get("CXX", "c++"), "-shared", "-o", output, f"-Wl,-soname,{library}", "-Wl,-z,defs", "-pthread",
+               "-Wl,--whole-archive", *archives, "-Wl,--no-whole-archive", f"-L{prefix}/lib/shardweave", "-Wl,--no-as-needed",
+               *(f"-l:{name}" for name in needed), f"-Wl,-rpath-link,{prefix}/lib/shardweave", "-Wl,-rpath,$ORIGIN/shardweave"]
+    if subprocess.run(command, check=False).returncode != 0:
+        sys.exit("install: the C++ library was not linked; its command was: " + " ".join(command))
+    lead(library, f"{prefix}/lib/libshardweave_cpp.so")
+    values = {"version": version, "library": library}
+    write(f"{prefix}/lib/pkgconfig/shardweave-cpp.pc", CPP_PKG_CONFIG.format(**values))
+    write(f"{prefix}/lib/cmake/shardweave/shardweave-cpp.cmake", CPP_CMAKE.format(**values))
+
+
+def install(runfiles, prefix, link, cpp):
     root = os.path.join(runfiles, "shardweave")
     header = os.path.join(root, "capi/shardweave.h")
     library = os.path.join(root, "capi/libshardweave.so")
@@ -145,6 +240,9 @@ def install(runfiles, prefix, link):
     write(f"{prefix}/lib/cmake/shardweave/shardweave-config.cmake", CMAKE.format(**values))
     write(f"{prefix}/lib/cmake/shardweave/shardweave-config-version.cmake", CMAKE_VERSION.format(**values))
     place(os.path.join(root, "LICENSE"), f"{prefix}/share/doc/shardweave/LICENSE")
+    place(os.path.join(root, "tools/launch/launch"), f"{prefix}/bin/shardweave-launch", mode=0o755)
+    if cpp:
+        install_cpp(runfiles, prefix, version, link)
     return version
 
 
@@ -153,6 +251,7 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prefix", help="the folder to install to; made if it is not there")
     parser.add_argument("--archive", help="a .tar.gz of the same tree, in a folder shardweave-VERSION")
+    parser.add_argument("--cpp", action="store_true", help="the C++ headers and library, too, with LibTorch's and Abseil's")
     parser.add_argument("--link-libraries", action="store_true",
                         help="lead to LibTorch's libraries where Bazel has them instead of copying 450 MB: for tests; "
                         "such a tree cannot be moved")
@@ -164,12 +263,12 @@ def main():
     start = os.environ.get("BUILD_WORKING_DIRECTORY", os.getcwd())
     if arguments.prefix:
         prefix = os.path.join(start, arguments.prefix)
-        version = install(arguments.runfiles, prefix, arguments.link_libraries)
+        version = install(arguments.runfiles, prefix, arguments.link_libraries, arguments.cpp)
         print(f"Shardweave {version} is in {prefix}")
     if arguments.archive:
         archive = os.path.join(start, arguments.archive)
         with tempfile.TemporaryDirectory() as folder:
-            version = install(arguments.runfiles, folder, link=False)
+            version = install(arguments.runfiles, folder, False, arguments.cpp)
             with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
                 tar.add(folder, arcname=f"shardweave-{version}")
         print(f"Shardweave {version} is in {archive}")
