@@ -62,7 +62,7 @@ void pdist_shape(OpCall& call) {
 }
 
 // grad [pairs], self [N, M], distances [pairs] -> the gradient of self
-void pdist_backward(const OpCall& call, Strategies& out) {
+void pdist_backward(const OpCall& /*call*/, Strategies& out) {
   out.add({Replicate(), Shard(1), Replicate()}, {Shard(1)}, zeros_if_empty);
   for (ReduceOp op : kLinearOps) out.add({Partial(op), Replicate(), Replicate()}, {Partial(op)});
 }

@@ -106,7 +106,7 @@ void embedding_bag(const c10::OperatorHandle& op, c10::Stack& stack, const Local
     } else {
       const at::Tensor ends = at::cat({offsets.narrow(0, 1, num_bags - 1),
                                        at::full({1}, all_indices.sizes[0], offsets.options())});
-      bag_size = ends - offsets.narrow(0, 0, num_bags);
+      bag_size = ends.sub(offsets.narrow(0, 0, num_bags));
     }
   }
   const bool all_rows = table.local_sizes[0] == table.sizes[0];
