@@ -136,6 +136,10 @@ int Roster::local_rank(int rank) const {
   return static_cast<int>(std::count(hosts.begin(), hosts.begin() + rank, hosts[rank]));
 }
 
+int Roster::local_size(int rank) const {
+  return static_cast<int>(std::count(hosts.begin(), hosts.end(), hosts[rank]));
+}
+
 absl::StatusOr<Roster> check_in(Store& store, const RendezvousInfo& info, const std::string& host,
                                 absl::Duration timeout) {
   if (absl::Status status = validate(info); !status.ok()) return status;

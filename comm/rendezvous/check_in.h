@@ -23,6 +23,8 @@ struct Roster {
   std::vector<std::string> hosts;  // of each rank
   // How many ranks before this one are on the same host.
   int local_rank(int rank) const;
+  // How many ranks are on the host of this one.
+  int local_size(int rank) const;
 };
 
 // Keys begin with "shardweave/<info.run>/". Errors: DeadlineExceeded if a rank did not come (lists
