@@ -36,10 +36,10 @@ GroupInfo group_of_two(int rank) {
 
 // One rank of a group of two.
 struct Rank {
-  Rank(int rank, UniqueFd socket) : group(group_of_two(rank)) {
-    std::vector<UniqueFd> sockets(2);
-    sockets[1 - rank] = std::move(socket);
-    engine = std::make_unique<Engine>(group, std::move(sockets));
+  Rank(int rank, UniqueFd data, UniqueFd control = UniqueFd()) : group(group_of_two(rank)) {
+    std::vector<Channel> channels(2);
+    channels[1 - rank] = {std::move(data), std::move(control)};
+    engine = std::make_unique<Engine>(group, std::move(channels));
   }
   absl::StatusOr<Backend::Ticket> all_reduce(std::vector<float>& data) {
     const Buffer buffer = Buffer::of(data.data(), data.size());
@@ -73,8 +73,10 @@ struct Rank {
 };
 
 struct Pair {
-  explicit Pair(std::pair<UniqueFd, UniqueFd> sockets = socket_pair())
-      : zero(0, std::move(sockets.first)), one(1, std::move(sockets.second)) {}
+  explicit Pair(std::pair<UniqueFd, UniqueFd> data = socket_pair(),
+                std::pair<UniqueFd, UniqueFd> control = socket_pair())
+      : zero(0, std::move(data.first), std::move(control.first)),
+        one(1, std::move(data.second), std::move(control.second)) {}
   Rank zero, one;
 };
 
@@ -257,10 +259,10 @@ TEST(EngineTest, GarbageBreaksTheGroup) {
     return alone.zero.wait(work);
   };
   EXPECT_TRUE(after([](FrameHeader&) {}).ok());
-  expect_error(after([](FrameHeader& header) { header.magic = 0; }), absl::StatusCode::kUnavailable,
-               {"rank 1 (world rank 7) is gone: it sent what is not a frame"});
-  expect_error(after([](FrameHeader& header) { header.length = -1; }),
-               absl::StatusCode::kUnavailable, {"not a frame"});
+  expect_error(after([](FrameHeader& header) { header.magic = 0; }), absl::StatusCode::kDataLoss,
+               {"rank 1 (world rank 7) sent what is not a frame"});
+  expect_error(after([](FrameHeader& header) { header.length = -1; }), absl::StatusCode::kDataLoss,
+               {"not a frame"});
   expect_error(after([](FrameHeader& header) { header.length = 8; }), absl::StatusCode::kDataLoss,
                {"rank 1 (world rank 7) sent 8 bytes in step 0"});
   expect_error(after([](FrameHeader& header) { header.kind = static_cast<FrameKind>(99); }),

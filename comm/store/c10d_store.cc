@@ -6,6 +6,7 @@
 #include <chrono>
 #include <exception>
 #include <limits>
+#include <mutex>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 #include <vector>
@@ -25,6 +26,9 @@ std::chrono::milliseconds milliseconds(absl::Duration duration) {
       std::clamp<int64_t>(absl::ToInt64Milliseconds(duration), 1, std::numeric_limits<int>::max()));
 }
 
+// Of another client; the first one has found the server there.
+constexpr absl::Duration kMaxReconnect = absl::Seconds(10);
+
 // What LibTorch says, without its stack trace.
 std::string first_line(const char* what) {
   const std::vector<std::string> lines = absl::StrSplit(what, absl::MaxSplits('\n', 1));
@@ -33,17 +37,20 @@ std::string first_line(const char* what) {
 
 class TcpStore : public C10dStore {
  public:
-  explicit TcpStore(c10::intrusive_ptr<c10d::TCPStore> store) : store_(std::move(store)) {}
+  using Client = c10::intrusive_ptr<c10d::TCPStore>;
 
-  uint16_t port() const override { return store_->getPort(); }
+  // The first client, with the server if this process has it.
+  explicit TcpStore(Client first) : first_(std::move(first)), idle_({first_}) {}
+
+  uint16_t port() const override { return first_->getPort(); }
   std::string describe() const override {
-    return absl::StrCat("TCP store ", store_->getHost(), ":", store_->getPort());
+    return absl::StrCat("TCP store ", first_->getHost(), ":", first_->getPort());
   }
 
  private:
   absl::Status do_set(std::string_view key, std::string_view value) override {
-    return call([&] {
-      store_->set(std::string(key), std::vector<uint8_t>(value.begin(), value.end()));
+    return call([&](c10d::TCPStore& store) {
+      store.set(std::string(key), std::vector<uint8_t>(value.begin(), value.end()));
       return absl::OkStatus();
     });
   }
@@ -52,8 +59,8 @@ class TcpStore : public C10dStore {
     const std::string name(key);
     if (absl::Status status = do_wait({name}, timeout); !status.ok()) return status;
     std::string value;
-    absl::Status status = call([&] {
-      const std::vector<uint8_t> bytes = store_->get(name);
+    absl::Status status = call([&](c10d::TCPStore& store) {
+      const std::vector<uint8_t> bytes = store.get(name);
       value.assign(bytes.begin(), bytes.end());
       return absl::OkStatus();
     });
@@ -64,15 +71,15 @@ class TcpStore : public C10dStore {
   absl::StatusOr<int64_t> do_add(std::string_view key, int64_t delta) override {
     const std::string name(key);
     int64_t sum = 0;
-    absl::Status status = call([&]() -> absl::Status {
+    absl::Status status = call([&](c10d::TCPStore& store) -> absl::Status {
       // The server does not survive text that is no number.
-      if (store_->check({name})) {
-        const std::vector<uint8_t> bytes = store_->get(name);
+      if (store.check({name})) {
+        const std::vector<uint8_t> bytes = store.get(name);
         const std::string text(bytes.begin(), bytes.end());
         absl::Status counts = store_errors::add_to_counter(*this, key, text, delta).status();
         if (!counts.ok()) return counts;
       }
-      sum = store_->add(name, delta);
+      sum = store.add(name, delta);
       return absl::OkStatus();
     });
     if (!status.ok()) return status;
@@ -81,10 +88,10 @@ class TcpStore : public C10dStore {
 
   absl::Status do_wait(const std::vector<std::string>& keys, absl::Duration timeout) override {
     if (keys.empty()) return absl::OkStatus();
-    return call([&]() -> absl::Status {
+    return call([&](c10d::TCPStore& store) -> absl::Status {
       if (timeout > absl::ZeroDuration()) {
         try {
-          store_->wait(keys, milliseconds(timeout));
+          store.wait(keys, milliseconds(timeout));
           return absl::OkStatus();
         } catch (const c10::DistStoreError&) {
           // Its message lists no keys.
@@ -92,7 +99,7 @@ class TcpStore : public C10dStore {
       }
       std::vector<std::string> missing;
       for (const std::string& key : keys) {
-        if (!store_->check({key})) missing.push_back(key);
+        if (!store.check({key})) missing.push_back(key);
       }
       if (missing.empty()) return absl::OkStatus();
       return store_errors::missing_keys(*this, missing, timeout);
@@ -102,8 +109,8 @@ class TcpStore : public C10dStore {
   absl::StatusOr<bool> do_check(const std::vector<std::string>& keys) override {
     if (keys.empty()) return true;
     bool there = false;
-    absl::Status status = call([&] {
-      there = store_->check(keys);
+    absl::Status status = call([&](c10d::TCPStore& store) {
+      there = store.check(keys);
       return absl::OkStatus();
     });
     if (!status.ok()) return status;
@@ -112,8 +119,8 @@ class TcpStore : public C10dStore {
 
   absl::StatusOr<bool> do_remove(std::string_view key) override {
     bool there = false;
-    absl::Status status = call([&] {
-      there = store_->deleteKey(std::string(key));
+    absl::Status status = call([&](c10d::TCPStore& store) {
+      there = store.deleteKey(std::string(key));
       return absl::OkStatus();
     });
     if (!status.ok()) return status;
@@ -123,7 +130,16 @@ class TcpStore : public C10dStore {
   template <typename Body>
   absl::Status call(Body body) {
     try {
-      return body();
+      const Client client = take();
+      absl::Status status;
+      try {
+        status = body(*client);
+      } catch (...) {
+        give_back(client);  // broken perhaps: then the next call says so at once
+        throw;
+      }
+      give_back(client);
+      return status;
     } catch (const c10::Error& e) {
       return absl::UnavailableError(
           absl::StrCat(describe(), ": ", first_line(e.what_without_backtrace())));
@@ -132,7 +148,30 @@ class TcpStore : public C10dStore {
     }
   }
 
-  const c10::intrusive_ptr<c10d::TCPStore> store_;
+  // A client that no other thread uses meanwhile: one that waits for a key serves nobody else.
+  Client take() {
+    {
+      std::lock_guard lock(mutex_);
+      if (!idle_.empty()) {
+        Client client = std::move(idle_.back());
+        idle_.pop_back();
+        return client;
+      }
+    }
+    c10d::TCPStoreOptions tcp;
+    tcp.port = port();
+    tcp.waitWorkers = false;
+    tcp.timeout = milliseconds(kMaxReconnect);
+    return c10::make_intrusive<c10d::TCPStore>(first_->getHost(), tcp);
+  }
+  void give_back(const Client& client) {
+    std::lock_guard lock(mutex_);
+    idle_.push_back(client);
+  }
+
+  const Client first_;
+  std::mutex mutex_;
+  std::vector<Client> idle_;  // guarded by mutex_
 };
 
 }  // namespace
@@ -148,9 +187,14 @@ absl::StatusOr<std::shared_ptr<C10dStore>> open_c10d_store(const C10dStoreOption
   }
   const absl::Time deadline = absl::Now() + options.timeout;
   if (!options.serve) {
-    absl::Status answered = wait_for_listener(options.host, options.port, options.timeout);
+    absl::Status answered = wait_for_listener(options.host, options.port, options.timeout,
+                                              {.names_come_later = options.names_come_later});
     if (!answered.ok()) {
       return absl::UnavailableError(absl::StrCat("TCP store ", std::string(answered.message())));
+    }
+  } else if (!options.names_come_later) {
+    if (absl::Status known = check_name(options.host); !known.ok()) {
+      return absl::UnavailableError(absl::StrCat("TCP store ", std::string(known.message())));
     }
   }
   c10d::TCPStoreOptions tcp;
