@@ -33,7 +33,7 @@ class GlooBackend : public Backend {
         *store, prefix, group,
         {.interface = interface,
          .build = gloo_internal::describe_build(),
-         .watch = [&](absl::Span<const int> missing) { return watch(ancestors, group, missing); }},
+         .watch = [&](const auto& missing) { return watch(ancestors, group, missing); }},
         deadline);
     if (!channels.ok()) return channels.status();
     auto engine = std::make_shared<Engine>(group, *std::move(channels));
@@ -65,15 +65,23 @@ class GlooBackend : public Backend {
   // Why the ranks of `group` will not be connected: a group that it is made from is broken, or has
   // been left by a rank that is missing here.
   static absl::Status watch(const Ancestors& ancestors, const GroupInfo& group,
-                            absl::Span<const int> missing) {
+                            const gloo_internal::ConnectOptions::Missing& missing) {
     for (const Ancestor& ancestor : ancestors) {
       const std::shared_ptr<Engine> engine = ancestor.engine.lock();
       if (engine == nullptr) continue;
       if (absl::Status status = engine->health(); !status.ok()) return status;
-      for (int rank : missing) {
+      std::vector<int> gone;
+      for (int rank = 0; rank < group.size(); ++rank) {
         const auto& all = ancestor.world_ranks;
         const auto there = std::find(all.begin(), all.end(), group.world_ranks[rank]);
-        if (there == all.end() || !engine->is_gone(static_cast<int>(there - all.begin()))) continue;
+        if (there != all.end() && engine->is_gone(static_cast<int>(there - all.begin()))) {
+          gone.push_back(rank);
+        }
+      }
+      if (gone.empty()) continue;
+      // It may have come here before it went.
+      for (int rank : missing()) {
+        if (std::find(gone.begin(), gone.end(), rank) == gone.end()) continue;
         return absl::UnavailableError(
             str_cat("rank ", rank, " (world rank ", group.world_ranks[rank], ") has left"));
       }

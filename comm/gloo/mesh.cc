@@ -70,6 +70,10 @@ std::string host_identity() {
   return str_cat(boot, "/", network.st_ino);
 }
 
+std::vector<int> nobody() {
+  return {};
+}
+
 // What the ranks tell each other through the store: a value of each under one name; and the first
 // error, which ends it for all.
 class Exchange {
@@ -100,8 +104,8 @@ class Exchange {
     return values;
   }
 
-  // To be called while waiting for `missing`: an error is the reason to stop.
-  absl::Status look(absl::Span<const int> missing) {
+  // To be called while waiting: an error is the reason to stop.
+  absl::Status look(const ConnectOptions::Missing& missing) {
     const std::string error_key = str_cat(prefix_, "/error");
     if (store_.check({error_key}).value_or(false)) {
       // "9 the words": a status code, a blank, the message.
@@ -110,16 +114,18 @@ class Exchange {
       return absl::Status(static_cast<absl::StatusCode>(std::atoi(error.c_str())),
                           error.substr(std::min(error.find(' '), error.size() - 1) + 1));
     }
-    return options_.watch ? options_.watch(missing) : absl::OkStatus();
+    const absl::Status reason = options_.watch ? options_.watch(missing) : absl::OkStatus();
+    if (!reason.ok()) told_ = true;  // the others watch too
+    return reason;
   }
 
-  void say_after_patience(absl::Span<const int> missing) {
+  void say_after_patience(const ConnectOptions::Missing& missing) {
     if (said_ || absl::FromChrono(Clock::now() - begin_) < options_.patience) return;
     said_ = true;
     std::fprintf(
         stderr, "shardweave: rank %d of %d of group '%s' has waited %s for %s to connect\n",
         group_.rank, group_.size(), group_.name.c_str(),
-        absl::FormatDuration(options_.patience).c_str(), name_ranks(group_, missing).c_str());
+        absl::FormatDuration(options_.patience).c_str(), name_ranks(group_, missing()).c_str());
   }
 
   // This rank cannot go on: so nobody can.
@@ -145,20 +151,17 @@ class Exchange {
   }
 
   absl::Status wait(const std::vector<std::string>& keys) {
+    const auto missing = [&] { return find_missing(keys); };
     for (;;) {
       const absl::Duration left = absl::Milliseconds(milliseconds_left(deadline_));
       const absl::Status status = store_.wait(keys, std::min(kLook, left));
       if (status.ok()) return status;
       if (!absl::IsDeadlineExceeded(status)) return better_reason(status);
-      std::vector<int> missing = find_missing(keys);
-      const absl::Status reason = look(missing);
-      if (!reason.ok() && !told_) missing = find_missing(keys);  // it may have come before it went
-      if (missing.empty()) continue;
-      if (!reason.ok()) return reason;
+      if (absl::Status reason = look(missing); !reason.ok()) return reason;
       if (left <= kLook) {
         told_ = true;  // the others wait for the same ones
         return absl::DeadlineExceededError(
-            str_cat(name_ranks(group_, missing), " did not come to connect: ", status.message()));
+            str_cat(name_ranks(group_, missing()), " did not come to connect: ", status.message()));
       }
       say_after_patience(missing);
     }
@@ -176,7 +179,7 @@ class Exchange {
   absl::Status better_reason(const absl::Status& of_the_store) {
     told_ = true;  // nobody can be told
     for (int i = 0; options_.watch && i < 5; ++i) {
-      if (absl::Status reason = options_.watch({}); !reason.ok()) return reason;
+      if (absl::Status reason = options_.watch(nobody); !reason.ok()) return reason;
       std::this_thread::sleep_for(absl::ToChronoMilliseconds(kLook));
     }
     return of_the_store;
@@ -291,11 +294,11 @@ absl::Status greet(const std::vector<UniqueFd>& sockets, const GroupInfo& group,
       pollfd ready{.fd = sockets[i].get(), .events = POLLIN};
       const int64_t left = std::min(milliseconds_left(deadline), absl::ToInt64Milliseconds(kLook));
       if (::poll(&ready, 1, static_cast<int>(left)) == 0) {
-        if (absl::Status status = exchange.look({}); !status.ok()) return status;
+        if (absl::Status status = exchange.look(nobody); !status.ok()) return status;
         if (milliseconds_left(deadline) == 0) {
           return absl::DeadlineExceededError(str_cat(name_rank(group, peer), " did not greet"));
         }
-        exchange.say_after_patience({&peer, 1});
+        exchange.say_after_patience([&] { return std::vector<int>{peer}; });
         continue;
       }
       const ssize_t got = ::recv(sockets[i].get(), reinterpret_cast<char*>(&theirs) + have,
@@ -470,8 +473,8 @@ absl::StatusOr<std::vector<Channel>> connect(Exchange& exchange, const GroupInfo
     const int peer = i / 2;
     while (pairs.connecting[i].wait_for(absl::ToChronoMilliseconds(kLook)) !=
            std::future_status::ready) {
-      if (absl::Status status = exchange.look({}); !status.ok()) return status;
-      exchange.say_after_patience({&peer, 1});
+      if (absl::Status status = exchange.look(nobody); !status.ok()) return status;
+      exchange.say_after_patience([&] { return std::vector<int>{peer}; });
     }
     absl::StatusOr<UniqueFd> socket = pairs.connecting[i].get();
     if (!socket.ok()) return socket.status();
@@ -510,7 +513,17 @@ absl::StatusOr<std::vector<Channel>> connect_mesh(Store& store, std::string_view
     channels = milliseconds_left(deadline) == 0 ? absl::DeadlineExceededError(error.what())
                                                 : absl::UnavailableError(error.what());
   }
-  if (channels.ok()) return channels;
+  if (channels.ok()) {
+    // When Gloo closes its own descriptor of a socket, it lets go of what is still on its way when
+    // the last one is closed. But a rank that leaves owes that to the others.
+    const linger none{};
+    for (const Channel& channel : *channels) {
+      for (int fd : {channel.data.get(), channel.control.get()}) {
+        ::setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof(none));
+      }
+    }
+    return channels;
+  }
   const absl::Status told = exchange.fail(channels.status());
   return absl::Status(told.code(), str_cat("connecting group '", group.name, "' (rank ", group.rank,
                                            " of ", group.size(), ") over Gloo: ", told.message()));

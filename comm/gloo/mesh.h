@@ -29,9 +29,11 @@ struct ConnectOptions {
   std::string interface;
   // What must be equal on all ranks: no two builds talk to each other.
   std::string build;
-  // Asked every 100 ms: why there is no sense in waiting any longer, where `missing` are the ranks
-  // that have not come (none: all have, and are being connected). May be empty.
-  std::function<absl::Status(absl::Span<const int> missing)> watch;
+  // Asked every 100 ms: why there is no sense in waiting any longer. `missing`, which costs a
+  // request per rank, are the ranks that have not come (none: all have, and are being connected).
+  // May be empty.
+  using Missing = std::function<std::vector<int>()>;
+  std::function<absl::Status(const Missing& missing)> watch;
   // After this time stderr says, once, who is waited for.
   absl::Duration patience = absl::Seconds(10);
   // This machine, as tests may have it: what ranks that share a loopback have in common, and the

@@ -6,7 +6,6 @@
 #include <chrono>
 #include <exception>
 #include <limits>
-#include <mutex>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 #include <vector>
@@ -26,8 +25,9 @@ std::chrono::milliseconds milliseconds(absl::Duration duration) {
       std::clamp<int64_t>(absl::ToInt64Milliseconds(duration), 1, std::numeric_limits<int>::max()));
 }
 
-// Of another client; the first one has found the server there.
-constexpr absl::Duration kMaxReconnect = absl::Seconds(10);
+// Between two looks for a key: at first, and at most.
+constexpr absl::Duration kFirstPause = absl::Milliseconds(1);
+constexpr absl::Duration kLastPause = absl::Milliseconds(100);
 
 // What LibTorch says, without its stack trace.
 std::string first_line(const char* what) {
@@ -37,20 +37,17 @@ std::string first_line(const char* what) {
 
 class TcpStore : public C10dStore {
  public:
-  using Client = c10::intrusive_ptr<c10d::TCPStore>;
+  explicit TcpStore(c10::intrusive_ptr<c10d::TCPStore> store) : store_(std::move(store)) {}
 
-  // The first client, with the server if this process has it.
-  explicit TcpStore(Client first) : first_(std::move(first)), idle_({first_}) {}
-
-  uint16_t port() const override { return first_->getPort(); }
+  uint16_t port() const override { return store_->getPort(); }
   std::string describe() const override {
-    return absl::StrCat("TCP store ", first_->getHost(), ":", first_->getPort());
+    return absl::StrCat("TCP store ", store_->getHost(), ":", store_->getPort());
   }
 
  private:
   absl::Status do_set(std::string_view key, std::string_view value) override {
-    return call([&](c10d::TCPStore& store) {
-      store.set(std::string(key), std::vector<uint8_t>(value.begin(), value.end()));
+    return call([&] {
+      store_->set(std::string(key), std::vector<uint8_t>(value.begin(), value.end()));
       return absl::OkStatus();
     });
   }
@@ -59,8 +56,8 @@ class TcpStore : public C10dStore {
     const std::string name(key);
     if (absl::Status status = do_wait({name}, timeout); !status.ok()) return status;
     std::string value;
-    absl::Status status = call([&](c10d::TCPStore& store) {
-      const std::vector<uint8_t> bytes = store.get(name);
+    absl::Status status = call([&] {
+      const std::vector<uint8_t> bytes = store_->get(name);
       value.assign(bytes.begin(), bytes.end());
       return absl::OkStatus();
     });
@@ -71,15 +68,15 @@ class TcpStore : public C10dStore {
   absl::StatusOr<int64_t> do_add(std::string_view key, int64_t delta) override {
     const std::string name(key);
     int64_t sum = 0;
-    absl::Status status = call([&](c10d::TCPStore& store) -> absl::Status {
+    absl::Status status = call([&]() -> absl::Status {
       // The server does not survive text that is no number.
-      if (store.check({name})) {
-        const std::vector<uint8_t> bytes = store.get(name);
+      if (store_->check({name})) {
+        const std::vector<uint8_t> bytes = store_->get(name);
         const std::string text(bytes.begin(), bytes.end());
         absl::Status counts = store_errors::add_to_counter(*this, key, text, delta).status();
         if (!counts.ok()) return counts;
       }
-      sum = store.add(name, delta);
+      sum = store_->add(name, delta);
       return absl::OkStatus();
     });
     if (!status.ok()) return status;
@@ -88,29 +85,32 @@ class TcpStore : public C10dStore {
 
   absl::Status do_wait(const std::vector<std::string>& keys, absl::Duration timeout) override {
     if (keys.empty()) return absl::OkStatus();
-    return call([&](c10d::TCPStore& store) -> absl::Status {
-      if (timeout > absl::ZeroDuration()) {
-        try {
-          store.wait(keys, milliseconds(timeout));
-          return absl::OkStatus();
-        } catch (const c10::DistStoreError&) {
-          // Its message lists no keys.
-        }
-      }
+    // Asked again and again: a client that waits serves no other thread, and says on stderr how long
+    // it has waited in vain.
+    const absl::Time deadline = absl::Now() + timeout;
+    for (absl::Duration pause = kFirstPause;; pause = std::min(2 * pause, kLastPause)) {
+      const absl::StatusOr<bool> there = do_check(keys);
+      if (!there.ok()) return there.status();
+      if (*there) return absl::OkStatus();
+      const absl::Duration left = deadline - absl::Now();
+      if (left <= absl::ZeroDuration()) break;
+      absl::SleepFor(std::min(pause, left));
+    }
+    return call([&] {
       std::vector<std::string> missing;
       for (const std::string& key : keys) {
-        if (!store.check({key})) missing.push_back(key);
+        if (!store_->check({key})) missing.push_back(key);
       }
-      if (missing.empty()) return absl::OkStatus();
-      return store_errors::missing_keys(*this, missing, timeout);
+      return missing.empty() ? absl::OkStatus()
+                             : store_errors::missing_keys(*this, missing, timeout);
     });
   }
 
   absl::StatusOr<bool> do_check(const std::vector<std::string>& keys) override {
     if (keys.empty()) return true;
     bool there = false;
-    absl::Status status = call([&](c10d::TCPStore& store) {
-      there = store.check(keys);
+    absl::Status status = call([&] {
+      there = store_->check(keys);
       return absl::OkStatus();
     });
     if (!status.ok()) return status;
@@ -119,8 +119,8 @@ class TcpStore : public C10dStore {
 
   absl::StatusOr<bool> do_remove(std::string_view key) override {
     bool there = false;
-    absl::Status status = call([&](c10d::TCPStore& store) {
-      there = store.deleteKey(std::string(key));
+    absl::Status status = call([&] {
+      there = store_->deleteKey(std::string(key));
       return absl::OkStatus();
     });
     if (!status.ok()) return status;
@@ -130,16 +130,7 @@ class TcpStore : public C10dStore {
   template <typename Body>
   absl::Status call(Body body) {
     try {
-      const Client client = take();
-      absl::Status status;
-      try {
-        status = body(*client);
-      } catch (...) {
-        give_back(client);  // broken perhaps: then the next call says so at once
-        throw;
-      }
-      give_back(client);
-      return status;
+      return body();
     } catch (const c10::Error& e) {
       return absl::UnavailableError(
           absl::StrCat(describe(), ": ", first_line(e.what_without_backtrace())));
@@ -148,30 +139,7 @@ class TcpStore : public C10dStore {
     }
   }
 
-  // A client that no other thread uses meanwhile: one that waits for a key serves nobody else.
-  Client take() {
-    {
-      std::lock_guard lock(mutex_);
-      if (!idle_.empty()) {
-        Client client = std::move(idle_.back());
-        idle_.pop_back();
-        return client;
-      }
-    }
-    c10d::TCPStoreOptions tcp;
-    tcp.port = port();
-    tcp.waitWorkers = false;
-    tcp.timeout = milliseconds(kMaxReconnect);
-    return c10::make_intrusive<c10d::TCPStore>(first_->getHost(), tcp);
-  }
-  void give_back(const Client& client) {
-    std::lock_guard lock(mutex_);
-    idle_.push_back(client);
-  }
-
-  const Client first_;
-  std::mutex mutex_;
-  std::vector<Client> idle_;  // guarded by mutex_
+  const c10::intrusive_ptr<c10d::TCPStore> store_;
 };
 
 }  // namespace

@@ -10,8 +10,8 @@
 // Whoever chooses a port itself binds first and tells afterwards: port 0, or a listening socket
 // that a launcher has bound and passed on (listen_fd).
 //
-// Threads: calls that come at the same time, as one that waits and another, use a connection each.
-// The server lives as long as the object that serves; when
+// Threads: a call that waits holds up no other thread; a key is seen within a tenth of a second. The
+// server lives as long as the object that serves; when
 // it has gone, calls answer Unavailable. TCPStore knows no passwords: whoever reaches the port can
 // read and write the keys.
 #pragma once
