@@ -170,9 +170,10 @@ TEST(EnvironmentTest, OMP_NUM_THREADSWins) {
   const int port = some_port();
   std::vector<std::map<std::string, std::string>> ranks = {by_hand(0, 2, port),
                                                            by_hand(1, 2, port)};
-  for (auto& variables : ranks) variables["OMP_NUM_THREADS"] = "3";
+  const int all = at::get_num_threads();  // of LibTorch without ranks beside it
+  for (auto& variables : ranks) variables["OMP_NUM_THREADS"] = absl::StrCat(all);
   const std::vector<Outcome> outcomes = run(ranks);
-  expect_joined(outcomes, 3);
+  expect_joined(outcomes, all);
   for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.errors, "");
 }
 
@@ -277,6 +278,33 @@ TEST(EnvironmentTest, AMissingRankZeroIsSaidWithItsAddress) {
   EXPECT_THAT(outcome.output, HasSubstr("rank 1 of 2 (environment variables; address from "
                                         "MASTER_ADDR, MASTER_PORT)"));
   EXPECT_THAT(outcome.output, HasSubstr(absl::StrCat("127.0.0.1:", port, ": nobody answers")));
+}
+
+TEST(EnvironmentTest, AnAddressThatDoesNotExistIsSaidAtOnceByEveryRank) {
+  std::vector<std::map<std::string, std::string>> ranks = {by_hand(0, 2, some_port()),
+                                                           by_hand(1, 2, some_port())};
+  for (auto& variables : ranks) variables["MASTER_ADDR"] = "no such host";
+  const absl::Time start = absl::Now();
+  for (const Outcome& outcome : run(ranks)) {
+    EXPECT_EQ(outcome.exit_code, 3);
+    EXPECT_THAT(outcome.output, HasSubstr("UNAVAILABLE"));
+    EXPECT_THAT(outcome.output, HasSubstr("MASTER_ADDR"));
+    EXPECT_THAT(outcome.output, HasSubstr("no such host"));
+    EXPECT_THAT(outcome.output, HasSubstr("cannot resolve the name"));
+  }
+  EXPECT_LT(absl::Now() - start, absl::Seconds(20));
+}
+
+// A pod's name may come later than its peers.
+TEST(EnvironmentTest, InAPodAnAddressMayComeLater) {
+  std::map<std::string, std::string> variables = by_hand(1, 2, some_port());
+  variables["MASTER_ADDR"] = "no such host";
+  variables["KUBERNETES_SERVICE_HOST"] = "10.0.0.1";
+  const absl::Time start = absl::Now();
+  const Outcome outcome = run({variables}, 1500)[0];
+  EXPECT_GE(absl::Now() - start, absl::Milliseconds(1500));
+  EXPECT_EQ(outcome.exit_code, 3);
+  EXPECT_THAT(outcome.errors, HasSubstr("waiting for rank 0's store at no such host"));
 }
 
 TEST(EnvironmentTest, DifferentWorldSizesAreAnErrorEverywhere) {
