@@ -173,7 +173,10 @@ class InprocBackend : public Backend {
       std::lock_guard lock(shared_->mutex);
       for (const auto& [key, joining] : shared_->joining) waiting.push_back(joining.group);
     }
-    for (const std::shared_ptr<Shared>& each : waiting) each->group.fail(reason);
+    for (const std::shared_ptr<Shared>& each : waiting) {
+      each->group.fail(absl::Status(
+          reason.code(), str_cat("group '", each->group.name(), "': ", reason.message())));
+    }
   }
 
  private:
