@@ -1000,7 +1000,9 @@ SWV_API SWV_MUST_USE swv_status* swv_mesh_set_random_state(const swv_mesh* mesh,
 /* Of plain tensors: one generator for the process, whatever the rank. */
 SWV_API SWV_MUST_USE swv_status* swv_seed(uint64_t seed);
 
-/* Threads that one operator may use, from now on, in every thread of the process. */
+/* Threads that one operator may use, from now on, in every thread of the process. Not called: a rank
+   that is a process (swv_world_from_environment, swv_world_join) uses its share of its machine's
+   cores, or OMP_NUM_THREADS if that is set. */
 SWV_API SWV_MUST_USE swv_status* swv_set_num_threads(int32_t num_threads);
 
 /* ---- Modules and plans ------------------------------------------------------------------------

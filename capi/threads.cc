@@ -19,6 +19,13 @@ void set_num_threads(int num_threads) {
   wanted.store(num_threads, std::memory_order_relaxed);
 }
 
+void default_num_threads(const World& world) {
+  if (world.num_threads() == 0) return;
+  int none = 0;
+  wanted.compare_exchange_strong(none, at::get_num_threads());
+  used = 0;  // LibTorch may have been told something else on this thread
+}
+
 void use_num_threads() {
   const int want = wanted.load(std::memory_order_relaxed);
   if (want == used) [[likely]]

@@ -1,8 +1,8 @@
 // Worlds.
 #include "shardweave/capi/handles.h"
+#include "shardweave/capi/threads.h"
 #include "shardweave/comm/counting/counting.h"
 #include "shardweave/comm/environment/from_environment.h"
-#include "shardweave/comm/environment/join_world.h"
 #include "shardweave/comm/inproc/inproc.h"
 #include "shardweave/comm/str_cat.h"
 
@@ -37,7 +37,7 @@ void run(int32_t num_ranks, swv_rank_fn body, void* user_data, const swv_world_o
   const auto rank = [&](World& world) {
     // Borrowed: the world ends with this call, whatever the body keeps.
     const Owned<swv_world> handle(
-        new_world(std::make_shared<World>(world.comm(), world.local_rank())));
+        new_world(std::make_shared<World>(world.comm(), world.local_rank(), world.local_size())));
     return take(body(user_data, handle.get()));
   };
   check(run_ranks(num_ranks, std::function<absl::Status(World&)>(rank), world_options(options)));
@@ -81,10 +81,16 @@ RendezvousInfo rendezvous_info(const swv_rendezvous* given) {
 }
 
 std::shared_ptr<World> join(const swv_rendezvous* rendezvous, const swv_world_options* options) {
-  const RendezvousInfo info = rendezvous_info(rendezvous);
-  const WorldOptions o = world_options(options);
-  const absl::Time deadline = absl::Now() + o.timeout;
-  return check(join_world(check(open_store(info, o.timeout)), info, o, deadline));
+  std::shared_ptr<World> world =
+      check(join_world(rendezvous_info(rendezvous), world_options(options)));
+  default_num_threads(*world);
+  return world;
+}
+
+std::shared_ptr<World> from_environment(const swv_world_options* options) {
+  std::shared_ptr<World> world = check(World::from_environment(world_options(options)));
+  default_num_threads(*world);
+  return world;
 }
 
 }  // namespace
@@ -103,9 +109,8 @@ swv_status* swv_world_create_local(int32_t num_ranks, const swv_world_options* o
 }
 
 swv_status* swv_world_from_environment(const swv_world_options* options, swv_world** out_world) {
-  return guarded(__func__, out_world, "out_world", [&] {
-    return new_world(check(shardweave::World::from_environment(world_options(options))));
-  });
+  return guarded(__func__, out_world, "out_world",
+                 [&] { return new_world(from_environment(options)); });
 }
 
 swv_status* swv_world_join(const swv_rendezvous* rendezvous, const swv_world_options* options,

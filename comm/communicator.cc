@@ -373,7 +373,10 @@ Work Communicator::collect(Work work) {
 // 2. Pending operations.
 
 bool Communicator::done(const Token& token) {
-  if (!backend_->done(token.ticket)) return false;
+  // After its deadline an operation has failed, whether or not somebody waits for it.
+  if (!backend_->done(token.ticket) && std::chrono::steady_clock::now() < token.deadline) {
+    return false;
+  }
   wait(token).IgnoreError();  // returns at once; records the end
   return true;
 }

@@ -45,7 +45,8 @@ class Work {
   Work(std::shared_ptr<PendingWork> pending, const PendingWork::Token& token)
       : pending_(std::move(pending)), token_(token) {}
 
-  // Never blocks. May do a part of the operation's work.
+  // Never blocks. May do a part of the operation's work. True also when the operation has failed,
+  // or its deadline has passed.
   bool done() const { return pending_ == nullptr || pending_->done(token_); }
 
   // Blocks until done or until the operation's deadline (counted from its issue) has passed.

@@ -32,18 +32,28 @@ struct WorldOptions {
 class World {
  public:
   // A rank whose launcher has said nothing else is the `local_rank`-th of its host.
-  explicit World(std::shared_ptr<Communicator> comm) : World(comm, comm->rank()) {}
-  World(std::shared_ptr<Communicator> comm, int local_rank)
-      : comm_(std::move(comm)), local_rank_(local_rank) {}
+  explicit World(std::shared_ptr<Communicator> comm) : World(comm, comm->rank(), comm->size()) {}
+  World(std::shared_ptr<Communicator> comm, int local_rank, int local_size, int num_threads = 0)
+      : comm_(std::move(comm)),
+        local_rank_(local_rank),
+        local_size_(local_size),
+        num_threads_(num_threads) {}
 
   // As the launcher's environment says (rendezvous/). Defined in //comm/environment: depend on it
-  // to link this.
+  // to link this. LibTorch then uses num_threads() threads, unless it already uses fewer; who wants
+  // another number sets OMP_NUM_THREADS, or calls at::set_num_threads afterwards.
   static absl::StatusOr<std::unique_ptr<World>> from_environment(const WorldOptions& options = {});
 
   int rank() const { return comm_->rank(); }
   int size() const { return comm_->size(); }
   // Among the ranks of this host, from 0.
   int local_rank() const { return local_rank_; }
+  // How many ranks are on this host.
+  int local_size() const { return local_size_; }
+  // This rank's share of its machine's cores: how many threads its operators should use, so that
+  // the ranks of a machine do not fight for it. from_environment() tells LibTorch. 0: as it is (the
+  // user has set OMP_NUM_THREADS, or ranks are threads).
+  int num_threads() const { return num_threads_; }
   const std::shared_ptr<Communicator>& comm() const { return comm_; }
 
   // What a higher layer keeps for this rank as long as the world lives (mesh/: the meshes made so
@@ -53,6 +63,8 @@ class World {
  private:
   std::shared_ptr<Communicator> comm_;
   int local_rank_;
+  int local_size_;
+  int num_threads_;
   std::shared_ptr<void> extension_;
 };
 

@@ -1,15 +1,20 @@
 // Real processes join a World under each kind of environment.
+#include <ATen/Parallel.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <map>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -17,6 +22,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "shardweave/comm/environment/from_environment.h"
+#include "shardweave/comm/rendezvous/threads.h"
 #include "shardweave/comm/store/c10d_store.h"
 #include "shardweave/tools/launch/launcher.h"
 
@@ -27,49 +33,66 @@ using testing::HasSubstr;
 
 constexpr char kRank[] = "comm/environment/environment_test_rank";
 
+// What LibTorch uses by itself, without ranks beside it.
+int threads_of(int ranks) {
+  return std::min(at::get_num_threads(), std::max(1, available_cores() / ranks));
+}
+
 // A process of environment_test_rank with these variables, and its output.
 class RankProcess {
  public:
   RankProcess(const std::map<std::string, std::string>& variables, int timeout_milliseconds,
               int rank_that_dies) {
-    int ends[2];
+    int ends[2], errors[2];
     EXPECT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+    EXPECT_EQ(::pipe2(errors, O_CLOEXEC), 0);
     const std::string timeout = absl::StrCat(timeout_milliseconds);
     const std::string dies = absl::StrCat(rank_that_dies);
     pid_ = ::fork();
     if (pid_ == 0) {
       for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
       ::dup2(ends[1], STDOUT_FILENO);
+      ::dup2(errors[1], STDERR_FILENO);
       ::execl(kRank, kRank, timeout.c_str(), dies.c_str(), nullptr);
       ::_exit(99);
     }
     ::close(ends[1]);
+    ::close(errors[1]);
     output_ = ends[0];
+    errors_ = errors[0];
   }
-  ~RankProcess() { ::close(output_); }
+  ~RankProcess() {
+    ::close(output_);
+    ::close(errors_);
+  }
   RankProcess(RankProcess&& other) noexcept
-      : pid_(other.pid_), output_(std::exchange(other.output_, -1)) {}
+      : pid_(other.pid_),
+        output_(std::exchange(other.output_, -1)),
+        errors_(std::exchange(other.errors_, -1)) {}
 
-  int wait(std::string& output) {
-    char buffer[4096];
-    while (true) {
-      const ssize_t n = ::read(output_, buffer, sizeof(buffer));
-      if (n <= 0) break;
-      output.append(buffer, n);
-    }
+  int wait(std::string& output, std::string& errors) {
+    read_all(output_, output);
+    read_all(errors_, errors);
     int status = 0;
     EXPECT_EQ(::waitpid(pid_, &status, 0), pid_);
     return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
   }
 
  private:
+  static void read_all(int fd, std::string& text) {
+    char buffer[4096];
+    for (ssize_t n; (n = ::read(fd, buffer, sizeof(buffer))) > 0;) text.append(buffer, n);
+  }
+
   pid_t pid_;
   int output_;
+  int errors_;
 };
 
 struct Outcome {
   int exit_code;
   std::string output;
+  std::string errors;  // what it has written to stderr
 };
 
 std::vector<Outcome> run(const std::vector<std::map<std::string, std::string>>& ranks,
@@ -80,17 +103,18 @@ std::vector<Outcome> run(const std::vector<std::map<std::string, std::string>>& 
   }
   std::vector<Outcome> outcomes(ranks.size());
   for (size_t i = 0; i < processes.size(); ++i) {
-    outcomes[i].exit_code = processes[i].wait(outcomes[i].output);
+    outcomes[i].exit_code = processes[i].wait(outcomes[i].output, outcomes[i].errors);
   }
   return outcomes;
 }
 
-void expect_joined(const std::vector<Outcome>& outcomes) {
+void expect_joined(const std::vector<Outcome>& outcomes, int threads = 0) {
   const int size = static_cast<int>(outcomes.size());
   for (int rank = 0; rank < size; ++rank) {
     EXPECT_EQ(outcomes[rank].exit_code, 0);
     EXPECT_EQ(outcomes[rank].output, absl::StrCat("rank ", rank, " of ", size, ", local ", rank,
-                                                  ", sum ", size * (size - 1) / 2, "\n"));
+                                                  ", sum ", size * (size - 1) / 2, ", threads ",
+                                                  threads ? threads : threads_of(size), "\n"));
   }
 }
 
@@ -127,6 +151,60 @@ TEST(EnvironmentTest, SetByHand) {
   std::vector<std::map<std::string, std::string>> ranks;
   for (int rank = 0; rank < 4; ++rank) ranks.push_back(by_hand(rank, 4, port));
   expect_joined(run(ranks));
+}
+
+TEST(EnvironmentTest, RanksOfAMachineShareItsCores) {
+  const int port = some_port();
+  const std::vector<Outcome> outcomes = run({by_hand(0, 2, port), by_hand(1, 2, port)});
+  expect_joined(outcomes);
+  const bool is_limited = threads_of(2) < at::get_num_threads();
+  EXPECT_EQ(outcomes[0].errors,
+            is_limited
+                ? absl::StrCat(
+                      "shardweave: ", describe_threads(threads_of(2), available_cores(), 2), "\n")
+                : "");
+  EXPECT_EQ(outcomes[1].errors, "") << "the first rank of a machine says it";
+}
+
+TEST(EnvironmentTest, OMP_NUM_THREADSWins) {
+  const int port = some_port();
+  std::vector<std::map<std::string, std::string>> ranks = {by_hand(0, 2, port),
+                                                           by_hand(1, 2, port)};
+  const int all = at::get_num_threads();  // of LibTorch without ranks beside it
+  for (auto& variables : ranks) variables["OMP_NUM_THREADS"] = absl::StrCat(all);
+  const std::vector<Outcome> outcomes = run(ranks);
+  expect_joined(outcomes, all);
+  for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.errors, "");
+}
+
+// Of the launcher's variables, if it tells.
+TEST(EnvironmentTest, RanksElsewhereDoNotShareCores) {
+  const int port = some_port();
+  std::vector<std::map<std::string, std::string>> ranks = {by_hand(0, 2, port),
+                                                           by_hand(1, 2, port)};
+  for (auto& variables : ranks)
+    variables.merge(
+        std::map<std::string, std::string>{{"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}});
+  for (const Outcome& outcome : run(ranks)) {
+    EXPECT_THAT(outcome.output, HasSubstr(absl::StrCat("threads ", threads_of(1))));
+  }
+}
+
+// LibTorch brings its own libgomp; another one beside it would start threads of its own.
+TEST(EnvironmentTest, OneOpenMpIsLoadedAndThatIsLibTorchs) {
+  std::set<std::string> openmp;
+  std::string libtorch;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    const std::filesystem::path path = line.substr(std::min(line.find('/'), line.size()));
+    const std::string name = path.filename();
+    if (name.starts_with("libgomp") || name.starts_with("libomp") || name.starts_with("libiomp")) {
+      openmp.insert(path);
+    }
+    if (name.starts_with("libtorch_cpu.so")) libtorch = path.parent_path();
+  }
+  ASSERT_EQ(openmp.size(), 1u);
+  EXPECT_EQ(std::filesystem::path(*openmp.begin()).parent_path(), libtorch);
 }
 
 TEST(EnvironmentTest, JoinsTheStoreOfTorchrunsAgent) {
@@ -200,6 +278,33 @@ TEST(EnvironmentTest, AMissingRankZeroIsSaidWithItsAddress) {
   EXPECT_THAT(outcome.output, HasSubstr("rank 1 of 2 (environment variables; address from "
                                         "MASTER_ADDR, MASTER_PORT)"));
   EXPECT_THAT(outcome.output, HasSubstr(absl::StrCat("127.0.0.1:", port, ": nobody answers")));
+}
+
+TEST(EnvironmentTest, AnAddressThatDoesNotExistIsSaidAtOnceByEveryRank) {
+  std::vector<std::map<std::string, std::string>> ranks = {by_hand(0, 2, some_port()),
+                                                           by_hand(1, 2, some_port())};
+  for (auto& variables : ranks) variables["MASTER_ADDR"] = "no such host";
+  const absl::Time start = absl::Now();
+  for (const Outcome& outcome : run(ranks)) {
+    EXPECT_EQ(outcome.exit_code, 3);
+    EXPECT_THAT(outcome.output, HasSubstr("UNAVAILABLE"));
+    EXPECT_THAT(outcome.output, HasSubstr("MASTER_ADDR"));
+    EXPECT_THAT(outcome.output, HasSubstr("no such host"));
+    EXPECT_THAT(outcome.output, HasSubstr("cannot resolve the name"));
+  }
+  EXPECT_LT(absl::Now() - start, absl::Seconds(20));
+}
+
+// A pod's name may come later than its peers.
+TEST(EnvironmentTest, InAPodAnAddressMayComeLater) {
+  std::map<std::string, std::string> variables = by_hand(1, 2, some_port());
+  variables["MASTER_ADDR"] = "no such host";
+  variables["KUBERNETES_SERVICE_HOST"] = "10.0.0.1";
+  const absl::Time start = absl::Now();
+  const Outcome outcome = run({variables}, 1500)[0];
+  EXPECT_GE(absl::Now() - start, absl::Milliseconds(1500));
+  EXPECT_EQ(outcome.exit_code, 3);
+  EXPECT_THAT(outcome.errors, HasSubstr("waiting for rank 0's store at no such host"));
 }
 
 TEST(EnvironmentTest, DifferentWorldSizesAreAnErrorEverywhere) {

@@ -2,6 +2,8 @@
 // got.
 //
 //   environment_test_rank TIMEOUT_IN_MILLISECONDS [RANK_THAT_DIES_AFTER_JOINING]
+#include <ATen/Parallel.h>
+
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
@@ -27,7 +29,7 @@ int main(int argc, char** argv) {
     std::printf("%s\n", status.ToString().c_str());
     return 4;
   }
-  std::printf("rank %d of %d, local %d, sum %d\n", comm.rank(), comm.size(), (*world)->local_rank(),
-              static_cast<int>(sum));
+  std::printf("rank %d of %d, local %d, sum %d, threads %d\n", comm.rank(), comm.size(),
+              (*world)->local_rank(), static_cast<int>(sum), at::get_num_threads());
   return 0;
 }

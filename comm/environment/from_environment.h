@@ -23,4 +23,9 @@ namespace shardweave {
 absl::StatusOr<std::shared_ptr<Store>> open_store(const RendezvousInfo& info,
                                                   absl::Duration timeout);
 
+// Joins the World of which `info` tells, in that store, and has LibTorch use world->num_threads()
+// threads; the first rank of a machine says so on stderr.
+absl::StatusOr<std::unique_ptr<World>> join_world(const RendezvousInfo& info,
+                                                  const WorldOptions& options = {});
+
 }  // namespace shardweave

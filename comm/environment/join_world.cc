@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "shardweave/comm/gloo/gloo_backend.h"
 #include "shardweave/comm/rendezvous/check_in.h"
+#include "shardweave/comm/rendezvous/threads.h"
 #include "shardweave/comm/store/prefix_store.h"
 
 namespace shardweave {
@@ -41,8 +43,12 @@ absl::StatusOr<std::unique_ptr<World>> join_world(std::shared_ptr<Store> store,
   // connected.
   absl::Status all = comm->barrier({.timeout = deadline - absl::Now(), .tag = "join_world"}).wait();
   if (!all.ok()) return all;
+  const int local_size = info.local_world_size.value_or(roster->local_size(info.rank));
+  const std::optional<int> threads =
+      threads_per_rank(Environment::of_process(), available_cores(), local_size);
   return std::make_unique<World>(std::move(comm),
-                                 info.local_rank.value_or(roster->local_rank(info.rank)));
+                                 info.local_rank.value_or(roster->local_rank(info.rank)),
+                                 local_size, threads.value_or(0));
 }
 
 }  // namespace shardweave

@@ -6,7 +6,8 @@
 //   auto world = join_world(*store, info, {.timeout = absl::Minutes(1)});
 //
 // All ranks call it; it returns when all have come, or the deadline has passed. Does not need
-// LibTorch: World::from_environment (from_environment.h) does, for its TCP store.
+// LibTorch, and so does not tell it of world->num_threads(); the join_world() of from_environment.h
+// does both.
 #pragma once
 
 #include <memory>

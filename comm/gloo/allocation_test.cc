@@ -18,9 +18,9 @@ TEST(GlooAllocationTest, NoneInTheSteadyState) {
   int64_t growth[2] = {-1, -1};
   const auto run = [&](int rank) {
     const GroupInfo group{.name = "pair", .rank = rank, .world_ranks = {0, 1}};
-    std::vector<UniqueFd> sockets(2);
-    sockets[1 - rank] = UniqueFd(fds[rank]);
-    Engine engine(group, std::move(sockets));
+    std::vector<Channel> channels(2);
+    channels[1 - rank].data = UniqueFd(fds[rank]);
+    Engine engine(group, std::move(channels));
     std::vector<float> small(100, 1.0f), large(300'000, 1.0f), out(200);
     uint64_t sequence = 0;
     const auto call = [&](Call each) {

@@ -64,6 +64,13 @@ absl::Status Connection::flush() {
   return absl::OkStatus();
 }
 
+bool Connection::owes() const {
+  for (size_t i = first_; i < output_.size(); ++i) {
+    if (output_[i].unsent != nullptr) return true;
+  }
+  return false;
+}
+
 void Connection::close_output(const FrameHeader& last, const void* payload) {
   if (!output_open_) return;
   output_open_ = false;

@@ -34,6 +34,8 @@ class Connection {
   bool has_output() const { return first_ < output_.size(); }
   // Unavailable if the connection is gone.
   absl::Status flush();
+  // Whether a frame that somebody counts on (`unsent`) is not in the kernel's hands.
+  bool owes() const;
   // Forgets what is queued, sends a last frame if none is half sent, and no more after that.
   void close_output(const FrameHeader& last, const void* payload);
 

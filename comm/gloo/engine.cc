@@ -2,10 +2,14 @@
 
 #include <sched.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <new>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_join.h"
@@ -28,7 +32,8 @@ constexpr int kDozes = 10;
 // Nobody depends on it.
 constexpr int64_t kMaxSleepMs = 1000;
 
-constexpr int64_t kMaxFailureText = 64 * 1024;
+// How long the last words of a peer may be on their way.
+constexpr auto kPatience = std::chrono::seconds(1);
 
 // "rank 0 called barrier(), rank 2 called all_gather(f32[3])".
 absl::Status compare_calls(const GroupInfo& group, const CallSignature& mine, int peer,
@@ -49,15 +54,22 @@ absl::Status compare_calls(const GroupInfo& group, const CallSignature& mine, in
 
 }  // namespace
 
-Engine::Engine(const GroupInfo& group, std::vector<UniqueFd> sockets,
-               const Schedule::Limits& limits)
-    : group_(group),
+Engine::Engine(GroupInfo group, std::vector<Channel> channels, const Schedule::Limits& limits)
+    : group_(std::move(group)),
       limits_(limits),
       wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
-      peers_(group.size()) {
-  for (int peer = 0; peer < group.size(); ++peer) {
-    if (peer == group.rank) continue;
-    peers_[peer].connection = std::make_unique<Connection>(std::move(sockets[peer]));
+      peers_(group_.size()) {
+  const int error = errno;
+  for (int peer = 0; peer < group_.size(); ++peer) {
+    if (peer == group_.rank) continue;
+    peers_[peer].connection = std::make_unique<Connection>(std::move(channels[peer].data));
+    peers_[peer].control = std::move(channels[peer].control);
+  }
+  if (!wake_) {
+    fail(absl::ResourceExhaustedError(str_cat("group '", group_.name, "' (rank ", group_.rank,
+                                              " of ", group_.size(),
+                                              "): no eventfd: ", std::strerror(error))),
+         nullptr);
   }
 }
 
@@ -68,6 +80,11 @@ Engine::~Engine() {
   help_wanted_.notify_all();
   lock.unlock();
   if (helper_.joinable()) helper_.join();
+  for (const Operation* operation : pending_) {
+    if (operation->unsent == 0) continue;
+    fail(absl::UnavailableError("it left before it had sent all that it owed"), operation);
+    return;
+  }
   for (Peer& peer : peers_) {
     if (peer.connection) peer.connection->close_output({.kind = FrameKind::kLeave}, nullptr);
   }
@@ -82,12 +99,14 @@ absl::StatusOr<Backend::Ticket> Engine::start(const Call& call) {
   if (!failure_.ok() || !begin(*operation, call) || !advance_all()) return failure_of(*operation);
   wake_watcher();
   if (find(ticket) == nullptr) return Backend::kDone;
-  call_helper();
+  if (!call_helper()) return failure_of(*operation);
   return ticket;
 }
 
 bool Engine::done(Backend::Ticket ticket) {
-  Lock lock(mutex_);
+  // Another thread may hold it while it adds up or copies; whoever asks again will know.
+  Lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return false;
   if (find(ticket) == nullptr || !failure_.ok()) return true;
   const uint64_t before = traffic();
   const bool alive = progress(/*look=*/true);
@@ -111,6 +130,7 @@ absl::Status Engine::wait(Backend::Ticket ticket, Deadline deadline) {
     if (deadline == Deadline::max()) {  // which the clock's arithmetic cannot take
       turn_.wait(lock);
     } else if (turn_.wait_until(lock, deadline) == std::cv_status::timeout) {
+      if (failure_.ok()) (void)listen();
       operation = find(ticket);
       if (operation != nullptr && failure_.ok()) fail(timeout_of(*operation), operation);
     }
@@ -122,6 +142,17 @@ absl::Status Engine::wait(Backend::Ticket ticket, Deadline deadline) {
 void Engine::abort(const absl::Status& reason) {
   Lock lock(mutex_);
   if (failure_.ok()) fail(reason, nullptr);
+}
+
+absl::Status Engine::health() {
+  Lock lock(mutex_);
+  if (failure_.ok()) (void)listen();
+  return absl::Status(failure_.code(), failure_.message());
+}
+
+bool Engine::is_gone(int peer) {
+  Lock lock(mutex_);
+  return peers_[peer].left || peers_[peer].gone;
 }
 
 // 2. Operations.
@@ -149,6 +180,8 @@ Engine::Operation* Engine::acquire(const Call& call) {
   operation->awaited.assign(group_.size(), false);
   operation->num_awaited = 0;
   operation->unsent = 0;
+  operation->ahead = 0;
+  operation->granted = 0;
   pending_.push_back(operation);
   return operation;
 }
@@ -189,10 +222,61 @@ bool Engine::begin_step(Operation& operation) {
 bool Engine::queue(Operation& operation, int peer, FrameHeader header, const void* payload) {
   header.signature = operation.signature;
   if (peer == group_.rank) return send_to_self(operation, header);
-  if (peers_[peer].gone) return lose(peer);
+  Peer& p = peers_[peer];
+  if (p.gone) return lose(peer);
   ++operation.unsent;
-  peers_[peer].connection->queue(header, payload, &operation.unsent);
+  if (may_send(operation, p, header)) {
+    p.connection->queue(header, payload, &operation.unsent);
+  } else {
+    p.held.push_back({&operation, header, payload});
+    header.kind = FrameKind::kOffer;
+    header.length = 0;
+    p.connection->queue(header, nullptr, nullptr);
+  }
   return write_to(peer);
+}
+
+bool Engine::may_send(Operation& operation, Peer& p, const FrameHeader& header) {
+  const uint64_t sequence = operation.signature.sequence;
+  const bool is_message = header.kind == FrameKind::kMessage;
+  // After its first step, all ranks have called a collective.
+  if (header.length == 0 || (!is_message && (header.step > 0 || sequence <= p.sequence))) {
+    return true;
+  }
+  if (header.length > kRoom - p.ahead) return false;
+  p.ahead += header.length;
+  if (is_message) {
+    operation.ahead = header.length;  // until its receipt
+  } else {
+    p.ahead_collectives.push_back({sequence, header.length});
+  }
+  return true;
+}
+
+void Engine::note_sequence(Peer& p, uint64_t sequence) {
+  if (sequence <= p.sequence) return;
+  p.sequence = sequence;
+  std::erase_if(p.ahead_collectives, [&](const Ahead& ahead) {
+    if (ahead.sequence > sequence) return false;
+    p.ahead -= ahead.bytes;
+    return true;
+  });
+  for (size_t i = 0; i < p.held.size();) {
+    const Held& held = p.held[i];
+    if (held.header.kind != FrameKind::kCollective ||
+        held.operation->signature.sequence > sequence) {
+      ++i;
+    } else {
+      release(p, i);
+    }
+  }
+}
+
+// In the middle of reading: progress() writes it.
+void Engine::release(Peer& p, size_t held) {
+  const Held frame = p.held[held];
+  p.held.erase(p.held.begin() + static_cast<ptrdiff_t>(held));
+  p.connection->queue(frame.header, frame.payload, &frame.operation->unsent);
 }
 
 bool Engine::send_to_self(Operation& operation, const FrameHeader& header) {
@@ -207,6 +291,8 @@ bool Engine::await(Operation& operation, int peer) {
   ++operation.num_awaited;
   ++peers_[peer].awaited;
   if (!take_early(peer)) return false;
+  const Peer& p = peers_[peer];
+  if (p.connection && !p.gone && p.connection->has_output() && !write_to(peer)) return false;
   return !peers_[peer].gone || !operation.awaited[peer] || lose(peer);
 }
 
@@ -214,6 +300,7 @@ bool Engine::arrived(Operation& operation, int peer, const FrameHeader& header) 
   operation.awaited[peer] = false;
   --operation.num_awaited;
   --peers_[peer].awaited;
+  if (header.kind == FrameKind::kReceipt) peers_[peer].ahead -= operation.ahead;
   if (header.kind != FrameKind::kMessage) return true;
   const FrameHeader receipt{.kind = FrameKind::kReceipt, .signature = header.signature};
   if (peer == group_.rank) {
@@ -257,6 +344,8 @@ bool Engine::progress(bool look) {
     if (!p.connection || p.gone) continue;
     if (p.connection->has_output() && !write_to(peer)) return false;
     if ((p.awaited > 0 || look) && !read_from(peer, look)) return false;
+    // What has come may have made room.
+    if (!p.gone && p.connection->has_output() && !write_to(peer)) return false;
   }
   return advance_all();
 }
@@ -266,9 +355,10 @@ bool Engine::write_to(int peer) {
   // What the peer has said before it went may tell more.
   peers_[peer].hung_up = true;
   if (!read_from(peer, /*look=*/true)) return false;
-  peers_[peer].gone = true;
-  const auto is_cut_off = [](const Operation* operation) { return operation->unsent > 0; };
-  return std::none_of(pending_.begin(), pending_.end(), is_cut_off) || lose(peer);
+  Peer& p = peers_[peer];
+  p.gone = true;
+  // A receipt that it does not wait for any more is no loss.
+  return (p.awaited == 0 && p.held.empty() && !p.connection->owes()) || lose(peer);
 }
 
 bool Engine::read_from(int peer, bool look) {
@@ -287,6 +377,8 @@ bool Engine::read_from(int peer, bool look) {
         if (!finish_frame(peer)) return false;
         break;
       case Connection::Input::kGarbage:
+        return fail(absl::DataLossError(str_cat(name_peer(peer), " sent what is not a frame")),
+                    nullptr);
       case Connection::Input::kClosed:
         p.gone = true;
         if (std::exchange(p.receiving_early, false)) p.early.pop_back();
@@ -301,13 +393,31 @@ bool Engine::take_frame(int peer) {
   Peer& p = peers_[peer];
   const FrameHeader& header = p.connection->header();
   p.has_header = false;
+  if (absl::Status status = check_frame(header, group_.size()); !status.ok()) {
+    return fail(absl::Status(status.code(), str_cat(name_peer(peer), " ", status.message())),
+                nullptr);
+  }
   if (header.kind == FrameKind::kLeave) {
     p.left = true;
     p.connection->accept(nullptr);
     return true;
   }
-  if (header.kind == FrameKind::kCollective || header.kind == FrameKind::kMessage ||
-      header.kind == FrameKind::kReceipt) {
+  if (header.kind != FrameKind::kMessage && header.signature.op != OpKind::kSend) {
+    // Of a collective; a failure's signature is empty.
+    note_sequence(p, header.signature.sequence);
+  }
+  if (header.kind == FrameKind::kOffer || header.kind == FrameKind::kGrant) {
+    bool taken = false;
+    if (!take_offer(peer, header, &taken)) return false;
+    if (taken) {
+      p.connection->accept(nullptr);
+      return true;
+    }
+    if (p.awaited == 0 && !p.hung_up) {
+      p.has_header = true;
+      return true;
+    }
+  } else if (header.kind != FrameKind::kFailure) {
     Operation* receiver = nullptr;
     if (!find_receiver(peer, header, &receiver)) return false;
     if (receiver != nullptr) {
@@ -319,11 +429,15 @@ bool Engine::take_frame(int peer) {
       p.has_header = true;
       return true;
     }
-  } else if (header.kind != FrameKind::kFailure || header.length > kMaxFailureText) {
-    return fail(absl::DataLossError(str_cat(name_peer(peer), " sent what is not a frame")),
+  }
+  std::unique_ptr<std::byte[]> payload;
+  if (header.length > 0) payload.reset(new (std::nothrow) std::byte[header.length]);
+  if (header.length > 0 && payload == nullptr) {
+    return fail(absl::ResourceExhaustedError(
+                    str_cat("no memory for ", header.length, " bytes of ", name_peer(peer))),
                 nullptr);
   }
-  p.early.push_back({header, std::make_unique_for_overwrite<std::byte[]>(header.length)});
+  p.early.push_back({header, std::move(payload)});
   p.receiving_early = true;
   p.connection->accept(p.early.back().payload.get());
   return true;
@@ -337,11 +451,36 @@ bool Engine::finish_frame(int peer) {
   if (!std::exchange(p.receiving_early, false)) return true;
   const Early& frame = p.early.back();
   if (frame.header.kind != FrameKind::kFailure) return take_early(peer);
-  const auto code = static_cast<absl::StatusCode>(frame.header.value);
-  std::string text(reinterpret_cast<const char*>(frame.payload.get()), frame.header.length);
-  // An abort() says itself who called it.
-  if (code != absl::StatusCode::kAborted) text = str_cat(name_peer(peer), " gave up: ", text);
-  return fail(absl::Status(code, text), nullptr);
+  return fail_as_told(
+      peer, static_cast<absl::StatusCode>(frame.header.value),
+      std::string(reinterpret_cast<const char*>(frame.payload.get()), frame.header.length));
+}
+
+bool Engine::take_offer(int peer, const FrameHeader& header, bool* taken) {
+  Peer& p = peers_[peer];
+  *taken = true;
+  if (header.kind == FrameKind::kGrant) {
+    const auto granted = std::find_if(p.held.begin(), p.held.end(), [&](const Held& held) {
+      return held.header.kind == FrameKind::kMessage &&
+             held.header.signature.sequence == header.signature.sequence;
+    });
+    if (granted != p.held.end()) {
+      release(p, granted - p.held.begin());
+      return true;
+    }
+    return fail(absl::DataLossError(str_cat(name_peer(peer), " granted what was not offered: ",
+                                            to_string(header.signature))),
+                nullptr);
+  }
+  Operation* receiver = nullptr;
+  if (!find_receiver(peer, header, &receiver)) return false;
+  // What a collective's offer says, note_sequence() and find_receiver() have heard.
+  if (header.signature.op != OpKind::kSend) return true;
+  *taken = receiver != nullptr;
+  if (receiver == nullptr || p.gone) return true;
+  receiver->granted = header.signature.sequence;
+  p.connection->queue({.kind = FrameKind::kGrant, .signature = header.signature}, nullptr, nullptr);
+  return true;
 }
 
 bool Engine::take_early(int peer) {
@@ -349,6 +488,14 @@ bool Engine::take_early(int peer) {
   const size_t complete = p.early.size() - (p.receiving_early ? 1 : 0);
   for (size_t i = 0; i < complete; ++i) {
     const Early& frame = p.early[i];
+    if (frame.header.kind == FrameKind::kOffer) {
+      const FrameHeader offer = frame.header;
+      bool taken = false;
+      if (!take_offer(peer, offer, &taken)) return false;
+      if (!taken) continue;
+      p.early.erase(p.early.begin() + static_cast<ptrdiff_t>(i));
+      return true;
+    }
     Operation* receiver = nullptr;
     if (!find_receiver(peer, frame.header, &receiver)) return false;
     if (receiver == nullptr) continue;
@@ -372,9 +519,17 @@ bool Engine::find_receiver(int peer, const FrameHeader& header, Operation** rece
   const CallSignature& theirs = header.signature;
   for (Operation* operation : pending_) {
     const CallSignature& mine = operation->signature;
-    if (header.kind == FrameKind::kMessage) {
+    if (theirs.op == OpKind::kSend && header.kind != FrameKind::kReceipt) {
       if (mine.op != OpKind::kRecv || !operation->awaited[peer] ||
           operation->call.message_tag != header.value || peers_[peer].receiver == operation) {
+        continue;
+      }
+      // An offer has been taken by one recv, which gets this message and no other.
+      if (operation->granted != 0 && operation->granted != theirs.sequence) continue;
+      if (operation->granted == 0 && header.kind == FrameKind::kMessage &&
+          std::any_of(pending_.begin(), pending_.end(), [&](const Operation* other) {
+            return other->awaited[peer] && other->granted == theirs.sequence;
+          })) {
         continue;
       }
       if (mine.count != theirs.count || mine.dtype != theirs.dtype) {
@@ -384,15 +539,24 @@ bool Engine::find_receiver(int peer, const FrameHeader& header, Operation** rece
             operation);
       }
     } else if (header.kind == FrameKind::kReceipt) {
-      if (mine.op != OpKind::kSend || mine.sequence != theirs.sequence) continue;
+      if (mine.op != OpKind::kSend || mine.sequence != theirs.sequence ||
+          !operation->awaited[peer]) {
+        continue;
+      }
     } else {
       if (is_point_to_point(mine.op) || mine.sequence != theirs.sequence) continue;
       if (absl::Status status = compare_calls(group_, mine, peer, theirs); !status.ok()) {
         return fail(status, nullptr);
       }
       // The peer may be a step ahead.
-      if (static_cast<uint32_t>(operation->schedule.step()) != header.step) return true;
-      if (!operation->awaited[peer] || operation->schedule.with(peer).recv_bytes != header.length) {
+      const auto step = static_cast<uint32_t>(operation->schedule.step());
+      if (header.kind == FrameKind::kOffer) return true;
+      if (step + 1 == header.step &&
+          header.length <= std::max(operation->call.in.bytes(), operation->call.out.bytes())) {
+        return true;
+      }
+      if (step != header.step || !operation->awaited[peer] ||
+          operation->schedule.with(peer).recv_bytes != header.length) {
         return fail(absl::DataLossError(str_cat(name_peer(peer), " sent ", header.length,
                                                 " bytes in step ", header.step)),
                     operation);
@@ -406,6 +570,12 @@ bool Engine::find_receiver(int peer, const FrameHeader& header, Operation** rece
 
 // 4. Errors.
 
+bool Engine::fail_as_told(int peer, absl::StatusCode code, std::string text) {
+  // An abort() says itself who called it.
+  if (code != absl::StatusCode::kAborted) text = str_cat(name_peer(peer), " gave up: ", text);
+  return fail(absl::Status(code, text), nullptr);
+}
+
 bool Engine::fail(const absl::Status& why, const Operation* where) {
   if (!failure_.ok()) return false;
   failed_ticket_ = where == nullptr ? 0 : where->ticket;
@@ -416,7 +586,13 @@ bool Engine::fail(const absl::Status& why, const Operation* where) {
   const FrameHeader header{.kind = FrameKind::kFailure,
                            .value = static_cast<int32_t>(failure_.code()),
                            .length = std::min<int64_t>(text.size(), kMaxFailureText)};
+  std::string frame(reinterpret_cast<const char*>(&header), sizeof(header));
+  frame.append(text.data(), header.length);
   for (Peer& peer : peers_) {
+    if (peer.control) {
+      (void)!::send(peer.control.get(), frame.data(), frame.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      ::shutdown(peer.control.get(), SHUT_WR);
+    }
     if (peer.connection) peer.connection->close_output(header, text.data());
   }
   wake_watcher();
@@ -425,9 +601,22 @@ bool Engine::fail(const absl::Status& why, const Operation* where) {
 }
 
 bool Engine::lose(int peer) {
+  Peer& p = peers_[peer];
+  // A peer that gave up has said so before it closed anything, but the words may be on their way;
+  // of one that died both connections end.
+  const Clock::time_point limit = Clock::now() + kPatience;
+  for (read_control(p); p.control && p.reason.ok() && !p.left; read_control(p)) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(limit - Clock::now());
+    pollfd ready{.fd = p.control.get(), .events = POLLIN};
+    if (left.count() <= 0 || ::poll(&ready, 1, static_cast<int>(left.count())) == 0) break;
+  }
+  if (!p.reason.ok()) return fail_as_told(peer, p.reason.code(), std::string(p.reason.message()));
   const Operation* where = nullptr;
   for (const Operation* operation : pending_) {
-    if (where == nullptr && (operation->awaited[peer] || operation->unsent > 0)) where = operation;
+    if (operation->awaited[peer] || (where == nullptr && operation->unsent > 0)) {
+      where = operation;
+      if (operation->awaited[peer]) break;
+    }
   }
   const std::string name = name_peer(peer);
   return fail(absl::UnavailableError(
@@ -435,6 +624,49 @@ bool Engine::lose(int peer) {
                       ? str_cat(name, " has left the group")
                       : str_cat(name, " is gone: ", peers_[peer].connection->closed_because())),
               where);
+}
+
+void Engine::read_control(Peer& p) {
+  while (p.control && p.reason.ok()) {
+    char bytes[sizeof(FrameHeader) + kMaxFailureText];
+    const ssize_t count = ::recv(p.control.get(), bytes, sizeof(bytes), MSG_DONTWAIT);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (count > 0) p.said.append(bytes, count);
+    FrameHeader header;
+    bool is_whole = p.said.size() >= sizeof(header);
+    if (is_whole) {
+      std::memcpy(&header, p.said.data(), sizeof(header));
+      const absl::Status fault = check_frame(header, group_.size());
+      if (!fault.ok() || header.kind != FrameKind::kFailure) {
+        p.reason = absl::DataLossError("it sent what is not a failure");
+        return;
+      }
+      is_whole = static_cast<int64_t>(p.said.size() - sizeof(header)) >= header.length;
+    }
+    if (is_whole) {
+      p.reason = absl::Status(static_cast<absl::StatusCode>(header.value),
+                              p.said.substr(sizeof(header), header.length));
+    }
+    if (count <= 0) p.control = UniqueFd();
+  }
+}
+
+bool Engine::hear(int peer) {
+  Peer& p = peers_[peer];
+  read_control(p);
+  if (p.reason.ok()) return true;
+  // What it has sent before counts.
+  p.hung_up = true;
+  if (!read_from(peer, /*look=*/true) || !advance_all()) return false;
+  return fail_as_told(peer, p.reason.code(), std::string(p.reason.message()));
+}
+
+bool Engine::listen() {
+  std::vector<pollfd> polled;
+  list_polled(polled);
+  ::poll(polled.data(), polled.size(), 0);
+  return take_polled(polled) && progress(/*look=*/true);
 }
 
 // A Status of its own for each caller, so that threads share no reference count.
@@ -448,7 +680,8 @@ absl::Status Engine::timeout_of(const Operation& operation) const {
   for (int peer = 0; peer < group_.size(); ++peer) {
     if (operation.awaited[peer]) {
       missing.push_back(name_peer(peer));
-    } else if (peers_[peer].connection && peers_[peer].connection->has_output()) {
+    } else if (peers_[peer].connection &&
+               (peers_[peer].connection->has_output() || !peers_[peer].held.empty())) {
       deaf.push_back(name_peer(peer));
     }
   }
@@ -496,7 +729,10 @@ void Engine::watch(Lock& lock, Backend::Ticket ticket, Deadline deadline) {
     if (helps ? pending_.empty() || followers_ > 0 || stopping_ : operation == nullptr) return;
     const Clock::time_point now = Clock::now();
     if (now >= deadline) {
-      fail(timeout_of(*operation), operation);
+      // This rank may be the one that was late: it was stopped, say. Then the others have told it.
+      if (!listen()) return;
+      operation = find(ticket);
+      if (operation != nullptr) fail(timeout_of(*operation), operation);
       return;
     }
     if (traffic() != before) {
@@ -505,7 +741,7 @@ void Engine::watch(Lock& lock, Backend::Ticket ticket, Deadline deadline) {
     }
     look = helps || now - awake_since >= kAwake;
     if (look) {
-      sleep_until_traffic(lock, deadline);
+      if (!sleep_until_traffic(lock, deadline)) return;
     } else {
       lock.unlock();
       ::sched_yield();
@@ -515,8 +751,9 @@ void Engine::watch(Lock& lock, Backend::Ticket ticket, Deadline deadline) {
   }
 }
 
-void Engine::sleep_until_traffic(Lock& lock, Deadline deadline) {
-  polled_.assign(1, {.fd = wake_.get(), .events = POLLIN});
+// The eventfd, then of each peer the data and the control connection.
+void Engine::list_polled(std::vector<pollfd>& polled) const {
+  polled.assign(1, {.fd = wake_.get(), .events = POLLIN});
   for (const Peer& peer : peers_) {
     pollfd p{.fd = -1};  // ignored
     if (peer.connection && !peer.gone) {
@@ -524,8 +761,21 @@ void Engine::sleep_until_traffic(Lock& lock, Deadline deadline) {
       p.events = static_cast<short>((peer.has_header ? 0 : POLLIN) | POLLRDHUP |
                                     (peer.connection->has_output() ? POLLOUT : 0));
     }
-    polled_.push_back(p);
+    polled.push_back(p);
+    polled.push_back({.fd = peer.control.get(), .events = POLLIN});
   }
+}
+
+bool Engine::take_polled(const std::vector<pollfd>& polled) {
+  for (size_t i = 0; i < peers_.size(); ++i) {
+    if (polled[2 * i + 1].revents & (POLLRDHUP | POLLHUP | POLLERR)) peers_[i].hung_up = true;
+    if (polled[2 * i + 2].revents != 0 && !hear(static_cast<int>(i))) return false;
+  }
+  return true;
+}
+
+bool Engine::sleep_until_traffic(Lock& lock, Deadline deadline) {
+  list_polled(polled_);
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
   const int timeout = static_cast<int>(std::clamp<int64_t>(left.count(), 0, kMaxSleepMs));
   sleeping_ = true;
@@ -537,9 +787,7 @@ void Engine::sleep_until_traffic(Lock& lock, Deadline deadline) {
     uint64_t count;
     (void)!::read(wake_.get(), &count, sizeof(count));
   }
-  for (size_t i = 0; i < peers_.size(); ++i) {
-    if (polled_[i + 1].revents & (POLLRDHUP | POLLHUP | POLLERR)) peers_[i].hung_up = true;
-  }
+  return failure_.ok() && take_polled(polled_);
 }
 
 void Engine::wake_watcher() {
@@ -550,15 +798,22 @@ void Engine::wake_watcher() {
 
 // 6. The helper.
 
-void Engine::call_helper() {
+bool Engine::call_helper() {
   if (!helper_.joinable()) {
-    helper_ = std::thread([this] { help(); });
-    return;
+    try {
+      helper_ = std::thread([this] { help(); });
+    } catch (const std::system_error& error) {
+      return fail(absl::ResourceExhaustedError(
+                      str_cat("no thread to carry on what is not waited for: ", error.what())),
+                  nullptr);
+    }
+    return true;
   }
   // Whoever issues one operation and waits for it does not need help, and must not pay for waking a
   // thread.
   hurry_ = pending_.size() > 1 && !watched_;
   if (hurry_ || !helper_dozes_) help_wanted_.notify_one();
+  return true;
 }
 
 void Engine::help() {

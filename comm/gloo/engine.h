@@ -5,7 +5,11 @@
 //
 // Each frame that comes belongs to a step of a collective or to a recv. One that nobody here wants
 // yet stays in the connection, unless something that is wanted may be behind it: then it is put
-// aside.
+// aside. So that this takes bounded memory, a rank sends no more than kRoom bytes to another one
+// that may not want them yet; beyond that it sends offers, headers alone, and what they stand for
+// when the other rank has come to the same collective or has granted the message.
+//
+// A rank that gives up says why on the control connections, which are never clogged.
 //
 // Threads: as of Backend. One mutex guards everything. Of the threads that wait, one watches the
 // connections for all, and sleeps without the mutex; the others sleep until they are done or it is
@@ -26,6 +30,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "shardweave/comm/backend.h"
+#include "shardweave/comm/gloo/channel.h"
 #include "shardweave/comm/gloo/connection.h"
 #include "shardweave/comm/gloo/schedule.h"
 #include "shardweave/comm/gloo/unique_fd.h"
@@ -34,8 +39,12 @@ namespace shardweave::gloo_internal {
 
 class Engine {
  public:
-  // `sockets` by rank, none at this rank's place. `group` must outlive the engine.
-  Engine(const GroupInfo& group, std::vector<UniqueFd> sockets,
+  // Bytes to one rank that it may not want yet.
+  static constexpr int64_t kRoom = 4 * 1024 * 1024;
+
+  // `channels` by rank, none at this rank's place. A group that cannot work (no eventfd is to be
+  // had) is broken from the beginning: see health().
+  Engine(GroupInfo group, std::vector<Channel> channels,
          const Schedule::Limits& limits = Schedule::Limits());
   // Tells the others that this rank has left.
   ~Engine();
@@ -44,6 +53,11 @@ class Engine {
   bool done(Backend::Ticket ticket);
   absl::Status wait(Backend::Ticket ticket, Deadline deadline);
   void abort(const absl::Status& reason);
+
+  // OK, or what broke the group, as far as this rank can know now. Does not wait.
+  absl::Status health();
+  // Whether nothing will ever come from the rank any more, as far as health() has seen.
+  bool is_gone(int peer);
 
  private:
   using Lock = std::unique_lock<std::mutex>;
@@ -57,12 +71,24 @@ class Engine {
     Schedule schedule;          // of a collective
     std::vector<bool> awaited;  // whose frame is missing in this step
     int num_awaited = 0;
-    int unsent = 0;  // frames of this step
+    int unsent = 0;        // frames of this step
+    int64_t ahead = 0;     // a send: bytes that the peer may not have wanted yet
+    uint64_t granted = 0;  // a recv: the number of the offered message that it waits for
   };
   // A frame that has come before it was wanted.
   struct Early {
     FrameHeader header;
     std::unique_ptr<std::byte[]> payload;
+  };
+  struct Ahead {
+    uint64_t sequence;
+    int64_t bytes;
+  };
+  // A frame that waits until the peer has room for it.
+  struct Held {
+    Operation* operation;
+    FrameHeader header;
+    const void* payload;
   };
   struct Peer {
     std::unique_ptr<Connection> connection;  // none for this rank itself
@@ -75,6 +101,17 @@ class Engine {
     Operation* receiver = nullptr;
     bool receiving_early = false;
     std::deque<Early> early;
+
+    // Flow control. What has been sent to this peer although it may not want it yet:
+    int64_t ahead = 0;                     // bytes,
+    std::vector<Ahead> ahead_collectives;  // of these
+    uint64_t sequence = 0;                 // the last collective that it is known to have called
+    std::vector<Held> held;                // offered, not sent
+
+    // Control.
+    UniqueFd control;
+    std::string said;     // what has come so far
+    absl::Status reason;  // why it has given up, if it has
   };
 
   Operation* find(Backend::Ticket ticket) const;
@@ -85,6 +122,12 @@ class Engine {
   [[nodiscard]] bool begin(Operation& operation, const Call& call);
   [[nodiscard]] bool begin_step(Operation& operation);
   [[nodiscard]] bool queue(Operation& operation, int peer, FrameHeader header, const void* payload);
+  // Whether the peer has a place for the frame, or there is room for it without one.
+  bool may_send(Operation& operation, Peer& p, const FrameHeader& header);
+  // The peer has called collective number `sequence`.
+  static void note_sequence(Peer& p, uint64_t sequence);
+  static void release(Peer& p, size_t held);
+  [[nodiscard]] bool take_offer(int peer, const FrameHeader& header, bool* taken);
   [[nodiscard]] bool send_to_self(Operation& operation, const FrameHeader& header);
   [[nodiscard]] bool await(Operation& operation, int peer);
   // The frame is where it was wanted.
@@ -100,12 +143,21 @@ class Engine {
   [[nodiscard]] bool finish_frame(int peer);
   [[nodiscard]] bool take_early(int peer);
   [[nodiscard]] bool lose(int peer);
+  void read_control(Peer& p);
+  // Looks for what the peer may have said; if it has given up, so does this rank.
+  [[nodiscard]] bool hear(int peer);
+  // Looks without waiting at all that can be heard.
+  [[nodiscard]] bool listen();
+  void list_polled(std::vector<pollfd>& polled) const;
+  [[nodiscard]] bool take_polled(const std::vector<pollfd>& polled);
   // Who wants the frame, if anybody does.
   [[nodiscard]] bool find_receiver(int peer, const FrameHeader& header, Operation** receiver);
   void* memory_for(Operation& operation, int peer);
 
   // Breaks the group, here and for the others; `where` may be null. Returns false.
   bool fail(const absl::Status& why, const Operation* where);
+  // The same with what a peer has said last.
+  bool fail_as_told(int peer, absl::StatusCode code, std::string text);
   absl::Status failure_of(const Operation& operation) const;
   absl::Status timeout_of(const Operation& operation) const;
   // "all_reduce(f32[7], sum) 'loss', #12 of group 'dp' (rank 1 of 4)".
@@ -116,12 +168,12 @@ class Engine {
   // Carries out operations until `ticket` is done; kDone: until others take over or nothing is
   // pending.
   void watch(Lock& lock, Backend::Ticket ticket, Deadline deadline);
-  void sleep_until_traffic(Lock& lock, Deadline deadline);
-  void call_helper();
+  [[nodiscard]] bool sleep_until_traffic(Lock& lock, Deadline deadline);
+  [[nodiscard]] bool call_helper();
   void help();
   void wake_watcher();
 
-  const GroupInfo& group_;
+  const GroupInfo group_;
   const Schedule::Limits limits_;
   const UniqueFd wake_;  // an eventfd, at which the watching thread looks too
 

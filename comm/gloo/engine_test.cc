@@ -2,6 +2,8 @@
 // and a rank whose other side the test plays by hand.
 #include "shardweave/comm/gloo/engine.h"
 
+#include <pthread.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <chrono>
@@ -36,10 +38,10 @@ GroupInfo group_of_two(int rank) {
 
 // One rank of a group of two.
 struct Rank {
-  Rank(int rank, UniqueFd socket) : group(group_of_two(rank)) {
-    std::vector<UniqueFd> sockets(2);
-    sockets[1 - rank] = std::move(socket);
-    engine = std::make_unique<Engine>(group, std::move(sockets));
+  Rank(int rank, UniqueFd data, UniqueFd control = UniqueFd()) : group(group_of_two(rank)) {
+    std::vector<Channel> channels(2);
+    channels[1 - rank] = {std::move(data), std::move(control)};
+    engine = std::make_unique<Engine>(group, std::move(channels));
   }
   absl::StatusOr<Backend::Ticket> all_reduce(std::vector<float>& data) {
     const Buffer buffer = Buffer::of(data.data(), data.size());
@@ -73,8 +75,10 @@ struct Rank {
 };
 
 struct Pair {
-  explicit Pair(std::pair<UniqueFd, UniqueFd> sockets = socket_pair())
-      : zero(0, std::move(sockets.first)), one(1, std::move(sockets.second)) {}
+  explicit Pair(std::pair<UniqueFd, UniqueFd> data = socket_pair(),
+                std::pair<UniqueFd, UniqueFd> control = socket_pair())
+      : zero(0, std::move(data.first), std::move(control.first)),
+        one(1, std::move(data.second), std::move(control.second)) {}
   Rank zero, one;
 };
 
@@ -98,6 +102,19 @@ FrameHeader all_reduce_header(int64_t count) {
   header.signature.sequence = 1;
   return header;
 }
+
+FrameHeader message_header(int64_t count) {
+  FrameHeader header{.kind = FrameKind::kMessage, .length = count * 4};
+  header.signature.op = OpKind::kSend;
+  header.signature.dtype = DType::kF32;
+  header.signature.count = count;
+  header.signature.sequence = 1;
+  header.signature.root = 0;
+  return header;
+}
+
+// Bytes that a group sends ahead, but more than sockets hold.
+constexpr int64_t kMuch = Engine::kRoom;
 
 void expect_error(const absl::Status& status, absl::StatusCode code,
                   std::initializer_list<std::string> parts) {
@@ -199,6 +216,192 @@ TEST(EngineTest, MessagesOutliveTheirSender) {
                {"recv(f32[3], from 0)", "rank 0 (world rank 4) has left the group"});
 }
 
+// The last rank of a group of three sends a message and leaves, while the others are busy.
+TEST(EngineTest, ARankThatHasLeftDoesNotBreakWhatOthersDo) {
+  auto with_one = socket_pair(), with_two = socket_pair();
+  GroupInfo group{.name = "three", .rank = 0, .world_ranks = {4, 7, 9}};
+  std::vector<Channel> channels(3);
+  channels[1].data = std::move(with_one.first);
+  channels[2].data = std::move(with_two.first);
+  Engine engine(group, std::move(channels));
+  std::vector<float> large(kMuch / 4), got(3);
+  const auto sending = engine.start({.op = OpKind::kSend,
+                                     .in = Buffer::of(large.data(), large.size()),
+                                     .out = {.dtype = DType::kF32},
+                                     .peer = 1,
+                                     .sequence = 1});
+  const auto receiving = engine.start({.op = OpKind::kRecv,
+                                       .in = {nullptr, 0, DType::kF32},
+                                       .out = Buffer::of(got.data(), 3),
+                                       .peer = 2,
+                                       .sequence = 2});
+  ASSERT_TRUE(sending.ok() && receiving.ok());
+  const std::vector<float> words = {1, 2, 3};
+  const FrameHeader message = message_header(3), leave{.kind = FrameKind::kLeave};
+  std::string said(reinterpret_cast<const char*>(&message), sizeof(message));
+  said.append(reinterpret_cast<const char*>(words.data()), 12);
+  said.append(reinterpret_cast<const char*>(&leave), sizeof(leave));
+  ASSERT_EQ(::send(with_two.second.get(), said.data(), said.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(said.size()));
+  with_two.second = UniqueFd();
+  EXPECT_TRUE(engine.wait(*receiving, in(milliseconds(20'000))).ok());
+  EXPECT_EQ(got, words);
+  // The receipt did not reach it, which harms nobody.
+  std::vector<float> more(1);
+  const auto status = engine.health();
+  EXPECT_TRUE(status.ok()) << status;
+  expect_error(engine
+                   .start({.op = OpKind::kSend,
+                           .in = Buffer::of(more.data(), 1),
+                           .out = {.dtype = DType::kF32},
+                           .peer = 2,
+                           .sequence = 3})
+                   .status(),
+               absl::StatusCode::kUnavailable, {"rank 2 (world rank 9) has left the group"});
+}
+
+// Rank 0 gives up in the middle of a frame that rank 1 does not read, which then asks for something
+// else.
+TEST(EngineTest, TheReasonOfAFailureOvertakesAHalfSentFrame) {
+  Pair pair;
+  std::vector<float> large(kMuch / 4), small = {1};
+  const auto sending = pair.zero.send(large);
+  ASSERT_TRUE(sending.ok());
+  pair.zero.engine->abort(absl::AbortedError("the disk is full"));
+  expect_error(pair.zero.wait(sending), absl::StatusCode::kAborted, {"the disk is full"});
+  const auto begin = Clock::now();
+  for (int i = 0; i < 2; ++i) {
+    expect_error(pair.one.wait(pair.one.all_reduce(small)), absl::StatusCode::kAborted,
+                 {"all_reduce(f32[1]", "the disk is full"});
+    pair.zero.engine.reset();  // gone, as a process that has ended
+  }
+  EXPECT_LT(Clock::now() - begin, milliseconds(5'000));
+}
+
+// The same when rank 1 was stopped: its own deadline has passed too, but it is the one to blame.
+TEST(EngineTest, ARankThatWasStoppedDoesNotBlameTheOthers) {
+  Pair pair;
+  std::vector<float> mine(kMuch / 4), theirs(kMuch / 4);
+  const auto late = pair.one.recv(theirs, 5);
+  const auto reduced = pair.zero.all_reduce(mine);
+  expect_error(pair.zero.wait(reduced, in(milliseconds(20))), absl::StatusCode::kDeadlineExceeded,
+               {"nothing came from rank 1 (world rank 7)"});
+  pair.zero.engine.reset();
+  expect_error(pair.one.wait(late, Clock::now()), absl::StatusCode::kDeadlineExceeded,
+               {"rank 0 (world rank 4) gave up", "nothing came from rank 1 (world rank 7)"});
+}
+
+TEST(EngineTest, ARankThatLeavesInTheMiddleSaysSo) {
+  Pair pair;
+  std::vector<float> large(kMuch / 4), got(kMuch / 4);
+  ASSERT_TRUE(pair.zero.send(large, 1).ok());
+  pair.zero.engine.reset();
+  expect_error(pair.one.wait(pair.one.recv(got, 1)), absl::StatusCode::kUnavailable,
+               {"rank 0 (world rank 4) gave up", "it left before it had sent all"});
+}
+
+// A rank that runs ahead does not fill the memory of the others.
+TEST(EngineTest, WhatComesEarlyIsBounded) {
+  Alone alone;
+  std::vector<std::vector<float>> data(40, std::vector<float>(1 << 18));  // 1 MiB each
+  std::vector<absl::StatusOr<Backend::Ticket>> works;
+  for (size_t i = 0; i < data.size(); ++i) {
+    works.push_back(i % 2 ? alone.zero.send(data[i], static_cast<int>(i))
+                          : alone.zero.all_reduce(data[i]));
+  }
+  int64_t payload = 0, frames = 0;
+  std::vector<std::byte> buffer(1 << 16);
+  std::string header;
+  int64_t skip = 0;
+  for (const auto limit = in(milliseconds(1'000)); Clock::now() < limit;) {
+    const ssize_t got = ::recv(alone.peer.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
+    if (got <= 0) {
+      std::this_thread::sleep_for(milliseconds(1));  // the helper sends
+      continue;
+    }
+    for (ssize_t i = 0; i < got;) {
+      const int64_t part = std::min<int64_t>(skip, got - i);
+      skip -= part;
+      i += part;
+      payload += part;
+      while (i < got && skip == 0 && header.size() < sizeof(FrameHeader)) {
+        header.push_back(static_cast<char>(buffer[i++]));
+      }
+      if (header.size() < sizeof(FrameHeader)) continue;
+      FrameHeader frame;
+      std::memcpy(&frame, header.data(), sizeof(frame));
+      header.clear();
+      skip = frame.length;
+      ++frames;
+    }
+  }
+  EXPECT_EQ(frames, 40) << "every operation is announced";
+  EXPECT_GT(payload, 0);
+  EXPECT_LE(payload, Engine::kRoom);
+}
+
+TEST(EngineTest, WhatWasHeldBackArrives) {
+  Pair pair;
+  constexpr int kCount = 12;
+  std::vector<std::vector<float>> sums(2 * kCount), sent(kCount), got(kCount);
+  for (auto& each : sums) each.assign(1 << 19, 1.0f);  // 2 MiB
+  for (auto& each : got) each.resize(1 << 19);
+  for (int i = 0; i < kCount; ++i) sent[i].assign(1 << 19, i + 0.5f);
+  // Rank 0 issues everything long before rank 1 does; messages of one tag stay in order.
+  std::vector<absl::StatusOr<Backend::Ticket>> ahead, behind;
+  for (int i = 0; i < kCount; ++i) {
+    ahead.push_back(pair.zero.all_reduce(sums[i]));
+    ahead.push_back(pair.zero.send(sent[i], 3));
+  }
+  std::this_thread::sleep_for(milliseconds(100));
+  pair.one.sequence = 0;
+  for (int i = 0; i < kCount; ++i) {
+    behind.push_back(pair.one.all_reduce(sums[kCount + i]));
+    behind.push_back(pair.one.recv(got[i], 3));
+  }
+  std::thread thread([&] {
+    for (const auto& work : ahead) EXPECT_TRUE(pair.zero.wait(work).ok());
+  });
+  for (size_t i = behind.size(); i-- > 0;) EXPECT_TRUE(pair.one.wait(behind[i]).ok());
+  thread.join();
+  EXPECT_EQ(got, sent);
+  for (const auto& each : sums) EXPECT_EQ(each, std::vector<float>(1 << 19, 2.0f));
+}
+
+TEST(EngineTest, WithoutADescriptorTheGroupIsBrokenFromTheBeginning) {
+  Pair whole;
+  auto data = socket_pair(), control = socket_pair();
+  rlimit before;
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const int next = ::dup(0);
+  ::close(next);
+  const rlimit none{static_cast<rlim_t>(next), before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  Rank zero(0, std::move(data.first), std::move(control.first));
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  std::vector<float> x = {1};
+  expect_error(zero.engine->health(), absl::StatusCode::kResourceExhausted, {"no eventfd"});
+  expect_error(zero.all_reduce(x).status(), absl::StatusCode::kResourceExhausted, {"no eventfd"});
+  Rank one(1, std::move(data.second), std::move(control.second));
+  expect_error(one.wait(one.all_reduce(x)), absl::StatusCode::kResourceExhausted,
+               {"rank 0 (world rank 4) gave up", "no eventfd"});
+}
+
+TEST(EngineTest, WithoutAThreadTheGroupFails) {
+  Pair pair;
+  pthread_attr_t before, huge;
+  ASSERT_EQ(::pthread_getattr_default_np(&before), 0);
+  ASSERT_EQ(::pthread_getattr_default_np(&huge), 0);
+  ASSERT_EQ(::pthread_attr_setstacksize(&huge, size_t{1} << 46), 0);
+  ASSERT_EQ(::pthread_setattr_default_np(&huge), 0);
+  std::vector<float> x = {1};
+  const absl::Status status = pair.zero.all_reduce(x).status();
+  ASSERT_EQ(::pthread_setattr_default_np(&before), 0);
+  expect_error(status, absl::StatusCode::kResourceExhausted, {"all_reduce(f32[1]", "no thread"});
+  expect_error(pair.one.wait(pair.one.all_reduce(x)), absl::StatusCode::kResourceExhausted,
+               {"rank 0 (world rank 4) gave up", "no thread"});
+}
+
 TEST(EngineTest, ASendThatNobodyTakesEndsAtItsDeadline) {
   Alone alone;
   std::vector<float> data(10'000'000);
@@ -257,10 +460,10 @@ TEST(EngineTest, GarbageBreaksTheGroup) {
     return alone.zero.wait(work);
   };
   EXPECT_TRUE(after([](FrameHeader&) {}).ok());
-  expect_error(after([](FrameHeader& header) { header.magic = 0; }), absl::StatusCode::kUnavailable,
-               {"rank 1 (world rank 7) is gone: it sent what is not a frame"});
-  expect_error(after([](FrameHeader& header) { header.length = -1; }),
-               absl::StatusCode::kUnavailable, {"not a frame"});
+  expect_error(after([](FrameHeader& header) { header.magic = 0; }), absl::StatusCode::kDataLoss,
+               {"rank 1 (world rank 7) sent what is not a frame"});
+  expect_error(after([](FrameHeader& header) { header.length = -1; }), absl::StatusCode::kDataLoss,
+               {"not a frame"});
   expect_error(after([](FrameHeader& header) { header.length = 8; }), absl::StatusCode::kDataLoss,
                {"rank 1 (world rank 7) sent 8 bytes in step 0"});
   expect_error(after([](FrameHeader& header) { header.kind = static_cast<FrameKind>(99); }),
@@ -270,6 +473,36 @@ TEST(EngineTest, GarbageBreaksTheGroup) {
                  header.length = int64_t{1} << 40;
                }),
                absl::StatusCode::kDataLoss, {"not a frame"});
+  const auto not_a_frame = [&](const std::function<void(FrameHeader&)>& spoil, const char* what) {
+    expect_error(after(spoil), absl::StatusCode::kDataLoss,
+                 {"rank 1 (world rank 7) sent what is not a frame", what});
+  };
+  not_a_frame([](FrameHeader& h) { h.length = int64_t{1} << 40; }, "too great a length");
+  not_a_frame([](FrameHeader& h) { h.signature.op = static_cast<OpKind>(kNumOpKinds); },
+              "an unknown operation");
+  not_a_frame([](FrameHeader& h) { h.signature.dtype = static_cast<DType>(kNumDTypes); },
+              "an unknown dtype");
+  not_a_frame([](FrameHeader& h) { h.signature.reduce_op = static_cast<ReduceOp>(77); },
+              "an unknown reduction");
+  not_a_frame([](FrameHeader& h) { h.signature.count = -3; }, "an absurd count");
+  not_a_frame([](FrameHeader& h) { h.signature.count = INT64_MAX; }, "an absurd count");
+  not_a_frame([](FrameHeader& h) { h.signature.root = 2; }, "a root that is no rank");
+  not_a_frame([](FrameHeader& h) { std::memset(h.signature.tag, 'a', 32); }, "a tag without end");
+  not_a_frame([](FrameHeader& h) { h.signature.op = OpKind::kSend; }, "the wrong operation");
+  not_a_frame([](FrameHeader& h) { h.kind = FrameKind::kReceipt; }, "the wrong operation");
+  not_a_frame(
+      [](FrameHeader& h) {
+        h.kind = FrameKind::kMessage;
+        h.signature.op = OpKind::kSend;
+        h.length = int64_t{1} << 40;
+      },
+      "the wrong length");
+  not_a_frame([](FrameHeader& h) { h.kind = FrameKind::kFailure; }, "an unknown status code");
+  expect_error(after([](FrameHeader& header) {
+                 header = {.kind = FrameKind::kGrant};
+                 header.signature.op = OpKind::kSend;
+               }),
+               absl::StatusCode::kDataLoss, {"granted what was not offered"});
   expect_error(after([](FrameHeader& header) { header.signature.count = 4; }),
                absl::StatusCode::kFailedPrecondition,
                {"rank 0 called all_reduce(f32[3], sum), rank 1 called all_reduce(f32[4], sum)"});

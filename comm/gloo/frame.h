@@ -2,12 +2,14 @@
 //
 //   FrameHeader header{.kind = FrameKind::kCollective, .step = 0, .length = 28, .signature = mine};
 //
-// Both sides run the same program on machines of the same byte order; the magic number tells if
-// not.
+// Both sides run the same build on machines of the same byte order: ranks compare their builds when
+// they connect (mesh.h), and the magic number tells of what is not a rank at all.
 #pragma once
 
 #include <cstdint>
+#include <string>
 
+#include "absl/status/status.h"
 #include "shardweave/comm/backend.h"
 
 namespace shardweave::gloo_internal {
@@ -19,9 +21,14 @@ enum class FrameKind : uint32_t {
   kFailure,     // the sender's communicator is broken: `value` is the status code, the payload says
                 // why
   kLeave,       // the sender's communicator is destroyed; nothing comes after this
+  kOffer,       // a collective's frame or a message like this one would come if there were room
+  kGrant,       // the recv waits for the message of this offer
 };
+inline constexpr uint32_t kNumFrameKinds = 7;
 
-inline constexpr uint32_t kFrameMagic = 0x53575631;  // "SWV1"
+inline constexpr uint32_t kFrameMagic = 0x53575632;  // "SWV2"
+// So that it fits into an empty socket whole.
+inline constexpr int64_t kMaxFailureText = 4096;
 
 struct FrameHeader {
   uint32_t magic = kFrameMagic;
@@ -32,5 +39,15 @@ struct FrameHeader {
   CallSignature signature;  // of the sender's call: in every frame of a collective or message
 };
 static_assert(sizeof(FrameHeader) == 88, "sent as it lies in memory, so without padding");
+
+// What must be equal on both sides of a connection, as text. Change kProtocol with whatever else
+// changes what ranks say to each other.
+inline constexpr int kProtocol = 2;
+std::string describe_build();
+
+// DataLoss if no rank of a group of `group_size` sends this: a kind, operation, dtype, length or
+// text that does not exist. The length of a collective's frame is checked against the call that it
+// belongs to, where that is known.
+absl::Status check_frame(const FrameHeader& header, int group_size);
 
 }  // namespace shardweave::gloo_internal

@@ -1,9 +1,12 @@
 #include "shardweave/comm/gloo/gloo_backend.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
+#include <vector>
 
 #include "shardweave/comm/gloo/engine.h"
+#include "shardweave/comm/gloo/frame.h"
 #include "shardweave/comm/gloo/mesh.h"
 #include "shardweave/comm/str_cat.h"
 
@@ -11,46 +14,95 @@ namespace shardweave {
 namespace {
 
 class GlooBackend : public Backend {
+  using Channel = gloo_internal::Channel;
+  using Engine = gloo_internal::Engine;
+
+  // A group that this one was made from, which may be gone by now.
+  struct Ancestor {
+    std::vector<int64_t> world_ranks;
+    std::weak_ptr<Engine> engine;
+  };
+  using Ancestors = std::vector<Ancestor>;
+
  public:
   static absl::StatusOr<std::unique_ptr<Backend>> connect(std::shared_ptr<Store> store,
                                                           GroupInfo group, std::string interface,
-                                                          std::string prefix, Deadline deadline) {
-    absl::StatusOr<std::vector<gloo_internal::UniqueFd>> sockets =
-        gloo_internal::connect_mesh(*store, prefix, group, interface, deadline);
-    if (!sockets.ok()) return sockets.status();
+                                                          std::string prefix, Ancestors ancestors,
+                                                          Deadline deadline) {
+    absl::StatusOr<std::vector<Channel>> channels = gloo_internal::connect_mesh(
+        *store, prefix, group,
+        {.interface = interface,
+         .build = gloo_internal::describe_build(),
+         .watch = [&](const auto& missing) { return watch(ancestors, group, missing); }},
+        deadline);
+    if (!channels.ok()) return channels.status();
+    auto engine = std::make_shared<Engine>(group, *std::move(channels));
+    if (absl::Status status = engine->health(); !status.ok()) return status;
     return std::unique_ptr<Backend>(new GlooBackend(std::move(store), std::move(group),
                                                     std::move(interface), std::move(prefix),
-                                                    *std::move(sockets)));
+                                                    std::move(ancestors), std::move(engine)));
   }
 
   std::string_view name() const override { return "gloo"; }
   bool implements(OpKind) const override { return true; }
-  absl::StatusOr<Ticket> start(const Call& call) override { return engine_.start(call); }
-  bool done(Ticket ticket) override { return engine_.done(ticket); }
+  absl::StatusOr<Ticket> start(const Call& call) override { return engine_->start(call); }
+  bool done(Ticket ticket) override { return engine_->done(ticket); }
   absl::Status wait(Ticket ticket, Deadline deadline) override {
-    return engine_.wait(ticket, deadline);
+    return engine_->wait(ticket, deadline);
   }
-  void abort(const absl::Status& reason) override { engine_.abort(reason); }
+  void abort(const absl::Status& reason) override { engine_->abort(reason); }
 
   absl::StatusOr<std::unique_ptr<Backend>> subgroup(GroupInfo group, absl::Span<const int>,
                                                     std::string_view key,
                                                     Deadline deadline) override {
-    return connect(store_, std::move(group), interface_, str_cat(prefix_, "/", key), deadline);
+    Ancestors ancestors = ancestors_;
+    ancestors.push_back({this->group().world_ranks, engine_});
+    return connect(store_, std::move(group), interface_, str_cat(prefix_, "/", key),
+                   std::move(ancestors), deadline);
   }
 
  private:
+  // Why the ranks of `group` will not be connected: a group that it is made from is broken, or has
+  // been left by a rank that is missing here.
+  static absl::Status watch(const Ancestors& ancestors, const GroupInfo& group,
+                            const gloo_internal::ConnectOptions::Missing& missing) {
+    for (const Ancestor& ancestor : ancestors) {
+      const std::shared_ptr<Engine> engine = ancestor.engine.lock();
+      if (engine == nullptr) continue;
+      if (absl::Status status = engine->health(); !status.ok()) return status;
+      std::vector<int> gone;
+      for (int rank = 0; rank < group.size(); ++rank) {
+        const auto& all = ancestor.world_ranks;
+        const auto there = std::find(all.begin(), all.end(), group.world_ranks[rank]);
+        if (there != all.end() && engine->is_gone(static_cast<int>(there - all.begin()))) {
+          gone.push_back(rank);
+        }
+      }
+      if (gone.empty()) continue;
+      // It may have come here before it went.
+      for (int rank : missing()) {
+        if (std::find(gone.begin(), gone.end(), rank) == gone.end()) continue;
+        return absl::UnavailableError(
+            str_cat("rank ", rank, " (world rank ", group.world_ranks[rank], ") has left"));
+      }
+    }
+    return absl::OkStatus();
+  }
+
   GlooBackend(std::shared_ptr<Store> store, GroupInfo group, std::string interface,
-              std::string prefix, std::vector<gloo_internal::UniqueFd> sockets)
+              std::string prefix, Ancestors ancestors, std::shared_ptr<Engine> engine)
       : Backend(std::move(group)),
         store_(std::move(store)),
         interface_(std::move(interface)),
         prefix_(std::move(prefix)),
-        engine_(this->group(), std::move(sockets)) {}
+        ancestors_(std::move(ancestors)),
+        engine_(std::move(engine)) {}
 
   const std::shared_ptr<Store> store_;
   const std::string interface_;
   const std::string prefix_;
-  gloo_internal::Engine engine_;
+  const Ancestors ancestors_;
+  const std::shared_ptr<Engine> engine_;
 };
 
 }  // namespace
@@ -70,7 +122,7 @@ absl::StatusOr<std::unique_ptr<Backend>> make_gloo_backend(std::shared_ptr<Store
                                 ? Deadline::max()
                                 : now + std::chrono::nanoseconds(timeout);
   return GlooBackend::connect(std::move(store), std::move(group), options.interface, options.prefix,
-                              deadline);
+                              {}, deadline);
 }
 
 }  // namespace shardweave

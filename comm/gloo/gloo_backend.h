@@ -15,8 +15,13 @@
 // operations are pending, else after some milliseconds.
 //
 // A rank that waits stays awake for a fraction of a millisecond, giving its core to any other
-// thread that wants it, then sleeps. Memory: 256 KiB for each pending reduction; and each message
-// that has come before its recv, while this rank waits for another one.
+// thread that wants it, then sleeps. Memory: 256 KiB for each pending reduction; and for each peer
+// up to 4 MiB of what it sends before this rank wants it (a rank that is further ahead waits). Two
+// sockets for each peer of a group: data, and the reason of a failure.
+//
+// Ranks of different builds are refused. While a group is being connected, its ranks watch the
+// groups that it is made from: if one of those breaks, or a rank leaves it that is still missing
+// here, they know within a second. After 10 s stderr says who is waited for.
 #pragma once
 
 #include <memory>

@@ -93,7 +93,7 @@ void run(int rank, int size, const std::string& directory) {
   const std::chrono::duration<double, std::milli> connect =
       std::chrono::steady_clock::now() - begin;
   auto comm = Communicator::create(*std::move(backend));
-  auto sockets = gloo_internal::connect_mesh(**store, "bare", group, "", Deadline::max());
+  auto sockets = gloo_internal::connect_mesh(**store, "bare", group, {}, Deadline::max());
   check(sockets.status());
   auto gloo_context = plain_gloo(rank, size, directory);
 
@@ -133,7 +133,7 @@ void run(int rank, int size, const std::string& directory) {
     double bound = 0;
     if (neighbour < size) {
       bound = median_us(calls, [&] {
-        exchange((*sockets)[neighbour].get(), reinterpret_cast<char*>(data.data()),
+        exchange((*sockets)[neighbour].data.get(), reinterpret_cast<char*>(data.data()),
                  reinterpret_cast<char*>(other.data()), bytes);
       });
     }

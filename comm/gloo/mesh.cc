@@ -8,14 +8,17 @@
 #include <gloo/transport/tcp/address.h>
 #include <gloo/transport/tcp/device.h>
 #include <net/if.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -23,6 +26,9 @@
 #include <future>
 #include <memory>
 #include <random>
+#include <system_error>
+#include <thread>
+#include <utility>
 
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
@@ -42,6 +48,19 @@ int64_t milliseconds_left(Deadline deadline) {
   return std::clamp<int64_t>(left.count(), 0, kNoLimitMs);
 }
 
+// How often a waiting rank looks up.
+constexpr absl::Duration kLook = absl::Milliseconds(100);
+
+std::string name_rank(const GroupInfo& group, int rank) {
+  return str_cat("rank ", rank, " (world rank ", group.world_ranks[rank], ")");
+}
+
+std::string name_ranks(const GroupInfo& group, absl::Span<const int> ranks) {
+  std::vector<std::string> names;
+  for (int rank : ranks) names.push_back(name_rank(group, rank));
+  return absl::StrJoin(names, ", ");
+}
+
 // Ranks that can reach each other over loopback have the same: one kernel, one network namespace.
 std::string host_identity() {
   std::string boot;
@@ -51,11 +70,22 @@ std::string host_identity() {
   return str_cat(boot, "/", network.st_ino);
 }
 
-// The values that all ranks have put under one name.
+std::vector<int> nobody() {
+  return {};
+}
+
+// What the ranks tell each other through the store: a value of each under one name; and the first
+// error, which ends it for all.
 class Exchange {
  public:
-  Exchange(Store& store, std::string_view prefix, const GroupInfo& group, Deadline deadline)
-      : store_(store), prefix_(prefix), group_(group), deadline_(deadline) {}
+  Exchange(Store& store, std::string_view prefix, const GroupInfo& group,
+           const ConnectOptions& options, Deadline deadline)
+      : store_(store),
+        prefix_(prefix),
+        group_(group),
+        options_(options),
+        deadline_(deadline),
+        begin_(Clock::now()) {}
 
   // Puts this rank's value, waits for those of all.
   absl::StatusOr<std::vector<std::string>> all(std::string_view name, std::string_view mine) {
@@ -64,10 +94,7 @@ class Exchange {
     to_remove_.push_back(my_key);
     std::vector<std::string> keys;
     for (int rank = 0; rank < group_.size(); ++rank) keys.push_back(key(name, rank));
-    const absl::Duration timeout = absl::Milliseconds(milliseconds_left(deadline_));
-    if (absl::Status status = store_.wait(keys, timeout); !status.ok()) {
-      return absl::IsDeadlineExceeded(status) ? name_missing(keys, status) : status;
-    }
+    if (absl::Status status = wait(keys); !status.ok()) return status;
     std::vector<std::string> values;
     for (const std::string& each : keys) {
       absl::StatusOr<std::string> value = store_.get(each, absl::ZeroDuration());
@@ -75,6 +102,42 @@ class Exchange {
       values.push_back(*std::move(value));
     }
     return values;
+  }
+
+  // To be called while waiting: an error is the reason to stop.
+  absl::Status look(const ConnectOptions::Missing& missing) {
+    const std::string error_key = str_cat(prefix_, "/error");
+    if (store_.check({error_key}).value_or(false)) {
+      // "9 the words": a status code, a blank, the message.
+      const std::string error = store_.get(error_key, absl::ZeroDuration()).value_or("");
+      told_ = true;
+      return absl::Status(static_cast<absl::StatusCode>(std::atoi(error.c_str())),
+                          error.substr(std::min(error.find(' '), error.size() - 1) + 1));
+    }
+    const absl::Status reason = options_.watch ? options_.watch(missing) : absl::OkStatus();
+    if (!reason.ok()) told_ = true;  // the others watch too
+    return reason;
+  }
+
+  void say_after_patience(const ConnectOptions::Missing& missing) {
+    if (said_ || absl::FromChrono(Clock::now() - begin_) < options_.patience) return;
+    said_ = true;
+    std::fprintf(
+        stderr, "shardweave: rank %d of %d of group '%s' has waited %s for %s to connect\n",
+        group_.rank, group_.size(), group_.name.c_str(),
+        absl::FormatDuration(options_.patience).c_str(), name_ranks(group_, missing()).c_str());
+  }
+
+  // This rank cannot go on: so nobody can.
+  absl::Status fail(const absl::Status& why) {
+    if (told_) return why;
+    const absl::Status error(why.code(),
+                             str_cat(name_rank(group_, group_.rank), ": ", why.message()));
+    store_
+        .set(str_cat(prefix_, "/error"),
+             str_cat(static_cast<int>(error.code()), " ", error.message()))
+        .IgnoreError();
+    return error;
   }
 
   // When all ranks have read all of it.
@@ -87,21 +150,49 @@ class Exchange {
     return str_cat(prefix_, "/", name, "/", rank);
   }
 
-  absl::Status name_missing(const std::vector<std::string>& keys, const absl::Status& why) {
-    std::vector<std::string> missing;
-    for (int rank = 0; rank < group_.size(); ++rank) {
-      if (!store_.check({keys[rank]}).value_or(false)) {
-        missing.push_back(str_cat("rank ", rank, " (world rank ", group_.world_ranks[rank], ")"));
+  absl::Status wait(const std::vector<std::string>& keys) {
+    const auto missing = [&] { return find_missing(keys); };
+    for (;;) {
+      const absl::Duration left = absl::Milliseconds(milliseconds_left(deadline_));
+      const absl::Status status = store_.wait(keys, std::min(kLook, left));
+      if (status.ok()) return status;
+      if (!absl::IsDeadlineExceeded(status)) return better_reason(status);
+      if (absl::Status reason = look(missing); !reason.ok()) return reason;
+      if (left <= kLook) {
+        told_ = true;  // the others wait for the same ones
+        return absl::DeadlineExceededError(
+            str_cat(name_ranks(group_, missing()), " did not come to connect: ", status.message()));
       }
+      say_after_patience(missing);
     }
-    return absl::DeadlineExceededError(
-        str_cat(absl::StrJoin(missing, ", "), " did not come to connect: ", why.message()));
+  }
+
+  std::vector<int> find_missing(const std::vector<std::string>& keys) {
+    std::vector<int> missing;
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      if (!store_.check({keys[rank]}).value_or(false)) missing.push_back(rank);
+    }
+    return missing;
+  }
+
+  // The store may have gone with the rank that served it: the ranks' words tell more.
+  absl::Status better_reason(const absl::Status& of_the_store) {
+    told_ = true;  // nobody can be told
+    for (int i = 0; options_.watch && i < 5; ++i) {
+      if (absl::Status reason = options_.watch(nobody); !reason.ok()) return reason;
+      std::this_thread::sleep_for(absl::ToChronoMilliseconds(kLook));
+    }
+    return of_the_store;
   }
 
   Store& store_;
   const std::string_view prefix_;
   const GroupInfo& group_;
+  const ConnectOptions& options_;
   const Deadline deadline_;
+  const Clock::time_point begin_;
+  bool said_ = false;
+  bool told_ = false;  // the error is known to the others, or cannot be told
   std::vector<std::string> to_remove_;
 };
 
@@ -161,10 +252,12 @@ absl::StatusOr<UniqueFd> take_socket(const sockaddr_storage& self,
 // 2. Greetings: the first bytes on each connection, so that no stranger is taken for a rank.
 
 struct Greeting {
-  char magic[8] = {'S', 'W', 'G', 'L', 'O', 'O', '0', '1'};
+  char magic[8] = {'S', 'W', 'G', 'L', 'O', 'O', '0', '2'};
   int32_t from = 0;
   int32_t to = 0;
+  int32_t is_control = 0;
   char secret[16] = {};
+  char build[256] = {};  // of what the ranks will say, as text
 };
 
 std::string make_secret() {
@@ -176,40 +269,52 @@ std::string make_secret() {
   return secret;
 }
 
+// Sockets by connection: 2 * rank, and 2 * rank + 1 for control.
 absl::Status greet(const std::vector<UniqueFd>& sockets, const GroupInfo& group,
-                   const std::string& secret, Deadline deadline) {
+                   const std::string& secret, const ConnectOptions& options, Exchange& exchange,
+                   Deadline deadline) {
   Greeting mine{.from = group.rank};
-  std::memcpy(mine.secret, secret.data(), std::min(secret.size(), sizeof(mine.secret)));
-  for (int peer = 0; peer < group.size(); ++peer) {
-    if (peer == group.rank) continue;
-    mine.to = peer;
-    if (::send(sockets[peer].get(), &mine, sizeof(mine), MSG_NOSIGNAL) != sizeof(mine)) {
+  secret.copy(mine.secret, sizeof(mine.secret));
+  options.build.copy(mine.build, sizeof(mine.build) - 1);
+  const int count = static_cast<int>(sockets.size());
+  for (int i = 0; i < count; ++i) {
+    if (i / 2 == group.rank) continue;
+    mine.to = i / 2;
+    mine.is_control = i % 2;
+    if (::send(sockets[i].get(), &mine, sizeof(mine), MSG_NOSIGNAL) != sizeof(mine)) {
       return absl::UnavailableError(
-          str_cat("cannot greet rank ", peer, ": ", std::strerror(errno)));
+          str_cat("cannot greet ", name_rank(group, i / 2), ": ", std::strerror(errno)));
     }
   }
-  for (int peer = 0; peer < group.size(); ++peer) {
+  for (int i = 0; i < count; ++i) {
+    const int peer = i / 2;
     if (peer == group.rank) continue;
     Greeting theirs{};
     for (size_t have = 0; have < sizeof(theirs);) {
-      pollfd ready{.fd = sockets[peer].get(), .events = POLLIN};
-      const int64_t left = std::min<int64_t>(milliseconds_left(deadline), 1000);
-      if (::poll(&ready, 1, static_cast<int>(left)) == 0 && left == 0) {
-        return absl::DeadlineExceededError(str_cat("rank ", peer, " did not greet"));
+      pollfd ready{.fd = sockets[i].get(), .events = POLLIN};
+      const int64_t left = std::min(milliseconds_left(deadline), absl::ToInt64Milliseconds(kLook));
+      if (::poll(&ready, 1, static_cast<int>(left)) == 0) {
+        if (absl::Status status = exchange.look(nobody); !status.ok()) return status;
+        if (milliseconds_left(deadline) == 0) {
+          return absl::DeadlineExceededError(str_cat(name_rank(group, peer), " did not greet"));
+        }
+        exchange.say_after_patience([&] { return std::vector<int>{peer}; });
+        continue;
       }
-      const ssize_t got = ::recv(sockets[peer].get(), reinterpret_cast<char*>(&theirs) + have,
+      const ssize_t got = ::recv(sockets[i].get(), reinterpret_cast<char*>(&theirs) + have,
                                  sizeof(theirs) - have, MSG_DONTWAIT);
       if (got < 0 && (errno == EAGAIN || errno == EINTR)) continue;
       if (got <= 0) {
-        return absl::UnavailableError(str_cat("rank ", peer, " closed its connection"));
+        return absl::UnavailableError(str_cat(name_rank(group, peer), " closed its connection"));
       }
       have += got;
     }
     mine.from = peer;
     mine.to = group.rank;
+    mine.is_control = i % 2;
     if (std::memcmp(&theirs, &mine, sizeof(mine)) != 0) {
       return absl::UnavailableError(
-          str_cat("what connected as rank ", peer, " is not rank ", peer));
+          str_cat("what connected as ", name_rank(group, peer), " is not that rank"));
     }
   }
   return absl::OkStatus();
@@ -217,67 +322,144 @@ absl::Status greet(const std::vector<UniqueFd>& sockets, const GroupInfo& group,
 
 // 3. All of it.
 
-absl::StatusOr<::gloo::transport::tcp::attr> choose_address(const std::string& interface,
-                                                            Exchange& exchange) {
-  ::gloo::transport::tcp::attr attr;
-  if (!interface.empty()) {
-    if (::if_nametoindex(interface.c_str()) == 0) {
-      return absl::InvalidArgumentError(
-          str_cat("there is no network interface '", interface, "' on this host"));
-    }
-    attr.iface = interface;
-    return attr;
+absl::Status compare_builds(const std::vector<std::string>& hosts, const std::string& build,
+                            const GroupInfo& group) {
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const std::string theirs = hosts[rank].substr(0, hosts[rank].find('\n'));
+    if (theirs == build) continue;
+    return absl::FailedPreconditionError(
+        str_cat("the ranks run different builds of Shardweave: ", name_rank(group, group.rank),
+                " has \"", build, "\", ", name_rank(group, rank), " has \"", theirs, "\""));
   }
-  const absl::StatusOr<std::vector<std::string>> hosts = exchange.all("host", host_identity());
-  if (!hosts.ok()) return hosts.status();
-  const bool one_host = std::all_of(hosts->begin(), hosts->end(),
-                                    [&](const std::string& h) { return h == hosts->front(); });
-  if (one_host) attr.hostname = "127.0.0.1";
-  return attr;
+  return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<UniqueFd>> connect(Exchange& exchange, const GroupInfo& group,
-                                              const std::string& interface, Deadline deadline) {
+absl::StatusOr<::gloo::transport::tcp::attr> choose_address(const std::vector<std::string>& hosts,
+                                                            const ConnectOptions& options) {
+  ::gloo::transport::tcp::attr attr;
+  if (!options.interface.empty()) {
+    if (::if_nametoindex(options.interface.c_str()) == 0) {
+      return absl::InvalidArgumentError(
+          str_cat("there is no network interface '", options.interface, "' on this host"));
+    }
+    attr.iface = options.interface;
+    return attr;
+  }
+  const bool one_host =
+      std::all_of(hosts.begin(), hosts.end(), [&](const std::string& h) { return h == hosts[0]; });
+  if (one_host) {
+    attr.hostname = "127.0.0.1";
+    return attr;
+  }
+  attr.hostname = options.host_name;
+  if (attr.hostname.empty()) {
+    char name[256] = {};
+    if (::gethostname(name, sizeof(name) - 1) == 0) attr.hostname = name;
+  }
+  const std::string several =
+      str_cat("the ranks are on several hosts, and the name of this one, '", attr.hostname, "', ");
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int error = ::getaddrinfo(attr.hostname.c_str(), nullptr, &hints, &found);
+  if (error != 0) {
+    return absl::FailedPreconditionError(str_cat(several, "has no address (", ::gai_strerror(error),
+                                                 "): name the network interface to use"));
+  }
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> addresses(found, ::freeaddrinfo);
+  char text[NI_MAXHOST] = "?";
+  for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {
+    sockaddr_storage address{};
+    std::memcpy(&address, each->ai_addr, std::min<size_t>(each->ai_addrlen, sizeof(address)));
+    if (!is_loopback(address)) return attr;
+    ::getnameinfo(each->ai_addr, each->ai_addrlen, text, sizeof(text), nullptr, 0, NI_NUMERICHOST);
+  }
+  return absl::FailedPreconditionError(str_cat(several, "leads only to itself (", text,
+                                               ", as on Debian and Ubuntu): name the network "
+                                               "interface to use"));
+}
+
+// Ends what still waits for its connection when this goes.
+class Pairs {
+ public:
+  explicit Pairs(std::vector<std::shared_ptr<::gloo::transport::Context>> contexts)
+      : contexts_(std::move(contexts)) {}
+  ~Pairs() {
+    for (const auto& context : contexts_) {
+      for (int peer = 0; peer < context->size; ++peer) {
+        const auto& pair = context->getPair(peer);
+        if (pair == nullptr) continue;
+        try {
+          pair->close();
+        } catch (const std::exception&) {  // it is no use any more anyway
+        }
+      }
+    }
+    for (std::future<absl::StatusOr<UniqueFd>>& each : connecting) {
+      if (each.valid()) each.wait();
+    }
+  }
+  Pairs(const Pairs&) = delete;
+  Pairs& operator=(const Pairs&) = delete;
+
+  void set_timeout(std::chrono::milliseconds timeout) {
+    for (const auto& context : contexts_) context->setTimeout(timeout);
+  }
+  ::gloo::transport::Pair& make(int i) { return *contexts_[i % 2]->createPair(i / 2); }
+  ::gloo::transport::Pair& get(int i) { return *contexts_[i % 2]->getPair(i / 2); }
+
+  std::vector<std::future<absl::StatusOr<UniqueFd>>> connecting;
+
+ private:
+  const std::vector<std::shared_ptr<::gloo::transport::Context>> contexts_;
+};
+
+absl::StatusOr<std::vector<Channel>> connect(Exchange& exchange, const GroupInfo& group,
+                                             const ConnectOptions& options, Deadline deadline) {
   const int size = group.size();
-  absl::StatusOr<::gloo::transport::tcp::attr> attr = choose_address(interface, exchange);
+  const absl::StatusOr<std::vector<std::string>> hosts = exchange.all(
+      "host", str_cat(options.build, "\n", options.host.empty() ? host_identity() : options.host));
+  if (!hosts.ok()) return hosts.status();
+  if (absl::Status status = compare_builds(*hosts, options.build, group); !status.ok()) {
+    return status;
+  }
+  absl::StatusOr<::gloo::transport::tcp::attr> attr = choose_address(*hosts, options);
   if (!attr.ok()) return attr.status();
   const std::shared_ptr<::gloo::transport::Device> device =
       ::gloo::transport::tcp::CreateDevice(*attr);
-  const std::shared_ptr<::gloo::transport::Context> context =
-      device->createContext(group.rank, size);
-  // Pairs wait five times as long as this for their connection.
-  context->setTimeout(
-      std::chrono::milliseconds(std::max<int64_t>(milliseconds_left(deadline) / 5, 1)));
+  // For data, and for control.
+  Pairs pairs({device->createContext(group.rank, size), device->createContext(group.rank, size)});
+  const auto is_own = [&](int i) { return i / 2 == group.rank; };
 
   // A pair listens at an address of its own.
   const size_t address_bytes = GlooAddress().bytes().size();
-  std::vector<sockaddr_storage> my_listeners(size);
-  std::string my_addresses(size * address_bytes, '\0');
-  for (int peer = 0; peer < size; ++peer) {
-    if (peer == group.rank) continue;
-    const std::vector<char> address = context->createPair(peer)->address().bytes();
-    std::copy(address.begin(), address.end(), my_addresses.begin() + peer * address_bytes);
-    my_listeners[peer] = address_in(address);
-    if (attr->hostname.empty() && attr->iface.empty() && is_loopback(my_listeners[peer])) {
-      return absl::FailedPreconditionError(
-          "the ranks are on several hosts, and this host's name leads to a loopback address: name "
-          "the "
-          "network interface to use");
-    }
+  const int count = 2 * size;
+  std::vector<sockaddr_storage> my_listeners(count);
+  std::string my_addresses(count * address_bytes, '\0');
+  // Pairs wait five times as long as this for their connection.
+  pairs.set_timeout(
+      std::chrono::milliseconds(std::max<int64_t>(milliseconds_left(deadline) / 5, 1)));
+  for (int i = 0; i < count; ++i) {
+    if (is_own(i)) continue;
+    const std::vector<char> address = pairs.make(i).address().bytes();
+    std::copy(address.begin(), address.end(), my_addresses.begin() + i * address_bytes);
+    my_listeners[i] = address_in(address);
   }
   const absl::StatusOr<std::vector<std::string>> addresses = exchange.all("address", my_addresses);
   if (!addresses.ok()) return addresses.status();
 
   // Each takes one or two turns of Gloo's thread, which may be 10 ms: so all at once.
-  std::vector<std::future<absl::StatusOr<UniqueFd>>> connecting(size);
-  for (int peer = 0; peer < size; ++peer) {
-    if (peer == group.rank) continue;
-    if ((*addresses)[peer].size() != my_addresses.size()) {
-      return absl::InternalError(str_cat("rank ", peer, " has put down a malformed address"));
+  pairs.connecting.resize(count);
+  for (int i = 0; i < count; ++i) {
+    if (is_own(i)) continue;
+    const std::string& all_of_peer = (*addresses)[i / 2];
+    if (all_of_peer.size() != my_addresses.size()) {
+      return absl::InternalError(
+          str_cat(name_rank(group, i / 2), " has put down a malformed address"));
     }
-    const char* theirs = (*addresses)[peer].data() + group.rank * address_bytes;
-    connecting[peer] = std::async(
-        std::launch::async, [&pair = *context->getPair(peer), my_listener = my_listeners[peer],
+    const char* theirs = all_of_peer.data() + (2 * group.rank + i % 2) * address_bytes;
+    pairs.connecting[i] = std::async(
+        std::launch::async, [&pair = pairs.get(i), my_listener = my_listeners[i],
                              address = std::vector<char>(theirs, theirs + address_bytes)] {
           pair.connect(address);
           pair.setSync(true,
@@ -285,43 +467,66 @@ absl::StatusOr<std::vector<UniqueFd>> connect(Exchange& exchange, const GroupInf
           return take_socket(address_in(pair.address().bytes()), my_listener, address_in(address));
         });
   }
-  std::vector<UniqueFd> sockets(size);
-  for (int peer = 0; peer < size; ++peer) {
-    if (peer == group.rank) continue;
-    absl::StatusOr<UniqueFd> socket = connecting[peer].get();
+  std::vector<UniqueFd> sockets(count);
+  for (int i = 0; i < count; ++i) {
+    if (is_own(i)) continue;
+    const int peer = i / 2;
+    while (pairs.connecting[i].wait_for(absl::ToChronoMilliseconds(kLook)) !=
+           std::future_status::ready) {
+      if (absl::Status status = exchange.look(nobody); !status.ok()) return status;
+      exchange.say_after_patience([&] { return std::vector<int>{peer}; });
+    }
+    absl::StatusOr<UniqueFd> socket = pairs.connecting[i].get();
     if (!socket.ok()) return socket.status();
-    sockets[peer] = *std::move(socket);
+    sockets[i] = *std::move(socket);
   }
 
   // Nothing may be sent before all ranks have got so far: Gloo's thread there would read it.
   const absl::StatusOr<std::vector<std::string>> secrets = exchange.all("secret", make_secret());
   if (!secrets.ok()) return secrets.status();
-  if (absl::Status status = greet(sockets, group, secrets->front(), deadline); !status.ok()) {
+  if (absl::Status status = greet(sockets, group, secrets->front(), options, exchange, deadline);
+      !status.ok()) {
     return status;
   }
   exchange.clean_up();
-  return sockets;
+  std::vector<Channel> channels(size);
+  for (int rank = 0; rank < size; ++rank) {
+    channels[rank] = {std::move(sockets[2 * rank]), std::move(sockets[2 * rank + 1])};
+  }
+  return channels;
 }
 
 }  // namespace
 
-absl::StatusOr<std::vector<UniqueFd>> connect_mesh(Store& store, std::string_view prefix,
-                                                   const GroupInfo& group,
-                                                   const std::string& interface,
-                                                   Deadline deadline) {
-  if (group.size() == 1) return std::vector<UniqueFd>(1);
-  Exchange exchange(store, prefix, group, deadline);
-  absl::StatusOr<std::vector<UniqueFd>> sockets;
+absl::StatusOr<std::vector<Channel>> connect_mesh(Store& store, std::string_view prefix,
+                                                  const GroupInfo& group,
+                                                  const ConnectOptions& options,
+                                                  Deadline deadline) {
+  if (group.size() == 1) return std::vector<Channel>(1);
+  Exchange exchange(store, prefix, group, options, deadline);
+  absl::StatusOr<std::vector<Channel>> channels;
   try {
-    sockets = connect(exchange, group, interface, deadline);
+    channels = connect(exchange, group, options, deadline);
+  } catch (const std::system_error& error) {  // of std::async
+    channels = absl::ResourceExhaustedError(error.what());
   } catch (const std::exception& error) {  // Gloo's
-    sockets = milliseconds_left(deadline) == 0 ? absl::DeadlineExceededError(error.what())
-                                               : absl::UnavailableError(error.what());
+    channels = milliseconds_left(deadline) == 0 ? absl::DeadlineExceededError(error.what())
+                                                : absl::UnavailableError(error.what());
   }
-  if (sockets.ok()) return sockets;
-  return absl::Status(sockets.status().code(),
-                      str_cat("connecting group '", group.name, "' (rank ", group.rank, " of ",
-                              group.size(), ") over Gloo: ", sockets.status().message()));
+  if (channels.ok()) {
+    // When Gloo closes its own descriptor of a socket, it lets go of what is still on its way when
+    // the last one is closed. But a rank that leaves owes that to the others.
+    const linger none{};
+    for (const Channel& channel : *channels) {
+      for (int fd : {channel.data.get(), channel.control.get()}) {
+        ::setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof(none));
+      }
+    }
+    return channels;
+  }
+  const absl::Status told = exchange.fail(channels.status());
+  return absl::Status(told.code(), str_cat("connecting group '", group.name, "' (rank ", group.rank,
+                                           " of ", group.size(), ") over Gloo: ", told.message()));
 }
 
 }  // namespace shardweave::gloo_internal

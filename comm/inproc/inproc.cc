@@ -13,6 +13,7 @@
 #include "shardweave/comm/inproc/group.h"
 #include "shardweave/comm/inproc/mailbox.h"
 #include "shardweave/comm/inproc/meetings.h"
+#include "shardweave/comm/str_cat.h"
 
 namespace shardweave {
 namespace inproc {
@@ -33,9 +34,15 @@ struct Shared {
   Group group;
   Meetings meetings;
   Mailboxes mailboxes;
+  // A subgroup that not all members have joined yet.
+  struct Joining {
+    std::shared_ptr<Shared> group;
+    std::vector<int> absent;  // ranks here, by rank there; -1: has joined
+    int num_absent = 0;
+  };
   std::mutex mutex;
-  // Subgroups that not all members have joined yet, by key, and how many have. Guarded by mutex.
-  absl::flat_hash_map<std::string, std::pair<std::shared_ptr<Shared>, int>> joining;
+  absl::flat_hash_map<std::string, Joining> joining;  // by key; guarded by mutex, as are
+  absl::flat_hash_set<int> left;                      // ranks that will join nothing any more
 };
 
 // All groups of a hub, for what concerns all of them.
@@ -95,6 +102,15 @@ class InprocBackend : public Backend {
       : Backend(std::move(info)), registry_(std::move(registry)), shared_(std::move(shared)) {}
 
   ~InprocBackend() override {
+    {
+      std::lock_guard lock(shared_->mutex);
+      shared_->left.insert(rank());
+      for (auto& [key, joining] : shared_->joining) {
+        const auto& absent = joining.absent;
+        const auto me = std::find(absent.begin(), absent.end(), rank());
+        if (me != absent.end()) joining.group->group.leave(static_cast<int>(me - absent.begin()));
+      }
+    }
     shared_->mailboxes.leave(rank());
     shared_->meetings.leave(rank(), last_collective_);
     shared_->group.leave(rank());
@@ -131,15 +147,37 @@ class InprocBackend : public Backend {
     std::shared_ptr<Shared> shared;
     {
       std::lock_guard lock(shared_->mutex);
-      auto& [group, joined] = shared_->joining[std::string(key)];
-      if (group == nullptr) group = registry_->make(info);
-      shared = group;
-      if (++joined == static_cast<int>(members.size())) shared_->joining.erase(std::string(key));
+      if (shared_->group.broken()) {
+        const absl::Status why = shared_->group.failure();
+        return absl::Status(why.code(), str_cat("group '", info.name, "': ", why.message()));
+      }
+      Shared::Joining& joining = shared_->joining[std::string(key)];
+      if (joining.group == nullptr) {
+        joining = {registry_->make(info), {members.begin(), members.end()}, info.size()};
+        for (int there = 0; there < info.size(); ++there) {
+          if (shared_->left.contains(members[there])) joining.group->group.leave(there);
+        }
+      }
+      shared = joining.group;
+      joining.absent[info.rank] = -1;
+      if (--joining.num_absent == 0) shared_->joining.erase(std::string(key));
     }
     return std::make_unique<InprocBackend>(std::move(info), registry_, std::move(shared));
   }
 
-  void abort(const absl::Status& reason) override { shared_->group.fail(reason); }
+  // The groups that wait for this rank to join are made of a broken one.
+  void abort(const absl::Status& reason) override {
+    shared_->group.fail(reason);
+    std::vector<std::shared_ptr<Shared>> waiting;
+    {
+      std::lock_guard lock(shared_->mutex);
+      for (const auto& [key, joining] : shared_->joining) waiting.push_back(joining.group);
+    }
+    for (const std::shared_ptr<Shared>& each : waiting) {
+      each->group.fail(absl::Status(
+          reason.code(), str_cat("group '", each->group.name(), "': ", reason.message())));
+    }
+  }
 
  private:
   // Marks the tickets of sends and recvs; the others are sequence numbers.

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <string_view>
 
 #include "absl/strings/numbers.h"
@@ -21,10 +22,11 @@ constexpr int kOk = static_cast<int>(absl::StatusCode::kOk);
 
 class CheckIn {
  public:
-  CheckIn(Store& store, const RendezvousInfo& info, absl::Duration timeout)
+  CheckIn(Store& store, const RendezvousInfo& info, absl::Duration timeout, absl::Duration patience)
       : store_(store),
         info_(info),
         timeout_(timeout),
+        patience_(patience),
         prefix_(absl::StrCat("shardweave/", info.run, "/")) {}
 
   absl::Status arrive(const std::string& host) {
@@ -44,8 +46,14 @@ class CheckIn {
   absl::StatusOr<std::vector<std::string>> collect() {
     std::vector<std::string> members;
     for (int rank = 0; rank < info_.world_size; ++rank) members.push_back(member(rank));
-    absl::Status all = store_.wait(members, timeout_);
-    if (absl::IsDeadlineExceeded(all)) return missing_ranks(members);
+    absl::Status all = wait(members, timeout_);
+    if (absl::IsDeadlineExceeded(all)) {
+      absl::StatusOr<std::string> missing = missing_ranks();
+      if (!missing.ok()) return missing.status();
+      return absl::DeadlineExceededError(
+          absl::StrCat(*missing, " of ", info_.world_size, " did not come to ", store_.describe(),
+                       " in ", absl::FormatDuration(timeout_), " (run \"", info_.run, "\")"));
+    }
     if (!all.ok()) return all;
     std::vector<std::string> hosts;
     for (int rank = 0; rank < info_.world_size; ++rank) {
@@ -76,12 +84,14 @@ class CheckIn {
 
   // Of the other ranks.
   absl::StatusOr<std::vector<std::string>> receive() {
-    absl::StatusOr<std::string> text = store_.get(verdict(), timeout_ + kGrace);
-    if (absl::IsDeadlineExceeded(text.status())) {
+    const absl::Status told = wait({verdict()}, timeout_ + kGrace);
+    if (absl::IsDeadlineExceeded(told)) {
       return absl::DeadlineExceededError(
           absl::StrCat("rank 0 of ", info_.world_size, " did not come to ", store_.describe(),
                        " in ", absl::FormatDuration(timeout_), " (run \"", info_.run, "\")"));
     }
+    if (!told.ok()) return told;
+    const absl::StatusOr<std::string> text = store_.get(verdict(), timeout_);
     if (!text.ok()) return text.status();
     store_.set(read(info_.rank), "").IgnoreError();
     const std::vector<std::string> parts = absl::StrSplit(*text, absl::MaxSplits('\n', 1));
@@ -102,20 +112,32 @@ class CheckIn {
   std::string read(int rank) const { return absl::StrCat(prefix_, "read/", rank); }
   std::string verdict() const { return absl::StrCat(prefix_, "verdict"); }
 
-  absl::Status missing_ranks(const std::vector<std::string>& members) {
+  // Says after a while who has not come.
+  absl::Status wait(const std::vector<std::string>& keys, absl::Duration timeout) {
+    absl::Status status = store_.wait(keys, std::min(timeout, patience_));
+    if (!absl::IsDeadlineExceeded(status) || timeout <= patience_) return status;
+    if (absl::StatusOr<std::string> missing = missing_ranks(); missing.ok()) {
+      std::fprintf(stderr, "shardweave: rank %d of %d has waited %s for %s at %s (run \"%s\")\n",
+                   info_.rank, info_.world_size, absl::FormatDuration(patience_).c_str(),
+                   missing->c_str(), store_.describe().c_str(), info_.run.c_str());
+    }
+    return store_.wait(keys, timeout - patience_);
+  }
+
+  // "ranks 1, 2": those that have not come.
+  absl::StatusOr<std::string> missing_ranks() {
     std::vector<int> missing;
     for (int rank = 0; rank < info_.world_size; ++rank) {
-      absl::StatusOr<bool> there = store_.check({members[rank]});
+      absl::StatusOr<bool> there = store_.check({member(rank)});
       if (!there.ok()) return there.status();
       if (!*there) missing.push_back(rank);
     }
+    if (missing.empty()) missing.push_back(0);  // which has not put down its verdict
     const size_t shown = std::min(missing.size(), kMaxShown);
-    return absl::DeadlineExceededError(absl::StrCat(
+    return absl::StrCat(
         missing.size() == 1 ? "rank " : "ranks ",
         absl::StrJoin(missing.begin(), missing.begin() + shown, ", "),
-        missing.size() > shown ? absl::StrCat(" and ", missing.size() - shown, " more") : "",
-        " of ", info_.world_size, " did not come to ", store_.describe(), " in ",
-        absl::FormatDuration(timeout_), " (run \"", info_.run, "\")"));
+        missing.size() > shown ? absl::StrCat(" and ", missing.size() - shown, " more") : "");
   }
 
   absl::Status different_size(int other, const std::string& size) const {
@@ -127,6 +149,7 @@ class CheckIn {
   Store& store_;
   const RendezvousInfo& info_;
   const absl::Duration timeout_;
+  const absl::Duration patience_;
   const std::string prefix_;
 };
 
@@ -136,10 +159,14 @@ int Roster::local_rank(int rank) const {
   return static_cast<int>(std::count(hosts.begin(), hosts.begin() + rank, hosts[rank]));
 }
 
+int Roster::local_size(int rank) const {
+  return static_cast<int>(std::count(hosts.begin(), hosts.end(), hosts[rank]));
+}
+
 absl::StatusOr<Roster> check_in(Store& store, const RendezvousInfo& info, const std::string& host,
-                                absl::Duration timeout) {
+                                absl::Duration timeout, absl::Duration patience) {
   if (absl::Status status = validate(info); !status.ok()) return status;
-  CheckIn me(store, info, timeout);
+  CheckIn me(store, info, timeout, patience);
   if (absl::Status status = me.arrive(host); !status.ok()) return status;
   absl::StatusOr<std::vector<std::string>> hosts = info.rank == 0 ? me.collect() : me.receive();
   if (info.rank == 0) {

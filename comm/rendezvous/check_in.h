@@ -23,13 +23,17 @@ struct Roster {
   std::vector<std::string> hosts;  // of each rank
   // How many ranks before this one are on the same host.
   int local_rank(int rank) const;
+  // How many ranks are on the host of this one.
+  int local_size(int rank) const;
 };
 
 // Keys begin with "shardweave/<info.run>/". Errors: DeadlineExceeded if a rank did not come (lists
 // them), AlreadyExists if two processes say that they are the same rank, FailedPrecondition if
-// ranks differ in the world size; errors of the store.
+// ranks differ in the world size; errors of the store. A rank that has waited for `patience` says on
+// stderr, once, for whom.
 absl::StatusOr<Roster> check_in(Store& store, const RendezvousInfo& info, const std::string& host,
-                                absl::Duration timeout);
+                                absl::Duration timeout,
+                                absl::Duration patience = absl::Seconds(10));
 
 // The name of this machine, equal for ranks that share one.
 std::string this_host();

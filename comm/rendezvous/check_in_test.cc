@@ -72,6 +72,28 @@ TEST(CheckInTest, EveryRankHearsWhoIsMissing) {
   }
 }
 
+TEST(CheckInTest, WhoeverIsTiredOfWaitingSaysForWhomOnce) {
+  auto store = make_in_process_store();
+  const auto enter = [&](int rank) {
+    return check_in(*store, member(rank, 3), "host", absl::Seconds(60), absl::Milliseconds(100));
+  };
+  testing::internal::CaptureStderr();
+  std::vector<std::thread> threads;
+  for (int rank : {0, 2}) {
+    threads.emplace_back([&, rank] { EXPECT_TRUE(enter(rank).ok()); });
+  }
+  absl::SleepFor(absl::Milliseconds(600));
+  EXPECT_TRUE(enter(1).ok());
+  for (std::thread& thread : threads) thread.join();
+  const std::string said = testing::internal::GetCapturedStderr();
+  for (const char* rank : {"0", "2"}) {
+    const std::string line = absl::StrCat("shardweave: rank ", rank,
+                                          " of 3 has waited 100ms for rank 1 at in-process store");
+    EXPECT_THAT(said, HasSubstr(line));
+    EXPECT_EQ(said.find(line), said.rfind(line)) << "once";
+  }
+}
+
 TEST(CheckInTest, LongListsOfMissingRanksAreCut) {
   auto store = make_in_process_store();
   const absl::Status status = check_in(*store, member(0, 100), "h", absl::ZeroDuration()).status();

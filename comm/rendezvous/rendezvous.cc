@@ -74,7 +74,7 @@ class Reader {
 };
 
 // Fills in the host of rank 0 and where that comes from.
-void find_host(Reader& reader, std::optional<int> local_world_size, RendezvousInfo& info) {
+void find_host(Reader& reader, RendezvousInfo& info) {
   MeetingPoint& point = info.meeting_point;
   if (auto host = reader.get("MASTER_ADDR")) {
     point.host = *host;
@@ -92,7 +92,7 @@ void find_host(Reader& reader, std::optional<int> local_world_size, RendezvousIn
     }
     return;
   }
-  if (local_world_size == info.world_size) {
+  if (info.local_world_size == info.world_size) {
     point.host = "127.0.0.1";
     point.origin = "all ranks on one machine";
     return;
@@ -128,14 +128,14 @@ void find_port(Reader& reader, RendezvousInfo& info) {
   reader.not_set("MASTER_PORT", "the port where rank 0 may listen");
 }
 
-void find_meeting_point(Reader& reader, std::optional<int> local_world_size, RendezvousInfo& info) {
+void find_meeting_point(Reader& reader, RendezvousInfo& info) {
   MeetingPoint& point = info.meeting_point;
   if (auto file = reader.get("SHARDWEAVE_STORE_FILE")) {
     point.file = *file;
     point.origin = "SHARDWEAVE_STORE_FILE";
     return;
   }
-  find_host(reader, local_world_size, info);
+  find_host(reader, info);
   find_port(reader, info);
   // Only torchrun means these for its own workers; a launcher inside its job passes them on unread.
   point.launcher_serves =
@@ -158,13 +158,12 @@ absl::StatusOr<RendezvousInfo> detect_rendezvous(const Environment& environment)
     info.launcher = launcher.name;
     info.world_size = reader.number(launcher.world_size, "the number of ranks", 1);
     info.rank = reader.number(launcher.rank, "this rank's number", 0, info.world_size - 1);
-    const std::optional<int> local_world_size =
-        reader.optional_number(launcher.local_world_size, 1, info.world_size);
+    info.local_world_size = reader.optional_number(launcher.local_world_size, 1, info.world_size);
     info.local_rank = reader.optional_number(launcher.local_rank, 0,
-                                             local_world_size.value_or(info.world_size) - 1);
+                                             info.local_world_size.value_or(info.world_size) - 1);
     const std::string run = reader.joined(launcher.run);
     if (!run.empty()) info.run = run;
-    find_meeting_point(reader, local_world_size, info);
+    find_meeting_point(reader, info);
     if (!reader.status().ok()) return reader.status();
     return info;
   }
@@ -185,6 +184,9 @@ absl::Status validate(const RendezvousInfo& info) {
   }
   if (info.local_rank.value_or(0) < 0) {
     return error("local rank ", *info.local_rank, ": wanted at least 0");
+  }
+  if (info.local_world_size.value_or(1) < 1) {
+    return error("local world size ", *info.local_world_size, ": wanted at least 1");
   }
   const MeetingPoint& point = info.meeting_point;
   if (!point.file.empty()) return absl::OkStatus();

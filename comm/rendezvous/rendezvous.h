@@ -40,7 +40,8 @@ struct RendezvousInfo {
   std::string launcher = "explicit arguments";
   int rank = 0;
   int world_size = 1;
-  std::optional<int> local_rank;  // among the ranks on this machine, if the launcher tells
+  std::optional<int> local_rank;        // among the ranks on this machine, if the launcher tells
+  std::optional<int> local_world_size;  // how many those are, if the launcher tells
   // Names this start of the program, the same on all ranks: a store may have seen others.
   std::string run = "run";
   MeetingPoint meeting_point;

@@ -25,6 +25,10 @@ std::chrono::milliseconds milliseconds(absl::Duration duration) {
       std::clamp<int64_t>(absl::ToInt64Milliseconds(duration), 1, std::numeric_limits<int>::max()));
 }
 
+// Between two looks for a key: at first, and at most.
+constexpr absl::Duration kFirstPause = absl::Milliseconds(1);
+constexpr absl::Duration kLastPause = absl::Milliseconds(100);
+
 // What LibTorch says, without its stack trace.
 std::string first_line(const char* what) {
   const std::vector<std::string> lines = absl::StrSplit(what, absl::MaxSplits('\n', 1));
@@ -81,21 +85,24 @@ class TcpStore : public C10dStore {
 
   absl::Status do_wait(const std::vector<std::string>& keys, absl::Duration timeout) override {
     if (keys.empty()) return absl::OkStatus();
-    return call([&]() -> absl::Status {
-      if (timeout > absl::ZeroDuration()) {
-        try {
-          store_->wait(keys, milliseconds(timeout));
-          return absl::OkStatus();
-        } catch (const c10::DistStoreError&) {
-          // Its message lists no keys.
-        }
-      }
+    // Asked again and again: a client that waits serves no other thread, and says on stderr how long
+    // it has waited in vain.
+    const absl::Time deadline = absl::Now() + timeout;
+    for (absl::Duration pause = kFirstPause;; pause = std::min(2 * pause, kLastPause)) {
+      const absl::StatusOr<bool> there = do_check(keys);
+      if (!there.ok()) return there.status();
+      if (*there) return absl::OkStatus();
+      const absl::Duration left = deadline - absl::Now();
+      if (left <= absl::ZeroDuration()) break;
+      absl::SleepFor(std::min(pause, left));
+    }
+    return call([&] {
       std::vector<std::string> missing;
       for (const std::string& key : keys) {
         if (!store_->check({key})) missing.push_back(key);
       }
-      if (missing.empty()) return absl::OkStatus();
-      return store_errors::missing_keys(*this, missing, timeout);
+      return missing.empty() ? absl::OkStatus()
+                             : store_errors::missing_keys(*this, missing, timeout);
     });
   }
 
@@ -148,9 +155,14 @@ absl::StatusOr<std::shared_ptr<C10dStore>> open_c10d_store(const C10dStoreOption
   }
   const absl::Time deadline = absl::Now() + options.timeout;
   if (!options.serve) {
-    absl::Status answered = wait_for_listener(options.host, options.port, options.timeout);
+    absl::Status answered = wait_for_listener(options.host, options.port, options.timeout,
+                                              {.names_come_later = options.names_come_later});
     if (!answered.ok()) {
       return absl::UnavailableError(absl::StrCat("TCP store ", std::string(answered.message())));
+    }
+  } else if (!options.names_come_later) {
+    if (absl::Status known = check_name(options.host); !known.ok()) {
+      return absl::UnavailableError(absl::StrCat("TCP store ", std::string(known.message())));
     }
   }
   c10d::TCPStoreOptions tcp;

@@ -10,8 +10,8 @@
 // Whoever chooses a port itself binds first and tells afterwards: port 0, or a listening socket
 // that a launcher has bound and passed on (listen_fd).
 //
-// Threads: one call at a time per store object; a call that waits holds up other threads that use
-// the same object (not other processes). The server lives as long as the object that serves; when
+// Threads: a call that waits holds up no other thread; a key is seen within a tenth of a second. The
+// server lives as long as the object that serves; when
 // it has gone, calls answer Unavailable. TCPStore knows no passwords: whoever reaches the port can
 // read and write the keys.
 #pragma once
@@ -33,6 +33,7 @@ struct C10dStoreOptions {
   bool serve = false;                         // run the server in this process too
   std::optional<int> listen_fd;               // with serve: a bound, listening socket; taken over
   absl::Duration timeout = absl::Minutes(5);  // for the connection, and for an answer of the server
+  bool names_come_later = false;  // wait for the host's name too, as for those of Kubernetes' pods
 };
 
 class C10dStore : public Store {
@@ -41,7 +42,8 @@ class C10dStore : public Store {
 };
 
 // Errors: InvalidArgument for options that contradict each other, Unavailable when nobody answers
-// in time or the port cannot be bound; the message has host and port.
+// in time or the port cannot be bound, and at once when the host's name has no address (also to the
+// rank that serves: the others will not find it); the message has host and port.
 absl::StatusOr<std::shared_ptr<C10dStore>> open_c10d_store(const C10dStoreOptions& options);
 
 }  // namespace shardweave

@@ -8,7 +8,7 @@
 // Keys are any bytes but the empty string, values any bytes; meant for kilobytes, not for tensors.
 //
 // Threads: all functions may be called from several threads at once. A call that waits holds no
-// lock that would stop the others, except where a store says so.
+// lock that would stop the others.
 //
 // Errors: DeadlineExceeded when a key did not appear in time (the message lists the missing keys
 // and the store), Unavailable when the store itself cannot be reached, InvalidArgument for an empty

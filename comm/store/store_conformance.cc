@@ -187,5 +187,21 @@ TEST_P(StoreConformance, AWaitingClientStopsNobody) {
   EXPECT_LT(absl::Now() - start, absl::Seconds(10));
 }
 
+// Two threads that make groups in opposite order wait for each other's keys.
+TEST_P(StoreConformance, AWaitingThreadStopsNoOtherThread) {
+  const absl::Time start = absl::Now();
+  std::thread waiter([&] { EXPECT_TRUE(store_->get("go", absl::Seconds(20)).ok()); });
+  std::thread other([&] {
+    EXPECT_TRUE(store_->get("gone", absl::Seconds(20)).ok());
+    EXPECT_TRUE(store_->set("go", "").ok());
+  });
+  absl::SleepFor(absl::Milliseconds(200));  // both wait by now
+  EXPECT_FALSE(store_->check({"absent"}).value());
+  ASSERT_TRUE(store_->set("gone", "").ok());
+  waiter.join();
+  other.join();
+  EXPECT_LT(absl::Now() - start, absl::Seconds(10));
+}
+
 }  // namespace
 }  // namespace shardweave

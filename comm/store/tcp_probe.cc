@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -18,6 +19,7 @@ namespace {
 
 // A SYN that is dropped by a firewall is not answered at all.
 constexpr absl::Duration kMaxConnect = absl::Seconds(3);
+constexpr absl::Duration kMaxNameServer = absl::Seconds(10);
 constexpr absl::Duration kFirstPause = absl::Milliseconds(10);
 constexpr absl::Duration kLastPause = absl::Milliseconds(250);
 
@@ -45,12 +47,28 @@ std::string try_connect(const addrinfo& address, absl::Duration patience) {
   return error == 0 ? "" : std::strerror(error);
 }
 
-std::string try_host(const std::string& host, uint16_t port, absl::Duration patience) {
+// What getaddrinfo says; the addresses are the caller's.
+int resolve(const std::string& host, uint16_t port, addrinfo** addresses) {
   addrinfo hints = {};
   hints.ai_socktype = SOCK_STREAM;
+  return ::getaddrinfo(host.c_str(), absl::StrCat(port).c_str(), &hints, addresses);
+}
+
+// Trying again will not help.
+constexpr bool is_unknown(int failure) {
+  return failure == EAI_NONAME || failure == EAI_NODATA || failure == EAI_ADDRFAMILY;
+}
+
+std::string cannot_resolve(int failure) {
+  return absl::StrCat("cannot resolve the name: ", ::gai_strerror(failure));
+}
+
+std::string try_host(const std::string& host, uint16_t port, absl::Duration patience,
+                     int* resolved) {
   addrinfo* addresses = nullptr;
-  const int failure = ::getaddrinfo(host.c_str(), absl::StrCat(port).c_str(), &hints, &addresses);
-  if (failure != 0) return absl::StrCat("cannot resolve the name: ", ::gai_strerror(failure));
+  const int failure = resolve(host, port, &addresses);
+  *resolved = failure;
+  if (failure != 0) return cannot_resolve(failure);
   std::string why = "no address";
   for (const addrinfo* each = addresses; each != nullptr && !why.empty(); each = each->ai_next) {
     why = try_connect(*each, patience);
@@ -61,11 +79,37 @@ std::string try_host(const std::string& host, uint16_t port, absl::Duration pati
 
 }  // namespace
 
-absl::Status wait_for_listener(const std::string& host, uint16_t port, absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+absl::Status check_name(const std::string& host) {
+  addrinfo* addresses = nullptr;
+  const int failure = resolve(host, 0, &addresses);
+  if (failure == 0) ::freeaddrinfo(addresses);
+  if (!is_unknown(failure)) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(host, ": ", cannot_resolve(failure)));
+}
+
+absl::Status wait_for_listener(const std::string& host, uint16_t port, absl::Duration timeout,
+                               const ListenerPatience& patience) {
+  const absl::Time begin = absl::Now();
+  const absl::Time deadline = begin + timeout;
+  bool said = false, name_known = false;
   for (absl::Duration pause = kFirstPause;; pause = std::min(2 * pause, kLastPause)) {
-    const std::string why = try_host(host, port, std::min(kMaxConnect, deadline - absl::Now()));
+    int resolved = 0;
+    const std::string why =
+        try_host(host, port, std::min(kMaxConnect, deadline - absl::Now()), &resolved);
     if (why.empty()) return absl::OkStatus();
+    // Name servers that do not answer get a moment.
+    name_known |= resolved == 0;
+    const bool lost = is_unknown(resolved) ||
+                      (!name_known && resolved != 0 && absl::Now() - begin > kMaxNameServer);
+    if (lost && !patience.names_come_later) {
+      return absl::UnavailableError(absl::StrCat(host, ":", port, ": ", why));
+    }
+    const absl::Duration waited = absl::Now() - begin;
+    if (!said && (resolved != 0 || waited >= patience.say_after)) {
+      said = true;
+      std::fprintf(stderr, "shardweave: waiting for rank 0's store at %s:%d: %s\n", host.c_str(),
+                   port, why.c_str());
+    }
     const absl::Duration left = deadline - absl::Now();
     if (left <= absl::ZeroDuration()) {
       return absl::UnavailableError(absl::StrCat(host, ":", port, ": nobody answers in ",

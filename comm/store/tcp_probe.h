@@ -14,8 +14,19 @@
 
 namespace shardweave {
 
-// Names that cannot be resolved are tried again as well: a pod's name may come later than its
-// peers.
-absl::Status wait_for_listener(const std::string& host, uint16_t port, absl::Duration timeout);
+struct ListenerPatience {
+  // A name that has no address is an error at once, unless names may come later than those who look
+  // for them, as those of Kubernetes' pods do.
+  bool names_come_later = false;
+  // After this time stderr says, once, who is waited for; at once if it is a name that may come.
+  absl::Duration say_after = absl::Seconds(10);
+};
+
+// Unavailable, with the reason.
+absl::Status wait_for_listener(const std::string& host, uint16_t port, absl::Duration timeout,
+                               const ListenerPatience& patience = {});
+
+// Unavailable if the name has no address, and will not get one.
+absl::Status check_name(const std::string& host);
 
 }  // namespace shardweave

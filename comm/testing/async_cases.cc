@@ -1,7 +1,9 @@
 // Sends and recvs, many operations under way at once, coalescing.
 #include <atomic>
+#include <chrono>
 #include <deque>
 #include <random>
+#include <thread>
 
 #include "absl/time/clock.h"
 #include "shardweave/comm/testing/cases.h"
@@ -115,6 +117,48 @@ TEST_P(CommConformance, DoneBecomesTrueWithoutWait) {
     }
     EXPECT_TRUE(work.done());
     EXPECT_EQ(data, Values(DType::kF32, 100'003, [&](int64_t i) { return i % 50; }));
+    return work.wait();
+  });
+}
+
+// Whoever only asks done() learns of the deadline too.
+TEST_P(CommConformance, DoneBecomesTrueAtTheDeadline) {
+  run([](const auto& comm) -> absl::Status {
+    if (comm->size() == 1) return absl::OkStatus();
+    SHARDWEAVE_RETURN_IF_ERROR(comm->barrier().wait());
+    float x = 0;
+    const Deadline begin = std::chrono::steady_clock::now();
+    Work work = comm->recv(Buffer::of(&x, 1), next(*comm), 9, {.timeout = absl::Milliseconds(300)});
+    while (!work.done() && std::chrono::steady_clock::now() < begin + std::chrono::seconds(20)) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    EXPECT_TRUE(work.done());
+    const auto asked = std::chrono::steady_clock::now();
+    EXPECT_FALSE(work.wait().ok());
+    EXPECT_LT(std::chrono::steady_clock::now() - asked, std::chrono::seconds(5));
+    return absl::OkStatus();
+  });
+}
+
+// A thread that waits, or that computes, does not make another one's done() wait.
+TEST_P(CommConformance, DoneDoesNotWaitForAThreadThatWaits) {
+  run([](const auto& comm) -> absl::Status {
+    if (comm->size() == 1) return absl::OkStatus();
+    float never = 0, x = 0;
+    Work other = comm->recv(Buffer::of(&never, 1), next(*comm), 8);
+    Work work = comm->recv(Buffer::of(&x, 1), next(*comm), 9);
+    std::jthread waiter([&] { EXPECT_TRUE(other.wait().ok()); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < 10; ++i) EXPECT_FALSE(work.done());
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+    SHARDWEAVE_RETURN_IF_ERROR(comm->barrier().wait());
+    const float mine = 1;
+    for (int tag : {9, 8}) {
+      SHARDWEAVE_RETURN_IF_ERROR(
+          comm->send(ConstBuffer::of(&mine, 1), previous(*comm), tag).wait());
+    }
+    waiter.join();
     return work.wait();
   });
 }

@@ -217,6 +217,42 @@ TEST_P(CommErrorConformance, ARankThatIsGoneIsNamedLongBeforeTheDeadline) {
   for (int rank : {0, 2}) expect_error(results[rank], StatusCode::kUnavailable, {"rank 1"});
 }
 
+// The others may still be reading what it has sent.
+TEST_P(CommErrorConformance, ARankMayLeaveWhenAllThatItOwesIsOnItsWay) {
+  for (int i = 0; i < 3; ++i) {
+    const std::vector<absl::Status> results = run(3, [](const auto& comm) -> absl::Status {
+      Values data(DType::kF32, 200'000,
+                  [&](int64_t i) { return comm->rank() == 2 ? i % 1000 : -1; });
+      SHARDWEAVE_RETURN_IF_ERROR(comm->broadcast(data.buffer(), 2).wait());
+      EXPECT_EQ(data, Values(DType::kF32, 200'000, [](int64_t i) { return i % 1000; }));
+      return absl::OkStatus();
+    });
+    for (const absl::Status& status : results) EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+// It has sent its message, which is all that the others want of it.
+TEST_P(CommErrorConformance, ARankThatHasLeftDoesNotBreakItsGroup) {
+  const std::vector<absl::Status> results = run(3, [](const auto& comm) -> absl::Status {
+    SHARDWEAVE_RETURN_IF_ERROR(comm->barrier().wait());
+    Values data(DType::kF32, 1'500'000, [&](int64_t i) { return comm->rank() * 10 + i % 7; });
+    float word = 7;
+    if (comm->rank() == 2) return comm->send(Buffer::of(&word, 1), 0).wait();
+    Work from_two;
+    if (comm->rank() == 0) from_two = comm->recv(Buffer::of(&word, 1), 2);
+    Values got(DType::kF32, 1'500'000);
+    for (int i = 0; i < 3; ++i) {
+      Work recv = comm->recv(got.buffer(), 1 - comm->rank());
+      SHARDWEAVE_RETURN_IF_ERROR(comm->send(data.buffer(), 1 - comm->rank()).wait());
+      SHARDWEAVE_RETURN_IF_ERROR(recv.wait());
+    }
+    const int other = 1 - comm->rank();
+    EXPECT_EQ(got, Values(DType::kF32, 1'500'000, [&](int64_t i) { return other * 10 + i % 7; }));
+    return from_two.wait();
+  });
+  for (const absl::Status& status : results) EXPECT_TRUE(status.ok()) << status;
+}
+
 // 3. Ranks that give up.
 
 TEST_P(CommErrorConformance, AbortReachesThoseWhoWaitAndThoseWhoComeLater) {
@@ -250,6 +286,34 @@ TEST_P(CommErrorConformance, AbortReachesSubgroups) {
     return (*group)->barrier().wait();
   });
   expect_error(results[0], StatusCode::kAborted, {"bad batch", "turned"});
+}
+
+// The others are about to make a group with the rank that has given up, or has left.
+TEST_P(CommErrorConformance, WhoeverMakesAGroupLearnsThatARankWillNotCome) {
+  for (const bool aborts : {true, false}) {
+    SCOPED_TRACE(aborts ? "aborts" : "leaves");
+    const absl::Time begin = absl::Now();
+    const std::vector<absl::Status> results = run(
+        3,
+        [&](const auto& comm) -> absl::Status {
+          SHARDWEAVE_RETURN_IF_ERROR(comm->barrier().wait());
+          if (comm->rank() == 1) {
+            absl::SleepFor(absl::Milliseconds(200));
+            if (aborts) comm->abort(absl::DataLossError("bad batch"));
+            return absl::OkStatus();
+          }
+          auto group = comm->subgroup({0, 1, 2}, "late");
+          if (!group.ok()) return group.status();
+          return (*group)->barrier().wait();
+        },
+        absl::Seconds(30));
+    EXPECT_LT(absl::Now() - begin, absl::Seconds(5));
+    for (int rank : {0, 2}) {
+      expect_error(results[rank], aborts ? StatusCode::kAborted : StatusCode::kUnavailable,
+                   {"late", "rank 1"});
+      if (aborts) expect_error(results[rank], StatusCode::kAborted, {"bad batch"});
+    }
+  }
 }
 
 // 4. Arguments that are wrong on their own.

@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -18,6 +19,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "shardweave/comm/rendezvous/threads.h"
 #include "shardweave/tools/launch/launcher.h"
 
 namespace shardweave {
@@ -122,7 +124,6 @@ TEST(LaunchTest, RanksKnowWhoTheyAre) {
   EXPECT_EQ(run.wait(), 0) << run.err();
   EXPECT_THAT(run.lines(), UnorderedElementsAre("[0] 0/3 0/3 127.0.0.1", "[1] 1/3 1/3 127.0.0.1",
                                                 "[2] 2/3 2/3 127.0.0.1"));
-  EXPECT_EQ(run.err(), "");
 }
 
 TEST(LaunchTest, RanksShareOnePortAndOneRun) {
@@ -154,6 +155,25 @@ TEST(LaunchTest, OuterEnvironmentIsPassedOnButNotItsStore) {
   EXPECT_EQ(run.wait(), 0);
   EXPECT_THAT(run.out(), testing::MatchesRegex(R"(\[0\] 0 yes file= omp=[1-9][0-9]*)"
                                                "\n"));
+}
+
+TEST(LaunchTest, RanksShareTheCores) {
+  Launched run(shell(2, "echo omp=$OMP_NUM_THREADS"));
+  EXPECT_EQ(run.wait(), 0);
+  const int cores = available_cores();
+  const int threads = std::max(1, cores / 2);
+  EXPECT_THAT(run.lines(), UnorderedElementsAre(absl::StrCat("[0] omp=", threads),
+                                                absl::StrCat("[1] omp=", threads)));
+  EXPECT_EQ(run.err(), absl::StrCat("launch: ", describe_threads(threads, cores, 2), "\n"));
+}
+
+TEST(LaunchTest, OMP_NUM_THREADSWins) {
+  Launched run({"-n", "2", "--", "env", "OMP_NUM_THREADS=5", "tools/launch/launch", "-n", "2", "--",
+                "sh", "-c", "echo $OMP_NUM_THREADS"});
+  EXPECT_EQ(run.wait(), 0);
+  EXPECT_EQ(run.lines().size(), 4u);
+  for (const std::string& line : run.lines()) EXPECT_THAT(line, testing::EndsWith(" 5"));
+  EXPECT_THAT(run.err(), Not(HasSubstr("] launch: "))) << "the inner ones have nothing to say";
 }
 
 TEST(LaunchTest, ArgumentsReachTheProgramUnchanged) {

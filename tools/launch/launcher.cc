@@ -12,17 +12,18 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <random>
 #include <string_view>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "shardweave/comm/rendezvous/threads.h"
 #include "shardweave/tools/launch/child_process.h"
 #include "shardweave/tools/launch/prefixed_lines.h"
 #include "shardweave/tools/launch/watchdog.h"
@@ -203,6 +204,8 @@ class Launch {
   }
 
   absl::Status start() {
+    const int cores = available_cores();
+    threads_ = threads_per_rank(Environment::of_process(), cores, options_.num_ranks);
     absl::StatusOr<Listener> listener = listen_on_loopback();
     if (!listener.ok()) return listener.status();
     run_id_ = absl::StrCat(::getpid(), "-", absl::Hex(std::random_device()()));
@@ -213,6 +216,10 @@ class Launch {
       listener->socket.reset();
     }
     watchdog_ = std::make_unique<Watchdog>(pids_);
+    if (threads_ && options_.num_ranks > 1) {
+      std::fprintf(stderr, "launch: %s\n",
+                   describe_threads(*threads_, cores, options_.num_ranks).c_str());
+    }
     return absl::OkStatus();
   }
 
@@ -249,10 +256,7 @@ class Launch {
         {"SHARDWEAVE_RUN_ID", run_id_},
         {"SHARDWEAVE_STORE_FD", rank == 0 ? absl::StrCat(listener.socket.get()) : ""},
         {"SHARDWEAVE_STORE_FILE", ""}};
-    if (::getenv("OMP_NUM_THREADS") == nullptr) {
-      const int cores = static_cast<int>(std::thread::hardware_concurrency());
-      own.emplace_back("OMP_NUM_THREADS", absl::StrCat(std::max(1, cores / options_.num_ranks)));
-    }
+    if (threads_) own.emplace_back("OMP_NUM_THREADS", absl::StrCat(*threads_));
     std::vector<std::string> all;
     for (char** entry = environ; *entry != nullptr; ++entry) {
       const bool replaced = std::any_of(own.begin(), own.end(), [&](const auto& variable) {
@@ -368,6 +372,7 @@ class Launch {
   const absl::Time started_ = absl::Now();
   Signals signals_;
   std::string run_id_;
+  std::optional<int> threads_;  // for each rank, unless the user has chosen
   std::vector<std::unique_ptr<Stream>> streams_;
   std::vector<pid_t> pids_;
   std::vector<bool> ended_;

@@ -6,8 +6,8 @@
 //   return result->exit_code();
 //
 // Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
-// SHARDWEAVE_RUN_ID (new for each start) and, unless it is set, OMP_NUM_THREADS: the cores divided
-// by the ranks. The port is bound here before any rank starts; rank 0 inherits the listening socket
+// SHARDWEAVE_RUN_ID (new for each start) and, unless it is set, OMP_NUM_THREADS: the cores that this
+// process may use (affinity, cgroup) divided by the ranks, which is said on stderr. The port is bound here before any rank starts; rank 0 inherits the listening socket
 // as descriptor SHARDWEAVE_STORE_FD, so that nobody can take the port in between. comm/rendezvous
 // reads all this. (A program that does not know the descriptor and would bind MASTER_PORT itself
 // finds it taken.)

@@ -1,0 +1,129 @@
+// What goes wrong while ranks are being connected is said on every rank, at once.
+#include "shardweave/comm/gloo/mesh.h"
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/time/clock.h"
+#include "gtest/gtest.h"
+#include "shardweave/comm/store/in_process_store.h"
+
+namespace shardweave::gloo_internal {
+namespace {
+
+// Ranks that are threads; what each of them got.
+std::vector<absl::Status> connect_all(int size,
+                                      const std::function<ConnectOptions(int rank)>& options,
+                                      absl::Duration timeout = absl::Seconds(60), int late = -1) {
+  const std::shared_ptr<Store> store = make_in_process_store();
+  const Deadline deadline = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(timeout);
+  std::vector<absl::Status> results(size);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      if (rank == late) absl::SleepFor(absl::Milliseconds(600));
+      GroupInfo group{.name = "world", .rank = rank, .world_ranks = std::vector<int64_t>(size)};
+      std::iota(group.world_ranks.begin(), group.world_ranks.end(), 0);
+      results[rank] = connect_mesh(*store, "run", group, options(rank), deadline).status();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return results;
+}
+
+void expect_everywhere(const std::vector<absl::Status>& results, absl::StatusCode code,
+                       const std::vector<std::string>& parts) {
+  for (const absl::Status& status : results) {
+    EXPECT_EQ(status.code(), code) << status;
+    for (const std::string& part : parts) {
+      EXPECT_TRUE(absl::StrContains(std::string(status.message()), part))
+          << "want '" << part << "' in: " << status;
+    }
+  }
+}
+
+TEST(ConnectMeshTest, RanksOfOneHostMeetOnLoopback) {
+  for (const absl::Status& status : connect_all(3, [](int) { return ConnectOptions(); })) {
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+// As on Debian and Ubuntu, where the host's name is 127.0.1.1 in /etc/hosts.
+TEST(ConnectMeshTest, ANameThatLeadsToLoopbackIsSaidEverywhere) {
+  const absl::Time begin = absl::Now();
+  const std::vector<absl::Status> results = connect_all(3, [](int rank) -> ConnectOptions {
+    if (rank == 1) return {.host = "another machine", .host_name = "127.0.1.1"};
+    return {.interface = "lo"};
+  });
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(10));
+  expect_everywhere(results, absl::StatusCode::kFailedPrecondition,
+                    {"rank 1 (world rank 1)", "several hosts", "127.0.1.1", "name the network"});
+}
+
+TEST(ConnectMeshTest, ANameWithoutAddressIsSaidEverywhere) {
+  const absl::Time begin = absl::Now();
+  const std::vector<absl::Status> results = connect_all(3, [](int rank) -> ConnectOptions {
+    if (rank == 2) return {.host = "another machine", .host_name = "no such host"};
+    return {.interface = "lo"};
+  });
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(10));
+  expect_everywhere(results, absl::StatusCode::kFailedPrecondition,
+                    {"rank 2 (world rank 2)", "'no such host'", "has no address"});
+}
+
+TEST(ConnectMeshTest, AnInterfaceThatOneRankLacksIsSaidEverywhere) {
+  const absl::Time begin = absl::Now();
+  const std::vector<absl::Status> results = connect_all(
+      3, [](int rank) { return ConnectOptions{.interface = rank == 0 ? "abacus7" : "lo"}; });
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(10));
+  expect_everywhere(results, absl::StatusCode::kInvalidArgument,
+                    {"rank 0 (world rank 0)", "no network interface 'abacus7'"});
+}
+
+TEST(ConnectMeshTest, AnotherBuildIsSaidEverywhere) {
+  const std::vector<absl::Status> results = connect_all(
+      2, [](int rank) { return ConnectOptions{.build = rank == 0 ? "protocol 1" : "protocol 2"}; });
+  expect_everywhere(results, absl::StatusCode::kFailedPrecondition,
+                    {"different builds", "\"protocol 1\"", "\"protocol 2\""});
+}
+
+TEST(ConnectMeshTest, WhoeverIsTiredOfWaitingSaysForWhomOnce) {
+  testing::internal::CaptureStderr();
+  const std::vector<absl::Status> results = connect_all(
+      3, [](int) { return ConnectOptions{.patience = absl::Milliseconds(200)}; }, absl::Seconds(60),
+      /*late=*/1);
+  const std::string said = testing::internal::GetCapturedStderr();
+  for (const absl::Status& status : results) EXPECT_TRUE(status.ok()) << status;
+  for (const char* rank : {"0", "2"}) {
+    const std::string line = std::string("shardweave: rank ") + rank +
+                             " of 3 of group 'world' has waited 200ms for rank 1 (world rank 1)";
+    const size_t at = said.find(line);
+    EXPECT_NE(at, std::string::npos) << said;
+    EXPECT_EQ(said.find(line, at + 1), std::string::npos) << "once: " << said;
+  }
+}
+
+TEST(ConnectMeshTest, StopsWhenTheWatchKnowsBetter) {
+  const absl::Time begin = absl::Now();
+  const std::vector<absl::Status> results = connect_all(
+      2,
+      [&](int) {
+        return ConnectOptions{.watch = [&](const ConnectOptions::Missing& missing) {
+          (void)missing();
+          if (absl::Now() - begin < absl::Milliseconds(250)) return absl::OkStatus();
+          return absl::DataLossError("it will not come");
+        }};
+      },
+      absl::Seconds(60), /*late=*/1);
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(10));
+  expect_everywhere(results, absl::StatusCode::kDataLoss, {"it will not come"});
+}
+
+}  // namespace
+}  // namespace shardweave::gloo_internal
