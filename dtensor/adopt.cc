@@ -18,7 +18,7 @@
 #include "torch/csrc/autograd/function.h"
 #include "torch/csrc/autograd/graph_task.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 using c10::IValue;
@@ -267,4 +267,4 @@ void put_off_numbers(const c10::OperatorHandle& op, const OpInfo& info, MeshCont
   if (context.plain_tensors.put_off.size() >= kMaxPutOff) settle_numbers(context);
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

@@ -16,7 +16,7 @@
 #include "shardweave/dtensor/op_info.h"
 #include "shardweave/dtensor/spec.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 
 class MeshContext;
 
@@ -94,4 +94,4 @@ bool in_formula();
 void adopt_written(const OpInfo& info, const std::shared_ptr<MeshContext>& context,
                    absl::Span<c10::IValue> args);
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

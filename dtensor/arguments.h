@@ -9,7 +9,7 @@
 #include "shardweave/dtensor/error.h"
 #include "shardweave/dtensor/op_info.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 
 using ArgKind = OpInfo::ArgKind;
 
@@ -41,4 +41,4 @@ inline bool defined(const c10::TensorImpl* impl) {
   return impl != nullptr && impl != c10::UndefinedTensorImpl::singleton();
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

@@ -16,7 +16,7 @@
 #include "shardweave/dtensor/rule.h"
 #include "shardweave/placement/redistribute_plan.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 
 using CacheKey = absl::InlinedVector<uint64_t, 24>;
 
@@ -77,4 +77,4 @@ class PropagationCache {
   absl::flat_hash_map<uint64_t, std::unique_ptr<CacheEntry>> entries_;
 };
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

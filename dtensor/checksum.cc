@@ -5,7 +5,7 @@
 
 #include "shardweave/dtensor/observer.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 uint64_t add(uint64_t sum, uint64_t word) {
@@ -67,4 +67,4 @@ std::optional<Difference> first_difference(MeshContext& context, const std::vect
   return std::nullopt;
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

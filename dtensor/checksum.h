@@ -15,7 +15,7 @@
 #include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/redistribute.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 
 // Of dtype, shape and elements, bit by bit; the same in every process. At some GB/s.
 uint64_t checksum(const at::Tensor& plain);
@@ -30,4 +30,4 @@ struct Difference {
 std::optional<Difference> first_difference(MeshContext& context, const std::vector<uint64_t>& sums,
                                            const Cause& cause);
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

@@ -20,6 +20,8 @@
 namespace shardweave {
 namespace {
 
+using namespace dtensor_internal;
+
 constexpr char kName[] = "clip_grad_norm";
 
 // What this rank's parts of some tensors add to the norm: the sum of the powers of their elements,

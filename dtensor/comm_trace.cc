@@ -14,6 +14,8 @@
 namespace shardweave {
 namespace {
 
+using namespace dtensor_internal;
+
 // "Float[8, 12] [R, P(sum)] -> [R, R]"
 std::string tensor_of(const CommEvent& event) {
   std::string text =

@@ -30,7 +30,9 @@
 
 namespace shardweave {
 
+namespace dtensor_internal {
 class MeshContext;
+}
 
 enum class Phase : uint8_t {
   kForward,   // everything that is not
@@ -114,9 +116,9 @@ class ModuleScope {
   ModuleScope& operator=(const ModuleScope&) = delete;
 
  private:
-  void enter(std::shared_ptr<MeshContext> context, std::string name);
+  void enter(std::shared_ptr<dtensor_internal::MeshContext> context, std::string name);
 
-  std::shared_ptr<MeshContext> context_;  // null: does nothing
+  std::shared_ptr<dtensor_internal::MeshContext> context_;  // null: does nothing
 };
 
 }  // namespace shardweave

@@ -9,7 +9,7 @@
 #include "shardweave/dtensor/redistribute.h"
 #include "shardweave/dtensor/tensor_impl.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 using c10::IValue;
@@ -289,4 +289,4 @@ std::unique_ptr<CacheEntry> decide(const c10::OperatorHandle& op, const OpInfo& 
   return entry;
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

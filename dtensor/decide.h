@@ -13,7 +13,7 @@
 #include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/propagate.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 
 // The tensors of a call, as rules see them. Outputs are not known yet.
 OpCall make_call(const c10::OperatorHandle& op, const OpInfo& info,
@@ -29,4 +29,4 @@ std::unique_ptr<CacheEntry> decide(const c10::OperatorHandle& op, const OpInfo& 
                                    MeshContext& context, absl::Span<const c10::IValue> args,
                                    Weighed* weighed = nullptr);
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

@@ -5,7 +5,7 @@
 #include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/redistribute.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 [[noreturn]] void refuse(const DTensorMeta& meta, std::string_view op, std::string_view what) {
@@ -63,4 +63,4 @@ void tell_family(const DTensorMeta& meta, std::string_view op) {
   }
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

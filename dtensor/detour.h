@@ -18,7 +18,7 @@
 #include "ATen/core/Tensor.h"
 #include "shardweave/dtensor/tensor_impl.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 
 struct Detour {
   at::Tensor moved;  // the copy, which the view's local tensor aliases; undefined: nothing does
@@ -44,4 +44,4 @@ inline void written(const DTensorMeta& meta, std::string_view op) {
   if (meta.family != nullptr) tell_family(meta, op);
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

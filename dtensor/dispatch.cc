@@ -18,7 +18,7 @@
 #include "torch/csrc/autograd/graph_task.h"
 #include "torch/library.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 using c10::IValue;
@@ -529,8 +529,8 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
   Runner(op, info, *entry, context, stack, base).run();
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal
 
 TORCH_LIBRARY_IMPL(_, Fake, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&shardweave::dispatch>());
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&shardweave::dtensor_internal::dispatch>());
 }

@@ -22,7 +22,7 @@
 #include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/propagate.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 
 // The fallback: pops the operator's arguments off the stack and pushes its results.
 void dispatch(const c10::OperatorHandle& op, c10::Stack* stack);
@@ -40,4 +40,4 @@ struct Decided {
 std::optional<Decided> decide_only(const c10::OperatorHandle& op,
                                    absl::Span<const c10::IValue> args);
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

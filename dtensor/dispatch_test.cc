@@ -19,6 +19,8 @@
 namespace shardweave {
 namespace {
 
+using namespace dtensor_internal;
+
 using testing::on_mesh;
 using testing::scattered;
 using testing::try_on_mesh;

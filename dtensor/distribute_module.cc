@@ -17,6 +17,8 @@
 namespace shardweave {
 namespace {
 
+using namespace dtensor_internal;
+
 // A tensor of the module.
 struct Member {
   at::Tensor tensor;

@@ -18,6 +18,8 @@
 namespace shardweave {
 namespace {
 
+using namespace dtensor_internal;
+
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 

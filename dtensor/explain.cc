@@ -17,6 +17,8 @@
 namespace shardweave {
 namespace {
 
+using namespace dtensor_internal;
+
 using nlohmann::ordered_json;
 
 // "self", or "tensors[1]" for an element of a list.

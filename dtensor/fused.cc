@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "shardweave/dtensor/observer.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 // Larger tensors gain nothing from sharing a collective: what they save in latency they lose in
@@ -200,4 +200,4 @@ void run_plans(std::vector<Travel>& travels, const Cause& cause) {
   }
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

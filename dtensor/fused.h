@@ -7,7 +7,7 @@
 #include "shardweave/dtensor/redistribute.h"
 #include "shardweave/dtensor/tensor_impl.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 
 // A tensor on its way.
 struct Travel {
@@ -27,4 +27,4 @@ Travel travel(const DTensorMeta& meta, const Layout& layout);
 // gone when this returns: a result that is kept longer than the others must not keep theirs.
 void run_plans(std::vector<Travel>& travels, const Cause& cause);
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

@@ -29,6 +29,8 @@
 namespace shardweave {
 namespace {
 
+using namespace dtensor_internal;
+
 using testing::all_layouts;
 using testing::check_op;
 using testing::check_ops;

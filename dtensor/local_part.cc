@@ -6,7 +6,7 @@
 #include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/tensor_impl.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 
 at::Tensor part_to_write(const at::Tensor& tensor, std::string_view who) {
   if (is_dtensor(tensor)) check_writable(meta_of(tensor), who);
@@ -37,4 +37,4 @@ at::Tensor lying_as(const at::Tensor& tensor, at::Tensor part) {
   return wrap(std::move(part), std::move(spec), meta.context);
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

@@ -14,7 +14,7 @@
 
 #include "ATen/core/Tensor.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 
 // Up to date, and what is written to it reaches the tensor and what it is a view of. Throws Error
 // (FailedPrecondition) where it would not.
@@ -29,4 +29,4 @@ void part_written(const at::Tensor& tensor, std::string_view who);
 // A tensor of this rank's `part` that lies as `tensor` does; plain if that is.
 at::Tensor lying_as(const at::Tensor& tensor, at::Tensor part);
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

@@ -8,6 +8,8 @@
 namespace shardweave {
 namespace {
 
+using namespace dtensor_internal;
+
 // The path that it takes for inputs that require grad. A plain tensor gets what it always gets.
 at::Tensor max_pool1d(const at::Tensor& self, at::IntArrayRef kernel_size, at::IntArrayRef stride,
                       at::IntArrayRef padding, at::IntArrayRef dilation, bool ceil_mode) {

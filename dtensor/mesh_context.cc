@@ -2,7 +2,7 @@
 
 #include "absl/hash/hash.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 // Interned specs beyond this number are swept: those that no tensor and no cache entry uses go.
@@ -66,4 +66,4 @@ SpecRef MeshContext::intern(const Layout& layout, absl::Span<const int64_t> size
   return spec;
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

@@ -24,7 +24,7 @@
 #include "shardweave/mesh/connected_mesh.h"
 #include "shardweave/placement/redistribute_plan.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 
 class Observer;
 
@@ -87,4 +87,4 @@ class MeshContext {
   absl::flat_hash_set<SpecRef, Hash, Equal> specs_;
 };
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

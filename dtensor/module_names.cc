@@ -8,7 +8,7 @@
 #include "torch/csrc/autograd/function.h"
 #include "torch/csrc/autograd/graph_task.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 constexpr size_t kMaxChanges = 1 << 16;
@@ -59,4 +59,4 @@ std::string ModuleNames::current() const {
   return later == changes_.begin() ? std::string() : std::prev(later)->name;
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 
 class ModuleNames {
  public:
@@ -46,4 +46,4 @@ class ModuleNames {
   int remembering_ = 0;
 };
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

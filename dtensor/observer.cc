@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "torch/csrc/autograd/graph_task.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 CommEvent event_of(const MeshContext& context, const Cause& cause, const Sending& sending) {
@@ -80,4 +80,4 @@ void CollectiveSpan::end() {
   for (Observer* observer : context_->observers) observer->collective_ends(id_);
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

@@ -22,7 +22,7 @@
 #include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/redistribute.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 
 class Observer {
  public:
@@ -95,4 +95,4 @@ class CollectiveSpan {
   int64_t id_ = 0;
 };
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

@@ -1,6 +1,6 @@
 #include "shardweave/dtensor/op_info.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 bool is_tensor(const c10::TypePtr& type) {
@@ -112,4 +112,4 @@ OpInfo::OpInfo(const c10::OperatorHandle& op, const RuleTable& own) {
   }
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

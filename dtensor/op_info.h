@@ -7,7 +7,7 @@
 #include "ATen/core/dispatch/Dispatcher.h"
 #include "shardweave/dtensor/rule.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 
 struct OpInfo {
   // `own`: rules that the user added to the mesh; they come before those of this library.
@@ -43,4 +43,4 @@ struct OpInfo {
   c10::DispatchKey composite_key = c10::DispatchKey::Undefined;
 };
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

@@ -12,7 +12,7 @@
 
 #define SHARDWEAVE_INLINE inline __attribute__((always_inline))
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 constexpr int kBlocks = PhiloxStream::kBlocks;
@@ -237,4 +237,4 @@ void PhiloxStream::normal(int64_t first, absl::Span<double> out) {
   fill<NormalDouble>(first, out);
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

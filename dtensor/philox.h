@@ -18,7 +18,7 @@
 
 #include "absl/types/span.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 
 // One block: the function of the paper.
 std::array<uint32_t, 4> philox4x32_10(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
@@ -51,4 +51,4 @@ class PhiloxStream {
   Group cache_;
 };
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

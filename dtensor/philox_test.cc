@@ -11,6 +11,8 @@
 namespace shardweave {
 namespace {
 
+using namespace dtensor_internal;
+
 using ::testing::ElementsAre;
 
 // kat_vectors of the authors' library, Random123.

@@ -17,6 +17,8 @@
 namespace shardweave {
 namespace {
 
+using namespace dtensor_internal;
+
 using nlohmann::ordered_json;
 
 constexpr int kOperators = 0;      // thread ids

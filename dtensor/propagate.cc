@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 // Size of one rank's part, the same figure on all ranks.
@@ -358,4 +358,4 @@ Decision propagate_elements(MeshContext& context, const OpCall& call, const Rule
   return decision;
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

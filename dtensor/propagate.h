@@ -13,7 +13,7 @@
 #include "shardweave/dtensor/rule.h"
 #include "shardweave/placement/layout.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 
 struct Decision {
   std::vector<Layout> inputs;   // one per flat input
@@ -51,4 +51,4 @@ Decision propagate(MeshContext& context, OpCall call, const Rule& rule,
 // they can be.
 Decision propagate_elements(MeshContext& context, const OpCall& call, const Rule& rule);
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

@@ -7,7 +7,9 @@
 
 namespace shardweave {
 
-PhiloxState seeded(const DeviceMesh& mesh, uint64_t seed) {
+using namespace dtensor_internal;
+
+PhiloxState dtensor_internal::seeded(const DeviceMesh& mesh, uint64_t seed) {
   const auto first = static_cast<uint64_t>(mesh.min_rank().value);
   if (first == 0) return {seed, 0};
   const auto low = [](uint64_t v) { return static_cast<uint32_t>(v); };

@@ -14,7 +14,7 @@
 #include "shardweave/dtensor/observer.h"
 #include "shardweave/dtensor/tensor_impl.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 at::Tensor empty(const Dims& sizes, const at::Tensor& like) {
@@ -545,4 +545,4 @@ Buffer comm_buffer(const at::Tensor& contiguous) {
   return buffer;
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

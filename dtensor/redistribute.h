@@ -14,7 +14,7 @@
 #include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/placement/redistribute_plan.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 
 // A layout that a user gave for a tensor of `ndim` dimensions, with these counted from the front.
 // Throws Error (InvalidArgument) that names `function` if it has not one placement for each
@@ -113,4 +113,4 @@ Layout gradient_layout(const Layout& layout);
 DType comm_dtype(at::ScalarType dtype);            // throws Error for types that cannot travel
 Buffer comm_buffer(const at::Tensor& contiguous);  // a complex number counts as two real ones
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

@@ -17,6 +17,8 @@
 namespace shardweave {
 namespace {
 
+using namespace dtensor_internal;
+
 using torch::autograd::variable_list;
 
 constexpr char kAsync[] = "redistribute_async";

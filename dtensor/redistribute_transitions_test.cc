@@ -26,6 +26,8 @@
 namespace shardweave {
 namespace {
 
+using namespace dtensor_internal;
+
 using testing::Carrier;
 using testing::on_counted_mesh;
 using testing::on_mesh;

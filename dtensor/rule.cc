@@ -13,6 +13,8 @@
 
 namespace shardweave {
 
+using namespace dtensor_internal;
+
 int64_t TensorInfo::numel() const {
   return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
 }

@@ -15,6 +15,8 @@
 namespace shardweave {
 namespace {
 
+using namespace dtensor_internal;
+
 std::string to_string(const ShardMetadata& shard) {
   std::vector<std::string> ranges;
   for (size_t d = 0; d < std::min(shard.offsets.size(), shard.sizes.size()); ++d) {

@@ -9,6 +9,8 @@
 namespace shardweave {
 namespace {
 
+using namespace dtensor_internal;
+
 int64_t product(const Dims& sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
 }

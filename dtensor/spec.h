@@ -18,14 +18,16 @@
 
 namespace shardweave {
 
+namespace dtensor_internal {
 class MeshContext;
+}
 
 class Spec final : public c10::intrusive_ptr_target {
  public:
-  Spec(MeshContext* context, Layout layout, Dims sizes, Dims strides, at::ScalarType dtype,
+  Spec(dtensor_internal::MeshContext* context, Layout layout, Dims sizes, Dims strides, at::ScalarType dtype,
        c10::Device device);
 
-  MeshContext* const context;  // outlives the spec
+  dtensor_internal::MeshContext* const context;  // outlives the spec
   const Layout layout;
   const Dims sizes;    // global
   const Dims strides;  // global, as a tensor on one device would have them

@@ -9,7 +9,7 @@
 #include "shardweave/dtensor/mesh_context.h"
 #include "torch/library.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 // Those of autocast too, which TensorImpl's constructor adds by itself.
@@ -86,7 +86,7 @@ void convert_in_place(const at::Tensor& tensor, at::Tensor local, SpecRef spec,
       c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), std::move(context)));
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal
 
 namespace {
 
@@ -94,7 +94,7 @@ namespace {
 // plain tensors.
 bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& from) {
   const c10::TensorImpl* impl = from.unsafeGetTensorImpl();
-  const bool takes_dtensor = shardweave::is_dtensor(impl) && self.layout() == at::kStrided &&
+  const bool takes_dtensor = shardweave::dtensor_internal::is_dtensor(impl) && self.layout() == at::kStrided &&
                              self.device().type() == from.device().type();
   return takes_dtensor || self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(impl->key_set());
 }

@@ -14,6 +14,12 @@
 #include "shardweave/dtensor/spec.h"
 
 namespace shardweave {
+bool is_dtensor(const at::Tensor& tensor);  // dtensor.h
+}
+
+namespace shardweave::dtensor_internal {
+
+using shardweave::is_dtensor;
 
 // A tensor and its views (detour.h).
 struct ViewFamily {
@@ -73,4 +79,4 @@ at::Tensor wrap_view(at::Tensor local, SpecRef spec, std::shared_ptr<MeshContext
 void convert_in_place(const at::Tensor& tensor, at::Tensor local, SpecRef spec,
                       std::shared_ptr<MeshContext> context);
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

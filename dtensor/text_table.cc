@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 
 TextTable::TextTable(std::vector<std::string> header, std::vector<size_t> right_aligned)
     : right_(header.size()) {
@@ -33,4 +33,4 @@ std::string TextTable::to_string(size_t indent) const {
   return text;
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 
 class TextTable {
  public:
@@ -28,4 +28,4 @@ class TextTable {
   std::vector<bool> right_;
 };
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

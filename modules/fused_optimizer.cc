@@ -19,6 +19,8 @@
 namespace shardweave {
 namespace {
 
+using namespace dtensor_internal;
+
 [[noreturn]] void invalid(std::string_view name, double value, std::string_view wanted) {
   throw Error(absl::InvalidArgumentError(
       str_cat("FusedOptimizer: ", name, " is ", value, "; wanted ", wanted)));

@@ -7,7 +7,7 @@
 
 #include "shardweave/placement/step_bytes.h"
 
-namespace shardweave {
+namespace shardweave::placement_internal {
 namespace {
 
 // The mesh dimensions whose pieces an exchange moves: those that cut a tensor dimension from the
@@ -204,4 +204,4 @@ RedistributePlan direct_plan(const RedistributeProblem& problem, const MeshDims&
   return joint.cost() <= plan.cost() ? joint : plan;
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::placement_internal

@@ -8,7 +8,7 @@
 #include "shardweave/placement/layout.h"
 #include "shardweave/placement/redistribute_plan.h"
 
-namespace shardweave {
+namespace shardweave::placement_internal {
 
 // What is to be planned: valid, different layouts that cut nothing on mesh dimensions of size 1.
 struct RedistributeProblem {
@@ -34,4 +34,4 @@ CostModel::Link slowest_link(const CostModel& model, absl::Span<const int> mesh_
 // it goes from Partial to strided shard); for more it is where the search begins.
 RedistributePlan direct_plan(const RedistributeProblem& problem, const MeshDims& active);
 
-}  // namespace shardweave
+}  // namespace shardweave::placement_internal

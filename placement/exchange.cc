@@ -7,6 +7,8 @@
 namespace shardweave {
 namespace {
 
+using namespace placement_internal;
+
 using AllIntervals = absl::InlinedVector<Intervals, 4>;  // per tensor dimension
 
 AllIntervals all_intervals(const Layout& layout, absl::Span<const int64_t> mesh_shape,

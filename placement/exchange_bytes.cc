@@ -7,6 +7,8 @@
 namespace shardweave {
 namespace {
 
+using namespace placement_internal;
+
 // Above this what the ranks keep is not worth counting.
 constexpr int64_t kMaxCountedRanks = 256;
 

@@ -8,6 +8,8 @@
 namespace shardweave {
 namespace {
 
+using namespace placement_internal;
+
 int64_t ceil_div(int64_t a, int64_t b) {
   return a / b + (a % b != 0);
 }

@@ -10,6 +10,8 @@
 namespace shardweave {
 namespace {
 
+using namespace placement_internal;
+
 std::string show(absl::Span<const int64_t> dims) {
   return absl::StrCat("[", absl::StrJoin(dims, ", "), "]");
 }

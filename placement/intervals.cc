@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace shardweave {
+namespace shardweave::placement_internal {
 
 void append(Intervals& intervals, Interval next) {
   if (next.size() == 0) return;
@@ -84,4 +84,4 @@ bool advance(absl::Span<int64_t> digits, absl::Span<const int64_t> radices) {
   return false;
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::placement_internal

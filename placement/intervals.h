@@ -6,7 +6,7 @@
 #include "absl/types/span.h"
 #include "shardweave/placement/layout.h"
 
-namespace shardweave {
+namespace shardweave::placement_internal {
 
 // Adds the indices of `next`, which begins where `intervals` ends or later.
 void append(Intervals& intervals, Interval next);
@@ -34,4 +34,4 @@ int64_t common_size(const Intervals& a, const Intervals& b);
 // False when it is through, with all digits back at 0.
 bool advance(absl::Span<int64_t> digits, absl::Span<const int64_t> radices);
 
-}  // namespace shardweave
+}  // namespace shardweave::placement_internal

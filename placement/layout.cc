@@ -13,6 +13,8 @@
 namespace shardweave {
 namespace {
 
+using namespace placement_internal;
+
 std::vector<int> own_order(int n) {
   std::vector<int> order(n);
   std::iota(order.begin(), order.end(), 0);

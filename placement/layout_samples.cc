@@ -9,6 +9,8 @@
 
 namespace shardweave {
 
+using namespace placement_internal;
+
 std::vector<Layout> all_layouts(const std::vector<Placements>& placements, const Dims& mesh_shape,
                                 const Dims& shape) {
   std::vector<Layout> result;

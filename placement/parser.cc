@@ -10,7 +10,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
-namespace shardweave {
+namespace shardweave::placement_internal {
 namespace {
 
 constexpr int64_t kMinInt = std::numeric_limits<int>::min();
@@ -139,4 +139,4 @@ absl::StatusOr<Placements> parse_placements(std::string_view text) {
   return placements;
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::placement_internal

@@ -15,7 +15,7 @@
 #include "absl/status/status.h"
 #include "shardweave/placement/placement.h"
 
-namespace shardweave {
+namespace shardweave::placement_internal {
 
 class Parser {
  public:
@@ -44,4 +44,4 @@ class Parser {
   absl::Status status_;
 };
 
-}  // namespace shardweave
+}  // namespace shardweave::placement_internal

@@ -9,6 +9,8 @@
 namespace shardweave {
 namespace {
 
+using namespace placement_internal;
+
 struct Rank {
   Dims coordinate;
   std::vector<Intervals> before;  // of each tensor dimension

@@ -22,6 +22,8 @@
 namespace shardweave {
 namespace {
 
+using namespace placement_internal;
+
 constexpr int64_t kElementSize = 4;
 
 // Powers of two, so that sums of costs are exact and ties are ties.

@@ -16,6 +16,8 @@
 namespace shardweave {
 namespace {
 
+using namespace placement_internal;
+
 // Whether the tensor has less than 2^63 bytes.
 bool is_countable(absl::Span<const int64_t> shape, int64_t element_size) {
   if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return true;

@@ -20,6 +20,8 @@
 namespace shardweave {
 namespace {
 
+using namespace placement_internal;
+
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;

@@ -14,7 +14,7 @@
 #include "shardweave/placement/intervals.h"
 #include "shardweave/placement/step_bytes.h"
 
-namespace shardweave {
+namespace shardweave::placement_internal {
 namespace {
 
 // Sets of active mesh dimensions; these are numbered by their place among the active ones.
@@ -228,7 +228,7 @@ bool Search::make_node(const Dims& options, absl::Span<const int> order, Node* n
 Search::Held Search::held_by(const Dims& coordinate, const TensorCuts& cuts) const {
   Held held{{}, 1};
   for (size_t d = 0; d < cuts.size(); ++d) {
-    held.intervals.push_back(shardweave::held_by(coordinate, problem_.shape[d], cuts[d].chain));
+    held.intervals.push_back(placement_internal::held_by(coordinate, problem_.shape[d], cuts[d].chain));
     held.size *= count(held.intervals.back());
   }
   return held;
@@ -476,4 +476,4 @@ std::optional<RedistributePlan> search_plan(const RedistributeProblem& problem,
   return Search(problem, active).run(bound);
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::placement_internal

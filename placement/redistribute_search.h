@@ -6,7 +6,7 @@
 #include "shardweave/placement/direct_plan.h"
 #include "shardweave/placement/redistribute_plan.h"
 
-namespace shardweave {
+namespace shardweave::placement_internal {
 
 // More active mesh dimensions than this are not searched: the graph grows exponentially with them.
 constexpr int kMaxSearchedMeshDims = 3;
@@ -16,4 +16,4 @@ constexpr int kMaxSearchedMeshDims = 3;
 std::optional<RedistributePlan> search_plan(const RedistributeProblem& problem,
                                             const MeshDims& active, const RedistributePlan* bound);
 
-}  // namespace shardweave
+}  // namespace shardweave::placement_internal

@@ -6,7 +6,7 @@
 
 #include "shardweave/placement/intervals.h"
 
-namespace shardweave {
+namespace shardweave::placement_internal {
 namespace {
 
 void sort_unique(SizeSet& sizes) {
@@ -225,4 +225,4 @@ double step_cost(const CostModel::Link& link, int64_t bytes) {
   return bytes == 0 ? 0 : link.latency + static_cast<double>(bytes) / link.bandwidth;
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::placement_internal

@@ -15,7 +15,7 @@
 #include "shardweave/placement/placement.h"
 #include "shardweave/placement/redistribute_plan.h"
 
-namespace shardweave {
+namespace shardweave::placement_internal {
 
 // The cut of one mesh dimension through one tensor dimension.
 struct Cut {
@@ -63,4 +63,4 @@ int64_t saturating_product(int64_t a, int64_t b);
 // RedistributeStep::cost.
 double step_cost(const CostModel::Link& link, int64_t bytes);
 
-}  // namespace shardweave
+}  // namespace shardweave::placement_internal

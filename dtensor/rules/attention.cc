@@ -13,7 +13,7 @@
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 constexpr int kBatch = 0, kHead = 1, kQuery = 2;
@@ -135,4 +135,4 @@ void add_attention_rules(RuleTable& table) {
             Rule(attention_backward).shapes(attention_backward_shapes));
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

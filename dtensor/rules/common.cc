@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "shardweave/dtensor/error.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 c10::IntArrayRef ref(const Dims& dims) {
@@ -252,4 +252,4 @@ void zeros_if_empty(const c10::OperatorHandle& op, c10::Stack& stack, const Loca
   }
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

@@ -17,7 +17,7 @@
 #include "ATen/core/Tensor.h"
 #include "shardweave/dtensor/rule.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 
 // The reductions that a linear operator passes on, and all there are.
 inline constexpr ReduceOp kLinearOps[] = {ReduceOp::kSum, ReduceOp::kAvg};
@@ -116,4 +116,4 @@ void decomposed(const c10::OperatorHandle& op, c10::Stack& stack);
 // (what a sum over nothing is); else the operator runs.
 void zeros_if_empty(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call);
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

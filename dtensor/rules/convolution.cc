@@ -5,7 +5,7 @@
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 // An int[] argument for `n` spatial dimensions; one element stands for all.
@@ -153,4 +153,4 @@ void add_convolution_rules(RuleTable& table) {
             Rule(convolution_backward).shapes(convolution_backward_shape).chunks_only());
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

@@ -7,7 +7,7 @@
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 bool is_no_mask(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IValue> args) {
@@ -37,4 +37,4 @@ void add_data_dependent_rules(RuleTable& table) {
             Rule::gathered());
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

@@ -10,7 +10,7 @@
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 // --- joining and cutting -------------------------------------------------------------------------
@@ -395,4 +395,4 @@ void add_data_movement_rules(RuleTable& table) {
             Rule::composed(decomposed));
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

@@ -7,7 +7,7 @@
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 // diag_embed: the last dimension becomes the diagonal of two new ones, dim1 and dim2.
@@ -73,4 +73,4 @@ void add_diagonal_rules(RuleTable& table) {
   table.add("aten::block_diag", Rule(block_diag));
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

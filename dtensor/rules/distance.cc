@@ -2,7 +2,7 @@
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 // x1 [..., P, M], x2 [..., R, M] -> [..., P, R]
@@ -89,4 +89,4 @@ void add_distance_rules(RuleTable& table) {
   table.add("aten::_pdist_backward", Rule(pdist_backward).shapes(pdist_backward_shape));
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

@@ -21,7 +21,7 @@
 #include "shardweave/dtensor/rules/families.h"
 #include "shardweave/dtensor/tensor_impl.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 // --- numbers of one element ----------------------------------------------------------------------
@@ -325,4 +325,4 @@ void add_distribution_rules(RuleTable& table) {
                                      }).shapes_like({0}));
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

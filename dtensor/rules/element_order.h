@@ -6,7 +6,7 @@
 
 #include "shardweave/dtensor/mesh_context.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 
 // Calls f(first, count) for the elements that this rank holds, in the order of its local tensor, in
 // runs of consecutive indices of the global tensor (row major).
@@ -45,4 +45,4 @@ void for_each_run(const Spec& spec, F f) {
   descend(descend, 0, 0);
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

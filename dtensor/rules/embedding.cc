@@ -13,7 +13,7 @@
 #include "shardweave/dtensor/rules/families.h"
 #include "shardweave/dtensor/rules/rows.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 // The operator itself raises for an index outside the table; masking must not hide it. On a GPU
@@ -119,4 +119,4 @@ void add_embedding_rules(RuleTable& table) {
             Rule(embedding_dense_backward).shapes(embedding_dense_backward_shape));
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

@@ -7,7 +7,7 @@
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 // --- shapes --------------------------------------------------------------------------------------
@@ -227,4 +227,4 @@ void add_factorization_rules(RuleTable& table) {
                                       .gathered_when(residuals_depend_on_values));
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

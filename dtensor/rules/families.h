@@ -2,8 +2,10 @@
 #pragma once
 
 namespace shardweave {
-
 class RuleTable;
+}
+
+namespace shardweave::dtensor_internal {
 
 void add_attention_rules(RuleTable& table);
 void add_convolution_rules(RuleTable& table);
@@ -31,4 +33,4 @@ void add_softmax_rules(RuleTable& table);
 void add_spatial_rules(RuleTable& table);
 void add_view_rules(RuleTable& table);
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

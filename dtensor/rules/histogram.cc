@@ -22,7 +22,7 @@
 #include "shardweave/dtensor/rules/families.h"
 #include "shardweave/dtensor/tensor_impl.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 bool is_cut(const at::Tensor& tensor) {
@@ -319,4 +319,4 @@ void add_histogram_rules(RuleTable& table) {
   table.add("aten::bincount", Rule::gathered().composed_when(counts_shards, bincount));
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

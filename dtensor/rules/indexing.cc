@@ -7,7 +7,7 @@
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 // Out of place, `self` is broadcast to the mask.
@@ -334,4 +334,4 @@ void add_indexing_rules(RuleTable& table) {
   table.add({"aten::isin.Tensor_Tensor", "aten::isin.Tensor_Scalar"}, Rule(against_all));
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

@@ -6,7 +6,7 @@
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 void like_input(OpCall& call) {
@@ -155,4 +155,4 @@ void add_linear_algebra_rules(RuleTable& table) {
                             }).shapes(like_input));
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

@@ -10,7 +10,7 @@
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 // --- elementwise losses --------------------------------------------------------------------------
@@ -225,4 +225,4 @@ void add_loss_rules(RuleTable& table) {
   table.add("aten::nll_loss2d_backward", Rule(nll_loss_backward).shapes(contiguous_gradient));
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

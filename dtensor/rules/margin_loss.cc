@@ -6,7 +6,7 @@
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 // The sum over this shard, or the gradient of the sum, over the number of lines.
@@ -94,4 +94,4 @@ void add_margin_loss_rules(RuleTable& table) {
             Rule(loss_backward).shapes(gradient_shape));
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

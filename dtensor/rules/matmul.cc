@@ -13,7 +13,7 @@
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 enum class Addend { kLinear, kInsideActivation };
@@ -160,4 +160,4 @@ void add_matmul_rules(RuleTable& table) {
   table.add("aten::addr", add_einsum("m,n->mn"));  // promotes
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

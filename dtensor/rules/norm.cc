@@ -6,7 +6,7 @@
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 TensorInfo none() {
@@ -259,4 +259,4 @@ void add_norm_rules(RuleTable& table) {
   table.add("aten::native_batch_norm_backward", Rule::composed(batch_norm_backward));
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

@@ -13,7 +13,7 @@
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 // Every dimension of what one element's tensors broadcast to may be sharded; linear in none of
@@ -104,4 +104,4 @@ void add_optimizer_rules(RuleTable& table) {
   table.add("aten::_amp_foreach_non_finite_check_and_unscale_", Rule::composed(unscale));
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

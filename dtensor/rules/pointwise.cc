@@ -9,7 +9,7 @@
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 // Operands that an operator is linear in together: they are Partial, all others replicated.
@@ -319,4 +319,4 @@ void add_pointwise_rules(RuleTable& table) {
             pointwise(Linearity::kFirst).shapes(prelu_gradient_shapes));
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

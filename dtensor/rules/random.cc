@@ -21,7 +21,7 @@
 #include "shardweave/dtensor/rules/families.h"
 #include "shardweave/dtensor/tensor_impl.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 // --- from uniform and normal numbers to what was asked for ---------------------------------------
@@ -402,4 +402,4 @@ void add_random_rules(RuleTable& table) {
   table.add("aten::native_dropout", Rule::composed(native_dropout));
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

@@ -6,7 +6,7 @@
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 // linspace, logspace between numbers that are tensors: a user who wants it cut says so afterwards.
@@ -35,4 +35,4 @@ void add_range_rules(RuleTable& table) {
   }
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

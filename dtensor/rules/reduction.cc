@@ -15,7 +15,7 @@
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 // Whether a Partial survives the cast from `from` to `to`: rounding commutes with a sum well
@@ -361,4 +361,4 @@ void add_reduction_rules(RuleTable& table) {
                                              .composed_when(reduces_sharded, variance<true, true>));
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

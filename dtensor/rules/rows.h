@@ -5,7 +5,7 @@
 #include "ATen/core/Tensor.h"
 #include "shardweave/dtensor/spec.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 
 struct HeldRows {
   at::Tensor local;  // where a row is on this rank; 0 for those that are elsewhere
@@ -16,4 +16,4 @@ struct HeldRows {
 // that no rank has, as the operator itself would.
 HeldRows held_rows(const at::Tensor& indices, const Spec& table, const char* op);
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

@@ -25,7 +25,7 @@
 #include "shardweave/dtensor/rules/families.h"
 #include "shardweave/dtensor/rules/rows.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 enum Mode : int64_t { kSum = 0, kMean = 1, kMax = 2 };
@@ -386,4 +386,4 @@ void add_segment_rules(RuleTable& table) {
             Rule(segment_reduce_backward).shapes(segment_reduce_backward_shape));
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

@@ -2,7 +2,7 @@
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 // Gradients are linear in the incoming gradient (input 0).
@@ -64,4 +64,4 @@ void add_softmax_rules(RuleTable& table) {
   table.add("aten::_masked_softmax_backward", Rule(masked_softmax_backward).shapes(like_input));
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

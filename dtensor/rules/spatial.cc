@@ -8,7 +8,7 @@
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 // --- shapes, for operators without a kernel for meta tensors -------------------------------------
@@ -286,4 +286,4 @@ void add_spatial_rules(RuleTable& table) {
             Rule(windows).shapes(images_shape).chunks_only().refuses(are_no_images));
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

@@ -11,7 +11,7 @@
 #include "shardweave/dtensor/rules/view_map.h"
 #include "shardweave/dtensor/tensor_impl.h"
 
-namespace shardweave {
+namespace shardweave::dtensor_internal {
 namespace {
 
 using namespace dtensor_internal;
@@ -246,7 +246,7 @@ void refuse_as_strided_scatter(const c10::OperatorHandle&, c10::Stack&) {
 void view(const OpCall& call, Strategies& out) {
   const TensorInfo& self = call.input(0);
   const MeshContext* context = self.spec == nullptr ? nullptr : self.spec->context;
-  std::vector<Cut> cuts;
+  std::vector<MeshCut> cuts;
   for (int m : call.order) {
     if (m == call.mesh_dim || context == nullptr) break;
     cuts.push_back({self.spec->layout[m], context->mesh().size(m)});
@@ -295,4 +295,4 @@ void add_view_rules(RuleTable& table) {
             Rule([](const OpCall&, Strategies&) {}).runs(as_strided_in_whole));
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::dtensor_internal

@@ -17,7 +17,7 @@ void insert(Sizes& sizes, int64_t size) {
   if (at == sizes.end() || *at != size) sizes.insert(at, size);
 }
 
-Sizes after_cut(const Sizes& sizes, const Cut& c) {
+Sizes after_cut(const Sizes& sizes, const MeshCut& c) {
   Sizes result;
   for (int64_t size : sizes) {
     for (int64_t r = 0; r < c.num_ranks; ++r) {
@@ -69,7 +69,7 @@ struct Position {
 };
 
 // The cut `c` of one dimension as a cut of all the elements, in order.
-std::optional<Placement> merged(const Position& at, const Cut& c) {
+std::optional<Placement> merged(const Position& at, const MeshCut& c) {
   const std::optional<int64_t> outer = single(at.outer);
   if (!outer.has_value()) return std::nullopt;
   const Placement& p = c.placement;
@@ -87,7 +87,7 @@ std::optional<Placement> merged(const Position& at, const Cut& c) {
 }
 
 // The inverse: the cut `c` of all the elements as one of dimension `dim`.
-std::optional<Placement> split(const Position& at, const Cut& c, int dim) {
+std::optional<Placement> split(const Position& at, const MeshCut& c, int dim) {
   const std::optional<int64_t> outer = single(at.outer);
   if (!outer.has_value()) return std::nullopt;
   const Placement& p = c.placement;
@@ -156,13 +156,13 @@ std::vector<Group> smallest_groups(absl::Span<const int64_t> from, absl::Span<co
 
 std::vector<std::optional<Placement>> map_cuts(absl::Span<const int64_t> from,
                                                absl::Span<const int64_t> to,
-                                               absl::Span<const Cut> cuts) {
+                                               absl::Span<const MeshCut> cuts) {
   const std::vector<Group> groups = smallest_groups(from, to);
   std::vector<Sizes> from_sizes, to_sizes;
   for (int64_t size : from) from_sizes.push_back({size});
   for (int64_t size : to) to_sizes.push_back({size});
 
-  auto map = [&](const Cut& c) -> std::optional<Placement> {
+  auto map = [&](const MeshCut& c) -> std::optional<Placement> {
     const int dim = c.placement.dim();
     const auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& g) {
       return g.from_begin <= dim && dim < g.from_end;
@@ -185,7 +185,7 @@ std::vector<std::optional<Placement>> map_cuts(absl::Span<const int64_t> from,
   };
 
   std::vector<std::optional<Placement>> result;
-  for (const Cut& c : cuts) {
+  for (const MeshCut& c : cuts) {
     if (!c.placement.is_shard()) {
       result.emplace_back(c.placement);
       continue;

@@ -15,7 +15,7 @@
 namespace shardweave::dtensor_internal {
 
 // One cut of a tensor: how, and over how many ranks.
-struct Cut {
+struct MeshCut {
   Placement placement;
   int64_t num_ranks;
 };
@@ -26,6 +26,6 @@ struct Cut {
 // stay.
 std::vector<std::optional<Placement>> map_cuts(absl::Span<const int64_t> from,
                                                absl::Span<const int64_t> to,
-                                               absl::Span<const Cut> cuts);
+                                               absl::Span<const MeshCut> cuts);
 
 }  // namespace shardweave::dtensor_internal

@@ -36,8 +36,8 @@ std::vector<int64_t> elements(const Shape& shape, const Placements& placements, 
 }
 
 // Every kind of cut of a tensor of this shape, which may be the first.
-std::vector<Cut> cuts_of(const Shape& shape, int64_t ranks, bool ragged) {
-  std::vector<Cut> cuts;
+std::vector<MeshCut> cuts_of(const Shape& shape, int64_t ranks, bool ragged) {
+  std::vector<MeshCut> cuts;
   for (int d = 0; d < static_cast<int>(shape.size()); ++d) {
     cuts.push_back({Shard(d), ranks});
     cuts.push_back({StridedShard(d, 2), ranks});
@@ -59,7 +59,7 @@ std::vector<Cut> cuts_of(const Shape& shape, int64_t ranks, bool ragged) {
 }
 
 // How many of `cuts` are mapped. Checks those that are.
-int check(const Shape& from, const Shape& to, const std::vector<Cut>& cuts) {
+int check(const Shape& from, const Shape& to, const std::vector<MeshCut>& cuts) {
   const auto mapped = map_cuts(from, to, cuts);
   EXPECT_EQ(mapped.size(), cuts.size());
   Placements before, after;
@@ -117,7 +117,7 @@ TEST(ViewMapTest, OneCutOfAnyKind) {
     for (const Shape& from : shapes) {
       for (const Shape& to : shapes) {
         for (int64_t ranks : {1, 2, 3, 4}) {
-          for (const Cut& c : cuts_of(from, ranks, ranks > 1)) mapped += check(from, to, {c});
+          for (const MeshCut& c : cuts_of(from, ranks, ranks > 1)) mapped += check(from, to, {c});
         }
       }
     }
@@ -131,8 +131,8 @@ TEST(ViewMapTest, TwoCuts) {
     for (const Shape& from : shapes) {
       for (const Shape& to : shapes) {
         for (int64_t first_ranks : {2, 3}) {
-          for (const Cut& first : cuts_of(from, first_ranks, true)) {
-            for (const Cut& second : cuts_of(from, 2, false))
+          for (const MeshCut& first : cuts_of(from, first_ranks, true)) {
+            for (const MeshCut& second : cuts_of(from, 2, false))
               mapped += check(from, to, {first, second});
           }
         }
@@ -144,9 +144,9 @@ TEST(ViewMapTest, TwoCuts) {
 
 TEST(ViewMapTest, ThreeCuts) {
   const Shape from = {4, 4, 3}, to = {48};
-  for (const Cut& a : cuts_of(from, 2, true)) {
-    for (const Cut& b : cuts_of(from, 2, false)) {
-      for (const Cut& c : cuts_of(from, 2, false)) {
+  for (const MeshCut& a : cuts_of(from, 2, true)) {
+    for (const MeshCut& b : cuts_of(from, 2, false)) {
+      for (const MeshCut& c : cuts_of(from, 2, false)) {
         check(from, to, {a, b, c});
         check(from, {16, 3}, {a, b, c});
         check(from, {2, 2, 12}, {a, b, c});

@@ -21,6 +21,8 @@
 namespace shardweave::testing {
 namespace {
 
+using namespace dtensor_internal;
+
 std::string first_line(const std::exception& error) {
   const std::string what = error.what();
   return what.substr(0, what.find('\n'));

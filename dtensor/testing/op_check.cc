@@ -30,6 +30,8 @@
 namespace shardweave::testing {
 namespace {
 
+using namespace dtensor_internal;
+
 // What one device gives.
 struct Reference {
   Tensors inputs;

@@ -20,6 +20,8 @@
 namespace shardweave::testing {
 namespace {
 
+using namespace dtensor_internal;
+
 // Placements of one call along a mesh dimension: of the flat inputs, then of the flat outputs.
 struct Combination {
   std::vector<Placement> inputs;

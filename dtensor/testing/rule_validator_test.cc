@@ -9,6 +9,8 @@
 namespace shardweave::testing {
 namespace {
 
+using namespace dtensor_internal;
+
 using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
