@@ -219,7 +219,7 @@ TEST_P(CommErrorConformance, ARankThatIsGoneIsNamedLongBeforeTheDeadline) {
 
 // The others may still be reading what it has sent.
 TEST_P(CommErrorConformance, ARankMayLeaveWhenAllThatItOwesIsOnItsWay) {
-  for (int i = 0; i < 3; ++i) {
+  for (int round = 0; round < 3; ++round) {
     const std::vector<absl::Status> results = run(3, [](const auto& comm) -> absl::Status {
       Values data(DType::kF32, 200'000,
                   [&](int64_t i) { return comm->rank() == 2 ? i % 1000 : -1; });
@@ -241,7 +241,7 @@ TEST_P(CommErrorConformance, ARankThatHasLeftDoesNotBreakItsGroup) {
     Work from_two;
     if (comm->rank() == 0) from_two = comm->recv(Buffer::of(&word, 1), 2);
     Values got(DType::kF32, 1'500'000);
-    for (int i = 0; i < 3; ++i) {
+    for (int round = 0; round < 3; ++round) {
       Work recv = comm->recv(got.buffer(), 1 - comm->rank());
       SHARDWEAVE_RETURN_IF_ERROR(comm->send(data.buffer(), 1 - comm->rank()).wait());
       SHARDWEAVE_RETURN_IF_ERROR(recv.wait());

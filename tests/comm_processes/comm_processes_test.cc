@@ -171,6 +171,12 @@ TEST_F(CommProcessesTest, ARankThatNeverComesIsNamed) {
       {"DEADLINE_EXCEEDED", "connecting group 'world'", "rank 2 (world rank 2) did not come"});
 }
 
+TEST_F(CommProcessesTest, ARankThatEndsBeforeAGroupIsMadeDoesNotKeepTheOthersWaiting) {
+  start(3, 3, "late_group", 60'000);
+  expect_errors(1, Clock::now() + seconds(15),
+                {"UNAVAILABLE", "connecting group 'late'", "rank 1 (world rank 1) has left"});
+}
+
 TEST_F(CommProcessesTest, RanksThatDisagreeAllLearnIt) {
   start(3, 3, "disagree", 60'000);
   expect_errors(-1, Clock::now() + seconds(10),

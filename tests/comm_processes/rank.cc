@@ -81,6 +81,13 @@ absl::Status disagree(Communicator& comm) {
                           : comm.all_reduce(buffer, buffer, ReduceOp::kSum).wait();
 }
 
+// Rank 1 ends before the others make a group with it.
+absl::Status late_group(Communicator& comm) {
+  absl::Status status = comm.barrier().wait();
+  if (!status.ok() || comm.rank() == 1) return status;
+  return comm.subgroup({0, 1, 2}, "late").status();
+}
+
 absl::Status run(int argc, char** argv) {
   if (argc != 6)
     return absl::InvalidArgumentError("usage: rank STORE RANK SIZE SCENARIO TIMEOUT_MS");
@@ -98,6 +105,7 @@ absl::Status run(int argc, char** argv) {
   say("connected");
   if (scenario == "values") return values(*comm);
   if (scenario == "train") return train(*comm);
+  if (scenario == "late_group") return late_group(*comm);
   return disagree(*comm);
 }
 
