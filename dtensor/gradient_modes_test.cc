@@ -167,32 +167,32 @@ TEST(GradientModesTest, Convolution) {
 }
 
 TEST(GradientModesTest, Normalization) {
-  const Input x = in({4, 6, 5}), c = in({6}), var = in({6}).uniform(0.5, 2).constant();
+  const Input whole = in({4, 6, 5}), channels = in({6}), var = in({6}).uniform(0.5, 2).constant();
   check_modes({
       {"batch_norm",
-       {x, c, c, in({6}).constant(), var},
+       {whole, channels, channels, in({6}).constant(), var},
        [](const Tensors& x) {
          return Tensors{
              at::batch_norm(x[0], x[1], x[2], x[3].clone(), x[4].clone(), true, 0.1, 1e-5, false)};
        }},
       {"batch_norm in eval",
-       {x, c, c, in({6}).constant(), var},
+       {whole, channels, channels, in({6}).constant(), var},
        [](const Tensors& x) {
          return Tensors{at::batch_norm(x[0], x[1], x[2], x[3], x[4], false, 0.1, 1e-5, true)};
        }},
       {"instance_norm",
-       {x, c, c},
+       {whole, channels, channels},
        [](const Tensors& x) {
          return Tensors{at::instance_norm(x[0], x[1], x[2], {}, {}, true, 0.1, 1e-5, false)};
        }},
       {"group_norm",
-       {x, c, c},
+       {whole, channels, channels},
        [](const Tensors& x) { return Tensors{at::group_norm(x[0], 3, x[1], x[2])}; }},
       {"layer_norm",
-       {x, in({5}), in({5})},
+       {whole, in({5}), in({5})},
        [](const Tensors& x) { return Tensors{at::layer_norm(x[0], {5}, x[1], x[2])}; }},
       {"rms_norm",
-       {x, in({5})},
+       {whole, in({5})},
        [](const Tensors& x) { return Tensors{at::rms_norm(x[0], {5}, x[1])}; }},
       {"weight_norm",
        {in({4, 3}), in({4, 1})},
@@ -284,7 +284,7 @@ TEST(GradientModesTest, ProductsAndAttention) {
 }
 
 TEST(GradientModesTest, OtherComposites) {
-  const Input x = in({4, 6});
+  const Input matrix = in({4, 6});
   check_modes({
       {"one_hot",
        {in({4, 3}).integers(0, 5)},
@@ -301,39 +301,39 @@ TEST(GradientModesTest, OtherComposites) {
        [](const Tensors& x) { return Tensors{at::linalg_matrix_rank(x[0], x[1], x[2], false)}; }},
       {"pinv", {in({4, 3, 2})}, [](const Tensors& x) { return Tensors{at::linalg_pinv(x[0])}; }},
       {"dropout in eval",
-       {x},
+       {matrix},
        [](const Tensors& x) { return Tensors{at::dropout(x[0], 0.5, false)}; }},
-      {"prelu", {x, in({6})}, [](const Tensors& x) { return Tensors{at::prelu(x[0], x[1])}; }},
+      {"prelu", {matrix, in({6})}, [](const Tensors& x) { return Tensors{at::prelu(x[0], x[1])}; }},
       {"pad",
        {in({4, 3, 6})},
        [](const Tensors& x) { return Tensors{at::pad(x[0], {1, 2}, "reflect")}; }},
       {"pad with a number",
-       {x},
+       {matrix},
        [](const Tensors& x) { return Tensors{at::pad(x[0], {1, 2}, "constant", 3.0)}; }},
       {"cross_entropy",
-       {x, in({4}).integers(0, 6)},
+       {matrix, in({4}).integers(0, 6)},
        [](const Tensors& x) { return Tensors{at::cross_entropy_loss(x[0], x[1])}; }},
-      {"var", {x}, [](const Tensors& x) { return Tensors{x[0].var(1), x[0].std(0)}; }},
+      {"var", {matrix}, [](const Tensors& x) { return Tensors{x[0].var(1), x[0].std(0)}; }},
       {"norm",
-       {x},
+       {matrix},
        [](const Tensors& x) {
          return Tensors{x[0].norm(), at::linalg_norm(x[0]), at::linalg_norm(x[0], "nuc")};
        }},
       {"meshgrid",
        {in({4}), in({6})},
        [](const Tensors& x) { return Tensors(at::meshgrid({x[0], x[1]}, "ij")); }},
-      {"tensor_split", {x}, [](const Tensors& x) { return Tensors(x[0].tensor_split(3, 1)); }},
-      {"chunk", {x}, [](const Tensors& x) { return Tensors(x[0].chunk(3, 1)); }},
+      {"tensor_split", {matrix}, [](const Tensors& x) { return Tensors(x[0].tensor_split(3, 1)); }},
+      {"chunk", {matrix}, [](const Tensors& x) { return Tensors(x[0].chunk(3, 1)); }},
       {"reshape",
-       {x},
+       {matrix},
        [](const Tensors& x) {
          return Tensors{x[0].reshape({8, 3}), x[0].flatten(), x[0].unflatten(1, {2, 3})};
        }},
       {"tile",
-       {x},
+       {matrix},
        [](const Tensors& x) { return Tensors{x[0].tile({2, 1}), x[0].repeat_interleave(2, 0)}; }},
-      {"diff", {x}, [](const Tensors& x) { return Tensors{x[0].diff()}; }},
-      {"quantile", {x}, [](const Tensors& x) { return Tensors{x[0].quantile(0.5, 1)}; }},
+      {"diff", {matrix}, [](const Tensors& x) { return Tensors{x[0].diff()}; }},
+      {"quantile", {matrix}, [](const Tensors& x) { return Tensors{x[0].quantile(0.5, 1)}; }},
       {"cdist",
        {in({4, 3}), in({5, 3})},
        [](const Tensors& x) { return Tensors{at::cdist(x[0], x[1])}; }},

@@ -1,5 +1,7 @@
 // Composites of LibTorch that read their input's memory where nothing is to be differentiated, with
 // no operator in between that the fallback for DTensors (dispatch.cc) would see.
+#include <tuple>
+
 #include "ATen/ops/max_pool1d_native.h"
 #include "ATen/ops/max_pool1d_with_indices.h"
 #include "shardweave/dtensor/tensor_impl.h"

@@ -16,9 +16,9 @@ struct OpInfo {
   enum class ArgKind : uint8_t {
     kTensor,      // Tensor or Tensor?
     kTensorList,  // Tensor[] or Tensor?[]
-    kKeyed,       // part of the cache key: ints, bools, dtypes, devices, lists of them
-    kScalar,      // Scalar: the rule sees its type, not its value
-    kUnkeyed,     // float, string, generator: the rule does not see them
+    kKeyed,    // part of the cache key: ints, bools, strings, dtypes, ..., lists (of floats, too)
+    kScalar,   // Scalar or Scalar[]: the rule sees their types, not their values
+    kUnkeyed,  // float, generator: the rule does not see them
   };
   struct Write {
     int arg;       // written by the operator; of a list, every element

@@ -151,7 +151,7 @@ class Rule {
   // Output shapes, strides and dtypes equal those of these inputs.
   Rule shapes_like(std::vector<int> inputs) &&;
   // The rule reads these arguments, which are not part of the cache key by default (float and
-  // Scalar values and strings are not: a per-step scalar must not grow the cache).
+  // Scalar values are not: a per-step scalar must not grow the cache).
   Rule reads(std::vector<std::string> names) &&;
   // Shards must be whole chunks: what holds for Shard(d) does not hold for an arbitrary subset of
   // the indices of d (views, flips, cat along d, ...). Without it strided and ragged shards may

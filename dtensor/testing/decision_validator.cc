@@ -180,8 +180,6 @@ class Trial {
   }
 
  private:
-  const at::Tensor& whole(int flat) const { return inputs_[call_.flat()[flat].input]; }
-
   // Null: another operator's rules decide.
   std::unique_ptr<CacheEntry> decided(const std::vector<Layout>& layouts, int rank) const {
     Tensors dtensors;
@@ -208,7 +206,7 @@ class Trial {
                         entry.kernel == nullptr ? "" : " by a kernel of the rule");
   }
 
-  Tensors run_rank(const CacheEntry& entry, int rank) const {
+  Tensors run_rank(const CacheEntry& entry) const {
     Tensors local(inputs_.size());
     const bool writes = call_.op().schema().is_mutable();
     for (size_t f = 0; f < call_.flat().size(); ++f) {
@@ -231,7 +229,7 @@ class Trial {
     std::vector<Tensors> results;  // by rank
     for (int r = 0; r < ranks_.count(); ++r) {
       try {
-        results.push_back(run_rank(*entries[r], r));
+        results.push_back(run_rank(*entries[r]));
       } catch (const std::exception& error) {
         return absl::StrCat("rank ", r, " raises: ", first_line(error));
       }
