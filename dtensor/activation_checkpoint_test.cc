@@ -39,9 +39,11 @@ TEST(ActivationCheckpointTest, IsTheSameAsWithout) {
     Block plain(mesh), again(mesh);
     const auto step = [&](Block& block, bool checkpointed) {
       manual_seed(mesh, 5);
-      at::Tensor x = distribute_tensor(numbers({4, 6}), mesh, Placements{Replicate()}).requires_grad_();
-      const at::Tensor y =
-          checkpointed ? checkpoint([&](const at::Tensor& t) { return block(t); }, x * 2) : block(x * 2);
+      at::Tensor x =
+          distribute_tensor(numbers({4, 6}), mesh, Placements{Replicate()}).requires_grad_();
+      const at::Tensor y = checkpointed
+                               ? checkpoint([&](const at::Tensor& t) { return block(t); }, x * 2)
+                               : block(x * 2);
       const at::Tensor drawn = at::rand_like(x);
       y.square().sum().backward();
       finish_grad_sync(*block.up);
@@ -84,8 +86,9 @@ TEST(ActivationCheckpointTest, SeveralResultsSomeUnusedSomeIntegers) {
 }
 
 TEST(ActivationCheckpointTest, Refuses) {
-  EXPECT_THROW(checkpoint([](const std::vector<at::Tensor>& in) { return in; }, std::vector<at::Tensor>()),
-               Error);
+  EXPECT_THROW(
+      checkpoint([](const std::vector<at::Tensor>& in) { return in; }, std::vector<at::Tensor>()),
+      Error);
   at::Tensor x = numbers({3}).requires_grad_();
   const at::Tensor y = checkpoint([](const at::Tensor& t) { return t.exp(); }, x);
   EXPECT_THROW(torch::autograd::grad({y.sum()}, {x}, {}, true, /*create_graph=*/true), Error);

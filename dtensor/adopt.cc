@@ -12,8 +12,8 @@
 #include "absl/strings/str_join.h"
 #include "c10/core/GradMode.h"
 #include "shardweave/dtensor/arguments.h"
+#include "shardweave/dtensor/checksum.h"
 #include "shardweave/dtensor/mesh_context.h"
-#include "shardweave/dtensor/observer.h"
 #include "shardweave/dtensor/tensor_impl.h"
 #include "torch/csrc/autograd/function.h"
 #include "torch/csrc/autograd/graph_task.h"
@@ -46,53 +46,6 @@ bool writes(const OpInfo& info, size_t arg) {
   return false;
 }
 
-// Of shape and elements; the same on every rank.
-uint64_t checksum(const at::Tensor& plain) {
-  const at::Tensor contiguous = plain.detach().resolve_conj().resolve_neg().contiguous();
-  uint64_t sum = 0xcbf29ce484222325;  // FNV-1a
-  auto add = [&](uint64_t value) { sum = (sum ^ value) * 0x100000001b3; };
-  add(static_cast<uint64_t>(plain.scalar_type()));
-  for (int64_t size : plain.sizes()) add(static_cast<uint64_t>(size));
-  const auto* bytes = static_cast<const unsigned char*>(contiguous.const_data_ptr());
-  for (size_t i = 0; i < contiguous.nbytes(); ++i) add(bytes[i]);
-  return sum;
-}
-
-std::vector<int> all_dims(const MeshContext& context) {
-  std::vector<int> dims;
-  for (int m = 0; m < context.mesh().ndim(); ++m) dims.push_back(m);
-  return dims;
-}
-
-// The place of the first sum that is not the same on all ranks, the same answer on all of them;
-// nullopt: all are.
-std::optional<size_t> first_difference(MeshContext& context, std::vector<uint64_t>& sums,
-                                       const Cause& cause) {
-  const std::vector<int> dims = all_dims(context);
-  Communicator& comm = context.communicator(dims);
-  const auto count = static_cast<int64_t>(sums.size());
-  std::vector<uint64_t> all(sums.size() * comm.size());
-  const CollectiveSpan span(context, cause, [&]() -> Sending {
-    return {"all_gather",
-            dims,
-            (comm.size() - 1) * count * 8,
-            at::kLong,
-            absl::MakeConstSpan(&count, 1),
-            Layout(),
-            Layout()};
-  });
-  throw_if_error(comm.all_gather(Buffer::of(sums.data(), count),
-                                 Buffer::of(all.data(), static_cast<int64_t>(all.size())),
-                                 {.timeout = absl::ZeroDuration(), .tag = cause.name})
-                     .wait());
-  std::optional<size_t> first;
-  for (size_t k = 0; k < all.size(); ++k) {
-    const size_t place = k % sums.size();
-    if (all[k] != all[place] && (!first.has_value() || place < *first)) first = place;
-  }
-  return first;
-}
-
 [[noreturn]] void differs(const c10::OperatorHandle& op, size_t arg) {
   fail(op, absl::StatusCode::kInvalidArgument,
        absl::StrCat("argument '", op.schema().arguments()[arg].name(),
@@ -102,7 +55,7 @@ std::optional<size_t> first_difference(MeshContext& context, std::vector<uint64_
 
 // Compares the checksums of plain tensors, which are those of arguments `of`, with the other ranks'.
 void check_equal(const c10::OperatorHandle& op, const std::vector<size_t>& of, MeshContext& context,
-                 std::vector<uint64_t>& sums) {
+                 const std::vector<uint64_t>& sums) {
   const std::string& name = op.schema().arguments()[of[0]].name();
   if (context.strict_depth > 0) {
     fail(op, absl::StatusCode::kFailedPrecondition,
@@ -112,7 +65,7 @@ void check_equal(const c10::OperatorHandle& op, const std::vector<size_t>& of, M
              "the same on all ranks takes communication to find out"));
   }
   const Cause cause{.name = op.operator_name().name, .argument = name};
-  if (auto place = first_difference(context, sums, cause)) differs(op, of[*place]);
+  if (auto difference = first_difference(context, sums, cause)) differs(op, of[difference->index]);
 }
 
 // A tensor without a version counter may be written unseen.
@@ -149,9 +102,8 @@ bool EqualTensors::contains(c10::TensorImpl* impl) const {
 void EqualTensors::add(const at::Tensor& plain) {
   c10::TensorImpl* impl = plain.unsafeGetTensorImpl();
   if (!has_version(impl)) return;
-  states_.insert_or_assign(
-      impl, State{decltype(State::alive)(plain.getIntrusivePtr()),
-                  impl->version_counter().current_version(), num_added_});
+  states_.insert_or_assign(impl, State{decltype(State::alive)(plain.getIntrusivePtr()),
+                                       impl->version_counter().current_version(), num_added_});
   order_.emplace_back(impl, num_added_++);
   while (order_.size() > capacity_) {
     const auto [oldest, added] = order_.front();
@@ -171,8 +123,9 @@ void settle_numbers(MeshContext& context) {
   const PlainTensors::Number& first = numbers[0];
   const Cause cause{.name = first.op.operator_name().name,
                     .argument = first.op.schema().arguments()[first.arg].name()};
-  if (auto place = first_difference(context, sums, cause)) {
-    differs(numbers[*place].op, numbers[*place].arg);
+  if (auto difference = first_difference(context, sums, cause)) {
+    const PlainTensors::Number& number = numbers[difference->index];
+    differs(number.op, number.arg);
   }
 }
 
@@ -206,8 +159,8 @@ void adopt_equal(const c10::OperatorHandle& op, const OpInfo& info,
                  const std::shared_ptr<MeshContext>& context, absl::Span<IValue> args) {
   const bool trusted = in_formula();
   std::vector<uint64_t> sums;
-  std::vector<size_t> of;             // the arguments that these are of
-  std::vector<at::Tensor> compared;   // whose sums these are
+  std::vector<size_t> of;            // the arguments that these are of
+  std::vector<at::Tensor> compared;  // whose sums these are
   std::vector<at::Tensor> becoming;  // DTensors where they stand, for the operator writes to them
   auto adopted = [&](size_t i, const IValue& value) -> IValue {
     if (!value.isTensor()) return value;
@@ -216,7 +169,8 @@ void adopt_equal(const c10::OperatorHandle& op, const OpInfo& info,
     if (plain.dim() == 0 && !info.is_out[i]) return value;
     check_can_mix(op, i, plain);
     // What is in an out= argument is lost.
-    if (!trusted && !info.is_out[i] && !context->plain_tensors.equal.contains(plain.unsafeGetTensorImpl())) {
+    if (!trusted && !info.is_out[i] &&
+        !context->plain_tensors.equal.contains(plain.unsafeGetTensorImpl())) {
       sums.push_back(checksum(plain));
       of.push_back(i);
       compared.push_back(plain);

@@ -58,8 +58,8 @@ struct PlainTensors {
     uint64_t sum;  // of dtype and value
   };
   EqualTensors equal{1024};
-  EqualTensors numbers{256};       // compared, or in `put_off`
-  std::vector<Number> put_off;     // still to be compared
+  EqualTensors numbers{256};    // compared, or in `put_off`
+  std::vector<Number> put_off;  // still to be compared
 };
 
 // Compares the numbers that were put off with the other ranks' (collective over the mesh; nothing if

@@ -37,8 +37,8 @@ struct ArgChange {
 struct CacheEntry {
   CacheKey key;
   std::vector<SpecRef> key_specs;  // those that the key names by address: they live as long
-  bool gathered = false;      // no rule: all inputs replicated
-  bool communicates = false;  // some change moves bytes
+  bool gathered = false;           // no rule: all inputs replicated
+  bool communicates = false;       // some change moves bytes
   LocalKernel kernel = nullptr;
   std::vector<InputChange> input_changes;
   std::vector<ArgChange> arg_changes;

@@ -125,8 +125,8 @@ bool make_key(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<cons
         }
         key.push_back(kList + v.toListRef().size());
         for (const IValue& e : v.toListRef()) {
-          if (!add_tensor(op, e.isTensor() ? e.unsafeToTensorImpl() : nullptr, info.is_out[i],
-                          key, numbers)) {
+          if (!add_tensor(op, e.isTensor() ? e.unsafeToTensorImpl() : nullptr, info.is_out[i], key,
+                          numbers)) {
             return false;
           }
         }
@@ -225,6 +225,9 @@ class Runner {
         check_writable(meta_of(handle), op_.operator_name().name);
         written_views_.push_back(handle);
       }
+      // Who has saved the local part (to_local) has to know.
+      at::TensorImpl* local = meta_of(handle).local.unsafeGetTensorImpl();
+      if (!info_.changes_shape && !local->is_inference()) local->bump_version();
       if (written.direct && written.output < 0 && !info_.changes_shape && !entry_.gathered)
         continue;
       kept_.push_back({&written, std::move(handle), {}});

@@ -1,6 +1,7 @@
 #include "shardweave/dtensor/distribute_module.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -22,8 +23,8 @@ using namespace dtensor_internal;
 // A tensor of the module.
 struct Member {
   at::Tensor tensor;
-  std::vector<std::string> fqns;           // more than one: it is tied
-  const Placements* placements = nullptr;  // by the plan; null: no entry matches
+  std::vector<std::string> fqns;  // more than one: it is tied
+  std::optional<Layout> layout;   // by the plan, dimensions counted from the front
   // Which decided: an entry of the plan, and the name that it matches.
   const PlanEntry* entry = nullptr;
   std::string_view matched;
@@ -66,16 +67,19 @@ void choose(Member& member, const ParameterPlan& plan, const std::vector<Placeme
       if (!matches_fqn(plan[i].pattern, fqn)) continue;
       (*used)[i] = true;
       if (std::exchange(decided, true)) continue;
-      if (member.placements == nullptr) {
-        member.placements = &placements[i];
+      absl::StatusOr<Layout> given =
+          with_dims_of(Layout(placements[i]), static_cast<int>(member.tensor.dim()));
+      if (!given.ok()) refuse(given.status().code(), fqn, std::string(given.status().message()));
+      if (!member.layout.has_value()) {
+        member.layout = *std::move(given);
         member.entry = &plan[i];
         member.matched = fqn;
-      } else if (*member.placements != placements[i]) {
+      } else if (*member.layout != *given) {
         throw Error(absl::InvalidArgumentError(absl::StrCat(
             "distribute_module: '", std::string(member.matched), "' and '", fqn,
-            "' are one tensor, and the plan gives it two placements: ",
-            to_string(*member.placements), " by the entry '", member.entry->pattern, "', ",
-            to_string(placements[i]), " by the entry '", plan[i].pattern, "'")));
+            "' are one tensor, and the plan gives it two placements: ", member.layout->to_string(),
+            " by the entry '", member.entry->pattern, "', ", given->to_string(), " by the entry '",
+            plan[i].pattern, "'")));
       }
     }
   }
@@ -128,7 +132,7 @@ void check_same_on_all_ranks(MeshContext& context, const std::vector<Member>& me
   if (context.mesh().size() == 1) return;
   std::vector<uint64_t> sums;
   for (const Member& member : members) {
-    sums.push_back(checksum(checksum(member.tensor), to_string(*member.placements)));
+    sums.push_back(checksum(checksum(member.tensor), member.layout->to_string()));
   }
   const std::optional<Difference> difference = first_difference(context, sums, cause);
   if (!difference.has_value()) return;
@@ -176,15 +180,11 @@ void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const Par
   for (size_t i = 0; i < plan.size(); ++i) {
     if (!used[i]) no_match(plan[i], members);
   }
-  const Placements replicated(mesh->mesh().ndim());
   for (Member& member : members) {
-    if (member.placements == nullptr) member.placements = &replicated;
+    if (!member.layout.has_value()) member.layout = Layout(Placements(mesh->mesh().ndim()));
     const auto sizes = member.tensor.sizes();
-    const absl::StatusOr<Layout> layout =
-        with_dims_of(Layout(*member.placements), static_cast<int>(sizes.size()));
-    const absl::Status fits =
-        layout.ok() ? validate(*layout, mesh->mesh().shape(), {sizes.data(), sizes.size()})
-                    : layout.status();
+    absl::Status fits =
+        validate(*member.layout, mesh->mesh().shape(), {sizes.data(), sizes.size()});
     if (!fits.ok()) refuse(fits.code(), member.fqns[0], std::string(fits.message()));
   }
   check_memory(members);
@@ -193,8 +193,8 @@ void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const Par
 
   const c10::AutoGradMode no_grad(false);
   for (const Member& member : members) {
-    const at::Tensor sharded =
-        distribute_tensor(member.tensor.detach(), mesh, *member.placements, options, where);
+    const at::Tensor sharded = distribute_tensor(member.tensor.detach(), mesh,
+                                                 member.layout->placements(), options, where);
     const DTensorMeta& meta = meta_of(sharded);
     convert_in_place(member.tensor, meta.local, meta.spec, meta.context);
   }

@@ -18,9 +18,9 @@
 namespace shardweave {
 namespace {
 
+using testing::all_layouts;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
-using testing::all_layouts;
 using testing::on_mesh;
 
 at::Tensor numbers(at::IntArrayRef sizes) {
@@ -98,7 +98,8 @@ TEST(LibTorchHabitsTest, ShapesChangeInPlaceWithViewsAround) {
               kChanges[c](changed);
               EXPECT_TRUE(at::equal(full_tensor(changed), wanted))
                   << c << " " << to_string(placements);
-              EXPECT_TRUE(at::equal(full_tensor(of_view ? sharded : view), of_view ? plain : plain_view))
+              EXPECT_TRUE(
+                  at::equal(full_tensor(of_view ? sharded : view), of_view ? plain : plain_view))
                   << c << " " << to_string(placements);
             }
           }
@@ -223,7 +224,8 @@ TEST(LibTorchHabitsTest, AModuleChangesItsDtype) {
     model->to(at::kDouble);
     EXPECT_EQ(model->parameters()[0].scalar_type(), at::kDouble);
     EXPECT_EQ(layout_of(model->parameters()[0]), Layout({Shard(0)}));
-    EXPECT_TRUE(at::equal(full_tensor(model->parameters()[0].detach()), numbers({4, 6}).to(at::kDouble)));
+    EXPECT_TRUE(
+        at::equal(full_tensor(model->parameters()[0].detach()), numbers({4, 6}).to(at::kDouble)));
     const at::Tensor x =
         distribute_tensor(numbers({5, 6}).to(at::kDouble), mesh, Placements{Replicate()});
     model->forward(x).square().sum().backward();
@@ -275,7 +277,8 @@ TEST(LibTorchHabitsTest, WhatNeedsMemorySaysThatThisIsADTensor) {
     torch::nn::Linear model(6, 4);
     distribute_module(*model, mesh, {});
     const at::Tensor made = distribute_tensor(numbers({4, 6}), mesh, Placements{Shard(0)});
-    for (const at::Tensor& x : {made, made * 2, model->weight.detach(), at::Tensor(model->weight)}) {
+    for (const at::Tensor& x :
+         {made, made * 2, model->weight.detach(), at::Tensor(model->weight)}) {
       const std::function<void()> kNeeds[] = {
           [&] { x.data_ptr<float>(); },
           [&] { x.const_data_ptr<float>(); },
@@ -291,8 +294,9 @@ TEST(LibTorchHabitsTest, WhatNeedsMemorySaysThatThisIsADTensor) {
           },
       };
       for (size_t i = 0; i < std::size(kNeeds); ++i) {
-        EXPECT_THAT(error_of(kNeeds[i]), ::testing::AllOf(HasSubstr("DTensor"), HasSubstr("to_local"),
-                                                         HasSubstr("full_tensor")))
+        EXPECT_THAT(
+            error_of(kNeeds[i]),
+            ::testing::AllOf(HasSubstr("DTensor"), HasSubstr("to_local"), HasSubstr("full_tensor")))
             << i;
       }
     }

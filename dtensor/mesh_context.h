@@ -64,7 +64,7 @@ class MeshContext {
   PropagationCache cache;
   DispatchCounters counters;
   CostModel cost_model;
-  PhiloxState random;  // seeded() with the default
+  PhiloxState random;                       // seeded() with the default
   int strict_depth = 0;                     // > 0: implicit communication is an error
   absl::flat_hash_set<std::string> warned;  // operators without a rule that were reported
   ModuleNames modules;

@@ -51,7 +51,8 @@ TEST(PlainTensorsTest, OneConstantOnTwoMeshes) {
     const MeshPtr b = init_device_mesh(world, {{"b", 2}}).value();
     const at::Tensor table = at::cos(numbers({4, 4}));
     for (const MeshPtr& mesh : {a, b, a}) {
-      at::Tensor x = distribute_tensor(numbers({4, 4}), mesh, Placements{Shard(0)}).requires_grad_();
+      at::Tensor x =
+          distribute_tensor(numbers({4, 4}), mesh, Placements{Shard(0)}).requires_grad_();
       ((x * table).square() / table).sum().backward();
       EXPECT_TRUE(at::allclose(full_tensor(x.grad()), 2 * numbers({4, 4}) * table));
       EXPECT_FALSE(is_dtensor(table));
@@ -183,11 +184,24 @@ TEST(PlainTensorsTest, GradientsOfPlainTensorsAreNotAskedForWithoutRecording) {
   });
   for (const at::Tensor& plain : {at::ones({4}), at::scalar_tensor(1.0)}) {
     plain.requires_grad_();
-    EXPECT_THAT(message_of([&](const MeshPtr& mesh) {
-                  ones({4}, mesh, {Shard(0), Replicate()}) * plain;
-                }),
-                HasSubstr("among DTensors, and it requires grad"));
+    EXPECT_THAT(
+        message_of([&](const MeshPtr& mesh) { ones({4}, mesh, {Shard(0), Replicate()}) * plain; }),
+        HasSubstr("among DTensors, and it requires grad"));
   }
+}
+
+// What autograd has saved of a local part is noticed to be gone, as for a plain tensor.
+TEST(PlainTensorsTest, ALocalPartThatIsWrittenThroughItsDTensor) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    at::Tensor w = distribute_tensor(numbers({4, 4}), mesh, Placements{Shard(0)}).requires_grad_();
+    const at::Tensor local = to_local(w);
+    const at::Tensor y = (local * local).sum();
+    {
+      const at::NoGradGuard guard;
+      w.mul_(2);
+    }
+    EXPECT_THROW(y.backward(), c10::Error);
+  });
 }
 
 }  // namespace

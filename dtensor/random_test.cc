@@ -405,7 +405,8 @@ TEST(RandomTest, SlicesDrawDifferently) {
       const at::Tensor mine = full_tensor(randn({16}, stage, {Shard(0)}));
       const at::Tensor all = full_tensor(from_local(mine, mesh, {Shard(0), Replicate()}));
       EXPECT_FALSE(at::equal(all.slice(0, 0, 16), all.slice(0, 16, 32)));
-      EXPECT_TRUE(at::equal(full_tensor(from_local(mine, mesh, {Replicate(), Shard(0)})), mine.repeat({2})));
+      EXPECT_TRUE(at::equal(full_tensor(from_local(mine, mesh, {Replicate(), Shard(0)})),
+                            mine.repeat({2})));
     }
     // The first one draws as a mesh of its own would, and who wants all alike says so.
     manual_seed(mesh, 7);

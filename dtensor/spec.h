@@ -24,8 +24,8 @@ class MeshContext;
 
 class Spec final : public c10::intrusive_ptr_target {
  public:
-  Spec(dtensor_internal::MeshContext* context, Layout layout, Dims sizes, Dims strides, at::ScalarType dtype,
-       c10::Device device);
+  Spec(dtensor_internal::MeshContext* context, Layout layout, Dims sizes, Dims strides,
+       at::ScalarType dtype, c10::Device device);
 
   dtensor_internal::MeshContext* const context;  // outlives the spec
   const Layout layout;

@@ -94,9 +94,11 @@ namespace {
 // plain tensors.
 bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& from) {
   const c10::TensorImpl* impl = from.unsafeGetTensorImpl();
-  const bool takes_dtensor = shardweave::dtensor_internal::is_dtensor(impl) && self.layout() == at::kStrided &&
+  const bool takes_dtensor = shardweave::dtensor_internal::is_dtensor(impl) &&
+                             self.layout() == at::kStrided &&
                              self.device().type() == from.device().type();
-  return takes_dtensor || self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(impl->key_set());
+  return takes_dtensor ||
+         self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(impl->key_set());
 }
 
 }  // namespace

@@ -4,10 +4,8 @@
 #include "shardweave/placement/intervals.h"
 #include "shardweave/placement/step_bytes.h"
 
-namespace shardweave {
+namespace shardweave::placement_internal {
 namespace {
-
-using namespace placement_internal;
 
 // Above this what the ranks keep is not worth counting.
 constexpr int64_t kMaxCountedRanks = 256;
@@ -116,4 +114,4 @@ int64_t exchange_bytes(const TensorCuts& before, const TensorCuts& after, int64_
       exchange.largest_sent(copies, saturating_product(limit, copies), enough / others), others);
 }
 
-}  // namespace shardweave
+}  // namespace shardweave::placement_internal

@@ -228,7 +228,8 @@ bool Search::make_node(const Dims& options, absl::Span<const int> order, Node* n
 Search::Held Search::held_by(const Dims& coordinate, const TensorCuts& cuts) const {
   Held held{{}, 1};
   for (size_t d = 0; d < cuts.size(); ++d) {
-    held.intervals.push_back(placement_internal::held_by(coordinate, problem_.shape[d], cuts[d].chain));
+    held.intervals.push_back(
+        placement_internal::held_by(coordinate, problem_.shape[d], cuts[d].chain));
     held.size *= count(held.intervals.back());
   }
   return held;
