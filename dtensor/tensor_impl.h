@@ -11,11 +11,8 @@
 
 #include "ATen/core/Tensor.h"
 #include "c10/core/TensorImpl.h"
+#include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/spec.h"
-
-namespace shardweave {
-bool is_dtensor(const at::Tensor& tensor);  // dtensor.h
-}
 
 namespace shardweave::dtensor_internal {
 

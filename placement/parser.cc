@@ -118,6 +118,12 @@ bool Parser::read_partial(Placement* out) {
   return expect(")");
 }
 
+}  // namespace shardweave::placement_internal
+
+namespace shardweave {
+
+using placement_internal::Parser;
+
 absl::StatusOr<Placement> parse_placement(std::string_view text) {
   Parser parser("placement", text);
   Placement placement;
@@ -139,4 +145,4 @@ absl::StatusOr<Placements> parse_placements(std::string_view text) {
   return placements;
 }
 
-}  // namespace shardweave::placement_internal
+}  // namespace shardweave
