@@ -6,6 +6,7 @@
 #include "shardweave/dtensor/distribute_module.h"
 #include "shardweave/dtensor/random.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
+#include "torch/csrc/autograd/autograd.h"
 #include "torch/nn.h"
 
 namespace shardweave {
