@@ -44,6 +44,7 @@ ABSL_FLAG(int, calls, 40, "calls of each kind, of which the median is taken");
 namespace {
 
 using namespace shardweave;
+using namespace shardweave::dtensor_internal;
 
 struct Case {
   std::vector<MeshDim> mesh;
