@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "ATen/autocast_mode.h"
 #include "c10/core/GradMode.h"
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/random.h"
@@ -32,6 +33,43 @@ std::vector<std::pair<MeshPtr, PhiloxState>> random_states(const std::vector<at:
   return states;
 }
 
+// Autocast as it was where this was made.
+struct Autocast {
+  struct Device {
+    at::DeviceType type;
+    bool enabled = at::autocast::is_autocast_enabled(type);
+    at::ScalarType dtype = at::autocast::get_autocast_dtype(type);
+  };
+  Device devices[2] = {{at::kCPU}, {at::kCUDA}};
+  bool cache = at::autocast::is_autocast_cache_enabled();
+
+  void set() const {
+    for (const Device& device : devices) {
+      at::autocast::set_autocast_enabled(device.type, device.enabled);
+      at::autocast::set_autocast_dtype(device.type, device.dtype);
+    }
+    at::autocast::set_autocast_cache_enabled(cache);
+  }
+};
+
+// While it lives, autocast is as it was then.
+class AutocastScope {
+ public:
+  explicit AutocastScope(const Autocast& then) {
+    at::autocast::increment_nesting();
+    then.set();
+  }
+  ~AutocastScope() {
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    before_.set();
+  }
+  AutocastScope(const AutocastScope&) = delete;
+  AutocastScope& operator=(const AutocastScope&) = delete;
+
+ private:
+  const Autocast before_;
+};
+
 class RunAgain final : public torch::autograd::Node {
  public:
   RunAgain(CheckpointedFunction function, const std::vector<at::Tensor>& inputs)
@@ -56,6 +94,7 @@ class RunAgain final : public torch::autograd::Node {
       for (const auto& [mesh, state] : states_) {
         scopes.push_back(std::make_unique<RandomStateScope>(mesh, state));
       }
+      const AutocastScope autocast(autocast_);
       const c10::AutoGradMode record(true);
       results = function_(inputs);
     }
@@ -80,6 +119,7 @@ class RunAgain final : public torch::autograd::Node {
  private:
   const CheckpointedFunction function_;
   const std::vector<std::pair<MeshPtr, PhiloxState>> states_;
+  const Autocast autocast_;
   std::vector<SavedVariable> inputs_;
 };
 

@@ -3,8 +3,10 @@
 //
 //   at::Tensor y = checkpoint([&](const at::Tensor& x) { return block->forward(x); }, x);
 //
-// The second run draws the same random numbers on the meshes of the inputs (dropout), and
-// communicates as the first one did. It is recorded and differentiated on its own: gradients of
+// The second run draws the same random numbers on the meshes of the inputs (dropout), works under
+// the same autocast, and communicates as the first one did. Numbers that the function draws elsewhere
+// (a mesh of none of the inputs, LibTorch's own generators) are other ones the second time: make the
+// inputs DTensors of the mesh, or set that state within the function. It is recorded and differentiated on its own: gradients of
 // parameters that the function uses are added to their .grad then, so backward() is the way to get
 // them, and torch::autograd::grad gives those of the inputs only.
 //

@@ -1,6 +1,7 @@
 #include "shardweave/dtensor/activation_checkpoint.h"
 
 #include "ATen/ATen.h"
+#include "ATen/autocast_mode.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "shardweave/dtensor/distribute_module.h"
@@ -83,6 +84,28 @@ TEST(ActivationCheckpointTest, SeveralResultsSomeUnusedSomeIntegers) {
     EXPECT_EQ(all[2].scalar_type(), at::kLong);
     (all[0].sum() + all[3].sum()).backward();
     EXPECT_TRUE(at::equal(full_tensor(x.grad()), at::full({4, 6}, 3.0)));
+  });
+}
+
+TEST(ActivationCheckpointTest, TheSecondRunIsUnderTheSameAutocast) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    at::Tensor x = distribute_tensor(numbers({4, 6}), mesh, Placements{Shard(0)}).requires_grad_();
+    std::vector<at::ScalarType> seen;
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    at::autocast::increment_nesting();
+    const at::Tensor y = checkpoint(
+        [&](const at::Tensor& t) {
+          const at::Tensor product = at::mm(t, t.t());
+          seen.push_back(product.scalar_type());
+          return product.to(at::kFloat);
+        },
+        x);
+    at::autocast::decrement_nesting();
+    at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    y.sum().backward();
+    EXPECT_EQ(seen, (std::vector<at::ScalarType>{at::kBFloat16, at::kBFloat16}));
+    EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
   });
 }
 

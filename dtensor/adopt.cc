@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
-#include <string_view>
-#include <typeinfo>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -15,7 +14,6 @@
 #include "shardweave/dtensor/checksum.h"
 #include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/tensor_impl.h"
-#include "torch/csrc/autograd/function.h"
 #include "torch/csrc/autograd/graph_task.h"
 
 namespace shardweave::dtensor_internal {
@@ -46,34 +44,49 @@ bool writes(const OpInfo& info, size_t arg) {
   return false;
 }
 
-[[noreturn]] void differs(const c10::OperatorHandle& op, size_t arg) {
-  fail(op, absl::StatusCode::kInvalidArgument,
-       absl::StrCat("argument '", op.schema().arguments()[arg].name(),
-                    "' is a plain tensor among DTensors that differs from rank to rank; make it a "
-                    "DTensor with from_local()"));
+[[noreturn]] void differs(const PlainTensors::Use& use) {
+  const std::string what = "that differs from rank to rank; make it a DTensor with from_local()";
+  if (!use.op.has_value()) {
+    throw Error(absl::InvalidArgumentError(
+        absl::StrCat("a gradient is a plain tensor among DTensors ", what)));
+  }
+  fail(*use.op, absl::StatusCode::kInvalidArgument,
+       absl::StrCat("argument '", use.op->schema().arguments()[use.arg].name(),
+                    "' is a plain tensor among DTensors ", what));
+}
+
+Cause cause_of(const PlainTensors::Use& use) {
+  if (!use.op.has_value()) return {.name = "a plain gradient"};
+  return {.name = use.op->operator_name().name,
+          .argument = use.op->schema().arguments()[use.arg].name()};
 }
 
 // Compares the checksums of plain tensors, which are those of arguments `of`, with the other ranks'.
-void check_equal(const c10::OperatorHandle& op, const std::vector<size_t>& of, MeshContext& context,
+void compare_now(const c10::OperatorHandle& op, const std::vector<size_t>& of, MeshContext& context,
                  const std::vector<uint64_t>& sums) {
-  const std::string& name = op.schema().arguments()[of[0]].name();
   if (context.strict_depth > 0) {
     fail(op, absl::StatusCode::kFailedPrecondition,
          absl::StrCat(
-             "argument '", name,
+             "argument '", op.schema().arguments()[of[0]].name(),
              "' is a plain tensor among DTensors, which the strict scope refuses: that it is "
              "the same on all ranks takes communication to find out"));
   }
-  const Cause cause{.name = op.operator_name().name, .argument = name};
-  if (auto difference = first_difference(context, sums, cause)) differs(op, of[difference->index]);
+  if (auto difference = first_difference(context, sums, cause_of({op, of[0]}))) {
+    differs({op, of[difference->index]});
+  }
 }
 
-// A tensor without a version counter may be written unseen.
-bool has_version(c10::TensorImpl* impl) {
-  return !impl->is_inference();
+bool in_backward() {
+  return torch::autograd::get_current_graph_task_id() != -1;
 }
 
-constexpr size_t kMaxPutOff = 256;
+bool is_number(const at::Tensor& plain) {
+  return plain.dim() == 0;
+}
+
+constexpr size_t kMaxMet = 1024;
+// Of those that are put off, as many are told apart.
+constexpr size_t kMaxTold = 256;
 
 }  // namespace
 
@@ -86,6 +99,7 @@ SpecRef replicated_spec(MeshContext& context, const at::Tensor& local) {
 
 at::Tensor as_dtensor(const at::Tensor& grad, const std::shared_ptr<MeshContext>& context) {
   if (is_dtensor(grad.unsafeGetTensorImpl())) return grad;
+  context->plain_tensors.put_off({}, grad);
   if (c10::GradMode::is_enabled() && grad.requires_grad()) {  // its derivative may be asked for
     return from_local(grad, MeshPtr(context, &context->connected_mesh()),
                       Placements(context->mesh().ndim()), grad.sizes().vec());
@@ -93,87 +107,74 @@ at::Tensor as_dtensor(const at::Tensor& grad, const std::shared_ptr<MeshContext>
   return wrap(grad.detach(), replicated_spec(*context, grad), context);
 }
 
-bool EqualTensors::contains(c10::TensorImpl* impl) const {
-  const auto found = states_.find(impl);
-  return found != states_.end() && has_version(impl) &&
-         found->second.version == impl->version_counter().current_version();
+bool PlainTensors::met(const at::Tensor& plain) const {
+  return plain.has_storage() && met_.contains(plain.storage().unsafeGetStorageImpl());
 }
 
-void EqualTensors::add(const at::Tensor& plain) {
-  c10::TensorImpl* impl = plain.unsafeGetTensorImpl();
-  if (!has_version(impl)) return;
-  states_.insert_or_assign(impl, State{decltype(State::alive)(plain.getIntrusivePtr()),
-                                       impl->version_counter().current_version(), num_added_});
-  order_.emplace_back(impl, num_added_++);
-  while (order_.size() > capacity_) {
-    const auto [oldest, added] = order_.front();
-    order_.pop_front();
-    const auto found = states_.find(oldest);
-    if (found->second.added == added) states_.erase(found);
-  }
+void PlainTensors::meet(const at::Tensor& plain) {
+  if (!plain.has_storage() || met(plain)) return;
+  met_.insert(plain.storage().unsafeGetStorageImpl());
+  order_.emplace_back(plain.storage().unsafeGetStorageImpl(), plain.storage().getWeakStorageImpl());
+  if (order_.size() <= kMaxMet) return;
+  met_.erase(order_.front().first);
+  order_.pop_front();
 }
 
-void settle_numbers(MeshContext& context) {
-  if (context.plain_tensors.put_off.empty()) return;
-  const std::vector<PlainTensors::Number> numbers =
-      std::exchange(context.plain_tensors.put_off, {});
-  if (context.mesh().size() == 1) return;
-  std::vector<uint64_t> sums;
-  for (const PlainTensors::Number& number : numbers) sums.push_back(number.sum);
-  const PlainTensors::Number& first = numbers[0];
-  const Cause cause{.name = first.op.operator_name().name,
-                    .argument = first.op.schema().arguments()[first.arg].name()};
-  if (auto difference = first_difference(context, sums, cause)) {
-    const PlainTensors::Number& number = numbers[difference->index];
-    differs(number.op, number.arg);
-  }
+void PlainTensors::put_off(const Use& use, const at::Tensor& plain) {
+  const uint64_t sum = checksum(plain);
+  const char* const bytes = reinterpret_cast<const char*>(&sum);
+  put_off_.sum = checksum(put_off_.sum + 1, {bytes, sizeof(sum)});
+  if (put_off_.sums.size() == kMaxTold) return;
+  put_off_.sums.push_back(sum);
+  put_off_.uses.push_back(use);
 }
 
-bool in_formula() {
-  if (torch::autograd::get_current_graph_task_id() == -1) return false;
-  const auto node = torch::autograd::get_current_node();
-  if (node == nullptr) return false;
-  // Its hooks run as part of the node.
-  if (!node->pre_hooks().empty() || !node->post_hooks().empty() ||
-      !node->tensor_pre_hooks().empty() || node->tensor_post_acc_grad_hooks() != nullptr) {
-    return false;
-  }
-  if (node->is_traceable()) return true;
-  // LibTorch's other nodes (AccumulateGrad, CopySlices, ...), but not a user's Function.
-  const torch::autograd::Node& of = *node;
-  const std::string_view type = typeid(of).name();
-  return type.starts_with("N5torch8autograd") && type.find("CppNode") == std::string_view::npos;
+void settle_plain_tensors(MeshContext& context) {
+  if (context.plain_tensors.put_off_.sums.empty()) return;
+  PlainTensors::PutOff all = std::exchange(context.plain_tensors.put_off_, {});
+  const Cause cause = cause_of(all.uses[0]);
+  if (!first_difference(context, {all.sum}, cause).has_value()) return;
+  // All ranks know, and look for the first.
+  all.sums.resize(kMaxTold);
+  const std::optional<Difference> difference = first_difference(context, all.sums, cause);
+  const bool told = difference.has_value() && difference->index < all.uses.size();
+  differs(told ? all.uses[difference->index] : all.uses.back());
 }
 
-void adopt_written(const OpInfo& info, const std::shared_ptr<MeshContext>& context,
-                   absl::Span<IValue> args) {
+void adopt_written(const c10::OperatorHandle& op, const OpInfo& info,
+                   const std::shared_ptr<MeshContext>& context, absl::Span<IValue> args) {
   for (const OpInfo::Write& write : info.writes) {
     if (write.is_list || !args[write.arg].isTensor()) continue;
     const at::Tensor& plain = args[write.arg].toTensor();
-    if (!plain.defined() || is_dtensor(plain.unsafeGetTensorImpl()) || !in_formula()) continue;
+    if (!plain.defined() || is_dtensor(plain.unsafeGetTensorImpl()) || !in_backward()) continue;
+    if (!write.is_out) {
+      context->plain_tensors.put_off({op, static_cast<size_t>(write.arg)}, plain);
+    }
     convert_in_place(plain, plain.detach(), replicated_spec(*context, plain), context);
   }
 }
 
 void adopt_equal(const c10::OperatorHandle& op, const OpInfo& info,
                  const std::shared_ptr<MeshContext>& context, absl::Span<IValue> args) {
-  const bool trusted = in_formula();
-  std::vector<uint64_t> sums;
-  std::vector<size_t> of;            // the arguments that these are of
-  std::vector<at::Tensor> compared;  // whose sums these are
+  const bool later = in_backward();
+  std::vector<uint64_t> sums;  // to be compared now
+  std::vector<size_t> of;      // the arguments that these are of
+  std::vector<at::Tensor> first_met;
   std::vector<at::Tensor> becoming;  // DTensors where they stand, for the operator writes to them
   auto adopted = [&](size_t i, const IValue& value) -> IValue {
     if (!value.isTensor()) return value;
     const at::Tensor& plain = value.toTensor();
     if (!plain.defined() || is_dtensor(plain.unsafeGetTensorImpl())) return value;
-    if (plain.dim() == 0 && !info.is_out[i]) return value;
+    if (is_number(plain) && !info.is_out[i]) return value;
     check_can_mix(op, i, plain);
-    // What is in an out= argument is lost.
-    if (!trusted && !info.is_out[i] &&
-        !context->plain_tensors.equal.contains(plain.unsafeGetTensorImpl())) {
+    if (info.is_out[i]) {
+      // What is in it is lost.
+    } else if (later || context->plain_tensors.met(plain)) {
+      context->plain_tensors.put_off({op, i}, plain);
+    } else {
       sums.push_back(checksum(plain));
       of.push_back(i);
-      compared.push_back(plain);
+      first_met.push_back(plain);
     }
     if (!writes(info, i)) return wrap(plain.detach(), replicated_spec(*context, plain), context);
     becoming.push_back(plain);
@@ -188,8 +189,8 @@ void adopt_equal(const c10::OperatorHandle& op, const OpInfo& info,
       args[i] = std::move(list);
     }
   }
-  if (!sums.empty() && context->mesh().size() > 1) check_equal(op, of, *context, sums);
-  for (const at::Tensor& plain : compared) context->plain_tensors.equal.add(plain);
+  if (!sums.empty() && context->mesh().size() > 1) compare_now(op, of, *context, sums);
+  for (const at::Tensor& plain : first_met) context->plain_tensors.meet(plain);
   for (const at::Tensor& plain : becoming) {
     convert_in_place(plain, plain.detach(), replicated_spec(*context, plain), context);
   }
@@ -197,7 +198,7 @@ void adopt_equal(const c10::OperatorHandle& op, const OpInfo& info,
 
 void put_off_numbers(const c10::OperatorHandle& op, const OpInfo& info, MeshContext& context,
                      absl::Span<const IValue> args) {
-  if (in_formula()) return;
+  bool leaves = false;
   auto look = [&](size_t i, const IValue& value) {
     if (!value.isTensor()) return;
     const at::Tensor& plain = value.toTensor();
@@ -206,10 +207,11 @@ void put_off_numbers(const c10::OperatorHandle& op, const OpInfo& info, MeshCont
       return;
     }
     check_can_mix(op, i, plain);
-    PlainTensors& known = context.plain_tensors;
-    if (known.numbers.contains(plain.unsafeGetTensorImpl())) return;
-    known.numbers.add(plain);
-    known.put_off.push_back({op, i, checksum(plain)});
+    if (writes(info, i)) {
+      leaves = true;
+    } else {
+      context.plain_tensors.put_off({op, i}, plain);
+    }
   };
   for (size_t i = 0; i < args.size(); ++i) {
     if (info.args[i] == ArgKind::kTensor) {
@@ -218,7 +220,7 @@ void put_off_numbers(const c10::OperatorHandle& op, const OpInfo& info, MeshCont
       for (const IValue& e : args[i].toListRef()) look(i, e);
     }
   }
-  if (context.plain_tensors.put_off.size() >= kMaxPutOff) settle_numbers(context);
+  if (leaves) settle_plain_tensors(context);
 }
 
 }  // namespace shardweave::dtensor_internal

@@ -2,8 +2,9 @@
 // arguments.
 //
 // A key holds everything that the rule could read: the operator, the interned spec of every tensor,
-// and every argument that is not a float, a Scalar or a string (those only when the rule declares
-// that it reads them). Bounded: it is emptied when full.
+// and every argument that is not a float or a Scalar (those only when the rule declares that it
+// reads them). It names specs by address, and its entry keeps them. Bounded: it is emptied when
+// full.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +38,7 @@ struct ArgChange {
 struct CacheEntry {
   CacheKey key;
   std::vector<SpecRef> key_specs;  // those that the key names by address: they live as long
-  bool gathered = false;           // no rule: all inputs replicated
+  bool gathered = false;           // no rule, or one that says so: all inputs replicated
   bool communicates = false;       // some change moves bytes
   LocalKernel kernel = nullptr;
   std::vector<InputChange> input_changes;

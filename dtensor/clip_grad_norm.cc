@@ -9,6 +9,7 @@
 #include "ATen/ops/stack.h"
 #include "absl/strings/str_cat.h"
 #include "c10/core/GradMode.h"
+#include "shardweave/dtensor/detour.h"
 #include "shardweave/dtensor/distribute_module.h"
 #include "shardweave/dtensor/fused.h"
 #include "shardweave/dtensor/local_part.h"
@@ -124,6 +125,7 @@ std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) 
 }
 
 void multiply(const std::vector<at::Tensor>& grads, double factor) {
+  check_written_together(grads, kName);
   std::vector<at::Tensor> parts;
   for (const at::Tensor& grad : grads) parts.push_back(part_to_write(grad, kName));
   if (!parts.empty()) at::_foreach_mul_(parts, factor);
@@ -151,6 +153,7 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
       continue;
     }
     const DTensorMeta& meta = checked_meta(grad, kName);
+    settle_plain_tensors(*meta.context);  // the norm is a number that everybody sees
     if (has_partial(meta.spec->layout)) {
       partial.push_back(&meta);
       travels.push_back(travel(meta, gradient_layout(meta.spec->layout)));

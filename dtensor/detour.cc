@@ -1,5 +1,6 @@
 #include "shardweave/dtensor/detour.h"
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "shardweave/dtensor/error.h"
 #include "shardweave/dtensor/mesh_context.h"
@@ -48,6 +49,27 @@ void check_writable(const DTensorMeta& meta, std::string_view op) {
   refuse(meta, op,
          "writes to a view of a DTensor that is a copy, so that the original would not change; "
          "clone() it first");
+}
+
+void check_written_together(absl::Span<const at::Tensor> tensors, std::string_view op) {
+  if (tensors.size() < 2) return;
+  struct Seen {
+    int views = 0;
+    const DTensorMeta* copy = nullptr;
+  };
+  absl::flat_hash_map<const ViewFamily*, Seen> families;
+  for (const at::Tensor& tensor : tensors) {
+    if (!is_dtensor(tensor) || meta_of(tensor).family == nullptr) continue;
+    const DTensorMeta& meta = meta_of(tensor);
+    Seen& seen = families[meta.family.get()];
+    ++seen.views;
+    if (meta.detour != nullptr) seen.copy = &meta;
+    if (seen.views > 1 && seen.copy != nullptr) {
+      refuse(*seen.copy, op,
+             "writes together two views of one DTensor, of which one is a copy of another rank's "
+             "elements; write them one after the other");
+    }
+  }
 }
 
 void bring_again(const DTensorMeta& meta, std::string_view op) {

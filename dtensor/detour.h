@@ -16,6 +16,7 @@
 #include <string_view>
 
 #include "ATen/core/Tensor.h"
+#include "absl/types/span.h"
 #include "shardweave/dtensor/tensor_impl.h"
 
 namespace shardweave::dtensor_internal {
@@ -38,6 +39,10 @@ void bring_again(const DTensorMeta& meta, std::string_view op);
 inline void freshen(const DTensorMeta& meta, std::string_view op) {
   if (meta.detour != nullptr) bring_again(meta, op);
 }
+
+// Throws Error (FailedPrecondition) if of `tensors`, which are about to be written together, two are
+// views of one tensor and one of them is a copy: going back it would undo what the other has written.
+void check_written_together(absl::Span<const at::Tensor> tensors, std::string_view op);
 
 void tell_family(const DTensorMeta& meta, std::string_view op);
 inline void written(const DTensorMeta& meta, std::string_view op) {

@@ -232,6 +232,7 @@ class Runner {
         continue;
       kept_.push_back({&written, std::move(handle), {}});
     }
+    check_written_together(written_views_, op_.operator_name().name);
   }
 
   at::Tensor changed(const InputChange& change, const at::Tensor& local) {
@@ -266,11 +267,15 @@ class Runner {
     }
     if (info_.is_view && sharded && family_ == nullptr) {
       detour_ = view_of(impl).detour;
+      view_source_ = meta_of(impl).local;
       if (entry_.kernel != nullptr) source_ = meta_of(impl).local;
     }
     if (!sharded) return value.toTensor();
     // The operator changes the shape of the handle that it gets: shallow copies share ours.
-    return info_.changes_shape ? meta_of(impl).local.alias() : meta_of(impl).local;
+    if (!info_.changes_shape) return meta_of(impl).local;
+    const at::Tensor alias = meta_of(impl).local.alias();
+    share_version(meta_of(impl).local, alias);
+    return alias;
   }
 
   // The operator makes views of this.
@@ -390,10 +395,18 @@ class Runner {
     return std::make_shared<const Detour>(Detour{.seen = family == nullptr ? 0 : family->writes});
   }
 
+  // Local views are made below autograd's bookkeeping: that one was written is known of the other.
+  static void share_version(const at::Tensor& source, const at::Tensor& view) {
+    c10::TensorImpl* to = view.unsafeGetTensorImpl();
+    if (source.is_inference() || to->is_inference() || !view.is_alias_of(source)) return;
+    to->set_version_counter(source.unsafeGetTensorImpl()->version_counter());
+  }
+
   // A view of something that was brought here first remembers where that came from.
   void follow_base(const at::Tensor& result) const {
     if (!info_.is_view) return;
     DTensorMeta& meta = meta_of(result);
+    if (view_source_.defined() && meta.local.defined()) share_version(view_source_, meta.local);
     meta.family = family_;
     meta.detour = detour_;
     const at::Tensor& source = detour_ != nullptr ? detour_->moved : source_;
@@ -438,6 +451,7 @@ class Runner {
   size_t next_change_ = 0;
   std::shared_ptr<ViewFamily> family_;    // of a view's base
   bool base_is_inference_ = true;         // likewise
+  at::Tensor view_source_;                // the base's local tensor, if it was not moved
   std::shared_ptr<const Detour> detour_;  // of a view's base, or made here
   at::Tensor source_;                     // what a view's kernel may have copied
   // What is written and has views or is one.
@@ -483,7 +497,7 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
   const std::shared_ptr<MeshContext> context = find_context(op, args);
   const OpInfo& info = context->op_info(op);
   ++context->counters.operators;
-  if (!info.writes.empty()) adopt_written(info, context, args);
+  if (!info.writes.empty()) adopt_written(op, info, context, args);
   const OperatorSpan span(*context, op, args);
   if (is_composed(op, info, args)) {
     check_call(op, info, args);
@@ -510,7 +524,7 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
     make_key(op, info, args, key, numbers);
   }
   if (numbers > 0) put_off_numbers(op, info, *context, args);
-  if (info.shows_values) settle_numbers(*context);
+  if (info.shows_values) settle_plain_tensors(*context);
   const uint64_t hash = absl::HashOf(absl::MakeConstSpan(key));
   const CacheEntry* entry = context->cache.find(hash, key);
   if (entry == nullptr) {

@@ -223,8 +223,9 @@ void finish_grad_sync(const std::vector<at::Tensor>& parameters, std::source_loc
   std::vector<Travel> travels;
   for (const at::Tensor& parameter : unique_parameters(parameters)) {
     if (!is_dtensor(parameter) || !parameter.grad().defined()) continue;
-    if (!is_dtensor(parameter.grad())) {  // a formula's own zeros, say: the same on every rank
+    if (!is_dtensor(parameter.grad())) {  // a formula's own zeros, say
       const MeshPtr mesh = mesh_of(parameter);
+      meta_of(parameter).context->plain_tensors.put_off({}, parameter.grad());
       parameter.mutable_grad() = distribute_tensor(
           parameter.grad(), mesh, Placements(mesh->mesh().ndim()), {.source = std::nullopt});
     }

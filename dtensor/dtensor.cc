@@ -156,6 +156,7 @@ struct ToLocal : torch::autograd::Function<ToLocal> {
 variable_list FromLocal::backward(AutogradContext* ctx, variable_list grads) {
   if (!grads[0].defined()) return {at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   const auto holder = saved(ctx);
+  settle_plain_tensors(*holder->context);  // it leaves the mesh
   const at::Tensor there = gradient_there(grads[0], *holder);
   const at::Tensor grad = c10::GradMode::is_enabled()
                               ? ToLocal::apply(there, holder->second_layout, holder->site)
@@ -413,7 +414,7 @@ at::Tensor redistribute(const at::Tensor& tensor, const NamedPlacements& placeme
 at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements,
                     std::source_location where) {
   const DTensorMeta& meta = checked_meta(tensor, "to_local");
-  settle_numbers(*meta.context);
+  settle_plain_tensors(*meta.context);
   const Layout grad_layout =
       grad_placements.has_value()
           ? layout_for(*meta.context, Layout(*grad_placements), tensor.dim(), "to_local")

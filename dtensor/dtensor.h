@@ -112,9 +112,9 @@ at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements,
 at::Tensor redistribute(const at::Tensor& tensor, const NamedPlacements& placements,
                         std::source_location where = std::source_location::current());
 
-// This rank's part; shares memory with the DTensor. Local, unless plain 0-dimensional tensors have
-// been mixed with DTensors since the last collective: then all ranks compare them here (Error,
-// InvalidArgument, if they differ). Differentiable: `grad_placements` say how the
+// This rank's part; shares memory with the DTensor. Local, unless plain tensors have been mixed with
+// DTensors whose comparison is still owed: then all ranks compare them here (Error, InvalidArgument,
+// if they differ). Differentiable: `grad_placements` say how the
 // gradients of the local tensors lie together (default: as the DTensor; Replicate where that is
 // Partial). A replicated tensor whose copies are used differently by each rank has Partial
 // gradients: say so here.

@@ -21,10 +21,13 @@ at::Tensor part_to_read(const at::Tensor& tensor, std::string_view who) {
 }
 
 void part_written(const at::Tensor& tensor, std::string_view who) {
-  tensor.unsafeGetTensorImpl()->bump_version();
+  const auto bump = [](const at::Tensor& t) {
+    if (!t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
+  };
+  bump(tensor);
   if (!is_dtensor(tensor)) return;
   const DTensorMeta& meta = meta_of(tensor);
-  meta.local.unsafeGetTensorImpl()->bump_version();
+  bump(meta.local);
   written(meta, who);
 }
 

@@ -208,7 +208,9 @@ TEST(MemoryTest, PartialGradientsThatAutogradClonesAreReducedTogether) {
       loss(x, parameters).backward();
       EXPECT_TRUE(trace.events().empty()) << trace.to_string();
       for (const at::Tensor& p : parameters) {
-        if (step == 0) EXPECT_EQ(layout_of(p.grad())[0], Partial());
+        if (step == 0) {
+          EXPECT_EQ(layout_of(p.grad())[0], Partial());
+        }
       }
       trace.clear();
       finish_grad_sync(parameters);

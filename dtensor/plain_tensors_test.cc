@@ -6,6 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "shardweave/comm/world.h"
+#include "shardweave/dtensor/clip_grad_norm.h"
 #include "shardweave/dtensor/comm_trace.h"
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
@@ -76,31 +77,77 @@ TEST(PlainTensorsTest, WhatAHookMixesInIsComparedAndStaysPlain) {
                 at::Tensor x = ones({4, 4}, mesh, {Shard(0), Replicate()}).requires_grad_();
                 x.register_hook([&](const at::Tensor& grad) { return grad * scale; });
                 x.sum().backward();
+                full_tensor(x.grad());
               }),
               HasSubstr("aten::mul.Tensor: argument 'other' is a plain tensor among DTensors that "
                         "differs from rank to rank"));
 }
 
-TEST(PlainTensorsTest, AreComparedOncePerTensorAndVersion) {
+// At once when they are met, and together from then on.
+TEST(PlainTensorsTest, AreComparedAtOnceWhenTheyAreMet) {
   on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
     const at::Tensor x = distribute_tensor(numbers({4, 4}), mesh, Placements{Shard(0)});
     at::Tensor mask = at::ones({4, 4});
     const CommTrace trace(mesh);
     for (int i = 0; i < 5; ++i) x* mask;
+    x* mask.unsqueeze(0);  // the same memory
     EXPECT_EQ(trace.events().size(), 1u);
     mask.mul_(2);
     EXPECT_TRUE(at::equal(full_tensor(x * mask), 2 * numbers({4, 4})));
-    x + mask;
-    EXPECT_EQ(trace.events().size(), 3u);  // and the gathering
+    EXPECT_EQ(trace.events().size(), 3u);  // the comparison and the gathering
+    full_tensor(x + x);
+    EXPECT_EQ(trace.events().size(), 4u);  // nothing is owed
   });
-  EXPECT_THAT(message_of([](const MeshPtr& mesh) {
-                const at::Tensor x = ones({4, 4}, mesh, {Shard(0), Replicate()});
-                at::Tensor mask = at::ones({4, 4});
-                x* mask;
-                mask.add_(mesh->coordinate()[1]);
-                x* mask;
-              }),
-              HasSubstr("differs from rank to rank"));
+  // Whatever has been written how: with a version, past autograd, on one rank only.
+  const std::function<void(at::Tensor&, double)> kWrites[] = {
+      [](at::Tensor& mask, double by) { mask.add_(by); },
+      [](at::Tensor& mask, double by) { *mask.data_ptr<float>() += static_cast<float>(by); },
+      [](at::Tensor& mask, double by) {
+        if (by > 0) mask.data().add_(by);
+      },
+  };
+  for (const auto& write : kWrites) {
+    EXPECT_THAT(
+        message_of([&](const MeshPtr& mesh) {
+          const at::Tensor x = ones({4, 4}, mesh, {Shard(0), Replicate()});
+          at::Tensor mask = at::ones({4, 4});
+          x* mask;
+          write(mask, mesh->coordinate()[1]);
+          full_tensor(x * mask);
+        }),
+        HasSubstr("aten::mul.Tensor: argument 'other' is a plain tensor among DTensors that "
+                  "differs from rank to rank"));
+  }
+}
+
+// What enters backward as a plain tensor is compared too: a formula mixes it with the saved DTensor.
+TEST(PlainTensorsTest, APlainGradientThatDiffersIsAnErrorBeforeItIsSeen) {
+  const std::function<at::Tensor(const at::Tensor&)> kFunctions[] = {
+      [](const at::Tensor& x) { return x * x; },
+      [](const at::Tensor& x) { return redistribute(x, {Replicate(), Replicate()}); },
+  };
+  for (const auto& function : kFunctions) {
+    EXPECT_THAT(message_of([&](const MeshPtr& mesh) {
+                  at::Tensor x = ones({4}, mesh, {Replicate(), Replicate()}).requires_grad_();
+                  function(x).backward(at::full({4}, 1.0 + mesh->coordinate()[0]));
+                  full_tensor(x.grad());
+                }),
+                HasSubstr("is a plain tensor among DTensors that differs from rank to rank"));
+  }
+}
+
+// A hook on one rank alone changes nothing in what the ranks do.
+TEST(PlainTensorsTest, AHookOnOneRank) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    at::Tensor x = distribute_tensor(numbers({4, 4}), mesh, Placements{Shard(0)}).requires_grad_();
+    const at::Tensor m = std::get<0>(x.max(1));
+    if (mesh->coordinate()[0] == 0)
+      m.register_hook([](const at::Tensor& grad) { (void)grad.sizes(); });
+    m.sum().backward();
+    at::Tensor wanted = at::zeros({4, 4});
+    wanted.select(1, 3).fill_(1);
+    EXPECT_TRUE(at::equal(full_tensor(x.grad()), wanted));
+  });
 }
 
 TEST(PlainTensorsTest, ANumberThatDiffersIsAnErrorBeforeItIsSeen) {
@@ -110,6 +157,12 @@ TEST(PlainTensorsTest, ANumberThatDiffersIsAnErrorBeforeItIsSeen) {
       [](const at::Tensor& y) { y.sum().item<double>(); },
       [](const at::Tensor& y) { redistribute(y, {Shard(0), Replicate()}).max().item<double>(); },
       [](const at::Tensor& y) { at::equal(y, y); },
+      [](const at::Tensor& y) { at::zeros({}).add_(y.sum()).item<float>(); },
+      [](const at::Tensor& y) {
+        at::Tensor w = ones({1}, mesh_of(y), {Replicate(), Replicate()}).requires_grad_();
+        w.mutable_grad() = y;
+        clip_grad_norm({w}, 1.0);
+      },
       [](const at::Tensor& y) { y.nonzero(); },
       [](const at::Tensor& y) { from_local(to_local(y), mesh_of(y), {Shard(0), Replicate()}); },
   };
@@ -135,13 +188,21 @@ TEST(PlainTensorsTest, NumbersShareOneComparison) {
     for (int i = 0; i < 10; ++i) y = at::where(y > 0, y, 0.0) * scale;
     EXPECT_EQ(trace.events().size(), 0u);
     const at::Tensor whole = full_tensor(y);
-    EXPECT_EQ(trace.events().size(), 2u);
-    to_local(y * scale);  // known by now
-    EXPECT_EQ(trace.events().size(), 2u);
+    EXPECT_EQ(trace.events().size(), 2u);  // one comparison, and the gathering
     EXPECT_TRUE(at::allclose(whole, at::relu(numbers({4, 4})) / 1024));
     // A program's own numbers are the same on all ranks.
     to_local((y * 2.0 + 1) / 3);
     EXPECT_EQ(trace.events().size(), 2u);
+  });
+}
+
+// A number that failed its comparison is not taken for compared.
+TEST(PlainTensorsTest, AnErrorIsNotForgotten) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor x = ones({1}, mesh, {Replicate()});
+    const at::Tensor number = at::scalar_tensor(static_cast<double>(mesh->coordinate()[0]));
+    for (int i = 0; i < 2; ++i) EXPECT_THROW(to_local(x * number), Error);
+    EXPECT_TRUE(at::equal(to_local(x * 3), at::full({1}, 3.0)));
   });
 }
 
@@ -201,6 +262,30 @@ TEST(PlainTensorsTest, ALocalPartThatIsWrittenThroughItsDTensor) {
       w.mul_(2);
     }
     EXPECT_THROW(y.backward(), c10::Error);
+    // And of its views.
+    const at::Tensor q = numbers({4, 4}).requires_grad_();
+    const at::Tensor turned = to_local(w.detach().t());
+    const at::Tensor z = (turned * q.slice(1, 0, turned.size(1))).sum();
+    {
+      const at::NoGradGuard guard;
+      w.mul_(2);
+    }
+    EXPECT_THROW(z.backward(), c10::Error);
+  });
+}
+
+// select() of another rank's row is a copy: going back it would undo what went back before it.
+TEST(PlainTensorsTest, TwoCopiesOfOneTensorAreNotWrittenTogether) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::NoGradGuard guard;
+    const at::Tensor all = distribute_tensor(numbers({7, 5}), mesh, Placements{Shard(0)});
+    const std::vector<at::Tensor> rows = {all.select(0, 5), all.select(0, 6)};
+    EXPECT_THROW(at::_foreach_mul_(rows, 2), Error);
+    EXPECT_TRUE(at::equal(full_tensor(all), numbers({7, 5})));
+    for (at::Tensor row : rows) row.mul_(2);
+    at::Tensor wanted = numbers({7, 5});
+    wanted.slice(0, 5, 7).mul_(2);
+    EXPECT_TRUE(at::equal(full_tensor(all), wanted));
   });
 }
 

@@ -388,7 +388,6 @@ RedistributePlan plan_for(const MeshContext& context, const Spec& from, const La
 }
 
 Work send(MeshContext& context, const Parcel& parcel, std::string_view tag) {
-  settle_numbers(context);
   Communicator& comm = context.communicator(parcel.mesh_dims);
   const Buffer in = comm_buffer(parcel.input);
   const Buffer out = comm_buffer(parcel.output);

@@ -25,14 +25,27 @@ constexpr char kNoMemory[] = "a DTensor has no memory here: to_local() or full_t
 
 class DTensorImpl final : public c10::TensorImpl {
  public:
-  DTensorImpl(c10::Device device, caffe2::TypeMeta dtype, c10::intrusive_ptr<DTensorMeta> meta)
-      : TensorImpl(keys_for(device), dtype, device) {
+  DTensorImpl(at::Tensor local, SpecRef spec, std::shared_ptr<MeshContext> context)
+      : TensorImpl(keys_for(spec->device), c10::scalarTypeToTypeMeta(spec->dtype), spec->device),
+        meta_(std::move(local), std::move(spec), std::move(context)) {
     set_storage_access_should_throw();
-    set_backend_meta(std::move(meta));
+    set_sizes_and_strides(array(meta_.spec->sizes), array(meta_.spec->strides));
+    set_backend_meta(
+        c10::intrusive_ptr<c10::BackendMeta>::unsafe_adapt_non_heap_allocated(&meta_, 1));
     extra_meta_->custom_data_ptr_error_msg_ = kNoMemory;
+  }
+  ~DTensorImpl() override { extra_meta_.reset(); }  // before meta_, which it refers to
+
+  // set_data(): from here on it has a meta of its own.
+  void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& other) override {
+    TensorImpl::shallow_copy_from(other);
+    meta_ = DTensorMeta({}, {}, {});
   }
   // "Cannot access storage of ..."
   const char* tensorimpl_type_name() const override { return kNoMemory; }
+
+ private:
+  DTensorMeta meta_;  // part of this: one allocation less for each DTensor
 };
 
 // Reaches the protected parts of a TensorImpl that somebody else made.
@@ -55,11 +68,8 @@ DTensorMeta& checked_meta(const at::Tensor& tensor, const char* function) {
 }
 
 at::Tensor wrap(at::Tensor local, SpecRef spec, std::shared_ptr<MeshContext> context) {
-  const Spec& s = *spec;
-  auto impl = c10::make_intrusive<DTensorImpl>(
-      s.device, c10::scalarTypeToTypeMeta(s.dtype),
-      c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), std::move(context)));
-  impl->set_sizes_and_strides(array(s.sizes), array(s.strides));
+  auto impl =
+      c10::make_intrusive<DTensorImpl>(std::move(local), std::move(spec), std::move(context));
   return at::Tensor(std::move(impl));
 }
 
@@ -75,6 +85,7 @@ at::Tensor wrap_view(at::Tensor local, SpecRef spec, std::shared_ptr<MeshContext
 void convert_in_place(const at::Tensor& tensor, at::Tensor local, SpecRef spec,
                       std::shared_ptr<MeshContext> context) {
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  const bool was_dtensor = is_dtensor(impl);
   impl->release_storage_and_set_meta_custom_data_ptr_error_msg_(kNoMemory);
   impl->set_storage_offset(0);
   impl->set_sizes_and_strides(array(spec->sizes), array(spec->strides));
@@ -82,8 +93,12 @@ void convert_in_place(const at::Tensor& tensor, at::Tensor local, SpecRef spec,
   // It has no version counter and no history.
   if (impl->is_inference()) keys = keys - c10::autograd_dispatch_keyset_with_ADInplaceOrView;
   impl->*Access::keys() = keys;
-  impl->set_backend_meta(
-      c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), std::move(context)));
+  if (was_dtensor) {
+    meta_of(impl) = DTensorMeta(std::move(local), std::move(spec), std::move(context));
+  } else {
+    impl->set_backend_meta(
+        c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), std::move(context)));
+  }
 }
 
 }  // namespace shardweave::dtensor_internal

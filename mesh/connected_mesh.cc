@@ -17,19 +17,30 @@ struct ConnectedMesh::Pool : std::enable_shared_from_this<Pool> {
   explicit Pool(std::shared_ptr<Communicator> w) : world(std::move(w)) {}
 
   absl::StatusOr<std::shared_ptr<Communicator>> get(Key key) {
-    std::lock_guard lock(mutex);
-    auto found = communicators.find(key);
-    if (found != communicators.end()) return found->second;
-    absl::StatusOr<std::shared_ptr<Communicator>> made = world->subgroup(key.second, key.first);
-    if (made.ok()) communicators.emplace(std::move(key), *made);
-    return made;
+    std::shared_ptr<Group> group;
+    {
+      std::lock_guard lock(mutex);
+      std::shared_ptr<Group>& place = groups[key];
+      if (place == nullptr) place = std::make_shared<Group>();
+      group = place;
+    }
+    std::lock_guard making(group->making);
+    if (group->communicator == nullptr) {
+      absl::StatusOr<std::shared_ptr<Communicator>> made = world->subgroup(key.second, key.first);
+      if (!made.ok()) return made.status();
+      group->communicator = *std::move(made);
+    }
+    return group->communicator;
   }
 
   // Whether a group has failed, as far as this rank knows.
   bool broken() {
     std::lock_guard lock(mutex);
-    return std::any_of(communicators.begin(), communicators.end(),
-                       [](const auto& entry) { return !entry.second->health().ok(); });
+    return std::any_of(groups.begin(), groups.end(), [](const auto& entry) {
+      const std::unique_lock made(entry.second->making, std::try_to_lock);
+      const auto& communicator = entry.second->communicator;
+      return made.owns_lock() && communicator != nullptr && !communicator->health().ok();
+    });
   }
 
   absl::StatusOr<std::shared_ptr<ConnectedMesh>> mesh(DeviceMesh grid) {
@@ -50,8 +61,13 @@ struct ConnectedMesh::Pool : std::enable_shared_from_this<Pool> {
   }
 
   const std::shared_ptr<Communicator> world;
-  std::mutex mutex;  // held while a communicator is made, so that it is made once
-  absl::flat_hash_map<Key, std::shared_ptr<Communicator>> communicators;
+  // One that is being made holds up those who want it, not those who want another.
+  struct Group {
+    std::mutex making;  // guards communicator
+    std::shared_ptr<Communicator> communicator;
+  };
+  std::mutex mutex;  // guards groups
+  absl::flat_hash_map<Key, std::shared_ptr<Group>> groups;
   std::mutex meshes_mutex;
   absl::flat_hash_map<DeviceMesh, std::unique_ptr<ConnectedMesh>> meshes;
 };

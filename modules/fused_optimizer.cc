@@ -12,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "c10/core/GradMode.h"
 #include "shardweave/comm/str_cat.h"
+#include "shardweave/dtensor/detour.h"
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/local_part.h"
 #include "shardweave/dtensor/tensor_impl.h"
@@ -198,11 +199,14 @@ void FusedOptimizer::step() {
     if (state->largest.defined()) batch->largest.push_back(state->largest);
     batch->steps.push_back(state->step);
   }
+  std::vector<at::Tensor> written;
+  for (const Update& update : updates) written.push_back(parameters_[update.state->parameter]);
+  check_written_together(written, kName);
   for (Batch& batch : batches) {
     std::visit([&](const auto& o) { run(o, batch); }, options_);
     for (auto& [to, from] : batch.copies) to.copy_(from);
   }
-  for (const Update& update : updates) part_written(parameters_[update.state->parameter], kName);
+  for (const at::Tensor& parameter : written) part_written(parameter, kName);
 }
 
 void FusedOptimizer::zero_grad() const {

@@ -9,6 +9,7 @@
 #include "ATen/core/LegacyTypeDispatch.h"
 #include "ATen/ops/allclose.h"
 #include "ATen/ops/cat.h"
+#include "ATen/ops/equal.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
