@@ -393,7 +393,7 @@ TEST_F(BadInputTest, PlainWhereShardedIsWantedAndTheOtherWayRound) {
   const swv_value args[] = {swv_value_tensor(tensor_), swv_value_tensor(sharded)};
   swv_value result = SWV_NONE;
   expect_ok(swv_tensor_set_requires_grad(tensor_, 1));
-  expect_fails(swv_op_call(add_, SWV_NO_GRAD, args, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
+  expect_fails(swv_op_call(add_, SWV_GRAD, args, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
                "argument 'self' is a plain tensor");
   swv_buffer buffer;
   expect_fails(swv_tensor_buffer(sharded, &buffer), SWV_INVALID_ARGUMENT, "is sharded");

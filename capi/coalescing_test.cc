@@ -102,11 +102,12 @@ class Program {
         break;
       }
       case 'n':
-      case 'm':
-        expect(code_of(swv_coalescing_finish(current, what == 'm' ? &work : nullptr)),
-               !collecting                                    ? SWV_INVALID_ARGUMENT
-               : refused_ && (what == 'n' || work == nullptr) ? SWV_INVALID_ARGUMENT
-                                                              : SWV_OK);
+      case 'm': {
+        const swv_code code =
+            code_of(swv_coalescing_finish(current, what == 'm' ? &work : nullptr));
+        expect(code, !collecting                                    ? SWV_INVALID_ARGUMENT
+                     : refused_ && (what == 'n' || work == nullptr) ? SWV_INVALID_ARGUMENT
+                                                                    : SWV_OK);
         if (work != nullptr) {
           expect(code_of(swv_work_wait(work)), refused_ ? SWV_INVALID_ARGUMENT : SWV_OK);
         }
@@ -116,6 +117,7 @@ class Program {
           settle();
         }
         break;
+      }
       case 'f':
         swv_coalescing_free(current);
         if (current != nullptr) all_.pop_back();

@@ -65,7 +65,9 @@ void expect_derivatives(const Function& f, const at::Tensor& x, const Function& 
         << "derivative " << order << "\n"
         << whole_of(got[order]) << "\nwanted\n"
         << want[order];
-    if (order > 0) EXPECT_EQ(layout_of(got[order]), layout_of(x)) << "derivative " << order;
+    if (order > 0) {
+      EXPECT_EQ(layout_of(got[order]), layout_of(x)) << "derivative " << order;
+    }
   }
 }
 

@@ -85,7 +85,7 @@ TEST(LibTorchHabitsTest, ShapesChangeInPlaceWithViewsAround) {
   };
   for (const std::vector<MeshDim>& dims : {std::vector<MeshDim>{{"x", 2}}, {{"x", 3}}}) {
     on_mesh(dims, [&](const MeshPtr& mesh) {
-      for (const at::IntArrayRef sizes : {at::IntArrayRef{1, 6}, at::IntArrayRef{6, 1}}) {
+      for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{1, 6}, {6, 1}}) {
         for (const Placements& placements : all_layouts(1, 2, false)) {
           for (size_t c = 0; c < std::size(kChanges); ++c) {
             for (const bool of_view : {false, true}) {

@@ -34,8 +34,11 @@ class Files {
 };
 
 TEST(AvailableCoresTest, TheAffinityMaskWithoutCgroups) {
-  EXPECT_EQ(Files({}).cores(8), 8);
-  EXPECT_EQ(Files({{"/proc/self/cgroup", "0::/user.slice\n"}}).cores(8), 8);
+  const std::map<std::string, std::string> none;
+  EXPECT_EQ(Files(none).cores(8), 8);
+  EXPECT_EQ(
+      Files(std::map<std::string, std::string>{{"/proc/self/cgroup", "0::/user.slice\n"}}).cores(8),
+      8);
 }
 
 TEST(AvailableCoresTest, TheQuotaOfVersion2) {
@@ -85,13 +88,15 @@ TEST(AvailableCoresTest, OfThisProcess) {
 }
 
 TEST(ThreadsPerRankTest, SharesTheCores) {
-  const Environment none({});
+  using Variables = std::map<std::string, std::string, std::less<>>;
+  const Environment none(Variables{});
   EXPECT_EQ(threads_per_rank(none, 16, 4), 4);
   EXPECT_EQ(threads_per_rank(none, 16, 5), 3);
   EXPECT_EQ(threads_per_rank(none, 2, 4), 1);
   EXPECT_EQ(threads_per_rank(none, 7, 1), 7);
-  EXPECT_EQ(threads_per_rank(Environment({{"OMP_NUM_THREADS", ""}}), 8, 2), 4);
-  EXPECT_EQ(threads_per_rank(Environment({{"OMP_NUM_THREADS", "3"}}), 16, 4), std::nullopt);
+  EXPECT_EQ(threads_per_rank(Environment(Variables{{"OMP_NUM_THREADS", ""}}), 8, 2), 4);
+  EXPECT_EQ(threads_per_rank(Environment(Variables{{"OMP_NUM_THREADS", "3"}}), 16, 4),
+            std::nullopt);
 }
 
 TEST(ThreadsPerRankTest, IsDescribed) {
