@@ -203,6 +203,11 @@ bool Engine::begin(Operation& operation, const Call& call) {
 
 bool Engine::begin_step(Operation& operation) {
   const auto step = static_cast<uint32_t>(operation.schedule.step());
+  // Before anything is sent: if that fails, what the peer has sent of this step is read, and then
+  // why it is gone.
+  for (int peer = 0; peer < group_.size(); ++peer) {
+    if (peer != group_.rank && !await(operation, peer)) return false;
+  }
   // Each rank begins with the one after it, so that not all send to the same one first.
   for (int i = 1; i < group_.size(); ++i) {
     const int peer = (group_.rank + i) % group_.size();
@@ -212,9 +217,6 @@ bool Engine::begin_step(Operation& operation) {
                transfer.send)) {
       return false;
     }
-  }
-  for (int peer = 0; peer < group_.size(); ++peer) {
-    if (peer != group_.rank && !await(operation, peer)) return false;
   }
   return true;
 }

@@ -278,6 +278,18 @@ TEST(EngineTest, TheReasonOfAFailureOvertakesAHalfSentFrame) {
   EXPECT_LT(Clock::now() - begin, milliseconds(5'000));
 }
 
+// Rank 1 has called the same and aborted before rank 0 comes: its frame and its reason are unread,
+// and rank 0 cannot send.
+TEST(EngineTest, TheReasonOfAnAbortIsReadWhenSendingFails) {
+  Pair pair;
+  std::vector<float> x = {1, 2, 3}, y = {4, 5, 6};
+  ASSERT_TRUE(pair.one.all_reduce(x).ok());
+  pair.one.engine->abort(absl::AbortedError("the disk is full"));
+  pair.one.engine.reset();
+  expect_error(pair.zero.wait(pair.zero.all_reduce(y)), absl::StatusCode::kAborted,
+               {"all_reduce(f32[3]", "the disk is full"});
+}
+
 // The same when rank 1 was stopped: its own deadline has passed too, but it is the one to blame.
 TEST(EngineTest, ARankThatWasStoppedDoesNotBlameTheOthers) {
   Pair pair;
