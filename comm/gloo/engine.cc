@@ -32,7 +32,7 @@ constexpr int kDozes = 10;
 // Nobody depends on it.
 constexpr int64_t kMaxSleepMs = 1000;
 
-// How long the last words of a peer may be on their way.
+// How long the last words of a peer, or to one, may be on their way.
 constexpr auto kPatience = std::chrono::seconds(1);
 
 // "rank 0 called barrier(), rank 2 called all_gather(f32[3])".
@@ -85,8 +85,34 @@ Engine::~Engine() {
     fail(absl::UnavailableError("it left before it had sent all that it owed"), operation);
     return;
   }
+  if (failure_.ok()) leave();
+}
+
+// The receipts and grants that are queued are owed to the others, which may read slowly.
+void Engine::leave() {
   for (Peer& peer : peers_) {
-    if (peer.connection) peer.connection->close_output({.kind = FrameKind::kLeave}, nullptr);
+    if (peer.connection && !peer.gone) {
+      peer.connection->queue({.kind = FrameKind::kLeave}, nullptr, nullptr);
+    }
+  }
+  const Clock::time_point limit = Clock::now() + kPatience;
+  std::vector<pollfd> full;
+  for (;;) {
+    full.clear();
+    for (Peer& peer : peers_) {
+      if (!peer.connection || peer.gone || !peer.connection->has_output()) continue;
+      if (!peer.connection->flush().ok()) {
+        peer.gone = true;  // which is no news
+      } else if (peer.connection->has_output()) {
+        full.push_back({.fd = peer.connection->fd(), .events = POLLOUT});
+      }
+    }
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(limit - Clock::now());
+    if (full.empty() || left.count() <= 0) break;
+    ::poll(full.data(), full.size(), static_cast<int>(left.count()));
+  }
+  for (Peer& peer : peers_) {
+    if (peer.connection) peer.connection->close_output();
   }
 }
 

@@ -2,6 +2,7 @@
 // and a rank whose other side the test plays by hand.
 #include "shardweave/comm/gloo/engine.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -214,6 +215,51 @@ TEST(EngineTest, MessagesOutliveTheirSender) {
   EXPECT_EQ(got, data);
   expect_error(one.wait(one.recv(more, 1)), absl::StatusCode::kUnavailable,
                {"recv(f32[3], from 0)", "rank 0 (world rank 4) has left the group"});
+}
+
+// The connection is full when rank 0 takes a message, and it leaves before there is room.
+TEST(EngineTest, AReceiptIsOnItsWayBeforeARankLeaves) {
+  auto sockets = socket_pair();
+  const std::vector<char> junk(4096);
+  size_t full = 0;
+  for (ssize_t sent; (sent = ::send(sockets.first.get(), junk.data(), junk.size(), 0)) > 0;) {
+    full += sent;
+  }
+  Alone alone(std::move(sockets));
+  std::vector<float> got(3);
+  const std::vector<float> words = {1, 2, 3};
+  const FrameHeader message = message_header(3);
+  alone.say(&message, sizeof(message));
+  alone.say(words.data(), 12);
+  ASSERT_TRUE(alone.zero.wait(alone.zero.recv(got)).ok());
+  EXPECT_EQ(got, words);
+  std::thread leaving([&] { alone.zero.engine.reset(); });
+  std::string came;
+  for (std::vector<char> bytes(65536);;) {
+    pollfd ready{.fd = alone.peer.get(), .events = POLLIN};
+    if (::poll(&ready, 1, 20'000) <= 0) break;
+    const ssize_t count = ::recv(alone.peer.get(), bytes.data(), bytes.size(), 0);
+    if (count <= 0) break;
+    came.append(bytes.data(), count);
+  }
+  leaving.join();
+  ASSERT_EQ(came.size(), full + 2 * sizeof(FrameHeader));
+  FrameHeader last[2];
+  std::memcpy(last, came.data() + full, sizeof(last));
+  EXPECT_EQ(last[0].kind, FrameKind::kReceipt);
+  EXPECT_EQ(last[1].kind, FrameKind::kLeave);
+}
+
+// And it does not wait for ever for a peer that reads nothing.
+TEST(EngineTest, ARankLeavesThoughNobodyReads) {
+  auto sockets = socket_pair();
+  const std::vector<char> junk(4096);
+  while (::send(sockets.first.get(), junk.data(), junk.size(), 0) > 0) {
+  }
+  Alone alone(std::move(sockets));
+  const auto begin = Clock::now();
+  alone.zero.engine.reset();
+  EXPECT_LT(Clock::now() - begin, milliseconds(10'000));
 }
 
 // The last rank of a group of three sends a message and leaves, while the others are busy.
