@@ -134,10 +134,7 @@ bool Engine::done(Backend::Ticket ticket) {
   Lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return false;
   if (find(ticket) == nullptr || !failure_.ok()) return true;
-  const uint64_t before = traffic();
-  const bool alive = progress(/*look=*/true);
-  if (traffic() != before) wake_watcher();
-  return !alive || find(ticket) == nullptr;
+  return !progress_beside_watcher() || find(ticket) == nullptr;
 }
 
 absl::Status Engine::wait(Backend::Ticket ticket, Deadline deadline) {
@@ -376,6 +373,14 @@ bool Engine::progress(bool look) {
     if (!p.gone && p.connection->has_output() && !write_to(peer)) return false;
   }
   return advance_all();
+}
+
+bool Engine::progress_beside_watcher() {
+  const uint64_t before = traffic();
+  const bool alive = progress(/*look=*/true);
+  // What has come does not wake it any more, and it may have more to send.
+  if (traffic() != before) wake_watcher();
+  return alive;
 }
 
 bool Engine::write_to(int peer) {
@@ -694,7 +699,7 @@ bool Engine::listen() {
   std::vector<pollfd> polled;
   list_polled(polled);
   ::poll(polled.data(), polled.size(), 0);
-  return take_polled(polled) && progress(/*look=*/true);
+  return take_polled(polled) && progress_beside_watcher();
 }
 
 // A Status of its own for each caller, so that threads share no reference count.

@@ -139,6 +139,8 @@ class Engine {
   // Sends and receives what can be. With `look`, reads also from peers from which nothing is
   // wanted.
   [[nodiscard]] bool progress(bool look);
+  // The same, with a look, of a thread that is not the one that watches, which may sleep.
+  [[nodiscard]] bool progress_beside_watcher();
   [[nodiscard]] bool write_to(int peer);
   [[nodiscard]] bool read_from(int peer, bool look);
   [[nodiscard]] bool take_frame(int peer);

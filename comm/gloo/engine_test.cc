@@ -566,6 +566,29 @@ TEST(EngineTest, GarbageBreaksTheGroup) {
                {"rank 0 called all_reduce(f32[3], sum), rank 1 called all_reduce(f32[4], sum)"});
 }
 
+// health() reads what the thread that waits has been woken for, which then finds nothing to read.
+TEST(EngineTest, WhatHealthHasReadWakesAThreadThatSleeps) {
+  Alone alone;
+  const auto begin = Clock::now();
+  for (uint64_t i = 1; i <= 20; ++i) {
+    std::vector<float> got(3);
+    const std::vector<float> words = {1, 2, 3};
+    const auto work = alone.zero.recv(got);
+    std::thread waiting([&] { EXPECT_TRUE(alone.zero.wait(work).ok()); });
+    std::this_thread::sleep_for(milliseconds(20));  // it sleeps
+    FrameHeader message = message_header(3);
+    message.signature.sequence = i;
+    std::string said(reinterpret_cast<const char*>(&message), sizeof(message));
+    said.append(reinterpret_cast<const char*>(words.data()), 12);
+    alone.say(said.data(), said.size());
+    EXPECT_TRUE(alone.zero.engine->health().ok());
+    waiting.join();
+    EXPECT_EQ(got, words);
+  }
+  // A thread that is not woken looks up once a second.
+  EXPECT_LT(Clock::now() - begin, milliseconds(8'000));
+}
+
 TEST(EngineTest, AbortWakesAThreadThatSleeps) {
   Alone alone;
   std::vector<float> data(3);
