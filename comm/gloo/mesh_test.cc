@@ -1,6 +1,7 @@
 // What goes wrong while ranks are being connected is said on every rank, at once.
 #include "shardweave/comm/gloo/mesh.h"
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -17,17 +18,17 @@
 namespace shardweave::gloo_internal {
 namespace {
 
-// Ranks that are threads; what each of them got.
-std::vector<absl::Status> connect_all(int size,
-                                      const std::function<ConnectOptions(int rank)>& options,
-                                      absl::Duration timeout = absl::Seconds(60), int late = -1) {
-  const std::shared_ptr<Store> store = make_in_process_store();
+// Ranks that are threads; what each of them got. `before` is called by each when it begins.
+std::vector<absl::Status> connect_all(
+    int size, const std::function<ConnectOptions(int rank)>& options,
+    absl::Duration timeout = absl::Seconds(60), const std::function<void(int rank)>& before = {},
+    const std::shared_ptr<Store>& store = make_in_process_store()) {
   const Deadline deadline = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(timeout);
   std::vector<absl::Status> results(size);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
-      if (rank == late) absl::SleepFor(absl::Milliseconds(600));
+      if (before) before(rank);
       GroupInfo group{.name = "world", .rank = rank, .world_ranks = std::vector<int64_t>(size)};
       std::iota(group.world_ranks.begin(), group.world_ranks.end(), 0);
       results[rank] = connect_mesh(*store, "run", group, options(rank), deadline).status();
@@ -94,10 +95,24 @@ TEST(ConnectMeshTest, AnotherBuildIsSaidEverywhere) {
 }
 
 TEST(ConnectMeshTest, WhoeverIsTiredOfWaitingSaysForWhomOnce) {
+  constexpr absl::Duration kPatience = absl::Milliseconds(200);
+  // How often each rank has looked since its patience has passed: the second time it has said so.
+  std::vector<std::atomic<int>> looks(3);
   testing::internal::CaptureStderr();
   const std::vector<absl::Status> results = connect_all(
-      3, [](int) { return ConnectOptions{.patience = absl::Milliseconds(200)}; }, absl::Seconds(60),
-      /*late=*/1);
+      3,
+      [&](int rank) {
+        return ConnectOptions{.watch =
+                                  [&, rank, began = absl::Now()](const auto&) {
+                                    if (absl::Now() - began >= 2 * kPatience) ++looks[rank];
+                                    return absl::OkStatus();
+                                  },
+                              .patience = kPatience};
+      },
+      absl::Seconds(60),
+      [&](int rank) {
+        while (rank == 1 && (looks[0] < 2 || looks[2] < 2)) absl::SleepFor(absl::Milliseconds(5));
+      });
   const std::string said = testing::internal::GetCapturedStderr();
   for (const absl::Status& status : results) EXPECT_TRUE(status.ok()) << status;
   for (const char* rank : {"0", "2"}) {
@@ -120,7 +135,10 @@ TEST(ConnectMeshTest, StopsWhenTheWatchKnowsBetter) {
           return absl::DataLossError("it will not come");
         }};
       },
-      absl::Seconds(60), /*late=*/1);
+      absl::Seconds(60),
+      [](int rank) {
+        if (rank == 1) absl::SleepFor(absl::Milliseconds(600));
+      });
   EXPECT_LT(absl::Now() - begin, absl::Seconds(10));
   expect_everywhere(results, absl::StatusCode::kDataLoss, {"it will not come"});
 }
