@@ -1,6 +1,7 @@
 // What goes wrong while ranks are being connected is said on every rank, at once.
 #include "shardweave/comm/gloo/mesh.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <functional>
@@ -122,6 +123,59 @@ TEST(ConnectMeshTest, WhoeverIsTiredOfWaitingSaysForWhomOnce) {
     EXPECT_NE(at, std::string::npos) << said;
     EXPECT_EQ(said.find(line, at + 1), std::string::npos) << "once: " << said;
   }
+}
+
+// As a store over TCP, where each look of one that waits is a request; and how many keys were asked
+// for.
+class CountingStore : public Store {
+ public:
+  std::string describe() const override { return "counting store"; }
+  int64_t asked() const { return asked_; }
+
+ private:
+  absl::Status do_set(std::string_view key, std::string_view value) override {
+    return store_->set(key, value);
+  }
+  absl::StatusOr<std::string> do_get(std::string_view key, absl::Duration timeout) override {
+    ++asked_;
+    return store_->get(key, timeout);
+  }
+  absl::StatusOr<int64_t> do_add(std::string_view key, int64_t delta) override {
+    return store_->add(key, delta);
+  }
+  absl::Status do_wait(const std::vector<std::string>& keys, absl::Duration timeout) override {
+    const absl::Time deadline = absl::Now() + timeout;
+    for (absl::Duration pause = absl::Milliseconds(1);; pause *= 2) {
+      if (do_check(keys).value_or(false)) return absl::OkStatus();
+      const absl::Duration left = deadline - absl::Now();
+      if (left <= absl::ZeroDuration()) return absl::DeadlineExceededError("not there");
+      absl::SleepFor(std::min(pause, left));
+    }
+  }
+  absl::StatusOr<bool> do_check(const std::vector<std::string>& keys) override {
+    asked_ += static_cast<int64_t>(keys.size());
+    return store_->check(keys);
+  }
+  absl::StatusOr<bool> do_remove(std::string_view key) override { return store_->remove(key); }
+
+  const std::shared_ptr<Store> store_ = make_in_process_store();
+  std::atomic<int64_t> asked_ = 0;
+};
+
+TEST(ConnectMeshTest, WaitingAsksTheStoreForLittle) {
+  constexpr int kSize = 8;
+  const auto store = std::make_shared<CountingStore>();
+  const absl::Time begin = absl::Now();
+  const std::vector<absl::Status> results = connect_all(
+      kSize, [](int) { return ConnectOptions(); }, absl::Seconds(60),
+      [](int rank) {
+        if (rank == 3) absl::SleepFor(absl::Seconds(2));
+      },
+      store);
+  for (const absl::Status& status : results) EXPECT_TRUE(status.ok()) << status;
+  // Each key twice in each of three exchanges; and what comes of waiting, whatever the size.
+  const double seconds = absl::ToDoubleSeconds(absl::Now() - begin);
+  EXPECT_LT(store->asked(), kSize * (3 * 2 * kSize + 60 + 30 * seconds));
 }
 
 TEST(ConnectMeshTest, StopsWhenTheWatchKnowsBetter) {
