@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -14,6 +15,12 @@
 #include "shardweave/comm/store/prefix_store.h"
 
 namespace shardweave {
+namespace {
+
+// After which a rank says for whom it waits.
+constexpr absl::Duration kPatience = absl::Seconds(10);
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<World>> join_world(std::shared_ptr<Store> store,
                                                   const RendezvousInfo& info,
@@ -26,7 +33,9 @@ absl::StatusOr<std::unique_ptr<World>> join_world(std::shared_ptr<Store> store,
                      "threads"));
   }
   deadline = std::min(deadline, absl::Now() + options.timeout);
-  absl::StatusOr<Roster> roster = check_in(*store, info, this_host(), deadline - absl::Now());
+  const std::vector<CpuLimit> limits = cpu_limits();
+  absl::StatusOr<Roster> roster =
+      check_in(*store, info, this_host(), deadline - absl::Now(), kPatience, names_of(limits));
   if (!roster.ok()) return roster.status();
 
   GroupInfo group{.name = "world", .rank = info.rank};
@@ -44,8 +53,8 @@ absl::StatusOr<std::unique_ptr<World>> join_world(std::shared_ptr<Store> store,
   absl::Status all = comm->barrier({.timeout = deadline - absl::Now(), .tag = "join_world"}).wait();
   if (!all.ok()) return all;
   const int local_size = info.local_world_size.value_or(roster->local_size(info.rank));
-  const std::optional<int> threads =
-      threads_per_rank(Environment::of_process(), available_cores(), local_size);
+  const std::optional<int> threads = threads_per_rank(Environment::of_process(), limits,
+                                                      roster->local_cpus(info.rank), local_size);
   return std::make_unique<World>(std::move(comm),
                                  info.local_rank.value_or(roster->local_rank(info.rank)),
                                  local_size, threads.value_or(0));

@@ -73,14 +73,20 @@ bool Connection::owes() const {
 
 void Connection::close_output(const FrameHeader& last, const void* payload) {
   if (!output_open_) return;
-  output_open_ = false;
   output_.clear();
   first_ = 0;
   if (sent_ == 0) {
     queue(last, payload, nullptr);
     flush().IgnoreError();  // the peer may be gone, which is no news
-    output_.clear();
   }
+  close_output();
+}
+
+void Connection::close_output() {
+  if (!output_open_) return;
+  output_open_ = false;
+  output_.clear();
+  first_ = 0;
   ::shutdown(fd(), SHUT_WR);
 }
 

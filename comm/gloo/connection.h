@@ -38,6 +38,8 @@ class Connection {
   bool owes() const;
   // Forgets what is queued, sends a last frame if none is half sent, and no more after that.
   void close_output(const FrameHeader& last, const void* payload);
+  // Forgets what is queued, and sends no more.
+  void close_output();
 
   enum class Input {
     kNothing,  // until more arrives

@@ -32,7 +32,7 @@ constexpr int kDozes = 10;
 // Nobody depends on it.
 constexpr int64_t kMaxSleepMs = 1000;
 
-// How long the last words of a peer may be on their way.
+// How long the last words of a peer, or to one, may be on their way.
 constexpr auto kPatience = std::chrono::seconds(1);
 
 // "rank 0 called barrier(), rank 2 called all_gather(f32[3])".
@@ -85,8 +85,34 @@ Engine::~Engine() {
     fail(absl::UnavailableError("it left before it had sent all that it owed"), operation);
     return;
   }
+  if (failure_.ok()) leave();
+}
+
+// The receipts and grants that are queued are owed to the others, which may read slowly.
+void Engine::leave() {
   for (Peer& peer : peers_) {
-    if (peer.connection) peer.connection->close_output({.kind = FrameKind::kLeave}, nullptr);
+    if (peer.connection && !peer.gone) {
+      peer.connection->queue({.kind = FrameKind::kLeave}, nullptr, nullptr);
+    }
+  }
+  const Clock::time_point limit = Clock::now() + kPatience;
+  std::vector<pollfd> full;
+  for (;;) {
+    full.clear();
+    for (Peer& peer : peers_) {
+      if (!peer.connection || peer.gone || !peer.connection->has_output()) continue;
+      if (!peer.connection->flush().ok()) {
+        peer.gone = true;  // which is no news
+      } else if (peer.connection->has_output()) {
+        full.push_back({.fd = peer.connection->fd(), .events = POLLOUT});
+      }
+    }
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(limit - Clock::now());
+    if (full.empty() || left.count() <= 0) break;
+    ::poll(full.data(), full.size(), static_cast<int>(left.count()));
+  }
+  for (Peer& peer : peers_) {
+    if (peer.connection) peer.connection->close_output();
   }
 }
 
@@ -108,10 +134,7 @@ bool Engine::done(Backend::Ticket ticket) {
   Lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return false;
   if (find(ticket) == nullptr || !failure_.ok()) return true;
-  const uint64_t before = traffic();
-  const bool alive = progress(/*look=*/true);
-  if (traffic() != before) wake_watcher();
-  return !alive || find(ticket) == nullptr;
+  return !progress_beside_watcher() || find(ticket) == nullptr;
 }
 
 absl::Status Engine::wait(Backend::Ticket ticket, Deadline deadline) {
@@ -203,6 +226,11 @@ bool Engine::begin(Operation& operation, const Call& call) {
 
 bool Engine::begin_step(Operation& operation) {
   const auto step = static_cast<uint32_t>(operation.schedule.step());
+  // Before anything is sent: if that fails, what the peer has sent of this step is read, and then
+  // why it is gone.
+  for (int peer = 0; peer < group_.size(); ++peer) {
+    if (peer != group_.rank && !await(operation, peer)) return false;
+  }
   // Each rank begins with the one after it, so that not all send to the same one first.
   for (int i = 1; i < group_.size(); ++i) {
     const int peer = (group_.rank + i) % group_.size();
@@ -212,9 +240,6 @@ bool Engine::begin_step(Operation& operation) {
                transfer.send)) {
       return false;
     }
-  }
-  for (int peer = 0; peer < group_.size(); ++peer) {
-    if (peer != group_.rank && !await(operation, peer)) return false;
   }
   return true;
 }
@@ -348,6 +373,14 @@ bool Engine::progress(bool look) {
     if (!p.gone && p.connection->has_output() && !write_to(peer)) return false;
   }
   return advance_all();
+}
+
+bool Engine::progress_beside_watcher() {
+  const uint64_t before = traffic();
+  const bool alive = progress(/*look=*/true);
+  // What has come does not wake it any more, and it may have more to send.
+  if (traffic() != before) wake_watcher();
+  return alive;
 }
 
 bool Engine::write_to(int peer) {
@@ -666,7 +699,7 @@ bool Engine::listen() {
   std::vector<pollfd> polled;
   list_polled(polled);
   ::poll(polled.data(), polled.size(), 0);
-  return take_polled(polled) && progress(/*look=*/true);
+  return take_polled(polled) && progress_beside_watcher();
 }
 
 // A Status of its own for each caller, so that threads share no reference count.

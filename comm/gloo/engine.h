@@ -46,7 +46,8 @@ class Engine {
   // had) is broken from the beginning: see health().
   Engine(GroupInfo group, std::vector<Channel> channels,
          const Schedule::Limits& limits = Schedule::Limits());
-  // Tells the others that this rank has left.
+  // Tells the others that this rank has left; for that waits up to a second for those that do not
+  // read.
   ~Engine();
 
   absl::StatusOr<Backend::Ticket> start(const Call& call);
@@ -114,6 +115,7 @@ class Engine {
     absl::Status reason;  // why it has given up, if it has
   };
 
+  void leave();
   Operation* find(Backend::Ticket ticket) const;
   Operation* acquire(const Call& call);
 
@@ -137,6 +139,8 @@ class Engine {
   // Sends and receives what can be. With `look`, reads also from peers from which nothing is
   // wanted.
   [[nodiscard]] bool progress(bool look);
+  // The same, with a look, of a thread that is not the one that watches, which may sleep.
+  [[nodiscard]] bool progress_beside_watcher();
   [[nodiscard]] bool write_to(int peer);
   [[nodiscard]] bool read_from(int peer, bool look);
   [[nodiscard]] bool take_frame(int peer);

@@ -2,6 +2,7 @@
 // and a rank whose other side the test plays by hand.
 #include "shardweave/comm/gloo/engine.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -216,6 +217,51 @@ TEST(EngineTest, MessagesOutliveTheirSender) {
                {"recv(f32[3], from 0)", "rank 0 (world rank 4) has left the group"});
 }
 
+// The connection is full when rank 0 takes a message, and it leaves before there is room.
+TEST(EngineTest, AReceiptIsOnItsWayBeforeARankLeaves) {
+  auto sockets = socket_pair();
+  const std::vector<char> junk(4096);
+  size_t full = 0;
+  for (ssize_t sent; (sent = ::send(sockets.first.get(), junk.data(), junk.size(), 0)) > 0;) {
+    full += sent;
+  }
+  Alone alone(std::move(sockets));
+  std::vector<float> got(3);
+  const std::vector<float> words = {1, 2, 3};
+  const FrameHeader message = message_header(3);
+  alone.say(&message, sizeof(message));
+  alone.say(words.data(), 12);
+  ASSERT_TRUE(alone.zero.wait(alone.zero.recv(got)).ok());
+  EXPECT_EQ(got, words);
+  std::thread leaving([&] { alone.zero.engine.reset(); });
+  std::string came;
+  for (std::vector<char> bytes(65536);;) {
+    pollfd ready{.fd = alone.peer.get(), .events = POLLIN};
+    if (::poll(&ready, 1, 20'000) <= 0) break;
+    const ssize_t count = ::recv(alone.peer.get(), bytes.data(), bytes.size(), 0);
+    if (count <= 0) break;
+    came.append(bytes.data(), count);
+  }
+  leaving.join();
+  ASSERT_EQ(came.size(), full + 2 * sizeof(FrameHeader));
+  FrameHeader last[2];
+  std::memcpy(last, came.data() + full, sizeof(last));
+  EXPECT_EQ(last[0].kind, FrameKind::kReceipt);
+  EXPECT_EQ(last[1].kind, FrameKind::kLeave);
+}
+
+// And it does not wait for ever for a peer that reads nothing.
+TEST(EngineTest, ARankLeavesThoughNobodyReads) {
+  auto sockets = socket_pair();
+  const std::vector<char> junk(4096);
+  while (::send(sockets.first.get(), junk.data(), junk.size(), 0) > 0) {
+  }
+  Alone alone(std::move(sockets));
+  const auto begin = Clock::now();
+  alone.zero.engine.reset();
+  EXPECT_LT(Clock::now() - begin, milliseconds(10'000));
+}
+
 // The last rank of a group of three sends a message and leaves, while the others are busy.
 TEST(EngineTest, ARankThatHasLeftDoesNotBreakWhatOthersDo) {
   auto with_one = socket_pair(), with_two = socket_pair();
@@ -276,6 +322,18 @@ TEST(EngineTest, TheReasonOfAFailureOvertakesAHalfSentFrame) {
     pair.zero.engine.reset();  // gone, as a process that has ended
   }
   EXPECT_LT(Clock::now() - begin, milliseconds(5'000));
+}
+
+// Rank 1 has called the same and aborted before rank 0 comes: its frame and its reason are unread,
+// and rank 0 cannot send.
+TEST(EngineTest, TheReasonOfAnAbortIsReadWhenSendingFails) {
+  Pair pair;
+  std::vector<float> x = {1, 2, 3}, y = {4, 5, 6};
+  ASSERT_TRUE(pair.one.all_reduce(x).ok());
+  pair.one.engine->abort(absl::AbortedError("the disk is full"));
+  pair.one.engine.reset();
+  expect_error(pair.zero.wait(pair.zero.all_reduce(y)), absl::StatusCode::kAborted,
+               {"all_reduce(f32[3]", "the disk is full"});
 }
 
 // The same when rank 1 was stopped: its own deadline has passed too, but it is the one to blame.
@@ -506,6 +564,29 @@ TEST(EngineTest, GarbageBreaksTheGroup) {
   expect_error(after([](FrameHeader& header) { header.signature.count = 4; }),
                absl::StatusCode::kFailedPrecondition,
                {"rank 0 called all_reduce(f32[3], sum), rank 1 called all_reduce(f32[4], sum)"});
+}
+
+// health() reads what the thread that waits has been woken for, which then finds nothing to read.
+TEST(EngineTest, WhatHealthHasReadWakesAThreadThatSleeps) {
+  Alone alone;
+  const auto begin = Clock::now();
+  for (uint64_t i = 1; i <= 20; ++i) {
+    std::vector<float> got(3);
+    const std::vector<float> words = {1, 2, 3};
+    const auto work = alone.zero.recv(got);
+    std::thread waiting([&] { EXPECT_TRUE(alone.zero.wait(work).ok()); });
+    std::this_thread::sleep_for(milliseconds(20));  // it sleeps
+    FrameHeader message = message_header(3);
+    message.signature.sequence = i;
+    std::string said(reinterpret_cast<const char*>(&message), sizeof(message));
+    said.append(reinterpret_cast<const char*>(words.data()), 12);
+    alone.say(said.data(), said.size());
+    EXPECT_TRUE(alone.zero.engine->health().ok());
+    waiting.join();
+    EXPECT_EQ(got, words);
+  }
+  // A thread that is not woken looks up once a second.
+  EXPECT_LT(Clock::now() - begin, milliseconds(8'000));
 }
 
 TEST(EngineTest, AbortWakesAThreadThatSleeps) {

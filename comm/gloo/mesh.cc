@@ -50,6 +50,8 @@ int64_t milliseconds_left(Deadline deadline) {
 
 // How often a waiting rank looks up.
 constexpr absl::Duration kLook = absl::Milliseconds(100);
+// How soon it looks for a key again at first.
+constexpr absl::Duration kFirstPause = absl::Milliseconds(1);
 
 std::string name_rank(const GroupInfo& group, int rank) {
   return str_cat("rank ", rank, " (world rank ", group.world_ranks[rank], ")");
@@ -150,27 +152,40 @@ class Exchange {
     return str_cat(prefix_, "/", name, "/", rank);
   }
 
+  // Asks for one key at a time, and again only for one that was not there: many ranks wait for a few.
   absl::Status wait(const std::vector<std::string>& keys) {
-    const auto missing = [&] { return find_missing(keys); };
-    for (;;) {
+    size_t next = 0;  // those before have come
+    const auto missing = [&] { return find_missing(keys, next); };
+    Clock::time_point looked = Clock::now();
+    for (absl::Duration pause = kFirstPause;; pause = std::min(2 * pause, kLook)) {
+      for (; next < keys.size(); ++next) {
+        const absl::StatusOr<bool> there = store_.check({keys[next]});
+        if (!there.ok()) return better_reason(there.status());
+        if (!*there) break;
+      }
+      if (next == keys.size()) return absl::OkStatus();
       const absl::Duration left = absl::Milliseconds(milliseconds_left(deadline_));
-      const absl::Status status = store_.wait(keys, std::min(kLook, left));
-      if (status.ok()) return status;
-      if (!absl::IsDeadlineExceeded(status)) return better_reason(status);
-      if (absl::Status reason = look(missing); !reason.ok()) return reason;
-      if (left <= kLook) {
+      const bool late = left == absl::ZeroDuration();
+      if (late || absl::FromChrono(Clock::now() - looked) >= kLook) {
+        looked = Clock::now();
+        if (absl::Status reason = look(missing); !reason.ok()) return reason;
+      }
+      if (late) {
         told_ = true;  // the others wait for the same ones
-        return absl::DeadlineExceededError(
-            str_cat(name_ranks(group_, missing()), " did not come to connect: ", status.message()));
+        return absl::DeadlineExceededError(str_cat(name_ranks(group_, missing()),
+                                                   " did not come to connect: nothing of them in ",
+                                                   store_.describe()));
       }
       say_after_patience(missing);
+      std::this_thread::sleep_for(absl::ToChronoMicroseconds(std::min(pause, left)));
     }
   }
 
-  std::vector<int> find_missing(const std::vector<std::string>& keys) {
+  // Those before `first` have come.
+  std::vector<int> find_missing(const std::vector<std::string>& keys, size_t first) {
     std::vector<int> missing;
-    for (int rank = 0; rank < group_.size(); ++rank) {
-      if (!store_.check({keys[rank]}).value_or(false)) missing.push_back(rank);
+    for (size_t rank = first; rank < keys.size(); ++rank) {
+      if (!store_.check({keys[rank]}).value_or(false)) missing.push_back(static_cast<int>(rank));
     }
     return missing;
   }

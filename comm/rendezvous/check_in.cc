@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <string_view>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -17,7 +18,8 @@ namespace {
 constexpr size_t kMaxShown = 16;  // of the ranks that a message lists
 // How much longer the others wait for rank 0's verdict than it waits for them.
 constexpr absl::Duration kGrace = absl::Seconds(5);
-// The verdict is a status code, a newline, and the hosts by line or the message.
+// The verdict is a status code, a newline, and what each rank has said of itself by line, or the
+// message. A rank says its host, a tab, and its CPUs.
 constexpr int kOk = static_cast<int>(absl::StatusCode::kOk);
 
 class CheckIn {
@@ -29,7 +31,7 @@ class CheckIn {
         patience_(patience),
         prefix_(absl::StrCat("shardweave/", info.run, "/")) {}
 
-  absl::Status arrive(const std::string& host) {
+  absl::Status arrive(const std::string& myself) {
     absl::StatusOr<int64_t> count = store_.add(absl::StrCat(prefix_, "arrivals/", info_.rank), 1);
     if (!count.ok()) return count.status();
     if (*count > 1) {
@@ -39,10 +41,10 @@ class CheckIn {
                        ": two ranks have the same number, or the store is that of"
                        " an earlier run"));
     }
-    return store_.set(member(info_.rank), absl::StrCat(info_.world_size, " ", host));
+    return store_.set(member(info_.rank), absl::StrCat(info_.world_size, " ", myself));
   }
 
-  // Of rank 0: the hosts of all ranks.
+  // Of rank 0: what all ranks have said.
   absl::StatusOr<std::vector<std::string>> collect() {
     std::vector<std::string> members;
     for (int rank = 0; rank < info_.world_size; ++rank) members.push_back(member(rank));
@@ -163,19 +165,36 @@ int Roster::local_size(int rank) const {
   return static_cast<int>(std::count(hosts.begin(), hosts.end(), hosts[rank]));
 }
 
+std::vector<std::string> Roster::local_cpus(int rank) const {
+  std::vector<std::string> local;
+  for (size_t i = 0; i < hosts.size(); ++i) {
+    if (hosts[i] == hosts[rank]) local.push_back(cpus[i]);
+  }
+  return local;
+}
+
 absl::StatusOr<Roster> check_in(Store& store, const RendezvousInfo& info, const std::string& host,
-                                absl::Duration timeout, absl::Duration patience) {
+                                absl::Duration timeout, absl::Duration patience,
+                                const std::string& cpus) {
   if (absl::Status status = validate(info); !status.ok()) return status;
   CheckIn me(store, info, timeout, patience);
-  if (absl::Status status = me.arrive(host); !status.ok()) return status;
-  absl::StatusOr<std::vector<std::string>> hosts = info.rank == 0 ? me.collect() : me.receive();
+  absl::Status came = me.arrive(absl::StrCat(host, "\t", cpus));
+  if (!came.ok()) return came;
+  absl::StatusOr<std::vector<std::string>> members = info.rank == 0 ? me.collect() : me.receive();
   if (info.rank == 0) {
-    absl::Status told = me.publish(hosts);
-    if (hosts.ok() && !told.ok()) return told;
-    if (!hosts.ok()) me.linger();
+    absl::Status told = me.publish(members);
+    if (members.ok() && !told.ok()) return told;
+    if (!members.ok()) me.linger();
   }
-  if (!hosts.ok()) return hosts.status();
-  return Roster{*std::move(hosts)};
+  if (!members.ok()) return members.status();
+  Roster roster;
+  for (const std::string& each : *members) {
+    const std::pair<std::string, std::string> parts =
+        absl::StrSplit(each, absl::MaxSplits('\t', 1));
+    roster.hosts.push_back(parts.first);
+    roster.cpus.push_back(parts.second);
+  }
+  return roster;
 }
 
 std::string this_host() {

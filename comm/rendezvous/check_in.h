@@ -21,19 +21,22 @@ namespace shardweave {
 
 struct Roster {
   std::vector<std::string> hosts;  // of each rank
+  std::vector<std::string> cpus;   // what each has said of its CPUs
   // How many ranks before this one are on the same host.
   int local_rank(int rank) const;
   // How many ranks are on the host of this one.
   int local_size(int rank) const;
+  // What the ranks on the host of this one have said of their CPUs, this one too.
+  std::vector<std::string> local_cpus(int rank) const;
 };
 
 // Keys begin with "shardweave/<info.run>/". Errors: DeadlineExceeded if a rank did not come (lists
 // them), AlreadyExists if two processes say that they are the same rank, FailedPrecondition if
 // ranks differ in the world size; errors of the store. A rank that has waited for `patience` says on
-// stderr, once, for whom.
+// stderr, once, for whom. `cpus` is for the others to read; like `host`, one line without tabs.
 absl::StatusOr<Roster> check_in(Store& store, const RendezvousInfo& info, const std::string& host,
-                                absl::Duration timeout,
-                                absl::Duration patience = absl::Seconds(10));
+                                absl::Duration timeout, absl::Duration patience = absl::Seconds(10),
+                                const std::string& cpus = "");
 
 // The name of this machine, equal for ranks that share one.
 std::string this_host();

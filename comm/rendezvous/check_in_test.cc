@@ -47,6 +47,23 @@ TEST(CheckInTest, EveryRankGetsAllHosts) {
   }
 }
 
+TEST(CheckInTest, EveryRankHearsOfTheCpusOfItsHost) {
+  auto store = make_in_process_store();
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      absl::StatusOr<Roster> roster =
+          check_in(*store, member(rank, 3), rank == 1 ? "b" : "a", absl::Seconds(30),
+                   absl::Seconds(10), absl::StrCat("cpus ", rank, ";cgroup 7:8"));
+      ASSERT_TRUE(roster.ok()) << roster.status();
+      EXPECT_THAT(roster->hosts, ElementsAre("a", "b", "a"));
+      EXPECT_THAT(roster->local_cpus(0), ElementsAre("cpus 0;cgroup 7:8", "cpus 2;cgroup 7:8"));
+      EXPECT_THAT(roster->local_cpus(1), ElementsAre("cpus 1;cgroup 7:8"));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
 TEST(CheckInTest, OneRankIsEnough) {
   auto store = make_in_process_store();
   absl::StatusOr<Roster> roster = check_in(*store, member(0, 1), this_host(), absl::Seconds(1));
