@@ -122,10 +122,12 @@ func spawnedRank() (*spawned, error) {
 	return here.rank, here.err
 }
 
-// report is what a rank tells about its failure. Writes of this size to a pipe are in one piece, and the
-// first is that of the rank that failed first: it writes before the others can notice.
+// report is what a rank tells about the end of its body. Writes of this size to a pipe are in one piece, and
+// the first failure is that of the rank that failed first: it writes before the others can notice.
 type report struct {
 	Rank    int
+	Done    bool // without an error
+	Ended   bool // the first process says so, behind all that the rank has said
 	Text    string
 	Code    Code
 	Message string
@@ -149,6 +151,10 @@ func (s *spawned) run(ctx context.Context, body func(*World) error, options []Wo
 	number, _ := strconv.Atoi(os.Getenv("RANK"))
 	reports := os.NewFile(reportFd, "reports")
 	tell := func(err error) {
+		if err == nil {
+			reports.Write(report{Rank: number, Done: true}.line())
+			return
+		}
 		r := report{Rank: number, Text: err.Error()}
 		var known *Error
 		if errors.As(err, &known) {
@@ -171,8 +177,8 @@ func (s *spawned) run(ctx context.Context, body func(*World) error, options []Wo
 			} else if err != nil {
 				code = 1
 			}
+			tell(err)
 			if err != nil {
-				tell(err)
 				w.abort(fmt.Sprintf("rank %d failed: %v", number, firstLine(err)))
 			}
 			w.Close()
@@ -209,7 +215,7 @@ func launch(ctx context.Context, call, ranks int, body func(*World) error, optio
 	case !errors.Is(err, NotFound):
 		return err
 	}
-	l := &launcher{ctx: ctx, ranks: ranks, options: worldOptionsOf(options), failed: make(chan struct{})}
+	l := &launcher{ctx: ctx, ranks: ranks, options: worldOptionsOf(options), failed: make(chan struct{}), gone: map[int]bool{}}
 	before := make([]string, call-1)
 	spawnResults.mutex.Lock()
 	for i := range before {
@@ -274,7 +280,8 @@ type launcher struct {
 	mutex    sync.Mutex
 	failures []failedRank // in the order in which they were noticed
 	failed   chan struct{}
-	ending   bool // who ends now was asked to
+	ending   bool         // who ends now was asked to
+	gone     map[int]bool // there is no process with this pid any more, or another one
 }
 
 type failedRank struct {
@@ -311,6 +318,7 @@ func (l *launcher) run(wanted string) error {
 		return err
 	}
 	defer reports.Close()
+	defer reporter.Close()
 	run := fmt.Sprintf("%d-%x", os.Getpid(), rand.New(rand.NewSource(time.Now().UnixNano())).Uint64())
 	args := l.options.args
 	if args == nil {
@@ -336,11 +344,10 @@ func (l *launcher) run(wanted string) error {
 			running.Add(1)
 			go func(number int) {
 				defer running.Done()
-				l.wait(command, number)
+				l.wait(command, number, reporter)
 			}(number)
 		}
 	}
-	reporter.Close()
 	store.Close() // if rank 0 ends, the others are refused and do not wait
 	if err != nil {
 		l.signal(syscall.SIGKILL)
@@ -353,6 +360,7 @@ func (l *launcher) run(wanted string) error {
 	ended := make(chan struct{})
 	go func() {
 		running.Wait()
+		reporter.Close()
 		close(ended)
 	}()
 	l.untilEnded(ended)
@@ -446,14 +454,26 @@ func (l *launcher) copyLines(to io.Writer, from io.ReadCloser, prefix []byte) {
 	}
 }
 
-func (l *launcher) wait(command *exec.Cmd, number int) {
-	if err := command.Wait(); err != nil {
-		what := "ended with " + err.Error() // "exit status 3"
-		if status, is := command.ProcessState.Sys().(syscall.WaitStatus); is && status.Signaled() {
-			what = fmt.Sprintf("was killed by signal %d (%v)", int(status.Signal()), status.Signal())
+func (l *launcher) wait(command *exec.Cmd, number int, reporter io.Writer) {
+	err := command.Wait()
+	status := "with exit status 0"
+	if err != nil {
+		if state := command.ProcessState; state != nil {
+			what := "ended with " + err.Error() // "exit status 3"
+			if status, is := state.Sys().(syscall.WaitStatus); is && status.Signaled() {
+				what = fmt.Sprintf("was killed by signal %d (%v)", int(status.Signal()), status.Signal())
+			}
+			l.fail(failedRank{rank: number, err: fmt.Errorf("the process (pid %d) %s%w", command.Process.Pid, what, silent{err})})
+			return
 		}
-		l.fail(failedRank{rank: number, err: fmt.Errorf("the process (pid %d) %s%w", command.Process.Pid, what, silent{err})})
+		// Somebody else has waited for it, or SIGCHLD is ignored. What it has told is the result.
+		status = fmt.Sprintf("with an unknown status (%v)", err)
 	}
+	l.mutex.Lock()
+	l.gone[number] = true
+	l.mutex.Unlock()
+	reporter.Write(report{Rank: number, Ended: true, Code: FailedPrecondition,
+		Message: fmt.Sprintf("Spawn: the process (pid %d) ended %s before it had run the body", command.Process.Pid, status)}.line())
 }
 
 // silent is an error that another one's text has already.
@@ -464,11 +484,21 @@ func (s silent) Unwrap() error { return s.error }
 
 // read collects what ranks tell.
 func (l *launcher) read(reports io.Reader) {
+	told := map[int]bool{}
 	lines := bufio.NewScanner(reports)
 	lines.Buffer(nil, 2*reportSize)
 	for lines.Scan() {
 		var r report
 		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
+			continue
+		}
+		if r.Ended {
+			if !told[r.Rank] {
+				l.fail(failedRank{rank: r.Rank, err: &Error{r.Code, r.Message}})
+			}
+			continue
+		}
+		if told[r.Rank] = true; r.Done {
 			continue
 		}
 		failed := failedRank{rank: r.Rank, reported: true, follows: r.Code == Unavailable || r.Code == Aborted || r.Code == DeadlineExceeded}
@@ -483,10 +513,12 @@ func (l *launcher) read(reports io.Reader) {
 
 func (l *launcher) signal(s syscall.Signal) {
 	l.mutex.Lock()
+	defer l.mutex.Unlock()
 	l.ending = true
-	l.mutex.Unlock()
-	for _, command := range l.processes {
-		command.Process.Signal(s)
+	for number, command := range l.processes {
+		if !l.gone[number] {
+			command.Process.Signal(s)
+		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"log"
 	"os"
 	"os/exec"
+	"os/signal"
 	"runtime"
 	"sort"
 	"strconv"
@@ -91,6 +92,32 @@ func spawnMain(mode string) int {
 			}
 			return w.Comm().Barrier(ctx)
 		}
+	case "exits with 0": // which is no success
+		body = func(w *sw.World) error {
+			if w.Rank() == 0 {
+				os.Exit(0)
+			}
+			return w.Comm().Barrier(ctx)
+		}
+	case "does not come":
+		if os.Getenv("RANK") != "" {
+			return 0
+		}
+		ranks = 1
+	case "ignores children": // so that there is nothing to wait for
+		signal.Ignore(syscall.SIGCHLD)
+		body = func(w *sw.World) error {
+			_, err := sum(w)
+			return err
+		}
+	case "ignores children that fail":
+		signal.Ignore(syscall.SIGCHLD)
+		body = func(w *sw.World) error {
+			if w.Rank() == 1 {
+				os.Exit(3)
+			}
+			return w.Comm().Barrier(ctx)
+		}
 	case "killed":
 		body = func(w *sw.World) error {
 			if err := w.Comm().Barrier(ctx); err != nil {
@@ -161,9 +188,14 @@ func TestSpawn(t *testing.T) {
 		"arguments": {`[0] ["one" "two words"]`, "after true: <nil>"},
 		"twice": {"[0] before: rank 1: no more paper", "[1] before: rank 1: no more paper", "[2] before: rank 1: no more paper",
 			"after true: <nil>"},
-		"fails":    {"after true: rank 1: counting: OUT_OF_RANGE: no more paper", "it is out of range"},
-		"ends":     {"after true: rank 2: the goroutine ended"},
-		"exits":    {"after true: rank 0: the process (pid #) ended with exit status 7", "it is exit status 7"},
+		"fails":            {"after true: rank 1: counting: OUT_OF_RANGE: no more paper", "it is out of range"},
+		"ends":             {"after true: rank 2: the goroutine ended"},
+		"exits":            {"after true: rank 0: the process (pid #) ended with exit status 7", "it is exit status 7"},
+		"exits with 0":     {"after true: rank 0: FAILED_PRECONDITION: Spawn: the process (pid #) ended with exit status 0 before it had run the body"},
+		"does not come":    {"after true: rank 0: FAILED_PRECONDITION: Spawn: the process (pid #) ended with exit status 0 before it had run the body"},
+		"ignores children": {"after true: <nil>"},
+		"ignores children that fail": {"after true: rank 1: FAILED_PRECONDITION: Spawn: the process (pid #) ended with an unknown status " +
+			"(wait: no child processes) before it had run the body"},
 		"killed":   {"after true: rank 1: the process (pid #) was killed by signal 9 (killed)", "it is signal: killed"},
 		"hangs":    {"after true: rank 1: no more paper"},
 		"canceled": {"after true: context canceled", "it is canceled"},
@@ -174,6 +206,9 @@ func TestSpawn(t *testing.T) {
 			t.Parallel()
 			out, err := spawning(mode).Output()
 			got := sorted(strings.ReplaceAll(string(out), "pid "+between(string(out), "pid ", ")"), "pid #"))
+			for i := range got {
+				got[i] = strings.Replace(got[i], "(waitid: ", "(wait: ", 1) // a newer Go
+			}
 			if err != nil || strings.Join(got, "\n") != strings.Join(want, "\n") {
 				t.Errorf("%v: %s", err, out)
 			}
