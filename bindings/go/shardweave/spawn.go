@@ -53,7 +53,8 @@ func WithArgs(args ...string) WorldOption {
 // all are ended, and the result is ctx's error too. Ranks end with this process, whatever ends it.
 //
 // In a process that a launcher has started (see [FromEnvironment]), which wants as many ranks, Spawn starts
-// nothing: this is one of the ranks, and the result is its own.
+// nothing: this is one of the ranks, and the result is its own. It can do so once: a launcher's ranks meet
+// once, and a later call is FailedPrecondition.
 func Spawn(ctx context.Context, ranks int, body func(*World) error, options ...WorldOption) error {
 	call := int(spawnCalls.Add(1))
 	if err := ctx.Err(); err != nil {
@@ -207,10 +208,18 @@ var spawnResults struct {
 	errs  map[int]string
 }
 
+// launched: a launcher has started this process, and its ranks have met.
+var launched atomic.Bool
+
 // launch is Spawn in the process that starts the others.
 func launch(ctx context.Context, call, ranks int, body func(*World) error, options []WorldOption) error {
+	if launched.Load() {
+		return notNow("a launcher has started this process, and its ranks have met in an earlier call; wanted one call " +
+			"with all that they do, or FromEnvironment")
+	}
 	switch w, err := FromEnvironment(ctx, options...); {
 	case err == nil: // a launcher has
+		launched.Store(true)
 		return runLaunched(w, ranks, body)
 	case !errors.Is(err, NotFound):
 		return err

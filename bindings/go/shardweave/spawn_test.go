@@ -48,6 +48,10 @@ func spawnMain(mode string) int {
 	case "arguments":
 		ranks, options = 1, append(options, sw.WithArgs("one", "two words"))
 		body = func(*sw.World) error { fmt.Printf("%q\n", os.Args[1:]); return nil }
+	case "again": // under a launcher
+		first := sw.Spawn(ctx, ranks, func(w *sw.World) error { _, err := sum(w); return err }, options...)
+		fmt.Println("before:", first)
+		body = func(w *sw.World) error { fmt.Println("a body runs"); return nil }
 	case "twice":
 		// A rank of the second call passes over the first, which failed.
 		first := sw.Spawn(ctx, 2, func(w *sw.World) error {
@@ -233,27 +237,32 @@ func TestSpawnTellsPanics(t *testing.T) {
 }
 
 func TestSpawnUnderALauncher(t *testing.T) {
-	for size, want := range map[string]string{
-		"3": "rank %d of 3, %d here, gloo: [3]\nhalf a lineafter true: <nil>\n",
-		"2": "argument 'ranks' is 3, but a launcher has started 2\n", // one rank may hear of it from the other
+	for _, c := range []struct {
+		mode string
+		size int
+		want string
+	}{
+		{"works", 3, "rank %[1]d of 3, %[1]d here, gloo: [3]\nhalf a lineafter true: <nil>\n"},
+		{"works", 2, "argument 'ranks' is 3, but a launcher has started 2\n"}, // one rank may hear of it from the other
+		{"again", 3, "before: <nil>\nafter true: FAILED_PRECONDITION: Spawn: a launcher has started this process, and its ranks have met"},
 	} {
 		port := strconv.Itoa(mustOf(freePort()))
-		n := mustOf(strconv.Atoi(size))
-		programs, outs := make([]*exec.Cmd, n), make([]bytes.Buffer, n)
+		programs, outs := make([]*exec.Cmd, c.size), make([]bytes.Buffer, c.size)
 		for rank := range programs {
-			programs[rank] = spawning("works", "RANK="+strconv.Itoa(rank), "LOCAL_RANK="+strconv.Itoa(rank), "WORLD_SIZE="+size, "MASTER_ADDR=127.0.0.1", "MASTER_PORT="+port)
+			programs[rank] = spawning(c.mode, "RANK="+strconv.Itoa(rank), "LOCAL_RANK="+strconv.Itoa(rank),
+				"WORLD_SIZE="+strconv.Itoa(c.size), "MASTER_ADDR=127.0.0.1", "MASTER_PORT="+port)
 			programs[rank].Stdout = &outs[rank]
 			if err := programs[rank].Start(); err != nil {
 				t.Fatal(err)
 			}
 		}
 		for rank, program := range programs {
-			want := want
-			if size == "3" {
-				want = fmt.Sprintf(want, rank, rank)
+			want := c.want
+			if strings.Contains(want, "%") {
+				want = fmt.Sprintf(want, rank)
 			}
 			if err := program.Wait(); err != nil || !strings.Contains(outs[rank].String(), want) {
-				t.Errorf("%v: %s", err, &outs[rank])
+				t.Errorf("%s, %d: %v: %s", c.mode, c.size, err, &outs[rank])
 			}
 		}
 	}
