@@ -94,14 +94,17 @@ var spawnCalls atomic.Int32
 
 // spawned is what the first process tells a rank's.
 type spawned struct {
-	Call   int      // which call of Spawn the rank is for, from 1
-	Before []string // the errors of those before
+	Starter int      // the first process: what a rank starts in its turn finds the same text, and another parent
+	Port    int      // of the ranks' store
+	Call    int      // which call of Spawn the rank is for, from 1
+	Before  []string // the errors of those before
 }
 
 var spawnedHere struct {
-	once sync.Once
-	rank *spawned
-	err  error
+	once      sync.Once
+	rank      *spawned
+	inherited bool // RANK and the like are those of the rank that has started this process, in some way
+	err       error
 }
 
 // spawnedRank is nil if Spawn has not started this process.
@@ -112,12 +115,16 @@ func spawnedRank() (*spawned, error) {
 		if text == "" {
 			return
 		}
-		os.Unsetenv(spawnEnv) // what a rank starts is no rank
-		here.rank = &spawned{}
-		if err := json.Unmarshal([]byte(text), here.rank); err != nil || here.rank.Call < 1 || len(here.rank.Before) != here.rank.Call-1 {
+		rank := &spawned{}
+		if err := json.Unmarshal([]byte(text), rank); err != nil || rank.Call < 1 || len(rank.Before) != rank.Call-1 {
 			here.err = invalid("%s is '%s', which Spawn has not set", spawnEnv, text)
 			return
 		}
+		if rank.Starter != os.Getppid() {
+			here.inherited = os.Getenv("MASTER_PORT") == strconv.Itoa(rank.Port) // no launcher has started it since
+			return
+		}
+		here.rank = rank
 		syscall.CloseOnExec(reportFd)
 	})
 	return here.rank, here.err
@@ -217,12 +224,14 @@ func launch(ctx context.Context, call, ranks int, body func(*World) error, optio
 		return notNow("a launcher has started this process, and its ranks have met in an earlier call; wanted one call " +
 			"with all that they do, or FromEnvironment")
 	}
-	switch w, err := FromEnvironment(ctx, options...); {
-	case err == nil: // a launcher has
-		launched.Store(true)
-		return runLaunched(w, ranks, body)
-	case !errors.Is(err, NotFound):
-		return err
+	if !spawnedHere.inherited {
+		switch w, err := FromEnvironment(ctx, options...); {
+		case err == nil: // a launcher has
+			launched.Store(true)
+			return runLaunched(w, ranks, body)
+		case !errors.Is(err, NotFound):
+			return err
+		}
 	}
 	l := &launcher{ctx: ctx, ranks: ranks, options: worldOptionsOf(options), failed: make(chan struct{}), gone: map[int]bool{}}
 	before := make([]string, call-1)
@@ -231,18 +240,15 @@ func launch(ctx context.Context, call, ranks int, body func(*World) error, optio
 		before[i] = spawnResults.errs[i+1]
 	}
 	spawnResults.mutex.Unlock()
-	wanted, err := json.Marshal(spawned{call, before})
-	if err != nil {
-		return err
-	}
 	// Children end with the thread that started them.
 	result := make(chan error)
 	go func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		result <- l.run(string(wanted))
+		result <- l.run(spawned{Starter: os.Getpid(), Call: call, Before: before})
 	}()
-	if err = <-result; err != nil {
+	err := <-result
+	if err != nil {
 		spawnResults.mutex.Lock()
 		if spawnResults.errs == nil {
 			spawnResults.errs = map[int]string{}
@@ -311,7 +317,7 @@ func (l *launcher) fail(f failedRank) {
 	}
 }
 
-func (l *launcher) run(wanted string) error {
+func (l *launcher) run(mark spawned) error {
 	program, err := os.Executable()
 	if err != nil {
 		return err
@@ -328,6 +334,11 @@ func (l *launcher) run(wanted string) error {
 	}
 	defer reports.Close()
 	defer reporter.Close()
+	mark.Port = port
+	wanted, err := json.Marshal(mark)
+	if err != nil {
+		return err
+	}
 	run := fmt.Sprintf("%d-%x", os.Getpid(), rand.New(rand.NewSource(time.Now().UnixNano())).Uint64())
 	args := l.options.args
 	if args == nil {
@@ -340,7 +351,7 @@ func (l *launcher) run(wanted string) error {
 		own := []string{"RANK=" + strconv.Itoa(number), "WORLD_SIZE=" + strconv.Itoa(l.ranks),
 			"LOCAL_RANK=" + strconv.Itoa(number), "LOCAL_WORLD_SIZE=" + strconv.Itoa(l.ranks),
 			"MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + strconv.Itoa(port), "SHARDWEAVE_RUN_ID=" + run,
-			"SHARDWEAVE_STORE_FILE=", "SHARDWEAVE_STORE_FD=", spawnEnv + "=" + wanted}
+			"SHARDWEAVE_STORE_FILE=", "SHARDWEAVE_STORE_FD=", spawnEnv + "=" + string(wanted)}
 		if number == 0 {
 			command.ExtraFiles = append(command.ExtraFiles, store)
 			own[8] += strconv.Itoa(storeFd)

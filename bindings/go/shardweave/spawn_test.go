@@ -122,6 +122,21 @@ func spawnMain(mode string) int {
 			}
 			return w.Comm().Barrier(ctx)
 		}
+	case "has children": // which are no ranks, and start some
+		ranks = 2
+		child := func() {
+			out, err := spawning("no prefix").Output()
+			fmt.Printf("%s%v\n", out, err)
+		}
+		if os.Getenv("RANK") == "1" {
+			child()
+		}
+		body = func(w *sw.World) error {
+			if w.Rank() == 0 {
+				child()
+			}
+			return w.Comm().Barrier(ctx)
+		}
 	case "killed":
 		body = func(w *sw.World) error {
 			if err := w.Comm().Barrier(ctx); err != nil {
@@ -200,10 +215,11 @@ func TestSpawn(t *testing.T) {
 		"ignores children": {"after true: <nil>"},
 		"ignores children that fail": {"after true: rank 1: FAILED_PRECONDITION: Spawn: the process (pid #) ended with an unknown status " +
 			"(wait: no child processes) before it had run the body"},
-		"killed":   {"after true: rank 1: the process (pid #) was killed by signal 9 (killed)", "it is signal: killed"},
-		"hangs":    {"after true: rank 1: no more paper"},
-		"canceled": {"after true: context canceled", "it is canceled"},
-		"no ranks": {"after true: INVALID_ARGUMENT: Spawn: argument 'ranks' is 0; wanted 1 to 4096", "it is invalid"},
+		"has children": {"[0] <nil>", "[0] after true: <nil>", "[0] plain", "[1] <nil>", "[1] after true: <nil>", "[1] plain", "after true: <nil>"},
+		"killed":       {"after true: rank 1: the process (pid #) was killed by signal 9 (killed)", "it is signal: killed"},
+		"hangs":        {"after true: rank 1: no more paper"},
+		"canceled":     {"after true: context canceled", "it is canceled"},
+		"no ranks":     {"after true: INVALID_ARGUMENT: Spawn: argument 'ranks' is 0; wanted 1 to 4096", "it is invalid"},
 	} {
 		mode, want := mode, want
 		t.Run(mode, func(t *testing.T) {
