@@ -190,8 +190,12 @@ def install_cpp(runfiles, prefix, version, link):
     root = os.path.join(runfiles, "shardweave")
     headers, archives = compiled(root)
     # Abseil's code that may stand in a shared library; the archive in @absl may not.
-    absl_source = os.path.join(runfiles, "absl_source")
-    archives += [os.path.join(absl_source, name) for name in sorted(os.listdir(absl_source)) if name.endswith(".lo")]
+    # Bazel may put it in either place, or in both.
+    places = [os.path.join(runfiles, "absl_source"), os.path.join(root, "external/absl_source")]
+    absl = next(filter(None, (compiled(place)[1] for place in places)), None)
+    if absl is None:
+        sys.exit("install: there is no archive of Abseil in " + " or ".join(places))
+    archives += absl
     remove(f"{prefix}/include/shardweave")  # no header of an older version stays
     for included, source in sorted(headers.items()):
         place(source, f"{prefix}/include/{included}")

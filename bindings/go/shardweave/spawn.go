@@ -53,7 +53,8 @@ func WithArgs(args ...string) WorldOption {
 // all are ended, and the result is ctx's error too. Ranks end with this process, whatever ends it.
 //
 // In a process that a launcher has started (see [FromEnvironment]), which wants as many ranks, Spawn starts
-// nothing: this is one of the ranks, and the result is its own.
+// nothing: this is one of the ranks, and the result is its own. It can do so once: a launcher's ranks meet
+// once, and a later call is FailedPrecondition.
 func Spawn(ctx context.Context, ranks int, body func(*World) error, options ...WorldOption) error {
 	call := int(spawnCalls.Add(1))
 	if err := ctx.Err(); err != nil {
@@ -93,14 +94,17 @@ var spawnCalls atomic.Int32
 
 // spawned is what the first process tells a rank's.
 type spawned struct {
-	Call   int      // which call of Spawn the rank is for, from 1
-	Before []string // the errors of those before
+	Starter int      // the first process: what a rank starts in its turn finds the same text, and another parent
+	Port    int      // of the ranks' store
+	Call    int      // which call of Spawn the rank is for, from 1
+	Before  []string // the errors of those before
 }
 
 var spawnedHere struct {
-	once sync.Once
-	rank *spawned
-	err  error
+	once      sync.Once
+	rank      *spawned
+	inherited bool // RANK and the like are those of the rank that has started this process, in some way
+	err       error
 }
 
 // spawnedRank is nil if Spawn has not started this process.
@@ -111,21 +115,27 @@ func spawnedRank() (*spawned, error) {
 		if text == "" {
 			return
 		}
-		os.Unsetenv(spawnEnv) // what a rank starts is no rank
-		here.rank = &spawned{}
-		if err := json.Unmarshal([]byte(text), here.rank); err != nil || here.rank.Call < 1 || len(here.rank.Before) != here.rank.Call-1 {
+		rank := &spawned{}
+		if err := json.Unmarshal([]byte(text), rank); err != nil || rank.Call < 1 || len(rank.Before) != rank.Call-1 {
 			here.err = invalid("%s is '%s', which Spawn has not set", spawnEnv, text)
 			return
 		}
+		if rank.Starter != os.Getppid() {
+			here.inherited = os.Getenv("MASTER_PORT") == strconv.Itoa(rank.Port) // no launcher has started it since
+			return
+		}
+		here.rank = rank
 		syscall.CloseOnExec(reportFd)
 	})
 	return here.rank, here.err
 }
 
-// report is what a rank tells about its failure. Writes of this size to a pipe are in one piece, and the
-// first is that of the rank that failed first: it writes before the others can notice.
+// report is what a rank tells about the end of its body. Writes of this size to a pipe are in one piece, and
+// the first failure is that of the rank that failed first: it writes before the others can notice.
 type report struct {
 	Rank    int
+	Done    bool // without an error
+	Ended   bool // the first process says so, behind all that the rank has said
 	Text    string
 	Code    Code
 	Message string
@@ -149,6 +159,10 @@ func (s *spawned) run(ctx context.Context, body func(*World) error, options []Wo
 	number, _ := strconv.Atoi(os.Getenv("RANK"))
 	reports := os.NewFile(reportFd, "reports")
 	tell := func(err error) {
+		if err == nil {
+			reports.Write(report{Rank: number, Done: true}.line())
+			return
+		}
 		r := report{Rank: number, Text: err.Error()}
 		var known *Error
 		if errors.As(err, &known) {
@@ -171,8 +185,8 @@ func (s *spawned) run(ctx context.Context, body func(*World) error, options []Wo
 			} else if err != nil {
 				code = 1
 			}
+			tell(err)
 			if err != nil {
-				tell(err)
 				w.abort(fmt.Sprintf("rank %d failed: %v", number, firstLine(err)))
 			}
 			w.Close()
@@ -201,33 +215,40 @@ var spawnResults struct {
 	errs  map[int]string
 }
 
+// launched: a launcher has started this process, and its ranks have met.
+var launched atomic.Bool
+
 // launch is Spawn in the process that starts the others.
 func launch(ctx context.Context, call, ranks int, body func(*World) error, options []WorldOption) error {
-	switch w, err := FromEnvironment(ctx, options...); {
-	case err == nil: // a launcher has
-		return runLaunched(w, ranks, body)
-	case !errors.Is(err, NotFound):
-		return err
+	if launched.Load() {
+		return notNow("a launcher has started this process, and its ranks have met in an earlier call; wanted one call " +
+			"with all that they do, or FromEnvironment")
 	}
-	l := &launcher{ctx: ctx, ranks: ranks, options: worldOptionsOf(options), failed: make(chan struct{})}
+	if !spawnedHere.inherited {
+		switch w, err := FromEnvironment(ctx, options...); {
+		case err == nil: // a launcher has
+			launched.Store(true)
+			return runLaunched(w, ranks, body)
+		case !errors.Is(err, NotFound):
+			return err
+		}
+	}
+	l := &launcher{ctx: ctx, ranks: ranks, options: worldOptionsOf(options), failed: make(chan struct{}), gone: map[int]bool{}}
 	before := make([]string, call-1)
 	spawnResults.mutex.Lock()
 	for i := range before {
 		before[i] = spawnResults.errs[i+1]
 	}
 	spawnResults.mutex.Unlock()
-	wanted, err := json.Marshal(spawned{call, before})
-	if err != nil {
-		return err
-	}
 	// Children end with the thread that started them.
 	result := make(chan error)
 	go func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		result <- l.run(string(wanted))
+		result <- l.run(spawned{Starter: os.Getpid(), Call: call, Before: before})
 	}()
-	if err = <-result; err != nil {
+	err := <-result
+	if err != nil {
 		spawnResults.mutex.Lock()
 		if spawnResults.errs == nil {
 			spawnResults.errs = map[int]string{}
@@ -274,7 +295,8 @@ type launcher struct {
 	mutex    sync.Mutex
 	failures []failedRank // in the order in which they were noticed
 	failed   chan struct{}
-	ending   bool // who ends now was asked to
+	ending   bool         // who ends now was asked to
+	gone     map[int]bool // there is no process with this pid any more, or another one
 }
 
 type failedRank struct {
@@ -295,7 +317,7 @@ func (l *launcher) fail(f failedRank) {
 	}
 }
 
-func (l *launcher) run(wanted string) error {
+func (l *launcher) run(mark spawned) error {
 	program, err := os.Executable()
 	if err != nil {
 		return err
@@ -311,6 +333,12 @@ func (l *launcher) run(wanted string) error {
 		return err
 	}
 	defer reports.Close()
+	defer reporter.Close()
+	mark.Port = port
+	wanted, err := json.Marshal(mark)
+	if err != nil {
+		return err
+	}
 	run := fmt.Sprintf("%d-%x", os.Getpid(), rand.New(rand.NewSource(time.Now().UnixNano())).Uint64())
 	args := l.options.args
 	if args == nil {
@@ -323,7 +351,7 @@ func (l *launcher) run(wanted string) error {
 		own := []string{"RANK=" + strconv.Itoa(number), "WORLD_SIZE=" + strconv.Itoa(l.ranks),
 			"LOCAL_RANK=" + strconv.Itoa(number), "LOCAL_WORLD_SIZE=" + strconv.Itoa(l.ranks),
 			"MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + strconv.Itoa(port), "SHARDWEAVE_RUN_ID=" + run,
-			"SHARDWEAVE_STORE_FILE=", "SHARDWEAVE_STORE_FD=", spawnEnv + "=" + wanted}
+			"SHARDWEAVE_STORE_FILE=", "SHARDWEAVE_STORE_FD=", spawnEnv + "=" + string(wanted)}
 		if number == 0 {
 			command.ExtraFiles = append(command.ExtraFiles, store)
 			own[8] += strconv.Itoa(storeFd)
@@ -336,11 +364,10 @@ func (l *launcher) run(wanted string) error {
 			running.Add(1)
 			go func(number int) {
 				defer running.Done()
-				l.wait(command, number)
+				l.wait(command, number, reporter)
 			}(number)
 		}
 	}
-	reporter.Close()
 	store.Close() // if rank 0 ends, the others are refused and do not wait
 	if err != nil {
 		l.signal(syscall.SIGKILL)
@@ -353,6 +380,7 @@ func (l *launcher) run(wanted string) error {
 	ended := make(chan struct{})
 	go func() {
 		running.Wait()
+		reporter.Close()
 		close(ended)
 	}()
 	l.untilEnded(ended)
@@ -446,14 +474,26 @@ func (l *launcher) copyLines(to io.Writer, from io.ReadCloser, prefix []byte) {
 	}
 }
 
-func (l *launcher) wait(command *exec.Cmd, number int) {
-	if err := command.Wait(); err != nil {
-		what := "ended with " + err.Error() // "exit status 3"
-		if status, is := command.ProcessState.Sys().(syscall.WaitStatus); is && status.Signaled() {
-			what = fmt.Sprintf("was killed by signal %d (%v)", int(status.Signal()), status.Signal())
+func (l *launcher) wait(command *exec.Cmd, number int, reporter io.Writer) {
+	err := command.Wait()
+	status := "with exit status 0"
+	if err != nil {
+		if state := command.ProcessState; state != nil {
+			what := "ended with " + err.Error() // "exit status 3"
+			if status, is := state.Sys().(syscall.WaitStatus); is && status.Signaled() {
+				what = fmt.Sprintf("was killed by signal %d (%v)", int(status.Signal()), status.Signal())
+			}
+			l.fail(failedRank{rank: number, err: fmt.Errorf("the process (pid %d) %s%w", command.Process.Pid, what, silent{err})})
+			return
 		}
-		l.fail(failedRank{rank: number, err: fmt.Errorf("the process (pid %d) %s%w", command.Process.Pid, what, silent{err})})
+		// Somebody else has waited for it, or SIGCHLD is ignored. What it has told is the result.
+		status = fmt.Sprintf("with an unknown status (%v)", err)
 	}
+	l.mutex.Lock()
+	l.gone[number] = true
+	l.mutex.Unlock()
+	reporter.Write(report{Rank: number, Ended: true, Code: FailedPrecondition,
+		Message: fmt.Sprintf("Spawn: the process (pid %d) ended %s before it had run the body", command.Process.Pid, status)}.line())
 }
 
 // silent is an error that another one's text has already.
@@ -464,11 +504,21 @@ func (s silent) Unwrap() error { return s.error }
 
 // read collects what ranks tell.
 func (l *launcher) read(reports io.Reader) {
+	told := map[int]bool{}
 	lines := bufio.NewScanner(reports)
 	lines.Buffer(nil, 2*reportSize)
 	for lines.Scan() {
 		var r report
 		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
+			continue
+		}
+		if r.Ended {
+			if !told[r.Rank] {
+				l.fail(failedRank{rank: r.Rank, err: &Error{r.Code, r.Message}})
+			}
+			continue
+		}
+		if told[r.Rank] = true; r.Done {
 			continue
 		}
 		failed := failedRank{rank: r.Rank, reported: true, follows: r.Code == Unavailable || r.Code == Aborted || r.Code == DeadlineExceeded}
@@ -483,10 +533,12 @@ func (l *launcher) read(reports io.Reader) {
 
 func (l *launcher) signal(s syscall.Signal) {
 	l.mutex.Lock()
+	defer l.mutex.Unlock()
 	l.ending = true
-	l.mutex.Unlock()
-	for _, command := range l.processes {
-		command.Process.Signal(s)
+	for number, command := range l.processes {
+		if !l.gone[number] {
+			command.Process.Signal(s)
+		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"log"
 	"os"
 	"os/exec"
+	"os/signal"
 	"runtime"
 	"sort"
 	"strconv"
@@ -47,6 +48,10 @@ func spawnMain(mode string) int {
 	case "arguments":
 		ranks, options = 1, append(options, sw.WithArgs("one", "two words"))
 		body = func(*sw.World) error { fmt.Printf("%q\n", os.Args[1:]); return nil }
+	case "again": // under a launcher
+		first := sw.Spawn(ctx, ranks, func(w *sw.World) error { _, err := sum(w); return err }, options...)
+		fmt.Println("before:", first)
+		body = func(w *sw.World) error { fmt.Println("a body runs"); return nil }
 	case "twice":
 		// A rank of the second call passes over the first, which failed.
 		first := sw.Spawn(ctx, 2, func(w *sw.World) error {
@@ -88,6 +93,47 @@ func spawnMain(mode string) int {
 		body = func(w *sw.World) error {
 			if w.Rank() == 0 {
 				os.Exit(7)
+			}
+			return w.Comm().Barrier(ctx)
+		}
+	case "exits with 0": // which is no success
+		body = func(w *sw.World) error {
+			if w.Rank() == 0 {
+				os.Exit(0)
+			}
+			return w.Comm().Barrier(ctx)
+		}
+	case "does not come":
+		if os.Getenv("RANK") != "" {
+			return 0
+		}
+		ranks = 1
+	case "ignores children": // so that there is nothing to wait for
+		signal.Ignore(syscall.SIGCHLD)
+		body = func(w *sw.World) error {
+			_, err := sum(w)
+			return err
+		}
+	case "ignores children that fail":
+		signal.Ignore(syscall.SIGCHLD)
+		body = func(w *sw.World) error {
+			if w.Rank() == 1 {
+				os.Exit(3)
+			}
+			return w.Comm().Barrier(ctx)
+		}
+	case "has children": // which are no ranks, and start some
+		ranks = 2
+		child := func() {
+			out, err := spawning("no prefix").Output()
+			fmt.Printf("%s%v\n", out, err)
+		}
+		if os.Getenv("RANK") == "1" {
+			child()
+		}
+		body = func(w *sw.World) error {
+			if w.Rank() == 0 {
+				child()
 			}
 			return w.Comm().Barrier(ctx)
 		}
@@ -161,19 +207,28 @@ func TestSpawn(t *testing.T) {
 		"arguments": {`[0] ["one" "two words"]`, "after true: <nil>"},
 		"twice": {"[0] before: rank 1: no more paper", "[1] before: rank 1: no more paper", "[2] before: rank 1: no more paper",
 			"after true: <nil>"},
-		"fails":    {"after true: rank 1: counting: OUT_OF_RANGE: no more paper", "it is out of range"},
-		"ends":     {"after true: rank 2: the goroutine ended"},
-		"exits":    {"after true: rank 0: the process (pid #) ended with exit status 7", "it is exit status 7"},
-		"killed":   {"after true: rank 1: the process (pid #) was killed by signal 9 (killed)", "it is signal: killed"},
-		"hangs":    {"after true: rank 1: no more paper"},
-		"canceled": {"after true: context canceled", "it is canceled"},
-		"no ranks": {"after true: INVALID_ARGUMENT: Spawn: argument 'ranks' is 0; wanted 1 to 4096", "it is invalid"},
+		"fails":            {"after true: rank 1: counting: OUT_OF_RANGE: no more paper", "it is out of range"},
+		"ends":             {"after true: rank 2: the goroutine ended"},
+		"exits":            {"after true: rank 0: the process (pid #) ended with exit status 7", "it is exit status 7"},
+		"exits with 0":     {"after true: rank 0: FAILED_PRECONDITION: Spawn: the process (pid #) ended with exit status 0 before it had run the body"},
+		"does not come":    {"after true: rank 0: FAILED_PRECONDITION: Spawn: the process (pid #) ended with exit status 0 before it had run the body"},
+		"ignores children": {"after true: <nil>"},
+		"ignores children that fail": {"after true: rank 1: FAILED_PRECONDITION: Spawn: the process (pid #) ended with an unknown status " +
+			"(wait: no child processes) before it had run the body"},
+		"has children": {"[0] <nil>", "[0] after true: <nil>", "[0] plain", "[1] <nil>", "[1] after true: <nil>", "[1] plain", "after true: <nil>"},
+		"killed":       {"after true: rank 1: the process (pid #) was killed by signal 9 (killed)", "it is signal: killed"},
+		"hangs":        {"after true: rank 1: no more paper"},
+		"canceled":     {"after true: context canceled", "it is canceled"},
+		"no ranks":     {"after true: INVALID_ARGUMENT: Spawn: argument 'ranks' is 0; wanted 1 to 4096", "it is invalid"},
 	} {
 		mode, want := mode, want
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			out, err := spawning(mode).Output()
 			got := sorted(strings.ReplaceAll(string(out), "pid "+between(string(out), "pid ", ")"), "pid #"))
+			for i := range got {
+				got[i] = strings.Replace(got[i], "(waitid: ", "(wait: ", 1) // a newer Go
+			}
 			if err != nil || strings.Join(got, "\n") != strings.Join(want, "\n") {
 				t.Errorf("%v: %s", err, out)
 			}
@@ -198,27 +253,32 @@ func TestSpawnTellsPanics(t *testing.T) {
 }
 
 func TestSpawnUnderALauncher(t *testing.T) {
-	for size, want := range map[string]string{
-		"3": "rank %d of 3, %d here, gloo: [3]\nhalf a lineafter true: <nil>\n",
-		"2": "argument 'ranks' is 3, but a launcher has started 2\n", // one rank may hear of it from the other
+	for _, c := range []struct {
+		mode string
+		size int
+		want string
+	}{
+		{"works", 3, "rank %[1]d of 3, %[1]d here, gloo: [3]\nhalf a lineafter true: <nil>\n"},
+		{"works", 2, "argument 'ranks' is 3, but a launcher has started 2\n"}, // one rank may hear of it from the other
+		{"again", 3, "before: <nil>\nafter true: FAILED_PRECONDITION: Spawn: a launcher has started this process, and its ranks have met"},
 	} {
 		port := strconv.Itoa(mustOf(freePort()))
-		n := mustOf(strconv.Atoi(size))
-		programs, outs := make([]*exec.Cmd, n), make([]bytes.Buffer, n)
+		programs, outs := make([]*exec.Cmd, c.size), make([]bytes.Buffer, c.size)
 		for rank := range programs {
-			programs[rank] = spawning("works", "RANK="+strconv.Itoa(rank), "LOCAL_RANK="+strconv.Itoa(rank), "WORLD_SIZE="+size, "MASTER_ADDR=127.0.0.1", "MASTER_PORT="+port)
+			programs[rank] = spawning(c.mode, "RANK="+strconv.Itoa(rank), "LOCAL_RANK="+strconv.Itoa(rank),
+				"WORLD_SIZE="+strconv.Itoa(c.size), "MASTER_ADDR=127.0.0.1", "MASTER_PORT="+port)
 			programs[rank].Stdout = &outs[rank]
 			if err := programs[rank].Start(); err != nil {
 				t.Fatal(err)
 			}
 		}
 		for rank, program := range programs {
-			want := want
-			if size == "3" {
-				want = fmt.Sprintf(want, rank, rank)
+			want := c.want
+			if strings.Contains(want, "%") {
+				want = fmt.Sprintf(want, rank)
 			}
 			if err := program.Wait(); err != nil || !strings.Contains(outs[rank].String(), want) {
-				t.Errorf("%v: %s", err, &outs[rank])
+				t.Errorf("%s, %d: %v: %s", c.mode, c.size, err, &outs[rank])
 			}
 		}
 	}

@@ -533,7 +533,8 @@ func processes(t *testing.T, env func(rank int) []string) {
 	commands, outputs := make([]*exec.Cmd, 2), make([]bytes.Buffer, 2)
 	for rank := range commands {
 		commands[rank] = exec.Command(os.Args[0])
-		commands[rank].Env = append(append(os.Environ(), processEnv+"=1"), env(rank)...)
+		// Chosen here, or a rank says on stderr what it chooses.
+		commands[rank].Env = append(append(os.Environ(), processEnv+"=1", "OMP_NUM_THREADS=1"), env(rank)...)
 		commands[rank].Stdout, commands[rank].Stderr = &outputs[rank], &outputs[rank]
 		if err := commands[rank].Start(); err != nil {
 			t.Fatal(err)
