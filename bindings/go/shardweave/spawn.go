@@ -45,7 +45,7 @@ func WithArgs(args ...string) WorldOption {
 //	}
 //
 // A rank's process comes to this call as the first process did (earlier calls of Spawn return at once what
-// they returned there), joins the others, calls body, and ends: with its goroutine's body, without what is
+// they returned there, of an error the first line), joins the others, calls body, and ends: with its goroutine's body, without what is
 // deferred in main. Ranks have no standard input; each line of their output begins with their number, "[2] ".
 //
 // If a rank fails, panics or is killed, the others' collectives fail, naming it; those that have not ended
@@ -68,11 +68,13 @@ func Spawn(ctx context.Context, ranks int, body func(*World) error, options ...W
 	case err != nil:
 		return err
 	case rank == nil:
-		return launch(ctx, call, ranks, body, options)
+		err := launch(ctx, call, ranks, body, options)
+		remember(call, err)
+		return err
 	case call == rank.Call:
 		os.Exit(rank.run(ctx, body, options))
 	case call < rank.Call:
-		if text := rank.Before[call-1]; text != "" {
+		if text, failed := rank.Before[call]; failed {
 			return errors.New(text)
 		}
 		return nil
@@ -84,7 +86,9 @@ const (
 	maxSpawned = 4096
 	spawnEnv   = "SHARDWEAVE_SPAWN"
 	reportFd   = 3
-	storeFd    = 4
+	// Of the variable.
+	maxSpawnText = 1 << 16
+	storeFd      = 4
 	// How long the others have after the first failure to end by themselves, and then when they are asked to.
 	spawnNotice = 2 * time.Second
 	spawnGrace  = 3 * time.Second
@@ -94,10 +98,10 @@ var spawnCalls atomic.Int32
 
 // spawned is what the first process tells a rank's.
 type spawned struct {
-	Starter int      // the first process: what a rank starts in its turn finds the same text, and another parent
-	Port    int      // of the ranks' store
-	Call    int      // which call of Spawn the rank is for, from 1
-	Before  []string // the errors of those before
+	Starter int            // the first process: what a rank starts in its turn finds the same text, and another parent
+	Port    int            // of the ranks' store
+	Call    int            // which call of Spawn the rank is for, from 1
+	Before  map[int]string // the errors of those before, by their number
 }
 
 var spawnedHere struct {
@@ -116,7 +120,7 @@ func spawnedRank() (*spawned, error) {
 			return
 		}
 		rank := &spawned{}
-		if err := json.Unmarshal([]byte(text), rank); err != nil || rank.Call < 1 || len(rank.Before) != rank.Call-1 {
+		if err := json.Unmarshal([]byte(text), rank); err != nil || rank.Call < 1 {
 			here.err = invalid("%s is '%s', which Spawn has not set", spawnEnv, text)
 			return
 		}
@@ -210,9 +214,42 @@ func (e *remoteError) Unwrap() error {
 	return e.inner
 }
 
+// spawnResults are the errors of calls in the first process.
 var spawnResults struct {
 	mutex sync.Mutex
-	errs  map[int]string
+	errs  map[int]string // the first line: a stack is of no use to other processes
+}
+
+func remember(call int, err error) {
+	if err == nil {
+		return
+	}
+	spawnResults.mutex.Lock()
+	defer spawnResults.mutex.Unlock()
+	if spawnResults.errs == nil {
+		spawnResults.errs = map[int]string{}
+	}
+	spawnResults.errs[call] = firstLine(err)
+}
+
+// text is s, with the errors so far, as a variable takes it. Linux has a limit of 128 KiB: the more failures
+// there are, the less is told of each.
+func (s spawned) text() (string, error) {
+	spawnResults.mutex.Lock()
+	defer spawnResults.mutex.Unlock()
+	for limit := 2000; ; limit /= 2 {
+		s.Before = map[int]string{}
+		for call, text := range spawnResults.errs {
+			if len(text) > limit {
+				text = strings.ToValidUTF8(text[:limit], "") + "..."
+			}
+			s.Before[call] = text
+		}
+		text, err := json.Marshal(s)
+		if err != nil || len(text) < maxSpawnText || limit == 0 {
+			return string(text), err
+		}
+	}
 }
 
 // launched: a launcher has started this process, and its ranks have met.
@@ -234,29 +271,14 @@ func launch(ctx context.Context, call, ranks int, body func(*World) error, optio
 		}
 	}
 	l := &launcher{ctx: ctx, ranks: ranks, options: worldOptionsOf(options), failed: make(chan struct{}), gone: map[int]bool{}}
-	before := make([]string, call-1)
-	spawnResults.mutex.Lock()
-	for i := range before {
-		before[i] = spawnResults.errs[i+1]
-	}
-	spawnResults.mutex.Unlock()
 	// Children end with the thread that started them.
 	result := make(chan error)
 	go func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		result <- l.run(spawned{Starter: os.Getpid(), Call: call, Before: before})
+		result <- l.run(call)
 	}()
-	err := <-result
-	if err != nil {
-		spawnResults.mutex.Lock()
-		if spawnResults.errs == nil {
-			spawnResults.errs = map[int]string{}
-		}
-		spawnResults.errs[call] = err.Error()
-		spawnResults.mutex.Unlock()
-	}
-	return err
+	return <-result
 }
 
 // runLaunched is one rank, which somebody else has started.
@@ -317,7 +339,7 @@ func (l *launcher) fail(f failedRank) {
 	}
 }
 
-func (l *launcher) run(mark spawned) error {
+func (l *launcher) run(call int) error {
 	program, err := os.Executable()
 	if err != nil {
 		return err
@@ -334,8 +356,7 @@ func (l *launcher) run(mark spawned) error {
 	}
 	defer reports.Close()
 	defer reporter.Close()
-	mark.Port = port
-	wanted, err := json.Marshal(mark)
+	wanted, err := spawned{Starter: os.Getpid(), Port: port, Call: call}.text()
 	if err != nil {
 		return err
 	}
@@ -351,7 +372,7 @@ func (l *launcher) run(mark spawned) error {
 		own := []string{"RANK=" + strconv.Itoa(number), "WORLD_SIZE=" + strconv.Itoa(l.ranks),
 			"LOCAL_RANK=" + strconv.Itoa(number), "LOCAL_WORLD_SIZE=" + strconv.Itoa(l.ranks),
 			"MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + strconv.Itoa(port), "SHARDWEAVE_RUN_ID=" + run,
-			"SHARDWEAVE_STORE_FILE=", "SHARDWEAVE_STORE_FD=", spawnEnv + "=" + string(wanted)}
+			"SHARDWEAVE_STORE_FILE=", "SHARDWEAVE_STORE_FD=", spawnEnv + "=" + wanted}
 		if number == 0 {
 			command.ExtraFiles = append(command.ExtraFiles, store)
 			own[8] += strconv.Itoa(storeFd)

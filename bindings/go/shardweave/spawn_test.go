@@ -137,6 +137,32 @@ func spawnMain(mode string) int {
 			}
 			return w.Comm().Barrier(ctx)
 		}
+	case "after many failures":
+		ranks = 1
+		failures := make([]error, 200)
+		for i := range failures {
+			if os.Getenv("SHARDWEAVE_SPAWN") == "" { // a rank gets these errors from the first process
+				os.Setenv("RANK", strings.Repeat("no number ", 200))
+				os.Setenv("WORLD_SIZE", "1")
+			}
+			failures[i] = sw.Spawn(ctx, 1, func(*sw.World) error { return nil })
+		}
+		if os.Getenv("SHARDWEAVE_SPAWN") == "" {
+			os.Unsetenv("RANK")
+			os.Unsetenv("WORLD_SIZE")
+		}
+		body = func(w *sw.World) error {
+			for i, err := range failures {
+				if err == nil || !strings.Contains(err.Error(), "RANK") || len(err.Error()) > 500 {
+					return fmt.Errorf("failure %d: %v", i, err)
+				}
+			}
+			return nil
+		}
+	case "remembers panics":
+		ranks = 1
+		first := sw.Spawn(ctx, 1, func(*sw.World) error { whatPanics(); return nil }, options...)
+		body = func(w *sw.World) error { fmt.Println("before:", first); return nil }
 	case "killed":
 		body = func(w *sw.World) error {
 			if err := w.Comm().Barrier(ctx); err != nil {
@@ -215,11 +241,13 @@ func TestSpawn(t *testing.T) {
 		"ignores children": {"after true: <nil>"},
 		"ignores children that fail": {"after true: rank 1: FAILED_PRECONDITION: Spawn: the process (pid #) ended with an unknown status " +
 			"(wait: no child processes) before it had run the body"},
-		"has children": {"[0] <nil>", "[0] after true: <nil>", "[0] plain", "[1] <nil>", "[1] after true: <nil>", "[1] plain", "after true: <nil>"},
-		"killed":       {"after true: rank 1: the process (pid #) was killed by signal 9 (killed)", "it is signal: killed"},
-		"hangs":        {"after true: rank 1: no more paper"},
-		"canceled":     {"after true: context canceled", "it is canceled"},
-		"no ranks":     {"after true: INVALID_ARGUMENT: Spawn: argument 'ranks' is 0; wanted 1 to 4096", "it is invalid"},
+		"has children":        {"[0] <nil>", "[0] after true: <nil>", "[0] plain", "[1] <nil>", "[1] after true: <nil>", "[1] plain", "after true: <nil>"},
+		"after many failures": {"after true: <nil>"},
+		"remembers panics":    {"[0] before: rank 0: panic: oh", "after true: <nil>"},
+		"killed":              {"after true: rank 1: the process (pid #) was killed by signal 9 (killed)", "it is signal: killed"},
+		"hangs":               {"after true: rank 1: no more paper"},
+		"canceled":            {"after true: context canceled", "it is canceled"},
+		"no ranks":            {"after true: INVALID_ARGUMENT: Spawn: argument 'ranks' is 0; wanted 1 to 4096", "it is invalid"},
 	} {
 		mode, want := mode, want
 		t.Run(mode, func(t *testing.T) {

@@ -115,7 +115,7 @@ impl Spawn {
 
 /// Which call: "1234 src/main.rs:7:5 #0", of process 1234 the first one there.
 const CALL: &str = "SHARDWEAVE_SPAWN_CALL";
-/// The calls before it that have failed.
+/// The calls before it that have failed. Linux takes 128 KiB.
 const PAST: &str = "SHARDWEAVE_SPAWN_PAST";
 /// The descriptor of a socket that takes what became of a rank.
 const REPORT: &str = "SHARDWEAVE_SPAWN_REPORT_FD";
@@ -161,8 +161,8 @@ impl Call {
             // Neither of the separators, no NUL, which a variable cannot hold, and not too much.
             let message = error.message().replace(['\0', UNIT, RECORD], " ");
             let message: String = message.chars().take(500).collect();
-            let record = format!("{self}{UNIT}{}{UNIT}{message}{RECORD}", error.code() as i32);
-            FAILED.lock().unwrap_or_else(PoisonError::into_inner).push_str(&record);
+            let record = (format!("{self}{UNIT}{}{UNIT}", error.code() as i32), message);
+            FAILED.lock().unwrap_or_else(PoisonError::into_inner).push(record);
         }
     }
 
@@ -184,8 +184,25 @@ impl Call {
 
 const UNIT: char = '\x1f';
 const RECORD: char = '\x1e';
-/// Of this process's calls, as the variable takes them.
-static FAILED: Mutex<String> = Mutex::new(String::new());
+/// Of this process's calls: the beginning of a record, and the message.
+static FAILED: Mutex<Vec<(String, String)>> = Mutex::new(Vec::new());
+
+/// The records as the variable takes them: the more there are, the less is told of each.
+fn past(failed: &[(String, String)]) -> String {
+    const MAX: usize = 1 << 16;
+    let mut limit = 500;
+    loop {
+        let records = failed.iter().map(|(call, message)| {
+            let message: String = message.chars().take(limit).collect();
+            format!("{call}{message}{RECORD}")
+        });
+        let all: String = records.collect();
+        if all.len() <= MAX || limit == 0 {
+            return all;
+        }
+        limit /= 2;
+    }
+}
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -259,15 +276,25 @@ struct Rank {
     child: Child,
     /// Once its socket is closed: what it has reported, if it has.
     report: Option<Option<Result<()>>>,
-    ended: Option<(ExitStatus, Instant)>,
+    ended: Option<(Status, Instant)>,
     failure: Option<Failure>,
     killed: bool,
 }
 
+/// How a process has ended; `Unknown` if somebody else has waited for it, or SIGCHLD is ignored.
+#[derive(Clone, Copy)]
+enum Status {
+    Known(ExitStatus),
+    Unknown,
+}
+
 impl Drop for Rank {
     fn drop(&mut self) {
-        self.child.kill().ok();
-        self.child.wait().ok();
+        if self.ended.is_none() {
+            // Afterwards the number may be another process's.
+            self.child.kill().ok();
+            self.child.wait().ok();
+        }
     }
 }
 
@@ -339,7 +366,7 @@ impl Spawn {
                 .env_remove("SHARDWEAVE_STORE_FILE")
                 .env_remove("SHARDWEAVE_STORE_FD")
                 .env(CALL, format!("{} {call}", process::id()))
-                .env(PAST, &*FAILED.lock().unwrap_or_else(PoisonError::into_inner))
+                .env(PAST, past(&FAILED.lock().unwrap_or_else(PoisonError::into_inner)))
                 .env(REPORT, there.as_raw_fd().to_string())
                 .stdin(Stdio::null());
             if let Some(listener) = &listener {
@@ -412,7 +439,10 @@ fn watch(
         }
         for rank in ranks.iter_mut() {
             if rank.ended.is_none() {
-                let status = rank.child.try_wait().unwrap_or(None);
+                let status = match rank.child.try_wait() {
+                    Ok(status) => status.map(Status::Known),
+                    Err(_) => Some(Status::Unknown),
+                };
                 rank.ended = status.map(|status| (status, Instant::now()));
             }
             // What it has started, and left behind, may hold its socket open.
@@ -473,18 +503,25 @@ impl Rank {
                     [Aborted, Cancelled, DeadlineExceeded, Unavailable].contains(&code);
                 Some((error.clone(), may_follow))
             }
-            (Some(Ok(())), Some(status)) if !status.success() => {
+            (Some(Ok(())), Some(Status::Known(status))) if !status.success() => {
                 Some((Error::new(Unavailable, format!("died after its body: {status}")), false))
             }
             (Some(Ok(())), _) => None,
             // It has closed its socket, and is about to end.
             (None, None) => None,
-            (None, Some(status)) if status.success() => {
+            (None, Some(Status::Known(status))) if status.success() => {
                 let message = format!("ended before World::spawn at {call} had run its body");
                 Some((Error::new(FailedPrecondition, message), false))
             }
-            (None, Some(status)) => {
+            (None, Some(Status::Known(status))) => {
                 Some((Error::new(Unavailable, format!("died: {status}")), false))
+            }
+            (None, Some(Status::Unknown)) => {
+                let message = format!(
+                    "ended before World::spawn at {call} had run its body; nobody can say how: \
+                     SIGCHLD is ignored, or the program has waited for the process itself"
+                );
+                Some((Error::new(Unavailable, message), false))
             }
         }
     }
@@ -569,5 +606,23 @@ mod system {
             return Err(io::Error::last_os_error());
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_told_of_past_calls_fits_into_a_variable() {
+        let record =
+            |message: &str| ("src/main.rs:7:5 #0\u{1f}13\u{1f}".to_owned(), message.into());
+        let failed: Vec<(String, String)> = vec![record(&"\u{e9}".repeat(500)); 1000];
+        assert_eq!(past(&failed[..1]), format!("{}{}{RECORD}", failed[0].0, failed[0].1));
+        let all = past(&failed);
+        assert!(all.len() <= 1 << 16, "{}", all.len());
+        let records: Vec<&str> = all.split_terminator(RECORD).collect();
+        assert_eq!(records.len(), 1000);
+        assert!(records.iter().all(|record| record.ends_with('\u{e9}')), "something of each");
     }
 }

@@ -155,6 +155,43 @@ fn a_rank_that_ends_by_itself() {
     }
 }
 
+/// There is nothing to wait for then: the system forgets processes as they end.
+#[test]
+fn a_program_that_ignores_its_children() {
+    const NAME: &str = "a_program_that_ignores_its_children";
+    if std::env::var_os("SHARDWEAVE_TEST_PROGRAM").is_some() {
+        if std::env::var_os("SHARDWEAVE_SPAWN_CALL").is_none() {
+            extern "C" {
+                fn signal(number: i32, handler: usize) -> usize;
+            }
+            const SIGCHLD: i32 = 17;
+            const SIG_IGN: usize = 1;
+            // SAFETY: no handler is installed.
+            unsafe { signal(SIGCHLD, SIG_IGN) };
+        }
+        let good = spawn(2, NAME).run(|world| world.comm()?.barrier());
+        let bad = spawn(2, NAME).run(|world| match world.rank() {
+            0 => process::exit(3),
+            _ => world.comm()?.barrier(),
+        });
+        return println!("\n{good:?}\n{}", bad.unwrap_err());
+    }
+    let folder = Folder::new(NAME);
+    let mut child = program(NAME, "", &folder.0).spawn().unwrap();
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if start.elapsed() > Duration::from_secs(60) {
+            child.kill().unwrap();
+            panic!("it waits for ever");
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    let out = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
+    assert!(out.lines().any(|line| line == "Ok(())"), "{out}");
+    let bad = out.lines().find(|line| line.starts_with("rank 0: ended before World::spawn at "));
+    assert!(bad.map_or(false, |line| line.contains("nobody can say how")), "{out}");
+}
+
 /// It holds open whatever the rank has had.
 #[test]
 fn what_a_rank_leaves_behind_holds_nobody_up() {
