@@ -158,9 +158,10 @@ TEST(OperatorsThatUsersMeetTest, HaveRules) {
   }
 }
 
-// validate_rules_test tries them on a line of ranks; here they are cut along several dimensions of
-// the mesh at once.
+// validate_rules_test tries them on a line of ranks; validate_decisions on three dimensions
+// of a mesh without moving anything; here they are cut along two at once, values and gradients.
 TEST(OperatorsThatUsersMeetTest, AsOnOneDeviceOnMeshesOfSeveralDimensions) {
+  at::set_num_threads(1);  // LAPACK's threads of all ranks would fight for the cores
   CheckOptions options;
   options.max_combinations = 4;
   std::set<std::string> tried;
@@ -169,7 +170,7 @@ TEST(OperatorsThatUsersMeetTest, AsOnOneDeviceOnMeshesOfSeveralDimensions) {
       if (std::find(std::begin(kMet), std::end(kMet), sample.op) == std::end(kMet)) continue;
       tried.insert(sample.op);
       const testing::Validation found =
-          testing::validate_end_to_end(sample, {{{"x", 2}, {"y", 2}, {"z", 2}}}, options);
+          testing::validate_end_to_end(sample, {{{"x", 2}, {"y", 2}}}, options);
       for (const std::string& text : found.wrong) ADD_FAILURE() << text;
     }
   }
