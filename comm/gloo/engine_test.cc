@@ -336,7 +336,7 @@ TEST(EngineTest, TheReasonOfAnAbortIsReadWhenSendingFails) {
                {"all_reduce(f32[3]", "the disk is full"});
 }
 
-// The same when rank 1 was stopped: its own deadline has passed too, but it is the one to blame.
+// Rank 1 was stopped: its own deadline has passed too, but it is the one to blame.
 TEST(EngineTest, ARankThatWasStoppedDoesNotBlameTheOthers) {
   Pair pair;
   std::vector<float> mine(kMuch / 4), theirs(kMuch / 4);

@@ -154,14 +154,17 @@ absl::StatusOr<std::shared_ptr<C10dStore>> open_c10d_store(const C10dStoreOption
     return absl::InvalidArgumentError(where + ": listen_fd is for the rank that serves");
   }
   const absl::Time deadline = absl::Now() + options.timeout;
+  const ListenerPatience patience{.for_name = options.name_timeout,
+                                  .names_come_later = options.names_come_later};
   if (!options.serve) {
-    absl::Status answered = wait_for_listener(options.host, options.port, options.timeout,
-                                              {.names_come_later = options.names_come_later});
+    absl::Status answered =
+        wait_for_listener(options.host, options.port, options.timeout, patience);
     if (!answered.ok()) {
       return absl::UnavailableError(absl::StrCat("TCP store ", std::string(answered.message())));
     }
   } else if (!options.names_come_later) {
-    if (absl::Status known = check_name(options.host); !known.ok()) {
+    absl::Status known = wait_for_name(options.host, options.timeout, patience);
+    if (!known.ok()) {
       return absl::UnavailableError(absl::StrCat("TCP store ", std::string(known.message())));
     }
   }

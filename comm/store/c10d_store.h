@@ -33,7 +33,10 @@ struct C10dStoreOptions {
   bool serve = false;                         // run the server in this process too
   std::optional<int> listen_fd;               // with serve: a bound, listening socket; taken over
   absl::Duration timeout = absl::Minutes(5);  // for the connection, and for an answer of the server
-  bool names_come_later = false;  // wait for the host's name too, as for those of Kubernetes' pods
+  // How long the host's name may have no address, and whether it may for all of `timeout`, as those
+  // of Kubernetes' pods.
+  absl::Duration name_timeout = absl::Seconds(10);
+  bool names_come_later = false;
 };
 
 class C10dStore : public Store {
@@ -42,8 +45,9 @@ class C10dStore : public Store {
 };
 
 // Errors: InvalidArgument for options that contradict each other, Unavailable when nobody answers
-// in time or the port cannot be bound, and at once when the host's name has no address (also to the
-// rank that serves: the others will not find it); the message has host and port.
+// in time or the port cannot be bound, and when the host's name gets no address within name_timeout
+// (also to the rank that serves: the others will not find it), of which stderr tells at once; the
+// message has the host, and the port if one was given.
 absl::StatusOr<std::shared_ptr<C10dStore>> open_c10d_store(const C10dStoreOptions& options);
 
 }  // namespace shardweave

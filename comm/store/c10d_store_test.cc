@@ -1,10 +1,15 @@
 #include "shardweave/comm/store/c10d_store.h"
 
 #include <arpa/inet.h>
+#include <dlfcn.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <string>
+#include <string_view>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -19,6 +24,23 @@ namespace {
 using testing::HasSubstr;
 
 constexpr absl::Duration kLong = absl::Seconds(30);
+
+// A name of loopback that has no address before its time has come, as that of a container that is
+// not up yet.
+class LateName {
+ public:
+  static constexpr char kName[] = "late.test";
+  LateName(int failure, absl::Duration after) {
+    failure_ = failure;
+    appears_ = absl::ToUnixMicros(absl::Now() + after);
+  }
+  // What the name server says now: 0, or a failure.
+  static int ask() { return absl::ToUnixMicros(absl::Now()) < appears_ ? failure_.load() : 0; }
+
+ private:
+  static inline std::atomic<int> failure_ = 0;
+  static inline std::atomic<int64_t> appears_ = 0;
+};
 
 std::shared_ptr<C10dStore> serve() {
   return open_c10d_store({.serve = true}).value();
@@ -99,6 +121,46 @@ TEST(C10dStoreTest, UnknownHostIsUnavailable) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("cannot resolve the name"));
 }
 
+TEST(C10dStoreTest, ANameHasAWhileToAppear) {
+  auto server = serve();
+  for (const bool serves : {false, true}) {
+    for (const int failure : {EAI_NONAME, EAI_AGAIN}) {
+      const LateName name(failure, absl::Milliseconds(300));
+      testing::internal::CaptureStderr();
+      auto store = open_c10d_store({.host = LateName::kName,
+                                    .port = serves ? uint16_t{0} : server->port(),
+                                    .serve = serves});
+      const std::string said = testing::internal::GetCapturedStderr();
+      EXPECT_TRUE(store.ok()) << store.status();
+      EXPECT_THAT(said, HasSubstr("shardweave: waiting for "));
+      EXPECT_THAT(said, HasSubstr(absl::StrCat(LateName::kName)));
+      EXPECT_THAT(said, HasSubstr("cannot resolve the name"));
+    }
+  }
+}
+
+TEST(C10dStoreTest, ANameThatDoesNotAppearIsAnErrorOfEveryRank) {
+  for (const bool serves : {false, true}) {
+    for (const int failure : {EAI_NONAME, EAI_AGAIN}) {
+      const LateName name(failure, absl::Hours(1));
+      const absl::Time start = absl::Now();
+      testing::internal::CaptureStderr();
+      const absl::Status status = open_c10d_store({.host = LateName::kName,
+                                                   .port = 1,
+                                                   .serve = serves,
+                                                   .name_timeout = absl::Milliseconds(200)})
+                                      .status();
+      const std::string said = testing::internal::GetCapturedStderr();
+      EXPECT_GE(absl::Now() - start, absl::Milliseconds(200));
+      EXPECT_LT(absl::Now() - start, absl::Seconds(20));
+      EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+      EXPECT_THAT(std::string(status.message()), HasSubstr(LateName::kName));
+      EXPECT_THAT(std::string(status.message()), HasSubstr("cannot resolve the name"));
+      EXPECT_THAT(said, HasSubstr("shardweave: waiting for "));
+    }
+  }
+}
+
 TEST(C10dStoreTest, ClientsMayComeBeforeTheServer) {
   Socket socket(-1);
   std::thread early([&] { EXPECT_EQ(join(socket.port)->get("k", kLong).value(), "v"); });
@@ -138,4 +200,18 @@ TEST(C10dStoreTest, RefusesOptionsThatContradict) {
 }
 
 }  // namespace
+
+// The C library's, with the late name: of this program and of the libraries that it uses.
+extern "C" int getaddrinfo(const char* node, const char* service, const addrinfo* hints,
+                           addrinfo** found) noexcept(false) {
+  static const auto real =
+      reinterpret_cast<int (*)(const char*, const char*, const addrinfo*, addrinfo**)>(
+          ::dlsym(RTLD_NEXT, "getaddrinfo"));
+  if (node != nullptr && std::string_view(node) == LateName::kName) {
+    if (const int failure = LateName::ask(); failure != 0) return failure;
+    node = "127.0.0.1";
+  }
+  return real(node, service, hints, found);
+}
+
 }  // namespace shardweave

@@ -19,7 +19,6 @@ namespace {
 
 // A SYN that is dropped by a firewall is not answered at all.
 constexpr absl::Duration kMaxConnect = absl::Seconds(3);
-constexpr absl::Duration kMaxNameServer = absl::Seconds(10);
 constexpr absl::Duration kFirstPause = absl::Milliseconds(10);
 constexpr absl::Duration kLastPause = absl::Milliseconds(250);
 
@@ -54,11 +53,6 @@ int resolve(const std::string& host, uint16_t port, addrinfo** addresses) {
   return ::getaddrinfo(host.c_str(), absl::StrCat(port).c_str(), &hints, addresses);
 }
 
-// Trying again will not help.
-constexpr bool is_unknown(int failure) {
-  return failure == EAI_NONAME || failure == EAI_NODATA || failure == EAI_ADDRFAMILY;
-}
-
 std::string cannot_resolve(int failure) {
   return absl::StrCat("cannot resolve the name: ", ::gai_strerror(failure));
 }
@@ -79,32 +73,45 @@ std::string try_host(const std::string& host, uint16_t port, absl::Duration pati
 
 }  // namespace
 
-absl::Status check_name(const std::string& host) {
-  addrinfo* addresses = nullptr;
-  const int failure = resolve(host, 0, &addresses);
-  if (failure == 0) ::freeaddrinfo(addresses);
-  if (!is_unknown(failure)) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat(host, ": ", cannot_resolve(failure)));
+absl::Status wait_for_name(const std::string& host, absl::Duration timeout,
+                           const ListenerPatience& patience) {
+  const absl::Time deadline = absl::Now() + std::min(timeout, patience.for_name);
+  bool said = false;
+  for (absl::Duration pause = kFirstPause;; pause = std::min(2 * pause, kLastPause)) {
+    addrinfo* addresses = nullptr;
+    const int failure = resolve(host, 0, &addresses);
+    if (failure == 0) {
+      ::freeaddrinfo(addresses);
+      return absl::OkStatus();
+    }
+    const absl::Duration left = deadline - absl::Now();
+    if (left <= absl::ZeroDuration()) {
+      return absl::UnavailableError(absl::StrCat(host, ": ", cannot_resolve(failure)));
+    }
+    if (!said) {
+      said = true;
+      std::fprintf(stderr, "shardweave: waiting for the name of this host, %s: %s\n", host.c_str(),
+                   cannot_resolve(failure).c_str());
+    }
+    absl::SleepFor(std::min(pause, left));
+  }
 }
 
 absl::Status wait_for_listener(const std::string& host, uint16_t port, absl::Duration timeout,
                                const ListenerPatience& patience) {
   const absl::Time begin = absl::Now();
   const absl::Time deadline = begin + timeout;
-  bool said = false, name_known = false;
+  bool said = false, name_known = patience.names_come_later;
   for (absl::Duration pause = kFirstPause;; pause = std::min(2 * pause, kLastPause)) {
     int resolved = 0;
     const std::string why =
         try_host(host, port, std::min(kMaxConnect, deadline - absl::Now()), &resolved);
     if (why.empty()) return absl::OkStatus();
-    // Name servers that do not answer get a moment.
     name_known |= resolved == 0;
-    const bool lost = is_unknown(resolved) ||
-                      (!name_known && resolved != 0 && absl::Now() - begin > kMaxNameServer);
-    if (lost && !patience.names_come_later) {
+    const absl::Duration waited = absl::Now() - begin;
+    if (!name_known && waited >= patience.for_name) {
       return absl::UnavailableError(absl::StrCat(host, ":", port, ": ", why));
     }
-    const absl::Duration waited = absl::Now() - begin;
     if (!said && (resolved != 0 || waited >= patience.say_after)) {
       said = true;
       std::fprintf(stderr, "shardweave: waiting for rank 0's store at %s:%d: %s\n", host.c_str(),

@@ -15,10 +15,12 @@
 namespace shardweave {
 
 struct ListenerPatience {
-  // A name that has no address is an error at once, unless names may come later than those who look
-  // for them, as those of Kubernetes' pods do.
+  // How long a name may have no address, if name servers do not answer, or it appears when its
+  // container is up (docker compose, swarm). For ever if names may come much later than those who
+  // look for them, as those of Kubernetes' pods do.
+  absl::Duration for_name = absl::Seconds(10);
   bool names_come_later = false;
-  // After this time stderr says, once, who is waited for; at once if it is a name that may come.
+  // After this time stderr says, once, who is waited for; at once if it is for a name.
   absl::Duration say_after = absl::Seconds(10);
 };
 
@@ -26,7 +28,8 @@ struct ListenerPatience {
 absl::Status wait_for_listener(const std::string& host, uint16_t port, absl::Duration timeout,
                                const ListenerPatience& patience = {});
 
-// Unavailable if the name has no address, and will not get one.
-absl::Status check_name(const std::string& host);
+// Unavailable if the name gets no address in time: then nobody will find who listens there.
+absl::Status wait_for_name(const std::string& host, absl::Duration timeout,
+                           const ListenerPatience& patience = {});
 
 }  // namespace shardweave
