@@ -123,7 +123,8 @@ TEST(ThreadsPerRankTest, OnlyRanksThatShareCoresDivideThem) {
   EXPECT_EQ(threads_per_rank(none, low, names({low, high, low, high}), 4), 4);
   EXPECT_EQ(threads_per_rank(none, all, names({all, all, all}), 3), 5);
   EXPECT_EQ(threads_per_rank(none, all, names({all, all}), 1), 16) << "the launcher knows";
-  EXPECT_EQ(threads_per_rank(Environment({{"OMP_NUM_THREADS", "3"}}), low, names({low, high}), 2),
+  EXPECT_EQ(threads_per_rank(Environment(Variables{{"OMP_NUM_THREADS", "3"}}), low,
+                             names({low, high}), 2),
             std::nullopt);
 }
 
