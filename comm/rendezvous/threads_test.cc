@@ -15,6 +15,8 @@
 namespace shardweave {
 namespace {
 
+using Variables = std::map<std::string, std::string, std::less<>>;
+
 // A machine's files, under a folder of their own.
 class Files {
  public:
@@ -96,7 +98,6 @@ TEST(AvailableCoresTest, OfThisProcess) {
 }
 
 TEST(ThreadsPerRankTest, SharesTheCores) {
-  using Variables = std::map<std::string, std::string, std::less<>>;
   const Environment none(Variables{});
   EXPECT_EQ(threads_per_rank(none, 16, 4), 4);
   EXPECT_EQ(threads_per_rank(none, 16, 5), 3);
