@@ -168,7 +168,8 @@ class Trial {
       } catch (const std::exception& error) {
         return absl::StrCat("rank ", r, " raises: ", first_line(error));
       }
-      if (entries.back() == nullptr) return "";
+      // Made of other operators, or by whole inputs: nothing here to try.
+      if (entries.back() == nullptr || entries.back()->gathered) return "";
       const std::string own = describe(*entries.back());
       if (r == 0) decision = own;
       if (own != decision) return absl::StrCat(decision, " at rank 0, ", own, " at rank ", r);

@@ -599,7 +599,9 @@ impl Clone for Tensor {
 
 /// The elements of a plain tensor; "DTensor[7, 5] Float [S(0), R] on DeviceMesh(dp=2, tp=2), local
 /// [4, 5] at [0, 0]" of a sharded one, which communicates nothing. `{:#}` adds the elements of the
-/// whole tensor, on every rank: collective if it is sharded.
+/// whole tensor, on every rank: collective if it is sharded. Where ranks are threads, make the text
+/// first, as here: `println!` holds the lock of stdout while it formats, and the ranks would wait for
+/// each other. A precision (`{:.3}`) changes nothing.
 ///
 /// ```
 /// use shardweave::{Placement::*, Tensor, World};
@@ -619,7 +621,7 @@ impl fmt::Display for Tensor {
             text!(swv_tensor_to_string(self.as_const_ptr()))
         };
         // An error of the formatter would be a panic of format!(): the text says what went wrong.
-        f.pad(&text.unwrap_or_else(|error| format!("<{error}>")))
+        f.write_str(&text.unwrap_or_else(|error| format!("<{error}>")))
     }
 }
 
