@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ATen/ATen.h"
+#include "ATen/Parallel.h"
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "shardweave/dtensor/dtensor.h"
