@@ -38,13 +38,13 @@ std::vector<Sample> matmul_samples() {
         {"expand3", ints({0})},
         {"sumdim", ints({1})},
         {"unroll_dim", 0}}},
-      // An addend of one element, and ranks without rows or columns.
+      // An addend of one element, and ranks without rows or columns. (Not of addbmm: in place LibTorch
+      // gives it another shape.)
       {"aten::addmv", {in({1}), in({4, 3}), in({3})}},
       {"aten::addmv", {in({}), in({4, 3}), in({3})}},
       {"aten::addmm", {in({1}), in({4, 3}), in({3, 4})}},
       {"aten::addmm", {in({1, 1}), in({4, 3}), in({3, 4})}},
       {"aten::_addmm_activation", {in({1}), in({4, 3}), in({3, 4})}},
-      {"aten::addbmm", {in({1, 1}), in({4, 4, 3}), in({4, 3, 4})}},
       {"aten::baddbmm", {in({1, 1, 1}), in({4, 4, 3}), in({4, 3, 4})}},
       {"aten::addr", {in({1, 1}), in({4}), in({4})}},
       {"aten::addr", {in({1}), in({4}), in({1})}},
