@@ -1,8 +1,8 @@
 // The propagation cache: what was decided for one operator on one combination of specs and
 // arguments.
 //
-// A key holds everything that the rule could read: the operator, the interned spec of every tensor,
-// and every argument that is not a float or a Scalar (those only when the rule declares that it
+// A key holds everything that the rule could read: the operator, the interned spec of every tensor
+// and of what is remembered of it, and every argument that is not a float or a Scalar (those only when the rule declares that it
 // reads them). It names specs by address, and its entry keeps them. Bounded: it is emptied when
 // full.
 #pragma once
@@ -21,12 +21,17 @@ namespace shardweave::dtensor_internal {
 
 using CacheKey = absl::InlinedVector<uint64_t, 24>;
 
+// Whether what an input was brought to is kept for the next operator.
+enum class Remember : uint8_t { kNever, kWhileRecording, kAlways };
+
 // An input that has to be somewhere else first.
 struct InputChange {
   int input;  // flat index
   int arg;    // schema index
   SpecRef target;
   RedistributePlan plan;
+  bool from_remembered = false;  // the plan begins with what is remembered of the input
+  Remember remember = Remember::kNever;
 };
 
 // An argument that has to be something else locally.

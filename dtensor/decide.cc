@@ -7,6 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "shardweave/dtensor/arguments.h"
 #include "shardweave/dtensor/redistribute.h"
+#include "shardweave/dtensor/remembered.h"
 #include "shardweave/dtensor/tensor_impl.h"
 
 namespace shardweave::dtensor_internal {
@@ -21,7 +22,11 @@ TensorInfo info_of(c10::TensorImpl* impl) {
   info.dtype = c10::typeMetaToScalarType(impl->dtype());
   info.sizes.assign(impl->sizes().begin(), impl->sizes().end());
   info.strides.assign(impl->strides().begin(), impl->strides().end());
-  if (is_dtensor(impl)) info.spec = meta_of(impl).spec;
+  if (!is_dtensor(impl)) return info;
+  const DTensorMeta& meta = meta_of(impl);
+  info.spec = meta.spec;
+  info.origins = origins_of(impl);
+  if (const Remembered* kept = remembered_form(meta)) info.remembered = kept->spec;
   return info;
 }
 
@@ -132,8 +137,27 @@ void for_each_written(const OpInfo::Write& write, absl::Span<const IValue> args,
 }
 
 SpecRef output_spec(MeshContext& context, const TensorInfo& info, const Layout& layout,
-                    c10::Device device) {
-  return context.intern(layout, info.sizes, info.strides, info.dtype, device);
+                    c10::Device device, CutOrigins origins = {}) {
+  return context.intern(layout, info.sizes, info.strides, info.dtype, device, origins);
+}
+
+// What is made of data that is cut, and stays cut, is data; what is made of a weight alone is one.
+CutOrigins origins_of_results(const OpCall& call, const std::vector<Layout>& inputs) {
+  CutOrigins origins;
+  int tensors = 0;
+  for (int i = 0; i < call.num_inputs(); ++i) {
+    const TensorInfo& input = call.input(i);
+    if (!input.defined || input.is_scalar()) continue;
+    ++tensors;
+    for (int m = 0; m < inputs[i].mesh_ndim(); ++m) {
+      if (!inputs[i][m].is_shard()) continue;
+      origins.data |= input.origins.data & (uint64_t{1} << m);
+      origins.weight |= input.origins.weight & (uint64_t{1} << m);
+    }
+  }
+  if (tensors > 1) origins.weight = 0;
+  origins.data &= ~origins.weight;
+  return origins;
 }
 
 // Records that input i has to become `layout`, if it is not already.
@@ -158,6 +182,14 @@ void change_input(MeshContext& context, const OpCall& call, int i, const Layout&
   }
   InputChange change{i, call.input_arg[i], context.with_layout(*from, layout),
                      plan_for(context, *from, layout)};
+  if (input.remembered != nullptr) {
+    RedistributePlan plan = plan_for(context, *input.remembered, layout);
+    change.from_remembered = plan.cost() < change.plan.cost();
+    if (change.from_remembered) change.plan = std::move(plan);
+  }
+  if (!change.from_remembered && !change.plan.is_local()) {
+    change.remember = worth_remembering(from->layout, input.origins, layout);
+  }
   entry.communicates |= !change.plan.is_local();
   entry.inputs.push_back(change.target);
   entry.input_changes.push_back(std::move(change));
@@ -241,10 +273,12 @@ std::unique_ptr<CacheEntry> decide(const c10::OperatorHandle& op, const OpInfo& 
   for (int i = 0; i < call.num_inputs(); ++i) {
     change_input(context, call, i, decision.inputs[i], device, *entry);
   }
+  const CutOrigins origins = origins_of_results(call, decision.inputs);
   for (int k = 0; k < call.num_outputs(); ++k) {
-    entry->outputs.push_back(call.output(k).defined
-                                 ? output_spec(context, call.output(k), decision.outputs[k], device)
-                                 : SpecRef());
+    entry->outputs.push_back(
+        call.output(k).defined
+            ? output_spec(context, call.output(k), decision.outputs[k], device, origins)
+            : SpecRef());
   }
   for (const std::string& name : info.rule->size_args) {
     const int arg = call.arg_index(name);

@@ -78,6 +78,7 @@ void bring_again(const DTensorMeta& meta, std::string_view op) {
 
 void tell_family(const DTensorMeta& meta, std::string_view op) {
   ++meta.family->writes;
+  meta.family->remembered.clear();
   for (const Detour* d = meta.detour.get(); d != nullptr; d = d->next.get()) {
     const RedistributePlan plan = plan_along(meta, *d->moved_spec, *d->base_spec, op);
     d->base.copy_(run_plan(*meta.context, plan, d->moved, d->base_spec->sizes, {.name = op}));

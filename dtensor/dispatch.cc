@@ -1,6 +1,8 @@
 #include "shardweave/dtensor/dispatch.h"
 
+#include <algorithm>
 #include <bit>
+#include <optional>
 
 #include "ATen/core/LegacyTypeDispatch.h"
 #include "ATen/ops/empty.h"
@@ -8,12 +10,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "c10/core/AutogradState.h"
+#include "c10/core/GradMode.h"
 #include "shardweave/dtensor/adopt.h"
 #include "shardweave/dtensor/arguments.h"
 #include "shardweave/dtensor/decide.h"
 #include "shardweave/dtensor/detour.h"
 #include "shardweave/dtensor/observer.h"
 #include "shardweave/dtensor/redistribute.h"
+#include "shardweave/dtensor/remembered.h"
 #include "shardweave/dtensor/tensor_impl.h"
 #include "torch/csrc/autograd/graph_task.h"
 #include "torch/library.h"
@@ -88,7 +92,12 @@ bool add_tensor(const c10::OperatorHandle& op, c10::TensorImpl* impl, bool is_ou
   } else if (is_dtensor(impl)) {
     const DTensorMeta& meta = meta_of(impl);
     freshen(meta, op.operator_name().name);
-    key.push_back(reinterpret_cast<uint64_t>(meta.spec.get()));
+    // Whether cuts are a weight's is a bit of the address: specs are aligned.
+    const bool weight = meta.spec->origins.data != 0 && is_parameter(impl);
+    key.push_back(reinterpret_cast<uint64_t>(meta.spec.get()) | weight);
+    if (const Remembered* kept = remembered_form(meta)) {
+      key.push_back(reinterpret_cast<uint64_t>(kept->spec.get()));
+    }
   } else {
     if (impl->dim() != 0 || is_out) return false;
     if (!impl->is_wrapped_number()) ++numbers;
@@ -235,7 +244,35 @@ class Runner {
     check_written_together(written_views_, op_.operator_name().name);
   }
 
-  at::Tensor changed(const InputChange& change, const at::Tensor& local) {
+  // The input of a change, brought where it has to be: `impl` is the DTensor, or null.
+  at::Tensor changed(const InputChange& change, c10::TensorImpl* impl, const at::Tensor& local) {
+    // What the operator writes, or makes views of, is its own.
+    const bool shared = impl != nullptr && !info_.is_view && !is_written(change);
+    if (shared && change.remember != Remember::kNever) {
+      if (std::optional<at::Tensor> kept = recall(meta_of(impl), *change.target)) {
+        ++context_->counters.remembered_uses;
+        return *std::move(kept);
+      }
+    }
+    if (change.from_remembered) {
+      const Remembered& kept = *remembered_form(meta_of(impl));
+      ++context_->counters.remembered_uses;
+      at::Tensor result = moved(change, kept.local);
+      return shared || !result.is_alias_of(kept.local) ? result : result.clone();
+    }
+    at::Tensor result = moved(change, local);
+    const bool keep = change.remember == Remember::kAlways ||
+                      (change.remember == Remember::kWhileRecording && c10::GradMode::is_enabled());
+    if (shared && keep) remember(meta_of(impl), change.target, result);
+    return result;
+  }
+
+  bool is_written(const InputChange& change) const {
+    return std::any_of(entry_.written.begin(), entry_.written.end(),
+                       [&](const CacheEntry::Written& w) { return w.arg == change.arg; });
+  }
+
+  at::Tensor moved(const InputChange& change, const at::Tensor& local) {
     if (!change.plan.is_local()) ++context_->counters.implicit_redistributions;
     at::Tensor result = run_plan(*context_, change.plan, local, change.target->sizes,
                                  {.name = op_.operator_name().name,
@@ -257,13 +294,14 @@ class Runner {
     if (next_change_ < entry_.input_changes.size() &&
         entry_.input_changes[next_change_].input == i) {
       const InputChange& change = entry_.input_changes[next_change_++];
-      at::Tensor moved = changed(change, sharded ? meta_of(impl).local : value.toTensor());
+      at::Tensor there = changed(change, sharded ? impl : nullptr,
+                                 sharded ? meta_of(impl).local : value.toTensor());
       if (info_.is_view && sharded && family_ == nullptr) {
         const DTensorMeta& base = view_of(impl);
         detour_ = std::make_shared<const Detour>(
-            Detour{moved, change.target, base.local, base.spec, base.detour, family_->writes});
+            Detour{there, change.target, base.local, base.spec, base.detour, family_->writes});
       }
-      return moved;
+      return there;
     }
     if (info_.is_view && sharded && family_ == nullptr) {
       detour_ = view_of(impl).detour;
@@ -532,7 +570,11 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
     std::unique_ptr<CacheEntry> made = decide(op, info, *context, args);
     made->key = std::move(key);
     for_each_tensor(info, args, [&](size_t, c10::TensorImpl* impl) {
-      if (defined(impl) && is_dtensor(impl)) made->key_specs.push_back(meta_of(impl).spec);
+      if (!defined(impl) || !is_dtensor(impl)) return;
+      made->key_specs.push_back(meta_of(impl).spec);
+      if (const Remembered* kept = remembered_form(meta_of(impl))) {
+        made->key_specs.push_back(kept->spec);
+      }
     });
     entry = context->cache.insert(hash, std::move(made));
   }

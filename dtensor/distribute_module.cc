@@ -196,7 +196,10 @@ void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const Par
     const at::Tensor sharded = distribute_tensor(member.tensor.detach(), mesh,
                                                  member.layout->placements(), options, where);
     const DTensorMeta& meta = meta_of(sharded);
-    convert_in_place(member.tensor, meta.local, meta.spec, meta.context);
+    const Spec& spec = *meta.spec;
+    SpecRef weight = meta.context->intern(spec.layout, spec.sizes, spec.strides, spec.dtype,
+                                          spec.device, {.weight = ~uint64_t{0}});
+    convert_in_place(member.tensor, meta.local, std::move(weight), meta.context);
   }
 }
 

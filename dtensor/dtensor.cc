@@ -23,6 +23,9 @@ using namespace dtensor_internal;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+// Of what users make: a parameter is told by its being a leaf that requires grad.
+constexpr CutOrigins kData = {.data = ~uint64_t{0}};
+
 absl::Span<const int64_t> span_of(at::IntArrayRef sizes) {
   return {sizes.data(), sizes.size()};
 }
@@ -144,7 +147,7 @@ struct ToLocal : torch::autograd::Function<ToLocal> {
     const auto holder = saved(ctx);
     const Spec& like = *holder->spec;
     SpecRef spec = holder->context->intern(like.layout, like.sizes, like.strides,
-                                           grads[0].scalar_type(), like.device);
+                                           grads[0].scalar_type(), like.device, like.origins);
     if (c10::GradMode::is_enabled()) {
       return {FromLocal::apply(grads[0], spec, holder->context, holder->site), at::Tensor(),
               at::Tensor()};
@@ -207,7 +210,8 @@ at::Tensor factory(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements&
   const Layout layout =
       layout_for(*context, Layout(placements), static_cast<int64_t>(sizes.size()), function);
   SpecRef spec = context->intern(layout, span_of(sizes), contiguous_strides(span_of(sizes)),
-                                 c10::typeMetaToScalarType(options.dtype()), options.device());
+                                 c10::typeMetaToScalarType(options.dtype()), options.device(),
+                                 kData);
   const bool requires_grad = options.requires_grad();
   at::Tensor local = fill(array(spec->local_sizes), options.requires_grad(std::nullopt));
   at::Tensor result = wrap(std::move(local), std::move(spec), std::move(context));
@@ -255,7 +259,7 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
   const Layout layout = layout_for(*context, Layout(placements), tensor.dim(), "distribute_tensor");
   const auto sizes = tensor.sizes();
   SpecRef spec = context->intern(layout, span_of(sizes), contiguous_strides(span_of(sizes)),
-                                 tensor.scalar_type(), tensor.device());
+                                 tensor.scalar_type(), tensor.device(), kData);
   const Layout replicated{Placements(layout.mesh_ndim())};
 
   const Cause cause = {.name = "distribute_tensor", .where = where};
@@ -308,8 +312,9 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placem
                                     "from_local"),
                          Dims(global_sizes->begin(), global_sizes->end())}
           : gather_global_shape(*context, given, local, where);
+  // What the graph has computed is not what is fed in.
   SpecRef spec = context->intern(layout, sizes, contiguous_strides(sizes), local.scalar_type(),
-                                 local.device());
+                                 local.device(), local.requires_grad() ? CutOrigins() : kData);
   if (local.sizes() != array(spec->local_sizes)) {
     throw Error(absl::InvalidArgumentError(absl::StrCat(
         "from_local: the local tensor has shape [", absl::StrJoin(local.sizes(), ", "), "], ",

@@ -148,6 +148,8 @@ struct DispatchCounters {
   int64_t cache_misses = 0;
   int64_t implicit_redistributions = 0;  // with communication, that no redistribute() asked for
   int64_t gathered_operators = 0;        // calls of operators without a rule
+  int64_t remembered_uses = 0;   // redistributions that an earlier one's result made needless
+  int64_t remembered_bytes = 0;  // that such results take up now
   friend bool operator==(const DispatchCounters&, const DispatchCounters&) = default;
 };
 DispatchCounters dispatch_counters(const MeshPtr& mesh);

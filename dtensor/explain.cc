@@ -57,6 +57,11 @@ int64_t bytes_of(const MeshContext& context, const WeighedDim& dim, const Strate
   return bytes;
 }
 
+std::string gives_up_text(const StrategyCost& cost) {
+  if (!cost.gives_up_data) return cost.gives_up_weight ? "weight" : "";
+  return cost.gives_up_weight ? "data, weight" : "data";
+}
+
 Explanation::Dim explained(const MeshContext& context, const WeighedDim& dim) {
   Explanation::Dim result;
   result.name = context.mesh().name(dim.mesh_dim);
@@ -67,7 +72,9 @@ Explanation::Dim explained(const MeshContext& context, const WeighedDim& dim) {
     for (size_t i = 0; i < dim.inputs.size(); ++i) {
       if (dim.inputs[i] != nullptr) inputs.push_back(option.strategy.inputs[i]);
     }
-    result.options.push_back({std::move(inputs), option.strategy.outputs, option.cost,
+    const StrategyCost& cost = option.cost;
+    result.options.push_back({std::move(inputs), option.strategy.outputs, cost.move, cost.compute,
+                              cost.owed, gives_up_text(cost),
                               option.obstacle.empty() ? bytes_of(context, dim, option.strategy) : 0,
                               std::string(option.obstacle)});
   }
@@ -150,18 +157,19 @@ std::string seconds_text(double seconds) {
 
 void append(std::string& text, const Explanation& e, const Explanation::Dim& dim) {
   absl::StrAppend(&text, "along ", dim.name, " (", dim.num_ranks, " ranks):\n");
-  std::vector<std::string> header = {"", "seconds", "bytes"};
+  std::vector<std::string> header = {"", "seconds", "move", "compute", "owed", "bytes"};
   for (const Explanation::Tensor& t : e.inputs) header.push_back(t.name);
   const size_t results = dim.options[0].outputs.size();
   for (size_t i = 0; i < results; ++i) header.push_back(output_name(i, results));
+  header.push_back("gives up");
   header.push_back("not possible because");
-  TextTable table(header, /*right_aligned=*/{1, 2});
+  TextTable table(header, /*right_aligned=*/{1, 2, 3, 4, 5});
   std::vector<size_t> order(dim.options.size());  // the chosen first, then by cost
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
     const auto key = [&](size_t i) {
       const Explanation::Option& o = dim.options[i];
-      return std::make_tuple(i != dim.chosen, !o.obstacle.empty(), o.seconds);
+      return std::make_tuple(i != dim.chosen, !o.obstacle.empty(), o.gives_up.size(), o.seconds());
     };
     return key(a) < key(b);
   });
@@ -169,10 +177,14 @@ void append(std::string& text, const Explanation& e, const Explanation::Dim& dim
     const Explanation::Option& o = dim.options[i];
     const bool possible = o.obstacle.empty();
     std::vector<std::string> row = {i == dim.chosen ? "*" : "",
-                                    possible ? seconds_text(o.seconds) : "-",
+                                    possible ? seconds_text(o.seconds()) : "-",
+                                    possible ? seconds_text(o.move) : "-",
+                                    possible ? seconds_text(o.compute) : "-",
+                                    possible ? seconds_text(o.owed) : "-",
                                     possible ? absl::StrCat(o.bytes) : "-"};
     for (const Placement& p : o.inputs) row.push_back(p.to_string());
     for (const Placement& p : o.outputs) row.push_back(p.to_string());
+    row.push_back(possible ? o.gives_up : "");
     row.push_back(o.obstacle);
     table.add(std::move(row));
   }
@@ -208,7 +220,11 @@ ordered_json json_of(const Explanation::Dim& dim) {
   for (const Explanation::Option& o : dim.options) {
     options.push_back({{"inputs", json_of(o.inputs)},
                        {"outputs", json_of(o.outputs)},
-                       {"seconds", o.seconds},
+                       {"seconds", o.seconds()},
+                       {"move", o.move},
+                       {"compute", o.compute},
+                       {"owed", o.owed},
+                       {"gives_up", o.gives_up},
                        {"bytes", o.bytes},
                        {"obstacle", o.obstacle}});
   }

@@ -51,10 +51,14 @@ struct Explanation {
   struct Option {
     Placements inputs;   // one per input
     Placements outputs;  // one per result
-    // By the cost model, to bring the inputs (and a written result) where they have to be. Small
-    // sums for local work are in it, and a replicated input that becomes Partial counts as the
-    // reduction that it puts off.
-    double seconds = 0;
+    // By the cost model: to bring the inputs (and a written result) where they have to be, small
+    // sums for local work included; for the operator itself on a rank's part; and for the reduction
+    // that Partial results still need.
+    double move = 0, compute = 0, owed = 0;
+    double seconds() const { return move + compute + owed; }
+    // It makes whole what is cut: such options come after all others. "data": a batch; "weight": a
+    // parameter; "data, weight"; "": neither.
+    std::string gives_up;
     int64_t bytes = 0;     // that a rank sends to bring the inputs there, at most
     std::string obstacle;  // why it was not possible; "": it was
     friend bool operator==(const Option&, const Option&) = default;
@@ -64,7 +68,7 @@ struct Explanation {
     std::string name;
     int64_t num_ranks = 1;
     std::vector<Option> options;  // as the rule gives them, after Replicate for all
-    size_t chosen = 0;            // the cheapest; among equals the first
+    size_t chosen = 0;            // what gives up least, then the cheapest; among equals the first
     friend bool operator==(const Dim&, const Dim&) = default;
   };
 

@@ -36,7 +36,8 @@ at::Tensor lying_as(const at::Tensor& tensor, at::Tensor part) {
   const DTensorMeta& meta = meta_of(tensor);
   SpecRef spec =
       meta.context->intern(meta.spec->layout, meta.spec->sizes,
-                           contiguous_strides(meta.spec->sizes), part.scalar_type(), part.device());
+                           contiguous_strides(meta.spec->sizes), part.scalar_type(), part.device(),
+                           meta.spec->origins);
   return wrap(std::move(part), std::move(spec), meta.context);
 }
 

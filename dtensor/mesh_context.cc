@@ -44,20 +44,22 @@ void MeshContext::add_rule(std::string_view name, Rule rule) {
 
 size_t MeshContext::Hash::operator()(const SpecRef& s) const {
   return absl::HashOf(s->layout, s->sizes, s->strides, static_cast<int>(s->dtype),
-                      static_cast<int>(s->device.type()), static_cast<int>(s->device.index()));
+                      static_cast<int>(s->device.type()), static_cast<int>(s->device.index()),
+                      s->origins.data, s->origins.weight);
 }
 
 bool MeshContext::Equal::operator()(const SpecRef& a, const SpecRef& b) const {
   return a->sizes == b->sizes && a->strides == b->strides && a->dtype == b->dtype &&
-         a->device == b->device && a->layout == b->layout;
+         a->device == b->device && a->origins == b->origins && a->layout == b->layout;
 }
 
 SpecRef MeshContext::intern(const Layout& layout, absl::Span<const int64_t> sizes,
                             absl::Span<const int64_t> strides, at::ScalarType dtype,
-                            c10::Device device) {
+                            c10::Device device, CutOrigins origins) {
   throw_if_error(validate(layout, mesh().shape(), sizes));
   auto spec = c10::make_intrusive<const Spec>(this, layout, Dims(sizes.begin(), sizes.end()),
-                                              Dims(strides.begin(), strides.end()), dtype, device);
+                                              Dims(strides.begin(), strides.end()), dtype, device,
+                                              origins);
   if (auto it = specs_.find(spec); it != specs_.end()) return *it;
   if (specs_.size() >= kMaxSpecs) {
     absl::erase_if(specs_, [](const SpecRef& s) { return s.use_count() == 1; });

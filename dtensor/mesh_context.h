@@ -50,10 +50,11 @@ class MeshContext {
   // Equal arguments give the same object. Throws Error if the layout does not fit the mesh and the
   // sizes.
   SpecRef intern(const Layout& layout, absl::Span<const int64_t> sizes,
-                 absl::Span<const int64_t> strides, at::ScalarType dtype, c10::Device device);
+                 absl::Span<const int64_t> strides, at::ScalarType dtype, c10::Device device,
+                 CutOrigins origins = {});
   // The same tensor in another layout.
   SpecRef with_layout(const Spec& spec, const Layout& layout) {
-    return intern(layout, spec.sizes, spec.strides, spec.dtype, spec.device);
+    return intern(layout, spec.sizes, spec.strides, spec.dtype, spec.device, spec.origins);
   }
   size_t num_specs() const { return specs_.size(); }
 

@@ -1,20 +1,12 @@
 #include "shardweave/dtensor/propagate.h"
 
 #include <algorithm>
-#include <limits>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 
 namespace shardweave::dtensor_internal {
 namespace {
-
-// Size of one rank's part, the same figure on all ranks.
-int64_t estimated_local_bytes(const OpCall& call, int i) {
-  const TensorInfo& input = call.input(i);
-  int64_t pieces = 1;
-  for (int d = 0; d < input.ndim(); ++d) pieces *= call.cuts(i, d);
-  return (input.numel() + pieces - 1) / pieces * c10::elementSize(input.dtype);
-}
 
 Placement with_dim(const Placement& p, int dim) {
   switch (p.kind()) {
@@ -54,30 +46,6 @@ void add_unusual_shards(const OpCall& call, Strategies& strategies) {
       if (fits) strategies.list().push_back(std::move(variant));
     }
   }
-}
-
-// Seconds to bring input i to `want`. Becoming Partial costs as much as the reduction that it puts
-// off: otherwise a replicated tensor would be made Partial for free and reduced again by each of
-// its users. `present`: the placements that the inputs have.
-double input_cost(const MeshContext& context, const OpCall& call,
-                  const std::vector<Placement>& present, int i, const Placement& want) {
-  constexpr double kLocalCopy = 1e-7;
-  const Placement have = call.placement(i);
-  if (!call.input(i).defined || have == want) return 0;
-  const bool plain = call.input(i).spec == nullptr;
-  if (plain) return kLocalCopy / 16;
-  const CostModel::Link link = context.cost_model.link(call.mesh_dim);
-  const int64_t bytes = estimated_local_bytes(call, i);
-  if (have.is_replicate() && want.is_partial()) {
-    // Its own mean, minimum and maximum: where another input is one already, this puts nothing off.
-    const bool as_it_is = want.is_partial(ReduceOp::kAvg) || want.is_partial(ReduceOp::kMin) ||
-                          want.is_partial(ReduceOp::kMax);
-    if (as_it_is && std::find(present.begin(), present.end(), want) != present.end()) {
-      return kLocalCopy;
-    }
-    return kLocalCopy + transition_cost(Partial(), Replicate(), call.num_ranks, bytes, link);
-  }
-  return kLocalCopy + transition_cost(have, want, call.num_ranks, bytes, link);
 }
 
 [[noreturn]] void nonsense(const OpCall& call, const std::string& what) {
@@ -140,15 +108,9 @@ class Turn {
         kernel_(kernel),
         inputs_(inputs),
         outputs_(outputs),
-        strategies_(strategies_of(call, rule)) {
-    for (int i = 0; i < call.num_inputs(); ++i) {
-      const Placement placement = call.placement(i);
-      any_sharded_ |= placement.is_shard();
-      if (!call.input(i).defined) continue;
-      if (std::find(present_.begin(), present_.end(), placement) == present_.end()) {
-        present_.push_back(placement);
-      }
-    }
+        strategies_(strategies_of(call, rule)),
+        flops_(rule.count_flops ? rule.count_flops(call) : 0) {
+    for (int i = 0; i < call.num_inputs(); ++i) any_sharded_ |= call.placement(i).is_shard();
   }
 
   const std::vector<Strategy>& strategies() const { return strategies_.list(); }
@@ -172,33 +134,20 @@ class Turn {
     return "";
   }
 
-  double cost(const Strategy& s) const {
-    double cost = 0;
-    for (int i = 0; i < call_.num_inputs(); ++i) {
-      cost += input_cost(context_, call_, present_, i, s.inputs[i]);
-    }
-    if (!written_input_.has_value()) return cost;
-    const Placement& result = s.outputs.empty() ? s.inputs[*written_input_] : s.outputs[0];
-    const Placement home = call_.placement(*written_input_);
-    if (result != home) {
-      cost += 1e-6 + transition_cost(result, home, call_.num_ranks,
-                                     estimated_local_bytes(call_, *written_input_),
-                                     context_.cost_model.link(call_.mesh_dim));
-    }
-    return cost;
+  StrategyCost cost(const Strategy& s) const {
+    return strategy_cost(call_, s, context_.cost_model, flops_, outputs_, written_input_);
   }
 
   // The first of the cheapest.
   size_t choose() const {
     size_t best = 0;
-    double best_cost = std::numeric_limits<double>::infinity();
+    std::optional<StrategyCost> least;
     for (size_t i = 0; i < strategies().size(); ++i) {
       if (!obstacle(strategies()[i]).empty()) continue;
-      const double c = cost(strategies()[i]);
-      if (c < best_cost) {
-        best = i;
-        best_cost = c;
-      }
+      const StrategyCost c = cost(strategies()[i]);
+      if (least.has_value() && !(c < *least)) continue;
+      best = i;
+      least = c;
     }
     return best;
   }
@@ -211,7 +160,7 @@ class Turn {
   const std::vector<Placements>& inputs_;
   const std::vector<Placements>& outputs_;
   const Strategies strategies_;
-  std::vector<Placement> present_;  // of the inputs, each once; few, also of a long list
+  const double flops_;
   bool any_sharded_ = false;
 };
 

@@ -1,8 +1,8 @@
 // From rules for one mesh dimension to a decision for the whole mesh.
 //
-// For every mesh dimension the rule is asked once; the strategy whose inputs are cheapest to reach
-// from where they lie is taken (ties: the earlier one; all-Replicate comes first). The decision
-// depends on global facts only, so that all ranks take the same.
+// For every mesh dimension the rule is asked once; the strategy that costs least (strategy_cost.h)
+// is taken (ties: the earlier one; all-Replicate comes first). The decision depends on global facts
+// only, so that all ranks take the same.
 #pragma once
 
 #include <optional>
@@ -11,6 +11,7 @@
 
 #include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/rule.h"
+#include "shardweave/dtensor/strategy_cost.h"
 #include "shardweave/placement/layout.h"
 
 namespace shardweave::dtensor_internal {
@@ -30,7 +31,7 @@ Strategies strategies_of(const OpCall& call, const Rule& rule);
 struct WeighedDim {
   struct Option {
     Strategy strategy;
-    double cost;                // seconds by the model; of no meaning with an obstacle
+    StrategyCost cost;          // of no meaning with an obstacle
     std::string_view obstacle;  // why it is not possible; "": it is
   };
   int mesh_dim;

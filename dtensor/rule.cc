@@ -197,6 +197,11 @@ Rule Rule::chunks_only() && {
   return std::move(*this);
 }
 
+Rule Rule::flops(Flops f) && {
+  count_flops = std::move(f);
+  return std::move(*this);
+}
+
 Rule Rule::runs(LocalKernel local) && {
   kernel = local;
   return std::move(*this);
@@ -290,6 +295,21 @@ void add_rule(const std::shared_ptr<ConnectedMesh>& mesh, std::string_view name,
 
 // --- rule makers ---------------------------------------------------------------------------------
 
+double dtensor_internal::einsum_flops(const OpCall& call, const std::vector<std::string>& operands,
+                                      int first) {
+  double flops = 2;
+  std::string seen;
+  for (size_t i = 0; i < operands.size(); ++i) {
+    const Dims& sizes = call.input(first + static_cast<int>(i)).sizes;
+    for (size_t d = 0; d < std::min(operands[i].size(), sizes.size()); ++d) {
+      if (seen.find(operands[i][d]) != std::string::npos) continue;
+      seen += operands[i][d];
+      flops *= static_cast<double>(sizes[d]);
+    }
+  }
+  return flops;
+}
+
 Rule einsum(std::string_view equation, bool linear) {
   const std::vector<std::string> sides = absl::StrSplit(std::string(equation), "->");
   const std::vector<std::string> operands = absl::StrSplit(sides.at(0), ',');
@@ -324,8 +344,9 @@ Rule einsum(std::string_view equation, bool linear) {
     }
   }
   return Rule([strategies = std::move(strategies)](const OpCall&, Strategies& out) {
-    for (const Strategy& s : strategies) out.list().push_back(s);
-  });
+           for (const Strategy& s : strategies) out.list().push_back(s);
+         })
+      .flops([operands](const OpCall& call) { return einsum_flops(call, operands, 0); });
 }
 
 Rule pointwise(Linearity linearity) {

@@ -35,6 +35,8 @@ struct TensorInfo {
   Dims strides;  // global
   at::ScalarType dtype = at::kFloat;
   SpecRef spec;          // null: undefined, an output, or a plain 0-dim tensor
+  SpecRef remembered;    // what it has been brought to before (remembered.h); null: nothing
+  CutOrigins origins;    // of spec, as the tensor stands in this call
   bool defined = false;  // false: an optional tensor that is None
   bool is_scalar() const { return defined && sizes.empty(); }
   int ndim() const { return static_cast<int>(sizes.size()); }
@@ -161,6 +163,10 @@ class Rule {
   // _fused_adamw_): elements are decided one by one, each with the element of every list and with
   // all tensors that are in no list.
   Rule per_element() &&;
+  // The multiplications and additions of the whole operator, for the choice between strategies.
+  // Without it only the bytes that it reads and writes count.
+  using Flops = std::function<double(const OpCall&)>;
+  Rule flops(Flops f) &&;
   // Replaces the operator on the local tensors in every strategy that has no kernel of its own,
   // all-Replicate included.
   Rule runs(LocalKernel kernel) &&;
@@ -177,6 +183,7 @@ class Rule {
   bool only_chunks = false;
   bool each_element = false;
   LocalKernel kernel = nullptr;  // null: the operator itself
+  Flops count_flops;             // null: none
 };
 
 // Name ("aten::mm" for all overloads, "aten::mm.out"-style for one) -> rule.

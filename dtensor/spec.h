@@ -8,6 +8,7 @@
 // hashing one costs a pointer. Immutable; shared by tensors and cache entries.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "ATen/core/Tensor.h"
@@ -22,10 +23,20 @@ namespace dtensor_internal {
 class MeshContext;
 }
 
+// Where the cuts of a tensor come from. Bit m stands for mesh dimension m. The choice of strategies
+// keeps these cuts as long as it can (strategy_cost.h): what becomes of a batch or of a weight that
+// is whole again costs more than one operator can see. A cut of neither kind is one that operators
+// made: the columns of x @ w, say, where w is cut.
+struct CutOrigins {
+  uint64_t data = 0;    // a batch or a sequence: what users cut and feed in, and what is made of it
+  uint64_t weight = 0;  // a parameter, and views of it
+  friend bool operator==(const CutOrigins&, const CutOrigins&) = default;
+};
+
 class Spec final : public c10::intrusive_ptr_target {
  public:
   Spec(dtensor_internal::MeshContext* context, Layout layout, Dims sizes, Dims strides,
-       at::ScalarType dtype, c10::Device device);
+       at::ScalarType dtype, c10::Device device, CutOrigins origins = {});
 
   dtensor_internal::MeshContext* const context;  // outlives the spec
   const Layout layout;
@@ -33,7 +44,8 @@ class Spec final : public c10::intrusive_ptr_target {
   const Dims strides;  // global, as a tensor on one device would have them
   const at::ScalarType dtype;
   const c10::Device device;
-  const Dims local_sizes;  // this rank's
+  const CutOrigins origins;  // of mesh dimensions that cut the tensor
+  const Dims local_sizes;    // this rank's
 
   int ndim() const { return static_cast<int>(sizes.size()); }
   int64_t numel() const;

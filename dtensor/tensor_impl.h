@@ -8,19 +8,49 @@
 #include <cstdint>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "c10/core/TensorImpl.h"
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/spec.h"
+#include "torch/csrc/autograd/variable.h"
 
 namespace shardweave::dtensor_internal {
 
 using shardweave::is_dtensor;
 
-// A tensor and its views (detour.h).
+// A tensor as it was brought elsewhere (remembered.h).
+struct Remembered {
+  Remembered(at::Tensor source_in, SpecRef source_spec_in, SpecRef spec_in, at::Tensor local_in,
+             int64_t& bytes)
+      : source(std::move(source_in)),
+        version(source._version()),
+        source_spec(std::move(source_spec_in)),
+        spec(std::move(spec_in)),
+        local(std::move(local_in)),
+        counted(&bytes, Uncount{static_cast<int64_t>(local.nbytes())}) {
+    bytes += static_cast<int64_t>(local.nbytes());
+  }
+
+  at::Tensor source;  // the local part that it was made of,
+  int64_t version;    // as it was then
+  SpecRef source_spec;
+  SpecRef spec;
+  at::Tensor local;
+
+ private:
+  struct Uncount {
+    int64_t bytes;
+    void operator()(int64_t* total) const { *total -= bytes; }
+  };
+  std::unique_ptr<int64_t, Uncount> counted;
+};
+
+// A tensor and its views (detour.h), and what all of them share.
 struct ViewFamily {
   int64_t writes = 0;  // to any of them
+  std::vector<Remembered> remembered;
 };
 struct Detour;  // detour.h
 
@@ -53,6 +83,11 @@ inline c10::IntArrayRef array(const Dims& dims) {
 
 inline bool is_dtensor(const c10::TensorImpl* impl) {
   return impl->key_set().has(c10::DispatchKey::Fake);
+}
+// A parameter is a leaf of autograd's graph that requires grad.
+inline bool is_parameter(const c10::TensorImpl* impl) {
+  const auto* autograd = static_cast<const torch::autograd::AutogradMeta*>(impl->autograd_meta());
+  return autograd != nullptr && autograd->requires_grad_ && autograd->grad_fn_ == nullptr;
 }
 inline DTensorMeta& meta_of(c10::TensorImpl* impl) {
   return *static_cast<DTensorMeta*>(impl->get_backend_meta());

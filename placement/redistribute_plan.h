@@ -50,6 +50,13 @@ struct CostModel {
     friend bool operator==(const Link&, const Link&) = default;
   };
   std::vector<Link> links;  // per mesh dimension; missing ones are Link()
+  // What a rank computes; for the choice between strategies, not for plans.
+  struct Device {
+    double flops = 5e10;      // multiplications and additions per second, in matrix products
+    double bandwidth = 1e10;  // bytes per second that are read or written
+    friend bool operator==(const Device&, const Device&) = default;
+  };
+  Device device;
   Link link(int mesh_dim) const {
     return mesh_dim < static_cast<int>(links.size()) ? links[mesh_dim] : Link();
   }

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <initializer_list>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -77,6 +78,12 @@ struct Batches {
   std::vector<std::vector<int>> linear_in = {};
 };
 Rule over_batches(Batches batches);
+
+// --- cost ----------------------------------------------------------------------------------------
+
+// Of the product of inputs `first` and following, whose dimensions these letters name: two for each
+// combination of indices.
+double einsum_flops(const OpCall& call, const std::vector<std::string>& operands, int first);
 
 // --- arguments on a stack ------------------------------------------------------------------------
 

@@ -71,7 +71,7 @@ Rule add_einsum(std::string_view equation, Addend kind = Addend::kLinear) {
         out.add(std::move(inputs), {Partial(op)});
       }
     }
-  });
+  }).flops([operands](const OpCall& call) { return einsum_flops(call, operands, 1); });
 }
 
 // _trilinear, which bilinear layers are made of: the product of three tensors that get new
