@@ -87,17 +87,19 @@ nlohmann::ordered_json json_of(const Scenario& s, const Measurement& m) {
           {"worst_gradient", m.worst_gradient}};
 }
 
-void add_rows(const Scenario& s, const Measurement& m, shardweave::dtensor_internal::TextTable& table) {
+void add_rows(const Scenario& s, const Measurement& m,
+              shardweave::dtensor_internal::TextTable& table) {
   for (const Line& line : lines(s, m.phases)) {
     const auto& [phase, measured, theory] = line;
     if (measured == Traffic() && theory == Traffic()) continue;
     const bool total = std::string_view(phase) == "step";
-    table.add({s.name, mesh_name(s), phase, absl::StrCat(measured.collectives),
-               absl::StrCat(theory.collectives), absl::StrCat(measured.bytes),
-               absl::StrCat(theory.bytes),
-               theory.bytes == 0 ? "-"
-                                 : absl::StrFormat("%.2f", ratio(measured.bytes, theory.bytes)),
-               !total ? "" : m.right() ? "right" : "WRONG"});
+    table.add(
+        {s.name, mesh_name(s), phase, absl::StrCat(measured.collectives),
+         absl::StrCat(theory.collectives), absl::StrCat(measured.bytes), absl::StrCat(theory.bytes),
+         theory.bytes == 0 ? "-" : absl::StrFormat("%.2f", ratio(measured.bytes, theory.bytes)),
+         !total      ? ""
+         : m.right() ? "right"
+                     : "WRONG"});
   }
 }
 
@@ -105,11 +107,12 @@ int run() {
   using shardweave::dtensor_internal::TextTable;
   const bool as_json = absl::GetFlag(FLAGS_json);
   nlohmann::ordered_json json = {{"scenarios", nlohmann::ordered_json::array()}};
-  TextTable table({"scenario", "mesh", "phase", "collectives", "theory", "bytes", "theory", "ratio",
-                   "numbers"},
-                  /*right_aligned=*/{3, 4, 5, 6, 7});
-  TextTable cpu_table({"scenario", "mesh", "one device ms", "ranks ms", "communication ms", "ratio"},
-                      /*right_aligned=*/{2, 3, 4, 5});
+  TextTable table(
+      {"scenario", "mesh", "phase", "collectives", "theory", "bytes", "theory", "ratio", "numbers"},
+      /*right_aligned=*/{3, 4, 5, 6, 7});
+  TextTable cpu_table(
+      {"scenario", "mesh", "one device ms", "ranks ms", "communication ms", "ratio"},
+      /*right_aligned=*/{2, 3, 4, 5});
   int failures = 0;
   int all = 0, as_theory = 0;
   for (const Scenario& s : scenarios(sizes_of_flags())) {
@@ -157,8 +160,9 @@ int run() {
     std::printf("%s%d of %d scenarios communicate as theory says\n", table.to_string().c_str(),
                 as_theory, all);
     if (absl::GetFlag(FLAGS_cpu)) {
-      std::printf("\nCPU time of a step; ratio: of the ranks' to one device's and communication's\n%s",
-                  cpu_table.to_string().c_str());
+      std::printf(
+          "\nCPU time of a step; ratio: of the ranks' to one device's and communication's\n%s",
+          cpu_table.to_string().c_str());
     }
   }
   return failures == 0 ? 0 : 1;

@@ -55,6 +55,7 @@ TEST(TheoryTest, Collectives) {
   EXPECT_EQ(all_reduce(4, 1), (Traffic{1, 8}));
   EXPECT_EQ(all_gather(4, 8), (Traffic{1, 24}));
   EXPECT_EQ(reduce_scatter(2, 8), (Traffic{1, 16}));
+  EXPECT_EQ(all_to_all(4, 32), (Traffic{1, 24}));
 }
 
 }  // namespace

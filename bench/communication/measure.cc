@@ -77,8 +77,8 @@ Phases traced_step(Training& t, const MeshPtr& mesh, double& loss, std::string& 
                    std::vector<CommEvent>& events) {
   const CommTrace trace(mesh);
   size_t forward = 0, backward = 0;
-  loss = step(
-      t, [&] { forward = trace.events().size(); }, [&] { backward = trace.events().size(); });
+  loss =
+      step(t, [&] { forward = trace.events().size(); }, [&] { backward = trace.events().size(); });
   text = trace.to_string();
   events = trace.events();
   return {traffic(events, 0, forward), traffic(events, forward, backward),
@@ -172,8 +172,7 @@ void repeat(dtensor_internal::MeshContext& context, const CommEvent& event) {
   } else if (event.collective == "all_gather") {
     throw_if_error(comm.all_gather(buffer(in, piece), buffer(out, k * piece)).wait());
   } else {
-    throw_if_error(
-        comm.all_to_all(buffer(in, k * piece), buffer(out, k * piece)).wait());
+    throw_if_error(comm.all_to_all(buffer(in, k * piece), buffer(out, k * piece)).wait());
   }
 }
 

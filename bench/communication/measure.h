@@ -12,7 +12,6 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "nlohmann/json.hpp"
 #include "scenarios.h"
 
 namespace communication_bench {

@@ -39,9 +39,9 @@ struct SelfAttentionImpl : nn::Module {
     const auto split = [&](const at::Tensor& y) {
       return y.view({x.size(0), x.size(1), heads, -1}).transpose(1, 2);
     };
-    const at::Tensor y = at::scaled_dot_product_attention(
-        split(q(x)), split(k(x)), split(v(x)), /*attn_mask=*/{}, /*dropout_p=*/0.0,
-        /*is_causal=*/true);
+    const at::Tensor y = at::scaled_dot_product_attention(split(q(x)), split(k(x)), split(v(x)),
+                                                          /*attn_mask=*/{}, /*dropout_p=*/0.0,
+                                                          /*is_causal=*/true);
     return o(y.transpose(1, 2).reshape(x.sizes()));
   }
 };
@@ -65,8 +65,8 @@ struct ExpertsImpl : nn::Module {
 
   explicit ExpertsImpl(const Sizes& s) : top_k(s.top_k) {
     gate = register_module("gate", linear(s.dim, s.experts, false));
-    up = register_parameter("up", at::empty({s.experts, s.dim, s.hidden}));
-    down = register_parameter("down", at::empty({s.experts, s.hidden, s.dim}));
+    up = register_parameter("up", at::empty({s.experts, s.dim, s.expert_hidden}));
+    down = register_parameter("down", at::empty({s.experts, s.expert_hidden, s.dim}));
   }
   at::Tensor forward(const at::Tensor& input) {
     const at::Tensor x = input.reshape({-1, input.size(-1)});  // [N, D]
@@ -179,8 +179,8 @@ struct LlamaLayerImpl : nn::Module {
     const at::Tensor keys =
         rotary.rotate(split(k(x), kv_heads)).repeat_interleave(heads / kv_heads, 1);
     const at::Tensor values = split(v(x), kv_heads).repeat_interleave(heads / kv_heads, 1);
-    const at::Tensor y = at::scaled_dot_product_attention(
-        queries, keys, values, /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true);
+    const at::Tensor y = at::scaled_dot_product_attention(queries, keys, values, /*attn_mask=*/{},
+                                                          /*dropout_p=*/0.0, /*is_causal=*/true);
     return o(y.transpose(1, 2).reshape(x.sizes()));
   }
   at::Tensor forward(const at::Tensor& x, const Rotary& rotary) {
@@ -250,8 +250,8 @@ struct Vit : Model {
 
   explicit Vit(const Sizes& s) {
     const int64_t side = s.image / s.patch;
-    patches =
-        register_module("patches", nn::Conv2d(nn::Conv2dOptions(3, s.dim, s.patch).stride(s.patch)));
+    patches = register_module("patches",
+                              nn::Conv2d(nn::Conv2dOptions(3, s.dim, s.patch).stride(s.patch)));
     cls = register_parameter("cls", at::empty({1, 1, s.dim}));
     positions = register_parameter("positions", at::empty({1, 1 + side * side, s.dim}));
     for (int64_t i = 0; i < s.layers; ++i) {

@@ -26,8 +26,8 @@ enum class ModelKind : uint8_t {
 std::string_view to_string(ModelKind kind);  // "gpt", ...
 
 // Every size divides by 4, so that formulas need no rounding. A step has many more tokens than the
-// model has features, as in training: only then is it cheaper to move parameters than activations,
-// which sharded parameters under a sharded batch stand for.
+// model has features, as in training, and more than the experts have: only then is it cheaper to
+// move parameters than activations, which is what sharded parameters under a sharded batch are for.
 struct Sizes {
   int64_t batch = 8;
   int64_t tokens = 64;  // of a sequence
@@ -37,13 +37,14 @@ struct Sizes {
   int64_t kv_heads = 4;  // of the Llama
   int64_t hidden = 256;
   int64_t vocabulary = 96;
-  bool tied = false;        // the Llama's head is its embedding table
-  int64_t experts = 4;      // of which a token counts `top_k`
-  int64_t top_k = 2;        //
-  int64_t image = 32;       // pixels in each direction
-  int64_t patch = 4;        //
-  int64_t classes = 12;     // of images
-  int64_t channels = 16;    // of the convolutional net, after its first layer
+  bool tied = false;           // the Llama's head is its embedding table
+  int64_t experts = 4;         // of which `top_k` count for a token
+  int64_t top_k = 2;           //
+  int64_t expert_hidden = 64;  //
+  int64_t image = 32;          // pixels in each direction
+  int64_t patch = 4;           //
+  int64_t classes = 4;         // of images
+  int64_t channels = 8;        // after the convolutional net's first layer
 };
 
 class Model : public torch::nn::Module {

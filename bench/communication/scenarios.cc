@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "shardweave/placement/redistribute_plan.h"
 
 namespace communication_bench {
 namespace {
@@ -169,12 +170,33 @@ Phases sharded_parameters(const Scenario& s, int64_t k) {
   return t;
 }
 
+// Seconds by the engine's own model of a network.
+double seconds(const Traffic& t) {
+  const shardweave::CostModel::Link link;
+  return static_cast<double>(t.collectives) * link.latency +
+         static_cast<double>(t.bytes) / link.bandwidth;
+}
+
+// What attention needs when every rank has a part of the sequence, in a step.
+Phases sequence_attention(const Scenario& s, int64_t k) {
+  // A query sees the keys and values of the whole sequence, which are kept for backward; each of
+  // them has a gradient from every part of the queries.
+  Phases gathered;
+  gathered.forward = 2 * s.sizes.layers * all_gather(k, keys(s));
+  gathered.backward = 2 * s.sizes.layers * reduce_scatter(k, keys(s));
+  // Or every rank takes some heads of the whole sequence (DeepSpeed-Ulysses): query, key, value and
+  // the result are exchanged, and so are their gradients. More collectives; fewer bytes from four
+  // ranks on, unless queries share keys.
+  Phases exchanged;
+  exchanged.forward =
+      s.sizes.layers * (2 * all_to_all(k, activation(s)) + 2 * all_to_all(k, keys(s)));
+  exchanged.backward = exchanged.forward;
+  return seconds(exchanged.step()) < seconds(gathered.step()) ? exchanged : gathered;
+}
+
 Phases sequence_parallel(const Scenario& s, int64_t k) {
-  Phases t;
-  // A query sees the keys and values of the whole sequence, which are kept for backward.
-  t.forward = 2 * s.sizes.layers * all_gather(k, keys(s)) + mean_loss(k);
-  // And each of them has a gradient from every part of the queries.
-  t.backward = 2 * s.sizes.layers * reduce_scatter(k, keys(s));
+  Phases t = sequence_attention(s, k);
+  t.forward += mean_loss(k);
   t.gradient_sync = in_buckets(all_reduce, k, parameters(s, "sp"));
   return t;
 }
@@ -251,6 +273,8 @@ void add_sharded_parameters(const Scenario& model, int64_t k, std::vector<Scenar
 
 void add_sequence_parallel(const Scenario& model, int64_t k, std::vector<Scenario>& all) {
   Scenario s = named(model, "sequence", {{"sp", k}});
+  // One long sequence: with several, it would be cheaper to give each rank whole ones.
+  s.sizes.tokens *= std::exchange(s.sizes.batch, 1);
   s.input = s.target = {{"sp", Shard(1)}};
   s.theory = sequence_parallel(s, k);
   all.push_back(std::move(s));
@@ -258,8 +282,8 @@ void add_sequence_parallel(const Scenario& model, int64_t k, std::vector<Scenari
 
 void add_tensor_and_data_parallel(const Scenario& model, bool vocabulary,
                                   std::vector<Scenario>& all) {
-  Scenario s = named(model, vocabulary ? "tp with vocabulary, dp" : "tp, dp",
-                     {{"dp", 2}, {"tp", 2}});
+  Scenario s =
+      named(model, vocabulary ? "tp with vocabulary, dp" : "tp, dp", {{"dp", 2}, {"tp", 2}});
   s.plan = tensor_parallel_plan(s);
   s.input = s.target = {{"dp", Shard(0)}};
   s.theory = tensor_parallel(s, 2, 2);
@@ -289,13 +313,16 @@ Traffic reduce_scatter(int64_t k, int64_t elements) {
   return all_gather(k, elements);
 }
 
+Traffic all_to_all(int64_t k, int64_t elements) {
+  return {1, (elements / k - elements / k / k) * kElementSize};
+}
+
 std::string mesh_name(const Scenario& scenario) {
-  return absl::StrCat("(",
-                      absl::StrJoin(scenario.mesh, ", ",
-                                    [](std::string* out, const MeshDim& dim) {
-                                      absl::StrAppend(out, dim.size);
-                                    }),
-                      ")");
+  return absl::StrCat(
+      "(",
+      absl::StrJoin(scenario.mesh, ", ",
+                    [](std::string* out, const MeshDim& dim) { absl::StrAppend(out, dim.size); }),
+      ")");
 }
 
 std::vector<Scenario> scenarios(const Sizes& sizes) {

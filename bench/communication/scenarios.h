@@ -40,6 +40,7 @@ struct Traffic {
 Traffic all_reduce(int64_t k, int64_t elements);      // 2 (k - 1) / k of the tensor
 Traffic all_gather(int64_t k, int64_t elements);      // (k - 1) / k of the whole
 Traffic reduce_scatter(int64_t k, int64_t elements);  // likewise
+Traffic all_to_all(int64_t k, int64_t elements);      // (k - 1) / k of a rank's 1 / k of the whole
 
 // Of the phases of a training step.
 struct Phases {
