@@ -1,0 +1,44 @@
+// Runs a training step of a scenario on rank threads: what it communicates, whether its numbers are
+// one device's, and the CPU time that it takes.
+//
+//   absl::StatusOr<Measurement> m = measure(scenario);
+//   m->phases.forward == scenario.theory.forward;
+//
+// A step: forward, loss.item(), backward, finish_grad_sync(). Between two steps the parameters are
+// written, as an optimizer would. What happens only once (constants that ranks compare when they
+// first meet them) is in the steps before the one that counts.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "scenarios.h"
+
+namespace communication_bench {
+
+struct Measurement {
+  Phases phases;
+  std::string trace;  // CommTrace::to_string() of the whole step
+  // Against one device: of the loss relative to it; of gradients the largest difference, relative
+  // to the parameter's largest gradient, or to a hundredth of the model's if that is more (some
+  // gradients are zero but for rounding).
+  double loss_error = 0;
+  double gradient_error = 0;
+  std::string worst_gradient;  // the parameter's name
+
+  bool right() const { return loss_error <= 1e-5 && gradient_error <= 1e-5; }
+};
+absl::StatusOr<Measurement> measure(const Scenario& scenario);
+
+// Seconds of one step, of all threads together; medians.
+struct CpuTime {
+  double one_device = 0;
+  double ranks = 0;          // all of them together
+  double communication = 0;  // the step's collectives alone, on all ranks
+};
+absl::StatusOr<CpuTime> cpu_time(const Scenario& scenario, int steps);
+
+// Whether what was sent is what the theory says.
+bool as_theory_says(const Scenario& scenario, const Phases& measured);
+
+}  // namespace communication_bench

@@ -1,0 +1,356 @@
+#include "scenarios.h"
+
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "shardweave/placement/redistribute_plan.h"
+
+namespace communication_bench {
+namespace {
+
+using shardweave::MeshDim;
+using shardweave::NamedPlacements;
+using shardweave::ParameterPlan;
+using shardweave::PlanEntry;
+using shardweave::Replicate;
+using shardweave::Shard;
+using shardweave::StridedShard;
+
+constexpr int64_t kElementSize = 4;  // float
+
+// --- sizes ---------------------------------------------------------------------------------------
+
+bool reads_images(const Scenario& s) {
+  return s.model == ModelKind::kVit || s.model == ModelKind::kConvNet;
+}
+
+// Tokens of a batch: rows of every activation.
+int64_t rows(const Scenario& s) {
+  const int64_t side = s.sizes.image / s.sizes.patch;
+  return s.sizes.batch * (s.model == ModelKind::kVit ? 1 + side * side : s.sizes.tokens);
+}
+
+// X: the activation between two layers, [batch, tokens, dim].
+int64_t activation(const Scenario& s) {
+  return rows(s) * s.sizes.dim;
+}
+
+// Keys, or values: [batch, tokens, kv_heads * head_dim].
+int64_t keys(const Scenario& s) {
+  const bool grouped = s.model == ModelKind::kLlama;
+  return grouped ? activation(s) / s.sizes.heads * s.sizes.kv_heads : activation(s);
+}
+
+// Features that the batch norms of the convolutional net normalise.
+std::vector<int64_t> batch_norm_channels(const Sizes& sizes) {
+  return {sizes.channels, 2 * sizes.channels, 4 * sizes.channels};
+}
+
+// A parameter: its elements, and how many of them the ranks along one mesh dimension share.
+struct Parameter {
+  std::string name;
+  int64_t whole;
+  int64_t elements;
+};
+
+// What the mesh dimensions other than `dim` leave of every parameter.
+std::vector<Parameter> parameters(const Scenario& s, std::string_view dim) {
+  std::vector<Parameter> all;
+  for (const auto& item : make_model(s.model, s.sizes)->named_parameters()) {
+    int64_t count = item.value().numel();
+    for (const PlanEntry& entry : s.plan) {
+      if (!shardweave::matches_fqn(entry.pattern, item.key())) continue;
+      for (const auto& [name, placement] : entry.placements) {
+        if (name == dim || !placement.is_shard()) continue;
+        for (const MeshDim& d : s.mesh) {
+          if (d.name == name) count /= d.size;
+        }
+      }
+      break;  // the first entry that matches decides
+    }
+    all.push_back({item.key(), item.value().numel(), count});
+  }
+  return all;
+}
+
+// --- collectives ---------------------------------------------------------------------------------
+
+using Collective = Traffic (*)(int64_t k, int64_t elements);
+
+Traffic one_each(Collective collective, int64_t k, const std::vector<Parameter>& tensors) {
+  Traffic all;
+  for (const Parameter& p : tensors) all += collective(k, p.elements);
+  return all;
+}
+
+// As finish_grad_sync() does it: those of at most 1 MiB share buckets of 25 MiB.
+Traffic in_buckets(Collective collective, int64_t k, const std::vector<Parameter>& tensors) {
+  Traffic all;
+  int64_t bucket = 0;  // bytes in it
+  for (const Parameter& p : tensors) {
+    const int64_t bytes = p.whole * kElementSize;
+    const bool alone = bytes > (1 << 20);
+    const bool joins = !alone && bucket > 0 && bucket + bytes <= (25 << 20);
+    if (!alone) bucket = joins ? bucket + bytes : bytes;
+    all += {joins ? 0 : 1, collective(k, p.elements).bytes};
+  }
+  return all;
+}
+
+// --- theory --------------------------------------------------------------------------------------
+
+// Linears in pairs, column-parallel and row-parallel (Megatron-LM), over k ranks; each has
+// 1 / `parts` of the batch.
+Phases tensor_parallel(const Scenario& s, int64_t k, int64_t parts) {
+  const int64_t x = activation(s) / parts;
+  Phases t;
+  // The product of the row-parallel linear: after attention, after the feed-forward part.
+  t.forward = 2 * s.sizes.layers * all_reduce(k, x);
+  // The gradient of what goes into the column-parallel ones. Norm weights and biases see it whole.
+  t.backward = 2 * s.sizes.layers * all_reduce(k, x);
+  if (s.model == ModelKind::kMoe) {
+    // Each rank knows the gradient of its own experts' weights, and softmax needs all of a token.
+    t.backward += s.sizes.layers * all_gather(k, rows(s) / parts * s.sizes.experts);
+  }
+  return t;
+}
+
+// The embedding table and the head's rows of the vocabulary over k ranks too.
+void add_vocabulary(Scenario& s, int64_t k, int64_t parts) {
+  const int64_t n = rows(s) / parts;
+  // Each token's embedding is on one rank.
+  s.theory.forward += all_reduce(k, activation(s) / parts);
+  // Cross entropy: each row's maximum, and the sum of its exponentials.
+  s.theory.forward += 2 * all_reduce(k, n);
+  // Each row's target is on one rank; what is reduced is the loss.
+  if (parts == 1) s.theory.forward += all_reduce(k, 1);
+  // The gradient of what goes into the head.
+  s.theory.backward += all_reduce(k, activation(s) / parts);
+  s.backward_allowance = all_reduce(k, n);
+}
+
+// A batch, or its sequences, cut over k ranks: the sum of the losses, and how many they are.
+Traffic mean_loss(int64_t k) {
+  return 2 * all_reduce(k, 1);
+}
+
+// Batch norm over a batch that is cut.
+void add_batch_norms(Phases& t, const Sizes& sizes, int64_t k) {
+  for (int64_t channels : batch_norm_channels(sizes)) {
+    t.forward += all_reduce(k, 2 * channels);   // sums of x and of its squares
+    t.backward += all_reduce(k, 2 * channels);  // sums of the gradient, and of it times x
+  }
+}
+
+// Without the batch norms', which come out of the sums above whole.
+std::vector<Parameter> gradients_to_sync(const Scenario& s, std::string_view dim) {
+  std::vector<Parameter> some = parameters(s, dim);
+  if (s.model == ModelKind::kConvNet) {
+    std::erase_if(some, [](const Parameter& p) { return p.name.starts_with("norm"); });
+  }
+  return some;
+}
+
+Phases data_parallel(const Scenario& s, int64_t k) {
+  Phases t;
+  t.forward = mean_loss(k);
+  if (s.model == ModelKind::kConvNet) add_batch_norms(t, s.sizes, k);
+  t.gradient_sync = in_buckets(all_reduce, k, gradients_to_sync(s, "dp"));
+  return t;
+}
+
+Phases sharded_parameters(const Scenario& s, int64_t k) {
+  Phases t;
+  // Each where it is needed first; kept for backward.
+  t.forward = one_each(all_gather, k, parameters(s, "dp")) + mean_loss(k);
+  if (s.model == ModelKind::kConvNet) add_batch_norms(t, s.sizes, k);
+  t.gradient_sync = in_buckets(reduce_scatter, k, gradients_to_sync(s, "dp"));
+  return t;
+}
+
+// Seconds by the engine's own model of a network.
+double seconds(const Traffic& t) {
+  const shardweave::CostModel::Link link;
+  return static_cast<double>(t.collectives) * link.latency +
+         static_cast<double>(t.bytes) / link.bandwidth;
+}
+
+// What attention needs when every rank has a part of the sequence, in a step.
+Phases sequence_attention(const Scenario& s, int64_t k) {
+  // A query sees the keys and values of the whole sequence, which are kept for backward; each of
+  // them has a gradient from every part of the queries.
+  Phases gathered;
+  gathered.forward = 2 * s.sizes.layers * all_gather(k, keys(s));
+  gathered.backward = 2 * s.sizes.layers * reduce_scatter(k, keys(s));
+  // Or every rank takes some heads of the whole sequence (DeepSpeed-Ulysses): query, key, value and
+  // the result are exchanged, and so are their gradients. More collectives; fewer bytes from four
+  // ranks on, unless queries share keys.
+  Phases exchanged;
+  exchanged.forward =
+      s.sizes.layers * (2 * all_to_all(k, activation(s)) + 2 * all_to_all(k, keys(s)));
+  exchanged.backward = exchanged.forward;
+  return seconds(exchanged.step()) < seconds(gathered.step()) ? exchanged : gathered;
+}
+
+Phases sequence_parallel(const Scenario& s, int64_t k) {
+  Phases t = sequence_attention(s, k);
+  t.forward += mean_loss(k);
+  t.gradient_sync = in_buckets(all_reduce, k, parameters(s, "sp"));
+  return t;
+}
+
+// --- plans ---------------------------------------------------------------------------------------
+
+ParameterPlan tensor_parallel_plan(const Scenario& s) {
+  ParameterPlan plan;
+  if (s.model == ModelKind::kVit) {
+    // Query, key and value are the thirds of its rows: heads of each.
+    plan.push_back({"*.qkv.*", {{"tp", StridedShard(0, 3)}}});
+    plan.push_back({"*.up.*", {{"tp", Shard(0)}}});
+  } else if (s.model == ModelKind::kMoe) {
+    plan.push_back({"*.{q,k,v}.*", {{"tp", Shard(0)}}});
+    plan.push_back({"*.feed_forward.{up,down}", {{"tp", Shard(0)}}});  // experts
+    plan.push_back({"*.o.weight", {{"tp", Shard(1)}}});
+    return plan;
+  } else if (s.model == ModelKind::kLlama) {
+    plan.push_back({"*.{q,k,v,gate,up}.weight", {{"tp", Shard(0)}}});
+  } else {
+    plan.push_back({"*.{q,k,v,up}.*", {{"tp", Shard(0)}}});
+  }
+  plan.push_back({"*.{o,down}.weight", {{"tp", Shard(1)}}});
+  return plan;
+}
+
+void shard_vocabulary(Scenario& s) {
+  s.plan.push_back({"tokens.weight", {{"tp", Shard(0)}}});
+  if (!s.sizes.tied) s.plan.push_back({"head.weight", {{"tp", Shard(0)}}});
+}
+
+ParameterPlan sharded_plan(const Scenario& s) {
+  ParameterPlan plan;
+  if (s.model == ModelKind::kVit) plan.push_back({"{cls,positions}", {{"dp", Shard(2)}}});
+  plan.push_back({"*{weight,bias,up,down}", {{"dp", Shard(0)}}});  // not batch norm's buffers
+  return plan;
+}
+
+// --- scenarios -----------------------------------------------------------------------------------
+
+Scenario named(const Scenario& model, const std::string& plan, std::vector<MeshDim> mesh) {
+  Scenario s = model;
+  absl::StrAppend(&s.name, ", ", plan);
+  s.mesh = std::move(mesh);
+  return s;
+}
+
+void add_tensor_parallel(const Scenario& model, bool vocabulary, int64_t k,
+                         std::vector<Scenario>& all) {
+  Scenario s = named(model, vocabulary ? "tp with vocabulary" : "tp", {{"tp", k}});
+  s.plan = tensor_parallel_plan(s);
+  s.theory = tensor_parallel(s, k, 1);
+  if (vocabulary) {
+    shard_vocabulary(s);
+    add_vocabulary(s, k, 1);
+  }
+  all.push_back(std::move(s));
+}
+
+void add_data_parallel(const Scenario& model, int64_t k, std::vector<Scenario>& all) {
+  Scenario s = named(model, "dp", {{"dp", k}});
+  s.input = s.target = {{"dp", Shard(0)}};
+  s.theory = data_parallel(s, k);
+  all.push_back(std::move(s));
+}
+
+void add_sharded_parameters(const Scenario& model, int64_t k, std::vector<Scenario>& all) {
+  Scenario s = named(model, "dp, every parameter sharded", {{"dp", k}});
+  s.plan = sharded_plan(s);
+  s.input = s.target = {{"dp", Shard(0)}};
+  s.theory = sharded_parameters(s, k);
+  all.push_back(std::move(s));
+}
+
+void add_sequence_parallel(const Scenario& model, int64_t k, std::vector<Scenario>& all) {
+  Scenario s = named(model, "sequence", {{"sp", k}});
+  // One long sequence: with several, it would be cheaper to give each rank whole ones.
+  s.sizes.tokens *= std::exchange(s.sizes.batch, 1);
+  s.input = s.target = {{"sp", Shard(1)}};
+  s.theory = sequence_parallel(s, k);
+  all.push_back(std::move(s));
+}
+
+void add_tensor_and_data_parallel(const Scenario& model, bool vocabulary,
+                                  std::vector<Scenario>& all) {
+  Scenario s =
+      named(model, vocabulary ? "tp with vocabulary, dp" : "tp, dp", {{"dp", 2}, {"tp", 2}});
+  s.plan = tensor_parallel_plan(s);
+  s.input = s.target = {{"dp", Shard(0)}};
+  s.theory = tensor_parallel(s, 2, 2);
+  if (vocabulary) {
+    shard_vocabulary(s);
+    add_vocabulary(s, 2, 2);
+    // The sum of the losses over all ranks at once.
+    s.theory.forward += all_reduce(4, 1) + all_reduce(2, 1);
+  } else {
+    s.theory.forward += mean_loss(2);
+  }
+  s.theory.gradient_sync = in_buckets(all_reduce, 2, parameters(s, "dp"));
+  all.push_back(std::move(s));
+}
+
+}  // namespace
+
+Traffic all_reduce(int64_t k, int64_t elements) {
+  return {1, 2 * (elements - elements / k) * kElementSize};
+}
+
+Traffic all_gather(int64_t k, int64_t elements) {
+  return {1, (elements - elements / k) * kElementSize};
+}
+
+Traffic reduce_scatter(int64_t k, int64_t elements) {
+  return all_gather(k, elements);
+}
+
+Traffic all_to_all(int64_t k, int64_t elements) {
+  return {1, (elements / k - elements / k / k) * kElementSize};
+}
+
+std::string mesh_name(const Scenario& scenario) {
+  return absl::StrCat(
+      "(",
+      absl::StrJoin(scenario.mesh, ", ",
+                    [](std::string* out, const MeshDim& dim) { absl::StrAppend(out, dim.size); }),
+      ")");
+}
+
+std::vector<Scenario> scenarios(const Sizes& sizes) {
+  std::vector<Scenario> models;
+  for (ModelKind kind : {ModelKind::kGpt, ModelKind::kLlama, ModelKind::kVit, ModelKind::kMoe,
+                         ModelKind::kConvNet}) {
+    models.push_back({.name = std::string(to_string(kind)), .model = kind, .sizes = sizes});
+    if (kind != ModelKind::kLlama) continue;
+    models.push_back(models.back());
+    models.back().name = "llama, tied";
+    models.back().sizes.tied = true;
+  }
+  std::vector<Scenario> all;
+  for (const Scenario& model : models) {
+    const bool linears = model.model != ModelKind::kConvNet;
+    const bool text = !reads_images(model);
+    const bool vocabulary = text && model.model != ModelKind::kMoe;
+    for (int64_t k : {2, 4}) {
+      if (linears) add_tensor_parallel(model, false, k, all);
+      if (vocabulary) add_tensor_parallel(model, true, k, all);
+      add_data_parallel(model, k, all);
+      add_sharded_parameters(model, k, all);
+      if (vocabulary) add_sequence_parallel(model, k, all);
+    }
+    if (linears) add_tensor_and_data_parallel(model, false, all);
+    if (vocabulary) add_tensor_and_data_parallel(model, true, all);
+  }
+  return all;
+}
+
+}  // namespace communication_bench
