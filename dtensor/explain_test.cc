@@ -55,7 +55,7 @@ TEST(ExplainTest, SaysWhatWasChosenAndWhatElseThereWas) {
     const Explanation::Option& chosen = e.dims[0].options[e.dims[0].chosen];
     EXPECT_EQ(chosen.inputs, (Placements{Shard(1), Shard(0)}));
     EXPECT_EQ(chosen.outputs, Placements{Partial()});
-    EXPECT_EQ(chosen.seconds, 0);
+    EXPECT_EQ(chosen.move, 0);
     EXPECT_EQ(chosen.bytes, 0);
     // The others: nothing is cheaper, Replicate is the first and gathers both.
     const Explanation::Option& replicate = e.dims[0].options[0];
@@ -63,7 +63,7 @@ TEST(ExplainTest, SaysWhatWasChosenAndWhatElseThereWas) {
     EXPECT_EQ(replicate.bytes, (8 * 9 + 9 * 6) * 8);
     EXPECT_GE(e.dims[0].options.size(), 4u);
     for (const Explanation::Option& option : e.dims[0].options) {
-      EXPECT_GE(option.seconds, chosen.seconds);
+      EXPECT_GE(option.seconds(), chosen.seconds());
     }
     ASSERT_EQ(e.inputs.size(), 2u);
     EXPECT_EQ(e.inputs[0].name, "self");
