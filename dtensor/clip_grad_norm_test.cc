@@ -47,6 +47,21 @@ TEST(ClipGradNormTest, AGradientOfTwoParametersCountsTwiceAndIsScaledOnce) {
   EXPECT_TRUE(at::allclose(grad, at::full({2}, 0.5)));
 }
 
+// What is made in inference mode has no version that could be told.
+TEST(ClipGradNormTest, InInferenceMode) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const c10::InferenceMode inference;
+    for (const bool sharded : {false, true}) {
+      const at::Tensor grad = sharded ? ones({4}, mesh, {Shard(0)}) : at::ones({4});
+      EXPECT_TRUE(grad.is_inference());
+      at::Tensor w = zeros({4}, mesh, {Shard(0)});
+      w.mutable_grad() = grad;
+      EXPECT_NEAR(clip_grad_norm({w}, 1.0), 2, 1e-6);
+      EXPECT_TRUE(at::allclose(sharded ? full_tensor(grad) : grad, at::full({4}, 0.5)));
+    }
+  });
+}
+
 TEST(ClipGradNormTest, AutogradAndViewsSeeTheClipping) {
   on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
     for (const bool is_partial : {false, true}) {
