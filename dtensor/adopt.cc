@@ -170,10 +170,10 @@ void settle_plain_tensors(MeshContext& context) {
   if (!difference.has_value()) {
     plain.failure_ = "plain tensors among DTensors differ from rank to rank";
   } else if (difference->index == 0) {
-    plain.failure_ = absl::StrCat(
-        "ranks ", difference->ranks[0], " and ", difference->ranks[1],
-        " have not used equally many plain tensors among DTensors (this one ", put_off.count,
-        ", the last in ", described(put_off.runs.back().last), ")");
+    plain.failure_ =
+        absl::StrCat("ranks ", difference->ranks[0], " and ", difference->ranks[1],
+                     " have not used equally many plain tensors among DTensors (this one ",
+                     put_off.count, ", the last in ", described(put_off.runs.back().last), ")");
   } else {
     const PlainTensors::Run& run = put_off.runs[difference->index - 1];
     plain.failure_ =

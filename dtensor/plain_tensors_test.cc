@@ -259,8 +259,9 @@ TEST(PlainTensorsTest, TheOneThatDiffersIsNamed) {
                         "'other'\", differs from rank to rank"));
   EXPECT_THAT(message(0, 400), HasSubstr("from \"aten::mul.Tensor: argument 'other'\" to "
                                          "\"aten::sub.Tensor: argument 'other'\""));
-  EXPECT_THAT(message(400, 0), HasSubstr("one of 2 plain tensors among DTensors, used one after the "
-                                         "other from \"aten::mul.Tensor: argument 'other'\""));
+  EXPECT_THAT(message(400, 0),
+              HasSubstr("one of 2 plain tensors among DTensors, used one after the "
+                        "other from \"aten::mul.Tensor: argument 'other'\""));
   EXPECT_THAT(message(1000, 1000),
               HasSubstr("one of 8 plain tensors among DTensors, used one after the other from "
                         "\"aten::mul.Tensor: argument 'other'\""));
