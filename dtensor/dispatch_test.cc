@@ -22,6 +22,7 @@ namespace {
 
 using namespace dtensor_internal;
 
+using ::testing::AnyOf;
 using testing::Carrier;
 using ::testing::HasSubstr;
 using testing::on_mesh;
@@ -350,10 +351,10 @@ TEST(DispatchTest, AViewThatIsACopyOnSomeRanksFailsOnAll) {
   for (const Case& c : cases) {
     const Placements rows(c.dims.size(), Shard(0));
     const at::Tensor whole = numbers({c.rows, 2, 3});
+    // Moved, it lies in the order of its dimensions; turned back, the parts lie as nobody would think.
     const auto lying_otherwise = [&](const MeshPtr& mesh) {
-      const at::Tensor local = to_local(distribute_tensor(whole, mesh, rows));
-      return from_local(local.transpose(1, 2).contiguous().transpose(1, 2), mesh, rows,
-                        whole.sizes().vec());
+      const at::Tensor x = distribute_tensor(whole, mesh, Placements(c.dims.size()));
+      return redistribute(x.transpose(1, 2), rows).transpose(1, 2);
     };
     on_mesh(c.dims, [&](const MeshPtr& mesh) {
       const at::Tensor x = lying_otherwise(mesh);
@@ -379,7 +380,9 @@ TEST(DispatchTest, AViewThatIsACopyOnSomeRanksFailsOnAll) {
              use(x);
              full_tensor(x);
            })) {
-        EXPECT_THAT(std::string(status.message()), HasSubstr("is a copy")) << c.rows;
+        EXPECT_THAT(std::string(status.message()),
+                    AnyOf(HasSubstr("reads a copy"), HasSubstr("that is a copy")))
+            << c.rows;
       }
     }
   }

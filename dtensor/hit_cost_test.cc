@@ -44,14 +44,14 @@ struct Operator {
 };
 
 constexpr Operator kOperators[] = {
-    {"add", [](const Operands& x) { at::add(x.a, x.b); }, 5},
+    {"add", [](const Operands& x) { at::add(x.a, x.b); }, 4},
     {"add_", [](const Operands& x) { at::Tensor(x.a).add_(x.b, 0); }, 1},
-    {"mul by a number", [](const Operands& x) { at::mul(x.a, 2.0); }, 5},
-    {"mm", [](const Operands& x) { at::mm(x.a, x.b); }, 5},
-    {"t", [](const Operands& x) { x.a.t(); }, 5},
-    {"view", [](const Operands& x) { x.a.view({2, 32}); }, 7},
-    {"detach", [](const Operands& x) { x.a.detach(); }, 5},
-    {"stack of 8", [](const Operands& x) { at::stack(x.eight); }, 10},
+    {"mul by a number", [](const Operands& x) { at::mul(x.a, 2.0); }, 4},
+    {"mm", [](const Operands& x) { at::mm(x.a, x.b); }, 4},
+    {"t", [](const Operands& x) { x.a.t(); }, 4},
+    {"view", [](const Operands& x) { x.a.view({2, 32}); }, 6},
+    {"detach", [](const Operands& x) { x.a.detach(); }, 4},
+    {"stack of 8", [](const Operands& x) { at::stack(x.eight); }, 9},
     {"_foreach_add_ of 200", [](const Operands& x) { at::_foreach_add_(x.many, 0); }, 10},
 };
 
