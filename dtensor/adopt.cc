@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "c10/core/GradMode.h"
@@ -44,15 +45,17 @@ bool writes(const OpInfo& info, size_t arg) {
   return false;
 }
 
-[[noreturn]] void differs(const PlainTensors::Use& use) {
-  const std::string what = "that differs from rank to rank; make it a DTensor with from_local()";
-  if (!use.op.has_value()) {
-    throw Error(absl::InvalidArgumentError(
-        absl::StrCat("a gradient is a plain tensor among DTensors ", what)));
-  }
-  fail(*use.op, absl::StatusCode::kInvalidArgument,
-       absl::StrCat("argument '", use.op->schema().arguments()[use.arg].name(),
-                    "' is a plain tensor among DTensors ", what));
+// "aten::mul.Tensor: argument 'other'"
+std::string described(const PlainTensors::Use& use) {
+  if (!use.op.has_value()) return "a gradient";
+  return absl::StrCat(name_of(*use.op), ": argument '",
+                      use.op->schema().arguments()[use.arg].name(), "'");
+}
+
+std::string difference_of(const PlainTensors::Use& use) {
+  return absl::StrCat(described(use),
+                      " is a plain tensor among DTensors that differs from rank to rank; make it a "
+                      "DTensor with from_local()");
 }
 
 Cause cause_of(const PlainTensors::Use& use) {
@@ -72,7 +75,7 @@ void compare_now(const c10::OperatorHandle& op, const std::vector<size_t>& of, M
              "the same on all ranks takes communication to find out"));
   }
   if (auto difference = first_difference(context, sums, cause_of({op, of[0]}))) {
-    differs({op, of[difference->index]});
+    throw Error(absl::InvalidArgumentError(difference_of({op, of[difference->index]})));
   }
 }
 
@@ -85,8 +88,12 @@ bool is_number(const at::Tensor& plain) {
 }
 
 constexpr size_t kMaxMet = 1024;
-// Of those that are put off, as many are told apart.
-constexpr size_t kMaxTold = 256;
+constexpr size_t kMaxPlaces = 4096;
+constexpr size_t kMaxRuns = 256;
+
+uint64_t followed_by(uint64_t sum, uint64_t next) {
+  return checksum(sum, {reinterpret_cast<const char*>(&next), sizeof(next)});
+}
 
 }  // namespace
 
@@ -107,12 +114,15 @@ at::Tensor as_dtensor(const at::Tensor& grad, const std::shared_ptr<MeshContext>
   return wrap(grad.detach(), replicated_spec(*context, grad), context);
 }
 
-bool PlainTensors::met(const at::Tensor& plain) const {
-  return plain.has_storage() && met_.contains(plain.storage().unsafeGetStorageImpl());
+bool PlainTensors::met(const at::Tensor& plain, uint64_t place) const {
+  return places_.contains(place) ||
+         (plain.has_storage() && met_.contains(plain.storage().unsafeGetStorageImpl()));
 }
 
-void PlainTensors::meet(const at::Tensor& plain) {
-  if (!plain.has_storage() || met(plain)) return;
+void PlainTensors::meet(const at::Tensor& plain, uint64_t place) {
+  if (places_.size() == kMaxPlaces) places_.clear();
+  places_.insert(place);
+  if (!plain.has_storage() || met_.contains(plain.storage().unsafeGetStorageImpl())) return;
   met_.insert(plain.storage().unsafeGetStorageImpl());
   order_.emplace_back(plain.storage().unsafeGetStorageImpl(), plain.storage().getWeakStorageImpl());
   if (order_.size() <= kMaxMet) return;
@@ -121,24 +131,66 @@ void PlainTensors::meet(const at::Tensor& plain) {
 }
 
 void PlainTensors::put_off(const Use& use, const at::Tensor& plain) {
-  const uint64_t sum = checksum(plain);
-  const char* const bytes = reinterpret_cast<const char*>(&sum);
-  put_off_.sum = checksum(put_off_.sum + 1, {bytes, sizeof(sum)});
-  if (put_off_.sums.size() == kMaxTold) return;
-  put_off_.sums.push_back(sum);
-  put_off_.uses.push_back(use);
+  if (failure_.empty()) put_off_.add(use, checksum(plain));
+}
+
+void PlainTensors::PutOff::add(const Use& use, uint64_t sum) {
+  if (count++ % run_length != 0) {
+    runs.back().last = use;
+    runs.back().sum = followed_by(runs.back().sum, sum);
+    return;
+  }
+  if (runs.size() == kMaxRuns) {  // each two become one
+    for (size_t i = 0; i < kMaxRuns / 2; ++i) {
+      const Run &a = runs[2 * i], &b = runs[2 * i + 1];
+      runs[i] = {a.first, b.last, followed_by(a.sum, b.sum)};
+    }
+    runs.resize(kMaxRuns / 2);
+    run_length *= 2;
+  }
+  runs.push_back({use, use, sum});
 }
 
 void settle_plain_tensors(MeshContext& context) {
-  if (context.plain_tensors.put_off_.sums.empty()) return;
-  PlainTensors::PutOff all = std::exchange(context.plain_tensors.put_off_, {});
-  const Cause cause = cause_of(all.uses[0]);
-  if (!first_difference(context, {all.sum}, cause).has_value()) return;
+  PlainTensors& plain = context.plain_tensors;
+  if (!plain.failure_.empty()) {
+    throw Error(absl::FailedPreconditionError(
+        absl::StrCat("no value leaves this mesh any more, for it may differ from rank to rank: ",
+                     plain.failure_)));
+  }
+  PlainTensors::PutOff& put_off = plain.put_off_;
+  if (put_off.count == 0) return;
+  const Cause cause = cause_of(put_off.runs[0].first);
+  uint64_t all = static_cast<uint64_t>(put_off.count);
+  for (const PlainTensors::Run& run : put_off.runs) all = followed_by(all, run.sum);
+  if (!first_difference(context, {all}, cause).has_value()) {
+    put_off = {};
+    return;
+  }
   // All ranks know, and look for the first.
-  all.sums.resize(kMaxTold);
-  const std::optional<Difference> difference = first_difference(context, all.sums, cause);
-  const bool told = difference.has_value() && difference->index < all.uses.size();
-  differs(told ? all.uses[difference->index] : all.uses.back());
+  std::vector<uint64_t> sums = {static_cast<uint64_t>(put_off.count)};
+  for (const PlainTensors::Run& run : put_off.runs) sums.push_back(run.sum);
+  sums.resize(1 + kMaxRuns);
+  const std::optional<Difference> difference = first_difference(context, sums, cause);
+  if (!difference.has_value()) {
+    plain.failure_ = "plain tensors among DTensors differ from rank to rank";
+  } else if (difference->index == 0) {
+    plain.failure_ =
+        absl::StrCat("ranks ", difference->ranks[0], " and ", difference->ranks[1],
+                     " have not used equally many plain tensors among DTensors (this one ",
+                     put_off.count, ", the last in ", described(put_off.runs.back().last), ")");
+  } else {
+    const PlainTensors::Run& run = put_off.runs[difference->index - 1];
+    plain.failure_ =
+        put_off.run_length == 1
+            ? difference_of(run.first)
+            : absl::StrCat("one of ", put_off.run_length,
+                           " plain tensors among DTensors, used one after the other from \"",
+                           described(run.first), "\" to \"", described(run.last),
+                           "\", differs from rank to rank; make it a DTensor with from_local()");
+  }
+  put_off = {};
+  throw Error(absl::InvalidArgumentError(plain.failure_));
 }
 
 void adopt_written(const c10::OperatorHandle& op, const OpInfo& info,
@@ -159,7 +211,7 @@ void adopt_equal(const c10::OperatorHandle& op, const OpInfo& info,
   const bool later = in_backward();
   std::vector<uint64_t> sums;  // to be compared now
   std::vector<size_t> of;      // the arguments that these are of
-  std::vector<at::Tensor> first_met;
+  std::vector<std::pair<at::Tensor, uint64_t>> first_met;
   std::vector<at::Tensor> becoming;  // DTensors where they stand, for the operator writes to them
   auto adopted = [&](size_t i, const IValue& value) -> IValue {
     if (!value.isTensor()) return value;
@@ -167,16 +219,18 @@ void adopt_equal(const c10::OperatorHandle& op, const OpInfo& info,
     if (!plain.defined() || is_dtensor(plain.unsafeGetTensorImpl())) return value;
     if (is_number(plain) && !info.is_out[i]) return value;
     check_can_mix(op, i, plain);
+    SpecRef spec = replicated_spec(*context, plain);
+    const uint64_t place = absl::HashOf(&info, i, spec->sizes, static_cast<int>(spec->dtype));
     if (info.is_out[i]) {
       // What is in it is lost.
-    } else if (later || context->plain_tensors.met(plain)) {
+    } else if (later || context->plain_tensors.met(plain, place)) {
       context->plain_tensors.put_off({op, i}, plain);
     } else {
       sums.push_back(checksum(plain));
       of.push_back(i);
-      first_met.push_back(plain);
+      first_met.emplace_back(plain, place);
     }
-    if (!writes(info, i)) return wrap(plain.detach(), replicated_spec(*context, plain), context);
+    if (!writes(info, i)) return wrap(plain.detach(), std::move(spec), context);
     becoming.push_back(plain);
     return value;
   };
@@ -190,7 +244,7 @@ void adopt_equal(const c10::OperatorHandle& op, const OpInfo& info,
     }
   }
   if (!sums.empty() && context->mesh().size() > 1) compare_now(op, of, *context, sums);
-  for (const at::Tensor& plain : first_met) context->plain_tensors.meet(plain);
+  for (const auto& [plain, place] : first_met) context->plain_tensors.meet(plain, place);
   for (const at::Tensor& plain : becoming) {
     convert_in_place(plain, plain.detach(), replicated_spec(*context, plain), context);
   }

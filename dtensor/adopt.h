@@ -6,6 +6,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -31,11 +32,16 @@ at::Tensor as_dtensor(const at::Tensor& grad, const std::shared_ptr<MeshContext>
 // What this rank has taken for the same on every rank.
 //
 // A plain tensor among DTensors is compared with the other ranks' at once when its memory is first
-// met; later, and in backward always, its checksum is put off: one comparison of all that were put
-// off stands before a value leaves the mesh (item(), to_local(), ...). So does that of numbers
-// (0-dimensional tensors), which LibTorch makes at every corner. Whether a rank communicates depends
-// on which tensors it has met, never on what is in them or who has written them: all ranks do the
-// same.
+// met, unless the same argument of the same operator took one of its shape before: a constant that a
+// model makes in every forward costs no collective in every forward. Later, and in backward always,
+// its checksum is put off: one comparison of all that were put off stands before a value leaves the
+// mesh (item(), to_local(), ...). So does that of numbers (0-dimensional tensors), which LibTorch
+// makes at every corner. Whether a rank communicates depends on which tensors it has met, never on
+// what is in them or who has written them: all ranks do the same.
+//
+// A comparison that fails comes after the use: whatever was computed since the last one may differ
+// from rank to rank, and what is computed from that. So it fails for good: from then on no value
+// leaves the mesh (FailedPrecondition, with the first error), whoever has caught the error.
 class PlainTensors {
  public:
   // What used a plain tensor: an operator's argument, or, without one, a gradient.
@@ -44,26 +50,38 @@ class PlainTensors {
     size_t arg;
   };
 
-  bool met(const at::Tensor& plain) const;
-  void meet(const at::Tensor& plain);
+  // `place`: what an argument of an operator and a shape hash to.
+  bool met(const at::Tensor& plain, uint64_t place) const;
+  void meet(const at::Tensor& plain, uint64_t place);
   void put_off(const Use& use, const at::Tensor& plain);
 
  private:
   friend void settle_plain_tensors(MeshContext& context);
+  // Some that were put off one after the other.
+  struct Run {
+    Use first, last;
+    uint64_t sum;
+  };
+  // All of them, in a bounded number of runs of `run_length` (the last may be shorter): what differs
+  // can be named, if only as one of a run once there were many.
   struct PutOff {
-    std::vector<uint64_t> sums;  // of the first ones, to say which differs
-    std::vector<Use> uses;       // likewise
-    uint64_t sum = 0;            // of all
+    int64_t count = 0;
+    int64_t run_length = 1;
+    std::vector<Run> runs;
+    void add(const Use& use, uint64_t sum);
   };
   // The memory of the last ones that were met, oldest first; its address is not given out again
   // meanwhile.
   std::deque<std::pair<const c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>>> order_;
   absl::flat_hash_set<const c10::StorageImpl*> met_;
+  absl::flat_hash_set<uint64_t> places_;
   PutOff put_off_;
+  std::string failure_;  // of a comparison of what was put off; empty: none has failed
 };
 
 // Compares what was put off with the other ranks' (collective over the mesh; nothing if nothing
-// was). Throws Error (InvalidArgument) on every rank, naming operator and argument, if one differs.
+// was). Throws Error (InvalidArgument) on every rank, naming operator and argument, if one differs;
+// (FailedPrecondition) ever after.
 void settle_plain_tensors(MeshContext& context);
 
 // Plain tensors that an operator reads next to DTensors (masks and weights that LibTorch's

@@ -47,6 +47,23 @@ TEST(ClipGradNormTest, AGradientOfTwoParametersCountsTwiceAndIsScaledOnce) {
   EXPECT_TRUE(at::allclose(grad, at::full({2}, 0.5)));
 }
 
+// What was made in inference mode has no version that could be told: not even that of an ordinary
+// tensor's part, once that mode is over.
+TEST(ClipGradNormTest, OfGradientsThatWereMadeInInferenceMode) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor local = at::ones({2});
+    at::Tensor w = zeros({4}, mesh, {Shard(0)});
+    {
+      const c10::InferenceMode inference;
+      w.mutable_grad() = from_local(local, mesh, {Shard(0)}, std::vector<int64_t>{4});
+      EXPECT_NEAR(clip_grad_norm({w}, 1.0), 2, 1e-6);
+    }
+    EXPECT_TRUE(w.grad().is_inference());
+    EXPECT_NEAR(clip_grad_norm({w}, 0.5), 1, 1e-6);
+    EXPECT_TRUE(at::allclose(full_tensor(w.grad()), at::full({4}, 0.25)));
+  });
+}
+
 TEST(ClipGradNormTest, AutogradAndViewsSeeTheClipping) {
   on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
     for (const bool is_partial : {false, true}) {

@@ -296,18 +296,14 @@ class Runner {
       const InputChange& change = entry_.input_changes[next_change_++];
       at::Tensor there = changed(change, sharded ? impl : nullptr,
                                  sharded ? meta_of(impl).local : value.toTensor());
-      if (info_.is_view && sharded && family_ == nullptr) {
-        const DTensorMeta& base = view_of(impl);
+      if (info_.is_view && sharded && !viewed_.defined()) {
+        const DTensorMeta& base = view_of(value);
         detour_ = std::make_shared<const Detour>(
-            Detour{there, change.target, base.local, base.spec, base.detour, family_->writes});
+            Detour{there, change.target, base.local, base.spec, base.detour, base.family->writes});
       }
       return there;
     }
-    if (info_.is_view && sharded && family_ == nullptr) {
-      detour_ = view_of(impl).detour;
-      view_source_ = meta_of(impl).local;
-      if (entry_.kernel != nullptr) source_ = meta_of(impl).local;
-    }
+    if (info_.is_view && sharded && !viewed_.defined()) detour_ = view_of(value).detour;
     if (!sharded) return value.toTensor();
     // The operator changes the shape of the handle that it gets: shallow copies share ours.
     if (!info_.changes_shape) return meta_of(impl).local;
@@ -317,11 +313,10 @@ class Runner {
   }
 
   // The operator makes views of this.
-  const DTensorMeta& view_of(c10::TensorImpl* impl) {
-    DTensorMeta& base = meta_of(impl);
+  const DTensorMeta& view_of(const IValue& value) {
+    viewed_ = value.toTensor();
+    DTensorMeta& base = meta_of(viewed_);
     if (base.family == nullptr) base.family = std::make_shared<ViewFamily>();
-    family_ = base.family;
-    base_is_inference_ = impl->is_inference();
     return base;
   }
 
@@ -405,7 +400,7 @@ class Runner {
     if (entry_.gathered) {
       SpecRef spec = replicated_spec(*context_, local);  // the same on all ranks
       at::Tensor result = wrap_view(std::move(local), std::move(spec), context_,
-                                    !info_.is_view || base_is_inference_);
+                                    !info_.is_view || viewed_.is_inference());
       follow_base(result);
       return result;
     }
@@ -422,7 +417,7 @@ class Runner {
                                                        "] of ", spec->to_string())));
     }
     at::Tensor result = info_.is_view
-                            ? wrap_view(std::move(local), spec, context_, base_is_inference_)
+                            ? wrap_view(std::move(local), spec, context_, viewed_.is_inference())
                             : wrap(std::move(local), spec, context_);
     follow_base(result);
     return result;
@@ -430,7 +425,7 @@ class Runner {
 
   // A detour from which there is no way back.
   static std::shared_ptr<const Detour> copy_of_its_own(const std::shared_ptr<ViewFamily>& family) {
-    return std::make_shared<const Detour>(Detour{.seen = family == nullptr ? 0 : family->writes});
+    return std::make_shared<const Detour>(Detour{.seen = family->writes});
   }
 
   // Local views are made below autograd's bookkeeping: that one was written is known of the other.
@@ -442,14 +437,19 @@ class Runner {
 
   // A view of something that was brought here first remembers where that came from.
   void follow_base(const at::Tensor& result) const {
-    if (!info_.is_view) return;
+    if (!viewed_.defined()) return;
     DTensorMeta& meta = meta_of(result);
-    if (view_source_.defined() && meta.local.defined()) share_version(view_source_, meta.local);
-    meta.family = family_;
+    const DTensorMeta& base = meta_of(viewed_);
+    meta.family = base.family;
     meta.detour = detour_;
-    const at::Tensor& source = detour_ != nullptr ? detour_->moved : source_;
-    if (source.defined() && meta.local.defined() && !meta.local.is_alias_of(source)) {
-      meta.detour = copy_of_its_own(family_);
+    if (!meta.local.defined()) return;
+    if (detour_ == base.detour) share_version(base.local, meta.local);  // it was not moved
+    // What the view's kernel, or one before it, may have copied.
+    const at::Tensor* source = detour_ != nullptr         ? &detour_->moved
+                               : entry_.kernel != nullptr ? &base.local
+                                                          : nullptr;
+    if (source != nullptr && source->defined() && !meta.local.is_alias_of(*source)) {
+      meta.detour = copy_of_its_own(base.family);
     }
   }
 
@@ -487,11 +487,8 @@ class Runner {
   absl::InlinedVector<Kept, 1> kept_;
   int next_input_ = 0;
   size_t next_change_ = 0;
-  std::shared_ptr<ViewFamily> family_;    // of a view's base
-  bool base_is_inference_ = true;         // likewise
-  at::Tensor view_source_;                // the base's local tensor, if it was not moved
-  std::shared_ptr<const Detour> detour_;  // of a view's base, or made here
-  at::Tensor source_;                     // what a view's kernel may have copied
+  at::Tensor viewed_;                     // the base of the views that are made
+  std::shared_ptr<const Detour> detour_;  // of viewed_, or made here
   // What is written and has views or is one.
   absl::InlinedVector<at::Tensor, 1> written_views_;
 };

@@ -223,5 +223,28 @@ TEST(FinishGradSyncTest, AGradientThatIsAViewIsUpToDate) {
   });
 }
 
+// Taken for replicated: compared before it is seen, as other plain tensors are.
+TEST(FinishGradSyncTest, APlainGradientThatDiffersIsAnErrorBeforeItIsSeen) {
+  for (const bool differs : {false, true}) {
+    on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+      at::Tensor w = zeros({3}, mesh, {Shard(0)}).requires_grad_();
+      w.mutable_grad() = at::full({3}, differs ? 1.0f + mesh->coordinate()[0] : 2.0f);
+      finish_grad_sync({w});
+      if (!differs) {
+        EXPECT_TRUE(at::equal(full_tensor(w.grad()), at::full({3}, 2.0f)));
+        return;
+      }
+      try {
+        full_tensor(w.grad());
+        ADD_FAILURE() << "no error";
+      } catch (const Error& error) {
+        EXPECT_THAT(std::string(error.status().message()),
+                    HasSubstr("a gradient is a plain tensor among DTensors that differs from rank "
+                              "to rank"));
+      }
+    });
+  }
+}
+
 }  // namespace
 }  // namespace shardweave

@@ -178,8 +178,9 @@ TEST(KnownMistakes, Item03_ScalarAddedOnEveryRankToPartial) {
         expect_value(at::masked_fill(p(), at::gt(p(), 2), 7),
                      at::masked_fill(whole, at::gt(whole, 2), 7));
       }
+      // A clone: from_local() shares the memory, which add_() writes.
       const at::Tensor average =
-          from_local(whole, mesh, Placements(dims.size(), Partial(ReduceOp::kAvg)));
+          from_local(whole.clone(), mesh, Placements(dims.size(), Partial(ReduceOp::kAvg)));
       expect_value(average + 1, whole + 1);
       expect_value(average.add_(1), whole + 1);
     });

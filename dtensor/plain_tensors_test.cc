@@ -196,14 +196,85 @@ TEST(PlainTensorsTest, NumbersShareOneComparison) {
   });
 }
 
-// A number that failed its comparison is not taken for compared.
+// What was computed may differ from rank to rank, wherever it is now: no value leaves any more.
 TEST(PlainTensorsTest, AnErrorIsNotForgotten) {
   on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
     const at::Tensor x = ones({1}, mesh, {Replicate()});
     const at::Tensor number = at::scalar_tensor(static_cast<double>(mesh->coordinate()[0]));
-    for (int i = 0; i < 2; ++i) EXPECT_THROW(to_local(x * number), Error);
-    EXPECT_TRUE(at::equal(to_local(x * 3), at::full({1}, 3.0)));
+    const at::Tensor y = x * number;
+    const auto status_of = [](const std::function<void()>& exit) {
+      try {
+        exit();
+      } catch (const Error& error) {
+        return error.status();
+      }
+      return absl::OkStatus();
+    };
+    EXPECT_EQ(status_of([&] { to_local(y); }).code(), absl::StatusCode::kInvalidArgument);
+    const CommTrace trace(mesh);
+    const std::function<void()> kExits[] = {[&] { to_local(y); }, [&] { full_tensor(y + 1); },
+                                            [&] { y.item<float>(); },
+                                            [&] { to_local(ones({1}, mesh, {Replicate()})); }};
+    for (const auto& exit : kExits) {
+      const absl::Status status = status_of(exit);
+      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+      EXPECT_THAT(std::string(status.message()),
+                  HasSubstr("aten::mul.Tensor: argument 'other' is a plain tensor among DTensors "
+                            "that differs from rank to rank"));
+    }
+    EXPECT_EQ(trace.events().size(), 0u);
   });
+}
+
+// A comparison that did not take place is still owed.
+TEST(PlainTensorsTest, AComparisonThatIsCutShortIsNotTakenForDone) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor x = ones({1}, mesh, {Replicate()});
+    const at::Tensor y = x * at::scalar_tensor(2.0);
+    mesh->communicator({0}).value()->abort(absl::AbortedError("enough"));
+    for (int i = 0; i < 2; ++i) EXPECT_THROW(to_local(y), Error);
+  });
+}
+
+// The 256 that are told apart, and as many as there are.
+TEST(PlainTensorsTest, TheOneThatDiffersIsNamed) {
+  const auto message = [](int before, int after) {
+    return message_of([&](const MeshPtr& mesh) {
+      at::Tensor x = ones({1}, mesh, {Replicate(), Replicate()});
+      for (int i = 0; i < before; ++i) x = x + at::scalar_tensor(1.0);
+      x = x * at::scalar_tensor(1.0 + mesh->coordinate()[1]);
+      for (int i = 0; i < after; ++i) x = x - at::scalar_tensor(1.0);
+      to_local(x);
+    });
+  };
+  for (const int before : {0, 1, 255}) {
+    EXPECT_THAT(message(before, 255 - before),
+                HasSubstr("aten::mul.Tensor: argument 'other' is a plain tensor among DTensors "
+                          "that differs from rank to rank"))
+        << before;
+  }
+  EXPECT_THAT(message(255, 1),
+              HasSubstr("one of 2 plain tensors among DTensors, used one after the other from "
+                        "\"aten::add.Tensor: argument 'other'\" to \"aten::mul.Tensor: argument "
+                        "'other'\", differs from rank to rank"));
+  EXPECT_THAT(message(0, 400), HasSubstr("from \"aten::mul.Tensor: argument 'other'\" to "
+                                         "\"aten::sub.Tensor: argument 'other'\""));
+  EXPECT_THAT(message(400, 0),
+              HasSubstr("one of 2 plain tensors among DTensors, used one after the "
+                        "other from \"aten::mul.Tensor: argument 'other'\""));
+  EXPECT_THAT(message(1000, 1000),
+              HasSubstr("one of 8 plain tensors among DTensors, used one after the other from "
+                        "\"aten::mul.Tensor: argument 'other'\""));
+}
+
+// Ranks that have not done the same.
+TEST(PlainTensorsTest, OneRankThatHasUsedMore) {
+  EXPECT_THAT(message_of([](const MeshPtr& mesh) {
+                at::Tensor x = ones({1}, mesh, {Replicate(), Replicate()});
+                for (int i = 0; i <= mesh->coordinate()[1]; ++i) x = x + at::scalar_tensor(1.0);
+                to_local(x);
+              }),
+              HasSubstr("ranks 0 and 1 have not used equally many plain tensors among DTensors"));
 }
 
 // More of them than are remembered: the same answers on all ranks all the same.

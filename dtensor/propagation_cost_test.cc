@@ -1,47 +1,15 @@
 // What it costs to decide on an operator over a long list of tensors (the norms of all gradients,
 // stacked; _foreach_mul_): in bytes from the heap, which do not depend on the machine. In
 // proportion to the list, not to its square.
-#include <cstdlib>
+#include <cstdint>
 #include <functional>
-#include <new>
 #include <vector>
 
 #include "ATen/ATen.h"
 #include "gtest/gtest.h"
+#include "shardweave/comm/testing/allocation_counter.h"
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
-
-namespace {
-
-thread_local int64_t bytes_so_far = 0;  // a rank is a thread
-
-void* allocate(std::size_t size) {
-  bytes_so_far += static_cast<int64_t>(size);
-  void* result = std::malloc(size == 0 ? 1 : size);
-  if (result == nullptr) std::abort();
-  return result;
-}
-
-}  // namespace
-
-void* operator new(std::size_t size) {
-  return allocate(size);
-}
-void* operator new[](std::size_t size) {
-  return allocate(size);
-}
-void operator delete(void* p) noexcept {
-  std::free(p);
-}
-void operator delete[](void* p) noexcept {
-  std::free(p);
-}
-void operator delete(void* p, std::size_t) noexcept {
-  std::free(p);
-}
-void operator delete[](void* p, std::size_t) noexcept {
-  std::free(p);
-}
 
 namespace shardweave {
 namespace {
@@ -56,9 +24,9 @@ void expect_proportional(const std::function<at::Tensor(const MeshPtr&, int64_t)
       std::vector<at::Tensor> tensors;
       for (int64_t i = 0; i < count; ++i) tensors.push_back(make(mesh, i));
       const int64_t misses = dispatch_counters(mesh).cache_misses;
-      const int64_t before = bytes_so_far;
+      const int64_t before = allocated_bytes_of_thread();  // a rank is a thread
       run(tensors);
-      const int64_t after = bytes_so_far;
+      const int64_t after = allocated_bytes_of_thread();
       EXPECT_GT(dispatch_counters(mesh).cache_misses, misses);
       return after - before;
     };

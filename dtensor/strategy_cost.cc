@@ -117,26 +117,38 @@ class Weighing {
 
   int64_t output_bytes(int k, absl::Span<const Placements> outputs) const {
     int64_t pieces = strategy_.outputs[k].is_shard() ? call_.num_ranks : 1;
-    const SpecRef& any = call_.inputs[any_dtensor()].spec;
-    for (int m = 0; m < static_cast<int>(outputs[k].size()); ++m) {
-      if (m != call_.mesh_dim && outputs[k][m].is_shard()) pieces *= any->context->mesh().size(m);
+    bool decided = true;
+    for (int m : call_.order) {
+      if (m == call_.mesh_dim) {
+        decided = false;
+      } else if (decided ? outputs[k][m].is_shard() : cuts_an_input(m)) {
+        pieces *= mesh().size(m);
+      }
     }
     return part_bytes(call_.output(k), pieces);
   }
+  // Whose turn is still to come: as things stand, it will cut the results as well.
+  bool cuts_an_input(int m) const {
+    return std::any_of(call_.inputs.begin(), call_.inputs.end(), [m](const TensorInfo& input) {
+      return input.spec != nullptr && input.spec->layout[m].is_shard();
+    });
+  }
+  const DeviceMesh& mesh() const { return call_.inputs[any_dtensor()].spec->context->mesh(); }
   size_t any_dtensor() const {
     size_t i = 0;
     while (call_.inputs[i].spec == nullptr) ++i;
     return i;
   }
 
-  // A Partial together with tensors that are not.
+  // A Partial together with factors that are not one (indices and masks are none).
   bool is_product() const {
     bool partial = false, whole = false;
     for (int i = 0; i < call_.num_inputs(); ++i) {
       const TensorInfo& input = call_.input(i);
       if (!input.defined || strategy_.inputs[i].is_shard()) continue;
       partial |= strategy_.inputs[i].is_partial();
-      whole |= !strategy_.inputs[i].is_partial() && input.numel() > 1;
+      whole |= !strategy_.inputs[i].is_partial() && input.numel() > 1 &&
+               !c10::isIntegralType(input.dtype, /*includeBool=*/true);
     }
     return partial && whole;
   }

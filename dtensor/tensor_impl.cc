@@ -32,9 +32,27 @@ class DTensorImpl final : public c10::TensorImpl {
     set_sizes_and_strides(array(meta_.spec->sizes), array(meta_.spec->strides));
     set_backend_meta(
         c10::intrusive_ptr<c10::BackendMeta>::unsafe_adapt_non_heap_allocated(&meta_, 1));
-    extra_meta_->custom_data_ptr_error_msg_ = kNoMemory;
   }
   ~DTensorImpl() override { extra_meta_.reset(); }  // before meta_, which it refers to
+
+  // Asked before the memory is, and then for what to say: no text is made for each DTensor.
+  bool has_storage() const override {
+    if (extra_meta_ != nullptr && !extra_meta_->custom_data_ptr_error_msg_) {
+      extra_meta_->custom_data_ptr_error_msg_ = kNoMemory;
+    }
+    return TensorImpl::has_storage();
+  }
+  // Copies say the same.
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(
+      const c10::VariableVersion& version, bool allow_metadata_change) const override {
+    has_storage();
+    return TensorImpl::shallow_copy_and_detach(version, allow_metadata_change);
+  }
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(
+      c10::VariableVersion&& version, bool allow_metadata_change) const override {
+    has_storage();
+    return TensorImpl::shallow_copy_and_detach(std::move(version), allow_metadata_change);
+  }
 
   // set_data(): from here on it has a meta of its own.
   void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& other) override {
@@ -109,6 +127,7 @@ namespace {
 // plain tensors.
 bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& from) {
   const c10::TensorImpl* impl = from.unsafeGetTensorImpl();
+  from.has_storage();  // the copy says what this one would
   const bool takes_dtensor = shardweave::dtensor_internal::is_dtensor(impl) &&
                              self.layout() == at::kStrided &&
                              self.device().type() == from.device().type();

@@ -1,6 +1,7 @@
 #include "shardweave/mesh/connected_mesh.h"
 
 #include <atomic>
+#include <chrono>
 #include <string>
 #include <thread>
 #include <vector>
@@ -8,6 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "shardweave/comm/gloo/gloo_backend.h"
+#include "shardweave/comm/store/in_process_store.h"
 
 namespace shardweave {
 namespace {
@@ -150,6 +153,29 @@ TEST(ConnectedMeshTest, ThreadsOfARankShareIt) {
     for (std::thread& thread : threads) thread.join();
     for (const auto& comm : seen) EXPECT_EQ(comm, seen[0]);
   });
+}
+
+// Gloo makes a group with its other rank. Who waits for one does not hold up who makes another.
+TEST(ConnectedMeshTest, GroupsAreMadeSideBySide) {
+  const std::shared_ptr<Store> store = make_in_process_store();
+  const auto run_rank = [&](int rank) {
+    auto backend =
+        make_gloo_backend(store, {.name = "world", .rank = rank, .world_ranks = {0, 1}}).value();
+    World world(Communicator::create(std::move(backend), {.timeout = absl::Seconds(3)}));
+    // Each begins with another of the two.
+    auto first = init_device_mesh(world, {{rank == 0 ? "a" : "b", 2}}).value();
+    auto second = init_device_mesh(world, {{rank == 0 ? "b" : "a", 2}}).value();
+    absl::Status other;
+    std::thread thread([&] { other = first->communicator(0).status(); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));  // it waits
+    const absl::Status status = second->communicator(0).status();
+    thread.join();
+    EXPECT_TRUE(other.ok()) << other;
+    EXPECT_TRUE(status.ok()) << status;
+  };
+  std::thread one([&] { run_rank(1); });
+  run_rank(0);
+  one.join();
 }
 
 TEST(ConnectedMeshTest, MeshAndWorldMustAgree) {

@@ -1,9 +1,8 @@
 #include "shardweave/mesh/device_mesh.h"
 
 #include <algorithm>
-#include <cstdlib>
+#include <cstdint>
 #include <limits>
-#include <new>
 #include <numeric>
 #include <random>
 #include <string>
@@ -14,25 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-
-namespace {
-// Counted so that the cost of a mesh is shown in allocations, which do not depend on the machine.
-size_t allocations = 0;
-size_t allocated_bytes = 0;
-}  // namespace
-
-void* operator new(size_t size) {
-  ++allocations;
-  allocated_bytes += size;
-  if (void* memory = std::malloc(size)) return memory;
-  throw std::bad_alloc();
-}
-void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-void operator delete(void* memory, size_t) noexcept {
-  std::free(memory);
-}
+#include "shardweave/comm/testing/allocation_counter.h"
 
 namespace shardweave {
 namespace {
@@ -434,13 +415,14 @@ TEST(DeviceMeshTest, RefusesBadConcatenations) {
 TEST(DeviceMeshTest, CostDoesNotGrowWithTheRanks) {
   EXPECT_LE(sizeof(DeviceMesh), 16u);
   struct Cost {
-    size_t allocations, bytes;
+    int64_t allocations, bytes;
     bool operator==(const Cost&) const = default;
   };
   auto measure = [](auto&& work) {
-    allocations = allocated_bytes = 0;
+    const Cost before{allocations_so_far(), allocated_bytes_of_thread()};
     work();
-    return Cost{allocations, allocated_bytes};
+    return Cost{allocations_so_far() - before.allocations,
+                allocated_bytes_of_thread() - before.bytes};
   };
   auto work = [&](int64_t n) {
     std::vector<Cost> costs;
@@ -458,9 +440,9 @@ TEST(DeviceMeshTest, CostDoesNotGrowWithTheRanks) {
   const std::vector<Cost> small = work(2);
   EXPECT_TRUE(work(41) == small);       // 68,921 ranks
   EXPECT_TRUE(work(1 << 20) == small);  // 2^60 ranks
-  EXPECT_LT(small[0].bytes, 2048u);
-  EXPECT_EQ(small[3].allocations, 0u);  // coordinate
-  EXPECT_EQ(small[4].allocations, 0u);  // copy, compare
+  EXPECT_LT(small[0].bytes, 2048);
+  EXPECT_EQ(small[3].allocations, 0);  // coordinate
+  EXPECT_EQ(small[4].allocations, 0);  // copy, compare
 }
 
 }  // namespace

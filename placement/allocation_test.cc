@@ -1,52 +1,19 @@
 // What is called for every operator must not allocate.
-#include <atomic>
-#include <cstdlib>
-#include <new>
+#include <cstdint>
 
 #include "gtest/gtest.h"
+#include "shardweave/comm/testing/allocation_counter.h"
 #include "shardweave/placement/layout.h"
 #include "shardweave/placement/redistribute_plan.h"
-
-namespace {
-
-std::atomic<int> allocations = 0;
-
-void* allocate(std::size_t size) {
-  ++allocations;
-  void* result = std::malloc(size == 0 ? 1 : size);
-  if (result == nullptr) std::abort();
-  return result;
-}
-
-}  // namespace
-
-void* operator new(std::size_t size) {
-  return allocate(size);
-}
-void* operator new[](std::size_t size) {
-  return allocate(size);
-}
-void operator delete(void* p) noexcept {
-  std::free(p);
-}
-void operator delete[](void* p) noexcept {
-  std::free(p);
-}
-void operator delete(void* p, std::size_t) noexcept {
-  std::free(p);
-}
-void operator delete[](void* p, std::size_t) noexcept {
-  std::free(p);
-}
 
 namespace shardweave {
 namespace {
 
 template <typename Function>
-int count_allocations(Function function) {
-  const int before = allocations;
+int64_t count_allocations(Function function) {
+  const int64_t before = allocations_so_far();
   function();
-  return allocations - before;
+  return allocations_so_far() - before;
 }
 
 TEST(AllocationTest, TheCounterCounts) {

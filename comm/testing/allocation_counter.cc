@@ -7,12 +7,15 @@
 namespace {
 
 std::atomic<int64_t> allocations{0};
+std::atomic<int64_t> deleted{0};
+thread_local int64_t bytes = 0;
 
 }  // namespace
 
 void* operator new(size_t size, const std::nothrow_t&) noexcept {
   allocations.fetch_add(1, std::memory_order_relaxed);
-  return std::malloc(size);
+  bytes += static_cast<int64_t>(size);
+  return std::malloc(size == 0 ? 1 : size);
 }
 void* operator new(size_t size) {
   void* memory = operator new(size, std::nothrow);
@@ -20,16 +23,26 @@ void* operator new(size_t size) {
   return memory;
 }
 void operator delete(void* memory) noexcept {
+  if (memory == nullptr) return;
+  deleted.fetch_add(1, std::memory_order_relaxed);
   std::free(memory);
 }
 void operator delete(void* memory, size_t) noexcept {
-  std::free(memory);
+  operator delete(memory);
 }
 
 namespace shardweave {
 
 int64_t allocations_so_far() {
   return allocations.load(std::memory_order_relaxed);
+}
+
+int64_t live_allocations() {
+  return allocations.load(std::memory_order_relaxed) - deleted.load(std::memory_order_relaxed);
+}
+
+int64_t allocated_bytes_of_thread() {
+  return bytes;
 }
 
 }  // namespace shardweave

@@ -80,34 +80,50 @@ absl::Status run_rank(std::unique_ptr<Backend> carrier, const std::vector<MeshDi
   return world.comm()->barrier().wait();
 }
 
-}  // namespace
-
-std::vector<Sent> on_counted_mesh(const std::vector<MeshDim>& dims, Carrier carrier,
-                                  const std::function<void(const MeshPtr&, Sent&)>& body) {
+std::vector<absl::Status> run_ranks_over(const std::vector<MeshDim>& dims, Carrier carrier,
+                                         const std::function<void(const MeshPtr&, Sent&)>& body,
+                                         std::vector<Sent>* sent) {
   int num_ranks = 1;
   for (const MeshDim& dim : dims) num_ranks *= static_cast<int>(dim.size);
-  std::vector<Sent> sent(num_ranks);
+  sent->resize(num_ranks);
   std::vector<absl::Status> results(num_ranks);
   InprocHub hub(num_ranks);
   const std::shared_ptr<Store> store = make_in_process_store();
   const auto run = [&](int rank) -> absl::Status {
     if (carrier == Carrier::kInproc) {
-      return run_rank(hub.make_backend(rank), dims, body, sent[rank]);
+      return run_rank(hub.make_backend(rank), dims, body, (*sent)[rank]);
     }
     GroupInfo group{.name = "world", .rank = rank, .world_ranks = std::vector<int64_t>(num_ranks)};
     std::iota(group.world_ranks.begin(), group.world_ranks.end(), 0);
     auto backend = make_gloo_backend(store, std::move(group));
-    return backend.ok() ? run_rank(*std::move(backend), dims, body, sent[rank]) : backend.status();
+    return backend.ok() ? run_rank(*std::move(backend), dims, body, (*sent)[rank])
+                        : backend.status();
   };
   std::vector<std::thread> threads;
   for (int rank = 0; rank < num_ranks; ++rank) {
     threads.emplace_back([&, rank] { results[rank] = run(rank); });
   }
   for (std::thread& thread : threads) thread.join();
-  for (int rank = 0; rank < num_ranks; ++rank) {
+  return results;
+}
+
+}  // namespace
+
+std::vector<Sent> on_counted_mesh(const std::vector<MeshDim>& dims, Carrier carrier,
+                                  const std::function<void(const MeshPtr&, Sent&)>& body) {
+  std::vector<Sent> sent;
+  const std::vector<absl::Status> results = run_ranks_over(dims, carrier, body, &sent);
+  for (size_t rank = 0; rank < results.size(); ++rank) {
     EXPECT_TRUE(results[rank].ok()) << "rank " << rank << ": " << results[rank];
   }
   return sent;
+}
+
+std::vector<absl::Status> try_on_each(const std::vector<MeshDim>& dims, Carrier carrier,
+                                      const std::function<void(const MeshPtr&)>& body) {
+  std::vector<Sent> sent;
+  return run_ranks_over(
+      dims, carrier, [&](const MeshPtr& mesh, Sent& /*sent*/) { body(mesh); }, &sent);
 }
 
 }  // namespace shardweave::testing

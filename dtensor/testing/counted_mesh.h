@@ -12,6 +12,7 @@
 #include <functional>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "shardweave/comm/backend.h"
 #include "shardweave/dtensor/dtensor.h"
 
@@ -34,5 +35,9 @@ enum class Carrier { kInproc, kGloo };
 // What each rank has in its list at the end. Fails the test if a body throws.
 std::vector<Sent> on_counted_mesh(const std::vector<MeshDim>& dims, Carrier carrier,
                                   const std::function<void(const MeshPtr&, Sent&)>& body);
+
+// How each rank ended, for tests in which some fail: a rank whose body throws aborts the world.
+std::vector<absl::Status> try_on_each(const std::vector<MeshDim>& dims, Carrier carrier,
+                                      const std::function<void(const MeshPtr&)>& body);
 
 }  // namespace shardweave::testing
