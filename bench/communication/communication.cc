@@ -103,6 +103,18 @@ void add_rows(const Scenario& s, const Measurement& m,
   }
 }
 
+// False, with a word to stderr: not sizes that the scenarios can cut.
+bool fit(const Sizes& s) {
+  if (s.batch > 0 && s.tokens > 0 && s.dim > 0 && s.layers > 0 && s.vocabulary > 0 &&
+      s.batch % 4 == 0 && s.tokens % 4 == 0 && s.vocabulary % 4 == 0 && s.dim % (2 * s.heads) == 0)
+    return true;
+  std::fprintf(stderr,
+               "communication: wanted --batch, --tokens and --vocab that divide by 4, --dim by %d, "
+               "and --layers of at least 1\n",
+               static_cast<int>(2 * s.heads));
+  return false;
+}
+
 int run() {
   using shardweave::dtensor_internal::TextTable;
   const bool as_json = absl::GetFlag(FLAGS_json);
@@ -115,7 +127,9 @@ int run() {
       /*right_aligned=*/{2, 3, 4, 5});
   int failures = 0;
   int all = 0, as_theory = 0;
-  for (const Scenario& s : scenarios(sizes_of_flags())) {
+  const Sizes sizes = sizes_of_flags();
+  if (!fit(sizes)) return 1;
+  for (const Scenario& s : scenarios(sizes)) {
     const std::string name = absl::StrCat(s.name, " ", mesh_name(s));
     if (!absl::StrContains(name, absl::GetFlag(FLAGS_filter))) continue;
     ++all;
@@ -151,6 +165,11 @@ int run() {
                                        {"ranks_s", cpu->ranks},
                                        {"communication_s", cpu->communication},
                                        {"ratio", over}};
+  }
+  if (all == 0) {
+    std::fprintf(stderr, "communication: no scenario has '%s' in its name\n",
+                 absl::GetFlag(FLAGS_filter).c_str());
+    return 1;
   }
   json["as_theory_says"] = as_theory;
   json["failures"] = failures;

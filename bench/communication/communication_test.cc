@@ -14,11 +14,15 @@ void PrintTo(const Traffic& traffic, std::ostream* out) {
   *out << traffic.collectives << " collectives, " << traffic.bytes << " bytes";
 }
 
+void PrintTo(const Scenario& scenario, std::ostream* out) {
+  *out << scenario.name << " " << mesh_name(scenario);
+}
+
 namespace {
 
 class CommunicationTest : public ::testing::TestWithParam<Scenario> {};
 
-TEST_P(CommunicationTest, IsWhatTheorySays) {
+TEST_P(CommunicationTest, AsTheorySays) {
   const Scenario& s = GetParam();
   const absl::StatusOr<Measurement> m = measure(s);
   ASSERT_TRUE(m.ok()) << m.status();
@@ -50,7 +54,7 @@ INSTANTIATE_TEST_SUITE_P(Scenarios, CommunicationTest, ::testing::ValuesIn(scena
                          test_name);
 
 // The formulas, where they can be checked by hand.
-TEST(TheoryTest, Collectives) {
+TEST(TrafficTest, OfCollectives) {
   EXPECT_EQ(all_reduce(4, 8), (Traffic{1, 48}));
   EXPECT_EQ(all_reduce(4, 1), (Traffic{1, 8}));
   EXPECT_EQ(all_gather(4, 8), (Traffic{1, 24}));

@@ -101,7 +101,8 @@ void compare(Training& want, Training& got, Measurement& m) {
     double error = INFINITY;
     if (grad.defined() && layout_of(grad) == layout_of(item.value())) {
       const at::Tensor whole = full_tensor(grad);
-      error = largest(whole - right) / std::max(largest(right), scale / 100);
+      const double own = largest(right);
+      error = largest(whole - right) / (own > scale / 1000 ? own : scale);
     }
     if (error > m.gradient_error || std::isnan(error)) {
       m.gradient_error = std::isnan(error) ? INFINITY : error;

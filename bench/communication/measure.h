@@ -19,9 +19,9 @@ namespace communication_bench {
 struct Measurement {
   Phases phases;
   std::string trace;  // CommTrace::to_string() of the whole step
-  // Against one device: of the loss relative to it; of gradients the largest difference, relative
-  // to the parameter's largest gradient, or to a hundredth of the model's if that is more (some
-  // gradients are zero but for rounding).
+  // Against one device, relative: of the loss; and of the gradient that is furthest off, in its
+  // largest entry. (Of a gradient that is zero but for rounding, as that of a key's bias: relative
+  // to the model's largest.)
   double loss_error = 0;
   double gradient_error = 0;
   std::string worst_gradient;  // the parameter's name
