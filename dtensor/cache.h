@@ -50,6 +50,12 @@ struct CacheEntry {
   std::vector<ArgChange> arg_changes;
   std::vector<SpecRef> inputs;   // after the changes
   std::vector<SpecRef> outputs;  // flat; as the local operator leaves them
+  struct OutputChange {
+    int output;  // flat
+    SpecRef target;
+    RedistributePlan plan;
+  };
+  std::vector<OutputChange> output_changes;  // what is brought elsewhere then
   // In-place and out= operators: the result belongs into this argument.
   struct Written {
     int arg;                // schema index of the argument that is written

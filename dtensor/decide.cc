@@ -279,6 +279,12 @@ std::unique_ptr<CacheEntry> decide(const c10::OperatorHandle& op, const OpInfo& 
         call.output(k).defined
             ? output_spec(context, call.output(k), decision.outputs[k], device, origins)
             : SpecRef());
+    if (decision.outputs[k] == decision.results[k]) continue;
+    const SpecRef& left = entry->outputs[k];
+    entry->output_changes.push_back(
+        {k, output_spec(context, call.output(k), decision.results[k], device, origins),
+         plan_for(context, *left, decision.results[k])});
+    entry->communicates |= !entry->output_changes.back().plan.is_local();
   }
   for (const std::string& name : info.rule->size_args) {
     const int arg = call.arg_index(name);

@@ -169,6 +169,12 @@ bool make_key(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<cons
                     call.input(change.input).spec->to_string(), " -> ",
                     change.target->layout.to_string(), " (", change.plan.bytes(), " bytes)");
   }
+  for (const CacheEntry::OutputChange& change : entry.output_changes) {
+    if (change.plan.is_local()) continue;
+    absl::StrAppend(&changes, changes.empty() ? "" : "; ", "result ", change.output, " ",
+                    entry.outputs[change.output]->to_string(), " -> ",
+                    change.target->layout.to_string(), " (", change.plan.bytes(), " bytes)");
+  }
   for (const CacheEntry::Written& written : entry.written) {
     if (written.plan.is_local()) continue;
     absl::StrAppend(&changes, changes.empty() ? "" : "; ", "result back to ",
@@ -416,11 +422,22 @@ class Runner {
                                                        absl::StrJoin(spec->local_sizes, ", "),
                                                        "] of ", spec->to_string())));
     }
+    for (const CacheEntry::OutputChange& change : entry_.output_changes) {
+      if (change.output == static_cast<int>(flat)) return brought(std::move(local), change);
+    }
     at::Tensor result = info_.is_view
                             ? wrap_view(std::move(local), spec, context_, viewed_.is_inference())
                             : wrap(std::move(local), spec, context_);
     follow_base(result);
     return result;
+  }
+
+  at::Tensor brought(at::Tensor local, const CacheEntry::OutputChange& change) {
+    if (!change.plan.is_local()) ++context_->counters.implicit_redistributions;
+    at::Tensor there = owned(run_plan(*context_, change.plan, local, change.target->sizes,
+                                      {.name = op_.operator_name().name, .argument = "result"}),
+                             local);
+    return wrap(std::move(there), change.target, context_);
   }
 
   // A detour from which there is no way back.

@@ -105,6 +105,14 @@ Explanation explained(const c10::OperatorHandle& op, const Decided& decided) {
     const auto written =
         std::find_if(entry.written.begin(), entry.written.end(),
                      [&](const auto& w) { return w.output == static_cast<int>(i); });
+    const auto brought =
+        std::find_if(entry.output_changes.begin(), entry.output_changes.end(),
+                     [&](const auto& c) { return c.output == static_cast<int>(i); });
+    if (brought != entry.output_changes.end()) {
+      result.outputs.push_back(tensor_of(output_name(i, entry.outputs.size()), *entry.outputs[i],
+                                         brought->target->layout, brought->plan));
+      continue;
+    }
     const bool stays = written == entry.written.end();
     result.outputs.push_back(tensor_of(output_name(i, entry.outputs.size()), *entry.outputs[i],
                                        stays ? entry.outputs[i]->layout : written->spec->layout,

@@ -43,6 +43,7 @@ void add_unusual_shards(const OpCall& call, Strategies& strategies) {
       };
       replace(variant.inputs, call.inputs);
       replace(variant.outputs, call.outputs);
+      if (!variant.then.empty()) variant.then = variant.outputs;
       if (fits) strategies.list().push_back(std::move(variant));
     }
   }
@@ -75,7 +76,11 @@ void check(const OpCall& call, Strategy& s) {
       }
     }
   };
+  if (!s.then.empty() && s.then.size() != s.outputs.size()) {
+    nonsense(call, absl::StrCat("brings ", s.then.size(), " of ", s.outputs.size(), " outputs"));
+  }
   check_dims(s.inputs, call.inputs, "input");
+  check_dims(s.then, call.outputs, "output");
   check_dims(s.outputs, call.outputs, "output");
 }
 
@@ -226,6 +231,7 @@ Decision propagate(MeshContext& context, OpCall call, const Rule& rule,
 
   std::vector<Placements> input_placements(inputs, Placements(ndim));
   std::vector<Placements> output_placements(outputs, Placements(ndim));
+  std::vector<Placements> result_placements(outputs, Placements(ndim));
   call.order = order;
   Decision decision;
   // Outer cuts first, and each with the decisions before it applied: a rule that looks at the other
@@ -248,23 +254,30 @@ Decision propagate(MeshContext& context, OpCall call, const Rule& rule,
       call.inputs[i].spec = half_way(context, *spec, input_placements[i], order,
                                      absl::MakeConstSpan(order).subspan(t + 1));
     }
-    for (int k = 0; k < outputs; ++k) output_placements[k][m] = s.outputs[k];
+    for (int k = 0; k < outputs; ++k) {
+      output_placements[k][m] = s.outputs[k];
+      result_placements[k][m] = s.result(k);
+    }
   }
   if (decision.kernel == nullptr) decision.kernel = rule.kernel;
   for (auto& placements : input_placements) {
     decision.inputs.push_back(value_or_throw(Layout::create(std::move(placements), order)));
   }
   for (int k = 0; k < outputs; ++k) {
-    if (!call.output(k).defined) {
-      decision.outputs.emplace_back();
-      continue;
+    for (auto [placements, layouts] : {std::pair{&output_placements, &decision.outputs},
+                                       {&result_placements, &decision.results}}) {
+      if (!call.output(k).defined) {
+        layouts->emplace_back();
+        continue;
+      }
+      Layout layout = value_or_throw(Layout::create(std::move((*placements)[k]), order));
+      const absl::Status s = validate(layout, context.mesh().shape(), call.output(k).sizes);
+      if (!s.ok()) {
+        nonsense(call, absl::StrCat("gives output ", k, " the layout ", layout.to_string(), ": ",
+                                    s.message()));
+      }
+      layouts->push_back(std::move(layout));
     }
-    Layout layout = value_or_throw(Layout::create(std::move(output_placements[k]), order));
-    if (absl::Status s = validate(layout, context.mesh().shape(), call.output(k).sizes); !s.ok()) {
-      nonsense(call, absl::StrCat("gives output ", k, " the layout ", layout.to_string(), ": ",
-                                  s.message()));
-    }
-    decision.outputs.push_back(std::move(layout));
   }
   return decision;
 }
@@ -303,6 +316,7 @@ Decision propagate_elements(MeshContext& context, const OpCall& call, const Rule
     for (size_t k = 0; k < members[e].size(); ++k)
       decision.inputs[members[e][k]] = std::move(d.inputs[k]);
     for (Layout& layout : d.outputs) decision.outputs.push_back(std::move(layout));
+    for (Layout& layout : d.results) decision.results.push_back(std::move(layout));
   }
   return decision;
 }

@@ -18,7 +18,8 @@ namespace shardweave::dtensor_internal {
 
 struct Decision {
   std::vector<Layout> inputs;   // one per flat input
-  std::vector<Layout> outputs;  // one per flat output
+  std::vector<Layout> outputs;  // one per flat output, as the operator leaves it
+  std::vector<Layout> results;  // the same where they are brought then
   LocalKernel kernel = nullptr;
 };
 

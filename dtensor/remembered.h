@@ -42,8 +42,9 @@ inline const Remembered* remembered_form(const DTensorMeta& meta) {
 // The local part of the tensor in `target`, as it or one of its views is remembered.
 std::optional<at::Tensor> recall(const DTensorMeta& meta, const Spec& target);
 
-// Whether it is worth it: for a Partial that is reduced; for a weight that is gathered, while
-// autograd records, as backward will need it again.
+// Whether it is worth it: for a Partial that is reduced; and while autograd records, as backward
+// will need it again, for a weight that is gathered and for what is cut along another dimension.
+// Activations that are gathered are not kept: whoever cuts them wants the memory.
 Remember worth_remembering(const Layout& from, const CutOrigins& origins, const Layout& target);
 
 // `local`: what run_plan() made of the tensor; from here on nobody writes it.

@@ -101,14 +101,19 @@ struct Strategy {
   std::vector<Placement> inputs;   // one per flat input; entries of None inputs are ignored
   std::vector<Placement> outputs;  // one per flat output; a single one stands for all
   LocalKernel kernel = nullptr;    // null: the operator itself runs on the local tensors
+  // Where the outputs are brought right away, one per flat output; empty: they stay. For Partials
+  // that are known to end up cut: the gradient of what was gathered.
+  std::vector<Placement> then = {};
+
+  const Placement& result(int k) const { return then.empty() ? outputs[k] : then[k]; }
 };
 
 // The strategies of a call; all-Replicate is always there and need not be added.
 class Strategies {
  public:
   void add(std::vector<Placement> inputs, std::vector<Placement> outputs,
-           LocalKernel kernel = nullptr) {
-    list_.push_back({std::move(inputs), std::move(outputs), kernel});
+           LocalKernel kernel = nullptr, std::vector<Placement> then = {}) {
+    list_.push_back({std::move(inputs), std::move(outputs), kernel, std::move(then)});
   }
   const std::vector<Strategy>& list() const { return list_; }
   std::vector<Strategy>& list() { return list_; }

@@ -12,10 +12,15 @@ constexpr double kLocalCopy = 1e-7;
 constexpr double kPlainScalar = kLocalCopy / 16;
 constexpr double kWriteBack = 1e-6;
 
-// A reduction that is put off may yet be shared with another summand's, a bit; one of several
-// products is likely to be one too many.
+// What is owed is an estimate, as shares of what it takes to make a result whole:
+// a sum that the operator itself makes may be all-reduced (1) or only reduce-scattered (1/2);
+constexpr double kFreshSum = 0.7;
+// a reduction that is put off may yet be shared with another summand's;
 constexpr double kLater = 0.99;
+// one that is put off for several products is likely to be made for each;
 constexpr double kSpread = 1.05;
+// a cut that inputs had to be moved for may have to be undone, or not.
+constexpr double kMovedCut = 0.45;
 
 bool has_bit(uint64_t bits, int m) {
   return (bits >> m & 1) != 0;
@@ -35,9 +40,15 @@ int64_t other_cuts(const OpCall& call, const SpecRef& spec) {
 int64_t part_bytes(const TensorInfo& info, int64_t pieces) {
   return (info.numel() + pieces - 1) / pieces * c10::elementSize(info.dtype);
 }
+// How many ranks share the work of what is cut so: few rows leave ranks with nothing to do.
+int64_t pieces(const OpCall& call, const TensorInfo& info, const Placement& placement) {
+  if (!placement.is_shard()) return 1;
+  const int64_t size = std::max<int64_t>(info.sizes[placement.dim()], 1);
+  const int64_t largest = (size + call.num_ranks - 1) / call.num_ranks;
+  return std::max<int64_t>(size / largest, 1);
+}
 int64_t bytes_at(const OpCall& call, const TensorInfo& input, const Placement& placement) {
-  const int64_t own = placement.is_shard() ? call.num_ranks : 1;
-  return part_bytes(input, other_cuts(call, input.spec) * own);
+  return part_bytes(input, other_cuts(call, input.spec) * pieces(call, input, placement));
 }
 
 class Weighing {
@@ -71,40 +82,72 @@ class Weighing {
   // Flops over the ranks that share them, and every byte read or written once.
   double compute(double flops, absl::Span<const Placements> outputs) const {
     double bytes = 0;
-    bool cut = false;        // by the mesh dimension that is being decided
-    int64_t others = 1;      // ranks along the others that share the work
+    int64_t own = 1;     // ranks along the mesh dimension that is being decided that share the work
+    int64_t others = 1;  // and along the others
     for (int i = 0; i < call_.num_inputs(); ++i) {
       if (!call_.input(i).defined) continue;
       bytes += static_cast<double>(bytes_at(call_, call_.input(i), strategy_.inputs[i]));
-      cut |= strategy_.inputs[i].is_shard();
+      own = std::max(own, pieces(call_, call_.input(i), strategy_.inputs[i]));
       others = std::max(others, other_cuts(call_, call_.input(i).spec));
     }
     for (int k = 0; k < call_.num_outputs(); ++k) {
       if (!call_.output(k).defined) continue;
       bytes += static_cast<double>(output_bytes(k, outputs));
-      cut |= strategy_.outputs[k].is_shard();
+      own = std::max(own, pieces(call_, call_.output(k), strategy_.outputs[k]));
     }
-    double ranks = cut ? static_cast<double>(call_.num_ranks) : 1.0;
-    ranks *= static_cast<double>(others);
+    const auto ranks = static_cast<double>(own * others);
     return flops / ranks / model_.device.flops + bytes / model_.device.bandwidth;
   }
 
-  double owed(absl::Span<const Placements> outputs) const {
+  // To bring results where the strategy says.
+  double bring(absl::Span<const Placements> outputs) const {
     double seconds = 0;
     for (int k = 0; k < call_.num_outputs(); ++k) {
-      if (!call_.output(k).defined || !strategy_.outputs[k].is_partial()) continue;
-      seconds += transition_cost(strategy_.outputs[k], Replicate(), call_.num_ranks,
-                                 output_bytes(k, outputs), link_);
+      const Placement &from = strategy_.outputs[k], &to = strategy_.result(k);
+      if (!call_.output(k).defined || from == to) continue;
+      seconds += transition_cost(from, to, call_.num_ranks, output_bytes(k, outputs), link_);
     }
-    return seconds * (is_product() ? kSpread : kLater);
+    return seconds;
   }
 
-  // True if inputs with such a cut (of the origins that `of` picks) lose it, and none keeps it.
-  template <typename Of>
-  bool gives_up(Of of) const {
+  double owed(absl::Span<const Placements> outputs) const {
+    const double sum = is_product() ? kSpread : takes_partial() ? kLater : kFreshSum;
+    const double cut = cuts_stay() ? 0 : kMovedCut;
+    double seconds = 0;
+    for (int k = 0; k < call_.num_outputs(); ++k) {
+      const Placement& result = strategy_.result(k);
+      if (!call_.output(k).defined || result.is_replicate()) continue;
+      const double share = result.is_partial() ? sum : cut;
+      if (share == 0) continue;
+      seconds += share * transition_cost(result, Replicate(), call_.num_ranks,
+                                         output_bytes(k, outputs), link_);
+    }
+    return seconds;
+  }
+
+  // True if data that is cut becomes whole, and no other data stays cut.
+  bool gives_up_data() const {
+    bool lost = false;
+    const bool cut_results = has_cut_results();
+    for (int i = 0; i < call_.num_inputs(); ++i) {
+      const TensorInfo& input = call_.input(i);
+      if (!input.defined || !has_bit(input.origins.data, call_.mesh_dim)) continue;
+      const Placement& want = strategy_.inputs[i];
+      if (want == call_.placement(i)) return false;
+      if (cut_results && pieces(call_, input, want) > 1) return false;
+      lost = true;
+    }
+    return lost;
+  }
+
+  // True if a weight that is cut is moved where no data has to stay cut.
+  bool gives_up_weight() const {
     bool lost = false, kept = false;
     for (int i = 0; i < call_.num_inputs(); ++i) {
-      if (!call_.input(i).defined || !has_bit(of(call_.input(i).origins), call_.mesh_dim)) continue;
+      const TensorInfo& input = call_.input(i);
+      if (!input.defined) continue;
+      if (has_bit(input.origins.data, call_.mesh_dim)) return false;
+      if (!has_bit(input.origins.weight, call_.mesh_dim)) continue;
       (strategy_.inputs[i] == call_.placement(i) ? kept : lost) = true;
     }
     return lost && !kept;
@@ -116,16 +159,16 @@ class Weighing {
   }
 
   int64_t output_bytes(int k, absl::Span<const Placements> outputs) const {
-    int64_t pieces = strategy_.outputs[k].is_shard() ? call_.num_ranks : 1;
+    int64_t cuts = pieces(call_, call_.output(k), strategy_.outputs[k]);
     bool decided = true;
     for (int m : call_.order) {
       if (m == call_.mesh_dim) {
         decided = false;
       } else if (decided ? outputs[k][m].is_shard() : cuts_an_input(m)) {
-        pieces *= mesh().size(m);
+        cuts *= mesh().size(m);
       }
     }
-    return part_bytes(call_.output(k), pieces);
+    return part_bytes(call_.output(k), cuts);
   }
   // Whose turn is still to come: as things stand, it will cut the results as well.
   bool cuts_an_input(int m) const {
@@ -138,6 +181,27 @@ class Weighing {
     size_t i = 0;
     while (call_.inputs[i].spec == nullptr) ++i;
     return i;
+  }
+
+  bool takes_partial() const {
+    for (int i = 0; i < call_.num_inputs(); ++i) {
+      if (call_.input(i).defined && strategy_.inputs[i].is_partial()) return true;
+    }
+    return false;
+  }
+  bool has_cut_results() const {
+    for (int k = 0; k < call_.num_outputs(); ++k) {
+      if (call_.output(k).defined && strategy_.result(k).is_shard()) return true;
+    }
+    return false;
+  }
+  // True if a tensor that is cut stays where it is, so that the results are cut where others are.
+  bool cuts_stay() const {
+    for (int i = 0; i < call_.num_inputs(); ++i) {
+      if (!call_.input(i).defined || !strategy_.inputs[i].is_shard()) continue;
+      if (strategy_.inputs[i] == call_.placement(i)) return true;
+    }
+    return false;
   }
 
   // A Partial together with factors that are not one (indices and masks are none).
@@ -168,11 +232,12 @@ StrategyCost strategy_cost(const OpCall& call, const Strategy& strategy, const C
   StrategyCost cost;
   for (int i = 0; i < call.num_inputs(); ++i) cost.move += weighing.move(i);
   if (written_input.has_value()) cost.move += weighing.write_back(*written_input);
+  cost.move += weighing.bring(outputs);
   cost.compute = weighing.compute(flops, outputs);
   // What is written back owes nothing more than it did.
   if (!written_input.has_value()) cost.owed = weighing.owed(outputs);
-  cost.gives_up_data = weighing.gives_up([](const CutOrigins& o) { return o.data; });
-  cost.gives_up_weight = weighing.gives_up([](const CutOrigins& o) { return o.weight; });
+  cost.gives_up_data = weighing.gives_up_data();
+  cost.gives_up_weight = weighing.gives_up_weight();
   return cost;
 }
 

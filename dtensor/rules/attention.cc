@@ -109,9 +109,14 @@ void attention_backward(const OpCall& call, Strategies& out) {
   for_each_sharded(call, 1, [&](int dim) {
     const Placement key = key_placement(dim);
     const Placement key_grad = dim == kQuery ? Partial() : Shard(dim);
+    // What was gathered goes back to where it was.
+    const auto home = [&](int i) {
+      const Placement placement = call.placement(i);
+      return dim == kQuery && placement.is_shard() ? placement : key_grad;
+    };
     out.add({Shard(dim), Shard(dim), key, key, Shard(dim), Shard(dim),
              mask_placement(mask, call.input(1), dim)},
-            {Shard(dim), key_grad, key_grad}, causal_part);
+            {Shard(dim), key_grad, key_grad}, causal_part, {Shard(dim), home(2), home(3)});
   });
 }
 
