@@ -190,9 +190,9 @@ void normalize_shard_backward(const c10::OperatorHandle& op, c10::Stack& stack,
   boxed.finish({results[0], results[1], results[2]});
 }
 
-// Along each dimension with given statistics. All inputs and outputs of one dimension are of a
-// channel each; which are not, are `whole`.
+// input, weight, bias, running_mean, running_var -> output, no statistics.
 void batch_norm(const OpCall& call, Strategies& out) {
+  if (call.bool_arg("training")) return;  // composed
   for (int d = 0; d < call.input(0).ndim(); ++d) {
     const bool channels = d == 1;
     std::vector<Placement> inputs(call.num_inputs(), channels ? Shard(0) : Replicate());
@@ -203,13 +203,15 @@ void batch_norm(const OpCall& call, Strategies& out) {
 
 void batch_norm_shapes(OpCall& call) {
   const TensorInfo& input = call.input(0);
-  const TensorInfo nothing = contiguous_info({0}, statistics_dtype(input, call.input(1)));
-  call.outputs = {like_info(input), nothing, nothing};
+  const int64_t channels = call.bool_arg("training") ? input.sizes[1] : 0;
+  const TensorInfo statistics = contiguous_info({channels}, statistics_dtype(input, call.input(1)));
+  call.outputs = {like_info(input), statistics, statistics};
 }
 
 // grad_out, input, weight, running_mean, running_var, save_mean, save_invstd -> gradients of input,
 // weight, bias. The saved ones are not read.
 void batch_norm_backward(const OpCall& call, Strategies& out) {
+  if (call.bool_arg("train")) return;  // composed
   for (int d = 0; d < call.input(1).ndim(); ++d) {
     const bool channels = d == 1;
     const Placement each = channels ? Shard(0) : Replicate();
