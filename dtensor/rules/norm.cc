@@ -85,6 +85,43 @@ void layer_norm_backward_shapes(OpCall& call) {
                                                  : none());
 }
 
+// --- RMS norm ------------------------------------------------------------------------------------
+// LibTorch has it fused for GPUs; elsewhere it is other operators.
+
+// input, weight -> output, rstd
+void rms_norm(const OpCall& call, Strategies& out) {
+  for (int d = 0; d < leading_dims(call, call.input(0)); ++d) {
+    out.add({Shard(d), Replicate()}, {Shard(d)}, zeros_if_empty);
+  }
+}
+
+void rms_norm_shapes(OpCall& call) {
+  const TensorInfo& input = call.input(0);
+  Dims reduced = input.sizes;
+  std::fill(reduced.begin() + std::clamp(leading_dims(call, input), 0, input.ndim()), reduced.end(),
+            1);
+  call.outputs = {contiguous_info(input.sizes, input.dtype),
+                  contiguous_info(reduced, at::toOpMathType(input.dtype))};
+}
+
+// grad_out, input, rstd, weight -> gradients of input, weight
+void rms_norm_backward(const OpCall& call, Strategies& out) {
+  for (int d = 0; d < leading_dims(call, call.input(1)); ++d) {
+    out.add({Shard(d), Shard(d), Shard(d), Replicate()}, {Shard(d), Partial()}, zeros_if_empty);
+  }
+  for (ReduceOp op : kLinearOps) {
+    out.add({Partial(op), Replicate(), Replicate(), Replicate()}, {Partial(op)});
+  }
+}
+
+void rms_norm_backward_shapes(OpCall& call) {
+  const auto mask = call.arg("output_mask").toBoolList();
+  const TensorInfo& input = call.input(1);
+  const TensorInfo& weight = call.input(3);
+  call.outputs = {mask[0] ? contiguous_info(input.sizes, input.dtype) : none(),
+                  mask[1] && weight.defined ? contiguous_info(weight.sizes, weight.dtype) : none()};
+}
+
 // --- group norm ----------------------------------------------------------------------------------
 
 // Whole groups per rank, by all mesh dimensions that cut the channels together.
@@ -406,6 +443,9 @@ void add_norm_rules(RuleTable& table) {
             Rule(layer_norm).shapes(layer_norm_shapes).refuses(is_not_the_last_dims));
   table.add("aten::native_layer_norm_backward",
             Rule(layer_norm_backward).shapes(layer_norm_backward_shapes));
+  table.add("aten::_fused_rms_norm", Rule(rms_norm).shapes(rms_norm_shapes));
+  table.add("aten::_fused_rms_norm_backward",
+            Rule(rms_norm_backward).shapes(rms_norm_backward_shapes));
   table.add("aten::native_group_norm", Rule(group_norm).shapes(group_norm_shapes).chunks_only());
   table.add("aten::native_group_norm_backward",
             Rule(group_norm_backward).shapes(group_norm_backward_shapes).chunks_only());

@@ -52,6 +52,23 @@ TEST(NormRulesTest, LayerNorm) {
       {"rms_norm",
        {in({7, 5}), in({5})},
        [](const Tensors& x) { return Tensors{at::rms_norm(x[0], {5}, x[1])}; }},
+      {"rms_norm, fused",  // autograd takes it apart on CPUs
+       {in({7, 3, 5}), in({5})},
+       [](const Tensors& x) {
+         const at::AutoDispatchBelowADInplaceOrView below;
+         auto [output, rstd] = at::_fused_rms_norm(x[0], {5}, x[1], 1e-6);
+         return Tensors{output, rstd};
+       },
+       false},
+      {"rms_norm, fused, of halves",
+       {in({7, 5}).dtype(at::kBFloat16), in({5}).dtype(at::kBFloat16)},
+       [](const Tensors& x) {
+         const at::AutoDispatchBelowADInplaceOrView below;
+         auto [output, rstd] = at::_fused_rms_norm(x[0], {5}, x[1], 1e-6);
+         return Tensors{output, rstd};
+       },
+       false,
+       3e-2},
   });
 }
 
@@ -114,6 +131,22 @@ TEST(NormRulesTest, BatchNormIsOverTheWholeBatch) {
        },
        true,
        1e-8},
+  });
+}
+
+// Rows stay where they are, and the gradient of the weight is a Partial sum.
+TEST(NormRulesTest, RmsNormOfABatchSendsNothing) {
+  on_mesh({{"dp", 3}}, [](const MeshPtr& mesh) {
+    at::Tensor x = distribute_tensor(at::arange(35, at::kDouble).view({7, 5}).sin(), mesh,
+                                     Placements{Shard(0)})
+                       .requires_grad_();
+    at::Tensor weight = distribute_tensor(at::ones({5}, at::kDouble), mesh, Placements{Replicate()})
+                            .requires_grad_();
+    CommTrace trace(mesh);
+    at::rms_norm(x, {5}, weight).sum().backward();
+    EXPECT_EQ(trace.events().size(), 0);
+    EXPECT_EQ(layout_of(x.grad()).to_string(), "[S(0)]");
+    EXPECT_EQ(layout_of(weight.grad()).to_string(), "[P(sum)]");
   });
 }
 
