@@ -7,7 +7,11 @@
 #include "ATen/ops/empty_strided.h"
 #include "ATen/ops/zeros.h"
 #include "absl/strings/str_cat.h"
+#include "shardweave/dtensor/arguments.h"
 #include "shardweave/dtensor/error.h"
+#include "shardweave/dtensor/mesh_context.h"
+#include "shardweave/dtensor/redistribute.h"
+#include "shardweave/dtensor/tensor_impl.h"
 
 namespace shardweave::dtensor_internal {
 namespace {
@@ -214,6 +218,41 @@ void decomposed(const c10::OperatorHandle& op, c10::Stack& stack) {
   }
   throw Error(absl::InternalError(
       absl::StrCat(c10::toString(op.operator_name()), " is no composite of other operators")));
+}
+
+at::Tensor moved(const c10::OperatorHandle& op, const at::Tensor& tensor, const Layout& layout,
+                 std::string_view argument) {
+  const DTensorMeta& meta = meta_of(tensor);
+  if (meta.spec->layout == layout) return tensor;
+  MeshContext& context = *meta.context;
+  const RedistributePlan plan = plan_for(context, *meta.spec, layout);
+  if (!plan.is_local()) {
+    if (context.strict_depth > 0) {
+      const std::string module = context.modules.current();
+      fail(op, absl::StatusCode::kFailedPrecondition,
+           absl::StrCat("needs communication that the strict scope refuses",
+                        module.empty() ? "" : absl::StrCat(" in module '", module, "'"), ": '",
+                        std::string(argument), "' ", meta.spec->to_string(), " -> ",
+                        layout.to_string(), " (", plan.bytes(), " bytes)"));
+    }
+    ++context.counters.implicit_redistributions;
+  }
+  return redistributed(tensor, layout, {.name = op.operator_name().name, .argument = argument});
+}
+
+at::Tensor reduced(const c10::OperatorHandle& op, const at::Tensor& like, at::Tensor local,
+                   Placements placements, const Dims& sizes) {
+  const DTensorMeta& meta = meta_of(like);
+  const std::vector<int>& order = meta.spec->layout.order();
+  Placements whole = placements;
+  for (Placement& p : whole) {
+    if (p.is_partial()) p = Replicate();
+  }
+  SpecRef spec =
+      meta.context->intern(value_or_throw(Layout::create(std::move(placements), order)), sizes,
+                           contiguous_strides(sizes), local.scalar_type(), meta.spec->device);
+  const at::Tensor partial = wrap(std::move(local), std::move(spec), meta.context);
+  return moved(op, partial, value_or_throw(Layout::create(std::move(whole), order)), "result");
 }
 
 void zeros_if_empty(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {

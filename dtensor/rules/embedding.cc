@@ -99,11 +99,15 @@ bool indices_are_not_integers(const c10::OperatorHandle& /*op*/,
 
 HeldRows held_rows(const at::Tensor& indices, const Spec& table, const char* op) {
   check_range(indices, table.sizes[0], op);
+  return held_slices(indices, table, 0);
+}
+
+HeldRows held_slices(const at::Tensor& indices, const Spec& table, int dim) {
   const MeshContext& context = *table.context;
   HeldRows rows{at::zeros_like(indices), {}};
   int64_t offset = 0;
   for (const Interval& held : local_intervals(table.layout, context.mesh().shape(),
-                                              context.coordinate(), table.sizes, 0)) {
+                                              context.coordinate(), table.sizes, dim)) {
     const at::Tensor in = indices.ge(held.begin).logical_and_(indices.lt(held.end));
     rows.local = at::where(in, indices.sub(held.begin - offset), rows.local);
     rows.here = rows.here.defined() ? rows.here.logical_or_(in) : in;

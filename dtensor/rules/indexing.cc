@@ -4,8 +4,13 @@
 #include <optional>
 #include <vector>
 
+#include "ATen/ops/_assert_async.h"
+#include "ATen/ops/gather.h"
+#include "ATen/ops/where.h"
+#include "ATen/ops/zeros.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
+#include "shardweave/dtensor/rules/rows.h"
 
 namespace shardweave::dtensor_internal {
 namespace {
@@ -20,7 +25,37 @@ void like_input(OpCall& call) {
   call.outputs.push_back(like_info(call.input(0)));
 }
 
+// As LibTorch's kernels refuse it; on a GPU without waiting for it, as there.
+void check_indices(const at::Tensor& index, int dim, int64_t size) {
+  const at::Tensor bad = index.lt(0).logical_or_(index.ge(size));
+  if (!bad.is_cpu()) {
+    at::_assert_async(bad.any().logical_not_());
+    return;
+  }
+  if (!bad.any().item().toBool()) return;
+  TORCH_CHECK(false, "index ", index.masked_select(bad)[0].item().toLong(),
+              " is out of bounds for dimension ", dim, " with size ", size);
+}
+
 // --- one index for each element: gather and scatter ----------------------------------------------
+
+// Each rank gives what it has, and 0 for the rest.
+void gather_of_slices(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
+  BoxedCall boxed(op, stack);
+  const at::Tensor self = boxed.tensor("self");
+  const at::Tensor index = boxed.tensor("index").to(at::kLong);
+  const Spec& whole = *call.inputs[0];
+  const int64_t dim = boxed["dim"].toInt();
+  const int along = static_cast<int>(dim < 0 ? dim + whole.ndim() : dim);
+  check_indices(index, along, whole.sizes[along]);
+  const HeldRows held = held_slices(index, whole, along);
+  if (!held.here.defined()) {
+    boxed.finish({at::zeros(index.sizes(), self.options())});
+    return;
+  }
+  const at::Tensor found = at::gather(self, dim, held.local);
+  boxed.finish({at::where(held.here, found, at::zeros({}, found.options()))});
+}
 
 // gather(self, dim, index): result[i][j] = self[index[i][j]][j] for dim 0.
 void gather(const OpCall& call, Strategies& out) {
@@ -30,6 +65,9 @@ void gather(const OpCall& call, Strategies& out) {
   for (int d = 0; d < index.ndim(); ++d) {
     if (d == along) {
       out.add({Replicate(), Shard(d)}, {Shard(d)});
+      if (self.ndim() == index.ndim()) {
+        out.add({Shard(d), Replicate()}, {Partial()}, gather_of_slices);
+      }
     } else if (self.ndim() == index.ndim() && self.sizes[d] == index.sizes[d]) {
       out.add({Shard(d), Shard(d)}, {Shard(d)});
     }

@@ -2,13 +2,18 @@
 #include "ATen/ExpandUtils.h"
 #include "ATen/OpMathType.h"
 #include "ATen/core/Reduction.h"
+#include "ATen/ops/_assert_async.h"
 #include "ATen/ops/empty.h"
+#include "ATen/ops/full_like.h"
 #include "ATen/ops/nll_loss2d_forward.h"
 #include "ATen/ops/nll_loss_forward.h"
+#include "ATen/ops/stack.h"
 #include "ATen/ops/sum.h"
+#include "ATen/ops/where.h"
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
+#include "shardweave/dtensor/rules/rows.h"
 
 namespace shardweave::dtensor_internal {
 namespace {
@@ -121,39 +126,102 @@ void dense_gradient(OpCall& call) {
 }
 
 // --- negative log likelihood ---------------------------------------------------------------------
-// self is [N, C] or [N, C, H, W], target [N] or [N, H, W]: everything but the classes may be cut.
+// self is [C], [N, C] or [N, C, H, W], target has the same without the classes. Each rank counts
+// the targets whose class it has: with classes that are cut, the losses are a Partial sum.
 
 Placement of_target(int self_dim) {
   return Shard(self_dim == 0 ? 0 : self_dim - 1);
 }
 
-// self, target, weight -> loss, total weight.
+int class_dim(int64_t ndim) {
+  return ndim == 1 ? 0 : 1;
+}
+
+// As LibTorch's kernels refuse it; on a GPU without waiting for it, as there.
+void check_targets(const at::Tensor& target, const at::Tensor& ignored, int64_t classes) {
+  const at::Tensor bad =
+      target.lt(0).logical_or_(target.ge(classes)).logical_and_(ignored.logical_not());
+  if (!bad.is_cpu()) {
+    at::_assert_async(bad.any().logical_not_());
+    return;
+  }
+  if (!bad.any().item().toBool()) return;
+  TORCH_CHECK_INDEX(false, "Target ", target.masked_select(bad)[0].item().toLong(),
+                    " is out of bounds.");
+}
+
+// The targets become places among this rank's classes; those of other ranks are ignored.
+void localize_targets(BoxedCall& boxed, const Spec& self) {
+  constexpr int64_t kElsewhere = -1;
+  const at::Tensor target = boxed.tensor("target").to(at::kLong);
+  const int dim = class_dim(self.ndim());
+  const at::Tensor ignored = target.eq(boxed["ignore_index"].toInt());
+  check_targets(target, ignored, self.sizes[dim]);
+  const HeldRows held = held_slices(target, self, dim);
+  at::Tensor local = at::full_like(target, kElsewhere);
+  if (held.here.defined()) {
+    local = at::where(held.here.logical_and(ignored.logical_not()), held.local, local);
+  }
+  boxed["target"] = std::move(local);
+  boxed["ignore_index"] = kElsewhere;
+}
+
+void nll_loss_of_classes(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
+  BoxedCall boxed(op, stack);
+  localize_targets(boxed, *call.inputs[0]);
+  zeros_if_empty(op, stack, call);
+}
+
+void nll_loss_backward_of_classes(const c10::OperatorHandle& op, c10::Stack& stack,
+                                  const LocalCall& call) {
+  BoxedCall boxed(op, stack);
+  localize_targets(boxed, *call.inputs[1]);
+  zeros_if_empty(op, stack, call);
+}
+
+// self, target, weight -> loss, total weight. The mean of one is that of all if that has all.
 void nll_loss(const OpCall& call, Strategies& out) {
-  const TensorInfo& self = call.input(0);
-  const bool per_element = call.int_arg("reduction") == at::Reduction::None;
-  for (int d = 0; d < self.ndim(); ++d) {
-    if (self.ndim() == 1 || d == 1) continue;  // the classes
-    if (per_element) {
-      out.add({Shard(d), of_target(d), Replicate()}, {of_target(d), Replicate()});
-    } else if (call.int_arg("reduction") == at::Reduction::Sum) {
-      out.add({Shard(d), of_target(d), Replicate()}, {Partial(), Partial()});
+  const int64_t reduction = call.int_arg("reduction");
+  if (reduction == at::Reduction::Mean) return;
+  const int ndim = call.input(0).ndim();
+  // Losses of their own have no total, but for a single one.
+  const bool per_element = reduction == at::Reduction::None && ndim > 1;
+  const Placement total = per_element ? Replicate() : Partial();
+  for (int d = 0; d < ndim; ++d) {
+    if (d == class_dim(ndim)) {
+      out.add({Shard(d), Replicate(), Shard(0)}, {Partial(), total}, nll_loss_of_classes);
+    } else {
+      out.add({Shard(d), of_target(d), Replicate()},
+              {per_element ? of_target(d) : Partial(), total});
     }
   }
 }
 
 // grad_output, self, target, weight, total weight -> gradient of self. total_weight is the global
-// one, so that a shard needs no more.
+// one, so that a shard needs no more; only a mean reads it.
 void nll_loss_backward(const OpCall& call, Strategies& out) {
-  const TensorInfo& self = call.input(1);
-  const bool per_element = call.int_arg("reduction") == at::Reduction::None;
-  for (int d = 0; d < self.ndim(); ++d) {
-    if (self.ndim() == 1 || d == 1) continue;
-    out.add({per_element ? of_target(d) : Replicate(), Shard(d), of_target(d), Replicate(),
-             Replicate()},
+  const int ndim = call.input(1).ndim();
+  const int64_t reduction = call.int_arg("reduction");
+  const bool per_element = reduction == at::Reduction::None && ndim > 1;
+  std::vector<Placement> totals = {Replicate()};
+  if (reduction != at::Reduction::Mean) totals.push_back(Partial());
+  for (const Placement& total : totals) {
+    for (int d = 0; d < ndim; ++d) {
+      if (d == class_dim(ndim)) {
+        out.add({Replicate(), Shard(d), Replicate(), Shard(0), total}, {Shard(d)},
+                nll_loss_backward_of_classes);
+      } else {
+        out.add(
+            {per_element ? of_target(d) : Replicate(), Shard(d), of_target(d), Replicate(), total},
             {Shard(d)});
-  }
-  for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
-    out.add({Partial(op), Replicate(), Replicate(), Replicate(), Replicate()}, {Partial(op)});
+      }
+    }
+    if (total.is_partial()) {
+      out.add({Replicate(), Replicate(), Replicate(), Replicate(), total}, {Replicate()});
+    }
+    for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
+      out.add({Partial(op), Replicate(), Replicate(), Replicate(), total}, {Partial(op)});
+    }
   }
 }
 
@@ -178,9 +246,15 @@ void mean_nll_loss(const c10::OperatorHandle& op, c10::Stack& stack) {
   auto [sum, total] = forward(self, call.tensor("target"),
                               weight.defined() ? std::optional<at::Tensor>(weight) : std::nullopt,
                               at::Reduction::Sum, call["ignore_index"].toInt());
-  // Backward needs it too: reduce it once.
+  // Backward needs the total, too: both are reduced once, as one.
   const Layout& layout = layout_of(total);
-  if (layout.has_partial()) total = redistribute(total, Placements(layout.mesh_ndim()));
+  if (layout.has_partial() && layout_of(sum) == layout) {
+    const at::Tensor both = redistribute(at::stack({sum, total}), Placements(layout.mesh_ndim()));
+    sum = both[0];
+    total = both[1].clone();
+  } else if (layout.has_partial()) {
+    total = redistribute(total, Placements(layout.mesh_ndim()));
+  }
   call.finish({sum.div(total), total});
 }
 

@@ -1,10 +1,24 @@
 // Layer, group and batch normalization and their gradients.
 #include <algorithm>
+#include <optional>
+#include <string_view>
+#include <utility>
 #include <vector>
 
+#include "ATen/OpMathType.h"
+#include "ATen/ops/empty.h"
+#include "ATen/ops/empty_like.h"
+#include "ATen/ops/native_batch_norm.h"
+#include "ATen/ops/native_batch_norm_backward.h"
+#include "ATen/ops/ones_like.h"
+#include "ATen/ops/stack.h"
+#include "ATen/ops/zeros.h"
+#include "ATen/ops/zeros_like.h"
+#include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
+#include "shardweave/dtensor/tensor_impl.h"
 
 namespace shardweave::dtensor_internal {
 namespace {
@@ -71,6 +85,43 @@ void layer_norm_backward_shapes(OpCall& call) {
                                                  : none());
 }
 
+// --- RMS norm ------------------------------------------------------------------------------------
+// LibTorch has it fused for GPUs; elsewhere it is other operators.
+
+// input, weight -> output, rstd
+void rms_norm(const OpCall& call, Strategies& out) {
+  for (int d = 0; d < leading_dims(call, call.input(0)); ++d) {
+    out.add({Shard(d), Replicate()}, {Shard(d)}, zeros_if_empty);
+  }
+}
+
+void rms_norm_shapes(OpCall& call) {
+  const TensorInfo& input = call.input(0);
+  Dims reduced = input.sizes;
+  std::fill(reduced.begin() + std::clamp(leading_dims(call, input), 0, input.ndim()), reduced.end(),
+            1);
+  call.outputs = {contiguous_info(input.sizes, input.dtype),
+                  contiguous_info(reduced, at::toOpMathType(input.dtype))};
+}
+
+// grad_out, input, rstd, weight -> gradients of input, weight
+void rms_norm_backward(const OpCall& call, Strategies& out) {
+  for (int d = 0; d < leading_dims(call, call.input(1)); ++d) {
+    out.add({Shard(d), Shard(d), Shard(d), Replicate()}, {Shard(d), Partial()}, zeros_if_empty);
+  }
+  for (ReduceOp op : kLinearOps) {
+    out.add({Partial(op), Replicate(), Replicate(), Replicate()}, {Partial(op)});
+  }
+}
+
+void rms_norm_backward_shapes(OpCall& call) {
+  const auto mask = call.arg("output_mask").toBoolList();
+  const TensorInfo& input = call.input(1);
+  const TensorInfo& weight = call.input(3);
+  call.outputs = {mask[0] ? contiguous_info(input.sizes, input.dtype) : none(),
+                  mask[1] && weight.defined ? contiguous_info(weight.sizes, weight.dtype) : none()};
+}
+
 // --- group norm ----------------------------------------------------------------------------------
 
 // Whole groups per rank, by all mesh dimensions that cut the channels together.
@@ -133,15 +184,8 @@ void group_norm_backward_shapes(OpCall& call) {
 }
 
 // --- batch norm ----------------------------------------------------------------------------------
-// In operators that shard themselves: the statistics are those of the whole batch, and the running
-// ones are written wherever they lie.
-
-// [C] as [1, C, 1, 1...].
-at::Tensor over_channels(const at::Tensor& tensor, int64_t ndim) {
-  std::vector<int64_t> sizes(ndim, 1);
-  sizes[1] = tensor.size(0);
-  return tensor.view(sizes);
-}
+// In training the statistics are those of the whole batch: sums of what the ranks have, all in one
+// collective, forward and backward. With statistics that are given, channels are independent.
 
 std::vector<int64_t> all_but_channels(int64_t ndim) {
   std::vector<int64_t> dims = {0};
@@ -154,82 +198,230 @@ double count_per_channel(const at::Tensor& input) {
          static_cast<double>(std::max<int64_t>(input.size(1), 1));
 }
 
-void batch_norm(const c10::OperatorHandle& op, c10::Stack& stack) {
+// With given statistics no others are returned; LibTorch's kernels for GPUs repeat those.
+void normalize_shard(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
+  BoxedCall boxed(op, stack);
+  const at::Tensor input = boxed.tensor("input");
+  const at::Tensor nothing = at::empty({0}, input.options().dtype(call.outputs[1]->dtype));
+  if (input.numel() == 0) {
+    boxed.finish({at::empty_like(input), nothing, nothing.clone()});
+    return;
+  }
+  c10::Stack arguments = boxed.arguments();
+  op.callBoxed(arguments);
+  boxed.finish({arguments.end()[-3].toTensor(), nothing, nothing.clone()});
+}
+
+void normalize_shard_backward(const c10::OperatorHandle& op, c10::Stack& stack,
+                              const LocalCall& call) {
+  BoxedCall boxed(op, stack);
+  const at::Tensor input = boxed.tensor("input");
+  if (input.numel() != 0) return boxed.run();
+  at::Tensor results[3];
+  for (size_t i = 0; i < 3; ++i) {
+    if (call.outputs[i] == nullptr) continue;
+    const Dims& sizes = call.outputs[i]->local_sizes;
+    results[i] = at::zeros(c10::IntArrayRef(sizes.data(), sizes.size()),
+                           input.options().dtype(call.outputs[i]->dtype));
+  }
+  boxed.finish({results[0], results[1], results[2]});
+}
+
+// input, weight, bias, running_mean, running_var -> output, no statistics.
+void batch_norm(const OpCall& call, Strategies& out) {
+  if (call.bool_arg("training")) return;  // composed
+  for (int d = 0; d < call.input(0).ndim(); ++d) {
+    const bool channels = d == 1;
+    std::vector<Placement> inputs(call.num_inputs(), channels ? Shard(0) : Replicate());
+    inputs[0] = Shard(d);
+    out.add(std::move(inputs), {Shard(d), Replicate(), Replicate()}, normalize_shard);
+  }
+}
+
+void batch_norm_shapes(OpCall& call) {
+  const TensorInfo& input = call.input(0);
+  const int64_t channels = call.bool_arg("training") ? input.sizes[1] : 0;
+  const TensorInfo statistics = contiguous_info({channels}, statistics_dtype(input, call.input(1)));
+  call.outputs = {like_info(input), statistics, statistics};
+}
+
+// grad_out, input, weight, running_mean, running_var, save_mean, save_invstd -> gradients of input,
+// weight, bias. The saved ones are not read.
+void batch_norm_backward(const OpCall& call, Strategies& out) {
+  if (call.bool_arg("train")) return;  // composed
+  for (int d = 0; d < call.input(1).ndim(); ++d) {
+    const bool channels = d == 1;
+    const Placement each = channels ? Shard(0) : Replicate();
+    const Placement sum = channels ? Shard(0) : Partial();
+    out.add({Shard(d), Shard(d), each, each, each, Replicate(), Replicate()}, {Shard(d), sum, sum},
+            normalize_shard_backward);
+  }
+  for (ReduceOp op : kLinearOps) {
+    std::vector<Placement> inputs(call.num_inputs(), Replicate());
+    inputs[0] = Partial(op);
+    out.add(std::move(inputs), {Partial(op)});
+  }
+}
+
+void batch_norm_backward_shapes(OpCall& call) {
+  const auto mask = call.arg("output_mask").toBoolList();
+  const TensorInfo& input = call.input(1);
+  const TensorInfo& weight = call.input(2);
+  const TensorInfo channel = contiguous_info(
+      {input.sizes[1]}, weight.defined ? weight.dtype : statistics_dtype(input, weight));
+  call.outputs = {mask[0] ? like_info(input) : none(), mask[1] ? channel : none(),
+                  mask[2] ? channel : none()};
+}
+
+bool flag_of(const c10::OperatorHandle& op, absl::Span<const c10::IValue> args,
+             std::string_view name) {
+  const auto& arguments = op.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].name() == name) return args[i].toBool();
+  }
+  return false;
+}
+
+bool is_training(const c10::OperatorHandle& op, absl::Span<const c10::IValue> args) {
+  return flag_of(op, args, "training");
+}
+
+bool is_training_backward(const c10::OperatorHandle& op, absl::Span<const c10::IValue> args) {
+  return flag_of(op, args, "train");
+}
+
+// Without Partials: the statistics are of the values.
+at::Tensor with_values(const c10::OperatorHandle& op, const at::Tensor& tensor, const char* name) {
+  const Layout& layout = layout_of(tensor);
+  if (!layout.has_partial()) return tensor;
+  Placements placements = layout.placements();
+  for (Placement& p : placements) {
+    if (p.is_partial()) p = Replicate();
+  }
+  return moved(op, tensor, value_or_throw(Layout::create(std::move(placements), layout.order())),
+               name);
+}
+
+// How [2, channels] of a tensor lies of which each rank has summed its part.
+Placements of_channel_sums(const Layout& layout) {
+  Placements placements = layout.placements();
+  for (Placement& p : placements) {
+    if (p.is_shard() && !p.is_shard(1)) p = Partial();
+  }
+  return placements;
+}
+
+struct Moments {
+  at::Tensor mean, var;  // doubles, one per channel
+};
+
+// Around a center of its own each rank sums up distances and their squares; in double precision,
+// where large means leave enough digits, these become sums around 0 that may be added.
+Moments moments(const c10::OperatorHandle& op, const at::Tensor& input) {
+  const at::Tensor& part = meta_of(input).local;
+  const std::vector<int64_t> dims = all_but_channels(input.dim());
+  at::Tensor sums;
+  if (part.numel() == 0) {
+    sums = at::zeros({2, part.size(1)}, part.options().dtype(at::kDouble));
+  } else {
+    const double n = count_per_channel(part);
+    const at::Tensor x = part.to(at::toOpMathType(part.scalar_type()));
+    const at::Tensor center = x.mean(dims, /*keepdim=*/true);
+    const at::Tensor distance = x.sub(center);
+    const at::Tensor c = center.flatten().to(at::kDouble);
+    const at::Tensor first = distance.sum(dims).to(at::kDouble);
+    const at::Tensor second = distance.mul_(distance).sum(dims).to(at::kDouble);
+    sums = at::stack({c.mul(n).add_(first), c.mul(c).mul_(n).add_(c.mul(first), 2).add_(second)});
+  }
+  sums = reduced(op, input, std::move(sums), of_channel_sums(layout_of(input)), {2, input.size(1)})
+             .div_(count_per_channel(input));
+  const at::Tensor mean = sums.select(0, 0).clone();
+  return {mean, sums.select(0, 1).sub(mean.mul(mean)).clamp_min_(0)};
+}
+
+at::Tensor as(const at::Tensor& tensor, at::ScalarType dtype) {
+  return tensor.defined() ? tensor.to(dtype) : tensor;
+}
+
+std::optional<at::Tensor> given(const at::Tensor& tensor) {
+  return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
+}
+
+// (x - mean) * scale + shift, each per channel, in the dtype of x.
+at::Tensor affine(const at::Tensor& x, const at::Tensor& scale, const at::Tensor& shift,
+                  const at::Tensor& mean) {
+  return std::get<0>(at::native_batch_norm(x, given(scale), given(shift), mean, at::ones_like(mean),
+                                           /*training=*/false, 0, 0));
+}
+
+// The dtype of the saved statistics, as LibTorch has it.
+at::ScalarType saved_dtype(const at::Tensor& input, const at::Tensor& weight) {
+  const bool half = input.scalar_type() == at::kHalf || input.scalar_type() == at::kBFloat16;
+  const bool mixed = weight.defined() && weight.scalar_type() == at::kFloat;
+  return half && (input.is_cuda() || mixed) ? at::kFloat : input.scalar_type();
+}
+
+void batch_norm_training(const c10::OperatorHandle& op, c10::Stack& stack) {
   BoxedCall call(op, stack);
-  const at::Tensor input = call.tensor("input");
+  const at::Tensor input = with_values(op, call.tensor("input"), "input");
   const at::Tensor weight = call.tensor("weight");
   const at::Tensor bias = call.tensor("bias");
   const bool has_statistics = call.has("running_mean");
   const at::Tensor running_mean = has_statistics ? call.tensor("running_mean") : at::Tensor();
   const at::Tensor running_var = has_statistics ? call.tensor("running_var") : at::Tensor();
-  const bool training = call.flag("training");
   const double momentum = call["momentum"].toDouble();
-  const double eps = call["eps"].toDouble();
-  const int64_t ndim = input.dim();
 
-  at::Tensor mean = running_mean, var = running_var;
-  const at::Tensor x = weight.defined() && weight.scalar_type() != input.scalar_type()
-                           ? input.to(weight.scalar_type())
-                           : input;
-  if (training) {
-    const std::vector<int64_t> dims = all_but_channels(ndim);
-    mean = x.mean(dims);
-    const at::Tensor distance = x.sub(over_channels(mean, ndim));
-    var = distance.mul(distance).mean(dims);
-    const double n = count_per_channel(input);
-    if (running_mean.defined()) running_mean.mul_(1 - momentum).add_(mean, momentum);
-    if (running_var.defined()) {
-      running_var.mul_(1 - momentum).add_(var, momentum * (n / (n - 1)));
-    }
+  const auto [mean, var] = moments(op, input);
+  const double n = count_per_channel(input);
+  if (running_mean.defined()) {
+    running_mean.mul_(1 - momentum).add_(mean.to(running_mean.scalar_type()), momentum);
   }
-  const at::Tensor invstd = var.add(eps).rsqrt();
-  at::Tensor scale = weight.defined() ? invstd.mul(weight) : invstd;
-  at::Tensor output = x.sub(over_channels(mean, ndim)).mul(over_channels(scale, ndim));
-  if (bias.defined()) output = output.add(over_channels(bias, ndim));
-  output = output.to(input.scalar_type());
-  if (training) {
-    call.finish({output, mean, invstd});
-  } else {
-    call.finish({output, input.new_empty({0}), input.new_empty({0})});
+  if (running_var.defined()) {
+    running_var.mul_(1 - momentum)
+        .add_(var.to(running_var.scalar_type()), momentum * (n / (n - 1)));
   }
+  // LibTorch's kernels take parameters of single precision with halves.
+  const at::ScalarType dtype = at::toOpMathType(input.scalar_type());
+  const at::Tensor invstd = var.add(call["eps"].toDouble()).rsqrt_().to(dtype);
+  const at::Tensor scale = weight.defined() ? invstd.mul(weight.to(dtype)) : invstd;
+  const at::Tensor saved_mean = mean.to(dtype);
+  const at::ScalarType saved = saved_dtype(input, weight);
+  call.finish(
+      {affine(input, scale, as(bias, dtype), saved_mean), saved_mean.to(saved), invstd.to(saved)});
 }
 
-void batch_norm_backward(const c10::OperatorHandle& op, c10::Stack& stack) {
+void batch_norm_training_backward(const c10::OperatorHandle& op, c10::Stack& stack) {
   BoxedCall call(op, stack);
-  const at::Tensor input = call.tensor("input");
+  const at::Tensor input = with_values(op, call.tensor("input"), "input");
   const at::Tensor weight = call.tensor("weight");
-  const bool train = call.flag("train");
   const auto mask = call["output_mask"].toBoolList();
-  const int64_t ndim = input.dim();
-  const std::vector<int64_t> dims = all_but_channels(ndim);
-  const at::ScalarType dtype = weight.defined() ? weight.scalar_type() : input.scalar_type();
-  const at::Tensor grad = call.tensor("grad_out").to(dtype);
+  const at::ScalarType dtype = at::toOpMathType(input.scalar_type());
+  const at::Tensor mean = call.tensor("save_mean").to(dtype);
+  const at::Tensor invstd = call.tensor("save_invstd").to(dtype);
+  const at::Tensor grad = moved(op, call.tensor("grad_out"), layout_of(input), "grad_out");
 
-  at::Tensor mean, invstd;
-  if (train) {
-    mean = call.tensor("save_mean");
-    invstd = call.tensor("save_invstd");
-  } else {
-    mean = call.tensor("running_mean");
-    invstd = call.tensor("running_var").add(call["eps"].toDouble()).rsqrt();
-  }
-  const at::Tensor normalized =
-      input.to(dtype).sub(over_channels(mean, ndim)).mul(over_channels(invstd, ndim));
-  const at::Tensor grad_bias = grad.sum(dims);
-  const at::Tensor grad_weight = grad.mul(normalized).sum(dims);
+  // With a deviation of 1: sums of the gradient times the distance, and of the gradient.
+  auto [unused, weighted, sum] =
+      at::native_batch_norm_backward(grad, input, std::nullopt, mean, at::ones_like(mean), {}, {},
+                                     /*train=*/false, 0, {false, true, true});
+  at::Tensor both = at::stack({weighted, sum});
+  // The gradient of the input needs them whole; by themselves they may stay summands.
+  if (mask[0]) both = with_values(op, both, "result");
+  weighted = both.select(0, 0).mul(invstd);
+  sum = both.select(0, 1).clone();
   at::Tensor grad_input;
   if (mask[0]) {
-    grad_input = grad;
-    if (train) {
-      const double n = count_per_channel(input);
-      grad_input = grad.sub(over_channels(grad_bias.div(n), ndim))
-                       .sub(normalized.mul(over_channels(grad_weight.div(n), ndim)));
-    }
-    const at::Tensor scale = weight.defined() ? invstd.mul(weight) : invstd;
-    grad_input = grad_input.mul(over_channels(scale, ndim)).to(input.scalar_type());
+    const double n = count_per_channel(input);
+    const at::Tensor scale = weight.defined() ? invstd.mul(weight.to(dtype)) : invstd;
+    const at::Tensor of_distance = weighted.mul(invstd).mul_(scale).div_(-n);
+    const at::Tensor constant = sum.mul(scale).div_(-n);
+    grad_input = affine(input, of_distance, constant, mean)
+                     .add_(affine(grad, scale, {}, at::zeros_like(mean)));
   }
-  call.finish(
-      {grad_input, mask[1] ? grad_weight : at::Tensor(), mask[2] ? grad_bias : at::Tensor()});
+  const at::ScalarType of_weight =
+      weight.defined() ? weight.scalar_type() : saved_dtype(input, weight);
+  call.finish({grad_input, mask[1] ? weighted.to(of_weight) : at::Tensor(),
+               mask[2] ? sum.to(of_weight) : at::Tensor()});
 }
 
 // The normalized shape is that of the last dimensions, and of the weights.
@@ -251,12 +443,19 @@ void add_norm_rules(RuleTable& table) {
             Rule(layer_norm).shapes(layer_norm_shapes).refuses(is_not_the_last_dims));
   table.add("aten::native_layer_norm_backward",
             Rule(layer_norm_backward).shapes(layer_norm_backward_shapes));
+  table.add("aten::_fused_rms_norm", Rule(rms_norm).shapes(rms_norm_shapes));
+  table.add("aten::_fused_rms_norm_backward",
+            Rule(rms_norm_backward).shapes(rms_norm_backward_shapes));
   table.add("aten::native_group_norm", Rule(group_norm).shapes(group_norm_shapes).chunks_only());
   table.add("aten::native_group_norm_backward",
             Rule(group_norm_backward).shapes(group_norm_backward_shapes).chunks_only());
+  const Rule forward = Rule(batch_norm).shapes(batch_norm_shapes);
   table.add({"aten::native_batch_norm", "aten::_native_batch_norm_legit"},
-            Rule::composed(batch_norm));
-  table.add("aten::native_batch_norm_backward", Rule::composed(batch_norm_backward));
+            Rule(forward).composed_when(is_training, batch_norm_training));
+  table.add("aten::native_batch_norm_backward",
+            Rule(batch_norm_backward)
+                .shapes(batch_norm_backward_shapes)
+                .composed_when(is_training_backward, batch_norm_training_backward));
 }
 
 }  // namespace shardweave::dtensor_internal

@@ -1,7 +1,9 @@
 // Normalization and losses on shards against one device.
 #include "ATen/ATen.h"
 #include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "shardweave/dtensor/comm_trace.h"
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/dtensor/testing/op_check.h"
@@ -50,6 +52,23 @@ TEST(NormRulesTest, LayerNorm) {
       {"rms_norm",
        {in({7, 5}), in({5})},
        [](const Tensors& x) { return Tensors{at::rms_norm(x[0], {5}, x[1])}; }},
+      {"rms_norm, fused",  // autograd takes it apart on CPUs
+       {in({7, 3, 5}), in({5})},
+       [](const Tensors& x) {
+         const at::AutoDispatchBelowADInplaceOrView below;
+         auto [output, rstd] = at::_fused_rms_norm(x[0], {5}, x[1], 1e-6);
+         return Tensors{output, rstd};
+       },
+       false},
+      {"rms_norm, fused, of halves",
+       {in({7, 5}).dtype(at::kBFloat16), in({5}).dtype(at::kBFloat16)},
+       [](const Tensors& x) {
+         const at::AutoDispatchBelowADInplaceOrView below;
+         auto [output, rstd] = at::_fused_rms_norm(x[0], {5}, x[1], 1e-6);
+         return Tensors{output, rstd};
+       },
+       false,
+       3e-2},
   });
 }
 
@@ -93,6 +112,18 @@ TEST(NormRulesTest, BatchNormIsOverTheWholeBatch) {
        batch_norm(false),
        true,
        1e-8},
+      {"batch_norm of images",
+       {in({5, 3, 2, 2}), in({3}), in({3}), in({3}).constant(), in({3}).uniform(1, 2).constant()},
+       batch_norm(true),
+       true,
+       1e-8},
+      {"batch_norm of halves",
+       {in({9, 3, 4}).dtype(at::kBFloat16), in({3}).dtype(at::kFloat), in({3}).dtype(at::kFloat)},
+       [](const Tensors& x) {
+         return Tensors{at::batch_norm(x[0], x[1], x[2], {}, {}, true, 0.1, 1e-5, false)};
+       },
+       false,
+       5e-2},
       {"batch_norm without weights",
        {in({7, 3})},
        [](const Tensors& x) {
@@ -101,6 +132,84 @@ TEST(NormRulesTest, BatchNormIsOverTheWholeBatch) {
        true,
        1e-8},
   });
+}
+
+// Rows stay where they are, and the gradient of the weight is a Partial sum.
+TEST(NormRulesTest, RmsNormOfABatchSendsNothing) {
+  on_mesh({{"dp", 3}}, [](const MeshPtr& mesh) {
+    at::Tensor x = distribute_tensor(at::arange(35, at::kDouble).view({7, 5}).sin(), mesh,
+                                     Placements{Shard(0)})
+                       .requires_grad_();
+    at::Tensor weight = distribute_tensor(at::ones({5}, at::kDouble), mesh, Placements{Replicate()})
+                            .requires_grad_();
+    CommTrace trace(mesh);
+    at::rms_norm(x, {5}, weight).sum().backward();
+    EXPECT_EQ(trace.events().size(), 0);
+    EXPECT_EQ(layout_of(x.grad()).to_string(), "[S(0)]");
+    EXPECT_EQ(layout_of(weight.grad()).to_string(), "[P(sum)]");
+  });
+}
+
+// A mean of 1000 with a deviation of 1, of which single precision has 3e-5: sums of squares around 0
+// would have nothing left of it.
+TEST(NormRulesTest, BatchNormKeepsTheDigitsOfLargeMeans) {
+  at::Tensor x = at::arange(6 * 3 * 5, at::kDouble).view({6, 3, 5}).mul(0.7).sin().add(1000);
+  for (at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+    x = x.to(dtype);
+    const auto [y, mean, invstd] = at::native_batch_norm(x, {}, {}, {}, {}, true, 0.1, 1e-5);
+    const at::Tensor exact =
+        at::var(x.to(at::kDouble), at::IntArrayRef({0, 2}), /*unbiased=*/false).add(1e-5).rsqrt();
+    for (const std::vector<MeshDim>& dims : testing::small_meshes()) {
+      on_mesh(dims, [&, &mean = mean, &y = y](const MeshPtr& mesh) {
+        for (int d : {0, 1, 2}) {
+          Placements placements(dims.size(), Shard(0));
+          placements.back() = Shard(d);
+          const at::Tensor dx = distribute_tensor(x, mesh, placements);
+          const auto [dy, dmean, dinvstd] =
+              at::native_batch_norm(dx, {}, {}, {}, {}, true, 0.1, 1e-5);
+          EXPECT_EQ(layout_of(dy), layout_of(dx));
+          EXPECT_TRUE(at::allclose(full_tensor(dmean), mean, 1e-6, 0));
+          EXPECT_TRUE(at::allclose(full_tensor(dinvstd).to(at::kDouble), exact, 1e-6, 0));
+          EXPECT_TRUE(at::allclose(full_tensor(dy), y, 0, dtype == at::kFloat ? 4e-4 : 1e-8));
+        }
+      });
+    }
+  }
+}
+
+TEST(NormRulesTest, BatchNormSendsItsStatisticsOnce) {
+  for (const Placements& placements :
+       {Placements{Shard(0), Shard(0)}, Placements{Shard(0), Shard(1)},
+        Placements{Shard(0), Shard(2)}, Placements{Replicate(), RaggedShard(0, {5, 0})}}) {
+    on_mesh({{"dp", 2}, {"tp", 2}}, [&](const MeshPtr& mesh) {
+      const auto parameter = [&](double value) {
+        return distribute_tensor(at::full({4}, value, at::kDouble), mesh,
+                                 Placements{Replicate(), Replicate()});
+      };
+      at::Tensor x = at::arange(5 * 4 * 6, at::kDouble).view({5, 4, 6}).sin();
+      at::Tensor dx = distribute_tensor(x, mesh, placements).requires_grad_();
+      at::Tensor weight = parameter(2).requires_grad_();
+      at::Tensor bias = parameter(1).requires_grad_();
+      const at::Tensor mean = parameter(0), var = parameter(1);
+      const at::Tensor grad = distribute_tensor(x.cos(), mesh, placements);
+      CommTrace forward(mesh);
+      const at::Tensor y = at::batch_norm(dx, weight, bias, mean, var, true, 0.1, 1e-5, false);
+      // Running statistics that are whole need those of channels that are cut.
+      const bool channels = placements[1] == Shard(1);
+      EXPECT_EQ(forward.events().size(), channels ? 3 : 1);
+      EXPECT_THAT(forward.events()[0].collective, "all_reduce");
+      CommTrace backward(mesh);
+      y.backward(grad);
+      EXPECT_EQ(backward.events()[0].collective, "all_reduce");
+      EXPECT_EQ(backward.events().size(), 1);
+      const at::Tensor evaluated =
+          at::batch_norm(dx, weight, bias, mean, var, false, 0.1, 1e-5, false);
+      for (const at::Tensor& leaf : {dx, weight, bias}) leaf.mutable_grad() = at::Tensor();
+      CommTrace none(mesh);
+      evaluated.backward(grad);
+      EXPECT_EQ(none.events().size(), 0);
+    });
+  }
 }
 
 TEST(LossRulesTest, NegativeLogLikelihood) {

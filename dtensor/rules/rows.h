@@ -16,4 +16,7 @@ struct HeldRows {
 // that no rank has, as the operator itself would.
 HeldRows held_rows(const at::Tensor& indices, const Spec& table, const char* op);
 
+// The same for another dimension, without looking whether there is such an index.
+HeldRows held_slices(const at::Tensor& indices, const Spec& table, int dim);
+
 }  // namespace shardweave::dtensor_internal

@@ -1,6 +1,17 @@
-// softmax, log_softmax and their gradients: every line along "dim" for itself.
+// softmax, log_softmax and their gradients: every line along "dim" for itself. Lines that are cut
+// stay so: a maximum and a sum of each go around, backward a sum.
+#include <limits>
+#include <utility>
+
+#include "ATen/OpMathType.h"
+#include "ATen/ops/amax.h"
+#include "ATen/ops/full.h"
+#include "ATen/ops/sum.h"
+#include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
+#include "shardweave/dtensor/tensor_impl.h"
 
 namespace shardweave::dtensor_internal {
 namespace {
@@ -21,6 +32,134 @@ void safe_softmax_shape(OpCall& call) {
   call.outputs.push_back(contiguous_info(
       call.input(0).sizes, dtype.isNone() ? call.input(0).dtype : dtype.toScalarType()));
 }
+
+// --- lines that are cut --------------------------------------------------------------------------
+
+// Whether a line of `tensor` lies on several ranks, and nothing of it is Partial.
+bool cuts_lines(const c10::IValue& tensor, const c10::IValue& dim) {
+  if (!is_dtensor(tensor.toTensor())) return false;
+  const DTensorMeta& meta = meta_of(tensor.toTensor());
+  const Spec& spec = *meta.spec;
+  const int64_t along = dim.toInt() < 0 ? dim.toInt() + spec.ndim() : dim.toInt();
+  if (spec.layout.has_partial() || spec.numel() == 0 || !c10::isFloatingType(spec.dtype)) {
+    return false;
+  }
+  for (int m = 0; m < spec.layout.mesh_ndim(); ++m) {
+    if (spec.layout[m].is_shard(static_cast<int>(along)) && meta.context->mesh().size(m) > 1) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// self, dim, half_to_float: which LibTorch's kernels for CPUs refuse.
+bool cuts_lines_forward(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IValue> args) {
+  return cuts_lines(args[0], args[1]) && (args[2].isNone() || !args[2].isBool() ||
+                                          !args[2].toBool() || args[0].toTensor().is_cuda());
+}
+
+// grad_output, output, dim, input_dtype.
+bool cuts_lines_backward(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IValue> args) {
+  return cuts_lines(args[1], args[2]) && is_dtensor(args[0].toTensor()) &&
+         args[0].toTensor().sizes() == args[1].toTensor().sizes();
+}
+
+// The lines of `tensor` along `dim`, each of which several ranks have a part of.
+class CutLines {
+ public:
+  CutLines(const c10::OperatorHandle& op, at::Tensor tensor, int64_t dim)
+      : op_(op), tensor_(std::move(tensor)), dim_(dim < 0 ? dim + tensor_.dim() : dim) {}
+
+  // This rank's part, with the digits that LibTorch's kernels count with.
+  at::Tensor local(const at::Tensor& tensor) const {
+    const at::Tensor& part = meta_of(tensor).local;
+    return part.to(at::toOpMathType(part.scalar_type())).contiguous();
+  }
+
+  at::Tensor max(const at::Tensor& part) const {
+    if (part.size(dim_) > 0) return all(at::amax(part, dim_, /*keepdim=*/true), ReduceOp::kMax);
+    std::vector<int64_t> sizes = part.sizes().vec();
+    sizes[dim_] = 1;
+    const double none = -std::numeric_limits<double>::infinity();
+    return all(at::full(sizes, none, part.options()), ReduceOp::kMax);
+  }
+  at::Tensor sum(const at::Tensor& part) const {
+    return all(at::sum(part, dim_, /*keepdim=*/true), ReduceOp::kSum);
+  }
+
+  // A tensor of this rank's `part`, contiguous and cut as the lines are.
+  at::Tensor of(const at::Tensor& part, at::ScalarType dtype) const {
+    const DTensorMeta& meta = meta_of(tensor_);
+    SpecRef spec =
+        meta.context->intern(meta.spec->layout, meta.spec->sizes,
+                             contiguous_strides(meta.spec->sizes), dtype, meta.spec->device);
+    return wrap(part.to(dtype), std::move(spec), meta.context);
+  }
+
+ private:
+  at::Tensor all(at::Tensor of_part, ReduceOp reduce) const {
+    const Spec& spec = *meta_of(tensor_).spec;
+    Placements placements = spec.layout.placements();
+    for (Placement& p : placements) {
+      if (p.is_shard(static_cast<int>(dim_))) p = Partial(reduce);
+    }
+    Dims sizes = spec.sizes;
+    sizes[dim_] = 1;
+    return meta_of(reduced(op_, tensor_, std::move(of_part), std::move(placements), sizes)).local;
+  }
+
+  const c10::OperatorHandle& op_;
+  const at::Tensor tensor_;
+  const int64_t dim_;
+};
+
+enum class Form : uint8_t { kSoftmax, kLogSoftmax, kSafeSoftmax };
+
+template <Form form>
+void softmax_of_cut_lines(const c10::OperatorHandle& op, c10::Stack& stack) {
+  BoxedCall call(op, stack);
+  const at::Tensor self = call.tensor("self");
+  const CutLines lines(op, self, call["dim"].toInt());
+  at::ScalarType dtype = self.scalar_type();
+  if (call.flag("half_to_float")) dtype = at::kFloat;
+  at::Tensor x = lines.local(self);
+  if (form == Form::kSafeSoftmax && !call["dtype"].isNone()) {
+    dtype = call["dtype"].toScalarType();
+    x = x.to(at::toOpMathType(dtype));
+  }
+  const at::Tensor max = lines.max(x);
+  at::Tensor result = x.sub(max);
+  if (form == Form::kLogSoftmax) {
+    // First the one, then the other: their sum has lost the digits of the smaller.
+    result.sub_(lines.sum(result.exp()).log_());
+  } else {
+    result.exp_();
+    result.div_(lines.sum(result));
+  }
+  if (form == Form::kSafeSoftmax) {
+    result.masked_fill_(max.eq(-std::numeric_limits<double>::infinity()), 0);
+  }
+  call.finish({lines.of(result, dtype)});
+}
+
+template <Form form>
+void softmax_backward_of_cut_lines(const c10::OperatorHandle& op, c10::Stack& stack) {
+  BoxedCall call(op, stack);
+  const at::Tensor output = call.tensor("output");
+  const at::Tensor grad = moved(op, call.tensor("grad_output"), layout_of(output), "grad_output");
+  const CutLines lines(op, output, call["dim"].toInt());
+  const at::Tensor g = lines.local(grad);
+  const at::Tensor y = lines.local(output);
+  at::Tensor result;
+  if (form == Form::kLogSoftmax) {
+    result = g.sub(y.exp().mul_(lines.sum(g)));
+  } else {
+    result = g.sub(lines.sum(g.mul(y))).mul_(y);
+  }
+  call.finish({lines.of(result, call["input_dtype"].toScalarType())});
+}
+
+// --- masked softmax ------------------------------------------------------------------------------
 
 // [B, H, L, S] with a mask of the same shape (mask_type 2 or none given), of shape [L, S] (0) or,
 // for keys that are padding, [B, S] (1). The softmax dimension may only be the last one.
@@ -56,10 +195,20 @@ void like_input(OpCall& call) {
 }  // namespace
 
 void add_softmax_rules(RuleTable& table) {
-  table.add({"aten::_softmax", "aten::_log_softmax"}, along_dim());
-  table.add({"aten::_softmax_backward_data", "aten::_log_softmax_backward_data"},
-            gradient_along_dim());
-  table.add("aten::_safe_softmax", along_dim().shapes(safe_softmax_shape));
+  table.add("aten::_softmax",
+            along_dim().composed_when(cuts_lines_forward, softmax_of_cut_lines<Form::kSoftmax>));
+  table.add("aten::_log_softmax",
+            along_dim().composed_when(cuts_lines_forward, softmax_of_cut_lines<Form::kLogSoftmax>));
+  table.add("aten::_softmax_backward_data",
+            gradient_along_dim().composed_when(cuts_lines_backward,
+                                               softmax_backward_of_cut_lines<Form::kSoftmax>));
+  table.add("aten::_log_softmax_backward_data",
+            gradient_along_dim().composed_when(cuts_lines_backward,
+                                               softmax_backward_of_cut_lines<Form::kLogSoftmax>));
+  table.add("aten::_safe_softmax",
+            along_dim()
+                .shapes(safe_softmax_shape)
+                .composed_when(cuts_lines_forward, softmax_of_cut_lines<Form::kSafeSoftmax>));
   table.add("aten::_masked_softmax", Rule(masked_softmax).shapes(like_input));
   table.add("aten::_masked_softmax_backward", Rule(masked_softmax_backward).shapes(like_input));
 }

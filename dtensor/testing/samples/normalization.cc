@@ -42,6 +42,10 @@ std::vector<Sample> normalization_samples() {
       {"aten::_native_batch_norm_legit.no_stats",
        {in({5, 3, 4}), in({3}), in({3})},
        {{"training", true}, {"momentum", 0.1}, {"eps", 1e-5}}},
+      {"aten::native_batch_norm_backward",
+       {in({5, 3, 4}), in({5, 3, 4}), in({3}), in({3}).constant(),
+        in({3}).uniform(0.5, 2).constant(), none(), none()},
+       {{"train", false}, {"eps", 1e-5}, {"output_mask", all}}},
   };
 }
 
