@@ -324,6 +324,18 @@ static void test_plain_tensors(void) {
   /* DLPack there and back: the same memory. */
   CHECK_OK(swv_tensor_to_dlpack(t, &managed));
   CHECK_OK(swv_tensor_from_dlpack(managed, &second));
+  {
+    /* Its memory is not freed under who has the address. */
+    const int64_t larger[1] = {1000};
+    const swv_op* resize;
+    swv_value args[2], result;
+    size_t n;
+    args[0] = swv_value_tensor(t);
+    args[1] = swv_value_ints(larger, 1);
+    CHECK_OK(swv_op_find("aten::resize_", &resize));
+    CHECK_FAILS(swv_op_call(resize, SWV_NO_GRAD, args, 2, &result, 1, &n), SWV_INVALID_ARGUMENT,
+                "not resizable");
+  }
   swv_tensor_free(t);
   {
     swv_buffer again;

@@ -723,7 +723,8 @@ SWV_API SWV_MUST_USE swv_status* swv_tensor_from_data(const void* data, size_t n
 
 /* DLPack 1.x; the struct is declared in dlpack.h. No copies. from_dlpack takes `managed` over and
  * runs its deleter, also on failure. to_dlpack wants a plain tensor that does not require grad; the
- * caller runs the deleter. */
+ * caller runs the deleter. From then on the tensor's memory stays where it is: what would resize it
+ * (resize_, an out= argument of another size) fails. */
 struct DLManagedTensorVersioned;
 SWV_API SWV_MUST_USE swv_status* swv_tensor_from_dlpack(struct DLManagedTensorVersioned* managed,
                                                         swv_tensor** out_tensor);

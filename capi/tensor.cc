@@ -164,6 +164,8 @@ DLManagedTensorVersioned* to_dlpack(const swv_tensor* handle) {
   }
   if (t.is_conj() || t.is_neg())
     fail_argument("tensor", "is a lazy conjugate or negative; resolve it first");
+  // Who takes it has the address: an out= operator must not free the memory to make it smaller.
+  t.storage().unsafeGetStorageImpl()->set_resizable(false);
   return at::toDLPackVersioned(t);
 }
 

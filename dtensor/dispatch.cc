@@ -10,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "c10/core/AutogradState.h"
-#include "c10/core/GradMode.h"
 #include "shardweave/dtensor/adopt.h"
 #include "shardweave/dtensor/arguments.h"
 #include "shardweave/dtensor/decide.h"
@@ -267,9 +266,7 @@ class Runner {
       return shared || !result.is_alias_of(kept.local) ? result : result.clone();
     }
     at::Tensor result = moved(change, local);
-    const bool keep = change.remember == Remember::kAlways ||
-                      (change.remember == Remember::kWhileRecording && c10::GradMode::is_enabled());
-    if (shared && keep) remember(meta_of(impl), change.target, result);
+    if (shared && is_kept(change.remember)) remember(meta_of(impl), change.target, result);
     return result;
   }
 

@@ -58,8 +58,11 @@ int64_t bytes_of(const MeshContext& context, const WeighedDim& dim, const Strate
 }
 
 std::string gives_up_text(const StrategyCost& cost) {
-  if (!cost.gives_up_data) return cost.gives_up_weight ? "weight" : "";
-  return cost.gives_up_weight ? "data, weight" : "data";
+  std::vector<std::string> what;
+  if (cost.data == DataMoves::kMoves) what.push_back("data's place");
+  if (cost.data == DataMoves::kGivenUp) what.push_back("data");
+  if (cost.gives_up_weight) what.push_back("weight");
+  return absl::StrJoin(what, ", ");
 }
 
 Explanation::Dim explained(const MeshContext& context, const WeighedDim& dim) {
@@ -177,7 +180,7 @@ void append(std::string& text, const Explanation& e, const Explanation::Dim& dim
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
     const auto key = [&](size_t i) {
       const Explanation::Option& o = dim.options[i];
-      return std::make_tuple(i != dim.chosen, !o.obstacle.empty(), o.gives_up.size(), o.seconds());
+      return std::make_tuple(i != dim.chosen, !o.obstacle.empty(), o.seconds());
     };
     return key(a) < key(b);
   });

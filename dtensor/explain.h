@@ -56,8 +56,8 @@ struct Explanation {
     // that Partial results still need.
     double move = 0, compute = 0, owed = 0;
     double seconds() const { return move + compute + owed; }
-    // It makes whole what is cut: such options come after all others. "data": a batch; "weight": a
-    // parameter; "data, weight"; "": neither.
+    // Options that move or make whole what is cut come after all others: "data" (a batch becomes
+    // whole), "data's place" (it is cut in another way), "weight" (a parameter); ", " between them.
     std::string gives_up;
     int64_t bytes = 0;     // that a rank sends to bring the inputs there, at most
     std::string obstacle;  // why it was not possible; "": it was

@@ -125,8 +125,8 @@ Remember worth_remembering(const Layout& from, const CutOrigins& origins, const 
     if (from[m] == target[m]) continue;
     if (from[m].is_partial()) return Remember::kAlways;
     const bool weight = (origins.weight >> m & 1) != 0;
-    const bool whole_weight = weight && target[m].is_replicate();
-    if (whole_weight || target[m].is_shard()) worth = Remember::kWhileRecording;
+    if (!weight && target[m].is_shard()) return Remember::kAlways;
+    if (weight) worth = Remember::kWhileRecording;
   }
   return worth;
 }

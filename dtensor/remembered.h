@@ -20,6 +20,7 @@
 #include <optional>
 
 #include "ATen/core/Tensor.h"
+#include "c10/core/GradMode.h"
 #include "shardweave/dtensor/cache.h"
 #include "shardweave/dtensor/tensor_impl.h"
 
@@ -42,10 +43,15 @@ inline const Remembered* remembered_form(const DTensorMeta& meta) {
 // The local part of the tensor in `target`, as it or one of its views is remembered.
 std::optional<at::Tensor> recall(const DTensorMeta& meta, const Spec& target);
 
-// Whether it is worth it: for a Partial that is reduced; and while autograd records, as backward
-// will need it again, for a weight that is gathered and for what is cut along another dimension.
-// Activations that are gathered are not kept: whoever cuts them wants the memory.
+// Whether it is worth it: for a Partial that is reduced, and for what is cut in another way; for a
+// weight, which lives long, while autograd records, as backward will need it again. Activations that
+// are gathered are not kept: whoever cuts them wants the memory.
 Remember worth_remembering(const Layout& from, const CutOrigins& origins, const Layout& target);
+
+inline bool is_kept(Remember worth) {
+  return worth == Remember::kAlways ||
+         (worth == Remember::kWhileRecording && c10::GradMode::is_enabled());
+}
 
 // `local`: what run_plan() made of the tensor; from here on nobody writes it.
 void remember(DTensorMeta& meta, SpecRef target, at::Tensor local);

@@ -13,8 +13,9 @@ constexpr double kPlainScalar = kLocalCopy / 16;
 constexpr double kWriteBack = 1e-6;
 
 // What is owed is an estimate, as shares of what it takes to make a result whole:
-// a sum that the operator itself makes may be all-reduced (1) or only reduce-scattered (1/2);
-constexpr double kFreshSum = 0.7;
+// a sum that the operator itself makes may be all-reduced (1), only reduce-scattered (1/2), or join
+// another one (0);
+constexpr double kFreshSum = 0.5;
 // a reduction that is put off may yet be shared with another summand's;
 constexpr double kLater = 0.99;
 // one that is put off for several products is likely to be made for each;
@@ -49,6 +50,11 @@ int64_t pieces(const OpCall& call, const TensorInfo& info, const Placement& plac
 }
 int64_t bytes_at(const OpCall& call, const TensorInfo& input, const Placement& placement) {
   return part_bytes(input, other_cuts(call, input.spec) * pieces(call, input, placement));
+}
+
+// Indices and masks are no factors, and cutting them is no work.
+bool is_index(const TensorInfo& info) {
+  return c10::isIntegralType(info.dtype, /*includeBool=*/true);
 }
 
 class Weighing {
@@ -125,19 +131,24 @@ class Weighing {
     return seconds;
   }
 
-  // True if data that is cut becomes whole, and no other data stays cut.
-  bool gives_up_data() const {
-    bool lost = false;
+  DataMoves data() const {
+    bool any = false, some_stay = false, all_stay = true, still_cut = false;
+    bool nothing_moves = true;
     const bool cut_results = has_cut_results();
     for (int i = 0; i < call_.num_inputs(); ++i) {
       const TensorInfo& input = call_.input(i);
-      if (!input.defined || !has_bit(input.origins.data, call_.mesh_dim)) continue;
-      const Placement& want = strategy_.inputs[i];
-      if (want == call_.placement(i)) return false;
-      if (cut_results && pieces(call_, input, want) > 1) return false;
-      lost = true;
+      if (!input.defined) continue;
+      const bool stays = strategy_.inputs[i] == call_.placement(i);
+      const bool sliced = call_.placement(i).is_replicate() && strategy_.inputs[i].is_shard();
+      nothing_moves &= stays || (sliced && is_index(input));
+      if (!has_bit(input.origins.data, call_.mesh_dim)) continue;
+      any = true;
+      some_stay |= stays;
+      all_stay &= stays;
+      still_cut |= cut_results && pieces(call_, input, strategy_.inputs[i]) > 1;
     }
-    return lost;
+    if (!any || (all_stay && (cut_results || nothing_moves))) return DataMoves::kStays;
+    return some_stay || still_cut ? DataMoves::kMoves : DataMoves::kGivenUp;
   }
 
   // True if a weight that is cut is moved where no data has to stay cut.
@@ -211,8 +222,7 @@ class Weighing {
       const TensorInfo& input = call_.input(i);
       if (!input.defined || strategy_.inputs[i].is_shard()) continue;
       partial |= strategy_.inputs[i].is_partial();
-      whole |= !strategy_.inputs[i].is_partial() && input.numel() > 1 &&
-               !c10::isIntegralType(input.dtype, /*includeBool=*/true);
+      whole |= !strategy_.inputs[i].is_partial() && input.numel() > 1 && !is_index(input);
     }
     return partial && whole;
   }
@@ -236,7 +246,7 @@ StrategyCost strategy_cost(const OpCall& call, const Strategy& strategy, const C
   cost.compute = weighing.compute(flops, outputs);
   // What is written back owes nothing more than it did.
   if (!written_input.has_value()) cost.owed = weighing.owed(outputs);
-  cost.gives_up_data = weighing.gives_up_data();
+  cost.data = weighing.data();
   cost.gives_up_weight = weighing.gives_up_weight();
   return cost;
 }

@@ -7,8 +7,9 @@
 // One operator sees neither what comes after it nor backward. Two things it must not do to save a
 // transfer, and strategies that do them come after all others, however cheap they are:
 //
-//   1. Give up the cut of the data. Once a batch is whole on every rank, all ranks do the same work
-//      from there on. Where a batch that is cut meets a weight that is cut, the weight is gathered.
+//   1. Move the data, or, worse, give up its cut. Once a batch is whole on every rank, all ranks do
+//      the same work from there on. Where a batch that is cut meets a weight that is cut, the weight
+//      is gathered.
 //   2. Give up the cut of a weight: gathered here, it is gathered in every step, and in backward.
 //
 // A Partial is reduced as late as possible where it stays one tensor (sums, views, linear functions
@@ -27,16 +28,20 @@
 
 namespace shardweave::dtensor_internal {
 
+// Of the inputs that are data and cut: they stay (and the results are cut as they are, or nothing at
+// all moves); some stay, or all are cut in another way; all become whole.
+enum class DataMoves : uint8_t { kStays, kMoves, kGivenUp };
+
 struct StrategyCost {
   double move = 0;     // seconds, as are the next two
   double compute = 0;
   double owed = 0;
-  bool gives_up_data = false;
+  DataMoves data = DataMoves::kStays;
   bool gives_up_weight = false;
 
   double seconds() const { return move + compute + owed; }
   friend bool operator<(const StrategyCost& a, const StrategyCost& b) {
-    if (a.gives_up_data != b.gives_up_data) return b.gives_up_data;
+    if (a.data != b.data) return a.data < b.data;
     if (a.gives_up_weight != b.gives_up_weight) return b.gives_up_weight;
     return a.seconds() < b.seconds();
   }

@@ -37,10 +37,14 @@ int64_t activation(const Scenario& s) {
   return rows(s) * s.sizes.dim;
 }
 
-// Keys, or values: [batch, tokens, kv_heads * head_dim].
-int64_t keys(const Scenario& s) {
-  const bool grouped = s.model == ModelKind::kLlama;
-  return grouped ? activation(s) / s.sizes.heads * s.sizes.kv_heads : activation(s);
+// GPT's, which the MoE shares; ViT adds its own to the activations.
+bool has_position_table(const Scenario& s) {
+  return s.model == ModelKind::kGpt || s.model == ModelKind::kMoe;
+}
+
+// Positions, as indices or as rotary tables: the same on every rank, as one comparison finds out.
+bool makes_constants(const Scenario& s) {
+  return !reads_images(s);
 }
 
 // Features that the batch norms of the convolutional net normalise.
@@ -101,6 +105,13 @@ Traffic in_buckets(Collective collective, int64_t k, const std::vector<Parameter
 
 // --- theory --------------------------------------------------------------------------------------
 
+// Of a checksum of all constants that a step makes, over all ranks.
+Traffic comparison(const Scenario& s) {
+  int64_t ranks = 1;
+  for (const MeshDim& dim : s.mesh) ranks *= dim.size;
+  return all_gather(ranks, ranks * static_cast<int64_t>(sizeof(int64_t)) / kElementSize);
+}
+
 // Linears in pairs, column-parallel and row-parallel (Megatron-LM), over k ranks; each has
 // 1 / `parts` of the batch.
 Phases tensor_parallel(const Scenario& s, int64_t k, int64_t parts) {
@@ -111,10 +122,17 @@ Phases tensor_parallel(const Scenario& s, int64_t k, int64_t parts) {
   // The gradient of what goes into the column-parallel ones. Norm weights and biases see it whole.
   t.backward = 2 * s.sizes.layers * all_reduce(k, x);
   if (s.model == ModelKind::kMoe) {
-    // Each rank knows the gradient of its own experts' weights, and softmax needs all of a token.
-    t.backward += s.sizes.layers * all_gather(k, rows(s) / parts * s.sizes.experts);
+    // Each rank knows the gradient of its own experts' weights: what norms them sums over a token's,
+    // softmax needs all of them.
+    t.backward += s.sizes.layers * (all_reduce(k, rows(s) / parts) +
+                                    all_gather(k, rows(s) / parts * s.sizes.experts));
   }
   return t;
+}
+
+// A batch, or its sequences, cut over k ranks: the sum of the losses, and how many they are.
+Traffic mean_loss(int64_t k) {
+  return all_reduce(k, 2);
 }
 
 // The embedding table and the head's rows of the vocabulary over k ranks too.
@@ -125,21 +143,16 @@ void add_vocabulary(Scenario& s, int64_t k, int64_t parts) {
   // Cross entropy: each row's maximum, and the sum of its exponentials.
   s.theory.forward += 2 * all_reduce(k, n);
   // Each row's target is on one rank; what is reduced is the loss.
-  if (parts == 1) s.theory.forward += all_reduce(k, 1);
+  if (parts == 1) s.theory.forward += mean_loss(k);
   // The gradient of what goes into the head.
   s.theory.backward += all_reduce(k, activation(s) / parts);
   s.backward_allowance = all_reduce(k, n);
 }
 
-// A batch, or its sequences, cut over k ranks: the sum of the losses, and how many they are.
-Traffic mean_loss(int64_t k) {
-  return 2 * all_reduce(k, 1);
-}
-
 // Batch norm over a batch that is cut.
 void add_batch_norms(Phases& t, const Sizes& sizes, int64_t k) {
   for (int64_t channels : batch_norm_channels(sizes)) {
-    t.forward += all_reduce(k, 2 * channels);   // sums of x and of its squares
+    t.forward += all_reduce(k, 4 * channels);   // sums of x and of its squares, as doubles
     t.backward += all_reduce(k, 2 * channels);  // sums of the gradient, and of it times x
   }
 }
@@ -164,7 +177,15 @@ Phases data_parallel(const Scenario& s, int64_t k) {
 Phases sharded_parameters(const Scenario& s, int64_t k) {
   Phases t;
   // Each where it is needed first; kept for backward.
-  t.forward = one_each(all_gather, k, parameters(s, "dp")) + mean_loss(k);
+  std::vector<Parameter> gathered = parameters(s, "dp");
+  std::erase_if(gathered, [](const Parameter& p) {
+    return p.name == "positions.weight" || p.name == "cls";
+  });
+  t.forward = one_each(all_gather, k, gathered) + mean_loss(k);
+  // Positions are no data that is cut: each rank looks up what is among its rows.
+  if (has_position_table(s)) t.forward += all_reduce(k, s.sizes.tokens * s.sizes.dim);
+  // The class token meets the batch when it has been expanded to it.
+  if (s.model == ModelKind::kVit) t.forward += all_to_all(k, s.sizes.batch * s.sizes.dim);
   if (s.model == ModelKind::kConvNet) add_batch_norms(t, s.sizes, k);
   t.gradient_sync = in_buckets(reduce_scatter, k, gradients_to_sync(s, "dp"));
   return t;
@@ -177,20 +198,27 @@ double seconds(const Traffic& t) {
          static_cast<double>(t.bytes) / link.bandwidth;
 }
 
-// What attention needs when every rank has a part of the sequence, in a step.
+// Of the keys, or the values, where they are summed over the queries that share them.
+int64_t key_gradient(const Scenario& s) {
+  const bool grouped = s.model == ModelKind::kLlama;
+  return grouped ? activation(s) / s.sizes.heads * s.sizes.kv_heads : activation(s);
+}
+
+// What attention needs when every rank has a part of the sequence, in a step. Models repeat keys and
+// values that queries share before they come to it.
 Phases sequence_attention(const Scenario& s, int64_t k) {
-  // A query sees the keys and values of the whole sequence, which are kept for backward; each of
-  // them has a gradient from every part of the queries.
+  const int64_t x = activation(s);
+  // A query sees the keys and values of the whole sequence, gathered again in backward, for whoever
+  // cuts a sequence wants the memory; each of them has a gradient from every part of the queries.
   Phases gathered;
-  gathered.forward = 2 * s.sizes.layers * all_gather(k, keys(s));
-  gathered.backward = 2 * s.sizes.layers * reduce_scatter(k, keys(s));
+  gathered.forward = s.sizes.layers * 2 * all_gather(k, x);
+  gathered.backward = s.sizes.layers * 2 * (all_gather(k, x) + reduce_scatter(k, x));
   // Or every rank takes some heads of the whole sequence (DeepSpeed-Ulysses): query, key, value and
-  // the result are exchanged, and so are their gradients. More collectives; fewer bytes from four
-  // ranks on, unless queries share keys.
+  // the result are exchanged, and so are their gradients.
   Phases exchanged;
-  exchanged.forward =
-      s.sizes.layers * (2 * all_to_all(k, activation(s)) + 2 * all_to_all(k, keys(s)));
-  exchanged.backward = exchanged.forward;
+  exchanged.forward = s.sizes.layers * 4 * all_to_all(k, x);
+  exchanged.backward =
+      s.sizes.layers * (2 * all_to_all(k, x) + 2 * all_to_all(k, key_gradient(s)));
   return seconds(exchanged.step()) < seconds(gathered.step()) ? exchanged : gathered;
 }
 
@@ -291,7 +319,7 @@ void add_tensor_and_data_parallel(const Scenario& model, bool vocabulary,
     shard_vocabulary(s);
     add_vocabulary(s, 2, 2);
     // The sum of the losses over all ranks at once.
-    s.theory.forward += all_reduce(4, 1) + all_reduce(2, 1);
+    s.theory.forward += mean_loss(4);
   } else {
     s.theory.forward += mean_loss(2);
   }
@@ -349,6 +377,9 @@ std::vector<Scenario> scenarios(const Sizes& sizes) {
     }
     if (linears) add_tensor_and_data_parallel(model, false, all);
     if (vocabulary) add_tensor_and_data_parallel(model, true, all);
+  }
+  for (Scenario& s : all) {
+    if (makes_constants(s)) s.theory.forward += comparison(s);
   }
   return all;
 }

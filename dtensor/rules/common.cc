@@ -11,6 +11,7 @@
 #include "shardweave/dtensor/error.h"
 #include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/redistribute.h"
+#include "shardweave/dtensor/remembered.h"
 #include "shardweave/dtensor/tensor_impl.h"
 
 namespace shardweave::dtensor_internal {
@@ -222,9 +223,14 @@ void decomposed(const c10::OperatorHandle& op, c10::Stack& stack) {
 
 at::Tensor moved(const c10::OperatorHandle& op, const at::Tensor& tensor, const Layout& layout,
                  std::string_view argument) {
-  const DTensorMeta& meta = meta_of(tensor);
+  DTensorMeta& meta = meta_of(tensor);
   if (meta.spec->layout == layout) return tensor;
   MeshContext& context = *meta.context;
+  SpecRef target = context.with_layout(*meta.spec, layout);
+  if (std::optional<at::Tensor> kept = recall(meta, *target)) {
+    ++context.counters.remembered_uses;
+    return wrap(*std::move(kept), std::move(target), meta.context);
+  }
   const RedistributePlan plan = plan_for(context, *meta.spec, layout);
   if (!plan.is_local()) {
     if (context.strict_depth > 0) {
@@ -237,7 +243,13 @@ at::Tensor moved(const c10::OperatorHandle& op, const at::Tensor& tensor, const 
     }
     ++context.counters.implicit_redistributions;
   }
-  return redistributed(tensor, layout, {.name = op.operator_name().name, .argument = argument});
+  const at::Tensor result =
+      redistributed(tensor, layout, {.name = op.operator_name().name, .argument = argument});
+  const CutOrigins origins = origins_of(tensor.unsafeGetTensorImpl());
+  if (!plan.is_local() && is_kept(worth_remembering(meta.spec->layout, origins, layout))) {
+    remember(meta, std::move(target), meta_of(result).local);
+  }
+  return result;
 }
 
 at::Tensor reduced(const c10::OperatorHandle& op, const at::Tensor& like, at::Tensor local,

@@ -311,6 +311,19 @@ Placements of_channel_sums(const Layout& layout) {
   return placements;
 }
 
+// A weight or a bias as the channels of the input are cut.
+at::Tensor with_channels(const c10::OperatorHandle& op, const at::Tensor& tensor,
+                         const at::Tensor& input, const char* name) {
+  if (!tensor.defined()) return tensor;
+  const Layout& layout = layout_of(input);
+  Placements placements(layout.mesh_ndim());
+  for (int m = 0; m < layout.mesh_ndim(); ++m) {
+    if (layout[m].is_shard(1)) placements[m] = layout[m].with_dim(0);
+  }
+  return moved(op, tensor, value_or_throw(Layout::create(std::move(placements), layout.order())),
+               name);
+}
+
 struct Moments {
   at::Tensor mean, var;  // doubles, one per channel
 };
@@ -364,8 +377,8 @@ at::ScalarType saved_dtype(const at::Tensor& input, const at::Tensor& weight) {
 void batch_norm_training(const c10::OperatorHandle& op, c10::Stack& stack) {
   BoxedCall call(op, stack);
   const at::Tensor input = with_values(op, call.tensor("input"), "input");
-  const at::Tensor weight = call.tensor("weight");
-  const at::Tensor bias = call.tensor("bias");
+  const at::Tensor weight = with_channels(op, call.tensor("weight"), input, "weight");
+  const at::Tensor bias = with_channels(op, call.tensor("bias"), input, "bias");
   const bool has_statistics = call.has("running_mean");
   const at::Tensor running_mean = has_statistics ? call.tensor("running_mean") : at::Tensor();
   const at::Tensor running_var = has_statistics ? call.tensor("running_var") : at::Tensor();
@@ -393,7 +406,7 @@ void batch_norm_training(const c10::OperatorHandle& op, c10::Stack& stack) {
 void batch_norm_training_backward(const c10::OperatorHandle& op, c10::Stack& stack) {
   BoxedCall call(op, stack);
   const at::Tensor input = with_values(op, call.tensor("input"), "input");
-  const at::Tensor weight = call.tensor("weight");
+  const at::Tensor weight = with_channels(op, call.tensor("weight"), input, "weight");
   const auto mask = call["output_mask"].toBoolList();
   const at::ScalarType dtype = at::toOpMathType(input.scalar_type());
   const at::Tensor mean = call.tensor("save_mean").to(dtype);
