@@ -215,8 +215,7 @@ TEST_F(MessagesTest, Operators) {
     swv_op* op = nullptr;
     swv_value results[4];
     ok(swv_op_find(name, &op));
-    swv_status* status =
-        swv_op_call(op, SWV_GRAD, args.data(), args.size(), results, 4, nullptr);
+    swv_status* status = swv_op_call(op, SWV_GRAD, args.data(), args.size(), results, 4, nullptr);
     swv_op_free(op);
     return status;
   };

@@ -26,7 +26,7 @@ using c10::IValue;
   fail(op, absl::StatusCode::kInvalidArgument,
        absl::StrCat("argument '", op.schema().arguments()[arg].name(),
                     "' is a plain tensor of shape [", absl::StrJoin(plain.sizes(), ", "),
-                    "] among DTensors, and ", why, "; make it a DTensor with distribute_tensor()"));
+                    "] among DTensors, and ", why, "; distribute it"));
 }
 
 // A gradient of a plain tensor would be a DTensor: nobody asks for one without recording.
@@ -45,7 +45,7 @@ bool writes(const OpInfo& info, size_t arg) {
 }
 
 [[noreturn]] void differs(const PlainTensors::Use& use) {
-  const std::string what = "that differs from rank to rank; make it a DTensor with from_local()";
+  const std::string what = "that differs from rank to rank; make one DTensor of the ranks' parts";
   if (!use.op.has_value()) {
     throw Error(absl::InvalidArgumentError(
         absl::StrCat("a gradient is a plain tensor among DTensors ", what)));

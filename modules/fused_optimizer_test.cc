@@ -337,7 +337,7 @@ TEST(FusedOptimizerTest, RefusesAStateThatDoesNotFit) {
     };
     constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
     refused(0, "exp_avg", start(), kInvalid,
-            "'exp_avg' of parameter 0 lies [S(0)]; got a plain tensor: distribute_tensor()");
+            "'exp_avg' of parameter 0 lies [S(0)]; got a plain tensor: distribute it");
     refused(0, "exp_avg", zeros({5, 7}, mesh, rows), kInvalid, "has shape [7, 5]; got [5, 7]");
     refused(0, "exp_avg", zeros({7, 5}, mesh, rows, at::kLong), kInvalid, "got Long");
     refused(0, "exp_avg", at::Tensor(), kInvalid, "undefined");
