@@ -225,7 +225,7 @@ func TestWordsOfErrors(t *testing.T) {
 		"Tensor.Distribute: argument 'source' ":      x.Distribute(m, nil, sw.Source(-2)).Err(),
 		"Tensor.ToDLPack: ":                          text(sw.Ones(w, nil, sw.RequiresGrad).ToDLPack()),
 		"Tensor.Detach it":                           text(sw.Ones(w, nil, sw.RequiresGrad).ToDLPack()),
-		"World.Mesh: ":                               text(w.Mesh(sw.Dim{Name: "x", Size: 3})),
+		"World.Mesh: ":                               text(w.Mesh(sw.Dim("x", 3))),
 		"World.ParseMesh: ":                          text(w.ParseMesh("x")),
 		"Mesh.Comm: ":                                text(m.Comm("y")),
 		"Comm.Split: ":                               text(w.Comm().Split(0, 0, "a\x00")),
