@@ -216,6 +216,11 @@ at::Tensor factory(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements&
   return result;
 }
 
+// For what does not look at the elements: brings nothing up to date, and so communicates nothing.
+const DTensorMeta& described(const at::Tensor& tensor, const char* function) {
+  return is_dtensor(tensor) ? meta_of(tensor) : checked_meta(tensor, function);
+}
+
 void refuse_partial(const Placements& placements, const char* function) {
   for (const Placement& p : placements) {
     if (p.is_partial()) {
@@ -375,16 +380,16 @@ bool is_dtensor(const at::Tensor& tensor) {
 }
 
 const Layout& layout_of(const at::Tensor& tensor) {
-  return checked_meta(tensor, "layout_of").spec->layout;
+  return described(tensor, "layout_of").spec->layout;
 }
 
 MeshPtr mesh_of(const at::Tensor& tensor) {
-  const DTensorMeta& meta = checked_meta(tensor, "mesh_of");
+  const DTensorMeta& meta = described(tensor, "mesh_of");
   return MeshPtr(meta.context, &meta.context->connected_mesh());
 }
 
 std::string describe(const at::Tensor& tensor) {
-  const DTensorMeta& meta = checked_meta(tensor, "describe");
+  const DTensorMeta& meta = described(tensor, "describe");
   const LocalExtent extent = local_extent(meta.spec->layout, meta.context->mesh().shape(),
                                           meta.context->coordinate(), meta.spec->sizes);
   return absl::StrCat(meta.spec->to_string(), " on ", meta.context->mesh().to_string(), ", local [",
@@ -393,7 +398,7 @@ std::string describe(const at::Tensor& tensor) {
 }
 
 void visualize_sharding(const at::Tensor& tensor, const VisualizeOptions& options, std::FILE* out) {
-  const DTensorMeta& meta = checked_meta(tensor, "visualize_sharding");
+  const DTensorMeta& meta = described(tensor, "visualize_sharding");
   throw_if_error(
       visualize_sharding(meta.spec->layout, meta.context->mesh(), meta.spec->sizes, options, out));
 }
