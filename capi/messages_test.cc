@@ -1,5 +1,6 @@
 // Messages speak the caller's language: the function of C comes first, once, and nothing behind it is
 // spelled as in C++. What they say is passed on to Rust and Go.
+#include <limits>
 #include <regex>
 #include <string>
 #include <utility>
@@ -201,7 +202,7 @@ TEST_F(MessagesTest, GradientsAndOptimizers) {
   options.mesh = mesh_;
   options.layout = rows_;
   const int64_t sizes[] = {4, 2};
-  ok(swv_tensor_full(sizes, 2, 1e300, &options, &infinite));
+  ok(swv_tensor_full(sizes, 2, std::numeric_limits<double>::infinity(), &options, &infinite));
   ok(swv_tensor_set_grad(sharded_, infinite));
   swv_clip_options clip = SWV_CLIP_OPTIONS_INIT;
   clip.error_if_nonfinite = 1;
