@@ -428,7 +428,8 @@ TEST(FusedOptimizerTest, AGradientThatWaitsForItsReductionIsRefusedBeforeAnythin
     } catch (const Error& error) {
       EXPECT_EQ(error.status().code(), absl::StatusCode::kFailedPrecondition);
       EXPECT_NE(std::string(error.what_without_backtrace())
-                    .find("parameter 1 lies [R], its gradient [P(sum)]; call finish_grad_sync()"),
+                    .find("parameter 1 lies [R], its gradient [P(sum)]; the gradients are to be "
+                          "synchronized"),
                 std::string::npos)
           << error.what_without_backtrace();
     }

@@ -312,7 +312,7 @@ impl Tensor {
             return Ok(());
         }
         Err(Error::invalid(format!(
-            "{caller}: the tensor's elements are {dtype}; wanted {}: convert it by to_dtype()",
+            "{caller}: the tensor's elements are {dtype}; wanted {}: convert it by Tensor::to_dtype",
             T::DTYPE
         )))
     }
