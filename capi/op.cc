@@ -87,8 +87,9 @@ void check_names(const swv_op& op, const GivenArguments& given) {
     }
     if (std::find(known.begin(), known.end(), name) != known.end()) continue;
     fail(absl::StatusCode::kInvalidArgument,
-         str_cat(op.name, ": no overload has an argument '", name, "'", suggestion(name, known),
-                 "; its schemas are:\n", schemas(op)));
+         str_cat(op.name, ": has no argument '", name, "'", suggestion(name, known),
+                 op.overloads.size() == 1 ? "; its schema is " : "; its schemas are:\n",
+                 schemas(op)));
   }
 }
 
@@ -100,6 +101,7 @@ const Overload& choose(const swv_op& op, const GivenArguments& given, c10::Stack
       stack.clear();
     }
   }
+  check_names(op, given);
   std::string mismatch;
   if (op.overloads.size() == 1) {
     push_arguments(op.overloads[0].signature, given, Match::kLenient, stack, &mismatch);
@@ -107,7 +109,6 @@ const Overload& choose(const swv_op& op, const GivenArguments& given, c10::Stack
     fail(absl::StatusCode::kInvalidArgument,
          str_cat(op.name, ": ", mismatch, "; its schema is ", schemas(op)));
   }
-  check_names(op, given);
   fail(absl::StatusCode::kInvalidArgument,
        str_cat(op.name, ": the arguments fit none of its schemas:\n", schemas(op)));
 }

@@ -262,8 +262,8 @@ func TestWordsOfErrors(t *testing.T) {
 	}
 }
 
-// What is spelled as in C++: f(), A::b, another function after Go's, names with underscores.
-var ofCPP = regexp.MustCompile(`\w\(\)|[A-Z]\w*::|: [a-z]+(_[a-z]+)+\b|: redistribute: |FusedOptimizer|int64_t|_tensor\b|\.(slice|flatten)\(`)
+// What is spelled as in C++: f(), A::b, a function of C++ behind Go's.
+var ofCPP = regexp.MustCompile(`\w\(\)|[A-Z]\w*::|: (redistribute|from_local|to_local|full_tensor|layout_of|mesh_of|clip_grad_norm|distribute_\w+|init_device_mesh|run_ranks): |FusedOptimizer|int64_t|_tensor\b|\.(slice|flatten)\(`)
 
 func TestItemOfEveryType(t *testing.T) {
 	run(t, 2, func(w *sw.World) error {

@@ -290,7 +290,7 @@ fn messages_name_what_the_caller_called() {
                 .unwrap()
                 .call_named::<Tensor>(args![&x], &[("dims", 1.into())])
                 .unwrap_err(),
-            "Op::call_named: aten::sum: no overload has an argument 'dims'; did you mean 'dim'?",
+            "Op::call_named: aten::sum: has no argument 'dims'; did you mean 'dim'?",
         ),
         (optimizer.state(3, "step").unwrap_err(), "Optimizer::state: parameter 3 of 1"),
         (optimizer.state(0, "speed").unwrap_err(), "Optimizer::state: there is no state 'speed'"),
