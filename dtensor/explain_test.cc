@@ -206,7 +206,7 @@ TEST(ExplainTest, BadCallsAreErrors) {
       return std::string(status.message());
     };
     EXPECT_THAT(message([&] { explain("aten::no_such", {x}); }),
-                HasSubstr("explain: 'aten::no_such': there is no such operator"));
+                HasSubstr("'aten::no_such': there is no such operator"));
     EXPECT_THAT(message([&] { explain("aten::add", {x, x}); }), HasSubstr("aten::add.Tensor"));
     EXPECT_THAT(message([&] { explain("aten::relu", {at::ones({2})}); }),
                 HasSubstr("none of the arguments is a DTensor"));

@@ -343,7 +343,7 @@ TEST(FusedOptimizerTest, RefusesAStateThatDoesNotFit) {
     refused(0, "exp_avg", at::Tensor(), kInvalid, "undefined");
     refused(0, "max_exp_avg_sq", w.detach(), kInvalid, "is not used with these options");
     refused(0, "momentum_buffer", w.detach(), absl::StatusCode::kNotFound, "there are step");
-    refused(1, "exp_avg", w.detach(), kInvalid, "is plain; got a DTensor: full_tensor()");
+    refused(1, "exp_avg", w.detach(), kInvalid, "is plain; got a DTensor: take the full tensor");
     refused(2, "exp_avg", w.detach(), absl::StatusCode::kOutOfRange, "parameter 2 of 2");
     refused(0, "step", at::ones({2}), kInvalid, "one number; got shape [2]");
     refused(0, "step", at::scalar_tensor(-1), kInvalid, "is -1; wanted a whole number");
