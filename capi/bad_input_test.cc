@@ -326,10 +326,18 @@ TEST_F(BadInputTest, OperatorsAndArguments) {
                "'other' is missing");
   const char* names[] = {"beta"};
   expect_fails(swv_op_call_named(add_, SWV_GRAD, args, 2, names, 1, &result, 1, nullptr),
-               SWV_INVALID_ARGUMENT, "'other' is missing");
+               SWV_INVALID_ARGUMENT, "has no argument 'beta'");
   const swv_value three[] = {args[0], args[0], swv_value_int(1)};
   expect_fails(swv_op_call_named(add_, SWV_GRAD, three, 3, names, 1, &result, 1, nullptr),
                SWV_INVALID_ARGUMENT, "has no argument 'beta'");
+  // Where there are overloads too.
+  expect_ok(swv_op_find("aten::sum", &op));
+  const swv_value flag[] = {args[0], swv_value_bool(1)};
+  names[0] = "keepdims";
+  expect_fails(swv_op_call_named(op, SWV_GRAD, flag, 2, names, 1, &result, 1, nullptr),
+               SWV_INVALID_ARGUMENT,
+               "aten::sum: has no argument 'keepdims'; did you mean 'keepdim'?");
+  swv_op_free(op);
   names[0] = "self";
   expect_fails(swv_op_call_named(add_, SWV_GRAD, three, 2, names, 1, &result, 1, nullptr),
                SWV_INVALID_ARGUMENT, "given twice");

@@ -327,7 +327,7 @@ static void test_plain_tensors(void) {
   {
     /* Its memory is not freed under who has the address. */
     const int64_t larger[1] = {1000};
-    const swv_op* resize;
+    swv_op* resize;
     swv_value args[2], result;
     size_t n;
     args[0] = swv_value_tensor(t);
@@ -335,6 +335,7 @@ static void test_plain_tensors(void) {
     CHECK_OK(swv_op_find("aten::resize_", &resize));
     CHECK_FAILS(swv_op_call(resize, SWV_NO_GRAD, args, 2, &result, 1, &n), SWV_INVALID_ARGUMENT,
                 "not resizable");
+    swv_op_free(resize);
   }
   swv_tensor_free(t);
   {
@@ -864,7 +865,7 @@ static void test_training(swv_world* world) {
       CHECK_OK(swv_op_call(mean, SWV_GRAD, &squared, 1, &loss, 1, NULL));
       CHECK_OK(swv_tensor_backward(loss.as.tensor, NULL, NULL));
       if (step == 0)
-        CHECK_FAILS(swv_optimizer_step(optimizer), SWV_FAILED_PRECONDITION, "finish_grad_sync");
+        CHECK_FAILS(swv_optimizer_step(optimizer), SWV_FAILED_PRECONDITION, "synchronized before the step");
       CHECK_OK(swv_module_finish_grad_sync(module));
       CHECK_OK(swv_optimizer_step(optimizer));
       CHECK_OK(swv_optimizer_zero_grad(optimizer));

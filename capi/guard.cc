@@ -18,7 +18,6 @@ swv_status* out_of_memory() {
 [[maybe_unused]] const swv_status* const made_early = out_of_memory();
 
 absl::StatusCode code_of(const c10::Error& error) {
-  if (const auto* ours = dynamic_cast<const Error*>(&error)) return ours->status().code();
   if (dynamic_cast<const c10::IndexError*>(&error)) return absl::StatusCode::kOutOfRange;
   if (dynamic_cast<const c10::NotImplementedError*>(&error))
     return absl::StatusCode::kUnimplemented;
@@ -85,6 +84,8 @@ absl::Status absl_status_of_exception() noexcept {
     throw;
   } catch (const Failure& failure) {
     return absl::Status(failure.code(), failure.what());
+  } catch (const Error& error) {
+    return error.status();  // without the name that the function has in C++
   } catch (const c10::Error& error) {
     const char* message = error.what_without_backtrace();
     return absl::Status(

@@ -78,6 +78,21 @@ std::string schemas(const swv_op& op) {
   });
 }
 
+// A name that no overload knows is what is wrong, whatever else there is.
+void check_names(const swv_op& op, const GivenArguments& given) {
+  for (const char* name : given.names) {
+    std::vector<std::string> known;
+    for (const Overload& overload : op.overloads) {
+      for (const Argument& argument : overload.signature.arguments) known.push_back(argument.name);
+    }
+    if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+    fail(absl::StatusCode::kInvalidArgument,
+         str_cat(op.name, ": has no argument '", name, "'", suggestion(name, known),
+                 op.overloads.size() == 1 ? "; its schema is " : "; its schemas are:\n",
+                 schemas(op)));
+  }
+}
+
 // The overload whose arguments fit; they are on the stack then.
 const Overload& choose(const swv_op& op, const GivenArguments& given, c10::Stack& stack) {
   for (const Match match : {Match::kExact, Match::kLenient}) {
@@ -86,6 +101,7 @@ const Overload& choose(const swv_op& op, const GivenArguments& given, c10::Stack
       stack.clear();
     }
   }
+  check_names(op, given);
   std::string mismatch;
   if (op.overloads.size() == 1) {
     push_arguments(op.overloads[0].signature, given, Match::kLenient, stack, &mismatch);
@@ -165,7 +181,7 @@ swv_value item(const swv_tensor* handle) {
   if (number.type() == at::kUInt64) {  // above INT64_MAX, which an IValue has no kind for
     fail(absl::StatusCode::kOutOfRange,
          str_cat("the element is ", number.toUInt64(),
-                 ", which is no int64_t; take swv_tensor_copy_to_host"));
+                 ", which is beyond 64 bits with a sign; take swv_tensor_copy_to_host"));
   }
   return new_value(c10::IValue(number), ArgType::kNumber);
 }

@@ -122,7 +122,8 @@ absl::Status check_rank(std::string_view what, int rank, int size) {
 
 absl::Status check_message(int peer, int message_tag, int size) {
   if (message_tag < 0) {
-    return absl::InvalidArgumentError(str_cat("message_tag is ", message_tag, ", want 0 or more"));
+    return absl::InvalidArgumentError(
+        str_cat("the message tag is ", message_tag, ", want 0 or more"));
   }
   return check_rank("peer", peer, size);
 }
@@ -241,12 +242,13 @@ Work Communicator::all_to_all_v(ConstBuffer in, absl::Span<const int64_t> send_c
             .in_counts = send_counts,
             .out_counts = recv_counts};
   absl::Status status = check_pair(*backend_, in, out);
-  if (status.ok()) status = check_counts("send_counts", send_counts, size(), "in", in.count);
-  if (status.ok()) status = check_counts("recv_counts", recv_counts, size(), "out", out.count);
+  if (status.ok()) status = check_counts("counts to send", send_counts, size(), "in", in.count);
+  if (status.ok())
+    status = check_counts("counts to receive", recv_counts, size(), "out", out.count);
   if (status.ok()) status = check_overlap(in, out, -1);
   if (status.ok()) {
-    status = check_count("recv_counts of this rank", recv_counts[rank()], send_counts[rank()],
-                         "as in send_counts");
+    status = check_count("counts to receive of this rank", recv_counts[rank()], send_counts[rank()],
+                         "as in counts to send");
   }
   return issue(call, std::move(status), options);
 }
@@ -424,8 +426,9 @@ void Communicator::abort(const absl::Status& reason) {
 absl::StatusOr<std::shared_ptr<Communicator>> Communicator::split(int color, int key,
                                                                   std::string name) {
   if (!backend_->moves_data()) {
-    return absl::UnimplementedError(str_cat("split of group '", this->name(), "': backend ",
-                                            backend_->name(), " moves no data; use subgroup()"));
+    return absl::UnimplementedError(
+        str_cat("split of group '", this->name(), "': backend ", backend_->name(),
+                " moves no data; make a subgroup of given members instead"));
   }
   const int32_t mine[2] = {color, key};
   std::vector<int32_t> all(2 * size());

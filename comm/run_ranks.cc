@@ -1,3 +1,5 @@
+#include <pthread.h>
+
 #include <exception>
 #include <mutex>
 #include <system_error>
@@ -26,12 +28,14 @@ absl::Status run_body(World& world, const std::function<absl::Status(World&)>& b
 absl::Status run_ranks(int num_ranks, const std::function<absl::Status(World&)>& body,
                        const WorldOptions& options) {
   if (num_ranks < 1) {
-    return absl::InvalidArgumentError(str_cat("run_ranks: want 1 rank or more, not ", num_ranks));
+    return absl::InvalidArgumentError(str_cat("want 1 rank or more, not ", num_ranks));
   }
   InprocHub hub(num_ranks);
   std::mutex mutex;
   absl::Status first_failure;  // guarded by mutex
   const auto run_rank = [&](int rank) {
+    // For debuggers and profilers. Linux takes 15 bytes, and "rank 2147483647" is as many.
+    pthread_setname_np(pthread_self(), str_cat("rank ", rank).c_str());
     World world(hub.connect(rank, {.timeout = options.timeout}));
     const absl::Status status = run_body(world, body);
     if (status.ok()) return hub.leave(rank);
@@ -47,7 +51,7 @@ absl::Status run_ranks(int num_ranks, const std::function<absl::Status(World&)>&
     for (int rank = 0; rank < num_ranks; ++rank) threads.emplace_back(run_rank, rank);
   } catch (const std::system_error& e) {
     const absl::Status failure = absl::ResourceExhaustedError(
-        str_cat("run_ranks: no thread for rank ", threads.size(), ": ", e.what()));
+        str_cat("no thread for rank ", threads.size(), ": ", e.what()));
     std::lock_guard lock(mutex);
     first_failure.Update(failure);
     hub.abort(failure);

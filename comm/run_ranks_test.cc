@@ -1,3 +1,5 @@
+#include <pthread.h>
+
 #include <atomic>
 #include <stdexcept>
 
@@ -31,6 +33,15 @@ TEST(RunRanksTest, RunsEveryRankOnce) {
     EXPECT_TRUE(status.ok()) << status;
     EXPECT_EQ(ranks.load(), 0x11111 & ((1 << 4 * num_ranks) - 1));
   }
+}
+
+TEST(RunRanksTest, ThreadsAreNamedByTheirRanks) {
+  const absl::Status status = run_ranks(12, [](World& world) {
+    char name[16];
+    EXPECT_EQ(pthread_getname_np(pthread_self(), name, sizeof(name)), 0);
+    EXPECT_EQ(std::string(name), "rank " + std::to_string(world.rank()));
+  });
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 TEST(RunRanksTest, TakesABodyThatReturnsNothing) {

@@ -27,7 +27,7 @@ using c10::IValue;
   fail(op, absl::StatusCode::kInvalidArgument,
        absl::StrCat("argument '", op.schema().arguments()[arg].name(),
                     "' is a plain tensor of shape [", absl::StrJoin(plain.sizes(), ", "),
-                    "] among DTensors, and ", why, "; make it a DTensor with distribute_tensor()"));
+                    "] among DTensors, and ", why, "; distribute it"));
 }
 
 // A gradient of a plain tensor would be a DTensor: nobody asks for one without recording.
@@ -54,8 +54,8 @@ std::string described(const PlainTensors::Use& use) {
 
 std::string difference_of(const PlainTensors::Use& use) {
   return absl::StrCat(described(use),
-                      " is a plain tensor among DTensors that differs from rank to rank; make it a "
-                      "DTensor with from_local()");
+                      " is a plain tensor among DTensors that differs from rank to rank; make one "
+                      "DTensor of the ranks' parts");
 }
 
 Cause cause_of(const PlainTensors::Use& use) {
@@ -187,7 +187,7 @@ void settle_plain_tensors(MeshContext& context) {
             : absl::StrCat("one of ", put_off.run_length,
                            " plain tensors among DTensors, used one after the other from \"",
                            described(run.first), "\" to \"", described(run.last),
-                           "\", differs from rank to rank; make it a DTensor with from_local()");
+                           "\", differs from rank to rank; make one DTensor of the ranks' parts");
   }
   put_off = {};
   throw Error(absl::InvalidArgumentError(plain.failure_));

@@ -137,8 +137,8 @@ void multiply(const std::vector<at::Tensor>& grads, double factor) {
 double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type,
                       bool error_if_nonfinite, std::source_location where) {
   if (!(norm_type > 0)) {
-    throw Error(absl::InvalidArgumentError(
-        absl::StrCat(kName, ": the norm type is ", norm_type, " (wanted: above 0)")));
+    throw Error(kName, absl::InvalidArgumentError(
+                           absl::StrCat("the norm type is ", norm_type, " (wanted: above 0)")));
   }
   const c10::AutoGradMode no_grad(false);
   const Cause cause = {.name = kName, .where = where};
@@ -176,8 +176,7 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
 
   const double norm = total.norm();
   if (error_if_nonfinite && !std::isfinite(norm)) {
-    throw Error(
-        absl::OutOfRangeError(absl::StrCat(kName, ": the norm of the gradients is ", norm)));
+    throw Error(kName, absl::OutOfRangeError(absl::StrCat("the norm of the gradients is ", norm)));
   }
   if (const double factor = max_norm / (norm + 1e-6); factor < 1) {
     // One that two parameters have is scaled once.

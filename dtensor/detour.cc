@@ -10,8 +10,10 @@ namespace shardweave::dtensor_internal {
 namespace {
 
 [[noreturn]] void refuse(const DTensorMeta& meta, std::string_view op, std::string_view what) {
-  throw Error(absl::FailedPreconditionError(
-      absl::StrCat(std::string(op), ": ", std::string(what), ": ", meta.spec->to_string())));
+  const std::string text = absl::StrCat(std::string(what), ": ", meta.spec->to_string());
+  // The operator belongs to what went wrong; a function of ours is only called so in C++.
+  if (op.find("::") == std::string_view::npos) throw Error(op, absl::FailedPreconditionError(text));
+  throw Error(absl::FailedPreconditionError(absl::StrCat(std::string(op), ": ", text)));
 }
 
 // The plan from one end of a detour to the other, allowed and counted.
@@ -48,7 +50,7 @@ void check_writable(const DTensorMeta& meta, std::string_view op) {
   if (meta.detour == nullptr || meta.detour->moved.defined()) return;
   refuse(meta, op,
          "writes to a view of a DTensor that is a copy, so that the original would not change; "
-         "clone() it first");
+         "copy it first");
 }
 
 void check_written_together(absl::Span<const at::Tensor> tensors, std::string_view op) {

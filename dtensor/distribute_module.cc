@@ -30,6 +30,8 @@ struct Member {
   std::string_view matched;
 };
 
+constexpr char kName[] = "distribute_module";
+
 // Each once, in the order of their first names.
 std::vector<Member> members_of(const torch::nn::Module& module) {
   std::vector<Member> members;
@@ -45,8 +47,8 @@ std::vector<Member> members_of(const torch::nn::Module& module) {
 }
 
 [[noreturn]] void refuse(absl::StatusCode code, std::string_view fqn, std::string_view why) {
-  throw Error(absl::Status(
-      code, absl::StrCat("distribute_module: '", std::string(fqn), "': ", std::string(why))));
+  throw Error(kName,
+              absl::Status(code, absl::StrCat("'", std::string(fqn), "': ", std::string(why))));
 }
 
 std::vector<Placements> placements_of(const ParameterPlan& plan, const MeshPtr& mesh) {
@@ -75,11 +77,12 @@ void choose(Member& member, const ParameterPlan& plan, const std::vector<Placeme
         member.entry = &plan[i];
         member.matched = fqn;
       } else if (*member.layout != *given) {
-        throw Error(absl::InvalidArgumentError(absl::StrCat(
-            "distribute_module: '", std::string(member.matched), "' and '", fqn,
-            "' are one tensor, and the plan gives it two placements: ", member.layout->to_string(),
-            " by the entry '", member.entry->pattern, "', ", given->to_string(), " by the entry '",
-            plan[i].pattern, "'")));
+        throw Error(kName,
+                    absl::InvalidArgumentError(absl::StrCat(
+                        "'", std::string(member.matched), "' and '", fqn,
+                        "' are one tensor, and the plan gives it two placements: ",
+                        member.layout->to_string(), " by the entry '", member.entry->pattern, "', ",
+                        given->to_string(), " by the entry '", plan[i].pattern, "'")));
       }
     }
   }
@@ -89,11 +92,11 @@ void choose(Member& member, const ParameterPlan& plan, const std::vector<Placeme
   std::vector<std::string_view> fqns;
   for (const Member& member : members)
     fqns.insert(fqns.end(), member.fqns.begin(), member.fqns.end());
-  throw Error(absl::NotFoundError(absl::StrCat(
-      "distribute_module: the pattern '", entry.pattern,
-      "' matches no parameter or buffer; there are: ",
-      absl::StrJoin(fqns, ", ",
-                    [](std::string* out, std::string_view fqn) { out->append(fqn); }))));
+  throw Error(
+      kName, absl::NotFoundError(absl::StrCat(
+                 "the pattern '", entry.pattern, "' matches no parameter or buffer; there are: ",
+                 absl::StrJoin(fqns, ", ",
+                               [](std::string* out, std::string_view fqn) { out->append(fqn); }))));
 }
 
 // From the first byte to the one behind the last; empty: it has none.
@@ -117,10 +120,11 @@ void check_memory(const std::vector<Member>& members) {
   for (const auto& [bytes, member] : extents) {
     if (bytes.first == bytes.second) continue;
     if (furthest != nullptr && bytes.first < furthest->second) {
-      throw Error(absl::InvalidArgumentError(absl::StrCat(
-          "distribute_module: '", its->fqns[0], "' and '", member->fqns[0],
-          "' are different tensors over the same memory, which as DTensors they would no longer "
-          "share; register one tensor under both names, or clone() one of them")));
+      throw Error(kName, absl::InvalidArgumentError(absl::StrCat(
+                             "'", its->fqns[0], "' and '", member->fqns[0],
+                             "' are different tensors over the same memory, which as DTensors they "
+                             "would no longer "
+                             "share; register one tensor under both names, or copy one of them")));
     }
     furthest = &bytes;
     its = member;
@@ -188,7 +192,7 @@ void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const Par
     if (!fits.ok()) refuse(fits.code(), member.fqns[0], std::string(fits.message()));
   }
   check_memory(members);
-  const Cause cause = {.name = "distribute_module", .where = where};
+  const Cause cause = {.name = kName, .where = where};
   if (!options.source.has_value()) check_same_on_all_ranks(*MeshContext::of(mesh), members, cause);
 
   const c10::AutoGradMode no_grad(false);

@@ -142,7 +142,7 @@ struct ToLocal : torch::autograd::Function<ToLocal> {
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor(), at::Tensor()};
     if (is_dtensor(grads[0])) {
       throw Error(absl::InvalidArgumentError(
-          "to_local: the gradient of a local tensor is a DTensor, wanted a plain one"));
+          "the gradient of a DTensor's local part is a DTensor; wanted a plain one"));
     }
     const auto holder = saved(ctx);
     const Spec& like = *holder->spec;
@@ -177,8 +177,9 @@ FittedLayout gather_global_shape(MeshContext& context, const Layout& layout,
   constexpr int64_t kMaxDims = 32;
   std::vector<int64_t> mine(kMaxDims + 1, 0);
   if (local.dim() > kMaxDims) {
-    throw Error(absl::InvalidArgumentError(
-        absl::StrCat("from_local: ", local.dim(), " dimensions; at most ", kMaxDims)));
+    throw Error("from_local",
+                absl::InvalidArgumentError(absl::StrCat("the local tensor has ", local.dim(),
+                                                        " dimensions; at most ", kMaxDims)));
   }
   mine[0] = local.dim();
   for (int64_t d = 0; d < local.dim(); ++d) mine[d + 1] = local.size(d);
@@ -219,12 +220,18 @@ at::Tensor factory(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements&
   return result;
 }
 
+// For what does not look at the elements: brings nothing up to date, and so communicates nothing.
+const DTensorMeta& described(const at::Tensor& tensor, const char* function) {
+  return is_dtensor(tensor) ? meta_of(tensor) : checked_meta(tensor, function);
+}
+
 void refuse_partial(const Placements& placements, const char* function) {
   for (const Placement& p : placements) {
     if (p.is_partial()) {
-      throw Error(absl::InvalidArgumentError(
-          absl::StrCat(function, ": ", to_string(placements),
-                       " has a Partial; wanted Shard or Replicate (use from_local)")));
+      throw Error(function, absl::InvalidArgumentError(
+                                absl::StrCat(to_string(placements),
+                                             " has a Partial; wanted Shard or Replicate (a Partial "
+                                             "is made of every rank's local part)")));
     }
   }
 }
@@ -250,9 +257,10 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
                              const Placements& placements, const DistributeOptions& options,
                              std::source_location where) {
   if (!tensor.defined() || is_dtensor(tensor)) {
-    throw Error(absl::InvalidArgumentError(
-        tensor.defined() ? "distribute_tensor: this is a DTensor already; use redistribute()"
-                         : "distribute_tensor: the tensor is undefined"));
+    throw Error(
+        "distribute_tensor",
+        absl::InvalidArgumentError(tensor.defined() ? "this is a DTensor already; redistribute it"
+                                                    : "the tensor is undefined"));
   }
   refuse_partial(placements, "distribute_tensor");
   std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
@@ -269,8 +277,9 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
     for (int m = 0; m < context->mesh().ndim(); ++m) all_dims.push_back(m);
     Communicator& comm = context->communicator(all_dims);
     if (*options.source < 0 || *options.source >= comm.size()) {
-      throw Error(absl::OutOfRangeError(absl::StrCat("distribute_tensor: source ", *options.source,
-                                                     " of ", comm.size(), " ranks")));
+      throw Error("distribute_tensor",
+                  absl::OutOfRangeError(
+                      absl::StrCat("source ", *options.source, " of ", comm.size(), " ranks")));
     }
     if (comm.rank() != *options.source) whole = at::empty(sizes, whole.options());
     const CollectiveSpan span(*context, cause, [&]() -> Sending {
@@ -301,7 +310,7 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placem
                       std::optional<std::vector<int64_t>> global_sizes,
                       std::source_location where) {
   if (!local.defined() || is_dtensor(local)) {
-    throw Error(absl::InvalidArgumentError("from_local: wanted a plain tensor"));
+    throw Error("from_local", absl::InvalidArgumentError("wanted a plain tensor"));
   }
   std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
   const Layout given(placements);
@@ -316,9 +325,11 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placem
   SpecRef spec = context->intern(layout, sizes, contiguous_strides(sizes), local.scalar_type(),
                                  local.device(), local.requires_grad() ? CutOrigins() : kData);
   if (local.sizes() != array(spec->local_sizes)) {
-    throw Error(absl::InvalidArgumentError(absl::StrCat(
-        "from_local: the local tensor has shape [", absl::StrJoin(local.sizes(), ", "), "], ",
-        spec->to_string(), " has [", absl::StrJoin(spec->local_sizes, ", "), "] on this rank")));
+    throw Error("from_local",
+                absl::InvalidArgumentError(
+                    absl::StrCat("the local tensor has shape [", absl::StrJoin(local.sizes(), ", "),
+                                 "], ", spec->to_string(), " has [",
+                                 absl::StrJoin(spec->local_sizes, ", "), "] on this rank")));
   }
   return FromLocal::apply(local.contiguous(), spec, context, CallSite{"from_local", where});
 }
@@ -374,16 +385,16 @@ bool is_dtensor(const at::Tensor& tensor) {
 }
 
 const Layout& layout_of(const at::Tensor& tensor) {
-  return checked_meta(tensor, "layout_of").spec->layout;
+  return described(tensor, "layout_of").spec->layout;
 }
 
 MeshPtr mesh_of(const at::Tensor& tensor) {
-  const DTensorMeta& meta = checked_meta(tensor, "mesh_of");
+  const DTensorMeta& meta = described(tensor, "mesh_of");
   return MeshPtr(meta.context, &meta.context->connected_mesh());
 }
 
 std::string describe(const at::Tensor& tensor) {
-  const DTensorMeta& meta = checked_meta(tensor, "describe");
+  const DTensorMeta& meta = described(tensor, "describe");
   const LocalExtent extent = local_extent(meta.spec->layout, meta.context->mesh().shape(),
                                           meta.context->coordinate(), meta.spec->sizes);
   return absl::StrCat(meta.spec->to_string(), " on ", meta.context->mesh().to_string(), ", local [",
@@ -392,7 +403,7 @@ std::string describe(const at::Tensor& tensor) {
 }
 
 void visualize_sharding(const at::Tensor& tensor, const VisualizeOptions& options, std::FILE* out) {
-  const DTensorMeta& meta = checked_meta(tensor, "visualize_sharding");
+  const DTensorMeta& meta = described(tensor, "visualize_sharding");
   throw_if_error(
       visualize_sharding(meta.spec->layout, meta.context->mesh(), meta.spec->sizes, options, out));
 }

@@ -1,8 +1,12 @@
 // The one exception of dtensor/ and modules/: a c10::Error (so that users of LibTorch catch it as
 // they are used to) that carries an absl::Status.
+//
+//   throw Error("redistribute", absl::InvalidArgumentError("the tensor is undefined"));
+//   // what(): "redistribute: the tensor is undefined"
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -15,9 +19,18 @@ class Error : public c10::Error {
  public:
   explicit Error(absl::Status status)
       : c10::Error(std::string(status.message())), status_(std::move(status)) {}
+  // In a function that a user of C++ has called: what() begins with its name. The status does not,
+  // because in another language it has another one.
+  Error(std::string_view function, absl::Status status)
+      : c10::Error(text(function, status)), status_(std::move(status)) {}
   const absl::Status& status() const { return status_; }
 
  private:
+  static std::string text(std::string_view function, const absl::Status& status) {
+    std::string result(function);
+    return result.append(": ").append(status.message().data(), status.message().size());
+  }
+
   absl::Status status_;
 };
 

@@ -133,7 +133,8 @@ Explanation explained(const c10::OperatorHandle& op, const Decided& decided) {
 }
 
 [[noreturn]] void bad_name(std::string_view op, const std::string& what) {
-  throw Error(absl::InvalidArgumentError(absl::StrCat("explain('", std::string(op), "'): ", what)));
+  throw Error("explain",
+              absl::InvalidArgumentError(absl::StrCat("'", std::string(op), "': ", what)));
 }
 
 c10::OperatorHandle find_operator(std::string_view text) {
@@ -310,10 +311,10 @@ Explanation explain(std::string_view op, std::vector<c10::IValue> args) {
   if (!any) bad_name(op, "none of the arguments is a DTensor");
   const std::optional<Decided> decided = decide_only(handle, args);
   if (!decided.has_value()) {
-    throw Error(absl::FailedPreconditionError(
-        absl::StrCat("explain('", std::string(op),
-                     "'): the operator is made of others; explain(mesh, [&] { ... }) runs it and "
-                     "explains those")));
+    throw Error("explain",
+                absl::FailedPreconditionError(absl::StrCat(
+                    "'", std::string(op),
+                    "': the operator is made of others, which can be traced as it runs")));
   }
   return explained(handle, *decided);
 }

@@ -20,7 +20,7 @@ PhiloxState dtensor_internal::seeded(const DeviceMesh& mesh, uint64_t seed) {
 }
 
 void manual_seed(const MeshPtr& mesh, uint64_t seed) {
-  if (mesh == nullptr) throw Error(absl::InvalidArgumentError("manual_seed: the mesh is null"));
+  if (mesh == nullptr) throw Error(absl::InvalidArgumentError("the mesh is null"));
   set_random_state(mesh, seeded(mesh->mesh(), seed));
 }
 

@@ -372,14 +372,13 @@ Layout layout_for(const MeshContext& context, const Layout& layout, int64_t ndim
                   const char* function) {
   const DeviceMesh& mesh = context.mesh();
   if (layout.mesh_ndim() != mesh.ndim()) {
-    throw Error(absl::InvalidArgumentError(
-        absl::StrCat(function, ": ", layout.to_string(), " has ", layout.mesh_ndim(),
-                     " placements, ", mesh.to_string(), " has ", mesh.ndim(), " dimensions")));
+    throw Error(function, absl::InvalidArgumentError(absl::StrCat(
+                              layout.to_string(), " has ", layout.mesh_ndim(), " placements, ",
+                              mesh.to_string(), " has ", mesh.ndim(), " dimensions")));
   }
   absl::StatusOr<Layout> counted = with_dims_of(layout, static_cast<int>(ndim));
   if (counted.ok()) return *std::move(counted);
-  throw Error(absl::Status(counted.status().code(),
-                           absl::StrCat(function, ": ", std::string(counted.status().message()))));
+  throw Error(function, counted.status());
 }
 
 RedistributePlan plan_for(const MeshContext& context, const Spec& from, const Layout& to) {

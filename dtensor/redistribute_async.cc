@@ -155,9 +155,9 @@ struct PendingTensor::State {
       advance();
     }
     if (version_of(source) != version) {
-      throw Error(absl::FailedPreconditionError(
-          absl::StrCat(kAsync, ": ", meta_of(source).spec->to_string(),
-                       " was written while it was being sent; call wait() before")));
+      throw Error(kAsync, absl::FailedPreconditionError(absl::StrCat(
+                              meta_of(source).spec->to_string(),
+                              " was written while it was being sent; wait for it before")));
     }
     if (target == meta_of(source).spec) {
       const c10::AutoGradMode as_begun(records);
@@ -216,8 +216,8 @@ std::vector<at::Tensor> redistribute_all(absl::Span<const at::Tensor> tensors,
                                          absl::Span<const Layout> layouts,
                                          std::source_location where) {
   if (tensors.size() != layouts.size()) {
-    throw Error(absl::InvalidArgumentError(
-        absl::StrCat(kAll, ": ", tensors.size(), " tensors, but ", layouts.size(), " layouts")));
+    throw Error(kAll, absl::InvalidArgumentError(absl::StrCat(tensors.size(), " tensors, but ",
+                                                              layouts.size(), " layouts")));
   }
   std::vector<Layout> to;
   for (size_t i = 0; i < tensors.size(); ++i) {

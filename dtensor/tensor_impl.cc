@@ -21,7 +21,8 @@ c10::DispatchKeySet keys_for(c10::Device device) {
 }
 
 // What LibTorch says to those who ask for memory: data_ptr(), accessors, printing, torch::save.
-constexpr char kNoMemory[] = "a DTensor has no memory here: to_local() or full_tensor()";
+constexpr char kNoMemory[] =
+    "a DTensor has no memory here: take its local part, or the full tensor";
 
 class DTensorImpl final : public c10::TensorImpl {
  public:
@@ -78,11 +79,12 @@ DTensorMeta& checked_meta(const at::Tensor& tensor, const char* function) {
     freshen(meta_of(tensor), function);
     return meta_of(tensor);
   }
-  throw Error(absl::InvalidArgumentError(absl::StrCat(
-      function, ": wanted a DTensor, got ",
-      tensor.defined()
-          ? absl::StrCat("a plain tensor of shape [", absl::StrJoin(tensor.sizes(), ", "), "]")
-          : std::string("an undefined tensor"))));
+  throw Error(function,
+              absl::InvalidArgumentError(absl::StrCat(
+                  "wanted a DTensor, got ",
+                  tensor.defined() ? absl::StrCat("a plain tensor of shape [",
+                                                  absl::StrJoin(tensor.sizes(), ", "), "]")
+                                   : std::string("an undefined tensor"))));
 }
 
 at::Tensor wrap(at::Tensor local, SpecRef spec, std::shared_ptr<MeshContext> context) {

@@ -45,9 +45,9 @@ struct ConnectedMesh::Pool : std::enable_shared_from_this<Pool> {
 
   absl::StatusOr<std::shared_ptr<ConnectedMesh>> mesh(DeviceMesh grid) {
     if (grid.max_rank().value >= world->size()) {
-      return absl::InvalidArgumentError(absl::StrCat("ConnectedMesh: ", grid.to_string(),
-                                                     " has rank ", grid.max_rank().value,
-                                                     ", the world only ", world->size(), " ranks"));
+      return absl::InvalidArgumentError(absl::StrCat(grid.to_string(), " has rank ",
+                                                     grid.max_rank().value, ", the world only ",
+                                                     world->size(), " ranks"));
     }
     const Rank rank(world->rank());
     absl::StatusOr<Coordinate> coordinate = grid.coordinate(rank);
@@ -78,7 +78,7 @@ absl::Status check_world(const Communicator& world) {
   const std::vector<int64_t>& world_ranks = world.world_ranks();
   for (int i = 0; i < world.size(); ++i) {
     if (world_ranks[i] == i) continue;
-    return absl::InvalidArgumentError(absl::StrCat("ConnectedMesh: group \"", world.name(),
+    return absl::InvalidArgumentError(absl::StrCat("group \"", world.name(),
                                                    "\" is not the world: its rank ", i, " is rank ",
                                                    world_ranks[i], " of the world"));
   }
@@ -170,9 +170,8 @@ absl::StatusOr<std::shared_ptr<ConnectedMesh>> init_device_mesh(World& world,
   absl::StatusOr<DeviceMesh> mesh = DeviceMesh::create(std::move(dims));
   if (!mesh.ok()) return mesh.status();
   if (mesh->size() != world.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("init_device_mesh: ", mesh->to_string(), " has ",
-                                                   mesh->size(), " ranks, the world has ",
-                                                   world.size()));
+    return absl::InvalidArgumentError(absl::StrCat(mesh->to_string(), " has ", mesh->size(),
+                                                   " ranks, the world has ", world.size()));
   }
   return connect_mesh(world, *std::move(mesh));
 }

@@ -225,11 +225,10 @@ absl::StatusOr<DeviceMesh> DeviceMesh::create(std::vector<MeshDim> dims) {
 
 absl::StatusOr<DeviceMesh> DeviceMesh::from_ranks(std::vector<MeshDim> dims,
                                                   std::vector<int64_t> ranks) {
-  absl::StatusOr<int64_t> size = checked_size(dims, [] { return "DeviceMesh::from_ranks"; });
+  absl::StatusOr<int64_t> size = checked_size(dims, [] { return "DeviceMesh"; });
   if (!size.ok()) return size.status();
   auto error = [&](auto... what) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("DeviceMesh::from_ranks(", show(dims), "): ", what...));
+    return absl::InvalidArgumentError(absl::StrCat("DeviceMesh(", show(dims), "): ", what...));
   };
   if (*size != static_cast<int64_t>(ranks.size())) {
     return error("wanted ", *size, " ranks, given ", ranks.size());
@@ -256,7 +255,7 @@ absl::StatusOr<DeviceMesh> DeviceMesh::from_ranks(std::vector<MeshDim> dims,
     std::vector<int64_t> sorted = table->ranks;
     std::sort(sorted.begin(), sorted.end());
     return absl::InvalidArgumentError(
-        absl::StrCat("DeviceMesh::from_ranks(", show(grid.dims), "): rank ",
+        absl::StrCat("DeviceMesh(", show(grid.dims), "): rank ",
                      *std::adjacent_find(sorted.begin(), sorted.end()), " is there twice"));
   }
   absl::StatusOr<DeviceMesh> row_major = create(grid.dims);
@@ -396,7 +395,8 @@ absl::StatusOr<DeviceMesh> DeviceMesh::slice(const std::vector<std::string>& nam
     grid.dims.push_back(grid_->dims[*dim]);
     (*coordinate)[*dim] = 0;
   }
-  absl::StatusOr<int64_t> size = checked_size(grid.dims, [&] { return to_string() + ".slice"; });
+  absl::StatusOr<int64_t> size =
+      checked_size(grid.dims, [&] { return "a slice of " + to_string() + " as "; });
   if (!size.ok()) return size.status();
   for (Digit digit : grid_->digits) {
     if (new_dim[digit.dim] < 0) continue;
@@ -418,8 +418,8 @@ absl::StatusOr<DeviceMesh> DeviceMesh::flatten(const std::vector<std::string>& n
     if (i == 0) first = *dim;
     if (*dim != first + static_cast<int>(i)) {
       return absl::InvalidArgumentError(
-          absl::StrCat(to_string(), ".flatten(", absl::StrJoin(names, ", "),
-                       "): wanted neighbouring dimensions in the mesh's order"));
+          absl::StrCat("cannot flatten (", absl::StrJoin(names, ", "), ") of ", to_string(),
+                       ": wanted neighbouring dimensions in the mesh's order"));
     }
     last = *dim;
   }
@@ -441,7 +441,8 @@ absl::StatusOr<DeviceMesh> DeviceMesh::flatten(const std::vector<std::string>& n
   }
   grid.dims.erase(grid.dims.begin() + first, grid.dims.begin() + last);
   grid.dims[first] = std::move(merged);
-  absl::StatusOr<int64_t> size = checked_size(grid.dims, [&] { return to_string() + ".flatten"; });
+  absl::StatusOr<int64_t> size =
+      checked_size(grid.dims, [&] { return to_string() + ", flattened to "; });
   if (!size.ok()) return size.status();
   return finish(std::move(grid));
 }
@@ -450,7 +451,7 @@ absl::StatusOr<DeviceMesh> DeviceMesh::unflatten(std::string_view name,
                                                  std::vector<MeshDim> dims) const {
   absl::StatusOr<int> split = dim(name);
   if (!split.ok()) return split.status();
-  auto where = [&] { return to_string() + ".unflatten"; };
+  auto where = [&] { return to_string() + ", unflattened to "; };
   absl::StatusOr<int64_t> product = checked_size(dims, where);
   if (!product.ok()) return product.status();
   if (*product != size(*split)) {
@@ -494,7 +495,7 @@ absl::StatusOr<DeviceMesh> DeviceMesh::unflatten(std::string_view name,
 absl::StatusOr<DeviceMesh> DeviceMesh::concatenate(absl::Span<const DeviceMesh> meshes) {
   auto error = [&](auto... what) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "DeviceMesh::concatenate(",
+        "cannot concatenate (",
         absl::StrJoin(meshes, ", ",
                       [](std::string* out, const DeviceMesh& mesh) { *out += mesh.to_string(); }),
         "): ", what...));
@@ -513,7 +514,7 @@ absl::StatusOr<DeviceMesh> DeviceMesh::concatenate(absl::Span<const DeviceMesh> 
     }
     grid.dims.insert(grid.dims.end(), mesh.grid_->dims.begin(), mesh.grid_->dims.end());
   }
-  absl::StatusOr<int64_t> size = checked_size(grid.dims, [] { return "DeviceMesh::concatenate"; });
+  absl::StatusOr<int64_t> size = checked_size(grid.dims, [] { return "DeviceMesh"; });
   if (!size.ok()) return size.status();
   sort_digits(grid.digits);
   const std::optional<int64_t> span = nested_span(grid.digits);

@@ -22,9 +22,10 @@ namespace {
 
 using namespace dtensor_internal;
 
+constexpr char kName[] = "FusedOptimizer";
+
 [[noreturn]] void invalid(std::string_view name, double value, std::string_view wanted) {
-  throw Error(absl::InvalidArgumentError(
-      str_cat("FusedOptimizer: ", name, " is ", value, "; wanted ", wanted)));
+  throw Error(kName, absl::InvalidArgumentError(str_cat(name, " is ", value, "; wanted ", wanted)));
 }
 void check_not_negative(std::string_view name, double value) {
   if (!(value >= 0)) invalid(name, value, "0 or more");
@@ -49,8 +50,6 @@ void check_options(const AdamWOptions& o) {
   check_not_negative("weight_decay", o.weight_decay);
 }
 
-constexpr char kName[] = "FusedOptimizer";
-
 SpecRef spec_of(const at::Tensor& tensor) {
   return is_dtensor(tensor) ? meta_of(tensor).spec : SpecRef();
 }
@@ -73,7 +72,7 @@ void check_gradient(size_t i, const at::Tensor& parameter, const at::Tensor& gra
     return;
   }
   std::string wrong = str_cat(" lies ", lies(of_parameter), ", its gradient ", lies(of_grad),
-                              "; call finish_grad_sync() before step()");
+                              "; the gradients are to be synchronized before the step");
   if (grad.layout() != at::kStrided) {
     wrong = " has a sparse gradient; wanted a dense one";
   } else if (parameter.sizes() != grad.sizes()) {
@@ -83,7 +82,7 @@ void check_gradient(size_t i, const at::Tensor& parameter, const at::Tensor& gra
              of_parameter->context != of_grad->context) {
     wrong = " and its gradient lie on two meshes";
   }
-  throw Error(absl::FailedPreconditionError(str_cat("FusedOptimizer: parameter ", i, wrong)));
+  throw Error(kName, absl::FailedPreconditionError(str_cat("parameter ", i, wrong)));
 }
 
 }  // namespace
@@ -104,12 +103,12 @@ FusedOptimizer::FusedOptimizer(std::vector<at::Tensor> parameters, const Options
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& p = parameters_[i];
     if (!p.defined() || !p.is_leaf() || !p.is_floating_point()) {
-      throw Error(absl::InvalidArgumentError(
-          str_cat("FusedOptimizer: parameter ", i, " is ",
-                  !p.defined()   ? "undefined"
-                  : !p.is_leaf() ? "no leaf: it is the result of an operator"
-                                 : str_cat("of type ", c10::toString(p.scalar_type())),
-                  "; wanted a floating-point leaf")));
+      throw Error(kName, absl::InvalidArgumentError(str_cat(
+                             "parameter ", i, " is ",
+                             !p.defined()   ? "undefined"
+                             : !p.is_leaf() ? "no leaf: it is the result of an operator"
+                                            : str_cat("of type ", c10::toString(p.scalar_type())),
+                             "; wanted a floating-point leaf")));
     }
     const auto [it, is_new] = known.emplace(p.unsafeGetTensorImpl(), states_.size());
     if (is_new) states_.push_back({.parameter = i});
@@ -130,10 +129,11 @@ FusedOptimizer::State& FusedOptimizer::made(State& state) const {
   SpecRef spec = spec_of(parameter);
   if (state.step.defined()) {
     if (lie_alike(spec, state.spec)) return state;
-    throw Error(absl::FailedPreconditionError(
-        str_cat("FusedOptimizer: parameter ", state.parameter, " lies ", lies(spec), ", its state ",
-                lies(state.spec),
-                "; distribute parameters before the first step(), state() or set_state()")));
+    throw Error(kName, absl::FailedPreconditionError(
+                           str_cat("parameter ", state.parameter, " lies ", lies(spec),
+                                   ", its state ", lies(state.spec),
+                                   "; parameters are distributed before the first step, and before "
+                                   "their state is read or set")));
   }
   const at::Tensor part = part_to_read(parameter, kName);
   const auto zeros = [&] {
@@ -235,8 +235,8 @@ std::vector<std::string_view> FusedOptimizer::state_names() const {
 
 FusedOptimizer::State& FusedOptimizer::state_of(size_t parameter) const {
   if (parameter >= parameters_.size()) {
-    throw Error(absl::OutOfRangeError(
-        str_cat("FusedOptimizer: parameter ", parameter, " of ", parameters_.size())));
+    throw Error(
+        kName, absl::OutOfRangeError(str_cat("parameter ", parameter, " of ", parameters_.size())));
   }
   return states_[state_indices_[parameter]];
 }
@@ -247,9 +247,9 @@ const at::Tensor* FusedOptimizer::find(const State& state, std::string_view name
   if (name == (adamw ? "exp_avg" : "momentum_buffer")) return &state.first;
   if (adamw && name == "exp_avg_sq") return &state.second;
   if (adamw && name == "max_exp_avg_sq") return &state.largest;
-  throw Error(absl::NotFoundError(
-      str_cat("FusedOptimizer: there is no state '", name, "'; there are step, ",
-              adamw ? "exp_avg, exp_avg_sq, max_exp_avg_sq" : "momentum_buffer")));
+  throw Error(kName, absl::NotFoundError(str_cat(
+                         "there is no state '", name, "'; there are step, ",
+                         adamw ? "exp_avg, exp_avg_sq, max_exp_avg_sq" : "momentum_buffer")));
 }
 
 at::Tensor FusedOptimizer::state(size_t parameter, std::string_view name) const {
@@ -266,8 +266,8 @@ void FusedOptimizer::set_state(size_t parameter, std::string_view name, const at
   const at::Tensor& found = *find(state, name);
   const c10::AutoGradMode no_grad(false);
   const auto refuse = [&](std::string_view what) {
-    throw Error(absl::InvalidArgumentError(
-        str_cat("FusedOptimizer: '", name, "' of parameter ", parameter, " ", what)));
+    throw Error(kName, absl::InvalidArgumentError(
+                           str_cat("'", name, "' of parameter ", parameter, " ", what)));
   };
   made(state);
   if (!found.defined()) refuse("is not used with these options");
@@ -295,9 +295,9 @@ void FusedOptimizer::set_state(size_t parameter, std::string_view name, const at
                    value.layout() == at::kStrided ? "dense" : "sparse"));
   }
   if (is_dtensor(value) != is_dtensor(like)) {
-    refuse(is_dtensor(like) ? str_cat("lies ", lies(state.spec),
-                                      "; got a plain tensor: distribute_tensor() makes a DTensor")
-                            : "is plain; got a DTensor: full_tensor() makes a plain one");
+    refuse(is_dtensor(like)
+               ? str_cat("lies ", lies(state.spec), "; got a plain tensor: distribute it")
+               : "is plain; got a DTensor: take the full tensor");
   }
   if (!is_dtensor(like)) {
     found.copy_(value);

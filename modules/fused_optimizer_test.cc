@@ -337,13 +337,13 @@ TEST(FusedOptimizerTest, RefusesAStateThatDoesNotFit) {
     };
     constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
     refused(0, "exp_avg", start(), kInvalid,
-            "'exp_avg' of parameter 0 lies [S(0)]; got a plain tensor: distribute_tensor()");
+            "'exp_avg' of parameter 0 lies [S(0)]; got a plain tensor: distribute it");
     refused(0, "exp_avg", zeros({5, 7}, mesh, rows), kInvalid, "has shape [7, 5]; got [5, 7]");
     refused(0, "exp_avg", zeros({7, 5}, mesh, rows, at::kLong), kInvalid, "got Long");
     refused(0, "exp_avg", at::Tensor(), kInvalid, "undefined");
     refused(0, "max_exp_avg_sq", w.detach(), kInvalid, "is not used with these options");
     refused(0, "momentum_buffer", w.detach(), absl::StatusCode::kNotFound, "there are step");
-    refused(1, "exp_avg", w.detach(), kInvalid, "is plain; got a DTensor: full_tensor()");
+    refused(1, "exp_avg", w.detach(), kInvalid, "is plain; got a DTensor: take the full tensor");
     refused(2, "exp_avg", w.detach(), absl::StatusCode::kOutOfRange, "parameter 2 of 2");
     refused(0, "step", at::ones({2}), kInvalid, "one number; got shape [2]");
     refused(0, "step", at::scalar_tensor(-1), kInvalid, "is -1; wanted a whole number");
@@ -428,7 +428,8 @@ TEST(FusedOptimizerTest, AGradientThatWaitsForItsReductionIsRefusedBeforeAnythin
     } catch (const Error& error) {
       EXPECT_EQ(error.status().code(), absl::StatusCode::kFailedPrecondition);
       EXPECT_NE(std::string(error.what_without_backtrace())
-                    .find("parameter 1 lies [R], its gradient [P(sum)]; call finish_grad_sync()"),
+                    .find("parameter 1 lies [R], its gradient [P(sum)]; the gradients are to be "
+                          "synchronized"),
                 std::string::npos)
           << error.what_without_backtrace();
     }

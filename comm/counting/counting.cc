@@ -73,8 +73,7 @@ void CountingLog::clear() {
 absl::StatusOr<std::shared_ptr<Communicator>> count_communication(
     int rank, int num_ranks, std::shared_ptr<CountingLog> log) {
   if (rank < 0 || rank >= num_ranks) {
-    return absl::InvalidArgumentError(
-        str_cat("count_communication: rank ", rank, " is not in a world of ", num_ranks));
+    return absl::InvalidArgumentError(str_cat("rank ", rank, " is not in a world of ", num_ranks));
   }
   GroupInfo info{.name = "world", .rank = rank, .world_ranks = std::vector<int64_t>(num_ranks)};
   std::iota(info.world_ranks.begin(), info.world_ranks.end(), 0);

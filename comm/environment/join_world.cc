@@ -29,8 +29,8 @@ absl::StatusOr<std::unique_ptr<World>> join_world(std::shared_ptr<Store> store,
   if (options.backend != "gloo") {
     return absl::InvalidArgumentError(
         absl::StrCat("backend \"", options.backend,
-                     "\": wanted \"gloo\" for ranks that are processes; run_ranks() runs ranks as "
-                     "threads"));
+                     "\": wanted \"gloo\" for ranks that are processes; ranks that are "
+                     "threads need no rendezvous"));
   }
   deadline = std::min(deadline, absl::Now() + options.timeout);
   const std::vector<CpuLimit> limits = cpu_limits();

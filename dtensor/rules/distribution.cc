@@ -156,7 +156,7 @@ void refuse_generator(const c10::OperatorHandle& op, BoxedCall& call) {
   if (call["generator"].isNone()) return;
   throw Error(absl::InvalidArgumentError(
       absl::StrCat(c10::toString(op.operator_name()),
-                   ": takes no generator; DTensors draw from their mesh, see manual_seed()")));
+                   ": takes no generator; DTensors draw from their mesh, which can be seeded")));
 }
 
 // Without Partials: a parameter has to be known.

@@ -142,7 +142,7 @@ class Draw {
     if (!is_dtensor(self_)) refuse(op, "'self' is a plain tensor, another argument a DTensor");
     check_writable(meta(), op.operator_name().name);
     if (!call_["generator"].isNone()) {
-      refuse(op, "takes no generator; DTensors draw from their mesh, see manual_seed()");
+      refuse(op, "takes no generator; DTensors draw from their mesh, which can be seeded");
     }
     check_arguments(op, stack);
     const at::Tensor& local = meta().local;

@@ -239,8 +239,9 @@ void set_(const c10::OperatorHandle& op, c10::Stack& stack) {
 
 // LibTorch's derivative goes through memory that it lays out itself: it would be wrong here.
 void refuse_as_strided_scatter(const c10::OperatorHandle&, c10::Stack&) {
-  throw Error(absl::UnimplementedError(
-      "aten::as_strided_scatter: has no derivative on DTensors; write to as_strided() of a clone"));
+  throw Error(
+      absl::UnimplementedError("aten::as_strided_scatter: has no derivative on DTensors; write to "
+                               "a copy of it, as strided"));
 }
 
 void view(const OpCall& call, Strategies& out) {

@@ -3,7 +3,7 @@
 // Four ranks, each a goroutine, multiply a tensor that lies on a mesh, and differentiate:
 //
 //	err := shardweave.RunRanks(ctx, 4, func(w *shardweave.World) error {
-//		mesh, err := w.Mesh(shardweave.Dim{"dp", 2}, shardweave.Dim{"tp", 2})
+//		mesh, err := w.Mesh(shardweave.Dim("dp", 2), shardweave.Dim("tp", 2))
 //		if err != nil {
 //			return err
 //		}

@@ -6,9 +6,12 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"regexp"
 	"strings"
 	"testing"
 )
+
+var unkeyed = regexp.MustCompile(`\b[A-Z]\w*\{"[^"]*",.*`) // Device{"cpu", 0}, say
 
 // What is exported is documented.
 func TestDocumentation(t *testing.T) {
@@ -22,6 +25,9 @@ func TestDocumentation(t *testing.T) {
 	check := func(name, text string) {
 		if text = strings.TrimSpace(text); text == "" || !strings.ContainsAny(text[len(text)-1:], ".)}") {
 			t.Errorf("%s: no documentation, or its end is missing: %q", name, text)
+		}
+		if found := unkeyed.FindString(text); found != "" {
+			t.Errorf("%s: the documentation shows what go vet refuses in another package: %s", name, found)
 		}
 	}
 	functions := func(of string, all []*doc.Func) {

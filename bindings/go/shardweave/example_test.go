@@ -12,7 +12,7 @@ import (
 // Four ranks multiply two tensors that lie on a mesh, and differentiate.
 func Example() {
 	err := sw.RunRanks(context.Background(), 4, func(w *sw.World) error {
-		mesh, err := w.Mesh(sw.Dim{Name: "dp", Size: 2}, sw.Dim{Name: "tp", Size: 2})
+		mesh, err := w.Mesh(sw.Dim("dp", 2), sw.Dim("tp", 2))
 		if err != nil {
 			return err
 		}

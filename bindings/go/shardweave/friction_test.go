@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -225,12 +226,21 @@ func TestWordsOfErrors(t *testing.T) {
 		"Tensor.Distribute: argument 'source' ":      x.Distribute(m, nil, sw.Source(-2)).Err(),
 		"Tensor.ToDLPack: ":                          text(sw.Ones(w, nil, sw.RequiresGrad).ToDLPack()),
 		"Tensor.Detach it":                           text(sw.Ones(w, nil, sw.RequiresGrad).ToDLPack()),
-		"World.Mesh: ":                               text(w.Mesh(sw.Dim{Name: "x", Size: 3})),
+		"Tensor.Layout: wanted a DTensor":            text(x.Layout()),
+		"Tensor.Local: wanted a DTensor":             x.Local().Err(),
+		"Tensor.Redistribute: wanted a DTensor":      x.Redistribute(sw.MustParseLayout("[R]")).Err(),
+		"Tensor.Redistribute: [R, R] has 2 ":         sharded.Redistribute(sw.MustParseLayout("[R, R]")).Err(),
+		"Tensor.Distribute: [P(sum)] has a Partial":  x.Distribute(m, sw.On{"x": "P"}, sw.SameEverywhere).Err(),
+		"it requires grad; distribute it":            sharded.Add(sw.Ones(w, []int64{2}, sw.RequiresGrad)).Err(),
+		"NewSGD: lr is -1":                           text(sw.NewSGD([]*sw.Tensor{sw.Ones(w, nil, sw.RequiresGrad)}, -1)),
+		"AllToAllV: ":                                sw.AllToAllV(background, w.Comm(), []float32{1}, []int64{2}, []float32{1}, []int64{1}),
+		"World.MeshOfRanks: DeviceMesh(x=2): rank 0": text(w.MeshOfRanks([]int64{0, 0}, sw.Dim("x", 2))),
+		"Mesh.Flatten: ":                             text(mustOf(w.ParseMesh("a=1,b=1")).Flatten("", "b", "a")),
+		"World.Mesh: ":                               text(w.Mesh(sw.Dim("x", 3))),
 		"World.ParseMesh: ":                          text(w.ParseMesh("x")),
 		"Mesh.Comm: ":                                text(m.Comm("y")),
 		"Comm.Split: ":                               text(w.Comm().Split(0, 0, "a\x00")),
 		"AllReduce: ":                                sw.AllReduce(background, w.Comm(), []float32{1}, []float32{1, 2}, sw.Sum),
-		"NewSGD: ":                                   text(sw.NewSGD([]*sw.Tensor{sw.Ones(w, nil, sw.RequiresGrad)}, -1)),
 		"NewAdamW: there are no tensors":             text(sw.NewAdamW(nil, 1)),
 		"ClipGradNorm: ":                             text(sw.ClipGradNorm([]*sw.Tensor{x}, 1, sw.WithNorm(-1))),
 		"ParseLayout: ":                              text(sw.ParseLayout("[X]")),
@@ -246,9 +256,14 @@ func TestWordsOfErrors(t *testing.T) {
 	} {
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "swv") {
 			t.Errorf("%q: %v", want, err)
+		} else if found := ofCPP.FindString(err.Error()); found != "" {
+			t.Errorf("%v: %q is not of Go", err, found)
 		}
 	}
 }
+
+// What is spelled as in C++: f(), A::b, a function of C++ behind Go's.
+var ofCPP = regexp.MustCompile(`\w\(\)|[A-Z]\w*::|: (redistribute|from_local|to_local|full_tensor|layout_of|mesh_of|clip_grad_norm|distribute_\w+|init_device_mesh|run_ranks): |FusedOptimizer|int64_t|_tensor\b|\.(slice|flatten)\(`)
 
 func TestItemOfEveryType(t *testing.T) {
 	run(t, 2, func(w *sw.World) error {

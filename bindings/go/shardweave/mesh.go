@@ -21,11 +21,14 @@ func (m *Mesh) home() (*rank, error) {
 	return m.rank, nil
 }
 
-// Dim is a dimension of a mesh.
-type Dim struct {
+// MeshDim is a dimension of a mesh.
+type MeshDim struct {
 	Name string
-	Size int64
+	Size int
 }
+
+// Dim is a dimension of a mesh: w.Mesh(Dim("dp", 2), Dim("tp", 4)).
+func Dim(name string, size int) MeshDim { return MeshDim{name, size} }
 
 func newMesh(r *rank) func(c.Mesh, error) (*Mesh, error) {
 	return func(handle c.Mesh, err error) (*Mesh, error) {
@@ -44,18 +47,18 @@ func (m *Mesh) Close() error {
 	return m.thing.close()
 }
 
-func split(dims []Dim) (names []string, sizes []int64) {
+func split(dims []MeshDim) (names []string, sizes []int64) {
 	for _, dim := range dims {
-		names, sizes = append(names, dim.Name), append(sizes, dim.Size)
+		names, sizes = append(names, dim.Name), append(sizes, int64(dim.Size))
 	}
 	return names, sizes
 }
 
 // Mesh lays all ranks out row-major: the last dimension varies fastest.
-func (w *World) Mesh(dims ...Dim) (*Mesh, error) { return w.MeshOfRanks(nil, dims...) }
+func (w *World) Mesh(dims ...MeshDim) (*Mesh, error) { return w.MeshOfRanks(nil, dims...) }
 
 // MeshOfRanks takes explicit world ranks, row-major, all distinct; this rank is among them.
-func (w *World) MeshOfRanks(ranks []int64, dims ...Dim) (*Mesh, error) {
+func (w *World) MeshOfRanks(ranks []int64, dims ...MeshDim) (*Mesh, error) {
 	names, sizes := split(dims)
 	return ask(func(r *rank) (*Mesh, error) { return newMesh(r)(c.MeshCreate(w.handle, names, sizes, ranks)) }, w)
 }
@@ -76,25 +79,25 @@ func (m *Mesh) Flatten(newName string, names ...string) (*Mesh, error) {
 }
 
 // Unflatten splits one dimension into several, row-major.
-func (m *Mesh) Unflatten(name string, dims ...Dim) (*Mesh, error) {
+func (m *Mesh) Unflatten(name string, dims ...MeshDim) (*Mesh, error) {
 	names, sizes := split(dims)
 	return ask(func(r *rank) (*Mesh, error) { return newMesh(r)(c.MeshUnflatten(m.handle, name, names, sizes)) }, m)
 }
 
 // Dims is the mesh's dimensions.
-func (m *Mesh) Dims() ([]Dim, error) {
-	return ask(func(*rank) ([]Dim, error) {
+func (m *Mesh) Dims() ([]MeshDim, error) {
+	return ask(func(*rank) ([]MeshDim, error) {
 		sizes, err := c.MeshShape(m.handle)
 		if err != nil {
 			return nil, err
 		}
-		dims := make([]Dim, len(sizes))
+		dims := make([]MeshDim, len(sizes))
 		for i, size := range sizes {
 			name, err := c.MeshDimName(m.handle, int32(i))
 			if err != nil {
 				return nil, err
 			}
-			dims[i] = Dim{name, size}
+			dims[i] = Dim(name, int(size))
 		}
 		return dims, nil
 	}, m)

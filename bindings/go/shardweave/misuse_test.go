@@ -457,7 +457,8 @@ func TestNamedArguments(t *testing.T) {
 		"a module":       {first(module.Call("forward", sw.Named("x", x))), "in order"},
 		"explained":      {third(sum.Explain(w, x, sw.Named("dim", []int{0}))), "in order"},
 		"NUL":            {first(topk.Call(w, x, sw.Named("k\x00", 2))), "NUL"},
-		"no such name":   {first(topk.Call(w, x, sw.Named("q", 2))), "topk(Tensor self"},
+		"no such name":   {first(topk.Call(w, x, sw.Named("q", 2))), "aten::topk: has no argument 'q'; did you mean 'k'?; its schemas are:\naten::topk"},
+		"nearly a name":  {sum.Tensor(w, x, sw.Named("keepdims", true)).Err(), "aten::sum.dim_IntList: has no argument 'keepdims'; did you mean 'keepdim'?"},
 	} {
 		if !errors.Is(c.err, sw.InvalidArgument) || !strings.Contains(c.err.Error(), c.part) {
 			t.Errorf("%s: %v", what, c.err)

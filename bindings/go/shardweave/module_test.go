@@ -90,7 +90,7 @@ func TestTrainingIsThatOfOneRank(t *testing.T) {
 		}
 		for _, ranks := range []int{2, 3, 4} {
 			run(t, ranks, func(w *sw.World) error {
-				m, err := w.Mesh(sw.Dim{Name: "x", Size: int64(ranks)})
+				m, err := w.Mesh(sw.Dim("x", ranks))
 				if err != nil {
 					return err
 				}

@@ -56,25 +56,23 @@ func (h Float16) Float32() float32 {
 func numberAs[T Number](from any) (T, error) {
 	var to T
 	fits := false
+	f, isFloat := floatOf(from)
+	z, isComplex := complexOf(from)
 	switch p := any(&to).(type) {
 	case *bool:
 		*p, fits = from.(bool)
 	case *complex64:
-		z, is := complexOf(from)
-		*p, fits = complex64(z), is
+		*p, fits = complex64(z), isComplex
 	case *complex128:
-		*p, fits = complexOf(from)
+		*p, fits = z, isComplex
 	case *float32:
-		f, is := floatOf(from)
-		*p, fits = float32(f), is
+		*p, fits = float32(f), isFloat
 	case *float64:
-		*p, fits = floatOf(from)
+		*p, fits = f, isFloat
 	case *Float16:
-		f, is := floatOf(from)
-		*p, fits = Float16Of(float32(f)), is
+		*p, fits = Float16Of(float32(f)), isFloat
 	case *BFloat16:
-		f, is := floatOf(from)
-		*p, fits = BFloat16Of(float32(f)), is
+		*p, fits = BFloat16Of(float32(f)), isFloat
 	case *int8:
 		fits = setInteger(p, from)
 	case *int16:

@@ -126,7 +126,7 @@ func TestOperatorsAreThoseOfOneRank(t *testing.T) {
 
 func TestFactoriesAndShapes(t *testing.T) {
 	run(t, 3, func(w *sw.World) error {
-		m, err := w.Mesh(sw.Dim{Name: "x", Size: 3})
+		m, err := w.Mesh(sw.Dim("x", 3))
 		if err != nil {
 			return err
 		}

@@ -310,7 +310,7 @@ func TestRanksThatCallDifferentThings(t *testing.T) {
 
 func TestMeshesAndLayouts(t *testing.T) {
 	run(t, 4, func(w *sw.World) error {
-		m, err := w.Mesh(sw.Dim{Name: "dp", Size: 2}, sw.Dim{Name: "tp", Size: 2})
+		m, err := w.Mesh(sw.Dim("dp", 2), sw.Dim("tp", 2))
 		if err != nil {
 			return err
 		}
@@ -318,7 +318,7 @@ func TestMeshesAndLayouts(t *testing.T) {
 			return fmt.Errorf("%v", m)
 		}
 		dims, err := m.Dims()
-		if err != nil || !reflect.DeepEqual(dims, []sw.Dim{{Name: "dp", Size: 2}, {Name: "tp", Size: 2}}) {
+		if err != nil || !reflect.DeepEqual(dims, []sw.MeshDim{{Name: "dp", Size: 2}, {Name: "tp", Size: 2}}) {
 			return fmt.Errorf("%v, %v", dims, err)
 		}
 		at, err := m.Coordinate()
@@ -356,7 +356,7 @@ func TestMeshesAndLayouts(t *testing.T) {
 		if _, err := m.Comm("pp"); !errors.Is(err, sw.NotFound) {
 			return fmt.Errorf("%v", err)
 		}
-		turned, err := w.MeshOfRanks([]int64{3, 2, 1, 0}, sw.Dim{Name: "x", Size: 4})
+		turned, err := w.MeshOfRanks([]int64{3, 2, 1, 0}, sw.Dim("x", 4))
 		if err != nil {
 			return err
 		}

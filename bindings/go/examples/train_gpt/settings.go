@@ -13,9 +13,9 @@ import (
 
 // settings is what the command line asks for, checked.
 type settings struct {
-	mesh                                           []sw.Dim // dp and tp; one that was not named has size 1
-	backend                                        string   // "": whichever fits the environment
-	data                                           string   // "": readText's default
+	mesh                                           []sw.MeshDim // dp and tp; one that was not named has size 1
+	backend                                        string       // "": whichever fits the environment
+	data                                           string       // "": readText's default
 	steps, layers, dim, heads, batch, seq, sampled int64
 	lr                                             float64
 	seed                                           uint64
@@ -25,11 +25,11 @@ type settings struct {
 
 // ranks is how many there are.
 func (s *settings) ranks() int {
-	ranks := int64(1)
+	ranks := 1
 	for _, d := range s.mesh {
 		ranks *= d.Size
 	}
-	return int(ranks)
+	return ranks
 }
 
 // String is all that has to be the same on every rank.
@@ -90,16 +90,16 @@ func parseSettings(args []string) (*settings, error) {
 }
 
 // parseMesh reads "dp=2,tp=2", either one alone, in either order.
-func parseMesh(text string) ([]sw.Dim, error) {
+func parseMesh(text string) ([]sw.MeshDim, error) {
 	const most = 4096
-	var dims []sw.Dim
-	ranks, has := int64(1), map[string]bool{}
+	var dims []sw.MeshDim
+	ranks, has := 1, map[string]bool{}
 	for _, part := range strings.Split(text, ",") {
 		name, number := part, ""
 		if i := strings.IndexByte(part, '='); i >= 0 {
 			name, number = part[:i], part[i+1:]
 		}
-		size, err := strconv.ParseInt(number, 10, 64)
+		size, err := strconv.Atoi(number)
 		switch {
 		case err != nil || size < 1:
 			return nil, fmt.Errorf("'%s': wanted a name and a size of 1 or more, as dp=2", part)
@@ -110,13 +110,13 @@ func parseMesh(text string) ([]sw.Dim, error) {
 		case size > most || ranks*size > most:
 			return nil, fmt.Errorf("wanted %d ranks at most", most)
 		}
-		dims, ranks, has[name] = append(dims, sw.Dim{Name: name, Size: size}), ranks*size, true
+		dims, ranks, has[name] = append(dims, sw.Dim(name, size)), ranks*size, true
 	}
 	if !has["dp"] {
-		dims = append([]sw.Dim{{Name: "dp", Size: 1}}, dims...)
+		dims = append([]sw.MeshDim{sw.Dim("dp", 1)}, dims...)
 	}
 	if !has["tp"] {
-		dims = append(dims, sw.Dim{Name: "tp", Size: 1})
+		dims = append(dims, sw.Dim("tp", 1))
 	}
 	return dims, nil
 }

@@ -8,7 +8,7 @@ use shardweave_sys as sys;
 
 use crate::dtype::ReduceOp;
 use crate::element::Element;
-use crate::error::{Error, Result};
+use crate::error::{Error, Of, Result};
 use crate::ffi::{c_text, check, milliseconds};
 
 handle!(CommHandle, swv_comm, swv_comm_free);
@@ -240,7 +240,10 @@ impl Comm {
 
     /// The same group with a tag for what is called through this value; errors and records show it.
     pub fn with_tag(&self, tag: &str) -> Result<Comm> {
-        Ok(Comm { tag: c_text(tag, "tag")?, ..self.share()? })
+        Ok(Comm {
+            tag: c_text(tag, "tag").of("Comm::with_tag")?,
+            ..self.share().of("Comm::with_tag")?
+        })
     }
 
     fn share(&self) -> Result<Comm> {
@@ -360,8 +363,8 @@ impl Comm {
         out: &mut [T],
         recv_counts: &[i64],
     ) -> Result<()> {
-        self.check_counts("send_counts", send_counts)?;
-        self.check_counts("recv_counts", recv_counts)?;
+        self.check_counts("send_counts", send_counts).of("Comm::all_to_all_v")?;
+        self.check_counts("recv_counts", recv_counts).of("Comm::all_to_all_v")?;
         let (data, out, options) = (input(data), output(out), self.options());
         call!(swv_comm_all_to_all_v(
             self.as_ptr(),
@@ -377,7 +380,8 @@ impl Comm {
 
     /// Every rank's data becomes the root's.
     pub fn broadcast<T: Element>(&self, data: &mut [T], root: usize) -> Result<()> {
-        let (data, root, options) = (output(data), rank_number(root)?, self.options());
+        let (data, root, options) =
+            (output(data), rank_number(root).of("Comm::broadcast")?, self.options());
         call!(swv_comm_broadcast(self.as_ptr(), &data.raw, root, &options, NO_WORK))
     }
 
@@ -391,7 +395,7 @@ impl Comm {
     ) -> Result<()> {
         let (data, out, options) = (input(data), out.map(output), self.options());
         let out = out.as_ref().map_or(ptr::null(), |out| &out.raw as *const _);
-        let (op, root) = (op as i32, rank_number(root)?);
+        let (op, root) = (op as i32, rank_number(root).of("Comm::reduce")?);
         call!(swv_comm_reduce(self.as_ptr(), &data, out, op, root, &options, NO_WORK))
     }
 
@@ -399,7 +403,7 @@ impl Comm {
     pub fn gather<T: Element>(&self, data: &[T], out: Option<&mut [T]>, root: usize) -> Result<()> {
         let (data, out, options) = (input(data), out.map(output), self.options());
         let out = out.as_ref().map_or(ptr::null(), |out| &out.raw as *const _);
-        let root = rank_number(root)?;
+        let root = rank_number(root).of("Comm::gather")?;
         call!(swv_comm_gather(self.as_ptr(), &data, out, root, &options, NO_WORK))
     }
 
@@ -412,20 +416,22 @@ impl Comm {
     ) -> Result<()> {
         let (data, out, options) = (data.map(input), output(out), self.options());
         let data = data.as_ref().map_or(ptr::null(), |buffer| buffer as *const _);
-        let root = rank_number(root)?;
+        let root = rank_number(root).of("Comm::scatter")?;
         call!(swv_comm_scatter(self.as_ptr(), data, &out.raw, root, &options, NO_WORK))
     }
 
     /// To the [`recv`](Comm::recv) of `peer` with the same `message_tag`, in order. Only these two
     /// call.
     pub fn send<T: Element>(&self, data: &[T], peer: usize, message_tag: i32) -> Result<()> {
-        let (data, peer, options) = (input(data), rank_number(peer)?, self.options());
+        let (data, peer, options) =
+            (input(data), rank_number(peer).of("Comm::send")?, self.options());
         call!(swv_comm_send(self.as_ptr(), &data, peer, message_tag, &options, NO_WORK))
     }
 
     /// From the [`send`](Comm::send) of `peer`. Only these two call.
     pub fn recv<T: Element>(&self, data: &mut [T], peer: usize, message_tag: i32) -> Result<()> {
-        let (data, peer, options) = (output(data), rank_number(peer)?, self.options());
+        let (data, peer, options) =
+            (output(data), rank_number(peer).of("Comm::recv")?, self.options());
         call!(swv_comm_recv(self.as_ptr(), &data.raw, peer, message_tag, &options, NO_WORK))
     }
 
@@ -452,12 +458,14 @@ impl Comm {
         start(data, |data| {
             create!(swv_comm_all_reduce(self.as_ptr(), data, data, op as i32, &options))
         })
+        .of("Comm::start_all_reduce")
     }
 
     /// [`broadcast`](Comm::broadcast) while this rank does something else.
     pub fn start_broadcast<T: Element>(&self, data: Vec<T>, root: usize) -> Result<Pending<T>> {
-        let (root, options) = (rank_number(root)?, self.options());
+        let (root, options) = (rank_number(root).of("Comm::start_broadcast")?, self.options());
         start(data, |data| create!(swv_comm_broadcast(self.as_ptr(), data, root, &options)))
+            .of("Comm::start_broadcast")
     }
 
     /// [`send`](Comm::send) while this rank does something else.
@@ -467,8 +475,9 @@ impl Comm {
         peer: usize,
         message_tag: i32,
     ) -> Result<Pending<T>> {
-        let (peer, options) = (rank_number(peer)?, self.options());
+        let (peer, options) = (rank_number(peer).of("Comm::start_send")?, self.options());
         start(data, |data| create!(swv_comm_send(self.as_ptr(), data, peer, message_tag, &options)))
+            .of("Comm::start_send")
     }
 
     /// [`recv`](Comm::recv) while this rank does something else.
@@ -478,21 +487,22 @@ impl Comm {
         peer: usize,
         message_tag: i32,
     ) -> Result<Pending<T>> {
-        let (peer, options) = (rank_number(peer)?, self.options());
+        let (peer, options) = (rank_number(peer).of("Comm::start_recv")?, self.options());
         start(data, |data| create!(swv_comm_recv(self.as_ptr(), data, peer, message_tag, &options)))
+            .of("Comm::start_recv")
     }
 
     /// A new group per color, of the ranks that gave it, ordered by key, then by rank. A rank
     /// without a color is in none.
     pub fn split(&self, color: Option<u16>, key: i32, name: &str) -> Result<Option<Comm>> {
-        let (color, name) = (color.map_or(-1, i32::from), c_text(name, "name")?);
+        let (color, name) = (color.map_or(-1, i32::from), c_text(name, "name").of("Comm::split")?);
         let handle = create_or_none!(swv_comm_split(self.as_ptr(), color, key, name.as_ptr()))?;
         Ok(handle.map(Comm::from_handle))
     }
 
     /// The group of `members`, ranks of this one in the order of the new one. Only they call.
     pub fn subgroup(&self, members: &[i64], name: &str) -> Result<Comm> {
-        let name = c_text(name, "name")?;
+        let name = c_text(name, "name").of("Comm::subgroup")?;
         create!(swv_comm_subgroup(self.as_ptr(), members.as_ptr(), members.len(), name.as_ptr(),))
             .map(Comm::from_handle)
     }
@@ -500,7 +510,7 @@ impl Comm {
     /// Breaks this group and those made from it, on all ranks where the backend can. Only one rank
     /// has to call.
     pub fn abort(&self, reason: &str) -> Result<()> {
-        let reason = c_text(reason, "reason")?;
+        let reason = c_text(reason, "reason").of("Comm::abort")?;
         call!(swv_comm_abort(self.as_ptr(), reason.as_ptr()))
     }
 

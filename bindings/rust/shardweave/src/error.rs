@@ -1,5 +1,7 @@
 use std::fmt;
 
+use crate::names;
+
 /// What kind of error it is; the numbers of google.rpc.Code, which the C interface uses too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -83,6 +85,18 @@ pub struct Error {
 /// What fallible functions here return.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// [`Error::of`] for results.
+pub(crate) trait Of {
+    fn of(self, function: &str) -> Self;
+}
+
+impl<T> Of for Result<T> {
+    #[inline]
+    fn of(self, function: &str) -> Result<T> {
+        self.map_err(|error| error.of(function))
+    }
+}
+
 impl Error {
     /// An error of the caller's own, for the body of a rank or a callback.
     pub fn new(code: Code, message: impl Into<String>) -> Error {
@@ -103,13 +117,15 @@ impl Error {
         &self.message
     }
 
-    /// The same error where the function is called otherwise.
+    /// The same error of `function`, which the user has called: its name takes the place of that
+    /// of the function of this crate that failed inside, or comes first.
     #[cold]
-    pub(crate) fn called(mut self, instead: &str, name: &str) -> Error {
-        if let Some(rest) = self.message.strip_prefix(instead).filter(|rest| rest.starts_with(':'))
-        {
-            self.message = format!("{name}{rest}");
-        }
+    pub(crate) fn of(mut self, function: &str) -> Error {
+        let rest = match self.message.split_once(": ") {
+            Some((inner, rest)) if names::is_function(inner) => rest,
+            _ => &self.message,
+        };
+        self.message = format!("{function}: {rest}");
         self
     }
 

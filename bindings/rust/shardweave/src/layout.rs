@@ -6,7 +6,7 @@ use serde::{de, Deserialize, Deserializer, Serialize, Serializer};
 use shardweave_sys as sys;
 
 use crate::dtype::{DType, ReduceOp};
-use crate::error::{Error, Result};
+use crate::error::{Error, Of, Result};
 use crate::ffi::c_text;
 use crate::mesh::Mesh;
 
@@ -208,13 +208,13 @@ impl Layout {
 
     /// From text: `[S(0), R]`, `[S(0)@1, S(0)@0]`. An error says where the text is wrong.
     pub fn parse(text: &str) -> Result<Layout> {
-        let text = c_text(text, "layout")?;
+        let text = c_text(text, "layout").of("Layout::parse")?;
         create!(swv_layout_parse(text.as_ptr())).map(Layout)
     }
 
     /// By names of mesh dimensions; those that are not named are replicated.
     pub fn named<N: AsRef<str>>(mesh: &Mesh, placements: &[(N, Placement)]) -> Result<Layout> {
-        let texts = NamedPlacements::new(placements)?;
+        let texts = NamedPlacements::new(placements).of("Layout::named")?;
         create!(swv_layout_create_named(mesh.as_ptr(), texts.raw.as_ptr(), texts.raw.len()))
             .map(Layout)
     }

@@ -4,7 +4,7 @@ use std::fmt;
 use shardweave_sys as sys;
 
 use crate::comm::Comm;
-use crate::error::Result;
+use crate::error::{Of, Result};
 use crate::ffi::c_text;
 
 handle! {
@@ -93,14 +93,14 @@ impl MeshDims {
 impl Mesh {
     /// The sub-mesh of the named dimensions, in that order, with this rank in it.
     pub fn slice(&self, names: &[&str]) -> Result<Mesh> {
-        let names = Names::new(names)?;
+        let names = Names::new(names).of("Mesh::slice")?;
         create!(swv_mesh_slice(self.as_ptr(), names.raw.as_ptr(), names.raw.len())).map(Mesh)
     }
 
     /// Merges neighbouring dimensions into one, named as they are, joined by `_`; all of them if
     /// `names` is empty.
     pub fn flatten(&self, names: &[&str]) -> Result<Mesh> {
-        let names = Names::new(names)?;
+        let names = Names::new(names).of("Mesh::flatten")?;
         create!(swv_mesh_flatten(
             self.as_ptr(),
             names.raw.as_ptr(),
@@ -112,8 +112,8 @@ impl Mesh {
 
     /// Splits one dimension into several, row-major.
     pub fn unflatten<N: AsRef<str>>(&self, name: &str, dims: &[(N, i64)]) -> Result<Mesh> {
-        let name = c_text(name, "mesh dimension")?;
-        let dims = MeshDims::new(dims)?;
+        let name = c_text(name, "mesh dimension").of("Mesh::unflatten")?;
+        let dims = MeshDims::new(dims).of("Mesh::unflatten")?;
         create!(
             swv_mesh_unflatten(self.as_ptr(), name.as_ptr(), dims.raw.as_ptr(), dims.raw.len(),)
         )
@@ -138,7 +138,7 @@ impl Mesh {
 
     /// The index of a dimension; an error lists the names that there are.
     pub fn find_dim(&self, name: &str) -> Result<i32> {
-        let name = c_text(name, "mesh dimension")?;
+        let name = c_text(name, "mesh dimension").of("Mesh::find_dim")?;
         get!(swv_mesh_find_dim(self.as_ptr(), name.as_ptr()) -> i32)
     }
 
@@ -154,7 +154,7 @@ impl Mesh {
 
     /// This rank's group along a dimension. Collective the first time.
     pub fn comm(&self, dim: &str) -> Result<Comm> {
-        let dim = self.find_dim(dim)?;
+        let dim = self.find_dim(dim).of("Mesh::comm")?;
         create!(swv_mesh_comm(self.as_ptr(), dim)).map(Comm::from_handle)
     }
 
@@ -196,7 +196,7 @@ impl Mesh {
     /// Until the scope ends, traces and errors say that `name` ("blocks.0.attn") runs. The
     /// innermost scope counts.
     pub fn module_scope(&self, name: &str) -> Result<ModuleScope> {
-        let name = c_text(name, "name")?;
+        let name = c_text(name, "name").of("Mesh::module_scope")?;
         create!(swv_module_scope_create(self.as_ptr(), name.as_ptr())).map(ModuleScope)
     }
 

@@ -6,7 +6,7 @@ use std::ptr::{self, NonNull};
 
 use shardweave_sys as sys;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Of, Result};
 use crate::ffi::{c_text, check, take_string};
 use crate::mesh::Mesh;
 use crate::op::{call_module, Arg, FromResults};
@@ -111,7 +111,8 @@ pub trait Module {
     /// place the names of one tensor differently, are errors before anything changes. Collective
     /// unless the source is [`Source::Same`].
     fn distribute(&self, mesh: &Mesh, plan: &ParameterPlan, source: Source) -> Result<()> {
-        let (module, plan) = (handle_of(&members_of(self))?, plan.to_handle()?);
+        let module = handle_of(&members_of(self)).of("Module::distribute")?;
+        let plan = plan.to_handle().of("Module::distribute")?;
         let options = source.to_raw();
         call!(swv_module_distribute(module.as_ptr(), mesh.as_ptr(), plan.as_ptr(), &options))
     }
@@ -122,7 +123,7 @@ pub trait Module {
         let members = members_of(self);
         let parameters: Vec<&Tensor> =
             members.parameters.iter().map(|(_, tensor)| tensor).collect();
-        finish_grad_sync(&parameters)
+        finish_grad_sync(&parameters).of("Module::finish_grad_sync")
     }
 
     /// Multiplies all gradients by a number below 1 if their norm as one vector, wherever they lie,
@@ -132,12 +133,14 @@ pub trait Module {
         let members = members_of(self);
         let parameters: Vec<&Tensor> =
             members.parameters.iter().map(|(_, tensor)| tensor).collect();
-        clip_grad_norm(&parameters, max_norm, ClipOptions::default())
+        clip_grad_norm(&parameters, max_norm, ClipOptions::default()).of("Module::clip_grad_norm")
     }
 
     /// Forgets all gradients.
     fn zero_grad(&self) -> Result<()> {
-        members_of(self).parameters.iter().try_for_each(|(_, tensor)| tensor.set_grad(None))
+        let members = members_of(self);
+        let mut tensors = members.parameters.iter().map(|(_, tensor)| tensor);
+        tensors.try_for_each(|tensor| tensor.set_grad(None)).of("Module::zero_grad")
     }
 }
 
@@ -247,8 +250,9 @@ impl ScriptModule {
     pub fn load(path: impl AsRef<Path>) -> Result<ScriptModule> {
         let path = path.as_ref();
         let text =
-            path.to_str().ok_or_else(|| Error::invalid(format!("path {path:?} is not UTF-8")))?;
-        let text = c_text(text, "path")?;
+            path.to_str().ok_or_else(|| Error::invalid(format!("path {path:?} is not UTF-8")));
+        let text = text.of("ScriptModule::load")?;
+        let text = c_text(text, "path").of("ScriptModule::load")?;
         let handle = ModuleHandle(create!(swv_module_load(text.as_ptr()))?);
         let mut members = Members::default();
         for i in 0..get!(swv_module_num_parameters(handle.as_ptr()) -> usize)? {

@@ -2,7 +2,7 @@
 //! argument, in words of C. Only errors come here.
 
 /// Functions and types that do not follow the rule ([`of_rule`]).
-const NAMES: [(&str, &str); 51] = [
+const NAMES: [(&str, &str); 50] = [
     ("clip_grad_norm", "clip_grad_norm"),
     ("comm_share", "Comm::with_timeout"),
     ("dtype", "DType"),
@@ -46,7 +46,6 @@ const NAMES: [(&str, &str); 51] = [
     ("tensor_copy_to_host", "Tensor::to_vec"),
     ("tensor_from_data", "Tensor::from_slice"),
     ("tensor_share", "Tensor::clone"),
-    ("tensor_values_to_string", "Tensor::to_string"),
     ("trace_create", "Mesh::trace"),
     ("value_kind", "Value"),
     ("work_is_done", "Pending::is_done"),
@@ -92,6 +91,20 @@ pub(crate) fn of(name: &str) -> Option<String> {
     match NAMES.iter().find(|(c, _)| *c == name) {
         Some((_, rust)) => Some((*rust).to_owned()),
         None => of_rule(name),
+    }
+}
+
+/// Whether it is a function of this crate, as errors name it: "Tensor::ones", "clip_grad_norm".
+pub(crate) fn is_function(text: &str) -> bool {
+    let is_word = |word: &str| {
+        !word.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+    };
+    match text.split_once("::") {
+        // What begins with a small letter is an operator: "aten::mm".
+        Some((of, method)) => {
+            of.starts_with(|c: char| c.is_ascii_uppercase()) && is_word(of) && is_word(method)
+        }
+        None => NAMES.iter().any(|(_, rust)| *rust == text),
     }
 }
 

@@ -12,7 +12,7 @@ use shardweave_sys as sys;
 use crate::autograd::GradMode;
 use crate::dtype::{DType, Device};
 use crate::element::{Bf16, Complex, F16};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Of, Result};
 use crate::ffi::{c_text, take_string};
 use crate::tensor::Tensor;
 
@@ -523,7 +523,7 @@ impl Op {
     /// Looks an operator up. [`NotFound`](crate::Code::NotFound) suggests names that are nearly the
     /// same.
     pub fn find(name: &str) -> Result<Op> {
-        let name = c_text(name, "operator")?;
+        let name = c_text(name, "operator").of("Op::find")?;
         create!(swv_op_find(name.as_ptr())).map(Op)
     }
 
@@ -532,7 +532,7 @@ impl Op {
     /// inside of [`no_grad`](crate::no_grad) or [`inference`](crate::inference).
     #[inline]
     pub fn call<R: FromResults>(&self, arguments: &[Arg<'_>]) -> Result<R> {
-        call_op(self.0, arguments)
+        call_op(self.0, arguments).of("Op::call")
     }
 
     /// The same with further arguments by name.
@@ -553,7 +553,8 @@ impl Op {
         let names = named
             .iter()
             .map(|(name, _)| c_text(name, "argument"))
-            .collect::<Result<Vec<CString>>>()?;
+            .collect::<Result<Vec<CString>>>()
+            .of("Op::call_named")?;
         let names: Vec<_> = names.iter().map(|name| name.as_ptr()).collect();
         let mut all = arguments.to_vec();
         all.extend(named.iter().map(|(_, value)| *value));
@@ -571,6 +572,7 @@ impl Op {
                 count,
             ))
         })
+        .of("Op::call_named")
     }
 
     /// Why a call on sharded tensors would move what it moves. Nothing runs.
@@ -607,7 +609,7 @@ pub(crate) fn call_module<R: FromResults>(
     method: &str,
     arguments: &[Arg<'_>],
 ) -> Result<R> {
-    let method = c_text(method, "method")?;
+    let method = c_text(method, "method").of("ScriptModule::call")?;
     let mode = GradMode::current();
     R::receive(|out, capacity, count| {
         call!(swv_module_call(
@@ -621,6 +623,7 @@ pub(crate) fn call_module<R: FromResults>(
             count,
         ))
     })
+    .of("ScriptModule::call")
 }
 
 /// The one element of a tensor.
@@ -650,7 +653,7 @@ impl KnownOp {
             Some(handle) => call_op(handle, arguments),
             None => call_op(self.find()?, arguments),
         };
-        result.map_err(|error: Error| error.called("Op::call", self.caller))
+        result.of(self.caller)
     }
 
     #[cold]

@@ -3,7 +3,7 @@
 
 use shardweave_sys as sys;
 
-use crate::error::Result;
+use crate::error::{Of, Result};
 use crate::ffi::c_text;
 use crate::module::Module;
 use crate::tensor::Tensor;
@@ -68,12 +68,15 @@ impl AdamW {
     pub fn build(&self, module: &(impl Module + ?Sized)) -> Result<Optimizer> {
         let parameters = module.parameters();
         self.build_for(&parameters.iter().map(|(_, tensor)| tensor).collect::<Vec<_>>())
+            .of("AdamW::build")
     }
 
     /// For some parameters.
     pub fn build_for(&self, parameters: &[&Tensor]) -> Result<Optimizer> {
         let handles = handles(parameters);
-        create!(swv_optimizer_create_adamw(handles.as_ptr(), handles.len(), &self.0)).map(Optimizer)
+        create!(swv_optimizer_create_adamw(handles.as_ptr(), handles.len(), &self.0))
+            .map(Optimizer)
+            .of("AdamW::build_for")
     }
 }
 
@@ -111,12 +114,15 @@ impl Sgd {
     pub fn build(&self, module: &(impl Module + ?Sized)) -> Result<Optimizer> {
         let parameters = module.parameters();
         self.build_for(&parameters.iter().map(|(_, tensor)| tensor).collect::<Vec<_>>())
+            .of("Sgd::build")
     }
 
     /// For some parameters.
     pub fn build_for(&self, parameters: &[&Tensor]) -> Result<Optimizer> {
         let handles = handles(parameters);
-        create!(swv_optimizer_create_sgd(handles.as_ptr(), handles.len(), &self.0)).map(Optimizer)
+        create!(swv_optimizer_create_sgd(handles.as_ptr(), handles.len(), &self.0))
+            .map(Optimizer)
+            .of("Sgd::build_for")
     }
 }
 
@@ -150,7 +156,7 @@ impl Optimizer {
     /// [`Sgd`] with a momentum "momentum_buffer". None for what these options do not use. Writing to
     /// it writes the state.
     pub fn state(&self, parameter: usize, name: &str) -> Result<Option<Tensor>> {
-        let name = c_text(name, "state")?;
+        let name = c_text(name, "state").of("Optimizer::state")?;
         let state = create_or_none!(swv_optimizer_state(self.as_ptr(), parameter, name.as_ptr()))?;
         Ok(state.map(Tensor::from_handle))
     }
@@ -173,7 +179,7 @@ impl Optimizer {
     /// # Ok::<(), shardweave::Error>(())
     /// ```
     pub fn set_state(&self, parameter: usize, name: &str, tensor: &Tensor) -> Result<()> {
-        let name = c_text(name, "state")?;
+        let name = c_text(name, "state").of("Optimizer::set_state")?;
         let tensor = tensor.as_const_ptr();
         call!(swv_optimizer_set_state(self.as_ptr(), parameter, name.as_ptr(), tensor))
     }

@@ -12,7 +12,7 @@ use crate::args;
 use crate::autograd::GradMode;
 use crate::dtype::{DType, Device};
 use crate::element::Element;
-use crate::error::{Error, Result};
+use crate::error::{Error, Of, Result};
 use crate::layout::{IntoLayout, Layout};
 use crate::mesh::Mesh;
 use crate::op::{item, Arg, FromValue, KnownOp};
@@ -140,7 +140,7 @@ impl TensorOptions {
 
     /// Sharded over a mesh.
     pub fn on(mut self, mesh: &Mesh, layout: impl IntoLayout) -> Result<TensorOptions> {
-        self.place = Some((mesh.clone(), layout.into_layout(mesh)?));
+        self.place = Some((mesh.clone(), layout.into_layout(mesh).of("TensorOptions::on")?));
         Ok(self)
     }
 
@@ -233,7 +233,7 @@ impl Tensor {
 
     /// The size of one dimension; a negative one counts from the end.
     pub fn size(&self, dim: i64) -> Result<i64> {
-        let sizes = self.sizes()?;
+        let sizes = self.sizes().of("Tensor::size")?;
         let index = if dim < 0 { dim + sizes.len() as i64 } else { dim };
         usize::try_from(index).ok().and_then(|i| sizes.get(i)).copied().ok_or_else(|| {
             Error::new(
@@ -282,8 +282,8 @@ impl Tensor {
 
     /// The elements of a plain tensor, row-major.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
-        self.check_dtype::<T>("to_vec")?;
-        let mut data = vec![T::default(); self.numel()? as usize];
+        self.check_dtype::<T>("Tensor::to_vec")?;
+        let mut data = vec![T::default(); self.numel().of("Tensor::to_vec")? as usize];
         let (bytes, to) = (size_of_val(data.as_slice()), data.as_mut_ptr());
         let result = call!(swv_tensor_copy_to_host(self.as_const_ptr(), to.cast(), bytes));
         // SAFETY: the vector's own memory, which the library uses no more.
@@ -293,8 +293,8 @@ impl Tensor {
 
     /// Overwrites the elements of a plain tensor, row-major.
     pub fn copy_from_slice<T: Element>(&self, data: &[T]) -> Result<()> {
-        self.check_dtype::<T>("copy_from_slice")?;
-        if self.numel()? as usize != data.len() {
+        self.check_dtype::<T>("Tensor::copy_from_slice")?;
+        if self.numel().of("Tensor::copy_from_slice")? as usize != data.len() {
             return Err(Error::invalid(format!(
                 "Tensor::copy_from_slice: argument 'data' has {} elements; wanted as many as the \
                  tensor, {:?}",
@@ -307,12 +307,12 @@ impl Tensor {
     }
 
     fn check_dtype<T: Element>(&self, caller: &str) -> Result<()> {
-        let dtype = self.dtype()?;
+        let dtype = self.dtype().of(caller)?;
         if dtype == T::DTYPE {
             return Ok(());
         }
         Err(Error::invalid(format!(
-            "Tensor::{caller}: the tensor's elements are {dtype}; wanted {}: convert it by to_dtype()",
+            "{caller}: the tensor's elements are {dtype}; wanted {}: convert it by Tensor::to_dtype",
             T::DTYPE
         )))
     }
@@ -322,7 +322,28 @@ impl Tensor {
     /// [`Bf16`](crate::Bf16), `bool`, [`Complex<f64>`](crate::Complex), or [`Value`](crate::Value)
     /// for whatever it is. Collective if it is sharded.
     pub fn item<T: FromValue>(&self) -> Result<T> {
-        T::from_value(item(self)?)
+        item(self).and_then(T::from_value).of("Tensor::item")
+    }
+
+    /// The tensor as text, with the elements of all ranks' parts. Collective if it is sharded; `{}`
+    /// communicates nothing, and has no elements of a sharded one.
+    ///
+    /// ```
+    /// use shardweave::{Placement::*, Tensor, World};
+    /// World::threads(2).run(|world| {
+    ///     let mesh = world.device_mesh(&[("tp", 2)])?;
+    ///     let x = Tensor::arange(3)?.distribute(&mesh, [("tp", Shard(0))])?;
+    ///     let text = x.values_to_string()?; // all ranks
+    ///     if world.rank() == 0 {
+    ///         println!("{text}");
+    ///     }
+    ///     assert!(text.ends_with(" 0\n 1\n 2\n[ CPULongType{3} ]"));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    pub fn values_to_string(&self) -> Result<String> {
+        text!(swv_tensor_values_to_string(self.as_const_ptr()))
     }
 
     /// Which rank holds which part, as a picture of characters.
@@ -350,7 +371,7 @@ impl Tensor {
     /// Cuts a plain tensor, of the same shape and dtype on every rank, whose data is that of the
     /// mesh's first rank. A leaf that requires grad if the tensor does. Collective.
     pub fn distribute(&self, mesh: &Mesh, layout: impl IntoLayout) -> Result<Tensor> {
-        self.distribute_from(Source::default(), mesh, layout)
+        self.distribute_from(Source::default(), mesh, layout).of("Tensor::distribute")
     }
 
     /// The same with data of another rank, or of every rank's own. Collective unless that.
@@ -360,7 +381,8 @@ impl Tensor {
         mesh: &Mesh,
         layout: impl IntoLayout,
     ) -> Result<Tensor> {
-        let (layout, options) = (layout.into_layout(mesh)?, source.to_raw());
+        let (layout, options) =
+            (layout.into_layout(mesh).of("Tensor::distribute_from")?, source.to_raw());
         create!(swv_tensor_distribute(
             self.as_const_ptr(),
             mesh.as_ptr(),
@@ -379,7 +401,7 @@ impl Tensor {
         layout: impl IntoLayout,
         sizes: Option<&[i64]>,
     ) -> Result<Tensor> {
-        let layout = layout.into_layout(mesh)?;
+        let layout = layout.into_layout(mesh).of("Tensor::from_local")?;
         create!(swv_tensor_from_local(
             local.as_const_ptr(),
             mesh.as_ptr(),
@@ -399,8 +421,8 @@ impl Tensor {
 
     /// The same where the gradients of the parts lie together in another way.
     pub fn to_local_with_grad(&self, grad_layout: impl IntoLayout) -> Result<Tensor> {
-        let layout = grad_layout.into_layout(&self.mesh()?)?;
-        self.local(layout.as_ptr())
+        let layout = self.mesh().and_then(|mesh| grad_layout.into_layout(&mesh));
+        layout.and_then(|layout| self.local(layout.as_ptr())).of("Tensor::to_local_with_grad")
     }
 
     fn local(&self, grad_layout: *const sys::swv_layout) -> Result<Tensor> {
@@ -410,7 +432,8 @@ impl Tensor {
 
     /// The same tensor in another layout. Collective.
     pub fn redistribute(&self, layout: impl IntoLayout) -> Result<Tensor> {
-        let (layout, mode) = (layout.into_layout(&self.mesh()?)?, GradMode::current() as i32);
+        let layout = self.mesh().and_then(|mesh| layout.into_layout(&mesh));
+        let (layout, mode) = (layout.of("Tensor::redistribute")?, GradMode::current() as i32);
         create!(swv_tensor_redistribute(self.as_const_ptr(), layout.as_ptr(), mode)).map(Tensor)
     }
 
@@ -598,28 +621,30 @@ impl Clone for Tensor {
 }
 
 /// The elements of a plain tensor; "DTensor[7, 5] Float [S(0), R] on DeviceMesh(dp=2, tp=2), local
-/// [4, 5] at [0, 0]" of a sharded one, which communicates nothing. `{:#}` adds the elements of the
-/// whole tensor, on every rank: collective if it is sharded. Where ranks are threads, make the text
-/// first, as here: `println!` holds the lock of stdout while it formats, and the ranks would wait for
-/// each other. A precision (`{:.3}`) changes nothing.
+/// [4, 5] at [0, 0]" of a sharded one, whose elements [`Tensor::values_to_string`] gives: what is
+/// formatted communicates nothing, with `{:#}` neither. (`println!` holds the lock of stdout while it
+/// formats: ranks that are threads would wait for each other.) A precision (`{:.3}`) changes nothing.
 ///
 /// ```
 /// use shardweave::{Placement::*, Tensor, World};
 /// World::threads(2).run(|world| {
 ///     let mesh = world.device_mesh(&[("tp", 2)])?;
 ///     let x = Tensor::arange(3)?.distribute(&mesh, [("tp", Shard(0))])?;
-///     assert!(format!("{x:#}").ends_with(" 0\n 1\n 2\n[ CPULongType{3} ]"));
+///     assert_eq!(
+///         x.to_string(),
+///         format!(
+///             "DTensor[3] Long [S(0)] on DeviceMesh(tp=2), local [{}] at [{}]",
+///             [2, 1][world.rank()],
+///             [0, 2][world.rank()]
+///         )
+///     );
 ///     Ok(())
 /// })?;
 /// # Ok::<(), shardweave::Error>(())
 /// ```
 impl fmt::Display for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = if f.alternate() {
-            text!(swv_tensor_values_to_string(self.as_const_ptr()))
-        } else {
-            text!(swv_tensor_to_string(self.as_const_ptr()))
-        };
+        let text = text!(swv_tensor_to_string(self.as_const_ptr()));
         // An error of the formatter would be a panic of format!(): the text says what went wrong.
         f.write_str(&text.unwrap_or_else(|error| format!("<{error}>")))
     }

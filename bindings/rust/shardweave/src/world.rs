@@ -10,7 +10,7 @@ use std::time::Duration;
 use shardweave_sys as sys;
 
 use crate::comm::{Comm, CommCounters};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Of, Result};
 use crate::ffi::{c_text, milliseconds, without_panics};
 use crate::mesh::{Mesh, MeshDims};
 use crate::spawn;
@@ -143,7 +143,7 @@ impl World {
     }
 
     fn seats(num_ranks: usize, timeout: Option<Duration>) -> Result<Vec<Seat>> {
-        let number = count(num_ranks)?;
+        let number = count(num_ranks).of("World::local")?;
         let mut options = sys::SWV_WORLD_OPTIONS_INIT;
         options.timeout_ms = milliseconds(timeout);
         let mut worlds = vec![ptr::null_mut(); num_ranks];
@@ -156,7 +156,11 @@ impl World {
 
     /// One rank of a world of any size that is not there: communication is counted, nothing moves.
     pub fn counting(rank: usize, num_ranks: usize) -> Result<World> {
-        create!(swv_world_create_counting(count(rank)?, count(num_ranks)?)).map(World)
+        create!(swv_world_create_counting(
+            count(rank).of("World::counting")?,
+            count(num_ranks).of("World::counting")?
+        ))
+        .map(World)
     }
 
     /// Which rank this is.
@@ -182,20 +186,20 @@ impl World {
 
     /// All ranks as a grid, row-major: the last dimension varies fastest.
     pub fn device_mesh<N: AsRef<str>>(&self, dims: &[(N, i64)]) -> Result<Mesh> {
-        let dims = MeshDims::new(dims)?;
+        let dims = MeshDims::new(dims).of("World::device_mesh")?;
         create!(swv_mesh_create(self.as_ptr(), dims.raw.as_ptr(), dims.raw.len()))
             .map(Mesh::from_handle)
     }
 
     /// The same from text: `dp=2,tp=4`.
     pub fn parse_mesh(&self, text: &str) -> Result<Mesh> {
-        let text = c_text(text, "mesh")?;
+        let text = c_text(text, "mesh").of("World::parse_mesh")?;
         create!(swv_mesh_parse(self.as_ptr(), text.as_ptr())).map(Mesh::from_handle)
     }
 
     /// A grid of some of the ranks, row-major; this rank is among them.
     pub fn device_mesh_of<N: AsRef<str>>(&self, dims: &[(N, i64)], ranks: &[i64]) -> Result<Mesh> {
-        let dims = MeshDims::new(dims)?;
+        let dims = MeshDims::new(dims).of("World::device_mesh_of")?;
         create!(swv_mesh_create_from_ranks(
             self.as_ptr(),
             dims.raw.as_ptr(),
@@ -228,7 +232,7 @@ impl World {
     /// Tells the other ranks that this one gives up, and why: their operations fail with
     /// [`Aborted`](crate::Code::Aborted). [`Threads::run`] does it for a body that fails.
     pub fn abort(&self, reason: &str) -> Result<()> {
-        let reason = c_text(reason, "reason")?;
+        let reason = c_text(reason, "reason").of("World::abort")?;
         call!(swv_world_abort(self.as_ptr(), reason.as_ptr()))
     }
 }
@@ -283,8 +287,7 @@ impl Threads {
         F: Fn(&World) -> Result<T> + Sync,
         T: Send,
     {
-        let seats = World::seats(self.num_ranks, self.timeout)
-            .map_err(|error| error.called("World::local", "World::threads"))?;
+        let seats = World::seats(self.num_ranks, self.timeout).of("World::threads")?;
         let run = Run { running: AtomicUsize::new(seats.len()), first_failure: Mutex::default() };
         let results = thread::scope(|scope| {
             let mut threads = Vec::with_capacity(seats.len());
@@ -378,44 +381,49 @@ impl Processes {
                  come to that call yet",
             ));
         }
-        self.with_options(|options| create!(swv_world_from_environment(options)))
+        self.with_options("World::from_environment", |options| {
+            create!(swv_world_from_environment(options))
+        })
     }
 
     /// See [`World::join`].
     pub fn join(&self, rendezvous: &Rendezvous) -> Result<World> {
         let place: CString;
         let mut raw = sys::SWV_RENDEZVOUS_INIT;
-        raw.rank = count(rendezvous.rank)?;
-        raw.world_size = count(rendezvous.world_size)?;
+        raw.rank = count(rendezvous.rank).of("World::join")?;
+        raw.world_size = count(rendezvous.world_size).of("World::join")?;
         if let Some(local_rank) = rendezvous.local_rank {
-            raw.local_rank = count(local_rank)?;
+            raw.local_rank = count(local_rank).of("World::join")?;
         }
         match &rendezvous.at {
             MeetingPoint::File(path) => {
                 let path = path
                     .to_str()
-                    .ok_or_else(|| Error::invalid(format!("path {path:?} is not UTF-8")))?;
-                place = c_text(path, "path")?;
+                    .ok_or_else(|| Error::invalid(format!("path {path:?} is not UTF-8")))
+                    .of("World::join")?;
+                place = c_text(path, "path").of("World::join")?;
                 raw.file = place.as_ptr();
             }
             MeetingPoint::Address { host, port } => {
-                place = c_text(host, "host")?;
+                place = c_text(host, "host").of("World::join")?;
                 raw.host = place.as_ptr();
                 raw.port = i32::from(*port);
             }
         }
-        self.with_options(|options| create!(swv_world_join(&raw, options)))
+        self.with_options("World::join", |options| create!(swv_world_join(&raw, options)))
     }
 
     fn with_options(
         &self,
+        caller: &str,
         make: impl FnOnce(*const sys::swv_world_options) -> Result<NonNull<sys::swv_world>>,
     ) -> Result<World> {
         let interface = self
             .network_interface
             .as_deref()
             .map(|name| c_text(name, "network interface"))
-            .transpose()?;
+            .transpose()
+            .of(caller)?;
         let mut options = sys::SWV_WORLD_OPTIONS_INIT;
         options.timeout_ms = milliseconds(self.timeout);
         if let Some(interface) = &interface {
@@ -458,7 +466,7 @@ pub fn manual_seed(seed: u64) -> Result<()> {
 
 /// Threads that one operator may use, from now on, in every thread of the process.
 pub fn set_num_threads(num_threads: usize) -> Result<()> {
-    call!(swv_set_num_threads(count(num_threads)?))
+    call!(swv_set_num_threads(count(num_threads).of("set_num_threads")?))
 }
 
 /// "0.1.0; LibTorch 2.11.0; backends inproc, gloo, counting".

@@ -2,8 +2,8 @@
 
 use shardweave::{
     args, clip_grad_norm, AdamW, Bf16, ClipOptions, Code, Complex, DType, Element, Error, Layout,
-    Members, Module, Op, ParameterPlan, Placement::*, ReduceOp, Result, Sgd, Source, Tensor,
-    TensorOptions, Value, World, F16,
+    Members, Module, Op, ParameterPlan, Placement::*, ReduceOp, Result, ScriptModule, Sgd, Source,
+    Tensor, TensorOptions, Value, World, F16,
 };
 
 const ALL: [DType; 18] = [
@@ -187,24 +187,35 @@ fn tensors_as_text() {
             let before = world.counters()?;
             let short = x.to_string();
             assert!(short.starts_with("DTensor[2, 2] Float [S(0)]") && !short.contains('\n'));
-            assert_eq!((format!("{x:?}"), format!("{x:#?}")), (short.clone(), short.clone()));
+            // println! holds a lock while it formats: whatever the flags, nothing may be sent.
+            for text in [format!("{x:#}"), format!("{x:?}"), format!("{x:#?}"), format!("{x:.2}")] {
+                assert_eq!(text, short);
+            }
             assert_eq!(world.counters()?, before, "nothing was sent");
-            assert_eq!(format!("{x:#}"), format!("{short}\n{elements}"));
+            assert_eq!(x.values_to_string()?, format!("{short}\n{elements}"));
             Ok(())
         })
         .unwrap();
-    // A rank is gone: the text says it, and does not panic.
-    let texts = World::threads(2).run(|world| {
+    assert_eq!(plain.values_to_string().unwrap(), elements);
+    let errors = World::threads(2).run(|world| {
         let mesh = world.device_mesh(&[("x", 2)])?;
         mesh.connect()?;
         let x = TensorOptions::new().on(&mesh, [("x", Shard(0))])?.ones(&[4])?;
         if world.rank() == 1 {
-            return Ok(String::new());
+            return Ok(None); // it is gone
         }
-        Ok(format!("{x:#}"))
+        Ok(x.values_to_string().err())
     });
-    let text = texts.unwrap().remove(0);
-    assert!(text.starts_with('<') && text.contains("rank 1"), "{text}");
+    let error = errors.unwrap().remove(0).unwrap();
+    let text = error.message();
+    assert!(text.starts_with("Tensor::values_to_string: ") && text.contains("rank 1"), "{text}");
+}
+
+struct One(Tensor);
+impl Module for One {
+    fn members(&self, members: &mut Members) {
+        members.parameter("weight", &self.0);
+    }
 }
 
 #[test]
@@ -212,6 +223,14 @@ fn messages_name_what_the_caller_called() {
     let x = Tensor::ones(&[2, 3]).unwrap();
     let world = World::counting(0, 2).unwrap();
     let mesh = world.device_mesh(&[("x", 2)]).unwrap();
+    let (half, seven) =
+        (Tensor::full(&[1], 0.5).unwrap(), Tensor::from_slice(&[700i64], &[]).unwrap());
+    let y = x.distribute(&mesh, [("x", Shard(0))]).unwrap();
+    let comm = world.comm().unwrap();
+    let model = One(Tensor::ones(&[2, 3]).unwrap());
+    let missing = ParameterPlan::new().line("nothing", &[("x", Shard(0))]);
+    let unknown = ParameterPlan::new().line("weight", &[("z", Shard(0))]);
+    let optimizer = AdamW::new(0.1).build(&model).unwrap();
     let norm = ClipOptions { norm_type: -1.0, ..Default::default() };
     let errors: Vec<(Error, &str)> = vec![
         (Tensor::ones(&[-1]).unwrap_err(), "Tensor::ones: argument 'sizes'"),
@@ -220,7 +239,63 @@ fn messages_name_what_the_caller_called() {
         (x.narrow(7, 0, 1).unwrap_err(), "Tensor::narrow: "),
         (x.add_(&Tensor::ones(&[5]).unwrap()).unwrap_err(), "Tensor::add_: "),
         (x.item::<f32>().unwrap_err(), "Tensor::item: argument 'self' has 6 elements"),
-        (x.layout().unwrap_err(), "Tensor::layout: "),
+        (x.item::<i64>().unwrap_err(), "Tensor::item: argument 'self' has 6 elements"),
+        (
+            half.item::<i64>().unwrap_err(),
+            "Tensor::item: the result is Float(0.5); wanted an integer",
+        ),
+        (
+            half.item::<u8>().unwrap_err(),
+            "Tensor::item: the result is Float(0.5); wanted an integer",
+        ),
+        (seven.item::<bool>().unwrap_err(), "Tensor::item: the result is Int(700); wanted a bool"),
+        (seven.item::<u8>().unwrap_err(), "Tensor::item: the result is 700; wanted u8"),
+        (x.layout().unwrap_err(), "Tensor::layout: wanted a DTensor"),
+        (x.mesh().unwrap_err(), "Tensor::mesh: wanted a DTensor"),
+        (x.to_local().unwrap_err(), "Tensor::to_local: wanted a DTensor"),
+        (x.to_local_with_grad("[R]").unwrap_err(), "Tensor::to_local_with_grad: wanted a DTensor"),
+        (x.redistribute("[R]").unwrap_err(), "Tensor::redistribute: wanted a DTensor"),
+        (y.redistribute("[R").unwrap_err(), "Tensor::redistribute: "),
+        (y.redistribute([("z", Replicate)]).unwrap_err(), "Tensor::redistribute: "),
+        (y.redistribute("[R, R]").unwrap_err(), "Tensor::redistribute: [R, R] has 2 placements"),
+        (x.distribute(&mesh, "[P]").unwrap_err(), "Tensor::distribute: [P(sum)] has a Partial"),
+        (x.distribute(&mesh, [("z", Replicate)]).unwrap_err(), "Tensor::distribute: "),
+        (y.distribute(&mesh, "[R]").unwrap_err(), "Tensor::distribute: argument 'self' is sharded"),
+        (
+            Tensor::from_local(&x, &mesh, "[S(0)]", Some(&[7, 3])).unwrap_err(),
+            "Tensor::from_local: the local tensor has shape [2, 3]",
+        ),
+        (TensorOptions::new().on(&mesh, "[").unwrap_err(), "TensorOptions::on: "),
+        (mesh.comm("y").unwrap_err(), "Mesh::comm: "),
+        (mesh.module_scope("a\0").unwrap_err(), "Mesh::module_scope: "),
+        (world.abort("a\0").unwrap_err(), "World::abort: "),
+        (comm.send(&[1], usize::MAX, 0).unwrap_err(), "Comm::send: "),
+        (comm.send(&[1], 0, -1).unwrap_err(), "Comm::send: "),
+        (comm.start_send(vec![1], 7, 0).unwrap_err(), "Comm::start_send: "),
+        (comm.start_broadcast(vec![1], 7).unwrap_err(), "Comm::start_broadcast: "),
+        (comm.all_to_all_v(&[1], &[2], &mut [1], &[1]).unwrap_err(), "Comm::all_to_all_v: "),
+        (
+            model.distribute(&mesh, &missing, Source::Same).unwrap_err(),
+            "Module::distribute: the pattern",
+        ),
+        (model.distribute(&mesh, &unknown, Source::Same).unwrap_err(), "Module::distribute: "),
+        (ScriptModule::load("a\0").unwrap_err(), "ScriptModule::load: "),
+        (Op::find("a\0").unwrap_err(), "Op::find: "),
+        (
+            Op::find("aten::relu").unwrap().call::<i64>(args![&x]).unwrap_err(),
+            "Op::call: the result is Tensor",
+        ),
+        (
+            Op::find("aten::sum")
+                .unwrap()
+                .call_named::<Tensor>(args![&x], &[("dims", 1.into())])
+                .unwrap_err(),
+            "Op::call_named: aten::sum: has no argument 'dims'; did you mean 'dim'?",
+        ),
+        (optimizer.state(3, "step").unwrap_err(), "Optimizer::state: parameter 3 of 1"),
+        (optimizer.state(0, "speed").unwrap_err(), "Optimizer::state: there is no state 'speed'"),
+        (optimizer.set_state(0, "step", &x).unwrap_err(), "Optimizer::set_state: 'step'"),
+        (optimizer.set_learning_rate(-1.0).unwrap_err(), "Optimizer::set_learning_rate: "),
         (x.to_vec::<f64>().unwrap_err(), "Tensor::to_vec: "),
         (x.copy_from_slice(&[1f32]).unwrap_err(), "Tensor::copy_from_slice: argument 'data' has 1"),
         (
@@ -241,13 +316,35 @@ fn messages_name_what_the_caller_called() {
             Op::find("aten::relu").unwrap().call::<()>(args![1, 2, 3]).unwrap_err(),
             "Op::call: aten::relu",
         ),
-        (AdamW::new(-1.0).build_for(&[&x]).unwrap_err(), "AdamW::build: "),
+        (AdamW::new(-1.0).build_for(&[&x]).unwrap_err(), "AdamW::build_for: lr is -1"),
+        (AdamW::new(-1.0).build(&model).unwrap_err(), "AdamW::build: lr is -1"),
+        (Sgd::new(-1.0).build(&model).unwrap_err(), "Sgd::build: lr is -1"),
         (clip_grad_norm(&[&x], 1.0, norm).unwrap_err(), "clip_grad_norm: "),
         (shardweave::set_num_threads(0).unwrap_err(), "set_num_threads: argument 'num_threads'"),
     ];
     for (error, wanted) in errors {
         assert!(error.message().starts_with(wanted), "{error}; wanted {wanted}");
-        assert!(!error.message().contains("swv_"), "{error}");
+        let others = [
+            "swv_",
+            "()",
+            "[&]",
+            "FusedOptimizer",
+            "DeviceMesh::",
+            "int64_t",
+            "_tensor: ",
+            "distribute_module",
+            "from_local: from_local",
+            "layout_of",
+            "init_device_mesh",
+        ];
+        for other in others {
+            assert!(!error.message().contains(other), "{error}: {other} is not of Rust");
+        }
+        // The function once.
+        let rest = error.message().split_once(": ").unwrap().1;
+        let second = rest.split_once(": ").map_or("", |(second, _)| second);
+        let is_word = second.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        assert!(second.is_empty() || !is_word, "{error}: {second} is not of Rust");
     }
 }
 
