@@ -90,11 +90,12 @@ TEST(CommTraceTest, ColumnThenRowParallelMlpNeedsOneAllReduceEachWay) {
       const at::Tensor y = block(mlp, x);
       EXPECT_COMMS(
           trace,
-          {all_reduce("tp", bytes).by("aten::add").of("other").in("block").forward().implicitly()});
+          {all_reduce("tp", bytes).by("aten::relu").of("self").in("block").forward().implicitly()});
       trace.clear();
       y.sum().backward();
       EXPECT_COMMS(
-          trace, {all_reduce("tp", bytes).by("aten::add").in("block.mlp").backward().implicitly()});
+          trace,
+          {all_reduce("tp", bytes).by("aten::threshold_backward").in("block").backward().implicitly()});
       EXPECT_EQ(trace.bytes(), bytes);
       trace.clear();
       finish_grad_sync(*mlp);
@@ -395,10 +396,10 @@ TEST(ModuleScopeTest, TheStrictScopeNamesTheModule) {
     const at::Tensor x = scattered(numbers({4, 6}), mesh, {Shard(0)}).detach().requires_grad_();
     EXPECT_THAT(refusal([&] {
                   const ModuleScope scope(mesh, "layers.0.attn");
-                  x.softmax(0);
+                  x.cumsum(0);
                 }),
                 HasSubstr("refuses in module 'layers.0.attn': argument 'self' DTensor[4, 6]"));
-    EXPECT_THAT(refusal([&] { x.softmax(0); }), HasSubstr("refuses: argument"));
+    EXPECT_THAT(refusal([&] { x.cumsum(0); }), HasSubstr("refuses: argument"));
     // Of the gradient of what ran in the module.
     at::Tensor p = scattered(numbers({4, 6}), mesh, {Shard(1)}).detach().requires_grad_();
     at::Tensor y;
@@ -420,12 +421,12 @@ TEST(CommTraceTest, TheTableJoinsEqualEvents) {
     const at::Tensor x = scattered(numbers({4, 6}), mesh, {Shard(0)});
     CommTrace trace(mesh);
     EXPECT_EQ(trace.to_string(), "0 collectives, 0 bytes sent by a rank\n");
-    for (int i = 0; i < 3; ++i) x.softmax(0);
+    for (int i = 0; i < 3; ++i) (x + i).cumsum(0);
     EXPECT_EQ(trace.to_string(),
               "calls  collective  along  bytes  tensor                         "
-              "needed by              phase\n"
+              "needed by            phase\n"
               "    3  all_to_all  x (2)     48  Double[4, 6] [S(0)] -> [S(1)]  "
-              "aten::_softmax 'self'  forward\n"
+              "aten::cumsum 'self'  forward\n"
               "3 collectives, 144 bytes sent by a rank\n");
   });
 }

@@ -225,7 +225,13 @@ Phases sequence_attention(const Scenario& s, int64_t k) {
 Phases sequence_parallel(const Scenario& s, int64_t k) {
   Phases t = sequence_attention(s, k);
   t.forward += mean_loss(k);
-  t.gradient_sync = in_buckets(all_reduce, k, parameters(s, "sp"));
+  // Each rank has the gradients of its own heads' biases whole.
+  std::vector<Parameter> of_heads, others;
+  for (Parameter& p : parameters(s, "sp")) {
+    const bool bias = shardweave::matches_fqn("*.{q,k,v}.bias", p.name);
+    (bias ? of_heads : others).push_back(std::move(p));
+  }
+  t.gradient_sync = in_buckets(all_reduce, k, others) + in_buckets(all_gather, k, of_heads);
   return t;
 }
 

@@ -221,8 +221,11 @@ void decomposed(const c10::OperatorHandle& op, c10::Stack& stack) {
       absl::StrCat(c10::toString(op.operator_name()), " is no composite of other operators")));
 }
 
-at::Tensor moved(const c10::OperatorHandle& op, const at::Tensor& tensor, const Layout& layout,
-                 std::string_view argument) {
+namespace {
+
+// `tensor` is what a composite of `op` has made of `of`, or that itself.
+at::Tensor move(const c10::OperatorHandle& op, const at::Tensor& tensor, const Layout& layout,
+                std::string_view argument, const Spec& of) {
   DTensorMeta& meta = meta_of(tensor);
   if (meta.spec->layout == layout) return tensor;
   MeshContext& context = *meta.context;
@@ -237,9 +240,9 @@ at::Tensor moved(const c10::OperatorHandle& op, const at::Tensor& tensor, const 
       const std::string module = context.modules.current();
       fail(op, absl::StatusCode::kFailedPrecondition,
            absl::StrCat("needs communication that the strict scope refuses",
-                        module.empty() ? "" : absl::StrCat(" in module '", module, "'"), ": '",
-                        std::string(argument), "' ", meta.spec->to_string(), " -> ",
-                        layout.to_string(), " (", plan.bytes(), " bytes)"));
+                        module.empty() ? "" : absl::StrCat(" in module '", module, "'"), ": ",
+                        std::string(argument), " of ", of.to_string(), ": ", meta.spec->to_string(),
+                        " -> ", layout.to_string(), " (", plan.bytes(), " bytes)"));
     }
     ++context.counters.implicit_redistributions;
   }
@@ -252,8 +255,15 @@ at::Tensor moved(const c10::OperatorHandle& op, const at::Tensor& tensor, const 
   return result;
 }
 
-at::Tensor reduced(const c10::OperatorHandle& op, const at::Tensor& like, at::Tensor local,
-                   Placements placements, const Dims& sizes) {
+}  // namespace
+
+at::Tensor move_input(const c10::OperatorHandle& op, const at::Tensor& tensor, const Layout& layout,
+                      std::string_view argument) {
+  return move(op, tensor, layout, argument, *meta_of(tensor).spec);
+}
+
+at::Tensor reduce_over_ranks(const c10::OperatorHandle& op, const at::Tensor& like,
+                             at::Tensor local, Placements placements, const Dims& sizes) {
   const DTensorMeta& meta = meta_of(like);
   const std::vector<int>& order = meta.spec->layout.order();
   Placements whole = placements;
@@ -264,7 +274,8 @@ at::Tensor reduced(const c10::OperatorHandle& op, const at::Tensor& like, at::Te
       meta.context->intern(value_or_throw(Layout::create(std::move(placements), order)), sizes,
                            contiguous_strides(sizes), local.scalar_type(), meta.spec->device);
   const at::Tensor partial = wrap(std::move(local), std::move(spec), meta.context);
-  return moved(op, partial, value_or_throw(Layout::create(std::move(whole), order)), "result");
+  return move(op, partial, value_or_throw(Layout::create(std::move(whole), order)), "reduction",
+              *meta.spec);
 }
 
 void zeros_if_empty(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {

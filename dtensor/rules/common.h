@@ -121,13 +121,13 @@ void decomposed(const c10::OperatorHandle& op, c10::Stack& stack);
 
 // `tensor` in another layout, for a composite that runs `op` on local parts: communication of the
 // operator like that of a rule, which counts as implicit and which the strict scope refuses.
-at::Tensor moved(const c10::OperatorHandle& op, const at::Tensor& tensor, const Layout& layout,
-                 std::string_view argument);
+at::Tensor move_input(const c10::OperatorHandle& op, const at::Tensor& tensor, const Layout& layout,
+                      std::string_view argument);
 // The reduction, in one collective, of what the ranks of the mesh of `like` have worked out from
 // their parts: `local` is this rank's part of a contiguous tensor of global `sizes` that lies as
 // `placements` say (cut in the order of `like`). What is Partial there is Replicate in the result.
-at::Tensor reduced(const c10::OperatorHandle& op, const at::Tensor& like, at::Tensor local,
-                   Placements placements, const Dims& sizes);
+at::Tensor reduce_over_ranks(const c10::OperatorHandle& op, const at::Tensor& like,
+                             at::Tensor local, Placements placements, const Dims& sizes);
 
 // For operators that cannot take empty tensors: if an argument is empty, the results are zeros
 // (what a sum over nothing is); else the operator runs.

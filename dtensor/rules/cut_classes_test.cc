@@ -1,5 +1,6 @@
 // Softmax, negative log likelihood and cross entropy where the classes are cut: values and gradients
 // of one device, and nothing as large as the logits is sent.
+#include <algorithm>
 #include <limits>
 
 #include "ATen/ATen.h"
@@ -83,7 +84,7 @@ TEST(CutClassesTest, LinesWithoutAnAnswerAreThoseOfOneDevice) {
       for (const Placement& p : {Shard(1), StridedShard(1, 2)}) {
         const at::Tensor dx = distribute_tensor(x, mesh, Placements{p});
         const auto same = [](const at::Tensor& a, const at::Tensor& b) {
-          EXPECT_EQ(layout_of(a).to_string().find("S("), 1);
+          EXPECT_EQ(layout_of(a).to_string().find("S("), 1u);
           EXPECT_TRUE(at::allclose(full_tensor(a), b, 1e-12, 1e-12, /*equal_nan=*/true))
               << full_tensor(a) << b;
         };

@@ -298,8 +298,8 @@ at::Tensor with_values(const c10::OperatorHandle& op, const at::Tensor& tensor, 
   for (Placement& p : placements) {
     if (p.is_partial()) p = Replicate();
   }
-  return moved(op, tensor, value_or_throw(Layout::create(std::move(placements), layout.order())),
-               name);
+  return move_input(op, tensor,
+                    value_or_throw(Layout::create(std::move(placements), layout.order())), name);
 }
 
 // How [2, channels] of a tensor lies of which each rank has summed its part.
@@ -320,7 +320,7 @@ at::Tensor with_channels(const c10::OperatorHandle& op, const at::Tensor& tensor
   for (int m = 0; m < layout.mesh_ndim(); ++m) {
     if (layout[m].is_shard(1)) placements[m] = layout[m].with_dim(0);
   }
-  return moved(op, tensor, value_or_throw(Layout::create(std::move(placements), layout.order())),
+  return move_input(op, tensor, value_or_throw(Layout::create(std::move(placements), layout.order())),
                name);
 }
 
@@ -346,7 +346,8 @@ Moments moments(const c10::OperatorHandle& op, const at::Tensor& input) {
     const at::Tensor second = distance.mul_(distance).sum(dims).to(at::kDouble);
     sums = at::stack({c.mul(n).add_(first), c.mul(c).mul_(n).add_(c.mul(first), 2).add_(second)});
   }
-  sums = reduced(op, input, std::move(sums), of_channel_sums(layout_of(input)), {2, input.size(1)})
+  sums = reduce_over_ranks(op, input, std::move(sums), of_channel_sums(layout_of(input)),
+                           {2, input.size(1)})
              .div_(count_per_channel(input));
   const at::Tensor mean = sums.select(0, 0).clone();
   return {mean, sums.select(0, 1).sub(mean.mul(mean)).clamp_min_(0)};
@@ -411,7 +412,7 @@ void batch_norm_training_backward(const c10::OperatorHandle& op, c10::Stack& sta
   const at::ScalarType dtype = at::toOpMathType(input.scalar_type());
   const at::Tensor mean = call.tensor("save_mean").to(dtype);
   const at::Tensor invstd = call.tensor("save_invstd").to(dtype);
-  const at::Tensor grad = moved(op, call.tensor("grad_out"), layout_of(input), "grad_out");
+  const at::Tensor grad = move_input(op, call.tensor("grad_out"), layout_of(input), "grad_out");
 
   // With a deviation of 1: sums of the gradient times the distance, and of the gradient.
   auto [unused, weighted, sum] =

@@ -105,7 +105,9 @@ class CutLines {
     }
     Dims sizes = spec.sizes;
     sizes[dim_] = 1;
-    return meta_of(reduced(op_, tensor_, std::move(of_part), std::move(placements), sizes)).local;
+    return meta_of(
+               reduce_over_ranks(op_, tensor_, std::move(of_part), std::move(placements), sizes))
+        .local;
   }
 
   const c10::OperatorHandle& op_;
@@ -146,7 +148,8 @@ template <Form form>
 void softmax_backward_of_cut_lines(const c10::OperatorHandle& op, c10::Stack& stack) {
   BoxedCall call(op, stack);
   const at::Tensor output = call.tensor("output");
-  const at::Tensor grad = moved(op, call.tensor("grad_output"), layout_of(output), "grad_output");
+  const at::Tensor grad =
+      move_input(op, call.tensor("grad_output"), layout_of(output), "grad_output");
   const CutLines lines(op, output, call["dim"].toInt());
   const at::Tensor g = lines.local(grad);
   const at::Tensor y = lines.local(output);
