@@ -93,9 +93,11 @@ TEST(CommTraceTest, ColumnThenRowParallelMlpNeedsOneAllReduceEachWay) {
           {all_reduce("tp", bytes).by("aten::relu").of("self").in("block").forward().implicitly()});
       trace.clear();
       y.sum().backward();
-      EXPECT_COMMS(
-          trace,
-          {all_reduce("tp", bytes).by("aten::threshold_backward").in("block").backward().implicitly()});
+      EXPECT_COMMS(trace, {all_reduce("tp", bytes)
+                               .by("aten::threshold_backward")
+                               .in("block")
+                               .backward()
+                               .implicitly()});
       EXPECT_EQ(trace.bytes(), bytes);
       trace.clear();
       finish_grad_sync(*mlp);

@@ -210,9 +210,9 @@ at::Tensor factory(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements&
   std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
   const Layout layout =
       layout_for(*context, Layout(placements), static_cast<int64_t>(sizes.size()), function);
-  SpecRef spec = context->intern(layout, span_of(sizes), contiguous_strides(span_of(sizes)),
-                                 c10::typeMetaToScalarType(options.dtype()), options.device(),
-                                 kData);
+  SpecRef spec =
+      context->intern(layout, span_of(sizes), contiguous_strides(span_of(sizes)),
+                      c10::typeMetaToScalarType(options.dtype()), options.device(), kData);
   const bool requires_grad = options.requires_grad();
   at::Tensor local = fill(array(spec->local_sizes), options.requires_grad(std::nullopt));
   at::Tensor result = wrap(std::move(local), std::move(spec), std::move(context));

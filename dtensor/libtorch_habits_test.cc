@@ -294,9 +294,9 @@ TEST(LibTorchHabitsTest, WhatNeedsMemorySaysThatThisIsADTensor) {
           },
       };
       for (size_t i = 0; i < std::size(kNeeds); ++i) {
-        EXPECT_THAT(
-            error_of(kNeeds[i]),
-            ::testing::AllOf(HasSubstr("DTensor"), HasSubstr("local part"), HasSubstr("full tensor")))
+        EXPECT_THAT(error_of(kNeeds[i]),
+                    ::testing::AllOf(HasSubstr("DTensor"), HasSubstr("local part"),
+                                     HasSubstr("full tensor")))
             << i;
       }
     }

@@ -34,10 +34,9 @@ void part_written(const at::Tensor& tensor, std::string_view who) {
 at::Tensor lying_as(const at::Tensor& tensor, at::Tensor part) {
   if (!is_dtensor(tensor)) return part;
   const DTensorMeta& meta = meta_of(tensor);
-  SpecRef spec =
-      meta.context->intern(meta.spec->layout, meta.spec->sizes,
-                           contiguous_strides(meta.spec->sizes), part.scalar_type(), part.device(),
-                           meta.spec->origins);
+  SpecRef spec = meta.context->intern(meta.spec->layout, meta.spec->sizes,
+                                      contiguous_strides(meta.spec->sizes), part.scalar_type(),
+                                      part.device(), meta.spec->origins);
   return wrap(std::move(part), std::move(spec), meta.context);
 }
 

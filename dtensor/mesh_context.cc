@@ -57,9 +57,9 @@ SpecRef MeshContext::intern(const Layout& layout, absl::Span<const int64_t> size
                             absl::Span<const int64_t> strides, at::ScalarType dtype,
                             c10::Device device, CutOrigins origins) {
   throw_if_error(validate(layout, mesh().shape(), sizes));
-  auto spec = c10::make_intrusive<const Spec>(this, layout, Dims(sizes.begin(), sizes.end()),
-                                              Dims(strides.begin(), strides.end()), dtype, device,
-                                              origins);
+  auto spec =
+      c10::make_intrusive<const Spec>(this, layout, Dims(sizes.begin(), sizes.end()),
+                                      Dims(strides.begin(), strides.end()), dtype, device, origins);
   if (auto it = specs_.find(spec); it != specs_.end()) return *it;
   if (specs_.size() >= kMaxSpecs) {
     absl::erase_if(specs_, [](const SpecRef& s) { return s.use_count() == 1; });

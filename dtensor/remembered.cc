@@ -72,9 +72,8 @@ std::optional<at::Tensor> seen_as(const Remembered& kept, const DTensorMeta& met
   const Spec& source = *kept.source_spec;
   const at::Tensor& local = meta.local;
   if (spec.dtype != source.dtype || spec.numel() != source.numel() ||
-      local.storage_offset() != kept.source.storage_offset() ||
-      !local.is_alias_of(kept.source) || local.is_conj() != kept.source.is_conj() ||
-      local.is_neg() != kept.source.is_neg()) {
+      local.storage_offset() != kept.source.storage_offset() || !local.is_alias_of(kept.source) ||
+      local.is_conj() != kept.source.is_conj() || local.is_neg() != kept.source.is_neg()) {
     return std::nullopt;
   }
   const std::optional<Order> order = memory_order(spec);

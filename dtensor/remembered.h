@@ -36,7 +36,8 @@ inline CutOrigins origins_of(const c10::TensorImpl* impl) {
 // The form of this very handle, or shallow copies of it, that is remembered; null: none.
 const Remembered* find_remembered(const DTensorMeta& meta);
 inline const Remembered* remembered_form(const DTensorMeta& meta) {
-  if (meta.family == nullptr || meta.family->remembered.empty()) [[likely]] return nullptr;
+  if (meta.family == nullptr || meta.family->remembered.empty()) [[likely]]
+    return nullptr;
   return find_remembered(meta);
 }
 

@@ -33,7 +33,7 @@ namespace shardweave::dtensor_internal {
 enum class DataMoves : uint8_t { kStays, kMoves, kGivenUp };
 
 struct StrategyCost {
-  double move = 0;     // seconds, as are the next two
+  double move = 0;  // seconds, as are the next two
   double compute = 0;
   double owed = 0;
   DataMoves data = DataMoves::kStays;

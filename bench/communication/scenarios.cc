@@ -178,9 +178,8 @@ Phases sharded_parameters(const Scenario& s, int64_t k) {
   Phases t;
   // Each where it is needed first; kept for backward.
   std::vector<Parameter> gathered = parameters(s, "dp");
-  std::erase_if(gathered, [](const Parameter& p) {
-    return p.name == "positions.weight" || p.name == "cls";
-  });
+  std::erase_if(gathered,
+                [](const Parameter& p) { return p.name == "positions.weight" || p.name == "cls"; });
   t.forward = one_each(all_gather, k, gathered) + mean_loss(k);
   // Positions are no data that is cut: each rank looks up what is among its rows.
   if (has_position_table(s)) t.forward += all_reduce(k, s.sizes.tokens * s.sizes.dim);
@@ -217,8 +216,7 @@ Phases sequence_attention(const Scenario& s, int64_t k) {
   // the result are exchanged, and so are their gradients.
   Phases exchanged;
   exchanged.forward = s.sizes.layers * 4 * all_to_all(k, x);
-  exchanged.backward =
-      s.sizes.layers * (2 * all_to_all(k, x) + 2 * all_to_all(k, key_gradient(s)));
+  exchanged.backward = s.sizes.layers * (2 * all_to_all(k, x) + 2 * all_to_all(k, key_gradient(s)));
   return seconds(exchanged.step()) < seconds(gathered.step()) ? exchanged : gathered;
 }
 

@@ -39,39 +39,40 @@ Rule add_einsum(std::string_view equation, Addend kind = Addend::kLinear) {
     if (c != ',' && letters.find(c) == std::string::npos) letters += c;
   }
   return Rule([=](const OpCall& call, Strategies& out) {
-    const TensorInfo& self = call.input(0);
-    const int missing = static_cast<int>(result.size()) - self.ndim();
-    auto cut = [](const std::string& operand, char letter) {
-      const size_t dim = operand.find(letter);
-      return dim == std::string::npos ? Replicate() : Shard(static_cast<int>(dim));
-    };
-    for (char letter : letters) {
-      std::vector<Placement> inputs(1);
-      for (const std::string& operand : operands) inputs.push_back(cut(operand, letter));
-      const size_t at = result.find(letter);
-      if (at == std::string::npos) {
-        if (kind == Addend::kInsideActivation) continue;
-        inputs[0] = Partial();
-        out.add(std::move(inputs), {Partial()});
-        continue;
-      }
-      const int d = static_cast<int>(at);
-      const int self_dim = d - missing;
-      const bool broadcast =
-          self_dim < 0 || (self.sizes[self_dim] == 1 && call.output().sizes[d] != 1);
-      if (!broadcast) inputs[0] = Shard(self_dim);
-      out.add(std::move(inputs), {Shard(d)});
-    }
-    if (kind == Addend::kInsideActivation) return;
-    for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
-      for (size_t i = 0; i < operands.size(); ++i) {
-        std::vector<Placement> inputs(1 + operands.size(), Replicate());
-        inputs[0] = Partial(op);
-        inputs[1 + i] = Partial(op);
-        out.add(std::move(inputs), {Partial(op)});
-      }
-    }
-  }).flops([operands](const OpCall& call) { return einsum_flops(call, operands, 1); });
+           const TensorInfo& self = call.input(0);
+           const int missing = static_cast<int>(result.size()) - self.ndim();
+           auto cut = [](const std::string& operand, char letter) {
+             const size_t dim = operand.find(letter);
+             return dim == std::string::npos ? Replicate() : Shard(static_cast<int>(dim));
+           };
+           for (char letter : letters) {
+             std::vector<Placement> inputs(1);
+             for (const std::string& operand : operands) inputs.push_back(cut(operand, letter));
+             const size_t at = result.find(letter);
+             if (at == std::string::npos) {
+               if (kind == Addend::kInsideActivation) continue;
+               inputs[0] = Partial();
+               out.add(std::move(inputs), {Partial()});
+               continue;
+             }
+             const int d = static_cast<int>(at);
+             const int self_dim = d - missing;
+             const bool broadcast =
+                 self_dim < 0 || (self.sizes[self_dim] == 1 && call.output().sizes[d] != 1);
+             if (!broadcast) inputs[0] = Shard(self_dim);
+             out.add(std::move(inputs), {Shard(d)});
+           }
+           if (kind == Addend::kInsideActivation) return;
+           for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
+             for (size_t i = 0; i < operands.size(); ++i) {
+               std::vector<Placement> inputs(1 + operands.size(), Replicate());
+               inputs[0] = Partial(op);
+               inputs[1 + i] = Partial(op);
+               out.add(std::move(inputs), {Partial(op)});
+             }
+           }
+         })
+      .flops([operands](const OpCall& call) { return einsum_flops(call, operands, 1); });
 }
 
 // _trilinear, which bilinear layers are made of: the product of three tensors that get new

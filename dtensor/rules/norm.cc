@@ -320,8 +320,8 @@ at::Tensor with_channels(const c10::OperatorHandle& op, const at::Tensor& tensor
   for (int m = 0; m < layout.mesh_ndim(); ++m) {
     if (layout[m].is_shard(1)) placements[m] = layout[m].with_dim(0);
   }
-  return move_input(op, tensor, value_or_throw(Layout::create(std::move(placements), layout.order())),
-               name);
+  return move_input(op, tensor,
+                    value_or_throw(Layout::create(std::move(placements), layout.order())), name);
 }
 
 struct Moments {
