@@ -206,6 +206,7 @@ class Runner {
   void run() {
     keep_written();
     replace_inputs();
+    count_writes();
     for (const ArgChange& change : entry_.arg_changes) (*stack_)[base_ + change.arg] = change.value;
     for (Kept& k : kept_) k.local = written_arg(*k.written);
     if (entry_.kernel != nullptr) {
@@ -239,14 +240,23 @@ class Runner {
         check_writable(meta_of(handle), op_.operator_name().name);
         written_views_.push_back(handle);
       }
-      // Who has saved the local part (to_local) has to know.
-      at::TensorImpl* local = meta_of(handle).local.unsafeGetTensorImpl();
-      if (!info_.changes_shape && !local->is_inference()) local->bump_version();
       if (written.direct && written.output < 0 && !info_.changes_shape && !entry_.gathered)
         continue;
       kept_.push_back({&written, std::move(handle), {}});
     }
     check_written_together(written_views_, op_.operator_name().name);
+  }
+
+  // Who has saved a local part that is written (to_local) has to know; what is remembered of it ends
+  // here. Inputs have been read by now: they may come from what is remembered.
+  void count_writes() {
+    if (info_.changes_shape) return;
+    auto kept = kept_.begin();
+    for (const CacheEntry::Written& written : entry_.written) {
+      const bool is_kept = kept != kept_.end() && kept->written == &written;
+      const at::Tensor local = is_kept ? meta_of((kept++)->handle).local : written_arg(written);
+      if (!local.is_inference()) local.unsafeGetTensorImpl()->bump_version();
+    }
   }
 
   // The input of a change, brought where it has to be: `impl` is the DTensor, or null.

@@ -365,15 +365,15 @@ TEST(DeviceMeshTest, RefusesBadCoordinates) {
 
 TEST(DeviceMeshTest, RefusesBadSlices) {
   const DeviceMesh mesh = make({{"dp", 2}, {"tp", 4}});
-  expect_error(mesh.slice({}, Rank(0)), kInvalid, {".slice", "at least one dimension"});
+  expect_error(mesh.slice({}, Rank(0)), kInvalid, {"a slice of", "at least one dimension"});
   expect_error(mesh.slice({"tp", "tp"}, Rank(0)), kInvalid, {"two dimensions are named \"tp\""});
   expect_error(mesh.slice({"tp"}, Rank(8)), kNotFound, {"rank 8 is not in"});
 }
 
 TEST(DeviceMeshTest, RefusesBadFlattens) {
   const DeviceMesh mesh = make({{"a", 2}, {"b", 2}, {"c", 2}});
-  expect_error(mesh.flatten({"a", "c"}), kInvalid, {"flatten(a, c)", "neighbouring dimensions"});
-  expect_error(mesh.flatten({"b", "a"}), kInvalid, {"flatten(b, a)", "mesh's order"});
+  expect_error(mesh.flatten({"a", "c"}), kInvalid, {"flatten (a, c)", "neighbouring dimensions"});
+  expect_error(mesh.flatten({"b", "a"}), kInvalid, {"flatten (b, a)", "mesh's order"});
   expect_error(mesh.flatten({"a", "a"}), kInvalid, {"neighbouring dimensions"});
   expect_error(mesh.flatten({"a", "b"}, "c"), kInvalid, {"two dimensions are named \"c\""});
   expect_error(mesh.flatten({"a", "b"}, "a b"), kInvalid, {"\"a b\" is no name"});
