@@ -361,7 +361,7 @@ TEST_P(CommErrorConformance, BadArgumentsAreRefusedAndHarmless) {
     refused(comm->reduce_scatter_v(f(4), tail(3), {2, 2}, sum), {"out has 3 elements, want 2"});
     refused(comm->all_to_all(f(3), tail(3)), {"in has 3 elements, want 2 (ranks) times 1"});
     refused(comm->all_to_all(f(4), f(4)), {"cannot run in place"});
-    refused(comm->all_to_all_v(f(2), {1, 1}, tail(2), {0, 3}), {"recv_counts", "[0, 3]"});
+    refused(comm->all_to_all_v(f(2), {1, 1}, tail(2), {0, 3}), {"counts to receive", "[0, 3]"});
     refused(comm->broadcast(f(2), 2), {"root is 2, the group has 2 ranks"});
     refused(comm->broadcast(f(2), -1), {"root is -1"});
     refused(comm->reduce(f(2), tail(2), sum, 7), {"root is 7"});
@@ -369,7 +369,7 @@ TEST_P(CommErrorConformance, BadArgumentsAreRefusedAndHarmless) {
     refused(comm->scatter(f(2), tail(2), 2), {"root is 2"});
     refused(comm->send(f(2), 2), {"peer is 2"});
     refused(comm->recv(f(2), -1), {"peer is -1"});
-    refused(comm->recv(f(2), 0, -5), {"message_tag is -5"});
+    refused(comm->recv(f(2), 0, -5), {"message tag is -5"});
     EXPECT_TRUE(comm->health().ok());
     return sum_one(*comm);
   });
