@@ -865,7 +865,8 @@ static void test_training(swv_world* world) {
       CHECK_OK(swv_op_call(mean, SWV_GRAD, &squared, 1, &loss, 1, NULL));
       CHECK_OK(swv_tensor_backward(loss.as.tensor, NULL, NULL));
       if (step == 0)
-        CHECK_FAILS(swv_optimizer_step(optimizer), SWV_FAILED_PRECONDITION, "synchronized before the step");
+        CHECK_FAILS(swv_optimizer_step(optimizer), SWV_FAILED_PRECONDITION,
+                    "synchronized before the step");
       CHECK_OK(swv_module_finish_grad_sync(module));
       CHECK_OK(swv_optimizer_step(optimizer));
       CHECK_OK(swv_optimizer_zero_grad(optimizer));

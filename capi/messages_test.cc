@@ -87,7 +87,7 @@ TEST_F(MessagesTest, Tensors) {
   swv_mesh* mesh = nullptr;
   swv_string* text = nullptr;
   const int64_t sizes[] = {5, 2};
-  swv_distribute_options from_nowhere = SWV_DISTRIBUTE_OPTIONS_INIT;
+  [[maybe_unused]] swv_distribute_options from_nowhere = SWV_DISTRIBUTE_OPTIONS_INIT;
   from_nowhere.source = 7;
   says(swv_tensor_distribute(sharded_, mesh_, rows_, nullptr, &out), "is sharded");
   says(swv_tensor_distribute(plain_, mesh_, partial_, nullptr, &out), "has a Partial");

@@ -242,7 +242,8 @@ Work Communicator::all_to_all_v(ConstBuffer in, absl::Span<const int64_t> send_c
             .in_counts = send_counts,
             .out_counts = recv_counts};
   absl::Status status = check_pair(*backend_, in, out);
-  if (status.ok()) status = check_counts("the list of counts to send", send_counts, size(), "in", in.count);
+  if (status.ok())
+    status = check_counts("the list of counts to send", send_counts, size(), "in", in.count);
   if (status.ok())
     status = check_counts("the list of counts to receive", recv_counts, size(), "out", out.count);
   if (status.ok()) status = check_overlap(in, out, -1);

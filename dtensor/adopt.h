@@ -32,7 +32,7 @@ at::Tensor as_dtensor(const at::Tensor& grad, const std::shared_ptr<MeshContext>
 // What this rank has taken for the same on every rank.
 //
 // A plain tensor among DTensors is compared with the other ranks' at once when its memory is first
-// met, unless the same argument of the same operator took one of its shape before: a constant that a
+// met, unless the same argument of the same operator took one before: a constant that a
 // model makes in every forward costs no collective in every forward. Later, and in backward always,
 // its checksum is put off: one comparison of all that were put off stands before a value leaves the
 // mesh (item(), to_local(), ...). So does that of numbers (0-dimensional tensors), which LibTorch
@@ -50,7 +50,7 @@ class PlainTensors {
     size_t arg;
   };
 
-  // `place`: what an argument of an operator and a shape hash to.
+  // `place`: what an argument of an operator and a dtype hash to.
   bool met(const at::Tensor& plain, uint64_t place) const;
   void meet(const at::Tensor& plain, uint64_t place);
   void put_off(const Use& use, const at::Tensor& plain);

@@ -99,22 +99,6 @@ void infer_outputs(const c10::OperatorHandle& op, const OpInfo& info, absl::Span
   }
 }
 
-void check_one_mesh(const c10::OperatorHandle& op, const OpInfo& info, MeshContext& context,
-                    absl::Span<const IValue> args) {
-  for_each_tensor(info, args, [&](size_t arg, c10::TensorImpl* impl) {
-    if (!defined(impl) || !is_dtensor(impl)) return;
-    const MeshContext* other = meta_of(impl).spec->context;
-    if (other != &context) {
-      fail(op, absl::StatusCode::kInvalidArgument,
-           absl::StrCat(
-               "argument '", op.schema().arguments()[arg].name(), "' lies on ",
-               other->mesh().to_string(), ", another argument on ", context.mesh().to_string(),
-               other->mesh() == context.mesh() ? " (an equal mesh, but made separately)" : "",
-               "; all DTensors of an operator must be on one mesh"));
-    }
-  });
-}
-
 std::optional<int> flat_input_of(const OpCall& call, int arg, int element = -1) {
   // Inputs are in the order of the arguments, a list's elements one after the other.
   const auto first = std::lower_bound(call.input_arg.begin(), call.input_arg.end(), arg);
@@ -149,7 +133,7 @@ CutOrigins origins_of_results(const OpCall& call, const std::vector<Layout>& inp
     const TensorInfo& input = call.input(i);
     if (!input.defined || input.is_scalar()) continue;
     ++tensors;
-    for (int m = 0; m < inputs[i].mesh_ndim(); ++m) {
+    for (int m = 0; m < std::min(inputs[i].mesh_ndim(), 64); ++m) {
       if (!inputs[i][m].is_shard()) continue;
       origins.data |= input.origins.data & (uint64_t{1} << m);
       origins.weight |= input.origins.weight & (uint64_t{1} << m);
@@ -196,6 +180,22 @@ void change_input(MeshContext& context, const OpCall& call, int i, const Layout&
 }
 
 }  // namespace
+
+void check_one_mesh(const c10::OperatorHandle& op, const OpInfo& info, MeshContext& context,
+                    absl::Span<const IValue> args) {
+  for_each_tensor(info, args, [&](size_t arg, c10::TensorImpl* impl) {
+    if (!defined(impl) || !is_dtensor(impl)) return;
+    const MeshContext* other = meta_of(impl).spec->context;
+    if (other != &context) {
+      fail(op, absl::StatusCode::kInvalidArgument,
+           absl::StrCat(
+               "argument '", op.schema().arguments()[arg].name(), "' lies on ",
+               other->mesh().to_string(), ", another argument on ", context.mesh().to_string(),
+               other->mesh() == context.mesh() ? " (an equal mesh, but made separately)" : "",
+               "; all DTensors of an operator must be on one mesh"));
+    }
+  });
+}
 
 void check_call(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<const IValue> args) {
   if (info.rule == nullptr) {

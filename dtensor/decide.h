@@ -19,6 +19,10 @@ namespace shardweave::dtensor_internal {
 OpCall make_call(const c10::OperatorHandle& op, const OpInfo& info,
                  absl::Span<const c10::IValue> args);
 
+// Throws Error (InvalidArgument) if a DTensor of the call is on another mesh.
+void check_one_mesh(const c10::OperatorHandle& op, const OpInfo& info, MeshContext& context,
+                    absl::Span<const c10::IValue> args);
+
 // LibTorch's error for a call that it refuses, before anything is sent.
 void check_call(const c10::OperatorHandle& op, const OpInfo& info,
                 absl::Span<const c10::IValue> args);

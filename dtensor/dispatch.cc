@@ -91,12 +91,12 @@ bool add_tensor(const c10::OperatorHandle& op, c10::TensorImpl* impl, bool is_ou
   } else if (is_dtensor(impl)) {
     const DTensorMeta& meta = meta_of(impl);
     freshen(meta, op.operator_name().name);
-    // Whether cuts are a weight's is a bit of the address: specs are aligned.
+    // Specs are aligned: bits of the address say whether cuts are a weight's, and whether what is
+    // remembered follows.
     const bool weight = meta.spec->origins.data != 0 && is_parameter(impl);
-    key.push_back(reinterpret_cast<uint64_t>(meta.spec.get()) | weight);
-    if (const Remembered* kept = remembered_form(meta)) {
-      key.push_back(reinterpret_cast<uint64_t>(kept->spec.get()));
-    }
+    const Remembered* kept = remembered_form(meta);
+    key.push_back(reinterpret_cast<uint64_t>(meta.spec.get()) | weight | (kept != nullptr ? 2 : 0));
+    if (kept != nullptr) key.push_back(reinterpret_cast<uint64_t>(kept->spec.get()));
   } else {
     if (impl->dim() != 0 || is_out) return false;
     if (!impl->is_wrapped_number()) ++numbers;
@@ -261,8 +261,11 @@ class Runner {
 
   // The input of a change, brought where it has to be: `impl` is the DTensor, or null.
   at::Tensor changed(const InputChange& change, c10::TensorImpl* impl, const at::Tensor& local) {
-    // What the operator writes, or makes views of, is its own.
-    const bool shared = impl != nullptr && !info_.is_view && !is_written(change);
+    // What the operator writes, or makes views of (also without a word, as unsafe_chunk does, or
+    // perhaps, without a rule), is its own.
+    const bool shared = impl != nullptr && !info_.is_view && !entry_.gathered &&
+                        !is_written(change) &&
+                        !std::string_view(op_.operator_name().name).starts_with("aten::unsafe_");
     if (shared && change.remember != Remember::kNever) {
       if (std::optional<at::Tensor> kept = recall(meta_of(impl), *change.target)) {
         ++context_->counters.remembered_uses;
@@ -270,7 +273,10 @@ class Runner {
       }
     }
     if (change.from_remembered) {
-      const Remembered& kept = *remembered_form(meta_of(impl));
+      // The one that was decided on: another input of this call may have added one.
+      const Layout& from =
+          change.plan.steps.empty() ? change.target->layout : change.plan.steps.front().before;
+      const Remembered& kept = *find_remembered(meta_of(impl), &from);
       ++context_->counters.remembered_uses;
       at::Tensor result = moved(change, kept.local);
       return shared || !result.is_alias_of(kept.local) ? result : result.clone();
@@ -295,7 +301,7 @@ class Runner {
       result.unsafeGetTensorImpl()->set_wrapped_number(true);
     }
     // The operator may write into it.
-    if (result.is_same(local) && !entry_.written.empty()) result = result.clone();
+    if (result.is_same(local) && is_written(change)) result = result.clone();
     return result;
   }
 
@@ -559,6 +565,7 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
   if (!info.writes.empty()) adopt_written(op, info, context, args);
   const OperatorSpan span(*context, op, args);
   if (is_composed(op, info, args)) {
+    check_one_mesh(op, info, *context, args);
     check_call(op, info, args);
     for_each_tensor(info, args, [&](size_t, c10::TensorImpl* impl) {
       if (defined(impl) && is_dtensor(impl)) freshen(meta_of(impl), op.operator_name().name);

@@ -126,7 +126,8 @@ class Turn {
       return "another mesh dimension has replaced the local operator by another kernel";
     }
     if (!fits(context_, call_, s.inputs, call_.inputs, inputs_) ||
-        !fits(context_, call_, s.outputs, call_.outputs, outputs_)) {
+        !fits(context_, call_, s.outputs, call_.outputs, outputs_) ||
+        !fits(context_, call_, s.then, call_.outputs, outputs_)) {
       return "its ragged cut does not fit what other mesh dimensions have cut";
     }
     bool shards = false;

@@ -65,6 +65,20 @@ Placements reduction(const Layout& from, const Layout& to) {
   return lost;
 }
 
+// Every rank has an equal part, so that what is a view on one is a view on all.
+bool is_cut_evenly(const Spec& spec) {
+  Dims sizes = spec.sizes;
+  for (int m = 0; m < spec.layout.mesh_ndim(); ++m) {
+    const Placement& p = spec.layout[m];
+    if (!p.is_shard()) continue;
+    const int64_t ranks = spec.context->mesh().size(m);
+    if (p.kind() == PlacementKind::kRaggedShard || sizes[p.dim()] == 0) return false;
+    if (sizes[p.dim()] % (ranks * p.split_factor()) != 0) return false;
+    sizes[p.dim()] /= ranks;
+  }
+  return true;
+}
+
 // `kept` as the tensor that `meta` and `target` describe, if both are views of the same memory.
 std::optional<at::Tensor> seen_as(const Remembered& kept, const DTensorMeta& meta,
                                   const Spec& target) {
@@ -80,7 +94,8 @@ std::optional<at::Tensor> seen_as(const Remembered& kept, const DTensorMeta& met
   const std::optional<Order> source_order = memory_order(source);
   if (!order.has_value() || !source_order.has_value()) return std::nullopt;
   // The same dimensions in another order: W and W.t().
-  if (permuted(spec.sizes, *order) == permuted(source.sizes, *source_order) &&
+  const bool aliases_everywhere = kept.source.is_same(local) || is_cut_evenly(spec);
+  if (aliases_everywhere && permuted(spec.sizes, *order) == permuted(source.sizes, *source_order) &&
       permuted(spec.layout, *order) == permuted(source.layout, *source_order) &&
       permuted(target.layout, *order) == permuted(kept.spec->layout, *source_order)) {
     return permuted(permuted(kept.local, *source_order), inverse(*order));
@@ -102,9 +117,11 @@ bool is_current(const Remembered& kept) {
 
 }  // namespace
 
-const Remembered* find_remembered(const DTensorMeta& meta) {
-  for (const Remembered& kept : meta.family->remembered) {
-    if (kept.source.is_same(meta.local) && is_current(kept)) return &kept;
+const Remembered* find_remembered(const DTensorMeta& meta, const Layout* layout) {
+  const auto& list = meta.family->remembered;
+  for (auto kept = list.rbegin(); kept != list.rend(); ++kept) {
+    if (!kept->source.is_same(meta.local) || !is_current(*kept)) continue;
+    if (layout == nullptr || kept->spec->layout == *layout) return &*kept;
   }
   return nullptr;
 }
@@ -123,7 +140,7 @@ Remember worth_remembering(const Layout& from, const CutOrigins& origins, const 
   for (int m = 0; m < target.mesh_ndim(); ++m) {
     if (from[m] == target[m]) continue;
     if (from[m].is_partial()) return Remember::kAlways;
-    const bool weight = (origins.weight >> m & 1) != 0;
+    const bool weight = m < 64 && (origins.weight >> m & 1) != 0;
     if (!weight && target[m].is_shard()) return Remember::kAlways;
     if (weight) worth = Remember::kWhileRecording;
   }
@@ -134,10 +151,10 @@ void remember(DTensorMeta& meta, SpecRef target, at::Tensor local) {
   if (meta.local.is_inference() || local.is_alias_of(meta.local)) return;
   if (meta.family == nullptr) meta.family = std::make_shared<ViewFamily>();
   auto& list = meta.family->remembered;
-  // Of one tensor the latest, and nothing that is out of date.
-  std::erase_if(list, [&](const Remembered& kept) {
-    return kept.source.is_same(meta.local) || !is_current(kept);
-  });
+  // Slices are not found again by others like them: a bound keeps a loop over them from piling up.
+  constexpr size_t kMaxRemembered = 8;
+  std::erase_if(list, [](const Remembered& kept) { return !is_current(kept); });
+  if (list.size() == kMaxRemembered) list.erase(list.begin());
   int64_t& bytes = meta.context->counters.remembered_bytes;
   list.emplace_back(meta.local, meta.spec, std::move(target), std::move(local), bytes);
 }

@@ -12,7 +12,9 @@
 // Partial that only changes its shape, is found, too.
 //
 // All ranks remember the same, for all run the same operators. A write to a local part (to_local())
-// ends it as well, on the ranks that write; let all ranks do that, or none.
+// by an operator ends it as well, on the ranks that write; let all ranks do that, or none. A write
+// through an address is not seen. What is found is decided by specs, as all ranks know them: local
+// parts may be views on one rank and copies on another where ranks have unequal parts.
 //
 // Internal to dtensor/.
 #pragma once
@@ -34,7 +36,8 @@ inline CutOrigins origins_of(const c10::TensorImpl* impl) {
 }
 
 // The form of this very handle, or shallow copies of it, that is remembered; null: none.
-const Remembered* find_remembered(const DTensorMeta& meta);
+// Several: the latest, or the one in `layout`.
+const Remembered* find_remembered(const DTensorMeta& meta, const Layout* layout = nullptr);
 inline const Remembered* remembered_form(const DTensorMeta& meta) {
   if (meta.family == nullptr || meta.family->remembered.empty()) [[likely]]
     return nullptr;

@@ -66,6 +66,12 @@ TEST(RememberedTest, AWriteEndsIt) {
       {"zero_", [](const Tensor& x, const Tensor& whole) { x.zero_(), whole.zero_(); }},
       {"a view", [](const Tensor& x, const Tensor& whole) { x.t().mul_(3), whole.t().mul_(3); }},
       {"a row", [](const Tensor& x, const Tensor& whole) { x[1].zero_(), whole[1].zero_(); }},
+      {"by itself", [](const Tensor& x, const Tensor& whole) { x.mul_(x), whole.mul_(whole); }},
+      {"by itself, out=",
+       [](const Tensor& x, const Tensor& whole) {
+         Tensor xs = x, ws = whole;
+         at::mul_out(xs, x, x), at::mul_out(ws, whole, whole);
+       }},
       {"detach()", [](const Tensor& x, const Tensor& whole) { x.detach().mul_(2), whole.mul_(2); }},
       {"a shallow copy",
        [](const Tensor& x, const Tensor& whole) { x.variable_data().mul_(2), whole.mul_(2); }},
@@ -121,6 +127,63 @@ TEST(RememberedTest, OtherPartsOfTheMemoryAreOthers) {
     expect_value(x.view({4, 6}).t().relu(), whole.view({4, 6}).t().relu());
     expect_value(x.as_strided({4, 6}, {1, 4}).relu(), whole.as_strided({4, 6}, {1, 4}).relu());
     expect_value(x.relu(), whole.relu());
+  });
+}
+
+// One tensor in two layouts, and two tensors of which one is remembered in the other's layout: what
+// was decided for one call is not for the other.
+TEST(RememberedTest, TheKeySaysWhichTensorIsRememberedHow) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const Tensor whole = numbers({4, 4});
+    const auto made = [&](const Placement& p) { return scattered(whole, mesh, {p}) * 1.0; };
+    const Tensor a = made(Partial()), s0 = made(Shard(0)), s1 = made(Shard(1));
+    expect_value(a + s0, whole + whole);
+    expect_value(a + s1, whole + whole);
+    const Tensor k = made(Shard(0));
+    expect_value(k.cumsum(0), whole.cumsum(0));
+    expect_value(made(Partial()) + k, whole + whole);
+    expect_value(at::mm(k, k), at::mm(whole, whole));
+    expect_value(at::mm(a, a), at::mm(whole, whole));
+  });
+}
+
+// Parts of unequal size, of which some are empty: all ranks find, or none.
+TEST(RememberedTest, RanksWithoutAPartDoAsTheOthersDo) {
+  on_mesh({{"x", 3}}, [](const MeshPtr& mesh) {
+    for (const std::vector<int64_t>& sizes :
+         {std::vector<int64_t>{1, 4, 6}, {2, 3, 4}, {3, 3, 3}}) {
+      const Tensor whole = numbers(sizes);
+      const Tensor turned = whole.transpose(1, 2);
+      const Tensor x =
+          redistribute(distribute_tensor(whole, mesh, Placements{Replicate()}).transpose(1, 2),
+                       {Shard(0)})
+              .transpose(1, 2);
+      expect_value(x.cumsum(0), whole.cumsum(0));
+      const Tensor v = x.reshape({sizes[0], -1}).reshape(sizes);
+      expect_value(v.cumsum(0), whole.cumsum(0));
+      expect_value(x.transpose(0, 2).cumsum(2), whole.transpose(0, 2).cumsum(2));
+    }
+  });
+}
+
+TEST(RememberedTest, ChunksThatAreWrittenAreNotTheTensors) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const Tensor whole = numbers({4, 6});
+    const Tensor x = distribute_tensor(whole, mesh, Placements{Shard(1)});
+    x.unsafe_chunk(2, 1)[0].zero_();
+    expect_value(x.cumsum(1), whole.cumsum(1));
+    x.unsafe_chunk(2, 1)[0].zero_();
+    expect_value(x.cumsum(1), whole.cumsum(1));
+  });
+}
+
+TEST(RememberedTest, SlicesDoNotPileUp) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    const Tensor w = distribute_tensor(numbers({8, 8}), mesh, Placements{Shard(0)});
+    w.requires_grad_();
+    const Tensor x = distribute_tensor(numbers({8, 4}), mesh, Placements{Shard(0)});
+    for (int i = 0; i < 50; ++i) x.mm(w.narrow(1, 0, 4).t());
+    EXPECT_LE(dispatch_counters(mesh).remembered_bytes, 8 * 8 * 4 * 8);
   });
 }
 

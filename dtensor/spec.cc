@@ -1,5 +1,6 @@
 #include "shardweave/dtensor/spec.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
@@ -18,7 +19,8 @@ int64_t product(const Dims& sizes) {
 // What does not cut the tensor has no origin.
 CutOrigins of_cuts(CutOrigins origins, const Layout& layout) {
   uint64_t cuts = 0;
-  for (int m = 0; m < layout.mesh_ndim(); ++m) cuts |= uint64_t{layout[m].is_shard()} << m;
+  for (int m = 0; m < std::min(layout.mesh_ndim(), 64); ++m)
+    cuts |= uint64_t{layout[m].is_shard()} << m;
   return {origins.data & cuts, origins.weight & cuts};
 }
 

@@ -24,7 +24,7 @@ constexpr double kSpread = 1.05;
 constexpr double kMovedCut = 0.45;
 
 bool has_bit(uint64_t bits, int m) {
-  return (bits >> m & 1) != 0;
+  return m < 64 && (bits >> m & 1) != 0;
 }
 
 // How many pieces a tensor is cut into by mesh dimensions other than the one being decided.

@@ -5,6 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "ATen/ops/bmm.h"
+#include "ATen/ops/empty.h"
+#include "ATen/ops/ones.h"
+#include "c10/core/GradMode.h"
 #include "gtest/gtest.h"
 #include "shardweave/dtensor/explain.h"
 #include "shardweave/dtensor/testing/on_mesh.h"

@@ -58,6 +58,7 @@ class DTensorImpl final : public c10::TensorImpl {
   // set_data(): from here on it has a meta of its own.
   void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& other) override {
     TensorImpl::shallow_copy_from(other);
+    meta_.family.reset();  // before the context, which it counts in
     meta_ = DTensorMeta({}, {}, {});
   }
   // "Cannot access storage of ..."

@@ -259,6 +259,7 @@ at::Tensor move(const c10::OperatorHandle& op, const at::Tensor& tensor, const L
 
 at::Tensor move_input(const c10::OperatorHandle& op, const at::Tensor& tensor, const Layout& layout,
                       std::string_view argument) {
+  if (!is_dtensor(tensor)) return tensor;  // adopted by the next operator
   return move(op, tensor, layout, argument, *meta_of(tensor).spec);
 }
 

@@ -415,9 +415,9 @@ void batch_norm_training_backward(const c10::OperatorHandle& op, c10::Stack& sta
   const at::Tensor grad = move_input(op, call.tensor("grad_out"), layout_of(input), "grad_out");
 
   // With a deviation of 1: sums of the gradient times the distance, and of the gradient.
-  auto [unused, weighted, sum] =
-      at::native_batch_norm_backward(grad, input, std::nullopt, mean, at::ones_like(mean), {}, {},
-                                     /*train=*/false, 0, {false, true, true});
+  auto [unused, weighted, sum] = at::native_batch_norm_backward(
+      grad, input, at::ones_like(mean), mean, at::ones_like(mean), {}, {},
+      /*train=*/false, 0, {false, true, true});
   at::Tensor both = at::stack({weighted, sum});
   // The gradient of the input needs them whole; by themselves they may stay summands.
   if (mask[0]) both = with_values(op, both, "result");

@@ -387,27 +387,31 @@ TEST(PointwiseRulesTest, InPlaceAndOut) {
 TEST(PointwiseRulesTest, PartialsPassWhatIsLinear) {
   on_mesh({{"x", 3}}, [](const MeshPtr& mesh) {
     auto partial = [&](ReduceOp op) { return from_local(at::ones({4, 3}), mesh, {Partial(op)}); };
-    const Tensor sum = partial(ReduceOp::kSum);
+    // Of its own each time: what has been reduced once is used so.
+    auto sum = [&] { return partial(ReduceOp::kSum); };
     const Tensor r = ones({4, 3}, mesh, {Replicate()});
     const Tensor flags =
         distribute_tensor(at::ones({4, 3}, at::kBool), mesh, Placements{Replicate()});
     auto stays = [](const Tensor& t) { return layout_of(t)[0].is_partial(ReduceOp::kSum); };
-    EXPECT_TRUE(stays(sum + sum));
-    EXPECT_TRUE(stays(sum * r));
-    EXPECT_TRUE(stays(sum * 2));
-    EXPECT_TRUE(stays(sum / r));
-    EXPECT_TRUE(stays(-sum));
-    EXPECT_TRUE(stays(at::where(flags, sum, sum)));
-    EXPECT_TRUE(stays(sum.masked_fill(flags, 0)));
-    EXPECT_TRUE(stays(at::gelu_backward(sum, r)));
-    EXPECT_TRUE(stays(sum.clone()));
-    EXPECT_FALSE(stays(sum + 1));
-    EXPECT_TRUE(stays(sum.masked_fill(flags, 1)));  // filled on one rank
-    EXPECT_TRUE(at::equal(full_tensor(sum.masked_fill(flags, 1)), at::ones({4, 3})));
-    EXPECT_FALSE(stays(r / sum));
-    EXPECT_FALSE(stays(sum.relu()));
-    EXPECT_FALSE(stays(at::div(sum, r, "floor")));
-    EXPECT_FALSE(stays(at::gelu_backward(r, sum)));
+    EXPECT_TRUE(stays(sum() + sum()));
+    EXPECT_TRUE(stays(sum() + r));
+    EXPECT_TRUE(stays(sum() * 2));
+    EXPECT_TRUE(stays(sum() / ones({}, mesh, {Replicate()})));
+    EXPECT_TRUE(stays(-sum()));
+    EXPECT_TRUE(stays(at::where(flags, sum(), sum())));
+    EXPECT_TRUE(stays(sum().masked_fill(flags, 0)));
+    EXPECT_TRUE(stays(sum().clone()));
+    // Products may stay, but each would owe a reduction of its own.
+    EXPECT_FALSE(stays(sum() * r));
+    EXPECT_FALSE(stays(sum() / r));
+    EXPECT_FALSE(stays(at::gelu_backward(sum(), r)));
+    EXPECT_FALSE(stays(sum() + 1));
+    EXPECT_TRUE(stays(sum().masked_fill(flags, 1)));  // filled on one rank
+    EXPECT_TRUE(at::equal(full_tensor(sum().masked_fill(flags, 1)), at::ones({4, 3})));
+    EXPECT_FALSE(stays(r / sum()));
+    EXPECT_FALSE(stays(sum().relu()));
+    EXPECT_FALSE(stays(at::div(sum(), r, "floor")));
+    EXPECT_FALSE(stays(at::gelu_backward(r, sum())));
     const Tensor max = partial(ReduceOp::kMax);
     EXPECT_TRUE(layout_of(at::where(flags, max, max))[0].is_partial(ReduceOp::kMax));
     EXPECT_TRUE(layout_of(-max)[0].is_partial(ReduceOp::kMin));

@@ -90,9 +90,9 @@ class CutLines {
   // A tensor of this rank's `part`, contiguous and cut as the lines are.
   at::Tensor of(const at::Tensor& part, at::ScalarType dtype) const {
     const DTensorMeta& meta = meta_of(tensor_);
-    SpecRef spec =
-        meta.context->intern(meta.spec->layout, meta.spec->sizes,
-                             contiguous_strides(meta.spec->sizes), dtype, meta.spec->device);
+    SpecRef spec = meta.context->intern(meta.spec->layout, meta.spec->sizes,
+                                        contiguous_strides(meta.spec->sizes), dtype,
+                                        meta.spec->device, meta.spec->origins);
     return wrap(part.to(dtype), std::move(spec), meta.context);
   }
 

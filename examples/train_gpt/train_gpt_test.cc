@@ -248,10 +248,10 @@ TEST(TrainGptTest, TellsWhatItDoes) {
 }
 
 // docs/architecture.md shows and explains them.
-TEST(TrainGptTest, AStepOfTheDefaultsNeeds12Collectives) {
+TEST(TrainGptTest, AStepOfTheDefaultsNeeds10Collectives) {
   Program program({"--steps=2", "--sample=0"});
   EXPECT_EQ(program.wait(), 0) << program.err();
-  EXPECT_THAT(program.out(), HasSubstr("\n12 collectives, 3818896 bytes sent by a rank\n"));
+  EXPECT_THAT(program.out(), HasSubstr("\n10 collectives, 3817352 bytes sent by a rank\n"));
 }
 
 TEST(TrainGptTest, WritesATraceOfAllRanks) {

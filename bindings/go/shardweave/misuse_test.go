@@ -33,7 +33,7 @@ var functions = map[string]any{
 
 // noHandles use none; or only make worlds.
 var noHandles = map[string]bool{"Alone": true, "AllowUnused": true, "BFloat16Of": true, "BuildInfo": true,
-	"Counting": true, "CreateGraph": true, "FindOp": true, "Float16Of": true, "FromEnvironment": true, "FromRank": true, "Join": true,
+	"Counting": true, "CreateGraph": true, "Dim": true, "FindOp": true, "Float16Of": true, "FromEnvironment": true, "FromRank": true, "Join": true,
 	"LiveHandles": true, "MustFindOp": true, "MustParseLayout": true, "Named": true, "NewPlan": true,
 	"ParseLayout": true, "ParsePlan": true, "RetainGraph": true, "RunRanks": true, "Seed": true, "SetNumThreads": true,
 	"Spawn": true, "Tensors": true, "WithAMSGrad": true, "WithArgs": true, "WithoutPrefix": true, "WithBackend": true, "WithBetas": true, "WithEps": true,
