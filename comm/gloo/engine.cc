@@ -130,6 +130,7 @@ absl::StatusOr<Backend::Ticket> Engine::start(const Call& call) {
 }
 
 bool Engine::done(Backend::Ticket ticket) {
+  if (has_ended(ticket)) return true;
   // Another thread may hold it while it adds up or copies; whoever asks again will know.
   Lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return false;
@@ -187,6 +188,11 @@ Engine::Operation* Engine::find(Backend::Ticket ticket) const {
   return nullptr;
 }
 
+bool Engine::has_ended(Backend::Ticket ticket) const {
+  const std::lock_guard lock(ends_mutex_);
+  return broken_ || std::find(running_.begin(), running_.end(), ticket) == running_.end();
+}
+
 Engine::Operation* Engine::acquire(const Call& call) {
   if (free_operations_.empty()) {
     operations_.push_back(std::make_unique<Operation>(limits_));
@@ -206,6 +212,8 @@ Engine::Operation* Engine::acquire(const Call& call) {
   operation->ahead = 0;
   operation->granted = 0;
   pending_.push_back(operation);
+  const std::lock_guard lock(ends_mutex_);
+  running_.push_back(operation->ticket);
   return operation;
 }
 
@@ -353,6 +361,10 @@ bool Engine::advance_all() {
     if (more) {
       if (!begin_step(operation)) return false;
     } else {
+      {
+        const std::lock_guard lock(ends_mutex_);
+        std::erase(running_, operation.ticket);
+      }
       free_operations_.push_back(&operation);
       pending_.erase(pending_.begin() + i);
       if (followers_ > 0) turn_.notify_all();
@@ -615,6 +627,10 @@ bool Engine::fail(const absl::Status& why, const Operation* where) {
   failure_ = where == nullptr
                  ? absl::Status(why.code(), why.message())
                  : absl::Status(why.code(), str_cat(name_of(*where), ": ", why.message()));
+  {
+    const std::lock_guard lock(ends_mutex_);
+    broken_ = true;
+  }
   const auto text = failure_.message();
   const FrameHeader header{.kind = FrameKind::kFailure,
                            .value = static_cast<int32_t>(failure_.code()),

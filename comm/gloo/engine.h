@@ -117,6 +117,8 @@ class Engine {
 
   void leave();
   Operation* find(Backend::Ticket ticket) const;
+  // Never waits for who holds mutex_: what has ended stays so for done().
+  bool has_ended(Backend::Ticket ticket) const;
   Operation* acquire(const Call& call);
 
   // All that return bool return false when the group has been broken by a fail(): then nothing may
@@ -180,6 +182,11 @@ class Engine {
   const GroupInfo group_;
   const Schedule::Limits limits_;
   const UniqueFd wake_;  // an eventfd, at which the watching thread looks too
+
+  // Held for a moment only, also under mutex_. Guarded by it: what done() tells.
+  mutable std::mutex ends_mutex_;
+  std::vector<Backend::Ticket> running_;
+  bool broken_ = false;
 
   std::mutex mutex_;
   std::condition_variable turn_;  // an operation is done, or nobody watches any more

@@ -108,6 +108,32 @@ TEST_P(CommConformance, MoreWorksThanAnyRingHolds) {
   });
 }
 
+// Also while others that are under way keep the backend busy.
+TEST_P(CommConformance, WhatIsDoneStaysDone) {
+  run([](const auto& comm) -> absl::Status {
+    int64_t small = 1;
+    std::vector<float> large(1'000'000, 1);
+    for (int round = 0; round < 5; ++round) {
+      const Work first =
+          comm->all_reduce(Buffer::of(&small, 1), Buffer::of(&small, 1), ReduceOp::kMax);
+      const Buffer buffer = Buffer::of(large.data(), static_cast<int64_t>(large.size()));
+      const Work second = comm->all_reduce(buffer, buffer, ReduceOp::kAvg);
+      const Deadline limit = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+      while (!first.done() && std::chrono::steady_clock::now() < limit) {
+      }
+      int64_t asked = 0, forgotten = 0;
+      do {
+        ++asked;
+        forgotten += !first.done();
+      } while (!second.done() && std::chrono::steady_clock::now() < limit);
+      EXPECT_EQ(forgotten, 0) << "of " << asked;
+      SHARDWEAVE_RETURN_IF_ERROR(first.wait());
+      SHARDWEAVE_RETURN_IF_ERROR(second.wait());
+    }
+    return absl::OkStatus();
+  });
+}
+
 TEST_P(CommConformance, DoneBecomesTrueWithoutWait) {
   run([](const auto& comm) -> absl::Status {
     Values data = Values(DType::kF32, 100'003, [&](int64_t i) { return i % 50; });
