@@ -30,7 +30,7 @@ struct InputChange {
   int arg;    // schema index
   SpecRef target;
   RedistributePlan plan;
-  bool from_remembered = false;  // the plan begins with what is remembered of the input
+  SpecRef from = {};  // the plan begins with what is remembered so; null: with the input itself
   Remember remember = Remember::kNever;
 };
 

@@ -168,10 +168,12 @@ void change_input(MeshContext& context, const OpCall& call, int i, const Layout&
                      plan_for(context, *from, layout)};
   if (input.remembered != nullptr) {
     RedistributePlan plan = plan_for(context, *input.remembered, layout);
-    change.from_remembered = plan.cost() < change.plan.cost();
-    if (change.from_remembered) change.plan = std::move(plan);
+    if (plan.cost() < change.plan.cost()) {
+      change.from = input.remembered;
+      change.plan = std::move(plan);
+    }
   }
-  if (!change.from_remembered && !change.plan.is_local()) {
+  if (change.from == nullptr && !change.plan.is_local()) {
     change.remember = worth_remembering(from->layout, input.origins, layout);
   }
   entry.communicates |= !change.plan.is_local();

@@ -272,14 +272,16 @@ class Runner {
         return *std::move(kept);
       }
     }
-    if (change.from_remembered) {
+    if (change.from != nullptr) {
       // The one that was decided on: another input of this call may have added one.
-      const Layout& from =
-          change.plan.steps.empty() ? change.target->layout : change.plan.steps.front().before;
-      const Remembered& kept = *find_remembered(meta_of(impl), &from);
+      const Remembered* form = find_remembered(meta_of(impl), change.from.get());
+      if (form == nullptr) {
+        fail(op_, absl::StatusCode::kInternal, "what was remembered of an input is gone");
+      }
+      const at::Tensor kept = form->local;
       ++context_->counters.remembered_uses;
-      at::Tensor result = moved(change, kept.local);
-      return shared || !result.is_alias_of(kept.local) ? result : result.clone();
+      at::Tensor result = moved(change, kept);
+      return shared || !result.is_alias_of(kept) ? result : result.clone();
     }
     at::Tensor result = moved(change, local);
     if (shared && is_kept(change.remember)) remember(meta_of(impl), change.target, result);

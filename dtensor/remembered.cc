@@ -117,11 +117,11 @@ bool is_current(const Remembered& kept) {
 
 }  // namespace
 
-const Remembered* find_remembered(const DTensorMeta& meta, const Layout* layout) {
+const Remembered* find_remembered(const DTensorMeta& meta, const Spec* spec) {
   const auto& list = meta.family->remembered;
   for (auto kept = list.rbegin(); kept != list.rend(); ++kept) {
     if (!kept->source.is_same(meta.local) || !is_current(*kept)) continue;
-    if (layout == nullptr || kept->spec->layout == *layout) return &*kept;
+    if (spec == nullptr || kept->spec.get() == spec) return &*kept;
   }
   return nullptr;
 }

@@ -36,8 +36,8 @@ inline CutOrigins origins_of(const c10::TensorImpl* impl) {
 }
 
 // The form of this very handle, or shallow copies of it, that is remembered; null: none.
-// Several: the latest, or the one in `layout`.
-const Remembered* find_remembered(const DTensorMeta& meta, const Layout* layout = nullptr);
+// Several: the latest, or the one that lies like `spec`.
+const Remembered* find_remembered(const DTensorMeta& meta, const Spec* spec = nullptr);
 inline const Remembered* remembered_form(const DTensorMeta& meta) {
   if (meta.family == nullptr || meta.family->remembered.empty()) [[likely]]
     return nullptr;
