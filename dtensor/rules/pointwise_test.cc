@@ -415,10 +415,16 @@ TEST(PointwiseRulesTest, PartialsPassWhatIsLinear) {
     const Tensor max = partial(ReduceOp::kMax);
     EXPECT_TRUE(layout_of(at::where(flags, max, max))[0].is_partial(ReduceOp::kMax));
     EXPECT_TRUE(layout_of(-max)[0].is_partial(ReduceOp::kMin));
-    // Only one of the two could stay: the largest sum is not the sum of the largest.
     const double rank = static_cast<double>(mesh->coordinate()[0]);
     const Tensor up = from_local(at::full({4, 3}, rank), mesh, {Partial(ReduceOp::kMax)});
     const Tensor down = from_local(at::full({4, 3}, -rank), mesh, {Partial(ReduceOp::kMax)});
+    // With a number it stays.
+    const Tensor one = shardweave::ones({}, mesh, {Replicate()}, at::kFloat);
+    EXPECT_TRUE(layout_of(up + one)[0].is_partial(ReduceOp::kMax));
+    EXPECT_TRUE(at::equal(full_tensor(up + one), at::full({4, 3}, 3.0)));
+    // Only one of the two could stay: the largest sum is not the sum of the largest. Each would owe a
+    // reduction as it is, so both are reduced.
+    EXPECT_TRUE(layout_of(up + down)[0].is_replicate());
     EXPECT_TRUE(at::equal(full_tensor(up + down), at::full({4, 3}, 2.0)));
   });
 }
