@@ -111,9 +111,9 @@ const std::vector<Function> kFunctions = {
     F(swv_tensor_mesh), F(swv_op_find), F(swv_op_schema), F(swv_op_call), F(swv_op_call_named),
     F(swv_tensor_item), F(swv_tensor_requires_grad), F(swv_tensor_set_requires_grad),
     F(swv_tensor_is_leaf), F(swv_tensor_detach), F(swv_tensor_grad), F(swv_tensor_set_grad),
-    F(swv_tensor_backward), F(swv_gradients), F(swv_function_apply),
+    F(swv_tensor_backward), F(swv_gradients), F(swv_function_apply), F(swv_checkpoint),
     F(swv_function_context_save), F(swv_function_context_saved), F(swv_mesh_seed),
-    F(swv_mesh_random_state), F(swv_mesh_set_random_state), F(swv_set_num_threads),
+    F(swv_mesh_random_state), F(swv_mesh_set_random_state), F(swv_random_scope_create), F(swv_set_num_threads),
     F(swv_module_create), F(swv_module_load), F(swv_module_add_parameter),
     F(swv_module_add_buffer), F(swv_module_num_parameters), F(swv_module_parameter),
     F(swv_module_num_buffers), F(swv_module_buffer), F(swv_module_get), F(swv_module_call),
@@ -224,6 +224,22 @@ TEST_F(BadInputTest, StructSizes) {
   swv_tensor_free(out);
   grown.more = 1;
   expect_fails(swv_tensor_ones(sizes, 1, &grown.options, &out), SWV_UNIMPLEMENTED, "does not know");
+}
+
+// What a program of 0.1's first header passes: its members are written, and nothing behind them.
+TEST_F(BadInputTest, StructsThatHaveGrownSince) {
+  swv_dispatch_counters counters = SWV_DISPATCH_COUNTERS_INIT;
+  counters.struct_size = SWV_SIZE_TO(swv_dispatch_counters, gathered_operators);
+  counters.operators = -1;
+  counters.remembered_uses = counters.remembered_bytes = -7;
+  expect_ok(swv_mesh_dispatch_counters(mesh_, &counters));
+  EXPECT_EQ(counters.struct_size, SWV_SIZE_TO(swv_dispatch_counters, gathered_operators));
+  EXPECT_GE(counters.operators, 0);
+  EXPECT_EQ(counters.remembered_uses, -7);
+  EXPECT_EQ(counters.remembered_bytes, -7);
+  --counters.struct_size;
+  expect_fails(swv_mesh_dispatch_counters(mesh_, &counters), SWV_INVALID_ARGUMENT,
+               "argument 'out_counters' has struct_size 39");
 }
 
 TEST_F(BadInputTest, NumbersOutOfRange) {
@@ -496,6 +512,15 @@ swv_status* thief(void*, swv_function_context*, swv_grad_mode, const swv_tensor*
   outputs[0] = const_cast<swv_tensor*>(inputs[0]);
   return nullptr;
 }
+swv_status* lazy_segment(void*, swv_grad_mode, const swv_tensor* const*, size_t, swv_tensor**,
+                         size_t) {
+  return nullptr;
+}
+swv_status* thieving_segment(void*, swv_grad_mode, const swv_tensor* const* inputs, size_t,
+                             swv_tensor** outputs, size_t) {
+  outputs[0] = const_cast<swv_tensor*>(inputs[0]);
+  return nullptr;
+}
 void count(void* drops) {
   ++*static_cast<int*>(drops);
 }
@@ -524,6 +549,28 @@ TEST_F(BadInputTest, CallbacksThatMisbehaveAreDroppedOnce) {
                "is a borrowed tensor");
   EXPECT_EQ(drops, ++expected);
   expect_fails(swv_function_apply(&f, SWV_GRAD, inputs, 1, &out, 0), SWV_INVALID_ARGUMENT,
+               "'num_outputs' is 0");
+  EXPECT_EQ(drops, ++expected);
+
+  swv_segment segment = SWV_SEGMENT_INIT;
+  segment.user_data = &drops;
+  segment.drop = count;
+  segment.name = "s";
+  expect_fails(swv_checkpoint(&segment, SWV_GRAD, inputs, 1, &out, 1), SWV_INVALID_ARGUMENT,
+               "'segment.forward' is NULL");
+  EXPECT_EQ(drops, ++expected);
+  segment.forward = lazy_segment;
+  expect_fails(swv_checkpoint(&segment, SWV_GRAD, inputs, 1, &out, 1), SWV_INVALID_ARGUMENT,
+               "s.forward: output 0 was not written");
+  EXPECT_EQ(drops, ++expected);
+  segment.forward = thieving_segment;
+  expect_fails(swv_checkpoint(&segment, SWV_GRAD, inputs, 1, &out, 1), SWV_INVALID_ARGUMENT,
+               "is a borrowed tensor");
+  EXPECT_EQ(drops, ++expected);
+  expect_fails(swv_checkpoint(&segment, SWV_GRAD, inputs, 0, &out, 1), SWV_INVALID_ARGUMENT,
+               "at least one input");
+  EXPECT_EQ(drops, ++expected);
+  expect_fails(swv_checkpoint(&segment, SWV_GRAD, inputs, 1, &out, 0), SWV_INVALID_ARGUMENT,
                "'num_outputs' is 0");
   EXPECT_EQ(drops, ++expected);
 

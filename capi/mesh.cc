@@ -1,10 +1,16 @@
 // Meshes and their random numbers, scopes and counters.
+#include <algorithm>
+
 #include "shardweave/capi/handles.h"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/random.h"
 
 struct swv_strict_scope : shardweave::capi::Handle<shardweave::capi::Kind::kStrictScope> {
   std::unique_ptr<shardweave::StrictScope> scope;
+};
+
+struct swv_random_scope : shardweave::capi::Handle<shardweave::capi::Kind::kRandomScope> {
+  std::unique_ptr<shardweave::RandomStateScope> scope;
 };
 
 namespace shardweave::capi {
@@ -49,6 +55,11 @@ int mesh_dim(const swv_mesh* mesh, int32_t dim) {
                  " dimensions"));
   }
   return dim;
+}
+
+PhiloxState random_state(const swv_random_state* state) {
+  const swv_random_state& s = out(state, "state");
+  return {s.seed, s.offset};
 }
 
 }  // namespace
@@ -193,20 +204,36 @@ swv_status* swv_mesh_random_state(const swv_mesh* mesh, swv_random_state* out_st
 
 swv_status* swv_mesh_set_random_state(const swv_mesh* mesh, const swv_random_state* state) {
   return guarded(__func__, [&] {
-    const swv_random_state& s = out(state, "state");
-    shardweave::set_random_state(mesh_ptr(mesh), {s.seed, s.offset});
+    const shardweave::MeshPtr& m = mesh_ptr(mesh);
+    shardweave::set_random_state(m, random_state(state));
   });
+}
+
+swv_status* swv_random_scope_create(const swv_mesh* mesh, const swv_random_state* state,
+                                    swv_random_scope** out_random_scope) {
+  return guarded(__func__, out_random_scope, "out_random_scope", [&] {
+    const shardweave::MeshPtr& m = mesh_ptr(mesh);
+    return make<swv_random_scope>(
+        std::make_unique<shardweave::RandomStateScope>(m, random_state(state)));
+  });
+}
+
+void swv_random_scope_free(swv_random_scope* random_scope) {
+  release(random_scope, __func__);
 }
 
 swv_status* swv_mesh_dispatch_counters(const swv_mesh* mesh, swv_dispatch_counters* out_counters) {
   return guarded(__func__, [&] {
     swv_dispatch_counters result = required_options<swv_dispatch_counters>(
-        out_counters, SWV_DISPATCH_COUNTERS_INIT, "out_counters");
+        out_counters, SWV_DISPATCH_COUNTERS_INIT, "out_counters",
+        SWV_SIZE_TO(swv_dispatch_counters, gathered_operators));
     const shardweave::DispatchCounters c = shardweave::dispatch_counters(mesh_ptr(mesh));
     result.operators = c.operators;
     result.cache_misses = c.cache_misses;
     result.implicit_redistributions = c.implicit_redistributions;
     result.gathered_operators = c.gathered_operators;
-    std::memcpy(out_counters, &result, sizeof(result));
+    result.remembered_uses = c.remembered_uses;
+    result.remembered_bytes = c.remembered_bytes;
+    std::memcpy(out_counters, &result, std::min(sizeof(result), out_counters->struct_size));
   });
 }

@@ -104,11 +104,13 @@ void Fuzzer::queries() {
 void Fuzzer::observe() {
   swv_trace* trace = nullptr;
   swv_module_scope* name = nullptr;
+  swv_random_scope* random = nullptr;
+  swv_random_state state{};
   swv_string* string = nullptr;
   size_t ndim = 0, count = 0;
   int64_t bytes = 0;
   const int64_t* s = sizes(&ndim);
-  switch (below(5)) {
+  switch (below(6)) {
     case 0:
       if (traces_.size() < 3 && one_in(2)) {
         if (done(swv_trace_create(pick(meshes_), &trace))) traces_.push_back(trace);
@@ -135,6 +137,17 @@ void Fuzzer::observe() {
       }
       break;
     case 3:
+      done(swv_mesh_random_state(pick(meshes_), &state));
+      if (randoms_.size() < 3 && one_in(2)) {
+        if (done(swv_random_scope_create(pick(meshes_), one_in(9) ? nullptr : &state, &random)))
+          randoms_.push_back(random);
+      } else if (!randoms_.empty()) {
+        const size_t i = below(randoms_.size());
+        swv_random_scope_free(randoms_[i]);
+        randoms_.erase(randoms_.begin() + static_cast<std::ptrdiff_t>(i));
+      }
+      break;
+    case 4:
       drop(swv_tensor_picture(pick(tensors_), &string), &string);
       break;
     default:

@@ -168,6 +168,17 @@ func (m *Mesh) SetRandomState(seed, offset uint64) error {
 	return do(func(*rank) error { return c.MeshSetRandomState(m.handle, seed, offset) }, m)
 }
 
+// WithRandomState calls body, in which the mesh draws from that state; then it goes on where it was. What is
+// computed a second time draws its numbers a second time.
+func (m *Mesh) WithRandomState(seed, offset uint64, body func() error) error {
+	scope, err := ask(func(*rank) (c.RandomScope, error) { return c.RandomScopeCreate(m.handle, seed, offset) }, m)
+	if err != nil {
+		return err
+	}
+	defer m.rank.atLast(func() { c.RandomScopeFree(scope) })
+	return body()
+}
+
 // ForbidCommunication calls body, in which operators on this mesh's tensors that would communicate by
 // themselves fail with FailedPrecondition, naming operator and tensors.
 func (m *Mesh) ForbidCommunication(body func() error) error {
@@ -195,13 +206,15 @@ type DispatchCounters struct {
 	CacheMisses             int64
 	ImplicitRedistributions int64 // with communication, that nobody asked for by name
 	GatheredOperators       int64 // calls of operators without a sharding rule
+	RememberedUses          int64 // redistributions that an earlier one's result made needless
+	RememberedBytes         int64 // that such results take up now
 }
 
 // DispatchCounters counts since the mesh was made.
 func (m *Mesh) DispatchCounters() (DispatchCounters, error) {
 	return ask(func(*rank) (DispatchCounters, error) {
 		n, err := c.MeshDispatchCounters(m.handle)
-		return DispatchCounters{n[0], n[1], n[2], n[3]}, err
+		return DispatchCounters{n[0], n[1], n[2], n[3], n[4], n[5]}, err
 	}, m)
 }
 

@@ -24,7 +24,7 @@ var functions = map[string]any{
 	"Gather": sw.Gather[float32], "Recv": sw.Recv[float32], "Reduce": sw.Reduce[float32],
 	"ReduceScatter": sw.ReduceScatter[float32], "ReduceScatterV": sw.ReduceScatterV[float32],
 	"Scatter": sw.Scatter[float32], "Send": sw.Send[float32],
-	"Apply": sw.Apply, "Cat": sw.Cat, "ClipGradNorm": sw.ClipGradNorm, "CopyFrom": sw.CopyFrom[float32],
+	"Apply": sw.Apply, "Cat": sw.Cat, "Checkpoint": sw.Checkpoint, "CheckpointSeveral": sw.CheckpointSeveral, "ClipGradNorm": sw.ClipGradNorm, "CopyFrom": sw.CopyFrom[float32],
 	"Data": sw.Data[float32], "Empty": sw.Empty, "FinishGradSync": sw.FinishGradSync, "FromDLPack": nil,
 	"FromLocal": sw.FromLocal, "FromSlice": sw.FromSlice[float32], "Full": sw.Full, "Gradients": sw.Gradients,
 	"ItemOf": sw.ItemOf[float32], "NewAdamW": sw.NewAdamW, "NewSGD": sw.NewSGD, "Ones": sw.Ones, "Rand": sw.Rand,
@@ -161,7 +161,11 @@ func plain(kind reflect.Type) reflect.Value {
 	switch kind.Kind() {
 	case reflect.Func:
 		return reflect.MakeFunc(kind, func([]reflect.Value) []reflect.Value {
-			return []reflect.Value{reflect.Zero(reflect.TypeOf((*error)(nil)).Elem())}
+			var results []reflect.Value
+			for i := 0; i < kind.NumOut(); i++ {
+				results = append(results, reflect.Zero(kind.Out(i)))
+			}
+			return results
 		})
 	case reflect.String:
 		return reflect.ValueOf("p").Convert(kind)

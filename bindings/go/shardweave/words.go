@@ -101,6 +101,7 @@ var arguments = map[string]string{
 
 // words are what of C is named in the middle of messages.
 var words = map[string]string{
+	"swv_checkpoint":              "Checkpoint",
 	"swv_clip_grad_norm":          "ClipGradNorm",
 	"swv_comm":                    "Comm",
 	"swv_device_type":             "DeviceKind",
@@ -124,6 +125,7 @@ var words = map[string]string{
 	"swv_optimizer_step":          "Optimizer.Step",
 	"swv_placement_kind":          "kind of placement",
 	"swv_plan":                    "Plan",
+	"swv_random_scope_create":     "Mesh.WithRandomState",
 	"swv_reduce_op":               "ReduceOp",
 	"swv_seed":                    "Seed",
 	"swv_status":                  "error",

@@ -452,6 +452,15 @@ func TestTracesAndPictures(t *testing.T) {
 		if err != nil || same == "" {
 			return fmt.Errorf("%s, %v", same, err)
 		}
+		partial := x.Apply("aten::sum.dim_IntList", []int{0})
+		for uses := int64(0); uses < 2; uses++ { // reduced for the first use, and there for the next
+			if err := partial.Apply("aten::relu").Err(); err != nil {
+				return err
+			}
+			if n, err := m.DispatchCounters(); err != nil || n.RememberedUses != uses || n.RememberedBytes != 2*4 {
+				return fmt.Errorf("%+v, %v", n, err)
+			}
+		}
 		return trace.Close()
 	})
 }

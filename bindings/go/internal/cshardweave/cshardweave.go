@@ -33,6 +33,7 @@ type (
 	Optimizer   = *C.swv_optimizer
 	Trace       = *C.swv_trace
 	ModuleScope = *C.swv_module_scope
+	RandomScope = *C.swv_random_scope
 )
 
 // Error is a status that was not NULL.
@@ -540,9 +541,19 @@ func MeshSetRandomState(m Mesh, seed, offset uint64) error {
 	return result(C.swv_mesh_set_random_state(m, &state))
 }
 
-// MeshDispatchCounters: operators, cache misses, implicit redistributions, gathered operators.
-func MeshDispatchCounters(m Mesh) ([4]int64, error) {
-	var out [4]int64
+func RandomScopeCreate(m Mesh, seed, offset uint64) (RandomScope, error) {
+	state := C.swv_random_state{seed: C.uint64_t(seed), offset: C.uint64_t(offset)}
+	var out RandomScope
+	err := result(C.swv_random_scope_create(m, &state, &out))
+	return out, err
+}
+
+func RandomScopeFree(s RandomScope) { C.swv_random_scope_free(s) }
+
+// MeshDispatchCounters: operators, cache misses, implicit redistributions, gathered operators, remembered
+// uses, remembered bytes.
+func MeshDispatchCounters(m Mesh) ([6]int64, error) {
+	var out [6]int64
 	err := result(C.swvgo_mesh_dispatch_counters(m, int64s(out[:])))
 	return out, err
 }

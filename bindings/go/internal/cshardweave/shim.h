@@ -323,6 +323,8 @@ static inline swv_status* swvgo_mesh_dispatch_counters(const swv_mesh* mesh, int
   out[1] = counters.cache_misses;
   out[2] = counters.implicit_redistributions;
   out[3] = counters.gathered_operators;
+  out[4] = counters.remembered_uses;
+  out[5] = counters.remembered_bytes;
   return status;
 }
 
@@ -383,5 +385,8 @@ static inline swv_status* swvgo_function_context_save(swv_function_context* cont
 swv_status* swvgo_function_apply(uintptr_t handle, const char* name, swv_grad_mode mode,
                                  swv_tensor* const* inputs, size_t num_inputs, swv_tensor** outputs,
                                  size_t num_outputs);
+swv_status* swvgo_checkpoint(uintptr_t handle, const char* name, swv_grad_mode mode,
+                             swv_tensor* const* inputs, size_t num_inputs, swv_tensor** outputs,
+                             size_t num_outputs);
 
 #endif  // SHARDWEAVE_GO_SHIM_H_

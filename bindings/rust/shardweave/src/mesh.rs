@@ -42,6 +42,13 @@ handle! {
 }
 
 handle! {
+    /// While it lives, its mesh draws from another state. See [`Mesh::random_scope`]. Belongs to its
+    /// mesh's rank: neither `Send` nor `Sync`.
+    #[must_use = "the mesh goes on where it was when this ends"]
+    RandomScope, swv_random_scope, swv_random_scope_free
+}
+
+handle! {
     /// A record of every collective that tensors of a mesh start while it lives: what moves, how
     /// far, and who wanted it. Belongs to its mesh's rank: neither `Send` nor `Sync`.
     Trace, swv_trace, swv_trace_free
@@ -58,6 +65,10 @@ pub struct DispatchCounters {
     pub implicit_redistributions: i64,
     /// Calls of operators without a sharding rule.
     pub gathered_operators: i64,
+    /// Redistributions that an earlier one's result made needless.
+    pub remembered_uses: i64,
+    /// That such results take up now.
+    pub remembered_bytes: i64,
 }
 
 /// Seed and position of the random numbers of a mesh.
@@ -186,6 +197,14 @@ impl Mesh {
         call!(swv_mesh_set_random_state(self.as_ptr(), &raw))
     }
 
+    /// Until the scope ends the mesh draws from `state`; then it goes on where it was. What is
+    /// computed a second time draws its numbers a second time. Scopes of a mesh end in the reverse
+    /// order of their making. Local: the same on every rank.
+    pub fn random_scope(&self, state: RandomState) -> Result<RandomScope> {
+        let raw = sys::swv_random_state { seed: state.seed, offset: state.offset };
+        create!(swv_random_scope_create(self.as_ptr(), &raw)).map(RandomScope)
+    }
+
     /// Until the scope ends, operators on this mesh's tensors that would communicate by themselves
     /// fail with [`FailedPrecondition`](crate::Code::FailedPrecondition), naming operator and
     /// tensors.
@@ -209,6 +228,8 @@ impl Mesh {
             cache_misses: raw.cache_misses,
             implicit_redistributions: raw.implicit_redistributions,
             gathered_operators: raw.gathered_operators,
+            remembered_uses: raw.remembered_uses,
+            remembered_bytes: raw.remembered_bytes,
         })
     }
 
@@ -280,4 +301,4 @@ impl Names {
     }
 }
 
-debug_by_name!(ModuleScope, StrictScope, Trace);
+debug_by_name!(ModuleScope, RandomScope, StrictScope, Trace);
