@@ -374,9 +374,8 @@ where
         outputs.as_mut_ptr(),
         outputs.len(),
     ))?;
-    Ok(outputs.map(|output| {
-        Tensor::from_handle(NonNull::new(output).expect("one for every output"))
-    }))
+    Ok(outputs
+        .map(|output| Tensor::from_handle(NonNull::new(output).expect("one for every output"))))
 }
 
 unsafe extern "C" fn run_segment<F, const N: usize>(

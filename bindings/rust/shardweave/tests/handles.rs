@@ -2,7 +2,9 @@
 
 use std::process::Command;
 
-use shardweave::{apply, checkpoint, live_handles, AdamW, Function, FunctionContext, Layout, Result, Tensor};
+use shardweave::{
+    apply, checkpoint, live_handles, AdamW, Function, FunctionContext, Layout, Result, Tensor,
+};
 use shardweave::{Op, ParameterPlan, Placement::*, Source, TensorOptions, World};
 
 struct Double;
@@ -45,7 +47,10 @@ fn everything() -> Result<()> {
         let [y2] = checkpoint(move |x: &[Tensor]| Ok([(&x[0] * &weight)?]), &[&y.detach()?])?;
         y2.sum()?.backward()?;
         model.finish_grad_sync()?;
-        let _ = checkpoint(|_| Err::<[Tensor; 1], _>(shardweave::Error::new(shardweave::Code::Unknown, "no")), &[&y]);
+        let _ = checkpoint(
+            |_| Err::<[Tensor; 1], _>(shardweave::Error::new(shardweave::Code::Unknown, "no")),
+            &[&y],
+        );
         optimizer.step()?;
         optimizer.state(0, "exp_avg")?;
         let _parts: Vec<Tensor> = y.detach()?.full_tensor()?.split(2, 0)?;

@@ -5,9 +5,9 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use shardweave::{
-    apply, args, checkpoint, gradients, no_grad, AdamW, BackwardOptions, Code, DType, Error, Function,
-    FunctionContext, Layout, Members, Module, Op, ParameterPlan, Placement, Placement::*, ReduceOp,
-    Result, ScriptModule, Sgd, Source, Tensor, TensorOptions, Value, World,
+    apply, args, checkpoint, gradients, no_grad, AdamW, BackwardOptions, Code, DType, Error,
+    Function, FunctionContext, Layout, Members, Module, Op, ParameterPlan, Placement, Placement::*,
+    ReduceOp, Result, ScriptModule, Sgd, Source, Tensor, TensorOptions, Value, World,
 };
 
 const MESHES: [&[(&str, i64)]; 6] = [
@@ -522,11 +522,10 @@ fn checkpoints_compute_and_draw_the_same_again() {
         x.set_requires_grad(true)?;
         let weight = sample()?.distribute(mesh, layout(mesh, 1)?)?;
         weight.set_requires_grad(true)?;
-        let dropout = Op::find("aten::dropout")?;
-        let block = move |x: &Tensor, weight: &Tensor| {
-            let dropped: Tensor = dropout.call(args![&x.gelu()?, 0.5, true])?;
+        fn block(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+            let dropped: Tensor = Op::find("aten::dropout")?.call(args![&x.gelu()?, 0.5, true])?;
             &dropped * weight
-        };
+        }
         let start = mesh.random_state()?;
         let wanted = block(&x, &weight)?;
         (&wanted * &wanted)?.sum()?.backward()?;
@@ -539,7 +538,7 @@ fn checkpoints_compute_and_draw_the_same_again() {
         mesh.set_random_state(start)?;
         let runs = Rc::new(Cell::new(0));
         let segment = {
-            let (runs, weight, block) = (runs.clone(), weight.clone(), block.clone());
+            let (runs, weight) = (runs.clone(), weight.clone());
             move |inputs: &[Tensor]| {
                 runs.set(runs.get() + 1);
                 Ok([block(&inputs[0], &weight)?])
@@ -702,7 +701,8 @@ fn what_happened() {
             world.comm()?.barrier()?;
             assert!(world.counters()?.since(&before).of("barrier").calls == 1);
             assert!(mesh.dispatch_counters()?.operators >= 1);
-            let partial = Op::find("aten::sum.dim_IntList")?.call::<Tensor>(args![&x, [0]])?;
+            let partial =
+                Op::find("aten::sum.dim_IntList")?.call::<Tensor>(args![&x, &[0i64][..]])?;
             for uses in 0..2 {
                 partial.relu()?; // reduced for the first use, and there for the next
                 let counters = mesh.dispatch_counters()?;

@@ -10,8 +10,8 @@ use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use shardweave::{
-    apply, checkpoint, with_grad_mode, Code, Error, Function, FunctionContext, GradMode, Result, Tensor,
-    TensorOptions, World,
+    apply, checkpoint, with_grad_mode, Code, Error, Function, FunctionContext, GradMode, Result,
+    Tensor, TensorOptions, World,
 };
 
 /// Its backward does the same again, `depth` times: LibTorch goes on in a thread of its own after
