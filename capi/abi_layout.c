@@ -125,6 +125,15 @@ FIELD(swv_function, forward, 24, 8);
 FIELD(swv_function, backward, 32, 8);
 FIELD(swv_function, drop, 40, 8);
 
+SIZE(swv_link_cost, 16);
+FIELD(swv_link_cost, latency, 0, 8);
+FIELD(swv_link_cost, bandwidth, 8, 8);
+
+SIZE(swv_device_cost, 24);
+FIELD(swv_device_cost, struct_size, 0, 8);
+FIELD(swv_device_cost, flops, 8, 8);
+FIELD(swv_device_cost, bandwidth, 16, 8);
+
 SIZE(swv_segment, 40);
 FIELD(swv_segment, struct_size, 0, 8);
 FIELD(swv_segment, name, 8, 8);

@@ -97,7 +97,7 @@ const std::vector<Function> kFunctions = {
     F(swv_mesh_unflatten), F(swv_mesh_ndim), F(swv_mesh_size), F(swv_mesh_shape),
     F(swv_mesh_dim_name), F(swv_mesh_find_dim), F(swv_mesh_coordinate), F(swv_mesh_ranks),
     F(swv_mesh_comm), F(swv_mesh_connect), F(swv_mesh_to_string), F(swv_mesh_equal),
-    F(swv_mesh_forbid_communication), F(swv_layout_create), F(swv_layout_parse),
+    F(swv_mesh_forbid_communication), F(swv_mesh_set_cost_model), F(swv_mesh_set_cost_model_from_json), F(swv_mesh_cost_model), F(swv_layout_create), F(swv_layout_parse),
     F(swv_layout_create_named), F(swv_layout_to_string), F(swv_layout_mesh_ndim),
     F(swv_layout_placement), F(swv_layout_equal), F(swv_layout_local_extent), F(swv_layout_plan),
     F(swv_tensor_empty), F(swv_tensor_zeros), F(swv_tensor_ones), F(swv_tensor_full),
@@ -240,6 +240,31 @@ TEST_F(BadInputTest, StructsThatHaveGrownSince) {
   --counters.struct_size;
   expect_fails(swv_mesh_dispatch_counters(mesh_, &counters), SWV_INVALID_ARGUMENT,
                "argument 'out_counters' has struct_size 39");
+}
+
+TEST_F(BadInputTest, CostModels) {
+  size_t dims = 0;
+  expect_ok(swv_mesh_cost_model(mesh_, nullptr, 0, &dims, nullptr));
+  std::vector<swv_link_cost> links(dims, {1e-5, 1e9});
+  swv_device_cost device = SWV_DEVICE_COST_INIT;
+  const auto set = [&](size_t count) {
+    return swv_mesh_set_cost_model(mesh_, links.data(), count, &device);
+  };
+  expect_fails(set(dims - 1), SWV_INVALID_ARGUMENT, "links; DeviceMesh(");
+  expect_fails(swv_mesh_set_cost_model(mesh_, nullptr, dims, &device), SWV_INVALID_ARGUMENT,
+               "argument 'links' is NULL");
+  expect_fails(swv_mesh_cost_model(mesh_, nullptr, 1, &dims, nullptr), SWV_INVALID_ARGUMENT,
+               "argument 'links' is NULL");
+  device.flops = -1;
+  expect_fails(set(dims), SWV_INVALID_ARGUMENT, "device: flops is -1; wanted a finite number");
+  device.struct_size = 1;
+  expect_fails(set(dims), SWV_INVALID_ARGUMENT, "argument 'device' has struct_size 1");
+  expect_fails(swv_mesh_cost_model(mesh_, links.data(), dims, &dims, &device), SWV_INVALID_ARGUMENT,
+               "argument 'out_device' has struct_size 1");
+  expect_fails(swv_mesh_set_cost_model_from_json(mesh_, "{"), SWV_INVALID_ARGUMENT,
+               "is no object with");
+  expect_fails(swv_mesh_set_cost_model_from_json(mesh_, "\xff"), SWV_INVALID_ARGUMENT,
+               "argument 'text'");
 }
 
 TEST_F(BadInputTest, NumbersOutOfRange) {

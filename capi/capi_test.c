@@ -601,6 +601,36 @@ static void test_factories_on_a_mesh(swv_world* world) {
   swv_mesh_free(mesh);
 }
 
+static void test_cost_model(swv_world* world) {
+  swv_mesh* mesh = make_mesh(world);
+  swv_link_cost links[] = {{3e-5, 2e10}, {0, 3e11}}, got[2];
+  swv_device_cost device = SWV_DEVICE_COST_INIT, got_device = SWV_DEVICE_COST_INIT;
+  size_t count;
+  int32_t rank;
+  CHECK_OK(swv_mesh_cost_model(mesh, got, 2, &count, &got_device));
+  CHECK(count == 2 && got[1].bandwidth == 5e9 && got_device.flops == 5e10);
+  device.flops = 4e14;
+  CHECK_OK(swv_mesh_set_cost_model(mesh, links, 2, &device));
+  CHECK_OK(swv_mesh_cost_model(mesh, got, 1, &count, &got_device));
+  CHECK(count == 2 && got[0].latency == 3e-5 && got[1].bandwidth == 5e9);
+  CHECK(got_device.flops == 4e14 && got_device.bandwidth == 1e10);
+  CHECK_OK(swv_mesh_set_cost_model_from_json(
+      mesh,
+      "{\"links\": {\"dp\": {\"latency\": 1e-6, \"bandwidth\": 7}, \"tp\": {\"latency\": 0, "
+      "\"bandwidth\": 8}}, \"device\": {\"flops\": 9, \"bandwidth\": 10}}"));
+  CHECK_OK(swv_mesh_cost_model(mesh, got, 2, &count, NULL));
+  CHECK(got[0].bandwidth == 7 && got[1].bandwidth == 8);
+  /* One rank has another one: all hear of it. */
+  CHECK_OK(swv_world_rank(world, &rank));
+  if (rank == 3) device.flops = 1;
+  CHECK_FAILS(swv_mesh_set_cost_model(mesh, links, rank == 2 ? 1 : 2, &device),
+              SWV_INVALID_ARGUMENT,
+              rank == 2 ? "has 1 links" : "were not given the same cost model");
+  CHECK_OK(swv_mesh_cost_model(mesh, got, 2, &count, NULL));
+  CHECK(got[0].bandwidth == 7);
+  swv_mesh_free(mesh);
+}
+
 static void test_sharded(swv_world* world) {
   swv_mesh *mesh = make_mesh(world), *of_tensor;
   swv_tensor *x = make_randn(mesh, "[S(0), R]", 7, 5, 0),
@@ -1353,6 +1383,7 @@ static swv_status* rank_main(void* user_data, swv_world* world) {
   test_values();
   test_factories_on_a_mesh(world);
   test_sharded(world);
+  test_cost_model(world);
   test_autograd(world);
   test_checkpoint(world);
   test_training(world);

@@ -3,6 +3,7 @@
 
 #include "shardweave/capi/handles.h"
 #include "shardweave/comm/str_cat.h"
+#include "shardweave/dtensor/cost_model.h"
 #include "shardweave/dtensor/random.h"
 
 struct swv_strict_scope : shardweave::capi::Handle<shardweave::capi::Kind::kStrictScope> {
@@ -60,6 +61,33 @@ int mesh_dim(const swv_mesh* mesh, int32_t dim) {
 PhiloxState random_state(const swv_random_state* state) {
   const swv_random_state& s = out(state, "state");
   return {s.seed, s.offset};
+}
+
+// What is wrong with an argument, for functions that all ranks have to hear of it from.
+template <typename Body>
+absl::StatusOr<CostModel> or_status(const Body& body) {
+  try {
+    return body();
+  } catch (const Failure& failure) {
+    return absl::Status(failure.code(), failure.what());
+  }
+}
+
+absl::StatusOr<CostModel> cost_model(const swv_link_cost* links, size_t num_links,
+                                     const swv_device_cost* given) {
+  return or_status([&]() -> absl::StatusOr<CostModel> {
+    const swv_device_cost device = options<swv_device_cost>(given, SWV_DEVICE_COST_INIT, "device");
+    CostModel model;
+    for (const swv_link_cost& link : span(links, num_links, "links", kMaxDims)) {
+      model.links.push_back({link.latency, link.bandwidth});
+    }
+    model.device = {device.flops, device.bandwidth};
+    return model;
+  });
+}
+
+absl::StatusOr<CostModel> cost_model_from_json(const char* json, const DeviceMesh& mesh) {
+  return or_status([&] { return shardweave::cost_model_from_json(text(json, "text"), mesh); });
 }
 
 }  // namespace
@@ -178,6 +206,41 @@ swv_status* swv_mesh_to_string(const swv_mesh* mesh, swv_string** out_text) {
 swv_status* swv_mesh_equal(const swv_mesh* a, const swv_mesh* b, swv_bool* out_equal) {
   return guarded(__func__, out_equal, "out_equal",
                  [&] { return in(a, "a").mesh->mesh() == in(b, "b").mesh->mesh(); });
+}
+
+swv_status* swv_mesh_set_cost_model(const swv_mesh* mesh, const swv_link_cost* links,
+                                    size_t num_links, const swv_device_cost* device) {
+  return guarded(__func__, [&] {
+    const shardweave::MeshPtr& m = mesh_ptr(mesh);
+    shardweave::set_cost_model(m, cost_model(links, num_links, device), kHost);
+  });
+}
+
+swv_status* swv_mesh_set_cost_model_from_json(const swv_mesh* mesh, const char* text) {
+  return guarded(__func__, [&] {
+    const shardweave::MeshPtr& m = mesh_ptr(mesh);
+    shardweave::set_cost_model(m, cost_model_from_json(text, m->mesh()), kHost);
+  });
+}
+
+swv_status* swv_mesh_cost_model(const swv_mesh* mesh, swv_link_cost* links, size_t capacity,
+                                size_t* out_count, swv_device_cost* out_device) {
+  return guarded(__func__, [&] {
+    const shardweave::CostModel model = shardweave::cost_model(mesh_ptr(mesh));
+    size_t& count = out(out_count, "out_count");
+    if (links == nullptr && capacity != 0) fail_null("links");
+    if (out_device != nullptr) {
+      swv_device_cost device =
+          required_options<swv_device_cost>(out_device, SWV_DEVICE_COST_INIT, "out_device");
+      device.flops = model.device.flops;
+      device.bandwidth = model.device.bandwidth;
+      std::memcpy(out_device, &device, sizeof(device));
+    }
+    count = model.links.size();
+    for (size_t i = 0; i < std::min(count, capacity); ++i) {
+      links[i] = {model.links[i].latency, model.links[i].bandwidth};
+    }
+  });
 }
 
 swv_status* swv_mesh_forbid_communication(const swv_mesh* mesh,

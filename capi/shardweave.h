@@ -597,6 +597,35 @@ SWV_API SWV_MUST_USE swv_status* swv_mesh_to_string(const swv_mesh* mesh, swv_st
 SWV_API SWV_MUST_USE swv_status* swv_mesh_equal(const swv_mesh* a, const swv_mesh* b,
                                                 swv_bool* out_equal);
 
+/* What communication and computation cost, by which operators choose among the strategies of their
+ * sharding rules, and redistributions their steps (dtensor/cost_model.h). */
+typedef struct swv_link_cost {
+  double latency;   /* seconds per collective; 0 or more */
+  double bandwidth; /* bytes per second and rank */
+} swv_link_cost;
+
+typedef struct swv_device_cost {
+  size_t struct_size;
+  double flops;     /* multiplications and additions per second, in matrix products */
+  double bandwidth; /* bytes per second that are read or written */
+} swv_device_cost;
+#define SWV_DEVICE_COST_INIT {SWV_SIZE_TO(swv_device_cost, bandwidth), 5e10, 1e10}
+
+/* From now on, on this mesh; its slices have costs of their own. A link for each mesh dimension;
+ * device NULL: the default. COLLECTIVE, once: ranks that are not all given the same, or one of which
+ * is given what is none, all get SWV_INVALID_ARGUMENT and keep what they had. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_set_cost_model(const swv_mesh* mesh,
+                                                         const swv_link_cost* links,
+                                                         size_t num_links,
+                                                         const swv_device_cost* device);
+/* The same from JSON, as //tools:measure_cost_model prints it. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_set_cost_model_from_json(const swv_mesh* mesh,
+                                                                   const char* text);
+/* out_device may be NULL. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_cost_model(const swv_mesh* mesh, swv_link_cost* links,
+                                                     size_t capacity, size_t* out_count,
+                                                     swv_device_cost* out_device);
+
 /* Until the scope is freed, operators on this mesh's tensors that would communicate by themselves
  * fail with SWV_FAILED_PRECONDITION, naming operator and tensors. */
 SWV_API SWV_MUST_USE swv_status* swv_mesh_forbid_communication(const swv_mesh* mesh,

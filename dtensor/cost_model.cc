@@ -57,8 +57,8 @@ uint64_t checksum_of(const CostModel& model) {
 absl::StatusOr<double> number(const ordered_json& json, std::string_view of, const char* name) {
   const auto found = json.is_object() ? json.find(name) : json.end();
   if (!json.is_object() || found == json.end() || !found->is_number()) {
-    return absl::InvalidArgumentError(absl::StrCat("the cost model's JSON has no number \"", name,
-                                                   "\" in ", std::string(of)));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the cost model's JSON has no number \"", name, "\" in ", std::string(of)));
   }
   return found->get<double>();
 }
@@ -83,10 +83,11 @@ void set_cost_model(const MeshPtr& mesh, const absl::StatusOr<CostModel>& model,
       *context, {status.ok() ? checksum_of(*model) : 0}, Cause{.name = kName, .where = where});
   if (!status.ok()) throw Error(kName, status);
   if (difference.has_value()) {
-    throw Error(kName, absl::InvalidArgumentError(absl::StrCat(
-                           "ranks ", difference->ranks[0], " and ", difference->ranks[1], " of ",
-                           grid.to_string(), " were not given the same cost model; this rank: ",
-                           cost_model_to_json(*model, grid))));
+    throw Error(
+        kName,
+        absl::InvalidArgumentError(absl::StrCat(
+            "ranks ", difference->ranks[0], " and ", difference->ranks[1], " of ", grid.to_string(),
+            " were not given the same cost model; this rank: ", cost_model_to_json(*model, grid))));
   }
   context->cost_model = *model;
   context->cache.clear();  // decided by the old one

@@ -66,8 +66,7 @@ TEST(CostModelTest, PlansFollowIt) {
     const auto moved = [&] {
       const at::Tensor x = scattered(whole, mesh, {Shard(0), Shard(1)});
       const CommTrace trace(mesh);
-      EXPECT_TRUE(at::equal(
-          full_tensor(redistribute(x, Placements{Shard(1), Shard(0)})), whole));
+      EXPECT_TRUE(at::equal(full_tensor(redistribute(x, Placements{Shard(1), Shard(0)})), whole));
       return trace.to_string();
     };
     CostModel model = cost_model(mesh);
@@ -100,14 +99,15 @@ TEST(CostModelTest, ADifferentModelOnOneRankIsAnErrorOnAll) {
     EXPECT_THAT(std::string(status.message()),
                 HasSubstr("ranks 0 and 2 of DeviceMesh(dp=2, tp=2) were not given the same cost "
                           "model; this rank: {\"links\":{\"dp\":"));
-    status = status_of(mesh, odd ? absl::StatusOr<CostModel>(absl::InvalidArgumentError("no file")) : sample());
+    status = status_of(
+        mesh, odd ? absl::StatusOr<CostModel>(absl::InvalidArgumentError("no file")) : sample());
     EXPECT_THAT(std::string(status.message()), HasSubstr(odd ? "no file" : "ranks 0 and 2"));
     model = sample();
     if (odd) model.links.pop_back();
     status = status_of(mesh, model);
-    EXPECT_THAT(std::string(status.message()),
-                HasSubstr(odd ? "has 1 links; DeviceMesh(dp=2, tp=2) has 2 dimensions"
-                              : "ranks 0 and 2"));
+    EXPECT_THAT(
+        std::string(status.message()),
+        HasSubstr(odd ? "has 1 links; DeviceMesh(dp=2, tp=2) has 2 dimensions" : "ranks 0 and 2"));
     EXPECT_EQ(cost_model(mesh).device, CostModel::Device());
     set_cost_model(mesh, sample());
     EXPECT_EQ(cost_model(mesh), sample());
@@ -150,7 +150,8 @@ TEST(CostModelTest, Json) {
       {"[]", "no object"},
       {R"({"links": {}})", "no object with \"links\" and \"device\""},
       {R"({"links": 3, "device": {}})", "no link \"dp\", a dimension of DeviceMesh(dp=2, tp=2)"},
-      {R"({"links": {"dp": {"latency": 1}}, "device": {}})", "no number \"bandwidth\" in link \"dp\""},
+      {R"({"links": {"dp": {"latency": 1}}, "device": {}})",
+       "no number \"bandwidth\" in link \"dp\""},
       {R"({"links": {"dp": {"latency": "1", "bandwidth": 1}}, "device": {}})",
        "no number \"latency\" in link \"dp\""},
       {R"({"links": {"dp": 7}, "device": {}})", "no number \"latency\" in link \"dp\""},

@@ -19,6 +19,8 @@ void Fuzzer::queries() {
   swv_random_state state;
   swv_dispatch_counters dispatch = SWV_DISPATCH_COUNTERS_INIT;
   swv_comm_counter counters[20];
+  swv_link_cost costs[2] = {{1e-6, 1e9}, {1e-6, 1e10}};
+  swv_device_cost device_cost = SWV_DEVICE_COST_INIT;
   const swv_mesh_dim dims[] = {{text(), one_in(4) ? number() : 1}, {text(), 1}};
   const int64_t members[] = {one_in(4) ? number() : 0, 0};
   switch (below(8)) {
@@ -51,6 +53,16 @@ void Fuzzer::queries() {
       if (one_in(30)) dispatch.struct_size = length(64);
       if (dispatch.struct_size > sizeof(dispatch) && dispatch.struct_size <= 4096)
         dispatch.struct_size = 0;
+      done(swv_mesh_cost_model(pick(meshes_), one_in(9) ? nullptr : costs, below(3), &count,
+                               one_in(2) ? nullptr : &device_cost));
+      if (one_in(4)) {
+        costs[below(2)].latency = one_in(3) ? -1.0 : 1e-6;
+        if (one_in(2)) {
+          done(swv_mesh_set_cost_model(pick(meshes_), costs, below(3), &device_cost));
+        } else {
+          done(swv_mesh_set_cost_model_from_json(pick(meshes_), text()));
+        }
+      }
       done(swv_mesh_dispatch_counters(pick(meshes_), one_in(30) ? nullptr : &dispatch));
       break;
     case 3:

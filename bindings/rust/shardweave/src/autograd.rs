@@ -390,9 +390,10 @@ where
     F: Fn(&[Tensor]) -> Result<[Tensor; N]> + 'static,
 {
     status_of(|| {
-        // SAFETY: what checkpoint() gave the library; `home` may be read on any thread.
         let segment = segment.cast::<Segment<F>>();
-        if thread::current().id() != unsafe { (*segment).home } {
+        // SAFETY: what checkpoint() gave the library; `home` may be read on any thread.
+        let home = unsafe { (*segment).home };
+        if thread::current().id() != home {
             return Err(Error::new(
                 Code::FailedPrecondition,
                 "a checkpoint's closure runs on its own thread only; LibTorch has left that \
@@ -418,7 +419,8 @@ unsafe extern "C" fn drop_segment<F>(segment: *mut c_void) {
     let _ = without_panics(|| {
         let segment = segment.cast::<Segment<F>>();
         // SAFETY: as in run_segment().
-        if thread::current().id() == unsafe { (*segment).home } {
+        let home = unsafe { (*segment).home };
+        if thread::current().id() == home {
             // SAFETY: checkpoint() made it by Box::into_raw, and the library drops it once.
             drop(unsafe { Box::from_raw(segment) });
         } // Else what it holds may be in use on its own thread: it stays.
