@@ -6,7 +6,7 @@
 //   model.device = {.flops = 4e14, .bandwidth = 3e12};
 //   set_cost_model(mesh, model);
 //
-// Or as //tools:measure_cost_model has measured it once:
+// Or as //tools:measure_cost_model has measured it once (`text` is its output):
 //
 //   set_cost_model(mesh, cost_model_from_json(text, mesh->mesh()));
 //
@@ -34,6 +34,11 @@ CostModel cost_model(const MeshPtr& mesh);
 // latencies of 0 or more, everything else above 0, all finite.
 void set_cost_model(const MeshPtr& mesh, const absl::StatusOr<CostModel>& model,
                     std::source_location where = std::source_location::current());
+
+// What it is here and now, the same on every rank, to be set: each link by all-reduces and all-gathers
+// of a few bytes and of many, the device by a matrix product and a copy, medians of the slowest rank.
+// All ranks compute and send at once, as they do in training. A second or two. COLLECTIVE.
+CostModel measure_cost_model(const MeshPtr& mesh);
 
 // {"links": {"dp": {"latency": 3e-5, "bandwidth": 2e10}, "tp": {...}},
 //  "device": {"flops": 4e14, "bandwidth": 3e12}}

@@ -142,6 +142,22 @@ TEST(CostModelTest, RefusesWhatIsNoCost) {
   });
 }
 
+// A model that can be set, on every rank the same; nothing is measured where nothing is sent.
+TEST(CostModelTest, IsMeasured) {
+  on_mesh({{"dp", 2}, {"one", 1}, {"tp", 2}}, [](const MeshPtr& mesh) {
+    const CostModel model = measure_cost_model(mesh);
+    set_cost_model(mesh, model);  // or it throws
+    EXPECT_EQ(model.links[1], CostModel::Link());
+    for (const int m : {0, 2}) {
+      EXPECT_NE(model.links[m], CostModel::Link());
+      EXPECT_LT(model.links[m].latency, 1) << "seconds";
+      EXPECT_GT(model.links[m].bandwidth, 1e5) << "bytes per second";
+    }
+    EXPECT_GT(model.device.flops, 1e6);
+    EXPECT_GT(model.device.bandwidth, 1e6);
+  });
+}
+
 TEST(CostModelTest, Json) {
   const DeviceMesh mesh = *DeviceMesh::create({{"dp", 2}, {"tp", 2}});
   EXPECT_EQ(*cost_model_from_json(cost_model_to_json(sample(), mesh), mesh), sample());

@@ -113,6 +113,7 @@ var words = map[string]string{
 	"swv_layout":                  "Layout",
 	"swv_mesh":                    "Mesh",
 	"swv_mesh_seed":               "Mesh.Seed",
+	"swv_mesh_set_cost_model":     "Mesh.SetCostModel",
 	"swv_module":                  "Module",
 	"swv_module_distribute":       "Module.Distribute",
 	"swv_module_finish_grad_sync": "Module.FinishGradSync",

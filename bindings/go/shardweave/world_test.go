@@ -405,6 +405,47 @@ func TestMeshesAndLayouts(t *testing.T) {
 	}
 }
 
+func TestCostModels(t *testing.T) {
+	run(t, 4, func(w *sw.World) error {
+		m, err := w.ParseMesh("dp=2,tp=2")
+		if err != nil {
+			return err
+		}
+		model, err := m.CostModel()
+		if err != nil || len(model.Links) != 2 || model.Device.Flops != 5e10 {
+			return fmt.Errorf("%+v, %v", model, err)
+		}
+		model.Links[1] = sw.LinkCost{Latency: 0, Bandwidth: 3e11}
+		if err := m.SetCostModel(model); err != nil {
+			return err
+		}
+		if got, err := m.CostModel(); err != nil || fmt.Sprint(got) != fmt.Sprint(model) {
+			return fmt.Errorf("%+v, %v", got, err)
+		}
+		text := `{"links": {"dp": {"latency": 1e-6, "bandwidth": 7}, "tp": {"latency": 0, "bandwidth": 8}},
+			"device": {"flops": 9, "bandwidth": 10}}`
+		if err := m.SetCostModelFromJSON(text); err != nil {
+			return err
+		}
+		other := model
+		broken := text
+		if w.Rank() == 3 {
+			other.Device.Flops *= 2
+			broken = "no\x00"
+		}
+		if err := m.SetCostModelFromJSON(broken); !errors.Is(err, sw.InvalidArgument) {
+			return fmt.Errorf("%v", err)
+		}
+		if err := m.SetCostModel(other); !errors.Is(err, sw.InvalidArgument) || !strings.Contains(err.Error(), "Mesh.SetCostModel: ranks 0 and 3 of ") {
+			return fmt.Errorf("%v", err)
+		}
+		if got, err := m.CostModel(); err != nil || got.Links[0].Bandwidth != 7 || got.Device.Flops != 9 {
+			return fmt.Errorf("%+v, %v", got, err)
+		}
+		return nil
+	})
+}
+
 func TestTracesAndPictures(t *testing.T) {
 	run(t, 2, func(w *sw.World) error {
 		m, err := w.ParseMesh("x=2")

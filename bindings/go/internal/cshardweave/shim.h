@@ -328,6 +328,26 @@ static inline swv_status* swvgo_mesh_dispatch_counters(const swv_mesh* mesh, int
   return status;
 }
 
+// Links as latency, bandwidth, latency, ...; out: flops and bandwidth of the device.
+static inline swv_status* swvgo_mesh_cost_model(const swv_mesh* mesh, swv_link_cost* links,
+                                                size_t capacity, double* device) {
+  swv_device_cost cost = SWV_DEVICE_COST_INIT;
+  size_t count = 0;
+  swv_status* status = swv_mesh_cost_model(mesh, links, capacity, &count, &cost);
+  device[0] = cost.flops;
+  device[1] = cost.bandwidth;
+  return status;
+}
+
+static inline swv_status* swvgo_mesh_set_cost_model(const swv_mesh* mesh,
+                                                    const swv_link_cost* links, size_t num_links,
+                                                    double flops, double bandwidth) {
+  swv_device_cost device = SWV_DEVICE_COST_INIT;
+  device.flops = flops;
+  device.bandwidth = bandwidth;
+  return swv_mesh_set_cost_model(mesh, links, num_links, &device);
+}
+
 // One collective that waits: memory of Go is in use only during the call.
 static inline swv_status* swvgo_collective(swv_comm* comm, swv_op_kind kind, const void* in,
                                            int64_t in_count, void* out, int64_t out_count,

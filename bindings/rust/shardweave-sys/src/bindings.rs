@@ -902,6 +902,53 @@ extern "C" {
         out_equal: *mut swv_bool,
     ) -> *mut swv_status;
 }
+#[doc = " What communication and computation cost, by which operators choose among the strategies of their\n sharding rules, and redistributions their steps (dtensor/cost_model.h)."]
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_link_cost {
+    #[doc = " seconds per collective; 0 or more"]
+    pub latency: f64,
+    #[doc = " bytes per second and rank"]
+    pub bandwidth: f64,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_device_cost {
+    pub struct_size: usize,
+    #[doc = " multiplications and additions per second, in matrix products"]
+    pub flops: f64,
+    #[doc = " bytes per second that are read or written"]
+    pub bandwidth: f64,
+}
+extern "C" {
+    #[must_use]
+    #[doc = " From now on, on this mesh; its slices have costs of their own. A link for each mesh dimension;\n device NULL: the default. COLLECTIVE, once: ranks that are not all given the same, or one of which\n is given what is none, all get SWV_INVALID_ARGUMENT and keep what they had."]
+    pub fn swv_mesh_set_cost_model(
+        mesh: *const swv_mesh,
+        links: *const swv_link_cost,
+        num_links: usize,
+        device: *const swv_device_cost,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " The same from JSON, as //tools:measure_cost_model prints it."]
+    pub fn swv_mesh_set_cost_model_from_json(
+        mesh: *const swv_mesh,
+        text: *const ::std::os::raw::c_char,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " out_device may be NULL."]
+    pub fn swv_mesh_cost_model(
+        mesh: *const swv_mesh,
+        links: *mut swv_link_cost,
+        capacity: usize,
+        out_count: *mut usize,
+        out_device: *mut swv_device_cost,
+    ) -> *mut swv_status;
+}
 extern "C" {
     #[must_use]
     #[doc = " Until the scope is freed, operators on this mesh's tensors that would communicate by themselves\n fail with SWV_FAILED_PRECONDITION, naming operator and tensors."]

@@ -53,6 +53,7 @@ initializers! {
     SWV_FUNCTION_INIT: swv_function, padding 0 {
         name: ptr::null(), user_data: ptr::null_mut(), forward: None, backward: None, drop: None,
     }
+    SWV_DEVICE_COST_INIT: swv_device_cost, padding 0 { flops: 5e10, bandwidth: 1e10 }
     SWV_SEGMENT_INIT: swv_segment, padding 0 {
         name: ptr::null(), user_data: ptr::null_mut(), forward: None, drop: None,
     }

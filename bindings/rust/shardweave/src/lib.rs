@@ -80,7 +80,10 @@ pub use dtype::{DType, Device, ReduceOp};
 pub use element::{Bf16, Complex, Element, F16};
 pub use error::{Code, Error, Result};
 pub use layout::{IntoLayout, Layout, LocalExtent, Placement, RedistributionPlan};
-pub use mesh::{DispatchCounters, Mesh, ModuleScope, RandomScope, RandomState, StrictScope, Trace};
+pub use mesh::{
+    CostModel, DeviceCost, DispatchCounters, LinkCost, Mesh, ModuleScope, RandomScope, RandomState,
+    StrictScope, Trace,
+};
 pub use module::{clip_grad_norm, finish_grad_sync, ClipOptions, Members, Module, ScriptModule};
 pub use op::{Arg, Explanation, Flags, FromResults, FromValue, Op, Value};
 pub use optimizer::{AdamW, Optimizer, Sgd};

@@ -5,9 +5,10 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use shardweave::{
-    apply, args, checkpoint, gradients, no_grad, AdamW, BackwardOptions, Code, DType, Error,
-    Function, FunctionContext, Layout, Members, Module, Op, ParameterPlan, Placement, Placement::*,
-    ReduceOp, Result, ScriptModule, Sgd, Source, Tensor, TensorOptions, Value, World,
+    apply, args, checkpoint, gradients, no_grad, AdamW, BackwardOptions, Code, CostModel, DType,
+    Error, Function, FunctionContext, Layout, LinkCost, Members, Module, Op, ParameterPlan,
+    Placement, Placement::*, ReduceOp, Result, ScriptModule, Sgd, Source, Tensor, TensorOptions,
+    Value, World,
 };
 
 const MESHES: [&[(&str, i64)]; 6] = [
@@ -513,6 +514,37 @@ fn callbacks_that_panic_or_fail() {
         let error = y.sum().unwrap().backward().unwrap_err();
         assert!(error.message().contains(message), "{error}");
     }
+}
+
+#[test]
+fn cost_models_are_the_same_on_all_ranks() {
+    World::threads(4)
+        .run(|world| {
+            let mesh = world.device_mesh(&[("dp", 2), ("tp", 2)])?;
+            let slow = LinkCost { latency: 3e-5, bandwidth: 2e10 };
+            let fast = LinkCost { latency: 0.0, bandwidth: 3e11 };
+            let mut model = CostModel { links: vec![slow, fast], ..CostModel::default() };
+            mesh.set_cost_model(&model)?;
+            assert_eq!(mesh.cost_model()?, model);
+            let text = r#"{"links": {"dp": {"latency": 1e-6, "bandwidth": 7},
+                                     "tp": {"latency": 0, "bandwidth": 8}},
+                           "device": {"flops": 9, "bandwidth": 10}}"#;
+            mesh.set_cost_model_from_json(if world.rank() == 1 { "no\0" } else { text })
+                .unwrap_err();
+            assert_eq!(mesh.cost_model()?, model);
+            mesh.set_cost_model_from_json(text)?;
+            let links = mesh.cost_model()?.links;
+            assert_eq!((links[0].bandwidth, links[1].bandwidth), (7.0, 8.0));
+            if world.rank() == 3 {
+                model.device.flops *= 2.0;
+            }
+            let error = mesh.set_cost_model(&model).unwrap_err();
+            assert_eq!(error.code(), Code::InvalidArgument);
+            assert!(error.message().starts_with("Mesh::set_cost_model: ranks 0 and 3"), "{error}");
+            assert_eq!(mesh.cost_model()?.links, links);
+            Ok(())
+        })
+        .unwrap();
 }
 
 #[test]
