@@ -6,12 +6,16 @@
 //
 // A table; with --json what cost_model_from_json() reads.
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
+#include "ATen/Parallel.h"
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
@@ -38,7 +42,7 @@ std::string table_of(const CostModel& model, const DeviceMesh& mesh) {
   dtensor_internal::TextTable table({"what", "ranks", "latency us", "GB/s", "GFLOP/s"},
                                     /*right_aligned=*/{1, 2, 3, 4});
   for (int m = 0; m < mesh.ndim(); ++m) {
-    const MeshDim& dim = mesh.dims()[m];
+    const MeshDim dim = mesh.dims()[m];
     if (dim.size == 1) continue;  // nothing is sent along it
     table.add({absl::StrCat("link ", dim.name), absl::StrCat(dim.size),
                absl::StrFormat("%.3g", model.links[m].latency * 1e6),
@@ -86,7 +90,11 @@ absl::Status run(int argc, char** argv) {
   }
   if (!absl::IsNotFound(launched.status())) return launched.status();
   if (absl::GetFlag(FLAGS_processes)) return start_processes(num_ranks, argc, argv);
-  return run_ranks(num_ranks, [&](World& world) { return run_rank(world, *mesh); });
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  return run_ranks(num_ranks, [&](World& world) {
+    at::set_num_threads(std::max(1, cores / num_ranks));  // as from_environment() does
+    return run_rank(world, *mesh);
+  });
 }
 
 }  // namespace
