@@ -121,31 +121,29 @@ class Borrowed {
   std::vector<swv_tensor*> handles_;
 };
 
-// Handles that a callback writes, and gives away.
+// Handles that a callback writes, and gives away: not those that it has borrowed, or written before.
 class Written {
  public:
-  explicit Written(size_t count) : handles_(count) {}
+  Written(size_t count, const Borrowed& borrowed) : handles_(count), borrowed_(borrowed) {}
   ~Written() {
-    for (swv_tensor* handle : handles_) release(handle, kCallback);
+    for (size_t i = 0; i < handles_.size(); ++i) {
+      if (!is_repeated(i) && !borrowed_.has(handles_[i])) release(handles_[i], kCallback);
+    }
   }
   Written(const Written&) = delete;
   Written& operator=(const Written&) = delete;
 
   swv_tensor** data() { return handles_.data(); }
   // NULL elements are undefined tensors.
-  std::vector<at::Tensor> take(const Borrowed& borrowed, const char* what) {
+  std::vector<at::Tensor> take(const char* what) const {
     std::vector<at::Tensor> result;
     for (size_t i = 0; i < handles_.size(); ++i) {
       swv_tensor* const handle = handles_[i];
-      const bool twice =
-          std::find(handles_.begin(), handles_.begin() + i, handle) != handles_.begin() + i;
-      if (handle != nullptr && (twice || borrowed.has(handle))) {
-        // Not ours to free.
-        std::replace(handles_.begin() + i, handles_.end(), handle,
-                     static_cast<swv_tensor*>(nullptr));
-        fail_argument(what, str_cat("element ", i,
-                                    twice ? " is written twice"
-                                          : " is a borrowed tensor; swv_tensor_share it"));
+      if (handle != nullptr && is_repeated(i)) {
+        fail_argument(what, str_cat("element ", i, " is written twice"));
+      }
+      if (handle != nullptr && borrowed_.has(handle)) {
+        fail_argument(what, str_cat("element ", i, " is a borrowed tensor; swv_tensor_share it"));
       }
       result.push_back(handle == nullptr ? at::Tensor() : tensor(handle, what));
     }
@@ -153,7 +151,13 @@ class Written {
   }
 
  private:
+  bool is_repeated(size_t i) const {
+    const auto end = handles_.begin() + static_cast<std::ptrdiff_t>(i);
+    return std::find(handles_.begin(), end, handles_[i]) != end;
+  }
+
   std::vector<swv_tensor*> handles_;
+  const Borrowed& borrowed_;
 };
 
 // The context of one callback.
@@ -191,13 +195,13 @@ struct HostNode : torch::autograd::Function<HostNode> {
   static variable_list forward(AutogradContext* ctx, at::TensorList inputs,
                                const HostFunctionPtr& function, size_t num_outputs) {
     const Borrowed borrowed(inputs.vec());
-    Written outputs(num_outputs);
+    Written outputs(num_outputs, borrowed);
     const Context context(true, {});
     const swv_function& f = **function;
     throw_if_failed(f.forward(f.user_data, context.get(), current_mode(), borrowed.data(),
                               borrowed.size(), outputs.data(), num_outputs),
                     str_cat(function->name(), ".forward"));
-    variable_list result = outputs.take(borrowed, "outputs");
+    variable_list result = outputs.take("outputs");
     check_written(result, function->name());
     ctx->set_materialize_grads(false);
     ctx->save_for_backward(context.get()->saved);
@@ -215,12 +219,12 @@ struct HostNode : torch::autograd::Function<HostNode> {
     }
     const size_t num_inputs = ctx->saved_data["num_inputs"].toInt();
     const Borrowed borrowed(grads);
-    Written written(num_inputs);
+    Written written(num_inputs, borrowed);
     const Context context(false, ctx->get_saved_variables());
     throw_if_failed(f.backward(f.user_data, context.get(), current_mode(), borrowed.data(),
                                borrowed.size(), written.data(), num_inputs),
                     str_cat(function->name(), ".backward"));
-    variable_list result = written.take(borrowed, "grad_inputs");
+    variable_list result = written.take("grad_inputs");
     result.resize(num_inputs + 2);  // the function and the number of outputs have none
     return result;
   }
@@ -265,14 +269,14 @@ class HostSegment {
 
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, size_t num_outputs) const {
     const Borrowed borrowed(inputs);
-    Written outputs(num_outputs);
+    Written outputs(num_outputs, borrowed);
     const swv_grad_mode mode = current_mode();
     // Recorded only when it runs for its gradients.
     throw_if_failed(
         segment_.forward(segment_.user_data, mode, borrowed.data(), borrowed.size(), outputs.data(),
                          num_outputs),
         str_cat(name_, mode == SWV_GRAD ? ".forward, run again in backward" : ".forward"));
-    std::vector<at::Tensor> result = outputs.take(borrowed, "outputs");
+    std::vector<at::Tensor> result = outputs.take("outputs");
     check_written(result, name_);
     return result;
   }

@@ -537,6 +537,12 @@ swv_status* thief(void*, swv_function_context*, swv_grad_mode, const swv_tensor*
   outputs[0] = const_cast<swv_tensor*>(inputs[0]);
   return nullptr;
 }
+swv_status* failing_thief(void* drops, swv_function_context* context, swv_grad_mode mode,
+                          const swv_tensor* const* inputs, size_t num_inputs, swv_tensor** outputs,
+                          size_t num_outputs) {
+  swv_status_free(thief(drops, context, mode, inputs, num_inputs, outputs, num_outputs));
+  return swv_status_new(SWV_DATA_LOSS, "no");
+}
 swv_status* lazy_segment(void*, swv_grad_mode, const swv_tensor* const*, size_t, swv_tensor**,
                          size_t) {
   return nullptr;
@@ -568,6 +574,12 @@ TEST_F(BadInputTest, CallbacksThatMisbehaveAreDroppedOnce) {
   f.forward = lazy;
   expect_fails(swv_function_apply(&f, SWV_GRAD, inputs, 1, &out, 1), SWV_INVALID_ARGUMENT,
                "output 0 was not written");
+  EXPECT_EQ(drops, ++expected);
+  f.forward = failing_thief;
+  testing::internal::CaptureStderr();
+  expect_fails(swv_function_apply(&f, SWV_GRAD, inputs, 1, &out, 1), SWV_DATA_LOSS,
+               "f.forward: no");
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "") << "what is borrowed is freed once";
   EXPECT_EQ(drops, ++expected);
   f.forward = thief;
   expect_fails(swv_function_apply(&f, SWV_GRAD, inputs, 1, &out, 1), SWV_INVALID_ARGUMENT,
