@@ -607,6 +607,7 @@ static void test_cost_model(swv_world* world) {
   swv_device_cost device = SWV_DEVICE_COST_INIT, got_device = SWV_DEVICE_COST_INIT;
   size_t count;
   int32_t rank;
+  swv_world* counting;
   CHECK_OK(swv_mesh_cost_model(mesh, got, 2, &count, &got_device));
   CHECK(count == 2 && got[1].bandwidth == 5e9 && got_device.flops == 5e10);
   device.flops = 4e14;
@@ -629,6 +630,15 @@ static void test_cost_model(swv_world* world) {
   CHECK_OK(swv_mesh_cost_model(mesh, got, 2, &count, NULL));
   CHECK(got[0].bandwidth == 7);
   swv_mesh_free(mesh);
+
+  /* Where the others are not there. */
+  CHECK_OK(swv_world_create_counting(3, 1024, &counting));
+  CHECK_OK(swv_mesh_parse(counting, "dp=512,tp=2", &mesh));
+  CHECK_OK(swv_mesh_set_cost_model(mesh, links, 2, NULL));
+  CHECK_OK(swv_mesh_cost_model(mesh, got, 2, &count, &got_device));
+  CHECK(got[0].bandwidth == 2e10 && got_device.flops == 5e10);
+  swv_mesh_free(mesh);
+  swv_world_free(counting);
 }
 
 static void test_sharded(swv_world* world) {

@@ -1016,8 +1016,8 @@ SWV_API SWV_MUST_USE swv_status* swv_function_context_saved(const swv_function_c
 
 /* A part of the host's forward whose intermediate results are not kept: backward runs it again. Both
  * runs draw the same random numbers on the meshes of the inputs, and have the same inputs; the host
- * sees to it that they compute the same. `mode` is the one to call operators with: SWV_NO_GRAD first,
- * SWV_GRAD again. Tensors as in swv_function. */
+ * sees to it that they compute the same. `mode` is the one to call operators with: SWV_NO_GRAD first
+ * (SWV_INFERENCE if the call's is), SWV_GRAD again. Tensors as in swv_function. */
 typedef struct swv_segment {
   size_t struct_size;
   const char* name;

@@ -1652,7 +1652,7 @@ extern "C" {
         out_tensor: *mut *mut swv_tensor,
     ) -> *mut swv_status;
 }
-#[doc = " A part of the host's forward whose intermediate results are not kept: backward runs it again. Both\n runs draw the same random numbers on the meshes of the inputs, and have the same inputs; the host\n sees to it that they compute the same. `mode` is the one to call operators with: SWV_NO_GRAD first,\n SWV_GRAD again. Tensors as in swv_function."]
+#[doc = " A part of the host's forward whose intermediate results are not kept: backward runs it again. Both\n runs draw the same random numbers on the meshes of the inputs, and have the same inputs; the host\n sees to it that they compute the same. `mode` is the one to call operators with: SWV_NO_GRAD first\n (SWV_INFERENCE if the call's is), SWV_GRAD again. Tensors as in swv_function."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_segment {
