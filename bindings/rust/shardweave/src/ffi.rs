@@ -214,3 +214,77 @@ pub(crate) fn panic_error(payload: Box<dyn Any + Send>) -> Error {
     }
     error
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+    use std::panic::panic_any;
+
+    /// Its end panics, with one more as long as there are some left.
+    struct Bomb(usize);
+
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            match self.0 {
+                0 => panic!("at last"),
+                left => panic_any(Bomb(left - 1)),
+            }
+        }
+    }
+
+    #[test]
+    fn a_panic_ends_here_whatever_it_panics_with() {
+        for left in 0..4 {
+            let error = without_panics::<()>(|| panic_any(Bomb(left))).unwrap_err();
+            assert_eq!(error, Error::new(Code::Internal, "panicked: with a value that is no text"));
+        }
+        let text = without_panics::<()>(|| panic!("{}, {}", 1, 2)).unwrap_err();
+        assert_eq!(text.message(), "panicked: 1, 2");
+        let text = without_panics::<()>(|| panic!("as it is")).unwrap_err();
+        assert_eq!(text.message(), "panicked: as it is");
+        // What the body has taken with it may panic at its end, too.
+        let bomb = Bomb(2);
+        let error = without_panics(|| {
+            let _bomb = bomb;
+            Ok(())
+        });
+        assert_eq!(error.unwrap_err().code(), Code::Internal);
+        let bomb = Bomb(2);
+        let panic = without_panics(move || {
+            let bomb = bomb;
+            mem::forget(bomb);
+            Ok(7)
+        });
+        assert_eq!(panic, Ok(7));
+    }
+
+    #[test]
+    fn lists_of_any_length() {
+        // As the C interface fills them: as many as there is room for, and how many there are.
+        for length in [0, 1, 7, 8, 9, 100] {
+            let calls = Cell::new(0);
+            let all = list(|out: *mut i64, capacity, count| {
+                calls.set(calls.get() + 1);
+                for i in 0..capacity.min(length) {
+                    // SAFETY: there is room for `capacity`.
+                    unsafe { *out.add(i) = i as i64 };
+                }
+                // SAFETY: a local of list().
+                unsafe { *count = length };
+                ptr::null_mut()
+            });
+            assert_eq!(all.unwrap(), (0..length as i64).collect::<Vec<_>>());
+            assert_eq!(calls.get(), if length > 8 { 2 } else { 1 });
+        }
+    }
+
+    #[test]
+    fn times_in_milliseconds() {
+        assert_eq!(milliseconds(None), 0);
+        assert_eq!(milliseconds(Some(Duration::ZERO)), 1); // 0 is C's word for the default
+        assert_eq!(milliseconds(Some(Duration::from_secs(2))), 2000);
+        assert_eq!(milliseconds(Some(Duration::MAX)), i64::MAX);
+        assert_eq!(c_text("a\0b", "name").unwrap_err().code(), Code::InvalidArgument);
+    }
+}

@@ -205,6 +205,22 @@ mod tests {
         }
     }
 
+    /// A later version may have more of them.
+    #[test]
+    fn every_public_enum_can_grow() {
+        let sources = sources();
+        let mut found = 0;
+        for (before, name) in sources.match_indices("\npub enum ").map(|(at, _)| {
+            let (before, after) = sources.split_at(at);
+            (before, after.split_whitespace().nth(2).unwrap())
+        }) {
+            let attributes = before.rsplit("\n\n").next().unwrap();
+            assert!(attributes.contains("#[non_exhaustive]"), "{name} is not #[non_exhaustive]");
+            found += 1;
+        }
+        assert!(found >= 9, "{found} enums: the sources are not read well");
+    }
+
     #[test]
     fn messages_are_translated() {
         for (c, rust) in [

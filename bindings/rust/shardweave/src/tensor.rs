@@ -60,6 +60,7 @@ pub struct TensorOptions {
 
 /// Whose data counts when a tensor is distributed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Source {
     /// Of the rank at this place in the mesh, row-major. It is sent to the others.
     Rank(i64),
@@ -260,14 +261,16 @@ impl Tensor {
 
     /// The type of the elements.
     pub fn dtype(&self) -> Result<DType> {
-        get!(swv_tensor_dtype(self.as_const_ptr()) -> i32).map(DType::from_number)
+        get!(swv_tensor_dtype(self.as_const_ptr()) -> i32)
+            .and_then(DType::from_number)
+            .of("Tensor::dtype")
     }
 
     /// Where the data is.
     pub fn device(&self) -> Result<Device> {
         let mut raw = sys::swv_device { type_: sys::SWV_CPU, index: 0 };
         call!(swv_tensor_device(self.as_const_ptr(), &mut raw))?;
-        Ok(Device::from_raw(raw))
+        Device::from_raw(raw).of("Tensor::device")
     }
 
     /// Whether it lies on a mesh.

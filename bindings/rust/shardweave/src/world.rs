@@ -55,6 +55,7 @@ pub struct Rendezvous {
 
 /// Where ranks meet.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum MeetingPoint {
     /// A path that all ranks can open and only this run uses.
     File(PathBuf),
