@@ -17,6 +17,7 @@ use std::mem;
 use std::os::raw::c_char;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use shardweave_sys as sys;
@@ -27,8 +28,11 @@ use crate::names;
 /// Calls a function that only can fail.
 macro_rules! call {
     ($function:ident($($argument:expr),* $(,)?)) => {
-        // SAFETY: see the top of ffi.rs.
-        $crate::ffi::check(unsafe { shardweave_sys::$function($($argument),*) })
+        match $crate::ffi::ready(stringify!($function)) {
+            // SAFETY: see the top of ffi.rs.
+            Ok(()) => $crate::ffi::check(unsafe { shardweave_sys::$function($($argument),*) }),
+            Err(error) => Err(error),
+        }
     };
 }
 
@@ -36,19 +40,16 @@ macro_rules! call {
 macro_rules! get {
     ($function:ident($($argument:expr),* $(,)?) -> $type:ty) => {{
         let mut out = <$type>::default();
-        // SAFETY: see the top of ffi.rs.
-        $crate::ffi::check(unsafe { shardweave_sys::$function($($argument,)* &mut out) })
-            .map(|()| out)
+        call!($function($($argument,)* &mut out)).map(|()| out)
     }};
 }
 
 /// Calls a function whose output is a handle; gives it, owned, or None for NULL.
 macro_rules! create_or_none {
     ($function:ident($($argument:expr),* $(,)?)) => {{
+        // What comes out is the caller's, once.
         let mut out = std::ptr::null_mut();
-        // SAFETY: see the top of ffi.rs; what comes out is the caller's, once.
-        $crate::ffi::check(unsafe { shardweave_sys::$function($($argument,)* &mut out) })
-            .map(|()| std::ptr::NonNull::new(out))
+        call!($function($($argument,)* &mut out)).map(|()| std::ptr::NonNull::new(out))
     }};
 }
 
@@ -115,6 +116,28 @@ macro_rules! debug_by_name {
             }
         })*
     };
+}
+
+/// Whether the library can be called: at the first use it is loaded, if that was left to run time,
+/// and its version compared. What cannot fail is called with a handle, which it has made.
+#[inline]
+pub(crate) fn ready(function: &str) -> Result<()> {
+    static IS_READY: AtomicBool = AtomicBool::new(false);
+    #[cold]
+    fn get_ready(function: &str) -> Result<()> {
+        sys::load().map_err(|what| {
+            let name = names::of(function);
+            let name = name.as_deref().unwrap_or(function);
+            Error::new(Code::FailedPrecondition, format!("{name}: {what}"))
+        })?;
+        IS_READY.store(true, Ordering::Release);
+        Ok(())
+    }
+    if IS_READY.load(Ordering::Acquire) {
+        Ok(())
+    } else {
+        get_ready(function)
+    }
 }
 
 #[inline]
