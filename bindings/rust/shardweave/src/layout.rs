@@ -2,7 +2,6 @@ use std::fmt;
 use std::ptr;
 use std::str::FromStr;
 
-use serde::{de, Deserialize, Deserializer, Serialize, Serializer};
 use shardweave_sys as sys;
 
 use crate::dtype::{DType, ReduceOp};
@@ -137,18 +136,6 @@ impl FromStr for Placement {
     }
 }
 
-impl Serialize for Placement {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Placement {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Placement, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
-    }
-}
-
 handle! {
     /// How a tensor lies on a mesh: a placement for each mesh dimension. A layout never changes.
     ///
@@ -161,6 +148,8 @@ handle! {
     /// assert_eq!((extent.shape, extent.offset), (vec![3, 5], vec![4, 0]));
     /// # Ok::<(), shardweave::Error>(())
     /// ```
+    ///
+    /// As text, and for serde: `[S(0), R]`.
     Layout, swv_layout, swv_layout_free
 }
 
@@ -298,6 +287,15 @@ impl PartialEq for Layout {
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&text!(swv_layout_to_string(self.as_ptr())).map_err(|_| fmt::Error)?)
+    }
+}
+
+impl FromStr for Layout {
+    type Err = Error;
+
+    /// [`Layout::parse`].
+    fn from_str(text: &str) -> Result<Layout> {
+        Layout::parse(text)
     }
 }
 

@@ -373,6 +373,12 @@ from_value! {
     Vec<Option<Tensor>>: "tensors", Value::Tensors(list) => list;
 }
 
+#[cfg(feature = "half")]
+from_value! {
+    half::f16: "a number", Value::Float(number) => half::f16::from_f32(number as f32);
+    half::bf16: "a number", Value::Float(number) => half::bf16::from_f32(number as f32);
+}
+
 macro_rules! from_integer {
     ($($type:ty),*) => {
         $(impl FromValue for $type {
@@ -475,6 +481,9 @@ one_result!(
     Vec<f64>,
     Vec<bool>
 );
+
+#[cfg(feature = "half")]
+one_result!(half::f16, half::bf16);
 
 macro_rules! several_results {
     ($count:literal: $($type:ident)*) => {
