@@ -2,7 +2,8 @@
 //! argument, in words of C. Only errors come here.
 
 /// Functions and types that do not follow the rule ([`of_rule`]).
-const NAMES: [(&str, &str); 50] = [
+const NAMES: [(&str, &str); 52] = [
+    ("build_info", "build_info"),
     ("clip_grad_norm", "clip_grad_norm"),
     ("comm_share", "Comm::with_timeout"),
     ("dtype", "DType"),
@@ -15,6 +16,7 @@ const NAMES: [(&str, &str); 50] = [
     ("layout_mesh_ndim", "Layout::placements"),
     ("layout_placement", "Layout::placements"),
     ("layout_plan", "Layout::plan_to"),
+    ("live_handles", "live_handles"),
     ("mesh_create", "World::device_mesh"),
     ("mesh_create_from_ranks", "World::device_mesh_of"),
     ("mesh_dim_name", "Mesh::dim_names"),

@@ -664,7 +664,7 @@ impl KnownOp {
     pub(crate) fn call<R: FromResults>(&self, arguments: &[Arg<'_>]) -> Result<R> {
         let result = match NonNull::new(self.op.load(Ordering::Acquire)) {
             Some(handle) => call_op(handle, arguments),
-            None => call_op(self.find()?, arguments),
+            None => self.find().and_then(|handle| call_op(handle, arguments)),
         };
         result.of(self.caller)
     }

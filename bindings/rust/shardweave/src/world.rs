@@ -473,7 +473,7 @@ pub fn set_num_threads(num_threads: usize) -> Result<()> {
 /// "0.1.0; LibTorch 2.11.0; backends inproc, gloo, counting". An error if there is no library that
 /// this crate can use.
 pub fn build_info() -> Result<String> {
-    ready("swv_build_info").of("build_info")?;
+    ready("swv_build_info")?;
     // SAFETY: no arguments; the text lives as long as the library.
     Ok(unsafe { crate::ffi::string_from(sys::swv_build_info()) })
 }

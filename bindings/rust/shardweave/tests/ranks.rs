@@ -293,6 +293,11 @@ fn plans_that_do_not_fit() {
             Ok(())
         })
         .unwrap();
+}
+
+#[cfg(feature = "serde")]
+#[test]
+fn texts_that_are_no_plans() {
     for text in [
         "[]",
         "{\"buffer\": {}}",

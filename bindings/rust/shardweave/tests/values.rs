@@ -1,10 +1,13 @@
 //! What goes in and comes out: elements of every dtype, texts, messages, and state of optimizers.
 
+use std::ffi::CStr;
+
 use shardweave::{
     args, clip_grad_norm, AdamW, Bf16, ClipOptions, Code, Complex, DType, Element, Error, Layout,
     Members, Module, Op, ParameterPlan, Placement::*, ReduceOp, Result, ScriptModule, Sgd, Source,
     Tensor, TensorOptions, Value, World, F16,
 };
+use shardweave_sys as sys;
 
 const ALL: [DType; 18] = [
     DType::F32,
@@ -26,6 +29,78 @@ const ALL: [DType; 18] = [
     DType::C64,
     DType::C128,
 ];
+
+/// This crate's names and sizes are the library's, and it knows all that the library knows.
+#[test]
+fn dtypes_are_those_of_the_library() {
+    let mut known = 0;
+    for number in -1..200 {
+        // SAFETY: functions of a number; the name lives as long as the library.
+        let (size, name) = unsafe {
+            let name = CStr::from_ptr(sys::swv_dtype_name(number)).to_str().unwrap();
+            (sys::swv_dtype_size(number), name)
+        };
+        match ALL.iter().find(|dtype| **dtype as i32 == number) {
+            Some(dtype) => {
+                assert_eq!((dtype.to_string().as_str(), dtype.size()), (name, size));
+                assert_eq!(name.parse(), Ok(*dtype));
+                known += 1;
+            }
+            None => assert_eq!((name, size), ("unknown", 0), "{number} is no DType"),
+        }
+    }
+    assert_eq!(known, ALL.len());
+}
+
+#[cfg(feature = "serde")]
+#[test]
+fn what_plans_are_made_of_as_data() {
+    fn there_and_back<T>(value: T, json: &str)
+    where
+        T: serde::Serialize + serde::de::DeserializeOwned + PartialEq + std::fmt::Debug,
+    {
+        assert_eq!(serde_json::to_string(&value).unwrap(), json);
+        assert_eq!(serde_json::from_str::<T>(json).unwrap(), value);
+    }
+    there_and_back(DType::F8E4m3, "\"f8e4m3\"");
+    there_and_back([ReduceOp::Avg, ReduceOp::Product], "[\"avg\",\"product\"]");
+    there_and_back(StridedShard { dim: 1, split_factor: 3 }, "\"S(1, sf=3)\"");
+    let layout = Layout::new(&[Shard(0), Partial(ReduceOp::Max)]).unwrap();
+    there_and_back(layout, "\"[S(0), P(max)]\"");
+    let plan = Layout::parse("[S(0)]").unwrap();
+    let plan = plan.plan_to(&Layout::parse("[R]").unwrap(), &[2], &[4, 3], DType::F32).unwrap();
+    let json = serde_json::to_value(&plan).unwrap();
+    assert_eq!((&json["bytes"], &json["steps"]), (&plan.bytes.into(), &plan.steps.clone().into()));
+    for (text, wanted) in [("\"f33\"", "'f33' is no dtype"), ("3", "invalid type")] {
+        let error = serde_json::from_str::<DType>(text).unwrap_err().to_string();
+        assert!(error.contains(wanted), "{error}");
+    }
+    assert!(serde_json::from_str::<Layout>("\"[S(0), Q]\"").is_err());
+}
+
+#[cfg(feature = "half")]
+#[test]
+fn numbers_of_the_crate_half() {
+    use half::{bf16, f16};
+    let numbers = hard_numbers();
+    for number in &numbers {
+        // The two ways to round are one.
+        assert_eq!(F16::from(*number).to_bits(), f16::from_f32(*number).to_bits(), "{number:e}");
+        assert_eq!(Bf16::from(*number).to_bits(), bf16::from_f32(*number).to_bits(), "{number:e}");
+    }
+    assert_eq!(f16::from(F16::from(1.5)), f16::from_f32(1.5));
+    assert_eq!(Bf16::from(bf16::from_f32(-2.0)), Bf16::from(-2.0));
+    there_and_back(&[f16::from_f32(1.5), f16::MAX, f16::from_f32(-0.1)]);
+    there_and_back(&[bf16::from_f32(1.5), bf16::MAX, bf16::from_f32(-0.1)]);
+    let x = Tensor::from_slice(&[f16::from_f32(0.5)], &[1]).unwrap();
+    assert_eq!((x.dtype().unwrap(), x.item::<f16>().unwrap()), (DType::F16, f16::from_f32(0.5)));
+    let x = Tensor::from_slice(&[bf16::from_f32(0.5)], &[1]).unwrap();
+    assert_eq!((x.dtype().unwrap(), x.item::<bf16>().unwrap()), (DType::Bf16, bf16::from_f32(0.5)));
+    let pair = Complex { re: f16::from_f32(1.0), im: f16::from_f32(2.0) };
+    let x = Tensor::from_slice(&[pair], &[]).unwrap();
+    assert_eq!(x.to_vec::<Complex<f16>>().unwrap(), [pair]);
+    assert_eq!(x.item::<Complex<f64>>().unwrap(), Complex { re: 1.0, im: 2.0 });
+}
 
 #[test]
 fn the_item_of_every_dtype() {
