@@ -110,3 +110,39 @@ pub use world::{
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// What sanitizers are there to find: sanitizer.sh shows with these that they do.
+#[cfg(test)]
+mod faults {
+    #[test]
+    #[ignore = "for sanitizer.sh"]
+    fn freed_memory() {
+        let value = Box::into_raw(Box::new(7u64));
+        // SAFETY: none in the second line; that is the point.
+        unsafe {
+            drop(Box::from_raw(value));
+            println!("{}", value.read_volatile());
+        }
+    }
+
+    #[test]
+    #[ignore = "for sanitizer.sh"]
+    fn a_race() {
+        struct Shared(*mut u64);
+        // SAFETY: none; that is the point.
+        unsafe impl Send for Shared {}
+        let mut value = 0u64;
+        let write = |shared: Shared| {
+            for i in 0..1000 {
+                // SAFETY: none; two threads do it at once.
+                unsafe { shared.0.write_volatile(i) };
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                let shared = Shared(&mut value);
+                scope.spawn(move || write(shared));
+            }
+        });
+    }
+}

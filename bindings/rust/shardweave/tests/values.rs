@@ -70,7 +70,7 @@ fn what_plans_are_made_of_as_data() {
     let plan = Layout::parse("[S(0)]").unwrap();
     let plan = plan.plan_to(&Layout::parse("[R]").unwrap(), &[2], &[4, 3], DType::F32).unwrap();
     let json = serde_json::to_value(&plan).unwrap();
-    assert_eq!((&json["bytes"], &json["steps"]), (&plan.bytes.into(), &plan.steps.clone().into()));
+    assert_eq!((&json["bytes"], &json["steps"]), (&plan.bytes.into(), &plan.steps.into()));
     for (text, wanted) in [("\"f33\"", "'f33' is no dtype"), ("3", "invalid type")] {
         let error = serde_json::from_str::<DType>(text).unwrap_err().to_string();
         assert!(error.contains(wanted), "{error}");
