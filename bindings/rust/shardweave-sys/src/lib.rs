@@ -23,6 +23,10 @@ mod dynamic;
 #[allow(dead_code)] // the build script has uses for all of it
 mod version;
 
+/// The declarations as text, for tests that go over all of them.
+#[doc(hidden)]
+pub const DECLARATIONS: &str = include_str!("bindings.rs");
+
 use core::mem::size_of;
 use core::ptr;
 

@@ -116,8 +116,10 @@ fn soname() -> String {
 
 /// All that bindings.rs declares.
 fn functions() -> Vec<&'static str> {
-    const BINDINGS: &str = include_str!("../../shardweave-sys/src/bindings.rs");
-    let names = BINDINGS.split("    pub fn ").skip(1).map(|rest| rest.split('(').next().unwrap());
+    let names = shardweave_sys::DECLARATIONS
+        .split("    pub fn ")
+        .skip(1)
+        .map(|rest| rest.split('(').next().unwrap());
     let names: Vec<_> = names.collect();
     assert!(names.len() > 150, "{names:?}");
     names
