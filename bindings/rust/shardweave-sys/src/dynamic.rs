@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::bindings::{FUNCTIONS, NUM_FUNCTIONS, SWV_VERSION};
@@ -52,16 +52,20 @@ fn not_loaded(index: usize) -> ! {
 }
 
 pub(crate) fn load() -> Result<(), String> {
-    static IS_LOADED: Mutex<bool> = Mutex::new(false);
-    let mut is_loaded = IS_LOADED.lock().unwrap_or_else(PoisonError::into_inner);
-    if !*is_loaded {
+    static IS_LOADED: AtomicBool = AtomicBool::new(false);
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    if IS_LOADED.load(Ordering::Acquire) {
+        return Ok(());
+    }
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    if !IS_LOADED.load(Ordering::Acquire) {
         let (library, place) = open()?;
         if let Err(error) = fill(library, &place) {
             // SAFETY: nothing of it is used.
             unsafe { dlclose(library) };
             return Err(error);
         }
-        *is_loaded = true;
+        IS_LOADED.store(true, Ordering::Release);
     }
     Ok(())
 }
