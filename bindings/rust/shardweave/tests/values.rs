@@ -1,6 +1,8 @@
 //! What goes in and comes out: elements of every dtype, texts, messages, and state of optimizers.
 
-use std::ffi::CStr;
+use std::ffi::{c_void, CStr};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use shardweave::{
     args, clip_grad_norm, AdamW, Bf16, ClipOptions, Code, Complex, DType, Element, Error, Layout,
@@ -575,4 +577,76 @@ fn a_negative_dimension_counts_from_the_end() {
             Ok(())
         })
         .unwrap();
+}
+
+// --- DLPack ---------------------------------------------------------------------------------------
+
+/// As dlpack.h of DLPack 1.x has it.
+#[repr(C)]
+struct Managed {
+    version: [u32; 2],
+    context: *const AtomicUsize,
+    deleter: Option<unsafe extern "C" fn(*mut Managed)>,
+    flags: u64,
+    data: *mut c_void,
+    device: [i32; 2],
+    ndim: i32,
+    dtype: (u8, u8, u16),
+    shape: *mut i64,
+    strides: *mut i64,
+    byte_offset: u64,
+}
+
+/// Six numbers that somebody else owns, and their end.
+fn managed(major: u32, ends: &'static AtomicUsize) -> NonNull<c_void> {
+    unsafe extern "C" fn deleter(this: *mut Managed) {
+        // SAFETY: what `managed` has made, once.
+        unsafe {
+            let this = Box::from_raw(this);
+            drop(Box::from_raw(this.data.cast::<[f32; 6]>()));
+            drop(Box::from_raw(this.shape.cast::<[i64; 2]>()));
+            (*this.context).fetch_add(1, Ordering::SeqCst);
+        }
+    }
+    let managed = Box::new(Managed {
+        version: [major, 0],
+        context: ends,
+        deleter: Some(deleter),
+        flags: 0,
+        data: Box::into_raw(Box::new([1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0])).cast(),
+        device: [1, 0],
+        ndim: 2,
+        dtype: (2, 32, 1),
+        shape: Box::into_raw(Box::new([2i64, 3])).cast(),
+        strides: ptr::null_mut(),
+        byte_offset: 0,
+    });
+    NonNull::new(Box::into_raw(managed)).unwrap().cast()
+}
+
+/// What from_dlpack's contract says of the deleter: once, whatever happens, and on the thread where
+/// the last tensor of the memory ends.
+#[test]
+fn memory_of_another_library_ends_once() {
+    static ENDS: AtomicUsize = AtomicUsize::new(0);
+    // SAFETY: nobody else knows the memory; the deleter is good for any thread.
+    let error = unsafe { Tensor::from_dlpack(managed(9, &ENDS)) }.unwrap_err();
+    assert!(
+        error.message().starts_with("Tensor::from_dlpack: ") && error.message().contains("9.0")
+    );
+    assert_eq!(ENDS.load(Ordering::SeqCst), 1, "also if it fails");
+
+    // SAFETY: the same.
+    let tensor = unsafe { Tensor::from_dlpack(managed(1, &ENDS)) }.unwrap();
+    let row = tensor.select(0, 1).unwrap();
+    tensor.mul_(2.0).unwrap();
+    let sent = tensor.to_send().unwrap(); // a copy: the memory does not go with it
+    drop(tensor);
+    assert_eq!(ENDS.load(Ordering::SeqCst), 1, "a view has it still");
+    assert_eq!(row.to_vec::<f32>().unwrap(), [8.0, 10.0, 12.0]);
+    drop(row);
+    assert_eq!(ENDS.load(Ordering::SeqCst), 2);
+    let there = std::thread::spawn(move || sent.into_tensor().to_vec::<f32>().unwrap());
+    assert_eq!(there.join().unwrap(), [2.0, 4.0, 6.0, 8.0, 10.0, 12.0]);
+    assert_eq!(ENDS.load(Ordering::SeqCst), 2);
 }
