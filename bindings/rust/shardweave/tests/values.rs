@@ -1,4 +1,5 @@
 //! What goes in and comes out: elements of every dtype, texts, messages, and state of optimizers.
+#![warn(unsafe_op_in_unsafe_fn)]
 
 use std::ffi::{c_void, CStr};
 use std::ptr::{self, NonNull};
