@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Tests the Rust bindings with Cargo: tests and examples in the documentation, lints, formatting.
+# Tests the Rust bindings with Cargo: tests and examples in the documentation, lints, formatting;
+# with the library linked, loaded at run time, and not there at all.
 #
 #   ./bazelw test //bindings/rust:cargo_test
 #
@@ -38,6 +39,15 @@ cargo fetch --locked --offline --quiet 2>/dev/null || cargo fetch --locked
 export CARGO_NET_OFFLINE=true
 
 cargo fmt --all -- --check
-cargo clippy --locked --workspace --all-targets -- -D warnings
-cargo test --locked --workspace
+cargo clippy --locked --workspace --all-targets --features shardweave/half -- -D warnings
+cargo clippy --locked --workspace --all-targets --all-features -- -D warnings
+cargo clippy --locked --workspace --lib --no-default-features -- -D warnings
+cargo test --locked --workspace --features shardweave/half
+cargo test --locked -p shardweave --features half --test train_gpt -- --ignored --exact \
+  the_same_losses_as_in_cpp
+# Without a library: what is pure Rust.
+env -u SHARDWEAVE_HOME cargo test --locked --workspace --lib --all-features
+# Loaded at run time.
+cargo test --locked -p shardweave --all-features --test handles --test library --test ranks \
+  --test threads --test values
 RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --quiet

@@ -15,6 +15,7 @@ use crate::tensor::Tensor;
 
 /// Whether what is called is recorded for gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 #[repr(i32)]
 pub enum GradMode {
     /// If an input requires grad.
@@ -39,11 +40,12 @@ impl GradMode {
         MODE.with(Cell::get)
     }
 
-    fn from_number(number: i32) -> GradMode {
+    fn from_number(number: i32) -> Result<GradMode> {
         match number {
-            sys::SWV_GRAD => GradMode::Grad,
-            sys::SWV_INFERENCE => GradMode::Inference,
-            _ => GradMode::NoGrad,
+            sys::SWV_GRAD => Ok(GradMode::Grad),
+            sys::SWV_NO_GRAD => Ok(GradMode::NoGrad),
+            sys::SWV_INFERENCE => Ok(GradMode::Inference),
+            number => Err(Error::newer_library("grad mode", number)),
         }
     }
 }
@@ -457,7 +459,7 @@ unsafe extern "C" fn forward<F: Function>(
         let applied = unsafe { &*function.cast::<Applied<F>>() };
         // SAFETY: the same.
         let inputs = unsafe { borrowed(inputs, num_inputs) };
-        let results = with_grad_mode(GradMode::from_number(mode), || {
+        let results = with_grad_mode(GradMode::from_number(mode)?, || {
             applied.function.forward(&context_of(context), inputs)
         })?;
         check_count::<F>("forward", "outputs", results.len(), num_outputs)?;
@@ -478,26 +480,29 @@ unsafe extern "C" fn backward<F: Function>(
     grad_inputs: *mut *mut sys::swv_tensor,
     num_inputs: usize,
 ) -> *mut sys::swv_status {
-    // SAFETY: as in forward().
-    let applied = unsafe { &*function.cast::<Applied<F>>() };
-    let body = || {
+    // Nothing that may panic stands outside of status_of.
+    status_of(|| {
         // SAFETY: as in forward().
-        let grads = unsafe { borrowed(grad_outputs, num_outputs) };
-        let results = with_grad_mode(GradMode::from_number(mode), || {
-            applied.function.backward(&context_of(context), grads)
-        })?;
-        check_count::<F>("backward", "gradients", results.len(), num_inputs)?;
-        for (i, result) in results.into_iter().enumerate() {
-            // SAFETY: there is room for num_inputs; the library takes the handle over.
-            unsafe { *grad_inputs.add(i) = result.map_or(ptr::null_mut(), Tensor::into_raw) };
+        let applied = unsafe { &*function.cast::<Applied<F>>() };
+        let body = || {
+            // SAFETY: as in forward().
+            let grads = unsafe { borrowed(grad_outputs, num_outputs) };
+            let results = with_grad_mode(GradMode::from_number(mode)?, || {
+                applied.function.backward(&context_of(context), grads)
+            })?;
+            check_count::<F>("backward", "gradients", results.len(), num_inputs)?;
+            for (i, result) in results.into_iter().enumerate() {
+                // SAFETY: there is room for num_inputs; the library takes the handle over.
+                unsafe { *grad_inputs.add(i) = result.map_or(ptr::null_mut(), Tensor::into_raw) };
+            }
+            Ok(())
+        };
+        if thread::current().id() == applied.home {
+            body()
+        } else {
+            on_a_thread_of_its_own(body)
         }
-        Ok(())
-    };
-    if thread::current().id() == applied.home {
-        status_of(body)
-    } else {
-        status_of(|| on_a_thread_of_its_own(body))
-    }
+    })
 }
 
 /// Calls `body` while this thread waits, on one that ends with it: one of LibTorch's own, which
@@ -540,3 +545,40 @@ fn check_count<F>(callback: &str, what: &str, given: usize, wanted: usize) -> Re
 }
 
 debug_by_name!(FunctionContext);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Code;
+
+    /// What records for gradients is never guessed.
+    #[test]
+    fn a_mode_of_a_newer_library_is_an_error() {
+        for mode in [GradMode::Grad, GradMode::NoGrad, GradMode::Inference] {
+            assert_eq!(GradMode::from_number(mode as i32), Ok(mode));
+        }
+        assert_eq!(GradMode::from_number(77).unwrap_err().code(), Code::Unimplemented);
+    }
+
+    #[test]
+    fn the_mode_around_a_call_comes_back() {
+        let inside = no_grad(|| (GradMode::current(), inference(GradMode::current)));
+        assert_eq!(inside, (GradMode::NoGrad, GradMode::Inference));
+        assert!(std::panic::catch_unwind(|| no_grad(|| panic!("out of it"))).is_err());
+        assert_eq!(GradMode::current(), GradMode::Grad);
+    }
+
+    /// A function on a thread of its own: what it says and what it panics with come back.
+    #[test]
+    fn a_body_on_a_thread_of_its_own() {
+        let (here, mut there) = (thread::current().id(), None);
+        on_a_thread_of_its_own(|| {
+            there = Some(thread::current().id());
+            Ok(())
+        })
+        .unwrap();
+        assert_ne!(Some(here), there);
+        let error = on_a_thread_of_its_own(|| panic!("too {}", "far")).unwrap_err();
+        assert_eq!(error, Error::new(Code::Internal, "panicked: too far"));
+    }
+}

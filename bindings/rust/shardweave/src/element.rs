@@ -34,6 +34,32 @@ elements!(f32: F32, f64: F64, F16: F16, Bf16: Bf16);
 elements!(i8: I8, i16: I16, i32: I32, i64: I64, u8: U8, u16: U16, u32: U32, u64: U64);
 elements!(Complex<F16>: C32, Complex<f32>: C64, Complex<f64>: C128);
 
+#[cfg(feature = "half")]
+elements!(half::f16: F16, half::bf16: Bf16, Complex<half::f16>: C32);
+
+/// The feature `half`: the same bits.
+#[cfg(feature = "half")]
+mod of_half {
+    use super::{Bf16, F16};
+
+    macro_rules! same_bits {
+        ($($ours:ident = $theirs:ty),*) => {
+            $(impl From<$theirs> for $ours {
+                fn from(number: $theirs) -> $ours {
+                    $ours::from_bits(number.to_bits())
+                }
+            }
+
+            impl From<$ours> for $theirs {
+                fn from(number: $ours) -> $theirs {
+                    <$theirs>::from_bits(number.to_bits())
+                }
+            })*
+        };
+    }
+    same_bits!(F16 = half::f16, Bf16 = half::bf16);
+}
+
 // SAFETY: a byte, which `settle` makes 0 or 1.
 unsafe impl Element for bool {
     const DTYPE: DType = DType::Bool;

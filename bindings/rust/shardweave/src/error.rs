@@ -42,7 +42,7 @@ pub enum Code {
 }
 
 impl Code {
-    const ALL: [Code; 16] = [
+    pub(crate) const ALL: [Code; 16] = [
         Code::Cancelled,
         Code::Unknown,
         Code::InvalidArgument,
@@ -105,6 +105,16 @@ impl Error {
 
     pub(crate) fn invalid(message: impl Into<String>) -> Error {
         Error::new(Code::InvalidArgument, message)
+    }
+
+    /// The library has said a number that this crate has no name for: it is of a newer version.
+    #[cold]
+    pub(crate) fn newer_library(what: &str, number: i32) -> Error {
+        let version = env!("CARGO_PKG_VERSION");
+        Error::new(
+            Code::Unimplemented,
+            format!("{what} {number} is none that the crate shardweave {version} knows"),
+        )
     }
 
     /// The kind.

@@ -17,6 +17,7 @@ use std::mem;
 use std::os::raw::c_char;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use shardweave_sys as sys;
@@ -27,8 +28,11 @@ use crate::names;
 /// Calls a function that only can fail.
 macro_rules! call {
     ($function:ident($($argument:expr),* $(,)?)) => {
-        // SAFETY: see the top of ffi.rs.
-        $crate::ffi::check(unsafe { shardweave_sys::$function($($argument),*) })
+        match $crate::ffi::ready(stringify!($function)) {
+            // SAFETY: see the top of ffi.rs.
+            Ok(()) => $crate::ffi::check(unsafe { shardweave_sys::$function($($argument),*) }),
+            Err(error) => Err(error),
+        }
     };
 }
 
@@ -36,19 +40,16 @@ macro_rules! call {
 macro_rules! get {
     ($function:ident($($argument:expr),* $(,)?) -> $type:ty) => {{
         let mut out = <$type>::default();
-        // SAFETY: see the top of ffi.rs.
-        $crate::ffi::check(unsafe { shardweave_sys::$function($($argument,)* &mut out) })
-            .map(|()| out)
+        call!($function($($argument,)* &mut out)).map(|()| out)
     }};
 }
 
 /// Calls a function whose output is a handle; gives it, owned, or None for NULL.
 macro_rules! create_or_none {
     ($function:ident($($argument:expr),* $(,)?)) => {{
+        // What comes out is the caller's, once.
         let mut out = std::ptr::null_mut();
-        // SAFETY: see the top of ffi.rs; what comes out is the caller's, once.
-        $crate::ffi::check(unsafe { shardweave_sys::$function($($argument,)* &mut out) })
-            .map(|()| std::ptr::NonNull::new(out))
+        call!($function($($argument,)* &mut out)).map(|()| std::ptr::NonNull::new(out))
     }};
 }
 
@@ -115,6 +116,28 @@ macro_rules! debug_by_name {
             }
         })*
     };
+}
+
+/// Whether the library can be called: at the first use it is loaded, if that was left to run time,
+/// and its version compared. What cannot fail is called with a handle, which it has made.
+#[inline]
+pub(crate) fn ready(function: &str) -> Result<()> {
+    static IS_READY: AtomicBool = AtomicBool::new(false);
+    #[cold]
+    fn get_ready(function: &str) -> Result<()> {
+        sys::load().map_err(|what| {
+            let name = names::of(function);
+            let name = name.as_deref().unwrap_or(function);
+            Error::new(Code::FailedPrecondition, format!("{name}: {what}"))
+        })?;
+        IS_READY.store(true, Ordering::Release);
+        Ok(())
+    }
+    if IS_READY.load(Ordering::Acquire) {
+        Ok(())
+    } else {
+        get_ready(function)
+    }
 }
 
 #[inline]
@@ -213,4 +236,78 @@ pub(crate) fn panic_error(payload: Box<dyn Any + Send>) -> Error {
         mem::forget(another);
     }
     error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+    use std::panic::panic_any;
+
+    /// Its end panics, with one more as long as there are some left.
+    struct Bomb(usize);
+
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            match self.0 {
+                0 => panic!("at last"),
+                left => panic_any(Bomb(left - 1)),
+            }
+        }
+    }
+
+    #[test]
+    fn a_panic_ends_here_whatever_it_panics_with() {
+        for left in 0..4 {
+            let error = without_panics::<()>(|| panic_any(Bomb(left))).unwrap_err();
+            assert_eq!(error, Error::new(Code::Internal, "panicked: with a value that is no text"));
+        }
+        let text = without_panics::<()>(|| panic!("{}, {}", 1, 2)).unwrap_err();
+        assert_eq!(text.message(), "panicked: 1, 2");
+        let text = without_panics::<()>(|| panic!("as it is")).unwrap_err();
+        assert_eq!(text.message(), "panicked: as it is");
+        // What the body has taken with it may panic at its end, too.
+        let bomb = Bomb(2);
+        let error = without_panics(|| {
+            let _bomb = bomb;
+            Ok(())
+        });
+        assert_eq!(error.unwrap_err().code(), Code::Internal);
+        let bomb = Bomb(2);
+        let panic = without_panics(move || {
+            let bomb = bomb;
+            mem::forget(bomb);
+            Ok(7)
+        });
+        assert_eq!(panic, Ok(7));
+    }
+
+    #[test]
+    fn lists_of_any_length() {
+        // As the C interface fills them: as many as there is room for, and how many there are.
+        for length in [0, 1, 7, 8, 9, 100] {
+            let calls = Cell::new(0);
+            let all = list(|out: *mut i64, capacity, count| {
+                calls.set(calls.get() + 1);
+                for i in 0..capacity.min(length) {
+                    // SAFETY: there is room for `capacity`.
+                    unsafe { *out.add(i) = i as i64 };
+                }
+                // SAFETY: a local of list().
+                unsafe { *count = length };
+                ptr::null_mut()
+            });
+            assert_eq!(all.unwrap(), (0..length as i64).collect::<Vec<_>>());
+            assert_eq!(calls.get(), if length > 8 { 2 } else { 1 });
+        }
+    }
+
+    #[test]
+    fn times_in_milliseconds() {
+        assert_eq!(milliseconds(None), 0);
+        assert_eq!(milliseconds(Some(Duration::ZERO)), 1); // 0 is C's word for the default
+        assert_eq!(milliseconds(Some(Duration::from_secs(2))), 2000);
+        assert_eq!(milliseconds(Some(Duration::MAX)), i64::MAX);
+        assert_eq!(c_text("a\0b", "name").unwrap_err().code(), Code::InvalidArgument);
+    }
 }

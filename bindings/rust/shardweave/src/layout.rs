@@ -2,7 +2,6 @@ use std::fmt;
 use std::ptr;
 use std::str::FromStr;
 
-use serde::{de, Deserialize, Deserializer, Serialize, Serializer};
 use shardweave_sys as sys;
 
 use crate::dtype::{DType, ReduceOp};
@@ -20,6 +19,7 @@ use crate::mesh::Mesh;
 /// # Ok::<(), shardweave::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Placement {
     /// Every rank holds the whole tensor.
     Replicate,
@@ -82,8 +82,9 @@ impl Placement {
 
     /// # Safety
     /// `raw` comes from a layout that still lives.
-    unsafe fn from_raw(raw: &sys::swv_placement) -> Placement {
-        match raw.kind {
+    unsafe fn from_raw(raw: &sys::swv_placement) -> Result<Placement> {
+        Ok(match raw.kind {
+            sys::SWV_REPLICATE => Placement::Replicate,
             sys::SWV_SHARD => Placement::Shard(raw.dim),
             sys::SWV_STRIDED_SHARD => {
                 Placement::StridedShard { dim: raw.dim, split_factor: raw.split_factor }
@@ -97,9 +98,9 @@ impl Placement {
                     unsafe { std::slice::from_raw_parts(raw.sizes, raw.num_sizes) }.to_vec()
                 },
             },
-            sys::SWV_PARTIAL => Placement::Partial(ReduceOp::from_number(raw.reduce_op)),
-            _ => Placement::Replicate,
-        }
+            sys::SWV_PARTIAL => Placement::Partial(ReduceOp::from_number(raw.reduce_op)?),
+            number => return Err(Error::newer_library("placement kind", number)),
+        })
     }
 }
 
@@ -115,13 +116,7 @@ impl fmt::Display for Placement {
                 let sizes: Vec<String> = sizes.iter().map(i64::to_string).collect();
                 write!(f, "S({dim}, sizes=[{}])", sizes.join(","))
             }
-            Placement::Partial(op) => f.write_str(match op {
-                ReduceOp::Sum => "P(sum)",
-                ReduceOp::Avg => "P(avg)",
-                ReduceOp::Min => "P(min)",
-                ReduceOp::Max => "P(max)",
-                ReduceOp::Product => "P(product)",
-            }),
+            Placement::Partial(op) => write!(f, "P({op})"),
         }
     }
 }
@@ -141,18 +136,6 @@ impl FromStr for Placement {
     }
 }
 
-impl Serialize for Placement {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Placement {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Placement, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
-    }
-}
-
 handle! {
     /// How a tensor lies on a mesh: a placement for each mesh dimension. A layout never changes.
     ///
@@ -165,6 +148,8 @@ handle! {
     /// assert_eq!((extent.shape, extent.offset), (vec![3, 5], vec![4, 0]));
     /// # Ok::<(), shardweave::Error>(())
     /// ```
+    ///
+    /// As text, and for serde: `[S(0), R]`.
     Layout, swv_layout, swv_layout_free
 }
 
@@ -176,6 +161,7 @@ unsafe impl Sync for Layout {}
 
 /// What one rank holds of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LocalExtent {
     /// Of its part.
     pub shape: Vec<i64>,
@@ -185,6 +171,7 @@ pub struct LocalExtent {
 
 /// The cheapest way from one layout to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RedistributionPlan {
     /// That the busiest rank sends.
     pub bytes: i64,
@@ -227,9 +214,10 @@ impl Layout {
                 let mut raw = Placement::Replicate.to_raw();
                 call!(swv_layout_placement(self.as_ptr(), dim, &mut raw))?;
                 // SAFETY: this layout lives.
-                Ok(unsafe { Placement::from_raw(&raw) })
+                unsafe { Placement::from_raw(&raw) }
             })
-            .collect()
+            .collect::<Result<_>>()
+            .of("Layout::placements")
     }
 
     /// What the rank at `coordinate` holds of a tensor with these sizes. Arithmetic only.
@@ -299,6 +287,15 @@ impl PartialEq for Layout {
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&text!(swv_layout_to_string(self.as_ptr())).map_err(|_| fmt::Error)?)
+    }
+}
+
+impl FromStr for Layout {
+    type Err = Error;
+
+    /// [`Layout::parse`].
+    fn from_str(text: &str) -> Result<Layout> {
+        Layout::parse(text)
     }
 }
 
@@ -382,5 +379,50 @@ impl NamedPlacements {
             })
             .collect();
         Ok(NamedPlacements { raw, _texts: texts })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Code;
+
+    /// Nothing is taken for replicated that is not.
+    #[test]
+    fn a_placement_of_a_newer_library_is_an_error() {
+        let kind = |kind, reduce_op| {
+            let raw = sys::swv_placement { kind, reduce_op, ..Placement::Replicate.to_raw() };
+            // SAFETY: without sizes, there is nothing that has to live.
+            unsafe { Placement::from_raw(&raw) }
+        };
+        assert_eq!(kind(sys::SWV_REPLICATE, 0), Ok(Placement::Replicate));
+        assert_eq!(kind(sys::SWV_PARTIAL, 3), Ok(Placement::Partial(ReduceOp::Max)));
+        for (error, what) in
+            [(kind(77, 0), "placement kind 77"), (kind(sys::SWV_PARTIAL, 77), "reduction 77")]
+        {
+            let error = error.unwrap_err();
+            assert_eq!(error.code(), Code::Unimplemented);
+            assert!(error.message().contains(what), "{error}");
+        }
+    }
+
+    /// There and back, for every kind.
+    #[test]
+    fn placements_as_c_has_them() {
+        let all = [
+            Placement::Replicate,
+            Placement::Shard(-1),
+            Placement::StridedShard { dim: 1, split_factor: 3 },
+            Placement::RaggedShard { dim: 0, sizes: vec![3, 0, 4] },
+            Placement::RaggedShard { dim: 2, sizes: vec![] },
+            Placement::Partial(ReduceOp::Product),
+        ];
+        let texts =
+            ["R", "S(-1)", "S(1, sf=3)", "S(0, sizes=[3,0,4])", "S(2, sizes=[])", "P(product)"];
+        for (placement, text) in all.iter().zip(texts) {
+            // SAFETY: the sizes are those of `placement`, which lives.
+            assert_eq!(unsafe { Placement::from_raw(&placement.to_raw()) }.as_ref(), Ok(placement));
+            assert_eq!(placement.to_string(), text);
+        }
     }
 }

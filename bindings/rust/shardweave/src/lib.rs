@@ -37,7 +37,8 @@
 //! A rank is driven by one thread at a time, so [`World`] and what is made from it stay on the
 //! thread that they are on: they are neither `Send` nor `Sync`. [`Op`], [`Layout`] and
 //! [`ParameterPlan`] belong to no rank, and are both. [`Aborter`] ends a world from any thread. A
-//! [`Function`] is both too: LibTorch may run its backward on a thread of its own.
+//! [`Function`] is both too: LibTorch may run its backward on a thread of its own. Between threads
+//! goes a [`SendTensor`], the only handle to its memory.
 //!
 //! ```compile_fail,E0277
 //! let tensor = shardweave::Tensor::ones(&[3])?;
@@ -48,7 +49,18 @@
 //! # The library
 //!
 //! The crate links libshardweave.so, found by `SHARDWEAVE_HOME`, pkg-config, or in the checkout's
-//! `bazel-bin`; see the README.
+//! `bazel-bin`; see the README. Its version is compared with what the crate was made for when it is
+//! built and at the first use: a mismatch is an error of that call, with
+//! [`FailedPrecondition`](Code::FailedPrecondition).
+//!
+//! # Features
+//!
+//! - `serde` (on unless `default-features = false`): [`ParameterPlan`], [`Placement`], [`Layout`],
+//!   [`DType`] and [`ReduceOp`] as data of any format.
+//! - `half`: `half::f16` and `half::bf16` are [`Element`]s, as [`F16`] and [`Bf16`] are.
+//! - `load-dynamic`: the library is not linked, but found when the program first needs it, in
+//!   `SHARDWEAVE_HOME` or where the loader looks. To build, check and document a crate nothing has to
+//!   be installed then; what needs the library where there is none is an error.
 #![warn(missing_debug_implementations, missing_docs, unsafe_op_in_unsafe_fn)]
 #![warn(clippy::undocumented_unsafe_blocks)]
 
@@ -67,6 +79,8 @@ mod names;
 mod op;
 mod optimizer;
 mod plan;
+#[cfg(feature = "serde")]
+mod serialize;
 mod spawn;
 mod tensor;
 mod world;
@@ -89,7 +103,7 @@ pub use op::{Arg, Explanation, Flags, FromResults, FromValue, Op, Value};
 pub use optimizer::{AdamW, Optimizer, Sgd};
 pub use plan::ParameterPlan;
 pub use spawn::Spawn;
-pub use tensor::{Source, Tensor, TensorOptions};
+pub use tensor::{SendTensor, Source, Tensor, TensorOptions};
 pub use world::{
     build_info, live_handles, manual_seed, set_num_threads, Aborter, MeetingPoint, Processes,
     Rendezvous, Seat, Threads, World,
@@ -97,5 +111,41 @@ pub use world::{
 
 /// The README's programs are examples that run, too.
 #[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
+#[doc = include_str!("../README.md")]
 struct Readme;
+
+/// What sanitizers are there to find: sanitizer.sh shows with these that they do.
+#[cfg(test)]
+mod faults {
+    #[test]
+    #[ignore = "for sanitizer.sh"]
+    fn freed_memory() {
+        let value = Box::into_raw(Box::new(7u64));
+        // SAFETY: none in the second line; that is the point.
+        unsafe {
+            drop(Box::from_raw(value));
+            println!("{}", value.read_volatile());
+        }
+    }
+
+    #[test]
+    #[ignore = "for sanitizer.sh"]
+    fn a_race() {
+        struct Shared(*mut u64);
+        // SAFETY: none; that is the point.
+        unsafe impl Send for Shared {}
+        let mut value = 0u64;
+        let write = |shared: Shared| {
+            for i in 0..1000 {
+                // SAFETY: none; two threads do it at once.
+                unsafe { shared.0.write_volatile(i) };
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                let shared = Shared(&mut value);
+                scope.spawn(move || write(shared));
+            }
+        });
+    }
+}

@@ -56,6 +56,7 @@ handle! {
 
 /// Of one rank since its mesh was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DispatchCounters {
     /// On sharded tensors.
     pub operators: i64,

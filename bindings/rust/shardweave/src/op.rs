@@ -227,6 +227,7 @@ where
 
 /// A result of an operator, of whatever type it is.
 #[derive(Debug)]
+#[non_exhaustive]
 #[allow(missing_docs)] // the names say it
 pub enum Value {
     None,
@@ -288,11 +289,13 @@ unsafe fn to_vec<T: Copy>(data: *const T, size: usize) -> Vec<T> {
 }
 
 impl Value {
-    fn take(value: &mut sys::swv_value) -> Value {
+    /// What is not taken stays for [`Outputs`] to free.
+    fn take(value: &mut sys::swv_value) -> Result<Value> {
         // SAFETY: the kind says which member of the union is there, and the library wrote both.
         unsafe {
             let contents = &value.as_;
-            match value.kind {
+            Ok(match value.kind {
+                sys::SWV_VALUE_NONE => Value::None,
                 sys::SWV_VALUE_TENSOR => take_tensor(value).map_or(Value::None, Value::Tensor),
                 sys::SWV_VALUE_BOOL => Value::Bool(contents.integer != 0),
                 sys::SWV_VALUE_INT => Value::Int(contents.integer),
@@ -304,8 +307,8 @@ impl Value {
                     let text = to_vec(contents.string.data.cast::<u8>(), contents.string.size);
                     Value::Text(String::from_utf8_lossy(&text).into_owned())
                 }
-                sys::SWV_VALUE_DTYPE => Value::DType(DType::from_number(contents.dtype)),
-                sys::SWV_VALUE_DEVICE => Value::Device(Device::from_raw(contents.device)),
+                sys::SWV_VALUE_DTYPE => Value::DType(DType::from_number(contents.dtype)?),
+                sys::SWV_VALUE_DEVICE => Value::Device(Device::from_raw(contents.device)?),
                 sys::SWV_VALUE_TENSORS => {
                     let list = contents.tensors;
                     let take = |i| {
@@ -322,8 +325,8 @@ impl Value {
                 sys::SWV_VALUE_FLOATS => {
                     Value::Floats(to_vec(contents.floats.data, contents.floats.size))
                 }
-                _ => Value::None,
-            }
+                number => return Err(Error::newer_library("value kind", number)),
+            })
         }
     }
 }
@@ -368,6 +371,12 @@ from_value! {
     Vec<f64>: "numbers", Value::Floats(list) => list;
     Vec<bool>: "bools", Value::Bools(list) => list;
     Vec<Option<Tensor>>: "tensors", Value::Tensors(list) => list;
+}
+
+#[cfg(feature = "half")]
+from_value! {
+    half::f16: "a number", Value::Float(number) => half::f16::from_f32(number as f32);
+    half::bf16: "a number", Value::Float(number) => half::bf16::from_f32(number as f32);
 }
 
 macro_rules! from_integer {
@@ -428,7 +437,7 @@ impl FromResults for Tensor {
         call(outputs.0.as_mut_ptr(), 1, ptr::null_mut())?;
         match take_tensor(&mut outputs.0[0]) {
             Some(tensor) => Ok(tensor),
-            None => Tensor::from_value(Value::take(&mut outputs.0[0])),
+            None => Tensor::from_value(Value::take(&mut outputs.0[0])?),
         }
     }
 }
@@ -441,7 +450,7 @@ macro_rules! one_result {
             ) -> Result<Self> {
                 let mut outputs = Outputs::<1>::new();
                 call(outputs.0.as_mut_ptr(), 1, ptr::null_mut())?;
-                FromValue::from_value(Value::take(&mut outputs.0[0]))
+                FromValue::from_value(Value::take(&mut outputs.0[0])?)
             }
         })*
     };
@@ -473,6 +482,9 @@ one_result!(
     Vec<bool>
 );
 
+#[cfg(feature = "half")]
+one_result!(half::f16, half::bf16);
+
 macro_rules! several_results {
     ($count:literal: $($type:ident)*) => {
         impl<$($type: FromValue),*> FromResults for ($($type,)*) {
@@ -488,7 +500,7 @@ macro_rules! several_results {
                     )));
                 }
                 let mut values = outputs.0.iter_mut().map(Value::take);
-                Ok(($($type::from_value(values.next().expect("counted"))?,)*))
+                Ok(($($type::from_value(values.next().expect("counted")?)?,)*))
             }
         }
     };
@@ -505,13 +517,14 @@ impl FromResults for Vec<Value> {
         let mut outputs = Outputs::<32>::new();
         let mut count = 0;
         call(outputs.0.as_mut_ptr(), 32, &mut count)?;
-        Ok(outputs.0.iter_mut().take(count).map(Value::take).collect())
+        outputs.0.iter_mut().take(count).map(Value::take).collect()
     }
 }
 
 /// The ways that an operator's sharding rule offers, what each would cost, which would be taken,
 /// and what follows.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Explanation {
     /// For people.
     pub table: String,
@@ -630,7 +643,7 @@ pub(crate) fn call_module<R: FromResults>(
 pub(crate) fn item(tensor: &Tensor) -> Result<Value> {
     let mut output = Outputs([sys::SWV_NONE]);
     call!(swv_tensor_item(tensor.as_ptr(), &mut output.0[0]))?;
-    Ok(Value::take(&mut output.0[0]))
+    Value::take(&mut output.0[0])
 }
 
 /// An operator that is looked up when it is first called, and then stays for as long as the
@@ -651,7 +664,7 @@ impl KnownOp {
     pub(crate) fn call<R: FromResults>(&self, arguments: &[Arg<'_>]) -> Result<R> {
         let result = match NonNull::new(self.op.load(Ordering::Acquire)) {
             Some(handle) => call_op(handle, arguments),
-            None => call_op(self.find()?, arguments),
+            None => self.find().and_then(|handle| call_op(handle, arguments)),
         };
         result.of(self.caller)
     }
@@ -681,4 +694,43 @@ fn call_op<R: FromResults>(op: NonNull<sys::swv_op>, arguments: &[Arg<'_>]) -> R
             count,
         ))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn raw(kind: i32, integer: i64) -> sys::swv_value {
+        sys::swv_value { kind, reserved: 0, as_: sys::swv_value__bindgen_ty_1 { integer } }
+    }
+
+    #[test]
+    fn values_of_the_library() {
+        let take = |kind, integer| Value::take(&mut raw(kind, integer));
+        assert!(matches!(take(sys::SWV_VALUE_NONE, 0), Ok(Value::None)));
+        assert!(matches!(take(sys::SWV_VALUE_INT, -3), Ok(Value::Int(-3))));
+        assert!(matches!(take(sys::SWV_VALUE_BOOL, 1), Ok(Value::Bool(true))));
+        assert!(matches!(take(sys::SWV_VALUE_DTYPE, 4), Ok(Value::DType(DType::Bf16))));
+        let list = [1i64, 2, 3];
+        let Arg(mut value, _) = Arg::from(&list);
+        assert!(matches!(Value::take(&mut value), Ok(Value::Ints(ints)) if ints == list));
+        let Arg(mut value, _) = Arg::from("text");
+        assert!(matches!(Value::take(&mut value), Ok(Value::Text(text)) if text == "text"));
+        // An empty list may be NULL.
+        let ints = sys::swv_value__bindgen_ty_1__bindgen_ty_5 { data: ptr::null(), size: 0 };
+        let mut value = raw(sys::SWV_VALUE_INTS, 0);
+        value.as_.ints = ints;
+        assert!(matches!(Value::take(&mut value), Ok(Value::Ints(ints)) if ints.is_empty()));
+    }
+
+    /// Not None, which an operator may give too.
+    #[test]
+    fn a_value_of_a_newer_library_is_an_error() {
+        let mut value = raw(77, 0);
+        let error = Value::take(&mut value).unwrap_err();
+        assert_eq!(error.code(), Code::Unimplemented);
+        assert!(error.message().contains("value kind 77"), "{error}");
+        assert_eq!(value.kind, 77, "it is still there to be freed");
+        assert!(Value::take(&mut raw(sys::SWV_VALUE_DTYPE, 77)).is_err());
+    }
 }

@@ -9,10 +9,10 @@ use std::ptr::{self, NonNull};
 use shardweave_sys as sys;
 
 use crate::args;
-use crate::autograd::GradMode;
+use crate::autograd::{no_grad, GradMode};
 use crate::dtype::{DType, Device};
 use crate::element::Element;
-use crate::error::{Error, Of, Result};
+use crate::error::{Code, Error, Of, Result};
 use crate::layout::{IntoLayout, Layout};
 use crate::mesh::Mesh;
 use crate::op::{item, Arg, FromValue, KnownOp};
@@ -60,6 +60,7 @@ pub struct TensorOptions {
 
 /// Whose data counts when a tensor is distributed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Source {
     /// Of the rank at this place in the mesh, row-major. It is sent to the others.
     Rank(i64),
@@ -187,16 +188,30 @@ impl Tensor {
         ARANGE.call(args![end])
     }
 
-    /// Takes over memory of another library, without a copy.
+    /// Takes over memory of another library, without a copy. `managed` is used up, whether this
+    /// succeeds or fails.
     ///
     /// # Safety
-    /// `managed` is a `DLManagedTensorVersioned` (DLPack 1.x) whose deleter nobody else runs.
+    /// - **Valid.** `managed` points to a `DLManagedTensorVersioned` of DLPack 1.x, aligned and
+    ///   filled in: `ndim` sizes (and as many strides, unless they are NULL) that are read here;
+    ///   `data` and `byte_offset` with all elements that sizes and strides reach, initialized, of
+    ///   the dtype and on the device that it says. They stay so until its deleter has run.
+    /// - **Exclusive.** From here until the deleter runs nobody else writes to that memory, and
+    ///   nobody else reads it while this tensor, or what shares its memory, may be written to: not
+    ///   through Rust references, not on another thread, not by a kernel that is still under way on
+    ///   a GPU's stream.
+    /// - **Deleter.** Only this library runs it, once: here if this fails, else when the last tensor
+    ///   that shares the memory ends (views, graphs and pending operations count). That may be on
+    ///   any thread, also after this rank's thread has ended: `deleter` and `manager_ctx` are good
+    ///   for that, and `deleter` neither unwinds nor calls this library. It may be NULL.
     pub unsafe fn from_dlpack(managed: NonNull<c_void>) -> Result<Tensor> {
         create!(swv_tensor_from_dlpack(managed.as_ptr().cast())).map(Tensor)
     }
 
     /// Lends the memory of a plain tensor, which does not require grad, to another library: a
-    /// `DLManagedTensorVersioned` (DLPack 1.x), whose deleter that library runs.
+    /// `DLManagedTensorVersioned` (DLPack 1.x), whose deleter that library runs, on any thread. This
+    /// tensor goes on using the memory: whoever takes it reads and writes it only while nobody here
+    /// does.
     pub fn to_dlpack(&self) -> Result<NonNull<c_void>> {
         create!(swv_tensor_to_dlpack(self.as_const_ptr())).map(NonNull::cast)
     }
@@ -237,7 +252,7 @@ impl Tensor {
         let index = if dim < 0 { dim + sizes.len() as i64 } else { dim };
         usize::try_from(index).ok().and_then(|i| sizes.get(i)).copied().ok_or_else(|| {
             Error::new(
-                crate::Code::OutOfRange,
+                Code::OutOfRange,
                 format!("Tensor::size: argument 'dim' is {dim}; the tensor's sizes are {sizes:?}"),
             )
         })
@@ -260,14 +275,16 @@ impl Tensor {
 
     /// The type of the elements.
     pub fn dtype(&self) -> Result<DType> {
-        get!(swv_tensor_dtype(self.as_const_ptr()) -> i32).map(DType::from_number)
+        get!(swv_tensor_dtype(self.as_const_ptr()) -> i32)
+            .and_then(DType::from_number)
+            .of("Tensor::dtype")
     }
 
     /// Where the data is.
     pub fn device(&self) -> Result<Device> {
         let mut raw = sys::swv_device { type_: sys::SWV_CPU, index: 0 };
         call!(swv_tensor_device(self.as_const_ptr(), &mut raw))?;
-        Ok(Device::from_raw(raw))
+        Device::from_raw(raw).of("Tensor::device")
     }
 
     /// Whether it lies on a mesh.
@@ -610,6 +627,107 @@ impl Tensor {
         normal_(mean: f64, std: f64) = "aten::normal_";
         /// Draws from a uniform distribution; as [`Tensor::rand`].
         uniform_(from: f64, to: f64) = "aten::uniform_";
+    }
+}
+
+/// A plain tensor that may go to another thread: memory of this machine that no other handle leads
+/// to, without history and without gradient. A thread that loads data makes it, the thread of a rank
+/// takes it.
+///
+/// ```
+/// use shardweave::{Placement::*, SendTensor, Source, World};
+/// use std::{sync::mpsc, thread};
+/// World::threads(2).run(|world| {
+///     let (sender, batches) = mpsc::sync_channel(2);
+///     let loader = thread::spawn(move || {
+///         for i in 0..3 {
+///             let batch = SendTensor::from_slice(&[i as f32; 8], &[4, 2])?;
+///             if sender.send(batch).is_err() {
+///                 break; // nobody wants more
+///             }
+///         }
+///         Ok::<(), shardweave::Error>(())
+///     });
+///     let mesh = world.device_mesh(&[("dp", 2)])?;
+///     for (i, batch) in batches.into_iter().enumerate() {
+///         let batch = batch.into_tensor().distribute_from(Source::Same, &mesh, [("dp", Shard(0))])?;
+///         assert_eq!(batch.sum()?.item::<f32>()?, 8.0 * i as f32);
+///     }
+///     loader.join().unwrap()
+/// })?;
+/// # Ok::<(), shardweave::Error>(())
+/// ```
+///
+/// `Send`, because no other value knows its memory; not `Sync`, and not `Clone`, so that it stays so:
+///
+/// ```compile_fail,E0277
+/// fn between_threads<T: Sync>() {}
+/// between_threads::<shardweave::SendTensor>();
+/// ```
+/// ```compile_fail,E0599
+/// let tensor = shardweave::SendTensor::from_slice(&[1.0f32], &[1])?;
+/// let _ = Tensor::clone(&tensor.clone());
+/// # use shardweave::Tensor;
+/// # Ok::<(), shardweave::Error>(())
+/// ```
+pub struct SendTensor(Tensor);
+
+// SAFETY: the tensor belongs to no mesh, its memory was allocated for it alone, and this value is the
+// only one that knows the handle: nobody gets at any of it on the thread that it leaves. Plain
+// tensors may be driven from any thread, one at a time, and handles freed from any.
+unsafe impl Send for SendTensor {}
+
+impl SendTensor {
+    /// With a copy of row-major data.
+    pub fn from_slice<T: Element>(data: &[T], sizes: &[i64]) -> Result<SendTensor> {
+        Tensor::from_slice(data, sizes).map(SendTensor).of("SendTensor::from_slice")
+    }
+
+    /// The tensor, on this thread from now on.
+    pub fn into_tensor(self) -> Tensor {
+        self.0
+    }
+
+    /// The size of each dimension.
+    pub fn sizes(&self) -> Result<Vec<i64>> {
+        self.0.sizes().of("SendTensor::sizes")
+    }
+
+    /// The type of the elements.
+    pub fn dtype(&self) -> Result<DType> {
+        self.0.dtype().of("SendTensor::dtype")
+    }
+}
+
+/// Sizes and dtype.
+impl fmt::Debug for SendTensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Send{:?}", self.0)
+    }
+}
+
+impl Tensor {
+    /// A copy of a plain tensor, for another thread; without this one's history and gradient. The
+    /// memory is copied because others may know this tensor's (clones, views, graphs); what is
+    /// loaded for another thread anyway is made by [`SendTensor::from_slice`] at once.
+    pub fn to_send(&self) -> Result<SendTensor> {
+        static CLONE: KnownOp = KnownOp::new("aten::clone", "Tensor::to_send");
+        if self.is_sharded().of("Tensor::to_send")? {
+            return Err(Error::invalid(format!(
+                "Tensor::to_send: the tensor is {self:?}, which belongs to its rank's mesh; wanted a \
+                 plain one: take Tensor::to_local or Tensor::full_tensor of it first"
+            )));
+        }
+        match self.device().of("Tensor::to_send")? {
+            Device::Cpu => no_grad(|| CLONE.call(args![self])).map(SendTensor),
+            device => Err(Error::new(
+                Code::Unimplemented,
+                format!(
+                    "Tensor::to_send: the tensor is on {device:?}, whose work may still be under \
+                     way; wanted one in this machine's memory: copy it there first"
+                ),
+            )),
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use shardweave_sys as sys;
 
 use crate::comm::{Comm, CommCounters};
 use crate::error::{Code, Error, Of, Result};
-use crate::ffi::{c_text, milliseconds, without_panics};
+use crate::ffi::{c_text, milliseconds, ready, without_panics};
 use crate::mesh::{Mesh, MeshDims};
 use crate::spawn;
 
@@ -55,6 +55,7 @@ pub struct Rendezvous {
 
 /// Where ranks meet.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum MeetingPoint {
     /// A path that all ranks can open and only this run uses.
     File(PathBuf),
@@ -469,15 +470,18 @@ pub fn set_num_threads(num_threads: usize) -> Result<()> {
     call!(swv_set_num_threads(count(num_threads).of("set_num_threads")?))
 }
 
-/// "0.1.0; LibTorch 2.11.0; backends inproc, gloo, counting".
-pub fn build_info() -> String {
+/// "0.1.0; LibTorch 2.11.0; backends inproc, gloo, counting". An error if there is no library that
+/// this crate can use.
+pub fn build_info() -> Result<String> {
+    ready("swv_build_info")?;
     // SAFETY: no arguments; the text lives as long as the library.
-    unsafe { crate::ffi::string_from(sys::swv_build_info()) }
+    Ok(unsafe { crate::ffi::string_from(sys::swv_build_info()) })
 }
 
 /// How many handles there are; None unless SWV_CHECK_HANDLES is set. For tests that look for leaks.
 pub fn live_handles() -> Option<i64> {
-    // SAFETY: no arguments.
+    ready("swv_live_handles").ok()?; // without a library there are none
+                                     // SAFETY: no arguments.
     let live = unsafe { sys::swv_live_handles() };
     (live >= 0).then_some(live)
 }

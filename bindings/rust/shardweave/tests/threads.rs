@@ -10,8 +10,8 @@ use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use shardweave::{
-    apply, checkpoint, with_grad_mode, Code, Error, Function, FunctionContext, GradMode, Result,
-    Tensor, TensorOptions, World,
+    apply, checkpoint, inference, with_grad_mode, Code, DType, Error, Function, FunctionContext,
+    GradMode, Placement::Shard, Result, SendTensor, Source, Tensor, TensorOptions, World,
 };
 
 /// Its backward does the same again, `depth` times: LibTorch goes on in a thread of its own after
@@ -213,4 +213,111 @@ fn the_first_failure_is_said_while_a_rank_hangs() {
     assert!(elapsed < Duration::from_secs(15), "{elapsed:?}");
     let others: Vec<String> = lines.filter(|line| line.contains(" failed: ")).collect();
     assert!(others.is_empty(), "only the first: {others:?}");
+}
+
+// --- Tensors that go to another thread --------------------------------------------------------------
+
+/// Threads that load, for ranks that take turns with them.
+#[test]
+fn loader_threads() {
+    World::threads(2)
+        .run(|world| {
+            let (sender, batches) = std::sync::mpsc::sync_channel::<SendTensor>(1);
+            let loaders: Vec<_> = (0..3)
+                .map(|loader| {
+                    let sender = sender.clone();
+                    thread::spawn(move || -> Result<()> {
+                        for i in 0..20i64 {
+                            let batch = SendTensor::from_slice(&[loader * 100 + i; 7], &[7])?;
+                            assert_eq!((batch.sizes()?, batch.dtype()?), (vec![7], DType::I64));
+                            sender
+                                .send(batch)
+                                .map_err(|_| Error::new(Code::Cancelled, "enough"))?;
+                        }
+                        // What was computed here may go, too.
+                        let x = TensorOptions::new().requires_grad(true).full(&[7], 1.0)?;
+                        let last = (&x * 1000.0)?.to_dtype(DType::I64)?.to_send()?;
+                        sender.send(last).map_err(|_| Error::new(Code::Cancelled, "enough"))
+                    })
+                })
+                .collect();
+            drop(sender);
+            let mesh = world.device_mesh(&[("dp", 2)])?;
+            let mut sum = 0;
+            for batch in batches {
+                let batch = batch.into_tensor();
+                batch.add_(&Tensor::ones(&[7])?.to_dtype(DType::I64)?)?; // it is this thread's now
+                let first = batch.select(0, 0)?.item::<i64>()?;
+                assert_eq!(batch.to_vec::<i64>()?, [first; 7]);
+                // As many on both ranks, in whatever order: nothing is sent.
+                let parts = batch.distribute_from(Source::Same, &mesh, [("dp", Shard(0))])?;
+                assert_eq!(parts.to_local()?.to_vec::<i64>()?.len(), [4, 3][world.rank()]);
+                sum += first;
+            }
+            for loader in loaders {
+                loader.join().unwrap()?;
+            }
+            let wanted: i64 = (0..3).flat_map(|l| (0..20).map(move |i| l * 100 + i + 1)).sum();
+            assert_eq!(sum, wanted + 3 * 1001);
+            Ok(())
+        })
+        .unwrap();
+}
+
+/// Whatever leads to the memory of a tensor, nothing leads to that of what was made of it to go.
+#[test]
+fn what_goes_to_another_thread_is_nobody_elses() {
+    let x = TensorOptions::new().requires_grad(true).full(&[4, 3], 2.0).unwrap();
+    let plain = Tensor::from_slice(&[1.0f32; 12], &[4, 3]).unwrap();
+    let history = (&x * 3.0).unwrap();
+    let row = plain.select(0, 1).unwrap();
+    let wide = Tensor::ones(&[1, 3]).unwrap().expand(&[4, 3]).unwrap();
+    let turned = plain.transpose(0, 1).unwrap();
+    let unseen = inference(|| &plain + 1.0).unwrap();
+    for source in [&x, &plain, &history, &row, &wide, &turned, &unseen] {
+        let before = source.detach().unwrap().to_vec::<f32>().unwrap();
+        let sent = source.to_send().unwrap();
+        shardweave::no_grad(|| source.copy().unwrap().fill_(7.0)).unwrap();
+        let (sizes, strides) = (source.sizes().unwrap(), source.strides().unwrap());
+        let (there, after) = thread::spawn(move || -> Result<_> {
+            let tensor = sent.into_tensor();
+            assert!(!tensor.requires_grad()? && tensor.is_leaf()? && tensor.grad()?.is_none());
+            assert_eq!(tensor.sizes()?, sizes, "of strides {strides:?}");
+            let there = tensor.to_vec::<f32>()?;
+            tensor.fill_(-1.0)?; // nobody sees it
+            let leaf = tensor.copy()?;
+            leaf.set_requires_grad(true)?;
+            (&leaf * &tensor)?.sum()?.backward()?; // as any other tensor of this thread
+            Ok((there, leaf.grad()?.unwrap().to_vec::<f32>()?))
+        })
+        .join()
+        .unwrap()
+        .unwrap();
+        assert_eq!(there, before);
+        assert_eq!(after, vec![-1.0; before.len()]);
+        assert_eq!(source.detach().unwrap().to_vec::<f32>().unwrap(), before);
+    }
+    // Written to after it has been sent, the source changes, and what was sent does not.
+    let sent = plain.to_send().unwrap();
+    plain.zero_().unwrap();
+    assert_eq!(sent.into_tensor().to_vec::<f32>().unwrap(), [1.0; 12]);
+    // One that nobody takes ends on the other thread.
+    let sent = plain.to_send().unwrap();
+    thread::spawn(move || drop(sent)).join().unwrap();
+}
+
+#[test]
+fn a_tensor_of_a_mesh_stays_with_its_rank() {
+    World::threads(2)
+        .run(|world| {
+            let mesh = world.device_mesh(&[("x", 2)])?;
+            let parts = Tensor::arange(5)?.distribute(&mesh, [("x", Shard(0))])?;
+            let error = parts.to_send().unwrap_err();
+            assert_eq!(error.code(), Code::InvalidArgument);
+            let wanted = "Tensor::to_send: the tensor is DTensor[5] Long [S(0)]";
+            assert!(error.message().starts_with(wanted), "{error}");
+            assert_eq!(parts.to_local()?.to_send()?.sizes()?, [[3], [2]][world.rank()]);
+            Ok(())
+        })
+        .unwrap();
 }

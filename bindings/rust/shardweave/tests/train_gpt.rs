@@ -103,13 +103,11 @@ fn processes_that_the_environment_names() {
     std::fs::remove_file(&store).ok();
 }
 
-/// The program in C++, which `bazel test //bindings/rust:cargo_test` names.
+/// The program in C++ is built by Bazel: `bazel test //bindings/rust:cargo_test` runs this.
 #[test]
+#[ignore = "needs SHARDWEAVE_CPP_TRAIN_GPT, the example in C++"]
 fn the_same_losses_as_in_cpp() {
-    let cpp = match env::var_os("SHARDWEAVE_CPP_TRAIN_GPT") {
-        Some(cpp) => cpp,
-        None => return eprintln!("SHARDWEAVE_CPP_TRAIN_GPT is not set: nothing to compare with"),
-    };
+    let cpp = env::var_os("SHARDWEAVE_CPP_TRAIN_GPT").expect("the path of the example in C++");
     for arguments in
         [&["--mesh=dp=2,tp=2"][..], &["--mesh=tp=3", "--seed=5"], &["--mesh=dp=1,tp=1"]]
     {

@@ -1,10 +1,16 @@
 //! What goes in and comes out: elements of every dtype, texts, messages, and state of optimizers.
+#![warn(unsafe_op_in_unsafe_fn)]
+
+use std::ffi::{c_void, CStr};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use shardweave::{
     args, clip_grad_norm, AdamW, Bf16, ClipOptions, Code, Complex, DType, Element, Error, Layout,
     Members, Module, Op, ParameterPlan, Placement::*, ReduceOp, Result, ScriptModule, Sgd, Source,
     Tensor, TensorOptions, Value, World, F16,
 };
+use shardweave_sys as sys;
 
 const ALL: [DType; 18] = [
     DType::F32,
@@ -26,6 +32,78 @@ const ALL: [DType; 18] = [
     DType::C64,
     DType::C128,
 ];
+
+/// This crate's names and sizes are the library's, and it knows all that the library knows.
+#[test]
+fn dtypes_are_those_of_the_library() {
+    let mut known = 0;
+    for number in -1..200 {
+        // SAFETY: functions of a number; the name lives as long as the library.
+        let (size, name) = unsafe {
+            let name = CStr::from_ptr(sys::swv_dtype_name(number)).to_str().unwrap();
+            (sys::swv_dtype_size(number), name)
+        };
+        match ALL.iter().find(|dtype| **dtype as i32 == number) {
+            Some(dtype) => {
+                assert_eq!((dtype.to_string().as_str(), dtype.size()), (name, size));
+                assert_eq!(name.parse(), Ok(*dtype));
+                known += 1;
+            }
+            None => assert_eq!((name, size), ("unknown", 0), "{number} is no DType"),
+        }
+    }
+    assert_eq!(known, ALL.len());
+}
+
+#[cfg(feature = "serde")]
+#[test]
+fn what_plans_are_made_of_as_data() {
+    fn there_and_back<T>(value: T, json: &str)
+    where
+        T: serde::Serialize + serde::de::DeserializeOwned + PartialEq + std::fmt::Debug,
+    {
+        assert_eq!(serde_json::to_string(&value).unwrap(), json);
+        assert_eq!(serde_json::from_str::<T>(json).unwrap(), value);
+    }
+    there_and_back(DType::F8E4m3, "\"f8e4m3\"");
+    there_and_back([ReduceOp::Avg, ReduceOp::Product], "[\"avg\",\"product\"]");
+    there_and_back(StridedShard { dim: 1, split_factor: 3 }, "\"S(1, sf=3)\"");
+    let layout = Layout::new(&[Shard(0), Partial(ReduceOp::Max)]).unwrap();
+    there_and_back(layout, "\"[S(0), P(max)]\"");
+    let plan = Layout::parse("[S(0)]").unwrap();
+    let plan = plan.plan_to(&Layout::parse("[R]").unwrap(), &[2], &[4, 3], DType::F32).unwrap();
+    let json = serde_json::to_value(&plan).unwrap();
+    assert_eq!((&json["bytes"], &json["steps"]), (&plan.bytes.into(), &plan.steps.into()));
+    for (text, wanted) in [("\"f33\"", "'f33' is no dtype"), ("3", "invalid type")] {
+        let error = serde_json::from_str::<DType>(text).unwrap_err().to_string();
+        assert!(error.contains(wanted), "{error}");
+    }
+    assert!(serde_json::from_str::<Layout>("\"[S(0), Q]\"").is_err());
+}
+
+#[cfg(feature = "half")]
+#[test]
+fn numbers_of_the_crate_half() {
+    use half::{bf16, f16};
+    let numbers = hard_numbers();
+    for number in &numbers {
+        // The two ways to round are one.
+        assert_eq!(F16::from(*number).to_bits(), f16::from_f32(*number).to_bits(), "{number:e}");
+        assert_eq!(Bf16::from(*number).to_bits(), bf16::from_f32(*number).to_bits(), "{number:e}");
+    }
+    assert_eq!(f16::from(F16::from(1.5)), f16::from_f32(1.5));
+    assert_eq!(Bf16::from(bf16::from_f32(-2.0)), Bf16::from(-2.0));
+    there_and_back(&[f16::from_f32(1.5), f16::MAX, f16::from_f32(-0.1)]);
+    there_and_back(&[bf16::from_f32(1.5), bf16::MAX, bf16::from_f32(-0.1)]);
+    let x = Tensor::from_slice(&[f16::from_f32(0.5)], &[1]).unwrap();
+    assert_eq!((x.dtype().unwrap(), x.item::<f16>().unwrap()), (DType::F16, f16::from_f32(0.5)));
+    let x = Tensor::from_slice(&[bf16::from_f32(0.5)], &[1]).unwrap();
+    assert_eq!((x.dtype().unwrap(), x.item::<bf16>().unwrap()), (DType::Bf16, bf16::from_f32(0.5)));
+    let pair = Complex { re: f16::from_f32(1.0), im: f16::from_f32(2.0) };
+    let x = Tensor::from_slice(&[pair], &[]).unwrap();
+    assert_eq!(x.to_vec::<Complex<f16>>().unwrap(), [pair]);
+    assert_eq!(x.item::<Complex<f64>>().unwrap(), Complex { re: 1.0, im: 2.0 });
+}
 
 #[test]
 fn the_item_of_every_dtype() {
@@ -500,4 +578,76 @@ fn a_negative_dimension_counts_from_the_end() {
             Ok(())
         })
         .unwrap();
+}
+
+// --- DLPack ---------------------------------------------------------------------------------------
+
+/// As dlpack.h of DLPack 1.x has it.
+#[repr(C)]
+struct Managed {
+    version: [u32; 2],
+    context: *const AtomicUsize,
+    deleter: Option<unsafe extern "C" fn(*mut Managed)>,
+    flags: u64,
+    data: *mut c_void,
+    device: [i32; 2],
+    ndim: i32,
+    dtype: (u8, u8, u16),
+    shape: *mut i64,
+    strides: *mut i64,
+    byte_offset: u64,
+}
+
+/// Six numbers that somebody else owns, and their end.
+fn managed(major: u32, ends: &'static AtomicUsize) -> NonNull<c_void> {
+    unsafe extern "C" fn deleter(this: *mut Managed) {
+        // SAFETY: what `managed` has made, once.
+        unsafe {
+            let this = Box::from_raw(this);
+            drop(Box::from_raw(this.data.cast::<[f32; 6]>()));
+            drop(Box::from_raw(this.shape.cast::<[i64; 2]>()));
+            (*this.context).fetch_add(1, Ordering::SeqCst);
+        }
+    }
+    let managed = Box::new(Managed {
+        version: [major, 0],
+        context: ends,
+        deleter: Some(deleter),
+        flags: 0,
+        data: Box::into_raw(Box::new([1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0])).cast(),
+        device: [1, 0],
+        ndim: 2,
+        dtype: (2, 32, 1),
+        shape: Box::into_raw(Box::new([2i64, 3])).cast(),
+        strides: ptr::null_mut(),
+        byte_offset: 0,
+    });
+    NonNull::new(Box::into_raw(managed)).unwrap().cast()
+}
+
+/// What from_dlpack's contract says of the deleter: once, whatever happens, and on the thread where
+/// the last tensor of the memory ends.
+#[test]
+fn memory_of_another_library_ends_once() {
+    static ENDS: AtomicUsize = AtomicUsize::new(0);
+    // SAFETY: nobody else knows the memory; the deleter is good for any thread.
+    let error = unsafe { Tensor::from_dlpack(managed(9, &ENDS)) }.unwrap_err();
+    assert!(
+        error.message().starts_with("Tensor::from_dlpack: ") && error.message().contains("9.0")
+    );
+    assert_eq!(ENDS.load(Ordering::SeqCst), 1, "also if it fails");
+
+    // SAFETY: the same.
+    let tensor = unsafe { Tensor::from_dlpack(managed(1, &ENDS)) }.unwrap();
+    let row = tensor.select(0, 1).unwrap();
+    tensor.mul_(2.0).unwrap();
+    let sent = tensor.to_send().unwrap(); // a copy: the memory does not go with it
+    drop(tensor);
+    assert_eq!(ENDS.load(Ordering::SeqCst), 1, "a view has it still");
+    assert_eq!(row.to_vec::<f32>().unwrap(), [8.0, 10.0, 12.0]);
+    drop(row);
+    assert_eq!(ENDS.load(Ordering::SeqCst), 2);
+    let there = std::thread::spawn(move || sent.into_tensor().to_vec::<f32>().unwrap());
+    assert_eq!(there.join().unwrap(), [2.0, 4.0, 6.0, 8.0, 10.0, 12.0]);
+    assert_eq!(ENDS.load(Ordering::SeqCst), 2);
 }

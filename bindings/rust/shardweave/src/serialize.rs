@@ -1,0 +1,103 @@
+//! The feature `serde`: what plans are made of, as data of any format. What is one word there is its
+//! text here, as `Display` writes and `FromStr` reads it.
+
+use std::fmt;
+
+use serde::de::{self, MapAccess, Visitor};
+use serde::ser::{SerializeMap, SerializeStruct};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::dtype::{DType, ReduceOp};
+use crate::error::Result;
+use crate::layout::{Layout, Placement, RedistributionPlan};
+use crate::plan::ParameterPlan;
+
+macro_rules! as_text {
+    ($($type:ty),*) => {
+        $(impl Serialize for $type {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $type {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<$type, D::Error> {
+                String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+            }
+        })*
+    };
+}
+as_text!(DType, ReduceOp, Placement, Layout);
+
+impl Serialize for RedistributionPlan {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut plan = serializer.serialize_struct("RedistributionPlan", 2)?;
+        plan.serialize_field("bytes", &self.bytes)?;
+        plan.serialize_field("steps", &self.steps)?;
+        plan.end()
+    }
+}
+
+/// As maps in the order of the lines.
+struct AsMap<'a, V>(&'a [(String, V)]);
+
+impl Serialize for AsMap<'_, Placement> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(dim, placement)| (dim, placement)))
+    }
+}
+
+impl Serialize for AsMap<'_, Vec<(String, Placement)>> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(pattern, line)| (pattern, AsMap(line))))
+    }
+}
+
+impl Serialize for ParameterPlan {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(1))?;
+        map.serialize_entry("parameter", &AsMap(&self.lines))?;
+        map.end()
+    }
+}
+
+/// A map as a list, in the order of the text.
+struct Entries<V>(Vec<(String, V)>);
+
+impl<'de, V: Deserialize<'de>> Deserialize<'de> for Entries<V> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct EntriesVisitor<V>(std::marker::PhantomData<V>);
+
+        impl<'de, V: Deserialize<'de>> Visitor<'de> for EntriesVisitor<V> {
+            type Value = Entries<V>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map such as {\"*.weight\": {\"tp\": \"S(0)\"}}")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries<V>, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    entries.push(entry);
+                }
+                Ok(Entries(entries))
+            }
+        }
+
+        deserializer.deserialize_map(EntriesVisitor(std::marker::PhantomData))
+    }
+}
+
+impl<'de> Deserialize<'de> for ParameterPlan {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<ParameterPlan, D::Error> {
+        let mut plan = ParameterPlan::new();
+        let sections = Entries::<Entries<Entries<Placement>>>::deserialize(deserializer)?;
+        for (section, lines) in sections.0 {
+            if section != "parameter" {
+                return Err(de::Error::unknown_field(&section, &["parameter"]));
+            }
+            plan.lines.extend(lines.0.into_iter().map(|(pattern, line)| (pattern, line.0)));
+        }
+        Ok(plan)
+    }
+}
