@@ -171,6 +171,9 @@ func (m *Mesh) SetRandomState(seed, offset uint64) error {
 // ForbidCommunication calls body, in which operators on this mesh's tensors that would communicate by
 // themselves fail with FailedPrecondition, naming operator and tensors.
 func (m *Mesh) ForbidCommunication(body func() error) error {
+	if body == nil {
+		return noBody()
+	}
 	scope, err := ask(func(*rank) (c.StrictScope, error) { return c.MeshForbidCommunication(m.handle) }, m)
 	if err != nil {
 		return err
@@ -181,6 +184,9 @@ func (m *Mesh) ForbidCommunication(body func() error) error {
 
 // Named calls body; traces and errors say meanwhile that name runs: "blocks.0.attn".
 func (m *Mesh) Named(name string, body func() error) error {
+	if body == nil {
+		return noBody()
+	}
 	scope, err := ask(func(*rank) (c.ModuleScope, error) { return c.ModuleScopeCreate(m.handle, name) }, m)
 	if err != nil {
 		return err

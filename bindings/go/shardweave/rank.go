@@ -72,6 +72,9 @@ func begin(things ...used) (*rank, error) {
 			return r, otherRank(r, home)
 		}
 	}
+	if r == nil {
+		return nowhere, noThing("World or Mesh")
+	}
 	if err := r.enter(); err != nil {
 		return r, err
 	}
