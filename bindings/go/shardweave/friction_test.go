@@ -265,7 +265,7 @@ func TestWordsOfErrors(t *testing.T) {
 		"ParseLayout: ":                              text(sw.ParseLayout("[X]")),
 		"ParsePlan: ":                                text(sw.ParsePlan("{")),
 		"FindOp: argument 'name': there is no ":      text(sw.FindOp("aten::geluu")),
-		"RunRanks: argument 'ranks' ":                sw.RunRanks(background, 0, nil),
+		"RunRanks: argument 'ranks' ":                sw.RunRanks(background, 0, func(*sw.World) error { return nil }),
 		"Counting: ":                                 text(sw.Counting(5, 2)),
 		"Layout.LocalExtent: the mesh has 1":         func() error { _, _, err := sw.MustParseLayout("[R]").LocalExtent([]int64{1}, nil, nil); return err }(),
 		"FromEnvironment: ":                          text(sw.FromEnvironment(background)),
