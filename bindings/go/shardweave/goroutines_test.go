@@ -134,8 +134,7 @@ func TestErrorsOfModulesFromSeveralGoroutines(t *testing.T) {
 func TestScopesOfTwoGoroutines(t *testing.T) {
 	w := alone(t)
 	open, ended := make(chan struct{}), make(chan error)
-	var outer error
-	outer = w.Scope(func() error {
+	outer := w.Scope(func() error {
 		go func() {
 			ended <- w.Scope(func() error {
 				close(open)
