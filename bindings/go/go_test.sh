@@ -19,7 +19,7 @@ PATH=$PATH:$(go env GOPATH)/bin
 if command -v staticcheck >/dev/null; then
   run staticcheck ./...
 else
-  lacks "staticcheck (go install honnef.co/go/tools/cmd/staticcheck@latest; with Go 1.19 @2023.1.7)"
+  lacks "staticcheck (go install honnef.co/go/tools/cmd/staticcheck@latest; with Go 1.19 @v0.4.7)"
 fi
 say "warnings of C" # errors here only: users have other compilers
 run bash -c 'CGO_CFLAGS="$CGO_CFLAGS -Wall -Wextra -Werror -Wno-unused-parameter" go build ./internal/cshardweave'

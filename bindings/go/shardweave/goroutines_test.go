@@ -85,7 +85,7 @@ func TestEveryFunctionBesideAnotherGoroutine(t *testing.T) {
 				tried++
 				start := time.Now()
 				err, tells := misused(f, args)
-				if passed := time.Since(start); passed > time.Second {
+				if passed := time.Since(start); passed > 10*time.Second { // of the five minutes that the barrier would wait
 					t.Errorf("%s took %v", name, passed)
 				}
 				if strings.HasSuffix(name, ".String") {

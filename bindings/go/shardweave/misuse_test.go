@@ -131,7 +131,11 @@ func plain(name string, kind reflect.Type) reflect.Value {
 	switch kind.Kind() {
 	case reflect.Func:
 		return reflect.MakeFunc(kind, func([]reflect.Value) []reflect.Value {
-			return []reflect.Value{reflect.Zero(reflect.TypeOf((*error)(nil)).Elem())}
+			var results []reflect.Value
+			for i := 0; i < kind.NumOut(); i++ {
+				results = append(results, reflect.Zero(kind.Out(i)))
+			}
+			return results
 		})
 	case reflect.String:
 		if name == "Tensor.Apply" {
