@@ -249,3 +249,54 @@ func TestCollectingIsRareWhereThereIsNoGarbage(t *testing.T) {
 		}
 	}
 }
+
+// What ends beside another goroutine's call does not wait for that: it says so, and is done before the next call.
+func TestBodiesThatEndBesideAnotherGoroutine(t *testing.T) {
+	waits := map[string]func(*sw.World, *sw.Mesh, func() error) error{
+		"With":                func(w *sw.World, m *sw.Mesh, body func() error) error { return w.With(sw.NoGrad, body) },
+		"Scope":               func(w *sw.World, m *sw.Mesh, body func() error) error { return w.Scope(body) },
+		"Named":               func(w *sw.World, m *sw.Mesh, body func() error) error { return m.Named("block", body) },
+		"ForbidCommunication": func(w *sw.World, m *sw.Mesh, body func() error) error { return m.ForbidCommunication(body) },
+	}
+	for _, name := range sortedKeys(waits) {
+		checkLeaks(t, func() {
+			told := make(chan struct{})
+			err := sw.RunRanks(background, 2, func(w *sw.World) error {
+				m, err := w.ParseMesh("x=2")
+				if err != nil {
+					return err
+				}
+				if err := m.Connect(); err != nil {
+					return err
+				}
+				if w.Rank() == 1 {
+					<-told
+					return w.Comm().Barrier(background)
+				}
+				ended := make(chan error)
+				err = waits[name](w, m, func() error {
+					go func() { ended <- w.Comm().Barrier(background) }()
+					for !strings.Contains(mustOf(w.FlightRecord()), "barrier") {
+						time.Sleep(time.Millisecond)
+					}
+					return nil
+				})
+				close(told)
+				if err := <-ended; err != nil {
+					return fmt.Errorf("the barrier: %w", err)
+				}
+				if !errors.Is(err, sw.FailedPrecondition) || !strings.Contains(err.Error(), name+": another goroutine is in a call of rank 0") {
+					return fmt.Errorf("%s has ended with %v", name, err)
+				}
+				x := sw.Ones(w, []int64{2}, sw.RequiresGrad).Mul(2)
+				if requires, err := x.RequiresGrad(); err != nil || !requires {
+					return fmt.Errorf("the mode is still another one: %v, %v", requires, err)
+				}
+				return nil
+			}, sw.WithTimeout(10*time.Second))
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}

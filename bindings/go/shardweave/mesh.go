@@ -170,7 +170,7 @@ func (m *Mesh) SetRandomState(seed, offset uint64) error {
 
 // ForbidCommunication calls body, in which operators on this mesh's tensors that would communicate by
 // themselves fail with FailedPrecondition, naming operator and tensors.
-func (m *Mesh) ForbidCommunication(body func() error) error {
+func (m *Mesh) ForbidCommunication(body func() error) (err error) {
 	if body == nil {
 		return noBody()
 	}
@@ -178,12 +178,12 @@ func (m *Mesh) ForbidCommunication(body func() error) error {
 	if err != nil {
 		return err
 	}
-	defer m.rank.atLast(func() { c.StrictScopeFree(scope) })
+	defer m.rank.finallyOr(&err, func() { c.StrictScopeFree(scope) })
 	return body()
 }
 
 // Named calls body; traces and errors say meanwhile that name runs: "blocks.0.attn".
-func (m *Mesh) Named(name string, body func() error) error {
+func (m *Mesh) Named(name string, body func() error) (err error) {
 	if body == nil {
 		return noBody()
 	}
@@ -191,7 +191,7 @@ func (m *Mesh) Named(name string, body func() error) error {
 	if err != nil {
 		return err
 	}
-	defer m.rank.atLast(func() { c.ModuleScopeFree(scope) })
+	defer m.rank.finallyOr(&err, func() { c.ModuleScopeFree(scope) })
 	return body()
 }
 

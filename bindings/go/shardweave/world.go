@@ -388,7 +388,7 @@ func (w *World) Scope(body func() error) (err error) {
 }
 
 // With calls body with another mode: NoGrad for what is not to be recorded for gradients.
-func (w *World) With(mode GradMode, body func() error) error {
+func (w *World) With(mode GradMode, body func() error) (err error) {
 	if body == nil {
 		return noBody()
 	}
@@ -402,7 +402,7 @@ func (w *World) With(mode GradMode, body func() error) error {
 	before := r.mode
 	r.mode = mode
 	r.leave()
-	defer r.atLast(func() { r.mode = before })
+	defer r.finallyOr(&err, func() { r.mode = before })
 	return body()
 }
 
