@@ -81,8 +81,8 @@ func wrongArguments(h *handles, kind reflect.Type) []any {
 	case reflect.TypeOf([]sw.GradOption{}):
 		return []any{[]sw.GradOption{sw.WithGradients(sw.Ones(h.world, []int64{5}))}, []sw.GradOption{sw.WithGradients(x, x, x)}, []sw.GradOption{sw.AllowUnused()}}
 	case reflect.TypeOf(sw.Rendezvous{}):
-		return []any{sw.Rendezvous{}, sw.Rendezvous{Rank: 5, WorldSize: 2, File: "f"}, sw.Rendezvous{WorldSize: 2, File: "\x00"}, sw.Rendezvous{WorldSize: 2},
-			sw.Rendezvous{WorldSize: 2, Host: "127.0.0.1", Port: 1 << 20}, sw.Rendezvous{WorldSize: 1 << 40, File: "f"}, sw.Rendezvous{WorldSize: 2, File: "f", Host: "h", Port: 1}}
+		return []any{sw.Rendezvous{}, sw.Rendezvous{Rank: 5, WorldSize: 2, File: "/nonexistent/f"}, sw.Rendezvous{WorldSize: 2, File: "\x00"}, sw.Rendezvous{WorldSize: 2},
+			sw.Rendezvous{WorldSize: 2, Host: "127.0.0.1", Port: 1 << 20}, sw.Rendezvous{WorldSize: 1 << 40, File: "/nonexistent/f"}}
 	case reflect.TypeOf([]sw.WorldOption{}):
 		return []any{[]sw.WorldOption{sw.WithBackend("q")}, []sw.WorldOption{sw.WithBackend("q\x00")}, []sw.WorldOption{sw.WithNetworkInterface("\xff")}}
 	case reflect.TypeOf((*sw.Tensor)(nil)):
