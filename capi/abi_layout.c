@@ -125,6 +125,22 @@ FIELD(swv_function, forward, 24, 8);
 FIELD(swv_function, backward, 32, 8);
 FIELD(swv_function, drop, 40, 8);
 
+SIZE(swv_link_cost, 16);
+FIELD(swv_link_cost, latency, 0, 8);
+FIELD(swv_link_cost, bandwidth, 8, 8);
+
+SIZE(swv_device_cost, 24);
+FIELD(swv_device_cost, struct_size, 0, 8);
+FIELD(swv_device_cost, flops, 8, 8);
+FIELD(swv_device_cost, bandwidth, 16, 8);
+
+SIZE(swv_segment, 40);
+FIELD(swv_segment, struct_size, 0, 8);
+FIELD(swv_segment, name, 8, 8);
+FIELD(swv_segment, user_data, 16, 8);
+FIELD(swv_segment, forward, 24, 8);
+FIELD(swv_segment, drop, 32, 8);
+
 SIZE(swv_random_state, 16);
 FIELD(swv_random_state, seed, 0, 8);
 FIELD(swv_random_state, offset, 8, 8);
@@ -155,12 +171,14 @@ SIZE(swv_comm_counter, 16);
 FIELD(swv_comm_counter, calls, 0, 8);
 FIELD(swv_comm_counter, bytes, 8, 8);
 
-SIZE(swv_dispatch_counters, 40);
+SIZE(swv_dispatch_counters, 56);
 FIELD(swv_dispatch_counters, struct_size, 0, 8);
 FIELD(swv_dispatch_counters, operators, 8, 8);
 FIELD(swv_dispatch_counters, cache_misses, 16, 8);
 FIELD(swv_dispatch_counters, implicit_redistributions, 24, 8);
 FIELD(swv_dispatch_counters, gathered_operators, 32, 8);
+FIELD(swv_dispatch_counters, remembered_uses, 40, 8);
+FIELD(swv_dispatch_counters, remembered_bytes, 48, 8);
 
 NUMBER(SWV_OK, 0);
 NUMBER(SWV_CANCELLED, 1);

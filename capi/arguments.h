@@ -55,13 +55,14 @@ ReduceOp reduce_op(swv_reduce_op op, const char* argument);
 absl::Duration timeout(int64_t milliseconds, const char* argument, absl::Duration otherwise);
 
 // A struct that may have grown since the caller was built, or since we were: what the caller knows,
-// over `defaults`, whose struct_size is ours.
+// over `defaults`, whose struct_size is ours. `oldest` is the struct_size of its first version; 0: it
+// has not grown.
 template <typename T>
-T options(const T* given, T defaults, const char* argument) {
+T options(const T* given, T defaults, const char* argument, size_t oldest = 0) {
   if (given == nullptr) return defaults;
   const size_t known = defaults.struct_size;
   const size_t size = given->struct_size;
-  if (size < known || size > 4096) {
+  if (size < (oldest == 0 ? known : oldest) || size > 4096) {
     fail_argument(argument,
                   str_cat("has struct_size ", size, "; wanted ", known, " (use the initializer)"));
   }
@@ -73,13 +74,13 @@ T options(const T* given, T defaults, const char* argument) {
                    "' sets members that this version of the library does not know"));
     }
   }
-  std::memcpy(&defaults, given, known);
+  std::memcpy(&defaults, given, size < known ? size : known);
   return defaults;
 }
 // The same where there are no defaults.
 template <typename T>
-T required_options(const T* given, T defaults, const char* argument) {
-  return options(&out(given, argument), defaults, argument);
+T required_options(const T* given, T defaults, const char* argument, size_t oldest = 0) {
+  return options(&out(given, argument), defaults, argument, oldest);
 }
 
 // Results.

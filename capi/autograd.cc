@@ -5,6 +5,7 @@
 #include "c10/core/InferenceMode.h"
 #include "shardweave/capi/handles.h"
 #include "shardweave/comm/str_cat.h"
+#include "shardweave/dtensor/activation_checkpoint.h"
 #include "torch/csrc/autograd/autograd.h"
 #include "torch/csrc/autograd/custom_function.h"
 #include "torch/custom_class.h"
@@ -94,6 +95,9 @@ class HostFunction : public torch::CustomClassHolder {
 };
 using HostFunctionPtr = c10::intrusive_ptr<HostFunction>;
 
+// What a callback that misuses handles is called on stderr.
+constexpr char kCallback[] = "a callback";
+
 // Handles that a callback borrows.
 class Borrowed {
  public:
@@ -102,7 +106,7 @@ class Borrowed {
     for (const at::Tensor& t : tensors) handles_.push_back(new_tensor_or_null(t));
   }
   ~Borrowed() {
-    for (swv_tensor* handle : handles_) release(handle, "swv_function_apply");
+    for (swv_tensor* handle : handles_) release(handle, kCallback);
   }
   Borrowed(const Borrowed&) = delete;
   Borrowed& operator=(const Borrowed&) = delete;
@@ -117,31 +121,29 @@ class Borrowed {
   std::vector<swv_tensor*> handles_;
 };
 
-// Handles that a callback writes, and gives away.
+// Handles that a callback writes, and gives away: not those that it has borrowed, or written before.
 class Written {
  public:
-  explicit Written(size_t count) : handles_(count) {}
+  Written(size_t count, const Borrowed& borrowed) : handles_(count), borrowed_(borrowed) {}
   ~Written() {
-    for (swv_tensor* handle : handles_) release(handle, "swv_function_apply");
+    for (size_t i = 0; i < handles_.size(); ++i) {
+      if (!is_repeated(i) && !borrowed_.has(handles_[i])) release(handles_[i], kCallback);
+    }
   }
   Written(const Written&) = delete;
   Written& operator=(const Written&) = delete;
 
   swv_tensor** data() { return handles_.data(); }
   // NULL elements are undefined tensors.
-  std::vector<at::Tensor> take(const Borrowed& borrowed, const char* what) {
+  std::vector<at::Tensor> take(const char* what) const {
     std::vector<at::Tensor> result;
     for (size_t i = 0; i < handles_.size(); ++i) {
       swv_tensor* const handle = handles_[i];
-      const bool twice =
-          std::find(handles_.begin(), handles_.begin() + i, handle) != handles_.begin() + i;
-      if (handle != nullptr && (twice || borrowed.has(handle))) {
-        // Not ours to free.
-        std::replace(handles_.begin() + i, handles_.end(), handle,
-                     static_cast<swv_tensor*>(nullptr));
-        fail_argument(what, str_cat("element ", i,
-                                    twice ? " is written twice"
-                                          : " is a borrowed tensor; swv_tensor_share it"));
+      if (handle != nullptr && is_repeated(i)) {
+        fail_argument(what, str_cat("element ", i, " is written twice"));
+      }
+      if (handle != nullptr && borrowed_.has(handle)) {
+        fail_argument(what, str_cat("element ", i, " is a borrowed tensor; swv_tensor_share it"));
       }
       result.push_back(handle == nullptr ? at::Tensor() : tensor(handle, what));
     }
@@ -149,7 +151,13 @@ class Written {
   }
 
  private:
+  bool is_repeated(size_t i) const {
+    const auto end = handles_.begin() + static_cast<std::ptrdiff_t>(i);
+    return std::find(handles_.begin(), end, handles_[i]) != end;
+  }
+
   std::vector<swv_tensor*> handles_;
+  const Borrowed& borrowed_;
 };
 
 // The context of one callback.
@@ -157,7 +165,7 @@ class Context {
  public:
   Context(bool is_forward, std::vector<at::Tensor> saved)
       : handle_(make<swv_function_context>(is_forward, std::move(saved))) {}
-  ~Context() { release(handle_, "swv_function_apply"); }
+  ~Context() { release(handle_, kCallback); }
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
@@ -172,6 +180,14 @@ swv_grad_mode current_mode() {
   return c10::GradMode::is_enabled() ? SWV_GRAD : SWV_NO_GRAD;
 }
 
+void check_written(const std::vector<at::Tensor>& outputs, const std::string& name) {
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!outputs[i].defined())
+      fail(absl::StatusCode::kInvalidArgument,
+           str_cat(name, ".forward: output ", i, " was not written"));
+  }
+}
+
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
@@ -179,18 +195,14 @@ struct HostNode : torch::autograd::Function<HostNode> {
   static variable_list forward(AutogradContext* ctx, at::TensorList inputs,
                                const HostFunctionPtr& function, size_t num_outputs) {
     const Borrowed borrowed(inputs.vec());
-    Written outputs(num_outputs);
+    Written outputs(num_outputs, borrowed);
     const Context context(true, {});
     const swv_function& f = **function;
     throw_if_failed(f.forward(f.user_data, context.get(), current_mode(), borrowed.data(),
                               borrowed.size(), outputs.data(), num_outputs),
                     str_cat(function->name(), ".forward"));
-    variable_list result = outputs.take(borrowed, "outputs");
-    for (size_t i = 0; i < result.size(); ++i) {
-      if (!result[i].defined())
-        fail(absl::StatusCode::kInvalidArgument,
-             str_cat(function->name(), ".forward: output ", i, " was not written"));
-    }
+    variable_list result = outputs.take("outputs");
+    check_written(result, function->name());
     ctx->set_materialize_grads(false);
     ctx->save_for_backward(context.get()->saved);
     ctx->saved_data["function"] = c10::IValue::make_capsule(function);
@@ -207,12 +219,12 @@ struct HostNode : torch::autograd::Function<HostNode> {
     }
     const size_t num_inputs = ctx->saved_data["num_inputs"].toInt();
     const Borrowed borrowed(grads);
-    Written written(num_inputs);
+    Written written(num_inputs, borrowed);
     const Context context(false, ctx->get_saved_variables());
     throw_if_failed(f.backward(f.user_data, context.get(), current_mode(), borrowed.data(),
                                borrowed.size(), written.data(), num_inputs),
                     str_cat(function->name(), ".backward"));
-    variable_list result = written.take(borrowed, "grad_inputs");
+    variable_list result = written.take("grad_inputs");
     result.resize(num_inputs + 2);  // the function and the number of outputs have none
     return result;
   }
@@ -226,16 +238,69 @@ HostFunctionPtr host_function(const swv_function* given) {
   return owned;
 }
 
-void apply(const swv_function* function, swv_grad_mode mode, const swv_tensor* const* inputs,
-           size_t num_inputs, swv_tensor** out_outputs, size_t num_outputs) {
-  const HostFunctionPtr owned = host_function(function);
+void check_outputs(swv_tensor** out_outputs, size_t num_outputs) {
   if (num_outputs == 0 || num_outputs > 1024) {
     fail_argument("num_outputs", str_cat("is ", num_outputs, "; wanted 1 to 1024"));
   }
   out(out_outputs, "out_outputs");
+}
+
+void apply(const swv_function* function, swv_grad_mode mode, const swv_tensor* const* inputs,
+           size_t num_inputs, swv_tensor** out_outputs, size_t num_outputs) {
+  const HostFunctionPtr owned = host_function(function);
+  check_outputs(out_outputs, num_outputs);
   const std::vector<at::Tensor> given = tensors(inputs, num_inputs, "inputs");
   const CallMode call_mode(mode, "mode");
   write_tensors(HostNode::apply(at::TensorList(given), owned, num_outputs), out_outputs);
+}
+
+// --- activation checkpointing --------------------------------------------------------------------
+
+// A part of the host's forward, whose user data it drops at its end.
+class HostSegment {
+ public:
+  explicit HostSegment(const swv_segment& segment)
+      : segment_(segment), name_(segment.name == nullptr ? "segment" : segment.name) {}
+  ~HostSegment() {
+    if (segment_.drop != nullptr) segment_.drop(segment_.user_data);
+  }
+  HostSegment(const HostSegment&) = delete;
+  HostSegment& operator=(const HostSegment&) = delete;
+
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, size_t num_outputs) const {
+    const Borrowed borrowed(inputs);
+    Written outputs(num_outputs, borrowed);
+    const swv_grad_mode mode = current_mode();
+    // Recorded only when it runs for its gradients.
+    throw_if_failed(
+        segment_.forward(segment_.user_data, mode, borrowed.data(), borrowed.size(), outputs.data(),
+                         num_outputs),
+        str_cat(name_, mode == SWV_GRAD ? ".forward, run again in backward" : ".forward"));
+    std::vector<at::Tensor> result = outputs.take("outputs");
+    check_written(result, name_);
+    return result;
+  }
+
+ private:
+  const swv_segment segment_;
+  const std::string name_;
+};
+
+void checkpoint(const swv_segment* segment, swv_grad_mode mode, const swv_tensor* const* inputs,
+                size_t num_inputs, swv_tensor** out_outputs, size_t num_outputs) {
+  const swv_segment s = required_options<swv_segment>(segment, SWV_SEGMENT_INIT, "segment");
+  const auto owned = std::make_shared<const HostSegment>(s);
+  text_or(s.name, "", "segment.name");
+  if (s.forward == nullptr) fail_null("segment.forward");
+  check_outputs(out_outputs, num_outputs);
+  const std::vector<at::Tensor> given = tensors(inputs, num_inputs, "inputs");
+  const CallMode call_mode(mode, "mode");
+  write_tensors(shardweave::checkpoint(
+                    [owned, num_outputs](const std::vector<at::Tensor>& again) {
+                      return owned->run(again, num_outputs);
+                    },
+                    given),
+                out_outputs);
 }
 
 }  // namespace
@@ -294,6 +359,13 @@ swv_status* swv_function_apply(const swv_function* function, swv_grad_mode mode,
                                swv_tensor** out_outputs, size_t num_outputs) {
   return guarded(__func__,
                  [&] { apply(function, mode, inputs, num_inputs, out_outputs, num_outputs); });
+}
+
+swv_status* swv_checkpoint(const swv_segment* segment, swv_grad_mode mode,
+                           const swv_tensor* const* inputs, size_t num_inputs,
+                           swv_tensor** out_outputs, size_t num_outputs) {
+  return guarded(__func__,
+                 [&] { checkpoint(segment, mode, inputs, num_inputs, out_outputs, num_outputs); });
 }
 
 swv_status* swv_function_context_save(swv_function_context* context, const swv_tensor* const* given,

@@ -97,7 +97,7 @@ const std::vector<Function> kFunctions = {
     F(swv_mesh_unflatten), F(swv_mesh_ndim), F(swv_mesh_size), F(swv_mesh_shape),
     F(swv_mesh_dim_name), F(swv_mesh_find_dim), F(swv_mesh_coordinate), F(swv_mesh_ranks),
     F(swv_mesh_comm), F(swv_mesh_connect), F(swv_mesh_to_string), F(swv_mesh_equal),
-    F(swv_mesh_forbid_communication), F(swv_layout_create), F(swv_layout_parse),
+    F(swv_mesh_forbid_communication), F(swv_mesh_set_cost_model), F(swv_mesh_set_cost_model_from_json), F(swv_mesh_cost_model), F(swv_layout_create), F(swv_layout_parse),
     F(swv_layout_create_named), F(swv_layout_to_string), F(swv_layout_mesh_ndim),
     F(swv_layout_placement), F(swv_layout_equal), F(swv_layout_local_extent), F(swv_layout_plan),
     F(swv_tensor_empty), F(swv_tensor_zeros), F(swv_tensor_ones), F(swv_tensor_full),
@@ -111,9 +111,9 @@ const std::vector<Function> kFunctions = {
     F(swv_tensor_mesh), F(swv_op_find), F(swv_op_schema), F(swv_op_call), F(swv_op_call_named),
     F(swv_tensor_item), F(swv_tensor_requires_grad), F(swv_tensor_set_requires_grad),
     F(swv_tensor_is_leaf), F(swv_tensor_detach), F(swv_tensor_grad), F(swv_tensor_set_grad),
-    F(swv_tensor_backward), F(swv_gradients), F(swv_function_apply),
+    F(swv_tensor_backward), F(swv_gradients), F(swv_function_apply), F(swv_checkpoint),
     F(swv_function_context_save), F(swv_function_context_saved), F(swv_mesh_seed),
-    F(swv_mesh_random_state), F(swv_mesh_set_random_state), F(swv_set_num_threads),
+    F(swv_mesh_random_state), F(swv_mesh_set_random_state), F(swv_random_scope_create), F(swv_set_num_threads),
     F(swv_module_create), F(swv_module_load), F(swv_module_add_parameter),
     F(swv_module_add_buffer), F(swv_module_num_parameters), F(swv_module_parameter),
     F(swv_module_num_buffers), F(swv_module_buffer), F(swv_module_get), F(swv_module_call),
@@ -224,6 +224,47 @@ TEST_F(BadInputTest, StructSizes) {
   swv_tensor_free(out);
   grown.more = 1;
   expect_fails(swv_tensor_ones(sizes, 1, &grown.options, &out), SWV_UNIMPLEMENTED, "does not know");
+}
+
+// What a program of 0.1's first header passes: its members are written, and nothing behind them.
+TEST_F(BadInputTest, StructsThatHaveGrownSince) {
+  swv_dispatch_counters counters = SWV_DISPATCH_COUNTERS_INIT;
+  counters.struct_size = SWV_SIZE_TO(swv_dispatch_counters, gathered_operators);
+  counters.operators = -1;
+  counters.remembered_uses = counters.remembered_bytes = -7;
+  expect_ok(swv_mesh_dispatch_counters(mesh_, &counters));
+  EXPECT_EQ(counters.struct_size, SWV_SIZE_TO(swv_dispatch_counters, gathered_operators));
+  EXPECT_GE(counters.operators, 0);
+  EXPECT_EQ(counters.remembered_uses, -7);
+  EXPECT_EQ(counters.remembered_bytes, -7);
+  --counters.struct_size;
+  expect_fails(swv_mesh_dispatch_counters(mesh_, &counters), SWV_INVALID_ARGUMENT,
+               "argument 'out_counters' has struct_size 39");
+}
+
+TEST_F(BadInputTest, CostModels) {
+  size_t dims = 0;
+  expect_ok(swv_mesh_cost_model(mesh_, nullptr, 0, &dims, nullptr));
+  std::vector<swv_link_cost> links(dims, {1e-5, 1e9});
+  swv_device_cost device = SWV_DEVICE_COST_INIT;
+  const auto set = [&](size_t count) {
+    return swv_mesh_set_cost_model(mesh_, links.data(), count, &device);
+  };
+  expect_fails(set(dims - 1), SWV_INVALID_ARGUMENT, "links; DeviceMesh(");
+  expect_fails(swv_mesh_set_cost_model(mesh_, nullptr, dims, &device), SWV_INVALID_ARGUMENT,
+               "argument 'links' is NULL");
+  expect_fails(swv_mesh_cost_model(mesh_, nullptr, 1, &dims, nullptr), SWV_INVALID_ARGUMENT,
+               "argument 'links' is NULL");
+  device.flops = -1;
+  expect_fails(set(dims), SWV_INVALID_ARGUMENT, "device: flops is -1; wanted a finite number");
+  device.struct_size = 1;
+  expect_fails(set(dims), SWV_INVALID_ARGUMENT, "argument 'device' has struct_size 1");
+  expect_fails(swv_mesh_cost_model(mesh_, links.data(), dims, &dims, &device), SWV_INVALID_ARGUMENT,
+               "argument 'out_device' has struct_size 1");
+  expect_fails(swv_mesh_set_cost_model_from_json(mesh_, "{"), SWV_INVALID_ARGUMENT,
+               "is no object with");
+  expect_fails(swv_mesh_set_cost_model_from_json(mesh_, "\xff"), SWV_INVALID_ARGUMENT,
+               "argument 'text'");
 }
 
 TEST_F(BadInputTest, NumbersOutOfRange) {
@@ -496,6 +537,21 @@ swv_status* thief(void*, swv_function_context*, swv_grad_mode, const swv_tensor*
   outputs[0] = const_cast<swv_tensor*>(inputs[0]);
   return nullptr;
 }
+swv_status* failing_thief(void* drops, swv_function_context* context, swv_grad_mode mode,
+                          const swv_tensor* const* inputs, size_t num_inputs, swv_tensor** outputs,
+                          size_t num_outputs) {
+  swv_status_free(thief(drops, context, mode, inputs, num_inputs, outputs, num_outputs));
+  return swv_status_new(SWV_DATA_LOSS, "no");
+}
+swv_status* lazy_segment(void*, swv_grad_mode, const swv_tensor* const*, size_t, swv_tensor**,
+                         size_t) {
+  return nullptr;
+}
+swv_status* thieving_segment(void*, swv_grad_mode, const swv_tensor* const* inputs, size_t,
+                             swv_tensor** outputs, size_t) {
+  outputs[0] = const_cast<swv_tensor*>(inputs[0]);
+  return nullptr;
+}
 void count(void* drops) {
   ++*static_cast<int*>(drops);
 }
@@ -519,11 +575,39 @@ TEST_F(BadInputTest, CallbacksThatMisbehaveAreDroppedOnce) {
   expect_fails(swv_function_apply(&f, SWV_GRAD, inputs, 1, &out, 1), SWV_INVALID_ARGUMENT,
                "output 0 was not written");
   EXPECT_EQ(drops, ++expected);
+  f.forward = failing_thief;
+  testing::internal::CaptureStderr();
+  expect_fails(swv_function_apply(&f, SWV_GRAD, inputs, 1, &out, 1), SWV_DATA_LOSS,
+               "f.forward: no");
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "") << "what is borrowed is freed once";
+  EXPECT_EQ(drops, ++expected);
   f.forward = thief;
   expect_fails(swv_function_apply(&f, SWV_GRAD, inputs, 1, &out, 1), SWV_INVALID_ARGUMENT,
                "is a borrowed tensor");
   EXPECT_EQ(drops, ++expected);
   expect_fails(swv_function_apply(&f, SWV_GRAD, inputs, 1, &out, 0), SWV_INVALID_ARGUMENT,
+               "'num_outputs' is 0");
+  EXPECT_EQ(drops, ++expected);
+
+  swv_segment segment = SWV_SEGMENT_INIT;
+  segment.user_data = &drops;
+  segment.drop = count;
+  segment.name = "s";
+  expect_fails(swv_checkpoint(&segment, SWV_GRAD, inputs, 1, &out, 1), SWV_INVALID_ARGUMENT,
+               "'segment.forward' is NULL");
+  EXPECT_EQ(drops, ++expected);
+  segment.forward = lazy_segment;
+  expect_fails(swv_checkpoint(&segment, SWV_GRAD, inputs, 1, &out, 1), SWV_INVALID_ARGUMENT,
+               "s.forward: output 0 was not written");
+  EXPECT_EQ(drops, ++expected);
+  segment.forward = thieving_segment;
+  expect_fails(swv_checkpoint(&segment, SWV_GRAD, inputs, 1, &out, 1), SWV_INVALID_ARGUMENT,
+               "is a borrowed tensor");
+  EXPECT_EQ(drops, ++expected);
+  expect_fails(swv_checkpoint(&segment, SWV_GRAD, inputs, 0, &out, 1), SWV_INVALID_ARGUMENT,
+               "at least one input");
+  EXPECT_EQ(drops, ++expected);
+  expect_fails(swv_checkpoint(&segment, SWV_GRAD, inputs, 1, &out, 0), SWV_INVALID_ARGUMENT,
                "'num_outputs' is 0");
   EXPECT_EQ(drops, ++expected);
 

@@ -601,6 +601,36 @@ static void test_factories_on_a_mesh(swv_world* world) {
   swv_mesh_free(mesh);
 }
 
+static void test_cost_model(swv_world* world) {
+  swv_mesh* mesh = make_mesh(world);
+  swv_link_cost links[] = {{3e-5, 2e10}, {0, 3e11}}, got[2];
+  swv_device_cost device = SWV_DEVICE_COST_INIT, got_device = SWV_DEVICE_COST_INIT;
+  size_t count;
+  int32_t rank;
+  CHECK_OK(swv_mesh_cost_model(mesh, got, 2, &count, &got_device));
+  CHECK(count == 2 && got[1].bandwidth == 5e9 && got_device.flops == 5e10);
+  device.flops = 4e14;
+  CHECK_OK(swv_mesh_set_cost_model(mesh, links, 2, &device));
+  CHECK_OK(swv_mesh_cost_model(mesh, got, 1, &count, &got_device));
+  CHECK(count == 2 && got[0].latency == 3e-5 && got[1].bandwidth == 5e9);
+  CHECK(got_device.flops == 4e14 && got_device.bandwidth == 1e10);
+  CHECK_OK(swv_mesh_set_cost_model_from_json(
+      mesh,
+      "{\"links\": {\"dp\": {\"latency\": 1e-6, \"bandwidth\": 7}, \"tp\": {\"latency\": 0, "
+      "\"bandwidth\": 8}}, \"device\": {\"flops\": 9, \"bandwidth\": 10}}"));
+  CHECK_OK(swv_mesh_cost_model(mesh, got, 2, &count, NULL));
+  CHECK(got[0].bandwidth == 7 && got[1].bandwidth == 8);
+  /* One rank has another one: all hear of it. */
+  CHECK_OK(swv_world_rank(world, &rank));
+  if (rank == 3) device.flops = 1;
+  CHECK_FAILS(swv_mesh_set_cost_model(mesh, links, rank == 2 ? 1 : 2, &device),
+              SWV_INVALID_ARGUMENT,
+              rank == 2 ? "has 1 links" : "were not given the same cost model");
+  CHECK_OK(swv_mesh_cost_model(mesh, got, 2, &count, NULL));
+  CHECK(got[0].bandwidth == 7);
+  swv_mesh_free(mesh);
+}
+
 static void test_sharded(swv_world* world) {
   swv_mesh *mesh = make_mesh(world), *of_tensor;
   swv_tensor *x = make_randn(mesh, "[S(0), R]", 7, 5, 0),
@@ -657,6 +687,22 @@ static void test_sharded(swv_world* world) {
   swv_op_free(op);
   CHECK_OK(swv_mesh_dispatch_counters(mesh, &counters));
   CHECK(counters.operators > 0 && counters.implicit_redistributions > 0);
+  /* A sum that is reduced for one use is there for the next. */
+  {
+    const int64_t rows[] = {0};
+    swv_tensor* partial;
+    args[0] = swv_value_tensor(x);
+    args[1] = swv_value_ints(rows, 1);
+    partial = call_op("aten::sum.dim_IntList", SWV_GRAD, args, 2);
+    args[0] = swv_value_tensor(partial);
+    swv_tensor_free(call_op("aten::relu", SWV_GRAD, args, 1));
+    CHECK_OK(swv_mesh_dispatch_counters(mesh, &counters));
+    CHECK(counters.remembered_uses == 0 && counters.remembered_bytes == 5 * sizeof(float));
+    swv_tensor_free(call_op("aten::relu", SWV_GRAD, args, 1));
+    swv_tensor_free(partial);
+    CHECK_OK(swv_mesh_dispatch_counters(mesh, &counters));
+    CHECK(counters.remembered_uses == 1 && counters.remembered_bytes == 0);
+  }
 
   /* The same seed, another layout: the same numbers. */
   CHECK_OK(swv_mesh_seed(mesh, 7));
@@ -797,6 +843,148 @@ static void test_autograd(swv_world* world) {
   swv_tensor_free(twice);
   swv_tensor_free(loss);
   swv_tensor_free(y);
+  swv_tensor_free(x);
+  swv_mesh_free(mesh);
+}
+
+/* dropout(gelu(x)) * weight, of which nothing in between is kept. */
+typedef struct segment_state {
+  swv_tensor* weight;
+  int runs;
+  int drops;
+  int fails_in; /* this run */
+} segment_state;
+static void count_segment_drop(void* user_data) {
+  ++((segment_state*)user_data)->drops;
+}
+static swv_tensor* run_segment(const swv_tensor* x, const swv_tensor* weight, swv_grad_mode mode) {
+  swv_value args[3];
+  swv_tensor *active, *dropped, *result;
+  args[0] = swv_value_tensor((swv_tensor*)x);
+  active = call_op("aten::gelu", mode, args, 1);
+  args[0] = swv_value_tensor(active);
+  args[1] = swv_value_float(0.5);
+  args[2] = swv_value_bool(1);
+  dropped = call_op("aten::dropout", mode, args, 3);
+  args[0] = swv_value_tensor(dropped);
+  args[1] = swv_value_tensor((swv_tensor*)weight);
+  result = call_op("aten::mul.Tensor", mode, args, 2);
+  swv_tensor_free(dropped);
+  swv_tensor_free(active);
+  return result;
+}
+static swv_status* segment_forward(void* user_data, swv_grad_mode mode,
+                                   const swv_tensor* const* inputs, size_t num_inputs,
+                                   swv_tensor** outputs, size_t num_outputs) {
+  segment_state* state = (segment_state*)user_data;
+  CHECK(num_inputs == 1 && num_outputs == 1 && outputs[0] == NULL);
+  CHECK(mode == (state->runs == 0 ? SWV_NO_GRAD : SWV_GRAD));
+  outputs[0] = run_segment(inputs[0], state->weight, mode);
+  if (++state->runs == state->fails_in) return swv_status_new(SWV_DATA_LOSS, "the cat ate it");
+  return NULL;
+}
+/* The sum of the squares of a segment's output. */
+static swv_tensor* squares(const swv_tensor* y) {
+  swv_value args[2];
+  swv_tensor *product, *loss;
+  args[0] = args[1] = swv_value_tensor((swv_tensor*)y);
+  product = call_op("aten::mul.Tensor", SWV_GRAD, args, 2);
+  args[0] = swv_value_tensor(product);
+  loss = call_op("aten::sum", SWV_GRAD, args, 1);
+  swv_tensor_free(product);
+  return loss;
+}
+
+static void test_checkpoint(swv_world* world) {
+  swv_mesh* mesh = make_mesh(world);
+  swv_tensor *x = make_randn(mesh, "[S(0), R]", 7, 5, 1),
+             *w = make_randn(mesh, "[R, S(1)]", 7, 5, 1), *y, *again, *loss, *x_grad, *w_grad,
+             *x_again, *w_again;
+  const swv_tensor* inputs[1];
+  swv_segment segment = SWV_SEGMENT_INIT;
+  segment_state state = {NULL, 0, 0, 0};
+  swv_random_state before, after, after_again;
+  swv_random_scope* scope;
+  swv_bool flag;
+  inputs[0] = x;
+  state.weight = w;
+  segment.name = "block";
+  segment.user_data = &state;
+  segment.forward = segment_forward;
+  segment.drop = count_segment_drop;
+
+  CHECK_OK(swv_mesh_random_state(mesh, &before));
+  y = run_segment(x, w, SWV_GRAD);
+  loss = squares(y);
+  CHECK_OK(swv_tensor_backward(loss, NULL, NULL));
+  swv_tensor_free(loss);
+  CHECK_OK(swv_tensor_grad(x, &x_grad));
+  CHECK_OK(swv_tensor_grad(w, &w_grad));
+  CHECK_OK(swv_tensor_set_grad(x, NULL));
+  CHECK_OK(swv_tensor_set_grad(w, NULL));
+  CHECK_OK(swv_mesh_random_state(mesh, &after));
+  CHECK(after.offset > before.offset);
+
+  /* The same numbers, by a checkpoint: values, gradients, and what is drawn next. */
+  CHECK_OK(swv_mesh_set_random_state(mesh, &before));
+  CHECK_OK(swv_checkpoint(&segment, SWV_GRAD, inputs, 1, &again, 1));
+  CHECK(state.runs == 1 && state.drops == 0);
+  check_equal(again, y, 0);
+  loss = squares(again);
+  swv_tensor_free(again);
+  CHECK_OK(swv_tensor_backward(loss, NULL, NULL));
+  CHECK(state.runs == 2);
+  swv_tensor_free(loss);
+  CHECK(state.drops == 1);
+  CHECK_OK(swv_tensor_grad(x, &x_again));
+  CHECK_OK(swv_tensor_grad(w, &w_again));
+  check_equal(x_again, x_grad, 1e-6f);
+  check_equal(w_again, w_grad, 1e-6f);
+  CHECK_OK(swv_mesh_random_state(mesh, &after_again));
+  CHECK(after_again.seed == after.seed && after_again.offset == after.offset);
+
+  /* By hand: a scope draws from its state, and the mesh goes on where it was. */
+  CHECK_OK(swv_random_scope_create(mesh, &before, &scope));
+  again = run_segment(x, w, SWV_NO_GRAD);
+  swv_random_scope_free(scope);
+  check_equal(again, y, 0);
+  swv_tensor_free(again);
+  CHECK_OK(swv_mesh_random_state(mesh, &after_again));
+  CHECK(after_again.offset == after.offset);
+
+  /* Not recorded: one run, and nothing is kept. */
+  state.runs = state.drops = 0;
+  CHECK_OK(swv_checkpoint(&segment, SWV_NO_GRAD, inputs, 1, &again, 1));
+  CHECK(state.runs == 1 && state.drops == 1);
+  CHECK_OK(swv_tensor_requires_grad(again, &flag));
+  CHECK(flag == 0);
+
+  /* A failure of either run comes to whoever called. */
+  state.runs = state.drops = 0;
+  state.fails_in = 1;
+  y = (swv_tensor_free(y), again);
+  CHECK_FAILS(swv_checkpoint(&segment, SWV_GRAD, inputs, 1, &again, 1), SWV_DATA_LOSS,
+              "swv_checkpoint: block.forward: the cat ate it");
+  CHECK(state.drops == 1 && again == y);
+  state.runs = state.drops = 0;
+  state.fails_in = 2;
+  CHECK_OK(swv_checkpoint(&segment, SWV_GRAD, inputs, 1, &again, 1));
+  loss = squares(again);
+  CHECK_FAILS(swv_tensor_backward(loss, NULL, NULL), SWV_DATA_LOSS,
+              "swv_tensor_backward: block.forward, run again in backward: the cat ate it");
+  CHECK(state.runs == 2 && state.drops == 0);
+  swv_tensor_free(loss);
+  swv_tensor_free(again);
+  CHECK(state.drops == 1);
+  CHECK_OK(swv_mesh_random_state(mesh, &after_again));
+  CHECK(after_again.offset > after.offset); /* the scope of the run that failed has ended */
+
+  swv_tensor_free(w_again);
+  swv_tensor_free(x_again);
+  swv_tensor_free(w_grad);
+  swv_tensor_free(x_grad);
+  swv_tensor_free(y);
+  swv_tensor_free(w);
   swv_tensor_free(x);
   swv_mesh_free(mesh);
 }
@@ -1195,7 +1383,9 @@ static swv_status* rank_main(void* user_data, swv_world* world) {
   test_values();
   test_factories_on_a_mesh(world);
   test_sharded(world);
+  test_cost_model(world);
   test_autograd(world);
+  test_checkpoint(world);
   test_training(world);
   test_tied_weights(world);
   test_optimizer_state(world);

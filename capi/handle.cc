@@ -64,9 +64,9 @@ constexpr std::string_view kNames[] = {"swv_status", "swv_string",       "swv_wo
                                        "swv_mesh",   "swv_strict_scope", "swv_layout",
                                        "swv_tensor", "swv_op",           "swv_function_context",
                                        "swv_module", "swv_plan",         "swv_optimizer",
-                                       "swv_trace",  "swv_module_scope"};
+                                       "swv_trace",  "swv_module_scope", "swv_random_scope"};
 constexpr auto kFirst = static_cast<uint32_t>(Kind::kStatus);
-static_assert(kFirst + std::size(kNames) == static_cast<uint32_t>(Kind::kModuleScope) + 1);
+static_assert(kFirst + std::size(kNames) == static_cast<uint32_t>(Kind::kRandomScope) + 1);
 
 }  // namespace
 

@@ -38,6 +38,7 @@ enum class Kind : uint32_t {
   kOptimizer,
   kTrace,
   kModuleScope,
+  kRandomScope,
 };
 std::string_view name_of(Kind kind);  // "swv_status", ...; "no handle" for anything else
 

@@ -1,10 +1,17 @@
 // Meshes and their random numbers, scopes and counters.
+#include <algorithm>
+
 #include "shardweave/capi/handles.h"
 #include "shardweave/comm/str_cat.h"
+#include "shardweave/dtensor/cost_model.h"
 #include "shardweave/dtensor/random.h"
 
 struct swv_strict_scope : shardweave::capi::Handle<shardweave::capi::Kind::kStrictScope> {
   std::unique_ptr<shardweave::StrictScope> scope;
+};
+
+struct swv_random_scope : shardweave::capi::Handle<shardweave::capi::Kind::kRandomScope> {
+  std::unique_ptr<shardweave::RandomStateScope> scope;
 };
 
 namespace shardweave::capi {
@@ -49,6 +56,38 @@ int mesh_dim(const swv_mesh* mesh, int32_t dim) {
                  " dimensions"));
   }
   return dim;
+}
+
+PhiloxState random_state(const swv_random_state* state) {
+  const swv_random_state& s = out(state, "state");
+  return {s.seed, s.offset};
+}
+
+// What is wrong with an argument, for functions that all ranks have to hear of it from.
+template <typename Body>
+absl::StatusOr<CostModel> or_status(const Body& body) {
+  try {
+    return body();
+  } catch (const Failure& failure) {
+    return absl::Status(failure.code(), failure.what());
+  }
+}
+
+absl::StatusOr<CostModel> cost_model(const swv_link_cost* links, size_t num_links,
+                                     const swv_device_cost* given) {
+  return or_status([&]() -> absl::StatusOr<CostModel> {
+    const swv_device_cost device = options<swv_device_cost>(given, SWV_DEVICE_COST_INIT, "device");
+    CostModel model;
+    for (const swv_link_cost& link : span(links, num_links, "links", kMaxDims)) {
+      model.links.push_back({link.latency, link.bandwidth});
+    }
+    model.device = {device.flops, device.bandwidth};
+    return model;
+  });
+}
+
+absl::StatusOr<CostModel> cost_model_from_json(const char* json, const DeviceMesh& mesh) {
+  return or_status([&] { return shardweave::cost_model_from_json(text(json, "text"), mesh); });
 }
 
 }  // namespace
@@ -169,6 +208,41 @@ swv_status* swv_mesh_equal(const swv_mesh* a, const swv_mesh* b, swv_bool* out_e
                  [&] { return in(a, "a").mesh->mesh() == in(b, "b").mesh->mesh(); });
 }
 
+swv_status* swv_mesh_set_cost_model(const swv_mesh* mesh, const swv_link_cost* links,
+                                    size_t num_links, const swv_device_cost* device) {
+  return guarded(__func__, [&] {
+    const shardweave::MeshPtr& m = mesh_ptr(mesh);
+    shardweave::set_cost_model(m, cost_model(links, num_links, device), kHost);
+  });
+}
+
+swv_status* swv_mesh_set_cost_model_from_json(const swv_mesh* mesh, const char* text) {
+  return guarded(__func__, [&] {
+    const shardweave::MeshPtr& m = mesh_ptr(mesh);
+    shardweave::set_cost_model(m, cost_model_from_json(text, m->mesh()), kHost);
+  });
+}
+
+swv_status* swv_mesh_cost_model(const swv_mesh* mesh, swv_link_cost* links, size_t capacity,
+                                size_t* out_count, swv_device_cost* out_device) {
+  return guarded(__func__, [&] {
+    const shardweave::CostModel model = shardweave::cost_model(mesh_ptr(mesh));
+    size_t& count = out(out_count, "out_count");
+    if (links == nullptr && capacity != 0) fail_null("links");
+    if (out_device != nullptr) {
+      swv_device_cost device =
+          required_options<swv_device_cost>(out_device, SWV_DEVICE_COST_INIT, "out_device");
+      device.flops = model.device.flops;
+      device.bandwidth = model.device.bandwidth;
+      std::memcpy(out_device, &device, sizeof(device));
+    }
+    count = model.links.size();
+    for (size_t i = 0; i < std::min(count, capacity); ++i) {
+      links[i] = {model.links[i].latency, model.links[i].bandwidth};
+    }
+  });
+}
+
 swv_status* swv_mesh_forbid_communication(const swv_mesh* mesh,
                                           swv_strict_scope** out_strict_scope) {
   return guarded(__func__, out_strict_scope, "out_strict_scope", [&] {
@@ -193,20 +267,36 @@ swv_status* swv_mesh_random_state(const swv_mesh* mesh, swv_random_state* out_st
 
 swv_status* swv_mesh_set_random_state(const swv_mesh* mesh, const swv_random_state* state) {
   return guarded(__func__, [&] {
-    const swv_random_state& s = out(state, "state");
-    shardweave::set_random_state(mesh_ptr(mesh), {s.seed, s.offset});
+    const shardweave::MeshPtr& m = mesh_ptr(mesh);
+    shardweave::set_random_state(m, random_state(state));
   });
+}
+
+swv_status* swv_random_scope_create(const swv_mesh* mesh, const swv_random_state* state,
+                                    swv_random_scope** out_random_scope) {
+  return guarded(__func__, out_random_scope, "out_random_scope", [&] {
+    const shardweave::MeshPtr& m = mesh_ptr(mesh);
+    return make<swv_random_scope>(
+        std::make_unique<shardweave::RandomStateScope>(m, random_state(state)));
+  });
+}
+
+void swv_random_scope_free(swv_random_scope* random_scope) {
+  release(random_scope, __func__);
 }
 
 swv_status* swv_mesh_dispatch_counters(const swv_mesh* mesh, swv_dispatch_counters* out_counters) {
   return guarded(__func__, [&] {
     swv_dispatch_counters result = required_options<swv_dispatch_counters>(
-        out_counters, SWV_DISPATCH_COUNTERS_INIT, "out_counters");
+        out_counters, SWV_DISPATCH_COUNTERS_INIT, "out_counters",
+        SWV_SIZE_TO(swv_dispatch_counters, gathered_operators));
     const shardweave::DispatchCounters c = shardweave::dispatch_counters(mesh_ptr(mesh));
     result.operators = c.operators;
     result.cache_misses = c.cache_misses;
     result.implicit_redistributions = c.implicit_redistributions;
     result.gathered_operators = c.gathered_operators;
-    std::memcpy(out_counters, &result, sizeof(result));
+    result.remembered_uses = c.remembered_uses;
+    result.remembered_bytes = c.remembered_bytes;
+    std::memcpy(out_counters, &result, std::min(sizeof(result), out_counters->struct_size));
   });
 }

@@ -152,6 +152,7 @@ typedef struct swv_plan swv_plan;                         /* placements by param
 typedef struct swv_optimizer swv_optimizer;
 typedef struct swv_trace swv_trace;               /* a record of communication */
 typedef struct swv_module_scope swv_module_scope; /* the name of what runs */
+typedef struct swv_random_scope swv_random_scope; /* a mesh draws from another state */
 
 /* ---- Status and strings ---------------------------------------------------------------------- */
 
@@ -596,6 +597,35 @@ SWV_API SWV_MUST_USE swv_status* swv_mesh_to_string(const swv_mesh* mesh, swv_st
 SWV_API SWV_MUST_USE swv_status* swv_mesh_equal(const swv_mesh* a, const swv_mesh* b,
                                                 swv_bool* out_equal);
 
+/* What communication and computation cost, by which operators choose among the strategies of their
+ * sharding rules, and redistributions their steps (dtensor/cost_model.h). */
+typedef struct swv_link_cost {
+  double latency;   /* seconds per collective; 0 or more */
+  double bandwidth; /* bytes per second and rank */
+} swv_link_cost;
+
+typedef struct swv_device_cost {
+  size_t struct_size;
+  double flops;     /* multiplications and additions per second, in matrix products */
+  double bandwidth; /* bytes per second that are read or written */
+} swv_device_cost;
+#define SWV_DEVICE_COST_INIT {SWV_SIZE_TO(swv_device_cost, bandwidth), 5e10, 1e10}
+
+/* From now on, on this mesh; its slices have costs of their own. A link for each mesh dimension;
+ * device NULL: the default. COLLECTIVE, once: ranks that are not all given the same, or one of which
+ * is given what is none, all get SWV_INVALID_ARGUMENT and keep what they had. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_set_cost_model(const swv_mesh* mesh,
+                                                         const swv_link_cost* links,
+                                                         size_t num_links,
+                                                         const swv_device_cost* device);
+/* The same from JSON, as //tools:measure_cost_model prints it. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_set_cost_model_from_json(const swv_mesh* mesh,
+                                                                   const char* text);
+/* out_device may be NULL. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_cost_model(const swv_mesh* mesh, swv_link_cost* links,
+                                                     size_t capacity, size_t* out_count,
+                                                     swv_device_cost* out_device);
+
 /* Until the scope is freed, operators on this mesh's tensors that would communicate by themselves
  * fail with SWV_FAILED_PRECONDITION, naming operator and tensors. */
 SWV_API SWV_MUST_USE swv_status* swv_mesh_forbid_communication(const swv_mesh* mesh,
@@ -984,6 +1014,29 @@ SWV_API SWV_MUST_USE swv_status* swv_function_context_save(swv_function_context*
 SWV_API SWV_MUST_USE swv_status* swv_function_context_saved(const swv_function_context* context,
                                                             size_t index, swv_tensor** out_tensor);
 
+/* A part of the host's forward whose intermediate results are not kept: backward runs it again. Both
+ * runs draw the same random numbers on the meshes of the inputs, and have the same inputs; the host
+ * sees to it that they compute the same. `mode` is the one to call operators with: SWV_NO_GRAD first,
+ * SWV_GRAD again. Tensors as in swv_function. */
+typedef struct swv_segment {
+  size_t struct_size;
+  const char* name;
+  void* user_data;
+  swv_status* (*forward)(void* user_data, swv_grad_mode mode, const swv_tensor* const* inputs,
+                         size_t num_inputs, swv_tensor** outputs, size_t num_outputs);
+  void (*drop)(void* user_data); /* may be NULL */
+} swv_segment;
+#define SWV_SEGMENT_INIT {SWV_SIZE_TO(swv_segment, drop), NULL, NULL, NULL, NULL}
+
+/* Activation checkpointing: calls forward at once, and when gradients pass once more, on the thread
+ * that calls backward. `segment` is copied; user_data is dropped when the graph no longer needs it.
+ * At least one input. Gradients of what forward uses besides its inputs are added to its leaves:
+ * swv_tensor_backward gives them, swv_gradients does not. No create_graph through it. COLLECTIVE as
+ * forward is, both times. */
+SWV_API SWV_MUST_USE swv_status* swv_checkpoint(const swv_segment* segment, swv_grad_mode mode,
+                                                const swv_tensor* const* inputs, size_t num_inputs,
+                                                swv_tensor** out_outputs, size_t num_outputs);
+
 /* ---- Random numbers ---------------------------------------------------------------------------
  * Random operators on sharded tensors draw from their mesh, by global element index. */
 
@@ -998,6 +1051,13 @@ SWV_API SWV_MUST_USE swv_status* swv_mesh_random_state(const swv_mesh* mesh,
                                                        swv_random_state* out_state);
 SWV_API SWV_MUST_USE swv_status* swv_mesh_set_random_state(const swv_mesh* mesh,
                                                            const swv_random_state* state);
+/* Until the scope is freed the mesh draws from `state`; then it goes on where it was. What is
+ * computed a second time draws its numbers a second time. Scopes of a mesh end in the reverse order
+ * of their making. Local: the same on every rank. */
+SWV_API SWV_MUST_USE swv_status* swv_random_scope_create(const swv_mesh* mesh,
+                                                         const swv_random_state* state,
+                                                         swv_random_scope** out_random_scope);
+SWV_API void swv_random_scope_free(swv_random_scope* random_scope);
 /* Of plain tensors: one generator for the process, whatever the rank. */
 SWV_API SWV_MUST_USE swv_status* swv_seed(uint64_t seed);
 
@@ -1171,9 +1231,11 @@ typedef struct swv_dispatch_counters {
   int64_t cache_misses;
   int64_t implicit_redistributions; /* with communication, that nobody asked for by name */
   int64_t gathered_operators;       /* calls of operators without a sharding rule */
+  int64_t remembered_uses;          /* redistributions that an earlier one's result made needless */
+  int64_t remembered_bytes;         /* that such results take up now */
 } swv_dispatch_counters;
 #define SWV_DISPATCH_COUNTERS_INIT \
-  {SWV_SIZE_TO(swv_dispatch_counters, gathered_operators), 0, 0, 0, 0}
+  {SWV_SIZE_TO(swv_dispatch_counters, remembered_bytes), 0, 0, 0, 0, 0, 0}
 
 /* Of this rank since the mesh was made; as many members as struct_size says. */
 SWV_API SWV_MUST_USE swv_status* swv_mesh_dispatch_counters(const swv_mesh* mesh,

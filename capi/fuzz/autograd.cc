@@ -30,6 +30,12 @@ swv_status* backward(void* user_data, swv_function_context* context, swv_grad_mo
   }
   return nullptr;
 }
+swv_status* segment(void* user_data, swv_grad_mode mode, const swv_tensor* const* inputs,
+                    size_t num_inputs, swv_tensor** outputs, size_t num_outputs) {
+  if (*static_cast<uint64_t*>(user_data) % 11 == 1 && mode == SWV_GRAD)
+    return swv_status_new(SWV_CANCELLED, "the host does not want to again");
+  return forward(user_data, nullptr, mode, inputs, num_inputs, outputs, num_outputs);
+}
 void drop_user_data(void* user_data) {
   delete static_cast<uint64_t*>(user_data);
 }
@@ -46,7 +52,7 @@ void Fuzzer::autograd() {
   o.create_graph = one_in(5);
   o.allow_unused = one_in(2);
   swv_bool yes;
-  switch (below(7)) {
+  switch (below(8)) {
     case 0:
       o.create_graph = 0;  // a gradient with a graph and its parameter keep each other
       done(swv_tensor_backward(pick(tensors_), one_in(2) ? nullptr : pick(tensors_),
@@ -81,6 +87,18 @@ void Fuzzer::autograd() {
       if (done(swv_tensor_detach(pick(tensors_), &t))) keep(t);
       done(swv_tensor_is_leaf(pick(tensors_), &yes));
       break;
+    case 6: {
+      swv_segment s = SWV_SEGMENT_INIT;
+      s.name = one_in(10) ? text() : "s";
+      s.user_data = new uint64_t(random_());
+      s.forward = one_in(20) ? nullptr : segment;
+      s.drop = drop_user_data;
+      const size_t n = 1 + below(2);
+      if (done(swv_checkpoint(&s, small(), inputs, below(4), several, n))) {
+        for (size_t i = 0; i < n; ++i) keep(several[i]);
+      }
+      break;
+    }
     default: {
       swv_function f = SWV_FUNCTION_INIT;
       f.name = one_in(10) ? text() : "f";

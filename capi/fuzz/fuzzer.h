@@ -35,6 +35,7 @@ class Fuzzer {
   ~Fuzzer() {
     for (auto* h : coalescings_) swv_coalescing_free(h);
     for (auto* h : scopes_) swv_strict_scope_free(h);
+    for (auto* h : randoms_) swv_random_scope_free(h);
     // The innermost first.
     while (!names_.empty()) swv_module_scope_free(names_.back()), names_.pop_back();
     while (!traces_.empty()) swv_trace_free(traces_.back()), traces_.pop_back();
@@ -189,6 +190,7 @@ class Fuzzer {
   std::vector<swv_strict_scope*> scopes_;
   std::vector<swv_coalescing*> coalescings_;
   std::vector<swv_module_scope*> names_;
+  std::vector<swv_random_scope*> randoms_;
   std::vector<swv_trace*> traces_;
   float kept_[16] = {};  // of operations that go on
 };

@@ -19,6 +19,8 @@ void Fuzzer::queries() {
   swv_random_state state;
   swv_dispatch_counters dispatch = SWV_DISPATCH_COUNTERS_INIT;
   swv_comm_counter counters[20];
+  swv_link_cost costs[2] = {{1e-6, 1e9}, {1e-6, 1e10}};
+  swv_device_cost device_cost = SWV_DEVICE_COST_INIT;
   const swv_mesh_dim dims[] = {{text(), one_in(4) ? number() : 1}, {text(), 1}};
   const int64_t members[] = {one_in(4) ? number() : 0, 0};
   switch (below(8)) {
@@ -51,6 +53,16 @@ void Fuzzer::queries() {
       if (one_in(30)) dispatch.struct_size = length(64);
       if (dispatch.struct_size > sizeof(dispatch) && dispatch.struct_size <= 4096)
         dispatch.struct_size = 0;
+      done(swv_mesh_cost_model(pick(meshes_), one_in(9) ? nullptr : costs, below(3), &count,
+                               one_in(2) ? nullptr : &device_cost));
+      if (one_in(4)) {
+        costs[below(2)].latency = one_in(3) ? -1.0 : 1e-6;
+        if (one_in(2)) {
+          done(swv_mesh_set_cost_model(pick(meshes_), costs, below(3), &device_cost));
+        } else {
+          done(swv_mesh_set_cost_model_from_json(pick(meshes_), text()));
+        }
+      }
       done(swv_mesh_dispatch_counters(pick(meshes_), one_in(30) ? nullptr : &dispatch));
       break;
     case 3:
@@ -104,11 +116,13 @@ void Fuzzer::queries() {
 void Fuzzer::observe() {
   swv_trace* trace = nullptr;
   swv_module_scope* name = nullptr;
+  swv_random_scope* random = nullptr;
+  swv_random_state state{};
   swv_string* string = nullptr;
   size_t ndim = 0, count = 0;
   int64_t bytes = 0;
   const int64_t* s = sizes(&ndim);
-  switch (below(5)) {
+  switch (below(6)) {
     case 0:
       if (traces_.size() < 3 && one_in(2)) {
         if (done(swv_trace_create(pick(meshes_), &trace))) traces_.push_back(trace);
@@ -135,6 +149,17 @@ void Fuzzer::observe() {
       }
       break;
     case 3:
+      done(swv_mesh_random_state(pick(meshes_), &state));
+      if (randoms_.size() < 3 && one_in(2)) {
+        if (done(swv_random_scope_create(pick(meshes_), one_in(9) ? nullptr : &state, &random)))
+          randoms_.push_back(random);
+      } else if (!randoms_.empty()) {
+        const size_t i = below(randoms_.size());
+        swv_random_scope_free(randoms_[i]);
+        randoms_.erase(randoms_.begin() + static_cast<std::ptrdiff_t>(i));
+      }
+      break;
+    case 4:
       drop(swv_tensor_picture(pick(tensors_), &string), &string);
       break;
     default:

@@ -89,6 +89,62 @@ func Apply(f Function, name string, outputs int, inputs ...*Tensor) ([]*Tensor, 
 	}, all...)
 }
 
+// Checkpoint is activation checkpointing: it calls f on the inputs and keeps nothing of what f computes in
+// between; Backward calls f a second time, with the same inputs and the same random numbers of their meshes.
+// f must compute the same then. Gradients of what f uses besides its inputs are added to its leaves, so
+// Backward gives them and Gradients does not; CreateGraph through it is refused. Tensors that f gets, and
+// those that it makes and does not return, are closed when it returns. A panic in it is an error of whoever
+// called. Collective as f is, both times.
+func Checkpoint(f func(inputs []*Tensor) *Tensor, inputs ...*Tensor) *Tensor {
+	var all func([]*Tensor) ([]*Tensor, error)
+	if f != nil {
+		all = func(inputs []*Tensor) ([]*Tensor, error) { return []*Tensor{f(inputs)}, nil }
+	}
+	outputs, err := CheckpointSeveral(all, 1, inputs...)
+	if err != nil {
+		r := nowhere
+		if len(inputs) > 0 {
+			home, _ := inputs[0].home()
+			r = orNowhere(home)
+		}
+		return r.failed(err)
+	}
+	return outputs[0]
+}
+
+// CheckpointSeveral is Checkpoint for a function with so many outputs.
+func CheckpointSeveral(f func(inputs []*Tensor) ([]*Tensor, error), outputs int, inputs ...*Tensor) ([]*Tensor, error) {
+	if f == nil {
+		return nil, invalid("argument 'f' is nil")
+	}
+	if outputs < 0 || outputs > maxOutputs {
+		return nil, invalid("argument 'outputs' is %d; wanted 0 to %d", outputs, maxOutputs)
+	}
+	all, err := required(inputs)
+	if err != nil {
+		return nil, err
+	}
+	defer runtime.KeepAlive(inputs)
+	return ask(func(r *rank) ([]*Tensor, error) {
+		handles, err := c.Checkpoint(&segment{function{rank: r}, f}, "f", int32(r.mode), handlesOf(inputs), outputs)
+		if err != nil {
+			return nil, err
+		}
+		return r.tensors(handles), nil
+	}, all...)
+}
+
+// segment is what the inner package calls of a checkpoint.
+type segment struct {
+	function
+	f func([]*Tensor) ([]*Tensor, error)
+}
+
+func (s *segment) Run(mode int32, inputs, outputs []c.Tensor) error {
+	return s.call(nil, mode, inputs, outputs, "f",
+		func(_ *FunctionContext, inputs []*Tensor) ([]*Tensor, error) { return s.f(inputs) })
+}
+
 // function is what the inner package calls.
 type function struct {
 	rank *rank

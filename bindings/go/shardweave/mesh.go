@@ -168,6 +168,76 @@ func (m *Mesh) SetRandomState(seed, offset uint64) error {
 	return do(func(*rank) error { return c.MeshSetRandomState(m.handle, seed, offset) }, m)
 }
 
+// WithRandomState calls body, in which the mesh draws from that state; then it goes on where it was. What is
+// computed a second time draws its numbers a second time.
+func (m *Mesh) WithRandomState(seed, offset uint64, body func() error) (err error) {
+	if body == nil {
+		return noBody()
+	}
+	scope, err := ask(func(*rank) (c.RandomScope, error) { return c.RandomScopeCreate(m.handle, seed, offset) }, m)
+	if err != nil {
+		return err
+	}
+	defer m.rank.finallyOr(&err, func() { c.RandomScopeFree(scope) })
+	return body()
+}
+
+// CostModel is what communication and computation cost, by which operators choose among the strategies of
+// their sharding rules, and redistributions their steps.
+type CostModel struct {
+	Links  []LinkCost // one for each mesh dimension
+	Device DeviceCost // of a rank
+}
+
+// LinkCost is what a collective along a mesh dimension costs.
+type LinkCost struct {
+	Latency   float64 // seconds per collective; 0 or more
+	Bandwidth float64 // bytes per second and rank
+}
+
+// DeviceCost is what a rank computes.
+type DeviceCost struct {
+	Flops     float64 // multiplications and additions per second, in matrix products
+	Bandwidth float64 // bytes per second that are read or written
+}
+
+// CostModel is what SetCostModel has set, or that of rank threads on a CPU.
+func (m *Mesh) CostModel() (CostModel, error) {
+	return ask(func(*rank) (CostModel, error) {
+		var model CostModel
+		sizes, err := c.MeshShape(m.handle)
+		if err != nil {
+			return model, err
+		}
+		links, device, err := c.MeshCostModel(m.handle, len(sizes))
+		if err != nil {
+			return model, err
+		}
+		for _, link := range links {
+			model.Links = append(model.Links, LinkCost{link[0], link[1]})
+		}
+		model.Device = DeviceCost{device[0], device[1]}
+		return model, nil
+	}, m)
+}
+
+// SetCostModel sets it from now on, on this mesh; its slices have models of their own. What was decided
+// before is forgotten. Collective, once: ranks that are not all given the same, or one of which is given
+// what is none, all get an error and keep what they had.
+func (m *Mesh) SetCostModel(model CostModel) error {
+	var links [][2]float64
+	for _, link := range model.Links {
+		links = append(links, [2]float64{link.Latency, link.Bandwidth})
+	}
+	device := [2]float64{model.Device.Flops, model.Device.Bandwidth}
+	return do(func(*rank) error { return c.MeshSetCostModel(m.handle, links, device) }, m)
+}
+
+// SetCostModelFromJSON is SetCostModel for what //tools:measure_cost_model has printed.
+func (m *Mesh) SetCostModelFromJSON(text string) error {
+	return do(func(*rank) error { return c.MeshSetCostModelFromJSON(m.handle, text) }, m)
+}
+
 // ForbidCommunication calls body, in which operators on this mesh's tensors that would communicate by
 // themselves fail with FailedPrecondition, naming operator and tensors.
 func (m *Mesh) ForbidCommunication(body func() error) (err error) {
@@ -201,13 +271,15 @@ type DispatchCounters struct {
 	CacheMisses             int64
 	ImplicitRedistributions int64 // with communication, that nobody asked for by name
 	GatheredOperators       int64 // calls of operators without a sharding rule
+	RememberedUses          int64 // redistributions that an earlier one's result made needless
+	RememberedBytes         int64 // that such results take up now
 }
 
 // DispatchCounters counts since the mesh was made.
 func (m *Mesh) DispatchCounters() (DispatchCounters, error) {
 	return ask(func(*rank) (DispatchCounters, error) {
 		n, err := c.MeshDispatchCounters(m.handle)
-		return DispatchCounters{n[0], n[1], n[2], n[3]}, err
+		return DispatchCounters{n[0], n[1], n[2], n[3], n[4], n[5]}, err
 	}, m)
 }
 

@@ -308,6 +308,115 @@ func (f cube) Backward(ctx *sw.FunctionContext, grads []*sw.Tensor) ([]*sw.Tenso
 	return []*sw.Tensor{x.Mul(x).Mul(300).Mul(grads[0])}, nil
 }
 
+func TestCheckpoints(t *testing.T) { checkLeaks(t, func() { checkpoints(t) }) }
+
+func checkpoints(t *testing.T) {
+	run(t, 4, func(w *sw.World) error {
+		m, err := w.ParseMesh("dp=2,tp=2")
+		if err != nil {
+			return err
+		}
+		x := sw.Randn(m, []int64{7, 5}, sw.On{"dp": "S(0)"}, sw.RequiresGrad)
+		weight := sw.Randn(m, []int64{5}, sw.On{"tp": "S(0)"}, sw.RequiresGrad)
+		runs := 0
+		block := func(in []*sw.Tensor) *sw.Tensor {
+			runs++
+			return in[0].Apply("aten::gelu").Apply("aten::dropout", 0.5, true).Mul(weight)
+		}
+		// step is the output, both gradients, and how many operators have drawn by then.
+		step := func(forward func(...*sw.Tensor) *sw.Tensor) ([]*sw.Tensor, uint64, error) {
+			if err := m.SetRandomState(5, 0); err != nil {
+				return nil, 0, err
+			}
+			y := forward(x)
+			if err := y.Mul(y).Sum().Backward(); err != nil {
+				return nil, 0, err
+			}
+			all := []*sw.Tensor{y.Full(), mustOf(x.Grad()).Full(), mustOf(weight.Grad()).Full()}
+			x.SetGrad(nil)
+			weight.SetGrad(nil)
+			_, drawn, err := m.RandomState()
+			return all, drawn, err
+		}
+		wanted, drawn, err := step(func(in ...*sw.Tensor) *sw.Tensor { return block(in) })
+		if err != nil || runs != 1 || drawn == 0 {
+			return fmt.Errorf("%d runs, %d drawn, %v", runs, drawn, err)
+		}
+		got, drawnAgain, err := step(func(in ...*sw.Tensor) *sw.Tensor { return sw.Checkpoint(block, in...) })
+		if err != nil || runs != 3 || drawnAgain != drawn {
+			return fmt.Errorf("%d runs, %d drawn, %v", runs, drawnAgain, err)
+		}
+		for i := range wanted {
+			a, b := mustOf(sw.Data[float32](wanted[i])), mustOf(sw.Data[float32](got[i]))
+			for j := range a {
+				if math.Abs(float64(a[j]-b[j])) > 1e-5 {
+					return fmt.Errorf("%d: %v and %v", i, a, b)
+				}
+			}
+		}
+		var again *sw.Tensor
+		err = m.WithRandomState(5, 0, func() error {
+			return w.With(sw.NoGrad, func() error {
+				again = block([]*sw.Tensor{x}).Full()
+				return again.Err()
+			})
+		})
+		if err != nil || fmt.Sprint(mustOf(sw.Data[float32](again))) != fmt.Sprint(mustOf(sw.Data[float32](wanted[0]))) {
+			return fmt.Errorf("other numbers, %v", err)
+		}
+		if _, offset, err := m.RandomState(); err != nil || offset != drawn {
+			return fmt.Errorf("%d, %v", offset, err)
+		}
+		return nil
+	})
+}
+
+func TestCheckpointsThatFail(t *testing.T) { checkLeaks(t, func() { checkpointsThatFail(t) }) }
+
+func checkpointsThatFail(t *testing.T) {
+	w := alone(t)
+	x := sw.FromSlice(w, []float64{2}, []int64{1}, sw.RequiresGrad)
+	// failing fails in that run.
+	failing := func(run int, panics bool) func([]*sw.Tensor) ([]*sw.Tensor, error) {
+		runs := 0
+		return func(in []*sw.Tensor) ([]*sw.Tensor, error) {
+			if runs++; runs < run {
+				return []*sw.Tensor{in[0].Mul(in[0]), in[0].Mul(3)}, nil
+			}
+			if panics {
+				panic("the dog ate it")
+			}
+			return nil, &sw.Error{Code: sw.DataLoss, Message: "the dog ate it"}
+		}
+	}
+	for panics, code := range map[bool]sw.Code{false: sw.DataLoss, true: sw.Internal} {
+		_, err := sw.CheckpointSeveral(failing(1, panics), 2, x)
+		if !errors.Is(err, code) || !strings.Contains(err.Error(), "CheckpointSeveral: f.forward: ") || !strings.Contains(err.Error(), "the dog ate it") {
+			t.Error(err)
+		}
+		y := mustOf(sw.CheckpointSeveral(failing(2, panics), 2, x))
+		err = y[0].Add(y[1]).Backward()
+		if !errors.Is(err, code) || !strings.Contains(err.Error(), "Tensor.Backward: f.forward, run again in backward: ") || !strings.Contains(err.Error(), "the dog ate it") {
+			t.Error(err)
+		}
+	}
+	if err := sw.Checkpoint(func(in []*sw.Tensor) *sw.Tensor { return in[0].Apply("aten::geluu") }, x).Err(); !errors.Is(err, sw.NotFound) {
+		t.Error(err)
+	}
+	for _, f := range []func([]*sw.Tensor) *sw.Tensor{nil, func([]*sw.Tensor) *sw.Tensor { return nil }} {
+		if err := sw.Checkpoint(f, x).Mul(2).Err(); !errors.Is(err, sw.InvalidArgument) {
+			t.Error(err)
+		}
+	}
+	if err := sw.Checkpoint(func(in []*sw.Tensor) *sw.Tensor { return in[0] }).Err(); !errors.Is(err, sw.InvalidArgument) {
+		t.Error(err)
+	}
+	if _, err := sw.CheckpointSeveral(failing(9, false), 1, x); !errors.Is(err, sw.InvalidArgument) || !strings.Contains(err.Error(), "f has returned 2 tensors, wanted 1") {
+		t.Error(err)
+	}
+	w.Close()
+}
+
 func TestFunctionsOfTheHost(t *testing.T) { checkLeaks(t, func() { functionsOfTheHost(t) }) }
 
 func functionsOfTheHost(t *testing.T) {

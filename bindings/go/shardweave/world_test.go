@@ -405,6 +405,47 @@ func TestMeshesAndLayouts(t *testing.T) {
 	}
 }
 
+func TestCostModels(t *testing.T) {
+	run(t, 4, func(w *sw.World) error {
+		m, err := w.ParseMesh("dp=2,tp=2")
+		if err != nil {
+			return err
+		}
+		model, err := m.CostModel()
+		if err != nil || len(model.Links) != 2 || model.Device.Flops != 5e10 {
+			return fmt.Errorf("%+v, %v", model, err)
+		}
+		model.Links[1] = sw.LinkCost{Latency: 0, Bandwidth: 3e11}
+		if err := m.SetCostModel(model); err != nil {
+			return err
+		}
+		if got, err := m.CostModel(); err != nil || fmt.Sprint(got) != fmt.Sprint(model) {
+			return fmt.Errorf("%+v, %v", got, err)
+		}
+		text := `{"links": {"dp": {"latency": 1e-6, "bandwidth": 7}, "tp": {"latency": 0, "bandwidth": 8}},
+			"device": {"flops": 9, "bandwidth": 10}}`
+		if err := m.SetCostModelFromJSON(text); err != nil {
+			return err
+		}
+		other := model
+		broken := text
+		if w.Rank() == 3 {
+			other.Device.Flops *= 2
+			broken = "no\x00"
+		}
+		if err := m.SetCostModelFromJSON(broken); !errors.Is(err, sw.InvalidArgument) {
+			return fmt.Errorf("%v", err)
+		}
+		if err := m.SetCostModel(other); !errors.Is(err, sw.InvalidArgument) || !strings.Contains(err.Error(), "Mesh.SetCostModel: ranks 0 and 3 of ") {
+			return fmt.Errorf("%v", err)
+		}
+		if got, err := m.CostModel(); err != nil || got.Links[0].Bandwidth != 7 || got.Device.Flops != 9 {
+			return fmt.Errorf("%+v, %v", got, err)
+		}
+		return nil
+	})
+}
+
 func TestTracesAndPictures(t *testing.T) {
 	run(t, 2, func(w *sw.World) error {
 		m, err := w.ParseMesh("x=2")
@@ -451,6 +492,15 @@ func TestTracesAndPictures(t *testing.T) {
 		same, err := sw.MustParseLayout("[S(0)]").Picture(m, []int64{6, 2})
 		if err != nil || same == "" {
 			return fmt.Errorf("%s, %v", same, err)
+		}
+		partial := x.Apply("aten::sum.dim_IntList", []int{0})
+		for uses := int64(0); uses < 2; uses++ { // reduced for the first use, and there for the next
+			if err := partial.Apply("aten::relu").Err(); err != nil {
+				return err
+			}
+			if n, err := m.DispatchCounters(); err != nil || n.RememberedUses != uses || n.RememberedBytes != 2*4 {
+				return fmt.Errorf("%+v, %v", n, err)
+			}
 		}
 		return trace.Close()
 	})

@@ -33,6 +33,7 @@ type (
 	Optimizer   = *C.swv_optimizer
 	Trace       = *C.swv_trace
 	ModuleScope = *C.swv_module_scope
+	RandomScope = *C.swv_random_scope
 )
 
 // Error is a status that was not NULL.
@@ -540,11 +541,50 @@ func MeshSetRandomState(m Mesh, seed, offset uint64) error {
 	return result(C.swv_mesh_set_random_state(m, &state))
 }
 
-// MeshDispatchCounters: operators, cache misses, implicit redistributions, gathered operators.
-func MeshDispatchCounters(m Mesh) ([4]int64, error) {
-	var out [4]int64
+func RandomScopeCreate(m Mesh, seed, offset uint64) (RandomScope, error) {
+	state := C.swv_random_state{seed: C.uint64_t(seed), offset: C.uint64_t(offset)}
+	var out RandomScope
+	err := result(C.swv_random_scope_create(m, &state, &out))
+	return out, err
+}
+
+func RandomScopeFree(s RandomScope) { C.swv_random_scope_free(s) }
+
+// MeshDispatchCounters: operators, cache misses, implicit redistributions, gathered operators, remembered
+// uses, remembered bytes.
+func MeshDispatchCounters(m Mesh) ([6]int64, error) {
+	var out [6]int64
 	err := result(C.swvgo_mesh_dispatch_counters(m, int64s(out[:])))
 	return out, err
+}
+
+// MeshCostModel: latency and bandwidth of each of so many dimensions; flops and bandwidth of the device.
+func MeshCostModel(m Mesh, dims int) (links [][2]float64, device [2]float64, err error) {
+	raw := make([]C.swv_link_cost, dims+1)
+	var cost [2]C.double
+	err = result(C.swvgo_mesh_cost_model(m, &raw[0], C.size_t(dims), &cost[0]))
+	for _, link := range raw[:dims] {
+		links = append(links, [2]float64{float64(link.latency), float64(link.bandwidth)})
+	}
+	return links, [2]float64{float64(cost[0]), float64(cost[1])}, err
+}
+
+func MeshSetCostModel(m Mesh, links [][2]float64, device [2]float64) error {
+	raw := make([]C.swv_link_cost, len(links)+1)
+	for i, link := range links {
+		raw[i] = C.swv_link_cost{latency: C.double(link[0]), bandwidth: C.double(link[1])}
+	}
+	return result(C.swvgo_mesh_set_cost_model(m, &raw[0], C.size_t(len(links)), C.double(device[0]), C.double(device[1])))
+}
+
+// MeshSetCostModelFromJSON lets the library refuse text with a NUL: the other ranks hear of it then.
+func MeshSetCostModelFromJSON(m Mesh, json string) error {
+	if strings.IndexByte(json, 0) >= 0 {
+		json = ""
+	}
+	var a arena
+	defer a.free()
+	return result(C.swv_mesh_set_cost_model_from_json(m, a.text(json)))
 }
 
 // ---- Layouts

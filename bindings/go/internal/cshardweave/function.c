@@ -32,3 +32,21 @@ swv_status* swvgo_function_apply(uintptr_t handle, const char* name, swv_grad_mo
   return swv_function_apply(&function, mode, (const swv_tensor* const*)inputs, num_inputs, outputs,
                             num_outputs);
 }
+
+static swv_status* run_segment(void* handle, swv_grad_mode mode, const swv_tensor* const* inputs,
+                               size_t num_inputs, swv_tensor** outputs, size_t num_outputs) {
+  return swvgo_run_segment((uintptr_t)handle, mode, (swv_tensor**)inputs, num_inputs, outputs,
+                           num_outputs);
+}
+
+swv_status* swvgo_checkpoint(uintptr_t handle, const char* name, swv_grad_mode mode,
+                             swv_tensor* const* inputs, size_t num_inputs, swv_tensor** outputs,
+                             size_t num_outputs) {
+  swv_segment segment = SWV_SEGMENT_INIT;
+  segment.name = name;
+  segment.user_data = (void*)handle;
+  segment.forward = run_segment;
+  segment.drop = drop;
+  return swv_checkpoint(&segment, mode, (const swv_tensor* const*)inputs, num_inputs, outputs,
+                        num_outputs);
+}

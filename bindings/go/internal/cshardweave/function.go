@@ -20,6 +20,12 @@ type Function interface {
 	Dropped()
 }
 
+// Segment is a part of the host's forward; the same holds for its tensors, and for Dropped.
+type Segment interface {
+	Run(mode int32, inputs, outputs []Tensor) error
+	Dropped()
+}
+
 // FunctionApply calls f.Forward during the call, and f.Backward whenever gradients pass.
 func FunctionApply(f Function, name string, mode int32, inputs []Tensor, outputs int) ([]Tensor, error) {
 	if err := checkText("name", name); err != nil {
@@ -30,6 +36,16 @@ func FunctionApply(f Function, name string, mode int32, inputs []Tensor, outputs
 	defer a.free()
 	out := make([]Tensor, outputs+1)
 	err := result(C.swvgo_function_apply(C.uintptr_t(cgo.NewHandle(f)), a.text(name), C.swv_grad_mode(mode),
+		first(inputs), C.size_t(len(inputs)), &out[0], C.size_t(outputs)))
+	return out[:outputs], err
+}
+
+// Checkpoint calls s.Run during the call, and once more when gradients pass.
+func Checkpoint(s Segment, name string, mode int32, inputs []Tensor, outputs int) ([]Tensor, error) {
+	var a arena
+	defer a.free()
+	out := make([]Tensor, outputs+1)
+	err := result(C.swvgo_checkpoint(C.uintptr_t(cgo.NewHandle(s)), a.text(name), C.swv_grad_mode(mode),
 		first(inputs), C.size_t(len(inputs)), &out[0], C.size_t(outputs)))
 	return out[:outputs], err
 }
@@ -86,10 +102,19 @@ func swvgo_backward(handle C.uintptr_t, ctx *C.swv_function_context, mode C.swv_
 	})
 }
 
+//export swvgo_run_segment
+func swvgo_run_segment(handle C.uintptr_t, mode C.swv_grad_mode, inputs **C.swv_tensor, numInputs C.size_t,
+	outputs **C.swv_tensor, numOutputs C.size_t) *C.swv_status {
+	return callback(func() error {
+		return cgo.Handle(handle).Value().(Segment).Run(int32(mode), unsafe.Slice(inputs, int(numInputs)),
+			unsafe.Slice(outputs, int(numOutputs)))
+	})
+}
+
 //export swvgo_drop
 func swvgo_drop(handle C.uintptr_t) {
 	h := cgo.Handle(handle)
-	f := h.Value().(Function)
+	f := h.Value().(interface{ Dropped() })
 	h.Delete()
 	f.Dropped()
 }

@@ -323,7 +323,29 @@ static inline swv_status* swvgo_mesh_dispatch_counters(const swv_mesh* mesh, int
   out[1] = counters.cache_misses;
   out[2] = counters.implicit_redistributions;
   out[3] = counters.gathered_operators;
+  out[4] = counters.remembered_uses;
+  out[5] = counters.remembered_bytes;
   return status;
+}
+
+// Links as latency, bandwidth, latency, ...; out: flops and bandwidth of the device.
+static inline swv_status* swvgo_mesh_cost_model(const swv_mesh* mesh, swv_link_cost* links,
+                                                size_t capacity, double* device) {
+  swv_device_cost cost = SWV_DEVICE_COST_INIT;
+  size_t count = 0;
+  swv_status* status = swv_mesh_cost_model(mesh, links, capacity, &count, &cost);
+  device[0] = cost.flops;
+  device[1] = cost.bandwidth;
+  return status;
+}
+
+static inline swv_status* swvgo_mesh_set_cost_model(const swv_mesh* mesh,
+                                                    const swv_link_cost* links, size_t num_links,
+                                                    double flops, double bandwidth) {
+  swv_device_cost device = SWV_DEVICE_COST_INIT;
+  device.flops = flops;
+  device.bandwidth = bandwidth;
+  return swv_mesh_set_cost_model(mesh, links, num_links, &device);
 }
 
 // One collective that waits: memory of Go is in use only during the call.
@@ -383,5 +405,8 @@ static inline swv_status* swvgo_function_context_save(swv_function_context* cont
 swv_status* swvgo_function_apply(uintptr_t handle, const char* name, swv_grad_mode mode,
                                  swv_tensor* const* inputs, size_t num_inputs, swv_tensor** outputs,
                                  size_t num_outputs);
+swv_status* swvgo_checkpoint(uintptr_t handle, const char* name, swv_grad_mode mode,
+                             swv_tensor* const* inputs, size_t num_inputs, swv_tensor** outputs,
+                             size_t num_outputs);
 
 #endif  // SHARDWEAVE_GO_SHIM_H_

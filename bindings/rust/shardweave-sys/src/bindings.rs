@@ -100,6 +100,11 @@ pub struct swv_trace {
 pub struct swv_module_scope {
     _unused: [u8; 0],
 }
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_random_scope {
+    _unused: [u8; 0],
+}
 #[doc = " The numbers of google.rpc.Code."]
 pub type swv_code = i32;
 pub const SWV_OK: i32 = 0;
@@ -571,7 +576,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Several operations of one group as one, which a backend may run together:\n\n   idle --swv_comm_coalesce--> collecting --swv_coalescing_finish--> finished\n\n While a group is collecting (through whichever handle):\n   an operation with out_work NULL     is issued and collected; it returns without waiting, with an\n                                       error only if it was refused. Its memory is in use until\n                                       the coalescing's end.\n   an operation with out_work          SWV_INVALID_ARGUMENT; nothing is issued\n   swv_comm_coalesce                   SWV_INVALID_ARGUMENT; nothing changes\n   swv_coalescing_finish               is the end: one work for all that was collected; out_work\n                                       NULL waits. It fails with the first error of all,\n                                       arguments that were refused among them, when all have ended\n   swv_coalescing_free                 is the end too: waits for all that was collected, however\n                                       it ends, and frees; the error is swv_comm_health's\n   what needs its result at once       (swv_comm_split, swv_comm_subgroup, operators on tensors of\n                                       the mesh) waits for itself, as ever\n   swv_comm_free                       the coalescing keeps the group alive\n   swv_comm_abort                      all that was collected fails\n Once finished, swv_coalescing_finish is SWV_INVALID_ARGUMENT, swv_coalescing_free only frees, and\n the group is idle: it may be coalesced again."]
+    #[doc = " Several operations of one group as one, which a backend may run together:\n\n   idle --swv_comm_coalesce--> collecting --swv_coalescing_finish--> finished\n\n While a group is collecting (through whichever handle):\n   an operation with out_work NULL     is issued and collected; it returns without waiting, with\n                                       an error only if it was refused. Its memory is in use until\n                                       the coalescing's end.\n   an operation with out_work          SWV_INVALID_ARGUMENT; nothing is issued\n   swv_comm_coalesce                   SWV_INVALID_ARGUMENT; nothing changes\n   swv_coalescing_finish               is the end: one work for all that was collected; out_work\n                                       NULL waits. It fails with the first error of all,\n                                       arguments that were refused among them, when all have ended\n   swv_coalescing_free                 is the end too: waits for all that was collected, however\n                                       it ends, and frees; the error is swv_comm_health's\n   what needs its result at once       (swv_comm_split, swv_comm_subgroup, operators on tensors of\n                                       the mesh) waits for itself, as ever\n   swv_comm_free                       the coalescing keeps the group alive\n   swv_comm_abort                      all that was collected fails\n Once finished, swv_coalescing_finish is SWV_INVALID_ARGUMENT, swv_coalescing_free only frees, and\n the group is idle: it may be coalesced again."]
     pub fn swv_comm_coalesce(
         comm: *mut swv_comm,
         out_coalescing: *mut *mut swv_coalescing,
@@ -897,6 +902,53 @@ extern "C" {
         out_equal: *mut swv_bool,
     ) -> *mut swv_status;
 }
+#[doc = " What communication and computation cost, by which operators choose among the strategies of their\n sharding rules, and redistributions their steps (dtensor/cost_model.h)."]
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_link_cost {
+    #[doc = " seconds per collective; 0 or more"]
+    pub latency: f64,
+    #[doc = " bytes per second and rank"]
+    pub bandwidth: f64,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_device_cost {
+    pub struct_size: usize,
+    #[doc = " multiplications and additions per second, in matrix products"]
+    pub flops: f64,
+    #[doc = " bytes per second that are read or written"]
+    pub bandwidth: f64,
+}
+extern "C" {
+    #[must_use]
+    #[doc = " From now on, on this mesh; its slices have costs of their own. A link for each mesh dimension;\n device NULL: the default. COLLECTIVE, once: ranks that are not all given the same, or one of which\n is given what is none, all get SWV_INVALID_ARGUMENT and keep what they had."]
+    pub fn swv_mesh_set_cost_model(
+        mesh: *const swv_mesh,
+        links: *const swv_link_cost,
+        num_links: usize,
+        device: *const swv_device_cost,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " The same from JSON, as //tools:measure_cost_model prints it."]
+    pub fn swv_mesh_set_cost_model_from_json(
+        mesh: *const swv_mesh,
+        text: *const ::std::os::raw::c_char,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " out_device may be NULL."]
+    pub fn swv_mesh_cost_model(
+        mesh: *const swv_mesh,
+        links: *mut swv_link_cost,
+        capacity: usize,
+        out_count: *mut usize,
+        out_device: *mut swv_device_cost,
+    ) -> *mut swv_status;
+}
 extern "C" {
     #[must_use]
     #[doc = " Until the scope is freed, operators on this mesh's tensors that would communicate by themselves\n fail with SWV_FAILED_PRECONDITION, naming operator and tensors."]
@@ -1118,7 +1170,7 @@ extern "C" {
         out_tensor: *mut *mut swv_tensor,
     ) -> *mut swv_status;
 }
-#[doc = " DLPack 1.x; the struct is declared in dlpack.h. No copies. from_dlpack takes `managed` over and\n runs its deleter, also on failure. to_dlpack wants a plain tensor that does not require grad; the\n caller runs the deleter."]
+#[doc = " DLPack 1.x; the struct is declared in dlpack.h. No copies. from_dlpack takes `managed` over and\n runs its deleter, also on failure. to_dlpack wants a plain tensor that does not require grad; the\n caller runs the deleter. From then on the tensor's memory stays where it is: what would resize it\n (resize_, an out= argument of another size) fails."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct DLManagedTensorVersioned {
@@ -1600,6 +1652,38 @@ extern "C" {
         out_tensor: *mut *mut swv_tensor,
     ) -> *mut swv_status;
 }
+#[doc = " A part of the host's forward whose intermediate results are not kept: backward runs it again. Both\n runs draw the same random numbers on the meshes of the inputs, and have the same inputs; the host\n sees to it that they compute the same. `mode` is the one to call operators with: SWV_NO_GRAD first,\n SWV_GRAD again. Tensors as in swv_function."]
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_segment {
+    pub struct_size: usize,
+    pub name: *const ::std::os::raw::c_char,
+    pub user_data: *mut ::std::os::raw::c_void,
+    pub forward: ::std::option::Option<
+        unsafe extern "C" fn(
+            user_data: *mut ::std::os::raw::c_void,
+            mode: swv_grad_mode,
+            inputs: *const *const swv_tensor,
+            num_inputs: usize,
+            outputs: *mut *mut swv_tensor,
+            num_outputs: usize,
+        ) -> *mut swv_status,
+    >,
+    #[doc = " may be NULL"]
+    pub drop: ::std::option::Option<unsafe extern "C" fn(user_data: *mut ::std::os::raw::c_void)>,
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Activation checkpointing: calls forward at once, and when gradients pass once more, on the thread\n that calls backward. `segment` is copied; user_data is dropped when the graph no longer needs it.\n At least one input. Gradients of what forward uses besides its inputs are added to its leaves:\n swv_tensor_backward gives them, swv_gradients does not. No create_graph through it. COLLECTIVE as\n forward is, both times."]
+    pub fn swv_checkpoint(
+        segment: *const swv_segment,
+        mode: swv_grad_mode,
+        inputs: *const *const swv_tensor,
+        num_inputs: usize,
+        out_outputs: *mut *mut swv_tensor,
+        num_outputs: usize,
+    ) -> *mut swv_status;
+}
 #[doc = " ---- Random numbers ---------------------------------------------------------------------------\n Random operators on sharded tensors draw from their mesh, by global element index."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1629,12 +1713,24 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
+    #[doc = " Until the scope is freed the mesh draws from `state`; then it goes on where it was. What is\n computed a second time draws its numbers a second time. Scopes of a mesh end in the reverse order\n of their making. Local: the same on every rank."]
+    pub fn swv_random_scope_create(
+        mesh: *const swv_mesh,
+        state: *const swv_random_state,
+        out_random_scope: *mut *mut swv_random_scope,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    pub fn swv_random_scope_free(random_scope: *mut swv_random_scope);
+}
+extern "C" {
+    #[must_use]
     #[doc = " Of plain tensors: one generator for the process, whatever the rank."]
     pub fn swv_seed(seed: u64) -> *mut swv_status;
 }
 extern "C" {
     #[must_use]
-    #[doc = " Threads that one operator may use, from now on, in every thread of the process."]
+    #[doc = " Threads that one operator may use, from now on, in every thread of the process. Not called: a rank\nthat is a process (swv_world_from_environment, swv_world_join) uses its share of its machine's\ncores, or OMP_NUM_THREADS if that is set."]
     pub fn swv_set_num_threads(num_threads: i32) -> *mut swv_status;
 }
 extern "C" {
@@ -1761,7 +1857,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Turns every parameter and buffer into a sharded tensor, in place; what no line matches is\n replicated. plan NULL: all replicated. A line that matches nothing, and lines that place the names\n of one tensor differently, are errors before anything changes. COLLECTIVE unless source is -1."]
+    #[doc = " Turns every parameter and buffer into a sharded tensor, in place; what no line matches is\n replicated. plan NULL: all replicated. A line that matches nothing, and lines that place the\n names of one tensor differently, are errors before anything changes. COLLECTIVE unless source is\n -1."]
     pub fn swv_module_distribute(
         module: *const swv_module,
         mesh: *const swv_mesh,
@@ -1792,7 +1888,7 @@ pub struct swv_clip_options {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Multiplies all gradients by max_norm / (norm + 1e-6) if their norm as one vector, wherever they\n lie, is above max_norm. After finish_grad_sync. out_norm: before the clipping, the same on every\n rank; may be NULL. COLLECTIVE."]
+    #[doc = " Multiplies all gradients by max_norm / (norm + 1e-6) if their norm as one vector, wherever they\n lie, is above max_norm; one that is given twice counts once. After finish_grad_sync. out_norm:\n before the clipping, the same on every rank; may be NULL. COLLECTIVE."]
     pub fn swv_clip_grad_norm(
         parameters: *const *const swv_tensor,
         num_parameters: usize,
@@ -1830,7 +1926,7 @@ pub struct swv_adamw_options {
 }
 extern "C" {
     #[must_use]
-    #[doc = " The optimizer shares the parameters. They may be distributed until the first step."]
+    #[doc = " The optimizer shares the parameters; one that is given twice is stepped once. They may be\n distributed until the first step or look at the state."]
     pub fn swv_optimizer_create_sgd(
         parameters: *const *const swv_tensor,
         num_parameters: usize,
@@ -1879,7 +1975,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Copies `tensor` over it, to resume from what was saved: of any floating-point type and the\n parameter's shape; sharded over the same mesh if that is, else plain (\"step\" always). COLLECTIVE\n if a sharded one lies otherwise than the parameter. SGD's first step takes the gradient for its\n momentum: it is the first as long as \"step\" is 0, unless momentum_buffer was set and \"step\" never."]
+    #[doc = " Copies `tensor` over it, to resume from what was saved: of any floating-point type and the\n parameter's shape; sharded over the same mesh if that is, else plain (\"step\" always). COLLECTIVE\n if a sharded one lies otherwise than the parameter. SGD's first step takes the gradient for its\n momentum: it is the first as long as \"step\" is 0, unless momentum_buffer was set and \"step\" was\n not."]
     pub fn swv_optimizer_set_state(
         optimizer: *mut swv_optimizer,
         index: usize,
@@ -1932,6 +2028,10 @@ pub struct swv_dispatch_counters {
     pub implicit_redistributions: i64,
     #[doc = " calls of operators without a sharding rule"]
     pub gathered_operators: i64,
+    #[doc = " redistributions that an earlier one's result made needless"]
+    pub remembered_uses: i64,
+    #[doc = " that such results take up now"]
+    pub remembered_bytes: i64,
 }
 extern "C" {
     #[must_use]

@@ -53,6 +53,10 @@ initializers! {
     SWV_FUNCTION_INIT: swv_function, padding 0 {
         name: ptr::null(), user_data: ptr::null_mut(), forward: None, backward: None, drop: None,
     }
+    SWV_DEVICE_COST_INIT: swv_device_cost, padding 0 { flops: 5e10, bandwidth: 1e10 }
+    SWV_SEGMENT_INIT: swv_segment, padding 0 {
+        name: ptr::null(), user_data: ptr::null_mut(), forward: None, drop: None,
+    }
     SWV_SGD_OPTIONS_INIT: swv_sgd_options, padding 4 {
         lr: 1e-3, momentum: 0.0, dampening: 0.0, weight_decay: 0.0, nesterov: 0,
     }
@@ -62,6 +66,7 @@ initializers! {
     SWV_CLIP_OPTIONS_INIT: swv_clip_options, padding 4 { norm_type: 2.0, error_if_nonfinite: 0 }
     SWV_DISPATCH_COUNTERS_INIT: swv_dispatch_counters, padding 0 {
         operators: 0, cache_misses: 0, implicit_redistributions: 0, gathered_operators: 0,
+        remembered_uses: 0, remembered_bytes: 0,
     }
 }
 

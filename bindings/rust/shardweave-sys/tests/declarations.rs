@@ -262,13 +262,17 @@ layouts! {
     swv_value__bindgen_ty_1__bindgen_ty_6 { data, size }
     swv_backward_options { struct_size, retain_graph, create_graph, allow_unused }
     swv_function { struct_size, name, user_data, forward, backward, drop }
+    swv_link_cost { latency, bandwidth }
+    swv_device_cost { struct_size, flops, bandwidth }
+    swv_segment { struct_size, name, user_data, forward, drop }
     swv_random_state { seed, offset }
     swv_sgd_options { struct_size, lr, momentum, dampening, weight_decay, nesterov }
     swv_adamw_options { struct_size, lr, beta1, beta2, eps, weight_decay, amsgrad }
     swv_clip_options { struct_size, norm_type, error_if_nonfinite }
     swv_comm_counter { calls, bytes }
     swv_dispatch_counters {
-        struct_size, operators, cache_misses, implicit_redistributions, gathered_operators
+        struct_size, operators, cache_misses, implicit_redistributions, gathered_operators,
+        remembered_uses, remembered_bytes
     }
 }
 
@@ -450,6 +454,8 @@ fn initializers_are_those_of_c() {
         SWV_DISTRIBUTE_OPTIONS_INIT: swv_distribute_options,
         SWV_BACKWARD_OPTIONS_INIT: swv_backward_options,
         SWV_FUNCTION_INIT: swv_function,
+        SWV_DEVICE_COST_INIT: swv_device_cost,
+        SWV_SEGMENT_INIT: swv_segment,
         SWV_SGD_OPTIONS_INIT: swv_sgd_options,
         SWV_ADAMW_OPTIONS_INIT: swv_adamw_options,
         SWV_CLIP_OPTIONS_INIT: swv_clip_options,

@@ -9,7 +9,7 @@ use std::thread::{self, ThreadId};
 
 use shardweave_sys as sys;
 
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 use crate::ffi::{c_text, panic_error, status_of, without_panics};
 use crate::tensor::Tensor;
 
@@ -320,6 +320,112 @@ pub fn apply<F: Function>(
         .into_iter()
         .map(|output| Tensor::from_handle(NonNull::new(output).expect("one for every output")))
         .collect())
+}
+
+/// A closure in a graph, and the thread that it belongs to.
+struct Segment<F> {
+    function: F,
+    home: ThreadId,
+}
+
+/// Activation checkpointing: what the closure computes in between is not kept; the backward calls it
+/// a second time, with the same inputs and the same random numbers of their meshes. It must compute
+/// the same then. Collective as the closure is, both times.
+///
+/// ```
+/// use shardweave::{checkpoint, Tensor, TensorOptions};
+/// let weight = TensorOptions::new().requires_grad(true).ones(&[4, 4])?;
+/// let x = TensorOptions::new().requires_grad(true).ones(&[2, 4])?;
+/// let block = {
+///     let weight = weight.clone();
+///     move |x: &[Tensor]| Ok([x[0].matmul(&weight)?.relu()?])
+/// };
+/// let [y] = checkpoint(block, &[&x])?;
+/// y.sum()?.backward()?; // calls it again
+/// assert_eq!(weight.grad()?.unwrap().to_vec::<f32>()?, [2.0; 16]);
+/// # Ok::<(), shardweave::Error>(())
+/// ```
+///
+/// Gradients of what the closure uses besides its inputs are added to its leaves, so
+/// [`Tensor::backward`] gives them and [`gradients`] does not. `create_graph` through it is refused.
+///
+/// The closure lives as long as the graph needs it, and runs on this thread only, so that it may
+/// hold tensors: where LibTorch would call it elsewhere, inside of 60 other backwards, the backward
+/// fails.
+pub fn checkpoint<F, const N: usize>(function: F, inputs: &[&Tensor]) -> Result<[Tensor; N]>
+where
+    F: Fn(&[Tensor]) -> Result<[Tensor; N]> + 'static,
+{
+    let name: CString = c_text(std::any::type_name::<F>(), "name")?;
+    let mut raw = sys::SWV_SEGMENT_INIT;
+    raw.name = name.as_ptr();
+    raw.user_data =
+        Box::into_raw(Box::new(Segment { function, home: thread::current().id() })).cast();
+    raw.forward = Some(run_segment::<F, N>);
+    raw.drop = Some(drop_segment::<F>);
+    let inputs: Vec<_> = inputs.iter().map(|tensor| tensor.as_const_ptr()).collect();
+    let mut outputs = [ptr::null_mut(); N];
+    // Drops the closure also if it fails.
+    call!(swv_checkpoint(
+        &raw,
+        GradMode::current() as i32,
+        inputs.as_ptr(),
+        inputs.len(),
+        outputs.as_mut_ptr(),
+        outputs.len(),
+    ))?;
+    Ok(outputs
+        .map(|output| Tensor::from_handle(NonNull::new(output).expect("one for every output"))))
+}
+
+unsafe extern "C" fn run_segment<F, const N: usize>(
+    segment: *mut c_void,
+    mode: sys::swv_grad_mode,
+    inputs: *const *const sys::swv_tensor,
+    num_inputs: usize,
+    outputs: *mut *mut sys::swv_tensor,
+    num_outputs: usize,
+) -> *mut sys::swv_status
+where
+    F: Fn(&[Tensor]) -> Result<[Tensor; N]> + 'static,
+{
+    status_of(|| {
+        let segment = segment.cast::<Segment<F>>();
+        // SAFETY: what checkpoint() gave the library; `home` may be read on any thread.
+        let home = unsafe { (*segment).home };
+        if thread::current().id() != home {
+            return Err(Error::new(
+                Code::FailedPrecondition,
+                "a checkpoint's closure runs on its own thread only; LibTorch has left that \
+                 inside of 60 backwards of each other",
+            ));
+        }
+        // SAFETY: the same, on the closure's thread.
+        let function = unsafe { &(*segment).function };
+        // SAFETY: what the header says of the arguments.
+        let inputs = unsafe { borrowed(inputs, num_inputs) };
+        let results = with_grad_mode(GradMode::from_number(mode), || function(inputs))?;
+        debug_assert_eq!(num_outputs, N);
+        for (i, result) in results.into_iter().enumerate() {
+            // SAFETY: there is room for N; the library takes the handle over.
+            unsafe { *outputs.add(i) = result.into_raw() };
+        }
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn drop_segment<F>(segment: *mut c_void) {
+    // A panic has nowhere to go from here.
+    let _ = without_panics(|| {
+        let segment = segment.cast::<Segment<F>>();
+        // SAFETY: as in run_segment().
+        let home = unsafe { (*segment).home };
+        if thread::current().id() == home {
+            // SAFETY: checkpoint() made it by Box::into_raw, and the library drops it once.
+            drop(unsafe { Box::from_raw(segment) });
+        } // Else what it holds may be in use on its own thread: it stays.
+        Ok(())
+    });
 }
 
 /// # Safety

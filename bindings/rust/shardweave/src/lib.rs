@@ -24,7 +24,7 @@
 //!   what they hold.
 //! - [`Tensor`]: plain or sharded. Operators by `std::ops`, by method, or by name ([`Op`]): every
 //!   operator of LibTorch.
-//! - [`no_grad`], [`gradients`], [`Function`]: autograd.
+//! - [`no_grad`], [`gradients`], [`Function`], [`checkpoint`]: autograd.
 //! - [`Module`], [`ParameterPlan`], [`AdamW`], [`Sgd`]: models in Rust, sharded by a plan, and
 //!   trained.
 //! - [`Trace`], [`CommCounters`], [`World::flight_record`]: what happened.
@@ -72,7 +72,7 @@ mod tensor;
 mod world;
 
 pub use autograd::{
-    apply, gradients, inference, no_grad, with_grad_mode, BackwardOptions, Function,
+    apply, checkpoint, gradients, inference, no_grad, with_grad_mode, BackwardOptions, Function,
     FunctionContext, GradMode,
 };
 pub use comm::{Comm, CommCounter, CommCounters, Pending, OP_NAMES};
@@ -80,7 +80,10 @@ pub use dtype::{DType, Device, ReduceOp};
 pub use element::{Bf16, Complex, Element, F16};
 pub use error::{Code, Error, Result};
 pub use layout::{IntoLayout, Layout, LocalExtent, Placement, RedistributionPlan};
-pub use mesh::{DispatchCounters, Mesh, ModuleScope, RandomState, StrictScope, Trace};
+pub use mesh::{
+    CostModel, DeviceCost, DispatchCounters, LinkCost, Mesh, ModuleScope, RandomScope, RandomState,
+    StrictScope, Trace,
+};
 pub use module::{clip_grad_norm, finish_grad_sync, ClipOptions, Members, Module, ScriptModule};
 pub use op::{Arg, Explanation, Flags, FromResults, FromValue, Op, Value};
 pub use optimizer::{AdamW, Optimizer, Sgd};

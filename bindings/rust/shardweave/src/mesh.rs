@@ -42,6 +42,13 @@ handle! {
 }
 
 handle! {
+    /// While it lives, its mesh draws from another state. See [`Mesh::random_scope`]. Belongs to its
+    /// mesh's rank: neither `Send` nor `Sync`.
+    #[must_use = "the mesh goes on where it was when this ends"]
+    RandomScope, swv_random_scope, swv_random_scope_free
+}
+
+handle! {
     /// A record of every collective that tensors of a mesh start while it lives: what moves, how
     /// far, and who wanted it. Belongs to its mesh's rank: neither `Send` nor `Sync`.
     Trace, swv_trace, swv_trace_free
@@ -58,6 +65,10 @@ pub struct DispatchCounters {
     pub implicit_redistributions: i64,
     /// Calls of operators without a sharding rule.
     pub gathered_operators: i64,
+    /// Redistributions that an earlier one's result made needless.
+    pub remembered_uses: i64,
+    /// That such results take up now.
+    pub remembered_bytes: i64,
 }
 
 /// Seed and position of the random numbers of a mesh.
@@ -67,6 +78,42 @@ pub struct RandomState {
     pub seed: u64,
     /// Operators drawn so far.
     pub offset: u64,
+}
+
+/// What communication and computation cost, by which operators choose among the strategies of their
+/// sharding rules, and redistributions their steps. See [`Mesh::set_cost_model`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CostModel {
+    /// One for each mesh dimension.
+    pub links: Vec<LinkCost>,
+    /// Of a rank.
+    pub device: DeviceCost,
+}
+
+/// What a collective along a mesh dimension costs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LinkCost {
+    /// Seconds per collective; 0 or more.
+    pub latency: f64,
+    /// Bytes per second and rank.
+    pub bandwidth: f64,
+}
+
+/// What a rank computes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DeviceCost {
+    /// Multiplications and additions per second, in matrix products.
+    pub flops: f64,
+    /// Bytes per second that are read or written.
+    pub bandwidth: f64,
+}
+
+/// That of rank threads on a CPU.
+impl Default for DeviceCost {
+    fn default() -> DeviceCost {
+        let raw = sys::SWV_DEVICE_COST_INIT;
+        DeviceCost { flops: raw.flops, bandwidth: raw.bandwidth }
+    }
 }
 
 /// Dimensions as the C interface takes them, with the texts that they point to.
@@ -127,8 +174,11 @@ impl Mesh {
 
     /// The name of each dimension.
     pub fn dim_names(&self) -> Result<Vec<String>> {
-        let dims = get!(swv_mesh_ndim(self.as_ptr()) -> i32)?;
-        (0..dims).map(|dim| text!(swv_mesh_dim_name(self.as_ptr(), dim))).collect()
+        (0..self.ndim()? as i32).map(|dim| text!(swv_mesh_dim_name(self.as_ptr(), dim))).collect()
+    }
+
+    fn ndim(&self) -> Result<usize> {
+        Ok(get!(swv_mesh_ndim(self.as_ptr()) -> i32)? as usize)
     }
 
     /// The number of ranks.
@@ -186,6 +236,72 @@ impl Mesh {
         call!(swv_mesh_set_random_state(self.as_ptr(), &raw))
     }
 
+    /// Until the scope ends the mesh draws from `state`; then it goes on where it was. What is
+    /// computed a second time draws its numbers a second time. Scopes of a mesh end in the reverse
+    /// order of their making. Local: the same on every rank.
+    pub fn random_scope(&self, state: RandomState) -> Result<RandomScope> {
+        let raw = sys::swv_random_state { seed: state.seed, offset: state.offset };
+        create!(swv_random_scope_create(self.as_ptr(), &raw)).map(RandomScope)
+    }
+
+    /// What communication and computation cost here, by which operators choose.
+    pub fn cost_model(&self) -> Result<CostModel> {
+        let mut links = vec![sys::swv_link_cost { latency: 0.0, bandwidth: 0.0 }; self.ndim()?];
+        let (mut count, mut device) = (0, sys::SWV_DEVICE_COST_INIT);
+        call!(swv_mesh_cost_model(
+            self.as_ptr(),
+            links.as_mut_ptr(),
+            links.len(),
+            &mut count,
+            &mut device,
+        ))?;
+        Ok(CostModel {
+            links: links
+                .iter()
+                .map(|link| LinkCost { latency: link.latency, bandwidth: link.bandwidth })
+                .collect(),
+            device: DeviceCost { flops: device.flops, bandwidth: device.bandwidth },
+        })
+    }
+
+    /// From now on, on this mesh; its slices have models of their own. What was decided before is
+    /// forgotten. Collective, once: ranks that are not all given the same, or one of which is given
+    /// what is none, all get an error and keep what they had.
+    ///
+    /// ```
+    /// use shardweave::{CostModel, LinkCost, World};
+    /// World::threads(2).run(|world| {
+    ///     let mesh = world.device_mesh(&[("x", 2)])?;
+    ///     let mut model = mesh.cost_model()?;
+    ///     model.links[0] = LinkCost { latency: 3e-5, bandwidth: 2e10 };
+    ///     mesh.set_cost_model(&model)?;
+    ///     assert_eq!(mesh.cost_model()?, model);
+    ///     mesh.set_cost_model(&CostModel::default()).unwrap_err(); // has no links
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    pub fn set_cost_model(&self, model: &CostModel) -> Result<()> {
+        let links: Vec<_> = model
+            .links
+            .iter()
+            .map(|link| sys::swv_link_cost { latency: link.latency, bandwidth: link.bandwidth })
+            .collect();
+        let device = sys::swv_device_cost {
+            flops: model.device.flops,
+            bandwidth: model.device.bandwidth,
+            ..sys::SWV_DEVICE_COST_INIT
+        };
+        call!(swv_mesh_set_cost_model(self.as_ptr(), links.as_ptr(), links.len(), &device))
+    }
+
+    /// The same from JSON, as `//tools:measure_cost_model` prints it.
+    pub fn set_cost_model_from_json(&self, text: &str) -> Result<()> {
+        // The library refuses it on every rank; an error here would leave the others waiting.
+        let text = CString::new(text).unwrap_or_default();
+        call!(swv_mesh_set_cost_model_from_json(self.as_ptr(), text.as_ptr()))
+    }
+
     /// Until the scope ends, operators on this mesh's tensors that would communicate by themselves
     /// fail with [`FailedPrecondition`](crate::Code::FailedPrecondition), naming operator and
     /// tensors.
@@ -209,6 +325,8 @@ impl Mesh {
             cache_misses: raw.cache_misses,
             implicit_redistributions: raw.implicit_redistributions,
             gathered_operators: raw.gathered_operators,
+            remembered_uses: raw.remembered_uses,
+            remembered_bytes: raw.remembered_bytes,
         })
     }
 
@@ -280,4 +398,4 @@ impl Names {
     }
 }
 
-debug_by_name!(ModuleScope, StrictScope, Trace);
+debug_by_name!(ModuleScope, RandomScope, StrictScope, Trace);

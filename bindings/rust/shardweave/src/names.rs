@@ -2,7 +2,8 @@
 //! argument, in words of C. Only errors come here.
 
 /// Functions and types that do not follow the rule ([`of_rule`]).
-const NAMES: [(&str, &str); 50] = [
+const NAMES: [(&str, &str); 53] = [
+    ("checkpoint", "checkpoint"),
     ("clip_grad_norm", "clip_grad_norm"),
     ("comm_share", "Comm::with_timeout"),
     ("dtype", "DType"),
@@ -39,6 +40,8 @@ const NAMES: [(&str, &str); 50] = [
     ("optimizer_set_lr", "Optimizer::set_learning_rate"),
     ("plan_add", "ParameterPlan::line"),
     ("plan_create", "ParameterPlan::new"),
+    ("random_scope", "RandomScope"),
+    ("random_scope_create", "Mesh::random_scope"),
     ("reduce_op", "ReduceOp"),
     ("seed", "manual_seed"),
     ("set_num_threads", "set_num_threads"),

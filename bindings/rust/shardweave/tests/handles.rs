@@ -2,7 +2,9 @@
 
 use std::process::Command;
 
-use shardweave::{apply, live_handles, AdamW, Function, FunctionContext, Layout, Result, Tensor};
+use shardweave::{
+    apply, checkpoint, live_handles, AdamW, Function, FunctionContext, Layout, Result, Tensor,
+};
 use shardweave::{Op, ParameterPlan, Placement::*, Source, TensorOptions, World};
 
 struct Double;
@@ -41,6 +43,14 @@ fn everything() -> Result<()> {
         let y = apply(Double, &[&model.0], 1)?.remove(0);
         (&y * &y)?.sum()?.backward()?;
         model.finish_grad_sync()?;
+        let weight = model.0.clone();
+        let [y2] = checkpoint(move |x: &[Tensor]| Ok([(&x[0] * &weight)?]), &[&y.detach()?])?;
+        y2.sum()?.backward()?;
+        model.finish_grad_sync()?;
+        let _ = checkpoint(
+            |_| Err::<[Tensor; 1], _>(shardweave::Error::new(shardweave::Code::Unknown, "no")),
+            &[&y],
+        );
         optimizer.step()?;
         optimizer.state(0, "exp_avg")?;
         let _parts: Vec<Tensor> = y.detach()?.full_tensor()?.split(2, 0)?;

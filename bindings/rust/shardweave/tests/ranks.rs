@@ -1,10 +1,14 @@
 //! What ranks compute, on many meshes; the answer of plain tensors is the oracle. And what they say
 //! when something is wrong.
 
+use std::cell::Cell;
+use std::rc::Rc;
+
 use shardweave::{
-    apply, args, gradients, no_grad, AdamW, BackwardOptions, Code, DType, Error, Function,
-    FunctionContext, Layout, Members, Module, Op, ParameterPlan, Placement, Placement::*, ReduceOp,
-    Result, ScriptModule, Sgd, Source, Tensor, TensorOptions, Value, World,
+    apply, args, checkpoint, gradients, no_grad, AdamW, BackwardOptions, Code, CostModel, DType,
+    Error, Function, FunctionContext, Layout, LinkCost, Members, Module, Op, ParameterPlan,
+    Placement, Placement::*, ReduceOp, Result, ScriptModule, Sgd, Source, Tensor, TensorOptions,
+    Value, World,
 };
 
 const MESHES: [&[(&str, i64)]; 6] = [
@@ -513,6 +517,120 @@ fn callbacks_that_panic_or_fail() {
 }
 
 #[test]
+fn cost_models_are_the_same_on_all_ranks() {
+    World::threads(4)
+        .run(|world| {
+            let mesh = world.device_mesh(&[("dp", 2), ("tp", 2)])?;
+            let slow = LinkCost { latency: 3e-5, bandwidth: 2e10 };
+            let fast = LinkCost { latency: 0.0, bandwidth: 3e11 };
+            let mut model = CostModel { links: vec![slow, fast], ..CostModel::default() };
+            mesh.set_cost_model(&model)?;
+            assert_eq!(mesh.cost_model()?, model);
+            let text = r#"{"links": {"dp": {"latency": 1e-6, "bandwidth": 7},
+                                     "tp": {"latency": 0, "bandwidth": 8}},
+                           "device": {"flops": 9, "bandwidth": 10}}"#;
+            mesh.set_cost_model_from_json(if world.rank() == 1 { "no\0" } else { text })
+                .unwrap_err();
+            assert_eq!(mesh.cost_model()?, model);
+            mesh.set_cost_model_from_json(text)?;
+            let links = mesh.cost_model()?.links;
+            assert_eq!((links[0].bandwidth, links[1].bandwidth), (7.0, 8.0));
+            if world.rank() == 3 {
+                model.device.flops *= 2.0;
+            }
+            let error = mesh.set_cost_model(&model).unwrap_err();
+            assert_eq!(error.code(), Code::InvalidArgument);
+            assert!(error.message().starts_with("Mesh::set_cost_model: ranks 0 and 3"), "{error}");
+            assert_eq!(mesh.cost_model()?.links, links);
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn checkpoints_compute_and_draw_the_same_again() {
+    on_meshes(|_, mesh| {
+        let x = sample()?.distribute(mesh, layout(mesh, 0)?)?;
+        x.set_requires_grad(true)?;
+        let weight = sample()?.distribute(mesh, layout(mesh, 1)?)?;
+        weight.set_requires_grad(true)?;
+        fn block(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+            let dropped: Tensor = Op::find("aten::dropout")?.call(args![&x.gelu()?, 0.5, true])?;
+            &dropped * weight
+        }
+        let start = mesh.random_state()?;
+        let wanted = block(&x, &weight)?;
+        (&wanted * &wanted)?.sum()?.backward()?;
+        let (x_grad, weight_grad) = (x.grad()?.unwrap(), weight.grad()?.unwrap());
+        let end = mesh.random_state()?;
+        assert!(end.offset > start.offset);
+        x.set_grad(None)?;
+        weight.set_grad(None)?;
+
+        mesh.set_random_state(start)?;
+        let runs = Rc::new(Cell::new(0));
+        let segment = {
+            let (runs, weight) = (runs.clone(), weight.clone());
+            move |inputs: &[Tensor]| {
+                runs.set(runs.get() + 1);
+                Ok([block(&inputs[0], &weight)?])
+            }
+        };
+        let [y] = checkpoint(segment, &[&x])?;
+        assert_eq!((runs.get(), Rc::strong_count(&runs)), (1, 2));
+        expect_close(&y, &wanted.full_tensor()?)?;
+        (&y * &y)?.sum()?.backward()?;
+        drop(y);
+        assert_eq!((runs.get(), Rc::strong_count(&runs)), (2, 1), "it ran twice, and ended");
+        assert_eq!(mesh.random_state()?, end);
+        expect_close(&x.grad()?.unwrap(), &x_grad.full_tensor()?)?;
+        expect_close(&weight.grad()?.unwrap(), &weight_grad.full_tensor()?)?;
+
+        let again = {
+            let _scope = mesh.random_scope(start)?;
+            no_grad(|| block(&x, &weight))?
+        };
+        assert_eq!(mesh.random_state()?, end);
+        expect_close(&again, &wanted.full_tensor()?)
+    });
+}
+
+#[test]
+fn checkpoints_that_panic_or_fail() {
+    let x = sample().unwrap();
+    x.set_requires_grad(true).unwrap();
+    let runs = Rc::new(Cell::new(0));
+    let failing_in = |run: usize, panics: bool| {
+        runs.set(0);
+        let runs = runs.clone();
+        move |inputs: &[Tensor]| {
+            runs.set(runs.get() + 1);
+            match runs.get() == run {
+                true if panics => panic!("no squares today"),
+                true => Err(Error::new(Code::Unavailable, "no squares today")),
+                false => Ok([(&inputs[0] * &inputs[0])?, inputs[0].exp()?]),
+            }
+        }
+    };
+    for (panics, code) in [(false, Code::Unavailable), (true, Code::Internal)] {
+        let error = checkpoint(failing_in(1, panics), &[&x]).unwrap_err();
+        assert_eq!(error.code(), code);
+        assert!(error.message().contains("no squares today"), "{error}");
+        assert_eq!(Rc::strong_count(&runs), 1);
+        let [y, _] = checkpoint(failing_in(2, panics), &[&x]).unwrap();
+        let error = y.sum().unwrap().backward().unwrap_err();
+        assert_eq!(error.code(), code);
+        assert!(error.message().contains("run again in backward: "), "{error}");
+        assert!(error.message().contains("no squares today"), "{error}");
+        drop(y);
+        assert_eq!((runs.get(), Rc::strong_count(&runs)), (2, 1));
+    }
+    let error = checkpoint(failing_in(0, false), &[]).unwrap_err();
+    assert!(error.message().starts_with("checkpoint: "), "{error}");
+    assert_eq!(Rc::strong_count(&runs), 1);
+}
+
+#[test]
 fn grad_modes_nest_and_survive_panics() {
     let x = sample().unwrap();
     x.set_requires_grad(true).unwrap();
@@ -615,6 +733,13 @@ fn what_happened() {
             world.comm()?.barrier()?;
             assert!(world.counters()?.since(&before).of("barrier").calls == 1);
             assert!(mesh.dispatch_counters()?.operators >= 1);
+            let partial =
+                Op::find("aten::sum.dim_IntList")?.call::<Tensor>(args![&x, &[0i64][..]])?;
+            for uses in 0..2 {
+                partial.relu()?; // reduced for the first use, and there for the next
+                let counters = mesh.dispatch_counters()?;
+                assert_eq!((counters.remembered_uses, counters.remembered_bytes), (uses, 5 * 4));
+            }
             assert!(x.picture()?.contains('0'));
             let product = Op::find("aten::mm")?;
             let why = product.explain(args![&x, &x.transpose(0, 1)?])?;

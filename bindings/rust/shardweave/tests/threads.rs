@@ -1,16 +1,17 @@
 //! Threads: whose they are, what they are called, and what may not leave them.
 #![allow(clippy::declare_interior_mutable_const)] // Clippy 1.63 means thread_local's insides
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
+use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use shardweave::{
-    apply, with_grad_mode, Code, Error, Function, FunctionContext, GradMode, Result, Tensor,
-    TensorOptions, World,
+    apply, checkpoint, with_grad_mode, Code, Error, Function, FunctionContext, GradMode, Result,
+    Tensor, TensorOptions, World,
 };
 
 /// Its backward does the same again, `depth` times: LibTorch goes on in a thread of its own after
@@ -74,6 +75,40 @@ fn what_a_backward_leaves_on_a_thread_of_libtorch_goes_with_it() {
     assert!(elsewhere > 0, "LibTorch went on elsewhere");
     let dropped = *dropped.lock().unwrap();
     assert_eq!(dropped, 129, "the last one is on this thread");
+}
+
+/// Checkpoints in each other: `depth` of them.
+fn nested(depth: usize, x: &Tensor, seen: &Rc<RefCell<Vec<ThreadId>>>) -> Result<Tensor> {
+    if depth == 0 {
+        return x * 2.0;
+    }
+    let kept = seen.clone();
+    let [y] = checkpoint(
+        move |x: &[Tensor]| {
+            kept.borrow_mut().push(thread::current().id());
+            Ok([nested(depth - 1, &x[0], &kept)?])
+        },
+        &[x],
+    )?;
+    Ok(y)
+}
+
+#[test]
+fn a_checkpoint_runs_on_its_own_thread_or_not_at_all() {
+    for depth in [3, 70] {
+        let seen = Rc::new(RefCell::new(Vec::new()));
+        let x = TensorOptions::new().requires_grad(true).ones(&[1]).unwrap();
+        let result = nested(depth, &x, &seen).unwrap().backward();
+        if depth < 60 {
+            result.unwrap();
+            assert_eq!(x.grad().unwrap().unwrap().to_vec::<f32>().unwrap(), [2.0]);
+        } else {
+            let error = result.unwrap_err();
+            assert_eq!(error.code(), Code::FailedPrecondition);
+            assert!(error.message().contains("runs on its own thread only"), "{error}");
+        }
+        assert!(seen.borrow().iter().all(|id| *id == thread::current().id()));
+    }
 }
 
 /// A value whose end is another panic.
