@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# gofmt, go vet, and all tests: with the race detector, and with all checks of pointers that C gets.
+# gofmt, go vet, staticcheck where it is installed, C's warnings as errors, and all tests: with the race detector, and with
+# all checks of pointers that C gets. What this machine cannot do is told, with the reason, in the last line too.
 set -euo pipefail
 export SHARDWEAVE_TRAIN_GPT=$PWD/$TRAIN_GPT
 run() { bindings/go/with_library.sh "$@"; }
 say() { printf '\n== %s\n' "$*"; }
+without=()
+lacks() { without+=("$*"); echo "left out: $*"; }
 
 say "$(go version 2>&1)"
 say gofmt
@@ -11,16 +14,27 @@ unformatted=$(run gofmt -l .)
 [[ -z $unformatted ]] || { printf 'not formatted (gofmt -w):\n%s\n' "$unformatted"; exit 1; }
 say go vet
 run go vet ./...
+say staticcheck
+PATH=$PATH:$(go env GOPATH)/bin
+if command -v staticcheck >/dev/null; then
+  run staticcheck ./...
+else
+  lacks "staticcheck (go install honnef.co/go/tools/cmd/staticcheck@latest; with Go 1.19 @v0.4.7)"
+fi
+say "warnings of C" # errors here only: users have other compilers
+run bash -c 'CGO_CFLAGS="$CGO_CFLAGS -Wall -Wextra -Werror -Wno-unused-parameter" go build ./internal/cshardweave'
 say go test -race
-if compgen -G "$(go env GOROOT)/src/runtime/race/internal/amd64v*/race_linux*.syso" >/dev/null ||
-  compgen -G "$(go env GOROOT)/src/runtime/race/race_linux_amd64.syso" >/dev/null; then
+probe=$(mktemp -d)
+trap 'rm -rf -- "$probe"' EXIT
+printf 'package main\n\nfunc main() {}\n' >"$probe/main.go"
+if reason=$(go run -race "$probe/main.go" 2>&1); then
   run go test -race -count=1 ./...
 else
-  echo "this Go comes without the race detector's library; without it:"
+  lacks "the race detector, which this Go has not: $(tail -n 1 <<<"$reason")"
   run go test -count=1 ./...
 fi
 say go test with checks of pointers
 experiment=
 GOEXPERIMENT=cgocheck2 go env >/dev/null 2>&1 && experiment=cgocheck2 # since Go 1.21
 GOEXPERIMENT=$experiment GODEBUG=cgocheck=1 run go test -count=1 ./...
-say PASS
+say "PASS$(((${#without[@]})) && printf ', without %s' "${without[@]}")"

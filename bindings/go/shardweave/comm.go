@@ -126,7 +126,7 @@ func run[T Number](ctx context.Context, g *Comm, in, out []T, call c.Collective,
 		return err
 	}
 	defer r.leave()
-	if err := ctx.Err(); err != nil {
+	if err := usable(ctx); err != nil {
 		return err
 	}
 	call.In, call.InCount = memory(in), int64(len(in))

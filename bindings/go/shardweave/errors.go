@@ -116,6 +116,17 @@ func onDone(ctx context.Context, f func()) (stop func()) {
 	}
 }
 
+// usable is an error if the context is none, or is done.
+func usable(ctx context.Context) error {
+	if ctx == nil {
+		return invalid("argument 'ctx' is nil; context.Background() is one that is never done")
+	}
+	return ctx.Err()
+}
+
+// noBody is the error of a function that is nil where one is to be called.
+func noBody() error { return invalid("argument 'body' is nil") }
+
 // int32s says whether numbers are in the range that the library has.
 func int32s(numbers ...int) error {
 	for _, n := range numbers {

@@ -182,15 +182,34 @@ func TestTensorsAsText(t *testing.T) {
 		if len(head) != 1 || !strings.HasPrefix(head[0], "DTensor[3, 2] Double [S(0)] on DeviceMesh(x=2)") {
 			return fmt.Errorf("%%v of a DTensor: %v", y)
 		}
-		if text := fmt.Sprintf("%+v", y); !strings.HasPrefix(text, head[0]) || !strings.Contains(text, " 5  6") {
-			return fmt.Errorf("%%+v of a DTensor: %s", text)
+		if w.Rank() == 0 { // alone: formatting never communicates, whatever the tensor is a part of
+			before := mustOf(w.Counters()).Total()
+			for _, verb := range []string{"%v", "%+v", "%s", "%#v", "%d"} {
+				for _, part := range []any{y, y.Sum(0), []*sw.Tensor{y}, struct{ T *sw.Tensor }{y}, &sw.NamedTensor{Name: "y", Tensor: y}} {
+					if text := fmt.Sprintf(verb, part); len(text) < 8 {
+						return fmt.Errorf("%s of %T: %s", verb, part, text)
+					}
+				}
+			}
+			if text := fmt.Sprintf("%+v", y); text != head[0] {
+				return fmt.Errorf("%%+v of a DTensor: %s", text)
+			}
+			if now := mustOf(w.Counters()).Total(); now != before {
+				return fmt.Errorf("formatting has communicated: %v, %v", before, now)
+			}
 		}
-		if text := fmt.Sprintf("%+v", y.Sum(0)); !strings.Contains(text, "9") || !strings.Contains(text, "12") { // a Partial
-			return fmt.Errorf("%%+v of a DTensor: %s", text)
+		if text, err := y.ValuesString(); err != nil || !strings.HasPrefix(text, head[0]) || !strings.Contains(text, " 5  6") {
+			return fmt.Errorf("the values of a DTensor: %s, %v", text, err)
+		}
+		if text, err := y.Sum(0).ValuesString(); err != nil || !strings.Contains(text, "9") || !strings.Contains(text, "12") { // a Partial
+			return fmt.Errorf("the values of a DTensor: %s, %v", text, err)
 		}
 		first, second, _ := strings.Cut(fmt.Sprint(x), "\n")
 		if strings.TrimSpace(first) != "1  2" || !strings.HasPrefix(strings.TrimSpace(second), "3  4") {
 			return fmt.Errorf("%%v of a plain tensor: %v", x)
+		}
+		if text, err := x.ValuesString(); err != nil || text != x.String() {
+			return fmt.Errorf("the values of a plain tensor: %s, %v", text, err)
 		}
 		if fmt.Sprintf("%+v", x) != fmt.Sprint(x) || fmt.Sprintf("%s", x) != x.String() {
 			return fmt.Errorf("%%+v of a plain tensor: %+v", x)
@@ -246,7 +265,7 @@ func TestWordsOfErrors(t *testing.T) {
 		"ParseLayout: ":                              text(sw.ParseLayout("[X]")),
 		"ParsePlan: ":                                text(sw.ParsePlan("{")),
 		"FindOp: argument 'name': there is no ":      text(sw.FindOp("aten::geluu")),
-		"RunRanks: argument 'ranks' ":                sw.RunRanks(background, 0, nil),
+		"RunRanks: argument 'ranks' ":                sw.RunRanks(background, 0, func(*sw.World) error { return nil }),
 		"Counting: ":                                 text(sw.Counting(5, 2)),
 		"Layout.LocalExtent: the mesh has 1":         func() error { _, _, err := sw.MustParseLayout("[R]").LocalExtent([]int64{1}, nil, nil); return err }(),
 		"FromEnvironment: ":                          text(sw.FromEnvironment(background)),

@@ -65,13 +65,15 @@ func (ctx *FunctionContext) Saved(index int) *Tensor {
 	return r.result(c.ContextSaved(ctx.handle, index))
 }
 
+const maxOutputs = 1 << 16 // more cannot be meant
+
 // Apply calls the function on the inputs; it has so many outputs. Errors and graphs call it by name.
 func Apply(f Function, name string, outputs int, inputs ...*Tensor) ([]*Tensor, error) {
 	if f == nil {
 		return nil, invalid("argument 'f' is nil")
 	}
-	if outputs < 0 {
-		return nil, invalid("argument 'outputs' is %d", outputs)
+	if outputs < 0 || outputs > maxOutputs {
+		return nil, invalid("argument 'outputs' is %d; wanted 0 to %d", outputs, maxOutputs)
 	}
 	all, err := required(inputs)
 	if err != nil {
@@ -115,8 +117,8 @@ func CheckpointSeveral(f func(inputs []*Tensor) ([]*Tensor, error), outputs int,
 	if f == nil {
 		return nil, invalid("argument 'f' is nil")
 	}
-	if outputs < 0 {
-		return nil, invalid("argument 'outputs' is %d", outputs)
+	if outputs < 0 || outputs > maxOutputs {
+		return nil, invalid("argument 'outputs' is %d; wanted 0 to %d", outputs, maxOutputs)
 	}
 	all, err := required(inputs)
 	if err != nil {

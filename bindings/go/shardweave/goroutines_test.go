@@ -54,11 +54,87 @@ func TestTwoGoroutinesInOneRank(t *testing.T) {
 	})
 }
 
+// besides are functions that may be called while another goroutine is in a call of the rank: they use none,
+// or are documented so. (Those without handles are others.)
+var besides = map[string]bool{"Comm.Abort": true, "World.Abort": true, "World.FlightRecord": true, "Module.Err": true, "Tensor.Err": true,
+	"World.Comm": true, "World.Context": true, "World.LocalRank": true, "World.Rank": true, "World.Size": true,
+	"Layout.Equal": true, "Layout.LocalExtent": true, "Layout.PlanTo": true, "Layout.String": true, "Op.Schema": true,
+	"Plan.Add": true, "Plan.MarshalJSON": true}
+
+// The same of every function and method that uses a rank.
+func TestEveryFunctionBesideAnotherGoroutine(t *testing.T) {
+	waiting, told := make(chan struct{}), make(chan struct{})
+	run(t, 2, func(w *sw.World) error {
+		h := makeHandlesOf(w)
+		if w.Rank() == 1 {
+			<-told
+			return w.Comm().Barrier(background)
+		}
+		go func() {
+			defer close(told)
+			<-waiting
+			for !strings.Contains(mustOf(w.FlightRecord()), "barrier") {
+				time.Sleep(time.Millisecond)
+			}
+			tried := 0
+			for name, f := range h.calls() {
+				args, ofRanks := argumentsOf(name, f.Type(), h, -1, nil)
+				if ofRanks == 0 || besides[name] {
+					continue
+				}
+				tried++
+				start := time.Now()
+				err, tells := misused(f, args)
+				if passed := time.Since(start); passed > 10*time.Second { // of the five minutes that the barrier would wait
+					t.Errorf("%s took %v", name, passed)
+				}
+				if strings.HasSuffix(name, ".String") {
+					err, tells = errors.New(f.Call(args)[0].String()), true
+				}
+				if !tells || err == nil || !strings.Contains(err.Error(), "FAILED_PRECONDITION: "+name+": another goroutine is in a call of rank 0") {
+					t.Errorf("%s: %v", name, err)
+				}
+			}
+			if tried < 120 {
+				t.Errorf("only %d functions were tried", tried)
+			}
+		}()
+		close(waiting)
+		if err := w.Comm().Barrier(background); err != nil {
+			return err
+		}
+		<-told
+		if err := h.module.Err(); !errors.Is(err, sw.FailedPrecondition) { // it lacks what was to be registered
+			return fmt.Errorf("the module: %v", err)
+		}
+		return h.tensor.Add(1).Err() // and nothing is broken
+	})
+}
+
+// An error of one goroutine is not a race with what another one asks (the race detector looks).
+func TestErrorsOfModulesFromSeveralGoroutines(t *testing.T) {
+	w := alone(t)
+	m := mustOf(w.NewModule())
+	var wg sync.WaitGroup
+	for i := 0; i < 4; i++ {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for k := 0; k < 100; k++ {
+				m.Parameter("p", nil)
+				if err := m.Err(); !errors.Is(err, sw.InvalidArgument) && !errors.Is(err, sw.FailedPrecondition) {
+					t.Error(err)
+				}
+			}
+		}()
+	}
+	wg.Wait()
+}
+
 func TestScopesOfTwoGoroutines(t *testing.T) {
 	w := alone(t)
 	open, ended := make(chan struct{}), make(chan error)
-	var outer error
-	outer = w.Scope(func() error {
+	outer := w.Scope(func() error {
 		go func() {
 			ended <- w.Scope(func() error {
 				close(open)
@@ -171,5 +247,56 @@ func TestCollectingIsRareWhereThereIsNoGarbage(t *testing.T) {
 		if err := x.Close(); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// What ends beside another goroutine's call does not wait for that: it says so, and is done before the next call.
+func TestBodiesThatEndBesideAnotherGoroutine(t *testing.T) {
+	waits := map[string]func(*sw.World, *sw.Mesh, func() error) error{
+		"With":                func(w *sw.World, m *sw.Mesh, body func() error) error { return w.With(sw.NoGrad, body) },
+		"Scope":               func(w *sw.World, m *sw.Mesh, body func() error) error { return w.Scope(body) },
+		"Named":               func(w *sw.World, m *sw.Mesh, body func() error) error { return m.Named("block", body) },
+		"ForbidCommunication": func(w *sw.World, m *sw.Mesh, body func() error) error { return m.ForbidCommunication(body) },
+	}
+	for _, name := range sortedKeys(waits) {
+		checkLeaks(t, func() {
+			told := make(chan struct{})
+			err := sw.RunRanks(background, 2, func(w *sw.World) error {
+				m, err := w.ParseMesh("x=2")
+				if err != nil {
+					return err
+				}
+				if err := m.Connect(); err != nil {
+					return err
+				}
+				if w.Rank() == 1 {
+					<-told
+					return w.Comm().Barrier(background)
+				}
+				ended := make(chan error)
+				err = waits[name](w, m, func() error {
+					go func() { ended <- w.Comm().Barrier(background) }()
+					for !strings.Contains(mustOf(w.FlightRecord()), "barrier") {
+						time.Sleep(time.Millisecond)
+					}
+					return nil
+				})
+				close(told)
+				if err := <-ended; err != nil {
+					return fmt.Errorf("the barrier: %w", err)
+				}
+				if !errors.Is(err, sw.FailedPrecondition) || !strings.Contains(err.Error(), name+": another goroutine is in a call of rank 0") {
+					return fmt.Errorf("%s has ended with %v", name, err)
+				}
+				x := sw.Ones(w, []int64{2}, sw.RequiresGrad).Mul(2)
+				if requires, err := x.RequiresGrad(); err != nil || !requires {
+					return fmt.Errorf("the mode is still another one: %v, %v", requires, err)
+				}
+				return nil
+			}, sw.WithTimeout(10*time.Second))
+			if err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }

@@ -170,12 +170,15 @@ func (m *Mesh) SetRandomState(seed, offset uint64) error {
 
 // WithRandomState calls body, in which the mesh draws from that state; then it goes on where it was. What is
 // computed a second time draws its numbers a second time.
-func (m *Mesh) WithRandomState(seed, offset uint64, body func() error) error {
+func (m *Mesh) WithRandomState(seed, offset uint64, body func() error) (err error) {
+	if body == nil {
+		return noBody()
+	}
 	scope, err := ask(func(*rank) (c.RandomScope, error) { return c.RandomScopeCreate(m.handle, seed, offset) }, m)
 	if err != nil {
 		return err
 	}
-	defer m.rank.atLast(func() { c.RandomScopeFree(scope) })
+	defer m.rank.finallyOr(&err, func() { c.RandomScopeFree(scope) })
 	return body()
 }
 
@@ -237,22 +240,28 @@ func (m *Mesh) SetCostModelFromJSON(text string) error {
 
 // ForbidCommunication calls body, in which operators on this mesh's tensors that would communicate by
 // themselves fail with FailedPrecondition, naming operator and tensors.
-func (m *Mesh) ForbidCommunication(body func() error) error {
+func (m *Mesh) ForbidCommunication(body func() error) (err error) {
+	if body == nil {
+		return noBody()
+	}
 	scope, err := ask(func(*rank) (c.StrictScope, error) { return c.MeshForbidCommunication(m.handle) }, m)
 	if err != nil {
 		return err
 	}
-	defer m.rank.atLast(func() { c.StrictScopeFree(scope) })
+	defer m.rank.finallyOr(&err, func() { c.StrictScopeFree(scope) })
 	return body()
 }
 
 // Named calls body; traces and errors say meanwhile that name runs: "blocks.0.attn".
-func (m *Mesh) Named(name string, body func() error) error {
+func (m *Mesh) Named(name string, body func() error) (err error) {
+	if body == nil {
+		return noBody()
+	}
 	scope, err := ask(func(*rank) (c.ModuleScope, error) { return c.ModuleScopeCreate(m.handle, name) }, m)
 	if err != nil {
 		return err
 	}
-	defer m.rank.atLast(func() { c.ModuleScopeFree(scope) })
+	defer m.rank.finallyOr(&err, func() { c.ModuleScopeFree(scope) })
 	return body()
 }
 

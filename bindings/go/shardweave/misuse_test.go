@@ -3,72 +3,19 @@ package shardweave_test
 import (
 	"errors"
 	"fmt"
-	"go/ast"
-	"go/parser"
-	"go/token"
-	"io/fs"
+	"os/exec"
 	"reflect"
+	"regexp"
 	"sort"
 	"strings"
-	"sync"
 	"testing"
 
 	sw "github.com/shardweave/shardweave/bindings/go/shardweave"
 )
 
-// functions are all exported ones that use a rank's handles; instances of those with type parameters.
-// TestEveryFunctionIsHere finds what is missing.
-var functions = map[string]any{
-	"AllGather": sw.AllGather[float32], "AllGatherV": sw.AllGatherV[float32], "AllReduce": sw.AllReduce[float32],
-	"AllToAll": sw.AllToAll[float32], "AllToAllV": sw.AllToAllV[float32], "Broadcast": sw.Broadcast[float32],
-	"Gather": sw.Gather[float32], "Recv": sw.Recv[float32], "Reduce": sw.Reduce[float32],
-	"ReduceScatter": sw.ReduceScatter[float32], "ReduceScatterV": sw.ReduceScatterV[float32],
-	"Scatter": sw.Scatter[float32], "Send": sw.Send[float32],
-	"Apply": sw.Apply, "Cat": sw.Cat, "Checkpoint": sw.Checkpoint, "CheckpointSeveral": sw.CheckpointSeveral, "ClipGradNorm": sw.ClipGradNorm, "CopyFrom": sw.CopyFrom[float32],
-	"Data": sw.Data[float32], "Empty": sw.Empty, "FinishGradSync": sw.FinishGradSync, "FromDLPack": nil,
-	"FromLocal": sw.FromLocal, "FromSlice": sw.FromSlice[float32], "Full": sw.Full, "Gradients": sw.Gradients,
-	"ItemOf": sw.ItemOf[float32], "NewAdamW": sw.NewAdamW, "NewSGD": sw.NewSGD, "Ones": sw.Ones, "Rand": sw.Rand,
-	"Randn": sw.Randn, "Stack": sw.Stack, "Zeros": sw.Zeros,
-}
-
-// noHandles use none; or only make worlds.
-var noHandles = map[string]bool{"Alone": true, "AllowUnused": true, "BFloat16Of": true, "BuildInfo": true,
-	"Counting": true, "CreateGraph": true, "Dim": true, "FindOp": true, "Float16Of": true, "FromEnvironment": true, "FromRank": true, "Join": true,
-	"LiveHandles": true, "MustFindOp": true, "MustParseLayout": true, "Named": true, "NewPlan": true,
-	"ParseLayout": true, "ParsePlan": true, "RetainGraph": true, "RunRanks": true, "Seed": true, "SetNumThreads": true,
-	"Spawn": true, "Tensors": true, "WithAMSGrad": true, "WithArgs": true, "WithoutPrefix": true, "WithBackend": true, "WithBetas": true, "WithEps": true,
-	"WithFiniteNorm": true, "WithGradients": true, "WithMomentum": true, "WithNesterov": true,
-	"WithNetworkInterface": true, "WithNorm": true, "WithTimeout": true}
-
 // always are methods that work on what was closed.
-var always = map[string]bool{"Close": true, "Err": true, "String": true, "Format": true,
+var always = map[string]bool{"Close": true, "Err": true, "String": true, "Format": true, "Layout.Equal": true,
 	"World.Rank": true, "World.Size": true, "World.LocalRank": true, "World.Comm": true, "World.Context": true}
-
-func TestEveryFunctionIsHere(t *testing.T) {
-	packages, err := parser.ParseDir(token.NewFileSet(), ".",
-		func(f fs.FileInfo) bool { return !strings.HasSuffix(f.Name(), "_test.go") }, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	there := map[string]bool{}
-	for _, file := range packages["shardweave"].Files {
-		for _, declared := range file.Decls {
-			if f, is := declared.(*ast.FuncDecl); is && f.Recv == nil && f.Name.IsExported() {
-				there[f.Name.Name] = true
-			}
-		}
-	}
-	for name := range there {
-		if _, tested := functions[name]; !tested && !noHandles[name] {
-			t.Errorf("%s is neither among the functions that TestHandlesThatCannotBeUsed calls nor among those without handles", name)
-		}
-	}
-	for name := range functions {
-		if !there[name] {
-			t.Errorf("there is no %s", name)
-		}
-	}
-}
 
 // handles are one of each kind, of one rank.
 type handles struct {
@@ -80,6 +27,10 @@ type handles struct {
 	optimizer *sw.Optimizer
 	context   *sw.FunctionContext
 	tensor    *sw.Tensor
+	// Of no rank.
+	layout *sw.Layout
+	plan   *sw.Plan
+	op     *sw.Op
 }
 
 // keepContext is a function of the host that keeps what it must not.
@@ -96,18 +47,17 @@ func (f keepContext) Backward(ctx *sw.FunctionContext, grads []*sw.Tensor) ([]*s
 
 func makeHandles(t *testing.T) *handles {
 	t.Helper()
-	w, err := sw.Alone()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { w.Close() })
-	h := &handles{world: w, mesh: mustOf(w.ParseMesh("x=1")), comm: mustOf(w.Comm().Subgroup([]int64{0}, "g")), module: mustOf(w.NewModule())}
+	return makeHandlesOf(alone(t))
+}
+
+func makeHandlesOf(w *sw.World) *handles {
+	h := &handles{world: w, mesh: mustOf(w.MeshOfRanks([]int64{int64(w.Rank())}, sw.Dim("x", 1))),
+		comm: mustOf(w.Comm().Subgroup([]int64{int64(w.Rank())}, "g")), module: mustOf(w.NewModule()),
+		layout: sw.MustParseLayout("[R]"), plan: sw.NewPlan(), op: sw.MustFindOp("aten::neg")}
 	h.trace = mustOf(h.mesh.Trace())
 	h.tensor = sw.Ones(w, []int64{1}, sw.RequiresGrad)
 	h.optimizer = mustOf(sw.NewSGD([]*sw.Tensor{h.module.Parameter("p", sw.Ones(w, []int64{1}))}, 0.1))
-	if _, err := sw.Apply(keepContext{&h.context}, "f", 1, h.tensor); err != nil {
-		t.Fatal(err)
-	}
+	mustOf(sw.Apply(keepContext{&h.context}, "f", 1, h.tensor))
 	return h
 }
 
@@ -150,14 +100,34 @@ func (h *handles) of(kind reflect.Type) (reflect.Value, bool) {
 		return reflect.ValueOf(h.tensor), true
 	case reflect.TypeOf((*sw.Place)(nil)).Elem():
 		return reflect.ValueOf(h.mesh), true
+	case reflect.TypeOf((*sw.Layout)(nil)):
+		value = h.layout
+	case reflect.TypeOf((*sw.Plan)(nil)):
+		value = h.plan
+	case reflect.TypeOf((*sw.Op)(nil)):
+		value = h.op
+	case reflect.TypeOf((*sw.Spec)(nil)).Elem():
+		return reflect.ValueOf(h.layout), true
+	case reflect.TypeOf([]sw.TensorOption(nil)):
+		value = []sw.TensorOption{h.layout}
 	default:
 		return reflect.Value{}, false
 	}
 	return reflect.ValueOf(value), true
 }
 
+// ofNoRank says whether what the type means belongs to no rank, and is never closed.
+func ofNoRank(kind reflect.Type) bool {
+	switch kind {
+	case reflect.TypeOf((*sw.Layout)(nil)), reflect.TypeOf((*sw.Plan)(nil)), reflect.TypeOf((*sw.Op)(nil)),
+		reflect.TypeOf((*sw.Spec)(nil)).Elem(), reflect.TypeOf([]sw.TensorOption(nil)):
+		return true
+	}
+	return false
+}
+
 // plain is an argument that is no handle.
-func plain(kind reflect.Type) reflect.Value {
+func plain(name string, kind reflect.Type) reflect.Value {
 	switch kind.Kind() {
 	case reflect.Func:
 		return reflect.MakeFunc(kind, func([]reflect.Value) []reflect.Value {
@@ -168,6 +138,9 @@ func plain(kind reflect.Type) reflect.Value {
 			return results
 		})
 	case reflect.String:
+		if name == "Tensor.Apply" {
+			return reflect.ValueOf("aten::neg")
+		}
 		return reflect.ValueOf("p").Convert(kind)
 	case reflect.Slice:
 		if kind.Elem().Kind() == reflect.Int64 {
@@ -177,7 +150,7 @@ func plain(kind reflect.Type) reflect.Value {
 			return reflect.ValueOf([]float32{1})
 		}
 	case reflect.Interface:
-		for _, value := range []any{background, errors.New("reason"), sw.Spec(sw.On{}), keepContext{new(*sw.FunctionContext)}} {
+		for _, value := range []any{background, errors.New("reason"), keepContext{new(*sw.FunctionContext)}} {
 			if reflect.TypeOf(value).Implements(kind) && kind.NumMethod() > 0 {
 				return reflect.ValueOf(value)
 			}
@@ -186,7 +159,32 @@ func plain(kind reflect.Type) reflect.Value {
 	return reflect.Zero(kind)
 }
 
-// failureOf is the error among the results, or of a tensor that is the result.
+// arguments of a call: those at `wrong` (or none: -1) are from, all others good ones. ofRanks is how many
+// belong to a rank.
+func argumentsOf(name string, kind reflect.Type, good *handles, wrong int, from *handles) (args []reflect.Value, ofRanks int) {
+	args = make([]reflect.Value, kind.NumIn())
+	for i := range args {
+		source := good
+		if i == wrong {
+			source = from
+		}
+		value, is := source.of(kind.In(i))
+		switch {
+		case is && name == "FromSlice" && ofNoRank(kind.In(i)): // which has no layout
+			args[i] = reflect.Zero(kind.In(i))
+		case is:
+			args[i] = value
+			if !ofNoRank(kind.In(i)) {
+				ofRanks++
+			}
+		default:
+			args[i] = plain(name, kind.In(i))
+		}
+	}
+	return args, ofRanks
+}
+
+// failureOf is the error among the results, or of a tensor or plan that is the result.
 func failureOf(results []reflect.Value) (error, bool) {
 	for i := len(results) - 1; i >= 0; i-- {
 		switch r := results[i].Interface().(type) {
@@ -195,6 +193,11 @@ func failureOf(results []reflect.Value) (error, bool) {
 		case *sw.Tensor:
 			if r != nil {
 				return r.Err(), true
+			}
+		case *sw.Plan:
+			if r != nil {
+				_, err := r.MarshalJSON()
+				return err, true
 			}
 		}
 	}
@@ -206,9 +209,11 @@ func failureOf(results []reflect.Value) (error, bool) {
 	return nil, false
 }
 
-// Each handle of each exported function and method, one after the other: closed, of another world, of a
-// world that was closed, nil, and what no function has made. SWV_CHECK_HANDLES=abort ends the program where
-// memory that was freed would be read.
+func isAlways(name string) bool { return always[name] || always[name[strings.Index(name, ".")+1:]] }
+
+// Each handle of each exported function and method, one after the other: closed, of another rank, of another
+// world, of a world that was closed, nil, and what no function has made. SWV_CHECK_HANDLES=abort ends the
+// program where memory that was freed would be read.
 func TestHandlesThatCannotBeUsed(t *testing.T) {
 	good, closed, other, ended := makeHandles(t), makeHandles(t), makeHandles(t), makeHandles(t)
 	closed.world.Close()
@@ -218,69 +223,45 @@ func TestHandlesThatCannotBeUsed(t *testing.T) {
 	closed.optimizer = mustOf(sw.NewSGD([]*sw.Tensor{sw.Ones(good.world, []int64{1}, sw.RequiresGrad)}, 0.1))
 	closed.close()
 	ended.world.Close()
-	empty := &handles{new(sw.World), new(sw.Mesh), new(sw.Comm), new(sw.Trace), new(sw.Module), new(sw.Optimizer), new(sw.FunctionContext), new(sw.Tensor)}
+	one := mustOf(sw.Counting(1, 2))
+	defer one.Close()
+	rankOne := makeHandlesOf(one)
+	empty := &handles{new(sw.World), new(sw.Mesh), new(sw.Comm), new(sw.Trace), new(sw.Module), new(sw.Optimizer), new(sw.FunctionContext), new(sw.Tensor),
+		new(sw.Layout), new(sw.Plan), new(sw.Op)}
+	wrongs := map[string]*handles{"closed": closed, "of another world": other, "of rank 1": rankOne, "of a closed world": ended, "not made": empty, "nil": {}}
+	words := map[string]string{"closed": "closed", "of another world": "several ranks (worlds of this process), each with the number 0",
+		"of rank 1": "several ranks of this process, ", "of a closed world": "", "not made": "was not made", "nil": "nil"}
 
-	calls := map[string]reflect.Value{}
-	for name, f := range functions {
-		if f != nil {
-			calls[name] = reflect.ValueOf(f)
-		}
-	}
-	for _, receiver := range []any{good.world, good.mesh, good.comm, good.trace, good.module, good.optimizer, good.context, good.tensor, sw.MustFindOp("aten::neg"), sw.MustParseLayout("[R]")} {
-		kind := reflect.TypeOf(receiver)
-		for i := 0; i < kind.NumMethod(); i++ {
-			if m := kind.Method(i); !always[m.Name] && !always[kind.Elem().Name()+"."+m.Name] {
-				calls[kind.Elem().Name()+"."+m.Name] = m.Func
-			}
-		}
-	}
-	var names []string
-	for name := range calls {
-		names = append(names, name)
-	}
-	sort.Strings(names)
-	tried := 0
-	for _, name := range names {
+	calls := good.calls()
+	tried := map[string]int{}
+	for _, name := range sortedKeys(calls) {
 		f := calls[name]
 		kind := f.Type()
 		for wrong := 0; wrong < kind.NumIn(); wrong++ {
 			if _, is := good.of(kind.In(wrong)); !is {
 				continue
 			}
-			for what, from := range map[string]*handles{"closed": closed, "of another world": other, "of a closed world": ended, "not made": empty, "nil": {}} {
-				args, handlesIn := make([]reflect.Value, kind.NumIn()), 0
-				for i := range args {
-					source := good
-					if i == wrong {
-						source = from
-					}
-					value, is := source.of(kind.In(i))
-					switch {
-					case is:
-						handlesIn++
-						args[i] = value
-					case kind.In(i) == reflect.TypeOf((*sw.Op)(nil)):
-						args[i] = reflect.ValueOf(sw.MustFindOp("aten::neg"))
-					case kind.In(i) == reflect.TypeOf((*sw.Layout)(nil)):
-						args[i] = reflect.ValueOf(sw.MustParseLayout("[R]"))
-					case name == "Tensor.Apply" && i == 1:
-						args[i] = reflect.ValueOf("aten::neg")
-					default:
-						args[i] = plain(kind.In(i))
-					}
-				}
-				if skipMisuse(name, what, kind, wrong, handlesIn) {
+			for what, from := range wrongs {
+				args, ofRanks := argumentsOf(name, kind, good, wrong, from)
+				if skipMisuse(name, what, kind, wrong, ofRanks) {
 					continue
 				}
-				tried++
+				tried[what]++
+				where := fmt.Sprintf("%s, argument %d %s", name, wrong, what)
 				err, tells := misused(f, args)
-				for _, h := range []*handles{good, other} {
+				for _, h := range []*handles{good, other, rankOne} {
 					if h.module.Err() != nil { // it tells from now on
 						h.module = mustOf(h.world.NewModule())
 					}
 				}
+				if isAlways(name) {
+					if err != nil && strings.HasPrefix(err.Error(), "panic") {
+						t.Errorf("%s: %v", where, err)
+					}
+					continue
+				}
 				var asError *sw.Error
-				switch where := fmt.Sprintf("%s, argument %d %s", name, wrong, what); {
+				switch {
 				case !tells:
 					t.Errorf("%s: there is no error among the results", where)
 				case !errors.As(err, &asError):
@@ -290,15 +271,23 @@ func TestHandlesThatCannotBeUsed(t *testing.T) {
 				case !strings.HasPrefix(asError.Message, name+": ") || strings.Contains(err.Error(), "swv_"):
 					t.Errorf("%s: the words are not Go's: %v", where, err)
 				case strings.HasPrefix(name, "FunctionContext.") && strings.Contains(err.Error(), "has returned"):
-				case !strings.Contains(err.Error(), map[string]string{"closed": "closed", "of another world": "several ranks",
-					"of a closed world": "", "not made": "was not made", "nil": "nil"}[what]):
+				case !strings.Contains(err.Error(), words[what]):
 					t.Errorf("%s: %v", where, err)
 				}
 			}
 		}
 	}
-	if tried < 300 {
-		t.Errorf("only %d calls were tried", tried)
+	for what, least := range map[string]int{"closed": 150, "of another world": 60, "of rank 1": 60, "of a closed world": 150, "not made": 180, "nil": 150} {
+		if tried[what] < least {
+			t.Errorf("only %d calls with what is %s were tried", tried[what], what)
+		}
+	}
+	for what, from := range wrongs {
+		for kind, handle := range from.receivers() {
+			if text := fmt.Sprintf("%v %+v %s", handle, handle, handle); strings.Contains(text, "PANIC") || strings.Contains(text, "%!") && kind == "Tensor" {
+				t.Errorf("a %s %s as text: %s", kind, what, text)
+			}
+		}
 	}
 	// What is good still works.
 	if err := good.tensor.Mul(2).Sum().Backward(); err != nil {
@@ -306,24 +295,100 @@ func TestHandlesThatCannotBeUsed(t *testing.T) {
 	}
 }
 
+func sortedKeys[T any](all map[string]T) []string {
+	var names []string
+	for name := range all {
+		names = append(names, name)
+	}
+	sort.Strings(names)
+	return names
+}
+
+// What is nil and is no handle (contexts, functions, options, places) is an error too, or has a meaning.
+func TestNilArguments(t *testing.T) {
+	good := makeHandles(t)
+	fine := map[string]bool{ // what nil means there is documented
+		"Comm.Abort": true, "World.Abort": true, // no reason
+		"Tensor.Add": true, "Tensor.Sub": true, "Tensor.Mul": true, "Tensor.Div": true, "Tensor.Lt": true, "Tensor.Gt": true, "Tensor.Eq": true, // none
+	}
+	tried := 0
+	calls := good.calls()
+	for _, name := range sortedKeys(calls) {
+		f := calls[name]
+		kind := f.Type()
+		for at := 0; at < kind.NumIn(); at++ {
+			in := kind.In(at)
+			args, _ := argumentsOf(name, kind, good, -1, nil)
+			option := in.Kind() == reflect.Slice && (in.Elem().Kind() == reflect.Interface || in.Elem().Kind() == reflect.Func)
+			switch {
+			case option: // one that is nil
+				args[at] = reflect.MakeSlice(in, 1, 1)
+			case in.Kind() == reflect.Interface || in.Kind() == reflect.Func:
+				args[at] = reflect.Zero(in)
+			default:
+				continue
+			}
+			if name == "Comm.Abort" || name == "World.Abort" { // breaks what others use
+				args[0] = reflect.ValueOf(map[string]any{"Comm.Abort": mustOf(good.comm.Subgroup([]int64{0}, "a")), "World.Abort": alone(t)}[name])
+			}
+			if in.Kind() == reflect.Func && (name == "RunRanks" || name == "Spawn") {
+				args[1] = reflect.ValueOf(1) // rank: what comes first is told first
+			}
+			tried++
+			where := fmt.Sprintf("%s, argument %d nil", name, at)
+			err, tells := misused(f, args)
+			if err != nil && strings.HasPrefix(err.Error(), "panic") {
+				t.Errorf("%s: %v", where, err)
+			}
+			mayBeNil := option || fine[name] || isAlways(name) || in == reflect.TypeOf((*sw.Spec)(nil)).Elem()
+			if !mayBeNil && (!tells || !errors.Is(err, sw.InvalidArgument) || !strings.Contains(err.Error(), name+": ") || !strings.Contains(err.Error(), "nil")) {
+				t.Errorf("%s: %v", where, err)
+			}
+		}
+	}
+	if tried < 60 {
+		t.Errorf("only %d calls were tried", tried)
+	}
+	for what, err := range map[string]error{
+		"a mode":  good.world.With(sw.GradMode(3), func() error { return nil }),
+		"outputs": second(sw.Apply(keepContext{new(*sw.FunctionContext)}, "f", 1<<50, good.tensor)),
+	} {
+		if !errors.Is(err, sw.InvalidArgument) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
 // skipMisuse: what is no misuse.
-func skipMisuse(name, what string, kind reflect.Type, wrong, handlesIn int) bool {
-	if handlesIn == 1 && what == "of another world" {
+func skipMisuse(name, what string, kind reflect.Type, wrong, ofRanks int) bool {
+	in := kind.In(wrong)
+	if (what == "of another world" || what == "of rank 1") && ofRanks == 1 {
 		return true // there is nothing that it does not belong to
+	}
+	if ofNoRank(in) && what != "nil" && what != "not made" {
+		return true
+	}
+	if name == "FromSlice" && ofNoRank(in) {
+		return true // see argumentsOf
 	}
 	if strings.HasPrefix(name, "FunctionContext.") && wrong > 0 {
 		return true // see TestWhatAFunctionSaves
 	}
-	switch kind.In(wrong) {
+	if what != "nil" {
+		return false
+	}
+	switch in {
 	case reflect.TypeOf((*sw.Tensor)(nil)): // a nil tensor is none
-		return what == "nil" && (name == "Tensor.SetGrad" && wrong == 1 || name == "Tensor.Linear" || name == "Tensor.LayerNorm" ||
-			wrong > 0 && isOperator(name))
-	case reflect.TypeOf((*any)(nil)).Elem(), reflect.TypeOf([]any(nil)):
-		return what == "nil"
-	case reflect.TypeOf([]sw.GradOption(nil)):
-		return what == "nil"
+		return name == "Tensor.SetGrad" && wrong == 1 || name == "Tensor.Linear" || name == "Tensor.LayerNorm" ||
+			wrong > 0 && isOperator(name)
+	case reflect.TypeOf((*sw.Plan)(nil)): // everything is replicated
+		return name == "Module.Distribute"
+	case reflect.TypeOf((*sw.Layout)(nil)): // as the tensor
+		return name == "Tensor.LocalWithGrad"
+	case reflect.TypeOf((*any)(nil)).Elem(), reflect.TypeOf([]any(nil)), reflect.TypeOf([]sw.GradOption(nil)):
+		return true
 	case reflect.TypeOf([]*sw.Tensor(nil)):
-		return what == "nil" && (name == "Cat" || name == "Stack")
+		return name == "Cat" || name == "Stack"
 	}
 	return false
 }
@@ -489,15 +554,24 @@ func TestAClosedMeshMakesNothing(t *testing.T) {
 	}
 }
 
-// Copies, which go vet finds, mean what was copied.
-func TestCopiesAreTheSameThing(t *testing.T) {
-	for _, value := range []any{sw.Tensor{}, sw.World{}, sw.Mesh{}, sw.Comm{}, sw.Module{}, sw.Optimizer{}, sw.Trace{}, sw.FunctionContext{},
-		sw.Layout{}, sw.Plan{}, sw.Op{}} {
-		kind := reflect.TypeOf(value)
-		if !reflect.PointerTo(kind.Field(0).Type).Implements(reflect.TypeOf((*sync.Locker)(nil)).Elem()) { // what vet looks for
-			t.Errorf("vet finds no copies of a %v", kind)
+// go vet finds copies of all kinds of handles.
+func TestVetFindsCopies(t *testing.T) {
+	out, err := exec.Command("go", "vet", "./testdata/copies").CombinedOutput()
+	if err == nil {
+		t.Fatal("go vet finds nothing")
+	}
+	for name := range readSurface(t).handleTypes() {
+		if !regexp.MustCompile(`assignment copies lock value to v: \S*shardweave\.` + name + ` contains`).Match(out) {
+			t.Errorf("go vet finds no copy of a %s (or testdata/copies has none)", name)
 		}
 	}
+	if t.Failed() {
+		t.Logf("%s", out)
+	}
+}
+
+// What copies mean is what was copied.
+func TestCopiesAreTheSameThing(t *testing.T) {
 	checkLeaks(t, func() {
 		w := alone(t)
 		m := mustOf(w.ParseMesh("x=1"))

@@ -2,6 +2,7 @@ package shardweave
 
 import (
 	"runtime"
+	"sync/atomic"
 
 	c "github.com/shardweave/shardweave/bindings/go/internal/cshardweave"
 )
@@ -14,8 +15,17 @@ type Module struct {
 	failed *failedModule
 }
 
-// failedModule is the first error of registering.
-type failedModule struct{ err error }
+// failedModule is the first error of registering. Anytime: goroutines that take no turns fail too.
+type failedModule struct{ first atomic.Pointer[error] }
+
+func (f *failedModule) add(err error) { f.first.CompareAndSwap(nil, &err) }
+
+func (f *failedModule) err() error {
+	if first := f.first.Load(); first != nil {
+		return *first
+	}
+	return nil
+}
 
 func (m *Module) home() (*rank, error) {
 	if m == nil || m.thing == nil {
@@ -76,9 +86,7 @@ func (m *Module) register(add func(c.Module, string, c.Tensor) error, fqn string
 	}
 	if home, nothing := m.home(); nothing == nil {
 		r = home
-		if m.failed.err == nil {
-			m.failed.err = err
-		}
+		m.failed.add(err)
 	}
 	return r.failed(err)
 }
@@ -88,7 +96,7 @@ func (m *Module) Err() error {
 	if _, err := m.home(); err != nil {
 		return err
 	}
-	return m.failed.err
+	return m.failed.err()
 }
 
 // alive is also that nothing has failed before.
@@ -96,7 +104,7 @@ func (m *Module) alive() error {
 	if err := m.thing.alive(); err != nil {
 		return err
 	}
-	return m.failed.err
+	return m.failed.err()
 }
 
 // NamedTensor is a parameter or buffer, and its FQN.

@@ -65,7 +65,9 @@ func WithAMSGrad() AdamWOption { return adamWOption(func(o *c.AdamW) { o.AMSGrad
 func NewSGD(parameters []*Tensor, lr float64, options ...SGDOption) (*Optimizer, error) {
 	o := c.SGD{LR: lr}
 	for _, option := range options {
-		option.sgd(&o)
+		if option != nil {
+			option.sgd(&o)
+		}
 	}
 	return newOptimizer(parameters, func(handles []c.Tensor) (c.Optimizer, error) {
 		return c.OptimizerCreateSGD(handles, o)
@@ -76,7 +78,9 @@ func NewSGD(parameters []*Tensor, lr float64, options ...SGDOption) (*Optimizer,
 func NewAdamW(parameters []*Tensor, lr float64, options ...AdamWOption) (*Optimizer, error) {
 	o := c.AdamW{LR: lr, Beta1: 0.9, Beta2: 0.999, Eps: 1e-8, WeightDecay: 1e-2}
 	for _, option := range options {
-		option.adamW(&o)
+		if option != nil {
+			option.adamW(&o)
+		}
 	}
 	return newOptimizer(parameters, func(handles []c.Tensor) (c.Optimizer, error) {
 		return c.OptimizerCreateAdamW(handles, o)

@@ -37,6 +37,11 @@ type rank struct {
 	buried      sync.Mutex
 	found       []int // slots of loose
 	foundNumber atomic.Int32
+
+	// What has to be done before the next call: its goroutine came while another one was in a call.
+	owing     sync.Mutex
+	owed      []func()
+	owedCalls atomic.Int32
 }
 
 type looseTensor struct {
@@ -71,6 +76,9 @@ func begin(things ...used) (*rank, error) {
 		if home != r {
 			return r, otherRank(r, home)
 		}
+	}
+	if r == nil {
+		return nowhere, noThing("World or Mesh")
 	}
 	if err := r.enter(); err != nil {
 		return r, err
@@ -123,7 +131,7 @@ func otherRank(a, b *rank) error {
 // enter begins a call.
 func (r *rank) enter() error {
 	if !r.busy.CompareAndSwap(false, true) {
-		return notNow("another goroutine is in a call of rank %d: goroutines that share a rank take turns", r.number)
+		return errBusy(r)
 	}
 	if r.closed.Load() {
 		r.leave()
@@ -131,6 +139,9 @@ func (r *rank) enter() error {
 	}
 	if r.foundNumber.Load() != 0 {
 		r.freeBuried()
+	}
+	if r.owedCalls.Load() != 0 {
+		r.pay()
 	}
 	return nil
 }
@@ -142,6 +153,10 @@ func (r *rank) leave() {
 		r.late = r.late[:0]
 	}
 	r.busy.Store(false)
+}
+
+func errBusy(r *rank) error {
+	return notNow("another goroutine is in a call of rank %d: goroutines that share a rank take turns", r.number)
 }
 
 func errWorldClosed() error { return notNow("the world was closed") }
@@ -169,6 +184,45 @@ func (r *rank) atLast(f func()) {
 	}
 	defer r.leave()
 	f()
+}
+
+// finally calls f, which has to be done, in a call of its own. While another goroutine is in a call it does not
+// wait, which may take as long as a collective does: that is an error, and f is called before the next call.
+func (r *rank) finally(f func()) error {
+	if r.busy.CompareAndSwap(false, true) {
+		defer r.leave()
+		f()
+		return nil
+	}
+	r.owing.Lock()
+	if r.closed.Load() { // there is no next call
+		r.owing.Unlock()
+		r.atLast(f)
+		return nil
+	}
+	r.owed = append(r.owed, f)
+	r.owedCalls.Store(int32(len(r.owed)))
+	r.owing.Unlock()
+	return errBusy(r)
+}
+
+// finallyOr is finally, for defer: its error counts if there is no other.
+func (r *rank) finallyOr(err *error, f func()) {
+	if late := r.finally(f); *err == nil {
+		*err = late
+	}
+}
+
+// pay does what is owed. In a call.
+func (r *rank) pay() {
+	r.owing.Lock()
+	owed := r.owed
+	r.owed = nil
+	r.owedCalls.Store(0)
+	r.owing.Unlock()
+	for _, f := range owed {
+		f()
+	}
 }
 
 // handle is for begin in calls of operators, whose arguments are of any kind. In a call.
@@ -479,7 +533,10 @@ func (r *rank) release() {
 		r.things[i].release()
 	}
 	r.things = nil
+	r.owing.Lock()
 	r.closed.Store(true)
+	r.owing.Unlock()
+	r.pay()
 }
 
 // callback calls a function of the host within a call of the library: its calls are calls of the rank.

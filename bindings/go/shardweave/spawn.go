@@ -57,8 +57,11 @@ func WithArgs(args ...string) WorldOption {
 // once, and a later call is FailedPrecondition.
 func Spawn(ctx context.Context, ranks int, body func(*World) error, options ...WorldOption) error {
 	call := int(spawnCalls.Add(1))
-	if err := ctx.Err(); err != nil {
+	if err := usable(ctx); err != nil {
 		return err
+	}
+	if body == nil {
+		return noBody()
 	}
 	if ranks < 1 || ranks > maxSpawned {
 		return invalid("argument 'ranks' is %d; wanted 1 to %d", ranks, maxSpawned)

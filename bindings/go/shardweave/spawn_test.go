@@ -195,6 +195,9 @@ func spawnMain(mode string) int {
 	case "no ranks":
 		ranks = 0
 	}
+	if body == nil {
+		body = func(*sw.World) error { return nil }
+	}
 	start := time.Now()
 	err := sw.Spawn(ctx, ranks, body, options...)
 	fmt.Printf("after %v: %v\n", time.Since(start) < 40*time.Second, err)

@@ -318,30 +318,29 @@ func (t *Tensor) IsSame(other *Tensor) (bool, error) {
 	return same, err
 }
 
-// String tells shape, layout and mesh, or the elements of a plain tensor; or the error.
-func (t *Tensor) String() string { return t.text(c.TensorToString) }
+// String tells shape, layout and mesh, or the elements of a plain tensor; or the error. It never communicates.
+func (t *Tensor) String() string {
+	text, err := get(t, c.TensorToString)
+	if err != nil {
+		return "Tensor(" + err.Error() + ")"
+	}
+	return text
+}
 
-// Format is what fmt's verbs print: %v and %s as String. %+v has the elements of a sharded tensor too, on
-// every rank, and is collective then.
+// ValuesString is String, and the elements of the whole tensor behind it if that is sharded. Collective then.
+func (t *Tensor) ValuesString() (string, error) { return get(t, c.TensorValuesToString) }
+
+// Format is what fmt's verbs print: %v, %+v and %s as String. It never communicates, so that one rank alone
+// may log a tensor, and what has one in it; see [Tensor.ValuesString].
 func (t *Tensor) Format(f fmt.State, verb rune) {
 	switch {
 	case t == nil:
 		io.WriteString(f, "<nil>")
-	case verb == 'v' && f.Flag('+'):
-		io.WriteString(f, t.text(c.TensorValuesToString))
 	case verb == 'v' || verb == 's':
 		io.WriteString(f, t.String())
 	default:
 		fmt.Fprintf(f, "%%!%c(%s)", verb, t.String())
 	}
-}
-
-func (t *Tensor) text(of func(c.Tensor) (string, error)) string {
-	text, err := get(t, of)
-	if err != nil {
-		return "Tensor(" + err.Error() + ")"
-	}
-	return text
 }
 
 // Picture shows which rank holds which part, in characters.

@@ -441,7 +441,7 @@ func TestCallsOfOperators(t *testing.T) {
 			t.Errorf("%s%v: %v, %v", c.op, c.args, got, err)
 		}
 	}
-	// Results that are no tensors.
+	// Results that are no tensors; of operators that every LibTorch has. (Other kinds: TestWhatModulesReturn.)
 	for _, c := range []struct {
 		op   string
 		args []any
@@ -449,12 +449,18 @@ func TestCallsOfOperators(t *testing.T) {
 	}{
 		{"aten::equal", []any{x, x}, true},
 		{"aten::size.int", []any{x, 0}, int64(3)},
-		{"aten::Float.Scalar", []any{2}, 2.0},
-		{"prim::dtype", []any{x}, int64(7)},
+		{"aten::stride.int", []any{x, 0}, int64(1)},
+		{"aten::item", []any{x.Select(0, 0)}, 3.0},
+		{"aten::item", []any{x.Select(0, 0).To(sw.I8)}, int64(3)},
+		{"aten::item", []any{x.Select(0, 0).To(sw.C64)}, complex(3, 0)},
+		{"aten::item", []any{x.Select(0, 0).To(sw.Bool)}, true},
+		{"aten::result_type.Tensor", []any{x, 2}, sw.F64},
+		{"aten::can_cast", []any{sw.F64, sw.I64}, false},
 	} {
 		op, err := sw.FindOp(c.op)
-		if errors.Is(err, sw.NotFound) {
-			continue // registered by TorchScript's interpreter only
+		if err != nil {
+			t.Errorf("%s: %v", c.op, err)
+			continue
 		}
 		got, err := op.Call(w, c.args...)
 		if err != nil || len(got) != 1 || !reflect.DeepEqual(got[0], c.want) {

@@ -12,25 +12,60 @@ import (
 // inGo is the message without C's function at its front, for which newError has Go's.
 func inGo(message string) string {
 	if at := strings.Index(message, ": "); at > 0 && cFunction.FindString(message[:at]) == message[:at] {
+		function := message[:at]
 		message = message[at+2:]
 		if argument := leadingArgument.FindStringSubmatch(message); argument != nil {
-			if name, there := arguments[argument[1]]; there {
-				message = name + message[len(argument[0]):]
-			}
+			message = goArgument(function, argument[1]) + message[len(argument[0]):]
 		}
 	}
-	return cFunction.ReplaceAllStringFunc(message, func(name string) string {
-		if word, there := words[name]; there {
-			return word
-		}
-		return name
-	})
+	return cName.ReplaceAllStringFunc(message, goName)
 }
 
 var (
 	cFunction       = regexp.MustCompile(`swv_[a-z0-9_]+`)
+	cName           = regexp.MustCompile(`\b(swv_[a-z0-9_]+|SWV_[A-Z0-9_]+)`)
+	inLists         = regexp.MustCompile(`\[[0-9]+\]`)
 	leadingArgument = regexp.MustCompile(`^argument '([^']*)'`)
 )
+
+// goArgument is what an argument of a function of C is here: "argument 'sizes'", "WithBackend".
+func goArgument(function, argument string) string {
+	of := inLists.ReplaceAllString(argument, "[]")
+	if name, there := arguments[function+" "+of]; there {
+		return name
+	}
+	if name, there := arguments[of]; there {
+		return name
+	}
+	return "argument '" + argument + "'"
+}
+
+// goName is what a function, a type or an enumerator of C is here: "Tensor.IsLeaf" for swv_tensor_is_leaf.
+func goName(name string) string {
+	if word, there := words[name]; there {
+		return word
+	}
+	parts := strings.Split(strings.ToLower(name), "_")[1:]
+	for i, part := range parts {
+		if word, there := spellings[part]; there {
+			parts[i] = word
+		} else if part != "" {
+			parts[i] = strings.ToUpper(part[:1]) + part[1:]
+		}
+	}
+	if len(parts) > 1 && methodsOf[parts[0]] && name[0] == 's' {
+		return parts[0] + "." + strings.Join(parts[1:], "")
+	}
+	return strings.Join(parts, "")
+}
+
+// spellings of what is not just a word with a capital.
+var spellings = map[string]string{"cpu": "CPU", "cuda": "CUDA", "dlpack": "DLPack", "dtype": "DType", "free": "Close",
+	"json": "JSON", "lr": "LR"}
+
+// methodsOf are the nouns whose functions are methods.
+var methodsOf = map[string]bool{"Comm": true, "Layout": true, "Mesh": true, "Module": true, "Op": true, "Optimizer": true,
+	"Plan": true, "Tensor": true, "Trace": true, "World": true}
 
 // arguments are those of C whose names in Go differ, or which are a method's receiver.
 var arguments = map[string]string{
@@ -46,109 +81,184 @@ var arguments = map[string]string{
 
 	"data": "argument 'data'", "num_bytes": "argument 'data'",
 	"body": "argument 'body'", "num_ranks": "argument 'ranks'",
-	"backend":                   "WithBackend",
-	"options.backend":           "WithBackend",
-	"options.network_interface": "WithNetworkInterface",
-	"options.timeout_ms":        "the timeout",
-	"options.tag":               "the tag",
-	"rendezvous":                "argument 'r'",
-	"rendezvous.file":           "File",
-	"rendezvous.host":           "Host",
-	"rendezvous.port":           "Port",
-	"rendezvous.run":            "Run",
-	"options.mesh":              "argument 'where'",
-	"options.layout":            "the layout among the options",
-	"options.dtype":             "the dtype among the options",
-	"options.requires_grad":     "RequiresGrad",
-	"options.source":            "argument 'source'",
-	"options.nesterov":          "WithNesterov",
-	"options.amsgrad":           "WithAMSGrad",
-	"options.retain_graph":      "RetainGraph",
-	"options.create_graph":      "CreateGraph",
-	"options.allow_unused":      "AllowUnused",
-	"gradient":                  "WithGradients",
-	"grad_outputs":              "WithGradients",
-	"grad_layout":               "argument 'grad'",
-	"index":                     "argument 'parameter'",
-	"from":                      "the layout",
-	"mesh_shape":                "argument 'meshShape'",
-	"max_norm":                  "argument 'max'",
-	"norm_type":                 "WithNorm",
-	"options.norm_type":         "WithNorm",
-	"new_name":                  "argument 'newName'",
-	"dims[].name":               "the name of a dimension",
-	"names[]":                   "an argument's name",
-	"counts":                    "argument 'counts'",
-	"send_counts":               "argument 'send'",
-	"recv_counts":               "argument 'recv'",
-	"arguments":                 "argument 'args'",
-	"arguments[].as.bools":      "an argument",
-	"arguments[].as.device":     "a Device",
-	"arguments[].as.dtype":      "a DType",
-	"arguments[].as.floats":     "an argument",
-	"arguments[].as.ints":       "an argument",
-	"arguments[].as.string":     "a string",
-	"arguments[].as.tensor":     "a tensor",
-	"arguments[].as.tensors":    "an argument",
-	"arguments[].as.tensors[]":  "a tensor of a list",
-	"managed.shape":             "the shape of argument 'managed'",
-	"function.name":             "argument 'name'",
-	"fqn":                       "argument 'fqn'",
-	"text":                      "the text",
-	"placements[].placement":    "a placement",
-	"placements[].mesh_dim":     "the name of a mesh dimension",
+	"backend":                       "WithBackend",
+	"options.backend":               "WithBackend",
+	"options.network_interface":     "WithNetworkInterface",
+	"options.timeout_ms":            "the timeout",
+	"options.tag":                   "the tag",
+	"rendezvous":                    "argument 'r'",
+	"rendezvous.file":               "File",
+	"rendezvous.host":               "Host",
+	"rendezvous.port":               "Port",
+	"rendezvous.run":                "Run",
+	"options.mesh":                  "argument 'where'",
+	"options.layout":                "the layout among the options",
+	"options.dtype":                 "the dtype among the options",
+	"options.requires_grad":         "RequiresGrad",
+	"options.source":                "argument 'source'",
+	"options.nesterov":              "WithNesterov",
+	"options.amsgrad":               "WithAMSGrad",
+	"options.retain_graph":          "RetainGraph",
+	"options.create_graph":          "CreateGraph",
+	"options.allow_unused":          "AllowUnused",
+	"gradient":                      "WithGradients",
+	"grad_outputs":                  "WithGradients",
+	"grad_layout":                   "argument 'grad'",
+	"from":                          "the layout",
+	"mesh_shape":                    "argument 'meshShape'",
+	"max_norm":                      "argument 'max'",
+	"norm_type":                     "WithNorm",
+	"options.norm_type":             "WithNorm",
+	"context":                       "the FunctionContext",
+	"message_tag":                   "argument 'tag'",
+	"requires_grad":                 "argument 'wanted'",
+	"swv_optimizer_state index":     "argument 'parameter'",
+	"swv_optimizer_set_state index": "argument 'parameter'",
+	"swv_module_buffer index":       "the index of a buffer",
+	"swv_module_parameter index":    "the index of a parameter",
+	"segment":                       "argument 'f'",
+	"links":                         "argument 'model'", "device": "argument 'model'",
+
+	"swv_plan_add plan":              "the plan",
+	"swv_plan_to_json plan":          "the plan",
+	"swv_layout_equal a":             "the layout",
+	"swv_layout_equal b":             "argument 'other'",
+	"swv_mesh_equal a":               "the mesh",
+	"swv_mesh_equal b":               "argument 'other'",
+	"swv_tensor_is_same a":           "the tensor",
+	"swv_tensor_is_same b":           "argument 'other'",
+	"swv_world_create_counting rank": "argument 'number'",
+	"num_outputs":                    "argument 'outputs'",
+	"swv_mesh_find_dim name":         "argument 'dim'",
+	"swv_mesh_slice names[]":         "argument 'names'",
+	"swv_mesh_flatten names[]":       "argument 'names'",
+	"new_name":                       "argument 'newName'",
+	"dims[].name":                    "the name of a dimension",
+	"names[]":                        "an argument's name",
+	"counts":                         "argument 'counts'",
+	"send_counts":                    "argument 'send'",
+	"recv_counts":                    "argument 'recv'",
+	"arguments":                      "argument 'args'",
+	"arguments[].as.bools":           "an argument",
+	"arguments[].as.device":          "a Device",
+	"arguments[].as.dtype":           "a DType",
+	"arguments[].as.floats":          "an argument",
+	"arguments[].as.ints":            "an argument",
+	"arguments[].as.string":          "a string",
+	"arguments[].as.tensor":          "a tensor",
+	"arguments[].as.tensors":         "an argument",
+	"arguments[].as.tensors[]":       "a tensor of a list",
+	"managed.shape":                  "the shape of argument 'managed'",
+	"function.name":                  "argument 'name'",
+	"fqn":                            "argument 'fqn'",
+	"text":                           "the text",
+	"placements[].placement":         "a placement",
+	"placements[].mesh_dim":          "the name of a mesh dimension",
 }
 
-// words are what of C is named in the middle of messages.
+// words are what of C has a name of its own here; goName works out the others.
 var words = map[string]string{
-	"swv_checkpoint":              "Checkpoint",
-	"swv_clip_grad_norm":          "ClipGradNorm",
-	"swv_comm":                    "Comm",
-	"swv_device_type":             "DeviceKind",
-	"swv_dtype":                   "DType",
-	"swv_finish_grad_sync":        "FinishGradSync",
+	"SWV_CHECK_HANDLES": "SWV_CHECK_HANDLES", // of the environment
+
+	// Functions.
+	"swv_comm_all_gather":         "AllGather",
+	"swv_comm_all_gather_v":       "AllGatherV",
+	"swv_comm_all_reduce":         "AllReduce",
+	"swv_comm_all_to_all":         "AllToAll",
+	"swv_comm_all_to_all_v":       "AllToAllV",
+	"swv_comm_broadcast":          "Broadcast",
+	"swv_comm_gather":             "Gather",
+	"swv_comm_recv":               "Recv",
+	"swv_comm_reduce":             "Reduce",
+	"swv_comm_reduce_scatter":     "ReduceScatter",
+	"swv_comm_reduce_scatter_v":   "ReduceScatterV",
+	"swv_comm_scatter":            "Scatter",
+	"swv_comm_send":               "Send",
+	"swv_dtype_name":              "DType.String",
+	"swv_dtype_size":              "DType.Size",
 	"swv_function_apply":          "Apply",
-	"swv_function_context":        "FunctionContext",
-	"swv_gradients":               "Gradients",
-	"swv_layout":                  "Layout",
-	"swv_mesh":                    "Mesh",
-	"swv_mesh_seed":               "Mesh.Seed",
-	"swv_mesh_set_cost_model":     "Mesh.SetCostModel",
-	"swv_module":                  "Module",
-	"swv_module_distribute":       "Module.Distribute",
-	"swv_module_finish_grad_sync": "Module.FinishGradSync",
-	"swv_module_zero_grad":        "Module.ZeroGrad",
-	"swv_op":                      "Op",
-	"swv_op_call":                 "Op.Call",
-	"swv_op_kind":                 "kind of operation",
-	"swv_optimizer":               "Optimizer",
-	"swv_optimizer_set_state":     "Optimizer.SetState",
-	"swv_optimizer_step":          "Optimizer.Step",
-	"swv_placement_kind":          "kind of placement",
-	"swv_plan":                    "Plan",
-	"swv_random_scope_create":     "Mesh.WithRandomState",
-	"swv_reduce_op":               "ReduceOp",
-	"swv_seed":                    "Seed",
-	"swv_status":                  "error",
-	"swv_tensor":                  "Tensor",
-	"swv_tensor_backward":         "Tensor.Backward",
+	"swv_function_context_save":   "FunctionContext.Save",
+	"swv_function_context_saved":  "FunctionContext.Saved",
+	"swv_layout_create_named":     "On",
+	"swv_layout_mesh_ndim":        "Layout.String",
+	"swv_layout_parse":            "ParseLayout",
+	"swv_layout_placement":        "Layout.String",
+	"swv_layout_plan":             "Layout.PlanTo",
+	"swv_layout_to_string":        "Layout.String",
+	"swv_mesh_create":             "World.Mesh",
+	"swv_mesh_create_from_ranks":  "World.MeshOfRanks",
+	"swv_mesh_dim_name":           "Mesh.Dims",
+	"swv_mesh_find_dim":           "Mesh.Comm",
+	"swv_mesh_parse":              "World.ParseMesh",
+	"swv_mesh_shape":              "Mesh.Dims",
+	"swv_mesh_to_string":          "Mesh.String",
+	"swv_module_add_buffer":       "Module.Buffer",
+	"swv_module_add_parameter":    "Module.Parameter",
+	"swv_module_create":           "World.NewModule",
+	"swv_module_load":             "World.LoadModule",
+	"swv_module_buffer":           "Module.Buffers",
+	"swv_module_parameter":        "Module.Parameters",
+	"swv_module_num_buffers":      "Module.Buffers",
+	"swv_module_num_parameters":   "Module.Parameters",
+	"swv_module_scope_create":     "Mesh.Named",
+	"swv_module_scope_free":       "Mesh.Named",
+	"swv_op_call_named":           "Op.Call",
+	"swv_op_find":                 "FindOp",
+	"swv_op_free":                 "Op",
+	"swv_layout_free":             "Layout",
+	"swv_optimizer_create_adamw":  "NewAdamW",
+	"swv_optimizer_create_sgd":    "NewSGD",
+	"swv_plan_create":             "NewPlan",
+	"swv_plan_free":               "Plan",
+	"swv_plan_from_json":          "ParsePlan",
+	"swv_plan_to_json":            "Plan.MarshalJSON",
+	"swv_strict_scope_free":       "Mesh.ForbidCommunication",
 	"swv_tensor_copy_from_host":   "CopyFrom",
 	"swv_tensor_copy_to_host":     "Data",
-	"swv_tensor_detach":           "Tensor.Detach",
-	"swv_tensor_distribute":       "Tensor.Distribute",
+	"swv_tensor_dtype":            "Tensor.DType",
+	"swv_tensor_empty":            "Empty",
 	"swv_tensor_from_data":        "FromSlice",
+	"swv_tensor_from_dlpack":      "FromDLPack",
 	"swv_tensor_from_local":       "FromLocal",
+	"swv_tensor_full":             "Full",
 	"swv_tensor_full_tensor":      "Tensor.Full",
-	"swv_tensor_item":             "Tensor.Item",
-	"swv_tensor_redistribute":     "Tensor.Redistribute",
+	"swv_tensor_ndim":             "Tensor.Sizes",
+	"swv_tensor_numel":            "Tensor.Len",
+	"swv_tensor_ones":             "Ones",
+	"swv_tensor_rand":             "Rand",
+	"swv_tensor_randn":            "Randn",
 	"swv_tensor_share":            "Tensor.Clone",
 	"swv_tensor_to_local":         "Tensor.Local",
-	"swv_trace":                   "Trace",
-	"swv_value_kind":              "kind of value",
-	"swv_world":                   "World",
-	"swv_world_abort":             "World.Abort",
+	"swv_tensor_to_string":        "Tensor.String",
+	"swv_tensor_values_to_string": "Tensor.ValuesString",
+	"swv_tensor_zeros":            "Zeros",
+	"swv_trace_create":            "Mesh.Trace",
+	"swv_trace_num_events":        "Trace.Len",
+	"swv_trace_to_json":           "Trace.MarshalJSON",
+	"swv_trace_to_string":         "Trace.String",
+	"swv_world_create_counting":   "Counting",
+	"swv_world_create_local":      "RunRanks",
 	"swv_world_from_environment":  "FromEnvironment",
 	"swv_world_join":              "Join",
+	"swv_world_share":             "World",
+
+	"swv_random_scope_create": "Mesh.WithRandomState",
+	"swv_random_scope_free":   "Mesh.WithRandomState",
+
+	// Types.
+	"swv_buffer":         "slice",
+	"swv_comm_counter":   "Counter",
+	"swv_device_type":    "DeviceKind",
+	"swv_module_scope":   "Mesh.Named",
+	"swv_op_kind":        "kind of operation",
+	"swv_placement":      "placement",
+	"swv_placement_kind": "kind of placement",
+	"swv_random_state":   "Mesh.RandomState",
+	"swv_status":         "error",
+	"swv_strict_scope":   "Mesh.ForbidCommunication",
+	"swv_string":         "string",
+	"swv_value":          "value",
+	"swv_value_kind":     "kind of value",
 }
 
 // packagePrefix is "github.com/.../shardweave.".

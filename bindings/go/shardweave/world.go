@@ -71,11 +71,14 @@ func worldOptionsOf(options []WorldOption) worldOptions {
 // first, with its rank. When ctx is done, collectives fail on all ranks, and the result is ctx's error
 // too. A panic of a body ends the others in the same way, and goes on here as a *[Panic].
 func RunRanks(ctx context.Context, ranks int, body func(*World) error, options ...WorldOption) error {
-	if err := ctx.Err(); err != nil {
+	if err := usable(ctx); err != nil {
 		return err
 	}
 	if err := int32s(ranks); err != nil {
 		return err
+	}
+	if body == nil {
+		return noBody()
 	}
 	handles, err := c.WorldCreateLocal(int32(ranks), worldOptionsOf(options).timeout)
 	if err != nil {
@@ -203,7 +206,7 @@ func Join(ctx context.Context, r Rendezvous, options ...WorldOption) (*World, er
 
 // join gives up waiting when ctx is done; the rendezvous itself then ends at its deadline.
 func join(ctx context.Context, o worldOptions, rendezvous func(time.Duration) (c.World, error)) (*World, error) {
-	if err := ctx.Err(); err != nil {
+	if err := usable(ctx); err != nil {
 		return nil, err
 	}
 	type joined struct {
@@ -299,20 +302,45 @@ func (w *World) Close() error {
 	return closing
 }
 
-// Rank is this rank's number, from 0.
-func (w *World) Rank() int { return w.rank.number }
+// Rank is this rank's number, from 0. (Of a world that is nil, or was not made, -1; Size is 0 then.)
+func (w *World) Rank() int {
+	if _, err := w.home(); err != nil {
+		return -1
+	}
+	return w.rank.number
+}
 
 // Size is how many ranks there are.
-func (w *World) Size() int { return w.size }
+func (w *World) Size() int {
+	if _, err := w.home(); err != nil {
+		return 0
+	}
+	return w.size
+}
 
 // LocalRank is this rank's number among those of this machine.
-func (w *World) LocalRank() int { return w.localRank }
+func (w *World) LocalRank() int {
+	if _, err := w.home(); err != nil {
+		return -1
+	}
+	return w.localRank
+}
 
 // Comm is the group of all ranks. It ends with the world.
-func (w *World) Comm() *Comm { return w.comm }
+func (w *World) Comm() *Comm {
+	if _, err := w.home(); err != nil {
+		return nil // whose methods say so
+	}
+	return w.comm
+}
 
 // Context is the one that the world was made with.
-func (w *World) Context() context.Context { return w.rank.ctx }
+func (w *World) Context() context.Context {
+	if _, err := w.home(); err != nil {
+		return context.Background()
+	}
+	return w.rank.ctx
+}
 
 // Abort breaks all groups of the world, on all ranks where the backend can: pending and later
 // operations fail with Aborted and the reason. From any goroutine.
@@ -338,6 +366,9 @@ func reasonOf(reason error) string {
 // Scope calls body, and closes all tensors that this rank makes meanwhile, except those that were
 // kept. Scopes nest.
 func (w *World) Scope(body func() error) (err error) {
+	if body == nil {
+		return noBody()
+	}
 	r, err := begin(w)
 	if err != nil {
 		return err
@@ -357,7 +388,13 @@ func (w *World) Scope(body func() error) (err error) {
 }
 
 // With calls body with another mode: NoGrad for what is not to be recorded for gradients.
-func (w *World) With(mode GradMode, body func() error) error {
+func (w *World) With(mode GradMode, body func() error) (err error) {
+	if body == nil {
+		return noBody()
+	}
+	if mode < Grad || mode > Inference {
+		return invalid("argument 'mode' is %d; wanted Grad, NoGrad or Inference", mode)
+	}
 	r, err := begin(w)
 	if err != nil {
 		return err
@@ -365,7 +402,7 @@ func (w *World) With(mode GradMode, body func() error) error {
 	before := r.mode
 	r.mode = mode
 	r.leave()
-	defer r.atLast(func() { r.mode = before })
+	defer r.finallyOr(&err, func() { r.mode = before })
 	return body()
 }
 

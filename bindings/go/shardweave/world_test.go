@@ -152,7 +152,7 @@ func TestOptionsOfWorlds(t *testing.T) {
 		t.Error(err)
 	}
 	for _, ranks := range []int{0, -1, 1 << 40, 1<<32 + 2} {
-		if err := sw.RunRanks(background, ranks, nil); !errors.Is(err, sw.InvalidArgument) && !errors.Is(err, sw.ResourceExhausted) {
+		if err := sw.RunRanks(background, ranks, func(*sw.World) error { return nil }); !errors.Is(err, sw.InvalidArgument) && !errors.Is(err, sw.ResourceExhausted) {
 			t.Errorf("%d ranks: %v", ranks, err)
 		}
 	}

@@ -7,7 +7,7 @@
 package cshardweave
 
 // #cgo pkg-config: shardweave
-// #cgo CFLAGS: -std=gnu11 -Wall -Wextra -Werror -Wno-unused-parameter
+// #cgo CFLAGS: -std=gnu11
 // #include "shim.h"
 // #include <stdlib.h>
 import "C"

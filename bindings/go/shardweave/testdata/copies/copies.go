@@ -1,0 +1,26 @@
+// Package copies does what go vet has to refuse: TestVetFindsCopies.
+package copies
+
+import sw "github.com/shardweave/shardweave/bindings/go/shardweave"
+
+func world(p *sw.World) { v := *p; _ = v.Size() }
+
+func mesh(p *sw.Mesh) { v := *p; _ = v.String() }
+
+func comm(p *sw.Comm) { v := *p; _ = v.Health() }
+
+func trace(p *sw.Trace) { v := *p; _ = v.String() }
+
+func module(p *sw.Module) { v := *p; _ = v.Err() }
+
+func optimizer(p *sw.Optimizer) { v := *p; _ = v.Step() }
+
+func context(p *sw.FunctionContext) { v := *p; _ = v.Save() }
+
+func tensor(p *sw.Tensor) { v := *p; _ = v.Err() }
+
+func layout(p *sw.Layout) { v := *p; _ = v.String() }
+
+func plan(p *sw.Plan) { v := *p; _, _ = v.MarshalJSON() }
+
+func op(p *sw.Op) { v := *p; _, _ = v.Schema() }
