@@ -37,10 +37,10 @@ TEST(LayersTest, MultiheadAttention) {
 TEST(LayersTest, MultiheadAttentionToAnotherSequence) {
   check_program([](Trial& run) {
     nn::MultiheadAttention attention(
-        nn::MultiheadAttentionOptions(6, 2).kdim(5).vdim(7).add_bias_kv(true).add_zero_attn(true));
+        nn::MultiheadAttentionOptions(6, 2).kdim(5).vdim(5).add_bias_kv(true).add_zero_attn(true));
     run.distribute(*attention);
     const at::Tensor query = run.leaf(values({3, 5, 6})), key = run.leaf(values({4, 5, 5}, 1)),
-                     value = run.leaf(values({4, 5, 7}, 2));
+                     value = run.leaf(values({4, 5, 5}, 2));
     const at::Tensor padding = run.replicated(values({5, 4}, 3) > 0.7);
     const at::Tensor mask = run.replicated(values({3, 4}, 4));
     const auto [y, weights] = attention(query, key, value, padding, true, mask);

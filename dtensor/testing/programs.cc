@@ -170,12 +170,12 @@ void check_program(const std::function<void(Trial&)>& program, const ProgramOpti
       manual_seed(mesh, kSeed);
       Trial run(mesh, {Cut::kWhole}, {Cut::kWhole}, nullptr, options.tolerance);
       program(run);
-      wanted = run.take();
+      wanted = run.results();
     });
   } else {
     Trial run(nullptr, {}, {}, nullptr, options.tolerance);
     program(run);
-    wanted = run.take();
+    wanted = run.results();
   }
   ASSERT_FALSE(wanted.empty()) << "the program has no result";
   for (const std::vector<MeshDim>& dims :

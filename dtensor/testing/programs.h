@@ -63,7 +63,7 @@ class Trial {
 
   // After the program: every wanted result has come.
   void finish() const;
-  Results take() { return std::move(results_); }
+  const Results& results() const { return results_; }
 
  private:
   Placements placements(const std::vector<Cut>& cuts, at::IntArrayRef sizes, int n,
