@@ -33,7 +33,7 @@ struct Layouts {
   std::vector<Cut> parameters, data;
 };
 
-std::vector<Layouts> layouts_on(size_t mesh_dims) {
+std::vector<Layouts> layouts_on(size_t mesh_dims, const Trial& first) {
   using enum Cut;
   std::vector<std::vector<Cut>> parameters, data;
   if (mesh_dims == 1) {
@@ -44,6 +44,8 @@ std::vector<Layouts> layouts_on(size_t mesh_dims) {
                   {kMixed, kLast}};
     data = {{kWhole, kWhole}, {kFirst, kWhole}, {kFirst, kLast}, {kWhole, kFirst}};
   }
+  if (!first.has_parameters()) parameters.resize(1);
+  if (!first.has_data()) data.resize(1);
   std::vector<Layouts> all;
   for (const auto& p : parameters) {
     for (const auto& d : data) all.push_back({p, d});
@@ -79,6 +81,7 @@ Placements Trial::placements(const std::vector<Cut>& cuts, at::IntArrayRef sizes
 }
 
 void Trial::distribute(torch::nn::Module& module, at::ScalarType dtype) {
+  has_parameters_ = true;
   module.to(dtype);
   ParameterPlan plan;
   int n = 0;
@@ -95,13 +98,15 @@ void Trial::distribute(torch::nn::Module& module, at::ScalarType dtype) {
   if (mesh_ != nullptr) distribute_module(module, mesh_, plan, {.source = std::nullopt});
 }
 
-at::Tensor Trial::data(const at::Tensor& plain) const {
+at::Tensor Trial::data(const at::Tensor& plain) {
+  has_data_ = true;
   if (mesh_ == nullptr) return plain.detach().clone();
   return distribute_tensor(plain.detach(), mesh_, placements(data_cuts_, plain.sizes(), 0, 1),
                            {.source = std::nullopt});
 }
 
-at::Tensor Trial::parameter(const at::Tensor& plain, int n) const {
+at::Tensor Trial::parameter(const at::Tensor& plain, int n) {
+  has_parameters_ = true;
   if (mesh_ == nullptr) return plain.detach().clone().requires_grad_();
   return distribute_tensor(plain.detach(), mesh_, placements(parameter_cuts_, plain.sizes(), n, 63),
                            {.source = std::nullopt})
@@ -164,24 +169,22 @@ void Trial::finish() const {
 }
 
 void check_program(const std::function<void(Trial&)>& program, const ProgramOptions& options) {
-  Trial::Results wanted;
+  Trial first(nullptr, {}, {}, nullptr, options.tolerance);
   if (options.random) {
     on_mesh({{"x", 1}}, [&](const MeshPtr& mesh) {
       manual_seed(mesh, kSeed);
-      Trial run(mesh, {Cut::kWhole}, {Cut::kWhole}, nullptr, options.tolerance);
-      program(run);
-      wanted = run.results();
+      first = Trial(mesh, {Cut::kWhole}, {Cut::kWhole}, nullptr, options.tolerance);
+      program(first);
     });
   } else {
-    Trial run(nullptr, {}, {}, nullptr, options.tolerance);
-    program(run);
-    wanted = run.results();
+    program(first);
   }
+  const Trial::Results& wanted = first.results();
   ASSERT_FALSE(wanted.empty()) << "the program has no result";
   for (const std::vector<MeshDim>& dims :
        {std::vector<MeshDim>{{"x", 2}}, {{"x", 3}}, {{"x", 2}, {"y", 2}}}) {
     on_mesh(dims, [&](const MeshPtr& mesh) {
-      for (const Layouts& layouts : layouts_on(dims.size())) {
+      for (const Layouts& layouts : layouts_on(dims.size(), first)) {
         SCOPED_TRACE(absl::StrCat(mesh->mesh().to_string(), ", parameters ",
                                   text(layouts.parameters), ", data ", text(layouts.data)));
         if (options.random) manual_seed(mesh, kSeed);

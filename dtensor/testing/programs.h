@@ -10,9 +10,9 @@
 //   });
 //
 // It runs once on plain tensors, and then on the meshes (2), (3) and (2, 2) with parameters that are
-// replicated, cut by their first or their last dimension, or one so and the next otherwise, and with
-// data that is replicated or cut by its first or second dimension. Every result has to be that of
-// the first run. No operator may lack a rule. A failure names mesh, layouts and result.
+// replicated, cut by their first or their last dimension, or one so and the next otherwise (if it has
+// any), and with data that is replicated or cut by its first or second dimension (if it has any).
+// Every result has to be that of the first run. No operator may lack a rule. A failure names mesh, layouts and result.
 #pragma once
 
 #include <functional>
@@ -48,10 +48,10 @@ class Trial {
   void distribute(torch::nn::Module& module, at::ScalarType dtype = at::kDouble);
 
   // An input as the data lies; a leaf that requires grad.
-  at::Tensor data(const at::Tensor& plain) const;
-  at::Tensor leaf(const at::Tensor& plain) const { return data(plain).requires_grad_(); }
+  at::Tensor data(const at::Tensor& plain);
+  at::Tensor leaf(const at::Tensor& plain) { return data(plain).requires_grad_(); }
   // The n-th tensor of an own set of parameters.
-  at::Tensor parameter(const at::Tensor& plain, int n) const;
+  at::Tensor parameter(const at::Tensor& plain, int n);
   at::Tensor replicated(const at::Tensor& plain) const;
 
   // To be the same in every run.
@@ -63,6 +63,8 @@ class Trial {
 
   // After the program: every wanted result has come.
   void finish() const;
+  bool has_parameters() const { return has_parameters_; }
+  bool has_data() const { return has_data_; }
   const Results& results() const { return results_; }
 
  private:
@@ -74,6 +76,7 @@ class Trial {
   const Results* wanted_;
   double tolerance_;
   Results results_;
+  bool has_parameters_ = false, has_data_ = false;
 };
 
 struct ProgramOptions {
