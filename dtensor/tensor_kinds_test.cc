@@ -210,7 +210,6 @@ TEST(TensorKindsTest, QuantizedAndSparseTensorsAreErrors) {
         [&] { quantized(x); },
         [&] { at::quantize_per_channel(x, at::ones({4}), at::zeros({4}), 0, at::kQInt8); },
         [&] { x.to_mkldnn(); },
-        [&] { at::zeros_like(x, x.options().layout(at::kSparse)); },
         [&] {
           at::sparse_coo_tensor(distribute_tensor(at::ones({2, 3}, at::kLong), mesh,
                                                   Placements{Replicate()}),
