@@ -142,6 +142,8 @@ constexpr std::string_view kNotSampled[] = {
     "aten::_embedding_bag",
     // Lengths in descending order: layers_test.
     "aten::_pack_padded_sequence",
+    // By oneDNN: layers_test.
+    "aten::mkldnn_rnn_layer",
     // (gradient_modes_test)
     "aten::max_pool1d",
     // Their arguments are other operators' results: tests/op_db, random_test.
