@@ -157,7 +157,9 @@ struct AddOne : torch::autograd::Function<AddOne> {
     ctx->mark_dirty({x});
     return x;
   }
-  static tensor_list backward(AutogradContext* /*ctx*/, tensor_list grads) { return {grads[0] * 2}; }
+  static tensor_list backward(AutogradContext* /*ctx*/, tensor_list grads) {
+    return {grads[0] * 2};
+  }
 };
 
 TEST(AutogradHabitsTest, AFunctionOfTheUsers) {

@@ -228,9 +228,9 @@ const DTensorMeta& described(const at::Tensor& tensor, const char* function) {
 void check_dense(const at::Tensor& plain, const char* function) {
   const std::string why = not_dense(plain);
   if (why.empty()) return;
-  throw Error(function, absl::InvalidArgumentError(absl::StrCat(
-                            "a tensor of shape [", absl::StrJoin(plain.sizes(), ", "),
-                            "] cannot be a DTensor: ", why, "; make it dense first")));
+  throw Error(function, absl::InvalidArgumentError(
+                            absl::StrCat("a tensor of shape [", absl::StrJoin(plain.sizes(), ", "),
+                                         "] cannot be a DTensor: ", why, "; make it dense first")));
 }
 
 void refuse_partial(const Placements& placements, const char* function) {

@@ -76,8 +76,7 @@ TEST(LayersTest, TransformerEncoderLayer) {
 // In eval, what Python's layer runs in one operator.
 TEST(LayersTest, TheFusedEncoderLayerOfEval) {
   const auto program = [](Trial& run) {
-    nn::TransformerEncoderLayer layer(
-        nn::TransformerEncoderLayerOptions(6, 2).dim_feedforward(9));
+    nn::TransformerEncoderLayer layer(nn::TransformerEncoderLayerOptions(6, 2).dim_feedforward(9));
     run.distribute(*layer);
     layer->eval();
     const at::NoGradGuard no_grad;
@@ -212,12 +211,12 @@ TEST(LayersTest, Lstm) {
 TEST(LayersTest, LstmInSinglePrecision) {
   check_recurrent<nn::LSTM>(nn::LSTMOptions(4, 5), true, at::kFloat);
   check_recurrent<nn::LSTM>(nn::LSTMOptions(4, 5).bias(false), false, at::kFloat);
-  check_recurrent<nn::LSTM>(nn::LSTMOptions(4, 3).num_layers(2).bidirectional(true).batch_first(true),
-                            false, at::kFloat);
+  check_recurrent<nn::LSTM>(
+      nn::LSTMOptions(4, 3).num_layers(2).bidirectional(true).batch_first(true), false, at::kFloat);
 }
 TEST(LayersTest, LstmOfTwoLayersBothWays) {
-  check_recurrent<nn::LSTM>(nn::LSTMOptions(4, 3).num_layers(2).bidirectional(true).batch_first(true),
-                            false);
+  check_recurrent<nn::LSTM>(
+      nn::LSTMOptions(4, 3).num_layers(2).bidirectional(true).batch_first(true), false);
 }
 TEST(LayersTest, LstmWithAProjection) {
   check_program([](Trial& run) {
@@ -262,7 +261,8 @@ TEST(LayersTest, Cells) {
     nn::LSTMCell lstm(4, 5);
     nn::GRUCell gru(5, 3);
     nn::RNNCell rnn(3, 5);
-    for (nn::Module* m : std::initializer_list<nn::Module*>{&*lstm, &*gru, &*rnn}) run.distribute(*m);
+    for (nn::Module* m : std::initializer_list<nn::Module*>{&*lstm, &*gru, &*rnn})
+      run.distribute(*m);
     const at::Tensor x = run.leaf(values({3, 4}));
     auto [h, c] = lstm(x);
     std::tie(h, c) = lstm(x, std::make_tuple(h, c));
@@ -270,7 +270,8 @@ TEST(LayersTest, Cells) {
     run.result("y", y);
     (y.square().sum() + c.sum()).backward();
     run.result("x.grad", x.grad());
-    for (nn::Module* m : std::initializer_list<nn::Module*>{&*lstm, &*gru, &*rnn}) run.gradients(*m);
+    for (nn::Module* m : std::initializer_list<nn::Module*>{&*lstm, &*gru, &*rnn})
+      run.gradients(*m);
   });
 }
 
@@ -321,7 +322,8 @@ TEST(LayersTest, EmbeddingBag) {
         nn::EmbeddingBag table(options);
         run.distribute(*table);
         const at::Tensor weights = weighted ? run.leaf(values({5, 3}, 4)) : at::Tensor();
-        at::Tensor y = table(run.data(indices({5, 3}, 7)), at::Tensor(), weights);  // a bag in each row
+        at::Tensor y =
+            table(run.data(indices({5, 3}, 7)), at::Tensor(), weights);  // a bag in each row
         run.result("rows", y);
         y.pow(3).sum().backward();
         if (weighted) run.result("weights.grad", weights.grad());

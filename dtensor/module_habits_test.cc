@@ -22,8 +22,8 @@ namespace {
 
 namespace nn = torch::nn;
 using ::testing::AllOf;
-using ::testing::HasSubstr;
 using testing::check_program;
+using ::testing::HasSubstr;
 using testing::Trial;
 using testing::values;
 
@@ -149,7 +149,8 @@ TEST(ModuleHabitsTest, LoadsAnOptimizersFileOfOneDevice) {
     }
     std::istringstream in(file);
     torch::load(optimizer, in);
-    for (int step = 0; step < 2; ++step) run.result("loss", train_step(run, model, optimizer, step));
+    for (int step = 0; step < 2; ++step)
+      run.result("loss", train_step(run, model, optimizer, step));
     run.parameters(*model);
   });
 }
@@ -220,8 +221,8 @@ MakeOptimizer with(Options options) {
 }
 
 const MakeOptimizer kOptimizers[] = {
-    with<torch::optim::SGD>(torch::optim::SGDOptions(0.1).momentum(0.9).nesterov(true).weight_decay(
-        0.01)),
+    with<torch::optim::SGD>(
+        torch::optim::SGDOptions(0.1).momentum(0.9).nesterov(true).weight_decay(0.01)),
     with<torch::optim::AdamW>(torch::optim::AdamWOptions(0.01).amsgrad(true)),
     with<torch::optim::RMSprop>(torch::optim::RMSpropOptions(0.01).centered(true).momentum(0.5)),
 };
@@ -234,8 +235,8 @@ TEST(ModuleHabitsTest, GroupsOfParametersAndSchedulers) {
       check_program([&](Trial& run) {
         Model model;
         run.distribute(*model);
-        auto optimizer = make({{{model->up->weight, model->norm->weight}},
-                               {{model->up->bias, model->norm->bias}}});
+        auto optimizer = make(
+            {{{model->up->weight, model->norm->weight}}, {{model->up->bias, model->norm->bias}}});
         optimizer->add_param_group({model->down->parameters()});
         torch::optim::StepLR steps(*optimizer, 1, 0.5);
         torch::optim::ReduceLROnPlateauScheduler on_plateau(

@@ -17,8 +17,8 @@ namespace shardweave {
 namespace {
 
 namespace nn = torch::nn;
-using ::testing::HasSubstr;
 using testing::check_program;
+using ::testing::HasSubstr;
 using testing::on_mesh;
 using testing::Trial;
 using testing::values;
@@ -33,8 +33,7 @@ TEST(TensorKindsTest, Complex) {
   check_program([](Trial& run) {
     const at::Tensor x = run.leaf(complex_values({5, 6})),
                      w = run.parameter(complex_values({6, 3}, 1), 1),
-                     b = run.parameter(complex_values({3}, 2), 2),
-                     r = run.leaf(values({5, 3}, 3));
+                     b = run.parameter(complex_values({3}, 2), 2), r = run.leaf(values({5, 3}, 3));
     const at::Tensor y = at::addmm(b, x, w) * at::polar(r.abs() + 1, r);
     run.result("y", y);
     at::Tensor z = y.conj().transpose(0, 1).matmul(y);
@@ -56,7 +55,7 @@ TEST(TensorKindsTest, ComplexWritesFourierTransformsAndFactors) {
     const at::Tensor spectrum = at::fft_rfft(leaf, std::nullopt, 1);
     run.result("spectrum", spectrum);
     const at::Tensor x = spectrum * c10::complex<double>(0.5, 2);
-    at::real(x).select(0, 3).mul_(2);        // writes through views of the parts
+    at::real(x).select(0, 3).mul_(2);  // writes through views of the parts
     at::imag(x).narrow(1, 1, 2).add_(leaf.narrow(1, 0, 2));
     at::view_as_real(x).select(2, 0).narrow(0, 0, 2).neg_();
     run.result("x", x);
@@ -211,10 +210,9 @@ TEST(TensorKindsTest, QuantizedAndSparseTensorsAreErrors) {
         [&] { at::quantize_per_channel(x, at::ones({4}), at::zeros({4}), 0, at::kQInt8); },
         [&] { x.to_mkldnn(); },
         [&] {
-          at::sparse_coo_tensor(distribute_tensor(at::ones({2, 3}, at::kLong), mesh,
-                                                  Placements{Replicate()}),
-                                distribute_tensor(at::ones({3}), mesh, Placements{Shard(0)}),
-                                {4, 4});
+          at::sparse_coo_tensor(
+              distribute_tensor(at::ones({2, 3}, at::kLong), mesh, Placements{Replicate()}),
+              distribute_tensor(at::ones({3}), mesh, Placements{Shard(0)}), {4, 4});
         },
         [&] {
           nn::Embedding table(nn::EmbeddingOptions(7, 5).sparse(true));

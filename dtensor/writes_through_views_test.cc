@@ -16,8 +16,8 @@
 namespace shardweave {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::check_program;
+using ::testing::HasSubstr;
 using testing::Trial;
 using testing::values;
 
@@ -43,12 +43,12 @@ const View kViews[] = {
     {"no rows", [](const at::Tensor& x) { return x.narrow(0, 2, 0); }},
     {"one element", [](const at::Tensor& x) { return x[3][5]; }},
     {"diagonal", [](const at::Tensor& x) { return x.diagonal(1); }},
-    {"index", [](const at::Tensor& x) {
+    {"index",
+     [](const at::Tensor& x) {
        return x.index({at::indexing::Slice(1, 4), at::indexing::Slice(at::indexing::None, 5)});
      }},
-    {"a view of a view of a view", [](const at::Tensor& x) {
-       return x.narrow(0, 1, 4).t().narrow(0, 1, 3).select(1, 2);
-     }},
+    {"a view of a view of a view",
+     [](const at::Tensor& x) { return x.narrow(0, 1, 4).t().narrow(0, 1, 3).select(1, 2); }},
     {"movedim", [](const at::Tensor& x) { return x.view({5, 3, 2}).movedim(2, 0); }},
     {"alias", [](const at::Tensor& x) { return at::alias(x); }},
     {"view_as", [](const at::Tensor& x) { return x.view_as(x); }},
@@ -146,8 +146,7 @@ TEST(WritesThroughViewsTest, ByOperatorsThatTakeIndicesOrAnOutput) {
     const at::Tensor leaf = run.leaf(values({5, 6})), source = run.leaf(values({3, 6}, 2));
     const at::Tensor x = leaf * 2;
     x.narrow(0, 1, 3).copy_(source);
-    x.narrow(1, 1, 4).index_add_(0, run.replicated(rows({4, 0, 4})),
-                                 source.narrow(1, 0, 4));
+    x.narrow(1, 1, 4).index_add_(0, run.replicated(rows({4, 0, 4})), source.narrow(1, 0, 4));
     x.t().index_fill_(0, run.replicated(rows({5})), 0.5);
     x.narrow(0, 0, 4).index_put_({run.replicated(rows({3, 0})), at::indexing::Slice()},
                                  source.narrow(0, 0, 2));

@@ -52,10 +52,10 @@ void backward_of_part(const c10::OperatorHandle& op, c10::Stack& stack, const Lo
   const c10::AutoGradMode with_scratch(true);
   boxed["workspace"] = std::get<3>(at::mkldnn_rnn_layer(
       boxed.tensor("input"), boxed.tensor("weight1"), boxed.tensor("weight2"),
-      boxed.tensor("weight3"), boxed.tensor("weight4"), boxed.tensor("hx_"),
-      boxed.tensor("cx_tmp"), boxed.flag("reverse"), boxed["batch_sizes"].toIntVector(),
-      boxed["mode"].toInt(), boxed["hidden_size"].toInt(), boxed["num_layers"].toInt(),
-      boxed.flag("has_biases"), boxed.flag("bidirectional"), boxed.flag("batch_first"),
+      boxed.tensor("weight3"), boxed.tensor("weight4"), boxed.tensor("hx_"), boxed.tensor("cx_tmp"),
+      boxed.flag("reverse"), boxed["batch_sizes"].toIntVector(), boxed["mode"].toInt(),
+      boxed["hidden_size"].toInt(), boxed["num_layers"].toInt(), boxed.flag("has_biases"),
+      boxed.flag("bidirectional"), boxed.flag("batch_first"),
       /*train=*/true));
   boxed.run();
 }
@@ -82,8 +82,7 @@ void layer_backward_shapes(OpCall& call) {
 double layer_flops(const OpCall& call) {
   const double elements = static_cast<double>(call.input(0).sizes[0]) *
                           static_cast<double>(call.input(0).sizes[kSequence]);
-  return 2 * elements *
-         static_cast<double>(call.input(1).numel() + call.input(2).numel());
+  return 2 * elements * static_cast<double>(call.input(1).numel() + call.input(2).numel());
 }
 
 }  // namespace

@@ -245,7 +245,8 @@ void set_(const c10::OperatorHandle& op, c10::Stack& stack) {
           "aten::set_: the DTensor ", meta_of(self).spec->to_string(),
           " cannot get the numbers of a plain tensor of ", c10::toString(source.scalar_type()),
           " [", absl::StrJoin(source.sizes(), ", "),
-          "]: shape and dtype have to be the same (to load a module's file into it, bring it to the "
+          "]: shape and dtype have to be the same (to load a module's file into it, bring it to "
+          "the "
           "file's dtype first)")));
     }
     self.copy_(source);

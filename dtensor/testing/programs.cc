@@ -40,8 +40,8 @@ std::vector<Layouts> layouts_on(size_t mesh_dims, const Trial& first) {
     parameters = {{kWhole}, {kFirst}, {kLast}, {kMixed}};
     data = {{kWhole}, {kFirst}, {kLast}};
   } else {
-    parameters = {{kWhole, kWhole}, {kWhole, kFirst}, {kFirst, kLast}, {kFirst, kFirst},
-                  {kMixed, kLast}};
+    parameters = {
+        {kWhole, kWhole}, {kWhole, kFirst}, {kFirst, kLast}, {kFirst, kFirst}, {kMixed, kLast}};
     data = {{kWhole, kWhole}, {kFirst, kWhole}, {kFirst, kLast}, {kWhole, kFirst}};
   }
   if (!first.has_parameters()) parameters.resize(1);
@@ -65,8 +65,8 @@ at::Tensor values(at::IntArrayRef sizes, int seed) {
       .view(sizes);
 }
 
-Trial::Trial(MeshPtr mesh, std::vector<Cut> parameters, std::vector<Cut> data, const Results* wanted,
-         double tolerance)
+Trial::Trial(MeshPtr mesh, std::vector<Cut> parameters, std::vector<Cut> data,
+             const Results* wanted, double tolerance)
     : mesh_(std::move(mesh)),
       parameter_cuts_(std::move(parameters)),
       data_cuts_(std::move(data)),
@@ -74,7 +74,7 @@ Trial::Trial(MeshPtr mesh, std::vector<Cut> parameters, std::vector<Cut> data, c
       tolerance_(tolerance) {}
 
 Placements Trial::placements(const std::vector<Cut>& cuts, at::IntArrayRef sizes, int n,
-                           int last) const {
+                             int last) const {
   Placements result;
   for (const Cut cut : cuts) result.push_back(placement(cut, sizes, n++, last));
   return result;

@@ -38,7 +38,7 @@ class Trial {
   using Results = std::vector<std::pair<std::string, at::Tensor>>;
   // Without a mesh: on plain tensors. Without `wanted`: results are kept, not compared.
   Trial(MeshPtr mesh, std::vector<Cut> parameters, std::vector<Cut> data, const Results* wanted,
-      double tolerance);
+        double tolerance);
 
   // Null on plain tensors.
   const MeshPtr& mesh() const { return mesh_; }
@@ -68,8 +68,7 @@ class Trial {
   const Results& results() const { return results_; }
 
  private:
-  Placements placements(const std::vector<Cut>& cuts, at::IntArrayRef sizes, int n,
-                        int last) const;
+  Placements placements(const std::vector<Cut>& cuts, at::IntArrayRef sizes, int n, int last) const;
 
   MeshPtr mesh_;
   std::vector<Cut> parameter_cuts_, data_cuts_;
