@@ -82,7 +82,7 @@ TEST(ModuleHabitsTest, LoadsAFileOfOneDevice) {
     torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
     std::istringstream in(file.str());
     torch::load(model, in);
-    if (run.mesh() != nullptr) EXPECT_TRUE(is_dtensor(model->up->weight));
+    EXPECT_EQ(is_dtensor(model->up->weight), run.mesh() != nullptr);
     run.parameters(*model);
     run.buffers(*model);
     EXPECT_TRUE(model->up->weight.requires_grad());
