@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,19 +24,20 @@ namespace {
 using c10::IValue;
 
 [[noreturn]] void mixed(const c10::OperatorHandle& op, size_t arg, const at::Tensor& plain,
-                        const char* why) {
+                        const std::string& why) {
   fail(op, absl::StatusCode::kInvalidArgument,
        absl::StrCat("argument '", op.schema().arguments()[arg].name(),
                     "' is a plain tensor of shape [", absl::StrJoin(plain.sizes(), ", "),
-                    "] among DTensors, and ", why, "; distribute it"));
+                    "] among DTensors, and ", why));
 }
 
 // A gradient of a plain tensor would be a DTensor: nobody asks for one without recording.
 void check_can_mix(const c10::OperatorHandle& op, size_t arg, const at::Tensor& plain) {
   if (plain.requires_grad() && c10::GradMode::is_enabled()) {
-    mixed(op, arg, plain, "it requires grad");
+    mixed(op, arg, plain, "it requires grad; distribute it");
   }
-  if (plain.layout() != at::kStrided) mixed(op, arg, plain, "it is not dense");
+  const std::string why = not_dense(plain);
+  if (!why.empty()) mixed(op, arg, plain, why);
 }
 
 bool writes(const OpInfo& info, size_t arg) {
@@ -96,6 +98,17 @@ uint64_t followed_by(uint64_t sum, uint64_t next) {
 }
 
 }  // namespace
+
+std::string not_dense(const at::Tensor& plain) {
+  if (plain.layout() != at::kStrided) {
+    std::ostringstream layout;
+    layout << plain.layout();
+    return absl::StrCat("it is not dense, but ", layout.str());
+  }
+  if (plain.is_quantized()) return "it is not dense, but quantized";
+  if (plain.is_nested()) return "it is not dense, but nested";
+  return "";
+}
 
 SpecRef replicated_spec(MeshContext& context, const at::Tensor& local) {
   const auto sizes = local.sizes();

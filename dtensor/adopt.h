@@ -22,6 +22,10 @@ namespace shardweave::dtensor_internal {
 
 class MeshContext;
 
+// Strided memory of plain numbers: what DTensors are made of. Empty if `plain` is so, else what it is
+// instead: "it is not dense, but Sparse".
+std::string not_dense(const at::Tensor& plain);
+
 // The spec of a replicated DTensor with this local tensor.
 SpecRef replicated_spec(MeshContext& context, const at::Tensor& local);
 

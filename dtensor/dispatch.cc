@@ -419,6 +419,11 @@ class Runner {
   at::Tensor wrapped(at::Tensor local, size_t flat) {
     if (!local.defined()) return local;
     if (entry_.gathered) {
+      if (const std::string why = not_dense(local); !why.empty()) {
+        fail(op_, absl::StatusCode::kUnimplemented,
+             absl::StrCat("its result cannot be a DTensor, for ", why,
+                          "; take the local part, or the full tensor, first"));
+      }
       SpecRef spec = replicated_spec(*context_, local);  // the same on all ranks
       at::Tensor result = wrap_view(std::move(local), std::move(spec), context_,
                                     !info_.is_view || viewed_.is_inference());

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "c10/core/GradMode.h"
+#include "shardweave/dtensor/adopt.h"
 #include "shardweave/dtensor/checksum.h"
 #include "shardweave/dtensor/fused.h"
 #include "shardweave/dtensor/mesh_context.h"
@@ -62,6 +63,10 @@ void choose(Member& member, const ParameterPlan& plan, const std::vector<Placeme
             std::vector<bool>* used) {
   if (is_dtensor(member.tensor)) {
     refuse(absl::StatusCode::kFailedPrecondition, member.fqns[0], "is a DTensor already");
+  }
+  if (const std::string why = not_dense(member.tensor); !why.empty()) {
+    refuse(absl::StatusCode::kInvalidArgument, member.fqns[0],
+           absl::StrCat("cannot be a DTensor: ", why));
   }
   for (const std::string& fqn : member.fqns) {
     bool decided = false;

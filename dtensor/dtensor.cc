@@ -225,6 +225,14 @@ const DTensorMeta& described(const at::Tensor& tensor, const char* function) {
   return is_dtensor(tensor) ? meta_of(tensor) : checked_meta(tensor, function);
 }
 
+void check_dense(const at::Tensor& plain, const char* function) {
+  const std::string why = not_dense(plain);
+  if (why.empty()) return;
+  throw Error(function, absl::InvalidArgumentError(
+                            absl::StrCat("a tensor of shape [", absl::StrJoin(plain.sizes(), ", "),
+                                         "] cannot be a DTensor: ", why, "; make it dense first")));
+}
+
 void refuse_partial(const Placements& placements, const char* function) {
   for (const Placement& p : placements) {
     if (p.is_partial()) {
@@ -262,6 +270,7 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
         absl::InvalidArgumentError(tensor.defined() ? "this is a DTensor already; redistribute it"
                                                     : "the tensor is undefined"));
   }
+  check_dense(tensor, "distribute_tensor");
   refuse_partial(placements, "distribute_tensor");
   std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
   const Layout layout = layout_for(*context, Layout(placements), tensor.dim(), "distribute_tensor");
@@ -312,6 +321,7 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placem
   if (!local.defined() || is_dtensor(local)) {
     throw Error("from_local", absl::InvalidArgumentError("wanted a plain tensor"));
   }
+  check_dense(local, "from_local");
   std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
   const Layout given(placements);
   if (given.mesh_ndim() != context->mesh().ndim()) layout_for(*context, given, 0, "from_local");

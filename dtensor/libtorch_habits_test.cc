@@ -69,6 +69,27 @@ TEST(LibTorchHabitsTest, ViewsSeeWhatIsWrittenThroughAShallowCopy) {
   });
 }
 
+// As through any shallow copy: the row is a copy of another rank's elements.
+TEST(LibTorchHabitsTest, ViewsSeeWhatIsWrittenThroughATensorThatWasSet) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor x = distribute_tensor(numbers({4, 6}), mesh, Placements{Shard(0)});
+    const at::Tensor row = x.select(0, 3);
+    at::Tensor other = distribute_tensor(at::zeros({4, 6}), mesh, Placements{Shard(0)});
+    other.set_(x);
+    other.add_(1);
+    EXPECT_TRUE(at::equal(full_tensor(row), numbers({4, 6}).select(0, 3) + 1));
+    at::Tensor of_row = distribute_tensor(at::zeros({6}), mesh, Placements{Replicate()});
+    of_row.set_(row);
+    of_row.mul_(2);
+    EXPECT_TRUE(at::equal(full_tensor(x).select(0, 3), (numbers({4, 6}).select(0, 3) + 1) * 2));
+    at::Tensor plain = at::zeros({4, 6});
+    EXPECT_THAT(error_of([&] { plain.set_(x); }), HasSubstr("full_tensor()"));
+    EXPECT_THAT(error_of([&] { other.set_(at::zeros({4, 5})); }), HasSubstr("[4, 5]"));
+    EXPECT_THAT(error_of([&] { other.set_(at::zeros({4, 6}, at::kDouble)); }),
+                HasSubstr("Double [4, 6]"));
+  });
+}
+
 // --- views in place ------------------------------------------------------------------------------
 
 TEST(LibTorchHabitsTest, ShapesChangeInPlaceWithViewsAround) {

@@ -1,5 +1,6 @@
 #include "shardweave/dtensor/mesh_context.h"
 
+#include "ATen/autocast_mode.h"
 #include "absl/hash/hash.h"
 
 namespace shardweave::dtensor_internal {
@@ -11,7 +12,12 @@ constexpr size_t kMaxSpecs = 16384;
 }  // namespace
 
 MeshContext::MeshContext(ConnectedMesh& mesh)
-    : random(seeded(mesh.mesh(), PhiloxState().seed)), mesh_(&mesh) {}
+    : random(seeded(mesh.mesh(), PhiloxState().seed)), mesh_(&mesh) {
+  // What autocast has cast once it keeps in a table of the process, which any thread that leaves
+  // its outermost scope clears: ranks that are threads would cast, and then communicate, unlike each
+  // other. The switch is the thread's own.
+  if (mesh.world()->backend_name() == "inproc") at::autocast::set_autocast_cache_enabled(false);
+}
 
 std::shared_ptr<MeshContext> MeshContext::of(const std::shared_ptr<ConnectedMesh>& mesh) {
   if (mesh == nullptr) throw Error(absl::InvalidArgumentError("the mesh is null"));

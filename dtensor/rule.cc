@@ -274,6 +274,7 @@ const RuleTable& RuleTable::builtin() {
     add_distance_rules(*t);
     add_diagonal_rules(*t);
     add_histogram_rules(*t);
+    add_recurrent_rules(*t);
     add_segment_rules(*t);
     add_margin_loss_rules(*t);
     add_data_dependent_rules(*t);

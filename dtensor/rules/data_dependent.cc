@@ -1,11 +1,20 @@
-// Operators whose results are as long as the elements' values say. A part of such a result has no
+// Operators whose results are as long as the elements' values say, or lie where these say. A part of such a result has no
 // place in it before every rank has told how much it found, and a cut of it would be another layout
 // with every new batch: inputs are gathered, which is not worth a warning, as there is no better
 // way.
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "ATen/ops/_pack_padded_sequence.h"
+#include "ATen/ops/arange.h"
 #include "ATen/ops/nonzero.h"
 #include "ATen/ops/nonzero_static.h"
+#include "shardweave/dtensor/adopt.h"
+#include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
+#include "shardweave/dtensor/tensor_impl.h"
 
 namespace shardweave::dtensor_internal {
 namespace {
@@ -26,14 +35,37 @@ void nonzero_static(const c10::OperatorHandle& op, c10::Stack& stack) {
                                   call["fill_value"].toInt())});
 }
 
+// Sequences of different lengths, one step of all after the other. LibTorch's recurrent layers read
+// the number of sequences of each step from memory: that result is a plain tensor, the same on every
+// rank. Which element comes where is found with the numbers of the elements.
+void pack_padded_sequence(const c10::OperatorHandle& op, c10::Stack& stack) {
+  BoxedCall call(op, stack);
+  at::Tensor input = call.tensor("input");
+  at::Tensor lengths = call.tensor("lengths");
+  const std::shared_ptr<MeshContext> context = meta_of(is_dtensor(input) ? input : lengths).context;
+  if (is_dtensor(lengths)) {
+    lengths = full_tensor(lengths);
+  } else {
+    context->plain_tensors.put_off({op, 1}, lengths);
+  }
+  if (call.flag("batch_first")) input = input.transpose(0, 1);
+  const int64_t steps = input.size(0), batch = input.size(1);
+  const at::Tensor elements = at::arange(steps * batch, at::kLong).view({steps, batch});
+  auto [order, counts] = at::_pack_padded_sequence(elements, lengths, /*batch_first=*/false);
+  order = order.to(input.device());
+  const at::Tensor index = wrap(order, replicated_spec(*context, order), context);
+  call.finish({input.flatten(0, 1).index_select(0, index), std::move(counts)});
+}
+
 }  // namespace
 
 void add_data_dependent_rules(RuleTable& table) {
   table.add("aten::nonzero", Rule::gathered().composed_when(is_no_mask, nonzero));
   table.add("aten::nonzero_static", Rule::gathered().composed_when(is_no_mask, nonzero_static));
+  table.add("aten::_pack_padded_sequence", Rule::composed(pack_padded_sequence));
   table.add({"aten::masked_select", "aten::_unique", "aten::_unique2", "aten::unique_dim",
              "aten::unique_consecutive", "aten::unique_dim_consecutive",
-             "aten::repeat_interleave.Tensor"},
+             "aten::repeat_interleave.Tensor", "aten::masked_scatter_backward"},
             Rule::gathered());
 }
 

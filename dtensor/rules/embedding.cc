@@ -89,6 +89,23 @@ void embedding_dense_backward_shape(OpCall& call) {
       contiguous_info({call.int_arg("num_weights"), grad.sizes.back()}, grad.dtype));
 }
 
+// Rows are scaled where they are. A table that is cut by columns is gathered, for a row's norm is that
+// of the whole row.
+void renorm_of_rows(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
+  BoxedCall boxed(op, stack);
+  const HeldRows rows = held_rows(boxed.tensor("indices"), *call.inputs[0], "embedding_renorm_");
+  if (!rows.here.defined()) {
+    boxed.finish({boxed.tensor("self")});
+    return;
+  }
+  boxed["indices"] = rows.local.masked_select(rows.here);
+  boxed.run();
+}
+
+void embedding_renorm(const OpCall& /*call*/, Strategies& out) {
+  out.add({Shard(0), Replicate()}, {Shard(0)}, renorm_of_rows);
+}
+
 bool indices_are_not_integers(const c10::OperatorHandle& /*op*/,
                               absl::Span<const c10::IValue> args) {
   const at::ScalarType dtype = args[1].toTensor().scalar_type();
@@ -121,6 +138,7 @@ void add_embedding_rules(RuleTable& table) {
             Rule(embedding).shapes(embedding_shape).refuses(indices_are_not_integers));
   table.add("aten::embedding_dense_backward",
             Rule(embedding_dense_backward).shapes(embedding_dense_backward_shape));
+  table.add("aten::embedding_renorm", Rule(embedding_renorm).shapes_like({0}));
 }
 
 }  // namespace shardweave::dtensor_internal

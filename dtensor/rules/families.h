@@ -27,6 +27,7 @@ void add_optimizer_rules(RuleTable& table);
 void add_pointwise_rules(RuleTable& table);
 void add_random_rules(RuleTable& table);
 void add_range_rules(RuleTable& table);
+void add_recurrent_rules(RuleTable& table);
 void add_reduction_rules(RuleTable& table);
 void add_segment_rules(RuleTable& table);
 void add_softmax_rules(RuleTable& table);

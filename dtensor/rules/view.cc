@@ -4,6 +4,9 @@
 #include <vector>
 
 #include "ATen/ops/empty_strided.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "shardweave/dtensor/detour.h"
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/rules/common.h"
@@ -224,16 +227,39 @@ void resize_(const c10::OperatorHandle& op, c10::Stack& stack) {
   call.finish({self});
 }
 
-// From now on the same memory as another DTensor.
+// From now on the same memory as another DTensor, like a shallow copy of it. A DTensor gets the
+// numbers of a plain tensor, each rank those of its part: so does torch::load, which works on a
+// distributed module then.
 void set_(const c10::OperatorHandle& op, c10::Stack& stack) {
   BoxedCall call(op, stack);
   const at::Tensor self = call.tensor("self");
   const at::Tensor source = call.tensor("source");
-  if (!is_dtensor(self) || !is_dtensor(source)) {
-    throw Error(absl::InvalidArgumentError("aten::set_: of a DTensor and a plain tensor"));
+  if (!is_dtensor(self)) {
+    throw Error(absl::InvalidArgumentError(
+        absl::StrCat("aten::set_: a plain tensor cannot share the memory of a DTensor, ",
+                     meta_of(source).spec->to_string(), "; give it full_tensor() or to_local()")));
   }
-  const DTensorMeta& meta = meta_of(source);
+  if (!is_dtensor(source)) {
+    if (self.sizes() != source.sizes() || self.scalar_type() != source.scalar_type()) {
+      throw Error(absl::InvalidArgumentError(absl::StrCat(
+          "aten::set_: the DTensor ", meta_of(self).spec->to_string(),
+          " cannot get the numbers of a plain tensor of ", c10::toString(source.scalar_type()),
+          " [", absl::StrJoin(source.sizes(), ", "),
+          "]: shape and dtype have to be the same (to load a module's file into it, bring it to "
+          "the "
+          "file's dtype first)")));
+    }
+    self.copy_(source);
+    call.finish({self});
+    return;
+  }
+  DTensorMeta& meta = meta_of(source);
+  if (meta.family == nullptr) meta.family = std::make_shared<ViewFamily>();
+  const std::shared_ptr<ViewFamily> family = meta.family;
+  const std::shared_ptr<const Detour> detour = meta.detour;
   convert_in_place(self, meta.local, meta.spec, meta.context);
+  meta_of(self).family = family;
+  meta_of(self).detour = detour;
   call.finish({self});
 }
 

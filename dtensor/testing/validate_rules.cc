@@ -140,6 +140,10 @@ constexpr std::string_view kNotSampled[] = {
     "aten::__and__", "aten::__or__", "aten::__xor__", "aten::max.o", "aten::min.o", "aten::selu",
     // Half of its results are scratch for the derivatives: segments_test.
     "aten::_embedding_bag",
+    // Lengths in descending order: layers_test.
+    "aten::_pack_padded_sequence",
+    // By oneDNN: layers_test.
+    "aten::mkldnn_rnn_layer",
     // (gradient_modes_test)
     "aten::max_pool1d",
     // Their arguments are other operators' results: tests/op_db, random_test.

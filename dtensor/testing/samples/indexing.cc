@@ -66,6 +66,12 @@ std::vector<Sample> indexing_samples() {
       {"aten::embedding_dense_backward",
        {in({4, 3, 5}), in({4, 3}).integers(0, 7)},
        {{"num_weights", 7}, {"padding_idx", 2}, {"scale_grad_by_freq", false}}},
+      {"aten::embedding_renorm",
+       {in({7, 5}), in({4, 3}).integers(0, 6)},
+       {{"max_norm", 0.8}, {"norm_type", 2.0}}},
+      {"aten::masked_scatter_backward",
+       {x, in({7, 5}).flags()},
+       {{"sizes", std::vector<int64_t>{4, 9}}}},
   };
   return samples;
 }
