@@ -6,6 +6,7 @@
 
 #include "ATen/core/LegacyTypeDispatch.h"
 #include "ATen/ops/empty.h"
+#include "absl/algorithm/container.h"
 #include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -158,6 +159,18 @@ bool make_key(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<cons
 
 // --- run ---------------------------------------------------------------------------------------
 
+// "the weight 'layers.0.up'"
+std::string words_for(const DTensorMeta& weight) {
+  if (weight.family == nullptr || weight.family->fqn.empty()) return "a weight";
+  return absl::StrCat("the weight '", weight.family->fqn, "'");
+}
+std::string weight_of(const OpCall& call, const InputChange& change) {
+  const IValue& v = call.args[change.arg];
+  const int element = call.input_element[change.input];
+  return words_for(
+      meta_of(element < 0 ? v.unsafeToTensorImpl() : v.toListRef()[element].unsafeToTensorImpl()));
+}
+
 [[noreturn]] void refuse_implicit(const c10::OperatorHandle& op, const CacheEntry& entry,
                                   const MeshContext& context, const OpCall& call) {
   std::string changes;
@@ -165,6 +178,7 @@ bool make_key(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<cons
     if (change.plan.is_local()) continue;
     absl::StrAppend(&changes, changes.empty() ? "" : "; ", "argument '",
                     op.schema().arguments()[change.arg].name(), "' ",
+                    change.unshards_weight ? absl::StrCat("(", weight_of(call, change), ") ") : "",
                     call.input(change.input).spec->to_string(), " -> ",
                     change.target->layout.to_string(), " (", change.plan.bytes(), " bytes)");
   }
@@ -186,15 +200,33 @@ bool make_key(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<cons
                    module.empty() ? "" : absl::StrCat(" in module '", module, "'"), ": ", changes));
 }
 
+bool is_first_rank(const MeshContext& context) {
+  return absl::c_all_of(context.coordinate(), [](int64_t c) { return c == 0; });
+}
+
 // Says once per operator that it has no rule.
 void note_gathered(const c10::OperatorHandle& op, MeshContext& context) {
   ++context.counters.gathered_operators;
-  if (!context.warned.insert(name_of(op)).second) return;
-  for (int64_t c : context.coordinate()) {
-    if (c != 0) return;
-  }
+  if (!context.warned.insert(name_of(op)).second || !is_first_rank(context)) return;
   TORCH_WARN("shardweave: ", name_of(op),
              " has no sharding rule; its inputs are gathered on every rank");
+}
+
+// Says once per weight that a cut of it, which the user wanted, is given up.
+void note_unsharded(const c10::OperatorHandle& op, const InputChange& change,
+                    const DTensorMeta& weight, MeshContext& context) {
+  ++context.counters.unsharded_weights;
+  const std::string module = context.modules.current();
+  const std::string where = module.empty() ? "" : absl::StrCat(" in module '", module, "'");
+  const std::string layouts =
+      absl::StrCat(weight.spec->to_string(), " as ", change.target->layout.to_string());
+  // What is made of a weight anew in every step (a cast) has no name, and no memory.
+  const bool is_named = weight.family != nullptr && !weight.family->fqn.empty();
+  const bool is_first = is_named ? !std::exchange(weight.family->said_unsharded, true)
+                                 : context.warned.insert(name_of(op) + where + layouts).second;
+  if (!is_first || !is_first_rank(context)) return;
+  TORCH_WARN("shardweave: ", name_of(op), where, " needs ", words_for(weight), " ", layouts, ": ",
+             change.plan.bytes(), " bytes for each rank, every time");
 }
 
 class Runner {
@@ -283,6 +315,7 @@ class Runner {
       at::Tensor result = moved(change, kept);
       return shared || !result.is_alias_of(kept) ? result : result.clone();
     }
+    if (change.unshards_weight) note_unsharded(op_, change, meta_of(impl), *context_);
     at::Tensor result = moved(change, local);
     if (shared && is_kept(change.remember)) remember(meta_of(impl), change.target, result);
     return result;

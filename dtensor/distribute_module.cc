@@ -204,6 +204,9 @@ void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const Par
     SpecRef weight = meta.context->intern(spec.layout, spec.sizes, spec.strides, spec.dtype,
                                           spec.device, {.weight = ~uint64_t{0}});
     convert_in_place(member.tensor, meta.local, std::move(weight), meta.context);
+    auto family = std::make_shared<ViewFamily>();
+    family->fqn = member.fqns[0];
+    meta_of(member.tensor).family = std::move(family);
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -50,6 +51,8 @@ struct Remembered {
 // A tensor and its views (detour.h), and what all of them share.
 struct ViewFamily {
   int64_t writes = 0;  // to any of them
+  std::string fqn;     // of the parameter that they are, as distribute_module() found it
+  bool said_unsharded = false;
   std::vector<Remembered> remembered;
 };
 struct Detour;  // detour.h
