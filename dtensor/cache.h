@@ -47,6 +47,7 @@ struct CacheEntry {
   bool gathered = false;           // no rule, or one that says so: all inputs replicated
   bool communicates = false;       // some change moves bytes
   LocalKernel kernel = nullptr;
+  uint64_t provenance = 0;  // the operator's share in that of its results (provenance.h)
   std::vector<InputChange> input_changes;
   std::vector<ArgChange> arg_changes;
   std::vector<SpecRef> inputs;   // after the changes

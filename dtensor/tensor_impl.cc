@@ -114,7 +114,9 @@ void convert_in_place(const at::Tensor& tensor, at::Tensor local, SpecRef spec,
   if (impl->is_inference()) keys = keys - c10::autograd_dispatch_keyset_with_ADInplaceOrView;
   impl->*Access::keys() = keys;
   if (was_dtensor) {
+    const uint64_t provenance = meta_of(impl).provenance;
     meta_of(impl) = DTensorMeta(std::move(local), std::move(spec), std::move(context));
+    meta_of(impl).provenance = provenance;
   } else {
     impl->set_backend_meta(
         c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), std::move(context)));

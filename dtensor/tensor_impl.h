@@ -69,11 +69,13 @@ struct DTensorMeta final : c10::BackendMeta {
     auto copy = c10::make_intrusive<DTensorMeta>(local, spec, context);
     copy->family = family;
     copy->detour = detour;
+    copy->provenance = provenance;
     return copy;
   }
 
   at::Tensor local;  // never requires grad, never a DTensor
   SpecRef spec;
+  uint64_t provenance = 0;               // of the value (provenance.h)
   std::shared_ptr<MeshContext> context;  // keeps the mesh alive
   // Shared with all views and shallow copies of it; null: there are none.
   mutable std::shared_ptr<ViewFamily> family;
