@@ -38,6 +38,7 @@ std::string_view to_string(OpKind op) {
 CallSignature signature_of(const Call& call) {
   CallSignature s;
   s.sequence = call.sequence;
+  s.fingerprint = is_point_to_point(call.op) ? 0 : call.fingerprint;
   s.op = call.op;
   s.dtype = call.in.dtype;
   switch (call.op) {
@@ -117,7 +118,19 @@ std::string to_string(const Call& call) {
 
 bool is_same_call(const CallSignature& a, const CallSignature& b) {
   return a.op == b.op && a.dtype == b.dtype && a.count == b.count && a.root == b.root &&
-         a.reduce_op == b.reduce_op && a.counts_hash == b.counts_hash && a.sequence == b.sequence;
+         a.reduce_op == b.reduce_op && a.counts_hash == b.counts_hash && a.sequence == b.sequence &&
+         a.fingerprint == b.fingerprint;
+}
+
+std::string hidden_difference(const CallSignature& a, const CallSignature& b) {
+  if (to_string(a) != to_string(b)) return "";
+  if (a.sequence != b.sequence) {
+    return str_cat(": these are number ", a.sequence, " and ", b.sequence);
+  }
+  if (a.counts_hash != b.counts_hash) return ": the counts per rank differ";
+  return ": these are about different things. The ranks have gone apart before: one has called a "
+         "collective function that the others have not (item() in a branch for one rank, say), or "
+         "an operator, shape, number or random seed was not the same on all ranks";
 }
 
 absl::Status check_same_call(std::string_view group, absl::Span<const CallSignature> by_rank) {
@@ -125,15 +138,10 @@ absl::Status check_same_call(std::string_view group, absl::Span<const CallSignat
   for (size_t rank = 1; rank < by_rank.size(); ++rank) {
     const CallSignature& other = by_rank[rank];
     if (is_same_call(first, other)) continue;
-    std::string why;
-    if (to_string(other) == to_string(first)) {
-      why = other.sequence == first.sequence
-                ? ": the counts per rank differ"
-                : str_cat(": these are number ", first.sequence, " and ", other.sequence);
-    }
-    return absl::FailedPreconditionError(str_cat(
-        "ranks of group '", group, "' called different things as collective #", first.sequence,
-        ": rank 0 called ", to_string(first), ", rank ", rank, " called ", to_string(other), why));
+    return absl::FailedPreconditionError(
+        str_cat("ranks of group '", group, "' called different things as collective #",
+                first.sequence, ": rank 0 called ", to_string(first), ", rank ", rank, " called ",
+                to_string(other), hidden_difference(first, other)));
   }
   return absl::OkStatus();
 }

@@ -70,7 +70,8 @@ struct Call {
   uint64_t sequence =
       0;  // counts this group's collectives, from 1; its sends and recvs, apart, from 1
   Deadline deadline = Deadline::max();
-  std::string_view tag;  // the caller's word for it, for messages
+  std::string_view tag;      // the caller's word for it, for messages
+  uint64_t fingerprint = 0;  // of a collective: what the caller means it for (CallOptions)
 };
 
 inline bool is_point_to_point(OpKind op) {
@@ -88,7 +89,8 @@ struct CallSignature {
   int64_t count = 0;  // per rank: of the smaller buffer (all_gather: in; reduce_scatter: out)
   uint64_t counts_hash = 0;  // of all_gather_v's and reduce_scatter_v's counts
   uint64_t sequence = 0;
-  int32_t root = -1;  // -1: not rooted
+  uint64_t fingerprint = 0;  // the caller's
+  int32_t root = -1;         // -1: not rooted
   OpKind op = OpKind::kBarrier;
   DType dtype = DType::kU8;
   ReduceOp reduce_op = ReduceOp::kSum;
@@ -97,6 +99,8 @@ struct CallSignature {
 };
 CallSignature signature_of(const Call& call);
 bool is_same_call(const CallSignature& a, const CallSignature& b);  // but for the tag
+// What two calls differ in that look alike as text; "" where the text says it.
+std::string hidden_difference(const CallSignature& a, const CallSignature& b);
 
 // "all_reduce(f32[7], sum) 'loss'".
 std::string to_string(const CallSignature& signature);

@@ -342,6 +342,7 @@ Work Communicator::issue(Call& call, absl::Status valid, const CallOptions& opti
       now, options.timeout == absl::ZeroDuration() ? options_.timeout : options.timeout);
   call.sequence = is_point_to_point(call.op) ? ++point_to_points_ : ++collectives_;
   call.tag = options.tag;
+  call.fingerprint = options.fingerprint;
   const uint64_t line = log_.start(call, now);
   const absl::StatusOr<Backend::Ticket> ticket = native ? backend_->start(call) : compose(call);
   if (!ticket.ok()) {

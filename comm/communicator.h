@@ -58,6 +58,9 @@ namespace shardweave {
 struct CallOptions {
   absl::Duration timeout = absl::ZeroDuration();  // zero: the communicator's default
   std::string_view tag;                           // shown in errors, the flight record and traces
+  // Of a collective: what it is about, as the caller knows it (which tensor, which step). Ranks that
+  // give different ones have gone apart, and get an error instead of each other's numbers.
+  uint64_t fingerprint = 0;
 };
 
 struct CommunicatorOptions {

@@ -2,9 +2,9 @@
 // arguments.
 //
 // A key holds everything that the rule could read: the operator, the interned spec of every tensor
-// and of what is remembered of it, and every argument that is not a float or a Scalar (those only when the rule declares that it
-// reads them). It names specs by address, and its entry keeps them. Bounded: it is emptied when
-// full.
+// and of what is remembered of it, and every argument that is not a float or a Scalar (those only
+// when the rule declares that it reads them). It names specs by address, and its entry keeps them.
+// Bounded: it is emptied when full.
 #pragma once
 
 #include <cstdint>
@@ -32,6 +32,7 @@ struct InputChange {
   RedistributePlan plan;
   SpecRef from = {};  // the plan begins with what is remembered so; null: with the input itself
   Remember remember = Remember::kNever;
+  bool unshards_weight = false;  // gives up a cut that the user gave a weight
 };
 
 // An argument that has to be something else locally.
@@ -46,6 +47,7 @@ struct CacheEntry {
   bool gathered = false;           // no rule, or one that says so: all inputs replicated
   bool communicates = false;       // some change moves bytes
   LocalKernel kernel = nullptr;
+  uint64_t provenance = 0;  // the operator's share in that of its results (provenance.h)
   std::vector<InputChange> input_changes;
   std::vector<ArgChange> arg_changes;
   std::vector<SpecRef> inputs;   // after the changes

@@ -15,6 +15,7 @@
 #include "shardweave/dtensor/local_part.h"
 #include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/observer.h"
+#include "shardweave/dtensor/provenance.h"
 #include "shardweave/dtensor/redistribute.h"
 #include "shardweave/dtensor/tensor_impl.h"
 
@@ -53,10 +54,12 @@ class Sum {
       const int64_t bytes = comm.size() > 1 ? 2 * sizeof(power_) : 0;
       return {"all_reduce", mesh_dims, bytes, at::kDouble, {}, Layout(), Layout()};
     });
-    throw_if_error(comm.all_reduce(Buffer::of(&power_, 1), Buffer::of(&power_, 1),
-                                   std::isinf(norm_type_) ? ReduceOp::kMax : ReduceOp::kSum,
-                                   {.timeout = absl::ZeroDuration(), .tag = cause.name})
-                       .wait());
+    throw_if_error(
+        comm.all_reduce(
+                Buffer::of(&power_, 1), Buffer::of(&power_, 1),
+                std::isinf(norm_type_) ? ReduceOp::kMax : ReduceOp::kSum,
+                {.timeout = absl::ZeroDuration(), .tag = cause.name, .fingerprint = context.about})
+            .wait());
   }
   double power() const { return power_; }
   double norm() const { return std::isinf(norm_type_) ? power_ : std::pow(power_, 1 / norm_type_); }
@@ -162,6 +165,10 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
     }
   }
   run_plans(travels, cause);
+  uint64_t all = 0;
+  for (const at::Tensor& grad : grads) {
+    if (is_dtensor(grad)) all = mix(all, provenance_of(meta_of(grad)));
+  }
   for (size_t i = 0; i < partial.size(); ++i) {
     groups.add(partial[i]->context, gradient_layout(partial[i]->spec->layout), travels[i].local);
   }
@@ -170,6 +177,7 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
   for (const Group& group : groups.all()) {
     Sum sum(norm_type);
     sum.add(group.parts);
+    const About about(*group.context, all);
     if (!group.mesh_dims.empty()) sum.reduce(*group.context, group.mesh_dims, cause);
     total.add_power(sum.power());
   }

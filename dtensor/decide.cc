@@ -144,6 +144,14 @@ CutOrigins origins_of_results(const OpCall& call, const std::vector<Layout>& inp
   return origins;
 }
 
+// True if a cut of those that `cuts` names, a bit for each mesh dimension, is no longer there.
+bool gives_up_cut(const Layout& from, uint64_t cuts, const Layout& to) {
+  for (int m = 0; m < std::min(from.mesh_ndim(), 64); ++m) {
+    if ((cuts >> m & 1) != 0 && from[m].is_shard() && from[m] != to[m]) return true;
+  }
+  return false;
+}
+
 // Records that input i has to become `layout`, if it is not already.
 void change_input(MeshContext& context, const OpCall& call, int i, const Layout& layout,
                   c10::Device device, CacheEntry& entry) {
@@ -175,6 +183,7 @@ void change_input(MeshContext& context, const OpCall& call, int i, const Layout&
   }
   if (change.from == nullptr && !change.plan.is_local()) {
     change.remember = worth_remembering(from->layout, input.origins, layout);
+    change.unshards_weight = gives_up_cut(from->layout, input.origins.weight, layout);
   }
   entry.communicates |= !change.plan.is_local();
   entry.inputs.push_back(change.target);

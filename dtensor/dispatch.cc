@@ -6,6 +6,7 @@
 
 #include "ATen/core/LegacyTypeDispatch.h"
 #include "ATen/ops/empty.h"
+#include "absl/algorithm/container.h"
 #include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -15,6 +16,7 @@
 #include "shardweave/dtensor/decide.h"
 #include "shardweave/dtensor/detour.h"
 #include "shardweave/dtensor/observer.h"
+#include "shardweave/dtensor/provenance.h"
 #include "shardweave/dtensor/redistribute.h"
 #include "shardweave/dtensor/remembered.h"
 #include "shardweave/dtensor/tensor_impl.h"
@@ -82,10 +84,17 @@ void add_value(const IValue& v, CacheKey& key) {
   }
 }
 
-// False for a plain tensor that has to become a DTensor: all but numbers that are read, which
-// `numbers` counts, except those of the program's text.
-bool add_tensor(const c10::OperatorHandle& op, c10::TensorImpl* impl, bool is_out, CacheKey& key,
-                int& numbers) {
+// What a call is looked up by, and what is found out on the way.
+struct CallKey {
+  CacheKey words;
+  int numbers = 0;  // plain 0-dim tensors that are read, but for those of the program's text
+  uint64_t provenance = 0;  // of the tensors, and of the numbers that are not in the key
+
+  void push_back(uint64_t word) { words.push_back(word); }
+};
+
+// False for a plain tensor that has to become a DTensor: all but numbers that are read.
+bool add_tensor(const c10::OperatorHandle& op, c10::TensorImpl* impl, bool is_out, CallKey& key) {
   if (!defined(impl)) {
     key.push_back(kNone);
   } else if (is_dtensor(impl)) {
@@ -97,9 +106,12 @@ bool add_tensor(const c10::OperatorHandle& op, c10::TensorImpl* impl, bool is_ou
     const Remembered* kept = remembered_form(meta);
     key.push_back(reinterpret_cast<uint64_t>(meta.spec.get()) | weight | (kept != nullptr ? 2 : 0));
     if (kept != nullptr) key.push_back(reinterpret_cast<uint64_t>(kept->spec.get()));
+    // That of a single tensor is kept as it is.
+    const uint64_t own = provenance_of(meta);
+    key.provenance = key.provenance == 0 ? own : mix(key.provenance, own);
   } else {
     if (impl->dim() != 0 || is_out) return false;
-    if (!impl->is_wrapped_number()) ++numbers;
+    if (!impl->is_wrapped_number()) ++key.numbers;
     key.push_back(kScalar + 2 * static_cast<uint64_t>(c10::typeMetaToScalarType(impl->dtype())) +
                   impl->is_wrapped_number());
   }
@@ -112,17 +124,21 @@ uint64_t scalar_kind(const IValue& v) {
   return v.isDouble() ? 0 : v.isInt() ? 1 : v.isBool() ? 2 : v.isComplexDouble() ? 3 : kNone;
 }
 
+uint64_t bits_of(const IValue& v) {
+  return v.isDouble() ? std::bit_cast<uint64_t>(v.toDouble())
+         : v.isInt()  ? static_cast<uint64_t>(v.toInt())
+                      : 0;
+}
+
 // False if a plain tensor has to become a DTensor first.
 bool make_key(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<const IValue> args,
-              CacheKey& key, int& numbers) {
-  numbers = 0;
+              CallKey& key) {
   key.push_back(reinterpret_cast<uint64_t>(&info));
   for (size_t i = 0; i < args.size(); ++i) {
     const IValue& v = args[i];
     switch (info.args[i]) {
       case ArgKind::kTensor:
-        if (!add_tensor(op, v.isTensor() ? v.unsafeToTensorImpl() : nullptr, info.is_out[i], key,
-                        numbers)) {
+        if (!add_tensor(op, v.isTensor() ? v.unsafeToTensorImpl() : nullptr, info.is_out[i], key)) {
           return false;
         }
         break;
@@ -133,23 +149,28 @@ bool make_key(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<cons
         }
         key.push_back(kList + v.toListRef().size());
         for (const IValue& e : v.toListRef()) {
-          if (!add_tensor(op, e.isTensor() ? e.unsafeToTensorImpl() : nullptr, info.is_out[i], key,
-                          numbers)) {
+          if (!add_tensor(op, e.isTensor() ? e.unsafeToTensorImpl() : nullptr, info.is_out[i],
+                          key)) {
             return false;
           }
         }
         break;
       case ArgKind::kKeyed:
-        add_value(v, key);
+        add_value(v, key.words);
         break;
       case ArgKind::kScalar:
         if (!v.isList()) {
           key.push_back(scalar_kind(v));
+          key.provenance = mix(key.provenance, bits_of(v));
           break;
         }
-        for (const IValue& e : v.toListRef()) key.push_back(scalar_kind(e));
+        for (const IValue& e : v.toListRef()) {
+          key.push_back(scalar_kind(e));
+          key.provenance = mix(key.provenance, bits_of(e));
+        }
         break;
       case ArgKind::kUnkeyed:
+        key.provenance = mix(key.provenance, bits_of(v));
         break;
     }
   }
@@ -158,6 +179,18 @@ bool make_key(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<cons
 
 // --- run ---------------------------------------------------------------------------------------
 
+// "the weight 'layers.0.up'"
+std::string words_for(const DTensorMeta& weight) {
+  if (weight.family == nullptr || weight.family->fqn.empty()) return "a weight";
+  return absl::StrCat("the weight '", weight.family->fqn, "'");
+}
+std::string weight_of(const OpCall& call, const InputChange& change) {
+  const IValue& v = call.args[change.arg];
+  const int element = call.input_element[change.input];
+  return words_for(
+      meta_of(element < 0 ? v.unsafeToTensorImpl() : v.toListRef()[element].unsafeToTensorImpl()));
+}
+
 [[noreturn]] void refuse_implicit(const c10::OperatorHandle& op, const CacheEntry& entry,
                                   const MeshContext& context, const OpCall& call) {
   std::string changes;
@@ -165,6 +198,7 @@ bool make_key(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<cons
     if (change.plan.is_local()) continue;
     absl::StrAppend(&changes, changes.empty() ? "" : "; ", "argument '",
                     op.schema().arguments()[change.arg].name(), "' ",
+                    change.unshards_weight ? absl::StrCat("(", weight_of(call, change), ") ") : "",
                     call.input(change.input).spec->to_string(), " -> ",
                     change.target->layout.to_string(), " (", change.plan.bytes(), " bytes)");
   }
@@ -186,15 +220,33 @@ bool make_key(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<cons
                    module.empty() ? "" : absl::StrCat(" in module '", module, "'"), ": ", changes));
 }
 
+bool is_first_rank(const MeshContext& context) {
+  return absl::c_all_of(context.coordinate(), [](int64_t c) { return c == 0; });
+}
+
 // Says once per operator that it has no rule.
 void note_gathered(const c10::OperatorHandle& op, MeshContext& context) {
   ++context.counters.gathered_operators;
-  if (!context.warned.insert(name_of(op)).second) return;
-  for (int64_t c : context.coordinate()) {
-    if (c != 0) return;
-  }
+  if (!context.warned.insert(name_of(op)).second || !is_first_rank(context)) return;
   TORCH_WARN("shardweave: ", name_of(op),
              " has no sharding rule; its inputs are gathered on every rank");
+}
+
+// Says once per weight that a cut of it, which the user wanted, is given up.
+void note_unsharded(const c10::OperatorHandle& op, const InputChange& change,
+                    const DTensorMeta& weight, MeshContext& context) {
+  ++context.counters.unsharded_weights;
+  const std::string module = context.modules.current();
+  const std::string where = module.empty() ? "" : absl::StrCat(" in module '", module, "'");
+  const std::string layouts =
+      absl::StrCat(weight.spec->to_string(), " as ", change.target->layout.to_string());
+  // What is made of a weight anew in every step (a cast) has no name, and no memory.
+  const bool is_named = weight.family != nullptr && !weight.family->fqn.empty();
+  const bool is_first = is_named ? !std::exchange(weight.family->said_unsharded, true)
+                                 : context.warned.insert(name_of(op) + where + layouts).second;
+  if (!is_first || !is_first_rank(context)) return;
+  TORCH_WARN("shardweave: ", name_of(op), where, " needs ", words_for(weight), " ", layouts, ": ",
+             change.plan.bytes(), " bytes for each rank, every time");
 }
 
 class Runner {
@@ -226,6 +278,10 @@ class Runner {
     at::Tensor local;   // what the local operator got for it
   };
 
+  uint64_t provenance_of_result(uint64_t place) const {
+    return place == 0 ? context_->about : mix(context_->about, place);
+  }
+
   // What now stands where the operator writes.
   at::Tensor written_arg(const CacheEntry::Written& written) const {
     const IValue& v = (*stack_)[base_ + written.arg];
@@ -233,8 +289,10 @@ class Runner {
   }
 
   void keep_written() {
+    uint64_t place = 0;
     for (const CacheEntry::Written& written : entry_.written) {
       at::Tensor handle = written_arg(written);
+      meta_of(handle).provenance = provenance_of_result(place++);
       // What changes the shape in place writes no element.
       if (meta_of(handle).family != nullptr && !info_.changes_shape) {
         check_writable(meta_of(handle), op_.operator_name().name);
@@ -283,6 +341,7 @@ class Runner {
       at::Tensor result = moved(change, kept);
       return shared || !result.is_alias_of(kept) ? result : result.clone();
     }
+    if (change.unshards_weight) note_unsharded(op_, change, meta_of(impl), *context_);
     at::Tensor result = moved(change, local);
     if (shared && is_kept(change.remember)) remember(meta_of(impl), change.target, result);
     return result;
@@ -427,6 +486,7 @@ class Runner {
       SpecRef spec = replicated_spec(*context_, local);  // the same on all ranks
       at::Tensor result = wrap_view(std::move(local), std::move(spec), context_,
                                     !info_.is_view || viewed_.is_inference());
+      meta_of(result).provenance = provenance_of_result(flat);
       follow_base(result);
       return result;
     }
@@ -448,6 +508,7 @@ class Runner {
     at::Tensor result = info_.is_view
                             ? wrap_view(std::move(local), spec, context_, viewed_.is_inference())
                             : wrap(std::move(local), spec, context_);
+    meta_of(result).provenance = provenance_of_result(flat);
     follow_base(result);
     return result;
   }
@@ -457,7 +518,9 @@ class Runner {
     at::Tensor there = owned(run_plan(*context_, change.plan, local, change.target->sizes,
                                       {.name = op_.operator_name().name, .argument = "result"}),
                              local);
-    return wrap(std::move(there), change.target, context_);
+    at::Tensor result = wrap(std::move(there), change.target, context_);
+    meta_of(result).provenance = provenance_of_result(change.output);
+    return result;
   }
 
   // A detour from which there is no way back.
@@ -543,9 +606,8 @@ std::optional<Decided> decide_only(const c10::OperatorHandle& op, absl::Span<con
   MeshContext& context = *find_context(op, args);
   const OpInfo& info = context.op_info(op);
   if (is_composed(op, info, args) || info.decompose) return std::nullopt;
-  CacheKey key;
-  int numbers = 0;
-  if (!make_key(op, info, args, key, numbers)) {
+  CallKey key;
+  if (!make_key(op, info, args, key)) {
     for_each_tensor(info, args, [&](size_t arg, const c10::TensorImpl* impl) {
       if (!defined(impl) || is_dtensor(impl) || impl->dim() == 0) return;
       fail(op, absl::StatusCode::kInvalidArgument,
@@ -589,21 +651,21 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
          "this random operator has no rule; its numbers would differ from rank to rank");
   }
 
-  CacheKey key;
-  int numbers = 0;
-  if (!make_key(op, info, args, key, numbers)) {
+  CallKey key;
+  if (!make_key(op, info, args, key)) {
     adopt_equal(op, info, context, args);
-    key.clear();
-    make_key(op, info, args, key, numbers);
+    key = CallKey();
+    make_key(op, info, args, key);
   }
-  if (numbers > 0) put_off_numbers(op, info, *context, args);
+  if (key.numbers > 0) put_off_numbers(op, info, *context, args);
   if (info.shows_values) settle_plain_tensors(*context);
-  const uint64_t hash = absl::HashOf(absl::MakeConstSpan(key));
-  const CacheEntry* entry = context->cache.find(hash, key);
+  const uint64_t hash = absl::HashOf(absl::MakeConstSpan(key.words));
+  const CacheEntry* entry = context->cache.find(hash, key.words);
   if (entry == nullptr) {
     ++context->counters.cache_misses;
     std::unique_ptr<CacheEntry> made = decide(op, info, *context, args);
-    made->key = std::move(key);
+    made->key = std::move(key.words);
+    made->provenance = provenance_of_call(op, info, args);
     for_each_tensor(info, args, [&](size_t, c10::TensorImpl* impl) {
       if (!defined(impl) || !is_dtensor(impl)) return;
       made->key_specs.push_back(meta_of(impl).spec);
@@ -620,6 +682,12 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
   if (entry->communicates && context->strict_depth > 0) {
     refuse_implicit(op, *entry, *context, make_call(op, info, args));
   }
+  uint64_t provenance = key.provenance;
+  if (!info.keeps_value) provenance = mix(provenance, entry->provenance);
+  if (info.is_random) {
+    provenance = mix(mix(provenance, context->random.seed), context->random.offset);
+  }
+  const About about(*context, provenance);
   Runner(op, info, *entry, context, stack, base).run();
 }
 

@@ -13,6 +13,7 @@
 #include "shardweave/dtensor/checksum.h"
 #include "shardweave/dtensor/fused.h"
 #include "shardweave/dtensor/mesh_context.h"
+#include "shardweave/dtensor/provenance.h"
 #include "shardweave/dtensor/tensor_impl.h"
 #include "torch/nn/module.h"
 
@@ -209,6 +210,10 @@ void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const Par
     SpecRef weight = meta.context->intern(spec.layout, spec.sizes, spec.strides, spec.dtype,
                                           spec.device, {.weight = ~uint64_t{0}});
     convert_in_place(member.tensor, meta.local, std::move(weight), meta.context);
+    auto family = std::make_shared<ViewFamily>();
+    family->fqn = member.fqns[0];
+    meta_of(member.tensor).family = std::move(family);
+    meta_of(member.tensor).provenance = meta.provenance;
   }
 }
 
@@ -256,6 +261,7 @@ void finish_grad_sync(const std::vector<at::Tensor>& parameters, std::source_loc
     at::Tensor local = std::move(travels[i].local);
     if (local.is_alias_of(have.local)) local = local.clone();
     moving[i].mutable_grad() = wrap(std::move(local), std::move(target), have.context);
+    meta_of(moving[i].grad()).provenance = travels[i].provenance;
   }
 }
 

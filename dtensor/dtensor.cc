@@ -11,6 +11,7 @@
 #include "shardweave/dtensor/adopt.h"
 #include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/observer.h"
+#include "shardweave/dtensor/provenance.h"
 #include "shardweave/dtensor/redistribute.h"
 #include "shardweave/dtensor/tensor_impl.h"
 #include "torch/csrc/autograd/custom_function.h"
@@ -124,7 +125,9 @@ struct FromLocal : torch::autograd::Function<FromLocal> {
     holder->second_layout = summed(spec->layout);
     if (local.requires_grad()) holder->scale = gradient_scale(*context, spec->layout, site.name());
     save(ctx, std::move(holder));
-    return wrap(local.detach(), spec, context);
+    at::Tensor result = wrap(local.detach(), spec, context);
+    meta_of(result).provenance = provenance_of_new(*context, *spec);
+    return result;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads);
 };
@@ -215,7 +218,9 @@ at::Tensor factory(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements&
                       c10::typeMetaToScalarType(options.dtype()), options.device(), kData);
   const bool requires_grad = options.requires_grad();
   at::Tensor local = fill(array(spec->local_sizes), options.requires_grad(std::nullopt));
+  const uint64_t provenance = provenance_of_new(*context, *spec);
   at::Tensor result = wrap(std::move(local), std::move(spec), std::move(context));
+  meta_of(result).provenance = provenance;
   if (requires_grad) result.requires_grad_();
   return result;
 }
@@ -278,6 +283,8 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
   SpecRef spec = context->intern(layout, span_of(sizes), contiguous_strides(span_of(sizes)),
                                  tensor.scalar_type(), tensor.device(), kData);
   const Layout replicated{Placements(layout.mesh_ndim())};
+  const uint64_t provenance = provenance_of_new(*context, *spec);
+  const About about(*context, provenance);
 
   const Cause cause = {.name = "distribute_tensor", .where = where};
   at::Tensor whole = tensor.detach().resolve_conj().resolve_neg().contiguous();
@@ -296,15 +303,18 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
               whole.scalar_type(), spec->sizes, replicated,
               replicated};
     });
-    throw_if_error(comm.broadcast(comm_buffer(whole), static_cast<int>(*options.source),
-                                  {.timeout = absl::ZeroDuration(), .tag = cause.name})
-                       .wait());
+    throw_if_error(
+        comm.broadcast(
+                comm_buffer(whole), static_cast<int>(*options.source),
+                {.timeout = absl::ZeroDuration(), .tag = cause.name, .fingerprint = provenance})
+            .wait());
   }
   const SpecRef from = context->with_layout(*spec, replicated);
   at::Tensor local =
       run_plan(*context, plan_for(*context, *from, layout), whole, spec->sizes, cause);
   // Never an alias of the user's tensor: writing to one must not change the other.
-  at::Tensor result = wrap(owned(std::move(local), tensor), std::move(spec), std::move(context));
+  at::Tensor result = wrap(owned(std::move(local), tensor), std::move(spec), context);
+  meta_of(result).provenance = provenance;
   if (tensor.requires_grad()) result.requires_grad_();
   return result;
 }

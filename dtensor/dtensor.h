@@ -150,6 +150,9 @@ struct DispatchCounters {
   int64_t gathered_operators = 0;        // calls of operators without a rule
   int64_t remembered_uses = 0;   // redistributions that an earlier one's result made needless
   int64_t remembered_bytes = 0;  // that such results take up now
+  // How often a weight that the user had cut was brought elsewhere for an operator. Each weight's
+  // first time is a warning of LibTorch's on the first rank.
+  int64_t unsharded_weights = 0;
   friend bool operator==(const DispatchCounters&, const DispatchCounters&) = default;
 };
 DispatchCounters dispatch_counters(const MeshPtr& mesh);

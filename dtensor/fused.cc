@@ -9,6 +9,7 @@
 #include "ATen/ops/empty.h"
 #include "absl/strings/str_cat.h"
 #include "shardweave/dtensor/observer.h"
+#include "shardweave/dtensor/provenance.h"
 
 namespace shardweave::dtensor_internal {
 namespace {
@@ -139,6 +140,9 @@ void run_round(const std::vector<Travel>& travels, std::vector<PlanRun>& runs,
   };
   for (Bucket& bucket : buckets) {
     const std::vector<Parcel*> members = members_of(bucket);
+    uint64_t all = 0;
+    for (size_t i : bucket.members) all = mix(all, travels[i].provenance);
+    const About about(*bucket.context, all);
     const PlanRun& first = runs[bucket.members[0]];
     if (members.size() == 1) {
       bucket.span.emplace(*bucket.context, cause, [&] { return first.sending(); });
@@ -178,9 +182,12 @@ void run_round(const std::vector<Travel>& travels, std::vector<PlanRun>& runs,
 }  // namespace
 
 Travel travel(const DTensorMeta& meta, const Layout& layout) {
-  return {meta.context.get(), plan_for(*meta.context, *meta.spec, layout), meta.local,
+  return {meta.context.get(),
+          plan_for(*meta.context, *meta.spec, layout),
+          meta.local,
           meta.spec->sizes,
-          static_cast<int64_t>(meta.spec->numel() * c10::elementSize(meta.spec->dtype))};
+          static_cast<int64_t>(meta.spec->numel() * c10::elementSize(meta.spec->dtype)),
+          provenance_of(meta)};
 }
 
 void run_plans(std::vector<Travel>& travels, const Cause& cause) {

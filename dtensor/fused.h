@@ -16,6 +16,7 @@ struct Travel {
   at::Tensor local;  // replaced by the result, which is owned() (redistribute.h)
   Dims sizes;        // global
   int64_t bytes;     // global: what is decided by it is the same on all ranks
+  uint64_t provenance;
 };
 
 // Of a tensor's local part to another layout.

@@ -67,6 +67,8 @@ class MeshContext {
   CostModel cost_model;
   PhiloxState random;                       // seeded() with the default
   int strict_depth = 0;                     // > 0: implicit communication is an error
+  uint64_t about = 0;                       // what is sent now is about this (provenance.h)
+  uint64_t tensors_made = 0;                // of plain ones, by functions that users call
   absl::flat_hash_set<std::string> warned;  // operators without a rule that were reported
   ModuleNames modules;
   PlainTensors plain_tensors;

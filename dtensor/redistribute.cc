@@ -12,6 +12,7 @@
 #include "ATen/ops/zeros_like.h"
 #include "absl/strings/str_cat.h"
 #include "shardweave/dtensor/observer.h"
+#include "shardweave/dtensor/provenance.h"
 #include "shardweave/dtensor/tensor_impl.h"
 
 namespace shardweave::dtensor_internal {
@@ -390,7 +391,8 @@ Work send(MeshContext& context, const Parcel& parcel, std::string_view tag) {
   Communicator& comm = context.communicator(parcel.mesh_dims);
   const Buffer in = comm_buffer(parcel.input);
   const Buffer out = comm_buffer(parcel.output);
-  const CallOptions options{.timeout = absl::ZeroDuration(), .tag = tag};
+  const CallOptions options{
+      .timeout = absl::ZeroDuration(), .tag = tag, .fingerprint = context.about};
   switch (parcel.op) {
     case OpKind::kAllReduce:
       return comm.all_reduce(in, out, parcel.reduce_op, options);
@@ -479,9 +481,12 @@ at::Tensor redistributed(const at::Tensor& tensor, const Layout& layout, const C
   if (meta.spec->layout == layout) return tensor;
   SpecRef target = meta.context->with_layout(*meta.spec, layout);
   const RedistributePlan plan = plan_for(*meta.context, *meta.spec, layout);
+  const About about(*meta.context, provenance_of(meta));
   at::Tensor local =
       owned(run_plan(*meta.context, plan, meta.local, meta.spec->sizes, cause), meta.local);
-  return wrap(std::move(local), std::move(target), meta.context);
+  at::Tensor result = wrap(std::move(local), std::move(target), meta.context);
+  meta_of(result).provenance = provenance_of(meta);
+  return result;
 }
 
 Layout gradient_layout(const Layout& layout) {

@@ -9,6 +9,7 @@
 #include "shardweave/dtensor/adopt.h"
 #include "shardweave/dtensor/fused.h"
 #include "shardweave/dtensor/observer.h"
+#include "shardweave/dtensor/provenance.h"
 #include "shardweave/dtensor/redistribute.h"
 #include "shardweave/dtensor/tensor_impl.h"
 #include "torch/csrc/autograd/function.h"
@@ -42,6 +43,7 @@ std::vector<at::Tensor> redistributed_all(absl::Span<const at::Tensor> tensors,
   for (size_t k = 0; k < moving.size(); ++k) {
     const DTensorMeta& meta = meta_of(tensors[moving[k]]);
     results[moving[k]] = wrap(std::move(travels[k].local), targets[k], meta.context);
+    meta_of(results[moving[k]]).provenance = travels[k].provenance;
   }
   return results;
 }
@@ -123,6 +125,7 @@ struct PendingTensor::State {
         target(context->with_layout(*meta_of(tensor).spec, layout)),
         plan(plan_for(*context, *meta_of(tensor).spec, layout)),
         run(std::in_place, *context, plan, meta_of(tensor).local, target->sizes),
+        provenance(provenance_of(meta_of(tensor))),
         version(version_of(tensor)),
         records(c10::GradMode::is_enabled() && tensor.requires_grad()) {
     advance();
@@ -139,6 +142,7 @@ struct PendingTensor::State {
     if (!moving) return;
     span.emplace(*context, Cause{.name = kAsync, .where = where},
                  [this] { return run->sending(); });
+    const About about(*context, provenance);
     work = send(*context, parcel, kAsync);
   }
 
@@ -166,6 +170,7 @@ struct PendingTensor::State {
       const c10::AutoGradMode no_grad(false);
       std::vector<at::Tensor> arrived = {
           wrap(owned(run->local(), meta_of(source).local), target, context)};
+      meta_of(arrived[0]).provenance = provenance;
       if (records) record(absl::MakeConstSpan(&source, 1), arrived, where);
       result = std::move(arrived[0]);
     }
@@ -181,6 +186,7 @@ struct PendingTensor::State {
   const SpecRef target;
   const RedistributePlan plan;
   std::optional<PlanRun> run;
+  const uint64_t provenance;
   const int64_t version;
   const bool records;
   bool moving = false;

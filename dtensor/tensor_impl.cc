@@ -25,56 +25,55 @@ constexpr char kNoMemory[] =
     "a DTensor has no memory here: take its local part, to_local(), or the full tensor, "
     "full_tensor() (torch::save: those of a copy of the module that is not distributed)";
 
-class DTensorImpl final : public c10::TensorImpl {
- public:
-  DTensorImpl(at::Tensor local, SpecRef spec, std::shared_ptr<MeshContext> context)
-      : TensorImpl(keys_for(spec->device), c10::scalarTypeToTypeMeta(spec->dtype), spec->device),
-        meta_(std::move(local), std::move(spec), std::move(context)) {
-    set_storage_access_should_throw();
-    set_sizes_and_strides(array(meta_.spec->sizes), array(meta_.spec->strides));
-    set_backend_meta(
-        c10::intrusive_ptr<c10::BackendMeta>::unsafe_adapt_non_heap_allocated(&meta_, 1));
-  }
-  ~DTensorImpl() override { extra_meta_.reset(); }  // before meta_, which it refers to
-
-  // Asked before the memory is, and then for what to say: no text is made for each DTensor.
-  bool has_storage() const override {
-    if (extra_meta_ != nullptr && !extra_meta_->custom_data_ptr_error_msg_) {
-      extra_meta_->custom_data_ptr_error_msg_ = kNoMemory;
-    }
-    return TensorImpl::has_storage();
-  }
-  // Copies say the same.
-  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(
-      const c10::VariableVersion& version, bool allow_metadata_change) const override {
-    has_storage();
-    return TensorImpl::shallow_copy_and_detach(version, allow_metadata_change);
-  }
-  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(
-      c10::VariableVersion&& version, bool allow_metadata_change) const override {
-    has_storage();
-    return TensorImpl::shallow_copy_and_detach(std::move(version), allow_metadata_change);
-  }
-
-  // set_data(): from here on it has a meta of its own.
-  void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& other) override {
-    TensorImpl::shallow_copy_from(other);
-    meta_.family.reset();  // before the context, which it counts in
-    meta_ = DTensorMeta({}, {}, {});
-  }
-  // "Cannot access storage of ..."
-  const char* tensorimpl_type_name() const override { return kNoMemory; }
-
- private:
-  DTensorMeta meta_;  // part of this: one allocation less for each DTensor
-};
-
 // Reaches the protected parts of a TensorImpl that somebody else made.
 struct Access : c10::TensorImpl {
   static auto keys() { return &Access::key_set_; }
 };
 
 }  // namespace
+
+DTensorImpl::DTensorImpl(at::Tensor local, SpecRef spec, std::shared_ptr<MeshContext> context)
+    : TensorImpl(keys_for(spec->device), c10::scalarTypeToTypeMeta(spec->dtype), spec->device),
+      meta_(std::move(local), std::move(spec), std::move(context)) {
+  set_storage_access_should_throw();
+  set_sizes_and_strides(array(meta_.spec->sizes), array(meta_.spec->strides));
+}
+
+DTensorImpl::~DTensorImpl() {
+  extra_meta_.reset();  // before meta_, which it refers to
+}
+
+bool DTensorImpl::has_storage() const {
+  auto* self = const_cast<DTensorImpl*>(this);
+  if (self->get_backend_meta() == nullptr) {
+    self->set_backend_meta(
+        c10::intrusive_ptr<c10::BackendMeta>::unsafe_adapt_non_heap_allocated(&self->meta_, 1));
+    extra_meta_->custom_data_ptr_error_msg_ = kNoMemory;
+  }
+  return TensorImpl::has_storage();
+}
+
+c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(
+    const c10::VariableVersion& version, bool allow_metadata_change) const {
+  has_storage();
+  return TensorImpl::shallow_copy_and_detach(version, allow_metadata_change);
+}
+c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(
+    c10::VariableVersion&& version, bool allow_metadata_change) const {
+  has_storage();
+  return TensorImpl::shallow_copy_and_detach(std::move(version), allow_metadata_change);
+}
+
+void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& other) {
+  other->has_storage();
+  TensorImpl::shallow_copy_from(other);
+  meta_.family.reset();  // before the context, which it counts in
+  meta_ = DTensorMeta({}, {}, {});
+}
+
+const char* DTensorImpl::tensorimpl_type_name() const {
+  return kNoMemory;
+}
 
 DTensorMeta& checked_meta(const at::Tensor& tensor, const char* function) {
   if (tensor.defined() && is_dtensor(tensor.unsafeGetTensorImpl())) {
@@ -116,7 +115,9 @@ void convert_in_place(const at::Tensor& tensor, at::Tensor local, SpecRef spec,
   if (impl->is_inference()) keys = keys - c10::autograd_dispatch_keyset_with_ADInplaceOrView;
   impl->*Access::keys() = keys;
   if (was_dtensor) {
+    const uint64_t provenance = meta_of(impl).provenance;
     meta_of(impl) = DTensorMeta(std::move(local), std::move(spec), std::move(context));
+    meta_of(impl).provenance = provenance;
   } else {
     impl->set_backend_meta(
         c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), std::move(context)));

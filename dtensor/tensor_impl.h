@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -50,6 +51,8 @@ struct Remembered {
 // A tensor and its views (detour.h), and what all of them share.
 struct ViewFamily {
   int64_t writes = 0;  // to any of them
+  std::string fqn;     // of the parameter that they are, as distribute_module() found it
+  bool said_unsharded = false;
   std::vector<Remembered> remembered;
 };
 struct Detour;  // detour.h
@@ -66,11 +69,13 @@ struct DTensorMeta final : c10::BackendMeta {
     auto copy = c10::make_intrusive<DTensorMeta>(local, spec, context);
     copy->family = family;
     copy->detour = detour;
+    copy->provenance = provenance;
     return copy;
   }
 
   at::Tensor local;  // never requires grad, never a DTensor
   SpecRef spec;
+  uint64_t provenance = 0;               // of the value (provenance.h)
   std::shared_ptr<MeshContext> context;  // keeps the mesh alive
   // Shared with all views and shallow copies of it; null: there are none.
   mutable std::shared_ptr<ViewFamily> family;
@@ -81,6 +86,32 @@ inline c10::IntArrayRef array(const Dims& dims) {
   return c10::IntArrayRef(dims.data(), dims.size());
 }
 
+// What operators make. Its meta is part of it: no allocation more for each DTensor. Copies
+// (variable_data(), set_data()) and tensors that were converted where they stand are LibTorch's own
+// kind, and have theirs as BackendMeta.
+class DTensorImpl final : public c10::TensorImpl {
+ public:
+  DTensorImpl(at::Tensor local, SpecRef spec, std::shared_ptr<MeshContext> context);
+  ~DTensorImpl() override;
+
+  DTensorMeta& meta() { return meta_; }
+
+  // LibTorch asks this before it wants memory, and before it copies: what it then needs to find, the
+  // meta and what to say to whoever wants memory, is put where it looks.
+  bool has_storage() const override;
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
+                                                         bool allow_metadata_change) const override;
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version,
+                                                         bool allow_metadata_change) const override;
+  // set_data(): from here on it has a meta of its own.
+  void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& other) override;
+  // "Cannot access storage of ..."
+  const char* tensorimpl_type_name() const override;
+
+ private:
+  DTensorMeta meta_;
+};
+
 inline bool is_dtensor(const c10::TensorImpl* impl) {
   return impl->key_set().has(c10::DispatchKey::Fake);
 }
@@ -90,7 +121,8 @@ inline bool is_parameter(const c10::TensorImpl* impl) {
   return autograd != nullptr && autograd->requires_grad_ && autograd->grad_fn_ == nullptr;
 }
 inline DTensorMeta& meta_of(c10::TensorImpl* impl) {
-  return *static_cast<DTensorMeta*>(impl->get_backend_meta());
+  if (c10::BackendMeta* meta = impl->get_backend_meta()) return *static_cast<DTensorMeta*>(meta);
+  return static_cast<DTensorImpl*>(impl)->meta();
 }
 inline DTensorMeta& meta_of(const at::Tensor& tensor) {
   return meta_of(tensor.unsafeGetTensorImpl());

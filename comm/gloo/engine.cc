@@ -40,16 +40,16 @@ absl::Status compare_calls(const GroupInfo& group, const CallSignature& mine, in
                            const CallSignature& theirs) {
   if (mine.op == theirs.op && mine.dtype == theirs.dtype && mine.count == theirs.count &&
       mine.root == theirs.root && mine.reduce_op == theirs.reduce_op &&
-      mine.counts_hash == theirs.counts_hash) {
+      mine.counts_hash == theirs.counts_hash && mine.fingerprint == theirs.fingerprint) {
     return absl::OkStatus();
   }
   const bool first = group.rank < peer;
   const std::string my_call = to_string(mine), their_call = to_string(theirs);
-  return absl::FailedPreconditionError(str_cat(
-      "ranks of group '", group.name, "' called different things as collective #", mine.sequence,
-      ": rank ", first ? group.rank : peer, " called ", first ? my_call : their_call, ", rank ",
-      first ? peer : group.rank, " called ", first ? their_call : my_call,
-      my_call == their_call ? ": the counts per rank differ" : ""));
+  return absl::FailedPreconditionError(
+      str_cat("ranks of group '", group.name, "' called different things as collective #",
+              mine.sequence, ": rank ", first ? group.rank : peer, " called ",
+              first ? my_call : their_call, ", rank ", first ? peer : group.rank, " called ",
+              first ? their_call : my_call, hidden_difference(mine, theirs)));
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ enum class FrameKind : uint32_t {
 };
 inline constexpr uint32_t kNumFrameKinds = 7;
 
-inline constexpr uint32_t kFrameMagic = 0x53575632;  // "SWV2"
+inline constexpr uint32_t kFrameMagic = 0x53575633;  // "SWV3"
 // So that it fits into an empty socket whole.
 inline constexpr int64_t kMaxFailureText = 4096;
 
@@ -38,11 +38,11 @@ struct FrameHeader {
   int64_t length = 0;
   CallSignature signature;  // of the sender's call: in every frame of a collective or message
 };
-static_assert(sizeof(FrameHeader) == 88, "sent as it lies in memory, so without padding");
+static_assert(sizeof(FrameHeader) == 96, "sent as it lies in memory, so without padding");
 
 // What must be equal on both sides of a connection, as text. Change kProtocol with whatever else
 // changes what ranks say to each other.
-inline constexpr int kProtocol = 2;
+inline constexpr int kProtocol = 3;
 std::string describe_build();
 
 // DataLoss if no rank of a group of `group_size` sends this: a kind, operation, dtype, length or

@@ -131,13 +131,27 @@ void attention_backward_shapes(OpCall& call) {
   }
 }
 
+// Of `products` products of queries with keys, or of scores with values; causal ones are computed by
+// blocks, about half of them.
+double attention_flops(const OpCall& call, int query, double products) {
+  const int64_t numel = call.input(query).numel() * call.input(query + 1).sizes[2];
+  return products * 2 * static_cast<double>(numel) * (call.bool_arg("is_causal") ? 0.5 : 1);
+}
+double forward_flops(const OpCall& call) {
+  return attention_flops(call, 0, 2);
+}
+// The scores once more, and their gradient; those of query, key and value.
+double backward_flops(const OpCall& call) {
+  return attention_flops(call, 1, 5);
+}
+
 }  // namespace
 
 void add_attention_rules(RuleTable& table) {
   table.add("aten::_scaled_dot_product_flash_attention_for_cpu",
-            Rule(attention).shapes(attention_shapes));
+            Rule(attention).shapes(attention_shapes).flops(forward_flops));
   table.add("aten::_scaled_dot_product_flash_attention_for_cpu_backward",
-            Rule(attention_backward).shapes(attention_backward_shapes));
+            Rule(attention_backward).shapes(attention_backward_shapes).flops(backward_flops));
 }
 
 }  // namespace shardweave::dtensor_internal

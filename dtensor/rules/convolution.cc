@@ -145,12 +145,32 @@ void convolution_backward(const OpCall& call, Strategies& out) {
   }
 }
 
+// Each element of the output, or of a transposed convolution's input, meets one filter.
+double convolution_flops(const OpCall& call, const TensorInfo& image, const TensorInfo& result,
+                         const TensorInfo& weight) {
+  const bool transposed = call.bool_arg("transposed");
+  const auto filter = static_cast<double>(weight.numel()) /
+                      static_cast<double>(std::max<int64_t>(weight.sizes[0], 1));
+  return 2 * filter * static_cast<double>((transposed ? image : result).numel());
+}
+double forward_flops(const OpCall& call) {
+  return convolution_flops(call, call.input(0), call.output(0), call.input(1));
+}
+// As much again for each of the two gradients.
+double backward_flops(const OpCall& call) {
+  const double one = convolution_flops(call, call.input(1), call.input(0), call.input(2));
+  return one * (call.output(0).defined + call.output(1).defined);
+}
+
 }  // namespace
 
 void add_convolution_rules(RuleTable& table) {
-  table.add("aten::convolution", Rule(convolution).shapes(convolution_shape).chunks_only());
-  table.add("aten::convolution_backward",
-            Rule(convolution_backward).shapes(convolution_backward_shape).chunks_only());
+  table.add("aten::convolution",
+            Rule(convolution).shapes(convolution_shape).flops(forward_flops).chunks_only());
+  table.add("aten::convolution_backward", Rule(convolution_backward)
+                                              .shapes(convolution_backward_shape)
+                                              .flops(backward_flops)
+                                              .chunks_only());
 }
 
 }  // namespace shardweave::dtensor_internal

@@ -1,0 +1,61 @@
+// Where the value of a DTensor comes from, as one number: the operator that made it, its arguments,
+// and where their values come from, back to what was distributed.
+//
+//   x = distribute_tensor(...)   1st of the mesh, f32[7, 5] [S(0)]
+//   y = x * 2                    (mul, 2, provenance of x)
+//   y.sum().item()               its all-reduce is about (sum, provenance of y)
+//
+// Ranks that run the same program have the same numbers, in every process. Each collective carries
+// that of what it moves (CallOptions::fingerprint), so that ranks that have gone apart hear so at
+// once instead of getting sums of different things: one has called item() alone, or multiplied by
+// another number, or drawn from another seed. What one rank alone does with operators that send
+// nothing stays its own affair, for numbers go from arguments to results only.
+//
+// Costs a multiplication for each argument. Internal to dtensor/.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include "absl/types/span.h"
+#include "shardweave/dtensor/mesh_context.h"
+#include "shardweave/dtensor/tensor_impl.h"
+
+namespace shardweave::dtensor_internal {
+
+// The order counts.
+inline uint64_t mix(uint64_t provenance, uint64_t with) {
+  const uint64_t product = (provenance ^ with) * 0x9e3779b97f4a7c15;
+  return product ^ (product >> 29);
+}
+
+// Views and what they are views of change with each other.
+inline uint64_t provenance_of(const DTensorMeta& meta) {
+  return meta.family == nullptr
+             ? meta.provenance
+             : meta.provenance + 0x9e3779b97f4a7c15 * static_cast<uint64_t>(meta.family->writes);
+}
+
+// Of what a function makes of plain tensors; it is counted on the mesh.
+uint64_t provenance_of_new(MeshContext& context, const Spec& spec);
+
+// The operator's share: its name, the specs of its tensors, the arguments that are part of the cache
+// key. "add_" is add: which of them autograd takes depends on who else holds a gradient.
+uint64_t provenance_of_call(const c10::OperatorHandle& op, const OpInfo& info,
+                            absl::Span<const c10::IValue> args);
+
+// While it lives, what the mesh's collectives are about.
+class About {
+ public:
+  About(MeshContext& context, uint64_t provenance)
+      : context_(context), before_(std::exchange(context.about, provenance)) {}
+  ~About() { context_.about = before_; }
+  About(const About&) = delete;
+  About& operator=(const About&) = delete;
+
+ private:
+  MeshContext& context_;
+  const uint64_t before_;
+};
+
+}  // namespace shardweave::dtensor_internal
