@@ -92,6 +92,13 @@ class HostFunction : public torch::CustomClassHolder {
   const swv_function function_;
   const std::string name_;
 };
+// Drops the user data of what nothing has taken, for want of memory or because it is wrong.
+struct Drop {
+  const swv_function* function;
+  ~Drop() {
+    if (function != nullptr && function->drop != nullptr) function->drop(function->user_data);
+  }
+};
 using HostFunctionPtr = c10::intrusive_ptr<HostFunction>;
 
 // Handles that a callback borrows.
@@ -219,8 +226,12 @@ struct HostNode : torch::autograd::Function<HostNode> {
 };
 
 HostFunctionPtr host_function(const swv_function* given) {
-  const swv_function f = required_options<swv_function>(given, SWV_FUNCTION_INIT, "function");
+  const swv_function f =
+      known_options<swv_function>(out(given, "function"), SWV_FUNCTION_INIT, "function");
+  Drop drop{&f};
+  check_options(*given, f, "function");
   auto owned = c10::make_intrusive<HostFunction>(f);
+  drop.function = nullptr;
   text_or(f.name, "", "function.name");
   if (f.forward == nullptr) fail_null("function.forward");
   return owned;

@@ -200,13 +200,12 @@ swv_status* swv_mesh_set_random_state(const swv_mesh* mesh, const swv_random_sta
 
 swv_status* swv_mesh_dispatch_counters(const swv_mesh* mesh, swv_dispatch_counters* out_counters) {
   return guarded(__func__, [&] {
-    swv_dispatch_counters result = required_options<swv_dispatch_counters>(
-        out_counters, SWV_DISPATCH_COUNTERS_INIT, "out_counters");
     const shardweave::DispatchCounters c = shardweave::dispatch_counters(mesh_ptr(mesh));
+    swv_dispatch_counters result = SWV_DISPATCH_COUNTERS_INIT;
     result.operators = c.operators;
     result.cache_misses = c.cache_misses;
     result.implicit_redistributions = c.implicit_redistributions;
     result.gathered_operators = c.gathered_operators;
-    std::memcpy(out_counters, &result, sizeof(result));
+    write_struct(result, out_counters, "out_counters");
   });
 }

@@ -1,0 +1,1289 @@
+/* shardweave.h: the C interface of Shardweave, sharded training on LibTorch.
+ *
+ * Four ranks multiply two tensors that lie on a mesh, and differentiate:
+ *
+ *   #include <shardweave.h>
+ *   #include <stdio.h>
+ *
+ *   static swv_status* rank_main(void* unused, swv_world* world) {
+ *     const swv_mesh_dim dims[] = {{"dp", 2}, {"tp", 2}};
+ *     const int64_t sizes[] = {8, 6};
+ *     swv_mesh* mesh = NULL;
+ *     swv_layout* layout = NULL;
+ *     swv_tensor* x = NULL;
+ *     swv_op *mul = NULL, *sum = NULL;
+ *     swv_value y = SWV_NONE, loss = SWV_NONE;
+ *     swv_status* status;
+ *     (void)unused;
+ *
+ *     if ((status = swv_mesh_create(world, dims, 2, &mesh)) != NULL) goto done;
+ *     if ((status = swv_layout_parse("[S(0), S(1)]", &layout)) != NULL) goto done;
+ *     swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
+ *     options.mesh = mesh;
+ *     options.layout = layout;
+ *     options.requires_grad = 1;
+ *     if ((status = swv_tensor_randn(sizes, 2, &options, &x)) != NULL) goto done;
+ *
+ *     if ((status = swv_op_find("aten::mul.Tensor", &mul)) != NULL) goto done;
+ *     if ((status = swv_op_find("aten::sum", &sum)) != NULL) goto done;
+ *     const swv_value factors[] = {swv_value_tensor(x), swv_value_tensor(x)};
+ *     if ((status = swv_op_call(mul, SWV_GRAD, factors, 2, &y, 1, NULL)) != NULL) goto done;
+ *     if ((status = swv_op_call(sum, SWV_GRAD, &y, 1, &loss, 1, NULL)) != NULL) goto done;
+ *     status = swv_tensor_backward(loss.as.tensor, NULL, NULL);      // x's gradient is 2 x
+ *   done:
+ *     swv_value_clear(&loss);
+ *     swv_value_clear(&y);
+ *     swv_op_free(sum);
+ *     swv_op_free(mul);
+ *     swv_tensor_free(x);
+ *     swv_layout_free(layout);
+ *     swv_mesh_free(mesh);
+ *     return status;
+ *   }
+ *
+ *   int main(void) {
+ *     swv_status* status = swv_run_ranks(4, rank_main, NULL, NULL);  // a thread per rank
+ *     if (status != NULL) fprintf(stderr, "%s\n", swv_status_message(status));
+ *     int failed = status != NULL;
+ *     swv_status_free(status);
+ *     return failed;
+ *   }
+ *
+ * Errors. A function that can fail returns a swv_status*: NULL is success, anything else is an
+ * error that the caller owns and frees. Its message begins with the name of the function and names
+ * the argument that was wrong. Outputs come last, are named out_..., and are untouched on failure.
+ * A NULL where none is allowed is an error, never a crash; "may be NULL" is said where it holds.
+ *
+ * Handles. A swv_<noun>* is opaque. A function that writes one to out_<noun> gives it to the
+ * caller, who ends it with swv_<noun>_free: once, in any order, from any thread. _free accepts
+ * NULL. An object lives as long as anything needs it: a tensor keeps its mesh alive, a mesh its
+ * world. Two handles may mean one object; what is done through one is seen through the other.
+ *
+ * Input is borrowed for the call. Text is UTF-8 and ends with NUL. Arrays are a pointer and a
+ * number of elements; the pointer may be NULL if the number is 0. Text comes out as a swv_string;
+ * other arrays are copied into the caller's memory, as many elements as it has room for, and the
+ * full number is reported (out_count), so that a call with no room asks for the number.
+ *
+ * Structs that may grow begin with struct_size, which the SWV_..._INIT initializers fill in;
+ * members behind what the caller knows keep their defaults. A pointer to options may be NULL: all
+ * defaults. reserved members must be 0. Flags (swv_bool) are 0 or 1. Enumerations are int32_t whose
+ * numbers never change; a number that is none of them is an error.
+ *
+ * Callbacks return a status as functions here do, and the library takes it over. A callback that is
+ * kept beyond the call comes with `drop`, which runs exactly once when the library has done with
+ * it, also if the call that took it failed.
+ *
+ * Threads. A rank (its world, meshes, tensors, modules, optimizers) may be driven from any thread,
+ * and from another thread at every call, but by one thread at a time; different ranks run in
+ * parallel. Nothing depends on thread-local state: whether operators are recorded for gradients is
+ * an argument of each call. Operators, layouts, plans, strings and statuses belong to no rank and
+ * may be used by several threads at once, as may swv_comm_abort, swv_world_abort and swv_work_wait.
+ * Functions marked COLLECTIVE communicate: all ranks of the mesh or the group call them in the same
+ * order. So do operators on sharded tensors.
+ *
+ * Checks. With SWV_CHECK_HANDLES=1 in the environment every handle is looked up before it is used:
+ * one of another kind, or that was freed, or that never was one, is an error, and reported on
+ * stderr by _free. SWV_CHECK_HANDLES=abort ends the process there. (Without, only the kind is
+ * looked at.)
+ *
+ * C11 and C++. Link with -lshardweave (pkg-config shardweave). No symbol of LibTorch is exported.
+ */
+#ifndef SHARDWEAVE_H_
+#define SHARDWEAVE_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(_WIN32)
+#define SWV_API
+#else
+#define SWV_API __attribute__((visibility("default")))
+#endif
+
+/* A dropped status is a leak and an unseen error. */
+#if defined(__GNUC__) /* Clang too; it wants [[nodiscard]] before SWV_API */
+#define SWV_MUST_USE __attribute__((warn_unused_result))
+#elif defined(__cplusplus) && __cplusplus >= 201703L
+#define SWV_MUST_USE [[nodiscard]]
+#else
+#define SWV_MUST_USE
+#endif
+
+/* The size of `type` up to its member `last`: what struct_size says. */
+#define SWV_SIZE_TO(type, last) (offsetof(type, last) + sizeof(((type*)NULL)->last))
+
+typedef int32_t swv_bool; /* 0 or 1 */
+
+/* ---- Version ----------------------------------------------------------------------------------
+ * Minor versions add functions, members at the end of structs, and numbers to enumerations; a
+ * program that was built with an older minor version goes on working. Before 1.0 a minor version
+ * may also break: capi/CHANGELOG.md says so, and the library's soname changes. */
+
+#define SWV_VERSION_MAJOR 0
+#define SWV_VERSION_MINOR 1
+#define SWV_VERSION_PATCH 0
+#define SWV_VERSION (SWV_VERSION_MAJOR * 1000000 + SWV_VERSION_MINOR * 1000 + SWV_VERSION_PATCH)
+
+/* SWV_VERSION as the library was built. */
+SWV_API int32_t swv_version(void);
+/* "0.1.0; LibTorch 2.11.0; backends inproc, gloo, counting". Lives as long as the library. */
+SWV_API const char* swv_build_info(void);
+
+/* ---- Handles --------------------------------------------------------------------------------- */
+
+typedef struct swv_status swv_status;                     /* an error */
+typedef struct swv_string swv_string;                     /* text that the library made */
+typedef struct swv_world swv_world;                       /* one rank among all */
+typedef struct swv_comm swv_comm;                         /* a group of ranks that exchange bytes */
+typedef struct swv_work swv_work;                         /* an operation under way */
+typedef struct swv_coalescing swv_coalescing;             /* several operations as one */
+typedef struct swv_mesh swv_mesh;                         /* an n-dimensional grid of ranks */
+typedef struct swv_strict_scope swv_strict_scope;         /* implicit communication is an error */
+typedef struct swv_layout swv_layout;                     /* how a tensor lies on a mesh */
+typedef struct swv_tensor swv_tensor;                     /* plain or sharded */
+typedef struct swv_op swv_op;                             /* an operator of LibTorch */
+typedef struct swv_function_context swv_function_context; /* of one call of a custom function */
+typedef struct swv_module swv_module;                     /* parameters and buffers by name */
+typedef struct swv_plan swv_plan;                         /* placements by parameter name */
+typedef struct swv_optimizer swv_optimizer;
+typedef struct swv_trace swv_trace;               /* a record of communication */
+typedef struct swv_module_scope swv_module_scope; /* the name of what runs */
+
+/* ---- Status and strings ---------------------------------------------------------------------- */
+
+/* The numbers of google.rpc.Code. */
+typedef int32_t swv_code;
+enum {
+  SWV_OK = 0,
+  SWV_CANCELLED = 1,
+  SWV_UNKNOWN = 2,
+  SWV_INVALID_ARGUMENT = 3,
+  SWV_DEADLINE_EXCEEDED = 4, /* a rank did not come in time; the message names it */
+  SWV_NOT_FOUND = 5,
+  SWV_ALREADY_EXISTS = 6,
+  SWV_PERMISSION_DENIED = 7,
+  SWV_RESOURCE_EXHAUSTED = 8,  /* memory, threads */
+  SWV_FAILED_PRECONDITION = 9, /* also: ranks called different things */
+  SWV_ABORTED = 10,            /* a rank failed, or gave up */
+  SWV_OUT_OF_RANGE = 11,
+  SWV_UNIMPLEMENTED = 12,
+  SWV_INTERNAL = 13,
+  SWV_UNAVAILABLE = 14, /* a rank is gone, a server does not answer */
+  SWV_DATA_LOSS = 15,
+  SWV_UNAUTHENTICATED = 16
+};
+
+/* An error of the caller's own, to be returned from a callback. `message` may be NULL. Never
+ * NULL. */
+SWV_API SWV_MUST_USE swv_status* swv_status_new(swv_code code, const char* message);
+/* SWV_OK for NULL. */
+SWV_API swv_code swv_status_code(const swv_status* status);
+/* Lives as long as the status; "" for NULL. */
+SWV_API const char* swv_status_message(const swv_status* status);
+SWV_API void swv_status_free(swv_status* status);
+/* "INVALID_ARGUMENT"; "UNKNOWN_CODE" for a number that is none. Lives as long as the library. */
+SWV_API const char* swv_code_name(swv_code code);
+
+/* Ends with NUL, lives as long as the string; "" for NULL. */
+SWV_API const char* swv_string_data(const swv_string* string);
+/* Without the NUL; 0 for NULL. */
+SWV_API size_t swv_string_size(const swv_string* string);
+SWV_API void swv_string_free(swv_string* string);
+
+/* How many handles there are; -1 unless SWV_CHECK_HANDLES is set. For tests that look for leaks. */
+SWV_API int64_t swv_live_handles(void);
+
+/* ---- Element types, devices, reductions ------------------------------------------------------ */
+
+typedef int32_t swv_dtype;
+enum {
+  SWV_DTYPE_DEFAULT = 0, /* as a default: SWV_F32 */
+  SWV_F32 = 1,
+  SWV_F64 = 2,
+  SWV_F16 = 3,
+  SWV_BF16 = 4,
+  SWV_F8_E4M3 = 5,
+  SWV_F8_E5M2 = 6,
+  SWV_I8 = 7,
+  SWV_I16 = 8,
+  SWV_I32 = 9,
+  SWV_I64 = 10,
+  SWV_U8 = 11,
+  SWV_U16 = 12,
+  SWV_U32 = 13,
+  SWV_U64 = 14,
+  SWV_BOOL = 15,
+  SWV_C64 = 16, /* complex: two f32 */
+  SWV_C128 = 17,
+  SWV_C32 = 18 /* complex: two f16 */
+};
+/* Bytes of one element; 0 for a number that is no dtype. */
+SWV_API size_t swv_dtype_size(swv_dtype dtype);
+/* "f32"; "unknown" for a number that is no dtype. Lives as long as the library. */
+SWV_API const char* swv_dtype_name(swv_dtype dtype);
+
+typedef int32_t swv_device_type;
+enum { SWV_CPU = 0, SWV_CUDA = 1 };
+
+typedef struct swv_device {
+  swv_device_type type;
+  int32_t index;
+} swv_device;
+
+typedef int32_t swv_reduce_op;
+enum { SWV_SUM = 0, SWV_AVG = 1, SWV_MIN = 2, SWV_MAX = 3, SWV_PRODUCT = 4 };
+
+/* ---- Worlds -----------------------------------------------------------------------------------
+ * A world is one rank's view of all ranks. Ranks are threads of one process (swv_run_ranks,
+ * swv_world_create_local) or processes (swv_world_from_environment, swv_world_join). */
+
+typedef struct swv_world_options {
+  size_t struct_size;
+  const char* backend;           /* of processes; NULL: "gloo" */
+  const char* network_interface; /* NULL: loopback on one host, else by host name */
+  int64_t timeout_ms; /* default deadline of rendezvous and collectives; 0: five minutes */
+} swv_world_options;
+#define SWV_WORLD_OPTIONS_INIT {SWV_SIZE_TO(swv_world_options, timeout_ms), NULL, NULL, 0}
+
+/* What a rank does. `world` is borrowed. */
+typedef swv_status* (*swv_rank_fn)(void* user_data, swv_world* world);
+
+/* Runs `body` on num_ranks threads and joins them. If one fails, the others' collectives fail,
+ * naming it; the result is the failure that came first, with its rank in the message. */
+SWV_API SWV_MUST_USE swv_status* swv_run_ranks(int32_t num_ranks, swv_rank_fn body, void* user_data,
+                                               const swv_world_options* options);
+
+/* The same for hosts with threads of their own: writes num_ranks worlds, that of rank r to
+ * out_worlds[r]. A world that is freed, with all that was made from it, has left: ranks that wait
+ * for it get SWV_UNAVAILABLE. A rank that fails calls swv_world_abort. */
+SWV_API SWV_MUST_USE swv_status* swv_world_create_local(int32_t num_ranks,
+                                                        const swv_world_options* options,
+                                                        swv_world** out_worlds);
+
+/* Joins the ranks that torchrun, Slurm, Open MPI, PMI, PMIx, Kubernetes, or RANK, WORLD_SIZE,
+ * MASTER_ADDR and MASTER_PORT describe. SWV_NOT_FOUND if nothing has started this process.
+ * COLLECTIVE. */
+SWV_API SWV_MUST_USE swv_status* swv_world_from_environment(const swv_world_options* options,
+                                                            swv_world** out_world);
+
+typedef struct swv_rendezvous {
+  size_t struct_size;
+  int32_t rank;
+  int32_t world_size;
+  const char* file;   /* a path that all ranks can open and only this run uses; or NULL and */
+  const char* host;   /* where rank 0 serves a store, as the others reach it */
+  int32_t port;       /* 1 .. 65535 */
+  int32_t local_rank; /* among the ranks of this machine; -1: to be found out */
+  const char* run;    /* names this start of the program, the same on all ranks; NULL: "run" */
+} swv_rendezvous;
+#define SWV_RENDEZVOUS_INIT {SWV_SIZE_TO(swv_rendezvous, run), 0, 1, NULL, NULL, 0, -1, NULL}
+
+/* Joins the ranks that the caller describes. COLLECTIVE. */
+SWV_API SWV_MUST_USE swv_status* swv_world_join(const swv_rendezvous* rendezvous,
+                                                const swv_world_options* options,
+                                                swv_world** out_world);
+
+/* One rank of a world of any size that is not there: communication is counted, nothing moves. */
+SWV_API SWV_MUST_USE swv_status* swv_world_create_counting(int32_t rank, int32_t num_ranks,
+                                                           swv_world** out_world);
+
+/* A second handle. */
+SWV_API SWV_MUST_USE swv_status* swv_world_share(const swv_world* world, swv_world** out_world);
+SWV_API void swv_world_free(swv_world* world);
+
+SWV_API SWV_MUST_USE swv_status* swv_world_rank(const swv_world* world, int32_t* out_rank);
+SWV_API SWV_MUST_USE swv_status* swv_world_size(const swv_world* world, int32_t* out_size);
+/* Among the ranks of this machine. */
+SWV_API SWV_MUST_USE swv_status* swv_world_local_rank(const swv_world* world,
+                                                      int32_t* out_local_rank);
+/* The group of all ranks. */
+SWV_API SWV_MUST_USE swv_status* swv_world_comm(const swv_world* world, swv_comm** out_comm);
+/* Breaks all groups of this world, on all ranks where the backend can: pending and later operations
+ * fail with SWV_ABORTED and `reason`. Any thread. */
+SWV_API SWV_MUST_USE swv_status* swv_world_abort(const swv_world* world, const char* reason);
+
+/* ---- Communicators ----------------------------------------------------------------------------
+ * Collectives over memory of the caller, all COLLECTIVE. Each issues an operation. With out_work
+ * the memory must stay alive and be left alone until swv_work_wait or swv_work_is_done says that it
+ * is done; with out_work NULL the call waits. Ranks that call different things all get
+ * SWV_FAILED_PRECONDITION, which names both calls; a rank that does not come is
+ * SWV_DEADLINE_EXCEEDED. An error that is not of this rank's arguments alone breaks the group. */
+
+/* `count` elements at `data`; data may be NULL if count is 0. */
+typedef struct swv_buffer {
+  void* data; /* only read where the buffer is an input */
+  int64_t count;
+  swv_dtype dtype;
+  swv_device device;
+  int32_t reserved; /* 0 */
+} swv_buffer;
+
+typedef struct swv_call_options {
+  size_t struct_size;
+  int64_t timeout_ms; /* 0: the group's default */
+  const char* tag;    /* shown in errors and records; may be NULL */
+} swv_call_options;
+#define SWV_CALL_OPTIONS_INIT {SWV_SIZE_TO(swv_call_options, tag), 0, NULL}
+
+SWV_API SWV_MUST_USE swv_status* swv_comm_share(const swv_comm* comm, swv_comm** out_comm);
+SWV_API void swv_comm_free(swv_comm* comm);
+
+SWV_API SWV_MUST_USE swv_status* swv_comm_rank(const swv_comm* comm, int32_t* out_rank);
+SWV_API SWV_MUST_USE swv_status* swv_comm_size(const swv_comm* comm, int32_t* out_size);
+SWV_API SWV_MUST_USE swv_status* swv_comm_name(const swv_comm* comm, swv_string** out_name);
+/* "inproc", "gloo", ... */
+SWV_API SWV_MUST_USE swv_status* swv_comm_backend(const swv_comm* comm, swv_string** out_backend);
+/* The world rank of each of its ranks. */
+SWV_API SWV_MUST_USE swv_status* swv_comm_world_ranks(const swv_comm* comm, int64_t* ranks,
+                                                      size_t capacity, size_t* out_count);
+
+/* out[i] = the reduction of all ranks' in[i]. The same memory twice is allowed. */
+SWV_API SWV_MUST_USE swv_status* swv_comm_all_reduce(swv_comm* comm, const swv_buffer* in,
+                                                     const swv_buffer* out, swv_reduce_op op,
+                                                     const swv_call_options* options,
+                                                     swv_work** out_work);
+/* out = all ranks' in, in rank order. */
+SWV_API SWV_MUST_USE swv_status* swv_comm_all_gather(swv_comm* comm, const swv_buffer* in,
+                                                     const swv_buffer* out,
+                                                     const swv_call_options* options,
+                                                     swv_work** out_work);
+/* The same with counts[r] elements from rank r. num_counts: the size of the group. */
+SWV_API SWV_MUST_USE swv_status* swv_comm_all_gather_v(swv_comm* comm, const swv_buffer* in,
+                                                       const swv_buffer* out, const int64_t* counts,
+                                                       size_t num_counts,
+                                                       const swv_call_options* options,
+                                                       swv_work** out_work);
+/* out = this rank's part of the reduction of all ranks' in. */
+SWV_API SWV_MUST_USE swv_status* swv_comm_reduce_scatter(swv_comm* comm, const swv_buffer* in,
+                                                         const swv_buffer* out, swv_reduce_op op,
+                                                         const swv_call_options* options,
+                                                         swv_work** out_work);
+SWV_API SWV_MUST_USE swv_status* swv_comm_reduce_scatter_v(
+    swv_comm* comm, const swv_buffer* in, const swv_buffer* out, const int64_t* counts,
+    size_t num_counts, swv_reduce_op op, const swv_call_options* options, swv_work** out_work);
+/* Part r of in goes to rank r, part r of out came from rank r. */
+SWV_API SWV_MUST_USE swv_status* swv_comm_all_to_all(swv_comm* comm, const swv_buffer* in,
+                                                     const swv_buffer* out,
+                                                     const swv_call_options* options,
+                                                     swv_work** out_work);
+/* The same with parts of send_counts[r] and recv_counts[r] elements. */
+SWV_API SWV_MUST_USE swv_status* swv_comm_all_to_all_v(
+    swv_comm* comm, const swv_buffer* in, const int64_t* send_counts, const swv_buffer* out,
+    const int64_t* recv_counts, size_t num_counts, const swv_call_options* options,
+    swv_work** out_work);
+/* Every rank's data becomes the root's. */
+SWV_API SWV_MUST_USE swv_status* swv_comm_broadcast(swv_comm* comm, const swv_buffer* data,
+                                                    int32_t root, const swv_call_options* options,
+                                                    swv_work** out_work);
+/* As all_reduce, but only the root has an out; it may be NULL elsewhere. */
+SWV_API SWV_MUST_USE swv_status* swv_comm_reduce(swv_comm* comm, const swv_buffer* in,
+                                                 const swv_buffer* out, swv_reduce_op op,
+                                                 int32_t root, const swv_call_options* options,
+                                                 swv_work** out_work);
+/* As all_gather, but only the root has an out; it may be NULL elsewhere. */
+SWV_API SWV_MUST_USE swv_status* swv_comm_gather(swv_comm* comm, const swv_buffer* in,
+                                                 const swv_buffer* out, int32_t root,
+                                                 const swv_call_options* options,
+                                                 swv_work** out_work);
+/* Part r of the root's in goes to rank r; in may be NULL elsewhere. */
+SWV_API SWV_MUST_USE swv_status* swv_comm_scatter(swv_comm* comm, const swv_buffer* in,
+                                                  const swv_buffer* out, int32_t root,
+                                                  const swv_call_options* options,
+                                                  swv_work** out_work);
+/* Not COLLECTIVE: a send matches the recv of its peer with the same message_tag, in order. */
+SWV_API SWV_MUST_USE swv_status* swv_comm_send(swv_comm* comm, const swv_buffer* data, int32_t peer,
+                                               int32_t message_tag, const swv_call_options* options,
+                                               swv_work** out_work);
+SWV_API SWV_MUST_USE swv_status* swv_comm_recv(swv_comm* comm, const swv_buffer* data, int32_t peer,
+                                               int32_t message_tag, const swv_call_options* options,
+                                               swv_work** out_work);
+/* Done when all ranks have called it. */
+SWV_API SWV_MUST_USE swv_status* swv_comm_barrier(swv_comm* comm, const swv_call_options* options,
+                                                  swv_work** out_work);
+
+/* Never blocks. */
+SWV_API SWV_MUST_USE swv_status* swv_work_is_done(const swv_work* work, swv_bool* out_is_done);
+/* Until done or the operation's deadline. Any number of times, from any thread. */
+SWV_API SWV_MUST_USE swv_status* swv_work_wait(const swv_work* work);
+/* Does not cancel: the memory is in use until the operation is done. */
+SWV_API void swv_work_free(swv_work* work);
+
+/* Several operations of one group as one, which a backend may run together:
+ *
+ *   idle --swv_comm_coalesce--> collecting --swv_coalescing_finish--> finished
+ *
+ * While a group is collecting (through whichever handle):
+ *   an operation with out_work NULL     is issued and collected; it returns without waiting, with
+ *                                       an error only if it was refused. Its memory is in use until
+ *                                       the coalescing's end.
+ *   an operation with out_work          SWV_INVALID_ARGUMENT; nothing is issued
+ *   swv_comm_coalesce                   SWV_INVALID_ARGUMENT; nothing changes
+ *   swv_coalescing_finish               is the end: one work for all that was collected; out_work
+ *                                       NULL waits. It fails with the first error of all,
+ *                                       arguments that were refused among them, when all have ended
+ *   swv_coalescing_free                 is the end too: waits for all that was collected, however
+ *                                       it ends, and frees; the error is swv_comm_health's
+ *   what needs its result at once       (swv_comm_split, swv_comm_subgroup, operators on tensors of
+ *                                       the mesh) waits for itself, as ever
+ *   swv_comm_free                       the coalescing keeps the group alive
+ *   swv_comm_abort                      all that was collected fails
+ * Once finished, swv_coalescing_finish is SWV_INVALID_ARGUMENT, swv_coalescing_free only frees, and
+ * the group is idle: it may be coalesced again. */
+SWV_API SWV_MUST_USE swv_status* swv_comm_coalesce(swv_comm* comm, swv_coalescing** out_coalescing);
+SWV_API SWV_MUST_USE swv_status* swv_coalescing_finish(swv_coalescing* coalescing,
+                                                       swv_work** out_work);
+SWV_API void swv_coalescing_free(swv_coalescing* coalescing);
+
+/* A new group per color, of the ranks that gave it, ordered by key, then by rank. With a negative
+ * color the rank is in none: *out_comm is NULL. COLLECTIVE. */
+SWV_API SWV_MUST_USE swv_status* swv_comm_split(swv_comm* comm, int32_t color, int32_t key,
+                                                const char* name, swv_comm** out_comm);
+/* The group of `members`, ranks of this one in the order of the new one. Only they call. */
+SWV_API SWV_MUST_USE swv_status* swv_comm_subgroup(swv_comm* comm, const int64_t* members,
+                                                   size_t num_members, const char* name,
+                                                   swv_comm** out_comm);
+/* As swv_world_abort, for this group and those made from it. Any thread. */
+SWV_API SWV_MUST_USE swv_status* swv_comm_abort(const swv_comm* comm, const char* reason);
+/* Success, or the error that broke the group. */
+SWV_API SWV_MUST_USE swv_status* swv_comm_health(const swv_comm* comm);
+
+/* ---- Backends of third parties ----------------------------------------------------------------
+ * A table of functions moves the bytes of one group. Those for send and recv are enough: the
+ * library builds the other collectives from them. start, subgroup and drop are called by one thread
+ * at a time, done, wait and abort by any thread at any time. Contracts: comm/backend.h. */
+
+typedef int32_t swv_op_kind;
+enum {
+  SWV_ALL_REDUCE = 0,
+  SWV_ALL_GATHER = 1,
+  SWV_ALL_GATHER_V = 2,
+  SWV_REDUCE_SCATTER = 3,
+  SWV_REDUCE_SCATTER_V = 4,
+  SWV_ALL_TO_ALL = 5,
+  SWV_ALL_TO_ALL_V = 6,
+  SWV_BROADCAST = 7,
+  SWV_REDUCE = 8,
+  SWV_GATHER = 9,
+  SWV_SCATTER = 10,
+  SWV_BARRIER = 11,
+  SWV_SEND = 12,
+  SWV_RECV = 13
+};
+
+/* One rank's part in one operation, validated. Arrays and text live during start(), the memory of
+ * in and out until the operation is done. */
+typedef struct swv_backend_call {
+  size_t struct_size;
+  swv_op_kind op;
+  swv_reduce_op reduce_op;
+  int32_t peer; /* or root */
+  int32_t message_tag;
+  swv_buffer in;
+  swv_buffer out;
+  const int64_t* in_counts;  /* all_to_all_v, reduce_scatter_v; else NULL */
+  const int64_t* out_counts; /* all_to_all_v, all_gather_v; else NULL */
+  uint64_t sequence;         /* counts the group's collectives, from 1; its sends and recvs apart */
+  int64_t timeout_ms;        /* from now to the deadline; -1: none */
+  const char* tag;           /* "" if there is none */
+} swv_backend_call;
+
+/* Who is in the group. */
+typedef struct swv_group {
+  size_t struct_size;
+  const char* name;
+  int32_t rank;
+  int32_t num_ranks;
+  const int64_t* world_ranks; /* of each; num_ranks of them */
+} swv_group;
+#define SWV_GROUP_INIT {SWV_SIZE_TO(swv_group, world_ranks), NULL, 0, 1, NULL}
+
+/* out_ticket value of an operation that start() has finished. */
+#define SWV_TICKET_DONE ((uint64_t)0)
+
+typedef struct swv_backend {
+  size_t struct_size;
+  const char* name;
+  uint64_t implements; /* bit i: operation i of swv_op_kind */
+  void* self;          /* first argument of the functions */
+  swv_status* (*start)(void* self, const swv_backend_call* call, uint64_t* out_ticket);
+  /* NULL if start() finishes everything. Never blocks; 1 also if the operation failed. */
+  swv_bool (*done)(void* self, uint64_t ticket);
+  /* NULL if start() finishes everything. timeout_ms as above. */
+  swv_status* (*wait)(void* self, uint64_t ticket, int64_t timeout_ms);
+  /* NULL: no subgroups. Writes the `self` of the new group. `members` are ranks of this group in
+   * the new order; all members get the same key, which no other subgroup of this backend ever
+   * has. */
+  swv_status* (*subgroup)(void* self, const swv_group* group, const int32_t* members,
+                          size_t num_members, const char* key, int64_t timeout_ms, void** out_self);
+  /* Pending and later operations fail, on all ranks where possible. */
+  void (*abort)(void* self, swv_code code, const char* reason);
+  /* Once for each self, its own and those of subgroups. */
+  void (*drop)(void* self);
+} swv_backend;
+#define SWV_BACKEND_INIT \
+  {SWV_SIZE_TO(swv_backend, drop), NULL, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
+
+/* The world of this rank over a backend of the caller. `backend` is copied. options: timeout
+ * only. */
+SWV_API SWV_MUST_USE swv_status* swv_world_create_with_backend(const swv_backend* backend,
+                                                               const swv_group* group,
+                                                               const swv_world_options* options,
+                                                               swv_world** out_world);
+
+/* ---- Meshes -----------------------------------------------------------------------------------
+ * A mesh names every rank by its coordinate in a grid with named dimensions. The handle is one
+ * rank's view of it; communicators along its dimensions are made on first use. */
+
+typedef struct swv_mesh_dim {
+  const char* name; /* letters, digits, '_', '-', '.' */
+  int64_t size;
+} swv_mesh_dim;
+
+/* All ranks of `world`, row-major: the last dimension varies fastest. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_create(const swv_world* world, const swv_mesh_dim* dims,
+                                                 size_t num_dims, swv_mesh** out_mesh);
+/* "dp=2,tp=4". */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_parse(const swv_world* world, const char* text,
+                                                swv_mesh** out_mesh);
+/* From an explicit array of world ranks, row-major, all distinct; this rank is among them. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_create_from_ranks(const swv_world* world,
+                                                            const swv_mesh_dim* dims,
+                                                            size_t num_dims, const int64_t* ranks,
+                                                            size_t num_ranks, swv_mesh** out_mesh);
+SWV_API SWV_MUST_USE swv_status* swv_mesh_share(const swv_mesh* mesh, swv_mesh** out_mesh);
+SWV_API void swv_mesh_free(swv_mesh* mesh);
+
+/* The sub-mesh of the named dimensions, in that order, with this rank in it. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_slice(const swv_mesh* mesh, const char* const* names,
+                                                size_t num_names, swv_mesh** out_mesh);
+/* Merges neighbouring dimensions into one (all if num_names is 0). new_name NULL: joined by "_". */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_flatten(const swv_mesh* mesh, const char* const* names,
+                                                  size_t num_names, const char* new_name,
+                                                  swv_mesh** out_mesh);
+/* Splits one dimension into several, row-major. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_unflatten(const swv_mesh* mesh, const char* name,
+                                                    const swv_mesh_dim* dims, size_t num_dims,
+                                                    swv_mesh** out_mesh);
+
+SWV_API SWV_MUST_USE swv_status* swv_mesh_ndim(const swv_mesh* mesh, int32_t* out_ndim);
+/* Number of ranks. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_size(const swv_mesh* mesh, int64_t* out_size);
+SWV_API SWV_MUST_USE swv_status* swv_mesh_shape(const swv_mesh* mesh, int64_t* sizes,
+                                                size_t capacity, size_t* out_count);
+SWV_API SWV_MUST_USE swv_status* swv_mesh_dim_name(const swv_mesh* mesh, int32_t dim,
+                                                   swv_string** out_name);
+/* SWV_NOT_FOUND lists the names that there are. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_find_dim(const swv_mesh* mesh, const char* name,
+                                                   int32_t* out_dim);
+/* Of this rank. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_coordinate(const swv_mesh* mesh, int64_t* coordinate,
+                                                     size_t capacity, size_t* out_count);
+/* All world ranks, row-major. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_ranks(const swv_mesh* mesh, int64_t* ranks,
+                                                size_t capacity, size_t* out_count);
+/* This rank's group along a dimension; rank in the group == coordinate. COLLECTIVE at first. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_comm(const swv_mesh* mesh, int32_t dim,
+                                               swv_comm** out_comm);
+/* Makes the groups of all dimensions now. COLLECTIVE. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_connect(const swv_mesh* mesh);
+/* "DeviceMesh(dp=2, tp=2)". */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_to_string(const swv_mesh* mesh, swv_string** out_text);
+/* The same names, sizes and ranks. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_equal(const swv_mesh* a, const swv_mesh* b,
+                                                swv_bool* out_equal);
+
+/* Until the scope is freed, operators on this mesh's tensors that would communicate by themselves
+ * fail with SWV_FAILED_PRECONDITION, naming operator and tensors. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_forbid_communication(const swv_mesh* mesh,
+                                                               swv_strict_scope** out_strict_scope);
+SWV_API void swv_strict_scope_free(swv_strict_scope* scope);
+
+/* ---- Layouts ----------------------------------------------------------------------------------
+ * A layout has a placement for each mesh dimension: "[S(0), R]" cuts tensor dimension 0 along mesh
+ * dimension 0 and replicates along mesh dimension 1. As text: R; S(dim); P(sum), P(avg), ...;
+ * strided S(1, sf=3); ragged S(0, sizes=[3,0,4]); cut order S(0)@1. A layout never changes. */
+
+typedef int32_t swv_placement_kind;
+enum {
+  SWV_REPLICATE = 0,
+  SWV_SHARD = 1,         /* chunks of ceil(size / ranks), then the rest, then empty ones */
+  SWV_STRIDED_SHARD = 2, /* split_factor chunks, each cut over the ranks */
+  SWV_RAGGED_SHARD = 3,  /* sizes[i] elements for rank i */
+  SWV_PARTIAL = 4        /* the tensor is the reduction of what the ranks hold */
+};
+
+typedef struct swv_placement {
+  swv_placement_kind kind;
+  int32_t dim;             /* of shards; below 0: from the end */
+  swv_reduce_op reduce_op; /* of partials */
+  int32_t reserved;        /* 0 */
+  int64_t split_factor;    /* of strided shards */
+  const int64_t* sizes;    /* of ragged shards */
+  size_t num_sizes;
+} swv_placement;
+
+/* order: which mesh dimension cuts first when several shard one tensor dimension, a permutation;
+ * num_order 0: in their own order. */
+SWV_API SWV_MUST_USE swv_status* swv_layout_create(const swv_placement* placements,
+                                                   size_t num_placements, const int32_t* order,
+                                                   size_t num_order, swv_layout** out_layout);
+/* An error says where the text is wrong. */
+SWV_API SWV_MUST_USE swv_status* swv_layout_parse(const char* text, swv_layout** out_layout);
+
+typedef struct swv_named_placement {
+  const char* mesh_dim;  /* "tp" */
+  const char* placement; /* "S(0)" */
+} swv_named_placement;
+
+/* By names of mesh dimensions; those that are not named are replicated. */
+SWV_API SWV_MUST_USE swv_status* swv_layout_create_named(const swv_mesh* mesh,
+                                                         const swv_named_placement* placements,
+                                                         size_t num_placements,
+                                                         swv_layout** out_layout);
+SWV_API void swv_layout_free(swv_layout* layout);
+
+SWV_API SWV_MUST_USE swv_status* swv_layout_to_string(const swv_layout* layout,
+                                                      swv_string** out_text);
+SWV_API SWV_MUST_USE swv_status* swv_layout_mesh_ndim(const swv_layout* layout, int32_t* out_ndim);
+/* out_placement->sizes lives as long as the layout. */
+SWV_API SWV_MUST_USE swv_status* swv_layout_placement(const swv_layout* layout, int32_t mesh_dim,
+                                                      swv_placement* out_placement);
+SWV_API SWV_MUST_USE swv_status* swv_layout_equal(const swv_layout* a, const swv_layout* b,
+                                                  swv_bool* out_equal);
+
+/* What the rank at `coordinate` holds of a tensor: the shape of its part and the global index of
+ * the first element. Arithmetic only. out_shape and out_offset have room for num_sizes numbers;
+ * either may be NULL. */
+SWV_API SWV_MUST_USE swv_status* swv_layout_local_extent(const swv_layout* layout,
+                                                         const int64_t* mesh_shape,
+                                                         const int64_t* coordinate,
+                                                         size_t mesh_ndim, const int64_t* sizes,
+                                                         size_t num_sizes, int64_t* out_shape,
+                                                         int64_t* out_offset);
+/* The cheapest steps from one layout to another, one text; and the bytes that the busiest rank
+ * sends. Either output may be NULL. Arithmetic only. */
+SWV_API SWV_MUST_USE swv_status* swv_layout_plan(const swv_layout* from, const swv_layout* to,
+                                                 const int64_t* mesh_shape, size_t mesh_ndim,
+                                                 const int64_t* sizes, size_t num_sizes,
+                                                 swv_dtype dtype, int64_t* out_bytes,
+                                                 swv_string** out_text);
+
+/* ---- Tensors ----------------------------------------------------------------------------------
+ * A tensor is plain (its data is here) or sharded (it has the global shape, and each rank of its
+ * mesh holds a part). */
+
+/* Whether a call is recorded for gradients. Never a property of the thread. */
+typedef int32_t swv_grad_mode;
+enum {
+  SWV_GRAD = 0, /* if an input requires grad */
+  SWV_NO_GRAD = 1,
+  SWV_INFERENCE = 2 /* not at all, ever: its results cannot be used with SWV_GRAD later */
+};
+
+typedef struct swv_tensor_options {
+  size_t struct_size;
+  swv_dtype dtype;
+  swv_bool requires_grad;
+  const swv_mesh* mesh;     /* NULL: a plain tensor */
+  const swv_layout* layout; /* NULL with a mesh: replicated */
+} swv_tensor_options;
+#define SWV_TENSOR_OPTIONS_INIT {SWV_SIZE_TO(swv_tensor_options, layout), 0, 0, NULL, NULL}
+
+SWV_API SWV_MUST_USE swv_status* swv_tensor_empty(const int64_t* sizes, size_t ndim,
+                                                  const swv_tensor_options* options,
+                                                  swv_tensor** out_tensor);
+SWV_API SWV_MUST_USE swv_status* swv_tensor_zeros(const int64_t* sizes, size_t ndim,
+                                                  const swv_tensor_options* options,
+                                                  swv_tensor** out_tensor);
+SWV_API SWV_MUST_USE swv_status* swv_tensor_ones(const int64_t* sizes, size_t ndim,
+                                                 const swv_tensor_options* options,
+                                                 swv_tensor** out_tensor);
+SWV_API SWV_MUST_USE swv_status* swv_tensor_full(const int64_t* sizes, size_t ndim, double value,
+                                                 const swv_tensor_options* options,
+                                                 swv_tensor** out_tensor);
+/* Uniform in [0, 1), and normal. On a mesh element i is drawn by its global index: the same numbers
+ * for every layout and number of ranks (swv_mesh_seed). Plain ones draw from the process
+ * (swv_seed). */
+SWV_API SWV_MUST_USE swv_status* swv_tensor_rand(const int64_t* sizes, size_t ndim,
+                                                 const swv_tensor_options* options,
+                                                 swv_tensor** out_tensor);
+SWV_API SWV_MUST_USE swv_status* swv_tensor_randn(const int64_t* sizes, size_t ndim,
+                                                  const swv_tensor_options* options,
+                                                  swv_tensor** out_tensor);
+/* A plain tensor with a copy of row-major data; num_bytes is what the sizes need, exactly. options:
+ * dtype and requires_grad. */
+SWV_API SWV_MUST_USE swv_status* swv_tensor_from_data(const void* data, size_t num_bytes,
+                                                      const int64_t* sizes, size_t ndim,
+                                                      const swv_tensor_options* options,
+                                                      swv_tensor** out_tensor);
+
+/* DLPack 1.x; the struct is declared in dlpack.h. No copies. from_dlpack takes `managed` over and
+ * runs its deleter, also on failure. to_dlpack wants a plain tensor that does not require grad; the
+ * caller runs the deleter. From then on the tensor's memory stays where it is: what would resize it
+ * (resize_, an out= argument of another size) fails. */
+struct DLManagedTensorVersioned;
+SWV_API SWV_MUST_USE swv_status* swv_tensor_from_dlpack(struct DLManagedTensorVersioned* managed,
+                                                        swv_tensor** out_tensor);
+SWV_API SWV_MUST_USE swv_status* swv_tensor_to_dlpack(
+    const swv_tensor* tensor, struct DLManagedTensorVersioned** out_managed);
+
+/* A second handle to the same tensor; for a copy of the data call aten::clone. */
+SWV_API SWV_MUST_USE swv_status* swv_tensor_share(const swv_tensor* tensor,
+                                                  swv_tensor** out_tensor);
+SWV_API void swv_tensor_free(swv_tensor* tensor);
+/* Whether two handles mean one tensor. */
+SWV_API SWV_MUST_USE swv_status* swv_tensor_is_same(const swv_tensor* a, const swv_tensor* b,
+                                                    swv_bool* out_is_same);
+
+/* Global sizes and strides, in elements. */
+SWV_API SWV_MUST_USE swv_status* swv_tensor_ndim(const swv_tensor* tensor, int32_t* out_ndim);
+SWV_API SWV_MUST_USE swv_status* swv_tensor_numel(const swv_tensor* tensor, int64_t* out_numel);
+SWV_API SWV_MUST_USE swv_status* swv_tensor_sizes(const swv_tensor* tensor, int64_t* sizes,
+                                                  size_t capacity, size_t* out_count);
+SWV_API SWV_MUST_USE swv_status* swv_tensor_strides(const swv_tensor* tensor, int64_t* strides,
+                                                    size_t capacity, size_t* out_count);
+SWV_API SWV_MUST_USE swv_status* swv_tensor_dtype(const swv_tensor* tensor, swv_dtype* out_dtype);
+SWV_API SWV_MUST_USE swv_status* swv_tensor_device(const swv_tensor* tensor,
+                                                   swv_device* out_device);
+SWV_API SWV_MUST_USE swv_status* swv_tensor_is_sharded(const swv_tensor* tensor,
+                                                       swv_bool* out_is_sharded);
+/* "DTensor[7, 5] Float [S(0), R] on DeviceMesh(dp=2, tp=2), local [4, 5] at [0, 0]"; the elements
+ * of a plain one. Never communicates. */
+SWV_API SWV_MUST_USE swv_status* swv_tensor_to_string(const swv_tensor* tensor,
+                                                      swv_string** out_text);
+/* The same, and below it the elements of the whole tensor, on every rank. COLLECTIVE if it is
+ * sharded. */
+SWV_API SWV_MUST_USE swv_status* swv_tensor_values_to_string(const swv_tensor* tensor,
+                                                             swv_string** out_text);
+
+/* Memory of a plain tensor (of a sharded one: swv_tensor_to_local, swv_tensor_full_tensor). The
+ * data row-major into or from the caller's memory; num_bytes is what the tensor needs, exactly. */
+SWV_API SWV_MUST_USE swv_status* swv_tensor_copy_to_host(const swv_tensor* tensor, void* data,
+                                                         size_t num_bytes);
+SWV_API SWV_MUST_USE swv_status* swv_tensor_copy_from_host(const swv_tensor* tensor,
+                                                           const void* data, size_t num_bytes);
+/* Where a contiguous plain tensor lies, for collectives; as long as the tensor lives. */
+SWV_API SWV_MUST_USE swv_status* swv_tensor_buffer(const swv_tensor* tensor,
+                                                   swv_buffer* out_buffer);
+
+/* ---- Sharded tensors ------------------------------------------------------------------------- */
+
+typedef struct swv_distribute_options {
+  size_t struct_size;
+  int64_t
+      source; /* rank (row-major in the mesh) whose data counts; -1: all have the same already */
+} swv_distribute_options;
+#define SWV_DISTRIBUTE_OPTIONS_INIT {SWV_SIZE_TO(swv_distribute_options, source), 0}
+
+/* Cuts a plain tensor, of the same shape and dtype on every rank. No partial placements. A leaf
+ * that requires grad if the tensor does. COLLECTIVE unless source is -1. */
+SWV_API SWV_MUST_USE swv_status* swv_tensor_distribute(const swv_tensor* tensor,
+                                                       const swv_mesh* mesh,
+                                                       const swv_layout* layout,
+                                                       const swv_distribute_options* options,
+                                                       swv_tensor** out_tensor);
+/* From every rank's part. sizes NULL: the global sizes are worked out from the parts,
+ * COLLECTIVE; parts that are not those of an even split, 1 + 2 rows, make a shard a ragged one. */
+SWV_API SWV_MUST_USE swv_status* swv_tensor_from_local(const swv_tensor* local,
+                                                       const swv_mesh* mesh,
+                                                       const swv_layout* layout,
+                                                       const int64_t* sizes, size_t ndim,
+                                                       swv_grad_mode mode, swv_tensor** out_tensor);
+/* This rank's part; shares memory. grad_layout: how the gradients of the parts lie together; NULL:
+ * as the tensor, replicated where that is partial. */
+SWV_API SWV_MUST_USE swv_status* swv_tensor_to_local(const swv_tensor* tensor,
+                                                     const swv_layout* grad_layout,
+                                                     swv_grad_mode mode, swv_tensor** out_local);
+/* The same tensor in another layout. COLLECTIVE. */
+SWV_API SWV_MUST_USE swv_status* swv_tensor_redistribute(const swv_tensor* tensor,
+                                                         const swv_layout* layout,
+                                                         swv_grad_mode mode,
+                                                         swv_tensor** out_tensor);
+/* The whole tensor, plain, on every rank; of a plain one itself. COLLECTIVE. */
+SWV_API SWV_MUST_USE swv_status* swv_tensor_full_tensor(const swv_tensor* tensor,
+                                                        swv_grad_mode mode,
+                                                        swv_tensor** out_tensor);
+SWV_API SWV_MUST_USE swv_status* swv_tensor_layout(const swv_tensor* tensor,
+                                                   swv_layout** out_layout);
+SWV_API SWV_MUST_USE swv_status* swv_tensor_mesh(const swv_tensor* tensor, swv_mesh** out_mesh);
+
+/* ---- Operators --------------------------------------------------------------------------------
+ * Every operator of LibTorch, by the name in its schema, on plain and sharded tensors. A plain
+ * tensor among sharded ones counts as replicated if it is the same on every rank, which a small
+ * collective finds out. */
+
+typedef int32_t swv_value_kind;
+enum {
+  SWV_VALUE_NONE = 0,
+  SWV_VALUE_DEFAULT = 1, /* as an argument: what the schema says */
+  SWV_VALUE_TENSOR = 2,
+  SWV_VALUE_BOOL = 3,
+  SWV_VALUE_INT = 4,
+  SWV_VALUE_FLOAT = 5,
+  SWV_VALUE_COMPLEX = 6,
+  SWV_VALUE_STRING = 7, /* also memory formats ("channels_last") and torch layouts ("strided") */
+  SWV_VALUE_DTYPE = 8,
+  SWV_VALUE_DEVICE = 9,
+  SWV_VALUE_TENSORS = 10, /* NULL elements: none */
+  SWV_VALUE_BOOLS = 11,
+  SWV_VALUE_INTS = 12,
+  SWV_VALUE_FLOATS = 13
+};
+
+/* An argument borrows what it points to. A result owns it, until swv_value_clear; to keep a tensor,
+ * take as.tensor (or an element of as.tensors.data) and write NULL in its place. */
+typedef struct swv_value {
+  swv_value_kind kind;
+  int32_t reserved; /* 0 */
+  union {
+    swv_tensor* tensor;
+    int64_t integer; /* INT and BOOL */
+    double number;
+    struct {
+      double real;
+      double imaginary;
+    } complex_number;
+    struct {
+      const char* data; /* NUL is not needed; results have it */
+      size_t size;
+    } string;
+    swv_dtype dtype;
+    swv_device device;
+    struct {
+      swv_tensor** data;
+      size_t size;
+    } tensors;
+    struct {
+      const swv_bool* data;
+      size_t size;
+    } bools;
+    struct {
+      const int64_t* data;
+      size_t size;
+    } ints;
+    struct {
+      const double* data;
+      size_t size;
+    } floats;
+  } as;
+} swv_value;
+
+#define SWV_NONE         \
+  {                      \
+    SWV_VALUE_NONE, 0, { \
+      NULL               \
+    }                    \
+  }
+
+/* "aten::add.Tensor" is that overload. "aten::add", or "add", is all overloads: each call takes the
+ * first whose arguments fit. SWV_NOT_FOUND suggests names that are nearly the same. A lookup is
+ * slow, a call is not: look up once. */
+SWV_API SWV_MUST_USE swv_status* swv_op_find(const char* name, swv_op** out_op);
+SWV_API void swv_op_free(swv_op* op);
+/* The schemas of its overloads, a line each. */
+SWV_API SWV_MUST_USE swv_status* swv_op_schema(const swv_op* op, swv_string** out_text);
+
+/* Arguments in the schema's order; those that are left out at the end have their defaults. Where
+ * the schema wants a Tensor, a number does too; where it wants int[2], a single integer; where
+ * float, an integer. Writes as many results as the operator has; `capacity` must suffice, or be 0,
+ * which drops them. out_num_results may be NULL. An error lists the schemas if no overload fits. */
+SWV_API SWV_MUST_USE swv_status* swv_op_call(const swv_op* op, swv_grad_mode mode,
+                                             const swv_value* arguments, size_t num_arguments,
+                                             swv_value* out_results, size_t capacity,
+                                             size_t* out_num_results);
+/* The same where the last num_names arguments are given by name. */
+SWV_API SWV_MUST_USE swv_status* swv_op_call_named(const swv_op* op, swv_grad_mode mode,
+                                                   const swv_value* arguments, size_t num_arguments,
+                                                   const char* const* names, size_t num_names,
+                                                   swv_value* out_results, size_t capacity,
+                                                   size_t* out_num_results);
+/* Frees what a result owns, and makes it none. NULL is allowed; not for arguments. */
+SWV_API void swv_value_clear(swv_value* value);
+
+/* The one element of a tensor of any dtype: SWV_VALUE_FLOAT, SWV_VALUE_INT (of u64 above INT64_MAX
+ * SWV_OUT_OF_RANGE), SWV_VALUE_BOOL or SWV_VALUE_COMPLEX. COLLECTIVE if it is sharded. */
+SWV_API SWV_MUST_USE swv_status* swv_tensor_item(const swv_tensor* tensor, swv_value* out_value);
+
+/* ---- Autograd ---------------------------------------------------------------------------------
+ * Gradients of sharded tensors are sharded. A parameter's may be partial until
+ * swv_module_finish_grad_sync brings it into the parameter's layout. */
+
+SWV_API SWV_MUST_USE swv_status* swv_tensor_requires_grad(const swv_tensor* tensor,
+                                                          swv_bool* out_requires_grad);
+/* Of a leaf. */
+SWV_API SWV_MUST_USE swv_status* swv_tensor_set_requires_grad(const swv_tensor* tensor,
+                                                              swv_bool requires_grad);
+SWV_API SWV_MUST_USE swv_status* swv_tensor_is_leaf(const swv_tensor* tensor,
+                                                    swv_bool* out_is_leaf);
+/* The same data without history. */
+SWV_API SWV_MUST_USE swv_status* swv_tensor_detach(const swv_tensor* tensor,
+                                                   swv_tensor** out_tensor);
+/* *out_grad is NULL if there is none. */
+SWV_API SWV_MUST_USE swv_status* swv_tensor_grad(const swv_tensor* tensor, swv_tensor** out_grad);
+/* grad NULL: none. */
+SWV_API SWV_MUST_USE swv_status* swv_tensor_set_grad(const swv_tensor* tensor,
+                                                     const swv_tensor* grad);
+
+typedef struct swv_backward_options {
+  size_t struct_size;
+  swv_bool retain_graph; /* for another backward through the same graph */
+  swv_bool create_graph; /* the gradients can be differentiated; implies retain_graph */
+  swv_bool allow_unused; /* of swv_gradients: an input that nothing depends on has gradient NULL */
+} swv_backward_options;
+#define SWV_BACKWARD_OPTIONS_INIT {SWV_SIZE_TO(swv_backward_options, allow_unused), 0, 0, 0}
+
+/* Adds to the gradients of the leaves that `tensor` depends on. gradient NULL: 1, of a tensor with
+ * one element. Runs on the calling thread. COLLECTIVE on sharded tensors. */
+SWV_API SWV_MUST_USE swv_status* swv_tensor_backward(const swv_tensor* tensor,
+                                                     const swv_tensor* gradient,
+                                                     const swv_backward_options* options);
+/* The gradients of the inputs: num_inputs handles to out_grads. grad_outputs: num_outputs of them,
+ * or NULL; an element may be NULL. COLLECTIVE on sharded tensors. */
+SWV_API SWV_MUST_USE swv_status* swv_gradients(const swv_tensor* const* outputs, size_t num_outputs,
+                                               const swv_tensor* const* inputs, size_t num_inputs,
+                                               const swv_tensor* const* grad_outputs,
+                                               const swv_backward_options* options,
+                                               swv_tensor** out_grads);
+
+/* A function of the host with a derivative of its own. Tensors that the callbacks get are borrowed;
+ * those that they write to outputs and grad_inputs (NULL before) are taken over. `mode` is the one
+ * to call operators with. `context` lives during the callback. */
+typedef struct swv_function {
+  size_t struct_size;
+  const char* name;
+  void* user_data;
+  swv_status* (*forward)(void* user_data, swv_function_context* context, swv_grad_mode mode,
+                         const swv_tensor* const* inputs, size_t num_inputs, swv_tensor** outputs,
+                         size_t num_outputs);
+  /* An element of grad_outputs is NULL if nothing depends on that output; an element of grad_inputs
+   * may stay NULL. */
+  swv_status* (*backward)(void* user_data, swv_function_context* context, swv_grad_mode mode,
+                          const swv_tensor* const* grad_outputs, size_t num_outputs,
+                          swv_tensor** grad_inputs, size_t num_inputs);
+  void (*drop)(void* user_data); /* may be NULL */
+} swv_function;
+#define SWV_FUNCTION_INIT {SWV_SIZE_TO(swv_function, drop), NULL, NULL, NULL, NULL, NULL}
+
+/* Calls forward once, and backward when gradients pass. `function` is copied; user_data is dropped
+ * when the graph no longer needs it. Writes num_outputs handles. */
+SWV_API SWV_MUST_USE swv_status* swv_function_apply(const swv_function* function,
+                                                    swv_grad_mode mode,
+                                                    const swv_tensor* const* inputs,
+                                                    size_t num_inputs, swv_tensor** out_outputs,
+                                                    size_t num_outputs);
+/* In forward: what backward needs (inputs, outputs or others). In place of what was saved
+ * before. */
+SWV_API SWV_MUST_USE swv_status* swv_function_context_save(swv_function_context* context,
+                                                           const swv_tensor* const* tensors,
+                                                           size_t num_tensors);
+/* In backward. */
+SWV_API SWV_MUST_USE swv_status* swv_function_context_saved(const swv_function_context* context,
+                                                            size_t index, swv_tensor** out_tensor);
+
+/* ---- Random numbers ---------------------------------------------------------------------------
+ * Random operators on sharded tensors draw from their mesh, by global element index. */
+
+typedef struct swv_random_state {
+  uint64_t seed;
+  uint64_t offset; /* operators drawn so far */
+} swv_random_state;
+
+/* Local: the same seed on every rank. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_seed(const swv_mesh* mesh, uint64_t seed);
+SWV_API SWV_MUST_USE swv_status* swv_mesh_random_state(const swv_mesh* mesh,
+                                                       swv_random_state* out_state);
+SWV_API SWV_MUST_USE swv_status* swv_mesh_set_random_state(const swv_mesh* mesh,
+                                                           const swv_random_state* state);
+/* Of plain tensors: one generator for the process, whatever the rank. */
+SWV_API SWV_MUST_USE swv_status* swv_seed(uint64_t seed);
+
+/* Threads that one operator may use, from now on, in every thread of the process. Not called: a rank
+   that is a process (swv_world_from_environment, swv_world_join) uses its share of its machine's
+   cores, or OMP_NUM_THREADS if that is set. */
+SWV_API SWV_MUST_USE swv_status* swv_set_num_threads(int32_t num_threads);
+
+/* ---- Modules and plans ------------------------------------------------------------------------
+ * A module holds parameters and buffers by fully qualified name (FQN, "blocks.0.attn.q.weight").
+ * Its forward is the host's own code, on the handles that it registered; or a TorchScript
+ * file's. */
+
+SWV_API SWV_MUST_USE swv_status* swv_module_create(swv_module** out_module);
+/* A file that torch.jit.save or torch::jit::Module::save wrote. */
+SWV_API SWV_MUST_USE swv_status* swv_module_load(const char* path, swv_module** out_module);
+SWV_API void swv_module_free(swv_module* module);
+
+/* The module and the caller's handle share the tensor: what distributes the module changes it where
+ * it stands, and every handle sees that. A parameter is a leaf, and requires grad from now on. A
+ * tensor may have several names (tied weights): it is one parameter, or one buffer, all the same.
+ */
+SWV_API SWV_MUST_USE swv_status* swv_module_add_parameter(swv_module* module, const char* fqn,
+                                                          const swv_tensor* tensor);
+SWV_API SWV_MUST_USE swv_status* swv_module_add_buffer(swv_module* module, const char* fqn,
+                                                       const swv_tensor* tensor);
+
+/* In the order of their registration by modules: those of a module before those of its children.
+ * Each tensor once, by its first name. */
+SWV_API SWV_MUST_USE swv_status* swv_module_num_parameters(const swv_module* module,
+                                                           size_t* out_num);
+/* Either output may be NULL. */
+SWV_API SWV_MUST_USE swv_status* swv_module_parameter(const swv_module* module, size_t index,
+                                                      swv_string** out_fqn,
+                                                      swv_tensor** out_tensor);
+SWV_API SWV_MUST_USE swv_status* swv_module_num_buffers(const swv_module* module, size_t* out_num);
+SWV_API SWV_MUST_USE swv_status* swv_module_buffer(const swv_module* module, size_t index,
+                                                   swv_string** out_fqn, swv_tensor** out_tensor);
+/* A parameter or buffer, by any of its names; SWV_NOT_FOUND suggests names that are nearly the
+ * same. */
+SWV_API SWV_MUST_USE swv_status* swv_module_get(const swv_module* module, const char* fqn,
+                                                swv_tensor** out_tensor);
+/* Calls a method ("forward") of a module that was loaded. Results as swv_op_call. */
+SWV_API SWV_MUST_USE swv_status* swv_module_call(const swv_module* module, const char* method,
+                                                 swv_grad_mode mode, const swv_value* arguments,
+                                                 size_t num_arguments, swv_value* out_results,
+                                                 size_t capacity, size_t* out_num_results);
+
+/* A plan says by FQN patterns how parameters and buffers lie; the first line that matches counts.
+ * In a pattern * stands for any characters, ? for one, {a,b} for either. As JSON, in the order of
+ * the text:
+ *   {"parameter": {"*.{q,k,v,up}.weight": {"tp": "S(0)"}, "*.{o,down}.weight": {"tp": "S(1)"}}} */
+SWV_API SWV_MUST_USE swv_status* swv_plan_create(swv_plan** out_plan);
+SWV_API SWV_MUST_USE swv_status* swv_plan_from_json(const char* text, swv_plan** out_plan);
+SWV_API SWV_MUST_USE swv_status* swv_plan_to_json(const swv_plan* plan, swv_string** out_text);
+/* Appends a line. Not while another thread uses the plan. */
+SWV_API SWV_MUST_USE swv_status* swv_plan_add(swv_plan* plan, const char* pattern,
+                                              const swv_named_placement* placements,
+                                              size_t num_placements);
+SWV_API void swv_plan_free(swv_plan* plan);
+
+/* Turns every parameter and buffer into a sharded tensor, in place; what no line matches is
+ * replicated. plan NULL: all replicated. A line that matches nothing, and lines that place the
+ * names of one tensor differently, are errors before anything changes. COLLECTIVE unless source is
+ * -1. */
+SWV_API SWV_MUST_USE swv_status* swv_module_distribute(const swv_module* module,
+                                                       const swv_mesh* mesh, const swv_plan* plan,
+                                                       const swv_distribute_options* options);
+/* Brings every gradient into its parameter's layout, in buckets. Between backward and the
+ * optimizer's step. COLLECTIVE. */
+SWV_API SWV_MUST_USE swv_status* swv_module_finish_grad_sync(const swv_module* module);
+SWV_API SWV_MUST_USE swv_status* swv_finish_grad_sync(const swv_tensor* const* parameters,
+                                                      size_t num_parameters);
+typedef struct swv_clip_options {
+  size_t struct_size;
+  double norm_type; /* above 0; infinity too */
+  swv_bool
+      error_if_nonfinite; /* a norm that is no finite number is SWV_OUT_OF_RANGE, on every rank */
+} swv_clip_options;
+#define SWV_CLIP_OPTIONS_INIT {SWV_SIZE_TO(swv_clip_options, error_if_nonfinite), 2.0, 0}
+
+/* Multiplies all gradients by max_norm / (norm + 1e-6) if their norm as one vector, wherever they
+ * lie, is above max_norm; one that is given twice counts once. After finish_grad_sync. out_norm:
+ * before the clipping, the same on every rank; may be NULL. COLLECTIVE. */
+SWV_API SWV_MUST_USE swv_status* swv_clip_grad_norm(const swv_tensor* const* parameters,
+                                                    size_t num_parameters, double max_norm,
+                                                    const swv_clip_options* options,
+                                                    double* out_norm);
+/* Every gradient is none. */
+SWV_API SWV_MUST_USE swv_status* swv_module_zero_grad(const swv_module* module);
+
+/* ---- Optimizers -------------------------------------------------------------------------------
+ * Steps work on this rank's parts, by LibTorch's fused kernels; the state is sharded as its
+ * parameter is. They communicate nothing: call swv_module_finish_grad_sync before. */
+
+typedef struct swv_sgd_options {
+  size_t struct_size;
+  double lr;
+  double momentum;
+  double dampening;
+  double weight_decay;
+  swv_bool nesterov;
+} swv_sgd_options;
+#define SWV_SGD_OPTIONS_INIT {SWV_SIZE_TO(swv_sgd_options, nesterov), 1e-3, 0.0, 0.0, 0.0, 0}
+
+typedef struct swv_adamw_options {
+  size_t struct_size;
+  double lr;
+  double beta1;
+  double beta2;
+  double eps;
+  double weight_decay;
+  swv_bool amsgrad;
+} swv_adamw_options;
+#define SWV_ADAMW_OPTIONS_INIT \
+  {SWV_SIZE_TO(swv_adamw_options, amsgrad), 1e-3, 0.9, 0.999, 1e-8, 1e-2, 0}
+
+/* The optimizer shares the parameters; one that is given twice is stepped once. They may be
+ * distributed until the first step or look at the state. */
+SWV_API SWV_MUST_USE swv_status* swv_optimizer_create_sgd(const swv_tensor* const* parameters,
+                                                          size_t num_parameters,
+                                                          const swv_sgd_options* options,
+                                                          swv_optimizer** out_optimizer);
+SWV_API SWV_MUST_USE swv_status* swv_optimizer_create_adamw(const swv_tensor* const* parameters,
+                                                            size_t num_parameters,
+                                                            const swv_adamw_options* options,
+                                                            swv_optimizer** out_optimizer);
+SWV_API void swv_optimizer_free(swv_optimizer* optimizer);
+/* Parameters without a gradient stay as they are. */
+SWV_API SWV_MUST_USE swv_status* swv_optimizer_step(swv_optimizer* optimizer);
+SWV_API SWV_MUST_USE swv_status* swv_optimizer_zero_grad(const swv_optimizer* optimizer);
+SWV_API SWV_MUST_USE swv_status* swv_optimizer_lr(const swv_optimizer* optimizer, double* out_lr);
+SWV_API SWV_MUST_USE swv_status* swv_optimizer_set_lr(swv_optimizer* optimizer, double lr);
+/* The state of parameter `index`, laid out as it is, zeros before the first step: "step" (one plain
+ * f32 number); of AdamW "exp_avg", "exp_avg_sq" and, with amsgrad, "max_exp_avg_sq"; of SGD with a
+ * momentum "momentum_buffer". NULL for what these options do not use. Writing to it writes the
+ * state. */
+SWV_API SWV_MUST_USE swv_status* swv_optimizer_state(const swv_optimizer* optimizer, size_t index,
+                                                     const char* name, swv_tensor** out_tensor);
+/* Copies `tensor` over it, to resume from what was saved: of any floating-point type and the
+ * parameter's shape; sharded over the same mesh if that is, else plain ("step" always). COLLECTIVE
+ * if a sharded one lies otherwise than the parameter. SGD's first step takes the gradient for its
+ * momentum: it is the first as long as "step" is 0, unless momentum_buffer was set and "step" was
+ * not. */
+SWV_API SWV_MUST_USE swv_status* swv_optimizer_set_state(swv_optimizer* optimizer, size_t index,
+                                                         const char* name,
+                                                         const swv_tensor* tensor);
+
+/* ---- What happened --------------------------------------------------------------------------- */
+
+/* Operations issued, and their bytes: of the larger of the two buffers. */
+typedef struct swv_comm_counter {
+  int64_t calls;
+  int64_t bytes;
+} swv_comm_counter;
+
+/* By swv_op_kind, of one group; and of all groups of this rank. */
+SWV_API SWV_MUST_USE swv_status* swv_comm_counters(const swv_comm* comm, swv_comm_counter* counters,
+                                                   size_t capacity, size_t* out_count);
+SWV_API SWV_MUST_USE swv_status* swv_world_counters(const swv_world* world,
+                                                    swv_comm_counter* counters, size_t capacity,
+                                                    size_t* out_count);
+/* The last operations of every group of this rank, as JSON (comm/flight_recorder.h). Any thread,
+ * also while something hangs. */
+SWV_API SWV_MUST_USE swv_status* swv_world_flight_record(const swv_world* world,
+                                                         swv_string** out_json);
+
+typedef struct swv_dispatch_counters {
+  size_t struct_size;
+  int64_t operators; /* on sharded tensors */
+  int64_t cache_misses;
+  int64_t implicit_redistributions; /* with communication, that nobody asked for by name */
+  int64_t gathered_operators;       /* calls of operators without a sharding rule */
+} swv_dispatch_counters;
+#define SWV_DISPATCH_COUNTERS_INIT \
+  {SWV_SIZE_TO(swv_dispatch_counters, gathered_operators), 0, 0, 0, 0}
+
+/* Of this rank since the mesh was made; as many members as struct_size says. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_dispatch_counters(const swv_mesh* mesh,
+                                                            swv_dispatch_counters* out_counters);
+
+/* Records every collective that tensors of the mesh start until it is freed: what moves, how far,
+ * and who wanted it. Traces nest. */
+SWV_API SWV_MUST_USE swv_status* swv_trace_create(const swv_mesh* mesh, swv_trace** out_trace);
+SWV_API void swv_trace_free(swv_trace* trace);
+SWV_API SWV_MUST_USE swv_status* swv_trace_clear(swv_trace* trace);
+SWV_API SWV_MUST_USE swv_status* swv_trace_num_events(const swv_trace* trace, size_t* out_num);
+/* That a rank sends, as planned. */
+SWV_API SWV_MUST_USE swv_status* swv_trace_bytes(const swv_trace* trace, int64_t* out_bytes);
+/* A table; and JSON (dtensor/comm_trace.h). */
+SWV_API SWV_MUST_USE swv_status* swv_trace_to_string(const swv_trace* trace, swv_string** out_text);
+SWV_API SWV_MUST_USE swv_status* swv_trace_to_json(const swv_trace* trace, swv_string** out_json);
+
+/* Until the scope is freed, traces and errors say that `name` runs: "blocks.0.attn". The innermost
+ * scope counts; scopes end in the reverse order of their making. */
+SWV_API SWV_MUST_USE swv_status* swv_module_scope_create(const swv_mesh* mesh, const char* name,
+                                                         swv_module_scope** out_module_scope);
+SWV_API void swv_module_scope_free(swv_module_scope* module_scope);
+
+/* Why an operator on sharded tensors moves what it moves: the ways that its sharding rule offers,
+ * what each would cost, which would be taken, and what follows. Nothing runs. As a table, and as
+ * JSON (dtensor/explain.h); either may be NULL. SWV_FAILED_PRECONDITION for an operator that is
+ * made of others (aten::linear): trace those. */
+SWV_API SWV_MUST_USE swv_status* swv_op_explain(const swv_op* op, const swv_value* arguments,
+                                                size_t num_arguments, swv_string** out_text,
+                                                swv_string** out_json);
+
+/* Which rank holds which part, as a picture of characters. */
+SWV_API SWV_MUST_USE swv_status* swv_tensor_picture(const swv_tensor* tensor,
+                                                    swv_string** out_text);
+SWV_API SWV_MUST_USE swv_status* swv_layout_picture(const swv_layout* layout, const swv_mesh* mesh,
+                                                    const int64_t* sizes, size_t num_sizes,
+                                                    swv_string** out_text);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+/* ---- Values, inline -------------------------------------------------------------------------- */
+
+static inline swv_value swv_value_none(void) {
+  swv_value value = SWV_NONE;
+  return value;
+}
+static inline swv_value swv_value_default(void) {
+  swv_value value = SWV_NONE;
+  value.kind = SWV_VALUE_DEFAULT;
+  return value;
+}
+static inline swv_value swv_value_tensor(swv_tensor* tensor) {
+  swv_value value = SWV_NONE;
+  value.kind = SWV_VALUE_TENSOR;
+  value.as.tensor = tensor;
+  return value;
+}
+static inline swv_value swv_value_bool(swv_bool flag) {
+  swv_value value = SWV_NONE;
+  value.kind = SWV_VALUE_BOOL;
+  value.as.integer = flag;
+  return value;
+}
+static inline swv_value swv_value_int(int64_t number) {
+  swv_value value = SWV_NONE;
+  value.kind = SWV_VALUE_INT;
+  value.as.integer = number;
+  return value;
+}
+static inline swv_value swv_value_float(double number) {
+  swv_value value = SWV_NONE;
+  value.kind = SWV_VALUE_FLOAT;
+  value.as.number = number;
+  return value;
+}
+static inline swv_value swv_value_dtype(swv_dtype dtype) {
+  swv_value value = SWV_NONE;
+  value.kind = SWV_VALUE_DTYPE;
+  value.as.dtype = dtype;
+  return value;
+}
+static inline swv_value swv_value_string(const char* data, size_t size) {
+  swv_value value = SWV_NONE;
+  value.kind = SWV_VALUE_STRING;
+  value.as.string.data = data;
+  value.as.string.size = size;
+  return value;
+}
+static inline swv_value swv_value_ints(const int64_t* data, size_t size) {
+  swv_value value = SWV_NONE;
+  value.kind = SWV_VALUE_INTS;
+  value.as.ints.data = data;
+  value.as.ints.size = size;
+  return value;
+}
+static inline swv_value swv_value_floats(const double* data, size_t size) {
+  swv_value value = SWV_NONE;
+  value.kind = SWV_VALUE_FLOATS;
+  value.as.floats.data = data;
+  value.as.floats.size = size;
+  return value;
+}
+static inline swv_value swv_value_tensors(swv_tensor** data, size_t size) {
+  swv_value value = SWV_NONE;
+  value.kind = SWV_VALUE_TENSORS;
+  value.as.tensors.data = data;
+  value.as.tensors.size = size;
+  return value;
+}
+
+#endif /* SHARDWEAVE_H_ */
