@@ -129,8 +129,8 @@ T required_options(const T* given, T defaults, const char* argument) {
 template <typename T>
 void write_struct(const T& result, T* to, const char* argument) {
   static_assert(first_size<T> != 0, "a struct that may grow belongs into the table above");
-  const size_t size = common_size(out(to, argument).struct_size, first_size<T>, result.struct_size,
-                                  argument);
+  const size_t size =
+      common_size(out(to, argument).struct_size, first_size<T>, result.struct_size, argument);
   constexpr size_t kSkipped = sizeof(result.struct_size);
   std::memcpy(reinterpret_cast<char*>(to) + kSkipped,
               reinterpret_cast<const char*>(&result) + kSkipped, size - kSkipped);

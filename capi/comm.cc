@@ -18,11 +18,18 @@ Communicator& communicator(const swv_comm* comm) {
   return *in(comm, "comm").comm;
 }
 
+// A failure says "<argument>.<member>"; nothing is spelled before.
 Buffer checked(const swv_buffer& b, const char* argument) {
   if (b.count < 0) fail_argument(argument, str_cat("has count ", b.count));
-  check_reserved(b.reserved, str_cat(argument, ".reserved").c_str());
-  const Buffer result{b.data, b.count, comm_dtype(b.dtype, str_cat(argument, ".dtype").c_str()),
-                      comm_device(b.device, str_cat(argument, ".device").c_str())};
+  Buffer result;
+  try {
+    check_reserved(b.reserved, ".reserved");
+    result = {b.data, b.count, comm_dtype(b.dtype, ".dtype"), comm_device(b.device, ".device")};
+  } catch (const Failure& failure) {
+    std::string message = failure.what();
+    message.insert(message.find('\'') + 1, argument);
+    fail(failure.code(), std::move(message));
+  }
   if (b.count > std::numeric_limits<int64_t>::max() / element_size(result.dtype)) {
     fail_argument(argument, str_cat("has count ", b.count));
   }

@@ -73,6 +73,9 @@ absl::Status take(swv_status* status);
 // The same, thrown.
 void throw_if_failed(swv_status* status, std::string_view callback);
 
+// What there is to say when there is no memory to say it with.
+swv_status* out_of_memory();
+
 // Describes the exception that is being handled; the message begins with `function`.
 swv_status* status_of_exception(const char* function) noexcept;
 // The same as a value, for code that is between callbacks and the library.

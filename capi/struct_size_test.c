@@ -51,8 +51,7 @@ static swv_backend good_backend(void) {
 static swv_status* use_backend(void* backend) {
   swv_group group = SWV_GROUP_INIT;
   swv_world* made = NULL;
-  swv_status* status =
-      swv_world_create_with_backend((swv_backend*)backend, &group, NULL, &made);
+  swv_status* status = swv_world_create_with_backend((swv_backend*)backend, &group, NULL, &made);
   swv_world_free(made);
   return status;
 }

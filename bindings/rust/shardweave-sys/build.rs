@@ -17,7 +17,7 @@ use std::process::Command;
 
 const NAME: &str = "libshardweave.so";
 /// What the loader looks for: the library's soname, of this version of the interface.
-const SONAME: &str = "libshardweave.so.0.1";
+const SONAME: &str = "libshardweave.so.0.2";
 
 fn main() {
     println!("cargo:rerun-if-env-changed=SHARDWEAVE_HOME");

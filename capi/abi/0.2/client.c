@@ -9,8 +9,8 @@
 
 #include "page.h"
 
-#define TRY(call)                            \
-  do {                                       \
+#define TRY(call)                             \
+  do {                                        \
     if ((status = (call)) != NULL) goto done; \
   } while (0)
 #define WANT(condition)                                          \
@@ -244,7 +244,8 @@ static void drop_group(void* self) {
 
 static swv_status* backends(void) {
   float in = 3, out = 0;
-  const swv_buffer from = {&in, 1, SWV_F32, {SWV_CPU, 0}, 0}, to = {&out, 1, SWV_F32, {SWV_CPU, 0}, 0};
+  const swv_buffer from = {&in, 1, SWV_F32, {SWV_CPU, 0}, 0},
+                   to = {&out, 1, SWV_F32, {SWV_CPU, 0}, 0};
   const int64_t ranks[] = {0};
   swv_backend backend = SWV_BACKEND_INIT;
   swv_group group = SWV_GROUP_INIT;

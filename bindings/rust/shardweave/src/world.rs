@@ -469,7 +469,7 @@ pub fn set_num_threads(num_threads: usize) -> Result<()> {
     call!(swv_set_num_threads(count(num_threads).of("set_num_threads")?))
 }
 
-/// "0.1.0; LibTorch 2.11.0; backends inproc, gloo, counting".
+/// "0.2.0; LibTorch 2.11.0; backends inproc, gloo, counting".
 pub fn build_info() -> String {
     // SAFETY: no arguments; the text lives as long as the library.
     unsafe { crate::ffi::string_from(sys::swv_build_info()) }
