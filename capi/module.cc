@@ -4,9 +4,6 @@
 #include <memory>
 #include <unordered_set>
 
-#include "absl/container/flat_hash_map.h"
-#include "absl/container/node_hash_map.h"
-#include "absl/strings/str_split.h"
 #include "shardweave/capi/values.h"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/clip_grad_norm.h"
@@ -75,7 +72,7 @@ class Registry {
   [[noreturn]] void fail_exists(std::string_view fqn) const;
 
   std::shared_ptr<HostModule> root_ = std::make_shared<HostModule>();
-  absl::flat_hash_map<std::string, at::Tensor> by_name_;
+  std::map<std::string, at::Tensor, std::less<>> by_name_;
   mutable std::optional<std::vector<Named>> listed_[2];
 };
 
@@ -86,7 +83,7 @@ struct swv_module : shardweave::capi::Handle<shardweave::capi::Kind::kModule> {
   shardweave::capi::Registry tensors;
   std::optional<torch::jit::Module> script;  // of a file; its tensors are in `tensors` too
   // Those that were called.
-  mutable absl::node_hash_map<std::string, shardweave::capi::Method> methods;
+  mutable std::map<std::string, shardweave::capi::Method, std::less<>> methods;
 };
 
 struct swv_plan : shardweave::capi::Handle<shardweave::capi::Kind::kPlan> {
@@ -135,10 +132,9 @@ void Registry::fail_exists(std::string_view fqn) const {
 
 // Before anything is registered: register_parameter would leave half of it.
 void Registry::check_free(std::string_view fqn) const {
-  for (const std::string_view part : absl::StrSplit(fqn, '.')) {
-    if (part.empty()) {
-      fail_argument("fqn", str_cat("is '", fqn, "'; a part of the name is empty"));
-    }
+  if (fqn.empty() || fqn.front() == '.' || fqn.back() == '.' ||
+      fqn.find("..") != std::string_view::npos) {
+    fail_argument("fqn", str_cat("is '", fqn, "'; a part of the name is empty"));
   }
   const HostModule* module = root_.get();  // where the part is; null: nowhere yet
   for (size_t begin = 0, dot = 0; dot != std::string_view::npos; begin = dot + 1) {

@@ -50,11 +50,11 @@ void Fuzzer::autograd() {
     case 0:
       o.create_graph = 0;  // a gradient with a graph and its parameter keep each other
       done(swv_tensor_backward(pick(tensors_), one_in(2) ? nullptr : pick(tensors_),
-                               one_in(3) ? nullptr : &o));
+                               one_in(3) ? nullptr : sized(o)));
       break;
     case 1: {
       const size_t n = 1 + below(3);
-      if (done(swv_gradients(outputs, 1, inputs, n, nullptr, &o, several))) {
+      if (done(swv_gradients(outputs, 1, inputs, n, nullptr, sized(o), several))) {
         for (size_t i = 0; i < n; ++i) keep(several[i]);
       }
       break;
@@ -84,12 +84,15 @@ void Fuzzer::autograd() {
     default: {
       swv_function f = SWV_FUNCTION_INIT;
       f.name = one_in(10) ? text() : "f";
-      f.user_data = new uint64_t(random_());
+      f.user_data = new uint64_t(chance_.word());
       f.forward = one_in(20) ? nullptr : forward;
       f.backward = one_in(10) ? nullptr : backward;
       f.drop = drop_user_data;
       const size_t n = 1 + below(2);
-      if (done(swv_function_apply(&f, small(), inputs, below(4), several, n))) {
+      swv_function* const given = sized(f);
+      // What is no struct has no drop.
+      if (!has_size(*given, f)) drop_user_data(f.user_data);
+      if (done(swv_function_apply(given, small(), inputs, below(4), several, n))) {
         for (size_t i = 0; i < n; ++i) keep(several[i]);
       }
     }

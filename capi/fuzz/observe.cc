@@ -48,10 +48,7 @@ void Fuzzer::queries() {
       done(swv_mesh_ranks(pick(meshes_), one_in(9) ? nullptr : out, below(17), &count));
       done(swv_mesh_equal(pick(meshes_), pick(meshes_), &yes));
       done(swv_mesh_random_state(pick(meshes_), &state));
-      if (one_in(30)) dispatch.struct_size = length(64);
-      if (dispatch.struct_size > sizeof(dispatch) && dispatch.struct_size <= 4096)
-        dispatch.struct_size = 0;
-      done(swv_mesh_dispatch_counters(pick(meshes_), one_in(30) ? nullptr : &dispatch));
+      done(swv_mesh_dispatch_counters(pick(meshes_), one_in(30) ? nullptr : sized(dispatch)));
       break;
     case 3:
       if (one_in(3)) {
