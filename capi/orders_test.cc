@@ -57,6 +57,20 @@ class Program {
   void run() {
     expect(swv_comm_split(control_, 0, 0, "group", &group_.comm), {});
     for (step_ = 0; step_ < calls_.size(); ++step_) call(calls_[step_]);
+    // A group that is freed with something under way has left; this one has done its part. What was
+    // freed without a wait is done then, too.
+    free(group_);
+    expect(swv_comm_barrier(group_.comm, nullptr, nullptr), {.ok = !group_.broken, .aborted = group_.broken});
+    if (!group_.broken) {
+      expect_there(unseen_);
+      for (const Kept& kept : kept_) expect_there(kept.outputs);
+    }
+    if (child_.comm != nullptr && !child_.broken) {
+      free(child_);
+      expect(swv_comm_barrier(child_.comm, nullptr, nullptr), {});
+    }
+    // Both may be further, and neither has freed anything.
+    expect(swv_comm_barrier(control_, nullptr, nullptr), {});
     // Handles end in any order.
     for (size_t i = 0; i < 3; ++i) {
       switch ((number_ + i) % 3) {
@@ -94,7 +108,8 @@ class Program {
   }
   // Of what is collected.
   static Codes codes_of(const Group& group) {
-    return {.ok = !group.late, .aborted = group.broken && !group.collected.empty()};
+    return {.ok = !group.late,
+            .aborted = group.broken && (group.late || !group.collected.empty())};
   }
 
   void coalesce(Group& group) {
@@ -143,8 +158,11 @@ class Program {
   void split() {
     swv_comm* made = nullptr;
     if (!expect(swv_comm_split(group_.comm, 0, 0, "child", &made),
-                {.ok = !group_.broken, .aborted = group_.broken}))
+                {.ok = !group_.broken, .aborted = group_.broken})) {
+      // Its message was the coalescing's, too.
+      group_.late |= group_.state == Group::State::kCollecting;
       return;
+    }
     swv_comm_free(child_.comm);
     free(child_);
     child_ = {};
@@ -201,6 +219,7 @@ class Program {
       case 'z':
         if (kept_.empty()) return;
         swv_work_free(kept_.front().work);
+        unseen_.insert(unseen_.end(), kept_.front().outputs.begin(), kept_.front().outputs.end());
         return kept_.pop_front();
       case 's':
         return split();
@@ -224,6 +243,7 @@ class Program {
   Group group_;
   Group child_;
   std::deque<Kept> kept_;
+  std::vector<size_t> unseen_;  // outputs of works that were freed without a wait
 };
 
 swv_status* every_order(void*, swv_world* world) {
