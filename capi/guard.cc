@@ -71,7 +71,7 @@ void throw_if_failed(swv_status* status, std::string_view callback) {
   if (!result.ok()) fail(result.code(), str_cat(callback, ": ", std::string(result.message())));
 }
 
-absl::Status absl_status_of_exception() noexcept {
+absl::Status absl_status_of_exception() {
   try {
     throw;
   } catch (const Failure& failure) {

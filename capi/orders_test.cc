@@ -60,7 +60,8 @@ class Program {
     // A group that is freed with something under way has left; this one has done its part. What was
     // freed without a wait is done then, too.
     free(group_);
-    expect(swv_comm_barrier(group_.comm, nullptr, nullptr), {.ok = !group_.broken, .aborted = group_.broken});
+    expect(swv_comm_barrier(group_.comm, nullptr, nullptr),
+           {.ok = !group_.broken, .aborted = group_.broken});
     if (!group_.broken) {
       expect_there(unseen_);
       for (const Kept& kept : kept_) expect_there(kept.outputs);
@@ -108,8 +109,7 @@ class Program {
   }
   // Of what is collected.
   static Codes codes_of(const Group& group) {
-    return {.ok = !group.late,
-            .aborted = group.broken && (group.late || !group.collected.empty())};
+    return {.ok = !group.late, .aborted = group.broken && (group.late || !group.collected.empty())};
   }
 
   void coalesce(Group& group) {

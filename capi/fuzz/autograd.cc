@@ -99,4 +99,24 @@ void Fuzzer::autograd() {
   }
 }
 
+// What is saved in forward is there in backward.
+void Fuzzer::guided_autograd() {
+  swv_tensor *x = nullptr, *y = nullptr;
+  swv_tensor_options with_grad = SWV_TENSOR_OPTIONS_INIT;
+  with_grad.requires_grad = 1;
+  swv_function f = SWV_FUNCTION_INIT;
+  f.name = "f";
+  f.user_data = new uint64_t(30 * (1 + chance_.below(3)));  // saves, writes, and looks at the first
+  f.forward = forward;
+  f.backward = backward;
+  f.drop = drop_user_data;
+  must(swv_tensor_ones(nullptr, 0, &with_grad, &x));
+  const swv_tensor* const inputs[] = {x};
+  if (done(swv_function_apply(&f, SWV_GRAD, inputs, 1, &y, 1))) {
+    done(swv_tensor_backward(y, nullptr, nullptr));
+    swv_tensor_free(y);
+  }
+  swv_tensor_free(x);
+}
+
 }  // namespace shardweave::capi

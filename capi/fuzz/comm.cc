@@ -48,7 +48,8 @@ void Fuzzer::communication() {
       done(swv_comm_reduce_scatter(pick(comms_), &a, &b, small(), options, nullptr));
       break;
     case 4:
-      done(swv_comm_all_to_all_v(pick(comms_), &a, counts, &b, counts, length(2), options, nullptr));
+      done(
+          swv_comm_all_to_all_v(pick(comms_), &a, counts, &b, counts, length(2), options, nullptr));
       break;
     case 5:
       done(swv_comm_broadcast(pick(comms_), &a, small(), options, nullptr));
@@ -96,8 +97,8 @@ void Fuzzer::point_to_point() {
       done(swv_comm_scatter(pick(comms_), one_in(2) ? nullptr : &a, &b, small(), options, nullptr));
       break;
     case 3:
-      done(
-          swv_comm_reduce_scatter_v(pick(comms_), &a, &b, counts, length(2), small(), options, nullptr));
+      done(swv_comm_reduce_scatter_v(pick(comms_), &a, &b, counts, length(2), small(), options,
+                                     nullptr));
       break;
     case 4:
       if (done(swv_comm_send(pick(comms_), &a, small(), small(), options, &work)))
@@ -306,10 +307,10 @@ void Fuzzer::contention() {
       }
       if (what < 5) {  // one operator, of all kinds of arguments
         for (int n = 0; n < 20; ++n) {
-          const swv_value arguments[] = {
-              swv_value_tensor(number), n % 3 == 0   ? swv_value_tensor(number)
-                                        : n % 3 == 1 ? swv_value_int(n)
-                                                     : swv_value_float(0.5)};
+          const swv_value arguments[] = {swv_value_tensor(number),
+                                         n % 3 == 0   ? swv_value_tensor(number)
+                                         : n % 3 == 1 ? swv_value_int(n)
+                                                      : swv_value_float(0.5)};
           swv_value result = SWV_NONE;
           check(swv_op_call(op, SWV_NO_GRAD, arguments, 2, &result, 1, nullptr));
           swv_value_clear(&result);

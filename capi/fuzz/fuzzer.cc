@@ -114,9 +114,9 @@ const char* Fuzzer::op_name() {
 }
 
 swv_value Fuzzer::value() {
-  static const char* const kStrings[] = {"contiguous_format", "channels_last", "strided", "tanh",
-                                         "none",              "mean",          "trunc",   "floor",
-                                         "",                  "\xff\xfe"};
+  static const char* const kStrings[] = {
+      "contiguous_format", "channels_last", "strided", "tanh", "none", "mean", "trunc", "floor", "",
+      "\xff\xfe"};
   swv_value v = SWV_NONE;
   switch (below(17)) {
     case 0:

@@ -225,6 +225,7 @@ class Fuzzer {
   void ranks();
   void contention();
   void guided();
+  void guided_autograd();
 
   static constexpr size_t kMore = 64;
 

@@ -112,6 +112,30 @@ void Fuzzer::guided() {
   const swv_mesh_dim dim = {"x", size_}, dims[] = {{"a", size_}, {"b", 1}};
   std::vector<int64_t> ranks;
   for (int64_t r = 0; r < size_; ++r) ranks.push_back(r);
+  guided_autograd();
+  const float three[] = {1, 2, 3};
+  float back[3] = {};
+  if (done(swv_tensor_from_data(three, sizeof(three), sizes, 1, nullptr, &part))) {
+    done(swv_tensor_copy_to_host(part, back, sizeof(back)));
+    done(swv_tensor_copy_from_host(part, back, sizeof(back)));
+    if (done(swv_tensor_share(part, &state))) swv_tensor_free(state);
+    keep(part);
+  }
+  if (alone_) {
+    swv_world* world = nullptr;
+    swv_comm* comm = nullptr;
+    const int64_t count[] = {static_cast<int64_t>(below(4))};
+    const swv_buffer from = {kept_, count[0], SWV_F32, {SWV_CPU, 0}, 0};
+    const swv_buffer to = {kept_ + 8, count[0], SWV_F32, {SWV_CPU, 0}, 0};
+    must(swv_world_create_local(1, nullptr, &world));
+    must(swv_world_comm(world, &comm));
+    done(swv_comm_all_gather_v(comm, &from, &to, count, 1, nullptr, nullptr));
+    done(swv_comm_reduce_scatter_v(comm, &from, &to, count, 1, SWV_SUM, nullptr, nullptr));
+    done(swv_comm_all_to_all_v(comm, &from, count, &to, count, 1, nullptr, nullptr));
+    swv_comm_free(comm);
+    swv_world_free(world);
+  }
+  part = state = nullptr;
   must(swv_tensor_ones(sizes, 1, &with_grad, &parameter));
   must(swv_module_create(&module));
   must(swv_module_add_parameter(module, "a.b", parameter));
