@@ -13,6 +13,7 @@ import tempfile
 import unittest
 
 FOLDER = os.path.abspath(sys.argv.pop(1) if len(sys.argv) > 1 and os.path.isdir(sys.argv[1]) else os.path.dirname(__file__))
+sys.dont_write_bytecode = True  # beside the sources
 sys.path.insert(0, FOLDER)
 import abi_test  # noqa: E402
 import interface  # noqa: E402

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 
+sys.dont_write_bytecode = True  # beside the sources
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "abi"))
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "abi"))
 import interface  # noqa: E402
