@@ -28,17 +28,18 @@ extern "C" int pthread_mutex_lock(pthread_mutex_t* mutex) {
   return real(mutex);
 }
 
-void* operator new(size_t size) {
+// Not inlined: GCC would take new and free() for a mismatch.
+[[gnu::noinline]] void* operator new(size_t size) {
   if (allocations_left == 0) throw std::bad_alloc();
   if (allocations_left > 0) --allocations_left;
   void* const memory = std::malloc(size == 0 ? 1 : size);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
-void operator delete(void* memory) noexcept {
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
   std::free(memory);
 }
-void operator delete(void* memory, size_t) noexcept {
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept {
   std::free(memory);
 }
 

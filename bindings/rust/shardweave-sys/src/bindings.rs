@@ -3,7 +3,7 @@
 // Made by bindings/rust/generate.sh from capi/shardweave.h. Do not edit.
 
 pub const SWV_VERSION_MAJOR: i32 = 0;
-pub const SWV_VERSION_MINOR: i32 = 1;
+pub const SWV_VERSION_MINOR: i32 = 2;
 pub const SWV_VERSION_PATCH: i32 = 0;
 pub const SWV_VERSION: i32 = 1000;
 pub type swv_bool = i32;
@@ -12,7 +12,7 @@ extern "C" {
     pub fn swv_version() -> i32;
 }
 extern "C" {
-    #[doc = " \"0.1.0; LibTorch 2.11.0; backends inproc, gloo, counting\". Lives as long as the library."]
+    #[doc = " \"0.2.0; LibTorch 2.11.0; backends inproc, gloo, counting\". Lives as long as the library."]
     pub fn swv_build_info() -> *const ::std::os::raw::c_char;
 }
 #[repr(C)]
