@@ -71,8 +71,15 @@ void issue(const swv_comm* comm, swv_work** out_work, const Operation& operation
   if (c.is_coalescing()) {
     if (out_work != nullptr)
       fail_argument("out_work", "is not NULL while operations are coalesced");
-    const Work work = operation(c);
-    if (work.done()) check(work.wait());
+    Work work;
+    try {
+      work = operation(c);
+    } catch (const Failure& failure) {
+      c.refuse(absl::Status(failure.code(), failure.what()));
+      throw;
+    }
+    // What is refused, or fails, is known; to ask for more would run what a backend holds back.
+    if (work.immediate()) check(work.wait());
     return;
   }
   Owned<swv_work> handle = new_work(out_work);
@@ -222,8 +229,8 @@ swv_status* swv_comm_reduce(swv_comm* comm, const swv_buffer* in, const swv_buff
                             swv_reduce_op op, int32_t root, const swv_call_options* options,
                             swv_work** out_work) {
   return guarded(__func__, [&] {
-    const shardweave::Buffer from = buffer(in, "in");
     issue(comm, out_work, [&](shardweave::Communicator& c) {
+      const shardweave::Buffer from = buffer(in, "in");
       return c.reduce(from, buffer_or_none(out, from.dtype, "out"), reduce_op(op, "op"), root,
                       call_options(options));
     });
@@ -233,8 +240,8 @@ swv_status* swv_comm_reduce(swv_comm* comm, const swv_buffer* in, const swv_buff
 swv_status* swv_comm_gather(swv_comm* comm, const swv_buffer* in, const swv_buffer* out,
                             int32_t root, const swv_call_options* options, swv_work** out_work) {
   return guarded(__func__, [&] {
-    const shardweave::Buffer from = buffer(in, "in");
     issue(comm, out_work, [&](shardweave::Communicator& c) {
+      const shardweave::Buffer from = buffer(in, "in");
       return c.gather(from, buffer_or_none(out, from.dtype, "out"), root, call_options(options));
     });
   });
@@ -243,8 +250,8 @@ swv_status* swv_comm_gather(swv_comm* comm, const swv_buffer* in, const swv_buff
 swv_status* swv_comm_scatter(swv_comm* comm, const swv_buffer* in, const swv_buffer* out,
                              int32_t root, const swv_call_options* options, swv_work** out_work) {
   return guarded(__func__, [&] {
-    const shardweave::Buffer to = buffer(out, "out");
     issue(comm, out_work, [&](shardweave::Communicator& c) {
+      const shardweave::Buffer to = buffer(out, "out");
       return c.scatter(buffer_or_none(in, to.dtype, "in"), to, root, call_options(options));
     });
   });

@@ -424,7 +424,7 @@ SWV_API void swv_work_free(swv_work* work);
  *   an operation with out_work NULL     is issued and collected; it returns without waiting, with
  *                                       an error only if it was refused. Its memory is in use until
  *                                       the coalescing's end.
- *   an operation with out_work          SWV_INVALID_ARGUMENT; nothing is issued
+ *   an operation with out_work          SWV_INVALID_ARGUMENT; nothing is issued, nothing changes
  *   swv_comm_coalesce                   SWV_INVALID_ARGUMENT; nothing changes
  *   swv_coalescing_finish               is the end: one work for all that was collected; out_work
  *                                       NULL waits. It fails with the first error of all,
@@ -439,8 +439,9 @@ SWV_API void swv_work_free(swv_work* work);
  *                                       that comes; the state stays, and ends as above
  * Once finished, swv_coalescing_finish is SWV_INVALID_ARGUMENT, swv_coalescing_free only frees, and
  * the group is idle: it may be coalesced again. The work outlives the handles of its coalescing and
- * its group; it may be freed without a wait, and its memory is in use until it is done all the same
- * (a later operation of the group that all ranks take part in, swv_comm_barrier, tells). */
+ * its group; it may be freed without a wait, and its memory is in use until it is done all the same.
+ * A group whose handles and works are all freed has left: what is under way in it fails on the others
+ * with SWV_UNAVAILABLE. */
 SWV_API SWV_MUST_USE swv_status* swv_comm_coalesce(swv_comm* comm, swv_coalescing** out_coalescing);
 SWV_API SWV_MUST_USE swv_status* swv_coalescing_finish(swv_coalescing* coalescing,
                                                        swv_work** out_work);
