@@ -64,18 +64,19 @@
  * other arrays are copied into the caller's memory, as many elements as it has room for, and the
  * full number is reported (out_count), so that a call with no room asks for the number.
  *
- * Structs that may grow begin with struct_size, which the SWV_..._INIT initializers fill in (it ends
- * with the last member, which sizeof need not). Caller and library may be of different versions:
- * members that the caller does not have keep their defaults, or are not written; members that the
- * library does not have must be 0, else SWV_UNIMPLEMENTED, and are not written; 0 is the default of
- * every member that comes later. Of a struct that the library passes to a callback, struct_size is
- * the library's. A pointer to options may be NULL: all defaults. reserved members must be 0. Flags (swv_bool) are 0 or 1. Enumerations are int32_t whose
- * numbers never change; a number that is none of them is an error.
+ * Structs that may grow begin with struct_size, which the SWV_..._INIT initializers fill in (it
+ * ends with the last member, which sizeof need not). Caller and library may be of different
+ * versions: members that the caller does not have keep their defaults, or are not written; members
+ * that the library does not have must be 0, else SWV_UNIMPLEMENTED, and are not written; 0 is the
+ * default of every member that comes later. Of a struct that the library passes to a callback,
+ * struct_size is the library's. A pointer to options may be NULL: all defaults. reserved members
+ * must be 0. Flags (swv_bool) are 0 or 1. Enumerations are int32_t whose numbers never change; a
+ * number that is none of them is an error.
  *
  * Callbacks return a status as functions here do, and the library takes it over. A callback that is
  * kept beyond the call comes with `drop`, which runs exactly once when the library has done with
- * it, also if the call that took it failed. (Not if struct_size is no size: then there is no drop to
- * find.)
+ * it, also if the call that took it failed. (Not if struct_size is no size: then there is no drop
+ * to find.)
  *
  * Threads. A rank (its world, meshes, tensors, modules, optimizers) may be driven from any thread,
  * and from another thread at every call, but by one thread at a time; different ranks run in
@@ -435,13 +436,13 @@ SWV_API void swv_work_free(swv_work* work);
  *                                       the mesh) waits for itself, as ever
  *   a group that is split from it       is idle, and has a state of its own
  *   swv_comm_free                       the coalescing keeps the group alive
- *   swv_comm_abort                      all that was collected and is not done fails, and so does all
- *                                       that comes; the state stays, and ends as above
- * Once finished, swv_coalescing_finish is SWV_INVALID_ARGUMENT, swv_coalescing_free only frees, and
- * the group is idle: it may be coalesced again. The work outlives the handles of its coalescing and
- * its group; it may be freed without a wait, and its memory is in use until it is done all the same.
- * A group whose handles and works are all freed has left: what is under way in it fails on the others
- * with SWV_UNAVAILABLE. */
+ *   swv_comm_abort                      all that was collected and is not done fails, and all that
+ *                                       comes; the state stays, and ends as above
+ * Once finished, swv_coalescing_finish is SWV_INVALID_ARGUMENT, swv_coalescing_free only frees,
+ * and the group is idle: it may be coalesced again. The work outlives the handles of its
+ * coalescing and its group; it may be freed without a wait, and its memory is in use until it is
+ * done all the same. A group whose handles and works are all freed has left: what is under way
+ * in it fails on the others with SWV_UNAVAILABLE. */
 SWV_API SWV_MUST_USE swv_status* swv_comm_coalesce(swv_comm* comm, swv_coalescing** out_coalescing);
 SWV_API SWV_MUST_USE swv_status* swv_coalescing_finish(swv_coalescing* coalescing,
                                                        swv_work** out_work);
