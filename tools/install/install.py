@@ -230,7 +230,7 @@ def install(runfiles, prefix, link, cpp):
                            for part in ("MAJOR", "MINOR", "PATCH"))
     version = f"{major}.{minor}.{patch}"
     soname = dynamic(library)[0]
-    if soname != f"libshardweave.so.{major}.{minor}":
+    if soname != "libshardweave.so." + (f"0.{minor}" if major == "0" else major):
         sys.exit(f"install: the library's soname is {soname}, its header says {version}")
 
     place(header, f"{prefix}/include/shardweave.h")
