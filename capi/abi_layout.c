@@ -179,6 +179,7 @@ FIELD(swv_dispatch_counters, implicit_redistributions, 24, 8);
 FIELD(swv_dispatch_counters, gathered_operators, 32, 8);
 FIELD(swv_dispatch_counters, remembered_uses, 40, 8);
 FIELD(swv_dispatch_counters, remembered_bytes, 48, 8);
+FIELD(swv_dispatch_counters, unsharded_weights, 56, 8);
 
 NUMBER(SWV_OK, 0);
 NUMBER(SWV_CANCELLED, 1);

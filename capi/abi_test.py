@@ -1,18 +1,46 @@
 #!/usr/bin/env python3
-"""The binary surface is a reviewed file.
+"""The binary surface is reviewed text.
 
-    abi_test.py LIBRARY HEADER SYMBOLS LAYOUT FUZZER...
+    abi_test.py LIBRARY FOLDER             checks
+    abi_test.py --write FOLDER             writes abi/interface.txt and shardweave.lds from the header
 
-Exported symbols, declared functions and symbols.txt are the same; the soname and the version node say the header's version;
-no symbol of LibTorch, Abseil or Gloo is shown; abi_layout.c knows every struct and every number of the header, and the fuzzer calls every function.
-With abidiff on the machine and SWV_ABI_BASELINE=LIBRARY in the environment that library is compared too.
+FOLDER is capi/. The header is what abi/interface.txt says: prototypes, places of members, numbers. The library shows these functions
+and nothing else, each in the node of the version that brought it; its soname is that of the header's version. A version that was
+released is kept in abi/<version>/, whose files have the hashes below: programs of all those with the same soname go on
+working. abi_layout.c, where compilers look, knows every struct and every number. With abidiff and a C compiler on the machine the
+frozen headers are compared by these, too.
 """
 
+import hashlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
+
+sys.dont_write_bytecode = True  # beside the sources
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "abi"))
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "abi"))
+import interface  # noqa: E402
+
+# What was frozen is never edited. A new version gets new lines (sha256sum).
+FROZEN = {
+    "0.2/shardweave.h": "09792c05aae4ccffe4c7a7d8d6c6e35975f902e2b8e5c37132a836d45f9abedf",
+    "0.2/client.c": "50ff78af1fdb28896cd52abbca66329b43edacf263c24cc983497c5773e72150",
+}
+
+# Of a struct that has grown at its end, which abidiff would report.
+SUPPRESSION = "[suppress_type]\n  type_kind = struct\n  name = {}\n"
+
+
+def read(path):
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def without_comments(text):
+    return re.sub(r"/\*.*?\*/|//[^\n]*", " ", text, flags=re.S)
 
 
 def output(*command):
@@ -26,53 +54,135 @@ def differences(what, have, wanted):
         yield f"{what}: {name} is gone"
 
 
-def main():
-    library, header_path, symbols_path, layout_path, *fuzzer_paths = sys.argv[1:]
-    with open(header_path, encoding="utf-8") as file:
-        header = re.sub(r"/\*.*?\*/", "", file.read(), flags=re.S)
-    with open(symbols_path, encoding="utf-8") as file:
-        symbols = file.read().split()
-    with open(layout_path, encoding="utf-8") as file:
-        layout = file.read()
-    fuzzed = set()
-    for path in fuzzer_paths:
-        with open(path, encoding="utf-8") as file:
-            fuzzed.update(re.findall(r"\bswv_\w+", file.read()))
-
-    errors = []
-    version = ".".join(re.search(rf"define SWV_VERSION_{p} (\d+)", header).group(1) for p in ("MAJOR", "MINOR"))
-    exported = {}
+def check_library(library, versions, version):
+    """Names, nodes and soname."""
+    shown = {}
     for line in output("nm", "--dynamic", "--defined-only", "--with-symbol-versions", library).splitlines():
         _, kind, name = line.split(maxsplit=2)
         name, _, node = name.partition("@@")
         if kind != "A":
-            exported[name] = node
-    declared = re.findall(r"^SWV_API [^;]*?\b(swv_\w+)\(", header, re.M)
-    errors += differences("exported, against symbols.txt", exported, symbols)
-    errors += differences("declared, against symbols.txt", declared, symbols)
-    if symbols != sorted(symbols):
-        errors.append("symbols.txt is not sorted")
-    errors += [f"the fuzzer does not call {name}" for name in symbols if name not in fuzzed]
-    nodes = set(exported.values())
-    if nodes != {f"SHARDWEAVE_{version}"}:
-        errors.append(f"the symbols' versions are {sorted(nodes)}, the header's is {version}")
-    soname = re.search(r"SONAME.*\[(.*)\]", output("readelf", "-d", library)).group(1)
-    if soname != f"libshardweave.so.{version}":
-        errors.append(f"the soname is {soname}, the header's version {version}")
+            shown[name] = node
+    yield from differences("exported, against abi/interface.txt", shown, versions)
+    for name in sorted(set(shown) & set(versions)):
+        if shown[name] != f"SHARDWEAVE_{versions[name]}":
+            yield f"{name} is in the node {shown[name]}; it came with {versions[name]}"
+    is_called = re.search(r"SONAME.*\[(.*)\]", output("readelf", "-d", library)).group(1)
+    if is_called != interface.soname(version):
+        yield f"the soname is {is_called}; wanted {interface.soname(version)} of version {version}"
 
-    structs = re.findall(r"^} (swv_\w+);", header, re.M)
-    errors += differences("structs, against abi_layout.c", structs, re.findall(r"^SIZE\((\w+),", layout, re.M))
-    numbers = re.findall(r"\b(SWV_[A-Z0-9_]+) = -?\d+", header)
-    errors += differences("numbers, against abi_layout.c", numbers, re.findall(r"^NUMBER\((\w+),", layout, re.M))
 
-    baseline = os.environ.get("SWV_ABI_BASELINE")
-    if baseline and shutil.which("abidiff"):
-        result = subprocess.run(["abidiff", "--no-added-syms", baseline, library], text=True, capture_output=True)
-        if result.returncode:
-            errors.append(f"abidiff {baseline}:\n{result.stdout}{result.stderr}")
+def check_committed(now, committed, script):
+    """That abi/interface.txt and the version script are those of the header."""
+    versions = {**dict.fromkeys(now.functions, now.version), **interface.versions_of(committed)}
+    versions = {name: versions[name] for name in now.functions}
+    wanted = interface.text(now, versions)
+    if committed != wanted:
+        old, new = set(committed.splitlines()), set(wanted.splitlines())
+        yield "abi/interface.txt is not the header's:\n" + "".join(f"  -{line}\n" for line in sorted(old - new)) + \
+              "".join(f"  +{line}\n" for line in sorted(new - old))
+    if script != interface.version_script(versions, first_version(versions)):
+        yield "shardweave.lds is not what abi/interface.txt asks for"
+
+
+def first_version(versions):
+    return min(versions.values(), key=lambda v: tuple(map(int, v.split("."))))
+
+
+def check_frozen(now, folder, frozen):
+    """That what was frozen still is, and that its programs still work."""
+    for path, wanted in frozen.items():
+        with open(os.path.join(folder, "abi", path), "rb") as file:
+            is_now = hashlib.sha256(file.read()).hexdigest()
+        if is_now != wanted:
+            yield f"abi/{path} was edited after it was frozen: its hash is {is_now}"
+    for version in sorted({path.split("/")[0] for path in frozen}):
+        header = interface.parse(read(os.path.join(folder, "abi", version, "shardweave.h")))
+        client = without_comments(read(os.path.join(folder, "abi", version, "client.c")))
+        for name in sorted(header.structs):
+            if not re.search(rf"\b{name}\b", client):
+                yield f"abi/{version}/client.c does not use {name}"
+        if interface.soname(header.version) == interface.soname(now.version):
+            yield from interface.incompatibilities(header, now)
+
+
+def stub(header_path, folder, name):
+    """A library of the header's functions with debug information, for abidiff."""
+    source = os.path.join(folder, name + ".c")
+    code = re.sub(r"^\s*#.*$", "", without_comments(read(header_path)).replace("\\\n", " "), flags=re.M)
+    with open(source, "w", encoding="utf-8") as file:
+        file.write(f'#include "{os.path.abspath(header_path)}"\n#include <stdlib.h>\n')
+        for text in re.findall(r"^SWV_API ([^;]*);", code, re.M):
+            file.write(text.replace("SWV_MUST_USE", "") + " { abort(); }\n")
+    library = os.path.join(folder, f"lib{name}.so")
+    output("cc", "-g", "-shared", "-fPIC", "-w", "-o", library, source)
+    return library
+
+
+def abidiff(folder, frozen, now):
+    """Errors of abidiff, or why it was not asked, as (errors, note)."""
+    missing = [tool for tool in ("abidiff", "cc") if shutil.which(tool) is None]
+    if missing:
+        return [], f"{' and '.join(missing)} not on this machine: prototypes and structs were compared as text only"
+    errors = []
+    with tempfile.TemporaryDirectory() as scratch:
+        suppressions = os.path.join(scratch, "suppressions")
+        new = stub(os.path.join(folder, "shardweave.h"), scratch, "now")
+        for version in sorted({path.split("/")[0] for path in frozen}):
+            path = os.path.join(folder, "abi", version, "shardweave.h")
+            header = interface.parse(read(path))
+            if interface.soname(header.version) != interface.soname(now.version):
+                continue
+            grown = [name for name, members in header.structs.items() if name in now.structs
+                     and len(now.structs[name]) > len(members) == len([m for m in members if m in now.structs[name]])]
+            with open(suppressions, "w", encoding="utf-8") as file:
+                file.writelines(SUPPRESSION.format(name) for name in grown)
+            old = stub(path, scratch, "frozen")
+            result = subprocess.run(["abidiff", "--no-added-syms", "--suppressions", suppressions, old, new], text=True,
+                                    capture_output=True, check=False)
+            if result.returncode:
+                errors.append(f"abidiff against {version}:\n{result.stdout}{result.stderr}")
+    return errors, "abidiff agrees" if not errors else ""
+
+
+def check_layout(now, layout):
+    yield from differences("structs, against abi_layout.c", now.structs, re.findall(r"^SIZE\((\w+),", layout, re.M))
+    yield from differences("numbers, against abi_layout.c", now.numbers, re.findall(r"^NUMBER\((\w+),", layout, re.M))
+    for name, size in re.findall(r"^SIZE\((\w+), (\d+)\)", layout, re.M):
+        if name in now.sizes and now.sizes[name] != int(size):
+            yield f"{name} has {size} bytes in abi_layout.c, {now.sizes[name]} by abi/interface.py"
+
+
+def write(folder):
+    now = interface.parse(read(os.path.join(folder, "shardweave.h")))
+    path = os.path.join(folder, "abi/interface.txt")
+    old = interface.versions_of(read(path)) if os.path.exists(path) else {}
+    # Where the soname changes, all begins anew.
+    old = {name: version for name, version in old.items() if interface.soname(version) == interface.soname(now.version)}
+    versions = {name: old.get(name, now.version) for name in now.functions}
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(interface.text(now, versions))
+    with open(os.path.join(folder, "shardweave.lds"), "w", encoding="utf-8") as file:
+        file.write(interface.version_script(versions, first_version(versions)))
+
+
+def main():
+    if sys.argv[1] == "--write":
+        return write(sys.argv[2])
+    library, folder = sys.argv[1:]
+    header = read(os.path.join(folder, "shardweave.h"))
+    now = interface.parse(header)
+    committed = read(os.path.join(folder, "abi/interface.txt"))
+    errors = list(check_committed(now, committed, read(os.path.join(folder, "shardweave.lds"))))
+    errors += check_library(library, interface.versions_of(committed), now.version)
+    errors += check_frozen(now, folder, FROZEN)
+    errors += check_layout(now, read(os.path.join(folder, "abi_layout.c")))
+    found, note = abidiff(folder, FROZEN, now)
+    errors += found
     if errors:
-        sys.exit("\n".join(errors) + "\nA change of the ABI belongs into capi/symbols.txt, abi_layout.c and CHANGELOG.md.")
-    print(f"{len(symbols)} functions, {len(structs)} structs, {len(numbers)} numbers")
+        sys.exit("\n".join(errors) + "\nA change of the ABI belongs into abi/interface.txt and shardweave.lds (abi_test.py --write capi), "
+                 "abi_layout.c and CHANGELOG.md.")
+    print(f"{len(now.functions)} functions, {len(now.structs)} structs, {len(now.numbers)} numbers; {note}")
+    return None
 
 
 if __name__ == "__main__":

@@ -58,6 +58,10 @@ int64_t allocations(const Body& body) {
   return allocations_so_far() - before;
 }
 
+Communicator* in_cpp(const swv_comm* comm) {
+  return comm->comm.get();
+}
+
 // As operators' schemas, whatever the kernels do with the arguments. (Of what an IValue holds only
 // complex numbers need memory of their own.)
 TEST_F(AllocationsTest, EveryKindOfArgumentComesInWithoutAny) {
@@ -166,6 +170,97 @@ TEST_F(AllocationsTest, ACallAddsOnlyTheHandlesOfItsResults) {
       swv_op_free(op);
     }
   }
+}
+
+// The overload that was found is not looked for again: nothing is converted for those that do not
+// fit. (A complex number is the argument that costs memory.)
+TEST_F(AllocationsTest, AnOverloadIsFoundOnce) {
+  swv_tensor* condition = nullptr;
+  swv_op *all = nullptr, *one = nullptr;
+  swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
+  options.dtype = SWV_BOOL;
+  must(swv_tensor_ones(nullptr, 0, &options, &condition));
+  must(swv_op_find("aten::where", &all));
+  must(swv_op_find("aten::where.ScalarSelf", &one));
+  swv_value number = SWV_NONE;
+  number.kind = SWV_VALUE_COMPLEX;
+  number.as.complex_number.real = 1;
+  const swv_value arguments[] = {swv_value_tensor(condition), number, swv_value_tensor(square_[0])};
+  const auto call = [&](swv_op* op) {
+    return allocations([&] {
+      swv_value result = SWV_NONE;
+      must(swv_op_call(op, SWV_NO_GRAD, arguments, 3, &result, 1, nullptr));
+      swv_value_clear(&result);
+    });
+  };
+  EXPECT_EQ(call(all), call(one));
+  // Another one is found where the kinds are the same, but what they hold is not.
+  const swv_value tensors[] = {swv_value_tensor(condition), swv_value_tensor(square_[0]),
+                               swv_value_int(2)};
+  swv_value result = SWV_NONE;
+  must(swv_op_call(all, SWV_NO_GRAD, tensors, 3, &result, 1, nullptr));
+  swv_value_clear(&result);
+  EXPECT_EQ(call(all), call(one));
+  swv_op_free(one);
+  swv_op_free(all);
+  swv_tensor_free(condition);
+}
+
+// What an operation of a group allocates is what it allocates in C++: no name is spelled for an
+// error that does not come.
+TEST_F(AllocationsTest, ACollectiveAddsNone) {
+  swv_comm* comm = nullptr;
+  must(swv_world_comm(world_, &comm));
+  float in[4] = {}, out[4] = {};
+  const swv_buffer from = {in, 4, SWV_F32, {SWV_CPU, 0}, 0},
+                   to = {out, 4, SWV_F32, {SWV_CPU, 0}, 0};
+  const int64_t c =
+      allocations([&] { must(swv_comm_all_reduce(comm, &from, &to, SWV_SUM, nullptr, nullptr)); });
+  Communicator& group = *in_cpp(comm);
+  const int64_t cpp = allocations([&] {
+    ASSERT_TRUE(
+        group.all_reduce(Buffer::of(in, 4), Buffer::of(out, 4), ReduceOp::kSum).wait().ok());
+  });
+  EXPECT_EQ(c, cpp);
+  swv_comm_free(comm);
+}
+
+// A module of a thousand parameters answers as one of ten does.
+TEST_F(AllocationsTest, AModuleFindsWhatItHasWithoutGoingThroughIt) {
+  int64_t counts[2][4] = {};
+  for (int large : {0, 1}) {
+    const int size = large ? 1000 : 10;
+    swv_module* module = nullptr;
+    must(swv_module_create(&module));
+    std::vector<swv_tensor*> tensors(size + 4);
+    for (swv_tensor*& t : tensors) must(swv_tensor_zeros(nullptr, 0, nullptr, &t));
+    for (int i = 0; i < size; ++i) {
+      must(swv_module_add_parameter(module, ("layer." + std::to_string(i)).c_str(), tensors[i]));
+    }
+    size_t next = size, num = 0;
+    counts[large][0] = allocations([&] {
+      swv_tensor* t = nullptr;
+      must(swv_module_get(module, "layer.7", &t));
+      swv_tensor_free(t);
+    });
+    counts[large][1] = allocations([&] {
+      swv_tensor* t = nullptr;
+      must(swv_module_parameter(module, 7, nullptr, &t));
+      swv_tensor_free(t);
+    });
+    counts[large][2] = allocations([&] { must(swv_module_num_parameters(module, &num)); });
+    EXPECT_EQ(num, tensors.size() - 4);
+    counts[large][3] = allocations([&] {
+      must(swv_module_add_parameter(module, ("another." + std::to_string(next)).c_str(),
+                                    tensors[next]));
+      ++next;
+    });
+    swv_module_free(module);
+    for (swv_tensor* t : tensors) swv_tensor_free(t);
+  }
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(counts[1][i], counts[0][i]) << i;
+  // Where a list of torch's grows.
+  EXPECT_LE(counts[1][3], counts[0][3] + 4);
 }
 
 }  // namespace

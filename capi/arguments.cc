@@ -105,6 +105,25 @@ absl::Duration timeout(int64_t milliseconds, const char* argument, absl::Duratio
   return milliseconds == 0 ? otherwise : absl::Milliseconds(std::min(milliseconds, kMost));
 }
 
+size_t common_size(size_t theirs, size_t first, size_t ours, const char* argument) {
+  constexpr size_t kMost = 4096;  // what is larger is no size
+  if (theirs < first || theirs > kMost) {
+    fail_argument(argument, str_cat("has struct_size ", theirs, "; wanted ", first,
+                                    " or more (use the initializer)"));
+  }
+  return std::min(theirs, ours);
+}
+
+void check_unknown(const void* given, size_t theirs, size_t ours, const char* argument) {
+  const char* const bytes = static_cast<const char*>(given);
+  for (size_t i = ours; i < theirs; ++i) {
+    if (bytes[i] == 0) continue;
+    fail(absl::StatusCode::kUnimplemented,
+         str_cat("argument '", argument,
+                 "' sets members that this version of the library does not know"));
+  }
+}
+
 swv_string* new_string(std::string text) {
   return make<swv_string>(std::move(text));
 }

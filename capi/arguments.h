@@ -54,33 +54,90 @@ void check_reserved(int64_t value, const char* argument);
 ReduceOp reduce_op(swv_reduce_op op, const char* argument);
 absl::Duration timeout(int64_t milliseconds, const char* argument, absl::Duration otherwise);
 
-// A struct that may have grown since the caller was built, or since we were: what the caller knows,
-// over `defaults`, whose struct_size is ours. `oldest` is the struct_size of its first version; 0: it
-// has not grown.
+// The structs that may grow, and the size that each had first, up to its last member: every caller
+// has at least that. Frozen; new members come behind, and not in the padding, where a caller that
+// does not know them has anything (abi_test.py looks).
 template <typename T>
-T options(const T* given, T defaults, const char* argument, size_t oldest = 0) {
-  if (given == nullptr) return defaults;
-  const size_t known = defaults.struct_size;
-  const size_t size = given->struct_size;
-  if (size < (oldest == 0 ? known : oldest) || size > 4096) {
-    fail_argument(argument,
-                  str_cat("has struct_size ", size, "; wanted ", known, " (use the initializer)"));
-  }
-  const char* bytes = reinterpret_cast<const char*>(given);
-  for (size_t i = known; i < size; ++i) {
-    if (bytes[i] != 0) {
-      fail(absl::StatusCode::kUnimplemented,
-           str_cat("argument '", argument,
-                   "' sets members that this version of the library does not know"));
-    }
-  }
-  std::memcpy(&defaults, given, size < known ? size : known);
+inline constexpr size_t first_size = 0;
+template <>
+inline constexpr size_t first_size<swv_world_options> = 32;
+template <>
+inline constexpr size_t first_size<swv_rendezvous> = 48;
+template <>
+inline constexpr size_t first_size<swv_call_options> = 24;
+template <>
+inline constexpr size_t first_size<swv_group> = 32;
+template <>
+inline constexpr size_t first_size<swv_backend> = 80;
+template <>
+inline constexpr size_t first_size<swv_tensor_options> = 32;
+template <>
+inline constexpr size_t first_size<swv_distribute_options> = 16;
+template <>
+inline constexpr size_t first_size<swv_backward_options> = 20;
+template <>
+inline constexpr size_t first_size<swv_function> = 48;
+template <>
+inline constexpr size_t first_size<swv_clip_options> = 20;
+template <>
+inline constexpr size_t first_size<swv_sgd_options> = 44;
+template <>
+inline constexpr size_t first_size<swv_adamw_options> = 52;
+template <>
+inline constexpr size_t first_size<swv_dispatch_counters> = 40;
+template <>
+inline constexpr size_t first_size<swv_device_cost> = 24;
+template <>
+inline constexpr size_t first_size<swv_segment> = 40;
+
+// How much of a struct both sides know, in bytes: `theirs` is the caller's struct_size, `ours` what
+// the initializer of this version says.
+size_t common_size(size_t theirs, size_t first, size_t ours, const char* argument);
+// That the caller sets no member behind the first `ours` bytes: what it asks for there is not done.
+void check_unknown(const void* given, size_t theirs, size_t ours, const char* argument);
+
+// What the caller knows of a struct, over `defaults`, whose struct_size is ours. (Of what comes with
+// a `drop`: it has to be taken over before anything can fail, so check_options() comes afterwards.)
+template <typename T>
+T known_options(const T& given, T defaults, const char* argument) {
+  static_assert(first_size<T> != 0, "a struct that may grow belongs into the table above");
+  const size_t ours = defaults.struct_size;
+  std::memcpy(&defaults, &given, common_size(given.struct_size, first_size<T>, ours, argument));
+  defaults.struct_size = ours;
   return defaults;
+}
+// `known` is what known_options() gave.
+template <typename T>
+void check_options(const T& given, const T& known, const char* argument) {
+  // Padding has no meaning in any version.
+  constexpr size_t kAlign = alignof(T);
+  check_unknown(&given, given.struct_size, (known.struct_size + kAlign - 1) / kAlign * kAlign,
+                argument);
+}
+
+template <typename T>
+T options(const T* given, T defaults, const char* argument) {
+  if (given == nullptr) return defaults;
+  const T known = known_options(*given, defaults, argument);
+  check_options(*given, known, argument);
+  return known;
 }
 // The same where there are no defaults.
 template <typename T>
-T required_options(const T* given, T defaults, const char* argument, size_t oldest = 0) {
-  return options(&out(given, argument), defaults, argument, oldest);
+T required_options(const T* given, T defaults, const char* argument) {
+  return options(&out(given, argument), defaults, argument);
+}
+
+// Writes the members of a result that the caller knows; struct_size and what it has behind ours stay
+// as they are.
+template <typename T>
+void write_struct(const T& result, T* to, const char* argument) {
+  static_assert(first_size<T> != 0, "a struct that may grow belongs into the table above");
+  const size_t size =
+      common_size(out(to, argument).struct_size, first_size<T>, result.struct_size, argument);
+  constexpr size_t kSkipped = sizeof(result.struct_size);
+  std::memcpy(reinterpret_cast<char*>(to) + kSkipped,
+              reinterpret_cast<const char*>(&result) + kSkipped, size - kSkipped);
 }
 
 // Results.

@@ -93,6 +93,13 @@ class HostFunction : public torch::CustomClassHolder {
   const swv_function function_;
   const std::string name_;
 };
+// Drops the user data of what nothing has taken, for want of memory or because it is wrong.
+struct Drop {
+  const swv_function* function;
+  ~Drop() {
+    if (function != nullptr && function->drop != nullptr) function->drop(function->user_data);
+  }
+};
 using HostFunctionPtr = c10::intrusive_ptr<HostFunction>;
 
 // What a callback that misuses handles is called on stderr.
@@ -231,8 +238,12 @@ struct HostNode : torch::autograd::Function<HostNode> {
 };
 
 HostFunctionPtr host_function(const swv_function* given) {
-  const swv_function f = required_options<swv_function>(given, SWV_FUNCTION_INIT, "function");
+  const swv_function f =
+      known_options<swv_function>(out(given, "function"), SWV_FUNCTION_INIT, "function");
+  Drop drop{&f};
+  check_options(*given, f, "function");
   auto owned = c10::make_intrusive<HostFunction>(f);
+  drop.function = nullptr;
   text_or(f.name, "", "function.name");
   if (f.forward == nullptr) fail_null("function.forward");
   return owned;
@@ -288,8 +299,10 @@ class HostSegment {
 
 void checkpoint(const swv_segment* segment, swv_grad_mode mode, const swv_tensor* const* inputs,
                 size_t num_inputs, swv_tensor** out_outputs, size_t num_outputs) {
-  const swv_segment s = required_options<swv_segment>(segment, SWV_SEGMENT_INIT, "segment");
+  const swv_segment s =
+      known_options<swv_segment>(out(segment, "segment"), SWV_SEGMENT_INIT, "segment");
   const auto owned = std::make_shared<const HostSegment>(s);
+  check_options(*segment, s, "segment");
   text_or(s.name, "", "segment.name");
   if (s.forward == nullptr) fail_null("segment.forward");
   check_outputs(out_outputs, num_outputs);

@@ -32,6 +32,14 @@ swv_buffer c_buffer(const ConstBuffer& b) {
           0};
 }
 
+// Drops the table's self if nothing has taken it.
+struct Self {
+  const swv_backend* table;
+  ~Self() {
+    if (table != nullptr && table->drop != nullptr) table->drop(table->self);
+  }
+};
+
 // What a callback answers may be anything.
 class TableBackend : public Backend {
  public:
@@ -50,7 +58,7 @@ class TableBackend : public Backend {
   absl::StatusOr<Ticket> start(const Call& call) override {
     const std::string tag(call.tag);
     swv_backend_call c = {};
-    c.struct_size = SWV_SIZE_TO(swv_backend_call, tag);
+    c.struct_size = sizeof(c);
     c.op = static_cast<int>(call.op);
     c.reduce_op = static_cast<int>(call.reduce_op);
     c.peer = call.peer;
@@ -100,7 +108,10 @@ class TableBackend : public Backend {
         take(table_.subgroup(table_.self, &g, members.data(), members.size(), key_text.c_str(),
                              timeout_ms(deadline), &table.self));
     if (!status.ok()) return status;
-    return std::make_unique<TableBackend>(std::move(group), table, name_);
+    Self self{&table};
+    auto made = std::make_unique<TableBackend>(std::move(group), table, name_);
+    self.table = nullptr;
+    return made;
   }
 
   void abort(const absl::Status& reason) override {
@@ -111,14 +122,6 @@ class TableBackend : public Backend {
  private:
   const swv_backend table_;
   const std::string name_;
-};
-
-// Drops the table's self if nothing has taken it.
-struct Self {
-  const swv_backend* table;
-  ~Self() {
-    if (table != nullptr && table->drop != nullptr) table->drop(table->self);
-  }
 };
 
 GroupInfo group_info(const swv_group* given) {
@@ -140,8 +143,10 @@ GroupInfo group_info(const swv_group* given) {
 
 swv_world* create_world(const swv_backend* backend, const swv_group* group,
                         const swv_world_options* given) {
-  const swv_backend table = required_options<swv_backend>(backend, SWV_BACKEND_INIT, "backend");
+  const swv_backend table =
+      known_options<swv_backend>(out(backend, "backend"), SWV_BACKEND_INIT, "backend");
   Self self{&table};
+  check_options(*backend, table, "backend");
   std::string name(text(table.name, "backend.name"));
   if (table.start == nullptr) fail_null("backend.start");
   if (table.abort == nullptr) fail_null("backend.abort");
@@ -166,7 +171,8 @@ swv_status* swv_world_create_with_backend(const swv_backend* backend, const swv_
   return guarded(__func__, [&] {
     if (out_world == nullptr) {
       // The backend's self is taken over all the same.
-      const swv_backend table = required_options<swv_backend>(backend, SWV_BACKEND_INIT, "backend");
+      const swv_backend table =
+          known_options<swv_backend>(out(backend, "backend"), SWV_BACKEND_INIT, "backend");
       const Self self{&table};
       fail_null("out_world");
     }

@@ -92,7 +92,11 @@ class Program {
         wanted_[step_] = kRanks;
         break;
       case 'b':
-        expect(code_of(swv_comm_broadcast(comm_, &in, 99, nullptr, nullptr)), SWV_INVALID_ARGUMENT);
+        // Refused by the group, and before it comes to that.
+        expect(code_of(step_ % 2 == 0
+                           ? swv_comm_broadcast(comm_, &in, 99, nullptr, nullptr)
+                           : swv_comm_reduce(comm_, nullptr, &out, SWV_SUM, 0, nullptr, nullptr)),
+               SWV_INVALID_ARGUMENT);
         refused_ |= collecting;
         break;
       case 's': {

@@ -18,11 +18,18 @@ Communicator& communicator(const swv_comm* comm) {
   return *in(comm, "comm").comm;
 }
 
+// A failure says "<argument>.<member>"; nothing is spelled before.
 Buffer checked(const swv_buffer& b, const char* argument) {
   if (b.count < 0) fail_argument(argument, str_cat("has count ", b.count));
-  check_reserved(b.reserved, str_cat(argument, ".reserved").c_str());
-  const Buffer result{b.data, b.count, comm_dtype(b.dtype, str_cat(argument, ".dtype").c_str()),
-                      comm_device(b.device, str_cat(argument, ".device").c_str())};
+  Buffer result;
+  try {
+    check_reserved(b.reserved, ".reserved");
+    result = {b.data, b.count, comm_dtype(b.dtype, ".dtype"), comm_device(b.device, ".device")};
+  } catch (const Failure& failure) {
+    std::string message = failure.what();
+    message.insert(message.find('\'') + 1, argument);
+    fail(failure.code(), std::move(message));
+  }
   if (b.count > std::numeric_limits<int64_t>::max() / element_size(result.dtype)) {
     fail_argument(argument, str_cat("has count ", b.count));
   }
@@ -64,8 +71,15 @@ void issue(const swv_comm* comm, swv_work** out_work, const Operation& operation
   if (c.is_coalescing()) {
     if (out_work != nullptr)
       fail_argument("out_work", "is not NULL while operations are coalesced");
-    const Work work = operation(c);
-    if (work.done()) check(work.wait());
+    Work work;
+    try {
+      work = operation(c);
+    } catch (const Failure& failure) {
+      c.refuse(absl::Status(failure.code(), failure.what()));
+      throw;
+    }
+    // What is refused, or fails, is known; to ask for more would run what a backend holds back.
+    if (work.immediate()) check(work.wait());
     return;
   }
   Owned<swv_work> handle = new_work(out_work);
@@ -215,8 +229,8 @@ swv_status* swv_comm_reduce(swv_comm* comm, const swv_buffer* in, const swv_buff
                             swv_reduce_op op, int32_t root, const swv_call_options* options,
                             swv_work** out_work) {
   return guarded(__func__, [&] {
-    const shardweave::Buffer from = buffer(in, "in");
     issue(comm, out_work, [&](shardweave::Communicator& c) {
+      const shardweave::Buffer from = buffer(in, "in");
       return c.reduce(from, buffer_or_none(out, from.dtype, "out"), reduce_op(op, "op"), root,
                       call_options(options));
     });
@@ -226,8 +240,8 @@ swv_status* swv_comm_reduce(swv_comm* comm, const swv_buffer* in, const swv_buff
 swv_status* swv_comm_gather(swv_comm* comm, const swv_buffer* in, const swv_buffer* out,
                             int32_t root, const swv_call_options* options, swv_work** out_work) {
   return guarded(__func__, [&] {
-    const shardweave::Buffer from = buffer(in, "in");
     issue(comm, out_work, [&](shardweave::Communicator& c) {
+      const shardweave::Buffer from = buffer(in, "in");
       return c.gather(from, buffer_or_none(out, from.dtype, "out"), root, call_options(options));
     });
   });
@@ -236,8 +250,8 @@ swv_status* swv_comm_gather(swv_comm* comm, const swv_buffer* in, const swv_buff
 swv_status* swv_comm_scatter(swv_comm* comm, const swv_buffer* in, const swv_buffer* out,
                              int32_t root, const swv_call_options* options, swv_work** out_work) {
   return guarded(__func__, [&] {
-    const shardweave::Buffer to = buffer(out, "out");
     issue(comm, out_work, [&](shardweave::Communicator& c) {
+      const shardweave::Buffer to = buffer(out, "out");
       return c.scatter(buffer_or_none(in, to.dtype, "in"), to, root, call_options(options));
     });
   });

@@ -9,14 +9,6 @@
 namespace shardweave::capi {
 namespace {
 
-// What there is to say when there is no memory to say it with. Never freed.
-swv_status* out_of_memory() {
-  static swv_status* const status = new swv_status{{}, SWV_RESOURCE_EXHAUSTED, "out of memory"};
-  return status;
-}
-// Made while there is memory.
-[[maybe_unused]] const swv_status* const made_early = out_of_memory();
-
 absl::StatusCode code_of(const c10::Error& error) {
   if (dynamic_cast<const c10::IndexError*>(&error)) return absl::StatusCode::kOutOfRange;
   if (dynamic_cast<const c10::NotImplementedError*>(&error))
@@ -79,7 +71,7 @@ void throw_if_failed(swv_status* status, std::string_view callback) {
   if (!result.ok()) fail(result.code(), str_cat(callback, ": ", std::string(result.message())));
 }
 
-absl::Status absl_status_of_exception() noexcept {
+absl::Status absl_status_of_exception() {
   try {
     throw;
   } catch (const Failure& failure) {

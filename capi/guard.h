@@ -73,10 +73,14 @@ absl::Status take(swv_status* status);
 // The same, thrown.
 void throw_if_failed(swv_status* status, std::string_view callback);
 
+// What there is to say when there is no memory to say it with.
+swv_status* out_of_memory();
+
 // Describes the exception that is being handled; the message begins with `function`.
 swv_status* status_of_exception(const char* function) noexcept;
-// The same as a value, for code that is between callbacks and the library.
-absl::Status absl_status_of_exception() noexcept;
+// The same as a value, for code that is between callbacks and the library. Throws if there is no
+// memory for it.
+absl::Status absl_status_of_exception();
 
 template <typename Body>
 swv_status* guarded(const char* function, const Body& body) noexcept {

@@ -1,14 +1,13 @@
 #include "shardweave/capi/handle.h"
 
+#include <array>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <iterator>
-#include <mutex>
 #include <string>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "shardweave/capi/guard.h"
 #include "shardweave/comm/str_cat.h"
@@ -28,34 +27,81 @@ Mode mode_of_environment() {
 }
 const Mode mode = mode_of_environment();
 
-struct Entry {
-  Kind kind;
-  bool alive;
+constexpr auto kFirst = static_cast<uint32_t>(Kind::kStatus);
+
+// A kind in seven bits: kNone is 0.
+constexpr uint8_t code_of(Kind kind) {
+  return static_cast<uint8_t>(static_cast<uint32_t>(kind) - kFirst + 1);
+}
+constexpr Kind kind_of(uint8_t known) {
+  return static_cast<Kind>((known & 0x7f) - 1u + kFirst);
+}
+
+// What is known of each address: nothing, or a kind and whether it lives. A tree over the bits of an
+// address, whose leaves stand for a megabyte each and come with the first handle there. Reading and
+// writing entries orders nothing: who hands a handle to another thread has to do that.
+class Table {
+ public:
+  static constexpr uint8_t kAlive = 0x80;
+
+  // The entry of `address`; null if there is none, and `make` does not ask for it.
+  std::atomic<uint8_t>* find(const void* address, bool make) {
+    const auto bits = reinterpret_cast<uintptr_t>(address);
+    if (bits % kGrain != 0 || bits >> kAddressBits != 0) return nullptr;
+    Branch* const branch = child(root_[bits >> (kAddressBits - kRootBits)], make);
+    if (branch == nullptr) return nullptr;
+    Leaf* const leaf = child((*branch)[bits >> kLeafShift & (branch->size() - 1)], make);
+    return leaf == nullptr ? nullptr : &(*leaf)[bits / kGrain & (leaf->size() - 1)];
+  }
+
+ private:
+  static constexpr uintptr_t kGrain = 16;  // what operator new aligns to
+  static constexpr int kAddressBits = 48, kRootBits = 14, kLeafShift = 20;
+  using Leaf = std::array<std::atomic<uint8_t>, (1 << kLeafShift) / kGrain>;
+  using Branch = std::array<std::atomic<Leaf*>, 1 << (kAddressBits - kRootBits - kLeafShift)>;
+
+  template <typename T>
+  static T* child(std::atomic<T*>& slot, bool make) {
+    T* there = slot.load(std::memory_order_acquire);
+    if (there != nullptr || !make) return there;
+    auto made = std::make_unique<T>();
+    if (slot.compare_exchange_strong(there, made.get(), std::memory_order_acq_rel)) {
+      return made.release();
+    }
+    return there;
+  }
+
+  std::array<std::atomic<Branch*>, 1 << kRootBits> root_ = {};
 };
+static_assert(__STDCPP_DEFAULT_NEW_ALIGNMENT__ >= 16);
 
 // Never destroyed: handles may be freed while the process ends.
-struct Table {
-  std::mutex mutex;
-  absl::flat_hash_map<const void*, Entry> entries;  // guarded by mutex, as are
-  std::deque<void*> kept;                           // oldest first
-  int64_t alive = 0;
-};
 Table& table() {
   static Table* const instance = new Table;
   return *instance;
 }
 
-// What is wrong with a handle; empty: nothing. The caller holds the mutex.
-std::string misuse_of(const void* handle, Kind wanted) {
-  const auto found = table().entries.find(handle);
-  if (found == table().entries.end()) return "is no handle";
-  if (!found->second.alive) {
-    return str_cat("is a ", name_of(found->second.kind), " that was freed");
-  }
-  if (found->second.kind != wanted) {
-    return str_cat("is a ", name_of(found->second.kind), "; wanted a ", name_of(wanted));
-  }
-  return "";
+std::atomic<int64_t> alive{0};
+
+// The memory of freed handles whose addresses are not used again yet: a ring.
+std::array<std::atomic<void*>, kKept> kept;
+std::atomic<size_t> next_kept{0};
+
+constexpr uint8_t living(Kind kind) {
+  return Table::kAlive | code_of(kind);
+}
+
+// What is wrong with a handle of which this is known.
+std::string misuse_of(uint8_t known, Kind wanted) {
+  if (known == 0) return "is no handle";
+  const std::string_view name = name_of(kind_of(known));
+  if ((known & Table::kAlive) == 0) return str_cat("is a ", name, " that was freed");
+  return str_cat("is a ", name, "; wanted a ", name_of(wanted));
+}
+
+uint8_t known_of(const void* handle) {
+  const std::atomic<uint8_t>* const entry = table().find(handle, false);
+  return entry == nullptr ? 0 : entry->load(std::memory_order_relaxed);
 }
 
 // From Kind::kStatus on.
@@ -65,52 +111,62 @@ constexpr std::string_view kNames[] = {"swv_status", "swv_string",       "swv_wo
                                        "swv_tensor", "swv_op",           "swv_function_context",
                                        "swv_module", "swv_plan",         "swv_optimizer",
                                        "swv_trace",  "swv_module_scope", "swv_random_scope"};
-constexpr auto kFirst = static_cast<uint32_t>(Kind::kStatus);
 static_assert(kFirst + std::size(kNames) == static_cast<uint32_t>(Kind::kRandomScope) + 1);
+static_assert(std::size(kNames) < Table::kAlive);
 
 }  // namespace
 
 const bool check_handles = mode != Mode::kOff;
+
+swv_status* out_of_memory() {
+  // Never freed.
+  static swv_status* const status = [] {
+    auto* made = new swv_status{{}, SWV_RESOURCE_EXHAUSTED, "out of memory"};
+    if (check_handles) enter_uncounted(made);
+    return made;
+  }();
+  return status;
+}
+// Made while there is memory, and when check_handles is known.
+[[maybe_unused]] static const swv_status* const made_early = out_of_memory();
 
 std::string_view name_of(Kind kind) {
   const uint32_t i = static_cast<uint32_t>(kind) - kFirst;  // large for what is below
   return i < std::size(kNames) ? kNames[i] : "no handle";
 }
 
+void enter_uncounted(const HandleBase* handle) {
+  table().find(handle, true)->store(living(handle->kind), std::memory_order_relaxed);
+}
+
 void enter(const HandleBase* handle) {
-  std::lock_guard lock(table().mutex);
-  table().entries[handle] = {handle->kind, true};
-  ++table().alive;
+  enter_uncounted(handle);
+  alive.fetch_add(1, std::memory_order_relaxed);
 }
 
 bool leave(const void* handle, Kind kind, const char* function) {
-  std::string misuse;
-  {
-    std::lock_guard lock(table().mutex);
-    misuse = misuse_of(handle, kind);
-    if (misuse.empty()) {
-      table().entries[handle].alive = false;
-      --table().alive;
-      return true;
-    }
+  std::atomic<uint8_t>* const entry = table().find(handle, false);
+  uint8_t known = living(kind);
+  // Of two threads that free it one is told.
+  if (entry != nullptr &&
+      entry->compare_exchange_strong(known, code_of(kind), std::memory_order_relaxed)) {
+    alive.fetch_sub(1, std::memory_order_relaxed);
+    return true;
   }
-  report_misuse(function, str_cat("the argument ", misuse));
+  report_misuse(function, str_cat("the argument ", misuse_of(entry == nullptr ? 0 : known, kind)));
   return false;
 }
 
 void keep_memory(void* memory) {
-  std::lock_guard lock(table().mutex);
-  table().kept.push_back(memory);
-  if (table().kept.size() <= kKept) return;
-  table().entries.erase(table().kept.front());
-  ::operator delete(table().kept.front());
-  table().kept.pop_front();
+  const size_t place = next_kept.fetch_add(1, std::memory_order_relaxed) % kept.size();
+  void* const oldest = kept[place].exchange(memory, std::memory_order_acq_rel);
+  if (oldest == nullptr) return;
+  table().find(oldest, true)->store(0, std::memory_order_relaxed);
+  ::operator delete(oldest);
 }
 
 int64_t live_handles() {
-  if (!check_handles) return -1;
-  std::lock_guard lock(table().mutex);
-  return table().alive;
+  return check_handles ? alive.load(std::memory_order_relaxed) : -1;
 }
 
 void fail_null(const char* argument) {
@@ -118,12 +174,10 @@ void fail_null(const char* argument) {
 }
 
 void check_handle(const void* handle, Kind wanted, const char* argument) {
-  std::string misuse;
-  {
-    std::lock_guard lock(table().mutex);
-    misuse = misuse_of(handle, wanted);
-  }
-  if (misuse.empty()) return;
+  const uint8_t known = known_of(handle);
+  if (known == living(wanted)) [[likely]]
+    return;
+  const std::string misuse = misuse_of(known, wanted);
   if (mode == Mode::kAbort) report_misuse(argument, misuse);
   fail_argument(argument, misuse);
 }

@@ -8,7 +8,8 @@
 // A handle starts with its kind, which is looked at on every use. With SWV_CHECK_HANDLES=1 every
 // handle is also in a table, with its state: then handles that were freed, and pointers that never
 // were handles, are found without touching their memory. The memory of the last freed ones is kept,
-// so that their addresses are not given out again at once.
+// so that their addresses are not given out again at once. The table has no lock: one that every
+// call takes would order the calls of all threads, and hide their races from ThreadSanitizer.
 #pragma once
 
 #include <cstdint>
@@ -58,6 +59,7 @@ extern const bool check_handles;
 
 // Of the checked mode.
 void enter(const HandleBase* handle);
+void enter_uncounted(const HandleBase* handle);                   // of what is never freed
 bool leave(const void* handle, Kind kind, const char* function);  // false: misuse, was reported
 void keep_memory(void* memory);
 int64_t live_handles();
@@ -71,9 +73,10 @@ void report_misuse(const char* function, std::string_view what);
 
 template <typename H, typename... Args>
 H* make(Args&&... args) {
-  H* handle = new H{{}, std::forward<Args>(args)...};
-  if (check_handles) enter(handle);
-  return handle;
+  if (!check_handles) return new H{{}, std::forward<Args>(args)...};
+  std::unique_ptr<H> handle(new H{{}, std::forward<Args>(args)...});
+  enter(handle.get());  // for which there may be no memory
+  return handle.release();
 }
 
 // The handle behind a pointer that a caller has given.

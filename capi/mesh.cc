@@ -230,11 +230,10 @@ swv_status* swv_mesh_cost_model(const swv_mesh* mesh, swv_link_cost* links, size
     size_t& count = out(out_count, "out_count");
     if (links == nullptr && capacity != 0) fail_null("links");
     if (out_device != nullptr) {
-      swv_device_cost device =
-          required_options<swv_device_cost>(out_device, SWV_DEVICE_COST_INIT, "out_device");
+      swv_device_cost device = SWV_DEVICE_COST_INIT;
       device.flops = model.device.flops;
       device.bandwidth = model.device.bandwidth;
-      std::memcpy(out_device, &device, sizeof(device));
+      write_struct(device, out_device, "out_device");
     }
     count = model.links.size();
     for (size_t i = 0; i < std::min(count, capacity); ++i) {
@@ -287,16 +286,15 @@ void swv_random_scope_free(swv_random_scope* random_scope) {
 
 swv_status* swv_mesh_dispatch_counters(const swv_mesh* mesh, swv_dispatch_counters* out_counters) {
   return guarded(__func__, [&] {
-    swv_dispatch_counters result = required_options<swv_dispatch_counters>(
-        out_counters, SWV_DISPATCH_COUNTERS_INIT, "out_counters",
-        SWV_SIZE_TO(swv_dispatch_counters, gathered_operators));
     const shardweave::DispatchCounters c = shardweave::dispatch_counters(mesh_ptr(mesh));
+    swv_dispatch_counters result = SWV_DISPATCH_COUNTERS_INIT;
     result.operators = c.operators;
     result.cache_misses = c.cache_misses;
     result.implicit_redistributions = c.implicit_redistributions;
     result.gathered_operators = c.gathered_operators;
     result.remembered_uses = c.remembered_uses;
     result.remembered_bytes = c.remembered_bytes;
-    std::memcpy(out_counters, &result, std::min(sizeof(result), out_counters->struct_size));
+    result.unsharded_weights = c.unsharded_weights;
+    write_struct(result, out_counters, "out_counters");
   });
 }

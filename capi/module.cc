@@ -1,5 +1,6 @@
 // Modules, plans and optimizers.
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <unordered_set>
 
@@ -16,38 +17,73 @@
 namespace shardweave::capi {
 namespace {
 
+struct Named {
+  std::string fqn;
+  at::Tensor tensor;
+};
+
+enum class Slot { kParameter, kBuffer };
+
 // Holds what the host registers; a child per part of a name.
 class HostModule : public torch::nn::Module {
  public:
   HostModule() : torch::nn::Module("HostModule") {}
 
-  // The module that `fqn` lies in, made if it is not there, and the last part of the name.
-  std::pair<HostModule*, std::string> place_of(std::string_view fqn) {
-    HostModule* module = this;
-    while (true) {
-      const size_t dot = fqn.find('.');
-      const std::string part(fqn.substr(0, dot));
-      if (dot == std::string_view::npos) return {module, part};
-      auto child = module->children_by_name_.find(part);
-      if (child == module->children_by_name_.end()) {
-        auto made = module->register_module(part, std::make_shared<HostModule>());
-        child = module->children_by_name_.emplace(part, made.get()).first;
-      }
-      module = child->second;
-      fqn.remove_prefix(dot + 1);
-    }
+  HostModule* child(const std::string& part) const {
+    const auto found = children_by_name_.find(part);
+    return found == children_by_name_.end() ? nullptr : found->second;
+  }
+  HostModule* make_child(const std::string& part) {
+    if (HostModule* there = child(part)) return there;
+    auto made = register_module(part, std::make_shared<HostModule>());
+    children_by_name_.emplace(part, made.get());
+    return made.get();
   }
 
  private:
   std::map<std::string, HostModule*> children_by_name_;
 };
 
+// A method of a file, with its schema as calls need it.
+struct Method {
+  torch::jit::Function* function;
+  Signature signature;
+};
+
+// What a host has registered, found by name and by number without going through all of it.
+class Registry {
+ public:
+  torch::nn::Module& module() const { return *root_; }
+
+  void add(std::string_view fqn, const at::Tensor& t, Slot slot);
+  // Null: there is none.
+  const at::Tensor* find(std::string_view fqn) const {
+    const auto found = by_name_.find(fqn);
+    return found == by_name_.end() ? nullptr : &found->second;
+  }
+  // Each tensor once, by its first name, as PyTorch's named_parameters(): those of a module before
+  // those of its children. Put together again after something was added.
+  const std::vector<Named>& tensors(Slot slot) const;
+  // By all of their names.
+  std::vector<Named> all_names(Slot slot) const;
+
+ private:
+  void check_free(std::string_view fqn) const;
+  [[noreturn]] void fail_exists(std::string_view fqn) const;
+
+  std::shared_ptr<HostModule> root_ = std::make_shared<HostModule>();
+  std::map<std::string, at::Tensor, std::less<>> by_name_;
+  mutable std::optional<std::vector<Named>> listed_[2];
+};
+
 }  // namespace
 }  // namespace shardweave::capi
 
 struct swv_module : shardweave::capi::Handle<shardweave::capi::Kind::kModule> {
-  std::shared_ptr<shardweave::capi::HostModule> module;
-  std::optional<torch::jit::Module> script;  // of a file; its tensors are in `module` too
+  shardweave::capi::Registry tensors;
+  std::optional<torch::jit::Module> script;  // of a file; its tensors are in `tensors` too
+  // Those that were called.
+  mutable std::map<std::string, shardweave::capi::Method, std::less<>> methods;
 };
 
 struct swv_plan : shardweave::capi::Handle<shardweave::capi::Kind::kPlan> {
@@ -61,112 +97,105 @@ struct swv_optimizer : shardweave::capi::Handle<shardweave::capi::Kind::kOptimiz
 namespace shardweave::capi {
 namespace {
 
-struct Named {
-  std::string fqn;
-  at::Tensor tensor;
-};
-
-enum class Slot { kParameter, kBuffer };
-
-// By all of their names.
-std::vector<Named> all_names(const swv_module& module, Slot slot) {
+std::vector<Named> Registry::all_names(Slot slot) const {
   std::vector<Named> all;
-  const auto items =
-      slot == Slot::kParameter ? module.module->named_parameters() : module.module->named_buffers();
+  const auto items = slot == Slot::kParameter ? root_->named_parameters() : root_->named_buffers();
   for (const auto& item : items) all.push_back({item.key(), item.value()});
   return all;
 }
 
-// Each tensor once, by its first name, as PyTorch's named_parameters().
-std::vector<Named> tensors_of(const swv_module& module, Slot slot) {
-  std::vector<Named> all = all_names(module, slot);
+const std::vector<Named>& Registry::tensors(Slot slot) const {
+  std::optional<std::vector<Named>>& listed = listed_[static_cast<int>(slot)];
+  if (listed.has_value()) return *listed;
+  std::vector<Named> all = all_names(slot);
   std::unordered_set<const c10::TensorImpl*> seen;
   std::erase_if(all, [&](const Named& named) {
     return !seen.insert(named.tensor.unsafeGetTensorImpl()).second;
   });
-  return all;
+  return listed.emplace(std::move(all));
 }
 
-// Checked before anything is registered: register_parameter would leave half of it.
-void check_fqn(const swv_module& module, std::string_view fqn) {
-  for (size_t begin = 0;;) {
-    const size_t dot = fqn.find('.', begin);
-    if (fqn.substr(begin, dot - begin).empty()) {
-      fail_argument("fqn", str_cat("is '", fqn, "'; a part of the name is empty"));
-    }
-    if (dot == std::string_view::npos) break;
-    begin = dot + 1;
-  }
+void Registry::fail_exists(std::string_view fqn) const {
   const auto clash = [&](std::string_view there) {
     return there == fqn || (there.starts_with(fqn) && there[fqn.size()] == '.') ||
            (fqn.starts_with(there) && fqn[there.size()] == '.');
   };
   for (Slot slot : {Slot::kParameter, Slot::kBuffer}) {
-    for (const Named& named : all_names(module, slot)) {
-      if (clash(named.fqn)) {
-        fail(absl::StatusCode::kAlreadyExists,
-             str_cat("argument 'fqn' is '", fqn, "'; the module has '", named.fqn, "'"));
-      }
+    for (const Named& named : all_names(slot)) {
+      if (!clash(named.fqn)) continue;
+      fail(absl::StatusCode::kAlreadyExists,
+           str_cat("argument 'fqn' is '", fqn, "'; the module has '", named.fqn, "'"));
     }
   }
+  fail(absl::StatusCode::kInternal, str_cat("argument 'fqn' is '", fqn, "', which is taken"));
 }
 
-void add(const swv_module& module, std::string_view fqn, const at::Tensor& t, Slot slot) {
-  check_fqn(module, fqn);
+// Before anything is registered: register_parameter would leave half of it.
+void Registry::check_free(std::string_view fqn) const {
+  if (fqn.empty() || fqn.front() == '.' || fqn.back() == '.' ||
+      fqn.find("..") != std::string_view::npos) {
+    fail_argument("fqn", str_cat("is '", fqn, "'; a part of the name is empty"));
+  }
+  const HostModule* module = root_.get();  // where the part is; null: nowhere yet
+  for (size_t begin = 0, dot = 0; dot != std::string_view::npos; begin = dot + 1) {
+    dot = fqn.find('.', begin);
+    if (find(fqn.substr(0, dot)) != nullptr) fail_exists(fqn);
+    if (module != nullptr) module = module->child(std::string(fqn.substr(begin, dot - begin)));
+  }
+  if (module != nullptr) fail_exists(fqn);  // a module has this name
+}
+
+void Registry::add(std::string_view fqn, const at::Tensor& t, Slot slot) {
+  check_free(fqn);
   if (slot == Slot::kParameter && (!t.is_leaf() || !(t.is_floating_point() || t.is_complex()))) {
     fail_argument("tensor", t.is_leaf() ? "has integers; a parameter requires grad"
                                         : "is no leaf: it is the result of an operator");
   }
-  auto [place, name] = module.module->place_of(fqn);
-  if (slot == Slot::kParameter) {
-    place->register_parameter(name, t);
-  } else {
-    place->register_buffer(name, t);
+  HostModule* place = root_.get();
+  std::string_view rest = fqn;
+  for (size_t dot; (dot = rest.find('.')) != std::string_view::npos; rest.remove_prefix(dot + 1)) {
+    place = place->make_child(std::string(rest.substr(0, dot)));
   }
+  at::Tensor there = slot == Slot::kParameter ? place->register_parameter(std::string(rest), t)
+                                              : place->register_buffer(std::string(rest), t);
+  by_name_.emplace(fqn, std::move(there));
+  listed_[static_cast<int>(slot)].reset();
 }
 
 swv_module* load(const char* path) {
   const std::string file(text(path, "path"));
   auto script = torch::jit::load(file);
-  auto* result = make<swv_module>(std::make_shared<HostModule>(), std::optional(script));
-  try {
-    for (const auto& p : script.named_parameters()) add(*result, p.name, p.value, Slot::kParameter);
-    for (const auto& b : script.named_buffers()) add(*result, b.name, b.value, Slot::kBuffer);
-  } catch (...) {
-    release(result, "swv_module_load");
-    throw;
-  }
-  return result;
+  Owned<swv_module> result(make<swv_module>(Registry(), std::optional(script)));
+  Registry& tensors = result->tensors;
+  for (const auto& p : script.named_parameters()) tensors.add(p.name, p.value, Slot::kParameter);
+  for (const auto& b : script.named_buffers()) tensors.add(b.name, b.value, Slot::kBuffer);
+  return result.release();
 }
 
-void write_named(std::vector<Named> all, size_t index, const char* what, swv_string** out_fqn,
-                 swv_tensor** out_tensor) {
+void write_named(const std::vector<Named>& all, size_t index, const char* what,
+                 swv_string** out_fqn, swv_tensor** out_tensor) {
   if (index >= all.size()) {
     fail(absl::StatusCode::kOutOfRange,
          str_cat("argument 'index' is ", index, " of ", all.size(), " ", what));
   }
-  Owned<swv_string> fqn(out_fqn == nullptr ? nullptr : new_string(std::move(all[index].fqn)));
-  if (out_tensor != nullptr) *out_tensor = make<swv_tensor>(std::move(all[index].tensor));
+  Owned<swv_string> fqn(out_fqn == nullptr ? nullptr : new_string(all[index].fqn));
+  if (out_tensor != nullptr) *out_tensor = make<swv_tensor>(all[index].tensor);
   if (out_fqn != nullptr) *out_fqn = fqn.release();
 }
 
-swv_tensor* get(const swv_module& module, std::string_view fqn) {
+swv_tensor* get(const Registry& tensors, std::string_view fqn) {
+  if (const at::Tensor* found = tensors.find(fqn)) return make<swv_tensor>(*found);
   std::vector<std::string> names;
   for (Slot slot : {Slot::kParameter, Slot::kBuffer}) {
-    for (const Named& named : all_names(module, slot)) {
-      if (named.fqn == fqn) return make<swv_tensor>(named.tensor);
-      names.push_back(named.fqn);
-    }
+    for (Named& named : tensors.all_names(slot)) names.push_back(std::move(named.fqn));
   }
   fail(absl::StatusCode::kNotFound,
        str_cat("argument 'fqn': the module has no '", fqn, "'", suggestion(fqn, names)));
 }
 
-void call_method(const swv_module& module, std::string_view name, swv_grad_mode mode,
-                 const GivenArguments& given, swv_value* results, size_t capacity,
-                 size_t* out_num_results) {
-  if (!module.script.has_value()) {
-    fail_argument("module", "was not loaded: its forward is the host's own code");
+const Method& method_of(const swv_module& module, std::string_view name) {
+  if (const auto found = module.methods.find(name); found != module.methods.end()) {
+    return found->second;
   }
   const auto method = module.script->find_method(std::string(name));
   if (!method.has_value()) {
@@ -175,8 +204,18 @@ void call_method(const swv_module& module, std::string_view name, swv_grad_mode 
     fail(absl::StatusCode::kNotFound,
          str_cat("argument 'method': there is no '", name, "'", suggestion(name, names)));
   }
-  Signature signature(method->function().getSchema());
-  signature.arguments.erase(signature.arguments.begin());  // self
+  Method made{&method->function(), Signature(method->function().getSchema())};
+  made.signature.arguments.erase(made.signature.arguments.begin());  // self
+  return module.methods.emplace(name, std::move(made)).first->second;
+}
+
+void call_method(const swv_module& module, std::string_view name, swv_grad_mode mode,
+                 const GivenArguments& given, swv_value* results, size_t capacity,
+                 size_t* out_num_results) {
+  if (!module.script.has_value()) {
+    fail_argument("module", "was not loaded: its forward is the host's own code");
+  }
+  const auto& [function, signature] = method_of(module, name);
   const CallMode call_mode(mode, "mode");
   check_capacity(signature, results, capacity);
   CallStack stack;
@@ -186,7 +225,7 @@ void call_method(const swv_module& module, std::string_view name, swv_grad_mode 
     fail(absl::StatusCode::kInvalidArgument,
          str_cat(name, ": ", mismatch, "; its schema is ", signature.text));
   }
-  method->function().run(stack.values);
+  function->run(stack.values);
   if (stack.values.size() == 1 && stack.values[0].isTuple()) {  // several results
     const auto tuple = stack.values[0].toTuple();
     stack.values.clear();
@@ -198,7 +237,7 @@ void call_method(const swv_module& module, std::string_view name, swv_grad_mode 
 void distribute(const swv_module* module, const swv_mesh* mesh, const swv_plan* plan,
                 const swv_distribute_options* options) {
   const CallMode mode(SWV_GRAD, "mode");
-  distribute_module(*in(module, "module").module, in(mesh, "mesh").mesh,
+  distribute_module(in(module, "module").tensors.module(), in(mesh, "mesh").mesh,
                     plan == nullptr ? ParameterPlan() : in(plan, "plan").plan,
                     distribute_options(options), kHost);
 }
@@ -238,8 +277,7 @@ swv_optimizer* new_optimizer(const swv_tensor* const* parameters, size_t num_par
 using namespace shardweave::capi;  // NOLINT: this file is the C interface of it
 
 swv_status* swv_module_create(swv_module** out_module) {
-  return guarded(__func__, out_module, "out_module",
-                 [&] { return make<swv_module>(std::make_shared<HostModule>(), std::nullopt); });
+  return guarded(__func__, out_module, "out_module", [&] { return make<swv_module>(); });
 }
 
 swv_status* swv_module_load(const char* path, swv_module** out_module) {
@@ -253,45 +291,46 @@ void swv_module_free(swv_module* module) {
 swv_status* swv_module_add_parameter(swv_module* module, const char* fqn,
                                      const swv_tensor* tensor) {
   return guarded(__func__, [&] {
-    add(in(module, "module"), text(fqn, "fqn"), in(tensor, "tensor").tensor, Slot::kParameter);
+    in(module, "module")
+        .tensors.add(text(fqn, "fqn"), in(tensor, "tensor").tensor, Slot::kParameter);
   });
 }
 
 swv_status* swv_module_add_buffer(swv_module* module, const char* fqn, const swv_tensor* tensor) {
   return guarded(__func__, [&] {
-    add(in(module, "module"), text(fqn, "fqn"), in(tensor, "tensor").tensor, Slot::kBuffer);
+    in(module, "module").tensors.add(text(fqn, "fqn"), in(tensor, "tensor").tensor, Slot::kBuffer);
   });
 }
 
 swv_status* swv_module_num_parameters(const swv_module* module, size_t* out_num) {
   return guarded(__func__, out_num, "out_num",
-                 [&] { return tensors_of(in(module, "module"), Slot::kParameter).size(); });
+                 [&] { return in(module, "module").tensors.tensors(Slot::kParameter).size(); });
 }
 
 swv_status* swv_module_parameter(const swv_module* module, size_t index, swv_string** out_fqn,
                                  swv_tensor** out_tensor) {
   return guarded(__func__, [&] {
-    write_named(tensors_of(in(module, "module"), Slot::kParameter), index, "parameters", out_fqn,
-                out_tensor);
+    write_named(in(module, "module").tensors.tensors(Slot::kParameter), index, "parameters",
+                out_fqn, out_tensor);
   });
 }
 
 swv_status* swv_module_num_buffers(const swv_module* module, size_t* out_num) {
   return guarded(__func__, out_num, "out_num",
-                 [&] { return tensors_of(in(module, "module"), Slot::kBuffer).size(); });
+                 [&] { return in(module, "module").tensors.tensors(Slot::kBuffer).size(); });
 }
 
 swv_status* swv_module_buffer(const swv_module* module, size_t index, swv_string** out_fqn,
                               swv_tensor** out_tensor) {
   return guarded(__func__, [&] {
-    write_named(tensors_of(in(module, "module"), Slot::kBuffer), index, "buffers", out_fqn,
+    write_named(in(module, "module").tensors.tensors(Slot::kBuffer), index, "buffers", out_fqn,
                 out_tensor);
   });
 }
 
 swv_status* swv_module_get(const swv_module* module, const char* fqn, swv_tensor** out_tensor) {
   return guarded(__func__, out_tensor, "out_tensor",
-                 [&] { return get(in(module, "module"), text(fqn, "fqn")); });
+                 [&] { return get(in(module, "module").tensors, text(fqn, "fqn")); });
 }
 
 swv_status* swv_module_call(const swv_module* module, const char* method, swv_grad_mode mode,
@@ -340,8 +379,9 @@ swv_status* swv_module_distribute(const swv_module* module, const swv_mesh* mesh
 }
 
 swv_status* swv_module_finish_grad_sync(const swv_module* module) {
-  return guarded(__func__,
-                 [&] { shardweave::finish_grad_sync(*in(module, "module").module, kHost); });
+  return guarded(__func__, [&] {
+    shardweave::finish_grad_sync(in(module, "module").tensors.module(), kHost);
+  });
 }
 
 swv_status* swv_finish_grad_sync(const swv_tensor* const* parameters, size_t num_parameters) {
@@ -356,7 +396,7 @@ swv_status* swv_clip_grad_norm(const swv_tensor* const* parameters, size_t num_p
 }
 
 swv_status* swv_module_zero_grad(const swv_module* module) {
-  return guarded(__func__, [&] { in(module, "module").module->zero_grad(); });
+  return guarded(__func__, [&] { in(module, "module").tensors.module().zero_grad(); });
 }
 
 swv_status* swv_optimizer_create_sgd(const swv_tensor* const* parameters, size_t num_parameters,

@@ -1,5 +1,8 @@
 // Operators of LibTorch by name.
 #include <algorithm>
+#include <array>
+#include <atomic>
+#include <iterator>
 
 #include "ATen/EmptyTensor.h"
 #include "ATen/core/dispatch/Dispatcher.h"
@@ -17,12 +20,55 @@ struct Overload {
   Signature signature;
 };
 
+// kLenient: also numbers for tensors, and single numbers for lists.
+constexpr Match kMatches[] = {Match::kExact, Match::kLenient};
+
+// Which overload was taken for arguments of which kinds. Any thread: an entry is one word, and says
+// both.
+class Choices {
+ public:
+  struct Choice {
+    uint8_t overload;
+    uint8_t match;
+  };
+
+  // The kinds of arguments whose fit they decide alone, in a word; 0: not of these.
+  static uint64_t kinds_of(const GivenArguments& given) {
+    if (!given.names.empty() || given.values.size() > kMost) return 0;
+    uint64_t kinds = given.values.size() + 1;
+    for (const swv_value& v : given.values) {
+      // "channels_last" fits where "mean" does not; nor do lists of tensors with holes in them.
+      if (v.kind == SWV_VALUE_STRING || v.kind == SWV_VALUE_TENSORS) return 0;
+      kinds = kinds << 4 | static_cast<uint64_t>(v.kind);
+    }
+    return kinds;
+  }
+  std::optional<Choice> find(uint64_t kinds) const {
+    const uint64_t entry = entries_[place(kinds)].load(std::memory_order_relaxed);
+    if (entry >> 16 != kinds) return std::nullopt;
+    return Choice{static_cast<uint8_t>(entry), static_cast<uint8_t>(entry >> 8)};
+  }
+  void keep(uint64_t kinds, size_t overload, size_t match) {
+    if (overload > 0xff) return;
+    entries_[place(kinds)].store(kinds << 16 | match << 8 | overload, std::memory_order_relaxed);
+  }
+
+ private:
+  static constexpr size_t kMost = 11;  // 4 bits each, and their number, in 48
+  static constexpr size_t kEntries = 8;
+  static size_t place(uint64_t kinds) { return (kinds * 0x9e3779b97f4a7c15) >> 61; }
+
+  std::array<std::atomic<uint64_t>, kEntries> entries_ = {};
+};
+static_assert(SWV_VALUE_FLOATS < 16);
+
 }  // namespace
 }  // namespace shardweave::capi
 
 struct swv_op : shardweave::capi::Handle<shardweave::capi::Kind::kOp> {
   std::string name;
   std::vector<shardweave::capi::Overload> overloads;  // at least one
+  mutable shardweave::capi::Choices choices = {};
 };
 
 namespace shardweave::capi {
@@ -95,9 +141,22 @@ void check_names(const swv_op& op, const GivenArguments& given) {
 
 // The overload whose arguments fit; they are on the stack then.
 const Overload& choose(const swv_op& op, const GivenArguments& given, c10::Stack& stack) {
-  for (const Match match : {Match::kExact, Match::kLenient}) {
-    for (const Overload& overload : op.overloads) {
-      if (push_arguments(overload.signature, given, match, stack, nullptr)) return overload;
+  const uint64_t kinds = op.overloads.size() == 1 ? 0 : Choices::kinds_of(given);
+  if (kinds != 0) {
+    if (const auto known = op.choices.find(kinds)) {
+      const Overload& overload = op.overloads[known->overload];
+      if (push_arguments(overload.signature, given, kMatches[known->match], stack, nullptr))
+        return overload;
+      stack.clear();
+    }
+  }
+  for (size_t match = 0; match < std::size(kMatches); ++match) {
+    for (size_t i = 0; i < op.overloads.size(); ++i) {
+      const Overload& overload = op.overloads[i];
+      if (push_arguments(overload.signature, given, kMatches[match], stack, nullptr)) {
+        if (kinds != 0) op.choices.keep(kinds, i, match);
+        return overload;
+      }
       stack.clear();
     }
   }

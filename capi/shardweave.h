@@ -64,14 +64,19 @@
  * other arrays are copied into the caller's memory, as many elements as it has room for, and the
  * full number is reported (out_count), so that a call with no room asks for the number.
  *
- * Structs that may grow begin with struct_size, which the SWV_..._INIT initializers fill in;
- * members behind what the caller knows keep their defaults. A pointer to options may be NULL: all
- * defaults. reserved members must be 0. Flags (swv_bool) are 0 or 1. Enumerations are int32_t whose
- * numbers never change; a number that is none of them is an error.
+ * Structs that may grow begin with struct_size, which the SWV_..._INIT initializers fill in (it
+ * ends with the last member, which sizeof need not). Caller and library may be of different
+ * versions: members that the caller does not have keep their defaults, or are not written; members
+ * that the library does not have must be 0, else SWV_UNIMPLEMENTED, and are not written; 0 is the
+ * default of every member that comes later. Of a struct that the library passes to a callback,
+ * struct_size is the library's. A pointer to options may be NULL: all defaults. reserved members
+ * must be 0. Flags (swv_bool) are 0 or 1. Enumerations are int32_t whose numbers never change; a
+ * number that is none of them is an error.
  *
  * Callbacks return a status as functions here do, and the library takes it over. A callback that is
  * kept beyond the call comes with `drop`, which runs exactly once when the library has done with
- * it, also if the call that took it failed.
+ * it, also if the call that took it failed. (Not if struct_size is no size: then there is no drop
+ * to find.)
  *
  * Threads. A rank (its world, meshes, tensors, modules, optimizers) may be driven from any thread,
  * and from another thread at every call, but by one thread at a time; different ranks run in
@@ -124,13 +129,13 @@ typedef int32_t swv_bool; /* 0 or 1 */
  * may also break: capi/CHANGELOG.md says so, and the library's soname changes. */
 
 #define SWV_VERSION_MAJOR 0
-#define SWV_VERSION_MINOR 1
+#define SWV_VERSION_MINOR 2
 #define SWV_VERSION_PATCH 0
 #define SWV_VERSION (SWV_VERSION_MAJOR * 1000000 + SWV_VERSION_MINOR * 1000 + SWV_VERSION_PATCH)
 
 /* SWV_VERSION as the library was built. */
 SWV_API int32_t swv_version(void);
-/* "0.1.0; LibTorch 2.11.0; backends inproc, gloo, counting". Lives as long as the library. */
+/* "0.2.0; LibTorch 2.11.0; backends inproc, gloo, counting". Lives as long as the library. */
 SWV_API const char* swv_build_info(void);
 
 /* ---- Handles --------------------------------------------------------------------------------- */
@@ -421,7 +426,7 @@ SWV_API void swv_work_free(swv_work* work);
  *   an operation with out_work NULL     is issued and collected; it returns without waiting, with
  *                                       an error only if it was refused. Its memory is in use until
  *                                       the coalescing's end.
- *   an operation with out_work          SWV_INVALID_ARGUMENT; nothing is issued
+ *   an operation with out_work          SWV_INVALID_ARGUMENT; nothing is issued, nothing changes
  *   swv_comm_coalesce                   SWV_INVALID_ARGUMENT; nothing changes
  *   swv_coalescing_finish               is the end: one work for all that was collected; out_work
  *                                       NULL waits. It fails with the first error of all,
@@ -430,10 +435,15 @@ SWV_API void swv_work_free(swv_work* work);
  *                                       it ends, and frees; the error is swv_comm_health's
  *   what needs its result at once       (swv_comm_split, swv_comm_subgroup, operators on tensors of
  *                                       the mesh) waits for itself, as ever
+ *   a group that is split from it       is idle, and has a state of its own
  *   swv_comm_free                       the coalescing keeps the group alive
- *   swv_comm_abort                      all that was collected fails
- * Once finished, swv_coalescing_finish is SWV_INVALID_ARGUMENT, swv_coalescing_free only frees, and
- * the group is idle: it may be coalesced again. */
+ *   swv_comm_abort                      all that was collected and is not done fails, and all that
+ *                                       comes; the state stays, and ends as above
+ * Once finished, swv_coalescing_finish is SWV_INVALID_ARGUMENT, swv_coalescing_free only frees,
+ * and the group is idle: it may be coalesced again. The work outlives the handles of its
+ * coalescing and its group; it may be freed without a wait, and its memory is in use until it is
+ * done all the same. A group whose handles and works are all freed has left: what is under way
+ * in it fails on the others with SWV_UNAVAILABLE. */
 SWV_API SWV_MUST_USE swv_status* swv_comm_coalesce(swv_comm* comm, swv_coalescing** out_coalescing);
 SWV_API SWV_MUST_USE swv_status* swv_coalescing_finish(swv_coalescing* coalescing,
                                                        swv_work** out_work);
@@ -1233,9 +1243,10 @@ typedef struct swv_dispatch_counters {
   int64_t gathered_operators;       /* calls of operators without a sharding rule */
   int64_t remembered_uses;          /* redistributions that an earlier one's result made needless */
   int64_t remembered_bytes;         /* that such results take up now */
+  int64_t unsharded_weights; /* times that a weight that the user had cut was brought elsewhere */
 } swv_dispatch_counters;
 #define SWV_DISPATCH_COUNTERS_INIT \
-  {SWV_SIZE_TO(swv_dispatch_counters, remembered_bytes), 0, 0, 0, 0, 0, 0}
+  {SWV_SIZE_TO(swv_dispatch_counters, unsharded_weights), 0, 0, 0, 0, 0, 0, 0}
 
 /* Of this rank since the mesh was made; as many members as struct_size says. */
 SWV_API SWV_MUST_USE swv_status* swv_mesh_dispatch_counters(const swv_mesh* mesh,

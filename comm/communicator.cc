@@ -332,7 +332,7 @@ Work Communicator::issue(Call& call, absl::Status valid, const CallOptions& opti
   if (!valid.ok()) {
     absl::Status error(valid.code(), str_cat(to_string(call.op), " on group '", name(), "' (rank ",
                                              rank(), " of ", size(), "): ", valid.message()));
-    if (coalescing_ != nullptr) coalescing_->first_error_.Update(error);
+    refuse(error);
     return Work(std::move(error));
   }
   if (broken_.load(std::memory_order_acquire)) return collect(Work(health()));
@@ -356,6 +356,10 @@ Work Communicator::issue(Call& call, absl::Status valid, const CallOptions& opti
   // The pointer is this communicator's, which a Work keeps alive.
   std::shared_ptr<PendingWork> self(shared_from_this(), this);
   return collect(Work(std::move(self), {*ticket, line, call.deadline}));
+}
+
+void Communicator::refuse(const absl::Status& error) {
+  if (coalescing_ != nullptr) coalescing_->first_error_.Update(error);
 }
 
 absl::StatusOr<Backend::Ticket> Communicator::compose(const Call& call) {

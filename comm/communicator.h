@@ -150,6 +150,8 @@ class Communicator : public std::enable_shared_from_this<Communicator>, private 
 
   // Whether a Coalescing collects this communicator's operations.
   bool is_coalescing() const { return coalescing_ != nullptr; }
+  // Of an operation whose arguments a layer above has refused: counts as one that was refused here.
+  void refuse(const absl::Status& error);
 
   // Operations issued on this communicator so far. Of all groups of this rank: flight_recorder().
   CommCounters counters() const { return log_.counters(); }

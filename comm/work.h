@@ -49,6 +49,9 @@ class Work {
   // or its deadline has passed.
   bool done() const { return pending_ == nullptr || pending_->done(token_); }
 
+  // Whether it was done when it was made: known without asking who runs it.
+  bool immediate() const { return pending_ == nullptr; }
+
   // Blocks until done or until the operation's deadline (counted from its issue) has passed.
   absl::Status wait() const { return pending_ == nullptr ? result_ : pending_->wait(token_); }
 

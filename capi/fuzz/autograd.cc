@@ -56,11 +56,11 @@ void Fuzzer::autograd() {
     case 0:
       o.create_graph = 0;  // a gradient with a graph and its parameter keep each other
       done(swv_tensor_backward(pick(tensors_), one_in(2) ? nullptr : pick(tensors_),
-                               one_in(3) ? nullptr : &o));
+                               one_in(3) ? nullptr : sized(o)));
       break;
     case 1: {
       const size_t n = 1 + below(3);
-      if (done(swv_gradients(outputs, 1, inputs, n, nullptr, &o, several))) {
+      if (done(swv_gradients(outputs, 1, inputs, n, nullptr, sized(o), several))) {
         for (size_t i = 0; i < n; ++i) keep(several[i]);
       }
       break;
@@ -102,16 +102,39 @@ void Fuzzer::autograd() {
     default: {
       swv_function f = SWV_FUNCTION_INIT;
       f.name = one_in(10) ? text() : "f";
-      f.user_data = new uint64_t(random_());
+      f.user_data = new uint64_t(chance_.word());
       f.forward = one_in(20) ? nullptr : forward;
       f.backward = one_in(10) ? nullptr : backward;
       f.drop = drop_user_data;
       const size_t n = 1 + below(2);
-      if (done(swv_function_apply(&f, small(), inputs, below(4), several, n))) {
+      swv_function* const given = sized(f);
+      // What is no struct has no drop.
+      if (!has_size(*given, f)) drop_user_data(f.user_data);
+      if (done(swv_function_apply(given, small(), inputs, below(4), several, n))) {
         for (size_t i = 0; i < n; ++i) keep(several[i]);
       }
     }
   }
+}
+
+// What is saved in forward is there in backward.
+void Fuzzer::guided_autograd() {
+  swv_tensor *x = nullptr, *y = nullptr;
+  swv_tensor_options with_grad = SWV_TENSOR_OPTIONS_INIT;
+  with_grad.requires_grad = 1;
+  swv_function f = SWV_FUNCTION_INIT;
+  f.name = "f";
+  f.user_data = new uint64_t(30 * (1 + chance_.below(3)));  // saves, writes, and looks at the first
+  f.forward = forward;
+  f.backward = backward;
+  f.drop = drop_user_data;
+  must(swv_tensor_ones(nullptr, 0, &with_grad, &x));
+  const swv_tensor* const inputs[] = {x};
+  if (done(swv_function_apply(&f, SWV_GRAD, inputs, 1, &y, 1))) {
+    done(swv_tensor_backward(y, nullptr, nullptr));
+    swv_tensor_free(y);
+  }
+  swv_tensor_free(x);
 }
 
 }  // namespace shardweave::capi

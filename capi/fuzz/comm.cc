@@ -1,4 +1,6 @@
 // Collectives, backends, and several ranks.
+#include <thread>
+
 #include "fuzzer.h"
 
 namespace shardweave::capi {
@@ -11,6 +13,7 @@ void Fuzzer::communication() {
   swv_call_options o = SWV_CALL_OPTIONS_INIT;
   o.timeout_ms = 1000;
   o.tag = one_in(10) ? text() : "fuzz";
+  const swv_call_options* const options = one_in(10) ? nullptr : sized(o);
   const auto buffer = [&](float* data) {
     const int64_t count = one_in(20) ? number() : static_cast<int64_t>(below(9));
     return swv_buffer{one_in(30) ? nullptr : data,
@@ -33,32 +36,33 @@ void Fuzzer::communication() {
   }
   switch (below(9)) {
     case 0:
-      done(swv_comm_all_reduce(pick(comms_), &a, &b, small(), &o, nullptr));
+      done(swv_comm_all_reduce(pick(comms_), &a, &b, small(), options, nullptr));
       break;
     case 1:
-      done(swv_comm_all_gather(pick(comms_), &a, one_in(20) ? nullptr : &b, &o, nullptr));
+      done(swv_comm_all_gather(pick(comms_), &a, one_in(20) ? nullptr : &b, options, nullptr));
       break;
     case 2:
-      done(swv_comm_all_gather_v(pick(comms_), &a, &b, counts, length(2), &o, nullptr));
+      done(swv_comm_all_gather_v(pick(comms_), &a, &b, counts, length(2), options, nullptr));
       break;
     case 3:
-      done(swv_comm_reduce_scatter(pick(comms_), &a, &b, small(), &o, nullptr));
+      done(swv_comm_reduce_scatter(pick(comms_), &a, &b, small(), options, nullptr));
       break;
     case 4:
-      done(swv_comm_all_to_all_v(pick(comms_), &a, counts, &b, counts, length(2), &o, nullptr));
+      done(
+          swv_comm_all_to_all_v(pick(comms_), &a, counts, &b, counts, length(2), options, nullptr));
       break;
     case 5:
-      done(swv_comm_broadcast(pick(comms_), &a, small(), &o, nullptr));
+      done(swv_comm_broadcast(pick(comms_), &a, small(), options, nullptr));
       break;
     case 6:
-      done(swv_comm_gather(pick(comms_), &a, one_in(2) ? nullptr : &b, small(), &o, nullptr));
+      done(swv_comm_gather(pick(comms_), &a, one_in(2) ? nullptr : &b, small(), options, nullptr));
       break;
     case 7:
       if (done(swv_comm_split(pick(comms_), small(), small(), text(), &comm)))
         keep(comms_, comm, swv_comm_free, 4);
       break;
     default:
-      if (done(swv_comm_barrier(pick(comms_), &o, &work))) {
+      if (done(swv_comm_barrier(pick(comms_), options, &work))) {
         done(swv_work_wait(work));
         swv_work_free(work);
       }
@@ -76,31 +80,32 @@ void Fuzzer::point_to_point() {
   swv_call_options o = SWV_CALL_OPTIONS_INIT;
   o.timeout_ms = one_in(20) ? number() : 5;
   if (o.timeout_ms > 100 || o.timeout_ms == 0) o.timeout_ms = 5;
+  const swv_call_options* const options = sized(o);
   const auto buffer = [&](size_t from) {
     return swv_buffer{kept_ + from, static_cast<int64_t>(below(5)), SWV_F32, {0, 0}, 0};
   };
   const swv_buffer a = buffer(0), b = buffer(8);
   switch (below(10)) {
     case 0:
-      done(swv_comm_all_to_all(pick(comms_), &a, one_in(20) ? nullptr : &b, &o, nullptr));
+      done(swv_comm_all_to_all(pick(comms_), &a, one_in(20) ? nullptr : &b, options, nullptr));
       break;
     case 1:
       done(swv_comm_reduce(pick(comms_), &a, one_in(2) ? nullptr : &b, small(), small(), &o,
                            nullptr));
       break;
     case 2:
-      done(swv_comm_scatter(pick(comms_), one_in(2) ? nullptr : &a, &b, small(), &o, nullptr));
+      done(swv_comm_scatter(pick(comms_), one_in(2) ? nullptr : &a, &b, small(), options, nullptr));
       break;
     case 3:
-      done(
-          swv_comm_reduce_scatter_v(pick(comms_), &a, &b, counts, length(2), small(), &o, nullptr));
+      done(swv_comm_reduce_scatter_v(pick(comms_), &a, &b, counts, length(2), small(), options,
+                                     nullptr));
       break;
     case 4:
-      if (done(swv_comm_send(pick(comms_), &a, small(), small(), &o, &work)))
+      if (done(swv_comm_send(pick(comms_), &a, small(), small(), options, &work)))
         keep(works_, work, swv_work_free, 4);
       break;
     case 5:
-      if (done(swv_comm_recv(pick(comms_), &b, small(), small(), &o, &work)))
+      if (done(swv_comm_recv(pick(comms_), &b, small(), small(), options, &work)))
         keep(works_, work, swv_work_free, 4);
       break;
     case 6:
@@ -132,7 +137,7 @@ void Fuzzer::point_to_point() {
       must(swv_world_create_local(1, nullptr, &world));
       done(swv_world_abort(world, text()));
       if (done(swv_world_comm(world, &comm))) {
-        swv_status_free(swv_comm_barrier(comm, &o, nullptr));
+        swv_status_free(swv_comm_barrier(comm, options, nullptr));
         swv_comm_free(comm);
       }
       swv_world_free(world);
@@ -183,7 +188,7 @@ void Fuzzer::backends() {
   swv_backend backend = SWV_BACKEND_INIT;
   backend.name = one_in(20) ? text() : "wire";
   backend.implements = one_in(4) ? static_cast<uint64_t>(number()) : 0x3fff;
-  backend.self = new Wire{random_(), &live};
+  backend.self = new Wire{chance_.word(), &live};
   backend.start = one_in(30) ? nullptr : wire_start;
   backend.done = one_in(30) ? nullptr : wire_done;
   backend.wait = one_in(30) ? nullptr : wire_wait;
@@ -199,7 +204,9 @@ void Fuzzer::backends() {
   options.timeout_ms = 50;
   swv_world* world = nullptr;
   swv_comm *comm = nullptr, *part = nullptr;
-  if (done(swv_world_create_with_backend(&backend, &group, &options, &world)) &&
+  swv_backend* const given = sized(backend);
+  if (!has_size(*given, backend)) wire_drop(backend.self);  // what is no struct has no drop
+  if (done(swv_world_create_with_backend(given, sized(group), sized(options), &world)) &&
       done(swv_world_comm(world, &comm))) {
     const swv_buffer a = {kept_, 4, SWV_F32, {0, 0}, 0}, b = {kept_ + 8, 4, SWV_F32, {0, 0}, 0};
     swv_call_options o = SWV_CALL_OPTIONS_INIT;
@@ -221,8 +228,8 @@ void Fuzzer::backends() {
   // Rendezvous, which is slow.
   if (!alone_ || !one_in(20)) return;
   world = nullptr;
-  if (done(swv_world_from_environment(&options, &world))) swv_world_free(world);
-  const std::string file = folder_ + "/store" + std::to_string(random_());
+  if (done(swv_world_from_environment(sized(options), &world))) swv_world_free(world);
+  const std::string file = folder_ + "/store" + std::to_string(chance_.word());
   swv_rendezvous rendezvous = SWV_RENDEZVOUS_INIT;
   rendezvous.rank = one_in(4) ? small() : 0;
   rendezvous.world_size = one_in(4) ? small() : 1;
@@ -231,7 +238,7 @@ void Fuzzer::backends() {
   rendezvous.run = one_in(2) ? nullptr : text();
   options.backend = one_in(5) ? text() : nullptr;
   world = nullptr;
-  if (done(swv_world_join(&rendezvous, &options, &world))) swv_world_free(world);
+  if (done(swv_world_join(sized(rendezvous), sized(options), &world))) swv_world_free(world);
 }
 
 namespace {
@@ -243,7 +250,7 @@ struct Shared {
 };
 swv_status* run_rank(void* user_data, swv_world* world) {
   const Shared& shared = *static_cast<const Shared*>(user_data);
-  Fuzzer fuzzer(shared.seed, world, shared.folder);
+  Fuzzer fuzzer(Chance(shared.seed), world, shared.folder);
   for (int i = 0; i < 150; ++i) fuzzer.step();
   return shared.seed % 4 == 0 ? swv_status_new(SWV_CANCELLED, "enough") : nullptr;
 }
@@ -252,11 +259,82 @@ swv_status* run_rank(void* user_data, swv_world* world) {
 
 void Fuzzer::ranks() {
   if (!alone_ || !one_in(40)) return;
-  Shared shared = {random_(), folder_};
+  Shared shared = {chance_.word(), folder_};
   swv_world_options options = SWV_WORLD_OPTIONS_INIT;
   options.timeout_ms = 500;
   done(swv_run_ranks(one_in(10) ? 0 : 2 + static_cast<int32_t>(below(2)),
-                     one_in(20) ? nullptr : run_rank, &shared, &options));
+                     one_in(20) ? nullptr : run_rank, &shared, sized(options)));
+}
+
+// Threads that may: some wait, some look, some abort, while the ranks' operations are under way.
+void Fuzzer::contention() {
+  if (!alone_) return;
+  constexpr int kRanks = 2;
+  swv_world_options options = SWV_WORLD_OPTIONS_INIT;
+  options.timeout_ms = 200;
+  swv_world* worlds[kRanks] = {};
+  swv_comm* comms[kRanks] = {};
+  swv_work* works[kRanks] = {};
+  std::vector<float> in(64, 1), out(64 * kRanks);
+  must(swv_world_create_local(kRanks, &options, worlds));
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const swv_buffer a = {in.data(), 64, SWV_F32, {SWV_CPU, 0}, 0};
+    const swv_buffer b = {out.data() + 64 * rank, 64, SWV_F32, {SWV_CPU, 0}, 0};
+    must(swv_world_comm(worlds[rank], &comms[rank]));
+    if (one_in(8)) continue;  // the others wait for it in vain
+    // Not always the same on both.
+    done(!one_in(8) ? swv_comm_all_reduce(comms[rank], &a, &b, SWV_SUM, nullptr, &works[rank])
+                    : swv_comm_barrier(comms[rank], nullptr, &works[rank]));
+  }
+  swv_op* op = nullptr;
+  swv_tensor* number = nullptr;
+  must(swv_op_find("aten::mul", &op));
+  must(swv_tensor_ones(nullptr, 0, nullptr, &number));
+  const auto check = [](swv_status* status) {
+    if (status != nullptr) check_error(status);
+  };
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 5; ++i) {
+    const int rank = static_cast<int>(below(kRanks));
+    const uint64_t what = below(10);
+    threads.emplace_back([&, rank, what] {
+      if (what == 0) return check(swv_comm_abort(comms[rank], "fuzz"));
+      if (what == 1) return check(swv_world_abort(worlds[rank], "fuzz"));
+      if (what == 2) {
+        swv_string* record = nullptr;
+        check(swv_world_flight_record(worlds[rank], &record));
+        return swv_string_free(record);
+      }
+      if (what < 5) {  // one operator, of all kinds of arguments
+        for (int n = 0; n < 20; ++n) {
+          const swv_value arguments[] = {swv_value_tensor(number),
+                                         n % 3 == 0   ? swv_value_tensor(number)
+                                         : n % 3 == 1 ? swv_value_int(n)
+                                                      : swv_value_float(0.5)};
+          swv_value result = SWV_NONE;
+          check(swv_op_call(op, SWV_NO_GRAD, arguments, 2, &result, 1, nullptr));
+          swv_value_clear(&result);
+        }
+        return;
+      }
+      if (works[rank] == nullptr) return;
+      swv_bool is_done = 0;
+      for (int n = 0; what < 7 && n < 100 && is_done == 0; ++n) {
+        check(swv_work_is_done(works[rank], &is_done));
+      }
+      check(swv_work_wait(works[rank]));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (swv_work* work : works) {
+    if (work == nullptr) continue;
+    check(swv_work_wait(work));  // the memory is in use until then
+    swv_work_free(work);
+  }
+  swv_tensor_free(number);
+  swv_op_free(op);
+  for (swv_comm* comm : comms) swv_comm_free(comm);
+  for (swv_world* world : worlds) swv_world_free(world);
 }
 
 }  // namespace shardweave::capi

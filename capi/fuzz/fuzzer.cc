@@ -86,6 +86,23 @@ const char* Fuzzer::op_name() {
                                        "aten::sort",
                                        "aten::_local_scalar_dense",
                                        "aten::size.int",
+                                       "aten::full",
+                                       "aten::zeros",
+                                       "aten::ones_like",
+                                       "aten::to",
+                                       "aten::to.device",
+                                       "aten::where.self",
+                                       "aten::div.Tensor_mode",
+                                       "aten::lerp",
+                                       "aten::norm",
+                                       "aten::cumsum",
+                                       "aten::flip",
+                                       "aten::any",
+                                       "aten::sub",
+                                       "aten::eq",
+                                       "aten::add_",
+                                       "aten::upsample_nearest2d",
+                                       "aten::contiguous",
                                        "aten::nope",
                                        "aten::ad",
                                        "prim::print",
@@ -97,8 +114,11 @@ const char* Fuzzer::op_name() {
 }
 
 swv_value Fuzzer::value() {
+  static const char* const kStrings[] = {
+      "contiguous_format", "channels_last", "strided", "tanh", "none", "mean", "trunc", "floor", "",
+      "\xff\xfe"};
   swv_value v = SWV_NONE;
-  switch (below(12)) {
+  switch (below(17)) {
     case 0:
       v = swv_value_none();
       break;
@@ -109,34 +129,64 @@ swv_value Fuzzer::value() {
     case 3:
     case 4:
     case 5:
+    case 6:
       v = swv_value_tensor(pick(tensors_));
       break;
-    case 6:
+    case 7:
       v = swv_value_int(one_in(6) ? number() : static_cast<int64_t>(below(3)));
       break;
-    case 7:
+    case 8:
       v = swv_value_float(real());
       break;
-    case 8:
+    case 9:
       v = swv_value_bool(one_in(20) ? small() : static_cast<swv_bool>(below(2)));
       break;
-    case 9:
+    case 10:
       for (int64_t& i : ints_) i = one_in(10) ? number() : static_cast<int64_t>(below(3));
       v = swv_value_ints(one_in(40) ? nullptr : ints_, length(4));
       break;
-    case 10:
+    case 11:
       for (swv_tensor*& t : list_) t = pick(tensors_);
       v = swv_value_tensors(one_in(40) ? nullptr : list_, length(4));
+      break;
+    case 12:
+      for (double& x : floats_) x = real();
+      v = swv_value_floats(one_in(40) ? nullptr : floats_, length(4));
+      break;
+    case 13:
+      for (swv_bool& x : bools_) x = one_in(20) ? small() : static_cast<swv_bool>(below(2));
+      v.kind = SWV_VALUE_BOOLS;
+      v.as.bools.data = one_in(40) ? nullptr : bools_;
+      v.as.bools.size = length(4);
+      break;
+    case 14: {
+      const char* const chars = kStrings[below(std::size(kStrings))];
+      v = swv_value_string(one_in(40) ? nullptr : chars, length(std::strlen(chars)));
+      break;
+    }
+    case 15:
+      if (one_in(2)) {
+        v.kind = SWV_VALUE_DEVICE;
+        v.as.device = {one_in(4) ? small() : SWV_CPU, one_in(4) ? small() : 0};
+      } else {
+        v.kind = SWV_VALUE_COMPLEX;
+        v.as.complex_number.real = real();
+        v.as.complex_number.imaginary = real();
+      }
       break;
     default:
       v = swv_value_dtype(small());
       break;
   }
-  if (one_in(60)) v.kind = small();
-  // A kind that reads other memory than was given is the caller's lie, not bad input.
-  if (v.kind == SWV_VALUE_STRING) v = swv_value_string("contiguous_format", length(17));
-  if (v.kind == SWV_VALUE_TENSOR && v.as.tensor != nullptr && v.as.integer < 4096)
-    v.as.tensor = nullptr;
+  if (one_in(60)) {
+    const swv_value_kind kind = one_in(4) ? 14 + small() : small();
+    // A kind that reads other memory than was given is the caller's lie, not bad input.
+    if (kind == SWV_VALUE_TENSOR) {
+      v = swv_value_tensor(pick(tensors_));
+    } else if (kind < SWV_VALUE_STRING || kind > SWV_VALUE_FLOATS) {
+      v.kind = kind;
+    }
+  }
   if (one_in(100)) v.reserved = 1;
   return v;
 }
@@ -147,15 +197,13 @@ swv_tensor_options Fuzzer::tensor_options() {
   o.requires_grad = one_in(30) ? small() : static_cast<swv_bool>(below(2));
   if (one_in(2)) o.mesh = pick(meshes_);
   if (one_in(3)) o.layout = pick(layouts_);
-  if (one_in(40)) o.struct_size = length(64);
-  if (o.struct_size > sizeof(o) && o.struct_size <= 4096) o.struct_size = 0;
   return o;
 }
 
 void Fuzzer::step() {
   switch (below(20)) {
     case 0:
-      return worlds();
+      return one_in(4) ? guided() : worlds();
     case 1:
       return layouts();
     case 2:
@@ -176,9 +224,11 @@ void Fuzzer::step() {
     case 11:
       return observe();
     case 12:
-      switch (below(4)) {
+      switch (below(5)) {
         case 0:
           return backends();
+        case 3:
+          return contention();
         case 1:
           return dlpack();
         case 2:

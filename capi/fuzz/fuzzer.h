@@ -3,9 +3,13 @@
 //
 //   ./bazelw run //capi/fuzz -- --seconds=600 --seed=7
 //
-// What it prints last before a crash is the seed that repeats it. Handles come from a pool of live
-// ones, freed ones (in checked mode), ones of other kinds, and NULL. What would be a lie of the
-// caller about its own memory is left out.
+// What it prints last before a crash is the seed that repeats it; without --seed it begins with one
+// that nobody has tried. Handles come from a pool of live ones, freed ones (in checked mode), ones
+// of other kinds, and NULL; structs are of every version's size. What would be a lie of the caller
+// about its own memory is left out. Each function has to be called, and to succeed, once at least.
+//
+// With libFuzzer the choices come from its inputs instead, and what they reach in capi/ leads it:
+// BUILD says how.
 #pragma once
 
 #include <cmath>
@@ -13,20 +17,50 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "shardweave.h"
+#include "calls.h"
 
 namespace shardweave::capi {
+
+// Where the choices come from: a seed, or an input, which ends.
+class Chance {
+ public:
+  explicit Chance(uint64_t seed) : random_(seed) {}
+  Chance(const uint8_t* data, size_t size) : data_(data), left_(size), of_input_(true) {}
+
+  uint64_t below(uint64_t n) {
+    if (n <= 1) return 0;
+    if (!of_input_) return random_() % n;
+    uint64_t number = 0;
+    for (uint64_t most = n - 1; most != 0; most >>= 8) number = number << 8 | byte();
+    return number % n;
+  }
+  uint64_t word() { return of_input_ ? below(UINT64_MAX) : random_(); }
+  bool ended() const { return of_input_ && left_ == 0; }
+
+ private:
+  uint8_t byte() {
+    if (left_ == 0) return 0;
+    --left_;
+    return *data_++;
+  }
+
+  std::mt19937_64 random_;
+  const uint8_t* data_ = nullptr;
+  size_t left_ = 0;
+  const bool of_input_ = false;
+};
 
 class Fuzzer {
  public:
   // Of a rank of `world`; NULL: alone. `folder` is for files.
-  Fuzzer(uint64_t seed, const swv_world* world, std::string folder)
-      : random_(seed), alone_(world == nullptr), folder_(std::move(folder)) {
+  Fuzzer(Chance chance, const swv_world* world, std::string folder)
+      : chance_(std::move(chance)), alone_(world == nullptr), folder_(std::move(folder)) {
     swv_world* own = nullptr;
     must(alone_ ? swv_world_create_local(1, nullptr, &own) : swv_world_share(world, &own));
     worlds_.push_back(own);
@@ -56,10 +90,11 @@ class Fuzzer {
   void step();
   int64_t succeeded() const { return succeeded_; }
   int64_t failed() const { return failed_; }
+  bool ended() const { return chance_.ended(); }
 
  private:
   // --- chance ------------------------------------------------------------------------------------
-  uint64_t below(uint64_t n) { return n == 0 ? 0 : random_() % n; }
+  uint64_t below(uint64_t n) { return chance_.below(n); }
   bool one_in(uint64_t n) { return below(n) == 0; }
   int64_t number() {
     static constexpr int64_t kOdd[] = {
@@ -81,8 +116,34 @@ class Fuzzer {
   const int64_t* sizes(size_t* ndim) {
     *ndim = below(4);
     for (int64_t& size : sizes_) size = one_in(40) ? number() : static_cast<int64_t>(below(5));
+    // Small, or more than any machine has; what is in between only takes its time.
+    double numel = 1;
+    for (size_t i = 0; i < *ndim; ++i) numel *= static_cast<double>(sizes_[i]);
+    if (std::abs(numel) > 1 << 22 && std::abs(numel) < 1e13) sizes_[0] = INT64_MAX;
     if (one_in(30)) *ndim = length(6);
     return one_in(30) ? nullptr : sizes_;
+  }
+
+  // The struct as another version's caller would give it, now and then; where it has members that
+  // are not known here, with or without something in them. Lives until a few more were made.
+  template <typename T>
+  T* sized(const T& from) {
+    auto& bytes = structs_[next_struct_++ % std::size(structs_)];
+    static_assert(sizeof(T) + kMore <= sizeof(bytes));
+    std::memset(bytes, one_in(4) ? 0xa5 : 0, sizeof(bytes));
+    std::memcpy(bytes, &from, from.struct_size);
+    T* const result = reinterpret_cast<T*>(bytes);
+    if (one_in(12)) {
+      result->struct_size = one_in(4)   ? length(sizeof(T))
+                            : one_in(3) ? below(from.struct_size)
+                                        : from.struct_size + below(kMore);
+    }
+    return result;
+  }
+  // Whether a library takes it over, drop and all.
+  template <typename T>
+  static bool has_size(const T& given, const T& whole) {
+    return given.struct_size >= whole.struct_size && given.struct_size <= 4096;
   }
 
   // --- handles -----------------------------------------------------------------------------------
@@ -127,6 +188,15 @@ class Fuzzer {
     keep(tensors_, t, swv_tensor_free, 40);
   }
 
+  static void check_error(swv_status* status) {
+    // Every error has a code, and names a function.
+    if (swv_status_code(status) <= SWV_OK || swv_status_code(status) > SWV_UNAUTHENTICATED ||
+        std::strncmp(swv_status_message(status), "swv_", 4) != 0) {
+      std::fprintf(stderr, "fuzz: an error without a name: %s\n", swv_status_message(status));
+      std::abort();
+    }
+    swv_status_free(status);
+  }
   static void must(swv_status* status) {
     if (status == nullptr) return;
     std::fprintf(stderr, "fuzz: %s\n", swv_status_message(status));
@@ -135,13 +205,7 @@ class Fuzzer {
   bool done(swv_status* status) {
     if (status == nullptr) return ++succeeded_, true;
     ++failed_;
-    // Every error has a code, and names a function.
-    if (swv_status_code(status) <= SWV_OK || swv_status_code(status) > SWV_UNAUTHENTICATED ||
-        std::strncmp(swv_status_message(status), "swv_", 4) != 0) {
-      std::fprintf(stderr, "fuzz: an error without a name: %s\n", swv_status_message(status));
-      std::abort();
-    }
-    swv_status_free(status);
+    check_error(status);
     return false;
   }
   void drop(swv_status* status, swv_string** text) {
@@ -164,8 +228,13 @@ class Fuzzer {
   void scripts();
   void observe();
   void ranks();
+  void contention();
+  void guided();
+  void guided_autograd();
 
-  std::mt19937_64 random_;
+  static constexpr size_t kMore = 64;
+
+  Chance chance_;
   const bool alone_;
   const std::string folder_;
   int32_t size_ = 1;
@@ -192,6 +261,8 @@ class Fuzzer {
   std::vector<swv_module_scope*> names_;
   std::vector<swv_random_scope*> randoms_;
   std::vector<swv_trace*> traces_;
+  alignas(16) unsigned char structs_[8][256];
+  size_t next_struct_ = 0;
   float kept_[16] = {};  // of operations that go on
 };
 

@@ -98,4 +98,78 @@ void Fuzzer::layouts() {
   }
 }
 
+// What chance alone seldom puts together.
+void Fuzzer::guided() {
+  swv_tensor *parameter = nullptr, *state = nullptr, *part = nullptr;
+  swv_optimizer* optimizer = nullptr;
+  swv_module* module = nullptr;
+  swv_mesh *mesh = nullptr, *two = nullptr;
+  swv_string* text_of_it = nullptr;
+  swv_op* op = nullptr;
+  swv_tensor_options with_grad = SWV_TENSOR_OPTIONS_INIT;
+  with_grad.requires_grad = 1;
+  const int64_t sizes[] = {3};
+  const swv_mesh_dim dim = {"x", size_}, dims[] = {{"a", size_}, {"b", 1}};
+  std::vector<int64_t> ranks;
+  for (int64_t r = 0; r < size_; ++r) ranks.push_back(r);
+  guided_autograd();
+  const float three[] = {1, 2, 3};
+  float back[3] = {};
+  if (done(swv_tensor_from_data(three, sizeof(three), sizes, 1, nullptr, &part))) {
+    done(swv_tensor_copy_to_host(part, back, sizeof(back)));
+    done(swv_tensor_copy_from_host(part, back, sizeof(back)));
+    if (done(swv_tensor_share(part, &state))) swv_tensor_free(state);
+    keep(part);
+  }
+  if (alone_) {
+    swv_world* world = nullptr;
+    swv_comm* comm = nullptr;
+    const int64_t count[] = {static_cast<int64_t>(below(4))};
+    const swv_buffer from = {kept_, count[0], SWV_F32, {SWV_CPU, 0}, 0};
+    const swv_buffer to = {kept_ + 8, count[0], SWV_F32, {SWV_CPU, 0}, 0};
+    must(swv_world_create_local(1, nullptr, &world));
+    must(swv_world_comm(world, &comm));
+    done(swv_comm_all_gather_v(comm, &from, &to, count, 1, nullptr, nullptr));
+    done(swv_comm_reduce_scatter_v(comm, &from, &to, count, 1, SWV_SUM, nullptr, nullptr));
+    done(swv_comm_all_to_all_v(comm, &from, count, &to, count, 1, nullptr, nullptr));
+    swv_comm_free(comm);
+    swv_world_free(world);
+  }
+  part = state = nullptr;
+  must(swv_tensor_ones(sizes, 1, &with_grad, &parameter));
+  must(swv_module_create(&module));
+  must(swv_module_add_parameter(module, "a.b", parameter));
+  if (one_in(2)) done(swv_module_add_parameter(module, "c", parameter));
+  must(swv_module_add_buffer(module, "a.c", parameter));
+  if (done(swv_module_buffer(module, below(2), &text_of_it, &part))) {
+    swv_string_free(text_of_it);
+    keep(part);
+  }
+  if (done(swv_module_parameter(module, below(2), nullptr, &part))) keep(part);
+  if (done(swv_module_get(module, one_in(2) ? "a.b" : "c", &part))) keep(part);
+  const swv_tensor* const all[] = {parameter};
+  must(swv_optimizer_create_adamw(all, 1, nullptr, &optimizer));
+  if (done(swv_optimizer_state(optimizer, 0, "exp_avg", &state))) {
+    done(swv_optimizer_set_state(optimizer, 0, "exp_avg", one_in(4) ? parameter : state));
+    swv_tensor_free(state);
+  }
+  swv_optimizer_free(optimizer);
+  swv_module_free(module);
+  swv_tensor_free(parameter);
+  if (done(swv_mesh_create_from_ranks(worlds_[0], &dim, 1, ranks.data(), ranks.size(), &mesh))) {
+    if (done(swv_mesh_unflatten(mesh, "x", dims, 2, &two))) swv_mesh_free(two);
+    with_grad.mesh = mesh;
+    swv_tensor* cut = nullptr;
+    must(swv_op_find("aten::relu", &op));
+    if (done(swv_tensor_ones(sizes, 1, &with_grad, &cut))) {
+      const swv_value argument = swv_value_tensor(cut);
+      drop(swv_op_explain(op, &argument, 1, &text_of_it, nullptr), &text_of_it);
+      drop(swv_tensor_picture(cut, &text_of_it), &text_of_it);
+      swv_tensor_free(cut);
+    }
+    swv_op_free(op);
+    swv_mesh_free(mesh);
+  }
+}
+
 }  // namespace shardweave::capi

@@ -14,6 +14,7 @@ void Fuzzer::modules() {
   swv_sgd_options sgd = SWV_SGD_OPTIONS_INIT;
   swv_adamw_options adamw = SWV_ADAMW_OPTIONS_INIT;
   swv_clip_options clip = SWV_CLIP_OPTIONS_INIT;
+  swv_distribute_options distribute = SWV_DISTRIBUTE_OPTIONS_INIT;
   double norm = 0;
   size_t n = 0;
   clip.norm_type = real(), clip.error_if_nonfinite = static_cast<swv_bool>(below(2));
@@ -51,20 +52,20 @@ void Fuzzer::modules() {
       break;
     case 8:
       done(swv_module_distribute(pick(modules_), pick(meshes_), one_in(2) ? nullptr : pick(plans_),
-                                 nullptr));
+                                 one_in(2) ? nullptr : sized(distribute)));
       break;
     case 9:
       done(swv_module_finish_grad_sync(pick(modules_)));
       done(swv_finish_grad_sync(parameters, length(2)));
-      done(swv_clip_grad_norm(parameters, length(2), real(), one_in(2) ? nullptr : &clip,
+      done(swv_clip_grad_norm(parameters, length(2), real(), one_in(2) ? nullptr : sized(clip),
                               one_in(2) ? nullptr : &norm));
       break;
     case 10:
       if (one_in(2)) {
-        if (done(swv_optimizer_create_sgd(parameters, length(2), &sgd, &optimizer)))
+        if (done(swv_optimizer_create_sgd(parameters, length(2), sized(sgd), &optimizer)))
           keep(optimizers_, optimizer, swv_optimizer_free, 5);
       } else {
-        if (done(swv_optimizer_create_adamw(parameters, length(2), &adamw, &optimizer)))
+        if (done(swv_optimizer_create_adamw(parameters, length(2), sized(adamw), &optimizer)))
           keep(optimizers_, optimizer, swv_optimizer_free, 5);
       }
       break;

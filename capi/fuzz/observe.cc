@@ -50,9 +50,6 @@ void Fuzzer::queries() {
       done(swv_mesh_ranks(pick(meshes_), one_in(9) ? nullptr : out, below(17), &count));
       done(swv_mesh_equal(pick(meshes_), pick(meshes_), &yes));
       done(swv_mesh_random_state(pick(meshes_), &state));
-      if (one_in(30)) dispatch.struct_size = length(64);
-      if (dispatch.struct_size > sizeof(dispatch) && dispatch.struct_size <= 4096)
-        dispatch.struct_size = 0;
       done(swv_mesh_cost_model(pick(meshes_), one_in(9) ? nullptr : costs, below(3), &count,
                                one_in(2) ? nullptr : &device_cost));
       if (one_in(4)) {
@@ -63,7 +60,7 @@ void Fuzzer::queries() {
           done(swv_mesh_set_cost_model_from_json(pick(meshes_), text()));
         }
       }
-      done(swv_mesh_dispatch_counters(pick(meshes_), one_in(30) ? nullptr : &dispatch));
+      done(swv_mesh_dispatch_counters(pick(meshes_), one_in(30) ? nullptr : sized(dispatch)));
       break;
     case 3:
       if (one_in(3)) {

@@ -11,8 +11,7 @@ void Fuzzer::tensors() {
   swv_mesh* mesh = nullptr;
   size_t ndim = 0, count = 0;
   const int64_t* s = sizes(&ndim);
-  swv_tensor_options o = tensor_options();
-  const swv_tensor_options* options = one_in(4) ? nullptr : &o;
+  const swv_tensor_options* options = one_in(4) ? nullptr : sized(tensor_options());
   swv_distribute_options d = SWV_DISTRIBUTE_OPTIONS_INIT;
   d.source = one_in(4) ? number() : 0;
   char bytes[512] = {};
@@ -43,7 +42,7 @@ void Fuzzer::tensors() {
       if (done(swv_tensor_from_data(bytes, below(513), s, ndim, options, &t))) keep(t);
       break;
     case 5:
-      if (done(swv_tensor_distribute(pick(tensors_), pick(meshes_), pick(layouts_), &d, &t)))
+      if (done(swv_tensor_distribute(pick(tensors_), pick(meshes_), pick(layouts_), sized(d), &t)))
         keep(t);
       break;
     case 6:

@@ -273,13 +273,14 @@ type DispatchCounters struct {
 	GatheredOperators       int64 // calls of operators without a sharding rule
 	RememberedUses          int64 // redistributions that an earlier one's result made needless
 	RememberedBytes         int64 // that such results take up now
+	UnshardedWeights        int64 // times that a weight that the user had cut was brought elsewhere
 }
 
 // DispatchCounters counts since the mesh was made.
 func (m *Mesh) DispatchCounters() (DispatchCounters, error) {
 	return ask(func(*rank) (DispatchCounters, error) {
 		n, err := c.MeshDispatchCounters(m.handle)
-		return DispatchCounters{n[0], n[1], n[2], n[3], n[4], n[5]}, err
+		return DispatchCounters{n[0], n[1], n[2], n[3], n[4], n[5], n[6]}, err
 	}, m)
 }
 

@@ -551,9 +551,9 @@ func RandomScopeCreate(m Mesh, seed, offset uint64) (RandomScope, error) {
 func RandomScopeFree(s RandomScope) { C.swv_random_scope_free(s) }
 
 // MeshDispatchCounters: operators, cache misses, implicit redistributions, gathered operators, remembered
-// uses, remembered bytes.
-func MeshDispatchCounters(m Mesh) ([6]int64, error) {
-	var out [6]int64
+// uses, remembered bytes, unsharded weights.
+func MeshDispatchCounters(m Mesh) ([7]int64, error) {
+	var out [7]int64
 	err := result(C.swvgo_mesh_dispatch_counters(m, int64s(out[:])))
 	return out, err
 }

@@ -325,6 +325,7 @@ static inline swv_status* swvgo_mesh_dispatch_counters(const swv_mesh* mesh, int
   out[3] = counters.gathered_operators;
   out[4] = counters.remembered_uses;
   out[5] = counters.remembered_bytes;
+  out[6] = counters.unsharded_weights;
   return status;
 }
 

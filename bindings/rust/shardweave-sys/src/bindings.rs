@@ -3,16 +3,16 @@
 // Made by bindings/rust/generate.sh from capi/shardweave.h. Do not edit.
 
 pub const SWV_VERSION_MAJOR: i32 = 0;
-pub const SWV_VERSION_MINOR: i32 = 1;
+pub const SWV_VERSION_MINOR: i32 = 2;
 pub const SWV_VERSION_PATCH: i32 = 0;
-pub const SWV_VERSION: i32 = 1000;
+pub const SWV_VERSION: i32 = 2000;
 pub type swv_bool = i32;
 extern "C" {
     #[doc = " SWV_VERSION as the library was built."]
     pub fn swv_version() -> i32;
 }
 extern "C" {
-    #[doc = " \"0.1.0; LibTorch 2.11.0; backends inproc, gloo, counting\". Lives as long as the library."]
+    #[doc = " \"0.2.0; LibTorch 2.11.0; backends inproc, gloo, counting\". Lives as long as the library."]
     pub fn swv_build_info() -> *const ::std::os::raw::c_char;
 }
 #[repr(C)]
@@ -576,7 +576,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Several operations of one group as one, which a backend may run together:\n\n   idle --swv_comm_coalesce--> collecting --swv_coalescing_finish--> finished\n\n While a group is collecting (through whichever handle):\n   an operation with out_work NULL     is issued and collected; it returns without waiting, with\n                                       an error only if it was refused. Its memory is in use until\n                                       the coalescing's end.\n   an operation with out_work          SWV_INVALID_ARGUMENT; nothing is issued\n   swv_comm_coalesce                   SWV_INVALID_ARGUMENT; nothing changes\n   swv_coalescing_finish               is the end: one work for all that was collected; out_work\n                                       NULL waits. It fails with the first error of all,\n                                       arguments that were refused among them, when all have ended\n   swv_coalescing_free                 is the end too: waits for all that was collected, however\n                                       it ends, and frees; the error is swv_comm_health's\n   what needs its result at once       (swv_comm_split, swv_comm_subgroup, operators on tensors of\n                                       the mesh) waits for itself, as ever\n   swv_comm_free                       the coalescing keeps the group alive\n   swv_comm_abort                      all that was collected fails\n Once finished, swv_coalescing_finish is SWV_INVALID_ARGUMENT, swv_coalescing_free only frees, and\n the group is idle: it may be coalesced again."]
+    #[doc = " Several operations of one group as one, which a backend may run together:\n\n   idle --swv_comm_coalesce--> collecting --swv_coalescing_finish--> finished\n\n While a group is collecting (through whichever handle):\n   an operation with out_work NULL     is issued and collected; it returns without waiting, with\n                                       an error only if it was refused. Its memory is in use until\n                                       the coalescing's end.\n   an operation with out_work          SWV_INVALID_ARGUMENT; nothing is issued, nothing changes\n   swv_comm_coalesce                   SWV_INVALID_ARGUMENT; nothing changes\n   swv_coalescing_finish               is the end: one work for all that was collected; out_work\n                                       NULL waits. It fails with the first error of all,\n                                       arguments that were refused among them, when all have ended\n   swv_coalescing_free                 is the end too: waits for all that was collected, however\n                                       it ends, and frees; the error is swv_comm_health's\n   what needs its result at once       (swv_comm_split, swv_comm_subgroup, operators on tensors of\n                                       the mesh) waits for itself, as ever\n   a group that is split from it       is idle, and has a state of its own\n   swv_comm_free                       the coalescing keeps the group alive\n   swv_comm_abort                      all that was collected and is not done fails, and all that\n                                       comes; the state stays, and ends as above\n Once finished, swv_coalescing_finish is SWV_INVALID_ARGUMENT, swv_coalescing_free only frees,\n and the group is idle: it may be coalesced again. The work outlives the handles of its\n coalescing and its group; it may be freed without a wait, and its memory is in use until it is\n done all the same. A group whose handles and works are all freed has left: what is under way\n in it fails on the others with SWV_UNAVAILABLE."]
     pub fn swv_comm_coalesce(
         comm: *mut swv_comm,
         out_coalescing: *mut *mut swv_coalescing,
@@ -2032,6 +2032,8 @@ pub struct swv_dispatch_counters {
     pub remembered_uses: i64,
     #[doc = " that such results take up now"]
     pub remembered_bytes: i64,
+    #[doc = " times that a weight that the user had cut was brought elsewhere"]
+    pub unsharded_weights: i64,
 }
 extern "C" {
     #[must_use]

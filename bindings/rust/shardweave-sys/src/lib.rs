@@ -93,7 +93,7 @@ initializers! {
     SWV_CLIP_OPTIONS_INIT: swv_clip_options, padding 4 { norm_type: 2.0, error_if_nonfinite: 0 }
     SWV_DISPATCH_COUNTERS_INIT: swv_dispatch_counters, padding 0 {
         operators: 0, cache_misses: 0, implicit_redistributions: 0, gathered_operators: 0,
-        remembered_uses: 0, remembered_bytes: 0,
+        remembered_uses: 0, remembered_bytes: 0, unsharded_weights: 0,
     }
 }
 

@@ -276,7 +276,7 @@ layouts! {
     swv_comm_counter { calls, bytes }
     swv_dispatch_counters {
         struct_size, operators, cache_misses, implicit_redistributions, gathered_operators,
-        remembered_uses, remembered_bytes
+        remembered_uses, remembered_bytes, unsharded_weights
     }
 }
 

@@ -70,6 +70,8 @@ pub struct DispatchCounters {
     pub remembered_uses: i64,
     /// That such results take up now.
     pub remembered_bytes: i64,
+    /// Times that a weight that the user had cut was brought elsewhere.
+    pub unsharded_weights: i64,
 }
 
 /// Seed and position of the random numbers of a mesh.
@@ -328,6 +330,7 @@ impl Mesh {
             gathered_operators: raw.gathered_operators,
             remembered_uses: raw.remembered_uses,
             remembered_bytes: raw.remembered_bytes,
+            unsharded_weights: raw.unsharded_weights,
         })
     }
 

@@ -64,14 +64,19 @@
  * other arrays are copied into the caller's memory, as many elements as it has room for, and the
  * full number is reported (out_count), so that a call with no room asks for the number.
  *
- * Structs that may grow begin with struct_size, which the SWV_..._INIT initializers fill in;
- * members behind what the caller knows keep their defaults. A pointer to options may be NULL: all
- * defaults. reserved members must be 0. Flags (swv_bool) are 0 or 1. Enumerations are int32_t whose
- * numbers never change; a number that is none of them is an error.
+ * Structs that may grow begin with struct_size, which the SWV_..._INIT initializers fill in (it
+ * ends with the last member, which sizeof need not). Caller and library may be of different
+ * versions: members that the caller does not have keep their defaults, or are not written; members
+ * that the library does not have must be 0, else SWV_UNIMPLEMENTED, and are not written; 0 is the
+ * default of every member that comes later. Of a struct that the library passes to a callback,
+ * struct_size is the library's. A pointer to options may be NULL: all defaults. reserved members
+ * must be 0. Flags (swv_bool) are 0 or 1. Enumerations are int32_t whose numbers never change; a
+ * number that is none of them is an error.
  *
  * Callbacks return a status as functions here do, and the library takes it over. A callback that is
  * kept beyond the call comes with `drop`, which runs exactly once when the library has done with
- * it, also if the call that took it failed.
+ * it, also if the call that took it failed. (Not if struct_size is no size: then there is no drop
+ * to find.)
  *
  * Threads. A rank (its world, meshes, tensors, modules, optimizers) may be driven from any thread,
  * and from another thread at every call, but by one thread at a time; different ranks run in
@@ -105,10 +110,10 @@ extern "C" {
 #endif
 
 /* A dropped status is a leak and an unseen error. */
-#if defined(__cplusplus) && __cplusplus >= 201703L
-#define SWV_MUST_USE [[nodiscard]]
-#elif defined(__GNUC__)
+#if defined(__GNUC__) /* Clang too; it wants [[nodiscard]] before SWV_API */
 #define SWV_MUST_USE __attribute__((warn_unused_result))
+#elif defined(__cplusplus) && __cplusplus >= 201703L
+#define SWV_MUST_USE [[nodiscard]]
 #else
 #define SWV_MUST_USE
 #endif
@@ -124,13 +129,13 @@ typedef int32_t swv_bool; /* 0 or 1 */
  * may also break: capi/CHANGELOG.md says so, and the library's soname changes. */
 
 #define SWV_VERSION_MAJOR 0
-#define SWV_VERSION_MINOR 1
+#define SWV_VERSION_MINOR 2
 #define SWV_VERSION_PATCH 0
 #define SWV_VERSION (SWV_VERSION_MAJOR * 1000000 + SWV_VERSION_MINOR * 1000 + SWV_VERSION_PATCH)
 
 /* SWV_VERSION as the library was built. */
 SWV_API int32_t swv_version(void);
-/* "0.1.0; LibTorch 2.11.0; backends inproc, gloo, counting". Lives as long as the library. */
+/* "0.2.0; LibTorch 2.11.0; backends inproc, gloo, counting". Lives as long as the library. */
 SWV_API const char* swv_build_info(void);
 
 /* ---- Handles --------------------------------------------------------------------------------- */
@@ -152,6 +157,7 @@ typedef struct swv_plan swv_plan;                         /* placements by param
 typedef struct swv_optimizer swv_optimizer;
 typedef struct swv_trace swv_trace;               /* a record of communication */
 typedef struct swv_module_scope swv_module_scope; /* the name of what runs */
+typedef struct swv_random_scope swv_random_scope; /* a mesh draws from another state */
 
 /* ---- Status and strings ---------------------------------------------------------------------- */
 
@@ -218,7 +224,8 @@ enum {
   SWV_U64 = 14,
   SWV_BOOL = 15,
   SWV_C64 = 16, /* complex: two f32 */
-  SWV_C128 = 17
+  SWV_C128 = 17,
+  SWV_C32 = 18 /* complex: two f16 */
 };
 /* Bytes of one element; 0 for a number that is no dtype. */
 SWV_API size_t swv_dtype_size(swv_dtype dtype);
@@ -411,13 +418,35 @@ SWV_API SWV_MUST_USE swv_status* swv_work_wait(const swv_work* work);
 /* Does not cancel: the memory is in use until the operation is done. */
 SWV_API void swv_work_free(swv_work* work);
 
-/* Collects the operations of `comm` from here to swv_coalescing_finish, which issues them as one.
- * Those are called with out_work NULL, and do not wait. */
+/* Several operations of one group as one, which a backend may run together:
+ *
+ *   idle --swv_comm_coalesce--> collecting --swv_coalescing_finish--> finished
+ *
+ * While a group is collecting (through whichever handle):
+ *   an operation with out_work NULL     is issued and collected; it returns without waiting, with
+ *                                       an error only if it was refused. Its memory is in use until
+ *                                       the coalescing's end.
+ *   an operation with out_work          SWV_INVALID_ARGUMENT; nothing is issued, nothing changes
+ *   swv_comm_coalesce                   SWV_INVALID_ARGUMENT; nothing changes
+ *   swv_coalescing_finish               is the end: one work for all that was collected; out_work
+ *                                       NULL waits. It fails with the first error of all,
+ *                                       arguments that were refused among them, when all have ended
+ *   swv_coalescing_free                 is the end too: waits for all that was collected, however
+ *                                       it ends, and frees; the error is swv_comm_health's
+ *   what needs its result at once       (swv_comm_split, swv_comm_subgroup, operators on tensors of
+ *                                       the mesh) waits for itself, as ever
+ *   a group that is split from it       is idle, and has a state of its own
+ *   swv_comm_free                       the coalescing keeps the group alive
+ *   swv_comm_abort                      all that was collected and is not done fails, and all that
+ *                                       comes; the state stays, and ends as above
+ * Once finished, swv_coalescing_finish is SWV_INVALID_ARGUMENT, swv_coalescing_free only frees,
+ * and the group is idle: it may be coalesced again. The work outlives the handles of its
+ * coalescing and its group; it may be freed without a wait, and its memory is in use until it is
+ * done all the same. A group whose handles and works are all freed has left: what is under way
+ * in it fails on the others with SWV_UNAVAILABLE. */
 SWV_API SWV_MUST_USE swv_status* swv_comm_coalesce(swv_comm* comm, swv_coalescing** out_coalescing);
-/* One work for all of them; out_work NULL waits. Once. */
 SWV_API SWV_MUST_USE swv_status* swv_coalescing_finish(swv_coalescing* coalescing,
                                                        swv_work** out_work);
-/* Finishes, without waiting, what is not finished. */
 SWV_API void swv_coalescing_free(swv_coalescing* coalescing);
 
 /* A new group per color, of the ranks that gave it, ordered by key, then by rank. With a negative
@@ -578,6 +607,35 @@ SWV_API SWV_MUST_USE swv_status* swv_mesh_to_string(const swv_mesh* mesh, swv_st
 SWV_API SWV_MUST_USE swv_status* swv_mesh_equal(const swv_mesh* a, const swv_mesh* b,
                                                 swv_bool* out_equal);
 
+/* What communication and computation cost, by which operators choose among the strategies of their
+ * sharding rules, and redistributions their steps (dtensor/cost_model.h). */
+typedef struct swv_link_cost {
+  double latency;   /* seconds per collective; 0 or more */
+  double bandwidth; /* bytes per second and rank */
+} swv_link_cost;
+
+typedef struct swv_device_cost {
+  size_t struct_size;
+  double flops;     /* multiplications and additions per second, in matrix products */
+  double bandwidth; /* bytes per second that are read or written */
+} swv_device_cost;
+#define SWV_DEVICE_COST_INIT {SWV_SIZE_TO(swv_device_cost, bandwidth), 5e10, 1e10}
+
+/* From now on, on this mesh; its slices have costs of their own. A link for each mesh dimension;
+ * device NULL: the default. COLLECTIVE, once: ranks that are not all given the same, or one of which
+ * is given what is none, all get SWV_INVALID_ARGUMENT and keep what they had. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_set_cost_model(const swv_mesh* mesh,
+                                                         const swv_link_cost* links,
+                                                         size_t num_links,
+                                                         const swv_device_cost* device);
+/* The same from JSON, as //tools:measure_cost_model prints it. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_set_cost_model_from_json(const swv_mesh* mesh,
+                                                                   const char* text);
+/* out_device may be NULL. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_cost_model(const swv_mesh* mesh, swv_link_cost* links,
+                                                     size_t capacity, size_t* out_count,
+                                                     swv_device_cost* out_device);
+
 /* Until the scope is freed, operators on this mesh's tensors that would communicate by themselves
  * fail with SWV_FAILED_PRECONDITION, naming operator and tensors. */
 SWV_API SWV_MUST_USE swv_status* swv_mesh_forbid_communication(const swv_mesh* mesh,
@@ -600,7 +658,7 @@ enum {
 
 typedef struct swv_placement {
   swv_placement_kind kind;
-  int32_t dim;             /* of shards */
+  int32_t dim;             /* of shards; below 0: from the end */
   swv_reduce_op reduce_op; /* of partials */
   int32_t reserved;        /* 0 */
   int64_t split_factor;    /* of strided shards */
@@ -705,7 +763,8 @@ SWV_API SWV_MUST_USE swv_status* swv_tensor_from_data(const void* data, size_t n
 
 /* DLPack 1.x; the struct is declared in dlpack.h. No copies. from_dlpack takes `managed` over and
  * runs its deleter, also on failure. to_dlpack wants a plain tensor that does not require grad; the
- * caller runs the deleter. */
+ * caller runs the deleter. From then on the tensor's memory stays where it is: what would resize it
+ * (resize_, an out= argument of another size) fails. */
 struct DLManagedTensorVersioned;
 SWV_API SWV_MUST_USE swv_status* swv_tensor_from_dlpack(struct DLManagedTensorVersioned* managed,
                                                         swv_tensor** out_tensor);
@@ -733,9 +792,13 @@ SWV_API SWV_MUST_USE swv_status* swv_tensor_device(const swv_tensor* tensor,
 SWV_API SWV_MUST_USE swv_status* swv_tensor_is_sharded(const swv_tensor* tensor,
                                                        swv_bool* out_is_sharded);
 /* "DTensor[7, 5] Float [S(0), R] on DeviceMesh(dp=2, tp=2), local [4, 5] at [0, 0]"; the elements
- * of a plain one. */
+ * of a plain one. Never communicates. */
 SWV_API SWV_MUST_USE swv_status* swv_tensor_to_string(const swv_tensor* tensor,
                                                       swv_string** out_text);
+/* The same, and below it the elements of the whole tensor, on every rank. COLLECTIVE if it is
+ * sharded. */
+SWV_API SWV_MUST_USE swv_status* swv_tensor_values_to_string(const swv_tensor* tensor,
+                                                             swv_string** out_text);
 
 /* Memory of a plain tensor (of a sharded one: swv_tensor_to_local, swv_tensor_full_tensor). The
  * data row-major into or from the caller's memory; num_bytes is what the tensor needs, exactly. */
@@ -764,7 +827,7 @@ SWV_API SWV_MUST_USE swv_status* swv_tensor_distribute(const swv_tensor* tensor,
                                                        const swv_distribute_options* options,
                                                        swv_tensor** out_tensor);
 /* From every rank's part. sizes NULL: the global sizes are worked out from the parts,
- * COLLECTIVE. */
+ * COLLECTIVE; parts that are not those of an even split, 1 + 2 rows, make a shard a ragged one. */
 SWV_API SWV_MUST_USE swv_status* swv_tensor_from_local(const swv_tensor* local,
                                                        const swv_mesh* mesh,
                                                        const swv_layout* layout,
@@ -881,7 +944,8 @@ SWV_API SWV_MUST_USE swv_status* swv_op_call_named(const swv_op* op, swv_grad_mo
 /* Frees what a result owns, and makes it none. NULL is allowed; not for arguments. */
 SWV_API void swv_value_clear(swv_value* value);
 
-/* The one element of a tensor, a number or a bool. COLLECTIVE if it is sharded. */
+/* The one element of a tensor of any dtype: SWV_VALUE_FLOAT, SWV_VALUE_INT (of u64 above INT64_MAX
+ * SWV_OUT_OF_RANGE), SWV_VALUE_BOOL or SWV_VALUE_COMPLEX. COLLECTIVE if it is sharded. */
 SWV_API SWV_MUST_USE swv_status* swv_tensor_item(const swv_tensor* tensor, swv_value* out_value);
 
 /* ---- Autograd ---------------------------------------------------------------------------------
@@ -960,6 +1024,29 @@ SWV_API SWV_MUST_USE swv_status* swv_function_context_save(swv_function_context*
 SWV_API SWV_MUST_USE swv_status* swv_function_context_saved(const swv_function_context* context,
                                                             size_t index, swv_tensor** out_tensor);
 
+/* A part of the host's forward whose intermediate results are not kept: backward runs it again. Both
+ * runs draw the same random numbers on the meshes of the inputs, and have the same inputs; the host
+ * sees to it that they compute the same. `mode` is the one to call operators with: SWV_NO_GRAD first
+ * (SWV_INFERENCE if the call's is), SWV_GRAD again. Tensors as in swv_function. */
+typedef struct swv_segment {
+  size_t struct_size;
+  const char* name;
+  void* user_data;
+  swv_status* (*forward)(void* user_data, swv_grad_mode mode, const swv_tensor* const* inputs,
+                         size_t num_inputs, swv_tensor** outputs, size_t num_outputs);
+  void (*drop)(void* user_data); /* may be NULL */
+} swv_segment;
+#define SWV_SEGMENT_INIT {SWV_SIZE_TO(swv_segment, drop), NULL, NULL, NULL, NULL}
+
+/* Activation checkpointing: calls forward at once, and when gradients pass once more, on the thread
+ * that calls backward. `segment` is copied; user_data is dropped when the graph no longer needs it.
+ * At least one input. Gradients of what forward uses besides its inputs are added to its leaves:
+ * swv_tensor_backward gives them, swv_gradients does not. No create_graph through it. COLLECTIVE as
+ * forward is, both times. */
+SWV_API SWV_MUST_USE swv_status* swv_checkpoint(const swv_segment* segment, swv_grad_mode mode,
+                                                const swv_tensor* const* inputs, size_t num_inputs,
+                                                swv_tensor** out_outputs, size_t num_outputs);
+
 /* ---- Random numbers ---------------------------------------------------------------------------
  * Random operators on sharded tensors draw from their mesh, by global element index. */
 
@@ -974,10 +1061,19 @@ SWV_API SWV_MUST_USE swv_status* swv_mesh_random_state(const swv_mesh* mesh,
                                                        swv_random_state* out_state);
 SWV_API SWV_MUST_USE swv_status* swv_mesh_set_random_state(const swv_mesh* mesh,
                                                            const swv_random_state* state);
+/* Until the scope is freed the mesh draws from `state`; then it goes on where it was. What is
+ * computed a second time draws its numbers a second time. Scopes of a mesh end in the reverse order
+ * of their making. Local: the same on every rank. */
+SWV_API SWV_MUST_USE swv_status* swv_random_scope_create(const swv_mesh* mesh,
+                                                         const swv_random_state* state,
+                                                         swv_random_scope** out_random_scope);
+SWV_API void swv_random_scope_free(swv_random_scope* random_scope);
 /* Of plain tensors: one generator for the process, whatever the rank. */
 SWV_API SWV_MUST_USE swv_status* swv_seed(uint64_t seed);
 
-/* Threads that one operator may use, from now on, in every thread of the process. */
+/* Threads that one operator may use, from now on, in every thread of the process. Not called: a rank
+   that is a process (swv_world_from_environment, swv_world_join) uses its share of its machine's
+   cores, or OMP_NUM_THREADS if that is set. */
 SWV_API SWV_MUST_USE swv_status* swv_set_num_threads(int32_t num_threads);
 
 /* ---- Modules and plans ------------------------------------------------------------------------
@@ -991,13 +1087,16 @@ SWV_API SWV_MUST_USE swv_status* swv_module_load(const char* path, swv_module** 
 SWV_API void swv_module_free(swv_module* module);
 
 /* The module and the caller's handle share the tensor: what distributes the module changes it where
- * it stands, and every handle sees that. A parameter is a leaf, and requires grad from now on. */
+ * it stands, and every handle sees that. A parameter is a leaf, and requires grad from now on. A
+ * tensor may have several names (tied weights): it is one parameter, or one buffer, all the same.
+ */
 SWV_API SWV_MUST_USE swv_status* swv_module_add_parameter(swv_module* module, const char* fqn,
                                                           const swv_tensor* tensor);
 SWV_API SWV_MUST_USE swv_status* swv_module_add_buffer(swv_module* module, const char* fqn,
                                                        const swv_tensor* tensor);
 
-/* In the order of their registration by modules: those of a module before those of its children. */
+/* In the order of their registration by modules: those of a module before those of its children.
+ * Each tensor once, by its first name. */
 SWV_API SWV_MUST_USE swv_status* swv_module_num_parameters(const swv_module* module,
                                                            size_t* out_num);
 /* Either output may be NULL. */
@@ -1007,7 +1106,8 @@ SWV_API SWV_MUST_USE swv_status* swv_module_parameter(const swv_module* module, 
 SWV_API SWV_MUST_USE swv_status* swv_module_num_buffers(const swv_module* module, size_t* out_num);
 SWV_API SWV_MUST_USE swv_status* swv_module_buffer(const swv_module* module, size_t index,
                                                    swv_string** out_fqn, swv_tensor** out_tensor);
-/* A parameter or buffer; SWV_NOT_FOUND suggests names that are nearly the same. */
+/* A parameter or buffer, by any of its names; SWV_NOT_FOUND suggests names that are nearly the
+ * same. */
 SWV_API SWV_MUST_USE swv_status* swv_module_get(const swv_module* module, const char* fqn,
                                                 swv_tensor** out_tensor);
 /* Calls a method ("forward") of a module that was loaded. Results as swv_op_call. */
@@ -1030,8 +1130,9 @@ SWV_API SWV_MUST_USE swv_status* swv_plan_add(swv_plan* plan, const char* patter
 SWV_API void swv_plan_free(swv_plan* plan);
 
 /* Turns every parameter and buffer into a sharded tensor, in place; what no line matches is
- * replicated. plan NULL: all replicated. A line that matches nothing is an error before anything
- * changes. COLLECTIVE unless source is -1. */
+ * replicated. plan NULL: all replicated. A line that matches nothing, and lines that place the
+ * names of one tensor differently, are errors before anything changes. COLLECTIVE unless source is
+ * -1. */
 SWV_API SWV_MUST_USE swv_status* swv_module_distribute(const swv_module* module,
                                                        const swv_mesh* mesh, const swv_plan* plan,
                                                        const swv_distribute_options* options);
@@ -1049,8 +1150,8 @@ typedef struct swv_clip_options {
 #define SWV_CLIP_OPTIONS_INIT {SWV_SIZE_TO(swv_clip_options, error_if_nonfinite), 2.0, 0}
 
 /* Multiplies all gradients by max_norm / (norm + 1e-6) if their norm as one vector, wherever they
- * lie, is above max_norm. After finish_grad_sync. out_norm: before the clipping, the same on every
- * rank; may be NULL. COLLECTIVE. */
+ * lie, is above max_norm; one that is given twice counts once. After finish_grad_sync. out_norm:
+ * before the clipping, the same on every rank; may be NULL. COLLECTIVE. */
 SWV_API SWV_MUST_USE swv_status* swv_clip_grad_norm(const swv_tensor* const* parameters,
                                                     size_t num_parameters, double max_norm,
                                                     const swv_clip_options* options,
@@ -1084,7 +1185,8 @@ typedef struct swv_adamw_options {
 #define SWV_ADAMW_OPTIONS_INIT \
   {SWV_SIZE_TO(swv_adamw_options, amsgrad), 1e-3, 0.9, 0.999, 1e-8, 1e-2, 0}
 
-/* The optimizer shares the parameters. They may be distributed until the first step. */
+/* The optimizer shares the parameters; one that is given twice is stepped once. They may be
+ * distributed until the first step or look at the state. */
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_create_sgd(const swv_tensor* const* parameters,
                                                           size_t num_parameters,
                                                           const swv_sgd_options* options,
@@ -1099,11 +1201,20 @@ SWV_API SWV_MUST_USE swv_status* swv_optimizer_step(swv_optimizer* optimizer);
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_zero_grad(const swv_optimizer* optimizer);
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_lr(const swv_optimizer* optimizer, double* out_lr);
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_set_lr(swv_optimizer* optimizer, double lr);
-/* The state of parameter `index`, laid out as it is: "step", "exp_avg", "exp_avg_sq",
- * "max_exp_avg_sq", "momentum_buffer". *out_tensor is NULL before the first step. Writing to it
- * writes the state. */
+/* The state of parameter `index`, laid out as it is, zeros before the first step: "step" (one plain
+ * f32 number); of AdamW "exp_avg", "exp_avg_sq" and, with amsgrad, "max_exp_avg_sq"; of SGD with a
+ * momentum "momentum_buffer". NULL for what these options do not use. Writing to it writes the
+ * state. */
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_state(const swv_optimizer* optimizer, size_t index,
                                                      const char* name, swv_tensor** out_tensor);
+/* Copies `tensor` over it, to resume from what was saved: of any floating-point type and the
+ * parameter's shape; sharded over the same mesh if that is, else plain ("step" always). COLLECTIVE
+ * if a sharded one lies otherwise than the parameter. SGD's first step takes the gradient for its
+ * momentum: it is the first as long as "step" is 0, unless momentum_buffer was set and "step" was
+ * not. */
+SWV_API SWV_MUST_USE swv_status* swv_optimizer_set_state(swv_optimizer* optimizer, size_t index,
+                                                         const char* name,
+                                                         const swv_tensor* tensor);
 
 /* ---- What happened --------------------------------------------------------------------------- */
 
@@ -1130,9 +1241,12 @@ typedef struct swv_dispatch_counters {
   int64_t cache_misses;
   int64_t implicit_redistributions; /* with communication, that nobody asked for by name */
   int64_t gathered_operators;       /* calls of operators without a sharding rule */
+  int64_t remembered_uses;          /* redistributions that an earlier one's result made needless */
+  int64_t remembered_bytes;         /* that such results take up now */
+  int64_t unsharded_weights; /* times that a weight that the user had cut was brought elsewhere */
 } swv_dispatch_counters;
 #define SWV_DISPATCH_COUNTERS_INIT \
-  {SWV_SIZE_TO(swv_dispatch_counters, gathered_operators), 0, 0, 0, 0}
+  {SWV_SIZE_TO(swv_dispatch_counters, unsharded_weights), 0, 0, 0, 0, 0, 0, 0}
 
 /* Of this rank since the mesh was made; as many members as struct_size says. */
 SWV_API SWV_MUST_USE swv_status* swv_mesh_dispatch_counters(const swv_mesh* mesh,

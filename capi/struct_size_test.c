@@ -1,0 +1,227 @@
+/* Every struct with a struct_size, at every size that a caller may give: shorter than it ever was,
+ * as it is, and longer, with and without something in what this library does not know. */
+#define _DEFAULT_SOURCE
+#include "check.h"
+#include "page.h"
+
+static swv_world* world;
+static swv_mesh* mesh;
+static swv_comm* comm;
+static swv_tensor* parameter;
+static int dropped;
+
+/* ---- One use of each ------------------------------------------------------------------------- */
+
+static swv_status* use_world_options(void* options) {
+  swv_world* made = NULL;
+  swv_status* status = swv_world_create_local(1, (swv_world_options*)options, &made);
+  swv_world_free(made);
+  return status;
+}
+static swv_status* use_call_options(void* options) {
+  return swv_comm_barrier(comm, (swv_call_options*)options, NULL);
+}
+static swv_status* use_rendezvous(void* rendezvous) {
+  swv_world* made = NULL;
+  swv_status* status = swv_world_join((swv_rendezvous*)rendezvous, NULL, &made);
+  swv_world_free(made);
+  unlink(((swv_rendezvous*)rendezvous)->file);
+  return status;
+}
+
+static swv_status* start(void* self, const swv_backend_call* call, uint64_t* out_ticket) {
+  (void)self, (void)call, (void)out_ticket;
+  return NULL;
+}
+static void abort_group(void* self, swv_code code, const char* reason) {
+  (void)self, (void)code, (void)reason;
+}
+static void drop(void* self) {
+  ++*(int*)self;
+}
+static swv_backend good_backend(void) {
+  swv_backend backend = SWV_BACKEND_INIT;
+  backend.name = "test";
+  backend.self = &dropped;
+  backend.start = start;
+  backend.abort = abort_group;
+  backend.drop = drop;
+  return backend;
+}
+static swv_status* use_backend(void* backend) {
+  swv_group group = SWV_GROUP_INIT;
+  swv_world* made = NULL;
+  swv_status* status = swv_world_create_with_backend((swv_backend*)backend, &group, NULL, &made);
+  swv_world_free(made);
+  return status;
+}
+static swv_status* use_group(void* group) {
+  const swv_backend backend = good_backend();
+  swv_world* made = NULL;
+  swv_status* status = swv_world_create_with_backend(&backend, (swv_group*)group, NULL, &made);
+  swv_world_free(made);
+  return status;
+}
+
+static swv_status* use_tensor_options(void* options) {
+  swv_tensor* made = NULL;
+  swv_status* status = swv_tensor_zeros(NULL, 0, (swv_tensor_options*)options, &made);
+  swv_tensor_free(made);
+  return status;
+}
+static swv_status* use_distribute_options(void* options) {
+  swv_layout* layout;
+  swv_tensor* made = NULL;
+  swv_status* status;
+  CHECK_OK(swv_layout_parse("[R]", &layout));
+  status = swv_tensor_distribute(parameter, mesh, layout, (swv_distribute_options*)options, &made);
+  swv_tensor_free(made);
+  swv_layout_free(layout);
+  return status;
+}
+static swv_status* use_backward_options(void* options) {
+  const swv_value twice[] = {swv_value_tensor(parameter), swv_value_int(2)};
+  swv_tensor* const product = call_op("aten::mul", SWV_GRAD, twice, 2);
+  swv_status* status = swv_tensor_backward(product, NULL, (swv_backward_options*)options);
+  swv_tensor_free(product);
+  return status;
+}
+static swv_status* forward(void* user_data, swv_function_context* context, swv_grad_mode mode,
+                           const swv_tensor* const* inputs, size_t num_inputs, swv_tensor** outputs,
+                           size_t num_outputs) {
+  (void)user_data, (void)context, (void)mode, (void)num_inputs, (void)num_outputs;
+  return swv_tensor_detach(inputs[0], &outputs[0]);
+}
+static swv_status* use_function(void* function) {
+  swv_tensor* made = NULL;
+  swv_status* status = swv_function_apply((swv_function*)function, SWV_NO_GRAD,
+                                          (const swv_tensor* const*)&parameter, 1, &made, 1);
+  swv_tensor_free(made);
+  return status;
+}
+static swv_status* use_clip_options(void* options) {
+  return swv_clip_grad_norm((const swv_tensor* const*)&parameter, 1, 1.0,
+                            (swv_clip_options*)options, NULL);
+}
+static swv_status* use_sgd_options(void* options) {
+  swv_optimizer* made = NULL;
+  swv_status* status = swv_optimizer_create_sgd((const swv_tensor* const*)&parameter, 1,
+                                                (swv_sgd_options*)options, &made);
+  swv_optimizer_free(made);
+  return status;
+}
+static swv_status* use_adamw_options(void* options) {
+  swv_optimizer* made = NULL;
+  swv_status* status = swv_optimizer_create_adamw((const swv_tensor* const*)&parameter, 1,
+                                                  (swv_adamw_options*)options, &made);
+  swv_optimizer_free(made);
+  return status;
+}
+static swv_status* use_dispatch_counters(void* counters) {
+  return swv_mesh_dispatch_counters(mesh, (swv_dispatch_counters*)counters);
+}
+
+/* ---- Every size ------------------------------------------------------------------------------ */
+
+enum { kMore = 24 };
+
+/* The struct with another struct_size, and `fill` in the bytes behind what we know. */
+static void* resized(const void* from, size_t known, size_t size, int fill) {
+  char bytes[4200];
+  memset(bytes, fill, sizeof(bytes));
+  memcpy(bytes, from, known);
+  memcpy(bytes, &size, sizeof(size));
+  return at_end_of_page(bytes, size < sizeof(size) ? known : size);
+}
+
+/* `out`: it is written, not read. `drops`: it comes with a drop, which counts. */
+static void every_size(const char* name, swv_status* (*use)(void*), const void* from, size_t known,
+                       int out, int drops) {
+  const size_t wrong[] = {0, 7, known - 1, 4097, (size_t)1 << 40};
+  size_t i;
+  char text[64];
+  printf("%s\n", name);
+  for (i = 0; i < sizeof(wrong) / sizeof(wrong[0]); ++i) {
+    void* const given = resized(from, known, wrong[i] < 4096 ? wrong[i] : known, 0);
+    memcpy(given, &wrong[i], sizeof(wrong[i]));
+    snprintf(text, sizeof(text), "has struct_size %zu; wanted ", wrong[i]);
+    dropped = 0;
+    CHECK_FAILS(use(given), SWV_INVALID_ARGUMENT, text);
+    /* A drop that may not be there is not called; another struct's is. */
+    CHECK(drops != 1 || dropped == 0);
+  }
+  for (i = 0; i <= kMore; ++i) {
+    void* given = resized(from, known, known + i, 0);
+    dropped = 0;
+    CHECK_OK(use(given));
+    CHECK(drops == 0 || dropped == 1);
+    if (i == 0) continue;
+    given = resized(from, known, known + i, 0xa5);
+    dropped = 0;
+    if (out) {
+      size_t b;
+      CHECK_OK(use(given));
+      for (b = known; b < known + i; ++b) CHECK(((unsigned char*)given)[b] == 0xa5);
+      CHECK(*(size_t*)given == known + i);
+    } else if (known + i <= (known + 7) / 8 * 8) {
+      CHECK_OK(use(given)); /* padding */
+    } else {
+      CHECK_FAILS(use(given), SWV_UNIMPLEMENTED, "does not know");
+    }
+    CHECK(drops == 0 || dropped == 1);
+  }
+}
+
+int main(void) {
+  const swv_mesh_dim dim = {"x", 1};
+  swv_tensor_options with_grad = SWV_TENSOR_OPTIONS_INIT;
+  swv_world_options world_options = SWV_WORLD_OPTIONS_INIT;
+  swv_call_options call = SWV_CALL_OPTIONS_INIT;
+  swv_rendezvous rendezvous = SWV_RENDEZVOUS_INIT;
+  swv_group group = SWV_GROUP_INIT;
+  swv_distribute_options distribute = SWV_DISTRIBUTE_OPTIONS_INIT;
+  swv_backward_options backward = SWV_BACKWARD_OPTIONS_INIT;
+  swv_clip_options clip = SWV_CLIP_OPTIONS_INIT;
+  swv_sgd_options sgd = SWV_SGD_OPTIONS_INIT;
+  swv_adamw_options adamw = SWV_ADAMW_OPTIONS_INIT;
+  swv_dispatch_counters counters = SWV_DISPATCH_COUNTERS_INIT;
+  swv_function function = SWV_FUNCTION_INIT;
+  const swv_backend backend = good_backend();
+  const char* const folder = getenv("TEST_TMPDIR");
+  char file[4096];
+  snprintf(file, sizeof(file), "%s/struct_size.%ld", folder == NULL ? "/tmp" : folder,
+           (long)getpid());
+  rendezvous.file = file;
+  rendezvous.local_rank = 0;
+  function.user_data = &dropped;
+  function.forward = forward;
+  function.drop = drop;
+  with_grad.requires_grad = 1;
+  CHECK_OK(swv_world_create_local(1, NULL, &world));
+  CHECK_OK(swv_world_comm(world, &comm));
+  CHECK_OK(swv_mesh_create(world, &dim, 1, &mesh));
+  CHECK_OK(swv_tensor_ones(NULL, 0, &with_grad, &parameter));
+  CHECK_OK(use_backward_options(NULL)); /* there is a gradient to clip */
+
+#define EVERY_SIZE(type, value, out, drops) \
+  every_size(#type, use_##type, &(value), (value).struct_size, out, drops)
+  EVERY_SIZE(world_options, world_options, 0, 0);
+  EVERY_SIZE(call_options, call, 0, 0);
+  EVERY_SIZE(backend, backend, 0, 1);
+  EVERY_SIZE(group, group, 0, 2);
+  EVERY_SIZE(tensor_options, with_grad, 0, 0);
+  EVERY_SIZE(distribute_options, distribute, 0, 0);
+  EVERY_SIZE(backward_options, backward, 0, 0);
+  EVERY_SIZE(function, function, 0, 1);
+  EVERY_SIZE(clip_options, clip, 0, 0);
+  EVERY_SIZE(sgd_options, sgd, 0, 0);
+  EVERY_SIZE(adamw_options, adamw, 0, 0);
+  EVERY_SIZE(dispatch_counters, counters, 1, 0);
+  EVERY_SIZE(rendezvous, rendezvous, 0, 0);
+
+  swv_tensor_free(parameter);
+  swv_mesh_free(mesh);
+  swv_comm_free(comm);
+  swv_world_free(world);
+  return 0;
+}
