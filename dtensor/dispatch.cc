@@ -599,6 +599,28 @@ bool is_composed(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<c
   return rule->composite_condition == nullptr || rule->composite_condition(op, args);
 }
 
+// The operators that it is made of note where their results come from; what it makes by itself, and
+// what it draws, has that of the whole.
+void run_composed(const c10::OperatorHandle& op, const OpInfo& info, MeshContext& context,
+                  c10::Stack& stack, size_t base) {
+  uint64_t provenance = provenance_of_name(op);
+  for_each_tensor(info, absl::MakeConstSpan(stack).subspan(base), [&](size_t, c10::TensorImpl* t) {
+    if (defined(t) && is_dtensor(t)) provenance = mix(provenance, provenance_of(meta_of(t)));
+  });
+  if (info.is_random) {
+    provenance = mix(mix(provenance, context.random.seed), context.random.offset);
+  }
+  const About about(context, provenance);
+  info.rule->composite(op, stack);
+  for (size_t i = stack.size() - info.num_returns; i < stack.size(); ++i) {
+    if (!stack[i].isTensor() || !stack[i].toTensor().defined()) continue;
+    c10::TensorImpl* result = stack[i].unsafeToTensorImpl();
+    if (!is_dtensor(result)) continue;
+    uint64_t& own = meta_of(result).provenance;
+    if (own == 0 || info.is_random) own = mix(provenance, stack.size() - i);
+  }
+}
+
 }  // namespace
 
 std::optional<Decided> decide_only(const c10::OperatorHandle& op, absl::Span<const IValue> args) {
@@ -639,7 +661,7 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
     for_each_tensor(info, args, [&](size_t, c10::TensorImpl* impl) {
       if (defined(impl) && is_dtensor(impl)) freshen(meta_of(impl), op.operator_name().name);
     });
-    info.rule->composite(op, *stack);
+    run_composed(op, info, *context, *stack, base);
     return;
   }
   if (info.decompose) {
@@ -654,7 +676,9 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
   CallKey key;
   if (!make_key(op, info, args, key)) {
     adopt_equal(op, info, context, args);
-    key = CallKey();
+    key.words.clear();
+    key.numbers = 0;
+    key.provenance = 0;
     make_key(op, info, args, key);
   }
   if (key.numbers > 0) put_off_numbers(op, info, *context, args);

@@ -28,11 +28,15 @@ uint64_t provenance_of_new(MeshContext& context, const Spec& spec) {
   return checksum(++context.tensors_made, spec.to_string());
 }
 
-uint64_t provenance_of_call(const c10::OperatorHandle& op, const OpInfo& info,
-                            absl::Span<const c10::IValue> args) {
+uint64_t provenance_of_name(const c10::OperatorHandle& op) {
   std::string_view name = op.operator_name().name;
   if (name.ends_with('_')) name.remove_suffix(1);
-  uint64_t sum = checksum(0, name);
+  return checksum(0, name);
+}
+
+uint64_t provenance_of_call(const c10::OperatorHandle& op, const OpInfo& info,
+                            absl::Span<const c10::IValue> args) {
+  uint64_t sum = provenance_of_name(op);
   for_each_tensor(info, args, [&](size_t arg, const c10::TensorImpl* impl) {
     if (!defined(impl) || !is_dtensor(impl)) return;
     const auto& spec = meta_of(const_cast<c10::TensorImpl*>(impl)).spec;

@@ -39,8 +39,11 @@ inline uint64_t provenance_of(const DTensorMeta& meta) {
 // Of what a function makes of plain tensors; it is counted on the mesh.
 uint64_t provenance_of_new(MeshContext& context, const Spec& spec);
 
+// "add_" is add: which of the two autograd takes depends on who else holds a gradient.
+uint64_t provenance_of_name(const c10::OperatorHandle& op);
+
 // The operator's share: its name, the specs of its tensors, the arguments that are part of the cache
-// key. "add_" is add: which of them autograd takes depends on who else holds a gradient.
+// key.
 uint64_t provenance_of_call(const c10::OperatorHandle& op, const OpInfo& info,
                             absl::Span<const c10::IValue> args);
 

@@ -90,7 +90,7 @@ void Fuzzer::autograd() {
     case 6: {
       swv_segment s = SWV_SEGMENT_INIT;
       s.name = one_in(10) ? text() : "s";
-      s.user_data = new uint64_t(random_());
+      s.user_data = new uint64_t(chance_.word());
       s.forward = one_in(20) ? nullptr : segment;
       s.drop = drop_user_data;
       const size_t n = 1 + below(2);
