@@ -242,8 +242,9 @@ void note_unsharded(const c10::OperatorHandle& op, const InputChange& change,
       absl::StrCat(weight.spec->to_string(), " as ", change.target->layout.to_string());
   // What is made of a weight anew in every step (a cast) has no name, and no memory.
   const bool is_named = weight.family != nullptr && !weight.family->fqn.empty();
-  const bool is_first = is_named ? !std::exchange(weight.family->said_unsharded, true)
-                                 : context.warned.insert(name_of(op) + where + layouts).second;
+  const bool is_first = is_named
+                            ? !std::exchange(weight.family->said_unsharded, true)
+                            : context.unsharded_said.insert(name_of(op) + where + layouts).second;
   if (!is_first || !is_first_rank(context)) return;
   TORCH_WARN("shardweave: ", name_of(op), where, " needs ", words_for(weight), " ", layouts, ": ",
              change.plan.bytes(), " bytes for each rank, every time");

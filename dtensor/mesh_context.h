@@ -70,6 +70,8 @@ class MeshContext {
   uint64_t about = 0;                       // what is sent now is about this (provenance.h)
   uint64_t tensors_made = 0;                // of plain ones, by functions that users call
   absl::flat_hash_set<std::string> warned;  // operators without a rule that were reported
+  absl::flat_hash_set<std::string>
+      unsharded_said;  // weights without a name that were (dispatch.cc)
   ModuleNames modules;
   PlainTensors plain_tensors;
   std::vector<Observer*> observers;              // who looks (observer.h); none, most of the time
