@@ -166,7 +166,9 @@ Communicator::Communicator(std::unique_ptr<Backend> backend,
     : backend_(std::move(backend)),
       recorder_(std::move(recorder)),
       options_(options),
-      log_(recorder_, backend_->group(), options.flight_record_capacity) {}
+      log_(recorder_, backend_->group(), options.flight_record_capacity) {
+  backend_->set_patience(options.patience);
+}
 
 Communicator::~Communicator() = default;
 

@@ -25,6 +25,8 @@
 // pending and all later ones on this rank fail with the first error. DeadlineExceeded: some ranks
 // did not arrive in time, the message names them. Aborted, Unavailable: a rank gave up or is gone.
 // After such an error the contents of outputs are undefined.
+// Long before the deadline, after CommunicatorOptions::patience, a rank that waits says on stderr for
+// whom, in which call.
 //
 // Numbers: reductions go in rank order, whatever the timing, so that the same call gives the same
 // bits on every run and on every backend of this repository. f16 and bf16 are accumulated in f32
@@ -66,6 +68,8 @@ struct CallOptions {
 struct CommunicatorOptions {
   // Default deadline of an operation, counted from its issue.
   absl::Duration timeout = absl::Minutes(5);
+  // Whoever waits longer for an operation says once, on stderr, for which ranks that have not come.
+  absl::Duration patience = absl::Seconds(10);
   // Operations that the flight record keeps.
   int flight_record_capacity = 256;
 };

@@ -34,6 +34,7 @@
 #include "shardweave/comm/gloo/connection.h"
 #include "shardweave/comm/gloo/schedule.h"
 #include "shardweave/comm/gloo/unique_fd.h"
+#include "shardweave/comm/patience.h"
 
 namespace shardweave::gloo_internal {
 
@@ -52,7 +53,9 @@ class Engine {
 
   absl::StatusOr<Backend::Ticket> start(const Call& call);
   bool done(Backend::Ticket ticket);
-  absl::Status wait(Backend::Ticket ticket, Deadline deadline);
+  // Whoever waits longer than `patience` says so, once for each operation.
+  absl::Status wait(Backend::Ticket ticket, Deadline deadline,
+                    Patience patience = Patience::endless());
   void abort(const absl::Status& reason);
 
   // OK, or what broke the group, as far as this rank can know now. Does not wait.
@@ -75,6 +78,7 @@ class Engine {
     int unsent = 0;        // frames of this step
     int64_t ahead = 0;     // a send: bytes that the peer may not have wanted yet
     uint64_t granted = 0;  // a recv: the number of the offered message that it waits for
+    bool said = false;     // that it is late
   };
   // A frame that has come before it was wanted.
   struct Early {
@@ -166,6 +170,11 @@ class Engine {
   bool fail_as_told(int peer, absl::StatusCode code, std::string text);
   absl::Status failure_of(const Operation& operation) const;
   absl::Status timeout_of(const Operation& operation) const;
+  // Whether the peer has not called what this is a part of.
+  bool is_absent(const Operation& operation, int peer) const;
+  bool is_deaf(const Operation& operation, int peer) const;
+  Wait wait_of(const Operation& operation) const;
+  void say_late(Operation& operation, absl::Duration patience);
   // "all_reduce(f32[7], sum) 'loss', #12 of group 'dp' (rank 1 of 4)".
   std::string name_of(const Operation& operation) const;
   std::string name_peer(int peer) const;
@@ -173,7 +182,7 @@ class Engine {
 
   // Carries out operations until `ticket` is done; kDone: until others take over or nothing is
   // pending.
-  void watch(Lock& lock, Backend::Ticket ticket, Deadline deadline);
+  void watch(Lock& lock, Backend::Ticket ticket, Deadline deadline, Patience& patience);
   [[nodiscard]] bool sleep_until_traffic(Lock& lock, Deadline deadline);
   [[nodiscard]] bool call_helper();
   void help();

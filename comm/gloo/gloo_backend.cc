@@ -48,7 +48,7 @@ class GlooBackend : public Backend {
   absl::StatusOr<Ticket> start(const Call& call) override { return engine_->start(call); }
   bool done(Ticket ticket) override { return engine_->done(ticket); }
   absl::Status wait(Ticket ticket, Deadline deadline) override {
-    return engine_->wait(ticket, deadline);
+    return engine_->wait(ticket, deadline, Patience(patience()));
   }
   void abort(const absl::Status& reason) override { engine_->abort(reason); }
 

@@ -31,6 +31,10 @@ ConformanceBackend gloo_threads() {
 
 SHARDWEAVE_COMM_CONFORMANCE(Gloo, gloo_threads());
 
+TEST(GlooBackendTest, WhoeverWaitsLongSaysForWhom) {
+  expect_late_ranks_are_named(gloo_threads());
+}
+
 // Connects two ranks and runs a barrier; what each got.
 std::vector<absl::Status> connect_two(Store& store, const GlooOptions& options) {
   std::vector<absl::Status> results(2);

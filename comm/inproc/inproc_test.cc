@@ -28,6 +28,10 @@ void expect_all_ok(const std::vector<absl::Status>& results) {
   }
 }
 
+TEST(InprocTest, WhoeverWaitsLongSaysForWhom) {
+  expect_late_ranks_are_named(inproc());
+}
+
 TEST(InprocTest, ARankIsConnectedOnce) {
   InprocHub hub(2);
   std::shared_ptr<Communicator> comm = hub.connect(1);
