@@ -54,9 +54,11 @@ absl::Status compare_calls(const GroupInfo& group, const CallSignature& mine, in
 
 }  // namespace
 
-Engine::Engine(GroupInfo group, std::vector<Channel> channels, const Schedule::Limits& limits)
+Engine::Engine(GroupInfo group, std::vector<Channel> channels, const Schedule::Limits& limits,
+               std::shared_ptr<FirstFailure> first_failure)
     : group_(std::move(group)),
       limits_(limits),
+      first_failure_(std::move(first_failure)),
       wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
       peers_(group_.size()) {
   const int error = errno;
@@ -82,7 +84,10 @@ Engine::~Engine() {
   if (helper_.joinable()) helper_.join();
   for (const Operation* operation : pending_) {
     if (operation->unsent == 0) continue;
-    fail(absl::UnavailableError("it left before it had sent all that it owed"), operation);
+    const std::string after = first_failure_->text();
+    fail(absl::UnavailableError(str_cat("it left before it had sent all that it owed",
+                                        after.empty() ? "" : ", after a failure: ", after)),
+         operation);
     return;
   }
   if (failure_.ok()) leave();
@@ -90,9 +95,12 @@ Engine::~Engine() {
 
 // The receipts and grants that are queued are owed to the others, which may read slowly.
 void Engine::leave() {
+  const std::string after = first_failure_->text();
+  const FrameHeader words{.kind = FrameKind::kLeave,
+                          .length = std::min<int64_t>(after.size(), kMaxFailureText)};
   for (Peer& peer : peers_) {
     if (peer.connection && !peer.gone) {
-      peer.connection->queue({.kind = FrameKind::kLeave}, nullptr, nullptr);
+      peer.connection->queue(words, after.data(), nullptr);
     }
   }
   const Clock::time_point limit = Clock::now() + kPatience;
@@ -185,6 +193,11 @@ absl::Status Engine::health() {
 bool Engine::is_gone(int peer) {
   Lock lock(mutex_);
   return peers_[peer].left || peers_[peer].gone;
+}
+
+std::string Engine::left_after(int peer) {
+  Lock lock(mutex_);
+  return why_left(peer);
 }
 
 // 2. Operations.
@@ -452,8 +465,8 @@ bool Engine::take_frame(int peer) {
                 nullptr);
   }
   if (header.kind == FrameKind::kLeave) {
-    p.left = true;
-    p.connection->accept(nullptr);
+    p.last_words.resize(header.length);
+    p.connection->accept(p.last_words.data());
     return true;
   }
   if (header.kind != FrameKind::kMessage && header.signature.op != OpKind::kSend) {
@@ -502,6 +515,7 @@ bool Engine::finish_frame(int peer) {
   if (p.receiver != nullptr) {
     return arrived(*std::exchange(p.receiver, nullptr), peer, p.connection->header());
   }
+  if (p.connection->header().kind == FrameKind::kLeave) p.left = true;
   if (!std::exchange(p.receiving_early, false)) return true;
   const Early& frame = p.early.back();
   if (frame.header.kind != FrameKind::kFailure) return take_early(peer);
@@ -636,6 +650,7 @@ bool Engine::fail(const absl::Status& why, const Operation* where) {
   failure_ = where == nullptr
                  ? absl::Status(why.code(), why.message())
                  : absl::Status(why.code(), str_cat(name_of(*where), ": ", why.message()));
+  first_failure_->set(failure_);
   {
     const std::lock_guard lock(ends_mutex_);
     broken_ = true;
@@ -676,11 +691,9 @@ bool Engine::lose(int peer) {
       if (operation->awaited[peer]) break;
     }
   }
-  const std::string name = name_peer(peer);
   return fail(absl::UnavailableError(
-                  peers_[peer].left
-                      ? str_cat(name, " has left the group")
-                      : str_cat(name, " is gone: ", peers_[peer].connection->closed_because())),
+                  p.left ? str_cat(name_peer(peer), " has left the group", why_left(peer))
+                         : str_cat(name_peer(peer), " is gone: ", p.connection->closed_because())),
               where);
 }
 
@@ -791,6 +804,11 @@ std::string Engine::name_of(const Operation& operation) const {
 
 std::string Engine::name_peer(int peer) const {
   return str_cat("rank ", peer, " (world rank ", group_.world_ranks[peer], ")");
+}
+
+std::string Engine::why_left(int peer) const {
+  const Peer& p = peers_[peer];
+  return p.left && !p.last_words.empty() ? str_cat(", after a failure: ", p.last_words) : "";
 }
 
 // 5. Waiting.

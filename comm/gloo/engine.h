@@ -38,6 +38,24 @@
 
 namespace shardweave::gloo_internal {
 
+// What has failed first in any of the groups that one rank's world has made: who leaves one after
+// that says so, or the others would blame it for what another has done. Any thread.
+class FirstFailure {
+ public:
+  void set(const absl::Status& failure) {
+    const std::lock_guard lock(mutex_);
+    if (text_.empty()) text_ = std::string(failure.message());
+  }
+  std::string text() const {
+    const std::lock_guard lock(mutex_);
+    return text_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::string text_;  // empty: nothing has
+};
+
 class Engine {
  public:
   // Bytes to one rank that it may not want yet.
@@ -46,7 +64,8 @@ class Engine {
   // `channels` by rank, none at this rank's place. A group that cannot work (no eventfd is to be
   // had) is broken from the beginning: see health().
   Engine(GroupInfo group, std::vector<Channel> channels,
-         const Schedule::Limits& limits = Schedule::Limits());
+         const Schedule::Limits& limits = Schedule::Limits(),
+         std::shared_ptr<FirstFailure> first_failure = std::make_shared<FirstFailure>());
   // Tells the others that this rank has left; for that waits up to a second for those that do not
   // read.
   ~Engine();
@@ -62,6 +81,8 @@ class Engine {
   absl::Status health();
   // Whether nothing will ever come from the rank any more, as far as health() has seen.
   bool is_gone(int peer);
+  // ", after a failure: ..." if the rank has said so when it left, else "".
+  std::string left_after(int peer);
 
  private:
   using Lock = std::unique_lock<std::mutex>;
@@ -99,9 +120,10 @@ class Engine {
     std::unique_ptr<Connection> connection;  // none for this rank itself
     int awaited = 0;                         // frames that are missing, of all operations
     bool has_header = false;                 // of a frame that nobody wants yet
-    bool hung_up = false;  // it sends no more; the last may not have been read yet
-    bool left = false;     // it has said that it leaves
-    bool gone = false;     // all has been read
+    bool hung_up = false;    // it sends no more; the last may not have been read yet
+    bool left = false;       // it has said that it leaves
+    std::string last_words;  // which failure it has left after, if any
+    bool gone = false;       // all has been read
     // Where the payload goes that is coming: to an operation, or to the last of `early`.
     Operation* receiver = nullptr;
     bool receiving_early = false;
@@ -178,6 +200,7 @@ class Engine {
   // "all_reduce(f32[7], sum) 'loss', #12 of group 'dp' (rank 1 of 4)".
   std::string name_of(const Operation& operation) const;
   std::string name_peer(int peer) const;
+  std::string why_left(int peer) const;
   uint64_t traffic() const;
 
   // Carries out operations until `ticket` is done; kDone: until others take over or nothing is
@@ -190,6 +213,7 @@ class Engine {
 
   const GroupInfo group_;
   const Schedule::Limits limits_;
+  const std::shared_ptr<FirstFailure> first_failure_;
   const UniqueFd wake_;  // an eventfd, at which the watching thread looks too
 
   // Held for a moment only, also under mutex_. Guarded by it: what done() tells.
