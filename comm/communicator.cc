@@ -365,10 +365,16 @@ Work Communicator::issue(Call& call, absl::Status valid, const CallOptions& opti
 
 absl::Status Communicator::pair_with_itself(const Call& call, bool blocking) {
   const bool sends = call.op == OpKind::kSend;
-  int64_t& sends_left = to_itself_[call.message_tag];
+  const auto found = to_itself_.find(call.message_tag);
+  const int64_t sends_left = found == to_itself_.end() ? 0 : found->second;
   const bool has_other_side = sends ? sends_left < 0 : sends_left > 0;
   if (has_other_side || !blocking) {
-    sends_left += sends ? 1 : -1;
+    const int64_t now_left = sends_left + (sends ? 1 : -1);
+    if (now_left == 0) {
+      to_itself_.erase(found);
+    } else {
+      to_itself_[call.message_tag] = now_left;
+    }
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(
