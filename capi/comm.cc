@@ -49,6 +49,13 @@ CallOptions call_options(const swv_call_options* given) {
           .tag = text_or(o.tag, "", "options.tag")};
 }
 
+CallOptions message_options(const Communicator& comm, const swv_call_options* given,
+                            swv_work** out_work) {
+  CallOptions result = call_options(given);
+  result.blocking = out_work == nullptr && !comm.is_coalescing();
+  return result;
+}
+
 // Made before anything is issued: afterwards nothing may fail. Null if no work is wanted.
 Owned<swv_work> new_work(swv_work** out_work) {
   return Owned<swv_work>(out_work == nullptr ? nullptr : make<swv_work>());
@@ -261,7 +268,7 @@ swv_status* swv_comm_send(swv_comm* comm, const swv_buffer* data, int32_t peer, 
                           const swv_call_options* options, swv_work** out_work) {
   return guarded(__func__, [&] {
     issue(comm, out_work, [&](shardweave::Communicator& c) {
-      return c.send(buffer(data, "data"), peer, message_tag, call_options(options));
+      return c.send(buffer(data, "data"), peer, message_tag, message_options(c, options, out_work));
     });
   });
 }
@@ -270,7 +277,7 @@ swv_status* swv_comm_recv(swv_comm* comm, const swv_buffer* data, int32_t peer, 
                           const swv_call_options* options, swv_work** out_work) {
   return guarded(__func__, [&] {
     issue(comm, out_work, [&](shardweave::Communicator& c) {
-      return c.recv(buffer(data, "data"), peer, message_tag, call_options(options));
+      return c.recv(buffer(data, "data"), peer, message_tag, message_options(c, options, out_work));
     });
   });
 }

@@ -256,6 +256,14 @@ TEST_F(MessagesTest, Worlds) {
   says(swv_comm_all_to_all_v(comm, &buffer, one, &third, counts, 1, nullptr, nullptr),
        "does not add up");
   says(swv_comm_send(comm, &buffer, 0, -1, nullptr, nullptr), "is -1");
+  // Nobody would ever receive it.
+  says(swv_comm_send(comm, &buffer, 0, 7, nullptr, nullptr), "cannot call recv with message tag 7");
+  says(swv_comm_recv(comm, &buffer, 0, 7, nullptr, nullptr), "cannot call send with message tag 7");
+  swv_work* receiving = nullptr;
+  ok(swv_comm_recv(comm, &third, 0, 7, nullptr, &receiving));
+  ok(swv_comm_send(comm, &buffer, 0, 7, nullptr, nullptr));
+  ok(swv_work_wait(receiving));
+  swv_work_free(receiving);
   ok(swv_world_create_counting(0, 8, &out));
   ok(swv_world_comm(out, &counted));
   says(swv_comm_split(counted, 0, 0, "half", &other), "moves no data");

@@ -24,6 +24,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "shardweave/comm/buffer.h"
 #include "shardweave/comm/work.h"
@@ -135,6 +136,10 @@ class Backend {
   virtual std::string_view name() const = 0;
   // Which memory it can read and write.
   virtual bool supports(DeviceType device) const { return device == DeviceType::kCpu; }
+  // Whoever waits longer in wait() should say on stderr for whom (patience.h). Set before the first
+  // call, by the Communicator.
+  absl::Duration patience() const { return patience_; }
+  void set_patience(absl::Duration patience) { patience_ = patience; }
 
   // start() is called only with these. Send and recv are enough: the collectives that are missing
   // are built from them (composed.h), and then have run to their end when they are issued. Without
@@ -177,6 +182,7 @@ class Backend {
 
  private:
   const GroupInfo group_;
+  absl::Duration patience_ = absl::Seconds(10);
 };
 
 }  // namespace shardweave

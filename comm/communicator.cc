@@ -166,7 +166,9 @@ Communicator::Communicator(std::unique_ptr<Backend> backend,
     : backend_(std::move(backend)),
       recorder_(std::move(recorder)),
       options_(options),
-      log_(recorder_, backend_->group(), options.flight_record_capacity) {}
+      log_(recorder_, backend_->group(), options.flight_record_capacity) {
+  backend_->set_patience(options.patience);
+}
 
 Communicator::~Communicator() = default;
 
@@ -329,6 +331,9 @@ Work Communicator::issue(Call& call, absl::Status valid, const CallOptions& opti
     valid.Update(absl::InvalidArgumentError(
         str_cat("negative timeout ", absl::FormatDuration(options.timeout))));
   }
+  if (valid.ok() && is_point_to_point(call.op) && call.peer == rank()) {
+    valid = pair_with_itself(call, options.blocking);
+  }
   if (!valid.ok()) {
     absl::Status error(valid.code(), str_cat(to_string(call.op), " on group '", name(), "' (rank ",
                                              rank(), " of ", size(), "): ", valid.message()));
@@ -356,6 +361,26 @@ Work Communicator::issue(Call& call, absl::Status valid, const CallOptions& opti
   // The pointer is this communicator's, which a Work keeps alive.
   std::shared_ptr<PendingWork> self(shared_from_this(), this);
   return collect(Work(std::move(self), {*ticket, line, call.deadline}));
+}
+
+absl::Status Communicator::pair_with_itself(const Call& call, bool blocking) {
+  const bool sends = call.op == OpKind::kSend;
+  const auto found = to_itself_.find(call.message_tag);
+  const int64_t sends_left = found == to_itself_.end() ? 0 : found->second;
+  const bool has_other_side = sends ? sends_left < 0 : sends_left > 0;
+  if (has_other_side || !blocking) {
+    const int64_t now_left = sends_left + (sends ? 1 : -1);
+    if (now_left == 0) {
+      to_itself_.erase(found);
+    } else {
+      to_itself_[call.message_tag] = now_left;
+    }
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      str_cat("peer ", call.peer, " is this rank itself, which cannot call ",
+              sends ? "recv" : "send", " with message tag ", call.message_tag,
+              " while it waits here: issue one of the two without waiting for it, then the other"));
 }
 
 void Communicator::refuse(const absl::Status& error) {

@@ -25,6 +25,8 @@
 // pending and all later ones on this rank fail with the first error. DeadlineExceeded: some ranks
 // did not arrive in time, the message names them. Aborted, Unavailable: a rank gave up or is gone.
 // After such an error the contents of outputs are undefined.
+// Long before the deadline, after CommunicatorOptions::patience, a rank that waits says on stderr for
+// whom, in which call.
 //
 // Numbers: reductions go in rank order, whatever the timing, so that the same call gives the same
 // bits on every run and on every backend of this repository. f16 and bf16 are accumulated in f32
@@ -61,11 +63,16 @@ struct CallOptions {
   // Of a collective: what it is about, as the caller knows it (which tensor, which step). Ranks that
   // give different ones have gone apart, and get an error instead of each other's numbers.
   uint64_t fingerprint = 0;
+  // The caller issues nothing else here until this is done. Then a send of this rank to itself needs
+  // a recv that has been issued before, and a recv a send: InvalidArgument where it would never end.
+  bool blocking = false;
 };
 
 struct CommunicatorOptions {
   // Default deadline of an operation, counted from its issue.
   absl::Duration timeout = absl::Minutes(5);
+  // Whoever waits longer for an operation says once, on stderr, for which ranks that have not come.
+  absl::Duration patience = absl::Seconds(10);
   // Operations that the flight record keeps.
   int flight_record_capacity = 256;
 };
@@ -125,7 +132,8 @@ class Communicator : public std::enable_shared_from_this<Communicator>, private 
   Work scatter(ConstBuffer in, Buffer out, int root, const CallOptions& options = {});
 
   // A send matches the recv of its peer with the same message_tag, first come first served; both
-  // give the same count and dtype. Neither blocks when it is issued. peer may be this rank.
+  // give the same count and dtype. Neither blocks when it is issued. peer may be this rank, which
+  // then issues both before it waits for the first.
   Work send(ConstBuffer data, int peer, int message_tag = 0, const CallOptions& options = {});
   Work recv(Buffer data, int peer, int message_tag = 0, const CallOptions& options = {});
 
@@ -167,6 +175,8 @@ class Communicator : public std::enable_shared_from_this<Communicator>, private 
   bool done(const Token& token) override;
   absl::Status wait(const Token& token) override;
 
+  // A send or recv with this rank itself, which pairs with one before or after it.
+  absl::Status pair_with_itself(const Call& call, bool blocking);
   // Every operation ends here. `valid`: what is wrong with its arguments.
   Work issue(Call& call, absl::Status valid, const CallOptions& options);
   absl::StatusOr<Backend::Ticket> compose(const Call& call);
@@ -179,8 +189,9 @@ class Communicator : public std::enable_shared_from_this<Communicator>, private 
   const std::shared_ptr<FlightRecorder> recorder_;
   const CommunicatorOptions options_;
   FlightLog log_;
-  uint64_t collectives_ = 0;      // issued
-  uint64_t point_to_points_ = 0;  // issued
+  uint64_t collectives_ = 0;                     // issued
+  uint64_t point_to_points_ = 0;                 // issued
+  absl::flat_hash_map<int, int64_t> to_itself_;  // by message tag: sends less recvs, if not 0
   Coalescing* coalescing_ = nullptr;
   absl::flat_hash_map<std::string, int> subgroups_made_;  // by members and name
 

@@ -81,6 +81,34 @@ TEST_F(CommunicatorTest, AnErrorOfWaitBreaksIt) {
   EXPECT_EQ(seen->aborts, std::vector<absl::Status>{error});
 }
 
+// What waits for itself ends never, so it does not begin.
+TEST_F(CommunicatorTest, ARankThatBlocksOnItselfIsToldAtOnce) {
+  const Buffer b = Buffer::of(&x, 1);
+  const auto refused = [&](const Work& work, const char* part) {
+    EXPECT_TRUE(work.done());
+    EXPECT_EQ(work.wait().code(), absl::StatusCode::kInvalidArgument) << work.wait();
+    EXPECT_NE(work.wait().message().find(part), absl::string_view::npos) << work.wait();
+  };
+  const CallOptions blocking{.blocking = true};
+  refused(comm->send(b, 0, 3, blocking),
+          "send on group 'fake' (rank 0 of 2): peer 0 is this rank itself, which cannot call recv "
+          "with message tag 3 while it waits here");
+  refused(comm->recv(b, 0, 3, blocking), "cannot call send with message tag 3");
+  EXPECT_TRUE(seen->calls.empty());
+  EXPECT_TRUE(comm->health().ok());
+
+  // Each has an other side once.
+  EXPECT_TRUE(comm->recv(b, 0, 3).wait().ok());
+  refused(comm->send(b, 0, 4, blocking), "message tag 4");
+  EXPECT_TRUE(comm->send(b, 0, 3, blocking).wait().ok());
+  refused(comm->send(b, 0, 3, blocking), "message tag 3");
+  EXPECT_TRUE(comm->send(b, 0, 3).wait().ok());
+  EXPECT_TRUE(comm->recv(b, 0, 3, blocking).wait().ok());
+  refused(comm->recv(b, 0, 3, blocking), "message tag 3");
+  EXPECT_EQ(seen->calls.size(), 4u);
+  EXPECT_TRUE(comm->send(b, 1, 3, blocking).wait().ok()) << "another rank may come";
+}
+
 TEST_F(CommunicatorTest, DoneFindsErrorsToo) {
   Work work = all_reduce("pending");
   backend->done_ = true;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "shardweave/comm/inproc/inproc.h"
+#include "shardweave/comm/status_exception.h"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/comm/world.h"
 
@@ -17,6 +18,9 @@ absl::Status run_body(World& world, const std::function<absl::Status(World&)>& b
   try {
     return body(world);
   } catch (const std::exception& e) {
+    if (const auto* coded = dynamic_cast<const StatusException*>(&e)) {
+      return absl::Status(coded->status().code(), e.what());
+    }
     return absl::InternalError(str_cat("exception: ", e.what()));
   } catch (...) {
     return absl::InternalError("an exception that is no std::exception");

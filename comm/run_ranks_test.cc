@@ -6,6 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
 #include "gtest/gtest.h"
+#include "shardweave/comm/status_exception.h"
 #include "shardweave/comm/world.h"
 
 namespace shardweave {
@@ -78,6 +79,23 @@ TEST(RunRanksTest, AnExceptionIsAFailure) {
   });
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
   EXPECT_TRUE(contains(status, "rank 1: exception: no such layer")) << status;
+
+  // As dtensor's Error does: what() begins with the function that was called.
+  class Error : public std::runtime_error, public StatusException {
+   public:
+    Error() : std::runtime_error("redistribute: no such dimension") {}
+    const absl::Status& status() const override { return status_; }
+
+   private:
+    const absl::Status status_ = absl::InvalidArgumentError("no such dimension");
+  };
+  const absl::Status coded = run_ranks(2, [](World& world) {
+    if (world.rank() == 1) throw Error();
+    const absl::Status others = wait_for_others(world);
+    EXPECT_TRUE(contains(others, "rank 1 failed: INVALID_ARGUMENT: redistribute: no such"))
+        << others;
+  });
+  EXPECT_EQ(coded, absl::InvalidArgumentError("rank 1: redistribute: no such dimension"));
 
   const absl::Status strange = run_ranks(2, [](World& world) {
     if (world.rank() == 0) throw 7;

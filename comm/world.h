@@ -72,6 +72,8 @@ class World {
 // status or an exception), the world is aborted, so that every rank that waits for it gets Aborted,
 // which names the failed rank; a rank that waits for one whose body has ended well gets
 // Unavailable. The result is the failure that came first, with the rank in front of its message.
+// An exception that carries a status (status_exception.h; dtensor's Error) keeps its code; others
+// are Internal.
 absl::Status run_ranks(int num_ranks, const std::function<absl::Status(World&)>& body,
                        const WorldOptions& options = {});
 

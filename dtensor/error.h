@@ -12,10 +12,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "c10/util/Exception.h"
+#include "shardweave/comm/status_exception.h"
 
 namespace shardweave {
 
-class Error : public c10::Error {
+class Error : public c10::Error, public StatusException {
  public:
   explicit Error(absl::Status status)
       : c10::Error(std::string(status.message())), status_(std::move(status)) {}
@@ -23,7 +24,7 @@ class Error : public c10::Error {
   // because in another language it has another one.
   Error(std::string_view function, absl::Status status)
       : c10::Error(text(function, status)), status_(std::move(status)) {}
-  const absl::Status& status() const { return status_; }
+  const absl::Status& status() const override { return status_; }
 
  private:
   static std::string text(std::string_view function, const absl::Status& status) {

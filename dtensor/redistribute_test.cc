@@ -5,6 +5,7 @@
 #include "gtest/gtest.h"
 #include "shardweave/comm/world.h"
 #include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/error.h"
 #include "shardweave/dtensor/redistribute_async.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 
@@ -324,6 +325,16 @@ TEST(RedistributeTest, DimensionsCountFromTheEnd) {
               ::testing::HasSubstr("cuts tensor dimension 1, but there are 1 (wanted: -1 to 0)"));
   EXPECT_THAT(message([](const MeshPtr& m) { zeros({}, m, {Shard(-1)}); }),
               ::testing::HasSubstr("cuts tensor dimension -1, but there are 0"));
+}
+
+// comm/ knows nothing of LibTorch.
+TEST(RedistributeTest, AnErrorEndsRunRanksWithItsCode) {
+  const absl::Status status = run_ranks(2, [](World& world) {
+    if (world.rank() == 1) {
+      throw Error("redistribute", absl::OutOfRangeError("there is no dimension 7"));
+    }
+  });
+  EXPECT_EQ(status, absl::OutOfRangeError("rank 1: redistribute: there is no dimension 7"));
 }
 
 // Equal meshes are one: what was made for either goes together.

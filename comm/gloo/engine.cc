@@ -54,9 +54,11 @@ absl::Status compare_calls(const GroupInfo& group, const CallSignature& mine, in
 
 }  // namespace
 
-Engine::Engine(GroupInfo group, std::vector<Channel> channels, const Schedule::Limits& limits)
+Engine::Engine(GroupInfo group, std::vector<Channel> channels, const Schedule::Limits& limits,
+               std::shared_ptr<FirstFailure> first_failure)
     : group_(std::move(group)),
       limits_(limits),
+      first_failure_(std::move(first_failure)),
       wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
       peers_(group_.size()) {
   const int error = errno;
@@ -82,7 +84,10 @@ Engine::~Engine() {
   if (helper_.joinable()) helper_.join();
   for (const Operation* operation : pending_) {
     if (operation->unsent == 0) continue;
-    fail(absl::UnavailableError("it left before it had sent all that it owed"), operation);
+    const std::string after = first_failure_->text();
+    fail(absl::UnavailableError(str_cat("it left before it had sent all that it owed",
+                                        after.empty() ? "" : ", after a failure: ", after)),
+         operation);
     return;
   }
   if (failure_.ok()) leave();
@@ -90,9 +95,12 @@ Engine::~Engine() {
 
 // The receipts and grants that are queued are owed to the others, which may read slowly.
 void Engine::leave() {
+  const std::string after = first_failure_->text();
+  const FrameHeader words{.kind = FrameKind::kLeave,
+                          .length = std::min<int64_t>(after.size(), kMaxFailureText)};
   for (Peer& peer : peers_) {
     if (peer.connection && !peer.gone) {
-      peer.connection->queue({.kind = FrameKind::kLeave}, nullptr, nullptr);
+      peer.connection->queue(words, after.data(), nullptr);
     }
   }
   const Clock::time_point limit = Clock::now() + kPatience;
@@ -138,25 +146,33 @@ bool Engine::done(Backend::Ticket ticket) {
   return !progress_beside_watcher() || find(ticket) == nullptr;
 }
 
-absl::Status Engine::wait(Backend::Ticket ticket, Deadline deadline) {
+absl::Status Engine::wait(Backend::Ticket ticket, Deadline deadline, Patience patience) {
   Lock lock(mutex_);
   while (Operation* operation = find(ticket)) {
     if (!failure_.ok()) return failure_of(*operation);
     if (!watched_) {
       watched_ = true;
-      watch(lock, ticket, deadline);
+      watch(lock, ticket, deadline, patience);
       watched_ = false;
       if (followers_ > 0) turn_.notify_all();
       continue;
     }
     ++followers_;
-    wake_watcher();                     // the helper makes room
-    if (deadline == Deadline::max()) {  // which the clock's arithmetic cannot take
+    wake_watcher();  // the helper makes room
+    const Deadline until = patience.until(deadline);
+    if (until == Deadline::max()) {  // which the clock's arithmetic cannot take
       turn_.wait(lock);
-    } else if (turn_.wait_until(lock, deadline) == std::cv_status::timeout) {
+    } else if (turn_.wait_until(lock, until) == std::cv_status::timeout) {
+      const bool is_late = patience.has_ended(deadline);
       if (failure_.ok()) (void)listen();
       operation = find(ticket);
-      if (operation != nullptr && failure_.ok()) fail(timeout_of(*operation), operation);
+      if (operation != nullptr && failure_.ok()) {
+        if (is_late) {
+          say_late(*operation, patience.time());
+        } else {
+          fail(timeout_of(*operation), operation);
+        }
+      }
     }
     --followers_;
   }
@@ -177,6 +193,11 @@ absl::Status Engine::health() {
 bool Engine::is_gone(int peer) {
   Lock lock(mutex_);
   return peers_[peer].left || peers_[peer].gone;
+}
+
+std::string Engine::left_after(int peer) {
+  Lock lock(mutex_);
+  return why_left(peer);
 }
 
 // 2. Operations.
@@ -211,6 +232,7 @@ Engine::Operation* Engine::acquire(const Call& call) {
   operation->unsent = 0;
   operation->ahead = 0;
   operation->granted = 0;
+  operation->said = false;
   pending_.push_back(operation);
   const std::lock_guard lock(ends_mutex_);
   running_.push_back(operation->ticket);
@@ -443,8 +465,8 @@ bool Engine::take_frame(int peer) {
                 nullptr);
   }
   if (header.kind == FrameKind::kLeave) {
-    p.left = true;
-    p.connection->accept(nullptr);
+    p.last_words.resize(header.length);
+    p.connection->accept(p.last_words.data());
     return true;
   }
   if (header.kind != FrameKind::kMessage && header.signature.op != OpKind::kSend) {
@@ -493,6 +515,7 @@ bool Engine::finish_frame(int peer) {
   if (p.receiver != nullptr) {
     return arrived(*std::exchange(p.receiver, nullptr), peer, p.connection->header());
   }
+  if (p.connection->header().kind == FrameKind::kLeave) p.left = true;
   if (!std::exchange(p.receiving_early, false)) return true;
   const Early& frame = p.early.back();
   if (frame.header.kind != FrameKind::kFailure) return take_early(peer);
@@ -627,6 +650,7 @@ bool Engine::fail(const absl::Status& why, const Operation* where) {
   failure_ = where == nullptr
                  ? absl::Status(why.code(), why.message())
                  : absl::Status(why.code(), str_cat(name_of(*where), ": ", why.message()));
+  first_failure_->set(failure_);
   {
     const std::lock_guard lock(ends_mutex_);
     broken_ = true;
@@ -667,11 +691,9 @@ bool Engine::lose(int peer) {
       if (operation->awaited[peer]) break;
     }
   }
-  const std::string name = name_peer(peer);
   return fail(absl::UnavailableError(
-                  peers_[peer].left
-                      ? str_cat(name, " has left the group")
-                      : str_cat(name, " is gone: ", peers_[peer].connection->closed_because())),
+                  p.left ? str_cat(name_peer(peer), " has left the group", why_left(peer))
+                         : str_cat(name_peer(peer), " is gone: ", p.connection->closed_because())),
               where);
 }
 
@@ -724,26 +746,53 @@ absl::Status Engine::failure_of(const Operation& operation) const {
   return absl::Status(failure_.code(), str_cat(name_of(operation), ": ", failure_.message()));
 }
 
+bool Engine::is_absent(const Operation& operation, int peer) const {
+  if (!operation.awaited[peer]) return false;
+  const Peer& p = peers_[peer];
+  return is_point_to_point(operation.call.op) ? p.receiver != &operation
+                                              : p.sequence < operation.signature.sequence;
+}
+
+bool Engine::is_deaf(const Operation& operation, int peer) const {
+  const Peer& p = peers_[peer];
+  return !operation.awaited[peer] && p.connection &&
+         (p.connection->has_output() || !p.held.empty());
+}
+
+Wait Engine::wait_of(const Operation& operation) const {
+  return {.group = group_.name,
+          .world_ranks = group_.world_ranks,
+          .rank = group_.rank,
+          .call = operation.signature,
+          .message_tag = operation.call.message_tag};
+}
+
+void Engine::say_late(Operation& operation, absl::Duration patience) {
+  if (std::exchange(operation.said, true)) return;
+  std::vector<int> absent, slow;
+  for (int peer = 0; peer < group_.size(); ++peer) {
+    if (is_absent(operation, peer)) absent.push_back(peer);
+    if (operation.awaited[peer] || is_deaf(operation, peer)) slow.push_back(peer);
+  }
+  if (!slow.empty()) shardweave::say_late(wait_of(operation), patience, absent, slow);
+}
+
 absl::Status Engine::timeout_of(const Operation& operation) const {
   std::vector<std::string> missing, deaf;
+  bool is_one_absent = false;
   for (int peer = 0; peer < group_.size(); ++peer) {
-    if (operation.awaited[peer]) {
-      missing.push_back(name_peer(peer));
-    } else if (peers_[peer].connection &&
-               (peers_[peer].connection->has_output() || !peers_[peer].held.empty())) {
-      deaf.push_back(name_peer(peer));
-    }
+    if (operation.awaited[peer]) missing.push_back(name_peer(peer));
+    if (is_absent(operation, peer)) is_one_absent = true;
+    if (is_deaf(operation, peer)) deaf.push_back(name_peer(peer));
   }
   std::string text = "the deadline has passed";
   if (!missing.empty()) {
     str_append(&text, "; nothing came from ", absl::StrJoin(missing, ", "));
-    if (is_point_to_point(operation.call.op)) {
-      str_append(&text, ", message tag ", operation.call.message_tag);
-    }
   }
   if (!deaf.empty()) {
     str_append(&text, "; what was sent was not taken by ", absl::StrJoin(deaf, ", "));
   }
+  if (is_one_absent) str_append(&text, "; ", wanted_of_others(wait_of(operation)));
   return absl::DeadlineExceededError(text);
 }
 
@@ -757,6 +806,11 @@ std::string Engine::name_peer(int peer) const {
   return str_cat("rank ", peer, " (world rank ", group_.world_ranks[peer], ")");
 }
 
+std::string Engine::why_left(int peer) const {
+  const Peer& p = peers_[peer];
+  return p.left && !p.last_words.empty() ? str_cat(", after a failure: ", p.last_words) : "";
+}
+
 // 5. Waiting.
 
 uint64_t Engine::traffic() const {
@@ -767,14 +821,14 @@ uint64_t Engine::traffic() const {
   return sum;
 }
 
-void Engine::watch(Lock& lock, Backend::Ticket ticket, Deadline deadline) {
+void Engine::watch(Lock& lock, Backend::Ticket ticket, Deadline deadline, Patience& patience) {
   const bool helps = ticket == Backend::kDone;
   bool look = helps;
   Clock::time_point awake_since = Clock::now();
   for (;;) {
     const uint64_t before = traffic();
     if (!progress(look)) return;
-    const Operation* operation = helps ? nullptr : find(ticket);
+    Operation* operation = helps ? nullptr : find(ticket);
     if (helps ? pending_.empty() || followers_ > 0 || stopping_ : operation == nullptr) return;
     const Clock::time_point now = Clock::now();
     if (now >= deadline) {
@@ -784,13 +838,14 @@ void Engine::watch(Lock& lock, Backend::Ticket ticket, Deadline deadline) {
       if (operation != nullptr) fail(timeout_of(*operation), operation);
       return;
     }
+    if (operation != nullptr && patience.has_ended(deadline)) say_late(*operation, patience.time());
     if (traffic() != before) {
       awake_since = now;
       continue;
     }
     look = helps || now - awake_since >= kAwake;
     if (look) {
-      if (!sleep_until_traffic(lock, deadline)) return;
+      if (!sleep_until_traffic(lock, patience.until(deadline))) return;
     } else {
       lock.unlock();
       ::sched_yield();
@@ -875,7 +930,8 @@ void Engine::help() {
     hurry_ = false;
     if (forgotten && !watched_) {
       watched_ = true;
-      watch(lock, Backend::kDone, Deadline::max());
+      Patience endless = Patience::endless();
+      watch(lock, Backend::kDone, Deadline::max(), endless);
       watched_ = false;
       turn_.notify_all();
     }

@@ -34,8 +34,27 @@
 #include "shardweave/comm/gloo/connection.h"
 #include "shardweave/comm/gloo/schedule.h"
 #include "shardweave/comm/gloo/unique_fd.h"
+#include "shardweave/comm/patience.h"
 
 namespace shardweave::gloo_internal {
+
+// What has failed first in any of the groups that one rank's world has made: who leaves one after
+// that says so, or the others would blame it for what another has done. Any thread.
+class FirstFailure {
+ public:
+  void set(const absl::Status& failure) {
+    const std::lock_guard lock(mutex_);
+    if (text_.empty()) text_ = std::string(failure.message());
+  }
+  std::string text() const {
+    const std::lock_guard lock(mutex_);
+    return text_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::string text_;  // empty: nothing has
+};
 
 class Engine {
  public:
@@ -45,20 +64,25 @@ class Engine {
   // `channels` by rank, none at this rank's place. A group that cannot work (no eventfd is to be
   // had) is broken from the beginning: see health().
   Engine(GroupInfo group, std::vector<Channel> channels,
-         const Schedule::Limits& limits = Schedule::Limits());
+         const Schedule::Limits& limits = Schedule::Limits(),
+         std::shared_ptr<FirstFailure> first_failure = std::make_shared<FirstFailure>());
   // Tells the others that this rank has left; for that waits up to a second for those that do not
   // read.
   ~Engine();
 
   absl::StatusOr<Backend::Ticket> start(const Call& call);
   bool done(Backend::Ticket ticket);
-  absl::Status wait(Backend::Ticket ticket, Deadline deadline);
+  // Whoever waits longer than `patience` says so, once for each operation.
+  absl::Status wait(Backend::Ticket ticket, Deadline deadline,
+                    Patience patience = Patience::endless());
   void abort(const absl::Status& reason);
 
   // OK, or what broke the group, as far as this rank can know now. Does not wait.
   absl::Status health();
   // Whether nothing will ever come from the rank any more, as far as health() has seen.
   bool is_gone(int peer);
+  // ", after a failure: ..." if the rank has said so when it left, else "".
+  std::string left_after(int peer);
 
  private:
   using Lock = std::unique_lock<std::mutex>;
@@ -75,6 +99,7 @@ class Engine {
     int unsent = 0;        // frames of this step
     int64_t ahead = 0;     // a send: bytes that the peer may not have wanted yet
     uint64_t granted = 0;  // a recv: the number of the offered message that it waits for
+    bool said = false;     // that it is late
   };
   // A frame that has come before it was wanted.
   struct Early {
@@ -95,9 +120,10 @@ class Engine {
     std::unique_ptr<Connection> connection;  // none for this rank itself
     int awaited = 0;                         // frames that are missing, of all operations
     bool has_header = false;                 // of a frame that nobody wants yet
-    bool hung_up = false;  // it sends no more; the last may not have been read yet
-    bool left = false;     // it has said that it leaves
-    bool gone = false;     // all has been read
+    bool hung_up = false;    // it sends no more; the last may not have been read yet
+    bool left = false;       // it has said that it leaves
+    std::string last_words;  // which failure it has left after, if any
+    bool gone = false;       // all has been read
     // Where the payload goes that is coming: to an operation, or to the last of `early`.
     Operation* receiver = nullptr;
     bool receiving_early = false;
@@ -166,14 +192,20 @@ class Engine {
   bool fail_as_told(int peer, absl::StatusCode code, std::string text);
   absl::Status failure_of(const Operation& operation) const;
   absl::Status timeout_of(const Operation& operation) const;
+  // Whether the peer has not called what this is a part of.
+  bool is_absent(const Operation& operation, int peer) const;
+  bool is_deaf(const Operation& operation, int peer) const;
+  Wait wait_of(const Operation& operation) const;
+  void say_late(Operation& operation, absl::Duration patience);
   // "all_reduce(f32[7], sum) 'loss', #12 of group 'dp' (rank 1 of 4)".
   std::string name_of(const Operation& operation) const;
   std::string name_peer(int peer) const;
+  std::string why_left(int peer) const;
   uint64_t traffic() const;
 
   // Carries out operations until `ticket` is done; kDone: until others take over or nothing is
   // pending.
-  void watch(Lock& lock, Backend::Ticket ticket, Deadline deadline);
+  void watch(Lock& lock, Backend::Ticket ticket, Deadline deadline, Patience& patience);
   [[nodiscard]] bool sleep_until_traffic(Lock& lock, Deadline deadline);
   [[nodiscard]] bool call_helper();
   void help();
@@ -181,6 +213,7 @@ class Engine {
 
   const GroupInfo group_;
   const Schedule::Limits limits_;
+  const std::shared_ptr<FirstFailure> first_failure_;
   const UniqueFd wake_;  // an eventfd, at which the watching thread looks too
 
   // Held for a moment only, also under mutex_. Guarded by it: what done() tells.

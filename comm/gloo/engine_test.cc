@@ -217,6 +217,30 @@ TEST(EngineTest, MessagesOutliveTheirSender) {
                {"recv(f32[3], from 0)", "rank 0 (world rank 4) has left the group"});
 }
 
+TEST(EngineTest, ARankSaysWhyItLeaves) {
+  const auto left = [](std::initializer_list<std::string_view> words, int64_t length) {
+    Alone alone;
+    std::vector<float> data(3);
+    const auto work = alone.zero.recv(data);
+    const FrameHeader leave{.kind = FrameKind::kLeave, .length = length};
+    alone.say(&leave, sizeof(leave));
+    for (std::string_view part : words) {
+      EXPECT_FALSE(alone.zero.engine->done(*work));
+      alone.say(part.data(), part.size());
+    }
+    alone.peer = UniqueFd();
+    return alone.zero.wait(work);
+  };
+  expect_error(left({"the disk ", "is full"}, 16), absl::StatusCode::kUnavailable,
+               {"rank 1 (world rank 7) has left the group, after a failure: the disk is full"});
+  const absl::Status silent = left({}, 0);
+  EXPECT_TRUE(absl::EndsWith(silent.message(), "has left the group")) << silent;
+  const absl::Status torn = left({"the disk "}, 16);
+  expect_error(torn, absl::StatusCode::kUnavailable, {"rank 1 (world rank 7) is gone"});
+  EXPECT_FALSE(absl::StrContains(torn.message(), "disk")) << torn;
+  expect_error(left({}, kMaxFailureText + 1), absl::StatusCode::kDataLoss, {"too long a text"});
+}
+
 // The connection is full when rank 0 takes a message, and it leaves before there is room.
 TEST(EngineTest, AReceiptIsOnItsWayBeforeARankLeaves) {
   auto sockets = socket_pair();

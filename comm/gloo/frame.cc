@@ -27,7 +27,7 @@ const char* find_fault(const FrameHeader& header, int group_size) {
   if (header.length < 0) return "a negative length";
   switch (header.kind) {
     case FrameKind::kLeave:
-      return header.length == 0 ? nullptr : "a length";
+      return header.length <= kMaxFailureText ? nullptr : "too long a text";
     case FrameKind::kFailure:
       if (header.value <= 0 || header.value > static_cast<int>(absl::StatusCode::kUnauthenticated))
         return "an unknown status code";

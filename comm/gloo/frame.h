@@ -20,13 +20,14 @@ enum class FrameKind : uint32_t {
   kReceipt,     // the recv has got the message with this signature
   kFailure,     // the sender's communicator is broken: `value` is the status code, the payload says
                 // why
-  kLeave,       // the sender's communicator is destroyed; nothing comes after this
+  kLeave,       // the sender's communicator is destroyed; nothing comes after this. The payload is
+                // what had failed before in any of the sender's groups
   kOffer,       // a collective's frame or a message like this one would come if there were room
   kGrant,       // the recv waits for the message of this offer
 };
 inline constexpr uint32_t kNumFrameKinds = 7;
 
-inline constexpr uint32_t kFrameMagic = 0x53575633;  // "SWV3"
+inline constexpr uint32_t kFrameMagic = 0x53575634;  // "SWV4"
 // So that it fits into an empty socket whole.
 inline constexpr int64_t kMaxFailureText = 4096;
 
@@ -42,7 +43,7 @@ static_assert(sizeof(FrameHeader) == 96, "sent as it lies in memory, so without 
 
 // What must be equal on both sides of a connection, as text. Change kProtocol with whatever else
 // changes what ranks say to each other.
-inline constexpr int kProtocol = 3;
+inline constexpr int kProtocol = 4;
 std::string describe_build();
 
 // DataLoss if no rank of a group of `group_size` sends this: a kind, operation, dtype, length or

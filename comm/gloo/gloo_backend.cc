@@ -22,7 +22,12 @@ class GlooBackend : public Backend {
     std::vector<int64_t> world_ranks;
     std::weak_ptr<Engine> engine;
   };
-  using Ancestors = std::vector<Ancestor>;
+  struct Ancestors {
+    std::vector<Ancestor> groups;
+    // Of these and of all that is made from them.
+    std::shared_ptr<gloo_internal::FirstFailure> first_failure =
+        std::make_shared<gloo_internal::FirstFailure>();
+  };
 
  public:
   static absl::StatusOr<std::unique_ptr<Backend>> connect(std::shared_ptr<Store> store,
@@ -36,7 +41,8 @@ class GlooBackend : public Backend {
          .watch = [&](const auto& missing) { return watch(ancestors, group, missing); }},
         deadline);
     if (!channels.ok()) return channels.status();
-    auto engine = std::make_shared<Engine>(group, *std::move(channels));
+    auto engine = std::make_shared<Engine>(
+        group, *std::move(channels), gloo_internal::Schedule::Limits(), ancestors.first_failure);
     if (absl::Status status = engine->health(); !status.ok()) return status;
     return std::unique_ptr<Backend>(new GlooBackend(std::move(store), std::move(group),
                                                     std::move(interface), std::move(prefix),
@@ -48,7 +54,7 @@ class GlooBackend : public Backend {
   absl::StatusOr<Ticket> start(const Call& call) override { return engine_->start(call); }
   bool done(Ticket ticket) override { return engine_->done(ticket); }
   absl::Status wait(Ticket ticket, Deadline deadline) override {
-    return engine_->wait(ticket, deadline);
+    return engine_->wait(ticket, deadline, Patience(patience()));
   }
   void abort(const absl::Status& reason) override { engine_->abort(reason); }
 
@@ -56,7 +62,7 @@ class GlooBackend : public Backend {
                                                     std::string_view key,
                                                     Deadline deadline) override {
     Ancestors ancestors = ancestors_;
-    ancestors.push_back({this->group().world_ranks, engine_});
+    ancestors.groups.push_back({this->group().world_ranks, engine_});
     return connect(store_, std::move(group), interface_, str_cat(prefix_, "/", key),
                    std::move(ancestors), deadline);
   }
@@ -66,24 +72,27 @@ class GlooBackend : public Backend {
   // been left by a rank that is missing here.
   static absl::Status watch(const Ancestors& ancestors, const GroupInfo& group,
                             const gloo_internal::ConnectOptions::Missing& missing) {
-    for (const Ancestor& ancestor : ancestors) {
+    for (const Ancestor& ancestor : ancestors.groups) {
       const std::shared_ptr<Engine> engine = ancestor.engine.lock();
       if (engine == nullptr) continue;
       if (absl::Status status = engine->health(); !status.ok()) return status;
-      std::vector<int> gone;
+      std::vector<int> gone, gone_there;
       for (int rank = 0; rank < group.size(); ++rank) {
         const auto& all = ancestor.world_ranks;
         const auto there = std::find(all.begin(), all.end(), group.world_ranks[rank]);
         if (there != all.end() && engine->is_gone(static_cast<int>(there - all.begin()))) {
           gone.push_back(rank);
+          gone_there.push_back(static_cast<int>(there - all.begin()));
         }
       }
       if (gone.empty()) continue;
       // It may have come here before it went.
       for (int rank : missing()) {
-        if (std::find(gone.begin(), gone.end(), rank) == gone.end()) continue;
+        const auto found = std::find(gone.begin(), gone.end(), rank);
+        if (found == gone.end()) continue;
         return absl::UnavailableError(
-            str_cat("rank ", rank, " (world rank ", group.world_ranks[rank], ") has left"));
+            str_cat("rank ", rank, " (world rank ", group.world_ranks[rank], ") has left",
+                    engine->left_after(gone_there[found - gone.begin()])));
       }
     }
     return absl::OkStatus();

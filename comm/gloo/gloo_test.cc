@@ -31,6 +31,42 @@ ConformanceBackend gloo_threads() {
 
 SHARDWEAVE_COMM_CONFORMANCE(Gloo, gloo_threads());
 
+TEST(GlooBackendTest, WhoeverWaitsLongSaysForWhom) {
+  expect_late_ranks_are_named(gloo_threads());
+}
+
+// Rank 1 leaves the group with rank 0 because of rank 2, which is the one to look at.
+TEST(GlooBackendTest, WhoeverLeavesAfterAFailureSaysWhy) {
+  const std::vector<absl::Status> results =
+      run_on_threads(gloo_threads(), 3, [](const auto& comm) -> absl::Status {
+        if (absl::Status status = comm->barrier().wait(); !status.ok()) return status;
+        std::shared_ptr<Communicator> low, high;
+        if (comm->rank() != 2) {
+          auto group = comm->subgroup({0, 1}, "low");
+          if (!group.ok()) return group.status();
+          low = *group;
+          if (absl::Status status = low->barrier().wait(); !status.ok()) return status;
+        }
+        if (comm->rank() != 0) {
+          auto group = comm->subgroup({1, 2}, "high");
+          if (!group.ok()) return group.status();
+          high = *group;
+          if (absl::Status status = high->barrier().wait(); !status.ok()) return status;
+        }
+        if (comm->rank() == 2) high->abort(absl::DataLossError("bad batch"));
+        // Rank 1 drops its groups when it has failed.
+        return (comm->rank() == 0 ? low : high)->barrier().wait();
+      });
+  EXPECT_EQ(results[1].code(), absl::StatusCode::kAborted) << results[1];
+  EXPECT_EQ(results[0].code(), absl::StatusCode::kUnavailable) << results[0];
+  for (const char* part :
+       {"group 'low'", "rank 1 (world rank 1) has left the group, after a failure", "group 'high'",
+        "bad batch"}) {
+    EXPECT_NE(results[0].message().find(part), absl::string_view::npos)
+        << "want '" << part << "' in: " << results[0];
+  }
+}
+
 // Connects two ranks and runs a barrier; what each got.
 std::vector<absl::Status> connect_two(Store& store, const GlooOptions& options) {
   std::vector<absl::Status> results(2);

@@ -1,7 +1,7 @@
 // A Gate is where the threads of one rank wait for what other ranks do: first awake, for a bounded
 // time, as that takes a fraction of a microsecond; then asleep.
 //
-//   gate.wait(spin, deadline, [&] { return done.load() >= 7; });   // the waiting rank
+//   gate.wait(spin, [&] { return deadline; }, [&] { return done.load() >= 7; });   // the waiting rank
 //   done.store(7);  gate.notify();                                 // the other rank
 //
 // The condition reads, and the other rank writes, sequentially consistent atomics: either the
@@ -34,9 +34,10 @@ inline void cpu_pause() {
 
 class Gate {
  public:
-  // Until ready() or the deadline; returns the last ready(). ready() must not block.
-  template <typename Ready>
-  bool wait(const Spin& spin, Deadline deadline, const Ready& ready) {
+  // Until ready() or until(), which is asked when this thread falls asleep; returns the last
+  // ready(). ready() must not block.
+  template <typename Until, typename Ready>
+  bool wait(const Spin& spin, const Until& until, const Ready& ready) {
     for (int i = 0; i < spin.pauses; ++i) {
       if (ready()) return true;
       cpu_pause();
@@ -45,6 +46,7 @@ class Gate {
       if (ready()) return true;
       sched_yield();
     }
+    const Deadline deadline = until();
     std::unique_lock lock(mutex_);
     sleepers_.fetch_add(1);
     bool is_ready = ready();

@@ -40,9 +40,9 @@ class Group {
   int departures() const { return departures_.load(); }
 
   // The condition must become true when the group breaks.
-  template <typename Ready>
-  bool wait(int rank, Deadline deadline, const Ready& ready) {
-    return ranks_[rank].gate.wait(spin_, deadline, ready);
+  template <typename Until, typename Ready>
+  bool wait(int rank, const Until& until, const Ready& ready) {
+    return ranks_[rank].gate.wait(spin_, until, ready);
   }
   void notify(int rank) { ranks_[rank].gate.notify(); }
   void notify_all() {

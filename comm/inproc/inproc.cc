@@ -127,7 +127,7 @@ class InprocBackend : public Backend {
       return *ticket | kMail;
     }
     last_collective_ = call.sequence;
-    absl::StatusOr<bool> done = shared_->meetings.arrive(rank(), call);
+    absl::StatusOr<bool> done = shared_->meetings.arrive(rank(), call, Patience(patience()));
     if (!done.ok()) return done.status();
     return *done ? kDone : call.sequence;
   }
@@ -138,8 +138,9 @@ class InprocBackend : public Backend {
   }
 
   absl::Status wait(Ticket ticket, Deadline deadline) override {
-    return ticket & kMail ? shared_->mailboxes.wait(rank(), ticket & ~kMail, deadline)
-                          : shared_->meetings.wait(rank(), ticket, deadline);
+    return ticket & kMail
+               ? shared_->mailboxes.wait(rank(), ticket & ~kMail, deadline, Patience(patience()))
+               : shared_->meetings.wait(rank(), ticket, deadline, Patience(patience()));
   }
 
   absl::StatusOr<std::unique_ptr<Backend>> subgroup(GroupInfo info, absl::Span<const int> members,

@@ -28,6 +28,10 @@ void expect_all_ok(const std::vector<absl::Status>& results) {
   }
 }
 
+TEST(InprocTest, WhoeverWaitsLongSaysForWhom) {
+  expect_late_ranks_are_named(inproc());
+}
+
 TEST(InprocTest, ARankIsConnectedOnce) {
   InprocHub hub(2);
   std::shared_ptr<Communicator> comm = hub.connect(1);
@@ -112,6 +116,18 @@ TEST(InprocTest, AnotherThreadMayWait) {
     }
     return absl::OkStatus();
   }));
+}
+
+TEST(InprocTest, AllThatHaveLeftAreNamed) {
+  InprocHub hub(3);
+  std::shared_ptr<Communicator> comm = hub.connect(0);
+  hub.leave(1);
+  hub.leave(2);
+  const absl::Status status = comm->barrier().wait();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_NE(status.message().find("ranks 1, 2 (world ranks 1, 2), which have left"),
+            absl::string_view::npos)
+      << status;
 }
 
 TEST(InprocTest, AFullRingWaitsWithADeadline) {

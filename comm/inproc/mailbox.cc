@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "shardweave/comm/patience.h"
 #include "shardweave/comm/str_cat.h"
 
 namespace shardweave::inproc {
@@ -97,8 +98,8 @@ bool Mailboxes::done(int rank, uint64_t ticket) const {
   return ranks_[rank].posts[index_of(ticket)].done.load() >= ticket || group_.broken();
 }
 
-absl::Status Mailboxes::wait(int rank, uint64_t ticket, Deadline deadline) {
-  const Post& post = ranks_[rank].posts[index_of(ticket)];
+absl::Status Mailboxes::wait(int rank, uint64_t ticket, Deadline deadline, Patience patience) {
+  Post& post = ranks_[rank].posts[index_of(ticket)];
   while (post.done.load() < ticket) {
     if (group_.broken()) {
       group_.quiesce();
@@ -117,11 +118,22 @@ absl::Status Mailboxes::wait(int rank, uint64_t ticket, Deadline deadline) {
       group_.fail(absl::UnavailableError(str_cat(waited(), ", which has left")));
       continue;
     }
-    const bool ready = group_.wait(rank, deadline, [&] {
-      return post.done.load() >= ticket || group_.broken() || group_.departures() != departures;
-    });
-    if (!ready) {
-      group_.fail(absl::DeadlineExceededError(str_cat(waited(), " until the deadline")));
+    const bool ready = group_.wait(
+        rank, [&] { return patience.until(deadline); },
+        [&] {
+          return post.done.load() >= ticket || group_.broken() || group_.departures() != departures;
+        });
+    if (ready) continue;
+    const Wait wait{.group = group_.name(),
+                    .world_ranks = group_.world_ranks(),
+                    .rank = rank,
+                    .call = post.signature,
+                    .message_tag = post.message_tag};
+    if (!patience.has_ended(deadline)) {
+      group_.fail(absl::DeadlineExceededError(
+          str_cat(waited(), " until the deadline; ", wanted_of_others(wait))));
+    } else if (post.said.exchange(ticket) != ticket) {
+      say_late(wait, patience.time(), {peer});
     }
   }
   return absl::OkStatus();

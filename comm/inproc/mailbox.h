@@ -2,7 +2,7 @@
 // wait for their other side.
 //
 //   absl::StatusOr<uint64_t> ticket = mailboxes.post(rank, call);  // 0: done already; never waits
-//   if (ticket.ok() && *ticket != 0) status = mailboxes.wait(rank, *ticket, deadline);
+//   if (ticket.ok() && *ticket != 0) status = mailboxes.wait(rank, *ticket, deadline, patience);
 //
 // Whoever comes second copies from buffer to buffer, outside all locks.
 #pragma once
@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "shardweave/comm/backend.h"
 #include "shardweave/comm/inproc/group.h"
+#include "shardweave/comm/patience.h"
 
 namespace shardweave::inproc {
 
@@ -30,7 +31,7 @@ class Mailboxes {
 
   absl::StatusOr<uint64_t> post(int rank, const Call& call);
   bool done(int rank, uint64_t ticket) const;
-  absl::Status wait(int rank, uint64_t ticket, Deadline deadline);
+  absl::Status wait(int rank, uint64_t ticket, Deadline deadline, Patience patience);
 
   // Takes the rank's posts out of all mailboxes.
   void leave(int rank);
@@ -39,6 +40,7 @@ class Mailboxes {
   // One send or recv. Written by its owner while free, read by the rank that matches it.
   struct alignas(64) Post {
     std::atomic<uint64_t> done{0};  // the last ticket that was done here
+    std::atomic<uint64_t> said{0};  // the last that was said to be late
     uint64_t ticket = 0;            // the last that was given out
     int owner = 0;
     int message_tag = 0;

@@ -22,12 +22,12 @@ Meetings::Meetings(Group& group) : group_(group), slots_(kSlots) {
   }
 }
 
-absl::StatusOr<bool> Meetings::arrive(int rank, const Call& call) {
+absl::StatusOr<bool> Meetings::arrive(int rank, const Call& call, Patience patience) {
   if (group_.broken()) return group_.failure();
   const uint64_t sequence = call.sequence;
   Slot& slot = this->slot(sequence);
   if (sequence > kSlots && slot.done.load() < sequence - kSlots) {
-    absl::Status status = wait(rank, sequence - kSlots, call.deadline);
+    absl::Status status = wait(rank, sequence - kSlots, call.deadline, patience);
     if (!status.ok()) return status;
   }
   Place& place = slot.places[rank];
@@ -104,7 +104,7 @@ bool Meetings::done(int rank, uint64_t sequence) {
   return slot.done.load() >= sequence || group_.broken();
 }
 
-absl::Status Meetings::wait(int rank, uint64_t sequence, Deadline deadline) {
+absl::Status Meetings::wait(int rank, uint64_t sequence, Deadline deadline, Patience patience) {
   Slot& slot = this->slot(sequence);
   while (slot.done.load() < sequence) {
     if (group_.broken()) {
@@ -113,24 +113,30 @@ absl::Status Meetings::wait(int rank, uint64_t sequence, Deadline deadline) {
     }
     const int departures = group_.departures();
     if (waits_for_the_gone(slot, sequence)) {
-      group_.fail(
-          absl::UnavailableError(str_cat(waits_for(rank, sequence, true), ", which has left")));
+      group_.fail(absl::UnavailableError(
+          str_cat(waits_for(rank, sequence, true), ", which ",
+                  absent(sequence, true).size() == 1 ? "has" : "have", " left")));
       continue;
     }
     if (has_chunks(slot, sequence)) {
       work(rank, slot, sequence);
       continue;
     }
-    const bool ready = group_.wait(rank, deadline, [&] {
-      return slot.done.load() >= sequence || group_.broken() || has_chunks(slot, sequence) ||
-             group_.departures() != departures;
-    });
+    const bool ready = group_.wait(
+        rank, [&] { return patience.until(deadline); },
+        [&] {
+          return slot.done.load() >= sequence || group_.broken() || has_chunks(slot, sequence) ||
+                 group_.departures() != departures;
+        });
     if (ready) continue;
-    if (all_arrived(slot, sequence)) {
+    if (patience.has_ended(deadline)) {
+      say_late(rank, sequence, patience.time());
+    } else if (all_arrived(slot, sequence)) {
       deadline = Deadline::max();  // what is left is work of threads that are awake
     } else {
-      group_.fail(absl::DeadlineExceededError(
-          str_cat(waits_for(rank, sequence, false), " until the deadline")));
+      group_.fail(absl::DeadlineExceededError(str_cat(waits_for(rank, sequence, false),
+                                                      " until the deadline; ",
+                                                      wanted_of_others(wait_of(rank, sequence)))));
     }
   }
   return absl::OkStatus();
@@ -147,7 +153,7 @@ void Meetings::leave(int rank, uint64_t last) {
                   to_string(slot.places[rank].call.signature), ", collective #", sequence,
                   " of group '", group_.name(), "', still pending")));
     }
-    wait(rank, sequence, Deadline::max()).IgnoreError();
+    wait(rank, sequence, Deadline::max(), Patience::endless()).IgnoreError();
   }
 }
 
@@ -165,16 +171,35 @@ bool Meetings::waits_for_the_gone(const Slot& slot, uint64_t sequence) const {
   return false;
 }
 
-std::string Meetings::waits_for(int rank, uint64_t sequence, bool have_left) const {
+std::vector<int> Meetings::absent(uint64_t sequence, bool have_left) const {
   const Slot& slot = slots_[sequence % kSlots];
   std::vector<int> ranks;
-  std::vector<int64_t> world_ranks;
   for (int r = 0; r < group_.size(); ++r) {
     if ((!have_left || group_.has_left(r)) && slot.places[r].arrived.load() < sequence) {
       ranks.push_back(r);
-      world_ranks.push_back(group_.world_ranks()[r]);
     }
   }
+  return ranks;
+}
+
+Wait Meetings::wait_of(int rank, uint64_t sequence) const {
+  return {.group = group_.name(),
+          .world_ranks = group_.world_ranks(),
+          .rank = rank,
+          .call = slots_[sequence % kSlots].places[rank].call.signature};
+}
+
+void Meetings::say_late(int rank, uint64_t sequence, absl::Duration patience) {
+  const std::vector<int> ranks = absent(sequence, /*have_left=*/false);
+  if (ranks.empty() || slot(sequence).places[rank].said.exchange(sequence) == sequence) return;
+  shardweave::say_late(wait_of(rank, sequence), patience, ranks);
+}
+
+std::string Meetings::waits_for(int rank, uint64_t sequence, bool have_left) const {
+  const Slot& slot = slots_[sequence % kSlots];
+  const std::vector<int> ranks = absent(sequence, have_left);
+  std::vector<int64_t> world_ranks;
+  for (int r : ranks) world_ranks.push_back(group_.world_ranks()[r]);
   return str_cat(to_string(slot.places[rank].call.signature), ", collective #", sequence,
                  " of group '", group_.name(), "': rank ", rank, " waited for ",
                  ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "),

@@ -1,8 +1,8 @@
 // Meetings is where the ranks of a group meet for their collectives: a ring of slots, one per
 // collective.
 //
-//   absl::StatusOr<bool> done = meetings.arrive(rank, call);  // puts the call down; never waits
-//   if (done.ok() && !*done) status = meetings.wait(rank, call.sequence, deadline);
+//   absl::StatusOr<bool> done = meetings.arrive(rank, call, patience);  // puts it down; never waits
+//   if (done.ok() && !*done) status = meetings.wait(rank, call.sequence, deadline, patience);
 //
 // The last rank to arrive compares the calls, and moves the data itself if it is little. If it is
 // much, the data is cut into chunks, which any rank that waits takes: so no rank depends on the
@@ -22,6 +22,7 @@
 #include "shardweave/comm/backend.h"
 #include "shardweave/comm/inproc/group.h"
 #include "shardweave/comm/inproc/movement.h"
+#include "shardweave/comm/patience.h"
 
 namespace shardweave::inproc {
 
@@ -32,10 +33,10 @@ class Meetings {
   explicit Meetings(Group& group);
 
   // Returns whether the collective is done already.
-  absl::StatusOr<bool> arrive(int rank, const Call& call);
+  absl::StatusOr<bool> arrive(int rank, const Call& call, Patience patience);
   // Takes a part in the work, if there is any. Never blocks.
   bool done(int rank, uint64_t sequence);
-  absl::Status wait(int rank, uint64_t sequence, Deadline deadline);
+  absl::Status wait(int rank, uint64_t sequence, Deadline deadline, Patience patience);
 
   // The rank goes, after having issued collectives up to `last`: finishes those that all have
   // arrived at, and breaks the group if there are others.
@@ -44,6 +45,7 @@ class Meetings {
  private:
   struct alignas(64) Place {           // of one rank in a slot
     std::atomic<uint64_t> arrived{0};  // sequence number of its last call here
+    std::atomic<uint64_t> said{0};     // of the last call that it has said to be late
     KeptCall call;
   };
   // Sequence numbers stay in the slot, so that they need no reset that could be missed.
@@ -71,6 +73,10 @@ class Meetings {
   // "all_reduce(f32[7], sum), collective #3 of group 'dp': rank 1 waited for rank 2 (world rank
   // 5)": the ranks that have not arrived, or of these only those that have left.
   std::string waits_for(int rank, uint64_t sequence, bool have_left) const;
+  std::vector<int> absent(uint64_t sequence, bool have_left) const;
+  Wait wait_of(int rank, uint64_t sequence) const;
+  // Once for each collective of a rank.
+  void say_late(int rank, uint64_t sequence, absl::Duration patience);
 
   Group& group_;
   std::vector<Slot> slots_;

@@ -45,6 +45,10 @@ std::vector<absl::Status> run_on_threads(const ConformanceBackend& backend, int 
                                          const RankBody& body,
                                          const CommunicatorOptions& options = {});
 
+// Who waits longer than CommunicatorOptions::patience says so, and for whom: of a backend that keeps
+// it itself.
+void expect_late_ranks_are_named(const ConformanceBackend& backend);
+
 // Cases for a number of ranks.
 class CommConformance : public testing::TestWithParam<std::tuple<ConformanceBackend, int>> {
  protected:

@@ -1,7 +1,12 @@
 // What goes wrong on one rank is an error on every rank, in time, with a message that says what it
 // was; and stays. (gtest: "rank" in the failures below is the index in the result.)
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
@@ -162,8 +167,10 @@ TEST_P(CommErrorConformance, ARankThatNeverArrivesIsNamedAfterTheDeadline) {
   EXPECT_LT(absl::Now() - begin, absl::Seconds(20));
   EXPECT_TRUE(results[2].ok()) << results[2];
   for (int rank : {0, 1, 3}) {
-    expect_error(results[rank], StatusCode::kDeadlineExceeded,
-                 {"all_reduce", "#2", "rank 2", "'gradients'"});
+    expect_error(
+        results[rank], StatusCode::kDeadlineExceeded,
+        {"all_reduce", "#2", "rank 2", "'gradients'",
+         GetParam().blocks_at_issue ? "has to call" : "every rank of the group has to call it"});
   }
 }
 
@@ -182,7 +189,7 @@ TEST_P(CommErrorConformance, ARecvWithoutSendEndsAtItsDeadline) {
     return status;
   });
   expect_error(results[0], StatusCode::kDeadlineExceeded,
-               {"recv(f32[1], from 1)", "'act'", "rank 1"});
+               {"recv(f32[1], from 1)", "'act'", "rank 1 has to call send with message tag 0"});
 }
 
 TEST_P(CommErrorConformance, WorksThatArePendingFailWithTheFirstError) {
@@ -393,4 +400,95 @@ TEST_P(CommErrorConformance, BadSubgroupsAreRefusedAndHarmless) {
 }
 
 }  // namespace
+
+// Stderr as a file in memory, which may be read meanwhile.
+class CapturedStderr {
+ public:
+  CapturedStderr() { ::dup2(file_, STDERR_FILENO); }
+  ~CapturedStderr() {
+    ::dup2(old_, STDERR_FILENO);
+    ::close(old_);
+    ::close(file_);
+  }
+  CapturedStderr(const CapturedStderr&) = delete;
+  CapturedStderr& operator=(const CapturedStderr&) = delete;
+
+  std::string text() const {
+    std::string text(1 << 16, '\0');
+    text.resize(std::max<ssize_t>(0, ::pread(file_, text.data(), text.size(), 0)));
+    return text;
+  }
+  void wait_for(const std::string& part) const {
+    const absl::Time limit = absl::Now() + absl::Seconds(10);
+    while (!absl::StrContains(text(), part) && absl::Now() < limit) {
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+  }
+
+ private:
+  const int file_ = ::memfd_create("stderr", MFD_CLOEXEC);
+  const int old_ = ::dup(STDERR_FILENO);
+};
+
+// Nobody knows what a rank does that does not come; whoever waits for it says so long before its
+// deadline.
+void expect_late_ranks_are_named(const ConformanceBackend& backend) {
+  constexpr absl::Duration kPatience = absl::Milliseconds(50);
+  const std::string in_sum =
+      "shardweave: rank 0 has waited 50ms for ranks 1, 2 in all_reduce(f32[1], sum) 'loss', #2 of "
+      "group 'world'; every rank of the group has to call it\n";
+  const std::string in_recv =
+      "shardweave: rank 0 (world rank 2) has waited 50ms for rank 1 (world rank 0) in "
+      "recv(f32[1], from 1), #1 of group 'pair'; rank 1 has to call send with message tag 7\n";
+  const std::string in_send =
+      "shardweave: rank 1 (world rank 0) has waited 50ms for rank 0 (world rank 2) in "
+      "send(f32[1], to 0), #2 of group 'pair'; rank 0 has to call recv with message tag 8\n";
+  const std::string to_itself =
+      "shardweave: rank 2 has waited 50ms for rank 2 in send(f32[1], to 2), #1 of group 'world'; "
+      "this rank itself has to call recv with message tag 9\n";
+  const CapturedStderr errors;
+  // It would say it again meanwhile.
+  const auto come_late = [&](const std::string& line) {
+    errors.wait_for(line);
+    absl::SleepFor(3 * kPatience);
+  };
+  const std::vector<absl::Status> results =
+      run_on_threads(backend, 3,
+                     [&](const auto& comm) -> absl::Status {
+                       SHARDWEAVE_RETURN_IF_ERROR(comm->barrier().wait());
+                       if (comm->rank() != 0) come_late(in_sum);
+                       SHARDWEAVE_RETURN_IF_ERROR(sum_one(*comm, {.tag = "loss"}));
+                       if (comm->rank() == 1) return absl::OkStatus();
+                       auto pair = comm->subgroup({2, 0}, "pair");
+                       if (!pair.ok()) return pair.status();
+                       float x = 1;
+                       if (comm->rank() == 0) {
+                         come_late(in_recv);
+                         SHARDWEAVE_RETURN_IF_ERROR((*pair)->send(Buffer::of(&x, 1), 0, 7).wait());
+                         return (*pair)->send(Buffer::of(&x, 1), 0, 8).wait();
+                       }
+                       SHARDWEAVE_RETURN_IF_ERROR((*pair)->recv(Buffer::of(&x, 1), 1, 7).wait());
+                       come_late(in_send);
+                       SHARDWEAVE_RETURN_IF_ERROR((*pair)->recv(Buffer::of(&x, 1), 1, 8).wait());
+                       // A second thread may wait for what this one has issued, and says nothing more.
+                       const Work work = comm->send(Buffer::of(&x, 1), 2, 9);
+                       std::thread other([&] { EXPECT_TRUE(work.wait().ok()); });
+                       std::thread third([&] { EXPECT_TRUE(work.wait().ok()); });
+                       come_late(to_itself);
+                       float y = 0;
+                       const absl::Status received = comm->recv(Buffer::of(&y, 1), 2, 9).wait();
+                       other.join();
+                       third.join();
+                       return received;
+                     },
+                     {.timeout = absl::Minutes(1), .patience = kPatience});
+  for (const absl::Status& status : results) EXPECT_TRUE(status.ok()) << status;
+  const std::string text = errors.text();
+  for (const std::string& line : {in_sum, in_recv, in_send, to_itself}) {
+    const size_t at = text.find(line);
+    EXPECT_NE(at, text.npos) << "want " << line << "in: " << text;
+    EXPECT_EQ(text.find(line, at + 1), text.npos) << "once: " << text;
+  }
+}
+
 }  // namespace shardweave

@@ -9,7 +9,9 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
+#include "absl/flags/usage_config.h"
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "shardweave/tools/launch/launcher.h"
 
@@ -35,7 +37,16 @@ int exit_code_of(const absl::Status& status) {
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage(
       "Starts the ranks of a program on this machine; the first that fails ends the others.\n"
-      "Usage: launch -n 4 -- PROGRAM ARGUMENTS...");
+      "Usage: launch [FLAGS] -- PROGRAM ARGUMENTS...\n"
+      "Example: launch -n 4 -- ./train --steps=60");
+  // Abseil looks for files that are called as the program, which is installed under other names.
+  const auto is_ours = [](absl::string_view file) {
+    return absl::EndsWith(file, "launch_main.cc");
+  };
+  absl::FlagsUsageConfig usage;
+  usage.contains_help_flags = is_ours;
+  usage.contains_helpshort_flags = is_ours;
+  absl::SetFlagsUsageConfig(usage);
   const std::vector<char*> arguments = absl::ParseCommandLine(argc, argv);
   // `bazel run` starts programs elsewhere; relative paths mean the user's directory.
   if (const char* directory = std::getenv("BUILD_WORKING_DIRECTORY")) {

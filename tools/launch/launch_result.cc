@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -31,11 +32,24 @@ std::string LaunchResult::summary() const {
   }
   if (!first_failure) return absl::StrCat("all ", ranks.size(), " ranks succeeded", after);
   const RankResult& failed = ranks[*first_failure];
-  return absl::StrCat(
-      "rank ", *first_failure, " (pid ", failed.pid, ") ",
-      failed.signal != 0 ? absl::StrCat("was killed by ", show_signal(failed.signal))
-                         : absl::StrCat("exited with code ", failed.exit_code),
-      " after ", seconds(failed.duration), " s", ranks.size() > 1 ? "; the others were ended" : "");
+  std::vector<size_t> left;  // before it, without having failed: which may be why it has
+  absl::Duration last;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (ranks[rank].failed() || ranks[rank].duration >= failed.duration) continue;
+    left.push_back(rank);
+    last = std::max(last, ranks[rank].duration);
+  }
+  std::string text =
+      absl::StrCat("rank ", *first_failure, " (pid ", failed.pid, ") ",
+                   failed.signal != 0 ? absl::StrCat("was killed by ", show_signal(failed.signal))
+                                      : absl::StrCat("exited with code ", failed.exit_code),
+                   " after ", seconds(failed.duration), " s");
+  if (left.size() + 1 < ranks.size()) absl::StrAppend(&text, "; the others were ended");
+  if (!left.empty()) {
+    absl::StrAppend(&text, "; ", left.size() == 1 ? "rank " : "ranks ", absl::StrJoin(left, ", "),
+                    " had left first, with exit code 0 after ", seconds(last), " s");
+  }
+  return text;
 }
 
 std::string LaunchResult::to_json() const {

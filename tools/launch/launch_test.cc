@@ -30,14 +30,16 @@ using testing::HasSubstr;
 using testing::Not;
 using testing::UnorderedElementsAre;
 
+constexpr char kProgram[] = "tools/launch/launch";
+
 // A run of launch in the background, its output in files.
 class Launched {
  public:
-  explicit Launched(std::vector<std::string> arguments) {
+  explicit Launched(std::vector<std::string> arguments, const char* name = kProgram) {
     std::string directory = absl::StrCat(testing::TempDir(), "/launch_XXXXXX");
     EXPECT_NE(::mkdtemp(directory.data()), nullptr);
     directory_ = directory;
-    arguments.insert(arguments.begin(), "tools/launch/launch");
+    arguments.insert(arguments.begin(), name);
     std::vector<char*> argv;
     for (std::string& argument : arguments) argv.push_back(argument.data());
     argv.push_back(nullptr);
@@ -49,7 +51,7 @@ class Launched {
       ::dup2(::open(err.c_str(), O_CREAT | O_WRONLY, 0600), STDERR_FILENO);
       ::setenv("SCRATCH", directory_.c_str(), 1);
       ::unsetenv("OMP_NUM_THREADS");
-      ::execv(argv[0], argv.data());
+      ::execv(kProgram, argv.data());
       ::_exit(99);
     }
   }
@@ -238,6 +240,24 @@ TEST(LaunchTest, OthersMaySayWhatTheyWereDoing) {
   EXPECT_EQ(summary["results"][0]["exit_code"], 1);
 }
 
+// The others fail because it does not answer any more; it has not failed itself.
+TEST(LaunchTest, ARankThatLeftWithoutAWordIsNamed) {
+  const auto script = [](const std::string& some, const std::string& all_gone) {
+    return absl::StrCat("if ", some, "; then echo >$SCRATCH/gone$RANK; exit 0; fi; cd $SCRATCH;",
+                        "until ", all_gone, "; do sleep 0.01; done; sleep 0.5; exit 1");
+  };
+  Launched one(shell(3, script("[ $RANK = 2 ]", "[ -e gone2 ]")));
+  EXPECT_EQ(one.wait(), 1);
+  EXPECT_THAT(one.err(), testing::ContainsRegex(
+                             "launch: rank [01] .* exited with code 1 after .* s; the others "
+                             "were ended; rank 2 had left first, with exit code 0 after "));
+
+  Launched two(shell(3, script("[ $RANK != 1 ]", "[ -e gone0 ] && [ -e gone2 ]")));
+  EXPECT_EQ(two.wait(), 1);
+  EXPECT_THAT(two.err(), testing::ContainsRegex("rank 1 .* exited with code 1 after [0-9.]* s; "
+                                                "ranks 0, 2 had left first, with exit code 0 "));
+}
+
 TEST(LaunchTest, StubbornRanksAreKilledAfterTheGrace) {
   const absl::Time start = absl::Now();
   Launched run(shell(2,
@@ -334,6 +354,19 @@ TEST(LaunchTest, RefusesBadNumbersOfRanks) {
   Launched run({"-n", "four", "--", "true"});
   EXPECT_NE(run.wait(), 0);
   EXPECT_THAT(run.err(), HasSubstr("four"));
+}
+
+// Under whatever name it is installed.
+TEST(LaunchTest, HelpShowsTheFlags) {
+  Launched run({"--help"}, "shardweave-launch");
+  EXPECT_LE(run.wait(), 1);  // Abseil's number for it
+  EXPECT_THAT(
+      run.out(),
+      AllOf(HasSubstr("launch -n 4 -- ./train"), HasSubstr("--n (number of ranks); default: 1;"),
+            HasSubstr("--prefix ("), HasSubstr("default: true;"), HasSubstr("--json ("),
+            HasSubstr("--notice ("), HasSubstr("default: 2;"), HasSubstr("--grace (")));
+  EXPECT_THAT(run.out(), Not(HasSubstr("No flags matched")));
+  EXPECT_THAT(run.out(), Not(HasSubstr("--flagfile")));
 }
 
 TEST(LaunchTest, RefusesAnEmptyCommand) {

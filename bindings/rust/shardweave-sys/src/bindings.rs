@@ -530,7 +530,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Not COLLECTIVE: a send matches the recv of its peer with the same message_tag, in order."]
+    #[doc = " Not COLLECTIVE: a send matches the recv of its peer with the same message_tag, in order. peer may\n be this rank, which then issues the first of the two with out_work."]
     pub fn swv_comm_send(
         comm: *mut swv_comm,
         data: *const swv_buffer,

@@ -421,7 +421,7 @@ impl Comm {
     }
 
     /// To the [`recv`](Comm::recv) of `peer` with the same `message_tag`, in order. Only these two
-    /// call.
+    /// call. `peer` may be this rank if its recv has been started before.
     pub fn send<T: Element>(&self, data: &[T], peer: usize, message_tag: i32) -> Result<()> {
         let (data, peer, options) =
             (input(data), rank_number(peer).of("Comm::send")?, self.options());
