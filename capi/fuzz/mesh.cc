@@ -158,7 +158,8 @@ void Fuzzer::guided() {
   swv_tensor_free(parameter);
   if (done(swv_mesh_create_from_ranks(worlds_[0], &dim, 1, ranks.data(), ranks.size(), &mesh))) {
     done(swv_mesh_set_cost_model_from_json(
-        mesh, R"({"links": {"x": {"latency": 1e-6, "bandwidth": 7}}})"));
+        mesh,
+        R"({"links": {"x": {"latency": 1e-6, "bandwidth": 7}}, "device": {"flops": 9, "bandwidth": 8}})"));
     if (done(swv_mesh_unflatten(mesh, "x", dims, 2, &two))) swv_mesh_free(two);
     with_grad.mesh = mesh;
     swv_tensor* cut = nullptr;
