@@ -13,6 +13,7 @@
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "torch/csrc/autograd/variable.h"
 #include "torch/nn.h"
+#include "torch/optim.h"
 #include "torch/serialize.h"
 
 namespace shardweave {
@@ -320,7 +321,41 @@ TEST(LibTorchHabitsTest, WhatNeedsMemorySaysThatThisIsADTensor) {
                                      HasSubstr("full tensor")))
             << i;
       }
+      EXPECT_THAT(error_of(kNeeds[4]), HasSubstr("values_to_string()"));  // printing
     }
+  });
+}
+
+TEST(LibTorchHabitsTest, ValuesArePrinted) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor plain = at::arange(6, at::kFloat).reshape({3, 2});
+    const std::string elements = " 0  1\n 2  3\n 4  5\n[ CPUFloatType{3,2} ]";
+    EXPECT_EQ(values_to_string(plain), elements);
+    for (const Placements& placements : all_layouts(1, 2, true)) {
+      const at::Tensor x = testing::scattered(plain, mesh, placements).requires_grad_();
+      EXPECT_EQ(values_to_string(x), describe(x) + "\n" + elements);
+      EXPECT_EQ(values_to_string(x * 1), describe(x * 1) + "\n" + elements);
+    }
+    const at::Tensor number = distribute_tensor(at::complex(at::ones({1}), at::full({1}, 2.0)),
+                                                mesh, Placements{Shard(0)});
+    EXPECT_THAT(values_to_string(number), HasSubstr("real and its imaginary part:\n 1  2\n"));
+  });
+}
+
+TEST(LibTorchHabitsTest, StateFromBeforeTheDistributionIsAnErrorThatSaysSo) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    torch::nn::Linear model(6, 4);  // random: another one on each rank
+    const auto loss = [&](const at::Tensor& x) { return model->forward(x).square().sum(); };
+    torch::optim::Adam optimizer(model->parameters(), 0.1);
+    loss(numbers({3, 6})).backward();
+    optimizer.step();
+    distribute_module(*model, mesh, {{"weight", {{"x", Shard(0)}}}});
+    optimizer.zero_grad();
+    loss(distribute_tensor(numbers({4, 6}), mesh, Placements{Replicate()})).backward();
+    finish_grad_sync(*model);
+    EXPECT_THAT(error_of([&] { optimizer.step(); }),
+                ::testing::AllOf(HasSubstr("argument 'self' is a plain tensor among DTensors"),
+                                 HasSubstr("the state of an optimizer")));
   });
 }
 
