@@ -214,6 +214,30 @@ TEST(RedistributeTest, FactoriesNameThemselves) {
   });
 }
 
+// Nothing is compared when it is made, but before a value is made of it.
+TEST(RedistributeTest, WithoutASourceAnotherShapeOrDtypeIsAnErrorOfTheNextCollective) {
+  const std::function<at::Tensor(bool)> makers[] = {
+      [](bool odd) { return at::ones({odd ? 4 : 3}); },
+      [](bool odd) { return at::ones({3}, odd ? at::kDouble : at::kFloat); },
+      [](bool odd) { return odd ? at::ones({3, 1}) : at::ones({3}); },
+  };
+  for (const auto& make : makers) {
+    for (const Placement& placement : {Placement(Shard(0)), Placement(Replicate())}) {
+      const absl::Status status = try_on_mesh({{"x", 3}}, [&](const MeshPtr& mesh) {
+        const at::Tensor x = distribute_tensor(make(mesh->coordinate()[0] == 2), mesh,
+                                               Placements{placement}, {.source = std::nullopt});
+        if (placement.is_shard()) {
+          x.sum().item<double>();
+        } else {
+          full_tensor(redistribute(x, Placements{Shard(0)}));
+        }
+      });
+      EXPECT_FALSE(status.ok());
+      EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("called different things"));
+    }
+  }
+}
+
 TEST(RedistributeTest, ATensorOfAnotherRankIsAnErrorThatSaysSo) {
   at::Tensor of_first;
   const absl::Status status = run_ranks(2, [&](World& world) {
