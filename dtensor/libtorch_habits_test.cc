@@ -326,6 +326,33 @@ TEST(LibTorchHabitsTest, WhatNeedsMemorySaysThatThisIsADTensor) {
   });
 }
 
+TEST(LibTorchHabitsTest, AModuleIsSavedThroughFullTensors) {  // as the README says
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    torch::nn::BatchNorm1d model(5), whole(5), loaded(5);
+    distribute_module(*model, mesh, {{"weight", {{"x", Shard(0)}}}});
+    {
+      const torch::NoGradGuard no_grad;
+      model->weight.mul_(3);
+      model->running_var.add_(1);
+      auto parameters = whole->named_parameters(), buffers = whole->named_buffers();
+      for (const auto& item : model->named_parameters())
+        parameters[item.key()].copy_(full_tensor(item.value()));
+      for (const auto& item : model->named_buffers())
+        buffers[item.key()].copy_(full_tensor(item.value()));
+    }
+    std::stringstream file;
+    torch::save(whole, file);
+    torch::load(loaded, file);
+    EXPECT_TRUE(at::equal(loaded->weight, at::full({5}, 3.0)));
+    EXPECT_TRUE(at::equal(loaded->running_var, at::full({5}, 2.0)));
+    file.seekg(0);
+    torch::nn::BatchNorm1d again(5);
+    distribute_module(*again, mesh, {{"weight", {{"x", Shard(0)}}}});
+    torch::load(again, file);
+    EXPECT_TRUE(at::equal(full_tensor(again->weight), at::full({5}, 3.0)));
+  });
+}
+
 TEST(LibTorchHabitsTest, ValuesArePrinted) {
   on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
     const at::Tensor plain = at::arange(6, at::kFloat).reshape({3, 2});

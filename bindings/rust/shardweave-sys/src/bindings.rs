@@ -1473,7 +1473,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Arguments in the schema's order; those that are left out at the end have their defaults. Where\n the schema wants a Tensor, a number does too; where it wants int[2], a single integer; where\n float, an integer. Writes as many results as the operator has; `capacity` must suffice, or be 0,\n which drops them. out_num_results may be NULL. An error lists the schemas if no overload fits."]
+    #[doc = " Arguments in the schema's order; those that are left out at the end have their defaults. Where\n the schema wants a Tensor, a number does too; where it wants int[2], a single integer; where\n float, an integer. Writes as many results as the operator has; `capacity` must suffice, or be 0,\n which drops them. out_num_results may be NULL. An error lists the kinds that were\n given and the schemas if no overload fits."]
     pub fn swv_op_call(
         op: *const swv_op,
         mode: swv_grad_mode,
