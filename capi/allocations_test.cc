@@ -71,11 +71,7 @@ TEST_F(AllocationsTest, EveryKindOfArgumentComesInWithoutAny) {
   const swv_bool bools[] = {0, 1, 0, 1};
   swv_tensor* some[] = {t, nullptr, t, nullptr};
   swv_tensor* all[] = {t, t, t, t};
-  swv_value device = SWV_NONE, flags = SWV_NONE;
-  device.kind = SWV_VALUE_DEVICE;
-  flags.kind = SWV_VALUE_BOOLS;
-  flags.as.bools.data = bools;
-  flags.as.bools.size = 4;
+  const swv_value device = swv_value_device({SWV_CPU, 0}), flags = swv_value_bools(bools, 4);
   const struct {
     const char* schema;
     std::vector<swv_value> arguments;
@@ -182,9 +178,7 @@ TEST_F(AllocationsTest, AnOverloadIsFoundOnce) {
   must(swv_tensor_ones(nullptr, 0, &options, &condition));
   must(swv_op_find("aten::where", &all));
   must(swv_op_find("aten::where.ScalarSelf", &one));
-  swv_value number = SWV_NONE;
-  number.kind = SWV_VALUE_COMPLEX;
-  number.as.complex_number.real = 1;
+  const swv_value number = swv_value_complex(1, 0);
   const swv_value arguments[] = {swv_value_tensor(condition), number, swv_value_tensor(square_[0])};
   const auto call = [&](swv_op* op) {
     return allocations([&] {

@@ -635,6 +635,18 @@ TEST_F(BadInputTest, ACallbackThatReturnsAFreedStatus) {
                "a callback's argument 'status' is a swv_status that was freed");
 }
 
+swv_status* freed_world(void*, swv_world* world) {
+  swv_world_free(world);
+  return nullptr;
+}
+TEST_F(BadInputTest, ACallbackThatFreesWhatItBorrows) {
+  testing::internal::CaptureStderr();
+  expect_ok(swv_run_ranks(1, freed_world, nullptr, nullptr));
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "shardweave: a handle of the library's was freed: the argument is a swv_world that was "
+            "freed\n");
+}
+
 // --- rendezvous ----------------------------------------------------------------------------------
 
 TEST_F(BadInputTest, Rendezvous) {

@@ -506,7 +506,9 @@ static void test_text(swv_world* world) {
 static void test_values(void) {
   const int64_t sizes[] = {4, 3};
   swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
-  swv_tensor *t, *r, *list[2];
+  const swv_device cpu = {SWV_CPU, 0};
+  const swv_bool flags[] = {1, 0};
+  swv_tensor *t, *r, *last, *list[2];
   swv_op* op;
   swv_value args[4], results[2], value;
   const char* names[] = {"keepdim"};
@@ -579,6 +581,25 @@ static void test_values(void) {
   args[0] = swv_value_string("x", 1);
   CHECK_FAILS(swv_op_call(op, SWV_GRAD, args, 2, results, 1, NULL), SWV_INVALID_ARGUMENT,
               "fit none of its schemas:\naten::mul.");
+  /* The makers of the rarer kinds. */
+  args[0] = swv_value_tensor(t);
+  args[1] = swv_value_complex(0, -2);
+  r = call_op("aten::mul", SWV_NO_GRAD, args, 2);
+  args[0] = swv_value_tensor(r);
+  last = call_op("aten::sum", SWV_NO_GRAD, args, 1);
+  CHECK_OK(swv_tensor_item(last, &value));
+  CHECK(value.kind == SWV_VALUE_COMPLEX && value.as.complex_number.real == 0 &&
+        value.as.complex_number.imaginary != 0);
+  swv_tensor_free(last);
+  swv_tensor_free(r);
+  args[0] = swv_value_tensor(t);
+  args[1] = swv_value_device(cpu);
+  args[2] = swv_value_dtype(SWV_F64);
+  r = call_op("aten::to.device", SWV_NO_GRAD, args, 3);
+  swv_tensor_free(r);
+  args[1] = swv_value_bools(flags, 2);
+  CHECK(args[1].kind == SWV_VALUE_BOOLS && args[1].as.bools.data == flags &&
+        args[1].as.bools.size == 2);
   /* In place, result dropped. */
   swv_op_free(op);
   CHECK_OK(swv_op_find("aten::mul_", &op));

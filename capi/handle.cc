@@ -111,6 +111,7 @@ constexpr std::string_view kNames[] = {"swv_status", "swv_string",       "swv_wo
                                        "swv_tensor", "swv_op",           "swv_function_context",
                                        "swv_module", "swv_plan",         "swv_optimizer",
                                        "swv_trace",  "swv_module_scope", "swv_random_scope"};
+constexpr std::string_view kNoHandle = "no handle";
 static_assert(kFirst + std::size(kNames) == static_cast<uint32_t>(Kind::kRandomScope) + 1);
 static_assert(std::size(kNames) < Table::kAlive);
 
@@ -132,7 +133,7 @@ swv_status* out_of_memory() {
 
 std::string_view name_of(Kind kind) {
   const uint32_t i = static_cast<uint32_t>(kind) - kFirst;  // large for what is below
-  return i < std::size(kNames) ? kNames[i] : "no handle";
+  return i < std::size(kNames) ? kNames[i] : kNoHandle;
 }
 
 void enter_uncounted(const HandleBase* handle) {
@@ -183,7 +184,9 @@ void check_handle(const void* handle, Kind wanted, const char* argument) {
 }
 
 void fail_kind(Kind is, Kind wanted, const char* argument) {
-  fail_argument(argument, str_cat("is a ", name_of(is), "; wanted a ", name_of(wanted)));
+  const std::string_view name = name_of(is);
+  fail_argument(argument,
+                str_cat(name == kNoHandle ? "is " : "is a ", name, "; wanted a ", name_of(wanted)));
 }
 
 void report_misuse(const char* function, std::string_view what) {

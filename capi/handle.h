@@ -95,7 +95,8 @@ template <typename H>
 void release(H* handle, const char* function) noexcept {
   if (handle == nullptr) return;
   if (!check_handles) {
-    if (handle->kind != H::kKind) return report_misuse(function, "not a handle of this kind");
+    if (handle->kind != H::kKind)
+      return report_misuse(function, "the argument is no handle of this kind");
     delete handle;
     return;
   }
@@ -107,7 +108,7 @@ void release(H* handle, const char* function) noexcept {
 // A handle that is not given out yet.
 template <typename H>
 struct Release {
-  void operator()(H* handle) const { release(handle, "shardweave"); }
+  void operator()(H* handle) const { release(handle, "a handle of the library's was freed"); }
 };
 template <typename H>
 using Owned = std::unique_ptr<H, Release<H>>;

@@ -53,7 +53,7 @@ int mesh_dim(const swv_mesh* mesh, int32_t dim) {
   if (dim < 0 || dim >= ndim) {
     fail(absl::StatusCode::kOutOfRange,
          str_cat("argument 'dim' is ", dim, "; ", grid(mesh).to_string(), " has ", ndim,
-                 " dimensions"));
+                 ndim == 1 ? " dimension" : " dimensions"));
   }
   return dim;
 }

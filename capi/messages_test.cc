@@ -1,5 +1,6 @@
 // Messages speak the caller's language: the function of C comes first, once, and nothing behind it is
 // spelled as in C++. What they say is passed on to Rust and Go.
+#include <cmath>
 #include <limits>
 #include <regex>
 #include <string>
@@ -87,12 +88,14 @@ TEST_F(MessagesTest, Tensors) {
   swv_mesh* mesh = nullptr;
   swv_string* text = nullptr;
   const int64_t sizes[] = {5, 2};
-  [[maybe_unused]] swv_distribute_options from_nowhere = SWV_DISTRIBUTE_OPTIONS_INIT;
+  swv_distribute_options from_nowhere = SWV_DISTRIBUTE_OPTIONS_INIT;
   from_nowhere.source = 7;
   says(swv_tensor_distribute(sharded_, mesh_, rows_, nullptr, &out), "is sharded");
   says(swv_tensor_distribute(plain_, mesh_, partial_, nullptr, &out), "has a Partial");
   says(swv_tensor_distribute(plain_, mesh_, two_, nullptr, &out), "has 2 placements");
   says(swv_tensor_distribute(plain_, mesh_, beyond_, nullptr, &out), "cuts tensor dimension 5");
+  says(swv_tensor_distribute(plain_, mesh_, rows_, &from_nowhere, &out),
+       "the source is rank 7 of DeviceMesh(x=1); wanted 0");
   says(swv_tensor_from_local(sharded_, mesh_, rows_, nullptr, 0, SWV_GRAD, &out), "sharded");
   says(swv_tensor_from_local(plain_, mesh_, two_, nullptr, 0, SWV_GRAD, &out), "has 2 placements");
   says(swv_tensor_from_local(plain_, mesh_, rows_, sizes, 2, SWV_GRAD, &out), "on this rank");
@@ -156,7 +159,16 @@ TEST_F(MessagesTest, Modules) {
   swv_module* tied = module({{"a", plain_}, {"b", plain_}});
   says(distribute(tied, R"json({"parameter": {"c": {"x": "S(0)"}}})json"), "matches no parameter");
   says(distribute(tied, R"json({"parameter": {"a": {"x": "S(4)"}}})json"), "'a'");
-  says(distribute(tied, R"json({"parameter": {"a": {"q": "S(0)"}}})json"), "\"q\"");
+  says(distribute(tied, R"json({"parameter": {"a": {"q": "S(0)"}}})json"),
+       "the plan's entry 1, 'a' ('a'): DeviceMesh(x=1) has no dimension \"q\"");
+  says(distribute(tied, R"json({"parameter": {"*": {"x": "P(sum)"}}})json"),
+       "the plan's entry 1, '*' ('a'): [P(sum)] has a Partial");
+  says(distribute(tied, R"json({"parameter": {"{a,b": {"x": "S(0)"}}})json"), "has a '{' without");
+  says(distribute(tied, R"json({"parameter": {"*": {}, "a": {"x": "S(0)"}}})json"),
+       "the plan's entry 2, 'a', decides nothing");
+  swv_distribute_options from_nowhere = SWV_DISTRIBUTE_OPTIONS_INIT;
+  from_nowhere.source = 5;
+  says(swv_module_distribute(tied, mesh_, nullptr, &from_nowhere), "the source is rank 5 of");
   says(distribute(tied, R"json({"parameter": {"a": {"x": "S(0)"}, "b": {"x": "S(1)"}}})json"),
        "are one tensor");
   swv_op* view = nullptr;
@@ -197,7 +209,9 @@ TEST_F(MessagesTest, GradientsAndOptimizers) {
   swv_tensor *grad = nullptr, *infinite = nullptr;
   ok(swv_tensor_redistribute(sharded_, whole_, SWV_NO_GRAD, &grad));
   ok(swv_tensor_set_grad(sharded_, grad));
-  says(swv_optimizer_step(optimizer), "its gradient [R]");
+  says(swv_optimizer_step(optimizer),
+       "its gradient [R]; the gradients are to be synchronized before "
+       "the step (swv_module_finish_grad_sync");
   swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
   options.mesh = mesh_;
   options.layout = rows_;
@@ -207,6 +221,9 @@ TEST_F(MessagesTest, GradientsAndOptimizers) {
   swv_clip_options clip = SWV_CLIP_OPTIONS_INIT;
   clip.error_if_nonfinite = 1;
   says(swv_clip_grad_norm(parameters, 1, 1, &clip, nullptr), "norm of the gradients");
+  says(swv_clip_grad_norm(parameters, 1, -1, nullptr, nullptr),
+       "argument 'max_norm' is -1; wanted 0 or more");
+  says(swv_clip_grad_norm(parameters, 1, std::nan(""), nullptr, nullptr), "'max_norm' is nan");
   for (swv_tensor* t : {grad, infinite}) swv_tensor_free(t);
   swv_optimizer_free(optimizer);
 }
@@ -232,8 +249,37 @@ TEST_F(MessagesTest, Operators) {
   ok(swv_tensor_set_requires_grad(plain_, 1));
   says(call("aten::add.Tensor", {sharded, plain}), "it requires grad");
   says(call("aten::set_.source_Tensor", {sharded, plain}), "aten::set_");
+  const int64_t ints[] = {1, 2};
+  const double floats[] = {1, 2};
+  says(call("aten::mul", {sharded, swv_value_ints(ints, 2), swv_value_none()}),
+       "aten::mul: the arguments (a tensor, integers, none) fit none of its schemas:\naten::mul.");
+  says(call("aten::mul", {}), "the arguments (none) fit none");
+  says(call("aten::mul", {swv_value_string("x", 1), swv_value_floats(floats, 2)}),
+       "the arguments (a string, floats) fit");
+  swv_op* sum = nullptr;
+  ok(swv_op_find("aten::sum", &sum));
+  const swv_value named[] = {sharded, swv_value_ints(ints, 1), swv_value_ints(ints, 1)};
+  const char* const names[] = {"dim", "keepdim"};
+  swv_value result = SWV_NONE;
+  says(swv_op_call_named(sum, SWV_GRAD, named, 3, names, 2, &result, 1, nullptr),
+       "the arguments (a tensor, dim: integers, keepdim: integers) fit none");
+  swv_op_free(sum);
   says(explain("aten::relu", {plain}), "none of the arguments is a DTensor");
   says(explain("aten::linear", {sharded, sharded}), "made of others");
+}
+
+// Without SWV_CHECK_HANDLES: what is seen then is the kind that a handle begins with.
+TEST_F(MessagesTest, WhatIsNoHandle) {
+  alignas(16) char junk[64] = {};
+  int32_t ndim = 0;
+  says(swv_tensor_ndim(reinterpret_cast<swv_tensor*>(junk), &ndim),
+       "argument 'tensor' is no handle; wanted a swv_tensor");
+  says(swv_tensor_ndim(reinterpret_cast<swv_tensor*>(mesh_), &ndim),
+       "argument 'tensor' is a swv_mesh; wanted a swv_tensor");
+  testing::internal::CaptureStderr();
+  swv_tensor_free(reinterpret_cast<swv_tensor*>(junk));
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "shardweave: swv_tensor_free: the argument is no handle of this kind\n");
 }
 
 TEST_F(MessagesTest, Worlds) {
@@ -245,6 +291,18 @@ TEST_F(MessagesTest, Worlds) {
   says(swv_world_join(&meet, &options, &out), "wanted \"gloo\"");
   says(swv_world_create_counting(8, 8, &out), "rank 8 is not in a world of 8");
   says(swv_run_ranks(0, nullptr, nullptr, nullptr), "num_ranks");
+  const auto nothing = [](void*, swv_world*) -> swv_status* { return nullptr; };
+  for (const char* backend : {"nccl", "gloop", ""}) {
+    swv_world* worlds[1] = {};
+    options.backend = backend;
+    const std::string text = "argument 'options.backend' is \"" + std::string(backend) + "\"";
+    says(swv_run_ranks(1, nothing, nullptr, &options), text);
+    says(swv_world_create_local(1, &options, worlds), text);
+  }
+  for (const char* backend : {"gloo", "inproc"}) {  // options that processes have, too
+    options.backend = backend;
+    ok(swv_run_ranks(1, nothing, nullptr, &options));
+  }
   swv_comm *comm = nullptr, *other = nullptr, *counted = nullptr;
   ok(swv_world_comm(world_, &comm));
   float data[3] = {};

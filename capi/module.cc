@@ -248,6 +248,7 @@ void clip(const swv_tensor* const* parameters, size_t num_parameters, double max
   if (!(o.norm_type > 0)) {
     fail_argument("options.norm_type", str_cat("is ", o.norm_type, "; wanted above 0"));
   }
+  if (!(max_norm >= 0)) fail_argument("max_norm", str_cat("is ", max_norm, "; wanted 0 or more"));
   const bool finite = flag(o.error_if_nonfinite, "options.error_if_nonfinite");
   const CallMode mode(SWV_NO_GRAD, "mode");
   const double norm = clip_grad_norm(tensors(parameters, num_parameters, "parameters"), max_norm,
@@ -263,6 +264,18 @@ SgdOptions sgd_options(const swv_sgd_options* given) {
 AdamWOptions adamw_options(const swv_adamw_options* given) {
   const swv_adamw_options o = options<swv_adamw_options>(given, SWV_ADAMW_OPTIONS_INIT, "options");
   return {o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, flag(o.amsgrad, "options.amsgrad")};
+}
+
+void step(FusedOptimizer& optimizer) {
+  const CallMode mode(SWV_NO_GRAD, "mode");
+  try {
+    optimizer.step();
+  } catch (const Error& error) {
+    const std::string message(error.status().message());
+    if (!message.ends_with("are to be synchronized before the step")) throw;
+    fail(error.status().code(),
+         message + " (swv_module_finish_grad_sync and swv_finish_grad_sync do that)");
+  }
 }
 
 swv_optimizer* new_optimizer(const swv_tensor* const* parameters, size_t num_parameters,
@@ -418,10 +431,7 @@ void swv_optimizer_free(swv_optimizer* optimizer) {
 }
 
 swv_status* swv_optimizer_step(swv_optimizer* optimizer) {
-  return guarded(__func__, [&] {
-    const CallMode mode(SWV_NO_GRAD, "mode");
-    in(optimizer, "optimizer").optimizer.step();
-  });
+  return guarded(__func__, [&] { step(in(optimizer, "optimizer").optimizer); });
 }
 
 swv_status* swv_optimizer_zero_grad(const swv_optimizer* optimizer) {

@@ -168,8 +168,8 @@ const Overload& choose(const swv_op& op, const GivenArguments& given, c10::Stack
     fail(absl::StatusCode::kInvalidArgument,
          str_cat(op.name, ": ", mismatch, "; its schema is ", schemas(op)));
   }
-  fail(absl::StatusCode::kInvalidArgument,
-       str_cat(op.name, ": the arguments fit none of its schemas:\n", schemas(op)));
+  fail(absl::StatusCode::kInvalidArgument, str_cat(op.name, ": the arguments (", given_kinds(given),
+                                                   ") fit none of its schemas:\n", schemas(op)));
 }
 
 bool has_its_memory(const at::Tensor& t) {

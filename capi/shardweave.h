@@ -249,7 +249,7 @@ enum { SWV_SUM = 0, SWV_AVG = 1, SWV_MIN = 2, SWV_MAX = 3, SWV_PRODUCT = 4 };
 
 typedef struct swv_world_options {
   size_t struct_size;
-  const char* backend;           /* of processes; NULL: "gloo" */
+  const char* backend;           /* of processes; NULL: "gloo". Ranks that are threads: not used */
   const char* network_interface; /* NULL: loopback on one host, else by host name */
   int64_t timeout_ms; /* default deadline of rendezvous and collectives; 0: five minutes */
 } swv_world_options;
@@ -259,7 +259,9 @@ typedef struct swv_world_options {
 typedef swv_status* (*swv_rank_fn)(void* user_data, swv_world* world);
 
 /* Runs `body` on num_ranks threads and joins them. If one fails, the others' collectives fail,
- * naming it; the result is the failure that came first, with its rank in the message. */
+ * naming it; the result is the failure that came first, with its rank in the message. An
+ * options.backend that no world can have here (not NULL, "inproc" or "gloo") is
+ * SWV_INVALID_ARGUMENT. */
 SWV_API SWV_MUST_USE swv_status* swv_run_ranks(int32_t num_ranks, swv_rank_fn body, void* user_data,
                                                const swv_world_options* options);
 
@@ -821,7 +823,8 @@ typedef struct swv_distribute_options {
 #define SWV_DISTRIBUTE_OPTIONS_INIT {SWV_SIZE_TO(swv_distribute_options, source), 0}
 
 /* Cuts a plain tensor, of the same shape and dtype on every rank. No partial placements. A leaf
- * that requires grad if the tensor does. COLLECTIVE unless source is -1. */
+ * that requires grad if the tensor does. COLLECTIVE unless source is -1: nothing is compared then;
+ * another shape or dtype on a rank is an error of the tensor's next collective. */
 SWV_API SWV_MUST_USE swv_status* swv_tensor_distribute(const swv_tensor* tensor,
                                                        const swv_mesh* mesh,
                                                        const swv_layout* layout,
@@ -931,7 +934,8 @@ SWV_API SWV_MUST_USE swv_status* swv_op_schema(const swv_op* op, swv_string** ou
 /* Arguments in the schema's order; those that are left out at the end have their defaults. Where
  * the schema wants a Tensor, a number does too; where it wants int[2], a single integer; where
  * float, an integer. Writes as many results as the operator has; `capacity` must suffice, or be 0,
- * which drops them. out_num_results may be NULL. An error lists the schemas if no overload fits. */
+ * which drops them. out_num_results may be NULL. An error lists the kinds that were
+ * given and the schemas if no overload fits. */
 SWV_API SWV_MUST_USE swv_status* swv_op_call(const swv_op* op, swv_grad_mode mode,
                                              const swv_value* arguments, size_t num_arguments,
                                              swv_value* out_results, size_t capacity,
@@ -1131,9 +1135,10 @@ SWV_API SWV_MUST_USE swv_status* swv_plan_add(swv_plan* plan, const char* patter
 SWV_API void swv_plan_free(swv_plan* plan);
 
 /* Turns every parameter and buffer into a sharded tensor, in place; what no line matches is
- * replicated. plan NULL: all replicated. A line that matches nothing, and lines that place the
- * names of one tensor differently, are errors before anything changes. COLLECTIVE unless source is
- * -1. */
+ * replicated. plan NULL: all replicated. A line that matches nothing, one that decides nothing since
+ * lines before it match all that it does, and lines that place the names of one tensor differently
+ * are errors before anything changes. COLLECTIVE, also if source is -1: whether all have the same is
+ * found out then. */
 SWV_API SWV_MUST_USE swv_status* swv_module_distribute(const swv_module* module,
                                                        const swv_mesh* mesh, const swv_plan* plan,
                                                        const swv_distribute_options* options);
@@ -1152,7 +1157,8 @@ typedef struct swv_clip_options {
 
 /* Multiplies all gradients by max_norm / (norm + 1e-6) if their norm as one vector, wherever they
  * lie, is above max_norm; one that is given twice counts once. After finish_grad_sync. out_norm:
- * before the clipping, the same on every rank; may be NULL. COLLECTIVE. */
+ * before the clipping, the same on every rank; may be NULL. SWV_INVALID_ARGUMENT for a max_norm that
+ * is negative or no number. COLLECTIVE. */
 SWV_API SWV_MUST_USE swv_status* swv_clip_grad_norm(const swv_tensor* const* parameters,
                                                     size_t num_parameters, double max_norm,
                                                     const swv_clip_options* options,
@@ -1325,10 +1331,23 @@ static inline swv_value swv_value_float(double number) {
   value.as.number = number;
   return value;
 }
+static inline swv_value swv_value_complex(double real, double imaginary) {
+  swv_value value = SWV_NONE;
+  value.kind = SWV_VALUE_COMPLEX;
+  value.as.complex_number.real = real;
+  value.as.complex_number.imaginary = imaginary;
+  return value;
+}
 static inline swv_value swv_value_dtype(swv_dtype dtype) {
   swv_value value = SWV_NONE;
   value.kind = SWV_VALUE_DTYPE;
   value.as.dtype = dtype;
+  return value;
+}
+static inline swv_value swv_value_device(swv_device device) {
+  swv_value value = SWV_NONE;
+  value.kind = SWV_VALUE_DEVICE;
+  value.as.device = device;
   return value;
 }
 static inline swv_value swv_value_string(const char* data, size_t size) {
@@ -1336,6 +1355,13 @@ static inline swv_value swv_value_string(const char* data, size_t size) {
   value.kind = SWV_VALUE_STRING;
   value.as.string.data = data;
   value.as.string.size = size;
+  return value;
+}
+static inline swv_value swv_value_bools(const swv_bool* data, size_t size) {
+  swv_value value = SWV_NONE;
+  value.kind = SWV_VALUE_BOOLS;
+  value.as.bools.data = data;
+  value.as.bools.size = size;
   return value;
 }
 static inline swv_value swv_value_ints(const int64_t* data, size_t size) {

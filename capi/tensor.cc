@@ -9,7 +9,6 @@
 #include "ATen/ops/ones.h"
 #include "ATen/ops/rand.h"
 #include "ATen/ops/randn.h"
-#include "ATen/ops/view_as_real.h"
 #include "ATen/ops/zeros.h"
 #include "absl/strings/str_join.h"
 #include "shardweave/capi/handles.h"
@@ -133,7 +132,7 @@ swv_tensor* from_dlpack(DLManagedTensorVersioned* managed, swv_tensor** out_tens
   }
   const DLTensor& t = managed->dl_tensor;
   if (t.ndim < 0 || t.ndim > static_cast<int32_t>(kMaxDims)) {
-    fail_argument("managed", str_cat("has ", t.ndim, " dimensions"));
+    fail_argument("managed", str_cat("has ", t.ndim, t.ndim == 1 ? " dimension" : " dimensions"));
   }
   const at::IntArrayRef shape = sizes(t.shape, t.ndim, "managed.shape");
   // LibTorch takes tensors of devices that it cannot work with.
@@ -210,21 +209,8 @@ at::Tensor local_part(const swv_tensor* handle, const swv_layout* grad_layout) {
   return to_local(tensor(handle, "tensor"), std::move(placements), kHost);
 }
 
-std::string elements_to_string(const at::Tensor& t) {
-  if (!t.is_complex()) return c10::str(t);
-  // LibTorch prints the real parts alone.
-  return str_cat(t.toString(), ", each element as its real and its imaginary part:\n",
-                 c10::str(at::view_as_real(t.resolve_conj())));
-}
-
 std::string to_string(const at::Tensor& t) {
-  return is_dtensor(t) ? describe(t) : elements_to_string(t);
-}
-
-// COLLECTIVE if it is sharded.
-std::string values_to_string(const at::Tensor& t) {
-  if (!is_dtensor(t)) return to_string(t);
-  return str_cat(describe(t), "\n", elements_to_string(full_tensor(t, kHost)));
+  return is_dtensor(t) ? describe(t) : values_to_string(t);
 }
 
 }  // namespace
@@ -362,7 +348,7 @@ swv_status* swv_tensor_to_string(const swv_tensor* tensor, swv_string** out_text
 swv_status* swv_tensor_values_to_string(const swv_tensor* tensor, swv_string** out_text) {
   return guarded(__func__, out_text, "out_text", [&] {
     const CallMode mode(SWV_NO_GRAD, "mode");
-    return new_string(values_to_string(in(tensor, "tensor").tensor));
+    return new_string(shardweave::values_to_string(in(tensor, "tensor").tensor, kHost));
   });
 }
 

@@ -379,7 +379,6 @@ swv_value tensors_value(c10::ArrayRef<c10::IValue> list) {
 
 swv_value list_value(const c10::IValue& value) {
   const auto list = value.toListRef();
-  swv_value result = SWV_NONE;
   if (value.isTensorList() || (!list.empty() && (list[0].isTensor() || list[0].isNone()))) {
     return tensors_value(list);
   }
@@ -396,10 +395,7 @@ swv_value list_value(const c10::IValue& value) {
   if (value.isBoolList() || (!list.empty() && list[0].isBool())) {
     swv_bool* data = allocate<swv_bool>(list.size());
     for (size_t i = 0; i < list.size(); ++i) data[i] = list[i].toBool();
-    result.kind = SWV_VALUE_BOOLS;
-    result.as.bools.data = data;
-    result.as.bools.size = list.size();
-    return result;
+    return swv_value_bools(data, list.size());
   }
   if (list.empty()) return swv_value_tensors(allocate<swv_tensor*>(0), 0);
   fail(absl::StatusCode::kUnimplemented,
@@ -407,6 +403,17 @@ swv_value list_value(const c10::IValue& value) {
 }
 
 }  // namespace
+
+std::string given_kinds(const GivenArguments& given) {
+  const size_t positional = given.values.size() - given.names.size();
+  std::string result;
+  for (size_t i = 0; i < given.values.size(); ++i) {
+    if (i > 0) result += ", ";
+    if (i >= positional) str_append(&result, given.names[i - positional], ": ");
+    result += name_of_kind(given.values[i].kind);
+  }
+  return result.empty() ? "none" : result;
+}
 
 Signature::Signature(const c10::FunctionSchema& schema) {
   for (const c10::Argument& argument : schema.arguments()) {
@@ -502,19 +509,11 @@ swv_value new_value(c10::IValue value, ArgType type) {
     return swv_value_int(value.toInt());
   }
   if (value.isDouble()) return swv_value_float(value.toDouble());
-  swv_value result = SWV_NONE;
   if (value.isComplexDouble()) {
     const auto number = value.toComplexDouble();
-    result.kind = SWV_VALUE_COMPLEX;
-    result.as.complex_number.real = number.real();
-    result.as.complex_number.imaginary = number.imag();
-    return result;
+    return swv_value_complex(number.real(), number.imag());
   }
-  if (value.isDevice()) {
-    result.kind = SWV_VALUE_DEVICE;
-    result.as.device = device_of(value.toDevice());
-    return result;
-  }
+  if (value.isDevice()) return swv_value_device(device_of(value.toDevice()));
   if (value.isString()) {
     const std::string& text = value.toStringRef();
     char* data = allocate<char>(text.size() + 1);

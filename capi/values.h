@@ -66,6 +66,9 @@ struct GivenArguments {
 GivenArguments given_arguments(const swv_value* arguments, size_t num_arguments,
                                const char* const* names, size_t num_names);
 
+// Their kinds, and names: "a tensor, an integer, keepdim: a bool".
+std::string given_kinds(const GivenArguments& given);
+
 // kLenient: also numbers for tensors, and single numbers for lists.
 enum class Match : uint8_t { kExact, kLenient };
 

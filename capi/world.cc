@@ -21,6 +21,18 @@ WorldOptions world_options(const swv_world_options* given) {
   return result;
 }
 
+// Of ranks that are threads. "gloo" is what options for processes say, too: it is not used.
+WorldOptions local_options(const swv_world_options* given) {
+  WorldOptions result = world_options(given);
+  if (result.backend != "gloo" && result.backend != "inproc") {
+    fail_argument("options.backend", str_cat("is \"", result.backend,
+                                             "\"; ranks that are threads have the backend inproc "
+                                             "(wanted: NULL, \"inproc\" or \"gloo\", which is "
+                                             "not used here)"));
+  }
+  return result;
+}
+
 void check_num_ranks(int32_t num_ranks, int32_t most = kMaxLocalRanks) {
   if (num_ranks < 1 || num_ranks > most) {
     fail_argument("num_ranks", str_cat("is ", num_ranks, "; wanted 1 to ", most));
@@ -40,13 +52,13 @@ void run(int32_t num_ranks, swv_rank_fn body, void* user_data, const swv_world_o
         new_world(std::make_shared<World>(world.comm(), world.local_rank(), world.local_size())));
     return take(body(user_data, handle.get()));
   };
-  check(run_ranks(num_ranks, std::function<absl::Status(World&)>(rank), world_options(options)));
+  check(run_ranks(num_ranks, std::function<absl::Status(World&)>(rank), local_options(options)));
 }
 
 void create_local(int32_t num_ranks, const swv_world_options* options, swv_world** out_worlds) {
   check_num_ranks(num_ranks);
   out(out_worlds, "out_worlds");
-  const absl::Duration timeout = world_options(options).timeout;
+  const absl::Duration timeout = local_options(options).timeout;
   InprocHub hub(num_ranks);
   std::vector<Owned<swv_world>> worlds;
   for (int rank = 0; rank < num_ranks; ++rank) {

@@ -39,8 +39,8 @@ class World {
         local_size_(local_size),
         num_threads_(num_threads) {}
 
-  // As the launcher's environment says (rendezvous/). Defined in //comm/environment: depend on it
-  // to link this. LibTorch then uses num_threads() threads, unless it already uses fewer; who wants
+  // As the launcher's environment says (rendezvous/). With Bazel depend on //comm/environment to
+  // link this; what tools/install installs has it. LibTorch then uses num_threads() threads, unless it already uses fewer; who wants
   // another number sets OMP_NUM_THREADS, or calls at::set_num_threads afterwards.
   static absl::StatusOr<std::unique_ptr<World>> from_environment(const WorldOptions& options = {});
 

@@ -54,10 +54,21 @@ std::string described(const PlainTensors::Use& use) {
                       use.op->schema().arguments()[use.arg].name(), "'");
 }
 
+bool is_written(const PlainTensors::Use& use) {
+  if (!use.op.has_value()) return false;
+  const c10::AliasInfo* alias = use.op->schema().arguments()[use.arg].alias_info();
+  return alias != nullptr && alias->isWrite();
+}
+
 std::string difference_of(const PlainTensors::Use& use) {
-  return absl::StrCat(described(use),
-                      " is a plain tensor among DTensors that differs from rank to rank; make one "
-                      "DTensor of the ranks' parts");
+  return absl::StrCat(
+      described(use),
+      " is a plain tensor among DTensors that differs from rank to rank; make one DTensor of the "
+      "ranks' parts",
+      is_written(use)
+          ? " (if it is the state of an optimizer that made a step before the parameters "
+            "were distributed: make the optimizer after that)"
+          : "");
 }
 
 Cause cause_of(const PlainTensors::Use& use) {

@@ -143,6 +143,10 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
     throw Error(kName, absl::InvalidArgumentError(
                            absl::StrCat("the norm type is ", norm_type, " (wanted: above 0)")));
   }
+  if (!(max_norm >= 0)) {  // a negative one would turn the gradients around
+    throw Error(kName, absl::InvalidArgumentError(
+                           absl::StrCat("max_norm is ", max_norm, " (wanted: 0 or more)")));
+  }
   const c10::AutoGradMode no_grad(false);
   const Cause cause = {.name = kName, .where = where};
   std::vector<at::Tensor> grads = gradients_of(unique_parameters(parameters));

@@ -20,7 +20,9 @@ namespace shardweave {
 // The norm (`norm_type`: above 0, infinity too) of all gradients as one vector, each element
 // counted once; the same bits on every rank. If it is above `max_norm`, every gradient is
 // multiplied by max_norm / (norm + 1e-6), as LibTorch does. Parameters without a gradient do not
-// count; one that is given twice (tied weights) counts once. Collective over the meshes: all ranks call it with the same parameters.
+// count; one that is given twice (tied weights) counts once. Collective over the meshes: all ranks
+// call it with the same parameters. Throws Error (InvalidArgument) for a max_norm that is negative or
+// no number, and for a norm_type that is not above 0.
 // `error_if_nonfinite`: a norm that is no finite number is an Error (OutOfRange) on every rank,
 // before a gradient is changed.
 double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm,

@@ -47,6 +47,24 @@ TEST(ClipGradNormTest, AGradientOfTwoParametersCountsTwiceAndIsScaledOnce) {
   EXPECT_TRUE(at::allclose(grad, at::full({2}, 0.5)));
 }
 
+TEST(ClipGradNormTest, ALargestNormThatIsNoneIsAnErrorBeforeAnythingChanges) {
+  const at::Tensor w = with_gradient(at::zeros({2}), at::ones({2}));
+  for (const double max_norm : {-1.0, -0.5, std::nan(""), -HUGE_VAL}) {
+    try {
+      clip_grad_norm({w}, max_norm);
+      ADD_FAILURE() << max_norm;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status().code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_THAT(error.what(), HasSubstr("clip_grad_norm: max_norm is "));
+    }
+    EXPECT_TRUE(at::equal(w.grad(), at::ones({2})));
+  }
+  clip_grad_norm({w}, HUGE_VAL);
+  EXPECT_TRUE(at::equal(w.grad(), at::ones({2})));
+  clip_grad_norm({w}, 0);
+  EXPECT_TRUE(at::equal(w.grad(), at::zeros({2})));
+}
+
 // What was made in inference mode has no version that could be told: not even that of an ordinary
 // tensor's part, once that mode is over.
 TEST(ClipGradNormTest, OfGradientsThatWereMadeInInferenceMode) {

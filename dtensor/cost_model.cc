@@ -29,9 +29,9 @@ absl::Status check_number(std::string_view what, double value, bool may_be_zero)
 
 absl::Status validate(const CostModel& model, const DeviceMesh& mesh) {
   if (static_cast<int>(model.links.size()) != mesh.ndim()) {
-    return absl::InvalidArgumentError(absl::StrCat("the cost model has ", model.links.size(),
-                                                   " links; ", mesh.to_string(), " has ",
-                                                   mesh.ndim(), " dimensions"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the cost model has ", model.links.size(), " links; ", mesh.to_string(),
+                     " has ", mesh.ndim(), mesh.ndim() == 1 ? " dimension" : " dimensions"));
   }
   absl::Status status;
   for (int m = 0; m < mesh.ndim(); ++m) {
@@ -115,9 +115,9 @@ absl::StatusOr<CostModel> cost_model_from_json(std::string_view text, const Devi
     model.links.push_back({*latency, *bandwidth});
   }
   if (links.size() != model.links.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("the cost model's JSON has ", links.size(),
-                                                   " links; ", mesh.to_string(), " has ",
-                                                   mesh.ndim(), " dimensions"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the cost model's JSON has ", links.size(), " links; ", mesh.to_string(),
+                     " has ", mesh.ndim(), mesh.ndim() == 1 ? " dimension" : " dimensions"));
   }
   const absl::StatusOr<double> flops = number(json["device"], "\"device\"", "flops");
   if (!flops.ok()) return flops.status();

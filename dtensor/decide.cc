@@ -202,7 +202,12 @@ void check_one_mesh(const c10::OperatorHandle& op, const OpInfo& info, MeshConte
            absl::StrCat(
                "argument '", op.schema().arguments()[arg].name(), "' lies on ",
                other->mesh().to_string(), ", another argument on ", context.mesh().to_string(),
-               other->mesh() == context.mesh() ? " (an equal mesh, but made separately)" : "",
+               meta_of(impl).context->connected_mesh().rank() != context.connected_mesh().rank()
+                   ? absl::StrCat(" (as another rank has it: they are tensors of the ranks ",
+                                  meta_of(impl).context->connected_mesh().rank().value, " and ",
+                                  context.connected_mesh().rank().value, ")")
+               : other->mesh() == context.mesh() ? " (an equal mesh, but made separately)"
+                                                 : "",
                "; all DTensors of an operator must be on one mesh"));
     }
   });

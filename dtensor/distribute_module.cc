@@ -11,6 +11,7 @@
 #include "c10/core/GradMode.h"
 #include "shardweave/dtensor/adopt.h"
 #include "shardweave/dtensor/checksum.h"
+#include "shardweave/dtensor/distribute.h"
 #include "shardweave/dtensor/fused.h"
 #include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/provenance.h"
@@ -53,15 +54,71 @@ std::vector<Member> members_of(const torch::nn::Module& module) {
               absl::Status(code, absl::StrCat("'", std::string(fqn), "': ", std::string(why))));
 }
 
-std::vector<Placements> placements_of(const ParameterPlan& plan, const MeshPtr& mesh) {
+// "the plan's entry 2, 'a.*'"
+std::string entry_name(const ParameterPlan& plan, size_t i) {
+  return absl::StrCat("the plan's entry ", i + 1, ", '", plan[i].pattern, "'");
+}
+
+// What is wrong with a pattern; empty: nothing.
+std::string wrong_braces(std::string_view pattern) {
+  bool open = false;
+  for (const char c : pattern) {
+    if (c == '{' && open) return "has a '{' inside of '{...}', where only names and commas are";
+    if (c == '}' && !open) return "has a '}' without a '{' before it";
+    if (c == '{' || c == '}') open = c == '{';
+  }
+  return open ? "has a '{' without a '}' behind it" : "";
+}
+
+// Of the first tensor that it matches: " ('a.weight')". Empty: of none.
+std::string first_match(const PlanEntry& entry, const std::vector<Member>& members) {
+  for (const Member& member : members) {
+    for (const std::string& fqn : member.fqns) {
+      if (matches_fqn(entry.pattern, fqn)) return absl::StrCat(" ('", fqn, "')");
+    }
+  }
+  return "";
+}
+
+std::vector<Placements> placements_of(const ParameterPlan& plan, const DeviceMesh& mesh,
+                                      const std::vector<Member>& members) {
   std::vector<Placements> all;
-  for (const PlanEntry& entry : plan) all.push_back(resolve(mesh->mesh(), entry.placements));
+  for (size_t i = 0; i < plan.size(); ++i) {
+    const auto refuse_entry = [&](absl::StatusCode code, std::string_view why) {
+      throw Error(
+          kName, absl::Status(code, absl::StrCat(entry_name(plan, i), first_match(plan[i], members),
+                                                 std::string(why))));
+    };
+    if (const std::string why = wrong_braces(plan[i].pattern); !why.empty()) {
+      refuse_entry(absl::StatusCode::kInvalidArgument, " " + why);
+    }
+    absl::StatusOr<Placements> placements = try_resolve(mesh, plan[i].placements);
+    if (!placements.ok()) {
+      refuse_entry(placements.status().code(), ": " + std::string(placements.status().message()));
+    }
+    if (std::any_of(placements->begin(), placements->end(),
+                    [](const Placement& p) { return p.is_partial(); })) {
+      refuse_entry(absl::StatusCode::kInvalidArgument,
+                   absl::StrCat(": ", to_string(*placements),
+                                " has a Partial; wanted Shard or Replicate (a Partial is made of "
+                                "every rank's local part)"));
+    }
+    all.push_back(*std::move(placements));
+  }
   return all;
 }
 
+// What has become of an entry of the plan.
+struct Use {
+  bool decides = false;
+  // Of the first name that it matches but does not decide, which an entry before it does.
+  std::string_view fqn;
+  size_t by = 0;
+};
+
 // The first entry that matches decides, for each name; the names have to agree.
 void choose(Member& member, const ParameterPlan& plan, const std::vector<Placements>& placements,
-            std::vector<bool>* used) {
+            std::vector<Use>* uses) {
   if (is_dtensor(member.tensor)) {
     refuse(absl::StatusCode::kFailedPrecondition, member.fqns[0], "is a DTensor already");
   }
@@ -70,14 +127,25 @@ void choose(Member& member, const ParameterPlan& plan, const std::vector<Placeme
            absl::StrCat("cannot be a DTensor: ", why));
   }
   for (const std::string& fqn : member.fqns) {
-    bool decided = false;
+    std::optional<size_t> decided;
     for (size_t i = 0; i < plan.size(); ++i) {
       if (!matches_fqn(plan[i].pattern, fqn)) continue;
-      (*used)[i] = true;
-      if (std::exchange(decided, true)) continue;
+      Use& use = (*uses)[i];
+      if (decided.has_value()) {
+        if (use.fqn.empty()) {
+          use.fqn = fqn;
+          use.by = *decided;
+        }
+        continue;
+      }
+      decided = i;
+      use.decides = true;
       absl::StatusOr<Layout> given =
           with_dims_of(Layout(placements[i]), static_cast<int>(member.tensor.dim()));
-      if (!given.ok()) refuse(given.status().code(), fqn, std::string(given.status().message()));
+      if (!given.ok()) {
+        refuse(given.status().code(), fqn,
+               absl::StrCat(std::string(given.status().message()), ", by ", entry_name(plan, i)));
+      }
       if (!member.layout.has_value()) {
         member.layout = *std::move(given);
         member.entry = &plan[i];
@@ -183,19 +251,31 @@ bool matches_fqn(std::string_view pattern, std::string_view fqn) {
 
 void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const ParameterPlan& plan,
                        const DistributeOptions& options, std::source_location where) {
-  const std::vector<Placements> placements = placements_of(plan, mesh);
-  std::vector<bool> used(plan.size());
   std::vector<Member> members = members_of(module);
-  for (Member& member : members) choose(member, plan, placements, &used);
+  const std::vector<Placements> placements = placements_of(plan, mesh->mesh(), members);
+  check_source(mesh->mesh(), options, kName);
+  std::vector<Use> uses(plan.size());
+  for (Member& member : members) choose(member, plan, placements, &uses);
   for (size_t i = 0; i < plan.size(); ++i) {
-    if (!used[i]) no_match(plan[i], members);
+    if (uses[i].decides) continue;
+    if (uses[i].fqn.empty()) no_match(plan[i], members);
+    throw Error(kName, absl::InvalidArgumentError(absl::StrCat(
+                           entry_name(plan, i),
+                           ", decides nothing: entries before it match all that it does, '",
+                           std::string(uses[i].fqn), "' by ", entry_name(plan, uses[i].by),
+                           "; the first that matches counts, so put it in front of them")));
   }
   for (Member& member : members) {
     if (!member.layout.has_value()) member.layout = Layout(Placements(mesh->mesh().ndim()));
     const auto sizes = member.tensor.sizes();
     absl::Status fits =
         validate(*member.layout, mesh->mesh().shape(), {sizes.data(), sizes.size()});
-    if (!fits.ok()) refuse(fits.code(), member.fqns[0], std::string(fits.message()));
+    if (!fits.ok()) {
+      refuse(fits.code(), member.fqns[0],
+             absl::StrCat(std::string(fits.message()), ", by ",
+                          member.entry == nullptr ? "no entry of the plan"
+                                                  : entry_name(plan, member.entry - plan.data())));
+    }
   }
   check_memory(members);
   const Cause cause = {.name = kName, .where = where};

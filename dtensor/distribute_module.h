@@ -25,7 +25,7 @@ namespace shardweave {
 
 // Parameters and buffers whose fully qualified name (FQN, "blocks.0.attn.q.weight") matches
 // `pattern` get these placements. In a pattern `*` stands for any characters, `?` for one, `{a,b}`
-// for either.
+// for either (names, not patterns).
 struct PlanEntry {
   std::string pattern;
   NamedPlacements placements;
@@ -44,10 +44,12 @@ bool matches_fqn(std::string_view pattern, std::string_view fqn);
 // have to agree. Different tensors over the same memory (a view that is registered as another
 // parameter) would come apart, and are refused.
 //
-// Throws Error before anything is changed: NotFound for an entry that matches nothing;
-// InvalidArgument for placements that do not fit, names of one tensor with different placements,
-// tensors that overlap in memory, and, without a source, the first tensor that is not the same on
-// every rank.
+// Throws Error before anything is changed, naming the entry and what it matches: NotFound for an
+// entry that matches nothing, or names a dimension that the mesh does not have; OutOfRange for a
+// source that is no rank of the mesh; InvalidArgument for a pattern with an odd brace, an entry that
+// decides nothing, since earlier ones match all that it does, Partial and placements that do not
+// fit, names of one tensor with different placements, tensors that overlap in memory, and, without a
+// source, the first tensor that is not the same on every rank.
 void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const ParameterPlan& plan,
                        const DistributeOptions& options = {},
                        std::source_location where = std::source_location::current());

@@ -2,7 +2,10 @@
 // gradient that moves leaves alone who else holds it.
 #include "shardweave/dtensor/distribute_module.h"
 
+#include <functional>
+
 #include "ATen/ATen.h"
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "shardweave/dtensor/comm_trace.h"
@@ -91,6 +94,84 @@ TEST(DistributeModuleTest, NamesOfOneTensorHaveToAgree) {
     expect_refused(bag, mesh, {{"w", {{"tp", Shard(0)}}}, {"copy", {{"dp", Shard(0)}}}}, {},
                    HasSubstr("'w' and 'copy' are one tensor"));
   });
+}
+
+std::string what_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "no error";
+}
+
+TEST(DistributeModuleTest, ErrorsNameTheEntryAndWhatItMatches) {
+  on_mesh({{"dp", 2}, {"tp", 2}}, [](const MeshPtr& mesh) {
+    const std::pair<ParameterPlan, std::string> cases[] = {
+        {{{"scale", {}}, {"emb*", {{"pp", Shard(0)}}}},
+         "distribute_module: the plan's entry 2, 'emb*' ('embedding'): DeviceMesh(dp=2, tp=2) has "
+         "no "
+         "dimension \"pp\""},
+        {{{"s*", {{"dp", Shard(0)}, {"dp", Shard(0)}}}},
+         "distribute_module: the plan's entry 1, 's*' ('scale'): mesh dimension 'dp' is given two"},
+        {{{"*", {{"tp", Partial()}}}},
+         "distribute_module: the plan's entry 1, '*' ('embedding'): [R, P(sum)] has a Partial"},
+        {{{"{scale,head", {{"tp", Shard(0)}}}},
+         "distribute_module: the plan's entry 1, '{scale,head' has a '{' without a '}'"},
+        {{{"scale}", {{"tp", Shard(0)}}}}, "'scale}' has a '}' without a '{'"},
+        {{{"{scale,{head}}", {{"tp", Shard(0)}}}}, "has a '{' inside of '{...}'"},
+        {{{"sc*", {{"tp", Shard(1)}}}},
+         "distribute_module: 'scale': the layout [R, S(1)] does not fit a tensor of 1 dimension: "},
+        {{{"sc*", {{"tp", Shard(1)}}}}, "by the plan's entry 1, 'sc*'"},
+        {{{"scale", {{"tp", RaggedShard(0, {1, 1})}}}}, "by the plan's entry 1, 'scale'"},
+    };
+    for (const auto& [plan, text] : cases) {
+      Tied model;
+      EXPECT_THAT(what_of([&, &p = plan] { distribute_module(model, mesh, p); }), HasSubstr(text));
+      EXPECT_FALSE(is_dtensor(model.embedding));
+    }
+    EXPECT_THAT(what_of([&] { distribute_tensor(at::ones({4}), mesh, {{"pp", Shard(0)}}); }),
+                HasSubstr("distribute_tensor: DeviceMesh(dp=2, tp=2) has no dimension \"pp\""));
+    const at::Tensor x = zeros({4}, mesh, {Shard(0), Replicate()});
+    EXPECT_THAT(what_of([&] { redistribute(x, {{"pp", Shard(0)}}); }),
+                HasSubstr("redistribute: DeviceMesh(dp=2, tp=2) has no dimension \"pp\""));
+  });
+}
+
+TEST(DistributeModuleTest, AnEntryThatDecidesNothingIsAnError) {
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    Tied model;
+    expect_refused(model, mesh, {{"*", {{"tp", Shard(0)}}}, {"scale", {}}}, {},
+                   AllOf(HasSubstr("the plan's entry 2, 'scale', decides nothing"),
+                         HasSubstr("'scale' by the plan's entry 1, '*'")));
+    // Two that together leave nothing over.
+    expect_refused(model, mesh, {{"s*", {}}, {"{head,embedding}", {}}, {"*", {{"tp", Shard(0)}}}},
+                   {}, HasSubstr("'embedding' by the plan's entry 2, '{head,embedding}'"));
+    // What is left over is enough.
+    distribute_module(model, mesh, {{"{head,embedding}", {}}, {"*", {{"tp", Shard(0)}}}});
+    EXPECT_EQ(layout_of(model.scale).placements(), Placements{Shard(0)});
+  });
+}
+
+TEST(DistributeModuleTest, ASourceThatIsNoRankIsAnErrorOnAnyMesh) {
+  for (const int64_t ranks : {1, 2}) {
+    on_mesh({{"x", ranks}}, [&](const MeshPtr& mesh) {
+      for (const int64_t source : {ranks, int64_t{5}, int64_t{-1}}) {
+        Tied model;
+        torch::nn::Module empty;
+        const std::string text = absl::StrCat("the source is rank ", source, " of DeviceMesh(x=");
+        EXPECT_THAT(what_of([&] { distribute_module(model, mesh, {}, {.source = source}); }),
+                    HasSubstr("distribute_module: " + text));
+        EXPECT_FALSE(is_dtensor(model.scale));
+        EXPECT_THAT(what_of([&] { distribute_module(empty, mesh, {}, {.source = source}); }),
+                    HasSubstr("distribute_module: " + text));
+        EXPECT_THAT(what_of([&] {
+                      distribute_tensor(at::ones({4}), mesh, {{"x", Shard(0)}}, {.source = source});
+                    }),
+                    HasSubstr("distribute_tensor: " + text));
+      }
+    });
+  }
 }
 
 TEST(DistributeModuleTest, DifferentTensorsOverTheSameMemoryAreRefused) {

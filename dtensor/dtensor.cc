@@ -4,11 +4,13 @@
 
 #include "ATen/ops/empty.h"
 #include "ATen/ops/full.h"
+#include "ATen/ops/view_as_real.h"
 #include "ATen/ops/zeros.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "c10/core/GradMode.h"
 #include "shardweave/dtensor/adopt.h"
+#include "shardweave/dtensor/distribute.h"
 #include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/observer.h"
 #include "shardweave/dtensor/provenance.h"
@@ -225,6 +227,22 @@ at::Tensor factory(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements&
   return result;
 }
 
+// `function`: which was called; several are made of these.
+at::Tensor filled(at::IntArrayRef sizes, const at::Scalar& value, const MeshPtr& mesh,
+                  const Placements& placements, const at::TensorOptions& options,
+                  const char* function) {
+  return factory(
+      sizes, mesh, placements, options, function,
+      [&](at::IntArrayRef local, const at::TensorOptions& o) { return at::full(local, value, o); });
+}
+
+at::Tensor uninitialized(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements,
+                         const at::TensorOptions& options, const char* function) {
+  return factory(
+      sizes, mesh, placements, options, function,
+      [](at::IntArrayRef local, const at::TensorOptions& o) { return at::empty(local, o); });
+}
+
 // For what does not look at the elements: brings nothing up to date, and so communicates nothing.
 const DTensorMeta& described(const at::Tensor& tensor, const char* function) {
   return is_dtensor(tensor) ? meta_of(tensor) : checked_meta(tensor, function);
@@ -249,21 +267,49 @@ void refuse_partial(const Placements& placements, const char* function) {
   }
 }
 
+Placements resolve_for(const DeviceMesh& mesh, const NamedPlacements& named, const char* function) {
+  absl::StatusOr<Placements> resolved = try_resolve(mesh, named);
+  if (!resolved.ok()) throw Error(function, resolved.status());
+  return *std::move(resolved);
+}
+
+std::string elements_to_string(const at::Tensor& plain) {
+  if (!plain.is_complex()) return c10::str(plain);
+  // LibTorch prints the real parts alone.
+  return absl::StrCat(plain.toString(), ", each element as its real and its imaginary part:\n",
+                      c10::str(at::view_as_real(plain.resolve_conj())));
+}
+
 }  // namespace
 
-Placements resolve(const DeviceMesh& mesh, const NamedPlacements& named) {
+absl::StatusOr<Placements> dtensor_internal::try_resolve(const DeviceMesh& mesh,
+                                                         const NamedPlacements& named) {
   Placements placements(mesh.ndim());
   std::vector<bool> given(mesh.ndim());
   for (const auto& [name, placement] : named) {
-    const int dim = value_or_throw(mesh.dim(name));
-    if (given[dim]) {
-      throw Error(absl::InvalidArgumentError(
-          absl::StrCat("mesh dimension '", name, "' is given two placements")));
+    const absl::StatusOr<int> dim = mesh.dim(name);
+    if (!dim.ok()) return dim.status();
+    if (given[*dim]) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("mesh dimension '", name, "' is given two placements"));
     }
-    given[dim] = true;
-    placements[dim] = placement;
+    given[*dim] = true;
+    placements[*dim] = placement;
   }
   return placements;
+}
+
+void dtensor_internal::check_source(const DeviceMesh& mesh, const DistributeOptions& options,
+                                    const char* function) {
+  if (!options.source.has_value()) return;
+  if (*options.source >= 0 && *options.source < mesh.size()) return;
+  throw Error(function, absl::OutOfRangeError(absl::StrCat(
+                            "the source is rank ", *options.source, " of ", mesh.to_string(),
+                            "; wanted ", mesh.size() == 1 ? "" : "0 to ", mesh.size() - 1)));
+}
+
+Placements resolve(const DeviceMesh& mesh, const NamedPlacements& named) {
+  return resolve_for(mesh, named, "resolve");
 }
 
 at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
@@ -277,6 +323,7 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
   }
   check_dense(tensor, "distribute_tensor");
   refuse_partial(placements, "distribute_tensor");
+  check_source(mesh->mesh(), options, "distribute_tensor");
   std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
   const Layout layout = layout_for(*context, Layout(placements), tensor.dim(), "distribute_tensor");
   const auto sizes = tensor.sizes();
@@ -292,11 +339,6 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
     std::vector<int> all_dims;
     for (int m = 0; m < context->mesh().ndim(); ++m) all_dims.push_back(m);
     Communicator& comm = context->communicator(all_dims);
-    if (*options.source < 0 || *options.source >= comm.size()) {
-      throw Error("distribute_tensor",
-                  absl::OutOfRangeError(
-                      absl::StrCat("source ", *options.source, " of ", comm.size(), " ranks")));
-    }
     if (comm.rank() != *options.source) whole = at::empty(sizes, whole.options());
     const CollectiveSpan span(*context, cause, [&]() -> Sending {
       return {"broadcast",         all_dims,    static_cast<int64_t>(whole.nbytes()),
@@ -322,7 +364,8 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
 at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
                              const NamedPlacements& placements, const DistributeOptions& options,
                              std::source_location where) {
-  return distribute_tensor(tensor, mesh, resolve(mesh->mesh(), placements), options, where);
+  return distribute_tensor(tensor, mesh, resolve_for(mesh->mesh(), placements, "distribute_tensor"),
+                           options, where);
 }
 
 at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placements& placements,
@@ -363,22 +406,19 @@ at::Tensor zeros(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& p
 
 at::Tensor ones(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements,
                 at::TensorOptions options) {
-  return full(sizes, 1, mesh, placements, options.dtype(options.dtype()));
+  refuse_partial(placements, "ones");
+  return filled(sizes, 1, mesh, placements, options.dtype(options.dtype()), "ones");
 }
 
 at::Tensor empty(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements,
                  at::TensorOptions options) {
-  return factory(
-      sizes, mesh, placements, options, "empty",
-      [](at::IntArrayRef local, const at::TensorOptions& o) { return at::empty(local, o); });
+  return uninitialized(sizes, mesh, placements, options, "empty");
 }
 
 at::Tensor full(at::IntArrayRef sizes, const at::Scalar& value, const MeshPtr& mesh,
                 const Placements& placements, at::TensorOptions options) {
   refuse_partial(placements, "full");
-  return factory(
-      sizes, mesh, placements, options, "full",
-      [&](at::IntArrayRef local, const at::TensorOptions& o) { return at::full(local, value, o); });
+  return filled(sizes, value, mesh, placements, options, "full");
 }
 
 at::Tensor rand(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements,
@@ -386,7 +426,8 @@ at::Tensor rand(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& pl
   refuse_partial(placements, "rand");
   const bool requires_grad = options.requires_grad();
   at::Tensor result =
-      empty(sizes, mesh, placements, options.requires_grad(std::nullopt)).uniform_();
+      uninitialized(sizes, mesh, placements, options.requires_grad(std::nullopt), "rand")
+          .uniform_();
   if (requires_grad) result.requires_grad_();
   return result;
 }
@@ -395,7 +436,9 @@ at::Tensor randn(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& p
                  at::TensorOptions options) {
   refuse_partial(placements, "randn");
   const bool requires_grad = options.requires_grad();
-  at::Tensor result = empty(sizes, mesh, placements, options.requires_grad(std::nullopt)).normal_();
+  at::Tensor result =
+      uninitialized(sizes, mesh, placements, options.requires_grad(std::nullopt), "randn")
+          .normal_();
   if (requires_grad) result.requires_grad_();
   return result;
 }
@@ -422,6 +465,12 @@ std::string describe(const at::Tensor& tensor) {
                       absl::StrJoin(extent.offset, ", "), "]");
 }
 
+std::string values_to_string(const at::Tensor& tensor, std::source_location where) {
+  const c10::AutoGradMode no_grad(false);
+  if (!is_dtensor(tensor)) return elements_to_string(tensor);
+  return absl::StrCat(describe(tensor), "\n", elements_to_string(full_tensor(tensor, where)));
+}
+
 void visualize_sharding(const at::Tensor& tensor, const VisualizeOptions& options, std::FILE* out) {
   const DTensorMeta& meta = described(tensor, "visualize_sharding");
   throw_if_error(
@@ -444,7 +493,9 @@ at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements,
 at::Tensor redistribute(const at::Tensor& tensor, const NamedPlacements& placements,
                         std::source_location where) {
   return redistribute(
-      tensor, resolve(checked_meta(tensor, "redistribute").context->mesh(), placements), where);
+      tensor,
+      resolve_for(checked_meta(tensor, "redistribute").context->mesh(), placements, "redistribute"),
+      where);
 }
 
 at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements,

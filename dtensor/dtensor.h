@@ -48,8 +48,11 @@ Placements resolve(const DeviceMesh& mesh, const NamedPlacements& named);
 // --- making DTensors -----------------------------------------------------------------------------
 
 struct DistributeOptions {
-  // The rank (row-major index in the mesh) whose data counts; it is sent to the others. nullopt:
-  // every rank has the same data already and nothing is sent.
+  // The rank (row-major index in the mesh) whose data counts; it is sent to the others (OutOfRange
+  // for one that the mesh does not have). nullopt: every rank has the same data already, and nothing
+  // is sent. distribute_tensor() does not compare it either: a rank whose shape or dtype is another
+  // hears at the next collective of the tensor that the ranks have gone apart, other values go
+  // unnoticed. distribute_module() compares all of it.
   std::optional<int64_t> source = 0;
 };
 
@@ -95,6 +98,13 @@ const Layout& layout_of(const at::Tensor& tensor);
 MeshPtr mesh_of(const at::Tensor& tensor);
 // "DTensor[7, 5] Float [S(0), R] on DeviceMesh(dp=2, tp=2), local [4, 5] at [0, 0]"
 std::string describe(const at::Tensor& tensor);
+// The same, and below it the elements of the whole tensor, on every rank: collective. Of a plain
+// tensor its elements alone. For looking at small tensors; `std::cout << tensor` is an error, for an
+// operator of the stream would have to communicate.
+//   const std::string text = values_to_string(x);      // on all ranks
+//   if (world.rank() == 0) std::cout << text << "\n";
+std::string values_to_string(const at::Tensor& tensor,
+                             std::source_location where = std::source_location::current());
 // Prints a picture of which rank holds which part. visualize_sharding.h also makes text and SVG of
 // it, from layout_of(), mesh_of() and the sizes.
 void visualize_sharding(const at::Tensor& tensor, const VisualizeOptions& options = {},

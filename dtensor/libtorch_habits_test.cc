@@ -13,6 +13,7 @@
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "torch/csrc/autograd/variable.h"
 #include "torch/nn.h"
+#include "torch/optim.h"
 #include "torch/serialize.h"
 
 namespace shardweave {
@@ -320,7 +321,68 @@ TEST(LibTorchHabitsTest, WhatNeedsMemorySaysThatThisIsADTensor) {
                                      HasSubstr("full tensor")))
             << i;
       }
+      EXPECT_THAT(error_of(kNeeds[4]), HasSubstr("values_to_string()"));  // printing
     }
+  });
+}
+
+TEST(LibTorchHabitsTest, AModuleIsSavedThroughFullTensors) {  // as the README says
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    torch::nn::BatchNorm1d model(5), whole(5), loaded(5);
+    distribute_module(*model, mesh, {{"weight", {{"x", Shard(0)}}}});
+    {
+      const torch::NoGradGuard no_grad;
+      model->weight.mul_(3);
+      model->running_var.add_(1);
+      auto parameters = whole->named_parameters(), buffers = whole->named_buffers();
+      for (const auto& item : model->named_parameters())
+        parameters[item.key()].copy_(full_tensor(item.value()));
+      for (const auto& item : model->named_buffers())
+        buffers[item.key()].copy_(full_tensor(item.value()));
+    }
+    std::stringstream file;
+    torch::save(whole, file);
+    torch::load(loaded, file);
+    EXPECT_TRUE(at::equal(loaded->weight, at::full({5}, 3.0)));
+    EXPECT_TRUE(at::equal(loaded->running_var, at::full({5}, 2.0)));
+    file.seekg(0);
+    torch::nn::BatchNorm1d again(5);
+    distribute_module(*again, mesh, {{"weight", {{"x", Shard(0)}}}});
+    torch::load(again, file);
+    EXPECT_TRUE(at::equal(full_tensor(again->weight), at::full({5}, 3.0)));
+  });
+}
+
+TEST(LibTorchHabitsTest, ValuesArePrinted) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor plain = at::arange(6, at::kFloat).reshape({3, 2});
+    const std::string elements = " 0  1\n 2  3\n 4  5\n[ CPUFloatType{3,2} ]";
+    EXPECT_EQ(values_to_string(plain), elements);
+    for (const Placements& placements : all_layouts(1, 2, true)) {
+      const at::Tensor x = testing::scattered(plain, mesh, placements).requires_grad_();
+      EXPECT_EQ(values_to_string(x), describe(x) + "\n" + elements);
+      EXPECT_EQ(values_to_string(x * 1), describe(x * 1) + "\n" + elements);
+    }
+    const at::Tensor number = distribute_tensor(at::complex(at::ones({1}), at::full({1}, 2.0)),
+                                                mesh, Placements{Shard(0)});
+    EXPECT_THAT(values_to_string(number), HasSubstr("real and its imaginary part:\n 1  2\n"));
+  });
+}
+
+TEST(LibTorchHabitsTest, StateFromBeforeTheDistributionIsAnErrorThatSaysSo) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    torch::nn::Linear model(6, 4);  // random: another one on each rank
+    const auto loss = [&](const at::Tensor& x) { return model->forward(x).square().sum(); };
+    torch::optim::Adam optimizer(model->parameters(), 0.1);
+    loss(numbers({3, 6})).backward();
+    optimizer.step();
+    distribute_module(*model, mesh, {{"weight", {{"x", Shard(0)}}}});
+    optimizer.zero_grad();
+    loss(distribute_tensor(numbers({4, 6}), mesh, Placements{Replicate()})).backward();
+    finish_grad_sync(*model);
+    EXPECT_THAT(error_of([&] { optimizer.step(); }),
+                ::testing::AllOf(HasSubstr("argument 'self' is a plain tensor among DTensors"),
+                                 HasSubstr("the state of an optimizer")));
   });
 }
 

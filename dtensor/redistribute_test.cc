@@ -185,6 +185,85 @@ TEST(RedistributeTest, WrongInput) {
                                    "[S(0)] cuts the global shape [4, 3] into [2, 3] there"));
 }
 
+// Each under its own name, whatever it is made of.
+TEST(RedistributeTest, FactoriesNameThemselves) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& m) {
+    const Placements two = {Shard(0), Shard(0)}, partial = {Partial()};
+    const std::pair<std::string, std::function<void(const Placements&)>> factories[] = {
+        {"zeros", [&](const Placements& p) { zeros({4}, m, p); }},
+        {"ones", [&](const Placements& p) { ones({4}, m, p); }},
+        {"empty", [&](const Placements& p) { empty({4}, m, p); }},
+        {"full", [&](const Placements& p) { full({4}, 2, m, p); }},
+        {"rand", [&](const Placements& p) { rand({4}, m, p); }},
+        {"randn", [&](const Placements& p) { randn({4}, m, p); }},
+    };
+    const auto what_of = [](const std::function<void()>& body) -> std::string {
+      try {
+        body();
+      } catch (const Error& error) {
+        return error.what_without_backtrace();
+      }
+      return "no error";
+    };
+    for (const auto& [name, make] : factories) {
+      EXPECT_THAT(what_of([&, &f = make] { f(two); }),
+                  ::testing::StartsWith(name + ": [S(0), S(0)] has 2 placements"));
+      if (name == "zeros" || name == "empty") continue;  // which may be Partial
+      EXPECT_THAT(what_of([&, &f = make] { f(partial); }),
+                  ::testing::StartsWith(name + ": [P(sum)] has a Partial"));
+    }
+  });
+}
+
+// Nothing is compared when it is made, but before a value is made of it.
+TEST(RedistributeTest, WithoutASourceAnotherShapeOrDtypeIsAnErrorOfTheNextCollective) {
+  const std::function<at::Tensor(bool)> makers[] = {
+      [](bool odd) { return at::ones({odd ? 4 : 3}); },
+      [](bool odd) { return at::ones({3}, odd ? at::kDouble : at::kFloat); },
+      [](bool odd) { return odd ? at::ones({3, 1}) : at::ones({3}); },
+  };
+  for (const auto& make : makers) {
+    for (const Placement& placement : {Placement(Shard(0)), Placement(Replicate())}) {
+      const absl::Status status = try_on_mesh({{"x", 3}}, [&](const MeshPtr& mesh) {
+        const at::Tensor x = distribute_tensor(make(mesh->coordinate()[0] == 2), mesh,
+                                               Placements{placement}, {.source = std::nullopt});
+        if (placement.is_shard()) {
+          x.sum().item<double>();
+        } else {
+          full_tensor(redistribute(x, Placements{Shard(0)}));
+        }
+      });
+      EXPECT_FALSE(status.ok());
+      EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("called different things"));
+    }
+  }
+}
+
+TEST(RedistributeTest, ATensorOfAnotherRankIsAnErrorThatSaysSo) {
+  at::Tensor of_first;
+  const absl::Status status = run_ranks(2, [&](World& world) {
+    const MeshPtr mesh = init_device_mesh(world, {{"x", 2}}).value();
+    const at::Tensor mine = ones({4}, mesh, {Shard(0)});
+    if (world.rank() == 0) of_first = mine;
+    throw_if_error(world.comm()->barrier().wait());
+    if (world.rank() == 1) {
+      try {
+        mine.add(of_first);
+        ADD_FAILURE() << "no error";
+      } catch (const Error& error) {
+        EXPECT_THAT(
+            std::string(error.status().message()),
+            ::testing::HasSubstr("argument 'other' lies on DeviceMesh(x=2), another "
+                                 "argument on DeviceMesh(x=2) (as another rank has it: they are "
+                                 "tensors of the ranks 0 and 1)"));
+      }
+    }
+    throw_if_error(world.comm()->barrier().wait());
+    if (world.rank() == 0) of_first.reset();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 // Rows that do not lie as an even split would have them.
 TEST(RedistributeTest, FromLocalOfUnevenRowsIsRagged) {
   on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {

@@ -39,7 +39,8 @@ std::string rank_out_of_range(int64_t rank, const DeviceMesh& mesh) {
 Placement placement(const ChunkSpec& spec, at::IntArrayRef sizes, const DeviceMesh& mesh) {
   const int ndim = static_cast<int>(sizes.size());
   if (spec.dim < -ndim || spec.dim >= ndim) {
-    refuse(spec, sizes, mesh, absl::StrCat("the tensor has ", ndim, " dimensions"));
+    refuse(spec, sizes, mesh,
+           absl::StrCat("the tensor has ", ndim, ndim == 1 ? " dimension" : " dimensions"));
   }
   const int dim = spec.dim < 0 ? spec.dim + ndim : spec.dim;
   for (size_t i = 0; i < spec.ranks.size(); ++i) {

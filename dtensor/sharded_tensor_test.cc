@@ -201,7 +201,7 @@ TEST(ShardParameterTest, ErrorsReachEveryRank) {
       invalid, "rank 0 comes after rank 1");
   expect_error_on_every_rank(
       [](const MeshPtr& mesh) { shard_tensor(at::ones({3}), ChunkSpec{1}, mesh); }, invalid,
-      "the tensor has 1 dimensions");
+      "the tensor has 1 dimension");
   expect_error_on_every_rank(
       [](const MeshPtr& mesh) {
         Net net;

@@ -23,7 +23,8 @@ c10::DispatchKeySet keys_for(c10::Device device) {
 // What LibTorch says to those who ask for memory: data_ptr(), accessors, printing, torch::save.
 constexpr char kNoMemory[] =
     "a DTensor has no memory here: take its local part, to_local(), or the full tensor, "
-    "full_tensor() (torch::save: those of a copy of the module that is not distributed)";
+    "full_tensor() (to print it: values_to_string(), on all ranks; torch::save: those of a copy of "
+    "the module that is not distributed)";
 
 // Reaches the protected parts of a TensorImpl that somebody else made.
 struct Access : c10::TensorImpl {

@@ -23,7 +23,7 @@ int main() {
     const MeshPtr mesh = init_device_mesh(world, {{"dp", 2}, {"tp", 2}}).value();
     Mlp model;
     distribute_module(*model, mesh, plan);  // in place
-    torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(3e-3));
+    torch::optim::AdamW optimizer(unique_parameters(*model), torch::optim::AdamWOptions(3e-3));
     for (int step = 0; step < 50; ++step) {
       const at::Tensor x = distribute_tensor(at::randn({32, 64}), mesh, {{"dp", Shard(0)}});
       const at::Tensor labels = x.slice(1, 0, 10).argmax(1);  // any operator works on a DTensor
@@ -32,7 +32,7 @@ int main() {
       finish_grad_sync(*model);  // every gradient where its parameter is
       optimizer.step();
       optimizer.zero_grad();
-      const double value = loss.item<double>();
+      const double value = loss.item<double>();  // collective: on all ranks, not in the next if
       if (world.rank() == 0) std::cout << "step " << step << ": " << value << "\n";
     }
   });

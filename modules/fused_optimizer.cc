@@ -23,6 +23,9 @@ namespace {
 using namespace dtensor_internal;
 
 constexpr char kName[] = "FusedOptimizer";
+// capi/ says there what its function is called.
+constexpr std::string_view kNotSynchronized =
+    "; the gradients are to be synchronized before the step";
 
 [[noreturn]] void invalid(std::string_view name, double value, std::string_view wanted) {
   throw Error(kName, absl::InvalidArgumentError(str_cat(name, " is ", value, "; wanted ", wanted)));
@@ -71,8 +74,8 @@ void check_gradient(size_t i, const at::Tensor& parameter, const at::Tensor& gra
       grad.layout() == at::kStrided) {
     return;
   }
-  std::string wrong = str_cat(" lies ", lies(of_parameter), ", its gradient ", lies(of_grad),
-                              "; the gradients are to be synchronized before the step");
+  std::string wrong =
+      str_cat(" lies ", lies(of_parameter), ", its gradient ", lies(of_grad), kNotSynchronized);
   if (grad.layout() != at::kStrided) {
     wrong = " has a sparse gradient; wanted a dense one";
   } else if (parameter.sizes() != grad.sizes()) {
@@ -82,7 +85,9 @@ void check_gradient(size_t i, const at::Tensor& parameter, const at::Tensor& gra
              of_parameter->context != of_grad->context) {
     wrong = " and its gradient lie on two meshes";
   }
-  throw Error(kName, absl::FailedPreconditionError(str_cat("parameter ", i, wrong)));
+  Error error(kName, absl::FailedPreconditionError(str_cat("parameter ", i, wrong)));
+  if (wrong.ends_with(kNotSynchronized)) error.add_context("finish_grad_sync() does that");
+  throw error;
 }
 
 }  // namespace

@@ -429,7 +429,7 @@ TEST(FusedOptimizerTest, AGradientThatWaitsForItsReductionIsRefusedBeforeAnythin
       EXPECT_EQ(error.status().code(), absl::StatusCode::kFailedPrecondition);
       EXPECT_NE(std::string(error.what_without_backtrace())
                     .find("parameter 1 lies [R], its gradient [P(sum)]; the gradients are to be "
-                          "synchronized"),
+                          "synchronized before the step (finish_grad_sync() does that)"),
                 std::string::npos)
           << error.what_without_backtrace();
     }

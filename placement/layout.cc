@@ -55,8 +55,9 @@ absl::Status does_not_fit(const Layout& layout, absl::Span<const int64_t> shape,
 absl::Status no_such_dim(const Layout& layout, int mesh_dim, int ndim) {
   return absl::InvalidArgumentError(
       absl::StrCat("the layout ", layout.to_string(), " does not fit a tensor of ", ndim,
-                   " dimensions: ", layout[mesh_dim].to_string(), " on mesh dimension ", mesh_dim,
-                   " cuts tensor dimension ", layout[mesh_dim].dim(), ", but there are ", ndim,
+                   ndim == 1 ? " dimension: " : " dimensions: ", layout[mesh_dim].to_string(),
+                   " on mesh dimension ", mesh_dim, " cuts tensor dimension ",
+                   layout[mesh_dim].dim(), ", but there are ", ndim,
                    ndim == 0 ? "" : absl::StrCat(" (wanted: ", -ndim, " to ", ndim - 1, ")")));
 }
 
@@ -250,7 +251,7 @@ absl::Status validate(const Layout& layout, absl::Span<const int64_t> mesh_shape
     return absl::InvalidArgumentError(
         absl::StrCat("the layout ", layout.to_string(), " has ", layout.mesh_ndim(),
                      " placements, but the mesh [", absl::StrJoin(mesh_shape, ", "), "] has ",
-                     mesh_shape.size(), " dimensions"));
+                     mesh_shape.size(), mesh_shape.size() == 1 ? " dimension" : " dimensions"));
   }
   for (int64_t size : mesh_shape) {
     if (size < 1) {

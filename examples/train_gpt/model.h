@@ -56,8 +56,8 @@ class GptImpl : public torch::nn::Module {
   torch::nn::ModuleList blocks{nullptr};
   torch::nn::LayerNorm norm{nullptr};
   torch::nn::Linear head{nullptr};
-  // 0 .. seq-1. A buffer, so that it lies on the mesh with the parameters: plain tensors and
-  // DTensors do not mix.
+  // 0 .. seq-1. A buffer, so that it lies on the mesh with the parameters: a plain tensor next to
+  // DTensors would first have to be compared over the ranks.
   at::Tensor index;
 };
 TORCH_MODULE(Gpt);

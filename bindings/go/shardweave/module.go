@@ -176,8 +176,8 @@ func (m *Module) Call(method string, args ...any) ([]any, error) {
 }
 
 // Distribute turns every parameter and buffer into a sharded tensor, in place; what no line of the plan
-// matches is replicated, and with a nil plan everything is. A line that matches nothing is an error
-// before anything changes. Collective, unless the source is SameEverywhere.
+// matches is replicated, and with a nil plan everything is. A line that matches nothing, or that earlier
+// ones leave nothing to decide, is an error before anything changes. Collective.
 func (m *Module) Distribute(mesh *Mesh, plan *Plan, source Source) error {
 	return do(func(*rank) error {
 		var handle c.Plan
@@ -223,7 +223,7 @@ func WithNorm(p float64) ClipOption { return func(o *clipOptions) { o.normType =
 func WithFiniteNorm() ClipOption { return func(o *clipOptions) { o.onlyFinite = true } }
 
 // ClipGradNorm multiplies all gradients by max / (norm + 1e-6) if their norm as one vector, wherever they
-// lie, is above max. After FinishGradSync. It returns the norm before, the same on every rank.
+// lie, is above max, which is 0 or more. After FinishGradSync. It returns the norm before, the same on every rank.
 // Collective.
 func ClipGradNorm(parameters []*Tensor, max float64, options ...ClipOption) (norm float64, err error) {
 	all, err := required(parameters)

@@ -219,7 +219,7 @@ pub const SWV_PRODUCT: i32 = 4;
 #[derive(Debug, Copy, Clone)]
 pub struct swv_world_options {
     pub struct_size: usize,
-    #[doc = " of processes; NULL: \"gloo\""]
+    #[doc = " of processes; NULL: \"gloo\". Ranks that are threads: not used"]
     pub backend: *const ::std::os::raw::c_char,
     #[doc = " NULL: loopback on one host, else by host name"]
     pub network_interface: *const ::std::os::raw::c_char,
@@ -235,7 +235,7 @@ pub type swv_rank_fn = ::std::option::Option<
 >;
 extern "C" {
     #[must_use]
-    #[doc = " Runs `body` on num_ranks threads and joins them. If one fails, the others' collectives fail,\n naming it; the result is the failure that came first, with its rank in the message."]
+    #[doc = " Runs `body` on num_ranks threads and joins them. If one fails, the others' collectives fail,\n naming it; the result is the failure that came first, with its rank in the message. An\n options.backend that no world can have here (not NULL, \"inproc\" or \"gloo\") is\n SWV_INVALID_ARGUMENT."]
     pub fn swv_run_ranks(
         num_ranks: i32,
         body: swv_rank_fn,
@@ -1309,7 +1309,7 @@ pub struct swv_distribute_options {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Cuts a plain tensor, of the same shape and dtype on every rank. No partial placements. A leaf\n that requires grad if the tensor does. COLLECTIVE unless source is -1."]
+    #[doc = " Cuts a plain tensor, of the same shape and dtype on every rank. No partial placements. A leaf\n that requires grad if the tensor does. COLLECTIVE unless source is -1: nothing is compared then;\n another shape or dtype on a rank is an error of the tensor's next collective."]
     pub fn swv_tensor_distribute(
         tensor: *const swv_tensor,
         mesh: *const swv_mesh,
@@ -1473,7 +1473,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Arguments in the schema's order; those that are left out at the end have their defaults. Where\n the schema wants a Tensor, a number does too; where it wants int[2], a single integer; where\n float, an integer. Writes as many results as the operator has; `capacity` must suffice, or be 0,\n which drops them. out_num_results may be NULL. An error lists the schemas if no overload fits."]
+    #[doc = " Arguments in the schema's order; those that are left out at the end have their defaults. Where\n the schema wants a Tensor, a number does too; where it wants int[2], a single integer; where\n float, an integer. Writes as many results as the operator has; `capacity` must suffice, or be 0,\n which drops them. out_num_results may be NULL. An error lists the kinds that were\n given and the schemas if no overload fits."]
     pub fn swv_op_call(
         op: *const swv_op,
         mode: swv_grad_mode,
@@ -1857,7 +1857,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Turns every parameter and buffer into a sharded tensor, in place; what no line matches is\n replicated. plan NULL: all replicated. A line that matches nothing, and lines that place the\n names of one tensor differently, are errors before anything changes. COLLECTIVE unless source is\n -1."]
+    #[doc = " Turns every parameter and buffer into a sharded tensor, in place; what no line matches is\n replicated. plan NULL: all replicated. A line that matches nothing, one that decides nothing since\n lines before it match all that it does, and lines that place the names of one tensor differently\n are errors before anything changes. COLLECTIVE, also if source is -1: whether all have the same is\n found out then."]
     pub fn swv_module_distribute(
         module: *const swv_module,
         mesh: *const swv_mesh,
@@ -1888,7 +1888,7 @@ pub struct swv_clip_options {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Multiplies all gradients by max_norm / (norm + 1e-6) if their norm as one vector, wherever they\n lie, is above max_norm; one that is given twice counts once. After finish_grad_sync. out_norm:\n before the clipping, the same on every rank; may be NULL. COLLECTIVE."]
+    #[doc = " Multiplies all gradients by max_norm / (norm + 1e-6) if their norm as one vector, wherever they\n lie, is above max_norm; one that is given twice counts once. After finish_grad_sync. out_norm:\n before the clipping, the same on every rank; may be NULL. SWV_INVALID_ARGUMENT for a max_norm that\n is negative or no number. COLLECTIVE."]
     pub fn swv_clip_grad_norm(
         parameters: *const *const swv_tensor,
         num_parameters: usize,

@@ -107,9 +107,9 @@ pub trait Module {
     }
 
     /// Turns every parameter and buffer into a sharded tensor, in place: all handles see it.
-    /// Parameters require grad from then on. A line of the plan that matches nothing, and lines that
-    /// place the names of one tensor differently, are errors before anything changes. Collective
-    /// unless the source is [`Source::Same`].
+    /// Parameters require grad from then on. A line of the plan that matches nothing or that earlier
+    /// ones leave nothing to decide, and lines that place the names of one tensor differently, are
+    /// errors before anything changes. Collective.
     fn distribute(&self, mesh: &Mesh, plan: &ParameterPlan, source: Source) -> Result<()> {
         let module = handle_of(&members_of(self)).of("Module::distribute")?;
         let plan = plan.to_handle().of("Module::distribute")?;
@@ -127,7 +127,8 @@ pub trait Module {
     }
 
     /// Multiplies all gradients by a number below 1 if their norm as one vector, wherever they lie,
-    /// is above `max_norm`, so that it is that; gives the norm before, the same on every rank.
+    /// is above `max_norm` (0 or more), so that it is that; gives the norm before, the same on every
+    /// rank.
     /// After [`finish_grad_sync`](Module::finish_grad_sync). Collective.
     fn clip_grad_norm(&self, max_norm: f64) -> Result<f64> {
         let members = members_of(self);

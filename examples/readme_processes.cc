@@ -1,0 +1,32 @@
+// The second program that the README shows: a process per rank.
+#include <iostream>
+
+#include "shardweave/comm/world.h"
+#include "shardweave/dtensor/dtensor.h"
+
+using namespace shardweave;
+
+void run(World& world) {
+  const MeshPtr mesh = init_device_mesh(world, {{"dp", world.size()}}).value();
+  const at::Tensor x = ones({7, 5}, mesh, {Shard(0)});
+  const double sum = x.sum().item<double>();         // on all ranks
+  const std::string small = values_to_string(x[0]);  // so is this
+  if (world.rank() == 0) std::cout << "sum " << sum << "\n" << small << "\n";
+}
+
+int main() {
+  const auto world = World::from_environment();  // tools/launch, torchrun, srun, mpirun, ...
+  if (!world.ok()) {
+    std::cerr << world.status() << "\n";
+    return 1;
+  }
+  try {
+    run(**world);
+  } catch (const std::exception& error) {
+    // Error (dtensor/error.h) has a status(), too. The others, which may wait for this rank, are told.
+    (*world)->comm()->abort(absl::AbortedError(error.what()));
+    std::cerr << "rank " << (*world)->rank() << ": " << error.what() << "\n";
+    return 1;
+  }
+  return 0;
+}
