@@ -402,7 +402,8 @@ SWV_API SWV_MUST_USE swv_status* swv_comm_scatter(swv_comm* comm, const swv_buff
                                                   const swv_buffer* out, int32_t root,
                                                   const swv_call_options* options,
                                                   swv_work** out_work);
-/* Not COLLECTIVE: a send matches the recv of its peer with the same message_tag, in order. */
+/* Not COLLECTIVE: a send matches the recv of its peer with the same message_tag, in order. peer may
+ * be this rank, which then issues the first of the two with out_work. */
 SWV_API SWV_MUST_USE swv_status* swv_comm_send(swv_comm* comm, const swv_buffer* data, int32_t peer,
                                                int32_t message_tag, const swv_call_options* options,
                                                swv_work** out_work);
