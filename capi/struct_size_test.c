@@ -1,7 +1,7 @@
 /* Every struct with a struct_size, at every size that a caller may give: shorter than it ever was,
  * as it is, and longer, with and without something in what this library does not know. */
 #define _DEFAULT_SOURCE
-#include "check.h"
+#include "testing/check.h"
 #include "page.h"
 
 static swv_world* world;

@@ -179,16 +179,17 @@ bool make_key(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<cons
 
 // --- run ---------------------------------------------------------------------------------------
 
-// "the weight 'layers.0.up'"
-std::string words_for(const DTensorMeta& weight) {
-  if (weight.family == nullptr || weight.family->fqn.empty()) return "a weight";
-  return absl::StrCat("the weight '", weight.family->fqn, "'");
+bool has_name(const DTensorMeta& weight) {
+  return weight.family != nullptr && !weight.family->fqn.empty();
 }
+
+// "(the weight 'layers.0.up') "; "": it has no name.
 std::string weight_of(const OpCall& call, const InputChange& change) {
   const IValue& v = call.args[change.arg];
   const int element = call.input_element[change.input];
-  return words_for(
-      meta_of(element < 0 ? v.unsafeToTensorImpl() : v.toListRef()[element].unsafeToTensorImpl()));
+  const DTensorMeta& weight =
+      meta_of(element < 0 ? v.unsafeToTensorImpl() : v.toListRef()[element].unsafeToTensorImpl());
+  return has_name(weight) ? absl::StrCat("(the weight '", weight.family->fqn, "') ") : "";
 }
 
 [[noreturn]] void refuse_implicit(const c10::OperatorHandle& op, const CacheEntry& entry,
@@ -198,7 +199,7 @@ std::string weight_of(const OpCall& call, const InputChange& change) {
     if (change.plan.is_local()) continue;
     absl::StrAppend(&changes, changes.empty() ? "" : "; ", "argument '",
                     op.schema().arguments()[change.arg].name(), "' ",
-                    change.unshards_weight ? absl::StrCat("(", weight_of(call, change), ") ") : "",
+                    change.unshards_weight ? weight_of(call, change) : "",
                     call.input(change.input).spec->to_string(), " -> ",
                     change.target->layout.to_string(), " (", change.plan.bytes(), " bytes)");
   }
@@ -241,13 +242,14 @@ void note_unsharded(const c10::OperatorHandle& op, const InputChange& change,
   const std::string layouts =
       absl::StrCat(weight.spec->to_string(), " as ", change.target->layout.to_string());
   // What is made of a weight anew in every step (a cast) has no name, and no memory.
-  const bool is_named = weight.family != nullptr && !weight.family->fqn.empty();
+  const bool is_named = has_name(weight);
   const bool is_first = is_named
                             ? !std::exchange(weight.family->said_unsharded, true)
                             : context.unsharded_said.insert(name_of(op) + where + layouts).second;
   if (!is_first || !is_first_rank(context)) return;
-  TORCH_WARN("shardweave: ", name_of(op), where, " needs ", words_for(weight), " ", layouts, ": ",
-             change.plan.bytes(), " bytes for each rank, every time");
+  TORCH_WARN("shardweave: ", name_of(op), where, " needs ",
+             is_named ? absl::StrCat("the weight '", weight.family->fqn, "' ") : "a weight ",
+             layouts, ": ", change.plan.bytes(), " bytes for each rank, every time");
 }
 
 class Runner {
