@@ -1,8 +1,8 @@
 /* Every struct with a struct_size, at every size that a caller may give: shorter than it ever was,
  * as it is, and longer, with and without something in what this library does not know. */
 #define _DEFAULT_SOURCE
-#include "testing/check.h"
 #include "page.h"
+#include "testing/check.h"
 
 static swv_world* world;
 static swv_mesh* mesh;
