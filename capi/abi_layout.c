@@ -171,7 +171,7 @@ SIZE(swv_comm_counter, 16);
 FIELD(swv_comm_counter, calls, 0, 8);
 FIELD(swv_comm_counter, bytes, 8, 8);
 
-SIZE(swv_dispatch_counters, 56);
+SIZE(swv_dispatch_counters, 64);
 FIELD(swv_dispatch_counters, struct_size, 0, 8);
 FIELD(swv_dispatch_counters, operators, 8, 8);
 FIELD(swv_dispatch_counters, cache_misses, 16, 8);

@@ -15,27 +15,27 @@ namespace {
 
 constexpr uint64_t kSeed = 7;
 
-std::string text(const std::vector<Cut>& cuts) {
-  return absl::StrJoin(cuts, " x ", [](std::string* out, Cut cut) {
+std::string text(const std::vector<WhereCut>& cuts) {
+  return absl::StrJoin(cuts, " x ", [](std::string* out, WhereCut cut) {
     constexpr const char* kNames[] = {"whole", "first", "last", "mixed"};
     absl::StrAppend(out, kNames[static_cast<int>(cut)]);
   });
 }
 
-Placement placement(Cut cut, at::IntArrayRef sizes, int n, int last) {
-  if (cut == Cut::kMixed) cut = static_cast<Cut>(n % 3);
-  if (cut == Cut::kWhole || sizes.empty()) return Replicate();
+Placement placement(WhereCut cut, at::IntArrayRef sizes, int n, int last) {
+  if (cut == WhereCut::kMixed) cut = static_cast<WhereCut>(n % 3);
+  if (cut == WhereCut::kWhole || sizes.empty()) return Replicate();
   const int last_dim = static_cast<int>(sizes.size()) - 1;
-  return Shard(cut == Cut::kFirst ? 0 : std::min(last, last_dim));
+  return Shard(cut == WhereCut::kFirst ? 0 : std::min(last, last_dim));
 }
 
 struct Layouts {
-  std::vector<Cut> parameters, data;
+  std::vector<WhereCut> parameters, data;
 };
 
 std::vector<Layouts> layouts_on(size_t mesh_dims, const Trial& first) {
-  using enum Cut;
-  std::vector<std::vector<Cut>> parameters, data;
+  using enum WhereCut;
+  std::vector<std::vector<WhereCut>> parameters, data;
   if (mesh_dims == 1) {
     parameters = {{kWhole}, {kFirst}, {kLast}, {kMixed}};
     data = {{kWhole}, {kFirst}, {kLast}};
@@ -65,7 +65,7 @@ at::Tensor values(at::IntArrayRef sizes, int seed) {
       .view(sizes);
 }
 
-Trial::Trial(MeshPtr mesh, std::vector<Cut> parameters, std::vector<Cut> data,
+Trial::Trial(MeshPtr mesh, std::vector<WhereCut> parameters, std::vector<WhereCut> data,
              const Results* wanted, double tolerance)
     : mesh_(std::move(mesh)),
       parameter_cuts_(std::move(parameters)),
@@ -73,10 +73,10 @@ Trial::Trial(MeshPtr mesh, std::vector<Cut> parameters, std::vector<Cut> data,
       wanted_(wanted),
       tolerance_(tolerance) {}
 
-Placements Trial::placements(const std::vector<Cut>& cuts, at::IntArrayRef sizes, int n,
+Placements Trial::placements(const std::vector<WhereCut>& cuts, at::IntArrayRef sizes, int n,
                              int last) const {
   Placements result;
-  for (const Cut cut : cuts) result.push_back(placement(cut, sizes, n++, last));
+  for (const WhereCut cut : cuts) result.push_back(placement(cut, sizes, n++, last));
   return result;
 }
 
@@ -174,7 +174,7 @@ void check_program(const std::function<void(Trial&)>& program, const ProgramOpti
   if (options.random) {
     on_mesh({{"x", 1}}, [&](const MeshPtr& mesh) {
       manual_seed(mesh, kSeed);
-      first = Trial(mesh, {Cut::kWhole}, {Cut::kWhole}, nullptr, options.tolerance);
+      first = Trial(mesh, {WhereCut::kWhole}, {WhereCut::kWhole}, nullptr, options.tolerance);
       program(first);
     });
   } else {

@@ -31,14 +31,14 @@ namespace shardweave::testing {
 at::Tensor values(at::IntArrayRef sizes, int seed = 0);
 
 // Along one mesh dimension. kMixed: one parameter kWhole, the next kFirst, the next kLast, ...
-enum class Cut { kWhole, kFirst, kLast, kMixed };
+enum class WhereCut { kWhole, kFirst, kLast, kMixed };
 
 class Trial {
  public:
   using Results = std::vector<std::pair<std::string, at::Tensor>>;
   // Without a mesh: on plain tensors. Without `wanted`: results are kept, not compared.
-  Trial(MeshPtr mesh, std::vector<Cut> parameters, std::vector<Cut> data, const Results* wanted,
-        double tolerance);
+  Trial(MeshPtr mesh, std::vector<WhereCut> parameters, std::vector<WhereCut> data,
+        const Results* wanted, double tolerance);
 
   // Null on plain tensors.
   const MeshPtr& mesh() const { return mesh_; }
@@ -68,10 +68,11 @@ class Trial {
   const Results& results() const { return results_; }
 
  private:
-  Placements placements(const std::vector<Cut>& cuts, at::IntArrayRef sizes, int n, int last) const;
+  Placements placements(const std::vector<WhereCut>& cuts, at::IntArrayRef sizes, int n,
+                        int last) const;
 
   MeshPtr mesh_;
-  std::vector<Cut> parameter_cuts_, data_cuts_;
+  std::vector<WhereCut> parameter_cuts_, data_cuts_;
   const Results* wanted_;
   double tolerance_;
   Results results_;
