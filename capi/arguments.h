@@ -84,7 +84,7 @@ inline constexpr size_t first_size<swv_sgd_options> = 44;
 template <>
 inline constexpr size_t first_size<swv_adamw_options> = 52;
 template <>
-inline constexpr size_t first_size<swv_dispatch_counters> = 40;
+inline constexpr size_t first_size<swv_dispatch_counters> = 64;
 template <>
 inline constexpr size_t first_size<swv_device_cost> = 24;
 template <>

@@ -226,22 +226,6 @@ TEST_F(BadInputTest, StructSizes) {
   expect_fails(swv_tensor_ones(sizes, 1, &grown.options, &out), SWV_UNIMPLEMENTED, "does not know");
 }
 
-// What a program of 0.1's first header passes: its members are written, and nothing behind them.
-TEST_F(BadInputTest, StructsThatHaveGrownSince) {
-  swv_dispatch_counters counters = SWV_DISPATCH_COUNTERS_INIT;
-  counters.struct_size = SWV_SIZE_TO(swv_dispatch_counters, gathered_operators);
-  counters.operators = -1;
-  counters.remembered_uses = counters.remembered_bytes = -7;
-  expect_ok(swv_mesh_dispatch_counters(mesh_, &counters));
-  EXPECT_EQ(counters.struct_size, SWV_SIZE_TO(swv_dispatch_counters, gathered_operators));
-  EXPECT_GE(counters.operators, 0);
-  EXPECT_EQ(counters.remembered_uses, -7);
-  EXPECT_EQ(counters.remembered_bytes, -7);
-  --counters.struct_size;
-  expect_fails(swv_mesh_dispatch_counters(mesh_, &counters), SWV_INVALID_ARGUMENT,
-               "argument 'out_counters' has struct_size 39");
-}
-
 TEST_F(BadInputTest, CostModels) {
   size_t dims = 0;
   expect_ok(swv_mesh_cost_model(mesh_, nullptr, 0, &dims, nullptr));

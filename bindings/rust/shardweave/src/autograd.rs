@@ -406,7 +406,7 @@ where
         let function = unsafe { &(*segment).function };
         // SAFETY: what the header says of the arguments.
         let inputs = unsafe { borrowed(inputs, num_inputs) };
-        let results = with_grad_mode(GradMode::from_number(mode), || function(inputs))?;
+        let results = with_grad_mode(GradMode::from_number(mode)?, || function(inputs))?;
         debug_assert_eq!(num_outputs, N);
         for (i, result) in results.into_iter().enumerate() {
             // SAFETY: there is room for N; the library takes the handle over.
