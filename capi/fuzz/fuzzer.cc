@@ -54,7 +54,7 @@ const char* Fuzzer::op_name() {
                                        "aten::mean",
                                        "aten::cat",
                                        "aten::stack",
-                                       "aten::split.Tensor",
+                                       "aten::split_with_sizes",
                                        "aten::t",
                                        "aten::view",
                                        "aten::reshape",
