@@ -90,7 +90,7 @@ struct CallSignature {
   int64_t count = 0;  // per rank: of the smaller buffer (all_gather: in; reduce_scatter: out)
   uint64_t counts_hash = 0;  // of all_gather_v's and reduce_scatter_v's counts
   uint64_t sequence = 0;
-  uint64_t fingerprint = 0;  // the caller's
+  uint64_t fingerprint = 0;  // the caller's; 0 is the same as any
   int32_t root = -1;         // -1: not rooted
   OpKind op = OpKind::kBarrier;
   DType dtype = DType::kU8;
@@ -100,6 +100,10 @@ struct CallSignature {
 };
 CallSignature signature_of(const Call& call);
 bool is_same_call(const CallSignature& a, const CallSignature& b);  // but for the tag
+// Of fingerprints; 0 says nothing.
+inline bool may_be_the_same(uint64_t a, uint64_t b) {
+  return a == b || a == 0 || b == 0;
+}
 // What two calls differ in that look alike as text; "" where the text says it.
 std::string hidden_difference(const CallSignature& a, const CallSignature& b);
 

@@ -61,7 +61,8 @@ struct CallOptions {
   absl::Duration timeout = absl::ZeroDuration();  // zero: the communicator's default
   std::string_view tag;                           // shown in errors, the flight record and traces
   // Of a collective: what it is about, as the caller knows it (which tensor, which step). Ranks that
-  // give different ones have gone apart, and get an error instead of each other's numbers.
+  // give different ones have gone apart, and get an error instead of each other's numbers. 0 says
+  // nothing, and goes with any.
   uint64_t fingerprint = 0;
   // The caller issues nothing else here until this is done. Then a send of this rank to itself needs
   // a recv that has been issued before, and a recv a send: InvalidArgument where it would never end.

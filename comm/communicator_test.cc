@@ -184,6 +184,21 @@ TEST_F(CommunicatorTest, CollectivesAndMessagesAreNumberedApart) {
   EXPECT_NE(record.find(R"("operation":"all_reduce","sequence":2)"), std::string::npos) << record;
 }
 
+TEST(CallTest, FingerprintsAreComparedWhereBothSidesHaveOne) {
+  const auto by = [](uint64_t fingerprint, OpKind op = OpKind::kAllReduce) {
+    return signature_of({.op = op, .sequence = 3, .fingerprint = fingerprint});
+  };
+  EXPECT_TRUE(is_same_call(by(7), by(7)));
+  EXPECT_TRUE(is_same_call(by(0), by(7)));
+  EXPECT_TRUE(is_same_call(by(7), by(0)));
+  EXPECT_FALSE(is_same_call(by(7), by(8)));
+  EXPECT_TRUE(is_same_call(by(7, OpKind::kSend), by(8, OpKind::kSend)));
+  const absl::Status status = check_same_call("tp", {by(7), by(7), by(8)});
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_NE(status.message().find("rank 2 called"), std::string::npos) << status;
+  EXPECT_NE(status.message().find("about different things"), std::string::npos) << status;
+}
+
 TEST(CallTest, IsDescribedInOneLine) {
   Call call{.op = OpKind::kReduceScatter, .reduce_op = ReduceOp::kAvg, .sequence = 12};
   call.in.dtype = call.out.dtype = DType::kBF16;

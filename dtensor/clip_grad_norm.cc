@@ -54,12 +54,12 @@ class Sum {
       const int64_t bytes = comm.size() > 1 ? 2 * sizeof(power_) : 0;
       return {"all_reduce", mesh_dims, bytes, at::kDouble, {}, Layout(), Layout()};
     });
-    throw_if_error(
-        comm.all_reduce(
-                Buffer::of(&power_, 1), Buffer::of(&power_, 1),
-                std::isinf(norm_type_) ? ReduceOp::kMax : ReduceOp::kSum,
-                {.timeout = absl::ZeroDuration(), .tag = cause.name, .fingerprint = context.about})
-            .wait());
+    throw_if_error(comm.all_reduce(Buffer::of(&power_, 1), Buffer::of(&power_, 1),
+                                   std::isinf(norm_type_) ? ReduceOp::kMax : ReduceOp::kSum,
+                                   {.timeout = absl::ZeroDuration(),
+                                    .tag = cause.name,
+                                    .fingerprint = fingerprint(context)})
+                       .wait());
   }
   double power() const { return power_; }
   double norm() const { return std::isinf(norm_type_) ? power_ : std::pow(power_, 1 / norm_type_); }

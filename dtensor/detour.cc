@@ -79,7 +79,8 @@ void bring_again(const DTensorMeta& meta, std::string_view op) {
 }
 
 void tell_family(const DTensorMeta& meta, std::string_view op) {
-  ++meta.family->writes;
+  meta.provenance_writes = ++meta.family->writes;
+  meta.family->last_written = meta.provenance;
   meta.family->remembered.clear();
   for (const Detour* d = meta.detour.get(); d != nullptr; d = d->next.get()) {
     const RedistributePlan plan = plan_along(meta, *d->moved_spec, *d->base_spec, op);

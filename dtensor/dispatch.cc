@@ -106,9 +106,7 @@ bool add_tensor(const c10::OperatorHandle& op, c10::TensorImpl* impl, bool is_ou
     const Remembered* kept = remembered_form(meta);
     key.push_back(reinterpret_cast<uint64_t>(meta.spec.get()) | weight | (kept != nullptr ? 2 : 0));
     if (kept != nullptr) key.push_back(reinterpret_cast<uint64_t>(kept->spec.get()));
-    // That of a single tensor is kept as it is.
-    const uint64_t own = provenance_of(meta);
-    key.provenance = key.provenance == 0 ? own : mix(key.provenance, own);
+    key.provenance = mix(key.provenance, provenance_of(meta));
   } else {
     if (impl->dim() != 0 || is_out) return false;
     if (!impl->is_wrapped_number()) ++key.numbers;
@@ -125,9 +123,12 @@ uint64_t scalar_kind(const IValue& v) {
 }
 
 uint64_t bits_of(const IValue& v) {
-  return v.isDouble() ? std::bit_cast<uint64_t>(v.toDouble())
-         : v.isInt()  ? static_cast<uint64_t>(v.toInt())
-                      : 0;
+  if (v.isDouble()) return std::bit_cast<uint64_t>(v.toDouble());
+  if (v.isInt()) return static_cast<uint64_t>(v.toInt());
+  if (v.isBool()) return v.toBool();
+  if (!v.isComplexDouble()) return 0;
+  const c10::complex<double> z = v.toComplexDouble();
+  return mix(std::bit_cast<uint64_t>(z.real()), std::bit_cast<uint64_t>(z.imag()));
 }
 
 // False if a plain tensor has to become a DTensor first.
@@ -295,7 +296,7 @@ class Runner {
     uint64_t place = 0;
     for (const CacheEntry::Written& written : entry_.written) {
       at::Tensor handle = written_arg(written);
-      meta_of(handle).provenance = provenance_of_result(place++);
+      meta_of(handle).came_from(provenance_of_result(place++));
       // What changes the shape in place writes no element.
       if (meta_of(handle).family != nullptr && !info_.changes_shape) {
         check_writable(meta_of(handle), op_.operator_name().name);
@@ -489,8 +490,8 @@ class Runner {
       SpecRef spec = replicated_spec(*context_, local);  // the same on all ranks
       at::Tensor result = wrap_view(std::move(local), std::move(spec), context_,
                                     !info_.is_view || viewed_.is_inference());
-      meta_of(result).provenance = provenance_of_result(flat);
       follow_base(result);
+      meta_of(result).came_from(provenance_of_result(flat));
       return result;
     }
     const SpecRef& spec = entry_.outputs[flat];
@@ -511,8 +512,8 @@ class Runner {
     at::Tensor result = info_.is_view
                             ? wrap_view(std::move(local), spec, context_, viewed_.is_inference())
                             : wrap(std::move(local), spec, context_);
-    meta_of(result).provenance = provenance_of_result(flat);
     follow_base(result);
+    meta_of(result).came_from(provenance_of_result(flat));
     return result;
   }
 
@@ -522,7 +523,7 @@ class Runner {
                                       {.name = op_.operator_name().name, .argument = "result"}),
                              local);
     at::Tensor result = wrap(std::move(there), change.target, context_);
-    meta_of(result).provenance = provenance_of_result(change.output);
+    meta_of(result).came_from(provenance_of_result(change.output));
     return result;
   }
 
@@ -602,6 +603,17 @@ bool is_composed(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<c
   return rule->composite_condition == nullptr || rule->composite_condition(op, args);
 }
 
+// Of an operator whose result is an argument as it is: that argument's. Copies of a gradient have to
+// count as the gradient, for which of them autograd makes depends on who else holds it.
+std::optional<uint64_t> kept_provenance(const OpInfo& info, absl::Span<const IValue> args) {
+  const c10::TensorImpl* to = args[0].unsafeToTensorImpl();
+  c10::TensorImpl* from = args[info.keeps_arg].unsafeToTensorImpl();
+  if (!is_dtensor(from) || from->dtype() != to->dtype() || from->sizes() != to->sizes()) {
+    return std::nullopt;
+  }
+  return provenance_of(meta_of(from));
+}
+
 // The operators that it is made of note where their results come from; what it makes by itself, and
 // what it draws, has that of the whole.
 void run_composed(const c10::OperatorHandle& op, const OpInfo& info, MeshContext& context,
@@ -619,8 +631,8 @@ void run_composed(const c10::OperatorHandle& op, const OpInfo& info, MeshContext
     if (!stack[i].isTensor() || !stack[i].toTensor().defined()) continue;
     c10::TensorImpl* result = stack[i].unsafeToTensorImpl();
     if (!is_dtensor(result)) continue;
-    uint64_t& own = meta_of(result).provenance;
-    if (own == 0 || info.is_random) own = mix(provenance, stack.size() - i);
+    DTensorMeta& meta = meta_of(result);
+    if (meta.provenance == 0 || info.is_random) meta.came_from(mix(provenance, stack.size() - i));
   }
 }
 
@@ -709,8 +721,8 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
   if (entry->communicates && context->strict_depth > 0) {
     refuse_implicit(op, *entry, *context, make_call(op, info, args));
   }
-  uint64_t provenance = key.provenance;
-  if (!info.keeps_value) provenance = mix(provenance, entry->provenance);
+  uint64_t provenance = mix(key.provenance, entry->provenance);
+  if (info.keeps_arg >= 0) provenance = kept_provenance(info, args).value_or(provenance);
   if (info.is_random) {
     provenance = mix(mix(provenance, context->random.seed), context->random.offset);
   }

@@ -293,7 +293,7 @@ void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const Par
     auto family = std::make_shared<ViewFamily>();
     family->fqn = member.fqns[0];
     meta_of(member.tensor).family = std::move(family);
-    meta_of(member.tensor).provenance = meta.provenance;
+    meta_of(member.tensor).came_from(meta.provenance);
   }
 }
 
@@ -341,7 +341,7 @@ void finish_grad_sync(const std::vector<at::Tensor>& parameters, std::source_loc
     at::Tensor local = std::move(travels[i].local);
     if (local.is_alias_of(have.local)) local = local.clone();
     moving[i].mutable_grad() = wrap(std::move(local), std::move(target), have.context);
-    meta_of(moving[i].grad()).provenance = travels[i].provenance;
+    meta_of(moving[i].grad()).came_from(travels[i].provenance);
   }
 }
 

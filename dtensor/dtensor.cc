@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "c10/core/GradMode.h"
 #include "shardweave/dtensor/adopt.h"
+#include "shardweave/dtensor/checksum.h"
 #include "shardweave/dtensor/distribute.h"
 #include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/observer.h"
@@ -127,9 +128,7 @@ struct FromLocal : torch::autograd::Function<FromLocal> {
     holder->second_layout = summed(spec->layout);
     if (local.requires_grad()) holder->scale = gradient_scale(*context, spec->layout, site.name());
     save(ctx, std::move(holder));
-    at::Tensor result = wrap(local.detach(), spec, context);
-    meta_of(result).provenance = provenance_of_new(*context, *spec);
-    return result;
+    return wrap(local.detach(), spec, context);
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads);
 };
@@ -153,11 +152,11 @@ struct ToLocal : torch::autograd::Function<ToLocal> {
     const Spec& like = *holder->spec;
     SpecRef spec = holder->context->intern(like.layout, like.sizes, like.strides,
                                            grads[0].scalar_type(), like.device, like.origins);
-    if (c10::GradMode::is_enabled()) {
-      return {FromLocal::apply(grads[0], spec, holder->context, holder->site), at::Tensor(),
-              at::Tensor()};
-    }
-    return {wrap(grads[0].detach(), std::move(spec), holder->context), at::Tensor(), at::Tensor()};
+    at::Tensor grad = c10::GradMode::is_enabled()
+                          ? FromLocal::apply(grads[0], spec, holder->context, holder->site)
+                          : wrap(grads[0].detach(), std::move(spec), holder->context);
+    meta_of(grad).came_from(kRanksOwn);
+    return {std::move(grad), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -220,9 +219,9 @@ at::Tensor factory(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements&
                       c10::typeMetaToScalarType(options.dtype()), options.device(), kData);
   const bool requires_grad = options.requires_grad();
   at::Tensor local = fill(array(spec->local_sizes), options.requires_grad(std::nullopt));
-  const uint64_t provenance = provenance_of_new(*context, *spec);
+  const uint64_t provenance = checksum(0, spec->to_string());  // one rank may make it alone
   at::Tensor result = wrap(std::move(local), std::move(spec), std::move(context));
-  meta_of(result).provenance = provenance;
+  meta_of(result).came_from(provenance);
   if (requires_grad) result.requires_grad_();
   return result;
 }
@@ -356,7 +355,7 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
       run_plan(*context, plan_for(*context, *from, layout), whole, spec->sizes, cause);
   // Never an alias of the user's tensor: writing to one must not change the other.
   at::Tensor result = wrap(owned(std::move(local), tensor), std::move(spec), context);
-  meta_of(result).provenance = provenance;
+  meta_of(result).came_from(provenance);
   if (tensor.requires_grad()) result.requires_grad_();
   return result;
 }
@@ -394,7 +393,10 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placem
                                  "], ", spec->to_string(), " has [",
                                  absl::StrJoin(spec->local_sizes, ", "), "] on this rank")));
   }
-  return FromLocal::apply(local.contiguous(), spec, context, CallSite{"from_local", where});
+  at::Tensor result =
+      FromLocal::apply(local.contiguous(), spec, context, CallSite{"from_local", where});
+  meta_of(result).came_from(provenance_of_new(*context, *spec));
+  return result;
 }
 
 at::Tensor zeros(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements,

@@ -87,7 +87,8 @@ OpInfo::OpInfo(const c10::OperatorHandle& op, const RuleTable& own) {
   changes_shape = op.hasTag(at::Tag::inplace_view);
   is_random = op.hasTag(at::Tag::nondeterministic_seeded);
   const std::string& name = op.operator_name().name;
-  keeps_value = name == "aten::clone" || name == "aten::detach" || name == "aten::alias";
+  if (name == "aten::clone" || name == "aten::detach" || name == "aten::alias") keeps_arg = 0;
+  if (name == "aten::copy_") keeps_arg = 1;
   shows_values = op.hasTag(at::Tag::dynamic_output_shape);
   for (const c10::Argument& result : schema.returns()) {
     shows_values |= !is_tensor(result.type()) && !is_tensor_list(result.type());

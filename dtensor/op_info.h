@@ -33,7 +33,7 @@ struct OpInfo {
   std::vector<Write> writes;
   bool changes_shape = false;  // in place: transpose_, squeeze_, ...
   bool is_view = false;        // a result aliases an argument that is not written
-  bool keeps_value = false;    // the result is the argument: clone, detach, alias
+  int keeps_arg = -1;          // the argument whose value the result has: clone, detach, copy_
   bool is_random = false;      // draws random numbers
   bool shows_values = false;   // its results are numbers, or of a shape that depends on values
   int num_returns = 0;

@@ -23,20 +23,27 @@
 
 namespace shardweave::dtensor_internal {
 
+// A value that ranks may have from different places: the gradient of a local part, which some have
+// and others do not. So has what is made of it, and collectives about it are compared with nothing.
+inline constexpr uint64_t kRanksOwn = 0x6b8b4567327b23c6;
+
 // The order counts.
 inline uint64_t mix(uint64_t provenance, uint64_t with) {
+  if (provenance == kRanksOwn || with == kRanksOwn) [[unlikely]]
+    return kRanksOwn;
   const uint64_t product = (provenance ^ with) * 0x9e3779b97f4a7c15;
   return product ^ (product >> 29);
 }
 
-// Views and what they are views of change with each other.
+// What was written through a view, or through what this is a view of, counts. (Not how often, nor
+// whether there are views: one rank may have taken one alone.)
 inline uint64_t provenance_of(const DTensorMeta& meta) {
-  return meta.family == nullptr
-             ? meta.provenance
-             : meta.provenance + 0x9e3779b97f4a7c15 * static_cast<uint64_t>(meta.family->writes);
+  if (meta.family == nullptr || meta.family->writes == meta.provenance_writes) [[likely]]
+    return meta.provenance;
+  return mix(meta.provenance, meta.family->last_written);
 }
 
-// Of what a function makes of plain tensors; it is counted on the mesh.
+// Of what a function that all ranks call makes of plain tensors; it is counted on the mesh.
 uint64_t provenance_of_new(MeshContext& context, const Spec& spec);
 
 // "add_" is add: which of the two autograd takes depends on who else holds a gradient.
@@ -46,6 +53,11 @@ uint64_t provenance_of_name(const c10::OperatorHandle& op);
 // key.
 uint64_t provenance_of_call(const c10::OperatorHandle& op, const OpInfo& info,
                             absl::Span<const c10::IValue> args);
+
+// CallOptions::fingerprint of what is sent now.
+inline uint64_t fingerprint(const MeshContext& context) {
+  return context.about == kRanksOwn ? 0 : context.about;
+}
 
 // While it lives, what the mesh's collectives are about.
 class About {

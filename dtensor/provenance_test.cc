@@ -120,6 +120,50 @@ TEST(ProvenanceTest, OneRankMayLookAtWhatItHas) {
   });
 }
 
+// A view that one rank has taken, and writes to what it is a view of, on all ranks.
+TEST(ProvenanceTest, AViewThatOneRankAloneHasIsItsOwnAffair) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    at::Tensor w = distribute_tensor(at::ones({4, 2}), mesh, {Shard(0)});
+    const at::Tensor view = is_first(mesh) ? w.t() : at::Tensor();
+    for (int step = 0; step < 2; ++step) w.add_(1);
+    EXPECT_EQ(w.sum().item<double>(), 24);
+  });
+}
+
+// Autograd then clones the gradient on that rank, where it takes it as it is on the others.
+TEST(ProvenanceTest, OneRankMayHoldGradients) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    at::Tensor w = distribute_tensor(at::ones({3, 2}), mesh, {Replicate()}).requires_grad_();
+    std::vector<at::Tensor> held;
+    w.register_hook([&](const at::Tensor& grad) {
+      if (is_first(mesh)) held.push_back(grad);
+    });
+    for (int step = 0; step < 3; ++step) batch(mesh).mm(w).sum().backward();
+    finish_grad_sync({w});
+    EXPECT_EQ(full_tensor(w.grad())[0][0].item<double>(), 15);
+  });
+}
+
+// What is done to local parts differs from rank to rank by intent: one has no token for its expert.
+TEST(ProvenanceTest, LocalPartsAreTheRanksOwn) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    at::Tensor w = distribute_tensor(at::ones({3, 2}), mesh, {Replicate()}).requires_grad_();
+    const at::Tensor y = batch(mesh).mm(w).sum();
+    y.backward();
+    const at::Tensor local = to_local(w, Placements{Partial()});
+    if (is_first(mesh)) local.sum().backward();
+    finish_grad_sync({w});
+    EXPECT_EQ(full_tensor(w.grad())[0][0].item<double>(), 6);
+  });
+}
+
+TEST(ProvenanceTest, OneRankMayMakeTensorsThatItAloneUses) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    if (is_first(mesh)) zeros({3}, mesh, {Replicate()}).add_(1);
+    EXPECT_EQ(batch(mesh).sum().item<double>(), 15);
+  });
+}
+
 // The same in every process: nothing of an address or of a process's own hashes is in it.
 TEST(ProvenanceTest, IsAFunctionOfTheProgram) {
   uint64_t numbers[2][2];

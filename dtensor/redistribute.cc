@@ -392,7 +392,7 @@ Work send(MeshContext& context, const Parcel& parcel, std::string_view tag) {
   const Buffer in = comm_buffer(parcel.input);
   const Buffer out = comm_buffer(parcel.output);
   const CallOptions options{
-      .timeout = absl::ZeroDuration(), .tag = tag, .fingerprint = context.about};
+      .timeout = absl::ZeroDuration(), .tag = tag, .fingerprint = fingerprint(context)};
   switch (parcel.op) {
     case OpKind::kAllReduce:
       return comm.all_reduce(in, out, parcel.reduce_op, options);
@@ -485,7 +485,7 @@ at::Tensor redistributed(const at::Tensor& tensor, const Layout& layout, const C
   at::Tensor local =
       owned(run_plan(*meta.context, plan, meta.local, meta.spec->sizes, cause), meta.local);
   at::Tensor result = wrap(std::move(local), std::move(target), meta.context);
-  meta_of(result).provenance = provenance_of(meta);
+  meta_of(result).came_from(provenance_of(meta));
   return result;
 }
 

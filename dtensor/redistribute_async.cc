@@ -43,7 +43,7 @@ std::vector<at::Tensor> redistributed_all(absl::Span<const at::Tensor> tensors,
   for (size_t k = 0; k < moving.size(); ++k) {
     const DTensorMeta& meta = meta_of(tensors[moving[k]]);
     results[moving[k]] = wrap(std::move(travels[k].local), targets[k], meta.context);
-    meta_of(results[moving[k]]).provenance = travels[k].provenance;
+    meta_of(results[moving[k]]).came_from(travels[k].provenance);
   }
   return results;
 }
@@ -170,7 +170,7 @@ struct PendingTensor::State {
       const c10::AutoGradMode no_grad(false);
       std::vector<at::Tensor> arrived = {
           wrap(owned(run->local(), meta_of(source).local), target, context)};
-      meta_of(arrived[0]).provenance = provenance;
+      meta_of(arrived[0]).came_from(provenance);
       if (records) record(absl::MakeConstSpan(&source, 1), arrived, where);
       result = std::move(arrived[0]);
     }

@@ -50,8 +50,9 @@ struct Remembered {
 
 // A tensor and its views (detour.h), and what all of them share.
 struct ViewFamily {
-  int64_t writes = 0;  // to any of them
-  std::string fqn;     // of the parameter that they are, as distribute_module() found it
+  int64_t writes = 0;         // to any of them
+  uint64_t last_written = 0;  // where what was written last comes from (provenance.h)
+  std::string fqn;            // of the parameter that they are, as distribute_module() found it
   bool said_unsharded = false;
   std::vector<Remembered> remembered;
 };
@@ -70,13 +71,21 @@ struct DTensorMeta final : c10::BackendMeta {
     copy->family = family;
     copy->detour = detour;
     copy->provenance = provenance;
+    copy->provenance_writes = provenance_writes;
     return copy;
+  }
+
+  // Sets where the value comes from.
+  void came_from(uint64_t provenance_in) {
+    provenance = provenance_in;
+    provenance_writes = family == nullptr ? 0 : family->writes;
   }
 
   at::Tensor local;  // never requires grad, never a DTensor
   SpecRef spec;
-  uint64_t provenance = 0;               // of the value (provenance.h)
-  std::shared_ptr<MeshContext> context;  // keeps the mesh alive
+  uint64_t provenance = 0;                // of the value (provenance.h), after so many
+  mutable int64_t provenance_writes = 0;  // writes to the family
+  std::shared_ptr<MeshContext> context;   // keeps the mesh alive
   // Shared with all views and shallow copies of it; null: there are none.
   mutable std::shared_ptr<ViewFamily> family;
   std::shared_ptr<const Detour> detour;  // null: no view, or one that aliases its base

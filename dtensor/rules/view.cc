@@ -9,6 +9,7 @@
 #include "shardweave/dtensor/detour.h"
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/mesh_context.h"
+#include "shardweave/dtensor/provenance.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 #include "shardweave/dtensor/rules/view_map.h"
@@ -260,6 +261,7 @@ void set_(const c10::OperatorHandle& op, c10::Stack& stack) {
   convert_in_place(self, meta.local, meta.spec, meta.context);
   meta_of(self).family = family;
   meta_of(self).detour = detour;
+  meta_of(self).came_from(provenance_of(meta));
   call.finish({self});
 }
 
