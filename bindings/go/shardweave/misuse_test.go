@@ -491,7 +491,7 @@ func TestClosingWithinACall(t *testing.T) {
 	x := sw.Ones(w, []int64{1}, sw.RequiresGrad)
 	var y *sw.Tensor
 	var unclosed error
-	before := sw.LiveHandles()
+	before := settledHandles()
 	y = mustOf(sw.Apply(closes{&y, w, &unclosed}, "closes", 1, x))[0]
 	if err := y.Backward(); err != nil {
 		t.Error(err)

@@ -306,7 +306,7 @@ func TestErrorsOfTensors(t *testing.T) {
 func TestScopesAndTheGarbageCollector(t *testing.T) {
 	w := alone(t)
 	sw.Ones(w, nil).Add(1).Mul(2).Close() // operators are looked up once, and kept
-	before := sw.LiveHandles()
+	before := settledHandles()
 	if before < 0 {
 		t.Fatal("handles are not checked")
 	}
