@@ -212,6 +212,11 @@ void BoxedCall::finish(std::initializer_list<at::Tensor> results) {
   }
 }
 
+void BoxedCall::finish_list(std::vector<at::Tensor> results) {
+  stack_.resize(base_);
+  stack_.emplace_back(std::move(results));
+}
+
 void decomposed(const c10::OperatorHandle& op, c10::Stack& stack) {
   for (c10::DispatchKey key : {c10::DispatchKey::CompositeExplicitAutograd,
                                c10::DispatchKey::CompositeExplicitAutogradNonFunctional}) {

@@ -106,6 +106,8 @@ class BoxedCall {
   void run() { op_.callBoxed(stack_); }
   // Pops the arguments and pushes the results. Those of an out= form go into its out= arguments.
   void finish(std::initializer_list<at::Tensor> results);
+  // The same for an operator that returns one list, which is not given as out=.
+  void finish_list(std::vector<at::Tensor> results);
 
  private:
   int index(std::string_view name) const;

@@ -2,13 +2,16 @@
 // dimensions, all others may be sharded.
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "ATen/ops/empty_strided.h"
 #include "ATen/ops/eq.h"
+#include "ATen/ops/split_with_sizes.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
+#include "shardweave/dtensor/rules/packed.h"
 
 namespace shardweave::dtensor_internal {
 namespace {
@@ -18,6 +21,26 @@ namespace {
 // cat takes empty vectors among tensors of any shape, and ignores them.
 bool ignored_by_cat(const TensorInfo& input) {
   return input.ndim() == 1 && input.sizes[0] == 0;
+}
+
+// Parts that are all cut alike, chunk by chunk, stay so.
+void pack(const OpCall& call, int along, Strategies& out) {
+  const int64_t total = call.output().sizes[along];
+  std::vector<Placement> inputs;
+  std::optional<Placement> packed;
+  int64_t begin = 0;
+  for (int i = 0; i < call.num_inputs(); ++i) {
+    if (ignored_by_cat(call.input(i))) {
+      inputs.push_back(Replicate());
+      continue;
+    }
+    const std::optional<Placement> p = placement_of_packed(call, i, along, begin, total);
+    if (!p.has_value() || (packed.has_value() && *packed != *p)) return;
+    packed = p;
+    inputs.push_back(call.placement(i));
+    begin += call.input(i).sizes[along];
+  }
+  if (packed.has_value()) out.add(std::move(inputs), {*packed});
 }
 
 void cat(const OpCall& call, Strategies& out) {
@@ -31,6 +54,7 @@ void cat(const OpCall& call, Strategies& out) {
     }
     out.add(std::move(inputs), {Shard(d)});
   }
+  pack(call, along, out);
   pass_partials(call, out, kAllReduceOps);
 }
 
@@ -56,6 +80,30 @@ void stack(const OpCall& call, Strategies& out) {
   pass_partials(call, out, kAllReduceOps);
 }
 
+// Where a slice of `size` elements begins; "start" may be None, negative, or too large.
+int64_t first_of_slice(const c10::IValue& start, int64_t size) {
+  const int64_t first = start.isNone() ? 0 : start.toInt();
+  return std::clamp<int64_t>(first < 0 ? first + size : first, 0, size);
+}
+
+// A slice that is a part of a packed dimension, in terms of what this rank has of both.
+void slice_packed(const c10::OperatorHandle& op, c10::Stack& stack, const Spec& packed,
+                  const Spec& part) {
+  BoxedCall boxed(op, stack);
+  const int along = static_cast<int>(c10::maybe_wrap_dim(boxed["dim"].toInt(), packed.ndim()));
+  const int64_t begin = first_of_slice(boxed["start"], packed.sizes[along]) *
+                        packed.local_sizes[along] / packed.sizes[along];
+  boxed["start"] = begin;
+  boxed["end"] = begin + part.local_sizes[along];
+  boxed.run();
+}
+void slice_of_packed(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
+  slice_packed(op, stack, *call.inputs[0], *call.outputs[0]);
+}
+void packed_of_slice(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
+  slice_packed(op, stack, *call.outputs[0], *call.inputs[0]);
+}
+
 // A part along "dim", which stays.
 void slice(const OpCall& call, Strategies& out) {
   const TensorInfo& self = call.input(0);
@@ -64,7 +112,22 @@ void slice(const OpCall& call, Strategies& out) {
     // A part that is everything is as good as no slice.
     if (d != along || call.output().sizes[d] == self.sizes[d]) out.add({Shard(d)}, {Shard(d)});
   }
+  if (call.int_arg("step") == 1) {
+    const int64_t begin = first_of_slice(call.arg("start"), self.sizes[along]);
+    if (const auto part = placement_of_part(call, 0, along, begin, call.output().sizes[along])) {
+      out.add({call.placement(0)}, {*part}, slice_of_packed);
+    }
+  }
   pass_partials(call, out, kAllReduceOps);
+}
+
+void split_packed(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
+  BoxedCall boxed(op, stack);
+  const int along =
+      static_cast<int>(c10::maybe_wrap_dim(boxed["dim"].toInt(), call.inputs[0]->ndim()));
+  std::vector<int64_t> sizes;
+  for (const SpecRef& part : call.outputs) sizes.push_back(part->local_sizes[along]);
+  boxed.finish_list(at::split_with_sizes(boxed.tensor("self"), sizes, along));
 }
 
 // All parts along "dim".
@@ -75,6 +138,22 @@ void split(const OpCall& call, Strategies& out) {
     if (d != along) out.add({Shard(d)}, {Shard(d)});
   }
   pass_partials(call, out, kAllReduceOps);
+}
+
+// So as views, which may be parts of a packed dimension.
+void split_to_views(const OpCall& call, Strategies& out) {
+  split(call, out);
+  const int along = call.input(0).wrap_dim(call.int_arg("dim"));
+  std::vector<Placement> parts;
+  int64_t begin = 0;
+  for (const TensorInfo& part : call.outputs) {
+    const int64_t size = part.sizes[along];
+    const std::optional<Placement> p = placement_of_part(call, 0, along, begin, size);
+    if (!p.has_value()) return;
+    parts.push_back(*p);
+    begin += size;
+  }
+  out.add({call.placement(0)}, std::move(parts), split_packed);
 }
 
 // "dim" goes away: select, unbind.
@@ -111,6 +190,13 @@ void slice_backward(const OpCall& call, Strategies& out) {
   const int along = call.output().wrap_dim(call.int_arg("dim"));
   for (int d = 0; d < call.output().ndim(); ++d) {
     if (d != along) out.add({Shard(d)}, {Shard(d)});
+  }
+  if (call.int_arg("step") == 1) {
+    const int64_t whole = call.output().sizes[along];
+    const int64_t begin = first_of_slice(call.arg("start"), whole);
+    if (const auto packed = placement_of_packed(call, 0, along, begin, whole)) {
+      out.add({call.placement(0)}, {*packed}, packed_of_slice);
+    }
   }
   pass_partials(call, out, kLinearOps);
 }
@@ -193,7 +279,7 @@ void triangle(const OpCall& call, Strategies& out) {
   pass_partials(call, out, kAllReduceOps);  // of zeros all are 0
 }
 
-// glu: the first half of "dim" times a gate from the second.
+// glu: the first half of "dim" times a gate from the second. Of the last input, and all others alike.
 void halves(const OpCall& call, Strategies& out) {
   const int along = call.inputs.back().wrap_dim(call.int_arg("dim"));
   for (int d = 0; d < call.inputs.back().ndim(); ++d) {
@@ -201,13 +287,28 @@ void halves(const OpCall& call, Strategies& out) {
   }
 }
 
-// glu_backward: linear in the incoming gradient.
-void halves_backward(const OpCall& call, Strategies& out) {
+// The two halves, packed along "dim", are cut alike.
+std::optional<Placement> placement_of_half(const OpCall& call) {
+  const int packed = call.num_inputs() - 1;
+  const int along = call.input(packed).wrap_dim(call.int_arg("dim"));
+  return placement_of_part(call, packed, along, 0, call.input(packed).sizes[along] / 2);
+}
+
+void glu(const OpCall& call, Strategies& out) {
   halves(call, out);
+  if (const auto half = placement_of_half(call)) out.add({call.placement(0)}, {*half});
+}
+
+// Linear in the incoming gradient.
+void glu_backward(const OpCall& call, Strategies& out) {
+  halves(call, out);
+  if (const auto half = placement_of_half(call)) {
+    out.add({*half, call.placement(1)}, {call.placement(1)});
+  }
   for (ReduceOp op : kLinearOps) out.add({Partial(op), Replicate()}, {Partial(op)});
 }
 
-void halves_backward_shape(OpCall& call) {
+void glu_backward_shape(OpCall& call) {
   call.outputs.push_back(contiguous_info(call.input(1).sizes, call.input(1).dtype));
 }
 
@@ -352,9 +453,10 @@ void add_data_movement_rules(RuleTable& table) {
   table.add("aten::stack", Rule(stack));
   // Its out= form does not resize what it writes.
   table.add("aten::_stack", Rule(stack).shapes(stack_shape));
-  table.add({"aten::split", "aten::split_copy", "aten::split_with_sizes",
-             "aten::split_with_sizes_copy", "aten::unsafe_split", "aten::unsafe_split_with_sizes"},
-            Rule(split));
+  table.add({"aten::split", "aten::split_with_sizes", "aten::unsafe_split",
+             "aten::unsafe_split_with_sizes"},
+            Rule(split_to_views));
+  table.add({"aten::split_copy", "aten::split_with_sizes_copy"}, Rule(split));
   table.add({"aten::slice", "aten::slice_copy"}, Rule(slice));
   table.add({"aten::select", "aten::select_copy", "aten::unbind", "aten::unbind_copy"},
             Rule(remove_dim));
@@ -370,8 +472,8 @@ void add_data_movement_rules(RuleTable& table) {
   table.add("aten::flip", Rule(reorder).shapes(like_input).refuses(names_a_dim_twice));
   table.add("aten::rot90", Rule(reorder).shapes(rotated_shape).refuses(turns_nothing));
   table.add({"aten::tril", "aten::triu"}, Rule(triangle));
-  table.add("aten::glu", Rule(halves));
-  table.add("aten::glu_backward", Rule(halves_backward).shapes(halves_backward_shape));
+  table.add("aten::glu", Rule(glu));
+  table.add("aten::glu_backward", Rule(glu_backward).shapes(glu_backward_shape));
   table.add("aten::trace", Rule(trace).shapes(trace_shape));
   table.add("aten::repeat", Rule(repeat));
   table.add("aten::constant_pad_nd", Rule(constant_pad).reads({"value"}));
