@@ -3,6 +3,7 @@
 #include "ATen/ops/embedding.h"
 #include "ATen/ops/_assert_async.h"
 #include "ATen/ops/aminmax.h"
+#include "ATen/ops/embedding_dense_backward.h"
 #include "ATen/ops/where.h"
 #include "ATen/ops/zeros.h"
 #include "ATen/ops/zeros_like.h"
@@ -12,6 +13,8 @@
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 #include "shardweave/dtensor/rules/rows.h"
+#include "shardweave/dtensor/tensor_impl.h"
+#include "torch/csrc/autograd/functions/accumulate_grad.h"
 
 namespace shardweave::dtensor_internal {
 namespace {
@@ -89,6 +92,78 @@ void embedding_dense_backward_shape(OpCall& call) {
       contiguous_info({call.int_arg("num_weights"), grad.sizes.back()}, grad.dtype));
 }
 
+// The table whose gradient this is, if it is a parameter: the node of autograd that is running knows
+// what it is for.
+at::Tensor table_of_gradient(absl::Span<const c10::IValue> args) {
+  const std::shared_ptr<torch::autograd::Node> node = torch::autograd::get_current_node();
+  if (node == nullptr || node->num_outputs() == 0) return {};
+  const auto* leaf =
+      dynamic_cast<const torch::autograd::AccumulateGrad*>(node->next_edge(0).function.get());
+  if (leaf == nullptr || !is_dtensor(leaf->variable)) return {};
+  const at::Tensor& grad = args[0].toTensor();
+  const int64_t rows = args[2].toInt();
+  const bool fits = leaf->variable.dim() == 2 && leaf->variable.size(0) == rows && grad.dim() > 0 &&
+                    leaf->variable.size(1) == grad.size(-1);
+  return fits ? leaf->variable : at::Tensor();
+}
+
+// The gradient's placements if some of its rows are all that a rank needs: the table is cut by rows
+// where indices and incoming gradient are whole.
+std::optional<Placements> rows_of_gradient(absl::Span<const c10::IValue> args) {
+  const at::Tensor& grad = args[0].toTensor();
+  const at::Tensor& indices = args[1].toTensor();
+  const bool by_frequency = args[4].toBool();
+  if (by_frequency || !is_dtensor(grad) || !is_dtensor(indices)) return std::nullopt;
+  const at::Tensor table = table_of_gradient(args);
+  if (!table.defined() || meta_of(table).context != meta_of(grad).context) return std::nullopt;
+  Placements placements(layout_of(table).mesh_ndim());
+  bool fewer = false;
+  for (size_t m = 0; m < placements.size(); ++m) {
+    const Placement &of_grad = layout_of(grad)[m], &of_indices = layout_of(indices)[m];
+    if (of_grad.is_replicate() && of_indices.is_replicate()) {
+      if (!layout_of(table)[m].is_shard(0)) continue;
+      placements[m] = layout_of(table)[m];
+      fewer = true;
+    } else if (of_grad == of_indices && of_grad.is_shard() && of_grad.dim() < indices.dim()) {
+      placements[m] = Partial();
+    } else {
+      return std::nullopt;
+    }
+  }
+  if (!fewer) return std::nullopt;
+  return placements;
+}
+
+bool wants_some_rows(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IValue> args) {
+  return rows_of_gradient(args).has_value();
+}
+
+void gradient_of_some_rows(const c10::OperatorHandle& op, c10::Stack& stack) {
+  const absl::Span<const c10::IValue> args =
+      absl::MakeConstSpan(stack).last(op.schema().arguments().size());
+  const at::Tensor grad = args[0].toTensor(), indices = args[1].toTensor();
+  const DTensorMeta& meta = meta_of(grad);
+  const Layout order = layout_of(table_of_gradient(args));
+  const Dims sizes = {args[2].toInt(), grad.size(-1)};
+  SpecRef spec =
+      meta.context->intern(value_or_throw(Layout::create(*rows_of_gradient(args), order.order())),
+                           sizes, contiguous_strides(sizes), grad.scalar_type(), meta.spec->device);
+  const at::Tensor& local = meta_of(indices).local;
+  const HeldRows rows = held_slices(local, *spec, 0);
+  at::Tensor result;
+  if (rows.here.defined()) {
+    constexpr int64_t kElsewhere = -1;
+    const at::Tensor wanted = rows.here.logical_and(local.ne(args[3].toInt()));
+    result = at::embedding_dense_backward(
+        meta.local, rows.local.masked_fill(wanted.logical_not(), kElsewhere), spec->local_sizes[0],
+        kElsewhere, /*scale_grad_by_freq=*/false);
+  } else {
+    result = at::zeros({0, sizes[1]}, meta.local.options());
+  }
+  at::Tensor wrapped = wrap(std::move(result), std::move(spec), meta.context);
+  BoxedCall(op, stack).finish({std::move(wrapped)});
+}
+
 // Rows are scaled where they are. A table that is cut by columns is gathered, for a row's norm is that
 // of the whole row.
 void renorm_of_rows(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
@@ -137,7 +212,9 @@ void add_embedding_rules(RuleTable& table) {
   table.add("aten::embedding",
             Rule(embedding).shapes(embedding_shape).refuses(indices_are_not_integers));
   table.add("aten::embedding_dense_backward",
-            Rule(embedding_dense_backward).shapes(embedding_dense_backward_shape));
+            Rule(embedding_dense_backward)
+                .shapes(embedding_dense_backward_shape)
+                .composed_when(wants_some_rows, gradient_of_some_rows));
   table.add("aten::embedding_renorm", Rule(embedding_renorm).shapes_like({0}));
 }
 
