@@ -79,39 +79,54 @@ class Sum {
   double power_ = 0;
 };
 
-// Gradients of one mesh that are cut by the same mesh dimensions.
-struct Group {
-  std::shared_ptr<MeshContext> context;
-  std::vector<int> mesh_dims;
-  std::vector<at::Tensor> parts;
-};
-
-// By the mesh dimensions that cut them.
-class Groups {
+// The gradients of one mesh.
+class OfMesh {
  public:
-  void add(const std::shared_ptr<MeshContext>& context, const Layout& layout, at::Tensor part) {
-    std::vector<int> dims = cutting_dims(*context, layout);
-    auto group = std::find_if(groups_.begin(), groups_.end(), [&](const Group& g) {
-      return g.context.get() == context.get() && g.mesh_dims == dims;
-    });
-    if (group == groups_.end()) {
-      group = groups_.insert(group, {context, std::move(dims), {}});
+  explicit OfMesh(std::shared_ptr<MeshContext> context) : context_(std::move(context)) {}
+
+  const std::shared_ptr<MeshContext>& context() const { return context_; }
+  void add(const Layout& layout, at::Tensor part) { parts_.push_back({layout, std::move(part)}); }
+
+  // What they add to the norm. Of an element that several ranks have, the first of them counts it, so
+  // that one number per rank is sent, however the gradients are cut.
+  double power(double norm_type, uint64_t provenance, const Cause& cause) const {
+    std::vector<int> cutting;
+    for (int m = 0; m < context_->mesh().ndim(); ++m) {
+      const auto is_cut = [m](const Part& p) { return p.layout[m].is_shard(); };
+      if (context_->mesh().size(m) > 1 && std::any_of(parts_.begin(), parts_.end(), is_cut)) {
+        cutting.push_back(m);
+      }
     }
-    group->parts.push_back(std::move(part));
+    std::vector<at::Tensor> counted;
+    for (const Part& p : parts_) {
+      const bool first = std::all_of(cutting.begin(), cutting.end(), [&](int m) {
+        return p.layout[m].is_shard() || context_->coordinate()[m] == 0;
+      });
+      if (first) counted.push_back(p.local);
+    }
+    Sum sum(norm_type);
+    sum.add(counted);
+    const About about(*context_, provenance);
+    if (!cutting.empty()) sum.reduce(*context_, cutting, cause);
+    return sum.power();
   }
-  const std::vector<Group>& all() const { return groups_; }
 
  private:
-  static std::vector<int> cutting_dims(const MeshContext& context, const Layout& layout) {
-    std::vector<int> dims;
-    for (int m = 0; m < layout.mesh_ndim(); ++m) {
-      if (layout[m].is_shard() && context.mesh().size(m) > 1) dims.push_back(m);
-    }
-    return dims;
-  }
+  struct Part {
+    Layout layout;
+    at::Tensor local;
+  };
 
-  std::vector<Group> groups_;
+  std::shared_ptr<MeshContext> context_;
+  std::vector<Part> parts_;
 };
+
+OfMesh& of_mesh(std::vector<OfMesh>& meshes, const std::shared_ptr<MeshContext>& context) {
+  const auto same = [&](const OfMesh& mesh) { return mesh.context() == context; };
+  auto mesh = std::find_if(meshes.begin(), meshes.end(), same);
+  if (mesh == meshes.end()) mesh = meshes.insert(mesh, OfMesh(context));
+  return *mesh;
+}
 
 bool has_partial(const Layout& layout) {
   return std::any_of(layout.placements().begin(), layout.placements().end(),
@@ -151,7 +166,7 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
   const Cause cause = {.name = kName, .where = where};
   std::vector<at::Tensor> grads = gradients_of(unique_parameters(parameters));
   std::vector<at::Tensor> plain;
-  Groups groups;
+  std::vector<OfMesh> meshes;
   std::vector<const DTensorMeta*> partial;
   std::vector<Travel> travels;  // of the Partial ones to where they are whole
   for (const at::Tensor& grad : grads) {
@@ -165,7 +180,7 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
       partial.push_back(&meta);
       travels.push_back(travel(meta, gradient_layout(meta.spec->layout)));
     } else {
-      groups.add(meta.context, meta.spec->layout, meta.local);
+      of_mesh(meshes, meta.context).add(meta.spec->layout, meta.local);
     }
   }
   run_plans(travels, cause);
@@ -174,17 +189,12 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
     if (is_dtensor(grad)) all = mix(all, provenance_of(meta_of(grad)));
   }
   for (size_t i = 0; i < partial.size(); ++i) {
-    groups.add(partial[i]->context, gradient_layout(partial[i]->spec->layout), travels[i].local);
+    of_mesh(meshes, partial[i]->context)
+        .add(gradient_layout(partial[i]->spec->layout), travels[i].local);
   }
   Sum total(norm_type);
   total.add(plain);
-  for (const Group& group : groups.all()) {
-    Sum sum(norm_type);
-    sum.add(group.parts);
-    const About about(*group.context, all);
-    if (!group.mesh_dims.empty()) sum.reduce(*group.context, group.mesh_dims, cause);
-    total.add_power(sum.power());
-  }
+  for (const OfMesh& mesh : meshes) total.add_power(mesh.power(norm_type, all, cause));
 
   const double norm = total.norm();
   if (error_if_nonfinite && !std::isfinite(norm)) {

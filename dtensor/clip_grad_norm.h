@@ -6,8 +6,8 @@
 //   optimizer.step();
 //
 // torch::nn::utils::clip_grad_norm_ works on DTensors of one mesh; this one on DTensors of any
-// number of meshes and on plain tensors (the same on every rank) together, with one number per mesh
-// and combination of sharded mesh dimensions on the wire.
+// number of meshes and on plain tensors (the same on every rank) together, with one number per mesh on
+// the wire, in one collective.
 #pragma once
 
 #include <source_location>

@@ -116,21 +116,26 @@ TEST(ClipGradNormTest, AGradientThatIsAViewOfAnotherRanksElements) {
   });
 }
 
-// No operator goes through the dispatcher, and the messages are as many as combinations of sharded
-// mesh dimensions and buckets of Partials.
-TEST(ClipGradNormTest, CostsNoOperatorsAndFewCollectives) {
+// No operator goes through the dispatcher, and there is one message, besides those for buckets of
+// Partials.
+TEST(ClipGradNormTest, CostsNoOperatorsAndOneCollective) {
   on_mesh({{"x", 2}, {"y", 2}}, [](const MeshPtr& mesh) {
     std::vector<at::Tensor> parameters;
     for (int i = 0; i < 60; ++i) {
-      const Placements layouts[] = {{Shard(0), Replicate()}, {Shard(0), Shard(1)}};
-      parameters.push_back(with_gradient(zeros({4, 4 + i % 7}, mesh, layouts[i % 2]),
-                                         ones({4, 4 + i % 7}, mesh, layouts[i % 2])));
+      const Placements layouts[] = {{Shard(0), Replicate()},
+                                    {Replicate(), Shard(0)},
+                                    {Shard(0), Shard(1)},
+                                    {Replicate(), Replicate()}};
+      parameters.push_back(with_gradient(zeros({4, 4 + i % 7}, mesh, layouts[i % 4]),
+                                         ones({4, 4 + i % 7}, mesh, layouts[i % 4])));
     }
     const DispatchCounters before = dispatch_counters(mesh);
     {
       CommTrace trace(mesh);
-      clip_grad_norm(parameters, 0.1);
-      EXPECT_EQ(trace.events().size(), 2u);
+      double elements = 0;
+      for (const at::Tensor& p : parameters) elements += static_cast<double>(p.numel());
+      EXPECT_NEAR(clip_grad_norm(parameters, 0.1), std::sqrt(elements), 1e-9);
+      EXPECT_EQ(trace.events().size(), 1u);
     }
     EXPECT_EQ(dispatch_counters(mesh).operators, before.operators);
     for (int i = 0; i < 60; ++i) {

@@ -1,17 +1,25 @@
 // Operators over lists of tensors, as optimizers use them: the same elementwise step for each
 // element.
+#include <algorithm>
 #include <initializer_list>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "ATen/ops/_amp_foreach_non_finite_check_and_unscale.h"
 #include "ATen/ops/isfinite.h"
 #include "ATen/ops/maximum.h"
+#include "ATen/ops/zeros.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "shardweave/dtensor/detour.h"
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/error.h"
+#include "shardweave/dtensor/local_part.h"
+#include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
+#include "shardweave/dtensor/tensor_impl.h"
 
 namespace shardweave::dtensor_internal {
 namespace {
@@ -63,16 +71,53 @@ void check_lists(OpCall& call) {
   }
 }
 
-// self *= inv_scale, and found_inf = 1 if any of self was not finite on any rank.
+// Of gradients that are none: summands, of whose finite numbers the sum may not be finite.
+void unscale_partial(at::Tensor grad, at::Tensor found_inf, const at::Tensor& inv_scale) {
+  at::Tensor found = at::isfinite(grad).all().logical_not().to(found_inf.scalar_type());
+  if (!is_dtensor(found_inf)) found = full_tensor(found);
+  found_inf.copy_(at::maximum(found_inf, found.expand_as(found_inf)));
+  grad.mul_(inv_scale);
+}
+
+// self *= inv_scale, and found_inf = 1 if any of self was not finite on any rank: the parts in one
+// call, the ranks in one collective.
 void unscale(const c10::OperatorHandle& op, c10::Stack& stack) {
   BoxedCall call(op, stack);
   at::Tensor found_inf = call.tensor("found_inf");
   const at::Tensor inv_scale = call.tensor("inv_scale");
-  for (at::Tensor t : call["self"].toTensorVector()) {
-    at::Tensor found = at::isfinite(t).all().logical_not().to(found_inf.scalar_type());
+  const std::string& name = op.operator_name().name;
+  std::vector<at::Tensor> grads, parts;
+  at::Tensor like;
+  Placements found_as;
+  for (const at::Tensor& grad : call["self"].toTensorVector()) {
+    if (is_dtensor(grad)) {
+      const Placements& placements = layout_of(grad).placements();
+      const auto is_partial = [](const Placement& p) { return p.is_partial(); };
+      if (std::any_of(placements.begin(), placements.end(), is_partial)) {
+        unscale_partial(grad, found_inf, inv_scale);
+        continue;
+      }
+      like = grad;
+      found_as.resize(placements.size());
+      for (size_t m = 0; m < placements.size(); ++m) {
+        if (placements[m].is_shard()) found_as[m] = Partial(ReduceOp::kMax);
+      }
+    }
+    grads.push_back(grad);
+  }
+  if (!grads.empty()) {
+    check_written_together(grads, name);
+    for (const at::Tensor& grad : grads) parts.push_back(part_to_write(grad, name));
+    at::Tensor found = at::zeros({1}, parts[0].options().dtype(at::kFloat));
+    if (like.defined() && !is_dtensor(inv_scale)) {
+      meta_of(like).context->plain_tensors.put_off({op, /*arg=*/2}, inv_scale);
+    }
+    at::_amp_foreach_non_finite_check_and_unscale_(
+        parts, found, is_dtensor(inv_scale) ? full_tensor(inv_scale) : inv_scale);
+    for (const at::Tensor& grad : grads) part_written(grad, name);
+    if (like.defined()) found = reduce_over_ranks(op, like, std::move(found), found_as, {1});
     if (is_dtensor(found) && !is_dtensor(found_inf)) found = full_tensor(found);
-    found_inf.copy_(at::maximum(found_inf, found.expand_as(found_inf)));
-    t.mul_(inv_scale);
+    found_inf.copy_(at::maximum(found_inf, found.view(found_inf.sizes())));
   }
   call.finish({});
 }

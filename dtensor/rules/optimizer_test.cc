@@ -8,6 +8,7 @@
 
 #include "ATen/ATen.h"
 #include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/testing/expect_comms.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/dtensor/testing/op_check.h"
 
@@ -141,6 +142,46 @@ TEST(OptimizerRulesTest, Unscale) {
       EXPECT_EQ(full_tensor(b)[4].item<float>(), 0.25);
     }
   });
+}
+
+// However many gradients there are, and however they are cut; Partials wait for finish_grad_sync().
+TEST(OptimizerRulesTest, UnscaleSendsOneNumber) {
+  on_mesh({{"x", 2}, {"y", 2}}, [](const MeshPtr& mesh) {
+    const Placements layouts[] = {{Shard(0), Replicate()},
+                                  {Replicate(), Shard(0)},
+                                  {Shard(0), Shard(1)},
+                                  {Replicate(), Replicate()}};
+    Tensors grads;
+    for (int i = 0; i < 20; ++i) grads.push_back(ones({3, 4}, mesh, layouts[i % 4]));
+    const at::Tensor view = grads[0].select(0, 2);
+    const auto version = grads[0]._version();
+    at::Tensor found = at::zeros({1});
+    CommTrace trace(mesh);
+    at::_amp_foreach_non_finite_check_and_unscale_(grads, found, at::full({1}, 0.5));
+    // And whether it is the same scale on all ranks, before the number is seen.
+    EXPECT_COMMS(trace, {all_reduce({"x", "y"}), all_gather({"x", "y"}).of("inv_scale")});
+    EXPECT_EQ(found.item<float>(), 0);
+    EXPECT_GT(grads[0]._version(), version);
+    EXPECT_TRUE(at::equal(full_tensor(view), at::full({4}, 0.5)));
+    for (const at::Tensor& grad : grads) {
+      EXPECT_TRUE(at::equal(full_tensor(grad), at::full({3, 4}, 0.5)));
+    }
+    grads.push_back(testing::scattered(at::full({3}, INFINITY), mesh, {Partial(), Replicate()}));
+    at::_amp_foreach_non_finite_check_and_unscale_(grads, found, at::full({1}, 0.5));
+    EXPECT_EQ(found.item<float>(), 1);
+    EXPECT_TRUE(at::equal(full_tensor(grads[2]), at::full({3, 4}, 0.25)));
+  });
+}
+
+// A scale that differs from rank to rank is found out before the number is seen.
+TEST(OptimizerRulesTest, UnscaleByAnotherScale) {
+  const auto status = try_on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor grad = ones({4}, mesh, {Shard(0)});
+    at::Tensor found = at::zeros({});
+    const double scale = mesh->coordinate()[0] == 0 ? 0.5 : 0.25;
+    at::_amp_foreach_non_finite_check_and_unscale_({grad}, found, at::full({}, scale));
+  });
+  EXPECT_THAT(std::string(status.message()), HasSubstr("differs from rank to rank"));
 }
 
 // 200 tensors: decided once, whatever the numbers are; nothing is sent and no list is cut in
