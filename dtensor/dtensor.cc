@@ -328,31 +328,18 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
   const auto sizes = tensor.sizes();
   SpecRef spec = context->intern(layout, span_of(sizes), contiguous_strides(span_of(sizes)),
                                  tensor.scalar_type(), tensor.device(), kData);
-  const Layout replicated{Placements(layout.mesh_ndim())};
   const uint64_t provenance = provenance_of_new(*context, *spec);
   const About about(*context, provenance);
 
   const Cause cause = {.name = "distribute_tensor", .where = where};
-  at::Tensor whole = tensor.detach().resolve_conj().resolve_neg().contiguous();
-  if (options.source.has_value() && context->mesh().size() > 1) {
-    std::vector<int> all_dims;
-    for (int m = 0; m < context->mesh().ndim(); ++m) all_dims.push_back(m);
-    Communicator& comm = context->communicator(all_dims);
-    if (comm.rank() != *options.source) whole = at::empty(sizes, whole.options());
-    const CollectiveSpan span(*context, cause, [&]() -> Sending {
-      return {"broadcast",         all_dims,    static_cast<int64_t>(whole.nbytes()),
-              whole.scalar_type(), spec->sizes, replicated,
-              replicated};
-    });
-    throw_if_error(
-        comm.broadcast(
-                comm_buffer(whole), static_cast<int>(*options.source),
-                {.timeout = absl::ZeroDuration(), .tag = cause.name, .fingerprint = provenance})
-            .wait());
+  const at::Tensor whole = tensor.detach().resolve_conj().resolve_neg().contiguous();
+  at::Tensor local;
+  if (options.source.has_value()) {
+    local = part_of_source(*context, *spec, whole, *options.source, provenance, cause);
+  } else {
+    const SpecRef from = context->with_layout(*spec, Layout{Placements(layout.mesh_ndim())});
+    local = run_plan(*context, plan_for(*context, *from, layout), whole, spec->sizes, cause);
   }
-  const SpecRef from = context->with_layout(*spec, replicated);
-  at::Tensor local =
-      run_plan(*context, plan_for(*context, *from, layout), whole, spec->sizes, cause);
   // Never an alias of the user's tensor: writing to one must not change the other.
   at::Tensor result = wrap(owned(std::move(local), tensor), std::move(spec), context);
   meta_of(result).came_from(provenance);

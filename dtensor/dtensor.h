@@ -48,8 +48,8 @@ Placements resolve(const DeviceMesh& mesh, const NamedPlacements& named);
 // --- making DTensors -----------------------------------------------------------------------------
 
 struct DistributeOptions {
-  // The rank (row-major index in the mesh) whose data counts; it is sent to the others (OutOfRange
-  // for one that the mesh does not have). nullopt: every rank has the same data already, and nothing
+  // The rank (row-major index in the mesh) whose data counts; every other rank is sent its part of it
+  // (OutOfRange for one that the mesh does not have). nullopt: every rank has the same data already, and nothing
   // is sent. distribute_tensor() does not compare it either: a rank whose shape or dtype is another
   // hears at the next collective of the tensor that the ranks have gone apart, other values go
   // unnoticed. distribute_module() compares all of it.

@@ -49,17 +49,6 @@ int64_t length(const Intervals& intervals) {
   return n;
 }
 
-// The elements of `tensor` that `intervals` name along `dim`; a view where there is one.
-at::Tensor select(const at::Tensor& tensor, int dim, const Intervals& intervals) {
-  if (intervals.empty()) return tensor.narrow(dim, 0, 0);
-  if (intervals.size() == 1) {
-    return tensor.narrow(dim, intervals[0].begin, intervals[0].size());
-  }
-  std::vector<at::Tensor> pieces;
-  for (const Interval& i : intervals) pieces.push_back(tensor.narrow(dim, i.begin, i.size()));
-  return at::cat(pieces, dim);
-}
-
 // Writes `piece` to the places that `intervals` name along `dim`.
 void place(const at::Tensor& target, int dim, const Intervals& intervals, const at::Tensor& piece) {
   int64_t at = 0;
@@ -368,6 +357,16 @@ class Packer {
 };
 
 }  // namespace
+
+at::Tensor select(const at::Tensor& tensor, int dim, const Intervals& intervals) {
+  if (intervals.empty()) return tensor.narrow(dim, 0, 0);
+  if (intervals.size() == 1) {
+    return tensor.narrow(dim, intervals[0].begin, intervals[0].size());
+  }
+  std::vector<at::Tensor> pieces;
+  for (const Interval& i : intervals) pieces.push_back(tensor.narrow(dim, i.begin, i.size()));
+  return at::cat(pieces, dim);
+}
 
 Layout layout_for(const MeshContext& context, const Layout& layout, int64_t ndim,
                   const char* function) {

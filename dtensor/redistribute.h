@@ -109,6 +109,9 @@ at::Tensor redistributed(const at::Tensor& tensor, const Layout& layout, const C
 // How the gradient of a tensor with this layout lies: a summand's gradient is whole on every rank.
 Layout gradient_layout(const Layout& layout);
 
+// The elements of `tensor` that `intervals` name along `dim`; a view where there is one.
+at::Tensor select(const at::Tensor& tensor, int dim, const Intervals& intervals);
+
 // Between LibTorch's names and those of comm/.
 DType comm_dtype(at::ScalarType dtype);            // throws Error for types that cannot travel
 Buffer comm_buffer(const at::Tensor& contiguous);  // a complex number counts as two real ones

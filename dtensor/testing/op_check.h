@@ -94,9 +94,17 @@ const std::vector<std::vector<MeshDim>>& small_meshes();
 void check_op(const OpCase& op, const std::vector<std::vector<MeshDim>>& meshes = small_meshes());
 void check_ops(const std::vector<OpCase>& ops);
 
+// Under a sanitizer everything takes ten times as long, and what it looks for does not depend on
+// every combination of layouts: a sample has to do.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr int kCheckedShare = 8;
+#else
+inline constexpr int kCheckedShare = 1;
+#endif
+
 struct CheckOptions {
-  int max_combinations =
-      48;  // more than these are sampled, so that every layout of every input is tried
+  // More than these are sampled, so that every layout of every input is tried.
+  int max_combinations = 48 / kCheckedShare;
   bool all_partials = false;  // Partial avg, min and max too, on meshes with one dimension
   uint64_t seed = 42;
 };

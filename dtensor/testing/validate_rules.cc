@@ -99,12 +99,12 @@ Validation validate(const Sample& sample, bool all, uint64_t seed) {
     const Rule* rule = RuleTable::builtin().find(call.op().operator_name());
     if (rule != nullptr) {
       ValidationOptions options;
-      options.max_combinations = all ? 1500 : 40;
+      options.max_combinations = all ? 1500 : 40 / kCheckedShare;
       options.find_missing = all;
       options.seed = seed;
       result.merge(all ? look_for_missing(sample, *rule, options)
                        : validate_strategies(sample, *rule, options));
-      options.max_combinations = all ? 400 : 24;
+      options.max_combinations = all ? 400 : 24 / kCheckedShare;
       result.merge(validate_decisions(sample, *rule, options));
     }
     CheckOptions options;

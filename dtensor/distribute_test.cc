@@ -1,0 +1,124 @@
+// What one rank has, spread over the mesh: every rank gets its part and nothing else.
+#include <atomic>
+#include <string>
+#include <vector>
+
+#include "ATen/ATen.h"
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/testing/expect_comms.h"
+#include "shardweave/dtensor/testing/on_mesh.h"
+
+namespace shardweave {
+namespace {
+
+using testing::all_layouts;
+using testing::on_mesh;
+using testing::try_on_mesh;
+
+int64_t rank_in(const MeshPtr& mesh) {
+  int64_t rank = 0;
+  for (int m = 0; m < mesh->mesh().ndim(); ++m) {
+    rank = rank * mesh->mesh().size(m) + mesh->coordinate()[m];
+  }
+  return rank;
+}
+
+void expect_parts(const MeshPtr& mesh, const at::Tensor& values, const Placements& placements,
+                  int64_t source) {
+  SCOPED_TRACE(absl::StrCat(to_string(placements), " of rank ", source));
+  // The others have nothing that counts.
+  const at::Tensor mine = rank_in(mesh) == source ? values : at::zeros_like(values);
+  const at::Tensor got = distribute_tensor(mine, mesh, placements, {.source = source});
+  const at::Tensor want = distribute_tensor(values, mesh, placements, {.source = std::nullopt});
+  EXPECT_EQ(layout_of(got), layout_of(want));
+  EXPECT_TRUE(at::equal(to_local(got), to_local(want))) << to_local(got) << to_local(want);
+  // A part owns its bytes, and no others.
+  EXPECT_EQ(to_local(got).storage().nbytes(), to_local(got).nbytes());
+  EXPECT_FALSE(to_local(got).is_alias_of(mine));
+}
+
+TEST(DistributeTest, EveryRankGetsItsPartOfTheSource) {
+  const at::Tensor values = at::arange(7 * 3, at::kDouble).view({7, 3}) + 1;
+  const std::vector<std::vector<MeshDim>> meshes = {
+      {{"x", 1}}, {{"x", 2}}, {{"x", 5}}, {{"x", 2}, {"y", 3}}, {{"x", 2}, {"y", 1}, {"z", 2}}};
+  for (const std::vector<MeshDim>& dims : meshes) {
+    on_mesh(dims, [&](const MeshPtr& mesh) {
+      for (int64_t source = 0; source < mesh->mesh().size(); source += 2) {
+        for (const Placements& placements : all_layouts(mesh->mesh().ndim(), 2, false)) {
+          expect_parts(mesh, values, placements, source);
+        }
+      }
+    });
+  }
+}
+
+TEST(DistributeTest, OfEveryKindOfCutAndElement) {
+  on_mesh({{"x", 2}, {"y", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor values = at::arange(8 * 3, at::kDouble).view({8, 3}) + 1;
+    const Placements cuts[] = {{StridedShard(0, 2), Replicate()},
+                               {Replicate(), StridedShard(0, 4)},
+                               {RaggedShard(0, {1, 7}), Shard(1)},
+                               {RaggedShard(0, {0, 8}), Shard(0)},
+                               {Shard(0), StridedShard(0, 2)}};
+    for (const Placements& placements : cuts) {
+      expect_parts(mesh, values, placements, 0);
+      expect_parts(mesh, at::complex(values, -values), placements, 3);
+      expect_parts(mesh, values.remainder(2).to(at::kBool), placements, 2);
+      expect_parts(mesh, values.t().contiguous().t(), placements, 1);  // other strides
+    }
+    expect_parts(mesh, at::full({}, 3), {Replicate(), Replicate()}, 2);
+    expect_parts(mesh, at::empty({0, 4}), {Shard(0), Replicate()}, 2);
+  });
+}
+
+// Not the whole to every rank: the source sends parts, and only what several ranks have alike is
+// broadcast.
+TEST(DistributeTest, SendsParts) {
+  on_mesh({{"dp", 2}, {"tp", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor values = at::ones({4, 2}, at::kFloat);
+    const auto sent = [&](const Placements& placements) {
+      CommTrace trace(mesh);
+      distribute_tensor(values, mesh, placements);
+      std::vector<std::string> all;
+      for (const CommEvent& event : trace.events()) {
+        all.push_back(absl::StrCat(event.collective, " ", event.bytes));
+      }
+      return all;
+    };
+    using ::testing::ElementsAre;
+    EXPECT_THAT(sent({Replicate(), Replicate()}), ElementsAre("broadcast 32"));
+    EXPECT_THAT(sent({Shard(0), Shard(1)}), ElementsAre("scatter 32"));
+    const auto cut_over_tp = sent({Replicate(), Shard(0)});
+    if (mesh->coordinate()[0] == 0) {
+      EXPECT_THAT(cut_over_tp, ElementsAre("scatter 32", "broadcast 16"));
+    } else {
+      EXPECT_THAT(cut_over_tp, ElementsAre("broadcast 16"));
+    }
+  });
+}
+
+// A rank with another shape: all ranks hear of it, those that would not have talked to it, too.
+TEST(DistributeTest, ARankWithAnotherShape) {
+  for (const Placements& placements :
+       {Placements{Replicate(), Shard(0)}, Placements{Shard(0), Shard(1)},
+        Placements{Replicate(), Replicate()}}) {
+    for (int64_t odd = 0; odd < 4; ++odd) {
+      std::atomic<int> failed = 0;
+      const auto status = try_on_mesh({{"dp", 2}, {"tp", 2}}, [&](const MeshPtr& mesh) {
+        try {
+          distribute_tensor(at::ones({rank_in(mesh) == odd ? 6 : 4, 2}), mesh, placements);
+        } catch (const Error&) {
+          ++failed;
+          throw;
+        }
+      });
+      EXPECT_EQ(failed, 4) << to_string(placements) << " " << odd << ": " << status;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shardweave
