@@ -43,28 +43,42 @@ std::optional<Difference> first_difference(MeshContext& context, const std::vect
   std::vector<int> all_dims;
   for (int m = 0; m < context.mesh().ndim(); ++m) all_dims.push_back(m);
   Communicator& comm = context.communicator(all_dims);
-  const auto count = static_cast<int64_t>(sums.size());
-  std::vector<uint64_t> all(sums.size() * comm.size());
-  const CollectiveSpan span(context, cause, [&]() -> Sending {
-    return {"all_gather",
-            all_dims,
-            (comm.size() - 1) * count * static_cast<int64_t>(sizeof(uint64_t)),
-            at::kLong,
-            absl::MakeConstSpan(&count, 1),
-            Layout(),
-            Layout()};
-  });
-  std::vector<uint64_t> mine = sums;
-  throw_if_error(comm.all_gather(Buffer::of(mine.data(), count),
-                                 Buffer::of(all.data(), static_cast<int64_t>(all.size())),
-                                 {.timeout = absl::ZeroDuration(), .tag = cause.name})
-                     .wait());
-  for (size_t i = 0; i < sums.size(); ++i) {
-    for (int r = 1; r < comm.size(); ++r) {
-      if (all[r * sums.size() + i] != all[i]) return Difference{i, {0, r}};
-    }
+  const CallOptions options = {.timeout = absl::ZeroDuration(), .tag = cause.name};
+  // The smallest and, as the complement of the smallest complement, the largest of each: however
+  // many ranks there are, that is as much as two ranks' sums.
+  const size_t n = sums.size();
+  std::vector<int64_t> ends(2 * n);
+  for (size_t i = 0; i < n; ++i) {
+    ends[i] = static_cast<int64_t>(sums[i]);
+    ends[n + i] = ~ends[i];
   }
-  return std::nullopt;
+  const auto count = static_cast<int64_t>(ends.size());
+  {
+    const CollectiveSpan span(context, cause, [&]() -> Sending {
+      const int64_t sent = 2 * (count - count / comm.size());
+      return {"all_reduce",
+              all_dims,
+              sent * static_cast<int64_t>(sizeof(int64_t)),
+              at::kLong,
+              absl::MakeConstSpan(&count, 1),
+              Layout(),
+              Layout()};
+    });
+    const Buffer buffer = Buffer::of(ends.data(), count);
+    throw_if_error(comm.all_reduce(buffer, buffer, ReduceOp::kMin, options).wait());
+  }
+  size_t first = 0;
+  while (first < n && ends[first] == ~ends[n + first]) ++first;
+  if (first == n) return std::nullopt;
+  // Who it is matters only now.
+  auto mine = static_cast<int64_t>(sums[first]);
+  std::vector<int64_t> all(comm.size());
+  throw_if_error(
+      comm.all_gather(Buffer::of(&mine, 1), Buffer::of(all.data(), comm.size()), options).wait());
+  for (int r = 1; r < comm.size(); ++r) {
+    if (all[r] != all[0]) return Difference{first, {0, r}};
+  }
+  return std::nullopt;  // not reached: there are two ends
 }
 
 }  // namespace shardweave::dtensor_internal

@@ -1,4 +1,4 @@
-// Whether plain tensors are the same on every rank: 8 bytes for each travel, not the tensors.
+// Whether plain tensors are the same on every rank: 16 bytes for each travel, not the tensors.
 //
 //   std::vector<uint64_t> sums = {checksum(a), checksum(b)};
 //   if (auto difference = first_difference(context, sums, cause)) ...  // on every rank
@@ -26,7 +26,8 @@ struct Difference {
   size_t index;  // the first that differs
   int ranks[2];  // of the mesh, row-major: two that differ
 };
-// Collective over the mesh: one all-gather. The same result on every rank.
+// Collective over the mesh: one all-reduce, however many ranks there are, and one all-gather more if
+// there is a difference. The same result on every rank.
 std::optional<Difference> first_difference(MeshContext& context, const std::vector<uint64_t>& sums,
                                            const Cause& cause);
 

@@ -238,9 +238,9 @@ TEST(DistributeModuleTest, WithoutASourceOneCollectiveAsksForAllTensors) {
     CommTrace trace(mesh);
     distribute_module(bag, mesh, {{"*", {{"dp", Shard(0)}}}}, {.source = std::nullopt});
     ASSERT_EQ(trace.events().size(), 1u);
-    EXPECT_EQ(trace.events()[0].collective, "all_gather");
+    EXPECT_EQ(trace.events()[0].collective, "all_reduce");
     EXPECT_EQ(trace.events()[0].op, "distribute_module");
-    EXPECT_EQ(trace.events()[0].bytes, 20 * 8);
+    EXPECT_EQ(trace.events()[0].bytes, 20 * 2 * 8);
   });
 }
 

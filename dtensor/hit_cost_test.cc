@@ -102,10 +102,19 @@ int64_t allocations_of_a_miss(int ranks) {
   auto comm = *count_communication(ranks - 1, ranks, std::make_shared<CountingLog>());
   World world(comm);
   const MeshPtr mesh = *init_device_mesh(world, {{"dp", ranks / 4}, {"tp", 4}});
-  const auto step = [&](int64_t rows) {
+  const int64_t dp = ranks / 4;
+  const at::Tensor constant = at::ones({8});
+  const auto step = [&](int64_t rows) {  // decided anew: never seen shapes
     const at::Tensor x = empty({rows, 8}, mesh, {Shard(0), Replicate()});
     const at::Tensor w = empty({8, 12}, mesh, {Replicate(), Shard(1)});
-    at::mm(x, w).relu().sum();  // decided anew: never seen shapes
+    at::mm(x, w).relu().sum();
+    x.view({dp, rows / dp, 8}).transpose(1, 2).reshape({dp * 8, rows / dp});
+    (x * constant).unsqueeze(0).expand({2, rows, 8}).sum({0, 2});
+    const at::Tensor packed = empty({rows, 8}, mesh, {StridedShard(0, 2), Replicate()});
+    packed.chunk(2, 0)[1].softmax(1);
+    from_local(to_local(x), mesh, {Shard(0), Replicate()}, std::vector<int64_t>{rows, 8});
+    distribute_tensor(constant, mesh, Placements{Replicate(), Shard(0)}, {.source = std::nullopt});
+    redistribute(x, {Shard(1), Replicate()});
   };
   const c10::AutoGradMode no_grad(false);
   step(ranks);

@@ -92,8 +92,7 @@ absl::InlinedVector<int64_t, 4> OpCall::sizes_so_far(int i, int dim) const {
     const int64_t ranks = spec->context->mesh().size(m);
     absl::InlinedVector<int64_t, 4> pieces;
     for (int64_t size : sizes) {
-      for (int64_t r = 0; r < ranks; ++r) {
-        const int64_t piece = cut_size(spec->layout[m], size, ranks, r);
+      for (int64_t piece : cut_sizes(spec->layout[m], size, ranks)) {
         if (std::find(pieces.begin(), pieces.end(), piece) == pieces.end()) pieces.push_back(piece);
       }
     }

@@ -77,6 +77,30 @@ int64_t cut_size(const Placement& placement, int64_t size, int64_t num_ranks, in
   return 0;  // not reached: the switch is complete
 }
 
+Dims cut_sizes(const Placement& placement, int64_t size, int64_t num_ranks) {
+  Dims sizes;
+  const auto add = [&](int64_t index) {
+    if (index >= num_ranks) return;
+    const int64_t piece = cut_size(placement, size, num_ranks, index);
+    const auto at = std::lower_bound(sizes.begin(), sizes.end(), piece);
+    if (at == sizes.end() || *at != piece) sizes.insert(at, piece);
+  };
+  add(0);
+  if (placement.kind() == PlacementKind::kRaggedShard) {
+    for (int64_t r = 1; r < num_ranks; ++r) add(r);
+  } else if (placement.is_shard() && size > 0) {
+    // Of each chunk some ranks have a full piece, the next one the rest, those after it nothing.
+    const int64_t step = ceil_div(size, placement.split_factor());
+    for (const int64_t chunk : {step, size % step}) {
+      if (chunk == 0) continue;
+      const int64_t full = chunk / ceil_div(chunk, num_ranks);
+      add(full);
+      add(full + 1);
+    }
+  }
+  return sizes;
+}
+
 Dims local_shape(const Layout& layout, absl::Span<const int64_t> mesh_shape,
                  absl::Span<const int64_t> coordinate, absl::Span<const int64_t> shape) {
   Dims result(shape.begin(), shape.end());

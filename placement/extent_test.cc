@@ -1,6 +1,7 @@
 // Who holds what: against the definition applied index by index, and in numbers that no list fits.
 #include <limits>
 #include <numeric>
+#include <set>
 #include <string_view>
 #include <vector>
 
@@ -15,6 +16,7 @@ namespace shardweave {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
 
 Layout layout(std::string_view text) {
@@ -58,6 +60,10 @@ TEST(CutTest, IsItsDefinition) {
         placements.push_back(StridedShard(0, split_factor));
       }
       for (const Placement& p : placements) {
+        std::set<int64_t> sizes;
+        for (int64_t index = 0; index < n; ++index) sizes.insert(cut_size(p, size, n, index));
+        EXPECT_THAT(cut_sizes(p, size, n), ElementsAreArray(sizes))
+            << p << " of " << size << " over " << n;
         for (int64_t index = 0; index < n; ++index) {
           const Indices want = naive_cut(indices, p, n, index);
           const Intervals have = cut(p, size, n, index);

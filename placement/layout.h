@@ -121,6 +121,8 @@ Interval chunk(int64_t size, int64_t n, int64_t index);
 // gives to rank `index` of `num_ranks`; and how many they are, without listing them.
 Intervals cut(const Placement& placement, int64_t size, int64_t num_ranks, int64_t index);
 int64_t cut_size(const Placement& placement, int64_t size, int64_t num_ranks, int64_t index);
+// The different sizes that there are, ascending. At most five, or as many as a ragged shard has.
+Dims cut_sizes(const Placement& placement, int64_t size, int64_t num_ranks);
 
 // The inverse of local_shape: the global shape from every rank's local shape (indexed by linear
 // rank, last mesh dimension fastest). InvalidArgument names the first rank whose shape does not

@@ -105,11 +105,13 @@ Traffic in_buckets(Collective collective, int64_t k, const std::vector<Parameter
 
 // --- theory --------------------------------------------------------------------------------------
 
-// Of a checksum of all constants that a step makes, over all ranks.
+// Of a checksum of all constants that a step makes: its least and its greatest value over all ranks.
 Traffic comparison(const Scenario& s) {
   int64_t ranks = 1;
   for (const MeshDim& dim : s.mesh) ranks *= dim.size;
-  return all_gather(ranks, ranks * static_cast<int64_t>(sizeof(int64_t)) / kElementSize);
+  Traffic traffic = all_reduce(ranks, 2);
+  traffic.bytes *= static_cast<int64_t>(sizeof(int64_t)) / kElementSize;
+  return traffic;
 }
 
 // Linears in pairs, column-parallel and row-parallel (Megatron-LM), over k ranks; each has

@@ -20,9 +20,7 @@ void insert(Sizes& sizes, int64_t size) {
 Sizes after_cut(const Sizes& sizes, const MeshCut& c) {
   Sizes result;
   for (int64_t size : sizes) {
-    for (int64_t r = 0; r < c.num_ranks; ++r) {
-      insert(result, cut_size(c.placement, size, c.num_ranks, r));
-    }
+    for (int64_t piece : cut_sizes(c.placement, size, c.num_ranks)) insert(result, piece);
   }
   return result;
 }
