@@ -45,6 +45,7 @@ def _tidy_file(ctx, context, file):
         tools = [ctx.executable._clang_tidy],
         outputs = [report],
         mnemonic = "ClangTidy",
+        use_default_shell_env = True,
         progress_message = "clang-tidy %s" % file.short_path,
     )
     return report
@@ -71,7 +72,7 @@ tidy_aspect = aspect(
         "_clang_tidy": attr.label(
             default = "@clang_tidy//:bin/clang-tidy",
             allow_single_file = True,
-            cfg = "host",
+            cfg = "exec",
             executable = True,
         ),
         "_config": attr.label(default = "//:.clang-tidy", allow_single_file = True),
