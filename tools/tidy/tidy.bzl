@@ -87,12 +87,12 @@ def _tidy_test_impl(ctx):
     script = ctx.actions.declare_file(ctx.label.name + ".sh")
     ctx.actions.write(
         script,
-        "#!/bin/sh\nexec %s %s %d '%s'\n" % (ctx.file._compare.short_path, paths.short_path, ctx.attr.at_least, " ".join(ctx.attr.finds)),
+        "#!/bin/sh\nexec %s %s %d '%s'\n" % (ctx.file._check_reports.short_path, paths.short_path, ctx.attr.at_least, " ".join(ctx.attr.finds)),
         is_executable = True,
     )
     return [DefaultInfo(
         executable = script,
-        runfiles = ctx.runfiles(files = [paths, ctx.file._compare], transitive_files = reports),
+        runfiles = ctx.runfiles(files = [paths, ctx.file._check_reports], transitive_files = reports),
     )]
 
 tidy_test = rule(
@@ -102,8 +102,8 @@ tidy_test = rule(
         "at_least": attr.int(default = 1, doc = "how many source files there are at least"),
         "finds": attr.string_list(doc = "the checks that complain; none"),
         "targets": attr.label_list(aspects = [tidy_aspect]),
-        "_compare": attr.label(default = "//tools/tidy:tidy_test.sh", allow_single_file = True),
+        "_check_reports": attr.label(default = "//tools/tidy:check_reports.sh", allow_single_file = True),
     },
     doc = "That clang-tidy says nothing, or just what it should, of `targets` and of all that they depend on in this " +
-          "repository, as far as that does not include LibTorch, of which each source file takes five seconds more.",
+          "repository; not of what sees LibTorch's headers, which take five seconds each time.",
 )

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tidy_test.sh REPORTS AT_LEAST CHECKS: the files that REPORTS names are at least so many, and complain of just these checks.
+# check_reports.sh REPORTS AT_LEAST CHECKS: the files that REPORTS names are at least so many, and complain of just these checks.
 set -euo pipefail
 
 mapfile -t reports <"$1"
