@@ -160,6 +160,7 @@ absl::Status Backend::wait(Ticket, Deadline) {
   return absl::OkStatus();
 }
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): backends keep it
 absl::StatusOr<std::unique_ptr<Backend>> Backend::subgroup(GroupInfo group, absl::Span<const int>,
                                                            std::string_view, Deadline) {
   return absl::UnimplementedError(str_cat("backend ", name(), " cannot make the subgroup '",

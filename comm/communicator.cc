@@ -462,15 +462,15 @@ absl::StatusOr<std::shared_ptr<Communicator>> Communicator::split(int color, int
                 " moves no data; make a subgroup of given members instead"));
   }
   const int32_t mine[2] = {color, key};
-  std::vector<int32_t> all(2 * size());
-  absl::Status status =
-      all_gather(ConstBuffer::of(mine, 2), Buffer::of(all.data(), 2 * size()), {.tag = "split"})
-          .wait();
+  std::vector<int32_t> all(size_t{2} * size());
+  absl::Status status = all_gather(ConstBuffer::of(mine, 2),
+                                   Buffer::of(all.data(), int64_t{2} * size()), {.tag = "split"})
+                            .wait();
   if (!status.ok()) return status;
   if (color < 0) return nullptr;
   std::vector<int64_t> members;
   for (int r = 0; r < size(); ++r) {
-    if (all[2 * r] == color) members.push_back(r);
+    if (all[size_t{2} * r] == color) members.push_back(r);
   }
   std::stable_sort(members.begin(), members.end(),
                    [&](int64_t a, int64_t b) { return all[2 * a + 1] < all[2 * b + 1]; });

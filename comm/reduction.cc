@@ -104,13 +104,13 @@ struct Product {
 struct Min {
   template <typename T>
   static T combine(T a, T b) {
-    return a < b || a != a ? a : b;
+    return a < b || a != a ? a : b;  // NOLINT(misc-redundant-expression): NaN
   }
 };
 struct Max {
   template <typename T>
   static T combine(T a, T b) {
-    return a > b || a != a ? a : b;
+    return a > b || a != a ? a : b;  // NOLINT(misc-redundant-expression): NaN
   }
 };
 

@@ -84,7 +84,7 @@ struct Bits64 {
   using Number = uint64_t;
   static constexpr int kPerGroup = 2 * kBlocks;
   static SHARDWEAVE_INLINE void apply(const Group& x, uint64_t* out) {
-    for (int w = 0; w < 2; ++w) {
+    for (size_t w = 0; w < 2; ++w) {
       for (int b = 0; b < kBlocks; ++b) {
         out[w * kBlocks + b] = static_cast<uint64_t>(x[2 * w][b]) << 32 | x[2 * w + 1][b];
       }
@@ -147,7 +147,7 @@ struct NormalFloat {
   using Number = float;
   static constexpr int kPerGroup = 4 * kBlocks;
   static SHARDWEAVE_INLINE void apply(const Group& x, float* out) {
-    for (int w = 0; w < 4; w += 2) {
+    for (size_t w = 0; w < 4; w += 2) {
       const F32s u = (__builtin_convertvector(I32s(x[w] >> 1), F32s) + 0.5f) * 0x1p-31f;
       const F32s turn = __builtin_convertvector(I32s(x[w + 1] >> 8), F32s) * 0x1p-24f;
       F32s radius, sine, cosine;

@@ -16,7 +16,7 @@ struct ConnectedMesh::Pool : std::enable_shared_from_this<Pool> {
 
   explicit Pool(std::shared_ptr<Communicator> w) : world(std::move(w)) {}
 
-  absl::StatusOr<std::shared_ptr<Communicator>> get(Key key) {
+  absl::StatusOr<std::shared_ptr<Communicator>> get(const Key& key) {
     std::shared_ptr<Group> group;
     {
       std::lock_guard lock(mutex);

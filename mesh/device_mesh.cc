@@ -101,7 +101,7 @@ std::string show_ranks(absl::Span<const int64_t> ranks, int64_t size) {
 // The number of ranks, if names and sizes are good. `where()` begins the message.
 absl::StatusOr<int64_t> checked_size(absl::Span<const MeshDim> dims,
                                      absl::FunctionRef<std::string()> where) {
-  auto error = [&](auto... what) {
+  auto error = [&](const auto&... what) {
     return absl::InvalidArgumentError(absl::StrCat(where(), "(", show(dims), "): ", what...));
   };
   if (dims.empty()) return error("a mesh needs at least one dimension");
@@ -227,7 +227,7 @@ absl::StatusOr<DeviceMesh> DeviceMesh::from_ranks(std::vector<MeshDim> dims,
                                                   std::vector<int64_t> ranks) {
   absl::StatusOr<int64_t> size = checked_size(dims, [] { return "DeviceMesh"; });
   if (!size.ok()) return size.status();
-  auto error = [&](auto... what) {
+  auto error = [&](const auto&... what) {
     return absl::InvalidArgumentError(absl::StrCat("DeviceMesh(", show(dims), "): ", what...));
   };
   if (*size != static_cast<int64_t>(ranks.size())) {
@@ -267,7 +267,7 @@ absl::StatusOr<DeviceMesh> DeviceMesh::from_ranks(std::vector<MeshDim> dims,
 
 absl::StatusOr<DeviceMesh> DeviceMesh::parse(std::string_view text) {
   const std::string whole(text);
-  auto error = [&](auto... what) {
+  auto error = [&](const auto&... what) {
     return absl::InvalidArgumentError(
         absl::StrCat("mesh \"", whole, "\": ", what..., "; wanted a form such as \"dp=2,tp=4\""));
   };
@@ -318,7 +318,7 @@ absl::StatusOr<int> DeviceMesh::dim(std::string_view name) const {
 }
 
 absl::StatusOr<Rank> DeviceMesh::rank_at(absl::Span<const int64_t> coordinate) const {
-  auto error = [&](auto... what) {
+  auto error = [&](const auto&... what) {
     return absl::InvalidArgumentError(absl::StrCat(
         to_string(), ": coordinate (", absl::StrJoin(coordinate, ", "), "): ", what...));
   };
@@ -493,7 +493,7 @@ absl::StatusOr<DeviceMesh> DeviceMesh::unflatten(std::string_view name,
 }
 
 absl::StatusOr<DeviceMesh> DeviceMesh::concatenate(absl::Span<const DeviceMesh> meshes) {
-  auto error = [&](auto... what) {
+  auto error = [&](const auto&... what) {
     return absl::InvalidArgumentError(absl::StrCat(
         "cannot concatenate (",
         absl::StrJoin(meshes, ", ",

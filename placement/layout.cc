@@ -132,6 +132,7 @@ absl::Status check_order(const Placements& placements, absl::Span<const int> ord
 
 }  // namespace
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): callers write {1, 0}
 absl::StatusOr<Layout> Layout::create(Placements placements, std::vector<int> order) {
   if (order.empty()) return Layout(std::move(placements));
   if (!is_permutation(order, static_cast<int>(placements.size()))) {

@@ -19,7 +19,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <fstream>
@@ -30,6 +29,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "shardweave/comm/str_cat.h"
@@ -111,10 +111,17 @@ class Exchange {
     const std::string error_key = str_cat(prefix_, "/error");
     if (store_.check({error_key}).value_or(false)) {
       // "9 the words": a status code, a blank, the message.
-      const std::string error = store_.get(error_key, absl::ZeroDuration()).value_or("");
+      const absl::StatusOr<std::string> error = store_.get(error_key, absl::ZeroDuration());
       told_ = true;
-      return absl::Status(static_cast<absl::StatusCode>(std::atoi(error.c_str())),
-                          error.substr(std::min(error.find(' '), error.size() - 1) + 1));
+      if (!error.ok()) return error.status();
+      const size_t blank = std::min(error->find(' '), error->size());
+      int code = 0;  // which would be no error
+      if (!absl::SimpleAtoi(error->substr(0, blank), &code) || code == 0) {
+        return absl::UnknownError(
+            str_cat(error_key, " of ", store_.describe(), " is '", *error, "'"));
+      }
+      return absl::Status(static_cast<absl::StatusCode>(code),
+                          error->substr(std::min(blank + 1, error->size())));
     }
     const absl::Status reason = options_.watch ? options_.watch(missing) : absl::OkStatus();
     if (!reason.ok()) told_ = true;  // the others watch too
@@ -245,7 +252,8 @@ absl::StatusOr<UniqueFd> take_socket(const sockaddr_storage& self,
                                      const sockaddr_storage& their_listener) {
   const std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir("/proc/self/fd"), ::closedir);
   while (const dirent* entry = directory == nullptr ? nullptr : ::readdir(directory.get())) {
-    const int fd = std::atoi(entry->d_name);
+    int fd = 0;
+    if (!absl::SimpleAtoi(entry->d_name, &fd)) continue;  // "." and ".."
     sockaddr_storage local{}, remote{};
     socklen_t local_size = sizeof(local), remote_size = sizeof(remote);
     if (::getsockname(fd, reinterpret_cast<sockaddr*>(&local), &local_size) != 0 ||
@@ -406,7 +414,8 @@ class Pairs {
         if (pair == nullptr) continue;
         try {
           pair->close();
-        } catch (const std::exception&) {  // it is no use any more anyway
+          // NOLINTNEXTLINE(bugprone-empty-catch): it is no use any more anyway
+        } catch (const std::exception&) {
         }
       }
     }
@@ -506,7 +515,8 @@ absl::StatusOr<std::vector<Channel>> connect(Exchange& exchange, const GroupInfo
   exchange.clean_up();
   std::vector<Channel> channels(size);
   for (int rank = 0; rank < size; ++rank) {
-    channels[rank] = {std::move(sockets[2 * rank]), std::move(sockets[2 * rank + 1])};
+    channels[rank] = {std::move(sockets[size_t{2} * rank]),
+                      std::move(sockets[size_t{2} * rank + 1])};
   }
   return channels;
 }

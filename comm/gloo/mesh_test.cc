@@ -197,5 +197,20 @@ TEST(ConnectMeshTest, StopsWhenTheWatchKnowsBetter) {
   expect_everywhere(results, absl::StatusCode::kDataLoss, {"it will not come"});
 }
 
+// What stands there is a code and words; a key that somebody else has written is no "all is well".
+TEST(ConnectMeshTest, AnErrorThatIsNoStatusIsOne) {
+  for (const std::string written : {"", "out of memory", "0 all is well"}) {
+    const auto store = make_in_process_store();
+    ASSERT_TRUE(store->set("run/error", written).ok());
+    const std::vector<absl::Status> results = connect_all(
+        2, [](int) { return ConnectOptions(); }, absl::Seconds(60),
+        [](int rank) {
+          if (rank == 1) absl::SleepFor(absl::Milliseconds(600));
+        },
+        store);
+    expect_everywhere(results, absl::StatusCode::kUnknown, {"run/error", "'" + written + "'"});
+  }
+}
+
 }  // namespace
 }  // namespace shardweave::gloo_internal

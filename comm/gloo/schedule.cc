@@ -111,7 +111,7 @@ void Schedule::plan_movement(const Call& call) {
 void Schedule::announce(const Call& call) {
   after_announcement_ = transfers_;
   announced_.assign(call.in_counts.begin(), call.in_counts.end());
-  announced_.resize(2 * size_);
+  announced_.resize(size_t{2} * size_);
   for (int peer = 0; peer < size_; ++peer) {
     transfers_[peer] = {reinterpret_cast<const std::byte*>(&announced_[peer]), sizeof(int64_t),
                         reinterpret_cast<std::byte*>(&announced_[size_ + peer]), sizeof(int64_t)};

@@ -306,10 +306,11 @@ TEST_P(CommConformance, RandomPrograms) {
       Communicator& on = *(random() % 3 == 0 ? *turned : random() % 2 ? *same : comm);
       const int64_t count = random() % 8 == 0 ? 20'000 + random() % 99 : random() % 40;
       const int root = static_cast<int>(random() % on.size());
-      auto data = std::make_shared<Values>(
-          DType::kI32, count, [&](int64_t i) { return on.rank() * 1000 + i % 100 + step; });
+      auto data = std::make_shared<Values>(DType::kI32, count, [&](int64_t i) {
+        return int64_t{1000} * on.rank() + i % 100 + step;
+      });
       const auto value = [count, step](int rank, int64_t i) {
-        return static_cast<double>(rank * 1000 + i % 100 + step);
+        return static_cast<double>(int64_t{1000} * rank + i % 100 + step);
       };
       const int size = on.size();
       switch (random() % 4) {

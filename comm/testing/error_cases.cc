@@ -68,7 +68,7 @@ std::vector<Mismatch> mismatches() {
   const auto barrier = [](Communicator& comm, Values&, const CallOptions& options) {
     return comm.barrier(options);
   };
-  const auto gather_v = [](std::vector<int64_t> counts) {
+  const auto gather_v = [](const std::vector<int64_t>& counts) {
     return [=](Communicator& comm, Values& data, const CallOptions& options) {
       int64_t begin = 0;
       for (int r = 0; r < comm.rank(); ++r) begin += counts[r];
@@ -254,7 +254,8 @@ TEST_P(CommErrorConformance, ARankThatHasLeftDoesNotBreakItsGroup) {
       SHARDWEAVE_RETURN_IF_ERROR(recv.wait());
     }
     const int other = 1 - comm->rank();
-    EXPECT_EQ(got, Values(DType::kF32, 1'500'000, [&](int64_t i) { return other * 10 + i % 7; }));
+    EXPECT_EQ(got, Values(DType::kF32, 1'500'000,
+                          [&](int64_t i) { return int64_t{10} * other + i % 7; }));
     return from_two.wait();
   });
   for (const absl::Status& status : results) EXPECT_TRUE(status.ok()) << status;
@@ -385,7 +386,7 @@ TEST_P(CommErrorConformance, BadArgumentsAreRefusedAndHarmless) {
 
 TEST_P(CommErrorConformance, BadSubgroupsAreRefusedAndHarmless) {
   const std::vector<absl::Status> results = run(3, [](const auto& comm) -> absl::Status {
-    const auto refused = [&](std::vector<int64_t> members, std::string part) {
+    const auto refused = [&](const std::vector<int64_t>& members, const std::string& part) {
       expect_error(comm->subgroup(members, "g").status(), StatusCode::kInvalidArgument,
                    {"subgroup 'g'", part});
     };

@@ -182,7 +182,7 @@ void PrintTo(const Values& values, std::ostream* os) {
 }
 
 double sample(DType dtype, ReduceOp op, int rank, int64_t index) {
-  const int number = static_cast<int>((rank * 7 + index * 3 + index / 5) % 5);  // 0 to 4
+  const int number = static_cast<int>((int64_t{7} * rank + index * 3 + index / 5) % 5);  // 0 to 4
   if (dtype == DType::kBool) return number > 2;
   if (op == ReduceOp::kProduct) {
     const double factor = 1 + number % 2;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks README.md and docs/*.md of the checkout that WORKSPACE leads to.
+"""Checks README.md, CONTRIBUTING.md and docs/*.md of the checkout that WORKSPACE leads to.
 
 Every block of C++ and C stands word for word in the file that the comment before it names:
 
@@ -7,7 +7,7 @@ Every block of C++ and C stands word for word in the file that the comment befor
     ```cpp
 
 Every relative link leads to a file or folder, and every //package:target that ./bazelw is given to build, run or
-test is in that package's BUILD file.
+test, or that stands by itself as code, is in that package's BUILD file.
 """
 
 import glob
@@ -43,7 +43,7 @@ def link_errors(text, folder):
 
 
 def target_errors(text):
-    for package, name in re.findall(r"bazelw [^`\n]*?//([\w/]+)(?::(\w+))?", text):
+    for package, name in re.findall(r"(?:bazelw [^`\n]*?|`)//([\w/]+)(?::(\w+))?", text):
         name = name or package.split("/")[-1]
         build = os.path.join(package, "BUILD")
         if not os.path.exists(os.path.join(ROOT, build)) or not re.search(r'name = "%s"' % name, read(build)):
@@ -51,7 +51,7 @@ def target_errors(text):
 
 
 def main():
-    files = ["README.md"] + sorted(os.path.relpath(p, ROOT) for p in glob.glob(ROOT + "/docs/*.md"))
+    files = ["README.md", "CONTRIBUTING.md"] + sorted(os.path.relpath(p, ROOT) for p in glob.glob(ROOT + "/docs/*.md"))
     errors = []
     for path in files:
         text = read(path)
