@@ -50,6 +50,10 @@ TensorInfo like_info(const TensorInfo& like) {
   return info_of(at::empty_like(meta(like)));
 }
 
+void like_input(OpCall& call) {
+  call.outputs.push_back(like_info(call.input(0)));
+}
+
 TensorInfo broadcast_info(const OpCall& call, const std::vector<int>& inputs) {
   at::Tensor result = meta(call.input(inputs[0]));
   for (size_t i = 1; i < inputs.size(); ++i) result = at::add(result, meta(call.input(inputs[i])));
@@ -113,6 +117,13 @@ Rule along_dim() {
 }
 
 // --- batches -------------------------------------------------------------------------------------
+
+bool cast_is_linear(at::ScalarType from, at::ScalarType to) {
+  if (from == to) return true;
+  if (from == at::kBool || to == at::kBool) return false;
+  if (c10::isComplexType(from)) return c10::isComplexType(to);
+  return !c10::isFloatingType(from) || !c10::isIntegralType(to, /*includeBool=*/true);
+}
 
 void pass_partials(const OpCall& call, Strategies& out, absl::Span<const ReduceOp> ops) {
   for (ReduceOp op : ops) {

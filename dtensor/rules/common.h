@@ -33,6 +33,8 @@ TensorInfo contiguous_info(Dims sizes, at::ScalarType dtype);
 TensorInfo like_info(const TensorInfo& like);
 // What an elementwise operator gives that broadcasts these inputs, with the dtype of the first.
 TensorInfo broadcast_info(const OpCall& call, const std::vector<int>& inputs);
+// For operators whose one result is what empty_like() gives of the first input.
+void like_input(OpCall& call);
 // The global shape that all inputs of a call broadcast to.
 Dims broadcast_sizes(absl::Span<const Dims> shapes);
 
@@ -64,6 +66,10 @@ Rule along_dim();
 
 // All inputs are Partial together, and so are the results.
 void pass_partials(const OpCall& call, Strategies& out, absl::Span<const ReduceOp> ops);
+
+// Whether a sum may be cast after it or before: rounding to a coarser type apart, yes, unless
+// digits after the point are cut off or a number becomes a truth value.
+bool cast_is_linear(at::ScalarType from, at::ScalarType to);
 
 // Operators on the last dimensions of their tensors (matrices, images): the dimensions before them
 // are batches, and may be sharded in all tensors alike.

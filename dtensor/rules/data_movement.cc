@@ -234,11 +234,6 @@ void unfold_backward_shape(OpCall& call) {
 
 // --- reordering, repeating, padding --------------------------------------------------------------
 
-// What flip and roll make.
-void like_input(OpCall& call) {
-  call.outputs.push_back(like_info(call.input(0)));
-}
-
 // flip(dims), rot90(dims), roll(shifts, dims): no dims means the flattened tensor for roll.
 void reorder(const OpCall& call, Strategies& out) {
   const TensorInfo& self = call.input(0);
@@ -348,15 +343,6 @@ void constant_pad(const OpCall& call, Strategies& out) {
 }
 
 // --- copies --------------------------------------------------------------------------------------
-
-// Whether a sum may be cast after it or before: rounding to a coarser type apart, yes, unless
-// digits after the point are cut off or a number becomes a truth value.
-bool cast_is_linear(at::ScalarType from, at::ScalarType to) {
-  if (from == to) return true;
-  if (from == at::kBool || to == at::kBool) return false;
-  if (c10::isComplexType(from)) return c10::isComplexType(to);
-  return !c10::isFloatingType(from) || !c10::isIntegralType(to, /*includeBool=*/true);
-}
 
 // The last input as the first output.
 void copy(const OpCall& call, Strategies& out) {

@@ -21,10 +21,6 @@ void masked_scatter_shape(OpCall& call) {
       broadcast_sizes({call.input(0).sizes, call.input(1).sizes}), call.input(0).dtype));
 }
 
-void like_input(OpCall& call) {
-  call.outputs.push_back(like_info(call.input(0)));
-}
-
 // As LibTorch's kernels refuse it; on a GPU without waiting for it, as there.
 void check_indices(const at::Tensor& index, int dim, int64_t size) {
   const at::Tensor bad = index.lt(0).logical_or_(index.ge(size));

@@ -9,10 +9,6 @@
 namespace shardweave::dtensor_internal {
 namespace {
 
-void like_input(OpCall& call) {
-  call.outputs.push_back(like_info(call.input(0)));
-}
-
 void contiguous_like_input(OpCall& call) {
   call.outputs.push_back(contiguous_info(call.input(0).sizes, call.input(0).dtype));
 }

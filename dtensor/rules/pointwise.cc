@@ -111,10 +111,6 @@ void masked_fill(const OpCall& call, Strategies& out) {
 
 // --- shapes of results, for operators without a kernel for meta tensors --------------------------
 
-void like_input(OpCall& call) {
-  call.outputs.push_back(like_info(call.input(0)));
-}
-
 void like_input_real(OpCall& call) {
   like_input(call);
   call.outputs[0].dtype = c10::toRealValueType(call.outputs[0].dtype);

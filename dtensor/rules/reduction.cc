@@ -18,12 +18,6 @@
 namespace shardweave::dtensor_internal {
 namespace {
 
-// Whether a Partial survives the cast from `from` to `to`: rounding commutes with a sum well
-// enough, cutting off digits and wrapping around do not.
-bool cast_is_linear(at::ScalarType from, at::ScalarType to) {
-  return from == to || (c10::isFloatingType(from) && c10::isFloatingType(to));
-}
-
 struct Reduction {
   // What is left to do over the ranks after each reduced its shard.
   ReduceOp over_ranks = ReduceOp::kSum;

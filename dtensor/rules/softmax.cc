@@ -191,10 +191,6 @@ void masked_softmax_backward(const OpCall& call, Strategies& out) {
   }
 }
 
-void like_input(OpCall& call) {
-  call.outputs.push_back(like_info(call.input(0)));
-}
-
 }  // namespace
 
 void add_softmax_rules(RuleTable& table) {

@@ -13,10 +13,6 @@ namespace {
 
 // --- shapes, for operators without a kernel for meta tensors -------------------------------------
 
-void like_input(OpCall& call) {
-  call.outputs.push_back(like_info(call.input(0)));
-}
-
 // A gradient: of the shape of input 1.
 void contiguous_gradient(OpCall& call) {
   call.outputs.push_back(contiguous_info(call.input(1).sizes, call.input(1).dtype));
