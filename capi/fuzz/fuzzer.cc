@@ -179,7 +179,7 @@ swv_value Fuzzer::value() {
       break;
   }
   if (one_in(60)) {
-    const swv_value_kind kind = one_in(4) ? 14 + small() : small();
+    const swv_value_kind kind = one_in(4) ? 14 + static_cast<int32_t>(below(4)) : small();
     // A kind that reads other memory than was given is the caller's lie, not bad input.
     if (kind == SWV_VALUE_TENSOR) {
       v = swv_value_tensor(pick(tensors_));
