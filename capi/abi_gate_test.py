@@ -42,6 +42,10 @@ class GateTest(unittest.TestCase):
     def test_comments_and_names_of_parameters_are_free(self):
         self.assertEqual(complaints(changed("swv_seed(uint64_t seed);", "swv_seed(uint64_t number); /* another name */")), [])
 
+    def test_what_is_not_installed(self):
+        self.assertEqual(list(abi_test.check_alone(HEADER)), [])
+        self.assertIn("comm/backend.h", "".join(abi_test.check_alone(HEADER + "/* Contracts: comm/backend.h. */")))
+
     def test_prototypes(self):
         self.complains("swv_seed(uint64_t seed)", "swv_seed(int64_t seed)", "swv_seed was swv_status* (uint64_t) in")
         self.complains("swv_seed(uint64_t seed)", "swv_seed(uint64_t seed, int32_t rank)", "swv_seed was")

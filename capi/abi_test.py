@@ -84,6 +84,12 @@ def check_committed(now, committed, script):
         yield "shardweave.lds is not what abi/interface.txt asks for"
 
 
+def check_alone(header):
+    """That the header, which is installed alone, refers to no file of the sources."""
+    for path in re.findall(r"\b\w+(?:/\w+)*/\w+\.(?:h|cc|md|py)\b", header):
+        yield f"shardweave.h refers to {path}, which is not installed"
+
+
 def first_version(versions):
     return min(versions.values(), key=lambda v: tuple(map(int, v.split("."))))
 
@@ -173,6 +179,7 @@ def main():
     now = interface.parse(header)
     committed = read(os.path.join(folder, "abi/interface.txt"))
     errors = list(check_committed(now, committed, read(os.path.join(folder, "shardweave.lds"))))
+    errors += check_alone(header)
     errors += check_library(library, interface.versions_of(committed), now.version)
     errors += check_frozen(now, folder, FROZEN)
     errors += check_layout(now, read(os.path.join(folder, "abi_layout.c")))

@@ -468,7 +468,14 @@ SWV_API SWV_MUST_USE swv_status* swv_comm_health(const swv_comm* comm);
 /* ---- Backends of third parties ----------------------------------------------------------------
  * A table of functions moves the bytes of one group. Those for send and recv are enough: the
  * library builds the other collectives from them. start, subgroup and drop are called by one thread
- * at a time, done, wait and abort by any thread at any time. Contracts: comm/backend.h. */
+ * at a time, done, wait and abort by any thread at any time.
+ * start() gets calls that are valid: counts fit each other and the group, pointers are not NULL
+ * where there is something to move, in and out have one dtype, what a rank does not have (the out of
+ * a gather elsewhere than on the root) has count 0, a broadcast has the same memory as in and out. It
+ * may block until the operation is done (SWV_TICKET_DONE), but for send and recv, which wait for the
+ * other side in wait() only. Ranks that call different things should all get
+ * SWV_FAILED_PRECONDITION. Once wait() has returned, with an error or not, the memory of the
+ * operation is not touched any more. After an error of start or wait nothing more is started. */
 
 typedef int32_t swv_op_kind;
 enum {
@@ -611,7 +618,7 @@ SWV_API SWV_MUST_USE swv_status* swv_mesh_equal(const swv_mesh* a, const swv_mes
                                                 swv_bool* out_equal);
 
 /* What communication and computation cost, by which operators choose among the strategies of their
- * sharding rules, and redistributions their steps (dtensor/cost_model.h). */
+ * sharding rules, and redistributions their steps. */
 typedef struct swv_link_cost {
   double latency;   /* seconds per collective; 0 or more */
   double bandwidth; /* bytes per second and rank */
@@ -1237,8 +1244,12 @@ SWV_API SWV_MUST_USE swv_status* swv_comm_counters(const swv_comm* comm, swv_com
 SWV_API SWV_MUST_USE swv_status* swv_world_counters(const swv_world* world,
                                                     swv_comm_counter* counters, size_t capacity,
                                                     size_t* out_count);
-/* The last operations of every group of this rank, as JSON (comm/flight_recorder.h). Any thread,
- * also while something hangs. */
+/* The last operations of every group of this rank, oldest first, as JSON. Any thread, also while
+ * something hangs. "state" is "issued", "done" or "failed"; "peer" is there where there is one;
+ * "time" is that of the issue, in seconds since 1970, "microseconds" until it was seen done.
+ *   {"groups": [{"name": "dp", "rank": 0, "world_ranks": [0, 2], "operations": [
+ *     {"sequence": 12, "operation": "all_reduce", "dtype": "f32", "bytes": 4096,
+ *      "state": "issued", "tag": "loss", "time": 1700000000.25, "microseconds": 12.5}]}]} */
 SWV_API SWV_MUST_USE swv_status* swv_world_flight_record(const swv_world* world,
                                                          swv_string** out_json);
 
@@ -1267,7 +1278,12 @@ SWV_API SWV_MUST_USE swv_status* swv_trace_clear(swv_trace* trace);
 SWV_API SWV_MUST_USE swv_status* swv_trace_num_events(const swv_trace* trace, size_t* out_num);
 /* That a rank sends, as planned. */
 SWV_API SWV_MUST_USE swv_status* swv_trace_bytes(const swv_trace* trace, int64_t* out_bytes);
-/* A table; and JSON (dtensor/comm_trace.h). */
+/* A table; and JSON:
+ *   {"mesh": "DeviceMesh(dp=2, tp=2)", "rank": 3, "dropped": 0, "events": [
+ *     {"collective": "all_reduce", "mesh_dims": ["tp"], "group_size": 2, "bytes": 384,
+ *      "op": "aten::add", "argument": "other", "implicit": true, "dtype": "Float",
+ *      "shape": [8, 12], "before": "[R, P(sum)]", "after": "[R, R]", "module": "mlp",
+ *      "phase": "forward", "source": ""}]} */
 SWV_API SWV_MUST_USE swv_status* swv_trace_to_string(const swv_trace* trace, swv_string** out_text);
 SWV_API SWV_MUST_USE swv_status* swv_trace_to_json(const swv_trace* trace, swv_string** out_json);
 
@@ -1279,8 +1295,12 @@ SWV_API void swv_module_scope_free(swv_module_scope* module_scope);
 
 /* Why an operator on sharded tensors moves what it moves: the ways that its sharding rule offers,
  * what each would cost, which would be taken, and what follows. Nothing runs. As a table, and as
- * JSON (dtensor/explain.h); either may be NULL. SWV_FAILED_PRECONDITION for an operator that is
- * made of others (aten::linear): trace those. */
+ * JSON; either may be NULL. SWV_FAILED_PRECONDITION for an operator that is made of others
+ * (aten::linear): trace those.
+ *   {"op", "mesh", "has_rule", "gathered", "bytes", "dims": [{"name", "ranks", "chosen", "options":
+ *   [{"inputs", "outputs", "seconds", "bytes", "obstacle"}]}], "inputs": [{"name", "dtype",
+ *   "shape", "before", "after", "steps": [{"kind", "mesh_dims", "before", "after", "bytes",
+ *   "seconds"}]}], "outputs": [like inputs]} */
 SWV_API SWV_MUST_USE swv_status* swv_op_explain(const swv_op* op, const swv_value* arguments,
                                                 size_t num_arguments, swv_string** out_text,
                                                 swv_string** out_json);

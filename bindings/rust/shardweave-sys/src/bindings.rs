@@ -627,7 +627,7 @@ extern "C" {
     #[doc = " Success, or the error that broke the group."]
     pub fn swv_comm_health(comm: *const swv_comm) -> *mut swv_status;
 }
-#[doc = " ---- Backends of third parties ----------------------------------------------------------------\n A table of functions moves the bytes of one group. Those for send and recv are enough: the\n library builds the other collectives from them. start, subgroup and drop are called by one thread\n at a time, done, wait and abort by any thread at any time. Contracts: comm/backend.h."]
+#[doc = " ---- Backends of third parties ----------------------------------------------------------------\n A table of functions moves the bytes of one group. Those for send and recv are enough: the\n library builds the other collectives from them. start, subgroup and drop are called by one thread\n at a time, done, wait and abort by any thread at any time.\n start() gets calls that are valid: counts fit each other and the group, pointers are not NULL\n where there is something to move, in and out have one dtype, what a rank does not have (the out of\n a gather elsewhere than on the root) has count 0, a broadcast has the same memory as in and out. It\n may block until the operation is done (SWV_TICKET_DONE), but for send and recv, which wait for the\n other side in wait() only. Ranks that call different things should all get\n SWV_FAILED_PRECONDITION. Once wait() has returned, with an error or not, the memory of the\n operation is not touched any more. After an error of start or wait nothing more is started."]
 pub type swv_op_kind = i32;
 pub const SWV_ALL_REDUCE: i32 = 0;
 pub const SWV_ALL_GATHER: i32 = 1;
@@ -902,7 +902,7 @@ extern "C" {
         out_equal: *mut swv_bool,
     ) -> *mut swv_status;
 }
-#[doc = " What communication and computation cost, by which operators choose among the strategies of their\n sharding rules, and redistributions their steps (dtensor/cost_model.h)."]
+#[doc = " What communication and computation cost, by which operators choose among the strategies of their\n sharding rules, and redistributions their steps."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_link_cost {
@@ -2011,7 +2011,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " The last operations of every group of this rank, as JSON (comm/flight_recorder.h). Any thread,\n also while something hangs."]
+    #[doc = " The last operations of every group of this rank, oldest first, as JSON. Any thread, also while\n something hangs. \"state\" is \"issued\", \"done\" or \"failed\"; \"peer\" is there where there is one;\n \"time\" is that of the issue, in seconds since 1970, \"microseconds\" until it was seen done.\n   {\"groups\": [{\"name\": \"dp\", \"rank\": 0, \"world_ranks\": [0, 2], \"operations\": [\n     {\"sequence\": 12, \"operation\": \"all_reduce\", \"dtype\": \"f32\", \"bytes\": 4096,\n      \"state\": \"issued\", \"tag\": \"loss\", \"time\": 1700000000.25, \"microseconds\": 12.5}]}]}"]
     pub fn swv_world_flight_record(
         world: *const swv_world,
         out_json: *mut *mut swv_string,
@@ -2069,7 +2069,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " A table; and JSON (dtensor/comm_trace.h)."]
+    #[doc = " A table; and JSON:\n   {\"mesh\": \"DeviceMesh(dp=2, tp=2)\", \"rank\": 3, \"dropped\": 0, \"events\": [\n     {\"collective\": \"all_reduce\", \"mesh_dims\": [\"tp\"], \"group_size\": 2, \"bytes\": 384,\n      \"op\": \"aten::add\", \"argument\": \"other\", \"implicit\": true, \"dtype\": \"Float\",\n      \"shape\": [8, 12], \"before\": \"[R, P(sum)]\", \"after\": \"[R, R]\", \"module\": \"mlp\",\n      \"phase\": \"forward\", \"source\": \"\"}]}"]
     pub fn swv_trace_to_string(
         trace: *const swv_trace,
         out_text: *mut *mut swv_string,
@@ -2096,7 +2096,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Why an operator on sharded tensors moves what it moves: the ways that its sharding rule offers,\n what each would cost, which would be taken, and what follows. Nothing runs. As a table, and as\n JSON (dtensor/explain.h); either may be NULL. SWV_FAILED_PRECONDITION for an operator that is\n made of others (aten::linear): trace those."]
+    #[doc = " Why an operator on sharded tensors moves what it moves: the ways that its sharding rule offers,\n what each would cost, which would be taken, and what follows. Nothing runs. As a table, and as\n JSON; either may be NULL. SWV_FAILED_PRECONDITION for an operator that is made of others\n (aten::linear): trace those.\n   {\"op\", \"mesh\", \"has_rule\", \"gathered\", \"bytes\", \"dims\": [{\"name\", \"ranks\", \"chosen\", \"options\":\n   [{\"inputs\", \"outputs\", \"seconds\", \"bytes\", \"obstacle\"}]}], \"inputs\": [{\"name\", \"dtype\",\n   \"shape\", \"before\", \"after\", \"steps\": [{\"kind\", \"mesh_dims\", \"before\", \"after\", \"bytes\",\n   \"seconds\"}]}], \"outputs\": [like inputs]}"]
     pub fn swv_op_explain(
         op: *const swv_op,
         arguments: *const swv_value,
