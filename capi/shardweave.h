@@ -126,7 +126,7 @@ typedef int32_t swv_bool; /* 0 or 1 */
 /* ---- Version ----------------------------------------------------------------------------------
  * Minor versions add functions, members at the end of structs, and numbers to enumerations; a
  * program that was built with an older minor version goes on working. Before 1.0 a minor version
- * may also break: capi/CHANGELOG.md says so, and the library's soname changes. */
+ * may also break programs, and then changes the library's soname. */
 
 #define SWV_VERSION_MAJOR 0
 #define SWV_VERSION_MINOR 2

@@ -109,7 +109,7 @@ int64_t allocations_of_a_miss(int ranks) {
     const at::Tensor w = empty({8, 12}, mesh, {Replicate(), Shard(1)});
     at::mm(x, w).relu().sum();
     x.view({dp, rows / dp, 8}).transpose(1, 2).reshape({dp * 8, rows / dp});
-    (x * constant).unsqueeze(0).expand({2, rows, 8}).sum({0, 2});
+    (x * constant).unsqueeze(0).expand({2, rows, 8}).sum(at::IntArrayRef({0, 2}));
     const at::Tensor packed = empty({rows, 8}, mesh, {StridedShard(0, 2), Replicate()});
     packed.chunk(2, 0)[1].softmax(1);
     from_local(to_local(x), mesh, {Shard(0), Replicate()}, std::vector<int64_t>{rows, 8});
