@@ -3,6 +3,7 @@
 //   distribute_module(*model, mesh, {
 //       {"*.{q,k,v,up}.weight", {{"tp", Shard(0)}}},
 //       {"*.{o,down}.weight",   {{"tp", Shard(1)}}},
+//       {"*.qkv.weight",        {{"tp", StridedShard(0, 3)}}},  // three in one, each of them cut
 //   });
 //   ...
 //   loss.backward();
@@ -37,7 +38,7 @@ bool matches_fqn(std::string_view pattern, std::string_view fqn);
 // Turns every parameter and buffer into a DTensor, in place: all handles to them (the module's
 // members, an optimizer's list) see it. The first matching entry of the plan counts; what none
 // matches is replicated. Values come from `options.source` (by default the mesh's first rank);
-// without a source every rank's own count, and one small all-gather of checksums finds out whether
+// without a source every rank's own count, and one small all-reduce of checksums finds out whether
 // they are the same.
 //
 // A tensor with several names (tied weights) stays one: entries may match any of its names, and
