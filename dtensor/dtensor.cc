@@ -351,8 +351,7 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
             .wait());
   }
   const SpecRef from = context->with_layout(*spec, replicated);
-  at::Tensor local =
-      run_plan(*context, plan_for(*context, *from, layout), whole, spec->sizes, cause);
+  at::Tensor local = run_plan(*context, *plan_for(*context, from, spec), whole, spec->sizes, cause);
   // Never an alias of the user's tensor: writing to one must not change the other.
   at::Tensor result = wrap(owned(std::move(local), tensor), std::move(spec), context);
   meta_of(result).came_from(provenance);

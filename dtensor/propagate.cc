@@ -8,17 +8,6 @@
 namespace shardweave::dtensor_internal {
 namespace {
 
-Placement with_dim(const Placement& p, int dim) {
-  switch (p.kind()) {
-    case PlacementKind::kStridedShard:
-      return StridedShard(dim, p.split_factor());
-    case PlacementKind::kRaggedShard:
-      return RaggedShard(dim, p.sizes());
-    default:
-      return Shard(dim);
-  }
-}
-
 // What rules say of Shard(d) holds for any subset of the indices of d, unless they are chunks_only:
 // offer each strategy again with the strided or ragged cuts that the inputs have.
 void add_unusual_shards(const OpCall& call, Strategies& strategies) {
@@ -38,7 +27,7 @@ void add_unusual_shards(const OpCall& call, Strategies& strategies) {
         for (size_t k = 0; k < placements.size(); ++k) {
           if (!infos[k].defined || !placements[k].is_plain_shard()) continue;
           fits &= infos[k].sizes[placements[k].dim()] == size;
-          placements[k] = with_dim(current, placements[k].dim());
+          placements[k] = current.with_dim(placements[k].dim());
         }
       };
       replace(variant.inputs, call.inputs);

@@ -108,17 +108,6 @@ std::optional<Placement> split(const Position& at, const MeshCut& c, int dim) {
   return chunks ? Shard(dim) : RaggedShard(dim, std::move(sizes));
 }
 
-Placement with_dim(const Placement& p, int dim) {
-  switch (p.kind()) {
-    case PlacementKind::kStridedShard:
-      return StridedShard(dim, p.split_factor());
-    case PlacementKind::kRaggedShard:
-      return RaggedShard(dim, p.sizes());
-    default:
-      return Shard(dim);
-  }
-}
-
 // Dimensions [from_begin, from_end) together have the elements of [to_begin, to_end) together.
 struct Group {
   int from_begin, from_end, to_begin, to_end;
@@ -168,7 +157,7 @@ std::vector<std::optional<Placement>> map_cuts(absl::Span<const int64_t> from,
       return g.from_begin <= dim && dim < g.from_end;
     });
     if (group == groups.end()) return std::nullopt;
-    if (group->same_dim()) return with_dim(c.placement, group->to_begin);
+    if (group->same_dim()) return c.placement.with_dim(group->to_begin);
 
     const auto sources = absl::MakeConstSpan(from_sizes)
                              .subspan(group->from_begin, group->from_end - group->from_begin);
