@@ -159,9 +159,9 @@ TEST(DynamicShapesTest, AThousandLengths) {
       // Short ones: what is counted does not depend on how long they are.
       const int64_t length = step == 0 ? 3000 : length_of_step(step);
       const bool compares = step % 250 < 2;
-      const at::Tensor x = compares ? numbers({kBatch, length, kDim})
-                                    : at::zeros({kBatch, 1, 1}, at::kDouble)
-                                          .expand({kBatch, length, kDim});
+      const at::Tensor x =
+          compares ? numbers({kBatch, length, kDim})
+                   : at::zeros({kBatch, 1, 1}, at::kDouble).expand({kBatch, length, kDim});
       const at::Tensor input =
           zeros({kBatch, length, kDim}, mesh, {Replicate()}, at::TensorOptions(at::kDouble));
       if (compares) meta_of(input).local.copy_(x);
