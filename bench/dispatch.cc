@@ -5,7 +5,8 @@
 //   ./bazelw run -c opt //bench:dispatch -- --json  # one line
 //
 // Plain and sharded batches alternate in one run; an operator's overhead is the difference of the
-// two medians, a transformer block's is their ratio.
+// two medians, a transformer block's is their ratio. What is decided for the first time, and what is
+// moved again, is measured on rank 0 of larger meshes, over a backend that sends nothing.
 
 #include <malloc.h>
 
@@ -13,7 +14,10 @@
 #include <chrono>
 #include <cstdio>
 #include <functional>
+#include <memory>
+#include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ATen/ATen.h"
@@ -22,8 +26,10 @@
 #include "absl/flags/parse.h"
 #include "c10/core/GradMode.h"
 #include "nlohmann/json.hpp"
+#include "shardweave/comm/counting/counting.h"
 #include "shardweave/comm/world.h"
 #include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/mesh_context.h"
 
 ABSL_FLAG(bool, json, false, "print one line of JSON");
 ABSL_FLAG(int, heap_calls, 1000000, "calls over which the heap must not grow");
@@ -148,15 +154,17 @@ Body training_step(at::Tensor x, at::Tensor w, at::Tensor b) {
   return [=] { at::gelu(at::linear(x, w, b)).pow(2).mean().backward(); };
 }
 
-// A transformer block with 4 heads on [4, seq, dim], forward and backward.
-Body block(int dim, int seq, const std::function<at::Tensor(const at::Tensor&)>& place) {
+// A transformer block with 4 heads on an input of [4, seq, dim], forward and backward.
+std::function<void(const at::Tensor& x)> block_of(
+    int dim, const std::function<at::Tensor(const at::Tensor&)>& place) {
   auto weight = [&](at::IntArrayRef sizes) {
     return place(at::randn(sizes) * 0.02).requires_grad_();
   };
-  const at::Tensor x = weight({4, seq, dim}), norm1 = weight({dim}), norm2 = weight({dim});
+  const at::Tensor norm1 = weight({dim}), norm2 = weight({dim});
   const at::Tensor qkv = weight({3 * dim, dim}), out = weight({dim, dim});
   const at::Tensor up = weight({4 * dim, dim}), down = weight({dim, 4 * dim});
-  return [=] {
+  return [=](const at::Tensor& x) {
+    const int64_t seq = x.size(1);
     const at::Tensor h = at::layer_norm(x, {dim}, norm1);
     const Tensors parts =
         at::linear(h, qkv).view({4, seq, 3, 4, dim / 4}).permute({2, 0, 3, 1, 4}).unbind(0);
@@ -169,6 +177,120 @@ Body block(int dim, int seq, const std::function<at::Tensor(const at::Tensor&)>&
   };
 }
 
+Body block(int dim, int seq, const std::function<at::Tensor(const at::Tensor&)>& place) {
+  const at::Tensor x = place(at::randn({4, seq, dim}) * 0.02).requires_grad_();
+  return [x, run = block_of(dim, place)] { run(x); };
+}
+
+// --- sizes that change, and tensors that move again ----------------------------------------------
+
+// Steps of the block on lengths of 1 to 2048 at random, none twice, against the same steps once more.
+struct DynamicShapes {
+  int64_t steps = 0;
+  double new_us = 0;   // a step with a new length
+  double seen_us = 0;  // with the same, seen before
+  double misses = 0;   // per step
+  size_t entries = 0;  // of the cache, of specs and of plans, at the end
+  size_t specs = 0;
+  size_t plans = 0;
+  double ratio() const { return new_us / seen_us; }
+  double us_per_miss() const { return (new_us - seen_us) / misses; }
+};
+
+DynamicShapes dynamic_shapes(const MeshPtr& mesh) {
+  constexpr int kDim = 64;
+  const auto context = shardweave::dtensor_internal::MeshContext::of(mesh);
+  const auto sharded = [&](const at::Tensor& t) {
+    return shardweave::distribute_tensor(t, mesh, shardweave::Placements{shardweave::Replicate()});
+  };
+  std::vector<int64_t> lengths;
+  for (int64_t n = 1; n <= 2048; ++n) lengths.push_back(n);
+  std::shuffle(lengths.begin(), lengths.end(), std::mt19937(1));
+  lengths.resize(100);
+  const auto run = block_of(kDim, sharded);
+  const auto step = [&](int64_t length) {
+    const at::Tensor x = sharded(at::zeros({4, length, kDim})).requires_grad_();
+    return seconds([&] { run(x); }, 1);
+  };
+  for (int i = 0; i < 3; ++i) step(2049);
+  DynamicShapes result;
+  result.steps = static_cast<int64_t>(lengths.size());
+  std::vector<double> fresh, seen;
+  const int64_t before = shardweave::dispatch_counters(mesh).cache_misses;
+  for (const int64_t length : lengths) fresh.push_back(step(length));
+  result.misses = static_cast<double>(shardweave::dispatch_counters(mesh).cache_misses - before) /
+                  static_cast<double>(result.steps);
+  for (const int64_t length : lengths) seen.push_back(step(length));
+  // In pairs, for lengths differ.
+  std::vector<double> differences;
+  for (size_t i = 0; i < fresh.size(); ++i) differences.push_back(fresh[i] - seen[i]);
+  result.seen_us = median(seen) * 1e6;
+  result.new_us = result.seen_us + median(differences) * 1e6;
+  result.entries = context->cache.size();
+  result.specs = context->num_specs();
+  result.plans = context->plans.size();
+  return result;
+}
+
+// On rank 0 of a mesh whose other ranks are not there.
+void on_counting_mesh(const std::vector<shardweave::MeshDim>& dims,
+                      const std::function<void(const MeshPtr&)>& body) {
+  int ranks = 1;
+  for (const shardweave::MeshDim& dim : dims) ranks *= static_cast<int>(dim.size);
+  shardweave::World world(
+      shardweave::count_communication(0, ranks, std::make_shared<shardweave::CountingLog>())
+          .value());
+  body(shardweave::init_device_mesh(world, dims).value());
+}
+
+// Of at::add and at::mm on sizes never seen before, made before the clock starts.
+double miss_on_512_us() {
+  double us = 0;
+  on_counting_mesh({{"dp", 8}, {"sp", 8}, {"tp", 8}}, [&](const MeshPtr& mesh) {
+    using shardweave::Replicate;
+    using shardweave::Shard;
+    const c10::AutoGradMode no_grad(false);
+    std::vector<at::Tensor> a, w;
+    for (int i = 0; i < 300; ++i) {
+      a.push_back(shardweave::zeros({64 + i, 8}, mesh, {Shard(0), Replicate(), Replicate()}));
+      w.push_back(shardweave::zeros({8, 64 + i}, mesh, {Replicate(), Replicate(), Shard(1)}));
+    }
+    size_t next = 0;
+    const Body both = [&] {
+      at::add(a[next], a[next]);
+      at::mm(a[next], w[next]);
+      ++next;
+    };
+    us = seconds(both, static_cast<int>(a.size())) / static_cast<double>(2 * a.size()) * 1e6;
+  });
+  return us;
+}
+
+struct Redistribution {
+  double first_us = 0;  // searched, and its packing worked out
+  double again_us = 0;
+};
+
+Redistribution memoised_redistribution() {
+  Redistribution result;
+  on_counting_mesh({{"dp", 2}, {"sp", 2}, {"tp", 2}}, [&](const MeshPtr& mesh) {
+    using shardweave::Replicate;
+    using shardweave::Shard;
+    const c10::AutoGradMode no_grad(false);
+    const auto context = shardweave::dtensor_internal::MeshContext::of(mesh);
+    const at::Tensor x = shardweave::zeros({16, 16, 4}, mesh, {Shard(0), Shard(1), Replicate()});
+    const shardweave::Layout to({Shard(1), Shard(0), Replicate()});
+    const Body again = [&] { shardweave::redistribute(x, to); };
+    const Body first = [&] {
+      context->plans.clear();
+      again();
+    };
+    const Result times = compare("", 1, again, first, 41, 50);
+    result = {times.sharded_us, times.plain_us};
+  });
+  return result;
+}
+
 // --- all of it -----------------------------------------------------------------------------------
 
 struct Report {
@@ -177,6 +299,9 @@ struct Report {
   std::vector<Result> steps;
   double median_overhead_us = 0;
   double miss_us = 0;
+  double miss_on_512_us = 0;
+  DynamicShapes dynamic;
+  Redistribution redistribution;
   int64_t heap_growth = 0;
 };
 
@@ -208,6 +333,10 @@ Report measure(const MeshPtr& mesh) {
                                  block(64, 32, sharded), 41, 20));
   report.steps.push_back(compare("transformer block d=512 T=128", 100, block(512, 128, plain),
                                  block(512, 128, sharded), 21, 1));
+
+  report.dynamic = dynamic_shapes(mesh);
+  report.miss_on_512_us = miss_on_512_us();
+  report.redistribution = memoised_redistribution();
 
   // Misses: shapes never seen before, made before the clock starts.
   std::vector<at::Tensor> fresh;
@@ -250,6 +379,20 @@ void print_json(const Report& report) {
                                {"steps", to_json(report.steps)},
                                {"median_overhead_us", report.median_overhead_us},
                                {"miss_us", report.miss_us},
+                               {"miss_on_mesh_of_512_us", report.miss_on_512_us},
+                               {"dynamic_shapes",
+                                {{"steps", report.dynamic.steps},
+                                 {"new_length_us", report.dynamic.new_us},
+                                 {"seen_length_us", report.dynamic.seen_us},
+                                 {"ratio", report.dynamic.ratio()},
+                                 {"misses_per_step", report.dynamic.misses},
+                                 {"us_per_miss", report.dynamic.us_per_miss()},
+                                 {"entries", report.dynamic.entries},
+                                 {"specs", report.dynamic.specs},
+                                 {"plans", report.dynamic.plans}}},
+                               {"redistribution",
+                                {{"first_us", report.redistribution.first_us},
+                                 {"again_us", report.redistribution.again_us}}},
                                {"heap_growth_bytes", report.heap_growth},
                                {"heap_calls", absl::GetFlag(FLAGS_heap_calls)}};
   std::printf("%s\n", json.dump().c_str());
@@ -262,10 +405,18 @@ void print_table(const Report& report) {
                   r.name.c_str(), r.plain_us, r.sharded_us, r.ratio(), r.overhead_us());
     }
   }
-  std::printf("%-30s %.3f us\n%-30s %.1f us\n%-30s %lld bytes over %d calls\n",
+  const DynamicShapes& d = report.dynamic;
+  std::printf(
+      "%-30s seen %9.2f us  new     %9.2f us  ratio %5.2f  per miss %.1f us, %.1f misses a step; "
+      "%zu entries, %zu specs, %zu plans after %lld\n",
+      "lengths of 1 to 2048", d.seen_us, d.new_us, d.ratio(), d.us_per_miss(), d.misses, d.entries,
+      d.specs, d.plans, static_cast<long long>(d.steps));
+  std::printf("%-30s first %.1f us, again %.1f us\n", "redistribute on (2, 2, 2)",
+              report.redistribution.first_us, report.redistribution.again_us);
+  std::printf("%-30s %.3f us\n%-30s %.1f us\n%-30s %.1f us\n%-30s %lld bytes over %d calls\n",
               "median of the operators", report.median_overhead_us, "cache miss (add)",
-              report.miss_us, "heap growth", static_cast<long long>(report.heap_growth),
-              absl::GetFlag(FLAGS_heap_calls));
+              report.miss_us, "cache miss (add, mm) on 8x8x8", report.miss_on_512_us, "heap growth",
+              static_cast<long long>(report.heap_growth), absl::GetFlag(FLAGS_heap_calls));
 }
 
 }  // namespace

@@ -123,18 +123,18 @@ Result run_case(const Case& c, const MeshPtr& mesh, Communicator& all) {
       context->intern(from, sizes, contiguous_strides(sizes), at::kFloat, at::kCPU);
   const at::Tensor tensor = wrap(
       at::ones(at::IntArrayRef(spec->local_sizes.data(), spec->local_sizes.size())), spec, context);
-  const RedistributePlan plan = plan_for(*context, *spec, to);
+  const PlanRef plan = plan_for(*context, spec, context->with_layout(*spec, to));
 
   // What goes into the collectives, and where it comes out.
   std::vector<Parcel> parcels;
-  PlanRun run(*context, plan, meta_of(tensor).local, sizes);
+  PlanRun run(*context, *plan, meta_of(tensor).local, sizes);
   for (Parcel parcel; run.next(&parcel); run.arrived(parcel)) {
     throw_if_error(send(*context, parcel, "warm-up").wait());
     parcels.push_back(parcel);
   }
   Result result;
-  result.plan = plan.to_string();
-  result.bytes = plan.bytes();
+  result.plan = plan->plan.to_string();
+  result.bytes = plan->plan.bytes();
   result.bound = least_bytes(from, to, mesh->mesh().shape(), sizes, 4);
   std::tie(result.seconds, result.plain_seconds) = compare(
       all, [&] { redistribute(tensor, to); },

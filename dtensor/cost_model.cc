@@ -89,8 +89,7 @@ void set_cost_model(const MeshPtr& mesh, const absl::StatusOr<CostModel>& model,
             "ranks ", difference->ranks[0], " and ", difference->ranks[1], " of ", grid.to_string(),
             " were not given the same cost model; this rank: ", cost_model_to_json(*model, grid))));
   }
-  context->cost_model = *model;
-  context->cache.clear();  // decided by the old one
+  context->set_cost_model(*model);
 }
 
 absl::StatusOr<CostModel> cost_model_from_json(std::string_view text, const DeviceMesh& mesh) {

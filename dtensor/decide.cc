@@ -172,20 +172,20 @@ void change_input(MeshContext& context, const OpCall& call, int i, const Layout&
     entry.inputs.push_back(std::move(from));
     return;
   }
-  InputChange change{i, call.input_arg[i], context.with_layout(*from, layout),
-                     plan_for(context, *from, layout)};
+  InputChange change{i, call.input_arg[i], context.with_layout(*from, layout), nullptr};
+  change.plan = plan_for(context, from, change.target);
   if (input.remembered != nullptr) {
-    RedistributePlan plan = plan_for(context, *input.remembered, layout);
-    if (plan.cost() < change.plan.cost()) {
+    PlanRef plan = plan_for(context, input.remembered, change.target);
+    if (plan->plan.cost() < change.plan->plan.cost()) {
       change.from = input.remembered;
       change.plan = std::move(plan);
     }
   }
-  if (change.from == nullptr && !change.plan.is_local()) {
+  if (change.from == nullptr && !change.plan->is_local) {
     change.remember = worth_remembering(from->layout, input.origins, layout);
     change.unshards_weight = gives_up_cut(from->layout, input.origins.weight, layout);
   }
-  entry.communicates |= !change.plan.is_local();
+  entry.communicates |= !change.plan->is_local;
   entry.inputs.push_back(change.target);
   entry.input_changes.push_back(std::move(change));
 }
@@ -266,8 +266,8 @@ std::unique_ptr<CacheEntry> decide(const c10::OperatorHandle& op, const OpInfo& 
         CacheEntry::Written written{write.arg, element, write.output,
                                     spec,      {},      spec->layout.is_replicated()};
         if (!written.direct) {
-          written.plan = plan_for(context, *context.with_layout(*spec, replicated), spec->layout);
-          entry->communicates |= !written.plan.is_local();
+          written.plan = plan_for(context, context.with_layout(*spec, replicated), spec);
+          entry->communicates |= !written.plan->is_local;
         }
         entry->written.push_back(std::move(written));
       });
@@ -297,10 +297,10 @@ std::unique_ptr<CacheEntry> decide(const c10::OperatorHandle& op, const OpInfo& 
             : SpecRef());
     if (decision.outputs[k] == decision.results[k]) continue;
     const SpecRef& left = entry->outputs[k];
-    entry->output_changes.push_back(
-        {k, output_spec(context, call.output(k), decision.results[k], device, origins),
-         plan_for(context, *left, decision.results[k])});
-    entry->communicates |= !entry->output_changes.back().plan.is_local();
+    const SpecRef target =
+        output_spec(context, call.output(k), decision.results[k], device, origins);
+    entry->output_changes.push_back({k, target, plan_for(context, left, target)});
+    entry->communicates |= !entry->output_changes.back().plan->is_local;
   }
   for (const std::string& name : info.rule->size_args) {
     const int arg = call.arg_index(name);
@@ -336,8 +336,8 @@ std::unique_ptr<CacheEntry> decide(const c10::OperatorHandle& op, const OpInfo& 
       written.direct = result->layout == spec->layout &&
                        (write.is_out || entry->inputs[*input]->layout == spec->layout);
       if (!written.direct) {
-        written.plan = plan_for(context, *context.with_layout(*spec, result->layout), spec->layout);
-        entry->communicates |= !written.plan.is_local();
+        written.plan = plan_for(context, context.with_layout(*spec, result->layout), spec);
+        entry->communicates |= !written.plan->is_local;
       }
       entry->written.push_back(std::move(written));
     });

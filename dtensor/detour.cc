@@ -17,10 +17,10 @@ namespace {
 }
 
 // The plan from one end of a detour to the other, allowed and counted.
-RedistributePlan plan_along(const DTensorMeta& meta, const Spec& from, const Spec& to,
-                            std::string_view op) {
-  RedistributePlan plan = plan_for(*meta.context, from, to.layout);
-  if (plan.is_local()) return plan;
+PlanRef plan_along(const DTensorMeta& meta, const SpecRef& from, const SpecRef& to,
+                   std::string_view op) {
+  PlanRef plan = plan_for(*meta.context, from, to);
+  if (plan->is_local) return plan;
   if (meta.context->strict_depth > 0) {
     refuse(meta, op,
            "the strict scope refuses the communication that a view of another rank's "
@@ -38,9 +38,9 @@ void bring(const DTensorMeta& meta, const Detour& detour, std::string_view op) {
            "the view again");
   }
   if (detour.next != nullptr) bring(meta, *detour.next, op);
-  const RedistributePlan plan = plan_along(meta, *detour.base_spec, *detour.moved_spec, op);
+  const PlanRef plan = plan_along(meta, detour.base_spec, detour.moved_spec, op);
   detour.moved.copy_(
-      run_plan(*meta.context, plan, detour.base, detour.base_spec->sizes, {.name = op}));
+      run_plan(*meta.context, *plan, detour.base, detour.base_spec->sizes, {.name = op}));
   detour.seen = meta.family->writes;
 }
 
@@ -83,8 +83,8 @@ void tell_family(const DTensorMeta& meta, std::string_view op) {
   meta.family->last_written = meta.provenance;
   meta.family->remembered.clear();
   for (const Detour* d = meta.detour.get(); d != nullptr; d = d->next.get()) {
-    const RedistributePlan plan = plan_along(meta, *d->moved_spec, *d->base_spec, op);
-    d->base.copy_(run_plan(*meta.context, plan, d->moved, d->base_spec->sizes, {.name = op}));
+    const PlanRef plan = plan_along(meta, d->moved_spec, d->base_spec, op);
+    d->base.copy_(run_plan(*meta.context, *plan, d->moved, d->base_spec->sizes, {.name = op}));
     d->seen = meta.family->writes;
   }
 }

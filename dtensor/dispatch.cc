@@ -197,23 +197,23 @@ std::string weight_of(const OpCall& call, const InputChange& change) {
                                   const MeshContext& context, const OpCall& call) {
   std::string changes;
   for (const InputChange& change : entry.input_changes) {
-    if (change.plan.is_local()) continue;
+    if (change.plan->is_local) continue;
     absl::StrAppend(&changes, changes.empty() ? "" : "; ", "argument '",
                     op.schema().arguments()[change.arg].name(), "' ",
                     change.unshards_weight ? weight_of(call, change) : "",
                     call.input(change.input).spec->to_string(), " -> ",
-                    change.target->layout.to_string(), " (", change.plan.bytes(), " bytes)");
+                    change.target->layout.to_string(), " (", change.plan->plan.bytes(), " bytes)");
   }
   for (const CacheEntry::OutputChange& change : entry.output_changes) {
-    if (change.plan.is_local()) continue;
+    if (change.plan->is_local) continue;
     absl::StrAppend(&changes, changes.empty() ? "" : "; ", "result ", change.output, " ",
                     entry.outputs[change.output]->to_string(), " -> ",
-                    change.target->layout.to_string(), " (", change.plan.bytes(), " bytes)");
+                    change.target->layout.to_string(), " (", change.plan->plan.bytes(), " bytes)");
   }
   for (const CacheEntry::Written& written : entry.written) {
-    if (written.plan.is_local()) continue;
+    if (written.plan == nullptr || written.plan->is_local) continue;
     absl::StrAppend(&changes, changes.empty() ? "" : "; ", "result back to ",
-                    written.spec->layout.to_string(), " (", written.plan.bytes(), " bytes)");
+                    written.spec->layout.to_string(), " (", written.plan->plan.bytes(), " bytes)");
   }
   const std::string module = context.modules.current();
   fail(
@@ -242,15 +242,19 @@ void note_unsharded(const c10::OperatorHandle& op, const InputChange& change,
   const std::string where = module.empty() ? "" : absl::StrCat(" in module '", module, "'");
   const std::string layouts =
       absl::StrCat(weight.spec->to_string(), " as ", change.target->layout.to_string());
-  // What is made of a weight anew in every step (a cast) has no name, and no memory.
+  // What is made of a weight anew in every step (a cast) has no name, and no memory. Its sizes, which
+  // may be others in every step, do not make it another.
   const bool is_named = has_name(weight);
-  const bool is_first = is_named
-                            ? !std::exchange(weight.family->said_unsharded, true)
-                            : context.unsharded_said.insert(name_of(op) + where + layouts).second;
+  const bool is_first =
+      is_named ? !std::exchange(weight.family->said_unsharded, true)
+               : context.unsharded_said
+                     .insert(absl::StrCat(name_of(op), where, " ", weight.spec->layout.to_string(),
+                                          " ", change.target->layout.to_string()))
+                     .second;
   if (!is_first || !is_first_rank(context)) return;
   TORCH_WARN("shardweave: ", name_of(op), where, " needs ",
              is_named ? absl::StrCat("the weight '", weight.family->fqn, "' ") : "a weight ",
-             layouts, ": ", change.plan.bytes(), " bytes for each rank, every time");
+             layouts, ": ", change.plan->plan.bytes(), " bytes for each rank, every time");
 }
 
 class Runner {
@@ -357,8 +361,8 @@ class Runner {
   }
 
   at::Tensor moved(const InputChange& change, const at::Tensor& local) {
-    if (!change.plan.is_local()) ++context_->counters.implicit_redistributions;
-    at::Tensor result = run_plan(*context_, change.plan, local, change.target->sizes,
+    if (!change.plan->is_local) ++context_->counters.implicit_redistributions;
+    at::Tensor result = run_plan(*context_, *change.plan, local, change.target->sizes,
                                  {.name = op_.operator_name().name,
                                   .argument = op_.schema().arguments()[change.arg].name()});
     if (local.dim() == 0 && local.unsafeGetTensorImpl()->is_wrapped_number()) {
@@ -473,8 +477,8 @@ class Runner {
         continue;
       }
       if (k.written->direct) continue;
-      if (!k.written->plan.is_local()) ++context_->counters.implicit_redistributions;
-      meta.local.copy_(run_plan(*context_, k.written->plan, k.local, meta.spec->sizes,
+      if (!k.written->plan->is_local) ++context_->counters.implicit_redistributions;
+      meta.local.copy_(run_plan(*context_, *k.written->plan, k.local, meta.spec->sizes,
                                 {.name = op_.operator_name().name, .argument = "result"}));
     }
   }
@@ -518,8 +522,8 @@ class Runner {
   }
 
   at::Tensor brought(at::Tensor local, const CacheEntry::OutputChange& change) {
-    if (!change.plan.is_local()) ++context_->counters.implicit_redistributions;
-    at::Tensor there = owned(run_plan(*context_, change.plan, local, change.target->sizes,
+    if (!change.plan->is_local) ++context_->counters.implicit_redistributions;
+    at::Tensor there = owned(run_plan(*context_, *change.plan, local, change.target->sizes,
                                       {.name = op_.operator_name().name, .argument = "result"}),
                              local);
     at::Tensor result = wrap(std::move(there), change.target, context_);
@@ -712,21 +716,21 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
         made->key_specs.push_back(kept->spec);
       }
     });
-    entry = context->cache.insert(hash, std::move(made));
+    entry = context->cache.insert(hash, std::move(made), context->operator_under_way());
   }
   // Autograd asks for this after we have run, to keep how the view is made of its base: it cannot
   // find the view in the base by strides and offset in memory, as it does for plain tensors.
   if (info.is_view) c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
-  if (entry->gathered && info.rule == nullptr) note_gathered(op, *context);
-  if (entry->communicates && context->strict_depth > 0) {
-    refuse_implicit(op, *entry, *context, make_call(op, info, args));
-  }
   uint64_t provenance = mix(key.provenance, entry->provenance);
   if (info.keeps_arg >= 0) provenance = kept_provenance(info, args).value_or(provenance);
   if (info.is_random) {
     provenance = mix(mix(provenance, context->random.seed), context->random.offset);
   }
-  const About about(*context, provenance);
+  const About about(*context, provenance);  // from here on the entry stays
+  if (entry->gathered && info.rule == nullptr) note_gathered(op, *context);
+  if (entry->communicates && context->strict_depth > 0) {
+    refuse_implicit(op, *entry, *context, make_call(op, info, args));
+  }
   Runner(op, info, *entry, context, stack, base).run();
 }
 

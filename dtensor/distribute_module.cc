@@ -337,10 +337,9 @@ void finish_grad_sync(const std::vector<at::Tensor>& parameters, std::source_loc
     // Not where it stands: what else has the memory of the gradient, or is a view of it, would no
     // longer be what it is.
     const DTensorMeta& have = meta_of(moving[i].grad());
-    SpecRef target = have.context->with_layout(*have.spec, meta_of(moving[i]).spec->layout);
     at::Tensor local = std::move(travels[i].local);
     if (local.is_alias_of(have.local)) local = local.clone();
-    moving[i].mutable_grad() = wrap(std::move(local), std::move(target), have.context);
+    moving[i].mutable_grad() = wrap(std::move(local), std::move(travels[i].target), have.context);
     meta_of(moving[i].grad()).came_from(travels[i].provenance);
   }
 }

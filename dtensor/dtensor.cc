@@ -338,7 +338,7 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
     local = part_of_source(*context, *spec, whole, *options.source, provenance, cause);
   } else {
     const SpecRef from = context->with_layout(*spec, Layout{Placements(layout.mesh_ndim())});
-    local = run_plan(*context, plan_for(*context, *from, layout), whole, spec->sizes, cause);
+    local = run_plan(*context, *plan_for(*context, from, spec), whole, spec->sizes, cause);
   }
   // Never an alias of the user's tensor: writing to one must not change the other.
   at::Tensor result = wrap(owned(std::move(local), tensor), std::move(spec), context);

@@ -52,7 +52,7 @@ int64_t bytes_of(const MeshContext& context, const WeighedDim& dim, const Strate
     placements[dim.mesh_dim] = strategy.inputs[i];
     const Layout layout =
         value_or_throw(Layout::create(std::move(placements), spec->layout.order()));
-    bytes += plan_for(context, *spec, layout).bytes();
+    bytes += searched_plan(context, *spec, layout).bytes();
   }
   return bytes;
 }
@@ -101,7 +101,7 @@ Explanation explained(const c10::OperatorHandle& op, const Decided& decided) {
                      [&](const InputChange& c) { return c.input == static_cast<int>(i); });
     result.inputs.push_back(
         tensor_of(input_name(op, decided, i), *decided.inputs[i].spec, entry.inputs[i]->layout,
-                  change == entry.input_changes.end() ? RedistributePlan() : change->plan));
+                  change == entry.input_changes.end() ? RedistributePlan() : change->plan->plan));
   }
   for (size_t i = 0; i < entry.outputs.size(); ++i) {
     if (entry.outputs[i] == nullptr) continue;
@@ -113,21 +113,23 @@ Explanation explained(const c10::OperatorHandle& op, const Decided& decided) {
                      [&](const auto& c) { return c.output == static_cast<int>(i); });
     if (brought != entry.output_changes.end()) {
       result.outputs.push_back(tensor_of(output_name(i, entry.outputs.size()), *entry.outputs[i],
-                                         brought->target->layout, brought->plan));
+                                         brought->target->layout, brought->plan->plan));
       continue;
     }
     const bool stays = written == entry.written.end();
-    result.outputs.push_back(tensor_of(output_name(i, entry.outputs.size()), *entry.outputs[i],
-                                       stays ? entry.outputs[i]->layout : written->spec->layout,
-                                       stays ? RedistributePlan() : written->plan));
+    result.outputs.push_back(
+        tensor_of(output_name(i, entry.outputs.size()), *entry.outputs[i],
+                  stays ? entry.outputs[i]->layout : written->spec->layout,
+                  stays || written->plan == nullptr ? RedistributePlan() : written->plan->plan));
   }
   for (const CacheEntry::Written& written : entry.written) {
-    if (written.output >= 0 || written.plan.steps.empty()) continue;
+    if (written.output >= 0 || written.plan == nullptr || written.plan->plan.steps.empty())
+      continue;
     std::string name = absl::StrCat("result in ", op.schema().arguments()[written.arg].name());
     if (written.element >= 0) absl::StrAppend(&name, "[", written.element, "]");
     result.outputs.push_back(
-        tensor_of(std::move(name), *written.spec, written.spec->layout, written.plan));
-    result.outputs.back().before = written.plan.steps.front().before;
+        tensor_of(std::move(name), *written.spec, written.spec->layout, written.plan->plan));
+    result.outputs.back().before = written.plan->plan.steps.front().before;
   }
   return result;
 }

@@ -9,6 +9,7 @@
 #include "ATen/ops/empty.h"
 #include "absl/strings/str_cat.h"
 #include "shardweave/dtensor/observer.h"
+#include "shardweave/dtensor/pack_schedule.h"
 #include "shardweave/dtensor/provenance.h"
 
 namespace shardweave::dtensor_internal {
@@ -65,6 +66,23 @@ std::vector<int64_t> sum(const std::vector<const Parcel*>& members,
   return total;
 }
 
+// Where the members' parts lie in a joint buffer of `numel` elements: for each rank one member's
+// after the other's.
+std::vector<PackSchedule> places_of(const std::vector<const Parcel*>& members,
+                                    std::vector<int64_t> Parcel::*counts, int64_t numel) {
+  std::vector<PackSchedule> places(members.size(), PackSchedule({numel}));
+  int64_t at = 0;
+  for (size_t r = 0; r < (members[0]->*counts).size(); ++r) {
+    for (size_t i = 0; i < members.size(); ++i) {
+      const int64_t n = (members[i]->*counts)[r];
+      places[i].add_part({at}, {n});
+      at += n;
+    }
+  }
+  for (PackSchedule& member : places) member.finish();
+  return places;
+}
+
 // One collective that does what each of `members` asks for: for each rank the members' parts lie
 // one after the other.
 Parcel join(const std::vector<const Parcel*>& members) {
@@ -74,19 +92,17 @@ Parcel join(const std::vector<const Parcel*>& members) {
   joint.mesh_dims = members[0]->mesh_dims;
   joint.in_counts = sum(members, &Parcel::in_counts);
   joint.out_counts = sum(members, &Parcel::out_counts);
-  std::vector<at::Tensor> pieces;
   if (joint.in_counts.empty()) {
-    for (const Parcel* member : members) pieces.push_back(member->input.view({-1}));
+    std::vector<at::Tensor> inputs;
+    for (const Parcel* member : members) inputs.push_back(member->input.view({-1}));
+    joint.input = at::cat(inputs);
   } else {
-    std::vector<Parts> parts;
-    for (const Parcel* member : members) parts.emplace_back(member->input);
-    for (size_t r = 0; r < joint.in_counts.size(); ++r) {
-      for (size_t i = 0; i < members.size(); ++i) {
-        pieces.push_back(parts[i].next(members[i]->in_counts[r]));
-      }
-    }
+    int64_t leaving = 0;
+    for (const Parcel* member : members) leaving += member->input.numel();
+    joint.input = at::empty({leaving}, members[0]->input.options());
+    const std::vector<PackSchedule> places = places_of(members, &Parcel::in_counts, leaving);
+    for (size_t i = 0; i < members.size(); ++i) places[i].unpack(members[i]->input, joint.input);
   }
-  joint.input = at::cat(pieces);
   int64_t arriving = 0;
   for (const Parcel* member : members) arriving += member->output.numel();
   joint.output = at::empty({arriving}, joint.input.options());
@@ -95,22 +111,16 @@ Parcel join(const std::vector<const Parcel*>& members) {
 
 // The members' outputs from that of the joint collective.
 void part(const Parcel& joint, const std::vector<Parcel*>& members) {
-  Parts parts(joint.output);
   if (joint.out_counts.empty()) {
+    Parts parts(joint.output);
     for (Parcel* member : members) {
       member->output = parts.next(member->output.numel()).view(member->output.sizes());
     }
     return;
   }
-  std::vector<std::vector<at::Tensor>> pieces(members.size());
-  for (size_t r = 0; r < joint.out_counts.size(); ++r) {
-    for (size_t i = 0; i < members.size(); ++i) {
-      pieces[i].push_back(parts.next(members[i]->out_counts[r]));
-    }
-  }
-  for (size_t i = 0; i < members.size(); ++i) {
-    members[i]->output = at::cat(pieces[i]).view(members[i]->output.sizes());
-  }
+  const std::vector<PackSchedule> places =
+      places_of({members.begin(), members.end()}, &Parcel::out_counts, joint.output.numel());
+  for (size_t i = 0; i < members.size(); ++i) places[i].pack(joint.output, members[i]->output);
 }
 
 // One collective for each tensor that needs one.
@@ -182,8 +192,11 @@ void run_round(const std::vector<Travel>& travels, std::vector<PlanRun>& runs,
 }  // namespace
 
 Travel travel(const DTensorMeta& meta, const Layout& layout) {
+  SpecRef target = meta.context->with_layout(*meta.spec, layout);
+  PlanRef plan = plan_for(*meta.context, meta.spec, target);
   return {meta.context.get(),
-          plan_for(*meta.context, *meta.spec, layout),
+          std::move(target),
+          std::move(plan),
           meta.local,
           meta.spec->sizes,
           static_cast<int64_t>(meta.spec->numel() * c10::elementSize(meta.spec->dtype)),
@@ -192,7 +205,7 @@ Travel travel(const DTensorMeta& meta, const Layout& layout) {
 
 void run_plans(std::vector<Travel>& travels, const Cause& cause) {
   std::vector<PlanRun> runs;
-  for (const Travel& t : travels) runs.emplace_back(*t.context, t.plan, t.local, t.sizes);
+  for (const Travel& t : travels) runs.emplace_back(*t.context, *t.plan, t.local, t.sizes);
   std::vector<Parcel> parcels(travels.size());
   while (true) {
     std::vector<size_t> moving;

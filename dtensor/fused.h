@@ -12,7 +12,8 @@ namespace shardweave::dtensor_internal {
 // A tensor on its way.
 struct Travel {
   MeshContext* context;
-  RedistributePlan plan;
+  SpecRef target;
+  PlanRef plan;      // to it
   at::Tensor local;  // replaced by the result, which is owned() (redistribute.h)
   Dims sizes;        // global
   int64_t bytes;     // global: what is decided by it is the same on all ranks

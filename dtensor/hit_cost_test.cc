@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ATen/ATen.h"
@@ -131,6 +132,55 @@ TEST(HitCostTest, SpecArithmeticDoesNotDependOnTheNumberOfRanks) {
   const int64_t many = allocations_of_a_miss(65536);
   EXPECT_GT(few, 0);
   EXPECT_NEAR(static_cast<double>(many), static_cast<double>(few), 0.1 * static_cast<double>(few));
+}
+
+// Packing and unpacking make no tensor for a peer: a redistribution allocates as often for 4 ranks as
+// for 512 (but for the counts that the collectives want, which are a few vectors).
+int64_t allocations_of_a_redistribution(int ranks, const Placement& from, const Placement& to) {
+  auto comm = *count_communication(ranks - 1, ranks, std::make_shared<CountingLog>());
+  World world(comm);
+  const MeshPtr mesh = *init_device_mesh(world, {{"x", ranks}});
+  const c10::AutoGradMode no_grad(false);
+  const at::Tensor x = empty({4, 2 * int64_t{ranks} + 1, 2 * int64_t{ranks}}, mesh, {from});
+  return allocations_of([&] { redistribute(x, {to}); });
+}
+
+TEST(HitCostTest, PackingDoesNotDependOnTheNumberOfRanks) {
+  at::set_num_threads(1);
+  const std::pair<Placement, Placement> moves[] = {{Shard(1), Replicate()},
+                                                   {Shard(1), Shard(2)},
+                                                   {Partial(), Shard(1)},
+                                                   {Shard(2), StridedShard(2, 2)}};
+  for (const auto& [from, to] : moves) {
+    const int64_t few = allocations_of_a_redistribution(4, from, to);
+    const int64_t many = allocations_of_a_redistribution(512, from, to);
+    EXPECT_GT(few, 0);
+    EXPECT_LE(many, few + 4) << from << " -> " << to;
+  }
+}
+
+// The sizes of a ragged cut, one for each rank, are copied for none of the ranks.
+TEST(HitCostTest, ARaggedCutCostsInProportionToTheRanks) {
+  at::set_num_threads(1);
+  const auto bytes = [](int ranks) {
+    auto comm = *count_communication(ranks - 1, ranks, std::make_shared<CountingLog>());
+    World world(comm);
+    const MeshPtr mesh = *init_device_mesh(world, {{"x", ranks}});
+    const c10::AutoGradMode no_grad(false);
+    std::vector<int64_t> sizes(ranks, 1);
+    sizes[0] = 3;
+    const Placement ragged = RaggedShard(1, sizes);
+    const at::Tensor x = empty({2, ranks + 2, 3}, mesh, {Partial()});
+    const at::Tensor y = empty({2, ranks + 2, 3}, mesh, {ragged});
+    const int64_t before = allocated_bytes_of_thread();
+    redistribute(x, {ragged});
+    redistribute(y, {Replicate()});
+    return allocated_bytes_of_thread() - before;
+  };
+  bytes(64);  // what is made once
+  const int64_t few = bytes(64);
+  const int64_t many = bytes(1024);
+  EXPECT_LT(many, 24 * few) << "for 16 times as many ranks";
 }
 
 }  // namespace

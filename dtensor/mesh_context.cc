@@ -2,12 +2,14 @@
 
 #include "ATen/autocast_mode.h"
 #include "absl/hash/hash.h"
+#include "absl/strings/str_cat.h"
 
 namespace shardweave::dtensor_internal {
 namespace {
 
-// Interned specs beyond this number are swept: those that no tensor and no cache entry uses go.
-constexpr size_t kMaxSpecs = 16384;
+// How many specs are looked at for each new one. Of n specs in use, those that are not are n / 3 at
+// most, in the long run.
+constexpr int kLooks = 4;
 
 }  // namespace
 
@@ -43,34 +45,67 @@ const OpInfo& MeshContext::op_info(const c10::OperatorHandle& op) {
 }
 
 void MeshContext::add_rule(std::string_view name, Rule rule) {
+  if (operator_under_way()) {
+    throw Error("add_rule", absl::FailedPreconditionError(absl::StrCat(
+                                "'", std::string(name),
+                                "': an operator on DTensors of the mesh is running; add rules "
+                                "before or between operators")));
+  }
   rules_.add(name, std::move(rule));
   cache.clear();  // its keys and entries know OpInfos
   op_infos_.clear();
 }
 
-size_t MeshContext::Hash::operator()(const SpecRef& s) const {
-  return absl::HashOf(s->layout, s->sizes, s->strides, static_cast<int>(s->dtype),
-                      static_cast<int>(s->device.type()), static_cast<int>(s->device.index()),
-                      s->origins.data, s->origins.weight);
+void MeshContext::set_cost_model(CostModel model) {
+  cost_model = std::move(model);
+  cache.clear(operator_under_way());
+  plans.clear();
 }
 
-bool MeshContext::Equal::operator()(const SpecRef& a, const SpecRef& b) const {
-  return a->sizes == b->sizes && a->strides == b->strides && a->dtype == b->dtype &&
-         a->device == b->device && a->origins == b->origins && a->layout == b->layout;
+MeshContext::SpecParts MeshContext::parts_of(const Spec* spec) {
+  return {spec->layout, spec->sizes, spec->strides, spec->dtype, spec->device, spec->origins};
+}
+
+size_t MeshContext::Hash::operator()(const SpecParts& s) const {
+  return absl::HashOf(s.layout, s.sizes, s.strides, static_cast<int>(s.dtype),
+                      static_cast<int>(s.device.type()), static_cast<int>(s.device.index()),
+                      s.origins.data, s.origins.weight);
+}
+
+bool MeshContext::equal(const SpecParts& a, const SpecParts& b) {
+  return a.sizes == b.sizes && a.strides == b.strides && a.dtype == b.dtype &&
+         a.device == b.device && a.origins == b.origins && a.layout == b.layout;
+}
+
+// Other threads may let go of a spec meanwhile, but none can take one that only this table has.
+void MeshContext::release_unused_specs() {
+  for (int i = 0; i < kLooks && !specs_.empty(); ++i) {
+    if (next_spec_ >= specs_.size()) next_spec_ = 0;
+    SpecRef& spec = specs_[next_spec_];
+    if (spec.use_count() > 1) {
+      ++next_spec_;
+      continue;
+    }
+    by_parts_.erase(spec.get());
+    std::swap(spec, specs_.back());
+    specs_.pop_back();
+  }
 }
 
 SpecRef MeshContext::intern(const Layout& layout, absl::Span<const int64_t> sizes,
                             absl::Span<const int64_t> strides, at::ScalarType dtype,
                             c10::Device device, CutOrigins origins) {
-  throw_if_error(validate(layout, mesh().shape(), sizes));
-  auto spec =
-      c10::make_intrusive<const Spec>(this, layout, Dims(sizes.begin(), sizes.end()),
-                                      Dims(strides.begin(), strides.end()), dtype, device, origins);
-  if (auto it = specs_.find(spec); it != specs_.end()) return *it;
-  if (specs_.size() >= kMaxSpecs) {
-    absl::erase_if(specs_, [](const SpecRef& s) { return s.use_count() == 1; });
+  const SpecParts parts{layout, sizes, strides, dtype, device, of_cuts(origins, layout)};
+  if (const auto it = by_parts_.find(parts); it != by_parts_.end()) {
+    return SpecRef::reclaim_copy(*it);
   }
-  specs_.insert(spec);
+  throw_if_error(validate(layout, mesh().shape(), sizes));
+  auto spec = c10::make_intrusive<const Spec>(this, layout, Dims(sizes.begin(), sizes.end()),
+                                              Dims(strides.begin(), strides.end()), dtype, device,
+                                              parts.origins);
+  release_unused_specs();
+  by_parts_.insert(spec.get());
+  specs_.push_back(spec);
   return spec;
 }
 

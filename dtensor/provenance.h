@@ -59,11 +59,13 @@ inline uint64_t fingerprint(const MeshContext& context) {
   return context.about == kRanksOwn ? 0 : context.about;
 }
 
-// While it lives, what the mesh's collectives are about.
+// While it lives, what the mesh's collectives are about. Never 0: that says that no operator runs
+// (MeshContext::operator_under_way()).
 class About {
  public:
   About(MeshContext& context, uint64_t provenance)
-      : context_(context), before_(std::exchange(context.about, provenance)) {}
+      : context_(context),
+        before_(std::exchange(context.about, provenance + uint64_t{provenance == 0})) {}
   ~About() { context_.about = before_; }
   About(const About&) = delete;
   About& operator=(const About&) = delete;

@@ -1,6 +1,8 @@
 #include "shardweave/dtensor/redistribute.h"
 
 #include <algorithm>
+#include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -10,8 +12,11 @@
 #include "ATen/ops/view_as_complex.h"
 #include "ATen/ops/view_as_real.h"
 #include "ATen/ops/zeros_like.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "shardweave/dtensor/observer.h"
+#include "shardweave/dtensor/pack_schedule.h"
 #include "shardweave/dtensor/provenance.h"
 #include "shardweave/dtensor/tensor_impl.h"
 
@@ -28,48 +33,39 @@ int64_t count(const Dims& sizes) {
   return n;
 }
 
-Placement on_dim_0(const Placement& p) {
-  switch (p.kind()) {
-    case PlacementKind::kStridedShard:
-      return StridedShard(0, p.split_factor());
-    case PlacementKind::kRaggedShard:
-      return RaggedShard(0, p.sizes());
-    default:
-      return Shard(0);
-  }
-}
-
 bool is_collective(const RedistributeStep& step) {
   return step.kind != StepKind::kSlice && step.kind != StepKind::kToPartial;
 }
 
-int64_t length(const Intervals& intervals) {
-  int64_t n = 0;
-  for (const Interval& interval : intervals) n += interval.size();
-  return n;
-}
+// What the schedules of a group of more ranks take is worth less than the memory.
+constexpr int64_t kMaxKeptPeers = 1024;
 
-// Writes `piece` to the places that `intervals` name along `dim`.
-void place(const at::Tensor& target, int dim, const Intervals& intervals, const at::Tensor& piece) {
-  int64_t at = 0;
-  for (const Interval& i : intervals) {
-    target.narrow(dim, i.begin, i.size()).copy_(piece.narrow(dim, at, i.size()));
-    at += i.size();
-  }
-}
+}  // namespace
 
-at::Tensor block(const at::Tensor& tensor, const ExchangeBlock& b) {
-  at::Tensor view = tensor;
-  for (size_t d = 0; d < b.shape.size(); ++d) view = view.narrow(d, b.offset[d], b.shape[d]);
-  return view;
-}
+// How one step that communicates packs and unpacks on this rank.
+struct StepSchedule {
+  Dims sizes;   // global, that it is for
+  Dims before;  // of the local tensor
+  Dims after;
+  OpKind op = OpKind::kAllReduce;
+  ReduceOp reduce_op = ReduceOp::kSum;
+  std::vector<int64_t> in_counts;
+  std::vector<int64_t> out_counts;
+  std::optional<PackSchedule> pack;    // none: it is sent as it lies
+  std::optional<PackSchedule> unpack;  // none: what arrives is the result
+  // A product of complex numbers, which no backend knows: everybody gets all inputs of what it wants,
+  // and multiplies.
+  bool multiplies = false;
+};
 
-// One step as this rank sees it: local ones are run, the others become parcels.
-class Packer {
+namespace {
+
+// One step as this rank sees it.
+class Step {
  public:
   // `complex`: of pairs of real numbers.
-  Packer(MeshContext& context, const RedistributeStep& step, absl::Span<const int64_t> sizes,
-         bool complex)
+  Step(const MeshContext& context, const RedistributeStep& step, absl::Span<const int64_t> sizes,
+       bool complex)
       : context_(context),
         step_(step),
         sizes_(sizes),
@@ -87,34 +83,48 @@ class Packer {
     return local.sizes() == array(after) ? local.contiguous() : empty(after, local);
   }
 
-  Parcel pack(const at::Tensor& local) const {
+  // Any other.
+  StepSchedule schedule() const {
+    StepSchedule s;
+    s.sizes.assign(sizes_.begin(), sizes_.end());
+    s.before = local_sizes(step_.before);
+    s.after = local_sizes(step_.after);
     switch (step_.kind) {
       case StepKind::kAllGather:
-        return all_gather(local.contiguous());
+        all_gather(s);
+        break;
       case StepKind::kAllReduce:
-        return all_reduce(local.contiguous());
+        all_reduce(s);
+        break;
       case StepKind::kReduceScatter:
-        return reduce_scatter(local);
+        reduce_scatter(s);
+        break;
       case StepKind::kAllToAll:
-        return all_to_all(local);
+        all_to_all(s);
+        break;
       case StepKind::kExchange:
-        return exchange(local);
+        exchange(s);
+        break;
       case StepKind::kSlice:
       case StepKind::kToPartial:
-        break;
+        throw Error(absl::InternalError(
+            absl::StrCat("the redistribution step ", step_.to_string(), " sends nothing")));
     }
-    throw Error(absl::InternalError(
-        absl::StrCat("the redistribution step ", step_.to_string(), " sends nothing")));
+    for (std::optional<PackSchedule>* packing : {&s.pack, &s.unpack}) {
+      if (!packing->has_value()) continue;
+      (*packing)->finish();
+      if ((*packing)->is_in_order()) packing->reset();
+    }
+    return s;
+  }
+
+  int64_t group_size() const {
+    int64_t n = 1;
+    for (int m : step_.mesh_dims) n *= context_.mesh().size(m);
+    return n;
   }
 
  private:
-  Parcel parcel(OpKind op) const {
-    Parcel p;
-    p.op = op;
-    p.mesh_dims = step_.mesh_dims;
-    return p;
-  }
-
   Dims local_sizes(const Layout& layout) const {
     return local_shape(layout, context_.mesh().shape(), context_.coordinate(), sizes_);
   }
@@ -138,216 +148,110 @@ class Packer {
     throw Error(absl::InternalError("unknown reduction"));
   }
 
-  Parcel all_gather(const at::Tensor& local) const {
-    const Placement& p = step_.before[mesh_dim_];
-    const int dim = p.dim();
-    const Dims sizes = local_sizes(step_.after);
-    const int64_t inner = sizes[dim] == 0 ? 0 : count(sizes) / sizes[dim];
-    Parcel parcel = this->parcel(OpKind::kAllGatherV);
-    std::vector<Intervals> pieces;
+  // The parts of a tensor with local `sizes` that `p` gives to the ranks; what each of them has goes
+  // to `counts`.
+  PackSchedule parts(const Placement& p, const Dims& sizes, std::vector<int64_t>& counts) const {
+    PackSchedule result(sizes);
     for (int64_t r = 0; r < num_ranks_; ++r) {
-      pieces.push_back(cut(p, sizes[dim], num_ranks_, r));
-      parcel.out_counts.push_back(length(pieces.back()) * inner);
+      const int64_t before = result.numel();
+      result.add_part(p.dim(), cut(p, sizes[p.dim()], num_ranks_, r));
+      counts.push_back(result.numel() - before);
     }
-    int64_t outer = 1;
-    for (int d = 0; d < dim; ++d) outer *= sizes[d];
-    parcel.input = local;
-    if (outer == 1 && p.kind() != PlacementKind::kStridedShard) {
-      parcel.output = empty(sizes, local);
-      return parcel;
-    }
-    parcel.output = at::empty({count(sizes)}, local.options());
-    parcel.unpack = [sizes, dim, pieces = std::move(pieces),
-                     counts = parcel.out_counts](const at::Tensor& flat) {
-      at::Tensor result = empty(sizes, flat);
-      Dims piece_sizes = sizes;
-      int64_t offset = 0;
-      for (size_t r = 0; r < pieces.size(); ++r) {
-        piece_sizes[dim] = length(pieces[r]);
-        place(result, dim, pieces[r], flat.narrow(0, offset, counts[r]).view(array(piece_sizes)));
-        offset += counts[r];
-      }
-      return result;
-    };
-    return parcel;
+    return result;
   }
 
-  int64_t group_size() const {
-    int64_t n = 1;
-    for (int m : step_.mesh_dims) n *= context_.mesh().size(m);
-    return n;
+  void all_gather(StepSchedule& s) const {
+    s.op = OpKind::kAllGatherV;
+    s.unpack = parts(step_.before[mesh_dim_], s.after, s.out_counts);
   }
 
-  // A reduction of pairs that no backend knows: everybody gets all inputs of what it wants, and
-  // multiplies.
-  Parcel multiply_here(Parcel parcel, const Dims& sizes) const {
-    const int64_t n = group_size();
-    parcel.out_counts.assign(n, count(sizes));
-    parcel.output = at::empty({n * count(sizes)}, parcel.input.options());
-    parcel.unpack = [sizes, n](const at::Tensor& flat) {
-      Dims all = sizes;
-      all.insert(all.begin(), n);
-      return at::view_as_real(at::view_as_complex(flat.view(array(all))).prod(0));
-    };
-    return parcel;
-  }
   // Sums and averages are those of the parts; complex numbers have no order.
   bool multiplies() const {
     return complex_ && step_.before[mesh_dim_].reduce_op() == ReduceOp::kProduct;
   }
 
-  Parcel all_reduce(const at::Tensor& local) const {
-    if (multiplies()) {
-      Parcel parcel = this->parcel(OpKind::kAllGatherV);
-      parcel.input = local;
-      return multiply_here(std::move(parcel), Dims(local.sizes().begin(), local.sizes().end()));
-    }
-    Parcel parcel = this->parcel(OpKind::kAllReduce);
-    parcel.reduce_op = step_.before[mesh_dim_].reduce_op();
-    parcel.input = local;
-    parcel.output = at::empty(local.sizes(), local.options());
-    return parcel;
+  void all_reduce(StepSchedule& s) const {
+    s.reduce_op = step_.before[mesh_dim_].reduce_op();
+    if (!multiplies()) return;
+    s.op = OpKind::kAllGatherV;
+    gather_factors(s);
   }
 
-  // What the cuts of the step's mesh dimensions leave of dimension `dim` of `local` to the rank
-  // that has `coordinate` on them.
-  Intervals kept(int dim, int64_t size, const Dims& coordinate) const {
-    Placements placements;
-    std::vector<int> order;
-    Dims shape;
-    for (int m : step_.mesh_dims) {
-      const Placement& p = step_.after[m];
-      placements.push_back(p.is_shard(dim) ? on_dim_0(p) : Replicate());
-      shape.push_back(context_.mesh().size(m));
-    }
+  void gather_factors(StepSchedule& s) const {
+    s.reduce_op = ReduceOp::kSum;
+    s.multiplies = true;
+    s.out_counts.assign(group_size(), count(s.after));
+  }
+
+  void reduce_scatter(StepSchedule& s) const {
+    s.op = OpKind::kReduceScatterV;
+    s.reduce_op = step_.before[mesh_dim_].reduce_op();
+    // Those that cut one tensor dimension, outermost first.
+    struct Cuts {
+      int dim;
+      absl::InlinedVector<size_t, 3> by;  // of step_.mesh_dims
+    };
+    std::vector<Cuts> cuts;
     for (int m : step_.after.order()) {
       const auto found = std::find(step_.mesh_dims.begin(), step_.mesh_dims.end(), m);
-      if (found != step_.mesh_dims.end()) {
-        order.push_back(static_cast<int>(found - step_.mesh_dims.begin()));
-      }
-    }
-    return local_intervals(value_or_throw(Layout::create(std::move(placements), std::move(order))),
-                           shape, coordinate, {size}, 0);
-  }
-
-  Parcel reduce_scatter(const at::Tensor& local) const {
-    Parcel parcel = this->parcel(OpKind::kReduceScatterV);
-    parcel.reduce_op = step_.before[mesh_dim_].reduce_op();
-    Dims group_shape;
-    std::vector<int> dims;  // of the tensor, that are cut
-    for (int m : step_.mesh_dims) {
-      group_shape.push_back(context_.mesh().size(m));
+      if (found == step_.mesh_dims.end()) continue;
       const int dim = step_.after[m].dim();
-      if (std::find(dims.begin(), dims.end(), dim) == dims.end()) dims.push_back(dim);
+      auto of_dim =
+          std::find_if(cuts.begin(), cuts.end(), [&](const Cuts& c) { return c.dim == dim; });
+      if (of_dim == cuts.end()) of_dim = cuts.insert(cuts.end(), Cuts{dim, {}});
+      of_dim->by.push_back(found - step_.mesh_dims.begin());
     }
-    std::vector<at::Tensor> pieces;
-    bool in_order = dims.size() == 1 && dims[0] == 0;  // as they lie in `local`
-    int64_t next_row = 0;
-    Dims peer(group_shape.size(), 0);
-    const int64_t num_peers = count(group_shape);
+    Dims group_shape;
+    for (int m : step_.mesh_dims) group_shape.push_back(context_.mesh().size(m));
+    Dims peer(group_shape.size(), 0), offset(s.before.size(), 0), shape = s.before;
+    PackSchedule& pack = s.pack.emplace(s.before);
+    const int64_t num_peers = group_size();
     for (int64_t r = 0; r < num_peers; ++r) {
       int64_t rest = r;
       for (size_t i = peer.size(); i-- > 0; rest /= group_shape[i]) peer[i] = rest % group_shape[i];
-      at::Tensor piece = local;
-      for (int dim : dims) {
-        const Intervals rows = kept(dim, local.size(dim), peer);
-        if (!rows.empty()) {
-          in_order &= rows[0].begin == next_row;
-          next_row = rows[0].end;
-        }
-        // Plain and ragged cuts leave one interval at most.
-        piece = rows.empty() ? piece.narrow(dim, 0, 0)
-                             : piece.narrow(dim, rows[0].begin, rows[0].size());
-      }
-      parcel.in_counts.push_back(piece.numel());
-      pieces.push_back(std::move(piece));
-    }
-    if (in_order) {
-      parcel.input = local.contiguous();
-    } else {
-      for (at::Tensor& piece : pieces) piece = piece.reshape({-1});
-      parcel.input = at::cat(pieces);
-    }
-    const Dims after = local_sizes(step_.after);
-    if (multiplies()) {
-      parcel.op = OpKind::kAllToAllV;
-      parcel.reduce_op = ReduceOp::kSum;
-      return multiply_here(std::move(parcel), after);
-    }
-    parcel.output = empty(after, local);
-    return parcel;
-  }
-
-  Parcel all_to_all(const at::Tensor& local) const {
-    const Placement& from = step_.before[mesh_dim_];
-    const Placement& to = step_.after[mesh_dim_];
-    const Dims after = local_sizes(step_.after);
-    Parcel parcel = this->parcel(OpKind::kAllToAllV);
-    std::vector<at::Tensor> pieces;
-    std::vector<Intervals> arriving;
-    Dims piece_sizes = after;
-    for (int64_t r = 0; r < num_ranks_; ++r) {
-      pieces.push_back(
-          select(local, to.dim(), cut(to, local.size(to.dim()), num_ranks_, r)).reshape({-1}));
-      parcel.in_counts.push_back(pieces.back().numel());
-      arriving.push_back(cut(from, after[from.dim()], num_ranks_, r));
-      piece_sizes[from.dim()] = length(arriving.back());
-      parcel.out_counts.push_back(count(piece_sizes));
-    }
-    parcel.input = at::cat(pieces);
-    parcel.output = at::empty({count(after)}, local.options());
-    parcel.unpack = [after, dim = from.dim(), arriving = std::move(arriving),
-                     counts = parcel.out_counts](const at::Tensor& flat) {
-      at::Tensor result = empty(after, flat);
-      Dims sizes = after;
-      int64_t offset = 0;
-      for (size_t r = 0; r < arriving.size(); ++r) {
-        sizes[dim] = length(arriving[r]);
-        place(result, dim, arriving[r], flat.narrow(0, offset, counts[r]).view(array(sizes)));
-        offset += counts[r];
-      }
-      return result;
-    };
-    return parcel;
-  }
-
-  Parcel exchange(const at::Tensor& local) const {
-    ExchangePart part = exchange_part(step_.before, step_.after, step_.mesh_dims,
-                                      context_.mesh().shape(), context_.coordinate(), sizes_);
-    auto counts = [](const std::vector<std::vector<ExchangeBlock>>& peers) {
-      std::vector<int64_t> result;
-      for (const auto& blocks : peers) {
-        int64_t n = 0;
-        for (const ExchangeBlock& b : blocks) n += count(b.shape);
-        result.push_back(n);
-      }
-      return result;
-    };
-    Parcel parcel = this->parcel(OpKind::kAllToAllV);
-    std::vector<at::Tensor> pieces;
-    for (const auto& blocks : part.send) {
-      for (const ExchangeBlock& b : blocks) pieces.push_back(block(local, b).reshape({-1}));
-    }
-    parcel.input = pieces.empty() ? at::empty({0}, local.options()) : at::cat(pieces);
-    parcel.in_counts = counts(part.send);
-    parcel.out_counts = counts(part.recv);
-    const Dims after = local_sizes(step_.after);
-    parcel.output = at::empty({count(after)}, local.options());
-    parcel.unpack = [after, recv = std::move(part.recv)](const at::Tensor& flat) {
-      at::Tensor result = empty(after, flat);
-      int64_t offset = 0;
-      for (const auto& blocks : recv) {
-        for (const ExchangeBlock& b : blocks) {
-          block(result, b).copy_(flat.narrow(0, offset, count(b.shape)).view(array(b.shape)));
-          offset += count(b.shape);
+      for (const Cuts& c : cuts) {
+        offset[c.dim] = 0;
+        shape[c.dim] = s.before[c.dim];
+        for (size_t i : c.by) {
+          // Plain and ragged cuts leave one interval at most.
+          const Intervals kept =
+              cut(step_.after[step_.mesh_dims[i]], shape[c.dim], group_shape[i], peer[i]);
+          offset[c.dim] += kept.empty() ? 0 : kept[0].begin;
+          shape[c.dim] = kept.empty() ? 0 : kept[0].size();
         }
       }
-      return result;
-    };
-    return parcel;
+      pack.add_part(offset, shape);
+      s.in_counts.push_back(count(shape));
+    }
+    if (!multiplies()) return;
+    s.op = OpKind::kAllToAllV;
+    gather_factors(s);
   }
 
-  MeshContext& context_;
+  void all_to_all(StepSchedule& s) const {
+    s.op = OpKind::kAllToAllV;
+    s.pack = parts(step_.after[mesh_dim_], s.before, s.in_counts);
+    s.unpack = parts(step_.before[mesh_dim_], s.after, s.out_counts);
+  }
+
+  static void add_blocks(const std::vector<std::vector<ExchangeBlock>>& peers,
+                         PackSchedule& packing, std::vector<int64_t>& counts) {
+    for (const std::vector<ExchangeBlock>& blocks : peers) {
+      const int64_t before = packing.numel();
+      for (const ExchangeBlock& b : blocks) packing.add_part(b.offset, b.shape);
+      counts.push_back(packing.numel() - before);
+    }
+  }
+
+  void exchange(StepSchedule& s) const {
+    const ExchangePart part = exchange_part(step_.before, step_.after, step_.mesh_dims,
+                                            context_.mesh().shape(), context_.coordinate(), sizes_);
+    s.op = OpKind::kAllToAllV;
+    add_blocks(part.send, s.pack.emplace(s.before), s.in_counts);
+    add_blocks(part.recv, s.unpack.emplace(s.after), s.out_counts);
+  }
+
+  const MeshContext& context_;
   const RedistributeStep& step_;
   const absl::Span<const int64_t> sizes_;
   const bool complex_;
@@ -355,6 +259,48 @@ class Packer {
   const int64_t num_ranks_;  // along it
   const int64_t index_;      // this rank's coordinate on it
 };
+
+// What `schedule` makes of `local`. The tensors are this call's own, the schedule is shared.
+Parcel packed(const RedistributeStep& step, std::shared_ptr<const StepSchedule> schedule,
+              const at::Tensor& local) {
+  Parcel parcel;
+  parcel.op = schedule->op;
+  parcel.reduce_op = schedule->reduce_op;
+  parcel.mesh_dims = step.mesh_dims;
+  parcel.in_counts = schedule->in_counts;
+  parcel.out_counts = schedule->out_counts;
+  if (local.sizes() != array(schedule->before)) {
+    throw Error(absl::InternalError(absl::StrCat("the redistribution step ", step.to_string(),
+                                                 " is for local parts of shape [",
+                                                 absl::StrJoin(schedule->before, ", "), "], not [",
+                                                 absl::StrJoin(local.sizes(), ", "), "]")));
+  }
+  parcel.input = local.contiguous();
+  if (schedule->pack.has_value()) {
+    const at::Tensor buffer = at::empty({schedule->pack->numel()}, local.options());
+    schedule->pack->pack(parcel.input, buffer);
+    parcel.input = buffer;
+  }
+  if (schedule->multiplies) {
+    const auto factors = static_cast<int64_t>(schedule->out_counts.size());
+    parcel.output = at::empty({factors * count(schedule->after)}, local.options());
+    parcel.unpack = [schedule = std::move(schedule), factors](const at::Tensor& flat) {
+      Dims all = schedule->after;
+      all.insert(all.begin(), factors);
+      return at::view_as_real(at::view_as_complex(flat.view(array(all))).prod(0));
+    };
+  } else if (schedule->unpack.has_value()) {
+    parcel.output = at::empty({schedule->unpack->numel()}, local.options());
+    parcel.unpack = [schedule = std::move(schedule)](const at::Tensor& flat) {
+      at::Tensor result = empty(schedule->after, flat);
+      schedule->unpack->unpack(flat, result);
+      return result;
+    };
+  } else {
+    parcel.output = empty(schedule->after, local);
+  }
+  return parcel;
+}
 
 }  // namespace
 
@@ -381,9 +327,17 @@ Layout layout_for(const MeshContext& context, const Layout& layout, int64_t ndim
   throw Error(function, counted.status());
 }
 
-RedistributePlan plan_for(const MeshContext& context, const Spec& from, const Layout& to) {
+RedistributePlan searched_plan(const MeshContext& context, const Spec& from, const Layout& to) {
   return value_or_throw(plan_redistribute(from.layout, to, context.mesh().shape(), from.sizes,
                                           c10::elementSize(from.dtype), context.cost_model));
+}
+
+PlanRef plan_for(MeshContext& context, const SpecRef& from, const SpecRef& to) {
+  PlanRef plan = context.plans.find(from, to);
+  if (plan != nullptr) return plan;
+  plan = std::make_shared<const ReadyPlan>(searched_plan(context, *from, to->layout));
+  context.plans.insert(from, to, plan);
+  return plan;
 }
 
 Work send(MeshContext& context, const Parcel& parcel, std::string_view tag) {
@@ -408,10 +362,10 @@ Work send(MeshContext& context, const Parcel& parcel, std::string_view tag) {
       absl::StrCat("redistribution does not use ", std::string(to_string(parcel.op)))));
 }
 
-PlanRun::PlanRun(MeshContext& context, const RedistributePlan& plan, at::Tensor local,
+PlanRun::PlanRun(MeshContext& context, const ReadyPlan& plan, at::Tensor local,
                  absl::Span<const int64_t> sizes)
     : context_(&context), plan_(&plan), sizes_(sizes.begin(), sizes.end()), given_(local) {
-  if (!plan.steps.empty()) {
+  if (!plan.plan.steps.empty()) {
     if (local.is_conj()) local = local.resolve_conj();
     if (local.is_neg()) local = local.resolve_neg();
     if (local.is_complex()) {
@@ -430,20 +384,26 @@ at::Tensor PlanRun::local() const {
 }
 
 bool PlanRun::next(Parcel* parcel) {
-  for (; step_ < plan_->steps.size(); ++step_) {
-    const RedistributeStep& step = plan_->steps[step_];
-    const Packer packer(*context_, step, sizes_, given_.is_complex());
-    if (is_collective(step) && !step.is_local()) {
-      *parcel = packer.pack(local_);
-      return true;
+  for (; step_ < plan_->plan.steps.size(); ++step_) {
+    const RedistributeStep& step = plan_->plan.steps[step_];
+    const Step here(*context_, step, sizes_, given_.is_complex());
+    if (!is_collective(step) || step.is_local()) {
+      local_ = here.run_here(local_);
+      continue;
     }
-    local_ = packer.run_here(local_);
+    std::shared_ptr<const StepSchedule> schedule = plan_->schedules[step_];
+    if (schedule == nullptr || schedule->sizes != sizes_) {
+      schedule = std::make_shared<const StepSchedule>(here.schedule());
+      if (here.group_size() <= kMaxKeptPeers) plan_->schedules[step_] = schedule;
+    }
+    *parcel = packed(step, std::move(schedule), local_);
+    return true;
   }
   return false;
 }
 
 Sending PlanRun::sending() const {
-  const RedistributeStep& step = plan_->steps[step_];
+  const RedistributeStep& step = plan_->plan.steps[step_];
   return {to_string(step.kind),
           step.mesh_dims,
           step.bytes,
@@ -458,7 +418,7 @@ void PlanRun::arrived(const Parcel& parcel) {
   ++step_;
 }
 
-at::Tensor run_plan(MeshContext& context, const RedistributePlan& plan, at::Tensor local,
+at::Tensor run_plan(MeshContext& context, const ReadyPlan& plan, at::Tensor local,
                     absl::Span<const int64_t> sizes, const Cause& cause) {
   PlanRun run(context, plan, std::move(local), sizes);
   for (Parcel parcel; run.next(&parcel);) {
@@ -479,10 +439,10 @@ at::Tensor redistributed(const at::Tensor& tensor, const Layout& layout, const C
   const DTensorMeta& meta = meta_of(tensor);
   if (meta.spec->layout == layout) return tensor;
   SpecRef target = meta.context->with_layout(*meta.spec, layout);
-  const RedistributePlan plan = plan_for(*meta.context, *meta.spec, layout);
+  const PlanRef plan = plan_for(*meta.context, meta.spec, target);
   const About about(*meta.context, provenance_of(meta));
   at::Tensor local =
-      owned(run_plan(*meta.context, plan, meta.local, meta.spec->sizes, cause), meta.local);
+      owned(run_plan(*meta.context, *plan, meta.local, meta.spec->sizes, cause), meta.local);
   at::Tensor result = wrap(std::move(local), std::move(target), meta.context);
   meta_of(result).came_from(provenance_of(meta));
   return result;

@@ -12,6 +12,7 @@
 #include "ATen/core/Tensor.h"
 #include "shardweave/comm/communicator.h"
 #include "shardweave/dtensor/mesh_context.h"
+#include "shardweave/dtensor/plans.h"
 #include "shardweave/placement/redistribute_plan.h"
 
 namespace shardweave::dtensor_internal {
@@ -22,8 +23,11 @@ namespace shardweave::dtensor_internal {
 Layout layout_for(const MeshContext& context, const Layout& layout, int64_t ndim,
                   const char* function);
 
-// The plan from one layout of a tensor to another, by the context's cost model.
-RedistributePlan plan_for(const MeshContext& context, const Spec& from, const Layout& to);
+// The plan from one layout of a tensor to another, by the context's cost model: searched the first
+// time, and found in the memo after that (plans.h).
+PlanRef plan_for(MeshContext& context, const SpecRef& from, const SpecRef& to);
+// Searched, and forgotten: to look at.
+RedistributePlan searched_plan(const MeshContext& context, const Spec& from, const Layout& to);
 
 // What a tensor gives to one collective.
 struct Parcel {
@@ -60,7 +64,7 @@ struct Sending {
 class PlanRun {
  public:
   // On this rank's part of a tensor with global `sizes`; the plan must outlive the run.
-  PlanRun(MeshContext& context, const RedistributePlan& plan, at::Tensor local,
+  PlanRun(MeshContext& context, const ReadyPlan& plan, at::Tensor local,
           absl::Span<const int64_t> sizes);
 
   // Runs what is local up to the next collective and packs that; false when the plan is through.
@@ -75,7 +79,7 @@ class PlanRun {
 
  private:
   MeshContext* context_;
-  const RedistributePlan* plan_;
+  const ReadyPlan* plan_;
   Dims sizes_;
   at::Tensor given_;
   // Complex tensors travel as real ones with a last dimension of 2; conjugation and negation that
@@ -96,7 +100,7 @@ struct Cause {
 // Runs `plan` on this rank's part of a tensor with global `sizes`; the result is contiguous unless
 // the plan has nothing but a to_partial or no step. It may be a view of `local`. Collective over the mesh dimensions that the
 // plan names.
-at::Tensor run_plan(MeshContext& context, const RedistributePlan& plan, at::Tensor local,
+at::Tensor run_plan(MeshContext& context, const ReadyPlan& plan, at::Tensor local,
                     absl::Span<const int64_t> sizes, const Cause& cause);
 
 // What a DTensor keeps of the result of a plan: a tensor that shares nothing with what was `given`

@@ -30,19 +30,18 @@ std::vector<at::Tensor> redistributed_all(absl::Span<const at::Tensor> tensors,
                                           absl::Span<const Layout> layouts, const Cause& cause) {
   std::vector<at::Tensor> results(tensors.begin(), tensors.end());
   std::vector<size_t> moving;
-  std::vector<SpecRef> targets;
   std::vector<Travel> travels;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const DTensorMeta& meta = meta_of(tensors[i]);
     if (meta.spec->layout == layouts[i]) continue;
     moving.push_back(i);
-    targets.push_back(meta.context->with_layout(*meta.spec, layouts[i]));
     travels.push_back(travel(meta, layouts[i]));
   }
   run_plans(travels, cause);
   for (size_t k = 0; k < moving.size(); ++k) {
     const DTensorMeta& meta = meta_of(tensors[moving[k]]);
-    results[moving[k]] = wrap(std::move(travels[k].local), targets[k], meta.context);
+    results[moving[k]] =
+        wrap(std::move(travels[k].local), std::move(travels[k].target), meta.context);
     meta_of(results[moving[k]]).came_from(travels[k].provenance);
   }
   return results;
@@ -123,8 +122,8 @@ struct PendingTensor::State {
         where(where_in),
         context(meta_of(tensor).context),
         target(context->with_layout(*meta_of(tensor).spec, layout)),
-        plan(plan_for(*context, *meta_of(tensor).spec, layout)),
-        run(std::in_place, *context, plan, meta_of(tensor).local, target->sizes),
+        plan(plan_for(*context, meta_of(tensor).spec, target)),
+        run(std::in_place, *context, *plan, meta_of(tensor).local, target->sizes),
         provenance(provenance_of(meta_of(tensor))),
         version(version_of(tensor)),
         records(c10::GradMode::is_enabled() && tensor.requires_grad()) {
@@ -149,7 +148,7 @@ struct PendingTensor::State {
   // Whether the collective under way is the last of the plan.
   bool is_last() const {
     const auto local = [](const RedistributeStep& step) { return step.is_local(); };
-    return std::all_of(plan.steps.begin() + run->next_step(), plan.steps.end(), local);
+    return std::all_of(plan->plan.steps.begin() + run->next_step(), plan->plan.steps.end(), local);
   }
 
   void finish() {
@@ -184,7 +183,7 @@ struct PendingTensor::State {
   const std::source_location where;
   const std::shared_ptr<MeshContext> context;
   const SpecRef target;
-  const RedistributePlan plan;
+  const PlanRef plan;
   std::optional<PlanRun> run;
   const uint64_t provenance;
   const int64_t version;

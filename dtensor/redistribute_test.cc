@@ -4,8 +4,11 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "shardweave/comm/world.h"
+#include "shardweave/dtensor/cost_model.h"
+#include "shardweave/dtensor/distribute_module.h"
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/error.h"
+#include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/redistribute_async.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 
@@ -430,6 +433,80 @@ TEST(RedistributeTest, TensorsOfEqualMeshesGoTogether) {
     expect_value(u + v, numbers({4}) * 2);
   });
   EXPECT_TRUE(status.ok()) << status;
+}
+
+// Plans are searched once for a pair of specs, by redistribute(), its gradient, redistribute_all() and
+// finish_grad_sync().
+TEST(RedistributeTest, APlanIsSearchedOnce) {
+  on_mesh({{"x", 2}, {"y", 2}}, [](const MeshPtr& mesh) {
+    const auto context = dtensor_internal::MeshContext::of(mesh);
+    const at::Tensor whole = numbers({7, 6});
+    const auto searches = [&] { return context->plans.searches(); };
+    at::Tensor weight = distribute_tensor(whole, mesh, Placements{Shard(0), Replicate()});
+    weight.requires_grad_();
+    const auto step = [&] {
+      const at::Tensor x = scattered(whole, mesh, {Shard(0), Shard(1)}).requires_grad_();
+      const at::Tensor y = redistribute(x, {Shard(1), Shard(0)});
+      expect_value(y.detach(), whole);
+      (y * y).sum().backward();
+      expect_value(x.grad(), 2 * whole);
+      const at::Tensor a = scattered(whole, mesh, {Partial(), Shard(1)});
+      const at::Tensor b = scattered(whole, mesh, {Shard(1), Partial()});
+      const Layout target({Replicate(), Shard(0)});
+      for (const at::Tensor& t : redistribute_all({a, b}, {target, target})) expect_value(t, whole);
+      expect_value(redistribute_async(b, target).wait(), whole);
+      full_tensor(weight * 2).sum().backward();
+      weight.mutable_grad() = redistribute(weight.grad(), {Shard(1), Shard(1)});
+      finish_grad_sync(std::vector<at::Tensor>{weight});
+      EXPECT_EQ(layout_of(weight.grad()), layout_of(weight));
+      expect_value(weight.grad(), at::full({7, 6}, 2.0f));
+      weight.mutable_grad() = at::Tensor();
+    };
+    step();
+    const int64_t once = searches();
+    EXPECT_GT(once, 5);
+    for (int i = 0; i < 3; ++i) step();
+    EXPECT_EQ(searches(), once);
+    // By another model they may be others.
+    set_cost_model(mesh, cost_model(mesh));
+    step();
+    EXPECT_EQ(searches(), 2 * once);
+    step();
+    EXPECT_EQ(searches(), 2 * once);
+  });
+}
+
+// What is under way goes on by the plan that it has begun with.
+TEST(RedistributeTest, ThePlanOfAPendingTensorOutlivesTheMemo) {
+  on_mesh({{"x", 2}, {"y", 2}}, [](const MeshPtr& mesh) {
+    const auto context = dtensor_internal::MeshContext::of(mesh);
+    const at::Tensor whole = numbers({7, 6});
+    const at::Tensor x = scattered(whole, mesh, {Partial(), Shard(1)});
+    PendingTensor pending = redistribute_async(x, {Shard(1), Replicate()});
+    context->plans.clear();
+    expect_value(pending.wait(), whole);
+  });
+}
+
+// Of sizes that are others every time few plans are kept, and with them few specs.
+TEST(RedistributeTest, TheMemoIsBounded) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const auto context = dtensor_internal::MeshContext::of(mesh);
+    context->plans.set_capacity(16);
+    const at::Tensor always = scattered(numbers({5, 4}), mesh, {Shard(0)});
+    redistribute(always, {Shard(1)});
+    for (int64_t n = 1; n < 500; ++n) {
+      const at::Tensor whole = numbers({n, 3});
+      const at::Tensor x = scattered(whole, mesh, {Shard(0)});
+      EXPECT_TRUE(at::equal(full_tensor(redistribute(x, {Shard(1)})), whole)) << n;
+      const int64_t searches = context->plans.searches();
+      redistribute(always, {Shard(1)});
+      ASSERT_EQ(context->plans.searches(), searches) << n;  // used in every round: it stays
+      ASSERT_LE(context->plans.size(), 16u);
+      context->cache.clear();  // only the memo keeps specs here
+      ASSERT_LE(context->num_specs(), 100u);
+    }
+  });
 }
 
 }  // namespace

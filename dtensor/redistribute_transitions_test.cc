@@ -164,7 +164,7 @@ void check_transitions(const Dims& mesh_shape, const Dims& sizes,
       const at::Tensor end = redistribute(start, to);
       logs[mesh->rank().value].push_back(sent);
       if (mesh->rank().value == 0) {
-        plans.push_back(planned(plan_for(*context, *meta_of(start).spec, to)));
+        plans.push_back(planned(searched_plan(*context, *meta_of(start).spec, to)));
       }
       EXPECT_EQ(layout_of(end), to);
       ASSERT_TRUE(holds(end, whole, mesh)) << explain(from, to, mesh) << ": " << to_local(end);

@@ -16,15 +16,14 @@ int64_t product(const Dims& sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
 }
 
-// What does not cut the tensor has no origin.
+}  // namespace
+
 CutOrigins of_cuts(CutOrigins origins, const Layout& layout) {
   uint64_t cuts = 0;
   for (int m = 0; m < std::min(layout.mesh_ndim(), 64); ++m)
     cuts |= uint64_t{layout[m].is_shard()} << m;
   return {origins.data & cuts, origins.weight & cuts};
 }
-
-}  // namespace
 
 Spec::Spec(MeshContext* context_in, Layout layout_in, Dims sizes_in, Dims strides_in,
            at::ScalarType dtype_in, c10::Device device_in, CutOrigins origins_in)
@@ -34,7 +33,7 @@ Spec::Spec(MeshContext* context_in, Layout layout_in, Dims sizes_in, Dims stride
       strides(std::move(strides_in)),
       dtype(dtype_in),
       device(device_in),
-      origins(of_cuts(origins_in, layout)),
+      origins(origins_in),
       local_sizes(local_shape(layout, context->mesh().shape(), context->coordinate(), sizes)) {}
 
 int64_t Spec::numel() const {

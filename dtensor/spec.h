@@ -33,6 +33,9 @@ struct CutOrigins {
   friend bool operator==(const CutOrigins&, const CutOrigins&) = default;
 };
 
+// Without the mesh dimensions that do not cut the tensor: those have no origin.
+CutOrigins of_cuts(CutOrigins origins, const Layout& layout);
+
 class Spec final : public c10::intrusive_ptr_target {
  public:
   Spec(dtensor_internal::MeshContext* context, Layout layout, Dims sizes, Dims strides,
@@ -44,7 +47,7 @@ class Spec final : public c10::intrusive_ptr_target {
   const Dims strides;  // global, as a tensor on one device would have them
   const at::ScalarType dtype;
   const c10::Device device;
-  const CutOrigins origins;  // of mesh dimensions that cut the tensor
+  const CutOrigins origins;  // of_cuts()
   const Dims local_sizes;    // this rank's
 
   int ndim() const { return static_cast<int>(sizes.size()); }

@@ -1,6 +1,5 @@
 // Who holds what: single cuts, and the cuts of a whole layout one after the other.
 #include <algorithm>
-#include <numeric>
 
 #include "shardweave/placement/intervals.h"
 #include "shardweave/placement/layout.h"
@@ -25,9 +24,8 @@ Intervals strided_cut(int64_t size, int64_t split_factor, int64_t num_ranks, int
 }
 
 Interval ragged_cut(const Placement& p, int64_t index) {
-  const auto mine = p.sizes().begin() + index;
-  const int64_t begin = std::accumulate(p.sizes().begin(), mine, int64_t{0});
-  return {begin, begin + *mine};
+  const int64_t begin = p.ragged_begin(index);
+  return {begin, begin + p.sizes()[index]};
 }
 
 }  // namespace

@@ -102,8 +102,7 @@ struct LocalExtent {
 
 // The functions below want a layout that validate() accepts. `coordinate` is the rank's coordinate
 // in the mesh, `shape` the global shape. They cost O(tensor dims + mesh dims), plus the split
-// factors of strided shards and the ranks before this one in ragged shards; the number of ranks
-// does not matter otherwise. A Partial holds all of what the others leave.
+// factors of strided shards; the number of ranks does not matter. A Partial holds all of what the others leave.
 Dims local_shape(const Layout& layout, absl::Span<const int64_t> mesh_shape,
                  absl::Span<const int64_t> coordinate, absl::Span<const int64_t> shape);
 LocalExtent local_extent(const Layout& layout, absl::Span<const int64_t> mesh_shape,

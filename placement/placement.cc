@@ -7,6 +7,11 @@
 
 namespace shardweave {
 
+const std::vector<int64_t>& Placement::sizes() const {
+  static const std::vector<int64_t> kNone;
+  return ragged_ == nullptr ? kNone : ragged_->sizes;
+}
+
 Placement Placement::with_dim(int dim) const {
   Placement p = *this;
   if (p.is_shard()) p.dim_ = dim;
@@ -22,7 +27,7 @@ std::string Placement::to_string() const {
     case PlacementKind::kStridedShard:
       return absl::StrCat("S(", dim_, ", sf=", split_factor_, ")");
     case PlacementKind::kRaggedShard:
-      return absl::StrCat("S(", dim_, ", sizes=[", absl::StrJoin(sizes_, ","), "])");
+      return absl::StrCat("S(", dim_, ", sizes=[", absl::StrJoin(sizes(), ","), "])");
     case PlacementKind::kPartial:
       return absl::StrCat("P(", std::string(shardweave::to_string(reduce_op_)), ")");
   }
@@ -62,7 +67,15 @@ Placement StridedShard(int dim, int64_t split_factor) {
 Placement RaggedShard(int dim, std::vector<int64_t> sizes) {
   Placement p = Shard(dim);
   p.kind_ = PlacementKind::kRaggedShard;
-  p.sizes_ = std::move(sizes);
+  auto ragged = std::make_shared<Placement::Ragged>();
+  ragged->begins.reserve(sizes.size());
+  uint64_t begin = 0;  // of any sizes: whether they fit a tensor is asked later
+  for (const int64_t size : sizes) {
+    ragged->begins.push_back(static_cast<int64_t>(begin));
+    begin += static_cast<uint64_t>(size);
+  }
+  ragged->sizes = std::move(sizes);
+  p.ragged_ = std::move(ragged);
   return p;
 }
 

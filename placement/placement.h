@@ -16,6 +16,7 @@
 
 #include <cstdint>
 #include <iosfwd>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -45,18 +46,24 @@ class Placement {
   int dim() const { return dim_; }                        // shards only; below 0: from the end
   ReduceOp reduce_op() const { return reduce_op_; }       // Partial only
   int64_t split_factor() const { return split_factor_; }  // strided shard only
-  const std::vector<int64_t>& sizes() const { return sizes_; }  // ragged shard only: one per rank
+  const std::vector<int64_t>& sizes() const;              // ragged shard only: one per rank
+  // The sum of the sizes before that of rank `index`; ragged shard only. O(1).
+  int64_t ragged_begin(int64_t index) const { return ragged_->begins[index]; }
 
   // The same cut of another dimension; what is no shard stays what it is.
   Placement with_dim(int dim) const;
 
   std::string to_string() const;
 
-  friend bool operator==(const Placement&, const Placement&) = default;
+  friend bool operator==(const Placement& a, const Placement& b) {
+    return a.kind_ == b.kind_ && a.reduce_op_ == b.reduce_op_ && a.dim_ == b.dim_ &&
+           a.split_factor_ == b.split_factor_ && (a.ragged_ == b.ragged_ || a.sizes() == b.sizes());
+  }
   friend std::ostream& operator<<(std::ostream& out, const Placement& placement);
   template <typename H>
   friend H AbslHashValue(H h, const Placement& p) {
-    return H::combine(std::move(h), p.kind_, p.reduce_op_, p.dim_, p.split_factor_, p.sizes_);
+    h = H::combine(std::move(h), p.kind_, p.reduce_op_, p.dim_, p.split_factor_);
+    return p.ragged_ == nullptr ? std::move(h) : H::combine(std::move(h), p.ragged_->sizes);
   }
 
  private:
@@ -69,7 +76,12 @@ class Placement {
   ReduceOp reduce_op_ = ReduceOp::kSum;
   int dim_ = 0;
   int64_t split_factor_ = 1;
-  std::vector<int64_t> sizes_;
+  // Shared by all copies: layouts are copied much, and there may be as many sizes as ranks.
+  struct Ragged {
+    std::vector<int64_t> sizes;
+    std::vector<int64_t> begins;
+  };
+  std::shared_ptr<const Ragged> ragged_;  // ragged shard only
 };
 
 Placement Replicate();
