@@ -337,6 +337,7 @@ TEST(DispatchTest, ACacheEntryOwnsTheSpecsOfItsKey) {
     EXPECT_FALSE(moved.expired());
     EXPECT_LT(context->num_specs(), 20000u);
     context->cache.clear();
+    context->plans.clear();
     for (int64_t n = 0; n < 20000; ++n) zeros({n % 10000, 3 + n / 10000}, mesh, {Replicate()});
     EXPECT_TRUE(moved.expired());
   });

@@ -470,9 +470,10 @@ TEST(RedistributeTest, APlanIsSearchedOnce) {
     // By another model they may be others.
     set_cost_model(mesh, cost_model(mesh));
     step();
-    EXPECT_EQ(searches(), 2 * once);
+    const int64_t twice = searches();
+    EXPECT_GT(twice, once + 5);
     step();
-    EXPECT_EQ(searches(), 2 * once);
+    EXPECT_EQ(searches(), twice);
   });
 }
 

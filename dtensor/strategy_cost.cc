@@ -91,10 +91,13 @@ class Weighing {
     int64_t own = 1;     // ranks along the mesh dimension that is being decided that share the work
     int64_t others = 1;  // and along the others
     for (int i = 0; i < call_.num_inputs(); ++i) {
-      if (!call_.input(i).defined) continue;
-      bytes += static_cast<double>(bytes_at(call_, call_.input(i), strategy_.inputs[i]));
-      own = std::max(own, pieces(call_, call_.input(i), strategy_.inputs[i]));
-      others = std::max(others, other_cuts(call_, call_.input(i).spec));
+      const TensorInfo& input = call_.input(i);
+      if (!input.defined) continue;
+      const int64_t mine = pieces(call_, input, strategy_.inputs[i]);
+      const int64_t other = other_cuts(call_, input.spec);
+      bytes += static_cast<double>(part_bytes(input, other * mine));
+      own = std::max(own, mine);
+      others = std::max(others, other);
     }
     for (int k = 0; k < call_.num_outputs(); ++k) {
       if (!call_.output(k).defined) continue;
