@@ -29,7 +29,7 @@
 #include "shardweave/comm/counting/counting.h"
 #include "shardweave/comm/world.h"
 #include "shardweave/dtensor/dtensor.h"
-#include "shardweave/dtensor/mesh_context.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
 
 ABSL_FLAG(bool, json, false, "print one line of JSON");
 ABSL_FLAG(int, heap_calls, 1000000, "calls over which the heap must not grow");

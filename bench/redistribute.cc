@@ -31,10 +31,10 @@
 #include "shardweave/comm/inproc/inproc.h"
 #include "shardweave/comm/store/in_process_store.h"
 #include "shardweave/dtensor/dtensor.h"
-#include "shardweave/dtensor/mesh_context.h"
-#include "shardweave/dtensor/redistribute.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/engine/redistribute.h"
+#include "shardweave/dtensor/engine/tensor_impl.h"
 #include "shardweave/dtensor/redistribute_async.h"
-#include "shardweave/dtensor/tensor_impl.h"
 #include "shardweave/placement/redistribute_bound.h"
 
 ABSL_FLAG(bool, json, false, "print one line of JSON");
@@ -126,11 +126,11 @@ Result run_case(const Case& c, const MeshPtr& mesh, Communicator& all) {
   const PlanRef plan = plan_for(*context, spec, context->with_layout(*spec, to));
 
   // What goes into the collectives, and where it comes out.
-  std::vector<Parcel> parcels;
+  std::vector<Transfer> transfers;
   PlanRun run(*context, *plan, meta_of(tensor).local, sizes);
-  for (Parcel parcel; run.next(&parcel); run.arrived(parcel)) {
-    throw_if_error(send(*context, parcel, "warm-up").wait());
-    parcels.push_back(parcel);
+  for (Transfer transfer; run.next(&transfer); run.arrived(transfer)) {
+    throw_if_error(send(*context, transfer, "warm-up").wait());
+    transfers.push_back(transfer);
   }
   Result result;
   result.plan = plan->plan.to_string();
@@ -139,8 +139,8 @@ Result run_case(const Case& c, const MeshPtr& mesh, Communicator& all) {
   std::tie(result.seconds, result.plain_seconds) = compare(
       all, [&] { redistribute(tensor, to); },
       [&] {
-        for (const Parcel& parcel : parcels) {
-          throw_if_error(send(*context, parcel, "plain").wait());
+        for (const Transfer& transfer : transfers) {
+          throw_if_error(send(*context, transfer, "plain").wait());
         }
       });
   return result;

@@ -1,7 +1,7 @@
 // Traces of communication, names of modules, pictures of shards.
 #include "shardweave/capi/handles.h"
-#include "shardweave/dtensor/comm_trace.h"
-#include "shardweave/dtensor/visualize_sharding.h"
+#include "shardweave/dtensor/observe/comm_trace.h"
+#include "shardweave/dtensor/observe/visualize_sharding.h"
 
 struct swv_trace : shardweave::capi::Handle<shardweave::capi::Kind::kTrace> {
   std::unique_ptr<shardweave::CommTrace> trace;

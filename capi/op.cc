@@ -10,7 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "shardweave/capi/values.h"
 #include "shardweave/comm/str_cat.h"
-#include "shardweave/dtensor/explain.h"
+#include "shardweave/dtensor/observe/explain.h"
 
 namespace shardweave::capi {
 namespace {

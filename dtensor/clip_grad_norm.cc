@@ -9,15 +9,15 @@
 #include "ATen/ops/stack.h"
 #include "absl/strings/str_cat.h"
 #include "c10/core/GradMode.h"
-#include "shardweave/dtensor/detour.h"
 #include "shardweave/dtensor/distribute_module.h"
-#include "shardweave/dtensor/fused.h"
-#include "shardweave/dtensor/local_part.h"
-#include "shardweave/dtensor/mesh_context.h"
-#include "shardweave/dtensor/observer.h"
-#include "shardweave/dtensor/provenance.h"
-#include "shardweave/dtensor/redistribute.h"
-#include "shardweave/dtensor/tensor_impl.h"
+#include "shardweave/dtensor/engine/detour.h"
+#include "shardweave/dtensor/engine/fused.h"
+#include "shardweave/dtensor/engine/local_part.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/engine/provenance.h"
+#include "shardweave/dtensor/engine/redistribute.h"
+#include "shardweave/dtensor/engine/tensor_impl.h"
+#include "shardweave/dtensor/observe/observer.h"
 
 namespace shardweave {
 namespace {
@@ -168,7 +168,7 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
   std::vector<at::Tensor> plain;
   std::vector<OfMesh> meshes;
   std::vector<const DTensorMeta*> partial;
-  std::vector<Travel> travels;  // of the Partial ones to where they are whole
+  std::vector<InFlight> in_flight;  // of the Partial ones to where they are whole
   for (const at::Tensor& grad : grads) {
     if (!is_dtensor(grad)) {
       plain.push_back(grad);
@@ -178,19 +178,19 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
     settle_plain_tensors(*meta.context);  // the norm is a number that everybody sees
     if (has_partial(meta.spec->layout)) {
       partial.push_back(&meta);
-      travels.push_back(travel(meta, gradient_layout(meta.spec->layout)));
+      in_flight.push_back(moving_to(meta, gradient_layout(meta.spec->layout)));
     } else {
       of_mesh(meshes, meta.context).add(meta.spec->layout, meta.local);
     }
   }
-  run_plans(travels, cause);
+  run_plans(in_flight, cause);
   uint64_t all = 0;
   for (const at::Tensor& grad : grads) {
     if (is_dtensor(grad)) all = mix(all, provenance_of(meta_of(grad)));
   }
   for (size_t i = 0; i < partial.size(); ++i) {
     of_mesh(meshes, partial[i]->context)
-        .add(gradient_layout(partial[i]->spec->layout), travels[i].local);
+        .add(gradient_layout(partial[i]->spec->layout), in_flight[i].local);
   }
   Sum total(norm_type);
   total.add(plain);

@@ -7,9 +7,9 @@
 #include "ATen/ATen.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "shardweave/dtensor/comm_trace.h"
 #include "shardweave/dtensor/distribute_module.h"
 #include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 
 namespace shardweave {

@@ -9,8 +9,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
-#include "shardweave/dtensor/checksum.h"
-#include "shardweave/dtensor/mesh_context.h"
+#include "shardweave/dtensor/engine/checksum.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
 
 namespace shardweave {
 

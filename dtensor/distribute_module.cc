@@ -9,13 +9,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "c10/core/GradMode.h"
-#include "shardweave/dtensor/adopt.h"
-#include "shardweave/dtensor/checksum.h"
-#include "shardweave/dtensor/distribute.h"
-#include "shardweave/dtensor/fused.h"
-#include "shardweave/dtensor/mesh_context.h"
-#include "shardweave/dtensor/provenance.h"
-#include "shardweave/dtensor/tensor_impl.h"
+#include "shardweave/dtensor/engine/adopt.h"
+#include "shardweave/dtensor/engine/checksum.h"
+#include "shardweave/dtensor/engine/distribute.h"
+#include "shardweave/dtensor/engine/fused.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/engine/provenance.h"
+#include "shardweave/dtensor/engine/tensor_impl.h"
 #include "torch/nn/module.h"
 
 namespace shardweave {
@@ -317,7 +317,7 @@ void finish_grad_sync(torch::nn::Module& module, std::source_location where) {
 void finish_grad_sync(const std::vector<at::Tensor>& parameters, std::source_location where) {
   const c10::AutoGradMode no_grad(false);
   std::vector<at::Tensor> moving;  // parameters
-  std::vector<Travel> travels;
+  std::vector<InFlight> in_flight;
   for (const at::Tensor& parameter : unique_parameters(parameters)) {
     if (!is_dtensor(parameter) || !parameter.grad().defined()) continue;
     if (!is_dtensor(parameter.grad())) {  // a formula's own zeros, say
@@ -330,17 +330,17 @@ void finish_grad_sync(const std::vector<at::Tensor>& parameters, std::source_loc
     const DTensorMeta& have = checked_meta(parameter.grad(), "finish_grad_sync");
     if (have.spec->layout == want) continue;
     moving.push_back(parameter);
-    travels.push_back(travel(have, want));
+    in_flight.push_back(moving_to(have, want));
   }
-  run_plans(travels, {.name = "finish_grad_sync", .where = where});
+  run_plans(in_flight, {.name = "finish_grad_sync", .where = where});
   for (size_t i = 0; i < moving.size(); ++i) {
     // Not where it stands: what else has the memory of the gradient, or is a view of it, would no
     // longer be what it is.
     const DTensorMeta& have = meta_of(moving[i].grad());
-    at::Tensor local = std::move(travels[i].local);
+    at::Tensor local = std::move(in_flight[i].local);
     if (local.is_alias_of(have.local)) local = local.clone();
-    moving[i].mutable_grad() = wrap(std::move(local), std::move(travels[i].target), have.context);
-    meta_of(moving[i].grad()).came_from(travels[i].provenance);
+    moving[i].mutable_grad() = wrap(std::move(local), std::move(in_flight[i].target), have.context);
+    meta_of(moving[i].grad()).came_from(in_flight[i].provenance);
   }
 }
 

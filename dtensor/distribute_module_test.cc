@@ -8,8 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "shardweave/dtensor/comm_trace.h"
 #include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "torch/nn/module.h"
 

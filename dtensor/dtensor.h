@@ -30,7 +30,7 @@
 
 #include "ATen/core/Tensor.h"
 #include "shardweave/dtensor/error.h"
-#include "shardweave/dtensor/visualize_sharding.h"
+#include "shardweave/dtensor/observe/visualize_sharding.h"
 #include "shardweave/mesh/connected_mesh.h"
 #include "shardweave/placement/layout.h"
 #include "shardweave/placement/placement.h"

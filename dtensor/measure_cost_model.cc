@@ -8,7 +8,7 @@
 #include "ATen/ATen.h"
 #include "c10/core/GradMode.h"
 #include "shardweave/dtensor/cost_model.h"
-#include "shardweave/dtensor/mesh_context.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
 
 namespace shardweave {
 

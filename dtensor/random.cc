@@ -2,8 +2,8 @@
 
 #include <array>
 
-#include "shardweave/dtensor/mesh_context.h"
-#include "shardweave/dtensor/philox.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/engine/philox.h"
 
 namespace shardweave {
 

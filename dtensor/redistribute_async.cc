@@ -6,12 +6,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "c10/core/GradMode.h"
-#include "shardweave/dtensor/adopt.h"
-#include "shardweave/dtensor/fused.h"
-#include "shardweave/dtensor/observer.h"
-#include "shardweave/dtensor/provenance.h"
-#include "shardweave/dtensor/redistribute.h"
-#include "shardweave/dtensor/tensor_impl.h"
+#include "shardweave/dtensor/engine/adopt.h"
+#include "shardweave/dtensor/engine/fused.h"
+#include "shardweave/dtensor/engine/provenance.h"
+#include "shardweave/dtensor/engine/redistribute.h"
+#include "shardweave/dtensor/engine/tensor_impl.h"
+#include "shardweave/dtensor/observe/observer.h"
 #include "torch/csrc/autograd/function.h"
 #include "torch/csrc/autograd/functions/utils.h"
 
@@ -30,19 +30,19 @@ std::vector<at::Tensor> redistributed_all(absl::Span<const at::Tensor> tensors,
                                           absl::Span<const Layout> layouts, const Cause& cause) {
   std::vector<at::Tensor> results(tensors.begin(), tensors.end());
   std::vector<size_t> moving;
-  std::vector<Travel> travels;
+  std::vector<InFlight> in_flight;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const DTensorMeta& meta = meta_of(tensors[i]);
     if (meta.spec->layout == layouts[i]) continue;
     moving.push_back(i);
-    travels.push_back(travel(meta, layouts[i]));
+    in_flight.push_back(moving_to(meta, layouts[i]));
   }
-  run_plans(travels, cause);
+  run_plans(in_flight, cause);
   for (size_t k = 0; k < moving.size(); ++k) {
     const DTensorMeta& meta = meta_of(tensors[moving[k]]);
     results[moving[k]] =
-        wrap(std::move(travels[k].local), std::move(travels[k].target), meta.context);
-    meta_of(results[moving[k]]).came_from(travels[k].provenance);
+        wrap(std::move(in_flight[k].local), std::move(in_flight[k].target), meta.context);
+    meta_of(results[moving[k]]).came_from(in_flight[k].provenance);
   }
   return results;
 }
@@ -137,12 +137,12 @@ struct PendingTensor::State {
 
   void advance() {
     span.reset();
-    moving = run->next(&parcel);
+    moving = run->next(&transfer);
     if (!moving) return;
     span.emplace(*context, Cause{.name = kAsync, .where = where},
                  [this] { return run->sending(); });
     const About about(*context, provenance);
-    work = send(*context, parcel, kAsync);
+    work = send(*context, transfer, kAsync);
   }
 
   // Whether the collective under way is the last of the plan.
@@ -154,7 +154,7 @@ struct PendingTensor::State {
   void finish() {
     while (moving) {
       throw_if_error(work.wait());
-      run->arrived(parcel);
+      run->arrived(transfer);
       advance();
     }
     if (version_of(source) != version) {
@@ -174,7 +174,7 @@ struct PendingTensor::State {
       result = std::move(arrived[0]);
     }
     // Whoever keeps this for the result keeps nothing else.
-    parcel = Parcel();
+    transfer = Transfer();
     run.reset();
     source.reset();
   }
@@ -189,7 +189,7 @@ struct PendingTensor::State {
   const int64_t version;
   const bool records;
   bool moving = false;
-  Parcel parcel;  // under way, if `moving`
+  Transfer transfer;  // under way, if `moving`
   std::optional<CollectiveSpan> span;
   Work work;
   at::Tensor result;  // undefined: not yet

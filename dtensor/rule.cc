@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "c10/core/WrapDimMinimal.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/error.h"
-#include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "shardweave/dtensor/mesh_context.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
 
 namespace shardweave {
 namespace {

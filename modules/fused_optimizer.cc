@@ -12,10 +12,10 @@
 #include "absl/strings/str_join.h"
 #include "c10/core/GradMode.h"
 #include "shardweave/comm/str_cat.h"
-#include "shardweave/dtensor/detour.h"
+#include "shardweave/dtensor/engine/detour.h"
 #include "shardweave/dtensor/dtensor.h"
-#include "shardweave/dtensor/local_part.h"
-#include "shardweave/dtensor/tensor_impl.h"
+#include "shardweave/dtensor/engine/local_part.h"
+#include "shardweave/dtensor/engine/tensor_impl.h"
 
 namespace shardweave {
 namespace {

@@ -24,7 +24,7 @@
 #include "models.h"
 #include "nlohmann/json.hpp"
 #include "scenarios.h"
-#include "shardweave/dtensor/text_table.h"
+#include "shardweave/dtensor/observe/text_table.h"
 
 ABSL_FLAG(bool, json, false, "print one JSON document");
 ABSL_FLAG(std::string, filter, "", "only scenarios with this in \"name (mesh)\"");

@@ -12,10 +12,10 @@
 #include "ATen/Parallel.h"
 #include "c10/core/GradMode.h"
 #include "shardweave/comm/world.h"
-#include "shardweave/dtensor/comm_trace.h"
 #include "shardweave/dtensor/distribute_module.h"
 #include "shardweave/dtensor/dtensor.h"
-#include "shardweave/dtensor/mesh_context.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/observe/comm_trace.h"
 
 namespace communication_bench {
 namespace {

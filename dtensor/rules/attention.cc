@@ -8,8 +8,8 @@
 #include "ATen/ops/cat.h"
 #include "ATen/ops/zeros.h"
 #include "absl/strings/str_cat.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/error.h"
-#include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 

@@ -7,12 +7,12 @@
 #include "ATen/ops/empty_strided.h"
 #include "ATen/ops/zeros.h"
 #include "absl/strings/str_cat.h"
-#include "shardweave/dtensor/arguments.h"
+#include "shardweave/dtensor/engine/arguments.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/engine/redistribute.h"
+#include "shardweave/dtensor/engine/remembered.h"
+#include "shardweave/dtensor/engine/tensor_impl.h"
 #include "shardweave/dtensor/error.h"
-#include "shardweave/dtensor/mesh_context.h"
-#include "shardweave/dtensor/redistribute.h"
-#include "shardweave/dtensor/remembered.h"
-#include "shardweave/dtensor/tensor_impl.h"
 
 namespace shardweave::dtensor_internal {
 namespace {

@@ -1,7 +1,7 @@
 // Convolution: cut the batch (dimension 0 of the input), the channels of the result, those of the
 // input (then the result is a Partial sum), or whole groups. Spatial cuts need a halo, unless
 // windows do not overlap; inputs that are cut so are brought to one of these first.
-#include "shardweave/dtensor/mesh_context.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 

@@ -10,11 +10,11 @@
 #include "ATen/ops/arange.h"
 #include "ATen/ops/nonzero.h"
 #include "ATen/ops/nonzero_static.h"
-#include "shardweave/dtensor/adopt.h"
-#include "shardweave/dtensor/mesh_context.h"
+#include "shardweave/dtensor/engine/adopt.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/engine/tensor_impl.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
-#include "shardweave/dtensor/tensor_impl.h"
 
 namespace shardweave::dtensor_internal {
 namespace {

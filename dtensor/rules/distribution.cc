@@ -15,11 +15,11 @@
 #include "ATen/ops/topk.h"
 #include "ATen/ops/where.h"
 #include "absl/strings/str_cat.h"
-#include "shardweave/dtensor/philox.h"
+#include "shardweave/dtensor/engine/philox.h"
+#include "shardweave/dtensor/engine/tensor_impl.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/element_order.h"
 #include "shardweave/dtensor/rules/families.h"
-#include "shardweave/dtensor/tensor_impl.h"
 
 namespace shardweave::dtensor_internal {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "shardweave/dtensor/mesh_context.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
 
 namespace shardweave::dtensor_internal {
 

@@ -8,12 +8,12 @@
 #include "ATen/ops/zeros.h"
 #include "ATen/ops/zeros_like.h"
 #include "absl/strings/str_cat.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/engine/tensor_impl.h"
 #include "shardweave/dtensor/error.h"
-#include "shardweave/dtensor/mesh_context.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 #include "shardweave/dtensor/rules/rows.h"
-#include "shardweave/dtensor/tensor_impl.h"
 #include "torch/csrc/autograd/functions/accumulate_grad.h"
 
 namespace shardweave::dtensor_internal {

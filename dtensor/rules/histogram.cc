@@ -16,11 +16,11 @@
 #include "ATen/ops/histogram.h"
 #include "absl/strings/str_cat.h"
 #include "shardweave/dtensor/dtensor.h"
-#include "shardweave/dtensor/mesh_context.h"
-#include "shardweave/dtensor/redistribute.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/engine/redistribute.h"
+#include "shardweave/dtensor/engine/tensor_impl.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
-#include "shardweave/dtensor/tensor_impl.h"
 
 namespace shardweave::dtensor_internal {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "ATen/native/TypeProperties.h"
 #include "c10/core/DefaultDtype.h"
-#include "shardweave/dtensor/mesh_context.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 

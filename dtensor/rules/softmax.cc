@@ -8,10 +8,10 @@
 #include "ATen/ops/full.h"
 #include "ATen/ops/sum.h"
 #include "shardweave/dtensor/dtensor.h"
-#include "shardweave/dtensor/mesh_context.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/engine/tensor_impl.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
-#include "shardweave/dtensor/tensor_impl.h"
 
 namespace shardweave::dtensor_internal {
 namespace {

@@ -6,14 +6,14 @@
 #include "ATen/ops/empty_strided.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "shardweave/dtensor/detour.h"
 #include "shardweave/dtensor/dtensor.h"
-#include "shardweave/dtensor/mesh_context.h"
-#include "shardweave/dtensor/provenance.h"
+#include "shardweave/dtensor/engine/detour.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/engine/provenance.h"
+#include "shardweave/dtensor/engine/tensor_impl.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 #include "shardweave/dtensor/rules/view_map.h"
-#include "shardweave/dtensor/tensor_impl.h"
 
 namespace shardweave::dtensor_internal {
 namespace {

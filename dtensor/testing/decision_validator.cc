@@ -12,9 +12,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "shardweave/comm/counting/counting.h"
-#include "shardweave/dtensor/decide.h"
-#include "shardweave/dtensor/mesh_context.h"
-#include "shardweave/dtensor/tensor_impl.h"
+#include "shardweave/dtensor/engine/decide.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/engine/tensor_impl.h"
 #include "shardweave/dtensor/testing/pieces.h"
 #include "shardweave/dtensor/testing/rule_validator.h"
 

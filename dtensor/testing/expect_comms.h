@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "shardweave/dtensor/comm_trace.h"
+#include "shardweave/dtensor/observe/comm_trace.h"
 
 namespace shardweave {
 

@@ -23,7 +23,7 @@
 #include "absl/strings/str_join.h"
 #include "gtest/gtest.h"
 #include "shardweave/dtensor/dtensor.h"
-#include "shardweave/dtensor/observer.h"
+#include "shardweave/dtensor/observe/observer.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "torch/csrc/autograd/autograd.h"
 

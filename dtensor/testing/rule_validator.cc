@@ -14,8 +14,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "shardweave/comm/counting/counting.h"
-#include "shardweave/dtensor/mesh_context.h"
-#include "shardweave/dtensor/propagate.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/engine/propagate.h"
 #include "shardweave/dtensor/testing/pieces.h"
 
 namespace shardweave::testing {

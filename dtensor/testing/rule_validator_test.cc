@@ -3,8 +3,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/error.h"
-#include "shardweave/dtensor/mesh_context.h"
 
 namespace shardweave::testing {
 namespace {

@@ -16,8 +16,8 @@
 #include "nlohmann/json.hpp"
 #include "progress.h"
 #include "report.h"
-#include "shardweave/dtensor/comm_trace.h"
-#include "shardweave/dtensor/profile_trace.h"
+#include "shardweave/dtensor/observe/comm_trace.h"
+#include "shardweave/dtensor/observe/profile_trace.h"
 #include "shardweave/mesh/connected_mesh.h"
 #include "training.h"
 

@@ -25,7 +25,7 @@
 #include "shardweave/comm/world.h"
 #include "shardweave/dtensor/cost_model.h"
 #include "shardweave/dtensor/error.h"
-#include "shardweave/dtensor/text_table.h"
+#include "shardweave/dtensor/observe/text_table.h"
 #include "shardweave/mesh/connected_mesh.h"
 #include "shardweave/tools/launch/launcher.h"
 

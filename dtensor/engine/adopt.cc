@@ -1,0 +1,305 @@
+#include "shardweave/dtensor/engine/adopt.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/hash/hash.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "c10/core/GradMode.h"
+#include "shardweave/dtensor/engine/arguments.h"
+#include "shardweave/dtensor/engine/checksum.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/engine/tensor_impl.h"
+#include "torch/csrc/autograd/graph_task.h"
+
+namespace shardweave::dtensor_internal {
+namespace {
+
+using c10::IValue;
+
+[[noreturn]] void mixed(const c10::OperatorHandle& op, size_t arg, const at::Tensor& plain,
+                        const std::string& why) {
+  fail(op, absl::StatusCode::kInvalidArgument,
+       absl::StrCat("argument '", op.schema().arguments()[arg].name(),
+                    "' is a plain tensor of shape [", absl::StrJoin(plain.sizes(), ", "),
+                    "] among DTensors, and ", why));
+}
+
+// A gradient of a plain tensor would be a DTensor: nobody asks for one without recording.
+void check_can_mix(const c10::OperatorHandle& op, size_t arg, const at::Tensor& plain) {
+  if (plain.requires_grad() && c10::GradMode::is_enabled()) {
+    mixed(op, arg, plain, "it requires grad; distribute it");
+  }
+  const std::string why = not_dense(plain);
+  if (!why.empty()) mixed(op, arg, plain, why);
+}
+
+bool writes(const OpInfo& info, size_t arg) {
+  for (const OpInfo::Write& write : info.writes) {
+    if (write.arg == static_cast<int>(arg)) return true;
+  }
+  return false;
+}
+
+// "aten::mul.Tensor: argument 'other'"
+std::string described(const PlainTensors::Use& use) {
+  if (!use.op.has_value()) return "a gradient";
+  return absl::StrCat(name_of(*use.op), ": argument '",
+                      use.op->schema().arguments()[use.arg].name(), "'");
+}
+
+bool is_written(const PlainTensors::Use& use) {
+  if (!use.op.has_value()) return false;
+  const c10::AliasInfo* alias = use.op->schema().arguments()[use.arg].alias_info();
+  return alias != nullptr && alias->isWrite();
+}
+
+std::string difference_of(const PlainTensors::Use& use) {
+  return absl::StrCat(
+      described(use),
+      " is a plain tensor among DTensors that differs from rank to rank; make one DTensor of the "
+      "ranks' parts",
+      is_written(use)
+          ? " (if it is the state of an optimizer that made a step before the parameters "
+            "were distributed: make the optimizer after that)"
+          : "");
+}
+
+Cause cause_of(const PlainTensors::Use& use) {
+  if (!use.op.has_value()) return {.name = "a plain gradient"};
+  return {.name = use.op->operator_name().name,
+          .argument = use.op->schema().arguments()[use.arg].name()};
+}
+
+// Compares the checksums of plain tensors, which are those of arguments `of`, with the other ranks'.
+void compare_now(const c10::OperatorHandle& op, const std::vector<size_t>& of, MeshContext& context,
+                 const std::vector<uint64_t>& sums) {
+  if (context.strict_depth > 0) {
+    fail(op, absl::StatusCode::kFailedPrecondition,
+         absl::StrCat(
+             "argument '", op.schema().arguments()[of[0]].name(),
+             "' is a plain tensor among DTensors, which the strict scope refuses: that it is "
+             "the same on all ranks takes communication to find out"));
+  }
+  if (auto difference = first_difference(context, sums, cause_of({op, of[0]}))) {
+    throw Error(absl::InvalidArgumentError(difference_of({op, of[difference->index]})));
+  }
+}
+
+bool in_backward() {
+  return torch::autograd::get_current_graph_task_id() != -1;
+}
+
+bool is_number(const at::Tensor& plain) {
+  return plain.dim() == 0;
+}
+
+constexpr size_t kMaxMet = 1024;
+constexpr size_t kMaxPlaces = 4096;
+constexpr size_t kMaxRuns = 256;
+
+uint64_t followed_by(uint64_t sum, uint64_t next) {
+  return checksum(sum, {reinterpret_cast<const char*>(&next), sizeof(next)});
+}
+
+}  // namespace
+
+std::string not_dense(const at::Tensor& plain) {
+  if (plain.layout() != at::kStrided) {
+    std::ostringstream layout;
+    layout << plain.layout();
+    return absl::StrCat("it is not dense, but ", layout.str());
+  }
+  if (plain.is_quantized()) return "it is not dense, but quantized";
+  if (plain.is_nested()) return "it is not dense, but nested";
+  return "";
+}
+
+SpecRef replicated_spec(MeshContext& context, const at::Tensor& local) {
+  const auto sizes = local.sizes();
+  const auto strides = local.strides();
+  return context.intern(Layout(Placements(context.mesh().ndim())), {sizes.data(), sizes.size()},
+                        {strides.data(), strides.size()}, local.scalar_type(), local.device());
+}
+
+at::Tensor as_dtensor(const at::Tensor& grad, const std::shared_ptr<MeshContext>& context) {
+  if (is_dtensor(grad.unsafeGetTensorImpl())) return grad;
+  context->plain_tensors.put_off({}, grad);
+  if (c10::GradMode::is_enabled() && grad.requires_grad()) {  // its derivative may be asked for
+    return from_local(grad, MeshPtr(context, &context->connected_mesh()),
+                      Placements(context->mesh().ndim()), grad.sizes().vec());
+  }
+  return wrap(grad.detach(), replicated_spec(*context, grad), context);
+}
+
+bool PlainTensors::met(const at::Tensor& plain, uint64_t place) const {
+  return places_.contains(place) ||
+         (plain.has_storage() && met_.contains(plain.storage().unsafeGetStorageImpl()));
+}
+
+void PlainTensors::meet(const at::Tensor& plain, uint64_t place) {
+  if (places_.size() == kMaxPlaces) places_.clear();
+  places_.insert(place);
+  if (!plain.has_storage() || met_.contains(plain.storage().unsafeGetStorageImpl())) return;
+  met_.insert(plain.storage().unsafeGetStorageImpl());
+  order_.emplace_back(plain.storage().unsafeGetStorageImpl(), plain.storage().getWeakStorageImpl());
+  if (order_.size() <= kMaxMet) return;
+  met_.erase(order_.front().first);
+  order_.pop_front();
+}
+
+void PlainTensors::put_off(const Use& use, const at::Tensor& plain) {
+  if (failure_.empty()) put_off_.add(use, checksum(plain));
+}
+
+void PlainTensors::PutOff::add(const Use& use, uint64_t sum) {
+  if (count++ % run_length != 0) {
+    runs.back().last = use;
+    runs.back().sum = followed_by(runs.back().sum, sum);
+    return;
+  }
+  if (runs.size() == kMaxRuns) {  // each two become one
+    for (size_t i = 0; i < kMaxRuns / 2; ++i) {
+      const Run &a = runs[2 * i], &b = runs[2 * i + 1];
+      runs[i] = {a.first, b.last, followed_by(a.sum, b.sum)};
+    }
+    runs.resize(kMaxRuns / 2);
+    run_length *= 2;
+  }
+  runs.push_back({use, use, sum});
+}
+
+void settle_plain_tensors(MeshContext& context) {
+  PlainTensors& plain = context.plain_tensors;
+  if (!plain.failure_.empty()) {
+    throw Error(absl::FailedPreconditionError(
+        absl::StrCat("no value leaves this mesh any more, for it may differ from rank to rank: ",
+                     plain.failure_)));
+  }
+  PlainTensors::PutOff& put_off = plain.put_off_;
+  if (put_off.count == 0) return;
+  const Cause cause = cause_of(put_off.runs[0].first);
+  uint64_t all = static_cast<uint64_t>(put_off.count);
+  for (const PlainTensors::Run& run : put_off.runs) all = followed_by(all, run.sum);
+  if (!first_difference(context, {all}, cause).has_value()) {
+    put_off = {};
+    return;
+  }
+  // All ranks know, and look for the first.
+  std::vector<uint64_t> sums = {static_cast<uint64_t>(put_off.count)};
+  for (const PlainTensors::Run& run : put_off.runs) sums.push_back(run.sum);
+  sums.resize(1 + kMaxRuns);
+  const std::optional<Difference> difference = first_difference(context, sums, cause);
+  if (!difference.has_value()) {
+    plain.failure_ = "plain tensors among DTensors differ from rank to rank";
+  } else if (difference->index == 0) {
+    plain.failure_ =
+        absl::StrCat("ranks ", difference->ranks[0], " and ", difference->ranks[1],
+                     " have not used equally many plain tensors among DTensors (this one ",
+                     put_off.count, ", the last in ", described(put_off.runs.back().last), ")");
+  } else {
+    const PlainTensors::Run& run = put_off.runs[difference->index - 1];
+    plain.failure_ =
+        put_off.run_length == 1
+            ? difference_of(run.first)
+            : absl::StrCat("one of ", put_off.run_length,
+                           " plain tensors among DTensors, used one after the other from \"",
+                           described(run.first), "\" to \"", described(run.last),
+                           "\", differs from rank to rank; make one DTensor of the ranks' parts");
+  }
+  put_off = {};
+  throw Error(absl::InvalidArgumentError(plain.failure_));
+}
+
+void adopt_written(const c10::OperatorHandle& op, const OpInfo& info,
+                   const std::shared_ptr<MeshContext>& context, absl::Span<IValue> args) {
+  for (const OpInfo::Write& write : info.writes) {
+    if (write.is_list || !args[write.arg].isTensor()) continue;
+    const at::Tensor& plain = args[write.arg].toTensor();
+    if (!plain.defined() || is_dtensor(plain.unsafeGetTensorImpl()) || !in_backward()) continue;
+    if (!write.is_out) {
+      context->plain_tensors.put_off({op, static_cast<size_t>(write.arg)}, plain);
+    }
+    convert_in_place(plain, plain.detach(), replicated_spec(*context, plain), context);
+  }
+}
+
+void adopt_equal(const c10::OperatorHandle& op, const OpInfo& info,
+                 const std::shared_ptr<MeshContext>& context, absl::Span<IValue> args) {
+  const bool later = in_backward();
+  std::vector<uint64_t> sums;  // to be compared now
+  std::vector<size_t> of;      // the arguments that these are of
+  std::vector<std::pair<at::Tensor, uint64_t>> first_met;
+  std::vector<at::Tensor> becoming;  // DTensors where they stand, for the operator writes to them
+  auto adopted = [&](size_t i, const IValue& value) -> IValue {
+    if (!value.isTensor()) return value;
+    const at::Tensor& plain = value.toTensor();
+    if (!plain.defined() || is_dtensor(plain.unsafeGetTensorImpl())) return value;
+    if (is_number(plain) && !info.is_out[i]) return value;
+    check_can_mix(op, i, plain);
+    SpecRef spec = replicated_spec(*context, plain);
+    // Not its shape: ranks that have different ones shall do the same all the same.
+    const uint64_t place = absl::HashOf(&op.operator_name(), i, static_cast<int>(spec->dtype));
+    if (info.is_out[i]) {
+      // What is in it is lost.
+    } else if (later || context->plain_tensors.met(plain, place)) {
+      context->plain_tensors.put_off({op, i}, plain);
+    } else {
+      sums.push_back(checksum(plain));
+      of.push_back(i);
+      first_met.emplace_back(plain, place);
+    }
+    if (!writes(info, i)) return wrap(plain.detach(), std::move(spec), context);
+    becoming.push_back(plain);
+    return value;
+  };
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (info.args[i] == ArgKind::kTensor) {
+      args[i] = adopted(i, args[i]);
+    } else if (info.args[i] == ArgKind::kTensorList && args[i].isList()) {
+      c10::impl::GenericList list(args[i].toList().elementType());
+      for (const IValue& e : args[i].toListRef()) list.push_back(adopted(i, e));
+      args[i] = std::move(list);
+    }
+  }
+  if (!sums.empty() && context->mesh().size() > 1) compare_now(op, of, *context, sums);
+  for (const auto& [plain, place] : first_met) context->plain_tensors.meet(plain, place);
+  for (const at::Tensor& plain : becoming) {
+    convert_in_place(plain, plain.detach(), replicated_spec(*context, plain), context);
+  }
+}
+
+void put_off_numbers(const c10::OperatorHandle& op, const OpInfo& info, MeshContext& context,
+                     absl::Span<const IValue> args) {
+  bool leaves = false;
+  auto look = [&](size_t i, const IValue& value) {
+    if (!value.isTensor()) return;
+    const at::Tensor& plain = value.toTensor();
+    if (!plain.defined() || is_dtensor(plain.unsafeGetTensorImpl()) ||
+        plain.unsafeGetTensorImpl()->is_wrapped_number()) {
+      return;
+    }
+    check_can_mix(op, i, plain);
+    if (writes(info, i)) {
+      leaves = true;
+    } else {
+      context.plain_tensors.put_off({op, i}, plain);
+    }
+  };
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (info.args[i] == ArgKind::kTensor) {
+      look(i, args[i]);
+    } else if (info.args[i] == ArgKind::kTensorList && args[i].isList()) {
+      for (const IValue& e : args[i].toListRef()) look(i, e);
+    }
+  }
+  if (leaves) settle_plain_tensors(context);
+}
+
+}  // namespace shardweave::dtensor_internal

@@ -1,0 +1,741 @@
+#include "shardweave/dtensor/engine/dispatch.h"
+
+#include <algorithm>
+#include <bit>
+#include <optional>
+
+#include "ATen/core/LegacyTypeDispatch.h"
+#include "ATen/ops/empty.h"
+#include "absl/algorithm/container.h"
+#include "absl/hash/hash.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "c10/core/AutogradState.h"
+#include "shardweave/dtensor/engine/adopt.h"
+#include "shardweave/dtensor/engine/arguments.h"
+#include "shardweave/dtensor/engine/decide.h"
+#include "shardweave/dtensor/engine/detour.h"
+#include "shardweave/dtensor/engine/provenance.h"
+#include "shardweave/dtensor/engine/redistribute.h"
+#include "shardweave/dtensor/engine/remembered.h"
+#include "shardweave/dtensor/engine/tensor_impl.h"
+#include "shardweave/dtensor/observe/observer.h"
+#include "torch/csrc/autograd/graph_task.h"
+#include "torch/library.h"
+
+namespace shardweave::dtensor_internal {
+namespace {
+
+using c10::IValue;
+
+const std::shared_ptr<MeshContext>& find_context(const c10::OperatorHandle& op,
+                                                 absl::Span<const IValue> args) {
+  for (const IValue& v : args) {
+    if (v.isTensor()) {
+      c10::TensorImpl* impl = v.unsafeToTensorImpl();
+      if (defined(impl) && is_dtensor(impl)) return meta_of(impl).context;
+    } else if (v.isList()) {
+      for (const IValue& e : v.toListRef()) {
+        if (e.isNone()) continue;
+        if (!e.isTensor()) break;
+        c10::TensorImpl* impl = e.unsafeToTensorImpl();
+        if (defined(impl) && is_dtensor(impl)) return meta_of(impl).context;
+      }
+    }
+  }
+  fail(op, absl::StatusCode::kInternal, "dispatched to DTensor without a DTensor argument");
+}
+
+// --- cache key -----------------------------------------------------------------------------------
+
+constexpr uint64_t kNone = 0x9e3779b97f4a7c15;
+constexpr uint64_t kScalar = 0xc2b2ae3d27d4eb4f;
+constexpr uint64_t kList = 0x165667b19e3779f9;
+constexpr uint64_t kOther = 0x27d4eb2f165667c5;
+
+void add_value(const IValue& v, CacheKey& key) {
+  if (v.isInt()) {
+    key.push_back(static_cast<uint64_t>(v.toInt()));
+  } else if (v.isBool()) {
+    key.push_back(kOther);
+    key.push_back(v.toBool());
+  } else if (v.isNone()) {
+    key.push_back(kNone);
+  } else if (v.isList()) {
+    auto list = v.toListRef();
+    key.push_back(kList + list.size());
+    for (const IValue& e : list) add_value(e, key);
+  } else if (v.isDouble()) {
+    key.push_back(kOther + 1);
+    key.push_back(std::bit_cast<uint64_t>(v.toDouble()));
+  } else if (v.isComplexDouble()) {
+    key.push_back(kOther + 5);
+    key.push_back(std::bit_cast<uint64_t>(v.toComplexDouble().real()));
+    key.push_back(std::bit_cast<uint64_t>(v.toComplexDouble().imag()));
+  } else if (v.isDevice()) {
+    key.push_back(kOther + 2);
+    key.push_back(std::hash<c10::Device>()(v.toDevice()));
+  } else if (v.isString()) {
+    key.push_back(kOther + 3);
+    key.push_back(absl::HashOf(v.toStringView()));
+  } else {
+    key.push_back(kOther + 4);
+    key.push_back(IValue::hash(v));
+  }
+}
+
+// What a call is looked up by, and what is found out on the way.
+struct CallKey {
+  CacheKey words;
+  int numbers = 0;  // plain 0-dim tensors that are read, but for those of the program's text
+  uint64_t provenance = 0;  // of the tensors, and of the numbers that are not in the key
+
+  void push_back(uint64_t word) { words.push_back(word); }
+};
+
+// False for a plain tensor that has to become a DTensor: all but numbers that are read.
+bool add_tensor(const c10::OperatorHandle& op, c10::TensorImpl* impl, bool is_out, CallKey& key) {
+  if (!defined(impl)) {
+    key.push_back(kNone);
+  } else if (is_dtensor(impl)) {
+    const DTensorMeta& meta = meta_of(impl);
+    sync_view(meta, op.operator_name().name);
+    // Specs are aligned: bits of the address say whether cuts are a weight's, and whether what is
+    // remembered follows.
+    const bool weight = meta.spec->origins.data != 0 && is_parameter(impl);
+    const Remembered* kept = remembered_form(meta);
+    key.push_back(reinterpret_cast<uint64_t>(meta.spec.get()) | weight | (kept != nullptr ? 2 : 0));
+    if (kept != nullptr) key.push_back(reinterpret_cast<uint64_t>(kept->spec.get()));
+    key.provenance = mix(key.provenance, provenance_of(meta));
+  } else {
+    if (impl->dim() != 0 || is_out) return false;
+    if (!impl->is_wrapped_number()) ++key.numbers;
+    key.push_back(kScalar + 2 * static_cast<uint64_t>(c10::typeMetaToScalarType(impl->dtype())) +
+                  impl->is_wrapped_number());
+  }
+  return true;
+}
+
+// What a Scalar says about the dtype of the result: 2 and 2.5 are not the same to an integer
+// tensor.
+uint64_t scalar_kind(const IValue& v) {
+  return v.isDouble() ? 0 : v.isInt() ? 1 : v.isBool() ? 2 : v.isComplexDouble() ? 3 : kNone;
+}
+
+uint64_t bits_of(const IValue& v) {
+  if (v.isDouble()) return std::bit_cast<uint64_t>(v.toDouble());
+  if (v.isInt()) return static_cast<uint64_t>(v.toInt());
+  if (v.isBool()) return v.toBool();
+  if (!v.isComplexDouble()) return 0;
+  const c10::complex<double> z = v.toComplexDouble();
+  return mix(std::bit_cast<uint64_t>(z.real()), std::bit_cast<uint64_t>(z.imag()));
+}
+
+// False if a plain tensor has to become a DTensor first.
+bool make_key(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<const IValue> args,
+              CallKey& key) {
+  key.push_back(reinterpret_cast<uint64_t>(&info));
+  for (size_t i = 0; i < args.size(); ++i) {
+    const IValue& v = args[i];
+    switch (info.args[i]) {
+      case ArgKind::kTensor:
+        if (!add_tensor(op, v.isTensor() ? v.unsafeToTensorImpl() : nullptr, info.is_out[i], key)) {
+          return false;
+        }
+        break;
+      case ArgKind::kTensorList:
+        if (!v.isList()) {
+          key.push_back(kNone);
+          break;
+        }
+        key.push_back(kList + v.toListRef().size());
+        for (const IValue& e : v.toListRef()) {
+          if (!add_tensor(op, e.isTensor() ? e.unsafeToTensorImpl() : nullptr, info.is_out[i],
+                          key)) {
+            return false;
+          }
+        }
+        break;
+      case ArgKind::kKeyed:
+        add_value(v, key.words);
+        break;
+      case ArgKind::kScalar:
+        if (!v.isList()) {
+          key.push_back(scalar_kind(v));
+          key.provenance = mix(key.provenance, bits_of(v));
+          break;
+        }
+        for (const IValue& e : v.toListRef()) {
+          key.push_back(scalar_kind(e));
+          key.provenance = mix(key.provenance, bits_of(e));
+        }
+        break;
+      case ArgKind::kUnkeyed:
+        key.provenance = mix(key.provenance, bits_of(v));
+        break;
+    }
+  }
+  return true;
+}
+
+// --- run ---------------------------------------------------------------------------------------
+
+bool has_name(const DTensorMeta& weight) {
+  return weight.family != nullptr && !weight.family->fqn.empty();
+}
+
+// "(the weight 'layers.0.up') "; "": it has no name.
+std::string weight_of(const OpCall& call, const InputChange& change) {
+  const IValue& v = call.args[change.arg];
+  const int element = call.input_element[change.input];
+  const DTensorMeta& weight =
+      meta_of(element < 0 ? v.unsafeToTensorImpl() : v.toListRef()[element].unsafeToTensorImpl());
+  return has_name(weight) ? absl::StrCat("(the weight '", weight.family->fqn, "') ") : "";
+}
+
+[[noreturn]] void refuse_implicit(const c10::OperatorHandle& op, const CacheEntry& entry,
+                                  const MeshContext& context, const OpCall& call) {
+  std::string changes;
+  for (const InputChange& change : entry.input_changes) {
+    if (change.plan->is_local) continue;
+    absl::StrAppend(&changes, changes.empty() ? "" : "; ", "argument '",
+                    op.schema().arguments()[change.arg].name(), "' ",
+                    change.unshards_weight ? weight_of(call, change) : "",
+                    call.input(change.input).spec->to_string(), " -> ",
+                    change.target->layout.to_string(), " (", change.plan->plan.bytes(), " bytes)");
+  }
+  for (const CacheEntry::OutputChange& change : entry.output_changes) {
+    if (change.plan->is_local) continue;
+    absl::StrAppend(&changes, changes.empty() ? "" : "; ", "result ", change.output, " ",
+                    entry.outputs[change.output]->to_string(), " -> ",
+                    change.target->layout.to_string(), " (", change.plan->plan.bytes(), " bytes)");
+  }
+  for (const CacheEntry::Written& written : entry.written) {
+    if (written.plan == nullptr || written.plan->is_local) continue;
+    absl::StrAppend(&changes, changes.empty() ? "" : "; ", "result back to ",
+                    written.spec->layout.to_string(), " (", written.plan->plan.bytes(), " bytes)");
+  }
+  const std::string module = context.modules.current();
+  fail(
+      op, absl::StatusCode::kFailedPrecondition,
+      absl::StrCat("needs communication that the strict scope refuses",
+                   module.empty() ? "" : absl::StrCat(" in module '", module, "'"), ": ", changes));
+}
+
+bool is_first_rank(const MeshContext& context) {
+  return absl::c_all_of(context.coordinate(), [](int64_t c) { return c == 0; });
+}
+
+// Says once per operator that it has no rule.
+void note_gathered(const c10::OperatorHandle& op, MeshContext& context) {
+  ++context.counters.gathered_operators;
+  if (!context.warned.insert(name_of(op)).second || !is_first_rank(context)) return;
+  TORCH_WARN("shardweave: ", name_of(op),
+             " has no sharding rule; its inputs are gathered on every rank");
+}
+
+// Says once per weight that a cut of it, which the user wanted, is given up.
+void note_unsharded(const c10::OperatorHandle& op, const InputChange& change,
+                    const DTensorMeta& weight, MeshContext& context) {
+  ++context.counters.unsharded_weights;
+  const std::string module = context.modules.current();
+  const std::string where = module.empty() ? "" : absl::StrCat(" in module '", module, "'");
+  const std::string layouts =
+      absl::StrCat(weight.spec->to_string(), " as ", change.target->layout.to_string());
+  // What is made of a weight anew in every step (a cast) has no name, and no memory. Its sizes, which
+  // may be others in every step, do not make it another.
+  const bool is_named = has_name(weight);
+  const bool is_first =
+      is_named ? !std::exchange(weight.family->said_unsharded, true)
+               : context.unsharded_said
+                     .insert(absl::StrCat(name_of(op), where, " ", weight.spec->layout.to_string(),
+                                          " ", change.target->layout.to_string()))
+                     .second;
+  if (!is_first || !is_first_rank(context)) return;
+  TORCH_WARN("shardweave: ", name_of(op), where, " needs ",
+             is_named ? absl::StrCat("the weight '", weight.family->fqn, "' ") : "a weight ",
+             layouts, ": ", change.plan->plan.bytes(), " bytes for each rank, every time");
+}
+
+class Runner {
+ public:
+  Runner(const c10::OperatorHandle& op, const OpInfo& info, const CacheEntry& entry,
+         const std::shared_ptr<MeshContext>& context, c10::Stack* stack, size_t base)
+      : op_(op), info_(info), entry_(entry), context_(context), stack_(stack), base_(base) {}
+
+  void run() {
+    keep_written();
+    replace_inputs();
+    count_writes();
+    for (const ArgChange& change : entry_.arg_changes) (*stack_)[base_ + change.arg] = change.value;
+    for (Kept& k : kept_) k.local = written_arg(*k.written);
+    if (entry_.kernel != nullptr) {
+      entry_.kernel(op_, *stack_, {entry_.inputs, entry_.outputs});
+    } else {
+      op_.callBoxed(stack_);
+    }
+    finish_written();
+    for (const at::Tensor& view : written_views_) written(meta_of(view), op_.operator_name().name);
+    wrap_outputs();
+  }
+
+ private:
+  struct Kept {
+    const CacheEntry::Written* written;
+    at::Tensor handle;  // the DTensor that the operator writes
+    at::Tensor local;   // what the local operator got for it
+  };
+
+  uint64_t provenance_of_result(uint64_t place) const {
+    return place == 0 ? context_->about : mix(context_->about, place);
+  }
+
+  // What now stands where the operator writes.
+  at::Tensor written_arg(const CacheEntry::Written& written) const {
+    const IValue& v = (*stack_)[base_ + written.arg];
+    return written.element < 0 ? v.toTensor() : v.toListRef()[written.element].toTensor();
+  }
+
+  void keep_written() {
+    uint64_t place = 0;
+    for (const CacheEntry::Written& written : entry_.written) {
+      at::Tensor handle = written_arg(written);
+      meta_of(handle).came_from(provenance_of_result(place++));
+      // What changes the shape in place writes no element.
+      if (meta_of(handle).family != nullptr && !info_.changes_shape) {
+        check_writable(meta_of(handle), op_.operator_name().name);
+        written_views_.push_back(handle);
+      }
+      if (written.direct && written.output < 0 && !info_.changes_shape && !entry_.gathered)
+        continue;
+      kept_.push_back({&written, std::move(handle), {}});
+    }
+    check_written_together(written_views_, op_.operator_name().name);
+  }
+
+  // Who has saved a local part that is written (to_local) has to know; what is remembered of it ends
+  // here. Inputs have been read by now: they may come from what is remembered.
+  void count_writes() {
+    if (info_.changes_shape) return;
+    auto kept = kept_.begin();
+    for (const CacheEntry::Written& written : entry_.written) {
+      const bool is_kept = kept != kept_.end() && kept->written == &written;
+      const at::Tensor local = is_kept ? meta_of((kept++)->handle).local : written_arg(written);
+      if (!local.is_inference()) local.unsafeGetTensorImpl()->bump_version();
+    }
+  }
+
+  // The input of a change, brought where it has to be: `impl` is the DTensor, or null.
+  at::Tensor changed(const InputChange& change, c10::TensorImpl* impl, const at::Tensor& local) {
+    // What the operator writes, or makes views of (also without a word, as unsafe_chunk does, or
+    // perhaps, without a rule), is its own.
+    const bool shared = impl != nullptr && !info_.is_view && !entry_.gathered &&
+                        !is_written(change) &&
+                        !std::string_view(op_.operator_name().name).starts_with("aten::unsafe_");
+    if (shared && change.remember != Remember::kNever) {
+      if (std::optional<at::Tensor> kept = recall(meta_of(impl), *change.target)) {
+        ++context_->counters.remembered_uses;
+        return *std::move(kept);
+      }
+    }
+    if (change.from != nullptr) {
+      // The one that was decided on: another input of this call may have added one.
+      const Remembered* form = find_remembered(meta_of(impl), change.from.get());
+      if (form == nullptr) {
+        fail(op_, absl::StatusCode::kInternal, "what was remembered of an input is gone");
+      }
+      const at::Tensor kept = form->local;
+      ++context_->counters.remembered_uses;
+      at::Tensor result = moved(change, kept);
+      return shared || !result.is_alias_of(kept) ? result : result.clone();
+    }
+    if (change.unshards_weight) note_unsharded(op_, change, meta_of(impl), *context_);
+    at::Tensor result = moved(change, local);
+    if (shared && is_kept(change.remember)) remember(meta_of(impl), change.target, result);
+    return result;
+  }
+
+  bool is_written(const InputChange& change) const {
+    return std::any_of(entry_.written.begin(), entry_.written.end(),
+                       [&](const CacheEntry::Written& w) { return w.arg == change.arg; });
+  }
+
+  at::Tensor moved(const InputChange& change, const at::Tensor& local) {
+    if (!change.plan->is_local) ++context_->counters.implicit_redistributions;
+    at::Tensor result = run_plan(*context_, *change.plan, local, change.target->sizes,
+                                 {.name = op_.operator_name().name,
+                                  .argument = op_.schema().arguments()[change.arg].name()});
+    if (local.dim() == 0 && local.unsafeGetTensorImpl()->is_wrapped_number()) {
+      if (result.is_same(local)) return result;
+      result.unsafeGetTensorImpl()->set_wrapped_number(true);
+    }
+    // The operator may write into it.
+    if (result.is_same(local) && is_written(change)) result = result.clone();
+    return result;
+  }
+
+  // The local tensor for one flat input; advances over entry_.input_changes.
+  at::Tensor local_of(c10::TensorImpl* impl, const IValue& value) {
+    const int i = next_input_++;
+    if (!defined(impl)) return {};
+    const bool sharded = is_dtensor(impl);
+    if (next_change_ < entry_.input_changes.size() &&
+        entry_.input_changes[next_change_].input == i) {
+      const InputChange& change = entry_.input_changes[next_change_++];
+      at::Tensor there = changed(change, sharded ? impl : nullptr,
+                                 sharded ? meta_of(impl).local : value.toTensor());
+      if (info_.is_view && sharded && !viewed_.defined()) {
+        const DTensorMeta& base = view_of(value);
+        detour_ = std::make_shared<const Detour>(
+            Detour{there, change.target, base.local, base.spec, base.detour, base.family->writes});
+      }
+      return there;
+    }
+    if (info_.is_view && sharded && !viewed_.defined()) detour_ = view_of(value).detour;
+    if (!sharded) return value.toTensor();
+    // The operator changes the shape of the handle that it gets: shallow copies share ours.
+    if (!info_.changes_shape) return meta_of(impl).local;
+    const at::Tensor alias = meta_of(impl).local.alias();
+    share_version(meta_of(impl).local, alias);
+    return alias;
+  }
+
+  // The operator makes views of this.
+  const DTensorMeta& view_of(const IValue& value) {
+    viewed_ = value.toTensor();
+    DTensorMeta& base = meta_of(viewed_);
+    if (base.family == nullptr) base.family = std::make_shared<ViewFamily>();
+    return base;
+  }
+
+  void replace_inputs() {
+    for (size_t i = 0; i < info_.args.size(); ++i) {
+      IValue& v = (*stack_)[base_ + i];
+      if (info_.args[i] == ArgKind::kTensor) {
+        if (info_.is_out[i]) {
+          v = out_arg(i, -1, v);
+        } else if (v.isTensor()) {
+          v = local_of(v.unsafeToTensorImpl(), v);
+        } else {
+          ++next_input_;
+        }
+      } else if (info_.args[i] == ArgKind::kTensorList && v.isList()) {
+        c10::impl::GenericList list(v.toList().elementType());
+        list.reserve(v.toListRef().size());
+        for (const IValue& e : v.toListRef()) {
+          if (info_.is_out[i]) {
+            list.push_back(out_arg(i, static_cast<int>(list.size()), e));
+          } else if (e.isTensor()) {
+            list.push_back(IValue(local_of(e.unsafeToTensorImpl(), e)));
+          } else {
+            ++next_input_;
+            list.push_back(e);
+          }
+        }
+        v = std::move(list);
+      }
+    }
+  }
+
+  // The local tensor that an out= operator writes instead of `v`.
+  IValue out_arg(size_t arg, int element, const IValue& v) const {
+    const DTensorMeta& meta = meta_of(v.unsafeToTensorImpl());
+    for (const CacheEntry::Written& written : entry_.written) {
+      if (written.arg != static_cast<int>(arg) || written.element != element) continue;
+      if (written.direct) continue;
+      // Of the size of the result: some operators do not resize.
+      const bool known = !entry_.gathered && written.output >= 0;
+      const Dims& sizes = known ? entry_.outputs[written.output]->local_sizes : meta.spec->sizes;
+      return at::empty(array(sizes), meta.local.options());
+    }
+    return meta.local;
+  }
+
+  void finish_written() {
+    for (Kept& k : kept_) {
+      DTensorMeta& meta = meta_of(k.handle);
+      if (info_.changes_shape) {
+        meta.spec = k.written->spec;
+        meta.local =
+            k.local;  // perhaps not the same: the operator may have worked on a copy brought here
+        // Views and shallow copies go on with what was there before it was moved.
+        if (!entry_.input_changes.empty() && meta.family != nullptr) {
+          meta.detour = copy_of_its_own(meta.family);
+        }
+        k.handle.unsafeGetTensorImpl()->set_sizes_and_strides(array(meta.spec->sizes),
+                                                              array(meta.spec->strides));
+        continue;
+      }
+      if (k.written->becomes) {
+        convert_in_place(k.handle, std::move(k.local), k.written->spec, context_);
+        continue;
+      }
+      if (entry_.gathered &&
+          k.local.sizes() != array(meta.spec->sizes)) {  // an out= of another shape
+        SpecRef spec = replicated_spec(*context_, k.local);
+        convert_in_place(k.handle, std::move(k.local), std::move(spec), context_);
+        continue;
+      }
+      if (k.written->direct) continue;
+      if (!k.written->plan->is_local) ++context_->counters.implicit_redistributions;
+      meta.local.copy_(run_plan(*context_, *k.written->plan, k.local, meta.spec->sizes,
+                                {.name = op_.operator_name().name, .argument = "result"}));
+    }
+  }
+
+  at::Tensor wrapped(at::Tensor local, size_t flat) {
+    if (!local.defined()) return local;
+    if (entry_.gathered) {
+      if (const std::string why = not_dense(local); !why.empty()) {
+        fail(op_, absl::StatusCode::kUnimplemented,
+             absl::StrCat("its result cannot be a DTensor, for ", why,
+                          "; take the local part, or the full tensor, first"));
+      }
+      SpecRef spec = replicated_spec(*context_, local);  // the same on all ranks
+      at::Tensor result = wrap_view(std::move(local), std::move(spec), context_,
+                                    !info_.is_view || viewed_.is_inference());
+      follow_base(result);
+      meta_of(result).came_from(provenance_of_result(flat));
+      return result;
+    }
+    const SpecRef& spec = entry_.outputs[flat];
+    if (spec == nullptr || local.sizes() != array(spec->local_sizes) ||
+        local.scalar_type() != spec->dtype) {
+      fail(op_, absl::StatusCode::kInternal,
+           absl::StrCat("the local result ", flat, " is ", c10::toString(local.scalar_type()),
+                        " of shape [", absl::StrJoin(local.sizes(), ", "),
+                        "], the sharding rule promised ",
+                        spec == nullptr ? "none"
+                                        : absl::StrCat(c10::toString(spec->dtype), " [",
+                                                       absl::StrJoin(spec->local_sizes, ", "),
+                                                       "] of ", spec->to_string())));
+    }
+    for (const CacheEntry::OutputChange& change : entry_.output_changes) {
+      if (change.output == static_cast<int>(flat)) return brought(std::move(local), change);
+    }
+    at::Tensor result = info_.is_view
+                            ? wrap_view(std::move(local), spec, context_, viewed_.is_inference())
+                            : wrap(std::move(local), spec, context_);
+    follow_base(result);
+    meta_of(result).came_from(provenance_of_result(flat));
+    return result;
+  }
+
+  at::Tensor brought(at::Tensor local, const CacheEntry::OutputChange& change) {
+    if (!change.plan->is_local) ++context_->counters.implicit_redistributions;
+    at::Tensor there = owned(run_plan(*context_, *change.plan, local, change.target->sizes,
+                                      {.name = op_.operator_name().name, .argument = "result"}),
+                             local);
+    at::Tensor result = wrap(std::move(there), change.target, context_);
+    meta_of(result).came_from(provenance_of_result(change.output));
+    return result;
+  }
+
+  // A detour from which there is no way back.
+  static std::shared_ptr<const Detour> copy_of_its_own(const std::shared_ptr<ViewFamily>& family) {
+    return std::make_shared<const Detour>(Detour{.seen = family->writes});
+  }
+
+  // Local views are made below autograd's bookkeeping: that one was written is known of the other.
+  static void share_version(const at::Tensor& source, const at::Tensor& view) {
+    c10::TensorImpl* to = view.unsafeGetTensorImpl();
+    if (source.is_inference() || to->is_inference() || !view.is_alias_of(source)) return;
+    to->set_version_counter(source.unsafeGetTensorImpl()->version_counter());
+  }
+
+  // A view of something that was brought here first remembers where that came from.
+  void follow_base(const at::Tensor& result) const {
+    if (!viewed_.defined()) return;
+    DTensorMeta& meta = meta_of(result);
+    const DTensorMeta& base = meta_of(viewed_);
+    meta.family = base.family;
+    meta.detour = detour_;
+    if (!meta.local.defined()) return;
+    if (detour_ == base.detour) share_version(base.local, meta.local);  // it was not moved
+    // What the view's kernel, or one before it, may have copied.
+    const at::Tensor* source = detour_ != nullptr         ? &detour_->moved
+                               : entry_.kernel != nullptr ? &base.local
+                                                          : nullptr;
+    if (source != nullptr && source->defined() && !meta.local.is_alias_of(*source)) {
+      meta.detour = copy_of_its_own(base.family);
+    }
+  }
+
+  void wrap_outputs() {
+    size_t flat = 0;
+    const size_t first = stack_->size() - info_.num_returns;
+    for (int r = 0; r < info_.num_returns; ++r) {
+      IValue& v = (*stack_)[first + r];
+      if (const Kept* k = kept_for(r)) {
+        v = k->handle;
+        ++flat;
+      } else if (v.isTensor()) {
+        v = wrapped(std::move(v).toTensor(), flat++);
+      } else if (v.isTensorList()) {
+        c10::List<at::Tensor> list;
+        for (at::Tensor& t : v.toTensorVector()) list.push_back(wrapped(std::move(t), flat++));
+        v = std::move(list);
+      }
+    }
+  }
+
+  const Kept* kept_for(int output) const {
+    for (const Kept& k : kept_) {
+      if (k.written->output == output) return &k;
+    }
+    return nullptr;
+  }
+
+  const c10::OperatorHandle& op_;
+  const OpInfo& info_;
+  const CacheEntry& entry_;
+  const std::shared_ptr<MeshContext>& context_;
+  c10::Stack* const stack_;
+  const size_t base_;
+  absl::InlinedVector<Kept, 1> kept_;
+  int next_input_ = 0;
+  size_t next_change_ = 0;
+  at::Tensor viewed_;                     // the base of the views that are made
+  std::shared_ptr<const Detour> detour_;  // of viewed_, or made here
+  // What is written and has views or is one.
+  absl::InlinedVector<at::Tensor, 1> written_views_;
+};
+
+bool is_composed(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<const IValue> args) {
+  const Rule* rule = info.rule;
+  if (rule == nullptr || rule->composite == nullptr) return false;
+  return rule->composite_condition == nullptr || rule->composite_condition(op, args);
+}
+
+// Of an operator whose result is an argument as it is: that argument's. Copies of a gradient have to
+// count as the gradient, for which of them autograd makes depends on who else holds it.
+std::optional<uint64_t> kept_provenance(const OpInfo& info, absl::Span<const IValue> args) {
+  const c10::TensorImpl* to = args[0].unsafeToTensorImpl();
+  c10::TensorImpl* from = args[info.keeps_arg].unsafeToTensorImpl();
+  if (!is_dtensor(from) || from->dtype() != to->dtype() || from->sizes() != to->sizes()) {
+    return std::nullopt;
+  }
+  return provenance_of(meta_of(from));
+}
+
+// The operators that it is made of note where their results come from; what it makes by itself, and
+// what it draws, has that of the whole.
+void run_composed(const c10::OperatorHandle& op, const OpInfo& info, MeshContext& context,
+                  c10::Stack& stack, size_t base) {
+  uint64_t provenance = provenance_of_name(op);
+  for_each_tensor(info, absl::MakeConstSpan(stack).subspan(base), [&](size_t, c10::TensorImpl* t) {
+    if (defined(t) && is_dtensor(t)) provenance = mix(provenance, provenance_of(meta_of(t)));
+  });
+  if (info.is_random) {
+    provenance = mix(mix(provenance, context.random.seed), context.random.offset);
+  }
+  const About about(context, provenance);
+  info.rule->composite(op, stack);
+  for (size_t i = stack.size() - info.num_returns; i < stack.size(); ++i) {
+    if (!stack[i].isTensor() || !stack[i].toTensor().defined()) continue;
+    c10::TensorImpl* result = stack[i].unsafeToTensorImpl();
+    if (!is_dtensor(result)) continue;
+    DTensorMeta& meta = meta_of(result);
+    if (meta.provenance == 0 || info.is_random) meta.came_from(mix(provenance, stack.size() - i));
+  }
+}
+
+}  // namespace
+
+std::optional<Decided> decide_only(const c10::OperatorHandle& op, absl::Span<const IValue> args) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  MeshContext& context = *find_context(op, args);
+  const OpInfo& info = context.op_info(op);
+  if (is_composed(op, info, args) || info.decompose) return std::nullopt;
+  CallKey key;
+  if (!make_key(op, info, args, key)) {
+    for_each_tensor(info, args, [&](size_t arg, const c10::TensorImpl* impl) {
+      if (!defined(impl) || is_dtensor(impl) || impl->dim() == 0) return;
+      fail(op, absl::StatusCode::kInvalidArgument,
+           absl::StrCat("argument '", op.schema().arguments()[arg].name(),
+                        "' is a plain tensor of shape [", absl::StrJoin(impl->sizes(), ", "),
+                        "], which has no layout"));
+    });
+  }
+  OpCall call = make_call(op, info, args);
+  Decided decided{&context, nullptr, std::move(call.inputs), std::move(call.input_arg), {}};
+  decided.entry = decide(op, info, context, args, &decided.weighed);
+  return decided;
+}
+
+void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  const size_t num_args = op.schema().arguments().size();
+  const size_t base = stack->size() - num_args;
+  auto args = absl::MakeSpan(*stack).subspan(base);
+  // A copy: the arguments that hold it are replaced while the operator runs.
+  const std::shared_ptr<MeshContext> context = find_context(op, args);
+  const OpInfo& info = context->op_info(op);
+  ++context->counters.operators;
+  if (!info.writes.empty()) adopt_written(op, info, context, args);
+  const OperatorSpan span(*context, op, args);
+  if (is_composed(op, info, args)) {
+    check_one_mesh(op, info, *context, args);
+    check_call(op, info, args);
+    for_each_tensor(info, args, [&](size_t, c10::TensorImpl* impl) {
+      if (defined(impl) && is_dtensor(impl)) sync_view(meta_of(impl), op.operator_name().name);
+    });
+    run_composed(op, info, *context, *stack, base);
+    return;
+  }
+  if (info.decompose) {
+    op.callBoxedForDispatchKey(info.composite_key, *stack);
+    return;
+  }
+  if (info.is_random && info.rule == nullptr) {
+    fail(op, absl::StatusCode::kUnimplemented,
+         "this random operator has no rule; its numbers would differ from rank to rank");
+  }
+
+  CallKey key;
+  if (!make_key(op, info, args, key)) {
+    adopt_equal(op, info, context, args);
+    key.words.clear();
+    key.numbers = 0;
+    key.provenance = 0;
+    make_key(op, info, args, key);
+  }
+  if (key.numbers > 0) put_off_numbers(op, info, *context, args);
+  if (info.shows_values) settle_plain_tensors(*context);
+  const uint64_t hash = absl::HashOf(absl::MakeConstSpan(key.words));
+  const CacheEntry* entry = context->cache.find(hash, key.words);
+  if (entry == nullptr) {
+    ++context->counters.cache_misses;
+    std::unique_ptr<CacheEntry> made = decide(op, info, *context, args);
+    made->key = std::move(key.words);
+    made->provenance = provenance_of_call(op, info, args);
+    for_each_tensor(info, args, [&](size_t, c10::TensorImpl* impl) {
+      if (!defined(impl) || !is_dtensor(impl)) return;
+      made->key_specs.push_back(meta_of(impl).spec);
+      if (const Remembered* kept = remembered_form(meta_of(impl))) {
+        made->key_specs.push_back(kept->spec);
+      }
+    });
+    entry = context->cache.insert(hash, std::move(made), context->operator_under_way());
+  }
+  // Autograd asks for this after we have run, to keep how the view is made of its base: it cannot
+  // find the view in the base by strides and offset in memory, as it does for plain tensors.
+  if (info.is_view) c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
+  uint64_t provenance = mix(key.provenance, entry->provenance);
+  if (info.keeps_arg >= 0) provenance = kept_provenance(info, args).value_or(provenance);
+  if (info.is_random) {
+    provenance = mix(mix(provenance, context->random.seed), context->random.offset);
+  }
+  const About about(*context, provenance);  // from here on the entry stays
+  if (entry->gathered && info.rule == nullptr) note_gathered(op, *context);
+  if (entry->communicates && context->strict_depth > 0) {
+    refuse_implicit(op, *entry, *context, make_call(op, info, args));
+  }
+  Runner(op, info, *entry, context, stack, base).run();
+}
+
+}  // namespace shardweave::dtensor_internal
+
+TORCH_LIBRARY_IMPL(_, Fake, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&shardweave::dtensor_internal::dispatch>());
+}

@@ -1,0 +1,151 @@
+#include "shardweave/dtensor/engine/distribute.h"
+
+#include <numeric>
+#include <vector>
+
+#include "ATen/ops/cat.h"
+#include "ATen/ops/empty.h"
+#include "shardweave/dtensor/engine/redistribute.h"
+#include "shardweave/dtensor/observe/observer.h"
+
+namespace shardweave::dtensor_internal {
+namespace {
+
+int64_t product(const Dims& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+}
+
+// What the rank at `coordinate` gets of `whole`.
+at::Tensor part_at(const MeshContext& context, const Spec& spec, const at::Tensor& whole,
+                   const Coordinate& coordinate) {
+  at::Tensor part = whole;
+  for (int d = 0; d < spec.ndim(); ++d) {
+    part = select(part, d,
+                  local_intervals(spec.layout, context.mesh().shape(), coordinate, spec.sizes, d));
+  }
+  return part;
+}
+
+// How one rank's tensor comes to the ranks of a mesh.
+class FromSource {
+ public:
+  FromSource(MeshContext& context, const Spec& spec, int64_t source, const Cause& cause,
+             uint64_t fingerprint)
+      : context_(context), spec_(spec), cause_(cause), fingerprint_(fingerprint) {
+    const DeviceMesh& mesh = context.mesh();
+    source_.resize(mesh.ndim());
+    for (int m = mesh.ndim() - 1; m >= 0; --m) {
+      source_[m] = source % mesh.size(m);
+      source /= mesh.size(m);
+      if (mesh.size(m) == 1) continue;
+      all_.insert(all_.begin(), m);
+      auto& dims = spec.layout[m].is_shard() ? cutting_ : alike_;
+      dims.insert(dims.begin(), m);
+    }
+  }
+
+  at::Tensor part(const at::Tensor& whole) const {
+    if (cutting_.empty()) return broadcast(whole, all_);
+    // Ranks that are in none of the groups that a failure breaks hear of it, too.
+    if (!alike_.empty()) meet();
+    at::Tensor mine;
+    if (has(alike_)) {
+      mine = scatter(whole);
+    } else {
+      const Dims& sizes = spec_.local_sizes;
+      mine = at::empty(c10::IntArrayRef(sizes.data(), sizes.size()), whole.options());
+    }
+    return alike_.empty() ? mine : broadcast(mine, alike_);
+  }
+
+ private:
+  // This rank is where the source is along `dims`.
+  bool has(const std::vector<int>& dims) const {
+    for (int m : dims) {
+      if (context_.coordinate()[m] != source_[m]) return false;
+    }
+    return true;
+  }
+
+  // The source's rank in the group along `dims`.
+  int root(const std::vector<int>& dims) const {
+    int64_t rank = 0;
+    for (int m : dims) rank = rank * context_.mesh().size(m) + source_[m];
+    return static_cast<int>(rank);
+  }
+
+  CallOptions options() const {
+    return {.timeout = absl::ZeroDuration(), .tag = cause_.name, .fingerprint = fingerprint_};
+  }
+
+  void meet() const { throw_if_error(context_.communicator(all_).barrier(options()).wait()); }
+
+  at::Tensor broadcast(const at::Tensor& part, const std::vector<int>& dims) const {
+    if (dims.empty()) return part;
+    Communicator& comm = context_.communicator(dims);
+    const at::Tensor data = has(dims) ? part : at::empty(part.sizes(), part.options());
+    const CollectiveSpan span(context_, cause_, [&]() -> Sending {
+      return sending("broadcast", dims, static_cast<int64_t>(data.nbytes()));
+    });
+    throw_if_error(comm.broadcast(comm_buffer(data), root(dims), options()).wait());
+    return data;
+  }
+
+  // From the source to the ranks that differ from it only along what cuts.
+  at::Tensor scatter(const at::Tensor& whole) const {
+    Communicator& comm = context_.communicator(cutting_);
+    const bool is_source = comm.rank() == root(cutting_);
+    const int64_t numbers = whole.is_complex() ? 2 : 1;  // of an element, as they are sent
+    std::vector<int64_t> to(comm.size()), from(comm.size());
+    at::Tensor parts = at::empty({0}, whole.options());
+    if (is_source) {
+      std::vector<at::Tensor> pieces;
+      for (int r = 0; r < comm.size(); ++r) {
+        pieces.push_back(part_at(context_, spec_, whole, coordinate_of(r)).reshape({-1}));
+        to[r] = pieces.back().numel() * numbers;
+      }
+      parts = at::cat(pieces);
+    }
+    const Dims& sizes = spec_.local_sizes;
+    at::Tensor mine = at::empty(c10::IntArrayRef(sizes.data(), sizes.size()), whole.options());
+    from[root(cutting_)] = mine.numel() * numbers;
+    const CollectiveSpan span(context_, cause_, [&]() -> Sending {
+      return sending("scatter", cutting_,
+                     product(spec_.sizes) * static_cast<int64_t>(whole.element_size()));
+    });
+    throw_if_error(
+        comm.all_to_all_v(comm_buffer(parts), to, comm_buffer(mine), from, options()).wait());
+    return mine;
+  }
+
+  // Of a rank in the group along what cuts.
+  Coordinate coordinate_of(int64_t rank) const {
+    Coordinate coordinate = source_;
+    for (auto m = cutting_.rbegin(); m != cutting_.rend(); ++m) {
+      coordinate[*m] = rank % context_.mesh().size(*m);
+      rank /= context_.mesh().size(*m);
+    }
+    return coordinate;
+  }
+
+  Sending sending(std::string_view collective, absl::Span<const int> dims, int64_t bytes) const {
+    const Layout whole{Placements(spec_.layout.mesh_ndim())};
+    return {collective, dims, bytes, spec_.dtype, spec_.sizes, whole, spec_.layout};
+  }
+
+  MeshContext& context_;
+  const Spec& spec_;
+  const Cause& cause_;
+  const uint64_t fingerprint_;
+  Coordinate source_;
+  std::vector<int> all_, cutting_, alike_;  // of more than one rank
+};
+
+}  // namespace
+
+at::Tensor part_of_source(MeshContext& context, const Spec& spec, const at::Tensor& whole,
+                          int64_t source, uint64_t fingerprint, const Cause& cause) {
+  return FromSource(context, spec, source, cause, fingerprint).part(whole);
+}
+
+}  // namespace shardweave::dtensor_internal

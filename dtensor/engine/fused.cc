@@ -1,0 +1,223 @@
+#include "shardweave/dtensor/engine/fused.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "ATen/ops/cat.h"
+#include "ATen/ops/empty.h"
+#include "absl/strings/str_cat.h"
+#include "shardweave/dtensor/engine/pack_schedule.h"
+#include "shardweave/dtensor/engine/provenance.h"
+#include "shardweave/dtensor/observe/observer.h"
+
+namespace shardweave::dtensor_internal {
+namespace {
+
+// Larger tensors gain nothing from sharing a collective: what they save in latency they lose in
+// copying.
+constexpr int64_t kMaxSharedBytes = 1 << 20;
+// What is in one collective at most, if it is shared.
+constexpr int64_t kBucketBytes = 25 << 20;
+
+// Those that travel together.
+struct Bucket {
+  explicit Bucket(MeshContext* c) : context(c) {}
+  Bucket(Bucket&&) = default;
+  Bucket& operator=(Bucket&&) = default;
+  ~Bucket() { (void)work.wait(); }  // if an exception cuts in: the network still uses the memory
+
+  MeshContext* context;
+  std::vector<size_t> members;  // indices of transfers
+  int64_t bytes = 0;
+  Transfer transfer;
+  std::optional<CollectiveSpan> span;
+  Work work;
+};
+
+bool same_collective(const Transfer& a, const Transfer& b) {
+  return a.op == b.op && a.mesh_dims == b.mesh_dims && a.reduce_op == b.reduce_op &&
+         a.input.scalar_type() == b.input.scalar_type() && a.input.device() == b.input.device();
+}
+
+// The parts of a flat tensor, in order.
+class Parts {
+ public:
+  explicit Parts(const at::Tensor& tensor) : flat_(tensor.view({-1})) {}
+  at::Tensor next(int64_t count) {
+    at::Tensor part = flat_.narrow(0, at_, count);
+    at_ += count;
+    return part;
+  }
+
+ private:
+  at::Tensor flat_;
+  int64_t at_ = 0;
+};
+
+// Of the members' counts.
+std::vector<int64_t> sum(const std::vector<const Transfer*>& members,
+                         std::vector<int64_t> Transfer::*counts) {
+  std::vector<int64_t> total((members[0]->*counts).size(), 0);
+  for (const Transfer* member : members) {
+    for (size_t r = 0; r < total.size(); ++r) total[r] += (member->*counts)[r];
+  }
+  return total;
+}
+
+// Where the members' parts lie in a joint buffer of `numel` elements: for each rank one member's
+// after the other's.
+std::vector<PackSchedule> places_of(const std::vector<const Transfer*>& members,
+                                    std::vector<int64_t> Transfer::*counts, int64_t numel) {
+  std::vector<PackSchedule> places(members.size(), PackSchedule({numel}));
+  int64_t at = 0;
+  for (size_t r = 0; r < (members[0]->*counts).size(); ++r) {
+    for (size_t i = 0; i < members.size(); ++i) {
+      const int64_t n = (members[i]->*counts)[r];
+      places[i].add_part({at}, {n});
+      at += n;
+    }
+  }
+  for (PackSchedule& member : places) member.finish();
+  return places;
+}
+
+// One collective that does what each of `members` asks for: for each rank the members' parts lie
+// one after the other.
+Transfer join(const std::vector<const Transfer*>& members) {
+  Transfer joint;
+  joint.op = members[0]->op;
+  joint.reduce_op = members[0]->reduce_op;
+  joint.mesh_dims = members[0]->mesh_dims;
+  joint.in_counts = sum(members, &Transfer::in_counts);
+  joint.out_counts = sum(members, &Transfer::out_counts);
+  if (joint.in_counts.empty()) {
+    std::vector<at::Tensor> inputs;
+    for (const Transfer* member : members) inputs.push_back(member->input.view({-1}));
+    joint.input = at::cat(inputs);
+  } else {
+    int64_t leaving = 0;
+    for (const Transfer* member : members) leaving += member->input.numel();
+    joint.input = at::empty({leaving}, members[0]->input.options());
+    const std::vector<PackSchedule> places = places_of(members, &Transfer::in_counts, leaving);
+    for (size_t i = 0; i < members.size(); ++i) places[i].unpack(members[i]->input, joint.input);
+  }
+  int64_t arriving = 0;
+  for (const Transfer* member : members) arriving += member->output.numel();
+  joint.output = at::empty({arriving}, joint.input.options());
+  return joint;
+}
+
+// The members' outputs from that of the joint collective.
+void part(const Transfer& joint, const std::vector<Transfer*>& members) {
+  if (joint.out_counts.empty()) {
+    Parts parts(joint.output);
+    for (Transfer* member : members) {
+      member->output = parts.next(member->output.numel()).view(member->output.sizes());
+    }
+    return;
+  }
+  const std::vector<PackSchedule> places =
+      places_of({members.begin(), members.end()}, &Transfer::out_counts, joint.output.numel());
+  for (size_t i = 0; i < members.size(); ++i) places[i].pack(joint.output, members[i]->output);
+}
+
+// One collective for each tensor that needs one.
+void run_round(const std::vector<InFlight>& in_flight, std::vector<PlanRun>& runs,
+               const std::vector<size_t>& moving, std::vector<Transfer>& transfers,
+               const Cause& cause) {
+  std::vector<Bucket> buckets;  // in the order of first use, the same on all ranks
+  for (size_t i : moving) {
+    const int64_t bytes = in_flight[i].bytes;
+    auto fits = [&](const Bucket& b) {
+      return b.context == in_flight[i].context && bytes <= kMaxSharedBytes &&
+             b.bytes + bytes <= kBucketBytes && in_flight[b.members[0]].bytes <= kMaxSharedBytes &&
+             same_collective(transfers[b.members[0]], transfers[i]);
+    };
+    auto bucket = std::find_if(buckets.begin(), buckets.end(), fits);
+    if (bucket == buckets.end()) {
+      buckets.emplace_back(in_flight[i].context);
+      bucket = buckets.end() - 1;
+    }
+    bucket->members.push_back(i);
+    bucket->bytes += bytes;
+  }
+  auto members_of = [&](const Bucket& bucket) {
+    std::vector<Transfer*> members;
+    for (size_t i : bucket.members) members.push_back(&transfers[i]);
+    return members;
+  };
+  for (Bucket& bucket : buckets) {
+    const std::vector<Transfer*> members = members_of(bucket);
+    uint64_t all = 0;
+    for (size_t i : bucket.members) all = mix(all, in_flight[i].provenance);
+    const About about(*bucket.context, all);
+    const PlanRun& first = runs[bucket.members[0]];
+    if (members.size() == 1) {
+      bucket.span.emplace(*bucket.context, cause, [&] { return first.sending(); });
+      bucket.work = send(*bucket.context, *members[0], cause.name);
+      continue;
+    }
+    bucket.transfer = join({members.begin(), members.end()});
+    const std::string argument = absl::StrCat(members.size(), " tensors");
+    const int64_t numel = bucket.transfer.input.numel();
+    bucket.span.emplace(*bucket.context, Cause{cause.name, argument, cause.where},
+                        [&]() -> Sending {
+                          int64_t sent = 0;
+                          for (size_t i : bucket.members) sent += runs[i].sending().bytes;
+                          return {first.sending().collective,
+                                  bucket.transfer.mesh_dims,
+                                  sent,
+                                  first.sending().dtype,
+                                  absl::MakeConstSpan(&numel, 1),
+                                  Layout(),
+                                  Layout()};
+                        });
+    bucket.work = send(*bucket.context, bucket.transfer, cause.name);
+  }
+  // All of them, before an error may take away their memory.
+  absl::Status status;
+  for (Bucket& bucket : buckets) {
+    status.Update(bucket.work.wait());
+    bucket.span.reset();
+  }
+  throw_if_error(std::move(status));
+  for (const Bucket& bucket : buckets) {
+    if (bucket.members.size() > 1) part(bucket.transfer, members_of(bucket));
+    for (size_t i : bucket.members) runs[i].arrived(transfers[i]);
+  }
+}
+
+}  // namespace
+
+InFlight moving_to(const DTensorMeta& meta, const Layout& layout) {
+  SpecRef target = meta.context->with_layout(*meta.spec, layout);
+  PlanRef plan = plan_for(*meta.context, meta.spec, target);
+  return {meta.context.get(),
+          std::move(target),
+          std::move(plan),
+          meta.local,
+          meta.spec->sizes,
+          static_cast<int64_t>(meta.spec->numel() * c10::elementSize(meta.spec->dtype)),
+          provenance_of(meta)};
+}
+
+void run_plans(std::vector<InFlight>& in_flight, const Cause& cause) {
+  std::vector<PlanRun> runs;
+  for (const InFlight& t : in_flight) runs.emplace_back(*t.context, *t.plan, t.local, t.sizes);
+  std::vector<Transfer> transfers(in_flight.size());
+  while (true) {
+    std::vector<size_t> moving;
+    for (size_t i = 0; i < in_flight.size(); ++i) {
+      if (runs[i].next(&transfers[i])) moving.push_back(i);
+    }
+    if (moving.empty()) break;
+    run_round(in_flight, runs, moving, transfers, cause);
+  }
+  for (size_t i = 0; i < in_flight.size(); ++i) {
+    in_flight[i].local = owned(runs[i].local(), in_flight[i].local);
+  }
+}
+
+}  // namespace shardweave::dtensor_internal

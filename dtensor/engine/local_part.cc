@@ -1,0 +1,43 @@
+#include "shardweave/dtensor/engine/local_part.h"
+
+#include <utility>
+
+#include "shardweave/dtensor/engine/detour.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/engine/tensor_impl.h"
+
+namespace shardweave::dtensor_internal {
+
+at::Tensor part_to_write(const at::Tensor& tensor, std::string_view who) {
+  if (is_dtensor(tensor)) check_writable(meta_of(tensor), who);
+  return part_to_read(tensor, who);
+}
+
+at::Tensor part_to_read(const at::Tensor& tensor, std::string_view who) {
+  if (!is_dtensor(tensor)) return tensor;
+  const DTensorMeta& meta = meta_of(tensor);
+  sync_view(meta, who);
+  return meta.local;
+}
+
+void part_written(const at::Tensor& tensor, std::string_view who) {
+  const auto bump = [](const at::Tensor& t) {
+    if (!t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
+  };
+  bump(tensor);
+  if (!is_dtensor(tensor)) return;
+  const DTensorMeta& meta = meta_of(tensor);
+  bump(meta.local);
+  written(meta, who);
+}
+
+at::Tensor lying_as(const at::Tensor& tensor, at::Tensor part) {
+  if (!is_dtensor(tensor)) return part;
+  const DTensorMeta& meta = meta_of(tensor);
+  SpecRef spec = meta.context->intern(meta.spec->layout, meta.spec->sizes,
+                                      contiguous_strides(meta.spec->sizes), part.scalar_type(),
+                                      part.device(), meta.spec->origins);
+  return wrap(std::move(part), std::move(spec), meta.context);
+}
+
+}  // namespace shardweave::dtensor_internal

@@ -1,0 +1,162 @@
+#include "shardweave/dtensor/engine/remembered.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "absl/container/inlined_vector.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
+
+namespace shardweave::dtensor_internal {
+namespace {
+
+using Order = absl::InlinedVector<int64_t, 6>;
+
+// The dimensions of the whole tensor by their place in memory, outermost first; nullopt if its
+// elements do not fill a stretch of memory. Of the spec, never of a local part: the answer has to be
+// the same on every rank.
+std::optional<Order> memory_order(const Spec& spec) {
+  Order order(spec.ndim());
+  std::iota(order.begin(), order.end(), int64_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t a, int64_t b) { return spec.strides[a] > spec.strides[b]; });
+  int64_t next = 1;
+  for (size_t i = order.size(); i-- > 0;) {
+    if (spec.sizes[order[i]] != 1 && spec.strides[order[i]] != next) return std::nullopt;
+    next *= spec.sizes[order[i]];
+  }
+  return order;
+}
+
+Order inverse(const Order& order) {
+  Order inverse(order.size());
+  for (size_t i = 0; i < order.size(); ++i) inverse[order[i]] = static_cast<int64_t>(i);
+  return inverse;
+}
+
+// The sizes and a layout of the tensor whose dimensions are taken in this order.
+Dims permuted(const Dims& sizes, const Order& order) {
+  Dims result;
+  for (int64_t d : order) result.push_back(sizes[d]);
+  return result;
+}
+Layout permuted(const Layout& layout, const Order& order) {
+  const Order place = inverse(order);
+  Placements placements = layout.placements();
+  for (Placement& p : placements) {
+    if (p.is_shard()) p = p.with_dim(static_cast<int>(place[p.dim()]));
+  }
+  return value_or_throw(Layout::create(std::move(placements), layout.order()));
+}
+
+at::Tensor permuted(const at::Tensor& tensor, const Order& order) {
+  return tensor.permute(c10::IntArrayRef(order.data(), order.size()));
+}
+
+// The reduction that leads from one layout to the other, as the placement that each mesh dimension
+// loses (Replicate: it stays); empty: it is something else.
+Placements reduction(const Layout& from, const Layout& to) {
+  if (from.order() != to.order()) return {};
+  Placements lost(from.mesh_ndim());
+  for (int m = 0; m < from.mesh_ndim(); ++m) {
+    if (from[m] == to[m]) continue;
+    if (!from[m].is_partial() || !to[m].is_replicate()) return {};
+    lost[m] = from[m];
+  }
+  return lost;
+}
+
+// Every rank has an equal part, so that what is a view on one is a view on all.
+bool is_cut_evenly(const Spec& spec) {
+  Dims sizes = spec.sizes;
+  for (int m = 0; m < spec.layout.mesh_ndim(); ++m) {
+    const Placement& p = spec.layout[m];
+    if (!p.is_shard()) continue;
+    const int64_t ranks = spec.context->mesh().size(m);
+    if (p.kind() == PlacementKind::kRaggedShard || sizes[p.dim()] == 0) return false;
+    if (sizes[p.dim()] % (ranks * p.split_factor()) != 0) return false;
+    sizes[p.dim()] /= ranks;
+  }
+  return true;
+}
+
+// `kept` as the tensor that `meta` and `target` describe, if both are views of the same memory.
+std::optional<at::Tensor> seen_as(const Remembered& kept, const DTensorMeta& meta,
+                                  const Spec& target) {
+  const Spec& spec = *meta.spec;
+  const Spec& source = *kept.source_spec;
+  const at::Tensor& local = meta.local;
+  if (spec.dtype != source.dtype || spec.numel() != source.numel() ||
+      local.storage_offset() != kept.source.storage_offset() || !local.is_alias_of(kept.source) ||
+      local.is_conj() != kept.source.is_conj() || local.is_neg() != kept.source.is_neg()) {
+    return std::nullopt;
+  }
+  const std::optional<Order> order = memory_order(spec);
+  const std::optional<Order> source_order = memory_order(source);
+  if (!order.has_value() || !source_order.has_value()) return std::nullopt;
+  // The same dimensions in another order: W and W.t().
+  const bool aliases_everywhere = kept.source.is_same(local) || is_cut_evenly(spec);
+  if (aliases_everywhere && permuted(spec.sizes, *order) == permuted(source.sizes, *source_order) &&
+      permuted(spec.layout, *order) == permuted(source.layout, *source_order) &&
+      permuted(target.layout, *order) == permuted(kept.spec->layout, *source_order)) {
+    return permuted(permuted(kept.local, *source_order), inverse(*order));
+  }
+  // The same row of elements in other dimensions. A reduction does the same to each.
+  const bool rows = spec.strides == contiguous_strides(spec.sizes) &&
+                    source.strides == contiguous_strides(source.sizes);
+  const Placements reduced = reduction(spec.layout, target.layout);
+  if (rows && !reduced.empty() && reduced == reduction(source.layout, kept.spec->layout) &&
+      local.numel() == kept.source.numel()) {
+    return kept.local.reshape(array(target.local_sizes));
+  }
+  return std::nullopt;
+}
+
+bool is_current(const Remembered& kept) {
+  return kept.source._version() == kept.version;
+}
+
+}  // namespace
+
+const Remembered* find_remembered(const DTensorMeta& meta, const Spec* spec) {
+  const auto& list = meta.family->remembered;
+  for (auto kept = list.rbegin(); kept != list.rend(); ++kept) {
+    if (!kept->source.is_same(meta.local) || !is_current(*kept)) continue;
+    if (spec == nullptr || kept->spec.get() == spec) return &*kept;
+  }
+  return nullptr;
+}
+
+std::optional<at::Tensor> recall(const DTensorMeta& meta, const Spec& target) {
+  if (meta.family == nullptr) return std::nullopt;
+  for (const Remembered& kept : meta.family->remembered) {
+    if (!is_current(kept)) continue;
+    if (auto found = seen_as(kept, meta, target)) return found;
+  }
+  return std::nullopt;
+}
+
+Remember worth_remembering(const Layout& from, const CutOrigins& origins, const Layout& target) {
+  Remember worth = Remember::kNever;
+  for (int m = 0; m < target.mesh_ndim(); ++m) {
+    if (from[m] == target[m]) continue;
+    if (from[m].is_partial()) return Remember::kAlways;
+    const bool weight = m < 64 && (origins.weight >> m & 1) != 0;
+    if (!weight && target[m].is_shard()) return Remember::kAlways;
+    if (weight) worth = Remember::kWhileRecording;
+  }
+  return worth;
+}
+
+void remember(DTensorMeta& meta, SpecRef target, at::Tensor local) {
+  if (meta.local.is_inference() || local.is_alias_of(meta.local)) return;
+  if (meta.family == nullptr) meta.family = std::make_shared<ViewFamily>();
+  auto& list = meta.family->remembered;
+  // Slices are not found again by others like them: a bound keeps a loop over them from piling up.
+  constexpr size_t kMaxRemembered = 8;
+  std::erase_if(list, [](const Remembered& kept) { return !is_current(kept); });
+  if (list.size() == kMaxRemembered) list.erase(list.begin());
+  int64_t& bytes = meta.context->counters.remembered_bytes;
+  list.emplace_back(meta.local, meta.spec, std::move(target), std::move(local), bytes);
+}
+
+}  // namespace shardweave::dtensor_internal

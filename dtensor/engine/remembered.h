@@ -1,0 +1,63 @@
+// What was brought elsewhere for one operator, and is kept for the next: a Partial that has been
+// reduced, a weight that has been gathered.
+//
+//   x [P] ─ pow ─ needs [R]: one all-reduce, remembered with x
+//         ─ mul ─ needs [R]: that one
+//         ─ add ─ may have x as it is, or as it is remembered, whichever costs less
+//
+// A tensor's layout is not changed by this: the user sees what it was. A tensor, its views and its
+// shallow copies (a ViewFamily, tensor_impl.h) share what is remembered; autograd's saved tensors are
+// among them, so that backward gathers no weight again. It lives as long as they do, and is dropped
+// when one of them is written. What is read through a view that only permutes dimensions, or of a
+// Partial that only changes its shape, is found, too.
+//
+// All ranks remember the same, for all run the same operators. A write to a local part (to_local())
+// by an operator ends it as well, on the ranks that write; let all ranks do that, or none. A write
+// through an address is not seen. What is found is decided by specs, as all ranks know them: local
+// parts may be views on one rank and copies on another where ranks have unequal parts.
+//
+// Internal to dtensor/.
+#pragma once
+
+#include <optional>
+
+#include "ATen/core/Tensor.h"
+#include "c10/core/GradMode.h"
+#include "shardweave/dtensor/engine/cache.h"
+#include "shardweave/dtensor/engine/tensor_impl.h"
+
+namespace shardweave::dtensor_internal {
+
+// Where the cuts of a tensor come from: those of a leaf that requires grad are a weight's.
+inline CutOrigins origins_of(const c10::TensorImpl* impl) {
+  const CutOrigins& origins = meta_of(const_cast<c10::TensorImpl*>(impl)).spec->origins;
+  if (origins.data == 0 || !is_parameter(impl)) return origins;
+  return {.data = 0, .weight = origins.data | origins.weight};
+}
+
+// The form of this very handle, or shallow copies of it, that is remembered; null: none.
+// Several: the latest, or the one that lies like `spec`.
+const Remembered* find_remembered(const DTensorMeta& meta, const Spec* spec = nullptr);
+inline const Remembered* remembered_form(const DTensorMeta& meta) {
+  if (meta.family == nullptr || meta.family->remembered.empty()) [[likely]]
+    return nullptr;
+  return find_remembered(meta);
+}
+
+// The local part of the tensor in `target`, as it or one of its views is remembered.
+std::optional<at::Tensor> recall(const DTensorMeta& meta, const Spec& target);
+
+// Whether it is worth it: for a Partial that is reduced, and for what is cut in another way; for a
+// weight, which lives long, while autograd records, as backward will need it again. Activations that
+// are gathered are not kept: whoever cuts them wants the memory.
+Remember worth_remembering(const Layout& from, const CutOrigins& origins, const Layout& target);
+
+inline bool is_kept(Remember worth) {
+  return worth == Remember::kAlways ||
+         (worth == Remember::kWhileRecording && c10::GradMode::is_enabled());
+}
+
+// `local`: what run_plan() made of the tensor; from here on nobody writes it.
+void remember(DTensorMeta& meta, SpecRef target, at::Tensor local);
+
+}  // namespace shardweave::dtensor_internal

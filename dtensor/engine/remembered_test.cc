@@ -1,0 +1,274 @@
+// What is remembered of a tensor is what an operator would be given without: every write ends it,
+// and no other tensor gets it.
+
+#include "shardweave/dtensor/engine/remembered.h"
+
+#include <functional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "c10/core/GradMode.h"
+#include "c10/core/InferenceMode.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "shardweave/dtensor/distribute_module.h"
+#include "shardweave/dtensor/observe/comm_trace.h"
+#include "shardweave/dtensor/testing/expect_comms.h"
+#include "shardweave/dtensor/testing/on_mesh.h"
+#include "torch/nn.h"
+#include "torch/optim.h"
+
+namespace shardweave {
+namespace {
+
+using at::Tensor;
+using testing::on_mesh;
+using testing::scattered;
+
+Tensor numbers(at::IntArrayRef sizes) {
+  int64_t n = 1;
+  for (int64_t s : sizes) n *= s;
+  return at::arange(n, at::kDouble).sub_(n / 3).view(sizes);
+}
+
+void expect_value(const Tensor& got, const Tensor& want) {
+  EXPECT_TRUE(at::allclose(full_tensor(got), want)) << full_tensor(got) << "\nwanted\n" << want;
+}
+
+TEST(RememberedTest, APartialIsReducedOnce) {
+  on_mesh({{"x", 3}}, [](const MeshPtr& mesh) {
+    const Tensor whole = numbers({4, 5});
+    {
+      const Tensor x = scattered(whole, mesh, {Partial()});
+      const CommTrace trace(mesh);
+      expect_value(x.relu(), whole.relu());
+      const size_t first = trace.events().size();
+      EXPECT_EQ(first, 1u);
+      expect_value(x.abs(), whole.abs());
+      expect_value(x * x, whole * whole);
+      expect_value(x.t().exp(), whole.t().exp());                  // a view that permutes
+      expect_value(x.view({20}).sign(), whole.view({20}).sign());  // and one of another shape
+      expect_value(x.detach().neg().abs(), whole.abs());
+      EXPECT_EQ(layout_of(x), Layout({Partial()}));  // as it was
+      EXPECT_EQ(trace.events().size(), first);
+      EXPECT_EQ(dispatch_counters(mesh).remembered_bytes, 4 * 5 * 8);
+    }
+    EXPECT_EQ(dispatch_counters(mesh).remembered_bytes, 0);  // it went with the tensor
+  });
+}
+
+// Each writes to a tensor, or to one that shares its memory, and does the same to `whole`.
+TEST(RememberedTest, AWriteEndsIt) {
+  using Write = void (*)(const Tensor& x, const Tensor& whole);
+  const std::pair<const char*, Write> writes[] = {
+      {"mul_", [](const Tensor& x, const Tensor& whole) { x.mul_(2), whole.mul_(2); }},
+      {"zero_", [](const Tensor& x, const Tensor& whole) { x.zero_(), whole.zero_(); }},
+      {"a view", [](const Tensor& x, const Tensor& whole) { x.t().mul_(3), whole.t().mul_(3); }},
+      {"a row", [](const Tensor& x, const Tensor& whole) { x[1].zero_(), whole[1].zero_(); }},
+      {"by itself", [](const Tensor& x, const Tensor& whole) { x.mul_(x), whole.mul_(whole); }},
+      {"by itself, out=",
+       [](const Tensor& x, const Tensor& whole) {
+         Tensor xs = x, ws = whole;
+         at::mul_out(xs, x, x), at::mul_out(ws, whole, whole);
+       }},
+      {"detach()", [](const Tensor& x, const Tensor& whole) { x.detach().mul_(2), whole.mul_(2); }},
+      {"a shallow copy",
+       [](const Tensor& x, const Tensor& whole) { x.variable_data().mul_(2), whole.mul_(2); }},
+      {"the local part",
+       [](const Tensor& x, const Tensor& whole) { to_local(x).mul_(2), whole.mul_(2); }},
+      {"out=",
+       [](const Tensor& x, const Tensor& whole) {
+         Tensor xs = x, ws = whole;
+         const Tensor a = scattered(whole + 1, mesh_of(x), {Partial()});
+         at::add_out(xs, a, a), at::add_out(ws, whole + 1, whole + 1);
+       }},
+      {"set_data",
+       [](const Tensor& x, const Tensor& whole) {
+         x.set_data(scattered(whole - 7, mesh_of(x), {Partial()})), whole.sub_(7);
+       }},
+      {"copy_",
+       [](const Tensor& x, const Tensor& whole) {
+         x.copy_(scattered(whole - 7, mesh_of(x), {Partial()})), whole.sub_(7);
+       }},
+  };
+  for (const auto& [name, write] : writes) {
+    SCOPED_TRACE(name);
+    const bool other_memory = std::string_view(name) == "set_data";
+    on_mesh({{"x", 2}}, [write = write, other_memory](const MeshPtr& mesh) {
+      const Tensor whole = numbers({4, 5});
+      const Tensor x = scattered(whole, mesh, {Partial()});
+      const Tensor other = x.t();
+      expect_value(x.relu(), whole.relu());
+      expect_value(other.sigmoid(), whole.t().sigmoid());
+      write(x, whole);
+      expect_value(x.relu(), whole.relu());
+      expect_value(x.abs(), whole.abs());
+      if (!other_memory) expect_value(other.relu(), whole.t().relu());
+    });
+  }
+}
+
+// Two views of one memory that look alike are two tensors.
+TEST(RememberedTest, OtherPartsOfTheMemoryAreOthers) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const Tensor whole = numbers({6, 4});
+    const Tensor x = scattered(whole, mesh, {Partial()});
+    for (int64_t row : {0, 3, 1}) {
+      expect_value(x.narrow(0, row, 3).relu(), whole.narrow(0, row, 3).relu());
+      expect_value(x.select(0, row).abs(), whole.select(0, row).abs());
+    }
+    expect_value(x.narrow(0, 0, 4).relu(), whole.narrow(0, 0, 4).relu());
+    expect_value(x.narrow(0, 0, 4).t().relu(), whole.narrow(0, 0, 4).t().relu());
+    expect_value(x.narrow(1, 0, 2).relu(), whole.narrow(1, 0, 2).relu());
+    expect_value(x.narrow(0, 0, 1).expand({6, 4}).relu(),
+                 whole.narrow(0, 0, 1).expand({6, 4}).relu());
+    expect_value(x.view({4, 6}).relu(), whole.view({4, 6}).relu());
+    expect_value(x.view({4, 6}).t().relu(), whole.view({4, 6}).t().relu());
+    expect_value(x.as_strided({4, 6}, {1, 4}).relu(), whole.as_strided({4, 6}, {1, 4}).relu());
+    expect_value(x.relu(), whole.relu());
+  });
+}
+
+// One tensor in two layouts, and two tensors of which one is remembered in the other's layout: what
+// was decided for one call is not for the other.
+TEST(RememberedTest, TheKeySaysWhichTensorIsRememberedHow) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const Tensor whole = numbers({4, 4});
+    const auto made = [&](const Placement& p) { return scattered(whole, mesh, {p}) * 1.0; };
+    const Tensor a = made(Partial()), s0 = made(Shard(0)), s1 = made(Shard(1));
+    expect_value(a + s0, whole + whole);
+    expect_value(a + s1, whole + whole);
+    const Tensor k = made(Shard(0));
+    expect_value(k.cumsum(0), whole.cumsum(0));
+    expect_value(made(Partial()) + k, whole + whole);
+    expect_value(at::mm(k, k), at::mm(whole, whole));
+    expect_value(at::mm(a, a), at::mm(whole, whole));
+  });
+}
+
+// Parts of unequal size, of which some are empty: all ranks find, or none.
+TEST(RememberedTest, RanksWithoutAPartDoAsTheOthersDo) {
+  on_mesh({{"x", 3}}, [](const MeshPtr& mesh) {
+    for (const std::vector<int64_t>& sizes :
+         {std::vector<int64_t>{1, 4, 6}, {2, 3, 4}, {3, 3, 3}}) {
+      const Tensor whole = numbers(sizes);
+      const Tensor turned = whole.transpose(1, 2);
+      const Tensor x =
+          redistribute(distribute_tensor(whole, mesh, Placements{Replicate()}).transpose(1, 2),
+                       {Shard(0)})
+              .transpose(1, 2);
+      expect_value(x.cumsum(0), whole.cumsum(0));
+      const Tensor v = x.reshape({sizes[0], -1}).reshape(sizes);
+      expect_value(v.cumsum(0), whole.cumsum(0));
+      expect_value(x.transpose(0, 2).cumsum(2), whole.transpose(0, 2).cumsum(2));
+    }
+  });
+}
+
+TEST(RememberedTest, ChunksThatAreWrittenAreNotTheTensors) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const Tensor whole = numbers({4, 6});
+    const Tensor x = distribute_tensor(whole, mesh, Placements{Shard(1)});
+    x.unsafe_chunk(2, 1)[0].zero_();
+    expect_value(x.cumsum(1), whole.cumsum(1));
+    x.unsafe_chunk(2, 1)[0].zero_();
+    expect_value(x.cumsum(1), whole.cumsum(1));
+  });
+}
+
+TEST(RememberedTest, SlicesDoNotPileUp) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    const Tensor w = distribute_tensor(numbers({8, 8}), mesh, Placements{Shard(0)});
+    w.requires_grad_();
+    const Tensor x = distribute_tensor(numbers({8, 4}), mesh, Placements{Shard(0)});
+    for (int i = 0; i < 50; ++i) x.mm(w.narrow(1, 0, 4).t());
+    EXPECT_LE(dispatch_counters(mesh).remembered_bytes, 8 * 8 * 4 * 8);
+  });
+}
+
+TEST(RememberedTest, LayoutsOfSeveralMeshDimensions) {
+  on_mesh({{"dp", 2}, {"tp", 2}}, [](const MeshPtr& mesh) {
+    for (const Placements& placements : testing::all_layouts(2, 2, /*partial=*/true)) {
+      SCOPED_TRACE(to_string(placements));
+      for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{4, 6}, {3, 5}, {1, 3}}) {
+        const Tensor whole = numbers(sizes);
+        const Tensor x = scattered(whole, mesh, placements);
+        for (int i = 0; i < 2; ++i) {
+          expect_value(x.relu(), whole.relu());
+          expect_value(x.cumsum(0), whole.cumsum(0));
+          expect_value(x.t().cumsum(0), whole.t().cumsum(0));
+          expect_value(x.cumsum(1), whole.cumsum(1));
+          expect_value(x.reshape({-1}).cumsum(0), whole.reshape({-1}).cumsum(0));
+          x.add_(1), whole.add_(1);
+        }
+      }
+    }
+  });
+}
+
+// A weight is gathered once for forward and backward; whoever writes it begins anew.
+TEST(RememberedTest, AWeightIsGatheredOnceAStep) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    const Tensor w0 = numbers({6, 4}), x0 = numbers({8, 4});
+    torch::nn::Linear plain(torch::nn::LinearOptions(4, 6).bias(false));
+    torch::nn::Linear linear(torch::nn::LinearOptions(4, 6).bias(false));
+    for (auto* l : {&plain, &linear}) {
+      (*l)->to(at::kDouble);
+      (*l)->weight.set_data(w0.clone());
+    }
+    distribute_module(*linear, mesh, {{"weight", {{"dp", Shard(0)}}}});
+    torch::optim::SGD ours(linear->parameters(), 0.01), theirs(plain->parameters(), 0.01);
+    for (int step = 0; step < 3; ++step) {
+      // Something before the layer wants a gradient, so that backward needs the weight.
+      const Tensor x = distribute_tensor(x0, mesh, Placements{Shard(0)});
+      const Tensor p = distribute_tensor(at::ones({4}, at::kDouble), mesh, Placements{Replicate()})
+                           .requires_grad_();
+      const Tensor q = at::ones({4}, at::kDouble).requires_grad_();
+      {
+        const CommTrace trace(mesh);
+        linear->forward(x + p).square().sum().backward();
+        EXPECT_COMMS(trace, {{"all_gather", 1}});
+      }
+      plain->forward(x0 + q).square().sum().backward();
+      finish_grad_sync(*linear);
+      EXPECT_TRUE(at::allclose(full_tensor(p.grad()), q.grad())) << step;
+      EXPECT_TRUE(at::allclose(full_tensor(linear->weight.grad()), plain->weight.grad())) << step;
+      ours.step(), theirs.step();
+      EXPECT_EQ(dispatch_counters(mesh).remembered_bytes, 0) << "after the step";
+      ours.zero_grad(), theirs.zero_grad();
+    }
+    // Nobody will ask again: a weight lives long.
+    const c10::AutoGradMode no_grad(false);
+    linear->forward(distribute_tensor(x0, mesh, Placements{Shard(0)}));
+    EXPECT_EQ(dispatch_counters(mesh).remembered_bytes, 0);
+  });
+}
+
+TEST(RememberedTest, InferenceTensorsHaveNoVersionsAndAreNotRemembered) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const Tensor whole = numbers({4, 5});
+    const c10::InferenceMode inference;
+    const Tensor x = scattered(whole, mesh, {Partial()});
+    expect_value(x.relu(), whole.relu());
+    x.mul_(2), whole.mul_(2);
+    expect_value(x.relu(), whole.relu());
+  });
+}
+
+// An operator that writes what was brought has its own.
+TEST(RememberedTest, WhatIsWrittenIsNoOneElses) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const Tensor whole = numbers({4, 5});
+    const Tensor x = scattered(whole, mesh, {Partial()});
+    expect_value(x.relu(), whole.relu());
+    x.relu_(), whole.relu_();  // brought, written, brought back
+    expect_value(x.exp(), whole.exp());
+    Tensor y = x.select(0, 0);
+    y.fill_(5), whole.select(0, 0).fill_(5);
+    expect_value(x.abs(), whole.abs());
+  });
+}
+
+}  // namespace
+}  // namespace shardweave

@@ -1,0 +1,144 @@
+// Which strategy is taken, and why: the trade-offs that models live on, one operator each.
+
+#include "shardweave/dtensor/engine/strategy_cost.h"
+
+#include <string>
+#include <vector>
+
+#include "ATen/ops/bmm.h"
+#include "ATen/ops/empty.h"
+#include "ATen/ops/ones.h"
+#include "c10/core/GradMode.h"
+#include "gtest/gtest.h"
+#include "shardweave/dtensor/observe/explain.h"
+#include "shardweave/dtensor/testing/on_mesh.h"
+
+namespace shardweave {
+namespace {
+
+using at::Tensor;
+using testing::on_mesh;
+
+// Without memory.
+Tensor tensor(const MeshPtr& mesh, at::IntArrayRef sizes, const Placement& placement,
+              at::ScalarType dtype = at::kFloat) {
+  const at::TensorOptions options = at::TensorOptions(at::kMeta).dtype(dtype);
+  if (!placement.is_partial()) return empty(sizes, mesh, {placement}, options);
+  return from_local(at::empty(sizes, options), mesh, {placement}, sizes.vec());
+}
+Tensor weight(const MeshPtr& mesh, at::IntArrayRef sizes, const Placement& placement) {
+  return tensor(mesh, sizes, placement).requires_grad_();
+}
+
+// "S(0), R -> S(0)"
+std::string taken(const std::string& op, std::vector<c10::IValue> args) {
+  const c10::AutoGradMode no_grad(false);
+  const Explanation e = explain(op, std::move(args));
+  std::string text;
+  for (const Explanation::Tensor& t : e.inputs) {
+    text += (text.empty() ? "" : ", ") + t.after[0].to_string();
+  }
+  return text + " -> " + e.outputs.at(0).before[0].to_string();
+}
+
+TEST(StrategyCostTest, AColumnParallelProductReducesItsInputFirst) {
+  on_mesh({{"tp", 4}}, [](const MeshPtr& mesh) {
+    const Tensor w = weight(mesh, {1376, 512}, Shard(0));
+    const Tensor x = tensor(mesh, {1024, 512}, Partial());
+    EXPECT_EQ(taken("aten::mm", {x, w.t()}), "R, S(1) -> S(1)");
+    // However few the rows are: what a plan has cut stays so.
+    EXPECT_EQ(taken("aten::mm", {tensor(mesh, {2, 512}, Partial()), w.t()}), "R, S(1) -> S(1)");
+    // A row-parallel one leaves a sum.
+    const Tensor down = weight(mesh, {512, 1376}, Shard(1));
+    EXPECT_EQ(taken("aten::mm", {tensor(mesh, {1024, 1376}, Shard(1)), down.t()}),
+              "S(1), S(0) -> P(sum)");
+  });
+}
+
+TEST(StrategyCostTest, DataStaysCutAndWeightsAreGathered) {
+  on_mesh({{"dp", 4}}, [](const MeshPtr& mesh) {
+    for (int64_t rows : {8, 1024}) {
+      const Tensor x = tensor(mesh, {rows, 512}, Shard(0));
+      const Tensor w = weight(mesh, {1376, 512}, Shard(0));
+      EXPECT_EQ(taken("aten::mm", {x, w.t()}), "S(0), R -> S(0)");
+      const Tensor b = weight(mesh, {512}, Shard(0));
+      EXPECT_EQ(taken("aten::mul.Tensor", {x, b}), "S(0), R -> S(0)");
+      EXPECT_EQ(taken("aten::native_layer_norm", {x, std::vector<int64_t>{512}, b, b, 1e-5}),
+                "S(0), R, R -> S(0)");
+      const Tensor tokens = tensor(mesh, {rows}, Shard(0), at::kLong);
+      const Tensor table = weight(mesh, {32000, 64}, Shard(0));
+      EXPECT_EQ(taken("aten::embedding", {table, tokens}), "R, S(0) -> S(0)");
+      // The gradient of a weight: a sum over the data.
+      const Tensor grad = tensor(mesh, {rows, 1376}, Shard(0));
+      EXPECT_EQ(taken("aten::mm", {x.t(), grad}), "S(1), S(0) -> P(sum)");
+    }
+  });
+}
+
+TEST(StrategyCostTest, ATableThatIsCutStaysSoWhereNoDataIs) {
+  on_mesh({{"tp", 4}}, [](const MeshPtr& mesh) {
+    const Tensor tokens = tensor(mesh, {1024}, Replicate(), at::kLong);
+    EXPECT_EQ(taken("aten::embedding", {weight(mesh, {32000, 64}, Shard(0)), tokens}),
+              "S(0), R -> P(sum)");
+    EXPECT_EQ(taken("aten::embedding", {weight(mesh, {32000, 64}, Shard(1)), tokens}),
+              "S(1), R -> S(1)");
+  });
+}
+
+TEST(StrategyCostTest, ASumWaitsForItsLastSummandAProductDoesNot) {
+  on_mesh({{"tp", 4}}, [](const MeshPtr& mesh) {
+    const Tensor p = tensor(mesh, {64, 512}, Partial());
+    const Tensor r = tensor(mesh, {64, 512}, Replicate());
+    EXPECT_EQ(taken("aten::add.Tensor", {r, p}), "P(sum), P(sum) -> P(sum)");
+    EXPECT_EQ(taken("aten::add.Tensor", {p, p}), "P(sum), P(sum) -> P(sum)");
+    EXPECT_EQ(taken("aten::mul.Tensor", {p, r}), "R, R -> R");
+    EXPECT_EQ(taken("aten::mul.Tensor", {p, tensor(mesh, {}, Replicate())}), "P(sum), R -> P(sum)");
+    EXPECT_EQ(taken("aten::t", {p}), "P(sum) -> P(sum)");
+    EXPECT_EQ(taken("aten::sum.dim_IntList", {p, std::vector<int64_t>{0}}), "P(sum) -> P(sum)");
+    EXPECT_EQ(taken("aten::relu", {p}), "R -> R");
+    // Next to what is cut, a reduce-scatter is enough.
+    EXPECT_EQ(taken("aten::add.Tensor", {tensor(mesh, {64, 512}, Shard(0)), p}),
+              "S(0), S(0) -> S(0)");
+  });
+}
+
+// One expert each: the sum over them is a Partial, no exchange that has to be undone.
+TEST(StrategyCostTest, NoCutIsMadeThatHasToBeUndone) {
+  on_mesh({{"tp", 4}}, [](const MeshPtr& mesh) {
+    const Tensor w = weight(mesh, {4, 64, 32}, Shard(0));
+    const Tensor x = tensor(mesh, {4, 512, 64}, Replicate());
+    EXPECT_EQ(taken("aten::bmm", {x, w}), "S(0), S(0) -> S(0)");
+    // What has been made of it is no data and no weight.
+    const Tensor y = at::bmm(x, w);
+    EXPECT_EQ(taken("aten::sum.dim_IntList", {y, std::vector<int64_t>{0}}), "S(0) -> P(sum)");
+  });
+}
+
+// A cut of one row gives all work to one rank.
+TEST(StrategyCostTest, CutsThatShareNoWorkAreNone) {
+  on_mesh({{"sp", 4}}, [](const MeshPtr& mesh) {
+    const Tensor q = tensor(mesh, {1, 8, 512, 64}, Shard(2));
+    EXPECT_EQ(taken("aten::_scaled_dot_product_flash_attention_for_cpu", {q, q, q}),
+              "S(1), S(1), S(1) -> S(1)");
+    const Tensor one_head = tensor(mesh, {1, 1, 512, 64}, Shard(2));
+    EXPECT_EQ(
+        taken("aten::_scaled_dot_product_flash_attention_for_cpu", {one_head, one_head, one_head}),
+        "S(2), R, R -> S(2)");
+  });
+}
+
+TEST(StrategyCostTest, WhatIsRememberedCostsNothing) {
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    const Tensor p = testing::scattered(at::ones({64, 64}), mesh, {Partial()});
+    EXPECT_EQ(taken("aten::neg", {p}), "P(sum) -> P(sum)");
+    p.relu();
+    EXPECT_EQ(taken("aten::neg", {p}), "R -> R");
+    const Explanation e = explain("aten::neg", {p});
+    EXPECT_EQ(e.bytes(), 0);
+    p.mul_(2);
+    EXPECT_EQ(taken("aten::neg", {p}), "P(sum) -> P(sum)");
+  });
+}
+
+}  // namespace
+}  // namespace shardweave

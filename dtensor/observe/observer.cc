@@ -1,0 +1,83 @@
+#include "shardweave/dtensor/observe/observer.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "torch/csrc/autograd/graph_task.h"
+
+namespace shardweave::dtensor_internal {
+namespace {
+
+CommEvent event_of(const MeshContext& context, const Cause& cause, const Sending& sending) {
+  CommEvent event;
+  event.collective = sending.collective;
+  for (int m : sending.mesh_dims) {
+    event.mesh_dims.emplace_back(context.mesh().name(m));
+    event.group_size *= context.mesh().size(m);
+  }
+  event.bytes = sending.bytes;
+  // What a rule redistributes while it runs an operator by others, nobody has called.
+  const bool by_a_rule = !cause.implicit() && !context.operators_seen.empty();
+  event.op = by_a_rule ? context.operators_seen.back() : cause.name;
+  event.argument = cause.argument;
+  event.implicit = cause.implicit() || by_a_rule;
+  event.dtype = sending.dtype;
+  event.shape.assign(sending.shape.begin(), sending.shape.end());
+  event.before = sending.before;
+  event.after = sending.after;
+  event.module = context.modules.current();
+  event.phase =
+      torch::autograd::get_current_graph_task_id() == -1 ? Phase::kForward : Phase::kBackward;
+  if (!event.implicit && cause.where.line() != 0) {
+    event.source = absl::StrCat(cause.where.file_name(), ":", cause.where.line());
+  }
+  return event;
+}
+
+}  // namespace
+
+Observing::Observing(std::shared_ptr<MeshContext> context, Observer& observer)
+    : context_(std::move(context)), observer_(&observer) {
+  context_->observers.push_back(observer_);
+  context_->modules.remember();
+}
+
+Observing::~Observing() {
+  std::erase(context_->observers, observer_);
+  context_->modules.forget();
+}
+
+void OperatorSpan::begin(MeshContext& context, const c10::OperatorHandle& op,
+                         absl::Span<const c10::IValue> args) {
+  size_t told = 0;
+  try {
+    for (; told < context.observers.size(); ++told) {
+      context.observers[told]->operator_begins(op, args);
+    }
+  } catch (...) {  // explain() has found what is wrong with the call
+    while (told-- > 0) context.observers[told]->operator_ends();
+    throw;
+  }
+  context.operators_seen.push_back(op.operator_name().name);
+  context_ = &context;
+}
+
+void OperatorSpan::end() {
+  context_->operators_seen.pop_back();
+  for (Observer* observer : context_->observers) observer->operator_ends();
+}
+
+void CollectiveSpan::begin(MeshContext& context, const Cause& cause, const Sending& sending) {
+  context_ = &context;
+  id_ = ++context.collectives_seen;
+  const CommEvent event = event_of(context, cause, sending);
+  for (Observer* observer : context.observers) observer->collective_begins(id_, event);
+}
+
+void CollectiveSpan::end() {
+  for (Observer* observer : context_->observers) observer->collective_ends(id_);
+}
+
+}  // namespace shardweave::dtensor_internal
