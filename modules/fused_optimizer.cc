@@ -12,8 +12,8 @@
 #include "absl/strings/str_join.h"
 #include "c10/core/GradMode.h"
 #include "shardweave/comm/str_cat.h"
-#include "shardweave/dtensor/engine/detour.h"
 #include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/engine/detour.h"
 #include "shardweave/dtensor/engine/local_part.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
 

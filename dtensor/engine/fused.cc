@@ -75,7 +75,7 @@ std::vector<PackSchedule> places_of(const std::vector<const Transfer*>& members,
   for (size_t r = 0; r < (members[0]->*counts).size(); ++r) {
     for (size_t i = 0; i < members.size(); ++i) {
       const int64_t n = (members[i]->*counts)[r];
-      places[i].add_part({at}, {n});
+      places[i].add_part(Dims{at}, Dims{n});
       at += n;
     }
   }

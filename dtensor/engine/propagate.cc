@@ -8,6 +8,13 @@
 namespace shardweave::dtensor_internal {
 namespace {
 
+// A strategy that names a strided or ragged shard means that one.
+bool names_unusual_shard(const Strategy& s) {
+  const auto is_unusual = [](const Placement& p) { return p.is_shard() && !p.is_plain_shard(); };
+  return std::any_of(s.inputs.begin(), s.inputs.end(), is_unusual) ||
+         std::any_of(s.outputs.begin(), s.outputs.end(), is_unusual);
+}
+
 // What rules say of Shard(d) holds for any subset of the indices of d, unless they are chunks_only:
 // offer each strategy again with the strided or ragged cuts that the inputs have.
 void add_unusual_shards(const OpCall& call, Strategies& strategies) {
@@ -20,7 +27,7 @@ void add_unusual_shards(const OpCall& call, Strategies& strategies) {
     seen.push_back(current);
     for (size_t s = 0; s < count; ++s) {
       Strategy variant = strategies.list()[s];
-      if (!variant.inputs[i].is_shard(current.dim())) continue;
+      if (!variant.inputs[i].is_shard(current.dim()) || names_unusual_shard(variant)) continue;
       bool fits = true;
       const int64_t size = call.input(i).sizes[current.dim()];
       auto replace = [&](std::vector<Placement>& placements, const std::vector<TensorInfo>& infos) {

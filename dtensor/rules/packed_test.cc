@@ -10,6 +10,7 @@
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/testing/expect_comms.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
+#include "torch/csrc/autograd/autograd.h"
 #include "torch/nn.h"
 
 namespace shardweave {
@@ -169,6 +170,18 @@ TEST(PackedTest, OtherPartsAreGathered) {
     EXPECT_TRUE(at::equal(full_tensor(x.slice(1, 6, 2)), plain.slice(1, 6, 2)));
     EXPECT_TRUE(at::equal(full_tensor(x.split(6, 1)[1]), plain.split(6, 1)[1]));
     EXPECT_TRUE(at::equal(full_tensor(at::glu(x, 1)), at::glu(plain, 1)));
+  });
+}
+
+// Packed like the halves, but of another size: chunks of one are none of the other.
+TEST(PackedTest, AGradientThatLiesAsWhatIsPacked) {
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    const Tensor grad = at::arange(18, at::kDouble).view({3, 6});
+    const Tensor self = at::arange(36, at::kDouble).view({3, 12}).sin();
+    const Placements packed = {StridedShard(1, 2)};
+    const Tensor got = at::glu_backward(distribute_tensor(grad, mesh, packed),
+                                        distribute_tensor(self, mesh, packed), 1);
+    EXPECT_TRUE(at::allclose(full_tensor(got), at::glu_backward(grad, self, 1), 1e-12, 1e-12));
   });
 }
 
