@@ -126,9 +126,9 @@ Result run_case(const Case& c, const MeshPtr& mesh, Communicator& all) {
   const PlanRef plan = plan_for(*context, spec, context->with_layout(*spec, to));
 
   // What goes into the collectives, and where it comes out.
-  std::vector<Transfer> transfers;
+  std::vector<CollectiveTransfer> transfers;
   PlanRun run(*context, *plan, meta_of(tensor).local, sizes);
-  for (Transfer transfer; run.next(&transfer); run.arrived(transfer)) {
+  for (CollectiveTransfer transfer; run.next(&transfer); run.arrived(transfer)) {
     throw_if_error(send(*context, transfer, "warm-up").wait());
     transfers.push_back(transfer);
   }
@@ -139,7 +139,7 @@ Result run_case(const Case& c, const MeshPtr& mesh, Communicator& all) {
   std::tie(result.seconds, result.plain_seconds) = compare(
       all, [&] { redistribute(tensor, to); },
       [&] {
-        for (const Transfer& transfer : transfers) {
+        for (const CollectiveTransfer& transfer : transfers) {
           throw_if_error(send(*context, transfer, "plain").wait());
         }
       });

@@ -174,7 +174,7 @@ struct PendingTensor::State {
       result = std::move(arrived[0]);
     }
     // Whoever keeps this for the result keeps nothing else.
-    transfer = Transfer();
+    transfer = CollectiveTransfer();
     run.reset();
     source.reset();
   }
@@ -189,7 +189,7 @@ struct PendingTensor::State {
   const int64_t version;
   const bool records;
   bool moving = false;
-  Transfer transfer;  // under way, if `moving`
+  CollectiveTransfer transfer;  // under way, if `moving`
   std::optional<CollectiveSpan> span;
   Work work;
   at::Tensor result;  // undefined: not yet

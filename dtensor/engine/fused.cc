@@ -31,12 +31,12 @@ struct Bucket {
   MeshContext* context;
   std::vector<size_t> members;  // indices of transfers
   int64_t bytes = 0;
-  Transfer transfer;
+  CollectiveTransfer transfer;
   std::optional<CollectiveSpan> span;
   Work work;
 };
 
-bool same_collective(const Transfer& a, const Transfer& b) {
+bool same_collective(const CollectiveTransfer& a, const CollectiveTransfer& b) {
   return a.op == b.op && a.mesh_dims == b.mesh_dims && a.reduce_op == b.reduce_op &&
          a.input.scalar_type() == b.input.scalar_type() && a.input.device() == b.input.device();
 }
@@ -57,10 +57,10 @@ class Parts {
 };
 
 // Of the members' counts.
-std::vector<int64_t> sum(const std::vector<const Transfer*>& members,
-                         std::vector<int64_t> Transfer::*counts) {
+std::vector<int64_t> sum(const std::vector<const CollectiveTransfer*>& members,
+                         std::vector<int64_t> CollectiveTransfer::*counts) {
   std::vector<int64_t> total((members[0]->*counts).size(), 0);
-  for (const Transfer* member : members) {
+  for (const CollectiveTransfer* member : members) {
     for (size_t r = 0; r < total.size(); ++r) total[r] += (member->*counts)[r];
   }
   return total;
@@ -68,8 +68,9 @@ std::vector<int64_t> sum(const std::vector<const Transfer*>& members,
 
 // Where the members' parts lie in a joint buffer of `numel` elements: for each rank one member's
 // after the other's.
-std::vector<PackSchedule> places_of(const std::vector<const Transfer*>& members,
-                                    std::vector<int64_t> Transfer::*counts, int64_t numel) {
+std::vector<PackSchedule> places_of(const std::vector<const CollectiveTransfer*>& members,
+                                    std::vector<int64_t> CollectiveTransfer::*counts,
+                                    int64_t numel) {
   std::vector<PackSchedule> places(members.size(), PackSchedule({numel}));
   int64_t at = 0;
   for (size_t r = 0; r < (members[0]->*counts).size(); ++r) {
@@ -85,47 +86,48 @@ std::vector<PackSchedule> places_of(const std::vector<const Transfer*>& members,
 
 // One collective that does what each of `members` asks for: for each rank the members' parts lie
 // one after the other.
-Transfer join(const std::vector<const Transfer*>& members) {
-  Transfer joint;
+CollectiveTransfer join(const std::vector<const CollectiveTransfer*>& members) {
+  CollectiveTransfer joint;
   joint.op = members[0]->op;
   joint.reduce_op = members[0]->reduce_op;
   joint.mesh_dims = members[0]->mesh_dims;
-  joint.in_counts = sum(members, &Transfer::in_counts);
-  joint.out_counts = sum(members, &Transfer::out_counts);
+  joint.in_counts = sum(members, &CollectiveTransfer::in_counts);
+  joint.out_counts = sum(members, &CollectiveTransfer::out_counts);
   if (joint.in_counts.empty()) {
     std::vector<at::Tensor> inputs;
-    for (const Transfer* member : members) inputs.push_back(member->input.view({-1}));
+    for (const CollectiveTransfer* member : members) inputs.push_back(member->input.view({-1}));
     joint.input = at::cat(inputs);
   } else {
     int64_t leaving = 0;
-    for (const Transfer* member : members) leaving += member->input.numel();
+    for (const CollectiveTransfer* member : members) leaving += member->input.numel();
     joint.input = at::empty({leaving}, members[0]->input.options());
-    const std::vector<PackSchedule> places = places_of(members, &Transfer::in_counts, leaving);
+    const std::vector<PackSchedule> places =
+        places_of(members, &CollectiveTransfer::in_counts, leaving);
     for (size_t i = 0; i < members.size(); ++i) places[i].unpack(members[i]->input, joint.input);
   }
   int64_t arriving = 0;
-  for (const Transfer* member : members) arriving += member->output.numel();
+  for (const CollectiveTransfer* member : members) arriving += member->output.numel();
   joint.output = at::empty({arriving}, joint.input.options());
   return joint;
 }
 
 // The members' outputs from that of the joint collective.
-void part(const Transfer& joint, const std::vector<Transfer*>& members) {
+void part(const CollectiveTransfer& joint, const std::vector<CollectiveTransfer*>& members) {
   if (joint.out_counts.empty()) {
     Parts parts(joint.output);
-    for (Transfer* member : members) {
+    for (CollectiveTransfer* member : members) {
       member->output = parts.next(member->output.numel()).view(member->output.sizes());
     }
     return;
   }
-  const std::vector<PackSchedule> places =
-      places_of({members.begin(), members.end()}, &Transfer::out_counts, joint.output.numel());
+  const std::vector<PackSchedule> places = places_of(
+      {members.begin(), members.end()}, &CollectiveTransfer::out_counts, joint.output.numel());
   for (size_t i = 0; i < members.size(); ++i) places[i].pack(joint.output, members[i]->output);
 }
 
 // One collective for each tensor that needs one.
 void run_round(const std::vector<InFlight>& in_flight, std::vector<PlanRun>& runs,
-               const std::vector<size_t>& moving, std::vector<Transfer>& transfers,
+               const std::vector<size_t>& moving, std::vector<CollectiveTransfer>& transfers,
                const Cause& cause) {
   std::vector<Bucket> buckets;  // in the order of first use, the same on all ranks
   for (size_t i : moving) {
@@ -144,12 +146,12 @@ void run_round(const std::vector<InFlight>& in_flight, std::vector<PlanRun>& run
     bucket->bytes += bytes;
   }
   auto members_of = [&](const Bucket& bucket) {
-    std::vector<Transfer*> members;
+    std::vector<CollectiveTransfer*> members;
     for (size_t i : bucket.members) members.push_back(&transfers[i]);
     return members;
   };
   for (Bucket& bucket : buckets) {
-    const std::vector<Transfer*> members = members_of(bucket);
+    const std::vector<CollectiveTransfer*> members = members_of(bucket);
     uint64_t all = 0;
     for (size_t i : bucket.members) all = mix(all, in_flight[i].provenance);
     const About about(*bucket.context, all);
@@ -206,7 +208,7 @@ InFlight moving_to(const DTensorMeta& meta, const Layout& layout) {
 void run_plans(std::vector<InFlight>& in_flight, const Cause& cause) {
   std::vector<PlanRun> runs;
   for (const InFlight& t : in_flight) runs.emplace_back(*t.context, *t.plan, t.local, t.sizes);
-  std::vector<Transfer> transfers(in_flight.size());
+  std::vector<CollectiveTransfer> transfers(in_flight.size());
   while (true) {
     std::vector<size_t> moving;
     for (size_t i = 0; i < in_flight.size(); ++i) {

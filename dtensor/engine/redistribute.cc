@@ -261,9 +261,9 @@ class Step {
 };
 
 // What `schedule` makes of `local`. The tensors are this call's own, the schedule is shared.
-Transfer packed(const RedistributeStep& step, std::shared_ptr<const StepSchedule> schedule,
-                const at::Tensor& local) {
-  Transfer transfer;
+CollectiveTransfer packed(const RedistributeStep& step,
+                          std::shared_ptr<const StepSchedule> schedule, const at::Tensor& local) {
+  CollectiveTransfer transfer;
   transfer.op = schedule->op;
   transfer.reduce_op = schedule->reduce_op;
   transfer.mesh_dims = step.mesh_dims;
@@ -340,7 +340,7 @@ PlanRef plan_for(MeshContext& context, const SpecRef& from, const SpecRef& to) {
   return plan;
 }
 
-Work send(MeshContext& context, const Transfer& transfer, std::string_view tag) {
+Work send(MeshContext& context, const CollectiveTransfer& transfer, std::string_view tag) {
   Communicator& comm = context.communicator(transfer.mesh_dims);
   const Buffer in = comm_buffer(transfer.input);
   const Buffer out = comm_buffer(transfer.output);
@@ -383,7 +383,7 @@ at::Tensor PlanRun::local() const {
   return given_.is_complex() ? at::view_as_complex(local) : local;
 }
 
-bool PlanRun::next(Transfer* transfer) {
+bool PlanRun::next(CollectiveTransfer* transfer) {
   for (; step_ < plan_->plan.steps.size(); ++step_) {
     const RedistributeStep& step = plan_->plan.steps[step_];
     const Step here(*context_, step, sizes_, given_.is_complex());
@@ -413,7 +413,7 @@ Sending PlanRun::sending() const {
           step.after};
 }
 
-void PlanRun::arrived(const Transfer& transfer) {
+void PlanRun::arrived(const CollectiveTransfer& transfer) {
   local_ = transfer.unpack ? transfer.unpack(transfer.output) : transfer.output;
   ++step_;
 }
@@ -421,7 +421,7 @@ void PlanRun::arrived(const Transfer& transfer) {
 at::Tensor run_plan(MeshContext& context, const ReadyPlan& plan, at::Tensor local,
                     absl::Span<const int64_t> sizes, const Cause& cause) {
   PlanRun run(context, plan, std::move(local), sizes);
-  for (Transfer transfer; run.next(&transfer);) {
+  for (CollectiveTransfer transfer; run.next(&transfer);) {
     const CollectiveSpan span(context, cause, [&] { return run.sending(); });
     throw_if_error(send(context, transfer, cause.name).wait());
     run.arrived(transfer);

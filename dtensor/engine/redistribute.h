@@ -30,7 +30,7 @@ PlanRef plan_for(MeshContext& context, const SpecRef& from, const SpecRef& to);
 RedistributePlan searched_plan(const MeshContext& context, const Spec& from, const Layout& to);
 
 // What a tensor gives to one collective.
-struct Transfer {
+struct CollectiveTransfer {
   OpKind op = OpKind::kAllReduce;  // or kAllGatherV, kReduceScatterV, kAllToAllV
   ReduceOp reduce_op = ReduceOp::kSum;
   std::vector<int> mesh_dims;
@@ -43,7 +43,7 @@ struct Transfer {
 };
 
 // Issues the collective; the transfer must stay until it is done.
-Work send(MeshContext& context, const Transfer& transfer, std::string_view tag);
+Work send(MeshContext& context, const CollectiveTransfer& transfer, std::string_view tag);
 
 // A collective as those see it who look (observer.h).
 struct Sending {
@@ -59,7 +59,7 @@ struct Sending {
 // A plan on its way, one collective after the other.
 //
 //   PlanRun run(context, plan, local, sizes);
-//   for (Transfer transfer; run.next(&transfer); run.arrived(transfer)) throw_if_error(send(...).wait());
+//   for (CollectiveTransfer transfer; run.next(&transfer); run.arrived(transfer)) throw_if_error(send(...).wait());
 //   return run.local();
 class PlanRun {
  public:
@@ -69,8 +69,8 @@ class PlanRun {
 
   // Runs what is local up to the next collective and packs that; false when the plan is through.
   // Collectives in which nobody sends anything are left out, on all ranks.
-  bool next(Transfer* transfer);
-  void arrived(const Transfer& transfer);
+  bool next(CollectiveTransfer* transfer);
+  void arrived(const CollectiveTransfer& transfer);
   // Is the tensor that was given if nothing had to be done to it, or a view of it.
   at::Tensor local() const;
   // While a transfer of next() is under way: what it is, and the first step after it.

@@ -58,9 +58,11 @@ def _tidy_aspect_impl(target, ctx):
         infos = [dep[CcInfo] for dep in [target] + deps if CcInfo in dep]
         context = cc_common.merge_cc_infos(cc_infos = infos).compilation_context
         if not _sees_libtorch(context):
-            # Of a library with sources the headers are looked at where these include them.
+            # Of a library with sources the headers are looked at where these include them, and so are those of a target that has
+            # nothing else because their sources are in another one.
             files = [file for file in ctx.rule.files.srcs if file.extension == "cc"]
-            files = files or getattr(ctx.rule.files, "hdrs", [])
+            if not files and "headers_of_sources" not in ctx.rule.attr.tags:
+                files = getattr(ctx.rule.files, "hdrs", [])
             reports = [_tidy_file(ctx, context, file) for file in files]
     below = [dep[TidyInfo].reports for dep in deps if TidyInfo in dep]
     return [TidyInfo(reports = depset(reports, transitive = below))]
