@@ -78,7 +78,10 @@ class FromSource {
     return {.timeout = absl::ZeroDuration(), .tag = cause_.name, .fingerprint = fingerprint_};
   }
 
-  void meet() const { throw_if_error(context_.communicator(all_).barrier(options()).wait()); }
+  void meet() const {
+    const CollectiveSpan span(context_, cause_, [&] { return sending("barrier", all_, 0); });
+    throw_if_error(context_.communicator(all_).barrier(options()).wait());
+  }
 
   at::Tensor broadcast(const at::Tensor& part, const std::vector<int>& dims) const {
     if (dims.empty()) return part;

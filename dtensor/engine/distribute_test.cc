@@ -93,9 +93,9 @@ TEST(DistributeTest, SendsParts) {
     EXPECT_THAT(sent({Shard(0), Shard(1)}), ElementsAre("scatter 32"));
     const auto cut_over_tp = sent({Replicate(), Shard(0)});
     if (mesh->coordinate()[0] == 0) {
-      EXPECT_THAT(cut_over_tp, ElementsAre("scatter 32", "broadcast 16"));
+      EXPECT_THAT(cut_over_tp, ElementsAre("barrier 0", "scatter 32", "broadcast 16"));
     } else {
-      EXPECT_THAT(cut_over_tp, ElementsAre("broadcast 16"));
+      EXPECT_THAT(cut_over_tp, ElementsAre("barrier 0", "broadcast 16"));
     }
   });
 }

@@ -58,7 +58,9 @@ TEST(ClockCacheTest, WhatIsUsedStays) {
     EXPECT_TRUE(has(cache, -1)) << i;
     const std::unique_ptr<Numbered> gone = put(cache, i);
     EXPECT_EQ(gone == nullptr, i < 7) << i;
-    if (gone != nullptr) EXPECT_FALSE(has(cache, gone->key));
+    if (gone != nullptr) {
+      EXPECT_FALSE(has(cache, gone->key));
+    }
     EXPECT_LE(cache.size(), 8u);
   }
   // All used: the oldest goes, and it ends.
@@ -168,7 +170,9 @@ TEST(DynamicShapesTest, AThousandLengths) {
       sharded.loss(input).backward();
       const int64_t after_backward = misses();
       // No length costs more than another, however many there were.
-      if (step > 0) ASSERT_LE(after_backward - before, kMissesOfALength) << step;
+      if (step > 0) {
+        ASSERT_LE(after_backward - before, kMissesOfALength) << step;
+      }
       std::vector<at::Tensor> grads;
       if (compares) {
         // The same weights: what was evicted in between is decided again as it was.
@@ -187,7 +191,9 @@ TEST(DynamicShapesTest, AThousandLengths) {
       const int64_t before_step = misses();
       sharded.step();
       // What is the same in every step is decided once.
-      if (step > 1) ASSERT_EQ(misses(), before_step) << step;
+      if (step > 1) {
+        ASSERT_EQ(misses(), before_step) << step;
+      }
       ASSERT_LE(context->cache.size(), kEntries);
       most_specs = std::max(most_specs, context->num_specs());
       most_plans = std::max(most_plans, context->plans.size());

@@ -305,7 +305,10 @@ func TestErrorsOfTensors(t *testing.T) {
 
 func TestScopesAndTheGarbageCollector(t *testing.T) {
 	w := alone(t)
-	sw.Ones(w, nil).Add(1).Mul(2).Close() // operators are looked up once, and kept
+	// Operators are looked up once, and kept. In a scope, for garbage of this rank would end when it is next used.
+	if err := w.Scope(func() error { return sw.Ones(w, nil).Add(1).Mul(2).Err() }); err != nil {
+		t.Fatal(err)
+	}
 	before := settledHandles()
 	if before < 0 {
 		t.Fatal("handles are not checked")
