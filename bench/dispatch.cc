@@ -226,9 +226,9 @@ DynamicShapes dynamic_shapes(const MeshPtr& mesh) {
   for (size_t i = 0; i < fresh.size(); ++i) differences.push_back(fresh[i] - seen[i]);
   result.seen_us = median(seen) * 1e6;
   result.new_us = result.seen_us + median(differences) * 1e6;
-  result.entries = context->cache.size();
+  result.entries = context->decisions.cache.size();
   result.specs = context->num_specs();
-  result.plans = context->plans.size();
+  result.plans = context->decisions.plans.size();
   return result;
 }
 
@@ -282,7 +282,7 @@ Redistribution memoised_redistribution() {
     const shardweave::Layout to({Shard(1), Shard(0), Replicate()});
     const Body again = [&] { shardweave::redistribute(x, to); };
     const Body first = [&] {
-      context->plans.clear();
+      context->decisions.plans.clear();
       again();
     };
     const Result times = compare("", 1, again, first, 41, 50);

@@ -127,7 +127,7 @@ Result run_case(const Case& c, const MeshPtr& mesh, Communicator& all) {
 
   // What goes into the collectives, and where it comes out.
   std::vector<CollectiveTransfer> transfers;
-  PlanRun run(*context, *plan, meta_of(tensor).local, sizes);
+  PlanRun run(*context, *plan, meta_of(tensor).local(), sizes);
   for (CollectiveTransfer transfer; run.next(&transfer); run.arrived(transfer)) {
     throw_if_error(send(*context, transfer, "warm-up").wait());
     transfers.push_back(transfer);

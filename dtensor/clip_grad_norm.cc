@@ -180,7 +180,7 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
       partial.push_back(&meta);
       in_flight.push_back(moving_to(meta, gradient_layout(meta.spec->layout)));
     } else {
-      of_mesh(meshes, meta.context).add(meta.spec->layout, meta.local);
+      of_mesh(meshes, meta.context).add(meta.spec->layout, meta.local());
     }
   }
   run_plans(in_flight, cause);

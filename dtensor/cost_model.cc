@@ -67,7 +67,7 @@ absl::StatusOr<double> number(const ordered_json& json, std::string_view of, con
 
 CostModel cost_model(const MeshPtr& mesh) {
   const auto context = MeshContext::of(mesh);
-  CostModel model = context->cost_model;
+  CostModel model = context->decisions.cost_model();
   model.links.resize(context->mesh().ndim());
   return model;
 }
@@ -89,7 +89,7 @@ void set_cost_model(const MeshPtr& mesh, const absl::StatusOr<CostModel>& model,
             "ranks ", difference->ranks[0], " and ", difference->ranks[1], " of ", grid.to_string(),
             " were not given the same cost model; this rank: ", cost_model_to_json(*model, grid))));
   }
-  context->set_cost_model(*model);
+  context->decisions.set_cost_model(*model, context->operator_under_way());
 }
 
 absl::StatusOr<CostModel> cost_model_from_json(std::string_view text, const DeviceMesh& mesh) {

@@ -289,7 +289,7 @@ void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const Par
     const Spec& spec = *meta.spec;
     SpecRef weight = meta.context->intern(spec.layout, spec.sizes, spec.strides, spec.dtype,
                                           spec.device, {.weight = ~uint64_t{0}});
-    convert_in_place(member.tensor, meta.local, std::move(weight), meta.context);
+    convert_in_place(member.tensor, meta.local(), std::move(weight), meta.context);
     auto family = std::make_shared<ViewFamily>();
     family->fqn = member.fqns[0];
     meta_of(member.tensor).family = std::move(family);
@@ -338,7 +338,7 @@ void finish_grad_sync(const std::vector<at::Tensor>& parameters, std::source_loc
     // longer be what it is.
     const DTensorMeta& have = meta_of(moving[i].grad());
     at::Tensor local = std::move(in_flight[i].local);
-    if (local.is_alias_of(have.local)) local = local.clone();
+    if (local.is_alias_of(have.local())) local = local.clone();
     moving[i].mutable_grad() = wrap(std::move(local), std::move(in_flight[i].target), have.context);
     meta_of(moving[i].grad()).came_from(in_flight[i].provenance);
   }

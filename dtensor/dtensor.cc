@@ -140,7 +140,7 @@ struct ToLocal : torch::autograd::Function<ToLocal> {
     auto holder = c10::make_intrusive<Holder>(meta.context, site.in_backward());
     holder->spec = meta.context->with_layout(*meta.spec, grad_layout);
     save(ctx, std::move(holder));
-    return meta.local.alias();
+    return meta.local().alias();
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor(), at::Tensor()};
@@ -167,7 +167,7 @@ variable_list FromLocal::backward(AutogradContext* ctx, variable_list grads) {
   const at::Tensor there = gradient_there(grads[0], *holder);
   const at::Tensor grad = c10::GradMode::is_enabled()
                               ? ToLocal::apply(there, holder->second_layout, holder->site)
-                              : meta_of(there).local;
+                              : meta_of(there).local();
   return {holder->scale == 1 ? grad : grad.mul(holder->scale), at::Tensor(), at::Tensor(),
           at::Tensor()};
 }
@@ -508,17 +508,17 @@ at::Tensor full_tensor(const at::Tensor& tensor, std::source_location where) {
 StrictScope::StrictScope(const MeshPtr& mesh) : mesh_(mesh) {
   const auto context = MeshContext::of(mesh_);
   ++context->strict_depth;
-  context->modules.remember();
+  context->observation.modules.remember();
 }
 
 StrictScope::~StrictScope() {
   const auto context = MeshContext::of(mesh_);
   --context->strict_depth;
-  context->modules.forget();
+  context->observation.modules.forget();
 }
 
 DispatchCounters dispatch_counters(const MeshPtr& mesh) {
-  return MeshContext::of(mesh)->counters;
+  return MeshContext::of(mesh)->observation.counters;
 }
 
 }  // namespace shardweave

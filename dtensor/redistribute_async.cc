@@ -123,7 +123,7 @@ struct PendingTensor::State {
         context(meta_of(tensor).context),
         target(context->with_layout(*meta_of(tensor).spec, layout)),
         plan(plan_for(*context, meta_of(tensor).spec, target)),
-        run(std::in_place, *context, *plan, meta_of(tensor).local, target->sizes),
+        run(std::in_place, *context, *plan, meta_of(tensor).local(), target->sizes),
         provenance(provenance_of(meta_of(tensor))),
         version(version_of(tensor)),
         records(c10::GradMode::is_enabled() && tensor.requires_grad()) {
@@ -168,7 +168,7 @@ struct PendingTensor::State {
     } else {
       const c10::AutoGradMode no_grad(false);
       std::vector<at::Tensor> arrived = {
-          wrap(owned(run->local(), meta_of(source).local), target, context)};
+          wrap(owned(run->local(), meta_of(source).local()), target, context)};
       meta_of(arrived[0]).came_from(provenance);
       if (records) record(absl::MakeConstSpan(&source, 1), arrived, where);
       result = std::move(arrived[0]);

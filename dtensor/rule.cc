@@ -290,7 +290,14 @@ void add_rule(const std::shared_ptr<ConnectedMesh>& mesh, std::string_view name,
         absl::StrCat("add_rule: '", std::string(name),
                      "' is no operator's name; wanted one such as \"mylib::swiglu\"")));
   }
-  MeshContext::of(mesh)->add_rule(name, std::move(rule));
+  const auto context = MeshContext::of(mesh);
+  if (context->operator_under_way()) {
+    throw Error("add_rule", absl::FailedPreconditionError(absl::StrCat(
+                                "'", std::string(name),
+                                "': an operator on DTensors of the mesh is running; add rules "
+                                "before or between operators")));
+  }
+  context->decisions.add_rule(name, std::move(rule));
 }
 
 // --- rule makers ---------------------------------------------------------------------------------

@@ -266,7 +266,7 @@ void shard_parameter(torch::nn::Module& module, std::string_view name, const Sha
   const c10::AutoGradMode no_grad(false);
   auto become = [](const at::Tensor& tensor, const at::Tensor& sharded) {
     const DTensorMeta& meta = meta_of(sharded);
-    convert_in_place(tensor, meta.local, meta.spec, meta.context);
+    convert_in_place(tensor, meta.local(), meta.spec, meta.context);
   };
   become(parameter, is_dtensor(parameter)
                         ? redistribute(parameter.detach(), placements)

@@ -40,7 +40,7 @@ class ClockCache {
   const Entry* find(uint64_t hash, const Key& key) const {
     const auto it = by_hash_.find(hash);
     if (it == by_hash_.end() || !(it->second->key == key)) return nullptr;
-    it->second->used = true;
+    if (!it->second->used) it->second->used = true;  // most have it: their line stays clean
     return it->second;
   }
 

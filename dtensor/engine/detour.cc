@@ -26,7 +26,7 @@ PlanRef plan_along(const DTensorMeta& meta, const SpecRef& from, const SpecRef& 
            "the strict scope refuses the communication that a view of another rank's "
            "elements needs");
   }
-  ++meta.context->counters.implicit_redistributions;
+  ++meta.context->observation.counters.implicit_redistributions;
   return plan;
 }
 

@@ -3,7 +3,7 @@
 //
 //   check_writable(meta, op);      // before an operator writes to a DTensor
 //   sync_view(meta, op);             // before it is read or written: brings the copy again, if need be
-//   ... meta.local is written ...
+//   ... meta.local() is written ...
 //   written(meta, op);             // takes the copy back to where it came from
 //
 // A tensor and all its views count the writes to any of them, so that a copy knows when it is out of

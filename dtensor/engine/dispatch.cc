@@ -215,7 +215,7 @@ std::string weight_of(const OpCall& call, const InputChange& change) {
     absl::StrAppend(&changes, changes.empty() ? "" : "; ", "result back to ",
                     written.spec->layout.to_string(), " (", written.plan->plan.bytes(), " bytes)");
   }
-  const std::string module = context.modules.current();
+  const std::string module = context.observation.modules.current();
   fail(
       op, absl::StatusCode::kFailedPrecondition,
       absl::StrCat("needs communication that the strict scope refuses",
@@ -228,8 +228,9 @@ bool is_first_rank(const MeshContext& context) {
 
 // Says once per operator that it has no rule.
 void note_gathered(const c10::OperatorHandle& op, MeshContext& context) {
-  ++context.counters.gathered_operators;
-  if (!context.warned.insert(name_of(op)).second || !is_first_rank(context)) return;
+  ++context.observation.counters.gathered_operators;
+  if (!context.observation.said_gathered.insert(name_of(op)).second || !is_first_rank(context))
+    return;
   TORCH_WARN("shardweave: ", name_of(op),
              " has no sharding rule; its inputs are gathered on every rank");
 }
@@ -237,8 +238,8 @@ void note_gathered(const c10::OperatorHandle& op, MeshContext& context) {
 // Says once per weight that a cut of it, which the user wanted, is given up.
 void note_unsharded(const c10::OperatorHandle& op, const InputChange& change,
                     const DTensorMeta& weight, MeshContext& context) {
-  ++context.counters.unsharded_weights;
-  const std::string module = context.modules.current();
+  ++context.observation.counters.unsharded_weights;
+  const std::string module = context.observation.modules.current();
   const std::string where = module.empty() ? "" : absl::StrCat(" in module '", module, "'");
   const std::string layouts =
       absl::StrCat(weight.spec->to_string(), " as ", change.target->layout.to_string());
@@ -247,7 +248,7 @@ void note_unsharded(const c10::OperatorHandle& op, const InputChange& change,
   const bool is_named = has_name(weight);
   const bool is_first =
       is_named ? !std::exchange(weight.family->said_unsharded, true)
-               : context.unsharded_said
+               : context.observation.said_unsharded
                      .insert(absl::StrCat(name_of(op), where, " ", weight.spec->layout.to_string(),
                                           " ", change.target->layout.to_string()))
                      .second;
@@ -320,7 +321,7 @@ class Runner {
     auto kept = kept_.begin();
     for (const CacheEntry::Written& written : entry_.written) {
       const bool is_kept = kept != kept_.end() && kept->written == &written;
-      const at::Tensor local = is_kept ? meta_of((kept++)->handle).local : written_arg(written);
+      const at::Tensor local = is_kept ? meta_of((kept++)->handle).local() : written_arg(written);
       if (!local.is_inference()) local.unsafeGetTensorImpl()->bump_version();
     }
   }
@@ -334,7 +335,7 @@ class Runner {
                         !std::string_view(op_.operator_name().name).starts_with("aten::unsafe_");
     if (shared && change.remember != Remember::kNever) {
       if (std::optional<at::Tensor> kept = recall(meta_of(impl), *change.target)) {
-        ++context_->counters.remembered_uses;
+        ++context_->observation.counters.remembered_uses;
         return *std::move(kept);
       }
     }
@@ -345,7 +346,7 @@ class Runner {
         fail(op_, absl::StatusCode::kInternal, "what was remembered of an input is gone");
       }
       const at::Tensor kept = form->local;
-      ++context_->counters.remembered_uses;
+      ++context_->observation.counters.remembered_uses;
       at::Tensor result = moved(change, kept);
       return shared || !result.is_alias_of(kept) ? result : result.clone();
     }
@@ -361,7 +362,7 @@ class Runner {
   }
 
   at::Tensor moved(const InputChange& change, const at::Tensor& local) {
-    if (!change.plan->is_local) ++context_->counters.implicit_redistributions;
+    if (!change.plan->is_local) ++context_->observation.counters.implicit_redistributions;
     at::Tensor result = run_plan(*context_, *change.plan, local, change.target->sizes,
                                  {.name = op_.operator_name().name,
                                   .argument = op_.schema().arguments()[change.arg].name()});
@@ -383,20 +384,20 @@ class Runner {
         entry_.input_changes[next_change_].input == i) {
       const InputChange& change = entry_.input_changes[next_change_++];
       at::Tensor there = changed(change, sharded ? impl : nullptr,
-                                 sharded ? meta_of(impl).local : value.toTensor());
+                                 sharded ? meta_of(impl).local() : value.toTensor());
       if (info_.is_view && sharded && !viewed_.defined()) {
         const DTensorMeta& base = view_of(value);
-        detour_ = std::make_shared<const Detour>(
-            Detour{there, change.target, base.local, base.spec, base.detour, base.family->writes});
+        detour_ = std::make_shared<const Detour>(Detour{
+            there, change.target, base.local(), base.spec, base.detour, base.family->writes});
       }
       return there;
     }
     if (info_.is_view && sharded && !viewed_.defined()) detour_ = view_of(value).detour;
     if (!sharded) return value.toTensor();
     // The operator changes the shape of the handle that it gets: shallow copies share ours.
-    if (!info_.changes_shape) return meta_of(impl).local;
-    const at::Tensor alias = meta_of(impl).local.alias();
-    share_version(meta_of(impl).local, alias);
+    if (!info_.changes_shape) return meta_of(impl).local();
+    const at::Tensor alias = meta_of(impl).local().alias();
+    share_version(meta_of(impl).local(), alias);
     return alias;
   }
 
@@ -446,9 +447,9 @@ class Runner {
       // Of the size of the result: some operators do not resize.
       const bool known = !entry_.gathered && written.output >= 0;
       const Dims& sizes = known ? entry_.outputs[written.output]->local_sizes : meta.spec->sizes;
-      return at::empty(array(sizes), meta.local.options());
+      return at::empty(array(sizes), meta.local().options());
     }
-    return meta.local;
+    return meta.local();
   }
 
   void finish_written() {
@@ -456,8 +457,8 @@ class Runner {
       DTensorMeta& meta = meta_of(k.handle);
       if (info_.changes_shape) {
         meta.spec = k.written->spec;
-        meta.local =
-            k.local;  // perhaps not the same: the operator may have worked on a copy brought here
+        // Perhaps not the same: the operator may have worked on a copy that was brought here.
+        meta.part = LocalPart(k.local);
         // Views and shallow copies go on with what was there before it was moved.
         if (!entry_.input_changes.empty() && meta.family != nullptr) {
           meta.detour = copy_of_its_own(meta.family);
@@ -477,9 +478,9 @@ class Runner {
         continue;
       }
       if (k.written->direct) continue;
-      if (!k.written->plan->is_local) ++context_->counters.implicit_redistributions;
-      meta.local.copy_(run_plan(*context_, *k.written->plan, k.local, meta.spec->sizes,
-                                {.name = op_.operator_name().name, .argument = "result"}));
+      if (!k.written->plan->is_local) ++context_->observation.counters.implicit_redistributions;
+      meta.local().copy_(run_plan(*context_, *k.written->plan, k.local, meta.spec->sizes,
+                                  {.name = op_.operator_name().name, .argument = "result"}));
     }
   }
 
@@ -522,7 +523,7 @@ class Runner {
   }
 
   at::Tensor brought(at::Tensor local, const CacheEntry::OutputChange& change) {
-    if (!change.plan->is_local) ++context_->counters.implicit_redistributions;
+    if (!change.plan->is_local) ++context_->observation.counters.implicit_redistributions;
     at::Tensor there = owned(run_plan(*context_, *change.plan, local, change.target->sizes,
                                       {.name = op_.operator_name().name, .argument = "result"}),
                              local);
@@ -550,13 +551,13 @@ class Runner {
     const DTensorMeta& base = meta_of(viewed_);
     meta.family = base.family;
     meta.detour = detour_;
-    if (!meta.local.defined()) return;
-    if (detour_ == base.detour) share_version(base.local, meta.local);  // it was not moved
+    if (!meta.local().defined()) return;
+    if (detour_ == base.detour) share_version(base.local(), meta.local());  // it was not moved
     // What the view's kernel, or one before it, may have copied.
     const at::Tensor* source = detour_ != nullptr         ? &detour_->moved
-                               : entry_.kernel != nullptr ? &base.local
+                               : entry_.kernel != nullptr ? &base.local()
                                                           : nullptr;
-    if (source != nullptr && source->defined() && !meta.local.is_alias_of(*source)) {
+    if (source != nullptr && source->defined() && !meta.local().is_alias_of(*source)) {
       meta.detour = copy_of_its_own(base.family);
     }
   }
@@ -645,7 +646,7 @@ void run_composed(const c10::OperatorHandle& op, const OpInfo& info, MeshContext
 std::optional<Decided> decide_only(const c10::OperatorHandle& op, absl::Span<const IValue> args) {
   const at::AutoDispatchBelowADInplaceOrView guard;
   MeshContext& context = *find_context(op, args);
-  const OpInfo& info = context.op_info(op);
+  const OpInfo& info = context.decisions.op_info(op);
   if (is_composed(op, info, args) || info.decompose) return std::nullopt;
   CallKey key;
   if (!make_key(op, info, args, key)) {
@@ -670,8 +671,8 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
   auto args = absl::MakeSpan(*stack).subspan(base);
   // A copy: the arguments that hold it are replaced while the operator runs.
   const std::shared_ptr<MeshContext> context = find_context(op, args);
-  const OpInfo& info = context->op_info(op);
-  ++context->counters.operators;
+  const OpInfo& info = context->decisions.op_info(op);
+  ++context->observation.counters.operators;
   if (!info.writes.empty()) adopt_written(op, info, context, args);
   const OperatorSpan span(*context, op, args);
   if (is_composed(op, info, args)) {
@@ -703,9 +704,9 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
   if (key.numbers > 0) put_off_numbers(op, info, *context, args);
   if (info.shows_values) settle_plain_tensors(*context);
   const uint64_t hash = absl::HashOf(absl::MakeConstSpan(key.words));
-  const CacheEntry* entry = context->cache.find(hash, key.words);
+  const CacheEntry* entry = context->decisions.cache.find(hash, key.words);
   if (entry == nullptr) {
-    ++context->counters.cache_misses;
+    ++context->observation.counters.cache_misses;
     std::unique_ptr<CacheEntry> made = decide(op, info, *context, args);
     made->key = std::move(key.words);
     made->provenance = provenance_of_call(op, info, args);
@@ -716,7 +717,7 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
         made->key_specs.push_back(kept->spec);
       }
     });
-    entry = context->cache.insert(hash, std::move(made), context->operator_under_way());
+    entry = context->decisions.cache.insert(hash, std::move(made), context->operator_under_way());
   }
   // Autograd asks for this after we have run, to keep how the view is made of its base: it cannot
   // find the view in the base by strides and offset in memory, as it does for plain tensors.

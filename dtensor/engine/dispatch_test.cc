@@ -336,8 +336,8 @@ TEST(DispatchTest, ACacheEntryOwnsTheSpecsOfItsKey) {
     for (int64_t n = 0; n < 20000; ++n) zeros({n % 10000, 1 + n / 10000}, mesh, {Replicate()});
     EXPECT_FALSE(moved.expired());
     EXPECT_LT(context->num_specs(), 20000u);
-    context->cache.clear();
-    context->plans.clear();
+    context->decisions.cache.clear();
+    context->decisions.plans.clear();
     for (int64_t n = 0; n < 20000; ++n) zeros({n % 10000, 3 + n / 10000}, mesh, {Replicate()});
     EXPECT_TRUE(moved.expired());
   });

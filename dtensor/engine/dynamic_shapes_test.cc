@@ -148,8 +148,8 @@ TEST(DynamicShapesTest, AThousandLengths) {
     constexpr int64_t kSteps = 1000;
     constexpr int64_t kMissesOfALength = 90;
     const auto context = MeshContext::of(mesh);
-    context->cache.set_capacity(kEntries);
-    context->plans.set_capacity(100);
+    context->decisions.cache.set_capacity(kEntries);
+    context->decisions.plans.set_capacity(100);
     Model plain = Model::make([](const at::Tensor& t, int) { return t.clone(); });
     Model sharded = Model::make([&](const at::Tensor& t, int dim) {
       return distribute_tensor(t, mesh, Placements{dim < 0 ? Replicate() : Shard(dim)});
@@ -165,7 +165,7 @@ TEST(DynamicShapesTest, AThousandLengths) {
                    : at::zeros({kBatch, 1, 1}, at::kDouble).expand({kBatch, length, kDim});
       const at::Tensor input =
           zeros({kBatch, length, kDim}, mesh, {Replicate()}, at::TensorOptions(at::kDouble));
-      if (compares) meta_of(input).local.copy_(x);
+      if (compares) meta_of(input).local().copy_(x);
       const int64_t before = misses();
       sharded.loss(input).backward();
       const int64_t after_backward = misses();
@@ -194,15 +194,15 @@ TEST(DynamicShapesTest, AThousandLengths) {
       if (step > 1) {
         ASSERT_EQ(misses(), before_step) << step;
       }
-      ASSERT_LE(context->cache.size(), kEntries);
+      ASSERT_LE(context->decisions.cache.size(), kEntries);
       most_specs = std::max(most_specs, context->num_specs());
-      most_plans = std::max(most_plans, context->plans.size());
+      most_plans = std::max(most_plans, context->decisions.plans.size());
       if (step == kSteps / 2) specs_of_first_half = most_specs;
     }
-    EXPECT_EQ(context->cache.size(), kEntries);  // it was full, many times over
+    EXPECT_EQ(context->decisions.cache.size(), kEntries);  // it was full, many times over
     EXPECT_GT(misses(), static_cast<int64_t>(20 * kEntries));
     EXPECT_LE(most_plans, 100u);
-    EXPECT_EQ(context->cache.num_put_aside(), 0u);
+    EXPECT_EQ(context->decisions.cache.num_put_aside(), 0u);
     EXPECT_LE(most_specs, 2 * kEntries);
     EXPECT_LE(most_specs, specs_of_first_half + specs_of_first_half / 10);
   });
@@ -244,7 +244,7 @@ TEST(DynamicShapesTest, WarningsDoNotGrowWithTheSizes) {
       at::sort(table.slice(0, 0, n).to(at::kFloat), 1);
     }
     EXPECT_GE(dispatch_counters(mesh).unsharded_weights, 59);
-    EXPECT_LE(context->unsharded_said.size(), 2u);
+    EXPECT_LE(context->observation.said_unsharded.size(), 2u);
   });
 }
 
@@ -268,7 +268,7 @@ TEST(DynamicShapesTest, AnEntryStaysWhileItsOperatorRuns) {
     const auto context = MeshContext::of(mesh);
     add_rule(mesh, "aten::tan", pointwise().runs(&running_others));
     constexpr size_t kEntries = 5;
-    context->cache.set_capacity(kEntries);
+    context->decisions.cache.set_capacity(kEntries);
     c10::weak_intrusive_ptr<const Spec> result_spec{c10::intrusive_ptr<const Spec>()};
     spec_of_result = &result_spec;
     const auto sweep = [&] {
@@ -277,8 +277,8 @@ TEST(DynamicShapesTest, AnEntryStaysWhileItsOperatorRuns) {
         at::add(other, other);
         at::mul(other, other);
       }
-      EXPECT_EQ(context->cache.size(), kEntries);
-      EXPECT_GT(context->cache.num_put_aside(), kEntries);
+      EXPECT_EQ(context->decisions.cache.size(), kEntries);
+      EXPECT_GT(context->decisions.cache.num_put_aside(), kEntries);
     };
     const auto tan_of = [&](int64_t rows) {
       const at::Tensor whole = numbers({rows, 4});
@@ -296,7 +296,8 @@ TEST(DynamicShapesTest, AnEntryStaysWhileItsOperatorRuns) {
       auto* const outer = std::exchange(spec_of_result, &inner_spec);
       within_the_kernel = [&] {
         sweep();
-        context->set_cost_model(context->cost_model);
+        context->decisions.set_cost_model(context->decisions.cost_model(),
+                                          context->operator_under_way());
       };
       EXPECT_TRUE(at::allclose(full_tensor(tan_of(9).first), at::tan(numbers({9, 4}))));
       spec_of_result = outer;
@@ -305,10 +306,10 @@ TEST(DynamicShapesTest, AnEntryStaysWhileItsOperatorRuns) {
     EXPECT_TRUE(at::allclose(full_tensor(got), want));
     within_the_kernel = nullptr;
     // What was put aside goes with the next miss of an operator that runs within none.
-    EXPECT_GT(context->cache.num_put_aside(), 0u);
+    EXPECT_GT(context->decisions.cache.num_put_aside(), 0u);
     const at::Tensor last = ones({13, 3}, mesh, {Shard(0)});
     at::add(last, last);
-    EXPECT_EQ(context->cache.num_put_aside(), 0u);
+    EXPECT_EQ(context->decisions.cache.num_put_aside(), 0u);
   });
 }
 

@@ -199,7 +199,7 @@ InFlight moving_to(const DTensorMeta& meta, const Layout& layout) {
   return {meta.context.get(),
           std::move(target),
           std::move(plan),
-          meta.local,
+          meta.local(),
           meta.spec->sizes,
           static_cast<int64_t>(meta.spec->numel() * c10::elementSize(meta.spec->dtype)),
           provenance_of(meta)};

@@ -8,6 +8,11 @@
 
 namespace shardweave::dtensor_internal {
 
+void LocalPart::bring() const {
+  tensor_ = source_->bring();
+  if (source_->state() == State::kReady) source_.reset();
+}
+
 at::Tensor part_to_write(const at::Tensor& tensor, std::string_view who) {
   if (is_dtensor(tensor)) check_writable(meta_of(tensor), who);
   return part_to_read(tensor, who);
@@ -17,7 +22,7 @@ at::Tensor part_to_read(const at::Tensor& tensor, std::string_view who) {
   if (!is_dtensor(tensor)) return tensor;
   const DTensorMeta& meta = meta_of(tensor);
   sync_view(meta, who);
-  return meta.local;
+  return meta.local();
 }
 
 void part_written(const at::Tensor& tensor, std::string_view who) {
@@ -27,7 +32,7 @@ void part_written(const at::Tensor& tensor, std::string_view who) {
   bump(tensor);
   if (!is_dtensor(tensor)) return;
   const DTensorMeta& meta = meta_of(tensor);
-  bump(meta.local);
+  bump(meta.local());
   written(meta, who);
 }
 

@@ -1,17 +1,8 @@
 #include "shardweave/dtensor/engine/mesh_context.h"
 
 #include "ATen/autocast_mode.h"
-#include "absl/hash/hash.h"
-#include "absl/strings/str_cat.h"
 
 namespace shardweave::dtensor_internal {
-namespace {
-
-// How many specs are looked at for each new one. Of n specs in use, those that are not are n / 3 at
-// most, in the long run.
-constexpr int kLooks = 4;
-
-}  // namespace
 
 MeshContext::MeshContext(ConnectedMesh& mesh)
     : random(seeded(mesh.mesh(), PhiloxState().seed)), mesh_(&mesh) {
@@ -37,75 +28,17 @@ Communicator& MeshContext::communicator(absl::Span<const int> mesh_dims) {
   return *value_or_throw(std::move(communicator));
 }
 
-const OpInfo& MeshContext::op_info(const c10::OperatorHandle& op) {
-  // Operator names live as long as the process, at one address per operator.
-  std::unique_ptr<OpInfo>& info = op_infos_[&op.operator_name()];
-  if (info == nullptr) info = std::make_unique<OpInfo>(op, rules_);
-  return *info;
-}
-
-void MeshContext::add_rule(std::string_view name, Rule rule) {
-  if (operator_under_way()) {
-    throw Error("add_rule", absl::FailedPreconditionError(absl::StrCat(
-                                "'", std::string(name),
-                                "': an operator on DTensors of the mesh is running; add rules "
-                                "before or between operators")));
-  }
-  rules_.add(name, std::move(rule));
-  cache.clear();  // its keys and entries know OpInfos
-  op_infos_.clear();
-}
-
-void MeshContext::set_cost_model(CostModel model) {
-  cost_model = std::move(model);
-  cache.clear(operator_under_way());
-  plans.clear();
-}
-
-MeshContext::SpecParts MeshContext::parts_of(const Spec* spec) {
-  return {spec->layout, spec->sizes, spec->strides, spec->dtype, spec->device, spec->origins};
-}
-
-size_t MeshContext::Hash::operator()(const SpecParts& s) const {
-  return absl::HashOf(s.layout, s.sizes, s.strides, static_cast<int>(s.dtype),
-                      static_cast<int>(s.device.type()), static_cast<int>(s.device.index()),
-                      s.origins.data, s.origins.weight);
-}
-
-bool MeshContext::equal(const SpecParts& a, const SpecParts& b) {
-  return a.sizes == b.sizes && a.strides == b.strides && a.dtype == b.dtype &&
-         a.device == b.device && a.origins == b.origins && a.layout == b.layout;
-}
-
-// Other threads may let go of a spec meanwhile, but none can take one that only this table has.
-void MeshContext::release_unused_specs() {
-  for (int i = 0; i < kLooks && !specs_.empty(); ++i) {
-    if (next_spec_ >= specs_.size()) next_spec_ = 0;
-    SpecRef& spec = specs_[next_spec_];
-    if (spec.use_count() > 1) {
-      ++next_spec_;
-      continue;
-    }
-    by_parts_.erase(spec.get());
-    std::swap(spec, specs_.back());
-    specs_.pop_back();
-  }
-}
-
 SpecRef MeshContext::intern(const Layout& layout, absl::Span<const int64_t> sizes,
                             absl::Span<const int64_t> strides, at::ScalarType dtype,
                             c10::Device device, CutOrigins origins) {
   const SpecParts parts{layout, sizes, strides, dtype, device, of_cuts(origins, layout)};
-  if (const auto it = by_parts_.find(parts); it != by_parts_.end()) {
-    return SpecRef::reclaim_copy(*it);
-  }
+  SpecRef spec = specs_.find(parts);
+  if (spec != nullptr) return spec;
   throw_if_error(validate(layout, mesh().shape(), sizes));
-  auto spec = c10::make_intrusive<const Spec>(this, layout, Dims(sizes.begin(), sizes.end()),
-                                              Dims(strides.begin(), strides.end()), dtype, device,
-                                              parts.origins);
-  release_unused_specs();
-  by_parts_.insert(spec.get());
-  specs_.push_back(spec);
+  spec = c10::make_intrusive<const Spec>(this, layout, Dims(sizes.begin(), sizes.end()),
+                                         Dims(strides.begin(), strides.end()), dtype, device,
+                                         parts.origins);
+  specs_.insert(spec);
   return spec;
 }
 

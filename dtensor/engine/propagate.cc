@@ -137,7 +137,8 @@ class StrategyChoice {
   }
 
   StrategyCost cost(const Strategy& s) const {
-    return strategy_cost(call_, s, context_.cost_model, flops_, outputs_, written_input_);
+    return strategy_cost(call_, s, context_.decisions.cost_model(), flops_, outputs_,
+                         written_input_);
   }
 
   // The first of the cheapest.

@@ -329,14 +329,15 @@ Layout layout_for(const MeshContext& context, const Layout& layout, int64_t ndim
 
 RedistributePlan searched_plan(const MeshContext& context, const Spec& from, const Layout& to) {
   return value_or_throw(plan_redistribute(from.layout, to, context.mesh().shape(), from.sizes,
-                                          c10::elementSize(from.dtype), context.cost_model));
+                                          c10::elementSize(from.dtype),
+                                          context.decisions.cost_model()));
 }
 
 PlanRef plan_for(MeshContext& context, const SpecRef& from, const SpecRef& to) {
-  PlanRef plan = context.plans.find(from, to);
+  PlanRef plan = context.decisions.plans.find(from, to);
   if (plan != nullptr) return plan;
   plan = std::make_shared<const ReadyPlan>(searched_plan(context, *from, to->layout));
-  context.plans.insert(from, to, plan);
+  context.decisions.plans.insert(from, to, plan);
   return plan;
 }
 
@@ -442,7 +443,7 @@ at::Tensor redistributed(const at::Tensor& tensor, const Layout& layout, const C
   const PlanRef plan = plan_for(*meta.context, meta.spec, target);
   const About about(*meta.context, provenance_of(meta));
   at::Tensor local =
-      owned(run_plan(*meta.context, *plan, meta.local, meta.spec->sizes, cause), meta.local);
+      owned(run_plan(*meta.context, *plan, meta.local(), meta.spec->sizes, cause), meta.local());
   at::Tensor result = wrap(std::move(local), std::move(target), meta.context);
   meta_of(result).came_from(provenance_of(meta));
   return result;

@@ -441,7 +441,7 @@ TEST(RedistributeTest, APlanIsSearchedOnce) {
   on_mesh({{"x", 2}, {"y", 2}}, [](const MeshPtr& mesh) {
     const auto context = dtensor_internal::MeshContext::of(mesh);
     const at::Tensor whole = numbers({7, 6});
-    const auto searches = [&] { return context->plans.searches(); };
+    const auto searches = [&] { return context->decisions.plans.searches(); };
     at::Tensor weight = distribute_tensor(whole, mesh, Placements{Shard(0), Replicate()});
     weight.requires_grad_();
     const auto step = [&] {
@@ -484,7 +484,7 @@ TEST(RedistributeTest, ThePlanOfAPendingTensorOutlivesTheMemo) {
     const at::Tensor whole = numbers({7, 6});
     const at::Tensor x = scattered(whole, mesh, {Partial(), Shard(1)});
     PendingTensor pending = redistribute_async(x, {Shard(1), Replicate()});
-    context->plans.clear();
+    context->decisions.plans.clear();
     expect_value(pending.wait(), whole);
   });
 }
@@ -493,18 +493,19 @@ TEST(RedistributeTest, ThePlanOfAPendingTensorOutlivesTheMemo) {
 TEST(RedistributeTest, TheMemoIsBounded) {
   on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
     const auto context = dtensor_internal::MeshContext::of(mesh);
-    context->plans.set_capacity(16);
+    context->decisions.plans.set_capacity(16);
     const at::Tensor always = scattered(numbers({5, 4}), mesh, {Shard(0)});
     redistribute(always, {Shard(1)});
     for (int64_t n = 1; n < 500; ++n) {
       const at::Tensor whole = numbers({n, 3});
       const at::Tensor x = scattered(whole, mesh, {Shard(0)});
       EXPECT_TRUE(at::equal(full_tensor(redistribute(x, {Shard(1)})), whole)) << n;
-      const int64_t searches = context->plans.searches();
+      const int64_t searches = context->decisions.plans.searches();
       redistribute(always, {Shard(1)});
-      ASSERT_EQ(context->plans.searches(), searches) << n;  // used in every round: it stays
-      ASSERT_LE(context->plans.size(), 16u);
-      context->cache.clear();  // only the memo keeps specs here
+      ASSERT_EQ(context->decisions.plans.searches(), searches)
+          << n;  // used in every round: it stays
+      ASSERT_LE(context->decisions.plans.size(), 16u);
+      context->decisions.cache.clear();  // only the memo keeps specs here
       ASSERT_LE(context->num_specs(), 100u);
     }
   });

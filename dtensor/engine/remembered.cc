@@ -84,7 +84,7 @@ std::optional<at::Tensor> seen_as(const Remembered& kept, const DTensorMeta& met
                                   const Spec& target) {
   const Spec& spec = *meta.spec;
   const Spec& source = *kept.source_spec;
-  const at::Tensor& local = meta.local;
+  const at::Tensor& local = meta.local();
   if (spec.dtype != source.dtype || spec.numel() != source.numel() ||
       local.storage_offset() != kept.source.storage_offset() || !local.is_alias_of(kept.source) ||
       local.is_conj() != kept.source.is_conj() || local.is_neg() != kept.source.is_neg()) {
@@ -120,7 +120,7 @@ bool is_current(const Remembered& kept) {
 const Remembered* find_remembered(const DTensorMeta& meta, const Spec* spec) {
   const auto& list = meta.family->remembered;
   for (auto kept = list.rbegin(); kept != list.rend(); ++kept) {
-    if (!kept->source.is_same(meta.local) || !is_current(*kept)) continue;
+    if (!kept->source.is_same(meta.local()) || !is_current(*kept)) continue;
     if (spec == nullptr || kept->spec.get() == spec) return &*kept;
   }
   return nullptr;
@@ -148,15 +148,15 @@ Remember worth_remembering(const Layout& from, const CutOrigins& origins, const 
 }
 
 void remember(DTensorMeta& meta, SpecRef target, at::Tensor local) {
-  if (meta.local.is_inference() || local.is_alias_of(meta.local)) return;
+  if (meta.local().is_inference() || local.is_alias_of(meta.local())) return;
   if (meta.family == nullptr) meta.family = std::make_shared<ViewFamily>();
   auto& list = meta.family->remembered;
   // Slices are not found again by others like them: a bound keeps a loop over them from piling up.
   constexpr size_t kMaxRemembered = 8;
   std::erase_if(list, [](const Remembered& kept) { return !is_current(kept); });
   if (list.size() == kMaxRemembered) list.erase(list.begin());
-  int64_t& bytes = meta.context->counters.remembered_bytes;
-  list.emplace_back(meta.local, meta.spec, std::move(target), std::move(local), bytes);
+  int64_t& bytes = meta.context->observation.counters.remembered_bytes;
+  list.emplace_back(meta.local(), meta.spec, std::move(target), std::move(local), bytes);
 }
 
 }  // namespace shardweave::dtensor_internal

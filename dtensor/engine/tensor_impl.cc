@@ -33,9 +33,9 @@ struct Access : c10::TensorImpl {
 
 }  // namespace
 
-DTensorImpl::DTensorImpl(at::Tensor local, SpecRef spec, std::shared_ptr<MeshContext> context)
+DTensorImpl::DTensorImpl(LocalPart part, SpecRef spec, std::shared_ptr<MeshContext> context)
     : TensorImpl(keys_for(spec->device), c10::scalarTypeToTypeMeta(spec->dtype), spec->device),
-      meta_(std::move(local), std::move(spec), std::move(context)) {
+      meta_(std::move(part), std::move(spec), std::move(context)) {
   set_storage_access_should_throw();
   set_sizes_and_strides(array(meta_.spec->sizes), array(meta_.spec->strides));
 }
@@ -69,7 +69,7 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& other)
   other->has_storage();
   TensorImpl::shallow_copy_from(other);
   meta_.family.reset();  // before the context, which it counts in
-  meta_ = DTensorMeta({}, {}, {});
+  meta_ = DTensorMeta(LocalPart(), {}, {});
 }
 
 const char* DTensorImpl::tensorimpl_type_name() const {
@@ -89,9 +89,9 @@ DTensorMeta& checked_meta(const at::Tensor& tensor, const char* function) {
                                    : std::string("an undefined tensor"))));
 }
 
-at::Tensor wrap(at::Tensor local, SpecRef spec, std::shared_ptr<MeshContext> context) {
+at::Tensor wrap(LocalPart part, SpecRef spec, std::shared_ptr<MeshContext> context) {
   auto impl =
-      c10::make_intrusive<DTensorImpl>(std::move(local), std::move(spec), std::move(context));
+      c10::make_intrusive<DTensorImpl>(std::move(part), std::move(spec), std::move(context));
   return at::Tensor(std::move(impl));
 }
 
@@ -117,11 +117,11 @@ void convert_in_place(const at::Tensor& tensor, at::Tensor local, SpecRef spec,
   impl->*Access::keys() = keys;
   if (was_dtensor) {
     const uint64_t provenance = meta_of(impl).provenance;
-    meta_of(impl) = DTensorMeta(std::move(local), std::move(spec), std::move(context));
+    meta_of(impl) = DTensorMeta(LocalPart(std::move(local)), std::move(spec), std::move(context));
     meta_of(impl).provenance = provenance;
   } else {
-    impl->set_backend_meta(
-        c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), std::move(context)));
+    impl->set_backend_meta(c10::make_intrusive<DTensorMeta>(LocalPart(std::move(local)),
+                                                            std::move(spec), std::move(context)));
   }
 }
 

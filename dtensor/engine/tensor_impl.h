@@ -14,6 +14,7 @@
 #include "ATen/core/Tensor.h"
 #include "c10/core/TensorImpl.h"
 #include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/engine/local_part.h"
 #include "shardweave/dtensor/spec.h"
 #include "torch/csrc/autograd/variable.h"
 
@@ -59,15 +60,15 @@ struct ViewFamily {
 struct Detour;  // detour.h
 
 struct DTensorMeta final : c10::BackendMeta {
-  DTensorMeta(at::Tensor local_in, SpecRef spec_in, std::shared_ptr<MeshContext> context_in)
-      : local(std::move(local_in)), spec(std::move(spec_in)), context(std::move(context_in)) {}
+  DTensorMeta(LocalPart part_in, SpecRef spec_in, std::shared_ptr<MeshContext> context_in)
+      : part(std::move(part_in)), spec(std::move(spec_in)), context(std::move(context_in)) {}
 
   // A shallow copy of a tensor (variable_data(), set_data()) has its own sizes and layout, and the
   // same data.
   c10::intrusive_ptr<c10::BackendMeta> clone(
       const c10::intrusive_ptr<c10::BackendMeta>& /*self*/) const override {
     if (family == nullptr) family = std::make_shared<ViewFamily>();
-    auto copy = c10::make_intrusive<DTensorMeta>(local, spec, context);
+    auto copy = c10::make_intrusive<DTensorMeta>(part, spec, context);
     copy->family = family;
     copy->detour = detour;
     copy->provenance = provenance;
@@ -81,7 +82,10 @@ struct DTensorMeta final : c10::BackendMeta {
     provenance_writes = family == nullptr ? 0 : family->writes;
   }
 
-  at::Tensor local;  // never requires grad, never a DTensor
+  // This rank's part: never requires grad, never a DTensor.
+  const at::Tensor& local() const { return part.get(); }
+
+  LocalPart part;
   SpecRef spec;
   uint64_t provenance = 0;                // of the value (provenance.h), after so many
   mutable int64_t provenance_writes = 0;  // writes to the family
@@ -100,7 +104,7 @@ inline c10::IntArrayRef array(const Dims& dims) {
 // kind, and have theirs as BackendMeta.
 class DTensorImpl final : public c10::TensorImpl {
  public:
-  DTensorImpl(at::Tensor local, SpecRef spec, std::shared_ptr<MeshContext> context);
+  DTensorImpl(LocalPart part, SpecRef spec, std::shared_ptr<MeshContext> context);
   ~DTensorImpl() override;
 
   DTensorMeta& meta() { return meta_; }
@@ -141,8 +145,11 @@ inline DTensorMeta& meta_of(const at::Tensor& tensor) {
 // (InvalidArgument) that names `function` for a plain or undefined tensor.
 DTensorMeta& checked_meta(const at::Tensor& tensor, const char* function);
 
-// A new DTensor. `local` must have spec->local_sizes.
-at::Tensor wrap(at::Tensor local, SpecRef spec, std::shared_ptr<MeshContext> context);
+// A new DTensor. `part` must have spec->local_sizes, once it is there.
+at::Tensor wrap(LocalPart part, SpecRef spec, std::shared_ptr<MeshContext> context);
+inline at::Tensor wrap(at::Tensor local, SpecRef spec, std::shared_ptr<MeshContext> context) {
+  return wrap(LocalPart(std::move(local)), std::move(spec), std::move(context));
+}
 // A view of `base`: in inference mode it is an inference tensor only if `base` is one.
 at::Tensor wrap_view(at::Tensor local, SpecRef spec, std::shared_ptr<MeshContext> context,
                      bool base_is_inference);

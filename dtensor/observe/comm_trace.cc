@@ -163,14 +163,14 @@ ModuleScope::ModuleScope(const at::Tensor& tensor, std::string name) {
 
 void ModuleScope::enter(std::shared_ptr<MeshContext> context, std::string name) {
   context_ = std::move(context);
-  for (Observer* observer : context_->observers) observer->module_begins(name);
-  context_->modules.enter(std::move(name));
+  for (Observer* observer : context_->observation.observers) observer->module_begins(name);
+  context_->observation.modules.enter(std::move(name));
 }
 
 ModuleScope::~ModuleScope() {
   if (context_ == nullptr) return;
-  context_->modules.leave();
-  for (Observer* observer : context_->observers) observer->module_ends();
+  context_->observation.modules.leave();
+  for (Observer* observer : context_->observation.observers) observer->module_ends();
 }
 
 }  // namespace shardweave

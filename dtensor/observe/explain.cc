@@ -89,7 +89,7 @@ Explanation explained(const c10::OperatorHandle& op, const Decided& decided) {
   Explanation result;
   result.op = c10::toString(op.operator_name());
   result.mesh = decided.context->mesh().to_string();
-  result.has_rule = decided.context->op_info(op).rule != nullptr;
+  result.has_rule = decided.context->decisions.op_info(op).rule != nullptr;
   result.gathered = entry.gathered;
   for (const WeighedDim& dim : decided.weighed) {
     result.dims.push_back(explained(*decided.context, dim));

@@ -19,15 +19,15 @@ CommEvent event_of(const MeshContext& context, const Cause& cause, const Sending
   }
   event.bytes = sending.bytes;
   // What a rule redistributes while it runs an operator by others, nobody has called.
-  const bool by_a_rule = !cause.implicit() && !context.operators_seen.empty();
-  event.op = by_a_rule ? context.operators_seen.back() : cause.name;
+  const bool by_a_rule = !cause.implicit() && !context.observation.operators_seen.empty();
+  event.op = by_a_rule ? context.observation.operators_seen.back() : cause.name;
   event.argument = cause.argument;
   event.implicit = cause.implicit() || by_a_rule;
   event.dtype = sending.dtype;
   event.shape.assign(sending.shape.begin(), sending.shape.end());
   event.before = sending.before;
   event.after = sending.after;
-  event.module = context.modules.current();
+  event.module = context.observation.modules.current();
   event.phase =
       torch::autograd::get_current_graph_task_id() == -1 ? Phase::kForward : Phase::kBackward;
   if (!event.implicit && cause.where.line() != 0) {
@@ -40,44 +40,44 @@ CommEvent event_of(const MeshContext& context, const Cause& cause, const Sending
 
 Observing::Observing(std::shared_ptr<MeshContext> context, Observer& observer)
     : context_(std::move(context)), observer_(&observer) {
-  context_->observers.push_back(observer_);
-  context_->modules.remember();
+  context_->observation.observers.push_back(observer_);
+  context_->observation.modules.remember();
 }
 
 Observing::~Observing() {
-  std::erase(context_->observers, observer_);
-  context_->modules.forget();
+  std::erase(context_->observation.observers, observer_);
+  context_->observation.modules.forget();
 }
 
 void OperatorSpan::begin(MeshContext& context, const c10::OperatorHandle& op,
                          absl::Span<const c10::IValue> args) {
   size_t told = 0;
   try {
-    for (; told < context.observers.size(); ++told) {
-      context.observers[told]->operator_begins(op, args);
+    for (; told < context.observation.observers.size(); ++told) {
+      context.observation.observers[told]->operator_begins(op, args);
     }
   } catch (...) {  // explain() has found what is wrong with the call
-    while (told-- > 0) context.observers[told]->operator_ends();
+    while (told-- > 0) context.observation.observers[told]->operator_ends();
     throw;
   }
-  context.operators_seen.push_back(op.operator_name().name);
+  context.observation.operators_seen.push_back(op.operator_name().name);
   context_ = &context;
 }
 
 void OperatorSpan::end() {
-  context_->operators_seen.pop_back();
-  for (Observer* observer : context_->observers) observer->operator_ends();
+  context_->observation.operators_seen.pop_back();
+  for (Observer* observer : context_->observation.observers) observer->operator_ends();
 }
 
 void CollectiveSpan::begin(MeshContext& context, const Cause& cause, const Sending& sending) {
   context_ = &context;
-  id_ = ++context.collectives_seen;
+  id_ = ++context.observation.collectives_seen;
   const CommEvent event = event_of(context, cause, sending);
-  for (Observer* observer : context.observers) observer->collective_begins(id_, event);
+  for (Observer* observer : context.observation.observers) observer->collective_begins(id_, event);
 }
 
 void CollectiveSpan::end() {
-  for (Observer* observer : context_->observers) observer->collective_ends(id_);
+  for (Observer* observer : context_->observation.observers) observer->collective_ends(id_);
 }
 
 }  // namespace shardweave::dtensor_internal

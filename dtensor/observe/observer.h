@@ -57,7 +57,7 @@ class OperatorSpan {
  public:
   OperatorSpan(MeshContext& context, const c10::OperatorHandle& op,
                absl::Span<const c10::IValue> args) {
-    if (!context.observers.empty()) begin(context, op, args);
+    if (!context.observation.observers.empty()) begin(context, op, args);
   }
   ~OperatorSpan() {
     if (context_ != nullptr) end();
@@ -79,7 +79,7 @@ class CollectiveSpan {
  public:
   template <typename F>
   CollectiveSpan(MeshContext& context, const Cause& cause, F sending) {
-    if (!context.observers.empty()) begin(context, cause, sending());
+    if (!context.observation.observers.empty()) begin(context, cause, sending());
   }
   ~CollectiveSpan() {
     if (context_ != nullptr) end();

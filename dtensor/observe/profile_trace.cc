@@ -161,7 +161,7 @@ class ProfileScope::Recorder final : public Observer {
       ++dropped;
       return -1;
     }
-    event.module = observing.context().modules.current();
+    event.module = observing.context().observation.modules.current();
     event.phase = phase_now();
     event.begin = now();
     events.push_back(std::move(event));

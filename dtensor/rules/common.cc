@@ -247,26 +247,26 @@ at::Tensor move(const c10::OperatorHandle& op, const at::Tensor& tensor, const L
   MeshContext& context = *meta.context;
   SpecRef target = context.with_layout(*meta.spec, layout);
   if (std::optional<at::Tensor> kept = recall(meta, *target)) {
-    ++context.counters.remembered_uses;
+    ++context.observation.counters.remembered_uses;
     return wrap(*std::move(kept), std::move(target), meta.context);
   }
   const PlanRef plan = plan_for(context, meta.spec, target);
   if (!plan->is_local) {
     if (context.strict_depth > 0) {
-      const std::string module = context.modules.current();
+      const std::string module = context.observation.modules.current();
       fail(op, absl::StatusCode::kFailedPrecondition,
            absl::StrCat("needs communication that the strict scope refuses",
                         module.empty() ? "" : absl::StrCat(" in module '", module, "'"), ": ",
                         std::string(argument), " of ", of.to_string(), ": ", meta.spec->to_string(),
                         " -> ", layout.to_string(), " (", plan->plan.bytes(), " bytes)"));
     }
-    ++context.counters.implicit_redistributions;
+    ++context.observation.counters.implicit_redistributions;
   }
   const at::Tensor result =
       redistributed(tensor, layout, {.name = op.operator_name().name, .argument = argument});
   const CutOrigins origins = origins_of(tensor.unsafeGetTensorImpl());
   if (!plan->is_local && is_kept(worth_remembering(meta.spec->layout, origins, layout))) {
-    remember(meta, std::move(target), meta_of(result).local);
+    remember(meta, std::move(target), meta_of(result).local());
   }
   return result;
 }

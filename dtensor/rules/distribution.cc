@@ -170,7 +170,7 @@ at::Tensor known(const at::Tensor& tensor) {
 }
 
 at::Tensor local_doubles(const at::Tensor& tensor) {
-  return meta_of(tensor).local.to(at::TensorOptions(at::kDouble).device(at::kCPU)).contiguous();
+  return meta_of(tensor).local().to(at::TensorOptions(at::kDouble).device(at::kCPU)).contiguous();
 }
 
 // A tensor like `first` whose elements are draw(numbers, element of first[, element of second]).
@@ -195,7 +195,7 @@ at::Tensor draw_each(const at::Tensor& first, const at::Tensor& second, Draw dra
   });
   ++state.offset;
   at::Tensor result = at::empty_like(a);
-  meta_of(result).local.copy_(drawn);
+  meta_of(result).local().copy_(drawn);
   return result;
 }
 

@@ -148,17 +148,17 @@ void gradient_of_some_rows(const c10::OperatorHandle& op, c10::Stack& stack) {
   SpecRef spec =
       meta.context->intern(value_or_throw(Layout::create(*rows_of_gradient(args), order.order())),
                            sizes, contiguous_strides(sizes), grad.scalar_type(), meta.spec->device);
-  const at::Tensor& local = meta_of(indices).local;
+  const at::Tensor& local = meta_of(indices).local();
   const HeldRows rows = held_slices(local, *spec, 0);
   at::Tensor result;
   if (rows.here.defined()) {
     constexpr int64_t kElsewhere = -1;
     const at::Tensor wanted = rows.here.logical_and(local.ne(args[3].toInt()));
     result = at::embedding_dense_backward(
-        meta.local, rows.local.masked_fill(wanted.logical_not(), kElsewhere), spec->local_sizes[0],
-        kElsewhere, /*scale_grad_by_freq=*/false);
+        meta.local(), rows.local.masked_fill(wanted.logical_not(), kElsewhere),
+        spec->local_sizes[0], kElsewhere, /*scale_grad_by_freq=*/false);
   } else {
-    result = at::zeros({0, sizes[1]}, meta.local.options());
+    result = at::zeros({0, sizes[1]}, meta.local().options());
   }
   at::Tensor wrapped = wrap(std::move(result), std::move(spec), meta.context);
   BoxedCall(op, stack).finish({std::move(wrapped)});

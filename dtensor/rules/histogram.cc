@@ -253,7 +253,7 @@ std::optional<at::Tensor> local_weights(BoxedCall& call, const at::Tensor& self,
   // A plain tensor is the same on every rank, as operators make sure.
   if (!is_dtensor(weights)) weights = weights.sub(self.new_zeros({}, weights.options()));
   const Layout& layout = meta_of(self).spec->layout;
-  return meta_of(redistributed(weights, layout, {.name = name, .argument = "weights"})).local;
+  return meta_of(redistributed(weights, layout, {.name = name, .argument = "weights"})).local();
 }
 
 // Its length is the largest number of any rank, and one.
@@ -275,7 +275,7 @@ void bincount(const c10::OperatorHandle& op, c10::Stack& stack) {
   }
   const DTensorMeta& meta = meta_of(self);
   const std::optional<at::Tensor> weights = local_weights(call, self, name);
-  at::Tensor counts = at::bincount(meta.local, weights, length);
+  at::Tensor counts = at::bincount(meta.local(), weights, length);
   // Who has no numbers does not look at the weights' type.
   if (weights.has_value() && self.numel() > 0) {
     counts = counts.to(weights->scalar_type() == at::kFloat ? at::kFloat : at::kDouble);

@@ -331,7 +331,7 @@ struct Moments {
 // Around a center of its own each rank sums up distances and their squares; in double precision,
 // where large means leave enough digits, these become sums around 0 that may be added.
 Moments moments(const c10::OperatorHandle& op, const at::Tensor& input) {
-  const at::Tensor& part = meta_of(input).local;
+  const at::Tensor& part = meta_of(input).local();
   const std::vector<int64_t> dims = all_but_channels(input.dim());
   at::Tensor sums;
   if (part.numel() == 0) {

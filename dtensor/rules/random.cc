@@ -145,7 +145,7 @@ class Draw {
       refuse(op, "takes no generator; DTensors draw from their mesh, which can be seeded");
     }
     check_arguments(op, stack);
-    const at::Tensor& local = meta().local;
+    const at::Tensor& local = meta().local();
     const bool direct = local.is_contiguous() && local.is_cpu();
     buffer_ =
         direct ? local
@@ -164,7 +164,7 @@ class Draw {
   }
 
   void finish() {
-    const at::Tensor& local = meta().local;
+    const at::Tensor& local = meta().local();
     if (!buffer_.is_same(local)) local.copy_(buffer_);
     neutralize(spec(), local);
     written(meta(), "random");
@@ -316,7 +316,7 @@ void bernoulli_(const c10::OperatorHandle& op, c10::Stack& stack) {
   const Layout layout = value_or_throw(Layout::create(placements, draw.spec().layout.order()));
   at::Tensor each = p.toTensor();
   if (is_dtensor(each)) {
-    each = meta_of(redistribute(each.expand_as(draw.self()), layout)).local;
+    each = meta_of(redistribute(each.expand_as(draw.self()), layout)).local();
   } else {
     each = each.expand(draw.buffer().sizes());  // a plain scalar
   }

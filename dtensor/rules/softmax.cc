@@ -72,7 +72,7 @@ class CutLines {
 
   // This rank's part, with the digits that LibTorch's kernels count with.
   at::Tensor local(const at::Tensor& tensor) const {
-    const at::Tensor& part = meta_of(tensor).local;
+    const at::Tensor& part = meta_of(tensor).local();
     return part.to(at::toOpMathType(part.scalar_type())).contiguous();
   }
 
@@ -107,7 +107,7 @@ class CutLines {
     sizes[dim_] = 1;
     return meta_of(
                reduce_over_ranks(op_, tensor_, std::move(of_part), std::move(placements), sizes))
-        .local;
+        .local();
   }
 
   const c10::OperatorHandle& op_;

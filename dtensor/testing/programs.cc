@@ -199,7 +199,7 @@ void check_program(const std::function<void(Trial&)>& program, const ProgramOpti
         }
       }
       if (!options.gathers) {
-        const auto& warned = dtensor_internal::MeshContext::of(mesh)->warned;
+        const auto& warned = dtensor_internal::MeshContext::of(mesh)->observation.said_gathered;
         EXPECT_TRUE(warned.empty()) << "without a rule: " << absl::StrJoin(warned, ", ");
       }
     });

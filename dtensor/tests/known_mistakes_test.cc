@@ -66,7 +66,7 @@ TEST(KnownMistakes, Item01_RuleCachedWithGradientsOffUsedWithGradientsOn) {
     const at::Tensor whole_w = numbers({4, 3}), whole_x = numbers({5, 4}), whole_b = numbers({3});
     for (const bool gradients_first : {false, true}) {
       for (const Placement& p : {Replicate(), Shard(0), Shard(1)}) {
-        MeshContext::of(mesh)->cache.clear();
+        MeshContext::of(mesh)->decisions.cache.clear();
         at::Tensor w = distribute_tensor(whole_w, mesh, Placements{p}).requires_grad_();
         at::Tensor b = distribute_tensor(whole_b, mesh, Placements{Replicate()}).requires_grad_();
         const at::Tensor x = distribute_tensor(whole_x, mesh, Placements{Replicate()});
@@ -373,11 +373,11 @@ TEST(KnownMistakes, Item08_CacheThatGrowsOrNeverHits) {
     step(0);
     step(1);
     const int64_t misses = dispatch_counters(mesh).cache_misses;
-    const size_t entries = context->cache.size();
+    const size_t entries = context->decisions.cache.size();
     const size_t specs = context->num_specs();
     for (int i = 2; i < 200; ++i) step(i);
     EXPECT_EQ(dispatch_counters(mesh).cache_misses, misses);
-    EXPECT_EQ(context->cache.size(), entries);
+    EXPECT_EQ(context->decisions.cache.size(), entries);
     EXPECT_EQ(context->num_specs(), specs);
   });
 }
