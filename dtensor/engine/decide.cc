@@ -120,24 +120,18 @@ void for_each_written(const OpInfo::Write& write, absl::Span<const IValue> args,
   for (const IValue& e : args[write.arg].toListRef()) f(element++, e.unsafeToTensorImpl());
 }
 
-SpecRef output_spec(MeshContext& context, const TensorInfo& info, const Layout& layout,
-                    c10::Device device, CutOrigins origins = {}) {
-  return context.intern(layout, info.sizes, info.strides, info.dtype, device, origins);
-}
-
 // What is made of data that is cut, and stays cut, is data; what is made of a weight alone is one.
-CutOrigins origins_of_results(const OpCall& call, const std::vector<Layout>& inputs) {
+CutOrigins origins_of_results(const OpCall& call, const std::vector<SpecRef>& inputs) {
   CutOrigins origins;
   int tensors = 0;
   for (int i = 0; i < call.num_inputs(); ++i) {
     const TensorInfo& input = call.input(i);
     if (!input.defined || input.is_scalar()) continue;
     ++tensors;
-    for (int m = 0; m < std::min(inputs[i].mesh_ndim(), 64); ++m) {
-      if (!inputs[i][m].is_shard()) continue;
-      origins.data |= input.origins.data & (uint64_t{1} << m);
-      origins.weight |= input.origins.weight & (uint64_t{1} << m);
-    }
+    if (inputs[i] == nullptr) continue;
+    const CutOrigins kept = of_cuts(input.origins, inputs[i]->layout);
+    origins.data |= kept.data;
+    origins.weight |= kept.weight;
   }
   if (tensors > 1) origins.weight = 0;
   origins.data &= ~origins.weight;
@@ -152,27 +146,18 @@ bool gives_up_cut(const Layout& from, uint64_t cuts, const Layout& to) {
   return false;
 }
 
-// Records that input i has to become `layout`, if it is not already.
-void change_input(MeshContext& context, const OpCall& call, int i, const Layout& layout,
-                  c10::Device device, CacheEntry& entry) {
+// Records that input i has to become `target`, if it is not that already. Null: it is None, or a plain
+// number, as good as replicated.
+void change_input(MeshContext& context, const OpCall& call, int i, SpecRef target,
+                  CacheEntry& entry) {
   const TensorInfo& input = call.input(i);
-  SpecRef from = input.spec;
-  if (!input.defined) {
-    entry.inputs.emplace_back();
-    return;
-  }
-  if (from == nullptr) {  // a plain scalar: as good as replicated
-    if (layout.is_replicated()) {
-      entry.inputs.emplace_back();
-      return;
-    }
-    from = output_spec(context, input, Layout(Placements(context.mesh().ndim())), device);
-  }
-  if (from->layout == layout) {
-    entry.inputs.push_back(std::move(from));
-    return;
-  }
-  InputChange change{i, call.input_arg[i], context.with_layout(*from, layout), nullptr};
+  entry.inputs.push_back(target);
+  if (target == nullptr || target == input.spec) return;
+  const SpecRef from =
+      input.spec != nullptr
+          ? input.spec
+          : context.with_layout(*target, Layout(Placements(context.mesh().ndim())));
+  InputChange change{i, call.input_arg[i], std::move(target), nullptr};
   change.plan = plan_for(context, from, change.target);
   if (input.remembered != nullptr) {
     PlanRef plan = plan_for(context, input.remembered, change.target);
@@ -182,11 +167,11 @@ void change_input(MeshContext& context, const OpCall& call, int i, const Layout&
     }
   }
   if (change.from == nullptr && !change.plan->is_local) {
-    change.remember = worth_remembering(from->layout, input.origins, layout);
-    change.unshards_weight = gives_up_cut(from->layout, input.origins.weight, layout);
+    change.remember = worth_remembering(from->layout, input.origins, change.target->layout);
+    change.unshards_weight =
+        gives_up_cut(from->layout, input.origins.weight, change.target->layout);
   }
   entry.communicates |= !change.plan->is_local;
-  entry.inputs.push_back(change.target);
   entry.input_changes.push_back(std::move(change));
 }
 
@@ -230,6 +215,11 @@ OpCall make_call(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<c
   OpCall call;
   call.op = &op;
   call.args = args;
+  size_t count = 0;
+  for_each_tensor(info, args, [&](size_t arg, c10::TensorImpl*) { count += !info.is_out[arg]; });
+  call.inputs.reserve(count);
+  call.input_arg.reserve(count);
+  call.input_element.reserve(count);
   int element = 0;
   for_each_tensor(info, args, [&](size_t arg, c10::TensorImpl* impl) {
     if (info.is_out[arg]) return;
@@ -249,16 +239,16 @@ std::unique_ptr<CacheEntry> decide(const c10::OperatorHandle& op, const OpInfo& 
   check_call(op, info, args);
   auto entry = std::make_unique<CacheEntry>();
   OpCall call = make_call(op, info, args);
-  c10::Device device = at::kCPU;
-  for (const TensorInfo& input : call.inputs) {
-    if (input.spec != nullptr) device = input.spec->device;
-  }
-  const Layout replicated{Placements(context.mesh().ndim())};
+  entry->inputs.reserve(call.inputs.size());
 
   if (info.rule == nullptr || (info.rule->gathers != nullptr && info.rule->gathers(op, args))) {
     entry->gathered = true;
-    for (int i = 0; i < call.num_inputs(); ++i)
-      change_input(context, call, i, replicated, device, *entry);
+    const Layout replicated{Placements(context.mesh().ndim())};
+    for (int i = 0; i < call.num_inputs(); ++i) {
+      const SpecRef& spec = call.input(i).spec;
+      change_input(context, call, i,
+                   spec == nullptr ? SpecRef() : context.with_layout(*spec, replicated), *entry);
+    }
     for (const OpInfo::Write& write : info.writes) {
       for_each_written(write, args, [&](int element, c10::TensorImpl* impl) {
         if (!is_dtensor(impl)) return;  // a plain scalar: each rank writes its own
@@ -280,26 +270,33 @@ std::unique_ptr<CacheEntry> decide(const c10::OperatorHandle& op, const OpInfo& 
   for (const OpInfo::Write& write : info.writes) {
     if (!write.is_out && !info.changes_shape && !write.is_list) {
       written_input = flat_input_of(call, write.arg);
+      // Another shape is refused below.
+      if (written_input.has_value() && write.output == 0 &&
+          call.output().sizes != call.input(*written_input).sizes) {
+        written_input = std::nullopt;
+      }
     }
   }
   Decision decision = info.rule->each_element
                           ? propagate_elements(context, call, *info.rule)
                           : propagate(context, call, *info.rule, written_input, weighed);
   entry->kernel = decision.kernel;
-  for (int i = 0; i < call.num_inputs(); ++i) {
-    change_input(context, call, i, decision.inputs[i], device, *entry);
-  }
   const CutOrigins origins = origins_of_results(call, decision.inputs);
+  c10::Device device = at::kCPU;
+  for (int i = 0; i < call.num_inputs(); ++i) {
+    if (call.input(i).spec != nullptr) device = call.input(i).spec->device;
+    change_input(context, call, i, std::move(decision.inputs[i]), *entry);
+  }
+  entry->outputs.reserve(call.outputs.size());
   for (int k = 0; k < call.num_outputs(); ++k) {
-    entry->outputs.push_back(
-        call.output(k).defined
-            ? output_spec(context, call.output(k), decision.outputs[k], device, origins)
-            : SpecRef());
-    if (decision.outputs[k] == decision.results[k]) continue;
-    const SpecRef& left = entry->outputs[k];
-    const SpecRef target =
-        output_spec(context, call.output(k), decision.results[k], device, origins);
-    entry->output_changes.push_back({k, target, plan_for(context, left, target)});
+    const TensorInfo& output = call.output(k);
+    const auto spec_in = [&](const Layout& layout) {
+      return context.intern(layout, output.sizes, output.strides, output.dtype, device, origins);
+    };
+    entry->outputs.push_back(output.defined ? spec_in(decision.outputs[k]) : SpecRef());
+    if (decision.results.empty() || decision.outputs[k] == decision.results[k]) continue;
+    const SpecRef target = spec_in(decision.results[k]);
+    entry->output_changes.push_back({k, target, plan_for(context, entry->outputs[k], target)});
     entry->communicates |= !entry->output_changes.back().plan->is_local;
   }
   for (const std::string& name : info.rule->size_args) {

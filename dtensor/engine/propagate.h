@@ -17,9 +17,10 @@
 namespace shardweave::dtensor_internal {
 
 struct Decision {
-  std::vector<Layout> inputs;   // one per flat input
+  // One per flat input: as it has to be. Null: None, or a plain number, which stays one.
+  std::vector<SpecRef> inputs;
   std::vector<Layout> outputs;  // one per flat output, as the operator leaves it
-  std::vector<Layout> results;  // the same where they are brought then
+  std::vector<Layout> results;  // where they are brought then; empty: all stay
   LocalKernel kernel = nullptr;
 };
 
@@ -42,10 +43,11 @@ struct WeighedDim {
 };
 using Weighed = std::vector<WeighedDim>;  // in the order of the turns
 
-// `written_input`: the flat input that output 0 is written into (in-place operators): strategies
-// that leave it where it lies are preferred. Throws Error if the rule returns nonsense, naming the
-// operator. What is weighed is added to `weighed`, if given.
-Decision propagate(MeshContext& context, OpCall call, const Rule& rule,
+// `written_input`: the flat input that output 0 is written into (in-place operators), and which has
+// its shape: strategies that leave it where it lies are preferred. Throws Error if the rule returns
+// nonsense, naming the operator. What is weighed is added to `weighed`, if given. Works on `call`, and
+// leaves its tensors as they were.
+Decision propagate(MeshContext& context, OpCall& call, const Rule& rule,
                    std::optional<int> written_input, Weighed* weighed = nullptr);
 
 // The same for a rule that speaks of one element of the operator's lists: each element is decided

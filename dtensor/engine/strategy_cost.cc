@@ -1,8 +1,7 @@
 #include "shardweave/dtensor/engine/strategy_cost.h"
 
 #include <algorithm>
-
-#include "shardweave/dtensor/engine/mesh_context.h"
+#include <limits>
 
 namespace shardweave::dtensor_internal {
 namespace {
@@ -27,231 +26,215 @@ bool has_bit(uint64_t bits, int m) {
   return m < 64 && (bits >> m & 1) != 0;
 }
 
-// How many pieces a tensor is cut into by mesh dimensions other than the one being decided.
-int64_t other_cuts(const OpCall& call, const SpecRef& spec) {
-  int64_t pieces = 1;
-  if (spec == nullptr) return pieces;
-  for (int m = 0; m < spec->layout.mesh_ndim(); ++m) {
-    if (m != call.mesh_dim && spec->layout[m].is_shard()) pieces *= spec->context->mesh().size(m);
-  }
-  return pieces;
-}
-
 // Of one rank's part, the same figure on all ranks.
-int64_t part_bytes(const TensorInfo& info, int64_t pieces) {
-  return (info.numel() + pieces - 1) / pieces * c10::elementSize(info.dtype);
+int64_t part_bytes(const TensorInfo& info, int64_t numel, int64_t pieces) {
+  return (numel + pieces - 1) / pieces * static_cast<int64_t>(c10::elementSize(info.dtype));
 }
-// How many ranks share the work of what is cut so: few rows leave ranks with nothing to do.
-int64_t pieces(const OpCall& call, const TensorInfo& info, const Placement& placement) {
-  if (!placement.is_shard()) return 1;
-  const int64_t size = std::max<int64_t>(info.sizes[placement.dim()], 1);
-  const int64_t largest = (size + call.num_ranks - 1) / call.num_ranks;
-  return std::max<int64_t>(size / largest, 1);
-}
-int64_t bytes_at(const OpCall& call, const TensorInfo& input, const Placement& placement) {
-  return part_bytes(input, other_cuts(call, input.spec) * pieces(call, input, placement));
-}
-
-// Indices and masks are no factors, and cutting them is no work.
-bool is_index(const TensorInfo& info) {
-  return c10::isIntegralType(info.dtype, /*includeBool=*/true);
-}
-
-class Weighing {
- public:
-  Weighing(const OpCall& call, const Strategy& strategy, const CostModel& model)
-      : call_(call), strategy_(strategy), model_(model), link_(model.link(call.mesh_dim)) {}
-
-  // To bring input i where the strategy wants it, from where it lies or is remembered.
-  double move(int i) const {
-    const TensorInfo& input = call_.input(i);
-    const Placement& want = strategy_.inputs[i];
-    const Placement have = call_.placement(i);
-    if (!input.defined || have == want) return 0;
-    if (input.spec == nullptr) return kPlainScalar;
-    double seconds = transfer(input, have, want);
-    if (input.remembered != nullptr) {
-      const Placement& kept = input.remembered->layout[call_.mesh_dim];
-      seconds = std::min(seconds, kept == want ? 0 : transfer(input, kept, want));
-    }
-    return kLocalCopy + seconds;
-  }
-
-  double write_back(int i) const {
-    const Placement& result =
-        strategy_.outputs.empty() ? strategy_.inputs[i] : strategy_.outputs[0];
-    const Placement home = call_.placement(i);
-    if (result == home) return 0;
-    return kWriteBack + transfer(call_.input(i), result, home);
-  }
-
-  // Flops over the ranks that share them, and every byte read or written once.
-  double compute(double flops, absl::Span<const Placements> outputs) const {
-    double bytes = 0;
-    int64_t own = 1;     // ranks along the mesh dimension that is being decided that share the work
-    int64_t others = 1;  // and along the others
-    for (int i = 0; i < call_.num_inputs(); ++i) {
-      const TensorInfo& input = call_.input(i);
-      if (!input.defined) continue;
-      const int64_t mine = pieces(call_, input, strategy_.inputs[i]);
-      const int64_t other = other_cuts(call_, input.spec);
-      bytes += static_cast<double>(part_bytes(input, other * mine));
-      own = std::max(own, mine);
-      others = std::max(others, other);
-    }
-    for (int k = 0; k < call_.num_outputs(); ++k) {
-      if (!call_.output(k).defined) continue;
-      bytes += static_cast<double>(output_bytes(k, outputs));
-      own = std::max(own, pieces(call_, call_.output(k), strategy_.outputs[k]));
-    }
-    const auto ranks = static_cast<double>(own * others);
-    return flops / ranks / model_.device.flops + bytes / model_.device.bandwidth;
-  }
-
-  // To bring results where the strategy says.
-  double bring(absl::Span<const Placements> outputs) const {
-    double seconds = 0;
-    for (int k = 0; k < call_.num_outputs(); ++k) {
-      const Placement &from = strategy_.outputs[k], &to = strategy_.result(k);
-      if (!call_.output(k).defined || from == to) continue;
-      seconds += transition_cost(from, to, call_.num_ranks, output_bytes(k, outputs), link_);
-    }
-    return seconds;
-  }
-
-  double owed(absl::Span<const Placements> outputs) const {
-    const double sum = is_product() ? kSpread : takes_partial() ? kLater : kFreshSum;
-    const double cut = cuts_stay() ? 0 : kMovedCut;
-    double seconds = 0;
-    for (int k = 0; k < call_.num_outputs(); ++k) {
-      const Placement& result = strategy_.result(k);
-      if (!call_.output(k).defined || result.is_replicate()) continue;
-      const double share = result.is_partial() ? sum : cut;
-      if (share == 0) continue;
-      seconds += share * transition_cost(result, Replicate(), call_.num_ranks,
-                                         output_bytes(k, outputs), link_);
-    }
-    return seconds;
-  }
-
-  DataMoves data() const {
-    bool any = false, some_stay = false, all_stay = true, still_cut = false;
-    bool nothing_moves = true;
-    const bool cut_results = has_cut_results();
-    for (int i = 0; i < call_.num_inputs(); ++i) {
-      const TensorInfo& input = call_.input(i);
-      if (!input.defined) continue;
-      const bool stays = strategy_.inputs[i] == call_.placement(i);
-      const bool sliced = call_.placement(i).is_replicate() && strategy_.inputs[i].is_shard();
-      nothing_moves &= stays || (sliced && is_index(input));
-      if (!has_bit(input.origins.data, call_.mesh_dim)) continue;
-      any = true;
-      some_stay |= stays;
-      all_stay &= stays;
-      still_cut |= cut_results && pieces(call_, input, strategy_.inputs[i]) > 1;
-    }
-    if (!any || (all_stay && (cut_results || nothing_moves))) return DataMoves::kStays;
-    return some_stay || still_cut ? DataMoves::kMoves : DataMoves::kGivenUp;
-  }
-
-  // True if a weight that is cut is moved where no data has to stay cut.
-  bool gives_up_weight() const {
-    bool lost = false, kept = false;
-    for (int i = 0; i < call_.num_inputs(); ++i) {
-      const TensorInfo& input = call_.input(i);
-      if (!input.defined) continue;
-      if (has_bit(input.origins.data, call_.mesh_dim)) return false;
-      if (!has_bit(input.origins.weight, call_.mesh_dim)) continue;
-      (strategy_.inputs[i] == call_.placement(i) ? kept : lost) = true;
-    }
-    return lost && !kept;
-  }
-
- private:
-  double transfer(const TensorInfo& input, const Placement& from, const Placement& to) const {
-    return transition_cost(from, to, call_.num_ranks, bytes_at(call_, input, from), link_);
-  }
-
-  int64_t output_bytes(int k, absl::Span<const Placements> outputs) const {
-    int64_t cuts = pieces(call_, call_.output(k), strategy_.outputs[k]);
-    bool decided = true;
-    for (int m : call_.order) {
-      if (m == call_.mesh_dim) {
-        decided = false;
-      } else if (decided ? outputs[k][m].is_shard() : cuts_an_input(m)) {
-        cuts *= mesh().size(m);
-      }
-    }
-    return part_bytes(call_.output(k), cuts);
-  }
-  // Whose turn is still to come: as things stand, it will cut the results as well.
-  bool cuts_an_input(int m) const {
-    return std::any_of(call_.inputs.begin(), call_.inputs.end(), [m](const TensorInfo& input) {
-      return input.spec != nullptr && input.spec->layout[m].is_shard();
-    });
-  }
-  const DeviceMesh& mesh() const { return call_.inputs[any_dtensor()].spec->context->mesh(); }
-  size_t any_dtensor() const {
-    size_t i = 0;
-    while (call_.inputs[i].spec == nullptr) ++i;
-    return i;
-  }
-
-  bool takes_partial() const {
-    for (int i = 0; i < call_.num_inputs(); ++i) {
-      if (call_.input(i).defined && strategy_.inputs[i].is_partial()) return true;
-    }
-    return false;
-  }
-  bool has_cut_results() const {
-    for (int k = 0; k < call_.num_outputs(); ++k) {
-      if (call_.output(k).defined && strategy_.result(k).is_shard()) return true;
-    }
-    return false;
-  }
-  // True if a tensor that is cut stays where it is, so that the results are cut where others are.
-  bool cuts_stay() const {
-    for (int i = 0; i < call_.num_inputs(); ++i) {
-      if (!call_.input(i).defined || !strategy_.inputs[i].is_shard()) continue;
-      if (strategy_.inputs[i] == call_.placement(i)) return true;
-    }
-    return false;
-  }
-
-  // A Partial together with factors that are not one (indices and masks are none).
-  bool is_product() const {
-    bool partial = false, whole = false;
-    for (int i = 0; i < call_.num_inputs(); ++i) {
-      const TensorInfo& input = call_.input(i);
-      if (!input.defined || strategy_.inputs[i].is_shard()) continue;
-      partial |= strategy_.inputs[i].is_partial();
-      whole |= !strategy_.inputs[i].is_partial() && input.numel() > 1 && !is_index(input);
-    }
-    return partial && whole;
-  }
-
-  const OpCall& call_;
-  const Strategy& strategy_;
-  const CostModel& model_;
-  const CostModel::Link link_;
-};
 
 }  // namespace
 
-StrategyCost strategy_cost(const OpCall& call, const Strategy& strategy, const CostModel& model,
-                           double flops, absl::Span<const Placements> outputs,
-                           std::optional<int> written_input) {
-  const Weighing weighing(call, strategy, model);
+StrategyWeigher::StrategyWeigher(const OpCall& call, absl::Span<const int64_t> mesh_shape,
+                                 const CostModel& model, double flops,
+                                 absl::Span<const Placements> outputs,
+                                 std::optional<int> written_input)
+    : call_(call),
+      model_(model),
+      link_(model.link(call.mesh_dim)),
+      flops_(flops),
+      written_input_(written_input) {
+  static const Placement replicate;
+  const int ndim = static_cast<int>(mesh_shape.size());
+  // As things stand, mesh dimensions whose turn is still to come will cut the results as well.
+  absl::InlinedVector<bool, 8> cuts_an_input(ndim, false);
+  for (int i = 0; i < call.num_inputs(); ++i) {
+    const TensorInfo& info = call.input(i);
+    if (!info.defined && info.spec == nullptr) continue;
+    int64_t other_cuts = 1;
+    for (int m = 0; info.spec != nullptr && m < ndim; ++m) {
+      if (!info.spec->layout[m].is_shard()) continue;
+      cuts_an_input[m] = true;
+      if (m != call.mesh_dim) other_cuts *= mesh_shape[m];
+    }
+    if (!info.defined) continue;
+    shared_by_others_ = std::max(shared_by_others_, other_cuts);
+    inputs_.push_back(
+        {i, &info, info.spec == nullptr ? &replicate : &info.spec->layout[call.mesh_dim],
+         info.remembered == nullptr ? nullptr : &info.remembered->layout[call.mesh_dim],
+         info.spec == nullptr, c10::isIntegralType(info.dtype, /*includeBool=*/true),
+         has_bit(info.origins.data, call.mesh_dim), has_bit(info.origins.weight, call.mesh_dim),
+         info.numel(), other_cuts});
+  }
+  for (int k = 0; k < call.num_outputs(); ++k) {
+    const TensorInfo& info = call.output(k);
+    if (!info.defined) continue;
+    int64_t other_cuts = 1;
+    bool decided = true;
+    for (const int m : call.order) {
+      if (m == call.mesh_dim) {
+        decided = false;
+      } else if (decided ? outputs[k][m].is_shard() : cuts_an_input[m]) {
+        other_cuts *= mesh_shape[m];
+      }
+    }
+    outputs_.push_back({k, &info, info.numel(), other_cuts});
+  }
+}
+
+// How many ranks share the work of what is cut so: few rows leave ranks with nothing to do.
+int64_t StrategyWeigher::pieces(const TensorInfo& info, const Placement& placement) const {
+  if (!placement.is_shard()) return 1;
+  const int64_t size = std::max<int64_t>(info.sizes[placement.dim()], 1);
+  const int64_t largest = (size + call_.num_ranks - 1) / call_.num_ranks;
+  return std::max<int64_t>(size / largest, 1);
+}
+
+double StrategyWeigher::transfer(const Input& input, const Placement& from,
+                                 const Placement& to) const {
+  if (from == to || from.is_replicate()) return 0;
+  const int64_t bytes =
+      part_bytes(*input.info, input.numel, input.other_cuts * pieces(*input.info, from));
+  return transition_cost(from, to, call_.num_ranks, bytes, link_);
+}
+
+// To bring an input where the strategy wants it, from where it lies or is remembered.
+double StrategyWeigher::move(const Input& input, const Placement& want) const {
+  if (input.is_plain) return kPlainScalar;
+  double seconds = transfer(input, *input.have, want);
+  if (input.kept != nullptr) {
+    seconds = std::min(seconds, *input.kept == want ? 0 : transfer(input, *input.kept, want));
+  }
+  return kLocalCopy + seconds;
+}
+
+double StrategyWeigher::write_back(const Strategy& strategy) const {
+  const auto input = std::find_if(inputs_.begin(), inputs_.end(),
+                                  [&](const Input& i) { return i.index == *written_input_; });
+  const Placement& result =
+      strategy.outputs.empty() ? strategy.inputs[*written_input_] : strategy.outputs[0];
+  if (input == inputs_.end() || result == *input->have) return 0;
+  return kWriteBack + transfer(*input, result, *input->have);
+}
+
+int64_t StrategyWeigher::bytes_of(const Output& output, const Strategy& strategy) const {
+  return part_bytes(*output.info, output.numel,
+                    output.other_cuts * pieces(*output.info, strategy.outputs[output.index]));
+}
+
+// Flops over the ranks that share them, and every byte read or written once.
+double StrategyWeigher::compute(const Strategy& strategy) const {
+  double bytes = 0;
+  int64_t own = 1;  // ranks along the mesh dimension that is being decided that share the work
+  for (const Input& input : inputs_) {
+    const int64_t mine = pieces(*input.info, strategy.inputs[input.index]);
+    bytes += static_cast<double>(part_bytes(*input.info, input.numel, input.other_cuts * mine));
+    own = std::max(own, mine);
+  }
+  for (const Output& output : outputs_) {
+    const int64_t mine = pieces(*output.info, strategy.outputs[output.index]);
+    bytes += static_cast<double>(part_bytes(*output.info, output.numel, output.other_cuts * mine));
+    own = std::max(own, mine);
+  }
+  const auto ranks = static_cast<double>(own * shared_by_others_);
+  return flops_ / ranks / model_.device.flops + bytes / model_.device.bandwidth;
+}
+
+// To bring results where the strategy says.
+double StrategyWeigher::bring(const Strategy& strategy) const {
+  if (strategy.then.empty()) return 0;
+  double seconds = 0;
+  for (const Output& output : outputs_) {
+    const Placement& from = strategy.outputs[output.index];
+    const Placement& to = strategy.then[output.index];
+    if (from == to) continue;
+    seconds += transition_cost(from, to, call_.num_ranks, bytes_of(output, strategy), link_);
+  }
+  return seconds;
+}
+
+double StrategyWeigher::owed(const Strategy& strategy, double share_of_sums,
+                             double share_of_cuts) const {
+  double seconds = 0;
+  for (const Output& output : outputs_) {
+    const Placement& result = strategy.result(output.index);
+    if (result.is_replicate()) continue;
+    const double share = result.is_partial() ? share_of_sums : share_of_cuts;
+    if (share == 0) continue;
+    seconds += share * transition_cost(result, Replicate(), call_.num_ranks,
+                                       bytes_of(output, strategy), link_);
+  }
+  return seconds;
+}
+
+std::optional<StrategyCost> StrategyWeigher::weigh(const Strategy& strategy,
+                                                   const StrategyCost* bound) const {
   StrategyCost cost;
-  for (int i = 0; i < call.num_inputs(); ++i) cost.move += weighing.move(i);
-  if (written_input.has_value()) cost.move += weighing.write_back(*written_input);
-  cost.move += weighing.bring(outputs);
-  cost.compute = weighing.compute(flops, outputs);
+  const bool cut_results = std::any_of(outputs_.begin(), outputs_.end(), [&](const Output& output) {
+    return strategy.result(output.index).is_shard();
+  });
+  // Of the data: whether it stays where it is, some of it does, or is cut at all.
+  bool any_data = false, some_stay = false, all_stay = true, still_cut = false;
+  bool nothing_moves = true;
+  bool weight_lost = false, weight_kept = false;
+  bool takes_partial = false;
+  bool whole_factor = false;
+  bool cuts_stay =
+      false;  // a tensor stays cut where it is, so that the results are cut as others are
+  for (const Input& input : inputs_) {
+    const Placement& want = strategy.inputs[input.index];
+    const bool stays = want == *input.have;
+    const bool sliced = input.have->is_replicate() && want.is_shard();
+    nothing_moves &= stays || (sliced && input.is_index);
+    if (!stays) cost.move += move(input, want);
+    takes_partial |= want.is_partial();
+    whole_factor |= want.is_replicate() && input.numel > 1 && !input.is_index;
+    cuts_stay |= stays && want.is_shard();
+    if (input.is_data) {
+      any_data = true;
+      some_stay |= stays;
+      all_stay &= stays;
+      still_cut |= cut_results && pieces(*input.info, want) > 1;
+    } else if (input.is_weight) {
+      (stays ? weight_kept : weight_lost) = true;
+    }
+  }
+  if (any_data && !(all_stay && (cut_results || nothing_moves))) {
+    cost.data = some_stay || still_cut ? DataMoves::kMoves : DataMoves::kGivenUp;
+  }
+  // A weight that is cut is moved where no data has to stay cut.
+  cost.gives_up_weight = !any_data && weight_lost && !weight_kept;
+  double limit = std::numeric_limits<double>::infinity();
+  if (bound != nullptr) {
+    if (cost.data > bound->data) return std::nullopt;
+    if (cost.data == bound->data) {
+      if (cost.gives_up_weight && !bound->gives_up_weight) return std::nullopt;
+      if (cost.gives_up_weight == bound->gives_up_weight) limit = bound->seconds();
+    }
+  }
+  if (written_input_.has_value()) cost.move += write_back(strategy);
+  cost.move += bring(strategy);
+  if (cost.seconds() >= limit) return std::nullopt;  // nothing is less than 0: it gets only more
+  cost.compute = compute(strategy);
+  if (cost.seconds() >= limit) return std::nullopt;
   // What is written back owes nothing more than it did.
-  if (!written_input.has_value()) cost.owed = weighing.owed(outputs);
-  cost.data = weighing.data();
-  cost.gives_up_weight = weighing.gives_up_weight();
+  if (!written_input_.has_value()) {
+    const bool is_product = takes_partial && whole_factor;
+    cost.owed = owed(strategy,
+                     is_product      ? kSpread
+                     : takes_partial ? kLater
+                                     : kFreshSum,
+                     cuts_stay ? 0 : kMovedCut);
+    if (cost.seconds() >= limit) return std::nullopt;
+  }
   return cost;
+}
+
+StrategyCost StrategyWeigher::cost(const Strategy& strategy) const {
+  return *weigh(strategy, nullptr);
+}
+
+std::optional<StrategyCost> StrategyWeigher::cost_below(const StrategyCost& bound,
+                                                        const Strategy& strategy) const {
+  return weigh(strategy, &bound);
 }
 
 }  // namespace shardweave::dtensor_internal

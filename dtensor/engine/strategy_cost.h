@@ -20,9 +20,11 @@
 // Internal to dtensor/.
 #pragma once
 
+#include <cstdint>
 #include <optional>
-#include <vector>
 
+#include "absl/container/inlined_vector.h"
+#include "absl/types/span.h"
 #include "shardweave/dtensor/rule.h"
 #include "shardweave/placement/redistribute_plan.h"
 
@@ -47,11 +49,59 @@ struct StrategyCost {
   }
 };
 
-// `call` at its turn: call.mesh_dim is being decided. `outputs`: what the mesh dimensions before it
-// have decided, Replicate for those to come. `flops`: of the whole operator. `written_input`: the
-// input that output 0 is written into.
-StrategyCost strategy_cost(const OpCall& call, const Strategy& strategy, const CostModel& model,
-                           double flops, absl::Span<const Placements> outputs,
-                           std::optional<int> written_input);
+// Weighs the strategies of `call` at its turn, when call.mesh_dim is being decided. What they have in
+// common is worked out once. Refers to all that it is given.
+class StrategyWeigher {
+ public:
+  // `outputs`: what the mesh dimensions before this one have decided, Replicate for those to come.
+  // `flops`: of the whole operator. `written_input`: the input that output 0 is written into, of the
+  // same shape.
+  StrategyWeigher(const OpCall& call, absl::Span<const int64_t> mesh_shape, const CostModel& model,
+                  double flops, absl::Span<const Placements> outputs,
+                  std::optional<int> written_input);
+
+  StrategyCost cost(const Strategy& strategy) const;
+  // Nothing unless it is less than `bound`. Most strategies move more than the best one costs in
+  // all, and what they compute and owe is not worked out.
+  std::optional<StrategyCost> cost_below(const StrategyCost& bound, const Strategy& strategy) const;
+
+ private:
+  struct Input {
+    int index;
+    const TensorInfo* info;
+    const Placement* have;    // along call.mesh_dim
+    const Placement* kept;    // of what is remembered; null: nothing is
+    bool is_plain;            // a number, which lies nowhere
+    bool is_index;            // no factor, and cutting it is no work
+    bool is_data, is_weight;  // cut so along call.mesh_dim
+    int64_t numel;
+    int64_t other_cuts;  // pieces that other mesh dimensions cut it into
+  };
+  struct Output {
+    int index;
+    const TensorInfo* info;
+    int64_t numel;
+    int64_t other_cuts;
+  };
+
+  std::optional<StrategyCost> weigh(const Strategy& strategy, const StrategyCost* bound) const;
+  int64_t pieces(const TensorInfo& info, const Placement& placement) const;
+  double transfer(const Input& input, const Placement& from, const Placement& to) const;
+  double move(const Input& input, const Placement& want) const;
+  double write_back(const Strategy& strategy) const;
+  int64_t bytes_of(const Output& output, const Strategy& strategy) const;
+  double compute(const Strategy& strategy) const;
+  double bring(const Strategy& strategy) const;
+  double owed(const Strategy& strategy, double share_of_sums, double share_of_cuts) const;
+
+  const OpCall& call_;
+  const CostModel& model_;
+  const CostModel::Link link_;
+  const double flops_;
+  const std::optional<int> written_input_;
+  absl::InlinedVector<Input, 4> inputs_;    // those that are not None
+  absl::InlinedVector<Output, 2> outputs_;  // the same
+  int64_t shared_by_others_ = 1;            // ranks along other mesh dimensions that share the work
+};
 
 }  // namespace shardweave::dtensor_internal
