@@ -275,16 +275,15 @@ void refuse_as_strided_scatter(const c10::OperatorHandle&, c10::Stack&) {
 void view(const OpCall& call, Strategies& out) {
   const TensorInfo& self = call.input(0);
   const MeshContext* context = self.spec == nullptr ? nullptr : self.spec->context;
-  std::vector<MeshCut> cuts;
+  CutMap map(self.sizes, call.output().sizes);
   for (int m : call.order) {
     if (m == call.mesh_dim || context == nullptr) break;
-    cuts.push_back({self.spec->layout[m], context->mesh().size(m)});
+    const MeshCut cut{self.spec->layout[m], context->mesh().size(m)};
+    map.add(cut, map.map(cut));
   }
   auto offer = [&](const Placement& p) {
-    cuts.push_back({p, call.num_ranks});
-    const auto mapped = map_cuts(self.sizes, call.output().sizes, cuts);
-    if (mapped.back().has_value()) out.add({p}, {*mapped.back()});
-    cuts.pop_back();
+    const std::optional<Placement> mapped = map.map({p, call.num_ranks});
+    if (mapped.has_value()) out.add({p}, {*mapped});
   };
   const Placement now = call.placement(0);
   if (now.is_shard()) offer(now);

@@ -9,26 +9,27 @@ int64_t ceil_div(int64_t a, int64_t b) {
   return a / b + (a % b != 0);
 }
 
-// The sizes that a dimension may have on some rank. Sorted, distinct.
-using Sizes = absl::InlinedVector<int64_t, 2>;
-
-void insert(Sizes& sizes, int64_t size) {
+void insert(SizeSet& sizes, int64_t size) {
   const auto at = std::lower_bound(sizes.begin(), sizes.end(), size);
   if (at == sizes.end() || *at != size) sizes.insert(at, size);
 }
 
-Sizes after_cut(const Sizes& sizes, const MeshCut& c) {
-  Sizes result;
+SizeSet after_cut(const SizeSet& sizes, const MeshCut& c) {
+  SizeSet result;
   for (int64_t size : sizes) {
     for (int64_t piece : cut_sizes(c.placement, size, c.num_ranks)) insert(result, piece);
   }
   return result;
 }
 
-Sizes product(absl::Span<const Sizes> dims) {
-  Sizes result = {1};
-  for (const Sizes& sizes : dims) {
-    Sizes next;
+SizeSet product(absl::Span<const SizeSet> dims) {
+  SizeSet result = {1};
+  for (const SizeSet& sizes : dims) {
+    if (result.size() == 1 && sizes.size() == 1) {
+      result[0] *= sizes[0];
+      continue;
+    }
+    SizeSet next;
     for (int64_t a : result) {
       for (int64_t b : sizes) insert(next, a * b);
     }
@@ -38,16 +39,16 @@ Sizes product(absl::Span<const Sizes> dims) {
 }
 
 // The one size on all ranks that hold anything, if it is one.
-std::optional<int64_t> single(Sizes sizes) {
-  if (sizes.size() > 1 && sizes[0] == 0) sizes.erase(sizes.begin());
-  return sizes.size() == 1 ? std::optional(sizes[0]) : std::nullopt;
+std::optional<int64_t> single(const SizeSet& sizes) {
+  if (sizes.size() == 1 || (sizes.size() == 2 && sizes[0] == 0)) return sizes.back();
+  return std::nullopt;
 }
 
 // Where a dimension is within those that make up one with it: it is repeated `outer` times, with
 // pieces of `inner` elements.
 struct Position {
-  Position(absl::Span<const Sizes> dims, size_t j)
-      : outer(product(dims.subspan(0, j))), size(dims[j]), inner(product(dims.subspan(j + 1))) {}
+  Position(absl::Span<const SizeSet> dims, size_t j)
+      : outer(product(dims.subspan(0, j))), inner(product(dims.subspan(j + 1))), size(dims[j]) {}
 
   // All ranks hold equally much: what RaggedShard wants.
   bool uniform() const { return outer.size() == 1 && size.size() == 1 && inner.size() == 1; }
@@ -63,7 +64,8 @@ struct Position {
     return true;
   }
 
-  Sizes outer, size, inner;
+  const SizeSet outer, inner;
+  const SizeSet& size;
 };
 
 // The cut `c` of one dimension as a cut of all the elements, in order.
@@ -106,16 +108,13 @@ std::optional<Placement> split(const Position& at, const MeshCut& c, int dim) {
   return chunks ? Shard(dim) : RaggedShard(dim, std::move(sizes));
 }
 
-// Dimensions [from_begin, from_end) together have the elements of [to_begin, to_end) together.
-struct Group {
-  int from_begin, from_end, to_begin, to_end;
-  bool same_dim() const { return from_end - from_begin == 1 && to_end - to_begin == 1; }
-};
+}  // namespace
 
-std::vector<Group> smallest_groups(absl::Span<const int64_t> from, absl::Span<const int64_t> to) {
+CutMap::CutMap(absl::Span<const int64_t> from, absl::Span<const int64_t> to) {
+  for (int64_t size : from) from_sizes_.push_back({size});
+  for (int64_t size : to) to_sizes_.push_back({size});
   const int num_from = static_cast<int>(from.size());
   const int num_to = static_cast<int>(to.size());
-  std::vector<Group> groups;
   const bool empty = std::find(from.begin(), from.end(), 0) != from.end();
   int i = 0;
   int o = 0;
@@ -134,55 +133,49 @@ std::vector<Group> smallest_groups(absl::Span<const int64_t> from, absl::Span<co
     }
     group.from_end = i;
     group.to_end = o;
-    groups.push_back(group);
+    groups_.push_back(group);
   }
-  return groups;
 }
 
-}  // namespace
+std::optional<Placement> CutMap::map(const MeshCut& c) const {
+  if (!c.placement.is_shard()) return c.placement;
+  const int dim = c.placement.dim();
+  const auto group = std::find_if(groups_.begin(), groups_.end(), [&](const Group& g) {
+    return g.from_begin <= dim && dim < g.from_end;
+  });
+  if (group == groups_.end()) return std::nullopt;
+  if (group->same_dim()) return c.placement.with_dim(group->to_begin);
+
+  const auto sources = absl::MakeConstSpan(from_sizes_)
+                           .subspan(group->from_begin, group->from_end - group->from_begin);
+  const auto targets =
+      absl::MakeConstSpan(to_sizes_).subspan(group->to_begin, group->to_end - group->to_begin);
+  const std::optional<Placement> all = merged(Position(sources, dim - group->from_begin), c);
+  if (!all.has_value()) return std::nullopt;
+  for (size_t j = 0; j < targets.size(); ++j) {
+    auto mapped =
+        split(Position(targets, j), {*all, c.num_ranks}, group->to_begin + static_cast<int>(j));
+    if (mapped.has_value()) return mapped;
+  }
+  return std::nullopt;
+}
+
+void CutMap::add(const MeshCut& c, const std::optional<Placement>& mapped) {
+  if (!c.placement.is_shard() || !mapped.has_value()) return;
+  SizeSet& source = from_sizes_[c.placement.dim()];
+  source = after_cut(source, c);
+  SizeSet& target = to_sizes_[mapped->dim()];
+  target = after_cut(target, {*mapped, c.num_ranks});
+}
 
 std::vector<std::optional<Placement>> map_cuts(absl::Span<const int64_t> from,
                                                absl::Span<const int64_t> to,
                                                absl::Span<const MeshCut> cuts) {
-  const std::vector<Group> groups = smallest_groups(from, to);
-  std::vector<Sizes> from_sizes, to_sizes;
-  for (int64_t size : from) from_sizes.push_back({size});
-  for (int64_t size : to) to_sizes.push_back({size});
-
-  auto map = [&](const MeshCut& c) -> std::optional<Placement> {
-    const int dim = c.placement.dim();
-    const auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& g) {
-      return g.from_begin <= dim && dim < g.from_end;
-    });
-    if (group == groups.end()) return std::nullopt;
-    if (group->same_dim()) return c.placement.with_dim(group->to_begin);
-
-    const auto sources = absl::MakeConstSpan(from_sizes)
-                             .subspan(group->from_begin, group->from_end - group->from_begin);
-    const auto targets =
-        absl::MakeConstSpan(to_sizes).subspan(group->to_begin, group->to_end - group->to_begin);
-    const std::optional<Placement> all = merged(Position(sources, dim - group->from_begin), c);
-    if (!all.has_value()) return std::nullopt;
-    for (size_t j = 0; j < targets.size(); ++j) {
-      auto mapped =
-          split(Position(targets, j), {*all, c.num_ranks}, group->to_begin + static_cast<int>(j));
-      if (mapped.has_value()) return mapped;
-    }
-    return std::nullopt;
-  };
-
+  CutMap map(from, to);
   std::vector<std::optional<Placement>> result;
   for (const MeshCut& c : cuts) {
-    if (!c.placement.is_shard()) {
-      result.emplace_back(c.placement);
-      continue;
-    }
-    result.push_back(map(c));
-    if (!result.back().has_value()) continue;
-    Sizes& source = from_sizes[c.placement.dim()];
-    source = after_cut(source, c);
-    Sizes& target = to_sizes[result.back()->dim()];
-    target = after_cut(target, {*result.back(), c.num_ranks});
+    result.push_back(map.map(c));
+    map.add(c, result.back());
   }
   return result;
 }
