@@ -1,7 +1,6 @@
 #include "shardweave/dtensor/engine/decide.h"
 
-#include "ATen/ops/empty.h"
-#include "ATen/ops/empty_strided.h"
+#include "ATen/EmptyTensor.h"
 #include "ATen/ops/zeros.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -38,15 +37,18 @@ at::Tensor stand_in(c10::TensorImpl* impl, c10::DeviceType device) {
   if (!is_dtensor(impl) && impl->is_wrapped_number()) {
     return at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(impl));
   }
-  const auto options = at::TensorOptions(impl->dtype()).device(device);
-  return device == at::kMeta ? at::empty_strided(impl->sizes(), impl->strides(), options)
-                             : at::zeros({}, options).expand(impl->sizes());
+  if (device == at::kMeta) {  // past the dispatcher, which takes longer than the rest
+    return at::Tensor(at::detail::empty_strided_meta(impl->sizes(), impl->strides(),
+                                                     c10::typeMetaToScalarType(impl->dtype())));
+  }
+  return at::zeros({}, at::TensorOptions(impl->dtype()).device(device)).expand(impl->sizes());
 }
 
 // The results of a call with stand-ins for all tensors.
 c10::Stack call_with_stand_ins(const c10::OperatorHandle& op, const OpInfo& info,
                                absl::Span<const IValue> args, c10::DeviceType device) {
   c10::Stack stack;
+  stack.reserve(std::max<size_t>(args.size(), info.num_returns));
   for (size_t i = 0; i < args.size(); ++i) {
     const IValue& v = args[i];
     if (info.args[i] == ArgKind::kTensor) {
@@ -65,9 +67,78 @@ c10::Stack call_with_stand_ins(const c10::OperatorHandle& op, const OpInfo& info
   }
   // Of an operator with several out= arguments the boxed call returns references into the stack,
   // after it has emptied it.
-  const c10::Stack kept = stack;
+  const c10::Stack kept = info.writes.size() > 1 ? stack : c10::Stack();
   op.callBoxed(stack);
   return stack;
+}
+
+// The dimension that `v` counts, from the end when negative; none that `ndim` dimensions have: -1.
+int dim_of(const IValue& v, int ndim) {
+  const int64_t dim = v.toInt() < 0 ? v.toInt() + ndim : v.toInt();
+  return dim < 0 || dim >= ndim ? -1 : static_cast<int>(dim);
+}
+
+bool viewed(const TensorInfo& self, const IValue& size, TensorInfo& out) {
+  int64_t left = self.numel();
+  if (left == 0 || self.strides != contiguous_strides(self.sizes)) return false;
+  out.sizes.clear();
+  for (const IValue& v : size.toListRef()) {
+    const int64_t s = v.toInt();
+    if (s < 1 || left % s != 0) return false;
+    left /= s;
+    out.sizes.push_back(s);
+  }
+  out.strides = contiguous_strides(out.sizes);
+  return left == 1;
+}
+
+bool transposed(const IValue& dim0, const IValue& dim1, TensorInfo& out) {
+  const int a = dim_of(dim0, out.ndim()), b = dim_of(dim1, out.ndim());
+  if (a < 0 || b < 0) return false;
+  std::swap(out.sizes[a], out.sizes[b]);
+  std::swap(out.strides[a], out.strides[b]);
+  return true;
+}
+
+bool permuted(const TensorInfo& self, const IValue& dims, TensorInfo& out) {
+  const auto list = dims.toListRef();
+  if (static_cast<int>(list.size()) != self.ndim() || self.ndim() > 64) return false;
+  uint64_t seen = 0;
+  for (size_t i = 0; i < list.size(); ++i) {
+    const int d = dim_of(list[i], self.ndim());
+    if (d < 0 || (seen >> d & 1) != 0) return false;
+    seen |= uint64_t{1} << d;
+    out.sizes[i] = self.sizes[d];
+    out.strides[i] = self.strides[d];
+  }
+  return true;
+}
+
+// The views that most programs are full of, where they are what they mostly are. False: anything else,
+// errors included, which the kernel for meta tensors knows.
+bool infer_view(const c10::OperatorHandle& op, absl::Span<const IValue> args, OpCall& call) {
+  const c10::OperatorName& name = op.operator_name();
+  if (call.num_inputs() != 1 || !call.input(0).defined) return false;
+  const TensorInfo& self = call.input(0);
+  TensorInfo out;
+  out.sizes = self.sizes;
+  out.strides = self.strides;
+  out.dtype = self.dtype;
+  out.defined = true;
+  if ((name.name == "aten::view" && name.overload_name.empty()) ||
+      name.name == "aten::_unsafe_view") {
+    if (!viewed(self, args[1], out)) return false;
+  } else if (name.name == "aten::transpose" && name.overload_name == "int") {
+    if (!transposed(args[1], args[2], out)) return false;
+  } else if (name.name == "aten::t") {
+    if (self.ndim() != 2 || !transposed(IValue(0), IValue(1), out)) return false;
+  } else if (name.name == "aten::permute") {
+    if (!permuted(self, args[1], out)) return false;
+  } else if (name.name != "aten::detach" && name.name != "aten::alias") {
+    return false;
+  }
+  call.outputs.push_back(std::move(out));
+  return true;
 }
 
 // Shapes, strides and dtypes of the results, from the operator's kernel for meta tensors. Errors of
@@ -86,6 +157,7 @@ void infer_outputs(const c10::OperatorHandle& op, const OpInfo& info, absl::Span
     fail(op, absl::StatusCode::kInternal,
          "the sharding rule has no shape function and the operator no kernel for meta tensors");
   }
+  if (infer_view(op, args, call)) return;
   const c10::Stack stack = call_with_stand_ins(op, info, args, at::kMeta);
   auto add = [&](const IValue& v) {
     call.outputs.push_back(info_of(v.isTensor() ? v.unsafeToTensorImpl() : nullptr));

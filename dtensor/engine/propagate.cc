@@ -87,6 +87,22 @@ void check(const OpCall& call, Strategy& s) {
   check_dims(call, s.outputs, call.outputs, "output");
 }
 
+// What strategies_of() says, in `strategies`.
+void offer(const OpCall& call, const Rule& rule, Strategies& strategies) {
+  strategies.list().clear();
+  strategies.add(std::vector<Placement>(call.num_inputs()),
+                 std::vector<Placement>(call.num_outputs()));
+  try {
+    if (rule.function) rule.function(call, strategies);
+  } catch (const c10::Error&) {
+    throw;  // of the arguments, in words for the user
+  } catch (const std::exception& error) {
+    nonsense(call, absl::StrCat("throws: ", error.what()));
+  }
+  for (Strategy& s : strategies.list()) check(call, s);
+  if (!rule.only_chunks) add_unusual_shards(call, strategies);
+}
+
 // The order in which mesh dimensions cut the tensors of a call.
 class CutOrder {
  public:
@@ -322,18 +338,7 @@ class InputsUnderWay {
 
 Strategies strategies_of(const OpCall& call, const Rule& rule) {
   Strategies strategies;
-  strategies.list().reserve(16);
-  strategies.add(std::vector<Placement>(call.num_inputs()),
-                 std::vector<Placement>(call.num_outputs()));
-  try {
-    if (rule.function) rule.function(call, strategies);
-  } catch (const c10::Error&) {
-    throw;  // of the arguments, in words for the user
-  } catch (const std::exception& error) {
-    nonsense(call, absl::StrCat("throws: ", error.what()));
-  }
-  for (Strategy& s : strategies.list()) check(call, s);
-  if (!rule.only_chunks) add_unusual_shards(call, strategies);
+  offer(call, rule, strategies);
   return strategies;
 }
 
@@ -348,6 +353,8 @@ Decision propagate(MeshContext& context, OpCall& call, const Rule& rule,
   InputsUnderWay inputs(context, call, cut_order);
   std::vector<Placements> output_placements(outputs, Placements(ndim));
   std::vector<Placements> result_placements;  // if any is brought elsewhere
+  Strategies strategies;
+  strategies.list().reserve(10);  // most rules offer no more
   Decision decision;
   // Outer cuts first, and each with the decisions before it applied: a rule that looks at the other
   // mesh dimensions' cuts (views do) sees what will really be there.
@@ -359,7 +366,7 @@ Decision propagate(MeshContext& context, OpCall& call, const Rule& rule,
     for (const TensorInfo& input : call.inputs) {
       any_sharded |= input.spec != nullptr && input.spec->layout[m].is_shard();
     }
-    const Strategies strategies = strategies_of(call, rule);
+    offer(call, rule, strategies);
     const StrategyChoice choice(context, call, cut_order, written_input, decision.kernel,
                                 output_placements, flops, strategies.list(), any_sharded);
     const size_t chosen = choice.choose();

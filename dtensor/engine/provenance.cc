@@ -22,6 +22,31 @@ uint64_t add_value(uint64_t sum, const c10::IValue& v) {
   return sum;
 }
 
+uint64_t add_placement(uint64_t sum, const Placement& p) {
+  sum = mix(sum, static_cast<uint64_t>(p.kind()));
+  if (p.is_partial()) return mix(sum, static_cast<uint64_t>(p.reduce_op()));
+  if (!p.is_shard()) return sum;
+  sum = mix(sum, static_cast<uint64_t>(p.dim()));
+  if (p.kind() == PlacementKind::kStridedShard) {
+    return mix(sum, static_cast<uint64_t>(p.split_factor()));
+  }
+  if (p.kind() == PlacementKind::kRaggedShard) {
+    for (const int64_t size : p.sizes()) sum = mix(sum, static_cast<uint64_t>(size));
+  }
+  return sum;
+}
+
+// What its text says. (The text itself takes longer to make than all else of this.)
+uint64_t add_spec(uint64_t sum, const Spec& spec) {
+  sum = mix(sum, spec.sizes.size());
+  for (const int64_t size : spec.sizes) sum = mix(sum, static_cast<uint64_t>(size));
+  sum = mix(sum, static_cast<uint64_t>(spec.dtype));
+  for (const int m : spec.layout.order()) {
+    sum = add_placement(mix(sum, static_cast<uint64_t>(m)), spec.layout[m]);
+  }
+  return sum;
+}
+
 }  // namespace
 
 uint64_t provenance_of_new(MeshContext& context, const Spec& spec) {
@@ -40,7 +65,7 @@ uint64_t provenance_of_call(const c10::OperatorHandle& op, const OpInfo& info,
   for_each_tensor(info, args, [&](size_t arg, const c10::TensorImpl* impl) {
     if (!defined(impl) || !is_dtensor(impl)) return;
     const auto& spec = meta_of(const_cast<c10::TensorImpl*>(impl)).spec;
-    sum = checksum(mix(sum, arg), spec->to_string());
+    sum = add_spec(mix(sum, arg), *spec);
   });
   for (size_t i = 0; i < args.size(); ++i) {
     if (info.args[i] == ArgKind::kKeyed) sum = add_value(mix(sum, i), args[i]);
