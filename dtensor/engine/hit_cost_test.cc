@@ -126,6 +126,53 @@ int64_t allocations_of_a_miss(int ranks) {
   return (allocations_so_far() - before) / kSteps;
 }
 
+// What a decision allocates, over the same calls once they are decided: the specs of results, the
+// entry of the cache, what the rules offer. Of a block whose sequences have another length each time.
+double allocations_of_a_decision(const std::vector<MeshDim>& dims, const Placements& data,
+                                 const Placements& columns) {
+  int ranks = 1;
+  for (const MeshDim& dim : dims) ranks *= static_cast<int>(dim.size);
+  auto comm = *count_communication(0, ranks, std::make_shared<CountingLog>());
+  World world(comm);
+  const MeshPtr mesh = *init_device_mesh(world, dims);
+  const c10::AutoGradMode no_grad(false);
+  const Placements whole(dims.size());
+  const at::Tensor w = empty({8, 16}, mesh, columns), norm = empty({8}, mesh, whole);
+  const auto step = [&](int64_t length) {
+    const at::Tensor x = empty({16, length, 8}, mesh, data);
+    const at::Tensor h = at::layer_norm(x, {8}, norm);
+    const at::Tensor y = at::mm(h.view({16 * length, 8}), w).view({16, length, 16});
+    const at::Tensor heads = y.view({16, length, 4, 4}).transpose(1, 2);
+    at::softmax(at::matmul(heads, heads.transpose(2, 3)), -1);
+    at::gelu(y).add_(y).sum(at::IntArrayRef({0, 1}));
+  };
+  const auto steps = [&] {
+    const int64_t before = allocations_so_far();
+    for (int64_t length = 32; length < 42; ++length) step(length);
+    return allocations_so_far() - before;
+  };
+  step(31);
+  const int64_t misses = dispatch_counters(mesh).cache_misses;
+  const int64_t fresh = steps();
+  const int64_t made = dispatch_counters(mesh).cache_misses - misses;
+  EXPECT_GE(made, 10 * 12);
+  const int64_t seen = steps();
+  EXPECT_EQ(dispatch_counters(mesh).cache_misses - misses, made);
+  return static_cast<double>(fresh - seen) / static_cast<double>(made);
+}
+
+TEST(HitCostTest, AllocationsOfADecision) {
+  at::set_num_threads(1);
+  EXPECT_LE(allocations_of_a_decision({{"tp", 2}}, {Replicate()}, {Shard(1)}), 65);
+  EXPECT_LE(allocations_of_a_decision({{"dp", 2}, {"tp", 2}}, {Shard(0), Replicate()},
+                                      {Replicate(), Shard(1)}),
+            85);
+  EXPECT_LE(allocations_of_a_decision({{"dp", 2}, {"sp", 2}, {"tp", 2}},
+                                      {Shard(0), Shard(0), Replicate()},
+                                      {Replicate(), Replicate(), Shard(1)}),
+            105);
+}
+
 TEST(HitCostTest, SpecArithmeticDoesNotDependOnTheNumberOfRanks) {
   at::set_num_threads(1);
   const int64_t few = allocations_of_a_miss(8);

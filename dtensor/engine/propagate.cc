@@ -171,13 +171,17 @@ class StrategyChoice {
 
   // The first of the cheapest.
   size_t choose() const {
-    size_t best = 0;
+    // What moves nothing is mostly it. By its cost others need not be worked out to the end.
+    const size_t likely = first_that_moves_nothing();
+    size_t best = likely;
     std::optional<StrategyCost> least;
+    if (likely < strategies_.size()) least = weigher_.cost(strategies_[likely]);
     for (size_t i = 0; i < strategies_.size(); ++i) {
       const Strategy& s = strategies_[i];
-      if (replaces_kernel(s) || starts_to_cut(s)) continue;
+      if (i == likely || replaces_kernel(s) || starts_to_cut(s)) continue;
       const std::optional<StrategyCost> c =
-          least.has_value() ? weigher_.cost_below(*least, s) : weigher_.cost(s);
+          least.has_value() ? weigher_.cost_below(*least, /*or_equal=*/i < best, s)
+                            : weigher_.cost(s);
       if (!c.has_value() || !ragged_cuts_fit(s)) continue;
       best = i;
       least = c;
@@ -197,6 +201,16 @@ class StrategyChoice {
  private:
   bool replaces_kernel(const Strategy& s) const {
     return kernel_ != nullptr && s.kernel != nullptr && kernel_ != s.kernel;
+  }
+
+  // Of those that are possible; as many as there are: none.
+  size_t first_that_moves_nothing() const {
+    size_t i = 0;
+    while (i < strategies_.size() &&
+           !(weigher_.moves_nothing(strategies_[i]) && obstacle(strategies_[i]).empty())) {
+      ++i;
+    }
+    return i;
   }
 
   bool starts_to_cut(const Strategy& s) const {

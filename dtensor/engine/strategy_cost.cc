@@ -166,7 +166,7 @@ double StrategyWeigher::owed(const Strategy& strategy, double share_of_sums,
 }
 
 std::optional<StrategyCost> StrategyWeigher::weigh(const Strategy& strategy,
-                                                   const StrategyCost* bound) const {
+                                                   const StrategyCost* bound, bool or_equal) const {
   StrategyCost cost;
   const bool cut_results = std::any_of(outputs_.begin(), outputs_.end(), [&](const Output& output) {
     return strategy.result(output.index).is_shard();
@@ -184,7 +184,6 @@ std::optional<StrategyCost> StrategyWeigher::weigh(const Strategy& strategy,
     const bool stays = want == *input.have;
     const bool sliced = input.have->is_replicate() && want.is_shard();
     nothing_moves &= stays || (sliced && input.is_index);
-    if (!stays) cost.move += move(input, want);
     takes_partial |= want.is_partial();
     whole_factor |= want.is_replicate() && input.numel > 1 && !input.is_index;
     cuts_stay |= stays && want.is_shard();
@@ -210,11 +209,21 @@ std::optional<StrategyCost> StrategyWeigher::weigh(const Strategy& strategy,
       if (cost.gives_up_weight == bound->gives_up_weight) limit = bound->seconds();
     }
   }
+  // Nothing is less than 0: it gets only more.
+  const auto is_too_much = [&](double seconds) {
+    return or_equal ? seconds > limit : seconds >= limit;
+  };
+  for (const Input& input : inputs_) {
+    const Placement& want = strategy.inputs[input.index];
+    if (want == *input.have) continue;
+    cost.move += move(input, want);
+    if (is_too_much(cost.move)) return std::nullopt;
+  }
   if (written_input_.has_value()) cost.move += write_back(strategy);
   cost.move += bring(strategy);
-  if (cost.seconds() >= limit) return std::nullopt;  // nothing is less than 0: it gets only more
+  if (is_too_much(cost.move)) return std::nullopt;
   cost.compute = compute(strategy);
-  if (cost.seconds() >= limit) return std::nullopt;
+  if (is_too_much(cost.seconds())) return std::nullopt;
   // What is written back owes nothing more than it did.
   if (!written_input_.has_value()) {
     const bool is_product = takes_partial && whole_factor;
@@ -223,18 +232,24 @@ std::optional<StrategyCost> StrategyWeigher::weigh(const Strategy& strategy,
                      : takes_partial ? kLater
                                      : kFreshSum,
                      cuts_stay ? 0 : kMovedCut);
-    if (cost.seconds() >= limit) return std::nullopt;
+    if (is_too_much(cost.seconds())) return std::nullopt;
   }
   return cost;
 }
 
 StrategyCost StrategyWeigher::cost(const Strategy& strategy) const {
-  return *weigh(strategy, nullptr);
+  return *weigh(strategy, nullptr, false);
 }
 
-std::optional<StrategyCost> StrategyWeigher::cost_below(const StrategyCost& bound,
+std::optional<StrategyCost> StrategyWeigher::cost_below(const StrategyCost& bound, bool or_equal,
                                                         const Strategy& strategy) const {
-  return weigh(strategy, &bound);
+  return weigh(strategy, &bound, or_equal);
+}
+
+bool StrategyWeigher::moves_nothing(const Strategy& strategy) const {
+  return std::all_of(inputs_.begin(), inputs_.end(), [&](const Input& input) {
+    return strategy.inputs[input.index] == *input.have;
+  });
 }
 
 }  // namespace shardweave::dtensor_internal

@@ -61,9 +61,12 @@ class StrategyWeigher {
                   std::optional<int> written_input);
 
   StrategyCost cost(const Strategy& strategy) const;
-  // Nothing unless it is less than `bound`. Most strategies move more than the best one costs in
-  // all, and what they compute and owe is not worked out.
-  std::optional<StrategyCost> cost_below(const StrategyCost& bound, const Strategy& strategy) const;
+  // Nothing unless it is less than `bound` (or as much, with `or_equal`). Most strategies move more
+  // than the best one costs in all, and what they compute and owe is not worked out.
+  std::optional<StrategyCost> cost_below(const StrategyCost& bound, bool or_equal,
+                                         const Strategy& strategy) const;
+  // True if every input stays where it is.
+  bool moves_nothing(const Strategy& strategy) const;
 
  private:
   struct Input {
@@ -84,7 +87,8 @@ class StrategyWeigher {
     int64_t other_cuts;
   };
 
-  std::optional<StrategyCost> weigh(const Strategy& strategy, const StrategyCost* bound) const;
+  std::optional<StrategyCost> weigh(const Strategy& strategy, const StrategyCost* bound,
+                                    bool or_equal) const;
   int64_t pieces(const TensorInfo& info, const Placement& placement) const;
   double transfer(const Input& input, const Placement& from, const Placement& to) const;
   double move(const Input& input, const Placement& want) const;
