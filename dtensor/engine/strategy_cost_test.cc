@@ -10,6 +10,7 @@
 #include "ATen/ops/ones.h"
 #include "c10/core/GradMode.h"
 #include "gtest/gtest.h"
+#include "shardweave/dtensor/error.h"
 #include "shardweave/dtensor/observe/explain.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 
@@ -137,6 +138,22 @@ TEST(StrategyCostTest, WhatIsRememberedCostsNothing) {
     EXPECT_EQ(e.bytes(), 0);
     p.mul_(2);
     EXPECT_EQ(taken("aten::neg", {p}), "P(sum) -> P(sum)");
+  });
+}
+
+// The result is weighed as what it is written into, which has fewer dimensions here.
+TEST(StrategyCostTest, AResultOfAnotherShapeIsNotWrittenInPlace) {
+  on_mesh({{"tp", 4}}, [](const MeshPtr& mesh) {
+    const c10::AutoGradMode no_grad(false);
+    const Tensor row = tensor(mesh, {8}, Replicate());
+    const Tensor a = tensor(mesh, {4}, Shard(0)), b = tensor(mesh, {8}, Shard(0));
+    try {
+      explain("aten::addr_", {row, a, b});
+      ADD_FAILURE() << "no error";
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find("the result has shape [4, 8]"), std::string::npos)
+          << e.what();
+    }
   });
 }
 
