@@ -153,7 +153,8 @@ class StrategyChoice {
         outputs_(outputs),
         strategies_(strategies),
         any_sharded_(any_sharded),
-        weigher_(call, context.mesh().shape(), context.decisions.cost_model(), flops, outputs, written_input) {}
+        weigher_(call, context.mesh().shape(), context.decisions.cost_model(), flops, outputs,
+                 written_input) {}
 
   // Why a strategy is not possible; "": it is.
   std::string_view obstacle(const Strategy& s) const {
