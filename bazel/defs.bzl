@@ -42,6 +42,15 @@ _C_COPTS = [
     "-Werror",
 ]
 
+_LIBTORCH = "@libtorch"
+_LIBTORCH_PCH = "//bazel:libtorch_pch"
+
+def _precompiled(deps):
+    """The options and dependencies of C++ code with such deps: who names LibTorch gets its headers precompiled."""
+    if type(deps) != "list" or _LIBTORCH not in deps:
+        return struct(copts = _COPTS, deps = deps)
+    return struct(copts = _COPTS + ["-include", "bazel/libtorch_pch.h"], deps = deps + [_LIBTORCH_PCH])
+
 # For the sanitizers; see .bazelrc.
 _SUPPRESSIONS = [
     Label("//tools/sanitizers:lsan.supp"),
@@ -94,7 +103,7 @@ def shardweave_c_test(name, data = [], size = "small", **kwargs):
         **kwargs
     )
 
-def shardweave_cc_library(name, hdrs = [], copts = [], visibility = ["//visibility:private"], **kwargs):
+def shardweave_cc_library(name, hdrs = [], deps = [], copts = [], visibility = ["//visibility:private"], **kwargs):
     """A C++ library whose headers are included as "shardweave/<package>/<header>".
 
     Private by default. With testonly = True only tests and other testonly targets may use it.
@@ -103,15 +112,18 @@ def shardweave_cc_library(name, hdrs = [], copts = [], visibility = ["//visibili
     Args:
       name: the target.
       hdrs: public headers.
+      deps: what it uses. Who includes LibTorch's headers names "@libtorch".
       copts: more compiler options for this target only.
       visibility: who may depend on it; private unless said.
       **kwargs: further attributes of cc_library.
     """
     package = native.package_name()
+    precompiled = _precompiled(deps)
     native.cc_library(
         name = name,
         hdrs = hdrs,
-        copts = _COPTS + copts,
+        copts = precompiled.copts + copts,
+        deps = precompiled.deps,
         include_prefix = "shardweave/" + package if hdrs else None,
         strip_include_prefix = "/" + package if hdrs else None,
         linkstatic = True,
@@ -119,17 +131,20 @@ def shardweave_cc_library(name, hdrs = [], copts = [], visibility = ["//visibili
         **kwargs
     )
 
-def shardweave_cc_binary(name, copts = [], **kwargs):
+def shardweave_cc_binary(name, deps = [], copts = [], **kwargs):
     """A C++ program (or with linkshared = True a shared library) with the repository's options.
 
     Args:
       name: the target.
+      deps: as of shardweave_cc_library.
       copts: more compiler options for this target only.
       **kwargs: further attributes of cc_binary.
     """
+    precompiled = _precompiled(deps)
     native.cc_binary(
         name = name,
-        copts = _COPTS + copts,
+        copts = precompiled.copts + copts,
+        deps = precompiled.deps,
         **kwargs
     )
 
@@ -138,20 +153,21 @@ def shardweave_cc_test(name, deps = [], copts = [], data = [], size = "small", m
 
     Args:
       name: the target.
-      deps: what is tested.
+      deps: what is tested; "@libtorch" as of shardweave_cc_library.
       copts: more compiler options for this target only.
       data: files that the test reads.
       size: "small" (a minute at most), "medium" (five), "large".
       main: the library with main(); "@googletest//:gtest" if a source file has its own, None for no GoogleTest at all.
       **kwargs: further attributes of cc_test.
     """
+    precompiled = _precompiled(deps)
     native.cc_test(
         name = name,
         size = size,
-        copts = _COPTS + copts,
+        copts = precompiled.copts + copts,
         data = data + _SUPPRESSIONS,
         linkstatic = True,
-        deps = deps + ([main] if main else []),
+        deps = precompiled.deps + ([main] if main else []),
         **kwargs
     )
 

@@ -16,7 +16,7 @@ import sys
 
 # What Clang does not know, what writes files, and what makes an error of a warning that only Clang has.
 NOT_WANTED = ("-fno-canonical-system-headers", "-Wno-restrict", "-MD", "-Werror")
-WITH_PATH = ("-I", "-iquote", "-isystem", "-include", "-c", "-o")
+WITH_PATH = ("-I", "-iquote", "-isystem", "-c", "-o")
 
 
 def placed(path, execution_root):
@@ -35,6 +35,8 @@ def arguments_for_clang(arguments, execution_root, include):
         option = "-I" if argument.startswith("-I") else argument
         if option == "-MF":
             next(left)
+        elif option == "-include":
+            next(left)  # headers that the build has precompiled: files include them themselves
         elif option in WITH_PATH:
             path = argument[len(option):] or next(left)
             # Before the first of Bazel's folders of links to headers: the headers themselves.
