@@ -17,8 +17,8 @@ bool names_unusual_shard(const Strategy& s) {
 
 // What rules say of Shard(d) holds for any subset of the indices of d, unless they are chunks_only:
 // offer each strategy again with the strided or ragged cuts that the inputs have.
-void add_unusual_shards(const OpCall& call, Strategies& strategies) {
-  const size_t count = strategies.list().size();
+void add_unusual_shards(const OpCall& call, std::vector<Strategy>& strategies) {
+  const size_t count = strategies.size();
   std::vector<Placement> seen;
   for (int i = 0; i < call.num_inputs(); ++i) {
     const Placement current = call.placement(i);
@@ -26,7 +26,7 @@ void add_unusual_shards(const OpCall& call, Strategies& strategies) {
     if (std::find(seen.begin(), seen.end(), current) != seen.end()) continue;
     seen.push_back(current);
     for (size_t s = 0; s < count; ++s) {
-      Strategy variant = strategies.list()[s];
+      Strategy variant = strategies[s];
       if (!variant.inputs[i].is_shard(current.dim()) || names_unusual_shard(variant)) continue;
       bool fits = true;
       const int64_t size = call.input(i).sizes[current.dim()];
@@ -40,7 +40,7 @@ void add_unusual_shards(const OpCall& call, Strategies& strategies) {
       replace(variant.inputs, call.inputs);
       replace(variant.outputs, call.outputs);
       if (!variant.then.empty()) variant.then = variant.outputs;
-      if (fits) strategies.list().push_back(std::move(variant));
+      if (fits) strategies.push_back(std::move(variant));
     }
   }
 }
@@ -100,7 +100,7 @@ bool fits(const MeshContext& context, const OpCall& call, const std::vector<Plac
 class StrategyChoice {
  public:
   // `kernel`, `inputs`, `outputs`: what the mesh dimensions before this one have decided.
-  StrategyChoice(const MeshContext& context, const OpCall& call, const Rule& rule,
+  StrategyChoice(const MeshContext& context, const OpCall& call, const ShardedRule& rule,
                  std::optional<int> written_input, LocalKernel kernel,
                  const std::vector<Placements>& inputs, const std::vector<Placements>& outputs)
       : context_(context),
@@ -110,11 +110,11 @@ class StrategyChoice {
         inputs_(inputs),
         outputs_(outputs),
         strategies_(strategies_of(call, rule)),
-        flops_(rule.count_flops ? rule.count_flops(call) : 0) {
+        flops_(rule.options().flops ? rule.options().flops(call) : 0) {
     for (int i = 0; i < call.num_inputs(); ++i) any_sharded_ |= call.placement(i).is_shard();
   }
 
-  const std::vector<Strategy>& strategies() const { return strategies_.list(); }
+  const std::vector<Strategy>& strategies() const { return strategies_; }
 
   // Why a strategy is not possible; "": it is.
   std::string_view obstacle(const Strategy& s) const {
@@ -162,7 +162,7 @@ class StrategyChoice {
   const LocalKernel kernel_;
   const std::vector<Placements>& inputs_;
   const std::vector<Placements>& outputs_;
-  const Strategies strategies_;
+  const std::vector<Strategy> strategies_;
   const double flops_;
   bool any_sharded_ = false;
 };
@@ -195,23 +195,24 @@ SpecRef half_way(MeshContext& context, const Spec& spec, const Placements& decid
 
 }  // namespace
 
-Strategies strategies_of(const OpCall& call, const Rule& rule) {
-  Strategies strategies;
-  strategies.add(std::vector<Placement>(call.num_inputs()),
-                 std::vector<Placement>(call.num_outputs()));
+std::vector<Strategy> strategies_of(const OpCall& call, const ShardedRule& rule) {
+  Strategies offered(call);
+  offered.add(std::vector<Placement>(call.num_inputs()),
+              std::vector<Placement>(call.num_outputs()));
   try {
-    if (rule.function) rule.function(call, strategies);
+    rule(call, offered);
   } catch (const c10::Error&) {
     throw;  // of the arguments, in words for the user
   } catch (const std::exception& error) {
     nonsense(call, absl::StrCat("throws: ", error.what()));
   }
-  for (Strategy& s : strategies.list()) check(call, s);
-  if (!rule.only_chunks) add_unusual_shards(call, strategies);
+  std::vector<Strategy> strategies = std::move(offered.list());
+  for (Strategy& s : strategies) check(call, s);
+  if (!rule.options().chunks_only) add_unusual_shards(call, strategies);
   return strategies;
 }
 
-Decision propagate(MeshContext& context, OpCall call, const Rule& rule,
+Decision propagate(MeshContext& context, OpCall call, const ShardedRule& rule,
                    std::optional<int> written_input, Weighed* weighed) {
   const int ndim = context.mesh().ndim();
   const int inputs = call.num_inputs();
@@ -257,7 +258,7 @@ Decision propagate(MeshContext& context, OpCall call, const Rule& rule,
       result_placements[k][m] = s.result(k);
     }
   }
-  if (decision.kernel == nullptr) decision.kernel = rule.kernel;
+  if (decision.kernel == nullptr) decision.kernel = rule.options().kernel;
   for (auto& placements : input_placements) {
     decision.inputs.push_back(value_or_throw(Layout::create(std::move(placements), order)));
   }
@@ -280,7 +281,7 @@ Decision propagate(MeshContext& context, OpCall call, const Rule& rule,
   return decision;
 }
 
-Decision propagate_elements(MeshContext& context, const OpCall& call, const Rule& rule) {
+Decision propagate_elements(MeshContext& context, const OpCall& call, const ShardedRule& rule) {
   const int count = call.input_element.empty() ? 0
                                                : 1 + *std::max_element(call.input_element.begin(),
                                                                        call.input_element.end());
