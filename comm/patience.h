@@ -3,7 +3,8 @@
 //   Patience patience(absl::Seconds(10));
 //   while (!done()) {
 //     if (sleep_until(patience.until(deadline))) continue;
-//     if (patience.has_ended(deadline)) say_late({.group = "dp", ...}); else ...  // the deadline
+//     if (!patience.has_ended(deadline)) return deadline_exceeded();
+//     say_late(wait, absl::Seconds(10), absent);  // once
 //   }
 //
 // For backends. A value; the clock is looked at only before one sleeps and after.

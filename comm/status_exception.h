@@ -1,8 +1,11 @@
 // What an exception also derives from that carries an absl::Status: who catches it and does not know
 // LibTorch, as run_ranks(), can keep its code.
 //
-//   class Error : public c10::Error, public StatusException { ... };
-//   catch (const StatusException& e) { return e.status(); }
+//   try {
+//     redistribute(tensor, {Shard(0)});  // throws Error, which is a c10::Error and one of these
+//   } catch (const StatusException& e) {
+//     return e.status();
+//   }
 #pragma once
 
 #include "absl/status/status.h"

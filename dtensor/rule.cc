@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "c10/core/WrapDimMinimal.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
@@ -23,36 +24,52 @@ int TensorInfo::wrap_dim(int64_t dim) const {
   return static_cast<int>(c10::maybe_wrap_dim(dim, ndim()));
 }
 
-// --- OpCall --------------------------------------------------------------------------------------
+// --- arguments -----------------------------------------------------------------------------------
 
-Placement OpCall::placement(int i) const {
-  return inputs[i].spec == nullptr ? Replicate() : inputs[i].spec->layout[mesh_dim];
-}
-
-int OpCall::arg_index(std::string_view name) const {
-  const auto& arguments = op->schema().arguments();
+int Arguments::find(std::string_view name) const {
+  const auto& arguments = op_->schema().arguments();
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (arguments[i].name() == name) return static_cast<int>(i);
   }
   return -1;
 }
 
-const c10::IValue& OpCall::arg(std::string_view name) const {
-  const int index = arg_index(name);
-  if (index < 0) {
-    throw Error(absl::InternalError(absl::StrCat("the rule of ", c10::toString(op->operator_name()),
-                                                 " asks for the argument '", std::string(name),
-                                                 "', which the operator does not have")));
+int Arguments::index(std::string_view name) const {
+  const int i = find(name);
+  if (i >= 0) return i;
+  const auto add_name = [](std::string* out, const c10::Argument& argument) {
+    absl::StrAppend(out, argument.name());
+  };
+  throw Error(absl::InternalError(
+      absl::StrCat(c10::toString(op_->operator_name()), " has no argument '", std::string(name),
+                   "'; it has ", absl::StrJoin(op_->schema().arguments(), ", ", add_name))));
+}
+
+int OpCall::input_index(std::string_view name) const {
+  const int arg = arguments().index(name);
+  // Inputs are in the order of the arguments.
+  const auto first = std::lower_bound(input_arg.begin(), input_arg.end(), arg);
+  if (first != input_arg.end() && *first == arg) return static_cast<int>(first - input_arg.begin());
+  throw Error(absl::InternalError(absl::StrCat("argument '", std::string(name), "' of ",
+                                               c10::toString(op->operator_name()),
+                                               " is no tensor, or a list of none")));
+}
+
+absl::Span<const TensorInfo> OpCall::list(std::string_view name) const {
+  const auto [first, last] =
+      std::equal_range(input_arg.begin(), input_arg.end(), arguments().index(name));
+  return absl::MakeConstSpan(inputs).subspan(first - input_arg.begin(), last - first);
+}
+
+std::vector<Placement> OpCall::placements(InputPlacements named) const {
+  std::vector<Placement> all(inputs.size());
+  for (const auto& [name, placement] : named) {
+    const int first = input_index(name);
+    for (int i = first; i < num_inputs() && input_arg[i] == input_arg[first]; ++i) {
+      all[i] = placement;
+    }
   }
-  return args[index];
-}
-
-int64_t OpCall::int_arg(std::string_view name) const {
-  return arg(name).toInt();
-}
-
-bool OpCall::bool_arg(std::string_view name) const {
-  return arg(name).toBool();
+  return all;
 }
 
 std::vector<int> OpCall::dims_arg(std::string_view name, int ndim) const {
@@ -74,17 +91,23 @@ std::vector<int> OpCall::dims_arg(std::string_view name, int ndim) const {
   return dims;
 }
 
-int64_t OpCall::cuts(int i, int dim) const {
-  const SpecRef& spec = inputs[i].spec;
+// --- how inputs lie ------------------------------------------------------------------------------
+
+Placement OpCall::placement(int i) const {
+  return inputs[i].spec == nullptr ? Replicate() : inputs[i].spec->layout[mesh_dim];
+}
+
+int64_t OpCall::cuts(const TensorInfo& input, int dim) const {
+  const SpecRef& spec = input.spec;
   if (spec == nullptr) return 1;
   int64_t pieces = 1;
   for (int m : spec->layout.shards_of(dim)) pieces *= spec->context->mesh().size(m);
   return pieces;
 }
 
-absl::InlinedVector<int64_t, 4> OpCall::sizes_so_far(int i, int dim) const {
-  absl::InlinedVector<int64_t, 4> sizes = {inputs[i].sizes[dim]};
-  const SpecRef& spec = inputs[i].spec;
+absl::InlinedVector<int64_t, 4> OpCall::sizes_so_far(const TensorInfo& input, int dim) const {
+  absl::InlinedVector<int64_t, 4> sizes = {input.sizes[dim]};
+  const SpecRef& spec = input.spec;
   if (spec == nullptr) return sizes;
   for (int m : order) {
     if (m == mesh_dim) break;
@@ -101,9 +124,9 @@ absl::InlinedVector<int64_t, 4> OpCall::sizes_so_far(int i, int dim) const {
   return sizes;
 }
 
-int64_t OpCall::pieces(int i, int dim) const {
+int64_t OpCall::pieces(const TensorInfo& input, int dim) const {
   int64_t pieces = num_ranks;
-  const SpecRef& spec = inputs[i].spec;
+  const SpecRef& spec = input.spec;
   if (spec == nullptr) return pieces;
   for (int m : order) {
     if (m == mesh_dim) break;
@@ -112,97 +135,127 @@ int64_t OpCall::pieces(int i, int dim) const {
   return pieces;
 }
 
-bool OpCall::may_be_empty(int i, int dim) const {
+bool OpCall::may_be_empty(const TensorInfo& input, int dim) const {
   // With the unusual cuts that inputs have, which the engine tries wherever they fit: do not
   // reason, be safe.
   for (int k = 0; k < num_inputs(); ++k) {
     const Placement p = placement(k);
     if (!p.is_shard() || p.is_plain_shard()) continue;
-    if (inputs[k].sizes[p.dim()] == inputs[i].sizes[dim]) return true;
+    if (inputs[k].sizes[p.dim()] == input.sizes[dim]) return true;
   }
-  for (int64_t size : sizes_so_far(i, dim)) {
+  for (int64_t size : sizes_so_far(input, dim)) {
     if (chunk(size, num_ranks, num_ranks - 1).size() == 0) return true;
   }
   return false;
 }
 
-// --- Rule ----------------------------------------------------------------------------------------
-
-Rule Rule::composed(Composite run) {
-  Rule rule;
-  rule.composite = run;
-  return rule;
+Placement broadcast_cut(const TensorInfo& input, const Dims& shape, int dim) {
+  const int own = dim - (static_cast<int>(shape.size()) - input.ndim());
+  const bool repeated = !input.defined || own < 0 || (input.sizes[own] == 1 && shape[dim] != 1);
+  return repeated ? Replicate() : Shard(own);
 }
 
-Rule Rule::composed_when(Condition condition, Composite run) && {
-  composite = run;
-  composite_condition = condition;
+std::vector<Placement> broadcast_cuts(const OpCall& call, const Dims& shape, int dim) {
+  std::vector<Placement> cuts;
+  cuts.reserve(call.inputs.size());
+  for (const TensorInfo& input : call.inputs) cuts.push_back(broadcast_cut(input, shape, dim));
+  return cuts;
+}
+
+void Strategies::add_linear(std::initializer_list<std::initializer_list<std::string_view>> sets) {
+  for (ReduceOp op : kLinearOps) {
+    for (const auto& set : sets) {
+      std::vector<Placement> inputs(call_.inputs.size());
+      for (std::string_view name : set) inputs[call_.input_index(name)] = Partial(op);
+      add(std::move(inputs), {Partial(op)});
+    }
+  }
+}
+
+// --- rules ---------------------------------------------------------------------------------------
+
+ShardedRule ShardedRule::shapes(ShapeFunction f) && {
+  options_.shapes = std::move(f);
+  options_.shapes_only_if_no_meta = false;
   return std::move(*this);
 }
 
-Rule Rule::gathered() {
-  return Rule().gathered_when(
-      [](const c10::OperatorHandle&, absl::Span<const c10::IValue>) { return true; });
+ShardedRule ShardedRule::shapes_without_meta(ShapeFunction f) && {
+  options_.shapes = std::move(f);
+  options_.shapes_only_if_no_meta = true;
+  return std::move(*this);
 }
 
-Rule Rule::gathered_when(Condition condition) && {
-  gathers = condition;
+ShardedRule ShardedRule::shapes_like(std::vector<std::string> inputs) && {
+  return std::move(*this).shapes([inputs = std::move(inputs)](OpCall& call) {
+    for (const std::string& name : inputs) {
+      TensorInfo info = call.input(name);
+      info.spec = nullptr;
+      call.outputs.push_back(std::move(info));
+    }
+  });
+}
+
+ShardedRule ShardedRule::size_arg(std::string_view name) && {
+  options_.size_arg = name;
+  return std::move(*this);
+}
+
+ShardedRule ShardedRule::reads(std::vector<std::string> names) && {
+  options_.reads = std::move(names);
+  return std::move(*this);
+}
+
+ShardedRule ShardedRule::chunks_only() && {
+  options_.chunks_only = true;
+  return std::move(*this);
+}
+
+ShardedRule ShardedRule::per_element() && {
+  options_.per_element = true;
+  return std::move(*this);
+}
+
+ShardedRule ShardedRule::flops(Flops f) && {
+  options_.flops = std::move(f);
+  return std::move(*this);
+}
+
+ShardedRule ShardedRule::runs(LocalKernel kernel) && {
+  options_.kernel = kernel;
+  return std::move(*this);
+}
+
+Rule ShardedRule::when(Condition condition, ComposedRule instead) && {
+  return Rule(std::move(*this)).when(condition, instead);
+}
+
+Rule ShardedRule::when(Condition condition, GatheredRule instead) && {
+  return Rule(std::move(*this)).when(condition, instead);
+}
+
+Rule ShardedRule::refuses(Condition bad) && {
+  return Rule(std::move(*this)).refuses(bad);
+}
+
+Rule GatheredRule::when(Condition condition, ComposedRule instead) && {
+  return Rule(*this).when(condition, instead);
+}
+
+Rule Rule::when(Condition condition, ComposedRule instead) && {
+  exception_ = condition;
+  instead_ = instead;
+  return std::move(*this);
+}
+
+Rule Rule::when(Condition condition, GatheredRule instead) && {
+  exception_ = condition;
+  instead_ = instead;
   return std::move(*this);
 }
 
 Rule Rule::refuses(Condition bad) && {
-  refused = bad;
-  return std::move(*this);
-}
-
-Rule Rule::per_element() && {
-  each_element = true;
-  return std::move(*this);
-}
-
-Rule Rule::size_arg(std::string_view name) && {
-  size_args.emplace_back(name);
-  return std::move(*this);
-}
-
-Rule Rule::shapes(ShapeFunction f) && {
-  shape_function = std::move(f);
-  return std::move(*this);
-}
-
-Rule Rule::shapes_without_meta(ShapeFunction f) && {
-  shape_function_without_meta = std::move(f);
-  return std::move(*this);
-}
-
-Rule Rule::shapes_like(std::vector<int> inputs) && {
-  shape_function = [inputs = std::move(inputs)](OpCall& call) {
-    for (int i : inputs) {
-      TensorInfo info = call.inputs[i];
-      info.spec = nullptr;
-      call.outputs.push_back(std::move(info));
-    }
-  };
-  return std::move(*this);
-}
-
-Rule Rule::reads(std::vector<std::string> names) && {
-  read_args = std::move(names);
-  return std::move(*this);
-}
-
-Rule Rule::chunks_only() && {
-  only_chunks = true;
-  return std::move(*this);
-}
-
-Rule Rule::flops(Flops f) && {
-  count_flops = std::move(f);
-  return std::move(*this);
-}
-
-Rule Rule::runs(LocalKernel local) && {
-  kernel = local;
+  refused_ = bad;
   return std::move(*this);
 }
 
@@ -252,32 +305,7 @@ std::vector<std::string> RuleTable::names() const {
 const RuleTable& RuleTable::builtin() {
   static const RuleTable* const table = [] {
     auto* t = new RuleTable;
-    add_pointwise_rules(*t);
-    add_matmul_rules(*t);
-    add_optimizer_rules(*t);
-    add_reduction_rules(*t);
-    add_softmax_rules(*t);
-    add_norm_rules(*t);
-    add_convolution_rules(*t);
-    add_embedding_rules(*t);
-    add_attention_rules(*t);
-    add_loss_rules(*t);
-    add_view_rules(*t);
-    add_data_movement_rules(*t);
-    add_indexing_rules(*t);
-    add_random_rules(*t);
-    add_distribution_rules(*t);
-    add_spatial_rules(*t);
-    add_linear_algebra_rules(*t);
-    add_factorization_rules(*t);
-    add_distance_rules(*t);
-    add_diagonal_rules(*t);
-    add_histogram_rules(*t);
-    add_recurrent_rules(*t);
-    add_segment_rules(*t);
-    add_margin_loss_rules(*t);
-    add_data_dependent_rules(*t);
-    add_range_rules(*t);
+    for (auto* add_rules : kRuleFamilies) add_rules(*t);
     return t;
   }();
   return *table;
@@ -317,7 +345,11 @@ double dtensor_internal::einsum_flops(const OpCall& call, const std::vector<std:
   return flops;
 }
 
-Rule einsum(std::string_view equation, bool linear) {
+ShardedRule replicated() {
+  return sharded([](const OpCall&, Strategies&) {});
+}
+
+ShardedRule einsum(std::string_view equation, bool linear) {
   const std::vector<std::string> sides = absl::StrSplit(std::string(equation), "->");
   const std::vector<std::string> operands = absl::StrSplit(sides.at(0), ',');
   const std::string output = sides.at(1);
@@ -340,7 +372,7 @@ Rule einsum(std::string_view equation, bool linear) {
     strategies.push_back(std::move(s));
   }
   if (linear) {
-    for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
+    for (ReduceOp op : kLinearOps) {
       for (size_t i = 0; i < operands.size(); ++i) {
         Strategy s;
         s.inputs.assign(operands.size(), Replicate());
@@ -350,62 +382,45 @@ Rule einsum(std::string_view equation, bool linear) {
       }
     }
   }
-  return Rule([strategies = std::move(strategies)](const OpCall&, Strategies& out) {
+  return sharded([strategies = std::move(strategies)](const OpCall&, Strategies& out) {
            for (const Strategy& s : strategies) out.list().push_back(s);
          })
       .flops([operands](const OpCall& call) { return einsum_flops(call, operands, 0); });
 }
 
-Rule pointwise(Linearity linearity) {
-  return Rule([linearity](const OpCall& call, Strategies& out) {
-           const int ndim = call.output().ndim();
-           const int n = call.num_inputs();
-           for (int d = 0; d < ndim; ++d) {
-             std::vector<Placement> inputs(n);
-             for (int i = 0; i < n; ++i) {
-               const TensorInfo& input = call.input(i);
-               const int dim = d - (ndim - input.ndim());
-               const bool broadcast = !input.defined || dim < 0 ||
-                                      (input.sizes[dim] == 1 && call.output().sizes[d] != 1);
-               inputs[i] = broadcast ? Replicate() : Shard(dim);
-             }
-             out.add(std::move(inputs), {Shard(d)});
+ShardedRule pointwise(Linearity linearity) {
+  return sharded([linearity](const OpCall& call, Strategies& out) {
+           const Dims& shape = call.output().sizes;
+           for (int d = 0; d < call.output().ndim(); ++d) {
+             out.add(broadcast_cuts(call, shape, d), {Shard(d)});
            }
            // Partial operands pass through where the operator is linear in them.
-           auto all = [&](Placement p) { out.add(std::vector<Placement>(n, p), {p}); };
+           const int n = call.num_inputs();
            auto only = [&](int i, Placement p) {
              std::vector<Placement> inputs(n, Replicate());
              inputs[i] = p;
              out.add(std::move(inputs), {p});
            };
-           constexpr ReduceOp kLinear[] = {ReduceOp::kSum, ReduceOp::kAvg};
            switch (linearity) {
              case Linearity::kNone:
                break;
              case Linearity::kIdentity:
-               for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax,
-                                   ReduceOp::kProduct}) {
-                 all(Partial(op));
-               }
+               pass_partials(call, out, kAllReduceOps);
                break;
              case Linearity::kAdditive:
-               for (ReduceOp op : kLinear) all(Partial(op));
+               pass_partials(call, out, kLinearOps);
                break;
              case Linearity::kMultilinear:
-               for (ReduceOp op : kLinear) {
+               for (ReduceOp op : kLinearOps) {
                  for (int i = 0; i < n; ++i) only(i, Partial(op));
                }
                break;
              case Linearity::kFirst:
-               for (ReduceOp op : kLinear) only(0, Partial(op));
+               for (ReduceOp op : kLinearOps) only(0, Partial(op));
                break;
            }
          })
-      .shapes_without_meta([](OpCall& call) {
-        std::vector<int> inputs(call.num_inputs());
-        std::iota(inputs.begin(), inputs.end(), 0);
-        call.outputs.push_back(broadcast_info(call, inputs));
-      });
+      .shapes_without_meta([](OpCall& call) { call.outputs.push_back(broadcast_info(call)); });
 }
 
 }  // namespace shardweave

@@ -1,8 +1,8 @@
 // A ParameterPlan as JSON, for hosts in other languages and for files.
 //
-//   auto plan = parse_parameter_plan(R"({"parameter": {
+//   auto plan = parse_parameter_plan(R"json({"parameter": {
 //       "*.{q,k,v,up}.weight": {"tp": "S(0)"},
-//       "*.{o,down}.weight":   {"tp": "S(1)"}}})");
+//       "*.{o,down}.weight":   {"tp": "S(1)"}}})json");
 //   distribute_module(*model, mesh, *plan);
 //   to_json(*plan);                                        // the same text, without the blanks
 //

@@ -2,8 +2,8 @@
 // any size and without the other ranks. For planning before there is hardware.
 //
 //   auto log = std::make_shared<CountingLog>();
-//   std::shared_ptr<Communicator> comm = count_communication(/*rank=*/7, /*num_ranks=*/65536, log);
-//   train_step(*comm);                                   // outputs stay as they were
+//   auto comm = count_communication(/*rank=*/7, /*num_ranks=*/65536, log);
+//   train_step(**comm);                                  // outputs stay as they were
 //   log->totals()[{"dp", OpKind::kAllReduce}].bytes;
 //
 // Every operation is done and OK when it is issued. Groups are made by subgroup(); split() is

@@ -3,8 +3,7 @@
 //   connection.queue(header, data, &unsent);                      // one more frame to go out
 //   absl::Status s = connection.flush();                          // what the kernel takes now
 //   if (connection.read() == Connection::Input::kHeader) connection.accept(memory);
-//   if (connection.read() == Connection::Input::kPayload) ...     // header().length bytes are in
-//   `memory`
+//   if (connection.read() == Connection::Input::kPayload) ...  // header().length bytes are in memory
 //
 // Payloads are borrowed: read from and written to the caller's memory, until they are sent or
 // complete, or until close_output() and the destructor. One thread at a time.

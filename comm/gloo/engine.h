@@ -1,7 +1,7 @@
 // The Engine carries out one rank's operations over its connections to the others.
 //
-//   absl::StatusOr<Backend::Ticket> ticket = engine.start(call);     // sends what can be sent at
-//   once if (ticket.ok() && *ticket != Backend::kDone) status = engine.wait(*ticket, deadline);
+//   absl::StatusOr<Backend::Ticket> ticket = engine.start(call);  // sends what can be sent at once
+//   if (ticket.ok() && *ticket != Backend::kDone) status = engine.wait(*ticket, deadline);
 //
 // Each frame that comes belongs to a step of a collective or to a recv. One that nobody here wants
 // yet stays in the connection, unless something that is wanted may be behind it: then it is put

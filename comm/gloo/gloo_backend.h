@@ -1,9 +1,10 @@
 // The Gloo backend: collectives between CPUs over TCP, on loopback or a named interface. Ranks are
 // processes, or threads.
 //
-//   auto backend = make_gloo_backend(store, {.name = "world", .rank = rank, .world_ranks = {0, 1,
-//   2, 3}}); if (!backend.ok()) return backend.status(); auto comm =
-//   Communicator::create(*std::move(backend));
+//   auto backend = make_gloo_backend(
+//       store, {.name = "world", .rank = rank, .world_ranks = {0, 1, 2, 3}});
+//   if (!backend.ok()) return backend.status();
+//   auto comm = Communicator::create(*std::move(backend));
 //
 // Gloo brings the ranks together (mesh.h). What they say then goes through connection.h and
 // schedule.h: Gloo itself hands every message to a thread of its own and back, has no

@@ -143,17 +143,14 @@ bool infer_view(const c10::OperatorHandle& op, absl::Span<const IValue> args, Op
 
 // Shapes, strides and dtypes of the results, from the operator's kernel for meta tensors. Errors of
 // shape or type come from there, as LibTorch words them, on all ranks and before anything is sent.
-void infer_outputs(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<const IValue> args,
-                   OpCall& call) {
-  if (info.rule->shape_function) {
-    info.rule->shape_function(call);
+void infer_outputs(const c10::OperatorHandle& op, const OpInfo& info, const ShardedRule& rule,
+                   absl::Span<const IValue> args, OpCall& call) {
+  const ShardedRule::Options& options = rule.options();
+  if (options.shapes && !(options.shapes_only_if_no_meta && info.has_meta_kernel)) {
+    options.shapes(call);
     return;
   }
   if (!info.has_meta_kernel) {
-    if (info.rule->shape_function_without_meta) {
-      info.rule->shape_function_without_meta(call);
-      return;
-    }
     fail(op, absl::StatusCode::kInternal,
          "the sharding rule has no shape function and the operator no kernel for meta tensors");
   }
@@ -278,7 +275,7 @@ void check_call(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<co
     } catch (const c10::NotImplementedError&) {
       // Its results depend on values: it says nothing about its arguments.
     }
-  } else if (info.rule->refused != nullptr && info.rule->refused(op, args)) {
+  } else if (info.rule->is_refused({op, args})) {
     call_with_stand_ins(op, info, args, at::kCPU);
   }
 }
@@ -313,7 +310,8 @@ std::unique_ptr<CacheEntry> decide(const c10::OperatorHandle& op, const OpInfo& 
   OpCall call = make_call(op, info, args);
   entry->inputs.reserve(call.inputs.size());
 
-  if (info.rule == nullptr || (info.rule->gathers != nullptr && info.rule->gathers(op, args))) {
+  const ShardedRule* rule = info.rule == nullptr ? nullptr : info.rule->sharded({op, args});
+  if (rule == nullptr) {
     entry->gathered = true;
     const Layout replicated{Placements(context.mesh().ndim())};
     for (int i = 0; i < call.num_inputs(); ++i) {
@@ -337,21 +335,17 @@ std::unique_ptr<CacheEntry> decide(const c10::OperatorHandle& op, const OpInfo& 
     return entry;
   }
 
-  infer_outputs(op, info, args, call);
+  infer_outputs(op, info, *rule, args, call);
   std::optional<int> written_input;
   for (const OpInfo::Write& write : info.writes) {
-    if (!write.is_out && !info.changes_shape && !write.is_list) {
-      written_input = flat_input_of(call, write.arg);
-      // Another shape is refused below.
-      if (written_input.has_value() && write.output == 0 &&
-          call.output().sizes != call.input(*written_input).sizes) {
-        written_input = std::nullopt;
-      }
-    }
+    if (write.is_out || info.changes_shape || write.is_list || write.output != 0) continue;
+    const std::optional<int> input = flat_input_of(call, write.arg);
+    // Another shape is refused below.
+    if (input.has_value() && call.output().sizes == call.input(*input).sizes) written_input = input;
   }
-  Decision decision = info.rule->each_element
-                          ? propagate_elements(context, call, *info.rule)
-                          : propagate(context, call, *info.rule, written_input, weighed);
+  Decision decision = rule->options().per_element
+                          ? propagate_elements(context, call, *rule)
+                          : propagate(context, call, *rule, written_input, weighed);
   entry->kernel = decision.kernel;
   const CutOrigins origins = origins_of_results(call, decision.inputs);
   c10::Device device = at::kCPU;
@@ -371,11 +365,10 @@ std::unique_ptr<CacheEntry> decide(const c10::OperatorHandle& op, const OpInfo& 
     entry->output_changes.push_back({k, target, plan_for(context, entry->outputs[k], target)});
     entry->communicates |= !entry->output_changes.back().plan->is_local;
   }
-  for (const std::string& name : info.rule->size_args) {
-    const int arg = call.arg_index(name);
-    if (arg < 0 || args[arg].isNone()) continue;
-    entry->arg_changes.push_back(
-        {arg, IValue(c10::IntArrayRef(array(entry->outputs[0]->local_sizes)))});
+  const std::string& size = rule->options().size_arg;
+  if (!size.empty() && call.has_arg(size) && !call.arg(size).isNone()) {
+    entry->arg_changes.push_back({call.arguments().index(size),
+                                  IValue(c10::IntArrayRef(array(entry->outputs[0]->local_sizes)))});
   }
   for (const OpInfo::Write& write : info.writes) {
     for_each_written(write, args, [&](int element, c10::TensorImpl* impl) {

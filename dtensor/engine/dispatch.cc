@@ -602,10 +602,10 @@ class Runner {
   absl::InlinedVector<at::Tensor, 1> written_views_;
 };
 
-bool is_composed(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<const IValue> args) {
-  const Rule* rule = info.rule;
-  if (rule == nullptr || rule->composite == nullptr) return false;
-  return rule->composite_condition == nullptr || rule->composite_condition(op, args);
+// Null: the call is not made of other operators, as far as its rule says.
+const ComposedRule* composed_rule(const c10::OperatorHandle& op, const OpInfo& info,
+                                  absl::Span<const IValue> args) {
+  return info.rule == nullptr ? nullptr : info.rule->composed({op, args});
 }
 
 // Of an operator whose result is an argument as it is: that argument's. Copies of a gradient have to
@@ -621,8 +621,8 @@ std::optional<uint64_t> kept_provenance(const OpInfo& info, absl::Span<const IVa
 
 // The operators that it is made of note where their results come from; what it makes by itself, and
 // what it draws, has that of the whole.
-void run_composed(const c10::OperatorHandle& op, const OpInfo& info, MeshContext& context,
-                  c10::Stack& stack, size_t base) {
+void run_composed(const c10::OperatorHandle& op, const OpInfo& info, const ComposedRule& rule,
+                  MeshContext& context, c10::Stack& stack, size_t base) {
   uint64_t provenance = provenance_of_name(op);
   for_each_tensor(info, absl::MakeConstSpan(stack).subspan(base), [&](size_t, c10::TensorImpl* t) {
     if (defined(t) && is_dtensor(t)) provenance = mix(provenance, provenance_of(meta_of(t)));
@@ -631,7 +631,7 @@ void run_composed(const c10::OperatorHandle& op, const OpInfo& info, MeshContext
     provenance = mix(mix(provenance, context.random.seed), context.random.offset);
   }
   const About about(context, provenance);
-  info.rule->composite(op, stack);
+  rule.run(op, stack);
   for (size_t i = stack.size() - info.num_returns; i < stack.size(); ++i) {
     if (!stack[i].isTensor() || !stack[i].toTensor().defined()) continue;
     c10::TensorImpl* result = stack[i].unsafeToTensorImpl();
@@ -647,7 +647,7 @@ std::optional<Decided> decide_only(const c10::OperatorHandle& op, absl::Span<con
   const at::AutoDispatchBelowADInplaceOrView guard;
   MeshContext& context = *find_context(op, args);
   const OpInfo& info = context.decisions.op_info(op);
-  if (is_composed(op, info, args) || info.decompose) return std::nullopt;
+  if (composed_rule(op, info, args) != nullptr || info.decompose) return std::nullopt;
   CallKey key;
   if (!make_key(op, info, args, key)) {
     for_each_tensor(info, args, [&](size_t arg, const c10::TensorImpl* impl) {
@@ -675,13 +675,13 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
   ++context->observation.counters.operators;
   if (!info.writes.empty()) adopt_written(op, info, context, args);
   const OperatorSpan span(*context, op, args);
-  if (is_composed(op, info, args)) {
+  if (const ComposedRule* composed = composed_rule(op, info, args)) {
     check_one_mesh(op, info, *context, args);
     check_call(op, info, args);
     for_each_tensor(info, args, [&](size_t, c10::TensorImpl* impl) {
       if (defined(impl) && is_dtensor(impl)) sync_view(meta_of(impl), op.operator_name().name);
     });
-    run_composed(op, info, *context, *stack, base);
+    run_composed(op, info, *composed, *context, *stack, base);
     return;
   }
   if (info.decompose) {

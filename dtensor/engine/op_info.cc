@@ -57,8 +57,9 @@ OpInfo::OpInfo(const c10::OperatorHandle& op, const RuleTable& own) {
                    : is_scalar(type) ? ArgKind::kScalar
                    : is_keyed(type)  ? ArgKind::kKeyed
                                      : ArgKind::kUnkeyed;
-    if ((kind == ArgKind::kUnkeyed || kind == ArgKind::kScalar) && rule != nullptr) {
-      for (const std::string& name : rule->read_args) {
+    const ShardedRule* sharded = rule == nullptr ? nullptr : rule->sharded();
+    if ((kind == ArgKind::kUnkeyed || kind == ArgKind::kScalar) && sharded != nullptr) {
+      for (const std::string& name : sharded->options().reads) {
         if (name == argument.name()) kind = ArgKind::kKeyed;
       }
     }

@@ -88,19 +88,19 @@ void check(const OpCall& call, Strategy& s) {
 }
 
 // What strategies_of() says, in `strategies`.
-void offer(const OpCall& call, const Rule& rule, Strategies& strategies) {
+void offer(const OpCall& call, const ShardedRule& rule, Strategies& strategies) {
   strategies.list().clear();
   strategies.add(std::vector<Placement>(call.num_inputs()),
                  std::vector<Placement>(call.num_outputs()));
   try {
-    if (rule.function) rule.function(call, strategies);
+    rule(call, strategies);
   } catch (const c10::Error&) {
     throw;  // of the arguments, in words for the user
   } catch (const std::exception& error) {
     nonsense(call, absl::StrCat("throws: ", error.what()));
   }
   for (Strategy& s : strategies.list()) check(call, s);
-  if (!rule.only_chunks) add_unusual_shards(call, strategies);
+  if (!rule.options().chunks_only) add_unusual_shards(call, strategies);
 }
 
 // The order in which mesh dimensions cut the tensors of a call.
@@ -351,24 +351,24 @@ class InputsUnderWay {
 
 }  // namespace
 
-Strategies strategies_of(const OpCall& call, const Rule& rule) {
-  Strategies strategies;
+std::vector<Strategy> strategies_of(const OpCall& call, const ShardedRule& rule) {
+  Strategies strategies(call);
   offer(call, rule, strategies);
-  return strategies;
+  return std::move(strategies.list());
 }
 
-Decision propagate(MeshContext& context, OpCall& call, const Rule& rule,
+Decision propagate(MeshContext& context, OpCall& call, const ShardedRule& rule,
                    std::optional<int> written_input, Weighed* weighed) {
   const int ndim = context.mesh().ndim();
   const int outputs = call.num_outputs();
   const CutOrder cut_order(call, ndim);
   const absl::Span<const int> order = cut_order.order();
   call.order = order;
-  const double flops = rule.count_flops ? rule.count_flops(call) : 0;
+  const double flops = rule.options().flops ? rule.options().flops(call) : 0;
   InputsUnderWay inputs(context, call, cut_order);
   std::vector<Placements> output_placements(outputs, Placements(ndim));
   std::vector<Placements> result_placements;  // if any is brought elsewhere
-  Strategies strategies;
+  Strategies strategies(call);
   strategies.list().reserve(10);  // most rules offer no more
   Decision decision;
   // Outer cuts first, and each with the decisions before it applied: a rule that looks at the other
@@ -395,7 +395,7 @@ Decision propagate(MeshContext& context, OpCall& call, const Rule& rule,
       if (!result_placements.empty()) result_placements[k][m] = s.result(k);
     }
   }
-  if (decision.kernel == nullptr) decision.kernel = rule.kernel;
+  if (decision.kernel == nullptr) decision.kernel = rule.options().kernel;
   decision.inputs = inputs.specs();
   const auto make_layouts = [&](std::vector<Placements>& placements, std::vector<Layout>& layouts) {
     layouts.reserve(placements.size());
@@ -418,7 +418,7 @@ Decision propagate(MeshContext& context, OpCall& call, const Rule& rule,
   return decision;
 }
 
-Decision propagate_elements(MeshContext& context, const OpCall& call, const Rule& rule) {
+Decision propagate_elements(MeshContext& context, const OpCall& call, const ShardedRule& rule) {
   const int count = call.input_element.empty() ? 0
                                                : 1 + *std::max_element(call.input_element.begin(),
                                                                        call.input_element.end());

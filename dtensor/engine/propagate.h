@@ -27,7 +27,7 @@ struct Decision {
 // Everything that the rule offers along call.mesh_dim, checked: all-Replicate first, then the
 // rule's own, then these with the strided and ragged shards that the inputs have. Throws Error if
 // the rule returns nonsense, naming the operator.
-Strategies strategies_of(const OpCall& call, const Rule& rule);
+std::vector<Strategy> strategies_of(const OpCall& call, const ShardedRule& rule);
 
 // What propagate() weighed on one mesh dimension, for explain.h.
 struct WeighedDim {
@@ -47,12 +47,12 @@ using Weighed = std::vector<WeighedDim>;  // in the order of the turns
 // its shape: strategies that leave it where it lies are preferred. Throws Error if the rule returns
 // nonsense, naming the operator. What is weighed is added to `weighed`, if given. Works on `call`, and
 // leaves its tensors as they were.
-Decision propagate(MeshContext& context, OpCall& call, const Rule& rule,
+Decision propagate(MeshContext& context, OpCall& call, const ShardedRule& rule,
                    std::optional<int> written_input, Weighed* weighed = nullptr);
 
 // The same for a rule that speaks of one element of the operator's lists: each element is decided
 // on its own. Where the operator writes its first list, its elements are left where they lie if
 // they can be.
-Decision propagate_elements(MeshContext& context, const OpCall& call, const Rule& rule);
+Decision propagate_elements(MeshContext& context, const OpCall& call, const ShardedRule& rule);
 
 }  // namespace shardweave::dtensor_internal

@@ -16,13 +16,13 @@
 namespace shardweave::dtensor_internal {
 namespace {
 
-constexpr int kBatch = 0, kHead = 1, kQuery = 2;
+constexpr int kBatch = 0, kHead = 1, kQuery = 2, kKey = 3;
 
 // The mask is broadcast to [batch, head, query, key].
-Placement mask_placement(const TensorInfo& mask, const TensorInfo& query, int dim) {
-  const int mask_dim = dim - (4 - mask.ndim());
-  if (!mask.defined || mask_dim < 0 || mask.sizes[mask_dim] != query.sizes[dim]) return Replicate();
-  return Shard(mask_dim);
+Placement mask_placement(const OpCall& call, int dim) {
+  Dims scores = call.input("query").sizes;
+  scores[kKey] = call.input("key").sizes[kQuery];
+  return broadcast_cut(call.input("attn_mask"), scores, dim);
 }
 
 // The causal mask of the queries that this rank has: key j for query i if j <= i.
@@ -46,7 +46,7 @@ at::Tensor causal_mask(const Spec& query, const at::Tensor& key, const at::Tenso
 void causal_part(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
   BoxedCall boxed(op, stack);
   const at::Tensor query = boxed.tensor("query");
-  const Spec& spec = *call.inputs[boxed.has("grad_out") ? 1 : 0];
+  const Spec& spec = boxed.spec(call, "query");
   const bool part = !spec.layout.shards_of(kQuery).empty();
   if (part && boxed.flag("is_causal") && query.numel() != 0) {
     boxed["attn_mask"] = causal_mask(spec, boxed.tensor("key"), query);
@@ -57,12 +57,12 @@ void causal_part(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCa
 
 // Calls add(dim) for every dimension of the query that may be sharded.
 template <typename F>
-void for_each_sharded(const OpCall& call, int query, F add) {
-  const TensorInfo& q = call.input(query);
-  const TensorInfo& k = call.input(query + 1);
-  const TensorInfo& v = call.input(query + 2);
+void for_each_sharded(const OpCall& call, F add) {
+  const Dims& q = call.input("query").sizes;
+  const Dims& k = call.input("key").sizes;
+  const Dims& v = call.input("value").sizes;
   for (int dim : {kBatch, kHead}) {
-    if (q.sizes[dim] == k.sizes[dim] && q.sizes[dim] == v.sizes[dim]) add(dim);
+    if (q[dim] == k[dim] && q[dim] == v[dim]) add(dim);
   }
   add(kQuery);
 }
@@ -73,27 +73,31 @@ Placement key_placement(int dim) {
 }
 
 void attention(const OpCall& call, Strategies& out) {
-  const TensorInfo& mask = call.input(3);
-  for_each_sharded(call, 0, [&](int dim) {
+  for_each_sharded(call, [&](int dim) {
     const Placement key = key_placement(dim);
-    out.add({Shard(dim), key, key, mask_placement(mask, call.input(0), dim)}, {Shard(dim)},
-            causal_part);
+    out.add({{"query", Shard(dim)},
+             {"key", key},
+             {"value", key},
+             {"attn_mask", mask_placement(call, dim)}},
+            {Shard(dim)}, causal_part);
   });
 }
 
-void check_4d(const OpCall& call, int query) {
-  for (int i = query; i < query + 3; ++i) {
-    if (call.input(i).ndim() == 4) continue;
+constexpr const char* kQueryKeyValue[] = {"query", "key", "value"};
+
+void check_4d(const OpCall& call) {
+  for (const char* name : kQueryKeyValue) {
+    if (call.input(name).ndim() == 4) continue;
     throw Error(absl::InvalidArgumentError(absl::StrCat(
         "attention: query, key and value must have 4 dimensions (batch, head, sequence, "
         "features), not ",
-        call.input(i).ndim())));
+        call.input(name).ndim())));
   }
 }
 
 void attention_shapes(OpCall& call) {
-  check_4d(call, 0);
-  const TensorInfo& q = call.input(0);
+  check_4d(call);
+  const TensorInfo& q = call.input("query");
   call.outputs.push_back(like_info(q));
   // Laid out as [batch, query, head].
   const int64_t batch = q.sizes[0], heads = q.sizes[1], length = q.sizes[2];
@@ -103,29 +107,34 @@ void attention_shapes(OpCall& call) {
   call.outputs.push_back(std::move(logsumexp));
 }
 
-// grad_out, query, key, value, out, logsumexp, mask -> gradients of query, key, value.
+// Gradients of query, key and value.
 void attention_backward(const OpCall& call, Strategies& out) {
-  const TensorInfo& mask = call.input(6);
-  for_each_sharded(call, 1, [&](int dim) {
+  for_each_sharded(call, [&](int dim) {
     const Placement key = key_placement(dim);
     const Placement key_grad = dim == kQuery ? Partial() : Shard(dim);
     // What was gathered goes back to where it was.
-    const auto home = [&](int i) {
-      const Placement placement = call.placement(i);
+    const auto home = [&](std::string_view name) {
+      const Placement placement = call.placement(name);
       return dim == kQuery && placement.is_shard() ? placement : key_grad;
     };
-    out.add({Shard(dim), Shard(dim), key, key, Shard(dim), Shard(dim),
-             mask_placement(mask, call.input(1), dim)},
-            {Shard(dim), key_grad, key_grad}, causal_part, {Shard(dim), home(2), home(3)});
+    out.add({{"grad_out", Shard(dim)},
+             {"query", Shard(dim)},
+             {"key", key},
+             {"value", key},
+             {"out", Shard(dim)},
+             {"logsumexp", Shard(dim)},
+             {"attn_mask", mask_placement(call, dim)}},
+            {Shard(dim), key_grad, key_grad}, causal_part,
+            {Shard(dim), home("key"), home("value")});
   });
 }
 
 void attention_backward_shapes(OpCall& call) {
-  check_4d(call, 1);
-  for (int i = 1; i <= 3; ++i) {
+  check_4d(call);
+  for (const char* name : kQueryKeyValue) {
     // Laid out as [batch, sequence, head, features].
-    const Dims& s = call.input(i).sizes;
-    TensorInfo grad = contiguous_info(s, call.input(i).dtype);
+    const Dims& s = call.input(name).sizes;
+    TensorInfo grad = contiguous_info(s, call.input(name).dtype);
     grad.strides = {s[2] * s[1] * s[3], s[3], s[1] * s[3], 1};
     call.outputs.push_back(std::move(grad));
   }
@@ -133,25 +142,25 @@ void attention_backward_shapes(OpCall& call) {
 
 // Of `products` products of queries with keys, or of scores with values; causal ones are computed by
 // blocks, about half of them.
-double attention_flops(const OpCall& call, int query, double products) {
-  const int64_t numel = call.input(query).numel() * call.input(query + 1).sizes[2];
+double attention_flops(const OpCall& call, double products) {
+  const int64_t numel = call.input("query").numel() * call.input("key").sizes[kQuery];
   return products * 2 * static_cast<double>(numel) * (call.bool_arg("is_causal") ? 0.5 : 1);
 }
 double forward_flops(const OpCall& call) {
-  return attention_flops(call, 0, 2);
+  return attention_flops(call, 2);
 }
 // The scores once more, and their gradient; those of query, key and value.
 double backward_flops(const OpCall& call) {
-  return attention_flops(call, 1, 5);
+  return attention_flops(call, 5);
 }
 
 }  // namespace
 
 void add_attention_rules(RuleTable& table) {
   table.add("aten::_scaled_dot_product_flash_attention_for_cpu",
-            Rule(attention).shapes(attention_shapes).flops(forward_flops));
+            sharded(attention).shapes(attention_shapes).flops(forward_flops));
   table.add("aten::_scaled_dot_product_flash_attention_for_cpu_backward",
-            Rule(attention_backward).shapes(attention_backward_shapes).flops(backward_flops));
+            sharded(attention_backward).shapes(attention_backward_shapes).flops(backward_flops));
 }
 
 }  // namespace shardweave::dtensor_internal

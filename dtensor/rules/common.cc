@@ -54,12 +54,28 @@ void like_input(OpCall& call) {
   call.outputs.push_back(like_info(call.input(0)));
 }
 
-TensorInfo broadcast_info(const OpCall& call, const std::vector<int>& inputs) {
-  at::Tensor result = meta(call.input(inputs[0]));
-  for (size_t i = 1; i < inputs.size(); ++i) result = at::add(result, meta(call.input(inputs[i])));
+namespace {
+
+TensorInfo broadcast_info(absl::Span<const TensorInfo* const> inputs) {
+  at::Tensor result = meta(*inputs[0]);
+  for (const TensorInfo* input : inputs.subspan(1)) result = at::add(result, meta(*input));
   TensorInfo info = info_of(result);
-  info.dtype = call.input(inputs[0]).dtype;
+  info.dtype = inputs[0]->dtype;
   return info;
+}
+
+}  // namespace
+
+TensorInfo broadcast_info(const OpCall& call, std::initializer_list<std::string_view> inputs) {
+  std::vector<const TensorInfo*> infos;
+  for (std::string_view name : inputs) infos.push_back(&call.input(name));
+  return broadcast_info(infos);
+}
+
+TensorInfo broadcast_info(const OpCall& call) {
+  std::vector<const TensorInfo*> infos;
+  for (const TensorInfo& input : call.inputs) infos.push_back(&input);
+  return broadcast_info(infos);
 }
 
 Dims broadcast_sizes(absl::Span<const Dims> shapes) {
@@ -77,15 +93,14 @@ Dims broadcast_sizes(absl::Span<const Dims> shapes) {
 // --- reductions ----------------------------------------------------------------------------------
 
 ReducedDims::ReducedDims(const OpCall& call) : reduced_(call.input(0).ndim(), false) {
-  const bool has_dim = call.arg_index("dim") >= 0;
-  if (has_dim) {
+  if (call.has_arg("dim")) {
     for (int dim : call.dims_arg("dim", ndim())) {
       if (dim < ndim()) reduced_[dim] = true;  // a 0-dim tensor takes dim 0
     }
   } else {
     reduced_.assign(ndim(), true);
   }
-  keep_ = call.arg_index("keepdim") >= 0 && call.bool_arg("keepdim");
+  keep_ = call.has_arg("keepdim") && call.bool_arg("keepdim");
 }
 
 int ReducedDims::in_output(int dim, int output_ndim) const {
@@ -105,8 +120,8 @@ Dims ReducedDims::sizes(const TensorInfo& input) const {
   return result;
 }
 
-Rule along_dim() {
-  return Rule([](const OpCall& call, Strategies& out) {
+ShardedRule along_dim() {
+  return sharded([](const OpCall& call, Strategies& out) {
     const ReducedDims dims(call);
     for (int d = 0; d < dims.ndim(); ++d) {
       if (dims.contains(d)) continue;
@@ -131,8 +146,8 @@ void pass_partials(const OpCall& call, Strategies& out, absl::Span<const ReduceO
   }
 }
 
-Rule over_batches(Batches batches) {
-  return Rule([batches = std::move(batches)](const OpCall& call, Strategies& out) {
+ShardedRule over_batches(Batches batches) {
+  return sharded([batches = std::move(batches)](const OpCall& call, Strategies& out) {
     auto inner = [](const std::vector<int>& numbers, int i) {
       return numbers.size() == 1 ? numbers[0] : numbers.at(i);
     };
@@ -156,13 +171,7 @@ Rule over_batches(Batches batches) {
       std::vector<Placement> outputs = cut(call.outputs, batches.outputs);
       if (fits) out.add(std::move(inputs), std::move(outputs), zeros_if_empty);
     }
-    for (ReduceOp op : kLinearOps) {
-      for (const std::vector<int>& set : batches.linear_in) {
-        std::vector<Placement> inputs(call.num_inputs(), Replicate());
-        for (int i : set) inputs[i] = Partial(op);
-        out.add(std::move(inputs), {Partial(op)});
-      }
-    }
+    if (batches.linear_in_first) out.add_linear({{call.op->schema().arguments()[0].name()}});
   });
 }
 
@@ -171,23 +180,6 @@ Rule over_batches(Batches batches) {
 BoxedCall::BoxedCall(const c10::OperatorHandle& op, c10::Stack& stack)
     : op_(op), stack_(stack), base_(stack.size() - op.schema().arguments().size()) {}
 
-int BoxedCall::index(std::string_view name) const {
-  const auto& arguments = op_.schema().arguments();
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i].name() == name) return static_cast<int>(i);
-  }
-  return -1;
-}
-
-c10::IValue& BoxedCall::operator[](std::string_view name) {
-  const int i = index(name);
-  if (i < 0) {
-    throw Error(absl::InternalError(absl::StrCat(c10::toString(op_.operator_name()),
-                                                 " has no argument '", std::string(name), "'")));
-  }
-  return stack_[base_ + i];
-}
-
 at::Tensor BoxedCall::tensor(std::string_view name) {
   const c10::IValue& value = (*this)[name];
   return value.isTensor() ? value.toTensor() : at::Tensor();
@@ -195,6 +187,23 @@ at::Tensor BoxedCall::tensor(std::string_view name) {
 
 bool BoxedCall::flag(std::string_view name) {
   return has(name) && (*this)[name].toBool();
+}
+
+const Spec& BoxedCall::spec(const LocalCall& call, std::string_view name) const {
+  const auto is_tensor = [](const c10::TypePtr& type) {
+    return type->isSubtypeOf(*c10::OptionalType::ofTensor());
+  };
+  const int arg = index(name);
+  size_t flat = 0;
+  for (int i = 0; i < arg; ++i) {
+    const c10::IValue& v = stack_[base_ + i];
+    if (is_tensor(op_.schema().arguments()[i].type())) {
+      ++flat;
+    } else if (v.isList() && is_tensor(v.toList().elementType())) {
+      flat += v.toListRef().size();
+    }
+  }
+  return *call.inputs[flat];
 }
 
 std::vector<int64_t> BoxedCall::dims() {

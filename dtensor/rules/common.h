@@ -32,7 +32,9 @@ TensorInfo contiguous_info(Dims sizes, at::ScalarType dtype);
 // What at::empty_like(like) gives: the strides of `like` where they are dense, else the same order.
 TensorInfo like_info(const TensorInfo& like);
 // What an elementwise operator gives that broadcasts these inputs, with the dtype of the first.
-TensorInfo broadcast_info(const OpCall& call, const std::vector<int>& inputs);
+TensorInfo broadcast_info(const OpCall& call, std::initializer_list<std::string_view> inputs);
+// The same of all inputs.
+TensorInfo broadcast_info(const OpCall& call);
 // For operators whose one result is what empty_like() gives of the first input.
 void like_input(OpCall& call);
 // The global shape that all inputs of a call broadcast to.
@@ -40,7 +42,7 @@ Dims broadcast_sizes(absl::Span<const Dims> shapes);
 
 // --- reductions ----------------------------------------------------------------------------------
 
-// The dimensions of input 0 that an operator works along, from its arguments "dim" (one, several,
+// The dimensions of its first input that an operator works along, from its arguments "dim" (one, several,
 // or all of them: None, empty, or no such argument) and "keepdim".
 class ReducedDims {
  public:
@@ -60,7 +62,7 @@ class ReducedDims {
 
 // Operators that treat each line along their argument "dim" for itself (softmax, cumsum, max with
 // indices, ...): every other dimension may be sharded, in all inputs alike.
-Rule along_dim();
+ShardedRule along_dim();
 
 // --- batches -------------------------------------------------------------------------------------
 
@@ -79,11 +81,11 @@ struct Batches {
   static constexpr int kWhole = -1;
   std::vector<int> inputs;
   std::vector<int> outputs;
-  // Sets of inputs in which the operator is linear: they are Partial (sum, avg), all others
-  // replicated.
-  std::vector<std::vector<int>> linear_in = {};
+  // Linear in the first input (an image, or the incoming gradient): where that is Partial (sum, avg)
+  // and all others are whole, the outputs are Partial.
+  bool linear_in_first = false;
 };
-Rule over_batches(Batches batches);
+ShardedRule over_batches(Batches batches);
 
 // --- cost ----------------------------------------------------------------------------------------
 
@@ -98,10 +100,13 @@ class BoxedCall {
  public:
   BoxedCall(const c10::OperatorHandle& op, c10::Stack& stack);
 
-  bool has(std::string_view name) const { return index(name) >= 0; }
-  c10::IValue& operator[](std::string_view name);
+  bool has(std::string_view name) const { return given().has(name); }
+  int index(std::string_view name) const { return given().index(name); }
+  c10::IValue& operator[](std::string_view name) { return stack_[base_ + index(name)]; }
   at::Tensor tensor(std::string_view name);  // undefined for None
   bool flag(std::string_view name);          // false if there is no such argument
+  // How an argument that is a tensor lies, of a call for which a kernel of a rule runs.
+  const Spec& spec(const LocalCall& call, std::string_view name) const;
   // The argument "dim": empty if it is None, or if there is no such argument.
   std::vector<int64_t> dims();
 
@@ -116,14 +121,14 @@ class BoxedCall {
   void finish_list(std::vector<at::Tensor> results);
 
  private:
-  int index(std::string_view name) const;
+  Arguments given() const { return {op_, absl::MakeConstSpan(stack_).subspan(base_)}; }
 
   const c10::OperatorHandle& op_;
   c10::Stack& stack_;
   const size_t base_;
 };
 
-// A composite (see Rule::composed): LibTorch's own, which does not need to know the tensors'
+// A composite (see ComposedRule): LibTorch's own, which does not need to know the tensors'
 // storage.
 void decomposed(const c10::OperatorHandle& op, c10::Stack& stack);
 

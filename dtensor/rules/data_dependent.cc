@@ -1,7 +1,7 @@
-// Operators whose results are as long as the elements' values say, or lie where these say. A part of such a result has no
-// place in it before every rank has told how much it found, and a cut of it would be another layout
-// with every new batch: inputs are gathered, which is not worth a warning, as there is no better
-// way.
+// Operators whose results are as long as the elements' values say, or lie where these say. A part of
+// such a result has no place in it before every rank has told how much it found, and a cut of it
+// would be another layout with every new batch: inputs are gathered, which is not worth a warning,
+// as there is no better way.
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -19,8 +19,8 @@
 namespace shardweave::dtensor_internal {
 namespace {
 
-bool is_no_mask(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IValue> args) {
-  return args[0].toTensor().scalar_type() != at::kBool;
+bool is_no_mask(const Arguments& args) {
+  return args.tensor("self").scalar_type() != at::kBool;
 }
 
 // Which elements are not 0 is found where they are: a byte for each is gathered, not the element.
@@ -46,7 +46,7 @@ void pack_padded_sequence(const c10::OperatorHandle& op, c10::Stack& stack) {
   if (is_dtensor(lengths)) {
     lengths = full_tensor(lengths);
   } else {
-    context->plain_tensors.put_off({op, 1}, lengths);
+    context->plain_tensors.put_off({op, static_cast<size_t>(call.index("lengths"))}, lengths);
   }
   if (call.flag("batch_first")) input = input.transpose(0, 1);
   const int64_t steps = input.size(0), batch = input.size(1);
@@ -60,13 +60,13 @@ void pack_padded_sequence(const c10::OperatorHandle& op, c10::Stack& stack) {
 }  // namespace
 
 void add_data_dependent_rules(RuleTable& table) {
-  table.add("aten::nonzero", Rule::gathered().composed_when(is_no_mask, nonzero));
-  table.add("aten::nonzero_static", Rule::gathered().composed_when(is_no_mask, nonzero_static));
-  table.add("aten::_pack_padded_sequence", Rule::composed(pack_padded_sequence));
+  table.add("aten::nonzero", gathered().when(is_no_mask, composed(nonzero)));
+  table.add("aten::nonzero_static", gathered().when(is_no_mask, composed(nonzero_static)));
+  table.add("aten::_pack_padded_sequence", composed(pack_padded_sequence));
   table.add({"aten::masked_select", "aten::_unique", "aten::_unique2", "aten::unique_dim",
              "aten::unique_consecutive", "aten::unique_dim_consecutive",
              "aten::repeat_interleave.Tensor", "aten::masked_scatter_backward"},
-            Rule::gathered());
+            gathered());
 }
 
 }  // namespace shardweave::dtensor_internal

@@ -61,20 +61,20 @@ void cat(const OpCall& call, Strategies& out) {
 // A new dimension.
 int stacked_dim(const OpCall& call) {
   const int64_t dim = call.int_arg("dim");
-  return static_cast<int>(dim < 0 ? dim + call.input(0).ndim() + 1 : dim);
+  return static_cast<int>(dim < 0 ? dim + call.inputs[0].ndim() + 1 : dim);
 }
 
 void stack_shape(OpCall& call) {
-  Dims sizes = call.input(0).sizes;
+  Dims sizes = call.inputs[0].sizes;
   sizes.insert(sizes.begin() + stacked_dim(call), call.num_inputs());
-  at::ScalarType dtype = call.input(0).dtype;
+  at::ScalarType dtype = call.inputs[0].dtype;
   for (const TensorInfo& input : call.inputs) dtype = c10::promoteTypes(dtype, input.dtype);
   call.outputs.push_back(contiguous_info(std::move(sizes), dtype));
 }
 
 void stack(const OpCall& call, Strategies& out) {
   const int added = stacked_dim(call);
-  for (int d = 0; d < call.input(0).ndim(); ++d) {
+  for (int d = 0; d < call.inputs[0].ndim(); ++d) {
     out.add(std::vector<Placement>(call.num_inputs(), Shard(d)), {Shard(d + (d >= added))});
   }
   pass_partials(call, out, kAllReduceOps);
@@ -98,15 +98,15 @@ void slice_packed(const c10::OperatorHandle& op, c10::Stack& stack, const Spec& 
   boxed.run();
 }
 void slice_of_packed(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
-  slice_packed(op, stack, *call.inputs[0], *call.outputs[0]);
+  slice_packed(op, stack, BoxedCall(op, stack).spec(call, "self"), *call.outputs[0]);
 }
 void packed_of_slice(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
-  slice_packed(op, stack, *call.outputs[0], *call.inputs[0]);
+  slice_packed(op, stack, *call.outputs[0], BoxedCall(op, stack).spec(call, "grad_output"));
 }
 
 // A part along "dim", which stays.
 void slice(const OpCall& call, Strategies& out) {
-  const TensorInfo& self = call.input(0);
+  const TensorInfo& self = call.input("self");
   const int along = self.wrap_dim(call.int_arg("dim"));
   for (int d = 0; d < self.ndim(); ++d) {
     // A part that is everything is as good as no slice.
@@ -114,8 +114,9 @@ void slice(const OpCall& call, Strategies& out) {
   }
   if (call.int_arg("step") == 1) {
     const int64_t begin = first_of_slice(call.arg("start"), self.sizes[along]);
-    if (const auto part = placement_of_part(call, 0, along, begin, call.output().sizes[along])) {
-      out.add({call.placement(0)}, {*part}, slice_of_packed);
+    const int64_t size = call.output().sizes[along];
+    if (const auto part = placement_of_part(call, call.input_index("self"), along, begin, size)) {
+      out.add({{"self", call.placement("self")}}, {*part}, slice_of_packed);
     }
   }
   pass_partials(call, out, kAllReduceOps);
@@ -124,7 +125,7 @@ void slice(const OpCall& call, Strategies& out) {
 void split_packed(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
   BoxedCall boxed(op, stack);
   const int along =
-      static_cast<int>(c10::maybe_wrap_dim(boxed["dim"].toInt(), call.inputs[0]->ndim()));
+      static_cast<int>(c10::maybe_wrap_dim(boxed["dim"].toInt(), boxed.spec(call, "self").ndim()));
   std::vector<int64_t> sizes;
   for (const SpecRef& part : call.outputs) sizes.push_back(part->local_sizes[along]);
   boxed.finish_list(at::split_with_sizes(boxed.tensor("self"), sizes, along));
@@ -132,7 +133,7 @@ void split_packed(const c10::OperatorHandle& op, c10::Stack& stack, const LocalC
 
 // All parts along "dim".
 void split(const OpCall& call, Strategies& out) {
-  const TensorInfo& self = call.input(0);
+  const TensorInfo& self = call.input("self");
   const int along = self.wrap_dim(call.int_arg("dim"));
   for (int d = 0; d < self.ndim(); ++d) {
     if (d != along) out.add({Shard(d)}, {Shard(d)});
@@ -143,22 +144,23 @@ void split(const OpCall& call, Strategies& out) {
 // So as views, which may be parts of a packed dimension.
 void split_to_views(const OpCall& call, Strategies& out) {
   split(call, out);
-  const int along = call.input(0).wrap_dim(call.int_arg("dim"));
+  const int self = call.input_index("self");
+  const int along = call.input(self).wrap_dim(call.int_arg("dim"));
   std::vector<Placement> parts;
   int64_t begin = 0;
   for (const TensorInfo& part : call.outputs) {
     const int64_t size = part.sizes[along];
-    const std::optional<Placement> p = placement_of_part(call, 0, along, begin, size);
+    const std::optional<Placement> p = placement_of_part(call, self, along, begin, size);
     if (!p.has_value()) return;
     parts.push_back(*p);
     begin += size;
   }
-  out.add({call.placement(0)}, std::move(parts), split_packed);
+  out.add({{"self", call.placement("self")}}, std::move(parts), split_packed);
 }
 
 // "dim" goes away: select, unbind.
 void remove_dim(const OpCall& call, Strategies& out) {
-  const TensorInfo& self = call.input(0);
+  const TensorInfo& self = call.input("self");
   const int gone = self.wrap_dim(call.int_arg("dim"));
   for (int d = 0; d < self.ndim(); ++d) {
     if (d != gone) out.add({Shard(d)}, {Shard(d - (d > gone))});
@@ -168,19 +170,20 @@ void remove_dim(const OpCall& call, Strategies& out) {
 
 // self with a part of it, along "dim", replaced by src.
 void slice_scatter(const OpCall& call, Strategies& out) {
-  const TensorInfo& self = call.input(0);
+  const TensorInfo& self = call.input("self");
   const int along = self.wrap_dim(call.int_arg("dim"));
   for (int d = 0; d < self.ndim(); ++d) {
-    if (d != along) out.add({Shard(d), Shard(d)}, {Shard(d)});
+    if (d != along) out.add({{"self", Shard(d)}, {"src", Shard(d)}}, {Shard(d)});
   }
   pass_partials(call, out, kAllReduceOps);
 }
 
 void select_scatter(const OpCall& call, Strategies& out) {
-  const TensorInfo& self = call.input(0);
+  const TensorInfo& self = call.input("self");
   const int along = self.wrap_dim(call.int_arg("dim"));
   for (int d = 0; d < self.ndim(); ++d) {
-    if (d != along) out.add({Shard(d), Shard(d - (d > along))}, {Shard(d)});
+    if (d == along) continue;
+    out.add({{"self", Shard(d)}, {"src", Shard(d - (d > along))}}, {Shard(d)});
   }
   pass_partials(call, out, kAllReduceOps);
 }
@@ -194,8 +197,9 @@ void slice_backward(const OpCall& call, Strategies& out) {
   if (call.int_arg("step") == 1) {
     const int64_t whole = call.output().sizes[along];
     const int64_t begin = first_of_slice(call.arg("start"), whole);
-    if (const auto packed = placement_of_packed(call, 0, along, begin, whole)) {
-      out.add({call.placement(0)}, {*packed}, packed_of_slice);
+    const int grad = call.input_index("grad_output");
+    if (const auto packed = placement_of_packed(call, grad, along, begin, whole)) {
+      out.add({{"grad_output", call.placement(grad)}}, {*packed}, packed_of_slice);
     }
   }
   pass_partials(call, out, kLinearOps);
@@ -229,15 +233,16 @@ void unfold_backward(const OpCall& call, Strategies& out) {
 
 void unfold_backward_shape(OpCall& call) {
   const std::vector<int64_t> sizes = call.arg("input_sizes").toIntVector();
-  call.outputs.push_back(contiguous_info(Dims(sizes.begin(), sizes.end()), call.input(0).dtype));
+  call.outputs.push_back(
+      contiguous_info(Dims(sizes.begin(), sizes.end()), call.input("grad_in").dtype));
 }
 
 // --- reordering, repeating, padding --------------------------------------------------------------
 
 // flip(dims), rot90(dims), roll(shifts, dims): no dims means the flattened tensor for roll.
 void reorder(const OpCall& call, Strategies& out) {
-  const TensorInfo& self = call.input(0);
-  const bool flattened = call.arg_index("shifts") >= 0 && call.arg("dims").toIntVector().empty();
+  const TensorInfo& self = call.input("self");
+  const bool flattened = call.has_arg("shifts") && call.arg("dims").toIntVector().empty();
   std::vector<bool> moved(self.ndim(), flattened);
   for (int64_t dim : call.arg("dims").toIntVector()) {
     if (self.ndim() > 0) moved[self.wrap_dim(dim)] = true;
@@ -250,7 +255,7 @@ void reorder(const OpCall& call, Strategies& out) {
 
 // LibTorch makes it of flips and a transposition in place.
 void rotated_shape(OpCall& call) {
-  TensorInfo info = like_info(call.input(0));
+  TensorInfo info = like_info(call.input("self"));
   if (call.int_arg("k") % 2 != 0) {
     const std::vector<int64_t> dims = call.arg("dims").toIntVector();
     const int a = info.wrap_dim(dims[0]), b = info.wrap_dim(dims[1]);
@@ -260,9 +265,9 @@ void rotated_shape(OpCall& call) {
   call.outputs.push_back(std::move(info));
 }
 
-bool turns_nothing(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IValue> args) {
-  const int64_t ndim = args[0].toTensor().dim();
-  const std::vector<int64_t> dims = args[2].toIntVector();
+bool turns_nothing(const Arguments& args) {
+  const int64_t ndim = args.tensor("self").dim();
+  const std::vector<int64_t> dims = args["dims"].toIntVector();
   const auto is_outside = [&](int64_t d) { return d < -ndim || d >= ndim; };
   return dims.size() != 2 || is_outside(dims[0]) || is_outside(dims[1]) ||
          (dims[0] - dims[1]) % ndim == 0;
@@ -270,41 +275,44 @@ bool turns_nothing(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IVal
 
 // tril, triu: of every matrix.
 void triangle(const OpCall& call, Strategies& out) {
-  for (int d = 0; d < call.input(0).ndim() - 2; ++d) out.add({Shard(d)}, {Shard(d)});
+  for (int d = 0; d < call.input("self").ndim() - 2; ++d) out.add({Shard(d)}, {Shard(d)});
   pass_partials(call, out, kAllReduceOps);  // of zeros all are 0
 }
 
-// glu: the first half of "dim" times a gate from the second. Of the last input, and all others alike.
+// glu: the first half of "dim" times a gate from the second. All inputs alike.
 void halves(const OpCall& call, Strategies& out) {
-  const int along = call.inputs.back().wrap_dim(call.int_arg("dim"));
-  for (int d = 0; d < call.inputs.back().ndim(); ++d) {
+  const TensorInfo& self = call.input("self");
+  const int along = self.wrap_dim(call.int_arg("dim"));
+  for (int d = 0; d < self.ndim(); ++d) {
     if (d != along) out.add(std::vector<Placement>(call.num_inputs(), Shard(d)), {Shard(d)});
   }
 }
 
 // The two halves, packed along "dim", are cut alike.
 std::optional<Placement> placement_of_half(const OpCall& call) {
-  const int packed = call.num_inputs() - 1;
-  const int along = call.input(packed).wrap_dim(call.int_arg("dim"));
-  return placement_of_part(call, packed, along, 0, call.input(packed).sizes[along] / 2);
+  const int self = call.input_index("self");
+  const int along = call.input(self).wrap_dim(call.int_arg("dim"));
+  return placement_of_part(call, self, along, 0, call.input(self).sizes[along] / 2);
 }
 
 void glu(const OpCall& call, Strategies& out) {
   halves(call, out);
-  if (const auto half = placement_of_half(call)) out.add({call.placement(0)}, {*half});
+  if (const auto half = placement_of_half(call)) {
+    out.add({{"self", call.placement("self")}}, {*half});
+  }
 }
 
-// Linear in the incoming gradient.
 void glu_backward(const OpCall& call, Strategies& out) {
   halves(call, out);
   if (const auto half = placement_of_half(call)) {
-    out.add({*half, call.placement(1)}, {call.placement(1)});
+    const Placement packed = call.placement("self");
+    out.add({{"grad_output", *half}, {"self", packed}}, {packed});
   }
-  for (ReduceOp op : kLinearOps) out.add({Partial(op), Replicate()}, {Partial(op)});
+  out.add_linear({{"grad_output"}});
 }
 
 void glu_backward_shape(OpCall& call) {
-  call.outputs.push_back(contiguous_info(call.input(1).sizes, call.input(1).dtype));
+  call.outputs.push_back(contiguous_info(call.input("self").sizes, call.input("self").dtype));
 }
 
 // The sum of the diagonal: linear, but a part of a matrix has another diagonal.
@@ -313,14 +321,14 @@ void trace(const OpCall& call, Strategies& out) {
 }
 
 void trace_shape(OpCall& call) {
-  at::ScalarType dtype = call.input(0).dtype;
+  at::ScalarType dtype = call.input("self").dtype;
   if (c10::isIntegralType(dtype, /*includeBool=*/true)) dtype = at::kLong;
   call.outputs.push_back(contiguous_info({}, dtype));
 }
 
 // repeat: new dimensions in front.
 void repeat(const OpCall& call, Strategies& out) {
-  const TensorInfo& self = call.input(0);
+  const TensorInfo& self = call.input("self");
   const int added = call.output().ndim() - self.ndim();
   const std::vector<int64_t> repeats = call.arg("repeats").toIntVector();
   for (int d = 0; d < self.ndim(); ++d) {
@@ -330,7 +338,7 @@ void repeat(const OpCall& call, Strategies& out) {
 }
 
 void constant_pad(const OpCall& call, Strategies& out) {
-  const TensorInfo& self = call.input(0);
+  const TensorInfo& self = call.input("self");
   const std::vector<int64_t> pad = call.arg("pad").toIntVector();  // the last dimension's first
   for (int d = 0; d < self.ndim(); ++d) {
     const size_t at = 2 * static_cast<size_t>(self.ndim() - 1 - d);
@@ -346,7 +354,7 @@ void constant_pad(const OpCall& call, Strategies& out) {
 
 // The last input as the first output.
 void copy(const OpCall& call, Strategies& out) {
-  pointwise().function(call, out);
+  pointwise()(call, out);
   const at::ScalarType from = call.inputs.back().dtype;
   const at::ScalarType to = call.output().dtype;
   if (!cast_is_linear(from, to)) return;
@@ -360,16 +368,12 @@ void copy(const OpCall& call, Strategies& out) {
 
 // What is there already does not matter: a Partial that is overwritten need not be reduced.
 void overwrite(const OpCall& call, Strategies& out) {
-  pointwise().function(call, out);
-  std::vector<Placement> inputs(call.num_inputs(), Replicate());
-  for (ReduceOp op : kAllReduceOps) {
-    inputs[0] = Partial(op);
-    out.add(inputs, {Replicate()});
-  }
+  pointwise()(call, out);
+  for (ReduceOp op : kAllReduceOps) out.add({{"self", Partial(op)}}, {Replicate()});
 }
 
 void zero(const OpCall& call, Strategies& out) {
-  pointwise().function(call, out);
+  pointwise()(call, out);
   pass_partials(call, out, {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax});
 }
 
@@ -377,7 +381,7 @@ void zero(const OpCall& call, Strategies& out) {
 
 // *_like, new_*: the values of self are not looked at. Of its shape, they lie as self does.
 void made_like(const OpCall& call, Strategies& out) {
-  const TensorInfo& self = call.input(0);
+  const TensorInfo& self = call.input("self");
   const bool same_shape = call.output().sizes == self.sizes;
   for (int d = 0; d < self.ndim(); ++d) out.add({Shard(d)}, {same_shape ? Shard(d) : Replicate()});
   for (ReduceOp op : kAllReduceOps) out.add({Partial(op)}, {Replicate()});
@@ -386,8 +390,8 @@ void made_like(const OpCall& call, Strategies& out) {
 // Autograd clones a gradient by new_empty_strided() and copy_(). The clone of a Partial is one: what
 // is in it is overwritten, and the gradient is reduced when all are.
 void made_to_be_copied_to(const OpCall& call, Strategies& out) {
-  if (call.output().sizes != call.input(0).sizes) return made_like(call, out);
-  for (int d = 0; d < call.input(0).ndim(); ++d) out.add({Shard(d)}, {Shard(d)});
+  if (call.output().sizes != call.input("self").sizes) return made_like(call, out);
+  for (int d = 0; d < call.input("self").ndim(); ++d) out.add({Shard(d)}, {Shard(d)});
   pass_partials(call, out, kAllReduceOps);
 }
 
@@ -424,9 +428,9 @@ void equal(const c10::OperatorHandle& op, c10::Stack& stack) {
   stack.emplace_back(result);
 }
 
-bool names_a_dim_twice(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IValue> args) {
-  const int64_t ndim = args[0].toTensor().dim();
-  std::vector<int64_t> dims = args[1].toIntVector();
+bool names_a_dim_twice(const Arguments& args) {
+  const int64_t ndim = args.tensor("self").dim();
+  std::vector<int64_t> dims = args["dims"].toIntVector();
   for (int64_t& dim : dims) dim = c10::maybe_wrap_dim(dim, ndim);
   std::sort(dims.begin(), dims.end());
   return std::adjacent_find(dims.begin(), dims.end()) != dims.end();
@@ -435,52 +439,51 @@ bool names_a_dim_twice(const c10::OperatorHandle& /*op*/, absl::Span<const c10::
 }  // namespace
 
 void add_data_movement_rules(RuleTable& table) {
-  table.add("aten::cat", Rule(cat));
-  table.add("aten::stack", Rule(stack));
+  table.add("aten::cat", sharded(cat));
+  table.add("aten::stack", sharded(stack));
   // Its out= form does not resize what it writes.
-  table.add("aten::_stack", Rule(stack).shapes(stack_shape));
+  table.add("aten::_stack", sharded(stack).shapes(stack_shape));
   table.add({"aten::split", "aten::split_with_sizes", "aten::unsafe_split",
              "aten::unsafe_split_with_sizes"},
-            Rule(split_to_views));
-  table.add({"aten::split_copy", "aten::split_with_sizes_copy"}, Rule(split));
-  table.add({"aten::slice", "aten::slice_copy"}, Rule(slice));
+            sharded(split_to_views));
+  table.add({"aten::split_copy", "aten::split_with_sizes_copy"}, sharded(split));
+  table.add({"aten::slice", "aten::slice_copy"}, sharded(slice));
   table.add({"aten::select", "aten::select_copy", "aten::unbind", "aten::unbind_copy"},
-            Rule(remove_dim));
-  table.add("aten::slice_scatter", Rule(slice_scatter));
-  table.add("aten::select_scatter", Rule(select_scatter));
-  table.add("aten::slice_backward", Rule(slice_backward).size_arg("input_sizes"));
-  table.add("aten::select_backward", Rule(select_backward).size_arg("input_sizes"));
-  table.add("aten::diagonal_backward", Rule(diagonal_backward).size_arg("input_sizes"));
+            sharded(remove_dim));
+  table.add("aten::slice_scatter", sharded(slice_scatter));
+  table.add("aten::select_scatter", sharded(select_scatter));
+  table.add("aten::slice_backward", sharded(slice_backward).size_arg("input_sizes"));
+  table.add("aten::select_backward", sharded(select_backward).size_arg("input_sizes"));
+  table.add("aten::diagonal_backward", sharded(diagonal_backward).size_arg("input_sizes"));
   table.add("aten::unfold_backward",
-            Rule(unfold_backward).size_arg("input_sizes").shapes(unfold_backward_shape));
+            sharded(unfold_backward).size_arg("input_sizes").shapes(unfold_backward_shape));
 
-  table.add("aten::roll", Rule(reorder).shapes(like_input));
-  table.add("aten::flip", Rule(reorder).shapes(like_input).refuses(names_a_dim_twice));
-  table.add("aten::rot90", Rule(reorder).shapes(rotated_shape).refuses(turns_nothing));
-  table.add({"aten::tril", "aten::triu"}, Rule(triangle));
-  table.add("aten::glu", Rule(glu));
-  table.add("aten::glu_backward", Rule(glu_backward).shapes(glu_backward_shape));
-  table.add("aten::trace", Rule(trace).shapes(trace_shape));
-  table.add("aten::repeat", Rule(repeat));
-  table.add("aten::constant_pad_nd", Rule(constant_pad).reads({"value"}));
+  table.add("aten::roll", sharded(reorder).shapes(like_input));
+  table.add("aten::flip", sharded(reorder).shapes(like_input).refuses(names_a_dim_twice));
+  table.add("aten::rot90", sharded(reorder).shapes(rotated_shape).refuses(turns_nothing));
+  table.add({"aten::tril", "aten::triu"}, sharded(triangle));
+  table.add("aten::glu", sharded(glu));
+  table.add("aten::glu_backward", sharded(glu_backward).shapes(glu_backward_shape));
+  table.add("aten::trace", sharded(trace).shapes(trace_shape));
+  table.add("aten::repeat", sharded(repeat));
+  table.add("aten::constant_pad_nd", sharded(constant_pad).reads({"value"}));
   table.add({"aten::sort", "aten::topk"}, along_dim());
 
-  table.add({"aten::clone", "aten::copy", "aten::lift", "aten::_to_copy"}, Rule(copy));
-  table.add("aten::copy_", Rule(copy).shapes_like({0}));
-  table.add({"aten::fill", "aten::fill_"}, Rule(overwrite));
-  table.add({"aten::zero", "aten::zero_"}, Rule(zero));
+  table.add({"aten::clone", "aten::copy", "aten::lift", "aten::_to_copy"}, sharded(copy));
+  table.add("aten::copy_", sharded(copy).shapes_like({"self"}));
+  table.add({"aten::fill", "aten::fill_"}, sharded(overwrite));
+  table.add({"aten::zero", "aten::zero_"}, sharded(zero));
 
   table.add({"aten::empty_like", "aten::full_like", "aten::ones_like", "aten::zeros_like"},
-            Rule(made_like));
+            sharded(made_like));
   table.add({"aten::new_empty", "aten::new_full", "aten::new_ones", "aten::new_zeros"},
-            Rule(made_like).size_arg("size"));
-  table.add("aten::new_empty_strided", Rule(made_to_be_copied_to).runs(new_empty_strided));
+            sharded(made_like).size_arg("size"));
+  table.add("aten::new_empty_strided", sharded(made_to_be_copied_to).runs(new_empty_strided));
 
-  table.add("aten::_local_scalar_dense",
-            Rule([](const OpCall&, Strategies&) {}).shapes(no_outputs));
-  table.add("aten::equal", Rule::composed(equal));
+  table.add("aten::_local_scalar_dense", replicated().shapes(no_outputs));
+  table.add("aten::equal", composed(equal));
   table.add({"aten::allclose", "aten::is_same_size", "aten::_is_all_true", "aten::_is_any_true"},
-            Rule::composed(decomposed));
+            composed(decomposed));
 }
 
 }  // namespace shardweave::dtensor_internal

@@ -307,22 +307,25 @@ void rrelu(const c10::OperatorHandle& op, c10::Stack& stack) {
   }
 }
 
+// Three tensors of one shape.
+void all_alike(const OpCall& call, Strategies& out) {
+  for (int d = 0; d < call.output().ndim(); ++d) {
+    out.add(std::vector<Placement>(call.num_inputs(), Shard(d)), {Shard(d)});
+  }
+}
+
 }  // namespace
 
 void add_distribution_rules(RuleTable& table) {
-  table.add("aten::poisson", Rule::composed(poisson_each));
-  table.add("aten::binomial", Rule::composed(binomial_each));
-  table.add("aten::_standard_gamma", Rule::composed(gamma_each));
-  table.add("aten::_sample_dirichlet", Rule::composed(dirichlet));
-  table.add("aten::multinomial", Rule::composed(multinomial));
-  table.add({"aten::rrelu_with_noise", "aten::rrelu_with_noise_functional"}, Rule::composed(rrelu));
+  table.add("aten::poisson", composed(poisson_each));
+  table.add("aten::binomial", composed(binomial_each));
+  table.add("aten::_standard_gamma", composed(gamma_each));
+  table.add("aten::_sample_dirichlet", composed(dirichlet));
+  table.add("aten::multinomial", composed(multinomial));
+  table.add({"aten::rrelu_with_noise", "aten::rrelu_with_noise_functional"}, composed(rrelu));
   // Their derivatives are elementwise.
-  table.add("aten::_standard_gamma_grad", pointwise().shapes_like({0}));
-  table.add("aten::_dirichlet_grad", Rule([](const OpCall& call, Strategies& out) {
-                                       for (int d = 0; d < call.output().ndim(); ++d) {
-                                         out.add({Shard(d), Shard(d), Shard(d)}, {Shard(d)});
-                                       }
-                                     }).shapes_like({0}));
+  table.add("aten::_standard_gamma_grad", pointwise().shapes_like({"self"}));
+  table.add("aten::_dirichlet_grad", sharded(all_alike).shapes_like({"x"}));
 }
 
 }  // namespace shardweave::dtensor_internal

@@ -41,7 +41,7 @@ void embedding_of_rows(const c10::OperatorHandle& op, c10::Stack& stack, const L
   BoxedCall boxed(op, stack);
   const at::Tensor weight = boxed.tensor("weight");
   const at::Tensor indices = boxed.tensor("indices");
-  const HeldRows rows = held_rows(indices, *call.inputs[0], "embedding");
+  const HeldRows rows = held_rows(indices, boxed.spec(call, "weight"), "embedding");
   if (!rows.here.defined()) {
     std::vector<int64_t> sizes = indices.sizes().vec();
     sizes.push_back(weight.size(1));
@@ -54,54 +54,52 @@ void embedding_of_rows(const c10::OperatorHandle& op, c10::Stack& stack, const L
 }
 
 void embedding(const OpCall& call, Strategies& out) {
-  const int index_dims = call.input(1).ndim();
-  for (int d = 0; d < index_dims; ++d) out.add({Replicate(), Shard(d)}, {Shard(d)});
-  out.add({Shard(1), Replicate()}, {Shard(index_dims)});
-  out.add({Shard(0), Replicate()}, {Partial()}, embedding_of_rows);
-  for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
-    out.add({Partial(op), Replicate()}, {Partial(op)});
-  }
+  const int index_dims = call.input("indices").ndim();
+  for (int d = 0; d < index_dims; ++d) out.add({{"indices", Shard(d)}}, {Shard(d)});
+  out.add({{"weight", Shard(1)}}, {Shard(index_dims)});
+  out.add({{"weight", Shard(0)}}, {Partial()}, embedding_of_rows);
+  out.add_linear({{"weight"}});
 }
 
 void embedding_shape(OpCall& call) {
-  const TensorInfo& weight = call.input(0);
+  const TensorInfo& weight = call.input("weight");
   if (weight.ndim() != 2) {
     throw Error(absl::InvalidArgumentError(
         absl::StrCat("embedding: the weight must have 2 dimensions, not ", weight.ndim())));
   }
-  Dims sizes = call.input(1).sizes;
+  Dims sizes = call.input("indices").sizes;
   sizes.push_back(weight.sizes[1]);
   call.outputs.push_back(contiguous_info(std::move(sizes), weight.dtype));
 }
 
 void embedding_dense_backward(const OpCall& call, Strategies& out) {
-  const int index_dims = call.input(1).ndim();
+  const int index_dims = call.input("indices").ndim();
   // Scaling by frequency needs the counts over all indices.
   if (!call.bool_arg("scale_grad_by_freq")) {
-    for (int d = 0; d < index_dims; ++d) out.add({Shard(d), Shard(d)}, {Partial()});
+    for (int d = 0; d < index_dims; ++d) {
+      out.add({{"grad_output", Shard(d)}, {"indices", Shard(d)}}, {Partial()});
+    }
   }
-  out.add({Shard(index_dims), Replicate()}, {Shard(1)});
-  for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
-    out.add({Partial(op), Replicate()}, {Partial(op)});
-  }
+  out.add({{"grad_output", Shard(index_dims)}}, {Shard(1)});
+  out.add_linear({{"grad_output"}});
 }
 
 void embedding_dense_backward_shape(OpCall& call) {
-  const TensorInfo& grad = call.input(0);
+  const TensorInfo& grad = call.input("grad_output");
   call.outputs.push_back(
       contiguous_info({call.int_arg("num_weights"), grad.sizes.back()}, grad.dtype));
 }
 
 // The table whose gradient this is, if it is a parameter: the node of autograd that is running knows
 // what it is for.
-at::Tensor table_of_gradient(absl::Span<const c10::IValue> args) {
+at::Tensor table_of_gradient(const Arguments& args) {
   const std::shared_ptr<torch::autograd::Node> node = torch::autograd::get_current_node();
   if (node == nullptr || node->num_outputs() == 0) return {};
   const auto* leaf =
       dynamic_cast<const torch::autograd::AccumulateGrad*>(node->next_edge(0).function.get());
   if (leaf == nullptr || !is_dtensor(leaf->variable)) return {};
-  const at::Tensor& grad = args[0].toTensor();
-  const int64_t rows = args[2].toInt();
+  const at::Tensor& grad = args.tensor("grad_output");
+  const int64_t rows = args["num_weights"].toInt();
   const bool fits = leaf->variable.dim() == 2 && leaf->variable.size(0) == rows && grad.dim() > 0 &&
                     leaf->variable.size(1) == grad.size(-1);
   return fits ? leaf->variable : at::Tensor();
@@ -109,10 +107,10 @@ at::Tensor table_of_gradient(absl::Span<const c10::IValue> args) {
 
 // The gradient's placements if some of its rows are all that a rank needs: the table is cut by rows
 // where indices and incoming gradient are whole.
-std::optional<Placements> rows_of_gradient(absl::Span<const c10::IValue> args) {
-  const at::Tensor& grad = args[0].toTensor();
-  const at::Tensor& indices = args[1].toTensor();
-  const bool by_frequency = args[4].toBool();
+std::optional<Placements> rows_of_gradient(const Arguments& args) {
+  const at::Tensor& grad = args.tensor("grad_output");
+  const at::Tensor& indices = args.tensor("indices");
+  const bool by_frequency = args["scale_grad_by_freq"].toBool();
   if (by_frequency || !is_dtensor(grad) || !is_dtensor(indices)) return std::nullopt;
   const at::Tensor table = table_of_gradient(args);
   if (!table.defined() || meta_of(table).context != meta_of(grad).context) return std::nullopt;
@@ -134,17 +132,16 @@ std::optional<Placements> rows_of_gradient(absl::Span<const c10::IValue> args) {
   return placements;
 }
 
-bool wants_some_rows(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IValue> args) {
+bool wants_some_rows(const Arguments& args) {
   return rows_of_gradient(args).has_value();
 }
 
 void gradient_of_some_rows(const c10::OperatorHandle& op, c10::Stack& stack) {
-  const absl::Span<const c10::IValue> args =
-      absl::MakeConstSpan(stack).last(op.schema().arguments().size());
-  const at::Tensor grad = args[0].toTensor(), indices = args[1].toTensor();
+  const Arguments args(op, absl::MakeConstSpan(stack).last(op.schema().arguments().size()));
+  const at::Tensor grad = args.tensor("grad_output"), indices = args.tensor("indices");
   const DTensorMeta& meta = meta_of(grad);
   const Layout order = layout_of(table_of_gradient(args));
-  const Dims sizes = {args[2].toInt(), grad.size(-1)};
+  const Dims sizes = {args["num_weights"].toInt(), grad.size(-1)};
   SpecRef spec =
       meta.context->intern(value_or_throw(Layout::create(*rows_of_gradient(args), order.order())),
                            sizes, contiguous_strides(sizes), grad.scalar_type(), meta.spec->device);
@@ -153,7 +150,7 @@ void gradient_of_some_rows(const c10::OperatorHandle& op, c10::Stack& stack) {
   at::Tensor result;
   if (rows.here.defined()) {
     constexpr int64_t kElsewhere = -1;
-    const at::Tensor wanted = rows.here.logical_and(local.ne(args[3].toInt()));
+    const at::Tensor wanted = rows.here.logical_and(local.ne(args["padding_idx"].toInt()));
     result = at::embedding_dense_backward(
         meta.local(), rows.local.masked_fill(wanted.logical_not(), kElsewhere),
         spec->local_sizes[0], kElsewhere, /*scale_grad_by_freq=*/false);
@@ -168,7 +165,8 @@ void gradient_of_some_rows(const c10::OperatorHandle& op, c10::Stack& stack) {
 // of the whole row.
 void renorm_of_rows(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
   BoxedCall boxed(op, stack);
-  const HeldRows rows = held_rows(boxed.tensor("indices"), *call.inputs[0], "embedding_renorm_");
+  const HeldRows rows =
+      held_rows(boxed.tensor("indices"), boxed.spec(call, "self"), "embedding_renorm_");
   if (!rows.here.defined()) {
     boxed.finish({boxed.tensor("self")});
     return;
@@ -178,12 +176,11 @@ void renorm_of_rows(const c10::OperatorHandle& op, c10::Stack& stack, const Loca
 }
 
 void embedding_renorm(const OpCall& /*call*/, Strategies& out) {
-  out.add({Shard(0), Replicate()}, {Shard(0)}, renorm_of_rows);
+  out.add({{"self", Shard(0)}}, {Shard(0)}, renorm_of_rows);
 }
 
-bool indices_are_not_integers(const c10::OperatorHandle& /*op*/,
-                              absl::Span<const c10::IValue> args) {
-  const at::ScalarType dtype = args[1].toTensor().scalar_type();
+bool indices_are_not_integers(const Arguments& args) {
+  const at::ScalarType dtype = args.tensor("indices").scalar_type();
   return dtype != at::kLong && dtype != at::kInt;
 }
 
@@ -210,12 +207,12 @@ HeldRows held_slices(const at::Tensor& indices, const Spec& table, int dim) {
 
 void add_embedding_rules(RuleTable& table) {
   table.add("aten::embedding",
-            Rule(embedding).shapes(embedding_shape).refuses(indices_are_not_integers));
+            sharded(embedding).shapes(embedding_shape).refuses(indices_are_not_integers));
   table.add("aten::embedding_dense_backward",
-            Rule(embedding_dense_backward)
+            sharded(embedding_dense_backward)
                 .shapes(embedding_dense_backward_shape)
-                .composed_when(wants_some_rows, gradient_of_some_rows));
-  table.add("aten::embedding_renorm", Rule(embedding_renorm).shapes_like({0}));
+                .when(wants_some_rows, composed(gradient_of_some_rows)));
+  table.add("aten::embedding_renorm", sharded(embedding_renorm).shapes_like({"self"}));
 }
 
 }  // namespace shardweave::dtensor_internal

@@ -21,10 +21,10 @@ TensorInfo column_major_info(Dims sizes, at::ScalarType dtype) {
   return info;
 }
 
-// Input i as LAPACK leaves it.
-Rule::ShapeFunction column_major_like(int i) {
-  return [i](OpCall& call) {
-    call.outputs.push_back(column_major_info(call.input(i).sizes, call.input(i).dtype));
+// An input as LAPACK leaves it.
+ShardedRule::ShapeFunction column_major_like(const char* name) {
+  return [name](OpCall& call) {
+    call.outputs.push_back(column_major_info(call.input(name).sizes, call.input(name).dtype));
   };
 }
 
@@ -33,7 +33,7 @@ Dims batch_sizes(const TensorInfo& matrices) {
 }
 
 void eig_shapes(OpCall& call) {
-  const TensorInfo& self = call.input(0);
+  const TensorInfo& self = call.input("self");
   const at::ScalarType dtype = c10::toComplexType(self.dtype);
   call.outputs = {contiguous_info(Dims(self.sizes.begin(), self.sizes.end() - 1), dtype),
                   column_major_info(self.sizes, dtype)};
@@ -45,7 +45,7 @@ void eigvals_shape(OpCall& call) {
 }
 
 void geqrf_shapes(OpCall& call) {
-  const TensorInfo& self = call.input(0);
+  const TensorInfo& self = call.input("self");
   Dims tau = batch_sizes(self);
   tau.push_back(std::min(self.sizes.end()[-2], self.sizes.end()[-1]));
   call.outputs = {column_major_info(self.sizes, self.dtype),
@@ -56,9 +56,12 @@ void geqrf_shapes(OpCall& call) {
 
 // Which inputs are the matrix and the right-hand side.
 struct System {
-  int matrix;
-  int side;
+  const char* matrix;
+  const char* side;
 };
+constexpr System kMatrixFirst = {.matrix = "self", .side = "B"};
+constexpr System kSideFirst = {.matrix = "A", .side = "self"};
+constexpr System kCholeskySolve = {.matrix = "input2", .side = "self"};
 
 // Batches broadcast.
 void solution_shape(const System& system, OpCall& call) {
@@ -72,42 +75,36 @@ void solve(const System& system, const OpCall& call, Strategies& out) {
   const TensorInfo& solution = call.output();
   const int n = solution.ndim();
   for (int d = 0; d < n - 2; ++d) {
-    std::vector<Placement> inputs;
-    for (const TensorInfo& input : call.inputs) {
-      const int dim = d - (n - input.ndim());
-      const bool broadcast = dim < 0 || input.sizes[dim] != solution.sizes[d];
-      inputs.push_back(broadcast ? Replicate() : Shard(dim));
-    }
-    out.add(std::move(inputs), {Shard(d)}, zeros_if_empty);
+    out.add(broadcast_cuts(call, solution.sizes, d), {Shard(d)}, zeros_if_empty);
   }
   // Right-hand sides: columns, or rows where the unknown is on the left of the matrix. What comes
   // with the solution is a copy of the matrix.
-  const bool left = call.arg_index("left") < 0 || call.bool_arg("left");
+  const bool left = !call.has_arg("left") || call.bool_arg("left");
   const int back = left ? 1 : 2;
   auto of_side = [&](const Placement& in_side, const Placement& in_solution) {
-    std::vector<Placement> inputs(call.num_inputs(), Replicate());
     std::vector<Placement> outputs(call.num_outputs(), Replicate());
-    inputs[system.side] = in_side;
     outputs[0] = in_solution;
-    out.add(std::move(inputs), std::move(outputs), zeros_if_empty);
+    out.add({{system.side, in_side}}, std::move(outputs), zeros_if_empty);
   };
-  const int free = call.input(system.side).ndim() - back;
+  const TensorInfo& side = call.input(system.side);
+  const int free = side.ndim() - back;
   // Who has no right-hand sides has no copy of the matrix.
-  if (call.num_outputs() == 1 || !call.may_be_empty(system.side, free)) {
+  if (call.num_outputs() == 1 || !call.may_be_empty(side, free)) {
     of_side(Shard(free), Shard(n - back));
   }
   for (ReduceOp op : kLinearOps) of_side(Partial(op), Partial(op));
 }
 
-Rule solver(System system) {
-  return Rule([system](const OpCall& call, Strategies& out) { solve(system, call, out); });
+ShardedRule solver(System system) {
+  return sharded([system](const OpCall& call, Strategies& out) { solve(system, call, out); });
 }
 
-// ormqr: Q is given by reflections, `other` is the right-hand side.
+// ormqr: Q is given by reflections, self and input2; input3 is the right-hand side.
 void ormqr(const OpCall& call, Strategies& out) {
-  over_batches({{2, 1, 2}, {2}, {{2}}}).function(call, out);
-  const int free = call.input(2).ndim() - (call.bool_arg("left") ? 1 : 2);
-  out.add({Replicate(), Replicate(), Shard(free)}, {Shard(free)}, zeros_if_empty);
+  over_batches({{2, 1, 2}, {2}})(call, out);
+  out.add_linear({{"input3"}});
+  const int free = call.input("input3").ndim() - (call.bool_arg("left") ? 1 : 2);
+  out.add({{"input3", Shard(free)}}, {Shard(free)}, zeros_if_empty);
 }
 
 // --- least squares -------------------------------------------------------------------------------
@@ -119,20 +116,19 @@ std::string_view driver_of(const c10::IValue& given) {
 }
 
 // These find the rank, and leave the residuals out if any matrix has not the full one.
-bool residuals_depend_on_values(const c10::OperatorHandle& /*op*/,
-                                absl::Span<const c10::IValue> args) {
-  const std::string_view driver = driver_of(args[3]);
+bool residuals_depend_on_values(const Arguments& args) {
+  const std::string_view driver = driver_of(args["driver"]);
   return driver == "gelsd" || driver == "gelss";
 }
 
 // b is one vector for each matrix.
 bool has_vectors(const OpCall& call) {
-  return call.input(1).ndim() == call.input(0).ndim() - 1;
+  return call.input("b").ndim() == call.input("self").ndim() - 1;
 }
 
 void lstsq_shapes(OpCall& call) {
-  const TensorInfo& self = call.input(0);
-  TensorInfo b = call.input(1);
+  const TensorInfo& self = call.input("self");
+  TensorInfo b = call.input("b");
   const bool vectors = has_vectors(call);
   if (vectors) b.sizes.push_back(1);
   const int64_t m = self.sizes.end()[-2], n = self.sizes.end()[-1], k = b.sizes.back();
@@ -160,71 +156,82 @@ void lstsq_shapes(OpCall& call) {
 void lstsq(const OpCall& call, Strategies& out) {
   const bool vectors = has_vectors(call);
   const int of_b = vectors ? 1 : 2;
-  over_batches({{2, of_b}, {of_b, 1, 0, 1}}).function(call, out);
+  over_batches({{2, of_b}, {of_b, 1, 0, 1}})(call, out);
   const bool has_residuals = call.output(1).numel() > 0;
   // Who has no right-hand sides does not find the rank.
-  const int columns = call.input(1).ndim() - 1;
-  if (!vectors && !call.may_be_empty(1, columns)) {
-    out.add({Replicate(), Shard(columns)},
+  const TensorInfo& b = call.input("b");
+  const int columns = b.ndim() - 1;
+  if (!vectors && !call.may_be_empty(b, columns)) {
+    out.add({{"b", Shard(columns)}},
             {Shard(columns), has_residuals ? Shard(columns - 1) : Replicate(), Replicate(),
              Replicate()},
             zeros_if_empty);
   }
   if (has_residuals) return;  // they are squares
   for (ReduceOp op : kLinearOps) {
-    out.add({Replicate(), Partial(op)}, {Partial(op), Replicate(), Replicate(), Replicate()});
+    out.add({{"b", Partial(op)}}, {Partial(op), Replicate(), Replicate(), Replicate()});
   }
 }
 
 // --- calls that LibTorch refuses -----------------------------------------------------------------
 
 // Its kernels look at more than there is; so that nobody's shape is made of what is not there.
-bool is_no_matrix(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IValue> args) {
-  return args[0].toTensor().dim() < 2;
+bool is_no_matrix(const Arguments& args) {
+  return args.tensor("self").dim() < 2;
 }
 
-bool are_no_matrices(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IValue> args) {
-  const at::Tensor& a = args[0].toTensor();
-  const at::Tensor& b = args[1].toTensor();
+bool are_no_reflectors(const Arguments& args) {
+  return args.tensor("input").dim() < 2;
+}
+
+template <const System& system>
+bool are_no_matrices(const Arguments& args) {
+  const at::Tensor& a = args.tensor(system.matrix);
+  const at::Tensor& b = args.tensor(system.side);
   return a.dim() < 2 || b.dim() < 2 || a.scalar_type() != b.scalar_type();
 }
 
-bool is_no_system(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IValue> args) {
-  return args[0].toTensor().dim() < 2 || args[1].toTensor().dim() < 1;
+bool is_no_system(const Arguments& args) {
+  return args.tensor("self").dim() < 2 || args.tensor("b").dim() < 1;
 }
 
-bool are_no_reflections(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IValue> args) {
-  return args[0].toTensor().dim() < 2 || args[2].toTensor().dim() != args[0].toTensor().dim();
+bool are_no_reflections(const Arguments& args) {
+  const at::Tensor& self = args.tensor("self");
+  return self.dim() < 2 || args.tensor("input3").dim() != self.dim();
+}
+
+template <const System& system>
+Rule solver_with_shape() {
+  return solver(system)
+      .shapes([](OpCall& call) { solution_shape(system, call); })
+      .refuses(are_no_matrices<system>);
 }
 
 }  // namespace
 
 void add_factorization_rules(RuleTable& table) {
   table.add({"aten::cholesky", "aten::cholesky_inverse"},
-            over_batches({{2}, {2}}).shapes(column_major_like(0)).refuses(is_no_matrix));
+            over_batches({{2}, {2}}).shapes(column_major_like("self")).refuses(is_no_matrix));
   table.add("aten::linalg_eig",
             over_batches({{2}, {1, 2}}).shapes(eig_shapes).refuses(is_no_matrix));
   table.add("aten::_linalg_eigvals",
             over_batches({{2}, {1}}).shapes(eigvals_shape).refuses(is_no_matrix));
   table.add("aten::geqrf", over_batches({{2}, {2, 1}}).shapes(geqrf_shapes).refuses(is_no_matrix));
-  table.add("aten::linalg_householder_product",
-            over_batches({{2, 1}, {2}}).shapes(column_major_like(0)).refuses(is_no_matrix));
-  table.add("aten::ormqr", Rule(ormqr).shapes(column_major_like(2)).refuses(are_no_reflections));
+  table.add(
+      "aten::linalg_householder_product",
+      over_batches({{2, 1}, {2}}).shapes(column_major_like("input")).refuses(are_no_reflectors));
+  table.add("aten::ormqr",
+            sharded(ormqr).shapes(column_major_like("input3")).refuses(are_no_reflections));
 
-  const auto shape_of = [](System system) {
-    return [system](OpCall& call) { solution_shape(system, call); };
-  };
-  constexpr System kMatrixFirst{0, 1}, kSideFirst{1, 0};
-  table.add("aten::linalg_solve_triangular",
-            solver(kMatrixFirst).shapes(shape_of(kMatrixFirst)).refuses(are_no_matrices));
-  table.add({"aten::cholesky_solve", "aten::_cholesky_solve_helper"},
-            solver(kSideFirst).shapes(shape_of(kSideFirst)).refuses(are_no_matrices));
+  table.add("aten::linalg_solve_triangular", solver_with_shape<kMatrixFirst>());
+  table.add("aten::cholesky_solve", solver_with_shape<kCholeskySolve>());
+  table.add("aten::_cholesky_solve_helper", solver_with_shape<kSideFirst>());
   table.add("aten::triangular_solve", solver(kSideFirst));
-  table.add("aten::linalg_lstsq", Rule(lstsq)
+  table.add("aten::linalg_lstsq", sharded(lstsq)
                                       .shapes(lstsq_shapes)
                                       .reads({"driver"})
                                       .refuses(is_no_system)
-                                      .gathered_when(residuals_depend_on_values));
+                                      .when(residuals_depend_on_values, gathered()));
 }
 
 }  // namespace shardweave::dtensor_internal

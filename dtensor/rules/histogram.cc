@@ -33,12 +33,12 @@ bool is_cut(const at::Tensor& tensor) {
   return false;
 }
 
-// Elements, and weights that lie as they do.
-void count(const OpCall& call, Strategies& out, absl::Span<const int> counted, int dims,
-           std::vector<Placement> outputs) {
+// What is counted, and weights that lie as it does. `dims`: of both.
+void count(const OpCall& call, Strategies& out, int dims, std::vector<Placement> outputs) {
+  const bool weighted = call.has_arg("weight");
   for (int d = 0; d < dims; ++d) {
-    std::vector<Placement> inputs(call.num_inputs(), Replicate());
-    for (int i : counted) inputs[i] = Shard(d);
+    std::vector<Placement> inputs = call.placements({{"self", Shard(d)}});
+    if (weighted) inputs[call.input_index("weight")] = Shard(d);
     out.add(std::move(inputs), outputs);
   }
 }
@@ -52,16 +52,17 @@ bool has_no_ends(const at::Scalar& min, const at::Scalar& max) {
 
 void histc(const OpCall& call, Strategies& out) {
   if (has_no_ends(call.arg("min").toScalar(), call.arg("max").toScalar())) return;
-  count(call, out, {0}, call.input(0).ndim(), {Partial()});
+  count(call, out, call.input("self").ndim(), {Partial()});
 }
 
 void histc_shape(OpCall& call) {
-  call.outputs.push_back(contiguous_info({call.int_arg("bins")}, call.input(0).dtype));
+  call.outputs.push_back(contiguous_info({call.int_arg("bins")}, call.input("self").dtype));
 }
 
-bool histc_has_no_ends(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IValue> args) {
-  const at::Tensor& self = args[0].toTensor();
-  return self.numel() > 0 && is_cut(self) && has_no_ends(args[2].toScalar(), args[3].toScalar());
+bool histc_has_no_ends(const Arguments& args) {
+  const at::Tensor& self = args.tensor("self");
+  return self.numel() > 0 && is_cut(self) &&
+         has_no_ends(args["min"].toScalar(), args["max"].toScalar());
 }
 
 void histc_between_extremes(const c10::OperatorHandle& op, c10::Stack& stack) {
@@ -80,38 +81,31 @@ void histc_between_extremes(const c10::OperatorHandle& op, c10::Stack& stack) {
 
 // Only counts between known edges add up: not those between extremes of a part, nor densities.
 bool adds_up(const OpCall& call) {
-  if (call.arg_index("range") >= 0 && call.arg("range").isNone()) return false;
+  if (call.has_arg("range") && call.arg("range").isNone()) return false;
   return !call.bool_arg("density");
 }
 
-// self, weight -> counts, edges
-void histogram_counts(const OpCall& call, Strategies& out) {
-  if (adds_up(call)) count(call, out, {0, 1}, call.input(0).ndim(), {Partial(), Replicate()});
+// Counts and edges.
+void counts_and_edges(const OpCall& call, Strategies& out) {
+  if (adds_up(call)) count(call, out, call.input("self").ndim(), {Partial(), Replicate()});
 }
 
 void histogram_counts_shapes(OpCall& call) {
-  const at::ScalarType dtype = call.input(0).dtype;
+  const at::ScalarType dtype = call.input("self").dtype;
   const int64_t bins = call.int_arg("bins");
   call.outputs = {contiguous_info({bins}, dtype), contiguous_info({bins + 1}, dtype)};
 }
 
-// self, bins, weight -> counts, edges
-void histogram_between(const OpCall& call, Strategies& out) {
-  if (adds_up(call)) count(call, out, {0, 2}, call.input(0).ndim(), {Partial(), Replicate()});
-}
-
 void histogram_between_shapes(OpCall& call) {
-  const int64_t edges = call.input(1).numel();
-  call.outputs = {contiguous_info({edges - 1}, call.input(0).dtype),
-                  contiguous_info({edges}, call.input(1).dtype)};
+  const TensorInfo& bins = call.input("bins");
+  const int64_t edges = bins.numel();
+  call.outputs = {contiguous_info({edges - 1}, call.input("self").dtype),
+                  contiguous_info({edges}, bins.dtype)};
 }
 
 // Points self [..., D], weight [...] -> counts; edges between them.
 void points_between(const OpCall& call, Strategies& out) {
-  if (!adds_up(call)) return;
-  std::vector<int> counted = {0};
-  if (call.arg_index("weight") >= 0) counted.push_back(call.num_inputs() - 1);
-  count(call, out, counted, call.input(0).ndim() - 1, {Partial()});
+  if (adds_up(call)) count(call, out, call.input("self").ndim() - 1, {Partial()});
 }
 
 void points_between_shape(OpCall& call) {
@@ -119,21 +113,22 @@ void points_between_shape(OpCall& call) {
   if (call.arg("bins").isIntList()) {
     for (int64_t bins : call.arg("bins").toIntVector()) sizes.push_back(bins);
   } else {
-    for (int i = 1; i < call.num_inputs() - 1; ++i) sizes.push_back(call.input(i).numel() - 1);
+    for (const TensorInfo& bins : call.list("bins")) sizes.push_back(bins.numel() - 1);
   }
-  call.outputs.push_back(contiguous_info(std::move(sizes), call.input(0).dtype));
+  call.outputs.push_back(contiguous_info(std::move(sizes), call.input("self").dtype));
 }
 
 // Edges are made of the range alone.
 void edges(const OpCall& call, Strategies& out) {
   if (!adds_up(call)) return;
-  const std::vector<Placement> outputs(call.num_outputs(), Replicate());
-  count(call, out, {0}, call.input(0).ndim() - 1, outputs);
+  for (int d = 0; d < call.input("self").ndim() - 1; ++d) {
+    out.add({{"self", Shard(d)}}, std::vector<Placement>(call.num_outputs(), Replicate()));
+  }
 }
 
 void edges_shapes(OpCall& call) {
   for (int64_t bins : call.arg("bins").toIntVector()) {
-    call.outputs.push_back(contiguous_info({bins + 1}, call.input(0).dtype));
+    call.outputs.push_back(contiguous_info({bins + 1}, call.input("self").dtype));
   }
 }
 
@@ -155,14 +150,9 @@ std::vector<double> extremes(const at::Tensor& points, bool by_coordinate) {
 }
 
 // Without a range, or with a division by the sum over all ranks.
-bool is_not_only_counts(const c10::OperatorHandle& op, absl::Span<const c10::IValue> args) {
-  if (!is_cut(args[0].toTensor())) return false;
-  const auto& arguments = op.schema().arguments();
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i].name() == "range" && args[i].isNone()) return true;
-    if (arguments[i].name() == "density" && args[i].toBool()) return true;
-  }
-  return false;
+bool is_not_only_counts(const Arguments& args) {
+  const bool has_no_range = args.has("range") && args["range"].isNone();
+  return is_cut(args.tensor("self")) && (has_no_range || args["density"].toBool());
 }
 
 // Counts to densities: over the sum of all, and over the size of each bin.
@@ -228,8 +218,8 @@ void points_edges(const c10::OperatorHandle& op, c10::Stack& stack) {
 
 // --- bincount ------------------------------------------------------------------------------------
 
-bool counts_shards(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IValue> args) {
-  return is_cut(args[0].toTensor());
+bool counts_shards(const Arguments& args) {
+  return is_cut(args.tensor("self"));
 }
 
 // As `like`, but known: without Partials.
@@ -294,29 +284,29 @@ void bincount(const c10::OperatorHandle& op, c10::Stack& stack) {
 void add_histogram_rules(RuleTable& table) {
   table.add(
       "aten::histc",
-      Rule(histc).shapes(histc_shape).composed_when(histc_has_no_ends, histc_between_extremes));
+      sharded(histc).shapes(histc_shape).when(histc_has_no_ends, composed(histc_between_extremes)));
   for (const char* name : {"aten::histogram.bin_ct", "aten::histogram.bin_ct_out"}) {
-    table.add(name, Rule(histogram_counts)
+    table.add(name, sharded(counts_and_edges)
                         .reads({"range"})
                         .shapes(histogram_counts_shapes)
-                        .composed_when(is_not_only_counts, histogram));
+                        .when(is_not_only_counts, composed(histogram)));
   }
   for (const char* name : {"aten::histogram.bins_tensor", "aten::histogram.bins_tensor_out"}) {
-    table.add(name, Rule(histogram_between)
+    table.add(name, sharded(counts_and_edges)
                         .shapes(histogram_between_shapes)
-                        .composed_when(is_not_only_counts, histogram));
+                        .when(is_not_only_counts, composed(histogram)));
   }
   table.add({"aten::_histogramdd_from_bin_cts", "aten::_histogramdd_from_bin_tensors"},
-            Rule(points_between)
+            sharded(points_between)
                 .reads({"range"})
                 .shapes(points_between_shape)
-                .composed_when(is_not_only_counts, points_histogram));
-  table.add("aten::_histogramdd_bin_edges", Rule(edges)
+                .when(is_not_only_counts, composed(points_histogram)));
+  table.add("aten::_histogramdd_bin_edges", sharded(edges)
                                                 .reads({"range"})
                                                 .shapes(edges_shapes)
-                                                .composed_when(is_not_only_counts, points_edges));
+                                                .when(is_not_only_counts, composed(points_edges)));
   // Without a cut nothing is known of the length before, either.
-  table.add("aten::bincount", Rule::gathered().composed_when(counts_shards, bincount));
+  table.add("aten::bincount", gathered().when(counts_shards, composed(bincount)));
 }
 
 }  // namespace shardweave::dtensor_internal

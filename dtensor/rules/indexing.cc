@@ -17,8 +17,9 @@ namespace {
 
 // Out of place, `self` is broadcast to the mask.
 void masked_scatter_shape(OpCall& call) {
-  call.outputs.push_back(contiguous_info(
-      broadcast_sizes({call.input(0).sizes, call.input(1).sizes}), call.input(0).dtype));
+  call.outputs.push_back(
+      contiguous_info(broadcast_sizes({call.input("self").sizes, call.input("mask").sizes}),
+                      call.input("self").dtype));
 }
 
 // As LibTorch's kernels refuse it; on a GPU without waiting for it, as there.
@@ -40,7 +41,7 @@ void gather_of_slices(const c10::OperatorHandle& op, c10::Stack& stack, const Lo
   BoxedCall boxed(op, stack);
   const at::Tensor self = boxed.tensor("self");
   const at::Tensor index = boxed.tensor("index").to(at::kLong);
-  const Spec& whole = *call.inputs[0];
+  const Spec& whole = boxed.spec(call, "self");
   const int64_t dim = boxed["dim"].toInt();
   const int along = static_cast<int>(dim < 0 ? dim + whole.ndim() : dim);
   check_indices(index, along, whole.sizes[along]);
@@ -55,29 +56,26 @@ void gather_of_slices(const c10::OperatorHandle& op, c10::Stack& stack, const Lo
 
 // gather(self, dim, index): result[i][j] = self[index[i][j]][j] for dim 0.
 void gather(const OpCall& call, Strategies& out) {
-  const TensorInfo& self = call.input(0);
-  const TensorInfo& index = call.input(1);
+  const TensorInfo& self = call.input("self");
+  const TensorInfo& index = call.input("index");
   const int along = self.wrap_dim(call.int_arg("dim"));
   for (int d = 0; d < index.ndim(); ++d) {
     if (d == along) {
-      out.add({Replicate(), Shard(d)}, {Shard(d)});
-      if (self.ndim() == index.ndim()) {
-        out.add({Shard(d), Replicate()}, {Partial()}, gather_of_slices);
-      }
+      out.add({{"index", Shard(d)}}, {Shard(d)});
+      if (self.ndim() == index.ndim()) out.add({{"self", Shard(d)}}, {Partial()}, gather_of_slices);
     } else if (self.ndim() == index.ndim() && self.sizes[d] == index.sizes[d]) {
-      out.add({Shard(d), Shard(d)}, {Shard(d)});
+      out.add({{"self", Shard(d)}, {"index", Shard(d)}}, {Shard(d)});
     }
   }
-  for (ReduceOp op : kAllReduceOps) out.add({Partial(op), Replicate()}, {Partial(op)});
+  for (ReduceOp op : kAllReduceOps) out.add({{"self", Partial(op)}}, {Partial(op)});
 }
 
 // scatter(self, dim, index[, src]): what index does not reach stays as in self.
 void scatter(const OpCall& call, Strategies& out) {
-  const TensorInfo& self = call.input(0);
-  const TensorInfo& index = call.input(1);
+  const TensorInfo& self = call.input("self");
   const int along = self.wrap_dim(call.int_arg("dim"));
   for (int d = 0; d < self.ndim(); ++d) {
-    if (d == along || index.ndim() != self.ndim()) continue;
+    if (d == along) continue;
     const bool aligned =
         std::all_of(call.inputs.begin(), call.inputs.end(), [&](const TensorInfo& input) {
           return input.ndim() == self.ndim() && input.sizes[d] == self.sizes[d];
@@ -89,75 +87,86 @@ void scatter(const OpCall& call, Strategies& out) {
 void scatter_add(const OpCall& call, Strategies& out) {
   scatter(call, out);
   // What is added may come from many ranks, to a self that is a Partial sum.
-  const TensorInfo& index = call.input(1);
-  const TensorInfo& src = call.input(2);
-  const int along = call.input(0).wrap_dim(call.int_arg("dim"));
+  const TensorInfo& index = call.input("index");
+  const TensorInfo& src = call.input("src");
+  const int along = call.input("self").wrap_dim(call.int_arg("dim"));
   if (along < index.ndim() && along < src.ndim() && index.sizes[along] == src.sizes[along]) {
-    out.add({Partial(), Shard(along), Shard(along)}, {Partial()});
+    out.add({{"self", Partial()}, {"index", Shard(along)}, {"src", Shard(along)}}, {Partial()});
   }
-  for (ReduceOp op : kLinearOps) out.add({Partial(op), Replicate(), Partial(op)}, {Partial(op)});
+  out.add_linear({{"self", "src"}});
 }
 
 // take(self, index): as gather from the flattened tensor.
 void take(const OpCall& call, Strategies& out) {
-  for (int d = 0; d < call.input(1).ndim(); ++d) out.add({Replicate(), Shard(d)}, {Shard(d)});
-  for (ReduceOp op : kAllReduceOps) out.add({Partial(op), Replicate()}, {Partial(op)});
+  for (int d = 0; d < call.input("index").ndim(); ++d) out.add({{"index", Shard(d)}}, {Shard(d)});
+  for (ReduceOp op : kAllReduceOps) out.add({{"self", Partial(op)}}, {Partial(op)});
 }
 
 void take_shape(OpCall& call) {
-  call.outputs.push_back(contiguous_info(call.input(1).sizes, call.input(0).dtype));
+  call.outputs.push_back(contiguous_info(call.input("index").sizes, call.input("self").dtype));
 }
 
 // put(self, index, source): what is added may come from many ranks.
 void put(const OpCall& call, Strategies& out) {
   if (!call.bool_arg("accumulate")) return;
-  const TensorInfo& index = call.input(1);
+  const TensorInfo& index = call.input("index");
   for (int d = 0; d < index.ndim(); ++d) {
-    if (call.input(2).sizes == index.sizes) out.add({Partial(), Shard(d), Shard(d)}, {Partial()});
+    if (call.input("source").sizes != index.sizes) continue;
+    out.add({{"self", Partial()}, {"index", Shard(d)}, {"source", Shard(d)}}, {Partial()});
   }
-  for (ReduceOp op : kLinearOps) out.add({Partial(op), Replicate(), Partial(op)}, {Partial(op)});
+  out.add_linear({{"self", "source"}});
 }
 
 // --- one index for each slice: index_select and its like -----------------------------------------
 
 void index_select(const OpCall& call, Strategies& out) {
-  const TensorInfo& self = call.input(0);
+  const TensorInfo& self = call.input("self");
   const int along = self.wrap_dim(call.int_arg("dim"));
   for (int d = 0; d < self.ndim(); ++d) {
-    if (d != along) out.add({Shard(d), Replicate()}, {Shard(d)});
+    if (d != along) out.add({{"self", Shard(d)}}, {Shard(d)});
   }
-  if (call.input(1).ndim() == 1 && self.ndim() > 0)
-    out.add({Replicate(), Shard(0)}, {Shard(along)});
-  for (ReduceOp op : kAllReduceOps) out.add({Partial(op), Replicate()}, {Partial(op)});
+  if (call.input("index").ndim() == 1 && self.ndim() > 0) {
+    out.add({{"index", Shard(0)}}, {Shard(along)});
+  }
+  for (ReduceOp op : kAllReduceOps) out.add({{"self", Partial(op)}}, {Partial(op)});
 }
 
 void index_select_shape(OpCall& call) {
-  const TensorInfo& self = call.input(0);
+  const TensorInfo& self = call.input("self");
   Dims sizes = self.sizes;
-  if (!sizes.empty()) sizes[self.wrap_dim(call.int_arg("dim"))] = call.input(1).numel();
+  if (!sizes.empty()) sizes[self.wrap_dim(call.int_arg("dim"))] = call.input("index").numel();
   call.outputs.push_back(contiguous_info(std::move(sizes), self.dtype));
 }
 
-// Slices of self at "index" are replaced by those of "source", or filled (then there is no source).
+// Slices of self at "index" are replaced by those of "source".
 void index_write(const OpCall& call, Strategies& out) {
-  const TensorInfo& self = call.input(0);
+  const TensorInfo& self = call.input("self");
+  const bool has_slices = call.input("source").ndim() == self.ndim();
   const int along = self.wrap_dim(call.int_arg("dim"));
-  const bool has_source = call.num_inputs() == 3 && call.input(2).ndim() == self.ndim();
   for (int d = 0; d < self.ndim(); ++d) {
     if (d == along) continue;
-    std::vector<Placement> inputs = {Shard(d), Replicate()};
-    if (call.num_inputs() == 3) inputs.push_back(has_source ? Shard(d) : Replicate());
-    out.add(std::move(inputs), {Shard(d)});
+    out.add({{"self", Shard(d)}, {"source", has_slices ? Shard(d) : Replicate()}}, {Shard(d)});
+  }
+}
+
+// Or are filled with one number.
+void index_fill(const OpCall& call, Strategies& out) {
+  const TensorInfo& self = call.input("self");
+  const int along = self.wrap_dim(call.int_arg("dim"));
+  for (int d = 0; d < self.ndim(); ++d) {
+    if (d != along) out.add({{"self", Shard(d)}}, {Shard(d)});
   }
 }
 
 void index_add(const OpCall& call, Strategies& out) {
   index_write(call, out);
-  const TensorInfo& self = call.input(0);
-  if (call.input(1).ndim() == 1 && self.ndim() > 0 && call.input(2).ndim() == self.ndim()) {
-    out.add({Partial(), Shard(0), Shard(self.wrap_dim(call.int_arg("dim")))}, {Partial()});
+  const TensorInfo& self = call.input("self");
+  if (call.input("index").ndim() == 1 && self.ndim() > 0 &&
+      call.input("source").ndim() == self.ndim()) {
+    const int along = self.wrap_dim(call.int_arg("dim"));
+    out.add({{"self", Partial()}, {"index", Shard(0)}, {"source", Shard(along)}}, {Partial()});
   }
-  for (ReduceOp op : kLinearOps) out.add({Partial(op), Replicate(), Partial(op)}, {Partial(op)});
+  out.add_linear({{"self", "source"}});
 }
 
 // --- any number of index tensors: index and index_put --------------------------------------------
@@ -166,59 +175,58 @@ bool is_mask(at::ScalarType dtype) {
   return dtype == at::kBool || dtype == at::kByte;
 }
 
-// Which dimension of self[indices] is which. Input 0 is self, inputs 1... are the indices (None for
-// a dimension that is not indexed); the indices broadcast to a block of dimensions.
+// Which dimension of self[indices] is which. The indices (None for a dimension that is not indexed)
+// broadcast to a block of dimensions.
 class Indexing {
  public:
-  explicit Indexing(const OpCall& call) : call_(call), ndim_(call.input(0).ndim()) {
-    const int indices = call.arg_index("indices");
+  explicit Indexing(const OpCall& call) {
+    const absl::Span<const TensorInfo> indices = call.list("indices");
     std::vector<int> indexed;
     std::vector<Dims> shapes;
-    for (int i = 1; i < call.num_inputs() && call.input_arg[i] == indices; ++i) {
-      ++num_indices_;
-      if (!call.input(i).defined) continue;
-      indexed.push_back(i - 1);
-      shapes.push_back(call.input(i).sizes);
-      masks_ |= is_mask(call.input(i).dtype);
+    for (size_t i = 0; i < indices.size(); ++i) {
+      if (!indices[i].defined) continue;
+      indexed.push_back(static_cast<int>(i));
+      shapes.push_back(indices[i].sizes);
+      masks_ |= is_mask(indices[i].dtype);
     }
-    block_ndim_ = static_cast<int>(broadcast_sizes(shapes).size());
+    block_ = broadcast_sizes(shapes);
     // Adjacent indices leave their block where they stand; others put it in front.
     const bool adjacent =
         !indexed.empty() && indexed.back() - indexed[0] + 1 == static_cast<int>(indexed.size());
     block_begin_ = adjacent ? indexed[0] : 0;
     int others = 0;
-    for (int d = 0; d < ndim_; ++d) {
+    for (int d = 0; d < call.input("self").ndim(); ++d) {
       if (std::find(indexed.begin(), indexed.end(), d) != indexed.end()) {
         result_dim_.push_back(-1);
       } else {
-        result_dim_.push_back(others < block_begin_ ? others : others + block_ndim_);
+        result_dim_.push_back(others < block_begin_ ? others : others + block_ndim());
         ++others;
       }
     }
-    result_ndim_ = others + block_ndim_;
+    result_ndim_ = others + block_ndim();
   }
 
   bool has_masks() const { return masks_; }
-  int num_indices() const { return num_indices_; }
   // The dimension of the result that dimension d of self becomes; -1 if it is indexed.
   int result_dim(int d) const { return result_dim_[d]; }
   int result_ndim() const { return result_ndim_; }
-  int block_ndim() const { return block_ndim_; }
+  const Dims& block() const { return block_; }
+  int block_ndim() const { return static_cast<int>(block_.size()); }
   int block_begin() const { return block_begin_; }
-  // The placement of an index where dimension j of the block is sharded.
-  Placement index_placement(int i, int j) const {
-    const TensorInfo& index = call_.input(i + 1);
-    if (!index.defined) return Replicate();
-    const int dim = j - (block_ndim_ - index.ndim());
-    return dim < 0 || index.sizes[dim] == 1 ? Replicate() : Shard(dim);
+  // All inputs where dimension j of the block is cut: self is whole, and so are values.
+  std::vector<Placement> cut_block(const OpCall& call, int j) const {
+    std::vector<Placement> inputs(call.num_inputs(), Replicate());
+    const int first = call.input_index("self") + 1;
+    const absl::Span<const TensorInfo> indices = call.list("indices");
+    for (size_t i = 0; i < indices.size(); ++i) {
+      inputs[first + i] = broadcast_cut(indices[i], block_, j);
+    }
+    return inputs;
   }
 
  private:
-  const OpCall& call_;
-  const int ndim_;
-  int num_indices_ = 0;
   bool masks_ = false;
-  int block_ndim_ = 0;
+  Dims block_;
   int block_begin_ = 0;
   int result_ndim_ = 0;
   std::vector<int> result_dim_;
@@ -226,67 +234,49 @@ class Indexing {
 
 void index(const OpCall& call, Strategies& out) {
   const Indexing indexing(call);
-  for (int d = 0; d < call.input(0).ndim(); ++d) {
+  for (int d = 0; d < call.input("self").ndim(); ++d) {
     if (indexing.result_dim(d) < 0) continue;
-    std::vector<Placement> inputs(call.num_inputs(), Replicate());
-    inputs[0] = Shard(d);
-    out.add(std::move(inputs), {Shard(indexing.result_dim(d))});
+    out.add({{"self", Shard(d)}}, {Shard(indexing.result_dim(d))});
   }
   for (int j = 0; j < indexing.block_ndim(); ++j) {
-    std::vector<Placement> inputs = {Replicate()};
-    for (int i = 0; i < indexing.num_indices(); ++i)
-      inputs.push_back(indexing.index_placement(i, j));
-    out.add(std::move(inputs), {Shard(indexing.block_begin() + j)});
+    out.add(indexing.cut_block(call, j), {Shard(indexing.block_begin() + j)});
   }
-  for (ReduceOp op : kAllReduceOps) {
-    std::vector<Placement> inputs(call.num_inputs(), Replicate());
-    inputs[0] = Partial(op);
-    out.add(std::move(inputs), {Partial(op)});
-  }
+  for (ReduceOp op : kAllReduceOps) out.add({{"self", Partial(op)}}, {Partial(op)});
 }
 
 // self with self[indices] set to values, or with values added.
 void index_put(const OpCall& call, Strategies& out) {
   const Indexing indexing(call);
   if (indexing.has_masks()) return;
-  const TensorInfo& values = call.inputs.back();
+  const TensorInfo& self = call.input("self");
   // Values broadcast to the shape of self[indices].
-  auto values_placement = [&](int dim, int64_t size) {
-    const int own = dim - (indexing.result_ndim() - values.ndim());
-    return own < 0 || (values.sizes[own] == 1 && size != 1) ? Replicate() : Shard(own);
+  Dims indexed(indexing.result_ndim());
+  std::copy(indexing.block().begin(), indexing.block().end(),
+            indexed.begin() + indexing.block_begin());
+  for (int d = 0; d < self.ndim(); ++d) {
+    if (indexing.result_dim(d) >= 0) indexed[indexing.result_dim(d)] = self.sizes[d];
+  }
+  const auto cut_values = [&](int dim) {
+    return broadcast_cut(call.input("values"), indexed, dim);
   };
-  for (int d = 0; d < call.input(0).ndim(); ++d) {
+  for (int d = 0; d < self.ndim(); ++d) {
     if (indexing.result_dim(d) < 0) continue;
-    std::vector<Placement> inputs(call.num_inputs(), Replicate());
-    inputs[0] = Shard(d);
-    inputs.back() = values_placement(indexing.result_dim(d), call.input(0).sizes[d]);
-    out.add(std::move(inputs), {Shard(d)});
+    out.add({{"self", Shard(d)}, {"values", cut_values(indexing.result_dim(d))}}, {Shard(d)});
   }
   if (!call.bool_arg("accumulate")) return;
-  std::vector<Dims> shapes;
-  for (int i = 0; i < indexing.num_indices(); ++i) {
-    if (call.input(i + 1).defined) shapes.push_back(call.input(i + 1).sizes);
-  }
-  const Dims block = broadcast_sizes(shapes);
   for (int j = 0; j < indexing.block_ndim(); ++j) {
-    if (block[j] == 1) continue;
-    std::vector<Placement> inputs = {Partial()};
-    for (int i = 0; i < indexing.num_indices(); ++i)
-      inputs.push_back(indexing.index_placement(i, j));
-    inputs.push_back(values_placement(indexing.block_begin() + j, block[j]));
+    if (indexing.block()[j] == 1) continue;
+    std::vector<Placement> inputs = indexing.cut_block(call, j);
+    inputs[call.input_index("self")] = Partial();
+    inputs[call.input_index("values")] = cut_values(indexing.block_begin() + j);
     out.add(std::move(inputs), {Partial()});
   }
-  for (ReduceOp op : kLinearOps) {
-    std::vector<Placement> inputs(call.num_inputs(), Replicate());
-    inputs[0] = Partial(op);
-    inputs.back() = Partial(op);
-    out.add(std::move(inputs), {Partial(op)});
-  }
+  out.add_linear({{"self", "values"}});
 }
 
 // Masks among the indices: how much they select is known only from their values.
-bool has_masks(const c10::OperatorHandle&, absl::Span<const c10::IValue> args) {
-  for (const c10::IValue& index : args[1].toListRef()) {
+bool has_masks(const Arguments& args) {
+  for (const c10::IValue& index : args["indices"].toListRef()) {
     if (index.isTensor() && is_mask(index.toTensor().scalar_type())) return true;
   }
   return false;
@@ -314,58 +304,50 @@ void index_by_masks(const c10::OperatorHandle& op, c10::Stack& stack) {
 
 // bucketize(self, boundaries), isin(elements, test_elements): one after the other, against all.
 void against_all(const OpCall& call, Strategies& out) {
-  for (int d = 0; d < call.input(0).ndim(); ++d) {
-    std::vector<Placement> inputs(call.num_inputs(), Replicate());
-    inputs[0] = Shard(d);
-    out.add(std::move(inputs), {Shard(d)});
-  }
+  const char* one = call.has_arg("elements") ? "elements" : "self";
+  for (int d = 0; d < call.input(one).ndim(); ++d) out.add({{one, Shard(d)}}, {Shard(d)});
 }
 
 // Every line of sorted_sequence for itself, or one for all.
 void searchsorted(const OpCall& call, Strategies& out) {
-  const TensorInfo& sequence = call.input(0);
-  const TensorInfo& self = call.input(1);
-  const bool one_line = sequence.ndim() == 1;
-  const TensorInfo* sorter = call.num_inputs() == 3 ? &call.input(2) : nullptr;
+  const TensorInfo& self = call.input("self");
+  const bool one_line = call.input("sorted_sequence").ndim() == 1;
   for (int d = 0; d < self.ndim(); ++d) {
     const bool last = d == self.ndim() - 1;
     const Placement lines = one_line || last ? Replicate() : Shard(d);
-    std::vector<Placement> inputs = {lines, Shard(d)};
-    if (sorter != nullptr) inputs.push_back(lines);
-    out.add(std::move(inputs), {Shard(d)});
+    out.add({{"sorted_sequence", lines}, {"self", Shard(d)}, {"sorter", lines}}, {Shard(d)});
   }
 }
 
 void positions_shape(OpCall& call) {
   const bool int32 = call.bool_arg("out_int32");
-  const int values = call.arg_index("boundaries") >= 0 ? 0 : 1;
-  call.outputs.push_back(contiguous_info(call.input(values).sizes, int32 ? at::kInt : at::kLong));
+  call.outputs.push_back(contiguous_info(call.input("self").sizes, int32 ? at::kInt : at::kLong));
 }
 
 }  // namespace
 
 void add_indexing_rules(RuleTable& table) {
-  table.add("aten::gather", Rule(gather));
-  table.add({"aten::scatter", "aten::scatter_reduce"}, Rule(scatter));
-  table.add("aten::scatter_add", Rule(scatter_add));
+  table.add("aten::gather", sharded(gather));
+  table.add({"aten::scatter", "aten::scatter_reduce"}, sharded(scatter));
+  table.add("aten::scatter_add", sharded(scatter_add));
 
-  table.add("aten::take", Rule(take).shapes(take_shape));
-  table.add("aten::put", Rule(put).shapes(like_input));
+  table.add("aten::take", sharded(take).shapes(take_shape));
+  table.add("aten::put", sharded(put).shapes(like_input));
 
-  table.add("aten::index_select", Rule(index_select).shapes(index_select_shape));
-  table.add("aten::index_add", Rule(index_add));
-  table.add({"aten::index_copy", "aten::index_fill", "aten::index_reduce"}, Rule(index_write));
+  table.add("aten::index_select", sharded(index_select).shapes(index_select_shape));
+  table.add("aten::index_add", sharded(index_add));
+  table.add({"aten::index_copy", "aten::index_reduce"}, sharded(index_write));
+  table.add("aten::index_fill", sharded(index_fill));
 
   table.add({"aten::index", "aten::_unsafe_index"},
-            Rule(index).composed_when(has_masks, index_by_masks));
+            sharded(index).when(has_masks, composed(index_by_masks)));
   table.add({"aten::index_put", "aten::_index_put_impl", "aten::_unsafe_index_put"},
-            Rule(index_put).shapes(like_input));
-  table.add("aten::masked_scatter",
-            Rule([](const OpCall&, Strategies&) {}).shapes(masked_scatter_shape));
+            sharded(index_put).shapes(like_input));
+  table.add("aten::masked_scatter", replicated().shapes(masked_scatter_shape));
 
-  table.add("aten::bucketize.Tensor", Rule(against_all).shapes(positions_shape));
-  table.add("aten::searchsorted.Tensor", Rule(searchsorted).shapes(positions_shape));
-  table.add({"aten::isin.Tensor_Tensor", "aten::isin.Tensor_Scalar"}, Rule(against_all));
+  table.add("aten::bucketize.Tensor", sharded(against_all).shapes(positions_shape));
+  table.add("aten::searchsorted.Tensor", sharded(searchsorted).shapes(positions_shape));
+  table.add({"aten::isin.Tensor_Tensor", "aten::isin.Tensor_Scalar"}, sharded(against_all));
 }
 
 }  // namespace shardweave::dtensor_internal

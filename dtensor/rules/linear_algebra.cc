@@ -10,48 +10,35 @@ namespace shardweave::dtensor_internal {
 namespace {
 
 void contiguous_like_input(OpCall& call) {
-  call.outputs.push_back(contiguous_info(call.input(0).sizes, call.input(0).dtype));
+  call.outputs.push_back(contiguous_info(call.input("self").sizes, call.input("self").dtype));
 }
 
 void no_outputs(OpCall&) {}
 
 // --- solvers -------------------------------------------------------------------------------------
 
-// A and B with B a batch of matrices of as many batches as A; columns of B (rows, where the unknown
-// is on the left of A) are independent. `a_inputs`: how many inputs describe A, before B.
-void solve(const OpCall& call, Strategies& out, int a_inputs) {
-  const TensorInfo& a = call.input(0);
-  const TensorInfo& b = call.input(a_inputs);
-  if (b.ndim() != a.ndim()) return;  // vectors: a batch of another kind
-  const int batches = a.ndim() - 2;
-  for (int d = 0; d < batches; ++d) {
-    if (a.sizes[d] != b.sizes[d]) continue;
+// B is a batch of matrices, of as many batches as the factors (the other inputs); its columns (rows,
+// where the unknown is on the left) are independent.
+void solve(const OpCall& call, Strategies& out) {
+  const TensorInfo& factors = call.input(0);  // LU or LD
+  const TensorInfo& b = call.input("B");
+  if (b.ndim() != factors.ndim()) return;  // vectors: a batch of another kind
+  for (int d = 0; d < b.ndim() - 2; ++d) {
+    if (factors.sizes[d] != b.sizes[d]) continue;
     out.add(std::vector<Placement>(call.num_inputs(), Shard(d)), {Shard(d)}, zeros_if_empty);
   }
-  const bool left = call.arg_index("left") < 0 || call.bool_arg("left");
+  const bool left = !call.has_arg("left") || call.bool_arg("left");
   const int free = left ? b.ndim() - 1 : b.ndim() - 2;
-  std::vector<Placement> inputs(call.num_inputs(), Replicate());
-  inputs[a_inputs] = Shard(free);
-  std::vector<Placement> outputs(call.num_outputs(), Replicate());
-  outputs[0] = Shard(free);
-  out.add(inputs, outputs, zeros_if_empty);
-  for (ReduceOp op : kLinearOps) {
-    inputs[a_inputs] = Partial(op);
-    outputs[0] = Partial(op);
-    out.add(inputs, outputs);
-  }
-}
-
-Rule solver(int a_inputs) {
-  return Rule([a_inputs](const OpCall& call, Strategies& out) { solve(call, out, a_inputs); });
+  out.add({{"B", Shard(free)}}, {Shard(free)}, zeros_if_empty);
+  out.add_linear({{"B"}});
 }
 
 // --- lines ---------------------------------------------------------------------------------------
 
 // Fourier transforms along "dim": every other dimension may be cut, and they are linear.
 void fourier(const OpCall& call, Strategies& out) {
-  const std::vector<int> dims = call.dims_arg("dim", call.input(0).ndim());
-  for (int d = 0; d < call.input(0).ndim(); ++d) {
+  const std::vector<int> dims = call.dims_arg("dim", call.input("self").ndim());
+  for (int d = 0; d < call.input("self").ndim(); ++d) {
     if (std::find(dims.begin(), dims.end(), d) != dims.end()) continue;
     out.add({Shard(d)}, {Shard(d)}, zeros_if_empty);
   }
@@ -61,7 +48,7 @@ void fourier(const OpCall& call, Strategies& out) {
 // MKL leaves a result whose batches are outermost, in the order of the input's strides, and the
 // transformed dimensions innermost in the order of "dim".
 TensorInfo transformed_info(const OpCall& call, Dims sizes, at::ScalarType dtype) {
-  const TensorInfo& self = call.input(0);
+  const TensorInfo& self = call.input("self");
   std::vector<int> order;
   std::vector<bool> transformed(self.ndim(), false);
   const std::vector<int64_t> given = call.arg("dim").toIntVector();
@@ -82,39 +69,33 @@ TensorInfo transformed_info(const OpCall& call, Dims sizes, at::ScalarType dtype
 }
 
 void c2c_shape(OpCall& call) {
-  call.outputs.push_back(transformed_info(call, call.input(0).sizes, call.input(0).dtype));
+  call.outputs.push_back(
+      transformed_info(call, call.input("self").sizes, call.input("self").dtype));
 }
 
 void r2c_shape(OpCall& call) {
-  Dims sizes = call.input(0).sizes;
-  const int last = call.input(0).wrap_dim(call.arg("dim").toIntVector().back());
+  Dims sizes = call.input("self").sizes;
+  const int last = call.input("self").wrap_dim(call.arg("dim").toIntVector().back());
   if (call.bool_arg("onesided")) sizes[last] = sizes[last] / 2 + 1;
   call.outputs.push_back(
-      transformed_info(call, std::move(sizes), c10::toComplexType(call.input(0).dtype)));
+      transformed_info(call, std::move(sizes), c10::toComplexType(call.input("self").dtype)));
 }
 
 void c2r_shape(OpCall& call) {
-  Dims sizes = call.input(0).sizes;
-  sizes[call.input(0).wrap_dim(call.arg("dim").toIntVector().back())] =
+  Dims sizes = call.input("self").sizes;
+  sizes[call.input("self").wrap_dim(call.arg("dim").toIntVector().back())] =
       call.int_arg("last_dim_size");
   call.outputs.push_back(
-      transformed_info(call, std::move(sizes), c10::toRealValueType(call.input(0).dtype)));
+      transformed_info(call, std::move(sizes), c10::toRealValueType(call.input("self").dtype)));
 }
 
 // Vectors of three along "dim", bilinear.
 void cross(const OpCall& call, Strategies& out) {
   const int along = call.output().wrap_dim(call.int_arg("dim"));
   for (int d = 0; d < call.output().ndim(); ++d) {
-    if (d == along) continue;
-    const auto cut = [&](const TensorInfo& info) {
-      return info.sizes[d] == call.output().sizes[d] ? Shard(d) : Replicate();
-    };
-    out.add({cut(call.input(0)), cut(call.input(1))}, {Shard(d)});
+    if (d != along) out.add(broadcast_cuts(call, call.output().sizes, d), {Shard(d)});
   }
-  for (ReduceOp op : kLinearOps) {
-    out.add({Partial(op), Replicate()}, {Partial(op)});
-    out.add({Replicate(), Partial(op)}, {Partial(op)});
-  }
+  out.add_linear({{"self"}, {"other"}});
 }
 
 }  // namespace
@@ -132,21 +113,19 @@ void add_linear_algebra_rules(RuleTable& table) {
   table.add("aten::_linalg_slogdet", over_batches({{2}, {0, 0, 2, 1}}));
   table.add("aten::linalg_matrix_exp", over_batches({{2}, {2}}).shapes(contiguous_like_input));
   // Whether a decomposition has failed: on any rank, so that all say the same.
-  table.add("aten::_linalg_check_errors",
-            Rule([](const OpCall&, Strategies&) {}).shapes(no_outputs));
+  table.add("aten::_linalg_check_errors", replicated().shapes(no_outputs));
 
   // --- solvers: batches and right-hand sides ---
   table.add("aten::_linalg_solve_ex", over_batches({{2}, {2, 2, 1, 0}}));
-  table.add("aten::linalg_lu_solve", solver(2));
-  table.add("aten::linalg_ldl_solve", solver(2));
+  table.add({"aten::linalg_lu_solve", "aten::linalg_ldl_solve"}, sharded(solve));
 
   // --- lines ---
-  table.add("aten::_fft_c2c", Rule(fourier).shapes(c2c_shape));
-  table.add("aten::_fft_r2c", Rule(fourier).shapes(r2c_shape));
-  table.add("aten::_fft_c2r", Rule(fourier).shapes(c2r_shape));
-  table.add("aten::linalg_cross", Rule(cross));
-  table.add("aten::renorm", Rule([](const OpCall& call, Strategies& out) {
-                              const int along = call.input(0).wrap_dim(call.int_arg("dim"));
+  table.add("aten::_fft_c2c", sharded(fourier).shapes(c2c_shape));
+  table.add("aten::_fft_r2c", sharded(fourier).shapes(r2c_shape));
+  table.add("aten::_fft_c2r", sharded(fourier).shapes(c2r_shape));
+  table.add("aten::linalg_cross", sharded(cross));
+  table.add("aten::renorm", sharded([](const OpCall& call, Strategies& out) {
+                              const int along = call.input("self").wrap_dim(call.int_arg("dim"));
                               out.add({Shard(along)}, {Shard(along)}, zeros_if_empty);
                             }).shapes(like_input));
 }

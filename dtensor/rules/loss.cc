@@ -60,22 +60,11 @@ void mean_loss_backward_of_shard(const c10::OperatorHandle& op, c10::Stack& stac
   boxed.run();
 }
 
-// Placements of the inputs from `first` on when dimension `d` of the shape they broadcast to is
-// cut.
-void cut_broadcast(const OpCall& call, int first, const Dims& shape, int d,
-                   std::vector<Placement>& inputs) {
-  for (int i = first; i < call.num_inputs(); ++i) {
-    const TensorInfo& input = call.input(i);
-    const int dim = d - (static_cast<int>(shape.size()) - input.ndim());
-    const bool broadcast = !input.defined || dim < 0 || (input.sizes[dim] == 1 && shape[d] != 1);
-    inputs.push_back(broadcast ? Replicate() : Shard(dim));
-  }
-}
-
-Dims broadcast_shape(const OpCall& call, int first) {
+// What scores, targets and weights broadcast to.
+Dims broadcast_shape(absl::Span<const TensorInfo> inputs) {
   std::vector<Dims> shapes;
-  for (int i = first; i < call.num_inputs(); ++i) {
-    if (call.input(i).defined) shapes.push_back(call.input(i).sizes);
+  for (const TensorInfo& input : inputs) {
+    if (input.defined) shapes.push_back(input.sizes);
   }
   return broadcast_sizes(shapes);
 }
@@ -83,46 +72,42 @@ Dims broadcast_shape(const OpCall& call, int first) {
 // self, target, weights that broadcast.
 void elementwise_loss(const OpCall& call, Strategies& out) {
   const int64_t reduction = call.int_arg("reduction");
-  const Dims shape = broadcast_shape(call, 0);
+  const Dims shape = broadcast_shape(call.inputs);
   for (int d = 0; d < static_cast<int>(shape.size()); ++d) {
-    std::vector<Placement> inputs;
-    cut_broadcast(call, 0, shape, d, inputs);
-    out.add(std::move(inputs), {reduction == at::Reduction::None ? Shard(d) : Partial()},
+    out.add(broadcast_cuts(call, shape, d),
+            {reduction == at::Reduction::None ? Shard(d) : Partial()},
             reduction == at::Reduction::Mean ? mean_loss_of_shard : nullptr);
   }
 }
 
-// grad_output, self, target, weights that broadcast -> gradient of self. Linear in grad_output.
+// The same with grad_output before them -> gradient of self. Linear in grad_output, which has the
+// shape of the result.
 void elementwise_loss_backward(const OpCall& call, Strategies& out) {
   const int64_t reduction = call.int_arg("reduction");
-  const Dims shape = broadcast_shape(call, 1);
+  const int grad = call.input_index("grad_output");
+  const Dims shape = broadcast_shape(absl::MakeConstSpan(call.inputs).subspan(grad + 1));
   for (int d = 0; d < static_cast<int>(shape.size()); ++d) {
-    std::vector<Placement> inputs;
-    const bool per_element = call.input(0).ndim() == static_cast<int>(shape.size());
-    inputs.push_back(per_element ? Shard(d) : Replicate());
-    cut_broadcast(call, 1, shape, d, inputs);
+    std::vector<Placement> inputs = broadcast_cuts(call, shape, d);
+    const bool per_element = call.input(grad).ndim() == static_cast<int>(shape.size());
+    inputs[grad] = per_element ? Shard(d) : Replicate();
     out.add(std::move(inputs), {Shard(d)},
             reduction == at::Reduction::Mean ? mean_loss_backward_of_shard : nullptr);
   }
-  for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
-    std::vector<Placement> inputs(call.num_inputs(), Replicate());
-    inputs[0] = Partial(op);
-    out.add(std::move(inputs), {Partial(op)});
-  }
+  out.add_linear({{"grad_output"}});
 }
 
 void elementwise_loss_shape(OpCall& call) {
   call.outputs.push_back(call.int_arg("reduction") == at::Reduction::None
-                             ? broadcast_info(call, {0, 1})
-                             : contiguous_info({}, call.input(0).dtype));
+                             ? broadcast_info(call, {"self", "target"})
+                             : contiguous_info({}, call.input("self").dtype));
 }
 
 void contiguous_gradient(OpCall& call) {
-  call.outputs.push_back(contiguous_info(call.input(1).sizes, call.input(1).dtype));
+  call.outputs.push_back(contiguous_info(call.input("self").sizes, call.input("self").dtype));
 }
 
 void dense_gradient(OpCall& call) {
-  call.outputs.push_back(like_info(call.input(1)));
+  call.outputs.push_back(like_info(call.input("self")));
 }
 
 // --- negative log likelihood ---------------------------------------------------------------------
@@ -168,39 +153,32 @@ void localize_targets(BoxedCall& boxed, const Spec& self) {
 
 void nll_loss_of_classes(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
   BoxedCall boxed(op, stack);
-  localize_targets(boxed, *call.inputs[0]);
+  localize_targets(boxed, boxed.spec(call, "self"));
   zeros_if_empty(op, stack, call);
 }
 
-void nll_loss_backward_of_classes(const c10::OperatorHandle& op, c10::Stack& stack,
-                                  const LocalCall& call) {
-  BoxedCall boxed(op, stack);
-  localize_targets(boxed, *call.inputs[1]);
-  zeros_if_empty(op, stack, call);
-}
-
-// self, target, weight -> loss, total weight. The mean of one is that of all if that has all.
+// The loss and the total weight. The mean of one is that of all if that has all.
 void nll_loss(const OpCall& call, Strategies& out) {
   const int64_t reduction = call.int_arg("reduction");
   if (reduction == at::Reduction::Mean) return;
-  const int ndim = call.input(0).ndim();
+  const int ndim = call.input("self").ndim();
   // Losses of their own have no total, but for a single one.
   const bool per_element = reduction == at::Reduction::None && ndim > 1;
   const Placement total = per_element ? Replicate() : Partial();
   for (int d = 0; d < ndim; ++d) {
     if (d == class_dim(ndim)) {
-      out.add({Shard(d), Replicate(), Shard(0)}, {Partial(), total}, nll_loss_of_classes);
+      out.add({{"self", Shard(d)}, {"weight", Shard(0)}}, {Partial(), total}, nll_loss_of_classes);
     } else {
-      out.add({Shard(d), of_target(d), Replicate()},
+      out.add({{"self", Shard(d)}, {"target", of_target(d)}},
               {per_element ? of_target(d) : Partial(), total});
     }
   }
 }
 
-// grad_output, self, target, weight, total weight -> gradient of self. total_weight is the global
-// one, so that a shard needs no more; only a mean reads it.
+// The gradient of self. total_weight is the global one, so that a shard needs no more; only a mean
+// reads it.
 void nll_loss_backward(const OpCall& call, Strategies& out) {
-  const int ndim = call.input(1).ndim();
+  const int ndim = call.input("self").ndim();
   const int64_t reduction = call.int_arg("reduction");
   const bool per_element = reduction == at::Reduction::None && ndim > 1;
   std::vector<Placement> totals = {Replicate()};
@@ -208,31 +186,28 @@ void nll_loss_backward(const OpCall& call, Strategies& out) {
   for (const Placement& total : totals) {
     for (int d = 0; d < ndim; ++d) {
       if (d == class_dim(ndim)) {
-        out.add({Replicate(), Shard(d), Replicate(), Shard(0), total}, {Shard(d)},
-                nll_loss_backward_of_classes);
+        out.add({{"self", Shard(d)}, {"weight", Shard(0)}, {"total_weight", total}}, {Shard(d)},
+                nll_loss_of_classes);
       } else {
-        out.add(
-            {per_element ? of_target(d) : Replicate(), Shard(d), of_target(d), Replicate(), total},
-            {Shard(d)});
+        out.add({{"grad_output", per_element ? of_target(d) : Replicate()},
+                 {"self", Shard(d)},
+                 {"target", of_target(d)},
+                 {"total_weight", total}},
+                {Shard(d)});
       }
     }
-    if (total.is_partial()) {
-      out.add({Replicate(), Replicate(), Replicate(), Replicate(), total}, {Replicate()});
-    }
-    for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
-      out.add({Partial(op), Replicate(), Replicate(), Replicate(), total}, {Partial(op)});
+    if (total.is_partial()) out.add({{"total_weight", total}}, {Replicate()});
+    for (ReduceOp op : kLinearOps) {
+      out.add({{"grad_output", Partial(op)}, {"total_weight", total}}, {Partial(op)});
     }
   }
 }
 
 // The mean over a batch that is spread out needs the sum of all weights, not those of the shard.
-bool is_spread_mean(const c10::OperatorHandle& op, absl::Span<const c10::IValue> args) {
-  const auto& arguments = op.schema().arguments();
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i].name() == "reduction" && args[i].toInt() != at::Reduction::Mean) return false;
-  }
-  for (const c10::IValue& arg : args.first(2)) {
-    const at::Tensor& tensor = arg.toTensor();
+bool is_spread_mean(const Arguments& args) {
+  if (args["reduction"].toInt() != at::Reduction::Mean) return false;
+  for (const char* name : {"self", "target"}) {
+    const at::Tensor& tensor = args.tensor(name);
     if (is_dtensor(tensor) && !layout_of(tensor).is_replicated()) return true;
   }
   return false;
@@ -259,15 +234,15 @@ void mean_nll_loss(const c10::OperatorHandle& op, c10::Stack& stack) {
 }
 
 void nll_loss2d_shapes(OpCall& call) {
-  const at::ScalarType dtype = call.input(0).dtype;
+  const at::ScalarType dtype = call.input("self").dtype;
   const bool per_element = call.int_arg("reduction") == at::Reduction::None;
-  call.outputs = {contiguous_info(per_element ? call.input(1).sizes : Dims(), dtype),
+  call.outputs = {contiguous_info(per_element ? call.input("target").sizes : Dims(), dtype),
                   contiguous_info({}, dtype)};
 }
 
-bool is_not_one_target_each(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IValue> args) {
-  const at::Tensor& self = args[0].toTensor();
-  const at::Tensor& target = args[1].toTensor();
+bool is_not_one_target_each(const Arguments& args) {
+  const at::Tensor& self = args.tensor("self");
+  const at::Tensor& target = args.tensor("target");
   return self.dim() == 0 || target.dim() != self.dim() - 1 ||
          (self.dim() == 2 && target.size(0) != self.size(0));
 }
@@ -275,28 +250,28 @@ bool is_not_one_target_each(const c10::OperatorHandle& /*op*/, absl::Span<const 
 }  // namespace
 
 void add_loss_rules(RuleTable& table) {
-  const Rule loss(elementwise_loss);
-  const Rule gradient(elementwise_loss_backward);
+  const ShardedRule loss = sharded(elementwise_loss);
+  const ShardedRule gradient = sharded(elementwise_loss_backward);
   table.add({"aten::mse_loss", "aten::smooth_l1_loss", "aten::soft_margin_loss"}, loss);
   table.add(
       {"aten::huber_loss", "aten::binary_cross_entropy", "aten::binary_cross_entropy_with_logits"},
-      Rule(loss).shapes(elementwise_loss_shape));
+      ShardedRule(loss).shapes(elementwise_loss_shape));
   table.add(
       {"aten::mse_loss_backward", "aten::smooth_l1_loss_backward", "aten::huber_loss_backward"},
-      Rule(gradient).shapes(contiguous_gradient));
+      ShardedRule(gradient).shapes(contiguous_gradient));
   table.add({"aten::binary_cross_entropy_backward", "aten::soft_margin_loss_backward"},
-            Rule(gradient).shapes(dense_gradient));
+            ShardedRule(gradient).shapes(dense_gradient));
 
   table.add("aten::nll_loss_forward",
-            Rule(nll_loss)
-                .composed_when(is_spread_mean, mean_nll_loss<at::nll_loss_forward>)
+            sharded(nll_loss)
+                .when(is_spread_mean, composed(mean_nll_loss<at::nll_loss_forward>))
                 .refuses(is_not_one_target_each));
-  table.add("aten::nll_loss_backward", Rule(nll_loss_backward));
+  table.add("aten::nll_loss_backward", sharded(nll_loss_backward));
   table.add("aten::nll_loss2d_forward",
-            Rule(nll_loss)
+            sharded(nll_loss)
                 .shapes(nll_loss2d_shapes)
-                .composed_when(is_spread_mean, mean_nll_loss<at::nll_loss2d_forward>));
-  table.add("aten::nll_loss2d_backward", Rule(nll_loss_backward).shapes(contiguous_gradient));
+                .when(is_spread_mean, composed(mean_nll_loss<at::nll_loss2d_forward>)));
+  table.add("aten::nll_loss2d_backward", sharded(nll_loss_backward).shapes(contiguous_gradient));
 }
 
 }  // namespace shardweave::dtensor_internal

@@ -30,7 +30,7 @@ void addmv_of_part(const c10::OperatorHandle& op, c10::Stack& stack, const Local
 
 // beta * self + alpha * einsum(others), where self is broadcast to the result. Where the product is
 // a Partial sum, self has to be one, so that it is added once.
-Rule add_einsum(std::string_view equation, Addend kind = Addend::kLinear) {
+ShardedRule add_einsum(std::string_view equation, Addend kind = Addend::kLinear) {
   const std::vector<std::string> sides = absl::StrSplit(std::string(equation), "->");
   const std::vector<std::string> operands = absl::StrSplit(sides[0], ',');
   const std::string result = sides[1];
@@ -38,32 +38,24 @@ Rule add_einsum(std::string_view equation, Addend kind = Addend::kLinear) {
   for (char c : sides[0]) {
     if (c != ',' && letters.find(c) == std::string::npos) letters += c;
   }
-  return Rule([=](const OpCall& call, Strategies& out) {
-           const TensorInfo& self = call.input(0);
-           const int missing = static_cast<int>(result.size()) - self.ndim();
-           auto cut = [](const std::string& operand, char letter) {
+  return sharded([=](const OpCall& call, Strategies& out) {
+           const auto cut = [](const std::string& operand, char letter) {
              const size_t dim = operand.find(letter);
              return dim == std::string::npos ? Replicate() : Shard(static_cast<int>(dim));
            };
            for (char letter : letters) {
-             std::vector<Placement> inputs(1);
+             const Placement of_result = cut(result, letter);
+             const bool summed = of_result.is_replicate();
+             if (summed && kind == Addend::kInsideActivation) continue;
+             const Placement output = summed ? Partial() : of_result;
+             std::vector<Placement> inputs = {
+                 summed ? Partial()
+                        : broadcast_cut(call.input("self"), call.output().sizes, output.dim())};
              for (const std::string& operand : operands) inputs.push_back(cut(operand, letter));
-             const size_t at = result.find(letter);
-             if (at == std::string::npos) {
-               if (kind == Addend::kInsideActivation) continue;
-               inputs[0] = Partial();
-               out.add(std::move(inputs), {Partial()});
-               continue;
-             }
-             const int d = static_cast<int>(at);
-             const int self_dim = d - missing;
-             const bool broadcast =
-                 self_dim < 0 || (self.sizes[self_dim] == 1 && call.output().sizes[d] != 1);
-             if (!broadcast) inputs[0] = Shard(self_dim);
-             out.add(std::move(inputs), {Shard(d)});
+             out.add(std::move(inputs), {output});
            }
            if (kind == Addend::kInsideActivation) return;
-           for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
+           for (ReduceOp op : kLinearOps) {
              for (size_t i = 0; i < operands.size(); ++i) {
                std::vector<Placement> inputs(1 + operands.size(), Replicate());
                inputs[0] = Partial(op);
@@ -104,23 +96,17 @@ void trilinear(const OpCall& call, Strategies& out) {
     out.add(std::move(inputs), {contains(summed, d) ? Partial() : Shard(d - before(summed, d))},
             zeros_if_empty);
   }
-  for (ReduceOp op : kLinearOps) {
-    for (int i = 0; i < 3; ++i) {
-      std::vector<Placement> inputs(3, Replicate());
-      inputs[i] = Partial(op);
-      out.add(std::move(inputs), {Partial(op)});
-    }
-  }
+  out.add_linear({{"i1"}, {"i2"}, {"i3"}});
 }
 
 void scalar_shape(OpCall& call) {
-  call.outputs.push_back(contiguous_info({}, call.input(0).dtype));
+  call.outputs.push_back(contiguous_info({}, call.input("self").dtype));
 }
 
 // addbmm has no kernel for meta tensors.
 void addbmm_shape(OpCall& call) {
-  const TensorInfo& a = call.input(1);
-  const TensorInfo& b = call.input(2);
+  const TensorInfo& a = call.input("batch1");
+  const TensorInfo& b = call.input("batch2");
   const bool fits =
       a.ndim() == 3 && b.ndim() == 3 && a.sizes[0] == b.sizes[0] && a.sizes[2] == b.sizes[1];
   if (!fits) {
@@ -128,12 +114,12 @@ void addbmm_shape(OpCall& call) {
         "addbmm: batch1 [", absl::StrJoin(a.sizes, ", "), "] and batch2 [",
         absl::StrJoin(b.sizes, ", "), "] are not two batches of matrices that multiply")));
   }
-  call.outputs.push_back(contiguous_info({a.sizes[1], b.sizes[2]}, call.input(0).dtype));
+  call.outputs.push_back(contiguous_info({a.sizes[1], b.sizes[2]}, call.input("self").dtype));
 }
 
-bool dtypes_differ(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IValue> args) {
+bool dtypes_differ(const Arguments& args) {
   std::optional<at::ScalarType> dtype;
-  for (const c10::IValue& arg : args) {
+  for (const c10::IValue& arg : args.values()) {
     if (!arg.isTensor()) continue;
     if (dtype.value_or(arg.toTensor().scalar_type()) != arg.toTensor().scalar_type()) return true;
     dtype = arg.toTensor().scalar_type();
@@ -144,7 +130,7 @@ bool dtypes_differ(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IVal
 }  // namespace
 
 void add_matmul_rules(RuleTable& table) {
-  const auto add = [&](std::string_view name, Rule rule) {
+  const auto add = [&](std::string_view name, ShardedRule rule) {
     table.add(name, std::move(rule).refuses(dtypes_differ));
   };
   add("aten::mm", einsum("mk,kn->mn"));
@@ -157,8 +143,8 @@ void add_matmul_rules(RuleTable& table) {
   add("aten::addbmm", add_einsum("bmk,bkn->mn").shapes(addbmm_shape));
   add("aten::baddbmm", add_einsum("bmk,bkn->bmn"));
   add("aten::addmv", add_einsum("mk,k->m").runs(addmv_of_part));
-  table.add("aten::_trilinear", Rule(trilinear));
   table.add("aten::addr", add_einsum("m,n->mn"));  // promotes
+  table.add("aten::_trilinear", sharded(trilinear));
 }
 
 }  // namespace shardweave::dtensor_internal

@@ -1,7 +1,6 @@
 // Layer, group and batch normalization and their gradients.
 #include <algorithm>
 #include <optional>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -38,44 +37,45 @@ at::ScalarType statistics_dtype(const TensorInfo& input, const TensorInfo& weigh
 
 // --- layer norm ----------------------------------------------------------------------------------
 
-int leading_dims(const OpCall& call, const TensorInfo& input) {
-  return input.ndim() - static_cast<int>(call.arg("normalized_shape").toIntVector().size());
+int leading_dims(const OpCall& call) {
+  return call.input("input").ndim() -
+         static_cast<int>(call.arg("normalized_shape").toIntVector().size());
 }
 
-// The dimensions before the normalized ones are independent. input, weight, bias.
+// The dimensions before the normalized ones are independent.
 void layer_norm(const OpCall& call, Strategies& out) {
-  for (int d = 0; d < leading_dims(call, call.input(0)); ++d) {
-    out.add({Shard(d), Replicate(), Replicate()}, {Shard(d)});
-  }
+  for (int d = 0; d < leading_dims(call); ++d) out.add({{"input", Shard(d)}}, {Shard(d)});
+}
+
+// Mean and 1/deviation have a number for each that is normalized.
+Dims statistics_sizes(const OpCall& call) {
+  const TensorInfo& input = call.input("input");
+  Dims sizes = input.sizes;
+  std::fill(sizes.begin() + std::clamp(leading_dims(call), 0, input.ndim()), sizes.end(), 1);
+  return sizes;
 }
 
 void layer_norm_shapes(OpCall& call) {
-  const TensorInfo& input = call.input(0);
-  Dims reduced = input.sizes;
-  std::fill(reduced.begin() + std::clamp(leading_dims(call, input), 0, input.ndim()), reduced.end(),
-            1);
-  const at::ScalarType dtype = statistics_dtype(input, call.input(1));
-  call.outputs = {contiguous_info(input.sizes, input.dtype), contiguous_info(reduced, dtype),
-                  contiguous_info(reduced, dtype)};
+  const TensorInfo& input = call.input("input");
+  const TensorInfo statistics =
+      contiguous_info(statistics_sizes(call), statistics_dtype(input, call.input("weight")));
+  call.outputs = {contiguous_info(input.sizes, input.dtype), statistics, statistics};
 }
 
-// grad_out, input, mean, rstd, weight, bias -> gradients of input, weight, bias.
+// Gradients of input, weight and bias.
 void layer_norm_backward(const OpCall& call, Strategies& out) {
-  for (int d = 0; d < leading_dims(call, call.input(1)); ++d) {
-    out.add({Shard(d), Shard(d), Shard(d), Shard(d), Replicate(), Replicate()},
+  for (int d = 0; d < leading_dims(call); ++d) {
+    out.add({{"grad_out", Shard(d)}, {"input", Shard(d)}, {"mean", Shard(d)}, {"rstd", Shard(d)}},
             {Shard(d), Partial(), Partial()});
   }
-  for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
-    out.add({Partial(op), Replicate(), Replicate(), Replicate(), Replicate(), Replicate()},
-            {Partial(op)});
-  }
+  out.add_linear({{"grad_out"}});
 }
 
 void layer_norm_backward_shapes(OpCall& call) {
   const auto mask = call.arg("output_mask").toBoolList();
-  const TensorInfo& input = call.input(1);
-  const TensorInfo& weight = call.input(4);
-  const TensorInfo& bias = call.input(5);
+  const TensorInfo& input = call.input("input");
+  const TensorInfo& weight = call.input("weight");
+  const TensorInfo& bias = call.input("bias");
   call.outputs.push_back(mask[0] ? contiguous_info(input.sizes, input.dtype) : none());
   call.outputs.push_back(mask[1] && weight.defined ? contiguous_info(weight.sizes, weight.dtype)
                                                    : none());
@@ -88,36 +88,32 @@ void layer_norm_backward_shapes(OpCall& call) {
 // --- RMS norm ------------------------------------------------------------------------------------
 // LibTorch has it fused for GPUs; elsewhere it is other operators.
 
-// input, weight -> output, rstd
+// The output and 1/deviation.
 void rms_norm(const OpCall& call, Strategies& out) {
-  for (int d = 0; d < leading_dims(call, call.input(0)); ++d) {
-    out.add({Shard(d), Replicate()}, {Shard(d)}, zeros_if_empty);
+  for (int d = 0; d < leading_dims(call); ++d) {
+    out.add({{"input", Shard(d)}}, {Shard(d)}, zeros_if_empty);
   }
 }
 
 void rms_norm_shapes(OpCall& call) {
-  const TensorInfo& input = call.input(0);
-  Dims reduced = input.sizes;
-  std::fill(reduced.begin() + std::clamp(leading_dims(call, input), 0, input.ndim()), reduced.end(),
-            1);
+  const TensorInfo& input = call.input("input");
   call.outputs = {contiguous_info(input.sizes, input.dtype),
-                  contiguous_info(reduced, at::toOpMathType(input.dtype))};
+                  contiguous_info(statistics_sizes(call), at::toOpMathType(input.dtype))};
 }
 
-// grad_out, input, rstd, weight -> gradients of input, weight
+// Gradients of input and weight.
 void rms_norm_backward(const OpCall& call, Strategies& out) {
-  for (int d = 0; d < leading_dims(call, call.input(1)); ++d) {
-    out.add({Shard(d), Shard(d), Shard(d), Replicate()}, {Shard(d), Partial()}, zeros_if_empty);
+  for (int d = 0; d < leading_dims(call); ++d) {
+    out.add({{"grad_out", Shard(d)}, {"input", Shard(d)}, {"rstd", Shard(d)}},
+            {Shard(d), Partial()}, zeros_if_empty);
   }
-  for (ReduceOp op : kLinearOps) {
-    out.add({Partial(op), Replicate(), Replicate(), Replicate()}, {Partial(op)});
-  }
+  out.add_linear({{"grad_out"}});
 }
 
 void rms_norm_backward_shapes(OpCall& call) {
   const auto mask = call.arg("output_mask").toBoolList();
-  const TensorInfo& input = call.input(1);
-  const TensorInfo& weight = call.input(3);
+  const TensorInfo& input = call.input("input");
+  const TensorInfo& weight = call.input("weight");
   call.outputs = {mask[0] ? contiguous_info(input.sizes, input.dtype) : none(),
                   mask[1] && weight.defined ? contiguous_info(weight.sizes, weight.dtype) : none()};
 }
@@ -125,58 +121,52 @@ void rms_norm_backward_shapes(OpCall& call) {
 // --- group norm ----------------------------------------------------------------------------------
 
 // Whole groups per rank, by all mesh dimensions that cut the channels together.
-bool groups_divide(const OpCall& call, int input) {
-  return call.int_arg("group") % call.pieces(input, 1) == 0;
+bool groups_divide(const OpCall& call) {
+  return call.int_arg("group") % call.pieces(call.input("input"), 1) == 0;
 }
 
 // The sizes among the arguments become those of the local tensor.
-void localize_group_norm(BoxedCall& boxed, const at::Tensor& input, const Spec& spec) {
-  const int64_t groups = boxed["group"].toInt() * input.size(1) / spec.sizes[1];
-  boxed["N"] = input.size(0);
-  boxed["C"] = input.size(1);
-  boxed["group"] = groups;
-}
-
 void group_norm_of_shard(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
   BoxedCall boxed(op, stack);
-  localize_group_norm(boxed, boxed.tensor("input"), *call.inputs[0]);
+  const at::Tensor input = boxed.tensor("input");
+  boxed["group"] = boxed["group"].toInt() * input.size(1) / boxed.spec(call, "input").sizes[1];
+  boxed["N"] = input.size(0);
+  boxed["C"] = input.size(1);
   zeros_if_empty(op, stack, call);
 }
 
-void group_norm_backward_of_shard(const c10::OperatorHandle& op, c10::Stack& stack,
-                                  const LocalCall& call) {
-  BoxedCall boxed(op, stack);
-  localize_group_norm(boxed, boxed.tensor("input"), *call.inputs[1]);
-  zeros_if_empty(op, stack, call);
-}
-
-// input, weight, bias -> output, mean, rstd.
+// The output, mean and 1/deviation.
 void group_norm(const OpCall& call, Strategies& out) {
-  out.add({Shard(0), Replicate(), Replicate()}, {Shard(0)}, group_norm_of_shard);
-  if (!groups_divide(call, 0)) return;
-  out.add({Shard(1), Shard(0), Shard(0)}, {Shard(1)}, group_norm_of_shard);
+  out.add({{"input", Shard(0)}}, {Shard(0)}, group_norm_of_shard);
+  if (!groups_divide(call)) return;
+  out.add({{"input", Shard(1)}, {"weight", Shard(0)}, {"bias", Shard(0)}}, {Shard(1)},
+          group_norm_of_shard);
 }
 
 void group_norm_shapes(OpCall& call) {
-  const TensorInfo& input = call.input(0);
-  const at::ScalarType dtype = statistics_dtype(input, call.input(1));
+  const TensorInfo& input = call.input("input");
+  const at::ScalarType dtype = statistics_dtype(input, call.input("weight"));
   const Dims groups = {call.int_arg("N"), call.int_arg("group")};
   call.outputs = {like_info(input), contiguous_info(groups, dtype), contiguous_info(groups, dtype)};
 }
 
-// grad_out, input, mean, rstd, weight -> gradients of input, weight, bias.
+// Gradients of input, weight and bias.
 void group_norm_backward(const OpCall& call, Strategies& out) {
-  out.add({Shard(0), Shard(0), Shard(0), Shard(0), Replicate()}, {Shard(0), Partial(), Partial()},
-          group_norm_backward_of_shard);
-  if (!groups_divide(call, 1)) return;
-  out.add({Shard(1), Shard(1), Shard(1), Shard(1), Shard(0)}, {Shard(1), Shard(0), Shard(0)},
-          group_norm_backward_of_shard);
+  out.add({{"grad_out", Shard(0)}, {"input", Shard(0)}, {"mean", Shard(0)}, {"rstd", Shard(0)}},
+          {Shard(0), Partial(), Partial()}, group_norm_of_shard);
+  if (!groups_divide(call)) return;
+  out.add({{"grad_out", Shard(1)},
+           {"input", Shard(1)},
+           {"mean", Shard(1)},
+           {"rstd", Shard(1)},
+           {"weight", Shard(0)}},
+          {Shard(1), Shard(0), Shard(0)}, group_norm_of_shard);
 }
 
 void group_norm_backward_shapes(OpCall& call) {
   const auto mask = call.arg("output_mask").toBoolList();
-  const TensorInfo& input = call.input(1);
-  const TensorInfo& weight = call.input(4);
+  const TensorInfo& input = call.input("input");
+  const TensorInfo& weight = call.input("weight");
   const TensorInfo per_channel =
       contiguous_info({call.int_arg("C")}, weight.defined ? weight.dtype : input.dtype);
   call.outputs = {mask[0] ? like_info(input) : none(), mask[1] ? per_channel : none(),
@@ -227,67 +217,59 @@ void normalize_shard_backward(const c10::OperatorHandle& op, c10::Stack& stack,
   boxed.finish({results[0], results[1], results[2]});
 }
 
-// input, weight, bias, running_mean, running_var -> output, no statistics.
+// The output, and no statistics.
 void batch_norm(const OpCall& call, Strategies& out) {
   if (call.bool_arg("training")) return;  // composed
-  for (int d = 0; d < call.input(0).ndim(); ++d) {
+  for (int d = 0; d < call.input("input").ndim(); ++d) {
+    // All other inputs have an element for each channel.
     const bool channels = d == 1;
     std::vector<Placement> inputs(call.num_inputs(), channels ? Shard(0) : Replicate());
-    inputs[0] = Shard(d);
+    inputs[call.input_index("input")] = Shard(d);
     out.add(std::move(inputs), {Shard(d), Replicate(), Replicate()}, normalize_shard);
   }
 }
 
 void batch_norm_shapes(OpCall& call) {
-  const TensorInfo& input = call.input(0);
+  const TensorInfo& input = call.input("input");
   const int64_t channels = call.bool_arg("training") ? input.sizes[1] : 0;
-  const TensorInfo statistics = contiguous_info({channels}, statistics_dtype(input, call.input(1)));
+  const TensorInfo statistics =
+      contiguous_info({channels}, statistics_dtype(input, call.input("weight")));
   call.outputs = {like_info(input), statistics, statistics};
 }
 
-// grad_out, input, weight, running_mean, running_var, save_mean, save_invstd -> gradients of input,
-// weight, bias. The saved ones are not read.
+// Gradients of input, weight and bias. What was saved is not read.
 void batch_norm_backward(const OpCall& call, Strategies& out) {
   if (call.bool_arg("train")) return;  // composed
-  for (int d = 0; d < call.input(1).ndim(); ++d) {
+  for (int d = 0; d < call.input("input").ndim(); ++d) {
     const bool channels = d == 1;
     const Placement each = channels ? Shard(0) : Replicate();
     const Placement sum = channels ? Shard(0) : Partial();
-    out.add({Shard(d), Shard(d), each, each, each, Replicate(), Replicate()}, {Shard(d), sum, sum},
-            normalize_shard_backward);
+    out.add({{"grad_out", Shard(d)},
+             {"input", Shard(d)},
+             {"weight", each},
+             {"running_mean", each},
+             {"running_var", each}},
+            {Shard(d), sum, sum}, normalize_shard_backward);
   }
-  for (ReduceOp op : kLinearOps) {
-    std::vector<Placement> inputs(call.num_inputs(), Replicate());
-    inputs[0] = Partial(op);
-    out.add(std::move(inputs), {Partial(op)});
-  }
+  out.add_linear({{"grad_out"}});
 }
 
 void batch_norm_backward_shapes(OpCall& call) {
   const auto mask = call.arg("output_mask").toBoolList();
-  const TensorInfo& input = call.input(1);
-  const TensorInfo& weight = call.input(2);
+  const TensorInfo& input = call.input("input");
+  const TensorInfo& weight = call.input("weight");
   const TensorInfo channel = contiguous_info(
       {input.sizes[1]}, weight.defined ? weight.dtype : statistics_dtype(input, weight));
   call.outputs = {mask[0] ? like_info(input) : none(), mask[1] ? channel : none(),
                   mask[2] ? channel : none()};
 }
 
-bool flag_of(const c10::OperatorHandle& op, absl::Span<const c10::IValue> args,
-             std::string_view name) {
-  const auto& arguments = op.schema().arguments();
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i].name() == name) return args[i].toBool();
-  }
-  return false;
+bool is_training(const Arguments& args) {
+  return args["training"].toBool();
 }
 
-bool is_training(const c10::OperatorHandle& op, absl::Span<const c10::IValue> args) {
-  return flag_of(op, args, "training");
-}
-
-bool is_training_backward(const c10::OperatorHandle& op, absl::Span<const c10::IValue> args) {
-  return flag_of(op, args, "train");
+bool is_training_backward(const Arguments& args) {
+  return args["train"].toBool();
 }
 
 // Without Partials: the statistics are of the values.
@@ -439,12 +421,13 @@ void batch_norm_training_backward(const c10::OperatorHandle& op, c10::Stack& sta
 }
 
 // The normalized shape is that of the last dimensions, and of the weights.
-bool is_not_the_last_dims(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IValue> args) {
-  const c10::IntArrayRef input = args[0].toTensor().sizes();
-  const std::vector<int64_t> shape = args[1].toIntVector();
+bool is_not_the_last_dims(const Arguments& args) {
+  const c10::IntArrayRef input = args.tensor("input").sizes();
+  const std::vector<int64_t> shape = args["normalized_shape"].toIntVector();
   if (shape.empty() || shape.size() > input.size()) return true;
   if (input.slice(input.size() - shape.size()) != c10::IntArrayRef(shape)) return true;
-  for (const c10::IValue& weight : args.subspan(2, 2)) {
+  for (const char* name : {"weight", "bias"}) {
+    const c10::IValue& weight = args[name];
     if (weight.isTensor() && weight.toTensor().sizes() != c10::IntArrayRef(shape)) return true;
   }
   return false;
@@ -454,22 +437,22 @@ bool is_not_the_last_dims(const c10::OperatorHandle& /*op*/, absl::Span<const c1
 
 void add_norm_rules(RuleTable& table) {
   table.add("aten::native_layer_norm",
-            Rule(layer_norm).shapes(layer_norm_shapes).refuses(is_not_the_last_dims));
+            sharded(layer_norm).shapes(layer_norm_shapes).refuses(is_not_the_last_dims));
   table.add("aten::native_layer_norm_backward",
-            Rule(layer_norm_backward).shapes(layer_norm_backward_shapes));
-  table.add("aten::_fused_rms_norm", Rule(rms_norm).shapes(rms_norm_shapes));
+            sharded(layer_norm_backward).shapes(layer_norm_backward_shapes));
+  table.add("aten::_fused_rms_norm", sharded(rms_norm).shapes(rms_norm_shapes));
   table.add("aten::_fused_rms_norm_backward",
-            Rule(rms_norm_backward).shapes(rms_norm_backward_shapes));
-  table.add("aten::native_group_norm", Rule(group_norm).shapes(group_norm_shapes).chunks_only());
+            sharded(rms_norm_backward).shapes(rms_norm_backward_shapes));
+  table.add("aten::native_group_norm", sharded(group_norm).shapes(group_norm_shapes).chunks_only());
   table.add("aten::native_group_norm_backward",
-            Rule(group_norm_backward).shapes(group_norm_backward_shapes).chunks_only());
-  const Rule forward = Rule(batch_norm).shapes(batch_norm_shapes);
+            sharded(group_norm_backward).shapes(group_norm_backward_shapes).chunks_only());
+  const ShardedRule forward = sharded(batch_norm).shapes(batch_norm_shapes);
   table.add({"aten::native_batch_norm", "aten::_native_batch_norm_legit"},
-            Rule(forward).composed_when(is_training, batch_norm_training));
+            ShardedRule(forward).when(is_training, composed(batch_norm_training)));
   table.add("aten::native_batch_norm_backward",
-            Rule(batch_norm_backward)
+            sharded(batch_norm_backward)
                 .shapes(batch_norm_backward_shapes)
-                .composed_when(is_training_backward, batch_norm_training_backward));
+                .when(is_training_backward, composed(batch_norm_training_backward)));
 }
 
 }  // namespace shardweave::dtensor_internal

@@ -30,15 +30,8 @@ void elementwise(const OpCall& call, Strategies& out) {
   std::vector<Dims> shapes;
   for (const TensorInfo& input : call.inputs) shapes.push_back(input.sizes);
   const Dims whole = broadcast_sizes(shapes);
-  const int ndim = static_cast<int>(whole.size());
-  for (int d = 0; d < ndim; ++d) {
-    std::vector<Placement> inputs;
-    for (const TensorInfo& input : call.inputs) {
-      const int own = d - (ndim - input.ndim());
-      const bool cut = own >= 0 && input.sizes[own] == whole[d];
-      inputs.push_back(cut ? Shard(own) : Replicate());
-    }
-    out.add(std::move(inputs), {Shard(d)});
+  for (int d = 0; d < static_cast<int>(whole.size()); ++d) {
+    out.add(broadcast_cuts(call, whole, d), {Shard(d)});
   }
 }
 
@@ -110,7 +103,8 @@ void unscale(const c10::OperatorHandle& op, c10::Stack& stack) {
     for (const at::Tensor& grad : grads) parts.push_back(part_to_write(grad, name));
     at::Tensor found = at::zeros({1}, parts[0].options().dtype(at::kFloat));
     if (like.defined() && !is_dtensor(inv_scale)) {
-      meta_of(like).context->plain_tensors.put_off({op, /*arg=*/2}, inv_scale);
+      meta_of(like).context->plain_tensors.put_off(
+          {op, static_cast<size_t>(call.index("inv_scale"))}, inv_scale);
     }
     at::_amp_foreach_non_finite_check_and_unscale_(
         parts, found, is_dtensor(inv_scale) ? full_tensor(inv_scale) : inv_scale);
@@ -125,7 +119,7 @@ void unscale(const c10::OperatorHandle& op, c10::Stack& stack) {
 }  // namespace
 
 void add_optimizer_rules(RuleTable& table) {
-  const Rule each = Rule(elementwise).per_element();
+  const ShardedRule each = sharded(elementwise).per_element();
   // Those that read a tensor of scalars, one per element, decompose, and so do the reductions
   // (_foreach_norm, _foreach_max).
   for (const char* name : {"addcdiv", "addcmul"}) {
@@ -142,11 +136,11 @@ void add_optimizer_rules(RuleTable& table) {
         "sinh",      "sqrt",       "sub",   "tan",     "tanh",    "trunc",  "zero"}) {
     table.add(absl::StrCat("aten::_foreach_", name), each);
   }
-  const Rule fused = Rule(elementwise).per_element().shapes(check_lists);
+  const ShardedRule fused = sharded(elementwise).per_element().shapes(check_lists);
   for (const char* name : {"adagrad_", "adam_", "adamw_", "sgd_"}) {
     table.add(absl::StrCat("aten::_fused_", name), fused);
   }
-  table.add("aten::_amp_foreach_non_finite_check_and_unscale_", Rule::composed(unscale));
+  table.add("aten::_amp_foreach_non_finite_check_and_unscale_", composed(unscale));
 }
 
 }  // namespace shardweave::dtensor_internal

@@ -13,7 +13,7 @@ int64_t chunks_of(const Placement& placement, int dim) {
 
 // What is left of `dim` after the cuts that are decided is `chunks` equal pieces.
 bool divides(const OpCall& call, int i, int dim, int64_t chunks) {
-  const auto sizes = call.sizes_so_far(i, dim);
+  const auto sizes = call.sizes_so_far(call.input(i), dim);
   return call.input(i).sizes[dim] % chunks == 0 &&
          std::all_of(sizes.begin(), sizes.end(), [&](int64_t n) { return n % chunks == 0; });
 }

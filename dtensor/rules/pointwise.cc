@@ -12,18 +12,16 @@
 namespace shardweave::dtensor_internal {
 namespace {
 
-// Operands that an operator is linear in together: they are Partial, all others replicated.
-using Operands = std::vector<int>;
-
-// Elementwise, and linear in each of these sets of operands.
-Rule linear_in(std::vector<Operands> sets) {
-  return Rule(
-      [sets = std::move(sets), shards = pointwise().function](const OpCall& call, Strategies& out) {
-        shards(call, out);
+// Elementwise, and linear in each of these sets of operands: where one is Partial together, and all
+// others are whole.
+ShardedRule linear_in(std::vector<std::vector<std::string_view>> sets) {
+  return sharded(
+      [sets = std::move(sets), elementwise = pointwise()](const OpCall& call, Strategies& out) {
+        elementwise(call, out);
         for (ReduceOp op : kLinearOps) {
-          for (const Operands& set : sets) {
+          for (const std::vector<std::string_view>& set : sets) {
             std::vector<Placement> inputs(call.num_inputs(), Replicate());
-            for (int i : set) inputs[i] = Partial(op);
+            for (std::string_view name : set) inputs[call.input_index(name)] = Partial(op);
             out.add(std::move(inputs), {Partial(op)});
           }
         }
@@ -34,9 +32,9 @@ Rule linear_in(std::vector<Operands> sets) {
 enum class Monotone { kRising, kFalling };
 
 // Of one operand.
-Rule monotone(Monotone m, Linearity linearity = Linearity::kNone) {
-  return Rule([m, shards = pointwise(linearity).function](const OpCall& call, Strategies& out) {
-    shards(call, out);
+ShardedRule monotone(Monotone m, Linearity linearity = Linearity::kNone) {
+  return sharded([m, elementwise = pointwise(linearity)](const OpCall& call, Strategies& out) {
+    elementwise(call, out);
     const ReduceOp min = m == Monotone::kRising ? ReduceOp::kMin : ReduceOp::kMax;
     const ReduceOp max = m == Monotone::kRising ? ReduceOp::kMax : ReduceOp::kMin;
     out.add({Partial(ReduceOp::kMin)}, {Partial(min)});
@@ -45,9 +43,9 @@ Rule monotone(Monotone m, Linearity linearity = Linearity::kNone) {
 }
 
 // Minimum and maximum of two: rising in each operand, and `own` of both is passed on.
-Rule extremum(ReduceOp own) {
-  return Rule([own, shards = pointwise().function](const OpCall& call, Strategies& out) {
-    shards(call, out);
+ShardedRule extremum(ReduceOp own) {
+  return sharded([own, elementwise = pointwise()](const OpCall& call, Strategies& out) {
+    elementwise(call, out);
     for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
       out.add({Partial(op), Replicate()}, {Partial(op)});
       out.add({Replicate(), Partial(op)}, {Partial(op)});
@@ -58,7 +56,7 @@ Rule extremum(ReduceOp own) {
 
 // Rising in two operands.
 void rising_in_both(const OpCall& call, Strategies& out) {
-  pointwise().function(call, out);
+  pointwise()(call, out);
   for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
     out.add({Partial(op), Replicate()}, {Partial(op)});
     out.add({Replicate(), Partial(op)}, {Partial(op)});
@@ -67,45 +65,45 @@ void rising_in_both(const OpCall& call, Strategies& out) {
 
 // self + alpha * other, self - alpha * other: rising in self, whatever alpha is.
 void add_or_sub(const OpCall& call, Strategies& out) {
-  pointwise(Linearity::kAdditive).function(call, out);
+  pointwise(Linearity::kAdditive)(call, out);
   for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
-    out.add({Partial(op), Replicate()}, {Partial(op)});
+    out.add({{"self", Partial(op)}}, {Partial(op)});
   }
 }
 
 // self + number, self - number: added once to a mean, a minimum or a maximum, not to every summand.
 void add_number(const OpCall& call, Strategies& out) {
-  pointwise().function(call, out);
+  pointwise()(call, out);
   pass_partials(call, out, {ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax});
 }
 
 // where(condition, self, other): with the same condition on all ranks every reduction commutes.
 void where(const OpCall& call, Strategies& out) {
-  pointwise().function(call, out);
+  pointwise()(call, out);
   for (ReduceOp op : kAllReduceOps) {
-    out.add({Replicate(), Partial(op), Partial(op)}, {Partial(op)});
+    out.add({{"self", Partial(op)}, {"other", Partial(op)}}, {Partial(op)});
   }
 }
 
 // Of the ranks that hold summands one fills with the value, the others with 0.
 void fill_once(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
-  const Spec& spec = *call.inputs[0];
-  const size_t base = stack.size() - op.schema().arguments().size();
+  BoxedCall boxed(op, stack);
+  const Spec& spec = boxed.spec(call, "self");
   for (int m = 0; m < spec.layout.mesh_ndim(); ++m) {
     if (!spec.layout[m].is_partial(ReduceOp::kSum) || spec.context->coordinate()[m] == 0) continue;
-    stack[base + *op.schema().argumentIndexWithName("value")] = c10::Scalar(0);
+    boxed["value"] = c10::Scalar(0);
   }
-  op.callBoxed(stack);
+  boxed.run();
 }
 
 // The value is not read: it may be another one in every step.
 void masked_fill(const OpCall& call, Strategies& out) {
-  pointwise().function(call, out);
+  pointwise()(call, out);
   for (ReduceOp op : kLinearOps) {
-    out.add({Partial(op), Replicate()}, {Partial(op)}, fill_once);
+    out.add({{"self", Partial(op)}}, {Partial(op)}, fill_once);
   }
   for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
-    out.add({Partial(op), Replicate()}, {Partial(op)});
+    out.add({{"self", Partial(op)}}, {Partial(op)});
   }
 }
 
@@ -117,27 +115,27 @@ void like_input_real(OpCall& call) {
 }
 
 // The common dtype of these inputs.
-at::ScalarType promoted(const OpCall& call, const std::vector<int>& inputs) {
+at::ScalarType promoted(const OpCall& call, std::initializer_list<std::string_view> inputs) {
   at::native::ResultTypeState state;
-  for (int i : inputs) {
-    state = at::native::update_result_type_state(call.args[call.input_arg[i]].toTensor(), state);
+  for (std::string_view name : inputs) {
+    state = at::native::update_result_type_state(call.arg(name).toTensor(), state);
   }
   return at::native::result_type(state);
 }
 
 void broadcast(OpCall& call) {
-  call.outputs.push_back(broadcast_info(call, {0, 1}));
-  call.outputs[0].dtype = promoted(call, {0, 1});
+  call.outputs.push_back(broadcast_info(call, {"self", "other"}));
+  call.outputs[0].dtype = promoted(call, {"self", "other"});
 }
 
 void broadcast_bool(OpCall& call) {
-  call.outputs.push_back(broadcast_info(call, {0, 1}));
+  call.outputs.push_back(broadcast_info(call));
   call.outputs[0].dtype = at::kBool;
 }
 
 void broadcast_complex(OpCall& call) {
-  call.outputs.push_back(broadcast_info(call, {0, 1}));
-  call.outputs[0].dtype = c10::toComplexType(call.input(0).dtype);
+  call.outputs.push_back(broadcast_info(call));
+  call.outputs[0].dtype = c10::toComplexType(call.outputs[0].dtype);
 }
 
 void like_input_bool(OpCall& call) {
@@ -159,8 +157,8 @@ void angle_shape(OpCall& call) {
 }
 
 void where_shape(OpCall& call) {
-  call.outputs.push_back(broadcast_info(call, {1, 2, 0}));
-  call.outputs[0].dtype = promoted(call, {1, 2});
+  call.outputs.push_back(broadcast_info(call, {"self", "other", "condition"}));
+  call.outputs[0].dtype = promoted(call, {"self", "other"});
 }
 
 void frexp_shapes(OpCall& call) {
@@ -177,7 +175,7 @@ void log_sigmoid_shapes(OpCall& call) {
 
 // self with a weight that broadcasts to it.
 void prelu_gradient_shapes(OpCall& call) {
-  call.outputs = {like_info(call.input(1)), like_info(call.input(1))};
+  call.outputs = {like_info(call.input("self")), like_info(call.input("self"))};
 }
 
 }  // namespace
@@ -241,7 +239,7 @@ void add_pointwise_rules(RuleTable& table) {
   table.add({"aten::fmax", "aten::maximum", "aten::clamp_min.Tensor"}, extremum(ReduceOp::kMax));
   table.add({"aten::fmin", "aten::minimum", "aten::clamp_max.Tensor"}, extremum(ReduceOp::kMin));
   table.add({"aten::clamp_max", "aten::clamp_min"}, monotone(Monotone::kRising));
-  table.add({"aten::logaddexp", "aten::logaddexp2"}, Rule(rising_in_both));
+  table.add({"aten::logaddexp", "aten::logaddexp2"}, sharded(rising_in_both));
   table.add({"aten::special_chebyshev_polynomial_t", "aten::special_chebyshev_polynomial_u",
              "aten::special_chebyshev_polynomial_v", "aten::special_chebyshev_polynomial_w",
              "aten::special_hermite_polynomial_h", "aten::special_hermite_polynomial_he",
@@ -269,26 +267,26 @@ void add_pointwise_rules(RuleTable& table) {
   table.add({"aten::deg2rad", "aten::rad2deg"}, monotone(Monotone::kRising, Linearity::kAdditive));
   table.add({"aten::conj_physical", "aten::_conj_physical"},
             pointwise(Linearity::kAdditive).shapes(like_input));
-  table.add({"aten::add", "aten::sub"}, Rule(add_or_sub));
+  table.add({"aten::add", "aten::sub"}, sharded(add_or_sub));
   table.add("aten::rsub", pointwise(Linearity::kAdditive).shapes(broadcast));
   // A number is added once, not once per rank.
-  table.add({"aten::add.Scalar", "aten::sub.Scalar"}, Rule(add_number));
+  table.add({"aten::add.Scalar", "aten::sub.Scalar"}, sharded(add_number));
   table.add("aten::rsub.Scalar", pointwise());
   table.add("aten::mul", pointwise(Linearity::kMultilinear));
   table.add("aten::div", pointwise(Linearity::kFirst));
   // Rounding is not linear.
   table.add({"aten::div.Tensor_mode", "aten::div.Scalar_mode", "aten::div.out_mode"}, pointwise());
   // self + value * a * b, self + value * a / b
-  table.add("aten::addcmul", linear_in({{0, 1}, {0, 2}}));
-  table.add("aten::addcdiv", linear_in({{0, 1}}));
+  table.add("aten::addcmul", linear_in({{"self", "tensor1"}, {"self", "tensor2"}}));
+  table.add("aten::addcdiv", linear_in({{"self", "tensor1"}}));
   // self + weight * (end - self)
-  table.add("aten::lerp", linear_in({{0, 1}}));
+  table.add("aten::lerp", linear_in({{"self", "end"}}));
 
   // --- choices ---
   // The others are made of this one, and of nonzero.
-  table.add("aten::where.self", Rule(where).shapes(where_shape));
-  table.add("aten::masked_fill.Scalar", Rule(masked_fill));
-  table.add("aten::masked_fill.Tensor", linear_in({{0, 2}}));
+  table.add("aten::where.self", sharded(where).shapes(where_shape));
+  table.add("aten::masked_fill.Scalar", sharded(masked_fill));
+  table.add("aten::masked_fill.Tensor", linear_in({{"self", "value"}}));
 
   // --- gradients: linear in the incoming one ---
   table.add({"aten::elu_backward", "aten::gelu_backward", "aten::hardshrink_backward",

@@ -383,23 +383,23 @@ void native_dropout(const c10::OperatorHandle& op, c10::Stack& stack) {
 }  // namespace
 
 void add_random_rules(RuleTable& table) {
-  table.add("aten::uniform_", Rule::composed(uniform_));
-  table.add("aten::normal_", Rule::composed(normal_));
-  table.add("aten::log_normal_", Rule::composed(log_normal_));
-  table.add("aten::exponential_", Rule::composed(exponential_));
-  table.add("aten::cauchy_", Rule::composed(cauchy_));
-  table.add("aten::geometric_", Rule::composed(geometric_));
-  table.add("aten::bernoulli_", Rule::composed(bernoulli_));
-  table.add("aten::random_", Rule::composed(random_));
+  table.add("aten::uniform_", composed(uniform_));
+  table.add("aten::normal_", composed(normal_));
+  table.add("aten::log_normal_", composed(log_normal_));
+  table.add("aten::exponential_", composed(exponential_));
+  table.add("aten::cauchy_", composed(cauchy_));
+  table.add("aten::geometric_", composed(geometric_));
+  table.add("aten::bernoulli_", composed(bernoulli_));
+  table.add("aten::random_", composed(random_));
   table.add({"aten::bernoulli", "aten::cauchy", "aten::exponential", "aten::geometric",
              "aten::log_normal", "aten::normal.out", "aten::normal_functional", "aten::rand_like",
              "aten::randint_like", "aten::randn_like", "aten::random", "aten::uniform"},
-            Rule::composed(decomposed));
-  table.add("aten::bernoulli.out", Rule::composed(bernoulli_out));
+            composed(decomposed));
+  table.add("aten::bernoulli.out", composed(bernoulli_out));
   table.add(
       {"aten::normal.Tensor_float", "aten::normal.float_Tensor", "aten::normal.Tensor_Tensor"},
-      Rule::composed(normal_around));
-  table.add("aten::native_dropout", Rule::composed(native_dropout));
+      composed(normal_around));
+  table.add("aten::native_dropout", composed(native_dropout));
 }
 
 }  // namespace shardweave::dtensor_internal

@@ -10,8 +10,6 @@ namespace shardweave::dtensor_internal {
 namespace {
 
 // linspace, logspace between numbers that are tensors: a user who wants it cut says so afterwards.
-void between(const OpCall& /*call*/, Strategies& /*out*/) {}
-
 void between_shape(OpCall& call) {
   at::ScalarType dtype = c10::get_default_dtype_as_scalartype();
   for (const TensorInfo& end : call.inputs) {
@@ -20,7 +18,7 @@ void between_shape(OpCall& call) {
   for (std::string_view name : {"start", "end"}) {
     if (call.arg(name).isComplexDouble()) dtype = c10::toComplexType(dtype);
   }
-  if (call.arg_index("dtype") >= 0 && !call.arg("dtype").isNone()) {
+  if (call.has_arg("dtype") && !call.arg("dtype").isNone()) {
     dtype = call.arg("dtype").toScalarType();
   }
   call.outputs.push_back(contiguous_info({call.int_arg("steps")}, dtype));
@@ -30,8 +28,8 @@ void between_shape(OpCall& call) {
 
 void add_range_rules(RuleTable& table) {
   for (const char* ends : {"Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor"}) {
-    table.add(absl::StrCat("aten::linspace.", ends), Rule(between).shapes(between_shape));
-    table.add(absl::StrCat("aten::logspace.", ends), Rule(between).shapes(between_shape));
+    table.add(absl::StrCat("aten::linspace.", ends), replicated().shapes(between_shape));
+    table.add(absl::StrCat("aten::logspace.", ends), replicated().shapes(between_shape));
   }
 }
 

@@ -32,13 +32,13 @@ void layer_of_part(const c10::OperatorHandle& op, c10::Stack& stack, const Local
 }
 
 void layer(const OpCall& call, Strategies& out) {
-  const Placement state = Shard(sequence_of_state(call.input(5)));
-  out.add({Shard(kSequence), Replicate(), Replicate(), Replicate(), Replicate(), state, state},
+  const Placement state = Shard(sequence_of_state(call.input("hx_")));
+  out.add({{"input", Shard(kSequence)}, {"hx_", state}, {"cx_", state}},
           {Shard(kSequence), state, state, Shard(0)});
 }
 
 void layer_shapes(OpCall& call) {
-  const TensorInfo &input = call.input(0), &hx = call.input(5), &cx = call.input(6);
+  const TensorInfo &input = call.input("input"), &hx = call.input("hx_"), &cx = call.input("cx_");
   call.outputs.push_back(contiguous_info(
       {input.sizes[0], input.sizes[kSequence], call.int_arg("hidden_size")}, input.dtype));
   call.outputs.push_back(contiguous_info(hx.sizes, hx.dtype));
@@ -60,41 +60,57 @@ void backward_of_part(const c10::OperatorHandle& op, c10::Stack& stack, const Lo
   boxed.run();
 }
 
-// input, 4 weights, hx, cx, output, hy, cy, their gradients, scratch -> gradients of the first 7.
+// Gradients of the input, the 4 weights, hx and cx.
 void layer_backward(const OpCall& call, Strategies& out) {
-  const Placement data = Shard(kSequence), state = Shard(sequence_of_state(call.input(5)));
-  const Placement whole = Replicate(), sum = Partial();
-  out.add({data, whole, whole, whole, whole, state, state, data, state, state, data, state, state,
-           Shard(0)},
+  const Placement data = Shard(kSequence), state = Shard(sequence_of_state(call.input("hx_")));
+  const Placement sum = Partial();
+  out.add({{"input", data},
+           {"hx_", state},
+           {"cx_tmp", state},
+           {"output", data},
+           {"hy_", state},
+           {"cy_", state},
+           {"grad_output", data},
+           {"grad_hy", state},
+           {"grad_cy", state},
+           {"workspace", Shard(0)}},
           {data, sum, sum, sum, sum, state, state});
 }
 
 void layer_backward_shapes(OpCall& call) {
-  for (int i = 0; i < 7; ++i) {
+  for (const char* name : {"input", "weight1", "weight2", "weight3", "weight4", "hx_", "cx_tmp"}) {
+    const TensorInfo& of = call.input(name);
     // A layer without biases is given zeros of another shape.
-    const bool bias = i == 3 || i == 4;
-    const Dims sizes = bias ? Dims{call.input(1).sizes[0]} : call.input(i).sizes;
-    call.outputs.push_back(contiguous_info(sizes, call.input(i).dtype));
+    const std::string_view argument = name;
+    const bool bias = argument == "weight3" || argument == "weight4";
+    const Dims sizes = bias ? Dims{call.input("weight1").sizes[0]} : of.sizes;
+    call.outputs.push_back(contiguous_info(sizes, of.dtype));
   }
 }
 
 // For every element of a gate a product with the input and one with the state.
-double layer_flops(const OpCall& call) {
-  const double elements = static_cast<double>(call.input(0).sizes[0]) *
-                          static_cast<double>(call.input(0).sizes[kSequence]);
-  return 2 * elements * static_cast<double>(call.input(1).numel() + call.input(2).numel());
+double layer_flops(const OpCall& call, std::string_view of_input, std::string_view of_state) {
+  const Dims& sizes = call.input("input").sizes;
+  const double elements = static_cast<double>(sizes[0]) * static_cast<double>(sizes[kSequence]);
+  return 2 * elements *
+         static_cast<double>(call.input(of_input).numel() + call.input(of_state).numel());
+}
+double forward_flops(const OpCall& call) {
+  return layer_flops(call, "weight0", "weight1");
+}
+double backward_flops(const OpCall& call) {
+  return 3 * layer_flops(call, "weight1", "weight2");
 }
 
 }  // namespace
 
 void add_recurrent_rules(RuleTable& table) {
   table.add("aten::mkldnn_rnn_layer",
-            Rule(layer).shapes(layer_shapes).runs(layer_of_part).flops(layer_flops));
-  table.add("aten::mkldnn_rnn_layer_backward",
-            Rule(layer_backward)
-                .shapes(layer_backward_shapes)
-                .runs(backward_of_part)
-                .flops([](const OpCall& call) { return 3 * layer_flops(call); }));
+            sharded(layer).shapes(layer_shapes).runs(layer_of_part).flops(forward_flops));
+  table.add("aten::mkldnn_rnn_layer_backward", sharded(layer_backward)
+                                                   .shapes(layer_backward_shapes)
+                                                   .runs(backward_of_part)
+                                                   .flops(backward_flops));
 }
 
 }  // namespace shardweave::dtensor_internal

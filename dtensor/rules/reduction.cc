@@ -40,21 +40,21 @@ void add_reduction_strategies(const Reduction& r, const OpCall& call, Strategies
       out.add({Shard(d)}, {Shard(dims.in_output(d, call.output().ndim()))});
     }
   }
-  if (!cast_is_linear(call.input(0).dtype, call.output().dtype)) return;
+  if (!cast_is_linear(call.input("self").dtype, call.output().dtype)) return;
   for (ReduceOp op : r.commutes_with) out.add({Partial(op)}, {Partial(op)});
 }
 
-Rule reduction(Reduction r) {
-  return Rule([r = std::move(r)](const OpCall& call, Strategies& out) {
+ShardedRule reduction(Reduction r) {
+  return sharded([r = std::move(r)](const OpCall& call, Strategies& out) {
     add_reduction_strategies(r, call, out);
   });
 }
 
 // any and all over an explicit empty list of dimensions convert to bool and reduce nothing.
-Rule any_all_dims(ReduceOp over_ranks) {
-  return Rule([over_ranks](const OpCall& call, Strategies& out) {
+ShardedRule any_all_dims(ReduceOp over_ranks) {
+  return sharded([over_ranks](const OpCall& call, Strategies& out) {
     if (call.arg("dim").isIntList() && call.arg("dim").toIntVector().empty()) {
-      for (int d = 0; d < call.input(0).ndim(); ++d) out.add({Shard(d)}, {Shard(d)});
+      for (int d = 0; d < call.input("self").ndim(); ++d) out.add({Shard(d)}, {Shard(d)});
     } else {
       add_reduction_strategies({over_ranks}, call, out);
     }
@@ -67,24 +67,24 @@ Rule any_all_dims(ReduceOp over_ranks) {
 // or else that of the input.
 void reduced_shape(OpCall& call) {
   const ReducedDims dims(call);
-  at::ScalarType dtype = call.input(0).dtype;
-  if (call.arg_index("dtype") >= 0 && !call.arg("dtype").isNone()) {
+  at::ScalarType dtype = call.input("self").dtype;
+  if (call.has_arg("dtype") && !call.arg("dtype").isNone()) {
     dtype = call.arg("dtype").toScalarType();
-  } else if (call.arg_index("dtype") >= 0 && c10::isIntegralType(dtype, /*includeBool=*/true)) {
+  } else if (call.has_arg("dtype") && c10::isIntegralType(dtype, /*includeBool=*/true)) {
     dtype = at::kLong;  // sums and products of integers
   }
-  call.outputs.push_back(contiguous_info(dims.sizes(call.input(0)), dtype));
+  call.outputs.push_back(contiguous_info(dims.sizes(call.input("self")), dtype));
 }
 
 void logsumexp_shape(OpCall& call) {
   reduced_shape(call);
-  if (c10::isIntegralType(call.input(0).dtype, /*includeBool=*/true)) {
+  if (c10::isIntegralType(call.input("self").dtype, /*includeBool=*/true)) {
     call.outputs[0].dtype = c10::get_default_dtype_as_scalartype();
   }
 }
 
 void count_shape(OpCall& call) {
-  call.outputs.push_back(contiguous_info(ReducedDims(call).sizes(call.input(0)), at::kLong));
+  call.outputs.push_back(contiguous_info(ReducedDims(call).sizes(call.input("self")), at::kLong));
 }
 
 // The variance of complex numbers is real.
@@ -105,12 +105,12 @@ void values_indices_shape(OpCall& call) {
 }
 
 void same_shape(OpCall& call) {
-  call.outputs.push_back(contiguous_info(call.input(0).sizes, call.input(0).dtype));
+  call.outputs.push_back(contiguous_info(call.input("self").sizes, call.input("self").dtype));
 }
 
 void cumulative_values_indices_shape(OpCall& call) {
   same_shape(call);
-  call.outputs.push_back(contiguous_info(call.input(0).sizes, at::kLong));
+  call.outputs.push_back(contiguous_info(call.input("self").sizes, at::kLong));
 }
 
 // --- kernels for shards of reduced dimensions ----------------------------------------------------
@@ -125,7 +125,7 @@ void mean_of_shard(const c10::OperatorHandle& op, c10::Stack& stack, const Local
   const at::ScalarType dtype = call.outputs[0]->dtype;
 
   double count = 1;
-  const Dims& sizes = call.inputs[0]->sizes;
+  const Dims& sizes = boxed.spec(call, "self").sizes;
   if (dims.empty()) {
     for (int64_t size : sizes) count *= size;
   } else {
@@ -184,17 +184,12 @@ void extreme_of_shard(const c10::OperatorHandle& op, c10::Stack& stack, const Lo
 
 // --- composites for reduced dimensions that are sharded ------------------------------------------
 
-bool reduces_sharded(const c10::OperatorHandle& op, absl::Span<const c10::IValue> args) {
-  const at::Tensor& self = args[0].toTensor();
+bool reduces_sharded(const Arguments& args) {
+  const at::Tensor& self = args.tensor("self");
   if (!is_dtensor(self)) return false;
-  const auto& arguments = op.schema().arguments();
-  const c10::IValue* dim = nullptr;
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i].name() == "dim") dim = &args[i];
-  }
   std::vector<int64_t> dims;
-  if (dim != nullptr && dim->isInt()) dims = {dim->toInt()};
-  if (dim != nullptr && dim->isIntList()) dims = dim->toIntVector();
+  if (args.has("dim") && args["dim"].isInt()) dims = {args["dim"].toInt()};
+  if (args.has("dim") && args["dim"].isIntList()) dims = args["dim"].toIntVector();
   for (const Placement& p : layout_of(self).placements()) {
     if (!p.is_shard()) continue;
     if (dims.empty()) return true;
@@ -206,8 +201,8 @@ bool reduces_sharded(const c10::OperatorHandle& op, absl::Span<const c10::IValue
 }
 
 // Complex numbers have no largest one.
-bool reduces_sharded_reals(const c10::OperatorHandle& op, absl::Span<const c10::IValue> args) {
-  return reduces_sharded(op, args) && !args[0].toTensor().is_complex();
+bool reduces_sharded_reals(const Arguments& args) {
+  return reduces_sharded(args) && !args.tensor("self").is_complex();
 }
 
 // norm and linalg_vector_norm: the norm of norms is no reduction of the field, but powers add up.
@@ -329,30 +324,30 @@ void add_reduction_rules(RuleTable& table) {
              "aten::nanmedian.dim_values", "aten::mode", "aten::kthvalue"},
             along_dim().shapes(values_indices_shape));
   // The middle of all elements is known to nobody who has some of them.
-  table.add({"aten::median", "aten::nanmedian"},
-            Rule([](const OpCall&, Strategies&) {}).shapes(reduced_shape));
+  table.add({"aten::median", "aten::nanmedian"}, replicated().shapes(reduced_shape));
   table.add({"aten::cumsum", "aten::cumprod"}, along_dim());
   table.add("aten::logcumsumexp", along_dim().shapes(same_shape));
   table.add({"aten::cummax", "aten::cummin"}, along_dim().shapes(cumulative_values_indices_shape));
 
   table.add({"aten::norm", "aten::linalg_vector_norm"},
-            along_dim().composed_when(reduces_sharded, vector_norm));
+            along_dim().when(reduces_sharded, composed(vector_norm)));
   table.add("aten::logsumexp",
-            along_dim().shapes(logsumexp_shape).composed_when(reduces_sharded_reals, logsumexp));
+            along_dim().shapes(logsumexp_shape).when(reduces_sharded_reals, composed(logsumexp)));
   // LibTorch makes the other overloads of these of the one with a correction.
   table.add(
       "aten::var.correction",
-      along_dim().shapes(variance_shape).composed_when(reduces_sharded, variance<false, false>));
+      along_dim().shapes(variance_shape).when(reduces_sharded, composed(variance<false, false>)));
   table.add(
       "aten::std.correction",
-      along_dim().shapes(variance_shape).composed_when(reduces_sharded, variance<true, false>));
+      along_dim().shapes(variance_shape).when(reduces_sharded, composed(variance<true, false>)));
   table.add("aten::var_mean.correction",
             along_dim()
                 .shapes(variance_mean_shapes)
-                .composed_when(reduces_sharded, variance<false, true>));
-  table.add("aten::std_mean.correction", along_dim()
-                                             .shapes(variance_mean_shapes)
-                                             .composed_when(reduces_sharded, variance<true, true>));
+                .when(reduces_sharded, composed(variance<false, true>)));
+  table.add("aten::std_mean.correction",
+            along_dim()
+                .shapes(variance_mean_shapes)
+                .when(reduces_sharded, composed(variance<true, true>)));
 }
 
 }  // namespace shardweave::dtensor_internal

@@ -86,8 +86,8 @@ void check_offsets(const at::Tensor& offsets, int64_t num_indices) {
 void embedding_bag(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
   BoxedCall boxed(op, stack);
   const at::Tensor weight = boxed.tensor("weight");
-  const Spec& table = *call.inputs[0];
-  const Spec& all_indices = *call.inputs[1];
+  const Spec& table = boxed.spec(call, "weight");
+  const Spec& all_indices = boxed.spec(call, "indices");
   const at::ScalarType type =
       index_type(boxed.tensor("indices").scalar_type(), boxed.tensor("offsets").scalar_type());
   const at::Tensor indices = boxed.tensor("indices").to(type);
@@ -141,39 +141,40 @@ void embedding_bag(const c10::OperatorHandle& op, c10::Stack& stack, const Local
 void embedding_bag_strategies(const OpCall& call, Strategies& out) {
   const int64_t mode = call.int_arg("mode");
   const Placement whole = Replicate();
-  out.add({Shard(1), whole, whole, whole},
-          {Shard(1), whole, whole, mode == kMax ? Shard(1) : whole});
+  out.add({{"weight", Shard(1)}}, {Shard(1), whole, whole, mode == kMax ? Shard(1) : whole});
   if (mode == kMax) return;
-  out.add({Shard(0), whole, whole, whole}, {Partial(), whole, whole, whole});
+  out.add({{"weight", Shard(0)}}, {Partial(), whole, whole, whole});
   // How many of a bag are no padding is only known to who has them all.
   if (mode == kSum || call.int_arg("padding_idx") < 0) {
     const Placement of_bags = call.output(1).numel() == 0 ? whole : Shard(0);
-    out.add({whole, Shard(0), whole, Shard(0)}, {Partial(), of_bags, whole, whole});
+    out.add({{"indices", Shard(0)}, {"per_sample_weights", Shard(0)}},
+            {Partial(), of_bags, whole, whole});
   }
   for (ReduceOp op : kLinearOps) {
-    out.add({Partial(op), whole, whole, whole}, {Partial(op), whole, whole, whole});
-    if (call.input(3).defined) {
-      out.add({whole, whole, whole, Partial(op)}, {Partial(op), whole, whole, whole});
+    out.add({{"weight", Partial(op)}}, {Partial(op), whole, whole, whole});
+    if (call.input("per_sample_weights").defined) {
+      out.add({{"per_sample_weights", Partial(op)}}, {Partial(op), whole, whole, whole});
     }
   }
 }
 
 // As large as LibTorch's kernel makes them.
 void embedding_bag_shapes(OpCall& call) {
-  const TensorInfo& weight = call.input(0);
-  const TensorInfo& scales = call.input(3);
+  const TensorInfo& weight = call.input("weight");
+  const TensorInfo& indices = call.input("indices");
+  const TensorInfo& scales = call.input("per_sample_weights");
   const int64_t mode = call.int_arg("mode");
-  const int64_t offsets = call.input(2).numel();
+  const int64_t offsets = call.input("offsets").numel();
   const int64_t bags = offsets - (call.bool_arg("include_last_offset") ? 1 : 0);
   const bool forward_only = call.op->schema().name() == "aten::_embedding_bag_forward_only";
   const bool is_small =
       weight.dtype == at::kFloat || weight.dtype == at::kHalf || weight.dtype == at::kBFloat16;
   const bool fast = mode == kSum && is_small && call.int_arg("padding_idx") < 0 &&
                     weight.strides[1] == 1 && (!scales.defined || scales.strides[0] == 1);
-  const at::ScalarType type = index_type(call.input(1).dtype, call.input(2).dtype);
+  const at::ScalarType type = index_type(indices.dtype, call.input("offsets").dtype);
   const TensorInfo sizes = contiguous_info({forward_only && mode == kSum ? offsets : bags}, type);
   call.outputs = {contiguous_info({bags, weight.sizes[1]}, weight.dtype),
-                  contiguous_info({fast ? 0 : call.input(1).numel()}, type), sizes,
+                  contiguous_info({fast ? 0 : indices.numel()}, type), sizes,
                   mode == kMax ? contiguous_info({bags, weight.sizes[1]}, type) : sizes};
 }
 
@@ -182,26 +183,19 @@ void embedding_bag_shapes(OpCall& call) {
 // maximum it is [bags, D], weights of the indices [N] -> the gradient of the table [V, D], a sum
 // over the indices.
 
-// Which flat input an argument is.
-int input_of(const OpCall& call, std::string_view name) {
-  const int arg = call.arg_index(name);
-  const auto found = std::find(call.input_arg.begin(), call.input_arg.end(), arg);
-  return arg < 0 ? -1 : static_cast<int>(found - call.input_arg.begin());
-}
-
 void embedding_bag_backward(const c10::OperatorHandle& op, c10::Stack& stack,
                             const LocalCall& call) {
   BoxedCall boxed(op, stack);
   const at::Tensor grad = boxed.tensor("grad");
   const at::Tensor scales = boxed.tensor("per_sample_weights");
-  const Spec& all_grad = *call.inputs[0];
+  const Spec& all_grad = boxed.spec(call, "grad");
   at::Tensor indices = boxed.tensor("indices");
   at::Tensor bag = boxed.tensor("offset2bag");
   if (boxed.has("offsets")) {
     const at::Tensor offsets = boxed.tensor("offsets");
     const at::ScalarType type = index_type(indices.scalar_type(), offsets.scalar_type());
     indices = indices.to(type);
-    bag = bags_of(*call.inputs[1], offsets.to(type), all_grad.sizes[0]);
+    bag = bags_of(boxed.spec(call, "indices"), offsets.to(type), all_grad.sizes[0]);
   }
   at::Tensor own_scales = scales;
   if (grad.size(0) != all_grad.sizes[0]) {  // some of the bags
@@ -223,39 +217,29 @@ void embedding_bag_backward(const c10::OperatorHandle& op, c10::Stack& stack,
 
 void embedding_bag_backward_strategies(const OpCall& call, Strategies& out) {
   const int64_t mode = call.int_arg("mode");
-  const int64_t bags = call.input(0).sizes[0];
-  const int maxima = input_of(call, "maximum_indices");
-  auto add = [&](std::initializer_list<std::pair<std::string_view, Placement>> cut,
-                 const Placement& result) {
-    std::vector<Placement> inputs(call.num_inputs(), Replicate());
-    for (const auto& [name, placement] : cut) {
-      const int i = input_of(call, name);
-      if (i >= 0) inputs[i] = placement;
-    }
-    out.add(std::move(inputs), {result});
-  };
   if (mode == kMax) {
-    add({{"grad", Shard(1)}, {"maximum_indices", Shard(1)}}, Shard(1));
+    out.add({{"grad", Shard(1)}, {"maximum_indices", Shard(1)}}, {Shard(1)});
   } else {
-    add({{"grad", Shard(1)}}, Shard(1));
+    out.add({{"grad", Shard(1)}}, {Shard(1)});
   }
   // Scaling by frequency needs the counts over all indices.
   if (mode != kMax && !call.bool_arg("scale_grad_by_freq")) {
-    const bool has_bags = call.input(input_of(call, "offset2bag")).numel() > 0;
-    add({{"indices", Shard(0)},
-         {"offset2bag", has_bags ? Shard(0) : Replicate()},
-         {"per_sample_weights", Shard(0)}},
-        Partial());
-    if (call.input(input_of(call, "bag_size")).sizes[0] == bags &&
-        call.input(maxima).sizes[0] == bags) {
-      add({{"grad", Shard(0)}, {"bag_size", Shard(0)}, {"maximum_indices", Shard(0)}}, Partial());
+    const bool has_bags = call.input("offset2bag").numel() > 0;
+    out.add({{"indices", Shard(0)},
+             {"offset2bag", has_bags ? Shard(0) : Replicate()},
+             {"per_sample_weights", Shard(0)}},
+            {Partial()});
+    const int64_t bags = call.input("grad").sizes[0];
+    if (call.input("bag_size").sizes[0] == bags && call.input("maximum_indices").sizes[0] == bags) {
+      out.add({{"grad", Shard(0)}, {"bag_size", Shard(0)}, {"maximum_indices", Shard(0)}},
+              {Partial()});
     }
   }
-  for (ReduceOp op : kLinearOps) add({{"grad", Partial(op)}}, Partial(op));
+  out.add_linear({{"grad"}});
 }
 
 void embedding_bag_backward_shape(OpCall& call) {
-  const TensorInfo& grad = call.input(0);
+  const TensorInfo& grad = call.input("grad");
   call.outputs.push_back(contiguous_info({call.int_arg("num_weights"), grad.sizes[1]}, grad.dtype));
 }
 
@@ -266,9 +250,9 @@ void scales_backward(const c10::OperatorHandle& op, c10::Stack& stack, const Loc
   const at::Tensor grad = boxed.tensor("grad");
   const at::Tensor weight = boxed.tensor("weight");
   const at::Tensor indices = boxed.tensor("indices");
-  const at::Tensor bag =
-      bags_of(*call.inputs[2], boxed.tensor("offsets").to(indices.scalar_type()), grad.size(0));
-  const HeldRows rows = held_rows(indices, *call.inputs[1], "embedding_bag");
+  const at::Tensor bag = bags_of(boxed.spec(call, "indices"),
+                                 boxed.tensor("offsets").to(indices.scalar_type()), grad.size(0));
+  const HeldRows rows = held_rows(indices, boxed.spec(call, "weight"), "embedding_bag");
   if (!rows.here.defined() || grad.numel() == 0 || indices.numel() == 0) {
     boxed.finish({at::zeros(local_sizes(call.outputs[0]), grad.options())});
     return;
@@ -280,88 +264,79 @@ void scales_backward(const c10::OperatorHandle& op, c10::Stack& stack, const Loc
 }
 
 void scales_backward_strategies(const OpCall& call, Strategies& out) {
-  const Placement whole = Replicate();
-  const Placement of_bags = call.input(4).numel() == 0 ? whole : Shard(0);
-  out.add({whole, whole, Shard(0), whole, of_bags}, {Shard(0)});
-  out.add({Shard(1), Shard(1), whole, whole, whole}, {Partial()});
-  out.add({whole, Shard(0), whole, whole, whole}, {Partial()});
-  for (ReduceOp op : kLinearOps) {
-    out.add({Partial(op), whole, whole, whole, whole}, {Partial(op)});
-    out.add({whole, Partial(op), whole, whole, whole}, {Partial(op)});
-  }
+  const bool has_bags = call.input("offset2bag").numel() > 0;
+  out.add({{"indices", Shard(0)}, {"offset2bag", has_bags ? Shard(0) : Replicate()}}, {Shard(0)});
+  out.add({{"grad", Shard(1)}, {"weight", Shard(1)}}, {Partial()});
+  out.add({{"weight", Shard(0)}}, {Partial()});
+  out.add_linear({{"grad"}, {"weight"}});
 }
 
 void scales_backward_shape(OpCall& call) {
-  call.outputs.push_back(contiguous_info({call.input(2).numel()}, call.input(0).dtype));
+  call.outputs.push_back(
+      contiguous_info({call.input("indices").numel()}, call.input("grad").dtype));
 }
 
 // Shapes and numbers that LibTorch refuses, in its words.
-bool are_no_bags(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IValue> args) {
-  const at::Tensor& weight = args[0].toTensor();
-  const at::Tensor& indices = args[1].toTensor();
-  const at::Tensor& offsets = args[2].toTensor();
+bool are_no_bags(const Arguments& args) {
+  const at::Tensor& weight = args.tensor("weight");
+  const at::Tensor& indices = args.tensor("indices");
+  const at::Tensor& offsets = args.tensor("offsets");
   return weight.dim() != 2 || indices.dim() != 1 || offsets.dim() != 1 || offsets.numel() == 0 ||
          !c10::isIntegralType(indices.scalar_type(), false) ||
          !c10::isIntegralType(offsets.scalar_type(), false);
 }
 
 // A sparse gradient has no layout.
-bool is_sparse(const c10::OperatorHandle& op, absl::Span<const c10::IValue> args) {
-  const auto& arguments = op.schema().arguments();
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i].name() == "sparse") return args[i].toBool();
-  }
-  return false;
+bool is_sparse(const Arguments& args) {
+  return args.has("sparse") && args["sparse"].toBool();
 }
 
 // --- segment_reduce ------------------------------------------------------------------------------
 // data [..., n, ...], lengths or offsets [..., segments]: dimensions before "axis" are batches of
 // both, those behind it of data alone.
 
-void segment_reduce(const OpCall& call, Strategies& out, int num_data) {
-  const TensorInfo& data = call.input(num_data - 1);
+// `like_data`: the inputs with all dimensions of data; the others are lengths and offsets.
+void segment_reduce(const OpCall& call, Strategies& out,
+                    std::initializer_list<std::string_view> like_data) {
+  const TensorInfo& data = call.input("data");
   const int axis = data.wrap_dim(call.int_arg("axis"));
   for (int d = 0; d < data.ndim(); ++d) {
     if (d == axis) continue;
     std::vector<Placement> inputs(call.num_inputs(), d < axis ? Shard(d) : Replicate());
-    std::fill_n(inputs.begin(), num_data, Shard(d));
+    for (std::string_view name : like_data) inputs[call.input_index(name)] = Shard(d);
     out.add(std::move(inputs), {Shard(d)}, zeros_if_empty);
   }
 }
 
 void segment_reduce_forward(const OpCall& call, Strategies& out) {
-  segment_reduce(call, out, 1);
+  segment_reduce(call, out, {"data"});
 }
 
-// grad, result, data, lengths, offsets -> the gradient of data
+// The gradient of data.
 void segment_reduce_backward(const OpCall& call, Strategies& out) {
-  segment_reduce(call, out, 3);
-  for (ReduceOp op : kLinearOps) {
-    std::vector<Placement> inputs(call.num_inputs(), Replicate());
-    inputs[0] = Partial(op);
-    out.add(std::move(inputs), {Partial(op)});
-  }
+  segment_reduce(call, out, {"grad", "output", "data"});
+  out.add_linear({{"grad"}});
 }
 
 void segment_reduce_shape(OpCall& call) {
-  const TensorInfo& data = call.input(0);
+  const TensorInfo& data = call.input("data");
   const int axis = data.wrap_dim(call.int_arg("axis"));
-  const TensorInfo& lengths = call.input(1);
-  const TensorInfo& offsets = call.input(3);
+  const TensorInfo& lengths = call.input("lengths");
+  const TensorInfo& offsets = call.input("offsets");
   Dims sizes = data.sizes;
   sizes[axis] = lengths.defined ? lengths.sizes[axis] : offsets.sizes[axis] - 1;
   call.outputs.push_back(contiguous_info(std::move(sizes), data.dtype));
 }
 
 void segment_reduce_backward_shape(OpCall& call) {
-  call.outputs.push_back(contiguous_info(call.input(2).sizes, call.input(2).dtype));
+  call.outputs.push_back(contiguous_info(call.input("data").sizes, call.input("data").dtype));
 }
 
-bool are_no_segments(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IValue> args) {
-  const at::Tensor& data = args[0].toTensor();
-  const c10::IValue& segments = args[2].isTensor() ? args[2] : args[4];
-  if (data.dim() == 0 || args[3].isTensor() || !segments.isTensor()) return true;
-  const int64_t axis = args[5].toInt();
+bool are_no_segments(const Arguments& args) {
+  const at::Tensor& data = args.tensor("data");
+  const c10::IValue& segments = args[args["lengths"].isTensor() ? "lengths" : "offsets"];
+  if (data.dim() == 0 || args["indices"].isTensor() || !segments.isTensor()) return true;
+  const int64_t axis = args["axis"].toInt();
   return axis < 0 || axis >= data.dim() || segments.toTensor().dim() != axis + 1;
 }
 
@@ -369,21 +344,22 @@ bool are_no_segments(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IV
 
 void add_segment_rules(RuleTable& table) {
   table.add({"aten::_embedding_bag", "aten::_embedding_bag_forward_only"},
-            Rule(embedding_bag_strategies)
+            sharded(embedding_bag_strategies)
                 .shapes(embedding_bag_shapes)
                 .runs(embedding_bag)
                 .refuses(are_no_bags));
   table.add({"aten::_embedding_bag_backward", "aten::_embedding_bag_dense_backward"},
-            Rule(embedding_bag_backward_strategies)
+            sharded(embedding_bag_backward_strategies)
                 .shapes(embedding_bag_backward_shape)
                 .runs(embedding_bag_backward)
-                .gathered_when(is_sparse));
-  table.add("aten::_embedding_bag_per_sample_weights_backward",
-            Rule(scales_backward_strategies).shapes(scales_backward_shape).runs(scales_backward));
+                .when(is_sparse, gathered()));
+  table.add(
+      "aten::_embedding_bag_per_sample_weights_backward",
+      sharded(scales_backward_strategies).shapes(scales_backward_shape).runs(scales_backward));
   table.add("aten::segment_reduce",
-            Rule(segment_reduce_forward).shapes(segment_reduce_shape).refuses(are_no_segments));
+            sharded(segment_reduce_forward).shapes(segment_reduce_shape).refuses(are_no_segments));
   table.add("aten::_segment_reduce_backward",
-            Rule(segment_reduce_backward).shapes(segment_reduce_backward_shape));
+            sharded(segment_reduce_backward).shapes(segment_reduce_backward_shape));
 }
 
 }  // namespace shardweave::dtensor_internal

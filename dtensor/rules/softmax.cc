@@ -16,31 +16,29 @@
 namespace shardweave::dtensor_internal {
 namespace {
 
-// Gradients are linear in the incoming gradient (input 0).
-Rule gradient_along_dim() {
-  Rule rule = along_dim();
-  return Rule([lines = std::move(rule.function)](const OpCall& call, Strategies& out) {
+// Gradients are linear in the incoming one.
+ShardedRule gradient_along_dim() {
+  return sharded([lines = along_dim()](const OpCall& call, Strategies& out) {
     lines(call, out);
-    for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
-      out.add({Partial(op), Replicate()}, {Partial(op)});
-    }
+    out.add_linear({{"grad_output"}});
   });
 }
 
 void safe_softmax_shape(OpCall& call) {
   const c10::IValue& dtype = call.arg("dtype");
-  call.outputs.push_back(contiguous_info(
-      call.input(0).sizes, dtype.isNone() ? call.input(0).dtype : dtype.toScalarType()));
+  const TensorInfo& self = call.input("self");
+  call.outputs.push_back(
+      contiguous_info(self.sizes, dtype.isNone() ? self.dtype : dtype.toScalarType()));
 }
 
 // --- lines that are cut --------------------------------------------------------------------------
 
 // Whether a line of `tensor` lies on several ranks, and nothing of it is Partial.
-bool cuts_lines(const c10::IValue& tensor, const c10::IValue& dim) {
-  if (!is_dtensor(tensor.toTensor())) return false;
-  const DTensorMeta& meta = meta_of(tensor.toTensor());
+bool cuts_lines(const at::Tensor& tensor, int64_t dim) {
+  if (!is_dtensor(tensor)) return false;
+  const DTensorMeta& meta = meta_of(tensor);
   const Spec& spec = *meta.spec;
-  const int64_t along = dim.toInt() < 0 ? dim.toInt() + spec.ndim() : dim.toInt();
+  const int64_t along = dim < 0 ? dim + spec.ndim() : dim;
   if (spec.layout.has_partial() || spec.numel() == 0 || !c10::isFloatingType(spec.dtype)) {
     return false;
   }
@@ -52,16 +50,19 @@ bool cuts_lines(const c10::IValue& tensor, const c10::IValue& dim) {
   return false;
 }
 
-// self, dim, half_to_float: which LibTorch's kernels for CPUs refuse.
-bool cuts_lines_forward(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IValue> args) {
-  return cuts_lines(args[0], args[1]) && (args[2].isNone() || !args[2].isBool() ||
-                                          !args[2].toBool() || args[0].toTensor().is_cuda());
+// LibTorch's kernels for CPUs refuse half_to_float.
+bool cuts_lines_forward(const Arguments& args) {
+  const at::Tensor& self = args.tensor("self");
+  const bool refused =
+      args.has("half_to_float") && args["half_to_float"].toBool() && !self.is_cuda();
+  return cuts_lines(self, args["dim"].toInt()) && !refused;
 }
 
-// grad_output, output, dim, input_dtype.
-bool cuts_lines_backward(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IValue> args) {
-  return cuts_lines(args[1], args[2]) && is_dtensor(args[0].toTensor()) &&
-         args[0].toTensor().sizes() == args[1].toTensor().sizes();
+bool cuts_lines_backward(const Arguments& args) {
+  const at::Tensor& grad = args.tensor("grad_output");
+  const at::Tensor& output = args.tensor("output");
+  return cuts_lines(output, args["dim"].toInt()) && is_dtensor(grad) &&
+         grad.sizes() == output.sizes();
 }
 
 // The lines of `tensor` along `dim`, each of which several ranks have a part of.
@@ -167,27 +168,28 @@ void softmax_backward_of_cut_lines(const c10::OperatorHandle& op, c10::Stack& st
 // [B, H, L, S] with a mask of the same shape (mask_type 2 or none given), of shape [L, S] (0) or,
 // for keys that are padding, [B, S] (1). The softmax dimension may only be the last one.
 void masked_softmax(const OpCall& call, Strategies& out) {
-  const TensorInfo& self = call.input(0);
-  const TensorInfo& mask = call.input(1);
+  const TensorInfo& self = call.input("self");
   const c10::IValue& type = call.arg("mask_type");
   const int64_t mask_type = type.isNone() ? 2 : type.toInt();
+  const bool same_shape = call.input("mask").sizes == self.sizes;
   const c10::IValue& dim = call.arg("dim");
   const int along = dim.isNone() ? self.ndim() - 1 : self.wrap_dim(dim.toInt());
   for (int d = 0; d < self.ndim(); ++d) {
     if (d == along) continue;
-    if (mask_type == 2 && mask.sizes == self.sizes) out.add({Shard(d), Shard(d)}, {Shard(d)});
-    if (mask_type == 0 && d < 2) out.add({Shard(d), Replicate()}, {Shard(d)});
-    if (mask_type == 1 && d == 0) out.add({Shard(0), Shard(0)}, {Shard(0)});
-    if (mask_type == 1 && d == 1) out.add({Shard(1), Replicate()}, {Shard(1)});
+    const bool with_mask = (mask_type == 2 && same_shape) || (mask_type == 1 && d == 0);
+    const bool for_all = (mask_type == 0 && d < 2) || (mask_type == 1 && d == 1);
+    if (with_mask) out.add({{"self", Shard(d)}, {"mask", Shard(d)}}, {Shard(d)});
+    if (for_all) out.add({{"self", Shard(d)}}, {Shard(d)});
   }
 }
 
 void masked_softmax_backward(const OpCall& call, Strategies& out) {
-  const TensorInfo& grad = call.input(0);
+  const TensorInfo& grad = call.input("grad_output");
   const c10::IValue& dim = call.arg("dim");
   const int along = dim.isNone() ? grad.ndim() - 1 : grad.wrap_dim(dim.toInt());
   for (int d = 0; d < grad.ndim(); ++d) {
-    if (d != along) out.add({Shard(d), Shard(d), Shard(d)}, {Shard(d)});
+    if (d == along) continue;
+    out.add({{"grad_output", Shard(d)}, {"output", Shard(d)}, {"mask", Shard(d)}}, {Shard(d)});
   }
 }
 
@@ -195,21 +197,22 @@ void masked_softmax_backward(const OpCall& call, Strategies& out) {
 
 void add_softmax_rules(RuleTable& table) {
   table.add("aten::_softmax",
-            along_dim().composed_when(cuts_lines_forward, softmax_of_cut_lines<Form::kSoftmax>));
-  table.add("aten::_log_softmax",
-            along_dim().composed_when(cuts_lines_forward, softmax_of_cut_lines<Form::kLogSoftmax>));
+            along_dim().when(cuts_lines_forward, composed(softmax_of_cut_lines<Form::kSoftmax>)));
+  table.add(
+      "aten::_log_softmax",
+      along_dim().when(cuts_lines_forward, composed(softmax_of_cut_lines<Form::kLogSoftmax>)));
   table.add("aten::_softmax_backward_data",
-            gradient_along_dim().composed_when(cuts_lines_backward,
-                                               softmax_backward_of_cut_lines<Form::kSoftmax>));
+            gradient_along_dim().when(cuts_lines_backward,
+                                      composed(softmax_backward_of_cut_lines<Form::kSoftmax>)));
   table.add("aten::_log_softmax_backward_data",
-            gradient_along_dim().composed_when(cuts_lines_backward,
-                                               softmax_backward_of_cut_lines<Form::kLogSoftmax>));
+            gradient_along_dim().when(cuts_lines_backward,
+                                      composed(softmax_backward_of_cut_lines<Form::kLogSoftmax>)));
   table.add("aten::_safe_softmax",
             along_dim()
                 .shapes(safe_softmax_shape)
-                .composed_when(cuts_lines_forward, softmax_of_cut_lines<Form::kSafeSoftmax>));
-  table.add("aten::_masked_softmax", Rule(masked_softmax).shapes(like_input));
-  table.add("aten::_masked_softmax_backward", Rule(masked_softmax_backward).shapes(like_input));
+                .when(cuts_lines_forward, composed(softmax_of_cut_lines<Form::kSafeSoftmax>)));
+  table.add("aten::_masked_softmax", sharded(masked_softmax).shapes(like_input));
+  table.add("aten::_masked_softmax_backward", sharded(masked_softmax_backward).shapes(like_input));
 }
 
 }  // namespace shardweave::dtensor_internal

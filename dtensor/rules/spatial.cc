@@ -13,9 +13,9 @@ namespace {
 
 // --- shapes, for operators without a kernel for meta tensors -------------------------------------
 
-// A gradient: of the shape of input 1.
+// Of self.
 void contiguous_gradient(OpCall& call) {
-  call.outputs.push_back(contiguous_info(call.input(1).sizes, call.input(1).dtype));
+  call.outputs.push_back(contiguous_info(call.input("self").sizes, call.input("self").dtype));
 }
 
 // An int[] argument, where one number stands for all; `otherwise` if it is empty.
@@ -30,9 +30,9 @@ std::vector<int64_t> numbers(const OpCall& call, std::string_view name, int coun
 // The last dimensions become "output_size".
 void output_size_shape(OpCall& call) {
   const std::vector<int64_t> last = call.arg("output_size").toIntVector();
-  Dims sizes = call.input(0).sizes;
+  Dims sizes = call.input("self").sizes;
   for (size_t i = 0; i < last.size(); ++i) sizes[sizes.size() - last.size() + i] = last[i];
-  call.outputs.push_back(contiguous_info(std::move(sizes), call.input(0).dtype));
+  call.outputs.push_back(contiguous_info(std::move(sizes), call.input("self").dtype));
 }
 
 // max_pool3d_with_indices: values and positions.
@@ -43,7 +43,7 @@ void max_pool3d_shapes(OpCall& call) {
   const std::vector<int64_t> padding = numbers(call, "padding", kDims);
   const std::vector<int64_t> dilation = numbers(call, "dilation", kDims);
   const bool ceil = call.bool_arg("ceil_mode");
-  Dims sizes = call.input(0).sizes;
+  Dims sizes = call.input("self").sizes;
   for (int i = 0; i < kDims; ++i) {
     int64_t& size = sizes[sizes.size() - kDims + i];
     const int64_t room = size + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1;
@@ -52,32 +52,35 @@ void max_pool3d_shapes(OpCall& call) {
     if (ceil && (windows - 1) * stride[i] >= size + padding[i]) --windows;
     size = windows;
   }
-  call.outputs = {contiguous_info(sizes, call.input(0).dtype), contiguous_info(sizes, at::kLong)};
+  call.outputs = {contiguous_info(sizes, call.input("self").dtype),
+                  contiguous_info(sizes, at::kLong)};
 }
 
 // "padding": of the last dimension first.
 void padded_shape(OpCall& call) {
   const std::vector<int64_t> padding = call.arg("padding").toIntVector();
-  Dims sizes = call.input(0).sizes;
+  Dims sizes = call.input("self").sizes;
   for (size_t i = 0; i < padding.size() / 2; ++i) {
     sizes[sizes.size() - 1 - i] += padding[2 * i] + padding[2 * i + 1];
   }
-  call.outputs.push_back(contiguous_info(std::move(sizes), call.input(0).dtype));
+  call.outputs.push_back(contiguous_info(std::move(sizes), call.input("self").dtype));
 }
 
 // input [N, C, ...], grid [N, ..., 2 or 3]
 void sampled_shape(OpCall& call) {
-  Dims sizes = {call.input(0).sizes[0], call.input(0).sizes[1]};
-  const Dims& grid = call.input(1).sizes;
+  const TensorInfo& input = call.input("input");
+  const Dims& grid = call.input("grid").sizes;
+  Dims sizes = {input.sizes[0], input.sizes[1]};
   sizes.insert(sizes.end(), grid.begin() + 1, grid.end() - 1);
-  call.outputs.push_back(contiguous_info(std::move(sizes), call.input(0).dtype));
+  call.outputs.push_back(contiguous_info(std::move(sizes), input.dtype));
 }
 
 void sampled_gradient_shapes(OpCall& call) {
   const auto mask = call.arg("output_mask").toBoolList();
-  call.outputs = {
-      mask[0] ? contiguous_info(call.input(1).sizes, call.input(1).dtype) : TensorInfo(),
-      contiguous_info(call.input(2).sizes, call.input(2).dtype)};
+  const TensorInfo& input = call.input("input");
+  const TensorInfo& grid = call.input("grid");
+  call.outputs = {mask[0] ? contiguous_info(input.sizes, input.dtype) : TensorInfo(),
+                  contiguous_info(grid.sizes, grid.dtype)};
 }
 
 // im2col: the windows [N, C * window, how many] of images [N, C, H, W]; N may be missing.
@@ -87,7 +90,7 @@ void windows_shape(OpCall& call) {
   const std::vector<int64_t> dilation = numbers(call, "dilation", kDims);
   const std::vector<int64_t> padding = numbers(call, "padding", kDims);
   const std::vector<int64_t> stride = numbers(call, "stride", kDims);
-  const Dims& images = call.input(0).sizes;
+  const Dims& images = call.input("self").sizes;
   int64_t windows = 1;
   for (int i = 0; i < kDims; ++i) {
     const int64_t size = images[images.size() - kDims + i];
@@ -96,30 +99,30 @@ void windows_shape(OpCall& call) {
   Dims sizes(images.begin(), images.end() - kDims);
   sizes.back() *= kernel[0] * kernel[1];
   sizes.push_back(windows);
-  call.outputs.push_back(contiguous_info(std::move(sizes), call.input(0).dtype));
+  call.outputs.push_back(contiguous_info(std::move(sizes), call.input("self").dtype));
 }
 
 // col2im: back again.
 void images_shape(OpCall& call) {
   const std::vector<int64_t> kernel = numbers(call, "kernel_size", 2);
-  Dims sizes = call.input(0).sizes;
+  Dims sizes = call.input("self").sizes;
   sizes.pop_back();
   sizes.back() /= kernel[0] * kernel[1];
   for (int64_t size : numbers(call, "output_size", 2)) sizes.push_back(size);
-  call.outputs.push_back(contiguous_info(std::move(sizes), call.input(0).dtype));
+  call.outputs.push_back(contiguous_info(std::move(sizes), call.input("self").dtype));
 }
 
 // --- rules ---------------------------------------------------------------------------------------
 
 // Linear in the image, or in the incoming gradient.
-Rule linear(int inner) {
-  return over_batches({{inner}, {inner}, {{0}}});
+ShardedRule linear(int inner) {
+  return over_batches({{inner}, {inner}, /*linear_in_first=*/true});
 }
 
 // Every number of the result is one of the image.
-Rule moved(int inner) {
-  return Rule([linear = linear(inner)](const OpCall& call, Strategies& out) {
-    linear.function(call, out);
+ShardedRule moved(int inner) {
+  return sharded([linear = linear(inner)](const OpCall& call, Strategies& out) {
+    linear(call, out);
     pass_partials(call, out, {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct});
   });
 }
@@ -128,12 +131,12 @@ Rule moved(int inner) {
 // channels may be cut, where all cuts of them are equally large.
 void windows(const OpCall& call, Strategies& out) {
   const std::vector<int64_t> kernel = numbers(call, "kernel_size", 2);
-  const bool from_windows = call.arg_index("output_size") >= 0;
-  const TensorInfo& self = call.input(0);
+  const bool from_windows = call.has_arg("output_size");
+  const TensorInfo& self = call.input("self");
   const int channels = self.ndim() - (from_windows ? 2 : 3);
   for (int d = 0; d < channels; ++d) out.add({Shard(d)}, {Shard(d)}, zeros_if_empty);
-  int64_t pieces = call.cuts(0, channels);
-  if (!call.placement(0).is_shard(channels)) pieces *= call.num_ranks;
+  int64_t pieces = call.cuts(self, channels);
+  if (!call.placement("self").is_shard(channels)) pieces *= call.num_ranks;
   const int64_t window = from_windows ? kernel[0] * kernel[1] : 1;
   if (self.sizes[channels] / window % pieces == 0) out.add({Shard(channels)}, {Shard(channels)});
   pass_partials(call, out, kLinearOps);
@@ -142,61 +145,63 @@ void windows(const OpCall& call, Strategies& out) {
 
 // Channels are exchanged with one another.
 void channel_shuffle(const OpCall& call, Strategies& out) {
-  for (int d = 0; d < call.input(0).ndim(); ++d) {
+  for (int d = 0; d < call.input("self").ndim(); ++d) {
     if (d != 1) out.add({Shard(d)}, {Shard(d)}, zeros_if_empty);
   }
   pass_partials(call, out, kAllReduceOps);
 }
 
 // LibTorch says what is wrong with them.
-bool are_no_images(const c10::OperatorHandle& op, absl::Span<const c10::IValue> args) {
-  const at::Tensor& self = args[0].toTensor();
-  const bool windows = op.schema().name() == "aten::col2im";
+bool are_no_images(const Arguments& args) {
+  const at::Tensor& self = args.tensor("self");
+  const bool windows = args.has("output_size");
   const int64_t ndim = self.dim() + (windows ? 1 : 0);
   if (ndim != 3 && ndim != 4) return true;
-  for (size_t i = windows ? 2 : 1; i < (windows ? 6 : 5); ++i) {
-    const std::vector<int64_t> values = args[i].toIntVector();
-    const bool may_be_zero = i == (windows ? 4 : 3);  // padding
-    for (int64_t value : values) {
-      if (value < (may_be_zero ? 0 : 1)) return true;
-    }
+  const auto any_below = [&](const char* name, int64_t least) {
+    const std::vector<int64_t> values = args[name].toIntVector();
+    return std::any_of(values.begin(), values.end(), [&](int64_t value) { return value < least; });
+  };
+  if (any_below("kernel_size", 1) || any_below("dilation", 1) || any_below("padding", 0) ||
+      any_below("stride", 1) || self.numel() == 0) {
+    return true;
   }
-  if (self.numel() == 0) return true;
   // Windows that fit nowhere.
   for (size_t i = 0; !windows && i < 2; ++i) {
-    const auto number = [&](size_t arg) {
-      const std::vector<int64_t> values = args[arg].toIntVector();
+    const auto number = [&](const char* name) {
+      const std::vector<int64_t> values = args[name].toIntVector();
       return values[values.size() == 1 ? 0 : i];
     };
-    const int64_t room = self.size(-2 + static_cast<int64_t>(i)) + 2 * number(3);
-    if (room < number(2) * (number(1) - 1) + 1) return true;
+    const int64_t room = self.size(-2 + static_cast<int64_t>(i)) + 2 * number("padding");
+    if (room < number("dilation") * (number("kernel_size") - 1) + 1) return true;
   }
   return false;
 }
 
-bool has_no_channels(const c10::OperatorHandle& /*op*/, absl::Span<const c10::IValue> args) {
-  return args[0].toTensor().dim() < 3;
+bool has_no_channels(const Arguments& args) {
+  return args.tensor("self").dim() < 3;
 }
 
-// One grid for all channels: input, grid -> output.
+// One grid for all channels.
 void grid_sampler(const OpCall& call, Strategies& out) {
-  out.add({Shard(0), Shard(0)}, {Shard(0)}, zeros_if_empty);
-  out.add({Shard(1), Replicate()}, {Shard(1)}, zeros_if_empty);
+  out.add({{"input", Shard(0)}, {"grid", Shard(0)}}, {Shard(0)}, zeros_if_empty);
+  out.add({{"input", Shard(1)}}, {Shard(1)}, zeros_if_empty);
   // Positions of the result.
   for (int d = 2; d < call.output().ndim(); ++d) {
-    out.add({Replicate(), Shard(d - 1)}, {Shard(d)}, zeros_if_empty);
+    out.add({{"grid", Shard(d - 1)}}, {Shard(d)}, zeros_if_empty);
   }
-  for (ReduceOp op : kLinearOps) out.add({Partial(op), Replicate()}, {Partial(op)});
+  out.add_linear({{"input"}});
 }
 
-// grad_output, input, grid -> gradients of input and grid.
+// Gradients of input and grid.
 void grid_sampler_backward(const OpCall& call, Strategies& out) {
-  out.add({Shard(0), Shard(0), Shard(0)}, {Shard(0), Shard(0)}, zeros_if_empty);
-  out.add({Shard(1), Shard(1), Replicate()}, {Shard(1), Partial()}, zeros_if_empty);
-  for (int d = 2; d < call.input(0).ndim(); ++d) {
-    out.add({Shard(d), Replicate(), Shard(d - 1)}, {Partial(), Shard(d - 1)}, zeros_if_empty);
+  out.add({{"grad_output", Shard(0)}, {"input", Shard(0)}, {"grid", Shard(0)}},
+          {Shard(0), Shard(0)}, zeros_if_empty);
+  out.add({{"grad_output", Shard(1)}, {"input", Shard(1)}}, {Shard(1), Partial()}, zeros_if_empty);
+  for (int d = 2; d < call.input("grad_output").ndim(); ++d) {
+    out.add({{"grad_output", Shard(d)}, {"grid", Shard(d - 1)}}, {Partial(), Shard(d - 1)},
+            zeros_if_empty);
   }
-  for (ReduceOp op : kLinearOps) out.add({Partial(op), Replicate(), Replicate()}, {Partial(op)});
+  out.add_linear({{"grad_output"}});
 }
 
 // LibTorch's own would read memory where nothing is to be differentiated (memory_paths.cc).
@@ -219,7 +224,7 @@ void add_spatial_rules(RuleTable& table) {
   table.add("aten::_adaptive_avg_pool3d_backward", linear(3).shapes(contiguous_gradient));
   table.add({"aten::max_pool2d_with_indices", "aten::adaptive_max_pool2d"},
             over_batches({{2}, {2}}));
-  table.add("aten::max_pool1d", Rule::composed(max_pool1d));
+  table.add("aten::max_pool1d", composed(max_pool1d));
   table.add("aten::max_pool3d_with_indices", over_batches({{3}, {3}}).shapes(max_pool3d_shapes));
   table.add("aten::adaptive_max_pool3d", over_batches({{3}, {3}}));
   table.add({"aten::max_pool2d_with_indices_backward", "aten::adaptive_max_pool2d_backward",
@@ -267,19 +272,19 @@ void add_spatial_rules(RuleTable& table) {
 
   // --- positions ---
   table.add({"aten::grid_sampler_2d", "aten::grid_sampler_3d"},
-            Rule(grid_sampler).shapes(sampled_shape));
+            sharded(grid_sampler).shapes(sampled_shape));
   table.add({"aten::grid_sampler_2d_backward", "aten::grid_sampler_3d_backward"},
-            Rule(grid_sampler_backward).shapes(sampled_gradient_shapes));
+            sharded(grid_sampler_backward).shapes(sampled_gradient_shapes));
 
   // --- channels and pixels ---
   table.add({"aten::pixel_shuffle", "aten::pixel_unshuffle"}, moved(3));
   table.add("aten::native_channel_shuffle", moved(3).shapes(like_input));
   table.add("aten::channel_shuffle",
-            Rule(channel_shuffle).shapes(like_input).refuses(has_no_channels));
+            sharded(channel_shuffle).shapes(like_input).refuses(has_no_channels));
   table.add("aten::im2col",
-            Rule(windows).shapes(windows_shape).chunks_only().refuses(are_no_images));
+            sharded(windows).shapes(windows_shape).chunks_only().refuses(are_no_images));
   table.add("aten::col2im",
-            Rule(windows).shapes(images_shape).chunks_only().refuses(are_no_images));
+            sharded(windows).shapes(images_shape).chunks_only().refuses(are_no_images));
 }
 
 }  // namespace shardweave::dtensor_internal

@@ -18,8 +18,6 @@
 namespace shardweave::dtensor_internal {
 namespace {
 
-using namespace dtensor_internal;
-
 void pass_partials(Strategies& out) {
   for (ReduceOp op : kAllReduceOps) out.add({Partial(op)}, {Partial(op)});
 }
@@ -29,10 +27,10 @@ void pass_partials(Strategies& out) {
 // Where each dimension of the input is in the output; -1: it may not be sharded.
 using DimMap = std::vector<int>;
 
-Rule moved_dims(DimMap (*map)(const OpCall& call)) {
-  return Rule([map](const OpCall& call, Strategies& out) {
+ShardedRule moved_dims(DimMap (*map)(const OpCall& call)) {
+  return sharded([map](const OpCall& call, Strategies& out) {
     const DimMap to = map(call);
-    for (int d = 0; d < call.input(0).ndim(); ++d) {
+    for (int d = 0; d < call.input("self").ndim(); ++d) {
       if (to[d] >= 0) out.add({Shard(d)}, {Shard(to[d])});
     }
     pass_partials(out);
@@ -40,23 +38,24 @@ Rule moved_dims(DimMap (*map)(const OpCall& call)) {
 }
 
 DimMap same_dims(const OpCall& call) {
-  DimMap to(call.input(0).ndim());
+  DimMap to(call.input("self").ndim());
   std::iota(to.begin(), to.end(), 0);
   return to;
 }
 
 DimMap permuted_dims(const OpCall& call) {
-  DimMap to(call.input(0).ndim());
+  DimMap to(call.input("self").ndim());
   int position = 0;
-  for (int64_t dim : call.arg("dims").toIntVector()) to[call.input(0).wrap_dim(dim)] = position++;
+  for (int64_t dim : call.arg("dims").toIntVector())
+    to[call.input("self").wrap_dim(dim)] = position++;
   return to;
 }
 
 DimMap transposed_dims(const OpCall& call) {
   DimMap to = same_dims(call);
   if (to.empty()) return to;
-  std::swap(to[call.input(0).wrap_dim(call.int_arg("dim0"))],
-            to[call.input(0).wrap_dim(call.int_arg("dim1"))]);
+  std::swap(to[call.input("self").wrap_dim(call.int_arg("dim0"))],
+            to[call.input("self").wrap_dim(call.int_arg("dim1"))]);
   return to;
 }
 
@@ -76,7 +75,7 @@ DimMap unsqueezed_dims(const OpCall& call) {
 
 // New dimensions come in front; one of size 1 that grows may not be sharded.
 DimMap expanded_dims(const OpCall& call) {
-  const TensorInfo& self = call.input(0);
+  const TensorInfo& self = call.input("self");
   const int added = call.output().ndim() - self.ndim();
   DimMap to(self.ndim());
   for (int d = 0; d < self.ndim(); ++d) {
@@ -87,7 +86,7 @@ DimMap expanded_dims(const OpCall& call) {
 
 // diagonal(dim1, dim2): the others close up, the diagonal is last.
 DimMap dims_beside_diagonal(const OpCall& call) {
-  const TensorInfo& self = call.input(0);
+  const TensorInfo& self = call.input("self");
   DimMap to(self.ndim(), -1);
   int position = 0;
   for (int d = 0; d < self.ndim(); ++d) {
@@ -101,13 +100,13 @@ DimMap dims_beside_diagonal(const OpCall& call) {
 // unfold(dimension, size, step): windows along one dimension, their elements last.
 DimMap dims_beside_windows(const OpCall& call) {
   DimMap to = same_dims(call);
-  if (!to.empty()) to[call.input(0).wrap_dim(call.int_arg("dimension"))] = -1;
+  if (!to.empty()) to[call.input("self").wrap_dim(call.int_arg("dimension"))] = -1;
   return to;
 }
 
 // The same bytes as another type: the last dimension changes unless the types are equally large.
 void view_dtype(const OpCall& call, Strategies& out) {
-  const TensorInfo& self = call.input(0);
+  const TensorInfo& self = call.input("self");
   const bool same_size =
       c10::elementSize(self.dtype) == c10::elementSize(call.arg("dtype").toScalarType());
   for (int d = 0; d < self.ndim() - (same_size ? 0 : 1); ++d) out.add({Shard(d)}, {Shard(d)});
@@ -116,7 +115,7 @@ void view_dtype(const OpCall& call, Strategies& out) {
 
 // Complex numbers as pairs in a new last dimension, and back.
 void view_as_real(const OpCall& call, Strategies& out) {
-  for (int d = 0; d < call.input(0).ndim(); ++d) out.add({Shard(d)}, {Shard(d)});
+  for (int d = 0; d < call.input("self").ndim(); ++d) out.add({Shard(d)}, {Shard(d)});
   for (ReduceOp op : kLinearOps) out.add({Partial(op)}, {Partial(op)});
 }
 
@@ -155,15 +154,15 @@ void squeeze_global_ones(const c10::OperatorHandle& op, c10::Stack& stack, const
   BoxedCall boxed(op, stack);
   const at::Tensor self = boxed.tensor("self");
   const std::vector<int64_t> dims =
-      squeezed_dims(call.inputs[0]->sizes, boxed.has("dim") ? &boxed["dim"] : nullptr);
+      squeezed_dims(boxed.spec(call, "self").sizes, boxed.has("dim") ? &boxed["dim"] : nullptr);
   const bool in_place = op.operator_name().name.ends_with("_");
   boxed.finish({in_place ? self.squeeze_(dims) : view_or_copy(op, self.squeeze(dims))});
 }
 
 void squeeze(const OpCall& call, Strategies& out) {
-  const TensorInfo& self = call.input(0);
+  const TensorInfo& self = call.input("self");
   const std::vector<int64_t> gone =
-      squeezed_dims(self.sizes, call.arg_index("dim") < 0 ? nullptr : &call.arg("dim"));
+      squeezed_dims(self.sizes, call.has_arg("dim") ? &call.arg("dim") : nullptr);
   int position = 0;
   for (int d = 0; d < self.ndim(); ++d) {
     if (std::find(gone.begin(), gone.end(), d) != gone.end()) continue;
@@ -187,7 +186,7 @@ void reshape_local(const c10::OperatorHandle& op, c10::Stack& stack, const Local
 void as_strided_in_whole(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
   BoxedCall boxed(op, stack);
   at::Tensor self = boxed.tensor("self");
-  const Dims& strides = call.inputs[0]->strides;
+  const Dims& strides = boxed.spec(call, "self").strides;
   const c10::IntArrayRef want(strides.data(), strides.size());
   bool same = true;  // where it matters
   for (int64_t d = 0; d < self.dim(); ++d) {
@@ -273,7 +272,7 @@ void refuse_as_strided_scatter(const c10::OperatorHandle&, c10::Stack&) {
 }
 
 void view(const OpCall& call, Strategies& out) {
-  const TensorInfo& self = call.input(0);
+  const TensorInfo& self = call.input("self");
   const MeshContext* context = self.spec == nullptr ? nullptr : self.spec->context;
   CutMap map(self.sizes, call.output().sizes);
   for (int m : call.order) {
@@ -285,7 +284,7 @@ void view(const OpCall& call, Strategies& out) {
     const std::optional<Placement> mapped = map.map({p, call.num_ranks});
     if (mapped.has_value()) out.add({p}, {*mapped});
   };
-  const Placement now = call.placement(0);
+  const Placement now = call.placement("self");
   if (now.is_shard()) offer(now);
   for (int d = 0; d < self.ndim(); ++d) {
     if (Shard(d) != now) offer(Shard(d));
@@ -306,21 +305,20 @@ void add_view_rules(RuleTable& table) {
   table.add({"aten::expand", "aten::expand_copy"}, moved_dims(expanded_dims).size_arg("size"));
   table.add({"aten::diagonal", "aten::diagonal_copy"}, moved_dims(dims_beside_diagonal));
   table.add({"aten::unfold", "aten::unfold_copy"}, moved_dims(dims_beside_windows));
-  table.add({"aten::squeeze", "aten::squeeze_copy"}, Rule(squeeze));
+  table.add({"aten::squeeze", "aten::squeeze_copy"}, sharded(squeeze));
   table.add({"aten::view", "aten::_unsafe_view", "aten::_reshape_alias", "aten::view_copy"},
-            Rule(view).chunks_only().runs(reshape_local));
+            sharded(view).chunks_only().runs(reshape_local));
   table.add({"aten::view.dtype", "aten::view_copy.dtype"},
-            Rule(view_dtype).runs(without_lazy_bits));
+            sharded(view_dtype).runs(without_lazy_bits));
   table.add({"aten::view_as_real", "aten::view_as_real_copy"},
-            Rule(view_as_real).runs(without_lazy_bits));
+            sharded(view_as_real).runs(without_lazy_bits));
   table.add({"aten::view_as_complex", "aten::view_as_complex_copy"},
-            Rule(view_as_complex).runs(without_lazy_bits));
+            sharded(view_as_complex).runs(without_lazy_bits));
   table.add({"aten::_conj", "aten::_neg_view"}, pointwise(Linearity::kAdditive));
-  table.add("aten::set_.source_Tensor", Rule::composed(set_));
-  table.add({"aten::resize_", "aten::resize_as_"}, Rule::composed(resize_));
-  table.add("aten::as_strided_scatter", Rule::composed(refuse_as_strided_scatter));
-  table.add({"aten::as_strided", "aten::as_strided_copy"},
-            Rule([](const OpCall&, Strategies&) {}).runs(as_strided_in_whole));
+  table.add("aten::set_.source_Tensor", composed(set_));
+  table.add({"aten::resize_", "aten::resize_as_"}, composed(resize_));
+  table.add("aten::as_strided_scatter", composed(refuse_as_strided_scatter));
+  table.add({"aten::as_strided", "aten::as_strided_copy"}, replicated().runs(as_strided_in_whole));
 }
 
 }  // namespace shardweave::dtensor_internal

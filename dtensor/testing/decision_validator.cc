@@ -190,11 +190,7 @@ class Trial {
       dtensors.push_back(wrap(std::move(local), std::move(spec), ranks_.context(rank)));
     }
     const c10::Stack args = call_.stack(dtensors);
-    const Rule& rule = *info_.rule;
-    if (rule.composite != nullptr &&
-        (rule.composite_condition == nullptr || rule.composite_condition(call_.op(), args))) {
-      return nullptr;
-    }
+    if (info_.rule->composed({call_.op(), args}) != nullptr) return nullptr;
     return decide(call_.op(), info_, *ranks_.context(rank), args);
   }
 
@@ -300,7 +296,7 @@ Validation validate_decisions(const Sample& sample, const Rule& rule,
   const SampleCall call(sample);
   const std::string name = c10::toString(call.op().operator_name());
   result.operators.insert(name);
-  if (!rule.function && rule.kernel == nullptr) return result;
+  if (rule.sharded() == nullptr) return result;
   RuleTable table;
   table.add(name, rule);
   const OpInfo info(call.op(), table);

@@ -87,7 +87,7 @@ at::Tensor shard_of(const at::Tensor& whole, const Placement& placement, int ran
 
 class Trial {
  public:
-  Trial(const Sample& sample, const SampleCall& call, const Rule& rule, const Ranks& ranks,
+  Trial(const Sample& sample, const SampleCall& call, const ShardedRule& rule, const Ranks& ranks,
         uint64_t seed)
       : sample_(sample), call_(call), rule_(rule), ranks_(ranks), seed_(seed) {
     for (size_t i = 0; i < call.inputs().size(); ++i) {
@@ -102,7 +102,7 @@ class Trial {
   const Input& input(int flat) const { return call_.inputs()[call_.flat()[flat].input]; }
 
   // What the rule offers when the inputs lie like this; throws if it is nonsense.
-  Strategies offered(const std::vector<Placement>& current, int rank = 0) const {
+  std::vector<Strategy> offered(const std::vector<Placement>& current, int rank = 0) const {
     const c10::Stack args = call_.stack(inputs_);
     OpCall op_call;
     op_call.op = &call_.op();
@@ -181,7 +181,9 @@ class Trial {
     return true;
   }
 
-  bool needs_outputs() const { return !rule_.size_args.empty() || rule_.kernel != nullptr; }
+  bool needs_outputs() const {
+    return !rule_.options().size_arg.empty() || rule_.options().kernel != nullptr;
+  }
 
  private:
   const at::Tensor& whole(int flat) const { return inputs_[call_.flat()[flat].input]; }
@@ -227,15 +229,13 @@ class Trial {
     }
     c10::Stack stack = call_.stack(local);
     const auto& arguments = call_.op().schema().arguments();
-    for (const std::string& name : rule_.size_args) {
-      for (size_t i = 0; i < arguments.size(); ++i) {
-        if (arguments[i].name() != name || stack[i].isNone()) continue;
-        const Dims& sizes = output_specs[0]->local_sizes;
-        stack[i] = c10::IValue(std::vector<int64_t>(sizes.begin(), sizes.end()));
-      }
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      if (arguments[i].name() != rule_.options().size_arg || stack[i].isNone()) continue;
+      const Dims& sizes = output_specs[0]->local_sizes;
+      stack[i] = c10::IValue(std::vector<int64_t>(sizes.begin(), sizes.end()));
     }
     const at::AutoDispatchBelowADInplaceOrView guard;
-    if (kernel == nullptr) kernel = rule_.kernel;
+    if (kernel == nullptr) kernel = rule_.options().kernel;
     if (kernel != nullptr) {
       kernel(call_.op(), stack, {input_specs, output_specs});
     } else {
@@ -246,7 +246,7 @@ class Trial {
 
   const Sample& sample_;
   const SampleCall& call_;
-  const Rule& rule_;
+  const ShardedRule& rule_;
   const Ranks& ranks_;
   const uint64_t seed_;
   Tensors inputs_, outputs_;
@@ -357,15 +357,14 @@ std::vector<Strategy> try_offered(const Sample& sample, Trial& trial, const Rank
   };
   for (const std::vector<Placement>& current : currents) {
     try {
-      const Strategies offered = trial.offered(current);
+      const std::vector<Strategy> offered = trial.offered(current);
       if (&current == &currents.front()) {
-        const Strategies elsewhere = trial.offered(current, ranks.count() - 1);
-        if (!std::equal(offered.list().begin(), offered.list().end(), elsewhere.list().begin(),
-                        elsewhere.list().end(), same)) {
+        const std::vector<Strategy> elsewhere = trial.offered(current, ranks.count() - 1);
+        if (!std::equal(offered.begin(), offered.end(), elsewhere.begin(), elsewhere.end(), same)) {
           wrong("the rule offers different strategies on different ranks");
         }
       }
-      for (const Strategy& s : offered.list()) {
+      for (const Strategy& s : offered) {
         if (std::any_of(tried.begin(), tried.end(), [&](const auto& t) { return same(s, t); })) {
           continue;
         }
@@ -535,12 +534,13 @@ Validation validate_strategies(const Sample& sample, const Rule& rule,
   Validation result;
   const SampleCall call(sample);
   result.operators.insert(c10::toString(call.op().operator_name()));
-  if (!rule.function && rule.kernel == nullptr) return result;
+  if (rule.sharded() == nullptr) return result;
   std::optional<std::vector<Combination>> missing;
   std::vector<std::string> texts;
   for (const int count : {2, 3, 4}) {
     const Ranks ranks(count);
-    Trial trial(sample, call, rule, ranks, options.seed * 100 + static_cast<uint64_t>(count));
+    Trial trial(sample, call, *rule.sharded(), ranks,
+                options.seed * 100 + static_cast<uint64_t>(count));
     const auto currents = current_placements(trial, count, options);
     const std::vector<Strategy> offered = try_offered(sample, trial, ranks, currents, result);
     const bool constant = std::any_of(trial.outputs().begin(), trial.outputs().end(), is_constant);

@@ -27,7 +27,7 @@ TEST(RuleValidatorTest, FindsNothingWrongInARightRule) {
 
 TEST(RuleValidatorTest, FindsAStrategyThatIsWrong) {
   const Validation found =
-      validate_strategies(kMm, Rule([](const OpCall&, Strategies& out) {
+      validate_strategies(kMm, sharded([](const OpCall&, Strategies& out) {
                             out.add({Shard(1), Shard(0)}, {Partial(ReduceOp::kAvg)});
                             out.add({Shard(0), Replicate()}, {Shard(1)});
                           }));
@@ -40,9 +40,10 @@ TEST(RuleValidatorTest, FindsAStrategyThatIsWrong) {
 
 // A mean of means is right for even shards only.
 TEST(RuleValidatorTest, FindsWhatIsWrongForUnevenShards) {
-  const Validation found = validate_strategies(
-      {"aten::mean", {in({6})}},
-      Rule([](const OpCall&, Strategies& out) { out.add({Shard(0)}, {Partial(ReduceOp::kAvg)}); }));
+  const Validation found =
+      validate_strategies({"aten::mean", {in({6})}}, sharded([](const OpCall&, Strategies& out) {
+                            out.add({Shard(0)}, {Partial(ReduceOp::kAvg)});
+                          }));
   EXPECT_THAT(found.wrong, Contains(HasSubstr("on 4 ranks: [6] S(0) -> P(avg)")));
   EXPECT_THAT(found.wrong, Not(Contains(HasSubstr("on 3 ranks: [6] S(0) ->"))));
 }
@@ -51,12 +52,12 @@ TEST(RuleValidatorTest, FindsWhatIsWrongForUnevenShards) {
 // not.
 TEST(RuleValidatorTest, FindsWhatIsWrongForTwoMeshDimensionsTogether) {
   const Sample mean = {"aten::mean", {in({6})}};
-  const Rule alone = Rule([](const OpCall& call, Strategies& out) {
+  const Rule alone = sharded([](const OpCall& call, Strategies& out) {
                        if (call.input(0).sizes[0] % call.num_ranks != 0) return;
                        out.add({Shard(0)}, {Partial(ReduceOp::kAvg)});
                      }).chunks_only();
-  const Rule together = Rule([](const OpCall& call, Strategies& out) {
-                          if (call.input(0).sizes[0] % call.pieces(0, 0) != 0) return;
+  const Rule together = sharded([](const OpCall& call, Strategies& out) {
+                          if (call.input(0).sizes[0] % call.pieces(call.input(0), 0) != 0) return;
                           out.add({Shard(0)}, {Partial(ReduceOp::kAvg)});
                         }).chunks_only();
   EXPECT_THAT(validate_strategies(mean, alone).wrong, IsEmpty());
@@ -67,16 +68,15 @@ TEST(RuleValidatorTest, FindsWhatIsWrongForTwoMeshDimensionsTogether) {
 
 // Every rank has to come to the same decision.
 TEST(RuleValidatorTest, FindsARuleThatLooksAtItsOwnRank) {
-  const Validation found =
-      validate_decisions({"aten::neg", {in({6, 5})}}, Rule([](const OpCall& call, Strategies& out) {
-                           if (call.input(0).spec->context->coordinate()[0] == 0)
-                             out.add({Shard(0)}, {Shard(0)});
-                         }));
+  const Validation found = validate_decisions(
+      {"aten::neg", {in({6, 5})}}, sharded([](const OpCall& call, Strategies& out) {
+        if (call.input(0).spec->context->coordinate()[0] == 0) out.add({Shard(0)}, {Shard(0)});
+      }));
   EXPECT_THAT(found.wrong, Contains(HasSubstr("at rank 0")));
 }
 
 TEST(RuleValidatorTest, FindsWhatIsMissing) {
-  const Validation found = validate_strategies(kMm, Rule([](const OpCall&, Strategies& out) {
+  const Validation found = validate_strategies(kMm, sharded([](const OpCall&, Strategies& out) {
                                                  out.add({Shard(0), Replicate()}, {Shard(0)});
                                                }));
   EXPECT_THAT(found.wrong, IsEmpty());
@@ -92,14 +92,15 @@ TEST(RuleValidatorTest, NamesTheOperatorOfARuleThatIsNonsense) {
     return found.wrong.empty() ? "" : found.wrong[0];
   };
   EXPECT_THAT(
-      first_wrong(Rule([](const OpCall&, Strategies& out) { out.add({Shard(0)}, {Shard(0)}); })),
+      first_wrong(sharded([](const OpCall&, Strategies& out) { out.add({Shard(0)}, {Shard(0)}); })),
       HasSubstr("the sharding rule of aten::mm gives 1 input placements for 2 inputs"));
-  EXPECT_THAT(first_wrong(Rule([](const OpCall&, Strategies& out) {
+  EXPECT_THAT(first_wrong(sharded([](const OpCall&, Strategies& out) {
                 out.add({Shard(2), Replicate()}, {Shard(0)});
               })),
               HasSubstr("shards input 0 with 2 dimensions as S(2)"));
-  EXPECT_THAT(first_wrong(Rule([](const OpCall&, Strategies&) { throw std::out_of_range("at"); })),
-              HasSubstr("the sharding rule of aten::mm throws: at"));
+  EXPECT_THAT(
+      first_wrong(sharded([](const OpCall&, Strategies&) { throw std::out_of_range("at"); })),
+      HasSubstr("the sharding rule of aten::mm throws: at"));
 }
 
 TEST(RuleValidatorTest, ChecksEveryFormOfAnOperator) {

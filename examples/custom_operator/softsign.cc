@@ -86,26 +86,25 @@ Tensor softsign(const Tensor& x, const Tensor& scale) {
   return call_softsign(x, scale);
 }
 
-// Elementwise, with `scale` broadcast. The result looks like input 0.
+// Elementwise, with `scale` broadcast. The result looks like x.
 shardweave::Rule softsign_rule() {
-  return shardweave::pointwise().shapes_like({0});
+  return shardweave::pointwise().shapes_like({"x"});
 }
 
-// grad, x, scale -> gradients of x and scale. The latter is a sum over everything but the features:
-// where those are cut, each rank has a summand.
+// The gradient of `scale` is a sum over everything but the features: where that is cut, each rank
+// has a summand.
 shardweave::Rule softsign_backward_rule() {
   using namespace shardweave;
-  return Rule([](const OpCall& call, Strategies& out) {
-           const int features = call.input(1).ndim() - 1;
+  return sharded([](const OpCall& call, Strategies& out) {
+           const int features = call.input("x").ndim() - 1;
            for (int d = 0; d < features; ++d) {
-             out.add({Shard(d), Shard(d), Replicate()}, {Shard(d), Partial()});
+             out.add({{"grad", Shard(d)}, {"x", Shard(d)}}, {Shard(d), Partial()});
            }
-           out.add({Shard(features), Shard(features), Shard(0)}, {Shard(features), Shard(0)});
-           for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {  // linear in grad
-             out.add({Partial(op), Replicate(), Replicate()}, {Partial(op), Partial(op)});
-           }
+           out.add({{"grad", Shard(features)}, {"x", Shard(features)}, {"scale", Shard(0)}},
+                   {Shard(features), Shard(0)});
+           out.add_linear({{"grad"}});
          })
-      .shapes_like({1, 2});
+      .shapes_like({"x", "scale"});
 }
 
 }  // namespace custom_operator

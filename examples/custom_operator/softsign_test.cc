@@ -22,8 +22,10 @@ using shardweave::OpCall;
 using shardweave::Partial;
 using shardweave::Placements;
 using shardweave::Replicate;
+using shardweave::replicated;
 using shardweave::Rule;
 using shardweave::Shard;
+using shardweave::sharded;
 using shardweave::Strategies;
 using shardweave::testing::in;
 using shardweave::testing::on_mesh;
@@ -98,7 +100,7 @@ TEST(CustomOperatorTest, ARuleMayReplaceOneOfTheLibrary) {
   on_mesh({{"x", 2}}, [&](const MeshPtr& mesh) {
     const at::Tensor x = make(mesh, in({7, 5}), 1, {Shard(0)}).detach();
     EXPECT_EQ(shardweave::layout_of(x.abs()).placements(), (Placements{Shard(0)}));
-    add_rule(mesh, "aten::abs", Rule([](const OpCall&, Strategies&) {}).shapes_like({0}));
+    add_rule(mesh, "aten::abs", replicated().shapes_like({"self"}));
     EXPECT_EQ(shardweave::layout_of(x.abs()).placements(), (Placements{Replicate()}));
   });
 }
@@ -111,20 +113,20 @@ absl::Status with_rule(Rule rule) {
 }
 
 TEST(CustomOperatorTest, NonsenseIsAnErrorThatNamesTheOperator) {
-  const absl::Status inputs = with_rule(Rule([](const OpCall&, Strategies& out) {
+  const absl::Status inputs = with_rule(sharded([](const OpCall&, Strategies& out) {
                                           out.add({Shard(0)}, {Shard(0)});
-                                        }).shapes_like({0}));
+                                        }).shapes_like({"x"}));
   EXPECT_THAT(std::string(inputs.message()),
               AllOf(HasSubstr("the sharding rule of mylib::softsign"),
                     HasSubstr("1 input placements for 2 inputs")));
-  const absl::Status dim = with_rule(Rule([](const OpCall&, Strategies& out) {
+  const absl::Status dim = with_rule(sharded([](const OpCall&, Strategies& out) {
                                        out.add({Shard(5), Replicate()}, {Shard(0)});
-                                     }).shapes_like({0}));
+                                     }).shapes_like({"x"}));
   EXPECT_THAT(std::string(dim.message()), HasSubstr("shards input 0 with 2 dimensions as S(5)"));
   // What the operator gives is not what the rule promises.
-  const absl::Status promise = with_rule(Rule([](const OpCall&, Strategies& out) {
+  const absl::Status promise = with_rule(sharded([](const OpCall&, Strategies& out) {
                                            out.add({Shard(0), Replicate()}, {Shard(1)});
-                                         }).shapes_like({0}));
+                                         }).shapes_like({"x"}));
   EXPECT_THAT(std::string(promise.message()),
               AllOf(HasSubstr("mylib::softsign"), HasSubstr("the sharding rule promised")));
 }

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""Checks README.md, CONTRIBUTING.md and docs/*.md of the checkout that WORKSPACE leads to.
+"""Checks README.md, CONTRIBUTING.md, docs/*.md and the headers of the checkout that WORKSPACE leads to.
 
 Every block of C++ and C stands word for word in the file that the comment before it names:
 
     <!-- examples/readme_snippet.cc -->
     ```cpp
+
+Every example of code in a comment of a public header (lines that are indented behind the slashes) stands in
+tests/docs/header_examples.cc, which is compiled; blanks and comments do not count, and "..." stands for anything.
 
 Every relative link leads to a file or folder, and every //package:target that ./bazelw is given to build, run or
 test, or that stands by itself as code, is in that package's BUILD file.
@@ -36,6 +39,47 @@ def code_errors(text):
             yield "this is not in %s:\n%s" % (name, textwrap.indent(block, "    "))
 
 
+# Headers of what users include; those that say "Internal to" are none.
+PUBLIC_HEADERS = [
+    "comm/*.h",
+    "comm/counting/*.h",
+    "comm/gloo/gloo_backend.h",
+    "comm/inproc/inproc.h",
+    "dtensor/*.h",
+    "dtensor/compat/*.h",
+    "dtensor/observe/*.h",
+    "mesh/*.h",
+    "modules/*.h",
+    "placement/*.h",
+]
+
+
+def header_examples(text):
+    """The blocks of code in comments, as lists of lines."""
+    for block in re.findall(r"(?:^ *//  .*\n)+", text, re.M):
+        lines = [re.sub(r"^ *//", "", line) for line in block.splitlines()]
+        code = [re.sub(r"\s+//.*", "", line).strip() for line in lines]
+        is_list = code[0].startswith("- ") or code[0].startswith("{")
+        if not is_list and any(line.endswith((";", "{")) for line in code):
+            yield lines
+
+
+def tokens(lines):
+    """Without blanks and comments."""
+    return re.sub(r"\s+", "", "".join(re.sub(r"(^|\s)//.*", "", line) for line in lines))
+
+
+def header_errors(text, examples):
+    for lines in header_examples(text):
+        end = 0
+        for piece in tokens(lines).split("..."):
+            start = examples.find(piece, end)
+            if start < 0:
+                yield "this is not in tests/docs/header_examples.cc:\n" + "\n".join(lines)
+                break
+            end = start + len(piece)
+
+
 def link_errors(text, folder):
     for target in re.findall(r"\]\(([^)#\s]+)", re.sub(r"```.*?```", "", text, flags=re.S)):
         if not re.match(r"\w+:", target) and not os.path.exists(os.path.join(ROOT, folder, target)):
@@ -57,7 +101,13 @@ def main():
         text = read(path)
         for error in [*code_errors(text), *link_errors(text, os.path.dirname(path)), *target_errors(text)]:
             errors.append("%s: %s" % (path, error))
-    print("\n".join(errors) or "%d files" % len(files))
+    examples = tokens(read("tests/docs/header_examples.cc").splitlines())
+    headers = sorted(os.path.relpath(p, ROOT) for pattern in PUBLIC_HEADERS for p in glob.glob(os.path.join(ROOT, pattern)))
+    for path in headers:
+        text = read(path)
+        if "Internal to" not in text:
+            errors += ["%s: %s" % (path, error) for error in header_errors(text, examples)]
+    print("\n".join(errors) or "%d files" % len(files + headers))
     return 1 if errors else 0
 
 

@@ -28,6 +28,8 @@ std::vector<Sample> indexing_samples() {
       {"aten::index_fill.int_Tensor", {cube, rows, in({})}, {{"dim", 0}}},
       {"aten::index_reduce", {cube, rows, in({6, 3, 5})}, {{"dim", 0}, {"reduce", "amax"}}},
       {"aten::index.Tensor", {cube, list({rows})}},
+      {"aten::index.Tensor", {cube, list({in({1}).integers(0, 4)})}},
+      {"aten::index.Tensor", {cube, list({none(), in({6, 1}).integers(0, 3)})}},
       {"aten::index.Tensor", {cube, list({none(), in({2, 6}).integers(0, 3)})}},
       {"aten::index.Tensor", {cube, list({rows, none(), in({6}).integers(0, 5)})}},
       {"aten::_unsafe_index.Tensor", {cube, list({rows, in({6}).integers(0, 3)})}},

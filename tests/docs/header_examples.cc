@@ -1,0 +1,409 @@
+// The examples at the top of public headers, as docs_test finds them there: compiled, not run.
+#include <iostream>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "shardweave/comm/backend.h"
+#include "shardweave/comm/buffer.h"
+#include "shardweave/comm/communicator.h"
+#include "shardweave/comm/composed.h"
+#include "shardweave/comm/counting/counting.h"
+#include "shardweave/comm/flight_recorder.h"
+#include "shardweave/comm/gloo/gloo_backend.h"
+#include "shardweave/comm/inproc/inproc.h"
+#include "shardweave/comm/patience.h"
+#include "shardweave/comm/reduction.h"
+#include "shardweave/comm/status_exception.h"
+#include "shardweave/comm/store/store.h"
+#include "shardweave/comm/work.h"
+#include "shardweave/comm/world.h"
+#include "shardweave/dtensor/activation_checkpoint.h"
+#include "shardweave/dtensor/clip_grad_norm.h"
+#include "shardweave/dtensor/compat/sharded_tensor.h"
+#include "shardweave/dtensor/cost_model.h"
+#include "shardweave/dtensor/distribute_module.h"
+#include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/error.h"
+#include "shardweave/dtensor/observe/comm_trace.h"
+#include "shardweave/dtensor/observe/explain.h"
+#include "shardweave/dtensor/observe/profile_trace.h"
+#include "shardweave/dtensor/observe/visualize_sharding.h"
+#include "shardweave/dtensor/random.h"
+#include "shardweave/dtensor/redistribute_async.h"
+#include "shardweave/dtensor/rule.h"
+#include "shardweave/dtensor/spec.h"
+#include "shardweave/mesh/connected_mesh.h"
+#include "shardweave/mesh/device_mesh.h"
+#include "shardweave/modules/fused_optimizer.h"
+#include "shardweave/modules/parameter_plan_json.h"
+#include "shardweave/placement/layout.h"
+#include "shardweave/placement/placement.h"
+#include "shardweave/placement/redistribute_bound.h"
+#include "shardweave/placement/redistribute_plan.h"
+#include "shardweave/placement/reduce_op.h"
+#include "shardweave/placement/simulated_mesh.h"
+#include "torch/torch.h"
+
+// Examples show what a call gives, and leave it at that.
+#pragma GCC diagnostic ignored "-Wunused-result"
+#pragma GCC diagnostic ignored "-Wunused-value"
+#pragma GCC diagnostic ignored "-Wunused-variable"
+#pragma GCC diagnostic ignored "-Wunused-but-set-variable"
+#pragma GCC diagnostic ignored "-Wshadow"
+
+namespace shardweave::header_examples {
+
+using Model = std::shared_ptr<torch::nn::SequentialImpl>;
+
+// --- placement -----------------------------------------------------------------------------------
+
+void placement() {
+  Placement p = Shard(0);
+  Placement r = Replicate();
+  Placement s = Partial(ReduceOp::kSum);
+  p.to_string();
+  parse_placements("[S(0), R]");
+}
+
+void layout() {
+  auto layout = Layout::create({Shard(0), Shard(0)});
+  auto mine = local_extent(*layout, {2, 2}, {1, 0}, {7, 5});
+  mine.shape;
+  mine.offset;
+  layout->to_string();
+}
+
+void reduce_op() {
+  to_string(ReduceOp::kAvg);
+  parse_reduce_op("avg");
+}
+
+void redistribute_bound() {
+  least_bytes(*Layout::parse("[S(0)]"), *Layout::parse("[R]"), {4}, {8, 4}, 4);
+}
+
+void redistribute_plan(const Layout& from, const Layout& to, ExchangePart part,
+                       const RedistributeStep& step, const std::vector<int>& mesh_dims,
+                       void (*run)(const RedistributeStep&)) {
+  auto plan = plan_redistribute(from, to, {2, 4}, {128, 64}, /*element_size=*/4, CostModel());
+  plan->to_string();
+  for (const RedistributeStep& step : plan->steps) run(step);
+  part = exchange_part(step.before, step.after, mesh_dims, {2, 4}, {1, 3}, {128, 64});
+}
+
+void simulated_mesh(const Layout& from, const Layout& to, const RedistributePlan& plan) {
+  SimulatedMesh mesh({2, 2}, {7, 5});
+  mesh.distribute(from, /*seed=*/1);
+  for (const RedistributeStep& step : plan.steps) mesh.run(step);
+  mesh.first_difference(to);
+}
+
+// --- comm ----------------------------------------------------------------------------------------
+
+namespace pigeons {
+
+// What the example leaves out.
+class Backend : public shardweave::Backend {
+ public:
+  Backend() : shardweave::Backend(GroupInfo()) {}
+  void abort(const absl::Status& reason) override;
+};
+
+class Pigeons : public Backend {
+  std::string_view name() const override { return "pigeons"; }
+  bool implements(OpKind op) const override { return is_point_to_point(op); }
+  absl::StatusOr<Ticket> start(const Call& call) override;
+};
+auto comm = Communicator::create(std::make_unique<Pigeons>());
+
+}  // namespace pigeons
+
+void compose(Backend& backend, const Call& call) {
+  if (!backend.implements(call.op) && can_compose(backend, call.op)) {
+    absl::Status status = run_composed(backend, call);
+  }
+}
+
+absl::Status patience(const Wait& wait, Deadline deadline, absl::Span<const int> absent,
+                      bool (*done)(), bool (*sleep_until)(Deadline),
+                      absl::Status (*deadline_exceeded)()) {
+  Patience patience(absl::Seconds(10));
+  while (!done()) {
+    if (sleep_until(patience.until(deadline))) continue;
+    if (!patience.has_ended(deadline)) return deadline_exceeded();
+    say_late(wait, absl::Seconds(10), absent);
+  }
+  return absl::OkStatus();
+}
+
+void buffer() {
+  float values[3] = {1, 2, 3};
+  Buffer b = Buffer::of(values, 3);
+  b.bytes();
+  ConstBuffer read_only = b;
+}
+
+absl::Status communicator(Communicator& comm) {
+  float x = comm.rank();
+  Work work = comm.all_reduce(Buffer::of(&x, 1), Buffer::of(&x, 1), ReduceOp::kSum);
+  if (absl::Status s = work.wait(); !s.ok()) return s;
+  comm.send(Buffer::of(&x, 1), /*peer=*/1).wait();
+  return absl::OkStatus();
+}
+
+void coalescing(Communicator& comm, const std::vector<Buffer>& buckets) {
+  Coalescing group(comm);
+  for (const Buffer& b : buckets) comm.all_reduce(b, b, ReduceOp::kSum);
+  Work work = group.finish();
+}
+
+absl::Status work(Communicator& comm, ConstBuffer mine, Buffer all, void (*use)(Buffer)) {
+  Work work = comm.all_gather(mine, all);
+  if (absl::Status s = work.wait(); !s.ok()) return s;
+  use(all);
+  return absl::OkStatus();
+}
+
+void world() {
+  absl::Status s =
+      run_ranks(4, [](World& world) -> absl::Status { return world.comm()->barrier().wait(); });
+  auto world = World::from_environment({.backend = "gloo"});
+}
+
+void from_environment(Buffer x) {
+  auto world = World::from_environment({.timeout = absl::Minutes(1)});
+  if (absl::IsNotFound(world.status())) return;
+  (*world)->comm()->all_reduce(x, x, ReduceOp::kSum).wait();
+}
+
+void flight_recorder(const std::shared_ptr<Communicator>& comm, void (*train_step)()) {
+  CommCounters before = comm->flight_recorder().counters();
+  train_step();
+  (comm->flight_recorder().counters() - before).total().bytes;
+  std::cerr << comm->flight_recorder().to_json();
+}
+
+void reduction(void* rank0, void* rank1, void* rank2, int64_t count) {
+  const void* inputs[] = {rank0, rank1, rank2};
+  void* outputs[] = {rank0, rank2};
+  reduce_ranks(DType::kBF16, ReduceOp::kAvg, inputs, outputs, count);
+}
+
+void counting(void (*train_step)(Communicator&)) {
+  auto log = std::make_shared<CountingLog>();
+  auto comm = count_communication(/*rank=*/7, /*num_ranks=*/65536, log);
+  train_step(**comm);
+  log->totals()[{"dp", OpKind::kAllReduce}].bytes;
+}
+
+void inproc() {
+  InprocHub hub(4);
+  std::shared_ptr<Communicator> comm = hub.connect(2);
+  comm->barrier().wait();
+}
+
+absl::Status gloo_backend(const std::shared_ptr<Store>& store, int rank) {
+  auto backend =
+      make_gloo_backend(store, {.name = "world", .rank = rank, .world_ranks = {0, 1, 2, 3}});
+  if (!backend.ok()) return backend.status();
+  auto comm = Communicator::create(*std::move(backend));
+  return absl::OkStatus();
+}
+
+// --- mesh ----------------------------------------------------------------------------------------
+
+void device_mesh() {
+  auto mesh = DeviceMesh::create({{"dp", 2}, {"tp", 4}});
+  mesh->coordinate(Rank(5));
+  auto tp = mesh->slice({"tp"}, Rank(5));
+  auto all = mesh->flatten();
+}
+
+void connected_mesh(World& world, Buffer x) {
+  auto mesh = init_device_mesh(world, {{"dp", 2}, {"tp", 2}});
+  auto tp = (*mesh)->communicator(1);
+  (*tp)->all_reduce(x, x, ReduceOp::kSum).wait();
+  auto dp_only = (*mesh)->slice({"dp"});
+}
+
+// --- dtensor -------------------------------------------------------------------------------------
+
+void dtensor(World& world) {
+  auto mesh = *init_device_mesh(world, {{"dp", 2}, {"tp", 2}});
+  at::Tensor w = distribute_tensor(at::randn({6, 4}), mesh, {{"tp", Shard(0)}});
+  at::Tensor x = distribute_tensor(at::randn({8, 4}), mesh, {{"dp", Shard(0)}});
+  at::Tensor y = at::matmul(x, w.t());
+  at::Tensor all = full_tensor(y);
+}
+
+void print(World& world, const at::Tensor& x) {
+  const std::string text = values_to_string(x);
+  if (world.rank() == 0) std::cout << text << "\n";
+}
+
+absl::Status status_exception(const at::Tensor& tensor) {
+  try {
+    redistribute(tensor, {Shard(0)});
+  } catch (const StatusException& e) {
+    return e.status();
+  }
+  return absl::OkStatus();
+}
+
+void error() {
+  throw Error("redistribute", absl::InvalidArgumentError("the tensor is undefined"));
+}
+
+void random(const MeshPtr& mesh) {
+  manual_seed(mesh, 42);
+  at::Tensor a = randn({7, 5}, mesh, {Shard(0)});
+  manual_seed(mesh, 42);
+  at::Tensor b = randn({7, 5}, mesh, {Replicate()});
+  at::Tensor c = at::dropout(b, 0.1, true);
+}
+
+void draw_again(const MeshPtr& mesh, at::Tensor (*block)(const at::Tensor&), const at::Tensor& x) {
+  const PhiloxState before = random_state(mesh);
+  at::Tensor y = block(x);
+  const RandomStateScope again(mesh, before);
+  y = block(x);
+}
+
+void prefetch(const at::Tensor& weight, at::Tensor (*layer)(const at::Tensor&), const at::Tensor& x,
+              at::Tensor y) {
+  PendingTensor next = redistribute_async(weight, {Replicate()});
+  y = layer(x);
+  at::Tensor whole = next.wait();
+}
+
+void prefetch_all(const std::vector<at::Tensor>& weights, const std::vector<Layout>& layouts) {
+  std::vector<at::Tensor> all = redistribute_all(weights, layouts);
+}
+
+void set_costs(const MeshPtr& mesh, const std::string& text) {
+  CostModel model = cost_model(mesh);
+  model.links = {{.latency = 3e-5, .bandwidth = 2e10}, {.latency = 5e-6, .bandwidth = 3e11}};
+  model.device = {.flops = 4e14, .bandwidth = 3e12};
+  set_cost_model(mesh, model);
+  set_cost_model(mesh, cost_model_from_json(text, mesh->mesh()));
+}
+
+void activation_checkpoint(const Model& block, const at::Tensor& x) {
+  at::Tensor y = checkpoint([&](const at::Tensor& x) { return block->forward(x); }, x);
+}
+
+void clip(const Model& model, at::Tensor loss, torch::optim::Optimizer& optimizer) {
+  loss.backward();
+  finish_grad_sync(*model);
+  const double norm = clip_grad_norm(model->parameters(), 1.0);
+  optimizer.step();
+}
+
+void distribute(const Model& model, const MeshPtr& mesh, at::Tensor loss,
+                torch::optim::Optimizer& optimizer) {
+  distribute_module(*model, mesh,
+                    {
+                        {"*.{q,k,v,up}.weight", {{"tp", Shard(0)}}},
+                        {"*.{o,down}.weight", {{"tp", Shard(1)}}},
+                        {"*.qkv.weight", {{"tp", StridedShard(0, 3)}}},
+                    });
+  loss.backward();
+  finish_grad_sync(*model);
+  optimizer.step();
+}
+
+void spec(dtensor_internal::MeshContext& context, const Layout& layout) {
+  SpecRef spec = context.intern(layout, {7, 5}, {5, 1}, at::kFloat, at::kCPU);
+  spec->local_sizes;
+}
+
+// --- rules ---------------------------------------------------------------------------------------
+
+void take(const OpCall& call, Strategies& out) {
+  for (int d = 0; d < call.input("index").ndim(); ++d) out.add({{"index", Shard(d)}}, {Shard(d)});
+  out.add_linear({{"self"}});
+}
+
+void rules(RuleTable& table, void (*take_shape)(OpCall&),
+           void (*equal)(const c10::OperatorHandle&, c10::Stack&), Condition is_no_mask,
+           void (*nonzero)(const c10::OperatorHandle&, c10::Stack&)) {
+  table.add("aten::mm", einsum("mk,kn->mn"));
+  table.add("aten::take", sharded(take).shapes(take_shape));
+  table.add("aten::equal", composed(equal));
+  table.add("aten::nonzero", gathered().when(is_no_mask, composed(nonzero)));
+}
+
+void own_rule(const MeshPtr& mesh) {
+  add_rule(mesh, "mylib::swiglu", pointwise());
+}
+
+// --- what shows what happens ---------------------------------------------------------------------
+
+void comm_trace(const MeshPtr& mesh, const Model& model, const at::Tensor& x) {
+  CommTrace trace(mesh);
+  model->forward(x).sum().backward();
+  std::cout << trace.to_string();
+  trace.events().size();
+}
+
+struct AttentionImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x);
+  std::string name_;
+};
+
+at::Tensor AttentionImpl::forward(const at::Tensor& x) {
+  const ModuleScope scope(x, name_);
+  return x;
+}
+
+void explain_it(const MeshPtr& mesh, const at::Tensor& x, const at::Tensor& w,
+                const at::Tensor& b) {
+  std::cout << explain("aten::mm", {x, w}).to_string();
+  for (const Explanation& e : explain(mesh, [&] { at::linear(x, w, b); })) {
+    std::cout << e.to_string();
+  }
+}
+
+void profile(const MeshPtr& mesh, void (*train_step)()) {
+  ProfileScope profile(mesh);
+  for (int step = 0; step < 3; ++step) train_step();
+  profile.write_merged("trace.json");
+}
+
+void visualize(const DeviceMesh& mesh) {
+  const Layout layout({Shard(0), Replicate()});
+  absl::Status printed = visualize_sharding(layout, mesh, {7, 5});
+}
+
+void compat(const Model& model, const MeshPtr& mesh) {
+  at::Tensor table = sharded_tensor::rand(ChunkSpec{0, {0, 1, 2, 3}}, {1000, 64}, mesh);
+  shard_parameter(*model, "fc.weight", ChunkSpec{0}, mesh);
+  shard_parameter(*model, "words.weight",
+                  EnumerableSpec{{{{0, 0}, {600, 64}, 0}, {{600, 0}, {400, 64}, 1}}}, mesh);
+}
+
+// --- modules -------------------------------------------------------------------------------------
+
+void fused_optimizer(const Model& model, at::Tensor loss, const at::Tensor& state) {
+  FusedOptimizer optimizer(model->parameters(), AdamWOptions{.lr = 3e-4});
+  loss.backward();
+  finish_grad_sync(*model);
+  optimizer.step();
+  optimizer.zero_grad();
+  for (size_t i = 0; i < optimizer.parameters().size(); ++i) {
+    for (std::string_view name : optimizer.state_names()) optimizer.set_state(i, name, state);
+  }
+}
+
+void parameter_plan(const Model& model, const MeshPtr& mesh) {
+  auto plan = parse_parameter_plan(R"json({"parameter": {
+      "*.{q,k,v,up}.weight": {"tp": "S(0)"},
+      "*.{o,down}.weight":   {"tp": "S(1)"}}})json");
+  distribute_module(*model, mesh, *plan);
+  to_json(*plan);
+}
+
+}  // namespace shardweave::header_examples
