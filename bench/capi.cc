@@ -94,7 +94,8 @@ Body c_call(const char* name, std::vector<swv_value> arguments) {
   check(swv_op_find(name, &op));  // lives as long as the program
   return [op, arguments = std::move(arguments)] {
     swv_value result;
-    check(swv_op_call(op, SWV_NO_GRAD, arguments.data(), arguments.size(), &result, 1, nullptr));
+    check(
+        swv_op_call(op, SWV_MODE_NO_GRAD, arguments.data(), arguments.size(), &result, 1, nullptr));
     swv_tensor_free(result.as.tensor);
   };
 }

@@ -2,7 +2,7 @@
  *
  *   CHECK_OK(swv_mesh_ndim(mesh, &ndim));
  *   CHECK(ndim == 2);
- *   CHECK_FAILS(swv_mesh_ndim(NULL, &ndim), SWV_INVALID_ARGUMENT, "argument 'mesh' is NULL");
+ *   CHECK_FAILS(swv_mesh_ndim(NULL, &ndim), SWV_CODE_INVALID_ARGUMENT, "argument 'mesh' is NULL");
  */
 #ifndef SHARDWEAVE_CAPI_TESTING_CHECK_H_
 #define SHARDWEAVE_CAPI_TESTING_CHECK_H_
@@ -56,6 +56,15 @@ static inline void check_fails(swv_status* status, swv_code code, const char* te
     swv_string_free(checked);                                                  \
   } while (0)
 
+/* Elements in this machine's memory. */
+static inline swv_buffer cpu_buffer(void* data, int64_t count, swv_dtype dtype) {
+  swv_buffer result = SWV_BUFFER_INIT;
+  result.data = data;
+  result.count = count;
+  result.dtype = dtype;
+  return result;
+}
+
 /* Calls an operator with one result, a tensor. */
 static inline swv_tensor* call_op(const char* name, swv_grad_mode mode, const swv_value* arguments,
                                   size_t num_arguments) {
@@ -73,7 +82,7 @@ static inline swv_tensor* call_op(const char* name, swv_grad_mode mode, const sw
 static inline float* elements(const swv_tensor* tensor, int64_t* out_count) {
   swv_tensor* whole;
   float* data;
-  CHECK_OK(swv_tensor_full_tensor(tensor, SWV_NO_GRAD, &whole));
+  CHECK_OK(swv_tensor_full_tensor(tensor, SWV_MODE_NO_GRAD, &whole));
   CHECK_OK(swv_tensor_numel(whole, out_count));
   data = (float*)malloc((size_t)*out_count * sizeof(float) + 1);
   CHECK_OK(swv_tensor_copy_to_host(whole, data, (size_t)*out_count * sizeof(float)));

@@ -174,11 +174,11 @@ func (m *Mesh) WithRandomState(seed, offset uint64, body func() error) (err erro
 	if body == nil {
 		return noBody()
 	}
-	scope, err := ask(func(*rank) (c.RandomScope, error) { return c.RandomScopeCreate(m.handle, seed, offset) }, m)
+	scope, err := ask(func(*rank) (c.Scope, error) { return c.MeshUseRandomState(m.handle, seed, offset) }, m)
 	if err != nil {
 		return err
 	}
-	defer m.rank.finallyOr(&err, func() { c.RandomScopeFree(scope) })
+	defer m.rank.finallyOr(&err, func() { c.ScopeFree(scope) })
 	return body()
 }
 
@@ -244,11 +244,11 @@ func (m *Mesh) ForbidCommunication(body func() error) (err error) {
 	if body == nil {
 		return noBody()
 	}
-	scope, err := ask(func(*rank) (c.StrictScope, error) { return c.MeshForbidCommunication(m.handle) }, m)
+	scope, err := ask(func(*rank) (c.Scope, error) { return c.MeshForbidCommunication(m.handle) }, m)
 	if err != nil {
 		return err
 	}
-	defer m.rank.finallyOr(&err, func() { c.StrictScopeFree(scope) })
+	defer m.rank.finallyOr(&err, func() { c.ScopeFree(scope) })
 	return body()
 }
 
@@ -257,11 +257,11 @@ func (m *Mesh) Named(name string, body func() error) (err error) {
 	if body == nil {
 		return noBody()
 	}
-	scope, err := ask(func(*rank) (c.ModuleScope, error) { return c.ModuleScopeCreate(m.handle, name) }, m)
+	scope, err := ask(func(*rank) (c.Scope, error) { return c.MeshEnterModule(m.handle, name) }, m)
 	if err != nil {
 		return err
 	}
-	defer m.rank.finallyOr(&err, func() { c.ModuleScopeFree(scope) })
+	defer m.rank.finallyOr(&err, func() { c.ScopeFree(scope) })
 	return body()
 }
 

@@ -379,7 +379,7 @@ func elementOf[T Number](handle c.Tensor) (T, error) {
 	if count != 1 {
 		return data[0], invalid("the tensor has %d elements; wanted one", count)
 	}
-	whole, err := c.TensorFullTensor(handle, c.NoGrad)
+	whole, err := c.TensorFullTensor(handle, c.ModeNoGrad)
 	if err != nil {
 		return data[0], err
 	}

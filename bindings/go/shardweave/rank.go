@@ -562,9 +562,9 @@ type GradMode int32
 
 // The modes of a rank; see World.With.
 const (
-	Grad      GradMode = c.Grad      // if an input requires grad; how a rank starts
-	NoGrad    GradMode = c.NoGrad    // not
-	Inference GradMode = c.Inference // not, ever: results cannot be used with Grad later
+	Grad      GradMode = c.ModeGrad      // if an input requires grad; how a rank starts
+	NoGrad    GradMode = c.ModeNoGrad    // not
+	Inference GradMode = c.ModeInference // not, ever: results cannot be used with Grad later
 )
 
 // nowhere is the rank of tensors that could not be made because nothing says whose they are.

@@ -138,8 +138,8 @@ func TestEveryNameOfCIsOneOfGo(t *testing.T) {
 			t.Errorf("%s is %s in errors, and there is no such thing", name, word)
 		}
 	}
-	for _, c := range [][2]string{{"wanted SWV_GRAD, SWV_NO_GRAD or SWV_INFERENCE", "wanted Grad, NoGrad or Inference"},
-		{"swv_tensor_ones: argument 'sizes' is bad", "argument 'sizes' is bad"}, {"wanted SWV_CPU or SWV_CUDA", "wanted CPU or CUDA"},
+	for _, c := range [][2]string{{"wanted SWV_MODE_GRAD, SWV_MODE_NO_GRAD or SWV_MODE_INFERENCE", "wanted Grad, NoGrad or Inference"},
+		{"swv_tensor_ones: argument 'sizes' is bad", "argument 'sizes' is bad"}, {"wanted SWV_DEVICE_CPU or SWV_DEVICE_CUDA", "wanted CPU or CUDA"},
 		{"swv_op_call: aten::mm: swv_tensor_detach it", "aten::mm: Tensor.Detach it"}} {
 		if got := inGo(c[0]); got != c[1] {
 			t.Errorf("%q becomes %q, wanted %q", c[0], got, c[1])

@@ -123,7 +123,7 @@ fn c_call(name: &str, arguments: &[Arg<'_>]) -> impl FnMut() {
         unsafe {
             let status = sys::swv_op_call(
                 op,
-                sys::SWV_NO_GRAD,
+                sys::SWV_MODE_NO_GRAD,
                 values.as_ptr(),
                 values.len(),
                 &mut result,

@@ -618,7 +618,7 @@ impl fmt::Debug for Op {
 
 /// Calls a method of a TorchScript module; see module.rs.
 pub(crate) fn call_module<R: FromResults>(
-    module: *const sys::swv_module,
+    module: *mut sys::swv_module,
     method: &str,
     arguments: &[Arg<'_>],
 ) -> Result<R> {
