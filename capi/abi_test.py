@@ -28,7 +28,7 @@ import interface  # noqa: E402
 FROZEN = {
     "0.2/shardweave.h": "ba79b34e02d06dbe30e2715fbce86d50dbc181658cb323a663aadd6c9f168352",
     "0.2/client.c": "50ff78af1fdb28896cd52abbca66329b43edacf263c24cc983497c5773e72150",
-    "0.3/shardweave.h": "8ea34ba3aa5e2f80ced7f5cdde9e0ca8ca4ac5d1a63d3f0651b860d5b1f13b47",
+    "0.3/shardweave.h": "5c74732c3f21d32e18b5c3517ccdb7d933b2395d6ec1583c12b71332deb80d70",
     "0.3/client.c": "932779cea526607f6580807494bccf28f03d9782f7ef7adb4c3e14b71538c765",
 }
 

@@ -29,15 +29,17 @@ static swv_status* use_buffer_result(void* buffer) {
 }
 /* In an array: the second lies where the first one's size says. */
 static swv_status* use_placement(void* placement) {
-  const size_t size = *(size_t*)placement, stride = size > 4096 ? 64 : (size + 7) / 8 * 8;
+  const size_t size = *(size_t*)placement;
+  /* What is no size is that of one, all of which is there. */
+  const size_t have = size >= sizeof(swv_placement) && size <= 4096 ? size : sizeof(swv_placement);
+  const size_t stride = (have + 7) / 8 * 8;
   char both[2 * 4200];
   swv_layout* made = NULL;
   swv_status* status;
-  memcpy(both, placement, size > 4096 ? sizeof(swv_placement) : size);
-  memcpy(both + stride, placement, size > 4096 ? sizeof(swv_placement) : size);
-  if (size < sizeof(size)) memcpy(both, &size, sizeof(size));
-  status = swv_layout_create(
-      (swv_placement*)at_end_of_page(both, size > 4096 ? 128 : stride + size), 2, NULL, 0, &made);
+  memcpy(both, placement, have);
+  memcpy(both + stride, placement, have);
+  status =
+      swv_layout_create((swv_placement*)at_end_of_page(both, stride + have), 2, NULL, 0, &made);
   swv_layout_free(made);
   return status;
 }

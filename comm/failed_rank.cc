@@ -27,10 +27,14 @@ std::optional<int> failed_rank(const absl::Status& status) {
   return rank;
 }
 
-absl::Status retold(const absl::Status& why, std::string_view text) {
+absl::Status retold(const absl::Status& why, const std::string& text) {
   absl::Status result(why.code(), text);
   const std::optional<int> rank = failed_rank(why);
   return rank.has_value() ? of_rank(std::move(result), *rank) : result;
+}
+
+absl::Status retold(const absl::Status& why) {
+  return retold(why, std::string(why.message()));
 }
 
 }  // namespace shardweave

@@ -2,8 +2,9 @@
 // it too; this is for programs.
 #pragma once
 
+#include <cstdint>
 #include <optional>
-#include <string_view>
+#include <string>
 
 #include "absl/status/status.h"
 
@@ -12,7 +13,8 @@ namespace shardweave {
 absl::Status of_rank(absl::Status status, int64_t world_rank);
 std::optional<int> failed_rank(const absl::Status& status);
 
-// The same error told in other words; a status of its own, which shares nothing with `why`.
-absl::Status retold(const absl::Status& why, std::string_view text);
+// The same error, told in other words or in its own; a status that shares nothing with `why`.
+absl::Status retold(const absl::Status& why, const std::string& text);
+absl::Status retold(const absl::Status& why);
 
 }  // namespace shardweave

@@ -56,7 +56,7 @@ absl::Status compare_calls(const GroupInfo& group, const CallSignature& mine, in
 
 // What a peer's failure frame says.
 absl::Status told_by(const FrameHeader& header, std::string_view text) {
-  const absl::Status told(static_cast<absl::StatusCode>(header.value), text);
+  const absl::Status told(static_cast<absl::StatusCode>(header.value), std::string(text));
   return header.step == 0 ? told : of_rank(told, int64_t{header.step} - 1);
 }
 
@@ -195,7 +195,7 @@ void Engine::abort(const absl::Status& reason) {
 absl::Status Engine::health() {
   Lock lock(mutex_);
   if (failure_.ok()) (void)listen();
-  return retold(failure_, failure_.message());
+  return retold(failure_);
 }
 
 bool Engine::is_gone(int peer) {
@@ -656,8 +656,8 @@ bool Engine::fail_as_told(int peer, const absl::Status& told) {
 bool Engine::fail(const absl::Status& why, const Operation* where) {
   if (!failure_.ok()) return false;
   failed_ticket_ = where == nullptr ? 0 : where->ticket;
-  failure_ = where == nullptr ? retold(why, why.message())
-                              : retold(why, str_cat(name_of(*where), ": ", why.message()));
+  failure_ =
+      where == nullptr ? retold(why) : retold(why, str_cat(name_of(*where), ": ", why.message()));
   first_failure_->set(failure_);
   {
     const std::lock_guard lock(ends_mutex_);
@@ -752,7 +752,7 @@ bool Engine::listen() {
 
 // A Status of its own for each caller, so that threads share no reference count.
 absl::Status Engine::failure_of(const Operation& operation) const {
-  if (operation.ticket == failed_ticket_) return retold(failure_, failure_.message());
+  if (operation.ticket == failed_ticket_) return retold(failure_);
   return retold(failure_, str_cat(name_of(operation), ": ", failure_.message()));
 }
 

@@ -93,10 +93,10 @@
  * Functions marked COLLECTIVE communicate: all ranks of the mesh or the group call them in the same
  * order. So do operators on sharded tensors.
  *
- * Checks. With SWV_CHECK_HANDLES=1 in the environment, or after swv_set_handle_checks, every handle is
- * looked up before it is used: one of another kind, or that was freed, or that never was one, is an
- * error, and reported on stderr by _free. SWV_CHECK_HANDLES=abort ends the process there. (Without,
- * only the kind is looked at.)
+ * Checks. With SWV_CHECK_HANDLES=1 in the environment, or after swv_set_handle_checks, every handle
+ * is looked up before it is used: one of another kind, or that was freed, or that never was one, is
+ * an error; _free says so where swv_set_log wants it. SWV_CHECK_HANDLES=abort ends the process there.
+ * (Without, only the kind is looked at.)
  *
  * C11 and C++. Link with -lshardweave (pkg-config shardweave). No symbol of LibTorch is exported.
  */
@@ -659,7 +659,7 @@ SWV_API SWV_MUST_USE swv_status* swv_mesh_cost_model(const swv_mesh* mesh, swv_l
                                                      size_t capacity, size_t* out_count,
                                                      swv_device_cost* out_device);
 
-/* Random operators on sharded tensors draw from their mesh, by global element index. */
+/* Where the random numbers of a mesh are (below). */
 typedef struct swv_random_state {
   size_t struct_size;
   uint64_t seed;
@@ -1108,7 +1108,7 @@ SWV_API SWV_MUST_USE swv_status* swv_checkpoint(const swv_segment* segment, swv_
                                                 swv_tensor** out_outputs, size_t num_outputs);
 
 /* ---- Random numbers ---------------------------------------------------------------------------
- * Of a mesh: swv_random_state. */
+ * Random operators on sharded tensors draw from their mesh, by global element index. */
 
 /* Local: the same seed on every rank. */
 SWV_API SWV_MUST_USE swv_status* swv_mesh_seed(swv_mesh* mesh, uint64_t seed);

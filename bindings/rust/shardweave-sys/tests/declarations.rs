@@ -79,11 +79,9 @@ fn rust_signature(result: &[&str], parameters: &str) -> String {
     let parameters = parameters.strip_suffix(')').unwrap_or(parameters).trim();
     let parameters: Vec<String> = match parameters {
         "void" => Vec::new(),
-        list => list
-            .split(',')
-            .map(rust_member)
-            .map(|(name, rust)| format!("{name}: {rust}"))
-            .collect(),
+        list => {
+            list.split(',').map(rust_member).map(|(name, rust)| format!("{name}: {rust}")).collect()
+        }
     };
     let result = match rust_type(result).as_str() {
         "::std::os::raw::c_void" => String::new(),

@@ -363,7 +363,8 @@ impl Comm {
         let (data, out) = (input(data), output(out));
         let mut all_to_all = self.operation(sys::SWV_COLLECTIVE_ALL_TO_ALL_V);
         (all_to_all.in_, all_to_all.out) = (&data, &out.raw);
-        (all_to_all.in_counts, all_to_all.out_counts) = (send_counts.as_ptr(), recv_counts.as_ptr());
+        (all_to_all.in_counts, all_to_all.out_counts) =
+            (send_counts.as_ptr(), recv_counts.as_ptr());
         all_to_all.num_counts = send_counts.len();
         self.run(&all_to_all)
     }
@@ -420,7 +421,8 @@ impl Comm {
     /// call. `peer` may be this rank if its recv has been started before.
     pub fn send<T: Element>(&self, data: &[T], peer: usize, message_tag: i32) -> Result<()> {
         let data = input(data);
-        let mut send = self.message(sys::SWV_COLLECTIVE_SEND, peer, message_tag).of("Comm::send")?;
+        let mut send =
+            self.message(sys::SWV_COLLECTIVE_SEND, peer, message_tag).of("Comm::send")?;
         send.in_ = &data;
         self.run(&send)
     }
@@ -428,7 +430,8 @@ impl Comm {
     /// From the [`send`](Comm::send) of `peer`. Only these two call.
     pub fn recv<T: Element>(&self, data: &mut [T], peer: usize, message_tag: i32) -> Result<()> {
         let data = output(data);
-        let mut recv = self.message(sys::SWV_COLLECTIVE_RECV, peer, message_tag).of("Comm::recv")?;
+        let mut recv =
+            self.message(sys::SWV_COLLECTIVE_RECV, peer, message_tag).of("Comm::recv")?;
         recv.out = &data.raw;
         self.run(&recv)
     }

@@ -388,9 +388,10 @@ mod tests {
         };
         assert_eq!(kind(sys::SWV_PLACEMENT_REPLICATE, 0), Ok(Placement::Replicate));
         assert_eq!(kind(sys::SWV_PLACEMENT_PARTIAL, 3), Ok(Placement::Partial(ReduceOp::Max)));
-        for (error, what) in
-            [(kind(77, 0), "placement kind 77"), (kind(sys::SWV_PLACEMENT_PARTIAL, 77), "reduction 77")]
-        {
+        for (error, what) in [
+            (kind(77, 0), "placement kind 77"),
+            (kind(sys::SWV_PLACEMENT_PARTIAL, 77), "reduction 77"),
+        ] {
             let error = error.unwrap_err();
             assert_eq!(error.code(), Code::Unimplemented);
             assert!(error.message().contains(what), "{error}");

@@ -72,11 +72,7 @@ pub struct RandomState {
 
 impl RandomState {
     fn to_raw(self) -> sys::swv_random_state {
-        sys::swv_random_state {
-            seed: self.seed,
-            offset: self.offset,
-            ..sys::SWV_RANDOM_STATE_INIT
-        }
+        sys::swv_random_state { seed: self.seed, offset: self.offset, ..sys::SWV_RANDOM_STATE_INIT }
     }
 }
 
