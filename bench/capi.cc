@@ -32,7 +32,7 @@ namespace {
 
 using Body = std::function<void()>;
 
-constexpr double kBoundUs = 0.3;
+constexpr double kBoundUs = 0.25;
 
 void check(swv_status* status) {
   if (status == nullptr) return;
@@ -177,7 +177,7 @@ int main(int argc, char** argv) {
   if (absl::GetFlag(FLAGS_json)) {
     std::printf("%s\n", json.dump().c_str());
   } else {
-    std::printf("worst: %.3f us (bound %.1f)\n", worst, kBoundUs);
+    std::printf("worst: %.3f us (bound %.2f)\n", worst, kBoundUs);
   }
   swv_layout_free(layout);
   swv_mesh_free(mesh);

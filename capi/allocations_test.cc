@@ -14,7 +14,7 @@
 #include "shardweave/capi/handles.h"
 #include "shardweave/capi/values.h"
 #include "shardweave/comm/testing/allocation_counter.h"
-#include "testing/check.h"
+#include "testing/buffer.h"
 #include "torch/csrc/jit/frontend/function_schema_parser.h"
 
 namespace shardweave::capi {

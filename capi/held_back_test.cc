@@ -6,7 +6,7 @@
 #include "shardweave.h"
 #include "shardweave/capi/handles.h"
 #include "shardweave/comm/backend.h"
-#include "testing/check.h"
+#include "testing/buffer.h"
 
 namespace shardweave::capi {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "gtest/gtest.h"
 #include "shardweave.h"
-#include "testing/check.h"
+#include "testing/buffer.h"
 
 namespace {
 

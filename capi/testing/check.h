@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "shardweave.h"
+#include "buffer.h"
 
 #define CHECK(condition)                                                        \
   do {                                                                          \
@@ -55,15 +56,6 @@ static inline void check_fails(swv_status* status, swv_code code, const char* te
     }                                                                          \
     swv_string_free(checked);                                                  \
   } while (0)
-
-/* Elements in this machine's memory. */
-static inline swv_buffer cpu_buffer(void* data, int64_t count, swv_dtype dtype) {
-  swv_buffer result = SWV_BUFFER_INIT;
-  result.data = data;
-  result.count = count;
-  result.dtype = dtype;
-  return result;
-}
 
 /* Calls an operator with one result, a tensor. */
 static inline swv_tensor* call_op(const char* name, swv_grad_mode mode, const swv_value* arguments,

@@ -98,8 +98,9 @@ fn functions_of_header() -> BTreeMap<String, String> {
     let mut functions = BTreeMap::new();
     for declaration in declarations {
         let must_use = declaration.starts_with("SWV_MUST_USE ");
-        let declaration = declaration.trim_start_matches("SWV_MUST_USE ").replace('*', " * ");
+        let declaration = declaration.trim_start_matches("SWV_MUST_USE ");
         let (front, parameters) = declaration.split_once('(').unwrap();
+        let front = front.replace('*', " * ");
         let mut front: Vec<&str> = front.split_whitespace().collect();
         let name = front.pop().unwrap().to_owned();
         let signature = rust_signature(&front, parameters);

@@ -21,7 +21,7 @@ use shardweave::{args, no_grad, Arg, DispatchCounters, Op, Result, Tensor, Tenso
 use shardweave_sys as sys;
 
 /// What Rust may add to a call, with what C adds, over C++.
-const BOUND_US: f64 = 0.5;
+const BOUND_US: f64 = 0.3;
 
 struct Counting;
 
