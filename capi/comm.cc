@@ -44,14 +44,14 @@ Buffer buffer_or_none(const swv_buffer* b, DType dtype, const char* argument) {
 }
 
 // What an operation is called, and its arguments in the function of that name; null: it has none.
-struct Kind {
+struct Operation {
   const char* function;
   const char* in;
   const char* out;
   const char* in_counts = nullptr;
   const char* out_counts = nullptr;
 };
-constexpr Kind kKinds[] = {
+constexpr Operation kOperations[] = {
     {"swv_comm_all_reduce", "in", "out"},
     {"swv_comm_all_gather", "in", "out"},
     {"swv_comm_all_gather_v", "in", "out", nullptr, "counts"},
@@ -67,7 +67,7 @@ constexpr Kind kKinds[] = {
     {"swv_comm_send", "data", nullptr},
     {"swv_comm_recv", nullptr, "data"},
 };
-static_assert(std::size(kKinds) == kNumOpKinds);
+static_assert(std::size(kOperations) == kNumOpKinds);
 
 bool is_kind(swv_collective_kind kind) {
   return kind >= 0 && kind < kNumOpKinds;
@@ -76,7 +76,7 @@ bool is_kind(swv_collective_kind kind) {
 // For messages, of what may be no collective.
 const char* function_of(const swv_collective* given) {
   const bool is_one = given != nullptr && given->struct_size >= first_size<swv_collective>;
-  return is_one && is_kind(given->kind) ? kKinds[given->kind].function : "swv_comm_start";
+  return is_one && is_kind(given->kind) ? kOperations[given->kind].function : "swv_comm_start";
 }
 
 // What the operation would not look at is not what the caller means.
@@ -94,18 +94,18 @@ Work start(Communicator& c, const swv_collective* given, bool waits) {
     fail_argument("collective.kind",
                   str_cat("is ", o.kind, "; wanted a swv_collective_kind, 0 to ", kNumOpKinds - 1));
   }
-  const Kind& kind = kKinds[o.kind];
-  check_absent(o.in, kind.in, "collective.in");
-  check_absent(o.out, kind.out, "collective.out");
-  check_absent(o.in_counts, kind.in_counts, "collective.in_counts");
-  check_absent(o.out_counts, kind.out_counts, "collective.out_counts");
+  const Operation& its = kOperations[o.kind];
+  check_absent(o.in, its.in, "collective.in");
+  check_absent(o.out, its.out, "collective.out");
+  check_absent(o.in_counts, its.in_counts, "collective.in_counts");
+  check_absent(o.out_counts, its.out_counts, "collective.out_counts");
   const CallOptions options = {
       .timeout = timeout(o.timeout_ms, "options.timeout_ms", absl::ZeroDuration()),
       .tag = text_or(o.tag, "", "options.tag")};
-  const auto in = [&] { return buffer(o.in, kind.in); };
-  const auto out = [&] { return buffer(o.out, kind.out); };
-  const auto in_counts = [&] { return span(o.in_counts, o.num_counts, kind.in_counts); };
-  const auto out_counts = [&] { return span(o.out_counts, o.num_counts, kind.out_counts); };
+  const auto in = [&] { return buffer(o.in, its.in); };
+  const auto out = [&] { return buffer(o.out, its.out); };
+  const auto in_counts = [&] { return span(o.in_counts, o.num_counts, its.in_counts); };
+  const auto out_counts = [&] { return span(o.out_counts, o.num_counts, its.out_counts); };
   const auto op = [&] { return reduce_op(o.reduce_op, "op"); };
   const auto message_options = [&] {
     CallOptions result = options;

@@ -233,15 +233,15 @@ swv_status* swv_set_handle_checks(swv_checks checks) {
   });
 }
 
-swv_status* swv_set_log(swv_log_fn log, void* user_data, void (*drop)(void*)) {
+swv_status* swv_set_log(swv_log_fn to, void* user_data, void (*drop)(void*)) {
   using namespace shardweave::capi;
   return guarded(__func__, [&] {
     // Whatever happens from here on, it is dropped.
     const std::shared_ptr<void> owned(user_data, [drop](void* data) {
       if (drop != nullptr) drop(data);
     });
-    if (log == nullptr) return shardweave::set_log(nullptr);
+    if (to == nullptr) return shardweave::set_log(nullptr);
     shardweave::set_log(
-        [log, owned](std::string_view line) { log(owned.get(), std::string(line).c_str()); });
+        [to, owned](std::string_view line) { to(owned.get(), std::string(line).c_str()); });
   });
 }

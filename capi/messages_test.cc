@@ -121,7 +121,7 @@ TEST_F(MessagesTest, Tensors) {
 TEST_F(MessagesTest, Meshes) {
   swv_mesh* out = nullptr;
   const swv_mesh_dim none[] = {{"x", 0}}, twice[] = {{"x", 1}, {"x", 1}}, two[] = {{"x", 2}};
-  const int64_t ranks[] = {0, 0};
+  const int32_t ranks[] = {0, 0};
   const char* const names[] = {"x", "z", "x"};
   says(swv_mesh_create(world_, none, 1, &out), "has size 0");
   says(swv_mesh_create(world_, twice, 2, &out), "two dimensions are named");
@@ -130,7 +130,7 @@ TEST_F(MessagesTest, Meshes) {
   says(swv_mesh_parse(world_, "x", &out), "is not NAME=SIZE");
   says(swv_mesh_create_from_ranks(world_, two, 1, ranks, 1, &out), "wanted 2 ranks, given 1");
   says(swv_mesh_create_from_ranks(world_, two, 1, ranks, 2, &out), "rank 0 is there twice");
-  const int64_t far[] = {0, 7};
+  const int32_t far[] = {0, 7};
   says(swv_mesh_create_from_ranks(world_, two, 1, far, 2, &out), "has rank 7");
   says(swv_mesh_slice(mesh_, names + 1, 1, &out), "has no dimension \"z\"");
   says(swv_mesh_slice(cube_, names, 3, &out), "two dimensions are named");

@@ -101,8 +101,12 @@ TEST(SwitchesTest, Log) {
   swv_value results[2];
   CHECK_OK(swv_op_find("aten::_aminmax", &op));
   CHECK_OK(swv_op_call(op, SWV_MODE_NO_GRAD, &argument, 1, results, 2, nullptr));
-  ASSERT_EQ(second.lines.size(), 1u);
-  EXPECT_EQ(second.lines[0].find("aten::_aminmax has no sharding rule"), 0u) << second.lines[0];
+  // LibTorch has something to say of this operator, too.
+  int told = 0;
+  for (const std::string& line : second.lines) {
+    told += line.find("aten::_aminmax has no sharding rule") == 0;
+  }
+  EXPECT_EQ(told, 1);
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
   for (swv_value& result : results) swv_value_clear(&result);
   swv_op_free(op);
