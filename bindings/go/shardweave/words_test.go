@@ -153,7 +153,7 @@ func checkArguments(t *testing.T, header, function string, ofGo map[string]bool)
 	declared := regexp.MustCompile(`\bSWV_API\b[^;]*?\b` + function + `\(([^;]*?)\);`).FindStringSubmatch(header)
 	// Counts are those of slices; Go makes the others by itself.
 	own := regexp.MustCompile(`^(num_.*|\w*ndim|capacity|out_.*|mode|options|function|grad_layout|state|names|\w*scope|mesh_dim|dim)$`)
-	out := regexp.MustCompile(`^\s*(int64_t|void|swv_\w*_counter|swv_\w*_cost)\* ?\w+$`)
+	out := regexp.MustCompile(`^\s*(int32_t|int64_t|void|swv_\w*_counter|swv_\w*_cost)\* ?\w+$`)
 	for _, parameter := range strings.Split(declared[1], ",") {
 		words := strings.FieldsFunc(parameter, func(r rune) bool { return !(r == '_' || r >= 'a' && r <= 'z' || r >= '0' && r <= '9') })
 		if len(words) < 2 || own.MatchString(words[len(words)-1]) || out.MatchString(parameter) || strings.HasPrefix(function, "swv_dtype_") {
