@@ -114,7 +114,7 @@ void Fuzzer::point_to_point() {
   if (o.timeout_ms > 100 || o.timeout_ms == 0) o.timeout_ms = 5;
   const swv_call_options* const options = &o;
   const auto buffer = [&](size_t from) {
-    return swv_bufferbuffer_of(kept_ + from, static_cast<int64_t>(below(5)));
+    return buffer_of(kept_ + from, static_cast<int64_t>(below(5)));
   };
   const swv_buffer a = buffer(0), b = buffer(8);
   switch (below(10)) {
