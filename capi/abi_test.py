@@ -104,7 +104,7 @@ def check_rules(header, now):
     code = without_comments(header)
     taken = {}
     for kind, names in now.enums.items():
-        prefixes = {re.match("SWV_([A-Z]+)_", name + "_").group(1) for name in names}
+        prefixes = {re.match("SWV_([A-Z0-9]+)_", name + "_").group(1) for name in names}
         noun = min(prefixes)
         if len(prefixes) != 1 or noun.lower() not in kind.split("_") + (["mode"] if kind == "swv_grad_mode" else []):
             yield f"the numbers of {kind} do not all begin with a noun of its name: {', '.join(sorted(prefixes))}"

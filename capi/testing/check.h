@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "shardweave.h"
 #include "buffer.h"
+#include "shardweave.h"
 
 #define CHECK(condition)                                                        \
   do {                                                                          \
