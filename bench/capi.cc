@@ -32,7 +32,7 @@ namespace {
 
 using Body = std::function<void()>;
 
-constexpr double kBoundUs = 0.3;
+constexpr double kBoundUs = 0.25;
 
 void check(swv_status* status) {
   if (status == nullptr) return;
@@ -94,7 +94,8 @@ Body c_call(const char* name, std::vector<swv_value> arguments) {
   check(swv_op_find(name, &op));  // lives as long as the program
   return [op, arguments = std::move(arguments)] {
     swv_value result;
-    check(swv_op_call(op, SWV_NO_GRAD, arguments.data(), arguments.size(), &result, 1, nullptr));
+    check(
+        swv_op_call(op, SWV_MODE_NO_GRAD, arguments.data(), arguments.size(), &result, 1, nullptr));
     swv_tensor_free(result.as.tensor);
   };
 }
@@ -176,7 +177,7 @@ int main(int argc, char** argv) {
   if (absl::GetFlag(FLAGS_json)) {
     std::printf("%s\n", json.dump().c_str());
   } else {
-    std::printf("worst: %.3f us (bound %.1f)\n", worst, kBoundUs);
+    std::printf("worst: %.3f us (bound %.2f)\n", worst, kBoundUs);
   }
   swv_layout_free(layout);
   swv_mesh_free(mesh);

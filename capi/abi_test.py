@@ -28,6 +28,8 @@ import interface  # noqa: E402
 FROZEN = {
     "0.2/shardweave.h": "ba79b34e02d06dbe30e2715fbce86d50dbc181658cb323a663aadd6c9f168352",
     "0.2/client.c": "50ff78af1fdb28896cd52abbca66329b43edacf263c24cc983497c5773e72150",
+    "0.3/shardweave.h": "5c74732c3f21d32e18b5c3517ccdb7d933b2395d6ec1583c12b71332deb80d70",
+    "0.3/client.c": "932779cea526607f6580807494bccf28f03d9782f7ef7adb4c3e14b71538c765",
 }
 
 # Of a struct that has grown at its end, which abidiff would report.
@@ -88,6 +90,39 @@ def check_alone(header):
     """That the header, which is installed alone, refers to no file of the sources."""
     for path in re.findall(r"\b\w+(?:/\w+)*/\w+\.(?:h|cc|md|py)\b", header):
         yield f"shardweave.h refers to {path}, which is not installed"
+
+
+# Pairs of numbers and names that stay as they are, and what only inline functions look at.
+FIXED = {"swv_call_options", "swv_comm_counter", "swv_device", "swv_link_cost", "swv_mesh_dim", "swv_named_placement", "swv_value"}
+# Of which nobody has a second handle: they end with their _free, or are read and copied.
+ALONE = {"swv_coalescing", "swv_scope", "swv_status", "swv_string"}
+CHANGES = "set_|add_|abort|clear|copy_from|enter_|finish|forbid_|seed|step|use_|zero_"
+
+
+def check_rules(header, now):
+    """What the header says of all names and types."""
+    code = without_comments(header)
+    taken = {}
+    for kind, names in now.enums.items():
+        prefixes = {re.match("SWV_([A-Z0-9]+)_", name + "_").group(1) for name in names}
+        noun = min(prefixes)
+        if len(prefixes) != 1 or noun.lower() not in kind.split("_") + (["mode"] if kind == "swv_grad_mode" else []):
+            yield f"the numbers of {kind} do not all begin with a noun of its name: {', '.join(sorted(prefixes))}"
+        if taken.setdefault(noun, kind) != kind:
+            yield f"the numbers of {kind} begin as those of {taken[noun]}"
+    for kind, name in re.findall(r"\b(u?int\d+_t|size_t)\b[ *]+(?:const )?(?:out_)?(rank|ranks|local_rank|world_ranks|root|peer|source"
+                                 r"|members|world_size|num_ranks)\b(?!\.)", code):
+        if kind != "int32_t" and not (kind == "size_t" and name == "num_ranks"):
+            yield f"a {name} is {kind}; ranks are int32_t"
+    for name in re.findall(rf"\b(swv_\w+?_(?:{CHANGES})\w*)\(\s*const swv_\w+\*", code):
+        yield f"{name} takes a const handle, and changes what that stands for"
+    for name in now.handles:
+        frees, shares = f"{name}_free" in now.functions, f"{name}_share" in now.functions
+        if frees and shares == (name in ALONE):
+            yield f"{name} has {'a' if shares else 'no'} second handle"
+    for name, members in now.structs.items():
+        if (members[0].name == "struct_size") == (name in FIXED):
+            yield f"{name} has {'a' if name in FIXED else 'no'} struct_size"
 
 
 def first_version(versions):
@@ -180,6 +215,7 @@ def main():
     committed = read(os.path.join(folder, "abi/interface.txt"))
     errors = list(check_committed(now, committed, read(os.path.join(folder, "shardweave.lds"))))
     errors += check_alone(header)
+    errors += check_rules(header, now)
     errors += check_library(library, interface.versions_of(committed), now.version)
     errors += check_frozen(now, folder, FROZEN)
     errors += check_layout(now, read(os.path.join(folder, "abi_layout.c")))

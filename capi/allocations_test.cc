@@ -14,6 +14,7 @@
 #include "shardweave/capi/handles.h"
 #include "shardweave/capi/values.h"
 #include "shardweave/comm/testing/allocation_counter.h"
+#include "testing/buffer.h"
 #include "torch/csrc/jit/frontend/function_schema_parser.h"
 
 namespace shardweave::capi {
@@ -71,7 +72,7 @@ TEST_F(AllocationsTest, EveryKindOfArgumentComesInWithoutAny) {
   const swv_bool bools[] = {0, 1, 0, 1};
   swv_tensor* some[] = {t, nullptr, t, nullptr};
   swv_tensor* all[] = {t, t, t, t};
-  const swv_value device = swv_value_device({SWV_CPU, 0}), flags = swv_value_bools(bools, 4);
+  const swv_value device = swv_value_device({SWV_DEVICE_CPU, 0}), flags = swv_value_bools(bools, 4);
   const struct {
     const char* schema;
     std::vector<swv_value> arguments;
@@ -84,7 +85,7 @@ TEST_F(AllocationsTest, EveryKindOfArgumentComesInWithoutAny) {
       {"f(str a, str? b, ScalarType c, Layout? d, MemoryFormat? e, Device f) -> ()",
        {swv_value_string("tanh", 4),
         swv_value_string("a text that std::string does not hold in place", 45),
-        swv_value_dtype(SWV_F64), swv_value_string("strided", 7),
+        swv_value_dtype(SWV_DTYPE_F64), swv_value_string("strided", 7),
         swv_value_string("channels_last", 13), device}},
       {"f(int[] a, SymInt[2] b, int[1]? c, int[] d) -> ()",
        {swv_value_ints(ints, 4), swv_value_int(3), swv_value_ints(ints, 1),
@@ -154,8 +155,8 @@ TEST_F(AllocationsTest, ACallAddsOnlyTheHandlesOfItsResults) {
       size_t num_results = 0;
       const int64_t c = allocations([&] {
         swv_value results[4];
-        must(swv_op_call(op, SWV_NO_GRAD, each.arguments.data(), each.arguments.size(), results, 4,
-                         &num_results));
+        must(swv_op_call(op, SWV_MODE_NO_GRAD, each.arguments.data(), each.arguments.size(),
+                         results, 4, &num_results));
         for (size_t i = 0; i < num_results; ++i) swv_value_clear(&results[i]);
       });
       const int64_t lists =
@@ -174,7 +175,7 @@ TEST_F(AllocationsTest, AnOverloadIsFoundOnce) {
   swv_tensor* condition = nullptr;
   swv_op *all = nullptr, *one = nullptr;
   swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
-  options.dtype = SWV_BOOL;
+  options.dtype = SWV_DTYPE_BOOL;
   must(swv_tensor_ones(nullptr, 0, &options, &condition));
   must(swv_op_find("aten::where", &all));
   must(swv_op_find("aten::where.ScalarSelf", &one));
@@ -183,7 +184,7 @@ TEST_F(AllocationsTest, AnOverloadIsFoundOnce) {
   const auto call = [&](swv_op* op) {
     return allocations([&] {
       swv_value result = SWV_NONE;
-      must(swv_op_call(op, SWV_NO_GRAD, arguments, 3, &result, 1, nullptr));
+      must(swv_op_call(op, SWV_MODE_NO_GRAD, arguments, 3, &result, 1, nullptr));
       swv_value_clear(&result);
     });
   };
@@ -192,7 +193,7 @@ TEST_F(AllocationsTest, AnOverloadIsFoundOnce) {
   const swv_value tensors[] = {swv_value_tensor(condition), swv_value_tensor(square_[0]),
                                swv_value_int(2)};
   swv_value result = SWV_NONE;
-  must(swv_op_call(all, SWV_NO_GRAD, tensors, 3, &result, 1, nullptr));
+  must(swv_op_call(all, SWV_MODE_NO_GRAD, tensors, 3, &result, 1, nullptr));
   swv_value_clear(&result);
   EXPECT_EQ(call(all), call(one));
   swv_op_free(one);
@@ -206,10 +207,9 @@ TEST_F(AllocationsTest, ACollectiveAddsNone) {
   swv_comm* comm = nullptr;
   must(swv_world_comm(world_, &comm));
   float in[4] = {}, out[4] = {};
-  const swv_buffer from = {in, 4, SWV_F32, {SWV_CPU, 0}, 0},
-                   to = {out, 4, SWV_F32, {SWV_CPU, 0}, 0};
-  const int64_t c =
-      allocations([&] { must(swv_comm_all_reduce(comm, &from, &to, SWV_SUM, nullptr, nullptr)); });
+  const swv_buffer from = cpu_buffer(in, 4, SWV_DTYPE_F32), to = cpu_buffer(out, 4, SWV_DTYPE_F32);
+  const int64_t c = allocations(
+      [&] { must(swv_comm_all_reduce(comm, &from, &to, SWV_REDUCE_SUM, nullptr, nullptr)); });
   Communicator& group = *in_cpp(comm);
   const int64_t cpp = allocations([&] {
     ASSERT_TRUE(

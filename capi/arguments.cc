@@ -124,6 +124,12 @@ void check_unknown(const void* given, size_t theirs, size_t ours, const char* ar
   }
 }
 
+void check_same_size(size_t theirs, size_t first, const char* argument) {
+  if (theirs != first) {
+    fail_argument(argument, str_cat("has struct_size ", theirs, "; that of the first is ", first));
+  }
+}
+
 swv_string* new_string(std::string text) {
   return make<swv_string>(std::move(text));
 }

@@ -64,19 +64,25 @@ inline constexpr size_t first_size<swv_world_options> = 32;
 template <>
 inline constexpr size_t first_size<swv_rendezvous> = 48;
 template <>
-inline constexpr size_t first_size<swv_call_options> = 24;
+inline constexpr size_t first_size<swv_buffer> = 48;
+template <>
+inline constexpr size_t first_size<swv_collective> = 80;
 template <>
 inline constexpr size_t first_size<swv_group> = 32;
 template <>
 inline constexpr size_t first_size<swv_backend> = 80;
 template <>
-inline constexpr size_t first_size<swv_tensor_options> = 32;
+inline constexpr size_t first_size<swv_placement> = 48;
+template <>
+inline constexpr size_t first_size<swv_tensor_options> = 40;
 template <>
 inline constexpr size_t first_size<swv_distribute_options> = 16;
 template <>
 inline constexpr size_t first_size<swv_backward_options> = 20;
 template <>
 inline constexpr size_t first_size<swv_function> = 48;
+template <>
+inline constexpr size_t first_size<swv_random_state> = 24;
 template <>
 inline constexpr size_t first_size<swv_clip_options> = 20;
 template <>
@@ -95,6 +101,8 @@ inline constexpr size_t first_size<swv_segment> = 40;
 size_t common_size(size_t theirs, size_t first, size_t ours, const char* argument);
 // That the caller sets no member behind the first `ours` bytes: what it asks for there is not done.
 void check_unknown(const void* given, size_t theirs, size_t ours, const char* argument);
+// Of the elements of an array.
+void check_same_size(size_t theirs, size_t first, const char* argument);
 
 // What the caller knows of a struct, over `defaults`, whose struct_size is ours. (Of what comes with
 // a `drop`: it has to be taken over before anything can fail, so check_options() comes afterwards.)
@@ -128,6 +136,28 @@ T required_options(const T* given, T defaults, const char* argument) {
   return options(&out(given, argument), defaults, argument);
 }
 
+// An array of structs that may grow: the first one's size is that of all.
+template <typename T, typename Body>
+void for_each_struct(const T* given, size_t count, const T& defaults, const char* argument,
+                     size_t limit, const Body& body) {
+  span(given, count, argument, limit);
+  const std::string element = str_cat(argument, "[]");
+  const size_t size = count == 0 ? 0 : given->struct_size;
+  // Up to the last member; the next element begins where T may.
+  const size_t stride = (size + alignof(T) - 1) / alignof(T) * alignof(T);
+  const char* at = reinterpret_cast<const char*>(given);
+  for (size_t i = 0; i < count; ++i) {
+    try {
+      if (i > 0)
+        check_same_size(reinterpret_cast<const T*>(at)->struct_size, size, element.c_str());
+      body(options(reinterpret_cast<const T*>(at), defaults, element.c_str()));
+    } catch (const Failure& failure) {
+      fail_at(failure, element, i);
+    }
+    at += stride;
+  }
+}
+
 // Writes the members of a result that the caller knows; struct_size and what it has behind ours stay
 // as they are.
 template <typename T>
@@ -143,14 +173,14 @@ void write_struct(const T& result, T* to, const char* argument) {
 // Results.
 swv_string* new_string(std::string text);
 // As much as there is room for, and the full number.
-template <typename Range>
-void copy_out(const Range& values, int64_t* to, size_t capacity, size_t* out_count,
+template <typename Range, typename T>
+void copy_out(const Range& values, T* to, size_t capacity, size_t* out_count,
               const char* argument) {
   size_t& count = out(out_count, "out_count");
   if (to == nullptr && capacity != 0) fail_null(argument);
   size_t i = 0;
   for (int64_t value : values) {
-    if (i < capacity) to[i] = value;
+    if (i < capacity) to[i] = static_cast<T>(value);
     ++i;
   }
   count = i;

@@ -38,7 +38,7 @@ void backward(const swv_tensor* handle, const swv_tensor* gradient,
               const swv_backward_options* options) {
   const at::Tensor& t = tensor(handle, "tensor");
   const BackwardOptions o = backward_options(options);
-  const CallMode mode(SWV_GRAD, "mode");
+  const CallMode mode(SWV_MODE_GRAD, "mode");
   torch::autograd::backward({t},
                             {gradient == nullptr ? at::Tensor() : tensor(gradient, "gradient")},
                             o.retain_graph, o.create_graph);
@@ -57,7 +57,7 @@ void gradients(const swv_tensor* const* outputs, size_t num_outputs,
   if (grad_outputs != nullptr)
     with = tensors_or_undefined(grad_outputs, num_outputs, "grad_outputs");
   const std::vector<at::Tensor> by = tensors(inputs, num_inputs, "inputs");
-  const CallMode mode(SWV_GRAD, "mode");
+  const CallMode mode(SWV_MODE_GRAD, "mode");
   write_tensors(torch::autograd::grad(of, by, with, o.retain_graph, o.create_graph, o.allow_unused),
                 out_grads);
 }
@@ -141,6 +141,7 @@ class Written {
   Written& operator=(const Written&) = delete;
 
   swv_tensor** data() { return handles_.data(); }
+  size_t size() const { return handles_.size(); }
   // NULL elements are undefined tensors.
   std::vector<at::Tensor> take(const char* what) const {
     std::vector<at::Tensor> result;
@@ -183,8 +184,20 @@ class Context {
 };
 
 swv_grad_mode current_mode() {
-  if (c10::InferenceMode::is_enabled()) return SWV_INFERENCE;
-  return c10::GradMode::is_enabled() ? SWV_GRAD : SWV_NO_GRAD;
+  if (c10::InferenceMode::is_enabled()) return SWV_MODE_INFERENCE;
+  return c10::GradMode::is_enabled() ? SWV_MODE_GRAD : SWV_MODE_NO_GRAD;
+}
+
+swv_function_call function_call(swv_function_context* context, const Borrowed& inputs,
+                                Written& outputs) {
+  return {.struct_size = SWV_SIZE_TO(swv_function_call, num_outputs),
+          .context = context,
+          .mode = current_mode(),
+          .reserved = 0,
+          .inputs = inputs.data(),
+          .num_inputs = inputs.size(),
+          .outputs = outputs.data(),
+          .num_outputs = outputs.size()};
 }
 
 void check_written(const std::vector<at::Tensor>& outputs, const std::string& name) {
@@ -205,9 +218,8 @@ struct HostNode : torch::autograd::Function<HostNode> {
     Written outputs(num_outputs, borrowed);
     const Context context(true, {});
     const swv_function& f = **function;
-    throw_if_failed(f.forward(f.user_data, context.get(), current_mode(), borrowed.data(),
-                              borrowed.size(), outputs.data(), num_outputs),
-                    str_cat(function->name(), ".forward"));
+    const swv_function_call call = function_call(context.get(), borrowed, outputs);
+    throw_if_failed(f.forward(f.user_data, &call), str_cat(function->name(), ".forward"));
     variable_list result = outputs.take("outputs");
     check_written(result, function->name());
     ctx->set_materialize_grads(false);
@@ -228,10 +240,9 @@ struct HostNode : torch::autograd::Function<HostNode> {
     const Borrowed borrowed(grads);
     Written written(num_inputs, borrowed);
     const Context context(false, ctx->get_saved_variables());
-    throw_if_failed(f.backward(f.user_data, context.get(), current_mode(), borrowed.data(),
-                               borrowed.size(), written.data(), num_inputs),
-                    str_cat(function->name(), ".backward"));
-    variable_list result = written.take("grad_inputs");
+    const swv_function_call call = function_call(context.get(), borrowed, written);
+    throw_if_failed(f.backward(f.user_data, &call), str_cat(function->name(), ".backward"));
+    variable_list result = written.take("outputs");
     result.resize(num_inputs + 2);  // the function and the number of outputs have none
     return result;
   }
@@ -281,12 +292,11 @@ class HostSegment {
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, size_t num_outputs) const {
     const Borrowed borrowed(inputs);
     Written outputs(num_outputs, borrowed);
-    const swv_grad_mode mode = current_mode();
+    const swv_function_call call = function_call(nullptr, borrowed, outputs);
     // Recorded only when it runs for its gradients.
-    throw_if_failed(
-        segment_.forward(segment_.user_data, mode, borrowed.data(), borrowed.size(), outputs.data(),
-                         num_outputs),
-        str_cat(name_, mode == SWV_GRAD ? ".forward, run again in backward" : ".forward"));
+    throw_if_failed(segment_.forward(segment_.user_data, &call),
+                    str_cat(name_, call.mode == SWV_MODE_GRAD ? ".forward, run again in backward"
+                                                              : ".forward"));
     std::vector<at::Tensor> result = outputs.take("outputs");
     check_written(result, name_);
     return result;
@@ -326,7 +336,7 @@ swv_status* swv_tensor_requires_grad(const swv_tensor* tensor, swv_bool* out_req
                  [&] { return in(tensor, "tensor").tensor.requires_grad(); });
 }
 
-swv_status* swv_tensor_set_requires_grad(const swv_tensor* tensor, swv_bool requires_grad) {
+swv_status* swv_tensor_set_requires_grad(swv_tensor* tensor, swv_bool requires_grad) {
   return guarded(__func__, [&] {
     in(tensor, "tensor").tensor.requires_grad_(flag(requires_grad, "requires_grad"));
   });
@@ -339,7 +349,7 @@ swv_status* swv_tensor_is_leaf(const swv_tensor* tensor, swv_bool* out_is_leaf) 
 
 swv_status* swv_tensor_detach(const swv_tensor* tensor, swv_tensor** out_tensor) {
   return guarded(__func__, out_tensor, "out_tensor", [&] {
-    const CallMode mode(SWV_GRAD, "mode");
+    const CallMode mode(SWV_MODE_GRAD, "mode");
     return new_tensor(in(tensor, "tensor").tensor.detach(), "the new tensor");
   });
 }
@@ -349,7 +359,7 @@ swv_status* swv_tensor_grad(const swv_tensor* tensor, swv_tensor** out_grad) {
                  [&] { return new_tensor_or_null(in(tensor, "tensor").tensor.mutable_grad()); });
 }
 
-swv_status* swv_tensor_set_grad(const swv_tensor* tensor, const swv_tensor* grad) {
+swv_status* swv_tensor_set_grad(swv_tensor* tensor, const swv_tensor* grad) {
   return guarded(__func__, [&] { set_grad(tensor, grad); });
 }
 

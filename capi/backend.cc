@@ -13,9 +13,10 @@ namespace {
 
 constexpr int kMaxRanks = 1 << 20;
 
-static_assert(static_cast<int>(OpKind::kAllReduce) == SWV_ALL_REDUCE);
-static_assert(static_cast<int>(OpKind::kBarrier) == SWV_BARRIER);
-static_assert(static_cast<int>(OpKind::kRecv) == SWV_RECV && kNumOpKinds == SWV_RECV + 1);
+static_assert(static_cast<int>(OpKind::kAllReduce) == SWV_COLLECTIVE_ALL_REDUCE);
+static_assert(static_cast<int>(OpKind::kBarrier) == SWV_COLLECTIVE_BARRIER);
+static_assert(static_cast<int>(OpKind::kRecv) == SWV_COLLECTIVE_RECV &&
+              kNumOpKinds == SWV_COLLECTIVE_RECV + 1);
 
 // Milliseconds from now, at least 0; -1: never.
 int64_t timeout_ms(Deadline deadline) {
@@ -25,11 +26,13 @@ int64_t timeout_ms(Deadline deadline) {
 }
 
 swv_buffer c_buffer(const ConstBuffer& b) {
-  return {const_cast<void*>(b.data),
-          b.count,
-          dtype_of(b.dtype),
-          {b.device.type == DeviceType::kCpu ? SWV_CPU : SWV_CUDA, b.device.index},
-          0};
+  swv_buffer result = SWV_BUFFER_INIT;
+  result.data = const_cast<void*>(b.data);
+  result.count = b.count;
+  result.dtype = dtype_of(b.dtype);
+  result.device = {b.device.type == DeviceType::kCpu ? SWV_DEVICE_CPU : SWV_DEVICE_CUDA,
+                   b.device.index};
+  return result;
 }
 
 // Drops the table's self if nothing has taken it.
@@ -57,14 +60,15 @@ class TableBackend : public Backend {
 
   absl::StatusOr<Ticket> start(const Call& call) override {
     const std::string tag(call.tag);
+    const swv_buffer in = c_buffer(call.in), out = c_buffer(call.out);
     swv_backend_call c = {};
     c.struct_size = sizeof(c);
-    c.op = static_cast<int>(call.op);
+    c.kind = static_cast<int>(call.op);
     c.reduce_op = static_cast<int>(call.reduce_op);
     c.peer = call.peer;
     c.message_tag = call.message_tag;
-    c.in = c_buffer(call.in);
-    c.out = c_buffer(call.out);
+    c.in = &in;
+    c.out = &out;
     c.in_counts = call.in_counts.empty() ? nullptr : call.in_counts.data();
     c.out_counts = call.out_counts.empty() ? nullptr : call.out_counts.data();
     c.sequence = call.sequence;
@@ -99,7 +103,8 @@ class TableBackend : public Backend {
     g.name = group.name.c_str();
     g.rank = group.rank;
     g.num_ranks = group.size();
-    g.world_ranks = group.world_ranks.data();
+    const std::vector<int32_t> world_ranks(group.world_ranks.begin(), group.world_ranks.end());
+    g.world_ranks = world_ranks.data();
     const std::string key_text(key);
     static_assert(sizeof(int) == sizeof(int32_t));
     swv_backend table = table_;
@@ -151,7 +156,7 @@ swv_world* create_world(const swv_backend* backend, const swv_group* group,
   if (table.start == nullptr) fail_null("backend.start");
   if (table.abort == nullptr) fail_null("backend.abort");
   if ((table.implements >> kNumOpKinds) != 0) {
-    fail_argument("backend.implements", "has bits that are no swv_op_kind");
+    fail_argument("backend.implements", "has bits that are no swv_collective_kind");
   }
   GroupInfo info = group_info(group);
   const swv_world_options o = options<swv_world_options>(given, SWV_WORLD_OPTIONS_INIT, "options");

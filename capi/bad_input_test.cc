@@ -9,13 +9,14 @@
 
 #include "gtest/gtest.h"
 #include "shardweave.h"
+#include "testing/buffer.h"
 
 namespace {
 
 // --- helpers -------------------------------------------------------------------------------------
 
 struct Result {
-  swv_code code = SWV_OK;
+  swv_code code = SWV_CODE_OK;
   std::string message;
 };
 Result result_of(swv_status* status) {
@@ -31,7 +32,7 @@ void expect_fails(swv_status* status, swv_code code, const std::string& part) {
 }
 void expect_ok(swv_status* status) {
   const Result result = result_of(status);
-  EXPECT_EQ(result.code, SWV_OK) << result.message;
+  EXPECT_EQ(result.code, SWV_CODE_OK) << result.message;
 }
 
 template <typename T>
@@ -86,7 +87,7 @@ const std::vector<Function> kFunctions = {
     F(swv_world_create_counting), F(swv_world_share), F(swv_world_rank), F(swv_world_size),
     F(swv_world_local_rank), F(swv_world_comm), F(swv_world_abort), F(swv_comm_share),
     F(swv_comm_rank), F(swv_comm_size), F(swv_comm_name), F(swv_comm_backend),
-    F(swv_comm_world_ranks), F(swv_comm_all_reduce), F(swv_comm_all_gather),
+    F(swv_comm_world_ranks), F(swv_comm_start), F(swv_comm_all_reduce), F(swv_comm_all_gather),
     F(swv_comm_all_gather_v), F(swv_comm_reduce_scatter), F(swv_comm_reduce_scatter_v),
     F(swv_comm_all_to_all), F(swv_comm_all_to_all_v), F(swv_comm_broadcast), F(swv_comm_reduce),
     F(swv_comm_gather), F(swv_comm_scatter), F(swv_comm_send), F(swv_comm_recv),
@@ -113,7 +114,7 @@ const std::vector<Function> kFunctions = {
     F(swv_tensor_is_leaf), F(swv_tensor_detach), F(swv_tensor_grad), F(swv_tensor_set_grad),
     F(swv_tensor_backward), F(swv_gradients), F(swv_function_apply), F(swv_checkpoint),
     F(swv_function_context_save), F(swv_function_context_saved), F(swv_mesh_seed),
-    F(swv_mesh_random_state), F(swv_mesh_set_random_state), F(swv_random_scope_create), F(swv_set_num_threads),
+    F(swv_mesh_random_state), F(swv_mesh_set_random_state), F(swv_mesh_use_random_state), F(swv_set_num_threads),
     F(swv_module_create), F(swv_module_load), F(swv_module_add_parameter),
     F(swv_module_add_buffer), F(swv_module_num_parameters), F(swv_module_parameter),
     F(swv_module_num_buffers), F(swv_module_buffer), F(swv_module_get), F(swv_module_call),
@@ -124,7 +125,9 @@ const std::vector<Function> kFunctions = {
     F(swv_optimizer_set_lr), F(swv_optimizer_state), F(swv_optimizer_set_state), F(swv_comm_counters), F(swv_world_counters),
     F(swv_world_flight_record), F(swv_mesh_dispatch_counters),
     F(swv_trace_create), F(swv_trace_clear), F(swv_trace_num_events), F(swv_trace_bytes),
-    F(swv_trace_to_string), F(swv_trace_to_json), F(swv_module_scope_create),
+    F(swv_trace_to_string), F(swv_trace_to_json), F(swv_mesh_enter_module),
+    F(swv_work_share), F(swv_layout_share), F(swv_op_share), F(swv_module_share), F(swv_plan_share),
+    F(swv_optimizer_share), F(swv_trace_share),
     F(swv_tensor_picture), F(swv_layout_picture), F(swv_op_explain),
 };
 // clang-format on
@@ -133,7 +136,7 @@ TEST_F(BadInputTest, EveryFunctionRefusesNullAndNamesItself) {
   for (const Function& f : kFunctions) {
     const std::string name = f.name;
     const Result result = result_of(f.call_with_zeros());
-    EXPECT_NE(result.code, SWV_OK) << name;
+    EXPECT_NE(result.code, SWV_CODE_OK) << name;
     EXPECT_EQ(result.message.rfind(name + ": ", 0), 0u) << result.message;
     EXPECT_NE(result.message.find("argument '"), std::string::npos) << result.message;
   }
@@ -147,7 +150,7 @@ TEST_F(BadInputTest, FreesAndAccessorsTakeNull) {
   swv_work_free(nullptr);
   swv_coalescing_free(nullptr);
   swv_mesh_free(nullptr);
-  swv_strict_scope_free(nullptr);
+  swv_scope_free(nullptr);
   swv_layout_free(nullptr);
   swv_tensor_free(nullptr);
   swv_op_free(nullptr);
@@ -155,9 +158,8 @@ TEST_F(BadInputTest, FreesAndAccessorsTakeNull) {
   swv_plan_free(nullptr);
   swv_optimizer_free(nullptr);
   swv_trace_free(nullptr);
-  swv_module_scope_free(nullptr);
   swv_value_clear(nullptr);
-  EXPECT_EQ(swv_status_code(nullptr), SWV_OK);
+  EXPECT_EQ(swv_status_code(nullptr), SWV_CODE_OK);
   EXPECT_STREQ(swv_status_message(nullptr), "");
   EXPECT_STREQ(swv_string_data(nullptr), "");
   EXPECT_EQ(swv_string_size(nullptr), 0u);
@@ -165,7 +167,7 @@ TEST_F(BadInputTest, FreesAndAccessorsTakeNull) {
   EXPECT_STREQ(swv_dtype_name(-1), "unknown");
   EXPECT_EQ(swv_dtype_size(99), 0u);
   swv_status* status = swv_status_new(77, nullptr);
-  EXPECT_EQ(swv_status_code(status), SWV_UNKNOWN);
+  EXPECT_EQ(swv_status_code(status), SWV_CODE_UNKNOWN);
   swv_status_free(status);
 }
 
@@ -173,12 +175,13 @@ TEST_F(BadInputTest, FreesAndAccessorsTakeNull) {
 
 TEST_F(BadInputTest, HandlesOfTheWrongKind) {
   int32_t number = 0;
-  expect_fails(swv_mesh_ndim(reinterpret_cast<swv_mesh*>(tensor_), &number), SWV_INVALID_ARGUMENT,
+  expect_fails(swv_mesh_ndim(reinterpret_cast<swv_mesh*>(tensor_), &number),
+               SWV_CODE_INVALID_ARGUMENT,
                "swv_mesh_ndim: argument 'mesh' is a swv_tensor; wanted a swv_mesh");
   swv_value value = swv_value_tensor(reinterpret_cast<swv_tensor*>(mesh_));
   const swv_value both[] = {value, value};
-  expect_fails(swv_op_call(add_, SWV_GRAD, both, 2, &value, 1, nullptr), SWV_INVALID_ARGUMENT,
-               "is a swv_mesh; wanted a swv_tensor");
+  expect_fails(swv_op_call(add_, SWV_MODE_GRAD, both, 2, &value, 1, nullptr),
+               SWV_CODE_INVALID_ARGUMENT, "is a swv_mesh; wanted a swv_tensor");
 }
 
 TEST_F(BadInputTest, HandlesThatWereFreedOrNeverWere) {
@@ -186,7 +189,7 @@ TEST_F(BadInputTest, HandlesThatWereFreedOrNeverWere) {
   expect_ok(swv_tensor_share(tensor_, &second));
   swv_tensor_free(second);
   int32_t ndim = 0;
-  expect_fails(swv_tensor_ndim(second, &ndim), SWV_INVALID_ARGUMENT,
+  expect_fails(swv_tensor_ndim(second, &ndim), SWV_CODE_INVALID_ARGUMENT,
                "swv_tensor_ndim: argument 'tensor' is a swv_tensor that was freed");
   testing::internal::CaptureStderr();
   swv_tensor_free(second);
@@ -211,7 +214,7 @@ TEST_F(BadInputTest, StructSizes) {
   swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
   for (size_t wrong : {size_t{0}, size_t{7}, options.struct_size - 1, size_t{1} << 40}) {
     options.struct_size = wrong;
-    expect_fails(swv_tensor_ones(sizes, 1, &options, &out), SWV_INVALID_ARGUMENT,
+    expect_fails(swv_tensor_ones(sizes, 1, &options, &out), SWV_CODE_INVALID_ARGUMENT,
                  "argument 'options' has struct_size " + std::to_string(wrong));
   }
   // A later version's struct: welcome as long as it says nothing that this one does not know.
@@ -223,7 +226,8 @@ TEST_F(BadInputTest, StructSizes) {
   expect_ok(swv_tensor_ones(sizes, 1, &grown.options, &out));
   swv_tensor_free(out);
   grown.more = 1;
-  expect_fails(swv_tensor_ones(sizes, 1, &grown.options, &out), SWV_UNIMPLEMENTED, "does not know");
+  expect_fails(swv_tensor_ones(sizes, 1, &grown.options, &out), SWV_CODE_UNIMPLEMENTED,
+               "does not know");
 }
 
 TEST_F(BadInputTest, CostModels) {
@@ -234,20 +238,20 @@ TEST_F(BadInputTest, CostModels) {
   const auto set = [&](size_t count) {
     return swv_mesh_set_cost_model(mesh_, links.data(), count, &device);
   };
-  expect_fails(set(dims - 1), SWV_INVALID_ARGUMENT, "links; DeviceMesh(");
-  expect_fails(swv_mesh_set_cost_model(mesh_, nullptr, dims, &device), SWV_INVALID_ARGUMENT,
+  expect_fails(set(dims - 1), SWV_CODE_INVALID_ARGUMENT, "links; DeviceMesh(");
+  expect_fails(swv_mesh_set_cost_model(mesh_, nullptr, dims, &device), SWV_CODE_INVALID_ARGUMENT,
                "argument 'links' is NULL");
-  expect_fails(swv_mesh_cost_model(mesh_, nullptr, 1, &dims, nullptr), SWV_INVALID_ARGUMENT,
+  expect_fails(swv_mesh_cost_model(mesh_, nullptr, 1, &dims, nullptr), SWV_CODE_INVALID_ARGUMENT,
                "argument 'links' is NULL");
   device.flops = -1;
-  expect_fails(set(dims), SWV_INVALID_ARGUMENT, "device: flops is -1; wanted a finite number");
+  expect_fails(set(dims), SWV_CODE_INVALID_ARGUMENT, "device: flops is -1; wanted a finite number");
   device.struct_size = 1;
-  expect_fails(set(dims), SWV_INVALID_ARGUMENT, "argument 'device' has struct_size 1");
-  expect_fails(swv_mesh_cost_model(mesh_, links.data(), dims, &dims, &device), SWV_INVALID_ARGUMENT,
-               "argument 'out_device' has struct_size 1");
-  expect_fails(swv_mesh_set_cost_model_from_json(mesh_, "{"), SWV_INVALID_ARGUMENT,
+  expect_fails(set(dims), SWV_CODE_INVALID_ARGUMENT, "argument 'device' has struct_size 1");
+  expect_fails(swv_mesh_cost_model(mesh_, links.data(), dims, &dims, &device),
+               SWV_CODE_INVALID_ARGUMENT, "argument 'out_device' has struct_size 1");
+  expect_fails(swv_mesh_set_cost_model_from_json(mesh_, "{"), SWV_CODE_INVALID_ARGUMENT,
                "is no object with");
-  expect_fails(swv_mesh_set_cost_model_from_json(mesh_, "\xff"), SWV_INVALID_ARGUMENT,
+  expect_fails(swv_mesh_set_cost_model_from_json(mesh_, "\xff"), SWV_CODE_INVALID_ARGUMENT,
                "argument 'text'");
 }
 
@@ -257,41 +261,42 @@ TEST_F(BadInputTest, NumbersOutOfRange) {
   const int64_t negative[] = {-1};
   const int64_t huge[] = {int64_t{1} << 40, int64_t{1} << 40};
   const int64_t too_much[] = {int64_t{1} << 45};
-  expect_fails(swv_tensor_zeros(negative, 1, nullptr, &out), SWV_INVALID_ARGUMENT,
+  expect_fails(swv_tensor_zeros(negative, 1, nullptr, &out), SWV_CODE_INVALID_ARGUMENT,
                "'sizes' has a negative size, -1");
-  expect_fails(swv_tensor_zeros(huge, 2, nullptr, &out), SWV_INVALID_ARGUMENT,
+  expect_fails(swv_tensor_zeros(huge, 2, nullptr, &out), SWV_CODE_INVALID_ARGUMENT,
                "more than a tensor can hold");
-  expect_fails(swv_tensor_empty(too_much, 1, nullptr, &out), SWV_RESOURCE_EXHAUSTED,
+  expect_fails(swv_tensor_empty(too_much, 1, nullptr, &out), SWV_CODE_RESOURCE_EXHAUSTED,
                "swv_tensor_empty: ");
-  expect_fails(swv_tensor_zeros(huge, SIZE_MAX, nullptr, &out), SWV_INVALID_ARGUMENT, "at most 64");
-  expect_fails(swv_tensor_zeros(nullptr, 1, nullptr, &out), SWV_INVALID_ARGUMENT,
+  expect_fails(swv_tensor_zeros(huge, SIZE_MAX, nullptr, &out), SWV_CODE_INVALID_ARGUMENT,
+               "at most 64");
+  expect_fails(swv_tensor_zeros(nullptr, 1, nullptr, &out), SWV_CODE_INVALID_ARGUMENT,
                "'sizes' is NULL, but has 1");
   swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
   options.dtype = 99;
-  expect_fails(swv_tensor_zeros(nullptr, 0, &options, &out), SWV_INVALID_ARGUMENT,
+  expect_fails(swv_tensor_zeros(nullptr, 0, &options, &out), SWV_CODE_INVALID_ARGUMENT,
                "'options.dtype' is 99");
-  options.dtype = SWV_F32;
+  options.dtype = SWV_DTYPE_F32;
   options.requires_grad = 2;
-  expect_fails(swv_tensor_zeros(nullptr, 0, &options, &out), SWV_INVALID_ARGUMENT,
+  expect_fails(swv_tensor_zeros(nullptr, 0, &options, &out), SWV_CODE_INVALID_ARGUMENT,
                "'options.requires_grad' is 2");
   for (int32_t ranks : {0, -1, std::numeric_limits<int32_t>::max()}) {
-    expect_fails(swv_world_create_local(ranks, nullptr, &world), SWV_INVALID_ARGUMENT,
+    expect_fails(swv_world_create_local(ranks, nullptr, &world), SWV_CODE_INVALID_ARGUMENT,
                  "argument 'num_ranks'");
   }
   swv_value result = SWV_NONE;
   const swv_value args[] = {swv_value_tensor(tensor_), swv_value_tensor(tensor_)};
-  expect_fails(swv_op_call(add_, 3, args, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
+  expect_fails(swv_op_call(add_, 3, args, 2, &result, 1, nullptr), SWV_CODE_INVALID_ARGUMENT,
                "'mode' is 3");
-  expect_fails(swv_op_call(add_, SWV_GRAD, args, SIZE_MAX, &result, 1, nullptr),
-               SWV_INVALID_ARGUMENT, "'arguments' has");
+  expect_fails(swv_op_call(add_, SWV_MODE_GRAD, args, SIZE_MAX, &result, 1, nullptr),
+               SWV_CODE_INVALID_ARGUMENT, "'arguments' has");
   swv_value odd[] = {args[0], args[1]};
   odd[1].kind = 77;
-  expect_fails(swv_op_call(add_, SWV_GRAD, odd, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
-               "is 77");
+  expect_fails(swv_op_call(add_, SWV_MODE_GRAD, odd, 2, &result, 1, nullptr),
+               SWV_CODE_INVALID_ARGUMENT, "is 77");
   odd[1] = args[1];
   odd[1].reserved = 5;
-  expect_fails(swv_op_call(add_, SWV_GRAD, odd, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
-               "reserved");
+  expect_fails(swv_op_call(add_, SWV_MODE_GRAD, odd, 2, &result, 1, nullptr),
+               SWV_CODE_INVALID_ARGUMENT, "reserved");
 }
 
 TEST_F(BadInputTest, TextThatIsNotUtf8) {
@@ -301,16 +306,17 @@ TEST_F(BadInputTest, TextThatIsNotUtf8) {
   swv_plan* plan = nullptr;
   for (const char* bad :
        {"\xff", "aten::\xc3(", "\xed\xa0\x80", "\xc0\xaf", "\xf5\x80\x80\x80", "\xe2\x82"}) {
-    expect_fails(swv_op_find(bad, &op), SWV_INVALID_ARGUMENT, "'name' is not UTF-8 at byte");
-    expect_fails(swv_layout_parse(bad, &layout), SWV_INVALID_ARGUMENT, "'text' is not UTF-8");
-    expect_fails(swv_plan_from_json(bad, &plan), SWV_INVALID_ARGUMENT, "'text' is not UTF-8");
-    expect_fails(swv_module_load(bad, &module), SWV_INVALID_ARGUMENT, "'path' is not UTF-8");
+    expect_fails(swv_op_find(bad, &op), SWV_CODE_INVALID_ARGUMENT, "'name' is not UTF-8 at byte");
+    expect_fails(swv_layout_parse(bad, &layout), SWV_CODE_INVALID_ARGUMENT, "'text' is not UTF-8");
+    expect_fails(swv_plan_from_json(bad, &plan), SWV_CODE_INVALID_ARGUMENT, "'text' is not UTF-8");
+    expect_fails(swv_module_load(bad, &module), SWV_CODE_INVALID_ARGUMENT, "'path' is not UTF-8");
     const swv_mesh_dim dim = {bad, 1};
     swv_mesh* mesh = nullptr;
-    expect_fails(swv_mesh_create(world_, &dim, 1, &mesh), SWV_INVALID_ARGUMENT,
+    expect_fails(swv_mesh_create(world_, &dim, 1, &mesh), SWV_CODE_INVALID_ARGUMENT,
                  "'dims[0].name' is not UTF-8");
   }
-  expect_fails(swv_op_find("aten::gr\xc3\xbc\xc3\x9f", &op), SWV_NOT_FOUND, "there is no operator");
+  expect_fails(swv_op_find("aten::gr\xc3\xbc\xc3\x9f", &op), SWV_CODE_NOT_FOUND,
+               "there is no operator");
 }
 
 TEST_F(BadInputTest, Plans) {
@@ -319,20 +325,21 @@ TEST_F(BadInputTest, Plans) {
        {"", "{", "[]", "7", "{\"parameter\": 7}", "{\"parameters\": {}}",
         "{\"parameter\": {\"*\": \"S(0)\"}}", "{\"parameter\": {\"*\": {\"tp\": 0}}}",
         "{\"parameter\": {\"*\": {\"tp\": \"S(\"}}}", "nul"}) {
-    expect_fails(swv_plan_from_json(bad, &plan), SWV_INVALID_ARGUMENT,
+    expect_fails(swv_plan_from_json(bad, &plan), SWV_CODE_INVALID_ARGUMENT,
                  "swv_plan_from_json: plan: ");
   }
   const std::string deep(100000, '[');
-  expect_fails(swv_plan_from_json(deep.c_str(), &plan), SWV_INVALID_ARGUMENT, "no JSON at byte");
+  expect_fails(swv_plan_from_json(deep.c_str(), &plan), SWV_CODE_INVALID_ARGUMENT,
+               "no JSON at byte");
   expect_ok(swv_plan_from_json("{\"parameter\": {\"nothing.*\": {\"x\": \"S(0)\"}}}", &plan));
   swv_module* module = nullptr;
   expect_ok(swv_module_create(&module));
   expect_ok(swv_module_add_buffer(module, "here", tensor_));
-  expect_fails(swv_module_distribute(module, mesh_, plan, nullptr), SWV_NOT_FOUND,
+  expect_fails(swv_module_distribute(module, mesh_, plan, nullptr), SWV_CODE_NOT_FOUND,
                "'nothing.*' matches no");
   swv_plan_free(plan);
   swv_module_free(module);
-  expect_fails(swv_module_load("/proc/nowhere/model.pt", &module), SWV_INVALID_ARGUMENT,
+  expect_fails(swv_module_load("/proc/nowhere/model.pt", &module), SWV_CODE_INVALID_ARGUMENT,
                "swv_module_load: ");
 }
 
@@ -341,45 +348,47 @@ TEST_F(BadInputTest, Plans) {
 TEST_F(BadInputTest, OperatorsAndArguments) {
   swv_op* op = nullptr;
   swv_value result = SWV_NONE;
-  expect_fails(swv_op_find("aten::lineaar", &op), SWV_NOT_FOUND, "did you mean 'aten::linear'");
-  expect_fails(swv_op_find("", &op), SWV_NOT_FOUND, "there is no operator");
-  expect_fails(swv_op_find("::::...", &op), SWV_NOT_FOUND, "there is no operator");
+  expect_fails(swv_op_find("aten::lineaar", &op), SWV_CODE_NOT_FOUND,
+               "did you mean 'aten::linear'");
+  expect_fails(swv_op_find("", &op), SWV_CODE_NOT_FOUND, "there is no operator");
+  expect_fails(swv_op_find("::::...", &op), SWV_CODE_NOT_FOUND, "there is no operator");
   const swv_value args[] = {swv_value_tensor(tensor_), swv_value_string("a", 1)};
-  expect_fails(swv_op_call(add_, SWV_GRAD, args, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
+  expect_fails(swv_op_call(add_, SWV_MODE_GRAD, args, 2, &result, 1, nullptr),
+               SWV_CODE_INVALID_ARGUMENT,
                "argument 'other' is a string; wanted Tensor; its schema is aten::add.Tensor(");
-  expect_fails(swv_op_call(add_, SWV_GRAD, args, 1, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
-               "'other' is missing");
+  expect_fails(swv_op_call(add_, SWV_MODE_GRAD, args, 1, &result, 1, nullptr),
+               SWV_CODE_INVALID_ARGUMENT, "'other' is missing");
   const char* names[] = {"beta"};
-  expect_fails(swv_op_call_named(add_, SWV_GRAD, args, 2, names, 1, &result, 1, nullptr),
-               SWV_INVALID_ARGUMENT, "has no argument 'beta'");
+  expect_fails(swv_op_call_named(add_, SWV_MODE_GRAD, args, 2, names, 1, &result, 1, nullptr),
+               SWV_CODE_INVALID_ARGUMENT, "has no argument 'beta'");
   const swv_value three[] = {args[0], args[0], swv_value_int(1)};
-  expect_fails(swv_op_call_named(add_, SWV_GRAD, three, 3, names, 1, &result, 1, nullptr),
-               SWV_INVALID_ARGUMENT, "has no argument 'beta'");
+  expect_fails(swv_op_call_named(add_, SWV_MODE_GRAD, three, 3, names, 1, &result, 1, nullptr),
+               SWV_CODE_INVALID_ARGUMENT, "has no argument 'beta'");
   // Where there are overloads too.
   expect_ok(swv_op_find("aten::sum", &op));
   const swv_value flag[] = {args[0], swv_value_bool(1)};
   names[0] = "keepdims";
-  expect_fails(swv_op_call_named(op, SWV_GRAD, flag, 2, names, 1, &result, 1, nullptr),
-               SWV_INVALID_ARGUMENT,
+  expect_fails(swv_op_call_named(op, SWV_MODE_GRAD, flag, 2, names, 1, &result, 1, nullptr),
+               SWV_CODE_INVALID_ARGUMENT,
                "aten::sum: has no argument 'keepdims'; did you mean 'keepdim'?");
   swv_op_free(op);
   names[0] = "self";
-  expect_fails(swv_op_call_named(add_, SWV_GRAD, three, 2, names, 1, &result, 1, nullptr),
-               SWV_INVALID_ARGUMENT, "given twice");
-  expect_fails(swv_op_call_named(add_, SWV_GRAD, three, 1, names, 5, &result, 1, nullptr),
-               SWV_INVALID_ARGUMENT, "'num_names' is 5 of 1");
+  expect_fails(swv_op_call_named(add_, SWV_MODE_GRAD, three, 2, names, 1, &result, 1, nullptr),
+               SWV_CODE_INVALID_ARGUMENT, "given twice");
+  expect_fails(swv_op_call_named(add_, SWV_MODE_GRAD, three, 1, names, 5, &result, 1, nullptr),
+               SWV_CODE_INVALID_ARGUMENT, "'num_names' is 5 of 1");
   const swv_value none[] = {args[0], swv_value_none()};
-  expect_fails(swv_op_call(add_, SWV_GRAD, none, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
-               "'other' is none");
+  expect_fails(swv_op_call(add_, SWV_MODE_GRAD, none, 2, &result, 1, nullptr),
+               SWV_CODE_INVALID_ARGUMENT, "'other' is none");
   const swv_value null_tensor[] = {args[0], swv_value_tensor(nullptr)};
-  expect_fails(swv_op_call(add_, SWV_GRAD, null_tensor, 2, &result, 1, nullptr),
-               SWV_INVALID_ARGUMENT, "is NULL");
-  expect_fails(swv_op_call(add_, SWV_GRAD, three, 2, nullptr, 1, nullptr), SWV_INVALID_ARGUMENT,
-               "'out_results' is NULL");
+  expect_fails(swv_op_call(add_, SWV_MODE_GRAD, null_tensor, 2, &result, 1, nullptr),
+               SWV_CODE_INVALID_ARGUMENT, "is NULL");
+  expect_fails(swv_op_call(add_, SWV_MODE_GRAD, three, 2, nullptr, 1, nullptr),
+               SWV_CODE_INVALID_ARGUMENT, "'out_results' is NULL");
   // Shapes that do not fit: LibTorch's words, with the operator's name.
   expect_ok(swv_op_find("aten::bmm", &op));
-  expect_fails(swv_op_call(op, SWV_GRAD, three, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
-               "swv_op_call: aten::bmm: ");
+  expect_fails(swv_op_call(op, SWV_MODE_GRAD, three, 2, &result, 1, nullptr),
+               SWV_CODE_INVALID_ARGUMENT, "swv_op_call: aten::bmm: ");
   swv_op_free(op);
 }
 
@@ -388,33 +397,36 @@ TEST_F(BadInputTest, NothingIsNoParameters) {
   expect_ok(swv_finish_grad_sync(nullptr, 0));
   expect_ok(swv_clip_grad_norm(nullptr, 0, 1.0, nullptr, &norm));
   EXPECT_EQ(norm, 0);
-  expect_fails(swv_clip_grad_norm(nullptr, 2, 1.0, nullptr, &norm), SWV_INVALID_ARGUMENT,
+  expect_fails(swv_clip_grad_norm(nullptr, 2, 1.0, nullptr, &norm), SWV_CODE_INVALID_ARGUMENT,
                "'parameters' is NULL");
 }
 
 TEST_F(BadInputTest, AnElementOfAnArrayIsNamedByItsIndex) {
-  const swv_tensor* const parameters[] = {tensor_, nullptr};
-  expect_fails(swv_clip_grad_norm(parameters, 2, 1.0, nullptr, nullptr), SWV_INVALID_ARGUMENT,
+  swv_tensor* const parameters[] = {tensor_, nullptr};
+  expect_fails(swv_clip_grad_norm(parameters, 2, 1.0, nullptr, nullptr), SWV_CODE_INVALID_ARGUMENT,
                "swv_clip_grad_norm: argument 'parameters[1]' is NULL");
   swv_value result;
   swv_value both[] = {swv_value_tensor(tensor_), swv_value_tensor(nullptr)};
-  expect_fails(swv_op_call(add_, SWV_GRAD, both, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
-               "swv_op_call: argument 'arguments[1].as.tensor' is NULL");
+  expect_fails(swv_op_call(add_, SWV_MODE_GRAD, both, 2, &result, 1, nullptr),
+               SWV_CODE_INVALID_ARGUMENT, "swv_op_call: argument 'arguments[1].as.tensor' is NULL");
   const swv_mesh_dim dims[] = {{"dp", 1}, {nullptr, 1}};
   swv_mesh* mesh = nullptr;
-  expect_fails(swv_mesh_create(world_, dims, 2, &mesh), SWV_INVALID_ARGUMENT,
+  expect_fails(swv_mesh_create(world_, dims, 2, &mesh), SWV_CODE_INVALID_ARGUMENT,
                "argument 'dims[1].name' is NULL");
   const char* const names[] = {"dp", nullptr};
-  expect_fails(swv_mesh_slice(mesh_, names, 2, &mesh), SWV_INVALID_ARGUMENT,
+  expect_fails(swv_mesh_slice(mesh_, names, 2, &mesh), SWV_CODE_INVALID_ARGUMENT,
                "argument 'names[1]' is NULL");
-  swv_placement placements[2] = {};
+  swv_placement placements[] = {SWV_PLACEMENT_INIT, SWV_PLACEMENT_INIT};
   placements[1].kind = 77;
   swv_layout* layout = nullptr;
-  expect_fails(swv_layout_create(placements, 2, nullptr, 0, &layout), SWV_INVALID_ARGUMENT,
+  expect_fails(swv_layout_create(placements, 2, nullptr, 0, &layout), SWV_CODE_INVALID_ARGUMENT,
                "argument 'placements[1].kind' is 77");
+  placements[1].struct_size += 8;
+  expect_fails(swv_layout_create(placements, 2, nullptr, 0, &layout), SWV_CODE_INVALID_ARGUMENT,
+               "argument 'placements[1]' has struct_size 56; that of the first is 48");
   both[1].kind = 99;
-  expect_fails(swv_op_call(add_, SWV_GRAD, both, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
-               "argument 'arguments[1].kind' is 99");
+  expect_fails(swv_op_call(add_, SWV_MODE_GRAD, both, 2, &result, 1, nullptr),
+               SWV_CODE_INVALID_ARGUMENT, "argument 'arguments[1].kind' is 99");
 }
 
 TEST_F(BadInputTest, PlainWhereShardedIsWantedAndTheOtherWayRound) {
@@ -426,12 +438,13 @@ TEST_F(BadInputTest, PlainWhereShardedIsWantedAndTheOtherWayRound) {
   const swv_value args[] = {swv_value_tensor(tensor_), swv_value_tensor(sharded)};
   swv_value result = SWV_NONE;
   expect_ok(swv_tensor_set_requires_grad(tensor_, 1));
-  expect_fails(swv_op_call(add_, SWV_GRAD, args, 2, &result, 1, nullptr), SWV_INVALID_ARGUMENT,
-               "argument 'self' is a plain tensor");
-  swv_buffer buffer;
-  expect_fails(swv_tensor_buffer(sharded, &buffer), SWV_INVALID_ARGUMENT, "is sharded");
+  expect_fails(swv_op_call(add_, SWV_MODE_GRAD, args, 2, &result, 1, nullptr),
+               SWV_CODE_INVALID_ARGUMENT, "argument 'self' is a plain tensor");
+  swv_buffer buffer = SWV_BUFFER_INIT;
+  expect_fails(swv_tensor_buffer(sharded, &buffer), SWV_CODE_INVALID_ARGUMENT, "is sharded");
   swv_layout* layout = nullptr;
-  expect_fails(swv_tensor_layout(tensor_, &layout), SWV_INVALID_ARGUMENT, "swv_tensor_layout: ");
+  expect_fails(swv_tensor_layout(tensor_, &layout), SWV_CODE_INVALID_ARGUMENT,
+               "swv_tensor_layout: ");
   swv_tensor_free(sharded);
 }
 
@@ -447,10 +460,10 @@ TEST_F(BadInputTest, AResultThatCannotGrowIsEmpty) {
   swv_op* expand = made<swv_op>([](auto** op) { return swv_op_find("aten::expand", op); });
   swv_op* add_out = made<swv_op>([](auto** op) { return swv_op_find("aten::add.out", op); });
   const swv_value to_expand[] = {swv_value_tensor(small), swv_value_ints(huge, 1)};
-  expect_ok(swv_op_call(expand, SWV_NO_GRAD, to_expand, 2, &result, 1, nullptr));
+  expect_ok(swv_op_call(expand, SWV_MODE_NO_GRAD, to_expand, 2, &result, 1, nullptr));
   const swv_value args[] = {result, result, swv_value_int(1), swv_value_tensor(out)};
-  expect_fails(swv_op_call(add_out, SWV_NO_GRAD, args, 4, nullptr, 0, nullptr),
-               SWV_RESOURCE_EXHAUSTED, "aten::add.out");
+  expect_fails(swv_op_call(add_out, SWV_MODE_NO_GRAD, args, 4, nullptr, 0, nullptr),
+               SWV_CODE_RESOURCE_EXHAUSTED, "aten::add.out");
   expect_ok(swv_tensor_sizes(out, &size, 1, &ndim));
   EXPECT_EQ(size, 0);
   swv_value_clear(&result);
@@ -466,75 +479,116 @@ TEST_F(BadInputTest, Lengths) {
   float data[6] = {};
   const int64_t sizes[] = {2, 3};
   swv_tensor* out = nullptr;
-  expect_fails(swv_tensor_from_data(data, 20, sizes, 2, nullptr, &out), SWV_INVALID_ARGUMENT,
+  expect_fails(swv_tensor_from_data(data, 20, sizes, 2, nullptr, &out), SWV_CODE_INVALID_ARGUMENT,
                "'num_bytes' is 20; [2, 3] needs 24");
-  expect_fails(swv_tensor_from_data(nullptr, 24, sizes, 2, nullptr, &out), SWV_INVALID_ARGUMENT,
-               "'data' is NULL");
-  expect_fails(swv_tensor_copy_to_host(tensor_, data, 23), SWV_INVALID_ARGUMENT,
+  expect_fails(swv_tensor_from_data(nullptr, 24, sizes, 2, nullptr, &out),
+               SWV_CODE_INVALID_ARGUMENT, "'data' is NULL");
+  expect_fails(swv_tensor_copy_to_host(tensor_, data, 23), SWV_CODE_INVALID_ARGUMENT,
                "'num_bytes' is 23");
-  expect_fails(swv_tensor_copy_from_host(tensor_, nullptr, 24), SWV_INVALID_ARGUMENT,
+  expect_fails(swv_tensor_copy_from_host(tensor_, nullptr, 24), SWV_CODE_INVALID_ARGUMENT,
                "'data' is NULL");
   size_t count = 0;
-  expect_fails(swv_tensor_sizes(tensor_, nullptr, 2, &count), SWV_INVALID_ARGUMENT,
+  expect_fails(swv_tensor_sizes(tensor_, nullptr, 2, &count), SWV_CODE_INVALID_ARGUMENT,
                "'sizes' is NULL");
   swv_comm* comm = nullptr;
   expect_ok(swv_world_comm(world_, &comm));
-  swv_buffer buffer = {data, -1, SWV_F32, {SWV_CPU, 0}, 0};
-  expect_fails(swv_comm_all_reduce(comm, &buffer, &buffer, SWV_SUM, nullptr, nullptr),
-               SWV_INVALID_ARGUMENT, "count -1");
+  swv_buffer buffer = cpu_buffer(data, -1, SWV_DTYPE_F32);
+  expect_fails(swv_comm_all_reduce(comm, &buffer, &buffer, SWV_REDUCE_SUM, nullptr, nullptr),
+               SWV_CODE_INVALID_ARGUMENT, "count -1");
   buffer.count = std::numeric_limits<int64_t>::max();
-  expect_fails(swv_comm_all_reduce(comm, &buffer, &buffer, SWV_SUM, nullptr, nullptr),
-               SWV_INVALID_ARGUMENT, "has count");
+  expect_fails(swv_comm_all_reduce(comm, &buffer, &buffer, SWV_REDUCE_SUM, nullptr, nullptr),
+               SWV_CODE_INVALID_ARGUMENT, "has count");
   buffer.count = 6;
   expect_fails(swv_comm_all_reduce(comm, &buffer, &buffer, 9, nullptr, nullptr),
-               SWV_INVALID_ARGUMENT, "'op' is 9");
-  buffer.dtype = SWV_C64;
-  expect_fails(swv_comm_all_reduce(comm, &buffer, &buffer, SWV_SUM, nullptr, nullptr),
-               SWV_INVALID_ARGUMENT, "do not move");
-  buffer.dtype = SWV_F32;
+               SWV_CODE_INVALID_ARGUMENT, "'op' is 9");
+  buffer.dtype = SWV_DTYPE_C64;
+  expect_fails(swv_comm_all_reduce(comm, &buffer, &buffer, SWV_REDUCE_SUM, nullptr, nullptr),
+               SWV_CODE_INVALID_ARGUMENT, "do not move");
+  buffer.dtype = SWV_DTYPE_F32;
   buffer.reserved = 1;
-  expect_fails(swv_comm_all_reduce(comm, &buffer, &buffer, SWV_SUM, nullptr, nullptr),
-               SWV_INVALID_ARGUMENT, "reserved");
+  expect_fails(swv_comm_all_reduce(comm, &buffer, &buffer, SWV_REDUCE_SUM, nullptr, nullptr),
+               SWV_CODE_INVALID_ARGUMENT, "reserved");
   buffer.reserved = 0;
   buffer.device.type = 5;
-  expect_fails(swv_comm_broadcast(comm, &buffer, 0, nullptr, nullptr), SWV_INVALID_ARGUMENT,
+  expect_fails(swv_comm_broadcast(comm, &buffer, 0, nullptr, nullptr), SWV_CODE_INVALID_ARGUMENT,
                "device type 5");
-  buffer.device.type = SWV_CPU;
-  expect_fails(swv_comm_broadcast(comm, &buffer, 1, nullptr, nullptr), SWV_INVALID_ARGUMENT,
+  buffer.device.type = SWV_DEVICE_CPU;
+  expect_fails(swv_comm_broadcast(comm, &buffer, 1, nullptr, nullptr), SWV_CODE_INVALID_ARGUMENT,
                "root");
+  buffer.stream = data;
+  expect_fails(swv_comm_broadcast(comm, &buffer, 0, nullptr, nullptr), SWV_CODE_INVALID_ARGUMENT,
+               "'data.stream' is given; a CPU has no streams");
   swv_comm_free(comm);
+}
+
+// What an operation has no use for is no silent nothing.
+TEST_F(BadInputTest, Collectives) {
+  float data[2] = {};
+  const int64_t counts[] = {2};
+  const swv_buffer buffer = cpu_buffer(data, 2, SWV_DTYPE_F32);
+  swv_comm* comm = nullptr;
+  expect_ok(swv_world_comm(world_, &comm));
+  const auto fails = [&](swv_collective_kind kind, auto set, const char* text) {
+    swv_collective collective = SWV_COLLECTIVE_INIT;
+    collective.kind = kind;
+    set(collective);
+    expect_fails(swv_comm_start(comm, &collective, nullptr), SWV_CODE_INVALID_ARGUMENT, text);
+  };
+  fails(
+      14, [](auto&) {},
+      "swv_comm_start: argument 'collective.kind' is 14; wanted a "
+      "swv_collective_kind, 0 to 13");
+  fails(-1, [](auto&) {}, "'collective.kind' is -1");
+  fails(
+      SWV_COLLECTIVE_BARRIER, [&](auto& c) { c.in = &buffer; },
+      "swv_comm_barrier: argument 'collective.in' is not NULL; the operation has none");
+  fails(SWV_COLLECTIVE_BROADCAST, [&](auto& c) { c.in = c.out = &buffer; }, "'collective.in'");
+  fails(SWV_COLLECTIVE_SEND, [&](auto& c) { c.in = c.out = &buffer; }, "'collective.out'");
+  fails(
+      SWV_COLLECTIVE_ALL_GATHER,
+      [&](auto& c) {
+        c.in = c.out = &buffer;
+        c.out_counts = counts;
+      },
+      "swv_comm_all_gather: argument 'collective.out_counts' is not NULL");
+  fails(
+      SWV_COLLECTIVE_ALL_GATHER_V,
+      [&](auto& c) {
+        c.in = c.out = &buffer;
+        c.in_counts = counts;
+      },
+      "'collective.in_counts'");
+  fails(SWV_COLLECTIVE_ALL_REDUCE, [&](auto& c) { c.in = &buffer; }, "argument 'out' is NULL");
+  fails(SWV_COLLECTIVE_BARRIER, [&](auto& c) { c.timeout_ms = -1; }, "timeout_ms' is -1");
+  swv_comm_free(comm);
+}
+
+TEST_F(BadInputTest, DevicesThatAreNotThere) {
+  swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
+  swv_tensor* out = nullptr;
+  options.device = {SWV_DEVICE_CUDA, 99};
+  expect_fails(swv_tensor_ones(nullptr, 0, &options, &out), SWV_CODE_UNIMPLEMENTED,
+               "argument 'options.device' is cuda:99, which is not there");
+  options.device = {7, 0};
+  expect_fails(swv_tensor_ones(nullptr, 0, &options, &out), SWV_CODE_INVALID_ARGUMENT,
+               "'options.device' is device type 7");
 }
 
 // --- callbacks -----------------------------------------------------------------------------------
 
-swv_status* failing(void* drops, swv_function_context*, swv_grad_mode, const swv_tensor* const*,
-                    size_t, swv_tensor**, size_t) {
-  static_cast<void>(drops);
-  return swv_status_new(SWV_DATA_LOSS, "no");
+swv_status* failing(void*, const swv_function_call*) {
+  return swv_status_new(SWV_CODE_DATA_LOSS, "no");
 }
-swv_status* lazy(void*, swv_function_context*, swv_grad_mode, const swv_tensor* const*, size_t,
-                 swv_tensor**, size_t) {
+swv_status* lazy(void*, const swv_function_call*) {
   return nullptr;
 }
-swv_status* thief(void*, swv_function_context*, swv_grad_mode, const swv_tensor* const* inputs,
-                  size_t, swv_tensor** outputs, size_t) {
-  outputs[0] = const_cast<swv_tensor*>(inputs[0]);
+swv_status* thief(void*, const swv_function_call* call) {
+  call->outputs[0] = const_cast<swv_tensor*>(call->inputs[0]);
   return nullptr;
 }
-swv_status* failing_thief(void* drops, swv_function_context* context, swv_grad_mode mode,
-                          const swv_tensor* const* inputs, size_t num_inputs, swv_tensor** outputs,
-                          size_t num_outputs) {
-  swv_status_free(thief(drops, context, mode, inputs, num_inputs, outputs, num_outputs));
-  return swv_status_new(SWV_DATA_LOSS, "no");
-}
-swv_status* lazy_segment(void*, swv_grad_mode, const swv_tensor* const*, size_t, swv_tensor**,
-                         size_t) {
-  return nullptr;
-}
-swv_status* thieving_segment(void*, swv_grad_mode, const swv_tensor* const* inputs, size_t,
-                             swv_tensor** outputs, size_t) {
-  outputs[0] = const_cast<swv_tensor*>(inputs[0]);
-  return nullptr;
+swv_status* failing_thief(void* drops, const swv_function_call* call) {
+  swv_status_free(thief(drops, call));
+  return swv_status_new(SWV_CODE_DATA_LOSS, "no");
 }
 void count(void* drops) {
   ++*static_cast<int*>(drops);
@@ -548,28 +602,28 @@ TEST_F(BadInputTest, CallbacksThatMisbehaveAreDroppedOnce) {
   f.user_data = &drops;
   f.drop = count;
   f.name = "f";
-  expect_fails(swv_function_apply(&f, SWV_GRAD, inputs, 1, &out, 1), SWV_INVALID_ARGUMENT,
+  expect_fails(swv_function_apply(&f, SWV_MODE_GRAD, inputs, 1, &out, 1), SWV_CODE_INVALID_ARGUMENT,
                "'function.forward' is NULL");
   EXPECT_EQ(drops, ++expected);
   f.forward = failing;
-  expect_fails(swv_function_apply(&f, SWV_GRAD, inputs, 1, &out, 1), SWV_DATA_LOSS,
+  expect_fails(swv_function_apply(&f, SWV_MODE_GRAD, inputs, 1, &out, 1), SWV_CODE_DATA_LOSS,
                "f.forward: no");
   EXPECT_EQ(drops, ++expected);
   f.forward = lazy;
-  expect_fails(swv_function_apply(&f, SWV_GRAD, inputs, 1, &out, 1), SWV_INVALID_ARGUMENT,
+  expect_fails(swv_function_apply(&f, SWV_MODE_GRAD, inputs, 1, &out, 1), SWV_CODE_INVALID_ARGUMENT,
                "output 0 was not written");
   EXPECT_EQ(drops, ++expected);
   f.forward = failing_thief;
   testing::internal::CaptureStderr();
-  expect_fails(swv_function_apply(&f, SWV_GRAD, inputs, 1, &out, 1), SWV_DATA_LOSS,
+  expect_fails(swv_function_apply(&f, SWV_MODE_GRAD, inputs, 1, &out, 1), SWV_CODE_DATA_LOSS,
                "f.forward: no");
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "") << "what is borrowed is freed once";
   EXPECT_EQ(drops, ++expected);
   f.forward = thief;
-  expect_fails(swv_function_apply(&f, SWV_GRAD, inputs, 1, &out, 1), SWV_INVALID_ARGUMENT,
+  expect_fails(swv_function_apply(&f, SWV_MODE_GRAD, inputs, 1, &out, 1), SWV_CODE_INVALID_ARGUMENT,
                "is a borrowed tensor");
   EXPECT_EQ(drops, ++expected);
-  expect_fails(swv_function_apply(&f, SWV_GRAD, inputs, 1, &out, 0), SWV_INVALID_ARGUMENT,
+  expect_fails(swv_function_apply(&f, SWV_MODE_GRAD, inputs, 1, &out, 0), SWV_CODE_INVALID_ARGUMENT,
                "'num_outputs' is 0");
   EXPECT_EQ(drops, ++expected);
 
@@ -577,22 +631,22 @@ TEST_F(BadInputTest, CallbacksThatMisbehaveAreDroppedOnce) {
   segment.user_data = &drops;
   segment.drop = count;
   segment.name = "s";
-  expect_fails(swv_checkpoint(&segment, SWV_GRAD, inputs, 1, &out, 1), SWV_INVALID_ARGUMENT,
-               "'segment.forward' is NULL");
+  expect_fails(swv_checkpoint(&segment, SWV_MODE_GRAD, inputs, 1, &out, 1),
+               SWV_CODE_INVALID_ARGUMENT, "'segment.forward' is NULL");
   EXPECT_EQ(drops, ++expected);
-  segment.forward = lazy_segment;
-  expect_fails(swv_checkpoint(&segment, SWV_GRAD, inputs, 1, &out, 1), SWV_INVALID_ARGUMENT,
-               "s.forward: output 0 was not written");
+  segment.forward = lazy;
+  expect_fails(swv_checkpoint(&segment, SWV_MODE_GRAD, inputs, 1, &out, 1),
+               SWV_CODE_INVALID_ARGUMENT, "s.forward: output 0 was not written");
   EXPECT_EQ(drops, ++expected);
-  segment.forward = thieving_segment;
-  expect_fails(swv_checkpoint(&segment, SWV_GRAD, inputs, 1, &out, 1), SWV_INVALID_ARGUMENT,
-               "is a borrowed tensor");
+  segment.forward = thief;
+  expect_fails(swv_checkpoint(&segment, SWV_MODE_GRAD, inputs, 1, &out, 1),
+               SWV_CODE_INVALID_ARGUMENT, "is a borrowed tensor");
   EXPECT_EQ(drops, ++expected);
-  expect_fails(swv_checkpoint(&segment, SWV_GRAD, inputs, 0, &out, 1), SWV_INVALID_ARGUMENT,
-               "at least one input");
+  expect_fails(swv_checkpoint(&segment, SWV_MODE_GRAD, inputs, 0, &out, 1),
+               SWV_CODE_INVALID_ARGUMENT, "at least one input");
   EXPECT_EQ(drops, ++expected);
-  expect_fails(swv_checkpoint(&segment, SWV_GRAD, inputs, 1, &out, 0), SWV_INVALID_ARGUMENT,
-               "'num_outputs' is 0");
+  expect_fails(swv_checkpoint(&segment, SWV_MODE_GRAD, inputs, 1, &out, 0),
+               SWV_CODE_INVALID_ARGUMENT, "'num_outputs' is 0");
   EXPECT_EQ(drops, ++expected);
 
   swv_backend backend = SWV_BACKEND_INIT;
@@ -602,20 +656,20 @@ TEST_F(BadInputTest, CallbacksThatMisbehaveAreDroppedOnce) {
   backend.drop = count;
   backend.name = "half";
   expect_fails(swv_world_create_with_backend(&backend, &group, nullptr, &world),
-               SWV_INVALID_ARGUMENT, "'backend.start' is NULL");
+               SWV_CODE_INVALID_ARGUMENT, "'backend.start' is NULL");
   EXPECT_EQ(drops, ++expected);
   expect_fails(swv_world_create_with_backend(&backend, &group, nullptr, nullptr),
-               SWV_INVALID_ARGUMENT, "'out_world' is NULL");
+               SWV_CODE_INVALID_ARGUMENT, "'out_world' is NULL");
   EXPECT_EQ(drops, ++expected);
 }
 
 swv_status* freed_status(void*, swv_world*) {
-  swv_status* status = swv_status_new(SWV_UNKNOWN, "x");
+  swv_status* status = swv_status_new(SWV_CODE_UNKNOWN, "x");
   swv_status_free(status);
   return status;
 }
 TEST_F(BadInputTest, ACallbackThatReturnsAFreedStatus) {
-  expect_fails(swv_run_ranks(1, freed_status, nullptr, nullptr), SWV_INTERNAL,
+  expect_fails(swv_run_ranks(1, freed_status, nullptr, nullptr), SWV_CODE_INTERNAL,
                "a callback's argument 'status' is a swv_status that was freed");
 }
 
@@ -636,19 +690,20 @@ TEST_F(BadInputTest, ACallbackThatFreesWhatItBorrows) {
 TEST_F(BadInputTest, Rendezvous) {
   swv_world* world = nullptr;
   swv_rendezvous r = SWV_RENDEZVOUS_INIT;
-  expect_fails(swv_world_join(&r, nullptr, &world), SWV_INVALID_ARGUMENT, "neither file nor host");
+  expect_fails(swv_world_join(&r, nullptr, &world), SWV_CODE_INVALID_ARGUMENT,
+               "neither file nor host");
   r.host = "127.0.0.1";
   r.port = 70000;
-  expect_fails(swv_world_join(&r, nullptr, &world), SWV_INVALID_ARGUMENT,
+  expect_fails(swv_world_join(&r, nullptr, &world), SWV_CODE_INVALID_ARGUMENT,
                "'rendezvous.port' is 70000");
   r.port = 1234;
   r.rank = 3;
-  expect_fails(swv_world_join(&r, nullptr, &world), SWV_INVALID_ARGUMENT, "swv_world_join: ");
-  expect_fails(swv_world_create_counting(8, 8, &world), SWV_INVALID_ARGUMENT,
+  expect_fails(swv_world_join(&r, nullptr, &world), SWV_CODE_INVALID_ARGUMENT, "swv_world_join: ");
+  expect_fails(swv_world_create_counting(8, 8, &world), SWV_CODE_INVALID_ARGUMENT,
                "swv_world_create_counting: ");
   swv_world_options options = SWV_WORLD_OPTIONS_INIT;
   options.timeout_ms = -1;
-  expect_fails(swv_world_create_local(1, &options, &world), SWV_INVALID_ARGUMENT,
+  expect_fails(swv_world_create_local(1, &options, &world), SWV_CODE_INVALID_ARGUMENT,
                "'options.timeout_ms' is -1");
 }
 

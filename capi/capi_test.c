@@ -52,9 +52,9 @@ static void test_world_and_collectives(swv_world* world) {
   swv_string* string;
   swv_coalescing* coalescing;
   float x[2], all[2 * RANKS], sum[2];
-  int64_t members[2] = {1, 3}, ranks[RANKS];
+  int32_t members[2] = {1, 3}, ranks[RANKS];
   size_t count, i;
-  swv_comm_counter counters[SWV_RECV + 1];
+  swv_comm_counter counters[SWV_COLLECTIVE_RECV + 1];
   swv_bool done;
   CHECK_OK(swv_world_rank(world, &rank));
   CHECK_OK(swv_world_size(world, &size));
@@ -71,15 +71,15 @@ static void test_world_and_collectives(swv_world* world) {
   x[0] = (float)rank;
   x[1] = 1;
   {
-    const swv_buffer in = {x, 2, SWV_F32, {SWV_CPU, 0}, 0};
-    const swv_buffer out = {sum, 2, SWV_F32, {SWV_CPU, 0}, 0};
-    const swv_buffer everyone = {all, 2 * RANKS, SWV_F32, {SWV_CPU, 0}, 0};
-    const swv_buffer part = {sum, 1, SWV_F32, {SWV_CPU, 0}, 0};
-    const swv_buffer one = {x, 1, SWV_F32, {SWV_CPU, 0}, 0};
+    const swv_buffer in = cpu_buffer(x, 2, SWV_DTYPE_F32);
+    const swv_buffer out = cpu_buffer(sum, 2, SWV_DTYPE_F32);
+    const swv_buffer everyone = cpu_buffer(all, 2 * RANKS, SWV_DTYPE_F32);
+    const swv_buffer part = cpu_buffer(sum, 1, SWV_DTYPE_F32);
+    const swv_buffer one = cpu_buffer(x, 1, SWV_DTYPE_F32);
     swv_call_options options = SWV_CALL_OPTIONS_INIT;
     options.tag = "test";
     options.timeout_ms = 60000;
-    CHECK_OK(swv_comm_all_reduce(comm, &in, &out, SWV_SUM, &options, NULL));
+    CHECK_OK(swv_comm_all_reduce(comm, &in, &out, SWV_REDUCE_SUM, &options, NULL));
     CHECK(sum[0] == 6 && sum[1] == 4);
     CHECK_OK(swv_comm_all_gather(comm, &in, &everyone, NULL, &work));
     CHECK_OK(swv_work_wait(work));
@@ -91,21 +91,21 @@ static void test_world_and_collectives(swv_world* world) {
     CHECK(x[0] == 2);
     x[0] = (float)rank;
     sum[0] = sum[1] = -1;
-    CHECK_OK(swv_comm_reduce(comm, &in, rank == 1 ? &out : NULL, SWV_MAX, 1, NULL, NULL));
+    CHECK_OK(swv_comm_reduce(comm, &in, rank == 1 ? &out : NULL, SWV_REDUCE_MAX, 1, NULL, NULL));
     CHECK(sum[0] == (rank == 1 ? 3 : -1));
     CHECK_OK(swv_comm_gather(comm, &in, rank == 0 ? &everyone : NULL, 0, NULL, NULL));
     {
       float parts[RANKS] = {10, 11, 12, 13};
-      const swv_buffer source = {parts, RANKS, SWV_F32, {SWV_CPU, 0}, 0};
+      const swv_buffer source = cpu_buffer(parts, RANKS, SWV_DTYPE_F32);
       CHECK_OK(swv_comm_scatter(comm, rank == 3 ? &source : NULL, &part, 3, NULL, NULL));
       CHECK(sum[0] == 10 + (float)rank);
-      CHECK_OK(swv_comm_reduce_scatter(comm, &source, &part, SWV_SUM, NULL, NULL));
+      CHECK_OK(swv_comm_reduce_scatter(comm, &source, &part, SWV_REDUCE_SUM, NULL, NULL));
       CHECK(sum[0] == 4 * (10 + (float)rank));
     }
     {
       float send[RANKS], recv[RANKS];
-      const swv_buffer from = {send, RANKS, SWV_F32, {SWV_CPU, 0}, 0};
-      const swv_buffer to = {recv, RANKS, SWV_F32, {SWV_CPU, 0}, 0};
+      const swv_buffer from = cpu_buffer(send, RANKS, SWV_DTYPE_F32);
+      const swv_buffer to = cpu_buffer(recv, RANKS, SWV_DTYPE_F32);
       for (i = 0; i < RANKS; ++i) send[i] = (float)(10 * rank + (int)i);
       CHECK_OK(swv_comm_all_to_all(comm, &from, &to, NULL, NULL));
       for (i = 0; i < RANKS; ++i) CHECK(recv[i] == (float)(10 * (int)i + rank));
@@ -114,8 +114,8 @@ static void test_world_and_collectives(swv_world* world) {
       /* Rank r has r elements. */
       float mine[RANKS], got[6];
       const int64_t counts[RANKS] = {0, 1, 2, 3};
-      const swv_buffer from = {mine, counts[rank], SWV_F32, {SWV_CPU, 0}, 0};
-      const swv_buffer to = {got, 6, SWV_F32, {SWV_CPU, 0}, 0};
+      const swv_buffer from = cpu_buffer(mine, counts[rank], SWV_DTYPE_F32);
+      const swv_buffer to = cpu_buffer(got, 6, SWV_DTYPE_F32);
       for (i = 0; i < RANKS; ++i) mine[i] = (float)rank;
       CHECK_OK(swv_comm_all_gather_v(comm, &from, &to, counts, RANKS, NULL, NULL));
       CHECK(got[0] == 1 && got[1] == 2 && got[2] == 2 && got[3] == 3 && got[5] == 3);
@@ -128,11 +128,12 @@ static void test_world_and_collectives(swv_world* world) {
     swv_work_free(work);
     /* Two at once. */
     CHECK_OK(swv_comm_coalesce(comm, &coalescing));
-    CHECK_OK(swv_comm_all_reduce(comm, &in, &out, SWV_SUM, NULL, NULL));
+    CHECK_OK(swv_comm_all_reduce(comm, &in, &out, SWV_REDUCE_SUM, NULL, NULL));
     CHECK_OK(swv_comm_barrier(comm, NULL, NULL));
     CHECK_OK(swv_coalescing_finish(coalescing, NULL));
     CHECK(sum[0] == 6);
-    CHECK_FAILS(swv_coalescing_finish(coalescing, NULL), SWV_INVALID_ARGUMENT, "finished already");
+    CHECK_FAILS(swv_coalescing_finish(coalescing, NULL), SWV_CODE_INVALID_ARGUMENT,
+                "finished already");
     swv_coalescing_free(coalescing);
   }
   if (rank % 2 == 1) {
@@ -150,9 +151,10 @@ static void test_world_and_collectives(swv_world* world) {
     CHECK(in_half == 2 - rank);
     swv_comm_free(half);
   }
-  CHECK_OK(swv_comm_counters(comm, counters, SWV_RECV + 1, &count));
-  CHECK(count == SWV_RECV + 1);
-  CHECK(counters[SWV_ALL_REDUCE].calls == 2 && counters[SWV_ALL_REDUCE].bytes == 16);
+  CHECK_OK(swv_comm_counters(comm, counters, SWV_COLLECTIVE_RECV + 1, &count));
+  CHECK(count == SWV_COLLECTIVE_RECV + 1);
+  CHECK(counters[SWV_COLLECTIVE_ALL_REDUCE].calls == 2 &&
+        counters[SWV_COLLECTIVE_ALL_REDUCE].bytes == 16);
   CHECK_OK(swv_world_flight_record(world, &string));
   CHECK(strstr(swv_string_data(string), "\"tag\":\"test\"") != NULL ||
         strstr(swv_string_data(string), "\"tag\": \"test\"") != NULL);
@@ -165,9 +167,9 @@ static void test_mesh(swv_world* world) {
   swv_mesh *mesh = make_mesh(world), *tp, *flat, *deep, *parsed;
   const swv_mesh_dim split[] = {{"a", 2}, {"b", 2}};
   const char* names[] = {"tp"};
-  int64_t shape[2], coordinate[2], size;
+  int64_t shape[2], coordinate[2];
   size_t count;
-  int32_t rank, ndim, dim, group_size;
+  int32_t rank, ndim, dim, size, group_size;
   swv_string* text;
   swv_comm* comm;
   swv_bool equal;
@@ -181,7 +183,7 @@ static void test_mesh(swv_world* world) {
   CHECK(coordinate[0] == rank / 2 && coordinate[1] == rank % 2);
   CHECK_OK(swv_mesh_find_dim(mesh, "tp", &dim));
   CHECK(dim == 1);
-  CHECK_FAILS(swv_mesh_find_dim(mesh, "pp", &dim), SWV_NOT_FOUND, "dp");
+  CHECK_FAILS(swv_mesh_find_dim(mesh, "pp", &dim), SWV_CODE_NOT_FOUND, "dp");
   CHECK_OK(swv_mesh_dim_name(mesh, 0, &text));
   CHECK_TEXT(text, "dp");
   CHECK_OK(swv_mesh_to_string(mesh, &text));
@@ -209,7 +211,7 @@ static void test_mesh(swv_world* world) {
 }
 
 static void test_layout(swv_world* world) {
-  swv_placement placements[2], got;
+  swv_placement placements[2] = {SWV_PLACEMENT_INIT, SWV_PLACEMENT_INIT}, got = SWV_PLACEMENT_INIT;
   const int64_t ragged[] = {3, 4};
   const int64_t mesh_shape[] = {2, 2}, coordinate[] = {1, 0}, sizes[] = {7, 5};
   const swv_named_placement named[] = {{"tp", "S(0)"}};
@@ -219,12 +221,11 @@ static void test_layout(swv_world* world) {
   int64_t shape[2], offset[2], bytes;
   int32_t ndim;
   swv_bool equal;
-  memset(placements, 0, sizeof(placements));
-  placements[0].kind = SWV_RAGGED_SHARD;
+  placements[0].kind = SWV_PLACEMENT_RAGGED_SHARD;
   placements[0].sizes = ragged;
   placements[0].num_sizes = 2;
-  placements[1].kind = SWV_PARTIAL;
-  placements[1].reduce_op = SWV_AVG;
+  placements[1].kind = SWV_PLACEMENT_PARTIAL;
+  placements[1].reduce_op = SWV_REDUCE_AVG;
   CHECK_OK(swv_layout_create(placements, 2, NULL, 0, &layout));
   CHECK_OK(swv_layout_to_string(layout, &text));
   other = make_layout(swv_string_data(text));
@@ -232,7 +233,7 @@ static void test_layout(swv_world* world) {
   CHECK_OK(swv_layout_equal(layout, other, &equal));
   CHECK(equal == 1);
   CHECK_OK(swv_layout_placement(layout, 0, &got));
-  CHECK(got.kind == SWV_RAGGED_SHARD && got.num_sizes == 2 && got.sizes[1] == 4);
+  CHECK(got.kind == SWV_PLACEMENT_RAGGED_SHARD && got.num_sizes == 2 && got.sizes[1] == 4);
   swv_layout_free(layout);
   swv_layout_free(other);
 
@@ -247,13 +248,14 @@ static void test_layout(swv_world* world) {
   swv_layout* from_end = make_layout("[S(-2), S(-2)]");
   CHECK_OK(swv_layout_local_extent(from_end, mesh_shape, coordinate, 2, sizes, 2, shape, offset));
   CHECK(shape[0] == 2 && shape[1] == 5 && offset[0] == 4 && offset[1] == 0);
-  CHECK_OK(swv_layout_plan(other, from_end, mesh_shape, 2, sizes, 2, SWV_F32, &bytes, NULL));
+  CHECK_OK(swv_layout_plan(other, from_end, mesh_shape, 2, sizes, 2, SWV_DTYPE_F32, &bytes, NULL));
   CHECK(bytes == 0);
   swv_layout_free(from_end);
-  CHECK_OK(swv_layout_plan(layout, other, mesh_shape, 2, sizes, 2, SWV_F32, &bytes, &text));
+  CHECK_OK(swv_layout_plan(layout, other, mesh_shape, 2, sizes, 2, SWV_DTYPE_F32, &bytes, &text));
   CHECK(bytes > 0 && swv_string_size(text) > 0);
   swv_string_free(text);
-  CHECK_FAILS(swv_layout_parse("[S(0), Q]", &layout), SWV_INVALID_ARGUMENT, "swv_layout_parse: ");
+  CHECK_FAILS(swv_layout_parse("[S(0), Q]", &layout), SWV_CODE_INVALID_ARGUMENT,
+              "swv_layout_parse: ");
   swv_layout_free(layout);
   swv_layout_free(other);
   swv_mesh_free(mesh);
@@ -280,8 +282,8 @@ static void check_factories(const swv_mesh* mesh) {
     CHECK(requires_grad == 1 && leaf == 1);
     swv_tensor_free(made[i]);
   }
-  options.dtype = SWV_I64;
-  CHECK_FAILS(swv_tensor_zeros(sizes, 2, &options, &made[0]), SWV_INVALID_ARGUMENT,
+  options.dtype = SWV_DTYPE_I64;
+  CHECK_FAILS(swv_tensor_zeros(sizes, 2, &options, &made[0]), SWV_CODE_INVALID_ARGUMENT,
               "floating point");
 }
 
@@ -297,7 +299,7 @@ static void test_plain_tensors(void) {
   swv_device device;
   swv_bool same, sharded;
   swv_tensor *t, *second, *transposed;
-  swv_buffer buffer;
+  swv_buffer buffer = SWV_BUFFER_INIT;
   swv_value value;
   struct DLManagedTensorVersioned* managed;
   check_factories(NULL);
@@ -307,23 +309,26 @@ static void test_plain_tensors(void) {
   CHECK_OK(swv_tensor_dtype(t, &dtype));
   CHECK_OK(swv_tensor_device(t, &device));
   CHECK_OK(swv_tensor_is_sharded(t, &sharded));
-  CHECK(ndim == 2 && numel == 6 && dtype == SWV_F32 && device.type == SWV_CPU && sharded == 0);
+  CHECK(ndim == 2 && numel == 6 && dtype == SWV_DTYPE_F32 && device.type == SWV_DEVICE_CPU &&
+        sharded == 0);
   value = swv_value_tensor(t);
-  transposed = call_op("aten::t", SWV_GRAD, &value, 1);
+  transposed = call_op("aten::t", SWV_MODE_GRAD, &value, 1);
   CHECK_OK(swv_tensor_sizes(transposed, got, 2, &count));
   CHECK(count == 2 && got[0] == 3 && got[1] == 2);
   CHECK_OK(swv_tensor_strides(transposed, got, 2, &count));
   CHECK(got[0] == 1 && got[1] == 3);
   CHECK_OK(swv_tensor_copy_to_host(transposed, back, sizeof(back)));
   CHECK(back[0] == 1 && back[1] == 4 && back[5] == 6);
-  CHECK_FAILS(swv_tensor_buffer(transposed, &buffer), SWV_INVALID_ARGUMENT, "not contiguous");
+  CHECK_FAILS(swv_tensor_buffer(transposed, &buffer), SWV_CODE_INVALID_ARGUMENT, "not contiguous");
   CHECK_OK(swv_tensor_buffer(t, &buffer));
   CHECK(buffer.count == 6 && ((float*)buffer.data)[5] == 6);
   CHECK_OK(swv_tensor_copy_from_host(t, changed, sizeof(changed)));
   CHECK(((float*)buffer.data)[5] == 1);
   /* DLPack there and back: the same memory. */
-  CHECK_OK(swv_tensor_to_dlpack(t, &managed));
-  CHECK_OK(swv_tensor_from_dlpack(managed, &second));
+  CHECK_FAILS(swv_tensor_to_dlpack(t, &managed, &managed), SWV_CODE_INVALID_ARGUMENT,
+              "argument 'stream' is given; a CPU has no streams");
+  CHECK_OK(swv_tensor_to_dlpack(t, NULL, &managed));
+  CHECK_OK(swv_tensor_from_dlpack(managed, NULL, &second));
   {
     /* Its memory is not freed under who has the address. */
     const int64_t larger[1] = {1000};
@@ -333,13 +338,13 @@ static void test_plain_tensors(void) {
     args[0] = swv_value_tensor(t);
     args[1] = swv_value_ints(larger, 1);
     CHECK_OK(swv_op_find("aten::resize_", &resize));
-    CHECK_FAILS(swv_op_call(resize, SWV_NO_GRAD, args, 2, &result, 1, &n), SWV_INVALID_ARGUMENT,
-                "not resizable");
+    CHECK_FAILS(swv_op_call(resize, SWV_MODE_NO_GRAD, args, 2, &result, 1, &n),
+                SWV_CODE_INVALID_ARGUMENT, "not resizable");
     swv_op_free(resize);
   }
   swv_tensor_free(t);
   {
-    swv_buffer again;
+    swv_buffer again = SWV_BUFFER_INIT;
     CHECK_OK(swv_tensor_buffer(second, &again));
     CHECK(again.data == buffer.data);
   }
@@ -361,44 +366,48 @@ static void test_dtypes(swv_world* world) {
     swv_value_kind kind;
     double third; /* the last of them, as swv_tensor_item has it */
   } rows[] = {
-      {SWV_F32, 4, {{0, 0, 0x80, 0x3f}, {0, 0, 0, 0xc0}, {0, 0, 0x40, 0x40}}, SWV_VALUE_FLOAT, 3},
-      {SWV_F64,
+      {SWV_DTYPE_F32,
+       4,
+       {{0, 0, 0x80, 0x3f}, {0, 0, 0, 0xc0}, {0, 0, 0x40, 0x40}},
+       SWV_VALUE_FLOAT,
+       3},
+      {SWV_DTYPE_F64,
        8,
        {{0, 0, 0, 0, 0, 0, 0xf0, 0x3f}, {0}, {0, 0, 0, 0, 0, 0, 0x08, 0x40}},
        SWV_VALUE_FLOAT,
        3},
-      {SWV_F16, 2, {{0, 0x3c}, {0, 0xc0}, {0, 0x42}}, SWV_VALUE_FLOAT, 3},
-      {SWV_BF16, 2, {{0x80, 0x3f}, {0, 0xc0}, {0x40, 0x40}}, SWV_VALUE_FLOAT, 3},
-      {SWV_F8_E4M3, 1, {{0x38}, {0xc0}, {0x44}}, SWV_VALUE_FLOAT, 3},
-      {SWV_F8_E5M2, 1, {{0x3c}, {0xc0}, {0x42}}, SWV_VALUE_FLOAT, 3},
-      {SWV_I8, 1, {{1}, {0xfe}, {3}}, SWV_VALUE_INT, 3},
-      {SWV_I16, 2, {{1}, {0xfe, 0xff}, {3}}, SWV_VALUE_INT, 3},
-      {SWV_I32, 4, {{1}, {0xfe, 0xff, 0xff, 0xff}, {3}}, SWV_VALUE_INT, 3},
-      {SWV_I64, 8, {{1}, {0}, {3, 0, 0, 0, 1}}, SWV_VALUE_INT, 4294967299.0},
-      {SWV_U8, 1, {{1}, {0}, {0xff}}, SWV_VALUE_INT, 255},
-      {SWV_U16, 2, {{1}, {0}, {0xff, 0xff}}, SWV_VALUE_INT, 65535},
-      {SWV_U32, 4, {{1}, {0}, {0xff, 0xff, 0xff, 0xff}}, SWV_VALUE_INT, 4294967295.0},
-      {SWV_U64, 8, {{1}, {0}, {3, 0, 0, 0, 1}}, SWV_VALUE_INT, 4294967299.0},
-      {SWV_BOOL, 1, {{1}, {0}, {1}}, SWV_VALUE_BOOL, 1},
-      {SWV_C64,
+      {SWV_DTYPE_F16, 2, {{0, 0x3c}, {0, 0xc0}, {0, 0x42}}, SWV_VALUE_FLOAT, 3},
+      {SWV_DTYPE_BF16, 2, {{0x80, 0x3f}, {0, 0xc0}, {0x40, 0x40}}, SWV_VALUE_FLOAT, 3},
+      {SWV_DTYPE_F8_E4M3FN, 1, {{0x38}, {0xc0}, {0x44}}, SWV_VALUE_FLOAT, 3},
+      {SWV_DTYPE_F8_E5M2, 1, {{0x3c}, {0xc0}, {0x42}}, SWV_VALUE_FLOAT, 3},
+      {SWV_DTYPE_I8, 1, {{1}, {0xfe}, {3}}, SWV_VALUE_INT, 3},
+      {SWV_DTYPE_I16, 2, {{1}, {0xfe, 0xff}, {3}}, SWV_VALUE_INT, 3},
+      {SWV_DTYPE_I32, 4, {{1}, {0xfe, 0xff, 0xff, 0xff}, {3}}, SWV_VALUE_INT, 3},
+      {SWV_DTYPE_I64, 8, {{1}, {0}, {3, 0, 0, 0, 1}}, SWV_VALUE_INT, 4294967299.0},
+      {SWV_DTYPE_U8, 1, {{1}, {0}, {0xff}}, SWV_VALUE_INT, 255},
+      {SWV_DTYPE_U16, 2, {{1}, {0}, {0xff, 0xff}}, SWV_VALUE_INT, 65535},
+      {SWV_DTYPE_U32, 4, {{1}, {0}, {0xff, 0xff, 0xff, 0xff}}, SWV_VALUE_INT, 4294967295.0},
+      {SWV_DTYPE_U64, 8, {{1}, {0}, {3, 0, 0, 0, 1}}, SWV_VALUE_INT, 4294967299.0},
+      {SWV_DTYPE_BOOL, 1, {{1}, {0}, {1}}, SWV_VALUE_BOOL, 1},
+      {SWV_DTYPE_C64,
        8,
        {{0, 0, 0x80, 0x3f}, {0, 0, 0, 0xc0}, {0, 0, 0x40, 0x40, 0, 0, 0x80, 0x3f}},
        SWV_VALUE_COMPLEX,
        3},
-      {SWV_C128,
+      {SWV_DTYPE_C128,
        16,
        {{0, 0, 0, 0, 0, 0, 0xf0, 0x3f},
         {0},
         {0, 0, 0, 0, 0, 0, 0x08, 0x40, 0, 0, 0, 0, 0, 0, 0xf0, 0x3f}},
        SWV_VALUE_COMPLEX,
        3},
-      {SWV_C32, 4, {{0, 0x3c}, {0, 0xc0}, {0, 0x42, 0, 0x3c}}, SWV_VALUE_COMPLEX, 3},
+      {SWV_DTYPE_C32, 4, {{0, 0x3c}, {0, 0xc0}, {0, 0x42, 0, 0x3c}}, SWV_VALUE_COMPLEX, 3},
   };
   const int64_t three[] = {3};
   swv_mesh* mesh = make_mesh(world);
   swv_layout* rows_over_dp = make_layout("[S(0), R]");
   size_t r, i;
-  CHECK(sizeof(rows) / sizeof(rows[0]) == SWV_C32); /* all of them */
+  CHECK(sizeof(rows) / sizeof(rows[0]) == SWV_DTYPE_C32); /* all of them */
   for (r = 0; r < sizeof(rows) / sizeof(rows[0]); ++r) {
     const size_t size = rows[r].size;
     unsigned char data[48], back[48];
@@ -418,7 +427,7 @@ static void test_dtypes(swv_world* world) {
     CHECK(memcmp(data, back, 3 * size) == 0);
     CHECK_OK(swv_tensor_copy_from_host(plain, data, 3 * size));
     CHECK_OK(swv_tensor_distribute(plain, mesh, rows_over_dp, NULL, &sharded));
-    CHECK_OK(swv_tensor_full_tensor(sharded, SWV_NO_GRAD, &whole));
+    CHECK_OK(swv_tensor_full_tensor(sharded, SWV_MODE_NO_GRAD, &whole));
     memset(back, 0x55, sizeof(back));
     CHECK_OK(swv_tensor_copy_to_host(whole, back, 3 * size));
     CHECK(memcmp(data, back, 3 * size) == 0);
@@ -429,9 +438,9 @@ static void test_dtypes(swv_world* world) {
     args[1] = swv_value_int(0);
     args[2] = swv_value_int(2);
     args[0] = swv_value_tensor(plain);
-    last = call_op("aten::select.int", SWV_NO_GRAD, args, 3);
+    last = call_op("aten::select.int", SWV_MODE_NO_GRAD, args, 3);
     args[0] = swv_value_tensor(sharded);
-    last_sharded = call_op("aten::select.int", SWV_NO_GRAD, args, 3);
+    last_sharded = call_op("aten::select.int", SWV_MODE_NO_GRAD, args, 3);
     for (i = 0; i < 2; ++i) {
       CHECK_OK(swv_tensor_item(i == 0 ? last : last_sharded, &item));
       CHECK(item.kind == rows[r].kind);
@@ -454,9 +463,9 @@ static void test_dtypes(swv_world* world) {
     swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
     swv_tensor* t;
     swv_value item;
-    options.dtype = SWV_U64;
+    options.dtype = SWV_DTYPE_U64;
     CHECK_OK(swv_tensor_from_data(&largest, sizeof(largest), NULL, 0, &options, &t));
-    CHECK_FAILS(swv_tensor_item(t, &item), SWV_OUT_OF_RANGE, "18446744073709551615");
+    CHECK_FAILS(swv_tensor_item(t, &item), SWV_CODE_OUT_OF_RANGE, "18446744073709551615");
     swv_tensor_free(t);
   }
   swv_layout_free(rows_over_dp);
@@ -492,7 +501,7 @@ static void test_text(swv_world* world) {
     /* LibTorch's own text lacks the imaginary parts. */
     swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
     const int64_t two[] = {2};
-    options.dtype = SWV_C64;
+    options.dtype = SWV_DTYPE_C64;
     CHECK_OK(swv_tensor_from_data(data, sizeof(data), two, 1, &options, &plain));
     CHECK_OK(swv_tensor_to_string(plain, &text));
     CHECK(strstr(swv_string_data(text), " 1  2\n 3  4\n") != NULL);
@@ -506,7 +515,7 @@ static void test_text(swv_world* world) {
 static void test_values(void) {
   const int64_t sizes[] = {4, 3};
   swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
-  const swv_device cpu = {SWV_CPU, 0};
+  const swv_device cpu = {SWV_DEVICE_CPU, 0};
   const swv_bool flags[] = {1, 0};
   swv_tensor *t, *r, *last, *list[2];
   swv_op* op;
@@ -519,21 +528,21 @@ static void test_values(void) {
   /* A number among tensors; overloads; names without "aten::". */
   args[0] = swv_value_tensor(t);
   args[1] = swv_value_int(2);
-  r = call_op("add", SWV_GRAD, args, 2);
-  CHECK_OK(swv_tensor_full_tensor(r, SWV_GRAD, &list[0]));
+  r = call_op("add", SWV_MODE_GRAD, args, 2);
+  CHECK_OK(swv_tensor_full_tensor(r, SWV_MODE_GRAD, &list[0]));
   swv_tensor_free(list[0]);
   swv_tensor_free(r);
-  r = call_op("aten::add.Tensor", SWV_GRAD, args, 2);
+  r = call_op("aten::add.Tensor", SWV_MODE_GRAD, args, 2);
   swv_tensor_free(r);
 
   /* A list of tensors in and out, several results. */
   list[0] = list[1] = t;
   value = swv_value_tensors(list, 2);
-  r = call_op("aten::cat", SWV_GRAD, &value, 1);
+  r = call_op("aten::cat", SWV_MODE_GRAD, &value, 1);
   args[0] = swv_value_tensor(r);
   args[1] = swv_value_int(4);
   CHECK_OK(swv_op_find("aten::split.Tensor", &op));
-  CHECK_OK(swv_op_call(op, SWV_GRAD, args, 2, results, 2, &n));
+  CHECK_OK(swv_op_call(op, SWV_MODE_GRAD, args, 2, results, 2, &n));
   CHECK(n == 1 && results[0].kind == SWV_VALUE_TENSORS && results[0].as.tensors.size == 2);
   swv_value_clear(&results[0]);
   swv_value_clear(&results[0]);
@@ -541,15 +550,16 @@ static void test_values(void) {
   CHECK_OK(swv_op_find("aten::max.dim", &op));
   args[1] = swv_value_int(1);
   args[2] = swv_value_bool(1);
-  CHECK_OK(swv_op_call(op, SWV_GRAD, args, 3, results, 2, &n));
+  CHECK_OK(swv_op_call(op, SWV_MODE_GRAD, args, 3, results, 2, &n));
   CHECK(n == 2 && results[1].kind == SWV_VALUE_TENSOR);
   swv_value_clear(&results[0]);
   swv_value_clear(&results[1]);
-  CHECK_OK(swv_op_call_named(op, SWV_GRAD, args, 3, names, 1, results, 2, &n));
+  CHECK_OK(swv_op_call_named(op, SWV_MODE_GRAD, args, 3, names, 1, results, 2, &n));
   swv_value_clear(&results[0]);
   swv_value_clear(&results[1]);
-  CHECK_FAILS(swv_op_call(op, SWV_GRAD, args, 3, results, 1, &n), SWV_INVALID_ARGUMENT, "capacity");
-  CHECK_FAILS(swv_op_call(op, SWV_GRAD, args, 1, results, 2, &n), SWV_INVALID_ARGUMENT,
+  CHECK_FAILS(swv_op_call(op, SWV_MODE_GRAD, args, 3, results, 1, &n), SWV_CODE_INVALID_ARGUMENT,
+              "capacity");
+  CHECK_FAILS(swv_op_call(op, SWV_MODE_GRAD, args, 1, results, 2, &n), SWV_CODE_INVALID_ARGUMENT,
               "argument 'dim' is missing; its schema is aten::max.dim(Tensor self, int dim");
   CHECK_OK(swv_op_schema(op, &text));
   CHECK(strncmp(swv_string_data(text), "aten::max.dim(", 14) == 0);
@@ -562,31 +572,31 @@ static void test_values(void) {
     args[0] = swv_value_tensor(t);
     args[1] = swv_value_ints(dims, 2);
     args[2] = swv_value_default();
-    args[3] = swv_value_dtype(SWV_F64);
+    args[3] = swv_value_dtype(SWV_DTYPE_F64);
     swv_tensor_free(r);
-    r = call_op("aten::sum.dim_IntList", SWV_GRAD, args, 4);
+    r = call_op("aten::sum.dim_IntList", SWV_MODE_GRAD, args, 4);
   }
   swv_tensor_free(r);
   args[0] = swv_value_tensor(t);
   args[1] = swv_value_none();
   args[2] = swv_value_bool(0);
-  args[3] = swv_value_dtype(SWV_F64);
-  r = call_op("aten::sum.dim_IntList", SWV_GRAD, args, 4);
+  args[3] = swv_value_dtype(SWV_DTYPE_F64);
+  r = call_op("aten::sum.dim_IntList", SWV_MODE_GRAD, args, 4);
   CHECK_OK(swv_tensor_item(r, &value));
   CHECK(value.kind == SWV_VALUE_FLOAT && value.as.number == 30);
   swv_tensor_free(r);
-  CHECK_FAILS(swv_op_find("aten::mull", &op), SWV_NOT_FOUND, "'aten::mul'");
-  CHECK_FAILS(swv_op_find("aten::add.Tensr", &op), SWV_NOT_FOUND, "'aten::add.Tensor'");
+  CHECK_FAILS(swv_op_find("aten::mull", &op), SWV_CODE_NOT_FOUND, "'aten::mul'");
+  CHECK_FAILS(swv_op_find("aten::add.Tensr", &op), SWV_CODE_NOT_FOUND, "'aten::add.Tensor'");
   CHECK_OK(swv_op_find("aten::mul", &op));
   args[0] = swv_value_string("x", 1);
-  CHECK_FAILS(swv_op_call(op, SWV_GRAD, args, 2, results, 1, NULL), SWV_INVALID_ARGUMENT,
+  CHECK_FAILS(swv_op_call(op, SWV_MODE_GRAD, args, 2, results, 1, NULL), SWV_CODE_INVALID_ARGUMENT,
               "fit none of its schemas:\naten::mul.");
   /* The makers of the rarer kinds. */
   args[0] = swv_value_tensor(t);
   args[1] = swv_value_complex(0, -2);
-  r = call_op("aten::mul", SWV_NO_GRAD, args, 2);
+  r = call_op("aten::mul", SWV_MODE_NO_GRAD, args, 2);
   args[0] = swv_value_tensor(r);
-  last = call_op("aten::sum", SWV_NO_GRAD, args, 1);
+  last = call_op("aten::sum", SWV_MODE_NO_GRAD, args, 1);
   CHECK_OK(swv_tensor_item(last, &value));
   CHECK(value.kind == SWV_VALUE_COMPLEX && value.as.complex_number.real == 0 &&
         value.as.complex_number.imaginary != 0);
@@ -594,8 +604,8 @@ static void test_values(void) {
   swv_tensor_free(r);
   args[0] = swv_value_tensor(t);
   args[1] = swv_value_device(cpu);
-  args[2] = swv_value_dtype(SWV_F64);
-  r = call_op("aten::to.device", SWV_NO_GRAD, args, 3);
+  args[2] = swv_value_dtype(SWV_DTYPE_F64);
+  r = call_op("aten::to.device", SWV_MODE_NO_GRAD, args, 3);
   swv_tensor_free(r);
   args[1] = swv_value_bools(flags, 2);
   CHECK(args[1].kind == SWV_VALUE_BOOLS && args[1].as.bools.data == flags &&
@@ -605,12 +615,12 @@ static void test_values(void) {
   CHECK_OK(swv_op_find("aten::mul_", &op));
   args[0] = swv_value_tensor(t);
   args[1] = swv_value_float(2);
-  CHECK_OK(swv_op_call(op, SWV_NO_GRAD, args, 2, NULL, 0, &n));
+  CHECK_OK(swv_op_call(op, SWV_MODE_NO_GRAD, args, 2, NULL, 0, &n));
   CHECK(n == 1);
   swv_op_free(op);
   CHECK_OK(swv_op_find("aten::mm", &op));
   args[1] = swv_value_tensor(t);
-  CHECK_FAILS(swv_op_call(op, SWV_GRAD, args, 2, results, 1, NULL), SWV_INVALID_ARGUMENT,
+  CHECK_FAILS(swv_op_call(op, SWV_MODE_GRAD, args, 2, results, 1, NULL), SWV_CODE_INVALID_ARGUMENT,
               "swv_op_call: aten::mm: ");
   swv_op_free(op);
   swv_tensor_free(t);
@@ -646,7 +656,7 @@ static void test_cost_model(swv_world* world) {
   CHECK_OK(swv_world_rank(world, &rank));
   if (rank == 3) device.flops = 1;
   CHECK_FAILS(swv_mesh_set_cost_model(mesh, links, rank == 2 ? 1 : 2, &device),
-              SWV_INVALID_ARGUMENT,
+              SWV_CODE_INVALID_ARGUMENT,
               rank == 2 ? "has 1 links" : "were not given the same cost model");
   CHECK_OK(swv_mesh_cost_model(mesh, got, 2, &count, NULL));
   CHECK(got[0].bandwidth == 7);
@@ -672,13 +682,13 @@ static void test_sharded(swv_world* world) {
   swv_value args[2];
   swv_bool sharded, equal;
   swv_dispatch_counters counters = SWV_DISPATCH_COUNTERS_INIT;
-  swv_strict_scope* strict;
+  swv_scope* strict;
   swv_op* op;
   swv_value result;
-  swv_random_state state;
+  swv_random_state state = SWV_RANDOM_STATE_INIT;
   args[0] = swv_value_tensor(x);
   args[1] = swv_value_tensor(w);
-  y = call_op("aten::mm", SWV_GRAD, args, 2);
+  y = call_op("aten::mm", SWV_MODE_GRAD, args, 2);
   CHECK_OK(swv_tensor_is_sharded(y, &sharded));
   CHECK(sharded == 1);
   CHECK_OK(swv_tensor_layout(y, &layout));
@@ -688,32 +698,32 @@ static void test_sharded(swv_world* world) {
   CHECK_OK(swv_tensor_mesh(y, &of_tensor));
   CHECK_OK(swv_mesh_equal(mesh, of_tensor, &equal));
   CHECK(equal == 1);
-  CHECK_OK(swv_tensor_full_tensor(x, SWV_GRAD, &plain_x));
-  CHECK_OK(swv_tensor_full_tensor(w, SWV_GRAD, &plain_w));
+  CHECK_OK(swv_tensor_full_tensor(x, SWV_MODE_GRAD, &plain_x));
+  CHECK_OK(swv_tensor_full_tensor(w, SWV_MODE_GRAD, &plain_w));
   args[0] = swv_value_tensor(plain_x);
   args[1] = swv_value_tensor(plain_w);
-  plain_y = call_op("aten::mm", SWV_GRAD, args, 2);
+  plain_y = call_op("aten::mm", SWV_MODE_GRAD, args, 2);
   check_equal(y, plain_y, 1e-5f);
 
-  CHECK_OK(swv_tensor_to_local(x, NULL, SWV_GRAD, &local));
+  CHECK_OK(swv_tensor_to_local(x, NULL, SWV_MODE_GRAD, &local));
   CHECK_OK(swv_tensor_layout(x, &layout));
-  CHECK_OK(swv_tensor_from_local(local, mesh, layout, NULL, 0, SWV_GRAD, &again));
+  CHECK_OK(swv_tensor_from_local(local, mesh, layout, NULL, 0, SWV_MODE_GRAD, &again));
   check_equal(again, x, 0);
-  CHECK_OK(swv_tensor_redistribute(x, replicated, SWV_GRAD, &moved));
+  CHECK_OK(swv_tensor_redistribute(x, replicated, SWV_MODE_GRAD, &moved));
   check_equal(moved, x, 0);
   CHECK_OK(swv_tensor_distribute(plain_x, mesh, layout, NULL, &distributed));
   check_equal(distributed, x, 0);
-  CHECK_FAILS(swv_tensor_copy_to_host(x, NULL, 0), SWV_INVALID_ARGUMENT, "is sharded");
+  CHECK_FAILS(swv_tensor_copy_to_host(x, NULL, 0), SWV_CODE_INVALID_ARGUMENT, "is sharded");
 
   /* Communication that nobody asked for is refused: a sum into a norm. */
   CHECK_OK(swv_mesh_forbid_communication(mesh, &strict));
   CHECK_OK(swv_op_find("aten::softmax.int", &op));
   args[0] = swv_value_tensor(w);
   args[1] = swv_value_int(1);
-  CHECK_FAILS(swv_op_call(op, SWV_GRAD, args, 2, &result, 1, NULL), SWV_FAILED_PRECONDITION,
-              "_softmax: needs communication");
-  swv_strict_scope_free(strict);
-  CHECK_OK(swv_op_call(op, SWV_GRAD, args, 2, &result, 1, NULL));
+  CHECK_FAILS(swv_op_call(op, SWV_MODE_GRAD, args, 2, &result, 1, NULL),
+              SWV_CODE_FAILED_PRECONDITION, "_softmax: needs communication");
+  swv_scope_free(strict);
+  CHECK_OK(swv_op_call(op, SWV_MODE_GRAD, args, 2, &result, 1, NULL));
   swv_value_clear(&result);
   swv_op_free(op);
   CHECK_OK(swv_mesh_dispatch_counters(mesh, &counters));
@@ -724,12 +734,12 @@ static void test_sharded(swv_world* world) {
     swv_tensor* partial;
     args[0] = swv_value_tensor(x);
     args[1] = swv_value_ints(rows, 1);
-    partial = call_op("aten::sum.dim_IntList", SWV_GRAD, args, 2);
+    partial = call_op("aten::sum.dim_IntList", SWV_MODE_GRAD, args, 2);
     args[0] = swv_value_tensor(partial);
-    swv_tensor_free(call_op("aten::relu", SWV_GRAD, args, 1));
+    swv_tensor_free(call_op("aten::relu", SWV_MODE_GRAD, args, 1));
     CHECK_OK(swv_mesh_dispatch_counters(mesh, &counters));
     CHECK(counters.remembered_uses == 0 && counters.remembered_bytes == 5 * sizeof(float));
-    swv_tensor_free(call_op("aten::relu", SWV_GRAD, args, 1));
+    swv_tensor_free(call_op("aten::relu", SWV_MODE_GRAD, args, 1));
     swv_tensor_free(partial);
     CHECK_OK(swv_mesh_dispatch_counters(mesh, &counters));
     CHECK(counters.remembered_uses == 1 && counters.remembered_bytes == 0);
@@ -772,43 +782,37 @@ static void count_drop(void* user_data) {
   drops += *(int*)user_data;
   pthread_mutex_unlock(&drops_mutex);
 }
-static swv_status* square_forward(void* user_data, swv_function_context* context,
-                                  swv_grad_mode mode, const swv_tensor* const* inputs,
-                                  size_t num_inputs, swv_tensor** outputs, size_t num_outputs) {
+static swv_status* square_forward(void* user_data, const swv_function_call* call) {
   swv_value args[2];
   (void)user_data;
-  CHECK(num_inputs == 1 && num_outputs == 1 && outputs[0] == NULL);
-  args[0] = args[1] = swv_value_tensor((swv_tensor*)inputs[0]);
-  outputs[0] = call_op("aten::mul.Tensor", mode, args, 2);
-  return swv_function_context_save(context, inputs, num_inputs);
+  CHECK(call->struct_size == SWV_SIZE_TO(swv_function_call, num_outputs));
+  CHECK(call->num_inputs == 1 && call->num_outputs == 1 && call->outputs[0] == NULL);
+  args[0] = args[1] = swv_value_tensor((swv_tensor*)call->inputs[0]);
+  call->outputs[0] = call_op("aten::mul.Tensor", call->mode, args, 2);
+  return swv_function_context_save(call->context, call->inputs, call->num_inputs);
 }
-static swv_status* square_backward(void* user_data, swv_function_context* context,
-                                   swv_grad_mode mode, const swv_tensor* const* grad_outputs,
-                                   size_t num_outputs, swv_tensor** grad_inputs,
-                                   size_t num_inputs) {
+static swv_status* square_backward(void* user_data, const swv_function_call* call) {
   swv_value args[2];
   swv_tensor *x, *once;
-  swv_status* status = swv_function_context_saved(context, 0, &x);
+  swv_status* status = swv_function_context_saved(call->context, 0, &x);
   (void)user_data;
   if (status != NULL) return status;
-  CHECK(num_inputs == 1 && num_outputs == 1);
-  args[0] = swv_value_tensor((swv_tensor*)grad_outputs[0]);
+  CHECK(call->num_inputs == 1 && call->num_outputs == 1);
+  args[0] = swv_value_tensor((swv_tensor*)call->inputs[0]);
   args[1] = swv_value_tensor(x);
-  once = call_op("aten::mul.Tensor", mode, args, 2);
+  once = call_op("aten::mul.Tensor", call->mode, args, 2);
   args[0] = swv_value_tensor(once);
   args[1] = swv_value_float(2);
-  grad_inputs[0] = call_op("aten::mul.Scalar", mode, args, 2);
+  call->outputs[0] = call_op("aten::mul.Scalar", call->mode, args, 2);
   swv_tensor_free(once);
   swv_tensor_free(x);
   return NULL;
 }
-static swv_status* failing_forward(void* user_data, swv_function_context* context,
-                                   swv_grad_mode mode, const swv_tensor* const* inputs,
-                                   size_t num_inputs, swv_tensor** outputs, size_t num_outputs) {
-  (void)user_data, (void)context, (void)mode, (void)num_inputs, (void)num_outputs;
+static swv_status* failing_forward(void* user_data, const swv_function_call* call) {
+  (void)user_data;
   /* What was written before the failure is not lost. */
-  CHECK_OK(swv_tensor_share(inputs[0], &outputs[0]));
-  return swv_status_new(SWV_DATA_LOSS, "the cat ate it");
+  CHECK_OK(swv_tensor_share(call->inputs[0], &call->outputs[0]));
+  return swv_status_new(SWV_CODE_DATA_LOSS, "the cat ate it");
 }
 
 static void test_autograd(swv_world* world) {
@@ -830,22 +834,23 @@ static void test_autograd(swv_world* world) {
   function.user_data = &one;
   CHECK_OK(swv_tensor_grad(x, &grad));
   CHECK(grad == NULL);
-  CHECK_OK(swv_function_apply(&function, SWV_GRAD, inputs, 1, &y, 1));
+  CHECK_OK(swv_function_apply(&function, SWV_MODE_GRAD, inputs, 1, &y, 1));
   CHECK_OK(swv_tensor_requires_grad(y, &flag));
   CHECK(flag == 1);
   args[0] = swv_value_tensor(y);
-  loss = call_op("aten::sum", SWV_GRAD, args, 1);
+  loss = call_op("aten::sum", SWV_MODE_GRAD, args, 1);
   options.retain_graph = 1;
   CHECK_OK(swv_tensor_backward(loss, NULL, &options));
   CHECK_OK(swv_tensor_grad(x, &grad));
   args[0] = swv_value_tensor(x);
   args[1] = swv_value_int(2);
-  twice = call_op("aten::mul", SWV_NO_GRAD, args, 2);
+  twice = call_op("aten::mul", SWV_MODE_NO_GRAD, args, 2);
   check_equal(grad, twice, 1e-6f);
   outputs[0] = loss;
   CHECK_OK(swv_gradients(outputs, 1, inputs, 1, NULL, NULL, grads));
   check_equal(grads[0], twice, 1e-6f);
-  CHECK_FAILS(swv_tensor_backward(loss, NULL, NULL), SWV_INVALID_ARGUMENT, "swv_tensor_backward: ");
+  CHECK_FAILS(swv_tensor_backward(loss, NULL, NULL), SWV_CODE_INVALID_ARGUMENT,
+              "swv_tensor_backward: ");
   swv_tensor_free(grads[0]);
   CHECK_OK(swv_tensor_set_grad(x, NULL));
   swv_tensor_free(grad);
@@ -855,14 +860,14 @@ static void test_autograd(swv_world* world) {
   function.forward = failing_forward;
   {
     swv_tensor* before = y;
-    CHECK_FAILS(swv_function_apply(&function, SWV_GRAD, inputs, 1, &y, 1), SWV_DATA_LOSS,
+    CHECK_FAILS(swv_function_apply(&function, SWV_MODE_GRAD, inputs, 1, &y, 1), SWV_CODE_DATA_LOSS,
                 "square.forward: the cat ate it");
     CHECK(y == before);
   }
 
   /* Without gradients. */
   swv_tensor_free(twice);
-  twice = call_op("aten::mul", SWV_INFERENCE, args, 2);
+  twice = call_op("aten::mul", SWV_MODE_INFERENCE, args, 2);
   CHECK_OK(swv_tensor_requires_grad(twice, &flag));
   CHECK(flag == 0);
   swv_tensor_free(twice);
@@ -870,7 +875,7 @@ static void test_autograd(swv_world* world) {
   CHECK_OK(swv_tensor_is_leaf(twice, &flag));
   CHECK(flag == 1);
   CHECK_OK(swv_tensor_set_requires_grad(twice, 1));
-  CHECK_FAILS(swv_tensor_set_requires_grad(y, 0), SWV_INVALID_ARGUMENT, "leaf");
+  CHECK_FAILS(swv_tensor_set_requires_grad(y, 0), SWV_CODE_INVALID_ARGUMENT, "leaf");
   swv_tensor_free(twice);
   swv_tensor_free(loss);
   swv_tensor_free(y);
@@ -904,14 +909,13 @@ static swv_tensor* run_segment(const swv_tensor* x, const swv_tensor* weight, sw
   swv_tensor_free(active);
   return result;
 }
-static swv_status* segment_forward(void* user_data, swv_grad_mode mode,
-                                   const swv_tensor* const* inputs, size_t num_inputs,
-                                   swv_tensor** outputs, size_t num_outputs) {
+static swv_status* segment_forward(void* user_data, const swv_function_call* call) {
   segment_state* state = (segment_state*)user_data;
-  CHECK(num_inputs == 1 && num_outputs == 1 && outputs[0] == NULL);
-  CHECK(mode == (state->runs == 0 ? SWV_NO_GRAD : SWV_GRAD));
-  outputs[0] = run_segment(inputs[0], state->weight, mode);
-  if (++state->runs == state->fails_in) return swv_status_new(SWV_DATA_LOSS, "the cat ate it");
+  CHECK(call->num_inputs == 1 && call->num_outputs == 1 && call->outputs[0] == NULL);
+  CHECK(call->context == NULL);
+  CHECK(call->mode == (state->runs == 0 ? SWV_MODE_NO_GRAD : SWV_MODE_GRAD));
+  call->outputs[0] = run_segment(call->inputs[0], state->weight, call->mode);
+  if (++state->runs == state->fails_in) return swv_status_new(SWV_CODE_DATA_LOSS, "the cat ate it");
   return NULL;
 }
 /* The sum of the squares of a segment's output. */
@@ -919,9 +923,9 @@ static swv_tensor* squares(const swv_tensor* y) {
   swv_value args[2];
   swv_tensor *product, *loss;
   args[0] = args[1] = swv_value_tensor((swv_tensor*)y);
-  product = call_op("aten::mul.Tensor", SWV_GRAD, args, 2);
+  product = call_op("aten::mul.Tensor", SWV_MODE_GRAD, args, 2);
   args[0] = swv_value_tensor(product);
-  loss = call_op("aten::sum", SWV_GRAD, args, 1);
+  loss = call_op("aten::sum", SWV_MODE_GRAD, args, 1);
   swv_tensor_free(product);
   return loss;
 }
@@ -934,8 +938,9 @@ static void test_checkpoint(swv_world* world) {
   const swv_tensor* inputs[1];
   swv_segment segment = SWV_SEGMENT_INIT;
   segment_state state = {NULL, 0, 0, 0};
-  swv_random_state before, after, after_again;
-  swv_random_scope* scope;
+  swv_random_state before = SWV_RANDOM_STATE_INIT, after = SWV_RANDOM_STATE_INIT,
+                   after_again = SWV_RANDOM_STATE_INIT;
+  swv_scope* scope;
   swv_bool flag;
   inputs[0] = x;
   state.weight = w;
@@ -945,7 +950,7 @@ static void test_checkpoint(swv_world* world) {
   segment.drop = count_segment_drop;
 
   CHECK_OK(swv_mesh_random_state(mesh, &before));
-  y = run_segment(x, w, SWV_GRAD);
+  y = run_segment(x, w, SWV_MODE_GRAD);
   loss = squares(y);
   CHECK_OK(swv_tensor_backward(loss, NULL, NULL));
   swv_tensor_free(loss);
@@ -958,7 +963,7 @@ static void test_checkpoint(swv_world* world) {
 
   /* The same numbers, by a checkpoint: values, gradients, and what is drawn next. */
   CHECK_OK(swv_mesh_set_random_state(mesh, &before));
-  CHECK_OK(swv_checkpoint(&segment, SWV_GRAD, inputs, 1, &again, 1));
+  CHECK_OK(swv_checkpoint(&segment, SWV_MODE_GRAD, inputs, 1, &again, 1));
   CHECK(state.runs == 1 && state.drops == 0);
   check_equal(again, y, 0);
   loss = squares(again);
@@ -975,9 +980,9 @@ static void test_checkpoint(swv_world* world) {
   CHECK(after_again.seed == after.seed && after_again.offset == after.offset);
 
   /* By hand: a scope draws from its state, and the mesh goes on where it was. */
-  CHECK_OK(swv_random_scope_create(mesh, &before, &scope));
-  again = run_segment(x, w, SWV_NO_GRAD);
-  swv_random_scope_free(scope);
+  CHECK_OK(swv_mesh_use_random_state(mesh, &before, &scope));
+  again = run_segment(x, w, SWV_MODE_NO_GRAD);
+  swv_scope_free(scope);
   check_equal(again, y, 0);
   swv_tensor_free(again);
   CHECK_OK(swv_mesh_random_state(mesh, &after_again));
@@ -985,7 +990,7 @@ static void test_checkpoint(swv_world* world) {
 
   /* Not recorded: one run, and nothing is kept. */
   state.runs = state.drops = 0;
-  CHECK_OK(swv_checkpoint(&segment, SWV_NO_GRAD, inputs, 1, &again, 1));
+  CHECK_OK(swv_checkpoint(&segment, SWV_MODE_NO_GRAD, inputs, 1, &again, 1));
   CHECK(state.runs == 1 && state.drops == 1);
   CHECK_OK(swv_tensor_requires_grad(again, &flag));
   CHECK(flag == 0);
@@ -994,14 +999,14 @@ static void test_checkpoint(swv_world* world) {
   state.runs = state.drops = 0;
   state.fails_in = 1;
   y = (swv_tensor_free(y), again);
-  CHECK_FAILS(swv_checkpoint(&segment, SWV_GRAD, inputs, 1, &again, 1), SWV_DATA_LOSS,
+  CHECK_FAILS(swv_checkpoint(&segment, SWV_MODE_GRAD, inputs, 1, &again, 1), SWV_CODE_DATA_LOSS,
               "swv_checkpoint: block.forward: the cat ate it");
   CHECK(state.drops == 1 && again == y);
   state.runs = state.drops = 0;
   state.fails_in = 2;
-  CHECK_OK(swv_checkpoint(&segment, SWV_GRAD, inputs, 1, &again, 1));
+  CHECK_OK(swv_checkpoint(&segment, SWV_MODE_GRAD, inputs, 1, &again, 1));
   loss = squares(again);
-  CHECK_FAILS(swv_tensor_backward(loss, NULL, NULL), SWV_DATA_LOSS,
+  CHECK_FAILS(swv_tensor_backward(loss, NULL, NULL), SWV_CODE_DATA_LOSS,
               "swv_tensor_backward: block.forward, run again in backward: the cat ate it");
   CHECK(state.runs == 2 && state.drops == 0);
   swv_tensor_free(loss);
@@ -1026,7 +1031,7 @@ static void test_training(swv_world* world) {
   const int64_t sizes[] = {6, 5};
   swv_mesh* mesh = make_mesh(world);
   swv_tensor *w, *x = make_randn(mesh, "[S(0), R]", 9, 5, 0), *found, *state;
-  const swv_tensor* parameters[1];
+  swv_tensor* parameters[1];
   swv_module* module;
   swv_plan* plan;
   swv_optimizer* optimizer;
@@ -1046,12 +1051,13 @@ static void test_training(swv_world* world) {
     CHECK_OK(swv_tensor_full(sizes, 2, 0.5, NULL, &w));
     CHECK_OK(swv_module_create(&module));
     CHECK_OK(swv_module_add_parameter(module, "blocks.0.up.weight", w));
-    CHECK_FAILS(swv_module_add_parameter(module, "blocks.0.up.weight", w), SWV_ALREADY_EXISTS,
+    CHECK_FAILS(swv_module_add_parameter(module, "blocks.0.up.weight", w), SWV_CODE_ALREADY_EXISTS,
                 "blocks.0.up.weight");
-    CHECK_FAILS(swv_module_add_parameter(module, "blocks..w", w), SWV_INVALID_ARGUMENT, "empty");
+    CHECK_FAILS(swv_module_add_parameter(module, "blocks..w", w), SWV_CODE_INVALID_ARGUMENT,
+                "empty");
     CHECK_OK(swv_module_num_parameters(module, &count));
     CHECK(count == 1);
-    CHECK_FAILS(swv_module_get(module, "blocks.0.up.wight", &found), SWV_NOT_FOUND,
+    CHECK_FAILS(swv_module_get(module, "blocks.0.up.wight", &found), SWV_CODE_NOT_FOUND,
                 "did you mean 'blocks.0.up.weight'");
     CHECK_OK(swv_plan_from_json("{\"parameter\": {\"*.up.weight\": {\"tp\": \"S(0)\"}}}", &plan));
     CHECK_OK(swv_plan_to_json(plan, &text));
@@ -1077,14 +1083,14 @@ static void test_training(swv_world* world) {
       swv_value args[2], y, squared, loss, number;
       args[0] = swv_value_tensor(x);
       args[1] = swv_value_tensor(w);
-      CHECK_OK(swv_op_call(linear, SWV_GRAD, args, 2, &y, 1, NULL));
+      CHECK_OK(swv_op_call(linear, SWV_MODE_GRAD, args, 2, &y, 1, NULL));
       args[0] = y;
       args[1] = swv_value_int(2);
-      CHECK_OK(swv_op_call(pow, SWV_GRAD, args, 2, &squared, 1, NULL));
-      CHECK_OK(swv_op_call(mean, SWV_GRAD, &squared, 1, &loss, 1, NULL));
+      CHECK_OK(swv_op_call(pow, SWV_MODE_GRAD, args, 2, &squared, 1, NULL));
+      CHECK_OK(swv_op_call(mean, SWV_MODE_GRAD, &squared, 1, &loss, 1, NULL));
       CHECK_OK(swv_tensor_backward(loss.as.tensor, NULL, NULL));
       if (step == 0)
-        CHECK_FAILS(swv_optimizer_step(optimizer), SWV_FAILED_PRECONDITION,
+        CHECK_FAILS(swv_optimizer_step(optimizer), SWV_CODE_FAILED_PRECONDITION,
                     "synchronized before the step");
       CHECK_OK(swv_module_finish_grad_sync(module));
       CHECK_OK(swv_optimizer_step(optimizer));
@@ -1103,7 +1109,8 @@ static void test_training(swv_world* world) {
     CHECK_TEXT(text, "[R, S(0)]");
     swv_layout_free(layout);
     swv_tensor_free(state);
-    CHECK_FAILS(swv_optimizer_state(optimizer, 0, "mood", &state), SWV_NOT_FOUND, "there are step");
+    CHECK_FAILS(swv_optimizer_state(optimizer, 0, "mood", &state), SWV_CODE_NOT_FOUND,
+                "there are step");
     CHECK_OK(swv_optimizer_set_lr(optimizer, 0.1));
     CHECK_OK(swv_module_zero_grad(module));
     swv_optimizer_free(optimizer);
@@ -1122,7 +1129,7 @@ static void test_tied_weights(swv_world* world) {
   const int64_t sizes[] = {2, 2};
   swv_mesh* mesh = make_mesh(world);
   swv_tensor *w, *other, *gradient, *found;
-  const swv_tensor* parameters[3];
+  swv_tensor* parameters[3];
   swv_module* module;
   swv_plan* plan;
   swv_optimizer* optimizer;
@@ -1141,7 +1148,7 @@ static void test_tied_weights(swv_world* world) {
     CHECK_OK(swv_module_add_parameter(module, "embedding.weight", w));
     CHECK_OK(swv_module_add_parameter(module, "norm.weight", other));
     CHECK_OK(swv_module_add_parameter(module, "head.weight", w));
-    CHECK_FAILS(swv_module_add_parameter(module, "head.weight", other), SWV_ALREADY_EXISTS,
+    CHECK_FAILS(swv_module_add_parameter(module, "head.weight", other), SWV_CODE_ALREADY_EXISTS,
                 "head.weight");
     CHECK_OK(swv_module_num_parameters(module, &count));
     CHECK(count == 2);
@@ -1150,7 +1157,7 @@ static void test_tied_weights(swv_world* world) {
     swv_tensor_free(found);
     CHECK_OK(swv_module_parameter(module, 1, &fqn, NULL));
     CHECK_TEXT(fqn, "norm.weight");
-    CHECK_FAILS(swv_module_parameter(module, 2, &fqn, NULL), SWV_OUT_OF_RANGE, "2 of 2");
+    CHECK_FAILS(swv_module_parameter(module, 2, &fqn, NULL), SWV_CODE_OUT_OF_RANGE, "2 of 2");
     CHECK_OK(swv_module_get(module, "head.weight", &found));
     CHECK_OK(swv_tensor_is_same(found, w, &same));
     CHECK(same == 1);
@@ -1159,7 +1166,7 @@ static void test_tied_weights(swv_world* world) {
       CHECK_OK(swv_plan_from_json(
           "{\"parameter\": {\"embedding.*\": {\"dp\": \"S(0)\"}, \"head.*\": {\"dp\": \"S(1)\"}}}",
           &plan));
-      CHECK_FAILS(swv_module_distribute(module, mesh, plan, NULL), SWV_INVALID_ARGUMENT,
+      CHECK_FAILS(swv_module_distribute(module, mesh, plan, NULL), SWV_CODE_INVALID_ARGUMENT,
                   "head.weight");
       swv_plan_free(plan);
       CHECK_OK(swv_tensor_is_sharded(w, &same)); /* before anything has changed */
@@ -1173,7 +1180,7 @@ static void test_tied_weights(swv_world* world) {
       swv_op* sum;
       args[0] = swv_value_tensor(w);
       CHECK_OK(swv_op_find("aten::sum", &sum));
-      CHECK_OK(swv_op_call(sum, SWV_GRAD, args, 1, &y, 1, NULL));
+      CHECK_OK(swv_op_call(sum, SWV_MODE_GRAD, args, 1, &y, 1, NULL));
       CHECK_OK(swv_tensor_backward(y.as.tensor, NULL, NULL));
       swv_value_clear(&y);
       swv_op_free(sum);
@@ -1210,7 +1217,7 @@ static void step_with_gradient(swv_optimizer* optimizer, swv_tensor* w, double v
   swv_tensor* gradient;
   args[0] = swv_value_tensor(w);
   args[1] = swv_value_float(value);
-  gradient = call_op("aten::full_like", SWV_NO_GRAD, args, 2);
+  gradient = call_op("aten::full_like", SWV_MODE_NO_GRAD, args, 2);
   CHECK_OK(swv_tensor_set_grad(w, gradient));
   swv_tensor_free(gradient);
   CHECK_OK(swv_optimizer_step(optimizer));
@@ -1234,7 +1241,7 @@ static void test_optimizer_state(swv_world* world) {
     w[0] = make_randn(mesh, "[S(0), R]", 5, 3, 1);
     w[1] = make_randn(mesh, "[S(0), R]", 5, 3, 1);
     for (which = 0; which < 2; ++which) {
-      const swv_tensor* parameter = w[which];
+      swv_tensor* parameter = w[which];
       if (kind == 0) {
         CHECK_OK(swv_optimizer_create_adamw(&parameter, 1, &adamw, &optimizers[which]));
       } else {
@@ -1268,15 +1275,16 @@ static void test_optimizer_state(swv_world* world) {
       swv_value args[2];
       args[0] = swv_value_tensor(w[1]);
       args[1] = swv_value_tensor(w[0]);
-      swv_tensor_free(call_op("aten::copy_", SWV_NO_GRAD, args, 2));
+      swv_tensor_free(call_op("aten::copy_", SWV_MODE_NO_GRAD, args, 2));
     }
     for (which = 0; which < 2; ++which) step_with_gradient(optimizers[which], w[which], 2);
     check_equal(w[1], w[0], 0);
     CHECK_OK(swv_tensor_zeros(three, 1, NULL, &wrong));
     CHECK_FAILS(swv_optimizer_set_state(optimizers[1], 0, names[kind][kind == 0], wrong),
-                SWV_INVALID_ARGUMENT, "[3]");
-    CHECK_FAILS(swv_optimizer_set_state(optimizers[1], 0, "mood", wrong), SWV_NOT_FOUND, "mood");
-    CHECK_FAILS(swv_optimizer_set_state(optimizers[1], 1, "step", wrong), SWV_OUT_OF_RANGE,
+                SWV_CODE_INVALID_ARGUMENT, "[3]");
+    CHECK_FAILS(swv_optimizer_set_state(optimizers[1], 0, "mood", wrong), SWV_CODE_NOT_FOUND,
+                "mood");
+    CHECK_FAILS(swv_optimizer_set_state(optimizers[1], 1, "step", wrong), SWV_CODE_OUT_OF_RANGE,
                 "parameter 1 of 1");
     swv_tensor_free(wrong);
     for (which = 0; which < 2; ++which) {
@@ -1303,7 +1311,7 @@ static void test_clipping(swv_world* world) {
   swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
   swv_clip_options largest = SWV_CLIP_OPTIONS_INIT;
   swv_tensor *w, *g;
-  const swv_tensor* parameters[1];
+  swv_tensor* parameters[1];
   double norm;
   float* data;
   int64_t n, i;
@@ -1323,7 +1331,7 @@ static void test_clipping(swv_world* world) {
   for (i = 0; i < n; ++i) CHECK(fabsf(data[i] - 2) < 1e-5f);
   free(data);
   largest.norm_type = 0;
-  CHECK_FAILS(swv_clip_grad_norm(parameters, 1, 6, &largest, NULL), SWV_INVALID_ARGUMENT,
+  CHECK_FAILS(swv_clip_grad_norm(parameters, 1, 6, &largest, NULL), SWV_CODE_INVALID_ARGUMENT,
               "swv_clip_grad_norm: argument 'options.norm_type' is 0; wanted above 0");
   swv_tensor_free(w);
   swv_tensor_free(g);
@@ -1340,7 +1348,7 @@ static void test_observing(swv_world* world) {
              *w = make_randn(mesh, "[R, S(0)]", 12, 4, 0);
   swv_tensor *y, *moved, *positive;
   swv_trace *outer, *inner;
-  swv_module_scope* scope;
+  swv_scope* scope;
   swv_string *text, *json;
   swv_value args[2];
   swv_op *mm, *linear;
@@ -1349,15 +1357,15 @@ static void test_observing(swv_world* world) {
   CHECK_OK(swv_trace_create(mesh, &outer));
   args[0] = swv_value_tensor(x);
   args[1] = swv_value_tensor(w);
-  y = call_op("aten::mm", SWV_NO_GRAD, args, 2); /* [R, P(sum)], without communication */
+  y = call_op("aten::mm", SWV_MODE_NO_GRAD, args, 2); /* [R, P(sum)], without communication */
   CHECK_OK(swv_trace_num_events(outer, &count));
   CHECK(count == 0);
-  CHECK_OK(swv_tensor_redistribute(y, whole, SWV_NO_GRAD, &moved));
+  CHECK_OK(swv_tensor_redistribute(y, whole, SWV_MODE_NO_GRAD, &moved));
   CHECK_OK(swv_trace_create(mesh, &inner));
-  CHECK_OK(swv_module_scope_create(mesh, "blocks.0.mlp", &scope));
+  CHECK_OK(swv_mesh_enter_module(mesh, "blocks.0.mlp", &scope));
   args[0] = swv_value_tensor(y);
-  positive = call_op("aten::relu", SWV_NO_GRAD, args, 1);
-  swv_module_scope_free(scope);
+  positive = call_op("aten::relu", SWV_MODE_NO_GRAD, args, 1);
+  swv_scope_free(scope);
   CHECK_OK(swv_trace_num_events(outer, &count));
   CHECK(count == 2);
   CHECK_OK(swv_trace_num_events(inner, &count));
@@ -1384,7 +1392,7 @@ static void test_observing(swv_world* world) {
   check_contains(text, "aten::mm on DeviceMesh(dp=2, tp=2)");
   check_contains(json, "\"has_rule\":true");
   CHECK_OK(swv_op_find("aten::linear", &linear));
-  CHECK_FAILS(swv_op_explain(linear, args, 2, NULL, &json), SWV_FAILED_PRECONDITION,
+  CHECK_FAILS(swv_op_explain(linear, args, 2, NULL, &json), SWV_CODE_FAILED_PRECONDITION,
               "aten::linear");
   swv_op_free(linear);
   swv_op_free(mm);
@@ -1431,10 +1439,11 @@ static swv_status* failing_rank(void* user_data, swv_world* world) {
   swv_status* status;
   (void)user_data;
   CHECK_OK(swv_world_rank(world, &rank));
-  if (rank == 2) return swv_status_new(SWV_DATA_LOSS, "disk on fire");
+  if (rank == 2) return swv_status_new(SWV_CODE_DATA_LOSS, "disk on fire");
   CHECK_OK(swv_world_comm(world, &comm));
   status = swv_comm_barrier(comm, NULL, NULL);
-  CHECK(swv_status_code(status) == SWV_ABORTED || swv_status_code(status) == SWV_UNAVAILABLE);
+  CHECK(swv_status_code(status) == SWV_CODE_ABORTED ||
+        swv_status_code(status) == SWV_CODE_UNAVAILABLE);
   swv_comm_free(comm);
   return status;
 }
@@ -1445,7 +1454,7 @@ static void* step_on_thread(void* argument) {
   swv_value args[2];
   swv_tensor* next;
   args[0] = args[1] = swv_value_tensor(*x);
-  next = call_op("aten::matmul", SWV_GRAD, args, 2);
+  next = call_op("aten::matmul", SWV_MODE_GRAD, args, 2);
   swv_tensor_free(*x);
   *x = next;
   return NULL;
@@ -1494,16 +1503,17 @@ static void test_counting(void) {
   swv_world* world;
   swv_mesh* mesh;
   const swv_mesh_dim dims[] = {{"dp", 1024}, {"tp", 8}};
-  swv_comm_counter counters[SWV_RECV + 1];
+  swv_comm_counter counters[SWV_COLLECTIVE_RECV + 1];
   size_t count;
   swv_tensor *x, *moved;
   swv_layout* replicated = make_layout("[R, R]");
   CHECK_OK(swv_world_create_counting(8191, 8192, &world));
   CHECK_OK(swv_mesh_create(world, dims, 2, &mesh));
   x = make_randn(mesh, "[R, S(0)]", 64, 64, 0);
-  CHECK_OK(swv_tensor_redistribute(x, replicated, SWV_NO_GRAD, &moved));
-  CHECK_OK(swv_world_counters(world, counters, SWV_RECV + 1, &count));
-  CHECK(counters[SWV_ALL_GATHER].calls + counters[SWV_ALL_GATHER_V].calls == 1);
+  CHECK_OK(swv_tensor_redistribute(x, replicated, SWV_MODE_NO_GRAD, &moved));
+  CHECK_OK(swv_world_counters(world, counters, SWV_COLLECTIVE_RECV + 1, &count));
+  CHECK(counters[SWV_COLLECTIVE_ALL_GATHER].calls + counters[SWV_COLLECTIVE_ALL_GATHER_V].calls ==
+        1);
   swv_tensor_free(moved);
   swv_tensor_free(x);
   swv_layout_free(replicated);
@@ -1515,12 +1525,12 @@ int main(void) {
   const int64_t before = swv_live_handles();
   CHECK(swv_version() == SWV_VERSION);
   CHECK(strstr(swv_build_info(), "LibTorch 2.") != NULL);
-  CHECK(strcmp(swv_dtype_name(SWV_BF16), "bf16") == 0 && swv_dtype_size(SWV_BF16) == 2);
+  CHECK(strcmp(swv_dtype_name(SWV_DTYPE_BF16), "bf16") == 0 && swv_dtype_size(SWV_DTYPE_BF16) == 2);
   CHECK_OK(swv_set_num_threads(1));
   CHECK_OK(swv_seed(1));
   CHECK_OK(swv_run_ranks(RANKS, rank_main, &drops, NULL));
   CHECK(drops == 2 * RANKS); /* two functions a rank, each dropped once */
-  CHECK_FAILS(swv_run_ranks(RANKS, failing_rank, NULL, NULL), SWV_DATA_LOSS,
+  CHECK_FAILS(swv_run_ranks(RANKS, failing_rank, NULL, NULL), SWV_CODE_DATA_LOSS,
               "rank 2: disk on fire");
   test_any_thread();
   test_counting();

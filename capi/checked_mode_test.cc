@@ -83,7 +83,7 @@ void expect_out_of_memory(const char* what, const Call& call) {
     swv_status_free(status);
     allocations_left = -1;
     EXPECT_EQ(swv_live_handles(), before) << what << ", " << n;
-    if (code == SWV_OK) break;
+    if (code == SWV_CODE_OK) break;
     ++failures;
     EXPECT_STREQ(swv_code_name(code), "RESOURCE_EXHAUSTED") << what << ", " << n;
     EXPECT_TRUE(is_named) << what << ", " << n;
@@ -107,10 +107,11 @@ TEST(CheckedModeTest, OutOfMemoryKeepsItsCode) {
   // An error that there is no memory for.
   allocations_left = 0;
   swv_status* status = swv_layout_parse(nullptr, nullptr);
-  EXPECT_EQ(swv_status_code(status), SWV_RESOURCE_EXHAUSTED);
+  EXPECT_EQ(swv_status_code(status), SWV_CODE_RESOURCE_EXHAUSTED);
   swv_status_free(status);
-  status = swv_status_new(SWV_ABORTED, "a text that does not fit into a string without memory");
-  EXPECT_EQ(swv_status_code(status), SWV_RESOURCE_EXHAUSTED);
+  status =
+      swv_status_new(SWV_CODE_ABORTED, "a text that does not fit into a string without memory");
+  EXPECT_EQ(swv_status_code(status), SWV_CODE_RESOURCE_EXHAUSTED);
   EXPECT_STREQ(swv_status_message(status), "out of memory");
   swv_status_free(status);
   allocations_left = -1;
@@ -118,7 +119,7 @@ TEST(CheckedModeTest, OutOfMemoryKeepsItsCode) {
 
 swv_status* no_memory(void*, swv_world*) {
   allocations_left = 0;
-  swv_status* status = swv_status_new(SWV_ABORTED, "a text that does not fit");
+  swv_status* status = swv_status_new(SWV_CODE_ABORTED, "a text that does not fit");
   allocations_left = -1;
   return status;
 }

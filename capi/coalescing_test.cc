@@ -6,6 +6,7 @@
 
 #include "gtest/gtest.h"
 #include "shardweave.h"
+#include "testing/buffer.h"
 
 namespace {
 
@@ -39,7 +40,7 @@ class Program {
  private:
   enum class State { kIdle, kCollecting, kFinished };
 
-  swv_buffer buffer(float* data) { return {data, 1, SWV_F32, {SWV_CPU, 0}, 0}; }
+  swv_buffer buffer(float* data) { return cpu_buffer(data, 1, SWV_DTYPE_F32); }
 
   void expect(swv_code is, swv_code wanted) {
     EXPECT_STREQ(swv_code_name(is), swv_code_name(wanted)) << where();
@@ -70,14 +71,15 @@ class Program {
       case 'c': {
         swv_coalescing* made = nullptr;
         expect(code_of(swv_comm_coalesce(comm_, &made)),
-               collecting ? SWV_INVALID_ARGUMENT : SWV_OK);
+               collecting ? SWV_CODE_INVALID_ARGUMENT : SWV_CODE_OK);
         if (made == nullptr) break;
         all_.push_back(made);
         state_ = State::kCollecting;
         break;
       }
       case 'a':
-        expect(code_of(swv_comm_all_reduce(comm_, &in, &out, SWV_SUM, nullptr, nullptr)), SWV_OK);
+        expect(code_of(swv_comm_all_reduce(comm_, &in, &out, SWV_REDUCE_SUM, nullptr, nullptr)),
+               SWV_CODE_OK);
         if (collecting) {
           collected_.push_back(step_);
         } else {
@@ -85,23 +87,23 @@ class Program {
         }
         break;
       case 'w':
-        expect(code_of(swv_comm_all_reduce(comm_, &in, &out, SWV_SUM, nullptr, &work)),
-               collecting ? SWV_INVALID_ARGUMENT : SWV_OK);
+        expect(code_of(swv_comm_all_reduce(comm_, &in, &out, SWV_REDUCE_SUM, nullptr, &work)),
+               collecting ? SWV_CODE_INVALID_ARGUMENT : SWV_CODE_OK);
         if (work == nullptr) break;  // and nothing was issued
-        expect(code_of(swv_work_wait(work)), SWV_OK);
+        expect(code_of(swv_work_wait(work)), SWV_CODE_OK);
         wanted_[step_] = kRanks;
         break;
       case 'b':
         // Refused by the group, and before it comes to that.
-        expect(code_of(step_ % 2 == 0
-                           ? swv_comm_broadcast(comm_, &in, 99, nullptr, nullptr)
-                           : swv_comm_reduce(comm_, nullptr, &out, SWV_SUM, 0, nullptr, nullptr)),
-               SWV_INVALID_ARGUMENT);
+        expect(code_of(step_ % 2 == 0 ? swv_comm_broadcast(comm_, &in, 99, nullptr, nullptr)
+                                      : swv_comm_reduce(comm_, nullptr, &out, SWV_REDUCE_SUM, 0,
+                                                        nullptr, nullptr)),
+               SWV_CODE_INVALID_ARGUMENT);
         refused_ |= collecting;
         break;
       case 's': {
         swv_comm* half = nullptr;
-        expect(code_of(swv_comm_split(comm_, 0, 0, "same", &half)), SWV_OK);
+        expect(code_of(swv_comm_split(comm_, 0, 0, "same", &half)), SWV_CODE_OK);
         swv_comm_free(half);
         break;
       }
@@ -109,11 +111,11 @@ class Program {
       case 'm': {
         const swv_code code =
             code_of(swv_coalescing_finish(current, what == 'm' ? &work : nullptr));
-        expect(code, !collecting                                    ? SWV_INVALID_ARGUMENT
-                     : refused_ && (what == 'n' || work == nullptr) ? SWV_INVALID_ARGUMENT
-                                                                    : SWV_OK);
+        expect(code, !collecting                                    ? SWV_CODE_INVALID_ARGUMENT
+                     : refused_ && (what == 'n' || work == nullptr) ? SWV_CODE_INVALID_ARGUMENT
+                                                                    : SWV_CODE_OK);
         if (work != nullptr) {
-          expect(code_of(swv_work_wait(work)), refused_ ? SWV_INVALID_ARGUMENT : SWV_OK);
+          expect(code_of(swv_work_wait(work)), refused_ ? SWV_CODE_INVALID_ARGUMENT : SWV_CODE_OK);
         }
         // An error of finish comes after all has ended, too.
         if (collecting) {
@@ -176,25 +178,27 @@ TEST(CoalescingTest, EveryOrderOfCalls) {
 // The group goes on when its coalescing was freed, aborted or outlived its handle.
 swv_status* lives(void*, swv_world* world) {
   float one = 1, sum = 0;
-  const swv_buffer in = {&one, 1, SWV_F32, {SWV_CPU, 0}, 0};
-  const swv_buffer out = {&sum, 1, SWV_F32, {SWV_CPU, 0}, 0};
+  const swv_buffer in = cpu_buffer(&one, 1, SWV_DTYPE_F32);
+  const swv_buffer out = cpu_buffer(&sum, 1, SWV_DTYPE_F32);
   swv_comm* comm = nullptr;
   swv_comm* half = nullptr;
   swv_coalescing* coalescing = nullptr;
-  EXPECT_EQ(code_of(swv_world_comm(world, &comm)), SWV_OK);
-  EXPECT_EQ(code_of(swv_comm_split(comm, 0, 0, "half", &half)), SWV_OK);
-  EXPECT_EQ(code_of(swv_comm_coalesce(half, &coalescing)), SWV_OK);
-  EXPECT_EQ(code_of(swv_comm_all_reduce(half, &in, &out, SWV_SUM, nullptr, nullptr)), SWV_OK);
+  EXPECT_EQ(code_of(swv_world_comm(world, &comm)), SWV_CODE_OK);
+  EXPECT_EQ(code_of(swv_comm_split(comm, 0, 0, "half", &half)), SWV_CODE_OK);
+  EXPECT_EQ(code_of(swv_comm_coalesce(half, &coalescing)), SWV_CODE_OK);
+  EXPECT_EQ(code_of(swv_comm_all_reduce(half, &in, &out, SWV_REDUCE_SUM, nullptr, nullptr)),
+            SWV_CODE_OK);
   swv_comm_free(half);
-  EXPECT_EQ(code_of(swv_coalescing_finish(coalescing, nullptr)), SWV_OK);
+  EXPECT_EQ(code_of(swv_coalescing_finish(coalescing, nullptr)), SWV_CODE_OK);
   EXPECT_EQ(sum, kRanks);
   swv_coalescing_free(coalescing);
 
-  EXPECT_EQ(code_of(swv_comm_split(comm, 0, 0, "aborted", &half)), SWV_OK);
-  EXPECT_EQ(code_of(swv_comm_coalesce(half, &coalescing)), SWV_OK);
-  EXPECT_EQ(code_of(swv_comm_abort(half, "enough")), SWV_OK);
-  EXPECT_EQ(code_of(swv_comm_all_reduce(half, &in, &out, SWV_SUM, nullptr, nullptr)), SWV_ABORTED);
-  EXPECT_EQ(code_of(swv_coalescing_finish(coalescing, nullptr)), SWV_ABORTED);
+  EXPECT_EQ(code_of(swv_comm_split(comm, 0, 0, "aborted", &half)), SWV_CODE_OK);
+  EXPECT_EQ(code_of(swv_comm_coalesce(half, &coalescing)), SWV_CODE_OK);
+  EXPECT_EQ(code_of(swv_comm_abort(half, "enough")), SWV_CODE_OK);
+  EXPECT_EQ(code_of(swv_comm_all_reduce(half, &in, &out, SWV_REDUCE_SUM, nullptr, nullptr)),
+            SWV_CODE_ABORTED);
+  EXPECT_EQ(code_of(swv_coalescing_finish(coalescing, nullptr)), SWV_CODE_ABORTED);
   swv_coalescing_free(coalescing);
   swv_comm_free(half);
   swv_comm_free(comm);
@@ -210,8 +214,8 @@ TEST(CoalescingTest, OutlivesItsGroupsHandleAndAnAbort) {
 // Operators need their results at once, also where their group is collecting.
 swv_status* operators(void*, swv_world* world) {
   float one = 1, sum = 0;
-  const swv_buffer in = {&one, 1, SWV_F32, {SWV_CPU, 0}, 0};
-  const swv_buffer out = {&sum, 1, SWV_F32, {SWV_CPU, 0}, 0};
+  const swv_buffer in = cpu_buffer(&one, 1, SWV_DTYPE_F32);
+  const swv_buffer out = cpu_buffer(&sum, 1, SWV_DTYPE_F32);
   const swv_mesh_dim dim = {"x", kRanks};
   const int64_t sizes[] = {3};
   const float data[] = {5, 6, 7};
@@ -221,17 +225,19 @@ swv_status* operators(void*, swv_world* world) {
   swv_comm* comm = nullptr;
   swv_coalescing* coalescing = nullptr;
   swv_tensor *plain = nullptr, *sharded = nullptr, *whole = nullptr;
-  EXPECT_EQ(code_of(swv_mesh_create(world, &dim, 1, &mesh)), SWV_OK);
-  EXPECT_EQ(code_of(swv_layout_parse("[S(0)]", &layout)), SWV_OK);
-  EXPECT_EQ(code_of(swv_tensor_from_data(data, sizeof(data), sizes, 1, nullptr, &plain)), SWV_OK);
-  EXPECT_EQ(code_of(swv_mesh_comm(mesh, 0, &comm)), SWV_OK);
-  EXPECT_EQ(code_of(swv_comm_coalesce(comm, &coalescing)), SWV_OK);
-  EXPECT_EQ(code_of(swv_comm_all_reduce(comm, &in, &out, SWV_SUM, nullptr, nullptr)), SWV_OK);
-  EXPECT_EQ(code_of(swv_tensor_distribute(plain, mesh, layout, nullptr, &sharded)), SWV_OK);
-  EXPECT_EQ(code_of(swv_tensor_full_tensor(sharded, SWV_NO_GRAD, &whole)), SWV_OK);
-  EXPECT_EQ(code_of(swv_tensor_copy_to_host(whole, back, sizeof(back))), SWV_OK);
+  EXPECT_EQ(code_of(swv_mesh_create(world, &dim, 1, &mesh)), SWV_CODE_OK);
+  EXPECT_EQ(code_of(swv_layout_parse("[S(0)]", &layout)), SWV_CODE_OK);
+  EXPECT_EQ(code_of(swv_tensor_from_data(data, sizeof(data), sizes, 1, nullptr, &plain)),
+            SWV_CODE_OK);
+  EXPECT_EQ(code_of(swv_mesh_comm(mesh, 0, &comm)), SWV_CODE_OK);
+  EXPECT_EQ(code_of(swv_comm_coalesce(comm, &coalescing)), SWV_CODE_OK);
+  EXPECT_EQ(code_of(swv_comm_all_reduce(comm, &in, &out, SWV_REDUCE_SUM, nullptr, nullptr)),
+            SWV_CODE_OK);
+  EXPECT_EQ(code_of(swv_tensor_distribute(plain, mesh, layout, nullptr, &sharded)), SWV_CODE_OK);
+  EXPECT_EQ(code_of(swv_tensor_full_tensor(sharded, SWV_MODE_NO_GRAD, &whole)), SWV_CODE_OK);
+  EXPECT_EQ(code_of(swv_tensor_copy_to_host(whole, back, sizeof(back))), SWV_CODE_OK);
   EXPECT_EQ(back[2], 7);
-  EXPECT_EQ(code_of(swv_coalescing_finish(coalescing, nullptr)), SWV_OK);
+  EXPECT_EQ(code_of(swv_coalescing_finish(coalescing, nullptr)), SWV_CODE_OK);
   EXPECT_EQ(sum, kRanks);
   swv_tensor_free(whole);
   swv_tensor_free(sharded);

@@ -1,5 +1,6 @@
 // Communicators: each collective is the one of comm/communicator.h.
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -19,12 +20,14 @@ Communicator& communicator(const swv_comm* comm) {
 }
 
 // A failure says "<argument>.<member>"; nothing is spelled before.
-Buffer checked(const swv_buffer& b, const char* argument) {
+Buffer buffer(const swv_buffer* given, const char* argument) {
+  const swv_buffer b = required_options<swv_buffer>(given, SWV_BUFFER_INIT, argument);
   if (b.count < 0) fail_argument(argument, str_cat("has count ", b.count));
   Buffer result;
   try {
     check_reserved(b.reserved, ".reserved");
     result = {b.data, b.count, comm_dtype(b.dtype, ".dtype"), comm_device(b.device, ".device")};
+    check_stream(b.stream, b.device, ".stream");
   } catch (const Failure& failure) {
     std::string message = failure.what();
     message.insert(message.find('\'') + 1, argument);
@@ -35,25 +38,116 @@ Buffer checked(const swv_buffer& b, const char* argument) {
   }
   return result;
 }
-Buffer buffer(const swv_buffer* b, const char* argument) {
-  return checked(out(b, argument), argument);
-}
-// A side that this rank does not have.
+// A side that this rank may not have.
 Buffer buffer_or_none(const swv_buffer* b, DType dtype, const char* argument) {
-  return b == nullptr ? Buffer{nullptr, 0, dtype, {}} : checked(*b, argument);
+  return b == nullptr ? Buffer{nullptr, 0, dtype, {}} : buffer(b, argument);
 }
 
-CallOptions call_options(const swv_call_options* given) {
-  const swv_call_options o = options<swv_call_options>(given, SWV_CALL_OPTIONS_INIT, "options");
-  return {.timeout = timeout(o.timeout_ms, "options.timeout_ms", absl::ZeroDuration()),
-          .tag = text_or(o.tag, "", "options.tag")};
+// What an operation is called, and its arguments in the function of that name; null: it has none.
+struct Operation {
+  const char* function;
+  const char* in;
+  const char* out;
+  const char* in_counts = nullptr;
+  const char* out_counts = nullptr;
+};
+constexpr Operation kOperations[] = {
+    {"swv_comm_all_reduce", "in", "out"},
+    {"swv_comm_all_gather", "in", "out"},
+    {"swv_comm_all_gather_v", "in", "out", nullptr, "counts"},
+    {"swv_comm_reduce_scatter", "in", "out"},
+    {"swv_comm_reduce_scatter_v", "in", "out", "counts", nullptr},
+    {"swv_comm_all_to_all", "in", "out"},
+    {"swv_comm_all_to_all_v", "in", "out", "send_counts", "recv_counts"},
+    {"swv_comm_broadcast", nullptr, "data"},
+    {"swv_comm_reduce", "in", "out"},
+    {"swv_comm_gather", "in", "out"},
+    {"swv_comm_scatter", "in", "out"},
+    {"swv_comm_barrier", nullptr, nullptr},
+    {"swv_comm_send", "data", nullptr},
+    {"swv_comm_recv", nullptr, "data"},
+};
+static_assert(std::size(kOperations) == kNumOpKinds);
+
+bool is_kind(swv_collective_kind kind) {
+  return kind >= 0 && kind < kNumOpKinds;
 }
 
-CallOptions message_options(const Communicator& comm, const swv_call_options* given,
-                            swv_work** out_work) {
-  CallOptions result = call_options(given);
-  result.blocking = out_work == nullptr && !comm.is_coalescing();
-  return result;
+// For messages, of what may be no collective.
+const char* function_of(const swv_collective* given) {
+  const bool is_one = given != nullptr && given->struct_size >= first_size<swv_collective>;
+  return is_one && is_kind(given->kind) ? kOperations[given->kind].function : "swv_comm_start";
+}
+
+// What the operation would not look at is not what the caller means.
+void check_absent(const void* given, const char* has, const char* member) {
+  if (has == nullptr && given != nullptr) {
+    fail_argument(member, "is not NULL; the operation has none");
+  }
+}
+
+// Issues it; `waits`: nobody asks for its work.
+Work start(Communicator& c, const swv_collective* given, bool waits) {
+  const swv_collective o =
+      required_options<swv_collective>(given, SWV_COLLECTIVE_INIT, "collective");
+  if (!is_kind(o.kind)) {
+    fail_argument("collective.kind",
+                  str_cat("is ", o.kind, "; wanted a swv_collective_kind, 0 to ", kNumOpKinds - 1));
+  }
+  const Operation& its = kOperations[o.kind];
+  check_absent(o.in, its.in, "collective.in");
+  check_absent(o.out, its.out, "collective.out");
+  check_absent(o.in_counts, its.in_counts, "collective.in_counts");
+  check_absent(o.out_counts, its.out_counts, "collective.out_counts");
+  const CallOptions options = {
+      .timeout = timeout(o.timeout_ms, "options.timeout_ms", absl::ZeroDuration()),
+      .tag = text_or(o.tag, "", "options.tag")};
+  const auto in = [&] { return buffer(o.in, its.in); };
+  const auto out = [&] { return buffer(o.out, its.out); };
+  const auto in_counts = [&] { return span(o.in_counts, o.num_counts, its.in_counts); };
+  const auto out_counts = [&] { return span(o.out_counts, o.num_counts, its.out_counts); };
+  const auto op = [&] { return reduce_op(o.reduce_op, "op"); };
+  const auto message_options = [&] {
+    CallOptions result = options;
+    result.blocking = waits && !c.is_coalescing();
+    return result;
+  };
+  switch (o.kind) {
+    case SWV_COLLECTIVE_ALL_REDUCE:
+      return c.all_reduce(in(), out(), op(), options);
+    case SWV_COLLECTIVE_ALL_GATHER:
+      return c.all_gather(in(), out(), options);
+    case SWV_COLLECTIVE_ALL_GATHER_V:
+      return c.all_gather_v(in(), out(), out_counts(), options);
+    case SWV_COLLECTIVE_REDUCE_SCATTER:
+      return c.reduce_scatter(in(), out(), op(), options);
+    case SWV_COLLECTIVE_REDUCE_SCATTER_V:
+      return c.reduce_scatter_v(in(), out(), in_counts(), op(), options);
+    case SWV_COLLECTIVE_ALL_TO_ALL:
+      return c.all_to_all(in(), out(), options);
+    case SWV_COLLECTIVE_ALL_TO_ALL_V:
+      return c.all_to_all_v(in(), in_counts(), out(), out_counts(), options);
+    case SWV_COLLECTIVE_BROADCAST:
+      return c.broadcast(out(), o.peer, options);
+    case SWV_COLLECTIVE_REDUCE: {
+      const Buffer from = in();
+      return c.reduce(from, buffer_or_none(o.out, from.dtype, "out"), op(), o.peer, options);
+    }
+    case SWV_COLLECTIVE_GATHER: {
+      const Buffer from = in();
+      return c.gather(from, buffer_or_none(o.out, from.dtype, "out"), o.peer, options);
+    }
+    case SWV_COLLECTIVE_SCATTER: {
+      const Buffer to = out();
+      return c.scatter(buffer_or_none(o.in, to.dtype, "in"), to, o.peer, options);
+    }
+    case SWV_COLLECTIVE_BARRIER:
+      return c.barrier(options);
+    case SWV_COLLECTIVE_SEND:
+      return c.send(in(), o.peer, o.message_tag, message_options());
+    default:
+      return c.recv(out(), o.peer, o.message_tag, message_options());
+  }
 }
 
 // Made before anything is issued: afterwards nothing may fail. Null if no work is wanted.
@@ -70,19 +164,17 @@ void give_out(Work work, Owned<swv_work> handle, swv_work** out_work) {
   *out_work = handle.release();
 }
 
-// Issues `operation` on the group. While a coalescing collects, it is neither waited for nor given
-// out.
-template <typename Operation>
-void issue(const swv_comm* comm, swv_work** out_work, const Operation& operation) {
+// Issues it on the group. While a coalescing collects, it is neither waited for nor given out.
+void issue(const swv_comm* comm, const swv_collective* collective, swv_work** out_work) {
   Communicator& c = communicator(comm);
   if (c.is_coalescing()) {
     if (out_work != nullptr)
       fail_argument("out_work", "is not NULL while operations are coalesced");
     Work work;
     try {
-      work = operation(c);
+      work = start(c, collective, true);
     } catch (const Failure& failure) {
-      c.refuse(absl::Status(failure.code(), failure.what()));
+      c.refuse(failure.status());
       throw;
     }
     // What is refused, or fails, is known; to ask for more would run what a backend holds back.
@@ -90,10 +182,10 @@ void issue(const swv_comm* comm, swv_work** out_work, const Operation& operation
     return;
   }
   Owned<swv_work> handle = new_work(out_work);
-  give_out(operation(c), std::move(handle), out_work);
+  give_out(start(c, collective, out_work == nullptr), std::move(handle), out_work);
 }
 
-std::vector<int64_t> copied(const int64_t* values, size_t count, const char* argument) {
+std::vector<int64_t> copied(const int32_t* values, size_t count, const char* argument) {
   const auto all = span(values, count, argument);
   return {all.begin(), all.end()};
 }
@@ -140,153 +232,15 @@ swv_status* swv_comm_backend(const swv_comm* comm, swv_string** out_backend) {
                  [&] { return new_string(std::string(communicator(comm).backend_name())); });
 }
 
-swv_status* swv_comm_world_ranks(const swv_comm* comm, int64_t* ranks, size_t capacity,
+swv_status* swv_comm_world_ranks(const swv_comm* comm, int32_t* ranks, size_t capacity,
                                  size_t* out_count) {
   return guarded(__func__, [&] {
     copy_out(communicator(comm).world_ranks(), ranks, capacity, out_count, "ranks");
   });
 }
 
-swv_status* swv_comm_all_reduce(swv_comm* comm, const swv_buffer* in, const swv_buffer* out,
-                                swv_reduce_op op, const swv_call_options* options,
-                                swv_work** out_work) {
-  return guarded(__func__, [&] {
-    issue(comm, out_work, [&](shardweave::Communicator& c) {
-      return c.all_reduce(buffer(in, "in"), buffer(out, "out"), reduce_op(op, "op"),
-                          call_options(options));
-    });
-  });
-}
-
-swv_status* swv_comm_all_gather(swv_comm* comm, const swv_buffer* in, const swv_buffer* out,
-                                const swv_call_options* options, swv_work** out_work) {
-  return guarded(__func__, [&] {
-    issue(comm, out_work, [&](shardweave::Communicator& c) {
-      return c.all_gather(buffer(in, "in"), buffer(out, "out"), call_options(options));
-    });
-  });
-}
-
-swv_status* swv_comm_all_gather_v(swv_comm* comm, const swv_buffer* in, const swv_buffer* out,
-                                  const int64_t* counts, size_t num_counts,
-                                  const swv_call_options* options, swv_work** out_work) {
-  return guarded(__func__, [&] {
-    issue(comm, out_work, [&](shardweave::Communicator& c) {
-      return c.all_gather_v(buffer(in, "in"), buffer(out, "out"),
-                            span(counts, num_counts, "counts"), call_options(options));
-    });
-  });
-}
-
-swv_status* swv_comm_reduce_scatter(swv_comm* comm, const swv_buffer* in, const swv_buffer* out,
-                                    swv_reduce_op op, const swv_call_options* options,
-                                    swv_work** out_work) {
-  return guarded(__func__, [&] {
-    issue(comm, out_work, [&](shardweave::Communicator& c) {
-      return c.reduce_scatter(buffer(in, "in"), buffer(out, "out"), reduce_op(op, "op"),
-                              call_options(options));
-    });
-  });
-}
-
-swv_status* swv_comm_reduce_scatter_v(swv_comm* comm, const swv_buffer* in, const swv_buffer* out,
-                                      const int64_t* counts, size_t num_counts, swv_reduce_op op,
-                                      const swv_call_options* options, swv_work** out_work) {
-  return guarded(__func__, [&] {
-    issue(comm, out_work, [&](shardweave::Communicator& c) {
-      return c.reduce_scatter_v(buffer(in, "in"), buffer(out, "out"),
-                                span(counts, num_counts, "counts"), reduce_op(op, "op"),
-                                call_options(options));
-    });
-  });
-}
-
-swv_status* swv_comm_all_to_all(swv_comm* comm, const swv_buffer* in, const swv_buffer* out,
-                                const swv_call_options* options, swv_work** out_work) {
-  return guarded(__func__, [&] {
-    issue(comm, out_work, [&](shardweave::Communicator& c) {
-      return c.all_to_all(buffer(in, "in"), buffer(out, "out"), call_options(options));
-    });
-  });
-}
-
-swv_status* swv_comm_all_to_all_v(swv_comm* comm, const swv_buffer* in, const int64_t* send_counts,
-                                  const swv_buffer* out, const int64_t* recv_counts,
-                                  size_t num_counts, const swv_call_options* options,
-                                  swv_work** out_work) {
-  return guarded(__func__, [&] {
-    issue(comm, out_work, [&](shardweave::Communicator& c) {
-      return c.all_to_all_v(buffer(in, "in"), span(send_counts, num_counts, "send_counts"),
-                            buffer(out, "out"), span(recv_counts, num_counts, "recv_counts"),
-                            call_options(options));
-    });
-  });
-}
-
-swv_status* swv_comm_broadcast(swv_comm* comm, const swv_buffer* data, int32_t root,
-                               const swv_call_options* options, swv_work** out_work) {
-  return guarded(__func__, [&] {
-    issue(comm, out_work, [&](shardweave::Communicator& c) {
-      return c.broadcast(buffer(data, "data"), root, call_options(options));
-    });
-  });
-}
-
-swv_status* swv_comm_reduce(swv_comm* comm, const swv_buffer* in, const swv_buffer* out,
-                            swv_reduce_op op, int32_t root, const swv_call_options* options,
-                            swv_work** out_work) {
-  return guarded(__func__, [&] {
-    issue(comm, out_work, [&](shardweave::Communicator& c) {
-      const shardweave::Buffer from = buffer(in, "in");
-      return c.reduce(from, buffer_or_none(out, from.dtype, "out"), reduce_op(op, "op"), root,
-                      call_options(options));
-    });
-  });
-}
-
-swv_status* swv_comm_gather(swv_comm* comm, const swv_buffer* in, const swv_buffer* out,
-                            int32_t root, const swv_call_options* options, swv_work** out_work) {
-  return guarded(__func__, [&] {
-    issue(comm, out_work, [&](shardweave::Communicator& c) {
-      const shardweave::Buffer from = buffer(in, "in");
-      return c.gather(from, buffer_or_none(out, from.dtype, "out"), root, call_options(options));
-    });
-  });
-}
-
-swv_status* swv_comm_scatter(swv_comm* comm, const swv_buffer* in, const swv_buffer* out,
-                             int32_t root, const swv_call_options* options, swv_work** out_work) {
-  return guarded(__func__, [&] {
-    issue(comm, out_work, [&](shardweave::Communicator& c) {
-      const shardweave::Buffer to = buffer(out, "out");
-      return c.scatter(buffer_or_none(in, to.dtype, "in"), to, root, call_options(options));
-    });
-  });
-}
-
-swv_status* swv_comm_send(swv_comm* comm, const swv_buffer* data, int32_t peer, int32_t message_tag,
-                          const swv_call_options* options, swv_work** out_work) {
-  return guarded(__func__, [&] {
-    issue(comm, out_work, [&](shardweave::Communicator& c) {
-      return c.send(buffer(data, "data"), peer, message_tag, message_options(c, options, out_work));
-    });
-  });
-}
-
-swv_status* swv_comm_recv(swv_comm* comm, const swv_buffer* data, int32_t peer, int32_t message_tag,
-                          const swv_call_options* options, swv_work** out_work) {
-  return guarded(__func__, [&] {
-    issue(comm, out_work, [&](shardweave::Communicator& c) {
-      return c.recv(buffer(data, "data"), peer, message_tag, message_options(c, options, out_work));
-    });
-  });
-}
-
-swv_status* swv_comm_barrier(swv_comm* comm, const swv_call_options* options, swv_work** out_work) {
-  return guarded(__func__, [&] {
-    issue(comm, out_work,
-          [&](shardweave::Communicator& c) { return c.barrier(call_options(options)); });
-  });
+swv_status* swv_comm_start(swv_comm* comm, const swv_collective* collective, swv_work** out_work) {
+  return guarded(function_of(collective), [&] { issue(comm, collective, out_work); });
 }
 
 swv_status* swv_work_is_done(const swv_work* work, swv_bool* out_is_done) {
@@ -296,6 +250,11 @@ swv_status* swv_work_is_done(const swv_work* work, swv_bool* out_is_done) {
 
 swv_status* swv_work_wait(const swv_work* work) {
   return guarded(__func__, [&] { check(in(work, "work").work.wait()); });
+}
+
+swv_status* swv_work_share(const swv_work* work, swv_work** out_work) {
+  return guarded(__func__, out_work, "out_work",
+                 [&] { return make<swv_work>(in(work, "work").work); });
 }
 
 void swv_work_free(swv_work* work) {
@@ -331,7 +290,7 @@ swv_status* swv_comm_split(swv_comm* comm, int32_t color, int32_t key, const cha
   });
 }
 
-swv_status* swv_comm_subgroup(swv_comm* comm, const int64_t* members, size_t num_members,
+swv_status* swv_comm_subgroup(swv_comm* comm, const int32_t* members, size_t num_members,
                               const char* name, swv_comm** out_comm) {
   return guarded(__func__, out_comm, "out_comm", [&] {
     return make<swv_comm>(check(communicator(comm).subgroup(copied(members, num_members, "members"),
@@ -339,7 +298,7 @@ swv_status* swv_comm_subgroup(swv_comm* comm, const int64_t* members, size_t num
   });
 }
 
-swv_status* swv_comm_abort(const swv_comm* comm, const char* reason) {
+swv_status* swv_comm_abort(swv_comm* comm, const char* reason) {
   return guarded(__func__, [&] {
     communicator(comm).abort(absl::AbortedError(std::string(text(reason, "reason"))));
   });

@@ -3,6 +3,7 @@
 #include <new>
 
 #include "c10/util/Exception.h"
+#include "shardweave/comm/failed_rank.h"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/error.h"
 
@@ -41,17 +42,17 @@ void fail_at(const Failure& failure, std::string_view what, size_t index) {
     const size_t end = place + what.size();
     message.replace(end, message.compare(end, 2, "[]") == 0 ? 2 : 0, str_cat("[", index, "]"));
   }
-  throw Failure(failure.code(), std::move(message));
+  throw Failure(retold(failure.status(), message));
 }
 
 void check(const absl::Status& status) {
-  if (!status.ok()) fail(status.code(), std::string(status.message()));
+  if (!status.ok()) throw Failure(status);
 }
 
 absl::Status take(swv_status* status) {
   if (status == nullptr) return absl::OkStatus();
   // A callback may return anything.
-  if (check_handles) {
+  if (check_handles()) {
     try {
       check_handle(status, Kind::kStatus, "status");
     } catch (const Failure& failure) {
@@ -62,20 +63,23 @@ absl::Status take(swv_status* status) {
     return absl::InternalError("a callback returned what is no swv_status");
   }
   absl::Status result(static_cast<absl::StatusCode>(status->code), status->message);
+  if (status->rank >= 0) result = of_rank(std::move(result), status->rank);
   swv_status_free(status);
   return result;
 }
 
 void throw_if_failed(swv_status* status, std::string_view callback) {
   const absl::Status result = take(status);
-  if (!result.ok()) fail(result.code(), str_cat(callback, ": ", std::string(result.message())));
+  if (!result.ok()) {
+    throw Failure(retold(result, str_cat(callback, ": ", std::string(result.message()))));
+  }
 }
 
 absl::Status absl_status_of_exception() {
   try {
     throw;
   } catch (const Failure& failure) {
-    return absl::Status(failure.code(), failure.what());
+    return failure.status();
   } catch (const Error& error) {
     return error.status();  // without the name that the function has in C++
   } catch (const c10::Error& error) {
@@ -97,7 +101,8 @@ swv_status* status_of_exception(const char* function) noexcept {
   try {
     const absl::Status status = absl_status_of_exception();
     return make<swv_status>(static_cast<swv_code>(status.code()),
-                            str_cat(function, ": ", std::string(status.message())));
+                            str_cat(function, ": ", std::string(status.message())),
+                            failed_rank(status).value_or(-1));
   } catch (...) {
     return out_of_memory();
   }
@@ -109,8 +114,8 @@ using shardweave::capi::make;
 
 swv_status* swv_status_new(swv_code code, const char* message) {
   try {
-    const bool known = code > SWV_OK && code <= SWV_UNAUTHENTICATED;
-    return make<swv_status>(known ? code : swv_code{SWV_UNKNOWN},
+    const bool known = code > SWV_CODE_OK && code <= SWV_CODE_UNAUTHENTICATED;
+    return make<swv_status>(known ? code : swv_code{SWV_CODE_UNKNOWN},
                             std::string(message == nullptr ? "" : message));
   } catch (...) {
     return shardweave::capi::out_of_memory();
@@ -118,11 +123,11 @@ swv_status* swv_status_new(swv_code code, const char* message) {
 }
 
 swv_code swv_status_code(const swv_status* status) {
-  if (status == nullptr) return SWV_OK;
+  if (status == nullptr) return SWV_CODE_OK;
   try {
     return shardweave::capi::in(status, "status").code;
   } catch (...) {
-    return SWV_INVALID_ARGUMENT;
+    return SWV_CODE_INVALID_ARGUMENT;
   }
 }
 
@@ -132,6 +137,15 @@ const char* swv_status_message(const swv_status* status) {
     return shardweave::capi::in(status, "status").message.c_str();
   } catch (...) {
     return "swv_status_message: argument 'status' is no swv_status";
+  }
+}
+
+int32_t swv_status_rank(const swv_status* status) {
+  if (status == nullptr) return -1;
+  try {
+    return shardweave::capi::in(status, "status").rank;
+  } catch (...) {
+    return -1;
   }
 }
 
@@ -158,7 +172,7 @@ const char* swv_code_name(swv_code code) {
                                            "UNAVAILABLE",
                                            "DATA_LOSS",
                                            "UNAUTHENTICATED"};
-  return code >= 0 && code <= SWV_UNAUTHENTICATED ? kNames[code] : "UNKNOWN_CODE";
+  return code >= 0 && code <= SWV_CODE_UNAUTHENTICATED ? kNames[code] : "UNKNOWN_CODE";
 }
 
 const char* swv_string_data(const swv_string* string) {

@@ -20,6 +20,7 @@
 struct swv_status : shardweave::capi::Handle<shardweave::capi::Kind::kStatus> {
   swv_code code;
   std::string message;
+  int32_t rank = -1;  // that failed, in the world
 };
 
 struct swv_string : shardweave::capi::Handle<shardweave::capi::Kind::kString> {
@@ -31,13 +32,16 @@ namespace shardweave::capi {
 // An error on its way out. `argument` may be empty.
 class Failure : public std::exception {
  public:
-  Failure(absl::StatusCode code, std::string message) : code_(code), message_(std::move(message)) {}
-  absl::StatusCode code() const { return code_; }
+  Failure(absl::StatusCode code, std::string message)
+      : status_(code, message), message_(std::move(message)) {}
+  explicit Failure(const absl::Status& status) : status_(status), message_(status.message()) {}
+  absl::StatusCode code() const { return status_.code(); }
+  const absl::Status& status() const { return status_; }
   const char* what() const noexcept override { return message_.c_str(); }
 
  private:
-  absl::StatusCode code_;
-  std::string message_;
+  absl::Status status_;  // with the rank that failed, where that is known
+  std::string message_;  // of that, with a NUL
 };
 
 // "argument 'dims' <what>".

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "shardweave/capi/guard.h"
+#include "shardweave/comm/log.h"
 #include "shardweave/comm/str_cat.h"
 
 namespace shardweave::capi {
@@ -18,14 +19,19 @@ namespace {
 // Freed handles whose addresses are not used again yet.
 constexpr size_t kKept = 1 << 16;
 
-enum class Mode { kOff, kReport, kAbort };
-
-Mode mode_of_environment() {
+swv_checks checks_of_environment() {
   const char* value = std::getenv("SWV_CHECK_HANDLES");
-  if (value == nullptr || *value == '\0' || std::strcmp(value, "0") == 0) return Mode::kOff;
-  return std::strcmp(value, "abort") == 0 ? Mode::kAbort : Mode::kReport;
+  if (value == nullptr || *value == '\0' || std::strcmp(value, "0") == 0) return SWV_CHECKS_OFF;
+  return std::strcmp(value, "abort") == 0 ? SWV_CHECKS_ABORT : SWV_CHECKS_REPORT;
 }
-const Mode mode = mode_of_environment();
+std::atomic<swv_checks> checks{checks_of_environment()};
+// Whether every handle that there is was entered. Where there were no checks for a while, what the
+// table does not know may be one of then.
+std::atomic<bool> all_are_entered{checks.load() != SWV_CHECKS_OFF};
+
+bool abort_on_misuse() {
+  return checks.load(std::memory_order_relaxed) == SWV_CHECKS_ABORT;
+}
 
 constexpr auto kFirst = static_cast<uint32_t>(Kind::kStatus);
 
@@ -104,31 +110,36 @@ uint8_t known_of(const void* handle) {
   return entry == nullptr ? 0 : entry->load(std::memory_order_relaxed);
 }
 
+// Of a handle that the table does not know. It is only looked at where there may be such.
+bool was_made_without_checks(const HandleBase* handle, Kind kind) {
+  return !all_are_entered.load(std::memory_order_relaxed) && handle->kind == kind &&
+         !handle->is_entered;
+}
+
 // From Kind::kStatus on.
-constexpr std::string_view kNames[] = {"swv_status", "swv_string",       "swv_world",
-                                       "swv_comm",   "swv_work",         "swv_coalescing",
-                                       "swv_mesh",   "swv_strict_scope", "swv_layout",
-                                       "swv_tensor", "swv_op",           "swv_function_context",
-                                       "swv_module", "swv_plan",         "swv_optimizer",
-                                       "swv_trace",  "swv_module_scope", "swv_random_scope"};
+constexpr std::string_view kNames[] = {
+    "swv_status", "swv_string", "swv_world",     "swv_comm",   "swv_work", "swv_coalescing",
+    "swv_mesh",   "swv_scope",  "swv_layout",    "swv_tensor", "swv_op",   "swv_function_context",
+    "swv_module", "swv_plan",   "swv_optimizer", "swv_trace"};
 constexpr std::string_view kNoHandle = "no handle";
-static_assert(kFirst + std::size(kNames) == static_cast<uint32_t>(Kind::kRandomScope) + 1);
+static_assert(kFirst + std::size(kNames) == static_cast<uint32_t>(Kind::kTrace) + 1);
 static_assert(std::size(kNames) < Table::kAlive);
 
 }  // namespace
 
-const bool check_handles = mode != Mode::kOff;
+std::atomic<bool> handles_are_checked{checks.load() != SWV_CHECKS_OFF};
 
 swv_status* out_of_memory() {
   // Never freed.
   static swv_status* const status = [] {
-    auto* made = new swv_status{{}, SWV_RESOURCE_EXHAUSTED, "out of memory"};
-    if (check_handles) enter_uncounted(made);
+    auto* made = new swv_status{{}, SWV_CODE_RESOURCE_EXHAUSTED, "out of memory"};
+    // Also without checks: they may come.
+    enter_uncounted(made);
     return made;
   }();
   return status;
 }
-// Made while there is memory, and when check_handles is known.
+// Made while there is memory.
 [[maybe_unused]] static const swv_status* const made_early = out_of_memory();
 
 std::string_view name_of(Kind kind) {
@@ -136,26 +147,30 @@ std::string_view name_of(Kind kind) {
   return i < std::size(kNames) ? kNames[i] : kNoHandle;
 }
 
-void enter_uncounted(const HandleBase* handle) {
+void enter_uncounted(HandleBase* handle) {
+  handle->is_entered = true;
   table().find(handle, true)->store(living(handle->kind), std::memory_order_relaxed);
 }
 
-void enter(const HandleBase* handle) {
+void enter(HandleBase* handle) {
   enter_uncounted(handle);
   alive.fetch_add(1, std::memory_order_relaxed);
 }
 
-bool leave(const void* handle, Kind kind, const char* function) {
+Leave leave(const HandleBase* handle, Kind kind, const char* function) {
   std::atomic<uint8_t>* const entry = table().find(handle, false);
   uint8_t known = living(kind);
   // Of two threads that free it one is told.
   if (entry != nullptr &&
       entry->compare_exchange_strong(known, code_of(kind), std::memory_order_relaxed)) {
     alive.fetch_sub(1, std::memory_order_relaxed);
-    return true;
+    return Leave::kDone;
+  }
+  if ((entry == nullptr || known == 0) && was_made_without_checks(handle, kind)) {
+    return Leave::kUnknown;
   }
   report_misuse(function, str_cat("the argument ", misuse_of(entry == nullptr ? 0 : known, kind)));
-  return false;
+  return Leave::kMisuse;
 }
 
 void keep_memory(void* memory) {
@@ -167,19 +182,26 @@ void keep_memory(void* memory) {
 }
 
 int64_t live_handles() {
-  return check_handles ? alive.load(std::memory_order_relaxed) : -1;
+  return check_handles() ? alive.load(std::memory_order_relaxed) : -1;
+}
+
+void set_checks(swv_checks wanted) {
+  if (wanted == SWV_CHECKS_OFF) all_are_entered = false;
+  checks = wanted;
+  handles_are_checked = wanted != SWV_CHECKS_OFF;
 }
 
 void fail_null(const char* argument) {
   fail_argument(argument, "is NULL");
 }
 
-void check_handle(const void* handle, Kind wanted, const char* argument) {
+void check_handle(const HandleBase* handle, Kind wanted, const char* argument) {
   const uint8_t known = known_of(handle);
   if (known == living(wanted)) [[likely]]
     return;
+  if (known == 0 && was_made_without_checks(handle, wanted)) return;
   const std::string misuse = misuse_of(known, wanted);
-  if (mode == Mode::kAbort) report_misuse(argument, misuse);
+  if (abort_on_misuse()) report_misuse(argument, misuse);
   fail_argument(argument, misuse);
 }
 
@@ -190,9 +212,36 @@ void fail_kind(Kind is, Kind wanted, const char* argument) {
 }
 
 void report_misuse(const char* function, std::string_view what) {
-  std::fprintf(stderr, "shardweave: %s: %.*s\n", function, static_cast<int>(what.size()),
-               what.data());
-  if (mode == Mode::kAbort) std::abort();
+  try {
+    say(str_cat(function, ": ", what));
+  } catch (...) {  // there is no memory for it
+    std::fprintf(stderr, "shardweave: %s: a misuse\n", function);
+  }
+  if (abort_on_misuse()) std::abort();
 }
 
 }  // namespace shardweave::capi
+
+swv_status* swv_set_handle_checks(swv_checks checks) {
+  using namespace shardweave::capi;
+  return guarded(__func__, [&] {
+    if (checks < SWV_CHECKS_OFF || checks > SWV_CHECKS_ABORT) {
+      fail_argument("checks", shardweave::str_cat("is ", checks, "; wanted a swv_checks, 0 to ",
+                                                  int{SWV_CHECKS_ABORT}));
+    }
+    set_checks(checks);
+  });
+}
+
+swv_status* swv_set_log(swv_log_fn to, void* user_data, void (*drop)(void*)) {
+  using namespace shardweave::capi;
+  return guarded(__func__, [&] {
+    // Whatever happens from here on, it is dropped.
+    const std::shared_ptr<void> owned(user_data, [drop](void* data) {
+      if (drop != nullptr) drop(data);
+    });
+    if (to == nullptr) return shardweave::set_log(nullptr);
+    shardweave::set_log(
+        [to, owned](std::string_view line) { to(owned.get(), std::string(line).c_str()); });
+  });
+}

@@ -5,13 +5,14 @@
 //   const Work& w = in(handle, "work").work;               // throws Failure for a bad handle
 //   release(handle, "swv_work_free");                      // swv_work_free
 //
-// A handle starts with its kind, which is looked at on every use. With SWV_CHECK_HANDLES=1 every
+// A handle starts with its kind, which is looked at on every use. While there are checks, every
 // handle is also in a table, with its state: then handles that were freed, and pointers that never
 // were handles, are found without touching their memory. The memory of the last freed ones is kept,
 // so that their addresses are not given out again at once. The table has no lock: one that every
 // call takes would order the calls of all threads, and hide their races from ThreadSanitizer.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <new>
@@ -29,7 +30,7 @@ enum class Kind : uint32_t {
   kWork,
   kCoalescing,
   kMesh,
-  kStrictScope,
+  kScope,
   kLayout,
   kTensor,
   kOp,
@@ -38,14 +39,13 @@ enum class Kind : uint32_t {
   kPlan,
   kOptimizer,
   kTrace,
-  kModuleScope,
-  kRandomScope,
 };
 std::string_view name_of(Kind kind);  // "swv_status", ...; "no handle" for anything else
 
 struct HandleBase {
   explicit HandleBase(Kind k) : kind(k) {}
   Kind kind;
+  bool is_entered = false;  // into the table, while there were checks
 };
 
 template <Kind K>
@@ -54,26 +54,35 @@ struct Handle : HandleBase {
   Handle() : HandleBase(K) {}
 };
 
-// Whether SWV_CHECK_HANDLES asks for the checks; read once.
-extern const bool check_handles;
+// Whether there are checks: SWV_CHECK_HANDLES, then swv_set_handle_checks.
+extern std::atomic<bool> handles_are_checked;
+inline bool check_handles() {
+  return handles_are_checked.load(std::memory_order_relaxed);
+}
 
 // Of the checked mode.
-void enter(const HandleBase* handle);
-void enter_uncounted(const HandleBase* handle);                   // of what is never freed
-bool leave(const void* handle, Kind kind, const char* function);  // false: misuse, was reported
+void enter(HandleBase* handle);
+void enter_uncounted(HandleBase* handle);  // of what is never freed
+enum class Leave {
+  kDone,
+  kUnknown,  // it was made without checks
+  kMisuse,   // was reported
+};
+Leave leave(const HandleBase* handle, Kind kind, const char* function);
 void keep_memory(void* memory);
 int64_t live_handles();
+void set_checks(int32_t checks);  // a swv_checks
 
 // Throw Failure (guard.h).
 [[noreturn]] void fail_null(const char* argument);
-void check_handle(const void* handle, Kind wanted, const char* argument);
+void check_handle(const HandleBase* handle, Kind wanted, const char* argument);
 [[noreturn]] void fail_kind(Kind is, Kind wanted, const char* argument);
-// For _free, which cannot fail: says so on stderr.
+// For _free, which cannot fail: says so (log.h).
 void report_misuse(const char* function, std::string_view what);
 
 template <typename H, typename... Args>
 H* make(Args&&... args) {
-  if (!check_handles) return new H{{}, std::forward<Args>(args)...};
+  if (!check_handles()) return new H{{}, std::forward<Args>(args)...};
   std::unique_ptr<H> handle(new H{{}, std::forward<Args>(args)...});
   enter(handle.get());  // for which there may be no memory
   return handle.release();
@@ -84,7 +93,7 @@ template <typename H>
 H& in(H* handle, const char* argument) {
   if (handle == nullptr) [[unlikely]]
     fail_null(argument);
-  if (check_handles) [[unlikely]]
+  if (check_handles()) [[unlikely]]
     check_handle(handle, std::remove_const_t<H>::kKind, argument);
   if (handle->kind != std::remove_const_t<H>::kKind) [[unlikely]]
     fail_kind(handle->kind, std::remove_const_t<H>::kKind, argument);
@@ -94,15 +103,24 @@ H& in(H* handle, const char* argument) {
 template <typename H>
 void release(H* handle, const char* function) noexcept {
   if (handle == nullptr) return;
-  if (!check_handles) {
+  if (!check_handles()) {
     if (handle->kind != H::kKind)
       return report_misuse(function, "the argument is no handle of this kind");
-    delete handle;
-    return;
+    if (!handle->is_entered) {
+      delete handle;
+      return;
+    }
   }
-  if (!leave(handle, H::kKind, function)) return;
-  handle->~H();
-  keep_memory(handle);
+  switch (leave(handle, H::kKind, function)) {
+    case Leave::kMisuse:
+      return;
+    case Leave::kUnknown:
+      delete handle;
+      return;
+    case Leave::kDone:
+      handle->~H();
+      keep_memory(handle);
+  }
 }
 
 // A handle that is not given out yet.

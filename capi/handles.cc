@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_join.h"
 #include "shardweave/capi/threads.h"
+#include "shardweave/comm/log.h"
 
 namespace shardweave::capi {
 namespace {
@@ -15,7 +16,7 @@ struct TypeRow {
   int comm;  // a DType; -1: collectives do not know it
   const char* name;
 };
-constexpr std::array<TypeRow, SWV_C32 + 1> kTypes = {{
+constexpr std::array<TypeRow, SWV_DTYPE_C32 + 1> kTypes = {{
     {at::ScalarType::Undefined, -1, "unknown"},
     {at::kFloat, static_cast<int>(DType::kF32), "f32"},
     {at::kDouble, static_cast<int>(DType::kF64), "f64"},
@@ -44,6 +45,18 @@ bool is_dtype(swv_dtype dtype) {
 [[noreturn]] void fail_dtype(swv_dtype dtype, const char* argument) {
   fail_argument(argument, str_cat("is ", dtype, "; wanted a swv_dtype, 1 to ", kTypes.size() - 1));
 }
+
+// LibTorch's own handler prints on stderr.
+class WarningLog final : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override {
+    std::string_view text = warning.msg();
+    constexpr std::string_view kOurs = "shardweave: ";
+    if (text.starts_with(kOurs)) text.remove_prefix(kOurs.size());
+    say(text);
+  }
+};
+WarningLog warning_log;
 
 }  // namespace
 
@@ -77,22 +90,22 @@ swv_dtype dtype_of(DType dtype) {
 }
 
 c10::Device device(const swv_device& device, const char* argument) {
-  if (device.type == SWV_CPU) {
+  if (device.type == SWV_DEVICE_CPU) {
     if (device.index != 0)
       fail_argument(argument, str_cat("is CPU ", device.index, "; wanted index 0"));
     return at::kCPU;
   }
-  if (device.type != SWV_CUDA || device.index < 0 ||
+  if (device.type != SWV_DEVICE_CUDA || device.index < 0 ||
       device.index > std::numeric_limits<c10::DeviceIndex>::max()) {
     fail_argument(argument, str_cat("is device type ", device.type, ", index ", device.index,
-                                    "; wanted SWV_CPU or SWV_CUDA"));
+                                    "; wanted SWV_DEVICE_CPU or SWV_DEVICE_CUDA"));
   }
   return {at::kCUDA, static_cast<c10::DeviceIndex>(device.index)};
 }
 
 swv_device device_of(c10::Device device) {
-  if (device.is_cpu()) return {SWV_CPU, 0};
-  if (device.is_cuda()) return {SWV_CUDA, device.has_index() ? device.index() : 0};
+  if (device.is_cpu()) return {SWV_DEVICE_CPU, 0};
+  if (device.is_cuda()) return {SWV_DEVICE_CUDA, device.has_index() ? device.index() : 0};
   fail(absl::StatusCode::kUnimplemented,
        str_cat("device ", device.str(), " has no swv_device_type"));
 }
@@ -100,6 +113,13 @@ swv_device device_of(c10::Device device) {
 Device comm_device(const swv_device& device, const char* argument) {
   if (capi::device(device, argument).is_cpu()) return {};
   return {DeviceType::kCuda, device.index};
+}
+
+void check_stream(const void* stream, const swv_device& device, const char* argument) {
+  if (stream == nullptr) return;
+  if (device.type == SWV_DEVICE_CPU) fail_argument(argument, "is given; a CPU has no streams");
+  fail(absl::StatusCode::kUnimplemented,
+       str_cat("argument '", argument, "' is given; only a device's default stream is used: NULL"));
 }
 
 swv_tensor* new_tensor(at::Tensor tensor, const char* what) {
@@ -156,15 +176,19 @@ void write_tensors(std::vector<at::Tensor> tensors, swv_tensor** out_tensors) {
 }
 
 CallMode::CallMode(swv_grad_mode mode, const char* argument) {
-  if (mode != SWV_GRAD && mode != SWV_NO_GRAD && mode != SWV_INFERENCE) [[unlikely]] {
-    fail_argument(argument,
-                  str_cat("is ", mode, "; wanted SWV_GRAD, SWV_NO_GRAD or SWV_INFERENCE"));
+  if (mode != SWV_MODE_GRAD && mode != SWV_MODE_NO_GRAD && mode != SWV_MODE_INFERENCE)
+      [[unlikely]] {
+    fail_argument(
+        argument,
+        str_cat("is ", mode, "; wanted SWV_MODE_GRAD, SWV_MODE_NO_GRAD or SWV_MODE_INFERENCE"));
   }
   use_num_threads();
-  if (mode == SWV_INFERENCE) {
+  if (has_log()) [[unlikely]]
+    warnings_.emplace(&warning_log);
+  if (mode == SWV_MODE_INFERENCE) {
     guard_.emplace<c10::InferenceMode>(true);
   } else {
-    guard_.emplace<c10::AutoGradMode>(mode == SWV_GRAD);
+    guard_.emplace<c10::AutoGradMode>(mode == SWV_MODE_GRAD);
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <source_location>
 #include <utility>
 #include <variant>
@@ -10,6 +11,7 @@
 #include "ATen/core/Tensor.h"
 #include "c10/core/GradMode.h"
 #include "c10/core/InferenceMode.h"
+#include "c10/util/Exception.h"
 #include "shardweave/capi/arguments.h"
 #include "shardweave/capi/guard.h"
 #include "shardweave/comm/world.h"
@@ -48,6 +50,8 @@ swv_device device_of(c10::Device device);
 DType comm_dtype(swv_dtype dtype, const char* argument);
 swv_dtype dtype_of(DType dtype);
 Device comm_device(const swv_device& device, const char* argument);
+// Of a GPU's memory only, and only the default one until there is a backend that knows others.
+void check_stream(const void* stream, const swv_device& device, const char* argument);
 
 // --- tensors -------------------------------------------------------------------------------------
 
@@ -67,8 +71,8 @@ std::vector<at::Tensor> tensors_or_undefined(const swv_tensor* const* handles, s
 // Gives all of them out, or, if there is no memory, none.
 void write_tensors(std::vector<at::Tensor> tensors, swv_tensor** out_tensors);
 
-// The grad mode of one call, whatever the thread's is; and the number of threads that an operator
-// may use.
+// The grad mode of one call, whatever the thread's is; the number of threads that an operator may
+// use; and LibTorch's warnings go where swv_set_log wants them.
 class CallMode {
  public:
   CallMode(swv_grad_mode mode, const char* argument);
@@ -77,6 +81,7 @@ class CallMode {
 
  private:
   std::variant<std::monostate, c10::AutoGradMode, c10::InferenceMode> guard_;
+  std::optional<c10::WarningUtils::WarningHandlerGuard> warnings_;
 };
 
 // What traces say of where the host's code called from: nothing.

@@ -6,6 +6,7 @@
 #include "shardweave.h"
 #include "shardweave/capi/handles.h"
 #include "shardweave/comm/backend.h"
+#include "testing/buffer.h"
 
 namespace shardweave::capi {
 namespace {
@@ -46,11 +47,11 @@ TEST(HeldBackTest, IsAskedForAtTheEnd) {
   swv_comm* comm = make<swv_comm>(Communicator::create(std::make_unique<HoldingBackend>(&asked)));
   swv_coalescing* coalescing = nullptr;
   float in = 1, out = 0;
-  const swv_buffer from = {&in, 1, SWV_F32, {SWV_CPU, 0}, 0},
-                   to = {&out, 1, SWV_F32, {SWV_CPU, 0}, 0};
+  const swv_buffer from = cpu_buffer(&in, 1, SWV_DTYPE_F32),
+                   to = cpu_buffer(&out, 1, SWV_DTYPE_F32);
   ASSERT_EQ(swv_comm_coalesce(comm, &coalescing), nullptr);
   for (int i = 0; i < 3; ++i) {
-    ASSERT_EQ(swv_comm_all_reduce(comm, &from, &to, SWV_SUM, nullptr, nullptr), nullptr);
+    ASSERT_EQ(swv_comm_all_reduce(comm, &from, &to, SWV_REDUCE_SUM, nullptr, nullptr), nullptr);
   }
   EXPECT_EQ(asked.done + asked.wait + asked.ends, 0);
   ASSERT_EQ(swv_coalescing_finish(coalescing, nullptr), nullptr);

@@ -13,44 +13,45 @@ constexpr size_t kMaxRaggedSizes = 1 << 20;
 Placement placement(const swv_placement& p) {
   check_reserved(p.reserved, "placements[].reserved");
   switch (p.kind) {
-    case SWV_REPLICATE:
+    case SWV_PLACEMENT_REPLICATE:
       return Replicate();
-    case SWV_SHARD:
+    case SWV_PLACEMENT_SHARD:
       return Shard(p.dim);
-    case SWV_STRIDED_SHARD:
+    case SWV_PLACEMENT_STRIDED_SHARD:
       return StridedShard(p.dim, p.split_factor);
-    case SWV_RAGGED_SHARD: {
+    case SWV_PLACEMENT_RAGGED_SHARD: {
       const auto sizes = span(p.sizes, p.num_sizes, "placements[].sizes", kMaxRaggedSizes);
       return RaggedShard(p.dim, {sizes.begin(), sizes.end()});
     }
-    case SWV_PARTIAL:
+    case SWV_PLACEMENT_PARTIAL:
       return Partial(reduce_op(p.reduce_op, "placements[].reduce_op"));
     default:
-      fail_argument(
-          "placements[].kind",
-          str_cat("is ", p.kind, "; wanted a swv_placement_kind, 0 to ", int{SWV_PARTIAL}));
+      fail_argument("placements[].kind",
+                    str_cat("is ", p.kind, "; wanted a swv_placement_kind, 0 to ",
+                            int{SWV_PLACEMENT_PARTIAL}));
   }
 }
 
 swv_layout* new_layout(const swv_placement* placements, size_t num_placements, const int32_t* order,
                        size_t num_order) {
   Placements all;
-  for_each(span(placements, num_placements, "placements", kMaxDims), "placements[]",
-           [&](const swv_placement& p) { all.push_back(placement(p)); });
+  for_each_struct<swv_placement>(placements, num_placements, SWV_PLACEMENT_INIT, "placements",
+                                 kMaxDims,
+                                 [&](const swv_placement& p) { all.push_back(placement(p)); });
   const auto cuts = span(order, num_order, "order", kMaxDims);
   return make<swv_layout>(check(Layout::create(std::move(all), {cuts.begin(), cuts.end()})));
 }
 
 swv_placement c_placement(const Placement& p) {
-  swv_placement result = {};
+  swv_placement result = SWV_PLACEMENT_INIT;
   // The kinds have their numbers in the order of PlacementKind.
-  static_assert(static_cast<int>(PlacementKind::kReplicate) == SWV_REPLICATE);
-  static_assert(static_cast<int>(PlacementKind::kShard) == SWV_SHARD);
-  static_assert(static_cast<int>(PlacementKind::kStridedShard) == SWV_STRIDED_SHARD);
-  static_assert(static_cast<int>(PlacementKind::kRaggedShard) == SWV_RAGGED_SHARD);
-  static_assert(static_cast<int>(PlacementKind::kPartial) == SWV_PARTIAL);
-  static_assert(static_cast<int>(ReduceOp::kSum) == SWV_SUM);
-  static_assert(static_cast<int>(ReduceOp::kProduct) == SWV_PRODUCT);
+  static_assert(static_cast<int>(PlacementKind::kReplicate) == SWV_PLACEMENT_REPLICATE);
+  static_assert(static_cast<int>(PlacementKind::kShard) == SWV_PLACEMENT_SHARD);
+  static_assert(static_cast<int>(PlacementKind::kStridedShard) == SWV_PLACEMENT_STRIDED_SHARD);
+  static_assert(static_cast<int>(PlacementKind::kRaggedShard) == SWV_PLACEMENT_RAGGED_SHARD);
+  static_assert(static_cast<int>(PlacementKind::kPartial) == SWV_PLACEMENT_PARTIAL);
+  static_assert(static_cast<int>(ReduceOp::kSum) == SWV_REDUCE_SUM);
+  static_assert(static_cast<int>(ReduceOp::kProduct) == SWV_REDUCE_PRODUCT);
   result.kind = static_cast<int>(p.kind());
   if (p.is_shard()) result.dim = p.dim();
   if (p.is_partial()) result.reduce_op = static_cast<int>(p.reduce_op());
@@ -120,6 +121,11 @@ swv_status* swv_layout_create_named(const swv_mesh* mesh, const swv_named_placem
   });
 }
 
+swv_status* swv_layout_share(const swv_layout* layout, swv_layout** out_layout) {
+  return guarded(__func__, out_layout, "out_layout",
+                 [&] { return make<swv_layout>(in(layout, "layout").layout); });
+}
+
 void swv_layout_free(swv_layout* layout) {
   release(layout, __func__);
 }
@@ -136,13 +142,13 @@ swv_status* swv_layout_mesh_ndim(const swv_layout* layout, int32_t* out_ndim) {
 
 swv_status* swv_layout_placement(const swv_layout* layout, int32_t mesh_dim,
                                  swv_placement* out_placement) {
-  return guarded(__func__, out_placement, "out_placement", [&] {
+  return guarded(__func__, [&] {
     const shardweave::Layout& l = in(layout, "layout").layout;
     if (mesh_dim < 0 || mesh_dim >= l.mesh_ndim()) {
       fail(absl::StatusCode::kOutOfRange,
            str_cat("argument 'mesh_dim' is ", mesh_dim, " of ", l.mesh_ndim()));
     }
-    return c_placement(l[mesh_dim]);
+    write_struct(c_placement(l[mesh_dim]), out_placement, "out_placement");
   });
 }
 

@@ -1,17 +1,17 @@
 // Meshes and their random numbers, scopes and counters.
 #include <algorithm>
+#include <variant>
 
 #include "shardweave/capi/handles.h"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/cost_model.h"
+#include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/random.h"
 
-struct swv_strict_scope : shardweave::capi::Handle<shardweave::capi::Kind::kStrictScope> {
-  std::unique_ptr<shardweave::StrictScope> scope;
-};
-
-struct swv_random_scope : shardweave::capi::Handle<shardweave::capi::Kind::kRandomScope> {
-  std::unique_ptr<shardweave::RandomStateScope> scope;
+struct swv_scope : shardweave::capi::Handle<shardweave::capi::Kind::kScope> {
+  std::variant<std::monostate, shardweave::StrictScope, shardweave::ModuleScope,
+               shardweave::RandomStateScope>
+      scope;
 };
 
 namespace shardweave::capi {
@@ -59,8 +59,17 @@ int mesh_dim(const swv_mesh* mesh, int32_t dim) {
 }
 
 PhiloxState random_state(const swv_random_state* state) {
-  const swv_random_state& s = out(state, "state");
+  const swv_random_state s =
+      required_options<swv_random_state>(state, SWV_RANDOM_STATE_INIT, "state");
   return {s.seed, s.offset};
+}
+
+// A scope that is made in its handle.
+template <typename Scope, typename... Args>
+swv_scope* new_scope(Args&&... args) {
+  Owned<swv_scope> handle(make<swv_scope>());
+  handle->scope.emplace<Scope>(std::forward<Args>(args)...);
+  return handle.release();
 }
 
 // What is wrong with an argument, for functions that all ranks have to hear of it from.
@@ -69,7 +78,7 @@ absl::StatusOr<CostModel> or_status(const Body& body) {
   try {
     return body();
   } catch (const Failure& failure) {
-    return absl::Status(failure.code(), failure.what());
+    return failure.status();
   }
 }
 
@@ -109,7 +118,7 @@ swv_status* swv_mesh_parse(const swv_world* world, const char* text, swv_mesh** 
 }
 
 swv_status* swv_mesh_create_from_ranks(const swv_world* world, const swv_mesh_dim* dims,
-                                       size_t num_dims, const int64_t* ranks, size_t num_ranks,
+                                       size_t num_dims, const int32_t* ranks, size_t num_ranks,
                                        swv_mesh** out_mesh) {
   return guarded(__func__, out_mesh, "out_mesh", [&] {
     shardweave::World& all_ranks = *in(world, "world").world;
@@ -155,7 +164,7 @@ swv_status* swv_mesh_ndim(const swv_mesh* mesh, int32_t* out_ndim) {
   return guarded(__func__, out_ndim, "out_ndim", [&] { return grid(mesh).ndim(); });
 }
 
-swv_status* swv_mesh_size(const swv_mesh* mesh, int64_t* out_size) {
+swv_status* swv_mesh_size(const swv_mesh* mesh, int32_t* out_size) {
   return guarded(__func__, out_size, "out_size", [&] { return grid(mesh).size(); });
 }
 
@@ -182,7 +191,7 @@ swv_status* swv_mesh_coordinate(const swv_mesh* mesh, int64_t* coordinate, size_
   });
 }
 
-swv_status* swv_mesh_ranks(const swv_mesh* mesh, int64_t* ranks, size_t capacity,
+swv_status* swv_mesh_ranks(const swv_mesh* mesh, int32_t* ranks, size_t capacity,
                            size_t* out_count) {
   return guarded(__func__,
                  [&] { copy_out(grid(mesh).ranks(), ranks, capacity, out_count, "ranks"); });
@@ -208,15 +217,15 @@ swv_status* swv_mesh_equal(const swv_mesh* a, const swv_mesh* b, swv_bool* out_e
                  [&] { return in(a, "a").mesh->mesh() == in(b, "b").mesh->mesh(); });
 }
 
-swv_status* swv_mesh_set_cost_model(const swv_mesh* mesh, const swv_link_cost* links,
-                                    size_t num_links, const swv_device_cost* device) {
+swv_status* swv_mesh_set_cost_model(swv_mesh* mesh, const swv_link_cost* links, size_t num_links,
+                                    const swv_device_cost* device) {
   return guarded(__func__, [&] {
     const shardweave::MeshPtr& m = mesh_ptr(mesh);
     shardweave::set_cost_model(m, cost_model(links, num_links, device), kHost);
   });
 }
 
-swv_status* swv_mesh_set_cost_model_from_json(const swv_mesh* mesh, const char* text) {
+swv_status* swv_mesh_set_cost_model_from_json(swv_mesh* mesh, const char* text) {
   return guarded(__func__, [&] {
     const shardweave::MeshPtr& m = mesh_ptr(mesh);
     shardweave::set_cost_model(m, cost_model_from_json(text, m->mesh()), kHost);
@@ -242,46 +251,49 @@ swv_status* swv_mesh_cost_model(const swv_mesh* mesh, swv_link_cost* links, size
   });
 }
 
-swv_status* swv_mesh_forbid_communication(const swv_mesh* mesh,
-                                          swv_strict_scope** out_strict_scope) {
-  return guarded(__func__, out_strict_scope, "out_strict_scope", [&] {
-    return make<swv_strict_scope>(std::make_unique<shardweave::StrictScope>(mesh_ptr(mesh)));
+swv_status* swv_mesh_forbid_communication(swv_mesh* mesh, swv_scope** out_scope) {
+  return guarded(__func__, out_scope, "out_scope",
+                 [&] { return new_scope<shardweave::StrictScope>(mesh_ptr(mesh)); });
+}
+
+swv_status* swv_mesh_enter_module(swv_mesh* mesh, const char* name, swv_scope** out_scope) {
+  return guarded(__func__, out_scope, "out_scope", [&] {
+    const shardweave::MeshPtr& m = mesh_ptr(mesh);
+    return new_scope<shardweave::ModuleScope>(m, std::string(text(name, "name")));
   });
 }
 
-void swv_strict_scope_free(swv_strict_scope* scope) {
+swv_status* swv_mesh_use_random_state(swv_mesh* mesh, const swv_random_state* state,
+                                      swv_scope** out_scope) {
+  return guarded(__func__, out_scope, "out_scope", [&] {
+    const shardweave::MeshPtr& m = mesh_ptr(mesh);
+    return new_scope<shardweave::RandomStateScope>(m, random_state(state));
+  });
+}
+
+void swv_scope_free(swv_scope* scope) {
   release(scope, __func__);
 }
 
-swv_status* swv_mesh_seed(const swv_mesh* mesh, uint64_t seed) {
+swv_status* swv_mesh_seed(swv_mesh* mesh, uint64_t seed) {
   return guarded(__func__, [&] { shardweave::manual_seed(mesh_ptr(mesh), seed); });
 }
 
 swv_status* swv_mesh_random_state(const swv_mesh* mesh, swv_random_state* out_state) {
-  return guarded(__func__, out_state, "out_state", [&] {
+  return guarded(__func__, [&] {
     const shardweave::PhiloxState state = shardweave::random_state(mesh_ptr(mesh));
-    return swv_random_state{state.seed, state.offset};
+    swv_random_state result = SWV_RANDOM_STATE_INIT;
+    result.seed = state.seed;
+    result.offset = state.offset;
+    write_struct(result, out_state, "out_state");
   });
 }
 
-swv_status* swv_mesh_set_random_state(const swv_mesh* mesh, const swv_random_state* state) {
+swv_status* swv_mesh_set_random_state(swv_mesh* mesh, const swv_random_state* state) {
   return guarded(__func__, [&] {
     const shardweave::MeshPtr& m = mesh_ptr(mesh);
     shardweave::set_random_state(m, random_state(state));
   });
-}
-
-swv_status* swv_random_scope_create(const swv_mesh* mesh, const swv_random_state* state,
-                                    swv_random_scope** out_random_scope) {
-  return guarded(__func__, out_random_scope, "out_random_scope", [&] {
-    const shardweave::MeshPtr& m = mesh_ptr(mesh);
-    return make<swv_random_scope>(
-        std::make_unique<shardweave::RandomStateScope>(m, random_state(state)));
-  });
-}
-
-void swv_random_scope_free(swv_random_scope* random_scope) {
-  release(random_scope, __func__);
 }
 
 swv_status* swv_mesh_dispatch_counters(const swv_mesh* mesh, swv_dispatch_counters* out_counters) {

@@ -9,6 +9,7 @@
 
 #include "gtest/gtest.h"
 #include "shardweave.h"
+#include "testing/buffer.h"
 
 namespace {
 
@@ -96,14 +97,15 @@ TEST_F(MessagesTest, Tensors) {
   says(swv_tensor_distribute(plain_, mesh_, beyond_, nullptr, &out), "cuts tensor dimension 5");
   says(swv_tensor_distribute(plain_, mesh_, rows_, &from_nowhere, &out),
        "the source is rank 7 of DeviceMesh(x=1); wanted 0");
-  says(swv_tensor_from_local(sharded_, mesh_, rows_, nullptr, 0, SWV_GRAD, &out), "sharded");
-  says(swv_tensor_from_local(plain_, mesh_, two_, nullptr, 0, SWV_GRAD, &out), "has 2 placements");
-  says(swv_tensor_from_local(plain_, mesh_, rows_, sizes, 2, SWV_GRAD, &out), "on this rank");
-  says(swv_tensor_to_local(plain_, nullptr, SWV_GRAD, &out), "plain tensor of shape [4, 2]");
-  says(swv_tensor_to_local(sharded_, two_, SWV_GRAD, &out), "has 2 placements");
-  says(swv_tensor_redistribute(plain_, rows_, SWV_GRAD, &out), "plain tensor of shape [4, 2]");
-  says(swv_tensor_redistribute(sharded_, two_, SWV_GRAD, &out), "has 2 placements");
-  says(swv_tensor_redistribute(sharded_, beyond_, SWV_GRAD, &out), "cuts tensor dimension 5");
+  says(swv_tensor_from_local(sharded_, mesh_, rows_, nullptr, 0, SWV_MODE_GRAD, &out), "sharded");
+  says(swv_tensor_from_local(plain_, mesh_, two_, nullptr, 0, SWV_MODE_GRAD, &out),
+       "has 2 placements");
+  says(swv_tensor_from_local(plain_, mesh_, rows_, sizes, 2, SWV_MODE_GRAD, &out), "on this rank");
+  says(swv_tensor_to_local(plain_, nullptr, SWV_MODE_GRAD, &out), "plain tensor of shape [4, 2]");
+  says(swv_tensor_to_local(sharded_, two_, SWV_MODE_GRAD, &out), "has 2 placements");
+  says(swv_tensor_redistribute(plain_, rows_, SWV_MODE_GRAD, &out), "plain tensor of shape [4, 2]");
+  says(swv_tensor_redistribute(sharded_, two_, SWV_MODE_GRAD, &out), "has 2 placements");
+  says(swv_tensor_redistribute(sharded_, beyond_, SWV_MODE_GRAD, &out), "cuts tensor dimension 5");
   says(swv_tensor_layout(plain_, &layout), "plain tensor of shape [4, 2]");
   says(swv_tensor_mesh(plain_, &mesh), "plain tensor of shape [4, 2]");
   says(swv_tensor_picture(plain_, &text), "plain tensor of shape [4, 2]");
@@ -119,7 +121,7 @@ TEST_F(MessagesTest, Tensors) {
 TEST_F(MessagesTest, Meshes) {
   swv_mesh* out = nullptr;
   const swv_mesh_dim none[] = {{"x", 0}}, twice[] = {{"x", 1}, {"x", 1}}, two[] = {{"x", 2}};
-  const int64_t ranks[] = {0, 0};
+  const int32_t ranks[] = {0, 0};
   const char* const names[] = {"x", "z", "x"};
   says(swv_mesh_create(world_, none, 1, &out), "has size 0");
   says(swv_mesh_create(world_, twice, 2, &out), "two dimensions are named");
@@ -128,7 +130,7 @@ TEST_F(MessagesTest, Meshes) {
   says(swv_mesh_parse(world_, "x", &out), "is not NAME=SIZE");
   says(swv_mesh_create_from_ranks(world_, two, 1, ranks, 1, &out), "wanted 2 ranks, given 1");
   says(swv_mesh_create_from_ranks(world_, two, 1, ranks, 2, &out), "rank 0 is there twice");
-  const int64_t far[] = {0, 7};
+  const int32_t far[] = {0, 7};
   says(swv_mesh_create_from_ranks(world_, two, 1, far, 2, &out), "has rank 7");
   says(swv_mesh_slice(mesh_, names + 1, 1, &out), "has no dimension \"z\"");
   says(swv_mesh_slice(cube_, names, 3, &out), "two dimensions are named");
@@ -176,7 +178,7 @@ TEST_F(MessagesTest, Modules) {
   const int64_t sizes[] = {8};
   ok(swv_op_find("aten::view", &view));
   const swv_value args[] = {swv_value_tensor(plain_), swv_value_ints(sizes, 1)};
-  ok(swv_op_call(view, SWV_NO_GRAD, args, 2, &row, 1, nullptr));
+  ok(swv_op_call(view, SWV_MODE_NO_GRAD, args, 2, &row, 1, nullptr));
   swv_module* over = module({{"a", plain_}, {"b", row.as.tensor}});
   says(distribute(over, "{\"parameter\": {}}"), "over the same memory");
   swv_module* done = module({{"a", sharded_}});
@@ -188,7 +190,7 @@ TEST_F(MessagesTest, Modules) {
 
 TEST_F(MessagesTest, GradientsAndOptimizers) {
   ok(swv_tensor_set_requires_grad(sharded_, 1));
-  const swv_tensor* const parameters[] = {sharded_};
+  swv_tensor* const parameters[] = {sharded_};
   swv_optimizer* optimizer = nullptr;
   swv_sgd_options sgd = SWV_SGD_OPTIONS_INIT;
   sgd.lr = -1;
@@ -207,7 +209,7 @@ TEST_F(MessagesTest, GradientsAndOptimizers) {
   says(swv_optimizer_set_state(optimizer, 0, "exp_avg", plain_), "plain tensor");
   says(swv_optimizer_set_state(optimizer, 0, "step", plain_), "one number");
   swv_tensor *grad = nullptr, *infinite = nullptr;
-  ok(swv_tensor_redistribute(sharded_, whole_, SWV_NO_GRAD, &grad));
+  ok(swv_tensor_redistribute(sharded_, whole_, SWV_MODE_NO_GRAD, &grad));
   ok(swv_tensor_set_grad(sharded_, grad));
   says(swv_optimizer_step(optimizer),
        "its gradient [R]; the gradients are to be synchronized before "
@@ -233,7 +235,8 @@ TEST_F(MessagesTest, Operators) {
     swv_op* op = nullptr;
     swv_value results[4];
     ok(swv_op_find(name, &op));
-    swv_status* status = swv_op_call(op, SWV_GRAD, args.data(), args.size(), results, 4, nullptr);
+    swv_status* status =
+        swv_op_call(op, SWV_MODE_GRAD, args.data(), args.size(), results, 4, nullptr);
     swv_op_free(op);
     return status;
   };
@@ -261,7 +264,7 @@ TEST_F(MessagesTest, Operators) {
   const swv_value named[] = {sharded, swv_value_ints(ints, 1), swv_value_ints(ints, 1)};
   const char* const names[] = {"dim", "keepdim"};
   swv_value result = SWV_NONE;
-  says(swv_op_call_named(sum, SWV_GRAD, named, 3, names, 2, &result, 1, nullptr),
+  says(swv_op_call_named(sum, SWV_MODE_GRAD, named, 3, names, 2, &result, 1, nullptr),
        "the arguments (a tensor, dim: integers, keepdim: integers) fit none");
   swv_op_free(sum);
   says(explain("aten::relu", {plain}), "none of the arguments is a DTensor");
@@ -306,8 +309,8 @@ TEST_F(MessagesTest, Worlds) {
   swv_comm *comm = nullptr, *other = nullptr, *counted = nullptr;
   ok(swv_world_comm(world_, &comm));
   float data[3] = {};
-  const swv_buffer buffer = {data, 1, SWV_F32, {SWV_CPU, 0}, 0};
-  const swv_buffer third = {data + 2, 1, SWV_F32, {SWV_CPU, 0}, 0};
+  const swv_buffer buffer = cpu_buffer(data, 1, SWV_DTYPE_F32);
+  const swv_buffer third = cpu_buffer(data + 2, 1, SWV_DTYPE_F32);
   const int64_t counts[] = {2}, one[] = {1};
   says(swv_comm_all_to_all_v(comm, &buffer, counts, &third, one, 1, nullptr, nullptr),
        "does not add up");

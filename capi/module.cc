@@ -79,23 +79,45 @@ class Registry {
 }  // namespace
 }  // namespace shardweave::capi
 
-struct swv_module : shardweave::capi::Handle<shardweave::capi::Kind::kModule> {
-  shardweave::capi::Registry tensors;
+namespace shardweave::capi {
+namespace {
+
+struct ModuleState {
+  Registry tensors;
   std::optional<torch::jit::Module> script;  // of a file; its tensors are in `tensors` too
-  // Those that were called.
-  mutable std::map<std::string, shardweave::capi::Method, std::less<>> methods;
+  std::map<std::string, Method, std::less<>> methods;  // those that were called
+};
+
+}  // namespace
+}  // namespace shardweave::capi
+
+struct swv_module : shardweave::capi::Handle<shardweave::capi::Kind::kModule> {
+  std::shared_ptr<shardweave::capi::ModuleState> state;
 };
 
 struct swv_plan : shardweave::capi::Handle<shardweave::capi::Kind::kPlan> {
-  shardweave::ParameterPlan plan;
+  std::shared_ptr<shardweave::ParameterPlan> plan;
 };
 
 struct swv_optimizer : shardweave::capi::Handle<shardweave::capi::Kind::kOptimizer> {
-  shardweave::FusedOptimizer optimizer;
+  std::shared_ptr<shardweave::FusedOptimizer> optimizer;
 };
 
 namespace shardweave::capi {
 namespace {
+
+ModuleState& state_of(const swv_module* module) {
+  return *in(module, "module").state;
+}
+Registry& registry(const swv_module* module) {
+  return state_of(module).tensors;
+}
+ParameterPlan& plan_of(const swv_plan* plan) {
+  return *in(plan, "plan").plan;
+}
+FusedOptimizer& optimizer_of(const swv_optimizer* optimizer) {
+  return *in(optimizer, "optimizer").optimizer;
+}
 
 std::vector<Named> Registry::all_names(Slot slot) const {
   std::vector<Named> all;
@@ -165,11 +187,12 @@ void Registry::add(std::string_view fqn, const at::Tensor& t, Slot slot) {
 swv_module* load(const char* path) {
   const std::string file(text(path, "path"));
   auto script = torch::jit::load(file);
-  Owned<swv_module> result(make<swv_module>(Registry(), std::optional(script)));
-  Registry& tensors = result->tensors;
+  auto state = std::make_shared<ModuleState>();
+  state->script = script;
+  Registry& tensors = state->tensors;
   for (const auto& p : script.named_parameters()) tensors.add(p.name, p.value, Slot::kParameter);
   for (const auto& b : script.named_buffers()) tensors.add(b.name, b.value, Slot::kBuffer);
-  return result.release();
+  return make<swv_module>(std::move(state));
 }
 
 void write_named(const std::vector<Named>& all, size_t index, const char* what,
@@ -193,7 +216,7 @@ swv_tensor* get(const Registry& tensors, std::string_view fqn) {
        str_cat("argument 'fqn': the module has no '", fqn, "'", suggestion(fqn, names)));
 }
 
-const Method& method_of(const swv_module& module, std::string_view name) {
+const Method& method_of(ModuleState& module, std::string_view name) {
   if (const auto found = module.methods.find(name); found != module.methods.end()) {
     return found->second;
   }
@@ -209,7 +232,7 @@ const Method& method_of(const swv_module& module, std::string_view name) {
   return module.methods.emplace(name, std::move(made)).first->second;
 }
 
-void call_method(const swv_module& module, std::string_view name, swv_grad_mode mode,
+void call_method(ModuleState& module, std::string_view name, swv_grad_mode mode,
                  const GivenArguments& given, swv_value* results, size_t capacity,
                  size_t* out_num_results) {
   if (!module.script.has_value()) {
@@ -236,10 +259,10 @@ void call_method(const swv_module& module, std::string_view name, swv_grad_mode 
 
 void distribute(const swv_module* module, const swv_mesh* mesh, const swv_plan* plan,
                 const swv_distribute_options* options) {
-  const CallMode mode(SWV_GRAD, "mode");
-  distribute_module(in(module, "module").tensors.module(), in(mesh, "mesh").mesh,
-                    plan == nullptr ? ParameterPlan() : in(plan, "plan").plan,
-                    distribute_options(options), kHost);
+  const CallMode mode(SWV_MODE_GRAD, "mode");
+  distribute_module(registry(module).module(), in(mesh, "mesh").mesh,
+                    plan == nullptr ? ParameterPlan() : plan_of(plan), distribute_options(options),
+                    kHost);
 }
 
 void clip(const swv_tensor* const* parameters, size_t num_parameters, double max_norm,
@@ -250,7 +273,7 @@ void clip(const swv_tensor* const* parameters, size_t num_parameters, double max
   }
   if (!(max_norm >= 0)) fail_argument("max_norm", str_cat("is ", max_norm, "; wanted 0 or more"));
   const bool finite = flag(o.error_if_nonfinite, "options.error_if_nonfinite");
-  const CallMode mode(SWV_NO_GRAD, "mode");
+  const CallMode mode(SWV_MODE_NO_GRAD, "mode");
   const double norm = clip_grad_norm(tensors(parameters, num_parameters, "parameters"), max_norm,
                                      o.norm_type, finite, kHost);
   if (out_norm != nullptr) *out_norm = norm;
@@ -267,7 +290,7 @@ AdamWOptions adamw_options(const swv_adamw_options* given) {
 }
 
 void step(FusedOptimizer& optimizer) {
-  const CallMode mode(SWV_NO_GRAD, "mode");
+  const CallMode mode(SWV_MODE_NO_GRAD, "mode");
   try {
     optimizer.step();
   } catch (const Error& error) {
@@ -281,7 +304,7 @@ void step(FusedOptimizer& optimizer) {
 swv_optimizer* new_optimizer(const swv_tensor* const* parameters, size_t num_parameters,
                              const FusedOptimizer::Options& options) {
   return make<swv_optimizer>(
-      FusedOptimizer(tensors(parameters, num_parameters, "parameters"), options));
+      std::make_shared<FusedOptimizer>(tensors(parameters, num_parameters, "parameters"), options));
 }
 
 }  // namespace
@@ -290,67 +313,70 @@ swv_optimizer* new_optimizer(const swv_tensor* const* parameters, size_t num_par
 using namespace shardweave::capi;  // NOLINT: this file is the C interface of it
 
 swv_status* swv_module_create(swv_module** out_module) {
-  return guarded(__func__, out_module, "out_module", [&] { return make<swv_module>(); });
+  return guarded(__func__, out_module, "out_module",
+                 [&] { return make<swv_module>(std::make_shared<ModuleState>()); });
 }
 
 swv_status* swv_module_load(const char* path, swv_module** out_module) {
   return guarded(__func__, out_module, "out_module", [&] { return load(path); });
 }
 
+swv_status* swv_module_share(const swv_module* module, swv_module** out_module) {
+  return guarded(__func__, out_module, "out_module",
+                 [&] { return make<swv_module>(in(module, "module").state); });
+}
+
 void swv_module_free(swv_module* module) {
   release(module, __func__);
 }
 
-swv_status* swv_module_add_parameter(swv_module* module, const char* fqn,
-                                     const swv_tensor* tensor) {
+swv_status* swv_module_add_parameter(swv_module* module, const char* fqn, swv_tensor* tensor) {
   return guarded(__func__, [&] {
-    in(module, "module")
-        .tensors.add(text(fqn, "fqn"), in(tensor, "tensor").tensor, Slot::kParameter);
+    registry(module).add(text(fqn, "fqn"), in(tensor, "tensor").tensor, Slot::kParameter);
   });
 }
 
-swv_status* swv_module_add_buffer(swv_module* module, const char* fqn, const swv_tensor* tensor) {
+swv_status* swv_module_add_buffer(swv_module* module, const char* fqn, swv_tensor* tensor) {
   return guarded(__func__, [&] {
-    in(module, "module").tensors.add(text(fqn, "fqn"), in(tensor, "tensor").tensor, Slot::kBuffer);
+    registry(module).add(text(fqn, "fqn"), in(tensor, "tensor").tensor, Slot::kBuffer);
   });
 }
 
 swv_status* swv_module_num_parameters(const swv_module* module, size_t* out_num) {
   return guarded(__func__, out_num, "out_num",
-                 [&] { return in(module, "module").tensors.tensors(Slot::kParameter).size(); });
+                 [&] { return registry(module).tensors(Slot::kParameter).size(); });
 }
 
 swv_status* swv_module_parameter(const swv_module* module, size_t index, swv_string** out_fqn,
                                  swv_tensor** out_tensor) {
   return guarded(__func__, [&] {
-    write_named(in(module, "module").tensors.tensors(Slot::kParameter), index, "parameters",
-                out_fqn, out_tensor);
+    write_named(registry(module).tensors(Slot::kParameter), index, "parameters", out_fqn,
+                out_tensor);
   });
 }
 
 swv_status* swv_module_num_buffers(const swv_module* module, size_t* out_num) {
   return guarded(__func__, out_num, "out_num",
-                 [&] { return in(module, "module").tensors.tensors(Slot::kBuffer).size(); });
+                 [&] { return registry(module).tensors(Slot::kBuffer).size(); });
 }
 
 swv_status* swv_module_buffer(const swv_module* module, size_t index, swv_string** out_fqn,
                               swv_tensor** out_tensor) {
   return guarded(__func__, [&] {
-    write_named(in(module, "module").tensors.tensors(Slot::kBuffer), index, "buffers", out_fqn,
-                out_tensor);
+    write_named(registry(module).tensors(Slot::kBuffer), index, "buffers", out_fqn, out_tensor);
   });
 }
 
 swv_status* swv_module_get(const swv_module* module, const char* fqn, swv_tensor** out_tensor) {
   return guarded(__func__, out_tensor, "out_tensor",
-                 [&] { return get(in(module, "module").tensors, text(fqn, "fqn")); });
+                 [&] { return get(registry(module), text(fqn, "fqn")); });
 }
 
-swv_status* swv_module_call(const swv_module* module, const char* method, swv_grad_mode mode,
+swv_status* swv_module_call(swv_module* module, const char* method, swv_grad_mode mode,
                             const swv_value* arguments, size_t num_arguments,
                             swv_value* out_results, size_t capacity, size_t* out_num_results) {
   return guarded(__func__, [&] {
-    call_method(in(module, "module"), text(method, "method"), mode,
+    call_method(state_of(module), text(method, "method"), mode,
                 given_arguments(arguments, num_arguments, nullptr, 0), out_results, capacity,
                 out_num_results);
   });
@@ -358,72 +384,79 @@ swv_status* swv_module_call(const swv_module* module, const char* method, swv_gr
 
 swv_status* swv_plan_create(swv_plan** out_plan) {
   return guarded(__func__, out_plan, "out_plan",
-                 [&] { return make<swv_plan>(shardweave::ParameterPlan()); });
+                 [&] { return make<swv_plan>(std::make_shared<shardweave::ParameterPlan>()); });
 }
 
 swv_status* swv_plan_from_json(const char* text, swv_plan** out_plan) {
   return guarded(__func__, out_plan, "out_plan", [&] {
-    return make<swv_plan>(
-        check(shardweave::parse_parameter_plan(shardweave::capi::text(text, "text"))));
+    return make<swv_plan>(std::make_shared<shardweave::ParameterPlan>(
+        check(shardweave::parse_parameter_plan(shardweave::capi::text(text, "text")))));
   });
 }
 
 swv_status* swv_plan_to_json(const swv_plan* plan, swv_string** out_text) {
   return guarded(__func__, out_text, "out_text",
-                 [&] { return new_string(shardweave::to_json(in(plan, "plan").plan)); });
+                 [&] { return new_string(shardweave::to_json(plan_of(plan))); });
 }
 
 swv_status* swv_plan_add(swv_plan* plan, const char* pattern, const swv_named_placement* placements,
                          size_t num_placements) {
   return guarded(__func__, [&] {
-    in(plan, "plan")
-        .plan.push_back({std::string(text(pattern, "pattern")),
-                         named_placements(placements, num_placements, "placements")});
+    plan_of(plan).push_back({std::string(text(pattern, "pattern")),
+                             named_placements(placements, num_placements, "placements")});
   });
+}
+
+swv_status* swv_plan_share(const swv_plan* plan, swv_plan** out_plan) {
+  return guarded(__func__, out_plan, "out_plan",
+                 [&] { return make<swv_plan>(in(plan, "plan").plan); });
 }
 
 void swv_plan_free(swv_plan* plan) {
   release(plan, __func__);
 }
 
-swv_status* swv_module_distribute(const swv_module* module, const swv_mesh* mesh,
-                                  const swv_plan* plan, const swv_distribute_options* options) {
+swv_status* swv_module_distribute(swv_module* module, const swv_mesh* mesh, const swv_plan* plan,
+                                  const swv_distribute_options* options) {
   return guarded(__func__, [&] { distribute(module, mesh, plan, options); });
 }
 
-swv_status* swv_module_finish_grad_sync(const swv_module* module) {
-  return guarded(__func__, [&] {
-    shardweave::finish_grad_sync(in(module, "module").tensors.module(), kHost);
-  });
+swv_status* swv_module_finish_grad_sync(swv_module* module) {
+  return guarded(__func__, [&] { shardweave::finish_grad_sync(registry(module).module(), kHost); });
 }
 
-swv_status* swv_finish_grad_sync(const swv_tensor* const* parameters, size_t num_parameters) {
+swv_status* swv_finish_grad_sync(swv_tensor* const* parameters, size_t num_parameters) {
   return guarded(__func__, [&] {
     shardweave::finish_grad_sync(tensors(parameters, num_parameters, "parameters"), kHost);
   });
 }
 
-swv_status* swv_clip_grad_norm(const swv_tensor* const* parameters, size_t num_parameters,
+swv_status* swv_clip_grad_norm(swv_tensor* const* parameters, size_t num_parameters,
                                double max_norm, const swv_clip_options* options, double* out_norm) {
   return guarded(__func__, [&] { clip(parameters, num_parameters, max_norm, options, out_norm); });
 }
 
-swv_status* swv_module_zero_grad(const swv_module* module) {
-  return guarded(__func__, [&] { in(module, "module").tensors.module().zero_grad(); });
+swv_status* swv_module_zero_grad(swv_module* module) {
+  return guarded(__func__, [&] { registry(module).module().zero_grad(); });
 }
 
-swv_status* swv_optimizer_create_sgd(const swv_tensor* const* parameters, size_t num_parameters,
+swv_status* swv_optimizer_create_sgd(swv_tensor* const* parameters, size_t num_parameters,
                                      const swv_sgd_options* options,
                                      swv_optimizer** out_optimizer) {
   return guarded(__func__, out_optimizer, "out_optimizer",
                  [&] { return new_optimizer(parameters, num_parameters, sgd_options(options)); });
 }
 
-swv_status* swv_optimizer_create_adamw(const swv_tensor* const* parameters, size_t num_parameters,
+swv_status* swv_optimizer_create_adamw(swv_tensor* const* parameters, size_t num_parameters,
                                        const swv_adamw_options* options,
                                        swv_optimizer** out_optimizer) {
   return guarded(__func__, out_optimizer, "out_optimizer",
                  [&] { return new_optimizer(parameters, num_parameters, adamw_options(options)); });
+}
+
+swv_status* swv_optimizer_share(const swv_optimizer* optimizer, swv_optimizer** out_optimizer) {
+  return guarded(__func__, out_optimizer, "out_optimizer",
+                 [&] { return make<swv_optimizer>(in(optimizer, "optimizer").optimizer); });
 }
 
 void swv_optimizer_free(swv_optimizer* optimizer) {
@@ -431,35 +464,32 @@ void swv_optimizer_free(swv_optimizer* optimizer) {
 }
 
 swv_status* swv_optimizer_step(swv_optimizer* optimizer) {
-  return guarded(__func__, [&] { step(in(optimizer, "optimizer").optimizer); });
+  return guarded(__func__, [&] { step(optimizer_of(optimizer)); });
 }
 
-swv_status* swv_optimizer_zero_grad(const swv_optimizer* optimizer) {
-  return guarded(__func__, [&] { in(optimizer, "optimizer").optimizer.zero_grad(); });
+swv_status* swv_optimizer_zero_grad(swv_optimizer* optimizer) {
+  return guarded(__func__, [&] { optimizer_of(optimizer).zero_grad(); });
 }
 
 swv_status* swv_optimizer_lr(const swv_optimizer* optimizer, double* out_lr) {
-  return guarded(__func__, out_lr, "out_lr",
-                 [&] { return in(optimizer, "optimizer").optimizer.lr(); });
+  return guarded(__func__, out_lr, "out_lr", [&] { return optimizer_of(optimizer).lr(); });
 }
 
 swv_status* swv_optimizer_set_lr(swv_optimizer* optimizer, double lr) {
-  return guarded(__func__, [&] { in(optimizer, "optimizer").optimizer.set_lr(lr); });
+  return guarded(__func__, [&] { optimizer_of(optimizer).set_lr(lr); });
 }
 
 swv_status* swv_optimizer_state(const swv_optimizer* optimizer, size_t index, const char* name,
                                 swv_tensor** out_tensor) {
   return guarded(__func__, out_tensor, "out_tensor", [&] {
-    return new_tensor_or_null(
-        in(optimizer, "optimizer").optimizer.state(index, text(name, "name")));
+    return new_tensor_or_null(optimizer_of(optimizer).state(index, text(name, "name")));
   });
 }
 
 swv_status* swv_optimizer_set_state(swv_optimizer* optimizer, size_t index, const char* name,
                                     const swv_tensor* tensor) {
   return guarded(__func__, [&] {
-    const CallMode mode(SWV_NO_GRAD, "mode");
-    in(optimizer, "optimizer")
-        .optimizer.set_state(index, text(name, "name"), in(tensor, "tensor").tensor);
+    const CallMode mode(SWV_MODE_NO_GRAD, "mode");
+    optimizer_of(optimizer).set_state(index, text(name, "name"), in(tensor, "tensor").tensor);
   });
 }

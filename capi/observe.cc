@@ -1,14 +1,10 @@
-// Traces of communication, names of modules, pictures of shards.
+// Traces of communication, pictures of shards.
 #include "shardweave/capi/handles.h"
 #include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/observe/visualize_sharding.h"
 
 struct swv_trace : shardweave::capi::Handle<shardweave::capi::Kind::kTrace> {
-  std::unique_ptr<shardweave::CommTrace> trace;
-};
-
-struct swv_module_scope : shardweave::capi::Handle<shardweave::capi::Kind::kModuleScope> {
-  std::unique_ptr<shardweave::ModuleScope> scope;
+  std::shared_ptr<shardweave::CommTrace> trace;
 };
 
 namespace shardweave::capi {
@@ -29,8 +25,13 @@ using namespace shardweave::capi;  // NOLINT: this file is the C interface of it
 
 swv_status* swv_trace_create(const swv_mesh* mesh, swv_trace** out_trace) {
   return guarded(__func__, out_trace, "out_trace", [&] {
-    return make<swv_trace>(std::make_unique<shardweave::CommTrace>(in(mesh, "mesh").mesh));
+    return make<swv_trace>(std::make_shared<shardweave::CommTrace>(in(mesh, "mesh").mesh));
   });
+}
+
+swv_status* swv_trace_share(const swv_trace* trace, swv_trace** out_trace) {
+  return guarded(__func__, out_trace, "out_trace",
+                 [&] { return make<swv_trace>(in(trace, "trace").trace); });
 }
 
 void swv_trace_free(swv_trace* trace) {
@@ -57,18 +58,6 @@ swv_status* swv_trace_to_string(const swv_trace* trace, swv_string** out_text) {
 swv_status* swv_trace_to_json(const swv_trace* trace, swv_string** out_json) {
   return guarded(__func__, out_json, "out_json",
                  [&] { return new_string(trace_of(trace).to_json()); });
-}
-
-swv_status* swv_module_scope_create(const swv_mesh* mesh, const char* name,
-                                    swv_module_scope** out_module_scope) {
-  return guarded(__func__, out_module_scope, "out_module_scope", [&] {
-    return make<swv_module_scope>(std::make_unique<shardweave::ModuleScope>(
-        in(mesh, "mesh").mesh, std::string(text(name, "name"))));
-  });
-}
-
-void swv_module_scope_free(swv_module_scope* module_scope) {
-  release(module_scope, __func__);
 }
 
 swv_status* swv_tensor_picture(const swv_tensor* tensor, swv_string** out_text) {

@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <iterator>
+#include <memory>
 
 #include "ATen/EmptyTensor.h"
 #include "ATen/core/dispatch/Dispatcher.h"
@@ -65,14 +66,28 @@ static_assert(SWV_VALUE_FLOATS < 16);
 }  // namespace
 }  // namespace shardweave::capi
 
-struct swv_op : shardweave::capi::Handle<shardweave::capi::Kind::kOp> {
+namespace shardweave::capi {
+namespace {
+
+struct Operator {
   std::string name;
-  std::vector<shardweave::capi::Overload> overloads;  // at least one
-  mutable shardweave::capi::Choices choices = {};
+  std::vector<Overload> overloads;  // at least one
+  mutable Choices choices = {};
+};
+
+}  // namespace
+}  // namespace shardweave::capi
+
+struct swv_op : shardweave::capi::Handle<shardweave::capi::Kind::kOp> {
+  std::shared_ptr<const shardweave::capi::Operator> op;
 };
 
 namespace shardweave::capi {
 namespace {
+
+const Operator& operator_of(const swv_op* handle) {
+  return *in(handle, "op").op;
+}
 
 // Out-variants last; those that ask for less first.
 bool before(const Overload& a, const Overload& b) {
@@ -115,17 +130,20 @@ swv_op* find_op(std::string_view given) {
     std::sort(overloads.begin(), overloads.end(), before);
   }
   if (overloads.empty()) fail_not_found(name);
-  return make<swv_op>(std::move(name), std::move(overloads));
+  auto op = std::make_shared<Operator>();
+  op->name = std::move(name);
+  op->overloads = std::move(overloads);
+  return make<swv_op>(std::move(op));
 }
 
-std::string schemas(const swv_op& op) {
+std::string schemas(const Operator& op) {
   return absl::StrJoin(op.overloads, "\n", [](std::string* to, const Overload& overload) {
     str_append(to, overload.signature.text);
   });
 }
 
 // A name that no overload knows is what is wrong, whatever else there is.
-void check_names(const swv_op& op, const GivenArguments& given) {
+void check_names(const Operator& op, const GivenArguments& given) {
   for (const char* name : given.names) {
     std::vector<std::string> known;
     for (const Overload& overload : op.overloads) {
@@ -140,7 +158,7 @@ void check_names(const swv_op& op, const GivenArguments& given) {
 }
 
 // The overload whose arguments fit; they are on the stack then.
-const Overload& choose(const swv_op& op, const GivenArguments& given, c10::Stack& stack) {
+const Overload& choose(const Operator& op, const GivenArguments& given, c10::Stack& stack) {
   const uint64_t kinds = op.overloads.size() == 1 ? 0 : Choices::kinds_of(given);
   if (kinds != 0) {
     if (const auto known = op.choices.find(kinds)) {
@@ -203,7 +221,7 @@ void mend(const GivenArguments& given) {
 
 void call(const swv_op* handle, swv_grad_mode mode, const GivenArguments& given, swv_value* results,
           size_t capacity, size_t* out_num_results) {
-  const swv_op& op = in(handle, "op");
+  const Operator& op = operator_of(handle);
   const CallMode call_mode(mode, "mode");
   CallStack stack;
   const Overload& overload = choose(op, given, stack.values);
@@ -219,9 +237,9 @@ void call(const swv_op* handle, swv_grad_mode mode, const GivenArguments& given,
 
 void explain(const swv_op* handle, const GivenArguments& given, swv_string** out_text,
              swv_string** out_json) {
-  const CallMode mode(SWV_NO_GRAD, "mode");
+  const CallMode mode(SWV_MODE_NO_GRAD, "mode");
   CallStack stack;
-  const Overload& overload = choose(in(handle, "op"), given, stack.values);
+  const Overload& overload = choose(operator_of(handle), given, stack.values);
   const Explanation explanation =
       shardweave::explain(c10::toString(overload.handle.operator_name()), std::move(stack.values));
   Owned<swv_string> text(out_text == nullptr ? nullptr : new_string(explanation.to_string()));
@@ -235,7 +253,7 @@ swv_value item(const swv_tensor* handle) {
   if (t.numel() != 1) {
     fail_argument("tensor", str_cat("has ", t.numel(), " elements; wanted one"));
   }
-  const CallMode mode(SWV_NO_GRAD, "mode");
+  const CallMode mode(SWV_MODE_NO_GRAD, "mode");
   const at::Scalar number = t.item();
   if (number.type() == at::kUInt64) {  // above INT64_MAX, which an IValue has no kind for
     fail(absl::StatusCode::kOutOfRange,
@@ -254,12 +272,17 @@ swv_status* swv_op_find(const char* name, swv_op** out_op) {
   return guarded(__func__, out_op, "out_op", [&] { return find_op(text(name, "name")); });
 }
 
+swv_status* swv_op_share(const swv_op* op, swv_op** out_op) {
+  return guarded(__func__, out_op, "out_op", [&] { return make<swv_op>(in(op, "op").op); });
+}
+
 void swv_op_free(swv_op* op) {
   release(op, __func__);
 }
 
 swv_status* swv_op_schema(const swv_op* op, swv_string** out_text) {
-  return guarded(__func__, out_text, "out_text", [&] { return new_string(schemas(in(op, "op"))); });
+  return guarded(__func__, out_text, "out_text",
+                 [&] { return new_string(schemas(operator_of(op))); });
 }
 
 swv_status* swv_op_call(const swv_op* op, swv_grad_mode mode, const swv_value* arguments,

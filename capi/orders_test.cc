@@ -8,6 +8,7 @@
 
 #include "gtest/gtest.h"
 #include "shardweave.h"
+#include "testing/buffer.h"
 
 namespace {
 
@@ -91,14 +92,14 @@ class Program {
   }
 
  private:
-  swv_buffer buffer(float* data) { return {data, 1, SWV_F32, {SWV_CPU, 0}, 0}; }
+  swv_buffer buffer(float* data) { return cpu_buffer(data, 1, SWV_DTYPE_F32); }
 
   bool expect(swv_status* status, Codes wanted) {
     const std::string message = swv_status_message(status);
     const swv_code is = code_of(status);
-    EXPECT_TRUE((is == SWV_OK && wanted.ok) || (is == SWV_ABORTED && wanted.aborted))
+    EXPECT_TRUE((is == SWV_CODE_OK && wanted.ok) || (is == SWV_CODE_ABORTED && wanted.aborted))
         << swv_code_name(is) << " " << message << ": " << where();
-    return is == SWV_OK;
+    return is == SWV_CODE_OK;
   }
   void expect_refused(swv_status* status) {
     EXPECT_STREQ(swv_code_name(code_of(status)), "INVALID_ARGUMENT") << where();
@@ -127,7 +128,7 @@ class Program {
   void all_reduce(Group& group) {
     const swv_buffer in = buffer(&one_), out = buffer(&outs_[step_]);
     swv_status* const status =
-        swv_comm_all_reduce(group.comm, &in, &out, SWV_SUM, nullptr, nullptr);
+        swv_comm_all_reduce(group.comm, &in, &out, SWV_REDUCE_SUM, nullptr, nullptr);
     const bool ok = expect(status, {.ok = !group.broken, .aborted = group.broken});
     if (group.state == Group::State::kCollecting) {
       group.collected.push_back(step_);
@@ -262,7 +263,7 @@ swv_status* every_order(void*, swv_world* world) {
       all.emplace_back(control, calls, number).run();
       if (testing::Test::HasFailure()) {
         swv_comm_free(control);
-        return swv_status_new(SWV_CANCELLED, "it has failed");
+        return swv_status_new(SWV_CODE_CANCELLED, "it has failed");
       }
     }
   }

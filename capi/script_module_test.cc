@@ -1,6 +1,8 @@
 // Modules from TorchScript files: what is saved in C++ is loaded, sharded and called through C.
+#include <complex>
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 #include "ATen/ATen.h"
 #include "gtest/gtest.h"
@@ -28,7 +30,9 @@ std::string saved_module() {
   root.register_module("inner", inner);
   root.define(
       "def forward(self, x, scale: float = 2.0):\n  return self.inner.forward(x) * scale\n"
-      "def both(self, x):\n  return (x, self.inner.forward(x))\n");
+      "def both(self, x):\n  return (x, self.inner.forward(x))\n"
+      "def turned(self, z: complex, by: Optional[complex] = None):\n"
+      "  if by is None:\n    return z\n  return z * by\n");
   const std::string path = std::string(std::getenv("TEST_TMPDIR")) + "/model.pt";
   root.save(path);
   return path;
@@ -75,18 +79,40 @@ TEST_F(ScriptModuleTest, CallsItsMethods) {
   const swv_value arguments[] = {swv_value_tensor(x_), swv_value_float(3)};
   swv_value results[2];
   size_t count = 0;
-  must(swv_module_call(module_, "forward", SWV_GRAD, arguments, 1, results, 1, &count));
+  must(swv_module_call(module_, "forward", SWV_MODE_GRAD, arguments, 1, results, 1, &count));
   ASSERT_EQ(count, 1u);
   EXPECT_TRUE(at::equal(results[0].as.tensor->tensor, wanted(2)));
   swv_value_clear(&results[0]);
-  must(swv_module_call(module_, "forward", SWV_NO_GRAD, arguments, 2, results, 1, nullptr));
+  must(swv_module_call(module_, "forward", SWV_MODE_NO_GRAD, arguments, 2, results, 1, nullptr));
   EXPECT_TRUE(at::equal(results[0].as.tensor->tensor, wanted(3)));
   swv_value_clear(&results[0]);
-  must(swv_module_call(module_, "both", SWV_GRAD, arguments, 1, results, 2, &count));
+  must(swv_module_call(module_, "both", SWV_MODE_GRAD, arguments, 1, results, 2, &count));
   ASSERT_EQ(count, 2u);
   EXPECT_TRUE(at::equal(results[0].as.tensor->tensor, x_->tensor));
   EXPECT_TRUE(at::equal(results[1].as.tensor->tensor, wanted(1)));
   for (swv_value& result : results) swv_value_clear(&result);
+}
+
+// Where it wants a complex number, a real one does, too, as where an operator does.
+TEST_F(ScriptModuleTest, TakesComplexNumbers) {
+  const auto turned = [&](std::vector<swv_value> arguments) {
+    swv_value result = SWV_NONE;
+    must(swv_module_call(module_, "turned", SWV_MODE_GRAD, arguments.data(), arguments.size(),
+                         &result, 1, nullptr));
+    EXPECT_EQ(result.kind, SWV_VALUE_COMPLEX);
+    return std::complex<double>(result.as.complex_number.real, result.as.complex_number.imaginary);
+  };
+  using Complex = std::complex<double>;
+  EXPECT_EQ(turned({swv_value_complex(1, 2)}), Complex(1, 2));
+  EXPECT_EQ(turned({swv_value_complex(1, 2), swv_value_complex(0, 1)}), Complex(-2, 1));
+  EXPECT_EQ(turned({swv_value_float(0.5), swv_value_complex(0, 1)}), Complex(0, 0.5));
+  EXPECT_EQ(turned({swv_value_complex(1, 2), swv_value_int(3)}), Complex(3, 6));
+  EXPECT_EQ(turned({swv_value_complex(1, 2), swv_value_none()}), Complex(1, 2));
+  swv_value result = SWV_NONE;
+  const swv_value flag = swv_value_bool(1);
+  const std::string message =
+      message_of(swv_module_call(module_, "turned", SWV_MODE_GRAD, &flag, 1, &result, 1, nullptr));
+  EXPECT_NE(message.find("complex z"), std::string::npos) << message;
 }
 
 TEST_F(ScriptModuleTest, WorksShardedAndDifferentiates) {
@@ -104,12 +130,12 @@ TEST_F(ScriptModuleTest, WorksShardedAndDifferentiates) {
   must(swv_tensor_distribute(x_, mesh, rows, nullptr, &x));
   const swv_value argument = swv_value_tensor(x);
   swv_value y, sum;
-  must(swv_module_call(module_, "forward", SWV_GRAD, &argument, 1, &y, 1, nullptr));
+  must(swv_module_call(module_, "forward", SWV_MODE_GRAD, &argument, 1, &y, 1, nullptr));
   EXPECT_EQ(shardweave::layout_of(y.as.tensor->tensor).to_string(), "[S(1)]");
   EXPECT_TRUE(at::equal(shardweave::full_tensor(y.as.tensor->tensor), wanted(2)));
   swv_op* op = nullptr;
   must(swv_op_find("aten::sum", &op));
-  must(swv_op_call(op, SWV_GRAD, &y, 1, &sum, 1, nullptr));
+  must(swv_op_call(op, SWV_MODE_GRAD, &y, 1, &sum, 1, nullptr));
   must(swv_tensor_backward(sum.as.tensor, nullptr, nullptr));
   must(swv_module_get(module_, "inner.weight", &weight));
   must(swv_tensor_grad(weight, &gradient));
@@ -131,8 +157,8 @@ TEST_F(ScriptModuleTest, SaysWhatIsWrong) {
   swv_value result = SWV_NONE;
   const auto call = [&](const char* method, const swv_value* arguments, size_t count,
                         size_t capacity) {
-    return message_of(
-        swv_module_call(module_, method, SWV_GRAD, arguments, count, &result, capacity, nullptr));
+    return message_of(swv_module_call(module_, method, SWV_MODE_GRAD, arguments, count, &result,
+                                      capacity, nullptr));
   };
   EXPECT_NE(call("froward", &wrong[1], 1, 1).find("did you mean 'forward'"), std::string::npos);
   EXPECT_NE(call("forward", wrong, 2, 1).find("Tensor x, float scale=2"), std::string::npos);
@@ -141,9 +167,10 @@ TEST_F(ScriptModuleTest, SaysWhatIsWrong) {
   EXPECT_EQ(result.kind, SWV_VALUE_NONE);
   swv_module* own = nullptr;
   must(swv_module_create(&own));
-  EXPECT_NE(message_of(swv_module_call(own, "forward", SWV_GRAD, &wrong[1], 1, &result, 1, nullptr))
-                .find("its forward is the host's own code"),
-            std::string::npos);
+  EXPECT_NE(
+      message_of(swv_module_call(own, "forward", SWV_MODE_GRAD, &wrong[1], 1, &result, 1, nullptr))
+          .find("its forward is the host's own code"),
+      std::string::npos);
   swv_module_free(own);
 }
 

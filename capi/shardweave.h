@@ -27,8 +27,8 @@
  *     if ((status = swv_op_find("aten::mul.Tensor", &mul)) != NULL) goto done;
  *     if ((status = swv_op_find("aten::sum", &sum)) != NULL) goto done;
  *     const swv_value factors[] = {swv_value_tensor(x), swv_value_tensor(x)};
- *     if ((status = swv_op_call(mul, SWV_GRAD, factors, 2, &y, 1, NULL)) != NULL) goto done;
- *     if ((status = swv_op_call(sum, SWV_GRAD, &y, 1, &loss, 1, NULL)) != NULL) goto done;
+ *     if ((status = swv_op_call(mul, SWV_MODE_GRAD, factors, 2, &y, 1, NULL)) != NULL) goto done;
+ *     if ((status = swv_op_call(sum, SWV_MODE_GRAD, &y, 1, &loss, 1, NULL)) != NULL) goto done;
  *     status = swv_tensor_backward(loss.as.tensor, NULL, NULL);      // x's gradient is 2 x
  *   done:
  *     swv_value_clear(&loss);
@@ -58,6 +58,9 @@
  * caller, who ends it with swv_<noun>_free: once, in any order, from any thread. _free accepts
  * NULL. An object lives as long as anything needs it: a tensor keeps its mesh alive, a mesh its
  * world. Two handles may mean one object; what is done through one is seen through the other.
+ * swv_<noun>_share makes a second handle. What ends with its _free (swv_scope, swv_coalescing), and
+ * what is only read and copied (swv_status, swv_string), has none. const says that a call does not
+ * change what the handle stands for: its data, its gradient, its settings.
  *
  * Input is borrowed for the call. Text is UTF-8 and ends with NUL. Arrays are a pointer and a
  * number of elements; the pointer may be NULL if the number is 0. Text comes out as a swv_string;
@@ -67,11 +70,15 @@
  * Structs that may grow begin with struct_size, which the SWV_..._INIT initializers fill in (it
  * ends with the last member, which sizeof need not). Caller and library may be of different
  * versions: members that the caller does not have keep their defaults, or are not written; members
- * that the library does not have must be 0, else SWV_UNIMPLEMENTED, and are not written; 0 is the
+ * that the library does not have must be 0, else SWV_CODE_UNIMPLEMENTED, and are not written; 0 is the
  * default of every member that comes later. Of a struct that the library passes to a callback,
  * struct_size is the library's. A pointer to options may be NULL: all defaults. reserved members
- * must be 0. Flags (swv_bool) are 0 or 1. Enumerations are int32_t whose numbers never change; a
- * number that is none of them is an error.
+ * must be 0. Of an array of such structs the elements have one struct_size. Flags (swv_bool) are 0 or
+ * 1. Enumerations are int32_t whose numbers never change; a number that is none of them is an error.
+ *
+ * Numbers. Ranks and numbers of ranks are int32_t, as are numbers of dimensions. Elements, sizes of
+ * dimensions (of tensors and of meshes), places in them and bytes are int64_t. The length of an array
+ * is size_t.
  *
  * Callbacks return a status as functions here do, and the library takes it over. A callback that is
  * kept beyond the call comes with `drop`, which runs exactly once when the library has done with
@@ -86,10 +93,10 @@
  * Functions marked COLLECTIVE communicate: all ranks of the mesh or the group call them in the same
  * order. So do operators on sharded tensors.
  *
- * Checks. With SWV_CHECK_HANDLES=1 in the environment every handle is looked up before it is used:
- * one of another kind, or that was freed, or that never was one, is an error, and reported on
- * stderr by _free. SWV_CHECK_HANDLES=abort ends the process there. (Without, only the kind is
- * looked at.)
+ * Checks. With SWV_CHECK_HANDLES=1 in the environment, or after swv_set_handle_checks, every handle
+ * is looked up before it is used: one of another kind, or that was freed, or that never was one, is
+ * an error; _free says so where swv_set_log wants it. SWV_CHECK_HANDLES=abort ends the process there.
+ * (Without, only the kind is looked at.)
  *
  * C11 and C++. Link with -lshardweave (pkg-config shardweave). No symbol of LibTorch is exported.
  */
@@ -98,6 +105,10 @@
 
 #include <stddef.h>
 #include <stdint.h>
+
+#if UINTPTR_MAX != UINT64_MAX || SIZE_MAX != UINT64_MAX
+#error "Shardweave is for 64-bit machines: its structs have other places for their members here"
+#endif
 
 #ifdef __cplusplus
 extern "C" {
@@ -129,13 +140,13 @@ typedef int32_t swv_bool; /* 0 or 1 */
  * may also break programs, and then changes the library's soname. */
 
 #define SWV_VERSION_MAJOR 0
-#define SWV_VERSION_MINOR 2
+#define SWV_VERSION_MINOR 3
 #define SWV_VERSION_PATCH 0
 #define SWV_VERSION (SWV_VERSION_MAJOR * 1000000 + SWV_VERSION_MINOR * 1000 + SWV_VERSION_PATCH)
 
 /* SWV_VERSION as the library was built. */
 SWV_API int32_t swv_version(void);
-/* "0.2.0; LibTorch 2.11.0; backends inproc, gloo, counting". Lives as long as the library. */
+/* "0.3.0; LibTorch 2.11.0; backends inproc, gloo, counting". Lives as long as the library. */
 SWV_API const char* swv_build_info(void);
 
 /* ---- Handles --------------------------------------------------------------------------------- */
@@ -147,7 +158,7 @@ typedef struct swv_comm swv_comm;                         /* a group of ranks th
 typedef struct swv_work swv_work;                         /* an operation under way */
 typedef struct swv_coalescing swv_coalescing;             /* several operations as one */
 typedef struct swv_mesh swv_mesh;                         /* an n-dimensional grid of ranks */
-typedef struct swv_strict_scope swv_strict_scope;         /* implicit communication is an error */
+typedef struct swv_scope swv_scope;                       /* what holds until it is freed */
 typedef struct swv_layout swv_layout;                     /* how a tensor lies on a mesh */
 typedef struct swv_tensor swv_tensor;                     /* plain or sharded */
 typedef struct swv_op swv_op;                             /* an operator of LibTorch */
@@ -155,41 +166,42 @@ typedef struct swv_function_context swv_function_context; /* of one call of a cu
 typedef struct swv_module swv_module;                     /* parameters and buffers by name */
 typedef struct swv_plan swv_plan;                         /* placements by parameter name */
 typedef struct swv_optimizer swv_optimizer;
-typedef struct swv_trace swv_trace;               /* a record of communication */
-typedef struct swv_module_scope swv_module_scope; /* the name of what runs */
-typedef struct swv_random_scope swv_random_scope; /* a mesh draws from another state */
+typedef struct swv_trace swv_trace; /* a record of communication */
 
 /* ---- Status and strings ---------------------------------------------------------------------- */
 
 /* The numbers of google.rpc.Code. */
 typedef int32_t swv_code;
 enum {
-  SWV_OK = 0,
-  SWV_CANCELLED = 1,
-  SWV_UNKNOWN = 2,
-  SWV_INVALID_ARGUMENT = 3,
-  SWV_DEADLINE_EXCEEDED = 4, /* a rank did not come in time; the message names it */
-  SWV_NOT_FOUND = 5,
-  SWV_ALREADY_EXISTS = 6,
-  SWV_PERMISSION_DENIED = 7,
-  SWV_RESOURCE_EXHAUSTED = 8,  /* memory, threads */
-  SWV_FAILED_PRECONDITION = 9, /* also: ranks called different things */
-  SWV_ABORTED = 10,            /* a rank failed, or gave up */
-  SWV_OUT_OF_RANGE = 11,
-  SWV_UNIMPLEMENTED = 12,
-  SWV_INTERNAL = 13,
-  SWV_UNAVAILABLE = 14, /* a rank is gone, a server does not answer */
-  SWV_DATA_LOSS = 15,
-  SWV_UNAUTHENTICATED = 16
+  SWV_CODE_OK = 0,
+  SWV_CODE_CANCELLED = 1,
+  SWV_CODE_UNKNOWN = 2,
+  SWV_CODE_INVALID_ARGUMENT = 3,
+  SWV_CODE_DEADLINE_EXCEEDED = 4, /* a rank did not come in time; the message names it */
+  SWV_CODE_NOT_FOUND = 5,
+  SWV_CODE_ALREADY_EXISTS = 6,
+  SWV_CODE_PERMISSION_DENIED = 7,
+  SWV_CODE_RESOURCE_EXHAUSTED = 8,  /* memory, threads */
+  SWV_CODE_FAILED_PRECONDITION = 9, /* also: ranks called different things */
+  SWV_CODE_ABORTED = 10,            /* a rank failed, or gave up */
+  SWV_CODE_OUT_OF_RANGE = 11,
+  SWV_CODE_UNIMPLEMENTED = 12,
+  SWV_CODE_INTERNAL = 13,
+  SWV_CODE_UNAVAILABLE = 14, /* a rank is gone, a server does not answer */
+  SWV_CODE_DATA_LOSS = 15,
+  SWV_CODE_UNAUTHENTICATED = 16
 };
 
 /* An error of the caller's own, to be returned from a callback. `message` may be NULL. Never
  * NULL. */
 SWV_API SWV_MUST_USE swv_status* swv_status_new(swv_code code, const char* message);
-/* SWV_OK for NULL. */
+/* SWV_CODE_OK for NULL. */
 SWV_API swv_code swv_status_code(const swv_status* status);
 /* Lives as long as the status; "" for NULL. */
 SWV_API const char* swv_status_message(const swv_status* status);
+/* The world rank that failed, where the error is another rank's, or one of swv_run_ranks; -1: the
+ * caller's own error, or not known. */
+SWV_API int32_t swv_status_rank(const swv_status* status);
 SWV_API void swv_status_free(swv_status* status);
 /* "INVALID_ARGUMENT"; "UNKNOWN_CODE" for a number that is none. Lives as long as the library. */
 SWV_API const char* swv_code_name(swv_code code);
@@ -200,32 +212,55 @@ SWV_API const char* swv_string_data(const swv_string* string);
 SWV_API size_t swv_string_size(const swv_string* string);
 SWV_API void swv_string_free(swv_string* string);
 
-/* How many handles there are; -1 unless SWV_CHECK_HANDLES is set. For tests that look for leaks. */
+/* How many handles there are of those that were made with checks; -1 without checks. For tests that
+ * look for leaks. */
 SWV_API int64_t swv_live_handles(void);
+
+typedef int32_t swv_checks;
+enum {
+  SWV_CHECKS_OFF = 0,
+  SWV_CHECKS_REPORT = 1, /* as SWV_CHECK_HANDLES=1 */
+  SWV_CHECKS_ABORT = 2   /* as SWV_CHECK_HANDLES=abort */
+};
+
+/* Whether handles are looked up, from now on, in the whole process. Of a handle that was made without
+ * checks only the kind is looked at. */
+SWV_API SWV_MUST_USE swv_status* swv_set_handle_checks(swv_checks checks);
+
+/* What the library has to say while no call fails: who is waited for, which operator gathers.
+ * `message` is one line, without an end of line, and lives during the call. Any thread, several at
+ * once; calls nothing of this library. */
+typedef void (*swv_log_fn)(void* user_data, const char* message);
+
+/* Where that goes, in the whole process, in place of what was set before, whose drop runs when no
+ * thread is in it any more. log NULL: to stderr, with "shardweave: " before it, as without this call.
+ * drop may be NULL. */
+SWV_API SWV_MUST_USE swv_status* swv_set_log(swv_log_fn log, void* user_data,
+                                             void (*drop)(void* user_data));
 
 /* ---- Element types, devices, reductions ------------------------------------------------------ */
 
 typedef int32_t swv_dtype;
 enum {
-  SWV_DTYPE_DEFAULT = 0, /* as a default: SWV_F32 */
-  SWV_F32 = 1,
-  SWV_F64 = 2,
-  SWV_F16 = 3,
-  SWV_BF16 = 4,
-  SWV_F8_E4M3 = 5,
-  SWV_F8_E5M2 = 6,
-  SWV_I8 = 7,
-  SWV_I16 = 8,
-  SWV_I32 = 9,
-  SWV_I64 = 10,
-  SWV_U8 = 11,
-  SWV_U16 = 12,
-  SWV_U32 = 13,
-  SWV_U64 = 14,
-  SWV_BOOL = 15,
-  SWV_C64 = 16, /* complex: two f32 */
-  SWV_C128 = 17,
-  SWV_C32 = 18 /* complex: two f16 */
+  SWV_DTYPE_DEFAULT = 0, /* as a default: SWV_DTYPE_F32 */
+  SWV_DTYPE_F32 = 1,
+  SWV_DTYPE_F64 = 2,
+  SWV_DTYPE_F16 = 3,
+  SWV_DTYPE_BF16 = 4,
+  SWV_DTYPE_F8_E4M3FN = 5,
+  SWV_DTYPE_F8_E5M2 = 6,
+  SWV_DTYPE_I8 = 7,
+  SWV_DTYPE_I16 = 8,
+  SWV_DTYPE_I32 = 9,
+  SWV_DTYPE_I64 = 10,
+  SWV_DTYPE_U8 = 11,
+  SWV_DTYPE_U16 = 12,
+  SWV_DTYPE_U32 = 13,
+  SWV_DTYPE_U64 = 14,
+  SWV_DTYPE_BOOL = 15,
+  SWV_DTYPE_C64 = 16, /* complex: two f32 */
+  SWV_DTYPE_C128 = 17,
+  SWV_DTYPE_C32 = 18 /* complex: two f16 */
 };
 /* Bytes of one element; 0 for a number that is no dtype. */
 SWV_API size_t swv_dtype_size(swv_dtype dtype);
@@ -233,7 +268,7 @@ SWV_API size_t swv_dtype_size(swv_dtype dtype);
 SWV_API const char* swv_dtype_name(swv_dtype dtype);
 
 typedef int32_t swv_device_type;
-enum { SWV_CPU = 0, SWV_CUDA = 1 };
+enum { SWV_DEVICE_CPU = 0, SWV_DEVICE_CUDA = 1 };
 
 typedef struct swv_device {
   swv_device_type type;
@@ -241,7 +276,13 @@ typedef struct swv_device {
 } swv_device;
 
 typedef int32_t swv_reduce_op;
-enum { SWV_SUM = 0, SWV_AVG = 1, SWV_MIN = 2, SWV_MAX = 3, SWV_PRODUCT = 4 };
+enum {
+  SWV_REDUCE_SUM = 0,
+  SWV_REDUCE_AVG = 1,
+  SWV_REDUCE_MIN = 2,
+  SWV_REDUCE_MAX = 3,
+  SWV_REDUCE_PRODUCT = 4
+};
 
 /* ---- Worlds -----------------------------------------------------------------------------------
  * A world is one rank's view of all ranks. Ranks are threads of one process (swv_run_ranks,
@@ -261,19 +302,19 @@ typedef swv_status* (*swv_rank_fn)(void* user_data, swv_world* world);
 /* Runs `body` on num_ranks threads and joins them. If one fails, the others' collectives fail,
  * naming it; the result is the failure that came first, with its rank in the message. An
  * options.backend that no world can have here (not NULL, "inproc" or "gloo") is
- * SWV_INVALID_ARGUMENT. */
+ * SWV_CODE_INVALID_ARGUMENT. */
 SWV_API SWV_MUST_USE swv_status* swv_run_ranks(int32_t num_ranks, swv_rank_fn body, void* user_data,
                                                const swv_world_options* options);
 
 /* The same for hosts with threads of their own: writes num_ranks worlds, that of rank r to
  * out_worlds[r]. A world that is freed, with all that was made from it, has left: ranks that wait
- * for it get SWV_UNAVAILABLE. A rank that fails calls swv_world_abort. */
+ * for it get SWV_CODE_UNAVAILABLE. A rank that fails calls swv_world_abort. */
 SWV_API SWV_MUST_USE swv_status* swv_world_create_local(int32_t num_ranks,
                                                         const swv_world_options* options,
                                                         swv_world** out_worlds);
 
 /* Joins the ranks that torchrun, Slurm, Open MPI, PMI, PMIx, Kubernetes, or RANK, WORLD_SIZE,
- * MASTER_ADDR and MASTER_PORT describe. SWV_NOT_FOUND if nothing has started this process.
+ * MASTER_ADDR and MASTER_PORT describe. SWV_CODE_NOT_FOUND if nothing has started this process.
  * COLLECTIVE. */
 SWV_API SWV_MUST_USE swv_status* swv_world_from_environment(const swv_world_options* options,
                                                             swv_world** out_world);
@@ -311,31 +352,28 @@ SWV_API SWV_MUST_USE swv_status* swv_world_local_rank(const swv_world* world,
 /* The group of all ranks. */
 SWV_API SWV_MUST_USE swv_status* swv_world_comm(const swv_world* world, swv_comm** out_comm);
 /* Breaks all groups of this world, on all ranks where the backend can: pending and later operations
- * fail with SWV_ABORTED and `reason`. Any thread. */
-SWV_API SWV_MUST_USE swv_status* swv_world_abort(const swv_world* world, const char* reason);
+ * fail with SWV_CODE_ABORTED and `reason`. Any thread. */
+SWV_API SWV_MUST_USE swv_status* swv_world_abort(swv_world* world, const char* reason);
 
 /* ---- Communicators ----------------------------------------------------------------------------
- * Collectives over memory of the caller, all COLLECTIVE. Each issues an operation. With out_work
+ * Operations over memory of the caller, all COLLECTIVE. swv_comm_start issues one. With out_work
  * the memory must stay alive and be left alone until swv_work_wait or swv_work_is_done says that it
  * is done; with out_work NULL the call waits. Ranks that call different things all get
- * SWV_FAILED_PRECONDITION, which names both calls; a rank that does not come is
- * SWV_DEADLINE_EXCEEDED. An error that is not of this rank's arguments alone breaks the group. */
+ * SWV_CODE_FAILED_PRECONDITION, which names both calls; a rank that does not come is
+ * SWV_CODE_DEADLINE_EXCEEDED. An error that is not of this rank's arguments alone breaks the group. */
 
 /* `count` elements at `data`; data may be NULL if count is 0. */
 typedef struct swv_buffer {
+  size_t struct_size;
   void* data; /* only read where the buffer is an input */
   int64_t count;
   swv_dtype dtype;
   swv_device device;
   int32_t reserved; /* 0 */
+  void* stream;     /* of a GPU: where the memory is used (a cudaStream_t); NULL: the default one */
 } swv_buffer;
-
-typedef struct swv_call_options {
-  size_t struct_size;
-  int64_t timeout_ms; /* 0: the group's default */
-  const char* tag;    /* shown in errors and records; may be NULL */
-} swv_call_options;
-#define SWV_CALL_OPTIONS_INIT {SWV_SIZE_TO(swv_call_options, tag), 0, NULL}
+#define SWV_BUFFER_INIT \
+  {SWV_SIZE_TO(swv_buffer, stream), NULL, 0, SWV_DTYPE_DEFAULT, {SWV_DEVICE_CPU, 0}, 0, NULL}
 
 SWV_API SWV_MUST_USE swv_status* swv_comm_share(const swv_comm* comm, swv_comm** out_comm);
 SWV_API void swv_comm_free(swv_comm* comm);
@@ -346,78 +384,72 @@ SWV_API SWV_MUST_USE swv_status* swv_comm_name(const swv_comm* comm, swv_string*
 /* "inproc", "gloo", ... */
 SWV_API SWV_MUST_USE swv_status* swv_comm_backend(const swv_comm* comm, swv_string** out_backend);
 /* The world rank of each of its ranks. */
-SWV_API SWV_MUST_USE swv_status* swv_comm_world_ranks(const swv_comm* comm, int64_t* ranks,
+SWV_API SWV_MUST_USE swv_status* swv_comm_world_ranks(const swv_comm* comm, int32_t* ranks,
                                                       size_t capacity, size_t* out_count);
 
-/* out[i] = the reduction of all ranks' in[i]. The same memory twice is allowed. */
-SWV_API SWV_MUST_USE swv_status* swv_comm_all_reduce(swv_comm* comm, const swv_buffer* in,
-                                                     const swv_buffer* out, swv_reduce_op op,
-                                                     const swv_call_options* options,
-                                                     swv_work** out_work);
-/* out = all ranks' in, in rank order. */
-SWV_API SWV_MUST_USE swv_status* swv_comm_all_gather(swv_comm* comm, const swv_buffer* in,
-                                                     const swv_buffer* out,
-                                                     const swv_call_options* options,
-                                                     swv_work** out_work);
-/* The same with counts[r] elements from rank r. num_counts: the size of the group. */
-SWV_API SWV_MUST_USE swv_status* swv_comm_all_gather_v(swv_comm* comm, const swv_buffer* in,
-                                                       const swv_buffer* out, const int64_t* counts,
-                                                       size_t num_counts,
-                                                       const swv_call_options* options,
-                                                       swv_work** out_work);
-/* out = this rank's part of the reduction of all ranks' in. */
-SWV_API SWV_MUST_USE swv_status* swv_comm_reduce_scatter(swv_comm* comm, const swv_buffer* in,
-                                                         const swv_buffer* out, swv_reduce_op op,
-                                                         const swv_call_options* options,
-                                                         swv_work** out_work);
-SWV_API SWV_MUST_USE swv_status* swv_comm_reduce_scatter_v(
-    swv_comm* comm, const swv_buffer* in, const swv_buffer* out, const int64_t* counts,
-    size_t num_counts, swv_reduce_op op, const swv_call_options* options, swv_work** out_work);
-/* Part r of in goes to rank r, part r of out came from rank r. */
-SWV_API SWV_MUST_USE swv_status* swv_comm_all_to_all(swv_comm* comm, const swv_buffer* in,
-                                                     const swv_buffer* out,
-                                                     const swv_call_options* options,
-                                                     swv_work** out_work);
-/* The same with parts of send_counts[r] and recv_counts[r] elements. */
-SWV_API SWV_MUST_USE swv_status* swv_comm_all_to_all_v(
-    swv_comm* comm, const swv_buffer* in, const int64_t* send_counts, const swv_buffer* out,
-    const int64_t* recv_counts, size_t num_counts, const swv_call_options* options,
-    swv_work** out_work);
-/* Every rank's data becomes the root's. */
-SWV_API SWV_MUST_USE swv_status* swv_comm_broadcast(swv_comm* comm, const swv_buffer* data,
-                                                    int32_t root, const swv_call_options* options,
-                                                    swv_work** out_work);
-/* As all_reduce, but only the root has an out; it may be NULL elsewhere. */
-SWV_API SWV_MUST_USE swv_status* swv_comm_reduce(swv_comm* comm, const swv_buffer* in,
-                                                 const swv_buffer* out, swv_reduce_op op,
-                                                 int32_t root, const swv_call_options* options,
-                                                 swv_work** out_work);
-/* As all_gather, but only the root has an out; it may be NULL elsewhere. */
-SWV_API SWV_MUST_USE swv_status* swv_comm_gather(swv_comm* comm, const swv_buffer* in,
-                                                 const swv_buffer* out, int32_t root,
-                                                 const swv_call_options* options,
-                                                 swv_work** out_work);
-/* Part r of the root's in goes to rank r; in may be NULL elsewhere. */
-SWV_API SWV_MUST_USE swv_status* swv_comm_scatter(swv_comm* comm, const swv_buffer* in,
-                                                  const swv_buffer* out, int32_t root,
-                                                  const swv_call_options* options,
-                                                  swv_work** out_work);
-/* Not COLLECTIVE: a send matches the recv of its peer with the same message_tag, in order. peer may
- * be this rank, which then issues the first of the two with out_work. */
-SWV_API SWV_MUST_USE swv_status* swv_comm_send(swv_comm* comm, const swv_buffer* data, int32_t peer,
-                                               int32_t message_tag, const swv_call_options* options,
-                                               swv_work** out_work);
-SWV_API SWV_MUST_USE swv_status* swv_comm_recv(swv_comm* comm, const swv_buffer* data, int32_t peer,
-                                               int32_t message_tag, const swv_call_options* options,
-                                               swv_work** out_work);
-/* Done when all ranks have called it. */
-SWV_API SWV_MUST_USE swv_status* swv_comm_barrier(swv_comm* comm, const swv_call_options* options,
-                                                  swv_work** out_work);
+/* What an operation does with in and out:
+ *   all_reduce         out[i] = the reduction of all ranks' in[i]. The same memory twice is allowed.
+ *   all_gather         out = all ranks' in, in rank order
+ *   all_gather_v       the same with out_counts[r] elements from rank r
+ *   reduce_scatter     out = this rank's part of the reduction of all ranks' in
+ *   reduce_scatter_v   the same with in_counts[r] elements for rank r
+ *   all_to_all         part r of in goes to rank r, part r of out came from rank r
+ *   all_to_all_v       the same with parts of in_counts[r] and out_counts[r] elements
+ *   broadcast          every rank's out becomes the root's; there is no in
+ *   reduce             as all_reduce, but only the root has an out
+ *   gather             as all_gather, but only the root has an out
+ *   scatter            part r of the root's in goes to rank r; only the root has an in
+ *   barrier            neither in nor out: done when all ranks have called it
+ *   send, recv         in goes to the recv of peer with the same message_tag, in order; a recv has an
+ *                      out. Not COLLECTIVE. peer may be this rank, which then issues the first of the
+ *                      two with out_work. */
+typedef int32_t swv_collective_kind;
+enum {
+  SWV_COLLECTIVE_ALL_REDUCE = 0,
+  SWV_COLLECTIVE_ALL_GATHER = 1,
+  SWV_COLLECTIVE_ALL_GATHER_V = 2,
+  SWV_COLLECTIVE_REDUCE_SCATTER = 3,
+  SWV_COLLECTIVE_REDUCE_SCATTER_V = 4,
+  SWV_COLLECTIVE_ALL_TO_ALL = 5,
+  SWV_COLLECTIVE_ALL_TO_ALL_V = 6,
+  SWV_COLLECTIVE_BROADCAST = 7,
+  SWV_COLLECTIVE_REDUCE = 8,
+  SWV_COLLECTIVE_GATHER = 9,
+  SWV_COLLECTIVE_SCATTER = 10,
+  SWV_COLLECTIVE_BARRIER = 11,
+  SWV_COLLECTIVE_SEND = 12,
+  SWV_COLLECTIVE_RECV = 13
+};
+
+/* One rank's part in one operation. Pointers are NULL where the kind has none; what only the root has
+ * may be NULL elsewhere. Numbers that the kind does not have are not looked at. */
+typedef struct swv_collective {
+  size_t struct_size;
+  swv_collective_kind kind;
+  swv_reduce_op reduce_op; /* of reductions */
+  int32_t peer;            /* of send and recv; of what has a root, that */
+  int32_t message_tag;     /* of send and recv */
+  const swv_buffer* in;
+  const swv_buffer* out;
+  const int64_t* in_counts;  /* of reduce_scatter_v and all_to_all_v; else NULL */
+  const int64_t* out_counts; /* of all_gather_v and all_to_all_v; else NULL */
+  size_t num_counts;         /* of these: the size of the group */
+  int64_t timeout_ms;        /* 0: the group's default */
+  const char* tag;           /* shown in errors and records; may be NULL */
+} swv_collective;
+#define SWV_COLLECTIVE_INIT \
+  {SWV_SIZE_TO(swv_collective, tag), 0, 0, 0, 0, NULL, NULL, NULL, NULL, 0, 0, NULL}
+
+/* Issues the operation. swv_comm_all_reduce and the like, below, are this with what their kinds have,
+ * and errors call the operation and its arguments as they do. */
+SWV_API SWV_MUST_USE swv_status* swv_comm_start(swv_comm* comm, const swv_collective* collective,
+                                                swv_work** out_work);
 
 /* Never blocks. */
 SWV_API SWV_MUST_USE swv_status* swv_work_is_done(const swv_work* work, swv_bool* out_is_done);
 /* Until done or the operation's deadline. Any number of times, from any thread. */
 SWV_API SWV_MUST_USE swv_status* swv_work_wait(const swv_work* work);
+SWV_API SWV_MUST_USE swv_status* swv_work_share(const swv_work* work, swv_work** out_work);
 /* Does not cancel: the memory is in use until the operation is done. */
 SWV_API void swv_work_free(swv_work* work);
 
@@ -429,8 +461,8 @@ SWV_API void swv_work_free(swv_work* work);
  *   an operation with out_work NULL     is issued and collected; it returns without waiting, with
  *                                       an error only if it was refused. Its memory is in use until
  *                                       the coalescing's end.
- *   an operation with out_work          SWV_INVALID_ARGUMENT; nothing is issued, nothing changes
- *   swv_comm_coalesce                   SWV_INVALID_ARGUMENT; nothing changes
+ *   an operation with out_work          SWV_CODE_INVALID_ARGUMENT; nothing is issued, nothing changes
+ *   swv_comm_coalesce                   SWV_CODE_INVALID_ARGUMENT; nothing changes
  *   swv_coalescing_finish               is the end: one work for all that was collected; out_work
  *                                       NULL waits. It fails with the first error of all,
  *                                       arguments that were refused among them, when all have ended
@@ -442,11 +474,11 @@ SWV_API void swv_work_free(swv_work* work);
  *   swv_comm_free                       the coalescing keeps the group alive
  *   swv_comm_abort                      all that was collected and is not done fails, and all that
  *                                       comes; the state stays, and ends as above
- * Once finished, swv_coalescing_finish is SWV_INVALID_ARGUMENT, swv_coalescing_free only frees,
+ * Once finished, swv_coalescing_finish is SWV_CODE_INVALID_ARGUMENT, swv_coalescing_free only frees,
  * and the group is idle: it may be coalesced again. The work outlives the handles of its
  * coalescing and its group; it may be freed without a wait, and its memory is in use until it is
  * done all the same. A group whose handles and works are all freed has left: what is under way
- * in it fails on the others with SWV_UNAVAILABLE. */
+ * in it fails on the others with SWV_CODE_UNAVAILABLE. */
 SWV_API SWV_MUST_USE swv_status* swv_comm_coalesce(swv_comm* comm, swv_coalescing** out_coalescing);
 SWV_API SWV_MUST_USE swv_status* swv_coalescing_finish(swv_coalescing* coalescing,
                                                        swv_work** out_work);
@@ -457,11 +489,11 @@ SWV_API void swv_coalescing_free(swv_coalescing* coalescing);
 SWV_API SWV_MUST_USE swv_status* swv_comm_split(swv_comm* comm, int32_t color, int32_t key,
                                                 const char* name, swv_comm** out_comm);
 /* The group of `members`, ranks of this one in the order of the new one. Only they call. */
-SWV_API SWV_MUST_USE swv_status* swv_comm_subgroup(swv_comm* comm, const int64_t* members,
+SWV_API SWV_MUST_USE swv_status* swv_comm_subgroup(swv_comm* comm, const int32_t* members,
                                                    size_t num_members, const char* name,
                                                    swv_comm** out_comm);
 /* As swv_world_abort, for this group and those made from it. Any thread. */
-SWV_API SWV_MUST_USE swv_status* swv_comm_abort(const swv_comm* comm, const char* reason);
+SWV_API SWV_MUST_USE swv_status* swv_comm_abort(swv_comm* comm, const char* reason);
 /* Success, or the error that broke the group. */
 SWV_API SWV_MUST_USE swv_status* swv_comm_health(const swv_comm* comm);
 
@@ -474,37 +506,19 @@ SWV_API SWV_MUST_USE swv_status* swv_comm_health(const swv_comm* comm);
  * a gather elsewhere than on the root) has count 0, a broadcast has the same memory as in and out. It
  * may block until the operation is done (SWV_TICKET_DONE), but for send and recv, which wait for the
  * other side in wait() only. Ranks that call different things should all get
- * SWV_FAILED_PRECONDITION. Once wait() has returned, with an error or not, the memory of the
+ * SWV_CODE_FAILED_PRECONDITION. Once wait() has returned, with an error or not, the memory of the
  * operation is not touched any more. After an error of start or wait nothing more is started. */
 
-typedef int32_t swv_op_kind;
-enum {
-  SWV_ALL_REDUCE = 0,
-  SWV_ALL_GATHER = 1,
-  SWV_ALL_GATHER_V = 2,
-  SWV_REDUCE_SCATTER = 3,
-  SWV_REDUCE_SCATTER_V = 4,
-  SWV_ALL_TO_ALL = 5,
-  SWV_ALL_TO_ALL_V = 6,
-  SWV_BROADCAST = 7,
-  SWV_REDUCE = 8,
-  SWV_GATHER = 9,
-  SWV_SCATTER = 10,
-  SWV_BARRIER = 11,
-  SWV_SEND = 12,
-  SWV_RECV = 13
-};
-
-/* One rank's part in one operation, validated. Arrays and text live during start(), the memory of
+/* One rank's part in one operation, validated. What it points to lives during start(), the memory of
  * in and out until the operation is done. */
 typedef struct swv_backend_call {
   size_t struct_size;
-  swv_op_kind op;
+  swv_collective_kind kind;
   swv_reduce_op reduce_op;
   int32_t peer; /* or root */
   int32_t message_tag;
-  swv_buffer in;
-  swv_buffer out;
+  const swv_buffer* in; /* never NULL */
+  const swv_buffer* out;
   const int64_t* in_counts;  /* all_to_all_v, reduce_scatter_v; else NULL */
   const int64_t* out_counts; /* all_to_all_v, all_gather_v; else NULL */
   uint64_t sequence;         /* counts the group's collectives, from 1; its sends and recvs apart */
@@ -518,7 +532,7 @@ typedef struct swv_group {
   const char* name;
   int32_t rank;
   int32_t num_ranks;
-  const int64_t* world_ranks; /* of each; num_ranks of them */
+  const int32_t* world_ranks; /* of each; num_ranks of them */
 } swv_group;
 #define SWV_GROUP_INIT {SWV_SIZE_TO(swv_group, world_ranks), NULL, 0, 1, NULL}
 
@@ -528,7 +542,7 @@ typedef struct swv_group {
 typedef struct swv_backend {
   size_t struct_size;
   const char* name;
-  uint64_t implements; /* bit i: operation i of swv_op_kind */
+  uint64_t implements; /* bit i: kind i of swv_collective_kind */
   void* self;          /* first argument of the functions */
   swv_status* (*start)(void* self, const swv_backend_call* call, uint64_t* out_ticket);
   /* NULL if start() finishes everything. Never blocks; 1 also if the operation failed. */
@@ -573,7 +587,7 @@ SWV_API SWV_MUST_USE swv_status* swv_mesh_parse(const swv_world* world, const ch
 /* From an explicit array of world ranks, row-major, all distinct; this rank is among them. */
 SWV_API SWV_MUST_USE swv_status* swv_mesh_create_from_ranks(const swv_world* world,
                                                             const swv_mesh_dim* dims,
-                                                            size_t num_dims, const int64_t* ranks,
+                                                            size_t num_dims, const int32_t* ranks,
                                                             size_t num_ranks, swv_mesh** out_mesh);
 SWV_API SWV_MUST_USE swv_status* swv_mesh_share(const swv_mesh* mesh, swv_mesh** out_mesh);
 SWV_API void swv_mesh_free(swv_mesh* mesh);
@@ -592,19 +606,19 @@ SWV_API SWV_MUST_USE swv_status* swv_mesh_unflatten(const swv_mesh* mesh, const 
 
 SWV_API SWV_MUST_USE swv_status* swv_mesh_ndim(const swv_mesh* mesh, int32_t* out_ndim);
 /* Number of ranks. */
-SWV_API SWV_MUST_USE swv_status* swv_mesh_size(const swv_mesh* mesh, int64_t* out_size);
+SWV_API SWV_MUST_USE swv_status* swv_mesh_size(const swv_mesh* mesh, int32_t* out_size);
 SWV_API SWV_MUST_USE swv_status* swv_mesh_shape(const swv_mesh* mesh, int64_t* sizes,
                                                 size_t capacity, size_t* out_count);
 SWV_API SWV_MUST_USE swv_status* swv_mesh_dim_name(const swv_mesh* mesh, int32_t dim,
                                                    swv_string** out_name);
-/* SWV_NOT_FOUND lists the names that there are. */
+/* SWV_CODE_NOT_FOUND lists the names that there are. */
 SWV_API SWV_MUST_USE swv_status* swv_mesh_find_dim(const swv_mesh* mesh, const char* name,
                                                    int32_t* out_dim);
 /* Of this rank. */
 SWV_API SWV_MUST_USE swv_status* swv_mesh_coordinate(const swv_mesh* mesh, int64_t* coordinate,
                                                      size_t capacity, size_t* out_count);
 /* All world ranks, row-major. */
-SWV_API SWV_MUST_USE swv_status* swv_mesh_ranks(const swv_mesh* mesh, int64_t* ranks,
+SWV_API SWV_MUST_USE swv_status* swv_mesh_ranks(const swv_mesh* mesh, int32_t* ranks,
                                                 size_t capacity, size_t* out_count);
 /* This rank's group along a dimension; rank in the group == coordinate. COLLECTIVE at first. */
 SWV_API SWV_MUST_USE swv_status* swv_mesh_comm(const swv_mesh* mesh, int32_t dim,
@@ -633,24 +647,43 @@ typedef struct swv_device_cost {
 
 /* From now on, on this mesh; its slices have costs of their own. A link for each mesh dimension;
  * device NULL: the default. COLLECTIVE, once: ranks that are not all given the same, or one of which
- * is given what is none, all get SWV_INVALID_ARGUMENT and keep what they had. */
-SWV_API SWV_MUST_USE swv_status* swv_mesh_set_cost_model(const swv_mesh* mesh,
-                                                         const swv_link_cost* links,
+ * is given what is none, all get SWV_CODE_INVALID_ARGUMENT and keep what they had. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_set_cost_model(swv_mesh* mesh, const swv_link_cost* links,
                                                          size_t num_links,
                                                          const swv_device_cost* device);
 /* The same from JSON, as //tools:measure_cost_model prints it. */
-SWV_API SWV_MUST_USE swv_status* swv_mesh_set_cost_model_from_json(const swv_mesh* mesh,
+SWV_API SWV_MUST_USE swv_status* swv_mesh_set_cost_model_from_json(swv_mesh* mesh,
                                                                    const char* text);
 /* out_device may be NULL. */
 SWV_API SWV_MUST_USE swv_status* swv_mesh_cost_model(const swv_mesh* mesh, swv_link_cost* links,
                                                      size_t capacity, size_t* out_count,
                                                      swv_device_cost* out_device);
 
-/* Until the scope is freed, operators on this mesh's tensors that would communicate by themselves
- * fail with SWV_FAILED_PRECONDITION, naming operator and tensors. */
-SWV_API SWV_MUST_USE swv_status* swv_mesh_forbid_communication(const swv_mesh* mesh,
-                                                               swv_strict_scope** out_strict_scope);
-SWV_API void swv_strict_scope_free(swv_strict_scope* scope);
+/* Where the random numbers of a mesh are (below). */
+typedef struct swv_random_state {
+  size_t struct_size;
+  uint64_t seed;
+  uint64_t offset; /* operators drawn so far */
+} swv_random_state;
+#define SWV_RANDOM_STATE_INIT {SWV_SIZE_TO(swv_random_state, offset), 0, 0}
+
+/* ---- Scopes -----------------------------------------------------------------------------------
+ * A scope holds on one mesh until it is freed. Scopes of one kind end in the reverse order of their
+ * making. Local: no communication. */
+
+/* Operators on this mesh's tensors that would communicate by themselves fail with
+ * SWV_CODE_FAILED_PRECONDITION, naming operator and tensors. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_forbid_communication(swv_mesh* mesh,
+                                                               swv_scope** out_scope);
+/* Traces and errors say that `name` runs: "blocks.0.attn". The innermost scope counts. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_enter_module(swv_mesh* mesh, const char* name,
+                                                       swv_scope** out_scope);
+/* The mesh draws from `state`; then it goes on where it was. What is computed a second time draws its
+ * numbers a second time. The same on every rank. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_use_random_state(swv_mesh* mesh,
+                                                           const swv_random_state* state,
+                                                           swv_scope** out_scope);
+SWV_API void swv_scope_free(swv_scope* scope);
 
 /* ---- Layouts ----------------------------------------------------------------------------------
  * A layout has a placement for each mesh dimension: "[S(0), R]" cuts tensor dimension 0 along mesh
@@ -659,14 +692,15 @@ SWV_API void swv_strict_scope_free(swv_strict_scope* scope);
 
 typedef int32_t swv_placement_kind;
 enum {
-  SWV_REPLICATE = 0,
-  SWV_SHARD = 1,         /* chunks of ceil(size / ranks), then the rest, then empty ones */
-  SWV_STRIDED_SHARD = 2, /* split_factor chunks, each cut over the ranks */
-  SWV_RAGGED_SHARD = 3,  /* sizes[i] elements for rank i */
-  SWV_PARTIAL = 4        /* the tensor is the reduction of what the ranks hold */
+  SWV_PLACEMENT_REPLICATE = 0,
+  SWV_PLACEMENT_SHARD = 1, /* chunks of ceil(size / ranks), then the rest, then empty ones */
+  SWV_PLACEMENT_STRIDED_SHARD = 2, /* split_factor chunks, each cut over the ranks */
+  SWV_PLACEMENT_RAGGED_SHARD = 3,  /* sizes[i] elements for rank i */
+  SWV_PLACEMENT_PARTIAL = 4        /* the tensor is the reduction of what the ranks hold */
 };
 
 typedef struct swv_placement {
+  size_t struct_size;
   swv_placement_kind kind;
   int32_t dim;             /* of shards; below 0: from the end */
   swv_reduce_op reduce_op; /* of partials */
@@ -675,6 +709,8 @@ typedef struct swv_placement {
   const int64_t* sizes;    /* of ragged shards */
   size_t num_sizes;
 } swv_placement;
+#define SWV_PLACEMENT_INIT \
+  {SWV_SIZE_TO(swv_placement, num_sizes), SWV_PLACEMENT_REPLICATE, 0, 0, 0, 0, NULL, 0}
 
 /* order: which mesh dimension cuts first when several shard one tensor dimension, a permutation;
  * num_order 0: in their own order. */
@@ -694,6 +730,8 @@ SWV_API SWV_MUST_USE swv_status* swv_layout_create_named(const swv_mesh* mesh,
                                                          const swv_named_placement* placements,
                                                          size_t num_placements,
                                                          swv_layout** out_layout);
+SWV_API SWV_MUST_USE swv_status* swv_layout_share(const swv_layout* layout,
+                                                  swv_layout** out_layout);
 SWV_API void swv_layout_free(swv_layout* layout);
 
 SWV_API SWV_MUST_USE swv_status* swv_layout_to_string(const swv_layout* layout,
@@ -729,19 +767,21 @@ SWV_API SWV_MUST_USE swv_status* swv_layout_plan(const swv_layout* from, const s
 /* Whether a call is recorded for gradients. Never a property of the thread. */
 typedef int32_t swv_grad_mode;
 enum {
-  SWV_GRAD = 0, /* if an input requires grad */
-  SWV_NO_GRAD = 1,
-  SWV_INFERENCE = 2 /* not at all, ever: its results cannot be used with SWV_GRAD later */
+  SWV_MODE_GRAD = 0, /* if an input requires grad */
+  SWV_MODE_NO_GRAD = 1,
+  SWV_MODE_INFERENCE = 2 /* not at all, ever: its results cannot be used with SWV_MODE_GRAD later */
 };
 
 typedef struct swv_tensor_options {
   size_t struct_size;
   swv_dtype dtype;
   swv_bool requires_grad;
+  swv_device device;
   const swv_mesh* mesh;     /* NULL: a plain tensor */
   const swv_layout* layout; /* NULL with a mesh: replicated */
 } swv_tensor_options;
-#define SWV_TENSOR_OPTIONS_INIT {SWV_SIZE_TO(swv_tensor_options, layout), 0, 0, NULL, NULL}
+#define SWV_TENSOR_OPTIONS_INIT \
+  {SWV_SIZE_TO(swv_tensor_options, layout), 0, 0, {SWV_DEVICE_CPU, 0}, NULL, NULL}
 
 SWV_API SWV_MUST_USE swv_status* swv_tensor_empty(const int64_t* sizes, size_t ndim,
                                                   const swv_tensor_options* options,
@@ -765,7 +805,7 @@ SWV_API SWV_MUST_USE swv_status* swv_tensor_randn(const int64_t* sizes, size_t n
                                                   const swv_tensor_options* options,
                                                   swv_tensor** out_tensor);
 /* A plain tensor with a copy of row-major data; num_bytes is what the sizes need, exactly. options:
- * dtype and requires_grad. */
+ * dtype, requires_grad and device. */
 SWV_API SWV_MUST_USE swv_status* swv_tensor_from_data(const void* data, size_t num_bytes,
                                                       const int64_t* sizes, size_t ndim,
                                                       const swv_tensor_options* options,
@@ -774,12 +814,13 @@ SWV_API SWV_MUST_USE swv_status* swv_tensor_from_data(const void* data, size_t n
 /* DLPack 1.x; the struct is declared in dlpack.h. No copies. from_dlpack takes `managed` over and
  * runs its deleter, also on failure. to_dlpack wants a plain tensor that does not require grad; the
  * caller runs the deleter. From then on the tensor's memory stays where it is: what would resize it
- * (resize_, an out= argument of another size) fails. */
+ * (resize_, an out= argument of another size) fails. stream: of a GPU, the one (a cudaStream_t) on
+ * which the other side uses the memory; NULL: the default one, which is all that there is yet. */
 struct DLManagedTensorVersioned;
 SWV_API SWV_MUST_USE swv_status* swv_tensor_from_dlpack(struct DLManagedTensorVersioned* managed,
-                                                        swv_tensor** out_tensor);
+                                                        void* stream, swv_tensor** out_tensor);
 SWV_API SWV_MUST_USE swv_status* swv_tensor_to_dlpack(
-    const swv_tensor* tensor, struct DLManagedTensorVersioned** out_managed);
+    swv_tensor* tensor, void* stream, struct DLManagedTensorVersioned** out_managed);
 
 /* A second handle to the same tensor; for a copy of the data call aten::clone. */
 SWV_API SWV_MUST_USE swv_status* swv_tensor_share(const swv_tensor* tensor,
@@ -814,8 +855,8 @@ SWV_API SWV_MUST_USE swv_status* swv_tensor_values_to_string(const swv_tensor* t
  * data row-major into or from the caller's memory; num_bytes is what the tensor needs, exactly. */
 SWV_API SWV_MUST_USE swv_status* swv_tensor_copy_to_host(const swv_tensor* tensor, void* data,
                                                          size_t num_bytes);
-SWV_API SWV_MUST_USE swv_status* swv_tensor_copy_from_host(const swv_tensor* tensor,
-                                                           const void* data, size_t num_bytes);
+SWV_API SWV_MUST_USE swv_status* swv_tensor_copy_from_host(swv_tensor* tensor, const void* data,
+                                                           size_t num_bytes);
 /* Where a contiguous plain tensor lies, for collectives; as long as the tensor lives. */
 SWV_API SWV_MUST_USE swv_status* swv_tensor_buffer(const swv_tensor* tensor,
                                                    swv_buffer* out_buffer);
@@ -824,10 +865,11 @@ SWV_API SWV_MUST_USE swv_status* swv_tensor_buffer(const swv_tensor* tensor,
 
 typedef struct swv_distribute_options {
   size_t struct_size;
-  int64_t
+  int32_t
       source; /* rank (row-major in the mesh) whose data counts; -1: all have the same already */
+  int32_t reserved; /* 0 */
 } swv_distribute_options;
-#define SWV_DISTRIBUTE_OPTIONS_INIT {SWV_SIZE_TO(swv_distribute_options, source), 0}
+#define SWV_DISTRIBUTE_OPTIONS_INIT {SWV_SIZE_TO(swv_distribute_options, reserved), 0, 0}
 
 /* Cuts a plain tensor, of the same shape and dtype on every rank. No partial placements. A leaf
  * that requires grad if the tensor does. COLLECTIVE unless source is -1: nothing is compared then;
@@ -931,9 +973,10 @@ typedef struct swv_value {
   }
 
 /* "aten::add.Tensor" is that overload. "aten::add", or "add", is all overloads: each call takes the
- * first whose arguments fit. SWV_NOT_FOUND suggests names that are nearly the same. A lookup is
+ * first whose arguments fit. SWV_CODE_NOT_FOUND suggests names that are nearly the same. A lookup is
  * slow, a call is not: look up once. */
 SWV_API SWV_MUST_USE swv_status* swv_op_find(const char* name, swv_op** out_op);
+SWV_API SWV_MUST_USE swv_status* swv_op_share(const swv_op* op, swv_op** out_op);
 SWV_API void swv_op_free(swv_op* op);
 /* The schemas of its overloads, a line each. */
 SWV_API SWV_MUST_USE swv_status* swv_op_schema(const swv_op* op, swv_string** out_text);
@@ -957,7 +1000,7 @@ SWV_API SWV_MUST_USE swv_status* swv_op_call_named(const swv_op* op, swv_grad_mo
 SWV_API void swv_value_clear(swv_value* value);
 
 /* The one element of a tensor of any dtype: SWV_VALUE_FLOAT, SWV_VALUE_INT (of u64 above INT64_MAX
- * SWV_OUT_OF_RANGE), SWV_VALUE_BOOL or SWV_VALUE_COMPLEX. COLLECTIVE if it is sharded. */
+ * SWV_CODE_OUT_OF_RANGE), SWV_VALUE_BOOL or SWV_VALUE_COMPLEX. COLLECTIVE if it is sharded. */
 SWV_API SWV_MUST_USE swv_status* swv_tensor_item(const swv_tensor* tensor, swv_value* out_value);
 
 /* ---- Autograd ---------------------------------------------------------------------------------
@@ -967,7 +1010,7 @@ SWV_API SWV_MUST_USE swv_status* swv_tensor_item(const swv_tensor* tensor, swv_v
 SWV_API SWV_MUST_USE swv_status* swv_tensor_requires_grad(const swv_tensor* tensor,
                                                           swv_bool* out_requires_grad);
 /* Of a leaf. */
-SWV_API SWV_MUST_USE swv_status* swv_tensor_set_requires_grad(const swv_tensor* tensor,
+SWV_API SWV_MUST_USE swv_status* swv_tensor_set_requires_grad(swv_tensor* tensor,
                                                               swv_bool requires_grad);
 SWV_API SWV_MUST_USE swv_status* swv_tensor_is_leaf(const swv_tensor* tensor,
                                                     swv_bool* out_is_leaf);
@@ -977,8 +1020,7 @@ SWV_API SWV_MUST_USE swv_status* swv_tensor_detach(const swv_tensor* tensor,
 /* *out_grad is NULL if there is none. */
 SWV_API SWV_MUST_USE swv_status* swv_tensor_grad(const swv_tensor* tensor, swv_tensor** out_grad);
 /* grad NULL: none. */
-SWV_API SWV_MUST_USE swv_status* swv_tensor_set_grad(const swv_tensor* tensor,
-                                                     const swv_tensor* grad);
+SWV_API SWV_MUST_USE swv_status* swv_tensor_set_grad(swv_tensor* tensor, const swv_tensor* grad);
 
 typedef struct swv_backward_options {
   size_t struct_size;
@@ -1001,21 +1043,28 @@ SWV_API SWV_MUST_USE swv_status* swv_gradients(const swv_tensor* const* outputs,
                                                const swv_backward_options* options,
                                                swv_tensor** out_grads);
 
-/* A function of the host with a derivative of its own. Tensors that the callbacks get are borrowed;
- * those that they write to outputs and grad_inputs (NULL before) are taken over. `mode` is the one
- * to call operators with. `context` lives during the callback. */
+/* One call of a function of the host. The inputs are borrowed; what the callback writes to outputs,
+ * which are NULL before, is taken over. All of it lives during the callback. */
+typedef struct swv_function_call {
+  size_t struct_size;
+  swv_function_context* context; /* NULL in a swv_segment */
+  swv_grad_mode mode;            /* to call operators with */
+  int32_t reserved;
+  const swv_tensor* const* inputs;
+  size_t num_inputs;
+  swv_tensor** outputs;
+  size_t num_outputs;
+} swv_function_call;
+
+/* A function of the host with a derivative of its own. */
 typedef struct swv_function {
   size_t struct_size;
   const char* name;
   void* user_data;
-  swv_status* (*forward)(void* user_data, swv_function_context* context, swv_grad_mode mode,
-                         const swv_tensor* const* inputs, size_t num_inputs, swv_tensor** outputs,
-                         size_t num_outputs);
-  /* An element of grad_outputs is NULL if nothing depends on that output; an element of grad_inputs
-   * may stay NULL. */
-  swv_status* (*backward)(void* user_data, swv_function_context* context, swv_grad_mode mode,
-                          const swv_tensor* const* grad_outputs, size_t num_outputs,
-                          swv_tensor** grad_inputs, size_t num_inputs);
+  swv_status* (*forward)(void* user_data, const swv_function_call* call);
+  /* inputs: the gradients of forward's outputs, NULL where nothing depends on one. outputs: the
+   * gradients of forward's inputs; may stay NULL. */
+  swv_status* (*backward)(void* user_data, const swv_function_call* call);
   void (*drop)(void* user_data); /* may be NULL */
 } swv_function;
 #define SWV_FUNCTION_INIT {SWV_SIZE_TO(swv_function, drop), NULL, NULL, NULL, NULL, NULL}
@@ -1038,14 +1087,13 @@ SWV_API SWV_MUST_USE swv_status* swv_function_context_saved(const swv_function_c
 
 /* A part of the host's forward whose intermediate results are not kept: backward runs it again. Both
  * runs draw the same random numbers on the meshes of the inputs, and have the same inputs; the host
- * sees to it that they compute the same. `mode` is the one to call operators with: SWV_NO_GRAD first
- * (SWV_INFERENCE if the call's is), SWV_GRAD again. Tensors as in swv_function. */
+ * sees to it that they compute the same. Their mode is SWV_MODE_NO_GRAD first (SWV_MODE_INFERENCE if
+ * the call's is), SWV_MODE_GRAD again. */
 typedef struct swv_segment {
   size_t struct_size;
   const char* name;
   void* user_data;
-  swv_status* (*forward)(void* user_data, swv_grad_mode mode, const swv_tensor* const* inputs,
-                         size_t num_inputs, swv_tensor** outputs, size_t num_outputs);
+  swv_status* (*forward)(void* user_data, const swv_function_call* call);
   void (*drop)(void* user_data); /* may be NULL */
 } swv_segment;
 #define SWV_SEGMENT_INIT {SWV_SIZE_TO(swv_segment, drop), NULL, NULL, NULL, NULL}
@@ -1062,24 +1110,12 @@ SWV_API SWV_MUST_USE swv_status* swv_checkpoint(const swv_segment* segment, swv_
 /* ---- Random numbers ---------------------------------------------------------------------------
  * Random operators on sharded tensors draw from their mesh, by global element index. */
 
-typedef struct swv_random_state {
-  uint64_t seed;
-  uint64_t offset; /* operators drawn so far */
-} swv_random_state;
-
 /* Local: the same seed on every rank. */
-SWV_API SWV_MUST_USE swv_status* swv_mesh_seed(const swv_mesh* mesh, uint64_t seed);
+SWV_API SWV_MUST_USE swv_status* swv_mesh_seed(swv_mesh* mesh, uint64_t seed);
 SWV_API SWV_MUST_USE swv_status* swv_mesh_random_state(const swv_mesh* mesh,
                                                        swv_random_state* out_state);
-SWV_API SWV_MUST_USE swv_status* swv_mesh_set_random_state(const swv_mesh* mesh,
+SWV_API SWV_MUST_USE swv_status* swv_mesh_set_random_state(swv_mesh* mesh,
                                                            const swv_random_state* state);
-/* Until the scope is freed the mesh draws from `state`; then it goes on where it was. What is
- * computed a second time draws its numbers a second time. Scopes of a mesh end in the reverse order
- * of their making. Local: the same on every rank. */
-SWV_API SWV_MUST_USE swv_status* swv_random_scope_create(const swv_mesh* mesh,
-                                                         const swv_random_state* state,
-                                                         swv_random_scope** out_random_scope);
-SWV_API void swv_random_scope_free(swv_random_scope* random_scope);
 /* Of plain tensors: one generator for the process, whatever the rank. */
 SWV_API SWV_MUST_USE swv_status* swv_seed(uint64_t seed);
 
@@ -1096,6 +1132,8 @@ SWV_API SWV_MUST_USE swv_status* swv_set_num_threads(int32_t num_threads);
 SWV_API SWV_MUST_USE swv_status* swv_module_create(swv_module** out_module);
 /* A file that torch.jit.save or torch::jit::Module::save wrote. */
 SWV_API SWV_MUST_USE swv_status* swv_module_load(const char* path, swv_module** out_module);
+SWV_API SWV_MUST_USE swv_status* swv_module_share(const swv_module* module,
+                                                  swv_module** out_module);
 SWV_API void swv_module_free(swv_module* module);
 
 /* The module and the caller's handle share the tensor: what distributes the module changes it where
@@ -1103,9 +1141,9 @@ SWV_API void swv_module_free(swv_module* module);
  * tensor may have several names (tied weights): it is one parameter, or one buffer, all the same.
  */
 SWV_API SWV_MUST_USE swv_status* swv_module_add_parameter(swv_module* module, const char* fqn,
-                                                          const swv_tensor* tensor);
+                                                          swv_tensor* tensor);
 SWV_API SWV_MUST_USE swv_status* swv_module_add_buffer(swv_module* module, const char* fqn,
-                                                       const swv_tensor* tensor);
+                                                       swv_tensor* tensor);
 
 /* In the order of their registration by modules: those of a module before those of its children.
  * Each tensor once, by its first name. */
@@ -1118,12 +1156,12 @@ SWV_API SWV_MUST_USE swv_status* swv_module_parameter(const swv_module* module, 
 SWV_API SWV_MUST_USE swv_status* swv_module_num_buffers(const swv_module* module, size_t* out_num);
 SWV_API SWV_MUST_USE swv_status* swv_module_buffer(const swv_module* module, size_t index,
                                                    swv_string** out_fqn, swv_tensor** out_tensor);
-/* A parameter or buffer, by any of its names; SWV_NOT_FOUND suggests names that are nearly the
+/* A parameter or buffer, by any of its names; SWV_CODE_NOT_FOUND suggests names that are nearly the
  * same. */
 SWV_API SWV_MUST_USE swv_status* swv_module_get(const swv_module* module, const char* fqn,
                                                 swv_tensor** out_tensor);
 /* Calls a method ("forward") of a module that was loaded. Results as swv_op_call. */
-SWV_API SWV_MUST_USE swv_status* swv_module_call(const swv_module* module, const char* method,
+SWV_API SWV_MUST_USE swv_status* swv_module_call(swv_module* module, const char* method,
                                                  swv_grad_mode mode, const swv_value* arguments,
                                                  size_t num_arguments, swv_value* out_results,
                                                  size_t capacity, size_t* out_num_results);
@@ -1139,6 +1177,7 @@ SWV_API SWV_MUST_USE swv_status* swv_plan_to_json(const swv_plan* plan, swv_stri
 SWV_API SWV_MUST_USE swv_status* swv_plan_add(swv_plan* plan, const char* pattern,
                                               const swv_named_placement* placements,
                                               size_t num_placements);
+SWV_API SWV_MUST_USE swv_status* swv_plan_share(const swv_plan* plan, swv_plan** out_plan);
 SWV_API void swv_plan_free(swv_plan* plan);
 
 /* Turns every parameter and buffer into a sharded tensor, in place; what no line matches is
@@ -1146,32 +1185,32 @@ SWV_API void swv_plan_free(swv_plan* plan);
  * lines before it match all that it does, and lines that place the names of one tensor differently
  * are errors before anything changes. COLLECTIVE, also if source is -1: whether all have the same is
  * found out then. */
-SWV_API SWV_MUST_USE swv_status* swv_module_distribute(const swv_module* module,
-                                                       const swv_mesh* mesh, const swv_plan* plan,
+SWV_API SWV_MUST_USE swv_status* swv_module_distribute(swv_module* module, const swv_mesh* mesh,
+                                                       const swv_plan* plan,
                                                        const swv_distribute_options* options);
 /* Brings every gradient into its parameter's layout, in buckets. Between backward and the
  * optimizer's step. COLLECTIVE. */
-SWV_API SWV_MUST_USE swv_status* swv_module_finish_grad_sync(const swv_module* module);
-SWV_API SWV_MUST_USE swv_status* swv_finish_grad_sync(const swv_tensor* const* parameters,
+SWV_API SWV_MUST_USE swv_status* swv_module_finish_grad_sync(swv_module* module);
+SWV_API SWV_MUST_USE swv_status* swv_finish_grad_sync(swv_tensor* const* parameters,
                                                       size_t num_parameters);
 typedef struct swv_clip_options {
   size_t struct_size;
   double norm_type; /* above 0; infinity too */
   swv_bool
-      error_if_nonfinite; /* a norm that is no finite number is SWV_OUT_OF_RANGE, on every rank */
+      error_if_nonfinite; /* a norm that is no finite number is SWV_CODE_OUT_OF_RANGE, on every rank */
 } swv_clip_options;
 #define SWV_CLIP_OPTIONS_INIT {SWV_SIZE_TO(swv_clip_options, error_if_nonfinite), 2.0, 0}
 
 /* Multiplies all gradients by max_norm / (norm + 1e-6) if their norm as one vector, wherever they
  * lie, is above max_norm; one that is given twice counts once. After finish_grad_sync. out_norm:
- * before the clipping, the same on every rank; may be NULL. SWV_INVALID_ARGUMENT for a max_norm that
+ * before the clipping, the same on every rank; may be NULL. SWV_CODE_INVALID_ARGUMENT for a max_norm that
  * is negative or no number. COLLECTIVE. */
-SWV_API SWV_MUST_USE swv_status* swv_clip_grad_norm(const swv_tensor* const* parameters,
+SWV_API SWV_MUST_USE swv_status* swv_clip_grad_norm(swv_tensor* const* parameters,
                                                     size_t num_parameters, double max_norm,
                                                     const swv_clip_options* options,
                                                     double* out_norm);
 /* Every gradient is none. */
-SWV_API SWV_MUST_USE swv_status* swv_module_zero_grad(const swv_module* module);
+SWV_API SWV_MUST_USE swv_status* swv_module_zero_grad(swv_module* module);
 
 /* ---- Optimizers -------------------------------------------------------------------------------
  * Steps work on this rank's parts, by LibTorch's fused kernels; the state is sharded as its
@@ -1201,18 +1240,20 @@ typedef struct swv_adamw_options {
 
 /* The optimizer shares the parameters; one that is given twice is stepped once. They may be
  * distributed until the first step or look at the state. */
-SWV_API SWV_MUST_USE swv_status* swv_optimizer_create_sgd(const swv_tensor* const* parameters,
+SWV_API SWV_MUST_USE swv_status* swv_optimizer_create_sgd(swv_tensor* const* parameters,
                                                           size_t num_parameters,
                                                           const swv_sgd_options* options,
                                                           swv_optimizer** out_optimizer);
-SWV_API SWV_MUST_USE swv_status* swv_optimizer_create_adamw(const swv_tensor* const* parameters,
+SWV_API SWV_MUST_USE swv_status* swv_optimizer_create_adamw(swv_tensor* const* parameters,
                                                             size_t num_parameters,
                                                             const swv_adamw_options* options,
                                                             swv_optimizer** out_optimizer);
+SWV_API SWV_MUST_USE swv_status* swv_optimizer_share(const swv_optimizer* optimizer,
+                                                     swv_optimizer** out_optimizer);
 SWV_API void swv_optimizer_free(swv_optimizer* optimizer);
 /* Parameters without a gradient stay as they are. */
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_step(swv_optimizer* optimizer);
-SWV_API SWV_MUST_USE swv_status* swv_optimizer_zero_grad(const swv_optimizer* optimizer);
+SWV_API SWV_MUST_USE swv_status* swv_optimizer_zero_grad(swv_optimizer* optimizer);
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_lr(const swv_optimizer* optimizer, double* out_lr);
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_set_lr(swv_optimizer* optimizer, double lr);
 /* The state of parameter `index`, laid out as it is, zeros before the first step: "step" (one plain
@@ -1238,7 +1279,7 @@ typedef struct swv_comm_counter {
   int64_t bytes;
 } swv_comm_counter;
 
-/* By swv_op_kind, of one group; and of all groups of this rank. */
+/* By swv_collective_kind, of one group; and of all groups of this rank. */
 SWV_API SWV_MUST_USE swv_status* swv_comm_counters(const swv_comm* comm, swv_comm_counter* counters,
                                                    size_t capacity, size_t* out_count);
 SWV_API SWV_MUST_USE swv_status* swv_world_counters(const swv_world* world,
@@ -1273,6 +1314,7 @@ SWV_API SWV_MUST_USE swv_status* swv_mesh_dispatch_counters(const swv_mesh* mesh
 /* Records every collective that tensors of the mesh start until it is freed: what moves, how far,
  * and who wanted it. Traces nest. */
 SWV_API SWV_MUST_USE swv_status* swv_trace_create(const swv_mesh* mesh, swv_trace** out_trace);
+SWV_API SWV_MUST_USE swv_status* swv_trace_share(const swv_trace* trace, swv_trace** out_trace);
 SWV_API void swv_trace_free(swv_trace* trace);
 SWV_API SWV_MUST_USE swv_status* swv_trace_clear(swv_trace* trace);
 SWV_API SWV_MUST_USE swv_status* swv_trace_num_events(const swv_trace* trace, size_t* out_num);
@@ -1287,15 +1329,9 @@ SWV_API SWV_MUST_USE swv_status* swv_trace_bytes(const swv_trace* trace, int64_t
 SWV_API SWV_MUST_USE swv_status* swv_trace_to_string(const swv_trace* trace, swv_string** out_text);
 SWV_API SWV_MUST_USE swv_status* swv_trace_to_json(const swv_trace* trace, swv_string** out_json);
 
-/* Until the scope is freed, traces and errors say that `name` runs: "blocks.0.attn". The innermost
- * scope counts; scopes end in the reverse order of their making. */
-SWV_API SWV_MUST_USE swv_status* swv_module_scope_create(const swv_mesh* mesh, const char* name,
-                                                         swv_module_scope** out_module_scope);
-SWV_API void swv_module_scope_free(swv_module_scope* module_scope);
-
 /* Why an operator on sharded tensors moves what it moves: the ways that its sharding rule offers,
  * what each would cost, which would be taken, and what follows. Nothing runs. As a table, and as
- * JSON; either may be NULL. SWV_FAILED_PRECONDITION for an operator that is made of others
+ * JSON; either may be NULL. SWV_CODE_FAILED_PRECONDITION for an operator that is made of others
  * (aten::linear): trace those.
  *   {"op", "mesh", "has_rule", "gathered", "bytes", "dims": [{"name", "ranks", "chosen", "options":
  *   [{"inputs", "outputs", "seconds", "bytes", "obstacle"}]}], "inputs": [{"name", "dtype",
@@ -1315,6 +1351,166 @@ SWV_API SWV_MUST_USE swv_status* swv_layout_picture(const swv_layout* layout, co
 #ifdef __cplusplus
 } /* extern "C" */
 #endif
+
+/* ---- Collectives, inline ----------------------------------------------------------------------
+ * swv_comm_start by the names of its kinds. out_work NULL: the call waits. */
+
+typedef struct swv_call_options {
+  int64_t timeout_ms; /* 0: the group's default */
+  const char* tag;    /* shown in errors and records; may be NULL */
+} swv_call_options;
+#define SWV_CALL_OPTIONS_INIT {0, NULL}
+
+static inline swv_collective swv_collective_of(swv_collective_kind kind,
+                                               const swv_call_options* options) {
+  swv_collective result = SWV_COLLECTIVE_INIT;
+  result.kind = kind;
+  if (options != NULL) {
+    result.timeout_ms = options->timeout_ms;
+    result.tag = options->tag;
+  }
+  return result;
+}
+
+SWV_MUST_USE static inline swv_status* swv_comm_all_reduce(swv_comm* comm, const swv_buffer* in,
+                                                           const swv_buffer* out, swv_reduce_op op,
+                                                           const swv_call_options* options,
+                                                           swv_work** out_work) {
+  swv_collective c = swv_collective_of(SWV_COLLECTIVE_ALL_REDUCE, options);
+  c.in = in;
+  c.out = out;
+  c.reduce_op = op;
+  return swv_comm_start(comm, &c, out_work);
+}
+SWV_MUST_USE static inline swv_status* swv_comm_all_gather(swv_comm* comm, const swv_buffer* in,
+                                                           const swv_buffer* out,
+                                                           const swv_call_options* options,
+                                                           swv_work** out_work) {
+  swv_collective c = swv_collective_of(SWV_COLLECTIVE_ALL_GATHER, options);
+  c.in = in;
+  c.out = out;
+  return swv_comm_start(comm, &c, out_work);
+}
+SWV_MUST_USE static inline swv_status* swv_comm_all_gather_v(
+    swv_comm* comm, const swv_buffer* in, const swv_buffer* out, const int64_t* counts,
+    size_t num_counts, const swv_call_options* options, swv_work** out_work) {
+  swv_collective c = swv_collective_of(SWV_COLLECTIVE_ALL_GATHER_V, options);
+  c.in = in;
+  c.out = out;
+  c.out_counts = counts;
+  c.num_counts = num_counts;
+  return swv_comm_start(comm, &c, out_work);
+}
+SWV_MUST_USE static inline swv_status* swv_comm_reduce_scatter(swv_comm* comm, const swv_buffer* in,
+                                                               const swv_buffer* out,
+                                                               swv_reduce_op op,
+                                                               const swv_call_options* options,
+                                                               swv_work** out_work) {
+  swv_collective c = swv_collective_of(SWV_COLLECTIVE_REDUCE_SCATTER, options);
+  c.in = in;
+  c.out = out;
+  c.reduce_op = op;
+  return swv_comm_start(comm, &c, out_work);
+}
+SWV_MUST_USE static inline swv_status* swv_comm_reduce_scatter_v(
+    swv_comm* comm, const swv_buffer* in, const swv_buffer* out, const int64_t* counts,
+    size_t num_counts, swv_reduce_op op, const swv_call_options* options, swv_work** out_work) {
+  swv_collective c = swv_collective_of(SWV_COLLECTIVE_REDUCE_SCATTER_V, options);
+  c.in = in;
+  c.out = out;
+  c.in_counts = counts;
+  c.num_counts = num_counts;
+  c.reduce_op = op;
+  return swv_comm_start(comm, &c, out_work);
+}
+SWV_MUST_USE static inline swv_status* swv_comm_all_to_all(swv_comm* comm, const swv_buffer* in,
+                                                           const swv_buffer* out,
+                                                           const swv_call_options* options,
+                                                           swv_work** out_work) {
+  swv_collective c = swv_collective_of(SWV_COLLECTIVE_ALL_TO_ALL, options);
+  c.in = in;
+  c.out = out;
+  return swv_comm_start(comm, &c, out_work);
+}
+SWV_MUST_USE static inline swv_status* swv_comm_all_to_all_v(
+    swv_comm* comm, const swv_buffer* in, const int64_t* send_counts, const swv_buffer* out,
+    const int64_t* recv_counts, size_t num_counts, const swv_call_options* options,
+    swv_work** out_work) {
+  swv_collective c = swv_collective_of(SWV_COLLECTIVE_ALL_TO_ALL_V, options);
+  c.in = in;
+  c.in_counts = send_counts;
+  c.out = out;
+  c.out_counts = recv_counts;
+  c.num_counts = num_counts;
+  return swv_comm_start(comm, &c, out_work);
+}
+SWV_MUST_USE static inline swv_status* swv_comm_broadcast(swv_comm* comm, const swv_buffer* data,
+                                                          int32_t root,
+                                                          const swv_call_options* options,
+                                                          swv_work** out_work) {
+  swv_collective c = swv_collective_of(SWV_COLLECTIVE_BROADCAST, options);
+  c.out = data;
+  c.peer = root;
+  return swv_comm_start(comm, &c, out_work);
+}
+SWV_MUST_USE static inline swv_status* swv_comm_reduce(swv_comm* comm, const swv_buffer* in,
+                                                       const swv_buffer* out, swv_reduce_op op,
+                                                       int32_t root,
+                                                       const swv_call_options* options,
+                                                       swv_work** out_work) {
+  swv_collective c = swv_collective_of(SWV_COLLECTIVE_REDUCE, options);
+  c.in = in;
+  c.out = out;
+  c.reduce_op = op;
+  c.peer = root;
+  return swv_comm_start(comm, &c, out_work);
+}
+SWV_MUST_USE static inline swv_status* swv_comm_gather(swv_comm* comm, const swv_buffer* in,
+                                                       const swv_buffer* out, int32_t root,
+                                                       const swv_call_options* options,
+                                                       swv_work** out_work) {
+  swv_collective c = swv_collective_of(SWV_COLLECTIVE_GATHER, options);
+  c.in = in;
+  c.out = out;
+  c.peer = root;
+  return swv_comm_start(comm, &c, out_work);
+}
+SWV_MUST_USE static inline swv_status* swv_comm_scatter(swv_comm* comm, const swv_buffer* in,
+                                                        const swv_buffer* out, int32_t root,
+                                                        const swv_call_options* options,
+                                                        swv_work** out_work) {
+  swv_collective c = swv_collective_of(SWV_COLLECTIVE_SCATTER, options);
+  c.in = in;
+  c.out = out;
+  c.peer = root;
+  return swv_comm_start(comm, &c, out_work);
+}
+SWV_MUST_USE static inline swv_status* swv_comm_send(swv_comm* comm, const swv_buffer* data,
+                                                     int32_t peer, int32_t message_tag,
+                                                     const swv_call_options* options,
+                                                     swv_work** out_work) {
+  swv_collective c = swv_collective_of(SWV_COLLECTIVE_SEND, options);
+  c.in = data;
+  c.peer = peer;
+  c.message_tag = message_tag;
+  return swv_comm_start(comm, &c, out_work);
+}
+SWV_MUST_USE static inline swv_status* swv_comm_recv(swv_comm* comm, const swv_buffer* data,
+                                                     int32_t peer, int32_t message_tag,
+                                                     const swv_call_options* options,
+                                                     swv_work** out_work) {
+  swv_collective c = swv_collective_of(SWV_COLLECTIVE_RECV, options);
+  c.out = data;
+  c.peer = peer;
+  c.message_tag = message_tag;
+  return swv_comm_start(comm, &c, out_work);
+}
+SWV_MUST_USE static inline swv_status* swv_comm_barrier(swv_comm* comm,
+                                                        const swv_call_options* options,
+                                                        swv_work** out_work) {
+  swv_collective c = swv_collective_of(SWV_COLLECTIVE_BARRIER, options);
+  return swv_comm_start(comm, &c, out_work);
+}
 
 /* ---- Values, inline -------------------------------------------------------------------------- */
 

@@ -18,8 +18,48 @@ static swv_status* use_world_options(void* options) {
   swv_world_free(made);
   return status;
 }
-static swv_status* use_call_options(void* options) {
-  return swv_comm_barrier(comm, (swv_call_options*)options, NULL);
+static swv_status* use_collective(void* collective) {
+  return swv_comm_start(comm, (swv_collective*)collective, NULL);
+}
+static swv_status* use_buffer(void* buffer) {
+  return swv_comm_broadcast(comm, (swv_buffer*)buffer, 0, NULL, NULL);
+}
+static swv_status* use_buffer_result(void* buffer) {
+  return swv_tensor_buffer(parameter, (swv_buffer*)buffer);
+}
+/* In an array: the second lies where the first one's size says. */
+static swv_status* use_placement(void* placement) {
+  const size_t size = *(size_t*)placement;
+  /* What is no size is that of one, all of which is there. */
+  const size_t have = size >= sizeof(swv_placement) && size <= 4096 ? size : sizeof(swv_placement);
+  const size_t stride = (have + 7) / 8 * 8;
+  char both[2 * 4200];
+  swv_layout* made = NULL;
+  swv_status* status;
+  memcpy(both, placement, have);
+  memcpy(both + stride, placement, have);
+  status =
+      swv_layout_create((swv_placement*)at_end_of_page(both, stride + have), 2, NULL, 0, &made);
+  swv_layout_free(made);
+  return status;
+}
+static swv_status* use_placement_result(void* placement) {
+  swv_layout* layout;
+  swv_status* status;
+  CHECK_OK(swv_layout_parse("[S(0)]", &layout));
+  status = swv_layout_placement(layout, 0, (swv_placement*)placement);
+  swv_layout_free(layout);
+  return status;
+}
+static swv_status* use_random_state(void* state) {
+  return swv_mesh_set_random_state(mesh, (swv_random_state*)state);
+}
+static swv_status* use_random_state_result(void* state) {
+  return swv_mesh_random_state(mesh, (swv_random_state*)state);
+}
+static swv_status* use_device_cost(void* cost) {
+  const swv_link_cost link = {1e-6, 1e9};
+  return swv_mesh_set_cost_model(mesh, &link, 1, (swv_device_cost*)cost);
 }
 static swv_status* use_rendezvous(void* rendezvous) {
   swv_world* made = NULL;
@@ -81,39 +121,42 @@ static swv_status* use_distribute_options(void* options) {
 }
 static swv_status* use_backward_options(void* options) {
   const swv_value twice[] = {swv_value_tensor(parameter), swv_value_int(2)};
-  swv_tensor* const product = call_op("aten::mul", SWV_GRAD, twice, 2);
+  swv_tensor* const product = call_op("aten::mul", SWV_MODE_GRAD, twice, 2);
   swv_status* status = swv_tensor_backward(product, NULL, (swv_backward_options*)options);
   swv_tensor_free(product);
   return status;
 }
-static swv_status* forward(void* user_data, swv_function_context* context, swv_grad_mode mode,
-                           const swv_tensor* const* inputs, size_t num_inputs, swv_tensor** outputs,
-                           size_t num_outputs) {
-  (void)user_data, (void)context, (void)mode, (void)num_inputs, (void)num_outputs;
-  return swv_tensor_detach(inputs[0], &outputs[0]);
+static swv_status* forward(void* user_data, const swv_function_call* call) {
+  (void)user_data;
+  return swv_tensor_detach(call->inputs[0], &call->outputs[0]);
+}
+static swv_status* use_segment(void* segment) {
+  swv_tensor* made = NULL;
+  swv_status* status = swv_checkpoint((swv_segment*)segment, SWV_MODE_NO_GRAD,
+                                      (const swv_tensor* const*)&parameter, 1, &made, 1);
+  swv_tensor_free(made);
+  return status;
 }
 static swv_status* use_function(void* function) {
   swv_tensor* made = NULL;
-  swv_status* status = swv_function_apply((swv_function*)function, SWV_NO_GRAD,
+  swv_status* status = swv_function_apply((swv_function*)function, SWV_MODE_NO_GRAD,
                                           (const swv_tensor* const*)&parameter, 1, &made, 1);
   swv_tensor_free(made);
   return status;
 }
 static swv_status* use_clip_options(void* options) {
-  return swv_clip_grad_norm((const swv_tensor* const*)&parameter, 1, 1.0,
-                            (swv_clip_options*)options, NULL);
+  return swv_clip_grad_norm(&parameter, 1, 1.0, (swv_clip_options*)options, NULL);
 }
 static swv_status* use_sgd_options(void* options) {
   swv_optimizer* made = NULL;
-  swv_status* status = swv_optimizer_create_sgd((const swv_tensor* const*)&parameter, 1,
-                                                (swv_sgd_options*)options, &made);
+  swv_status* status = swv_optimizer_create_sgd(&parameter, 1, (swv_sgd_options*)options, &made);
   swv_optimizer_free(made);
   return status;
 }
 static swv_status* use_adamw_options(void* options) {
   swv_optimizer* made = NULL;
-  swv_status* status = swv_optimizer_create_adamw((const swv_tensor* const*)&parameter, 1,
-                                                  (swv_adamw_options*)options, &made);
+  swv_status* status =
+      swv_optimizer_create_adamw(&parameter, 1, (swv_adamw_options*)options, &made);
   swv_optimizer_free(made);
   return status;
 }
@@ -146,7 +189,7 @@ static void every_size(const char* name, swv_status* (*use)(void*), const void* 
     memcpy(given, &wrong[i], sizeof(wrong[i]));
     snprintf(text, sizeof(text), "has struct_size %zu; wanted ", wrong[i]);
     dropped = 0;
-    CHECK_FAILS(use(given), SWV_INVALID_ARGUMENT, text);
+    CHECK_FAILS(use(given), SWV_CODE_INVALID_ARGUMENT, text);
     /* A drop that may not be there is not called; another struct's is. */
     CHECK(drops != 1 || dropped == 0);
   }
@@ -166,7 +209,7 @@ static void every_size(const char* name, swv_status* (*use)(void*), const void* 
     } else if (known + i <= (known + 7) / 8 * 8) {
       CHECK_OK(use(given)); /* padding */
     } else {
-      CHECK_FAILS(use(given), SWV_UNIMPLEMENTED, "does not know");
+      CHECK_FAILS(use(given), SWV_CODE_UNIMPLEMENTED, "does not know");
     }
     CHECK(drops == 0 || dropped == 1);
   }
@@ -176,7 +219,13 @@ int main(void) {
   const swv_mesh_dim dim = {"x", 1};
   swv_tensor_options with_grad = SWV_TENSOR_OPTIONS_INIT;
   swv_world_options world_options = SWV_WORLD_OPTIONS_INIT;
-  swv_call_options call = SWV_CALL_OPTIONS_INIT;
+  swv_collective collective = SWV_COLLECTIVE_INIT;
+  swv_placement placement = SWV_PLACEMENT_INIT;
+  swv_random_state state = SWV_RANDOM_STATE_INIT;
+  swv_device_cost cost = SWV_DEVICE_COST_INIT;
+  swv_segment segment = SWV_SEGMENT_INIT;
+  float number = 1;
+  const swv_buffer buffer = cpu_buffer(&number, 1, SWV_DTYPE_F32);
   swv_rendezvous rendezvous = SWV_RENDEZVOUS_INIT;
   swv_group group = SWV_GROUP_INIT;
   swv_distribute_options distribute = SWV_DISTRIBUTE_OPTIONS_INIT;
@@ -196,6 +245,10 @@ int main(void) {
   function.user_data = &dropped;
   function.forward = forward;
   function.drop = drop;
+  segment.user_data = &dropped;
+  segment.forward = forward;
+  segment.drop = drop;
+  collective.kind = SWV_COLLECTIVE_BARRIER;
   with_grad.requires_grad = 1;
   CHECK_OK(swv_world_create_local(1, NULL, &world));
   CHECK_OK(swv_world_comm(world, &comm));
@@ -206,7 +259,15 @@ int main(void) {
 #define EVERY_SIZE(type, value, out, drops) \
   every_size(#type, use_##type, &(value), (value).struct_size, out, drops)
   EVERY_SIZE(world_options, world_options, 0, 0);
-  EVERY_SIZE(call_options, call, 0, 0);
+  EVERY_SIZE(collective, collective, 0, 0);
+  EVERY_SIZE(buffer, buffer, 0, 0);
+  EVERY_SIZE(buffer_result, buffer, 1, 0);
+  EVERY_SIZE(placement, placement, 0, 0);
+  EVERY_SIZE(placement_result, placement, 1, 0);
+  EVERY_SIZE(random_state, state, 0, 0);
+  EVERY_SIZE(random_state_result, state, 1, 0);
+  EVERY_SIZE(device_cost, cost, 0, 0);
+  EVERY_SIZE(segment, segment, 0, 1);
   EVERY_SIZE(backend, backend, 0, 1);
   EVERY_SIZE(group, group, 0, 2);
   EVERY_SIZE(tensor_options, with_grad, 0, 0);

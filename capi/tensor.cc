@@ -3,6 +3,7 @@
 
 #include "ATen/Context.h"
 #include "ATen/DLConvertor.h"
+#include "ATen/detail/CUDAHooksInterface.h"
 #include "ATen/ops/empty.h"
 #include "ATen/ops/from_blob.h"
 #include "ATen/ops/full.h"
@@ -23,11 +24,25 @@ struct NewTensor {
   Placements placements;
 };
 
+// That there is one.
+c10::Device present_device(const swv_device& given, const char* argument) {
+  const c10::Device result = device(given, argument);
+  const int64_t count = result.is_cpu() ? 1
+                        : at::hasCUDA() ? at::detail::getCUDAHooks().deviceCount()
+                                        : 0;
+  if (given.index >= count) {
+    fail(absl::StatusCode::kUnimplemented,
+         str_cat("argument '", argument, "' is ", result.str(), ", which is not there"));
+  }
+  return result;
+}
+
 NewTensor tensor_options(const swv_tensor_options* given) {
   const swv_tensor_options o =
       options<swv_tensor_options>(given, SWV_TENSOR_OPTIONS_INIT, "options");
   NewTensor result;
   result.options = at::TensorOptions(scalar_type(o.dtype, "options.dtype"))
+                       .device(present_device(o.device, "options.device"))
                        .requires_grad(flag(o.requires_grad, "options.requires_grad"));
   if (o.mesh == nullptr) {
     if (o.layout != nullptr) fail_argument("options.layout", "is given, but options.mesh is NULL");
@@ -53,7 +68,7 @@ swv_tensor* new_filled(const int64_t* given, size_t ndim, const swv_tensor_optio
                        const Plain& plain, const Sharded& sharded) {
   const at::IntArrayRef shape = sizes(given, ndim, "sizes");
   const NewTensor o = tensor_options(options);
-  const CallMode mode(SWV_GRAD, "mode");
+  const CallMode mode(SWV_MODE_GRAD, "mode");
   if (o.mesh != nullptr) {
     return new_tensor(sharded(shape, o.mesh, o.placements, o.options), "the new tensor");
   }
@@ -109,8 +124,10 @@ swv_tensor* from_data(const void* data, size_t num_bytes, const int64_t* given, 
                   str_cat("is ", num_bytes, "; [", absl::StrJoin(shape, ", "), "] needs ", needed));
   }
   if (data == nullptr && num_bytes != 0) fail_null("data");
-  at::Tensor result = at::empty(shape, o.options.requires_grad(false));
+  const at::TensorOptions here = o.options.requires_grad(false);
+  at::Tensor result = at::empty(shape, here.device(at::kCPU));
   if (num_bytes != 0) std::memcpy(result.mutable_data_ptr(), data, num_bytes);
+  result = result.to(here);
   if (o.options.requires_grad()) result.requires_grad_();
   return new_tensor(std::move(result), "the new tensor");
 }
@@ -121,7 +138,8 @@ struct DlpackDeleter {
   }
 };
 
-swv_tensor* from_dlpack(DLManagedTensorVersioned* managed, swv_tensor** out_tensor) {
+swv_tensor* from_dlpack(DLManagedTensorVersioned* managed, const void* stream,
+                        swv_tensor** out_tensor) {
   if (managed == nullptr) fail_null("managed");
   std::unique_ptr<DLManagedTensorVersioned, DlpackDeleter> owned(managed);
   out(out_tensor, "out_tensor");
@@ -142,6 +160,7 @@ swv_tensor* from_dlpack(DLManagedTensorVersioned* managed, swv_tensor** out_tens
          str_cat("argument 'managed' has DLPack device type ", int{t.device.device_type},
                  ", which is not there"));
   }
+  check_stream(stream, {cuda ? SWV_DEVICE_CUDA : SWV_DEVICE_CPU, 0}, "stream");
   if (t.data == nullptr && c10::multiply_integers(shape) != 0) {
     fail_argument("managed", "has no data");
   }
@@ -154,8 +173,9 @@ swv_tensor* from_dlpack(DLManagedTensorVersioned* managed, swv_tensor** out_tens
   return new_tensor(at::fromDLPackVersioned(managed, [keeper](void*) {}), "the tensor");
 }
 
-DLManagedTensorVersioned* to_dlpack(const swv_tensor* handle) {
+DLManagedTensorVersioned* to_dlpack(const swv_tensor* handle, const void* stream) {
   const at::Tensor& t = plain(handle, "tensor");
+  check_stream(stream, device_of(t.device()), "stream");
   if (t.requires_grad()) {
     fail_argument(
         "tensor",
@@ -168,13 +188,18 @@ DLManagedTensorVersioned* to_dlpack(const swv_tensor* handle) {
   return at::toDLPackVersioned(t);
 }
 
-swv_buffer buffer_of(const swv_tensor* handle) {
+void write_buffer(const swv_tensor* handle, swv_buffer* out_buffer) {
   const at::Tensor& t = plain(handle, "tensor");
   if (!t.is_contiguous()) {
     fail_argument("tensor",
                   str_cat("is not contiguous: strides [", absl::StrJoin(t.strides(), ", "), "]"));
   }
-  return {t.mutable_data_ptr(), t.numel(), dtype_of(t.scalar_type()), device_of(t.device()), 0};
+  swv_buffer result = SWV_BUFFER_INIT;
+  result.data = t.mutable_data_ptr();
+  result.count = t.numel();
+  result.dtype = dtype_of(t.scalar_type());
+  result.device = device_of(t.device());
+  write_struct(result, out_buffer, "out_buffer");
 }
 
 // What distribute_tensor and from_local take: placements, cut in the mesh's order.
@@ -221,6 +246,7 @@ DistributeOptions distribute_options(const swv_distribute_options* given) {
   if (o.source < -1) {
     fail_argument("options.source", str_cat("is ", o.source, "; wanted a rank, or -1"));
   }
+  check_reserved(o.reserved, "options.reserved");
   return {.source = o.source == -1 ? std::nullopt : std::optional<int64_t>(o.source)};
 }
 
@@ -275,15 +301,17 @@ swv_status* swv_tensor_from_data(const void* data, size_t num_bytes, const int64
                  [&] { return from_data(data, num_bytes, sizes, ndim, options); });
 }
 
-swv_status* swv_tensor_from_dlpack(DLManagedTensorVersioned* managed, swv_tensor** out_tensor) {
+swv_status* swv_tensor_from_dlpack(DLManagedTensorVersioned* managed, void* stream,
+                                   swv_tensor** out_tensor) {
   return guarded(__func__, [&] {
-    swv_tensor* result = from_dlpack(managed, out_tensor);
+    swv_tensor* result = from_dlpack(managed, stream, out_tensor);
     *out_tensor = result;
   });
 }
 
-swv_status* swv_tensor_to_dlpack(const swv_tensor* tensor, DLManagedTensorVersioned** out_managed) {
-  return guarded(__func__, out_managed, "out_managed", [&] { return to_dlpack(tensor); });
+swv_status* swv_tensor_to_dlpack(swv_tensor* tensor, void* stream,
+                                 DLManagedTensorVersioned** out_managed) {
+  return guarded(__func__, out_managed, "out_managed", [&] { return to_dlpack(tensor, stream); });
 }
 
 swv_status* swv_tensor_share(const swv_tensor* tensor, swv_tensor** out_tensor) {
@@ -340,31 +368,30 @@ swv_status* swv_tensor_is_sharded(const swv_tensor* tensor, swv_bool* out_is_sha
 
 swv_status* swv_tensor_to_string(const swv_tensor* tensor, swv_string** out_text) {
   return guarded(__func__, out_text, "out_text", [&] {
-    const CallMode mode(SWV_NO_GRAD, "mode");
+    const CallMode mode(SWV_MODE_NO_GRAD, "mode");
     return new_string(to_string(in(tensor, "tensor").tensor));
   });
 }
 
 swv_status* swv_tensor_values_to_string(const swv_tensor* tensor, swv_string** out_text) {
   return guarded(__func__, out_text, "out_text", [&] {
-    const CallMode mode(SWV_NO_GRAD, "mode");
+    const CallMode mode(SWV_MODE_NO_GRAD, "mode");
     return new_string(shardweave::values_to_string(in(tensor, "tensor").tensor, kHost));
   });
 }
 
 swv_status* swv_tensor_copy_to_host(const swv_tensor* tensor, void* data, size_t num_bytes) {
   return guarded(__func__, [&] {
-    const CallMode mode(SWV_NO_GRAD, "mode");
+    const CallMode mode(SWV_MODE_NO_GRAD, "mode");
     const at::Tensor& t = plain(tensor, "tensor");
     check_bytes(t, data, num_bytes);
     if (num_bytes != 0) borrowed(data, t).copy_(t);
   });
 }
 
-swv_status* swv_tensor_copy_from_host(const swv_tensor* tensor, const void* data,
-                                      size_t num_bytes) {
+swv_status* swv_tensor_copy_from_host(swv_tensor* tensor, const void* data, size_t num_bytes) {
   return guarded(__func__, [&] {
-    const CallMode mode(SWV_NO_GRAD, "mode");
+    const CallMode mode(SWV_MODE_NO_GRAD, "mode");
     const at::Tensor& t = plain(tensor, "tensor");
     check_bytes(t, data, num_bytes);
     if (num_bytes != 0) t.copy_(borrowed(data, t));
@@ -372,14 +399,14 @@ swv_status* swv_tensor_copy_from_host(const swv_tensor* tensor, const void* data
 }
 
 swv_status* swv_tensor_buffer(const swv_tensor* tensor, swv_buffer* out_buffer) {
-  return guarded(__func__, out_buffer, "out_buffer", [&] { return buffer_of(tensor); });
+  return guarded(__func__, [&] { write_buffer(tensor, out_buffer); });
 }
 
 swv_status* swv_tensor_distribute(const swv_tensor* tensor, const swv_mesh* mesh,
                                   const swv_layout* layout, const swv_distribute_options* options,
                                   swv_tensor** out_tensor) {
   return guarded(__func__, out_tensor, "out_tensor", [&] {
-    const CallMode mode(SWV_GRAD, "mode");
+    const CallMode mode(SWV_MODE_GRAD, "mode");
     return new_tensor(distributed(tensor, mesh, layout, options), "the new tensor");
   });
 }

@@ -31,6 +31,8 @@ ArgType scalar_kind(const c10::Type& type) {
       return ArgType::kBool;
     case c10::TypeKind::NumberType:
       return ArgType::kNumber;
+    case c10::TypeKind::ComplexType:
+      return ArgType::kComplex;
     case c10::TypeKind::StringType:
       return ArgType::kString;
     case c10::TypeKind::ScalarTypeType:
@@ -306,6 +308,10 @@ bool convert(const Argument& argument, const swv_value& v, Match match, c10::IVa
       return true;
     case ArgType::kNumber:
       return number(v, result);
+    case ArgType::kComplex:  // as where float is wanted, a real number will do
+      if (v.kind == SWV_VALUE_BOOL || !number(v, result)) return false;
+      result = result.toScalar().toComplexDouble();
+      return true;
     case ArgType::kString:
       if (v.kind != SWV_VALUE_STRING) return false;
       result = strings.get(string_of(v));

@@ -24,6 +24,7 @@ enum class ArgType : uint8_t {
   kFloat,
   kBool,
   kNumber,
+  kComplex,
   kString,
   kDType,
   kTorchLayout,

@@ -166,7 +166,7 @@ swv_status* swv_world_comm(const swv_world* world, swv_comm** out_comm) {
                  [&] { return make<swv_comm>(in(world, "world").world->comm()); });
 }
 
-swv_status* swv_world_abort(const swv_world* world, const char* reason) {
+swv_status* swv_world_abort(swv_world* world, const char* reason) {
   return guarded(__func__, [&] {
     in(world, "world")
         .world->comm()

@@ -8,6 +8,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_join.h"
 #include "shardweave/comm/composed.h"
+#include "shardweave/comm/failed_rank.h"
 #include "shardweave/comm/reduction.h"
 #include "shardweave/comm/str_cat.h"
 
@@ -439,8 +440,11 @@ absl::Status Communicator::health() const {
 }
 
 void Communicator::abort(const absl::Status& reason) {
-  fail(absl::AbortedError(str_cat("rank ", rank(), " of group '", name(), "' (world rank ",
-                                  world_ranks()[rank()], ") aborted: ", reason.ToString())))
+  const int64_t world_rank = world_ranks()[rank()];
+  fail(of_rank(absl::AbortedError(str_cat(
+                   "rank ", rank(), " of group '", name(), "' (world rank ", world_rank,
+                   ") aborted: ", absl::StatusCodeToString(reason.code()), ": ", reason.message())),
+               world_rank))
       .IgnoreError();
   std::vector<std::weak_ptr<Communicator>> children;
   {

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <vector>
 
+#include "shardweave/comm/failed_rank.h"
 #include "shardweave/comm/reduction.h"
 #include "shardweave/comm/str_cat.h"
 
@@ -122,8 +123,8 @@ absl::Status Composed::exchange(absl::Span<const Piece> pieces) {
   }
   for (Backend::Ticket ticket : tickets) first_error.Update(backend_.wait(ticket, call_.deadline));
   if (first_error.ok()) return first_error;
-  return absl::Status(first_error.code(),
-                      str_cat(name_call(backend_.group(), call_), ": ", first_error.message()));
+  return retold(first_error,
+                str_cat(name_call(backend_.group(), call_), ": ", first_error.message()));
 }
 
 absl::Status Composed::gather_all(const void* mine, absl::Span<const int64_t> byte_counts,

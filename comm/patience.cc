@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <utility>
 
 #include "absl/strings/str_join.h"
+#include "shardweave/comm/log.h"
 #include "shardweave/comm/str_cat.h"
 
 namespace shardweave {
@@ -64,12 +64,10 @@ std::string wanted_of_others(const Wait& wait) {
 
 void say_late(const Wait& wait, absl::Duration patience, absl::Span<const int> absent,
               absl::Span<const int> slow) {
-  std::string line = str_cat(
-      "shardweave: ", name_ranks(wait, {wait.rank}), " has waited ", absl::FormatDuration(patience),
-      " for ", name_ranks(wait, absent.empty() ? slow : absent), " in ", to_string(wait.call),
-      ", #", wait.call.sequence, " of group '", wait.group, "'; ",
-      absent.empty() ? "all have called it" : wanted_of_others(wait), "\n");
-  std::fputs(line.c_str(), stderr);  // in one piece
+  say(str_cat(name_ranks(wait, {wait.rank}), " has waited ", absl::FormatDuration(patience),
+              " for ", name_ranks(wait, absent.empty() ? slow : absent), " in ",
+              to_string(wait.call), ", #", wait.call.sequence, " of group '", wait.group, "'; ",
+              absent.empty() ? "all have called it" : wanted_of_others(wait)));
 }
 
 }  // namespace shardweave

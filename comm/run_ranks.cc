@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "shardweave/comm/failed_rank.h"
 #include "shardweave/comm/inproc/inproc.h"
 #include "shardweave/comm/status_exception.h"
 #include "shardweave/comm/str_cat.h"
@@ -45,10 +46,12 @@ absl::Status run_ranks(int num_ranks, const std::function<absl::Status(World&)>&
     if (status.ok()) return hub.leave(rank);
     {
       std::lock_guard lock(mutex);
-      first_failure.Update(
-          absl::Status(status.code(), str_cat("rank ", rank, ": ", status.message())));
+      first_failure.Update(of_rank(
+          absl::Status(status.code(), str_cat("rank ", rank, ": ", status.message())), rank));
     }
-    hub.abort(absl::AbortedError(str_cat("rank ", rank, " failed: ", status.ToString())));
+    const std::string why =
+        str_cat(absl::StatusCodeToString(status.code()), ": ", status.message());
+    hub.abort(of_rank(absl::AbortedError(str_cat("rank ", rank, " failed: ", why)), rank));
   };
   std::vector<std::thread> threads;
   try {

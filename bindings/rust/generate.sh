@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Writes shardweave-sys/src/bindings.rs anew, after a change of capi/shardweave.h:
+# Writes shardweave-sys/src/bindings.rs and what bindings/generate.py writes anew, after a change of
+# capi/shardweave.h:
 #
 #   cargo install bindgen-cli --version 0.72.1 --locked     # once
 #   pip install libclang==18.1.1                            # once, if there is no libclang; then
@@ -23,3 +24,4 @@ out=$root/bindings/rust/shardweave-sys/src/bindings.rs
   -- -std=c11 -isystem "$include" -fparse-all-comments
 # The enumerations are int32_t; their numbers shall be too.
 sed -i -E '/^pub type _bindgen_ty_[0-9]+ = /d; s/: _bindgen_ty_[0-9]+ = /: i32 = /' "$out"
+python3 "$root/bindings/generate.py" "$root"

@@ -26,6 +26,7 @@ class Interface(NamedTuple):
     sizes: dict         # of structs, with padding
     sized: dict         # name: (last member, values behind struct_size) of the initializer
     numbers: dict
+    enums: dict         # type: [its numbers' names]
     types: dict         # typedefs
     handles: tuple
 
@@ -114,8 +115,9 @@ def parse(header):
     header = header.replace("\\\n", " ")
     version = ".".join(re.search(rf"define SWV_VERSION_{part} (\d+)", header).group(1) for part in ("MAJOR", "MINOR"))
     sized = {}
-    for name, last, values in re.findall(r"#define SWV_\w+_INIT\s+\{SWV_SIZE_TO\((\w+), (\w+)\)([^}]*)\}", header):
-        sized[name] = (last, [value.strip() for value in values.split(",")[1:]])
+    for name, last, values in re.findall(r"#define SWV_\w+_INIT\s+\{\s*SWV_SIZE_TO\((\w+), (\w+)\)((?:[^{}]|\{[^{}]*\})*)\}",
+                                         header):
+        sized[name] = (last, [" ".join(value.split()) for value in _split(values, ",")[1:]])
     code = re.sub(r"^\s*#.*$", "", header, flags=re.M)
     types, structs, layouts, sizes = {}, {}, {}, {}
     handles = []
@@ -128,11 +130,13 @@ def parse(header):
         structs[name], size, align = _layout(body, layouts, types)
         layouts[name], sizes[name] = (size, align), size
     numbers = {name: int(value, 0) for name, value in re.findall(r"\b(SWV_[A-Z0-9_]+) = (-?\w+)", code)}
+    enums = {name: re.findall(r"\b(SWV_[A-Z0-9_]+) =", body)
+             for name, body in re.findall(r"typedef int32_t (swv_\w+);\s*enum \{(.*?)\};", code, re.S)}
     functions = {}
     for text in re.findall(r"^SWV_API ([^;]*);", code, re.M):
         result, name, parameters = re.fullmatch(r"(?:SWV_MUST_USE\s+)?(.*?)\s*\b(swv_\w+)\((.*)\)\s*", text, re.S).groups()
         functions[name] = f"{_spaces(result)} ({_parameters(parameters)})"
-    return Interface(version, functions, structs, sizes, sized, numbers, types, tuple(handles))
+    return Interface(version, functions, structs, sizes, sized, numbers, enums, types, tuple(handles))
 
 
 def text(interface, versions):

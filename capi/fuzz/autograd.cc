@@ -4,37 +4,35 @@
 namespace shardweave::capi {
 namespace {
 
-swv_status* forward(void* user_data, swv_function_context* context, swv_grad_mode,
-                    const swv_tensor* const* inputs, size_t num_inputs, swv_tensor** outputs,
-                    size_t num_outputs) {
+swv_status* forward(void* user_data, const swv_function_call* call) {
   const uint64_t how = *static_cast<uint64_t*>(user_data);
-  for (size_t i = 0; i < num_outputs && num_inputs > 0; ++i) {
+  for (size_t i = 0; i < call->num_outputs && call->num_inputs > 0; ++i) {
     if (how % 5 == 1) continue;
-    if (how % 5 == 2) outputs[i] = const_cast<swv_tensor*>(inputs[0]);
-    if (how % 5 != 2) swv_status_free(swv_tensor_detach(inputs[i % num_inputs], &outputs[i]));
+    if (how % 5 == 2) call->outputs[i] = const_cast<swv_tensor*>(call->inputs[0]);
+    if (how % 5 != 2) {
+      swv_status_free(swv_tensor_detach(call->inputs[i % call->num_inputs], &call->outputs[i]));
+    }
   }
-  if (how % 5 == 3) return swv_status_new(SWV_CANCELLED, "the host does not want to");
-  return how % 3 == 0 ? swv_function_context_save(context, inputs, num_inputs) : nullptr;
+  if (how % 5 == 3) return swv_status_new(SWV_CODE_CANCELLED, "the host does not want to");
+  return how % 3 == 0 ? swv_function_context_save(call->context, call->inputs, call->num_inputs)
+                      : nullptr;
 }
-swv_status* backward(void* user_data, swv_function_context* context, swv_grad_mode,
-                     const swv_tensor* const* grad_outputs, size_t, swv_tensor** grad_inputs,
-                     size_t num_inputs) {
+swv_status* backward(void* user_data, const swv_function_call* call) {
   const uint64_t how = *static_cast<uint64_t*>(user_data);
   swv_tensor* saved = nullptr;
-  swv_status_free(swv_function_context_saved(context, how % 2, &saved));
+  swv_status_free(swv_function_context_saved(call->context, how % 2, &saved));
   swv_tensor_free(saved);
-  if (how % 7 == 1) return swv_status_new(SWV_CANCELLED, "the host does not want to");
-  for (size_t i = 0; i < num_inputs; ++i) {
-    if (grad_outputs[0] != nullptr && how % 4 != 0)
-      swv_status_free(swv_tensor_share(grad_outputs[0], &grad_inputs[i]));
+  if (how % 7 == 1) return swv_status_new(SWV_CODE_CANCELLED, "the host does not want to");
+  for (size_t i = 0; i < call->num_outputs; ++i) {
+    if (call->inputs[0] != nullptr && how % 4 != 0)
+      swv_status_free(swv_tensor_share(call->inputs[0], &call->outputs[i]));
   }
   return nullptr;
 }
-swv_status* segment(void* user_data, swv_grad_mode mode, const swv_tensor* const* inputs,
-                    size_t num_inputs, swv_tensor** outputs, size_t num_outputs) {
-  if (*static_cast<uint64_t*>(user_data) % 11 == 1 && mode == SWV_GRAD)
-    return swv_status_new(SWV_CANCELLED, "the host does not want to again");
-  return forward(user_data, nullptr, mode, inputs, num_inputs, outputs, num_outputs);
+swv_status* segment(void* user_data, const swv_function_call* call) {
+  if (*static_cast<uint64_t*>(user_data) % 11 == 1 && call->mode == SWV_MODE_GRAD)
+    return swv_status_new(SWV_CODE_CANCELLED, "the host does not want to again");
+  return forward(user_data, call);
 }
 void drop_user_data(void* user_data) {
   delete static_cast<uint64_t*>(user_data);
@@ -94,7 +92,9 @@ void Fuzzer::autograd() {
       s.forward = one_in(20) ? nullptr : segment;
       s.drop = drop_user_data;
       const size_t n = 1 + below(2);
-      if (done(swv_checkpoint(&s, small(), inputs, below(4), several, n))) {
+      swv_segment* const given = sized(s);
+      if (!has_size(*given, s)) drop_user_data(s.user_data);
+      if (done(swv_checkpoint(given, small(), inputs, below(4), several, n))) {
         for (size_t i = 0; i < n; ++i) keep(several[i]);
       }
       break;
@@ -130,7 +130,7 @@ void Fuzzer::guided_autograd() {
   f.drop = drop_user_data;
   must(swv_tensor_ones(nullptr, 0, &with_grad, &x));
   const swv_tensor* const inputs[] = {x};
-  if (done(swv_function_apply(&f, SWV_GRAD, inputs, 1, &y, 1))) {
+  if (done(swv_function_apply(&f, SWV_MODE_GRAD, inputs, 1, &y, 1))) {
     done(swv_tensor_backward(y, nullptr, nullptr));
     swv_tensor_free(y);
   }

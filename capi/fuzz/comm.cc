@@ -6,6 +6,7 @@
 namespace shardweave::capi {
 
 void Fuzzer::communication() {
+  if (one_in(3) && !comms_.empty()) return collective();
   swv_comm* comm = nullptr;
   swv_work* work = nullptr;
   float in[8] = {}, out[8] = {};
@@ -13,19 +14,20 @@ void Fuzzer::communication() {
   swv_call_options o = SWV_CALL_OPTIONS_INIT;
   o.timeout_ms = 1000;
   o.tag = one_in(10) ? text() : "fuzz";
-  const swv_call_options* const options = one_in(10) ? nullptr : sized(o);
+  const swv_call_options* const options = one_in(10) ? nullptr : &o;
   const auto buffer = [&](float* data) {
     const int64_t count = one_in(20) ? number() : static_cast<int64_t>(below(9));
-    return swv_buffer{one_in(30) ? nullptr : data,
-                      count > 8 ? -1 : count,
-                      one_in(10) ? small() : SWV_F32,
-                      {one_in(30) ? small() : 0, 0},
-                      one_in(50) ? 1 : 0};
+    swv_buffer result = buffer_of(one_in(30) ? nullptr : data, count > 8 ? -1 : count,
+                                  one_in(10) ? small() : int32_t{SWV_DTYPE_F32});
+    result.device.type = one_in(30) ? small() : 0;
+    result.reserved = one_in(50) ? 1 : 0;
+    if (one_in(50)) result.stream = kept_;
+    return result;
   };
   swv_buffer a = buffer(in), b = buffer(out);
   // Eight elements of at most four bytes are there.
   for (swv_buffer* x : {&a, &b}) {
-    if (swv_dtype_size(x->dtype) > 4) x->dtype = SWV_F32;
+    if (swv_dtype_size(x->dtype) > 4) x->dtype = SWV_DTYPE_F32;
   }
   swv_world* world = nullptr;
   if (comms_.size() < 2 || one_in(10)) {  // an error may break a group: new worlds come
@@ -69,6 +71,36 @@ void Fuzzer::communication() {
   }
 }
 
+// Any operation, with what it has and has not.
+void Fuzzer::collective() {
+  float in[8] = {1, 2, 3, 4, 5, 6, 7, 8}, out[8] = {};
+  const int64_t counts[2] = {static_cast<int64_t>(below(9)), number()};
+  const auto count = [&] { return one_in(20) ? int64_t{-1} : static_cast<int64_t>(below(9)); };
+  const swv_buffer a = buffer_of(in, count()), b = buffer_of(out, count());
+  swv_collective c = SWV_COLLECTIVE_INIT;
+  c.kind = one_in(20) ? small() : static_cast<int32_t>(below(14));
+  c.reduce_op = small();
+  c.peer = one_in(3) ? small() : 0;
+  c.message_tag = small();
+  // What a kind has is mostly there.
+  const bool has_in = c.kind != SWV_COLLECTIVE_BROADCAST && c.kind != SWV_COLLECTIVE_RECV &&
+                      c.kind != SWV_COLLECTIVE_BARRIER;
+  const bool has_out = c.kind != SWV_COLLECTIVE_SEND && c.kind != SWV_COLLECTIVE_BARRIER;
+  c.in = has_in != one_in(12) ? sized(a) : nullptr;
+  c.out = has_out != one_in(12) ? sized(b) : nullptr;
+  const bool in_counts =
+      c.kind == SWV_COLLECTIVE_REDUCE_SCATTER_V || c.kind == SWV_COLLECTIVE_ALL_TO_ALL_V;
+  const bool out_counts =
+      c.kind == SWV_COLLECTIVE_ALL_GATHER_V || c.kind == SWV_COLLECTIVE_ALL_TO_ALL_V;
+  c.in_counts = in_counts != one_in(12) ? counts : nullptr;
+  c.out_counts = out_counts != one_in(12) ? counts : nullptr;
+  c.num_counts = one_in(4) ? length(2) : 1;
+  c.timeout_ms = one_in(20) ? -number() : 5;
+  if (c.timeout_ms > 100 || c.timeout_ms == 0) c.timeout_ms = 5;
+  c.tag = one_in(4) ? text() : nullptr;
+  done(swv_comm_start(pick(comms_), one_in(30) ? nullptr : sized(c), nullptr));
+}
+
 void Fuzzer::point_to_point() {
   swv_comm* comm = nullptr;
   swv_coalescing* coalescing = nullptr;
@@ -76,13 +108,13 @@ void Fuzzer::point_to_point() {
   swv_world* world = nullptr;
   swv_bool yes;
   int64_t counts[2] = {static_cast<int64_t>(below(4)), 1};
-  const int64_t members[] = {one_in(4) ? number() : 0, number()};
+  const int32_t members[] = {one_in(4) ? small() : 0, small()};
   swv_call_options o = SWV_CALL_OPTIONS_INIT;
   o.timeout_ms = one_in(20) ? number() : 5;
   if (o.timeout_ms > 100 || o.timeout_ms == 0) o.timeout_ms = 5;
-  const swv_call_options* const options = sized(o);
+  const swv_call_options* const options = &o;
   const auto buffer = [&](size_t from) {
-    return swv_buffer{kept_ + from, static_cast<int64_t>(below(5)), SWV_F32, {0, 0}, 0};
+    return buffer_of(kept_ + from, static_cast<int64_t>(below(5)));
   };
   const swv_buffer a = buffer(0), b = buffer(8);
   switch (below(10)) {
@@ -153,10 +185,11 @@ struct Wire {
 };
 swv_status* wire_start(void* self, const swv_backend_call* call, uint64_t* out_ticket) {
   const uint64_t how = static_cast<Wire*>(self)->how;
-  if (how % 5 == 1) return swv_status_new(SWV_UNAVAILABLE, "the wire is cut");
-  if (call->in.count == call->out.count && call->in.data != nullptr && call->out.data != nullptr) {
-    std::memmove(call->out.data, call->in.data,
-                 static_cast<size_t>(call->in.count) * swv_dtype_size(call->in.dtype));
+  if (how % 5 == 1) return swv_status_new(SWV_CODE_UNAVAILABLE, "the wire is cut");
+  if (call->in->count == call->out->count && call->in->data != nullptr &&
+      call->out->data != nullptr) {
+    std::memmove(call->out->data, call->in->data,
+                 static_cast<size_t>(call->in->count) * swv_dtype_size(call->in->dtype));
   }
   *out_ticket = how % 5 == 2 ? 7 : SWV_TICKET_DONE;
   return nullptr;
@@ -165,12 +198,13 @@ swv_bool wire_done(void* self, uint64_t) {
   return static_cast<Wire*>(self)->how % 3 == 0;
 }
 swv_status* wire_wait(void* self, uint64_t, int64_t) {
-  return static_cast<Wire*>(self)->how % 7 == 1 ? swv_status_new(SWV_DATA_LOSS, nullptr) : nullptr;
+  return static_cast<Wire*>(self)->how % 7 == 1 ? swv_status_new(SWV_CODE_DATA_LOSS, nullptr)
+                                                : nullptr;
 }
 swv_status* wire_subgroup(void* self, const swv_group*, const int32_t*, size_t, const char*,
                           int64_t, void** out_self) {
   const Wire* const wire = static_cast<Wire*>(self);
-  if (wire->how % 4 == 1) return swv_status_new(SWV_RESOURCE_EXHAUSTED, "no more wires");
+  if (wire->how % 4 == 1) return swv_status_new(SWV_CODE_RESOURCE_EXHAUSTED, "no more wires");
   *out_self = new Wire(*wire);
   ++*wire->live;
   return nullptr;
@@ -196,7 +230,7 @@ void Fuzzer::backends() {
   backend.abort = one_in(30) ? nullptr : wire_abort;
   backend.drop = wire_drop;
   swv_group group = SWV_GROUP_INIT;
-  const int64_t ranks[] = {one_in(10) ? number() : 0};
+  const int32_t ranks[] = {one_in(10) ? small() : 0};
   group.name = one_in(10) ? text() : "group";
   group.rank = one_in(20) ? small() : 0;
   group.world_ranks = one_in(10) ? nullptr : ranks;
@@ -208,13 +242,14 @@ void Fuzzer::backends() {
   if (!has_size(*given, backend)) wire_drop(backend.self);  // what is no struct has no drop
   if (done(swv_world_create_with_backend(given, sized(group), sized(options), &world)) &&
       done(swv_world_comm(world, &comm))) {
-    const swv_buffer a = {kept_, 4, SWV_F32, {0, 0}, 0}, b = {kept_ + 8, 4, SWV_F32, {0, 0}, 0};
+    const swv_buffer a = buffer_of(kept_, 4, SWV_DTYPE_F32),
+                     b = buffer_of(kept_ + 8, 4, SWV_DTYPE_F32);
     swv_call_options o = SWV_CALL_OPTIONS_INIT;
-    done(swv_comm_all_reduce(comm, &a, &b, SWV_SUM, &o, nullptr));
+    done(swv_comm_all_reduce(comm, &a, &b, SWV_REDUCE_SUM, &o, nullptr));
     done(swv_comm_broadcast(comm, &a, 0, &o, nullptr));
     done(swv_comm_all_gather(comm, &a, &b, &o, nullptr));
     if (done(swv_comm_split(comm, 0, 0, "part", &part))) {
-      done(swv_comm_all_reduce(part, &a, &b, SWV_SUM, &o, nullptr));
+      done(swv_comm_all_reduce(part, &a, &b, SWV_REDUCE_SUM, &o, nullptr));
       swv_comm_free(part);
     }
     done(swv_comm_barrier(comm, nullptr, nullptr));
@@ -252,7 +287,7 @@ swv_status* run_rank(void* user_data, swv_world* world) {
   const Shared& shared = *static_cast<const Shared*>(user_data);
   Fuzzer fuzzer(Chance(shared.seed), world, shared.folder);
   for (int i = 0; i < 150; ++i) fuzzer.step();
-  return shared.seed % 4 == 0 ? swv_status_new(SWV_CANCELLED, "enough") : nullptr;
+  return shared.seed % 4 == 0 ? swv_status_new(SWV_CODE_CANCELLED, "enough") : nullptr;
 }
 
 }  // namespace
@@ -278,13 +313,14 @@ void Fuzzer::contention() {
   std::vector<float> in(64, 1), out(64 * kRanks);
   must(swv_world_create_local(kRanks, &options, worlds));
   for (int rank = 0; rank < kRanks; ++rank) {
-    const swv_buffer a = {in.data(), 64, SWV_F32, {SWV_CPU, 0}, 0};
-    const swv_buffer b = {out.data() + 64 * rank, 64, SWV_F32, {SWV_CPU, 0}, 0};
+    const swv_buffer a = buffer_of(in.data(), 64, SWV_DTYPE_F32);
+    const swv_buffer b = buffer_of(out.data() + 64 * rank, 64, SWV_DTYPE_F32);
     must(swv_world_comm(worlds[rank], &comms[rank]));
     if (one_in(8)) continue;  // the others wait for it in vain
     // Not always the same on both.
-    done(!one_in(8) ? swv_comm_all_reduce(comms[rank], &a, &b, SWV_SUM, nullptr, &works[rank])
-                    : swv_comm_barrier(comms[rank], nullptr, &works[rank]));
+    done(!one_in(8)
+             ? swv_comm_all_reduce(comms[rank], &a, &b, SWV_REDUCE_SUM, nullptr, &works[rank])
+             : swv_comm_barrier(comms[rank], nullptr, &works[rank]));
   }
   swv_op* op = nullptr;
   swv_tensor* number = nullptr;
@@ -312,7 +348,7 @@ void Fuzzer::contention() {
                                          : n % 3 == 1 ? swv_value_int(n)
                                                       : swv_value_float(0.5)};
           swv_value result = SWV_NONE;
-          check(swv_op_call(op, SWV_NO_GRAD, arguments, 2, &result, 1, nullptr));
+          check(swv_op_call(op, SWV_MODE_NO_GRAD, arguments, 2, &result, 1, nullptr));
           swv_value_clear(&result);
         }
         return;

@@ -167,7 +167,7 @@ swv_value Fuzzer::value() {
     case 15:
       if (one_in(2)) {
         v.kind = SWV_VALUE_DEVICE;
-        v.as.device = {one_in(4) ? small() : SWV_CPU, one_in(4) ? small() : 0};
+        v.as.device = {one_in(4) ? small() : SWV_DEVICE_CPU, one_in(4) ? small() : 0};
       } else {
         v.kind = SWV_VALUE_COMPLEX;
         v.as.complex_number.real = real();
@@ -195,6 +195,7 @@ swv_tensor_options Fuzzer::tensor_options() {
   swv_tensor_options o = SWV_TENSOR_OPTIONS_INIT;
   o.dtype = one_in(3) ? small() : 0;
   o.requires_grad = one_in(30) ? small() : static_cast<swv_bool>(below(2));
+  if (one_in(30)) o.device = {small(), small()};
   if (one_in(2)) o.mesh = pick(meshes_);
   if (one_in(3)) o.layout = pick(layouts_);
   return o;

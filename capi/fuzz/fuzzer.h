@@ -68,10 +68,8 @@ class Fuzzer {
   }
   ~Fuzzer() {
     for (auto* h : coalescings_) swv_coalescing_free(h);
-    for (auto* h : scopes_) swv_strict_scope_free(h);
-    for (auto* h : randoms_) swv_random_scope_free(h);
     // The innermost first.
-    while (!names_.empty()) swv_module_scope_free(names_.back()), names_.pop_back();
+    while (!scopes_.empty()) swv_scope_free(scopes_.back()), scopes_.pop_back();
     while (!traces_.empty()) swv_trace_free(traces_.back()), traces_.pop_back();
     for (auto* h : works_) swv_work_free(h);
     for (auto* h : optimizers_) swv_optimizer_free(h);
@@ -140,6 +138,27 @@ class Fuzzer {
     }
     return result;
   }
+  // The same of an array, whose elements have one size; now and then they do not.
+  template <typename T, size_t N>
+  T* sized_array(const T (&from)[N]) {
+    static_assert(N * (sizeof(T) + kMore) <= sizeof(array_));
+    const size_t size = one_in(12) ? from[0].struct_size + below(kMore) : from[0].struct_size;
+    std::memset(array_, one_in(4) ? 0xa5 : 0, sizeof(array_));
+    for (size_t i = 0; i < N; ++i) {
+      char* const at = array_ + i * ((size + alignof(T) - 1) / alignof(T) * alignof(T));
+      std::memcpy(at, &from[i], from[i].struct_size);
+      const size_t given = one_in(50) ? length(sizeof(T)) : size;
+      std::memcpy(at, &given, sizeof(given));
+    }
+    return reinterpret_cast<T*>(array_);
+  }
+  swv_buffer buffer_of(void* data, int64_t count, swv_dtype dtype = SWV_DTYPE_F32) {
+    swv_buffer result = SWV_BUFFER_INIT;
+    result.data = data;
+    result.count = count;
+    result.dtype = dtype;
+    return result;
+  }
   // Whether a library takes it over, drop and all.
   template <typename T>
   static bool has_size(const T& given, const T& whole) {
@@ -190,7 +209,8 @@ class Fuzzer {
 
   static void check_error(swv_status* status) {
     // Every error has a code, and names a function.
-    if (swv_status_code(status) <= SWV_OK || swv_status_code(status) > SWV_UNAUTHENTICATED ||
+    if (swv_status_code(status) <= SWV_CODE_OK ||
+        swv_status_code(status) > SWV_CODE_UNAUTHENTICATED ||
         std::strncmp(swv_status_message(status), "swv_", 4) != 0) {
       std::fprintf(stderr, "fuzz: an error without a name: %s\n", swv_status_message(status));
       std::abort();
@@ -221,6 +241,9 @@ class Fuzzer {
   void autograd();
   void modules();
   void communication();
+  void collective();
+  void shares();
+  void switches();
   void point_to_point();
   void queries();
   void backends();
@@ -256,13 +279,12 @@ class Fuzzer {
   std::vector<swv_module*> modules_;
   std::vector<swv_plan*> plans_;
   std::vector<swv_optimizer*> optimizers_;
-  std::vector<swv_strict_scope*> scopes_;
+  std::vector<swv_scope*> scopes_;
   std::vector<swv_coalescing*> coalescings_;
-  std::vector<swv_module_scope*> names_;
-  std::vector<swv_random_scope*> randoms_;
   std::vector<swv_trace*> traces_;
   alignas(16) unsigned char structs_[8][256];
   size_t next_struct_ = 0;
+  alignas(16) char array_[1024];
   float kept_[16] = {};  // of operations that go on
 };
 

@@ -1,4 +1,6 @@
 // Worlds, meshes and layouts.
+#include <atomic>
+
 #include "fuzzer.h"
 
 namespace shardweave::capi {
@@ -41,10 +43,11 @@ void Fuzzer::worlds() {
       done(swv_mesh_find_dim(pick(meshes_), text(), &i));
       break;
     case 8: {
-      const swv_random_state state = {static_cast<uint64_t>(number()),
-                                      static_cast<uint64_t>(number())};
+      swv_random_state state = SWV_RANDOM_STATE_INIT;
+      state.seed = static_cast<uint64_t>(number());
+      state.offset = static_cast<uint64_t>(number());
       done(swv_mesh_seed(pick(meshes_), static_cast<uint64_t>(number())));
-      done(swv_mesh_set_random_state(pick(meshes_), one_in(5) ? nullptr : &state));
+      done(swv_mesh_set_random_state(pick(meshes_), one_in(5) ? nullptr : sized(state)));
       break;
     }
     default:
@@ -57,8 +60,8 @@ void Fuzzer::worlds() {
 void Fuzzer::layouts() {
   swv_layout* layout = nullptr;
   swv_string* string = nullptr;
-  swv_placement placements[3] = {};
-  swv_placement got;
+  swv_placement placements[] = {SWV_PLACEMENT_INIT, SWV_PLACEMENT_INIT, SWV_PLACEMENT_INIT};
+  const swv_placement got = SWV_PLACEMENT_INIT;
   const int32_t order[] = {small(), small()};
   const int64_t mesh_shape[] = {static_cast<int64_t>(1 + below(4)), number()},
                 coordinate[] = {number(), 0};
@@ -66,8 +69,8 @@ void Fuzzer::layouts() {
   int64_t shape[6], offset[6], bytes;
   size_t ndim = 0;
   for (swv_placement& p : placements) {
-    p = {small(),  small(), small(), one_in(30) ? 1 : 0, number(), one_in(3) ? mesh_shape : nullptr,
-         length(2)};
+    p.kind = small(), p.dim = small(), p.reduce_op = small(), p.reserved = one_in(30) ? 1 : 0;
+    p.split_factor = number(), p.sizes = one_in(3) ? mesh_shape : nullptr, p.num_sizes = length(2);
   }
   switch (below(6)) {
     case 0:
@@ -75,7 +78,7 @@ void Fuzzer::layouts() {
       if (done(swv_layout_parse(text(), &layout))) keep(layouts_, layout, swv_layout_free, 12);
       break;
     case 2:
-      if (done(swv_layout_create(placements, length(3), order, length(2), &layout)))
+      if (done(swv_layout_create(sized_array(placements), length(3), order, length(2), &layout)))
         keep(layouts_, layout, swv_layout_free, 12);
       break;
     case 3:
@@ -94,8 +97,43 @@ void Fuzzer::layouts() {
     }
     default:
       drop(swv_layout_to_string(pick(layouts_), &string), &string);
-      done(swv_layout_placement(pick(layouts_), small(), &got));
+      done(swv_layout_placement(pick(layouts_), small(), one_in(9) ? nullptr : sized(got)));
   }
+}
+
+// Second handles, of which nobody sees that they are.
+void Fuzzer::shares() {
+  swv_work* work = nullptr;
+  swv_layout* layout = nullptr;
+  swv_op* op = nullptr;
+  swv_module* module = nullptr;
+  swv_plan* plan = nullptr;
+  swv_optimizer* optimizer = nullptr;
+  swv_trace* trace = nullptr;
+  if (done(swv_work_share(pick(works_), &work))) keep(works_, work, swv_work_free, 4);
+  if (done(swv_layout_share(pick(layouts_), &layout))) keep(layouts_, layout, swv_layout_free, 12);
+  if (done(swv_op_share(pick(ops_), &op))) keep(ops_, op, swv_op_free, 30);
+  if (done(swv_module_share(pick(modules_), &module))) keep(modules_, module, swv_module_free, 5);
+  if (done(swv_plan_share(pick(plans_), one_in(9) ? nullptr : &plan)))
+    keep(plans_, plan, swv_plan_free, 5);
+  if (done(swv_optimizer_share(pick(optimizers_), &optimizer)))
+    keep(optimizers_, optimizer, swv_optimizer_free, 5);
+  if (traces_.size() < 3 && done(swv_trace_share(pick(traces_), &trace))) traces_.push_back(trace);
+}
+
+// What is set for the process. Checks only come and go where they were not there from the beginning:
+// handles are freed twice otherwise.
+void Fuzzer::switches() {
+  static std::atomic<int64_t> lines{0};
+  const auto count = [](void*, const char* message) { lines += *message != 0; };
+  auto* const drops = new int64_t(0);
+  if (!one_in(4)) {
+    done(swv_set_log(nullptr, drops, [](void* data) { delete static_cast<int64_t*>(data); }));
+  } else {
+    done(swv_set_log(count, drops, [](void* data) { delete static_cast<int64_t*>(data); }));
+  }
+  const bool checked = swv_live_handles() >= 0;
+  done(swv_set_handle_checks(one_in(4) ? 3 : checked ? 1 : 0));
 }
 
 // What chance alone seldom puts together.
@@ -110,8 +148,8 @@ void Fuzzer::guided() {
   with_grad.requires_grad = 1;
   const int64_t sizes[] = {3};
   const swv_mesh_dim dim = {"x", size_}, dims[] = {{"a", size_}, {"b", 1}};
-  std::vector<int64_t> ranks;
-  for (int64_t r = 0; r < size_; ++r) ranks.push_back(r);
+  std::vector<int32_t> ranks;
+  for (int32_t r = 0; r < size_; ++r) ranks.push_back(r);
   guided_autograd();
   const float three[] = {1, 2, 3};
   float back[3] = {};
@@ -125,13 +163,22 @@ void Fuzzer::guided() {
     swv_world* world = nullptr;
     swv_comm* comm = nullptr;
     const int64_t count[] = {static_cast<int64_t>(below(4))};
-    const swv_buffer from = {kept_, count[0], SWV_F32, {SWV_CPU, 0}, 0};
-    const swv_buffer to = {kept_ + 8, count[0], SWV_F32, {SWV_CPU, 0}, 0};
+    const swv_buffer from = buffer_of(kept_, count[0], SWV_DTYPE_F32);
+    const swv_buffer to = buffer_of(kept_ + 8, count[0], SWV_DTYPE_F32);
     must(swv_world_create_local(1, nullptr, &world));
     must(swv_world_comm(world, &comm));
     done(swv_comm_all_gather_v(comm, &from, &to, count, 1, nullptr, nullptr));
-    done(swv_comm_reduce_scatter_v(comm, &from, &to, count, 1, SWV_SUM, nullptr, nullptr));
+    done(swv_comm_reduce_scatter_v(comm, &from, &to, count, 1, SWV_REDUCE_SUM, nullptr, nullptr));
     done(swv_comm_all_to_all_v(comm, &from, count, &to, count, 1, nullptr, nullptr));
+    swv_work *work = nullptr, *same = nullptr;
+    swv_collective barrier = SWV_COLLECTIVE_INIT;
+    barrier.kind = SWV_COLLECTIVE_BARRIER;
+    if (done(swv_comm_start(comm, &barrier, &work))) {
+      done(swv_work_share(work, &same));
+      done(swv_work_wait(same));
+      swv_work_free(same);
+      swv_work_free(work);
+    }
     swv_comm_free(comm);
     swv_world_free(world);
   }
@@ -147,7 +194,7 @@ void Fuzzer::guided() {
   }
   if (done(swv_module_parameter(module, below(2), nullptr, &part))) keep(part);
   if (done(swv_module_get(module, one_in(2) ? "a.b" : "c", &part))) keep(part);
-  const swv_tensor* const all[] = {parameter};
+  swv_tensor* const all[] = {parameter};
   must(swv_optimizer_create_adamw(all, 1, nullptr, &optimizer));
   if (done(swv_optimizer_state(optimizer, 0, "exp_avg", &state))) {
     done(swv_optimizer_set_state(optimizer, 0, "exp_avg", one_in(4) ? parameter : state));

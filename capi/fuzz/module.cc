@@ -9,7 +9,7 @@ void Fuzzer::modules() {
   swv_optimizer* optimizer = nullptr;
   swv_tensor* t = nullptr;
   swv_string* string = nullptr;
-  const swv_tensor* parameters[2] = {pick(tensors_), pick(tensors_)};
+  swv_tensor* parameters[2] = {pick(tensors_), pick(tensors_)};
   const swv_named_placement named[] = {{text(), text()}};
   swv_sgd_options sgd = SWV_SGD_OPTIONS_INIT;
   swv_adamw_options adamw = SWV_ADAMW_OPTIONS_INIT;

@@ -8,21 +8,21 @@ void Fuzzer::queries() {
   swv_mesh* mesh = nullptr;
   swv_comm* comm = nullptr;
   swv_tensor* t = nullptr;
-  swv_strict_scope* scope = nullptr;
+  swv_scope* scope = nullptr;
   swv_bool yes;
   int32_t i;
-  int64_t n, out[16];
+  int32_t n, out[16];
   size_t count;
   double lr;
   swv_dtype dtype;
   swv_device device;
-  swv_random_state state;
+  const swv_random_state state = SWV_RANDOM_STATE_INIT;
   swv_dispatch_counters dispatch = SWV_DISPATCH_COUNTERS_INIT;
   swv_comm_counter counters[20];
   swv_link_cost costs[2] = {{1e-6, 1e9}, {1e-6, 1e10}};
   swv_device_cost device_cost = SWV_DEVICE_COST_INIT;
   const swv_mesh_dim dims[] = {{text(), one_in(4) ? number() : 1}, {text(), 1}};
-  const int64_t members[] = {one_in(4) ? number() : 0, 0};
+  const int32_t members[] = {one_in(4) ? small() : 0, 0};
   switch (below(8)) {
     case 0:
       if (swv_version() != SWV_VERSION || *swv_build_info() == 0 || *swv_code_name(small()) == 0 ||
@@ -49,7 +49,7 @@ void Fuzzer::queries() {
       done(swv_mesh_size(pick(meshes_), &n));
       done(swv_mesh_ranks(pick(meshes_), one_in(9) ? nullptr : out, below(17), &count));
       done(swv_mesh_equal(pick(meshes_), pick(meshes_), &yes));
-      done(swv_mesh_random_state(pick(meshes_), &state));
+      done(swv_mesh_random_state(pick(meshes_), one_in(9) ? nullptr : sized(state)));
       done(swv_mesh_cost_model(pick(meshes_), one_in(9) ? nullptr : costs, below(3), &count,
                                one_in(2) ? nullptr : &device_cost));
       if (one_in(4)) {
@@ -76,10 +76,10 @@ void Fuzzer::queries() {
       done(swv_mesh_connect(pick(meshes_)));
       break;
     case 4:
-      if (scopes_.size() < 2 && one_in(4)) {
+      if (scopes_.size() < 4 && one_in(4)) {
         if (done(swv_mesh_forbid_communication(pick(meshes_), &scope))) scopes_.push_back(scope);
       } else if (!scopes_.empty()) {
-        swv_strict_scope_free(scopes_.back());
+        swv_scope_free(scopes_.back());
         scopes_.pop_back();
       }
       done(swv_layout_mesh_ndim(pick(layouts_), &i));
@@ -106,15 +106,16 @@ void Fuzzer::queries() {
       done(swv_seed(static_cast<uint64_t>(number())));
       swv_value_clear(nullptr);
       swv_status_free(swv_status_new(small(), text()));
-      if (swv_status_code(nullptr) != SWV_OK || *swv_status_message(nullptr) != 0) std::abort();
+      if (swv_status_code(nullptr) != SWV_CODE_OK || *swv_status_message(nullptr) != 0 ||
+          swv_status_rank(nullptr) != -1)
+        std::abort();
   }
 }
 
 void Fuzzer::observe() {
   swv_trace* trace = nullptr;
-  swv_module_scope* name = nullptr;
-  swv_random_scope* random = nullptr;
-  swv_random_state state{};
+  swv_scope* scope = nullptr;
+  swv_random_state state = SWV_RANDOM_STATE_INIT;
   swv_string* string = nullptr;
   size_t ndim = 0, count = 0;
   int64_t bytes = 0;
@@ -137,23 +138,23 @@ void Fuzzer::observe() {
       if (one_in(4)) done(swv_trace_clear(pick(traces_)));
       break;
     case 2:
-      if (names_.size() < 3 && one_in(2)) {
-        if (done(swv_module_scope_create(pick(meshes_), text(), &name))) names_.push_back(name);
-      } else if (!names_.empty()) {
-        const size_t i = below(names_.size());
-        swv_module_scope_free(names_[i]);
-        names_.erase(names_.begin() + static_cast<std::ptrdiff_t>(i));
+      if (scopes_.size() < 4 && one_in(2)) {
+        if (done(swv_mesh_enter_module(pick(meshes_), text(), &scope))) scopes_.push_back(scope);
+      } else if (!scopes_.empty()) {  // in any order
+        const size_t i = below(scopes_.size());
+        swv_scope_free(scopes_[i]);
+        scopes_.erase(scopes_.begin() + static_cast<std::ptrdiff_t>(i));
       }
       break;
     case 3:
-      done(swv_mesh_random_state(pick(meshes_), &state));
-      if (randoms_.size() < 3 && one_in(2)) {
-        if (done(swv_random_scope_create(pick(meshes_), one_in(9) ? nullptr : &state, &random)))
-          randoms_.push_back(random);
-      } else if (!randoms_.empty()) {
-        const size_t i = below(randoms_.size());
-        swv_random_scope_free(randoms_[i]);
-        randoms_.erase(randoms_.begin() + static_cast<std::ptrdiff_t>(i));
+      state.seed = static_cast<uint64_t>(number());
+      if (scopes_.size() < 4 && one_in(2)) {
+        if (done(swv_mesh_use_random_state(pick(meshes_), one_in(9) ? nullptr : sized(state),
+                                           &scope)))
+          scopes_.push_back(scope);
+      } else {
+        shares();
+        if (alone_) switches();
       }
       break;
     case 4:

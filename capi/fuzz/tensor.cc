@@ -13,10 +13,11 @@ void Fuzzer::tensors() {
   const int64_t* s = sizes(&ndim);
   const swv_tensor_options* options = one_in(4) ? nullptr : sized(tensor_options());
   swv_distribute_options d = SWV_DISTRIBUTE_OPTIONS_INIT;
-  d.source = one_in(4) ? number() : 0;
+  d.source = one_in(4) ? small() : 0;
+  d.reserved = one_in(50);
   char bytes[512] = {};
   int64_t out[8];
-  swv_buffer buffer;
+  const swv_buffer buffer = SWV_BUFFER_INIT;
   swv_bool yes;
   swv_value item = SWV_NONE;
   switch (below(14)) {
@@ -64,7 +65,7 @@ void Fuzzer::tensors() {
     case 10:
       done(swv_tensor_copy_to_host(pick(tensors_), bytes, below(513)));
       done(swv_tensor_copy_from_host(pick(tensors_), bytes, below(513)));
-      done(swv_tensor_buffer(pick(tensors_), &buffer));
+      done(swv_tensor_buffer(pick(tensors_), one_in(9) ? nullptr : sized(buffer)));
       break;
     case 11:
       done(swv_tensor_sizes(pick(tensors_), out, below(9), &count));
@@ -120,7 +121,7 @@ void Fuzzer::dlpack() {
   swv_tensor *t = nullptr, *alone = nullptr;
   // Not itself: as its gradient, what is made from its memory would keep it.
   if (!done(swv_tensor_detach(pick(tensors_), &alone))) return;
-  const bool exported = done(swv_tensor_to_dlpack(alone, &managed));
+  const bool exported = done(swv_tensor_to_dlpack(alone, one_in(30) ? sizes_ : nullptr, &managed));
   swv_tensor_free(alone);
   if (!exported) return;
   if (one_in(8)) managed->version.major = static_cast<uint32_t>(number());
@@ -129,7 +130,9 @@ void Fuzzer::dlpack() {
   if (one_in(8)) managed->dl_tensor.dtype.code = static_cast<uint8_t>(below(20));
   if (one_in(8)) managed->dl_tensor.dtype.lanes = static_cast<uint16_t>(below(3));
   if (one_in(20)) managed->dl_tensor.ndim = one_in(2) ? -1 : 1 << 20;
-  if (done(swv_tensor_from_dlpack(managed, one_in(20) ? nullptr : &t))) keep(t);
+  if (done(swv_tensor_from_dlpack(managed, one_in(30) ? sizes_ : nullptr,
+                                  one_in(20) ? nullptr : &t)))
+    keep(t);
 }
 
 }  // namespace shardweave::capi

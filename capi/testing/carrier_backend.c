@@ -42,7 +42,7 @@ static swv_status* keep(Carrier* carrier, swv_work* work, uint64_t* out_ticket) 
     if (grown == NULL) {
       pthread_mutex_unlock(&carrier->mutex);
       swv_work_free(work);
-      return swv_status_new(SWV_RESOURCE_EXHAUSTED, "no memory for a work");
+      return swv_status_new(SWV_CODE_RESOURCE_EXHAUSTED, "no memory for a work");
     }
     carrier->works = grown;
     carrier->capacity = capacity;
@@ -66,7 +66,7 @@ static int32_t carrier_tag(int32_t tag) {
   return tag >= 0 ? 2 * tag : -2 * tag - 1;
 }
 
-/* An abort of the carrier has the code SWV_ABORTED, whatever the reason: ours is in its text. */
+/* An abort of the carrier has the code SWV_CODE_ABORTED, whatever the reason: ours is in its text. */
 static const char kCode[] = "code of the carried group: ";
 
 static swv_status* with_code(swv_status* status) {
@@ -87,11 +87,11 @@ static swv_status* carrier_start(void* self, const swv_backend_call* call, uint6
   /* A deadline that has passed is not "the default". */
   options.timeout_ms = call->timeout_ms == 0 ? 1 : call->timeout_ms < 0 ? 0 : call->timeout_ms;
   options.tag = call->tag;
-  if (call->op == SWV_SEND) {
-    status = swv_comm_send(carrier->comm, &call->in, call->peer, carrier_tag(call->message_tag),
+  if (call->kind == SWV_COLLECTIVE_SEND) {
+    status = swv_comm_send(carrier->comm, call->in, call->peer, carrier_tag(call->message_tag),
                            &options, &work);
   } else {
-    status = swv_comm_recv(carrier->comm, &call->out, call->peer, carrier_tag(call->message_tag),
+    status = swv_comm_recv(carrier->comm, call->out, call->peer, carrier_tag(call->message_tag),
                            &options, &work);
   }
   return status != NULL ? with_code(status) : keep(carrier, work, out_ticket);
@@ -112,18 +112,13 @@ static swv_status* carrier_subgroup(void* self, const swv_group* group, const in
                                     size_t num_members, const char* key, int64_t timeout_ms,
                                     void** out_self) {
   Carrier* carrier = (Carrier*)self;
-  int64_t* ranks = (int64_t*)malloc(num_members * sizeof(int64_t));
   swv_comm* comm = NULL;
-  swv_status* status;
-  size_t i;
+  swv_status* status = swv_comm_subgroup(carrier->comm, members, num_members, group->name, &comm);
   (void)key, (void)timeout_ms;
-  if (ranks == NULL) return swv_status_new(SWV_RESOURCE_EXHAUSTED, "no memory for a group");
-  for (i = 0; i < num_members; ++i) ranks[i] = members[i];
-  status = swv_comm_subgroup(carrier->comm, ranks, num_members, group->name, &comm);
-  free(ranks);
   if (status != NULL) return status;
   *out_self = new_carrier(comm);
-  return *out_self == NULL ? swv_status_new(SWV_RESOURCE_EXHAUSTED, "no memory for a group") : NULL;
+  return *out_self == NULL ? swv_status_new(SWV_CODE_RESOURCE_EXHAUSTED, "no memory for a group")
+                           : NULL;
 }
 
 static void carrier_abort(void* self, swv_code code, const char* reason) {
@@ -145,7 +140,7 @@ swv_status* carrier_world_create(const swv_world* carrier, int64_t timeout_ms,
   if ((status = swv_world_size(carrier, &group.num_ranks)) != NULL) return status;
   if ((status = swv_world_comm(carrier, &comm)) != NULL) return status;
   backend.name = "carrier";
-  backend.implements = (uint64_t)1 << SWV_SEND | (uint64_t)1 << SWV_RECV;
+  backend.implements = (uint64_t)1 << SWV_COLLECTIVE_SEND | (uint64_t)1 << SWV_COLLECTIVE_RECV;
   backend.self = new_carrier(comm);
   backend.start = carrier_start;
   backend.done = carrier_done;

@@ -2,7 +2,7 @@
  *
  *   CHECK_OK(swv_mesh_ndim(mesh, &ndim));
  *   CHECK(ndim == 2);
- *   CHECK_FAILS(swv_mesh_ndim(NULL, &ndim), SWV_INVALID_ARGUMENT, "argument 'mesh' is NULL");
+ *   CHECK_FAILS(swv_mesh_ndim(NULL, &ndim), SWV_CODE_INVALID_ARGUMENT, "argument 'mesh' is NULL");
  */
 #ifndef SHARDWEAVE_CAPI_TESTING_CHECK_H_
 #define SHARDWEAVE_CAPI_TESTING_CHECK_H_
@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "buffer.h"
 #include "shardweave.h"
 
 #define CHECK(condition)                                                        \
@@ -73,7 +74,7 @@ static inline swv_tensor* call_op(const char* name, swv_grad_mode mode, const sw
 static inline float* elements(const swv_tensor* tensor, int64_t* out_count) {
   swv_tensor* whole;
   float* data;
-  CHECK_OK(swv_tensor_full_tensor(tensor, SWV_NO_GRAD, &whole));
+  CHECK_OK(swv_tensor_full_tensor(tensor, SWV_MODE_NO_GRAD, &whole));
   CHECK_OK(swv_tensor_numel(whole, out_count));
   data = (float*)malloc((size_t)*out_count * sizeof(float) + 1);
   CHECK_OK(swv_tensor_copy_to_host(whole, data, (size_t)*out_count * sizeof(float)));

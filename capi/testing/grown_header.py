@@ -17,7 +17,7 @@ def grown(header):
         header, count = re.subn(rf"\n}} {name};", f"\n  int64_t grown_number;\n  const char* grown_text;\n}} {name};", header)
         assert count == 1, name
         # All but what the library alone fills in has an initializer.
-        header = re.sub(rf"(SWV_SIZE_TO\({name}, )\w+(\)[^}}]*)}}", r"\1grown_text\2, 0, NULL}", header)
+        header = re.sub(rf"(\{{\s*SWV_SIZE_TO\({name}, )\w+(\)(?:[^{{}}]|\{{[^{{}}]*\}})*)\}}", r"\1grown_text\2, 0, NULL}", header)
     assert structs
     return header.replace("#define SHARDWEAVE_H_\n", "#define SHARDWEAVE_H_\n#define SWV_GROWN\n", 1)
 

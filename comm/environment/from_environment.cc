@@ -2,13 +2,13 @@
 
 #include <ATen/Parallel.h>
 
-#include <cstdio>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "shardweave/comm/environment/join_world.h"
+#include "shardweave/comm/log.h"
 #include "shardweave/comm/rendezvous/threads.h"
 #include "shardweave/comm/store/c10d_store.h"
 #include "shardweave/comm/store/file_store.h"
@@ -22,8 +22,7 @@ void use_threads(const World& world) {
   if (threads == 0 || at::get_num_threads() <= threads) return;
   at::set_num_threads(threads);
   if (world.local_rank() != 0) return;
-  std::fprintf(stderr, "shardweave: %s\n",
-               describe_threads(threads, available_cores(), world.local_size()).c_str());
+  say(describe_threads(threads, available_cores(), world.local_size()));
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "absl/strings/str_join.h"
+#include "shardweave/comm/failed_rank.h"
 #include "shardweave/comm/str_cat.h"
 
 namespace shardweave::gloo_internal {
@@ -51,6 +52,12 @@ absl::Status compare_calls(const GroupInfo& group, const CallSignature& mine, in
               mine.sequence, ": rank ", first ? group.rank : peer, " called ",
               first ? my_call : their_call, ", rank ", first ? peer : group.rank, " called ",
               first ? their_call : my_call, hidden_difference(mine, theirs)));
+}
+
+// What a peer's failure frame says.
+absl::Status told_by(const FrameHeader& header, std::string_view text) {
+  const absl::Status told(static_cast<absl::StatusCode>(header.value), std::string(text));
+  return header.step == 0 ? told : of_rank(told, int64_t{header.step} - 1);
 }
 
 }  // namespace
@@ -188,7 +195,7 @@ void Engine::abort(const absl::Status& reason) {
 absl::Status Engine::health() {
   Lock lock(mutex_);
   if (failure_.ok()) (void)listen();
-  return absl::Status(failure_.code(), failure_.message());
+  return retold(failure_);
 }
 
 bool Engine::is_gone(int peer) {
@@ -520,9 +527,9 @@ bool Engine::finish_frame(int peer) {
   if (!std::exchange(p.receiving_early, false)) return true;
   const Early& frame = p.early.back();
   if (frame.header.kind != FrameKind::kFailure) return take_early(peer);
-  return fail_as_told(
-      peer, static_cast<absl::StatusCode>(frame.header.value),
-      std::string(reinterpret_cast<const char*>(frame.payload.get()), frame.header.length));
+  return fail_as_told(peer,
+                      told_by(frame.header, {reinterpret_cast<const char*>(frame.payload.get()),
+                                             static_cast<size_t>(frame.header.length)}));
 }
 
 bool Engine::take_offer(int peer, const FrameHeader& header, bool* taken) {
@@ -639,18 +646,18 @@ bool Engine::find_receiver(int peer, const FrameHeader& header, Operation** rece
 
 // 4. Errors.
 
-bool Engine::fail_as_told(int peer, absl::StatusCode code, std::string text) {
+bool Engine::fail_as_told(int peer, const absl::Status& told) {
   // An abort() says itself who called it.
-  if (code != absl::StatusCode::kAborted) text = str_cat(name_peer(peer), " gave up: ", text);
-  return fail(absl::Status(code, text), nullptr);
+  if (told.code() == absl::StatusCode::kAborted) return fail(told, nullptr);
+  const absl::Status why = retold(told, str_cat(name_peer(peer), " gave up: ", told.message()));
+  return fail(failed_rank(why).has_value() ? why : of_rank(why, group_.world_ranks[peer]), nullptr);
 }
 
 bool Engine::fail(const absl::Status& why, const Operation* where) {
   if (!failure_.ok()) return false;
   failed_ticket_ = where == nullptr ? 0 : where->ticket;
-  failure_ = where == nullptr
-                 ? absl::Status(why.code(), why.message())
-                 : absl::Status(why.code(), str_cat(name_of(*where), ": ", why.message()));
+  failure_ =
+      where == nullptr ? retold(why) : retold(why, str_cat(name_of(*where), ": ", why.message()));
   first_failure_->set(failure_);
   {
     const std::lock_guard lock(ends_mutex_);
@@ -658,6 +665,7 @@ bool Engine::fail(const absl::Status& why, const Operation* where) {
   }
   const auto text = failure_.message();
   const FrameHeader header{.kind = FrameKind::kFailure,
+                           .step = static_cast<uint32_t>(failed_rank(failure_).value_or(-1) + 1),
                            .value = static_cast<int32_t>(failure_.code()),
                            .length = std::min<int64_t>(text.size(), kMaxFailureText)};
   std::string frame(reinterpret_cast<const char*>(&header), sizeof(header));
@@ -684,7 +692,7 @@ bool Engine::lose(int peer) {
     pollfd ready{.fd = p.control.get(), .events = POLLIN};
     if (left.count() <= 0 || ::poll(&ready, 1, static_cast<int>(left.count())) == 0) break;
   }
-  if (!p.reason.ok()) return fail_as_told(peer, p.reason.code(), std::string(p.reason.message()));
+  if (!p.reason.ok()) return fail_as_told(peer, p.reason);
   const Operation* where = nullptr;
   for (const Operation* operation : pending_) {
     if (operation->awaited[peer] || (where == nullptr && operation->unsent > 0)) {
@@ -692,10 +700,12 @@ bool Engine::lose(int peer) {
       if (operation->awaited[peer]) break;
     }
   }
-  return fail(absl::UnavailableError(
+  return fail(
+      of_rank(absl::UnavailableError(
                   p.left ? str_cat(name_peer(peer), " has left the group", why_left(peer))
                          : str_cat(name_peer(peer), " is gone: ", p.connection->closed_because())),
-              where);
+              group_.world_ranks[peer]),
+      where);
 }
 
 void Engine::read_control(Peer& p) {
@@ -717,8 +727,7 @@ void Engine::read_control(Peer& p) {
       is_whole = static_cast<int64_t>(p.said.size() - sizeof(header)) >= header.length;
     }
     if (is_whole) {
-      p.reason = absl::Status(static_cast<absl::StatusCode>(header.value),
-                              p.said.substr(sizeof(header), header.length));
+      p.reason = told_by(header, std::string_view(p.said).substr(sizeof(header), header.length));
     }
     if (count <= 0) p.control = UniqueFd();
   }
@@ -731,7 +740,7 @@ bool Engine::hear(int peer) {
   // What it has sent before counts.
   p.hung_up = true;
   if (!read_from(peer, /*look=*/true) || !advance_all()) return false;
-  return fail_as_told(peer, p.reason.code(), std::string(p.reason.message()));
+  return fail_as_told(peer, p.reason);
 }
 
 bool Engine::listen() {
@@ -743,8 +752,8 @@ bool Engine::listen() {
 
 // A Status of its own for each caller, so that threads share no reference count.
 absl::Status Engine::failure_of(const Operation& operation) const {
-  if (operation.ticket == failed_ticket_) return absl::Status(failure_.code(), failure_.message());
-  return absl::Status(failure_.code(), str_cat(name_of(operation), ": ", failure_.message()));
+  if (operation.ticket == failed_ticket_) return retold(failure_);
+  return retold(failure_, str_cat(name_of(operation), ": ", failure_.message()));
 }
 
 bool Engine::is_absent(const Operation& operation, int peer) const {

@@ -189,7 +189,7 @@ class Engine {
   // Breaks the group, here and for the others; `where` may be null. Returns false.
   bool fail(const absl::Status& why, const Operation* where);
   // The same with what a peer has said last.
-  bool fail_as_told(int peer, absl::StatusCode code, std::string text);
+  bool fail_as_told(int peer, const absl::Status& told);
   absl::Status failure_of(const Operation& operation) const;
   absl::Status timeout_of(const Operation& operation) const;
   // Whether the peer has not called what this is a part of.

@@ -34,7 +34,7 @@ inline constexpr int64_t kMaxFailureText = 4096;
 struct FrameHeader {
   uint32_t magic = kFrameMagic;
   FrameKind kind = FrameKind::kCollective;
-  uint32_t step = 0;  // of the collective
+  uint32_t step = 0;  // of the collective; in a failure: 1 + the world rank that failed, or 0
   int32_t value = 0;  // the message tag, or the status code
   int64_t length = 0;
   CallSignature signature;  // of the sender's call: in every frame of a collective or message
@@ -43,7 +43,7 @@ static_assert(sizeof(FrameHeader) == 96, "sent as it lies in memory, so without 
 
 // What must be equal on both sides of a connection, as text. Change kProtocol with whatever else
 // changes what ranks say to each other.
-inline constexpr int kProtocol = 4;
+inline constexpr int kProtocol = 5;
 std::string describe_build();
 
 // DataLoss if no rank of a group of `group_size` sends this: a kind, operation, dtype, length or

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "shardweave/comm/failed_rank.h"
 #include "shardweave/comm/gloo/engine.h"
 #include "shardweave/comm/gloo/frame.h"
 #include "shardweave/comm/gloo/mesh.h"
@@ -90,9 +91,11 @@ class GlooBackend : public Backend {
       for (int rank : missing()) {
         const auto found = std::find(gone.begin(), gone.end(), rank);
         if (found == gone.end()) continue;
-        return absl::UnavailableError(
-            str_cat("rank ", rank, " (world rank ", group.world_ranks[rank], ") has left",
-                    engine->left_after(gone_there[found - gone.begin()])));
+        const int64_t world_rank = group.world_ranks[rank];
+        return of_rank(
+            absl::UnavailableError(str_cat("rank ", rank, " (world rank ", world_rank, ") has left",
+                                           engine->left_after(gone_there[found - gone.begin()]))),
+            world_rank);
       }
     }
     return absl::OkStatus();

@@ -18,7 +18,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <fstream>
@@ -32,6 +31,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
+#include "shardweave/comm/log.h"
 #include "shardweave/comm/str_cat.h"
 
 namespace shardweave::gloo_internal {
@@ -131,10 +131,9 @@ class Exchange {
   void say_after_patience(const ConnectOptions::Missing& missing) {
     if (said_ || absl::FromChrono(Clock::now() - begin_) < options_.patience) return;
     said_ = true;
-    std::fprintf(
-        stderr, "shardweave: rank %d of %d of group '%s' has waited %s for %s to connect\n",
-        group_.rank, group_.size(), group_.name.c_str(),
-        absl::FormatDuration(options_.patience).c_str(), name_ranks(group_, missing()).c_str());
+    say(str_cat("rank ", group_.rank, " of ", group_.size(), " of group '", group_.name,
+                "' has waited ", absl::FormatDuration(options_.patience), " for ",
+                name_ranks(group_, missing()), " to connect"));
   }
 
   // This rank cannot go on: so nobody can.

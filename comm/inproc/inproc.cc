@@ -10,6 +10,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "shardweave/comm/failed_rank.h"
 #include "shardweave/comm/inproc/group.h"
 #include "shardweave/comm/inproc/mailbox.h"
 #include "shardweave/comm/inproc/meetings.h"
@@ -150,7 +151,7 @@ class InprocBackend : public Backend {
       std::lock_guard lock(shared_->mutex);
       if (shared_->group.broken()) {
         const absl::Status why = shared_->group.failure();
-        return absl::Status(why.code(), str_cat("group '", info.name, "': ", why.message()));
+        return retold(why, str_cat("group '", info.name, "': ", why.message()));
       }
       Shared::Joining& joining = shared_->joining[std::string(key)];
       if (joining.group == nullptr) {
@@ -175,8 +176,8 @@ class InprocBackend : public Backend {
       for (const auto& [key, joining] : shared_->joining) waiting.push_back(joining.group);
     }
     for (const std::shared_ptr<Shared>& each : waiting) {
-      each->group.fail(absl::Status(
-          reason.code(), str_cat("group '", each->group.name(), "': ", reason.message())));
+      each->group.fail(
+          retold(reason, str_cat("group '", each->group.name(), "': ", reason.message())));
     }
   }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "shardweave/comm/failed_rank.h"
 #include "shardweave/comm/patience.h"
 #include "shardweave/comm/str_cat.h"
 
@@ -115,7 +116,8 @@ absl::Status Mailboxes::wait(int rank, uint64_t ticket, Deadline deadline, Patie
     const int departures = group_.departures();
     // A rank that has left comes no more; what it had posted before is matched, or was taken out.
     if (group_.has_left(peer) && post.done.load() < ticket) {
-      group_.fail(absl::UnavailableError(str_cat(waited(), ", which has left")));
+      group_.fail(of_rank(absl::UnavailableError(str_cat(waited(), ", which has left")),
+                          group_.world_ranks()[peer]));
       continue;
     }
     const bool ready = group_.wait(

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_join.h"
+#include "shardweave/comm/failed_rank.h"
 #include "shardweave/comm/str_cat.h"
 
 namespace shardweave::inproc {
@@ -113,9 +114,11 @@ absl::Status Meetings::wait(int rank, uint64_t sequence, Deadline deadline, Pati
     }
     const int departures = group_.departures();
     if (waits_for_the_gone(slot, sequence)) {
-      group_.fail(absl::UnavailableError(
-          str_cat(waits_for(rank, sequence, true), ", which ",
-                  absent(sequence, true).size() == 1 ? "has" : "have", " left")));
+      const std::vector<int> gone = absent(sequence, true);
+      group_.fail(
+          of_rank(absl::UnavailableError(str_cat(waits_for(rank, sequence, true), ", which ",
+                                                 gone.size() == 1 ? "has" : "have", " left")),
+                  group_.world_ranks()[gone.front()]));
       continue;
     }
     if (has_chunks(slot, sequence)) {
@@ -148,10 +151,12 @@ void Meetings::leave(int rank, uint64_t last) {
     Slot& slot = this->slot(sequence);
     if (slot.done.load() >= sequence || group_.broken()) continue;
     if (!all_arrived(slot, sequence)) {
-      group_.fail(absl::UnavailableError(
-          str_cat("rank ", rank, " (world rank ", group_.world_ranks()[rank], ") left with ",
-                  to_string(slot.places[rank].call.signature), ", collective #", sequence,
-                  " of group '", group_.name(), "', still pending")));
+      const int64_t world_rank = group_.world_ranks()[rank];
+      group_.fail(of_rank(absl::UnavailableError(
+                              str_cat("rank ", rank, " (world rank ", world_rank, ") left with ",
+                                      to_string(slot.places[rank].call.signature), ", collective #",
+                                      sequence, " of group '", group_.name(), "', still pending")),
+                          world_rank));
     }
     wait(rank, sequence, Deadline::max(), Patience::endless()).IgnoreError();
   }

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <string_view>
 #include <utility>
 
@@ -11,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "shardweave/comm/log.h"
 
 namespace shardweave {
 namespace {
@@ -119,9 +119,9 @@ class CheckIn {
     absl::Status status = store_.wait(keys, std::min(timeout, patience_));
     if (!absl::IsDeadlineExceeded(status) || timeout <= patience_) return status;
     if (absl::StatusOr<std::string> missing = missing_ranks(); missing.ok()) {
-      std::fprintf(stderr, "shardweave: rank %d of %d has waited %s for %s at %s (run \"%s\")\n",
-                   info_.rank, info_.world_size, absl::FormatDuration(patience_).c_str(),
-                   missing->c_str(), store_.describe().c_str(), info_.run.c_str());
+      say(absl::StrCat("rank ", info_.rank, " of ", info_.world_size, " has waited ",
+                       absl::FormatDuration(patience_), " for ", *missing, " at ",
+                       store_.describe(), " (run \"", info_.run, "\")"));
     }
     return store_.wait(keys, timeout - patience_);
   }

@@ -8,11 +8,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "shardweave/comm/log.h"
 
 namespace shardweave {
 namespace {
@@ -90,8 +90,7 @@ absl::Status wait_for_name(const std::string& host, absl::Duration timeout,
     }
     if (!said) {
       said = true;
-      std::fprintf(stderr, "shardweave: waiting for the name of this host, %s: %s\n", host.c_str(),
-                   cannot_resolve(failure).c_str());
+      say(absl::StrCat("waiting for the name of this host, ", host, ": ", cannot_resolve(failure)));
     }
     absl::SleepFor(std::min(pause, left));
   }
@@ -114,8 +113,7 @@ absl::Status wait_for_listener(const std::string& host, uint16_t port, absl::Dur
     }
     if (!said && (resolved != 0 || waited >= patience.say_after)) {
       said = true;
-      std::fprintf(stderr, "shardweave: waiting for rank 0's store at %s:%d: %s\n", host.c_str(),
-                   port, why.c_str());
+      say(absl::StrCat("waiting for rank 0's store at ", host, ":", port, ": ", why));
     }
     const absl::Duration left = deadline - absl::Now();
     if (left <= absl::ZeroDuration()) {

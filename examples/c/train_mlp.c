@@ -35,7 +35,7 @@ typedef struct Ops {
 static swv_status* call(const swv_op* op, const swv_value* arguments, size_t num_arguments,
                         swv_tensor** out) {
   swv_value result;
-  swv_status* status = swv_op_call(op, SWV_GRAD, arguments, num_arguments, &result, 1, NULL);
+  swv_status* status = swv_op_call(op, SWV_MODE_GRAD, arguments, num_arguments, &result, 1, NULL);
   if (status == NULL) *out = result.as.tensor;
   return status;
 }
@@ -55,7 +55,7 @@ static swv_status* add_parameter(swv_module* module, const char* fqn, const int6
   arguments[0] = swv_value_tensor(drawn);
   arguments[1] = swv_value_float(0.2);
   TRY(call(mul, arguments, 2, &scaled));
-  TRY(swv_tensor_full_tensor(scaled, SWV_NO_GRAD, &whole));
+  TRY(swv_tensor_full_tensor(scaled, SWV_MODE_NO_GRAD, &whole));
   TRY(swv_module_add_parameter(module, fqn, whole));
   *out_parameter = whole;
   whole = NULL;
@@ -101,7 +101,7 @@ static swv_status* train(void* user_data, swv_world* world) {
   TRY(swv_plan_from_json(kPlan, &plan));
   TRY(swv_module_distribute(module, mesh, plan, NULL)); /* in place: our handles see it */
   {
-    const swv_tensor* const parameters[] = {up, bias, down};
+    swv_tensor* const parameters[] = {up, bias, down};
     adamw.lr = 1e-2;
     TRY(swv_optimizer_create_adamw(parameters, 3, &adamw, &optimizer));
   }

@@ -7,13 +7,17 @@ int main(void) {
   swv_comm* comm = NULL;
   int32_t rank = -1, size = 0;
   int64_t sum = 0;
-  const swv_buffer buffer = {&sum, 1, SWV_I64, {SWV_CPU, 0}, 0};
+  swv_buffer buffer = SWV_BUFFER_INIT;
   swv_status* status = swv_world_from_environment(NULL, &world);
   if (status == NULL) status = swv_world_rank(world, &rank);
   if (status == NULL) status = swv_world_size(world, &size);
   if (status == NULL) status = swv_world_comm(world, &comm);
   sum = rank + 1;
-  if (status == NULL) status = swv_comm_all_reduce(comm, &buffer, &buffer, SWV_SUM, NULL, NULL);
+  buffer.data = &sum;
+  buffer.count = 1;
+  buffer.dtype = SWV_DTYPE_I64;
+  if (status == NULL)
+    status = swv_comm_all_reduce(comm, &buffer, &buffer, SWV_REDUCE_SUM, NULL, NULL);
   if (status == NULL) {
     printf("rank %d of %d: %lld\n", (int)rank, (int)size, (long long)sum);
   } else {

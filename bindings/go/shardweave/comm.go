@@ -108,11 +108,11 @@ type ReduceOp int32
 
 // Reductions.
 const (
-	Sum     ReduceOp = 0
-	Avg     ReduceOp = 1
-	Min     ReduceOp = 2
-	Max     ReduceOp = 3
-	Product ReduceOp = 4
+	Sum     ReduceOp = c.ReduceSum
+	Avg     ReduceOp = c.ReduceAvg
+	Min     ReduceOp = c.ReduceMin
+	Max     ReduceOp = c.ReduceMax
+	Product ReduceOp = c.ReduceProduct
 )
 
 // run waits for the operation. When ctx is done, the group is aborted on all ranks; ctx's deadline is
@@ -154,32 +154,32 @@ func memory[T any](s []T) unsafe.Pointer {
 // This and the other collectives wait until the operation is done. When ctx is done before, the group
 // is broken: an operation that one rank has left cannot be taken back.
 func AllReduce[T Number](ctx context.Context, g *Comm, in, out []T, op ReduceOp) error {
-	return run(ctx, g, in, out, c.Collective{Kind: c.AllReduce, HasIn: true, HasOut: true, Reduce: int32(op)})
+	return run(ctx, g, in, out, c.Collective{Kind: c.CollectiveAllReduce, HasIn: true, HasOut: true, Reduce: int32(op)})
 }
 
 // AllGather makes out all ranks' in, in rank order.
 func AllGather[T Number](ctx context.Context, g *Comm, in, out []T) error {
-	return run(ctx, g, in, out, c.Collective{Kind: c.AllGather, HasIn: true, HasOut: true})
+	return run(ctx, g, in, out, c.Collective{Kind: c.CollectiveAllGather, HasIn: true, HasOut: true})
 }
 
 // AllGatherV is AllGather with counts[r] elements from rank r.
 func AllGatherV[T Number](ctx context.Context, g *Comm, in, out []T, counts []int64) error {
-	return run(ctx, g, in, out, c.Collective{Kind: c.AllGatherV, HasIn: true, HasOut: true, OutCounts: counts})
+	return run(ctx, g, in, out, c.Collective{Kind: c.CollectiveAllGatherV, HasIn: true, HasOut: true, OutCounts: counts})
 }
 
 // ReduceScatter makes out this rank's part of the reduction of all ranks' in.
 func ReduceScatter[T Number](ctx context.Context, g *Comm, in, out []T, op ReduceOp) error {
-	return run(ctx, g, in, out, c.Collective{Kind: c.ReduceScatter, HasIn: true, HasOut: true, Reduce: int32(op)})
+	return run(ctx, g, in, out, c.Collective{Kind: c.CollectiveReduceScatter, HasIn: true, HasOut: true, Reduce: int32(op)})
 }
 
 // ReduceScatterV is ReduceScatter with counts[r] elements for rank r.
 func ReduceScatterV[T Number](ctx context.Context, g *Comm, in, out []T, counts []int64, op ReduceOp) error {
-	return run(ctx, g, in, out, c.Collective{Kind: c.ReduceScatterV, HasIn: true, HasOut: true, InCounts: counts, Reduce: int32(op)})
+	return run(ctx, g, in, out, c.Collective{Kind: c.CollectiveReduceScatterV, HasIn: true, HasOut: true, InCounts: counts, Reduce: int32(op)})
 }
 
 // AllToAll sends part r of in to rank r; part r of out came from rank r.
 func AllToAll[T Number](ctx context.Context, g *Comm, in, out []T) error {
-	return run(ctx, g, in, out, c.Collective{Kind: c.AllToAll, HasIn: true, HasOut: true})
+	return run(ctx, g, in, out, c.Collective{Kind: c.CollectiveAllToAll, HasIn: true, HasOut: true})
 }
 
 // AllToAllV is AllToAll with parts of send[r] and recv[r] elements.
@@ -187,42 +187,42 @@ func AllToAllV[T Number](ctx context.Context, g *Comm, in []T, send []int64, out
 	if len(send) != len(recv) {
 		return invalid("there are %d send counts and %d recv counts", len(send), len(recv))
 	}
-	return run(ctx, g, in, out, c.Collective{Kind: c.AllToAllV, HasIn: true, HasOut: true, InCounts: send, OutCounts: recv})
+	return run(ctx, g, in, out, c.Collective{Kind: c.CollectiveAllToAllV, HasIn: true, HasOut: true, InCounts: send, OutCounts: recv})
 }
 
 // Broadcast makes every rank's data the root's.
 func Broadcast[T Number](ctx context.Context, g *Comm, data []T, root int) error {
-	return run(ctx, g, nil, data, c.Collective{Kind: c.Broadcast, HasOut: true, Root: int32(root)}, root)
+	return run(ctx, g, nil, data, c.Collective{Kind: c.CollectiveBroadcast, HasOut: true, Root: int32(root)}, root)
 }
 
 // Reduce is AllReduce where only the root has an out; elsewhere it may be nil.
 func Reduce[T Number](ctx context.Context, g *Comm, in, out []T, op ReduceOp, root int) error {
-	return run(ctx, g, in, out, c.Collective{Kind: c.Reduce, HasIn: true, HasOut: out != nil, Reduce: int32(op), Root: int32(root)}, root)
+	return run(ctx, g, in, out, c.Collective{Kind: c.CollectiveReduce, HasIn: true, HasOut: out != nil, Reduce: int32(op), Root: int32(root)}, root)
 }
 
 // Gather is AllGather where only the root has an out; elsewhere it may be nil.
 func Gather[T Number](ctx context.Context, g *Comm, in, out []T, root int) error {
-	return run(ctx, g, in, out, c.Collective{Kind: c.Gather, HasIn: true, HasOut: out != nil, Root: int32(root)}, root)
+	return run(ctx, g, in, out, c.Collective{Kind: c.CollectiveGather, HasIn: true, HasOut: out != nil, Root: int32(root)}, root)
 }
 
 // Scatter sends part r of the root's in to rank r; elsewhere in may be nil.
 func Scatter[T Number](ctx context.Context, g *Comm, in, out []T, root int) error {
-	return run(ctx, g, in, out, c.Collective{Kind: c.Scatter, HasIn: in != nil, HasOut: true, Root: int32(root)}, root)
+	return run(ctx, g, in, out, c.Collective{Kind: c.CollectiveScatter, HasIn: in != nil, HasOut: true, Root: int32(root)}, root)
 }
 
 // Send sends to a Recv of peer with the same tag, in order.
 func Send[T Number](ctx context.Context, g *Comm, data []T, peer, tag int) error {
-	return run(ctx, g, data, nil, c.Collective{Kind: c.Send, HasIn: true, Root: int32(peer), Reduce: int32(tag)}, peer, tag)
+	return run(ctx, g, data, nil, c.Collective{Kind: c.CollectiveSend, HasIn: true, Root: int32(peer), Reduce: int32(tag)}, peer, tag)
 }
 
 // Recv receives what peer sends with the same tag.
 func Recv[T Number](ctx context.Context, g *Comm, data []T, peer, tag int) error {
-	return run(ctx, g, nil, data, c.Collective{Kind: c.Recv, HasOut: true, Root: int32(peer), Reduce: int32(tag)}, peer, tag)
+	return run(ctx, g, nil, data, c.Collective{Kind: c.CollectiveRecv, HasOut: true, Root: int32(peer), Reduce: int32(tag)}, peer, tag)
 }
 
 // Barrier waits until all ranks have called it.
 func (g *Comm) Barrier(ctx context.Context) error {
-	return run[uint8](ctx, g, nil, nil, c.Collective{Kind: c.Barrier})
+	return run[uint8](ctx, g, nil, nil, c.Collective{Kind: c.CollectiveBarrier})
 }
 
 // Counter counts operations, and their bytes: of the larger of the two buffers.
@@ -232,8 +232,7 @@ type Counter struct{ Calls, Bytes int64 }
 type Counters [c.NumOpKinds]Counter
 
 // OpKinds names what Counters counts, in its order.
-var OpKinds = [c.NumOpKinds]string{"all_reduce", "all_gather", "all_gather_v", "reduce_scatter", "reduce_scatter_v",
-	"all_to_all", "all_to_all_v", "broadcast", "reduce", "gather", "scatter", "barrier", "send", "recv"}
+var OpKinds = c.CollectiveNames
 
 // Minus is what has happened since before.
 func (a Counters) Minus(before Counters) Counters {

@@ -11,24 +11,24 @@ type DType int32
 
 // Types of elements.
 const (
-	F32    DType = 1
-	F64    DType = 2
-	F16    DType = 3
-	BF16   DType = 4
-	F8E4M3 DType = 5
-	F8E5M2 DType = 6
-	I8     DType = 7
-	I16    DType = 8
-	I32    DType = 9
-	I64    DType = 10
-	U8     DType = 11
-	U16    DType = 12
-	U32    DType = 13
-	U64    DType = 14
-	Bool   DType = 15
-	C64    DType = 16 // complex: two F32
-	C128   DType = 17
-	C32    DType = 18 // complex: two F16
+	F32    DType = c.DTypeF32
+	F64    DType = c.DTypeF64
+	F16    DType = c.DTypeF16
+	BF16   DType = c.DTypeBF16
+	F8E4M3 DType = c.DTypeF8E4m3fn
+	F8E5M2 DType = c.DTypeF8E5m2
+	I8     DType = c.DTypeI8
+	I16    DType = c.DTypeI16
+	I32    DType = c.DTypeI32
+	I64    DType = c.DTypeI64
+	U8     DType = c.DTypeU8
+	U16    DType = c.DTypeU16
+	U32    DType = c.DTypeU32
+	U64    DType = c.DTypeU64
+	Bool   DType = c.DTypeBool
+	C64    DType = c.DTypeC64 // complex: two F32
+	C128   DType = c.DTypeC128
+	C32    DType = c.DTypeC32 // complex: two F16
 )
 
 // Size is the bytes of one element; 0 for a number that is no type.
@@ -91,8 +91,8 @@ type DeviceKind int32
 
 // Kinds of devices.
 const (
-	CPU  DeviceKind = 0
-	CUDA DeviceKind = 1
+	CPU  DeviceKind = c.DeviceCPU
+	CUDA DeviceKind = c.DeviceCUDA
 )
 
 // String is "cpu" or "cuda:0".

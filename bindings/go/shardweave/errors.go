@@ -15,22 +15,22 @@ type Code int32
 
 // The codes of errors.
 const (
-	Canceled           Code = 1
-	Unknown            Code = 2
-	InvalidArgument    Code = 3
-	DeadlineExceeded   Code = 4 // a rank did not come in time; the message names it
-	NotFound           Code = 5
-	AlreadyExists      Code = 6
-	PermissionDenied   Code = 7
-	ResourceExhausted  Code = 8
-	FailedPrecondition Code = 9  // also: ranks called different things
-	Aborted            Code = 10 // a rank failed, or gave up
-	OutOfRange         Code = 11
-	Unimplemented      Code = 12
-	Internal           Code = 13
-	Unavailable        Code = 14 // a rank is gone, a server does not answer
-	DataLoss           Code = 15
-	Unauthenticated    Code = 16
+	Canceled           Code = c.CodeCancelled
+	Unknown            Code = c.CodeUnknown
+	InvalidArgument    Code = c.CodeInvalidArgument
+	DeadlineExceeded   Code = c.CodeDeadlineExceeded // a rank did not come in time; the message names it
+	NotFound           Code = c.CodeNotFound
+	AlreadyExists      Code = c.CodeAlreadyExists
+	PermissionDenied   Code = c.CodePermissionDenied
+	ResourceExhausted  Code = c.CodeResourceExhausted
+	FailedPrecondition Code = c.CodeFailedPrecondition // also: ranks called different things
+	Aborted            Code = c.CodeAborted            // a rank failed, or gave up
+	OutOfRange         Code = c.CodeOutOfRange
+	Unimplemented      Code = c.CodeUnimplemented
+	Internal           Code = c.CodeInternal
+	Unavailable        Code = c.CodeUnavailable // a rank is gone, a server does not answer
+	DataLoss           Code = c.CodeDataLoss
+	Unauthenticated    Code = c.CodeUnauthenticated
 )
 
 func (code Code) Error() string { return code.String() }

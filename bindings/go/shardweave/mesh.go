@@ -1,7 +1,6 @@
 package shardweave
 
 import (
-	"runtime"
 	"sort"
 
 	c "github.com/shardweave/shardweave/bindings/go/internal/cshardweave"
@@ -174,11 +173,11 @@ func (m *Mesh) WithRandomState(seed, offset uint64, body func() error) (err erro
 	if body == nil {
 		return noBody()
 	}
-	scope, err := ask(func(*rank) (c.RandomScope, error) { return c.RandomScopeCreate(m.handle, seed, offset) }, m)
+	scope, err := ask(func(*rank) (c.Scope, error) { return c.MeshUseRandomState(m.handle, seed, offset) }, m)
 	if err != nil {
 		return err
 	}
-	defer m.rank.finallyOr(&err, func() { c.RandomScopeFree(scope) })
+	defer m.rank.finallyOr(&err, func() { c.ScopeFree(scope) })
 	return body()
 }
 
@@ -244,11 +243,11 @@ func (m *Mesh) ForbidCommunication(body func() error) (err error) {
 	if body == nil {
 		return noBody()
 	}
-	scope, err := ask(func(*rank) (c.StrictScope, error) { return c.MeshForbidCommunication(m.handle) }, m)
+	scope, err := ask(func(*rank) (c.Scope, error) { return c.MeshForbidCommunication(m.handle) }, m)
 	if err != nil {
 		return err
 	}
-	defer m.rank.finallyOr(&err, func() { c.StrictScopeFree(scope) })
+	defer m.rank.finallyOr(&err, func() { c.ScopeFree(scope) })
 	return body()
 }
 
@@ -257,11 +256,11 @@ func (m *Mesh) Named(name string, body func() error) (err error) {
 	if body == nil {
 		return noBody()
 	}
-	scope, err := ask(func(*rank) (c.ModuleScope, error) { return c.ModuleScopeCreate(m.handle, name) }, m)
+	scope, err := ask(func(*rank) (c.Scope, error) { return c.MeshEnterModule(m.handle, name) }, m)
 	if err != nil {
 		return err
 	}
-	defer m.rank.finallyOr(&err, func() { c.ModuleScopeFree(scope) })
+	defer m.rank.finallyOr(&err, func() { c.ScopeFree(scope) })
 	return body()
 }
 
@@ -365,26 +364,21 @@ func orReplicated(spec Spec) Spec {
 // dimension 0 and replicates along mesh dimension 1. It never changes, and belongs to no rank.
 type Layout struct {
 	_ noCopy
-	*layout
+	*lasting[c.Layout]
 }
-
-// layout is what a Layout, and whoever copied it, means. The garbage collector ends it.
-type layout struct{ handle c.Layout }
 
 func newLayout(handle c.Layout, err error) (*Layout, error) {
 	if err != nil {
 		return nil, public(err)
 	}
-	l := &layout{handle}
-	runtime.SetFinalizer(l, func(l *layout) { c.LayoutFree(l.handle) })
-	return &Layout{layout: l}, nil
+	return &Layout{lasting: last(handle, c.LayoutFree)}, nil
 }
 
-func (l *Layout) check() error {
-	if l == nil || l.layout == nil {
-		return noThing("Layout")
+func (l *Layout) it() *lasting[c.Layout] {
+	if l == nil {
+		return nil
 	}
-	return nil
+	return l.lasting
 }
 
 // ParseLayout reads a text: R; S(dim); P(sum), P(avg), ...; strided S(1, sf=3); ragged
@@ -400,68 +394,62 @@ func MustParseLayout(text string) *Layout {
 	return l
 }
 
-func (l *Layout) on(c.Mesh, map[string]*Layout) (*Layout, error) { return l, l.check() }
+func (l *Layout) on(c.Mesh, map[string]*Layout) (*Layout, error) { return l, l.it().check() }
 
 // String is the text that ParseLayout reads.
 func (l *Layout) String() string {
-	if err := l.check(); err != nil {
-		return "Layout(" + err.Error() + ")"
-	}
-	text, err := c.LayoutToString(l.handle)
-	runtime.KeepAlive(l)
+	text, err := with(l.it(), c.LayoutToString)
 	if err != nil {
-		return "Layout(" + public(err).Error() + ")"
+		return "Layout(" + err.Error() + ")"
 	}
 	return text
 }
 
 // Equal says whether two layouts are the same.
 func (l *Layout) Equal(other *Layout) bool {
-	if l.check() != nil || other.check() != nil {
-		return false
-	}
-	equal, err := c.LayoutEqual(l.handle, other.handle)
-	runtime.KeepAlive(l)
-	runtime.KeepAlive(other)
+	equal, err := with(l.it(), func(a c.Layout) (bool, error) {
+		return with(other.it(), func(b c.Layout) (bool, error) { return c.LayoutEqual(a, b) })
+	})
 	return err == nil && equal
 }
 
 // LocalExtent is what the rank at coordinate holds of a tensor: the shape of its part, and the global
 // index of the first element. Arithmetic only.
 func (l *Layout) LocalExtent(meshShape, coordinate, sizes []int64) (shape, offset []int64, err error) {
-	if err := l.check(); err != nil {
-		return nil, nil, err
-	}
-	if len(meshShape) != len(coordinate) {
-		return nil, nil, invalid("the mesh has %d dimensions, the coordinate %d", len(meshShape), len(coordinate))
-	}
-	shape, offset, err = c.LayoutLocalExtent(l.handle, meshShape, coordinate, sizes)
-	runtime.KeepAlive(l)
-	return shape, offset, public(err)
+	offset, err = with(l.it(), func(handle c.Layout) (offset []int64, err error) {
+		if len(meshShape) != len(coordinate) {
+			return nil, invalid("the mesh has %d dimensions, the coordinate %d", len(meshShape), len(coordinate))
+		}
+		shape, offset, err = c.LayoutLocalExtent(handle, meshShape, coordinate, sizes)
+		return offset, err
+	})
+	return shape, offset, err
 }
 
 // PlanTo is the cheapest steps to another layout, and the bytes that the busiest rank sends.
 // Arithmetic only.
 func (l *Layout) PlanTo(to *Layout, meshShape, sizes []int64, dtype DType) (bytes int64, steps string, err error) {
-	if err := l.check(); err != nil {
-		return 0, "", err
-	}
-	if err := to.check(); err != nil {
-		return 0, "", err
-	}
-	bytes, steps, err = c.LayoutPlan(l.handle, to.handle, meshShape, sizes, int32(dtype))
-	runtime.KeepAlive(l)
-	runtime.KeepAlive(to)
-	return bytes, steps, public(err)
+	steps, err = with(l.it(), func(from c.Layout) (string, error) {
+		return with(to.it(), func(to c.Layout) (steps string, err error) {
+			bytes, steps, err = c.LayoutPlan(from, to, meshShape, sizes, int32(dtype))
+			return steps, err
+		})
+	})
+	return bytes, steps, err
 }
 
 // Picture shows which rank holds which part of a tensor.
 func (l *Layout) Picture(m *Mesh, sizes []int64) (string, error) {
-	if err := l.check(); err != nil {
+	if err := l.it().check(); err != nil {
 		return "", err
 	}
-	defer runtime.KeepAlive(l)
-	return ask(func(*rank) (string, error) { return c.LayoutPicture(l.handle, m.handle, sizes) }, m)
+	return ask(func(r *rank) (string, error) {
+		handle, err := l.it().lend(r)
+		if err != nil {
+			return "", err
+		}
+		return c.LayoutPicture(handle, m.handle, sizes)
+	}, m)
 }
 
 // On says how a tensor lies along named mesh dimensions: On{"dp": "S(0)"}. Along others it is
@@ -498,10 +486,10 @@ func (o On) on(mesh c.Mesh, known map[string]*Layout) (*Layout, error) {
 	return l, err
 }
 
-// layoutOn is the spec's handle; nil for no spec. The layout is to be kept alive. In a call.
-func layoutOn(spec Spec, m *Mesh) (*Layout, c.Layout, error) {
+// layoutOn is the spec's handle, until the rank's call ends; nil for no spec. In a call.
+func (r *rank) layoutOn(spec Spec, m *Mesh) (c.Layout, error) {
 	if spec == nil {
-		return nil, nil, nil
+		return nil, nil
 	}
 	var mesh c.Mesh
 	var known map[string]*Layout
@@ -510,7 +498,7 @@ func layoutOn(spec Spec, m *Mesh) (*Layout, c.Layout, error) {
 	}
 	l, err := spec.on(mesh, known)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	return l, l.handle, nil
+	return l.it().lend(r)
 }

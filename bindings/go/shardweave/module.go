@@ -179,15 +179,13 @@ func (m *Module) Call(method string, args ...any) ([]any, error) {
 // matches is replicated, and with a nil plan everything is. A line that matches nothing, or that earlier
 // ones leave nothing to decide, is an error before anything changes. Collective.
 func (m *Module) Distribute(mesh *Mesh, plan *Plan, source Source) error {
-	return do(func(*rank) error {
+	return do(func(r *rank) (err error) {
 		var handle c.Plan
 		if plan != nil {
-			if err := plan.check(); err != nil {
+			if handle, err = plan.it().lend(r); err != nil {
 				return err
 			}
-			handle = plan.handle
 		}
-		defer runtime.KeepAlive(plan)
 		return c.ModuleDistribute(m.handle, mesh.handle, handle, int64(source))
 	}, m, mesh)
 }
@@ -251,37 +249,28 @@ func (m *Module) ZeroGrad() error {
 // pattern * stands for any characters, ? for one, {a,b} for either. It belongs to no rank.
 type Plan struct {
 	_ noCopy
-	*plan
-}
-
-// plan is what a Plan, and whoever copied it, means. The garbage collector ends it.
-type plan struct {
-	handle c.Plan
-	err    error
+	*lasting[c.Plan]
 }
 
 func newPlan(handle c.Plan, err error) (*Plan, error) {
 	if err != nil {
 		return nil, public(err)
 	}
-	p := &plan{handle: handle}
-	runtime.SetFinalizer(p, func(p *plan) { c.PlanFree(p.handle) })
-	return &Plan{plan: p}, nil
+	return &Plan{lasting: last(handle, c.PlanFree)}, nil
 }
 
-// check is an error if the plan cannot be used.
-func (p *Plan) check() error {
-	if p == nil || p.plan == nil {
-		return noThing("Plan")
+func (p *Plan) it() *lasting[c.Plan] {
+	if p == nil {
+		return nil
 	}
-	return p.err
+	return p.lasting
 }
 
 // NewPlan is a plan without lines.
 func NewPlan() *Plan {
 	p, err := newPlan(c.PlanCreate())
 	if err != nil {
-		return &Plan{plan: &plan{err: err}}
+		return &Plan{lasting: &lasting[c.Plan]{err: err}}
 	}
 	return p
 }
@@ -294,21 +283,21 @@ func ParsePlan(json string) (*Plan, error) { return newPlan(c.PlanFromJSON(json)
 // Add appends a line, and returns the plan. If that fails, Distribute tells. Not while another goroutine
 // uses the plan.
 func (p *Plan) Add(pattern string, placements On) *Plan {
-	if err := p.check(); err == nil {
-		p.err = public(c.PlanAdd(p.handle, pattern, placements.pairs()))
-		runtime.KeepAlive(p)
-	} else if p == nil || p.plan == nil {
-		return &Plan{plan: &plan{err: err}}
+	_, err := with(p.it(), func(handle c.Plan) (struct{}, error) {
+		return struct{}{}, c.PlanAdd(handle, pattern, placements.pairs())
+	})
+	if p.it() == nil {
+		return &Plan{lasting: &lasting[c.Plan]{err: err}}
 	}
+	p.err = err
 	return p
 }
 
 // MarshalJSON is what ParsePlan reads.
 func (p *Plan) MarshalJSON() ([]byte, error) {
-	if err := p.check(); err != nil {
+	text, err := with(p.it(), c.PlanToJSON)
+	if err != nil {
 		return nil, err
 	}
-	text, err := c.PlanToJSON(p.handle)
-	runtime.KeepAlive(p)
-	return []byte(text), public(err)
+	return []byte(text), nil
 }

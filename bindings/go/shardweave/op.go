@@ -13,17 +13,14 @@ import (
 // Op is an operator of LibTorch, on plain and on sharded tensors. It belongs to no rank.
 type Op struct {
 	_ noCopy
-	*op
+	*lasting[c.Op]
 }
 
-// op is what an Op, and whoever copied it, means. The garbage collector ends it.
-type op struct{ handle c.Op }
-
-func (op *Op) check() error {
-	if op == nil || op.op == nil {
-		return noThing("Op")
+func (op *Op) it() *lasting[c.Op] {
+	if op == nil {
+		return nil
 	}
-	return nil
+	return op.lasting
 }
 
 var found sync.Map // of *Op by name: looking up is slow
@@ -38,10 +35,8 @@ func FindOp(name string) (*Op, error) {
 	if err != nil {
 		return nil, public(err)
 	}
-	o := &op{handle}
-	runtime.SetFinalizer(o, func(o *op) { c.OpFree(o.handle) })
-	kept, _ := found.LoadOrStore(name, &Op{op: o})
-	return kept.(*Op), nil
+	first, _ := found.LoadOrStore(name, &Op{lasting: last(handle, c.OpFree)})
+	return first.(*Op), nil
 }
 
 // MustFindOp is FindOp for names in the program, which panics if there is none.
@@ -55,12 +50,7 @@ func MustFindOp(name string) *Op {
 
 // Schema is the schemas of its overloads, a line each.
 func (op *Op) Schema() (string, error) {
-	if err := op.check(); err != nil {
-		return "", err
-	}
-	text, err := c.OpSchema(op.handle)
-	runtime.KeepAlive(op)
-	return text, public(err)
+	return with(op.it(), c.OpSchema)
 }
 
 type defaultValue struct{}
@@ -89,17 +79,20 @@ func Named(name string, value any) any { return named{name, value} }
 // Device, []bool, []int64, []float64 or nil; tensors among them belong to the rank of `where`. An error
 // lists the schemas if no overload fits.
 func (op *Op) Call(where Place, args ...any) ([]any, error) {
-	if err := op.check(); err != nil {
+	if err := op.it().check(); err != nil {
 		return nil, err
 	}
-	defer runtime.KeepAlive(op)
 	return ask(func(r *rank) ([]any, error) {
+		handle, err := op.it().lend(r)
+		if err != nil {
+			return nil, err
+		}
 		call, err := r.arguments(args)
 		if err != nil {
 			return nil, err
 		}
 		defer call.Release()
-		if err := call.Do(op.handle, int32(r.mode)); err != nil {
+		if err := call.Do(handle, int32(r.mode)); err != nil {
 			return nil, err
 		}
 		return r.results(call), nil
@@ -111,17 +104,20 @@ func (op *Op) Call(where Place, args ...any) ([]any, error) {
 // table, and as JSON. Nothing runs. FailedPrecondition for an operator that is made of others
 // (aten::linear): trace those.
 func (op *Op) Explain(where Place, args ...any) (table, json string, err error) {
-	if err := op.check(); err != nil {
+	if err := op.it().check(); err != nil {
 		return "", "", err
 	}
-	defer runtime.KeepAlive(op)
 	err = do(func(r *rank) error {
+		handle, err := op.it().lend(r)
+		if err != nil {
+			return err
+		}
 		call, err := r.arguments(args)
 		if err != nil {
 			return err
 		}
 		defer call.Release()
-		table, json, err = call.Explain(op.handle)
+		table, json, err = call.Explain(handle)
 		return err
 	}, where)
 	return table, json, err
@@ -143,7 +139,7 @@ func (op *Op) Tensor(where Place, args ...any) *Tensor {
 	}
 	r, err := where.home()
 	if err == nil {
-		err = op.check()
+		err = op.it().check()
 	}
 	if err == nil {
 		err = r.enter()
@@ -175,12 +171,15 @@ func (r *rank) one(op *Op, args []any) *Tensor {
 }
 
 func (r *rank) oneInCall(op *Op, args []any) *Tensor {
+	handle, err := op.it().lend(r)
+	if err != nil {
+		return r.failed(err)
+	}
 	call, err := r.arguments(args)
 	if err != nil {
 		return r.failed(err)
 	}
-	err = call.Do(op.handle, int32(r.mode))
-	runtime.KeepAlive(op)
+	err = call.Do(handle, int32(r.mode))
 	var t *Tensor
 	switch {
 	case err != nil:
@@ -379,7 +378,7 @@ func elementOf[T Number](handle c.Tensor) (T, error) {
 	if count != 1 {
 		return data[0], invalid("the tensor has %d elements; wanted one", count)
 	}
-	whole, err := c.TensorFullTensor(handle, c.NoGrad)
+	whole, err := c.TensorFullTensor(handle, c.ModeNoGrad)
 	if err != nil {
 		return data[0], err
 	}

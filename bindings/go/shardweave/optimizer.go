@@ -76,7 +76,8 @@ func NewSGD(parameters []*Tensor, lr float64, options ...SGDOption) (*Optimizer,
 
 // NewAdamW is AdamW, which shares the parameters. They may be distributed until the first step.
 func NewAdamW(parameters []*Tensor, lr float64, options ...AdamWOption) (*Optimizer, error) {
-	o := c.AdamW{LR: lr, Beta1: 0.9, Beta2: 0.999, Eps: 1e-8, WeightDecay: 1e-2}
+	o := c.AdamW{LR: lr, Beta1: c.DefaultAdamWBeta1, Beta2: c.DefaultAdamWBeta2, Eps: c.DefaultAdamWEps,
+		WeightDecay: c.DefaultAdamWWeightDecay}
 	for _, option := range options {
 		if option != nil {
 			option.adamW(&o)

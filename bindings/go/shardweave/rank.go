@@ -26,6 +26,8 @@ type rank struct {
 	callbacks int
 	late      []c.Tensor
 
+	lent []any // what lasts and this call uses: the garbage collector leaves it alone until then
+
 	// Tensors in no scope. The garbage collector finds them by what else refers to them; so here is only
 	// the handle, and the bytes that this rank holds of it.
 	loose      []looseTensor
@@ -152,6 +154,10 @@ func (r *rank) leave() {
 		c.TensorsFree(r.late)
 		r.late = r.late[:0]
 	}
+	for i := range r.lent {
+		r.lent[i] = nil
+	}
+	r.lent = r.lent[:0]
 	r.busy.Store(false)
 }
 
@@ -250,6 +256,55 @@ type thing[H comparable] struct {
 }
 
 type closer interface{ release() }
+
+// lasting is an operator, a layout or a plan: it belongs to no rank, and is never closed. The garbage collector
+// ends it when nobody uses it any more; so its handle comes by lend, in a call, or by with, and no other way.
+type lasting[H comparable] struct {
+	kept H
+	err  error // of one that could not be made
+}
+
+func last[H comparable](handle H, free func(H)) *lasting[H] {
+	l := &lasting[H]{kept: handle}
+	runtime.SetFinalizer(l, func(l *lasting[H]) { free(l.kept) })
+	return l
+}
+
+// check is an error if it was not made, or carries one.
+func (l *lasting[H]) check() error {
+	if l != nil {
+		return l.err
+	}
+	var none H
+	switch any(none).(type) {
+	case c.Op:
+		return noThing("Op")
+	case c.Layout:
+		return noThing("Layout")
+	}
+	return noThing("Plan")
+}
+
+// lend is the handle until the rank's call ends.
+func (l *lasting[H]) lend(r *rank) (H, error) {
+	if err := l.check(); err != nil {
+		var none H
+		return none, err
+	}
+	r.lent = append(r.lent, l)
+	return l.kept, nil
+}
+
+// with is a call of the library that uses no rank.
+func with[H comparable, T any](l *lasting[H], f func(handle H) (T, error)) (T, error) {
+	if err := l.check(); err != nil {
+		var none T
+		return none, err
+	}
+	result, err := f(l.kept)
+	runtime.KeepAlive(l)
+	return result, public(err)
+}
 
 // own takes the handle over, until the world ends. In a call.
 func own[H comparable](r *rank, what string, handle H, free func(H)) *thing[H] {
@@ -545,6 +600,8 @@ func (r *rank) callback(mode GradMode, body func() error) error {
 	before := r.mode
 	r.mode = mode
 	r.callbacks++
+	lent := r.lent // the call goes on
+	r.lent = nil
 	r.leave()
 	defer func() {
 		for !r.busy.CompareAndSwap(false, true) { // as atLast, but the call goes on
@@ -552,6 +609,7 @@ func (r *rank) callback(mode GradMode, body func() error) error {
 		}
 		r.callbacks--
 		r.mode = before
+		r.lent = lent
 		r.closeScope(s)
 	}()
 	return body()
@@ -562,9 +620,9 @@ type GradMode int32
 
 // The modes of a rank; see World.With.
 const (
-	Grad      GradMode = c.Grad      // if an input requires grad; how a rank starts
-	NoGrad    GradMode = c.NoGrad    // not
-	Inference GradMode = c.Inference // not, ever: results cannot be used with Grad later
+	Grad      GradMode = c.ModeGrad      // if an input requires grad; how a rank starts
+	NoGrad    GradMode = c.ModeNoGrad    // not
+	Inference GradMode = c.ModeInference // not, ever: results cannot be used with Grad later
 )
 
 // nowhere is the rank of tensors that could not be made because nothing says whose they are.

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io"
 	"math/rand"
 	"os"
@@ -56,7 +57,7 @@ func WithArgs(args ...string) WorldOption {
 // nothing: this is one of the ranks, and the result is its own. It can do so once: a launcher's ranks meet
 // once, and a later call is FailedPrecondition.
 func Spawn(ctx context.Context, ranks int, body func(*World) error, options ...WorldOption) error {
-	call := int(spawnCalls.Add(1))
+	call := thisSpawn()
 	if err := usable(ctx); err != nil {
 		return err
 	}
@@ -76,8 +77,8 @@ func Spawn(ctx context.Context, ranks int, body func(*World) error, options ...W
 		return err
 	case call == rank.Call:
 		os.Exit(rank.run(ctx, body, options))
-	case call < rank.Call:
-		if text, failed := rank.Before[call]; failed {
+	case call.Nth <= rank.Calls[call.Site]:
+		if text, failed := rank.Before[call.key()]; failed {
 			return errors.New(text)
 		}
 		return nil
@@ -97,14 +98,47 @@ const (
 	spawnGrace  = 3 * time.Second
 )
 
-var spawnCalls atomic.Int32
+// spawnCall says which call of Spawn it is: a rank's process comes to the same one, also where it comes past others
+// on its way, or past fewer than the first process did (WithArgs chooses one test of several).
+type spawnCall struct {
+	Site string // who has called whom, up to Spawn
+	Nth  int    // of those from there, from 1
+}
+
+func (s spawnCall) key() string { return s.Site + " " + strconv.Itoa(s.Nth) }
+
+var spawnCalls struct {
+	mutex sync.Mutex
+	calls map[string]int // by site
+}
+
+// thisSpawn counts the call that it is called in.
+func thisSpawn() spawnCall {
+	var pcs [64]uintptr
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
+	hash := fnv.New64a()
+	for more := true; more; {
+		var frame runtime.Frame
+		frame, more = frames.Next()
+		fmt.Fprintf(hash, "%s:%d\n", frame.Function, frame.Line)
+	}
+	site := strconv.FormatUint(hash.Sum64(), 36)
+	spawnCalls.mutex.Lock()
+	defer spawnCalls.mutex.Unlock()
+	if spawnCalls.calls == nil {
+		spawnCalls.calls = map[string]int{}
+	}
+	spawnCalls.calls[site]++
+	return spawnCall{site, spawnCalls.calls[site]}
+}
 
 // spawned is what the first process tells a rank's.
 type spawned struct {
-	Starter int            // the first process: what a rank starts in its turn finds the same text, and another parent
-	Port    int            // of the ranks' store
-	Call    int            // which call of Spawn the rank is for, from 1
-	Before  map[int]string // the errors of those before, by their number
+	Starter int               // the first process: what a rank starts in its turn finds the same text, and another parent
+	Port    int               // of the ranks' store
+	Call    spawnCall         // which call of Spawn the rank is for
+	Calls   map[string]int    // how many there were from each place, with this one
+	Before  map[string]string // the errors of those before, by their keys
 }
 
 var spawnedHere struct {
@@ -123,7 +157,7 @@ func spawnedRank() (*spawned, error) {
 			return
 		}
 		rank := &spawned{}
-		if err := json.Unmarshal([]byte(text), rank); err != nil || rank.Call < 1 {
+		if err := json.Unmarshal([]byte(text), rank); err != nil || rank.Call.Nth < 1 {
 			here.err = invalid("%s is '%s', which Spawn has not set", spawnEnv, text)
 			return
 		}
@@ -220,19 +254,19 @@ func (e *remoteError) Unwrap() error {
 // spawnResults are the errors of calls in the first process.
 var spawnResults struct {
 	mutex sync.Mutex
-	errs  map[int]string // the first line: a stack is of no use to other processes
+	errs  map[string]string // the first line: a stack is of no use to other processes
 }
 
-func remember(call int, err error) {
+func remember(call spawnCall, err error) {
 	if err == nil {
 		return
 	}
 	spawnResults.mutex.Lock()
 	defer spawnResults.mutex.Unlock()
 	if spawnResults.errs == nil {
-		spawnResults.errs = map[int]string{}
+		spawnResults.errs = map[string]string{}
 	}
-	spawnResults.errs[call] = firstLine(err)
+	spawnResults.errs[call.key()] = firstLine(err)
 }
 
 // text is s, with the errors so far, as a variable takes it. Linux has a limit of 128 KiB: the more failures
@@ -240,8 +274,11 @@ func remember(call int, err error) {
 func (s spawned) text() (string, error) {
 	spawnResults.mutex.Lock()
 	defer spawnResults.mutex.Unlock()
+	spawnCalls.mutex.Lock()
+	defer spawnCalls.mutex.Unlock()
+	s.Calls = spawnCalls.calls
 	for limit := 2000; ; limit /= 2 {
-		s.Before = map[int]string{}
+		s.Before = map[string]string{}
 		for call, text := range spawnResults.errs {
 			if len(text) > limit {
 				text = strings.ToValidUTF8(text[:limit], "") + "..."
@@ -259,7 +296,7 @@ func (s spawned) text() (string, error) {
 var launched atomic.Bool
 
 // launch is Spawn in the process that starts the others.
-func launch(ctx context.Context, call, ranks int, body func(*World) error, options []WorldOption) error {
+func launch(ctx context.Context, call spawnCall, ranks int, body func(*World) error, options []WorldOption) error {
 	if launched.Load() {
 		return notNow("a launcher has started this process, and its ranks have met in an earlier call; wanted one call " +
 			"with all that they do, or FromEnvironment")
@@ -342,7 +379,7 @@ func (l *launcher) fail(f failedRank) {
 	}
 }
 
-func (l *launcher) run(call int) error {
+func (l *launcher) run(call spawnCall) error {
 	program, err := os.Executable()
 	if err != nil {
 		return err

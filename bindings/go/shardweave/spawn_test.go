@@ -228,6 +228,44 @@ func sorted(text string) []string {
 	return lines
 }
 
+// Two tests that spawn ranks of their own, as a program's tests do: in one process here.
+const spawnTestsEnv = "SHARDWEAVE_TEST_SPAWN_IN_TESTS"
+
+func spawnInTest(t *testing.T, say string) {
+	if os.Getenv(spawnTestsEnv) == "" {
+		t.Skip("for TestSpawnInTests")
+	}
+	for i := 0; i < 2; i++ {
+		if err := sw.Spawn(background, 2, func(w *sw.World) error {
+			fmt.Printf("%s: %d of %d, %d\n", say, w.Rank(), w.Size(), i)
+			return nil
+		}, sw.WithArgs("-test.run=^"+t.Name()+"$"), sw.WithoutPrefix()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestSpawnInFirstTest(t *testing.T)  { spawnInTest(t, "first") }
+func TestSpawnInSecondTest(t *testing.T) { spawnInTest(t, "second") }
+
+func TestSpawnInTests(t *testing.T) {
+	program := exec.Command(os.Args[0], "-test.run=^(TestSpawnInFirstTest|TestSpawnInSecondTest)$", "-test.count=1")
+	program.Env = append(os.Environ(), spawnTestsEnv+"=1")
+	out, err := program.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v:\n%s", err, out)
+	}
+	for _, test := range []string{"first", "second"} {
+		for rank := 0; rank < 2; rank++ {
+			for i := 0; i < 2; i++ {
+				if want := fmt.Sprintf("%s: %d of 2, %d\n", test, rank, i); strings.Count(string(out), want) != 1 {
+					t.Errorf("%q is there %d times in\n%s", want, strings.Count(string(out), want), out)
+				}
+			}
+		}
+	}
+}
+
 func TestSpawn(t *testing.T) {
 	for mode, want := range map[string][]string{
 		"works": {"[0] half a line", "[0] rank 0 of 3, 0 here, gloo: [3]", "[1] half a line", "[1] rank 1 of 3, 1 here, gloo: [3]",

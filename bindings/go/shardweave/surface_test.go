@@ -5,7 +5,10 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"os"
+	"path/filepath"
 	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -152,6 +155,37 @@ func TestEveryFunctionIsHere(t *testing.T) {
 	}
 	if len(s.functions) < 150 || len(s.handleTypes()) < 11 {
 		t.Errorf("only %d functions and %d kinds of handles were found", len(s.functions), len(s.handleTypes()))
+	}
+}
+
+// Operators, layouts and plans end when the garbage collector finds that nobody uses them: only the helpers that
+// see to that have their handles.
+func TestLastingHandlesAreLent(t *testing.T) {
+	s := readSurface(t)
+	for _, name := range []string{"Layout", "Op", "Plan"} {
+		lasts := false
+		for _, field := range s.handleTypes()[name].Fields.List {
+			if embedded, is := field.Type.(*ast.StarExpr); is && len(field.Names) == 0 {
+				of, generic := embedded.X.(*ast.IndexExpr)
+				lasts = lasts || generic && of.X.(*ast.Ident).Name == "lasting"
+			}
+		}
+		if !lasts {
+			t.Errorf("%s has its handle in a way of its own", name)
+		}
+	}
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if file != "rank.go" && !strings.HasSuffix(file, "_test.go") && regexp.MustCompile(`\.kept\b`).Match(text) {
+			t.Errorf("%s takes the handle of what lasts by itself", file)
+		}
 	}
 }
 

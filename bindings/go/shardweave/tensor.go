@@ -103,19 +103,16 @@ func create(factory int32, where Place, sizes []int64, value float64, options []
 	}
 	m := where.mesh()
 	var mesh c.Mesh
-	var layout *Layout
 	var handle c.Layout
 	if m != nil {
 		mesh = m.handle
-		if layout, handle, err = layoutOn(o.spec, m); err != nil {
+		if handle, err = r.layoutOn(o.spec, m); err != nil {
 			return r.failed(err)
 		}
 	} else if o.spec != nil {
 		return r.failed(invalid("a layout was given, but no mesh: pass the mesh in place of the world"))
 	}
-	t := r.result(c.TensorCreate(factory, value, sizes, int32(o.dtype), o.requiresGrad, mesh, handle))
-	runtime.KeepAlive(layout)
-	return t
+	return r.result(c.TensorCreate(factory, value, sizes, int32(o.dtype), o.requiresGrad, mesh, handle))
 }
 
 // Empty makes a tensor whose elements are whatever was in its memory.
@@ -417,12 +414,11 @@ func FromRank(number int) Source { return Source(number) }
 // replicated. No partial placements. The result is a leaf that requires grad if t does. Collective,
 // unless the source is SameEverywhere.
 func (t *Tensor) Distribute(m *Mesh, spec Spec, source Source) *Tensor {
-	return t.one(func(*rank) (c.Tensor, error) {
-		layout, handle, err := layoutOn(orReplicated(spec), m)
+	return t.one(func(r *rank) (c.Tensor, error) {
+		handle, err := r.layoutOn(orReplicated(spec), m)
 		if err != nil {
 			return nil, err
 		}
-		defer runtime.KeepAlive(layout)
 		return c.TensorDistribute(t.handle, m.handle, handle, int64(source))
 	}, m)
 }
@@ -432,11 +428,10 @@ func (t *Tensor) Distribute(m *Mesh, spec Spec, source Source) *Tensor {
 // split, 1 + 2 rows, make a Shard a ragged one.
 func FromLocal(local *Tensor, m *Mesh, spec Spec, sizes []int64) *Tensor {
 	return local.one(func(r *rank) (c.Tensor, error) {
-		layout, handle, err := layoutOn(orReplicated(spec), m)
+		handle, err := r.layoutOn(orReplicated(spec), m)
 		if err != nil {
 			return nil, err
 		}
-		defer runtime.KeepAlive(layout)
 		return c.TensorFromLocal(local.handle, m.handle, handle, sizes, int32(r.mode))
 	}, m)
 }
@@ -451,11 +446,10 @@ func (t *Tensor) LocalWithGrad(grad *Layout) *Tensor {
 		var handle c.Layout
 		if grad != nil {
 			var err error
-			if _, handle, err = layoutOn(grad, nil); err != nil {
+			if handle, err = grad.it().lend(r); err != nil {
 				return nil, err
 			}
 		}
-		defer runtime.KeepAlive(grad)
 		return c.TensorToLocal(t.handle, handle, int32(r.mode))
 	})
 }
@@ -475,8 +469,11 @@ func (t *Tensor) Redistribute(spec Spec) *Tensor {
 		if err != nil {
 			return nil, err
 		}
-		defer runtime.KeepAlive(layout)
-		return c.TensorRedistribute(t.handle, layout.handle, int32(r.mode))
+		handle, err := layout.it().lend(r)
+		if err != nil {
+			return nil, err
+		}
+		return c.TensorRedistribute(t.handle, handle, int32(r.mode))
 	})
 }
 

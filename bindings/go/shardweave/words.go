@@ -46,6 +46,9 @@ func goName(name string) string {
 		return word
 	}
 	parts := strings.Split(strings.ToLower(name), "_")[1:]
+	if len(parts) > 1 && name[0] == 'S' && nouns[parts[0]] {
+		parts = parts[1:] // of an enumerator: NotFound for SWV_CODE_NOT_FOUND
+	}
 	for i, part := range parts {
 		if word, there := spellings[part]; there {
 			parts[i] = word
@@ -63,21 +66,26 @@ func goName(name string) string {
 var spellings = map[string]string{"cpu": "CPU", "cuda": "CUDA", "dlpack": "DLPack", "dtype": "DType", "free": "Close",
 	"json": "JSON", "lr": "LR"}
 
+// nouns are what enumerators begin with.
+var nouns = map[string]bool{"checks": true, "code": true, "collective": true, "device": true, "dtype": true, "mode": true,
+	"placement": true, "reduce": true, "value": true}
+
 // methodsOf are the nouns whose functions are methods.
 var methodsOf = map[string]bool{"Comm": true, "Layout": true, "Mesh": true, "Module": true, "Op": true, "Optimizer": true,
 	"Plan": true, "Tensor": true, "Trace": true, "World": true}
 
 // arguments are those of C whose names in Go differ, or which are a method's receiver.
 var arguments = map[string]string{
-	"comm":      "the group",
-	"layout":    "the layout",
-	"mesh":      "the mesh",
-	"module":    "the module",
-	"op":        "the operator",
-	"optimizer": "the optimizer",
-	"tensor":    "the tensor",
-	"trace":     "the trace",
-	"world":     "the world",
+	"collective": "the operation",
+	"comm":       "the group",
+	"layout":     "the layout",
+	"mesh":       "the mesh",
+	"module":     "the module",
+	"op":         "the operator",
+	"optimizer":  "the optimizer",
+	"tensor":     "the tensor",
+	"trace":      "the trace",
+	"world":      "the world",
 
 	"data": "argument 'data'", "num_bytes": "argument 'data'",
 	"body": "argument 'body'", "num_ranks": "argument 'ranks'",
@@ -174,6 +182,7 @@ var words = map[string]string{
 	"swv_comm_reduce_scatter_v":   "ReduceScatterV",
 	"swv_comm_scatter":            "Scatter",
 	"swv_comm_send":               "Send",
+	"swv_comm_start":              "a collective",
 	"swv_dtype_name":              "DType.String",
 	"swv_dtype_size":              "DType.Size",
 	"swv_function_apply":          "Apply",
@@ -188,10 +197,12 @@ var words = map[string]string{
 	"swv_mesh_create":             "World.Mesh",
 	"swv_mesh_create_from_ranks":  "World.MeshOfRanks",
 	"swv_mesh_dim_name":           "Mesh.Dims",
+	"swv_mesh_enter_module":       "Mesh.Named",
 	"swv_mesh_find_dim":           "Mesh.Comm",
 	"swv_mesh_parse":              "World.ParseMesh",
 	"swv_mesh_shape":              "Mesh.Dims",
 	"swv_mesh_to_string":          "Mesh.String",
+	"swv_mesh_use_random_state":   "Mesh.WithRandomState",
 	"swv_module_add_buffer":       "Module.Buffer",
 	"swv_module_add_parameter":    "Module.Parameter",
 	"swv_module_create":           "World.NewModule",
@@ -200,8 +211,6 @@ var words = map[string]string{
 	"swv_module_parameter":        "Module.Parameters",
 	"swv_module_num_buffers":      "Module.Buffers",
 	"swv_module_num_parameters":   "Module.Parameters",
-	"swv_module_scope_create":     "Mesh.Named",
-	"swv_module_scope_free":       "Mesh.Named",
 	"swv_op_call_named":           "Op.Call",
 	"swv_op_find":                 "FindOp",
 	"swv_op_free":                 "Op",
@@ -212,7 +221,7 @@ var words = map[string]string{
 	"swv_plan_free":               "Plan",
 	"swv_plan_from_json":          "ParsePlan",
 	"swv_plan_to_json":            "Plan.MarshalJSON",
-	"swv_strict_scope_free":       "Mesh.ForbidCommunication",
+	"swv_scope_free":              "the end of a scope",
 	"swv_tensor_copy_from_host":   "CopyFrom",
 	"swv_tensor_copy_to_host":     "Data",
 	"swv_tensor_dtype":            "Tensor.DType",
@@ -242,23 +251,19 @@ var words = map[string]string{
 	"swv_world_join":              "Join",
 	"swv_world_share":             "World",
 
-	"swv_random_scope_create": "Mesh.WithRandomState",
-	"swv_random_scope_free":   "Mesh.WithRandomState",
-
 	// Types.
-	"swv_buffer":         "slice",
-	"swv_comm_counter":   "Counter",
-	"swv_device_type":    "DeviceKind",
-	"swv_module_scope":   "Mesh.Named",
-	"swv_op_kind":        "kind of operation",
-	"swv_placement":      "placement",
-	"swv_placement_kind": "kind of placement",
-	"swv_random_state":   "Mesh.RandomState",
-	"swv_status":         "error",
-	"swv_strict_scope":   "Mesh.ForbidCommunication",
-	"swv_string":         "string",
-	"swv_value":          "value",
-	"swv_value_kind":     "kind of value",
+	"swv_buffer":          "slice",
+	"swv_comm_counter":    "Counter",
+	"swv_device_type":     "DeviceKind",
+	"swv_collective_kind": "kind of operation",
+	"swv_placement":       "placement",
+	"swv_placement_kind":  "kind of placement",
+	"swv_random_state":    "Mesh.RandomState",
+	"swv_status":          "error",
+	"swv_scope":           "scope",
+	"swv_string":          "string",
+	"swv_value":           "value",
+	"swv_value_kind":      "kind of value",
 }
 
 // packagePrefix is "github.com/.../shardweave.".

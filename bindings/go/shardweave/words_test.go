@@ -138,8 +138,8 @@ func TestEveryNameOfCIsOneOfGo(t *testing.T) {
 			t.Errorf("%s is %s in errors, and there is no such thing", name, word)
 		}
 	}
-	for _, c := range [][2]string{{"wanted SWV_GRAD, SWV_NO_GRAD or SWV_INFERENCE", "wanted Grad, NoGrad or Inference"},
-		{"swv_tensor_ones: argument 'sizes' is bad", "argument 'sizes' is bad"}, {"wanted SWV_CPU or SWV_CUDA", "wanted CPU or CUDA"},
+	for _, c := range [][2]string{{"wanted SWV_MODE_GRAD, SWV_MODE_NO_GRAD or SWV_MODE_INFERENCE", "wanted Grad, NoGrad or Inference"},
+		{"swv_tensor_ones: argument 'sizes' is bad", "argument 'sizes' is bad"}, {"wanted SWV_DEVICE_CPU or SWV_DEVICE_CUDA", "wanted CPU or CUDA"},
 		{"swv_op_call: aten::mm: swv_tensor_detach it", "aten::mm: Tensor.Detach it"}} {
 		if got := inGo(c[0]); got != c[1] {
 			t.Errorf("%q becomes %q, wanted %q", c[0], got, c[1])
@@ -153,7 +153,7 @@ func checkArguments(t *testing.T, header, function string, ofGo map[string]bool)
 	declared := regexp.MustCompile(`\bSWV_API\b[^;]*?\b` + function + `\(([^;]*?)\);`).FindStringSubmatch(header)
 	// Counts are those of slices; Go makes the others by itself.
 	own := regexp.MustCompile(`^(num_.*|\w*ndim|capacity|out_.*|mode|options|function|grad_layout|state|names|\w*scope|mesh_dim|dim)$`)
-	out := regexp.MustCompile(`^\s*(int64_t|void|swv_\w*_counter|swv_\w*_cost)\* ?\w+$`)
+	out := regexp.MustCompile(`^\s*(int32_t|int64_t|void|swv_\w*_counter|swv_\w*_cost)\* ?\w+$`)
 	for _, parameter := range strings.Split(declared[1], ",") {
 		words := strings.FieldsFunc(parameter, func(r rune) bool { return !(r == '_' || r >= 'a' && r <= 'z' || r >= '0' && r <= '9') })
 		if len(words) < 2 || own.MatchString(words[len(words)-1]) || out.MatchString(parameter) || strings.HasPrefix(function, "swv_dtype_") {

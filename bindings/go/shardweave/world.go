@@ -435,7 +435,7 @@ func SetNumThreads(n int) error {
 	return public(c.SetNumThreads(int32(n)))
 }
 
-// BuildInfo is "0.2.0; LibTorch 2.11.0; backends inproc, gloo, counting".
+// BuildInfo is "0.3.0; LibTorch 2.11.0; backends inproc, gloo, counting".
 func BuildInfo() string { return c.BuildInfo() }
 
 // LiveHandles is how many objects of the library there are; -1 unless SWV_CHECK_HANDLES is set in the

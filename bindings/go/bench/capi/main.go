@@ -25,7 +25,7 @@ import (
 	sw "github.com/shardweave/shardweave/bindings/go/shardweave"
 )
 
-const boundUs = 0.8
+const boundUs = 0.7
 
 type operator struct {
 	Name          string   `json:"name"`

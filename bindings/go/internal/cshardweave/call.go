@@ -29,23 +29,6 @@ func OpSchema(op Op) (string, error) {
 	return text(out), nil
 }
 
-// Numbers of swv_value_kind.
-const (
-	ValueNone    = C.SWV_VALUE_NONE
-	ValueTensor  = C.SWV_VALUE_TENSOR
-	ValueBool    = C.SWV_VALUE_BOOL
-	ValueInt     = C.SWV_VALUE_INT
-	ValueFloat   = C.SWV_VALUE_FLOAT
-	ValueComplex = C.SWV_VALUE_COMPLEX
-	ValueString  = C.SWV_VALUE_STRING
-	ValueDType   = C.SWV_VALUE_DTYPE
-	ValueDevice  = C.SWV_VALUE_DEVICE
-	ValueTensors = C.SWV_VALUE_TENSORS
-	ValueBools   = C.SWV_VALUE_BOOLS
-	ValueInts    = C.SWV_VALUE_INTS
-	ValueFloats  = C.SWV_VALUE_FLOATS
-)
-
 const maxResults = 32 // no operator has as many
 
 // Call is a call of an operator: its arguments, and then its results. It is made for being used
@@ -54,7 +37,7 @@ const maxResults = 32 // no operator has as many
 //	c := NewCall()
 //	c.AddTensor(t)
 //	c.AddInts(1, 2)
-//	if err := c.Do(op, Grad); err == nil {
+//	if err := c.Do(op, ModeGrad); err == nil {
 //		sum := c.TakeTensor(0)
 //	}
 //	c.Release()
@@ -196,7 +179,7 @@ func (c *Call) check(names bool) error {
 	return nil
 }
 
-func invalid(message string) error { return &Error{C.SWV_INVALID_ARGUMENT, message} }
+func invalid(message string) error { return &Error{CodeInvalidArgument, message} }
 
 // Do calls the operator.
 func (c *Call) Do(op Op, mode int32) error {

@@ -13,6 +13,7 @@ package cshardweave
 import "C"
 
 import (
+	"math"
 	"strings"
 	"time"
 	"unsafe"
@@ -20,20 +21,18 @@ import (
 
 // Handles.
 type (
-	World       = *C.swv_world
-	Comm        = *C.swv_comm
-	Mesh        = *C.swv_mesh
-	StrictScope = *C.swv_strict_scope
-	Layout      = *C.swv_layout
-	Tensor      = *C.swv_tensor
-	Op          = *C.swv_op
-	Context     = *C.swv_function_context
-	Module      = *C.swv_module
-	Plan        = *C.swv_plan
-	Optimizer   = *C.swv_optimizer
-	Trace       = *C.swv_trace
-	ModuleScope = *C.swv_module_scope
-	RandomScope = *C.swv_random_scope
+	World     = *C.swv_world
+	Comm      = *C.swv_comm
+	Mesh      = *C.swv_mesh
+	Scope     = *C.swv_scope
+	Layout    = *C.swv_layout
+	Tensor    = *C.swv_tensor
+	Op        = *C.swv_op
+	Context   = *C.swv_function_context
+	Module    = *C.swv_module
+	Plan      = *C.swv_plan
+	Optimizer = *C.swv_optimizer
+	Trace     = *C.swv_trace
 )
 
 // Error is a status that was not NULL.
@@ -242,8 +241,8 @@ func WorldFlightRecord(w World) (string, error) {
 // Counter is swv_comm_counter.
 type Counter struct{ Calls, Bytes int64 }
 
-// NumOpKinds is how many numbers swv_op_kind has.
-const NumOpKinds = C.SWV_RECV + 1
+// NumOpKinds is how many numbers swv_collective_kind has.
+const NumOpKinds = len(CollectiveNames)
 
 func counters(fill func(*C.swv_comm_counter, *C.size_t) *C.swv_status) ([]Counter, error) {
 	var all [NumOpKinds]C.swv_comm_counter
@@ -260,7 +259,7 @@ func counters(fill func(*C.swv_comm_counter, *C.size_t) *C.swv_status) ([]Counte
 
 func WorldCounters(w World) ([]Counter, error) {
 	return counters(func(to *C.swv_comm_counter, count *C.size_t) *C.swv_status {
-		return C.swv_world_counters(w, to, NumOpKinds, count)
+		return C.swv_world_counters(w, to, C.size_t(NumOpKinds), count)
 	})
 }
 
@@ -297,7 +296,7 @@ func CommBackend(c Comm) (string, error) {
 }
 
 func CommWorldRanks(c Comm) ([]int64, error) {
-	return numbers(func(to *C.int64_t, capacity C.size_t, count *C.size_t) *C.swv_status {
+	return ranks(func(to *C.int32_t, capacity C.size_t, count *C.size_t) *C.swv_status {
 		return C.swv_comm_world_ranks(c, to, capacity, count)
 	})
 }
@@ -320,7 +319,7 @@ func CommSubgroup(c Comm, members []int64, name string) (Comm, error) {
 	var a arena
 	defer a.free()
 	var out Comm
-	err := result(C.swv_comm_subgroup(c, int64s(members), C.size_t(len(members)), a.text(name), &out))
+	err := result(C.swv_comm_subgroup(c, first(rank32s(members)), C.size_t(len(members)), a.text(name), &out))
 	return out, err
 }
 
@@ -334,27 +333,9 @@ func CommHealth(c Comm) error { return result(C.swv_comm_health(c)) }
 
 func CommCounters(c Comm) ([]Counter, error) {
 	return counters(func(to *C.swv_comm_counter, count *C.size_t) *C.swv_status {
-		return C.swv_comm_counters(c, to, NumOpKinds, count)
+		return C.swv_comm_counters(c, to, C.size_t(NumOpKinds), count)
 	})
 }
-
-// Numbers of swv_op_kind.
-const (
-	AllReduce      = C.SWV_ALL_REDUCE
-	AllGather      = C.SWV_ALL_GATHER
-	AllGatherV     = C.SWV_ALL_GATHER_V
-	ReduceScatter  = C.SWV_REDUCE_SCATTER
-	ReduceScatterV = C.SWV_REDUCE_SCATTER_V
-	AllToAll       = C.SWV_ALL_TO_ALL
-	AllToAllV      = C.SWV_ALL_TO_ALL_V
-	Broadcast      = C.SWV_BROADCAST
-	Reduce         = C.SWV_REDUCE
-	Gather         = C.SWV_GATHER
-	Scatter        = C.SWV_SCATTER
-	Barrier        = C.SWV_BARRIER
-	Send           = C.SWV_SEND
-	Recv           = C.SWV_RECV
-)
 
 // Collective is one operation that waits. Of the fields only those count that the operation has.
 type Collective struct {
@@ -380,7 +361,7 @@ func CommRun(c Comm, call *Collective) error {
 	if counts < len(call.OutCounts) {
 		counts = len(call.OutCounts)
 	}
-	return result(C.swvgo_collective(c, C.swv_op_kind(call.Kind), call.In, C.int64_t(call.InCount), call.Out,
+	return result(C.swvgo_collective(c, C.swv_collective_kind(call.Kind), call.In, C.int64_t(call.InCount), call.Out,
 		C.int64_t(call.OutCount), C.swv_dtype(call.DType), int64s(call.InCounts), int64s(call.OutCounts),
 		C.size_t(counts), C.int32_t(call.Reduce), C.int32_t(call.Root),
 		flag(call.HasIn), flag(call.HasOut), millis(call.Timeout), a.orNull(call.Tag)))
@@ -388,19 +369,53 @@ func CommRun(c Comm, call *Collective) error {
 
 // ---- Meshes
 
-// numbers asks for an array; twice if it is long.
-func numbers(get func(to *C.int64_t, capacity C.size_t, count *C.size_t) *C.swv_status) ([]int64, error) {
-	all := make([]int64, 8)
+// list asks for an array; twice if it is long.
+func list[T any](get func(to *T, capacity C.size_t, count *C.size_t) *C.swv_status) ([]T, error) {
+	all := make([]T, 8)
 	for {
 		var count C.size_t
-		if err := result(get(int64s(all), C.size_t(len(all)), &count)); err != nil {
+		if err := result(get(first(all), C.size_t(len(all)), &count)); err != nil {
 			return nil, err
 		}
 		if int(count) <= len(all) {
 			return all[:count], nil
 		}
-		all = make([]int64, count)
+		all = make([]T, count)
 	}
+}
+
+func numbers(get func(to *C.int64_t, capacity C.size_t, count *C.size_t) *C.swv_status) ([]int64, error) {
+	all, err := list(get)
+	return *(*[]int64)(unsafe.Pointer(&all)), err
+}
+
+// ranks are numbers that C counts with 32 bits.
+func ranks(get func(to *C.int32_t, capacity C.size_t, count *C.size_t) *C.swv_status) ([]int64, error) {
+	all, err := list(get)
+	if err != nil {
+		return nil, err
+	}
+	wide := make([]int64, len(all))
+	for i, rank := range all {
+		wide[i] = int64(rank)
+	}
+	return wide, nil
+}
+
+// rank32s are ranks as C counts them; what is no rank in 32 bits is none there either.
+func rank32s(all []int64) []C.int32_t {
+	narrow := make([]C.int32_t, len(all))
+	for i, rank := range all {
+		narrow[i] = rank32(rank)
+	}
+	return narrow
+}
+
+func rank32(rank int64) C.int32_t {
+	if int64(int32(rank)) != rank {
+		return math.MinInt32
+	}
+	return C.int32_t(rank)
 }
 
 func MeshCreate(w World, names []string, sizes, ranks []int64) (Mesh, error) {
@@ -410,7 +425,7 @@ func MeshCreate(w World, names []string, sizes, ranks []int64) (Mesh, error) {
 	var a arena
 	defer a.free()
 	var out Mesh
-	err := result(C.swvgo_mesh_create(w, a.list(names), int64s(sizes), C.size_t(len(sizes)), int64s(ranks),
+	err := result(C.swvgo_mesh_create(w, a.list(names), int64s(sizes), C.size_t(len(sizes)), first(rank32s(ranks)),
 		C.size_t(len(ranks)), &out))
 	return out, err
 }
@@ -474,7 +489,7 @@ func MeshCoordinate(m Mesh) ([]int64, error) {
 }
 
 func MeshRanks(m Mesh) ([]int64, error) {
-	return numbers(func(to *C.int64_t, capacity C.size_t, count *C.size_t) *C.swv_status {
+	return ranks(func(to *C.int32_t, capacity C.size_t, count *C.size_t) *C.swv_status {
 		return C.swv_mesh_ranks(m, to, capacity, count)
 	})
 }
@@ -520,35 +535,31 @@ func MeshEqual(a, b Mesh) (bool, error) {
 	return out != 0, err
 }
 
-func MeshForbidCommunication(m Mesh) (StrictScope, error) {
-	var out StrictScope
+func MeshForbidCommunication(m Mesh) (Scope, error) {
+	var out Scope
 	err := result(C.swv_mesh_forbid_communication(m, &out))
 	return out, err
 }
 
-func StrictScopeFree(s StrictScope) { C.swv_strict_scope_free(s) }
+func ScopeFree(s Scope) { C.swv_scope_free(s) }
 
 func MeshSeed(m Mesh, seed uint64) error { return result(C.swv_mesh_seed(m, C.uint64_t(seed))) }
 
 func MeshRandomState(m Mesh) (seed, offset uint64, err error) {
-	var state C.swv_random_state
-	err = result(C.swv_mesh_random_state(m, &state))
-	return uint64(state.seed), uint64(state.offset), err
+	var state [2]C.uint64_t
+	err = result(C.swvgo_mesh_random_state(m, &state[0]))
+	return uint64(state[0]), uint64(state[1]), err
 }
 
 func MeshSetRandomState(m Mesh, seed, offset uint64) error {
-	state := C.swv_random_state{seed: C.uint64_t(seed), offset: C.uint64_t(offset)}
-	return result(C.swv_mesh_set_random_state(m, &state))
+	return result(C.swvgo_mesh_set_random_state(m, C.uint64_t(seed), C.uint64_t(offset)))
 }
 
-func RandomScopeCreate(m Mesh, seed, offset uint64) (RandomScope, error) {
-	state := C.swv_random_state{seed: C.uint64_t(seed), offset: C.uint64_t(offset)}
-	var out RandomScope
-	err := result(C.swv_random_scope_create(m, &state, &out))
+func MeshUseRandomState(m Mesh, seed, offset uint64) (Scope, error) {
+	var out Scope
+	err := result(C.swvgo_mesh_use_random_state(m, C.uint64_t(seed), C.uint64_t(offset), &out))
 	return out, err
 }
-
-func RandomScopeFree(s RandomScope) { C.swv_random_scope_free(s) }
 
 // MeshDispatchCounters: operators, cache misses, implicit redistributions, gathered operators, remembered
 // uses, remembered bytes, unsharded weights.
@@ -718,15 +729,13 @@ func TraceToJSON(t Trace) (string, error) {
 	return text(out), nil
 }
 
-func ModuleScopeCreate(m Mesh, name string) (ModuleScope, error) {
+func MeshEnterModule(m Mesh, name string) (Scope, error) {
 	if err := checkText("name", name); err != nil {
 		return nil, err
 	}
 	var a arena
 	defer a.free()
-	var out ModuleScope
-	err := result(C.swv_module_scope_create(m, a.text(name), &out))
+	var out Scope
+	err := result(C.swv_mesh_enter_module(m, a.text(name), &out))
 	return out, err
 }
-
-func ModuleScopeFree(s ModuleScope) { C.swv_module_scope_free(s) }

@@ -2,18 +2,14 @@
 #include "_cgo_export.h"
 #include "shim.h"
 
-static swv_status* forward(void* handle, swv_function_context* context, swv_grad_mode mode,
-                           const swv_tensor* const* inputs, size_t num_inputs, swv_tensor** outputs,
-                           size_t num_outputs) {
-  return swvgo_forward((uintptr_t)handle, context, mode, (swv_tensor**)inputs, num_inputs, outputs,
-                       num_outputs);
+static swv_status* forward(void* handle, const swv_function_call* call) {
+  return swvgo_forward((uintptr_t)handle, call->context, call->mode, (swv_tensor**)call->inputs,
+                       call->num_inputs, call->outputs, call->num_outputs);
 }
 
-static swv_status* backward(void* handle, swv_function_context* context, swv_grad_mode mode,
-                            const swv_tensor* const* grad_outputs, size_t num_outputs,
-                            swv_tensor** grad_inputs, size_t num_inputs) {
-  return swvgo_backward((uintptr_t)handle, context, mode, (swv_tensor**)grad_outputs, num_outputs,
-                        grad_inputs, num_inputs);
+static swv_status* backward(void* handle, const swv_function_call* call) {
+  return swvgo_backward((uintptr_t)handle, call->context, call->mode, (swv_tensor**)call->inputs,
+                        call->num_inputs, call->outputs, call->num_outputs);
 }
 
 static void drop(void* handle) {
@@ -33,10 +29,9 @@ swv_status* swvgo_function_apply(uintptr_t handle, const char* name, swv_grad_mo
                             num_outputs);
 }
 
-static swv_status* run_segment(void* handle, swv_grad_mode mode, const swv_tensor* const* inputs,
-                               size_t num_inputs, swv_tensor** outputs, size_t num_outputs) {
-  return swvgo_run_segment((uintptr_t)handle, mode, (swv_tensor**)inputs, num_inputs, outputs,
-                           num_outputs);
+static swv_status* run_segment(void* handle, const swv_function_call* call) {
+  return swvgo_run_segment((uintptr_t)handle, call->mode, (swv_tensor**)call->inputs,
+                           call->num_inputs, call->outputs, call->num_outputs);
 }
 
 swv_status* swvgo_checkpoint(uintptr_t handle, const char* name, swv_grad_mode mode,

@@ -62,12 +62,12 @@ func ContextSaved(ctx Context, index int) (Tensor, error) {
 
 // callback runs what must not panic across the border.
 func callback(f func() error) (status *C.swv_status) {
-	code, message := C.swv_code(C.SWV_UNKNOWN), ""
+	code, message := C.swv_code(C.SWV_CODE_UNKNOWN), ""
 	defer func() {
 		if p := recover(); p != nil {
-			code, message = C.SWV_INTERNAL, fmt.Sprintf("panic: %v\n\n%s", p, debug.Stack())
+			code, message = C.SWV_CODE_INTERNAL, fmt.Sprintf("panic: %v\n\n%s", p, debug.Stack())
 		}
-		if code != C.SWV_OK {
+		if code != C.SWV_CODE_OK {
 			text := C.CString(strings.ReplaceAll(message, "\x00", "?"))
 			defer C.free(unsafe.Pointer(text))
 			status = C.swv_status_new(code, text)
@@ -75,7 +75,7 @@ func callback(f func() error) (status *C.swv_status) {
 	}()
 	switch err := f().(type) {
 	case nil:
-		code = C.SWV_OK
+		code = C.SWV_CODE_OK
 	case *Error:
 		code, message = C.swv_code(err.Code), err.Message
 	default:

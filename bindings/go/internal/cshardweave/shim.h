@@ -46,7 +46,7 @@ static inline swv_status* swvgo_explain(const swv_op* op, const swv_value* given
   return swv_op_explain(op, arguments, num_arguments, out_text, out_json);
 }
 
-static inline swv_status* swvgo_module_call(const swv_module* module, const char* method,
+static inline swv_status* swvgo_module_call(swv_module* module, const char* method,
                                             swv_grad_mode mode, const swv_value* given,
                                             size_t num_arguments, const char* data,
                                             swv_value* results, size_t capacity,
@@ -68,7 +68,7 @@ static inline void swvgo_texts(const char* names, size_t count, const char** out
 
 static inline swv_status* swvgo_mesh_create(const swv_world* world, const char* names,
                                             const int64_t* sizes, size_t num_dims,
-                                            const int64_t* ranks, size_t num_ranks,
+                                            const int32_t* ranks, size_t num_ranks,
                                             swv_mesh** out_mesh) {
   const char* texts[num_dims + 1];
   swv_mesh_dim dims[num_dims + 1];
@@ -218,7 +218,7 @@ static inline int64_t swvgo_tensor_local_bytes(const swv_tensor* tensor) {
   const int64_t size = (int64_t)swv_dtype_size(dtype);
   if (status == NULL && numel * size > 65536) status = swv_tensor_is_sharded(tensor, &sharded);
   if (status == NULL && sharded) {
-    status = swv_tensor_to_local(tensor, NULL, SWV_NO_GRAD, &local);
+    status = swv_tensor_to_local(tensor, NULL, SWV_MODE_NO_GRAD, &local);
     if (status == NULL) status = swv_tensor_numel(local, &numel);
     swv_tensor_free(local);
   }
@@ -234,15 +234,15 @@ static inline void swvgo_tensors_free(swv_tensor* const* tensors, size_t count) 
 }
 
 static inline swv_status* swvgo_tensor_distribute(const swv_tensor* tensor, const swv_mesh* mesh,
-                                                  const swv_layout* layout, int64_t source,
+                                                  const swv_layout* layout, int32_t source,
                                                   swv_tensor** out_tensor) {
   swv_distribute_options options = SWV_DISTRIBUTE_OPTIONS_INIT;
   options.source = source;
   return swv_tensor_distribute(tensor, mesh, layout, &options, out_tensor);
 }
 
-static inline swv_status* swvgo_module_distribute(const swv_module* module, const swv_mesh* mesh,
-                                                  const swv_plan* plan, int64_t source) {
+static inline swv_status* swvgo_module_distribute(swv_module* module, const swv_mesh* mesh,
+                                                  const swv_plan* plan, int32_t source) {
   swv_distribute_options options = SWV_DISTRIBUTE_OPTIONS_INIT;
   options.source = source;
   return swv_module_distribute(module, mesh, plan, &options);
@@ -282,7 +282,7 @@ static inline swv_status* swvgo_optimizer_create_sgd(swv_tensor* const* paramete
   options.dampening = dampening;
   options.weight_decay = weight_decay;
   options.nesterov = nesterov;
-  return swv_optimizer_create_sgd((const swv_tensor* const*)parameters, count, &options,
+  return swv_optimizer_create_sgd(parameters, count, &options,
                                   out_optimizer);
 }
 
@@ -298,12 +298,12 @@ static inline swv_status* swvgo_optimizer_create_adamw(swv_tensor* const* parame
   options.eps = eps;
   options.weight_decay = weight_decay;
   options.amsgrad = amsgrad;
-  return swv_optimizer_create_adamw((const swv_tensor* const*)parameters, count, &options,
+  return swv_optimizer_create_adamw(parameters, count, &options,
                                     out_optimizer);
 }
 
 static inline swv_status* swvgo_finish_grad_sync(swv_tensor* const* parameters, size_t count) {
-  return swv_finish_grad_sync((const swv_tensor* const*)parameters, count);
+  return swv_finish_grad_sync(parameters, count);
 }
 
 static inline swv_status* swvgo_clip_grad_norm(swv_tensor* const* parameters, size_t count,
@@ -312,7 +312,7 @@ static inline swv_status* swvgo_clip_grad_norm(swv_tensor* const* parameters, si
   swv_clip_options options = SWV_CLIP_OPTIONS_INIT;
   options.norm_type = norm_type;
   options.error_if_nonfinite = error_if_nonfinite;
-  return swv_clip_grad_norm((const swv_tensor* const*)parameters, count, max_norm, &options,
+  return swv_clip_grad_norm(parameters, count, max_norm, &options,
                             out_norm);
 }
 
@@ -340,7 +340,7 @@ static inline swv_status* swvgo_mesh_cost_model(const swv_mesh* mesh, swv_link_c
   return status;
 }
 
-static inline swv_status* swvgo_mesh_set_cost_model(const swv_mesh* mesh,
+static inline swv_status* swvgo_mesh_set_cost_model(swv_mesh* mesh,
                                                     const swv_link_cost* links, size_t num_links,
                                                     double flops, double bandwidth) {
   swv_device_cost device = SWV_DEVICE_COST_INIT;
@@ -350,51 +350,55 @@ static inline swv_status* swvgo_mesh_set_cost_model(const swv_mesh* mesh,
 }
 
 // One collective that waits: memory of Go is in use only during the call.
-static inline swv_status* swvgo_collective(swv_comm* comm, swv_op_kind kind, const void* in,
+static inline swv_status* swvgo_collective(swv_comm* comm, swv_collective_kind kind, const void* in,
                                            int64_t in_count, void* out, int64_t out_count,
                                            swv_dtype dtype, const int64_t* in_counts,
                                            const int64_t* out_counts, size_t num_counts,
-                                           int32_t reduce_op_or_tag, int32_t root, swv_bool has_in,
+                                           int32_t reduce_op_or_tag, int32_t peer, swv_bool has_in,
                                            swv_bool has_out, int64_t timeout_ms, const char* tag) {
-  const swv_buffer from = {(void*)in, in_count, dtype, {SWV_CPU, 0}, 0};
-  const swv_buffer to = {out, out_count, dtype, {SWV_CPU, 0}, 0};
-  const swv_buffer* source = has_in ? &from : NULL;
-  const swv_buffer* target = has_out ? &to : NULL;
-  swv_call_options options = SWV_CALL_OPTIONS_INIT;
-  options.timeout_ms = timeout_ms;
-  options.tag = tag;
-  switch (kind) {
-    case SWV_ALL_REDUCE:
-      return swv_comm_all_reduce(comm, source, target, reduce_op_or_tag, &options, NULL);
-    case SWV_ALL_GATHER:
-      return swv_comm_all_gather(comm, source, target, &options, NULL);
-    case SWV_ALL_GATHER_V:
-      return swv_comm_all_gather_v(comm, source, target, out_counts, num_counts, &options, NULL);
-    case SWV_REDUCE_SCATTER:
-      return swv_comm_reduce_scatter(comm, source, target, reduce_op_or_tag, &options, NULL);
-    case SWV_REDUCE_SCATTER_V:
-      return swv_comm_reduce_scatter_v(comm, source, target, in_counts, num_counts,
-                                       reduce_op_or_tag, &options, NULL);
-    case SWV_ALL_TO_ALL:
-      return swv_comm_all_to_all(comm, source, target, &options, NULL);
-    case SWV_ALL_TO_ALL_V:
-      return swv_comm_all_to_all_v(comm, source, in_counts, target, out_counts, num_counts,
-                                   &options, NULL);
-    case SWV_BROADCAST:
-      return swv_comm_broadcast(comm, target, root, &options, NULL);
-    case SWV_REDUCE:
-      return swv_comm_reduce(comm, source, target, reduce_op_or_tag, root, &options, NULL);
-    case SWV_GATHER:
-      return swv_comm_gather(comm, source, target, root, &options, NULL);
-    case SWV_SCATTER:
-      return swv_comm_scatter(comm, source, target, root, &options, NULL);
-    case SWV_SEND:
-      return swv_comm_send(comm, source, root, reduce_op_or_tag, &options, NULL);
-    case SWV_RECV:
-      return swv_comm_recv(comm, target, root, reduce_op_or_tag, &options, NULL);
-    default:
-      return swv_comm_barrier(comm, &options, NULL);
-  }
+  swv_buffer from = SWV_BUFFER_INIT, to = SWV_BUFFER_INIT;
+  swv_collective collective = SWV_COLLECTIVE_INIT;
+  from.data = (void*)in;
+  from.count = in_count;
+  to.data = out;
+  to.count = out_count;
+  from.dtype = to.dtype = dtype;
+  collective.kind = kind;
+  collective.reduce_op = collective.message_tag = reduce_op_or_tag;
+  collective.peer = peer;
+  collective.in = has_in ? &from : NULL;
+  collective.out = has_out ? &to : NULL;
+  collective.in_counts = in_counts;
+  collective.out_counts = out_counts;
+  collective.num_counts = num_counts;
+  collective.timeout_ms = timeout_ms;
+  collective.tag = tag;
+  return swv_comm_start(comm, &collective, NULL);
+}
+
+// A state of random numbers as two numbers.
+static inline swv_random_state swvgo_random_state(uint64_t seed, uint64_t offset) {
+  swv_random_state state = SWV_RANDOM_STATE_INIT;
+  state.seed = seed;
+  state.offset = offset;
+  return state;
+}
+static inline swv_status* swvgo_mesh_random_state(const swv_mesh* mesh, uint64_t* out) {
+  swv_random_state state = SWV_RANDOM_STATE_INIT;
+  swv_status* status = swv_mesh_random_state(mesh, &state);
+  out[0] = state.seed;
+  out[1] = state.offset;
+  return status;
+}
+static inline swv_status* swvgo_mesh_set_random_state(swv_mesh* mesh, uint64_t seed,
+                                                      uint64_t offset) {
+  const swv_random_state state = swvgo_random_state(seed, offset);
+  return swv_mesh_set_random_state(mesh, &state);
+}
+static inline swv_status* swvgo_mesh_use_random_state(swv_mesh* mesh, uint64_t seed,
+                                                      uint64_t offset, swv_scope** out_scope) {
+  const swv_random_state state = swvgo_random_state(seed, offset);
+  return swv_mesh_use_random_state(mesh, &state, out_scope);
 }
 
 static inline swv_status* swvgo_function_context_save(swv_function_context* context,

@@ -15,13 +15,6 @@ const (
 	Randn = C.SWVGO_RANDN
 )
 
-// Numbers of swv_grad_mode.
-const (
-	Grad      = C.SWV_GRAD
-	NoGrad    = C.SWV_NO_GRAD
-	Inference = C.SWV_INFERENCE
-)
-
 func TensorCreate(factory int32, value float64, sizes []int64, dtype int32, requiresGrad bool, m Mesh, l Layout) (Tensor, error) {
 	var out Tensor
 	err := result(C.swvgo_tensor_create(C.int32_t(factory), C.double(value), int64s(sizes), C.size_t(len(sizes)),
@@ -39,14 +32,14 @@ func TensorFromData(data unsafe.Pointer, bytes int, sizes []int64, dtype int32, 
 // TensorFromDLPack takes a DLManagedTensorVersioned over, also if it fails.
 func TensorFromDLPack(managed unsafe.Pointer) (Tensor, error) {
 	var out Tensor
-	err := result(C.swv_tensor_from_dlpack((*C.struct_DLManagedTensorVersioned)(managed), &out))
+	err := result(C.swv_tensor_from_dlpack((*C.struct_DLManagedTensorVersioned)(managed), nil, &out))
 	return out, err
 }
 
 // TensorToDLPack is a DLManagedTensorVersioned.
 func TensorToDLPack(t Tensor) (unsafe.Pointer, error) {
 	var out *C.struct_DLManagedTensorVersioned
-	err := result(C.swv_tensor_to_dlpack(t, &out))
+	err := result(C.swv_tensor_to_dlpack(t, nil, &out))
 	return unsafe.Pointer(out), err
 }
 
@@ -144,7 +137,7 @@ func TensorCopyFromHost(t Tensor, data unsafe.Pointer, bytes int) error {
 
 func TensorDistribute(t Tensor, m Mesh, l Layout, source int64) (Tensor, error) {
 	var out Tensor
-	err := result(C.swvgo_tensor_distribute(t, m, l, C.int64_t(source), &out))
+	err := result(C.swvgo_tensor_distribute(t, m, l, rank32(source), &out))
 	return out, err
 }
 
@@ -316,7 +309,7 @@ func ModuleGet(m Module, fqn string) (Tensor, error) {
 }
 
 func ModuleDistribute(m Module, mesh Mesh, p Plan, source int64) error {
-	return result(C.swvgo_module_distribute(m, mesh, p, C.int64_t(source)))
+	return result(C.swvgo_module_distribute(m, mesh, p, rank32(source)))
 }
 
 func ModuleFinishGradSync(m Module) error { return result(C.swv_module_finish_grad_sync(m)) }

@@ -3,16 +3,16 @@
 // Made by bindings/rust/generate.sh from capi/shardweave.h. Do not edit.
 
 pub const SWV_VERSION_MAJOR: i32 = 0;
-pub const SWV_VERSION_MINOR: i32 = 2;
+pub const SWV_VERSION_MINOR: i32 = 3;
 pub const SWV_VERSION_PATCH: i32 = 0;
-pub const SWV_VERSION: i32 = 2000;
+pub const SWV_VERSION: i32 = 3000;
 pub type swv_bool = i32;
 extern "C" {
     #[doc = " SWV_VERSION as the library was built."]
     pub fn swv_version() -> i32;
 }
 extern "C" {
-    #[doc = " \"0.2.0; LibTorch 2.11.0; backends inproc, gloo, counting\". Lives as long as the library."]
+    #[doc = " \"0.3.0; LibTorch 2.11.0; backends inproc, gloo, counting\". Lives as long as the library."]
     pub fn swv_build_info() -> *const ::std::os::raw::c_char;
 }
 #[repr(C)]
@@ -52,7 +52,7 @@ pub struct swv_mesh {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
-pub struct swv_strict_scope {
+pub struct swv_scope {
     _unused: [u8; 0],
 }
 #[repr(C)]
@@ -95,40 +95,30 @@ pub struct swv_optimizer {
 pub struct swv_trace {
     _unused: [u8; 0],
 }
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct swv_module_scope {
-    _unused: [u8; 0],
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct swv_random_scope {
-    _unused: [u8; 0],
-}
 #[doc = " The numbers of google.rpc.Code."]
 pub type swv_code = i32;
-pub const SWV_OK: i32 = 0;
-pub const SWV_CANCELLED: i32 = 1;
-pub const SWV_UNKNOWN: i32 = 2;
-pub const SWV_INVALID_ARGUMENT: i32 = 3;
+pub const SWV_CODE_OK: i32 = 0;
+pub const SWV_CODE_CANCELLED: i32 = 1;
+pub const SWV_CODE_UNKNOWN: i32 = 2;
+pub const SWV_CODE_INVALID_ARGUMENT: i32 = 3;
 #[doc = " a rank did not come in time; the message names it"]
-pub const SWV_DEADLINE_EXCEEDED: i32 = 4;
-pub const SWV_NOT_FOUND: i32 = 5;
-pub const SWV_ALREADY_EXISTS: i32 = 6;
-pub const SWV_PERMISSION_DENIED: i32 = 7;
+pub const SWV_CODE_DEADLINE_EXCEEDED: i32 = 4;
+pub const SWV_CODE_NOT_FOUND: i32 = 5;
+pub const SWV_CODE_ALREADY_EXISTS: i32 = 6;
+pub const SWV_CODE_PERMISSION_DENIED: i32 = 7;
 #[doc = " memory, threads"]
-pub const SWV_RESOURCE_EXHAUSTED: i32 = 8;
+pub const SWV_CODE_RESOURCE_EXHAUSTED: i32 = 8;
 #[doc = " also: ranks called different things"]
-pub const SWV_FAILED_PRECONDITION: i32 = 9;
+pub const SWV_CODE_FAILED_PRECONDITION: i32 = 9;
 #[doc = " a rank failed, or gave up"]
-pub const SWV_ABORTED: i32 = 10;
-pub const SWV_OUT_OF_RANGE: i32 = 11;
-pub const SWV_UNIMPLEMENTED: i32 = 12;
-pub const SWV_INTERNAL: i32 = 13;
+pub const SWV_CODE_ABORTED: i32 = 10;
+pub const SWV_CODE_OUT_OF_RANGE: i32 = 11;
+pub const SWV_CODE_UNIMPLEMENTED: i32 = 12;
+pub const SWV_CODE_INTERNAL: i32 = 13;
 #[doc = " a rank is gone, a server does not answer"]
-pub const SWV_UNAVAILABLE: i32 = 14;
-pub const SWV_DATA_LOSS: i32 = 15;
-pub const SWV_UNAUTHENTICATED: i32 = 16;
+pub const SWV_CODE_UNAVAILABLE: i32 = 14;
+pub const SWV_CODE_DATA_LOSS: i32 = 15;
+pub const SWV_CODE_UNAUTHENTICATED: i32 = 16;
 extern "C" {
     #[must_use]
     #[doc = " An error of the caller's own, to be returned from a callback. `message` may be NULL. Never\n NULL."]
@@ -138,12 +128,16 @@ extern "C" {
     ) -> *mut swv_status;
 }
 extern "C" {
-    #[doc = " SWV_OK for NULL."]
+    #[doc = " SWV_CODE_OK for NULL."]
     pub fn swv_status_code(status: *const swv_status) -> swv_code;
 }
 extern "C" {
     #[doc = " Lives as long as the status; \"\" for NULL."]
     pub fn swv_status_message(status: *const swv_status) -> *const ::std::os::raw::c_char;
+}
+extern "C" {
+    #[doc = " The world rank that failed, where the error is another rank's, or one of swv_run_ranks; -1: the\n caller's own error, or not known."]
+    pub fn swv_status_rank(status: *const swv_status) -> i32;
 }
 extern "C" {
     pub fn swv_status_free(status: *mut swv_status);
@@ -164,33 +158,60 @@ extern "C" {
     pub fn swv_string_free(string: *mut swv_string);
 }
 extern "C" {
-    #[doc = " How many handles there are; -1 unless SWV_CHECK_HANDLES is set. For tests that look for leaks."]
+    #[doc = " How many handles there are of those that were made with checks; -1 without checks. For tests that\n look for leaks."]
     pub fn swv_live_handles() -> i64;
+}
+pub type swv_checks = i32;
+pub const SWV_CHECKS_OFF: i32 = 0;
+#[doc = " as SWV_CHECK_HANDLES=1"]
+pub const SWV_CHECKS_REPORT: i32 = 1;
+#[doc = " as SWV_CHECK_HANDLES=abort"]
+pub const SWV_CHECKS_ABORT: i32 = 2;
+extern "C" {
+    #[must_use]
+    #[doc = " Whether handles are looked up, from now on, in the whole process. Of a handle that was made without\n checks only the kind is looked at."]
+    pub fn swv_set_handle_checks(checks: swv_checks) -> *mut swv_status;
+}
+#[doc = " What the library has to say while no call fails: who is waited for, which operator gathers.\n `message` is one line, without an end of line, and lives during the call. Any thread, several at\n once; calls nothing of this library."]
+pub type swv_log_fn = ::std::option::Option<
+    unsafe extern "C" fn(
+        user_data: *mut ::std::os::raw::c_void,
+        message: *const ::std::os::raw::c_char,
+    ),
+>;
+extern "C" {
+    #[must_use]
+    #[doc = " Where that goes, in the whole process, in place of what was set before, whose drop runs when no\n thread is in it any more. log NULL: to stderr, with \"shardweave: \" before it, as without this call.\n drop may be NULL."]
+    pub fn swv_set_log(
+        log: swv_log_fn,
+        user_data: *mut ::std::os::raw::c_void,
+        drop: ::std::option::Option<unsafe extern "C" fn(user_data: *mut ::std::os::raw::c_void)>,
+    ) -> *mut swv_status;
 }
 #[doc = " ---- Element types, devices, reductions ------------------------------------------------------"]
 pub type swv_dtype = i32;
-#[doc = " as a default: SWV_F32"]
+#[doc = " as a default: SWV_DTYPE_F32"]
 pub const SWV_DTYPE_DEFAULT: i32 = 0;
-pub const SWV_F32: i32 = 1;
-pub const SWV_F64: i32 = 2;
-pub const SWV_F16: i32 = 3;
-pub const SWV_BF16: i32 = 4;
-pub const SWV_F8_E4M3: i32 = 5;
-pub const SWV_F8_E5M2: i32 = 6;
-pub const SWV_I8: i32 = 7;
-pub const SWV_I16: i32 = 8;
-pub const SWV_I32: i32 = 9;
-pub const SWV_I64: i32 = 10;
-pub const SWV_U8: i32 = 11;
-pub const SWV_U16: i32 = 12;
-pub const SWV_U32: i32 = 13;
-pub const SWV_U64: i32 = 14;
-pub const SWV_BOOL: i32 = 15;
+pub const SWV_DTYPE_F32: i32 = 1;
+pub const SWV_DTYPE_F64: i32 = 2;
+pub const SWV_DTYPE_F16: i32 = 3;
+pub const SWV_DTYPE_BF16: i32 = 4;
+pub const SWV_DTYPE_F8_E4M3FN: i32 = 5;
+pub const SWV_DTYPE_F8_E5M2: i32 = 6;
+pub const SWV_DTYPE_I8: i32 = 7;
+pub const SWV_DTYPE_I16: i32 = 8;
+pub const SWV_DTYPE_I32: i32 = 9;
+pub const SWV_DTYPE_I64: i32 = 10;
+pub const SWV_DTYPE_U8: i32 = 11;
+pub const SWV_DTYPE_U16: i32 = 12;
+pub const SWV_DTYPE_U32: i32 = 13;
+pub const SWV_DTYPE_U64: i32 = 14;
+pub const SWV_DTYPE_BOOL: i32 = 15;
 #[doc = " complex: two f32"]
-pub const SWV_C64: i32 = 16;
-pub const SWV_C128: i32 = 17;
+pub const SWV_DTYPE_C64: i32 = 16;
+pub const SWV_DTYPE_C128: i32 = 17;
 #[doc = " complex: two f16"]
-pub const SWV_C32: i32 = 18;
+pub const SWV_DTYPE_C32: i32 = 18;
 extern "C" {
     #[doc = " Bytes of one element; 0 for a number that is no dtype."]
     pub fn swv_dtype_size(dtype: swv_dtype) -> usize;
@@ -200,8 +221,8 @@ extern "C" {
     pub fn swv_dtype_name(dtype: swv_dtype) -> *const ::std::os::raw::c_char;
 }
 pub type swv_device_type = i32;
-pub const SWV_CPU: i32 = 0;
-pub const SWV_CUDA: i32 = 1;
+pub const SWV_DEVICE_CPU: i32 = 0;
+pub const SWV_DEVICE_CUDA: i32 = 1;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_device {
@@ -209,11 +230,11 @@ pub struct swv_device {
     pub index: i32,
 }
 pub type swv_reduce_op = i32;
-pub const SWV_SUM: i32 = 0;
-pub const SWV_AVG: i32 = 1;
-pub const SWV_MIN: i32 = 2;
-pub const SWV_MAX: i32 = 3;
-pub const SWV_PRODUCT: i32 = 4;
+pub const SWV_REDUCE_SUM: i32 = 0;
+pub const SWV_REDUCE_AVG: i32 = 1;
+pub const SWV_REDUCE_MIN: i32 = 2;
+pub const SWV_REDUCE_MAX: i32 = 3;
+pub const SWV_REDUCE_PRODUCT: i32 = 4;
 #[doc = " ---- Worlds -----------------------------------------------------------------------------------\n A world is one rank's view of all ranks. Ranks are threads of one process (swv_run_ranks,\n swv_world_create_local) or processes (swv_world_from_environment, swv_world_join)."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -235,7 +256,7 @@ pub type swv_rank_fn = ::std::option::Option<
 >;
 extern "C" {
     #[must_use]
-    #[doc = " Runs `body` on num_ranks threads and joins them. If one fails, the others' collectives fail,\n naming it; the result is the failure that came first, with its rank in the message. An\n options.backend that no world can have here (not NULL, \"inproc\" or \"gloo\") is\n SWV_INVALID_ARGUMENT."]
+    #[doc = " Runs `body` on num_ranks threads and joins them. If one fails, the others' collectives fail,\n naming it; the result is the failure that came first, with its rank in the message. An\n options.backend that no world can have here (not NULL, \"inproc\" or \"gloo\") is\n SWV_CODE_INVALID_ARGUMENT."]
     pub fn swv_run_ranks(
         num_ranks: i32,
         body: swv_rank_fn,
@@ -245,7 +266,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " The same for hosts with threads of their own: writes num_ranks worlds, that of rank r to\n out_worlds[r]. A world that is freed, with all that was made from it, has left: ranks that wait\n for it get SWV_UNAVAILABLE. A rank that fails calls swv_world_abort."]
+    #[doc = " The same for hosts with threads of their own: writes num_ranks worlds, that of rank r to\n out_worlds[r]. A world that is freed, with all that was made from it, has left: ranks that wait\n for it get SWV_CODE_UNAVAILABLE. A rank that fails calls swv_world_abort."]
     pub fn swv_world_create_local(
         num_ranks: i32,
         options: *const swv_world_options,
@@ -254,7 +275,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Joins the ranks that torchrun, Slurm, Open MPI, PMI, PMIx, Kubernetes, or RANK, WORLD_SIZE,\n MASTER_ADDR and MASTER_PORT describe. SWV_NOT_FOUND if nothing has started this process.\n COLLECTIVE."]
+    #[doc = " Joins the ranks that torchrun, Slurm, Open MPI, PMI, PMIx, Kubernetes, or RANK, WORLD_SIZE,\n MASTER_ADDR and MASTER_PORT describe. SWV_CODE_NOT_FOUND if nothing has started this process.\n COLLECTIVE."]
     pub fn swv_world_from_environment(
         options: *const swv_world_options,
         out_world: *mut *mut swv_world,
@@ -330,9 +351,9 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Breaks all groups of this world, on all ranks where the backend can: pending and later operations\n fail with SWV_ABORTED and `reason`. Any thread."]
+    #[doc = " Breaks all groups of this world, on all ranks where the backend can: pending and later operations\n fail with SWV_CODE_ABORTED and `reason`. Any thread."]
     pub fn swv_world_abort(
-        world: *const swv_world,
+        world: *mut swv_world,
         reason: *const ::std::os::raw::c_char,
     ) -> *mut swv_status;
 }
@@ -340,6 +361,7 @@ extern "C" {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_buffer {
+    pub struct_size: usize,
     #[doc = " only read where the buffer is an input"]
     pub data: *mut ::std::os::raw::c_void,
     pub count: i64,
@@ -347,15 +369,8 @@ pub struct swv_buffer {
     pub device: swv_device,
     #[doc = " 0"]
     pub reserved: i32,
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct swv_call_options {
-    pub struct_size: usize,
-    #[doc = " 0: the group's default"]
-    pub timeout_ms: i64,
-    #[doc = " shown in errors and records; may be NULL"]
-    pub tag: *const ::std::os::raw::c_char,
+    #[doc = " of a GPU: where the memory is used (a cudaStream_t); NULL: the default one"]
+    pub stream: *mut ::std::os::raw::c_void,
 }
 extern "C" {
     #[must_use]
@@ -389,174 +404,58 @@ extern "C" {
     #[doc = " The world rank of each of its ranks."]
     pub fn swv_comm_world_ranks(
         comm: *const swv_comm,
-        ranks: *mut i64,
+        ranks: *mut i32,
         capacity: usize,
         out_count: *mut usize,
     ) -> *mut swv_status;
 }
-extern "C" {
-    #[must_use]
-    #[doc = " out[i] = the reduction of all ranks' in[i]. The same memory twice is allowed."]
-    pub fn swv_comm_all_reduce(
-        comm: *mut swv_comm,
-        in_: *const swv_buffer,
-        out: *const swv_buffer,
-        op: swv_reduce_op,
-        options: *const swv_call_options,
-        out_work: *mut *mut swv_work,
-    ) -> *mut swv_status;
+#[doc = " What an operation does with in and out:\n   all_reduce         out[i] = the reduction of all ranks' in[i]. The same memory twice is allowed.\n   all_gather         out = all ranks' in, in rank order\n   all_gather_v       the same with out_counts[r] elements from rank r\n   reduce_scatter     out = this rank's part of the reduction of all ranks' in\n   reduce_scatter_v   the same with in_counts[r] elements for rank r\n   all_to_all         part r of in goes to rank r, part r of out came from rank r\n   all_to_all_v       the same with parts of in_counts[r] and out_counts[r] elements\n   broadcast          every rank's out becomes the root's; there is no in\n   reduce             as all_reduce, but only the root has an out\n   gather             as all_gather, but only the root has an out\n   scatter            part r of the root's in goes to rank r; only the root has an in\n   barrier            neither in nor out: done when all ranks have called it\n   send, recv         in goes to the recv of peer with the same message_tag, in order; a recv has an\n                      out. Not COLLECTIVE. peer may be this rank, which then issues the first of the\n                      two with out_work."]
+pub type swv_collective_kind = i32;
+pub const SWV_COLLECTIVE_ALL_REDUCE: i32 = 0;
+pub const SWV_COLLECTIVE_ALL_GATHER: i32 = 1;
+pub const SWV_COLLECTIVE_ALL_GATHER_V: i32 = 2;
+pub const SWV_COLLECTIVE_REDUCE_SCATTER: i32 = 3;
+pub const SWV_COLLECTIVE_REDUCE_SCATTER_V: i32 = 4;
+pub const SWV_COLLECTIVE_ALL_TO_ALL: i32 = 5;
+pub const SWV_COLLECTIVE_ALL_TO_ALL_V: i32 = 6;
+pub const SWV_COLLECTIVE_BROADCAST: i32 = 7;
+pub const SWV_COLLECTIVE_REDUCE: i32 = 8;
+pub const SWV_COLLECTIVE_GATHER: i32 = 9;
+pub const SWV_COLLECTIVE_SCATTER: i32 = 10;
+pub const SWV_COLLECTIVE_BARRIER: i32 = 11;
+pub const SWV_COLLECTIVE_SEND: i32 = 12;
+pub const SWV_COLLECTIVE_RECV: i32 = 13;
+#[doc = " One rank's part in one operation. Pointers are NULL where the kind has none; what only the root has\n may be NULL elsewhere. Numbers that the kind does not have are not looked at."]
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_collective {
+    pub struct_size: usize,
+    pub kind: swv_collective_kind,
+    #[doc = " of reductions"]
+    pub reduce_op: swv_reduce_op,
+    #[doc = " of send and recv; of what has a root, that"]
+    pub peer: i32,
+    #[doc = " of send and recv"]
+    pub message_tag: i32,
+    pub in_: *const swv_buffer,
+    pub out: *const swv_buffer,
+    #[doc = " of reduce_scatter_v and all_to_all_v; else NULL"]
+    pub in_counts: *const i64,
+    #[doc = " of all_gather_v and all_to_all_v; else NULL"]
+    pub out_counts: *const i64,
+    #[doc = " of these: the size of the group"]
+    pub num_counts: usize,
+    #[doc = " 0: the group's default"]
+    pub timeout_ms: i64,
+    #[doc = " shown in errors and records; may be NULL"]
+    pub tag: *const ::std::os::raw::c_char,
 }
 extern "C" {
     #[must_use]
-    #[doc = " out = all ranks' in, in rank order."]
-    pub fn swv_comm_all_gather(
+    #[doc = " Issues the operation. swv_comm_all_reduce and the like, below, are this with what their kinds have,\n and errors call the operation and its arguments as they do."]
+    pub fn swv_comm_start(
         comm: *mut swv_comm,
-        in_: *const swv_buffer,
-        out: *const swv_buffer,
-        options: *const swv_call_options,
-        out_work: *mut *mut swv_work,
-    ) -> *mut swv_status;
-}
-extern "C" {
-    #[must_use]
-    #[doc = " The same with counts[r] elements from rank r. num_counts: the size of the group."]
-    pub fn swv_comm_all_gather_v(
-        comm: *mut swv_comm,
-        in_: *const swv_buffer,
-        out: *const swv_buffer,
-        counts: *const i64,
-        num_counts: usize,
-        options: *const swv_call_options,
-        out_work: *mut *mut swv_work,
-    ) -> *mut swv_status;
-}
-extern "C" {
-    #[must_use]
-    #[doc = " out = this rank's part of the reduction of all ranks' in."]
-    pub fn swv_comm_reduce_scatter(
-        comm: *mut swv_comm,
-        in_: *const swv_buffer,
-        out: *const swv_buffer,
-        op: swv_reduce_op,
-        options: *const swv_call_options,
-        out_work: *mut *mut swv_work,
-    ) -> *mut swv_status;
-}
-extern "C" {
-    #[must_use]
-    pub fn swv_comm_reduce_scatter_v(
-        comm: *mut swv_comm,
-        in_: *const swv_buffer,
-        out: *const swv_buffer,
-        counts: *const i64,
-        num_counts: usize,
-        op: swv_reduce_op,
-        options: *const swv_call_options,
-        out_work: *mut *mut swv_work,
-    ) -> *mut swv_status;
-}
-extern "C" {
-    #[must_use]
-    #[doc = " Part r of in goes to rank r, part r of out came from rank r."]
-    pub fn swv_comm_all_to_all(
-        comm: *mut swv_comm,
-        in_: *const swv_buffer,
-        out: *const swv_buffer,
-        options: *const swv_call_options,
-        out_work: *mut *mut swv_work,
-    ) -> *mut swv_status;
-}
-extern "C" {
-    #[must_use]
-    #[doc = " The same with parts of send_counts[r] and recv_counts[r] elements."]
-    pub fn swv_comm_all_to_all_v(
-        comm: *mut swv_comm,
-        in_: *const swv_buffer,
-        send_counts: *const i64,
-        out: *const swv_buffer,
-        recv_counts: *const i64,
-        num_counts: usize,
-        options: *const swv_call_options,
-        out_work: *mut *mut swv_work,
-    ) -> *mut swv_status;
-}
-extern "C" {
-    #[must_use]
-    #[doc = " Every rank's data becomes the root's."]
-    pub fn swv_comm_broadcast(
-        comm: *mut swv_comm,
-        data: *const swv_buffer,
-        root: i32,
-        options: *const swv_call_options,
-        out_work: *mut *mut swv_work,
-    ) -> *mut swv_status;
-}
-extern "C" {
-    #[must_use]
-    #[doc = " As all_reduce, but only the root has an out; it may be NULL elsewhere."]
-    pub fn swv_comm_reduce(
-        comm: *mut swv_comm,
-        in_: *const swv_buffer,
-        out: *const swv_buffer,
-        op: swv_reduce_op,
-        root: i32,
-        options: *const swv_call_options,
-        out_work: *mut *mut swv_work,
-    ) -> *mut swv_status;
-}
-extern "C" {
-    #[must_use]
-    #[doc = " As all_gather, but only the root has an out; it may be NULL elsewhere."]
-    pub fn swv_comm_gather(
-        comm: *mut swv_comm,
-        in_: *const swv_buffer,
-        out: *const swv_buffer,
-        root: i32,
-        options: *const swv_call_options,
-        out_work: *mut *mut swv_work,
-    ) -> *mut swv_status;
-}
-extern "C" {
-    #[must_use]
-    #[doc = " Part r of the root's in goes to rank r; in may be NULL elsewhere."]
-    pub fn swv_comm_scatter(
-        comm: *mut swv_comm,
-        in_: *const swv_buffer,
-        out: *const swv_buffer,
-        root: i32,
-        options: *const swv_call_options,
-        out_work: *mut *mut swv_work,
-    ) -> *mut swv_status;
-}
-extern "C" {
-    #[must_use]
-    #[doc = " Not COLLECTIVE: a send matches the recv of its peer with the same message_tag, in order. peer may\n be this rank, which then issues the first of the two with out_work."]
-    pub fn swv_comm_send(
-        comm: *mut swv_comm,
-        data: *const swv_buffer,
-        peer: i32,
-        message_tag: i32,
-        options: *const swv_call_options,
-        out_work: *mut *mut swv_work,
-    ) -> *mut swv_status;
-}
-extern "C" {
-    #[must_use]
-    pub fn swv_comm_recv(
-        comm: *mut swv_comm,
-        data: *const swv_buffer,
-        peer: i32,
-        message_tag: i32,
-        options: *const swv_call_options,
-        out_work: *mut *mut swv_work,
-    ) -> *mut swv_status;
-}
-extern "C" {
-    #[must_use]
-    #[doc = " Done when all ranks have called it."]
-    pub fn swv_comm_barrier(
-        comm: *mut swv_comm,
-        options: *const swv_call_options,
+        collective: *const swv_collective,
         out_work: *mut *mut swv_work,
     ) -> *mut swv_status;
 }
@@ -571,12 +470,16 @@ extern "C" {
     pub fn swv_work_wait(work: *const swv_work) -> *mut swv_status;
 }
 extern "C" {
+    #[must_use]
+    pub fn swv_work_share(work: *const swv_work, out_work: *mut *mut swv_work) -> *mut swv_status;
+}
+extern "C" {
     #[doc = " Does not cancel: the memory is in use until the operation is done."]
     pub fn swv_work_free(work: *mut swv_work);
 }
 extern "C" {
     #[must_use]
-    #[doc = " Several operations of one group as one, which a backend may run together:\n\n   idle --swv_comm_coalesce--> collecting --swv_coalescing_finish--> finished\n\n While a group is collecting (through whichever handle):\n   an operation with out_work NULL     is issued and collected; it returns without waiting, with\n                                       an error only if it was refused. Its memory is in use until\n                                       the coalescing's end.\n   an operation with out_work          SWV_INVALID_ARGUMENT; nothing is issued, nothing changes\n   swv_comm_coalesce                   SWV_INVALID_ARGUMENT; nothing changes\n   swv_coalescing_finish               is the end: one work for all that was collected; out_work\n                                       NULL waits. It fails with the first error of all,\n                                       arguments that were refused among them, when all have ended\n   swv_coalescing_free                 is the end too: waits for all that was collected, however\n                                       it ends, and frees; the error is swv_comm_health's\n   what needs its result at once       (swv_comm_split, swv_comm_subgroup, operators on tensors of\n                                       the mesh) waits for itself, as ever\n   a group that is split from it       is idle, and has a state of its own\n   swv_comm_free                       the coalescing keeps the group alive\n   swv_comm_abort                      all that was collected and is not done fails, and all that\n                                       comes; the state stays, and ends as above\n Once finished, swv_coalescing_finish is SWV_INVALID_ARGUMENT, swv_coalescing_free only frees,\n and the group is idle: it may be coalesced again. The work outlives the handles of its\n coalescing and its group; it may be freed without a wait, and its memory is in use until it is\n done all the same. A group whose handles and works are all freed has left: what is under way\n in it fails on the others with SWV_UNAVAILABLE."]
+    #[doc = " Several operations of one group as one, which a backend may run together:\n\n   idle --swv_comm_coalesce--> collecting --swv_coalescing_finish--> finished\n\n While a group is collecting (through whichever handle):\n   an operation with out_work NULL     is issued and collected; it returns without waiting, with\n                                       an error only if it was refused. Its memory is in use until\n                                       the coalescing's end.\n   an operation with out_work          SWV_CODE_INVALID_ARGUMENT; nothing is issued, nothing changes\n   swv_comm_coalesce                   SWV_CODE_INVALID_ARGUMENT; nothing changes\n   swv_coalescing_finish               is the end: one work for all that was collected; out_work\n                                       NULL waits. It fails with the first error of all,\n                                       arguments that were refused among them, when all have ended\n   swv_coalescing_free                 is the end too: waits for all that was collected, however\n                                       it ends, and frees; the error is swv_comm_health's\n   what needs its result at once       (swv_comm_split, swv_comm_subgroup, operators on tensors of\n                                       the mesh) waits for itself, as ever\n   a group that is split from it       is idle, and has a state of its own\n   swv_comm_free                       the coalescing keeps the group alive\n   swv_comm_abort                      all that was collected and is not done fails, and all that\n                                       comes; the state stays, and ends as above\n Once finished, swv_coalescing_finish is SWV_CODE_INVALID_ARGUMENT, swv_coalescing_free only frees,\n and the group is idle: it may be coalesced again. The work outlives the handles of its\n coalescing and its group; it may be freed without a wait, and its memory is in use until it is\n done all the same. A group whose handles and works are all freed has left: what is under way\n in it fails on the others with SWV_CODE_UNAVAILABLE."]
     pub fn swv_comm_coalesce(
         comm: *mut swv_comm,
         out_coalescing: *mut *mut swv_coalescing,
@@ -608,7 +511,7 @@ extern "C" {
     #[doc = " The group of `members`, ranks of this one in the order of the new one. Only they call."]
     pub fn swv_comm_subgroup(
         comm: *mut swv_comm,
-        members: *const i64,
+        members: *const i32,
         num_members: usize,
         name: *const ::std::os::raw::c_char,
         out_comm: *mut *mut swv_comm,
@@ -618,7 +521,7 @@ extern "C" {
     #[must_use]
     #[doc = " As swv_world_abort, for this group and those made from it. Any thread."]
     pub fn swv_comm_abort(
-        comm: *const swv_comm,
+        comm: *mut swv_comm,
         reason: *const ::std::os::raw::c_char,
     ) -> *mut swv_status;
 }
@@ -627,34 +530,19 @@ extern "C" {
     #[doc = " Success, or the error that broke the group."]
     pub fn swv_comm_health(comm: *const swv_comm) -> *mut swv_status;
 }
-#[doc = " ---- Backends of third parties ----------------------------------------------------------------\n A table of functions moves the bytes of one group. Those for send and recv are enough: the\n library builds the other collectives from them. start, subgroup and drop are called by one thread\n at a time, done, wait and abort by any thread at any time.\n start() gets calls that are valid: counts fit each other and the group, pointers are not NULL\n where there is something to move, in and out have one dtype, what a rank does not have (the out of\n a gather elsewhere than on the root) has count 0, a broadcast has the same memory as in and out. It\n may block until the operation is done (SWV_TICKET_DONE), but for send and recv, which wait for the\n other side in wait() only. Ranks that call different things should all get\n SWV_FAILED_PRECONDITION. Once wait() has returned, with an error or not, the memory of the\n operation is not touched any more. After an error of start or wait nothing more is started."]
-pub type swv_op_kind = i32;
-pub const SWV_ALL_REDUCE: i32 = 0;
-pub const SWV_ALL_GATHER: i32 = 1;
-pub const SWV_ALL_GATHER_V: i32 = 2;
-pub const SWV_REDUCE_SCATTER: i32 = 3;
-pub const SWV_REDUCE_SCATTER_V: i32 = 4;
-pub const SWV_ALL_TO_ALL: i32 = 5;
-pub const SWV_ALL_TO_ALL_V: i32 = 6;
-pub const SWV_BROADCAST: i32 = 7;
-pub const SWV_REDUCE: i32 = 8;
-pub const SWV_GATHER: i32 = 9;
-pub const SWV_SCATTER: i32 = 10;
-pub const SWV_BARRIER: i32 = 11;
-pub const SWV_SEND: i32 = 12;
-pub const SWV_RECV: i32 = 13;
-#[doc = " One rank's part in one operation, validated. Arrays and text live during start(), the memory of\n in and out until the operation is done."]
+#[doc = " One rank's part in one operation, validated. What it points to lives during start(), the memory of\n in and out until the operation is done."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_backend_call {
     pub struct_size: usize,
-    pub op: swv_op_kind,
+    pub kind: swv_collective_kind,
     pub reduce_op: swv_reduce_op,
     #[doc = " or root"]
     pub peer: i32,
     pub message_tag: i32,
-    pub in_: swv_buffer,
-    pub out: swv_buffer,
+    #[doc = " never NULL"]
+    pub in_: *const swv_buffer,
+    pub out: *const swv_buffer,
     #[doc = " all_to_all_v, reduce_scatter_v; else NULL"]
     pub in_counts: *const i64,
     #[doc = " all_to_all_v, all_gather_v; else NULL"]
@@ -675,14 +563,14 @@ pub struct swv_group {
     pub rank: i32,
     pub num_ranks: i32,
     #[doc = " of each; num_ranks of them"]
-    pub world_ranks: *const i64,
+    pub world_ranks: *const i32,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_backend {
     pub struct_size: usize,
     pub name: *const ::std::os::raw::c_char,
-    #[doc = " bit i: operation i of swv_op_kind"]
+    #[doc = " bit i: kind i of swv_collective_kind"]
     pub implements: u64,
     #[doc = " first argument of the functions"]
     pub self_: *mut ::std::os::raw::c_void,
@@ -772,7 +660,7 @@ extern "C" {
         world: *const swv_world,
         dims: *const swv_mesh_dim,
         num_dims: usize,
-        ranks: *const i64,
+        ranks: *const i32,
         num_ranks: usize,
         out_mesh: *mut *mut swv_mesh,
     ) -> *mut swv_status;
@@ -823,7 +711,7 @@ extern "C" {
 extern "C" {
     #[must_use]
     #[doc = " Number of ranks."]
-    pub fn swv_mesh_size(mesh: *const swv_mesh, out_size: *mut i64) -> *mut swv_status;
+    pub fn swv_mesh_size(mesh: *const swv_mesh, out_size: *mut i32) -> *mut swv_status;
 }
 extern "C" {
     #[must_use]
@@ -844,7 +732,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " SWV_NOT_FOUND lists the names that there are."]
+    #[doc = " SWV_CODE_NOT_FOUND lists the names that there are."]
     pub fn swv_mesh_find_dim(
         mesh: *const swv_mesh,
         name: *const ::std::os::raw::c_char,
@@ -866,7 +754,7 @@ extern "C" {
     #[doc = " All world ranks, row-major."]
     pub fn swv_mesh_ranks(
         mesh: *const swv_mesh,
-        ranks: *mut i64,
+        ranks: *mut i32,
         capacity: usize,
         out_count: *mut usize,
     ) -> *mut swv_status;
@@ -922,9 +810,9 @@ pub struct swv_device_cost {
 }
 extern "C" {
     #[must_use]
-    #[doc = " From now on, on this mesh; its slices have costs of their own. A link for each mesh dimension;\n device NULL: the default. COLLECTIVE, once: ranks that are not all given the same, or one of which\n is given what is none, all get SWV_INVALID_ARGUMENT and keep what they had."]
+    #[doc = " From now on, on this mesh; its slices have costs of their own. A link for each mesh dimension;\n device NULL: the default. COLLECTIVE, once: ranks that are not all given the same, or one of which\n is given what is none, all get SWV_CODE_INVALID_ARGUMENT and keep what they had."]
     pub fn swv_mesh_set_cost_model(
-        mesh: *const swv_mesh,
+        mesh: *mut swv_mesh,
         links: *const swv_link_cost,
         num_links: usize,
         device: *const swv_device_cost,
@@ -934,7 +822,7 @@ extern "C" {
     #[must_use]
     #[doc = " The same from JSON, as //tools:measure_cost_model prints it."]
     pub fn swv_mesh_set_cost_model_from_json(
-        mesh: *const swv_mesh,
+        mesh: *mut swv_mesh,
         text: *const ::std::os::raw::c_char,
     ) -> *mut swv_status;
 }
@@ -949,31 +837,59 @@ extern "C" {
         out_device: *mut swv_device_cost,
     ) -> *mut swv_status;
 }
+#[doc = " Random operators on sharded tensors draw from their mesh, by global element index."]
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_random_state {
+    pub struct_size: usize,
+    pub seed: u64,
+    #[doc = " operators drawn so far"]
+    pub offset: u64,
+}
 extern "C" {
     #[must_use]
-    #[doc = " Until the scope is freed, operators on this mesh's tensors that would communicate by themselves\n fail with SWV_FAILED_PRECONDITION, naming operator and tensors."]
+    #[doc = " Operators on this mesh's tensors that would communicate by themselves fail with\n SWV_CODE_FAILED_PRECONDITION, naming operator and tensors."]
     pub fn swv_mesh_forbid_communication(
-        mesh: *const swv_mesh,
-        out_strict_scope: *mut *mut swv_strict_scope,
+        mesh: *mut swv_mesh,
+        out_scope: *mut *mut swv_scope,
     ) -> *mut swv_status;
 }
 extern "C" {
-    pub fn swv_strict_scope_free(scope: *mut swv_strict_scope);
+    #[must_use]
+    #[doc = " Traces and errors say that `name` runs: \"blocks.0.attn\". The innermost scope counts."]
+    pub fn swv_mesh_enter_module(
+        mesh: *mut swv_mesh,
+        name: *const ::std::os::raw::c_char,
+        out_scope: *mut *mut swv_scope,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " The mesh draws from `state`; then it goes on where it was. What is computed a second time draws its\n numbers a second time. The same on every rank."]
+    pub fn swv_mesh_use_random_state(
+        mesh: *mut swv_mesh,
+        state: *const swv_random_state,
+        out_scope: *mut *mut swv_scope,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    pub fn swv_scope_free(scope: *mut swv_scope);
 }
 #[doc = " ---- Layouts ----------------------------------------------------------------------------------\n A layout has a placement for each mesh dimension: \"[S(0), R]\" cuts tensor dimension 0 along mesh\n dimension 0 and replicates along mesh dimension 1. As text: R; S(dim); P(sum), P(avg), ...;\n strided S(1, sf=3); ragged S(0, sizes=[3,0,4]); cut order S(0)@1. A layout never changes."]
 pub type swv_placement_kind = i32;
-pub const SWV_REPLICATE: i32 = 0;
+pub const SWV_PLACEMENT_REPLICATE: i32 = 0;
 #[doc = " chunks of ceil(size / ranks), then the rest, then empty ones"]
-pub const SWV_SHARD: i32 = 1;
+pub const SWV_PLACEMENT_SHARD: i32 = 1;
 #[doc = " split_factor chunks, each cut over the ranks"]
-pub const SWV_STRIDED_SHARD: i32 = 2;
+pub const SWV_PLACEMENT_STRIDED_SHARD: i32 = 2;
 #[doc = " sizes[i] elements for rank i"]
-pub const SWV_RAGGED_SHARD: i32 = 3;
+pub const SWV_PLACEMENT_RAGGED_SHARD: i32 = 3;
 #[doc = " the tensor is the reduction of what the ranks hold"]
-pub const SWV_PARTIAL: i32 = 4;
+pub const SWV_PLACEMENT_PARTIAL: i32 = 4;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_placement {
+    pub struct_size: usize,
     pub kind: swv_placement_kind,
     #[doc = " of shards; below 0: from the end"]
     pub dim: i32,
@@ -1021,6 +937,13 @@ extern "C" {
         mesh: *const swv_mesh,
         placements: *const swv_named_placement,
         num_placements: usize,
+        out_layout: *mut *mut swv_layout,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    pub fn swv_layout_share(
+        layout: *const swv_layout,
         out_layout: *mut *mut swv_layout,
     ) -> *mut swv_status;
 }
@@ -1087,16 +1010,17 @@ extern "C" {
 #[doc = " Whether a call is recorded for gradients. Never a property of the thread."]
 pub type swv_grad_mode = i32;
 #[doc = " if an input requires grad"]
-pub const SWV_GRAD: i32 = 0;
-pub const SWV_NO_GRAD: i32 = 1;
-#[doc = " not at all, ever: its results cannot be used with SWV_GRAD later"]
-pub const SWV_INFERENCE: i32 = 2;
+pub const SWV_MODE_GRAD: i32 = 0;
+pub const SWV_MODE_NO_GRAD: i32 = 1;
+#[doc = " not at all, ever: its results cannot be used with SWV_MODE_GRAD later"]
+pub const SWV_MODE_INFERENCE: i32 = 2;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_tensor_options {
     pub struct_size: usize,
     pub dtype: swv_dtype,
     pub requires_grad: swv_bool,
+    pub device: swv_device,
     #[doc = " NULL: a plain tensor"]
     pub mesh: *const swv_mesh,
     #[doc = " NULL with a mesh: replicated"]
@@ -1160,7 +1084,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " A plain tensor with a copy of row-major data; num_bytes is what the sizes need, exactly. options:\n dtype and requires_grad."]
+    #[doc = " A plain tensor with a copy of row-major data; num_bytes is what the sizes need, exactly. options:\n dtype, requires_grad and device."]
     pub fn swv_tensor_from_data(
         data: *const ::std::os::raw::c_void,
         num_bytes: usize,
@@ -1170,7 +1094,7 @@ extern "C" {
         out_tensor: *mut *mut swv_tensor,
     ) -> *mut swv_status;
 }
-#[doc = " DLPack 1.x; the struct is declared in dlpack.h. No copies. from_dlpack takes `managed` over and\n runs its deleter, also on failure. to_dlpack wants a plain tensor that does not require grad; the\n caller runs the deleter. From then on the tensor's memory stays where it is: what would resize it\n (resize_, an out= argument of another size) fails."]
+#[doc = " DLPack 1.x; the struct is declared in dlpack.h. No copies. from_dlpack takes `managed` over and\n runs its deleter, also on failure. to_dlpack wants a plain tensor that does not require grad; the\n caller runs the deleter. From then on the tensor's memory stays where it is: what would resize it\n (resize_, an out= argument of another size) fails. stream: of a GPU, the one (a cudaStream_t) on\n which the other side uses the memory; NULL: the default one, which is all that there is yet."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct DLManagedTensorVersioned {
@@ -1180,13 +1104,15 @@ extern "C" {
     #[must_use]
     pub fn swv_tensor_from_dlpack(
         managed: *mut DLManagedTensorVersioned,
+        stream: *mut ::std::os::raw::c_void,
         out_tensor: *mut *mut swv_tensor,
     ) -> *mut swv_status;
 }
 extern "C" {
     #[must_use]
     pub fn swv_tensor_to_dlpack(
-        tensor: *const swv_tensor,
+        tensor: *mut swv_tensor,
+        stream: *mut ::std::os::raw::c_void,
         out_managed: *mut *mut DLManagedTensorVersioned,
     ) -> *mut swv_status;
 }
@@ -1286,7 +1212,7 @@ extern "C" {
 extern "C" {
     #[must_use]
     pub fn swv_tensor_copy_from_host(
-        tensor: *const swv_tensor,
+        tensor: *mut swv_tensor,
         data: *const ::std::os::raw::c_void,
         num_bytes: usize,
     ) -> *mut swv_status;
@@ -1305,7 +1231,9 @@ extern "C" {
 pub struct swv_distribute_options {
     pub struct_size: usize,
     #[doc = " rank (row-major in the mesh) whose data counts; -1: all have the same already"]
-    pub source: i64,
+    pub source: i32,
+    #[doc = " 0"]
+    pub reserved: i32,
 }
 extern "C" {
     #[must_use]
@@ -1457,11 +1385,15 @@ pub struct swv_value__bindgen_ty_1__bindgen_ty_6 {
 }
 extern "C" {
     #[must_use]
-    #[doc = " \"aten::add.Tensor\" is that overload. \"aten::add\", or \"add\", is all overloads: each call takes the\n first whose arguments fit. SWV_NOT_FOUND suggests names that are nearly the same. A lookup is\n slow, a call is not: look up once."]
+    #[doc = " \"aten::add.Tensor\" is that overload. \"aten::add\", or \"add\", is all overloads: each call takes the\n first whose arguments fit. SWV_CODE_NOT_FOUND suggests names that are nearly the same. A lookup is\n slow, a call is not: look up once."]
     pub fn swv_op_find(
         name: *const ::std::os::raw::c_char,
         out_op: *mut *mut swv_op,
     ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    pub fn swv_op_share(op: *const swv_op, out_op: *mut *mut swv_op) -> *mut swv_status;
 }
 extern "C" {
     pub fn swv_op_free(op: *mut swv_op);
@@ -1505,7 +1437,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " The one element of a tensor of any dtype: SWV_VALUE_FLOAT, SWV_VALUE_INT (of u64 above INT64_MAX\n SWV_OUT_OF_RANGE), SWV_VALUE_BOOL or SWV_VALUE_COMPLEX. COLLECTIVE if it is sharded."]
+    #[doc = " The one element of a tensor of any dtype: SWV_VALUE_FLOAT, SWV_VALUE_INT (of u64 above INT64_MAX\n SWV_CODE_OUT_OF_RANGE), SWV_VALUE_BOOL or SWV_VALUE_COMPLEX. COLLECTIVE if it is sharded."]
     pub fn swv_tensor_item(tensor: *const swv_tensor, out_value: *mut swv_value)
         -> *mut swv_status;
 }
@@ -1521,7 +1453,7 @@ extern "C" {
     #[must_use]
     #[doc = " Of a leaf."]
     pub fn swv_tensor_set_requires_grad(
-        tensor: *const swv_tensor,
+        tensor: *mut swv_tensor,
         requires_grad: swv_bool,
     ) -> *mut swv_status;
 }
@@ -1551,10 +1483,8 @@ extern "C" {
 extern "C" {
     #[must_use]
     #[doc = " grad NULL: none."]
-    pub fn swv_tensor_set_grad(
-        tensor: *const swv_tensor,
-        grad: *const swv_tensor,
-    ) -> *mut swv_status;
+    pub fn swv_tensor_set_grad(tensor: *mut swv_tensor, grad: *const swv_tensor)
+        -> *mut swv_status;
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1589,7 +1519,22 @@ extern "C" {
         out_grads: *mut *mut swv_tensor,
     ) -> *mut swv_status;
 }
-#[doc = " A function of the host with a derivative of its own. Tensors that the callbacks get are borrowed;\n those that they write to outputs and grad_inputs (NULL before) are taken over. `mode` is the one\n to call operators with. `context` lives during the callback."]
+#[doc = " One call of a function of the host. The inputs are borrowed; what the callback writes to outputs,\n which are NULL before, is taken over. All of it lives during the callback."]
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_function_call {
+    pub struct_size: usize,
+    #[doc = " NULL in a swv_segment"]
+    pub context: *mut swv_function_context,
+    #[doc = " to call operators with"]
+    pub mode: swv_grad_mode,
+    pub reserved: i32,
+    pub inputs: *const *const swv_tensor,
+    pub num_inputs: usize,
+    pub outputs: *mut *mut swv_tensor,
+    pub num_outputs: usize,
+}
+#[doc = " A function of the host with a derivative of its own."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_function {
@@ -1599,24 +1544,14 @@ pub struct swv_function {
     pub forward: ::std::option::Option<
         unsafe extern "C" fn(
             user_data: *mut ::std::os::raw::c_void,
-            context: *mut swv_function_context,
-            mode: swv_grad_mode,
-            inputs: *const *const swv_tensor,
-            num_inputs: usize,
-            outputs: *mut *mut swv_tensor,
-            num_outputs: usize,
+            call: *const swv_function_call,
         ) -> *mut swv_status,
     >,
-    #[doc = " An element of grad_outputs is NULL if nothing depends on that output; an element of grad_inputs\n may stay NULL."]
+    #[doc = " inputs: the gradients of forward's outputs, NULL where nothing depends on one. outputs: the\n gradients of forward's inputs; may stay NULL."]
     pub backward: ::std::option::Option<
         unsafe extern "C" fn(
             user_data: *mut ::std::os::raw::c_void,
-            context: *mut swv_function_context,
-            mode: swv_grad_mode,
-            grad_outputs: *const *const swv_tensor,
-            num_outputs: usize,
-            grad_inputs: *mut *mut swv_tensor,
-            num_inputs: usize,
+            call: *const swv_function_call,
         ) -> *mut swv_status,
     >,
     #[doc = " may be NULL"]
@@ -1652,7 +1587,7 @@ extern "C" {
         out_tensor: *mut *mut swv_tensor,
     ) -> *mut swv_status;
 }
-#[doc = " A part of the host's forward whose intermediate results are not kept: backward runs it again. Both\n runs draw the same random numbers on the meshes of the inputs, and have the same inputs; the host\n sees to it that they compute the same. `mode` is the one to call operators with: SWV_NO_GRAD first\n (SWV_INFERENCE if the call's is), SWV_GRAD again. Tensors as in swv_function."]
+#[doc = " A part of the host's forward whose intermediate results are not kept: backward runs it again. Both\n runs draw the same random numbers on the meshes of the inputs, and have the same inputs; the host\n sees to it that they compute the same. Their mode is SWV_MODE_NO_GRAD first (SWV_MODE_INFERENCE if\n the call's is), SWV_MODE_GRAD again."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_segment {
@@ -1662,11 +1597,7 @@ pub struct swv_segment {
     pub forward: ::std::option::Option<
         unsafe extern "C" fn(
             user_data: *mut ::std::os::raw::c_void,
-            mode: swv_grad_mode,
-            inputs: *const *const swv_tensor,
-            num_inputs: usize,
-            outputs: *mut *mut swv_tensor,
-            num_outputs: usize,
+            call: *const swv_function_call,
         ) -> *mut swv_status,
     >,
     #[doc = " may be NULL"]
@@ -1684,18 +1615,10 @@ extern "C" {
         num_outputs: usize,
     ) -> *mut swv_status;
 }
-#[doc = " ---- Random numbers ---------------------------------------------------------------------------\n Random operators on sharded tensors draw from their mesh, by global element index."]
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct swv_random_state {
-    pub seed: u64,
-    #[doc = " operators drawn so far"]
-    pub offset: u64,
-}
 extern "C" {
     #[must_use]
     #[doc = " Local: the same seed on every rank."]
-    pub fn swv_mesh_seed(mesh: *const swv_mesh, seed: u64) -> *mut swv_status;
+    pub fn swv_mesh_seed(mesh: *mut swv_mesh, seed: u64) -> *mut swv_status;
 }
 extern "C" {
     #[must_use]
@@ -1707,21 +1630,9 @@ extern "C" {
 extern "C" {
     #[must_use]
     pub fn swv_mesh_set_random_state(
-        mesh: *const swv_mesh,
+        mesh: *mut swv_mesh,
         state: *const swv_random_state,
     ) -> *mut swv_status;
-}
-extern "C" {
-    #[must_use]
-    #[doc = " Until the scope is freed the mesh draws from `state`; then it goes on where it was. What is\n computed a second time draws its numbers a second time. Scopes of a mesh end in the reverse order\n of their making. Local: the same on every rank."]
-    pub fn swv_random_scope_create(
-        mesh: *const swv_mesh,
-        state: *const swv_random_state,
-        out_random_scope: *mut *mut swv_random_scope,
-    ) -> *mut swv_status;
-}
-extern "C" {
-    pub fn swv_random_scope_free(random_scope: *mut swv_random_scope);
 }
 extern "C" {
     #[must_use]
@@ -1747,6 +1658,13 @@ extern "C" {
     ) -> *mut swv_status;
 }
 extern "C" {
+    #[must_use]
+    pub fn swv_module_share(
+        module: *const swv_module,
+        out_module: *mut *mut swv_module,
+    ) -> *mut swv_status;
+}
+extern "C" {
     pub fn swv_module_free(module: *mut swv_module);
 }
 extern "C" {
@@ -1755,7 +1673,7 @@ extern "C" {
     pub fn swv_module_add_parameter(
         module: *mut swv_module,
         fqn: *const ::std::os::raw::c_char,
-        tensor: *const swv_tensor,
+        tensor: *mut swv_tensor,
     ) -> *mut swv_status;
 }
 extern "C" {
@@ -1763,7 +1681,7 @@ extern "C" {
     pub fn swv_module_add_buffer(
         module: *mut swv_module,
         fqn: *const ::std::os::raw::c_char,
-        tensor: *const swv_tensor,
+        tensor: *mut swv_tensor,
     ) -> *mut swv_status;
 }
 extern "C" {
@@ -1802,7 +1720,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " A parameter or buffer, by any of its names; SWV_NOT_FOUND suggests names that are nearly the\n same."]
+    #[doc = " A parameter or buffer, by any of its names; SWV_CODE_NOT_FOUND suggests names that are nearly the\n same."]
     pub fn swv_module_get(
         module: *const swv_module,
         fqn: *const ::std::os::raw::c_char,
@@ -1813,7 +1731,7 @@ extern "C" {
     #[must_use]
     #[doc = " Calls a method (\"forward\") of a module that was loaded. Results as swv_op_call."]
     pub fn swv_module_call(
-        module: *const swv_module,
+        module: *mut swv_module,
         method: *const ::std::os::raw::c_char,
         mode: swv_grad_mode,
         arguments: *const swv_value,
@@ -1853,13 +1771,17 @@ extern "C" {
     ) -> *mut swv_status;
 }
 extern "C" {
+    #[must_use]
+    pub fn swv_plan_share(plan: *const swv_plan, out_plan: *mut *mut swv_plan) -> *mut swv_status;
+}
+extern "C" {
     pub fn swv_plan_free(plan: *mut swv_plan);
 }
 extern "C" {
     #[must_use]
     #[doc = " Turns every parameter and buffer into a sharded tensor, in place; what no line matches is\n replicated. plan NULL: all replicated. A line that matches nothing, one that decides nothing since\n lines before it match all that it does, and lines that place the names of one tensor differently\n are errors before anything changes. COLLECTIVE, also if source is -1: whether all have the same is\n found out then."]
     pub fn swv_module_distribute(
-        module: *const swv_module,
+        module: *mut swv_module,
         mesh: *const swv_mesh,
         plan: *const swv_plan,
         options: *const swv_distribute_options,
@@ -1868,12 +1790,12 @@ extern "C" {
 extern "C" {
     #[must_use]
     #[doc = " Brings every gradient into its parameter's layout, in buckets. Between backward and the\n optimizer's step. COLLECTIVE."]
-    pub fn swv_module_finish_grad_sync(module: *const swv_module) -> *mut swv_status;
+    pub fn swv_module_finish_grad_sync(module: *mut swv_module) -> *mut swv_status;
 }
 extern "C" {
     #[must_use]
     pub fn swv_finish_grad_sync(
-        parameters: *const *const swv_tensor,
+        parameters: *const *mut swv_tensor,
         num_parameters: usize,
     ) -> *mut swv_status;
 }
@@ -1883,14 +1805,14 @@ pub struct swv_clip_options {
     pub struct_size: usize,
     #[doc = " above 0; infinity too"]
     pub norm_type: f64,
-    #[doc = " a norm that is no finite number is SWV_OUT_OF_RANGE, on every rank"]
+    #[doc = " a norm that is no finite number is SWV_CODE_OUT_OF_RANGE, on every rank"]
     pub error_if_nonfinite: swv_bool,
 }
 extern "C" {
     #[must_use]
-    #[doc = " Multiplies all gradients by max_norm / (norm + 1e-6) if their norm as one vector, wherever they\n lie, is above max_norm; one that is given twice counts once. After finish_grad_sync. out_norm:\n before the clipping, the same on every rank; may be NULL. SWV_INVALID_ARGUMENT for a max_norm that\n is negative or no number. COLLECTIVE."]
+    #[doc = " Multiplies all gradients by max_norm / (norm + 1e-6) if their norm as one vector, wherever they\n lie, is above max_norm; one that is given twice counts once. After finish_grad_sync. out_norm:\n before the clipping, the same on every rank; may be NULL. SWV_CODE_INVALID_ARGUMENT for a max_norm that\n is negative or no number. COLLECTIVE."]
     pub fn swv_clip_grad_norm(
-        parameters: *const *const swv_tensor,
+        parameters: *const *mut swv_tensor,
         num_parameters: usize,
         max_norm: f64,
         options: *const swv_clip_options,
@@ -1900,7 +1822,7 @@ extern "C" {
 extern "C" {
     #[must_use]
     #[doc = " Every gradient is none."]
-    pub fn swv_module_zero_grad(module: *const swv_module) -> *mut swv_status;
+    pub fn swv_module_zero_grad(module: *mut swv_module) -> *mut swv_status;
 }
 #[doc = " ---- Optimizers -------------------------------------------------------------------------------\n Steps work on this rank's parts, by LibTorch's fused kernels; the state is sharded as its\n parameter is. They communicate nothing: call swv_module_finish_grad_sync before."]
 #[repr(C)]
@@ -1928,7 +1850,7 @@ extern "C" {
     #[must_use]
     #[doc = " The optimizer shares the parameters; one that is given twice is stepped once. They may be\n distributed until the first step or look at the state."]
     pub fn swv_optimizer_create_sgd(
-        parameters: *const *const swv_tensor,
+        parameters: *const *mut swv_tensor,
         num_parameters: usize,
         options: *const swv_sgd_options,
         out_optimizer: *mut *mut swv_optimizer,
@@ -1937,9 +1859,16 @@ extern "C" {
 extern "C" {
     #[must_use]
     pub fn swv_optimizer_create_adamw(
-        parameters: *const *const swv_tensor,
+        parameters: *const *mut swv_tensor,
         num_parameters: usize,
         options: *const swv_adamw_options,
+        out_optimizer: *mut *mut swv_optimizer,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    pub fn swv_optimizer_share(
+        optimizer: *const swv_optimizer,
         out_optimizer: *mut *mut swv_optimizer,
     ) -> *mut swv_status;
 }
@@ -1953,7 +1882,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    pub fn swv_optimizer_zero_grad(optimizer: *const swv_optimizer) -> *mut swv_status;
+    pub fn swv_optimizer_zero_grad(optimizer: *mut swv_optimizer) -> *mut swv_status;
 }
 extern "C" {
     #[must_use]
@@ -1992,7 +1921,7 @@ pub struct swv_comm_counter {
 }
 extern "C" {
     #[must_use]
-    #[doc = " By swv_op_kind, of one group; and of all groups of this rank."]
+    #[doc = " By swv_collective_kind, of one group; and of all groups of this rank."]
     pub fn swv_comm_counters(
         comm: *const swv_comm,
         counters: *mut swv_comm_counter,
@@ -2052,6 +1981,13 @@ extern "C" {
     ) -> *mut swv_status;
 }
 extern "C" {
+    #[must_use]
+    pub fn swv_trace_share(
+        trace: *const swv_trace,
+        out_trace: *mut *mut swv_trace,
+    ) -> *mut swv_status;
+}
+extern "C" {
     pub fn swv_trace_free(trace: *mut swv_trace);
 }
 extern "C" {
@@ -2084,19 +2020,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Until the scope is freed, traces and errors say that `name` runs: \"blocks.0.attn\". The innermost\n scope counts; scopes end in the reverse order of their making."]
-    pub fn swv_module_scope_create(
-        mesh: *const swv_mesh,
-        name: *const ::std::os::raw::c_char,
-        out_module_scope: *mut *mut swv_module_scope,
-    ) -> *mut swv_status;
-}
-extern "C" {
-    pub fn swv_module_scope_free(module_scope: *mut swv_module_scope);
-}
-extern "C" {
-    #[must_use]
-    #[doc = " Why an operator on sharded tensors moves what it moves: the ways that its sharding rule offers,\n what each would cost, which would be taken, and what follows. Nothing runs. As a table, and as\n JSON; either may be NULL. SWV_FAILED_PRECONDITION for an operator that is made of others\n (aten::linear): trace those.\n   {\"op\", \"mesh\", \"has_rule\", \"gathered\", \"bytes\", \"dims\": [{\"name\", \"ranks\", \"chosen\", \"options\":\n   [{\"inputs\", \"outputs\", \"seconds\", \"bytes\", \"obstacle\"}]}], \"inputs\": [{\"name\", \"dtype\",\n   \"shape\", \"before\", \"after\", \"steps\": [{\"kind\", \"mesh_dims\", \"before\", \"after\", \"bytes\",\n   \"seconds\"}]}], \"outputs\": [like inputs]}"]
+    #[doc = " Why an operator on sharded tensors moves what it moves: the ways that its sharding rule offers,\n what each would cost, which would be taken, and what follows. Nothing runs. As a table, and as\n JSON; either may be NULL. SWV_CODE_FAILED_PRECONDITION for an operator that is made of others\n (aten::linear): trace those.\n   {\"op\", \"mesh\", \"has_rule\", \"gathered\", \"bytes\", \"dims\": [{\"name\", \"ranks\", \"chosen\", \"options\":\n   [{\"inputs\", \"outputs\", \"seconds\", \"bytes\", \"obstacle\"}]}], \"inputs\": [{\"name\", \"dtype\",\n   \"shape\", \"before\", \"after\", \"steps\": [{\"kind\", \"mesh_dims\", \"before\", \"after\", \"bytes\",\n   \"seconds\"}]}], \"outputs\": [like inputs]}"]
     pub fn swv_op_explain(
         op: *const swv_op,
         arguments: *const swv_value,
@@ -2122,4 +2046,13 @@ extern "C" {
         num_sizes: usize,
         out_text: *mut *mut swv_string,
     ) -> *mut swv_status;
+}
+#[doc = " ---- Collectives, inline ----------------------------------------------------------------------\n swv_comm_start by the names of its kinds. out_work NULL: the call waits."]
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_call_options {
+    #[doc = " 0: the group's default"]
+    pub timeout_ms: i64,
+    #[doc = " shown in errors and records; may be NULL"]
+    pub tag: *const ::std::os::raw::c_char,
 }

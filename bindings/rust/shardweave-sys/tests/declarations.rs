@@ -74,13 +74,14 @@ fn rust_type(tokens: &[&str]) -> String {
 /// "(a: i32, b: *mut swv_mesh) -> *mut swv_status", from the tokens of the result and the
 /// parameters.
 fn rust_signature(result: &[&str], parameters: &str) -> String {
-    let parameters: Vec<String> = match parameters.trim().trim_end_matches(')').trim() {
+    // Without the parenthesis that ends them.
+    let parameters = parameters.trim();
+    let parameters = parameters.strip_suffix(')').unwrap_or(parameters).trim();
+    let parameters: Vec<String> = match parameters {
         "void" => Vec::new(),
-        list => list
-            .split(',')
-            .map(rust_parameter)
-            .map(|(name, rust)| format!("{name}: {rust}"))
-            .collect(),
+        list => {
+            list.split(',').map(rust_member).map(|(name, rust)| format!("{name}: {rust}")).collect()
+        }
     };
     let result = match rust_type(result).as_str() {
         "::std::os::raw::c_void" => String::new(),
@@ -97,8 +98,9 @@ fn functions_of_header() -> BTreeMap<String, String> {
     let mut functions = BTreeMap::new();
     for declaration in declarations {
         let must_use = declaration.starts_with("SWV_MUST_USE ");
-        let declaration = declaration.trim_start_matches("SWV_MUST_USE ").replace('*', " * ");
+        let declaration = declaration.trim_start_matches("SWV_MUST_USE ");
         let (front, parameters) = declaration.split_once('(').unwrap();
+        let front = front.replace('*', " * ");
         let mut front: Vec<&str> = front.split_whitespace().collect();
         let name = front.pop().unwrap().to_owned();
         let signature = rust_signature(&front, parameters);
@@ -199,11 +201,15 @@ fn members_have_the_types_of_the_header() {
         }
     }
     assert!(compared > 100, "{compared} members: the header is not read well");
-    // The one callback with a name.
-    let line = code.split("typedef ").find(|text| text.contains("(*swv_rank_fn)")).unwrap();
-    let (_, wanted) = rust_member(&words(line.split(';').next().unwrap()));
-    let rust = BINDINGS.split("pub type swv_rank_fn = ").nth(1).unwrap().split(';').next().unwrap();
-    assert_eq!(dense(&wanted), dense(rust));
+    // The callbacks with a name.
+    for name in ["swv_rank_fn", "swv_log_fn"] {
+        let start = format!("(*{name})");
+        let line = code.split("typedef ").find(|text| text.contains(&start)).unwrap();
+        let (_, wanted) = rust_member(&words(line.split(';').next().unwrap()));
+        let start = format!("pub type {name} = ");
+        let rust = BINDINGS.split(&start).nth(1).unwrap().split(';').next().unwrap();
+        assert_eq!(dense(&wanted), dense(rust));
+    }
 }
 
 // --- structs ------------------------------------------------------------------------------------
@@ -239,10 +245,14 @@ layouts! {
     swv_device { type_, index }
     swv_world_options { struct_size, backend, network_interface, timeout_ms }
     swv_rendezvous { struct_size, rank, world_size, file, host, port, local_rank, run }
-    swv_buffer { data, count, dtype, device, reserved }
-    swv_call_options { struct_size, timeout_ms, tag }
+    swv_buffer { struct_size, data, count, dtype, device, reserved, stream }
+    swv_collective {
+        struct_size, kind, reduce_op, peer, message_tag, in_, out, in_counts, out_counts,
+        num_counts, timeout_ms, tag
+    }
+    swv_call_options { timeout_ms, tag }
     swv_backend_call {
-        struct_size, op, reduce_op, peer, message_tag, in_, out, in_counts, out_counts, sequence,
+        struct_size, kind, reduce_op, peer, message_tag, in_, out, in_counts, out_counts, sequence,
         timeout_ms, tag
     }
     swv_group { struct_size, name, rank, num_ranks, world_ranks }
@@ -250,10 +260,12 @@ layouts! {
         struct_size, name, implements, self_, start, done, wait, subgroup, abort, drop
     }
     swv_mesh_dim { name, size }
-    swv_placement { kind, dim, reduce_op, reserved, split_factor, sizes, num_sizes }
+    swv_placement {
+        struct_size, kind, dim, reduce_op, reserved, split_factor, sizes, num_sizes
+    }
     swv_named_placement { mesh_dim, placement }
-    swv_tensor_options { struct_size, dtype, requires_grad, mesh, layout }
-    swv_distribute_options { struct_size, source }
+    swv_tensor_options { struct_size, dtype, requires_grad, device, mesh, layout }
+    swv_distribute_options { struct_size, source, reserved }
     swv_value { kind, reserved, as_ }
     swv_value__bindgen_ty_1 {
         tensor, integer, number, complex_number, string, dtype, device, tensors, bools, ints, floats
@@ -265,11 +277,14 @@ layouts! {
     swv_value__bindgen_ty_1__bindgen_ty_5 { data, size }
     swv_value__bindgen_ty_1__bindgen_ty_6 { data, size }
     swv_backward_options { struct_size, retain_graph, create_graph, allow_unused }
+    swv_function_call {
+        struct_size, context, mode, reserved, inputs, num_inputs, outputs, num_outputs
+    }
     swv_function { struct_size, name, user_data, forward, backward, drop }
     swv_link_cost { latency, bandwidth }
     swv_device_cost { struct_size, flops, bandwidth }
     swv_segment { struct_size, name, user_data, forward, drop }
-    swv_random_state { seed, offset }
+    swv_random_state { struct_size, seed, offset }
     swv_sgd_options { struct_size, lr, momentum, dampening, weight_decay, nesterov }
     swv_adamw_options { struct_size, lr, beta1, beta2, eps, weight_decay, amsgrad }
     swv_clip_options { struct_size, norm_type, error_if_nonfinite }
@@ -454,7 +469,11 @@ fn initializers_are_those_of_c() {
     let (rust, body, count) = initializers!(
         SWV_WORLD_OPTIONS_INIT: swv_world_options,
         SWV_RENDEZVOUS_INIT: swv_rendezvous,
+        SWV_BUFFER_INIT: swv_buffer,
+        SWV_COLLECTIVE_INIT: swv_collective,
         SWV_CALL_OPTIONS_INIT: swv_call_options,
+        SWV_PLACEMENT_INIT: swv_placement,
+        SWV_RANDOM_STATE_INIT: swv_random_state,
         SWV_GROUP_INIT: swv_group,
         SWV_BACKEND_INIT: swv_backend,
         SWV_TENSOR_OPTIONS_INIT: swv_tensor_options,

@@ -21,7 +21,7 @@ use shardweave::{args, no_grad, Arg, DispatchCounters, Op, Result, Tensor, Tenso
 use shardweave_sys as sys;
 
 /// What Rust may add to a call, with what C adds, over C++.
-const BOUND_US: f64 = 0.5;
+const BOUND_US: f64 = 0.3;
 
 struct Counting;
 
@@ -123,7 +123,7 @@ fn c_call(name: &str, arguments: &[Arg<'_>]) -> impl FnMut() {
         unsafe {
             let status = sys::swv_op_call(
                 op,
-                sys::SWV_NO_GRAD,
+                sys::SWV_MODE_NO_GRAD,
                 values.as_ptr(),
                 values.len(),
                 &mut result,

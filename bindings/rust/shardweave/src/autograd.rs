@@ -19,11 +19,11 @@ use crate::tensor::Tensor;
 #[repr(i32)]
 pub enum GradMode {
     /// If an input requires grad.
-    Grad = 0,
+    Grad = sys::SWV_MODE_GRAD,
     /// Not.
-    NoGrad = 1,
+    NoGrad = sys::SWV_MODE_NO_GRAD,
     /// Not at all, ever: the results cannot take part in a recorded call later.
-    Inference = 2,
+    Inference = sys::SWV_MODE_INFERENCE,
 }
 
 thread_local! {
@@ -42,9 +42,9 @@ impl GradMode {
 
     fn from_number(number: i32) -> Result<GradMode> {
         match number {
-            sys::SWV_GRAD => Ok(GradMode::Grad),
-            sys::SWV_NO_GRAD => Ok(GradMode::NoGrad),
-            sys::SWV_INFERENCE => Ok(GradMode::Inference),
+            sys::SWV_MODE_GRAD => Ok(GradMode::Grad),
+            sys::SWV_MODE_NO_GRAD => Ok(GradMode::NoGrad),
+            sys::SWV_MODE_INFERENCE => Ok(GradMode::Inference),
             number => Err(Error::newer_library("grad mode", number)),
         }
     }
@@ -382,11 +382,7 @@ where
 
 unsafe extern "C" fn run_segment<F, const N: usize>(
     segment: *mut c_void,
-    mode: sys::swv_grad_mode,
-    inputs: *const *const sys::swv_tensor,
-    num_inputs: usize,
-    outputs: *mut *mut sys::swv_tensor,
-    num_outputs: usize,
+    call: *const sys::swv_function_call,
 ) -> *mut sys::swv_status
 where
     F: Fn(&[Tensor]) -> Result<[Tensor; N]> + 'static,
@@ -404,13 +400,13 @@ where
         }
         // SAFETY: the same, on the closure's thread.
         let function = unsafe { &(*segment).function };
-        // SAFETY: what the header says of the arguments.
-        let inputs = unsafe { borrowed(inputs, num_inputs) };
-        let results = with_grad_mode(GradMode::from_number(mode)?, || function(inputs))?;
-        debug_assert_eq!(num_outputs, N);
+        // SAFETY: what the header says of the call.
+        let (call, inputs) = unsafe { (&*call, inputs_of(&*call)) };
+        let results = with_grad_mode(GradMode::from_number(call.mode)?, || function(inputs))?;
+        debug_assert_eq!(call.num_outputs, N);
         for (i, result) in results.into_iter().enumerate() {
             // SAFETY: there is room for N; the library takes the handle over.
-            unsafe { *outputs.add(i) = result.into_raw() };
+            unsafe { *call.outputs.add(i) = result.into_raw() };
         }
         Ok(())
     })
@@ -431,14 +427,14 @@ unsafe extern "C" fn drop_segment<F>(segment: *mut c_void) {
 }
 
 /// # Safety
-/// Such an array as the library passes to callbacks.
-unsafe fn borrowed<'a, T>(handles: *const *const sys::swv_tensor, count: usize) -> &'a [T] {
-    if count == 0 {
+/// A call as the library passes it to callbacks.
+unsafe fn inputs_of<T>(call: &sys::swv_function_call) -> &[T] {
+    if call.num_inputs == 0 {
         return &[];
     }
-    // SAFETY: `count` handles. A Tensor is a pointer to its handle, and Option<Tensor> may be NULL;
+    // SAFETY: so many handles. A Tensor is a pointer to its handle, and Option<Tensor> may be NULL;
     // what is behind a reference is not dropped.
-    unsafe { std::slice::from_raw_parts(handles.cast(), count) }
+    unsafe { std::slice::from_raw_parts(call.inputs.cast(), call.num_inputs) }
 }
 
 fn context_of(context: *mut sys::swv_function_context) -> FunctionContext {
@@ -447,25 +443,20 @@ fn context_of(context: *mut sys::swv_function_context) -> FunctionContext {
 
 unsafe extern "C" fn forward<F: Function>(
     function: *mut c_void,
-    context: *mut sys::swv_function_context,
-    mode: sys::swv_grad_mode,
-    inputs: *const *const sys::swv_tensor,
-    num_inputs: usize,
-    outputs: *mut *mut sys::swv_tensor,
-    num_outputs: usize,
+    call: *const sys::swv_function_call,
 ) -> *mut sys::swv_status {
     status_of(|| {
         // SAFETY: what apply() gave the library, and what the header says of the arguments.
         let applied = unsafe { &*function.cast::<Applied<F>>() };
         // SAFETY: the same.
-        let inputs = unsafe { borrowed(inputs, num_inputs) };
-        let results = with_grad_mode(GradMode::from_number(mode)?, || {
-            applied.function.forward(&context_of(context), inputs)
+        let (call, inputs) = unsafe { (&*call, inputs_of(&*call)) };
+        let results = with_grad_mode(GradMode::from_number(call.mode)?, || {
+            applied.function.forward(&context_of(call.context), inputs)
         })?;
-        check_count::<F>("forward", "outputs", results.len(), num_outputs)?;
+        check_count::<F>("forward", "outputs", results.len(), call.num_outputs)?;
         for (i, result) in results.into_iter().enumerate() {
             // SAFETY: there is room for num_outputs; the library takes the handle over.
-            unsafe { *outputs.add(i) = result.into_raw() };
+            unsafe { *call.outputs.add(i) = result.into_raw() };
         }
         Ok(())
     })
@@ -473,12 +464,7 @@ unsafe extern "C" fn forward<F: Function>(
 
 unsafe extern "C" fn backward<F: Function>(
     function: *mut c_void,
-    context: *mut sys::swv_function_context,
-    mode: sys::swv_grad_mode,
-    grad_outputs: *const *const sys::swv_tensor,
-    num_outputs: usize,
-    grad_inputs: *mut *mut sys::swv_tensor,
-    num_inputs: usize,
+    call: *const sys::swv_function_call,
 ) -> *mut sys::swv_status {
     // Nothing that may panic stands outside of status_of.
     status_of(|| {
@@ -486,14 +472,14 @@ unsafe extern "C" fn backward<F: Function>(
         let applied = unsafe { &*function.cast::<Applied<F>>() };
         let body = || {
             // SAFETY: as in forward().
-            let grads = unsafe { borrowed(grad_outputs, num_outputs) };
-            let results = with_grad_mode(GradMode::from_number(mode)?, || {
-                applied.function.backward(&context_of(context), grads)
+            let (call, grads) = unsafe { (&*call, inputs_of(&*call)) };
+            let results = with_grad_mode(GradMode::from_number(call.mode)?, || {
+                applied.function.backward(&context_of(call.context), grads)
             })?;
-            check_count::<F>("backward", "gradients", results.len(), num_inputs)?;
+            check_count::<F>("backward", "gradients", results.len(), call.num_outputs)?;
             for (i, result) in results.into_iter().enumerate() {
-                // SAFETY: there is room for num_inputs; the library takes the handle over.
-                unsafe { *grad_inputs.add(i) = result.map_or(ptr::null_mut(), Tensor::into_raw) };
+                // SAFETY: there is room for num_outputs; the library takes the handle over.
+                unsafe { *call.outputs.add(i) = result.map_or(ptr::null_mut(), Tensor::into_raw) };
             }
             Ok(())
         };

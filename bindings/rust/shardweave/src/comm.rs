@@ -10,6 +10,7 @@ use crate::dtype::ReduceOp;
 use crate::element::Element;
 use crate::error::{Error, Of, Result};
 use crate::ffi::{c_text, check, milliseconds};
+use crate::generated::OP_NAMES;
 
 handle!(CommHandle, swv_comm, swv_comm_free);
 handle!(Work, swv_work, swv_work_free);
@@ -57,24 +58,6 @@ impl std::ops::Sub for CommCounter {
         CommCounter { calls: self.calls - other.calls, bytes: self.bytes - other.bytes }
     }
 }
-
-/// The kinds of operations, in the order of [`CommCounters::by_op`].
-pub const OP_NAMES: [&str; 14] = [
-    "all_reduce",
-    "all_gather",
-    "all_gather_v",
-    "reduce_scatter",
-    "reduce_scatter_v",
-    "all_to_all",
-    "all_to_all_v",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    "barrier",
-    "send",
-    "recv",
-];
 
 /// What a rank issued, by kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -194,16 +177,25 @@ fn buffer<T: Element>(data: *mut T, len: usize) -> sys::swv_buffer {
         data: data.cast(),
         count: len as i64,
         dtype: T::DTYPE as i32,
-        device: sys::swv_device { type_: sys::SWV_CPU, index: 0 },
-        reserved: 0,
+        ..sys::SWV_BUFFER_INIT
     }
+}
+
+/// Ranks as the C interface counts them.
+pub(crate) fn rank_numbers(ranks: &[i64]) -> Result<Vec<i32>> {
+    let number = |rank: &i64| {
+        i32::try_from(*rank).map_err(|_| Error::invalid(format!("rank {rank} is no rank")))
+    };
+    ranks.iter().map(number).collect()
+}
+
+pub(crate) fn widened(ranks: Vec<i32>) -> Vec<i64> {
+    ranks.into_iter().map(i64::from).collect()
 }
 
 fn rank_number(rank: usize) -> Result<i32> {
     i32::try_from(rank).map_err(|_| Error::invalid(format!("rank {rank} is no rank")))
 }
-
-const NO_WORK: *mut *mut sys::swv_work = ptr::null_mut();
 
 impl Comm {
     pub(crate) fn from_handle(handle: NonNull<sys::swv_comm>) -> Comm {
@@ -214,11 +206,19 @@ impl Comm {
         self.handle.as_ptr()
     }
 
-    fn options(&self) -> sys::swv_call_options {
-        let mut options = sys::SWV_CALL_OPTIONS_INIT;
-        options.timeout_ms = self.timeout_ms;
-        options.tag = self.tag.as_ptr();
-        options
+    /// An operation of this kind, with nothing but this value's deadline and tag.
+    fn operation(&self, kind: i32) -> sys::swv_collective {
+        sys::swv_collective {
+            kind,
+            timeout_ms: self.timeout_ms,
+            tag: self.tag.as_ptr(),
+            ..sys::SWV_COLLECTIVE_INIT
+        }
+    }
+
+    /// Issues the operation and waits.
+    fn run(&self, operation: &sys::swv_collective) -> Result<()> {
+        call!(swv_comm_start(self.as_ptr(), operation, ptr::null_mut()))
     }
 
     fn check_counts(&self, what: &str, counts: &[i64]) -> Result<()> {
@@ -273,7 +273,7 @@ impl Comm {
 
     /// The world rank of each of its ranks.
     pub fn world_ranks(&self) -> Result<Vec<i64>> {
-        list!(swv_comm_world_ranks(self.as_ptr()) -> i64)
+        Ok(widened(list!(swv_comm_world_ranks(self.as_ptr()) -> i32)?))
     }
 
     /// What was issued through this group.
@@ -287,14 +287,17 @@ impl Comm {
     /// Every element becomes the reduction of all ranks' ones.
     pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
         let data = output(data);
-        let (op, options) = (op as i32, self.options());
-        call!(swv_comm_all_reduce(self.as_ptr(), &data.raw, &data.raw, op, &options, NO_WORK))
+        let mut all_reduce = self.operation(sys::SWV_COLLECTIVE_ALL_REDUCE);
+        (all_reduce.in_, all_reduce.out, all_reduce.reduce_op) = (&data.raw, &data.raw, op as i32);
+        self.run(&all_reduce)
     }
 
     /// `out` becomes all ranks' `data`, in rank order.
     pub fn all_gather<T: Element>(&self, data: &[T], out: &mut [T]) -> Result<()> {
-        let (data, out, options) = (input(data), output(out), self.options());
-        call!(swv_comm_all_gather(self.as_ptr(), &data, &out.raw, &options, NO_WORK))
+        let (data, out) = (input(data), output(out));
+        let mut all_gather = self.operation(sys::SWV_COLLECTIVE_ALL_GATHER);
+        (all_gather.in_, all_gather.out) = (&data, &out.raw);
+        self.run(&all_gather)
     }
 
     /// The same with `counts[r]` elements from rank r.
@@ -304,16 +307,11 @@ impl Comm {
         out: &mut [T],
         counts: &[i64],
     ) -> Result<()> {
-        let (data, out, options) = (input(data), output(out), self.options());
-        call!(swv_comm_all_gather_v(
-            self.as_ptr(),
-            &data,
-            &out.raw,
-            counts.as_ptr(),
-            counts.len(),
-            &options,
-            NO_WORK,
-        ))
+        let (data, out) = (input(data), output(out));
+        let mut all_gather = self.operation(sys::SWV_COLLECTIVE_ALL_GATHER_V);
+        (all_gather.in_, all_gather.out) = (&data, &out.raw);
+        (all_gather.out_counts, all_gather.num_counts) = (counts.as_ptr(), counts.len());
+        self.run(&all_gather)
     }
 
     /// `out` becomes this rank's part of the reduction of all ranks' `data`.
@@ -323,9 +321,10 @@ impl Comm {
         out: &mut [T],
         op: ReduceOp,
     ) -> Result<()> {
-        let (data, out, options) = (input(data), output(out), self.options());
-        let op = op as i32;
-        call!(swv_comm_reduce_scatter(self.as_ptr(), &data, &out.raw, op, &options, NO_WORK))
+        let (data, out) = (input(data), output(out));
+        let mut scatter = self.operation(sys::SWV_COLLECTIVE_REDUCE_SCATTER);
+        (scatter.in_, scatter.out, scatter.reduce_op) = (&data, &out.raw, op as i32);
+        self.run(&scatter)
     }
 
     /// The same with `counts[r]` elements for rank r.
@@ -336,23 +335,19 @@ impl Comm {
         counts: &[i64],
         op: ReduceOp,
     ) -> Result<()> {
-        let (data, out, options) = (input(data), output(out), self.options());
-        call!(swv_comm_reduce_scatter_v(
-            self.as_ptr(),
-            &data,
-            &out.raw,
-            counts.as_ptr(),
-            counts.len(),
-            op as i32,
-            &options,
-            NO_WORK,
-        ))
+        let (data, out) = (input(data), output(out));
+        let mut scatter = self.operation(sys::SWV_COLLECTIVE_REDUCE_SCATTER_V);
+        (scatter.in_, scatter.out, scatter.reduce_op) = (&data, &out.raw, op as i32);
+        (scatter.in_counts, scatter.num_counts) = (counts.as_ptr(), counts.len());
+        self.run(&scatter)
     }
 
     /// Part r of `data` goes to rank r, part r of `out` came from rank r.
     pub fn all_to_all<T: Element>(&self, data: &[T], out: &mut [T]) -> Result<()> {
-        let (data, out, options) = (input(data), output(out), self.options());
-        call!(swv_comm_all_to_all(self.as_ptr(), &data, &out.raw, &options, NO_WORK))
+        let (data, out) = (input(data), output(out));
+        let mut all_to_all = self.operation(sys::SWV_COLLECTIVE_ALL_TO_ALL);
+        (all_to_all.in_, all_to_all.out) = (&data, &out.raw);
+        self.run(&all_to_all)
     }
 
     /// The same with parts of `send_counts[r]` and `recv_counts[r]` elements.
@@ -365,24 +360,21 @@ impl Comm {
     ) -> Result<()> {
         self.check_counts("send_counts", send_counts).of("Comm::all_to_all_v")?;
         self.check_counts("recv_counts", recv_counts).of("Comm::all_to_all_v")?;
-        let (data, out, options) = (input(data), output(out), self.options());
-        call!(swv_comm_all_to_all_v(
-            self.as_ptr(),
-            &data,
-            send_counts.as_ptr(),
-            &out.raw,
-            recv_counts.as_ptr(),
-            send_counts.len(),
-            &options,
-            NO_WORK,
-        ))
+        let (data, out) = (input(data), output(out));
+        let mut all_to_all = self.operation(sys::SWV_COLLECTIVE_ALL_TO_ALL_V);
+        (all_to_all.in_, all_to_all.out) = (&data, &out.raw);
+        (all_to_all.in_counts, all_to_all.out_counts) =
+            (send_counts.as_ptr(), recv_counts.as_ptr());
+        all_to_all.num_counts = send_counts.len();
+        self.run(&all_to_all)
     }
 
     /// Every rank's data becomes the root's.
     pub fn broadcast<T: Element>(&self, data: &mut [T], root: usize) -> Result<()> {
-        let (data, root, options) =
-            (output(data), rank_number(root).of("Comm::broadcast")?, self.options());
-        call!(swv_comm_broadcast(self.as_ptr(), &data.raw, root, &options, NO_WORK))
+        let data = output(data);
+        let mut broadcast = self.operation(sys::SWV_COLLECTIVE_BROADCAST);
+        (broadcast.out, broadcast.peer) = (&data.raw, rank_number(root).of("Comm::broadcast")?);
+        self.run(&broadcast)
     }
 
     /// As [`all_reduce`](Comm::all_reduce), but only the root has an `out`.
@@ -393,18 +385,22 @@ impl Comm {
         op: ReduceOp,
         root: usize,
     ) -> Result<()> {
-        let (data, out, options) = (input(data), out.map(output), self.options());
-        let out = out.as_ref().map_or(ptr::null(), |out| &out.raw as *const _);
-        let (op, root) = (op as i32, rank_number(root).of("Comm::reduce")?);
-        call!(swv_comm_reduce(self.as_ptr(), &data, out, op, root, &options, NO_WORK))
+        let (data, out) = (input(data), out.map(output));
+        let mut reduce = self.operation(sys::SWV_COLLECTIVE_REDUCE);
+        reduce.in_ = &data;
+        reduce.out = out.as_ref().map_or(ptr::null(), |out| &out.raw);
+        (reduce.reduce_op, reduce.peer) = (op as i32, rank_number(root).of("Comm::reduce")?);
+        self.run(&reduce)
     }
 
     /// As [`all_gather`](Comm::all_gather), but only the root has an `out`.
     pub fn gather<T: Element>(&self, data: &[T], out: Option<&mut [T]>, root: usize) -> Result<()> {
-        let (data, out, options) = (input(data), out.map(output), self.options());
-        let out = out.as_ref().map_or(ptr::null(), |out| &out.raw as *const _);
-        let root = rank_number(root).of("Comm::gather")?;
-        call!(swv_comm_gather(self.as_ptr(), &data, out, root, &options, NO_WORK))
+        let (data, out) = (input(data), out.map(output));
+        let mut gather = self.operation(sys::SWV_COLLECTIVE_GATHER);
+        gather.in_ = &data;
+        gather.out = out.as_ref().map_or(ptr::null(), |out| &out.raw);
+        gather.peer = rank_number(root).of("Comm::gather")?;
+        self.run(&gather)
     }
 
     /// Part r of the root's `data` goes to rank r; only the root has `data`.
@@ -414,31 +410,40 @@ impl Comm {
         out: &mut [T],
         root: usize,
     ) -> Result<()> {
-        let (data, out, options) = (data.map(input), output(out), self.options());
-        let data = data.as_ref().map_or(ptr::null(), |buffer| buffer as *const _);
-        let root = rank_number(root).of("Comm::scatter")?;
-        call!(swv_comm_scatter(self.as_ptr(), data, &out.raw, root, &options, NO_WORK))
+        let (data, out) = (data.map(input), output(out));
+        let mut scatter = self.operation(sys::SWV_COLLECTIVE_SCATTER);
+        scatter.in_ = data.as_ref().map_or(ptr::null(), |data| data);
+        (scatter.out, scatter.peer) = (&out.raw, rank_number(root).of("Comm::scatter")?);
+        self.run(&scatter)
     }
 
     /// To the [`recv`](Comm::recv) of `peer` with the same `message_tag`, in order. Only these two
     /// call. `peer` may be this rank if its recv has been started before.
     pub fn send<T: Element>(&self, data: &[T], peer: usize, message_tag: i32) -> Result<()> {
-        let (data, peer, options) =
-            (input(data), rank_number(peer).of("Comm::send")?, self.options());
-        call!(swv_comm_send(self.as_ptr(), &data, peer, message_tag, &options, NO_WORK))
+        let data = input(data);
+        let mut send =
+            self.message(sys::SWV_COLLECTIVE_SEND, peer, message_tag).of("Comm::send")?;
+        send.in_ = &data;
+        self.run(&send)
     }
 
     /// From the [`send`](Comm::send) of `peer`. Only these two call.
     pub fn recv<T: Element>(&self, data: &mut [T], peer: usize, message_tag: i32) -> Result<()> {
-        let (data, peer, options) =
-            (output(data), rank_number(peer).of("Comm::recv")?, self.options());
-        call!(swv_comm_recv(self.as_ptr(), &data.raw, peer, message_tag, &options, NO_WORK))
+        let data = output(data);
+        let mut recv =
+            self.message(sys::SWV_COLLECTIVE_RECV, peer, message_tag).of("Comm::recv")?;
+        recv.out = &data.raw;
+        self.run(&recv)
+    }
+
+    fn message(&self, kind: i32, peer: usize, message_tag: i32) -> Result<sys::swv_collective> {
+        let peer = rank_number(peer)?;
+        Ok(sys::swv_collective { peer, message_tag, ..self.operation(kind) })
     }
 
     /// Done when all ranks have called it.
     pub fn barrier(&self) -> Result<()> {
-        let options = self.options();
-        call!(swv_comm_barrier(self.as_ptr(), &options, NO_WORK))
+        self.run(&self.operation(sys::SWV_COLLECTIVE_BARRIER))
     }
 
     /// [`all_reduce`](Comm::all_reduce) while this rank does something else.
@@ -454,17 +459,17 @@ impl Comm {
     /// # Ok::<(), shardweave::Error>(())
     /// ```
     pub fn start_all_reduce<T: Element>(&self, data: Vec<T>, op: ReduceOp) -> Result<Pending<T>> {
-        let options = self.options();
-        start(data, |data| {
-            create!(swv_comm_all_reduce(self.as_ptr(), data, data, op as i32, &options))
-        })
-        .of("Comm::start_all_reduce")
+        let mut all_reduce = self.operation(sys::SWV_COLLECTIVE_ALL_REDUCE);
+        all_reduce.reduce_op = op as i32;
+        self.start(data, |data| sys::swv_collective { in_: data, out: data, ..all_reduce })
+            .of("Comm::start_all_reduce")
     }
 
     /// [`broadcast`](Comm::broadcast) while this rank does something else.
     pub fn start_broadcast<T: Element>(&self, data: Vec<T>, root: usize) -> Result<Pending<T>> {
-        let (root, options) = (rank_number(root).of("Comm::start_broadcast")?, self.options());
-        start(data, |data| create!(swv_comm_broadcast(self.as_ptr(), data, root, &options)))
+        let mut broadcast = self.operation(sys::SWV_COLLECTIVE_BROADCAST);
+        broadcast.peer = rank_number(root).of("Comm::start_broadcast")?;
+        self.start(data, |data| sys::swv_collective { out: data, ..broadcast })
             .of("Comm::start_broadcast")
     }
 
@@ -475,9 +480,9 @@ impl Comm {
         peer: usize,
         message_tag: i32,
     ) -> Result<Pending<T>> {
-        let (peer, options) = (rank_number(peer).of("Comm::start_send")?, self.options());
-        start(data, |data| create!(swv_comm_send(self.as_ptr(), data, peer, message_tag, &options)))
-            .of("Comm::start_send")
+        let send = self.message(sys::SWV_COLLECTIVE_SEND, peer, message_tag);
+        let send = send.of("Comm::start_send")?;
+        self.start(data, |data| sys::swv_collective { in_: data, ..send }).of("Comm::start_send")
     }
 
     /// [`recv`](Comm::recv) while this rank does something else.
@@ -487,9 +492,20 @@ impl Comm {
         peer: usize,
         message_tag: i32,
     ) -> Result<Pending<T>> {
-        let (peer, options) = (rank_number(peer).of("Comm::start_recv")?, self.options());
-        start(data, |data| create!(swv_comm_recv(self.as_ptr(), data, peer, message_tag, &options)))
-            .of("Comm::start_recv")
+        let recv = self.message(sys::SWV_COLLECTIVE_RECV, peer, message_tag);
+        let recv = recv.of("Comm::start_recv")?;
+        self.start(data, |data| sys::swv_collective { out: data, ..recv }).of("Comm::start_recv")
+    }
+
+    /// Issues an operation on memory that the result keeps until it is done.
+    fn start<T: Element>(
+        &self,
+        mut data: Vec<T>,
+        operation: impl FnOnce(&sys::swv_buffer) -> sys::swv_collective,
+    ) -> Result<Pending<T>> {
+        let raw = buffer(data.as_mut_ptr(), data.len());
+        let work = Work(create!(swv_comm_start(self.as_ptr(), &operation(&raw)))?);
+        Ok(Pending { work, data: ManuallyDrop::new(data) })
     }
 
     /// A new group per color, of the ranks that gave it, ordered by key, then by rank. A rank
@@ -503,6 +519,7 @@ impl Comm {
     /// The group of `members`, ranks of this one in the order of the new one. Only they call.
     pub fn subgroup(&self, members: &[i64], name: &str) -> Result<Comm> {
         let name = c_text(name, "name").of("Comm::subgroup")?;
+        let members = rank_numbers(members).of("Comm::subgroup")?;
         create!(swv_comm_subgroup(self.as_ptr(), members.as_ptr(), members.len(), name.as_ptr(),))
             .map(Comm::from_handle)
     }
@@ -518,15 +535,6 @@ impl Comm {
     pub fn health(&self) -> Result<()> {
         call!(swv_comm_health(self.as_ptr()))
     }
-}
-
-/// Issues an operation on memory that the result keeps until it is done.
-fn start<T: Element>(
-    mut data: Vec<T>,
-    issue: impl FnOnce(&sys::swv_buffer) -> Result<NonNull<sys::swv_work>>,
-) -> Result<Pending<T>> {
-    let work = Work(issue(&buffer(data.as_mut_ptr(), data.len()))?);
-    Ok(Pending { work, data: ManuallyDrop::new(data) })
 }
 
 debug_by_name!(Comm, Pending<T: Element>);

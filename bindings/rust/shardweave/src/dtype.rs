@@ -18,27 +18,27 @@ use crate::error::{Error, Result};
 #[repr(i32)]
 #[allow(missing_docs)] // the names say it
 pub enum DType {
-    F32 = 1,
-    F64 = 2,
-    F16 = 3,
-    Bf16 = 4,
-    F8E4m3 = 5,
-    F8E5m2 = 6,
-    I8 = 7,
-    I16 = 8,
-    I32 = 9,
-    I64 = 10,
-    U8 = 11,
-    U16 = 12,
-    U32 = 13,
-    U64 = 14,
-    Bool = 15,
+    F32 = sys::SWV_DTYPE_F32,
+    F64 = sys::SWV_DTYPE_F64,
+    F16 = sys::SWV_DTYPE_F16,
+    Bf16 = sys::SWV_DTYPE_BF16,
+    F8E4m3 = sys::SWV_DTYPE_F8_E4M3FN,
+    F8E5m2 = sys::SWV_DTYPE_F8_E5M2,
+    I8 = sys::SWV_DTYPE_I8,
+    I16 = sys::SWV_DTYPE_I16,
+    I32 = sys::SWV_DTYPE_I32,
+    I64 = sys::SWV_DTYPE_I64,
+    U8 = sys::SWV_DTYPE_U8,
+    U16 = sys::SWV_DTYPE_U16,
+    U32 = sys::SWV_DTYPE_U32,
+    U64 = sys::SWV_DTYPE_U64,
+    Bool = sys::SWV_DTYPE_BOOL,
     /// Complex: two f32.
-    C64 = 16,
+    C64 = sys::SWV_DTYPE_C64,
     /// Complex: two f64.
-    C128 = 17,
+    C128 = sys::SWV_DTYPE_C128,
     /// Complex: two f16.
-    C32 = 18,
+    C32 = sys::SWV_DTYPE_C32,
 }
 
 impl DType {
@@ -113,11 +113,11 @@ impl FromStr for DType {
 #[repr(i32)]
 #[allow(missing_docs)] // the names say it
 pub enum ReduceOp {
-    Sum = 0,
-    Avg = 1,
-    Min = 2,
-    Max = 3,
-    Product = 4,
+    Sum = sys::SWV_REDUCE_SUM,
+    Avg = sys::SWV_REDUCE_AVG,
+    Min = sys::SWV_REDUCE_MIN,
+    Max = sys::SWV_REDUCE_MAX,
+    Product = sys::SWV_REDUCE_PRODUCT,
 }
 
 impl ReduceOp {
@@ -173,15 +173,15 @@ pub enum Device {
 impl Device {
     pub(crate) fn to_raw(self) -> sys::swv_device {
         match self {
-            Device::Cpu => sys::swv_device { type_: sys::SWV_CPU, index: 0 },
-            Device::Cuda(index) => sys::swv_device { type_: sys::SWV_CUDA, index },
+            Device::Cpu => sys::swv_device { type_: sys::SWV_DEVICE_CPU, index: 0 },
+            Device::Cuda(index) => sys::swv_device { type_: sys::SWV_DEVICE_CUDA, index },
         }
     }
 
     pub(crate) fn from_raw(raw: sys::swv_device) -> Result<Device> {
         match raw.type_ {
-            sys::SWV_CPU => Ok(Device::Cpu),
-            sys::SWV_CUDA => Ok(Device::Cuda(raw.index)),
+            sys::SWV_DEVICE_CPU => Ok(Device::Cpu),
+            sys::SWV_DEVICE_CUDA => Ok(Device::Cuda(raw.index)),
             number => Err(Error::newer_library("device type", number)),
         }
     }
@@ -217,7 +217,7 @@ mod tests {
     fn a_number_of_a_newer_library_is_an_error() {
         let device = |type_| Device::from_raw(sys::swv_device { type_, index: 3 });
         assert_eq!(
-            (device(sys::SWV_CPU), device(sys::SWV_CUDA)),
+            (device(sys::SWV_DEVICE_CPU), device(sys::SWV_DEVICE_CUDA)),
             (Ok(Device::Cpu), Ok(Device::Cuda(3)))
         );
         for (what, result) in [

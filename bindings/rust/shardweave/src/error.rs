@@ -1,5 +1,7 @@
 use std::fmt;
 
+use shardweave_sys as sys;
+
 use crate::names;
 
 /// What kind of error it is; the numbers of google.rpc.Code, which the C interface uses too.
@@ -8,37 +10,37 @@ use crate::names;
 #[repr(i32)]
 pub enum Code {
     /// Somebody gave up.
-    Cancelled = 1,
+    Cancelled = sys::SWV_CODE_CANCELLED,
     /// None of the others.
-    Unknown = 2,
+    Unknown = sys::SWV_CODE_UNKNOWN,
     /// An argument is wrong in itself.
-    InvalidArgument = 3,
+    InvalidArgument = sys::SWV_CODE_INVALID_ARGUMENT,
     /// A rank did not come in time; the message names it.
-    DeadlineExceeded = 4,
+    DeadlineExceeded = sys::SWV_CODE_DEADLINE_EXCEEDED,
     /// There is no such thing; the message suggests names that are nearly the same.
-    NotFound = 5,
+    NotFound = sys::SWV_CODE_NOT_FOUND,
     /// There is such a thing already.
-    AlreadyExists = 6,
+    AlreadyExists = sys::SWV_CODE_ALREADY_EXISTS,
     /// Not allowed.
-    PermissionDenied = 7,
+    PermissionDenied = sys::SWV_CODE_PERMISSION_DENIED,
     /// Memory, threads.
-    ResourceExhausted = 8,
+    ResourceExhausted = sys::SWV_CODE_RESOURCE_EXHAUSTED,
     /// Not now, not in this state; also: ranks called different things.
-    FailedPrecondition = 9,
+    FailedPrecondition = sys::SWV_CODE_FAILED_PRECONDITION,
     /// A rank failed, or gave up.
-    Aborted = 10,
+    Aborted = sys::SWV_CODE_ABORTED,
     /// An index beyond the end.
-    OutOfRange = 11,
+    OutOfRange = sys::SWV_CODE_OUT_OF_RANGE,
     /// Not offered here.
-    Unimplemented = 12,
+    Unimplemented = sys::SWV_CODE_UNIMPLEMENTED,
     /// A bug, or an error of LibTorch that is none of the others.
-    Internal = 13,
+    Internal = sys::SWV_CODE_INTERNAL,
     /// A rank is gone, a server does not answer.
-    Unavailable = 14,
+    Unavailable = sys::SWV_CODE_UNAVAILABLE,
     /// Data is lost or damaged.
-    DataLoss = 15,
+    DataLoss = sys::SWV_CODE_DATA_LOSS,
     /// Nobody knows who you are.
-    Unauthenticated = 16,
+    Unauthenticated = sys::SWV_CODE_UNAUTHENTICATED,
 }
 
 impl Code {

@@ -7,7 +7,7 @@
 //! - Slices are passed as pointer and length, text as a `CString`; both outlive the call, and the C
 //!   interface only borrows them.
 //! - Memory of collectives is borrowed for the call, which waits: after it, also if it failed,
-//!   nobody touches the memory any more (comm/backend.h). What does not wait owns its memory
+//!   nobody touches the memory any more (shardweave.h). What does not wait owns its memory
 //!   (`Pending`).
 //! - Outputs are locals of the type that the declaration says, and read after success only.
 

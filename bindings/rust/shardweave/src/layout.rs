@@ -1,5 +1,4 @@
 use std::fmt;
-use std::ptr;
 use std::str::FromStr;
 
 use shardweave_sys as sys;
@@ -46,34 +45,26 @@ pub enum Placement {
 
 impl Placement {
     fn to_raw(&self) -> sys::swv_placement {
-        let mut raw = sys::swv_placement {
-            kind: sys::SWV_REPLICATE,
-            dim: 0,
-            reduce_op: 0,
-            reserved: 0,
-            split_factor: 0,
-            sizes: ptr::null(),
-            num_sizes: 0,
-        };
+        let mut raw = sys::SWV_PLACEMENT_INIT;
         match self {
             Placement::Replicate => {}
             Placement::Shard(dim) => {
-                raw.kind = sys::SWV_SHARD;
+                raw.kind = sys::SWV_PLACEMENT_SHARD;
                 raw.dim = *dim;
             }
             Placement::StridedShard { dim, split_factor } => {
-                raw.kind = sys::SWV_STRIDED_SHARD;
+                raw.kind = sys::SWV_PLACEMENT_STRIDED_SHARD;
                 raw.dim = *dim;
                 raw.split_factor = *split_factor;
             }
             Placement::RaggedShard { dim, sizes } => {
-                raw.kind = sys::SWV_RAGGED_SHARD;
+                raw.kind = sys::SWV_PLACEMENT_RAGGED_SHARD;
                 raw.dim = *dim;
                 raw.sizes = sizes.as_ptr();
                 raw.num_sizes = sizes.len();
             }
             Placement::Partial(op) => {
-                raw.kind = sys::SWV_PARTIAL;
+                raw.kind = sys::SWV_PLACEMENT_PARTIAL;
                 raw.reduce_op = *op as i32;
             }
         }
@@ -84,12 +75,12 @@ impl Placement {
     /// `raw` comes from a layout that still lives.
     unsafe fn from_raw(raw: &sys::swv_placement) -> Result<Placement> {
         Ok(match raw.kind {
-            sys::SWV_REPLICATE => Placement::Replicate,
-            sys::SWV_SHARD => Placement::Shard(raw.dim),
-            sys::SWV_STRIDED_SHARD => {
+            sys::SWV_PLACEMENT_REPLICATE => Placement::Replicate,
+            sys::SWV_PLACEMENT_SHARD => Placement::Shard(raw.dim),
+            sys::SWV_PLACEMENT_STRIDED_SHARD => {
                 Placement::StridedShard { dim: raw.dim, split_factor: raw.split_factor }
             }
-            sys::SWV_RAGGED_SHARD => Placement::RaggedShard {
+            sys::SWV_PLACEMENT_RAGGED_SHARD => Placement::RaggedShard {
                 dim: raw.dim,
                 sizes: if raw.num_sizes == 0 {
                     Vec::new()
@@ -98,7 +89,7 @@ impl Placement {
                     unsafe { std::slice::from_raw_parts(raw.sizes, raw.num_sizes) }.to_vec()
                 },
             },
-            sys::SWV_PARTIAL => Placement::Partial(ReduceOp::from_number(raw.reduce_op)?),
+            sys::SWV_PLACEMENT_PARTIAL => Placement::Partial(ReduceOp::from_number(raw.reduce_op)?),
             number => return Err(Error::newer_library("placement kind", number)),
         })
     }
@@ -395,11 +386,12 @@ mod tests {
             // SAFETY: without sizes, there is nothing that has to live.
             unsafe { Placement::from_raw(&raw) }
         };
-        assert_eq!(kind(sys::SWV_REPLICATE, 0), Ok(Placement::Replicate));
-        assert_eq!(kind(sys::SWV_PARTIAL, 3), Ok(Placement::Partial(ReduceOp::Max)));
-        for (error, what) in
-            [(kind(77, 0), "placement kind 77"), (kind(sys::SWV_PARTIAL, 77), "reduction 77")]
-        {
+        assert_eq!(kind(sys::SWV_PLACEMENT_REPLICATE, 0), Ok(Placement::Replicate));
+        assert_eq!(kind(sys::SWV_PLACEMENT_PARTIAL, 3), Ok(Placement::Partial(ReduceOp::Max)));
+        for (error, what) in [
+            (kind(77, 0), "placement kind 77"),
+            (kind(sys::SWV_PLACEMENT_PARTIAL, 77), "reduction 77"),
+        ] {
             let error = error.unwrap_err();
             assert_eq!(error.code(), Code::Unimplemented);
             assert!(error.message().contains(what), "{error}");

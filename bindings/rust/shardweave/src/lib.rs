@@ -72,6 +72,8 @@ mod comm;
 mod dtype;
 mod element;
 mod error;
+#[rustfmt::skip]
+mod generated;
 mod layout;
 mod mesh;
 mod module;
@@ -89,14 +91,14 @@ pub use autograd::{
     apply, checkpoint, gradients, inference, no_grad, with_grad_mode, BackwardOptions, Function,
     FunctionContext, GradMode,
 };
-pub use comm::{Comm, CommCounter, CommCounters, Pending, OP_NAMES};
+pub use comm::{Comm, CommCounter, CommCounters, Pending};
 pub use dtype::{DType, Device, ReduceOp};
 pub use element::{Bf16, Complex, Element, F16};
 pub use error::{Code, Error, Result};
+pub use generated::OP_NAMES;
 pub use layout::{IntoLayout, Layout, LocalExtent, Placement, RedistributionPlan};
 pub use mesh::{
-    CostModel, DeviceCost, DispatchCounters, LinkCost, Mesh, ModuleScope, RandomScope, RandomState,
-    StrictScope, Trace,
+    CostModel, DeviceCost, DispatchCounters, LinkCost, Mesh, RandomState, Scope, Trace,
 };
 pub use module::{clip_grad_norm, finish_grad_sync, ClipOptions, Members, Module, ScriptModule};
 pub use op::{Arg, Explanation, Flags, FromResults, FromValue, Op, Value};

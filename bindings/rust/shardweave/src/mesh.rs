@@ -3,7 +3,7 @@ use std::fmt;
 
 use shardweave_sys as sys;
 
-use crate::comm::Comm;
+use crate::comm::{widened, Comm};
 use crate::error::{Of, Result};
 use crate::ffi::c_text;
 
@@ -28,24 +28,11 @@ handle! {
 }
 
 handle! {
-    /// While it lives, operators on the mesh's tensors that would communicate by themselves fail.
-    /// See [`Mesh::forbid_communication`]. Belongs to its mesh's rank: neither `Send` nor `Sync`.
-    #[must_use = "communication is allowed again when this ends"]
-    StrictScope, swv_strict_scope, swv_strict_scope_free
-}
-
-handle! {
-    /// While it lives, traces and errors say that its name runs. See [`Mesh::module_scope`].
-    /// Belongs to its mesh's rank: neither `Send` nor `Sync`.
-    #[must_use = "the name is forgotten when this ends"]
-    ModuleScope, swv_module_scope, swv_module_scope_free
-}
-
-handle! {
-    /// While it lives, its mesh draws from another state. See [`Mesh::random_scope`]. Belongs to its
-    /// mesh's rank: neither `Send` nor `Sync`.
-    #[must_use = "the mesh goes on where it was when this ends"]
-    RandomScope, swv_random_scope, swv_random_scope_free
+    /// What holds on a mesh while it lives: [`Mesh::forbid_communication`], [`Mesh::module_scope`],
+    /// [`Mesh::random_scope`]. Scopes of one kind end in the reverse order of their making. Belongs
+    /// to its mesh's rank: neither `Send` nor `Sync`.
+    #[must_use = "it holds until this ends"]
+    Scope, swv_scope, swv_scope_free
 }
 
 handle! {
@@ -81,6 +68,12 @@ pub struct RandomState {
     pub seed: u64,
     /// Operators drawn so far.
     pub offset: u64,
+}
+
+impl RandomState {
+    fn to_raw(self) -> sys::swv_random_state {
+        sys::swv_random_state { seed: self.seed, offset: self.offset, ..sys::SWV_RANDOM_STATE_INIT }
+    }
 }
 
 /// What communication and computation cost, by which operators choose among the strategies of their
@@ -186,7 +179,7 @@ impl Mesh {
 
     /// The number of ranks.
     pub fn size(&self) -> Result<i64> {
-        get!(swv_mesh_size(self.as_ptr()) -> i64)
+        Ok(i64::from(get!(swv_mesh_size(self.as_ptr()) -> i32)?))
     }
 
     /// The index of a dimension; an error lists the names that there are.
@@ -202,7 +195,7 @@ impl Mesh {
 
     /// All world ranks, row-major.
     pub fn ranks(&self) -> Result<Vec<i64>> {
-        list!(swv_mesh_ranks(self.as_ptr()) -> i64)
+        Ok(widened(list!(swv_mesh_ranks(self.as_ptr()) -> i32)?))
     }
 
     /// This rank's group along a dimension. Collective the first time.
@@ -228,23 +221,23 @@ impl Mesh {
 
     /// Where the random numbers are, to go on from there another time.
     pub fn random_state(&self) -> Result<RandomState> {
-        let mut raw = sys::swv_random_state { seed: 0, offset: 0 };
+        let mut raw = sys::SWV_RANDOM_STATE_INIT;
         call!(swv_mesh_random_state(self.as_ptr(), &mut raw))?;
         Ok(RandomState { seed: raw.seed, offset: raw.offset })
     }
 
     /// Goes on from a state. Local: the same on every rank.
     pub fn set_random_state(&self, state: RandomState) -> Result<()> {
-        let raw = sys::swv_random_state { seed: state.seed, offset: state.offset };
+        let raw = state.to_raw();
         call!(swv_mesh_set_random_state(self.as_ptr(), &raw))
     }
 
     /// Until the scope ends the mesh draws from `state`; then it goes on where it was. What is
     /// computed a second time draws its numbers a second time. Scopes of a mesh end in the reverse
     /// order of their making. Local: the same on every rank.
-    pub fn random_scope(&self, state: RandomState) -> Result<RandomScope> {
-        let raw = sys::swv_random_state { seed: state.seed, offset: state.offset };
-        create!(swv_random_scope_create(self.as_ptr(), &raw)).map(RandomScope)
+    pub fn random_scope(&self, state: RandomState) -> Result<Scope> {
+        let raw = state.to_raw();
+        create!(swv_mesh_use_random_state(self.as_ptr(), &raw)).map(Scope)
     }
 
     /// What communication and computation cost here, by which operators choose.
@@ -308,15 +301,15 @@ impl Mesh {
     /// Until the scope ends, operators on this mesh's tensors that would communicate by themselves
     /// fail with [`FailedPrecondition`](crate::Code::FailedPrecondition), naming operator and
     /// tensors.
-    pub fn forbid_communication(&self) -> Result<StrictScope> {
-        create!(swv_mesh_forbid_communication(self.as_ptr())).map(StrictScope)
+    pub fn forbid_communication(&self) -> Result<Scope> {
+        create!(swv_mesh_forbid_communication(self.as_ptr())).map(Scope)
     }
 
     /// Until the scope ends, traces and errors say that `name` ("blocks.0.attn") runs. The
     /// innermost scope counts.
-    pub fn module_scope(&self, name: &str) -> Result<ModuleScope> {
+    pub fn module_scope(&self, name: &str) -> Result<Scope> {
         let name = c_text(name, "name").of("Mesh::module_scope")?;
-        create!(swv_module_scope_create(self.as_ptr(), name.as_ptr())).map(ModuleScope)
+        create!(swv_mesh_enter_module(self.as_ptr(), name.as_ptr())).map(Scope)
     }
 
     /// What operators on this mesh's tensors did so far.
@@ -402,4 +395,4 @@ impl Names {
     }
 }
 
-debug_by_name!(ModuleScope, RandomScope, StrictScope, Trace);
+debug_by_name!(Scope, Trace);

@@ -147,7 +147,7 @@ pub trait Module {
 
 /// See [`Module::finish_grad_sync`].
 pub fn finish_grad_sync(parameters: &[&Tensor]) -> Result<()> {
-    let handles: Vec<_> = parameters.iter().map(|tensor| tensor.as_const_ptr()).collect();
+    let handles: Vec<_> = parameters.iter().map(|tensor| tensor.as_ptr()).collect();
     call!(swv_finish_grad_sync(handles.as_ptr(), handles.len()))
 }
 
@@ -163,13 +163,13 @@ pub struct ClipOptions {
 impl Default for ClipOptions {
     /// The Euclidean norm.
     fn default() -> ClipOptions {
-        ClipOptions { norm_type: 2.0, error_if_nonfinite: false }
+        ClipOptions { norm_type: sys::SWV_CLIP_OPTIONS_INIT.norm_type, error_if_nonfinite: false }
     }
 }
 
 /// See [`Module::clip_grad_norm`].
 pub fn clip_grad_norm(parameters: &[&Tensor], max_norm: f64, options: ClipOptions) -> Result<f64> {
-    let handles: Vec<_> = parameters.iter().map(|tensor| tensor.as_const_ptr()).collect();
+    let handles: Vec<_> = parameters.iter().map(|tensor| tensor.as_ptr()).collect();
     let raw = sys::swv_clip_options {
         norm_type: options.norm_type,
         error_if_nonfinite: options.error_if_nonfinite.into(),
@@ -203,11 +203,11 @@ fn handle_of(members: &Members) -> Result<ModuleHandle> {
     let module = ModuleHandle(create!(swv_module_create())?);
     for (fqn, tensor) in &members.parameters {
         let fqn = c_text(fqn, "parameter")?;
-        call!(swv_module_add_parameter(module.as_ptr(), fqn.as_ptr(), tensor.as_const_ptr()))?;
+        call!(swv_module_add_parameter(module.as_ptr(), fqn.as_ptr(), tensor.as_ptr()))?;
     }
     for (fqn, tensor) in &members.buffers {
         let fqn = c_text(fqn, "buffer")?;
-        call!(swv_module_add_buffer(module.as_ptr(), fqn.as_ptr(), tensor.as_const_ptr()))?;
+        call!(swv_module_add_buffer(module.as_ptr(), fqn.as_ptr(), tensor.as_ptr()))?;
     }
     Ok(module)
 }

@@ -2,7 +2,7 @@
 //! argument, in words of C. Only errors come here.
 
 /// Functions and types that do not follow the rule ([`of_rule`]).
-const NAMES: [(&str, &str); 55] = [
+const NAMES: [(&str, &str); 54] = [
     ("build_info", "build_info"),
     ("checkpoint", "checkpoint"),
     ("clip_grad_norm", "clip_grad_norm"),
@@ -21,10 +21,12 @@ const NAMES: [(&str, &str); 55] = [
     ("mesh_create", "World::device_mesh"),
     ("mesh_create_from_ranks", "World::device_mesh_of"),
     ("mesh_dim_name", "Mesh::dim_names"),
+    ("mesh_enter_module", "Mesh::module_scope"),
     ("mesh_equal", "Mesh::is_same"),
     ("mesh_ndim", "Mesh::dim_names"),
     ("mesh_parse", "World::parse_mesh"),
     ("mesh_share", "Mesh::clone"),
+    ("mesh_use_random_state", "Mesh::random_scope"),
     ("module_add_buffer", "Members::buffer"),
     ("module_add_parameter", "Members::parameter"),
     ("module_buffer", "ScriptModule::load"),
@@ -35,15 +37,12 @@ const NAMES: [(&str, &str); 55] = [
     ("module_num_buffers", "ScriptModule::load"),
     ("module_num_parameters", "ScriptModule::load"),
     ("module_parameter", "ScriptModule::load"),
-    ("module_scope_create", "Mesh::module_scope"),
     ("optimizer_create_adamw", "AdamW::build"),
     ("optimizer_create_sgd", "Sgd::build"),
     ("optimizer_lr", "Optimizer::learning_rate"),
     ("optimizer_set_lr", "Optimizer::set_learning_rate"),
     ("plan_add", "ParameterPlan::line"),
     ("plan_create", "ParameterPlan::new"),
-    ("random_scope", "RandomScope"),
-    ("random_scope_create", "Mesh::random_scope"),
     ("reduce_op", "ReduceOp"),
     ("seed", "manual_seed"),
     ("set_num_threads", "set_num_threads"),

@@ -115,6 +115,12 @@ macro_rules! floats {
 }
 floats!(f32, f64);
 
+impl From<Complex<f64>> for Arg<'_> {
+    fn from(number: Complex<f64>) -> Self {
+        Arg::complex(number.re, number.im)
+    }
+}
+
 impl From<bool> for Arg<'_> {
     fn from(flag: bool) -> Self {
         Arg::number(sys::SWV_VALUE_BOOL, i64::from(flag))
@@ -618,7 +624,7 @@ impl fmt::Debug for Op {
 
 /// Calls a method of a TorchScript module; see module.rs.
 pub(crate) fn call_module<R: FromResults>(
-    module: *const sys::swv_module,
+    module: *mut sys::swv_module,
     method: &str,
     arguments: &[Arg<'_>],
 ) -> Result<R> {

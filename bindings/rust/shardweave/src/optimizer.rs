@@ -126,8 +126,8 @@ impl Sgd {
     }
 }
 
-fn handles(tensors: &[&Tensor]) -> Vec<*const sys::swv_tensor> {
-    tensors.iter().map(|tensor| tensor.as_const_ptr()).collect()
+fn handles(tensors: &[&Tensor]) -> Vec<*mut sys::swv_tensor> {
+    tensors.iter().map(|tensor| tensor.as_ptr()).collect()
 }
 
 impl Optimizer {

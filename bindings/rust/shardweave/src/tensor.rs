@@ -77,7 +77,8 @@ impl Default for Source {
 impl Source {
     pub(crate) fn to_raw(self) -> sys::swv_distribute_options {
         let source = match self {
-            Source::Rank(rank) => rank,
+            // What is no rank the library refuses.
+            Source::Rank(rank) => i32::try_from(rank).unwrap_or(i32::MIN),
             Source::Same => -1,
         };
         sys::swv_distribute_options { source, ..sys::SWV_DISTRIBUTE_OPTIONS_INIT }
@@ -205,7 +206,7 @@ impl Tensor {
     ///   any thread, also after this rank's thread has ended: `deleter` and `manager_ctx` are good
     ///   for that, and `deleter` neither unwinds nor calls this library. It may be NULL.
     pub unsafe fn from_dlpack(managed: NonNull<c_void>) -> Result<Tensor> {
-        create!(swv_tensor_from_dlpack(managed.as_ptr().cast())).map(Tensor)
+        create!(swv_tensor_from_dlpack(managed.as_ptr().cast(), ptr::null_mut())).map(Tensor)
     }
 
     /// Lends the memory of a plain tensor, which does not require grad, to another library: a
@@ -213,7 +214,7 @@ impl Tensor {
     /// tensor goes on using the memory: whoever takes it reads and writes it only while nobody here
     /// does.
     pub fn to_dlpack(&self) -> Result<NonNull<c_void>> {
-        create!(swv_tensor_to_dlpack(self.as_const_ptr())).map(NonNull::cast)
+        create!(swv_tensor_to_dlpack(self.as_ptr(), ptr::null_mut())).map(NonNull::cast)
     }
 
     /// Puts tensors behind each other along a dimension.
@@ -282,7 +283,7 @@ impl Tensor {
 
     /// Where the data is.
     pub fn device(&self) -> Result<Device> {
-        let mut raw = sys::swv_device { type_: sys::SWV_CPU, index: 0 };
+        let mut raw = sys::swv_device { type_: sys::SWV_DEVICE_CPU, index: 0 };
         call!(swv_tensor_device(self.as_const_ptr(), &mut raw))?;
         Device::from_raw(raw).of("Tensor::device")
     }
@@ -320,7 +321,7 @@ impl Tensor {
             )));
         }
         let bytes = size_of_val(data);
-        call!(swv_tensor_copy_from_host(self.as_const_ptr(), data.as_ptr().cast(), bytes))
+        call!(swv_tensor_copy_from_host(self.as_ptr(), data.as_ptr().cast(), bytes))
     }
 
     fn check_dtype<T: Element>(&self, caller: &str) -> Result<()> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use shardweave_sys as sys;
 
-use crate::comm::{Comm, CommCounters};
+use crate::comm::{rank_numbers, Comm, CommCounters};
 use crate::error::{Code, Error, Of, Result};
 use crate::ffi::{c_text, milliseconds, ready, without_panics};
 use crate::mesh::{Mesh, MeshDims};
@@ -201,6 +201,7 @@ impl World {
     /// A grid of some of the ranks, row-major; this rank is among them.
     pub fn device_mesh_of<N: AsRef<str>>(&self, dims: &[(N, i64)], ranks: &[i64]) -> Result<Mesh> {
         let dims = MeshDims::new(dims).of("World::device_mesh_of")?;
+        let ranks = rank_numbers(ranks).of("World::device_mesh_of")?;
         create!(swv_mesh_create_from_ranks(
             self.as_ptr(),
             dims.raw.as_ptr(),
@@ -470,7 +471,7 @@ pub fn set_num_threads(num_threads: usize) -> Result<()> {
     call!(swv_set_num_threads(count(num_threads).of("set_num_threads")?))
 }
 
-/// "0.2.0; LibTorch 2.11.0; backends inproc, gloo, counting". An error if there is no library that
+/// "0.3.0; LibTorch 2.11.0; backends inproc, gloo, counting". An error if there is no library that
 /// this crate can use.
 pub fn build_info() -> Result<String> {
     ready("swv_build_info")?;

@@ -5,8 +5,8 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use shardweave::{
-    apply, args, checkpoint, gradients, no_grad, AdamW, BackwardOptions, Code, CostModel, DType,
-    Error, Function, FunctionContext, Layout, LinkCost, Members, Module, Op, ParameterPlan,
+    apply, args, checkpoint, gradients, no_grad, AdamW, BackwardOptions, Code, Complex, CostModel,
+    DType, Error, Function, FunctionContext, Layout, LinkCost, Members, Module, Op, ParameterPlan,
     Placement, Placement::*, ReduceOp, Result, ScriptModule, Sgd, Source, Tensor, TensorOptions,
     Value, World,
 };
@@ -221,7 +221,8 @@ fn training_is_that_of_one_rank() {
 }
 
 /// tests/data/linear.pt, which capi/script_module_test.cc wrote: forward(x, scale=2) is
-/// (x weight' + offset) scale, with inner.weight 0 .. 11 / 7 and inner.offset 1; both(x) gives x too.
+/// (x weight' + offset) scale, with inner.weight 0 .. 11 / 7 and inner.offset 1; both(x) gives x too;
+/// turned(z, by=None) multiplies complex numbers.
 #[test]
 fn torch_script_modules_are_sharded_and_trained() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/linear.pt");
@@ -231,6 +232,15 @@ fn torch_script_modules_are_sharded_and_trained() {
     assert!((expected.to_vec::<f32>().unwrap()[0] - (8.0 / 7.0 + 1.0) * 2.0).abs() < 1e-5);
     let (same, half): (Tensor, Tensor) = alone.call("both", args![&x]).unwrap();
     assert_eq!((same.sizes().unwrap(), half.sizes().unwrap()), (vec![2, 3], vec![2, 4]));
+    // turned(z, by=None) is z, or z by: complex numbers, which real ones are, too.
+    let (z, i) = (Complex { re: 1.0, im: 2.0 }, Complex { re: 0.0, im: 1.0 });
+    assert_eq!(alone.call::<Complex<f64>>("turned", args![z]).unwrap(), z);
+    let turned: Complex<f64> = alone.call("turned", args![z, i]).unwrap();
+    assert_eq!(turned, Complex { re: -2.0, im: 1.0 });
+    assert_eq!(
+        alone.call::<Complex<f64>>("turned", args![0.5, i]).unwrap(),
+        Complex { re: 0.0, im: 0.5 }
+    );
     let error = alone.call::<Tensor>("froward", args![&x]).unwrap_err();
     assert!(error.message().contains("did you mean 'forward'"), "{error}");
 

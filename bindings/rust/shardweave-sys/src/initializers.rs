@@ -1,0 +1,174 @@
+// Made by bindings/generate.py from capi/shardweave.h. Do not edit.
+
+//! The header's initializers: each struct as `SWV_..._INIT` leaves it.
+
+use core::ptr;
+
+use crate::bindings::*;
+
+pub const SWV_WORLD_OPTIONS_INIT: swv_world_options = swv_world_options {
+    struct_size: 32,
+    backend: ptr::null(),
+    network_interface: ptr::null(),
+    timeout_ms: 0,
+};
+
+pub const SWV_RENDEZVOUS_INIT: swv_rendezvous = swv_rendezvous {
+    struct_size: 48,
+    rank: 0,
+    world_size: 1,
+    file: ptr::null(),
+    host: ptr::null(),
+    port: 0,
+    local_rank: -1,
+    run: ptr::null(),
+};
+
+pub const SWV_BUFFER_INIT: swv_buffer = swv_buffer {
+    struct_size: 48,
+    data: ptr::null_mut(),
+    count: 0,
+    dtype: SWV_DTYPE_DEFAULT,
+    device: swv_device { type_: SWV_DEVICE_CPU, index: 0 },
+    reserved: 0,
+    stream: ptr::null_mut(),
+};
+
+pub const SWV_COLLECTIVE_INIT: swv_collective = swv_collective {
+    struct_size: 80,
+    kind: 0,
+    reduce_op: 0,
+    peer: 0,
+    message_tag: 0,
+    in_: ptr::null(),
+    out: ptr::null(),
+    in_counts: ptr::null(),
+    out_counts: ptr::null(),
+    num_counts: 0,
+    timeout_ms: 0,
+    tag: ptr::null(),
+};
+
+pub const SWV_GROUP_INIT: swv_group = swv_group {
+    struct_size: 32,
+    name: ptr::null(),
+    rank: 0,
+    num_ranks: 1,
+    world_ranks: ptr::null(),
+};
+
+pub const SWV_BACKEND_INIT: swv_backend = swv_backend {
+    struct_size: 80,
+    name: ptr::null(),
+    implements: 0,
+    self_: ptr::null_mut(),
+    start: None,
+    done: None,
+    wait: None,
+    subgroup: None,
+    abort: None,
+    drop: None,
+};
+
+pub const SWV_DEVICE_COST_INIT: swv_device_cost = swv_device_cost {
+    struct_size: 24,
+    flops: 5e10,
+    bandwidth: 1e10,
+};
+
+pub const SWV_RANDOM_STATE_INIT: swv_random_state = swv_random_state {
+    struct_size: 24,
+    seed: 0,
+    offset: 0,
+};
+
+pub const SWV_PLACEMENT_INIT: swv_placement = swv_placement {
+    struct_size: 48,
+    kind: SWV_PLACEMENT_REPLICATE,
+    dim: 0,
+    reduce_op: 0,
+    reserved: 0,
+    split_factor: 0,
+    sizes: ptr::null(),
+    num_sizes: 0,
+};
+
+pub const SWV_TENSOR_OPTIONS_INIT: swv_tensor_options = swv_tensor_options {
+    struct_size: 40,
+    dtype: 0,
+    requires_grad: 0,
+    device: swv_device { type_: SWV_DEVICE_CPU, index: 0 },
+    mesh: ptr::null(),
+    layout: ptr::null(),
+};
+
+pub const SWV_DISTRIBUTE_OPTIONS_INIT: swv_distribute_options = swv_distribute_options {
+    struct_size: 16,
+    source: 0,
+    reserved: 0,
+};
+
+pub const SWV_BACKWARD_OPTIONS_INIT: swv_backward_options = swv_backward_options {
+    struct_size: 20,
+    retain_graph: 0,
+    create_graph: 0,
+    allow_unused: 0,
+};
+
+pub const SWV_FUNCTION_INIT: swv_function = swv_function {
+    struct_size: 48,
+    name: ptr::null(),
+    user_data: ptr::null_mut(),
+    forward: None,
+    backward: None,
+    drop: None,
+};
+
+pub const SWV_SEGMENT_INIT: swv_segment = swv_segment {
+    struct_size: 40,
+    name: ptr::null(),
+    user_data: ptr::null_mut(),
+    forward: None,
+    drop: None,
+};
+
+pub const SWV_CLIP_OPTIONS_INIT: swv_clip_options = swv_clip_options {
+    struct_size: 20,
+    norm_type: 2.0,
+    error_if_nonfinite: 0,
+};
+
+pub const SWV_SGD_OPTIONS_INIT: swv_sgd_options = swv_sgd_options {
+    struct_size: 44,
+    lr: 1e-3,
+    momentum: 0.0,
+    dampening: 0.0,
+    weight_decay: 0.0,
+    nesterov: 0,
+};
+
+pub const SWV_ADAMW_OPTIONS_INIT: swv_adamw_options = swv_adamw_options {
+    struct_size: 52,
+    lr: 1e-3,
+    beta1: 0.9,
+    beta2: 0.999,
+    eps: 1e-8,
+    weight_decay: 1e-2,
+    amsgrad: 0,
+};
+
+pub const SWV_DISPATCH_COUNTERS_INIT: swv_dispatch_counters = swv_dispatch_counters {
+    struct_size: 64,
+    operators: 0,
+    cache_misses: 0,
+    implicit_redistributions: 0,
+    gathered_operators: 0,
+    remembered_uses: 0,
+    remembered_bytes: 0,
+    unsharded_weights: 0,
+};
+
+pub const SWV_CALL_OPTIONS_INIT: swv_call_options = swv_call_options {
+    timeout_ms: 0,
+    tag: ptr::null(),
+};

@@ -1,0 +1,24 @@
+// What the library says while no call fails: who is waited for, which operator gathers. One line each.
+//
+//   say(str_cat("rank 0 has waited ", time));     // "shardweave: rank 0 has waited 10s" on stderr
+//
+// A host may have it elsewhere: set_log().
+#pragma once
+
+#include <functional>
+#include <string_view>
+
+namespace shardweave {
+
+using Log = std::function<void(std::string_view line)>;
+
+// Where lines go from now on, in the whole process; an empty function: to stderr. Called by any thread,
+// by several at once. The one before is destroyed when no thread is in it any more.
+void set_log(Log log);
+
+bool has_log();  // cheap
+
+// Any thread. Without an end of line.
+void say(std::string_view line);
+
+}  // namespace shardweave
