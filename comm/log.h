@@ -1,8 +1,6 @@
-// What the library says while no call fails: who is waited for, which operator gathers. One line each.
-//
-//   say(str_cat("rank 0 has waited ", time));     // "shardweave: rank 0 has waited 10s" on stderr
-//
-// A host may have it elsewhere: set_log().
+// What the library says while no call fails: who is waited for, which operator gathers. A line each.
+// say("rank 0 has waited 10s") writes "shardweave: rank 0 has waited 10s" to stderr; a host may have
+// it elsewhere: set_log().
 #pragma once
 
 #include <functional>

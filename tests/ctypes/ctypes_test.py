@@ -40,8 +40,8 @@ class MeshDim(c.Structure):
 
 class TensorOptions(c.Structure):
     """swv_tensor_options"""
-    _fields_ = [("struct_size", c.c_size_t), ("dtype", c.c_int32), ("requires_grad", c.c_int32), ("mesh", c.c_void_p),
-                ("layout", c.c_void_p)]
+    _fields_ = [("struct_size", c.c_size_t), ("dtype", c.c_int32), ("requires_grad", c.c_int32),
+                ("device_type", c.c_int32), ("device_index", c.c_int32), ("mesh", c.c_void_p), ("layout", c.c_void_p)]
 
 
 for function in ("swv_status_message", "swv_code_name", "swv_string_data", "swv_build_info"):
@@ -86,7 +86,7 @@ class Tensor:
     @staticmethod
     def from_list(values, sizes, dtype=F32):
         data = ((c.c_float if dtype == F32 else c.c_int64) * len(values))(*values)
-        options = TensorOptions(32, dtype, 0, None, None)
+        options = TensorOptions(c.sizeof(TensorOptions), dtype, 0, 0, 0, None, None)
         return Tensor(made("swv_tensor_from_data", c.cast(data, c.c_void_p), c.c_size_t(c.sizeof(data)),
                            (c.c_int64 * len(sizes))(*sizes), c.c_size_t(len(sizes)), c.byref(options)))
 

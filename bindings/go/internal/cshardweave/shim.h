@@ -282,8 +282,7 @@ static inline swv_status* swvgo_optimizer_create_sgd(swv_tensor* const* paramete
   options.dampening = dampening;
   options.weight_decay = weight_decay;
   options.nesterov = nesterov;
-  return swv_optimizer_create_sgd(parameters, count, &options,
-                                  out_optimizer);
+  return swv_optimizer_create_sgd(parameters, count, &options, out_optimizer);
 }
 
 static inline swv_status* swvgo_optimizer_create_adamw(swv_tensor* const* parameters, size_t count,
@@ -298,8 +297,7 @@ static inline swv_status* swvgo_optimizer_create_adamw(swv_tensor* const* parame
   options.eps = eps;
   options.weight_decay = weight_decay;
   options.amsgrad = amsgrad;
-  return swv_optimizer_create_adamw(parameters, count, &options,
-                                    out_optimizer);
+  return swv_optimizer_create_adamw(parameters, count, &options, out_optimizer);
 }
 
 static inline swv_status* swvgo_finish_grad_sync(swv_tensor* const* parameters, size_t count) {
@@ -312,8 +310,7 @@ static inline swv_status* swvgo_clip_grad_norm(swv_tensor* const* parameters, si
   swv_clip_options options = SWV_CLIP_OPTIONS_INIT;
   options.norm_type = norm_type;
   options.error_if_nonfinite = error_if_nonfinite;
-  return swv_clip_grad_norm(parameters, count, max_norm, &options,
-                            out_norm);
+  return swv_clip_grad_norm(parameters, count, max_norm, &options, out_norm);
 }
 
 static inline swv_status* swvgo_mesh_dispatch_counters(const swv_mesh* mesh, int64_t* out) {
@@ -340,9 +337,9 @@ static inline swv_status* swvgo_mesh_cost_model(const swv_mesh* mesh, swv_link_c
   return status;
 }
 
-static inline swv_status* swvgo_mesh_set_cost_model(swv_mesh* mesh,
-                                                    const swv_link_cost* links, size_t num_links,
-                                                    double flops, double bandwidth) {
+static inline swv_status* swvgo_mesh_set_cost_model(swv_mesh* mesh, const swv_link_cost* links,
+                                                    size_t num_links, double flops,
+                                                    double bandwidth) {
   swv_device_cost device = SWV_DEVICE_COST_INIT;
   device.flops = flops;
   device.bandwidth = bandwidth;
