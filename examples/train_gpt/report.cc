@@ -16,7 +16,7 @@ namespace {
 std::string without_numbers(const std::string& name) {
   std::vector<std::string> parts = absl::StrSplit(name, '.');
   for (std::string& part : parts) {
-    if (std::all_of(part.begin(), part.end(), absl::ascii_isdigit)) part = "*";
+    if (std::all_of(part.begin(), part.end(), absl::ascii_isdigit)) part.assign(1, '*');
   }
   return absl::StrJoin(parts, ".");
 }
