@@ -60,11 +60,14 @@ bool is_written(const PlainTensors::Use& use) {
   return alias != nullptr && alias->isWrite();
 }
 
+constexpr char kMakeOne[] =
+    "make one DTensor of the ranks' parts (from_local), or draw random numbers as one DTensor "
+    "(randn with the mesh, randn_like)";
+
 std::string difference_of(const PlainTensors::Use& use) {
   return absl::StrCat(
-      described(use),
-      " is a plain tensor among DTensors that differs from rank to rank; make one DTensor of the "
-      "ranks' parts",
+      described(use), " is a plain tensor among DTensors that differs from rank to rank; ",
+      kMakeOne,
       is_written(use)
           ? " (if it is the state of an optimizer that made a step before the parameters "
             "were distributed: make the optimizer after that)"
@@ -211,7 +214,7 @@ void settle_plain_tensors(MeshContext& context) {
             : absl::StrCat("one of ", put_off.run_length,
                            " plain tensors among DTensors, used one after the other from \"",
                            described(run.first), "\" to \"", described(run.last),
-                           "\", differs from rank to rank; make one DTensor of the ranks' parts");
+                           "\", differs from rank to rank; ", kMakeOne);
   }
   put_off = {};
   throw Error(absl::InvalidArgumentError(plain.failure_));
