@@ -53,7 +53,20 @@ constexpr uint64_t kScalar = 0xc2b2ae3d27d4eb4f;
 constexpr uint64_t kList = 0x165667b19e3779f9;
 constexpr uint64_t kOther = 0x27d4eb2f165667c5;
 
-void add_value(const IValue& v, CacheKey& key) {
+// What a call is looked up by, and what is found out on the way.
+struct CallKey {
+  CacheKey words;
+  uint64_t hash = 0;        // of the words
+  int numbers = 0;          // plain 0-dim tensors that are read, but for those of the program's text
+  uint64_t provenance = 0;  // of the tensors, and of the numbers that are not in the key
+
+  void push_back(uint64_t word) {
+    words.push_back(word);
+    hash = mix(hash, word);
+  }
+};
+
+void add_value(const IValue& v, CallKey& key) {
   if (v.isInt()) {
     key.push_back(static_cast<uint64_t>(v.toInt()));
   } else if (v.isBool()) {
@@ -83,15 +96,6 @@ void add_value(const IValue& v, CacheKey& key) {
     key.push_back(IValue::hash(v));
   }
 }
-
-// What a call is looked up by, and what is found out on the way.
-struct CallKey {
-  CacheKey words;
-  int numbers = 0;  // plain 0-dim tensors that are read, but for those of the program's text
-  uint64_t provenance = 0;  // of the tensors, and of the numbers that are not in the key
-
-  void push_back(uint64_t word) { words.push_back(word); }
-};
 
 // False for a plain tensor that has to become a DTensor: all but numbers that are read.
 bool add_tensor(const c10::OperatorHandle& op, c10::TensorImpl* impl, bool is_out, CallKey& key) {
@@ -157,7 +161,7 @@ bool make_key(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<cons
         }
         break;
       case ArgKind::kKeyed:
-        add_value(v, key.words);
+        add_value(v, key);
         break;
       case ArgKind::kScalar:
         if (!v.isList()) {
@@ -261,8 +265,14 @@ void note_unsharded(const c10::OperatorHandle& op, const InputChange& change,
 class Runner {
  public:
   Runner(const c10::OperatorHandle& op, const OpInfo& info, const CacheEntry& entry,
-         const std::shared_ptr<MeshContext>& context, c10::Stack* stack, size_t base)
-      : op_(op), info_(info), entry_(entry), context_(context), stack_(stack), base_(base) {}
+         std::shared_ptr<MeshContext>& context, c10::Stack* stack, size_t base)
+      : op_(op),
+        info_(info),
+        entry_(entry),
+        context_(*context),
+        reference_(context),
+        stack_(stack),
+        base_(base) {}
 
   void run() {
     keep_written();
@@ -288,7 +298,7 @@ class Runner {
   };
 
   uint64_t provenance_of_result(uint64_t place) const {
-    return place == 0 ? context_->about : mix(context_->about, place);
+    return place == 0 ? context_.about : mix(context_.about, place);
   }
 
   // What now stands where the operator writes.
@@ -335,7 +345,7 @@ class Runner {
                         !std::string_view(op_.operator_name().name).starts_with("aten::unsafe_");
     if (shared && change.remember != Remember::kNever) {
       if (std::optional<at::Tensor> kept = recall(meta_of(impl), *change.target)) {
-        ++context_->observation.counters.remembered_uses;
+        ++context_.observation.counters.remembered_uses;
         return *std::move(kept);
       }
     }
@@ -346,11 +356,11 @@ class Runner {
         fail(op_, absl::StatusCode::kInternal, "what was remembered of an input is gone");
       }
       const at::Tensor kept = form->local;
-      ++context_->observation.counters.remembered_uses;
+      ++context_.observation.counters.remembered_uses;
       at::Tensor result = moved(change, kept);
       return shared || !result.is_alias_of(kept) ? result : result.clone();
     }
-    if (change.unshards_weight) note_unsharded(op_, change, meta_of(impl), *context_);
+    if (change.unshards_weight) note_unsharded(op_, change, meta_of(impl), context_);
     at::Tensor result = moved(change, local);
     if (shared && is_kept(change.remember)) remember(meta_of(impl), change.target, result);
     return result;
@@ -362,8 +372,8 @@ class Runner {
   }
 
   at::Tensor moved(const InputChange& change, const at::Tensor& local) {
-    if (!change.plan->is_local) ++context_->observation.counters.implicit_redistributions;
-    at::Tensor result = run_plan(*context_, *change.plan, local, change.target->sizes,
+    if (!change.plan->is_local) ++context_.observation.counters.implicit_redistributions;
+    at::Tensor result = run_plan(context_, *change.plan, local, change.target->sizes,
                                  {.name = op_.operator_name().name,
                                   .argument = op_.schema().arguments()[change.arg].name()});
     if (local.dim() == 0 && local.unsafeGetTensorImpl()->is_wrapped_number()) {
@@ -468,23 +478,23 @@ class Runner {
         continue;
       }
       if (k.written->becomes) {
-        convert_in_place(k.handle, std::move(k.local), k.written->spec, context_);
+        convert_in_place(k.handle, std::move(k.local), k.written->spec, reference_);
         continue;
       }
       if (entry_.gathered &&
           k.local.sizes() != array(meta.spec->sizes)) {  // an out= of another shape
-        SpecRef spec = replicated_spec(*context_, k.local);
-        convert_in_place(k.handle, std::move(k.local), std::move(spec), context_);
+        SpecRef spec = replicated_spec(context_, k.local);
+        convert_in_place(k.handle, std::move(k.local), std::move(spec), reference_);
         continue;
       }
       if (k.written->direct) continue;
-      if (!k.written->plan->is_local) ++context_->observation.counters.implicit_redistributions;
-      meta.local().copy_(run_plan(*context_, *k.written->plan, k.local, meta.spec->sizes,
+      if (!k.written->plan->is_local) ++context_.observation.counters.implicit_redistributions;
+      meta.local().copy_(run_plan(context_, *k.written->plan, k.local, meta.spec->sizes,
                                   {.name = op_.operator_name().name, .argument = "result"}));
     }
   }
 
-  at::Tensor wrapped(at::Tensor local, size_t flat) {
+  at::Tensor wrapped(at::Tensor local, size_t flat, bool is_last = false) {
     if (!local.defined()) return local;
     if (entry_.gathered) {
       if (const std::string why = not_dense(local); !why.empty()) {
@@ -492,8 +502,8 @@ class Runner {
              absl::StrCat("its result cannot be a DTensor, for ", why,
                           "; take the local part, or the full tensor, first"));
       }
-      SpecRef spec = replicated_spec(*context_, local);  // the same on all ranks
-      at::Tensor result = wrap_view(std::move(local), std::move(spec), context_,
+      SpecRef spec = replicated_spec(context_, local);  // the same on all ranks
+      at::Tensor result = wrap_view(std::move(local), std::move(spec), reference_,
                                     !info_.is_view || viewed_.is_inference());
       follow_base(result);
       meta_of(result).came_from(provenance_of_result(flat));
@@ -514,20 +524,21 @@ class Runner {
     for (const CacheEntry::OutputChange& change : entry_.output_changes) {
       if (change.output == static_cast<int>(flat)) return brought(std::move(local), change);
     }
+    std::shared_ptr<MeshContext> reference = is_last ? std::move(reference_) : reference_;
     at::Tensor result = info_.is_view
-                            ? wrap_view(std::move(local), spec, context_, viewed_.is_inference())
-                            : wrap(std::move(local), spec, context_);
+                            ? wrap_view(std::move(local), spec, std::move(reference), viewed_.is_inference())
+                            : wrap(std::move(local), spec, std::move(reference));
     follow_base(result);
     meta_of(result).came_from(provenance_of_result(flat));
     return result;
   }
 
   at::Tensor brought(at::Tensor local, const CacheEntry::OutputChange& change) {
-    if (!change.plan->is_local) ++context_->observation.counters.implicit_redistributions;
-    at::Tensor there = owned(run_plan(*context_, *change.plan, local, change.target->sizes,
+    if (!change.plan->is_local) ++context_.observation.counters.implicit_redistributions;
+    at::Tensor there = owned(run_plan(context_, *change.plan, local, change.target->sizes,
                                       {.name = op_.operator_name().name, .argument = "result"}),
                              local);
-    at::Tensor result = wrap(std::move(there), change.target, context_);
+    at::Tensor result = wrap(std::move(there), change.target, reference_);
     meta_of(result).came_from(provenance_of_result(change.output));
     return result;
   }
@@ -571,7 +582,7 @@ class Runner {
         v = k->handle;
         ++flat;
       } else if (v.isTensor()) {
-        v = wrapped(std::move(v).toTensor(), flat++);
+        v = wrapped(std::move(v).toTensor(), flat++, r + 1 == info_.num_returns);
       } else if (v.isTensorList()) {
         c10::List<at::Tensor> list;
         for (at::Tensor& t : v.toTensorVector()) list.push_back(wrapped(std::move(t), flat++));
@@ -590,7 +601,8 @@ class Runner {
   const c10::OperatorHandle& op_;
   const OpInfo& info_;
   const CacheEntry& entry_;
-  const std::shared_ptr<MeshContext>& context_;
+  MeshContext& context_;
+  std::shared_ptr<MeshContext>& reference_;  // to it; the last result takes it
   c10::Stack* const stack_;
   const size_t base_;
   absl::InlinedVector<Kept, 1> kept_;
@@ -670,7 +682,7 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
   const size_t base = stack->size() - num_args;
   auto args = absl::MakeSpan(*stack).subspan(base);
   // A copy: the arguments that hold it are replaced while the operator runs.
-  const std::shared_ptr<MeshContext> context = find_context(op, args);
+  std::shared_ptr<MeshContext> context = find_context(op, args);
   const OpInfo& info = context->decisions.op_info(op);
   ++context->observation.counters.operators;
   if (!info.writes.empty()) adopt_written(op, info, context, args);
@@ -696,15 +708,12 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
   CallKey key;
   if (!make_key(op, info, args, key)) {
     adopt_equal(op, info, context, args);
-    key.words.clear();
-    key.numbers = 0;
-    key.provenance = 0;
+    key = {};
     make_key(op, info, args, key);
   }
   if (key.numbers > 0) put_off_numbers(op, info, *context, args);
   if (info.shows_values) settle_plain_tensors(*context);
-  const uint64_t hash = absl::HashOf(absl::MakeConstSpan(key.words));
-  const CacheEntry* entry = context->decisions.cache.find(hash, key.words);
+  const CacheEntry* entry = context->decisions.cache.find(key.hash, key.words);
   if (entry == nullptr) {
     ++context->observation.counters.cache_misses;
     std::unique_ptr<CacheEntry> made = decide(op, info, *context, args);
@@ -717,7 +726,7 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
         made->key_specs.push_back(kept->spec);
       }
     });
-    entry = context->decisions.cache.insert(hash, std::move(made), context->operator_under_way());
+    entry = context->decisions.cache.insert(key.hash, std::move(made), context->operator_under_way());
   }
   // Autograd asks for this after we have run, to keep how the view is made of its base: it cannot
   // find the view in the base by strides and offset in memory, as it does for plain tensors.

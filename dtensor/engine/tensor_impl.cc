@@ -14,10 +14,14 @@ namespace {
 
 // Those of autocast too, which TensorImpl's constructor adds by itself.
 c10::DispatchKeySet keys_for(c10::Device device) {
-  const c10::DispatchKeySet keys(
-      {c10::DispatchKey::Fake, c10::DispatchKey::ADInplaceOrView,
-       device.is_cuda() ? c10::DispatchKey::AutogradCUDA : c10::DispatchKey::AutogradCPU});
-  return keys | c10::getAutocastRelatedKeySetFromBackend(keys.highestBackendKey());
+  const auto keys = [](c10::DispatchKey autograd) {
+    const c10::DispatchKeySet set(
+        {c10::DispatchKey::Fake, c10::DispatchKey::ADInplaceOrView, autograd});
+    return set | c10::getAutocastRelatedKeySetFromBackend(set.highestBackendKey());
+  };
+  static const c10::DispatchKeySet cpu = keys(c10::DispatchKey::AutogradCPU);
+  static const c10::DispatchKeySet cuda = keys(c10::DispatchKey::AutogradCUDA);
+  return device.is_cuda() ? cuda : cpu;
 }
 
 // What LibTorch says to those who ask for memory: data_ptr(), accessors, printing, torch::save.
