@@ -16,6 +16,15 @@ int64_t product(const Dims& sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
 }
 
+at::Tensor make_shape(const Dims& sizes, const Dims& strides, at::ScalarType dtype,
+                      c10::Device device) {
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::DispatchKeySet(),
+                                                   c10::scalarTypeToTypeMeta(dtype), device);
+  impl->set_sizes_and_strides(c10::IntArrayRef(sizes.data(), sizes.size()),
+                              c10::IntArrayRef(strides.data(), strides.size()));
+  return at::Tensor(std::move(impl));
+}
+
 }  // namespace
 
 CutOrigins of_cuts(CutOrigins origins, const Layout& layout) {
@@ -34,7 +43,8 @@ Spec::Spec(MeshContext* context_in, Layout layout_in, Dims sizes_in, Dims stride
       dtype(dtype_in),
       device(device_in),
       origins(origins_in),
-      local_sizes(local_shape(layout, context->mesh().shape(), context->coordinate(), sizes)) {}
+      local_sizes(local_shape(layout, context->mesh().shape(), context->coordinate(), sizes)),
+      shape(make_shape(sizes, strides, dtype, device)) {}
 
 int64_t Spec::numel() const {
   return product(sizes);

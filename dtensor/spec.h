@@ -49,6 +49,9 @@ class Spec final : public c10::intrusive_ptr_target {
   const c10::Device device;
   const CutOrigins origins;  // of_cuts()
   const Dims local_sizes;    // this rank's
+  // Of these sizes and strides, without data: what LibTorch works out from them (whether they are
+  // contiguous, dense, ...) DTensors copy from here.
+  const at::Tensor shape;
 
   int ndim() const { return static_cast<int>(sizes.size()); }
   int64_t numel() const;

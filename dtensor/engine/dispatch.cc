@@ -56,13 +56,14 @@ constexpr uint64_t kOther = 0x27d4eb2f165667c5;
 // What a call is looked up by, and what is found out on the way.
 struct CallKey {
   CacheKey words;
-  uint64_t hash = 0;        // of the words
-  int numbers = 0;          // plain 0-dim tensors that are read, but for those of the program's text
+  uint64_t hash = 0;  // of the words
+  int numbers = 0;    // plain 0-dim tensors that are read, but for those of the program's text
   uint64_t provenance = 0;  // of the tensors, and of the numbers that are not in the key
 
   void push_back(uint64_t word) {
     words.push_back(word);
-    hash = mix(hash, word);
+    hash = (hash ^ word) * 0x9e3779b97f4a7c15;
+    hash ^= hash >> 32;
   }
 };
 
@@ -443,7 +444,7 @@ class Runner {
             list.push_back(e);
           }
         }
-        v = std::move(list);
+        v = list;
       }
     }
   }
@@ -522,18 +523,18 @@ class Runner {
                                                        "] of ", spec->to_string())));
     }
     for (const CacheEntry::OutputChange& change : entry_.output_changes) {
-      if (change.output == static_cast<int>(flat)) return brought(std::move(local), change);
+      if (change.output == static_cast<int>(flat)) return brought(local, change);
     }
     std::shared_ptr<MeshContext> reference = is_last ? std::move(reference_) : reference_;
-    at::Tensor result = info_.is_view
-                            ? wrap_view(std::move(local), spec, std::move(reference), viewed_.is_inference())
-                            : wrap(std::move(local), spec, std::move(reference));
+    at::Tensor result = info_.is_view ? wrap_view(std::move(local), spec, std::move(reference),
+                                                  viewed_.is_inference())
+                                      : wrap(std::move(local), spec, std::move(reference));
     follow_base(result);
     meta_of(result).came_from(provenance_of_result(flat));
     return result;
   }
 
-  at::Tensor brought(at::Tensor local, const CacheEntry::OutputChange& change) {
+  at::Tensor brought(const at::Tensor& local, const CacheEntry::OutputChange& change) {
     if (!change.plan->is_local) ++context_.observation.counters.implicit_redistributions;
     at::Tensor there = owned(run_plan(context_, *change.plan, local, change.target->sizes,
                                       {.name = op_.operator_name().name, .argument = "result"}),
@@ -726,7 +727,8 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
         made->key_specs.push_back(kept->spec);
       }
     });
-    entry = context->decisions.cache.insert(key.hash, std::move(made), context->operator_under_way());
+    entry =
+        context->decisions.cache.insert(key.hash, std::move(made), context->operator_under_way());
   }
   // Autograd asks for this after we have run, to keep how the view is made of its base: it cannot
   // find the view in the base by strides and offset in memory, as it does for plain tensors.

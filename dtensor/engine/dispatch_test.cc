@@ -14,8 +14,10 @@
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
+#include "shardweave/dtensor/rule.h"
 #include "shardweave/dtensor/testing/counted_mesh.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
+#include "torch/library.h"
 
 namespace shardweave {
 namespace {
@@ -389,6 +391,66 @@ TEST(DispatchTest, AViewThatIsACopyOnSomeRanksFailsOnAll) {
       }
     }
   }
+}
+
+// --- tensors that are written, but not returned --------------------------------------------------
+
+TEST(DispatchTest, RunningStatisticsAreWrittenAndNotReturned) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const c10::AutoGradMode no_grad(false);
+    const at::Tensor x = numbers({6, 4}), mean = numbers({4}), var = numbers({4}) * 2;
+    for (const bool training : {false, true}) {
+      at::Tensor want_mean = mean.clone(), want_var = var.clone();
+      const auto want =
+          at::_native_batch_norm_legit(x, mean, {}, want_mean, want_var, training, 0.1, 1e-5);
+      at::Tensor running_mean = distribute_tensor(mean, mesh, Placements{Replicate()});
+      at::Tensor running_var = distribute_tensor(var, mesh, Placements{Shard(0)});
+      const auto got =
+          at::_native_batch_norm_legit(distribute_tensor(x, mesh, Placements{Shard(0)}),
+                                       distribute_tensor(mean, mesh, Placements{Replicate()}), {},
+                                       running_mean, running_var, training, 0.1, 1e-5);
+      expect_value(std::get<0>(got), std::get<0>(want));
+      expect_value(running_mean, want_mean);
+      expect_value(running_var, want_var);
+      EXPECT_EQ(layout_of(running_mean), Layout({Replicate()}));
+      EXPECT_EQ(layout_of(running_var), Layout({Shard(0)}));
+    }
+  });
+}
+
+at::Tensor columns_noted(const at::Tensor& self, at::Tensor& note) {
+  note.add_(1);
+  return self.expand({self.size(0), note.size(1)}).clone();
+}
+
+TORCH_LIBRARY(dispatch_test, m) {
+  m.def("columns_noted(Tensor self, Tensor(a!) note) -> Tensor");
+}
+TORCH_LIBRARY_IMPL(dispatch_test, CPU, m) {
+  m.impl("columns_noted", &columns_noted);
+}
+
+// How the result lies is not weighed by where a tensor lies that is written, but is another one.
+TEST(DispatchTest, AResultNeedNotLieAsWhatIsWrittenBesidesIt) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const c10::AutoGradMode no_grad(false);
+    const auto rows = [](const OpCall& /*call*/, Strategies& out) {
+      out.add({{"self", Shard(0)}}, {Shard(0)});
+    };
+    add_rule(mesh, "dispatch_test::columns_noted", sharded(rows).shapes_like({"note"}));
+    const at::Tensor column = numbers({8, 1});
+    const at::Tensor self = distribute_tensor(column, mesh, Placements{Shard(0)});
+    at::Tensor note = zeros({8, 64}, mesh, {Replicate()});
+    const int64_t before = dispatch_counters(mesh).implicit_redistributions;
+    const at::Tensor result = c10::Dispatcher::singleton()
+                                  .findSchemaOrThrow("dispatch_test::columns_noted", "")
+                                  .typed<at::Tensor(const at::Tensor&, at::Tensor&)>()
+                                  .call(self, note);
+    EXPECT_EQ(dispatch_counters(mesh).implicit_redistributions, before);
+    EXPECT_EQ(layout_of(result), Layout({Shard(0)}));
+    expect_value(result, column.expand({8, 64}));
+    expect_value(note, at::ones({8, 64}));
+  });
 }
 
 }  // namespace

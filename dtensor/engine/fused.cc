@@ -25,7 +25,6 @@ constexpr int64_t kBucketBytes = 25 << 20;
 struct Bucket {
   explicit Bucket(MeshContext* c) : context(c) {}
   Bucket(Bucket&&) = default;
-  Bucket& operator=(Bucket&&) = default;
   ~Bucket() { (void)work.wait(); }  // if an exception cuts in: the network still uses the memory
 
   MeshContext* context;

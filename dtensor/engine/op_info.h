@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ATen/core/dispatch/Dispatcher.h"
+#include "absl/container/inlined_vector.h"
 #include "shardweave/dtensor/rule.h"
 
 namespace shardweave::dtensor_internal {
@@ -29,7 +30,7 @@ struct OpInfo {
 
   const Rule* rule = nullptr;  // null: none
   std::vector<ArgKind> args;
-  std::vector<bool> is_out;  // per argument
+  absl::InlinedVector<bool, 8> is_out;  // per argument
   std::vector<Write> writes;
   bool changes_shape = false;  // in place: transpose_, squeeze_, ...
   bool is_view = false;        // a result aliases an argument that is not written

@@ -40,8 +40,8 @@ struct Access : c10::TensorImpl {
 DTensorImpl::DTensorImpl(LocalPart part, SpecRef spec, std::shared_ptr<MeshContext> context)
     : TensorImpl(keys_for(spec->device), c10::scalarTypeToTypeMeta(spec->dtype), spec->device),
       meta_(std::move(part), std::move(spec), std::move(context)) {
+  copy_generic_tensor_metadata(meta_.spec->shape.unsafeGetTensorImpl(), this);
   set_storage_access_should_throw();
-  set_sizes_and_strides(array(meta_.spec->sizes), array(meta_.spec->strides));
 }
 
 DTensorImpl::~DTensorImpl() {
