@@ -418,38 +418,34 @@ TEST(DispatchTest, RunningStatisticsAreWrittenAndNotReturned) {
   });
 }
 
-at::Tensor columns_noted(const at::Tensor& self, at::Tensor& note) {
-  note.add_(1);
-  return self.expand({self.size(0), note.size(1)}).clone();
+void note_rows(const at::Tensor& self, at::Tensor& note) {
+  note.add_(self);
 }
 
 TORCH_LIBRARY(dispatch_test, m) {
-  m.def("columns_noted(Tensor self, Tensor(a!) note) -> Tensor");
+  m.def("note_rows(Tensor self, Tensor(a!) note) -> ()");
 }
 TORCH_LIBRARY_IMPL(dispatch_test, CPU, m) {
-  m.impl("columns_noted", &columns_noted);
+  m.impl("note_rows", &note_rows);
 }
 
-// How the result lies is not weighed by where a tensor lies that is written, but is another one.
-TEST(DispatchTest, AResultNeedNotLieAsWhatIsWrittenBesidesIt) {
+TEST(DispatchTest, AnOperatorMayReturnNothing) {
   on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
     const c10::AutoGradMode no_grad(false);
     const auto rows = [](const OpCall& /*call*/, Strategies& out) {
-      out.add({{"self", Shard(0)}}, {Shard(0)});
+      out.add({{"self", Shard(0)}, {"note", Shard(0)}}, {});
     };
-    add_rule(mesh, "dispatch_test::columns_noted", sharded(rows).shapes_like({"note"}));
-    const at::Tensor column = numbers({8, 1});
-    const at::Tensor self = distribute_tensor(column, mesh, Placements{Shard(0)});
-    at::Tensor note = zeros({8, 64}, mesh, {Replicate()});
-    const int64_t before = dispatch_counters(mesh).implicit_redistributions;
-    const at::Tensor result = c10::Dispatcher::singleton()
-                                  .findSchemaOrThrow("dispatch_test::columns_noted", "")
-                                  .typed<at::Tensor(const at::Tensor&, at::Tensor&)>()
-                                  .call(self, note);
-    EXPECT_EQ(dispatch_counters(mesh).implicit_redistributions, before);
-    EXPECT_EQ(layout_of(result), Layout({Shard(0)}));
-    expect_value(result, column.expand({8, 64}));
-    expect_value(note, at::ones({8, 64}));
+    add_rule(mesh, "dispatch_test::note_rows", sharded(rows).shapes([](OpCall& /*call*/) {}));
+    const at::Tensor whole = numbers({5, 3});
+    const auto note_rows_of = c10::Dispatcher::singleton()
+                                  .findSchemaOrThrow("dispatch_test::note_rows", "")
+                                  .typed<void(const at::Tensor&, at::Tensor&)>();
+    for (const Placement& from : {Placement(Shard(0)), Placement(Replicate())}) {
+      at::Tensor note = zeros({5, 3}, mesh, {Shard(0)});
+      note_rows_of.call(distribute_tensor(whole, mesh, Placements{from}), note);
+      expect_value(note, whole);
+      EXPECT_EQ(layout_of(note), Layout({Shard(0)}));
+    }
   });
 }
 
