@@ -29,6 +29,7 @@
 #include "nlohmann/json.hpp"
 #include "shardweave/comm/gloo/gloo_backend.h"
 #include "shardweave/comm/inproc/inproc.h"
+#include "shardweave/comm/status_exception.h"
 #include "shardweave/comm/store/in_process_store.h"
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
@@ -200,8 +201,8 @@ bool run_backend(const std::string& backend, std::vector<Result>& results, ManyR
         }
         run_rank(backend, rank, kRanks, std::move(carrier), results, many);
       } catch (const std::exception& e) {
-        failures[rank] = e.what();
-        hub.abort(absl::AbortedError(e.what()));
+        failures[rank] = message_of(e);
+        hub.abort(absl::AbortedError(failures[rank]));
       }
     });
   }

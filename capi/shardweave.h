@@ -1325,7 +1325,9 @@ SWV_API SWV_MUST_USE swv_status* swv_trace_bytes(const swv_trace* trace, int64_t
  *     {"collective": "all_reduce", "mesh_dims": ["tp"], "group_size": 2, "bytes": 384,
  *      "op": "aten::add", "argument": "other", "implicit": true, "dtype": "Float",
  *      "shape": [8, 12], "before": "[R, P(sum)]", "after": "[R, R]", "module": "mlp",
- *      "phase": "forward", "source": ""}]} */
+ *      "phase": "forward", "source": "", "parameters": [], "is_check": false}]}
+ * The phase is "forward", "backward" or "gradient sync"; source is of C++ alone; parameters are the
+ * names of those that move, or whose gradients do; is_check: plain values are compared. */
 SWV_API SWV_MUST_USE swv_status* swv_trace_to_string(const swv_trace* trace, swv_string** out_text);
 SWV_API SWV_MUST_USE swv_status* swv_trace_to_json(const swv_trace* trace, swv_string** out_json);
 

@@ -20,9 +20,9 @@ absl::Status run_body(World& world, const std::function<absl::Status(World&)>& b
     return body(world);
   } catch (const std::exception& e) {
     if (const auto* coded = dynamic_cast<const StatusException*>(&e)) {
-      return absl::Status(coded->status().code(), e.what());
+      return absl::Status(coded->status().code(), message_of(e));
     }
-    return absl::InternalError(str_cat("exception: ", e.what()));
+    return absl::InternalError(str_cat("exception: ", message_of(e)));
   } catch (...) {
     return absl::InternalError("an exception that is no std::exception");
   }

@@ -98,6 +98,18 @@ TEST(RunRanksTest, AnExceptionIsAFailure) {
   EXPECT_EQ(coded.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(coded.message(), "rank 1: redistribute: no such dimension");
 
+  // c10::Error: not its backtrace, here and where the others hear of it.
+  const absl::Status torn = run_ranks(2, [](World& world) {
+    if (world.rank() == 1) {
+      throw std::runtime_error(
+          "sizes differ\nby two\nException raised from mm at m.cc:7 (most recent call first):\n"
+          "frame #0: c10::Error::Error + 0x9d (0x7f in libc10.so)\n");
+    }
+    const absl::Status others = wait_for_others(world);
+    EXPECT_TRUE(absl::EndsWith(others.message(), "sizes differ\nby two")) << others;
+  });
+  EXPECT_EQ(torn.message(), "rank 1: exception: sizes differ\nby two");
+
   const absl::Status strange = run_ranks(2, [](World& world) {
     if (world.rank() == 0) throw 7;
   });

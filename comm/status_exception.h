@@ -8,6 +8,9 @@
 //   }
 #pragma once
 
+#include <exception>
+#include <string>
+
 #include "absl/status/status.h"
 
 namespace shardweave {
@@ -20,5 +23,14 @@ class StatusException {
  protected:
   ~StatusException() = default;
 };
+
+// What it says, without the backtrace that LibTorch puts at the end of it (c10::Error, as its
+// what_without_backtrace()): "Exception raised from ..., frame #0: ...".
+inline std::string message_of(const std::exception& exception) {
+  std::string message = exception.what();
+  const size_t backtrace = message.find("\nException raised from ");
+  if (backtrace != std::string::npos) message.resize(backtrace);
+  return message;
+}
 
 }  // namespace shardweave

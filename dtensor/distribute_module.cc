@@ -116,48 +116,76 @@ struct Use {
   size_t by = 0;
 };
 
-// The first entry that matches decides, for each name; the names have to agree.
+// Matches whatever there is.
+bool is_rest(const PlanEntry& entry) {
+  return !entry.pattern.empty() && entry.pattern.find_first_not_of('*') == std::string::npos;
+}
+
+// What to do about an entry that does not fit one of the tensors that it matches.
+std::string advice_for(const Member& member, std::string_view fqn) {
+  const size_t dot = fqn.rfind('.');
+  return absl::StrCat(
+      member.tensor.dim() == 0 ? ": a number has no dimension to cut" : "", "; put an entry for ",
+      dot == std::string_view::npos ? absl::StrCat("'", std::string(fqn), "'")
+                                    : absl::StrCat("'*", std::string(fqn.substr(dot)), "'"),
+      " without placements, which replicates it, in front of that one");
+}
+
+// The first entry that matches decides, for each name; the names have to agree, but for those that
+// "*" decides.
 void choose(Member& member, const ParameterPlan& plan, const std::vector<Placements>& placements,
             std::vector<Use>* uses) {
   if (is_dtensor(member.tensor)) {
-    refuse(absl::StatusCode::kFailedPrecondition, member.fqns[0], "is a DTensor already");
+    refuse(
+        absl::StatusCode::kFailedPrecondition, member.fqns[0],
+        absl::StrCat("is a DTensor already, ", describe(member.tensor),
+                     "; a module is distributed once: for another plan make it anew, and register "
+                     "DTensors of your own after this call"));
   }
   if (const std::string why = not_dense(member.tensor); !why.empty()) {
     refuse(absl::StatusCode::kInvalidArgument, member.fqns[0],
            absl::StrCat("cannot be a DTensor: ", why));
   }
-  for (const std::string& fqn : member.fqns) {
-    std::optional<size_t> decided;
+  std::vector<std::optional<size_t>> deciding(member.fqns.size());  // of each name
+  bool is_named = false;                                            // by more than "*"
+  for (size_t n = 0; n < member.fqns.size(); ++n) {
     for (size_t i = 0; i < plan.size(); ++i) {
-      if (!matches_fqn(plan[i].pattern, fqn)) continue;
-      Use& use = (*uses)[i];
-      if (decided.has_value()) {
-        if (use.fqn.empty()) {
-          use.fqn = fqn;
-          use.by = *decided;
-        }
-        continue;
+      if (!matches_fqn(plan[i].pattern, member.fqns[n])) continue;
+      if (!deciding[n].has_value()) {
+        deciding[n] = i;
+        (*uses)[i].decides = true;
+        is_named |= !is_rest(plan[i]);
+      } else if (Use& use = (*uses)[i]; use.fqn.empty()) {
+        use.fqn = member.fqns[n];
+        use.by = *deciding[n];
       }
-      decided = i;
-      use.decides = true;
-      absl::StatusOr<Layout> given =
-          with_dims_of(Layout(placements[i]), static_cast<int>(member.tensor.dim()));
-      if (!given.ok()) {
-        refuse(given.status().code(), fqn,
-               absl::StrCat(std::string(given.status().message()), ", by ", entry_name(plan, i)));
-      }
-      if (!member.layout.has_value()) {
-        member.layout = *std::move(given);
-        member.entry = &plan[i];
-        member.matched = fqn;
-      } else if (*member.layout != *given) {
-        throw Error(kName,
-                    absl::InvalidArgumentError(absl::StrCat(
-                        "'", std::string(member.matched), "' and '", fqn,
-                        "' are one tensor, and the plan gives it two placements: ",
-                        member.layout->to_string(), " by the entry '", member.entry->pattern, "', ",
-                        given->to_string(), " by the entry '", plan[i].pattern, "'")));
-      }
+    }
+  }
+  for (size_t n = 0; n < member.fqns.size(); ++n) {
+    if (!deciding[n].has_value()) continue;
+    const PlanEntry& entry = plan[*deciding[n]];
+    // "*" is for what no other entry is for: another name of it is in one.
+    if (is_named && is_rest(entry)) continue;
+    const std::string& fqn = member.fqns[n];
+    absl::StatusOr<Layout> given =
+        with_dims_of(Layout(placements[*deciding[n]]), static_cast<int>(member.tensor.dim()));
+    if (!given.ok()) {
+      refuse(given.status().code(), fqn,
+             absl::StrCat(std::string(given.status().message()), ", by ",
+                          entry_name(plan, *deciding[n]), advice_for(member, fqn)));
+    }
+    if (!member.layout.has_value()) {
+      member.layout = *std::move(given);
+      member.entry = &entry;
+      member.matched = fqn;
+    } else if (*member.layout != *given) {
+      throw Error(kName, absl::InvalidArgumentError(absl::StrCat(
+                             "'", std::string(member.matched), "' and '", fqn,
+                             "' are one tensor, and the plan gives it two placements: ",
+                             member.layout->to_string(), " by the entry '", member.entry->pattern,
+                             "', ", given->to_string(), " by the entry '", entry.pattern,
+                             "'; put one entry for both, '{", std::string(member.matched), ",", fqn,
+                             "}', in front of them")));
     }
   }
 }
@@ -283,8 +311,10 @@ void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const Par
 
   const c10::AutoGradMode no_grad(false);
   for (const Member& member : members) {
-    const at::Tensor sharded = distribute_tensor(member.tensor.detach(), mesh,
-                                                 member.layout->placements(), options, where);
+    Cause of_it = cause;
+    of_it.parameter = member.fqns[0];
+    const at::Tensor sharded =
+        distributed(member.tensor.detach(), mesh, member.layout->placements(), options, of_it);
     const DTensorMeta& meta = meta_of(sharded);
     const Spec& spec = *meta.spec;
     SpecRef weight = meta.context->intern(spec.layout, spec.sizes, spec.strides, spec.dtype,
@@ -292,6 +322,7 @@ void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const Par
     convert_in_place(member.tensor, meta.local(), std::move(weight), meta.context);
     auto family = std::make_shared<ViewFamily>();
     family->fqn = member.fqns[0];
+    family->parameter = meta_of(member.tensor).spec;
     meta_of(member.tensor).family = std::move(family);
     meta_of(member.tensor).came_from(meta.provenance);
   }
@@ -331,8 +362,9 @@ void finish_grad_sync(const std::vector<at::Tensor>& parameters, std::source_loc
     if (have.spec->layout == want) continue;
     moving.push_back(parameter);
     in_flight.push_back(moving_to(have, want));
+    in_flight.back().parameter = parameter_of(meta_of(parameter));
   }
-  run_plans(in_flight, {.name = "finish_grad_sync", .where = where});
+  run_plans(in_flight, {.name = "finish_grad_sync", .where = where, .syncs_gradients = true});
   for (size_t i = 0; i < moving.size(); ++i) {
     // Not where it stands: what else has the memory of the gradient, or is a view of it, would no
     // longer be what it is.

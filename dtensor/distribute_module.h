@@ -42,7 +42,7 @@ bool matches_fqn(std::string_view pattern, std::string_view fqn);
 // they are the same.
 //
 // A tensor with several names (tied weights) stays one: entries may match any of its names, and
-// have to agree. Different tensors over the same memory (a view that is registered as another
+// have to agree; only "*", which is for all the rest, gives way to an entry that matches one of them. Different tensors over the same memory (a view that is registered as another
 // parameter) would come apart, and are refused.
 //
 // Throws Error before anything is changed, naming the entry and what it matches: NotFound for an

@@ -12,6 +12,8 @@
 #include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "torch/nn/module.h"
+#include "torch/nn/modules/batchnorm.h"
+#include "torch/nn/modules/container/sequential.h"
 
 namespace shardweave {
 namespace {
@@ -85,8 +87,9 @@ TEST(DistributeModuleTest, NamesOfOneTensorHaveToAgree) {
                          HasSubstr("[R, S(1)] by the entry 'h?ad'")));
     // An explicit Replicate is a placement as any other.
     expect_refused(
-        model, mesh, {{"head", {}}, {"*", {{"tp", Shard(0)}}}}, {},
-        HasSubstr("two placements: [R, S(0)] by the entry '*', [R, R] by the entry 'head'"));
+        model, mesh, {{"head", {}}, {"e*", {{"tp", Shard(0)}}}}, {},
+        AllOf(HasSubstr("two placements: [R, S(0)] by the entry 'e*', [R, R] by the entry 'head'"),
+              HasSubstr("; put one entry for both, '{embedding,head}', in front of them")));
     // A buffer is one of the names, too.
     Bag bag;
     const at::Tensor w = bag.parameter("w", at::ones({4}));
@@ -135,6 +138,40 @@ TEST(DistributeModuleTest, ErrorsNameTheEntryAndWhatItMatches) {
     const at::Tensor x = zeros({4}, mesh, {Shard(0), Replicate()});
     EXPECT_THAT(what_of([&] { redistribute(x, {{"pp", Shard(0)}}); }),
                 HasSubstr("redistribute: DeviceMesh(dp=2, tp=2) has no dimension \"pp\""));
+  });
+}
+
+// "*" is for what nothing else is for: no contradiction to an entry for one of the names, whichever
+// comes first in the module.
+TEST(DistributeModuleTest, TheRestOfAPlanGivesWayToAnEntryForOneOfTheNames) {
+  on_mesh({{"dp", 2}, {"tp", 2}}, [](const MeshPtr& mesh) {
+    for (const char* name : {"embedding", "head"}) {
+      for (const NamedPlacements& placements :
+           {NamedPlacements{{"tp", Shard(1)}}, NamedPlacements{}}) {
+        Tied model;
+        distribute_module(model, mesh, {{name, placements}, {"*", {{"dp", Shard(0)}}}});
+        EXPECT_EQ(layout_of(model.embedding).placements(), resolve(mesh->mesh(), placements));
+        EXPECT_EQ(layout_of(model.scale).placements(), (Placements{Shard(0), Replicate()}));
+      }
+    }
+    Tied model;
+    distribute_module(model, mesh, {{"*", {{"dp", Shard(0)}}}});
+    EXPECT_EQ(layout_of(model.embedding).placements(), (Placements{Shard(0), Replicate()}));
+  });
+}
+
+TEST(DistributeModuleTest, ErrorsSayWhatToWriteInstead) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    torch::nn::Sequential model(torch::nn::BatchNorm2d(4));
+    const ParameterPlan all = {{"*", {{"dp", Shard(0)}}}};
+    EXPECT_THAT(what_of([&] { distribute_module(*model, mesh, all); }),
+                AllOf(HasSubstr("'0.num_batches_tracked'"),
+                      HasSubstr("a number has no dimension to cut; put an entry for "
+                                "'*.num_batches_tracked' without placements")));
+    distribute_module(*model, mesh, {{"*.num_batches_tracked", {}}, all[0]});  // as it says
+    EXPECT_THAT(what_of([&] { distribute_module(*model, mesh, all); }),
+                AllOf(HasSubstr("is a DTensor already, DTensor[4]"),
+                      HasSubstr("; a module is distributed once: for another plan make it anew")));
   });
 }
 

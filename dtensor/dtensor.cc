@@ -314,11 +314,19 @@ Placements resolve(const DeviceMesh& mesh, const NamedPlacements& named) {
 at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
                              const Placements& placements, const DistributeOptions& options,
                              std::source_location where) {
+  return dtensor_internal::distributed(tensor, mesh, placements, options,
+                                       {.name = "distribute_tensor", .where = where});
+}
+
+at::Tensor dtensor_internal::distributed(const at::Tensor& tensor, const MeshPtr& mesh,
+                                         const Placements& placements,
+                                         const DistributeOptions& options, const Cause& cause) {
   if (!tensor.defined() || is_dtensor(tensor)) {
-    throw Error(
-        "distribute_tensor",
-        absl::InvalidArgumentError(tensor.defined() ? "this is a DTensor already; redistribute it"
-                                                    : "the tensor is undefined"));
+    throw Error("distribute_tensor",
+                absl::InvalidArgumentError(
+                    tensor.defined() ? absl::StrCat("this is a DTensor already, ", describe(tensor),
+                                                    "; redistribute it for another layout")
+                                     : "the tensor is undefined"));
   }
   check_dense(tensor, "distribute_tensor");
   refuse_partial(placements, "distribute_tensor");
@@ -331,7 +339,6 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
   const uint64_t provenance = provenance_of_new(*context, *spec);
   const About about(*context, provenance);
 
-  const Cause cause = {.name = "distribute_tensor", .where = where};
   const at::Tensor whole = tensor.detach().resolve_conj().resolve_neg().contiguous();
   at::Tensor local;
   if (options.source.has_value()) {
@@ -358,7 +365,13 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placem
                       std::optional<std::vector<int64_t>> global_sizes,
                       std::source_location where) {
   if (!local.defined() || is_dtensor(local)) {
-    throw Error("from_local", absl::InvalidArgumentError("wanted a plain tensor"));
+    throw Error(
+        "from_local",
+        absl::InvalidArgumentError(
+            local.defined() ? absl::StrCat("wanted a plain tensor, got ", describe(local),
+                                           "; redistribute it for another layout, or take its "
+                                           "local part")
+                            : "the tensor is undefined"));
   }
   check_dense(local, "from_local");
   std::shared_ptr<MeshContext> context = MeshContext::of(mesh);

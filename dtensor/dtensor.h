@@ -45,6 +45,12 @@ using NamedPlacements = std::vector<std::pair<std::string, Placement>>;
 // name given twice.
 Placements resolve(const DeviceMesh& mesh, const NamedPlacements& named);
 
+// An empty list of placements, `{}`: no dimension of the mesh is named, and the tensor is replicated.
+class NoPlacement {
+  NoPlacement() = delete;
+};
+using NoPlacements = std::initializer_list<NoPlacement>;
+
 // --- making DTensors -----------------------------------------------------------------------------
 
 struct DistributeOptions {
@@ -65,6 +71,12 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
                              const NamedPlacements& placements,
                              const DistributeOptions& options = {},
                              std::source_location where = std::source_location::current());
+inline at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
+                                    NoPlacements /*replicated*/,
+                                    const DistributeOptions& options = {},
+                                    std::source_location where = std::source_location::current()) {
+  return distribute_tensor(tensor, mesh, NamedPlacements(), options, where);
+}
 
 // A DTensor from every rank's local tensor. Its global shape is worked out from the local shapes
 // (one small collective) unless `global_sizes` is given. Parts that are not those of an even split,
@@ -121,6 +133,10 @@ at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements,
                         std::source_location where = std::source_location::current());
 at::Tensor redistribute(const at::Tensor& tensor, const NamedPlacements& placements,
                         std::source_location where = std::source_location::current());
+inline at::Tensor redistribute(const at::Tensor& tensor, NoPlacements /*replicated*/,
+                               std::source_location where = std::source_location::current()) {
+  return redistribute(tensor, NamedPlacements(), where);
+}
 
 // This rank's part; shares memory with the DTensor. Local, unless plain tensors have been mixed with
 // DTensors whose comparison is still owed: then all ranks compare them here (Error, InvalidArgument,
@@ -160,8 +176,8 @@ struct DispatchCounters {
   int64_t gathered_operators = 0;        // calls of operators without a rule
   int64_t remembered_uses = 0;   // redistributions that an earlier one's result made needless
   int64_t remembered_bytes = 0;  // that such results take up now
-  // How often a weight that the user had cut was brought elsewhere for an operator. Each weight's
-  // first time is a warning of LibTorch's on the first rank.
+  // How often a weight that the user had cut was brought elsewhere for an operator. The first
+  // is a warning of LibTorch's on the first rank; the others are one more, when that is there again.
   int64_t unsharded_weights = 0;
   friend bool operator==(const DispatchCounters&, const DispatchCounters&) = default;
 };

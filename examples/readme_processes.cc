@@ -24,8 +24,9 @@ int main() {
     run(**world);
   } catch (const std::exception& error) {
     // Error (dtensor/error.h) has a status(), too. The others, which may wait for this rank, are told.
-    (*world)->comm()->abort(absl::AbortedError(error.what()));
-    std::cerr << "rank " << (*world)->rank() << ": " << error.what() << "\n";
+    const std::string text = message_of(error);  // without LibTorch's backtrace
+    (*world)->comm()->abort(absl::AbortedError(text));
+    std::cerr << "rank " << (*world)->rank() << ": " << text << "\n";
     return 1;
   }
   return 0;

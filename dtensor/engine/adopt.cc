@@ -88,7 +88,8 @@ void compare_now(const c10::OperatorHandle& op, const std::vector<size_t>& of, M
          absl::StrCat(
              "argument '", op.schema().arguments()[of[0]].name(),
              "' is a plain tensor among DTensors, which the strict scope refuses: that it is "
-             "the same on all ranks takes communication to find out"));
+             "the same on all ranks takes communication to find out; distribute it before, "
+             "replicated and without a source, or use it once before the scope"));
   }
   if (auto difference = first_difference(context, sums, cause_of({op, of[0]}))) {
     throw Error(absl::InvalidArgumentError(difference_of({op, of[difference->index]})));

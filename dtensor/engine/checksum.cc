@@ -62,7 +62,9 @@ std::optional<Difference> first_difference(MeshContext& context, const std::vect
               at::kLong,
               absl::MakeConstSpan(&count, 1),
               Layout(),
-              Layout()};
+              Layout(),
+              /*parameters=*/{},
+              /*is_check=*/true};
     });
     const Buffer buffer = Buffer::of(ends.data(), count);
     throw_if_error(comm.all_reduce(buffer, buffer, ReduceOp::kMin, options).wait());

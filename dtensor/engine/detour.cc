@@ -24,7 +24,8 @@ PlanRef plan_along(const DTensorMeta& meta, const SpecRef& from, const SpecRef& 
   if (meta.context->strict_depth > 0) {
     refuse(meta, op,
            "the strict scope refuses the communication that a view of another rank's "
-           "elements needs");
+           "elements needs; redistribute the original so that views of it lie where they are used, "
+           "or make them outside of the scope");
   }
   ++meta.context->observation.counters.implicit_redistributions;
   return plan;

@@ -8,9 +8,12 @@
 #include "ATen/ops/empty.h"
 #include "absl/algorithm/container.h"
 #include "absl/hash/hash.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "c10/core/AutogradState.h"
+#include "c10/util/Exception.h"
 #include "shardweave/dtensor/engine/adopt.h"
 #include "shardweave/dtensor/engine/arguments.h"
 #include "shardweave/dtensor/engine/decide.h"
@@ -185,26 +188,25 @@ bool make_key(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<cons
 
 // --- run ---------------------------------------------------------------------------------------
 
-bool has_name(const DTensorMeta& weight) {
-  return weight.family != nullptr && !weight.family->fqn.empty();
-}
-
 // "(the weight 'layers.0.up') "; "": it has no name.
 std::string weight_of(const OpCall& call, const InputChange& change) {
   const IValue& v = call.args[change.arg];
   const int element = call.input_element[change.input];
   const DTensorMeta& weight =
       meta_of(element < 0 ? v.unsafeToTensorImpl() : v.toListRef()[element].unsafeToTensorImpl());
-  return has_name(weight) ? absl::StrCat("(the weight '", weight.family->fqn, "') ") : "";
+  const std::string fqn(parameter_of(weight));
+  return fqn.empty() ? "" : absl::StrCat("(the weight '", fqn, "') ");
 }
 
 [[noreturn]] void refuse_implicit(const c10::OperatorHandle& op, const CacheEntry& entry,
                                   const MeshContext& context, const OpCall& call) {
-  std::string changes;
+  std::string changes, advice;
   for (const InputChange& change : entry.input_changes) {
     if (change.plan->is_local) continue;
-    absl::StrAppend(&changes, changes.empty() ? "" : "; ", "argument '",
-                    op.schema().arguments()[change.arg].name(), "' ",
+    const std::string& argument = op.schema().arguments()[change.arg].name();
+    absl::StrAppend(&advice, advice.empty() ? "write " : " and ",
+                    advised_call(argument, change.target->layout));
+    absl::StrAppend(&changes, changes.empty() ? "" : "; ", "argument '", argument, "' ",
                     change.unshards_weight ? weight_of(call, change) : "",
                     call.input(change.input).spec->to_string(), " -> ",
                     change.target->layout.to_string(), " (", change.plan->plan.bytes(), " bytes)");
@@ -221,14 +223,23 @@ std::string weight_of(const OpCall& call, const InputChange& change) {
                     written.spec->layout.to_string(), " (", written.plan->plan.bytes(), " bytes)");
   }
   const std::string module = context.observation.modules.current();
-  fail(
-      op, absl::StatusCode::kFailedPrecondition,
-      absl::StrCat("needs communication that the strict scope refuses",
-                   module.empty() ? "" : absl::StrCat(" in module '", module, "'"), ": ", changes));
+  fail(op, absl::StatusCode::kFailedPrecondition,
+       absl::StrCat("needs communication that the strict scope refuses",
+                    module.empty() ? "" : absl::StrCat(" in module '", module, "'"), ": ", changes,
+                    "; ",
+                    advice.empty() ? "it always does so: let it run outside of the scope"
+                                   : absl::StrCat(advice, " in front of it")));
 }
 
 bool is_first_rank(const MeshContext& context) {
   return absl::c_all_of(context.coordinate(), [](int64_t c) { return c == 0; });
+}
+
+// TORCH_WARN, but for its place: LibTorch prints the function, and users do not know ours.
+void warn(const c10::OperatorHandle& op, const std::string& text) {
+  c10::warn(c10::Warning(c10::UserWarning(),
+                         c10::SourceLocation{op.operator_name().name.c_str(), __FILE__, __LINE__},
+                         absl::StrCat("shardweave: ", text), /*verbatim=*/false));
 }
 
 // Says once per operator that it has no rule.
@@ -236,31 +247,93 @@ void note_gathered(const c10::OperatorHandle& op, MeshContext& context) {
   ++context.observation.counters.gathered_operators;
   if (!context.observation.said_gathered.insert(name_of(op)).second || !is_first_rank(context))
     return;
-  TORCH_WARN("shardweave: ", name_of(op),
-             " has no sharding rule; its inputs are gathered on every rank");
+  warn(op,
+       absl::StrCat(name_of(op), " has no sharding rule; its inputs are gathered on every rank"));
 }
 
-// Says once per weight that a cut of it, which the user wanted, is given up.
+// Of names that differ in a number only: "layers.*.up.weight (4), head.weight".
+std::string patterns_of(const std::vector<std::string>& fqns) {
+  std::vector<std::pair<std::string, int64_t>> patterns;
+  for (const std::string& fqn : fqns) {
+    std::vector<std::string> parts = absl::StrSplit(fqn, '.');
+    for (std::string& part : parts) {
+      if (!part.empty() && absl::c_all_of(part, absl::ascii_isdigit)) part = "*";
+    }
+    std::string pattern = absl::StrJoin(parts, ".");
+    const auto same = absl::c_find_if(patterns, [&](const auto& p) { return p.first == pattern; });
+    if (same == patterns.end()) {
+      patterns.emplace_back(std::move(pattern), 1);
+    } else {
+      ++same->second;
+    }
+  }
+  constexpr size_t kMost = 12;
+  const size_t shown = std::min(patterns.size(), kMost);
+  const auto append = [](std::string* out, const auto& pattern) {
+    absl::StrAppend(out, pattern.first);
+    if (pattern.second > 1) absl::StrAppend(out, " (", pattern.second, ")");
+  };
+  return absl::StrCat(absl::StrJoin(patterns.begin(), patterns.begin() + shown, ", ", append),
+                      shown < patterns.size() ? ", ..." : "");
+}
+
+// "along dp": the mesh dimensions whose cut a change gives up.
+std::string given_up(const MeshContext& context, const Layout& from, const Layout& to) {
+  std::vector<std::string> whole, moved;
+  for (int m = 0; m < from.mesh_ndim(); ++m) {
+    if (!from[m].is_shard() || from[m] == to[m]) continue;
+    (to[m].is_shard() ? moved : whole).emplace_back(context.mesh().name(m));
+  }
+  std::string text;
+  if (!whole.empty()) absl::StrAppend(&text, " whole along ", absl::StrJoin(whole, ", "));
+  if (!moved.empty()) {
+    absl::StrAppend(&text, text.empty() ? "" : " and", " cut in another way along ",
+                    absl::StrJoin(moved, ", "));
+  }
+  return text;
+}
+
+// Says once per weight that a cut of it, which the user wanted, is given up; of a plan that means so
+// (every parameter is cut, and gathered where it is used) in two lines, not in one for each.
 void note_unsharded(const c10::OperatorHandle& op, const InputChange& change,
                     const DTensorMeta& weight, MeshContext& context) {
   ++context.observation.counters.unsharded_weights;
   const std::string module = context.observation.modules.current();
   const std::string where = module.empty() ? "" : absl::StrCat(" in module '", module, "'");
-  const std::string layouts =
-      absl::StrCat(weight.spec->to_string(), " as ", change.target->layout.to_string());
   // What is made of a weight anew in every step (a cast) has no name, and no memory. Its sizes, which
   // may be others in every step, do not make it another.
-  const bool is_named = has_name(weight);
-  const bool is_first =
-      is_named ? !std::exchange(weight.family->said_unsharded, true)
-               : context.observation.said_unsharded
-                     .insert(absl::StrCat(name_of(op), where, " ", weight.spec->layout.to_string(),
-                                          " ", change.target->layout.to_string()))
-                     .second;
-  if (!is_first || !is_first_rank(context)) return;
-  TORCH_WARN("shardweave: ", name_of(op), where, " needs ",
-             is_named ? absl::StrCat("the weight '", weight.family->fqn, "' ") : "a weight ",
-             layouts, ": ", change.plan->plan.bytes(), " bytes for each rank, every time");
+  const std::string fqn(parameter_of(weight));
+  const std::string name = !fqn.empty() ? fqn
+                                        : absl::StrCat("a weight of ", name_of(op), where, " ",
+                                                       weight.spec->layout.to_string(), " ",
+                                                       change.target->layout.to_string());
+  const bool is_new = fqn.empty() ? context.observation.said_unsharded.insert(name).second
+                                  : !std::exchange(weight.family->said_unsharded, true);
+  if (!is_first_rank(context)) return;
+  auto& said = context.observation.unsharded;
+  const int64_t bytes = change.plan->plan.bytes();
+  constexpr char kCounted[] = "(the counter unsharded_weights counts each)";
+  if (said.first.empty()) {
+    said.first = name;
+    // A view has dimensions of its own: users know the parameter's.
+    const SpecRef& spec = fqn.empty() ? weight.spec : weight.family->parameter;
+    warn(op, absl::StrCat(name_of(op), where, " needs ",
+                          fqn.empty() ? "a weight" : absl::StrCat("the weight '", fqn, "'"), ", ",
+                          spec->to_string(), ",",
+                          given_up(context, weight.spec->layout, change.target->layout), ": ",
+                          bytes, " bytes for each rank, every time ", kCounted));
+  } else if (is_new) {
+    said.more.push_back(fqn.empty() ? absl::StrCat("a weight of ", name_of(op), where) : fqn);
+    said.bytes += bytes;
+  } else if (name == said.first && !said.more.empty()) {
+    warn(op,
+         absl::StrCat("as '", name, "' is, ", said.more.size(), " more ",
+                      said.more.size() == 1 ? "weight is" : "weights are",
+                      " brought elsewhere where operators need them, ", said.bytes,
+                      " bytes for each rank, every time ", kCounted, ": ", patterns_of(said.more)));
+    said.more.clear();
+    said.bytes = 0;
+  }
 }
 
 class Runner {
@@ -358,11 +431,12 @@ class Runner {
       }
       const at::Tensor kept = form->local;
       ++context_.observation.counters.remembered_uses;
-      at::Tensor result = moved(change, kept);
+      at::Tensor result = moved(change, kept, parameter_of(meta_of(impl)));
       return shared || !result.is_alias_of(kept) ? result : result.clone();
     }
     if (change.unshards_weight) note_unsharded(op_, change, meta_of(impl), context_);
-    at::Tensor result = moved(change, local);
+    at::Tensor result =
+        moved(change, local, impl == nullptr ? std::string_view() : parameter_of(meta_of(impl)));
     if (shared && is_kept(change.remember)) remember(meta_of(impl), change.target, result);
     return result;
   }
@@ -372,11 +446,13 @@ class Runner {
                        [&](const CacheEntry::Written& w) { return w.arg == change.arg; });
   }
 
-  at::Tensor moved(const InputChange& change, const at::Tensor& local) {
+  // `parameter`: its FQN, or "".
+  at::Tensor moved(const InputChange& change, const at::Tensor& local, std::string_view parameter) {
     if (!change.plan->is_local) ++context_.observation.counters.implicit_redistributions;
     at::Tensor result = run_plan(context_, *change.plan, local, change.target->sizes,
                                  {.name = op_.operator_name().name,
-                                  .argument = op_.schema().arguments()[change.arg].name()});
+                                  .argument = op_.schema().arguments()[change.arg].name(),
+                                  .parameter = parameter});
     if (local.dim() == 0 && local.unsafeGetTensorImpl()->is_wrapped_number()) {
       if (result.is_same(local)) return result;
       result.unsafeGetTensorImpl()->set_wrapped_number(true);

@@ -1,5 +1,7 @@
 // What one rank has, spread over the mesh: every rank gets its part and nothing else.
 #include <atomic>
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -53,6 +55,58 @@ TEST(DistributeTest, EveryRankGetsItsPartOfTheSource) {
       }
     });
   }
+}
+
+// No dimension of the mesh is named: replicated.
+TEST(DistributeTest, AnEmptyListOfPlacements) {
+  on_mesh({{"x", 2}, {"y", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor values = at::arange(6, at::kDouble).view({2, 3});
+    const at::Tensor x = distribute_tensor(values, mesh, {});
+    EXPECT_EQ(layout_of(x), Layout({Replicate(), Replicate()}));
+    EXPECT_TRUE(at::equal(to_local(x), values));
+    EXPECT_EQ(layout_of(distribute_tensor(values, mesh, {}, {.source = std::nullopt})),
+              layout_of(x));
+    const at::Tensor cut = distribute_tensor(values, mesh, {{"y", Shard(1)}});
+    EXPECT_EQ(layout_of(redistribute(cut, {})), layout_of(x));
+    EXPECT_TRUE(at::equal(to_local(redistribute(cut, {})), values));
+    // The others are what they were.
+    EXPECT_EQ(layout_of(distribute_tensor(values, mesh, {Shard(0), Shard(1)})),
+              Layout({Shard(0), Shard(1)}));
+    EXPECT_EQ(layout_of(redistribute(x, Layout({Shard(0), Shard(1)}))),
+              Layout({Shard(0), Shard(1)}));
+  });
+}
+
+// LibTorch's own errors, too, come without their backtraces.
+TEST(DistributeTest, ErrorsOfRanksAreTheirMessages) {
+  const absl::Status status = try_on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    if (mesh->coordinate()[0] == 1) at::ones({2, 3}).mm(at::ones({2, 3}));
+    at::mm(zeros({2, 3}, mesh, {Shard(0)}), zeros({2, 3}, mesh, {Shard(0)}));
+  });
+  EXPECT_THAT(std::string(status.message()),
+              ::testing::AllOf(::testing::HasSubstr("cannot be multiplied"),
+                               ::testing::Not(::testing::HasSubstr("frame #")),
+                               ::testing::Not(::testing::HasSubstr("Exception raised"))));
+}
+
+TEST(DistributeTest, OfADTensor) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor x = zeros({4}, mesh, {Shard(0)});
+    const auto message_of_error = [](const std::function<void()>& call) -> std::string {
+      try {
+        call();
+      } catch (const Error& error) {
+        return std::string(error.status().message());
+      }
+      return "no error";
+    };
+    EXPECT_THAT(message_of_error([&] { distribute_tensor(x, mesh, {Replicate()}); }),
+                ::testing::AllOf(::testing::HasSubstr("this is a DTensor already, DTensor[4]"),
+                                 ::testing::HasSubstr("; redistribute it for another layout")));
+    EXPECT_THAT(message_of_error([&] { from_local(x, mesh, {Shard(0)}); }),
+                ::testing::AllOf(::testing::HasSubstr("wanted a plain tensor, got DTensor[4]"),
+                                 ::testing::HasSubstr("or take its local part")));
+  });
 }
 
 TEST(DistributeTest, OfEveryKindOfCutAndElement) {

@@ -156,25 +156,35 @@ void run_round(const std::vector<InFlight>& in_flight, std::vector<PlanRun>& run
     const About about(*bucket.context, all);
     const PlanRun& first = runs[bucket.members[0]];
     if (members.size() == 1) {
-      bucket.span.emplace(*bucket.context, cause, [&] { return first.sending(); });
+      Cause one = cause;
+      one.parameter = in_flight[bucket.members[0]].parameter;
+      bucket.span.emplace(*bucket.context, one, [&] { return first.sending(); });
       bucket.work = send(*bucket.context, *members[0], cause.name);
       continue;
     }
     bucket.transfer = join({members.begin(), members.end()});
     const std::string argument = absl::StrCat(members.size(), " tensors");
     const int64_t numel = bucket.transfer.input.numel();
-    bucket.span.emplace(*bucket.context, Cause{cause.name, argument, cause.where},
-                        [&]() -> Sending {
-                          int64_t sent = 0;
-                          for (size_t i : bucket.members) sent += runs[i].sending().bytes;
-                          return {first.sending().collective,
-                                  bucket.transfer.mesh_dims,
-                                  sent,
-                                  first.sending().dtype,
-                                  absl::MakeConstSpan(&numel, 1),
-                                  Layout(),
-                                  Layout()};
-                        });
+    Cause all_of = cause;
+    all_of.argument = argument;
+    bucket.span.emplace(*bucket.context, all_of, [&]() -> Sending {
+      int64_t sent = 0;
+      std::vector<std::string> parameters;
+      for (size_t i : bucket.members) {
+        sent += runs[i].sending().bytes;
+        if (!in_flight[i].parameter.empty()) {
+          parameters.emplace_back(in_flight[i].parameter);
+        }
+      }
+      return {first.sending().collective,
+              bucket.transfer.mesh_dims,
+              sent,
+              first.sending().dtype,
+              absl::MakeConstSpan(&numel, 1),
+              Layout(),
+              Layout(),
+              std::move(parameters)};
+    });
     bucket.work = send(*bucket.context, bucket.transfer, cause.name);
   }
   // All of them, before an error may take away their memory.
@@ -201,7 +211,8 @@ InFlight moving_to(const DTensorMeta& meta, const Layout& layout) {
           meta.local(),
           meta.spec->sizes,
           static_cast<int64_t>(meta.spec->numel() * c10::elementSize(meta.spec->dtype)),
-          provenance_of(meta)};
+          provenance_of(meta),
+          parameter_of(meta)};
 }
 
 void run_plans(std::vector<InFlight>& in_flight, const Cause& cause) {

@@ -2,6 +2,7 @@
 // dtensor/; users call redistribute_all() in redistribute_async.h.
 #pragma once
 
+#include <string_view>
 #include <vector>
 
 #include "shardweave/dtensor/engine/redistribute.h"
@@ -18,6 +19,7 @@ struct InFlight {
   Dims sizes;        // global
   int64_t bytes;     // global: what is decided by it is the same on all ranks
   uint64_t provenance;
+  std::string_view parameter = {};  // the FQN, of it or of its gradient; lives as long as the run
 };
 
 // Of a tensor's local part to another layout.

@@ -419,6 +419,10 @@ void PlanRun::arrived(const CollectiveTransfer& transfer) {
   ++step_;
 }
 
+std::string advised_call(std::string_view argument, const Layout& layout) {
+  return absl::StrCat("redistribute(", std::string(argument), ", ", layout.to_string(), ")");
+}
+
 at::Tensor run_plan(MeshContext& context, const ReadyPlan& plan, at::Tensor local,
                     absl::Span<const int64_t> sizes, const Cause& cause) {
   PlanRun run(context, plan, std::move(local), sizes);
@@ -442,8 +446,10 @@ at::Tensor redistributed(const at::Tensor& tensor, const Layout& layout, const C
   SpecRef target = meta.context->with_layout(*meta.spec, layout);
   const PlanRef plan = plan_for(*meta.context, meta.spec, target);
   const About about(*meta.context, provenance_of(meta));
+  Cause of_it = cause;
+  of_it.parameter = parameter_of(meta);
   at::Tensor local =
-      owned(run_plan(*meta.context, *plan, meta.local(), meta.spec->sizes, cause), meta.local());
+      owned(run_plan(*meta.context, *plan, meta.local(), meta.spec->sizes, of_it), meta.local());
   at::Tensor result = wrap(std::move(local), std::move(target), meta.context);
   meta_of(result).came_from(provenance_of(meta));
   return result;

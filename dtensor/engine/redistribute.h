@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <source_location>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -54,6 +55,8 @@ struct Sending {
   absl::Span<const int64_t> shape;
   Layout before;
   Layout after;
+  std::vector<std::string> parameters = {};  // of several tensors together; else the Cause has it
+  bool is_check = false;                     // CommEvent::is_check
 };
 
 // A plan on its way, one collective after the other.
@@ -94,8 +97,13 @@ struct Cause {
   std::string_view name;            // the operator, or the function that a user called
   std::string_view argument = {};   // of the operator: what has to move
   std::source_location where = {};  // of the function's call
+  std::string_view parameter = {};  // the FQN, where it or its gradient moves
+  bool syncs_gradients = false;     // Phase::kGradientSync
   bool implicit() const { return where.line() == 0; }
 };
+
+// The call that a refusal of the strict scope advises: "redistribute(input, [R])".
+std::string advised_call(std::string_view argument, const Layout& layout);
 
 // Runs `plan` on this rank's part of a tensor with global `sizes`; the result is contiguous unless
 // the plan has nothing but a to_partial or no step. It may be a view of `local`. Collective over the mesh dimensions that the

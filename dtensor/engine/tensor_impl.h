@@ -53,7 +53,8 @@ struct Remembered {
 struct ViewFamily {
   int64_t writes = 0;         // to any of them
   uint64_t last_written = 0;  // where what was written last comes from (provenance.h)
-  std::string fqn;            // of the parameter that they are, as distribute_module() found it
+  std::string fqn;            // of the parameter that they are, as distribute_module() found it,
+  SpecRef parameter;          // and as that laid it out
   bool said_unsharded = false;
   std::vector<Remembered> remembered;
 };
@@ -94,6 +95,11 @@ struct DTensorMeta final : c10::BackendMeta {
   mutable std::shared_ptr<ViewFamily> family;
   std::shared_ptr<const Detour> detour;  // null: no view, or one that aliases its base
 };
+
+// The FQN of the parameter that a tensor or its base is; "": none, or unknown.
+inline std::string_view parameter_of(const DTensorMeta& meta) {
+  return meta.family == nullptr ? std::string_view() : std::string_view(meta.family->fqn);
+}
 
 inline c10::IntArrayRef array(const Dims& dims) {
   return c10::IntArrayRef(dims.data(), dims.size());

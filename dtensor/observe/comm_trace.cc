@@ -18,12 +18,21 @@ using namespace dtensor_internal;
 
 // "Float[8, 12] [R, P(sum)] -> [R, R]"
 std::string tensor_of(const CommEvent& event) {
+  if (event.is_check) return "check that plain values are alike on all ranks";
   std::string text =
       absl::StrCat(c10::toString(event.dtype), "[", absl::StrJoin(event.shape, ", "), "]");
   if (event.before.mesh_ndim() > 0) {
     absl::StrAppend(&text, " ", event.before.to_string(), " -> ", event.after.to_string());
   }
   return text;
+}
+
+// "layers.0.up.weight"; of many the first.
+std::string parameters_of(const CommEvent& event) {
+  if (event.parameters.empty()) return "";
+  const size_t more = event.parameters.size() - 1;
+  return more == 0 ? event.parameters[0]
+                   : absl::StrCat(event.parameters[0], " and ", more, " more");
 }
 
 // "aten::add 'other'"
@@ -50,19 +59,30 @@ nlohmann::ordered_json json_of(const CommEvent& event) {
           {"after", event.after.to_string()},
           {"module", event.module},
           {"phase", to_string(event.phase)},
-          {"source", event.source}};
+          {"source", event.source},
+          {"parameters", event.parameters},
+          {"is_check", event.is_check}};
 }
 
 }  // namespace
 
 std::string_view to_string(Phase phase) {
-  return phase == Phase::kForward ? "forward" : "backward";
+  switch (phase) {
+    case Phase::kForward:
+      return "forward";
+    case Phase::kBackward:
+      return "backward";
+    case Phase::kGradientSync:
+      return "gradient sync";
+  }
+  return "";
 }
 
 std::string CommEvent::to_string() const {
   std::string text =
       absl::StrCat(collective, " ", group_of(*this), ", ", bytes, " bytes: ", tensor_of(*this),
-                   " for ", cause_of(*this), phase == Phase::kForward ? ", forward" : ", backward");
+                   parameters.empty() ? "" : absl::StrCat(" of ", parameters_of(*this)), " for ",
+                   cause_of(*this), ", ", std::string(shardweave::to_string(phase)));
   if (!module.empty()) absl::StrAppend(&text, ", in ", module);
   if (!source.empty()) absl::StrAppend(&text, ", ", source);
   return text;
@@ -128,12 +148,12 @@ std::string CommTrace::to_string() const {
       ++same->calls;
     }
   }
-  TextTable table(
-      {"calls", "collective", "along", "bytes", "tensor", "needed by", "phase", "module", "source"},
-      /*right_aligned=*/{0, 3});
+  TextTable table({"calls", "collective", "along", "bytes", "tensor", "parameter", "needed by",
+                   "phase", "module", "source"},
+                  /*right_aligned=*/{0, 3});
   for (const auto& [event, calls] : lines) {
     table.add({absl::StrCat(calls), event->collective, group_of(*event), absl::StrCat(event->bytes),
-               tensor_of(*event), cause_of(*event),
+               tensor_of(*event), parameters_of(*event), cause_of(*event),
                std::string(shardweave::to_string(event->phase)), event->module, event->source});
   }
   std::string text = table.to_string();

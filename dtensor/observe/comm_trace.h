@@ -35,8 +35,9 @@ class MeshContext;
 }
 
 enum class Phase : uint8_t {
-  kForward,   // everything that is not
-  kBackward,  // inside of backward() or grad()
+  kForward,       // everything that is not
+  kBackward,      // inside of backward() or grad()
+  kGradientSync,  // inside of finish_grad_sync()
 };
 std::string_view to_string(Phase phase);
 
@@ -61,6 +62,12 @@ struct CommEvent {
   at::ScalarType dtype = at::kFloat;
   std::vector<int64_t> shape;
   Layout before, after;
+  // The FQNs that distribute_module() found, where parameters (or views of them) or their gradients
+  // (finish_grad_sync) move. Empty: none, or unknown.
+  std::vector<std::string> parameters;
+  // Nothing of the tensor moves: checksums of plain tensors are compared, whether those are alike on
+  // all ranks. `shape` is that of the checksums.
+  bool is_check = false;
 
   // The innermost ModuleScope in which the operator was called; in backward, that of the forward
   // operator whose gradient is computed. "": none.
@@ -92,7 +99,7 @@ class CommTrace {
   //    {"collective": "all_reduce", "mesh_dims": ["tp"], "group_size": 2, "bytes": 384,
   //     "op": "aten::add", "argument": "other", "implicit": true, "dtype": "Float",
   //     "shape": [8, 12], "before": "[R, P(sum)]", "after": "[R, R]", "module": "mlp",
-  //     "phase": "forward", "source": ""}]}
+  //     "phase": "forward", "source": "", "parameters": [], "is_check": false}]}
   std::string to_json() const;
 
  private:

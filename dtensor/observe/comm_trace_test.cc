@@ -2,7 +2,10 @@
 
 #include "shardweave/dtensor/observe/comm_trace.h"
 
+#include <set>
 #include <source_location>
+#include <string>
+#include <string_view>
 
 #include "ATen/ATen.h"
 #include "gmock/gmock.h"
@@ -11,6 +14,7 @@
 #include "shardweave/dtensor/distribute_module.h"
 #include "shardweave/dtensor/testing/expect_comms.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
+#include "torch/nn/modules/container/sequential.h"
 #include "torch/nn/modules/linear.h"
 
 namespace shardweave {
@@ -196,7 +200,69 @@ TEST(CommTraceTest, GradientsThatTravelTogetherAreOneEvent) {
     EXPECT_EQ(event.shape, std::vector<int64_t>{elements});
     // Of each tensor the figure of the rank that sends most.
     EXPECT_EQ(event.bytes, (42 + 8 + 42 + 6) * 8);
-    EXPECT_COMMS(trace, {all_reduce("dp").by("finish_grad_sync").in("").explicitly()});
+    EXPECT_COMMS(trace,
+                 {all_reduce("dp").by("finish_grad_sync").in("").gradient_sync().explicitly()});
+    // Those of which it has the gradients.
+    std::vector<std::string> names;
+    for (const auto& item : mlp->named_parameters()) names.push_back(item.key());
+    EXPECT_THAT(event.parameters, ::testing::UnorderedElementsAreArray(names));
+    EXPECT_THAT(event.to_string(), HasSubstr(" and 3 more for finish_grad_sync '4 tensors', "
+                                             "gradient sync"));
+  });
+}
+
+// Parameters by their names: sent for the first time, brought where an operator needs them, and their
+// gradients.
+TEST(CommTraceTest, NamesTheParameters) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    torch::nn::Sequential model(torch::nn::Linear(6, 4), torch::nn::Linear(4, 3));
+    CommTrace trace(mesh);
+    const auto names_by = [&](std::string_view op) {
+      std::set<std::string> names;
+      for (const CommEvent& event : trace.events()) {
+        if (event.op == op) names.insert(event.parameters.begin(), event.parameters.end());
+      }
+      return names;
+    };
+    const std::set<std::string> all = {"0.weight", "0.bias", "1.weight", "1.bias"};
+    distribute_module(*model, mesh, {{"*", {{"dp", Shard(0)}}}});
+    EXPECT_EQ(names_by("distribute_module"), all) << trace.to_string();
+    trace.clear();
+    const at::Tensor x =
+        distribute_tensor(at::ones({4, 6}), mesh, {{"dp", Shard(0)}}, kNothingSent);
+    const at::Tensor y = model->forward(x);
+    EXPECT_EQ(names_by("aten::addmm"), all) << trace.to_string();
+    EXPECT_THAT(trace.to_string(), HasSubstr("  1.weight   aten::addmm 'mat2'"));
+    y.square().sum().backward();
+    trace.clear();
+    finish_grad_sync(*model);
+    EXPECT_EQ(names_by("finish_grad_sync"), all) << trace.to_string();
+    trace.clear();
+    full_tensor(model->parameters()[0]);
+    EXPECT_EQ(names_by("full_tensor"), std::set<std::string>{"0.weight"});
+    trace.clear();
+    full_tensor(x);
+    EXPECT_THAT(trace.events()[0].parameters, IsEmpty());
+    const auto json = nlohmann::json::parse(trace.to_json());
+    EXPECT_EQ(json["events"][0]["parameters"], nlohmann::json::array());
+  });
+}
+
+// What compares plain tensors does not look like what moves a tensor.
+TEST(CommTraceTest, TheComparisonOfPlainTensorsSaysSo) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor x = zeros({4, 6}, mesh, {Shard(0)});
+    CommTrace trace(mesh);
+    x.mul(at::ones({6}));
+    ASSERT_EQ(trace.events().size(), 1u);
+    EXPECT_TRUE(trace.events()[0].is_check);
+    EXPECT_EQ(trace.events()[0].to_string(),
+              "all_reduce dp (2), 16 bytes: check that plain values are alike on all ranks for "
+              "aten::mul 'other', forward");
+    EXPECT_TRUE(nlohmann::json::parse(trace.to_json())["events"][0]["is_check"].get<bool>());
+    trace.clear();
+    full_tensor(x);
+    EXPECT_FALSE(trace.events()[0].is_check);
   });
 }
 

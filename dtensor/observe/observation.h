@@ -23,6 +23,13 @@ struct Observation {
   int64_t collectives_seen = 0;                  // by observers
   // Said once (dispatch.cc): operators without a rule; weights without a name that lose a cut.
   absl::flat_hash_set<std::string> said_gathered, said_unsharded;
+  // Of weights that lose a cut the first is said in full; those that follow it are said together, when
+  // it is there again: a step has gone by.
+  struct {
+    std::string first;  // "": there was none
+    std::vector<std::string> more;
+    int64_t bytes = 0;  // of `more`
+  } unsharded;
 };
 
 }  // namespace shardweave::dtensor_internal

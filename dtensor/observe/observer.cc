@@ -27,9 +27,13 @@ CommEvent event_of(const MeshContext& context, const Cause& cause, const Sending
   event.shape.assign(sending.shape.begin(), sending.shape.end());
   event.before = sending.before;
   event.after = sending.after;
+  event.parameters = sending.parameters;
+  if (!cause.parameter.empty()) event.parameters = {std::string(cause.parameter)};
+  event.is_check = sending.is_check;
   event.module = context.observation.modules.current();
-  event.phase =
-      torch::autograd::get_current_graph_task_id() == -1 ? Phase::kForward : Phase::kBackward;
+  event.phase = cause.syncs_gradients                                ? Phase::kGradientSync
+                : torch::autograd::get_current_graph_task_id() == -1 ? Phase::kForward
+                                                                     : Phase::kBackward;
   if (!event.implicit && cause.where.line() != 0) {
     event.source = absl::StrCat(cause.where.file_name(), ":", cause.where.line());
   }

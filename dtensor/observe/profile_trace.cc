@@ -102,6 +102,7 @@ class ProfileScope::Recorder final : public Observer {
                              .category = "communication",
                              .collective = static_cast<int>(collectives.size())});
     if (index < 0) return;
+    events[index].phase = event.phase;
     collectives.push_back(event);
     sending_[id] = index;
   }
@@ -183,6 +184,7 @@ class ProfileScope::Recorder final : public Observer {
       args["along"] = absl::StrJoin(collective.mesh_dims, ", ");
       args["bytes"] = collective.bytes;
       args["for"] = collective.op;
+      if (!collective.parameters.empty()) args["parameters"] = collective.parameters;
       args["implicit"] = collective.implicit;
     }
     return {{"name", event.name},

@@ -250,7 +250,7 @@ namespace {
 
 // `tensor` is what a composite of `op` has made of `of`, or that itself.
 at::Tensor move(const c10::OperatorHandle& op, const at::Tensor& tensor, const Layout& layout,
-                std::string_view argument, const Spec& of) {
+                std::string_view argument, const Spec& of, bool is_argument) {
   DTensorMeta& meta = meta_of(tensor);
   if (meta.spec->layout == layout) return tensor;
   MeshContext& context = *meta.context;
@@ -267,7 +267,10 @@ at::Tensor move(const c10::OperatorHandle& op, const at::Tensor& tensor, const L
            absl::StrCat("needs communication that the strict scope refuses",
                         module.empty() ? "" : absl::StrCat(" in module '", module, "'"), ": ",
                         std::string(argument), " of ", of.to_string(), ": ", meta.spec->to_string(),
-                        " -> ", layout.to_string(), " (", plan->plan.bytes(), " bytes)"));
+                        " -> ", layout.to_string(), " (", plan->plan.bytes(), " bytes); ",
+                        is_argument ? absl::StrCat("write ", advised_call(argument, layout),
+                                                   " in front of it")
+                                    : "it always does so: let it run outside of the scope"));
     }
     ++context.observation.counters.implicit_redistributions;
   }
@@ -285,7 +288,7 @@ at::Tensor move(const c10::OperatorHandle& op, const at::Tensor& tensor, const L
 at::Tensor move_input(const c10::OperatorHandle& op, const at::Tensor& tensor, const Layout& layout,
                       std::string_view argument) {
   if (!is_dtensor(tensor)) return tensor;  // adopted by the next operator
-  return move(op, tensor, layout, argument, *meta_of(tensor).spec);
+  return move(op, tensor, layout, argument, *meta_of(tensor).spec, /*is_argument=*/true);
 }
 
 at::Tensor reduce_over_ranks(const c10::OperatorHandle& op, const at::Tensor& like,
@@ -301,7 +304,7 @@ at::Tensor reduce_over_ranks(const c10::OperatorHandle& op, const at::Tensor& li
                            contiguous_strides(sizes), local.scalar_type(), meta.spec->device);
   const at::Tensor partial = wrap(std::move(local), std::move(spec), meta.context);
   return move(op, partial, value_or_throw(Layout::create(std::move(whole), order)), "reduction",
-              *meta.spec);
+              *meta.spec, /*is_argument=*/false);
 }
 
 void zeros_if_empty(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {

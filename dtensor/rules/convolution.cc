@@ -1,6 +1,11 @@
 // Convolution: cut the batch (dimension 0 of the input), the channels of the result, those of the
 // input (then the result is a Partial sum), or whole groups. Spatial cuts need a halo, unless
 // windows do not overlap; inputs that are cut so are brought to one of these first.
+#include <algorithm>
+#include <initializer_list>
+#include <vector>
+
+#include "ATen/ops/zeros.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
@@ -64,31 +69,53 @@ bool whole_groups(const OpCall& call) {
 }
 
 // Channels of whole groups: the number of groups becomes the local one.
-void convolution_of_groups(const c10::OperatorHandle& op, c10::Stack& stack,
-                           const LocalCall& call) {
+void count_local_groups(BoxedCall& boxed, const LocalCall& call) {
+  const int64_t groups = boxed["groups"].toInt();
+  const Spec& input = boxed.spec(call, "input");
+  if (groups == 1 || input.sizes[1] == 0) return;
+  boxed["groups"] = groups * input.local_sizes[1] / input.sizes[1];
+}
+
+// Whether this rank has no samples, or none of the channels. What is empty as a whole is for
+// LibTorch.
+bool has_nothing(BoxedCall& boxed, const LocalCall& call,
+                 std::initializer_list<const char*> tensors) {
+  return std::any_of(tensors.begin(), tensors.end(), [&](const char* name) {
+    return boxed.tensor(name).numel() == 0 && boxed.spec(call, name).numel() > 0;
+  });
+}
+
+at::Tensor zeros_of(const SpecRef& spec, const at::Tensor& like) {
+  if (spec == nullptr) return {};
+  const Dims& sizes = spec->local_sizes;
+  return at::zeros({sizes.data(), sizes.size()}, like.options().dtype(spec->dtype));
+}
+
+// A sum over no channels is 0, to which the bias is added.
+void convolution_of_shard(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
   BoxedCall boxed(op, stack);
-  const Spec& spec = boxed.spec(call, "input");
-  boxed["groups"] = boxed["groups"].toInt() * spec.local_sizes[1] / spec.sizes[1];
-  boxed.run();
+  count_local_groups(boxed, call);
+  if (!has_nothing(boxed, call, {"input", "weight"})) return boxed.run();
+  at::Tensor result = zeros_of(call.outputs[0], boxed.tensor("input"));
+  if (const at::Tensor bias = boxed.tensor("bias"); bias.defined()) {
+    std::vector<int64_t> per_channel(result.dim(), 1);
+    per_channel[1] = bias.numel();
+    result.add_(bias.view(per_channel));
+  }
+  boxed.finish({result});
 }
 
 void convolution(const OpCall& call, Strategies& out) {
   const TensorInfo& input = call.input("input");
-  const TensorInfo& weight = call.input("weight");
   const int out_channels = call.bool_arg("transposed") ? 1 : 0;  // of the weight
-  if (!call.may_be_empty(input, 0)) out.add({{"input", Shard(0)}}, {Shard(0)});
+  out.add({{"input", Shard(0)}}, {Shard(0)});
   if (call.int_arg("groups") == 1) {
-    if (!call.may_be_empty(weight, out_channels)) {
-      out.add({{"weight", Shard(out_channels)}, {"bias", Shard(0)}}, {Shard(1)});
-    }
+    out.add({{"weight", Shard(out_channels)}, {"bias", Shard(0)}}, {Shard(1)});
     // A sum over the input's channels; the bias is added once.
-    if (!call.may_be_empty(input, 1)) {
-      out.add({{"input", Shard(1)}, {"weight", Shard(1 - out_channels)}, {"bias", Partial()}},
-              {Partial()});
-    }
+    out.add({{"input", Shard(1)}, {"weight", Shard(1 - out_channels)}, {"bias", Partial()}},
+            {Partial()});
   } else if (whole_groups(call)) {
-    out.add({{"input", Shard(1)}, {"weight", Shard(0)}, {"bias", Shard(0)}}, {Shard(1)},
-            convolution_of_groups);
+    out.add({{"input", Shard(1)}, {"weight", Shard(0)}, {"bias", Shard(0)}}, {Shard(1)});
   }
   for (int i = 0; i < input.ndim() - 2; ++i) {
     if (cuts_no_window(call, i)) out.add({{"input", Shard(i + 2)}}, {Shard(i + 2)});
@@ -110,26 +137,33 @@ void convolution_backward_shape(OpCall& call) {
 }
 
 // The gradient of the bias needs only that of the result.
-void convolution_backward(const OpCall& call, Strategies& out) {
-  const TensorInfo& grad = call.input("grad_output");
-  const TensorInfo& input = call.input("input");
-  const TensorInfo& weight = call.input("weight");
-  const int out_channels = call.bool_arg("transposed") ? 1 : 0;
-  if (!call.may_be_empty(grad, 0)) {
-    out.add({{"grad_output", Shard(0)}, {"input", Shard(0)}}, {Shard(0), Partial(), Partial()});
+void convolution_backward_of_shard(const c10::OperatorHandle& op, c10::Stack& stack,
+                                   const LocalCall& call) {
+  BoxedCall boxed(op, stack);
+  count_local_groups(boxed, call);
+  if (!has_nothing(boxed, call, {"grad_output", "input", "weight"})) return boxed.run();
+  const at::Tensor grad = boxed.tensor("grad_output");
+  at::Tensor bias;
+  if (call.outputs[2] != nullptr) {
+    std::vector<int64_t> all_but_channels = {0};
+    for (int64_t d = 2; d < grad.dim(); ++d) all_but_channels.push_back(d);
+    bias = grad.sum(all_but_channels);
   }
+  boxed.finish({zeros_of(call.outputs[0], grad), zeros_of(call.outputs[1], grad), bias});
+}
+
+void convolution_backward(const OpCall& call, Strategies& out) {
+  const TensorInfo& input = call.input("input");
+  const int out_channels = call.bool_arg("transposed") ? 1 : 0;
+  out.add({{"grad_output", Shard(0)}, {"input", Shard(0)}}, {Shard(0), Partial(), Partial()});
   if (call.int_arg("groups") == 1) {
-    if (!call.may_be_empty(weight, out_channels)) {
-      out.add({{"grad_output", Shard(1)}, {"weight", Shard(out_channels)}},
-              {Partial(), Shard(out_channels), Shard(0)});
-    }
-    if (!call.may_be_empty(input, 1)) {
-      out.add({{"input", Shard(1)}, {"weight", Shard(1 - out_channels)}},
-              {Shard(1), Shard(1 - out_channels), Replicate()});
-    }
+    out.add({{"grad_output", Shard(1)}, {"weight", Shard(out_channels)}},
+            {Partial(), Shard(out_channels), Shard(0)});
+    out.add({{"input", Shard(1)}, {"weight", Shard(1 - out_channels)}},
+            {Shard(1), Shard(1 - out_channels), Replicate()});
   } else if (whole_groups(call)) {
     out.add({{"grad_output", Shard(1)}, {"input", Shard(1)}, {"weight", Shard(0)}},
-            {Shard(1), Shard(0), Shard(0)}, convolution_of_groups);
+            {Shard(1), Shard(0), Shard(0)});
   }
   for (int i = 0; i < input.ndim() - 2; ++i) {
     if (!cuts_no_window(call, i)) continue;
@@ -159,12 +193,16 @@ double backward_flops(const OpCall& call) {
 }  // namespace
 
 void add_convolution_rules(RuleTable& table) {
-  table.add("aten::convolution",
-            sharded(convolution).shapes(convolution_shape).flops(forward_flops).chunks_only());
+  table.add("aten::convolution", sharded(convolution)
+                                     .shapes(convolution_shape)
+                                     .flops(forward_flops)
+                                     .chunks_only()
+                                     .runs(convolution_of_shard));
   table.add("aten::convolution_backward", sharded(convolution_backward)
                                               .shapes(convolution_backward_shape)
                                               .flops(backward_flops)
-                                              .chunks_only());
+                                              .chunks_only()
+                                              .runs(convolution_backward_of_shard));
 }
 
 }  // namespace shardweave::dtensor_internal

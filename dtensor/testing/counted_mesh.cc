@@ -10,6 +10,7 @@
 #include "gtest/gtest.h"
 #include "shardweave/comm/gloo/gloo_backend.h"
 #include "shardweave/comm/inproc/inproc.h"
+#include "shardweave/comm/status_exception.h"
 #include "shardweave/comm/store/in_process_store.h"
 
 namespace shardweave::testing {
@@ -73,7 +74,7 @@ absl::Status run_rank(std::unique_ptr<Backend> carrier, const std::vector<MeshDi
   try {
     body(*mesh, sent);
   } catch (const std::exception& e) {
-    const absl::Status status = absl::InternalError(e.what());
+    const absl::Status status = absl::InternalError(message_of(e));
     world.comm()->abort(status);
     return status;
   }

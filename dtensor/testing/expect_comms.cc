@@ -56,6 +56,10 @@ CommMatcher CommMatcher::backward() && {
   phase_ = Phase::kBackward;
   return std::move(*this);
 }
+CommMatcher CommMatcher::gradient_sync() && {
+  phase_ = Phase::kGradientSync;
+  return std::move(*this);
+}
 CommMatcher CommMatcher::implicitly() && {
   implicit_ = true;
   return std::move(*this);
@@ -91,7 +95,7 @@ std::string CommMatcher::to_string() const {
   if (op_) absl::StrAppend(&text, ", for ", *op_);
   if (argument_) absl::StrAppend(&text, " '", *argument_, "'");
   if (module_) absl::StrAppend(&text, ", in ", *module_);
-  if (phase_) absl::StrAppend(&text, *phase_ == Phase::kForward ? ", forward" : ", backward");
+  if (phase_) absl::StrAppend(&text, ", ", std::string(shardweave::to_string(*phase_)));
   if (implicit_) absl::StrAppend(&text, *implicit_ ? ", implicit" : ", explicit");
   return text;
 }

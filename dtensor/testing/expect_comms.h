@@ -46,6 +46,7 @@ class CommMatcher {
   CommMatcher in(std::string module) &&;  // FQN pattern, see matches_fqn(): "layers.*.attn"
   CommMatcher forward() &&;
   CommMatcher backward() &&;
+  CommMatcher gradient_sync() &&;  // in finish_grad_sync()
   CommMatcher implicitly() &&;
   CommMatcher explicitly() &&;
 

@@ -1,9 +1,11 @@
 // A weight that a plan cut and an operator needs whole: said once, counted, refused by the strict
-// scope.
+// scope, which says what to write instead.
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "ATen/ATen.h"
+#include "absl/strings/str_cat.h"
 #include "c10/core/GradMode.h"
 #include "c10/util/Exception.h"
 #include "gmock/gmock.h"
@@ -13,6 +15,7 @@
 #include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "torch/nn/module.h"
+#include "torch/nn/modules/container/modulelist.h"
 
 namespace shardweave {
 namespace {
@@ -25,8 +28,11 @@ using testing::on_mesh;
 
 class Warnings final : public c10::WarningHandler {
  public:
-  void process(const c10::Warning& warning) override { said.push_back(warning.msg()); }
-  std::vector<std::string> said;
+  void process(const c10::Warning& warning) override {
+    said.push_back(warning.msg());
+    functions.emplace_back(warning.source_location().function);
+  }
+  std::vector<std::string> said, functions;
 };
 
 struct Mlp : torch::nn::Module {
@@ -60,10 +66,71 @@ TEST(WeightsTest, AWeightThatMeetsACutBatchIsSaidOnceAndCountedEachTime) {
       EXPECT_THAT(warnings.said, IsEmpty());
       return;
     }
-    // 6 x 8 floats, of which the other rank has half.
+    // 6 x 8 floats, of which the other rank has half. What follows the first is said when that is
+    // there again.
+    EXPECT_THAT(
+        warnings.said,
+        ElementsAre("shardweave: aten::mm needs the weight 'up', DTensor[6, 8] Float [S(0)], whole "
+                    "along dp: 96 bytes for each rank, every time (the counter unsharded_weights "
+                    "counts each)",
+                    "shardweave: as 'up' is, 1 more weight is brought elsewhere where operators "
+                    "need them, 96 bytes for each rank, every time (the counter "
+                    "unsharded_weights counts each): down"));
+    // Users do not know our functions.
+    EXPECT_THAT(warnings.functions, ElementsAre("aten::mm", "aten::mm"));
+  });
+}
+
+struct Deep : torch::nn::Module {
+  explicit Deep(int layers) {
+    for (int i = 0; i < layers; ++i) layers_->push_back(std::make_shared<Mlp>());
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (const auto& layer : *layers_) x = layer->as<Mlp>()->forward(x);
+    return x.matmul(head.t());
+  }
+  at::Tensor head = register_parameter("head", at::ones({5, 6}));
+  torch::nn::ModuleList layers_ = register_module("layers", torch::nn::ModuleList());
+};
+
+// A plan that cuts every parameter and means it.
+TEST(WeightsTest, ManyWeightsAreTwoLines) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    Warnings warnings;
+    const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+    Deep model(12);
+    distribute_module(model, mesh, {{"*", {{"dp", Shard(0)}}}});
+    const at::Tensor x = distribute_tensor(at::ones({4, 6}), mesh, {{"dp", Shard(0)}});
+    for (int step = 1; step <= 4; ++step) {
+      model.forward(x).sum().backward();
+      EXPECT_EQ(unsharded(mesh), 25 * step);
+      const c10::NoGradGuard no_grad;
+      for (at::Tensor& w : model.parameters()) {
+        w.mul_(0.5);
+        w.mutable_grad() = at::Tensor();
+      }
+    }
+    if (mesh->coordinate()[0] != 0) return;
+    ASSERT_EQ(warnings.said.size(), 2u);
+    EXPECT_THAT(warnings.said[0], HasSubstr("the weight 'layers.0.up'"));
+    // 23 of 6 x 8 floats and one of 5 x 6, of which the first rank lacks less than half.
+    EXPECT_THAT(warnings.said[1], AllOf(HasSubstr("as 'layers.0.up' is, 24 more weights are"),
+                                        HasSubstr(absl::StrCat(23 * 96 + 3 * 6 * 4, " bytes")),
+                                        HasSubstr("layers.*.down (12), layers.*.up (11), head")));
+  });
+}
+
+// What the operator gets is a transposed view: the layout is the parameter's.
+TEST(WeightsTest, TheLayoutIsThatOfTheParameter) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    Warnings warnings;
+    const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+    Deep model(0);
+    distribute_module(model, mesh, {{"head", {{"dp", Shard(0)}}}});
+    model.forward(distribute_tensor(at::ones({4, 6}), mesh, {{"dp", Shard(0)}}));
+    if (mesh->coordinate()[0] != 0) return;
     EXPECT_THAT(warnings.said,
-                ElementsAre(AllOf(HasSubstr("aten::mm"), HasSubstr("'up'"), HasSubstr("96 bytes")),
-                            AllOf(HasSubstr("aten::mm"), HasSubstr("'down'"), HasSubstr("[R]"))));
+                ElementsAre(HasSubstr("the weight 'head', DTensor[5, 6] Float [S(0)], whole")));
   });
 }
 
@@ -80,7 +147,7 @@ TEST(WeightsTest, TheModuleThatRunsIsNamed) {
     EXPECT_EQ(unsharded(mesh), 3);
     if (mesh->coordinate()[0] != 0) return;
     EXPECT_THAT(warnings.said, ElementsAre(AllOf(HasSubstr("in module 'layers.0.mlp'"),
-                                                 HasSubstr("Double"), HasSubstr("as [R]"))));
+                                                 HasSubstr("Double"), HasSubstr("whole"))));
   });
 }
 
@@ -113,8 +180,10 @@ TEST(WeightsTest, TheStrictScopeNamesIt) {
       ADD_FAILURE() << "no error";
     } catch (const Error& error) {
       EXPECT_THAT(std::string(error.status().message()),
-                  AllOf(HasSubstr("argument 'mat2' (the weight 'up')"), HasSubstr("96 bytes")));
+                  AllOf(HasSubstr("argument 'mat2' (the weight 'up')"), HasSubstr("96 bytes"),
+                        HasSubstr("; write redistribute(mat2, [R]) in front of it")));
     }
+    x.mm(redistribute(mlp.up, {Replicate()}));  // as it says
     EXPECT_EQ(unsharded(mesh), 0);
   });
 }

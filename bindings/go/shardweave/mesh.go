@@ -337,7 +337,9 @@ func (t *Trace) String() string {
 	return text
 }
 
-// MarshalJSON is the record as JSON.
+// MarshalJSON is the record as JSON: what swv_trace_to_json in the C header shows. "source", a line of
+// C++, is empty here; what tells where it was is "module", of the innermost module scope, and
+// "parameters".
 func (t *Trace) MarshalJSON() ([]byte, error) {
 	text, err := ask(func(*rank) (string, error) { return c.TraceToJSON(t.handle) }, t)
 	if err != nil {

@@ -2005,7 +2005,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " A table; and JSON:\n   {\"mesh\": \"DeviceMesh(dp=2, tp=2)\", \"rank\": 3, \"dropped\": 0, \"events\": [\n     {\"collective\": \"all_reduce\", \"mesh_dims\": [\"tp\"], \"group_size\": 2, \"bytes\": 384,\n      \"op\": \"aten::add\", \"argument\": \"other\", \"implicit\": true, \"dtype\": \"Float\",\n      \"shape\": [8, 12], \"before\": \"[R, P(sum)]\", \"after\": \"[R, R]\", \"module\": \"mlp\",\n      \"phase\": \"forward\", \"source\": \"\"}]}"]
+    #[doc = " A table; and JSON:\n   {\"mesh\": \"DeviceMesh(dp=2, tp=2)\", \"rank\": 3, \"dropped\": 0, \"events\": [\n     {\"collective\": \"all_reduce\", \"mesh_dims\": [\"tp\"], \"group_size\": 2, \"bytes\": 384,\n      \"op\": \"aten::add\", \"argument\": \"other\", \"implicit\": true, \"dtype\": \"Float\",\n      \"shape\": [8, 12], \"before\": \"[R, P(sum)]\", \"after\": \"[R, R]\", \"module\": \"mlp\",\n      \"phase\": \"forward\", \"source\": \"\", \"parameters\": [], \"is_check\": false}]}\n The phase is \"forward\", \"backward\" or \"gradient sync\"; source is of C++ alone; parameters are the\n names of those that move, or whose gradients do; is_check: plain values are compared."]
     pub fn swv_trace_to_string(
         trace: *const swv_trace,
         out_text: *mut *mut swv_string,

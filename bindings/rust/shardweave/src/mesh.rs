@@ -369,7 +369,9 @@ impl Trace {
         call!(swv_trace_clear(self.as_ptr()))
     }
 
-    /// As JSON.
+    /// As JSON: what `swv_trace_to_json` in the C header shows. `"source"`, a line of C++, is empty
+    /// here; what tells where it was is `"module"`, of the innermost [`Mesh::module_scope`], and
+    /// `"parameters"`.
     pub fn to_json(&self) -> Result<String> {
         text!(swv_trace_to_json(self.as_ptr()))
     }

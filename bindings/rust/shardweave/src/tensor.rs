@@ -588,7 +588,9 @@ impl Tensor {
         eq(other: &Tensor) -> Tensor = "aten::eq.Tensor";
         /// Elements of `a` where this tensor of bools is true, of `b` elsewhere.
         choose(a: &Tensor, b: &Tensor) -> Tensor = "aten::where.self";
-        /// Whether all elements of two plain tensors are nearly the same.
+        /// Whether all elements of two tensors are nearly the same: |a - b| <= 1e-8 + 1e-5 |b|, and
+        /// none is NaN. Plain tensors, or sharded ones in any layouts, with the same answer on every
+        /// rank. Collective if they are sharded.
         allclose(other: &Tensor) -> bool = "aten::allclose";
 
         /// A tensor of its own with the same data.
