@@ -211,6 +211,11 @@ ShardedRule ShardedRule::chunks_only() && {
   return std::move(*this);
 }
 
+ShardedRule ShardedRule::cuts_in_order(CutOrder f) && {
+  options_.cut_order = std::move(f);
+  return std::move(*this);
+}
+
 ShardedRule ShardedRule::per_element() && {
   options_.per_element = true;
   return std::move(*this);

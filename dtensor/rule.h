@@ -223,6 +223,8 @@ class ShardedRule {
   // Fills call.outputs from inputs and arguments.
   using ShapeFunction = std::function<void(OpCall&)>;
   using Flops = std::function<double(const OpCall&)>;
+  // An order of the mesh dimensions in which they may as well cut the inputs as in `call.order`.
+  using CutOrder = std::function<std::vector<int>(const OpCall&)>;
 
   explicit ShardedRule(Function strategies) : strategies_(std::move(strategies)) {}
 
@@ -246,6 +248,10 @@ class ShardedRule {
   // the indices of d (views, flips, cat along d, ...). Without it strided and ragged shards may
   // stand wherever a strategy says Shard.
   ShardedRule chunks_only() &&;
+  // Mesh dimensions are decided in the order in which they cut the inputs, and the outputs are cut in
+  // that order, too. Where inputs are cut along different dimensions, other orders mean the same;
+  // `f` says which is best for the outputs.
+  ShardedRule cuts_in_order(CutOrder f) &&;
   // The operator does to each element of its lists what the rule says of one (_foreach_add,
   // _fused_adamw_): elements are decided one by one, each with the element of every list and with
   // all tensors that are in no list.
@@ -268,6 +274,7 @@ class ShardedRule {
     std::string size_arg;  // "": none
     std::vector<std::string> reads;
     bool chunks_only = false;
+    CutOrder cut_order;  // null: as the inputs
     bool per_element = false;
     Flops flops;                   // null: none
     LocalKernel kernel = nullptr;  // null: the operator itself
