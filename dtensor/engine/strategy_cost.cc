@@ -183,7 +183,9 @@ std::optional<StrategyCost> StrategyWeigher::weigh(const Strategy& strategy,
     const Placement& want = strategy.inputs[input.index];
     const bool stays = want == *input.have;
     const bool sliced = input.have->is_replicate() && want.is_shard();
-    nothing_moves &= stays || (sliced && input.is_index);
+    // A weight that is gathered for it is no data.
+    nothing_moves &=
+        stays || (sliced && input.is_index) || (input.is_weight && want.is_replicate());
     takes_partial |= want.is_partial();
     whole_factor |= want.is_replicate() && input.numel > 1 && !input.is_index;
     cuts_stay |= stays && want.is_shard();

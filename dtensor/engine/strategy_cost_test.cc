@@ -31,15 +31,19 @@ Tensor weight(const MeshPtr& mesh, at::IntArrayRef sizes, const Placement& place
   return tensor(mesh, sizes, placement).requires_grad_();
 }
 
-// "S(0), R -> S(0)"
-std::string taken(const std::string& op, std::vector<c10::IValue> args) {
+// "S(0), R -> S(0)". Of several results the first, or the one of this name.
+std::string taken(const std::string& op, std::vector<c10::IValue> args,
+                  const std::string& result = "") {
   const c10::AutoGradMode no_grad(false);
   const Explanation e = explain(op, std::move(args));
   std::string text;
   for (const Explanation::Tensor& t : e.inputs) {
     text += (text.empty() ? "" : ", ") + t.after[0].to_string();
   }
-  return text + " -> " + e.outputs.at(0).before[0].to_string();
+  for (const Explanation::Tensor& t : e.outputs) {
+    if (result.empty() || t.name == result) return text + " -> " + t.before[0].to_string();
+  }
+  return text;
 }
 
 TEST(StrategyCostTest, AColumnParallelProductReducesItsInputFirst) {
@@ -72,6 +76,38 @@ TEST(StrategyCostTest, DataStaysCutAndWeightsAreGathered) {
       // The gradient of a weight: a sum over the data.
       const Tensor grad = tensor(mesh, {rows, 1376}, Shard(0));
       EXPECT_EQ(taken("aten::mm", {x.t(), grad}), "S(1), S(0) -> P(sum)");
+    }
+  });
+}
+
+// Of the first layer nobody wants the input's gradient: what is left are sums over the data, which
+// stays for them, however few rows the largest part has.
+TEST(StrategyCostTest, AGradientOfAWeightAloneMovesNoData) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    const auto gradients = [&](int64_t rows, const Placement& p, bool of_input) {
+      const std::vector<int64_t> one = {1, 1}, none = {0, 0};
+      return taken(
+          "aten::convolution_backward",
+          {tensor(mesh, {rows, 8, 16, 16}, Shard(0)), tensor(mesh, {rows, 3, 16, 16}, Shard(0)),
+           weight(mesh, {8, 3, 3, 3}, p), std::vector<int64_t>{8}, one, one, one, false, none, 1,
+           c10::List<bool>({of_input, true, true})},
+          "result[1]");
+    };
+    for (int64_t rows : {3, 7, 8}) {
+      for (const Placement& p : {Placement(Replicate()), Shard(0), Shard(1)}) {
+        SCOPED_TRACE(p.to_string());
+        EXPECT_EQ(gradients(rows, p, false), "S(0), S(0), R -> P(sum)") << rows;
+        EXPECT_EQ(gradients(rows, p, true), "S(0), S(0), R -> P(sum)") << rows;
+      }
+      const Tensor x = tensor(mesh, {rows, 512}, Shard(0));
+      const Tensor statistic = tensor(mesh, {rows, 1}, Shard(0));
+      const Tensor w = weight(mesh, {512}, Shard(0));
+      EXPECT_EQ(taken("aten::native_layer_norm_backward",
+                      {x, x, std::vector<int64_t>{512}, statistic, statistic, w, w,
+                       c10::List<bool>({false, true, true})},
+                      "result[1]"),
+                "S(0), S(0), S(0), S(0), R, R -> P(sum)")
+          << rows;
     }
   });
 }
