@@ -74,10 +74,11 @@ struct TensorInfo {
   Dims sizes;    // global
   Dims strides;  // global
   at::ScalarType dtype = at::kFloat;
-  SpecRef spec;          // null: undefined, an output, or a plain 0-dim tensor
-  SpecRef remembered;    // what it has been brought to before (remembered.h); null: nothing
-  CutOrigins origins;    // of spec, as the tensor stands in this call
-  bool defined = false;  // false: an optional tensor that is None
+  SpecRef spec;             // null: undefined, an output, or a plain 0-dim tensor
+  SpecRef remembered;       // what it has been brought to before (remembered.h); null: nothing
+  CutOrigins origins;       // of spec, as the tensor stands in this call
+  bool defined = false;     // false: an optional tensor that is None
+  bool only_shape = false;  // its numbers are not read: ShardedRule::only_shape_of()
   bool is_scalar() const { return defined && sizes.empty(); }
   int ndim() const { return static_cast<int>(sizes.size()); }
   int64_t numel() const;
@@ -244,6 +245,8 @@ class ShardedRule {
   // The strategies depend on these arguments, which are not part of the cache key by default (float
   // and Scalar values are not: a per-step scalar must not grow the cache).
   ShardedRule reads(std::vector<std::string> names) &&;
+  // Of these inputs the operator reads only the shape, as the backward of a pool does of the image.
+  ShardedRule only_shape_of(std::vector<std::string> names) &&;
   // Shards must be whole chunks: what holds for Shard(d) does not hold for an arbitrary subset of
   // the indices of d (views, flips, cat along d, ...). Without it strided and ragged shards may
   // stand wherever a strategy says Shard.
@@ -273,6 +276,7 @@ class ShardedRule {
     bool shapes_only_if_no_meta = false;
     std::string size_arg;  // "": none
     std::vector<std::string> reads;
+    std::vector<std::string> only_shape_of;
     bool chunks_only = false;
     CutOrder cut_order;  // null: as the inputs
     bool per_element = false;

@@ -372,6 +372,9 @@ Decision propagate(MeshContext& context, OpCall& call, const ShardedRule& rule,
   if (ndim > 1 && rule.options().cut_order) cut_order.change(rule.options().cut_order(call));
   const absl::Span<const int> order = cut_order.order();
   call.order = order;
+  for (const std::string& name : rule.options().only_shape_of) {
+    call.inputs[call.input_index(name)].only_shape = true;
+  }
   const double flops = rule.options().flops ? rule.options().flops(call) : 0;
   InputsUnderWay inputs(context, call, cut_order);
   std::vector<Placements> output_placements(outputs, Placements(ndim));

@@ -139,6 +139,50 @@ TEST(StrategyCostTest, ASumWaitsForItsLastSummandAProductDoesNot) {
   });
 }
 
+// The backward of a pool is linear in the gradient alone: of the image it reads the shape. So a sum
+// goes through as through any such function, unless it becomes four times as large there.
+TEST(StrategyCostTest, ASumGoesThroughAPoolsBackward) {
+  on_mesh({{"tp", 4}}, [](const MeshPtr& mesh) {
+    const std::vector<int64_t> one = {1, 1}, two = {2, 2}, three = {3, 3}, none = {0, 0};
+    const Tensor x = tensor(mesh, {8, 4, 16, 16}, Replicate());
+    const Tensor grad = tensor(mesh, {8, 4, 16, 16}, Partial());
+    const Tensor at = tensor(mesh, {8, 4, 16, 16}, Replicate(), at::kLong);
+    EXPECT_EQ(
+        taken("aten::max_pool2d_with_indices_backward", {grad, x, three, one, one, one, false, at}),
+        "P(sum), R, R -> P(sum)");
+    EXPECT_EQ(
+        taken("aten::avg_pool2d_backward", {grad, x, three, one, one, false, true, c10::IValue()}),
+        "P(sum), R -> P(sum)");
+    const std::vector<int64_t> edges = {1, 1, 1, 1};
+    EXPECT_EQ(taken("aten::reflection_pad2d_backward",
+                    {tensor(mesh, {8, 4, 18, 18}, Partial()), x, edges}),
+              "P(sum), R -> P(sum)");
+    EXPECT_EQ(taken("aten::_adaptive_avg_pool2d_backward", {grad, x}), "P(sum), R -> P(sum)");
+    const Tensor small = tensor(mesh, {64, 32, 16, 16}, Partial());
+    EXPECT_EQ(taken("aten::max_pool2d_with_indices_backward",
+                    {small, tensor(mesh, {64, 32, 32, 32}, Replicate()), two, two, none, one, false,
+                     tensor(mesh, {64, 32, 16, 16}, Replicate(), at::kLong)}),
+              "R, R, R -> R");
+  });
+}
+
+// Columns of a product with a weight that is cut: whoever needs them all gathers them, and does not
+// cut the rows.
+TEST(StrategyCostTest, WhatOperatorsHaveCutCutsNoBatch) {
+  on_mesh({{"tp", 4}}, [](const MeshPtr& mesh) {
+    const Tensor x =
+        at::mm(tensor(mesh, {1024, 64}, Replicate()), weight(mesh, {512, 64}, Shard(0)).t());
+    EXPECT_EQ(layout_of(x), Layout({Shard(1)}));
+    const Tensor w = tensor(mesh, {512}, Replicate());
+    EXPECT_EQ(taken("aten::native_layer_norm", {x, std::vector<int64_t>{512}, w, w, 1e-5}),
+              "R, R, R -> R");
+    EXPECT_EQ(taken("aten::cumsum", {x, 1}), "R -> R");
+    EXPECT_EQ(taken("aten::relu", {x}), "S(1) -> S(1)");
+    // Of what a user has cut, the cut is kept.
+    EXPECT_EQ(taken("aten::cumsum", {tensor(mesh, {1024, 512}, Shard(1)), 1}), "S(0) -> S(0)");
+  });
+}
+
 // One expert each: the sum over them is a Partial, no exchange that has to be undone.
 TEST(StrategyCostTest, NoCutIsMadeThatHasToBeUndone) {
   on_mesh({{"tp", 4}}, [](const MeshPtr& mesh) {
