@@ -206,8 +206,18 @@ ShardedRule ShardedRule::reads(std::vector<std::string> names) && {
   return std::move(*this);
 }
 
+ShardedRule ShardedRule::only_shape_of(std::vector<std::string> names) && {
+  options_.only_shape_of = std::move(names);
+  return std::move(*this);
+}
+
 ShardedRule ShardedRule::chunks_only() && {
   options_.chunks_only = true;
+  return std::move(*this);
+}
+
+ShardedRule ShardedRule::cuts_in_order(CutOrder f) && {
+  options_.cut_order = std::move(f);
   return std::move(*this);
 }
 

@@ -74,10 +74,11 @@ struct TensorInfo {
   Dims sizes;    // global
   Dims strides;  // global
   at::ScalarType dtype = at::kFloat;
-  SpecRef spec;          // null: undefined, an output, or a plain 0-dim tensor
-  SpecRef remembered;    // what it has been brought to before (remembered.h); null: nothing
-  CutOrigins origins;    // of spec, as the tensor stands in this call
-  bool defined = false;  // false: an optional tensor that is None
+  SpecRef spec;             // null: undefined, an output, or a plain 0-dim tensor
+  SpecRef remembered;       // what it has been brought to before (remembered.h); null: nothing
+  CutOrigins origins;       // of spec, as the tensor stands in this call
+  bool defined = false;     // false: an optional tensor that is None
+  bool only_shape = false;  // its numbers are not read: ShardedRule::only_shape_of()
   bool is_scalar() const { return defined && sizes.empty(); }
   int ndim() const { return static_cast<int>(sizes.size()); }
   int64_t numel() const;
@@ -223,6 +224,8 @@ class ShardedRule {
   // Fills call.outputs from inputs and arguments.
   using ShapeFunction = std::function<void(OpCall&)>;
   using Flops = std::function<double(const OpCall&)>;
+  // An order of the mesh dimensions in which they may as well cut the inputs as in `call.order`.
+  using CutOrder = std::function<std::vector<int>(const OpCall&)>;
 
   explicit ShardedRule(Function strategies) : strategies_(std::move(strategies)) {}
 
@@ -242,10 +245,16 @@ class ShardedRule {
   // The strategies depend on these arguments, which are not part of the cache key by default (float
   // and Scalar values are not: a per-step scalar must not grow the cache).
   ShardedRule reads(std::vector<std::string> names) &&;
+  // Of these inputs the operator reads only the shape, as the backward of a pool does of the image.
+  ShardedRule only_shape_of(std::vector<std::string> names) &&;
   // Shards must be whole chunks: what holds for Shard(d) does not hold for an arbitrary subset of
   // the indices of d (views, flips, cat along d, ...). Without it strided and ragged shards may
   // stand wherever a strategy says Shard.
   ShardedRule chunks_only() &&;
+  // Mesh dimensions are decided in the order in which they cut the inputs, and the outputs are cut in
+  // that order, too. Where inputs are cut along different dimensions, other orders mean the same;
+  // `f` says which is best for the outputs.
+  ShardedRule cuts_in_order(CutOrder f) &&;
   // The operator does to each element of its lists what the rule says of one (_foreach_add,
   // _fused_adamw_): elements are decided one by one, each with the element of every list and with
   // all tensors that are in no list.
@@ -267,7 +276,9 @@ class ShardedRule {
     bool shapes_only_if_no_meta = false;
     std::string size_arg;  // "": none
     std::vector<std::string> reads;
+    std::vector<std::string> only_shape_of;
     bool chunks_only = false;
+    CutOrder cut_order;  // null: as the inputs
     bool per_element = false;
     Flops flops;                   // null: none
     LocalKernel kernel = nullptr;  // null: the operator itself

@@ -117,6 +117,12 @@ class CutOrder {
     }
   }
 
+  // Another one that means the same for the inputs.
+  void change(std::vector<int> order) {
+    order_ = std::move(order);
+    is_default_ = std::is_sorted(order_.begin(), order_.end());
+  }
+
   const std::vector<int>& order() const { return order_; }
   Layout layout(Placements placements) const {
     if (is_default_) return Layout(std::move(placements));
@@ -361,9 +367,14 @@ Decision propagate(MeshContext& context, OpCall& call, const ShardedRule& rule,
                    std::optional<int> written_input, Weighed* weighed) {
   const int ndim = context.mesh().ndim();
   const int outputs = call.num_outputs();
-  const CutOrder cut_order(call, ndim);
+  CutOrder cut_order(call, ndim);
+  call.order = cut_order.order();
+  if (ndim > 1 && rule.options().cut_order) cut_order.change(rule.options().cut_order(call));
   const absl::Span<const int> order = cut_order.order();
   call.order = order;
+  for (const std::string& name : rule.options().only_shape_of) {
+    call.inputs[call.input_index(name)].only_shape = true;
+  }
   const double flops = rule.options().flops ? rule.options().flops(call) : 0;
   InputsUnderWay inputs(context, call, cut_order);
   std::vector<Placements> output_placements(outputs, Placements(ndim));

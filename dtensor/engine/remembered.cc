@@ -94,7 +94,7 @@ std::optional<at::Tensor> seen_as(const Remembered& kept, const DTensorMeta& met
   const std::optional<Order> source_order = memory_order(source);
   if (!order.has_value() || !source_order.has_value()) return std::nullopt;
   // The same dimensions in another order: W and W.t().
-  const bool aliases_everywhere = kept.source.is_same(local) || is_cut_evenly(spec);
+  const bool aliases_everywhere = kept.source.is_same(local) || kept.cut_evenly;
   if (aliases_everywhere && permuted(spec.sizes, *order) == permuted(source.sizes, *source_order) &&
       permuted(spec.layout, *order) == permuted(source.layout, *source_order) &&
       permuted(target.layout, *order) == permuted(kept.spec->layout, *source_order)) {
@@ -115,12 +115,21 @@ bool is_current(const Remembered& kept) {
   return kept.source._version() == kept.version;
 }
 
+// The same handle, a shallow copy of it, or another view that lies alike.
+bool is_of(const Remembered& kept, const DTensorMeta& meta) {
+  const at::Tensor& local = meta.local();
+  if (kept.source.is_same(local)) return true;
+  return kept.cut_evenly && kept.source_spec == meta.spec && local.is_alias_of(kept.source) &&
+         local.storage_offset() == kept.source.storage_offset() &&
+         local.is_conj() == kept.source.is_conj() && local.is_neg() == kept.source.is_neg();
+}
+
 }  // namespace
 
 const Remembered* find_remembered(const DTensorMeta& meta, const Spec* spec) {
   const auto& list = meta.family->remembered;
   for (auto kept = list.rbegin(); kept != list.rend(); ++kept) {
-    if (!kept->source.is_same(meta.local()) || !is_current(*kept)) continue;
+    if (!is_of(*kept, meta) || !is_current(*kept)) continue;
     if (spec == nullptr || kept->spec.get() == spec) return &*kept;
   }
   return nullptr;
@@ -141,7 +150,8 @@ Remember worth_remembering(const Layout& from, const CutOrigins& origins, const 
     if (from[m] == target[m]) continue;
     if (from[m].is_partial()) return Remember::kAlways;
     const bool weight = m < 64 && (origins.weight >> m & 1) != 0;
-    if (!weight && target[m].is_shard()) return Remember::kAlways;
+    const bool data = m < 64 && (origins.data >> m & 1) != 0;
+    if (!weight && (!data || target[m].is_shard())) return Remember::kAlways;
     if (weight) worth = Remember::kWhileRecording;
   }
   return worth;
@@ -157,6 +167,7 @@ void remember(DTensorMeta& meta, SpecRef target, at::Tensor local) {
   if (list.size() == kMaxRemembered) list.erase(list.begin());
   int64_t& bytes = meta.context->observation.counters.remembered_bytes;
   list.emplace_back(meta.local(), meta.spec, std::move(target), std::move(local), bytes);
+  list.back().cut_evenly = is_cut_evenly(*meta.spec);
 }
 
 }  // namespace shardweave::dtensor_internal

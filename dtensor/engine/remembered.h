@@ -35,7 +35,8 @@ inline CutOrigins origins_of(const c10::TensorImpl* impl) {
   return {.data = 0, .weight = origins.data | origins.weight};
 }
 
-// The form of this very handle, or shallow copies of it, that is remembered; null: none.
+// The form of this very handle, a shallow copy of it, or a view that lies as it does, that is
+// remembered; null: none.
 // Several: the latest, or the one that lies like `spec`.
 const Remembered* find_remembered(const DTensorMeta& meta, const Spec* spec = nullptr);
 inline const Remembered* remembered_form(const DTensorMeta& meta) {
@@ -47,9 +48,10 @@ inline const Remembered* remembered_form(const DTensorMeta& meta) {
 // The local part of the tensor in `target`, as it or one of its views is remembered.
 std::optional<at::Tensor> recall(const DTensorMeta& meta, const Spec& target);
 
-// Whether it is worth it: for a Partial that is reduced, and for what is cut in another way; for a
-// weight, which lives long, while autograd records, as backward will need it again. Activations that
-// are gathered are not kept: whoever cuts them wants the memory.
+// Whether it is worth it: for a Partial that is reduced, for what is cut in another way, and for what
+// is gathered of a cut that operators made (query, key and value want all columns of a product with a
+// weight that is cut); for a weight, which lives long, while autograd records, as backward will need
+// it again. Data that is gathered is not kept: whoever cuts a batch or a sequence wants the memory.
 Remember worth_remembering(const Layout& from, const CutOrigins& origins, const Layout& target);
 
 inline bool is_kept(Remember worth) {

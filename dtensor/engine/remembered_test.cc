@@ -245,6 +245,114 @@ TEST(RememberedTest, AWeightIsGatheredOnceAStep) {
   });
 }
 
+// Query, key and value of the columns that another product has left: each makes rows of them anew
+// (a view), and each wants them all, in backward, too.
+TEST(RememberedTest, WhatOperatorsHaveCutIsGatheredOnce) {
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    for (const std::vector<int64_t>& rows : {std::vector<int64_t>{40}, {5, 8}, {2, 5, 4}}) {
+      for (const bool bias : {false, true}) {
+        SCOPED_TRACE(::testing::PrintToString(rows) + (bias ? " with a bias" : ""));
+        std::vector<int64_t> sizes = rows;
+        sizes.push_back(6);
+        const Tensor x0 = at::sin(numbers(sizes));
+        // up, q, k, v; biases
+        std::vector<Tensor> plain;
+        for (int64_t i = 0; i < 8; ++i) {
+          const std::vector<int64_t> of = i > 3    ? std::vector<int64_t>{10}
+                                          : i == 0 ? std::vector<int64_t>{12, 6}
+                                                   : std::vector<int64_t>{10, 12};
+          plain.push_back(at::cos(numbers(of) * static_cast<double>(i + 1)).requires_grad_());
+        }
+        const auto run = [&](const Tensor& x, const std::vector<Tensor>& w) {
+          const Tensor n = at::linear(x, w[0]).tanh();
+          Tensor y;
+          for (int i : {1, 2, 3}) {
+            const Tensor z = bias ? at::linear(n, w[i], w[i + 4]) : at::linear(n, w[i]);
+            y = y.defined() ? y * z : z;
+          }
+          return y;
+        };
+        std::vector<Tensor> ours;
+        for (const Tensor& w : plain) {
+          ours.push_back(distribute_tensor(w.detach(), mesh, Placements{Shard(0)}));
+          ours.back().requires_grad_();
+        }
+        const Tensor x = distribute_tensor(x0, mesh, Placements{Replicate()});
+        const Tensor want = run(x0, plain);
+        want.backward(want.detach());
+        {
+          const CommTrace trace(mesh);
+          const Tensor y = run(x, ours);
+          EXPECT_COMMS(trace, {testing::all_gather("tp").forward()});
+          y.backward(y.detach());
+          // Of what the three products owe: the gradient of the columns that they share.
+          EXPECT_COMMS(trace, {testing::all_gather("tp").forward(),
+                               testing::reduce_scatter("tp").backward()});
+          expect_value(y.detach(), want.detach());
+        }
+        for (size_t i = 0; i < plain.size(); ++i) {
+          ASSERT_EQ(ours[i].grad().defined(), plain[i].grad().defined());
+          if (plain[i].grad().defined()) expect_value(ours[i].grad(), plain[i].grad());
+        }
+        EXPECT_EQ(dispatch_counters(mesh).remembered_bytes, 0);
+      }
+    }
+  });
+}
+
+TEST(RememberedTest, AWriteEndsWhatAViewOfItRemembers) {
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    const Tensor whole = numbers({2, 3, 4});
+    // Cut by an operator.
+    const Tensor w = distribute_tensor(at::eye(4, at::kDouble), mesh, Placements{Shard(0)});
+    w.requires_grad_();
+    const c10::AutoGradMode no_grad(false);
+    const Tensor x = distribute_tensor(whole, mesh, Placements{Replicate()}).matmul(w.t());
+    ASSERT_EQ(layout_of(x), Layout({Shard(2)}));
+    const CommTrace trace(mesh);
+    const auto cumulate = [&] {
+      return x.view({6, 4}).cumsum(1) + x.view({6, 4}).cumsum(1) +
+             x.view({6, 4}).cumsum(1, at::kDouble);
+    };
+    EXPECT_TRUE(at::equal(to_local(cumulate()), whole.view({6, 4}).cumsum(1) * 3));
+    EXPECT_EQ(trace.events().size(), 1u);
+    x.mul_(2), whole.mul_(2);
+    EXPECT_TRUE(at::equal(to_local(cumulate()), whole.view({6, 4}).cumsum(1) * 3));
+    EXPECT_EQ(trace.events().size(), 2u);
+    x.view({3, 8}).select(0, 1).zero_(), whole.view({3, 8}).select(0, 1).zero_();
+    EXPECT_TRUE(at::equal(to_local(cumulate()), whole.view({6, 4}).cumsum(1) * 3));
+    to_local(x).add_(1), whole.add_(1);
+    EXPECT_TRUE(at::equal(to_local(cumulate()), whole.view({6, 4}).cumsum(1) * 3));
+  });
+}
+
+// A table that is cut by its features, and nothing else that is: nobody has cut the batch.
+TEST(RememberedTest, AnEmbeddingThatIsCutByItsFeaturesLeavesTheBatchWhole) {
+  on_mesh({{"tp", 4}}, [](const MeshPtr& mesh) {
+    const Tensor table0 = at::sin(numbers({12, 8})).requires_grad_();
+    const Tensor w0 = at::cos(numbers({8, 8})).requires_grad_();
+    const Tensor table = distribute_tensor(table0.detach(), mesh, Placements{Shard(1)});
+    const Tensor w = distribute_tensor(w0.detach(), mesh, Placements{Replicate()});
+    table.requires_grad_(), w.requires_grad_();
+    const Tensor tokens0 = at::arange(40).remainder(12).view({8, 5});
+    const Tensor tokens = distribute_tensor(tokens0, mesh, Placements{Replicate()});
+    const auto run = [](const Tensor& t, const Tensor& of, const Tensor& weight) {
+      const Tensor n = at::layer_norm(at::embedding(of, t), {8});
+      return at::linear(n, weight).softmax(-1).select(-1, 3).sum();
+    };
+    const Tensor want = run(tokens0, table0, w0);
+    want.backward();
+    const CommTrace trace(mesh);
+    const Tensor loss = run(tokens, table, w);
+    loss.backward();
+    EXPECT_COMMS(trace, {testing::all_gather("tp").by("aten::native_layer_norm").forward()});
+    expect_value(loss.detach(), want.detach());
+    expect_value(table.grad(), table0.grad());
+    EXPECT_EQ(layout_of(w.grad()), Layout({Replicate()}));
+    expect_value(w.grad(), w0.grad());
+  });
+}
+
 TEST(RememberedTest, InferenceTensorsHaveNoVersionsAndAreNotRemembered) {
   on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
     const Tensor whole = numbers({4, 5});

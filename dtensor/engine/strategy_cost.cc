@@ -19,8 +19,10 @@ constexpr double kFreshSum = 0.5;
 constexpr double kLater = 0.99;
 // one that is put off for several products is likely to be made for each;
 constexpr double kSpread = 1.05;
-// a cut that inputs had to be moved for may have to be undone, or not.
+// a cut that data had to be moved for may have to be undone, or not;
 constexpr double kMovedCut = 0.45;
+// one that nobody has asked for, of neither data nor weights, is, and so is its gradient's.
+constexpr double kOwnCut = 2;
 
 bool has_bit(uint64_t bits, int m) {
   return m < 64 && (bits >> m & 1) != 0;
@@ -126,8 +128,9 @@ double StrategyWeigher::compute(const Strategy& strategy) const {
   int64_t own = 1;  // ranks along the mesh dimension that is being decided that share the work
   for (const Input& input : inputs_) {
     const int64_t mine = pieces(*input.info, strategy.inputs[input.index]);
-    bytes += static_cast<double>(part_bytes(*input.info, input.numel, input.other_cuts * mine));
     own = std::max(own, mine);
+    if (input.info->only_shape) continue;
+    bytes += static_cast<double>(part_bytes(*input.info, input.numel, input.other_cuts * mine));
   }
   for (const Output& output : outputs_) {
     const int64_t mine = pieces(*output.info, strategy.outputs[output.index]);
@@ -183,9 +186,12 @@ std::optional<StrategyCost> StrategyWeigher::weigh(const Strategy& strategy,
     const Placement& want = strategy.inputs[input.index];
     const bool stays = want == *input.have;
     const bool sliced = input.have->is_replicate() && want.is_shard();
-    nothing_moves &= stays || (sliced && input.is_index);
+    // A weight that is gathered for it is no data.
+    nothing_moves &=
+        stays || (sliced && input.is_index) || (input.is_weight && want.is_replicate());
     takes_partial |= want.is_partial();
-    whole_factor |= want.is_replicate() && input.numel > 1 && !input.is_index;
+    whole_factor |=
+        want.is_replicate() && input.numel > 1 && !input.is_index && !input.info->only_shape;
     cuts_stay |= stays && want.is_shard();
     if (input.is_data) {
       any_data = true;
@@ -231,7 +237,9 @@ std::optional<StrategyCost> StrategyWeigher::weigh(const Strategy& strategy,
                      is_product      ? kSpread
                      : takes_partial ? kLater
                                      : kFreshSum,
-                     cuts_stay ? 0 : kMovedCut);
+                     cuts_stay  ? 0
+                     : any_data ? kMovedCut
+                                : kOwnCut);
     if (is_too_much(cost.seconds())) return std::nullopt;
   }
   return cost;

@@ -17,6 +17,10 @@
 // it is reduced first, for each product would owe a reduction of its own. A tensor that has been
 // reduced or gathered once is remembered so (remembered.h), and costs nothing a second time.
 //
+// A cut of neither data nor a weight (the columns of a product with a weight that is cut) goes on as
+// long as it costs nothing. Where a tensor is needed whole it is gathered, rather than cut along its
+// batch: whether a batch is cut is for users to say.
+//
 // Internal to dtensor/.
 #pragma once
 

@@ -31,15 +31,19 @@ Tensor weight(const MeshPtr& mesh, at::IntArrayRef sizes, const Placement& place
   return tensor(mesh, sizes, placement).requires_grad_();
 }
 
-// "S(0), R -> S(0)"
-std::string taken(const std::string& op, std::vector<c10::IValue> args) {
+// "S(0), R -> S(0)". Of several results the first, or the one of this name.
+std::string taken(const std::string& op, std::vector<c10::IValue> args,
+                  const std::string& result = "") {
   const c10::AutoGradMode no_grad(false);
   const Explanation e = explain(op, std::move(args));
   std::string text;
   for (const Explanation::Tensor& t : e.inputs) {
     text += (text.empty() ? "" : ", ") + t.after[0].to_string();
   }
-  return text + " -> " + e.outputs.at(0).before[0].to_string();
+  for (const Explanation::Tensor& t : e.outputs) {
+    if (result.empty() || t.name == result) return text + " -> " + t.before[0].to_string();
+  }
+  return text;
 }
 
 TEST(StrategyCostTest, AColumnParallelProductReducesItsInputFirst) {
@@ -76,6 +80,38 @@ TEST(StrategyCostTest, DataStaysCutAndWeightsAreGathered) {
   });
 }
 
+// Of the first layer nobody wants the input's gradient: what is left are sums over the data, which
+// stays for them, however few rows the largest part has.
+TEST(StrategyCostTest, AGradientOfAWeightAloneMovesNoData) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    const auto gradients = [&](int64_t rows, const Placement& p, bool of_input) {
+      const std::vector<int64_t> one = {1, 1}, none = {0, 0};
+      return taken(
+          "aten::convolution_backward",
+          {tensor(mesh, {rows, 8, 16, 16}, Shard(0)), tensor(mesh, {rows, 3, 16, 16}, Shard(0)),
+           weight(mesh, {8, 3, 3, 3}, p), std::vector<int64_t>{8}, one, one, one, false, none, 1,
+           c10::List<bool>({of_input, true, true})},
+          "result[1]");
+    };
+    for (int64_t rows : {3, 7, 8}) {
+      for (const Placement& p : {Placement(Replicate()), Shard(0), Shard(1)}) {
+        SCOPED_TRACE(p.to_string());
+        EXPECT_EQ(gradients(rows, p, false), "S(0), S(0), R -> P(sum)") << rows;
+        EXPECT_EQ(gradients(rows, p, true), "S(0), S(0), R -> P(sum)") << rows;
+      }
+      const Tensor x = tensor(mesh, {rows, 512}, Shard(0));
+      const Tensor statistic = tensor(mesh, {rows, 1}, Shard(0));
+      const Tensor w = weight(mesh, {512}, Shard(0));
+      EXPECT_EQ(taken("aten::native_layer_norm_backward",
+                      {x, x, std::vector<int64_t>{512}, statistic, statistic, w, w,
+                       c10::List<bool>({false, true, true})},
+                      "result[1]"),
+                "S(0), S(0), S(0), S(0), R, R -> P(sum)")
+          << rows;
+    }
+  });
+}
+
 TEST(StrategyCostTest, ATableThatIsCutStaysSoWhereNoDataIs) {
   on_mesh({{"tp", 4}}, [](const MeshPtr& mesh) {
     const Tensor tokens = tensor(mesh, {1024}, Replicate(), at::kLong);
@@ -100,6 +136,50 @@ TEST(StrategyCostTest, ASumWaitsForItsLastSummandAProductDoesNot) {
     // Next to what is cut, a reduce-scatter is enough.
     EXPECT_EQ(taken("aten::add.Tensor", {tensor(mesh, {64, 512}, Shard(0)), p}),
               "S(0), S(0) -> S(0)");
+  });
+}
+
+// The backward of a pool is linear in the gradient alone: of the image it reads the shape. So a sum
+// goes through as through any such function, unless it becomes four times as large there.
+TEST(StrategyCostTest, ASumGoesThroughAPoolsBackward) {
+  on_mesh({{"tp", 4}}, [](const MeshPtr& mesh) {
+    const std::vector<int64_t> one = {1, 1}, two = {2, 2}, three = {3, 3}, none = {0, 0};
+    const Tensor x = tensor(mesh, {8, 4, 16, 16}, Replicate());
+    const Tensor grad = tensor(mesh, {8, 4, 16, 16}, Partial());
+    const Tensor at = tensor(mesh, {8, 4, 16, 16}, Replicate(), at::kLong);
+    EXPECT_EQ(
+        taken("aten::max_pool2d_with_indices_backward", {grad, x, three, one, one, one, false, at}),
+        "P(sum), R, R -> P(sum)");
+    EXPECT_EQ(
+        taken("aten::avg_pool2d_backward", {grad, x, three, one, one, false, true, c10::IValue()}),
+        "P(sum), R -> P(sum)");
+    const std::vector<int64_t> edges = {1, 1, 1, 1};
+    EXPECT_EQ(taken("aten::reflection_pad2d_backward",
+                    {tensor(mesh, {8, 4, 18, 18}, Partial()), x, edges}),
+              "P(sum), R -> P(sum)");
+    EXPECT_EQ(taken("aten::_adaptive_avg_pool2d_backward", {grad, x}), "P(sum), R -> P(sum)");
+    const Tensor small = tensor(mesh, {64, 32, 16, 16}, Partial());
+    EXPECT_EQ(taken("aten::max_pool2d_with_indices_backward",
+                    {small, tensor(mesh, {64, 32, 32, 32}, Replicate()), two, two, none, one, false,
+                     tensor(mesh, {64, 32, 16, 16}, Replicate(), at::kLong)}),
+              "R, R, R -> R");
+  });
+}
+
+// Columns of a product with a weight that is cut: whoever needs them all gathers them, and does not
+// cut the rows.
+TEST(StrategyCostTest, WhatOperatorsHaveCutCutsNoBatch) {
+  on_mesh({{"tp", 4}}, [](const MeshPtr& mesh) {
+    const Tensor x =
+        at::mm(tensor(mesh, {1024, 64}, Replicate()), weight(mesh, {512, 64}, Shard(0)).t());
+    EXPECT_EQ(layout_of(x), Layout({Shard(1)}));
+    const Tensor w = tensor(mesh, {512}, Replicate());
+    EXPECT_EQ(taken("aten::native_layer_norm", {x, std::vector<int64_t>{512}, w, w, 1e-5}),
+              "R, R, R -> R");
+    EXPECT_EQ(taken("aten::cumsum", {x, 1}), "R -> R");
+    EXPECT_EQ(taken("aten::relu", {x}), "S(1) -> S(1)");
+    // Of what a user has cut, the cut is kept.
+    EXPECT_EQ(taken("aten::cumsum", {tensor(mesh, {1024, 512}, Shard(1)), 1}), "S(0) -> S(0)");
   });
 }
 

@@ -40,6 +40,8 @@ struct Remembered {
   SpecRef source_spec;
   SpecRef spec;
   at::Tensor local;
+  // Every rank has an equal part, so that what is a view of it on one is a view on all.
+  bool cut_evenly = false;
 
  private:
   struct Uncount {

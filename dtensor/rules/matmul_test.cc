@@ -1,7 +1,14 @@
 // Products, softmax, attention and embedding on shards against one device.
+#include <functional>
+#include <utility>
+#include <vector>
+
 #include "ATen/ATen.h"
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/observe/comm_trace.h"
+#include "shardweave/dtensor/testing/expect_comms.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/dtensor/testing/op_check.h"
 
@@ -92,6 +99,82 @@ TEST(MatmulRulesTest, WhatLibTorchMakesOfThem) {
        {in({3, 4, 5}), in({4, 3, 2})},
        [](const Tensors& x) { return Tensors{at::tensordot(x[0], x[1], {1, 0}, {0, 1})}; }},
   });
+}
+
+// Batches and heads are each other's business only in LibTorch's products, which have one dimension
+// for both: where the batch is cut unevenly, heads stay cut, too.
+TEST(MatmulRulesTest, HeadsStayCutBelowAnUnevenBatch) {
+  using Products = std::function<Tensors(const Tensors& qkvb)>;
+  const std::vector<std::pair<const char*, Products>> programs = {
+      {"matmul", [](const Tensors& x) { return Tensors{at::matmul(x[0], x[1].transpose(2, 3))}; }},
+      {"einsum",
+       [](const Tensors& x) { return Tensors{at::einsum("bhqd,bhkd->bhqk", {x[0], x[1]})}; }},
+      {"attention as written",
+       [](const Tensors& x) {
+         const at::Tensor scores = at::matmul(x[0], x[1].transpose(2, 3)) * 0.5 + x[3];
+         return Tensors{at::matmul(at::softmax(scores, -1), x[2])};
+       }},
+      // Of a bias that wants a gradient LibTorch makes products.
+      {"attention with a bias",
+       [](const Tensors& x) {
+         return Tensors{at::scaled_dot_product_attention(x[0], x[1], x[2], x[3])};
+       }},
+      {"heads put together",
+       [](const Tensors& x) { return Tensors{x[0].flatten(0, 1) * 2, x[0].flatten(0, 2).exp()}; }},
+  };
+  struct Meshed {
+    std::vector<MeshDim> mesh;
+    Placements of_heads, of_bias;
+  };
+  const std::vector<Meshed> meshes = {
+      {{{"dp", 2}}, {Shard(0)}, {Replicate()}},
+      {{{"tp", 2}}, {Shard(1)}, {Shard(1)}},
+      {{{"dp", 2}, {"tp", 2}}, {Shard(0), Shard(1)}, {Replicate(), Shard(1)}},
+      {{{"tp", 2}, {"dp", 2}}, {Shard(1), Shard(0)}, {Shard(1), Replicate()}},
+      {{{"dp", 4}, {"tp", 2}}, {Shard(0), Shard(1)}, {Replicate(), Shard(1)}},
+      {{{"dp", 2}, {"x", 2}, {"tp", 2}},
+       {Shard(0), Replicate(), Shard(1)},
+       {Replicate(), Replicate(), Shard(1)}},
+      {{{"dp", 2}, {"x", 2}, {"tp", 2}},
+       {Shard(0), Shard(1), Shard(1)},
+       {Replicate(), Shard(1), Shard(1)}},
+  };
+  constexpr int64_t kHeads = 8;
+  for (const auto& [mesh_dims, of_heads, of_bias] : meshes) {
+    for (const int64_t batch : {7, 5, 3}) {  // over 4 ranks: 2, 2, 2, 1; 2, 2, 1, 0; 1, 1, 1, 0
+      for (const auto& [name, run] : programs) {
+        SCOPED_TRACE(absl::StrCat(name, " of ", batch, " over ", mesh_dims.size(), " dimensions, ",
+                                  to_string(of_heads)));
+        on_mesh(mesh_dims, [&, run = run](const MeshPtr& mesh) {
+          const std::vector<Placements> layouts = {of_heads, of_heads, of_heads, of_bias};
+          const Tensors whole = {in({batch, kHeads, 3, 2}).make(1),
+                                 in({batch, kHeads, 5, 2}).make(2),
+                                 in({batch, kHeads, 5, 2}).make(3), in({1, kHeads, 3, 5}).make(4)};
+          Tensors plain, x;
+          for (size_t i = 0; i < whole.size(); ++i) {
+            plain.push_back(whole[i].clone().requires_grad_());
+            x.push_back(distribute_tensor(whole[i], mesh, layouts[i]).requires_grad_());
+          }
+          Tensors want = run(plain), got;
+          {
+            const CommTrace trace(mesh);
+            got = run(x);
+            for (const at::Tensor& y : got) y.backward(y.detach());
+            EXPECT_COMMS(trace, {});
+          }
+          for (size_t i = 0; i < want.size(); ++i) {
+            want[i].backward(want[i].detach());
+            EXPECT_TRUE(at::allclose(full_tensor(got[i].detach()), want[i]));
+          }
+          for (size_t i = 0; i < x.size(); ++i) {
+            ASSERT_EQ(x[i].grad().defined(), plain[i].grad().defined());
+            if (!x[i].grad().defined()) continue;
+            EXPECT_TRUE(at::allclose(full_tensor(x[i].grad()), plain[i].grad())) << "input " << i;
+          }
+        });
+      }
+    }
+  }
 }
 
 // The bias of a product over a sharded dimension is added once, not once per rank.

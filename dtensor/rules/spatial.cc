@@ -119,6 +119,11 @@ ShardedRule linear(int inner) {
   return over_batches({{inner}, {inner}, /*linear_in_first=*/true});
 }
 
+// Linear in the incoming gradient alone: of the image only the shape counts.
+ShardedRule backward(int inner) {
+  return linear(inner).only_shape_of({"self"});
+}
+
 // Every number of the result is one of the image.
 ShardedRule moved(int inner) {
   return sharded([linear = linear(inner)](const OpCall& call, Strategies& out) {
@@ -216,12 +221,14 @@ void max_pool1d(const c10::OperatorHandle& op, c10::Stack& stack) {
 
 void add_spatial_rules(RuleTable& table) {
   // --- pooling ---
-  table.add({"aten::avg_pool2d", "aten::avg_pool2d_backward"}, linear(2));
-  table.add({"aten::avg_pool3d", "aten::avg_pool3d_backward"}, linear(3));
+  table.add("aten::avg_pool2d", linear(2));
+  table.add("aten::avg_pool3d", linear(3));
+  table.add("aten::avg_pool2d_backward", backward(2));
+  table.add("aten::avg_pool3d_backward", backward(3));
   table.add("aten::_adaptive_avg_pool2d", linear(2).shapes(output_size_shape));
   table.add("aten::_adaptive_avg_pool3d", linear(3).shapes(output_size_shape));
-  table.add("aten::_adaptive_avg_pool2d_backward", linear(2).shapes(contiguous_gradient));
-  table.add("aten::_adaptive_avg_pool3d_backward", linear(3).shapes(contiguous_gradient));
+  table.add("aten::_adaptive_avg_pool2d_backward", backward(2).shapes(contiguous_gradient));
+  table.add("aten::_adaptive_avg_pool3d_backward", backward(3).shapes(contiguous_gradient));
   table.add({"aten::max_pool2d_with_indices", "aten::adaptive_max_pool2d"},
             over_batches({{2}, {2}}));
   table.add("aten::max_pool1d", composed(max_pool1d));
@@ -229,10 +236,10 @@ void add_spatial_rules(RuleTable& table) {
   table.add("aten::adaptive_max_pool3d", over_batches({{3}, {3}}));
   table.add({"aten::max_pool2d_with_indices_backward", "aten::adaptive_max_pool2d_backward",
              "aten::fractional_max_pool2d_backward"},
-            linear(2));
-  table.add("aten::adaptive_max_pool3d_backward", linear(3));
+            backward(2));
+  table.add("aten::adaptive_max_pool3d_backward", backward(3));
   table.add({"aten::max_pool3d_with_indices_backward", "aten::fractional_max_pool3d_backward"},
-            linear(3).shapes(contiguous_gradient));
+            backward(3).shapes(contiguous_gradient));
   // The samples are one pair or triple of numbers for each image.
   table.add("aten::fractional_max_pool2d", over_batches({{2, 1}, {2}}));
   table.add("aten::fractional_max_pool3d", over_batches({{3, 1}, {3}}));
@@ -264,11 +271,11 @@ void add_spatial_rules(RuleTable& table) {
   table.add({"aten::reflection_pad2d", "aten::replication_pad2d"}, moved(2).shapes(padded_shape));
   table.add({"aten::reflection_pad3d", "aten::replication_pad3d"}, moved(3));
   table.add({"aten::reflection_pad1d_backward", "aten::replication_pad1d_backward"},
-            linear(1).shapes(contiguous_gradient));
+            backward(1).shapes(contiguous_gradient));
   table.add({"aten::reflection_pad2d_backward", "aten::replication_pad2d_backward"},
-            linear(2).shapes(contiguous_gradient));
+            backward(2).shapes(contiguous_gradient));
   table.add({"aten::reflection_pad3d_backward", "aten::replication_pad3d_backward"},
-            linear(3).shapes(contiguous_gradient));
+            backward(3).shapes(contiguous_gradient));
 
   // --- positions ---
   table.add({"aten::grid_sampler_2d", "aten::grid_sampler_3d"},

@@ -271,6 +271,33 @@ void refuse_as_strided_scatter(const c10::OperatorHandle&, c10::Stack&) {
                                "a copy of it, as strided"));
 }
 
+// The cuts of the input that the result would lose if mesh dimensions cut it in this order.
+int lost_cuts(const OpCall& call, absl::Span<const int> order) {
+  const Spec& self = *call.input("self").spec;
+  std::vector<MeshCut> cuts;
+  for (int m : order) cuts.push_back({self.layout[m], self.context->mesh().size(m)});
+  const auto mapped = map_cuts(self.sizes, call.output().sizes, cuts);
+  return static_cast<int>(std::count(mapped.begin(), mapped.end(), std::nullopt));
+}
+
+// [7, 8] cut by both dimensions over 2 x 2 ranks, as [56]: where rows are cut first, those of them
+// that a rank has are 4 or 3, and no placement says "half of each 8" of both. Where columns are cut
+// first, that is a strided shard, and leaves 28 elements, which can be cut into 16 and 12.
+std::vector<int> inner_cuts_first(const OpCall& call) {
+  std::vector<int> order(call.order.begin(), call.order.end());
+  const TensorInfo& self = call.input("self");
+  if (self.spec == nullptr || lost_cuts(call, order) == 0) return order;
+  std::vector<int> other = order;
+  std::stable_sort(other.begin(), other.end(), [&](int a, int b) {
+    const auto dim = [&](int m) {
+      const Placement& p = self.spec->layout[m];
+      return p.is_shard() ? p.dim() : -1;
+    };
+    return dim(a) > dim(b);
+  });
+  return lost_cuts(call, other) < lost_cuts(call, order) ? other : order;
+}
+
 void view(const OpCall& call, Strategies& out) {
   const TensorInfo& self = call.input("self");
   const MeshContext* context = self.spec == nullptr ? nullptr : self.spec->context;
@@ -307,7 +334,7 @@ void add_view_rules(RuleTable& table) {
   table.add({"aten::unfold", "aten::unfold_copy"}, moved_dims(dims_beside_windows));
   table.add({"aten::squeeze", "aten::squeeze_copy"}, sharded(squeeze));
   table.add({"aten::view", "aten::_unsafe_view", "aten::_reshape_alias", "aten::view_copy"},
-            sharded(view).chunks_only().runs(reshape_local));
+            sharded(view).cuts_in_order(inner_cuts_first).chunks_only().runs(reshape_local));
   table.add({"aten::view.dtype", "aten::view_copy.dtype"},
             sharded(view_dtype).runs(without_lazy_bits));
   table.add({"aten::view_as_real", "aten::view_as_real_copy"},

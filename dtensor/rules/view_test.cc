@@ -249,6 +249,18 @@ TEST(ViewRulesTest, ShardsThatStay) {
   expect_layout({{"dp", 2}, {"sp", 2}}, {4, 6, 8}, {24, 8}, {Shard(0), Shard(1)},
                 {Shard(0), StridedShard(0, 2)});
   expect_layout({{"a", 2}, {"b", 2}}, {8, 3}, {24}, {Shard(0), Shard(0)}, {Shard(0), Shard(0)});
+  // Rows that are cut unevenly, and what is below them: the latter first.
+  expect_layout({{"dp", 2}, {"tp", 2}}, {7, 8, 3}, {56, 3}, {Shard(0), Shard(1)},
+                {RaggedShard(0, {16, 12}), StridedShard(0, 7)});
+  expect_layout({{"tp", 2}, {"dp", 3}}, {7, 8}, {56}, {Shard(1), Shard(0)},
+                {StridedShard(0, 7), RaggedShard(0, {12, 12, 4})});
+  expect_layout({{"dp", 4}, {"tp", 2}}, {5, 8}, {40}, {Shard(0), Shard(1)},
+                {RaggedShard(0, {8, 8, 4, 0}), StridedShard(0, 5)});
+  expect_layout({{"dp", 2}, {"a", 2}, {"b", 2}}, {5, 8}, {40}, {Shard(0), Shard(1), Shard(1)},
+                {RaggedShard(0, {6, 4}), StridedShard(0, 5), StridedShard(0, 5)});
+  expect_layout({{"dp", 2}, {"cp", 2}, {"tp", 2}}, {5, 8, 6}, {40, 6},
+                {Shard(0), Shard(2), Shard(1)},
+                {RaggedShard(0, {12, 8}), Shard(1), StridedShard(0, 5)});
 }
 
 TEST(ViewRulesTest, HeadsThatAreNotWholeAreGathered) {
