@@ -81,12 +81,13 @@ TEST(DistributeModuleTest, NamesOfOneTensorHaveToAgree) {
     Tied model;
     expect_refused(model, mesh, {{"emb*", {{"tp", Shard(0)}}}, {"h?ad", {{"tp", Shard(1)}}}}, {},
                    AllOf(HasSubstr("'embedding' and 'head' are one tensor"),
-                         HasSubstr("[R, S(0)] by the entry 'emb*'"),
-                         HasSubstr("[R, S(1)] by the entry 'h?ad'")));
+                         HasSubstr("[R, S(0)] by the plan's entry 1, 'emb*'"),
+                         HasSubstr("[R, S(1)] by the plan's entry 2, 'h?ad'")));
     // An explicit Replicate is a placement as any other.
     expect_refused(
-        model, mesh, {{"head", {}}, {"*", {{"tp", Shard(0)}}}}, {},
-        HasSubstr("two placements: [R, S(0)] by the entry '*', [R, R] by the entry 'head'"));
+        model, mesh, {{"head", {}}, {"embedding", {{"tp", Shard(0)}}}}, {},
+        AllOf(HasSubstr("two placements: [R, S(0)] by the plan's entry 2, 'embedding', "),
+              HasSubstr("[R, R] by the plan's entry 1, 'head'")));
     // A buffer is one of the names, too.
     Bag bag;
     const at::Tensor w = bag.parameter("w", at::ones({4}));
@@ -135,21 +136,6 @@ TEST(DistributeModuleTest, ErrorsNameTheEntryAndWhatItMatches) {
     const at::Tensor x = zeros({4}, mesh, {Shard(0), Replicate()});
     EXPECT_THAT(what_of([&] { redistribute(x, {{"pp", Shard(0)}}); }),
                 HasSubstr("redistribute: DeviceMesh(dp=2, tp=2) has no dimension \"pp\""));
-  });
-}
-
-TEST(DistributeModuleTest, AnEntryThatDecidesNothingIsAnError) {
-  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
-    Tied model;
-    expect_refused(model, mesh, {{"*", {{"tp", Shard(0)}}}, {"scale", {}}}, {},
-                   AllOf(HasSubstr("the plan's entry 2, 'scale', decides nothing"),
-                         HasSubstr("'scale' by the plan's entry 1, '*'")));
-    // Two that together leave nothing over.
-    expect_refused(model, mesh, {{"s*", {}}, {"{head,embedding}", {}}, {"*", {{"tp", Shard(0)}}}},
-                   {}, HasSubstr("'embedding' by the plan's entry 2, '{head,embedding}'"));
-    // What is left over is enough.
-    distribute_module(model, mesh, {{"{head,embedding}", {}}, {"*", {{"tp", Shard(0)}}}});
-    EXPECT_EQ(layout_of(model.scale).placements(), Placements{Shard(0)});
   });
 }
 

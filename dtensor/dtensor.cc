@@ -311,9 +311,9 @@ Placements resolve(const DeviceMesh& mesh, const NamedPlacements& named) {
   return resolve_for(mesh, named, "resolve");
 }
 
-at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
-                             const Placements& placements, const DistributeOptions& options,
-                             std::source_location where) {
+at::Tensor dtensor_internal::distribute(const at::Tensor& tensor, const MeshPtr& mesh,
+                                        const Layout& given, const DistributeOptions& options,
+                                        std::source_location where) {
   if (!tensor.defined() || is_dtensor(tensor)) {
     throw Error(
         "distribute_tensor",
@@ -321,10 +321,10 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
                                                     : "the tensor is undefined"));
   }
   check_dense(tensor, "distribute_tensor");
-  refuse_partial(placements, "distribute_tensor");
+  refuse_partial(given.placements(), "distribute_tensor");
   check_source(mesh->mesh(), options, "distribute_tensor");
   std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
-  const Layout layout = layout_for(*context, Layout(placements), tensor.dim(), "distribute_tensor");
+  const Layout layout = layout_for(*context, given, tensor.dim(), "distribute_tensor");
   const auto sizes = tensor.sizes();
   SpecRef spec = context->intern(layout, span_of(sizes), contiguous_strides(span_of(sizes)),
                                  tensor.scalar_type(), tensor.device(), kData);
@@ -345,6 +345,12 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
   meta_of(result).came_from(provenance);
   if (tensor.requires_grad()) result.requires_grad_();
   return result;
+}
+
+at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
+                             const Placements& placements, const DistributeOptions& options,
+                             std::source_location where) {
+  return distribute(tensor, mesh, Layout(placements), options, where);
 }
 
 at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,

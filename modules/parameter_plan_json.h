@@ -1,12 +1,16 @@
 // A ParameterPlan as JSON, for hosts in other languages and for files.
 //
 //   auto plan = parse_parameter_plan(R"json({"parameter": {
-//       "*.{q,k,v,up}.weight": {"tp": "S(0)"},
-//       "*.{o,down}.weight":   {"tp": "S(1)"}}})json");
+//       "*.{q,k,v,up}.weight":   {"tp": "S(0)"},
+//       "*.{o,down}.weight":     {"tp": "S(1)"},
+//       "lm_head.weight":        "[R, S(0)]",
+//       "re:h\\.[0-9]+\\.bias":  ["R", "R"]}}})json");
 //   distribute_module(*model, mesh, *plan);
 //   to_json(*plan);                                        // the same text, without the blanks
 //
-// The lines keep the order of the text: the first that matches a name counts.
+// Placements are an object by the names of mesh dimensions, in which what is not named is replicated;
+// or by position, one for each of the mesh's dimensions: a list, or a layout's text, which says in
+// which order they cut, too ("[S(0)@1, S(0)@0]").
 #pragma once
 
 #include <string>
@@ -17,8 +21,10 @@
 
 namespace shardweave {
 
-// InvalidArgument says where the text is no JSON, or what in it is no plan.
+// InvalidArgument says on which line the text is no JSON, or what in it is no plan: a key that is not
+// known or stands twice, a placement that is none.
 absl::StatusOr<ParameterPlan> parse_parameter_plan(std::string_view text);
+// Of two entries with one pattern the first is written.
 std::string to_json(const ParameterPlan& plan);
 
 }  // namespace shardweave

@@ -12,12 +12,24 @@ TEST(ParameterPlanJsonTest, KeepsTheOrderOfTheText) {
   ASSERT_TRUE(plan.ok()) << plan.status();
   ASSERT_EQ(plan->size(), 3u);
   EXPECT_EQ((*plan)[0].pattern, "z.*");
-  EXPECT_EQ((*plan)[0].placements, (NamedPlacements{{"tp", Shard(0)}, {"dp", Replicate()}}));
-  EXPECT_EQ((*plan)[1].placements, NamedPlacements());
-  EXPECT_EQ((*plan)[2].placements, (NamedPlacements{{"dp", StridedShard(1, 3)}}));
+  EXPECT_EQ((*plan)[0].placements, PlanPlacements({{"tp", Shard(0)}, {"dp", Replicate()}}));
+  EXPECT_EQ((*plan)[1].placements, PlanPlacements(NamedPlacements()));
+  EXPECT_EQ((*plan)[2].placements, PlanPlacements({{"dp", StridedShard(1, 3)}}));
   EXPECT_EQ(
       to_json(*plan),
       R"json({"parameter":{"z.*":{"tp":"S(0)","dp":"R"},"a":{},"*":{"dp":"S(1, sf=3)"}}})json");
+}
+
+TEST(ParameterPlanJsonTest, PlacementsByPosition) {
+  const auto plan = parse_parameter_plan(
+      R"json({"parameter": {"a": ["R", "S(0)"], "b": "[S(0)@1, S(0)@0]", "c": []}})json");
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ((*plan)[0].placements, PlanPlacements({Replicate(), Shard(0)}));
+  EXPECT_EQ((*plan)[1].placements, PlanPlacements(*Layout::create({Shard(0), Shard(0)}, {1, 0})));
+  EXPECT_EQ((*plan)[2].placements, PlanPlacements(Placements()));
+  const std::string text = to_json(*plan);
+  EXPECT_EQ(text, R"json({"parameter":{"a":"[R, S(0)]","b":"[S(0)@1, S(0)@0]","c":"[]"}})json");
+  EXPECT_EQ(to_json(*parse_parameter_plan(text)), text);
 }
 
 TEST(ParameterPlanJsonTest, OfTwoLinesWithOnePatternTheFirstIsWritten) {
@@ -28,14 +40,23 @@ TEST(ParameterPlanJsonTest, OfTwoLinesWithOnePatternTheFirstIsWritten) {
 
 TEST(ParameterPlanJsonTest, SaysWhatIsNoPlan) {
   const std::pair<const char*, const char*> cases[] = {
-      {"", "no JSON at byte 1"},
-      {"{\"parameter\": {", "no JSON at byte"},
+      {"", "no JSON on line 1: "},
+      {"{\n\"parameter\": {", "no JSON on line 2: "},
+      {"{\n\"parameter\"\n: {} 3", "no JSON on line 3: "},
       {"[]", "the text: wanted an object, not []"},
-      {"{\"forward\": {}}", "\"forward\" is not known"},
-      {"{\"parameter\": 3}", "\"parameter\": wanted an object, not 3"},
-      {"{\"parameter\": {\"w\": \"S(0)\"}}", "\"w\": wanted an object such as"},
-      {"{\"parameter\": {\"w\": {\"tp\": 0}}}", "\"w\", \"tp\": wanted a placement"},
+      {"{\"forwards\": {}}", "line 1, \"forwards\": is not known"},
+      {"{\"parameter\": 3}", "line 1, \"parameter\": wanted an object, not 3"},
+      {"{\"parameter\":\n {\"w\": 3}}", "line 2, \"parameter\", \"w\": wanted placements such as"},
+      {"{\"parameter\": {\"w\":\n\n {\"tp\": 0}}}",
+       "line 3, \"parameter\", \"w\", \"tp\": wanted a placement"},
       {"{\"parameter\": {\"w\": {\"tp\": \"S(x)\"}}}", "\"w\", \"tp\": "},
+      {"{\"parameter\": {\"w\": [\"S(0)\", 0]}}",
+       "\"w\": wanted a placement such as \"S(0)\", not 0"},
+      {"{\"parameter\": {\"w\": \"S(0)\"}}", "\"w\": cannot read the layout"},
+      {"{\"parameter\": {\"a\": {},\n\"b\": {},\n\"a\": {}}}",
+       "line 1, \"parameter\", \"a\": stands twice"},
+      {"{\"parameter\": {\"re:(a\": {}}}", "\"re:(a\": is no regular expression"},
+      {"{\"parameter\": {\"{a\": {}}}", "\"{a\": has a '{' without"},
   };
   for (const auto& [text, part] : cases) {
     const absl::Status status = parse_parameter_plan(text).status();

@@ -11,6 +11,10 @@ namespace shardweave::dtensor_internal {
 // resolve(), as a status.
 absl::StatusOr<Placements> try_resolve(const DeviceMesh& mesh, const NamedPlacements& named);
 
+// distribute_tensor(), with an order in which the mesh's dimensions cut.
+at::Tensor distribute(const at::Tensor& tensor, const MeshPtr& mesh, const Layout& layout,
+                      const DistributeOptions& options, std::source_location where);
+
 // Throws Error (OutOfRange) in `function` for a source that is no rank of the mesh.
 void check_source(const DeviceMesh& mesh, const DistributeOptions& options, const char* function);
 

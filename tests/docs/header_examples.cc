@@ -302,6 +302,20 @@ void clip(const Model& model, at::Tensor loss, torch::optim::Optimizer& optimize
   optimizer.step();
 }
 
+void patterns() {
+  const FqnPattern pattern = *FqnPattern::parse("*.{q,k}.weight");
+  pattern.matches("blocks.0.attn.k.weight");
+}
+
+void plan(const Model& model, const MeshPtr& mesh) {
+  const ParameterPlan plan = {
+      {"*", {{"dp", Shard(0)}}},
+      {"*.{q,k,v,up}.weight", {{"tp", Shard(0)}}},
+      {"lm_head.weight", {Replicate(), Shard(0)}},
+  };
+  std::cout << to_string(resolve_plan(*model, mesh->mesh(), plan));
+}
+
 void distribute(const Model& model, const MeshPtr& mesh, at::Tensor loss,
                 torch::optim::Optimizer& optimizer) {
   distribute_module(*model, mesh,
@@ -400,8 +414,10 @@ void fused_optimizer(const Model& model, at::Tensor loss, const at::Tensor& stat
 
 void parameter_plan(const Model& model, const MeshPtr& mesh) {
   auto plan = parse_parameter_plan(R"json({"parameter": {
-      "*.{q,k,v,up}.weight": {"tp": "S(0)"},
-      "*.{o,down}.weight":   {"tp": "S(1)"}}})json");
+      "*.{q,k,v,up}.weight":   {"tp": "S(0)"},
+      "*.{o,down}.weight":     {"tp": "S(1)"},
+      "lm_head.weight":        "[R, S(0)]",
+      "re:h\\.[0-9]+\\.bias":  ["R", "R"]}}})json");
   distribute_module(*model, mesh, *plan);
   to_json(*plan);
 }

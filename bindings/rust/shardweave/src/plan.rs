@@ -7,8 +7,10 @@ use crate::ffi::c_text;
 use crate::layout::{NamedPlacements, Placement};
 
 /// How the parameters and buffers of a module lie on a mesh: lines of a pattern and placements by
-/// the names of mesh dimensions. The first line that matches a name counts; what no line matches is
-/// replicated. In a pattern `*` stands for any characters, `?` for one, `{a,b}` for either.
+/// the names of mesh dimensions. Of lines that match a name the most specific counts, in whatever
+/// order: an exact name, then patterns in which `*` stands for any characters, `?` for one and
+/// `{a,b}` for either, by how many characters they have besides, then `re:` and a regular
+/// expression. Lines of equal standing have to agree; what no line matches is replicated.
 ///
 /// ```
 /// use shardweave::{ParameterPlan, Placement::*};
