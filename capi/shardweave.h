@@ -1172,7 +1172,12 @@ SWV_API SWV_MUST_USE swv_status* swv_module_call(swv_module* module, const char*
  * (ECMAScript's). Lines of equal standing have to agree. As JSON:
  *   {"parameter": {"*.{q,k,v,up}.weight": {"tp": "S(0)"}, "*.{o,down}.weight": {"tp": "S(1)"}}}
  * or by position, one for each of the mesh's dimensions, ["R", "S(0)"], or as a layout,
- * "[S(0)@1, S(0)@0]", which says who cuts first. */
+ * "[S(0)@1, S(0)@0]", which says who cuts first. Beside "parameter" there may be "forward": where
+ * inputs and outputs of modules go whenever they run, {"*.o.output": {"tp": "R"}}. The pattern is a
+ * module's, then ".input" or ".output", then nothing (the first), an index (".input.1") or the name
+ * that the operator's schema has for an argument. A module is met in the operators that its parameter
+ * "weight" (or its only one) takes part in, whoever calls them; one without is an error of
+ * swv_module_distribute. */
 SWV_API SWV_MUST_USE swv_status* swv_plan_create(swv_plan** out_plan);
 SWV_API SWV_MUST_USE swv_status* swv_plan_from_json(const char* text, swv_plan** out_plan);
 SWV_API SWV_MUST_USE swv_status* swv_plan_to_json(const swv_plan* plan, swv_string** out_text);

@@ -306,7 +306,7 @@ TEST(FinishGradSyncTest, APlainGradientThatDiffersIsAnErrorBeforeItIsSeen) {
         ADD_FAILURE() << "no error";
       } catch (const Error& error) {
         EXPECT_THAT(std::string(error.status().message()),
-                    HasSubstr("a gradient is a plain tensor among DTensors that differs from rank "
+                    HasSubstr("is a plain tensor among DTensors that differs from rank "
                               "to rank"));
       }
     });

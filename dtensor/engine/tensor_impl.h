@@ -49,12 +49,15 @@ struct Remembered {
   std::unique_ptr<int64_t, Uncount> counted;
 };
 
+struct ForwardLayouts;  // forward_plan.h
+
 // A tensor and its views (detour.h), and what all of them share.
 struct ViewFamily {
   int64_t writes = 0;         // to any of them
   uint64_t last_written = 0;  // where what was written last comes from (provenance.h)
   std::string fqn;            // of the parameter that they are, as distribute_module() found it
   bool said_unsharded = false;
+  std::shared_ptr<const ForwardLayouts> forward;  // what a plan says of its module (forward_plan.h)
   std::vector<Remembered> remembered;
 };
 struct Detour;  // detour.h

@@ -250,6 +250,11 @@ func (m *Module) ZeroGrad() error {
 // specific counts, in whatever order: an exact name, then patterns in which * stands for any
 // characters, ? for one and {a,b} for either, by how many characters they have besides, then "re:" and
 // a regular expression. Lines of equal standing have to agree. It belongs to no rank.
+//
+// A plan from JSON (ParsePlan) may have a second part, "forward": where inputs and outputs of modules
+// go whenever they run, {"*.o.output": {"tp": "R"}}. The pattern is a module's, then ".input" or
+// ".output" (the first of them), or with an index, ".input.1". A module is met in the operators that
+// its weight takes part in, whoever calls them.
 type Plan struct {
 	_ noCopy
 	*lasting[c.Plan]

@@ -1,4 +1,4 @@
-#include "shardweave/modules/parameter_plan_json.h"
+#include "shardweave/modules/sharding_plan_json.h"
 
 #include <algorithm>
 #include <iterator>
@@ -125,16 +125,36 @@ absl::StatusOr<PlanPlacements> parse_placements(const Document& document, const 
   return PlanPlacements(std::move(named));
 }
 
+template <typename Entries>
+Json json_of(const Entries& entries) {
+  Json result = Json::object();
+  for (const auto& entry : entries) {
+    if (result.contains(entry.pattern)) continue;
+    if (const Layout* layout = entry.placements.by_position()) {
+      result[entry.pattern] = layout->to_string();
+      continue;
+    }
+    Json placements = Json::object();
+    for (const auto& [mesh_dim, placement] : *entry.placements.named()) {
+      placements[mesh_dim] = placement.to_string();
+    }
+    result[entry.pattern] = std::move(placements);
+  }
+  return result;
+}
+
 }  // namespace
 
-absl::StatusOr<ParameterPlan> parse_parameter_plan(std::string_view text) {
+absl::StatusOr<ShardingPlan> parse_sharding_plan(std::string_view text) {
   const absl::StatusOr<Document> document = read(text);
   if (!document.ok()) return document.status();
   const Json& json = document->json;
   if (!json.is_object()) return document->expected({}, "an object", json);
-  ParameterPlan plan;
+  ShardingPlan plan;
   for (const auto& [key, entries] : json.items()) {
-    if (key != "parameter") return document->refuse({key}, "is not known; wanted \"parameter\"");
+    if (key != "parameter" && key != "forward") {
+      return document->refuse({key}, "is not known; wanted \"parameter\" or \"forward\"");
+    }
     if (!entries.is_object()) return document->expected({key}, "an object", entries);
     for (const auto& [pattern, value] : entries.items()) {
       const absl::StatusOr<FqnPattern> parsed = FqnPattern::parse(pattern);
@@ -144,28 +164,17 @@ absl::StatusOr<ParameterPlan> parse_parameter_plan(std::string_view text) {
       absl::StatusOr<PlanPlacements> placements =
           parse_placements(*document, value, {key, pattern});
       if (!placements.ok()) return placements.status();
-      plan.push_back({pattern, *std::move(placements)});
+      if (key == "parameter") plan.parameter.push_back({pattern, *std::move(placements)});
+      if (key == "forward") plan.forward.push_back({pattern, *std::move(placements)});
     }
   }
   return plan;
 }
 
-std::string to_json(const ParameterPlan& plan) {
-  Json entries = Json::object();
-  for (const PlanEntry& entry : plan) {
-    if (entries.contains(entry.pattern)) continue;
-    if (const Layout* layout = entry.placements.by_position()) {
-      entries[entry.pattern] = layout->to_string();
-      continue;
-    }
-    Json placements = Json::object();
-    for (const auto& [mesh_dim, placement] : *entry.placements.named()) {
-      placements[mesh_dim] = placement.to_string();
-    }
-    entries[entry.pattern] = std::move(placements);
-  }
-  return Json{{"parameter", std::move(entries)}}.dump(-1, ' ', false,
-                                                      Json::error_handler_t::replace);
+std::string to_json(const ShardingPlan& plan) {
+  Json json = {{"parameter", json_of(plan.parameter)}};
+  if (!plan.forward.empty()) json["forward"] = json_of(plan.forward);
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 }  // namespace shardweave

@@ -1,44 +1,56 @@
-#include "shardweave/modules/parameter_plan_json.h"
+#include "shardweave/modules/sharding_plan_json.h"
 
 #include "gtest/gtest.h"
 
 namespace shardweave {
 namespace {
 
-TEST(ParameterPlanJsonTest, KeepsTheOrderOfTheText) {
-  const auto plan = parse_parameter_plan(
+TEST(ShardingPlanJsonTest, KeepsTheOrderOfTheText) {
+  const auto plan = parse_sharding_plan(
       R"json({"parameter": {"z.*": {"tp": "S(0)", "dp": "R"}, "a": {},
                         "*": {"dp": "S(1, sf=3)"}}})json");
   ASSERT_TRUE(plan.ok()) << plan.status();
-  ASSERT_EQ(plan->size(), 3u);
-  EXPECT_EQ((*plan)[0].pattern, "z.*");
-  EXPECT_EQ((*plan)[0].placements, PlanPlacements({{"tp", Shard(0)}, {"dp", Replicate()}}));
-  EXPECT_EQ((*plan)[1].placements, PlanPlacements(NamedPlacements()));
-  EXPECT_EQ((*plan)[2].placements, PlanPlacements({{"dp", StridedShard(1, 3)}}));
+  ASSERT_EQ(plan->parameter.size(), 3u);
+  EXPECT_EQ(plan->parameter[0].pattern, "z.*");
+  EXPECT_EQ(plan->parameter[0].placements, PlanPlacements({{"tp", Shard(0)}, {"dp", Replicate()}}));
+  EXPECT_EQ(plan->parameter[1].placements, PlanPlacements(NamedPlacements()));
+  EXPECT_EQ(plan->parameter[2].placements, PlanPlacements({{"dp", StridedShard(1, 3)}}));
   EXPECT_EQ(
       to_json(*plan),
       R"json({"parameter":{"z.*":{"tp":"S(0)","dp":"R"},"a":{},"*":{"dp":"S(1, sf=3)"}}})json");
 }
 
-TEST(ParameterPlanJsonTest, PlacementsByPosition) {
-  const auto plan = parse_parameter_plan(
+TEST(ShardingPlanJsonTest, PlacementsByPosition) {
+  const auto plan = parse_sharding_plan(
       R"json({"parameter": {"a": ["R", "S(0)"], "b": "[S(0)@1, S(0)@0]", "c": []}})json");
   ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_EQ((*plan)[0].placements, PlanPlacements({Replicate(), Shard(0)}));
-  EXPECT_EQ((*plan)[1].placements, PlanPlacements(*Layout::create({Shard(0), Shard(0)}, {1, 0})));
-  EXPECT_EQ((*plan)[2].placements, PlanPlacements(Placements()));
+  EXPECT_EQ(plan->parameter[0].placements, PlanPlacements({Replicate(), Shard(0)}));
+  EXPECT_EQ(plan->parameter[1].placements,
+            PlanPlacements(*Layout::create({Shard(0), Shard(0)}, {1, 0})));
+  EXPECT_EQ(plan->parameter[2].placements, PlanPlacements(Placements()));
   const std::string text = to_json(*plan);
   EXPECT_EQ(text, R"json({"parameter":{"a":"[R, S(0)]","b":"[S(0)@1, S(0)@0]","c":"[]"}})json");
-  EXPECT_EQ(to_json(*parse_parameter_plan(text)), text);
+  EXPECT_EQ(to_json(*parse_sharding_plan(text)), text);
 }
 
-TEST(ParameterPlanJsonTest, OfTwoLinesWithOnePatternTheFirstIsWritten) {
-  EXPECT_EQ(to_json({{"w", {{"tp", Shard(0)}}}, {"w", {{"tp", Shard(1)}}}}),
+TEST(ShardingPlanJsonTest, Forward) {
+  const std::string text =
+      R"json({"parameter":{},"forward":{"*.norm.input":{"tp":"S(1)"},"head.output.0":"[S(0), R]"}})json";
+  const auto plan = parse_sharding_plan(text);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ASSERT_EQ(plan->forward.size(), 2u);
+  EXPECT_EQ(plan->forward[0].pattern, "*.norm.input");
+  EXPECT_EQ(plan->forward[1].placements, PlanPlacements({Shard(0), Replicate()}));
+  EXPECT_EQ(to_json(*plan), text);
+}
+
+TEST(ShardingPlanJsonTest, OfTwoLinesWithOnePatternTheFirstIsWritten) {
+  EXPECT_EQ(to_json({.parameter = {{"w", {{"tp", Shard(0)}}}, {"w", {{"tp", Shard(1)}}}}}),
             R"json({"parameter":{"w":{"tp":"S(0)"}}})json");
   EXPECT_EQ(to_json({}), R"json({"parameter":{}})json");
 }
 
-TEST(ParameterPlanJsonTest, SaysWhatIsNoPlan) {
+TEST(ShardingPlanJsonTest, SaysWhatIsNoPlan) {
   const std::pair<const char*, const char*> cases[] = {
       {"", "no JSON on line 1: "},
       {"{\n\"parameter\": {", "no JSON on line 2: "},
@@ -59,7 +71,7 @@ TEST(ParameterPlanJsonTest, SaysWhatIsNoPlan) {
       {"{\"parameter\": {\"{a\": {}}}", "\"{a\": has a '{' without"},
   };
   for (const auto& [text, part] : cases) {
-    const absl::Status status = parse_parameter_plan(text).status();
+    const absl::Status status = parse_sharding_plan(text).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;
     EXPECT_NE(std::string(status.message()).find(part), std::string::npos) << status;
   }
