@@ -17,6 +17,7 @@
 #include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/modules/hooked.h"
+#include "torch/csrc/autograd/autograd.h"
 #include "torch/nn.h"
 #include "torch/optim.h"
 
