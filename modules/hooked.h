@@ -12,6 +12,7 @@
 // order. Without a plan for it a call costs one comparison.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <optional>
 #include <tuple>
@@ -72,11 +73,16 @@ class HookedForward<Impl, Result (Impl::*)(Args...)> : public Impl, public Forwa
     std::tuple<std::decay_t<Args>...> values(std::forward<Args>(args)...);
     int index = 0;
     change_tensors(values, [&](const at::Tensor& t) { return plan->input(index++, t); });
-    Result result = std::apply(
-        [&](auto&... value) { return Impl::forward(static_cast<Args>(value)...); }, values);
+    Result result = run(values, std::index_sequence_for<Args...>());
     index = 0;
     change_tensors(result, [&](const at::Tensor& t) { return plan->output(index++, t); });
     return result;
+  }
+
+ private:
+  template <size_t... I>
+  Result run(std::tuple<std::decay_t<Args>...>& values, std::index_sequence<I...> /*all*/) {
+    return Impl::forward(static_cast<Args>(std::get<I>(values))...);
   }
 };
 template <typename Impl, typename Result, typename... Args>
