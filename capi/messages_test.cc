@@ -165,9 +165,14 @@ TEST_F(MessagesTest, Modules) {
        "the plan's entry 1, 'a' ('a'): DeviceMesh(x=1) has no dimension \"q\"");
   says(distribute(tied, R"json({"parameter": {"*": {"x": "P(sum)"}}})json"),
        "the plan's entry 1, '*' ('a'): [P(sum)] has a Partial");
-  says(distribute(tied, R"json({"parameter": {"{a,b": {"x": "S(0)"}}})json"), "has a '{' without");
-  says(distribute(tied, R"json({"parameter": {"*": {}, "a": {"x": "S(0)"}}})json"),
-       "the plan's entry 2, 'a', decides nothing");
+  swv_plan* none = nullptr;
+  says(swv_plan_from_json(R"json({"parameter": {"{a,b": {"x": "S(0)"}}})json", &none),
+       "line 1, \"parameter\", \"{a,b\": has a '{' without");
+  says(distribute(tied,
+                  R"json({"parameter": {"*": {}, "a": {"x": "S(0)"}, "b": {"x": "S(0)"}}})json"),
+       "the plan's entry 1, '*', decides nothing");
+  says(distribute(tied, R"json({"parameter": {"a": ["R", "S(0)"]}})json"),
+       "[R, S(0)] has 2 placements; DeviceMesh(x=1) wants 1");
   swv_distribute_options from_nowhere = SWV_DISTRIBUTE_OPTIONS_INIT;
   from_nowhere.source = 5;
   says(swv_module_distribute(tied, mesh_, nullptr, &from_nowhere), "the source is rank 5 of");

@@ -9,7 +9,7 @@
 #include "shardweave/dtensor/clip_grad_norm.h"
 #include "shardweave/dtensor/distribute_module.h"
 #include "shardweave/modules/fused_optimizer.h"
-#include "shardweave/modules/parameter_plan_json.h"
+#include "shardweave/modules/sharding_plan_json.h"
 #include "torch/csrc/jit/api/module.h"
 #include "torch/csrc/jit/serialization/import.h"
 #include "torch/nn/module.h"
@@ -96,7 +96,7 @@ struct swv_module : shardweave::capi::Handle<shardweave::capi::Kind::kModule> {
 };
 
 struct swv_plan : shardweave::capi::Handle<shardweave::capi::Kind::kPlan> {
-  std::shared_ptr<shardweave::ParameterPlan> plan;
+  std::shared_ptr<shardweave::ShardingPlan> plan;
 };
 
 struct swv_optimizer : shardweave::capi::Handle<shardweave::capi::Kind::kOptimizer> {
@@ -112,7 +112,7 @@ ModuleState& state_of(const swv_module* module) {
 Registry& registry(const swv_module* module) {
   return state_of(module).tensors;
 }
-ParameterPlan& plan_of(const swv_plan* plan) {
+ShardingPlan& plan_of(const swv_plan* plan) {
   return *in(plan, "plan").plan;
 }
 FusedOptimizer& optimizer_of(const swv_optimizer* optimizer) {
@@ -260,9 +260,9 @@ void call_method(ModuleState& module, std::string_view name, swv_grad_mode mode,
 void distribute(const swv_module* module, const swv_mesh* mesh, const swv_plan* plan,
                 const swv_distribute_options* options) {
   const CallMode mode(SWV_MODE_GRAD, "mode");
-  distribute_module(registry(module).module(), in(mesh, "mesh").mesh,
-                    plan == nullptr ? ParameterPlan() : plan_of(plan), distribute_options(options),
-                    kHost);
+  parallelize_module(registry(module).module(), in(mesh, "mesh").mesh,
+                     plan == nullptr ? ShardingPlan() : plan_of(plan), distribute_options(options),
+                     kHost);
 }
 
 void clip(const swv_tensor* const* parameters, size_t num_parameters, double max_norm,
@@ -384,13 +384,13 @@ swv_status* swv_module_call(swv_module* module, const char* method, swv_grad_mod
 
 swv_status* swv_plan_create(swv_plan** out_plan) {
   return guarded(__func__, out_plan, "out_plan",
-                 [&] { return make<swv_plan>(std::make_shared<shardweave::ParameterPlan>()); });
+                 [&] { return make<swv_plan>(std::make_shared<shardweave::ShardingPlan>()); });
 }
 
 swv_status* swv_plan_from_json(const char* text, swv_plan** out_plan) {
   return guarded(__func__, out_plan, "out_plan", [&] {
-    return make<swv_plan>(std::make_shared<shardweave::ParameterPlan>(
-        check(shardweave::parse_parameter_plan(shardweave::capi::text(text, "text")))));
+    return make<swv_plan>(std::make_shared<shardweave::ShardingPlan>(
+        check(shardweave::parse_sharding_plan(shardweave::capi::text(text, "text")))));
   });
 }
 
@@ -402,8 +402,8 @@ swv_status* swv_plan_to_json(const swv_plan* plan, swv_string** out_text) {
 swv_status* swv_plan_add(swv_plan* plan, const char* pattern, const swv_named_placement* placements,
                          size_t num_placements) {
   return guarded(__func__, [&] {
-    plan_of(plan).push_back({std::string(text(pattern, "pattern")),
-                             named_placements(placements, num_placements, "placements")});
+    plan_of(plan).parameter.push_back({std::string(text(pattern, "pattern")),
+                                       named_placements(placements, num_placements, "placements")});
   });
 }
 

@@ -152,6 +152,39 @@ TEST_F(ScriptModuleTest, WorksShardedAndDifferentiates) {
   swv_world_free(world);
 }
 
+// The forward of TorchScript is met where its weight is.
+TEST_F(ScriptModuleTest, FollowsAForwardPlan) {
+  swv_world* world = nullptr;
+  swv_mesh* mesh = nullptr;
+  swv_plan* plan = nullptr;
+  swv_layout* all = nullptr;
+  swv_tensor* x = nullptr;
+  const swv_mesh_dim dim = {"tp", 1};
+  must(swv_world_create_local(1, nullptr, &world));
+  must(swv_mesh_create(world, &dim, 1, &mesh));
+  must(swv_plan_from_json(R"json({"parameter": {"inner.weight": {"tp": "S(0)"}},
+                                  "forward": {"inner.output": {"tp": "S(0)"}}})json",
+                          &plan));
+  must(swv_module_distribute(module_, mesh, plan, nullptr));
+  must(swv_layout_parse("[R]", &all));
+  must(swv_tensor_distribute(x_, mesh, all, nullptr, &x));
+  const swv_value argument = swv_value_tensor(x);
+  for (const swv_grad_mode mode : {SWV_MODE_GRAD, SWV_MODE_NO_GRAD}) {
+    for (int run = 0; run < 3; ++run) {  // the interpreter profiles first, then compiles
+      swv_value y;
+      must(swv_module_call(module_, "forward", mode, &argument, 1, &y, 1, nullptr));
+      EXPECT_EQ(shardweave::layout_of(y.as.tensor->tensor).to_string(), "[S(0)]");  // else [S(1)]
+      EXPECT_TRUE(at::equal(shardweave::full_tensor(y.as.tensor->tensor), wanted(2)));
+      swv_value_clear(&y);
+    }
+  }
+  swv_tensor_free(x);
+  swv_layout_free(all);
+  swv_plan_free(plan);
+  swv_mesh_free(mesh);
+  swv_world_free(world);
+}
+
 TEST_F(ScriptModuleTest, SaysWhatIsWrong) {
   const swv_value wrong[] = {swv_value_int(1), swv_value_tensor(x_)};
   swv_value result = SWV_NONE;

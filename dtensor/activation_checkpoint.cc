@@ -7,6 +7,7 @@
 #include "ATen/autocast_mode.h"
 #include "c10/core/GradMode.h"
 #include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/engine/forward_plan.h"
 #include "shardweave/dtensor/random.h"
 #include "torch/csrc/autograd/autograd.h"
 #include "torch/csrc/autograd/function.h"
@@ -70,7 +71,7 @@ class AutocastScope {
   const Autocast before_;
 };
 
-class RunAgain final : public torch::autograd::Node {
+class RunAgain final : public dtensor_internal::RunsForward {
  public:
   RunAgain(CheckpointedFunction function, const std::vector<at::Tensor>& inputs)
       : function_(std::move(function)), states_(random_states(inputs)) {

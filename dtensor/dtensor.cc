@@ -314,13 +314,13 @@ Placements resolve(const DeviceMesh& mesh, const NamedPlacements& named) {
 at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
                              const Placements& placements, const DistributeOptions& options,
                              std::source_location where) {
-  return dtensor_internal::distributed(tensor, mesh, placements, options,
+  return dtensor_internal::distributed(tensor, mesh, Layout(placements), options,
                                        {.name = "distribute_tensor", .where = where});
 }
 
 at::Tensor dtensor_internal::distributed(const at::Tensor& tensor, const MeshPtr& mesh,
-                                         const Placements& placements,
-                                         const DistributeOptions& options, const Cause& cause) {
+                                         const Layout& given, const DistributeOptions& options,
+                                         const Cause& cause) {
   if (!tensor.defined() || is_dtensor(tensor)) {
     throw Error("distribute_tensor",
                 absl::InvalidArgumentError(
@@ -329,10 +329,10 @@ at::Tensor dtensor_internal::distributed(const at::Tensor& tensor, const MeshPtr
                                      : "the tensor is undefined"));
   }
   check_dense(tensor, "distribute_tensor");
-  refuse_partial(placements, "distribute_tensor");
+  refuse_partial(given.placements(), "distribute_tensor");
   check_source(mesh->mesh(), options, "distribute_tensor");
   std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
-  const Layout layout = layout_for(*context, Layout(placements), tensor.dim(), "distribute_tensor");
+  const Layout layout = layout_for(*context, given, tensor.dim(), "distribute_tensor");
   const auto sizes = tensor.sizes();
   SpecRef spec = context->intern(layout, span_of(sizes), contiguous_strides(span_of(sizes)),
                                  tensor.scalar_type(), tensor.device(), kData);

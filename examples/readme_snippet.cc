@@ -17,7 +17,7 @@ TORCH_MODULE(Mlp);
 int main() {
   const ParameterPlan plan = {
       {"up.*", {{"tp", Shard(0)}}},         // weight and bias
-      {"down.weight", {{"tp", Shard(1)}}},  // what no line names is replicated
+      {"down.weight", {{"tp", Shard(1)}}},  // what no entry names is replicated
   };
   const absl::Status status = run_ranks(4, [&](World& world) {  // a thread per rank
     const MeshPtr mesh = init_device_mesh(world, {{"dp", 2}, {"tp", 2}}).value();

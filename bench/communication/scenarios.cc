@@ -13,8 +13,8 @@ namespace {
 using shardweave::MeshDim;
 using shardweave::NamedPlacements;
 using shardweave::ParameterPlan;
-using shardweave::PlanEntry;
 using shardweave::Replicate;
+using shardweave::ResolvedTensor;
 using shardweave::Shard;
 using shardweave::StridedShard;
 
@@ -62,19 +62,16 @@ struct Parameter {
 // What the mesh dimensions other than `dim` leave of every parameter.
 std::vector<Parameter> parameters(const Scenario& s, std::string_view dim) {
   std::vector<Parameter> all;
-  for (const auto& item : make_model(s.model, s.sizes)->named_parameters()) {
-    int64_t count = item.value().numel();
-    for (const PlanEntry& entry : s.plan) {
-      if (!shardweave::matches_fqn(entry.pattern, item.key())) continue;
-      for (const auto& [name, placement] : entry.placements) {
-        if (name == dim || !placement.is_shard()) continue;
-        for (const MeshDim& d : s.mesh) {
-          if (d.name == name) count /= d.size;
-        }
-      }
-      break;  // the first entry that matches decides
+  for (const ResolvedTensor& tensor : shardweave::resolve_plan(
+           *make_model(s.model, s.sizes), *shardweave::DeviceMesh::create(s.mesh), s.plan)) {
+    if (tensor.is_buffer) continue;
+    int64_t whole = 1;
+    for (const int64_t size : tensor.sizes) whole *= size;
+    int64_t count = whole;
+    for (size_t i = 0; i < s.mesh.size(); ++i) {
+      if (s.mesh[i].name != dim && tensor.layout[i].is_shard()) count /= s.mesh[i].size;
     }
-    all.push_back({item.key(), item.value().numel(), count});
+    all.push_back({tensor.fqns[0], whole, count});
   }
   return all;
 }

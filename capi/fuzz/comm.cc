@@ -95,7 +95,7 @@ void Fuzzer::collective() {
   c.in_counts = in_counts != one_in(12) ? counts : nullptr;
   c.out_counts = out_counts != one_in(12) ? counts : nullptr;
   c.num_counts = one_in(4) ? length(2) : 1;
-  c.timeout_ms = one_in(20) ? -number() : 5;
+  c.timeout_ms = one_in(20) ? ~number() : 5;
   if (c.timeout_ms > 100 || c.timeout_ms == 0) c.timeout_ms = 5;
   c.tag = one_in(4) ? text() : nullptr;
   done(swv_comm_start(pick(comms_), one_in(30) ? nullptr : sized(c), nullptr));

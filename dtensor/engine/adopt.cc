@@ -49,7 +49,7 @@ bool writes(const OpInfo& info, size_t arg) {
 
 // "aten::mul.Tensor: argument 'other'"
 std::string described(const PlainTensors::Use& use) {
-  if (!use.op.has_value()) return "a gradient";
+  if (!use.op.has_value()) return "a gradient, or a module's input that its plan lays out,";
   return absl::StrCat(name_of(*use.op), ": argument '",
                       use.op->schema().arguments()[use.arg].name(), "'");
 }

@@ -48,7 +48,7 @@ at::Tensor as_dtensor(const at::Tensor& grad, const std::shared_ptr<MeshContext>
 // leaves the mesh (FailedPrecondition, with the first error), whoever has caught the error.
 class PlainTensors {
  public:
-  // What used a plain tensor: an operator's argument, or, without one, a gradient.
+  // What used a plain tensor: an operator's argument, or, without one, a gradient or a forward plan.
   struct Use {
     std::optional<c10::OperatorHandle> op;
     size_t arg;

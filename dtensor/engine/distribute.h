@@ -14,8 +14,9 @@ absl::StatusOr<Placements> try_resolve(const DeviceMesh& mesh, const NamedPlacem
 // Throws Error (OutOfRange) in `function` for a source that is no rank of the mesh.
 void check_source(const DeviceMesh& mesh, const DistributeOptions& options, const char* function);
 
-// distribute_tensor(), for a `cause` that may be another one.
-at::Tensor distributed(const at::Tensor& tensor, const MeshPtr& mesh, const Placements& placements,
+// distribute_tensor(), with an order in which the mesh's dimensions cut, for a `cause` that may be
+// another one.
+at::Tensor distributed(const at::Tensor& tensor, const MeshPtr& mesh, const Layout& layout,
                        const DistributeOptions& options, const Cause& cause);
 
 // This rank's part, as `spec` says, of what rank `source` (row-major index in the mesh) has as

@@ -51,6 +51,8 @@ struct Remembered {
   std::unique_ptr<int64_t, Uncount> counted;
 };
 
+struct ForwardLayouts;  // forward_plan.h
+
 // A tensor and its views (detour.h), and what all of them share.
 struct ViewFamily {
   int64_t writes = 0;         // to any of them
@@ -58,6 +60,7 @@ struct ViewFamily {
   std::string fqn;            // of the parameter that they are, as distribute_module() found it,
   SpecRef parameter;          // and as that laid it out
   bool said_unsharded = false;
+  std::shared_ptr<const ForwardLayouts> forward;  // what a plan says of its module (forward_plan.h)
   std::vector<Remembered> remembered;
 };
 struct Detour;  // detour.h

@@ -252,13 +252,5 @@ TEST(ModelsTest, PlansThatCannotBe) {
   EXPECT_THAT(message({{"q.bias", {{"dp", Shard(0)}}}}), ::testing::HasSubstr("dp"));
 }
 
-TEST(ModelsTest, Patterns) {
-  EXPECT_TRUE(matches_fqn("*.{q,k}.weight", "blocks.0.attn.k.weight"));
-  EXPECT_FALSE(matches_fqn("*.{q,k}.weight", "blocks.0.attn.o.weight"));
-  EXPECT_TRUE(matches_fqn("blocks.?.n*", "blocks.1.norm"));
-  EXPECT_FALSE(matches_fqn("blocks", "blocks.1"));
-  EXPECT_TRUE(matches_fqn("*", ""));
-}
-
 }  // namespace
 }  // namespace shardweave

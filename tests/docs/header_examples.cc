@@ -38,7 +38,9 @@
 #include "shardweave/mesh/connected_mesh.h"
 #include "shardweave/mesh/device_mesh.h"
 #include "shardweave/modules/fused_optimizer.h"
-#include "shardweave/modules/parameter_plan_json.h"
+#include "shardweave/modules/hooked.h"
+#include "shardweave/modules/parallelize_module.h"
+#include "shardweave/modules/sharding_plan_json.h"
 #include "shardweave/placement/layout.h"
 #include "shardweave/placement/placement.h"
 #include "shardweave/placement/redistribute_bound.h"
@@ -302,6 +304,20 @@ void clip(const Model& model, at::Tensor loss, torch::optim::Optimizer& optimize
   optimizer.step();
 }
 
+void patterns() {
+  const FqnPattern pattern = *FqnPattern::parse("*.{q,k}.weight");
+  pattern.matches("blocks.0.attn.k.weight");
+}
+
+void plan(const Model& model, const MeshPtr& mesh) {
+  const ParameterPlan plan = {
+      {"*", {{"dp", Shard(0)}}},
+      {"*.{q,k,v,up}.weight", {{"tp", Shard(0)}}},
+      {"lm_head.weight", {Replicate(), Shard(0)}},
+  };
+  std::cout << to_string(resolve_plan(*model, mesh->mesh(), plan));
+}
+
 void distribute(const Model& model, const MeshPtr& mesh, at::Tensor loss,
                 torch::optim::Optimizer& optimizer) {
   distribute_module(*model, mesh,
@@ -398,12 +414,39 @@ void fused_optimizer(const Model& model, at::Tensor loss, const at::Tensor& stat
   }
 }
 
-void parameter_plan(const Model& model, const MeshPtr& mesh) {
-  auto plan = parse_parameter_plan(R"json({"parameter": {
-      "*.{q,k,v,up}.weight": {"tp": "S(0)"},
-      "*.{o,down}.weight":   {"tp": "S(1)"}}})json");
-  distribute_module(*model, mesh, *plan);
+void sharding_plan_json(const Model& model, const MeshPtr& mesh) {
+  auto plan = parse_sharding_plan(R"json({
+      "parameter": {
+          "*.{q,k,v,up}.weight":   {"tp": "S(0)"},
+          "*.{o,down}.weight":     {"tp": "S(1)"},
+          "lm_head.weight":        "[R, S(0)]",
+          "re:h\\.[0-9]+\\.bias":  ["R", "R"]},
+      "forward": {
+          "*.norm.input":          {"tp": "S(1)"}}})json");
+  parallelize_module(*model, mesh, *plan);
   to_json(*plan);
 }
+
+void sharding_plan(const Model& model, const MeshPtr& mesh) {
+  const ShardingPlan plan = {
+      .parameter = {{"*.{q,k,v,up}.weight", {{"tp", Shard(0)}}},
+                    {"*.{o,down}.weight", {{"tp", Shard(1)}}}},
+      .forward = {{"*.norm.input", {{"tp", Shard(1)}}},
+                  {"*.{q,k,v,up}.input", {{"tp", Replicate()}}},
+                  {"*.{o,down}.output", {{"tp", Shard(1)}}}},
+  };
+  parallelize_module(*model, mesh, plan);
+}
+
+namespace hooked {
+struct BlockImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& mask);
+};
+using Block = torch::nn::ModuleHolder<Hooked<BlockImpl>>;
+
+void parallelize(const Model& model, const MeshPtr& mesh) {
+  parallelize_module(*model, mesh, {.forward = {{"blocks.*.output", {{"tp", Shard(1)}}}}});
+}
+}  // namespace hooked
 
 }  // namespace shardweave::header_examples

@@ -176,8 +176,9 @@ func (m *Module) Call(method string, args ...any) ([]any, error) {
 }
 
 // Distribute turns every parameter and buffer into a sharded tensor, in place; what no line of the plan
-// matches is replicated, and with a nil plan everything is. A line that matches nothing, or that earlier
-// ones leave nothing to decide, is an error before anything changes. Collective.
+// matches is replicated, and with a nil plan everything is. A line that matches nothing, or that more
+// specific ones leave nothing to decide, and lines that place one tensor differently are errors before
+// anything changes. Collective.
 func (m *Module) Distribute(mesh *Mesh, plan *Plan, source Source) error {
 	return do(func(r *rank) (err error) {
 		var handle c.Plan
@@ -245,8 +246,15 @@ func (m *Module) ZeroGrad() error {
 	return do(func(*rank) error { return c.ModuleZeroGrad(m.handle) }, m)
 }
 
-// Plan says by FQN patterns how parameters and buffers lie; the first line that matches counts. In a
-// pattern * stands for any characters, ? for one, {a,b} for either. It belongs to no rank.
+// Plan says by FQN patterns how parameters and buffers lie. Of lines that match a name the most
+// specific counts, in whatever order: an exact name, then patterns in which * stands for any
+// characters, ? for one and {a,b} for either, by how many characters they have besides, then "re:" and
+// a regular expression. Lines of equal standing have to agree. It belongs to no rank.
+//
+// A plan from JSON (ParsePlan) may have a second part, "forward": where inputs and outputs of modules
+// go whenever they run, {"*.o.output": {"tp": "R"}}. The pattern is a module's, then ".input" or
+// ".output" (the first of them), or with an index, ".input.1". A module is met in the operators that
+// its weight takes part in, whoever calls them.
 type Plan struct {
 	_ noCopy
 	*lasting[c.Plan]

@@ -107,8 +107,8 @@ pub trait Module {
     }
 
     /// Turns every parameter and buffer into a sharded tensor, in place: all handles see it.
-    /// Parameters require grad from then on. A line of the plan that matches nothing or that earlier
-    /// ones leave nothing to decide, and lines that place the names of one tensor differently, are
+    /// Parameters require grad from then on. A line of the plan that matches nothing or that more
+    /// specific ones leave nothing to decide, and lines that place one tensor differently, are
     /// errors before anything changes. Collective.
     fn distribute(&self, mesh: &Mesh, plan: &ParameterPlan, source: Source) -> Result<()> {
         let module = handle_of(&members_of(self)).of("Module::distribute")?;

@@ -7,8 +7,10 @@ use crate::ffi::c_text;
 use crate::layout::{NamedPlacements, Placement};
 
 /// How the parameters and buffers of a module lie on a mesh: lines of a pattern and placements by
-/// the names of mesh dimensions. The first line that matches a name counts; what no line matches is
-/// replicated. In a pattern `*` stands for any characters, `?` for one, `{a,b}` for either.
+/// the names of mesh dimensions. Of lines that match a name the most specific counts, in whatever
+/// order: an exact name, then patterns in which `*` stands for any characters, `?` for one and
+/// `{a,b}` for either, by how many characters they have besides, then `re:` and a regular
+/// expression. Lines of equal standing have to agree; what no line matches is replicated.
 ///
 /// ```
 /// use shardweave::{ParameterPlan, Placement::*};
@@ -27,8 +29,11 @@ use crate::layout::{NamedPlacements, Placement};
 /// interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ParameterPlan {
-    pub(crate) lines: Vec<(String, Vec<(String, Placement)>)>,
+    pub(crate) lines: Lines,
+    pub(crate) forward: Lines,
 }
+
+type Lines = Vec<(String, Vec<(String, Placement)>)>;
 
 handle! {
     /// The C interface's own.
@@ -47,8 +52,30 @@ impl ParameterPlan {
         pattern: impl Into<String>,
         placements: &[(N, Placement)],
     ) -> ParameterPlan {
-        let placements = placements.iter().map(|(dim, p)| (dim.as_ref().to_owned(), p.clone()));
-        self.lines.push((pattern.into(), placements.collect()));
+        self.lines.push((pattern.into(), owned(placements)));
+        self
+    }
+
+    /// With where the inputs or outputs of modules go, whenever the model runs: a pattern of modules'
+    /// names, then `.input` or `.output` (the first of them), or with an index, `.input.1`. Along mesh
+    /// dimensions that are not named a tensor stays as it is.
+    ///
+    /// A module is met in the operator that its `weight` takes part in, whoever calls it; one without
+    /// a weight of its own is an error of [`Module::distribute`](crate::Module::distribute).
+    ///
+    /// ```
+    /// use shardweave::{ParameterPlan, Placement::*};
+    /// let plan = ParameterPlan::new()
+    ///     .line("*.{q,k,v}.weight", &[("tp", Shard(0))])
+    ///     .line("*.o.weight", &[("tp", Shard(1))])
+    ///     .forward("*.o.output", &[("tp", Replicate)]);
+    /// ```
+    pub fn forward<N: AsRef<str>>(
+        mut self,
+        pattern: impl Into<String>,
+        placements: &[(N, Placement)],
+    ) -> ParameterPlan {
+        self.forward.push((pattern.into(), owned(placements)));
         self
     }
 
@@ -58,6 +85,11 @@ impl ParameterPlan {
     }
 
     pub(crate) fn to_handle(&self) -> Result<PlanHandle> {
+        if !self.forward.is_empty() {
+            let text = c_text(&self.json(), "plan")?;
+            let handle: NonNull<sys::swv_plan> = create!(swv_plan_from_json(text.as_ptr()))?;
+            return Ok(PlanHandle(handle));
+        }
         let handle: NonNull<sys::swv_plan> = create!(swv_plan_create())?;
         let plan = PlanHandle(handle);
         for (pattern, placements) in &self.lines {
@@ -72,4 +104,33 @@ impl ParameterPlan {
         }
         Ok(plan)
     }
+
+    /// For the C interface, which takes lines of `forward` as JSON alone.
+    fn json(&self) -> String {
+        fn map<T>(entries: &[(String, T)], value: impl Fn(&T) -> String) -> String {
+            let entries: Vec<String> =
+                entries.iter().map(|(key, v)| format!("{}:{}", quoted(key), value(v))).collect();
+            format!("{{{}}}", entries.join(","))
+        }
+        let lines = |lines: &Lines| map(lines, |line| map(line, |p| quoted(&p.to_string())));
+        format!("{{\"parameter\":{},\"forward\":{}}}", lines(&self.lines), lines(&self.forward))
+    }
+}
+
+fn owned<N: AsRef<str>>(placements: &[(N, Placement)]) -> Vec<(String, Placement)> {
+    placements.iter().map(|(dim, p)| (dim.as_ref().to_owned(), p.clone())).collect()
+}
+
+/// As a JSON string.
+fn quoted(text: &str) -> String {
+    let mut result = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => result.extend(['\\', c]),
+            c if c < ' ' => result.push_str(&format!("\\u{:04x}", c as u32)),
+            c => result.push(c),
+        }
+    }
+    result.push('"');
+    result
 }

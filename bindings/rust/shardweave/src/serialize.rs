@@ -55,8 +55,11 @@ impl Serialize for AsMap<'_, Vec<(String, Placement)>> {
 
 impl Serialize for ParameterPlan {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(1))?;
+        let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("parameter", &AsMap(&self.lines))?;
+        if !self.forward.is_empty() {
+            map.serialize_entry("forward", &AsMap(&self.forward))?;
+        }
         map.end()
     }
 }
@@ -93,10 +96,12 @@ impl<'de> Deserialize<'de> for ParameterPlan {
         let mut plan = ParameterPlan::new();
         let sections = Entries::<Entries<Entries<Placement>>>::deserialize(deserializer)?;
         for (section, lines) in sections.0 {
-            if section != "parameter" {
-                return Err(de::Error::unknown_field(&section, &["parameter"]));
-            }
-            plan.lines.extend(lines.0.into_iter().map(|(pattern, line)| (pattern, line.0)));
+            let part = match section.as_str() {
+                "parameter" => &mut plan.lines,
+                "forward" => &mut plan.forward,
+                _ => return Err(de::Error::unknown_field(&section, &["parameter", "forward"])),
+            };
+            part.extend(lines.0.into_iter().map(|(pattern, line)| (pattern, line.0)));
         }
         Ok(plan)
     }

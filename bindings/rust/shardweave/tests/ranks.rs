@@ -249,10 +249,21 @@ fn torch_script_modules_are_sharded_and_trained() {
     World::threads(3)
         .run(|world| {
             let mesh = world.device_mesh(&[("tp", 3)])?;
+            let x = Tensor::from_slice(&x, &[2, 3])?.distribute(&mesh, "[R]")?;
+            let gathered = ScriptModule::load(path)?;
+            let plan = ParameterPlan::new()
+                .line("inner.weight", &[("tp", Shard(0))])
+                .forward("inner.output", &[("tp", Replicate)]);
+            gathered.distribute(&mesh, &plan, Source::Same)?;
+            let y: Tensor = gathered.call("forward", args![&x])?;
+            assert_eq!(y.layout()?, Layout::parse("[R]")?);
+            let odd = ParameterPlan::new().forward("a\"\\\n.output", &[("tp", Replicate)]);
+            let error = ScriptModule::load(path)?.distribute(&mesh, &odd, Source::Same).unwrap_err();
+            assert!(error.message().contains("'a\"\\\n.output' matches no module"), "{error}");
+
             let module = ScriptModule::load(path)?;
             let plan = ParameterPlan::new().line("inner.*", &[("tp", Shard(0))]);
             module.distribute(&mesh, &plan, Source::Same)?;
-            let x = Tensor::from_slice(&x, &[2, 3])?.distribute(&mesh, "[R]")?;
             let y: Tensor = module.call("forward", args![&x])?;
             assert_eq!(y.layout()?, Layout::parse("[S(1)]")?);
             expect_close(&y, &Tensor::from_slice(&expected, &[2, 4])?)?;

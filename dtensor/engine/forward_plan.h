@@ -1,0 +1,61 @@
+// Where a module's inputs and outputs go, for modules that nobody prepared. A module's forward is a
+// plain function, but it meets its weight in an operator: a weight that is observed carries
+// LibTorch's key DeferredInit, which lies above autograd, and the fallback for that key
+// (forward_plan.cc)
+//
+//   redistributes the operator's other operands as the plan's inputs say,
+//   runs the operator, without the key,
+//   redistributes its results as the plan's outputs say.
+//
+// All of it is differentiable. Views of an observed weight (`linear` is t, matmul, add_) are observed,
+// too; operators that read a weight but are no layer's (an optimizer's, a norm) run as they are, and
+// so do those of a backward pass. Tensors without the key never come here. Internal to Shardweave.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "shardweave/placement/layout.h"
+#include "torch/csrc/autograd/function.h"
+
+namespace shardweave::dtensor_internal {
+
+class MeshContext;
+
+// Where one value goes. Along a mesh dimension without a placement it stays as it is.
+struct ForwardTarget {
+  std::vector<std::optional<Placement>> placements;  // one per mesh dimension
+  std::vector<int> order;                            // of their cuts; empty: their own
+};
+
+// Of a module.
+struct ForwardLayouts {
+  // An argument or a result by its index among those that are tensors, or an argument by its name.
+  using Slot = std::variant<int, std::string>;
+  struct Value {
+    Slot slot;
+    ForwardTarget target;
+    std::string name;  // "blocks.0.attn.input.0", for messages
+  };
+  std::vector<Value> inputs, outputs;
+};
+
+// `tensor` as the plan says of the value with this index and name: itself where it says nothing. A
+// plain tensor counts as replicated. Throws Error that names the value.
+enum class Direction { kInput, kOutput };
+at::Tensor laid_out(const ForwardLayouts& layouts, Direction direction, int index,
+                    std::string_view name, const at::Tensor& tensor,
+                    const std::shared_ptr<MeshContext>& context);
+
+// From now on the operators that `weight`, a DTensor, takes part in do as the plan says.
+void observe_forward(const at::Tensor& weight, std::shared_ptr<const ForwardLayouts> layouts);
+
+// A node of autograd's graph that runs a forward pass again: in it, plans hold as in the first.
+class RunsForward : public torch::autograd::Node {};
+
+}  // namespace shardweave::dtensor_internal

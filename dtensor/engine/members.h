@@ -1,0 +1,29 @@
+// The tensors of a module, and what a plan says of each. Internal to dtensor/.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "shardweave/dtensor/parameter_plan.h"
+
+namespace shardweave::dtensor_internal {
+
+struct Member {
+  at::Tensor tensor;
+  bool is_buffer = false;
+  std::vector<std::string> fqns;  // more than one: it is tied
+};
+
+// Parameters, then buffers; each tensor once, in the order of their first names.
+std::vector<Member> members_of(const torch::nn::Module& module);
+
+// resolve_plan(); errors begin with `function`.
+std::vector<ResolvedTensor> resolve_members(const std::vector<Member>& members,
+                                            const DeviceMesh& mesh, const ParameterPlan& plan,
+                                            const char* function);
+
+// "the plan's entry 2, 'a.*'"; or "no entry of the plan".
+std::string deciding_entry(const ResolvedTensor& tensor);
+
+}  // namespace shardweave::dtensor_internal

@@ -1,0 +1,154 @@
+#include "shardweave/dtensor/fqn_pattern.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace shardweave {
+namespace {
+
+constexpr std::string_view kRegex = "re:";
+
+// libstdc++ searches depth first by default, for which "(a+)+b" takes longer than anybody waits.
+constexpr std::regex::flag_type kSyntax = std::regex::ECMAScript
+#ifdef __GLIBCXX__
+                                          | std::regex_constants::__polynomial
+#endif
+    ;
+
+// Edits that turn a text so far into the first i characters of the name, for every i.
+using Edits = std::vector<int>;
+
+Edits with_text(Edits edits, std::string_view text, std::string_view fqn) {
+  for (const char c : text) {
+    Edits next(edits.size());
+    next[0] = edits[0] + 1;
+    for (size_t i = 1; i < edits.size(); ++i) {
+      next[i] = std::min({edits[i - 1] + (fqn[i - 1] == c ? 0 : 1), edits[i] + 1, next[i - 1] + 1});
+    }
+    edits = std::move(next);
+  }
+  return edits;
+}
+
+}  // namespace
+
+absl::StatusOr<FqnPattern> FqnPattern::parse(std::string_view text) {
+  FqnPattern pattern;
+  if (text.starts_with(kRegex)) {
+    const std::string_view body = text.substr(kRegex.size());
+    try {
+      pattern.regex_ = std::make_shared<std::regex>(body.begin(), body.end(), kSyntax);
+    } catch (const std::regex_error& error) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("is no regular expression: ", std::string(error.what())));
+    }
+    return pattern;
+  }
+
+  std::string literal;
+  const auto end_literal = [&] {
+    if (!literal.empty()) pattern.pieces_.push_back({Piece::kText, {std::exchange(literal, "")}});
+  };
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (c == '}') return absl::InvalidArgumentError("has a '}' without a '{' before it");
+    if (c != '*' && c != '?' && c != '{') {
+      literal.push_back(c);
+      continue;
+    }
+    end_literal();
+    if (c != '{') {
+      pattern.pieces_.push_back({c == '*' ? Piece::kAny : Piece::kOne, {}});
+      continue;
+    }
+    const size_t close = text.find_first_of("{}", i + 1);
+    if (close == std::string_view::npos) {
+      return absl::InvalidArgumentError("has a '{' without a '}' behind it");
+    }
+    if (text[close] == '{') {
+      return absl::InvalidArgumentError(
+          "has a '{' inside of '{...}', where only names and commas are");
+    }
+    Piece either;
+    for (std::string_view rest = text.substr(i + 1, close - i - 1);;) {
+      const size_t comma = rest.find(',');
+      either.texts.emplace_back(rest.substr(0, comma));
+      if (comma == std::string_view::npos) break;
+      rest.remove_prefix(comma + 1);
+    }
+    pattern.pieces_.push_back(std::move(either));
+    i = close;
+  }
+  end_literal();
+
+  Specificity& specificity = pattern.specificity_;
+  specificity.kind = 2;
+  for (const Piece& piece : pattern.pieces_) {
+    if (piece.kind != Piece::kText || piece.texts.size() != 1) {
+      specificity.kind = 1;
+      --specificity.exactness;
+    }
+    if (piece.kind != Piece::kText) continue;
+    const auto shortest = std::min_element(
+        piece.texts.begin(), piece.texts.end(),
+        [](const std::string& a, const std::string& b) { return a.size() < b.size(); });
+    specificity.characters += static_cast<int>(shortest->size());
+  }
+  return pattern;
+}
+
+bool FqnPattern::matches(std::string_view fqn) const {
+  if (regex_ != nullptr) return std::regex_match(fqn.begin(), fqn.end(), *regex_);
+  // Whether the pieces so far match the first i characters.
+  std::vector<bool> reached(fqn.size() + 1);
+  reached[0] = true;
+  for (const Piece& piece : pieces_) {
+    std::vector<bool> next(reached.size());
+    for (size_t i = 0; i < reached.size(); ++i) {
+      if (!reached[i]) continue;
+      if (piece.kind == Piece::kAny) {
+        std::fill(next.begin() + static_cast<int64_t>(i), next.end(), true);
+        break;
+      }
+      if (piece.kind == Piece::kOne && i < fqn.size()) next[i + 1] = true;
+      for (const std::string& text : piece.texts) {
+        if (fqn.substr(i).starts_with(text)) next[i + text.size()] = true;
+      }
+    }
+    reached = std::move(next);
+  }
+  return reached.back();
+}
+
+int FqnPattern::distance(std::string_view fqn, int limit) const {
+  if (regex_ != nullptr) return limit + 1;
+  Edits edits(fqn.size() + 1);
+  std::iota(edits.begin(), edits.end(), 0);
+  for (const Piece& piece : pieces_) {
+    if (piece.kind == Piece::kAny) {
+      for (size_t i = 1; i < edits.size(); ++i) edits[i] = std::min(edits[i], edits[i - 1]);
+    } else if (piece.kind == Piece::kOne) {
+      edits.insert(edits.begin(), edits[0] + 1);
+      edits.pop_back();
+    } else {
+      Edits best = with_text(edits, piece.texts[0], fqn);
+      for (size_t t = 1; t < piece.texts.size(); ++t) {
+        const Edits other = with_text(edits, piece.texts[t], fqn);
+        std::transform(best.begin(), best.end(), other.begin(), best.begin(),
+                       [](int a, int b) { return std::min(a, b); });
+      }
+      edits = std::move(best);
+    }
+  }
+  return std::min(edits.back(), limit + 1);
+}
+
+bool matches_fqn(std::string_view pattern, std::string_view fqn) {
+  const absl::StatusOr<FqnPattern> parsed = FqnPattern::parse(pattern);
+  return parsed.ok() && parsed->matches(fqn);
+}
+
+}  // namespace shardweave

@@ -1,0 +1,59 @@
+// Patterns of fully qualified names (FQN, "blocks.0.attn.q.weight"), and which of two counts.
+//
+//   const FqnPattern pattern = *FqnPattern::parse("*.{q,k}.weight");
+//   pattern.matches("blocks.0.attn.k.weight");   // true
+//
+// A pattern is one of three kinds, and always speaks of the whole name: an exact name; a glob, with *
+// for any characters, ? for one and {a,b} for either (names, not patterns); or "re:" and a regular
+// expression in ECMAScript's syntax, "re:blocks\.[0-9]+\.q".
+#pragma once
+
+#include <compare>
+#include <memory>
+#include <regex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace shardweave {
+
+class FqnPattern {
+ public:
+  // InvalidArgument: an odd brace, or no regular expression. The message continues "the pattern 'x'".
+  static absl::StatusOr<FqnPattern> parse(std::string_view text);
+
+  bool matches(std::string_view fqn) const;
+
+  // Of two patterns that match a name, the greater is the more specific. An exact name is more
+  // specific than any glob, a glob than any regular expression; of two globs, the one with more
+  // characters of its own, then the one with fewer wildcards. Two regular expressions are equal.
+  struct Specificity {
+    int kind = 0;
+    int characters = 0;
+    int exactness = 0;  // wildcards, negative
+    friend auto operator<=>(const Specificity&, const Specificity&) = default;
+  };
+  const Specificity& specificity() const { return specificity_; }
+
+  // How many characters of `fqn` would have to be another, come or go for this to match; `limit`
+  // + 1 if more than `limit`. Of a regular expression nobody knows: `limit` + 1.
+  int distance(std::string_view fqn, int limit) const;
+
+ private:
+  // A piece of a glob: '*' (kAny), '?' (kOne), or one of some texts.
+  struct Piece {
+    enum Kind { kText, kOne, kAny } kind = kText;
+    std::vector<std::string> texts;
+  };
+
+  std::vector<Piece> pieces_;
+  std::shared_ptr<const std::regex> regex_;  // else a glob
+  Specificity specificity_;
+};
+
+// Whether a pattern is one and matches. Whoever asks for many names parses it once.
+bool matches_fqn(std::string_view pattern, std::string_view fqn);
+
+}  // namespace shardweave

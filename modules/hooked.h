@@ -1,0 +1,104 @@
+// Modules that a plan's inputs and outputs can speak of though they have no weight of their own.
+//
+//   struct BlockImpl : torch::nn::Module {
+//     at::Tensor forward(const at::Tensor& x, const at::Tensor& mask);
+//   };
+//   using Block = torch::nn::ModuleHolder<Hooked<BlockImpl>>;  // in place of TORCH_MODULE(Block)
+//
+//   parallelize_module(*model, mesh, {.forward = {{"blocks.*.output", {{"tp", Shard(1)}}}}});
+//
+// FQNs stay what they were, and in a Sequential it is a module as any other. What a plan speaks of are
+// arguments and results of type at::Tensor, also within a std::optional, std::tuple or std::vector, counted in their
+// order. Without a plan for it a call costs one comparison.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+
+namespace shardweave {
+namespace modules_internal {
+
+// What a plan says of one module's forward.
+class ForwardRedistribution {
+ public:
+  virtual ~ForwardRedistribution() = default;
+  virtual at::Tensor input(int index, const at::Tensor& tensor) const = 0;
+  virtual at::Tensor output(int index, const at::Tensor& tensor) const = 0;
+};
+
+// What parallelize_module() looks for in a module.
+struct ForwardHook {
+  virtual ~ForwardHook() = default;
+  std::shared_ptr<const ForwardRedistribution> redistribution;  // null: no plan speaks of it
+};
+
+// Every tensor in a value, in their order.
+template <typename Change>
+void change_tensors(at::Tensor& tensor, const Change& change) {
+  tensor = change(tensor);
+}
+template <typename Change, typename... T>
+void change_tensors(std::tuple<T...>& tuple, const Change& change) {
+  std::apply([&](T&... element) { (change_tensors(element, change), ...); }, tuple);
+}
+template <typename Change>
+void change_tensors(std::vector<at::Tensor>& tensors, const Change& change) {
+  for (at::Tensor& tensor : tensors) tensor = change(tensor);
+}
+template <typename Change>
+void change_tensors(std::optional<at::Tensor>& tensor, const Change& change) {
+  if (tensor.has_value()) *tensor = change(*tensor);
+}
+template <typename T, typename Change>
+void change_tensors(T& /*no tensor*/, const Change& /*change*/) {}
+
+template <typename Impl, typename Forward>
+class HookedForward;
+
+template <typename Impl, typename Result, typename... Args>
+class HookedForward<Impl, Result (Impl::*)(Args...)> : public Impl, public ForwardHook {
+ public:
+  using Impl::Impl;
+
+  Result forward(Args... args) {
+    if (redistribution == nullptr) return Impl::forward(std::forward<Args>(args)...);
+    const std::shared_ptr<const ForwardRedistribution> plan = redistribution;
+    std::tuple<std::decay_t<Args>...> values(std::forward<Args>(args)...);
+    int index = 0;
+    change_tensors(values, [&](const at::Tensor& t) { return plan->input(index++, t); });
+    Result result = run(values, std::index_sequence_for<Args...>());
+    index = 0;
+    change_tensors(result, [&](const at::Tensor& t) { return plan->output(index++, t); });
+    return result;
+  }
+
+ private:
+  template <size_t... I>
+  Result run(std::tuple<std::decay_t<Args>...>& values, std::index_sequence<I...> /*all*/) {
+    return Impl::forward(static_cast<Args>(std::get<I>(values))...);
+  }
+};
+template <typename Impl, typename Result, typename... Args>
+class HookedForward<Impl, Result (Impl::*)(Args...) const>
+    : public HookedForward<Impl, Result (Impl::*)(Args...)> {
+ public:
+  using HookedForward<Impl, Result (Impl::*)(Args...)>::HookedForward;
+};
+
+}  // namespace modules_internal
+
+// Impl: a module whose forward() is neither a template nor overloaded.
+template <typename Impl>
+class Hooked : public modules_internal::HookedForward<Impl, decltype(&Impl::forward)> {
+ public:
+  using modules_internal::HookedForward<Impl, decltype(&Impl::forward)>::HookedForward;
+};
+
+}  // namespace shardweave

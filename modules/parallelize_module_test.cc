@@ -1,0 +1,372 @@
+// A model that was written for one device, under plans that speak of inputs and outputs: values and
+// gradients are one device's, activations lie where the plan says, and the collectives are those of
+// the theory.
+#include "shardweave/modules/parallelize_module.h"
+
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ATen/ATen.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "shardweave/dtensor/activation_checkpoint.h"
+#include "shardweave/dtensor/observe/comm_trace.h"
+#include "shardweave/dtensor/testing/on_mesh.h"
+#include "shardweave/modules/hooked.h"
+#include "torch/csrc/autograd/autograd.h"
+#include "torch/nn.h"
+#include "torch/optim.h"
+
+namespace shardweave {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::on_mesh;
+namespace nn = torch::nn;
+
+constexpr int64_t kVocabulary = 11, kDim = 12, kHeads = 6;
+
+// Layouts that the model has seen, by name.
+using Seen = std::map<std::string, std::string>;
+void see(Seen* seen, const char* name, const at::Tensor& tensor) {
+  if (seen != nullptr && is_dtensor(tensor)) (*seen)[name] = layout_of(tensor).to_string();
+}
+
+struct BlockImpl : nn::Module {
+  BlockImpl() {
+    register_module("norm1", norm1);
+    register_module("norm2", norm2);
+    for (auto& [name, layer] : {std::pair{"q", &q}, {"k", &k}, {"v", &v}, {"o", &o}}) {
+      register_module(name, *layer);
+    }
+    register_module("up", up);
+    register_module("down", down);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const int64_t batch = x.size(0), length = x.size(1);
+    const auto heads = [&](const at::Tensor& t) {
+      return t.view({batch, length, kHeads, kDim / kHeads}).transpose(1, 2);
+    };
+    const at::Tensor n = norm1(x);
+    see(seen, "norm1", n);
+    const at::Tensor scores = at::matmul(heads(q(n)), heads(k(n)).transpose(2, 3)).softmax(-1);
+    const at::Tensor mixed = at::matmul(scores, heads(v(n))).transpose(1, 2);
+    const at::Tensor attended = o(mixed.reshape({batch, length, kDim}));
+    see(seen, "o", attended);
+    const at::Tensor y = x + attended;
+    see(seen, "residual", y);
+    return y + down(at::gelu(up(norm2(y))));
+  }
+  nn::LayerNorm norm1{nn::LayerNormOptions({kDim})}, norm2{nn::LayerNormOptions({kDim})};
+  nn::Linear q{nn::LinearOptions(kDim, kDim).bias(false)},
+      k{nn::LinearOptions(kDim, kDim).bias(false)}, v{kDim, kDim}, o{kDim, kDim},
+      up{kDim, 4 * kDim}, down{4 * kDim, kDim};
+  Seen* seen = nullptr;
+};
+using Block = nn::ModuleHolder<Hooked<BlockImpl>>;
+
+struct GptImpl : nn::Module {
+  explicit GptImpl(Seen* seen_in = nullptr) {
+    static std::mutex one_at_a_time;  // ranks are threads, which share LibTorch's generator
+    const std::lock_guard lock(one_at_a_time);
+    torch::manual_seed(1);
+    embedding = register_module("embedding", nn::Embedding(kVocabulary, kDim));
+    for (int i = 0; i < 2; ++i) {
+      blocks.push_back(register_module("h" + std::to_string(i), Block()));
+      blocks.back()->seen = seen_in;
+    }
+    norm = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({kDim})));
+    head = register_module("head", nn::Linear(nn::LinearOptions(kDim, kVocabulary).bias(false)));
+  }
+  at::Tensor forward(const at::Tensor& tokens) {
+    at::Tensor x = embedding(tokens);
+    for (Block& block : blocks) {
+      x = checkpointed ? checkpoint([&](const at::Tensor& t) { return block->forward(t); }, x)
+                       : block->forward(x);
+    }
+    return head(norm(x));
+  }
+  nn::Embedding embedding{nullptr};
+  std::vector<Block> blocks;
+  nn::LayerNorm norm{nullptr};
+  nn::Linear head{nullptr};
+  bool checkpointed = false;
+};
+TORCH_MODULE(Gpt);
+
+at::Tensor tokens_of(int64_t batch, int64_t length) {
+  return (at::arange(batch * length, at::kLong) * 7 % kVocabulary).view({batch, length});
+}
+
+at::Tensor loss_of(Gpt& model, const at::Tensor& tokens) {
+  return at::cross_entropy_loss(model->forward(tokens).flatten(0, 1), tokens.flatten());
+}
+
+// Parameters after some steps, and the losses, of one device.
+struct Reference {
+  std::vector<double> losses;
+  std::vector<at::Tensor> parameters;
+};
+Reference reference(const at::Tensor& tokens, int steps) {
+  Gpt model;
+  torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
+  Reference result;
+  for (int i = 0; i < steps; ++i) {
+    optimizer.zero_grad();
+    const at::Tensor loss = loss_of(model, tokens);
+    loss.backward();
+    optimizer.step();
+    result.losses.push_back(loss.item<double>());
+  }
+  for (const at::Tensor& p : model->parameters()) result.parameters.push_back(p.detach());
+  return result;
+}
+
+const ShardingPlan kMegatron = {.parameter = {{"*.{q,k,v,up}.*", {{"tp", Shard(0)}}},
+                                              {"*.{o,down}.weight", {{"tp", Shard(1)}}}},
+                                .forward = {{"*.{o,down}.output", {{"tp", Replicate()}}}}};
+
+// Activations outside of attention and MLP lie along the sequence.
+const ShardingPlan kSequence = {.parameter = kMegatron.parameter,
+                                .forward = {{"embedding.output", {{"tp", Shard(1)}}},
+                                            {"*.norm?.output", {{"tp", Replicate()}}},
+                                            {"*.{o,down}.output", {{"tp", Shard(1)}}},
+                                            {"head.input", {{"tp", Replicate()}}}}};
+
+void trains_as_one_device(const std::vector<MeshDim>& dims, const ShardingPlan& plan, int64_t batch,
+                          int64_t length, bool checkpointed = false) {
+  constexpr int kSteps = 3;
+  const at::Tensor tokens = tokens_of(batch, length);
+  const Reference expected = reference(tokens, kSteps);
+  on_mesh(dims, [&](const MeshPtr& mesh) {
+    Gpt model;
+    model->checkpointed = checkpointed;
+    parallelize_module(*model, mesh, plan, {.source = std::nullopt});
+    torch::optim::SGD optimizer(unique_parameters(*model), torch::optim::SGDOptions(0.1));
+    NamedPlacements rows;
+    if (mesh->mesh().dim("dp").ok()) rows.emplace_back("dp", Shard(0));
+    const at::Tensor mine = distribute_tensor(tokens, mesh, rows);
+    for (const double loss : expected.losses) {
+      optimizer.zero_grad();
+      const at::Tensor now = loss_of(model, mine);
+      now.backward();
+      finish_grad_sync(*model);
+      optimizer.step();
+      EXPECT_NEAR(now.item<double>(), loss, 1e-5 * loss);
+    }
+    const auto parameters = model->parameters();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      EXPECT_TRUE(
+          at::allclose(full_tensor(parameters[i].detach()), expected.parameters[i], 1e-4, 1e-5))
+          << model->named_parameters().keys()[i];
+    }
+  });
+}
+
+TEST(ParallelizeModuleTest, TrainsAsOneDevice) {
+  for (const ShardingPlan* plan : {&kMegatron, &kSequence}) {
+    trains_as_one_device({{"tp", 1}}, *plan, 2, 4);
+    trains_as_one_device({{"tp", 2}}, *plan, 2, 6);
+    trains_as_one_device({{"tp", 2}}, *plan, 3, 7);
+    trains_as_one_device({{"tp", 3}}, *plan, 2, 5);
+    trains_as_one_device({{"tp", 4}}, *plan, 1, 3);  // an empty part
+    trains_as_one_device({{"dp", 2}, {"tp", 2}}, *plan, 4, 6);
+    trains_as_one_device({{"dp", 2}, {"tp", 2}}, *plan, 3, 5);
+    trains_as_one_device({{"dp", 2}, {"x", 1}, {"tp", 2}}, *plan, 2, 4);
+  }
+}
+
+TEST(ParallelizeModuleTest, ARecomputedForwardFollowsThePlan) {
+  trains_as_one_device({{"tp", 2}}, kSequence, 2, 6, /*checkpointed=*/true);
+}
+
+// What a step sends, by kind.
+std::map<std::string, int> collectives(const ShardingPlan& plan, Seen* seen) {
+  std::map<std::string, int> counts;
+  on_mesh({{"tp", 2}}, [&](const MeshPtr& mesh) {
+    Gpt model(mesh->coordinate()[0] == 0 ? seen : nullptr);
+    parallelize_module(*model, mesh, plan, {.source = std::nullopt});
+    const at::Tensor tokens =
+        distribute_tensor(tokens_of(2, 6), mesh, NamedPlacements{}, {.source = std::nullopt});
+    const CommTrace trace(mesh);
+    loss_of(model, tokens).backward();
+    finish_grad_sync(*model);
+    if (mesh->coordinate()[0] != 0) return;
+    for (const CommEvent& event : trace.events()) ++counts[event.collective];
+  });
+  return counts;
+}
+
+TEST(ParallelizeModuleTest, CollectivesAreThoseOfTheTheory) {
+  Seen seen;
+  // Two a layer forward, two backward.
+  EXPECT_EQ(collectives(kMegatron, &seen), (std::map<std::string, int>{{"all_reduce", 8}}));
+  EXPECT_EQ(seen["o"], "[R]");
+  // In place of each all-reduce a gather and a scatter; a gather more before the head, and one of the
+  // embedding's gradient, which comes back as the result lay: replicated. The gradients of what is the
+  // same along tp, norms and biases, are summed in one bucket.
+  EXPECT_EQ(collectives(kSequence, &seen),
+            (std::map<std::string, int>{
+                {"all_gather", 4 + 1 + 4 + 1}, {"reduce_scatter", 4 + 4}, {"all_reduce", 1}}));
+  EXPECT_EQ(seen["norm1"], "[R]");
+  EXPECT_EQ(seen["o"], "[S(1)]");
+  EXPECT_EQ(seen["residual"], "[S(1)]");
+}
+
+TEST(ParallelizeModuleTest, AHookedModuleIsMetAsAWhole) {
+  Seen seen;
+  on_mesh({{"tp", 2}}, [&](const MeshPtr& mesh) {
+    Gpt model, plain;
+    const ShardingPlan plan = {.parameter = {},
+                               .forward = {{"h1.input", {{"tp", Shard(1)}}},
+                                           {"h1.output.0", {{"tp", Shard(2)}}},
+                                           {"head.input.0", {{"tp", Shard(-1)}}}}};
+    parallelize_module(*model, mesh, plan, {.source = std::nullopt});
+    at::Tensor in, out;
+    const at::Tensor x =
+        distribute_tensor(at::ones({2, 4, kDim}), mesh, NamedPlacements{}, {.source = std::nullopt})
+            .requires_grad_();
+    out = model->blocks[1]->forward(x);
+    EXPECT_EQ(layout_of(out).to_string(), "[S(2)]");
+    EXPECT_EQ(layout_of(model->blocks[0]->forward(x)).to_string(), "[R]");
+    out.sum().backward();
+    const at::Tensor y = at::ones({2, 4, kDim}).requires_grad_();
+    const at::Tensor whole = plain->blocks[1]->forward(y);
+    whole.sum().backward();
+    EXPECT_TRUE(at::allclose(full_tensor(out.detach()), whole.detach(), 1e-5, 1e-6));
+    EXPECT_TRUE(at::allclose(full_tensor(x.grad()), y.grad(), 1e-5, 1e-6));
+    // In evaluation, too; a plain input counts as replicated.
+    const at::NoGradGuard no_grad;
+    EXPECT_EQ(layout_of(model->blocks[1]->forward(y.detach())).to_string(), "[S(2)]");
+    EXPECT_EQ(layout_of(model->head(x)).to_string(), "[P(sum)]");
+  });
+}
+
+TEST(ParallelizeModuleTest, WhatIsNoForwardRunsAsItIs) {
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    nn::Linear layer(4, 6);
+    parallelize_module(
+        *layer, mesh,
+        {.parameter = {{"weight", {{"tp", Shard(0)}}}},
+         .forward = {{"output", {{"tp", Replicate()}}}, {"input", {{"tp", Shard(0)}}}}});
+    const at::Tensor w = layer->weight;
+    EXPECT_EQ(layout_of(w.pow(2)).to_string(), "[S(0)]");
+    EXPECT_EQ(layout_of(w.detach()).to_string(), "[S(0)]");
+    const at::Tensor x = zeros({3, 4}, mesh, {Replicate()});
+    const at::Tensor y = layer(x);
+    EXPECT_EQ(layout_of(y).to_string(), "[R]");
+    (y.sum() + 0.1 * w.pow(2).sum()).backward();
+    EXPECT_EQ(layout_of(w.grad()).to_string(), "[S(0)]");
+    // An optimizer that reads weights by operators.
+    torch::optim::SGD sgd({w}, torch::optim::SGDOptions(0.1).weight_decay(0.1).momentum(0.9));
+    sgd.step();
+    sgd.step();
+    EXPECT_EQ(layout_of(w).to_string(), "[S(0)]");
+    // Second derivatives.
+    const at::Tensor z = layer(ones({3, 4}, mesh, {Replicate()}).requires_grad_()).pow(2).sum();
+    const at::Tensor g = torch::autograd::grad({z}, {w}, {}, true, /*create_graph=*/true)[0];
+    EXPECT_EQ(layout_of(g).to_string(), "[S(0)]");
+    g.pow(2).sum().backward();
+  });
+}
+
+std::string error_of(const ShardingPlan& plan, absl::StatusCode code) {
+  std::string text;
+  on_mesh({{"dp", 2}, {"tp", 2}}, [&](const MeshPtr& mesh) {
+    Gpt model;
+    std::string mine = "no error";
+    try {
+      parallelize_module(*model, mesh, plan);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status().code(), code) << error.status();
+      mine = error.what_without_backtrace();
+    }
+    for (const at::Tensor& p : model->parameters()) EXPECT_FALSE(is_dtensor(p));
+    if (mesh->coordinate()[0] == 0 && mesh->coordinate()[1] == 0) text = mine;
+  });
+  return text;
+}
+
+TEST(ParallelizeModuleTest, ErrorsComeBeforeAnythingChanges) {
+  const auto forward = [](const char* pattern, PlanPlacements placements, absl::StatusCode code) {
+    return error_of({.parameter = {}, .forward = {{pattern, std::move(placements)}}}, code);
+  };
+  const PlanPlacements rows = {{"tp", Shard(0)}};
+  const auto invalid = absl::StatusCode::kInvalidArgument;
+  EXPECT_THAT(forward("h0", rows, invalid), HasSubstr("'h0' does not say which value; wanted"));
+  EXPECT_THAT(forward("h0.input.", rows, invalid), HasSubstr("no index and no argument's name"));
+  EXPECT_THAT(forward("h0.output.x", rows, invalid), HasSubstr("results have no names"));
+  EXPECT_THAT(forward("h{0.input", rows, invalid), HasSubstr("has a '{' without"));
+  EXPECT_THAT(forward("h0.input", {Shard(0)}, invalid),
+              HasSubstr("[S(0)] has 1 placements; DeviceMesh(dp=2, tp=2) wants 2"));
+  EXPECT_THAT(forward("h0.input", {{"pp", Shard(0)}}, absl::StatusCode::kNotFound),
+              HasSubstr("has no dimension \"pp\""));
+  EXPECT_THAT(forward("h0.upp.input", rows, absl::StatusCode::kNotFound),
+              AllOf(HasSubstr("the plan's forward entry 1, 'h0.upp.input' matches no module"),
+                    HasSubstr("did you mean 'h0.up'")));
+  EXPECT_THAT(forward("input", rows, absl::StatusCode::kFailedPrecondition),
+              AllOf(HasSubstr("the forward of the model itself"),
+                    HasSubstr("has no parameter of its own; make it as Hooked<Impl>")));
+  const PlanPlacements dp_rows = {{"dp", Shard(0)}};
+  EXPECT_THAT(
+      error_of(
+          {.parameter = {},
+           .forward = {{"*.up.input", dp_rows}, {"h0.up.input", rows}, {"h1.up.input.0", rows}}},
+          invalid),
+      HasSubstr("the plan's forward entry 1, '*.up.input', decides nothing"));
+  EXPECT_THAT(
+      error_of({.parameter = {}, .forward = {{"h0.*.input", rows}, {"*.up.input", dp_rows}}},
+               invalid),
+      AllOf(HasSubstr("'h0.up.input.0' is given two placements"), HasSubstr("equally specific")));
+  EXPECT_THAT(
+      error_of({.parameter = {{"nothing", {}}}, .forward = {}}, absl::StatusCode::kNotFound),
+      HasSubstr("matches no parameter"));
+}
+
+TEST(ParallelizeModuleTest, AWeightThatTwoModulesShareTellsNoneOfThem) {
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    nn::Module model;
+    const at::Tensor weight = at::ones({4, 4});
+    for (const char* name : {"embedding", "head"}) {
+      auto layer = std::make_shared<nn::Module>();
+      layer->register_parameter("weight", weight);
+      model.register_module(name, layer);
+    }
+    try {
+      parallelize_module(model, mesh,
+                         {.parameter = {}, .forward = {{"head.output", {{"tp", Shard(0)}}}}});
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status().code(), absl::StatusCode::kFailedPrecondition);
+      EXPECT_THAT(std::string(error.status().message()),
+                  HasSubstr("it shares its weight with 'embedding'"));
+    }
+    EXPECT_FALSE(is_dtensor(weight));
+  });
+}
+
+TEST(ParallelizeModuleTest, APlacementThatATensorCannotHaveNamesTheModule) {
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    Gpt model;
+    parallelize_module(*model, mesh,
+                       {.parameter = {}, .forward = {{"norm.input", {{"tp", Shard(3)}}}}},
+                       {.source = std::nullopt});
+    const at::Tensor tokens =
+        distribute_tensor(tokens_of(2, 4), mesh, NamedPlacements{}, {.source = std::nullopt});
+    try {
+      model->forward(tokens);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_THAT(std::string(error.status().message()),
+                  AllOf(HasSubstr("the plan's 'norm.input.0': "), HasSubstr("S(3)")));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace shardweave

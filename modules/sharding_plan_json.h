@@ -1,0 +1,33 @@
+// A ShardingPlan as JSON, for hosts in other languages and for files.
+//
+//   auto plan = parse_sharding_plan(R"json({
+//       "parameter": {
+//           "*.{q,k,v,up}.weight":   {"tp": "S(0)"},
+//           "*.{o,down}.weight":     {"tp": "S(1)"},
+//           "lm_head.weight":        "[R, S(0)]",
+//           "re:h\\.[0-9]+\\.bias":  ["R", "R"]},
+//       "forward": {
+//           "*.norm.input":          {"tp": "S(1)"}}})json");
+//   parallelize_module(*model, mesh, *plan);
+//   to_json(*plan);                                        // the same text, without the blanks
+//
+// Placements are an object by the names of mesh dimensions, in which what is not named is replicated
+// (of "forward": stays as it is); or by position, one for each of the mesh's dimensions: a list, or a layout's text, which says in
+// which order they cut, too ("[S(0)@1, S(0)@0]").
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "shardweave/modules/parallelize_module.h"
+
+namespace shardweave {
+
+// InvalidArgument says on which line the text is no JSON, or what in it is no plan: a key that is not
+// known or stands twice, a placement that is none.
+absl::StatusOr<ShardingPlan> parse_sharding_plan(std::string_view text);
+// Of two entries with one pattern the first is written.
+std::string to_json(const ShardingPlan& plan);
+
+}  // namespace shardweave
