@@ -212,7 +212,7 @@ func failureOf(results []reflect.Value) (error, bool) {
 func isAlways(name string) bool { return always[name] || always[name[strings.Index(name, ".")+1:]] }
 
 // Each handle of each exported function and method, one after the other: closed, of another rank, of another
-// world, of a world that was closed, nil, and what no function has made. SWV_CHECK_HANDLES=abort ends the
+// world, of a world that was closed, nil, and what no function has made. ChecksAbort (TestMain) ends the
 // program where memory that was freed would be read.
 func TestHandlesThatCannotBeUsed(t *testing.T) {
 	good, closed, other, ended := makeHandles(t), makeHandles(t), makeHandles(t), makeHandles(t)

@@ -8,6 +8,7 @@ import (
 	"sort"
 	"strings"
 	"testing"
+	"unsafe"
 
 	sw "github.com/shardweave/shardweave/bindings/go/shardweave"
 )
@@ -255,6 +256,42 @@ func TestDLPackSharesMemory(t *testing.T) {
 		t.Error(err)
 	}
 	if err := sw.FromDLPack(w, nil).Err(); !errors.As(err, &wrong) || wrong.Code != sw.InvalidArgument {
+		t.Error(err)
+	}
+}
+
+// A stream goes to the library, which says that a CPU has none; memory that is taken over ends then, too.
+func TestDLPackWithAStream(t *testing.T) {
+	w := alone(t)
+	stream := unsafe.Pointer(new(int64)) // of which only the address is looked at
+	x := sw.Ones(w, []int64{2})
+	if _, err := x.ToDLPackOn(stream); err == nil || err.Error() != "INVALID_ARGUMENT: Tensor.ToDLPackOn: argument 'stream' is given; a CPU has no streams" {
+		t.Error(err)
+	}
+	checkLeaks(t, func() {
+		managed := mustOf(sw.Ones(w, []int64{2}).ToDLPackOn(nil))
+		if err := sw.FromDLPackOn(w, managed, stream).Err(); err == nil || err.Error() != "INVALID_ARGUMENT: FromDLPackOn: argument 'stream' is given; a CPU has no streams" {
+			t.Error(err)
+		}
+	})
+}
+
+func TestTensorsOnADevice(t *testing.T) {
+	w := alone(t)
+	m := mustOf(w.ParseMesh("x=1"))
+	here, nowhere := sw.Device{Kind: sw.CPU}, sw.Device{Kind: sw.CUDA, Index: 99} // which every machine lacks
+	for _, x := range []*sw.Tensor{sw.Zeros(w, []int64{2}, here), sw.Zeros(m, []int64{2}, here), sw.FromSlice(w, []int64{1, 2}, []int64{2}, here)} {
+		if device, err := x.Device(); err != nil || device != here {
+			t.Error(device, err)
+		}
+	}
+	for name, x := range map[string]*sw.Tensor{"Zeros": sw.Zeros(w, []int64{2}, nowhere), "Ones": sw.Ones(m, []int64{2}, nowhere),
+		"FromSlice": sw.FromSlice(w, []int64{1, 2}, []int64{2}, nowhere)} {
+		if err, want := x.Err(), "UNIMPLEMENTED: "+name+": the device among the options is cuda:99, which is not there"; err == nil || err.Error() != want {
+			t.Errorf("%v, wanted %s", err, want)
+		}
+	}
+	if err := sw.Ones(w, []int64{2}, sw.Device{Kind: sw.CUDA, Index: 1 << 40}).Err(); !errors.Is(err, sw.InvalidArgument) {
 		t.Error(err)
 	}
 }

@@ -102,6 +102,7 @@ var arguments = map[string]string{
 	"options.mesh":                  "argument 'where'",
 	"options.layout":                "the layout among the options",
 	"options.dtype":                 "the dtype among the options",
+	"options.device":                "the device among the options",
 	"options.requires_grad":         "RequiresGrad",
 	"options.source":                "argument 'source'",
 	"options.nesterov":              "WithNesterov",
@@ -122,6 +123,7 @@ var arguments = map[string]string{
 	"requires_grad":                 "argument 'wanted'",
 	"swv_optimizer_state index":     "argument 'parameter'",
 	"swv_optimizer_set_state index": "argument 'parameter'",
+	"swv_set_log user_data":         "argument 'log'",
 	"swv_module_buffer index":       "the index of a buffer",
 	"swv_module_parameter index":    "the index of a parameter",
 	"segment":                       "argument 'f'",
@@ -167,6 +169,10 @@ var arguments = map[string]string{
 // words are what of C has a name of its own here; goName works out the others.
 var words = map[string]string{
 	"SWV_CHECK_HANDLES": "SWV_CHECK_HANDLES", // of the environment
+
+	"SWV_CHECKS_ABORT":  "ChecksAbort",
+	"SWV_CHECKS_OFF":    "ChecksOff",
+	"SWV_CHECKS_REPORT": "ChecksReport",
 
 	// Functions.
 	"swv_comm_all_gather":         "AllGather",
@@ -253,6 +259,7 @@ var words = map[string]string{
 
 	// Types.
 	"swv_buffer":          "slice",
+	"swv_checks":          "HandleChecks",
 	"swv_comm_counter":    "Counter",
 	"swv_device_type":     "DeviceKind",
 	"swv_collective_kind": "kind of operation",

@@ -39,6 +39,7 @@ type (
 type Error struct {
 	Code    int32
 	Message string
+	Rank    int32 // of the world, whose error it is; -1: this rank's own, or not known. Not told to C
 }
 
 func (e *Error) Error() string { return CodeName(e.Code) + ": " + e.Message }
@@ -50,7 +51,7 @@ func result(status *C.swv_status) error {
 	if status == nil {
 		return nil
 	}
-	err := &Error{int32(C.swv_status_code(status)), C.GoString(C.swv_status_message(status))}
+	err := &Error{int32(C.swv_status_code(status)), C.GoString(C.swv_status_message(status)), int32(C.swv_status_rank(status))}
 	C.swv_status_free(status)
 	return err
 }
@@ -135,6 +136,10 @@ func HeaderVersion() int32 { return C.SWV_VERSION }
 func BuildInfo() string { return C.GoString(C.swv_build_info()) }
 
 func LiveHandles() int64 { return int64(C.swv_live_handles()) }
+
+func SetHandleChecks(checks int32) error {
+	return result(C.swv_set_handle_checks(C.swv_checks(checks)))
+}
 
 func DTypeSize(dtype int32) int { return int(C.swv_dtype_size(C.swv_dtype(dtype))) }
 

@@ -78,7 +78,8 @@ impl Code {
 /// ```
 ///
 /// A program whose `main` returns it says the message: `Debug` is as `Display`.
-#[derive(Clone, PartialEq, Eq)]
+/// Errors of one code and one message are equal.
+#[derive(Clone)]
 pub struct Error {
     code: Code,
     message: String,
@@ -188,6 +189,14 @@ impl fmt::Debug for Error {
         fmt::Display::fmt(self, f)
     }
 }
+
+impl PartialEq for Error {
+    fn eq(&self, other: &Error) -> bool {
+        (self.code, &self.message) == (other.code, &other.message)
+    }
+}
+
+impl Eq for Error {}
 
 impl std::error::Error for Error {}
 
