@@ -538,3 +538,16 @@ func TestNothingIsAllocatedOnTheWayIn(t *testing.T) {
 		t.Errorf("%v allocations for a result", results)
 	}
 }
+
+func TestPlacements(t *testing.T) {
+	for text, want := range map[string][]sw.Placement{
+		"[S(1), R]": {{Kind: sw.PlacementShard, Dim: 1}, {Kind: sw.PlacementReplicate}},
+		"[P(max)]":  {{Kind: sw.PlacementPartial, ReduceOp: sw.Max}},
+		"[S(-1, sf=3), S(0, sizes=[3,0,4])]": {{Kind: sw.PlacementStridedShard, Dim: -1, SplitFactor: 3},
+			{Kind: sw.PlacementRaggedShard, Sizes: []int64{3, 0, 4}}},
+	} {
+		if got, err := sw.MustParseLayout(text).Placements(); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v, %v, wanted %+v", text, got, err, want)
+		}
+	}
+}

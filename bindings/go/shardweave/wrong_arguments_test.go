@@ -118,7 +118,7 @@ var goodStrings = map[string]string{"Tensor.Apply": "aten::neg", "FindOp": "aten
 var harmful = map[string]bool{"Spawn": true, "World.Abort": true, "Comm.Abort": true, "SetNumThreads": true}
 
 // infallible say yes to whatever a good handle gets here.
-var infallible = map[string]bool{"Seed": true}
+var infallible = map[string]bool{"Layout.Placements": true, "Seed": true}
 
 // LibTorch's own words are passed on as they are.
 var ofLibTorch = regexp.MustCompile(`aten::[\w.]+: |you can only change requires_grad flags`)

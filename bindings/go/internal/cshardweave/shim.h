@@ -126,6 +126,11 @@ static inline swv_status* swvgo_layout_create_named(const swv_mesh* mesh, const 
   return swv_layout_create_named(mesh, placements, count, out_layout);
 }
 
+static inline swv_placement swvgo_placement(void) {
+  const swv_placement placement = SWV_PLACEMENT_INIT;
+  return placement;
+}
+
 static inline swv_status* swvgo_plan_add(swv_plan* plan, const char* pattern, const char* pairs,
                                          size_t count) {
   swv_named_placement placements[count + 1];
