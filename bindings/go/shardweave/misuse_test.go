@@ -395,7 +395,7 @@ func skipMisuse(name, what string, kind reflect.Type, wrong, ofRanks int) bool {
 
 func isOperator(name string) bool {
 	switch strings.TrimPrefix(name, "Tensor.") {
-	case "MatMul", "Embedding", "CrossEntropy", "Attention":
+	case "MatMul", "Embedding", "CrossEntropy", "Attention", "Choose", "IndexSelect", "MSELoss":
 		return true
 	}
 	return false

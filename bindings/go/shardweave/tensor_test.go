@@ -35,7 +35,11 @@ var operations = map[string]func(x, y *sw.Tensor) *sw.Tensor{
 	"stack":    func(x, y *sw.Tensor) *sw.Tensor { return sw.Stack([]*sw.Tensor{x, y}, 1) },
 	"compared": func(x, y *sw.Tensor) *sw.Tensor { return x.Mul(x.Lt(0.5).To(sw.F64)).Add(y.Mul(y.Gt(1).To(sw.F64))) },
 	"copies":   func(x, y *sw.Tensor) *sw.Tensor { return x.Clone().Add(y.Contiguous()) },
-	"by name":  func(x, y *sw.Tensor) *sw.Tensor { return x.Apply("aten::leaky_relu", 0.1).Apply("hypot", y) },
+	"new":      func(x, y *sw.Tensor) *sw.Tensor { return x.Rsqrt().Add(y.Clamp(0.4, 2)).Mul(x.Lt(1).Choose(x, y)) },
+	"new shapes": func(x, y *sw.Tensor) *sw.Tensor {
+		return x.Flatten(0, 1).Reshape(7, 5).Add(y.Sum(1).Unsqueeze(1).Expand(7, 5)).Mul(x.MSELoss(y))
+	},
+	"by name": func(x, y *sw.Tensor) *sw.Tensor { return x.Apply("aten::leaky_relu", 0.1).Apply("hypot", y) },
 }
 
 // computed is the value and both gradients.

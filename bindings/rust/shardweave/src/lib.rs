@@ -79,6 +79,8 @@ mod mesh;
 mod module;
 mod names;
 mod op;
+#[rustfmt::skip]
+mod operators;
 mod optimizer;
 mod plan;
 mod process;

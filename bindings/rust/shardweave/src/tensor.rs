@@ -554,56 +554,16 @@ macro_rules! methods {
     };
 }
 
-/// Operators. Every other one is there by its name: [`Op`](crate::Op).
+pub(crate) use methods;
+
+/// Operators that are not alike in other languages (operators.rs has the rest). Every other one is
+/// there by its name: [`Op`](crate::Op).
 impl Tensor {
     methods! {
-        /// The matrix product, over batches too.
-        matmul(other: &Tensor) -> Tensor = "aten::matmul";
-        /// `self weight' + bias`.
-        linear(weight: &Tensor, bias: Option<&Tensor>) -> Tensor = "aten::linear";
-        /// Row `indices[..]` of this table for each index.
-        embedding(indices: &Tensor) -> Tensor = "aten::embedding";
-        /// Normalizes over the last dimensions, which are `shape`.
-        layer_norm(
-            shape: &[i64], weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f64
-        ) -> Tensor = "aten::layer_norm";
         /// Attention of these queries to keys and values, all [..., length, features].
         scaled_dot_product_attention(
             keys: &Tensor, values: &Tensor, mask: Option<&Tensor>, dropout: f64, causal: bool
         ) -> Tensor = "aten::scaled_dot_product_attention";
-        /// The mean cross entropy of these scores, [.., classes], where `targets` are the classes.
-        cross_entropy(targets: &Tensor) -> Tensor = "aten::cross_entropy_loss";
-        /// The mean squared difference.
-        mse_loss(target: &Tensor) -> Tensor = "aten::mse_loss";
-
-        /// max(x, 0).
-        relu() -> Tensor = "aten::relu";
-        /// The Gaussian error linear unit.
-        gelu() -> Tensor = "aten::gelu";
-        /// x sigmoid(x).
-        silu() -> Tensor = "aten::silu";
-        /// The hyperbolic tangent.
-        tanh() -> Tensor = "aten::tanh";
-        /// 1 / (1 + exp(-x)).
-        sigmoid() -> Tensor = "aten::sigmoid";
-        /// The exponential.
-        exp() -> Tensor = "aten::exp";
-        /// The natural logarithm.
-        log() -> Tensor = "aten::log";
-        /// The square root.
-        sqrt() -> Tensor = "aten::sqrt";
-        /// 1 / sqrt(x).
-        rsqrt() -> Tensor = "aten::rsqrt";
-        /// The absolute value.
-        abs() -> Tensor = "aten::abs";
-        /// To the power of a number.
-        pow(exponent: f64) -> Tensor = "aten::pow.Tensor_Scalar";
-        /// No less than `min` and no more than `max`.
-        clamp(min: f64, max: f64) -> Tensor = "aten::clamp";
-        /// exp(x) over the sum of exp(x) along a dimension.
-        softmax(dim: i64) -> Tensor = "aten::softmax.int";
-        /// The logarithm of `softmax`.
-        log_softmax(dim: i64) -> Tensor = "aten::log_softmax.int";
 
         /// The sum of all elements.
         sum() -> Tensor = "aten::sum";
@@ -613,37 +573,12 @@ impl Tensor {
         mean() -> Tensor = "aten::mean";
         /// The means over some dimensions.
         mean_dims(dims: &[i64], keep: bool) -> Tensor = "aten::mean.dim";
-        /// The sums of the elements up to each, along a dimension.
-        cumsum(dim: i64) -> Tensor = "aten::cumsum";
         /// The largest elements over some dimensions; over all of them if there are none.
         amax(dims: &[i64], keep: bool) -> Tensor = "aten::amax";
         /// The smallest elements over some dimensions; over all of them if there are none.
         amin(dims: &[i64], keep: bool) -> Tensor = "aten::amin";
         /// Where the largest elements along a dimension are.
         argmax(dim: i64, keep: bool) -> Tensor = "aten::argmax";
-
-        /// The same memory with other sizes; one of them may be -1.
-        view(sizes: &[i64]) -> Tensor = "aten::view";
-        /// The same data with other sizes; one of them may be -1.
-        reshape(sizes: &[i64]) -> Tensor = "aten::reshape";
-        /// The dimensions from `start` to `end`, both included, as one.
-        flatten(start: i64, end: i64) -> Tensor = "aten::flatten.using_ints";
-        /// Exchanges two dimensions.
-        transpose(dim0: i64, dim1: i64) -> Tensor = "aten::transpose.int";
-        /// The dimensions in another order.
-        permute(dims: &[i64]) -> Tensor = "aten::permute";
-        /// With a new dimension of size 1.
-        unsqueeze(dim: i64) -> Tensor = "aten::unsqueeze";
-        /// Without a dimension of size 1.
-        squeeze(dim: i64) -> Tensor = "aten::squeeze.dim";
-        /// Repeats dimensions of size 1 up to these sizes.
-        expand(sizes: &[i64]) -> Tensor = "aten::expand";
-        /// `length` indices of a dimension, from `start` on.
-        narrow(dim: i64, start: i64, length: i64) -> Tensor = "aten::narrow";
-        /// One index of a dimension, which is gone then.
-        select(dim: i64, index: i64) -> Tensor = "aten::select.int";
-        /// Some indices of a dimension.
-        index_select(dim: i64, indices: &Tensor) -> Tensor = "aten::index_select";
         /// Pieces of `size` along a dimension; the last one may be smaller.
         split(size: i64, dim: i64) -> Vec<Tensor> = "aten::split.Tensor";
 
@@ -653,15 +588,8 @@ impl Tensor {
         gt(other: f64) -> Tensor = "aten::gt.Scalar";
         /// Where the elements of two tensors are equal.
         eq(other: &Tensor) -> Tensor = "aten::eq.Tensor";
-        /// Elements of `a` where this tensor of bools is true, of `b` elsewhere.
-        choose(a: &Tensor, b: &Tensor) -> Tensor = "aten::where.self";
         /// Whether all elements of two plain tensors are nearly the same.
         allclose(other: &Tensor) -> bool = "aten::allclose";
-
-        /// A tensor of its own with the same data.
-        copy() -> Tensor = "aten::clone";
-        /// Elements of another type.
-        to_dtype(dtype: DType) -> Tensor = "aten::to.dtype";
     }
 }
 
