@@ -144,7 +144,7 @@ impl Error {
     ///         }
     ///         let error = world.comm()?.barrier().unwrap_err();
     ///         assert_eq!(error.rank(), Some(1)); // whose error it is
-    ///         Err(error)
+    ///         Err::<(), _>(error)
     ///     })
     ///     .unwrap_err();
     /// assert_eq!((error.code(), error.rank()), (Code::DataLoss, Some(1)));
