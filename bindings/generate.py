@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""What both bindings have from the C header: initializers, defaults, numbers and names, written once, there.
+"""What both bindings have, written once: initializers, defaults, numbers and names of the C header; operators of operators.py.
 
-    generate.py ROOT             writes the files below from ROOT/capi/shardweave.h
+    generate.py ROOT             writes the files below from ROOT/capi/shardweave.h and ROOT/bindings/operators.py
     generate.py --check ROOT     fails if one of them is not what it would write
 
 bindgen writes Rust's declarations (bindings/rust/generate.sh), but no macros; cgo knows both, but Go's constants need names that Go
@@ -16,6 +16,8 @@ sys.dont_write_bytecode = True  # beside the sources
 RUST_SYS = "bindings/rust/shardweave-sys/src/initializers.rs"
 RUST = "bindings/rust/shardweave/src/generated.rs"
 GO = "bindings/go/internal/cshardweave/generated.go"
+RUST_OPERATORS = "bindings/rust/shardweave/src/operators.rs"
+GO_OPERATORS = "bindings/go/shardweave/operators.go"
 NOTE = "Made by bindings/generate.py from capi/shardweave.h. Do not edit."
 
 
@@ -117,9 +119,61 @@ def go(now, all_of_them):
     return "\n".join(lines) + "\n"
 
 
+# Kinds of operators' arguments.
+RUST_TYPES = {"tensor": "&Tensor", "tensor?": "Option<&Tensor>", "float": "f64", "dim": "i64", "index": "i64", "dims": "&[i64]",
+              "sizes": "&[i64]", "dtype": "DType"}
+GO_TYPES = {"tensor": "*Tensor", "tensor?": "*Tensor", "float": "float64", "dim": "int", "index": "int64", "dims": "[]int",
+            "sizes": "[]int64", "dtype": "DType"}
+
+
+def _operators(root):
+    """[(name in Rust, in Go, in LibTorch, [(argument, kind)], text)], and None between groups."""
+    sys.path.insert(0, os.path.join(root, "bindings"))
+    import operators  # pylint: disable=import-error,import-outside-toplevel
+    for row in operators.OPERATORS:
+        yield row and row[:3] + ([tuple(a.split(": ")) for a in row[3].split(", ") if a], row[4])
+
+
+def rust_operators(rows):
+    note = NOTE.replace("capi/shardweave.h", "bindings/operators.py")
+    lines = [f"// {note}", "", "use crate::args;", "use crate::dtype::DType;", "use crate::error::Result;", "use crate::op::KnownOp;",
+             "use crate::tensor::{methods, Tensor};", "",
+             "/// Operators; of the same names in Go. Every other one is there by its name: [`Op`](crate::Op).", "impl Tensor {", "    methods! {"]
+    for row in rows:
+        if row is None:
+            lines.append("")
+            continue
+        name, _, op, arguments, text = row
+        lines.append(f"        /// {text[0].upper()}{text[1:]}.")
+        lines.append(f"        {name}({', '.join(f'{a}: {RUST_TYPES[k]}' for a, k in arguments)}) -> Tensor = \"{op}\";")
+    return "\n".join(lines + ["    }", "}"]) + "\n"
+
+
+def go_operators(rows):
+    rows = list(rows)
+    note = NOTE.replace("capi/shardweave.h", "bindings/operators.py")
+    width = max(len(row[1]) for row in rows if row)
+    lines = [f"// {note}", "", "package shardweave", "", "var ("]
+    lines += [f"\t{'op' + row[1]:{width + 2}} = builtin{{name: \"{row[2]}\"}}" for row in rows if row] + [")"]
+    for name, _, arguments, text in (row[1:] for row in rows if row):
+        types = [GO_TYPES[kind] for _, kind in arguments]
+        if len(types) == 1 and types[0].startswith("[]"):
+            types[0] = "..." + types[0][2:]
+        parameters = []
+        for i, (argument, _) in enumerate(arguments):
+            same = i + 1 < len(types) and types[i + 1] == types[i]
+            parameters.append(argument if same else f"{argument} {types[i]}")
+        absent = [argument for argument, kind in arguments if kind == "tensor?"]
+        text += f"; {' and '.join(absent)} may be nil" if absent else ""
+        lines += ["", f"// {name} is {text}.", f"func (t *Tensor) {name}({', '.join(parameters)}) *Tensor {{",
+                  f"\treturn t.call(&op{name}, {', '.join(['t'] + [argument for argument, _ in arguments])})", "}"]
+    return "\n".join(lines) + "\n"
+
+
 def files(root):
     now, all_of_them = initializers(root)
-    return {RUST_SYS: rust_sys(now, all_of_them), RUST: rust(now), GO: go(now, all_of_them)}
+    return {RUST_SYS: rust_sys(now, all_of_them), RUST: rust(now), GO: go(now, all_of_them),
+            RUST_OPERATORS: rust_operators(_operators(root)), GO_OPERATORS: go_operators(_operators(root))}
 
 
 def main():

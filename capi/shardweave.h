@@ -70,15 +70,16 @@
  * Structs that may grow begin with struct_size, which the SWV_..._INIT initializers fill in (it
  * ends with the last member, which sizeof need not). Caller and library may be of different
  * versions: members that the caller does not have keep their defaults, or are not written; members
- * that the library does not have must be 0, else SWV_CODE_UNIMPLEMENTED, and are not written; 0 is the
- * default of every member that comes later. Of a struct that the library passes to a callback,
+ * that the library does not have must be 0, else SWV_CODE_UNIMPLEMENTED, and are not written; 0 is
+ * the default of every member that comes later. Of a struct that the library passes to a callback,
  * struct_size is the library's. A pointer to options may be NULL: all defaults. reserved members
- * must be 0. Of an array of such structs the elements have one struct_size. Flags (swv_bool) are 0 or
- * 1. Enumerations are int32_t whose numbers never change; a number that is none of them is an error.
+ * must be 0. Of an array of such structs the elements have one struct_size. Flags (swv_bool) are 0
+ * or 1. Enumerations are int32_t whose numbers never change; a number that is none of them is an
+ * error.
  *
  * Numbers. Ranks and numbers of ranks are int32_t, as are numbers of dimensions. Elements, sizes of
- * dimensions (of tensors and of meshes), places in them and bytes are int64_t. The length of an array
- * is size_t.
+ * dimensions (of tensors and of meshes), places in them and bytes are int64_t. The length of an
+ * array is size_t.
  *
  * Callbacks return a status as functions here do, and the library takes it over. A callback that is
  * kept beyond the call comes with `drop`, which runs exactly once when the library has done with
@@ -95,8 +96,8 @@
  *
  * Checks. With SWV_CHECK_HANDLES=1 in the environment, or after swv_set_handle_checks, every handle
  * is looked up before it is used: one of another kind, or that was freed, or that never was one, is
- * an error; _free says so where swv_set_log wants it. SWV_CHECK_HANDLES=abort ends the process there.
- * (Without, only the kind is looked at.)
+ * an error; _free says so where swv_set_log wants it. SWV_CHECK_HANDLES=abort ends the process
+ * there. (Without, only the kind is looked at.)
  *
  * C11 and C++. Link with -lshardweave (pkg-config shardweave). No symbol of LibTorch is exported.
  */
@@ -223,8 +224,8 @@ enum {
   SWV_CHECKS_ABORT = 2   /* as SWV_CHECK_HANDLES=abort */
 };
 
-/* Whether handles are looked up, from now on, in the whole process. Of a handle that was made without
- * checks only the kind is looked at. */
+/* Whether handles are looked up, from now on, in the whole process. Of a handle that was made
+ * without checks only the kind is looked at. */
 SWV_API SWV_MUST_USE swv_status* swv_set_handle_checks(swv_checks checks);
 
 /* What the library has to say while no call fails: who is waited for, which operator gathers.
@@ -233,8 +234,8 @@ SWV_API SWV_MUST_USE swv_status* swv_set_handle_checks(swv_checks checks);
 typedef void (*swv_log_fn)(void* user_data, const char* message);
 
 /* Where that goes, in the whole process, in place of what was set before, whose drop runs when no
- * thread is in it any more. log NULL: to stderr, with "shardweave: " before it, as without this call.
- * drop may be NULL. */
+ * thread is in it any more. log NULL: to stderr, with "shardweave: " before it, as without this
+ * call. drop may be NULL. */
 SWV_API SWV_MUST_USE swv_status* swv_set_log(swv_log_fn log, void* user_data,
                                              void (*drop)(void* user_data));
 
@@ -360,7 +361,8 @@ SWV_API SWV_MUST_USE swv_status* swv_world_abort(swv_world* world, const char* r
  * the memory must stay alive and be left alone until swv_work_wait or swv_work_is_done says that it
  * is done; with out_work NULL the call waits. Ranks that call different things all get
  * SWV_CODE_FAILED_PRECONDITION, which names both calls; a rank that does not come is
- * SWV_CODE_DEADLINE_EXCEEDED. An error that is not of this rank's arguments alone breaks the group. */
+ * SWV_CODE_DEADLINE_EXCEEDED. An error that is not of this rank's arguments alone breaks the group.
+ */
 
 /* `count` elements at `data`; data may be NULL if count is 0. */
 typedef struct swv_buffer {
@@ -388,7 +390,7 @@ SWV_API SWV_MUST_USE swv_status* swv_comm_world_ranks(const swv_comm* comm, int3
                                                       size_t capacity, size_t* out_count);
 
 /* What an operation does with in and out:
- *   all_reduce         out[i] = the reduction of all ranks' in[i]. The same memory twice is allowed.
+ *   all_reduce         out[i] = the reduction of all ranks' in[i]. in and out may be one memory.
  *   all_gather         out = all ranks' in, in rank order
  *   all_gather_v       the same with out_counts[r] elements from rank r
  *   reduce_scatter     out = this rank's part of the reduction of all ranks' in
@@ -400,9 +402,9 @@ SWV_API SWV_MUST_USE swv_status* swv_comm_world_ranks(const swv_comm* comm, int3
  *   gather             as all_gather, but only the root has an out
  *   scatter            part r of the root's in goes to rank r; only the root has an in
  *   barrier            neither in nor out: done when all ranks have called it
- *   send, recv         in goes to the recv of peer with the same message_tag, in order; a recv has an
- *                      out. Not COLLECTIVE. peer may be this rank, which then issues the first of the
- *                      two with out_work. */
+ *   send, recv         in goes to the recv of peer with the same message_tag, in order; a recv has
+ *                      an out. Not COLLECTIVE. peer may be this rank, which then issues the first
+ *                      of the two with out_work. */
 typedef int32_t swv_collective_kind;
 enum {
   SWV_COLLECTIVE_ALL_REDUCE = 0,
@@ -421,8 +423,8 @@ enum {
   SWV_COLLECTIVE_RECV = 13
 };
 
-/* One rank's part in one operation. Pointers are NULL where the kind has none; what only the root has
- * may be NULL elsewhere. Numbers that the kind does not have are not looked at. */
+/* One rank's part in one operation. Pointers are NULL where the kind has none; what only the root
+ * has may be NULL elsewhere. Numbers that the kind does not have are not looked at. */
 typedef struct swv_collective {
   size_t struct_size;
   swv_collective_kind kind;
@@ -440,8 +442,8 @@ typedef struct swv_collective {
 #define SWV_COLLECTIVE_INIT \
   {SWV_SIZE_TO(swv_collective, tag), 0, 0, 0, 0, NULL, NULL, NULL, NULL, 0, 0, NULL}
 
-/* Issues the operation. swv_comm_all_reduce and the like, below, are this with what their kinds have,
- * and errors call the operation and its arguments as they do. */
+/* Issues the operation. swv_comm_all_reduce and the like, below, are this with what their kinds
+ * have, and errors call the operation and its arguments as they do. */
 SWV_API SWV_MUST_USE swv_status* swv_comm_start(swv_comm* comm, const swv_collective* collective,
                                                 swv_work** out_work);
 
@@ -461,7 +463,7 @@ SWV_API void swv_work_free(swv_work* work);
  *   an operation with out_work NULL     is issued and collected; it returns without waiting, with
  *                                       an error only if it was refused. Its memory is in use until
  *                                       the coalescing's end.
- *   an operation with out_work          SWV_CODE_INVALID_ARGUMENT; nothing is issued, nothing changes
+ *   an operation with out_work          SWV_CODE_INVALID_ARGUMENT; nothing is issued or changes
  *   swv_comm_coalesce                   SWV_CODE_INVALID_ARGUMENT; nothing changes
  *   swv_coalescing_finish               is the end: one work for all that was collected; out_work
  *                                       NULL waits. It fails with the first error of all,
@@ -474,8 +476,8 @@ SWV_API void swv_work_free(swv_work* work);
  *   swv_comm_free                       the coalescing keeps the group alive
  *   swv_comm_abort                      all that was collected and is not done fails, and all that
  *                                       comes; the state stays, and ends as above
- * Once finished, swv_coalescing_finish is SWV_CODE_INVALID_ARGUMENT, swv_coalescing_free only frees,
- * and the group is idle: it may be coalesced again. The work outlives the handles of its
+ * Once finished, swv_coalescing_finish is SWV_CODE_INVALID_ARGUMENT, swv_coalescing_free only
+ * frees, and the group is idle: it may be coalesced again. The work outlives the handles of its
  * coalescing and its group; it may be freed without a wait, and its memory is in use until it is
  * done all the same. A group whose handles and works are all freed has left: what is under way
  * in it fails on the others with SWV_CODE_UNAVAILABLE. */
@@ -502,15 +504,15 @@ SWV_API SWV_MUST_USE swv_status* swv_comm_health(const swv_comm* comm);
  * library builds the other collectives from them. start, subgroup and drop are called by one thread
  * at a time, done, wait and abort by any thread at any time.
  * start() gets calls that are valid: counts fit each other and the group, pointers are not NULL
- * where there is something to move, in and out have one dtype, what a rank does not have (the out of
- * a gather elsewhere than on the root) has count 0, a broadcast has the same memory as in and out. It
- * may block until the operation is done (SWV_TICKET_DONE), but for send and recv, which wait for the
- * other side in wait() only. Ranks that call different things should all get
+ * where there is something to move, in and out have one dtype, what a rank does not have (the out
+ * of a gather elsewhere than on the root) has count 0, a broadcast has the same memory as in and
+ * out. It may block until the operation is done (SWV_TICKET_DONE), but for send and recv, which
+ * wait for the other side in wait() only. Ranks that call different things should all get
  * SWV_CODE_FAILED_PRECONDITION. Once wait() has returned, with an error or not, the memory of the
  * operation is not touched any more. After an error of start or wait nothing more is started. */
 
-/* One rank's part in one operation, validated. What it points to lives during start(), the memory of
- * in and out until the operation is done. */
+/* One rank's part in one operation, validated. What it points to lives during start(), the memory
+ * of in and out until the operation is done. */
 typedef struct swv_backend_call {
   size_t struct_size;
   swv_collective_kind kind;
@@ -646,8 +648,8 @@ typedef struct swv_device_cost {
 #define SWV_DEVICE_COST_INIT {SWV_SIZE_TO(swv_device_cost, bandwidth), 5e10, 1e10}
 
 /* From now on, on this mesh; its slices have costs of their own. A link for each mesh dimension;
- * device NULL: the default. COLLECTIVE, once: ranks that are not all given the same, or one of which
- * is given what is none, all get SWV_CODE_INVALID_ARGUMENT and keep what they had. */
+ * device NULL: the default. COLLECTIVE, once: ranks that are not all given the same, or one of
+ * which is given what is none, all get SWV_CODE_INVALID_ARGUMENT and keep what they had. */
 SWV_API SWV_MUST_USE swv_status* swv_mesh_set_cost_model(swv_mesh* mesh, const swv_link_cost* links,
                                                          size_t num_links,
                                                          const swv_device_cost* device);
@@ -678,8 +680,8 @@ SWV_API SWV_MUST_USE swv_status* swv_mesh_forbid_communication(swv_mesh* mesh,
 /* Traces and errors say that `name` runs: "blocks.0.attn". The innermost scope counts. */
 SWV_API SWV_MUST_USE swv_status* swv_mesh_enter_module(swv_mesh* mesh, const char* name,
                                                        swv_scope** out_scope);
-/* The mesh draws from `state`; then it goes on where it was. What is computed a second time draws its
- * numbers a second time. The same on every rank. */
+/* The mesh draws from `state`; then it goes on where it was. What is computed a second time draws
+ * its numbers a second time. The same on every rank. */
 SWV_API SWV_MUST_USE swv_status* swv_mesh_use_random_state(swv_mesh* mesh,
                                                            const swv_random_state* state,
                                                            swv_scope** out_scope);
@@ -973,8 +975,8 @@ typedef struct swv_value {
   }
 
 /* "aten::add.Tensor" is that overload. "aten::add", or "add", is all overloads: each call takes the
- * first whose arguments fit. SWV_CODE_NOT_FOUND suggests names that are nearly the same. A lookup is
- * slow, a call is not: look up once. */
+ * first whose arguments fit. SWV_CODE_NOT_FOUND suggests names that are nearly the same. A lookup
+ * is slow, a call is not: look up once. */
 SWV_API SWV_MUST_USE swv_status* swv_op_find(const char* name, swv_op** out_op);
 SWV_API SWV_MUST_USE swv_status* swv_op_share(const swv_op* op, swv_op** out_op);
 SWV_API void swv_op_free(swv_op* op);
@@ -1085,10 +1087,10 @@ SWV_API SWV_MUST_USE swv_status* swv_function_context_save(swv_function_context*
 SWV_API SWV_MUST_USE swv_status* swv_function_context_saved(const swv_function_context* context,
                                                             size_t index, swv_tensor** out_tensor);
 
-/* A part of the host's forward whose intermediate results are not kept: backward runs it again. Both
- * runs draw the same random numbers on the meshes of the inputs, and have the same inputs; the host
- * sees to it that they compute the same. Their mode is SWV_MODE_NO_GRAD first (SWV_MODE_INFERENCE if
- * the call's is), SWV_MODE_GRAD again. */
+/* A part of the host's forward whose intermediate results are not kept: backward runs it again.
+ * Both runs draw the same random numbers on the meshes of the inputs, and have the same inputs; the
+ * host sees to it that they compute the same. Their mode is SWV_MODE_NO_GRAD first
+ * (SWV_MODE_INFERENCE if the call's is), SWV_MODE_GRAD again. */
 typedef struct swv_segment {
   size_t struct_size;
   const char* name;
@@ -1119,9 +1121,9 @@ SWV_API SWV_MUST_USE swv_status* swv_mesh_set_random_state(swv_mesh* mesh,
 /* Of plain tensors: one generator for the process, whatever the rank. */
 SWV_API SWV_MUST_USE swv_status* swv_seed(uint64_t seed);
 
-/* Threads that one operator may use, from now on, in every thread of the process. Not called: a rank
-   that is a process (swv_world_from_environment, swv_world_join) uses its share of its machine's
-   cores, or OMP_NUM_THREADS if that is set. */
+/* Threads that one operator may use, from now on, in every thread of the process. Not called: a
+   rank that is a process (swv_world_from_environment, swv_world_join) uses its share of its
+   machine's cores, or OMP_NUM_THREADS if that is set. */
 SWV_API SWV_MUST_USE swv_status* swv_set_num_threads(int32_t num_threads);
 
 /* ---- Modules and plans ------------------------------------------------------------------------
@@ -1203,16 +1205,15 @@ SWV_API SWV_MUST_USE swv_status* swv_finish_grad_sync(swv_tensor* const* paramet
                                                       size_t num_parameters);
 typedef struct swv_clip_options {
   size_t struct_size;
-  double norm_type; /* above 0; infinity too */
-  swv_bool
-      error_if_nonfinite; /* a norm that is no finite number is SWV_CODE_OUT_OF_RANGE, on every rank */
+  double norm_type;            /* above 0; infinity too */
+  swv_bool error_if_nonfinite; /* a norm that is not finite: SWV_CODE_OUT_OF_RANGE, on every rank */
 } swv_clip_options;
 #define SWV_CLIP_OPTIONS_INIT {SWV_SIZE_TO(swv_clip_options, error_if_nonfinite), 2.0, 0}
 
 /* Multiplies all gradients by max_norm / (norm + 1e-6) if their norm as one vector, wherever they
  * lie, is above max_norm; one that is given twice counts once. After finish_grad_sync. out_norm:
- * before the clipping, the same on every rank; may be NULL. SWV_CODE_INVALID_ARGUMENT for a max_norm that
- * is negative or no number. COLLECTIVE. */
+ * before the clipping, the same on every rank; may be NULL. SWV_CODE_INVALID_ARGUMENT for a
+ * max_norm that is negative or no number. COLLECTIVE. */
 SWV_API SWV_MUST_USE swv_status* swv_clip_grad_norm(swv_tensor* const* parameters,
                                                     size_t num_parameters, double max_norm,
                                                     const swv_clip_options* options,

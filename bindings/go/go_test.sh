@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# gofmt, go vet, staticcheck where it is installed, C's warnings as errors, and all tests: with the race detector, and with
-# all checks of pointers that C gets. What this machine cannot do is told, with the reason, in the last line too.
+# gofmt, go vet, staticcheck, C's warnings as errors, and all tests: with the race detector, and with all checks of pointers
+# that C gets. What this machine cannot do is told, with the reason, in the last line too.
 set -euo pipefail
 export SHARDWEAVE_TRAIN_GPT=$PWD/$TRAIN_GPT
 run() { bindings/go/with_library.sh "$@"; }
@@ -15,17 +15,15 @@ unformatted=$(run gofmt -l .)
 say go vet
 run go vet ./...
 say staticcheck
-PATH=$PATH:$(go env GOPATH)/bin
-if command -v staticcheck >/dev/null; then
-  run staticcheck ./...
-else
-  lacks "staticcheck (go install honnef.co/go/tools/cmd/staticcheck@latest; with Go 1.19 @v0.4.7)"
-fi
+probe=$(mktemp -d)
+trap 'rm -rf -- "$probe"' EXIT
+printf 'package main\n\nfunc main() {\n\tx := 1\n\tx = x\n}\n' >"$probe/main.go"
+if found=$(run ./staticcheck.sh "$probe/main.go"); then echo "staticcheck finds no fault that is there"; exit 1; fi
+grep -q SA4018 <<<"$found" || { echo "staticcheck does not work here: $found"; exit 1; }
+run ./staticcheck.sh ./...
 say "warnings of C" # errors here only: users have other compilers
 run bash -c 'CGO_CFLAGS="$CGO_CFLAGS -Wall -Wextra -Werror -Wno-unused-parameter" go build ./internal/cshardweave'
 say go test -race
-probe=$(mktemp -d)
-trap 'rm -rf -- "$probe"' EXIT
 printf 'package main\n\nfunc main() {}\n' >"$probe/main.go"
 if reason=$(go run -race "$probe/main.go" 2>&1); then
   run go test -race -count=1 ./...

@@ -14,6 +14,7 @@ export PKG_CONFIG_PATH=$folder/prefix/lib/pkgconfig GOFLAGS="-buildvcs=false ${G
 # for the library in this folder.
 export CGO_CFLAGS="-g -O2 -DSWV_TEST_${folder##*.}"
 unset LD_LIBRARY_PATH
+"$module/staticcheck.sh" -version # from the user's proxy, as long as that is asked
 if ! command -v pkg-config >/dev/null; then
   printf '#!/bin/sh\nP=%s\ncase "$*" in *--cflags*) echo -I$P/include ;; *--libs*) echo -L$P/lib -lshardweave -Wl,-rpath,$P/lib -Wl,-rpath-link,$P/lib/shardweave ;; esac\n' \
     "$folder/prefix" >"$folder/pkg-config"
@@ -43,9 +44,8 @@ export GOPROXY=direct GOSUMDB=off GOMODCACHE=$folder/modules GOFLAGS="-modcacher
 # As users have them.
 check() {
   go vet .
-  if command -v staticcheck >/dev/null; then staticcheck .; fi
+  "$module/staticcheck.sh" .
 }
-PATH=$PATH:$(go env GOPATH)/bin
 
 mkdir "$folder/mine"
 cd -- "$folder/mine"

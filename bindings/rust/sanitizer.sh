@@ -80,5 +80,5 @@ esac
 "${cargo[@]}" test "${options[@]}" --features $features -p shardweave --lib
 [[ -z $library || $way == valgrind || $way == miri ]] && exit 0
 export SHARDWEAVE_HOME=$(dirname -- "$(readlink -f -- "$library")")
-"${cargo[@]}" test "${options[@]}" --features $features -p shardweave --test handles --test threads --test values \
-  --test ranks
+"${cargo[@]}" test "${options[@]}" --features $features -p shardweave --test handles --test process \
+  --test ranks --test threads --test values

@@ -80,11 +80,15 @@ func dtypeOf[T Number]() DType {
 	}
 }
 
-// Device says where a tensor's data is.
+// Device says where a tensor's data is. It is an option of factories; one that is not there is Unimplemented.
 type Device struct {
 	Kind  DeviceKind
 	Index int
 }
+
+func (d Device) tensorOption(o *tensorOptions) { o.device = d }
+
+func (d Device) inner() c.Device { return c.Device{Kind: int32(d.Kind), Index: int32(d.Index)} }
 
 // DeviceKind is a kind of devices.
 type DeviceKind int32

@@ -43,7 +43,36 @@ func (code Code) String() string { return c.CodeName(int32(code)) }
 type Error struct {
 	Code    Code
 	Message string
+	rank    failedAt
 }
+
+// failedAt is the rank whose error it is, from 1; 0: not known.
+type failedAt int32
+
+// RankOf is the rank of the world that failed, where err is another rank's error, or one of [RunRanks] or
+// [Spawn]. known is false for this rank's own error, and where it is not known.
+func RankOf(err error) (rank int, known bool) {
+	var ranked interface{ failedRank() failedAt }
+	if errors.As(err, &ranked) {
+		rank = int(ranked.failedRank()) - 1
+	} else {
+		rank = -1
+	}
+	return rank, rank >= 0
+}
+
+func (e *Error) failedRank() failedAt     { return e.rank }
+func (e *rankError) failedRank() failedAt { return failedAt(e.rank) + 1 }
+func (p *Panic) failedRank() failedAt     { return failedAt(p.Rank) + 1 }
+
+// rankError is the error with which a rank has ended.
+type rankError struct {
+	rank int
+	err  error
+}
+
+func (e *rankError) Error() string { return fmt.Sprintf("rank %d: %v", e.rank, e.err) }
+func (e *rankError) Unwrap() error { return e.err }
 
 func (e *Error) Error() string { return e.Code.String() + ": " + e.Message }
 
@@ -56,7 +85,9 @@ func (e *Error) Is(target error) bool {
 // public turns what the inner package returns into an *Error in the words of this package.
 func public(err error) error {
 	if inner, ok := err.(*c.Error); ok {
-		return newError(Code(inner.Code), inGo(inner.Message))
+		outer := newError(Code(inner.Code), inGo(inner.Message))
+		outer.rank = failedAt(inner.Rank) + 1
+		return outer
 	}
 	return err
 }
@@ -65,7 +96,7 @@ func newError(code Code, message string) *Error {
 	if function := calledFunction(); function != "" {
 		message = function + ": " + message
 	}
-	return &Error{code, message}
+	return &Error{Code: code, Message: message}
 }
 
 // private turns what a callback returns into what the inner package understands.

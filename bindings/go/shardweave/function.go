@@ -186,7 +186,7 @@ func (f *function) call(ctx c.Context, mode int32, in, out []c.Tensor, what stri
 			return err
 		}
 		if len(results) != len(out) {
-			return &Error{InvalidArgument, fmt.Sprintf("%s has returned %d tensors, wanted %d", what, len(results), len(out))}
+			return &Error{Code: InvalidArgument, Message: fmt.Sprintf("%s has returned %d tensors, wanted %d", what, len(results), len(out))}
 		}
 		defer runtime.KeepAlive(results)
 		if len(optional(results)) == 0 {

@@ -2,12 +2,10 @@ package shardweave_test
 
 import (
 	"context"
-	"fmt"
 	"math"
 	"net"
 	"os"
 	"runtime"
-	"syscall"
 	"testing"
 	"time"
 
@@ -15,16 +13,14 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if err := sw.SetHandleChecks(sw.ChecksAbort); err != nil {
+		panic(err)
+	}
 	if os.Getenv(processEnv) != "" {
 		os.Exit(processMain())
 	}
 	if mode := os.Getenv(spawnTestEnv); mode != "" {
 		os.Exit(spawnMain(mode))
-	}
-	if sw.LiveHandles() < 0 { // the library looks when it is loaded: start again
-		os.Setenv("SWV_CHECK_HANDLES", "abort")
-		fmt.Fprintln(os.Stderr, syscall.Exec("/proc/self/exe", os.Args, os.Environ()))
-		os.Exit(1)
 	}
 	os.Exit(m.Run())
 }

@@ -407,6 +407,49 @@ func (l *Layout) String() string {
 	return text
 }
 
+// PlacementKind is a kind of placements.
+type PlacementKind int32
+
+// Kinds of placements.
+const (
+	PlacementReplicate    PlacementKind = c.PlacementReplicate    // every rank holds the whole tensor
+	PlacementShard        PlacementKind = c.PlacementShard        // chunks of ceil(size / ranks), then the rest, then empty ones
+	PlacementStridedShard PlacementKind = c.PlacementStridedShard // SplitFactor chunks, each cut over the ranks
+	PlacementRaggedShard  PlacementKind = c.PlacementRaggedShard  // Sizes[i] elements for rank i
+	PlacementPartial      PlacementKind = c.PlacementPartial      // the tensor is the reduction of what the ranks hold
+)
+
+// Placement is how a tensor lies along one dimension of a mesh. Fields that the kind does not have are 0.
+type Placement struct {
+	Kind        PlacementKind
+	Dim         int      // of shards; below 0: from the end
+	SplitFactor int64    // of strided shards
+	Sizes       []int64  // of ragged shards
+	ReduceOp    ReduceOp // of partials
+}
+
+// Placements are those for each mesh dimension.
+func (l *Layout) Placements() ([]Placement, error) {
+	return with(l.it(), func(handle c.Layout) ([]Placement, error) {
+		dims, err := c.LayoutMeshNDim(handle)
+		if err != nil {
+			return nil, err
+		}
+		placements := make([]Placement, dims)
+		for i := range placements {
+			p, err := c.LayoutPlacement(handle, int32(i))
+			if err != nil {
+				return nil, err
+			}
+			placements[i] = Placement{Kind: PlacementKind(p.Kind), Dim: int(p.Dim), Sizes: p.Sizes, ReduceOp: ReduceOp(p.ReduceOp)}
+			if p.Kind == c.PlacementStridedShard {
+				placements[i].SplitFactor = p.SplitFactor
+			}
+		}
+		return placements, nil
+	})
+}
+
 // Equal says whether two layouts are the same.
 func (l *Layout) Equal(other *Layout) bool {
 	equal, err := with(l.it(), func(a c.Layout) (bool, error) {

@@ -332,7 +332,7 @@ func runLaunched(w *World, ranks int, body func(*World) error) (err error) {
 	var panicked *Panic
 	guard(w, body, func(failure error, p *Panic) {
 		if err, panicked = failure, p; err != nil {
-			err = fmt.Errorf("rank %d: %w", w.Rank(), err)
+			err = &rankError{w.Rank(), err}
 			w.abort("failed: " + firstLine(err))
 		}
 		w.Close()
@@ -575,7 +575,7 @@ func (l *launcher) read(reports io.Reader) {
 		}
 		if r.Ended {
 			if !told[r.Rank] {
-				l.fail(failedRank{rank: r.Rank, err: &Error{r.Code, r.Message}})
+				l.fail(failedRank{rank: r.Rank, err: &Error{Code: r.Code, Message: r.Message}})
 			}
 			continue
 		}
@@ -585,7 +585,7 @@ func (l *launcher) read(reports io.Reader) {
 		failed := failedRank{rank: r.Rank, reported: true, follows: r.Code == Unavailable || r.Code == Aborted || r.Code == DeadlineExceeded}
 		remote := &remoteError{text: r.Text}
 		if r.Code != 0 {
-			remote.inner = &Error{r.Code, r.Message}
+			remote.inner = &Error{Code: r.Code, Message: r.Message}
 		}
 		failed.err = remote
 		l.fail(failed)
@@ -651,5 +651,5 @@ func (l *launcher) result() error {
 			}
 		}
 	}
-	return because(l.ctx, fmt.Errorf("rank %d: %w", first.rank, first.err))
+	return because(l.ctx, &rankError{first.rank, first.err})
 }

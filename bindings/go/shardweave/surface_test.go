@@ -76,13 +76,16 @@ func parameters(f *ast.FuncDecl) map[string]bool {
 }
 
 // handleTypes are the exported types that stand for something of the library: they have fields that are not
-// exported, and no use by value.
+// exported, and no others.
 func (s surface) handleTypes() map[string]*ast.StructType {
 	all := map[string]*ast.StructType{}
 	for name, kind := range s.types {
 		structure, is := kind.(*ast.StructType)
 		if !is {
 			continue
+		}
+		if len(structure.Fields.List) > 0 && len(structure.Fields.List[0].Names) > 0 && structure.Fields.List[0].Names[0].IsExported() {
+			continue // Error
 		}
 		for _, field := range structure.Fields.List {
 			hidden := len(field.Names) > 0 && !field.Names[0].IsExported()
@@ -117,20 +120,20 @@ var functions = map[string]any{
 	"ReduceScatter": sw.ReduceScatter[float32], "ReduceScatterV": sw.ReduceScatterV[float32],
 	"Scatter": sw.Scatter[float32], "Send": sw.Send[float32],
 	"Apply": sw.Apply, "Cat": sw.Cat, "Checkpoint": sw.Checkpoint, "CheckpointSeveral": sw.CheckpointSeveral, "ClipGradNorm": sw.ClipGradNorm, "CopyFrom": sw.CopyFrom[float32],
-	"Data": sw.Data[float32], "Empty": sw.Empty, "FinishGradSync": sw.FinishGradSync, "FromDLPack": sw.FromDLPack,
+	"Data": sw.Data[float32], "Empty": sw.Empty, "FinishGradSync": sw.FinishGradSync, "FromDLPack": sw.FromDLPack, "FromDLPackOn": sw.FromDLPackOn,
 	"FromLocal": sw.FromLocal, "FromSlice": sw.FromSlice[float32], "Full": sw.Full, "Gradients": sw.Gradients,
 	"ItemOf": sw.ItemOf[float32], "NewAdamW": sw.NewAdamW, "NewSGD": sw.NewSGD, "Ones": sw.Ones, "Rand": sw.Rand,
 	"Randn": sw.Randn, "Stack": sw.Stack, "Zeros": sw.Zeros,
 	// Those without handles.
 	"Counting": sw.Counting, "FindOp": sw.FindOp, "FromEnvironment": sw.FromEnvironment, "Join": sw.Join,
 	"ParseLayout": sw.ParseLayout, "ParsePlan": sw.ParsePlan, "RunRanks": sw.RunRanks, "Seed": sw.Seed,
-	"SetNumThreads": sw.SetNumThreads, "Spawn": sw.Spawn,
+	"SetHandleChecks": sw.SetHandleChecks, "SetLog": sw.SetLog, "SetNumThreads": sw.SetNumThreads, "Spawn": sw.Spawn,
 }
 
 // cannotFail are functions that return no error; those that panic in place of one have their twin above.
 var cannotFail = map[string]bool{"Alone": true, "AllowUnused": true, "BFloat16Of": true, "BuildInfo": true,
 	"CreateGraph": true, "Dim": true, "Float16Of": true, "FromRank": true, "LiveHandles": true, "MustFindOp": true,
-	"MustParseLayout": true, "Named": true, "NewPlan": true, "RetainGraph": true, "Tensors": true,
+	"MustParseLayout": true, "Named": true, "NewPlan": true, "RankOf": true, "RetainGraph": true, "Tensors": true,
 	"WithAMSGrad": true, "WithArgs": true, "WithBackend": true, "WithBetas": true, "WithEps": true,
 	"WithFiniteNorm": true, "WithGradients": true, "WithMomentum": true, "WithNesterov": true,
 	"WithNetworkInterface": true, "WithNorm": true, "WithTimeout": true, "WithoutPrefix": true}

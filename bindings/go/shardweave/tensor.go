@@ -60,7 +60,7 @@ type Place interface {
 func (w *World) mesh() *Mesh { return nil }
 func (m *Mesh) mesh() *Mesh  { return m }
 
-// TensorOption is an option of factories: a [DType], [RequiresGrad], or, on a mesh, a [Spec].
+// TensorOption is an option of factories: a [DType], a [Device], [RequiresGrad], or, on a mesh, a [Spec].
 type TensorOption interface {
 	tensorOption(o *tensorOptions)
 }
@@ -68,6 +68,7 @@ type TensorOption interface {
 type tensorOptions struct {
 	dtype        DType
 	requiresGrad bool
+	device       Device
 	spec         Spec
 }
 
@@ -88,7 +89,7 @@ func tensorOptionsOf(options []TensorOption) (tensorOptions, error) {
 		}
 		option.tensorOption(&o)
 	}
-	return o, nil
+	return o, int32s(o.device.Index)
 }
 
 func create(factory int32, where Place, sizes []int64, value float64, options []TensorOption) *Tensor {
@@ -112,7 +113,7 @@ func create(factory int32, where Place, sizes []int64, value float64, options []
 	} else if o.spec != nil {
 		return r.failed(invalid("a layout was given, but no mesh: pass the mesh in place of the world"))
 	}
-	return r.result(c.TensorCreate(factory, value, sizes, int32(o.dtype), o.requiresGrad, mesh, handle))
+	return r.result(c.TensorCreate(factory, value, sizes, int32(o.dtype), o.requiresGrad, o.device.inner(), mesh, handle))
 }
 
 // Empty makes a tensor whose elements are whatever was in its memory.
@@ -170,17 +171,22 @@ func FromSlice[T Number](w *World, data []T, sizes []int64, options ...TensorOpt
 	if needed >= 0 && needed != int64(len(data)) {
 		return r.failed(invalid("argument 'data' has %d elements; sizes %v need %d", len(data), sizes, needed))
 	}
-	return r.result(c.TensorFromData(memory(data), len(data)*own.Size(), sizes, int32(own), o.requiresGrad))
+	return r.result(c.TensorFromData(memory(data), len(data)*own.Size(), sizes, int32(own), o.requiresGrad, o.device.inner()))
 }
 
 // FromDLPack takes over memory of another library, without a copy. managed is a
 // DLManagedTensorVersioned (DLPack 1.x) whose deleter nobody else runs, whatever comes of this.
-func FromDLPack(w *World, managed unsafe.Pointer) *Tensor {
+func FromDLPack(w *World, managed unsafe.Pointer) *Tensor { return FromDLPackOn(w, managed, nil) }
+
+// FromDLPackOn is FromDLPack of memory of a GPU that the other library uses on this stream (a cudaStream_t): what is
+// under way there is done before the tensor is used. nil is the default one, which is all that there is yet; any
+// other is Unimplemented.
+func FromDLPackOn(w *World, managed, stream unsafe.Pointer) *Tensor {
 	r, closed := begin(w)
 	if closed == nil {
 		defer r.leave()
 	}
-	handle, err := c.TensorFromDLPack(managed)
+	handle, err := c.TensorFromDLPack(managed, stream)
 	if closed != nil {
 		c.TensorFree(handle)
 		return r.failed(closed)
@@ -190,7 +196,12 @@ func FromDLPack(w *World, managed unsafe.Pointer) *Tensor {
 
 // ToDLPack lends the memory of a plain tensor, which does not require grad, to another library: a
 // DLManagedTensorVersioned (DLPack 1.x), whose deleter that library runs.
-func (t *Tensor) ToDLPack() (unsafe.Pointer, error) { return get(t, c.TensorToDLPack) }
+func (t *Tensor) ToDLPack() (unsafe.Pointer, error) { return t.ToDLPackOn(nil) }
+
+// ToDLPackOn is ToDLPack of memory of a GPU for a library that uses it on this stream; as of [FromDLPackOn].
+func (t *Tensor) ToDLPackOn(stream unsafe.Pointer) (unsafe.Pointer, error) {
+	return get(t, func(handle c.Tensor) (unsafe.Pointer, error) { return c.TensorToDLPack(handle, stream) })
+}
 
 // Err is nil, or why the tensor cannot be used.
 func (t *Tensor) Err() error {
@@ -299,8 +310,8 @@ func (t *Tensor) DType() (DType, error) {
 // Device is where the data is.
 func (t *Tensor) Device() (Device, error) {
 	return get(t, func(handle c.Tensor) (Device, error) {
-		kind, index, err := c.TensorDevice(handle)
-		return Device{DeviceKind(kind), int(index)}, err
+		d, err := c.TensorDevice(handle)
+		return Device{DeviceKind(d.Kind), int(d.Index)}, err
 	})
 }
 

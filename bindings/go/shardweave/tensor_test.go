@@ -8,6 +8,7 @@ import (
 	"sort"
 	"strings"
 	"testing"
+	"unsafe"
 
 	sw "github.com/shardweave/shardweave/bindings/go/shardweave"
 )
@@ -34,7 +35,11 @@ var operations = map[string]func(x, y *sw.Tensor) *sw.Tensor{
 	"stack":    func(x, y *sw.Tensor) *sw.Tensor { return sw.Stack([]*sw.Tensor{x, y}, 1) },
 	"compared": func(x, y *sw.Tensor) *sw.Tensor { return x.Mul(x.Lt(0.5).To(sw.F64)).Add(y.Mul(y.Gt(1).To(sw.F64))) },
 	"copies":   func(x, y *sw.Tensor) *sw.Tensor { return x.Clone().Add(y.Contiguous()) },
-	"by name":  func(x, y *sw.Tensor) *sw.Tensor { return x.Apply("aten::leaky_relu", 0.1).Apply("hypot", y) },
+	"new":      func(x, y *sw.Tensor) *sw.Tensor { return x.Rsqrt().Add(y.Clamp(0.4, 2)).Mul(x.Lt(1).Choose(x, y)) },
+	"new shapes": func(x, y *sw.Tensor) *sw.Tensor {
+		return x.Flatten(0, 1).Reshape(7, 5).Add(y.Sum(1).Unsqueeze(1).Expand(7, 5)).Mul(x.MSELoss(y))
+	},
+	"by name": func(x, y *sw.Tensor) *sw.Tensor { return x.Apply("aten::leaky_relu", 0.1).Apply("hypot", y) },
 }
 
 // computed is the value and both gradients.
@@ -255,6 +260,42 @@ func TestDLPackSharesMemory(t *testing.T) {
 		t.Error(err)
 	}
 	if err := sw.FromDLPack(w, nil).Err(); !errors.As(err, &wrong) || wrong.Code != sw.InvalidArgument {
+		t.Error(err)
+	}
+}
+
+// A stream goes to the library, which says that a CPU has none; memory that is taken over ends then, too.
+func TestDLPackWithAStream(t *testing.T) {
+	w := alone(t)
+	stream := unsafe.Pointer(new(int64)) // of which only the address is looked at
+	x := sw.Ones(w, []int64{2})
+	if _, err := x.ToDLPackOn(stream); err == nil || err.Error() != "INVALID_ARGUMENT: Tensor.ToDLPackOn: argument 'stream' is given; a CPU has no streams" {
+		t.Error(err)
+	}
+	checkLeaks(t, func() {
+		managed := mustOf(sw.Ones(w, []int64{2}).ToDLPackOn(nil))
+		if err := sw.FromDLPackOn(w, managed, stream).Err(); err == nil || err.Error() != "INVALID_ARGUMENT: FromDLPackOn: argument 'stream' is given; a CPU has no streams" {
+			t.Error(err)
+		}
+	})
+}
+
+func TestTensorsOnADevice(t *testing.T) {
+	w := alone(t)
+	m := mustOf(w.ParseMesh("x=1"))
+	here, nowhere := sw.Device{Kind: sw.CPU}, sw.Device{Kind: sw.CUDA, Index: 99} // which every machine lacks
+	for _, x := range []*sw.Tensor{sw.Zeros(w, []int64{2}, here), sw.Zeros(m, []int64{2}, here), sw.FromSlice(w, []int64{1, 2}, []int64{2}, here)} {
+		if device, err := x.Device(); err != nil || device != here {
+			t.Error(device, err)
+		}
+	}
+	for name, x := range map[string]*sw.Tensor{"Zeros": sw.Zeros(w, []int64{2}, nowhere), "Ones": sw.Ones(m, []int64{2}, nowhere),
+		"FromSlice": sw.FromSlice(w, []int64{1, 2}, []int64{2}, nowhere)} {
+		if err, want := x.Err(), "UNIMPLEMENTED: "+name+": the device among the options is cuda:99, which is not there"; err == nil || err.Error() != want {
+			t.Errorf("%v, wanted %s", err, want)
+		}
+	}
+	if err := sw.Ones(w, []int64{2}, sw.Device{Kind: sw.CUDA, Index: 1 << 40}).Err(); !errors.Is(err, sw.InvalidArgument) {
 		t.Error(err)
 	}
 }
@@ -499,5 +540,18 @@ func TestNothingIsAllocatedOnTheWayIn(t *testing.T) {
 	}
 	if results > 2 { // the tensor, and what frees it
 		t.Errorf("%v allocations for a result", results)
+	}
+}
+
+func TestPlacements(t *testing.T) {
+	for text, want := range map[string][]sw.Placement{
+		"[S(1), R]": {{Kind: sw.PlacementShard, Dim: 1}, {Kind: sw.PlacementReplicate}},
+		"[P(max)]":  {{Kind: sw.PlacementPartial, ReduceOp: sw.Max}},
+		"[S(-1, sf=3), S(0, sizes=[3,0,4])]": {{Kind: sw.PlacementStridedShard, Dim: -1, SplitFactor: 3},
+			{Kind: sw.PlacementRaggedShard, Sizes: []int64{3, 0, 4}}},
+	} {
+		if got, err := sw.MustParseLayout(text).Placements(); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v, %v, wanted %+v", text, got, err, want)
+		}
 	}
 }

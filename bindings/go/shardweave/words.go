@@ -102,6 +102,7 @@ var arguments = map[string]string{
 	"options.mesh":                  "argument 'where'",
 	"options.layout":                "the layout among the options",
 	"options.dtype":                 "the dtype among the options",
+	"options.device":                "the device among the options",
 	"options.requires_grad":         "RequiresGrad",
 	"options.source":                "argument 'source'",
 	"options.nesterov":              "WithNesterov",
@@ -122,6 +123,7 @@ var arguments = map[string]string{
 	"requires_grad":                 "argument 'wanted'",
 	"swv_optimizer_state index":     "argument 'parameter'",
 	"swv_optimizer_set_state index": "argument 'parameter'",
+	"swv_set_log user_data":         "argument 'log'",
 	"swv_module_buffer index":       "the index of a buffer",
 	"swv_module_parameter index":    "the index of a parameter",
 	"segment":                       "argument 'f'",
@@ -168,6 +170,10 @@ var arguments = map[string]string{
 var words = map[string]string{
 	"SWV_CHECK_HANDLES": "SWV_CHECK_HANDLES", // of the environment
 
+	"SWV_CHECKS_ABORT":  "ChecksAbort",
+	"SWV_CHECKS_OFF":    "ChecksOff",
+	"SWV_CHECKS_REPORT": "ChecksReport",
+
 	// Functions.
 	"swv_comm_all_gather":         "AllGather",
 	"swv_comm_all_gather_v":       "AllGatherV",
@@ -189,9 +195,9 @@ var words = map[string]string{
 	"swv_function_context_save":   "FunctionContext.Save",
 	"swv_function_context_saved":  "FunctionContext.Saved",
 	"swv_layout_create_named":     "On",
-	"swv_layout_mesh_ndim":        "Layout.String",
+	"swv_layout_mesh_ndim":        "Layout.Placements",
 	"swv_layout_parse":            "ParseLayout",
-	"swv_layout_placement":        "Layout.String",
+	"swv_layout_placement":        "Layout.Placements",
 	"swv_layout_plan":             "Layout.PlanTo",
 	"swv_layout_to_string":        "Layout.String",
 	"swv_mesh_create":             "World.Mesh",
@@ -249,15 +255,15 @@ var words = map[string]string{
 	"swv_world_create_local":      "RunRanks",
 	"swv_world_from_environment":  "FromEnvironment",
 	"swv_world_join":              "Join",
-	"swv_world_share":             "World",
 
 	// Types.
 	"swv_buffer":          "slice",
+	"swv_checks":          "HandleChecks",
 	"swv_comm_counter":    "Counter",
 	"swv_device_type":     "DeviceKind",
 	"swv_collective_kind": "kind of operation",
-	"swv_placement":       "placement",
-	"swv_placement_kind":  "kind of placement",
+	"swv_placement":       "Placement",
+	"swv_placement_kind":  "PlacementKind",
 	"swv_random_state":    "Mesh.RandomState",
 	"swv_status":          "error",
 	"swv_scope":           "scope",

@@ -105,7 +105,7 @@ func RunRanks(ctx context.Context, ranks int, body func(*World) error, options .
 		if err == nil {
 			return
 		}
-		err = fmt.Errorf("rank %d: %w", w.Rank(), err)
+		err = &rankError{w.Rank(), err}
 		mutex.Lock()
 		if first == nil {
 			first = err
@@ -423,21 +423,3 @@ func (w *World) FlightRecord() (record string, err error) {
 func (w *World) Counters() (Counters, error) {
 	return ask(func(*rank) (Counters, error) { return countersOf(c.WorldCounters(w.handle)) }, w)
 }
-
-// Seed seeds the generator that plain tensors are drawn from: one for the process, whatever the rank.
-func Seed(seed uint64) error { return public(c.Seed(seed)) }
-
-// SetNumThreads says how many threads one operator may use, everywhere in the process.
-func SetNumThreads(n int) error {
-	if err := int32s(n); err != nil {
-		return err
-	}
-	return public(c.SetNumThreads(int32(n)))
-}
-
-// BuildInfo is "0.3.0; LibTorch 2.11.0; backends inproc, gloo, counting".
-func BuildInfo() string { return c.BuildInfo() }
-
-// LiveHandles is how many objects of the library there are; -1 unless SWV_CHECK_HANDLES is set in the
-// environment. For tests that look for leaks.
-func LiveHandles() int64 { return c.LiveHandles() }

@@ -64,7 +64,8 @@ func wrongArguments(h *handles, kind reflect.Type) []any {
 		for _, on := range wrongOn {
 			all = append(all, []sw.TensorOption{on})
 		}
-		return append(all, []sw.TensorOption{sw.DType(99)}, []sw.TensorOption{sw.I64, sw.RequiresGrad}, []sw.TensorOption{sw.MustParseLayout("[R, R]")}, []sw.TensorOption{sw.F8E4M3})
+		return append(all, []sw.TensorOption{sw.DType(99)}, []sw.TensorOption{sw.I64, sw.RequiresGrad}, []sw.TensorOption{sw.MustParseLayout("[R, R]")}, []sw.TensorOption{sw.F8E4M3},
+			[]sw.TensorOption{sw.Device{Kind: 9}}, []sw.TensorOption{sw.Device{Kind: sw.CUDA, Index: 99}}, []sw.TensorOption{sw.Device{Index: 1 << 40}})
 	case reflect.TypeOf([]any{}):
 		return []any{[]any{}, []any{struct{}{}}, []any{"x"}, []any{x, x, x}, []any{sw.Named("q", 1)}, []any{sw.DType(99)},
 			[]any{sw.Device{Kind: 9}}, []any{"\xff"}, []any{x, sw.Device{Kind: 9}}, []any{x, "\xff"}, []any{x, []*sw.Tensor{nil}}, []any{x, sw.Default}}
@@ -72,6 +73,8 @@ func wrongArguments(h *handles, kind reflect.Type) []any {
 		return []any{struct{}{}, "x", sw.F32, []int64{1}}
 	case reflect.TypeOf(unsafe.Pointer(nil)):
 		return []any{unsafe.Pointer(nil)}
+	case reflect.TypeOf(sw.ChecksOff):
+		return []any{sw.HandleChecks(9), sw.HandleChecks(-1)}
 	case reflect.TypeOf([]sw.SGDOption{}):
 		return []any{[]sw.SGDOption{sw.WithMomentum(-1, 0)}, []sw.SGDOption{sw.WithNesterov()}, []sw.SGDOption{sw.WeightDecay(math.NaN())}}
 	case reflect.TypeOf([]sw.AdamWOption{}):
@@ -115,7 +118,7 @@ var goodStrings = map[string]string{"Tensor.Apply": "aten::neg", "FindOp": "aten
 var harmful = map[string]bool{"Spawn": true, "World.Abort": true, "Comm.Abort": true, "SetNumThreads": true}
 
 // infallible say yes to whatever a good handle gets here.
-var infallible = map[string]bool{"Seed": true}
+var infallible = map[string]bool{"Layout.Placements": true, "Seed": true}
 
 // LibTorch's own words are passed on as they are.
 var ofLibTorch = regexp.MustCompile(`aten::[\w.]+: |you can only change requires_grad flags`)

@@ -179,7 +179,9 @@ func (c *Call) check(names bool) error {
 	return nil
 }
 
-func invalid(message string) error { return &Error{CodeInvalidArgument, message} }
+func invalid(message string) error {
+	return &Error{Code: CodeInvalidArgument, Message: message, Rank: -1}
+}
 
 // Do calls the operator.
 func (c *Call) Do(op Op, mode int32) error {

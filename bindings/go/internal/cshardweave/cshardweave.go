@@ -39,6 +39,7 @@ type (
 type Error struct {
 	Code    int32
 	Message string
+	Rank    int32 // of the world, whose error it is; -1: this rank's own, or not known. Not told to C
 }
 
 func (e *Error) Error() string { return CodeName(e.Code) + ": " + e.Message }
@@ -50,7 +51,7 @@ func result(status *C.swv_status) error {
 	if status == nil {
 		return nil
 	}
-	err := &Error{int32(C.swv_status_code(status)), C.GoString(C.swv_status_message(status))}
+	err := &Error{int32(C.swv_status_code(status)), C.GoString(C.swv_status_message(status)), int32(C.swv_status_rank(status))}
 	C.swv_status_free(status)
 	return err
 }
@@ -126,15 +127,13 @@ func millis(d time.Duration) C.int64_t {
 	return C.int64_t(d.Milliseconds())
 }
 
-// Version is SWV_VERSION of the library, not of the header.
-func Version() int32 { return int32(C.swv_version()) }
-
-// HeaderVersion is SWV_VERSION of the header that this was built with.
-func HeaderVersion() int32 { return C.SWV_VERSION }
-
 func BuildInfo() string { return C.GoString(C.swv_build_info()) }
 
 func LiveHandles() int64 { return int64(C.swv_live_handles()) }
+
+func SetHandleChecks(checks int32) error {
+	return result(C.swv_set_handle_checks(C.swv_checks(checks)))
+}
 
 func DTypeSize(dtype int32) int { return int(C.swv_dtype_size(C.swv_dtype(dtype))) }
 
@@ -189,12 +188,6 @@ func WorldJoin(r Rendezvous, backend, networkInterface string, timeout time.Dura
 func WorldCreateCounting(rank, ranks int32) (World, error) {
 	var out World
 	err := result(C.swv_world_create_counting(C.int32_t(rank), C.int32_t(ranks), &out))
-	return out, err
-}
-
-func WorldShare(w World) (World, error) {
-	var out World
-	err := result(C.swv_world_share(w, &out))
 	return out, err
 }
 
@@ -647,7 +640,7 @@ type Placement struct {
 }
 
 func LayoutPlacement(l Layout, meshDim int32) (Placement, error) {
-	var p C.swv_placement
+	p := C.swvgo_placement()
 	if err := result(C.swv_layout_placement(l, C.int32_t(meshDim), &p)); err != nil {
 		return Placement{}, err
 	}

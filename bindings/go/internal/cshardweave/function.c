@@ -29,6 +29,15 @@ swv_status* swvgo_function_apply(uintptr_t handle, const char* name, swv_grad_mo
                             num_outputs);
 }
 
+static void take_line(void* handle, const char* message) {
+  swvgo_log((uintptr_t)handle, (char*)message);
+}
+
+swv_status* swvgo_set_log(uintptr_t handle) {
+  if (handle == 0) return swv_set_log(NULL, NULL, NULL);
+  return swv_set_log(take_line, (void*)handle, drop);
+}
+
 static swv_status* run_segment(void* handle, const swv_function_call* call) {
   return swvgo_run_segment((uintptr_t)handle, call->mode, (swv_tensor**)call->inputs,
                            call->num_inputs, call->outputs, call->num_outputs);

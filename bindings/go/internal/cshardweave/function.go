@@ -6,6 +6,7 @@ import "C"
 
 import (
 	"fmt"
+	"os"
 	"runtime/cgo"
 	"runtime/debug"
 	"strings"
@@ -58,6 +59,31 @@ func ContextSaved(ctx Context, index int) (Tensor, error) {
 	var out Tensor
 	err := result(C.swv_function_context_saved(ctx, C.size_t(index), &out))
 	return out, err
+}
+
+// Log takes lines, on any thread, also on several at once.
+type Log func(line string)
+
+// Dropped is called when nobody is in it any more.
+func (Log) Dropped() {}
+
+// SetLog says where the library speaks; nil: to stderr.
+func SetLog(log Log) error {
+	if log == nil {
+		return result(C.swvgo_set_log(0))
+	}
+	return result(C.swvgo_set_log(C.uintptr_t(cgo.NewHandle(log))))
+}
+
+//export swvgo_log
+func swvgo_log(handle C.uintptr_t, message *C.char) {
+	line := C.GoString(message)
+	defer func() {
+		if p := recover(); p != nil {
+			fmt.Fprintf(os.Stderr, "shardweave: %s\nshardweave: the function that SetLog was given panicked: %v\n", line, p)
+		}
+	}()
+	cgo.Handle(handle).Value().(Log)(line)
 }
 
 // callback runs what must not panic across the border.

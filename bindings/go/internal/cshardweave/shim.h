@@ -126,6 +126,11 @@ static inline swv_status* swvgo_layout_create_named(const swv_mesh* mesh, const 
   return swv_layout_create_named(mesh, placements, count, out_layout);
 }
 
+static inline swv_placement swvgo_placement(void) {
+  const swv_placement placement = SWV_PLACEMENT_INIT;
+  return placement;
+}
+
 static inline swv_status* swvgo_plan_add(swv_plan* plan, const char* pattern, const char* pairs,
                                          size_t count) {
   swv_named_placement placements[count + 1];
@@ -175,11 +180,12 @@ enum { SWVGO_EMPTY, SWVGO_ZEROS, SWVGO_ONES, SWVGO_FULL, SWVGO_RAND, SWVGO_RANDN
 
 static inline swv_status* swvgo_tensor_create(int32_t factory, double value, const int64_t* sizes,
                                               size_t ndim, swv_dtype dtype, swv_bool requires_grad,
-                                              const swv_mesh* mesh, const swv_layout* layout,
-                                              swv_tensor** out_tensor) {
+                                              swv_device device, const swv_mesh* mesh,
+                                              const swv_layout* layout, swv_tensor** out_tensor) {
   swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
   options.dtype = dtype;
   options.requires_grad = requires_grad;
+  options.device = device;
   options.mesh = mesh;
   options.layout = layout;
   switch (factory) {
@@ -200,10 +206,12 @@ static inline swv_status* swvgo_tensor_create(int32_t factory, double value, con
 
 static inline swv_status* swvgo_tensor_from_data(const void* data, size_t num_bytes,
                                                  const int64_t* sizes, size_t ndim, swv_dtype dtype,
-                                                 swv_bool requires_grad, swv_tensor** out_tensor) {
+                                                 swv_bool requires_grad, swv_device device,
+                                                 swv_tensor** out_tensor) {
   swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
   options.dtype = dtype;
   options.requires_grad = requires_grad;
+  options.device = device;
   return swv_tensor_from_data(data, num_bytes, sizes, ndim, &options, out_tensor);
 }
 
@@ -407,6 +415,8 @@ static inline swv_status* swvgo_function_context_save(swv_function_context* cont
 swv_status* swvgo_function_apply(uintptr_t handle, const char* name, swv_grad_mode mode,
                                  swv_tensor* const* inputs, size_t num_inputs, swv_tensor** outputs,
                                  size_t num_outputs);
+// 0: to stderr.
+swv_status* swvgo_set_log(uintptr_t handle);
 swv_status* swvgo_checkpoint(uintptr_t handle, const char* name, swv_grad_mode mode,
                              swv_tensor* const* inputs, size_t num_inputs, swv_tensor** outputs,
                              size_t num_outputs);

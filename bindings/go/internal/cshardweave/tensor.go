@@ -15,31 +15,38 @@ const (
 	Randn = C.SWVGO_RANDN
 )
 
-func TensorCreate(factory int32, value float64, sizes []int64, dtype int32, requiresGrad bool, m Mesh, l Layout) (Tensor, error) {
+// Device is swv_device.
+type Device struct{ Kind, Index int32 }
+
+func (d Device) c() C.swv_device {
+	return C.swv_device{_type: C.swv_device_type(d.Kind), index: C.int32_t(d.Index)}
+}
+
+func TensorCreate(factory int32, value float64, sizes []int64, dtype int32, requiresGrad bool, device Device, m Mesh, l Layout) (Tensor, error) {
 	var out Tensor
 	err := result(C.swvgo_tensor_create(C.int32_t(factory), C.double(value), int64s(sizes), C.size_t(len(sizes)),
-		C.swv_dtype(dtype), flag(requiresGrad), m, l, &out))
+		C.swv_dtype(dtype), flag(requiresGrad), device.c(), m, l, &out))
 	return out, err
 }
 
-func TensorFromData(data unsafe.Pointer, bytes int, sizes []int64, dtype int32, requiresGrad bool) (Tensor, error) {
+func TensorFromData(data unsafe.Pointer, bytes int, sizes []int64, dtype int32, requiresGrad bool, device Device) (Tensor, error) {
 	var out Tensor
 	err := result(C.swvgo_tensor_from_data(data, C.size_t(bytes), int64s(sizes), C.size_t(len(sizes)),
-		C.swv_dtype(dtype), flag(requiresGrad), &out))
+		C.swv_dtype(dtype), flag(requiresGrad), device.c(), &out))
 	return out, err
 }
 
 // TensorFromDLPack takes a DLManagedTensorVersioned over, also if it fails.
-func TensorFromDLPack(managed unsafe.Pointer) (Tensor, error) {
+func TensorFromDLPack(managed, stream unsafe.Pointer) (Tensor, error) {
 	var out Tensor
-	err := result(C.swv_tensor_from_dlpack((*C.struct_DLManagedTensorVersioned)(managed), nil, &out))
+	err := result(C.swv_tensor_from_dlpack((*C.struct_DLManagedTensorVersioned)(managed), stream, &out))
 	return out, err
 }
 
 // TensorToDLPack is a DLManagedTensorVersioned.
-func TensorToDLPack(t Tensor) (unsafe.Pointer, error) {
+func TensorToDLPack(t Tensor, stream unsafe.Pointer) (unsafe.Pointer, error) {
 	var out *C.struct_DLManagedTensorVersioned
-	err := result(C.swv_tensor_to_dlpack(t, nil, &out))
+	err := result(C.swv_tensor_to_dlpack(t, stream, &out))
 	return unsafe.Pointer(out), err
 }
 
@@ -87,10 +94,10 @@ func TensorDType(t Tensor) (int32, error) {
 	return int32(out), err
 }
 
-func TensorDevice(t Tensor) (kind, index int32, err error) {
+func TensorDevice(t Tensor) (Device, error) {
 	var out C.swv_device
-	err = result(C.swv_tensor_device(t, &out))
-	return int32(out._type), int32(out.index), err
+	err := result(C.swv_tensor_device(t, &out))
+	return Device{int32(out._type), int32(out.index)}, err
 }
 
 func TensorIsSharded(t Tensor) (bool, error) {

@@ -169,7 +169,7 @@ pub const SWV_CHECKS_REPORT: i32 = 1;
 pub const SWV_CHECKS_ABORT: i32 = 2;
 extern "C" {
     #[must_use]
-    #[doc = " Whether handles are looked up, from now on, in the whole process. Of a handle that was made without\n checks only the kind is looked at."]
+    #[doc = " Whether handles are looked up, from now on, in the whole process. Of a handle that was made\n without checks only the kind is looked at."]
     pub fn swv_set_handle_checks(checks: swv_checks) -> *mut swv_status;
 }
 #[doc = " What the library has to say while no call fails: who is waited for, which operator gathers.\n `message` is one line, without an end of line, and lives during the call. Any thread, several at\n once; calls nothing of this library."]
@@ -181,7 +181,7 @@ pub type swv_log_fn = ::std::option::Option<
 >;
 extern "C" {
     #[must_use]
-    #[doc = " Where that goes, in the whole process, in place of what was set before, whose drop runs when no\n thread is in it any more. log NULL: to stderr, with \"shardweave: \" before it, as without this call.\n drop may be NULL."]
+    #[doc = " Where that goes, in the whole process, in place of what was set before, whose drop runs when no\n thread is in it any more. log NULL: to stderr, with \"shardweave: \" before it, as without this\n call. drop may be NULL."]
     pub fn swv_set_log(
         log: swv_log_fn,
         user_data: *mut ::std::os::raw::c_void,
@@ -409,7 +409,7 @@ extern "C" {
         out_count: *mut usize,
     ) -> *mut swv_status;
 }
-#[doc = " What an operation does with in and out:\n   all_reduce         out[i] = the reduction of all ranks' in[i]. The same memory twice is allowed.\n   all_gather         out = all ranks' in, in rank order\n   all_gather_v       the same with out_counts[r] elements from rank r\n   reduce_scatter     out = this rank's part of the reduction of all ranks' in\n   reduce_scatter_v   the same with in_counts[r] elements for rank r\n   all_to_all         part r of in goes to rank r, part r of out came from rank r\n   all_to_all_v       the same with parts of in_counts[r] and out_counts[r] elements\n   broadcast          every rank's out becomes the root's; there is no in\n   reduce             as all_reduce, but only the root has an out\n   gather             as all_gather, but only the root has an out\n   scatter            part r of the root's in goes to rank r; only the root has an in\n   barrier            neither in nor out: done when all ranks have called it\n   send, recv         in goes to the recv of peer with the same message_tag, in order; a recv has an\n                      out. Not COLLECTIVE. peer may be this rank, which then issues the first of the\n                      two with out_work."]
+#[doc = " What an operation does with in and out:\n   all_reduce         out[i] = the reduction of all ranks' in[i]. in and out may be one memory.\n   all_gather         out = all ranks' in, in rank order\n   all_gather_v       the same with out_counts[r] elements from rank r\n   reduce_scatter     out = this rank's part of the reduction of all ranks' in\n   reduce_scatter_v   the same with in_counts[r] elements for rank r\n   all_to_all         part r of in goes to rank r, part r of out came from rank r\n   all_to_all_v       the same with parts of in_counts[r] and out_counts[r] elements\n   broadcast          every rank's out becomes the root's; there is no in\n   reduce             as all_reduce, but only the root has an out\n   gather             as all_gather, but only the root has an out\n   scatter            part r of the root's in goes to rank r; only the root has an in\n   barrier            neither in nor out: done when all ranks have called it\n   send, recv         in goes to the recv of peer with the same message_tag, in order; a recv has\n                      an out. Not COLLECTIVE. peer may be this rank, which then issues the first\n                      of the two with out_work."]
 pub type swv_collective_kind = i32;
 pub const SWV_COLLECTIVE_ALL_REDUCE: i32 = 0;
 pub const SWV_COLLECTIVE_ALL_GATHER: i32 = 1;
@@ -425,7 +425,7 @@ pub const SWV_COLLECTIVE_SCATTER: i32 = 10;
 pub const SWV_COLLECTIVE_BARRIER: i32 = 11;
 pub const SWV_COLLECTIVE_SEND: i32 = 12;
 pub const SWV_COLLECTIVE_RECV: i32 = 13;
-#[doc = " One rank's part in one operation. Pointers are NULL where the kind has none; what only the root has\n may be NULL elsewhere. Numbers that the kind does not have are not looked at."]
+#[doc = " One rank's part in one operation. Pointers are NULL where the kind has none; what only the root\n has may be NULL elsewhere. Numbers that the kind does not have are not looked at."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_collective {
@@ -452,7 +452,7 @@ pub struct swv_collective {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Issues the operation. swv_comm_all_reduce and the like, below, are this with what their kinds have,\n and errors call the operation and its arguments as they do."]
+    #[doc = " Issues the operation. swv_comm_all_reduce and the like, below, are this with what their kinds\n have, and errors call the operation and its arguments as they do."]
     pub fn swv_comm_start(
         comm: *mut swv_comm,
         collective: *const swv_collective,
@@ -479,7 +479,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Several operations of one group as one, which a backend may run together:\n\n   idle --swv_comm_coalesce--> collecting --swv_coalescing_finish--> finished\n\n While a group is collecting (through whichever handle):\n   an operation with out_work NULL     is issued and collected; it returns without waiting, with\n                                       an error only if it was refused. Its memory is in use until\n                                       the coalescing's end.\n   an operation with out_work          SWV_CODE_INVALID_ARGUMENT; nothing is issued, nothing changes\n   swv_comm_coalesce                   SWV_CODE_INVALID_ARGUMENT; nothing changes\n   swv_coalescing_finish               is the end: one work for all that was collected; out_work\n                                       NULL waits. It fails with the first error of all,\n                                       arguments that were refused among them, when all have ended\n   swv_coalescing_free                 is the end too: waits for all that was collected, however\n                                       it ends, and frees; the error is swv_comm_health's\n   what needs its result at once       (swv_comm_split, swv_comm_subgroup, operators on tensors of\n                                       the mesh) waits for itself, as ever\n   a group that is split from it       is idle, and has a state of its own\n   swv_comm_free                       the coalescing keeps the group alive\n   swv_comm_abort                      all that was collected and is not done fails, and all that\n                                       comes; the state stays, and ends as above\n Once finished, swv_coalescing_finish is SWV_CODE_INVALID_ARGUMENT, swv_coalescing_free only frees,\n and the group is idle: it may be coalesced again. The work outlives the handles of its\n coalescing and its group; it may be freed without a wait, and its memory is in use until it is\n done all the same. A group whose handles and works are all freed has left: what is under way\n in it fails on the others with SWV_CODE_UNAVAILABLE."]
+    #[doc = " Several operations of one group as one, which a backend may run together:\n\n   idle --swv_comm_coalesce--> collecting --swv_coalescing_finish--> finished\n\n While a group is collecting (through whichever handle):\n   an operation with out_work NULL     is issued and collected; it returns without waiting, with\n                                       an error only if it was refused. Its memory is in use until\n                                       the coalescing's end.\n   an operation with out_work          SWV_CODE_INVALID_ARGUMENT; nothing is issued or changes\n   swv_comm_coalesce                   SWV_CODE_INVALID_ARGUMENT; nothing changes\n   swv_coalescing_finish               is the end: one work for all that was collected; out_work\n                                       NULL waits. It fails with the first error of all,\n                                       arguments that were refused among them, when all have ended\n   swv_coalescing_free                 is the end too: waits for all that was collected, however\n                                       it ends, and frees; the error is swv_comm_health's\n   what needs its result at once       (swv_comm_split, swv_comm_subgroup, operators on tensors of\n                                       the mesh) waits for itself, as ever\n   a group that is split from it       is idle, and has a state of its own\n   swv_comm_free                       the coalescing keeps the group alive\n   swv_comm_abort                      all that was collected and is not done fails, and all that\n                                       comes; the state stays, and ends as above\n Once finished, swv_coalescing_finish is SWV_CODE_INVALID_ARGUMENT, swv_coalescing_free only\n frees, and the group is idle: it may be coalesced again. The work outlives the handles of its\n coalescing and its group; it may be freed without a wait, and its memory is in use until it is\n done all the same. A group whose handles and works are all freed has left: what is under way\n in it fails on the others with SWV_CODE_UNAVAILABLE."]
     pub fn swv_comm_coalesce(
         comm: *mut swv_comm,
         out_coalescing: *mut *mut swv_coalescing,
@@ -530,7 +530,7 @@ extern "C" {
     #[doc = " Success, or the error that broke the group."]
     pub fn swv_comm_health(comm: *const swv_comm) -> *mut swv_status;
 }
-#[doc = " One rank's part in one operation, validated. What it points to lives during start(), the memory of\n in and out until the operation is done."]
+#[doc = " One rank's part in one operation, validated. What it points to lives during start(), the memory\n of in and out until the operation is done."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_backend_call {
@@ -810,7 +810,7 @@ pub struct swv_device_cost {
 }
 extern "C" {
     #[must_use]
-    #[doc = " From now on, on this mesh; its slices have costs of their own. A link for each mesh dimension;\n device NULL: the default. COLLECTIVE, once: ranks that are not all given the same, or one of which\n is given what is none, all get SWV_CODE_INVALID_ARGUMENT and keep what they had."]
+    #[doc = " From now on, on this mesh; its slices have costs of their own. A link for each mesh dimension;\n device NULL: the default. COLLECTIVE, once: ranks that are not all given the same, or one of\n which is given what is none, all get SWV_CODE_INVALID_ARGUMENT and keep what they had."]
     pub fn swv_mesh_set_cost_model(
         mesh: *mut swv_mesh,
         links: *const swv_link_cost,
@@ -865,7 +865,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " The mesh draws from `state`; then it goes on where it was. What is computed a second time draws its\n numbers a second time. The same on every rank."]
+    #[doc = " The mesh draws from `state`; then it goes on where it was. What is computed a second time draws\n its numbers a second time. The same on every rank."]
     pub fn swv_mesh_use_random_state(
         mesh: *mut swv_mesh,
         state: *const swv_random_state,
@@ -1385,7 +1385,7 @@ pub struct swv_value__bindgen_ty_1__bindgen_ty_6 {
 }
 extern "C" {
     #[must_use]
-    #[doc = " \"aten::add.Tensor\" is that overload. \"aten::add\", or \"add\", is all overloads: each call takes the\n first whose arguments fit. SWV_CODE_NOT_FOUND suggests names that are nearly the same. A lookup is\n slow, a call is not: look up once."]
+    #[doc = " \"aten::add.Tensor\" is that overload. \"aten::add\", or \"add\", is all overloads: each call takes the\n first whose arguments fit. SWV_CODE_NOT_FOUND suggests names that are nearly the same. A lookup\n is slow, a call is not: look up once."]
     pub fn swv_op_find(
         name: *const ::std::os::raw::c_char,
         out_op: *mut *mut swv_op,
@@ -1587,7 +1587,7 @@ extern "C" {
         out_tensor: *mut *mut swv_tensor,
     ) -> *mut swv_status;
 }
-#[doc = " A part of the host's forward whose intermediate results are not kept: backward runs it again. Both\n runs draw the same random numbers on the meshes of the inputs, and have the same inputs; the host\n sees to it that they compute the same. Their mode is SWV_MODE_NO_GRAD first (SWV_MODE_INFERENCE if\n the call's is), SWV_MODE_GRAD again."]
+#[doc = " A part of the host's forward whose intermediate results are not kept: backward runs it again.\n Both runs draw the same random numbers on the meshes of the inputs, and have the same inputs; the\n host sees to it that they compute the same. Their mode is SWV_MODE_NO_GRAD first\n (SWV_MODE_INFERENCE if the call's is), SWV_MODE_GRAD again."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_segment {
@@ -1641,7 +1641,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Threads that one operator may use, from now on, in every thread of the process. Not called: a rank\nthat is a process (swv_world_from_environment, swv_world_join) uses its share of its machine's\ncores, or OMP_NUM_THREADS if that is set."]
+    #[doc = " Threads that one operator may use, from now on, in every thread of the process. Not called: a\nrank that is a process (swv_world_from_environment, swv_world_join) uses its share of its\nmachine's cores, or OMP_NUM_THREADS if that is set."]
     pub fn swv_set_num_threads(num_threads: i32) -> *mut swv_status;
 }
 extern "C" {
@@ -1805,12 +1805,12 @@ pub struct swv_clip_options {
     pub struct_size: usize,
     #[doc = " above 0; infinity too"]
     pub norm_type: f64,
-    #[doc = " a norm that is no finite number is SWV_CODE_OUT_OF_RANGE, on every rank"]
+    #[doc = " a norm that is not finite: SWV_CODE_OUT_OF_RANGE, on every rank"]
     pub error_if_nonfinite: swv_bool,
 }
 extern "C" {
     #[must_use]
-    #[doc = " Multiplies all gradients by max_norm / (norm + 1e-6) if their norm as one vector, wherever they\n lie, is above max_norm; one that is given twice counts once. After finish_grad_sync. out_norm:\n before the clipping, the same on every rank; may be NULL. SWV_CODE_INVALID_ARGUMENT for a max_norm that\n is negative or no number. COLLECTIVE."]
+    #[doc = " Multiplies all gradients by max_norm / (norm + 1e-6) if their norm as one vector, wherever they\n lie, is above max_norm; one that is given twice counts once. After finish_grad_sync. out_norm:\n before the clipping, the same on every rank; may be NULL. SWV_CODE_INVALID_ARGUMENT for a\n max_norm that is negative or no number. COLLECTIVE."]
     pub fn swv_clip_grad_norm(
         parameters: *const *mut swv_tensor,
         num_parameters: usize,

@@ -34,6 +34,23 @@ fn words(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
+// --- version -----------------------------------------------------------------------------------
+
+/// A crate X.Y.Z is for the library X.Y.
+#[test]
+fn the_crates_are_of_the_version_that_they_declare() {
+    let declared = format!("{SWV_VERSION_MAJOR}.{SWV_VERSION_MINOR}.");
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    for name in ["shardweave-sys", "shardweave"] {
+        let text = fs::read_to_string(crates.join(name).join("Cargo.toml")).unwrap();
+        let line = text.lines().find(|line| line.starts_with("version = ")).unwrap();
+        assert!(line.starts_with(&format!("version = \"{declared}")), "{name}: {line}");
+    }
+    let wanted = format!("path = \"../shardweave-sys\", version = \"{declared}");
+    let text = fs::read_to_string(crates.join("shardweave/Cargo.toml")).unwrap();
+    assert!(text.contains(&wanted), "shardweave: wanted {wanted}");
+}
+
 // --- functions ----------------------------------------------------------------------------------
 
 /// "const swv_tensor* const* inputs" -> ("inputs", "*const *const swv_tensor").

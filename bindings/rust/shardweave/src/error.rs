@@ -78,10 +78,12 @@ impl Code {
 /// ```
 ///
 /// A program whose `main` returns it says the message: `Debug` is as `Display`.
-#[derive(Clone, PartialEq, Eq)]
+/// Errors of one code and one message are equal.
+#[derive(Clone)]
 pub struct Error {
     code: Code,
     message: String,
+    rank: Option<usize>,
 }
 
 /// What fallible functions here return.
@@ -102,7 +104,7 @@ impl<T> Of for Result<T> {
 impl Error {
     /// An error of the caller's own, for the body of a rank or a callback.
     pub fn new(code: Code, message: impl Into<String>) -> Error {
-        Error { code, message: message.into() }
+        Error { code, message: message.into(), rank: None }
     }
 
     pub(crate) fn invalid(message: impl Into<String>) -> Error {
@@ -129,6 +131,34 @@ impl Error {
         &self.message
     }
 
+    /// The rank of the world that failed, where the error is another rank's, or one of
+    /// [`Threads::run`](crate::Threads::run) or [`Spawn::run`](crate::Spawn::run); None: this rank's
+    /// own error, or not known.
+    ///
+    /// ```
+    /// use shardweave::{Code, Error, World};
+    /// let error = World::threads(3)
+    ///     .run(|world| {
+    ///         if world.rank() == 1 {
+    ///             return Err(Error::new(Code::DataLoss, "gone bad"));
+    ///         }
+    ///         let error = world.comm()?.barrier().unwrap_err();
+    ///         assert_eq!(error.rank(), Some(1)); // whose error it is
+    ///         Err::<(), _>(error)
+    ///     })
+    ///     .unwrap_err();
+    /// assert_eq!((error.code(), error.rank()), (Code::DataLoss, Some(1)));
+    /// ```
+    pub fn rank(&self) -> Option<usize> {
+        self.rank
+    }
+
+    /// The same error, of this rank.
+    pub(crate) fn of_rank(mut self, rank: usize) -> Error {
+        self.rank = Some(rank);
+        self
+    }
+
     /// The same error of `function`, which the user has called: its name takes the place of that
     /// of the function of this crate that failed inside, or comes first.
     #[cold]
@@ -143,7 +173,7 @@ impl Error {
 
     /// The same error with `what` in front of the message.
     pub fn context(self, what: impl fmt::Display) -> Error {
-        Error { code: self.code, message: format!("{what}: {}", self.message) }
+        Error { message: format!("{what}: {}", self.message), ..self }
     }
 }
 
@@ -159,6 +189,14 @@ impl fmt::Debug for Error {
         fmt::Display::fmt(self, f)
     }
 }
+
+impl PartialEq for Error {
+    fn eq(&self, other: &Error) -> bool {
+        (self.code, &self.message) == (other.code, &other.message)
+    }
+}
+
+impl Eq for Error {}
 
 impl std::error::Error for Error {}
 

@@ -155,8 +155,13 @@ fn take_error(status: *mut sys::swv_status) -> Error {
     unsafe {
         let code = Code::from_number(sys::swv_status_code(status));
         let message = string_from(sys::swv_status_message(status));
+        let rank = usize::try_from(sys::swv_status_rank(status));
         sys::swv_status_free(status);
-        Error::new(code, names::translate(&message))
+        let error = Error::new(code, names::translate(&message));
+        match rank {
+            Ok(rank) => error.of_rank(rank),
+            Err(_) => error, // -1
+        }
     }
 }
 

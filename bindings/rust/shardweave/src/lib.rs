@@ -79,8 +79,11 @@ mod mesh;
 mod module;
 mod names;
 mod op;
+#[rustfmt::skip]
+mod operators;
 mod optimizer;
 mod plan;
+mod process;
 #[cfg(feature = "serde")]
 mod serialize;
 mod spawn;
@@ -104,12 +107,13 @@ pub use module::{clip_grad_norm, finish_grad_sync, ClipOptions, Members, Module,
 pub use op::{Arg, Explanation, Flags, FromResults, FromValue, Op, Value};
 pub use optimizer::{AdamW, Optimizer, Sgd};
 pub use plan::ParameterPlan;
+pub use process::{
+    build_info, live_handles, manual_seed, set_handle_checks, set_log, set_num_threads,
+    HandleChecks, Log,
+};
 pub use spawn::Spawn;
 pub use tensor::{SendTensor, Source, Tensor, TensorOptions};
-pub use world::{
-    build_info, live_handles, manual_seed, set_num_threads, Aborter, MeetingPoint, Processes,
-    Rendezvous, Seat, Threads, World,
-};
+pub use world::{Aborter, MeetingPoint, Processes, Rendezvous, Seat, Threads, World};
 
 /// The README's programs are examples that run, too.
 #[cfg(doctest)]

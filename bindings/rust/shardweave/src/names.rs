@@ -2,7 +2,7 @@
 //! argument, in words of C. Only errors come here.
 
 /// Functions and types that do not follow the rule ([`of_rule`]).
-const NAMES: [(&str, &str); 54] = [
+const NAMES: [(&str, &str); 56] = [
     ("build_info", "build_info"),
     ("checkpoint", "checkpoint"),
     ("clip_grad_norm", "clip_grad_norm"),
@@ -45,6 +45,8 @@ const NAMES: [(&str, &str); 54] = [
     ("plan_create", "ParameterPlan::new"),
     ("reduce_op", "ReduceOp"),
     ("seed", "manual_seed"),
+    ("set_handle_checks", "set_handle_checks"),
+    ("set_log", "set_log"),
     ("set_num_threads", "set_num_threads"),
     ("tensor_copy_from_host", "Tensor::copy_from_slice"),
     ("tensor_copy_to_host", "Tensor::to_vec"),

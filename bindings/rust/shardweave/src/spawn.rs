@@ -385,7 +385,7 @@ impl Spawn {
             // memory, no locks.
             unsafe { command.pre_exec(prepare) };
             let mut child = command.spawn().map_err(|e| {
-                system_error(e, "cannot start").context(format_args!("rank {rank}"))
+                system_error(e, "cannot start").context(format_args!("rank {rank}")).of_rank(rank)
             })?;
             // From here on rank 0 alone holds it: if it dies, the others are refused.
             listener = None;
@@ -470,7 +470,9 @@ fn watch(
             }
         }
         if !running {
-            return first.map(|(rank, failure)| failure.error.context(format_args!("rank {rank}")));
+            return first.map(|(rank, failure)| {
+                failure.error.context(format_args!("rank {rank}")).of_rank(rank)
+            });
         }
         if patience_ends {
             for rank in ranks.iter_mut().filter(|rank| rank.ended.is_none()) {

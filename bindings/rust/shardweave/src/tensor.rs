@@ -37,7 +37,8 @@ handle! {
     Tensor, swv_tensor, swv_tensor_free
 }
 
-/// How a new tensor shall be: `f32`, without gradient, and plain, unless this says otherwise.
+/// How a new tensor shall be: `f32`, without gradient, in this machine's memory, and plain, unless this
+/// says otherwise.
 ///
 /// ```
 /// use shardweave::{DType, Placement::*, TensorOptions, World};
@@ -55,6 +56,7 @@ handle! {
 pub struct TensorOptions {
     dtype: Option<DType>,
     requires_grad: bool,
+    device: Option<Device>,
     place: Option<(Mesh, Layout)>,
 }
 
@@ -123,7 +125,7 @@ factories! {
 }
 
 impl TensorOptions {
-    /// `f32`, without gradient, plain.
+    /// `f32`, without gradient, in this machine's memory, plain.
     pub fn new() -> TensorOptions {
         TensorOptions::default()
     }
@@ -140,16 +142,69 @@ impl TensorOptions {
         self
     }
 
+    /// Where its data is, or that of the parts of a sharded one. A device that is not there is
+    /// [`Unimplemented`](crate::Code::Unimplemented) when the tensor is made.
+    pub fn device(mut self, device: Device) -> TensorOptions {
+        self.device = Some(device);
+        self
+    }
+
     /// Sharded over a mesh.
     pub fn on(mut self, mesh: &Mesh, layout: impl IntoLayout) -> Result<TensorOptions> {
         self.place = Some((mesh.clone(), layout.into_layout(mesh).of("TensorOptions::on")?));
         Ok(self)
     }
 
+    /// A plain tensor with a copy of row-major data, whose type is that of the elements.
+    ///
+    /// ```
+    /// use shardweave::TensorOptions;
+    /// let x = TensorOptions::new().requires_grad(true).from_slice(&[1.5f64, -2.0], &[2])?;
+    /// (&x * &x)?.sum()?.backward()?;
+    /// assert_eq!(x.grad()?.unwrap().to_vec::<f64>()?, [3.0, -4.0]);
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    pub fn from_slice<T: Element>(&self, data: &[T], sizes: &[i64]) -> Result<Tensor> {
+        if self.place.is_some() {
+            return Err(Error::invalid(
+                "Tensor::from_slice: the options have a mesh; wanted none: Tensor::distribute cuts \
+                 what all ranks have, Tensor::from_local takes each rank's part",
+            ));
+        }
+        if let Some(dtype) = self.dtype.filter(|dtype| *dtype != T::DTYPE) {
+            return Err(Error::invalid(format!(
+                "Tensor::from_slice: the elements are {}, the options say {dtype}",
+                T::DTYPE
+            )));
+        }
+        let wanted = sizes
+            .iter()
+            .try_fold(1usize, |product, size| product.checked_mul(usize::try_from(*size).ok()?));
+        if wanted.map_or(false, |wanted| wanted != data.len()) {
+            return Err(Error::invalid(format!(
+                "Tensor::from_slice: argument 'data' has {} elements; wanted as many as {sizes:?}",
+                data.len()
+            )));
+        }
+        let mut options = self.to_raw();
+        options.dtype = T::DTYPE as i32;
+        create!(swv_tensor_from_data(
+            data.as_ptr().cast(),
+            size_of_val(data),
+            sizes.as_ptr(),
+            sizes.len(),
+            &options,
+        ))
+        .map(Tensor)
+    }
+
     fn to_raw(&self) -> sys::swv_tensor_options {
         let mut raw = sys::SWV_TENSOR_OPTIONS_INIT;
         raw.dtype = self.dtype.map_or(sys::SWV_DTYPE_DEFAULT, |dtype| dtype as i32);
         raw.requires_grad = self.requires_grad.into();
+        if let Some(device) = self.device {
+            raw.device = device.to_raw();
+        }
         if let Some((mesh, layout)) = &self.place {
             raw.mesh = mesh.as_ptr();
             raw.layout = layout.as_ptr();
@@ -162,25 +217,7 @@ impl TensorOptions {
 impl Tensor {
     /// A plain tensor with a copy of row-major data.
     pub fn from_slice<T: Element>(data: &[T], sizes: &[i64]) -> Result<Tensor> {
-        let wanted = sizes
-            .iter()
-            .try_fold(1usize, |product, size| product.checked_mul(usize::try_from(*size).ok()?));
-        if wanted.map_or(false, |wanted| wanted != data.len()) {
-            return Err(Error::invalid(format!(
-                "Tensor::from_slice: argument 'data' has {} elements; wanted as many as {sizes:?}",
-                data.len()
-            )));
-        }
-        let mut options = sys::SWV_TENSOR_OPTIONS_INIT;
-        options.dtype = T::DTYPE as i32;
-        create!(swv_tensor_from_data(
-            data.as_ptr().cast(),
-            size_of_val(data),
-            sizes.as_ptr(),
-            sizes.len(),
-            &options,
-        ))
-        .map(Tensor)
+        TensorOptions::new().from_slice(data, sizes)
     }
 
     /// The numbers 0 .. `end` - 1, plain, `i64`.
@@ -209,12 +246,42 @@ impl Tensor {
         create!(swv_tensor_from_dlpack(managed.as_ptr().cast(), ptr::null_mut())).map(Tensor)
     }
 
+    /// [`from_dlpack`](Tensor::from_dlpack) of memory of a GPU that the other library uses on this
+    /// stream (a `cudaStream_t`): what is under way there is done before this tensor is used. Yet a
+    /// stream other than the default one, which `from_dlpack` stands for, is
+    /// [`Unimplemented`](crate::Code::Unimplemented).
+    ///
+    /// # Safety
+    /// As of `from_dlpack`, but kernels on this stream may be under way. `stream` is one of the device
+    /// that `managed` says, and lives during the call.
+    pub unsafe fn from_dlpack_on(
+        managed: NonNull<c_void>,
+        stream: NonNull<c_void>,
+    ) -> Result<Tensor> {
+        create!(swv_tensor_from_dlpack(managed.as_ptr().cast(), stream.as_ptr()))
+            .map(Tensor)
+            .of("Tensor::from_dlpack_on")
+    }
+
     /// Lends the memory of a plain tensor, which does not require grad, to another library: a
     /// `DLManagedTensorVersioned` (DLPack 1.x), whose deleter that library runs, on any thread. This
     /// tensor goes on using the memory: whoever takes it reads and writes it only while nobody here
     /// does.
     pub fn to_dlpack(&self) -> Result<NonNull<c_void>> {
         create!(swv_tensor_to_dlpack(self.as_ptr(), ptr::null_mut())).map(NonNull::cast)
+    }
+
+    /// [`to_dlpack`](Tensor::to_dlpack) of memory of a GPU for a library that uses it on this stream
+    /// (a `cudaStream_t`): what is under way here is done before what comes on that stream. Yet a
+    /// stream other than the default one, which `to_dlpack` stands for, is
+    /// [`Unimplemented`](crate::Code::Unimplemented).
+    ///
+    /// # Safety
+    /// `stream` is one of the tensor's device, and lives during the call.
+    pub unsafe fn to_dlpack_on(&self, stream: NonNull<c_void>) -> Result<NonNull<c_void>> {
+        create!(swv_tensor_to_dlpack(self.as_ptr(), stream.as_ptr()))
+            .map(NonNull::cast)
+            .of("Tensor::to_dlpack_on")
     }
 
     /// Puts tensors behind each other along a dimension.
@@ -487,56 +554,16 @@ macro_rules! methods {
     };
 }
 
-/// Operators. Every other one is there by its name: [`Op`](crate::Op).
+pub(crate) use methods;
+
+/// Operators that are not alike in other languages (operators.rs has the rest). Every other one is
+/// there by its name: [`Op`](crate::Op).
 impl Tensor {
     methods! {
-        /// The matrix product, over batches too.
-        matmul(other: &Tensor) -> Tensor = "aten::matmul";
-        /// `self weight' + bias`.
-        linear(weight: &Tensor, bias: Option<&Tensor>) -> Tensor = "aten::linear";
-        /// Row `indices[..]` of this table for each index.
-        embedding(indices: &Tensor) -> Tensor = "aten::embedding";
-        /// Normalizes over the last dimensions, which are `shape`.
-        layer_norm(
-            shape: &[i64], weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f64
-        ) -> Tensor = "aten::layer_norm";
         /// Attention of these queries to keys and values, all [..., length, features].
         scaled_dot_product_attention(
             keys: &Tensor, values: &Tensor, mask: Option<&Tensor>, dropout: f64, causal: bool
         ) -> Tensor = "aten::scaled_dot_product_attention";
-        /// The mean cross entropy of these scores, [.., classes], where `targets` are the classes.
-        cross_entropy(targets: &Tensor) -> Tensor = "aten::cross_entropy_loss";
-        /// The mean squared difference.
-        mse_loss(target: &Tensor) -> Tensor = "aten::mse_loss";
-
-        /// max(x, 0).
-        relu() -> Tensor = "aten::relu";
-        /// The Gaussian error linear unit.
-        gelu() -> Tensor = "aten::gelu";
-        /// x sigmoid(x).
-        silu() -> Tensor = "aten::silu";
-        /// The hyperbolic tangent.
-        tanh() -> Tensor = "aten::tanh";
-        /// 1 / (1 + exp(-x)).
-        sigmoid() -> Tensor = "aten::sigmoid";
-        /// The exponential.
-        exp() -> Tensor = "aten::exp";
-        /// The natural logarithm.
-        log() -> Tensor = "aten::log";
-        /// The square root.
-        sqrt() -> Tensor = "aten::sqrt";
-        /// 1 / sqrt(x).
-        rsqrt() -> Tensor = "aten::rsqrt";
-        /// The absolute value.
-        abs() -> Tensor = "aten::abs";
-        /// To the power of a number.
-        pow(exponent: f64) -> Tensor = "aten::pow.Tensor_Scalar";
-        /// No less than `min` and no more than `max`.
-        clamp(min: f64, max: f64) -> Tensor = "aten::clamp";
-        /// exp(x) over the sum of exp(x) along a dimension.
-        softmax(dim: i64) -> Tensor = "aten::softmax.int";
-        /// The logarithm of `softmax`.
-        log_softmax(dim: i64) -> Tensor = "aten::log_softmax.int";
 
         /// The sum of all elements.
         sum() -> Tensor = "aten::sum";
@@ -546,37 +573,12 @@ impl Tensor {
         mean() -> Tensor = "aten::mean";
         /// The means over some dimensions.
         mean_dims(dims: &[i64], keep: bool) -> Tensor = "aten::mean.dim";
-        /// The sums of the elements up to each, along a dimension.
-        cumsum(dim: i64) -> Tensor = "aten::cumsum";
         /// The largest elements over some dimensions; over all of them if there are none.
         amax(dims: &[i64], keep: bool) -> Tensor = "aten::amax";
         /// The smallest elements over some dimensions; over all of them if there are none.
         amin(dims: &[i64], keep: bool) -> Tensor = "aten::amin";
         /// Where the largest elements along a dimension are.
         argmax(dim: i64, keep: bool) -> Tensor = "aten::argmax";
-
-        /// The same memory with other sizes; one of them may be -1.
-        view(sizes: &[i64]) -> Tensor = "aten::view";
-        /// The same data with other sizes; one of them may be -1.
-        reshape(sizes: &[i64]) -> Tensor = "aten::reshape";
-        /// The dimensions from `start` to `end`, both included, as one.
-        flatten(start: i64, end: i64) -> Tensor = "aten::flatten.using_ints";
-        /// Exchanges two dimensions.
-        transpose(dim0: i64, dim1: i64) -> Tensor = "aten::transpose.int";
-        /// The dimensions in another order.
-        permute(dims: &[i64]) -> Tensor = "aten::permute";
-        /// With a new dimension of size 1.
-        unsqueeze(dim: i64) -> Tensor = "aten::unsqueeze";
-        /// Without a dimension of size 1.
-        squeeze(dim: i64) -> Tensor = "aten::squeeze.dim";
-        /// Repeats dimensions of size 1 up to these sizes.
-        expand(sizes: &[i64]) -> Tensor = "aten::expand";
-        /// `length` indices of a dimension, from `start` on.
-        narrow(dim: i64, start: i64, length: i64) -> Tensor = "aten::narrow";
-        /// One index of a dimension, which is gone then.
-        select(dim: i64, index: i64) -> Tensor = "aten::select.int";
-        /// Some indices of a dimension.
-        index_select(dim: i64, indices: &Tensor) -> Tensor = "aten::index_select";
         /// Pieces of `size` along a dimension; the last one may be smaller.
         split(size: i64, dim: i64) -> Vec<Tensor> = "aten::split.Tensor";
 
@@ -586,17 +588,10 @@ impl Tensor {
         gt(other: f64) -> Tensor = "aten::gt.Scalar";
         /// Where the elements of two tensors are equal.
         eq(other: &Tensor) -> Tensor = "aten::eq.Tensor";
-        /// Elements of `a` where this tensor of bools is true, of `b` elsewhere.
-        choose(a: &Tensor, b: &Tensor) -> Tensor = "aten::where.self";
         /// Whether all elements of two tensors are nearly the same: |a - b| <= 1e-8 + 1e-5 |b|, and
         /// none is NaN. Plain tensors, or sharded ones in any layouts, with the same answer on every
         /// rank. Collective if they are sharded.
         allclose(other: &Tensor) -> bool = "aten::allclose";
-
-        /// A tensor of its own with the same data.
-        copy() -> Tensor = "aten::clone";
-        /// Elements of another type.
-        to_dtype(dtype: DType) -> Tensor = "aten::to.dtype";
     }
 }
 

@@ -11,7 +11,7 @@ use shardweave_sys as sys;
 
 use crate::comm::{rank_numbers, Comm, CommCounters};
 use crate::error::{Code, Error, Of, Result};
-use crate::ffi::{c_text, milliseconds, ready, without_panics};
+use crate::ffi::{c_text, milliseconds, without_panics};
 use crate::mesh::{Mesh, MeshDims};
 use crate::spawn;
 
@@ -342,7 +342,7 @@ impl Run {
             if self.running.load(Ordering::Acquire) > 0 {
                 say(&format!("{world} failed: {error}"));
             }
-            *first = Some(error.clone().context(format_args!("rank {rank}")));
+            *first = Some(error.clone().context(format_args!("rank {rank}")).of_rank(rank));
         }
         drop(first);
         // It fails only if they know already.
@@ -461,33 +461,7 @@ impl Aborter {
     }
 }
 
-/// Seeds the random numbers of plain tensors: one generator for the process, whatever the rank.
-pub fn manual_seed(seed: u64) -> Result<()> {
-    call!(swv_seed(seed))
-}
-
-/// Threads that one operator may use, from now on, in every thread of the process.
-pub fn set_num_threads(num_threads: usize) -> Result<()> {
-    call!(swv_set_num_threads(count(num_threads).of("set_num_threads")?))
-}
-
-/// "0.3.0; LibTorch 2.11.0; backends inproc, gloo, counting". An error if there is no library that
-/// this crate can use.
-pub fn build_info() -> Result<String> {
-    ready("swv_build_info")?;
-    // SAFETY: no arguments; the text lives as long as the library.
-    Ok(unsafe { crate::ffi::string_from(sys::swv_build_info()) })
-}
-
-/// How many handles there are; None unless SWV_CHECK_HANDLES is set. For tests that look for leaks.
-pub fn live_handles() -> Option<i64> {
-    ready("swv_live_handles").ok()?; // without a library there are none
-                                     // SAFETY: no arguments.
-    let live = unsafe { sys::swv_live_handles() };
-    (live >= 0).then_some(live)
-}
-
-fn count(number: usize) -> Result<i32> {
+pub(crate) fn count(number: usize) -> Result<i32> {
     i32::try_from(number).map_err(|_| {
         Error::invalid(format!("number {number} is too large; wanted at most {}", i32::MAX))
     })

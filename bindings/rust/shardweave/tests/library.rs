@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use shardweave::{
-    build_info, live_handles, manual_seed, set_num_threads, Layout, MeetingPoint, Op, Placement,
-    Rendezvous, ScriptModule, SendTensor, Tensor, TensorOptions, World,
+    build_info, live_handles, manual_seed, set_handle_checks, set_log, set_num_threads,
+    HandleChecks, Layout, MeetingPoint, Op, Placement, Rendezvous, ScriptModule, SendTensor,
+    Tensor, TensorOptions, World,
 };
 
 const TRIES: &str = "SHARDWEAVE_TEST_TRIES";
@@ -45,6 +46,9 @@ fn try_everything() -> Vec<String> {
     expect("manual_seed", manual_seed(1));
     expect("set_num_threads", set_num_threads(1));
     expect("build_info", build_info().map(drop));
+    expect("set_handle_checks", set_handle_checks(HandleChecks::Report));
+    expect("set_log", set_log(Some(Box::new(|_| ()))));
+    expect("set_log", set_log(None));
     assert_eq!(live_handles(), None);
     // What needs no library works.
     assert_eq!(
@@ -130,7 +134,7 @@ fn callers(out: &str) -> Vec<&str> {
     out.lines().filter_map(|line| line.strip_prefix("error: ")?.split(": ").next()).collect()
 }
 
-const CALLERS: [&str; 18] = [
+const CALLERS: [&str; 21] = [
     "World::threads",
     "World::local",
     "World::counting",
@@ -149,6 +153,9 @@ const CALLERS: [&str; 18] = [
     "manual_seed",
     "set_num_threads",
     "build_info",
+    "set_handle_checks",
+    "set_log",
+    "set_log",
 ];
 
 #[test]

@@ -6,9 +6,9 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use shardweave::{
-    args, clip_grad_norm, AdamW, Bf16, ClipOptions, Code, Complex, DType, Element, Error, Layout,
-    Members, Module, Op, ParameterPlan, Placement::*, ReduceOp, Result, ScriptModule, Sgd, Source,
-    Tensor, TensorOptions, Value, World, F16,
+    args, clip_grad_norm, AdamW, Bf16, ClipOptions, Code, Complex, DType, Device, Element, Error,
+    Layout, Members, Module, Op, ParameterPlan, Placement::*, ReduceOp, Result, ScriptModule, Sgd,
+    Source, Tensor, TensorOptions, Value, World, F16,
 };
 use shardweave_sys as sys;
 
@@ -650,4 +650,60 @@ fn memory_of_another_library_ends_once() {
     let there = std::thread::spawn(move || sent.into_tensor().to_vec::<f32>().unwrap());
     assert_eq!(there.join().unwrap(), [2.0, 4.0, 6.0, 8.0, 10.0, 12.0]);
     assert_eq!(ENDS.load(Ordering::SeqCst), 2);
+}
+
+/// A stream goes to the library, which says that a CPU has none; the memory ends once then, too.
+#[test]
+fn memory_on_a_stream() {
+    static ENDS: AtomicUsize = AtomicUsize::new(0);
+    let stream = NonNull::<u64>::dangling().cast();
+    // SAFETY: nobody else knows the memory; the stream is only compared with NULL.
+    let error = unsafe { Tensor::from_dlpack_on(managed(1, &ENDS), stream) }.unwrap_err();
+    assert_eq!(error.code(), Code::InvalidArgument);
+    assert_eq!(
+        error.message(),
+        "Tensor::from_dlpack_on: argument 'stream' is given; a CPU has no streams"
+    );
+    assert_eq!(ENDS.load(Ordering::SeqCst), 1);
+    // SAFETY: the same.
+    let error = unsafe { Tensor::ones(&[2]).unwrap().to_dlpack_on(stream) }.unwrap_err();
+    assert_eq!(
+        error.message(),
+        "Tensor::to_dlpack_on: argument 'stream' is given; a CPU has no streams"
+    );
+}
+
+// --- Options of tensors ---------------------------------------------------------------------------
+
+#[test]
+fn options_of_tensors() {
+    let there = TensorOptions::new().device(Device::Cpu).dtype(DType::F64).requires_grad(true);
+    let x = there.full(&[3], 2.5).unwrap();
+    assert_eq!((x.device(), x.dtype(), x.is_leaf()), (Ok(Device::Cpu), Ok(DType::F64), Ok(true)));
+    let x = there.from_slice(&[1.5f64, 2.5], &[1, 2]).unwrap();
+    assert_eq!((x.sizes().unwrap(), x.requires_grad()), (vec![1, 2], Ok(true)));
+    assert_eq!(x.detach().unwrap().to_vec::<f64>().unwrap(), [1.5, 2.5]);
+
+    // Every machine lacks this one.
+    let nowhere = TensorOptions::new().device(Device::Cuda(99));
+    for (error, function) in [
+        (nowhere.zeros(&[2]).unwrap_err(), "Tensor::zeros"),
+        (nowhere.from_slice(&[1.0f32], &[1]).unwrap_err(), "Tensor::from_slice"),
+    ] {
+        assert_eq!(error.code(), Code::Unimplemented);
+        let wanted = format!("{function}: argument 'device' is cuda:99, which is not there");
+        assert_eq!(error.message(), wanted);
+    }
+    World::threads(2)
+        .run(|world| {
+            let mesh = world.device_mesh(&[("x", 2)])?;
+            let options = TensorOptions::new().device(Device::Cuda(99)).on(&mesh, "[S(0)]")?;
+            assert_eq!(options.ones(&[4]).unwrap_err().code(), Code::Unimplemented);
+            let error = options.from_slice(&[1.0f32], &[1]).unwrap_err();
+            assert!(error.message().starts_with("Tensor::from_slice: the options have a mesh"));
+            Ok(())
+        })
+        .unwrap();
+    let error = there.from_slice(&[1.0f32], &[1]).unwrap_err();
+    assert_eq!(error.message(), "Tensor::from_slice: the elements are f32, the options say f64");
 }
