@@ -1176,10 +1176,10 @@ SWV_API SWV_MUST_USE swv_status* swv_module_call(swv_module* module, const char*
  * or by position, one for each of the mesh's dimensions, ["R", "S(0)"], or as a layout,
  * "[S(0)@1, S(0)@0]", which says who cuts first. Beside "parameter" there may be "forward": where
  * inputs and outputs of modules go whenever they run, {"*.o.output": {"tp": "R"}}. The pattern is a
- * module's, then ".input" or ".output", then nothing (the first), an index (".input.1") or the name
- * that the operator's schema has for an argument. A module is met in the operators that its parameter
- * "weight" (or its only one) takes part in, whoever calls them; one without is an error of
- * swv_module_distribute. */
+ * module's, then ".input" or ".output", then nothing (the first), an index (".input.1") or the
+ * name that the operator's schema has for an argument. A module is met in the operators that its
+ * parameter "weight" (or its only one) takes part in, whoever calls them; one without is an error
+ * of swv_module_distribute. */
 SWV_API SWV_MUST_USE swv_status* swv_plan_create(swv_plan** out_plan);
 SWV_API SWV_MUST_USE swv_status* swv_plan_from_json(const char* text, swv_plan** out_plan);
 SWV_API SWV_MUST_USE swv_status* swv_plan_to_json(const swv_plan* plan, swv_string** out_text);
@@ -1191,9 +1191,9 @@ SWV_API SWV_MUST_USE swv_status* swv_plan_share(const swv_plan* plan, swv_plan**
 SWV_API void swv_plan_free(swv_plan* plan);
 
 /* Turns every parameter and buffer into a sharded tensor, in place; what no line matches is
- * replicated. plan NULL: all replicated. A line that matches nothing, one that decides nothing since
- * more specific lines match all that it does, and lines that place one tensor differently are errors
- * before anything changes. COLLECTIVE, also if source is -1: whether all have the same is
+ * replicated. plan NULL: all replicated. A line that matches nothing, one that decides nothing
+ * since more specific lines match all that it does, and lines that place one tensor differently are
+ * errors before anything changes. COLLECTIVE, also if source is -1: whether all have the same is
  * found out then. */
 SWV_API SWV_MUST_USE swv_status* swv_module_distribute(swv_module* module, const swv_mesh* mesh,
                                                        const swv_plan* plan,

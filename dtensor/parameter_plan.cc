@@ -124,11 +124,11 @@ std::vector<Entry> entries_of(const ParameterPlan& plan, const DeviceMesh& mesh,
 // What to do about an entry that does not fit one of the tensors that it matches.
 std::string advice_for(size_t dims, std::string_view fqn) {
   const size_t dot = fqn.rfind('.');
-  return absl::StrCat(
-      dims == 0 ? ": a number has no dimension to cut" : "", "; add an entry for ",
-      dot == std::string_view::npos ? absl::StrCat("'", std::string(fqn), "'")
-                                    : absl::StrCat("'*", std::string(fqn.substr(dot)), "'"),
-      " without placements, which replicates it");
+  return absl::StrCat(dims == 0 ? ": a number has no dimension to cut" : "", "; add an entry for ",
+                      dot == std::string_view::npos
+                          ? absl::StrCat("'", std::string(fqn), "'")
+                          : absl::StrCat("'*", std::string(fqn.substr(dot)), "'"),
+                      " without placements, which replicates it");
 }
 
 // Of one tensor: an entry, and the name that it matches.

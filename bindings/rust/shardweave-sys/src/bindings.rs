@@ -837,7 +837,7 @@ extern "C" {
         out_device: *mut swv_device_cost,
     ) -> *mut swv_status;
 }
-#[doc = " Random operators on sharded tensors draw from their mesh, by global element index."]
+#[doc = " Where the random numbers of a mesh are (below)."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_random_state {
@@ -1743,7 +1743,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " A plan says by FQN patterns how parameters and buffers lie; of lines that match a name the most\n specific counts: an exact name, then patterns in which * stands for any characters, ? for one and\n {a,b} for either, by how many characters they have besides, then \"re:\" and a regular expression\n (ECMAScript's). Lines of equal standing have to agree. As JSON:\n   {\"parameter\": {\"*.{q,k,v,up}.weight\": {\"tp\": \"S(0)\"}, \"*.{o,down}.weight\": {\"tp\": \"S(1)\"}}}\n or by position, one for each of the mesh's dimensions, [\"R\", \"S(0)\"], or as a layout,\n \"[S(0)@1, S(0)@0]\", which says who cuts first. Beside \"parameter\" there may be \"forward\": where\n inputs and outputs of modules go whenever they run, {\"*.o.output\": {\"tp\": \"R\"}}. The pattern is a\n module's, then \".input\" or \".output\", then nothing (the first), an index (\".input.1\") or the name\n that the operator's schema has for an argument. A module is met in the operators that its parameter\n \"weight\" (or its only one) takes part in, whoever calls them; one without is an error of\n swv_module_distribute."]
+    #[doc = " A plan says by FQN patterns how parameters and buffers lie; of lines that match a name the most\n specific counts: an exact name, then patterns in which * stands for any characters, ? for one and\n {a,b} for either, by how many characters they have besides, then \"re:\" and a regular expression\n (ECMAScript's). Lines of equal standing have to agree. As JSON:\n   {\"parameter\": {\"*.{q,k,v,up}.weight\": {\"tp\": \"S(0)\"}, \"*.{o,down}.weight\": {\"tp\": \"S(1)\"}}}\n or by position, one for each of the mesh's dimensions, [\"R\", \"S(0)\"], or as a layout,\n \"[S(0)@1, S(0)@0]\", which says who cuts first. Beside \"parameter\" there may be \"forward\": where\n inputs and outputs of modules go whenever they run, {\"*.o.output\": {\"tp\": \"R\"}}. The pattern is a\n module's, then \".input\" or \".output\", then nothing (the first), an index (\".input.1\") or the\n name that the operator's schema has for an argument. A module is met in the operators that its\n parameter \"weight\" (or its only one) takes part in, whoever calls them; one without is an error\n of swv_module_distribute."]
     pub fn swv_plan_create(out_plan: *mut *mut swv_plan) -> *mut swv_status;
 }
 extern "C" {
@@ -1779,7 +1779,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Turns every parameter and buffer into a sharded tensor, in place; what no line matches is\n replicated. plan NULL: all replicated. A line that matches nothing, one that decides nothing since\n more specific lines match all that it does, and lines that place one tensor differently are errors\n before anything changes. COLLECTIVE, also if source is -1: whether all have the same is\n found out then."]
+    #[doc = " Turns every parameter and buffer into a sharded tensor, in place; what no line matches is\n replicated. plan NULL: all replicated. A line that matches nothing, one that decides nothing\n since more specific lines match all that it does, and lines that place one tensor differently are\n errors before anything changes. COLLECTIVE, also if source is -1: whether all have the same is\n found out then."]
     pub fn swv_module_distribute(
         module: *mut swv_module,
         mesh: *const swv_mesh,

@@ -258,7 +258,8 @@ fn torch_script_modules_are_sharded_and_trained() {
             let y: Tensor = gathered.call("forward", args![&x])?;
             assert_eq!(y.layout()?, Layout::parse("[R]")?);
             let odd = ParameterPlan::new().forward("a\"\\\n.output", &[("tp", Replicate)]);
-            let error = ScriptModule::load(path)?.distribute(&mesh, &odd, Source::Same).unwrap_err();
+            let error =
+                ScriptModule::load(path)?.distribute(&mesh, &odd, Source::Same).unwrap_err();
             assert!(error.message().contains("'a\"\\\n.output' matches no module"), "{error}");
 
             let module = ScriptModule::load(path)?;
