@@ -68,6 +68,12 @@ struct CallKey {
     hash = (hash ^ word) * 0x9e3779b97f4a7c15;
     hash ^= hash >> 32;
   }
+  void clear() {
+    words.clear();
+    hash = 0;
+    numbers = 0;
+    provenance = 0;
+  }
 };
 
 void add_value(const IValue& v, CallKey& key) {
@@ -785,7 +791,7 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
   CallKey key;
   if (!make_key(op, info, args, key)) {
     adopt_equal(op, info, context, args);
-    key = {};
+    key.clear();
     make_key(op, info, args, key);
   }
   if (key.numbers > 0) put_off_numbers(op, info, *context, args);
