@@ -325,12 +325,11 @@ TEST_F(BadInputTest, Plans) {
        {"", "{", "[]", "7", "{\"parameter\": 7}", "{\"parameters\": {}}",
         "{\"parameter\": {\"*\": \"S(0)\"}}", "{\"parameter\": {\"*\": {\"tp\": 0}}}",
         "{\"parameter\": {\"*\": {\"tp\": \"S(\"}}}", "nul"}) {
-    expect_fails(swv_plan_from_json(bad, &plan), SWV_CODE_INVALID_ARGUMENT,
-                 "swv_plan_from_json: plan: ");
+    expect_fails(swv_plan_from_json(bad, &plan), SWV_CODE_INVALID_ARGUMENT, "swv_plan_from_json: ");
   }
   const std::string deep(100000, '[');
   expect_fails(swv_plan_from_json(deep.c_str(), &plan), SWV_CODE_INVALID_ARGUMENT,
-               "no JSON at byte");
+               "no JSON on line 1");
   expect_ok(swv_plan_from_json("{\"parameter\": {\"nothing.*\": {\"x\": \"S(0)\"}}}", &plan));
   swv_module* module = nullptr;
   expect_ok(swv_module_create(&module));

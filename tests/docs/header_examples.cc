@@ -39,6 +39,7 @@
 #include "shardweave/mesh/device_mesh.h"
 #include "shardweave/modules/fused_optimizer.h"
 #include "shardweave/modules/hooked.h"
+#include "shardweave/modules/hugging_face_plan.h"
 #include "shardweave/modules/parallelize_module.h"
 #include "shardweave/modules/sharding_plan_json.h"
 #include "shardweave/placement/layout.h"
@@ -425,6 +426,15 @@ void sharding_plan_json(const Model& model, const MeshPtr& mesh) {
           "*.norm.input":          {"tp": "S(1)"}}})json");
   parallelize_module(*model, mesh, *plan);
   to_json(*plan);
+}
+
+void hugging_face(const Model& model, const MeshPtr& mesh) {
+  auto plan = hugging_face_plan(*model, R"json({
+      "layers.*.self_attn.q_proj": "colwise",
+      "layers.*.self_attn.o_proj": "rowwise",
+      "layers.*.mlp.experts.gate_up_proj": "packed_colwise",
+      "lm_head": "colwise_gather_output"})json");
+  parallelize_module(*model, mesh, *plan);
 }
 
 void sharding_plan(const Model& model, const MeshPtr& mesh) {
