@@ -43,6 +43,7 @@ const NAMES: [(&str, &str); 56] = [
     ("optimizer_set_lr", "Optimizer::set_learning_rate"),
     ("plan_add", "ParameterPlan::line"),
     ("plan_create", "ParameterPlan::new"),
+    ("plan_from_json", "ParameterPlan::forward"),
     ("reduce_op", "ReduceOp"),
     ("seed", "manual_seed"),
     ("set_handle_checks", "set_handle_checks"),
