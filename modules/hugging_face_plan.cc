@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "absl/strings/str_join.h"
+#include "json_document.h"
 #include "shardweave/comm/str_cat.h"
-#include "shardweave/modules/json_document.h"
 #include "torch/nn/module.h"
 
 namespace shardweave {

@@ -48,8 +48,8 @@ struct LayerImpl : nn::Module {
   at::Tensor forward(at::Tensor x) {
     x = x + o(at::tanh(q(x)));
     x = x + down(gated(gate_up(x)));
-    const at::Tensor all = at::matmul(x.unsqueeze(0), expert_up);
-    return x + at::matmul(gated(all), expert_down).sum(0);
+    const at::Tensor all = at::matmul(x.unsqueeze(0), expert_up.unsqueeze(1));
+    return x + at::matmul(gated(all), expert_down.unsqueeze(1)).sum(0);
   }
   static at::Tensor gated(const at::Tensor& both) {
     const std::vector<at::Tensor> halves = both.chunk(2, -1);

@@ -2,7 +2,7 @@
 //! argument, in words of C. Only errors come here.
 
 /// Functions and types that do not follow the rule ([`of_rule`]).
-const NAMES: [(&str, &str); 56] = [
+const NAMES: [(&str, &str); 57] = [
     ("build_info", "build_info"),
     ("checkpoint", "checkpoint"),
     ("clip_grad_norm", "clip_grad_norm"),
