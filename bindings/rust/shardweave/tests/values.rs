@@ -354,7 +354,7 @@ fn messages_name_what_the_caller_called() {
         (comm.all_to_all_v(&[1], &[2], &mut [1], &[1]).unwrap_err(), "Comm::all_to_all_v: "),
         (
             model.distribute(&mesh, &missing, Source::Same).unwrap_err(),
-            "Module::distribute: the pattern",
+            "Module::distribute: the plan's entry 1, 'nothing' matches no",
         ),
         (model.distribute(&mesh, &unknown, Source::Same).unwrap_err(), "Module::distribute: "),
         (ScriptModule::load("a\0").unwrap_err(), "ScriptModule::load: "),
