@@ -72,6 +72,10 @@ absl::StatusOr<FqnPattern> FqnPattern::parse(std::string_view text) {
       return absl::InvalidArgumentError(
           "has a '{' inside of '{...}', where only names and commas are");
     }
+    if (text.substr(i, close - i).find_first_of("*?") != std::string_view::npos) {
+      return absl::InvalidArgumentError(
+          "has a wildcard inside of '{...}', where only names and commas are");
+    }
     Piece either;
     for (std::string_view rest = text.substr(i + 1, close - i - 1);;) {
       const size_t comma = rest.find(',');

@@ -52,8 +52,8 @@ TEST(FqnPatternTest, SpeaksOfTheWholeName) {
 TEST(FqnPatternTest, SaysWhatIsNoPattern) {
   const std::pair<const char*, const char*> cases[] = {
       {"{a", "has a '{' without a '}' behind it"}, {"a}", "has a '}' without a '{' before it"},
-      {"{a,{b}}", "has a '{' inside of '{...}'"},  {"re:(a", "is no regular expression: "},
-      {"re:[z-a]", "is no regular expression: "},
+      {"{a,{b}}", "has a '{' inside of '{...}'"},  {"{*.a,b}", "has a wildcard inside of '{...}'"},
+      {"re:(a", "is no regular expression: "},     {"re:[z-a]", "is no regular expression: "},
   };
   for (const auto& [text, why] : cases) {
     const absl::Status status = FqnPattern::parse(text).status();

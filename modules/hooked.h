@@ -9,7 +9,8 @@
 //
 // FQNs stay what they were, and in a Sequential it is a module as any other. What a plan speaks of are
 // arguments and results of type at::Tensor, also within a std::optional, std::tuple or std::vector, counted in their
-// order. Without a plan for it a call costs one comparison.
+// order; other arguments are handed on as they come. What calls forward() through a pointer to BlockImpl
+// itself passes by the plan, for forward() is not virtual. Without a plan a call costs one comparison.
 #pragma once
 
 #include <cstddef>
@@ -31,6 +32,8 @@ class ForwardRedistribution {
   virtual ~ForwardRedistribution() = default;
   virtual at::Tensor input(int index, const at::Tensor& tensor) const = 0;
   virtual at::Tensor output(int index, const at::Tensor& tensor) const = 0;
+  // Throws Error if the plan speaks of an input or an output beyond so many.
+  virtual void check_met(int inputs, int outputs) const = 0;
 };
 
 // What parallelize_module() looks for in a module.
@@ -59,6 +62,25 @@ void change_tensors(std::optional<at::Tensor>& tensor, const Change& change) {
 template <typename T, typename Change>
 void change_tensors(T& /*no tensor*/, const Change& /*change*/) {}
 
+template <typename T>
+constexpr bool kHoldsTensors = false;
+template <>
+inline constexpr bool kHoldsTensors<at::Tensor> = true;
+template <>
+inline constexpr bool kHoldsTensors<std::optional<at::Tensor>> = true;
+template <>
+inline constexpr bool kHoldsTensors<std::vector<at::Tensor>> = true;
+template <typename... T>
+inline constexpr bool kHoldsTensors<std::tuple<T...>> = true;
+
+// How an argument waits for the call: what a plan may change and the caller does not see is copied,
+// anything else is handed on as it came.
+template <typename Arg>
+using Held = std::conditional_t<kHoldsTensors<std::decay_t<Arg>> &&
+                                    (!std::is_lvalue_reference_v<Arg> ||
+                                     std::is_const_v<std::remove_reference_t<Arg>>),
+                                std::decay_t<Arg>, Arg&&>;
+
 template <typename Impl, typename Forward>
 class HookedForward;
 
@@ -70,19 +92,19 @@ class HookedForward<Impl, Result (Impl::*)(Args...)> : public Impl, public Forwa
   Result forward(Args... args) {
     if (redistribution == nullptr) return Impl::forward(std::forward<Args>(args)...);
     const std::shared_ptr<const ForwardRedistribution> plan = redistribution;
-    std::tuple<std::decay_t<Args>...> values(std::forward<Args>(args)...);
-    int index = 0;
-    change_tensors(values, [&](const at::Tensor& t) { return plan->input(index++, t); });
+    std::tuple<Held<Args>...> values(std::forward<Args>(args)...);
+    int inputs = 0, outputs = 0;
+    change_tensors(values, [&](const at::Tensor& t) { return plan->input(inputs++, t); });
     Result result = run(values, std::index_sequence_for<Args...>());
-    index = 0;
-    change_tensors(result, [&](const at::Tensor& t) { return plan->output(index++, t); });
+    change_tensors(result, [&](const at::Tensor& t) { return plan->output(outputs++, t); });
+    plan->check_met(inputs, outputs);
     return result;
   }
 
  private:
   template <size_t... I>
-  Result run(std::tuple<std::decay_t<Args>...>& values, std::index_sequence<I...> /*all*/) {
-    return Impl::forward(static_cast<Args>(std::get<I>(values))...);
+  Result run(std::tuple<Held<Args>...>& values, std::index_sequence<I...> /*all*/) {
+    return Impl::forward(std::forward<Args>(std::get<I>(values))...);
   }
 };
 template <typename Impl, typename Result, typename... Args>

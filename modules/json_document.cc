@@ -35,24 +35,54 @@ class TrackedChar {
 }  // namespace
 
 absl::StatusOr<JsonDocument> JsonDocument::read(std::string_view text) {
+  constexpr int kMostNested = 100;
   JsonDocument document;
   const char* furthest = text.data();
-  const auto line = [&] { return 1 + std::count(text.data(), furthest, '\n'); };
-  Path path;
+  const char* counted = furthest;
+  int64_t line = 1;  // of `counted`
+  const auto line_now = [&] {
+    line += std::count(counted, furthest, '\n');
+    counted = furthest;
+    return line;
+  };
+  struct Frame {
+    bool is_list;
+    int64_t index = -1;  // of a list's element
+    std::string key = "";
+  };
+  std::vector<Frame> frames;
+  const auto path_now = [&] {
+    Path path;
+    for (const Frame& f : frames) path.push_back(f.is_list ? std::to_string(f.index) : f.key);
+    return path;
+  };
   std::optional<Path> twice;
-  const auto note_key = [&](int depth, Json::parse_event_t event, Json& parsed) {
-    if (event != Json::parse_event_t::key) return true;
-    path.resize(static_cast<size_t>(depth) - 1);
-    path.push_back(parsed.get<std::string>());
-    if (!document.lines_.emplace(path, line()).second && !twice.has_value()) twice = path;
+  bool too_deep = false;
+  const auto note = [&](int /*depth*/, Json::parse_event_t event, Json& parsed) {
+    using Event = Json::parse_event_t;
+    const bool begins = event == Event::object_start || event == Event::array_start;
+    if ((begins || event == Event::value) && !frames.empty() && frames.back().is_list) {
+      ++frames.back().index;
+    }
+    if (begins) frames.push_back({event == Event::array_start});
+    if (event == Event::object_end || event == Event::array_end) frames.pop_back();
+    too_deep |= frames.size() > kMostNested;
+    if (event == Event::key && !too_deep) {
+      frames.back().key = parsed.get<std::string>();
+      const Path path = path_now();
+      if (!document.lines_.emplace(path, line_now()).second && !twice.has_value()) twice = path;
+    }
     return true;
   };
   try {
     document.json_ = Json::parse(TrackedChar(text.data(), &furthest),
-                                 TrackedChar(text.data() + text.size(), &furthest), note_key);
+                                 TrackedChar(text.data() + text.size(), &furthest), note);
   } catch (const Json::exception& error) {
     return absl::InvalidArgumentError(
-        str_cat("no JSON on line ", line(), ": ", std::string_view(error.what())));
+        str_cat("no JSON on line ", line_now(), ": ", std::string_view(error.what())));
+  }
+  if (too_deep) {
+    return document.refuse({}, str_cat("is nested deeper than ", kMostNested, " times"));
   }
   if (twice.has_value()) return document.refuse(*twice, "stands twice");
   return document;

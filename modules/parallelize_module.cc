@@ -35,8 +35,10 @@ struct Place {
   std::string type;
   ForwardHook* hook = nullptr;
   std::vector<std::string> parameters;  // of its own, without those of its children; by FQN
-  at::Tensor weight;                    // undefined: none, several, or another module's as well
-  std::string shares_with;              // that module
+  std::vector<at::Tensor> members;      // those, and its buffers
+  const Member* weight = nullptr;       // null: none, several
+  bool has_modules = false;             // with parameters or buffers of theirs
+  std::optional<std::string> also;  // another name of the module, or another module's of the weight
 };
 
 std::pair<std::string_view, std::string_view> split_fqn(std::string_view fqn) {
@@ -54,10 +56,16 @@ std::map<std::string, Place, std::less<>> places_of(torch::nn::Module& module,
     if (is_new) it->second.fqn = fqn;
     return it->second;
   };
+  std::map<const ForwardHook*, std::string> hooks;
   const auto add = [&](std::string_view fqn, torch::nn::Module& m) {
     Place& place = at(fqn);
     place.type = m.name();
     place.hook = dynamic_cast<ForwardHook*>(&m);
+    if (place.hook == nullptr) return;
+    const auto [first, is_new] = hooks.emplace(place.hook, fqn);
+    if (is_new) return;
+    place.also = first->second;
+    at(first->second).also = fqn;
   };
   add("", module);
   for (const auto& item : module.named_modules("", /*include_self=*/false)) {
@@ -66,27 +74,34 @@ std::map<std::string, Place, std::less<>> places_of(torch::nn::Module& module,
   for (const Member& member : members) {
     for (const std::string& fqn : member.fqns) {
       const auto [owner, name] = split_fqn(fqn);
-      for (std::string_view parent = owner; !parent.empty(); parent = split_fqn(parent).first) {
-        at(parent);
+      for (std::string_view inner = owner; !inner.empty();) {
+        inner = split_fqn(inner).first;
+        at(inner).has_modules = true;
       }
-      if (member.is_buffer) continue;
       Place& place = at(owner);
+      place.members.push_back(member.tensor);
+      if (member.is_buffer) continue;
       place.parameters.push_back(fqn);
-      if (name != "weight" && place.parameters.size() > 1) continue;
-      place.weight = member.tensor;
-      for (const std::string& other : member.fqns) {
-        if (split_fqn(other).first != owner) place.shares_with = split_fqn(other).first;
-      }
+      if (name == "weight" || place.parameters.size() == 1) place.weight = &member;
     }
   }
   for (auto& [fqn, place] : places) {
-    const bool has_weight =
-        std::any_of(place.parameters.begin(), place.parameters.end(),
-                    [](const std::string& p) { return split_fqn(p).second == "weight"; });
-    if (!has_weight && place.parameters.size() > 1) place.weight = at::Tensor();
-    if (place.weight.defined() && !place.shares_with.empty()) place.weight = at::Tensor();
+    if (place.weight == nullptr) continue;
+    bool has_weight = false;
+    for (const std::string& name : place.weight->fqns) {
+      const auto [owner, last] = split_fqn(name);
+      if (owner == fqn) has_weight |= last == "weight";
+      if (owner != fqn) place.also = owner;
+    }
+    if (!has_weight && place.parameters.size() > 1) place.weight = nullptr;
   }
   return places;
+}
+
+// Whether a forward plan can speak of it.
+bool can_be_met(const Place& place) {
+  if (place.also.has_value()) return false;
+  return place.hook != nullptr || (place.weight != nullptr && !place.has_modules);
 }
 
 // An entry of the plan, understood.
@@ -144,6 +159,8 @@ Entry understood(const ForwardPlan& plan, size_t i, const DeviceMesh& mesh) {
                    " does not say which value; wanted a module's name or pattern, then \".input\" "
                    "or \".output\", then nothing, an index (\".input.1\") or an argument's name"));
   }
+  // As one writes a dot in a regular expression: "re:h\\.[0-9]+\\.input".
+  if (modules.starts_with("re:") && modules.ends_with('\\')) modules.remove_suffix(1);
   entry.direction = last == "input" ? Direction::kInput : Direction::kOutput;
   entry.slot = 0;
   if (which.has_value()) {
@@ -226,11 +243,14 @@ const Entry* chosen(std::vector<Entry>& entries, const std::vector<size_t>& matc
   std::string module = place.fqn.empty() ? "the model itself" : str_cat("'", place.fqn, "'");
   if (!place.type.empty()) str_append(&module, " (", place.type, ")");
   const std::string why =
-      place.parameters.empty() ? std::string("it has no parameter of its own")
-      : !place.shares_with.empty()
-          ? str_cat("it shares its weight with '", place.shares_with, "'")
-          : str_cat("it has several parameters of its own (", absl::StrJoin(place.parameters, ", "),
-                    ") and none is called 'weight'");
+      place.also.has_value() && place.hook != nullptr
+          ? str_cat("it is registered as '", *place.also, "', too")
+      : place.also.has_value()   ? str_cat("it shares its weight with '", *place.also, "'")
+      : place.parameters.empty() ? std::string("it has no parameter of its own")
+      : place.weight == nullptr
+          ? str_cat("it has several parameters of its own (", absl::StrJoin(place.parameters, ", "),
+                    ") and none is called 'weight'")
+          : std::string("it consists of modules");
   refuse(absl::StatusCode::kFailedPrecondition,
          str_cat(entry.name, ": the forward of ", module, " cannot be met: ", why,
                  "; make it as Hooked<Impl> (hooked.h), or speak of the modules in it"));
@@ -258,7 +278,13 @@ std::vector<Observed> resolve_forward(const ForwardPlan& plan, const DeviceMesh&
     auto layouts = std::make_shared<ForwardLayouts>();
     for (const auto& [value, candidates] : matching) {
       const Entry* entry = chosen(entries, candidates, fqn);
-      if (place.hook == nullptr && !place.weight.defined()) cannot_be_met(*entry, place);
+      if (!can_be_met(place)) cannot_be_met(*entry, place);
+      if (place.hook != nullptr && std::holds_alternative<std::string>(value.second)) {
+        refuse(absl::StatusCode::kInvalidArgument,
+               str_cat(entry->name,
+                       ": of a Hooked module's forward the names of arguments are not "
+                       "known; wanted an index"));
+      }
       auto& values = value.first == Direction::kInput ? layouts->inputs : layouts->outputs;
       values.push_back(
           {value.second, entry->target, str_cat(fqn, fqn.empty() ? "" : ".", entry->value)});
@@ -286,6 +312,17 @@ class PlannedForward final : public modules_internal::ForwardRedistribution {
   at::Tensor output(int index, const at::Tensor& tensor) const override {
     return laid_out(*layouts_, Direction::kOutput, index, "", tensor, context_);
   }
+  void check_met(int inputs, int outputs) const override {
+    for (const auto& [values, count] :
+         {std::pair(&layouts_->inputs, inputs), {&layouts_->outputs, outputs}}) {
+      for (const ForwardLayouts::Value& value : *values) {
+        if (std::get<int>(value.slot) < count) continue;
+        throw Error(absl::InvalidArgumentError(str_cat(
+            "the plan's '", value.name, "': there are only ", count,
+            " tensors that a plan can speak of, also within optionals, tuples and vectors")));
+      }
+    }
+  }
 
  private:
   std::shared_ptr<const ForwardLayouts> layouts_;
@@ -296,7 +333,8 @@ class PlannedForward final : public modules_internal::ForwardRedistribution {
 
 void parallelize_module(torch::nn::Module& module, const MeshPtr& mesh, const ShardingPlan& plan,
                         const DistributeOptions& options, std::source_location where) {
-  const auto places = places_of(module, members_of(module));
+  const std::vector<Member> members = members_of(module);
+  const auto places = places_of(module, members);
   const std::vector<Observed> observed = resolve_forward(plan.forward, mesh->mesh(), places);
   distribute_module(module, mesh, plan.parameter, options, where);
   const std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
@@ -304,7 +342,9 @@ void parallelize_module(torch::nn::Module& module, const MeshPtr& mesh, const Sh
     if (o.place->hook != nullptr) {
       o.place->hook->redistribution = std::make_shared<PlannedForward>(o.layouts, context);
     } else {
-      observe_forward(o.place->weight, o.layouts);
+      for (const at::Tensor& member : o.place->members) {
+        observe_forward(member, member.is_same(o.place->weight->tensor) ? o.layouts : nullptr);
+      }
     }
   }
 }

@@ -275,6 +275,94 @@ TEST(ParallelizeModuleTest, WhatIsNoForwardRunsAsItIs) {
   });
 }
 
+// Everything that is no plain call of a layer, and still one.
+TEST(ParallelizeModuleTest, AWeightIsMetThroughCastsListsAndNewData) {
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    const ShardingPlan plan = {.parameter = {{"weight", {{"tp", Shard(0)}}}},
+                               .forward = {{"output", {{"tp", Shard(0)}}}}};
+    const at::Tensor x = ones({4, 6}, mesh, {Replicate()});
+    nn::Linear layer(6, 4);
+    parallelize_module(*layer, mesh, plan);
+    const at::Tensor w = layer->weight;
+    EXPECT_EQ(layout_of(at::linear(x.to(at::kDouble), w.to(at::kDouble))).to_string(), "[S(0)]");
+    EXPECT_EQ(layout_of(at::einsum("bi,oi->bo", {x, w})).to_string(), "[S(0)]");
+    // What is computed of weights alone is no forward.
+    EXPECT_EQ(layout_of(w * 2).to_string(), "[S(0)]");
+    EXPECT_EQ(layout_of(w.t() * w.t()).to_string(), "[S(1)]");
+    layer->to(at::kDouble);
+    EXPECT_EQ(layer->weight.scalar_type(), at::kDouble);
+    const at::Tensor y = layer(x.to(at::kDouble));
+    EXPECT_EQ(layout_of(y).to_string(), "[S(0)]");
+    y.sum().backward();
+  });
+}
+
+// Another module's parameter, as learned queries are, is an input as any other.
+TEST(ParallelizeModuleTest, AParameterOfAnotherModuleIsAnInput) {
+  struct QueriesImpl : nn::Module {
+    at::Tensor queries = register_parameter("queries", at::ones({4, 6}));
+    nn::Linear q = register_module("q", nn::Linear(nn::LinearOptions(6, 6)));
+    at::Tensor forward() { return q(queries.unsqueeze(0).expand({2, 4, 6})); }
+  };
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    auto model = std::make_shared<QueriesImpl>();
+    parallelize_module(*model, mesh,
+                       {.parameter = {}, .forward = {{"q.input", {{"tp", Shard(1)}}}}});
+    EXPECT_EQ(layout_of(model->forward()).to_string(), "[S(1)]");
+  });
+}
+
+// A dimension counted from the end; `linear` adds its bias in place.
+TEST(ParallelizeModuleTest, AnOutputThatIsThereAlreadyIsLeftAlone) {
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    nn::Linear layer(6, 4);
+    parallelize_module(
+        *layer, mesh,
+        {.parameter = {{"*", {{"tp", Shard(0)}}}}, .forward = {{"output", {{"tp", Shard(-1)}}}}});
+    const at::Tensor y = layer(ones({2, 3, 6}, mesh, {Replicate()}));
+    EXPECT_EQ(layout_of(y).to_string(), "[S(2)]");
+    y.sum().backward();
+    EXPECT_TRUE(at::equal(full_tensor(layer->bias.grad()), at::full({4}, 6.f)));
+  });
+}
+
+// What is no tensor reaches the module as the caller's.
+TEST(ParallelizeModuleTest, AHookedModuleGetsTheCallersOwnArguments) {
+  struct StatefulImpl : nn::Module {
+    std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x, std::vector<int>& calls,
+                                               std::unique_ptr<int> number,
+                                               const std::optional<at::Tensor>& mask) {
+      calls.push_back(*number);
+      return {x + 1, mask.has_value() ? *mask : x};
+    }
+  };
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    nn::ModuleHolder<Hooked<StatefulImpl>> model;
+    const auto with = [&](const char* pattern) {
+      nn::ModuleHolder<Hooked<StatefulImpl>> made;
+      parallelize_module(*made, mesh,
+                         {.parameter = {}, .forward = {{pattern, {{"tp", Shard(0)}}}}});
+      return made;
+    };
+    const at::Tensor x = ones({4}, mesh, {Replicate()});
+    std::vector<int> calls;
+    const auto [a, b] = with("output.1")->forward(x, calls, std::make_unique<int>(5), x);
+    EXPECT_EQ(calls, std::vector<int>{5});
+    EXPECT_EQ(layout_of(a).to_string(), "[R]");
+    EXPECT_EQ(layout_of(b).to_string(), "[S(0)]");
+    const auto mask = std::get<1>(with("input.1")->forward(x, calls, std::make_unique<int>(6), x));
+    EXPECT_EQ(layout_of(mask).to_string(), "[S(0)]");
+    EXPECT_EQ(layout_of(x).to_string(), "[R]");
+    try {
+      with("output.2")->forward(x, calls, std::make_unique<int>(7), x);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_THAT(std::string(error.status().message()),
+                  HasSubstr("the plan's 'output.2': there are only 2 tensors"));
+    }
+  });
+}
+
 std::string error_of(const ShardingPlan& plan, absl::StatusCode code) {
   std::string text;
   on_mesh({{"dp", 2}, {"tp", 2}}, [&](const MeshPtr& mesh) {
@@ -347,6 +435,36 @@ TEST(ParallelizeModuleTest, AWeightThatTwoModulesShareTellsNoneOfThem) {
                   HasSubstr("it shares its weight with 'embedding'"));
     }
     EXPECT_FALSE(is_dtensor(weight));
+  });
+}
+
+// The only parameter of a whole block tells where that is used, not where the block begins and ends.
+TEST(ParallelizeModuleTest, ABlockIsNotMetAtAParameterOfItsOwn) {
+  struct ScaledImpl : nn::Module {
+    at::Tensor gamma = register_parameter("gamma", at::ones({4}));
+    nn::Linear inner = register_module("inner", nn::Linear(4, 4));
+  };
+  struct TwiceImpl : nn::Module {
+    TwiceImpl() {
+      Block block;
+      register_module("a", block);
+      register_module("b", block);
+    }
+  };
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    const auto refused = [&](nn::Module& module, const char* pattern, const char* why) {
+      try {
+        parallelize_module(module, mesh,
+                           {.parameter = {}, .forward = {{pattern, {{"tp", Shard(0)}}}}});
+        ADD_FAILURE() << "no error";
+      } catch (const Error& error) {
+        EXPECT_THAT(std::string(error.status().message()), HasSubstr(why));
+      }
+    };
+    ScaledImpl scaled;
+    refused(scaled, "output", "cannot be met: it consists of modules");
+    TwiceImpl twice;
+    refused(twice, "b.output", "cannot be met: it is registered as 'a', too");
   });
 }
 

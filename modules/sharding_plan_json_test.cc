@@ -67,9 +67,13 @@ TEST(ShardingPlanJsonTest, SaysWhatIsNoPlan) {
       {"{\"parameter\": {\"w\": \"S(0)\"}}", "\"w\": cannot read the layout"},
       {"{\"parameter\": {\"a\": {},\n\"b\": {},\n\"a\": {}}}",
        "line 1, \"parameter\", \"a\": stands twice"},
+      {R"json({"parameter": {"w": [{"a": 1}, {"a": 1}]}})json", "wanted a placement such as"},
       {"{\"parameter\": {\"re:(a\": {}}}", "\"re:(a\": is no regular expression"},
       {"{\"parameter\": {\"{a\": {}}}", "\"{a\": has a '{' without"},
   };
+  const std::string deep = std::string(100000, '[') + std::string(100000, ']');
+  EXPECT_EQ(parse_sharding_plan(deep).status().message(),
+            "the text: is nested deeper than 100 times");
   for (const auto& [text, part] : cases) {
     const absl::Status status = parse_sharding_plan(text).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;

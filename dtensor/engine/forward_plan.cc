@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "ATen/core/dispatch/Dispatcher.h"
+#include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "c10/core/impl/LocalDispatchKeySet.h"
@@ -24,6 +25,8 @@ constexpr c10::DispatchKey kObserved = c10::DispatchKey::DeferredInit;
 // Operators that are a layer's: they take an input and a weight. Of all others that a weight takes
 // part in (weight decay, a norm, printing) nobody can say what a plan would mean for them.
 constexpr std::string_view kLayers[] = {
+    "_convolution",
+    "einsum",
     "_fused_rms_norm",
     "addmm",
     "addmv",
@@ -63,15 +66,40 @@ bool is_layer(const c10::OperatorHandle& op) {
   return std::find(std::begin(kLayers), std::end(kLayers), name) != std::end(kLayers);
 }
 
-bool is_observed(const IValue& value) {
-  return value.isTensor() && value.toTensor().key_set().has(kObserved);
+bool is_observed(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.key_set().has(kObserved);
 }
 
-// A parameter or buffer of a module, or a view of one.
-bool belongs_to_module(const at::Tensor& tensor) {
-  if (!is_dtensor(tensor.unsafeGetTensorImpl())) return false;
+// The first weight among the arguments that a plan speaks of.
+at::Tensor weight_in(absl::Span<const IValue> args) {
+  const auto is_weight = [](const at::Tensor& tensor) {
+    if (!is_observed(tensor)) return false;
+    const DTensorMeta& meta = meta_of(tensor);
+    return meta.family != nullptr && meta.family->forward != nullptr;
+  };
+  for (const IValue& arg : args) {
+    if (arg.isTensor() && is_weight(arg.toTensor())) return arg.toTensor();
+    if (!arg.isTensorList()) continue;
+    for (const at::Tensor& tensor : arg.toTensorVector()) {
+      if (is_weight(tensor)) return tensor;
+    }
+  }
+  return {};
+}
+
+// The FQN of the module that has it as a parameter or buffer, or has what it is a view of.
+std::optional<std::string_view> owner_of(const at::Tensor& tensor) {
+  if (!is_dtensor(tensor.unsafeGetTensorImpl())) return std::nullopt;
   const DTensorMeta& meta = meta_of(tensor);
-  return meta.family != nullptr && !meta.family->fqn.empty();
+  if (meta.family == nullptr || meta.family->fqn.empty()) return std::nullopt;
+  const std::string_view fqn = meta.family->fqn;
+  return fqn.substr(0, fqn.rfind('.') == std::string_view::npos ? 0 : fqn.rfind('.'));
+}
+
+// A member of the module whose weight is observed, and so no input of it.
+bool is_member(const at::Tensor& tensor, std::string_view module) {
+  const std::optional<std::string_view> owner = owner_of(tensor);
+  return owner.has_value() && *owner == module;
 }
 
 // Autograd's own operators, on weights that it has saved.
@@ -92,29 +120,56 @@ struct Access : c10::TensorImpl {
   static auto keys() { return &Access::key_set_; }
 };
 
-void mark(const at::Tensor& tensor) {
+// `tensor`, made of `family`'s weight (a view of it, or a cast), is observed as that is.
+void observe(const at::Tensor& tensor, const ViewFamily& family) {
   if (!tensor.defined() || !is_dtensor(tensor.unsafeGetTensorImpl())) return;
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  DTensorMeta& meta = meta_of(impl);
+  if (meta.family == nullptr) meta.family = std::make_shared<ViewFamily>();
+  meta.family->fqn = family.fqn;
+  meta.family->forward = family.forward;
   impl->*Access::keys() = impl->key_set().add(kObserved);
 }
 
-void mark(const IValue& value) {
-  if (value.isTensor()) mark(value.toTensor());
+void observe(const IValue& value, const ViewFamily& family) {
+  if (value.isTensor()) observe(value.toTensor(), family);
   if (!value.isTensorList()) return;
-  for (const at::Tensor& tensor : value.toTensorVector()) mark(tensor);
+  for (const at::Tensor& tensor : value.toTensorVector()) observe(tensor, family);
+}
+
+// Whether anything that is no number comes from outside of the module.
+bool has_input(absl::Span<const IValue> args, std::string_view module) {
+  const auto is_input = [&](const at::Tensor& tensor) {
+    return tensor.defined() && tensor.dim() > 0 && !is_member(tensor, module);
+  };
+  return std::any_of(args.begin(), args.end(), [&](const IValue& arg) {
+    if (arg.isTensor()) return is_input(arg.toTensor());
+    if (!arg.isTensorList()) return false;
+    const std::vector<at::Tensor> tensors = arg.toTensorVector();
+    return std::any_of(tensors.begin(), tensors.end(), is_input);
+  });
 }
 
 void run_layer(const c10::OperatorHandle& op, const ForwardLayouts& layouts,
-               const std::shared_ptr<MeshContext>& context, c10::Stack* stack) {
+               std::string_view module, const std::shared_ptr<MeshContext>& context,
+               c10::Stack* stack) {
   const c10::FunctionSchema& schema = op.schema();
   const absl::Span<IValue> args =
       absl::MakeSpan(*stack).subspan(stack->size() - schema.arguments().size());
   int index = 0;
+  const auto lay_out = [&](const at::Tensor& tensor, size_t arg) {
+    if (!tensor.defined() || is_member(tensor, module)) return tensor;
+    return laid_out(layouts, Direction::kInput, index++, schema.arguments()[arg].name(), tensor,
+                    context);
+  };
   for (size_t i = 0; i < args.size(); ++i) {
-    if (!args[i].isTensor() || !args[i].toTensor().defined()) continue;
-    if (belongs_to_module(args[i].toTensor())) continue;
-    args[i] = laid_out(layouts, Direction::kInput, index++, schema.arguments()[i].name(),
-                       args[i].toTensor(), context);
+    if (args[i].isTensor()) {
+      args[i] = lay_out(args[i].toTensor(), i);
+    } else if (args[i].isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& tensor : args[i].toTensorVector()) list.push_back(lay_out(tensor, i));
+      args[i] = std::move(list);
+    }
   }
   op.callBoxed(stack);
   const absl::Span<IValue> results =
@@ -131,35 +186,50 @@ void dispatch_observed(const c10::OperatorHandle& op, c10::Stack* stack) {
   const c10::FunctionSchema& schema = op.schema();
   const absl::Span<const IValue> args =
       absl::MakeConstSpan(*stack).subspan(stack->size() - schema.arguments().size());
-  const auto weight = std::find_if(args.begin(), args.end(), is_observed);
-  if (weight == args.end() || schema.is_mutable() || in_backward_of_an_operator()) {
+  // Its data is replaced (module->to()), and with that what it knew; it stays the module's.
+  if (schema.name() == "aten::set_data" || schema.name() == "aten::set_") {
+    const at::Tensor target = args[0].toTensor();
+    const std::shared_ptr<ViewFamily> family =
+        is_observed(target) ? meta_of(target).family : std::shared_ptr<ViewFamily>();
+    op.callBoxed(stack);
+    if (family != nullptr) observe(target, *family);
+    return;
+  }
+  const at::Tensor weight = weight_in(args);  // held: the operator may end the last handle
+  if (!weight.defined()) {
+    op.callBoxed(stack);
+    return;
+  }
+  const std::shared_ptr<ViewFamily> family = meta_of(weight).family;
+  if (schema.is_mutable() || in_backward_of_an_operator()) {
     op.callBoxed(stack);
     return;
   }
   if (makes_views(schema)) {
     op.callBoxed(stack);
     for (size_t i = stack->size() - schema.returns().size(); i < stack->size(); ++i) {
-      mark((*stack)[i]);
+      observe((*stack)[i], *family);
     }
     return;
   }
-  const DTensorMeta& meta = meta_of(weight->toTensor());
-  // The operator may end the weight's last handle.
-  const std::shared_ptr<const ForwardLayouts> layouts =
-      meta.family == nullptr ? nullptr : meta.family->forward;
-  if (layouts == nullptr || !is_layer(op)) {
+  const std::string module(owner_of(weight).value_or(""));
+  if (!is_layer(op) || !has_input(args, module)) {
     op.callBoxed(stack);
     return;
   }
-  run_layer(op, *layouts, std::shared_ptr<MeshContext>(meta.context), stack);
+  const std::shared_ptr<const ForwardLayouts> layouts = family->forward;
+  const std::shared_ptr<MeshContext> context = meta_of(weight).context;
+  run_layer(op, *layouts, module, context, stack);
 }
 
-Layout layout_of_target(const ForwardTarget& target, const Layout& now) {
+Layout layout_of_target(const ForwardTarget& target, const Layout& now, int dims) {
   Placements placements = now.placements();
   for (size_t i = 0; i < placements.size(); ++i) {
     if (target.placements[i].has_value()) placements[i] = *target.placements[i];
   }
-  return value_or_throw(Layout::create(std::move(placements), target.order));
+  Layout wanted = value_or_throw(
+      Layout::create(std::move(placements), target.order.empty() ? now.order() : target.order));
+  return value_or_throw(with_dims_of(wanted, dims));
 }
 
 }  // namespace
@@ -181,11 +251,17 @@ at::Tensor laid_out(const ForwardLayouts& layouts, Direction direction, int inde
       if (const std::string why = not_dense(tensor); !why.empty()) {
         throw Error(absl::InvalidArgumentError(why));
       }
-      context->plain_tensors.put_off({}, tensor);
+      // Compared with the other ranks' at once where a plain tensor is first met, later with others.
+      PlainTensors& plain = context->plain_tensors;
+      const uint64_t place = absl::HashOf(std::string_view(value->name), tensor.scalar_type());
+      const bool is_new = !plain.met(tensor, place);
+      plain.meet(tensor, place);
+      plain.put_off({}, tensor);
+      if (is_new) settle_plain_tensors(*context);
       on_mesh = from_local(tensor, mesh, Placements(mesh->mesh().ndim()), tensor.sizes().vec());
     }
     const Layout now = layout_of(on_mesh);
-    const Layout wanted = layout_of_target(value->target, now);
+    const Layout wanted = layout_of_target(value->target, now, static_cast<int>(on_mesh.dim()));
     return wanted == now ? on_mesh : redistribute(on_mesh, wanted);
   } catch (const Error& error) {
     throw Error(absl::Status(
@@ -194,11 +270,11 @@ at::Tensor laid_out(const ForwardLayouts& layouts, Direction direction, int inde
   }
 }
 
-void observe_forward(const at::Tensor& weight, std::shared_ptr<const ForwardLayouts> layouts) {
-  const DTensorMeta& meta = meta_of(weight);
+void observe_forward(const at::Tensor& member, std::shared_ptr<const ForwardLayouts> layouts) {
+  const DTensorMeta& meta = meta_of(member);
   if (meta.family == nullptr) meta.family = std::make_shared<ViewFamily>();
   meta.family->forward = std::move(layouts);
-  mark(weight);
+  observe(member, *std::shared_ptr<ViewFamily>(meta.family));
 }
 
 }  // namespace shardweave::dtensor_internal

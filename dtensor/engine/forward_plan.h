@@ -52,8 +52,9 @@ at::Tensor laid_out(const ForwardLayouts& layouts, Direction direction, int inde
                     std::string_view name, const at::Tensor& tensor,
                     const std::shared_ptr<MeshContext>& context);
 
-// From now on the operators that `weight`, a DTensor, takes part in do as the plan says.
-void observe_forward(const at::Tensor& weight, std::shared_ptr<const ForwardLayouts> layouts);
+// From now on the operators that `member`, a module's weight, takes part in do as the plan says. With
+// null: of the module's other members, which are told from its inputs, also after module->to().
+void observe_forward(const at::Tensor& member, std::shared_ptr<const ForwardLayouts> layouts);
 
 // A node of autograd's graph that runs a forward pass again: in it, plans hold as in the first.
 class RunsForward : public torch::autograd::Node {};

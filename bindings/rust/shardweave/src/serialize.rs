@@ -55,7 +55,7 @@ impl Serialize for AsMap<'_, Vec<(String, Placement)>> {
 
 impl Serialize for ParameterPlan {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(None)?;
+        let mut map = serializer.serialize_map(Some(1 + usize::from(!self.forward.is_empty())))?;
         map.serialize_entry("parameter", &AsMap(&self.lines))?;
         if !self.forward.is_empty() {
             map.serialize_entry("forward", &AsMap(&self.forward))?;
