@@ -19,6 +19,8 @@ They put the language version, the warnings, the include prefix and the linking 
     )
 """
 
+load("//bazel:together.bzl", "together")
+
 _COPTS = [
     "-std=c++20",
     "-Wall",
@@ -32,6 +34,8 @@ _COPTS = [
     "-Wno-missing-field-initializers",
     # False alarms of GCC 12 inside std::string (GCC bug 105651).
     "-Wno-restrict",
+    # Takes source files that are compiled together for headers.
+    "-Wno-subobject-linkage",
 ]
 
 _C_COPTS = [
@@ -103,7 +107,26 @@ def shardweave_c_test(name, data = [], size = "small", **kwargs):
         **kwargs
     )
 
-def shardweave_cc_library(name, hdrs = [], deps = [], copts = [], visibility = ["//visibility:private"], **kwargs):
+def _compiled_together(name, srcs, count, testonly):
+    """`srcs`, of which `count` source files at a time are compiled as one; 1: as they are."""
+    if count == 1:
+        return srcs
+    sources = [src for src in srcs if src.endswith(".cc")]
+    together(name = name + "_together", srcs = sources, count = count, testonly = testonly)
+    return [src for src in srcs if src not in sources] + select({
+        "//bazel:not_together": sources,
+        "//conditions:default": [":" + name + "_together"],
+    })
+
+def shardweave_cc_library(
+        name,
+        srcs = [],
+        hdrs = [],
+        deps = [],
+        copts = [],
+        together = 1,
+        visibility = ["//visibility:private"],
+        **kwargs):
     """A C++ library whose headers are included as "shardweave/<package>/<header>".
 
     Private by default. With testonly = True only tests and other testonly targets may use it.
@@ -111,9 +134,11 @@ def shardweave_cc_library(name, hdrs = [], deps = [], copts = [], visibility = [
 
     Args:
       name: the target.
+      srcs: sources, and headers for them alone.
       hdrs: public headers.
       deps: what it uses. Who includes LibTorch's headers names "@libtorch".
       copts: more compiler options for this target only.
+      together: how many sources are compiled as one; see together.bzl.
       visibility: who may depend on it; private unless said.
       **kwargs: further attributes of cc_library.
     """
@@ -121,6 +146,7 @@ def shardweave_cc_library(name, hdrs = [], deps = [], copts = [], visibility = [
     precompiled = _precompiled(deps)
     native.cc_library(
         name = name,
+        srcs = _compiled_together(name, srcs, together, kwargs.get("testonly", False)),
         hdrs = hdrs,
         copts = precompiled.copts + copts,
         deps = precompiled.deps,

@@ -24,7 +24,7 @@ namespace {
 
 using namespace dtensor_internal;
 
-constexpr char kName[] = "clip_grad_norm";
+constexpr char kClipGradNorm[] = "clip_grad_norm";
 
 // What this rank's parts of some tensors add to the norm: the sum of the powers of their elements,
 // or the largest.
@@ -143,11 +143,11 @@ std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) 
 }
 
 void multiply(const std::vector<at::Tensor>& grads, double factor) {
-  check_written_together(grads, kName);
+  check_written_together(grads, kClipGradNorm);
   std::vector<at::Tensor> parts;
-  for (const at::Tensor& grad : grads) parts.push_back(part_to_write(grad, kName));
+  for (const at::Tensor& grad : grads) parts.push_back(part_to_write(grad, kClipGradNorm));
   if (!parts.empty()) at::_foreach_mul_(parts, factor);
-  for (const at::Tensor& grad : grads) part_written(grad, kName);
+  for (const at::Tensor& grad : grads) part_written(grad, kClipGradNorm);
 }
 
 }  // namespace
@@ -155,15 +155,15 @@ void multiply(const std::vector<at::Tensor>& grads, double factor) {
 double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type,
                       bool error_if_nonfinite, std::source_location where) {
   if (!(norm_type > 0)) {
-    throw Error(kName, absl::InvalidArgumentError(
-                           absl::StrCat("the norm type is ", norm_type, " (wanted: above 0)")));
+    throw Error(kClipGradNorm, absl::InvalidArgumentError(absl::StrCat(
+                                   "the norm type is ", norm_type, " (wanted: above 0)")));
   }
   if (!(max_norm >= 0)) {  // a negative one would turn the gradients around
-    throw Error(kName, absl::InvalidArgumentError(
-                           absl::StrCat("max_norm is ", max_norm, " (wanted: 0 or more)")));
+    throw Error(kClipGradNorm, absl::InvalidArgumentError(
+                                   absl::StrCat("max_norm is ", max_norm, " (wanted: 0 or more)")));
   }
   const c10::AutoGradMode no_grad(false);
-  const Cause cause = {.name = kName, .where = where};
+  const Cause cause = {.name = kClipGradNorm, .where = where};
   std::vector<at::Tensor> grads = gradients_of(unique_parameters(parameters));
   std::vector<at::Tensor> plain;
   std::vector<OfMesh> meshes;
@@ -174,7 +174,7 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
       plain.push_back(grad);
       continue;
     }
-    const DTensorMeta& meta = checked_meta(grad, kName);
+    const DTensorMeta& meta = checked_meta(grad, kClipGradNorm);
     settle_plain_tensors(*meta.context);  // the norm is a number that everybody sees
     if (has_partial(meta.spec->layout)) {
       partial.push_back(&meta);
@@ -198,7 +198,8 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
 
   const double norm = total.norm();
   if (error_if_nonfinite && !std::isfinite(norm)) {
-    throw Error(kName, absl::OutOfRangeError(absl::StrCat("the norm of the gradients is ", norm)));
+    throw Error(kClipGradNorm,
+                absl::OutOfRangeError(absl::StrCat("the norm of the gradients is ", norm)));
   }
   if (const double factor = max_norm / (norm + 1e-6); factor < 1) {
     // One that two parameters have is scaled once.

@@ -22,10 +22,10 @@ namespace {
 
 using namespace dtensor_internal;
 
-constexpr char kName[] = "distribute_module";
+constexpr char kDistributeModule[] = "distribute_module";
 
 [[noreturn]] void refuse(absl::StatusCode code, std::string_view fqn, std::string_view why) {
-  throw Error(kName,
+  throw Error(kDistributeModule,
               absl::Status(code, absl::StrCat("'", std::string(fqn), "': ", std::string(why))));
 }
 
@@ -50,11 +50,12 @@ void check_memory(const std::vector<Member>& members) {
   for (const auto& [bytes, member] : extents) {
     if (bytes.first == bytes.second) continue;
     if (furthest != nullptr && bytes.first < furthest->second) {
-      throw Error(kName, absl::InvalidArgumentError(absl::StrCat(
-                             "'", its->fqns[0], "' and '", member->fqns[0],
-                             "' are different tensors over the same memory, which as DTensors they "
-                             "would no longer "
-                             "share; register one tensor under both names, or copy one of them")));
+      throw Error(kDistributeModule,
+                  absl::InvalidArgumentError(absl::StrCat(
+                      "'", its->fqns[0], "' and '", member->fqns[0],
+                      "' are different tensors over the same memory, which as DTensors they "
+                      "would no longer "
+                      "share; register one tensor under both names, or copy one of them")));
     }
     furthest = &bytes;
     its = member;
@@ -94,10 +95,11 @@ void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const Par
              absl::StrCat("cannot be a DTensor: ", why));
     }
   }
-  check_source(mesh->mesh(), options, kName);
-  const std::vector<ResolvedTensor> resolved = resolve_members(members, mesh->mesh(), plan, kName);
+  check_source(mesh->mesh(), options, kDistributeModule);
+  const std::vector<ResolvedTensor> resolved =
+      resolve_members(members, mesh->mesh(), plan, kDistributeModule);
   check_memory(members);
-  const Cause cause = {.name = kName, .where = where};
+  const Cause cause = {.name = kDistributeModule, .where = where};
   if (!options.source.has_value()) {
     check_same_on_all_ranks(*MeshContext::of(mesh), members, resolved, cause);
   }

@@ -1,20 +1,16 @@
 #include "shardweave/dtensor/spec.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "c10/util/accumulate.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
 
 namespace shardweave {
 namespace {
 
 using namespace dtensor_internal;
-
-int64_t product(const Dims& sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
-}
 
 at::Tensor make_shape(const Dims& sizes, const Dims& strides, at::ScalarType dtype,
                       c10::Device device) {
@@ -47,11 +43,11 @@ Spec::Spec(MeshContext* context_in, Layout layout_in, Dims sizes_in, Dims stride
       shape(make_shape(sizes, strides, dtype, device)) {}
 
 int64_t Spec::numel() const {
-  return product(sizes);
+  return c10::multiply_integers(sizes);
 }
 
 int64_t Spec::local_numel() const {
-  return product(local_sizes);
+  return c10::multiply_integers(local_sizes);
 }
 
 std::string Spec::to_string() const {

@@ -1,19 +1,15 @@
 #include "shardweave/dtensor/engine/distribute.h"
 
-#include <numeric>
 #include <vector>
 
 #include "ATen/ops/cat.h"
 #include "ATen/ops/empty.h"
+#include "c10/util/accumulate.h"
 #include "shardweave/dtensor/engine/redistribute.h"
 #include "shardweave/dtensor/observe/observer.h"
 
 namespace shardweave::dtensor_internal {
 namespace {
-
-int64_t product(const Dims& sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
-}
 
 // What the rank at `coordinate` gets of `whole`.
 at::Tensor part_at(const MeshContext& context, const Spec& spec, const at::Tensor& whole,
@@ -113,8 +109,9 @@ class FromSource {
     at::Tensor mine = at::empty(c10::IntArrayRef(sizes.data(), sizes.size()), whole.options());
     from[root(cutting_)] = mine.numel() * numbers;
     const CollectiveSpan span(context_, cause_, [&]() -> Sending {
-      return sending("scatter", cutting_,
-                     product(spec_.sizes) * static_cast<int64_t>(whole.element_size()));
+      return sending(
+          "scatter", cutting_,
+          c10::multiply_integers(spec_.sizes) * static_cast<int64_t>(whole.element_size()));
     });
     throw_if_error(
         comm.all_to_all_v(comm_buffer(parts), to, comm_buffer(mine), from, options()).wait());

@@ -116,10 +116,6 @@ bool makes_views(const c10::FunctionSchema& schema) {
   });
 }
 
-struct Access : c10::TensorImpl {
-  static auto keys() { return &Access::key_set_; }
-};
-
 // `tensor`, made of `family`'s weight (a view of it, or a cast), is observed as that is.
 void observe(const at::Tensor& tensor, const ViewFamily& family) {
   if (!tensor.defined() || !is_dtensor(tensor.unsafeGetTensorImpl())) return;
@@ -128,7 +124,7 @@ void observe(const at::Tensor& tensor, const ViewFamily& family) {
   if (meta.family == nullptr) meta.family = std::make_shared<ViewFamily>();
   meta.family->fqn = family.fqn;
   meta.family->forward = family.forward;
-  impl->*Access::keys() = impl->key_set().add(kObserved);
+  set_keys(*impl, impl->key_set().add(kObserved));
 }
 
 void observe(const IValue& value, const ViewFamily& family) {

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
-#include <numeric>
 #include <utility>
 
 #include "ATen/Parallel.h"
@@ -11,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "c10/util/accumulate.h"
 #include "shardweave/dtensor/error.h"
 
 namespace shardweave::dtensor_internal {
@@ -18,10 +17,6 @@ namespace {
 
 // A thread is not worth it for less.
 constexpr int64_t kBytesOfThread = 1 << 17;
-
-int64_t product(absl::Span<const int64_t> sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
-}
 
 Dims row_major(absl::Span<const int64_t> sizes) {
   Dims strides(sizes.size(), 1);
@@ -48,12 +43,12 @@ void PackSchedule::add_part(int dim, const Intervals& intervals) {
     add_box(offset, shape, part_sizes, offset_in_part);
     offset_in_part[dim] += i.size();
   }
-  numel_ += product(part_sizes);
+  numel_ += c10::multiply_integers(part_sizes);
 }
 
 void PackSchedule::add_part(absl::Span<const int64_t> offset, absl::Span<const int64_t> shape) {
   add_box(offset, shape, shape, Dims(shape.size(), 0));
-  numel_ += product(shape);
+  numel_ += c10::multiply_integers(shape);
 }
 
 void PackSchedule::add_box(absl::Span<const int64_t> offset, absl::Span<const int64_t> shape,
@@ -123,7 +118,7 @@ void PackSchedule::finish() {
   while (merge()) {
   }
   copies_.shrink_to_fit();
-  total_ = product(sizes_);
+  total_ = c10::multiply_integers(sizes_);
   rows_ = 0;
   for (Copy& copy : copies_) {
     copy.first_row = rows_;

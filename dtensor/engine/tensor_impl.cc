@@ -37,6 +37,10 @@ struct Access : c10::TensorImpl {
 
 }  // namespace
 
+void set_keys(c10::TensorImpl& impl, c10::DispatchKeySet keys) {
+  impl.*Access::keys() = keys;
+}
+
 DTensorImpl::DTensorImpl(LocalPart part, SpecRef spec, std::shared_ptr<MeshContext> context)
     : TensorImpl(keys_for(spec->device), c10::scalarTypeToTypeMeta(spec->dtype), spec->device),
       meta_(std::move(part), std::move(spec), std::move(context)) {
@@ -118,7 +122,7 @@ void convert_in_place(const at::Tensor& tensor, at::Tensor local, SpecRef spec,
   c10::DispatchKeySet keys = keys_for(spec->device);
   // It has no version counter and no history.
   if (impl->is_inference()) keys = keys - c10::autograd_dispatch_keyset_with_ADInplaceOrView;
-  impl->*Access::keys() = keys;
+  set_keys(*impl, keys);
   if (was_dtensor) {
     const uint64_t provenance = meta_of(impl).provenance;
     meta_of(impl) = DTensorMeta(LocalPart(std::move(local)), std::move(spec), std::move(context));

@@ -136,6 +136,9 @@ class DTensorImpl final : public c10::TensorImpl {
   DTensorMeta meta_;
 };
 
+// Of a TensorImpl that somebody else made, too.
+void set_keys(c10::TensorImpl& impl, c10::DispatchKeySet keys);
+
 inline bool is_dtensor(const c10::TensorImpl* impl) {
   return impl->key_set().has(c10::DispatchKey::Fake);
 }

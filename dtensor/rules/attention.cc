@@ -146,11 +146,11 @@ double attention_flops(const OpCall& call, double products) {
   const int64_t numel = call.input("query").numel() * call.input("key").sizes[kQuery];
   return products * 2 * static_cast<double>(numel) * (call.bool_arg("is_causal") ? 0.5 : 1);
 }
-double forward_flops(const OpCall& call) {
+double attention_forward_flops(const OpCall& call) {
   return attention_flops(call, 2);
 }
 // The scores once more, and their gradient; those of query, key and value.
-double backward_flops(const OpCall& call) {
+double attention_backward_flops(const OpCall& call) {
   return attention_flops(call, 5);
 }
 
@@ -158,9 +158,11 @@ double backward_flops(const OpCall& call) {
 
 void add_attention_rules(RuleTable& table) {
   table.add("aten::_scaled_dot_product_flash_attention_for_cpu",
-            sharded(attention).shapes(attention_shapes).flops(forward_flops));
+            sharded(attention).shapes(attention_shapes).flops(attention_forward_flops));
   table.add("aten::_scaled_dot_product_flash_attention_for_cpu_backward",
-            sharded(attention_backward).shapes(attention_backward_shapes).flops(backward_flops));
+            sharded(attention_backward)
+                .shapes(attention_backward_shapes)
+                .flops(attention_backward_flops));
 }
 
 }  // namespace shardweave::dtensor_internal

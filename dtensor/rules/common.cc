@@ -54,9 +54,16 @@ void like_input(OpCall& call) {
   call.outputs.push_back(like_info(call.input(0)));
 }
 
+void contiguous_like_input(OpCall& call) {
+  const TensorInfo& self = call.input("self");
+  call.outputs.push_back(contiguous_info(self.sizes, self.dtype));
+}
+
+void no_outputs(OpCall& /*call*/) {}
+
 namespace {
 
-TensorInfo broadcast_info(absl::Span<const TensorInfo* const> inputs) {
+TensorInfo broadcast_info_of(absl::Span<const TensorInfo* const> inputs) {
   at::Tensor result = meta(*inputs[0]);
   for (const TensorInfo* input : inputs.subspan(1)) result = at::add(result, meta(*input));
   TensorInfo info = info_of(result);
@@ -69,13 +76,13 @@ TensorInfo broadcast_info(absl::Span<const TensorInfo* const> inputs) {
 TensorInfo broadcast_info(const OpCall& call, std::initializer_list<std::string_view> inputs) {
   std::vector<const TensorInfo*> infos;
   for (std::string_view name : inputs) infos.push_back(&call.input(name));
-  return broadcast_info(infos);
+  return broadcast_info_of(infos);
 }
 
 TensorInfo broadcast_info(const OpCall& call) {
   std::vector<const TensorInfo*> infos;
   for (const TensorInfo& input : call.inputs) infos.push_back(&input);
-  return broadcast_info(infos);
+  return broadcast_info_of(infos);
 }
 
 Dims broadcast_sizes(absl::Span<const Dims> shapes) {

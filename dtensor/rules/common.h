@@ -37,6 +37,10 @@ TensorInfo broadcast_info(const OpCall& call, std::initializer_list<std::string_
 TensorInfo broadcast_info(const OpCall& call);
 // For operators whose one result is what empty_like() gives of the first input.
 void like_input(OpCall& call);
+// For those whose one result has the sizes and the dtype of "self", contiguous.
+void contiguous_like_input(OpCall& call);
+// For those that return no tensor.
+void no_outputs(OpCall& call);
 // The global shape that all inputs of a call broadcast to.
 Dims broadcast_sizes(absl::Span<const Dims> shapes);
 

@@ -181,11 +181,11 @@ double convolution_flops(const OpCall& call, const TensorInfo& image, const Tens
                       static_cast<double>(std::max<int64_t>(weight.sizes[0], 1));
   return 2 * filter * static_cast<double>((transposed ? image : result).numel());
 }
-double forward_flops(const OpCall& call) {
+double convolution_forward_flops(const OpCall& call) {
   return convolution_flops(call, call.input("input"), call.output(0));
 }
 // As much again for each of the two gradients.
-double backward_flops(const OpCall& call) {
+double convolution_backward_flops(const OpCall& call) {
   const double one = convolution_flops(call, call.input("input"), call.input("grad_output"));
   return one * (call.output(0).defined + call.output(1).defined);
 }
@@ -195,12 +195,12 @@ double backward_flops(const OpCall& call) {
 void add_convolution_rules(RuleTable& table) {
   table.add("aten::convolution", sharded(convolution)
                                      .shapes(convolution_shape)
-                                     .flops(forward_flops)
+                                     .flops(convolution_forward_flops)
                                      .chunks_only()
                                      .runs(convolution_of_shard));
   table.add("aten::convolution_backward", sharded(convolution_backward)
                                               .shapes(convolution_backward_shape)
-                                              .flops(backward_flops)
+                                              .flops(convolution_backward_flops)
                                               .chunks_only()
                                               .runs(convolution_backward_of_shard));
 }

@@ -417,8 +417,6 @@ void new_empty_strided(const c10::OperatorHandle& op, c10::Stack& stack, const L
 
 // --- questions -----------------------------------------------------------------------------------
 
-void no_outputs(OpCall&) {}
-
 void equal(const c10::OperatorHandle& op, c10::Stack& stack) {
   BoxedCall call(op, stack);
   const at::Tensor self = call.tensor("self");

@@ -76,7 +76,7 @@ bool are_no_matrices(const Arguments& args) {
   return args.tensor("x1").dim() < 2 || args.tensor("x2").dim() < 2;
 }
 
-bool is_no_matrix(const Arguments& args) {
+bool is_no_table(const Arguments& args) {
   return args.tensor("self").dim() != 2;
 }
 
@@ -86,7 +86,7 @@ void add_distance_rules(RuleTable& table) {
   table.add({"aten::_cdist_forward", "aten::_euclidean_dist"},
             sharded(cdist).shapes(cdist_shape).refuses(are_no_matrices));
   table.add("aten::_cdist_backward", sharded(cdist_backward).shapes(cdist_backward_shape));
-  table.add("aten::_pdist_forward", replicated().shapes(pdist_shape).refuses(is_no_matrix));
+  table.add("aten::_pdist_forward", replicated().shapes(pdist_shape).refuses(is_no_table));
   table.add("aten::_pdist_backward", sharded(pdist_backward).shapes(pdist_backward_shape));
 }
 

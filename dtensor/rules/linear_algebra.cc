@@ -9,17 +9,11 @@
 namespace shardweave::dtensor_internal {
 namespace {
 
-void contiguous_like_input(OpCall& call) {
-  call.outputs.push_back(contiguous_info(call.input("self").sizes, call.input("self").dtype));
-}
-
-void no_outputs(OpCall&) {}
-
 // --- solvers -------------------------------------------------------------------------------------
 
 // B is a batch of matrices, of as many batches as the factors (the other inputs); its columns (rows,
 // where the unknown is on the left) are independent.
-void solve(const OpCall& call, Strategies& out) {
+void solve_with_factors(const OpCall& call, Strategies& out) {
   const TensorInfo& factors = call.input(0);  // LU or LD
   const TensorInfo& b = call.input("B");
   if (b.ndim() != factors.ndim()) return;  // vectors: a batch of another kind
@@ -117,7 +111,7 @@ void add_linear_algebra_rules(RuleTable& table) {
 
   // --- solvers: batches and right-hand sides ---
   table.add("aten::_linalg_solve_ex", over_batches({{2}, {2, 2, 1, 0}}));
-  table.add({"aten::linalg_lu_solve", "aten::linalg_ldl_solve"}, sharded(solve));
+  table.add({"aten::linalg_lu_solve", "aten::linalg_ldl_solve"}, sharded(solve_with_factors));
 
   // --- lines ---
   table.add("aten::_fft_c2c", sharded(fourier).shapes(c2c_shape));

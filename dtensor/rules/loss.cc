@@ -102,10 +102,6 @@ void elementwise_loss_shape(OpCall& call) {
                              : contiguous_info({}, call.input("self").dtype));
 }
 
-void contiguous_gradient(OpCall& call) {
-  call.outputs.push_back(contiguous_info(call.input("self").sizes, call.input("self").dtype));
-}
-
 void dense_gradient(OpCall& call) {
   call.outputs.push_back(like_info(call.input("self")));
 }
@@ -258,7 +254,7 @@ void add_loss_rules(RuleTable& table) {
       ShardedRule(loss).shapes(elementwise_loss_shape));
   table.add(
       {"aten::mse_loss_backward", "aten::smooth_l1_loss_backward", "aten::huber_loss_backward"},
-      ShardedRule(gradient).shapes(contiguous_gradient));
+      ShardedRule(gradient).shapes(contiguous_like_input));
   table.add({"aten::binary_cross_entropy_backward", "aten::soft_margin_loss_backward"},
             ShardedRule(gradient).shapes(dense_gradient));
 
@@ -271,7 +267,7 @@ void add_loss_rules(RuleTable& table) {
             sharded(nll_loss)
                 .shapes(nll_loss2d_shapes)
                 .when(is_spread_mean, composed(mean_nll_loss<at::nll_loss2d_forward>)));
-  table.add("aten::nll_loss2d_backward", sharded(nll_loss_backward).shapes(contiguous_gradient));
+  table.add("aten::nll_loss2d_backward", sharded(nll_loss_backward).shapes(contiguous_like_input));
 }
 
 }  // namespace shardweave::dtensor_internal

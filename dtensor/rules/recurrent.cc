@@ -95,10 +95,10 @@ double layer_flops(const OpCall& call, std::string_view of_input, std::string_vi
   return 2 * elements *
          static_cast<double>(call.input(of_input).numel() + call.input(of_state).numel());
 }
-double forward_flops(const OpCall& call) {
+double layer_forward_flops(const OpCall& call) {
   return layer_flops(call, "weight0", "weight1");
 }
-double backward_flops(const OpCall& call) {
+double layer_backward_flops(const OpCall& call) {
   return 3 * layer_flops(call, "weight1", "weight2");
 }
 
@@ -106,11 +106,11 @@ double backward_flops(const OpCall& call) {
 
 void add_recurrent_rules(RuleTable& table) {
   table.add("aten::mkldnn_rnn_layer",
-            sharded(layer).shapes(layer_shapes).runs(layer_of_part).flops(forward_flops));
+            sharded(layer).shapes(layer_shapes).runs(layer_of_part).flops(layer_forward_flops));
   table.add("aten::mkldnn_rnn_layer_backward", sharded(layer_backward)
                                                    .shapes(layer_backward_shapes)
                                                    .runs(backward_of_part)
-                                                   .flops(backward_flops));
+                                                   .flops(layer_backward_flops));
 }
 
 }  // namespace shardweave::dtensor_internal

@@ -13,11 +13,6 @@ namespace {
 
 // --- shapes, for operators without a kernel for meta tensors -------------------------------------
 
-// Of self.
-void contiguous_gradient(OpCall& call) {
-  call.outputs.push_back(contiguous_info(call.input("self").sizes, call.input("self").dtype));
-}
-
 // An int[] argument, where one number stands for all; `otherwise` if it is empty.
 std::vector<int64_t> numbers(const OpCall& call, std::string_view name, int count,
                              std::vector<int64_t> otherwise = {}) {
@@ -227,8 +222,8 @@ void add_spatial_rules(RuleTable& table) {
   table.add("aten::avg_pool3d_backward", backward(3));
   table.add("aten::_adaptive_avg_pool2d", linear(2).shapes(output_size_shape));
   table.add("aten::_adaptive_avg_pool3d", linear(3).shapes(output_size_shape));
-  table.add("aten::_adaptive_avg_pool2d_backward", backward(2).shapes(contiguous_gradient));
-  table.add("aten::_adaptive_avg_pool3d_backward", backward(3).shapes(contiguous_gradient));
+  table.add("aten::_adaptive_avg_pool2d_backward", backward(2).shapes(contiguous_like_input));
+  table.add("aten::_adaptive_avg_pool3d_backward", backward(3).shapes(contiguous_like_input));
   table.add({"aten::max_pool2d_with_indices", "aten::adaptive_max_pool2d"},
             over_batches({{2}, {2}}));
   table.add("aten::max_pool1d", composed(max_pool1d));
@@ -239,7 +234,7 @@ void add_spatial_rules(RuleTable& table) {
             backward(2));
   table.add("aten::adaptive_max_pool3d_backward", backward(3));
   table.add({"aten::max_pool3d_with_indices_backward", "aten::fractional_max_pool3d_backward"},
-            backward(3).shapes(contiguous_gradient));
+            backward(3).shapes(contiguous_like_input));
   // The samples are one pair or triple of numbers for each image.
   table.add("aten::fractional_max_pool2d", over_batches({{2, 1}, {2}}));
   table.add("aten::fractional_max_pool3d", over_batches({{3, 1}, {3}}));
@@ -271,11 +266,11 @@ void add_spatial_rules(RuleTable& table) {
   table.add({"aten::reflection_pad2d", "aten::replication_pad2d"}, moved(2).shapes(padded_shape));
   table.add({"aten::reflection_pad3d", "aten::replication_pad3d"}, moved(3));
   table.add({"aten::reflection_pad1d_backward", "aten::replication_pad1d_backward"},
-            backward(1).shapes(contiguous_gradient));
+            backward(1).shapes(contiguous_like_input));
   table.add({"aten::reflection_pad2d_backward", "aten::replication_pad2d_backward"},
-            backward(2).shapes(contiguous_gradient));
+            backward(2).shapes(contiguous_like_input));
   table.add({"aten::reflection_pad3d_backward", "aten::replication_pad3d_backward"},
-            backward(3).shapes(contiguous_gradient));
+            backward(3).shapes(contiguous_like_input));
 
   // --- positions ---
   table.add({"aten::grid_sampler_2d", "aten::grid_sampler_3d"},

@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 # What Clang does not know, what writes files, and what makes an error of a warning that only Clang has.
-NOT_WANTED = ("-fno-canonical-system-headers", "-Wno-restrict", "-MD", "-Werror")
+NOT_WANTED = ("-fno-canonical-system-headers", "-Wno-restrict", "-Wno-subobject-linkage", "-MD", "-Werror")
 WITH_PATH = ("-I", "-iquote", "-isystem", "-c", "-o")
 
 
@@ -96,7 +96,8 @@ def main():
         sys.exit("compile_commands: run it as ./bazelw run //tools:compile_commands")
     os.chdir(workspace)
     options = sys.argv[1:]
-    actions = json.loads(bazel("aquery", "--include_artifacts=false", "--output=jsonproto", *options,
+    actions = json.loads(bazel("aquery", "--include_artifacts=false", "--output=jsonproto",
+                               "--define=together=no", *options,
                                'mnemonic("CppCompile", //...)'))
     # Beside what bazelw keeps: a link inside of the checkout would lead Bazel round and round.
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.environ.get("HOME") or "/tmp", ".cache")

@@ -1,5 +1,7 @@
 """clang-tidy over C++ libraries, an action for each source file: what it said is kept until the file or a header changes."""
 
+load("//bazel:together.bzl", "TogetherInfo")
+
 TidyInfo = provider(
     doc = "What clang-tidy says.",
     fields = {"reports": "depset of files, one for each source file; empty if there is nothing to say"},
@@ -60,7 +62,10 @@ def _tidy_aspect_impl(target, ctx):
         if not _sees_libtorch(context):
             # Of a library with sources the headers are looked at where these include them, and so are those of a target that has
             # nothing else because their sources are in another one.
-            files = [file for file in ctx.rule.files.srcs if file.extension == "cc"]
+            files = []
+            for src in ctx.rule.attr.srcs:
+                files += src[TogetherInfo].srcs if TogetherInfo in src else src.files.to_list()
+            files = [file for file in files if file.extension == "cc"]
             if not files and "headers_of_sources" not in ctx.rule.attr.tags:
                 files = getattr(ctx.rule.files, "hdrs", [])
             reports = [_tidy_file(ctx, context, file) for file in files]
