@@ -248,7 +248,8 @@ absl::StatusOr<FqnPattern> FqnPattern::parse(std::string_view text) {
 
 bool FqnPattern::matches(std::string_view fqn) const {
   if (!literals_.in(fqn)) return false;
-  if (specificity_.kind == 2 && !pieces_.empty()) return fqn.size() == pieces_[0].texts[0].size();
+  if (specificity_.kind == 2 && pieces_.size() == 1)
+    return fqn.size() == pieces_[0].texts[0].size();
   if (regex_ != nullptr) return std::regex_match(fqn.begin(), fqn.end(), *regex_);
   // Whether the pieces so far match the first i characters.
   std::vector<bool> reached(fqn.size() + 1);

@@ -42,12 +42,14 @@ void add_forward(const ForwardLayouts* layouts, ModuleDump* to) {
        {std::pair("input", &layouts->inputs), {"output", &layouts->outputs}}) {
     for (const ForwardLayouts::Value& value : *values) {
       const int* index = std::get_if<int>(&value.slot);
-      to->forward.push_back({.value = index != nullptr
-                                          ? str_cat(kind, ".", *index)
-                                          : str_cat(kind, ".", std::get<std::string>(value.slot)),
-                             .placements = placements_of(value.target),
-                             .pattern = value.pattern,
-                             .source = layouts->where});
+      to->forward.push_back(
+          {.value = index != nullptr ? str_cat(kind, ".", *index)
+                                     : str_cat(kind, ".", std::get<std::string>(value.slot)),
+           .placements = placements_of(value.target),
+           .pattern = value.pattern,
+           .source = layouts->where.line() == 0
+                         ? ""
+                         : str_cat(layouts->where.file_name(), ":", layouts->where.line())});
     }
   }
 }

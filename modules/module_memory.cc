@@ -38,18 +38,10 @@ class Activations final : public ModuleWatch::Listener {
  public:
   bool wants_inner() const override { return true; }
   void inner_begins(absl::Span<const at::Tensor> arguments) override {
-    for (const at::Tensor& argument : arguments) {
-      if (c10::StorageImpl* storage = storage_of(argument)) {  // there before: nobody made it
-        seen_.try_emplace(storage, weak(argument), kThereBefore);
-      }
-    }
+    for (const at::Tensor& argument : arguments) see(argument, kThereBefore);  // nobody made it
   }
   void inner_ends(size_t step, absl::Span<const at::Tensor> results) override {
-    for (const at::Tensor& result : results) {
-      if (c10::StorageImpl* storage = storage_of(result)) {
-        seen_.try_emplace(storage, weak(result), static_cast<int64_t>(step));
-      }
-    }
+    for (const at::Tensor& result : results) see(result, static_cast<int64_t>(step));
   }
 
   // Bytes that are in memory still, by step.
@@ -67,11 +59,21 @@ class Activations final : public ModuleWatch::Listener {
   using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
   static constexpr int64_t kThereBefore = -1;
 
-  static c10::StorageImpl* storage_of(const at::Tensor& tensor) {
-    if (is_dtensor(tensor.unsafeGetTensorImpl()) || !tensor.has_storage()) return nullptr;
-    return tensor.storage().unsafeGetStorageImpl();
+  void see(const at::Tensor& tensor, int64_t step) {
+    const at::Tensor it = plain(tensor);
+    if (!it.defined() || !it.has_storage()) return;
+    c10::StorageImpl* storage = it.storage().unsafeGetStorageImpl();
+    seen_.try_emplace(storage, it.storage().getWeakStorageImpl(), step);
   }
-  static Weak weak(const at::Tensor& tensor) { return tensor.storage().getWeakStorageImpl(); }
+
+  // The plain tensor that has the memory; undefined: there is none, or not yet.
+  static at::Tensor plain(const at::Tensor& tensor) {
+    if (!is_dtensor(tensor.unsafeGetTensorImpl())) {
+      return tensor.has_storage() ? tensor : at::Tensor();
+    }
+    const LocalPart& part = meta_of(tensor).part;
+    return part.state() == LocalPart::State::kReady ? part.get() : at::Tensor();
+  }
 
   // A weak pointer keeps the address from being given out again.
   std::unordered_map<const c10::StorageImpl*, std::pair<Weak, int64_t>> seen_;

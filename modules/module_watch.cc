@@ -45,6 +45,17 @@ std::vector<at::Tensor> tensors_in(c10::ArrayRef<const c10::IValue> values) {
   return tensors;
 }
 
+// RecordFunction::inputs() of a program without NDEBUG asks a flag that LibTorch, which is built with
+// it, never sets. What it would return is private; naming it in an explicit instantiation is allowed.
+template <auto kMember>
+struct Revealed {
+  friend c10::ArrayRef<const c10::IValue> inputs_of(const at::RecordFunction& function) {
+    return function.*kMember;
+  }
+};
+c10::ArrayRef<const c10::IValue> inputs_of(const at::RecordFunction& function);
+template struct Revealed<&at::RecordFunction::inputs_>;
+
 // What one operator has on a stack that may hold more.
 c10::ArrayRef<const c10::IValue> last(c10::ArrayRef<const c10::IValue> stack, size_t count) {
   return stack.size() <= count ? stack : stack.slice(stack.size() - count);
@@ -73,7 +84,7 @@ std::string_view common_module(std::string_view a, std::string_view b) {
   return a.substr(0, end);
 }
 
-std::string quoted(std::string_view layer) {
+std::string name_of_layer(std::string_view layer) {
   return layer.empty() ? std::string("the model itself") : str_cat("'", layer, "'");
 }
 
@@ -227,7 +238,7 @@ void ModuleWatch::begin(const at::RecordFunction& function) {
   if (!op.has_value()) return;
   const c10::FunctionSchema& schema = op->schema();
   const std::vector<at::Tensor> arguments =
-      tensors_in(last(function.inputs(), schema.arguments().size()));
+      tensors_in(last(inputs_of(function), schema.arguments().size()));
   if (listener_->wants_inner()) listener_->inner_begins(arguments);
   if (!outermost) return;
   made_of_ = nullptr;
@@ -264,7 +275,9 @@ void ModuleWatch::end(const at::RecordFunction& function) {
   std::vector<at::Tensor> results;
   if (wants_results) {
     if (const std::optional<c10::OperatorHandle> op = operator_of(function)) {
-      results = tensors_in(last(function.outputs(), op->schema().returns().size()));
+      results = tensors_in(last(
+          c10::ArrayRef<const c10::IValue>(function.outputs().data(), function.outputs().size()),
+          op->schema().returns().size()));
     }
     if (listener_->wants_inner()) {
       listener_->inner_ends(running_.value_or(steps_.size()), results);
@@ -340,7 +353,8 @@ std::string ModuleWatch::module_of(size_t step) const {
 std::string ModuleWatch::describe(size_t step) const {
   const Step& s = steps_[step];
   if (s.layer.has_value()) {
-    return str_cat(quoted(*s.layer), " (", s.op, s.call > 1 ? str_cat(", call ", s.call) : "", ")");
+    return str_cat(name_of_layer(*s.layer), " (", s.op,
+                   s.call > 1 ? str_cat(", call ", s.call) : "", ")");
   }
   std::string text = s.op;
   if (s.call > 1) str_append(&text, " (the ", s.call, ". one)");
@@ -349,11 +363,11 @@ std::string ModuleWatch::describe(size_t step) const {
   const std::string* before = layer_before(step);
   const std::string* behind = layer_behind(step);
   if (before != nullptr && behind != nullptr) {
-    str_append(&text, ", between ", quoted(*before), " and ", quoted(*behind));
+    str_append(&text, ", between ", name_of_layer(*before), " and ", name_of_layer(*behind));
   } else if (before != nullptr) {
-    str_append(&text, ", behind ", quoted(*before));
+    str_append(&text, ", behind ", name_of_layer(*before));
   } else if (behind != nullptr) {
-    str_append(&text, ", before ", quoted(*behind));
+    str_append(&text, ", before ", name_of_layer(*behind));
   }
   return text;
 }

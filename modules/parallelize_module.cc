@@ -341,7 +341,7 @@ void parallelize_module(torch::nn::Module& module, const MeshPtr& mesh, const Sh
   distribute_module(module, mesh, plan.parameter, options, where);
   const std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
   for (const Observed& o : observed) {
-    if (where.line() != 0) o.layouts->where = str_cat(where.file_name(), ":", where.line());
+    o.layouts->where = where;
     if (o.place->hook != nullptr) {
       o.place->hook->redistribution = std::make_shared<PlannedForward>(o.layouts, context);
     } else {

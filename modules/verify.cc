@@ -521,6 +521,7 @@ Verification agreed(Verification v, std::vector<Item>& items,
   const Ranks ranks(context, error.empty() ? absl::ZeroDuration() : absl::Seconds(30));
   try {
     const c10::AutoGradMode no_grad(false);
+    v.not_met = ranks.reduced(v.not_met, ReduceOp::kMax);
     std::vector<int64_t> met;
     reduce_partials(items, ranks, met);
     std::vector<Compared> compared(items.size());

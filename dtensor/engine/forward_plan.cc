@@ -307,7 +307,9 @@ at::Tensor laid_out(const ForwardLayouts& layouts, Direction direction, int inde
     }
     const Layout now = layout_of(on_mesh);
     const Layout wanted = layout_of_target(value->target, now, static_cast<int>(on_mesh.dim()));
-    return wanted == now ? on_mesh : redistribute(on_mesh, wanted);
+    if (wanted == now) return on_mesh;
+    return layouts.where.line() == 0 ? redistribute(on_mesh, wanted)
+                                     : redistribute(on_mesh, wanted, layouts.where);
   } catch (const Error& error) {
     throw Error(absl::Status(
         error.status().code(),

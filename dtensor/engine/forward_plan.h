@@ -14,6 +14,7 @@
 
 #include <memory>
 #include <optional>
+#include <source_location>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -45,7 +46,7 @@ struct ForwardLayouts {
     mutable bool met = false;
   };
   std::vector<Value> inputs, outputs;
-  std::string where;  // of the call that gave the plan: "train.cc:53"
+  std::source_location where;  // of the call that gave the plan
   // An operator with an input that is no layer's, which the weight took part in before any value was
   // met; whether that was said.
   mutable std::string passed_by;

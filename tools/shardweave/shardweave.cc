@@ -4,7 +4,7 @@
 //   ./bazelw run //tools:shardweave -- verify --script=model.pt --plan=plan.json --mesh=2x2:dp,tp
 //       --inputs='float[8,16]'
 //
-// Ranks are threads. Exit codes: 0; 1 where verify finds a difference; 2 for what cannot be done.
+// Ranks are threads. Exit codes: 0; 1 for what cannot be done; 2 where verify finds a difference.
 
 #include <algorithm>
 #include <cstdio>
@@ -68,7 +68,7 @@ constexpr char kUsage[] = R"(What became of a model under a plan.
                             explain aten::mm 'Float[64, 32] [R, S(1)]' 'Float[32, 16] [R, S(0)]'
   shardweave communication  every collective of forward and backward, and the module that needs it
   shardweave memory         bytes of parameters, gradients and activations, module by module
-  shardweave verify         runs it beside one device and names the first difference (exit code 1)
+  shardweave verify         runs it beside one device and names the first difference (exit code 2)
   shardweave models         the models that are built in
 
   --model=NAME      a model that is built in (default: mlp)
@@ -82,7 +82,7 @@ constexpr char kUsage[] = R"(What became of a model under a plan.
   --tolerance=X     verify: relative to a tensor's largest element (default: by the dtype)
   --json            JSON on stdout
 
-Exit codes: 0; 1: verify has found a difference; 2: what was asked cannot be done.
+Exit codes: 0; 1: what was asked cannot be done; 2: verify has found a difference.
 )";
 
 absl::Status in_flag(const char* flag, std::string_view value, std::string_view why) {
@@ -386,7 +386,7 @@ absl::StatusOr<Outcome> run(const std::vector<std::string>& words) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  constexpr int kDiffers = 1, kFailed = 2;
+  constexpr int kFailed = 1, kDiffers = 2;
   for (int i = 1; i < argc; ++i) {
     const std::string_view word = argv[i];
     if (word != "--help" && word != "-help" && word != "-h" && word != "help") continue;

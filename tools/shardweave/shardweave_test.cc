@@ -96,7 +96,7 @@ TEST(ShardweaveTest, Helps) {
     EXPECT_EQ(ran.code, 0);
     EXPECT_THAT(ran.out, AllOf(HasSubstr("dump"), HasSubstr("--mesh"), HasSubstr("Exit codes")));
   }
-  EXPECT_EQ(run({}).code, 2);
+  EXPECT_EQ(run({}).code, 1);
   EXPECT_THAT(run({"models"}).out, HasSubstr("mlp"));
 }
 
@@ -150,7 +150,7 @@ TEST(ShardweaveTest, Verifies) {
   EXPECT_GE(json::parse(script.out)["outputs"], 3);
   // A difference that is allowed no more.
   const Ran differs = run({"verify", "--mesh=tp=2", "--tolerance=1e-12"});
-  EXPECT_EQ(differs.code, 1) << differs.out << differs.err;
+  EXPECT_EQ(differs.code, 2) << differs.out << differs.err;
   EXPECT_THAT(differs.out, HasSubstr("differs"));
 }
 
@@ -159,6 +159,7 @@ TEST(ShardweaveTest, SaysWhatIsWrong) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> wrong = {
       {{"dumpp"}, "wanted dump, explain"},
       {{"dump", "more"}, "takes flags only"},
+      {{"dump", "--messh=tp=2"}, "messh"},
       {{"dump", "--model=nothing"}, "there are mlp"},
       {{"dump", "--mesh=2x2:dp"}, "2 sizes and 1 names"},
       {{"dump", "--mesh=tp=100000"}, "256 ranks at most"},
@@ -177,7 +178,7 @@ TEST(ShardweaveTest, SaysWhatIsWrong) {
   };
   for (const auto& [args, why] : wrong) {
     const Ran ran = run(args);
-    EXPECT_EQ(ran.code, 2) << args[0] << " " << why << ran.out;
+    EXPECT_EQ(ran.code, 1) << args[0] << " " << why << ran.out;
     EXPECT_THAT(ran.out, IsEmpty());
     EXPECT_THAT(ran.err, AllOf(HasSubstr(why), Not(HasSubstr("frame #")),
                                Not(HasSubstr("Exception raised"))));
