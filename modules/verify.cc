@@ -115,6 +115,7 @@ struct Item {
   at::Tensor got, wanted;          // `got` undefined: the sharded model has not come here
   double floor = 0;                // that the tolerance is measured against, at least
   bool threw = false;              // here
+  bool is_result = false;          // of the model: compared in any case
 };
 
 struct Compared {
@@ -268,6 +269,7 @@ Json json_of(const Verification::Difference& d) {
   return {{"kind", d.kind},
           {"module", d.module},
           {"what", d.what},
+          {"seen_at", d.seen_at},
           {"tensor", d.tensor},
           {"reason", d.reason},
           {"index", d.index},
@@ -284,6 +286,7 @@ Verification::Difference difference_from(const Json& json) {
   return {.kind = json.at("kind"),
           .module = json.at("module"),
           .what = json.at("what"),
+          .seen_at = json.at("seen_at"),
           .tensor = json.at("tensor"),
           .reason = json.at("reason"),
           .index = json.at("index").get<std::vector<int64_t>>(),
@@ -525,12 +528,18 @@ Verification agreed(Verification v, std::vector<Item>& items,
     std::vector<int64_t> met;
     reduce_partials(items, ranks, met);
     std::vector<Compared> compared(items.size());
+    std::vector<bool> on_local_part(items.size());
     auto first = static_cast<int64_t>(items.size());
     for (size_t i = 0; i < items.size(); ++i) {
       if (items[i].threw) {
         compared[i] = {.differs = true, .max_abs = kInfinity};
       } else if (met[i] > 0) {  // on every rank, also behind the first: all do as much
         compared[i] = compare(items[i], options.tolerance);
+      }
+      // Of a part that is here there is nothing to say; what comes behind it will tell.
+      if (context != nullptr && items[i].got.defined() && !sharded(items[i].got) &&
+          !items[i].is_result) {
+        on_local_part[i] = std::exchange(compared[i].differs, false);
       }
       if (compared[i].differs) first = std::min(first, static_cast<int64_t>(i));
     }
@@ -550,8 +559,17 @@ Verification agreed(Verification v, std::vector<Item>& items,
     std::string text;
     if (who == ranks.rank()) {
       const auto i = static_cast<size_t>(place);
-      text = json_of(difference_of(items[i], compared[i], who, before))
-                 .dump(-1, ' ', false, Json::error_handler_t::replace);
+      Verification::Difference d = difference_of(items[i], compared[i], who, before);
+      for (size_t j = i; j-- > 0;) {
+        if (on_local_part[j]) {
+          if (d.seen_at.empty()) d.seen_at = d.what;
+          d.what = items[j].about.what;
+          d.module = items[j].about.module;
+        } else if (sharded(items[j].got) && items[j].about.kind == "output") {
+          break;
+        }
+      }
+      text = json_of(d).dump(-1, ' ', false, Json::error_handler_t::replace);
     }
     v.difference =
         difference_from(Json::parse(ranks.broadcast(std::move(text), static_cast<int>(who))));
@@ -581,6 +599,11 @@ Verification verify(torch::nn::Module& model, const std::function<at::Tensor()>&
   std::string error = ours.error;
   Verification v;
   add_outputs(plain, ours, error, items, v.not_met);
+  Item result{.about = {.kind = "output", .what = "the model's result"},
+              .got = ours.result.defined() ? ours.result.detach() : at::Tensor(),
+              .wanted = plain.result.defined() ? plain.result.detach() : at::Tensor(),
+              .is_result = true};
+  if (result.wanted.defined()) items.push_back(std::move(result));
   add_tensors(pairs, /*buffers_behind=*/true, items);
   if (options.backward && ours.error.empty()) {
     try {
@@ -609,10 +632,10 @@ std::string Verification::to_string() const {
       not_met == 0 ? "" : str_cat("; ", not_met, " operators of the plain model were not met");
   if (ok()) return str_cat("as on one device: ", counts, others, "\n");
   const Difference& d = *difference;
-  std::string text = d.what;
+  std::string text = d.seen_at.empty() ? d.what : d.seen_at;
   if (d.kind == "error") {
-    str_append(&text, d.what == "what comes behind forward" ? "" : " is not reached", ": ",
-               d.reason, " (rank ", d.rank, ")");
+    str_append(&text, text == "what comes behind forward" ? "" : " is not reached", ": ", d.reason,
+               " (rank ", d.rank, ")");
   } else if (!d.reason.empty()) {
     str_append(&text, " differs: on rank ", d.rank, " it ", d.reason);
   } else {
@@ -621,6 +644,10 @@ std::string Verification::to_string() const {
                absl::StrFormat("%.6g", d.wanted), "; largest difference ",
                absl::StrFormat("%.3g", d.max_abs), ", relative ",
                absl::StrFormat("%.3g", d.max_rel));
+  }
+  if (!d.seen_at.empty()) {
+    str_append(&text, "; right before it ", d.what,
+               " works on local parts, which cannot be compared");
   }
   if (!d.module.empty() && d.kind == "output" && d.what.find(d.module) == std::string::npos) {
     str_append(&text, "; in module '", d.module, "'");

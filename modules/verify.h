@@ -11,7 +11,8 @@
 // runs in (as list_communication() tells) and by how many times that has been called; buffers behind
 // forward; the gradients of parameters, those next to the result first. Every rank's part is compared
 // where it lies, so that copies that have come apart are found, too; sums that are still owed are
-// reduced first. All ranks get the same answer.
+// reduced first. Operators on local parts are not compared; of a difference right behind them they are
+// the cause. All ranks get the same answer.
 //
 // Random numbers are others on DTensors: model->eval(), or no dropout. Needs memory for the result of
 // every operator of both models. Both models' gradients and buffers are left as they were.
@@ -43,8 +44,11 @@ struct Verification {
     // "parameter" (or buffer, before anything ran), "output", "buffer", "gradient"; "error": the sharded
     // model threw.
     std::string kind;
-    std::string module;          // the FQN; "": the model itself
-    std::string what;            // "'up' (aten::linear)", "the gradient of 'up.weight'"
+    std::string module;  // the FQN; "": the model itself
+    std::string what;    // "'up' (aten::linear)", "the gradient of 'up.weight'"
+    // Where operators right before work on local parts (to_local()), which cannot be compared, `what` is
+    // the first of those, and this is where the difference is seen. "": there are none.
+    std::string seen_at;
     std::string tensor;          // "Float[32, 8] as [S(0), R]"
     std::string reason;          // "" for numbers: shapes that differ, or what was thrown
     std::vector<int64_t> index;  // in the rank's part: where the difference is largest

@@ -243,7 +243,7 @@ Outcome run_communication(const Job& job, const MeshPtr& mesh) {
     const at::Tensor result = model.forward(inputs);
     if (!absl::GetFlag(FLAGS_backward) || !result.requires_grad()) return;
     result.sum().backward();
-    finish_grad_sync(*model.module);
+    finish_grad_sync(*model.module, {});
   });
   return {absl::GetFlag(FLAGS_json) ? list.to_json() : list.to_string()};
 }
