@@ -194,6 +194,19 @@ TEST(DumpTest, ShowsEmptyPartsAndModulesWithoutAnything) {
   });
 }
 
+TEST(DumpTest, ShowsAModelOfWhichAPartIsDistributed) {
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    Net net = make_net();
+    parallelize_module(*net->mlp, mesh, {.parameter = {{"up.weight", {{"tp", Shard(0)}}}}});
+    const ModuleDump d = dump(*net);
+    EXPECT_EQ(d.modules[0].tensors[0].placements, "");  // wte
+    const ModuleDump::Tensor& up = d.modules[1].modules[0].tensors[0];
+    EXPECT_EQ(up.fqns[0], "mlp.up.weight");
+    EXPECT_EQ(up.pattern, "up.weight");
+    EXPECT_EQ(up.placements, "[S(0)]");
+  });
+}
+
 TEST(ListCommunicationTest, NamesTheModuleOfEveryCollective) {
   on_mesh({{"dp", 2}, {"tp", 2}}, [](const MeshPtr& mesh) {
     Net net = make_net();

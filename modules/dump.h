@@ -1,18 +1,19 @@
-// What a model is and how it lies: a tree of its modules with their tensors, and where a plan said so.
+// What a model is and how it lies: a tree of its modules with their tensors, and where a plan said
+// so.
 //
 //   parallelize_module(*model, mesh, plan);
 //   std::cout << dump(*model).to_string();   // on any rank, before or after: nothing is sent
 //
 //                         shape     a rank's part  placements  bytes  by
-//   MlpImpl                                                     1320
-//   ├─ up  Linear                                                660
+//   Mlp                                                          848
+//   ├─ up  Linear                                                576
 //   │  ├─ weight          [32, 8]   [16, 8]        [S(0)]        512  '*.up.*' at train.cc:41
 //   │  ├─ bias            [32]      [16]           [S(0)]         64  '*.up.*' at train.cc:41
 //   │  └─ input.0                                  [R]                'up.input' at train.cc:41
 //   ...
 //
-// Bytes are those of this rank's parts; a tensor that has two names (tied weights) counts once, where
-// it stands first.
+// Bytes are those of this rank's parts; a tensor that has two names (tied weights) counts once,
+// where it stands first.
 #pragma once
 
 #include <cstdint>
@@ -57,10 +58,11 @@ struct ModuleDump {
   int64_t bytes = 0, global_bytes = 0;
 
   std::string to_string() const;
-  // {"name": "", "fqn": "", "type": "MlpImpl", "elements": 612, "bytes": 1320, "global_bytes": 2448,
-  //  "tensors": [{"name": "weight", "fqns": ["up.weight"], "is_buffer": false, "shown_before": false,
-  //  "dtype": "Float", "shape": [32, 8], "local_shape": [16, 8], "placements": "[S(0)]", "bytes": 512,
-  //  "global_bytes": 1024, "pattern": "*.up.*", "source": "train.cc:41"}],
+  // {"name": "", "fqn": "", "type": "MlpImpl", "elements": 420, "bytes": 848, "global_bytes": 1680,
+  //  "tensors": [{"name": "weight", "fqns": ["up.weight"], "is_buffer": false,
+  //               "shown_before": false, "dtype": "Float", "shape": [32, 8],
+  //               "local_shape": [16, 8], "placements": "[S(0)]", "bytes": 512,
+  //               "global_bytes": 1024, "pattern": "*.up.*", "source": "train.cc:41"}],
   //  "forward": [{"value", "placements", "pattern", "source"}], "modules": [...]}
   std::string to_json() const;
 };

@@ -1,7 +1,7 @@
-// Where a model communicates: every collective of a call, in the order in which they happen, with the
-// module that needs it. The module is told although nobody wrote a ModuleScope (comm_trace.h): where
-// its weight takes part in an operator, and as Hooked<Impl>; of what runs between two modules it is
-// the innermost one that both are in.
+// Where a model communicates: every collective of a call, in the order in which they happen, with
+// the module that needs it. The module is told although nobody wrote a ModuleScope (comm_trace.h):
+// where its weight takes part in an operator, and as Hooked<Impl>; of what runs between two modules
+// it is the innermost one that both are in.
 //
 //   const CommunicationList list = list_communication(*model, [&] {
 //     loss_of(*model, batch).backward();
@@ -10,9 +10,9 @@
 //   });
 //   std::cout << list.to_string();
 //
-//   phase     module  needed by              tensor                              collective  ...  bytes
-//   forward   mlp     aten::add 'other'      Float[8, 12] [P(sum)] -> [R]        all_reduce         384
-//   backward  mlp.up  aten::mm 'mat2'        ...
+//   phase     module    needed by         tensor                         collective  ...  bytes
+//   forward   mlp.down  aten::add 'other'  Float[8, 12] [P(sum)] -> [R]  all_reduce         384
+//   backward  norm      ...
 #pragma once
 
 #include <cstdint>
@@ -38,9 +38,10 @@ struct CommunicationList {
   std::string to_json() const;
 };
 
-// Runs `run` once: a forward, or a whole step. What runs behind a backward without recording gradients
-// counts as Phase::kOptimizer. Throws what `run` throws; Error (FailedPrecondition) if no tensor of the
-// model is a DTensor. Collective, if `run` is. Every rank of the mesh gets the same list.
+// Runs `run` once: a forward, or a whole step. What runs behind a backward without recording
+// gradients counts as Phase::kOptimizer. Throws what `run` throws; Error (FailedPrecondition) if no
+// tensor of the model is a DTensor. Collective, if `run` is. Every rank of the mesh gets the same
+// list.
 CommunicationList list_communication(torch::nn::Module& model, const std::function<void()>& run);
 
 }  // namespace shardweave

@@ -8,11 +8,11 @@
 //   up             660        0          0         2048
 //   down           ...
 //
-// Parameters, buffers and gradients are those that are there: this rank's parts of them. Activations are
-// measured: what operators have made while the forward ran, and what is in memory still when it is
-// over, because backward needs it, because it is the result, or because a tensor that was brought
-// elsewhere is remembered. Each is the module's whose operator made it; what runs between two
-// modules counts for the innermost that both are in. Memory that is shared counts once.
+// Parameters, buffers and gradients are those that are there: this rank's parts of them.
+// Activations are measured: what operators have made while the forward ran, and what is in memory
+// still when it is over, because backward needs it, because it is the result, or because a tensor
+// that was brought elsewhere is remembered. Each is the module's whose operator made it; what runs
+// between two modules counts for the innermost that both are in. Memory that is shared counts once.
 #pragma once
 
 #include <cstdint>
@@ -41,8 +41,8 @@ struct ModuleMemory {
   std::string to_json() const;
 };
 
-// Without `forward`: sends nothing. With it: runs it once, and frees what it returns. Throws what it
-// throws. Collective, if it is.
+// Without `forward`: sends nothing. With it: runs it once, and frees what it returns. Throws what
+// it throws. Collective, if it is.
 ModuleMemory module_memory(torch::nn::Module& model,
                            const std::function<at::Tensor()>& forward = nullptr);
 

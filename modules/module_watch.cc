@@ -45,8 +45,9 @@ std::vector<at::Tensor> tensors_in(c10::ArrayRef<const c10::IValue> values) {
   return tensors;
 }
 
-// RecordFunction::inputs() of a program without NDEBUG asks a flag that LibTorch, which is built with
-// it, never sets. What it would return is private; naming it in an explicit instantiation is allowed.
+// RecordFunction::inputs() of a program without NDEBUG asks a flag that LibTorch, which is built
+// with it, never sets. What it would return is private; naming it in an explicit instantiation is
+// allowed.
 template <auto kMember>
 struct Revealed {
   friend c10::ArrayRef<const c10::IValue> inputs_of(const at::RecordFunction& function) {

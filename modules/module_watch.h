@@ -4,11 +4,11 @@
 //   model->forward(x);                     // the listener is told of every operator
 //   watch.finish();                        // throws what the listener has thrown
 //
-// A module's forward is a plain function, but it meets the module's weight in an operator: what has a
-// weight (or what was made of weights alone) and something else among its arguments is that module's.
-// What Hooked<Impl> modules give is told, too. Everything else runs between two modules: in the
-// innermost module that both are in. Operators are those that the program calls, not those that they
-// are made of; what backward runs is left out, and so is what an optimizer does.
+// A module's forward is a plain function, but it meets the module's weight in an operator: what has
+// a weight (or what was made of weights alone) and something else among its arguments is that
+// module's. What Hooked<Impl> modules give is told, too. Everything else runs between two modules:
+// in the innermost module that both are in. Operators are those that the program calls, not those
+// that they are made of; what backward runs is left out, and so is what an optimizer does.
 //
 // It looks through LibTorch's RecordFunction, on this thread alone. One at a time on a thread.
 #pragma once
@@ -41,8 +41,8 @@ struct ForwardHook;
 // One operator, or one result of a Hooked module ("forward", "forward[1]").
 struct Step {
   std::string op;
-  // The module whose weight takes part; "a = b" where it is tied. Of a Hooked module itself. nullopt:
-  // of none, between two.
+  // The module whose weight takes part; "a = b" where it is tied. Of a Hooked module itself.
+  // nullopt: of none, between two.
   std::optional<std::string> layer;
   std::string hooked;   // the innermost Hooked module that runs; "": none, or the model
   int64_t call = 1;     // which one of this operator: of this layer, or since the last one
@@ -74,8 +74,9 @@ class ModuleWatch {
   void finish();
 
   const std::vector<Step>& steps() const { return steps_; }
-  // The module that a step runs in: its layer, or the innermost one that the layers before and behind
-  // it are both in. Once the layer behind it has been met. One index more: behind the last step.
+  // The module that a step runs in: its layer, or the innermost one that the layers before and
+  // behind it are both in. Once the layer behind it has been met. One index more: behind the last
+  // step.
   std::string module_of(size_t step) const;
   // "aten::relu in 'mlp', between 'mlp.up' and 'mlp.down'".
   std::string describe(size_t step) const;

@@ -516,7 +516,8 @@ void add_tensors(const std::vector<std::pair<Member, at::Tensor>>& pairs, bool b
   }
 }
 
-// What all ranks agree on: the first item that differs on any, as the rank has it where it differs most.
+// What all ranks agree on: the first item that differs on any, as the rank has it where it differs
+// most.
 Verification agreed(Verification v, std::vector<Item>& items,
                     const std::shared_ptr<MeshContext>& context, const VerifyOptions& options,
                     const std::string& error) {

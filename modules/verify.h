@@ -4,18 +4,19 @@
 //   const Verification v = verify(make_model, mesh, plan, {tokens});
 //   if (!v.ok()) std::cout << v.to_string();
 //
-//   'h.1.attn.o' (aten::linear) differs: at [0, 3, 7] of Float[2, 5, 12] as [P(sum)] rank 1 has 0.25,
-//   one device 0.5; largest difference 0.31, relative 0.2; 41 results before it are the same
+//   'h.1.attn.o' (aten::linear) differs: at [0, 3, 7] of its part of Float[2, 5, 12] as [S(0)]
+//   rank 1 has 0.25, one device 0.5; largest difference 0.31, relative 0.2; what comes before it
+//   (41 tensors) is the same
 //
-// In this order: parameters and buffers; what every operator of forward gives, by the module that it
-// runs in (as list_communication() tells) and by how many times that has been called; buffers behind
-// forward; the gradients of parameters, those next to the result first. Every rank's part is compared
-// where it lies, so that copies that have come apart are found, too; sums that are still owed are
-// reduced first. Operators on local parts are not compared; of a difference right behind them they are
-// the cause. All ranks get the same answer.
+// In this order: parameters and buffers; what every operator of forward gives, by the module that
+// it runs in (as list_communication() tells) and by how many times that has been called; buffers
+// behind forward; the gradients of parameters, those next to the result first. Every rank's part is
+// compared where it lies, so that copies that have come apart are found, too; sums that are still
+// owed are reduced first. Operators on local parts are not compared; of a difference right behind
+// them they are the cause. All ranks get the same answer.
 //
-// Random numbers are others on DTensors: model->eval(), or no dropout. Needs memory for the result of
-// every operator of both models. Both models' gradients and buffers are left as they were.
+// Random numbers are others on DTensors: model->eval(), or no dropout. Needs memory for the result
+// of every operator of both models. Both models' gradients and buffers are left as they were.
 #pragma once
 
 #include <cstdint>
@@ -41,13 +42,13 @@ struct VerifyOptions {
 
 struct Verification {
   struct Difference {
-    // "parameter" (or buffer, before anything ran), "output", "buffer", "gradient"; "error": the sharded
-    // model threw.
+    // "parameter" (or buffer, before anything ran), "output", "buffer", "gradient"; "error": the
+    // sharded model threw.
     std::string kind;
     std::string module;  // the FQN; "": the model itself
     std::string what;    // "'up' (aten::linear)", "the gradient of 'up.weight'"
-    // Where operators right before work on local parts (to_local()), which cannot be compared, `what` is
-    // the first of those, and this is where the difference is seen. "": there are none.
+    // Where operators right before work on local parts (to_local()), which cannot be compared,
+    // `what` is the first of those, and this is where the difference is seen. "": there are none.
     std::string seen_at;
     std::string tensor;          // "Float[32, 8] as [S(0), R]"
     std::string reason;          // "" for numbers: shapes that differ, or what was thrown
@@ -72,8 +73,9 @@ struct Verification {
 };
 
 // `run` runs `model` on its inputs and gives its result or loss; `run_reference` does the same with
-// `reference`, a plain model with the same modules and values. Collective. Throws Error: InvalidArgument
-// if the models' tensors are others; what the reference throws; and what keeps ranks from agreeing.
+// `reference`, a plain model with the same modules and values. Collective. Throws Error:
+// InvalidArgument if the models' tensors are others; what the reference throws; and what keeps
+// ranks from agreeing.
 Verification verify(torch::nn::Module& model, const std::function<at::Tensor()>& run,
                     torch::nn::Module& reference, const std::function<at::Tensor()>& run_reference,
                     const VerifyOptions& options = {});
@@ -102,8 +104,8 @@ std::vector<at::Tensor> whole(const std::vector<at::Tensor>& tensors);
 void copy_values(const torch::nn::Module& from, torch::nn::Module& to);
 }  // namespace modules_internal
 
-// The same, of a model that is there: `run(model, inputs)` for both, by default model.forward(inputs...).
-// The reference gets inputs that are DTensors whole.
+// The same, of a model that is there: `run(model, inputs)` for both, by default
+// model.forward(inputs...). The reference gets inputs that are DTensors whole.
 template <typename Model, typename Run = modules_internal::CallForward>
 Verification verify(Model& model, Model& reference, const std::vector<at::Tensor>& inputs,
                     const Run& run = {}, const VerifyOptions& options = {}) {
