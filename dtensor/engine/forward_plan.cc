@@ -165,16 +165,16 @@ void warn_of_unmet(const ForwardLayouts& layouts, const DTensorMeta& weight,
   const Coordinate& at = weight.context->coordinate();
   if (std::any_of(at.begin(), at.end(), [](int64_t c) { return c != 0; })) return;
   const std::string parameter(parameter_of(weight));
-  const std::string met_in =
-      layouts.passed_by.empty() ? "no layer's operator"
-                                : absl::StrCat(layouts.passed_by, ", which is no layer's operator");
+  const std::string why =
+      layouts.passed_by.empty()
+          ? absl::StrCat("no layer's operator with '", parameter, "' has such a value")
+          : absl::StrCat("'", parameter, "' was met in ", layouts.passed_by,
+                         ", which is no layer's operator");
   c10::warn(c10::Warning(
       c10::UserWarning(), c10::SourceLocation{"parallelize_module", __FILE__, __LINE__},
       absl::StrCat("shardweave: the plan's ", absl::StrJoin(names, ", "),
-                   names.size() == 1 ? " has" : " have", " not been applied: '", parameter,
-                   "' was met in ", met_in,
-                   " with such a value; make its module as Hooked<Impl> (hooked.h), or "
-                   "redistribute in its forward"),
+                   names.size() == 1 ? " has" : " have", " not been applied: ", why,
+                   "; make its module as Hooked<Impl> (hooked.h), or redistribute in its forward"),
       /*verbatim=*/false));
 }
 
