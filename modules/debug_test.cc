@@ -625,7 +625,9 @@ TEST(UnmetPlanTest, IsSaidOnceWithTheParameter) {
       parallelize_module(biased, mesh, of_one);
       for (int step = 0; step < 3; ++step) {
         biased.forward(x).sum().backward();
-        if (step == 0) EXPECT_THAT(warnings.said, IsEmpty());
+        if (step == 0) {
+          EXPECT_THAT(warnings.said, IsEmpty());
+        }
         finish_grad_sync(biased);
       }
       ASSERT_EQ(warnings.said.size(), first ? 1 : 0);
@@ -651,7 +653,9 @@ TEST(UnmetPlanTest, IsSaidOnceWithTheParameter) {
       layer->forward(x).sum().backward();
       finish_grad_sync(*layer);
       EXPECT_EQ(warnings.said.size(), first ? 1 : 0);
-      if (first) EXPECT_THAT(warnings.said[0], HasSubstr("'input.mask'"));
+      if (first) {
+        EXPECT_THAT(warnings.said[0], HasSubstr("'input.mask'"));
+      }
     }
     warnings.said.clear();
     {  // what is met is not said, whatever else the weight is read for
