@@ -198,8 +198,7 @@ void HostModule::set_mesh(const MeshPtr& mesh) {
 }
 
 std::string_view HostModule::advice() const {
-  return "ask for it with swv_module_forward before that, and run it between swv_forward_begin and "
-         "swv_forward_end";
+  return "announce it by swv_module_forward first, and run it by swv_forward_begin";
 }
 
 }  // namespace shardweave::capi
