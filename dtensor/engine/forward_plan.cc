@@ -346,13 +346,12 @@ at::Tensor laid_out(const ForwardLayouts& layouts, Direction direction, int inde
       plain.meet(tensor, place);
       plain.put_off({}, tensor);
       if (is_new) settle_plain_tensors(*context);
-      on_mesh = from_local(tensor, mesh, Placements(mesh->mesh().ndim()), tensor.sizes().vec());
+      on_mesh = from_local(tensor, mesh, Placements(mesh->mesh().ndim()), tensor.sizes().vec(),
+                           kNoSource);
     }
     const Layout now = layout_of(on_mesh);
     const Layout wanted = layout_of_target(value->target, now, static_cast<int>(on_mesh.dim()));
-    if (wanted == now) return on_mesh;
-    return layouts.where.line() == 0 ? redistribute(on_mesh, wanted)
-                                     : redistribute(on_mesh, wanted, layouts.where);
+    return wanted == now ? on_mesh : redistribute(on_mesh, wanted, layouts.where);
   } catch (const Error& error) {
     throw Error(absl::Status(
         error.status().code(),

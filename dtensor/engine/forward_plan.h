@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "ATen/core/Tensor.h"
+#include "shardweave/dtensor/engine/no_source.h"
 #include "shardweave/placement/layout.h"
 #include "torch/csrc/autograd/function.h"
 
@@ -64,7 +65,7 @@ struct ForwardLayouts {
   // Of all modules of one plan, and how many siblings want the first input where this one does.
   std::shared_ptr<SharedInput> shared;
   size_t siblings = 1;
-  std::source_location where;  // of the call that gave the plan
+  std::source_location where = kNoSource;  // of the call that gave the plan
   // An operator with an input that is no layer's, which the weight took part in before any value was
   // met; whether that was said.
   mutable std::string passed_by;
