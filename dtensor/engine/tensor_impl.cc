@@ -37,7 +37,7 @@ struct Access : c10::TensorImpl {
 
 }  // namespace
 
-DTensorImpl::DTensorImpl(LocalPart part, SpecRef spec, std::shared_ptr<MeshContext> context)
+DTensorImpl::DTensorImpl(LocalPart&& part, SpecRef&& spec, std::shared_ptr<MeshContext>&& context)
     : TensorImpl(keys_for(spec->device), c10::scalarTypeToTypeMeta(spec->dtype), spec->device),
       meta_(std::move(part), std::move(spec), std::move(context)) {
   copy_generic_tensor_metadata(meta_.spec->shape.unsafeGetTensorImpl(), this);
