@@ -15,7 +15,7 @@ var unkeyed = regexp.MustCompile(`\b[A-Z]\w*\{"[^"]*",.*`) // Device{"cpu", 0}, 
 
 // What is exported is documented.
 func TestDocumentation(t *testing.T) {
-	for _, name := range []string{"shardweave", "nn"} {
+	for _, name := range []string{"shardweave", "nn", "safetensors"} {
 		documented(t, name)
 	}
 }
