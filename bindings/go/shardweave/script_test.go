@@ -98,6 +98,11 @@ func TestWhatModulesReturn(t *testing.T) {
 	if _, err := m.Call("backward"); !errors.Is(err, sw.NotFound) || !strings.Contains(err.Error(), "Module.Call: argument 'method': ") {
 		t.Error(err)
 	}
+	for _, err := range []error{m.Train(), m.Eval()} {
+		if !errors.Is(err, sw.Unimplemented) || !strings.Contains(err.Error(), "the mode in which it was saved") {
+			t.Error(err)
+		}
+	}
 	if _, err := m.Call("take_an_int", "x"); !errors.Is(err, sw.InvalidArgument) || !strings.Contains(err.Error(), "Module.Call: ") {
 		t.Error(err)
 	}
