@@ -12,7 +12,7 @@ import (
 )
 
 // TrainingMode is what behaves differently in training and evaluation (nn.Dropout, say): what a struct that
-// [World.ModuleOf] has registered holds of it, [Module.Train] and [Module.Eval] set.
+// [World.ModuleOf] has registered holds of it, [Module.Train] sets.
 type TrainingMode interface {
 	// SetTraining says whether the model is trained.
 	SetTraining(training bool)
@@ -106,13 +106,9 @@ func requiresGradOf(handle c.Tensor) (bool, error) {
 	return true, err
 }
 
-// Train tells all that a struct holds (see [World.ModuleOf]) that it is trained. It is how layers start.
-func (m *Module) Train() error { return m.setTraining(true) }
-
-// Eval tells all that a struct holds (see [World.ModuleOf]) that it is used, not trained: dropout keeps everything.
-func (m *Module) Eval() error { return m.setTraining(false) }
-
-func (m *Module) setTraining(training bool) error {
+// Train tells all that a struct holds (see [World.ModuleOf]) whether it is trained, as layers are at first, or used:
+// dropout keeps everything then.
+func (m *Module) Train(on bool) error {
 	err := do(func(*rank) error {
 		if m.loaded {
 			return newError(Unimplemented, "a module that was loaded stays in the mode in which it was saved")
@@ -123,7 +119,7 @@ func (m *Module) setTraining(training bool) error {
 		return err
 	}
 	for _, mode := range m.modes { // in no call: the program's own may make some
-		mode.SetTraining(training)
+		mode.SetTraining(on)
 	}
 	return nil
 }

@@ -124,10 +124,10 @@ func TestAStructIsAModule(t *testing.T) {
 	if n := zeros(); n == 0 || n == 100 {
 		t.Error(n)
 	}
-	if err := m.Eval(); err != nil || zeros() != 0 {
+	if err := m.Train(false); err != nil || zeros() != 0 {
 		t.Error(err)
 	}
-	if err := m.Train(); err != nil || zeros() == 0 {
+	if err := m.Train(true); err != nil || zeros() == 0 {
 		t.Error(err)
 	}
 	// What is no struct, but holds some.

@@ -98,7 +98,7 @@ func TestWhatModulesReturn(t *testing.T) {
 	if _, err := m.Call("backward"); !errors.Is(err, sw.NotFound) || !strings.Contains(err.Error(), "Module.Call: argument 'method': ") {
 		t.Error(err)
 	}
-	for _, err := range []error{m.Train(), m.Eval()} {
+	for _, err := range []error{m.Train(true), m.Train(false)} {
 		if !errors.Is(err, sw.Unimplemented) || !strings.Contains(err.Error(), "the mode in which it was saved") {
 			t.Error(err)
 		}

@@ -297,7 +297,7 @@ func (c *Conv2d) Forward(x *sw.Tensor) *sw.Tensor {
 }
 
 // Dropout makes elements 0 with probability P and multiplies the others by 1 / (1 - P), while it is trained:
-// torch.nn.Dropout. Module.Eval ends that, Module.Train begins it again.
+// torch.nn.Dropout. Module.Train switches that.
 type Dropout struct {
 	P    float64
 	eval bool
