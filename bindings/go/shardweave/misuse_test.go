@@ -26,6 +26,7 @@ type handles struct {
 	comm      *sw.Comm
 	trace     *sw.Trace
 	module    *sw.Module
+	forward   *sw.Forward
 	optimizer *sw.Optimizer
 	scheduler *sw.Scheduler
 	context   *sw.FunctionContext
@@ -58,6 +59,7 @@ func makeHandlesOf(w *sw.World) *handles {
 		comm: mustOf(w.Comm().Subgroup([]int64{int64(w.Rank())}, "g")), module: mustOf(w.NewModule()),
 		layout: sw.MustParseLayout("[R]"), plan: sw.NewPlan(), op: sw.MustFindOp("aten::neg")}
 	h.trace = mustOf(h.mesh.Trace())
+	h.forward = mustOf(h.module.Forward(""))
 	h.tensor = sw.Ones(w, []int64{1}, sw.RequiresGrad)
 	h.optimizer = mustOf(sw.NewSGD([]*sw.Tensor{h.module.Parameter("p", sw.Ones(w, []int64{1}))}, 0.1))
 	h.scheduler = mustOf(sw.NewScheduler(sw.StepSchedule(1, 0.5), h.optimizer))
@@ -68,6 +70,7 @@ func makeHandlesOf(w *sw.World) *handles {
 func (h *handles) close() {
 	h.tensor.Close()
 	h.optimizer.Close()
+	h.forward.Close()
 	h.module.Close()
 	h.trace.Close()
 	h.comm.Close()
@@ -88,6 +91,8 @@ func (h *handles) of(kind reflect.Type) (reflect.Value, bool) {
 		value = h.trace
 	case reflect.TypeOf((*sw.Module)(nil)):
 		value = h.module
+	case reflect.TypeOf((*sw.Forward)(nil)):
+		value = h.forward
 	case reflect.TypeOf((*sw.Optimizer)(nil)):
 		value = h.optimizer
 	case reflect.TypeOf((*sw.Scheduler)(nil)):
@@ -230,6 +235,7 @@ func TestHandlesThatCannotBeUsed(t *testing.T) {
 	closed.world.Close()
 	closed.context = good.context // whose call has returned
 	closed.mesh, closed.comm, closed.module = mustOf(good.world.ParseMesh("x=1")), mustOf(good.world.Comm().Subgroup([]int64{0}, "h")), mustOf(good.world.NewModule())
+	closed.forward = mustOf(closed.module.Forward(""))
 	closed.trace, closed.tensor = mustOf(closed.mesh.Trace()), sw.Ones(good.world, []int64{1})
 	closed.optimizer = mustOf(sw.NewSGD([]*sw.Tensor{sw.Ones(good.world, []int64{1}, sw.RequiresGrad)}, 0.1))
 	closed.scheduler = mustOf(sw.NewScheduler(sw.StepSchedule(1, 0.5), closed.optimizer))
@@ -238,7 +244,7 @@ func TestHandlesThatCannotBeUsed(t *testing.T) {
 	one := mustOf(sw.Counting(1, 2))
 	defer one.Close()
 	rankOne := makeHandlesOf(one)
-	empty := &handles{new(sw.World), new(sw.Mesh), new(sw.Comm), new(sw.Trace), new(sw.Module), new(sw.Optimizer), new(sw.Scheduler), new(sw.FunctionContext), new(sw.Tensor),
+	empty := &handles{new(sw.World), new(sw.Mesh), new(sw.Comm), new(sw.Trace), new(sw.Module), new(sw.Forward), new(sw.Optimizer), new(sw.Scheduler), new(sw.FunctionContext), new(sw.Tensor),
 		new(sw.Layout), new(sw.Plan), new(sw.Op)}
 	wrongs := map[string]*handles{"closed": closed, "of another world": other, "of rank 1": rankOne, "of a closed world": ended, "not made": empty, "nil": {}}
 	words := map[string]string{"closed": "closed", "of another world": "several ranks (worlds of this process), each with the number 0",
@@ -264,6 +270,9 @@ func TestHandlesThatCannotBeUsed(t *testing.T) {
 				for _, h := range []*handles{good, other, rankOne} {
 					if h.module.Err() != nil { // it tells from now on
 						h.module = mustOf(h.world.NewModule())
+					}
+					if _, err := h.plan.MarshalJSON(); err != nil { // and so does a plan
+						h.plan = sw.NewPlan()
 					}
 				}
 				if isAlways(name) {
@@ -543,7 +552,7 @@ func TestNamedArguments(t *testing.T) {
 		"in order after": {first(topk.Call(w, x, sw.Named("k", 2), 1)), "behind one that is Named"},
 		"none after":     {first(topk.Call(w, x, sw.Named("k", 2), nil)), "behind one that is Named"},
 		"tensor":         {x.Apply("aten::add.Tensor", sw.Named("other", x), x).Err(), "behind one that is Named"},
-		"a module":       {first(module.Call("forward", sw.Named("x", x))), "in order"},
+		"a module":       {first(module.Call("forward", sw.Named("x", x))), "was not loaded"},
 		"explained":      {third(sum.Explain(w, x, sw.Named("dim", []int{0}))), "in order"},
 		"NUL":            {first(topk.Call(w, x, sw.Named("k\x00", 2))), "NUL"},
 		"no such name":   {first(topk.Call(w, x, sw.Named("q", 2))), "aten::topk: has no argument 'q'; did you mean 'k'?; its schemas are:\naten::topk"},

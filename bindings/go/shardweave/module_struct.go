@@ -106,22 +106,41 @@ func requiresGradOf(handle c.Tensor) (bool, error) {
 	return true, err
 }
 
-// Train tells all that a struct holds (see [World.ModuleOf]) whether it is trained, as layers are at first, or used:
-// dropout keeps everything then.
-func (m *Module) Train(on bool) error {
-	err := do(func(*rank) error {
-		if m.loaded {
-			return newError(Unimplemented, "a module that was loaded stays in the mode in which it was saved")
+// part is what a module inside of another knows of a struct.
+func (f *registered) part(fqn string) *registered {
+	inner := &registered{transient: map[string]bool{}}
+	for _, mode := range f.modes {
+		if name, inside := within(fqn, mode.fqn); inside {
+			inner.modes = append(inner.modes, foundMode{name, mode.TrainingMode})
 		}
-		return nil
-	}, m)
-	if err != nil {
-		return err
 	}
-	for _, mode := range m.modes { // in no call: the program's own may make some
-		mode.SetTraining(on)
+	for full := range f.transient {
+		if name, inside := within(fqn, full); inside {
+			inner.transient[name] = true
+		}
 	}
-	return nil
+	return inner
+}
+
+// within is a name without what it begins with, and its dot.
+func within(outer, fqn string) (string, bool) {
+	if outer == "" {
+		return fqn, true
+	}
+	return strings.TrimPrefix(fqn, outer+"."), strings.HasPrefix(fqn, outer+".")
+}
+
+// adopt is that a child has become a part.
+func (f *registered) adopt(fqn string, child *registered) {
+	for _, mode := range child.modes {
+		f.modes = append(f.modes, foundMode{joinFQN(fqn, mode.fqn), mode.TrainingMode})
+	}
+	for name := range child.transient {
+		if f.transient == nil {
+			f.transient = map[string]bool{}
+		}
+		f.transient[joinFQN(fqn, name)] = true
+	}
 }
 
 // walk finds the tensors of a struct.
@@ -129,13 +148,18 @@ type walk struct {
 	under map[visit]string // the pointers that led here, and where they were met
 	names map[string]string
 	found []foundTensor
-	modes []TrainingMode
+	modes []foundMode
 	homes []reflect.Value // of the module
 }
 
 type visit struct {
 	kind    reflect.Type
 	pointer uintptr
+}
+
+type foundMode struct {
+	fqn string
+	TrainingMode
 }
 
 type registration int
@@ -269,7 +293,7 @@ func (k *walk) value(v reflect.Value, path, fqn string, kind registration) error
 		}
 		if v.CanAddr() && v.Addr().CanInterface() {
 			if mode, is := v.Addr().Interface().(TrainingMode); is {
-				k.modes = append(k.modes, mode)
+				k.modes = append(k.modes, foundMode{fqn, mode})
 			}
 		}
 		return k.fields(v, path, fqn, kind)

@@ -130,6 +130,27 @@ func TestAStructIsAModule(t *testing.T) {
 	if err := m.Train(true); err != nil || zeros() == 0 {
 		t.Error(err)
 	}
+	// Of a part; and as a part of another module.
+	part := mustOf(m.Child("blocks.0"))
+	if err := part.Train(false); err != nil || zeros() != 0 {
+		t.Error(err)
+	}
+	if err := mustOf(m.Child("lm_head")).Train(true); err != nil || zeros() != 0 {
+		t.Error(err)
+	}
+	outer := mustOf(w.NewModule())
+	if err := outer.AddChild("inner", m.Module); err != nil {
+		t.Fatal(err)
+	}
+	if err := outer.Train(true); err != nil || zeros() == 0 {
+		t.Error(err)
+	}
+	if got := names(outer.Buffers()); !reflect.DeepEqual(got, []string{"inner.mean", "inner.cos_cached (transient)"}) {
+		t.Error(got)
+	}
+	if got := names(mustOf(outer.Child("inner")).Buffers()); !reflect.DeepEqual(got, []string{"mean", "cos_cached (transient)"}) {
+		t.Error(got)
+	}
 	// What is no struct, but holds some.
 	body, err := w.ModuleOf(nn.Sequential{nn.NewLinear(w, 2, 2, nn.NoBias), nn.Tanh, nn.NewDropout(0.1)})
 	if err != nil || !reflect.DeepEqual(names(body.Parameters()), []string{"0.weight"}) {
