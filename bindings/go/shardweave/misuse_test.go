@@ -3,6 +3,7 @@ package shardweave_test
 import (
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"reflect"
 	"regexp"
@@ -15,7 +16,8 @@ import (
 
 // always are methods that work on what was closed.
 var always = map[string]bool{"Close": true, "Err": true, "String": true, "Format": true, "Layout.Equal": true,
-	"World.Rank": true, "World.Size": true, "World.LocalRank": true, "World.Comm": true, "World.Context": true}
+	"World.Rank": true, "World.Size": true, "World.LocalRank": true, "World.Comm": true, "World.Context": true,
+	"Scheduler.At": true}
 
 // handles are one of each kind, of one rank.
 type handles struct {
@@ -26,6 +28,7 @@ type handles struct {
 	module    *sw.Module
 	forward   *sw.Forward
 	optimizer *sw.Optimizer
+	scheduler *sw.Scheduler
 	context   *sw.FunctionContext
 	tensor    *sw.Tensor
 	// Of no rank.
@@ -59,6 +62,7 @@ func makeHandlesOf(w *sw.World) *handles {
 	h.forward = mustOf(h.module.Forward(""))
 	h.tensor = sw.Ones(w, []int64{1}, sw.RequiresGrad)
 	h.optimizer = mustOf(sw.NewSGD([]*sw.Tensor{h.module.Parameter("p", sw.Ones(w, []int64{1}))}, 0.1))
+	h.scheduler = mustOf(sw.NewScheduler(sw.StepSchedule(1, 0.5), h.optimizer))
 	mustOf(sw.Apply(keepContext{&h.context}, "f", 1, h.tensor))
 	return h
 }
@@ -91,6 +95,10 @@ func (h *handles) of(kind reflect.Type) (reflect.Value, bool) {
 		value = h.forward
 	case reflect.TypeOf((*sw.Optimizer)(nil)):
 		value = h.optimizer
+	case reflect.TypeOf((*sw.Scheduler)(nil)):
+		value = h.scheduler
+	case reflect.TypeOf([]*sw.Optimizer(nil)):
+		value = []*sw.Optimizer{h.optimizer}
 	case reflect.TypeOf((*sw.FunctionContext)(nil)):
 		value = h.context
 	case reflect.TypeOf((*sw.Tensor)(nil)):
@@ -175,8 +183,11 @@ func argumentsOf(name string, kind reflect.Type, good *handles, wrong int, from 
 		}
 		value, is := source.of(kind.In(i))
 		switch {
-		case is && name == "FromSlice" && ofNoRank(kind.In(i)): // which has no layout
+		case is && (name == "FromSlice" || name == "Scalar") && ofNoRank(kind.In(i)): // which have no layout
 			args[i] = reflect.Zero(kind.In(i))
+		case is && name == "World.ModuleOf" && source.tensor != nil && kind.In(i) == reflect.TypeOf((*any)(nil)).Elem():
+			args[i] = reflect.ValueOf(&struct{ T *sw.Tensor }{source.tensor})
+			ofRanks++
 		case is:
 			args[i] = value
 			if !ofNoRank(kind.In(i)) {
@@ -227,12 +238,13 @@ func TestHandlesThatCannotBeUsed(t *testing.T) {
 	closed.forward = mustOf(closed.module.Forward(""))
 	closed.trace, closed.tensor = mustOf(closed.mesh.Trace()), sw.Ones(good.world, []int64{1})
 	closed.optimizer = mustOf(sw.NewSGD([]*sw.Tensor{sw.Ones(good.world, []int64{1}, sw.RequiresGrad)}, 0.1))
+	closed.scheduler = mustOf(sw.NewScheduler(sw.StepSchedule(1, 0.5), closed.optimizer))
 	closed.close()
 	ended.world.Close()
 	one := mustOf(sw.Counting(1, 2))
 	defer one.Close()
 	rankOne := makeHandlesOf(one)
-	empty := &handles{new(sw.World), new(sw.Mesh), new(sw.Comm), new(sw.Trace), new(sw.Module), new(sw.Forward), new(sw.Optimizer), new(sw.FunctionContext), new(sw.Tensor),
+	empty := &handles{new(sw.World), new(sw.Mesh), new(sw.Comm), new(sw.Trace), new(sw.Module), new(sw.Forward), new(sw.Optimizer), new(sw.Scheduler), new(sw.FunctionContext), new(sw.Tensor),
 		new(sw.Layout), new(sw.Plan), new(sw.Op)}
 	wrongs := map[string]*handles{"closed": closed, "of another world": other, "of rank 1": rankOne, "of a closed world": ended, "not made": empty, "nil": {}}
 	words := map[string]string{"closed": "closed", "of another world": "several ranks (worlds of this process), each with the number 0",
@@ -320,6 +332,7 @@ func TestNilArguments(t *testing.T) {
 		"Comm.Abort": true, "World.Abort": true, // no reason
 		"SetLog":     true,                                                                                                                      // to stderr
 		"Tensor.Add": true, "Tensor.Sub": true, "Tensor.Mul": true, "Tensor.Div": true, "Tensor.Lt": true, "Tensor.Gt": true, "Tensor.Eq": true, // none
+		"Tensor.Ge": true, "Tensor.Le": true, "Tensor.Ne": true, "Tensor.Remainder": true,
 	}
 	tried := 0
 	calls := good.calls()
@@ -378,7 +391,7 @@ func skipMisuse(name, what string, kind reflect.Type, wrong, ofRanks int) bool {
 	if ofNoRank(in) && what != "nil" && what != "not made" {
 		return true
 	}
-	if name == "FromSlice" && ofNoRank(in) {
+	if (name == "FromSlice" || name == "Scalar") && ofNoRank(in) {
 		return true // see argumentsOf
 	}
 	if strings.HasPrefix(name, "FunctionContext.") && wrong > 0 {
@@ -403,13 +416,19 @@ func skipMisuse(name, what string, kind reflect.Type, wrong, ofRanks int) bool {
 	return false
 }
 
-func isOperator(name string) bool {
-	switch strings.TrimPrefix(name, "Tensor.") {
-	case "MatMul", "Embedding", "CrossEntropy", "Attention", "Choose", "IndexSelect", "MSELoss":
-		return true
+var generatedOperators = func() map[string]bool {
+	text, err := os.ReadFile("operators.go")
+	if err != nil {
+		panic(err)
 	}
-	return false
-}
+	all := map[string]bool{"Tensor.Attention": true}
+	for _, method := range regexp.MustCompile(`(?m)^func \(t \*Tensor\) (\w+)`).FindAllStringSubmatch(string(text), -1) {
+		all["Tensor."+method[1]] = true
+	}
+	return all
+}()
+
+func isOperator(name string) bool { return generatedOperators[name] }
 
 // misused is what comes of the call; a panic is no error.
 func misused(f reflect.Value, args []reflect.Value) (err error, tells bool) {

@@ -12,16 +12,20 @@ import (
 type Module struct {
 	_ noCopy
 	*thing[c.Module]
-	failed *failedModule
+	*registered
 }
 
-// failedModule is the first error of registering. Anytime: goroutines that take no turns fail too.
-type failedModule struct{ first atomic.Pointer[error] }
+// registered is what a module and its copies know of what was registered.
+type registered struct {
+	failed    atomic.Pointer[error] // the first error. Anytime: goroutines that take no turns fail too
+	modes     []foundMode           // of the struct that the module is of
+	transient map[string]bool       // FQNs
+}
 
-func (f *failedModule) add(err error) { f.first.CompareAndSwap(nil, &err) }
+func (f *registered) fail(err error) { f.failed.CompareAndSwap(nil, &err) }
 
-func (f *failedModule) err() error {
-	if first := f.first.Load(); first != nil {
+func (f *registered) failure() error {
+	if first := f.failed.Load(); first != nil {
 		return *first
 	}
 	return nil
@@ -38,7 +42,7 @@ func newModule(r *rank, handle c.Module, err error) (*Module, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Module{thing: own(r, "module", handle, c.ModuleFree), failed: &failedModule{}}, nil
+	return &Module{thing: own(r, "module", handle, c.ModuleFree), registered: &registered{}}, nil
 }
 
 // NewModule is a module without parameters.
@@ -86,7 +90,7 @@ func (m *Module) register(add func(c.Module, string, c.Tensor) error, fqn string
 	}
 	if home, nothing := m.home(); nothing == nil {
 		r = home
-		m.failed.add(err)
+		m.fail(err)
 	}
 	return r.failed(err)
 }
@@ -96,7 +100,7 @@ func (m *Module) Err() error {
 	if _, err := m.home(); err != nil {
 		return err
 	}
-	return m.failed.err()
+	return m.failure()
 }
 
 // alive is also that nothing has failed before.
@@ -104,13 +108,14 @@ func (m *Module) alive() error {
 	if err := m.thing.alive(); err != nil {
 		return err
 	}
-	return m.failed.err()
+	return m.failure()
 }
 
 // NamedTensor is a parameter or buffer, and its FQN.
 type NamedTensor struct {
 	Name string
 	*Tensor
+	Transient bool // a buffer that checkpoints do not have; see [World.ModuleOf]
 }
 
 func (m *Module) list(number func(c.Module) (int, error), at func(c.Module, int) (string, c.Tensor, error)) ([]NamedTensor, error) {
@@ -125,7 +130,7 @@ func (m *Module) list(number func(c.Module) (int, error), at func(c.Module, int)
 			if err != nil {
 				return nil, err
 			}
-			all[i] = NamedTensor{name, r.tensor(handle)}
+			all[i] = NamedTensor{name, r.tensor(handle), m.transient[name]}
 		}
 		return all, nil
 	}, m)
@@ -162,7 +167,13 @@ func (m *Module) Get(fqn string) *Tensor {
 // AddChild makes a module, with all that it has and will have, a part of this one, and of no other one.
 // Its name is an FQN as any: "blocks.0".
 func (m *Module) AddChild(fqn string, child *Module) error {
-	return do(func(*rank) error { return c.ModuleAddChild(m.handle, fqn, child.handle) }, m, child)
+	return do(func(*rank) error {
+		err := c.ModuleAddChild(m.handle, fqn, child.handle)
+		if err == nil {
+			m.adopt(fqn, child.registered)
+		}
+		return err
+	}, m, child)
 }
 
 // Child is the module of this name inside of the module; "" is the module itself. NotFound suggests names
@@ -170,14 +181,24 @@ func (m *Module) AddChild(fqn string, child *Module) error {
 func (m *Module) Child(fqn string) (*Module, error) {
 	return ask(func(r *rank) (*Module, error) {
 		handle, err := c.ModuleChild(m.handle, fqn)
-		return newModule(r, handle, err)
+		child, err := newModule(r, handle, err)
+		if err == nil {
+			child.registered = m.part(fqn)
+		}
+		return child, err
 	}, m)
 }
 
 // Train says whether the module and all modules in it are trained or evaluated: what dropout and batch norms
-// of a file go by, and a forward in Go may ask for.
+// of a file go by, what a struct holds that is a [TrainingMode], and a forward in Go may ask for.
 func (m *Module) Train(on bool) error {
-	return do(func(*rank) error { return c.ModuleTrain(m.handle, on) }, m)
+	if err := do(func(*rank) error { return c.ModuleTrain(m.handle, on) }, m); err != nil {
+		return err
+	}
+	for _, mode := range m.modes { // in no call: the program's own may make some
+		mode.SetTraining(on)
+	}
+	return nil
 }
 
 // IsTraining is what Train has said; at first it is true, and of a file as it was saved.
@@ -265,6 +286,31 @@ func ClipGradNorm(parameters []*Tensor, max float64, options ...ClipOption) (nor
 	return ask(func(*rank) (float64, error) {
 		return c.ClipGradNorm(handlesOf(parameters), max, o.normType, o.onlyFinite)
 	}, all...)
+}
+
+// ClipGradValue makes every element of every gradient one from -max to max; max is 0 or more. After FinishGradSync.
+func ClipGradValue(parameters []*Tensor, max float64) error {
+	if _, err := required(parameters); err != nil {
+		return err
+	}
+	if !(max >= 0) {
+		return invalid("argument 'max' is %v; wanted 0 or more", max)
+	}
+	for _, p := range parameters {
+		grad, err := p.Grad()
+		if err != nil {
+			return err
+		}
+		if grad == nil {
+			continue
+		}
+		err = grad.call(&opClampIn, grad, -max, max).Err()
+		grad.Close()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // ZeroGrad makes every gradient none.

@@ -17,6 +17,8 @@ func module(p *sw.Module) { v := *p; _ = v.Err() }
 
 func optimizer(p *sw.Optimizer) { v := *p; _ = v.Step() }
 
+func scheduler(p *sw.Scheduler) { v := *p; _ = v.Step() }
+
 func context(p *sw.FunctionContext) { v := *p; _ = v.Save() }
 
 func tensor(p *sw.Tensor) { v := *p; _ = v.Err() }
