@@ -1,0 +1,19 @@
+// Activations by the names that Hugging Face's configurations give them.
+#pragma once
+
+#include <string_view>
+
+#include "ATen/core/Tensor.h"
+#include "absl/status/statusor.h"
+
+namespace shardweave::nn {
+
+enum class Activation { kSilu, kGelu, kGeluTanh, kRelu };
+
+// "silu" or "swish", "gelu", "gelu_new" (or "gelu_pytorch_tanh", "gelu_fast"), "relu".
+// InvalidArgument: another.
+absl::StatusOr<Activation> activation_of(std::string_view name);
+
+at::Tensor activate(Activation activation, const at::Tensor& x);
+
+}  // namespace shardweave::nn

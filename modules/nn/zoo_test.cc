@@ -1,0 +1,246 @@
+// The library's models under the zoo's plans: losses, gradients and parameters of 20 steps are one
+// device's, and the collectives are those of the theory.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ATen/ATen.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "shardweave/dtensor/distribute_module.h"
+#include "shardweave/dtensor/observe/comm_trace.h"
+#include "shardweave/dtensor/testing/on_mesh.h"
+#include "shardweave/modules/fused_optimizer.h"
+#include "shardweave/modules/nn/causal_lm.h"
+#include "shardweave/modules/nn/registry.h"
+
+namespace shardweave::nn {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::on_mesh;
+
+constexpr int kSteps = 20;
+constexpr int64_t kVocabulary = 29, kClasses = 5;
+// Nothing divides by anything but the heads.
+constexpr char kGpt2[] = R"json({"model_type": "gpt2", "vocab_size": 29, "n_positions": 9,
+    "n_embd": 24, "n_layer": 2, "n_head": 12, "n_inner": 23, "resid_pdrop": 0, "embd_pdrop": 0,
+    "attn_pdrop": 0})json";
+constexpr char kLlama[] = R"json({"model_type": "llama", "vocab_size": 29, "hidden_size": 22,
+    "intermediate_size": 23, "num_hidden_layers": 2, "num_attention_heads": 12,
+    "num_key_value_heads": 4, "head_dim": 4, "rope_scaling": {"type": "linear", "factor": 2}})json";
+// Fewer keys than ranks; one matrix is embedding and head.
+constexpr char kTiedLlama[] = R"json({"model_type": "llama", "vocab_size": 29, "hidden_size": 22,
+    "intermediate_size": 23, "num_hidden_layers": 2, "num_attention_heads": 12,
+    "num_key_value_heads": 1, "head_dim": 4, "tie_word_embeddings": true, "attention_bias": true,
+    "mlp_bias": true})json";
+constexpr char kMixtral[] = R"json({"model_type": "mixtral", "vocab_size": 29, "hidden_size": 22,
+    "intermediate_size": 11, "num_hidden_layers": 2, "num_attention_heads": 12,
+    "num_key_value_heads": 12, "head_dim": 2, "num_local_experts": 5})json";
+constexpr char kVit[] = R"json({"model_type": "vit", "hidden_size": 24, "num_hidden_layers": 2,
+    "num_attention_heads": 12, "intermediate_size": 23, "image_size": 7, "patch_size": 2,
+    "num_labels": 5})json";
+
+// The same values on every rank, whatever other threads draw.
+void fill(torch::nn::Module& module) {
+  const at::NoGradGuard no_grad;
+  double phase = 0;
+  for (const auto& item : module.named_parameters()) {
+    at::Tensor p = item.value();
+    const bool is_norm = p.dim() == 1 && !item.key().ends_with("bias");
+    p.copy_(at::sin(at::arange(p.numel(), at::kDouble) * 1.7 + phase).view(p.sizes()) * 0.3 +
+            (is_norm ? 1.0 : 0.0));
+    phase += 1;
+  }
+}
+
+Model made(const char* config) {
+  Model model = *make_model("", config);
+  fill(*model.module);
+  return model;
+}
+
+struct Batch {
+  at::Tensor inputs, labels;
+};
+Batch batch_of(const Model& model, int step) {
+  constexpr int64_t kRows = 3, kLength = 7;
+  if (model.inputs[0] == "pixel_values") {
+    return {at::sin(at::arange(kRows * 3 * 7 * 7, at::kFloat) * (0.3 + 0.01 * step))
+                .view({kRows, 3, 7, 7}),
+            at::arange(kRows, at::kLong) % kClasses};
+  }
+  const at::Tensor ids = (at::arange(kRows * kLength, at::kLong) * 7 + step * 13)
+                             .remainder(kVocabulary)
+                             .view({kRows, kLength});
+  at::Tensor labels = ids.clone();
+  labels.index_put_({at::tensor({1}), at::tensor({3})}, at::tensor({int64_t{-100}}));
+  return {ids, labels};
+}
+
+at::Tensor loss_of(const Model& model, const Batch& batch) {
+  const at::Tensor logits = model.forward({batch.inputs})[0];
+  return model.inputs[0] == "pixel_values" ? at::cross_entropy_loss(logits, batch.labels)
+                                           : next_token_loss(logits, batch.labels);
+}
+
+using Tensors = std::map<std::string, at::Tensor>;
+struct Training {
+  std::vector<double> losses;
+  Tensors first_gradients, last_gradients, parameters;
+};
+at::Tensor whole(const at::Tensor& tensor) {
+  return is_dtensor(tensor) ? full_tensor(tensor) : tensor;
+}
+
+template <typename Lay>
+Training train(const Model& model, const Lay& lay) {
+  FusedOptimizer optimizer(unique_parameters(*model.module), AdamWOptions{.lr = 3e-3});
+  Training training;
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    const Batch batch = batch_of(model, step);
+    const at::Tensor loss = loss_of(model, {lay(batch.inputs), lay(batch.labels)});
+    loss.backward();
+    finish_grad_sync(*model.module);
+    if (step == 0 || step == kSteps - 1) {
+      Tensors& gradients = step == 0 ? training.first_gradients : training.last_gradients;
+      for (const auto& item : model.module->named_parameters()) {
+        gradients[item.key()] = whole(item.value().grad()).clone();
+      }
+    }
+    optimizer.step();
+    training.losses.push_back(loss.item<double>());
+  }
+  for (const auto& item : model.module->named_parameters()) {
+    training.parameters[item.key()] = whole(item.value().detach());
+  }
+  return training;
+}
+
+double largest(const at::Tensor& x) {
+  return x.abs().max().item<double>();
+}
+
+// Within `relative` of the largest of each tensor. Gradients that are zero but for rounding (of the
+// keys' biases: softmax does not see a shift) are measured by the others.
+void expect_close(const Tensors& got, const Tensors& want, double relative, const char* what) {
+  double all = 0;
+  for (const auto& [name, tensor] : want) all = std::max(all, largest(tensor));
+  for (const auto& [name, tensor] : want) {
+    EXPECT_LE(largest(got.at(name) - tensor), relative * std::max(largest(tensor), 0.01 * all))
+        << what << " " << name << " of up to " << largest(tensor);
+  }
+}
+
+struct Case {
+  const char* config;
+  std::vector<MeshDim> mesh;
+  PlanOptions options = {};
+};
+
+void trains_as_one_device(const std::vector<Case>& cases) {
+  std::map<std::string, Training> one_device;
+  for (const Case& c : cases) {
+    Training& want = one_device[c.config];
+    if (want.losses.empty()) {
+      want = train(made(c.config), [](const at::Tensor& x) { return x; });
+      EXPECT_LT(want.losses.back(), want.losses.front());
+    }
+    on_mesh(c.mesh, [&](const MeshPtr& mesh) {
+      SCOPED_TRACE(mesh->mesh().to_string() +
+                   (c.options.sequence_parallel ? ", sequence parallel" : ""));
+      const Model model = made(c.config);
+      parallelize_module(*model.module, mesh, model.plan(mesh->mesh(), c.options));
+      NamedPlacements rows;
+      if (mesh->mesh().dim("dp").ok()) rows.emplace_back("dp", Shard(0));
+      const Training got =
+          train(model, [&](const at::Tensor& x) { return distribute_tensor(x, mesh, rows); });
+      for (int step = 0; step < kSteps; ++step) {
+        EXPECT_NEAR(got.losses[step], want.losses[step], 1e-5 * want.losses[step])
+            << "step " << step;
+      }
+      expect_close(got.first_gradients, want.first_gradients, 1e-5, "the first gradient of");
+      expect_close(got.last_gradients, want.last_gradients, 1e-3, "the last gradient of");
+      expect_close(got.parameters, want.parameters, 1e-3, "after all steps");
+      EXPECT_EQ(dispatch_counters(mesh).gathered_operators, 0) << "an operator has no rule";
+    });
+  }
+}
+
+// Every mesh, whole and along the sequence, with the vocabulary whole and cut.
+std::vector<Case> everywhere(const char* config) {
+  return {
+      {config, {{"tp", 2}}},
+      {config, {{"tp", 2}}, {.shard_vocabulary = false}},
+      {config, {{"tp", 3}}, {.sequence_parallel = true}},
+      {config, {{"tp", 4}}},
+      {config, {{"tp", 4}}, {.sequence_parallel = true, .shard_vocabulary = false}},
+      {config, {{"dp", 2}, {"tp", 2}}},
+      {config, {{"dp", 2}, {"tp", 2}}, {.sequence_parallel = true}},
+  };
+}
+
+TEST(ZooTest, Gpt2TrainsAsOnOneDevice) {
+  trains_as_one_device(everywhere(kGpt2));
+}
+TEST(ZooTest, LlamaTrainsAsOnOneDevice) {
+  trains_as_one_device(everywhere(kLlama));
+}
+TEST(ZooTest, TiedLlamaWithOneKeyHeadTrainsAsOnOneDevice) {
+  trains_as_one_device(everywhere(kTiedLlama));
+}
+TEST(ZooTest, MixtralTrainsAsOnOneDevice) {
+  trains_as_one_device(everywhere(kMixtral));
+  trains_as_one_device(
+      {{kMixtral, {{"tp", 2}}, {.expert_parallel = true}},
+       {kMixtral, {{"dp", 2}, {"tp", 2}}, {.sequence_parallel = true, .expert_parallel = true}}});
+}
+TEST(ZooTest, VitTrainsAsOnOneDevice) {
+  trains_as_one_device(everywhere(kVit));
+}
+
+// What one step sends: by kind, forward, backward and for gradients.
+std::map<std::string, int> collectives(const char* config, int64_t ranks,
+                                       const PlanOptions& options) {
+  std::map<std::string, int> counts;
+  on_mesh({{"tp", ranks}}, [&](const MeshPtr& mesh) {
+    const Model model = made(config);
+    parallelize_module(*model.module, mesh, model.plan(mesh->mesh(), options));
+    const Batch plain = batch_of(model, 0);
+    const Batch batch = {distribute_tensor(plain.inputs, mesh, NamedPlacements{}),
+                         distribute_tensor(plain.labels, mesh, NamedPlacements{})};
+    const CommTrace trace(mesh);
+    loss_of(model, batch).backward();
+    finish_grad_sync(*model.module);
+    if (mesh->coordinate()[0] != 0) return;
+    for (const CommEvent& event : trace.events()) {
+      if (event.is_check) continue;
+      ++counts[std::string(to_string(event.phase)) + " " + event.collective];
+    }
+    std::printf("%s\n", trace.to_string().c_str());
+  });
+  return counts;
+}
+using Counts = std::map<std::string, int>;
+
+TEST(ZooTest, Collectives) {
+  for (const char* config : {kGpt2, kLlama, kTiedLlama, kMixtral, kVit}) {
+    for (const bool sequence : {false, true}) {
+      for (const bool vocabulary : {false, true}) {
+        std::printf("--- %.40s sequence %d vocabulary %d\n", config, sequence, vocabulary);
+        for (const auto& [name, count] : collectives(
+                 config, 2, {.sequence_parallel = sequence, .shard_vocabulary = vocabulary})) {
+          std::printf("%s: %d\n", name.c_str(), count);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shardweave::nn
