@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "ATen/ops/addmm.h"
-#include "ATen/ops/arange.h"
 #include "ATen/ops/dropout.h"
 #include "ATen/ops/empty.h"
 #include "ATen/ops/empty_like.h"
@@ -148,11 +147,16 @@ Gpt2TransformerImpl::Gpt2TransformerImpl(const Gpt2Options& options)
     list->push_back(h.back());
   }
   ln_f = register_module("ln_f", layer_norm(options));
-  positions = register_buffer("positions", at::arange(options.n_positions, at::kLong));
 }
 
 at::Tensor Gpt2TransformerImpl::forward(const at::Tensor& input_ids) {
-  at::Tensor x = wte(input_ids) + wpe(positions.slice(0, 0, input_ids.size(1)));
+  const int64_t length = input_ids.size(1);
+  if (length > wpe->weight.size(0)) {
+    throw Error("Gpt2",
+                absl::InvalidArgumentError(str_cat("a sequence of ", length, " tokens, but ",
+                                                   wpe->weight.size(0), " positions")));
+  }
+  at::Tensor x = wte(input_ids) + wpe->weight.slice(0, 0, length);
   x = dropped(x, embd_pdrop_, is_training());
   for (Gpt2Block& block : h) x = block(x);
   return ln_f(x);

@@ -98,16 +98,15 @@ struct Gpt2BlockImpl : torch::nn::Module {
 };
 using Gpt2Block = torch::nn::ModuleHolder<Hooked<Gpt2BlockImpl>>;
 
-// Without the head: "transformer" in its FQNs. The buffer `positions` counts from 0 to n_positions; files
-// of weights do not have it.
+// Without the head: "transformer" in its FQNs.
 struct Gpt2TransformerImpl : torch::nn::Module {
   explicit Gpt2TransformerImpl(const Gpt2Options& options);
+  // Throws Error (InvalidArgument) for more tokens than n_positions.
   at::Tensor forward(const at::Tensor& input_ids);
 
   torch::nn::Embedding wte{nullptr}, wpe{nullptr};
   std::vector<Gpt2Block> h;
   torch::nn::LayerNorm ln_f{nullptr};
-  at::Tensor positions;
 
  private:
   const double embd_pdrop_;

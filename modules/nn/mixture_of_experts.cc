@@ -47,10 +47,11 @@ TopKRouterImpl::TopKRouterImpl(int64_t hidden_size, int64_t num_experts, int64_t
     : weight(register_parameter("weight", drawn({num_experts, hidden_size}))), top_k_(top_k) {}
 
 at::Tensor TopKRouterImpl::forward(const at::Tensor& x) {
-  const at::Tensor chances = at::softmax(at::linear(x, weight), -1, at::kFloat);
-  const auto [best, experts] = chances.topk(top_k_, -1);
-  const at::Tensor shares = best / best.sum(-1, /*keepdim=*/true);
-  return at::zeros_like(chances).scatter(-1, experts, shares).to(x.scalar_type());
+  const bool is_double = x.scalar_type() == at::kDouble;
+  const at::Tensor logits = at::linear(x, weight).to(is_double ? at::kDouble : at::kFloat);
+  // The softmax of the best is the softmax of all, its best weighed to a sum of 1.
+  const auto [best, experts] = logits.topk(top_k_, -1);
+  return at::zeros_like(logits).scatter(-1, experts, at::softmax(best, -1)).to(x.scalar_type());
 }
 
 ExpertsImpl::ExpertsImpl(const MixtureOfExpertsOptions& options)
@@ -65,8 +66,11 @@ at::Tensor ExpertsImpl::forward(const at::Tensor& x, const at::Tensor& weights) 
   const at::Tensor all = x.expand({gate_up_proj.size(0), x.size(0), x.size(1)});
   const std::vector<at::Tensor> halves =
       at::bmm(all, gate_up_proj.transpose(1, 2)).chunk(2, -1);  // [experts, tokens, features]
-  const at::Tensor hidden = activate(activation_, halves[0]) * halves[1];
-  return (at::bmm(hidden, down_proj.transpose(1, 2)) * weights.t().unsqueeze(-1)).sum(0);
+  // Weighed before the last product, which is linear: the sum over experts, and over the ranks that have
+  // parts of them, comes last.
+  const at::Tensor hidden =
+      activate(activation_, halves[0]) * halves[1] * weights.t().unsqueeze(-1);
+  return at::bmm(hidden, down_proj.transpose(1, 2)).sum(0);
 }
 
 MixtureOfExpertsImpl::MixtureOfExpertsImpl(const MixtureOfExpertsOptions& options) {
