@@ -136,7 +136,7 @@ void expect_close(const Tensors& got, const Tensors& want, double relative, cons
   double all = 0;
   for (const auto& [name, tensor] : want) all = std::max(all, l2(tensor));
   for (const auto& [name, tensor] : want) {
-    EXPECT_LE(l2(got.at(name) - tensor), relative * std::max(l2(tensor), 0.001 * all))
+    EXPECT_LE(l2(got.at(name) - tensor), relative * std::max(l2(tensor), 0.01 * all))
         << what << " " << name << " of norm " << l2(tensor);
   }
 }
