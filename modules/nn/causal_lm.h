@@ -1,5 +1,5 @@
-// What Llama and its kin have in common: an embedding, layers of attention and an MLP with RMSNorm before
-// each, and a head that gives the next token's logits.
+// What Llama and its kin have in common: an embedding, layers of attention and an MLP with RMSNorm
+// before each, and a head that gives the next token's logits.
 //
 //   nn::Llama model(nn::LlamaOptions{.vocab_size = 32000, .hidden_size = 512, ...});
 //   const at::Tensor logits = model(input_ids);  // [batch, length, vocab_size]
@@ -25,8 +25,8 @@
 namespace shardweave::nn {
 
 // The mean cross entropy of every position's logits against the next position's label, over those
-// that are not `ignore_index`; the last position has none. logits: [batch, length, vocabulary], whole or
-// cut by the vocabulary.
+// that are not `ignore_index`; the last position has none. logits: [batch, length, vocabulary],
+// whole or cut by the vocabulary.
 at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& labels,
                            int64_t ignore_index = -100);
 
@@ -39,8 +39,8 @@ struct LmHeadImpl : torch::nn::Module {
 };
 using LmHead = torch::nn::ModuleHolder<Hooked<LmHeadImpl>>;
 
-// Draws what transformers draws: matrices and embeddings from a normal distribution, biases 0, norms
-// 1 and 0.
+// Draws what transformers draws: matrices and embeddings from a normal distribution, biases 0,
+// norms 1 and 0.
 void initialize(torch::nn::Module& module, double standard_deviation);
 
 // `Mlp`: GatedMlp or MixtureOfExperts.

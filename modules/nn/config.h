@@ -13,8 +13,8 @@
 
 namespace shardweave::nn_internal {
 
-// A configuration's values by key. What is absent or null leaves the option as it is; the first that
-// is of another type is the status, and nothing is read after it.
+// A configuration's values by key. What is absent or null leaves the option as it is; the first
+// that is of another type is the status, and nothing is read after it.
 //
 //   auto config = Config::read(text, "llama");
 //   config->get("hidden_size", options.hidden_size);

@@ -2,7 +2,7 @@
 // GPT2LMHeadModel.
 //
 //   const nn::Gpt2Options options = {.vocab_size = 50257, .n_positions = 1024, .n_embd = 768,
-//                                    .n_layer = 12, .n_head = 12};  // or nn::Gpt2Options::from_json(text)
+//                                    .n_layer = 12, .n_head = 12};  // or from_json(text)
 //   nn::Gpt2 model(options);
 //   parallelize_module(*model, mesh, nn::gpt2_plan(options, mesh->mesh()));
 //   nn::next_token_loss(model(input_ids), input_ids).backward();
@@ -125,8 +125,8 @@ struct Gpt2Impl : torch::nn::Module {
 };
 using Gpt2 = torch::nn::ModuleHolder<Hooked<Gpt2Impl>>;
 
-// Throws Error: InvalidArgument if the heads do not divide by the ranks; NotFound if the mesh has no
-// such dimension.
+// Throws Error: InvalidArgument if the heads do not divide by the ranks; NotFound if the mesh has
+// no such dimension.
 ShardingPlan gpt2_plan(const Gpt2Options& options, const DeviceMesh& mesh,
                        const PlanOptions& plan_options = {});
 

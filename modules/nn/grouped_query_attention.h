@@ -1,5 +1,5 @@
-// Attention of several heads, some of which may share keys and values (Ainslie et al.), with the names
-// of transformers: q_proj, k_proj, v_proj, o_proj.
+// Attention of several heads, some of which may share keys and values (Ainslie et al.), with the
+// names of transformers: q_proj, k_proj, v_proj, o_proj.
 //
 //   nn::GroupedQueryAttention attention(nn::AttentionOptions{
 //       .hidden_size = 4096, .num_attention_heads = 32, .num_key_value_heads = 8});
@@ -51,9 +51,10 @@ struct GroupedQueryAttentionImpl : torch::nn::Module {
 };
 using GroupedQueryAttention = torch::nn::ModuleHolder<Hooked<GroupedQueryAttentionImpl>>;
 
-// Heads are cut; keys and values that are fewer than ranks, or do not divide by them, are whole. `fqn`:
-// a pattern of the attention's name in the model; "": it is the model. Throws Error:
-// InvalidArgument if the heads do not divide by the ranks, NotFound if the mesh has no such dimension.
+// Heads are cut; keys and values that are fewer than ranks, or do not divide by them, are whole.
+// `fqn`: a pattern of the attention's name in the model; "": it is the model. Throws Error:
+// InvalidArgument if the heads do not divide by the ranks, NotFound if the mesh has no such
+// dimension.
 ShardingPlan attention_plan(const AttentionOptions& options, const DeviceMesh& mesh,
                             const PlanOptions& plan_options = {}, std::string_view fqn = "");
 

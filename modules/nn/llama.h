@@ -43,7 +43,8 @@ struct LlamaOptions {
   bool mlp_bias = false;
 
   // Of a config.json with "model_type": "llama". Keys that change nothing here are passed over.
-  // InvalidArgument, with its line: a value of another type, an unknown activation, what check() says.
+  // InvalidArgument, with its line: a value of another type, an unknown activation, what check()
+  // says.
   static absl::StatusOr<LlamaOptions> from_json(std::string_view text);
 
   DecoderOptions decoder() const;
@@ -62,8 +63,8 @@ struct LlamaImpl : CausalLmImpl<GatedMlp> {
 };
 using Llama = torch::nn::ModuleHolder<Hooked<LlamaImpl>>;
 
-// Throws Error: InvalidArgument if the heads do not divide by the ranks; NotFound if the mesh has no
-// such dimension.
+// Throws Error: InvalidArgument if the heads do not divide by the ranks; NotFound if the mesh has
+// no such dimension.
 ShardingPlan llama_plan(const LlamaOptions& options, const DeviceMesh& mesh,
                         const PlanOptions& plan_options = {});
 

@@ -1,9 +1,9 @@
-// Mixtral (Jiang et al.): Llama with a mixture of experts in place of every MLP, with the names, the
-// numerics and the configurations of transformers' MixtralForCausalLM.
+// Mixtral (Jiang et al.): Llama with a mixture of experts in place of every MLP, with the names,
+// the numerics and the configurations of transformers' MixtralForCausalLM.
 //
 //   const nn::MixtralOptions options = {.vocab_size = 32000, .hidden_size = 512,
 //       .intermediate_size = 1792, .num_hidden_layers = 8, .num_attention_heads = 8,
-//       .num_key_value_heads = 2, .num_local_experts = 4};   // or nn::MixtralOptions::from_json(text)
+//       .num_key_value_heads = 2, .num_local_experts = 4};  // or MixtralOptions::from_json(text)
 //   nn::Mixtral model(options);
 //   parallelize_module(*model, mesh, nn::mixtral_plan(options, mesh->mesh()));
 //   nn::next_token_loss(model(input_ids), input_ids).backward();
@@ -52,8 +52,8 @@ struct MixtralOptions {
 
 absl::Status check(const MixtralOptions& options);
 
-// As Llama's; model.layers.N.mlp is a MixtureOfExperts (transformers 5's names in memory; in files an
-// expert's matrices are w1, w2 and w3 of block_sparse_moe.experts.M).
+// As Llama's; model.layers.N.mlp is a MixtureOfExperts (transformers 5's names in memory; in files
+// an expert's matrices are w1, w2 and w3 of block_sparse_moe.experts.M).
 struct MixtralImpl : CausalLmImpl<MixtureOfExperts> {
   // Throws Error (InvalidArgument): check()
   explicit MixtralImpl(const MixtralOptions& options);

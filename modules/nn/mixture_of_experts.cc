@@ -66,8 +66,8 @@ at::Tensor ExpertsImpl::forward(const at::Tensor& x, const at::Tensor& weights) 
   const at::Tensor all = x.expand({gate_up_proj.size(0), x.size(0), x.size(1)});
   const std::vector<at::Tensor> halves =
       at::bmm(all, gate_up_proj.transpose(1, 2)).chunk(2, -1);  // [experts, tokens, features]
-  // Weighed before the last product, which is linear: the sum over experts, and over the ranks that have
-  // parts of them, comes last.
+  // Weighed before the last product, which is linear: the sum over experts, and over the ranks that
+  // have parts of them, comes last.
   const at::Tensor hidden =
       activate(activation_, halves[0]) * halves[1] * weights.t().unsqueeze(-1);
   return at::bmm(hidden, down_proj.transpose(1, 2)).sum(0);

@@ -1,15 +1,15 @@
-// A layer of experts of which each token takes the best few (Shazeer et al.), as Mixtral's: a router's
-// softmax, its top k weighed to a sum of 1, and the sum of those experts' gated MLPs. Names and shapes
-// are those of transformers 5: gate.weight [experts, hidden_size], experts.gate_up_proj
-// [experts, 2 intermediate_size, hidden_size], experts.down_proj.
+// A layer of experts of which each token takes the best few (Shazeer et al.), as Mixtral's: a
+// router's softmax, its top k weighed to a sum of 1, and the sum of those experts' gated MLPs.
+// Names and shapes are those of transformers 5: gate.weight [experts, hidden_size],
+// experts.gate_up_proj [experts, 2 intermediate_size, hidden_size], experts.down_proj.
 //
 //   nn::MixtureOfExperts experts(nn::MixtureOfExpertsOptions{.hidden_size = 4096,
 //       .intermediate_size = 14336, .num_experts = 8, .num_experts_per_tok = 2});
 //   const at::Tensor y = experts(x);  // [batch, length, hidden_size]
 //
-// Every expert sees every token, and what a token did not choose weighs nothing: sizes do not depend
-// on the data, and nothing is waited for, for num_experts / num_experts_per_tok times the products
-// that would be needed.
+// Every expert sees every token, and what a token did not choose weighs nothing: sizes do not
+// depend on the data, and nothing is waited for, for num_experts / num_experts_per_tok times the
+// products that would be needed.
 #pragma once
 
 #include <cstdint>

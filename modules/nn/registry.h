@@ -32,8 +32,8 @@ struct Model {
 // "gpt2", "llama", "mixtral", "vit".
 std::vector<std::string> model_kinds();
 
-// `kind`: one of those, or "" for the configuration's "model_type". InvalidArgument: an unknown kind
-// (the message lists those that there are), a configuration of another kind, what the kind's
+// `kind`: one of those, or "" for the configuration's "model_type". InvalidArgument: an unknown
+// kind (the message lists those that there are), a configuration of another kind, what the kind's
 // from_json() says.
 absl::StatusOr<Model> make_model(std::string_view kind, std::string_view config_json);
 

@@ -28,8 +28,8 @@ std::vector<double> exponents(int64_t head_dim) {
   return result;
 }
 
-// Frequencies that turn often enough in the trained length stay, those that turn seldom are divided,
-// and between them there is a ramp.
+// Frequencies that turn often enough in the trained length stay, those that turn seldom are
+// divided, and between them there is a ramp.
 void scale_yarn(const RopeOptions& options, int64_t head_dim, int64_t original,
                 std::vector<double>& frequencies) {
   const double d = static_cast<double>(head_dim);

@@ -1,5 +1,5 @@
-// Rotary position embeddings (Su et al., RoFormer), with the scalings that Hugging Face's models use to
-// reach beyond the length they were trained for.
+// Rotary position embeddings (Su et al., RoFormer), with the scalings that Hugging Face's models
+// use to reach beyond the length they were trained for.
 //
 //   const nn::RopeOptions options = {.rope_type = "llama3", .rope_theta = 500000, .factor = 8,
 //                                    .original_max_position_embeddings = 8192};

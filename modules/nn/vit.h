@@ -1,5 +1,5 @@
-// The vision transformer (Dosovitskiy et al.), with the names, the numerics and the configurations of
-// transformers' ViTForImageClassification.
+// The vision transformer (Dosovitskiy et al.), with the names, the numerics and the configurations
+// of transformers' ViTForImageClassification.
 //
 //   const nn::VitOptions options = {.hidden_size = 64, .num_hidden_layers = 4,
 //       .num_attention_heads = 4, .intermediate_size = 256, .image_size = 8, .patch_size = 2,
@@ -126,8 +126,8 @@ struct VitImpl : torch::nn::Module {
 };
 using Vit = torch::nn::ModuleHolder<Hooked<VitImpl>>;
 
-// PlanOptions::shard_vocabulary says nothing here. Throws Error: InvalidArgument if the heads do not
-// divide by the ranks; NotFound if the mesh has no such dimension.
+// PlanOptions::shard_vocabulary says nothing here. Throws Error: InvalidArgument if the heads do
+// not divide by the ranks; NotFound if the mesh has no such dimension.
 ShardingPlan vit_plan(const VitOptions& options, const DeviceMesh& mesh,
                       const PlanOptions& plan_options = {});
 
