@@ -83,7 +83,7 @@ TEST(RegistryTest, ErrorsSayWhereAndWhat) {
 
 // Options that were not read are checked, too.
 TEST(RegistryTest, ConstructorsThrowTheSame) {
-  const auto error = [](const auto& make) {
+  const auto error = [](const auto& make) -> std::string {
     try {
       make();
     } catch (const Error& e) {
@@ -91,14 +91,12 @@ TEST(RegistryTest, ConstructorsThrowTheSame) {
     }
     return "no error";
   };
-  EXPECT_THAT(std::string(error([] { Llama(LlamaOptions{.head_dim = 3}); })),
+  EXPECT_THAT(error([] { Llama(LlamaOptions{.head_dim = 3}); }),
               HasSubstr("Llama: rotary embeddings turn pairs: wanted an even head_dim, not 3"));
-  EXPECT_THAT(std::string(error([] { Mixtral(MixtralOptions{.num_local_experts = 0}); })),
+  EXPECT_THAT(error([] { Mixtral(MixtralOptions{.num_local_experts = 0}); }),
               HasSubstr("Mixtral: num_experts is 0"));
-  EXPECT_THAT(std::string(error([] { Gpt2(Gpt2Options{.n_layer = -1}); })),
-              HasSubstr("Gpt2: n_layer is -1"));
-  EXPECT_THAT(std::string(error([] { Vit(VitOptions{.num_labels = 0}); })),
-              HasSubstr("Vit: num_labels is 0"));
+  EXPECT_THAT(error([] { Gpt2(Gpt2Options{.n_layer = -1}); }), HasSubstr("Gpt2: n_layer is -1"));
+  EXPECT_THAT(error([] { Vit(VitOptions{.num_labels = 0}); }), HasSubstr("Vit: num_labels is 0"));
 }
 
 TEST(RegistryTest, ForwardByNames) {

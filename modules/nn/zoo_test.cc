@@ -17,6 +17,7 @@
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/mesh/device_mesh.h"
 #include "shardweave/modules/fused_optimizer.h"
+#include "shardweave/modules/hugging_face_plan.h"
 #include "shardweave/modules/nn/causal_lm.h"
 #include "shardweave/modules/nn/registry.h"
 
@@ -39,7 +40,8 @@ constexpr char kLlama[] = R"json({"model_type": "llama", "vocab_size": 29, "hidd
 constexpr char kTiedLlama[] = R"json({"model_type": "llama", "vocab_size": 29, "hidden_size": 22,
     "intermediate_size": 23, "num_hidden_layers": 2, "num_attention_heads": 12,
     "num_key_value_heads": 1, "head_dim": 4, "tie_word_embeddings": true, "attention_bias": true,
-    "mlp_bias": true})json";
+    "mlp_bias": true, "max_position_embeddings": 5,
+    "rope_parameters": {"rope_type": "dynamic", "factor": 2}})json";
 constexpr char kMixtral[] = R"json({"model_type": "mixtral", "vocab_size": 29, "hidden_size": 22,
     "intermediate_size": 11, "num_hidden_layers": 2, "num_attention_heads": 12,
     "num_key_value_heads": 12, "head_dim": 2, "num_local_experts": 5})json";
@@ -146,6 +148,7 @@ struct Case {
   std::vector<MeshDim> mesh;
   PlanOptions options = {};
   at::ScalarType dtype = at::kDouble;
+  const char* hugging_face = nullptr;  // a plan in place of the zoo's
 };
 
 void trains_as_one_device(const std::vector<Case>& cases) {
@@ -164,7 +167,10 @@ void trains_as_one_device(const std::vector<Case>& cases) {
                    (c.options.sequence_parallel ? ", sequence parallel" : "") +
                    (single ? ", single precision" : ""));
       const Model model = made(c.config, c.dtype);
-      parallelize_module(*model.module, mesh, model.plan(mesh->mesh(), c.options));
+      parallelize_module(*model.module, mesh,
+                         c.hugging_face != nullptr
+                             ? *hugging_face_plan(*model.module, c.hugging_face)
+                             : model.plan(mesh->mesh(), c.options));
       NamedPlacements rows;
       if (mesh->mesh().dim("dp").ok()) rows.emplace_back("dp", Shard(0));
       const Training got = train(
@@ -213,6 +219,20 @@ TEST(ZooTest, MixtralTrainsAsOnOneDevice) {
 }
 TEST(ZooTest, VitTrainsAsOnOneDevice) {
   trains_as_one_device(everywhere(kVit));
+}
+
+// The names are theirs, so their plans fit: the base_model_tp_plan of transformers 5.
+TEST(ZooTest, HuggingFacesPlansFit) {
+  constexpr char kPlanOfLlama[] = R"json({"layers.*.self_attn.q_proj": "colwise",
+      "layers.*.self_attn.k_proj": "colwise", "layers.*.self_attn.v_proj": "colwise",
+      "layers.*.self_attn.o_proj": "rowwise", "layers.*.mlp.gate_proj": "colwise",
+      "layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"})json";
+  constexpr char kPlanOfMixtral[] = R"json({"layers.*.self_attn.q_proj": "colwise",
+      "layers.*.self_attn.k_proj": "colwise", "layers.*.self_attn.v_proj": "colwise",
+      "layers.*.self_attn.o_proj": "rowwise", "layers.*.mlp.experts.gate_up_proj": "packed_colwise",
+      "layers.*.mlp.experts.down_proj": "rowwise", "layers.*.mlp.experts": "moe_tp_experts"})json";
+  trains_as_one_device({{kLlama, {{"tp", 2}}, {}, at::kDouble, kPlanOfLlama},
+                        {kMixtral, {{"dp", 2}, {"tp", 2}}, {}, at::kDouble, kPlanOfMixtral}});
 }
 
 // What one step sends, by phase and kind. Comparisons of plain tensors do not count.
