@@ -9,6 +9,7 @@
 #include "c10/core/GradMode.h"
 #include "shardweave/dtensor/engine/adopt.h"
 #include "shardweave/dtensor/engine/checksum.h"
+#include "shardweave/dtensor/engine/deferred.h"
 #include "shardweave/dtensor/engine/distribute.h"
 #include "shardweave/dtensor/engine/fused.h"
 #include "shardweave/dtensor/engine/members.h"
@@ -30,26 +31,36 @@ constexpr char kDistributeModule[] = "distribute_module";
 }
 
 // From the first byte to the one behind the last; empty: it has none.
-std::pair<uintptr_t, uintptr_t> extent(const at::Tensor& tensor) {
-  if (!tensor.has_storage() || tensor.numel() == 0) return {0, 0};
+struct Extent {
+  const void* storage = nullptr;  // of one that is not made yet, whose bytes count from 0
+  uintptr_t begin = 0, end = 0;
+  friend auto operator<=>(const Extent&, const Extent&) = default;
+};
+
+Extent extent(const at::Tensor& tensor) {
+  if (!tensor.has_storage() || tensor.numel() == 0) return {};
+  if (is_deferred(tensor)) {
+    const DeferredExtent its = deferred_extent(tensor);
+    return {its.storage, static_cast<uintptr_t>(its.begin), static_cast<uintptr_t>(its.end)};
+  }
   int64_t last = 0;
   for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
   const auto begin = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
-  if (begin == 0) return {0, 0};  // a meta tensor
-  return {begin, begin + static_cast<uintptr_t>(last + 1) * tensor.element_size()};
+  if (begin == 0) return {};  // a meta tensor
+  return {nullptr, begin, begin + static_cast<uintptr_t>(last + 1) * tensor.element_size()};
 }
 
 // Different tensors over the same memory would each get their own.
 void check_memory(const std::vector<Member>& members) {
-  std::vector<std::pair<std::pair<uintptr_t, uintptr_t>, const Member*>> extents;
+  std::vector<std::pair<Extent, const Member*>> extents;
   for (const Member& member : members) extents.emplace_back(extent(member.tensor), &member);
   std::sort(extents.begin(), extents.end(),
             [](const auto& a, const auto& b) { return a.first < b.first; });
-  const std::pair<uintptr_t, uintptr_t>* furthest = nullptr;
+  const Extent* furthest = nullptr;
   const Member* its = nullptr;
   for (const auto& [bytes, member] : extents) {
-    if (bytes.first == bytes.second) continue;
-    if (furthest != nullptr && bytes.first < furthest->second) {
+    if (bytes.begin == bytes.end) continue;
+    if (furthest != nullptr && bytes.storage == furthest->storage && bytes.begin < furthest->end) {
       throw Error(kDistributeModule,
                   absl::InvalidArgumentError(absl::StrCat(
                       "'", its->fqns[0], "' and '", member->fqns[0],
@@ -67,7 +78,9 @@ void check_same_on_all_ranks(MeshContext& context, const std::vector<Member>& me
   if (context.mesh().size() == 1) return;
   std::vector<uint64_t> sums;
   for (size_t i = 0; i < members.size(); ++i) {
-    sums.push_back(checksum(checksum(members[i].tensor), resolved[i].layout.to_string()));
+    // What is not made yet materialize() compares.
+    const uint64_t values = is_deferred(members[i].tensor) ? 0 : checksum(members[i].tensor);
+    sums.push_back(checksum(values, resolved[i].layout.to_string()));
   }
   const std::optional<Difference> difference = first_difference(context, sums, cause);
   if (!difference.has_value()) return;
@@ -76,6 +89,13 @@ void check_same_on_all_ranks(MeshContext& context, const std::vector<Member>& me
       absl::StrCat("is not the same on ranks ", difference->ranks[0], " and ", difference->ranks[1],
                    " (values, shape, dtype or placements); initialise every rank alike, or name "
                    "a source, whose values all ranks get"));
+}
+
+void name_family(const Member& member) {
+  auto family = std::make_shared<ViewFamily>();
+  family->fqn = member.fqns[0];
+  family->parameter = meta_of(member.tensor).spec;
+  meta_of(member.tensor).family = std::move(family);
 }
 
 }  // namespace
@@ -109,6 +129,18 @@ void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const Par
     const Member& member = members[i];
     Cause of_it = cause;
     of_it.parameter = member.fqns[0];
+    if (is_deferred(member.tensor)) {
+      const at::Tensor& tensor = member.tensor;
+      const absl::Span<const int64_t> sizes(tensor.sizes().data(), tensor.sizes().size());
+      const std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
+      SpecRef weight =
+          context->intern(resolved[i].layout, sizes, contiguous_strides(sizes),
+                          tensor.scalar_type(), deferred_device(tensor), {.weight = ~uint64_t{0}});
+      name_deferred(tensor, member.fqns[0]);
+      shard_deferred(tensor, std::move(weight), context);
+      name_family(member);
+      continue;
+    }
     const at::Tensor sharded =
         distributed(member.tensor.detach(), mesh, resolved[i].layout, options, of_it);
     const DTensorMeta& meta = meta_of(sharded);
@@ -116,10 +148,7 @@ void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const Par
     SpecRef weight = meta.context->intern(spec.layout, spec.sizes, spec.strides, spec.dtype,
                                           spec.device, {.weight = ~uint64_t{0}});
     convert_in_place(member.tensor, meta.local(), std::move(weight), meta.context);
-    auto family = std::make_shared<ViewFamily>();
-    family->fqn = member.fqns[0];
-    family->parameter = meta_of(member.tensor).spec;
-    meta_of(member.tensor).family = std::move(family);
+    name_family(member);
     meta_of(member.tensor).came_from(meta.provenance);
   }
 }

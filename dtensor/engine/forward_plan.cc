@@ -10,6 +10,7 @@
 #include "c10/core/impl/LocalDispatchKeySet.h"
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/engine/adopt.h"
+#include "shardweave/dtensor/engine/deferred.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
 #include "torch/csrc/autograd/graph_task.h"
@@ -178,6 +179,7 @@ void run_layer(const c10::OperatorHandle& op, const ForwardLayouts& layouts,
 }
 
 void dispatch_observed(const c10::OperatorHandle& op, c10::Stack* stack) {
+  if (record_deferred(op, stack)) return;
   const c10::impl::ExcludeDispatchKeyGuard no_longer(kObserved);
   const c10::FunctionSchema& schema = op.schema();
   const absl::Span<const IValue> args =
