@@ -12,6 +12,7 @@
 #include "shardweave/dtensor/engine/deferred.h"
 #include "shardweave/dtensor/engine/distribute.h"
 #include "shardweave/dtensor/engine/fused.h"
+#include "shardweave/dtensor/engine/grad_buckets.h"
 #include "shardweave/dtensor/engine/members.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/engine/provenance.h"
@@ -172,9 +173,13 @@ void finish_grad_sync(torch::nn::Module& module, std::source_location where) {
 
 void finish_grad_sync(const std::vector<at::Tensor>& parameters, std::source_location where) {
   const c10::AutoGradMode no_grad(false);
+  const Cause cause = {.name = "finish_grad_sync", .where = where, .syncs_gradients = true};
+  const std::vector<at::Tensor> unique = unique_parameters(parameters);
+  const std::vector<std::shared_ptr<GradBuckets>> buckets = buckets_of(unique);
+  for (const std::shared_ptr<GradBuckets>& b : buckets) b->land(cause);
   std::vector<at::Tensor> moving;  // parameters
   std::vector<InFlight> in_flight;
-  for (const at::Tensor& parameter : unique_parameters(parameters)) {
+  for (const at::Tensor& parameter : unique) {
     if (!is_dtensor(parameter) || !parameter.grad().defined()) continue;
     if (!is_dtensor(parameter.grad())) {  // a formula's own zeros, say
       const MeshPtr mesh = mesh_of(parameter);
@@ -182,23 +187,13 @@ void finish_grad_sync(const std::vector<at::Tensor>& parameters, std::source_loc
       parameter.mutable_grad() = distribute_tensor(
           parameter.grad(), mesh, Placements(mesh->mesh().ndim()), {.source = std::nullopt});
     }
-    const Layout& want = meta_of(parameter).spec->layout;
-    const DTensorMeta& have = checked_meta(parameter.grad(), "finish_grad_sync");
-    if (have.spec->layout == want) continue;
+    if (!gradient_moves(parameter)) continue;
     moving.push_back(parameter);
-    in_flight.push_back(moving_to(have, want));
-    in_flight.back().parameter = parameter_of(meta_of(parameter));
+    in_flight.push_back(moving_gradient(parameter));
   }
-  run_plans(in_flight, {.name = "finish_grad_sync", .where = where, .syncs_gradients = true});
-  for (size_t i = 0; i < moving.size(); ++i) {
-    // Not where it stands: what else has the memory of the gradient, or is a view of it, would no
-    // longer be what it is.
-    const DTensorMeta& have = meta_of(moving[i].grad());
-    at::Tensor local = std::move(in_flight[i].local);
-    if (local.is_alias_of(have.local())) local = local.clone();
-    moving[i].mutable_grad() = wrap(std::move(local), std::move(in_flight[i].target), have.context);
-    meta_of(moving[i].grad()).came_from(in_flight[i].provenance);
-  }
+  run_plans(in_flight, cause);
+  for (size_t i = 0; i < moving.size(); ++i) set_gradient(moving[i], std::move(in_flight[i]));
+  for (const std::shared_ptr<GradBuckets>& b : buckets) b->plan(cause);
 }
 
 }  // namespace shardweave
