@@ -13,18 +13,18 @@
 //     optimizer.zero_grad();
 //   }
 //
-// In the first iteration finish_grad_sync() does everything, and sees in which order gradients come.
-// From then on gradients that need the same collectives (mesh dimensions, kind, dtype) travel in
-// buckets of at most `bucket_bytes` (of the whole tensors; a larger gradient alone), which leave in
-// an order that all ranks have agreed on, while backward goes on: N bytes take ceil(N / bucket)
+// In the first iteration finish_grad_sync() does everything, and sees in which order gradients
+// come. From then on gradients that need the same collectives (mesh dimensions, kind, dtype) travel
+// in buckets of at most `bucket_bytes` (of the whole tensors; a larger gradient alone), which leave
+// in an order that all ranks have agreed on, while backward goes on: N bytes take ceil(N / bucket)
 // collectives, as far as gradients fill them. They are made anew when a gradient comes in another
 // layout.
 //
-// Gradients of parameters that were not used are not waited for: what has not left by then leaves in
-// finish_grad_sync(). Between backward and finish_grad_sync() a gradient is what autograd has
+// Gradients of parameters that were not used are not waited for: what has not left by then leaves
+// in finish_grad_sync(). Between backward and finish_grad_sync() a gradient is what autograd has
 // accumulated. Written meanwhile, by a second backward or a user, it travels again in
-// finish_grad_sync(), as it is then: as if there was no GradSync. A rank whose backward fails, or goes
-// another way, is an error on all ranks, as in any collective.
+// finish_grad_sync(), as it is then: as if there was no GradSync. A rank whose backward fails, or
+// goes another way, is an error on all ranks, as in any collective.
 #pragma once
 
 #include <cstdint>

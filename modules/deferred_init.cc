@@ -1,8 +1,14 @@
 #include "shardweave/modules/deferred_init.h"
 
+#include "shardweave/dtensor/engine/deferred.h"
+#include "shardweave/dtensor/engine/members.h"
 #include "torch/nn/module.h"
 
 namespace shardweave {
+
+modules_internal::DeferredInitScope::DeferredInitScope()
+    : scope_(std::make_unique<dtensor_internal::DeferredScope>()) {}
+modules_internal::DeferredInitScope::~DeferredInitScope() = default;
 
 void modules_internal::name_deferred_members(const torch::nn::Module& module) {
   for (const dtensor_internal::Member& member : dtensor_internal::members_of(module)) {

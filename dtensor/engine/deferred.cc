@@ -23,9 +23,9 @@
 namespace shardweave::dtensor_internal {
 namespace {
 
-// Who asks a deferred tensor for memory gets an error, but for kernels of meta tensors, which compare
-// addresses. That a storage refuses can be said, and not taken back: hence the member itself, which
-// an explicit instantiation may name.
+// Who asks a deferred tensor for memory gets an error, but for kernels of meta tensors, which
+// compare addresses. That a storage refuses can be said, and not taken back: hence the member
+// itself, which an explicit instantiation may name.
 template <bool c10::StorageImpl::*Member>
 struct Refusal {
   friend bool& refuses(c10::StorageImpl& storage) { return storage.*Member; }
@@ -149,7 +149,7 @@ class Tape {
     uint64_t first;
     PhiloxState begin;
   };
-  std::map<const MeshContext*, std::vector<Block>> blocks;
+  std::map<std::shared_ptr<MeshContext>, std::vector<Block>> blocks;
   std::optional<uint64_t> seed_alone;  // of tensors that are on no mesh
 
   int find(const at::Tensor& tensor) const {
@@ -165,9 +165,18 @@ class Tape {
     return index;
   }
   Geometry geometry(const at::Tensor& tensor) const {
-    return {
-        find(tensor),         tensor.sizes().vec(), tensor.strides().vec(), tensor.storage_offset(),
-        tensor.scalar_type(), tensor.is_conj(),     tensor.is_neg()};
+    const int storage = find(tensor);
+    if (storage < 0) {
+      throw Error(absl::InternalError(
+          "a tensor under deferred_init() got a storage that it has not recorded"));
+    }
+    return {storage,
+            tensor.sizes().vec(),
+            tensor.strides().vec(),
+            tensor.storage_offset(),
+            tensor.scalar_type(),
+            tensor.is_conj(),
+            tensor.is_neg()};
   }
   // "'layers.0.weight'", or what it looks like.
   std::string name(const Geometry& g) const {
@@ -178,19 +187,19 @@ class Tape {
   }
 
   // The numbers of a random operator on a mesh.
-  PhiloxState state(const MeshContext* context, uint64_t stream) const {
+  PhiloxState state(const std::shared_ptr<MeshContext>& context, uint64_t stream) const {
     const std::vector<Block>& of_mesh = blocks.at(context);
     auto block = of_mesh.end() - 1;
     while (block->first > stream) --block;
     return {block->begin.seed, block->begin.offset + stream - block->first};
   }
   // What has been recorded so far has its numbers from now on.
-  void reserve(MeshContext& context) {
-    std::vector<Block>& of_mesh = blocks[&context];
-    uint64_t& reserved = reserved_[&context];
+  void reserve(const std::shared_ptr<MeshContext>& context) {
+    std::vector<Block>& of_mesh = blocks[context];
+    uint64_t& reserved = reserved_[context];
     if (!of_mesh.empty() && reserved == draws) return;
-    of_mesh.push_back({reserved, context.random});
-    context.random.offset += draws - reserved;
+    of_mesh.push_back({reserved, context->random});
+    context->random.offset += draws - reserved;
     reserved = draws;
   }
 
@@ -239,7 +248,7 @@ class Tape {
   }
 
   absl::flat_hash_map<const c10::StorageImpl*, int> by_address_;
-  std::map<const MeshContext*, uint64_t> reserved_;
+  std::map<std::shared_ptr<MeshContext>, uint64_t> reserved_;
 };
 
 namespace {
@@ -368,7 +377,7 @@ bool is_written(const c10::FunctionSchema& schema, size_t arg) {
 bool in_torch_tensor() {
   const c10::DispatchKeySet excluded = c10::impl::tls_local_dispatch_key_set().excluded_;
   return excluded.has(c10::DispatchKey::AutogradCPU) &&
-         !excluded.has(c10::DispatchKey::ADInplaceOrView);
+         !excluded.has(c10::DispatchKey::ADInplaceOrView) && !c10::InferenceMode::is_enabled();
 }
 
 uint64_t sum_of(uint64_t sum, const IValue& value) {
@@ -500,6 +509,12 @@ class Recording {
                absl::StrCat("writes a tensor of shape [", absl::StrJoin(tensor.sizes(), ", "),
                             "] that was made outside of deferred_init(), from one that has no "
                             "values yet; make both outside, or both within"));
+        }
+        if (base_name(op_) == "aten::set_data" || base_name(op_) == "aten::set_") {
+          fail(
+              op_, absl::StatusCode::kInvalidArgument,
+              "would give memory to a tensor that deferred_init() has recorded; give materialize() "
+              "the value, or copy_() it");
         }
         // Small ones may be used again by whoever has made them.
         constexpr size_t kCopied = 1 << 20;
@@ -641,8 +656,8 @@ class Recording {
   std::optional<c10::Device> device_;
 };
 
-// After its scope a deferred tensor can still be initialised, cast and viewed; what needs its values
-// is an error.
+// After its scope a deferred tensor can still be initialised, cast and viewed; what needs its
+// values is an error.
 bool stays_deferred(const c10::OperatorHandle& op, absl::Span<IValue> args) {
   const c10::FunctionSchema& schema = op.schema();
   if (is_one_of(base_name(op), kStaysDeferred) || op.hasTag(at::Tag::inplace_view)) return true;
@@ -736,7 +751,7 @@ class Maker {
  private:
   PhiloxState state_of(const Node& node) const {
     if (seed_.has_value()) return {*seed_, *node.stream};
-    return tape_->state(context_.get(), *node.stream);
+    return tape_->state(context_, *node.stream);
   }
 
   Intervals held(const Spec& spec, int dim) const {
@@ -1239,7 +1254,7 @@ void make_deferred(const std::vector<Member>& members,
     std::vector<const Item*> compared;
     for (const Item& item : items) {
       if (item.context != context) continue;
-      if (!seed.has_value()) item.tape->reserve(*context);
+      if (!seed.has_value()) item.tape->reserve(context);
       sums.push_back(failure != nullptr ? 1 : sum_of_item(item, seed));
       compared.push_back(&item);
     }
@@ -1286,7 +1301,8 @@ void make_deferred(const std::vector<Member>& members,
         if (alone == nullptr) alone = one_rank();
         std::optional<uint64_t>& drawn = item.tape->seed_alone;
         if (!seed.has_value() && !drawn.has_value()) {
-          // Another model made after this one gets other numbers; torch::manual_seed() repeats them.
+          // Another model made after this one gets other numbers; torch::manual_seed() repeats
+          // them.
           at::Generator generator = at::detail::getDefaultCPUGenerator();
           const std::lock_guard lock(generator.mutex());
           drawn = at::check_generator<at::CPUGeneratorImpl>(generator)->random64();

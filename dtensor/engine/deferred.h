@@ -1,16 +1,17 @@
 // Tensors that are not made yet. Under a DeferredScope operators run on meta tensors, which have
-// shapes and no memory; what made and wrote each storage is kept on a tape, and run again when it is
-// known which part of a tensor this rank needs (modules/deferred_init.h).
+// shapes and no memory; what made and wrote each storage is kept on a tape, and run again when it
+// is known which part of a tensor this rank needs (modules/deferred_init.h).
 //
 // Such a tensor carries LibTorch's key DeferredInit, whose fallback (forward_plan.cc) asks
 // record_deferred() first, within the scope and after it. Tensors are told apart by their storages:
-// views, detach(), set_data() and shallow copies need no care. A random operator is numbered when it
-// is recorded; the number says which random numbers it gets, whoever draws them, whatever part, in
-// whatever order.
+// views, detach(), set_data() and shallow copies need no care. A random operator is numbered when
+// it is recorded; the number says which random numbers it gets, whoever draws them, whatever part,
+// in whatever order.
 //
-// A part is drawn alone if every storage that its value depends on has the tensor's shape, and every
-// operator in between treats each element by itself and gives the same bits wherever it stands (see
-// kElementwise). Else each rank makes the whole tensor, as one rank would, and keeps its part.
+// A part is drawn alone if every storage that its value depends on has the tensor's shape, and
+// every operator in between treats each element by itself and gives the same bits wherever it
+// stands (see kElementwise). Else each rank makes the whole tensor, as one rank would, and keeps
+// its part.
 //
 // Internal to dtensor/ and modules/. Threads: a tape is used by one thread at a time.
 #pragma once

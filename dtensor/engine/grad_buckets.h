@@ -38,8 +38,8 @@ class GradBuckets : public std::enable_shared_from_this<GradBuckets> {
   void pause();
   void resume();
 
-  // Buckets that have left arrive, those that have not leave and arrive. Gradients that were written
-  // since they left are left to the caller, and those that are in no bucket.
+  // Buckets that have left arrive, those that have not leave and arrive. Gradients that were
+  // written since they left are left to the caller, and those that are in no bucket.
   void land(const Cause& cause);
   // From what the iteration has shown, if the buckets are not of that. Collective over the meshes,
   // then.

@@ -27,6 +27,7 @@
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/error.h"
+#include "shardweave/dtensor/grad_sync.h"
 #include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/observe/explain.h"
 #include "shardweave/dtensor/observe/profile_trace.h"
@@ -37,6 +38,7 @@
 #include "shardweave/dtensor/spec.h"
 #include "shardweave/mesh/connected_mesh.h"
 #include "shardweave/mesh/device_mesh.h"
+#include "shardweave/modules/deferred_init.h"
 #include "shardweave/modules/fused_optimizer.h"
 #include "shardweave/modules/hooked.h"
 #include "shardweave/modules/hugging_face_plan.h"
@@ -305,6 +307,21 @@ void clip(const Model& model, at::Tensor loss, torch::optim::Optimizer& optimize
   optimizer.step();
 }
 
+void grad_sync(const Model& model, const at::Tensor& first_half, const at::Tensor& second_half,
+               torch::optim::Optimizer& optimizer) {
+  GradSync sync(*model, {.bucket_bytes = 25 << 20});
+  for (int step = 0; step < 2; ++step) {
+    {
+      const GradSync::NoSync accumulate(sync);
+      model->forward(first_half).backward();
+    }
+    model->forward(second_half).backward();
+    finish_grad_sync(*model);
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+}
+
 void patterns() {
   const FqnPattern pattern = *FqnPattern::parse("*.{q,k}.weight");
   pattern.matches("blocks.0.attn.k.weight");
@@ -413,6 +430,18 @@ void fused_optimizer(const Model& model, at::Tensor loss, const at::Tensor& stat
   for (size_t i = 0; i < optimizer.parameters().size(); ++i) {
     for (std::string_view name : optimizer.state_names()) optimizer.set_state(i, name, state);
   }
+}
+
+struct GptOptions {};
+struct GptImpl : torch::nn::Module {
+  explicit GptImpl(const GptOptions& /*options*/) {}
+};
+TORCH_MODULE(Gpt);
+
+void deferred(const GptOptions& options, const MeshPtr& mesh, const ShardingPlan& plan) {
+  auto model = deferred_init([&] { return Gpt(options); });
+  parallelize_module(*model, mesh, plan);
+  materialize(*model);
 }
 
 void sharding_plan_json(const Model& model, const MeshPtr& mesh) {
