@@ -265,9 +265,8 @@ struct DeferredMeta final : c10::BackendMeta {
   std::shared_ptr<Tape> tape;
 };
 
-struct Access : c10::TensorImpl {
-  static auto keys() { return &Access::key_set_; }
-  static auto device() { return &Access::device_opt_; }
+struct DeviceAccess : c10::TensorImpl {
+  static auto device() { return &DeviceAccess::device_opt_; }
 };
 
 const std::shared_ptr<Tape>& tape_of(const at::Tensor& plain) {
@@ -404,7 +403,7 @@ uint64_t sum_of(uint64_t sum, const Geometry& g) {
 void attach(const at::Tensor& tensor, const std::shared_ptr<Tape>& tape) {
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   impl->set_backend_meta(c10::make_intrusive<DeferredMeta>(tape));
-  impl->*Access::keys() = impl->key_set().add(kDeferredKey);
+  set_keys(*impl, impl->key_set().add(kDeferredKey));
 }
 
 // One operator on its way to the tape.
@@ -1223,7 +1222,7 @@ void shard_deferred(const at::Tensor& tensor, SpecRef spec, std::shared_ptr<Mesh
   const std::shared_ptr<Tape> tape = tape_of(tensor);
   auto part = std::make_shared<DeferredPart>(tape, tape->geometry(tensor));
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  impl->*Access::device() = spec->device;
+  impl->*DeviceAccess::device() = spec->device;
   convert_in_place(tensor, at::Tensor(), std::move(spec), std::move(context));
   meta_of(tensor).part = LocalPart(std::move(part));
 }

@@ -31,11 +31,11 @@ class Came final : public torch::autograd::FunctionPostHook {
   const std::function<void(GradBuckets&)> came_;
 };
 
-int64_t version_of(const at::Tensor& tensor) {
+int64_t gradient_version(const at::Tensor& tensor) {
   return tensor.is_inference() ? 0 : tensor._version();
 }
 
-int64_t bytes_of(const at::Tensor& parameter) {
+int64_t gradient_bytes(const at::Tensor& parameter) {
   const Spec& spec = *meta_of(parameter).spec;
   return spec.numel() * static_cast<int64_t>(c10::elementSize(spec.dtype));
 }
@@ -145,7 +145,7 @@ void GradBuckets::leave(Bucket& bucket, const Cause& cause) {
     in_flight.push_back(moving_gradient(p.tensor));
     bucket.sent.push_back(i);
     p.sent = p.tensor.grad();
-    p.version = version_of(p.sent);
+    p.version = gradient_version(p.sent);
   }
   if (in_flight.empty()) return;
   bucket.run = std::make_unique<PlansUnderWay>(
@@ -163,7 +163,7 @@ void GradBuckets::land(const Cause& cause) {
       for (size_t k = 0; k < arrived.size(); ++k) {
         const Parameter& p = parameters_[bucket.sent[k]];
         // Accumulated again since (a second backward), zeroed or replaced: as it is now.
-        if (!p.tensor.grad().is_same(p.sent) || version_of(p.sent) != p.version) continue;
+        if (!p.tensor.grad().is_same(p.sent) || gradient_version(p.sent) != p.version) continue;
         set_gradient(p.tensor, std::move(arrived[k]));
       }
     }
@@ -229,7 +229,8 @@ void GradBuckets::plan(const Cause& cause) {
       return plan_for(*meta.context, have, meta.spec)->plan.steps;
     };
     if (a.context != b.context || a.spec->dtype != b.spec->dtype ||
-        a.spec->device != b.spec->device || bucket.bytes + bytes_of(p.tensor) > bucket_bytes_) {
+        a.spec->device != b.spec->device ||
+        bucket.bytes + gradient_bytes(p.tensor) > bucket_bytes_) {
       return false;
     }
     const auto of_first = steps(a, *first.planned), its = steps(b, *p.seen);
@@ -246,7 +247,7 @@ void GradBuckets::plan(const Cause& cause) {
     p.planned = p.seen;
     p.expected = p.came;
     bucket->members.push_back(i);
-    bucket->bytes += bytes_of(p.tensor);
+    bucket->bytes += gradient_bytes(p.tensor);
   }
   // In the order in which they become full.
   const auto last = [&](const Bucket& bucket) {
