@@ -1,10 +1,12 @@
 #include "shardweave/modules/module_memory.h"
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "c10/core/StorageImpl.h"
 #include "c10/util/intrusive_ptr.h"
@@ -38,33 +40,39 @@ class Activations final : public ModuleWatch::Listener {
  public:
   bool wants_inner() const override { return true; }
   void inner_begins(absl::Span<const at::Tensor> arguments) override {
-    for (const at::Tensor& argument : arguments) see(argument, kThereBefore);  // nobody made it
+    std::vector<const c10::StorageImpl*>& given = given_.emplace_back();
+    for (const at::Tensor& argument : arguments) {
+      const at::Tensor it = plain(argument);
+      if (it.defined() && it.has_storage()) given.push_back(it.storage().unsafeGetStorageImpl());
+    }
   }
   void inner_ends(size_t step, absl::Span<const at::Tensor> results) override {
-    for (const at::Tensor& result : results) see(result, static_cast<int64_t>(step));
+    if (given_.empty()) return;
+    const std::vector<const c10::StorageImpl*> given = std::move(given_.back());
+    given_.pop_back();
+    for (const at::Tensor& result : results) {
+      const at::Tensor it = plain(result);
+      if (!it.defined() || !it.has_storage()) continue;
+      const c10::StorageImpl* storage = it.storage().unsafeGetStorageImpl();
+      // A view, or what was written: nobody made it here.
+      if (std::find(given.begin(), given.end(), storage) != given.end()) continue;
+      made_.try_emplace(storage, it.storage().getWeakStorageImpl(), step);
+    }
   }
 
   // Bytes that are in memory still, by step.
-  std::map<int64_t, int64_t> alive() const {
-    std::map<int64_t, int64_t> bytes;
-    for (const auto& [storage, made] : seen_) {
-      if (made.second == kThereBefore) continue;
-      const auto held = made.first.lock();
-      if (held) bytes[made.second] += static_cast<int64_t>(held->nbytes());
+  std::map<size_t, int64_t> alive() const {
+    std::map<size_t, int64_t> bytes;
+    for (const auto& [storage, made] : made_) {
+      if (const auto held = made.first.lock()) {
+        bytes[made.second] += static_cast<int64_t>(held->nbytes());
+      }
     }
     return bytes;
   }
 
  private:
   using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
-  static constexpr int64_t kThereBefore = -1;
-
-  void see(const at::Tensor& tensor, int64_t step) {
-    const at::Tensor it = plain(tensor);
-    if (!it.defined() || !it.has_storage()) return;
-    c10::StorageImpl* storage = it.storage().unsafeGetStorageImpl();
-    seen_.try_emplace(storage, it.storage().getWeakStorageImpl(), step);
-  }
 
   // The plain tensor that has the memory; undefined: there is none, or not yet.
   static at::Tensor plain(const at::Tensor& tensor) {
@@ -76,7 +84,8 @@ class Activations final : public ModuleWatch::Listener {
   }
 
   // A weak pointer keeps the address from being given out again.
-  std::unordered_map<const c10::StorageImpl*, std::pair<Weak, int64_t>> seen_;
+  std::unordered_map<const c10::StorageImpl*, std::pair<Weak, size_t>> made_;
+  std::vector<std::vector<const c10::StorageImpl*>> given_;  // to the operators that run
 };
 
 }  // namespace
@@ -111,7 +120,7 @@ ModuleMemory module_memory(torch::nn::Module& model, const std::function<at::Ten
   const at::Tensor result = forward();
   watch.finish();
   for (const auto& [step, bytes] : activations.alive()) {
-    const std::string module = watch.module_of(static_cast<size_t>(step));
+    const std::string module = watch.module_of(step);
     add(std::string_view(module).substr(0, module.find(" = ")), &ModuleMemory::Row::activations,
         bytes);
   }

@@ -236,7 +236,10 @@ void ModuleWatch::begin(const at::RecordFunction& function) {
   }
   if (!outermost && !listener_->wants_inner()) return;
   const std::optional<c10::OperatorHandle> op = operator_of(function);
-  if (!op.has_value()) return;
+  if (!op.has_value()) {
+    if (listener_->wants_inner()) listener_->inner_begins({});
+    return;
+  }
   const c10::FunctionSchema& schema = op->schema();
   const std::vector<at::Tensor> arguments =
       tensors_in(last(inputs_of(function), schema.arguments().size()));
