@@ -3,7 +3,6 @@
 
 #include <memory>
 #include <optional>
-#include <source_location>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "c10/util/Exception.h"
 #include "shardweave/capi/arguments.h"
 #include "shardweave/capi/guard.h"
+#include "shardweave/capi/host_call.h"
 #include "shardweave/comm/world.h"
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/mesh/connected_mesh.h"
@@ -83,9 +83,6 @@ class CallMode {
   std::variant<std::monostate, c10::AutoGradMode, c10::InferenceMode> guard_;
   std::optional<c10::WarningUtils::WarningHandlerGuard> warnings_;
 };
-
-// What traces say of where the host's code called from: nothing.
-inline constexpr std::source_location kHost;
 
 // --- layouts -------------------------------------------------------------------------------------
 

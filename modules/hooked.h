@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -40,6 +41,10 @@ class ForwardRedistribution {
 struct ForwardHook {
   virtual ~ForwardHook() = default;
   std::shared_ptr<const ForwardRedistribution> redistribution;  // null: no plan speaks of it
+  // Whether the forward comes here. Where not, a module is met at its weight, as without a hook.
+  bool is_met = true;
+  // What somebody does for it to be met, for errors.
+  virtual std::string_view advice() const { return "make it as Hooked<Impl> (hooked.h)"; }
 };
 
 // Every tensor in a value, in their order.

@@ -14,6 +14,7 @@
 #include "shardweave/dtensor/engine/members.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
+#include "shardweave/dtensor/observe/text_table.h"
 #include "shardweave/modules/hooked.h"
 #include "torch/nn/module.h"
 
@@ -33,7 +34,8 @@ constexpr char kName[] = "parallelize_module";
 struct Place {
   std::string fqn;  // "" of the whole model
   std::string type;
-  ForwardHook* hook = nullptr;
+  ForwardHook* hook = nullptr;  // null: none, or its forward does not come there
+  std::string_view advice;
   std::vector<std::string> parameters;  // of its own, without those of its children; by FQN
   std::vector<at::Tensor> members;      // those, and its buffers
   const Member* weight = nullptr;       // null: none, several
@@ -62,6 +64,12 @@ std::map<std::string, Place, std::less<>> places_of(torch::nn::Module& module,
     place.type = m.name();
     place.hook = dynamic_cast<ForwardHook*>(&m);
     if (place.hook == nullptr) return;
+    if (!place.hook->is_met) {
+      place.advice = place.hook->advice();
+      place.type.clear();  // of a host's language
+      place.hook = nullptr;
+      return;
+    }
     const auto [first, is_new] = hooks.emplace(place.hook, fqn);
     if (is_new) return;
     place.also = first->second;
@@ -252,14 +260,16 @@ const Entry* chosen(std::vector<Entry>& entries, const std::vector<size_t>& matc
                     ") and none is called 'weight'")
           : std::string("it consists of modules");
   refuse(absl::StatusCode::kFailedPrecondition,
-         str_cat(entry.name, ": the forward of ", module, " cannot be met: ", why,
-                 "; make it as Hooked<Impl> (hooked.h), or speak of the modules in it"));
+         str_cat(entry.name, ": the forward of ", module, " cannot be met: ", why, "; ",
+                 place.advice.empty() ? ForwardHook().advice() : place.advice,
+                 ", or speak of the modules in it"));
 }
 
 // What the plan says of one module, for a weight or a hook.
 struct Observed {
   const Place* place;
   std::shared_ptr<ForwardLayouts> layouts;
+  std::vector<size_t> entries;  // of the plan, for each of the inputs, then the outputs
 };
 
 std::vector<Observed> resolve_forward(const ForwardPlan& plan, const DeviceMesh& mesh,
@@ -276,6 +286,7 @@ std::vector<Observed> resolve_forward(const ForwardPlan& plan, const DeviceMesh&
     }
     if (matching.empty()) continue;
     auto layouts = std::make_shared<ForwardLayouts>();
+    std::vector<size_t> deciding;
     for (const auto& [value, candidates] : matching) {
       const Entry* entry = chosen(entries, candidates, fqn);
       if (!can_be_met(place)) cannot_be_met(*entry, place);
@@ -288,8 +299,9 @@ std::vector<Observed> resolve_forward(const ForwardPlan& plan, const DeviceMesh&
       auto& values = value.first == Direction::kInput ? layouts->inputs : layouts->outputs;
       values.push_back(
           {value.second, entry->target, str_cat(fqn, fqn.empty() ? "" : ".", entry->value)});
+      deciding.push_back(static_cast<size_t>(entry - entries.data()));
     }
-    observed.push_back({&place, std::move(layouts)});
+    observed.push_back({&place, std::move(layouts), std::move(deciding)});
   }
   for (const Entry& entry : entries) {
     if (entry.decides) continue;
@@ -330,6 +342,50 @@ class PlannedForward final : public modules_internal::ForwardRedistribution {
 };
 
 }  // namespace
+
+ResolvedPlan resolve_sharding_plan(torch::nn::Module& module, const DeviceMesh& mesh,
+                                   const ShardingPlan& plan) {
+  const std::vector<Member> members = members_of(module);
+  const auto places = places_of(module, members);
+  ResolvedPlan resolved;
+  // The same order of errors.
+  const std::vector<Observed> observed = resolve_forward(plan.forward, mesh, places);
+  resolved.tensors = resolve_plan(module, mesh, plan.parameter);
+  for (const Observed& o : observed) {
+    for (size_t i = 0; i < o.entries.size(); ++i) {
+      const ForwardEntry& entry = plan.forward[o.entries[i]];
+      const size_t inputs = o.layouts->inputs.size();
+      const bool is_input = i < inputs;
+      const ForwardLayouts::Value& value =
+          is_input ? o.layouts->inputs[i] : o.layouts->outputs[i - inputs];
+      const int* const index = std::get_if<int>(&value.slot);
+      resolved.forward.push_back(
+          {o.place->fqn,
+           str_cat(is_input ? "input." : "output.",
+                   index != nullptr ? str_cat(*index) : std::get<std::string>(value.slot)),
+           entry.placements, o.entries[i], entry.pattern});
+    }
+  }
+  return resolved;
+}
+
+std::string to_string(const ResolvedPlan& resolved) {
+  std::string text = to_string(resolved.tensors);
+  if (resolved.forward.empty()) return text;
+  TextTable table({"module", "value", "goes to", "pattern"});
+  for (const ResolvedForward& f : resolved.forward) {
+    std::string to;
+    if (const Layout* layout = f.placements.by_position()) {
+      to = layout->to_string();
+    } else {
+      for (const auto& [dim, placement] : *f.placements.named()) {
+        str_append(&to, to.empty() ? "" : ", ", dim, ": ", placement.to_string());
+      }
+    }
+    table.add({f.module.empty() ? "(the model)" : f.module, f.value, std::move(to), f.pattern});
+  }
+  return str_cat(text, text.empty() ? "" : "\n", table.to_string());
+}
 
 void parallelize_module(torch::nn::Module& module, const MeshPtr& mesh, const ShardingPlan& plan,
                         const DistributeOptions& options, std::source_location where) {

@@ -94,11 +94,16 @@ class CommTrace::Recorder final : public Observer {
       : observing(MeshContext::of(mesh), *this), max_events_(max_events) {}
 
   void collective_begins(int64_t /*id*/, const CommEvent& event) override {
-    if (events.size() < max_events_) {
-      events.push_back(event);
-    } else {
+    if (events.size() >= max_events_) {
       ++dropped;
+      return;
     }
+    events.push_back(event);
+    if (event.source.empty() && !sources_.empty()) events.back().source = sources_.back();
+  }
+  void source_begins(std::string_view source) override { sources_.emplace_back(source); }
+  void source_ends() override {
+    if (!sources_.empty()) sources_.pop_back();  // else it began before this did
   }
 
   const Observing observing;
@@ -107,6 +112,7 @@ class CommTrace::Recorder final : public Observer {
 
  private:
   const size_t max_events_;
+  std::vector<std::string> sources_;  // of scopes; the innermost last
 };
 
 CommTrace::CommTrace(const MeshPtr& mesh, size_t max_events)
@@ -191,6 +197,15 @@ ModuleScope::~ModuleScope() {
   if (context_ == nullptr) return;
   context_->observation.modules.leave();
   for (Observer* observer : context_->observation.observers) observer->module_ends();
+}
+
+SourceScope::SourceScope(const MeshPtr& mesh, std::string_view source)
+    : context_(MeshContext::of(mesh)) {
+  for (Observer* observer : context_->observation.observers) observer->source_begins(source);
+}
+
+SourceScope::~SourceScope() {
+  for (Observer* observer : context_->observation.observers) observer->source_ends();
 }
 
 }  // namespace shardweave

@@ -24,6 +24,7 @@ type handles struct {
 	comm      *sw.Comm
 	trace     *sw.Trace
 	module    *sw.Module
+	forward   *sw.Forward
 	optimizer *sw.Optimizer
 	context   *sw.FunctionContext
 	tensor    *sw.Tensor
@@ -55,6 +56,7 @@ func makeHandlesOf(w *sw.World) *handles {
 		comm: mustOf(w.Comm().Subgroup([]int64{int64(w.Rank())}, "g")), module: mustOf(w.NewModule()),
 		layout: sw.MustParseLayout("[R]"), plan: sw.NewPlan(), op: sw.MustFindOp("aten::neg")}
 	h.trace = mustOf(h.mesh.Trace())
+	h.forward = mustOf(h.module.Forward(""))
 	h.tensor = sw.Ones(w, []int64{1}, sw.RequiresGrad)
 	h.optimizer = mustOf(sw.NewSGD([]*sw.Tensor{h.module.Parameter("p", sw.Ones(w, []int64{1}))}, 0.1))
 	mustOf(sw.Apply(keepContext{&h.context}, "f", 1, h.tensor))
@@ -64,6 +66,7 @@ func makeHandlesOf(w *sw.World) *handles {
 func (h *handles) close() {
 	h.tensor.Close()
 	h.optimizer.Close()
+	h.forward.Close()
 	h.module.Close()
 	h.trace.Close()
 	h.comm.Close()
@@ -84,6 +87,8 @@ func (h *handles) of(kind reflect.Type) (reflect.Value, bool) {
 		value = h.trace
 	case reflect.TypeOf((*sw.Module)(nil)):
 		value = h.module
+	case reflect.TypeOf((*sw.Forward)(nil)):
+		value = h.forward
 	case reflect.TypeOf((*sw.Optimizer)(nil)):
 		value = h.optimizer
 	case reflect.TypeOf((*sw.FunctionContext)(nil)):
@@ -219,6 +224,7 @@ func TestHandlesThatCannotBeUsed(t *testing.T) {
 	closed.world.Close()
 	closed.context = good.context // whose call has returned
 	closed.mesh, closed.comm, closed.module = mustOf(good.world.ParseMesh("x=1")), mustOf(good.world.Comm().Subgroup([]int64{0}, "h")), mustOf(good.world.NewModule())
+	closed.forward = mustOf(closed.module.Forward(""))
 	closed.trace, closed.tensor = mustOf(closed.mesh.Trace()), sw.Ones(good.world, []int64{1})
 	closed.optimizer = mustOf(sw.NewSGD([]*sw.Tensor{sw.Ones(good.world, []int64{1}, sw.RequiresGrad)}, 0.1))
 	closed.close()
@@ -226,7 +232,7 @@ func TestHandlesThatCannotBeUsed(t *testing.T) {
 	one := mustOf(sw.Counting(1, 2))
 	defer one.Close()
 	rankOne := makeHandlesOf(one)
-	empty := &handles{new(sw.World), new(sw.Mesh), new(sw.Comm), new(sw.Trace), new(sw.Module), new(sw.Optimizer), new(sw.FunctionContext), new(sw.Tensor),
+	empty := &handles{new(sw.World), new(sw.Mesh), new(sw.Comm), new(sw.Trace), new(sw.Module), new(sw.Forward), new(sw.Optimizer), new(sw.FunctionContext), new(sw.Tensor),
 		new(sw.Layout), new(sw.Plan), new(sw.Op)}
 	wrongs := map[string]*handles{"closed": closed, "of another world": other, "of rank 1": rankOne, "of a closed world": ended, "not made": empty, "nil": {}}
 	words := map[string]string{"closed": "closed", "of another world": "several ranks (worlds of this process), each with the number 0",

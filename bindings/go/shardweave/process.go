@@ -37,7 +37,7 @@ func SetNumThreads(n int) error {
 	return public(c.SetNumThreads(int32(n)))
 }
 
-// BuildInfo is "0.3.0; LibTorch 2.11.0; backends inproc, gloo, counting".
+// BuildInfo is "0.4.0; LibTorch 2.11.0; backends inproc, gloo, counting".
 func BuildInfo() string { return c.BuildInfo() }
 
 // LiveHandles is how many objects of the library there are of those that were made with checks

@@ -107,7 +107,7 @@ func (s surface) handleTypes() map[string]*ast.StructType {
 
 // receivers are one of each type of handles.
 func (h *handles) receivers() map[string]any {
-	return map[string]any{"World": h.world, "Mesh": h.mesh, "Comm": h.comm, "Trace": h.trace, "Module": h.module,
+	return map[string]any{"World": h.world, "Mesh": h.mesh, "Comm": h.comm, "Trace": h.trace, "Module": h.module, "Forward": h.forward,
 		"Optimizer": h.optimizer, "FunctionContext": h.context, "Tensor": h.tensor, "Layout": h.layout, "Plan": h.plan, "Op": h.op}
 }
 

@@ -72,6 +72,7 @@ mod comm;
 mod dtype;
 mod element;
 mod error;
+mod forward;
 #[rustfmt::skip]
 mod generated;
 mod layout;
@@ -86,6 +87,7 @@ mod plan;
 mod process;
 #[cfg(feature = "serde")]
 mod serialize;
+mod source;
 mod spawn;
 mod tensor;
 mod world;
@@ -98,6 +100,7 @@ pub use comm::{Comm, CommCounter, CommCounters, Pending};
 pub use dtype::{DType, Device, ReduceOp};
 pub use element::{Bf16, Complex, Element, F16};
 pub use error::{Code, Error, Result};
+pub use forward::Forward;
 pub use generated::OP_NAMES;
 pub use layout::{IntoLayout, Layout, LocalExtent, Placement, RedistributionPlan};
 pub use mesh::{
@@ -106,7 +109,7 @@ pub use mesh::{
 pub use module::{clip_grad_norm, finish_grad_sync, ClipOptions, Members, Module, ScriptModule};
 pub use op::{Arg, Explanation, Flags, FromResults, FromValue, Op, Value};
 pub use optimizer::{AdamW, Optimizer, Sgd};
-pub use plan::ParameterPlan;
+pub use plan::{ParameterPlan, PlanPlacements, ResolvedPlan};
 pub use process::{
     build_info, live_handles, manual_seed, set_handle_checks, set_log, set_num_threads,
     HandleChecks, Log,
