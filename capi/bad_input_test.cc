@@ -354,11 +354,12 @@ TEST_F(BadInputTest, LinesOfPlans) {
   swv_string* text = nullptr;
   expect_ok(swv_plan_create(&plan));
   expect_ok(swv_module_create(&module));
-  expect_ok(swv_module_add_buffer(module, "here.weight", tensor_));
+  expect_ok(swv_module_add_parameter(module, "here.weight", tensor_));
   expect_ok(swv_layout_parse("[S(0), R]", &layout));
   const swv_named_placement bad[] = {{"x", "S("}};
   for (auto* add : {swv_plan_add, swv_plan_add_forward}) {
-    expect_fails(add(plan, "*.input", bad, 1), SWV_CODE_INVALID_ARGUMENT, "'placements");
+    expect_fails(add(plan, "*.input", bad, 1), SWV_CODE_INVALID_ARGUMENT,
+                 "cannot read the placement \"S(\"");
     expect_fails(add(plan, "*.input", nullptr, 1), SWV_CODE_INVALID_ARGUMENT,
                  "'placements' is NULL, but has 1");
     expect_fails(add(plan, "\xff", nullptr, 0), SWV_CODE_INVALID_ARGUMENT,

@@ -182,7 +182,9 @@ void HostModule::train(bool on) {
 }
 
 bool HostModule::is_training() const noexcept {
-  return script_.has_value() ? script_->is_training() : torch::nn::Module::is_training();
+  // Not every file keeps it.
+  return script_.has_value() && script_->hasattr("training") ? script_->is_training()
+                                                             : torch::nn::Module::is_training();
 }
 
 std::string HostModule::fqn() const {

@@ -35,7 +35,7 @@ void resolve(const swv_plan* plan, const swv_module* module, const swv_mesh* mes
   const ResolvedPlan resolved = resolve_sharding_plan(*in(module, "module").module,
                                                       in(mesh, "mesh").mesh->mesh(), plan_of(plan));
   Owned<swv_string> table(out_text == nullptr ? nullptr : new_string(to_string(resolved)));
-  Owned<swv_string> json(out_json == nullptr ? nullptr : new_string(to_json(resolved)));
+  Owned<swv_string> json(out_json == nullptr ? nullptr : new_string(resolved_to_json(resolved)));
   if (out_text != nullptr) *out_text = table.release();
   if (out_json != nullptr) *out_json = json.release();
 }

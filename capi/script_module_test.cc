@@ -26,6 +26,9 @@ std::string saved_module() {
   torch::jit::Module root("Root"), inner("Inner");
   inner.register_parameter("weight", at::arange(12, at::kFloat).reshape({4, 3}) / 7, false);
   inner.register_buffer("offset", at::ones({4}));
+  for (auto* module : {&root, &inner}) {
+    module->register_attribute("training", c10::BoolType::get(), true);
+  }
   inner.define("def forward(self, x):\n  return torch.linear(x, self.weight) + self.offset\n");
   root.register_module("inner", inner);
   root.define(

@@ -372,7 +372,7 @@ ResolvedPlan resolve_sharding_plan(torch::nn::Module& module, const DeviceMesh& 
 std::string to_string(const ResolvedPlan& resolved) {
   std::string text = to_string(resolved.tensors);
   if (resolved.forward.empty()) return text;
-  TextTable table({"module", "value", "goes to", "pattern"});
+  TextTable table({"module", "value", "goes to", "by"});
   for (const ResolvedForward& f : resolved.forward) {
     std::string to;
     if (const Layout* layout = f.placements.by_position()) {
@@ -382,7 +382,7 @@ std::string to_string(const ResolvedPlan& resolved) {
         str_append(&to, to.empty() ? "" : ", ", dim, ": ", placement.to_string());
       }
     }
-    table.add({f.module.empty() ? "(the model)" : f.module, f.value, std::move(to), f.pattern});
+    table.add({f.module.empty() ? "(the model)" : f.module, f.value, std::move(to), str_cat("'", f.pattern, "'")});
   }
   return str_cat(text, text.empty() ? "" : "\n", table.to_string());
 }

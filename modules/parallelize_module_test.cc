@@ -17,6 +17,7 @@
 #include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/modules/hooked.h"
+#include "shardweave/modules/sharding_plan_json.h"
 #include "torch/csrc/autograd/autograd.h"
 #include "torch/nn.h"
 #include "torch/optim.h"
@@ -414,6 +415,57 @@ TEST(ParallelizeModuleTest, ErrorsComeBeforeAnythingChanges) {
   EXPECT_THAT(
       error_of({.parameter = {{"nothing", {}}}, .forward = {}}, absl::StatusCode::kNotFound),
       HasSubstr("matches no parameter"));
+}
+
+// What would be done, with nothing done; and the same errors.
+TEST(ParallelizeModuleTest, APlanIsResolvedWithoutDoingAnything) {
+  on_mesh({{"dp", 2}, {"tp", 2}}, [](const MeshPtr& mesh) {
+    Gpt model;
+    const ShardingPlan plan = {
+        .parameter = {{"*.{q,k,v}.weight", {{"tp", Shard(0)}}}},
+        .forward = {{"h*.norm1.input", {{"tp", Shard(1)}}},
+                    {"h1.norm1.input", {Replicate(), Shard(-2)}},
+                    {"h?.input", {{"dp", Shard(0)}}},
+                    {"head.output.0", Layout::parse("[S(0), R]").value()},
+                    {"head.input.weight", {{"tp", Replicate()}, {"dp", Shard(0)}}}},
+    };
+    const ResolvedPlan resolved = resolve_sharding_plan(*model, mesh->mesh(), plan);
+    EXPECT_FALSE(is_dtensor(model->head->weight));
+    EXPECT_EQ(resolved.tensors.size(), model->parameters().size());
+    std::vector<std::string> forward;
+    for (const ResolvedForward& f : resolved.forward) {
+      forward.push_back(f.module + "." + f.value + " by " + std::to_string(f.entry) + " " +
+                        f.pattern);
+      EXPECT_EQ(f.placements, plan.forward[f.entry].placements);
+    }
+    EXPECT_EQ(forward,
+              (std::vector<std::string>{
+                  "h0.input.0 by 2 h?.input", "h0.norm1.input.0 by 0 h*.norm1.input",
+                  "h1.input.0 by 2 h?.input", "h1.norm1.input.0 by 1 h1.norm1.input",
+                  "head.input.weight by 4 head.input.weight", "head.output.0 by 3 head.output.0"}));
+    const std::string table = to_string(resolved);
+    EXPECT_THAT(table, HasSubstr("h0.q.weight"));
+    EXPECT_THAT(table, HasSubstr("h1.norm1  input.0       [R, S(-2)]      'h1.norm1.input'"));
+    EXPECT_THAT(table, HasSubstr("tp: R, dp: S(0)"));
+    const std::string json = resolved_to_json(resolved);
+    EXPECT_THAT(json,
+                HasSubstr(R"json({"names":["h0.q.weight"],"shape":[12,12],"is_buffer":false,)json"
+                          R"json("layout":"[R, S(0)]","local_shape":[6,12],)json"
+                          R"json("pattern":"*.{q,k,v}.weight"})json"));
+    EXPECT_THAT(json, HasSubstr(R"json("local_shape":[11,12],"pattern":null})json"));
+    EXPECT_THAT(json,
+                HasSubstr(R"json({"module":"h0","value":"input.0","placements":{"dp":"S(0)"},)json"
+                          R"json("pattern":"h?.input"})json"));
+    for (const ShardingPlan& wrong : {ShardingPlan{.forward = {{"h0.nrom1.input", {}}}},
+                                      ShardingPlan{.parameter = {{"h0.q.wieght", {}}}}}) {
+      try {
+        resolve_sharding_plan(*model, mesh->mesh(), wrong);
+        ADD_FAILURE() << "nothing is wrong";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.status().code(), absl::StatusCode::kNotFound) << error.what();
+      }
+    }
+  });
 }
 
 TEST(ParallelizeModuleTest, AWeightThatTwoModulesShareTellsNoneOfThem) {

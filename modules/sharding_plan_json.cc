@@ -105,7 +105,7 @@ std::string to_json(const ShardingPlan& plan) {
   return text_of(json);
 }
 
-std::string to_json(const ResolvedPlan& resolved) {
+std::string resolved_to_json(const ResolvedPlan& resolved) {
   Json parameter = Json::array(), forward = Json::array();
   for (const ResolvedTensor& t : resolved.tensors) {
     parameter.push_back({{"names", t.fqns},

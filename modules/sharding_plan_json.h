@@ -35,6 +35,6 @@ std::string to_json(const ShardingPlan& plan);
 //  "forward": [{"module": "h.0.q", "value": "input.0", "placements": {"tp": "R"},
 //               "pattern": "*.q.input"}]}
 // A tensor that no entry matches has the pattern null.
-std::string to_json(const ResolvedPlan& resolved);
+std::string resolved_to_json(const ResolvedPlan& resolved);
 
 }  // namespace shardweave

@@ -42,12 +42,12 @@ impl Drop for Traced {
 /// Until these end, traces say that what runs was called at the caller of who calls this.
 #[track_caller]
 pub(crate) fn called_here() -> Vec<Scope> {
+    let place = Location::caller(); // not of a closure
     TRACED.with(|traced| {
         let traced = traced.borrow();
         if traced.is_empty() {
             return Vec::new(); // allocates nothing
         }
-        let place = Location::caller();
         let source = CString::new(format!("{}:{}", place.file(), place.line()));
         let source = source.unwrap_or_default();
         // A trace is worth no error.
