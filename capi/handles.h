@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <source_location>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -13,9 +14,9 @@
 #include "c10/util/Exception.h"
 #include "shardweave/capi/arguments.h"
 #include "shardweave/capi/guard.h"
-#include "shardweave/capi/host_call.h"
 #include "shardweave/comm/world.h"
 #include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/engine/no_source.h"
 #include "shardweave/mesh/connected_mesh.h"
 #include "shardweave/placement/layout.h"
 
@@ -83,6 +84,9 @@ class CallMode {
   std::variant<std::monostate, c10::AutoGradMode, c10::InferenceMode> guard_;
   std::optional<c10::WarningUtils::WarningHandlerGuard> warnings_;
 };
+
+// Where the host's code called from is not known here (swv_mesh_enter_source says it).
+inline constexpr std::source_location kHost = dtensor_internal::kNoSource;
 
 // --- layouts -------------------------------------------------------------------------------------
 

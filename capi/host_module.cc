@@ -194,9 +194,12 @@ std::string HostModule::fqn() const {
   return outer.empty() ? name_in_parent_ : str_cat(outer, ".", name_in_parent_);
 }
 
-void HostModule::set_mesh(const MeshPtr& mesh) {
+void HostModule::set_mesh(const MeshPtr& mesh, const std::string& fqn) {
   mesh_ = mesh;
-  for (const auto& [name, child] : children_) child->set_mesh(mesh);
+  fqn_on_mesh_ = fqn;
+  for (const auto& [name, child] : children_) {
+    child->set_mesh(mesh, fqn.empty() ? name : str_cat(fqn, ".", name));
+  }
 }
 
 std::string_view HostModule::advice() const {

@@ -60,9 +60,11 @@ class HostModule final : public torch::nn::Module, public modules_internal::Forw
 
   // Its name in the outermost module that it is a part of.
   std::string fqn() const;
-  // Where it and all modules inside lie: they tell traces what runs.
-  void set_mesh(const MeshPtr& mesh);
+  // That it and all modules inside lie there, with their names in what was distributed, of which no
+  // more may be left. They tell traces what runs.
+  void set_mesh(const MeshPtr& mesh, const std::string& fqn = "");
   const MeshPtr& mesh() const { return mesh_; }  // null: none
+  const std::string& fqn_on_mesh() const { return fqn_on_mesh_; }
 
   std::string_view advice() const override;
 
@@ -85,6 +87,7 @@ class HostModule final : public torch::nn::Module, public modules_internal::Forw
   std::optional<torch::jit::Module> script_;            // its tensors are in the tree too
   std::map<std::string, Method, std::less<>> methods_;  // those that were called
   MeshPtr mesh_;
+  std::string fqn_on_mesh_;
 };
 
 }  // namespace shardweave::capi

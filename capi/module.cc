@@ -87,7 +87,7 @@ void begin_forward(const swv_forward* forward, swv_grad_mode mode, const swv_ten
   Owned<swv_scope> scope =
       new_scope<ForwardRun>(module.redistribution, mode, static_cast<int>(num_inputs));
   ForwardRun& run = std::get<ForwardRun>(scope->scope);
-  if (module.mesh() != nullptr) run.scope.emplace(module.mesh(), module.fqn());
+  if (module.mesh() != nullptr) run.scope.emplace(module.mesh(), module.fqn_on_mesh());
   write_tensors(laid_out(inputs, num_inputs, "inputs", out_inputs, "out_inputs",
                          [&](int index, const at::Tensor& tensor) {
                            return run.plan == nullptr ? tensor : run.plan->input(index, tensor);

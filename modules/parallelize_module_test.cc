@@ -445,7 +445,7 @@ TEST(ParallelizeModuleTest, APlanIsResolvedWithoutDoingAnything) {
                   "head.input.weight by 4 head.input.weight", "head.output.0 by 3 head.output.0"}));
     const std::string table = to_string(resolved);
     EXPECT_THAT(table, HasSubstr("h0.q.weight"));
-    EXPECT_THAT(table, HasSubstr("h1.norm1  input.0       [R, S(-2)]      'h1.norm1.input'"));
+    EXPECT_THAT(table, HasSubstr("h1.norm1  input.0       [R, S(-2)]       'h1.norm1.input'"));
     EXPECT_THAT(table, HasSubstr("tp: R, dp: S(0)"));
     const std::string json = resolved_to_json(resolved);
     EXPECT_THAT(json,

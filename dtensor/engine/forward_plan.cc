@@ -11,6 +11,7 @@
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/engine/adopt.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/engine/no_source.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
 #include "torch/csrc/autograd/graph_task.h"
 #include "torch/library.h"
@@ -254,11 +255,12 @@ at::Tensor laid_out(const ForwardLayouts& layouts, Direction direction, int inde
       plain.meet(tensor, place);
       plain.put_off({}, tensor);
       if (is_new) settle_plain_tensors(*context);
-      on_mesh = from_local(tensor, mesh, Placements(mesh->mesh().ndim()), tensor.sizes().vec());
+      on_mesh = from_local(tensor, mesh, Placements(mesh->mesh().ndim()), tensor.sizes().vec(),
+                           kNoSource);
     }
     const Layout now = layout_of(on_mesh);
     const Layout wanted = layout_of_target(value->target, now, static_cast<int>(on_mesh.dim()));
-    return wanted == now ? on_mesh : redistribute(on_mesh, wanted);
+    return wanted == now ? on_mesh : redistribute(on_mesh, wanted, kNoSource);
   } catch (const Error& error) {
     throw Error(absl::Status(
         error.status().code(),

@@ -63,8 +63,8 @@ func twoBlocks(w *sw.World) (*sw.Module, []*block, error) {
 // sequenceParallel is a plan in which every rank of tp has a part of the tokens, outside of the blocks.
 func sequenceParallel() *sw.Plan {
 	return sw.NewPlan().Add("*.up.weight", sw.On{"tp": "S(0)"}).Add("*.down.weight", sw.On{"tp": "S(1)"}).
-		AddForward("blocks.*.input", sw.On{"tp": "R"}).AddForward("blocks.*.input.1", sw.On{"tp": "R"}).
-		AddForward("blocks.*.output", sw.On{"tp": "S(0)"}).
+		AddForward("blocks.?.input", sw.On{"tp": "R"}).AddForward("blocks.?.input.1", sw.On{"tp": "R"}).
+		AddForward("blocks.?.output", sw.On{"tp": "S(0)"}).
 		Add("*.up.weight", sw.On{"tp": "S(0)"}) // agrees
 }
 
@@ -180,7 +180,7 @@ func TestForwardsThatCannotBeMet(t *testing.T) {
 	m := mustOf(w.ParseMesh("tp=1"))
 	model := mustOf(w.NewModule())
 	model.Parameter("blocks.0.up.weight", sw.FromSlice(w, someNumbers(35, 0), []int64{7, 5}))
-	plan := sw.NewPlan().AddForward("blocks.*.input", sw.On{"tp": "R"})
+	plan := sw.NewPlan().AddForward("blocks.?.input", sw.On{"tp": "R"})
 	err := model.Distribute(m, plan, sw.SameEverywhere)
 	if !errors.Is(err, sw.FailedPrecondition) || !strings.Contains(err.Error(), "announce it by Module.Forward first, and run it by Forward.Run") {
 		t.Error(err)
@@ -301,7 +301,7 @@ func TestTracesSayWhereTheCallWas(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		x := sw.Ones(m, []int64{5}, sw.On{"x": "S(0)"}, sw.RequiresGrad)
+		x := sw.Ones(m, []int64{5, 3}, sw.On{"x": "S(0)"}, sw.RequiresGrad)
 		trace, err := m.Trace()
 		if err != nil {
 			return err
@@ -312,10 +312,14 @@ func TestTracesSayWhereTheCallWas(t *testing.T) {
 			`"op":"redistribute"`: func() error { return x.Redistribute(sw.On{"x": "R"}).Err() },
 			`"op":"aten::relu"`:   func() error { return x.Sum().Relu().Err() },
 			`"op":"redistribute backward"`: func() error {
-				return x.Mul(2).Redistribute(sw.On{"x": "R"}).Redistribute(sw.On{"x": "S(0)"}).Sum().Backward()
+				y := x.Redistribute(sw.On{"x": "S(1)"}).Relu().Sum()
+				if err := trace.Clear(); err != nil {
+					return err
+				}
+				return y.Backward()
 			},
 		}
-		lines := map[string]int{`"op":"full_tensor"`: line + 2, `"op":"redistribute"`: line + 3, `"op":"aten::relu"`: line + 4, `"op":"redistribute backward"`: line + 5}
+		lines := map[string]int{`"op":"full_tensor"`: line + 2, `"op":"redistribute"`: line + 3, `"op":"aten::relu"`: line + 4, `"op":"redistribute backward"`: line + 10}
 		for _, op := range []string{`"op":"full_tensor"`, `"op":"redistribute"`, `"op":"aten::relu"`, `"op":"redistribute backward"`} {
 			if err := trace.Clear(); err != nil {
 				return err

@@ -77,9 +77,9 @@ fn sequence_parallel() -> ParameterPlan {
     ParameterPlan::new()
         .line("*.up.weight", &[("tp", Shard(0))])
         .line("*.down.weight", &[("tp", Shard(1))])
-        .forward("blocks.*.input", &[("tp", Replicate)])
-        .forward("blocks.*.input.1", &[("tp", Replicate)])
-        .forward("blocks.*.output", &[("tp", Shard(0))])
+        .forward("blocks.?.input", &[("tp", Replicate)])
+        .forward("blocks.?.input.1", &[("tp", Replicate)])
+        .forward("blocks.?.output", &[("tp", Shard(0))])
 }
 
 #[test]
@@ -189,10 +189,10 @@ fn lines_that_agree_may_stand_twice() {
             let model = Model::new()?;
             let twice = sequence_parallel()
                 .line("*.up.weight", &[("tp", Shard(0))])
-                .forward("blocks.*.output", &[("tp", Shard(0))]);
+                .forward("blocks.?.output", &[("tp", Shard(0))]);
             model.distribute(&mesh, &twice, Source::Same)?;
             assert_eq!(model.0[0].up.layout()?.to_string(), "[S(0)]");
-            let contrary = sequence_parallel().forward("blocks.*.output", &[("tp", Shard(1))]);
+            let contrary = sequence_parallel().forward("blocks.?.output", &[("tp", Shard(1))]);
             let error = contrary.resolve(&Model::new()?, &mesh).unwrap_err();
             assert!(error.message().contains("two placements"), "{error}");
             Ok(())
