@@ -533,7 +533,7 @@ func TestNamedArguments(t *testing.T) {
 		"in order after": {first(topk.Call(w, x, sw.Named("k", 2), 1)), "behind one that is Named"},
 		"none after":     {first(topk.Call(w, x, sw.Named("k", 2), nil)), "behind one that is Named"},
 		"tensor":         {x.Apply("aten::add.Tensor", sw.Named("other", x), x).Err(), "behind one that is Named"},
-		"a module":       {first(module.Call("forward", sw.Named("x", x))), "in order"},
+		"a module":       {first(module.Call("forward", sw.Named("x", x))), "was not loaded"},
 		"explained":      {third(sum.Explain(w, x, sw.Named("dim", []int{0}))), "in order"},
 		"NUL":            {first(topk.Call(w, x, sw.Named("k\x00", 2))), "NUL"},
 		"no such name":   {first(topk.Call(w, x, sw.Named("q", 2))), "aten::topk: has no argument 'q'; did you mean 'k'?; its schemas are:\naten::topk"},
