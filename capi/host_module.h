@@ -71,7 +71,7 @@ class HostModule final : public torch::nn::Module, public modules_internal::Forw
  private:
   HostModule* child(std::string_view name) const;
   HostModule* make_child(std::string_view name, std::shared_ptr<HostModule> made);
-  // The module that holds what is called so, made where it is missing, and the last part of the name.
+  // The module that holds what is called so, made where it is missing, and the name's last part.
   std::pair<HostModule*, std::string> place_for(std::string_view fqn);
   const at::Tensor* find(std::string_view fqn) const;
   std::vector<Named> all_names(Slot slot) const;

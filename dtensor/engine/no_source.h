@@ -1,6 +1,6 @@
-// Where a function was called from that somebody has asked for, but not by a line of C++ that is worth
-// a name: a plan, a host in another language. (A std::source_location that current() has not made
-// would mean that nobody has asked.) Internal to Shardweave.
+// Where a function was called from that somebody has asked for, but not by a line of C++ that is
+// worth a name: a plan, a host in another language. (A std::source_location that current() has not
+// made would mean that nobody has asked.) Internal to Shardweave.
 #pragma once
 
 #include <source_location>

@@ -73,7 +73,7 @@ struct CommEvent {
   // operator whose gradient is computed. "": none.
   std::string module;
   Phase phase = Phase::kForward;
-  // "train.cc:53", where the function was called; else what the innermost SourceScope says; else "".
+  // "train.cc:53", where the function was called; else what the innermost SourceScope says; or "".
   std::string source;
 
   // "all_reduce tp (2), 384 bytes: Float[8, 12] [R, P(sum)] -> [R, R] for aten::add 'other',
