@@ -38,6 +38,7 @@ struct Place {
   std::vector<at::Tensor> members;      // those, and its buffers
   const Member* weight = nullptr;       // null: none, several
   bool has_modules = false;             // with parameters or buffers of theirs
+  bool is_parameter = false;            // no module: one of several parameters of one
   std::optional<std::string> also;  // another name of the module, or another module's of the weight
 };
 
@@ -107,6 +108,7 @@ bool can_be_met(const Place& place) {
 // An entry of the plan, understood.
 struct Entry {
   std::string name;  // "the plan's forward entry 2, '*.norm.input'"
+  std::string text;  // of the pattern
   FqnPattern module;
   Direction direction;
   ForwardLayouts::Slot slot;
@@ -186,13 +188,10 @@ Entry understood(const ForwardPlan& plan, size_t i, const DeviceMesh& mesh) {
     refuse(absl::StatusCode::kInvalidArgument,
            str_cat(entry.name, " ", std::string(parsed.status().message())));
   }
+  entry.text = modules;
   entry.module = *std::move(parsed);
   entry.target = target_on(mesh, plan[i].placements, entry.name);
   return entry;
-}
-
-bool same_target(const ForwardTarget& a, const ForwardTarget& b) {
-  return a.placements == b.placements && a.order == b.order;
 }
 
 // Of the entries for one value of one module, the most specific.
@@ -210,7 +209,7 @@ const Entry* chosen(std::vector<Entry>& entries, const std::vector<size_t>& matc
       continue;
     }
     entries[i].decides = true;
-    if (!same_target(entries[i].target, entries[best].target)) {
+    if (entries[i].target != entries[best].target) {
       refuse(absl::StatusCode::kInvalidArgument,
              str_cat("'", fqn, fqn.empty() ? "" : ".", entries[i].value,
                      "' is given two placements by ", entries[best].name, ", and ", entries[i].name,
@@ -262,20 +261,66 @@ struct Observed {
   std::shared_ptr<ForwardLayouts> layouts;
 };
 
+// Parameters that entries name one by one: of a module with several, each is met by itself.
+void add_parameters(const std::vector<Entry>& entries, const std::vector<Member>& members,
+                    std::map<std::string, Place, std::less<>>& places) {
+  for (const Entry& entry : entries) {
+    if (places.contains(entry.text)) continue;
+    for (const Member& member : members) {
+      const auto named = std::find(member.fqns.begin(), member.fqns.end(), entry.text);
+      if (named == member.fqns.end() || member.is_buffer) continue;
+      const Place& owner = places.at(std::string(split_fqn(entry.text).first));
+      Place place{.fqn = entry.text, .type = "a parameter", .members = owner.members};
+      place.is_parameter = true;
+      place.parameters = {entry.text};
+      place.weight = &member;
+      if (member.fqns.size() > 1) place.also = member.fqns[named == member.fqns.begin() ? 1 : 0];
+      places.emplace(entry.text, std::move(place));
+      break;
+    }
+  }
+}
+
+// Where the first input of a layer goes; null: where it is.
+const ForwardTarget* first_input(const Observed& observed) {
+  for (const ForwardLayouts::Value& value : observed.layouts->inputs) {
+    if (value.slot == ForwardLayouts::Slot(0)) return &value.target;
+  }
+  return nullptr;
+}
+
+// Layers of one module that want their inputs in the same place: they may share one.
+void count_siblings(std::vector<Observed>& observed) {
+  for (Observed& o : observed) {
+    const ForwardTarget* target = first_input(o);
+    if (target == nullptr || o.place->hook != nullptr) continue;
+    o.layouts->siblings = std::count_if(observed.begin(), observed.end(), [&](const Observed& s) {
+      const ForwardTarget* other = first_input(s);
+      return other != nullptr && *other == *target && s.place->hook == nullptr &&
+             split_fqn(s.place->fqn).first == split_fqn(o.place->fqn).first;
+    });
+  }
+}
+
 std::vector<Observed> resolve_forward(const ForwardPlan& plan, const DeviceMesh& mesh,
-                                      const std::map<std::string, Place, std::less<>>& places) {
+                                      const std::vector<Member>& members,
+                                      std::map<std::string, Place, std::less<>>& places) {
   std::vector<Entry> entries;
   for (size_t i = 0; i < plan.size(); ++i) entries.push_back(understood(plan, i, mesh));
+  add_parameters(entries, members, places);
+  const auto shared = std::make_shared<SharedInput>();
   std::vector<Observed> observed;
   for (const auto& [fqn, place] : places) {
     std::map<std::pair<Direction, ForwardLayouts::Slot>, std::vector<size_t>> matching;
     for (size_t i = 0; i < entries.size(); ++i) {
-      if (entries[i].module.matches(fqn)) {
+      // A parameter is spoken of by its own name, not by patterns of modules.
+      if (place.is_parameter ? entries[i].text == fqn : entries[i].module.matches(fqn)) {
         matching[{entries[i].direction, entries[i].slot}].push_back(i);
       }
     }
     if (matching.empty()) continue;
     auto layouts = std::make_shared<ForwardLayouts>();
+    layouts->shared = shared;
     for (const auto& [value, candidates] : matching) {
       const Entry* entry = chosen(entries, candidates, fqn);
       if (!can_be_met(place)) cannot_be_met(*entry, place);
@@ -289,8 +334,16 @@ std::vector<Observed> resolve_forward(const ForwardPlan& plan, const DeviceMesh&
       values.push_back(
           {value.second, entry->target, str_cat(fqn, fqn.empty() ? "" : ".", entry->value)});
     }
+    for (const Observed& other : observed) {
+      if (place.hook != nullptr || other.place->weight != place.weight) continue;
+      if (other.place->hook != nullptr) continue;
+      refuse(absl::StatusCode::kInvalidArgument,
+             str_cat("the plan's forward entries speak of '", other.place->fqn, "' and of '", fqn,
+                     "', which are met at one parameter; say all of it of one of them"));
+    }
     observed.push_back({&place, std::move(layouts)});
   }
+  count_siblings(observed);
   for (const Entry& entry : entries) {
     if (entry.decides) continue;
     if (entry.beaten_at.empty()) no_match(entry, places);
@@ -334,18 +387,20 @@ class PlannedForward final : public modules_internal::ForwardRedistribution {
 void parallelize_module(torch::nn::Module& module, const MeshPtr& mesh, const ShardingPlan& plan,
                         const DistributeOptions& options, std::source_location where) {
   const std::vector<Member> members = members_of(module);
-  const auto places = places_of(module, members);
-  const std::vector<Observed> observed = resolve_forward(plan.forward, mesh->mesh(), places);
+  auto places = places_of(module, members);
+  const std::vector<Observed> observed =
+      resolve_forward(plan.forward, mesh->mesh(), members, places);
   distribute_module(module, mesh, plan.parameter, options, where);
   const std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
   for (const Observed& o : observed) {
     if (o.place->hook != nullptr) {
       o.place->hook->redistribution = std::make_shared<PlannedForward>(o.layouts, context);
-    } else {
-      for (const at::Tensor& member : o.place->members) {
-        observe_forward(member, member.is_same(o.place->weight->tensor) ? o.layouts : nullptr);
-      }
+      continue;
     }
+    for (const at::Tensor& member : o.place->members) observe_forward(member, nullptr);
+  }
+  for (const Observed& o : observed) {
+    if (o.place->hook == nullptr) observe_forward(o.place->weight->tensor, o.layouts);
   }
 }
 

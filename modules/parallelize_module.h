@@ -30,6 +30,8 @@ struct ForwardEntry {
   // A pattern of modules' FQNs (see FqnPattern), then ".input" or ".output", then which: nothing for
   // the first, an index (".input.1": among the arguments that are tensors), or an argument's name
   // (".input.mask", as the operator of a layer calls it). Of the whole model's: "input", "output".
+  // In a module's place may stand the exact name of a parameter, where a module has several that
+  // inputs meet ("attn.in_proj_weight.input"): what the layers' operators on it take and give.
   std::string pattern;
   // Along mesh dimensions that are not named a tensor stays as it is.
   PlanPlacements placements;

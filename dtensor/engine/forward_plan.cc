@@ -146,6 +146,53 @@ bool has_input(absl::Span<const IValue> args, std::string_view module) {
   });
 }
 
+// What the plan says of the value with this index and name; null: nothing.
+const ForwardLayouts::Value* value_of(const ForwardLayouts& layouts, Direction direction, int index,
+                                      std::string_view name) {
+  const auto& values = direction == Direction::kInput ? layouts.inputs : layouts.outputs;
+  for (const ForwardLayouts::Value& value : values) {
+    const int* at = std::get_if<int>(&value.slot);
+    if (at != nullptr ? *at == index : std::get<std::string>(value.slot) == name) return &value;
+  }
+  return nullptr;
+}
+
+// `tensor` where the plan wants it: as it was brought there for a sibling, if it was. Nobody but
+// operators of layers sees the result, and those do not write it.
+at::Tensor laid_out_input(const ForwardLayouts& layouts, int index, std::string_view name,
+                          const at::Tensor& tensor, const std::shared_ptr<MeshContext>& context) {
+  const auto lay_out = [&] {
+    return laid_out(layouts, Direction::kInput, index, name, tensor, context);
+  };
+  const ForwardLayouts::Value* value = value_of(layouts, Direction::kInput, index, name);
+  if (layouts.siblings < 2 || index != 0 || value == nullptr || tensor.is_inference() ||
+      !is_dtensor(tensor.unsafeGetTensorImpl())) {
+    return lay_out();
+  }
+  SharedInput& shared = *layouts.shared;
+  const auto version = static_cast<uint32_t>(tensor._version());
+  const bool recorded = c10::GradMode::is_enabled() && tensor.requires_grad();
+  const bool has_read = std::find(shared.readers.begin(), shared.readers.end(), &layouts) !=
+                        shared.readers.end();  // it is another forward
+  if (!has_read && shared.from.is_same(tensor) && shared.version == version &&
+      shared.target == value->target && shared.brought.requires_grad() == recorded) {
+    at::Tensor brought = shared.brought;
+    shared.readers.push_back(&layouts);
+    if (shared.readers.size() == layouts.siblings) shared = {};
+    return brought;
+  }
+  shared = {};
+  at::Tensor brought = lay_out();
+  if (!brought.is_same(tensor)) {
+    shared = {.from = tensor,
+              .brought = brought,
+              .version = version,
+              .target = value->target,
+              .readers = {&layouts}};
+  }
+  return brought;
+}
+
 void run_layer(const c10::OperatorHandle& op, const ForwardLayouts& layouts,
                std::string_view module, const std::shared_ptr<MeshContext>& context,
                c10::Stack* stack) {
@@ -155,8 +202,7 @@ void run_layer(const c10::OperatorHandle& op, const ForwardLayouts& layouts,
   int index = 0;
   const auto lay_out = [&](const at::Tensor& tensor, size_t arg) {
     if (!tensor.defined() || is_member(tensor, module)) return tensor;
-    return laid_out(layouts, Direction::kInput, index++, schema.arguments()[arg].name(), tensor,
-                    context);
+    return laid_out_input(layouts, index++, schema.arguments()[arg].name(), tensor, context);
   };
   for (size_t i = 0; i < args.size(); ++i) {
     if (args[i].isTensor()) {
@@ -233,13 +279,8 @@ Layout layout_of_target(const ForwardTarget& target, const Layout& now, int dims
 at::Tensor laid_out(const ForwardLayouts& layouts, Direction direction, int index,
                     std::string_view name, const at::Tensor& tensor,
                     const std::shared_ptr<MeshContext>& context) {
-  const auto& values = direction == Direction::kInput ? layouts.inputs : layouts.outputs;
-  const auto value =
-      std::find_if(values.begin(), values.end(), [&](const ForwardLayouts::Value& v) {
-        const int* at = std::get_if<int>(&v.slot);
-        return at != nullptr ? *at == index : std::get<std::string>(v.slot) == name;
-      });
-  if (value == values.end() || !tensor.defined()) return tensor;
+  const ForwardLayouts::Value* value = value_of(layouts, direction, index, name);
+  if (value == nullptr || !tensor.defined()) return tensor;
   try {
     const MeshPtr mesh(context, &context->connected_mesh());
     at::Tensor on_mesh = tensor;

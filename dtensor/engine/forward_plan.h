@@ -31,6 +31,20 @@ class MeshContext;
 struct ForwardTarget {
   std::vector<std::optional<Placement>> placements;  // one per mesh dimension
   std::vector<int> order;                            // of their cuts; empty: their own
+  friend bool operator==(const ForwardTarget&, const ForwardTarget&) = default;
+};
+
+struct ForwardLayouts;
+
+// What was last brought elsewhere for a layer, for its siblings that want the same of the same tensor:
+// query, key and value are one gather forward, and one reduction backward. It is held until all of
+// them have had it, or another tensor takes its place: the same on every rank, for that depends on
+// nothing but which operators run.
+struct SharedInput {
+  at::Tensor from, brought;
+  uint32_t version = 0;  // of `from`
+  ForwardTarget target;
+  std::vector<const ForwardLayouts*> readers;
 };
 
 // Of a module.
@@ -43,6 +57,9 @@ struct ForwardLayouts {
     std::string name;  // "blocks.0.attn.input.0", for messages
   };
   std::vector<Value> inputs, outputs;
+  // Of all modules of one plan, and how many siblings want the first input where this one does.
+  std::shared_ptr<SharedInput> shared;
+  size_t siblings = 1;
 };
 
 // `tensor` as the plan says of the value with this index and name: itself where it says nothing. A
