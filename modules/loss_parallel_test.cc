@@ -53,9 +53,8 @@ void sends_no_logits(const std::vector<MeshDim>& dims, int64_t vocabulary, Form 
   SCOPED_TRACE(absl::StrCat("vocabulary ", vocabulary, ", form ", static_cast<int>(form),
                             ", reduction ", reduction, ", smoothing ", smoothing, ", sequence ",
                             sequence));
-  const at::Tensor hidden = (at::arange(kBatch * kLength * kDim, at::kDouble) * 0.9)
-                                .cos()
-                                .view({kBatch, kLength, kDim});
+  const at::Tensor hidden =
+      (at::arange(kBatch * kLength * kDim, at::kDouble) * 0.9).cos().view({kBatch, kLength, kDim});
   const at::Tensor targets =
       (at::arange(kBatch * kLength, at::kLong) * 7 % vocabulary).view({kBatch, kLength});
   nn::Linear plain(kDim, vocabulary);
@@ -102,17 +101,13 @@ TEST(LossParallelTest, CrossEntropyOfACutVocabularySendsNoLogits) {
   const std::vector<std::vector<MeshDim>> meshes = {
       {{"tp", 2}}, {{"tp", 3}}, {{"tp", 4}}, {{"dp", 2}, {"tp", 2}}};
   for (const auto& dims : meshes) {
-    for (const int64_t vocabulary : {64, 61}) {
-      for (const Form form : {Form::kRows, Form::kLast, Form::kSecond}) {
+    for (const Form form : {Form::kRows, Form::kLast, Form::kSecond}) {
+      for (const double smoothing : {0.0, 0.1}) {
         for (const int64_t reduction :
              {at::Reduction::Mean, at::Reduction::Sum, at::Reduction::None}) {
-          for (const double smoothing : {0.0, 0.1}) {
-            sends_no_logits(dims, vocabulary, form, reduction, smoothing, false);
-            if (reduction == at::Reduction::Mean) {
-              sends_no_logits(dims, vocabulary, form, reduction, smoothing, true);
-            }
-          }
+          sends_no_logits(dims, 61, form, reduction, smoothing, false);
         }
+        sends_no_logits(dims, 64, form, at::Reduction::Mean, smoothing, true);
       }
     }
   }

@@ -36,8 +36,8 @@ Overloaded(T...) -> Overloaded<T...>;
 // --- the module as a tree ------------------------------------------------------------------------
 
 struct Node {
-  std::string fqn;   // "" of the whole
-  std::string name;  // its last part
+  std::string fqn;                            // "" of the whole
+  std::string name;                           // its last part
   const torch::nn::Module* module = nullptr;  // null: known by its parameters' names alone
   std::vector<const Node*> children;          // in the order of their registration
   std::vector<std::pair<std::string, at::Tensor>> parameters;  // of its own
@@ -95,6 +95,12 @@ class Tree {
   std::set<std::string> tied_;
 };
 
+bool is_within(std::string_view fqn, const Node& outer) {
+  if (outer.fqn.empty()) return true;
+  return fqn.size() > outer.fqn.size() && fqn.starts_with(outer.fqn) &&
+         fqn[outer.fqn.size()] == '.';
+}
+
 // --- what a module is ----------------------------------------------------------------------------
 
 // A weight of so many dimensions, a bias or none, and nothing else.
@@ -117,8 +123,12 @@ bool is_embedding(const Node& node) {
          (node.module != nullptr && node.module->name().find("Embedding") != std::string::npos);
 }
 
-bool is_linear(const Node& node) { return is_leaf(node, 2) && !is_embedding(node); }
-bool is_norm(const Node& node) { return is_leaf(node, 1); }
+bool is_linear(const Node& node) {
+  return is_leaf(node, 2) && !is_embedding(node);
+}
+bool is_norm(const Node& node) {
+  return is_leaf(node, 1);
+}
 
 bool is_dropout(const Node& node) {
   const auto is = [&]<typename... Impl>() {
@@ -136,8 +146,12 @@ const torch::nn::MultiheadAttentionImpl* as_multihead(const Node& node) {
   return dynamic_cast<const torch::nn::MultiheadAttentionImpl*>(node.module);
 }
 
-int64_t rows(const Node& linear) { return linear.parameter("weight").size(0); }
-int64_t columns(const Node& linear) { return linear.parameter("weight").size(1); }
+int64_t rows(const Node& linear) {
+  return linear.parameter("weight").size(0);
+}
+int64_t columns(const Node& linear) {
+  return linear.parameter("weight").size(1);
+}
 
 template <size_t n>
 bool is_one_of(std::string_view name, const std::string_view (&names)[n]) {
@@ -145,20 +159,19 @@ bool is_one_of(std::string_view name, const std::string_view (&names)[n]) {
 }
 
 // How the layers of attentions are called.
-constexpr std::string_view kQueries[] = {"q",        "q_proj", "query", "wq",         "to_q",
+constexpr std::string_view kQueries[] = {"q",        "q_proj", "query",    "wq",        "to_q",
                                          "q_linear", "q_lin",  "linear_q", "query_proj"};
-constexpr std::string_view kKeys[] = {"k",        "k_proj", "key",   "wk",       "to_k",
+constexpr std::string_view kKeys[] = {"k",        "k_proj", "key",      "wk",      "to_k",
                                       "k_linear", "k_lin",  "linear_k", "key_proj"};
-constexpr std::string_view kValues[] = {"v",        "v_proj", "value", "wv",         "to_v",
+constexpr std::string_view kValues[] = {"v",        "v_proj", "value",    "wv",        "to_v",
                                         "v_linear", "v_lin",  "linear_v", "value_proj"};
 constexpr std::string_view kFused[] = {"qkv",  "qkv_proj", "in_proj",  "c_attn",
                                        "Wqkv", "wqkv",     "attn_qkv", "qkv_linear"};
 // Those that have query, key and value of a head, then those of the next.
 constexpr std::string_view kInterleaved[] = {"query_key_value"};
-constexpr std::string_view kOutputs[] = {"o",        "o_proj",  "out_proj", "wo",         "to_out",
-                                         "out",      "out_lin", "proj",     "out_linear", "dense",
-                                         "c_proj",   "output",  "proj_out", "linear_out",
-                                         "output_proj"};
+constexpr std::string_view kOutputs[] = {
+    "o",          "o_proj", "out_proj", "wo",     "to_out",   "out",        "out_lin",    "proj",
+    "out_linear", "dense",  "c_proj",   "output", "proj_out", "linear_out", "output_proj"};
 
 // Layers of one attention. Of one that is fused, `query` has all three.
 struct Attention {
@@ -199,8 +212,8 @@ std::optional<Attention> attention_in(const Node& node) {
       a.interleaved = interleaved;
     }
   }
-  const bool whole =
-      a.query != nullptr && a.output != nullptr && (a.fused || (a.key != nullptr && a.value != nullptr));
+  const bool whole = a.query != nullptr && a.output != nullptr &&
+                     (a.fused || (a.key != nullptr && a.value != nullptr));
   if (!whole) return std::nullopt;
   return a;
 }
@@ -227,7 +240,7 @@ std::vector<int64_t> chunks_of(int64_t count, int64_t ranks, int64_t times = 1) 
 
 // How the heads of an attention lie.
 struct HeadCuts {
-  Placement query;  // of its weight's rows
+  Placement query;                      // of its weight's rows
   std::optional<Placement> key, value;  // nullopt: every rank computes all of them
   Placement output;                     // of its weight's columns
 };
@@ -288,7 +301,8 @@ class Planner {
       "of an attention (q, k, v, o; q_proj, ..., out_proj; query, key, value, dense; qkv, proj), "
       "modules with two or more linear layers, and what contains such modules";
 
-  [[noreturn]] void unknown(const Node& node, std::string_view style, std::string_view knows) const {
+  [[noreturn]] void unknown(const Node& node, std::string_view style,
+                            std::string_view knows) const {
     refuse(absl::StatusCode::kInvalidArgument,
            str_cat(*entry_, ": ", style, " does not know ", node.called(), "; ", knows));
   }
@@ -299,11 +313,7 @@ class Planner {
 
   // What an outer module's style has said of it.
   void forget(const Node& node) {
-    const auto within = [&](const auto& item) {
-      const std::string& fqn = item.first;
-      return node.fqn.empty() ||
-             (fqn.starts_with(node.fqn) && fqn.size() > node.fqn.size() && fqn[node.fqn.size()] == '.');
-    };
+    const auto within = [&](const auto& item) { return is_within(item.first, node); };
     std::erase_if(parameters_, within);
     std::erase_if(forward_, within);
   }
@@ -486,7 +496,8 @@ class Planner {
     if (heads == 0) return {Shard(-2), Shard(-2), Shard(-2), Shard(-1)};
     const int64_t query = rows(*a.query), key = rows(*a.key), value = rows(*a.value);
     if (query % heads != 0) wrong_heads(*a.query, query, "rows", heads);
-    if (columns(*a.output) % heads != 0) wrong_heads(*a.output, columns(*a.output), "columns", heads);
+    if (columns(*a.output) % heads != 0)
+      wrong_heads(*a.output, columns(*a.output), "columns", heads);
     const int64_t size = query / heads, value_size = columns(*a.output) / heads;
     // Heads of keys and values, each for as many of queries.
     const int64_t shared = key / size;
@@ -533,7 +544,8 @@ class Planner {
       const auto is_second = [&](size_t i) {
         const Node &second = *linears[i], &a = *linears[(i + 1) % 3], &b = *linears[(i + 2) % 3];
         constexpr std::string_view kDown[] = {"down", "down_proj", "w2", "wo", "fc2", "c_proj"};
-        const bool fits = rows(a) == rows(b) && columns(a) == columns(b) && rows(a) == columns(second);
+        const bool fits =
+            rows(a) == rows(b) && columns(a) == columns(b) && rows(a) == columns(second);
         return fits && (rows(a) != columns(a) || is_one_of(second.name, kDown));
       };
       for (size_t i = 0; i < linears.size(); ++i) {
@@ -596,8 +608,8 @@ struct Entry {
   }
   std::stable_sort(near.begin(), near.end());
   near.resize(std::min(near.size(), kShown));
-  const std::string names = absl::StrJoin(
-      near, ", ", [](std::string* out, const auto& n) { out->append(n.second); });
+  const std::string names =
+      absl::StrJoin(near, ", ", [](std::string* out, const auto& n) { out->append(n.second); });
   refuse(absl::StatusCode::kNotFound,
          str_cat(entry.name, " matches no module", near.empty() ? "" : "; did you mean ", names,
                  near.empty() ? "" : "?"));
@@ -634,6 +646,11 @@ ShardingPlan sharding_plan(const torch::nn::Module& module, const DeviceMesh& me
       }
     }
     if (best == nullptr) continue;
+    // "blocks.*" matches what is in a block, too, which has its style by the block's.
+    const bool is_covered = std::any_of(decided.begin(), decided.end(), [&](const auto& outer) {
+      return outer.second == best && is_within(fqn, *outer.first);
+    });
+    if (is_covered) continue;
     for (Entry& entry : entries) {
       if (!entry.pattern.matches(fqn)) continue;
       if (entry.pattern.specificity() != best->pattern.specificity()) {

@@ -89,9 +89,8 @@ struct PrepareModuleOutput {
   friend bool operator==(const PrepareModuleOutput&, const PrepareModuleOutput&) = default;
 };
 
-using ParallelStyle =
-    std::variant<ColwiseParallel, RowwiseParallel, PairwiseParallel, SequenceParallel,
-                 PrepareModuleInput, PrepareModuleOutput>;
+using ParallelStyle = std::variant<ColwiseParallel, RowwiseParallel, PairwiseParallel,
+                                   SequenceParallel, PrepareModuleInput, PrepareModuleOutput>;
 
 // Modules whose FQN matches `pattern` (see FqnPattern; "" is the whole) have this style.
 struct StyleEntry {
@@ -99,7 +98,7 @@ struct StyleEntry {
   ParallelStyle style;
 };
 // In any order: the most specific pattern counts. Of styles of a module and of one within it, the
-// inner one counts for what is inner.
+// inner one counts for what is inner. "blocks.*" is the style of every block, not of each thing in it.
 using StylePlan = std::vector<StyleEntry>;
 
 // What styles mean for a module, parameter by parameter. `tp_mesh_dim`: "" is the mesh's only

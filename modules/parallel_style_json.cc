@@ -42,7 +42,8 @@ class Options {
     constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
     const bool fits = value->is_number_integer() && *value >= least && *value <= kMost;
     if (fits) return value->get<int64_t>();
-    fail(document_.expected(at(key), str_cat("a whole number from ", least, " to ", kMost), *value));
+    fail(
+        document_.expected(at(key), str_cat("a whole number from ", least, " to ", kMost), *value));
     return otherwise;
   }
 
@@ -62,7 +63,8 @@ class Options {
       if (is_known(key)) continue;
       std::string known;
       for (const std::string& name : known_) str_append(&known, known.empty() ? "" : ", ", name);
-      return document_.refuse(at(key), str_cat("is no option of \"", style, "\", which has ", known));
+      return document_.refuse(at(key),
+                              str_cat("is no option of \"", style, "\", which has ", known));
     }
     return status_;
   }

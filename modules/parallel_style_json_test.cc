@@ -27,9 +27,8 @@ TEST(ParallelStyleJsonTest, ReadsEveryStyle) {
       {"norm", SequenceParallel{.sequence_dim = -2, .heads = 3}},
       {"up", ColwiseParallel{.input = Replicate(), .output = std::nullopt}},
       {"out", RowwiseParallel{.input = Shard(-1), .output = Partial()}},
-      {"blocks.*",
-       PrepareModuleInput{.inputs = {Shard(1), std::nullopt, Replicate()},
-                          .by_name = {{"mask", Shard(0)}}}},
+      {"blocks.*", PrepareModuleInput{.inputs = {Shard(1), std::nullopt, Replicate()},
+                                      .by_name = {{"mask", Shard(0)}}}},
       {"re:h\\.[0-9]+", PrepareModuleOutput{.outputs = {Replicate()}}},
   };
   ASSERT_EQ(styles->size(), std::size(expected));
@@ -44,7 +43,8 @@ TEST(ParallelStyleJsonTest, OneStyleForTheWhole) {
   ASSERT_TRUE(styles.ok()) << styles.status();
   ASSERT_EQ(styles->size(), 1u);
   EXPECT_EQ((*styles)[0].pattern, "");
-  EXPECT_EQ((*styles)[0].style, ParallelStyle(PairwiseParallel{.output = std::nullopt, .heads = 4}));
+  EXPECT_EQ((*styles)[0].style,
+            ParallelStyle(PairwiseParallel{.output = std::nullopt, .heads = 4}));
   // A module may be called so.
   const auto module = parallel_styles_from_json(R"json({"style": {"style": "colwise"}})json");
   ASSERT_TRUE(module.ok()) << module.status();

@@ -32,8 +32,8 @@ MeshPtr mesh_for(std::string_view function, const at::Tensor& tensor, const Mesh
 
 void check_dim(std::string_view function, const at::Tensor& tensor, int dim) {
   if (dim >= -tensor.dim() && dim < tensor.dim()) return;
-  refuse(function, str_cat("dim ", dim, " is not one of the ", tensor.dim(),
-                           " dimensions of the tensor"));
+  refuse(function,
+         str_cat("dim ", dim, " is not one of the ", tensor.dim(), " dimensions of the tensor"));
 }
 
 at::Tensor input_as(std::string_view function, const at::Tensor& input, const MeshPtr& given,
@@ -47,7 +47,8 @@ at::Tensor input_as(std::string_view function, const at::Tensor& input, const Me
 at::Tensor output_as(std::string_view function, const at::Tensor& output, const MeshPtr& given,
                      const Placement& placement, std::source_location where) {
   if (output.defined() && !is_dtensor(output)) {
-    refuse(function, "the output is a plain tensor; wanted a DTensor, as a parallelized module gives");
+    refuse(function,
+           "the output is a plain tensor; wanted a DTensor, as a parallelized module gives");
   }
   mesh_for(function, output, given);
   if (placement.is_shard()) check_dim(function, output, placement.dim());
@@ -74,7 +75,8 @@ at::Tensor make_input_shard_1d_last_dim(const at::Tensor& input, const MeshPtr& 
 at::Tensor make_input_reshard_replicate(const at::Tensor& input, const MeshPtr& mesh,
                                         std::source_location where) {
   constexpr std::string_view kName = "make_input_reshard_replicate";
-  return redistribute(input_as(kName, input, mesh, Shard(0), where), Placements{Replicate()}, where);
+  return redistribute(input_as(kName, input, mesh, Shard(0), where), Placements{Replicate()},
+                      where);
 }
 
 at::Tensor make_output_replicate_1d(const at::Tensor& output, const MeshPtr& mesh,

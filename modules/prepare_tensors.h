@@ -42,8 +42,7 @@ at::Tensor make_output_shard_1d(const at::Tensor& output, const MeshPtr& mesh = 
 // Plain tensors: all of it; this rank's part when it is cut along dimension 0.
 at::Tensor make_output_tensor(const at::Tensor& output, const MeshPtr& mesh = nullptr,
                               std::source_location where = std::source_location::current());
-at::Tensor make_output_reshard_tensor(
-    const at::Tensor& output, const MeshPtr& mesh = nullptr,
-    std::source_location where = std::source_location::current());
+at::Tensor make_output_reshard_tensor(const at::Tensor& output, const MeshPtr& mesh = nullptr,
+                                      std::source_location where = std::source_location::current());
 
 }  // namespace shardweave

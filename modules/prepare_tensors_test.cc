@@ -18,7 +18,9 @@ using ::testing::HasSubstr;
 using testing::on_mesh;
 using testing::scattered;
 
-at::Tensor whole() { return at::arange(15, at::kDouble).view({5, 3}); }
+at::Tensor whole() {
+  return at::arange(15, at::kDouble).view({5, 3});
+}
 
 TEST(PrepareTensorsTest, InputsFromPlainTensors) {
   for (const int64_t ranks : {1, 2, 3}) {
@@ -96,18 +98,27 @@ TEST(PrepareTensorsTest, ErrorsOnEveryRank) {
     const at::Tensor on_tp = distribute_tensor(plain, tp, {Shard(0)}, {.source = std::nullopt});
     using Make = std::function<at::Tensor(const at::Tensor&, const MeshPtr&)>;
     const std::pair<const char*, Make> inputs[] = {
-        {"make_input_replicate_1d", [](const auto& t, const auto& m) { return make_input_replicate_1d(t, m); }},
-        {"make_input_shard_1d", [](const auto& t, const auto& m) { return make_input_shard_1d(t, m); }},
-        {"make_input_shard_1d_last_dim", [](const auto& t, const auto& m) { return make_input_shard_1d_last_dim(t, m); }},
-        {"make_input_reshard_replicate", [](const auto& t, const auto& m) { return make_input_reshard_replicate(t, m); }},
+        {"make_input_replicate_1d",
+         [](const auto& t, const auto& m) { return make_input_replicate_1d(t, m); }},
+        {"make_input_shard_1d",
+         [](const auto& t, const auto& m) { return make_input_shard_1d(t, m); }},
+        {"make_input_shard_1d_last_dim",
+         [](const auto& t, const auto& m) { return make_input_shard_1d_last_dim(t, m); }},
+        {"make_input_reshard_replicate",
+         [](const auto& t, const auto& m) { return make_input_reshard_replicate(t, m); }},
     };
     const std::pair<const char*, Make> outputs[] = {
-        {"make_output_replicate_1d", [](const auto& t, const auto& m) { return make_output_replicate_1d(t, m); }},
-        {"make_output_shard_1d", [](const auto& t, const auto& m) { return make_output_shard_1d(t, m); }},
-        {"make_output_tensor", [](const auto& t, const auto& m) { return make_output_tensor(t, m); }},
-        {"make_output_reshard_tensor", [](const auto& t, const auto& m) { return make_output_reshard_tensor(t, m); }},
+        {"make_output_replicate_1d",
+         [](const auto& t, const auto& m) { return make_output_replicate_1d(t, m); }},
+        {"make_output_shard_1d",
+         [](const auto& t, const auto& m) { return make_output_shard_1d(t, m); }},
+        {"make_output_tensor",
+         [](const auto& t, const auto& m) { return make_output_tensor(t, m); }},
+        {"make_output_reshard_tensor",
+         [](const auto& t, const auto& m) { return make_output_reshard_tensor(t, m); }},
     };
-    const auto refuses = [&](const auto& make, const at::Tensor& t, const MeshPtr& m, const char* why) {
+    const auto refuses = [&](const auto& make, const at::Tensor& t, const MeshPtr& m,
+                             const char* why) {
       try {
         make.second(t, m);
         ADD_FAILURE() << make.first << ": no error";
@@ -132,8 +143,10 @@ TEST(PrepareTensorsTest, ErrorsOnEveryRank) {
     }
     for (const auto& make : outputs) refuses(make, plain, tp, "wanted a DTensor");
     const std::pair<const char*, Make> bad_dim[] = {
-        {"make_input_shard_1d", [](const auto& t, const auto& m) { return make_input_shard_1d(t, m, 2); }},
-        {"make_output_shard_1d", [](const auto& t, const auto& m) { return make_output_shard_1d(t, m, -3); }},
+        {"make_input_shard_1d",
+         [](const auto& t, const auto& m) { return make_input_shard_1d(t, m, 2); }},
+        {"make_output_shard_1d",
+         [](const auto& t, const auto& m) { return make_output_shard_1d(t, m, -3); }},
     };
     for (const auto& make : bad_dim) refuses(make, on_tp, tp, "is not one of the 2 dimensions");
     // Of a slice of the mesh all of it works.

@@ -40,7 +40,10 @@
 #include "shardweave/modules/fused_optimizer.h"
 #include "shardweave/modules/hooked.h"
 #include "shardweave/modules/hugging_face_plan.h"
+#include "shardweave/modules/parallel_style.h"
+#include "shardweave/modules/parallel_style_json.h"
 #include "shardweave/modules/parallelize_module.h"
+#include "shardweave/modules/prepare_tensors.h"
 #include "shardweave/modules/sharding_plan_json.h"
 #include "shardweave/placement/layout.h"
 #include "shardweave/placement/placement.h"
@@ -435,6 +438,32 @@ void hugging_face(const Model& model, const MeshPtr& mesh) {
       "layers.*.mlp.experts.gate_up_proj": "packed_colwise",
       "lm_head": "colwise_gather_output"})json");
   parallelize_module(*model, mesh, *plan);
+}
+
+void styles(const Model& model, const Model& mlp, const MeshPtr& mesh) {
+  parallelize_module(*model, mesh,
+                     {{"embedding", RowwiseParallel{.output = Shard(1)}},
+                      {"blocks.*", SequenceParallel{.sequence_dim = 1, .heads = 8}},
+                      {"head", ColwiseParallel()}},
+                     "tp");
+  parallelize_module(*mlp, mesh, PairwiseParallel());
+}
+
+void styles_json(const Model& model, const MeshPtr& mesh) {
+  auto styles = parallel_styles_from_json(R"json({
+      "layers.*.mlp":  "pairwise",
+      "layers.*.attn": {"style": "sequence", "sequence_dim": 1, "heads": 8},
+      "embedding":     {"style": "rowwise", "output": "S(1)"},
+      "layers.*":      {"style": "prepare_input", "input": ["S(1)", null], "mask": "R"},
+      "out":           {"style": "colwise", "output": "R"}})json");
+  parallelize_module(*model, mesh, *styles);
+}
+
+void prepare_tensors(const Model& model, const at::Tensor& rows_of_this_rank,
+                     const MeshPtr& mesh) {
+  at::Tensor x = make_input_shard_1d(rows_of_this_rank, mesh);
+  at::Tensor y = model->forward(make_input_replicate_1d(x));
+  at::Tensor all = make_output_tensor(y);
 }
 
 void sharding_plan(const Model& model, const MeshPtr& mesh) {
