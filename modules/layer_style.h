@@ -11,8 +11,8 @@
 
 namespace shardweave::modules_internal {
 
-// Of a weight [out, in], a bias [out], and what goes in and comes out. Dimensions count from the end:
-// an expert's weights have one more in front.
+// Of a weight [out, in], a bias [out], and what goes in and comes out. Dimensions count from the
+// end: an expert's weights have one more in front.
 struct LayerStyle {
   std::optional<Placement> weight, bias;   // nullopt: replicated
   std::optional<Placement> input, output;  // nullopt: as they come

@@ -12,8 +12,10 @@
 #include "shardweave/modules/hooked.h"
 #include "torch/nn/module.h"
 #include "torch/nn/modules/activation.h"
+#include "torch/nn/modules/container/sequential.h"
 #include "torch/nn/modules/dropout.h"
 #include "torch/nn/modules/embedding.h"
+#include "torch/nn/modules/linear.h"
 
 namespace shardweave {
 namespace {
@@ -75,7 +77,8 @@ class Tree {
   }
   const Node& root() const { return nodes_.at(""); }
   const std::map<std::string, Node, std::less<>>& nodes() const { return nodes_; }
-  // Whether another module has one of its parameters, too: nobody can tell at it whose forward runs.
+  // Whether another module has one of its parameters, too: nobody can tell at it whose forward
+  // runs.
   bool is_tied(const Node& node) const { return tied_.contains(node.fqn); }
 
  private:
@@ -114,6 +117,7 @@ bool is_leaf(const Node& node, int64_t weight_dims) {
 
 bool is_embedding(const Node& node) {
   if (!is_leaf(node, 2) || node.parameter("bias").defined()) return false;
+  if (dynamic_cast<const torch::nn::LinearImpl*>(node.module) != nullptr) return false;
   if (dynamic_cast<const torch::nn::EmbeddingImpl*>(node.module) != nullptr ||
       dynamic_cast<const torch::nn::EmbeddingBagImpl*>(node.module) != nullptr) {
     return true;
@@ -433,7 +437,7 @@ class Planner {
       });
     }
     if (linears.size() >= 2) {
-      mlp(linears, options);
+      mlp(node, linears, options);
       found = true;
     }
     for (const Node* child : node.children) {
@@ -538,9 +542,10 @@ class Planner {
     second_of_pair(*a.output, second, options);
   }
 
-  void mlp(std::vector<const Node*> linears, const PairOptions& options) {
+  void mlp(const Node& node, const std::vector<const Node*>& linears, const PairOptions& options) {
     // Two side by side and one behind them.
-    if (linears.size() == 3) {
+    const bool chain = dynamic_cast<const torch::nn::SequentialImpl*>(node.module) != nullptr;
+    if (linears.size() == 3 && !chain) {
       const auto is_second = [&](size_t i) {
         const Node &second = *linears[i], &a = *linears[(i + 1) % 3], &b = *linears[(i + 2) % 3];
         constexpr std::string_view kDown[] = {"down", "down_proj", "w2", "wo", "fc2", "c_proj"};

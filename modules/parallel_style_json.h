@@ -25,8 +25,8 @@
 
 namespace shardweave {
 
-// InvalidArgument says on which line the text is no JSON, or what in it is no style; for a style that
-// is not known it lists those that are, and for an option those that the style has.
+// InvalidArgument says on which line the text is no JSON, or what in it is no style; for a style
+// that is not known it lists those that are, and for an option those that the style has.
 absl::StatusOr<StylePlan> parallel_styles_from_json(std::string_view text);
 
 }  // namespace shardweave

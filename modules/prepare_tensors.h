@@ -5,12 +5,13 @@
 //   at::Tensor y = model->forward(make_input_replicate_1d(x));     // of x's mesh
 //   at::Tensor all = make_output_tensor(y);                        // plain, on every rank
 //
-// An input may be a DTensor, which is redistributed, or this rank's plain tensor, which is made one by
-// from_local(). An output has to be a DTensor. `mesh`: null is that of the DTensor.
+// An input may be a DTensor, which is redistributed, or this rank's plain tensor, which is made one
+// by from_local(). An output has to be a DTensor. `mesh`: null is that of the DTensor.
 //
 // All are collective and differentiable. They throw Error, InvalidArgument: for a mesh that has not
-// exactly one dimension, a DTensor of another mesh than the one given, a plain tensor without a mesh,
-// an output that is no DTensor, a tensor that is undefined, a dimension that it does not have.
+// exactly one dimension, a DTensor of another mesh than the one given, a plain tensor without a
+// mesh, an output that is no DTensor, a tensor that is undefined, a dimension that it does not
+// have.
 #pragma once
 
 #include <source_location>

@@ -3,7 +3,6 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
-#include <memory>
 
 #include "ATen/ATen.h"
 #include "c10/core/CPUAllocator.h"
@@ -26,26 +25,29 @@ class CountingAllocator final : public c10::Allocator {
     return mine;
   }
   c10::DataPtr allocate(size_t bytes) override {
-    auto* block =
-        new Block{std::malloc(bytes == 0 ? 1 : bytes), static_cast<int64_t>(bytes), &live()};
-    *block->counter += block->bytes;
-    return {block->data, block, &release, c10::Device(c10::DeviceType::CPU)};
+    const size_t rounded = (bytes / sizeof(Header) + 2) * sizeof(Header);
+    auto* header = static_cast<Header*>(std::aligned_alloc(sizeof(Header), rounded));
+    *header = {static_cast<int64_t>(bytes), &live()};
+    *header->counter += header->bytes;
+    void* data = header + 1;
+    return {data, data, &release, c10::Device(c10::DeviceType::CPU)};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, size_t bytes) const override {
     default_copy_data(to, from, bytes);
   }
 
  private:
-  struct Block {
-    void* data;
+  // Before the bytes.
+  struct alignas(64) Header {
     int64_t bytes;
     std::atomic<int64_t>* counter;
   };
-  static void release(void* context) {
-    const std::unique_ptr<Block> block(static_cast<Block*>(context));
-    *block->counter -= block->bytes;
-    std::free(block->data);
+  static void release(void* data) {
+    if (data == nullptr) return;
+    Header* header = static_cast<Header*>(data) - 1;
+    *header->counter -= header->bytes;
+    std::free(header);
   }
 };
 

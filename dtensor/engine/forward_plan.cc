@@ -164,17 +164,18 @@ at::Tensor laid_out_input(const ForwardLayouts& layouts, int index, std::string_
   const auto lay_out = [&] {
     return laid_out(layouts, Direction::kInput, index, name, tensor, context);
   };
+  SharedInput& shared = *layouts.shared;
+  if (shared.from.defined() && !shared.from.is_same(tensor)) shared = {};  // they have had it
   const ForwardLayouts::Value* value = value_of(layouts, Direction::kInput, index, name);
   if (layouts.siblings < 2 || index != 0 || value == nullptr || tensor.is_inference() ||
       !is_dtensor(tensor.unsafeGetTensorImpl())) {
     return lay_out();
   }
-  SharedInput& shared = *layouts.shared;
   const auto version = static_cast<uint32_t>(tensor._version());
   const bool recorded = c10::GradMode::is_enabled() && tensor.requires_grad();
   const bool has_read = std::find(shared.readers.begin(), shared.readers.end(), &layouts) !=
                         shared.readers.end();  // it is another forward
-  if (!has_read && shared.from.is_same(tensor) && shared.version == version &&
+  if (!has_read && shared.from.defined() && shared.version == version &&
       shared.target == value->target && shared.brought.requires_grad() == recorded) {
     at::Tensor brought = shared.brought;
     shared.readers.push_back(&layouts);

@@ -7,9 +7,10 @@
 //   runs the operator, without the key,
 //   redistributes its results as the plan's outputs say.
 //
-// All of it is differentiable. Views of an observed weight (`linear` is t, matmul, add_) are observed,
-// too; operators that read a weight but are no layer's (an optimizer's, a norm) run as they are, and
-// so do those of a backward pass. Tensors without the key never come here. Internal to Shardweave.
+// All of it is differentiable. Views of an observed weight (`linear` is t, matmul, add_) are
+// observed, too; operators that read a weight but are no layer's (an optimizer's, a norm) run as
+// they are, and so do those of a backward pass. Tensors without the key never come here. Internal
+// to Shardweave.
 #pragma once
 
 #include <memory>
@@ -36,10 +37,10 @@ struct ForwardTarget {
 
 struct ForwardLayouts;
 
-// What was last brought elsewhere for a layer, for its siblings that want the same of the same tensor:
-// query, key and value are one gather forward, and one reduction backward. It is held until all of
-// them have had it, or another tensor takes its place: the same on every rank, for that depends on
-// nothing but which operators run.
+// What was last brought elsewhere for a layer, for its siblings that want the same of the same
+// tensor: query, key and value are one gather forward, and one reduction backward. It is held until
+// all of them have had it, or a layer runs that takes something else: the same on every rank, for
+// that depends on nothing but which operators run.
 struct SharedInput {
   at::Tensor from, brought;
   uint32_t version = 0;  // of `from`
@@ -69,8 +70,9 @@ at::Tensor laid_out(const ForwardLayouts& layouts, Direction direction, int inde
                     std::string_view name, const at::Tensor& tensor,
                     const std::shared_ptr<MeshContext>& context);
 
-// From now on the operators that `member`, a module's weight, takes part in do as the plan says. With
-// null: of the module's other members, which are told from its inputs, also after module->to().
+// From now on the operators that `member`, a module's weight, takes part in do as the plan says.
+// With null: of the module's other members, which are told from its inputs, also after
+// module->to().
 void observe_forward(const at::Tensor& member, std::shared_ptr<const ForwardLayouts> layouts);
 
 // A node of autograd's graph that runs a forward pass again: in it, plans hold as in the first.
