@@ -643,21 +643,21 @@ ShardingPlan sharding_plan(const torch::nn::Module& module, const DeviceMesh& me
   Planner planner(tree, along.name, along.ranks);
   std::vector<std::pair<const Node*, const Entry*>> decided;
   for (const auto& [fqn, node] : tree.nodes()) {
-    const Entry* best = nullptr;
-    for (const Entry& entry : entries) {
-      if (!entry.pattern.matches(fqn)) continue;
-      if (best == nullptr || entry.pattern.specificity() > best->pattern.specificity()) {
-        best = &entry;
-      }
-    }
-    if (best == nullptr) continue;
-    // "blocks.*" matches what is in a block, too, which has its style by the block's.
-    const bool is_covered = std::any_of(decided.begin(), decided.end(), [&](const auto& outer) {
-      return outer.second == best && is_within(fqn, *outer.first);
-    });
-    if (is_covered) continue;
+    std::vector<Entry*> matching;
     for (Entry& entry : entries) {
-      if (!entry.pattern.matches(fqn)) continue;
+      // "blocks.*" matches what is in a block, too, which has its style by the block's.
+      const bool is_covered = std::any_of(decided.begin(), decided.end(), [&](const auto& outer) {
+        return outer.second == &entry && is_within(fqn, *outer.first);
+      });
+      if (!is_covered && entry.pattern.matches(fqn)) matching.push_back(&entry);
+    }
+    if (matching.empty()) continue;
+    const Entry* best =
+        *std::max_element(matching.begin(), matching.end(), [](const Entry* x, const Entry* y) {
+          return x->pattern.specificity() < y->pattern.specificity();
+        });
+    for (Entry* candidate : matching) {
+      Entry& entry = *candidate;
       if (entry.pattern.specificity() != best->pattern.specificity()) {
         if (entry.beaten_at.empty()) {
           entry.beaten_at = node.called();
