@@ -10,6 +10,7 @@
 #include "shardweave/dtensor/engine/adopt.h"
 #include "shardweave/dtensor/engine/checksum.h"
 #include "shardweave/dtensor/engine/distribute.h"
+#include "shardweave/dtensor/engine/forward_plan.h"
 #include "shardweave/dtensor/engine/fused.h"
 #include "shardweave/dtensor/engine/members.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
@@ -104,6 +105,8 @@ void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const Par
     check_same_on_all_ranks(*MeshContext::of(mesh), members, resolved, cause);
   }
 
+  const std::string place =
+      where.line() == 0 ? "" : absl::StrCat(where.file_name(), ":", where.line());
   const c10::AutoGradMode no_grad(false);
   for (size_t i = 0; i < members.size(); ++i) {
     const Member& member = members[i];
@@ -119,6 +122,7 @@ void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const Par
     auto family = std::make_shared<ViewFamily>();
     family->fqn = member.fqns[0];
     family->parameter = meta_of(member.tensor).spec;
+    family->origin = std::make_shared<PlanOrigin>(PlanOrigin{resolved[i].pattern, place});
     meta_of(member.tensor).family = std::move(family);
     meta_of(member.tensor).came_from(meta.provenance);
   }
@@ -147,6 +151,7 @@ void finish_grad_sync(const std::vector<at::Tensor>& parameters, std::source_loc
   std::vector<InFlight> in_flight;
   for (const at::Tensor& parameter : unique_parameters(parameters)) {
     if (!is_dtensor(parameter) || !parameter.grad().defined()) continue;
+    warn_of_unmet_plan(parameter);
     if (!is_dtensor(parameter.grad())) {  // a formula's own zeros, say
       const MeshPtr mesh = mesh_of(parameter);
       meta_of(parameter).context->plain_tensors.put_off({}, parameter.grad());

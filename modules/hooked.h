@@ -24,6 +24,9 @@
 #include "ATen/core/Tensor.h"
 
 namespace shardweave {
+namespace dtensor_internal {
+struct ForwardLayouts;
+}
 namespace modules_internal {
 
 // What a plan says of one module's forward.
@@ -34,6 +37,8 @@ class ForwardRedistribution {
   virtual at::Tensor output(int index, const at::Tensor& tensor) const = 0;
   // Throws Error if the plan speaks of an input or an output beyond so many.
   virtual void check_met(int inputs, int outputs) const = 0;
+  // What it does, for who shows it; null: nothing.
+  virtual const dtensor_internal::ForwardLayouts* layouts() const { return nullptr; }
 };
 
 // What parallelize_module() looks for in a module.

@@ -286,8 +286,9 @@ std::vector<Observed> resolve_forward(const ForwardPlan& plan, const DeviceMesh&
                        "known; wanted an index"));
       }
       auto& values = value.first == Direction::kInput ? layouts->inputs : layouts->outputs;
-      values.push_back(
-          {value.second, entry->target, str_cat(fqn, fqn.empty() ? "" : ".", entry->value)});
+      values.push_back({value.second, entry->target,
+                        str_cat(fqn, fqn.empty() ? "" : ".", entry->value),
+                        plan[static_cast<size_t>(entry - entries.data())].pattern});
     }
     observed.push_back({&place, std::move(layouts)});
   }
@@ -312,6 +313,7 @@ class PlannedForward final : public modules_internal::ForwardRedistribution {
   at::Tensor output(int index, const at::Tensor& tensor) const override {
     return laid_out(*layouts_, Direction::kOutput, index, "", tensor, context_);
   }
+  const ForwardLayouts* layouts() const override { return layouts_.get(); }
   void check_met(int inputs, int outputs) const override {
     for (const auto& [values, count] :
          {std::pair(&layouts_->inputs, inputs), {&layouts_->outputs, outputs}}) {
@@ -339,6 +341,7 @@ void parallelize_module(torch::nn::Module& module, const MeshPtr& mesh, const Sh
   distribute_module(module, mesh, plan.parameter, options, where);
   const std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
   for (const Observed& o : observed) {
+    o.layouts->where = where;
     if (o.place->hook != nullptr) {
       o.place->hook->redistribution = std::make_shared<PlannedForward>(o.layouts, context);
     } else {

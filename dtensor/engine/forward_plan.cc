@@ -6,8 +6,10 @@
 #include "ATen/core/dispatch/Dispatcher.h"
 #include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/types/span.h"
 #include "c10/core/impl/LocalDispatchKeySet.h"
+#include "c10/util/Exception.h"
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/engine/adopt.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
@@ -146,6 +148,50 @@ bool has_input(absl::Span<const IValue> args, std::string_view module) {
   });
 }
 
+std::vector<std::string> unmet(const ForwardLayouts& layouts) {
+  std::vector<std::string> names;
+  for (const auto* values : {&layouts.inputs, &layouts.outputs}) {
+    for (const ForwardLayouts::Value& value : *values) {
+      if (!value.met) names.push_back(absl::StrCat("'", value.name, "'"));
+    }
+  }
+  return names;
+}
+
+// On the first rank, and once.
+void warn_of_unmet(const ForwardLayouts& layouts, const DTensorMeta& weight,
+                   const std::vector<std::string>& names) {
+  if (std::exchange(layouts.said, true)) return;
+  const Coordinate& at = weight.context->coordinate();
+  if (std::any_of(at.begin(), at.end(), [](int64_t c) { return c != 0; })) return;
+  const std::string parameter(parameter_of(weight));
+  const std::string why =
+      layouts.passed_by.empty()
+          ? absl::StrCat("no layer's operator with '", parameter, "' has such a value")
+          : absl::StrCat("'", parameter, "' was met in ", layouts.passed_by,
+                         ", which is no layer's operator");
+  c10::warn(c10::Warning(
+      c10::UserWarning(), c10::SourceLocation{"parallelize_module", __FILE__, __LINE__},
+      absl::StrCat("shardweave: the plan's ", absl::StrJoin(names, ", "),
+                   names.size() == 1 ? " has" : " have", " not been applied: ", why,
+                   "; make its module as Hooked<Impl> (hooked.h), or redistribute in its forward"),
+      /*verbatim=*/false));
+}
+
+// The weight takes part in an operator for which a plan means nothing. Where that happens again,
+// and still nothing has been met, a step has gone by.
+void note_passed_by(const c10::OperatorHandle& op, const at::Tensor& weight,
+                    const ForwardLayouts& layouts) {
+  if (layouts.said) return;
+  const std::vector<std::string> names = unmet(layouts);
+  if (names.size() != layouts.inputs.size() + layouts.outputs.size()) return;
+  if (layouts.passed_by.empty()) {
+    layouts.passed_by = op.operator_name().name;
+  } else if (layouts.passed_by == op.operator_name().name) {
+    warn_of_unmet(layouts, meta_of(weight), names);
+  }
+}
+
 void run_layer(const c10::OperatorHandle& op, const ForwardLayouts& layouts,
                std::string_view module, const std::shared_ptr<MeshContext>& context,
                c10::Stack* stack) {
@@ -209,7 +255,9 @@ void dispatch_observed(const c10::OperatorHandle& op, c10::Stack* stack) {
     return;
   }
   const std::string module(owner_of(weight).value_or(""));
-  if (!is_layer(op) || !has_input(args, module)) {
+  const bool layer = is_layer(op);
+  if (!layer || !has_input(args, module)) {
+    if (!layer && has_input(args, module)) note_passed_by(op, weight, *family->forward);
     op.callBoxed(stack);
     return;
   }
@@ -240,6 +288,7 @@ at::Tensor laid_out(const ForwardLayouts& layouts, Direction direction, int inde
         return at != nullptr ? *at == index : std::get<std::string>(v.slot) == name;
       });
   if (value == values.end() || !tensor.defined()) return tensor;
+  value->met = true;
   try {
     const MeshPtr mesh(context, &context->connected_mesh());
     at::Tensor on_mesh = tensor;
@@ -258,7 +307,9 @@ at::Tensor laid_out(const ForwardLayouts& layouts, Direction direction, int inde
     }
     const Layout now = layout_of(on_mesh);
     const Layout wanted = layout_of_target(value->target, now, static_cast<int>(on_mesh.dim()));
-    return wanted == now ? on_mesh : redistribute(on_mesh, wanted);
+    if (wanted == now) return on_mesh;
+    return layouts.where.line() == 0 ? redistribute(on_mesh, wanted)
+                                     : redistribute(on_mesh, wanted, layouts.where);
   } catch (const Error& error) {
     throw Error(absl::Status(
         error.status().code(),
@@ -271,6 +322,14 @@ void observe_forward(const at::Tensor& member, std::shared_ptr<const ForwardLayo
   if (meta.family == nullptr) meta.family = std::make_shared<ViewFamily>();
   meta.family->forward = std::move(layouts);
   observe(member, *std::shared_ptr<ViewFamily>(meta.family));
+}
+
+void warn_of_unmet_plan(const at::Tensor& weight) {
+  const DTensorMeta& meta = meta_of(weight);
+  if (meta.family == nullptr || meta.family->forward == nullptr || meta.family->forward->said)
+    return;
+  const std::vector<std::string> names = unmet(*meta.family->forward);
+  if (!names.empty()) warn_of_unmet(*meta.family->forward, meta, names);
 }
 
 }  // namespace shardweave::dtensor_internal

@@ -14,6 +14,7 @@
 
 #include <memory>
 #include <optional>
+#include <source_location>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -40,9 +41,16 @@ struct ForwardLayouts {
   struct Value {
     Slot slot;
     ForwardTarget target;
-    std::string name;  // "blocks.0.attn.input.0", for messages
+    std::string name;     // "blocks.0.attn.input.0", for messages
+    std::string pattern;  // of the entry that says so
+    mutable bool met = false;
   };
   std::vector<Value> inputs, outputs;
+  std::source_location where;  // of the call that gave the plan
+  // An operator with an input that is no layer's, which the weight took part in before any value was
+  // met; whether that was said.
+  mutable std::string passed_by;
+  mutable bool said = false;
 };
 
 // `tensor` as the plan says of the value with this index and name: itself where it says nothing. A
@@ -55,6 +63,10 @@ at::Tensor laid_out(const ForwardLayouts& layouts, Direction direction, int inde
 // From now on the operators that `member`, a module's weight, takes part in do as the plan says. With
 // null: of the module's other members, which are told from its inputs, also after module->to().
 void observe_forward(const at::Tensor& member, std::shared_ptr<const ForwardLayouts> layouts);
+
+// Says once, on the first rank, that what a plan says of a module has not been applied, though its
+// weight has a gradient.
+void warn_of_unmet_plan(const at::Tensor& weight);
 
 // A node of autograd's graph that runs a forward pass again: in it, plans hold as in the first.
 class RunsForward : public torch::autograd::Node {};

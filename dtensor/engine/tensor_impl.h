@@ -52,6 +52,7 @@ struct Remembered {
 };
 
 struct ForwardLayouts;  // forward_plan.h
+struct PlanOrigin;      // members.h
 
 // A tensor and its views (detour.h), and what all of them share.
 struct ViewFamily {
@@ -60,6 +61,7 @@ struct ViewFamily {
   std::string fqn;            // of the parameter that they are, as distribute_module() found it,
   SpecRef parameter;          // and as that laid it out
   bool said_unsharded = false;
+  std::shared_ptr<const PlanOrigin> origin;       // where a plan said so
   std::shared_ptr<const ForwardLayouts> forward;  // what a plan says of its module (forward_plan.h)
   std::vector<Remembered> remembered;
 };

@@ -8,13 +8,15 @@
 #include "absl/strings/str_join.h"
 #include "nlohmann/json.hpp"
 #include "shardweave/dtensor/engine/tensor_impl.h"
+#include "shardweave/dtensor/observe/comm_event_text.h"
 #include "shardweave/dtensor/observe/observer.h"
 #include "shardweave/dtensor/observe/text_table.h"
 
 namespace shardweave {
-namespace {
 
 using namespace dtensor_internal;
+
+namespace dtensor_internal {
 
 // "Float[8, 12] [R, P(sum)] -> [R, R]"
 std::string tensor_of(const CommEvent& event) {
@@ -45,6 +47,8 @@ std::string group_of(const CommEvent& event) {
   return absl::StrCat(absl::StrJoin(event.mesh_dims, ", "), " (", event.group_size, ")");
 }
 
+namespace {
+
 nlohmann::ordered_json json_of(const CommEvent& event) {
   return {{"collective", event.collective},
           {"mesh_dims", event.mesh_dims},
@@ -66,6 +70,12 @@ nlohmann::ordered_json json_of(const CommEvent& event) {
 
 }  // namespace
 
+std::string json_text_of(const CommEvent& event) {
+  return json_of(event).dump();
+}
+
+}  // namespace dtensor_internal
+
 std::string_view to_string(Phase phase) {
   switch (phase) {
     case Phase::kForward:
@@ -74,6 +84,8 @@ std::string_view to_string(Phase phase) {
       return "backward";
     case Phase::kGradientSync:
       return "gradient sync";
+    case Phase::kOptimizer:
+      return "optimizer";
   }
   return "";
 }

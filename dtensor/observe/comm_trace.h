@@ -38,6 +38,7 @@ enum class Phase : uint8_t {
   kForward,       // everything that is not
   kBackward,      // inside of backward() or grad()
   kGradientSync,  // inside of finish_grad_sync()
+  kOptimizer,     // behind backward, without recording gradients; as list_communication() tells
 };
 std::string_view to_string(Phase phase);
 
