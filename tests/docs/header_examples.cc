@@ -37,11 +37,15 @@
 #include "shardweave/dtensor/spec.h"
 #include "shardweave/mesh/connected_mesh.h"
 #include "shardweave/mesh/device_mesh.h"
+#include "shardweave/modules/dump.h"
 #include "shardweave/modules/fused_optimizer.h"
 #include "shardweave/modules/hooked.h"
 #include "shardweave/modules/hugging_face_plan.h"
+#include "shardweave/modules/list_communication.h"
+#include "shardweave/modules/module_memory.h"
 #include "shardweave/modules/parallelize_module.h"
 #include "shardweave/modules/sharding_plan_json.h"
+#include "shardweave/modules/verify.h"
 #include "shardweave/placement/layout.h"
 #include "shardweave/placement/placement.h"
 #include "shardweave/placement/redistribute_bound.h"
@@ -458,5 +462,27 @@ void parallelize(const Model& model, const MeshPtr& mesh) {
   parallelize_module(*model, mesh, {.forward = {{"blocks.*.output", {{"tp", Shard(1)}}}}});
 }
 }  // namespace hooked
+
+at::Tensor loss_of(torch::nn::SequentialImpl& model, const at::Tensor& batch);
+
+void debug(const Model& model, const MeshPtr& mesh, const ShardingPlan& plan,
+           torch::optim::Optimizer& optimizer, const at::Tensor& batch) {
+  parallelize_module(*model, mesh, plan);
+  std::cout << dump(*model).to_string();
+  const CommunicationList list = list_communication(*model, [&] {
+    loss_of(*model, batch).backward();
+    finish_grad_sync(*model);
+    optimizer.step();
+  });
+  std::cout << list.to_string();
+  const ModuleMemory memory = module_memory(*model, [&] { return loss_of(*model, batch); });
+  std::cout << memory.to_string();
+}
+
+void verifying(const std::function<Model()>& make_model, const MeshPtr& mesh,
+               const ShardingPlan& plan, const at::Tensor& tokens) {
+  const Verification v = verify(make_model, mesh, plan, {tokens});
+  if (!v.ok()) std::cout << v.to_string();
+}
 
 }  // namespace shardweave::header_examples
