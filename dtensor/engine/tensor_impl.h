@@ -115,7 +115,7 @@ inline c10::IntArrayRef array(const Dims& dims) {
 // kind, and have theirs as BackendMeta.
 class DTensorImpl final : public c10::TensorImpl {
  public:
-  DTensorImpl(LocalPart part, SpecRef spec, std::shared_ptr<MeshContext> context);
+  DTensorImpl(LocalPart&& part, SpecRef&& spec, std::shared_ptr<MeshContext>&& context);
   ~DTensorImpl() override;
 
   DTensorMeta& meta() { return meta_; }
