@@ -101,8 +101,10 @@ class CallKey {
  private:
   ABSL_ATTRIBUTE_NOINLINE void grow() {
     const size_t size = next_ - begin_;
-    std::vector<uint64_t> larger(begin_, next_);
-    larger.resize(2 * size);
+    std::vector<uint64_t> larger;
+    larger.reserve(4 * size);
+    larger.assign(begin_, next_);
+    larger.resize(4 * size);
     more_ = std::move(larger);
     begin_ = more_.data();
     next_ = begin_ + size;
