@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "ATen/ops/dropout.h"
 #include "ATen/ops/gelu.h"
 #include "ATen/ops/relu.h"
 #include "ATen/ops/silu.h"
@@ -38,6 +39,10 @@ at::Tensor activate(Activation activation, const at::Tensor& x) {
       break;
   }
   return at::relu(x);
+}
+
+at::Tensor dropped(const at::Tensor& x, double probability, bool training) {
+  return training && probability > 0 ? at::dropout(x, probability, training) : x;
 }
 
 }  // namespace shardweave::nn

@@ -1,4 +1,4 @@
-// Activations by the names that Hugging Face's configurations give them.
+// Activations by the names that Hugging Face's configurations give them, and dropout.
 #pragma once
 
 #include <string_view>
@@ -15,5 +15,8 @@ enum class Activation { kSilu, kGelu, kGeluTanh, kRelu };
 absl::StatusOr<Activation> activation_of(std::string_view name);
 
 at::Tensor activate(Activation activation, const at::Tensor& x);
+
+// at::dropout(), and no operator where nothing is dropped.
+at::Tensor dropped(const at::Tensor& x, double probability, bool training);
 
 }  // namespace shardweave::nn

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "ATen/ops/addmm.h"
-#include "ATen/ops/dropout.h"
 #include "ATen/ops/empty.h"
 #include "ATen/ops/empty_like.h"
 #include "ATen/ops/scaled_dot_product_attention.h"
@@ -23,10 +22,6 @@ namespace {
 
 // c_attn is three matrices in one, and each of them is cut.
 constexpr int64_t kPacked = 3;
-
-at::Tensor dropped(const at::Tensor& x, double p, bool training) {
-  return training && p > 0 ? at::dropout(x, p, training) : x;
-}
 
 torch::nn::LayerNorm layer_norm(const Gpt2Options& options) {
   return torch::nn::LayerNorm(

@@ -19,7 +19,7 @@ namespace shardweave::nn {
 namespace {
 
 // The two halves of gate_up_proj are each cut.
-constexpr int64_t kPacked = 2;
+constexpr int64_t kHalves = 2;
 
 at::Tensor drawn(at::IntArrayRef sizes) {
   return torch::nn::init::normal_(at::empty(sizes), 0, 1 / std::sqrt(sizes.back()));
@@ -93,7 +93,7 @@ ShardingPlan mixture_of_experts_plan(const DeviceMesh& mesh, const PlanOptions& 
   if (plan_options.expert_parallel) {
     entries.parameter("experts.{gate_up,down}_proj", Shard(0));
   } else {
-    entries.parameter("experts.gate_up_proj", StridedShard(1, kPacked))
+    entries.parameter("experts.gate_up_proj", StridedShard(1, kHalves))
         .parameter("experts.down_proj", Shard(2));
   }
   entries.sums();

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "ATen/ops/cat.h"
-#include "ATen/ops/dropout.h"
 #include "ATen/ops/empty.h"
 #include "config.h"
 #include "decoder_config.h"
@@ -15,10 +14,6 @@
 
 namespace shardweave::nn {
 namespace {
-
-at::Tensor dropped(const at::Tensor& x, double p, bool training) {
-  return training && p > 0 ? at::dropout(x, p, training) : x;
-}
 
 torch::nn::LayerNorm layer_norm(const VitOptions& options) {
   return torch::nn::LayerNorm(

@@ -207,6 +207,7 @@ TEST(ZooTest, Gpt2TrainsAsOnOneDevice) {
 }
 TEST(ZooTest, LlamaTrainsAsOnOneDevice) {
   trains_as_one_device(everywhere(kLlama));
+  trains_as_one_device({{kLlama, {{"dp", 2}, {"x", 1}, {"tp", 2}}, {.sequence_parallel = true}}});
 }
 TEST(ZooTest, TiedLlamaWithOneKeyHeadTrainsAsOnOneDevice) {
   trains_as_one_device(everywhere(kTiedLlama));
