@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "absl/strings/str_join.h"
-#include "json_document.h"
-#include "layer_style.h"
 #include "shardweave/comm/str_cat.h"
+#include "shardweave/modules/json_document.h"
+#include "shardweave/modules/layer_style.h"
 #include "torch/nn/module.h"
 
 namespace shardweave {

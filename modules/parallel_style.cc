@@ -7,9 +7,9 @@
 #include <set>
 
 #include "absl/strings/str_join.h"
-#include "layer_style.h"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/modules/hooked.h"
+#include "shardweave/modules/layer_style.h"
 #include "torch/nn/module.h"
 #include "torch/nn/modules/activation.h"
 #include "torch/nn/modules/container/sequential.h"

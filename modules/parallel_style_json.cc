@@ -4,8 +4,8 @@
 #include <limits>
 #include <utility>
 
-#include "json_document.h"
 #include "shardweave/comm/str_cat.h"
+#include "shardweave/modules/json_document.h"
 
 namespace shardweave {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "json_document.h"
+#include "shardweave/modules/json_document.h"
 
 namespace shardweave {
 namespace {

@@ -7,8 +7,8 @@
 #include "ATen/ops/cross_entropy_loss.h"
 #include "ATen/ops/linear.h"
 #include "c10/core/GradMode.h"
-#include "plan_entries.h"
 #include "shardweave/dtensor/distribute_module.h"
+#include "shardweave/modules/nn/plan_entries.h"
 
 namespace shardweave::nn {
 

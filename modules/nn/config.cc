@@ -1,4 +1,4 @@
-#include "config.h"
+#include "shardweave/modules/nn/config.h"
 
 #include <utility>
 

@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "modules/json_document.h"
+#include "shardweave/modules/json_document.h"
 
 namespace shardweave::nn_internal {
 

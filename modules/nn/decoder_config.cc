@@ -1,4 +1,4 @@
-#include "decoder_config.h"
+#include "shardweave/modules/nn/decoder_config.h"
 
 #include <string>
 #include <utility>

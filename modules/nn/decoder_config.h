@@ -5,10 +5,10 @@
 #include <string_view>
 
 #include "absl/status/status.h"
-#include "config.h"
 #include "shardweave/dtensor/error.h"
 #include "shardweave/modules/nn/activation.h"
 #include "shardweave/modules/nn/causal_lm.h"
+#include "shardweave/modules/nn/config.h"
 #include "shardweave/modules/nn/rotary_embedding.h"
 
 namespace shardweave::nn_internal {

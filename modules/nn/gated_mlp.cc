@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "plan_entries.h"
+#include "shardweave/modules/nn/plan_entries.h"
 
 namespace shardweave::nn {
 

@@ -10,11 +10,11 @@
 #include "ATen/ops/scaled_dot_product_attention.h"
 #include "ATen/ops/zeros.h"
 #include "c10/core/GradMode.h"
-#include "config.h"
-#include "decoder_config.h"
-#include "plan_entries.h"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/error.h"
+#include "shardweave/modules/nn/config.h"
+#include "shardweave/modules/nn/decoder_config.h"
+#include "shardweave/modules/nn/plan_entries.h"
 #include "torch/nn/modules/container/modulelist.h"
 
 namespace shardweave::nn {

@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "ATen/ops/scaled_dot_product_attention.h"
-#include "plan_entries.h"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/error.h"
+#include "shardweave/modules/nn/plan_entries.h"
 #include "shardweave/modules/nn/rotary_embedding.h"
 
 namespace shardweave::nn {

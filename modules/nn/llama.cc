@@ -1,8 +1,8 @@
 #include "shardweave/modules/nn/llama.h"
 
-#include "config.h"
-#include "decoder_config.h"
 #include "shardweave/dtensor/error.h"
+#include "shardweave/modules/nn/config.h"
+#include "shardweave/modules/nn/decoder_config.h"
 
 namespace shardweave::nn {
 

@@ -10,9 +10,9 @@
 #include "ATen/ops/linear.h"
 #include "ATen/ops/softmax.h"
 #include "ATen/ops/zeros_like.h"
-#include "plan_entries.h"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/error.h"
+#include "shardweave/modules/nn/plan_entries.h"
 #include "torch/nn/init.h"
 
 namespace shardweave::nn {

@@ -1,4 +1,4 @@
-#include "plan_entries.h"
+#include "shardweave/modules/nn/plan_entries.h"
 
 #include <utility>
 

@@ -4,9 +4,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_join.h"
-#include "config.h"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/error.h"
+#include "shardweave/modules/nn/config.h"
 #include "shardweave/modules/nn/gpt2.h"
 #include "shardweave/modules/nn/llama.h"
 #include "shardweave/modules/nn/mixtral.h"

@@ -4,12 +4,12 @@
 
 #include "ATen/ops/cat.h"
 #include "ATen/ops/empty.h"
-#include "config.h"
-#include "decoder_config.h"
-#include "plan_entries.h"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/error.h"
 #include "shardweave/modules/nn/causal_lm.h"
+#include "shardweave/modules/nn/config.h"
+#include "shardweave/modules/nn/decoder_config.h"
+#include "shardweave/modules/nn/plan_entries.h"
 #include "torch/nn/modules/container/modulelist.h"
 
 namespace shardweave::nn {
