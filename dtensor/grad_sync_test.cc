@@ -2,8 +2,10 @@
 // as the buckets say, whatever backward does.
 #include "shardweave/dtensor/grad_sync.h"
 
+#include <algorithm>
 #include <functional>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -182,7 +184,9 @@ TEST(GradSyncTest, PartialAlongSeveralDimensionsAndShardsAndOtherDtypes) {
       expect_gradients(*b, grads_of(*wide));
       // Of each dtype five weights need one reduction; w5, whose gradient is [P(sum), S(0)], needs
       // a reduction to its shard and a gathering.
-      if (iteration > 0) EXPECT_EQ(synced(trace), 6) << trace.to_string();
+      if (iteration > 0) {
+        EXPECT_EQ(synced(trace), 6) << trace.to_string();
+      }
       zero_grad(*a);
       zero_grad(*b);
     }
@@ -301,7 +305,9 @@ TEST(GradSyncTest, WeightsThatAreUsedTwiceAlsoInRecomputedLayers) {
       step(*model, x).backward();
       finish_grad_sync(*model);
       expect_gradients(*model, wanted);
-      if (iteration > 0) EXPECT_EQ(synced(trace), 3);
+      if (iteration > 0) {
+        EXPECT_EQ(synced(trace), 3);
+      }
       zero_grad(*model);
     }
   });

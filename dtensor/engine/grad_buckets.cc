@@ -1,6 +1,7 @@
 #include "shardweave/dtensor/engine/grad_buckets.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
