@@ -22,13 +22,14 @@ namespace {
 
 using namespace dtensor_internal;
 
-constexpr char kName[] = "FusedOptimizer";
+constexpr char kFusedOptimizer[] = "FusedOptimizer";
 // capi/ says there what its function is called.
 constexpr std::string_view kNotSynchronized =
     "; the gradients are to be synchronized before the step";
 
 [[noreturn]] void invalid(std::string_view name, double value, std::string_view wanted) {
-  throw Error(kName, absl::InvalidArgumentError(str_cat(name, " is ", value, "; wanted ", wanted)));
+  throw Error(kFusedOptimizer,
+              absl::InvalidArgumentError(str_cat(name, " is ", value, "; wanted ", wanted)));
 }
 void check_not_negative(std::string_view name, double value) {
   if (!(value >= 0)) invalid(name, value, "0 or more");
@@ -85,7 +86,7 @@ void check_gradient(size_t i, const at::Tensor& parameter, const at::Tensor& gra
              of_parameter->context != of_grad->context) {
     wrong = " and its gradient lie on two meshes";
   }
-  Error error(kName, absl::FailedPreconditionError(str_cat("parameter ", i, wrong)));
+  Error error(kFusedOptimizer, absl::FailedPreconditionError(str_cat("parameter ", i, wrong)));
   if (wrong.ends_with(kNotSynchronized)) error.add_context("finish_grad_sync() does that");
   throw error;
 }
@@ -108,12 +109,13 @@ FusedOptimizer::FusedOptimizer(std::vector<at::Tensor> parameters, const Options
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& p = parameters_[i];
     if (!p.defined() || !p.is_leaf() || !p.is_floating_point()) {
-      throw Error(kName, absl::InvalidArgumentError(str_cat(
-                             "parameter ", i, " is ",
-                             !p.defined()   ? "undefined"
-                             : !p.is_leaf() ? "no leaf: it is the result of an operator"
-                                            : str_cat("of type ", c10::toString(p.scalar_type())),
-                             "; wanted a floating-point leaf")));
+      throw Error(kFusedOptimizer,
+                  absl::InvalidArgumentError(
+                      str_cat("parameter ", i, " is ",
+                              !p.defined()   ? "undefined"
+                              : !p.is_leaf() ? "no leaf: it is the result of an operator"
+                                             : str_cat("of type ", c10::toString(p.scalar_type())),
+                              "; wanted a floating-point leaf")));
     }
     const auto [it, is_new] = known.emplace(p.unsafeGetTensorImpl(), states_.size());
     if (is_new) states_.push_back({.parameter = i});
@@ -134,13 +136,14 @@ FusedOptimizer::State& FusedOptimizer::made(State& state) const {
   SpecRef spec = spec_of(parameter);
   if (state.step.defined()) {
     if (lie_alike(spec, state.spec)) return state;
-    throw Error(kName, absl::FailedPreconditionError(
-                           str_cat("parameter ", state.parameter, " lies ", lies(spec),
-                                   ", its state ", lies(state.spec),
-                                   "; parameters are distributed before the first step, and before "
-                                   "their state is read or set")));
+    throw Error(
+        kFusedOptimizer,
+        absl::FailedPreconditionError(str_cat(
+            "parameter ", state.parameter, " lies ", lies(spec), ", its state ", lies(state.spec),
+            "; parameters are distributed before the first step, and before "
+            "their state is read or set")));
   }
-  const at::Tensor part = part_to_read(parameter, kName);
+  const at::Tensor part = part_to_read(parameter, kFusedOptimizer);
   const auto zeros = [&] {
     return at::zeros(part.sizes(), part.options().requires_grad(std::nullopt));
   };
@@ -178,7 +181,8 @@ void FusedOptimizer::step() {
     const at::Tensor& grad = parameter.grad();
     if (!grad.defined()) continue;
     check_gradient(state.parameter, parameter, grad);
-    updates.push_back({&made(state), part_to_write(parameter, kName), part_to_read(grad, kName)});
+    updates.push_back({&made(state), part_to_write(parameter, kFusedOptimizer),
+                       part_to_read(grad, kFusedOptimizer)});
   }
   std::vector<Batch>
       batches;  // kernels take one dtype and device, and either first steps or others
@@ -206,12 +210,12 @@ void FusedOptimizer::step() {
   }
   std::vector<at::Tensor> written;
   for (const Update& update : updates) written.push_back(parameters_[update.state->parameter]);
-  check_written_together(written, kName);
+  check_written_together(written, kFusedOptimizer);
   for (Batch& batch : batches) {
     std::visit([&](const auto& o) { run(o, batch); }, options_);
     for (auto& [to, from] : batch.copies) to.copy_(from);
   }
-  for (const at::Tensor& parameter : written) part_written(parameter, kName);
+  for (const at::Tensor& parameter : written) part_written(parameter, kFusedOptimizer);
 }
 
 void FusedOptimizer::zero_grad() const {
@@ -240,8 +244,8 @@ std::vector<std::string_view> FusedOptimizer::state_names() const {
 
 FusedOptimizer::State& FusedOptimizer::state_of(size_t parameter) const {
   if (parameter >= parameters_.size()) {
-    throw Error(
-        kName, absl::OutOfRangeError(str_cat("parameter ", parameter, " of ", parameters_.size())));
+    throw Error(kFusedOptimizer, absl::OutOfRangeError(
+                                     str_cat("parameter ", parameter, " of ", parameters_.size())));
   }
   return states_[state_indices_[parameter]];
 }
@@ -252,9 +256,10 @@ const at::Tensor* FusedOptimizer::find(const State& state, std::string_view name
   if (name == (adamw ? "exp_avg" : "momentum_buffer")) return &state.first;
   if (adamw && name == "exp_avg_sq") return &state.second;
   if (adamw && name == "max_exp_avg_sq") return &state.largest;
-  throw Error(kName, absl::NotFoundError(str_cat(
-                         "there is no state '", name, "'; there are step, ",
-                         adamw ? "exp_avg, exp_avg_sq, max_exp_avg_sq" : "momentum_buffer")));
+  throw Error(kFusedOptimizer,
+              absl::NotFoundError(
+                  str_cat("there is no state '", name, "'; there are step, ",
+                          adamw ? "exp_avg, exp_avg_sq, max_exp_avg_sq" : "momentum_buffer")));
 }
 
 at::Tensor FusedOptimizer::state(size_t parameter, std::string_view name) const {
@@ -271,8 +276,8 @@ void FusedOptimizer::set_state(size_t parameter, std::string_view name, const at
   const at::Tensor& found = *find(state, name);
   const c10::AutoGradMode no_grad(false);
   const auto refuse = [&](std::string_view what) {
-    throw Error(kName, absl::InvalidArgumentError(
-                           str_cat("'", name, "' of parameter ", parameter, " ", what)));
+    throw Error(kFusedOptimizer, absl::InvalidArgumentError(
+                                     str_cat("'", name, "' of parameter ", parameter, " ", what)));
   };
   made(state);
   if (!found.defined()) refuse("is not used with these options");
@@ -308,7 +313,7 @@ void FusedOptimizer::set_state(size_t parameter, std::string_view name, const at
     found.copy_(value);
   } else {
     if (meta_of(value).context != meta_of(like).context) refuse("lies on another mesh");
-    found.copy_(part_to_read(redistribute(value, state.spec->layout), kName));
+    found.copy_(part_to_read(redistribute(value, state.spec->layout), kFusedOptimizer));
   }
   if (name == "momentum_buffer") state.buffer_set = true;
 }

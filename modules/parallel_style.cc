@@ -22,10 +22,8 @@ namespace {
 
 using namespace modules_internal;
 
-constexpr char kName[] = "parallelize_module";
-
-[[noreturn]] void refuse(absl::StatusCode code, const std::string& why) {
-  throw Error(kName, absl::Status(code, why));
+[[noreturn]] void refuse_style(absl::StatusCode code, const std::string& why) {
+  throw Error("parallelize_module", absl::Status(code, why));
 }
 
 template <typename... T>
@@ -307,8 +305,8 @@ class Planner {
 
   [[noreturn]] void unknown(const Node& node, std::string_view style,
                             std::string_view knows) const {
-    refuse(absl::StatusCode::kInvalidArgument,
-           str_cat(*entry_, ": ", style, " does not know ", node.called(), "; ", knows));
+    refuse_style(absl::StatusCode::kInvalidArgument,
+                 str_cat(*entry_, ": ", style, " does not know ", node.called(), "; ", knows));
   }
 
   void say(const std::string& fqn, bool is_forward, const Placement& placement) {
@@ -491,9 +489,9 @@ class Planner {
 
   [[noreturn]] void wrong_heads(const Node& node, int64_t size, const char* what,
                                 int64_t heads) const {
-    refuse(absl::StatusCode::kInvalidArgument,
-           str_cat(*entry_, ": heads = ", heads, ", but ", node.called(), " has ", size, " ", what,
-                   ", which are not that many heads of one size"));
+    refuse_style(absl::StatusCode::kInvalidArgument,
+                 str_cat(*entry_, ": heads = ", heads, ", but ", node.called(), " has ", size, " ",
+                         what, ", which are not that many heads of one size"));
   }
 
   HeadCuts head_cuts(const Attention& a, int64_t heads) const {
@@ -588,13 +586,14 @@ Mesh1d mesh_dim_of(const DeviceMesh& mesh, std::string_view wanted) {
   if (wanted.empty() && mesh.ndim() == 1) return {std::string(mesh.name(0)), mesh.size(0)};
   const absl::StatusOr<int> dim = mesh.dim(wanted.empty() ? kUsual : wanted);
   if (!dim.ok()) {
-    refuse(dim.status().code(), str_cat("tp_mesh_dim: ", std::string(dim.status().message())));
+    refuse_style(dim.status().code(),
+                 str_cat("tp_mesh_dim: ", std::string(dim.status().message())));
   }
   return {std::string(mesh.name(*dim)), mesh.size(*dim)};
 }
 
 // An entry, understood.
-struct Entry {
+struct UnderstoodStyle {
   std::string name;
   FqnPattern pattern;
   const ParallelStyle* style;
@@ -603,7 +602,7 @@ struct Entry {
   size_t beaten_by = 0;
 };
 
-[[noreturn]] void no_match(const Entry& entry, const Tree& tree) {
+[[noreturn]] void no_match(const UnderstoodStyle& entry, const Tree& tree) {
   constexpr size_t kShown = 3;
   const int far = std::max(2, entry.pattern.specificity().characters / 4);
   std::vector<std::pair<int, std::string>> near;
@@ -615,9 +614,9 @@ struct Entry {
   near.resize(std::min(near.size(), kShown));
   const std::string names =
       absl::StrJoin(near, ", ", [](std::string* out, const auto& n) { out->append(n.second); });
-  refuse(absl::StatusCode::kNotFound,
-         str_cat(entry.name, " matches no module", near.empty() ? "" : "; did you mean ", names,
-                 near.empty() ? "" : "?"));
+  refuse_style(absl::StatusCode::kNotFound,
+               str_cat(entry.name, " matches no module", near.empty() ? "" : "; did you mean ",
+                       names, near.empty() ? "" : "?"));
 }
 
 }  // namespace
@@ -625,13 +624,13 @@ struct Entry {
 ShardingPlan sharding_plan(const torch::nn::Module& module, const DeviceMesh& mesh,
                            const StylePlan& styles, std::string_view tp_mesh_dim) {
   const Mesh1d along = mesh_dim_of(mesh, tp_mesh_dim);
-  std::vector<Entry> entries;
+  std::vector<UnderstoodStyle> entries;
   for (size_t i = 0; i < styles.size(); ++i) {
     std::string name = str_cat("style ", i + 1, ", '", styles[i].pattern, "'");
     absl::StatusOr<FqnPattern> pattern = FqnPattern::parse(styles[i].pattern);
     if (!pattern.ok()) {
-      refuse(absl::StatusCode::kInvalidArgument,
-             str_cat(name, ": ", std::string(pattern.status().message())));
+      refuse_style(absl::StatusCode::kInvalidArgument,
+                   str_cat(name, ": ", std::string(pattern.status().message())));
     }
     entries.push_back({.name = std::move(name),
                        .pattern = *std::move(pattern),
@@ -641,10 +640,10 @@ ShardingPlan sharding_plan(const torch::nn::Module& module, const DeviceMesh& me
   const Tree tree(module);
   // A name comes before the longer ones that begin with it: outer modules before inner ones.
   Planner planner(tree, along.name, along.ranks);
-  std::vector<std::pair<const Node*, const Entry*>> decided;
+  std::vector<std::pair<const Node*, const UnderstoodStyle*>> decided;
   for (const auto& [fqn, node] : tree.nodes()) {
-    std::vector<Entry*> matching;
-    for (Entry& entry : entries) {
+    std::vector<UnderstoodStyle*> matching;
+    for (UnderstoodStyle& entry : entries) {
       // "blocks.*" matches what is in a block, too, which has its style by the block's.
       const bool is_covered = std::any_of(decided.begin(), decided.end(), [&](const auto& outer) {
         return outer.second == &entry && is_within(fqn, *outer.first);
@@ -652,12 +651,12 @@ ShardingPlan sharding_plan(const torch::nn::Module& module, const DeviceMesh& me
       if (!is_covered && entry.pattern.matches(fqn)) matching.push_back(&entry);
     }
     if (matching.empty()) continue;
-    const Entry* best =
-        *std::max_element(matching.begin(), matching.end(), [](const Entry* x, const Entry* y) {
+    const UnderstoodStyle* best = *std::max_element(
+        matching.begin(), matching.end(), [](const UnderstoodStyle* x, const UnderstoodStyle* y) {
           return x->pattern.specificity() < y->pattern.specificity();
         });
-    for (Entry* candidate : matching) {
-      Entry& entry = *candidate;
+    for (UnderstoodStyle* candidate : matching) {
+      UnderstoodStyle& entry = *candidate;
       if (entry.pattern.specificity() != best->pattern.specificity()) {
         if (entry.beaten_at.empty()) {
           entry.beaten_at = node.called();
@@ -667,19 +666,21 @@ ShardingPlan sharding_plan(const torch::nn::Module& module, const DeviceMesh& me
       }
       entry.decides = true;
       if (*entry.style == *best->style) continue;
-      refuse(absl::StatusCode::kInvalidArgument,
-             str_cat(node.called(), " is given two styles by ", best->name, ", and ", entry.name,
-                     ", which are equally specific; an exact name counts most, then the pattern "
-                     "with more characters that are no wildcards"));
+      refuse_style(
+          absl::StatusCode::kInvalidArgument,
+          str_cat(node.called(), " is given two styles by ", best->name, ", and ", entry.name,
+                  ", which are equally specific; an exact name counts most, then the pattern "
+                  "with more characters that are no wildcards"));
     }
     decided.emplace_back(&node, best);
   }
-  for (const Entry& entry : entries) {
+  for (const UnderstoodStyle& entry : entries) {
     if (entry.decides) continue;
     if (entry.beaten_at.empty()) no_match(entry, tree);
-    refuse(absl::StatusCode::kInvalidArgument,
-           str_cat(entry.name, ", decides nothing: more specific ones match all that it does, ",
-                   entry.beaten_at, " by ", entries[entry.beaten_by].name));
+    refuse_style(
+        absl::StatusCode::kInvalidArgument,
+        str_cat(entry.name, ", decides nothing: more specific ones match all that it does, ",
+                entry.beaten_at, " by ", entries[entry.beaten_by].name));
   }
   for (const auto& [node, entry] : decided) planner.apply(*node, *entry->style, entry->name);
   return planner.plan();

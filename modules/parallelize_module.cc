@@ -24,10 +24,10 @@ namespace {
 using namespace dtensor_internal;
 using modules_internal::ForwardHook;
 
-constexpr char kName[] = "parallelize_module";
+constexpr char kParallelizeModule[] = "parallelize_module";
 
 [[noreturn]] void refuse(absl::StatusCode code, const std::string& why) {
-  throw Error(kName, absl::Status(code, why));
+  throw Error(kParallelizeModule, absl::Status(code, why));
 }
 
 // A module that a forward plan can name, and where its forward can be met.
@@ -437,7 +437,8 @@ std::string to_string(const ResolvedPlan& resolved) {
         str_append(&to, to.empty() ? "" : ", ", dim, ": ", placement.to_string());
       }
     }
-    table.add({f.module.empty() ? "(the model)" : f.module, f.value, std::move(to), str_cat("'", f.pattern, "'")});
+    table.add({f.module.empty() ? "(the model)" : f.module, f.value, std::move(to),
+               str_cat("'", f.pattern, "'")});
   }
   return str_cat(text, text.empty() ? "" : "\n", table.to_string());
 }

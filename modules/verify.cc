@@ -32,7 +32,7 @@ using modules_internal::ModuleWatch;
 using modules_internal::owner_of;
 using modules_internal::Step;
 
-constexpr char kName[] = "verify";
+constexpr char kVerify[] = "verify";
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 bool sharded(const at::Tensor& tensor) {
@@ -198,8 +198,8 @@ Compared compare(const Item& item, const std::optional<double>& tolerance) {
   if (!sharded(item.got)) return compare(item.got, item.wanted, scale, item.floor, tolerance);
   const DTensorMeta& meta = meta_of(item.got);
   const MeshPtr mesh(meta.context, &meta.context->connected_mesh());
-  const at::Tensor wanted =
-      distributed(item.wanted, mesh, meta.spec->layout, {.source = std::nullopt}, {.name = kName});
+  const at::Tensor wanted = distributed(item.wanted, mesh, meta.spec->layout,
+                                        {.source = std::nullopt}, {.name = kVerify});
   return compare(meta.local(), meta_of(wanted).local(), scale, item.floor, tolerance);
 }
 
@@ -243,7 +243,7 @@ class Ranks {
   }
 
  private:
-  CallOptions options() const { return {.timeout = timeout_, .tag = kName}; }
+  CallOptions options() const { return {.timeout = timeout_, .tag = kVerify}; }
 
   std::shared_ptr<MeshContext> context_;
   absl::Duration timeout_;
@@ -329,7 +329,7 @@ std::vector<std::pair<Member, at::Tensor>> pairs_of(const torch::nn::Module& mod
     names += member.fqns.size();
     const auto found = plain.find(member.fqns[0]);
     const auto refuse = [&](const std::string& why) {
-      throw Error(kName,
+      throw Error(kVerify,
                   absl::InvalidArgumentError(str_cat("'", member.fqns[0], "' of the model ", why)));
     };
     if (found == plain.end()) refuse("is not in the reference");
@@ -341,7 +341,7 @@ std::vector<std::pair<Member, at::Tensor>> pairs_of(const torch::nn::Module& mod
     pairs.emplace_back(std::move(member), found->second);
   }
   if (names != plain.size()) {
-    throw Error(kName,
+    throw Error(kVerify,
                 absl::InvalidArgumentError(str_cat("the reference has ", plain.size(),
                                                    " parameters and buffers, the model ", names)));
   }
@@ -460,7 +460,7 @@ void reduce_partials(std::vector<Item>& items, const Ranks& ranks, std::vector<i
     }
     items[i].got = redistributed(items[i].got,
                                  value_or_throw(Layout::create(std::move(whole), layout.order())),
-                                 {.name = kName});
+                                 {.name = kVerify});
   }
 }
 
@@ -577,10 +577,10 @@ Verification agreed(Verification v, std::vector<Item>& items,
     return v;
   } catch (const Error& failure) {
     if (error.empty()) throw;
-    throw Error(kName, absl::Status(failure.status().code(),
-                                    str_cat("this rank's model has thrown: ", error,
-                                            "; and the ranks could not agree: ",
-                                            std::string(failure.status().message()))));
+    throw Error(kVerify, absl::Status(failure.status().code(),
+                                      str_cat("this rank's model has thrown: ", error,
+                                              "; and the ranks could not agree: ",
+                                              std::string(failure.status().message()))));
   }
 }
 
