@@ -377,8 +377,8 @@ TEST(DeferredInitTest, OneCallWithinAnotherIsPartOfIt) {
     });
   };
   const Make flat = [] {
-    return std::static_pointer_cast<nn::Module>(
-        nn::Sequential(nn::Linear(3, 4), nn::Linear(4, 2)).ptr());
+    nn::Linear first(3, 4), second(4, 2);  // in this order, which arguments of a call are not in
+    return std::static_pointer_cast<nn::Module>(nn::Sequential(first, second).ptr());
   };
   const Values a = one_rank(nested), b = one_rank(flat);
   for (const auto& [fqn, value] : a) EXPECT_TRUE(same_bits(value, b.at(fqn))) << fqn;
