@@ -86,7 +86,7 @@ class CallMode {
 };
 
 // Where the host's code called from is not known here (swv_mesh_enter_source says it).
-inline constexpr std::source_location kHost = dtensor_internal::kNoSource;
+constexpr std::source_location kHost = dtensor_internal::kNoSource;
 
 // --- layouts -------------------------------------------------------------------------------------
 

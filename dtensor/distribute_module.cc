@@ -63,11 +63,12 @@ void check_memory(const std::vector<Member>& members) {
   for (const auto& [bytes, member] : extents) {
     if (bytes.begin == bytes.end) continue;
     if (furthest != nullptr && bytes.storage == furthest->storage && bytes.begin < furthest->end) {
-      throw Error(kDistributeModule, absl::InvalidArgumentError(absl::StrCat(
-                             "'", its->fqns[0], "' and '", member->fqns[0],
-                             "' are different tensors over the same memory, which as DTensors they "
-                             "would no longer "
-                             "share; register one tensor under both names, or copy one of them")));
+      throw Error(kDistributeModule,
+                  absl::InvalidArgumentError(absl::StrCat(
+                      "'", its->fqns[0], "' and '", member->fqns[0],
+                      "' are different tensors over the same memory, which as DTensors they "
+                      "would no longer "
+                      "share; register one tensor under both names, or copy one of them")));
     }
     furthest = &bytes;
     its = member;

@@ -38,11 +38,13 @@
 #include "shardweave/dtensor/spec.h"
 #include "shardweave/mesh/connected_mesh.h"
 #include "shardweave/mesh/device_mesh.h"
-#include "shardweave/modules/dump.h"
 #include "shardweave/modules/deferred_init.h"
+#include "shardweave/modules/dump.h"
 #include "shardweave/modules/fused_optimizer.h"
 #include "shardweave/modules/hooked.h"
 #include "shardweave/modules/hugging_face_plan.h"
+#include "shardweave/modules/list_communication.h"
+#include "shardweave/modules/module_memory.h"
 #include "shardweave/modules/nn/causal_lm.h"
 #include "shardweave/modules/nn/gated_mlp.h"
 #include "shardweave/modules/nn/gpt2.h"
@@ -57,8 +59,6 @@
 #include "shardweave/modules/nn/vit.h"
 #include "shardweave/modules/parallel_style.h"
 #include "shardweave/modules/parallel_style_json.h"
-#include "shardweave/modules/list_communication.h"
-#include "shardweave/modules/module_memory.h"
 #include "shardweave/modules/parallelize_module.h"
 #include "shardweave/modules/prepare_tensors.h"
 #include "shardweave/modules/sharding_plan_json.h"
@@ -605,8 +605,7 @@ void styles_json(const Model& model, const MeshPtr& mesh) {
   parallelize_module(*model, mesh, *styles);
 }
 
-void prepare_tensors(const Model& model, const at::Tensor& rows_of_this_rank,
-                     const MeshPtr& mesh) {
+void prepare_tensors(const Model& model, const at::Tensor& rows_of_this_rank, const MeshPtr& mesh) {
   at::Tensor x = make_input_shard_1d(rows_of_this_rank, mesh);
   at::Tensor y = model->forward(make_input_replicate_1d(x));
   at::Tensor all = make_output_tensor(y);
