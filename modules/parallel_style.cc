@@ -262,6 +262,14 @@ class Planner {
   // `entry`: "the style 'a.*'", for messages. Modules that are within others come after those.
   void apply(const Node& node, const ParallelStyle& style, const std::string& entry) {
     entry_ = &entry;
+    const int64_t heads = std::visit(Overloaded{[](const PairwiseParallel& s) { return s.heads; },
+                                                [](const SequenceParallel& s) { return s.heads; },
+                                                [](const auto&) { return int64_t{0}; }},
+                                     style);
+    if (heads < 0) {
+      refuse_style(absl::StatusCode::kInvalidArgument,
+                   str_cat(entry, ": heads = ", heads, "; wanted 0 (not known) or more"));
+    }
     std::visit(Overloaded{
                    [&](const ColwiseParallel& s) { colwise(node, s); },
                    [&](const RowwiseParallel& s) { rowwise(node, s); },

@@ -688,6 +688,7 @@ TEST(ParallelStyleTest, ErrorsComeBeforeAnythingChanges) {
           {"style 1, 'hea?', decides nothing: more specific ones match all that it does, 'head'"});
   refuses({{"block", PairwiseParallel{.heads = 3}}}, invalid,
           {"heads = 3, but 'block.attention.q_proj'", "has 8 rows"});
+  refuses({{"block", PairwiseParallel{.heads = -4}}}, invalid, {"heads = -4; wanted 0"});
   refuses({{"block", PairwiseParallel{.heads = 1}}}, invalid,
           {"heads = 1, but 'block.attention.k_proj'"}, {{"tp", 2}, {"x", 1}});
   refuses({{"convolution", PrepareModuleInput{.inputs = {std::nullopt, Shard(0)}}},

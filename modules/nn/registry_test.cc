@@ -66,6 +66,15 @@ TEST(RegistryTest, ErrorsSayWhereAndWhat) {
   EXPECT_THAT(error_of("llama", R"({"rope_parameters": {"rope_type": "longrope",
                                     "short_factor": [1], "long_factor": [1]}})"),
               HasSubstr("wants 64 numbers in short_factor, not 1"));
+  EXPECT_THAT(error_of("llama", R"({"rope_parameters": {"rope_type": "yarn", "factor": 2,
+                                    "original_max_position_embeddings": 0}})"),
+              HasSubstr("an original_max_position_embeddings of at least 1, not 0"));
+  EXPECT_THAT(error_of("llama", R"({"rope_parameters": {"rope_type": "longrope",
+                                    "original_max_position_embeddings": 1}})"),
+              HasSubstr("an original_max_position_embeddings of at least 2, not 1"));
+  EXPECT_THAT(error_of("llama", R"({"rope_parameters": {"rope_type": "llama3", "factor": 8,
+                                    "low_freq_factor": 0, "high_freq_factor": 4}})"),
+              HasSubstr("wants a positive low_freq_factor"));
   EXPECT_THAT(error_of("llama", R"({"partial_rotary_factor": 0.5})"), HasSubstr("only whole"));
   EXPECT_THAT(error_of("llama", R"({"hidden_act": "warp"})"),
               HasSubstr("\"hidden_act\": the activation \"warp\" is not known"));

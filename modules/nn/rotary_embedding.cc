@@ -103,6 +103,12 @@ absl::Status check(const RopeOptions& options, int64_t head_dim) {
   if (!(options.rope_theta > 0)) {
     return refuse(str_cat("wants a positive rope_theta, not ", options.rope_theta));
   }
+  if (type == "yarn" && options.rope_theta == 1) return refuse("wants a rope_theta other than 1");
+  const int64_t least = type == "longrope" ? 2 : 1;  // its logarithm is divided by
+  if (options.original_max_position_embeddings.value_or(least) < least) {
+    return refuse(str_cat("wants an original_max_position_embeddings of at least ", least, ", not ",
+                          *options.original_max_position_embeddings));
+  }
   const bool may_be_absent = type == "default" || type == "longrope";
   if (!options.factor.has_value() && !may_be_absent) return refuse("wants a factor");
   if (options.factor.has_value() && !(*options.factor > 0)) {
@@ -113,16 +119,20 @@ absl::Status check(const RopeOptions& options, int64_t head_dim) {
     if (!options.low_freq_factor.has_value() || !options.high_freq_factor.has_value()) {
       return refuse("wants a low_freq_factor and a high_freq_factor");
     }
-    if (!(*options.high_freq_factor > *options.low_freq_factor)) {
-      return refuse("wants a high_freq_factor above its low_freq_factor");
+    if (!(*options.low_freq_factor > 0 && *options.high_freq_factor > *options.low_freq_factor)) {
+      return refuse("wants a positive low_freq_factor and a high_freq_factor above it");
     }
   }
   if (type == "longrope") {
     for (const auto& [name, factors] : {std::pair("short_factor", &options.short_factor),
                                         std::pair("long_factor", &options.long_factor)}) {
-      if (static_cast<int64_t>(factors->size()) == head_dim / 2) continue;
-      return refuse(
-          str_cat("wants ", head_dim / 2, " numbers in ", name, ", not ", factors->size()));
+      if (static_cast<int64_t>(factors->size()) != head_dim / 2) {
+        return refuse(
+            str_cat("wants ", head_dim / 2, " numbers in ", name, ", not ", factors->size()));
+      }
+      if (!std::all_of(factors->begin(), factors->end(), [](double f) { return f > 0; })) {
+        return refuse(str_cat("wants positive numbers in ", name));
+      }
     }
   }
   return absl::OkStatus();

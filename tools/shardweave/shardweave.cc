@@ -29,7 +29,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "models.h"
-#include "nlohmann/json.hpp"
 #include "shardweave/comm/world.h"
 #include "shardweave/dtensor/observe/explain.h"
 #include "shardweave/mesh/connected_mesh.h"
@@ -65,7 +64,7 @@ constexpr char kUsage[] = R"(What became of a model under a plan.
   shardweave explain        what the plan does to each tensor, before anything is touched
   shardweave explain OP TENSOR...
                             why an operator moves what it moves: the strategies, their costs
-                            explain aten::mm 'Float[64, 32] [R, S(1)]' 'Float[32, 16] [R, S(0)]'
+                            explain aten::mm 'Float[64, 32] [S(1)]' 'Float[32, 16] [S(0)]'
   shardweave communication  every collective of forward and backward, and the module that needs it
   shardweave memory         bytes of parameters, gradients and activations, module by module
   shardweave verify         runs it beside one device and names the first difference (exit code 2)
@@ -169,6 +168,12 @@ absl::StatusOr<TensorText> parse_tensor(std::string_view given) {
   return tensor;
 }
 
+// So many numbers from 0 to `below`, all of them if there is room.
+at::Tensor spread(int64_t count, int64_t below) {
+  const at::Tensor i = at::arange(count, at::kLong);
+  return (i + i.div(below, "floor") * 3).remainder(below);
+}
+
 absl::StatusOr<std::vector<at::Tensor>> inputs_from_flag(const ModelKind& kind) {
   const std::string given = absl::GetFlag(FLAGS_inputs);
   if (given.empty()) {
@@ -191,7 +196,7 @@ absl::StatusOr<std::vector<at::Tensor>> inputs_from_flag(const ModelKind& kind) 
     int64_t count = 1;
     for (const int64_t size : tensor->sizes) count *= size;
     at::Tensor values = at::isIntegralType(tensor->dtype, /*includeBool=*/true)
-                            ? (at::arange(count, at::kLong) * 7).remainder(below)
+                            ? spread(count, below)
                             : at::arange(count, at::kDouble).sin();
     inputs.push_back(values.view(tensor->sizes).to(tensor->dtype));
   }
@@ -272,19 +277,8 @@ Outcome run_verify(const Job& job, const MeshPtr& mesh) {
 // What the plan does, on no rank at all.
 std::string explain_plan(const Job& job) {
   const Model model = job.kind.make();
-  const std::vector<ResolvedTensor> resolved =
-      resolve_plan(*model.module, job.mesh, job.plan.parameter);
-  if (!absl::GetFlag(FLAGS_json)) return to_string(resolved);
-  nlohmann::ordered_json all = nlohmann::ordered_json::array();
-  for (const ResolvedTensor& tensor : resolved) {
-    all.push_back({{"fqns", tensor.fqns},
-                   {"shape", tensor.sizes},
-                   {"local_shape", tensor.local_sizes},
-                   {"is_buffer", tensor.is_buffer},
-                   {"placements", tensor.layout.to_string()},
-                   {"pattern", tensor.pattern}});
-  }
-  return all.dump();
+  const ResolvedPlan resolved = resolve_sharding_plan(*model.module, job.mesh, job.plan);
+  return absl::GetFlag(FLAGS_json) ? resolved_to_json(resolved) : to_string(resolved);
 }
 
 // Of an operator on tensors that need no memory.

@@ -125,7 +125,7 @@ TEST(ShardweaveTest, ExplainsPlansAndOperators) {
   EXPECT_THAT(plan.out,
               AllOf(HasSubstr("down.weight"), HasSubstr("[R, S(1)]"), HasSubstr("[3, 4]")));
   const Ran as_json = run({"explain", saved_script(), saved_plan(kPlan), "--json"});
-  EXPECT_EQ(json::parse(as_json.out)[0]["pattern"], "up.weight") << as_json.out;
+  EXPECT_EQ(json::parse(as_json.out)["parameter"][0]["pattern"], "up.weight") << as_json.out;
   const Ran op = run({"explain", "aten::mm", "Float[64, 32] [S(1)]", "Float[32, 16] [S(0)]"});
   EXPECT_EQ(op.code, 0) << op.err;
   EXPECT_THAT(op.out, AllOf(HasSubstr("aten::mm"), HasSubstr("P(sum)"), HasSubstr("seconds")));
