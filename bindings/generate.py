@@ -121,9 +121,9 @@ def go(now, all_of_them):
 
 # Kinds of operators' arguments.
 RUST_TYPES = {"tensor": "&Tensor", "tensor?": "Option<&Tensor>", "float": "f64", "dim": "i64", "index": "i64", "dims": "&[i64]",
-              "sizes": "&[i64]", "dtype": "DType"}
+              "sizes": "&[i64]", "dtype": "DType", "bool": "bool"}
 GO_TYPES = {"tensor": "*Tensor", "tensor?": "*Tensor", "float": "float64", "dim": "int", "index": "int64", "dims": "[]int",
-            "sizes": "[]int64", "dtype": "DType"}
+            "sizes": "[]int64", "dtype": "DType", "bool": "bool"}
 
 
 def _operators(root):

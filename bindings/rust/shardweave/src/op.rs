@@ -102,6 +102,20 @@ macro_rules! integers {
 }
 integers!(i8, i16, i32, i64, u8, u16, u32);
 
+/// A number that the library has no type for is the largest that it has, and refused where an index
+/// or a size was wanted.
+macro_rules! wide_integers {
+    ($($type:ty),*) => {
+        $(impl From<$type> for Arg<'_> {
+            #[inline]
+            fn from(number: $type) -> Self {
+                Arg::number(sys::SWV_VALUE_INT, i64::try_from(number).unwrap_or(i64::MAX))
+            }
+        })*
+    };
+}
+wide_integers!(isize, u64, usize);
+
 macro_rules! floats {
     ($($type:ty),*) => {
         $(impl From<$type> for Arg<'_> {
