@@ -118,6 +118,10 @@ const std::vector<Function> kFunctions = {
     F(swv_module_create), F(swv_module_load), F(swv_module_add_parameter),
     F(swv_module_add_buffer), F(swv_module_num_parameters), F(swv_module_parameter),
     F(swv_module_num_buffers), F(swv_module_buffer), F(swv_module_get), F(swv_module_call),
+    F(swv_module_call_named), F(swv_module_add_child), F(swv_module_child), F(swv_module_train),
+    F(swv_module_is_training), F(swv_module_forward), F(swv_forward_share), F(swv_forward_begin),
+    F(swv_forward_end), F(swv_plan_from_hugging_face), F(swv_plan_add_layout), F(swv_plan_add_forward),
+    F(swv_plan_add_forward_layout), F(swv_plan_resolve), F(swv_mesh_enter_source),
     F(swv_plan_create), F(swv_plan_from_json), F(swv_plan_to_json), F(swv_plan_add),
     F(swv_module_distribute), F(swv_module_finish_grad_sync),
     F(swv_module_zero_grad), F(swv_optimizer_create_sgd), F(swv_optimizer_create_adamw),
@@ -156,6 +160,7 @@ TEST_F(BadInputTest, FreesAndAccessorsTakeNull) {
   swv_op_free(nullptr);
   swv_module_free(nullptr);
   swv_plan_free(nullptr);
+  swv_forward_free(nullptr);
   swv_optimizer_free(nullptr);
   swv_trace_free(nullptr);
   swv_value_clear(nullptr);
@@ -340,6 +345,121 @@ TEST_F(BadInputTest, Plans) {
   swv_module_free(module);
   expect_fails(swv_module_load("/proc/nowhere/model.pt", &module), SWV_CODE_INVALID_ARGUMENT,
                "swv_module_load: ");
+}
+
+TEST_F(BadInputTest, LinesOfPlans) {
+  swv_plan* plan = nullptr;
+  swv_module* module = nullptr;
+  swv_layout* layout = nullptr;
+  swv_string* text = nullptr;
+  expect_ok(swv_plan_create(&plan));
+  expect_ok(swv_module_create(&module));
+  expect_ok(swv_module_add_parameter(module, "here.weight", tensor_));
+  expect_ok(swv_layout_parse("[S(0), R]", &layout));
+  const swv_named_placement bad[] = {{"x", "S("}};
+  for (auto* add : {swv_plan_add, swv_plan_add_forward}) {
+    expect_fails(add(plan, "*.input", bad, 1), SWV_CODE_INVALID_ARGUMENT,
+                 "cannot read the placement \"S(\"");
+    expect_fails(add(plan, "*.input", nullptr, 1), SWV_CODE_INVALID_ARGUMENT,
+                 "'placements' is NULL, but has 1");
+    expect_fails(add(plan, "\xff", nullptr, 0), SWV_CODE_INVALID_ARGUMENT,
+                 "'pattern' is not UTF-8");
+  }
+  for (auto* add : {swv_plan_add_layout, swv_plan_add_forward_layout}) {
+    expect_fails(add(plan, "*.input", nullptr), SWV_CODE_INVALID_ARGUMENT, "'layout' is NULL");
+    expect_fails(add(plan, "*.input", reinterpret_cast<swv_layout*>(plan)),
+                 SWV_CODE_INVALID_ARGUMENT, "is a swv_plan; wanted a swv_layout");
+  }
+  expect_ok(swv_plan_to_json(plan, &text));  // nothing of that was added
+  EXPECT_STREQ(swv_string_data(text), "{\"parameter\":{}}");
+  swv_string_free(text);
+  text = nullptr;
+  expect_ok(swv_plan_add_layout(plan, "*.weight", layout));
+  for (int i = 0; i < 2; ++i) {  // what one says, the other does
+    expect_fails(i == 0 ? swv_plan_resolve(plan, module, mesh_, &text, nullptr)
+                        : swv_module_distribute(module, mesh_, plan, nullptr),
+                 SWV_CODE_INVALID_ARGUMENT, "[S(0), R] has 2 placements; DeviceMesh(x=1) wants 1");
+  }
+  EXPECT_EQ(text, nullptr);
+  swv_plan_free(plan);
+  for (const char* wrong : {"{", "7", "{\"here\": \"cowlise\"}", "{\"nowhere\": \"colwise\"}"}) {
+    expect_fails(swv_plan_from_hugging_face(module, wrong, nullptr, &plan),
+                 SWV_CODE_INVALID_ARGUMENT, "swv_plan_from_hugging_face: ");
+  }
+  expect_fails(swv_plan_from_hugging_face(module, "{}", "\xff", &plan), SWV_CODE_INVALID_ARGUMENT,
+               "'tp_mesh_dim' is not UTF-8");
+  expect_ok(swv_plan_from_hugging_face(module, "{\"here\": \"colwise\"}", "x", &plan));
+  expect_ok(swv_plan_resolve(plan, module, mesh_, nullptr, &text));
+  EXPECT_NE(std::strstr(swv_string_data(text), "\"layout\":\"[S(0)]\""), nullptr)
+      << swv_string_data(text);
+  swv_string_free(text);
+  swv_plan_free(plan);
+  swv_layout_free(layout);
+  swv_module_free(module);
+}
+
+TEST_F(BadInputTest, PartsOfModulesAndForwards) {
+  swv_module *module = nullptr, *child = nullptr, *other = nullptr;
+  swv_forward* forward = nullptr;
+  swv_scope *scope = nullptr, *run = nullptr;
+  swv_tensor* out = nullptr;
+  const swv_tensor* const in = tensor_;
+  swv_bool is_training = 0;
+  expect_ok(swv_module_create(&module));
+  expect_ok(swv_module_create(&child));
+  expect_ok(swv_module_add_buffer(module, "a.b", tensor_));
+  for (const char* wrong : {"", ".", "a.", "a..b"}) {
+    expect_fails(swv_module_add_child(module, wrong, child), SWV_CODE_INVALID_ARGUMENT,
+                 "a part of the name is empty");
+  }
+  for (const char* taken : {"a", "a.b", "a.b.c"}) {
+    expect_fails(swv_module_add_child(module, taken, child), SWV_CODE_ALREADY_EXISTS,
+                 "the module has 'a.b'");
+  }
+  expect_fails(swv_module_add_child(module, "c", module), SWV_CODE_INVALID_ARGUMENT,
+               "'child' is the module itself");
+  expect_ok(swv_module_add_child(module, "c", child));
+  expect_fails(swv_module_add_buffer(module, "c", tensor_), SWV_CODE_ALREADY_EXISTS,
+               "the module has a module of that name");
+  expect_fails(swv_module_child(module, "a.b", &other), SWV_CODE_NOT_FOUND, "no module 'a.b'");
+  expect_fails(swv_module_child(module, "a.", &other), SWV_CODE_NOT_FOUND, "no module 'a.'");
+  expect_fails(swv_module_train(module, 2), SWV_CODE_INVALID_ARGUMENT, "'on' is 2");
+  expect_ok(swv_module_is_training(module, &is_training));
+  EXPECT_EQ(is_training, 1);
+  expect_fails(swv_module_forward(module, "d", &forward), SWV_CODE_NOT_FOUND, "no module 'd'");
+  // Whatever ends first.
+  expect_ok(swv_module_forward(module, "c", &forward));
+  expect_fails(swv_module_forward(reinterpret_cast<swv_module*>(forward), "c", &forward),
+               SWV_CODE_INVALID_ARGUMENT, "is a swv_forward; wanted a swv_module");
+  swv_module_free(module);
+  swv_module_free(child);
+  expect_fails(swv_forward_begin(forward, 7, &in, 1, &out, &run), SWV_CODE_INVALID_ARGUMENT,
+               "'mode' is 7");
+  expect_fails(swv_forward_begin(forward, SWV_MODE_GRAD, nullptr, 1, &out, &run),
+               SWV_CODE_INVALID_ARGUMENT, "'inputs' is NULL, but has 1");
+  expect_fails(swv_forward_begin(forward, SWV_MODE_GRAD, &in, 1, nullptr, &run),
+               SWV_CODE_INVALID_ARGUMENT, "'out_inputs' is NULL");
+  expect_fails(swv_forward_begin(forward, SWV_MODE_GRAD, &in, 1, &out, nullptr),
+               SWV_CODE_INVALID_ARGUMENT, "'out_scope' is NULL");
+  EXPECT_EQ(out, nullptr);
+  expect_ok(swv_forward_begin(forward, SWV_MODE_GRAD, &in, 1, &out, &run));
+  swv_forward_free(forward);
+  swv_tensor_free(out);
+  expect_ok(swv_mesh_enter_module(mesh_, "m", &scope));
+  expect_fails(swv_forward_end(scope, nullptr, 0, nullptr), SWV_CODE_INVALID_ARGUMENT,
+               "'scope' is of another kind; wanted one of swv_forward_begin");
+  swv_scope_free(scope);
+  expect_fails(swv_forward_end(run, &in, 1, nullptr), SWV_CODE_INVALID_ARGUMENT,
+               "'out_outputs' is NULL");
+  expect_ok(swv_forward_end(run, &in, 1, &out));
+  swv_tensor_free(out);
+  swv_scope_free(run);
+  expect_fails(swv_forward_end(run, &in, 1, &out), SWV_CODE_INVALID_ARGUMENT,
+               "is a swv_scope that was freed");
+  expect_fails(swv_forward_share(forward, &forward), SWV_CODE_INVALID_ARGUMENT,
+               "is a swv_forward that was freed");
+  expect_fails(swv_mesh_enter_source(mesh_, "\xff", &scope), SWV_CODE_INVALID_ARGUMENT,
+               "'source' is not UTF-8");
 }
 
 // --- operators -----------------------------------------------------------------------------------

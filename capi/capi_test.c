@@ -1339,6 +1339,216 @@ static void test_clipping(swv_world* world) {
   swv_mesh_free(mesh);
 }
 
+/* A block of the host's without a weight of its own: relu(x up') down', where the plan meets it. */
+static swv_tensor* run_block(const swv_forward* forward, swv_tensor* up, swv_tensor* down,
+                             swv_tensor* x) {
+  const swv_tensor* const inputs[] = {x, NULL};
+  const swv_tensor* outputs[1];
+  swv_tensor *in[2], *hidden, *positive, *y, *out;
+  swv_scope* scope;
+  swv_value args[2];
+  CHECK_OK(swv_forward_begin(forward, SWV_MODE_GRAD, inputs, 2, in, &scope));
+  CHECK(in[1] == NULL);
+  args[0] = swv_value_tensor(in[0]);
+  args[1] = swv_value_tensor(up);
+  hidden = call_op("aten::linear", SWV_MODE_GRAD, args, 2);
+  args[0] = swv_value_tensor(hidden);
+  positive = call_op("aten::relu", SWV_MODE_GRAD, args, 1);
+  args[0] = swv_value_tensor(positive);
+  args[1] = swv_value_tensor(down);
+  y = call_op("aten::linear", SWV_MODE_GRAD, args, 2);
+  outputs[0] = y;
+  CHECK_OK(swv_forward_end(scope, outputs, 1, &out));
+  CHECK_FAILS(swv_forward_end(scope, outputs, 1, &out), SWV_CODE_FAILED_PRECONDITION,
+              "has ended already");
+  swv_scope_free(scope);
+  swv_tensor_free(y);
+  swv_tensor_free(positive);
+  swv_tensor_free(hidden);
+  swv_tensor_free(in[0]);
+  return out;
+}
+
+static void backward_of_sum(swv_tensor* y) {
+  swv_value arg = swv_value_tensor(y);
+  swv_tensor *squares, *loss;
+  swv_value args[2];
+  args[0] = args[1] = arg;
+  squares = call_op("aten::mul.Tensor", SWV_MODE_GRAD, args, 2);
+  args[0] = swv_value_tensor(squares);
+  loss = call_op("aten::sum", SWV_MODE_GRAD, args, 1);
+  CHECK_OK(swv_tensor_backward(loss, NULL, NULL));
+  swv_tensor_free(loss);
+  swv_tensor_free(squares);
+}
+
+static swv_tensor* make_numbers(int64_t rows, int64_t columns, int seed) {
+  float data[64];
+  const int64_t sizes[] = {rows, columns};
+  swv_tensor* tensor;
+  int64_t i;
+  for (i = 0; i < rows * columns; ++i) data[i] = (float)((i * 7 + seed * 5) % 11 - 5) / 8;
+  CHECK_OK(swv_tensor_from_data(data, (size_t)(rows * columns) * 4, sizes, 2, NULL, &tensor));
+  return tensor;
+}
+
+/* Two blocks, each a module of its own with children, sequence parallel: what one device computes,
+ * gradients too. Sizes do not divide. */
+static void test_forwards(swv_world* world) {
+  swv_mesh* mesh = make_mesh(world);
+  swv_layout *rows = make_layout("[R, S(0)]"), *layout;
+  swv_plan* plan;
+  swv_module *models[2], *block, *other;
+  swv_forward *forwards[2][2], *whole, *second;
+  swv_tensor *up[2][2], *down[2][2], *x, *on_mesh, *y[2], *grads[2], *full;
+  swv_trace* trace;
+  swv_scope* scope;
+  swv_string *text, *json;
+  swv_bool is_training;
+  size_t count;
+  int m, b;
+  char name[32];
+  const swv_named_placement cut_rows = {"tp", "S(0)"}, gathered = {"tp", "R"};
+  for (m = 0; m < 2; ++m) { /* one for one device, one for the mesh */
+    CHECK_OK(swv_module_create(&models[m]));
+    for (b = 0; b < 2; ++b) {
+      up[m][b] = make_numbers(7, 5, b);
+      down[m][b] = make_numbers(5, 7, b + 2);
+      CHECK_OK(swv_module_create(&block));
+      CHECK_OK(swv_module_add_parameter(block, "up.weight", up[m][b]));
+      snprintf(name, sizeof(name), "blocks.%d", b);
+      CHECK_OK(swv_module_add_child(models[m], name, block));
+      CHECK_FAILS(swv_module_add_child(models[m], name, block), SWV_CODE_ALREADY_EXISTS, name);
+      CHECK_FAILS(swv_module_add_child(models[m], "again", block), SWV_CODE_ALREADY_EXISTS,
+                  "'child' is a part of a module already, as 'blocks.");
+      CHECK_FAILS(swv_module_add_child(block, "in", models[m]), SWV_CODE_INVALID_ARGUMENT,
+                  "'child' has the module as a part of it");
+      /* What a child gets later is a part of the whole, too. */
+      CHECK_OK(swv_module_add_parameter(block, "down.weight", down[m][b]));
+      swv_module_free(block);
+    }
+    CHECK_OK(swv_module_num_parameters(models[m], &count));
+    CHECK(count == 4);
+    CHECK_OK(swv_module_child(models[m], "blocks.1", &block));
+    CHECK_OK(swv_module_parameter(block, 1, &text, NULL));
+    CHECK_TEXT(text, "down.weight");
+    CHECK_OK(swv_module_train(models[m], 0));
+    CHECK_OK(swv_module_is_training(block, &is_training));
+    CHECK(is_training == 0);
+    CHECK_OK(swv_module_train(block, 1));
+    CHECK_OK(swv_module_is_training(models[m], &is_training));
+    CHECK(is_training == 0);
+    CHECK_OK(swv_module_is_training(block, &is_training));
+    CHECK(is_training == 1);
+    swv_module_free(block);
+    CHECK_FAILS(swv_module_child(models[m], "blocks.2", &other), SWV_CODE_NOT_FOUND,
+                "did you mean 'blocks.0'");
+  }
+
+  CHECK_OK(swv_plan_create(&plan));
+  CHECK_OK(swv_plan_add(plan, "blocks.*.up.*", &cut_rows, 1));
+  CHECK_OK(swv_layout_parse("[R, S(1)]", &layout));
+  CHECK_OK(swv_plan_add_layout(plan, "blocks.*.down.*", layout));
+  swv_layout_free(layout);
+  CHECK_OK(swv_plan_add_forward(plan, "blocks.?.input", &gathered, 1));
+  CHECK_OK(swv_plan_add_forward_layout(plan, "blocks.?.output", rows));
+  CHECK_OK(swv_plan_add_forward(plan, "blocks.?.input", &gathered, 1)); /* agrees */
+  CHECK_OK(swv_plan_to_json(plan, &text));
+  CHECK_TEXT(text,
+             "{\"parameter\":{\"blocks.*.up.*\":{\"tp\":\"S(0)\"},"
+             "\"blocks.*.down.*\":\"[R, S(1)]\"},"
+             "\"forward\":{\"blocks.?.input\":{\"tp\":\"R\"},"
+             "\"blocks.?.output\":\"[R, S(0)]\"}}");
+  /* Nobody has said that the host runs the blocks between begin and end. */
+  CHECK_FAILS(swv_module_distribute(models[1], mesh, plan, NULL), SWV_CODE_FAILED_PRECONDITION,
+              "the forward of 'blocks.0' cannot be met: it has no parameter of its own; "
+              "announce it by swv_module_forward first, and run it by swv_forward_begin, or speak "
+              "of the modules in it");
+  for (m = 0; m < 2; ++m) {
+    for (b = 0; b < 2; ++b) {
+      snprintf(name, sizeof(name), "blocks.%d", b);
+      CHECK_OK(swv_module_forward(models[m], name, &forwards[m][b]));
+    }
+  }
+  CHECK_OK(swv_plan_resolve(plan, models[1], mesh, &text, &json));
+  check_contains(text, "blocks.0.down.weight");
+  check_contains(json,
+                 "{\"module\":\"blocks.1\",\"value\":\"output.0\",\"placements\":\"[R, S(0)]\","
+                 "\"pattern\":\"blocks.?.output\"}");
+  CHECK_OK(swv_plan_resolve(plan, models[1], mesh, NULL, &json));
+  check_contains(json,
+                 "{\"names\":[\"blocks.0.up.weight\"],\"shape\":[7,5],\"is_buffer\":false,"
+                 "\"layout\":\"[R, S(0)]\",\"local_shape\":[4,5],\"pattern\":\"blocks.*.up.*\"}");
+  CHECK_OK(swv_module_distribute(models[1], mesh, plan, NULL));
+
+  x = make_numbers(9, 5, 1);
+  CHECK_OK(swv_tensor_distribute(x, mesh, rows, NULL, &on_mesh));
+  swv_module_free(models[1]); /* forwards need no more of the model than their own part */
+  CHECK_OK(swv_trace_create(mesh, &trace));
+  for (m = 0; m < 2; ++m) {
+    swv_tensor* half = run_block(forwards[m][0], up[m][0], down[m][0], m == 0 ? x : on_mesh);
+    y[m] = run_block(forwards[m][1], up[m][1], down[m][1], half);
+    swv_tensor_free(half);
+    backward_of_sum(y[m]);
+  }
+  for (b = 0; b < 2; ++b) {
+    CHECK_OK(swv_finish_grad_sync(&up[1][b], 1));
+    CHECK_OK(swv_finish_grad_sync(&down[1][b], 1));
+  }
+  CHECK_OK(swv_tensor_layout(y[1], &layout));
+  CHECK_OK(swv_layout_to_string(layout, &text));
+  CHECK_TEXT(text, "[R, S(0)]");
+  swv_layout_free(layout);
+  CHECK_OK(swv_trace_to_json(trace, &json));
+  CHECK(strstr(swv_string_data(json), "\"collective\":\"all_gather") != NULL);
+  CHECK(strstr(swv_string_data(json), "\"collective\":\"reduce_scatter") != NULL);
+  CHECK(strstr(swv_string_data(json), ".cc:") == NULL); /* no places in the library's own code */
+  check_contains(json, "\"module\":\"blocks.1\"");
+  swv_trace_free(trace);
+  CHECK_OK(swv_tensor_full_tensor(y[1], SWV_MODE_NO_GRAD, &full));
+  check_equal(full, y[0], 1e-5F);
+  swv_tensor_free(full);
+  for (b = 0; b < 2; ++b) {
+    for (m = 0; m < 2; ++m) CHECK_OK(swv_tensor_grad(up[m][b], &grads[m]));
+    CHECK_OK(swv_tensor_full_tensor(grads[1], SWV_MODE_NO_GRAD, &full));
+    check_equal(full, grads[0], 1e-5F);
+    for (m = 0; m < 2; ++m) swv_tensor_free(grads[m]);
+    swv_tensor_free(full);
+    for (m = 0; m < 2; ++m) CHECK_OK(swv_tensor_grad(down[m][b], &grads[m]));
+    CHECK_OK(swv_tensor_full_tensor(grads[1], SWV_MODE_NO_GRAD, &full));
+    check_equal(full, grads[0], 1e-5F);
+    for (m = 0; m < 2; ++m) swv_tensor_free(grads[m]);
+    swv_tensor_free(full);
+  }
+
+  /* A run that fails in between; a value that the plan speaks of and that is not there. */
+  CHECK_OK(swv_forward_begin(forwards[1][0], SWV_MODE_NO_GRAD, NULL, 0, NULL, &scope));
+  swv_scope_free(scope);
+  CHECK_OK(swv_forward_begin(forwards[1][0], SWV_MODE_NO_GRAD, NULL, 0, NULL, &scope));
+  CHECK_FAILS(swv_forward_end(scope, NULL, 0, NULL), SWV_CODE_INVALID_ARGUMENT,
+              "the plan's 'blocks.0.input.0': there are only 0 tensors");
+  swv_scope_free(scope);
+  CHECK_OK(swv_module_forward(models[0], "", &whole));
+  CHECK_OK(swv_forward_share(whole, &second));
+  swv_forward_free(whole);
+  swv_forward_free(second);
+
+  for (m = 0; m < 2; ++m) {
+    for (b = 0; b < 2; ++b) {
+      swv_forward_free(forwards[m][b]);
+      swv_tensor_free(up[m][b]);
+      swv_tensor_free(down[m][b]);
+    }
+    swv_tensor_free(y[m]);
+  }
+  swv_module_free(models[0]);
+  swv_tensor_free(on_mesh);
+  swv_tensor_free(x);
+  swv_plan_free(plan);
+  swv_layout_free(rows);
+  swv_mesh_free(mesh);
+}
+
 /* What is communicated, why, and which rank holds what. */
 static void test_observing(swv_world* world) {
   const int64_t sizes[] = {7, 5};
@@ -1348,7 +1558,7 @@ static void test_observing(swv_world* world) {
              *w = make_randn(mesh, "[R, S(0)]", 12, 4, 0);
   swv_tensor *y, *moved, *positive;
   swv_trace *outer, *inner;
-  swv_scope* scope;
+  swv_scope *scope, *source;
   swv_string *text, *json;
   swv_value args[2];
   swv_op *mm, *linear;
@@ -1360,8 +1570,12 @@ static void test_observing(swv_world* world) {
   y = call_op("aten::mm", SWV_MODE_NO_GRAD, args, 2); /* [R, P(sum)], without communication */
   CHECK_OK(swv_trace_num_events(outer, &count));
   CHECK(count == 0);
+  CHECK_OK(swv_mesh_enter_source(mesh, "train.rs:1", &scope)); /* inner does not know this one */
+  CHECK_OK(swv_mesh_enter_source(mesh, "train.rs:53", &source));
   CHECK_OK(swv_tensor_redistribute(y, whole, SWV_MODE_NO_GRAD, &moved));
+  swv_scope_free(source);
   CHECK_OK(swv_trace_create(mesh, &inner));
+  swv_scope_free(scope);
   CHECK_OK(swv_mesh_enter_module(mesh, "blocks.0.mlp", &scope));
   args[0] = swv_value_tensor(y);
   positive = call_op("aten::relu", SWV_MODE_NO_GRAD, args, 1);
@@ -1378,7 +1592,12 @@ static void test_observing(swv_world* world) {
   CHECK(strstr(swv_string_data(json), "\"op\":\"aten::relu\"") != NULL);
   CHECK(strstr(swv_string_data(json), "\"module\":\"blocks.0.mlp\"") != NULL);
   CHECK(strstr(swv_string_data(json), "capi/") == NULL); /* no places in the library's own code */
-  check_contains(json, "\"op\":\"redistribute\"");
+  /* Asked for by name, as a host's call is, and told where. */
+  check_contains(json, "\"op\":\"redistribute\",\"argument\":\"\",\"implicit\":false");
+  CHECK_OK(swv_trace_to_json(outer, &json));
+  CHECK(strstr(swv_string_data(json), "\"source\":\"train.rs:53\"") != NULL);
+  CHECK(strstr(swv_string_data(json), "train.rs:1\"") == NULL);
+  check_contains(json, "\"source\":\"\""); /* of the relu, after the scopes */
   CHECK_OK(swv_trace_clear(outer));
   CHECK_OK(swv_trace_num_events(outer, &count));
   CHECK(count == 0);
@@ -1429,6 +1648,7 @@ static swv_status* rank_main(void* user_data, swv_world* world) {
   test_tied_weights(world);
   test_optimizer_state(world);
   test_clipping(world);
+  test_forwards(world);
   test_observing(world);
   return NULL;
 }

@@ -39,6 +39,7 @@ enum class Kind : uint32_t {
   kPlan,
   kOptimizer,
   kTrace,
+  kForward,
 };
 std::string_view name_of(Kind kind);  // "swv_status", ...; "no handle" for anything else
 

@@ -16,6 +16,7 @@
 #include "shardweave/capi/guard.h"
 #include "shardweave/comm/world.h"
 #include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/engine/no_source.h"
 #include "shardweave/mesh/connected_mesh.h"
 #include "shardweave/placement/layout.h"
 
@@ -84,8 +85,8 @@ class CallMode {
   std::optional<c10::WarningUtils::WarningHandlerGuard> warnings_;
 };
 
-// What traces say of where the host's code called from: nothing.
-inline constexpr std::source_location kHost;
+// Where the host's code called from is not known here (swv_mesh_enter_source says it).
+inline constexpr std::source_location kHost = dtensor_internal::kNoSource;
 
 // --- layouts -------------------------------------------------------------------------------------
 

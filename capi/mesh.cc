@@ -1,18 +1,9 @@
 // Meshes and their random numbers, scopes and counters.
 #include <algorithm>
-#include <variant>
 
-#include "shardweave/capi/handles.h"
+#include "shardweave/capi/scopes.h"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/cost_model.h"
-#include "shardweave/dtensor/observe/comm_trace.h"
-#include "shardweave/dtensor/random.h"
-
-struct swv_scope : shardweave::capi::Handle<shardweave::capi::Kind::kScope> {
-  std::variant<std::monostate, shardweave::StrictScope, shardweave::ModuleScope,
-               shardweave::RandomStateScope>
-      scope;
-};
 
 namespace shardweave::capi {
 namespace {
@@ -62,14 +53,6 @@ PhiloxState random_state(const swv_random_state* state) {
   const swv_random_state s =
       required_options<swv_random_state>(state, SWV_RANDOM_STATE_INIT, "state");
   return {s.seed, s.offset};
-}
-
-// A scope that is made in its handle.
-template <typename Scope, typename... Args>
-swv_scope* new_scope(Args&&... args) {
-  Owned<swv_scope> handle(make<swv_scope>());
-  handle->scope.emplace<Scope>(std::forward<Args>(args)...);
-  return handle.release();
 }
 
 // What is wrong with an argument, for functions that all ranks have to hear of it from.
@@ -253,13 +236,20 @@ swv_status* swv_mesh_cost_model(const swv_mesh* mesh, swv_link_cost* links, size
 
 swv_status* swv_mesh_forbid_communication(swv_mesh* mesh, swv_scope** out_scope) {
   return guarded(__func__, out_scope, "out_scope",
-                 [&] { return new_scope<shardweave::StrictScope>(mesh_ptr(mesh)); });
+                 [&] { return new_scope<shardweave::StrictScope>(mesh_ptr(mesh)).release(); });
 }
 
 swv_status* swv_mesh_enter_module(swv_mesh* mesh, const char* name, swv_scope** out_scope) {
   return guarded(__func__, out_scope, "out_scope", [&] {
     const shardweave::MeshPtr& m = mesh_ptr(mesh);
-    return new_scope<shardweave::ModuleScope>(m, std::string(text(name, "name")));
+    return new_scope<shardweave::ModuleScope>(m, std::string(text(name, "name"))).release();
+  });
+}
+
+swv_status* swv_mesh_enter_source(swv_mesh* mesh, const char* source, swv_scope** out_scope) {
+  return guarded(__func__, out_scope, "out_scope", [&] {
+    const shardweave::MeshPtr& m = mesh_ptr(mesh);
+    return new_scope<shardweave::SourceScope>(m, text(source, "source")).release();
   });
 }
 
@@ -267,7 +257,7 @@ swv_status* swv_mesh_use_random_state(swv_mesh* mesh, const swv_random_state* st
                                       swv_scope** out_scope) {
   return guarded(__func__, out_scope, "out_scope", [&] {
     const shardweave::MeshPtr& m = mesh_ptr(mesh);
-    return new_scope<shardweave::RandomStateScope>(m, random_state(state));
+    return new_scope<shardweave::RandomStateScope>(m, random_state(state)).release();
   });
 }
 

@@ -26,11 +26,15 @@ std::string saved_module() {
   torch::jit::Module root("Root"), inner("Inner");
   inner.register_parameter("weight", at::arange(12, at::kFloat).reshape({4, 3}) / 7, false);
   inner.register_buffer("offset", at::ones({4}));
+  for (auto* module : {&root, &inner}) {
+    module->register_attribute("training", c10::BoolType::get(), true);
+  }
   inner.define("def forward(self, x):\n  return torch.linear(x, self.weight) + self.offset\n");
   root.register_module("inner", inner);
   root.define(
       "def forward(self, x, scale: float = 2.0):\n  return self.inner.forward(x) * scale\n"
       "def both(self, x):\n  return (x, self.inner.forward(x))\n"
+      "def mode(self, x):\n  return self.inner.training\n"
       "def turned(self, z: complex, by: Optional[complex] = None):\n"
       "  if by is None:\n    return z\n  return z * by\n");
   const std::string path = std::string(std::getenv("TEST_TMPDIR")) + "/model.pt";
@@ -91,6 +95,43 @@ TEST_F(ScriptModuleTest, CallsItsMethods) {
   EXPECT_TRUE(at::equal(results[0].as.tensor->tensor, x_->tensor));
   EXPECT_TRUE(at::equal(results[1].as.tensor->tensor, wanted(1)));
   for (swv_value& result : results) swv_value_clear(&result);
+}
+
+TEST_F(ScriptModuleTest, TakesArgumentsByName) {
+  const swv_value arguments[] = {swv_value_float(3), swv_value_tensor(x_)};
+  const char* const names[] = {"scale", "x"};
+  swv_value result = SWV_NONE;
+  must(swv_module_call_named(module_, "forward", SWV_MODE_GRAD, arguments, 2, names, 2, &result, 1,
+                             nullptr));
+  EXPECT_TRUE(at::equal(result.as.tensor->tensor, wanted(3)));
+  swv_value_clear(&result);
+  must(swv_module_call_named(module_, "forward", SWV_MODE_GRAD, arguments + 1, 1, nullptr, 0,
+                             &result, 1, nullptr));
+  EXPECT_TRUE(at::equal(result.as.tensor->tensor, wanted(2)));
+  swv_value_clear(&result);
+  const char* const wrong[] = {"sclae", "x"};
+  const std::string message = message_of(swv_module_call_named(
+      module_, "forward", SWV_MODE_GRAD, arguments, 2, wrong, 2, &result, 1, nullptr));
+  EXPECT_NE(message.find("swv_module_call_named: forward: "), std::string::npos) << message;
+  EXPECT_NE(message.find("sclae"), std::string::npos) << message;
+}
+
+// The mode reaches the file's own code, also where the module is a part of a host's.
+TEST_F(ScriptModuleTest, TrainsAndEvaluates) {
+  swv_module* whole = nullptr;
+  must(swv_module_create(&whole));
+  must(swv_module_add_child(whole, "part", module_));
+  for (const swv_bool on : {0, 1}) {
+    must(swv_module_train(whole, on));
+    swv_bool is_training = -1;
+    must(swv_module_is_training(module_, &is_training));
+    EXPECT_EQ(is_training, on);
+    const swv_value argument = swv_value_tensor(x_);
+    swv_value result = SWV_NONE;
+    must(swv_module_call(module_, "mode", SWV_MODE_GRAD, &argument, 1, &result, 1, nullptr));
+    EXPECT_EQ(result.as.integer, on);
+  }
+  swv_module_free(whole);
 }
 
 // Where it wants a complex number, a real one does, too, as where an operator does.

@@ -141,13 +141,13 @@ typedef int32_t swv_bool; /* 0 or 1 */
  * may also break programs, and then changes the library's soname. */
 
 #define SWV_VERSION_MAJOR 0
-#define SWV_VERSION_MINOR 3
+#define SWV_VERSION_MINOR 4
 #define SWV_VERSION_PATCH 0
 #define SWV_VERSION (SWV_VERSION_MAJOR * 1000000 + SWV_VERSION_MINOR * 1000 + SWV_VERSION_PATCH)
 
 /* SWV_VERSION as the library was built. */
 SWV_API int32_t swv_version(void);
-/* "0.3.0; LibTorch 2.11.0; backends inproc, gloo, counting". Lives as long as the library. */
+/* "0.4.0; LibTorch 2.11.0; backends inproc, gloo, counting". Lives as long as the library. */
 SWV_API const char* swv_build_info(void);
 
 /* ---- Handles --------------------------------------------------------------------------------- */
@@ -165,7 +165,8 @@ typedef struct swv_tensor swv_tensor;                     /* plain or sharded */
 typedef struct swv_op swv_op;                             /* an operator of LibTorch */
 typedef struct swv_function_context swv_function_context; /* of one call of a custom function */
 typedef struct swv_module swv_module;                     /* parameters and buffers by name */
-typedef struct swv_plan swv_plan;                         /* placements by parameter name */
+typedef struct swv_forward swv_forward;                   /* of a module, in the host's code */
+typedef struct swv_plan swv_plan;                         /* placements by name */
 typedef struct swv_optimizer swv_optimizer;
 typedef struct swv_trace swv_trace; /* a record of communication */
 
@@ -234,8 +235,10 @@ SWV_API SWV_MUST_USE swv_status* swv_set_handle_checks(swv_checks checks);
 typedef void (*swv_log_fn)(void* user_data, const char* message);
 
 /* Where that goes, in the whole process, in place of what was set before, whose drop runs when no
- * thread is in it any more. log NULL: to stderr, with "shardweave: " before it, as without this
- * call. drop may be NULL. */
+ * thread is in it any more. Any thread, at any time. It belongs to the process, as stderr does, and
+ * not to a world: there is something to say before a world is there (who does not come), after it
+ * is gone (a handle that was freed twice), and by LibTorch, which knows no worlds. log NULL: to
+ * stderr, with "shardweave: " before it, as without this call. drop may be NULL. */
 SWV_API SWV_MUST_USE swv_status* swv_set_log(swv_log_fn log, void* user_data,
                                              void (*drop)(void* user_data));
 
@@ -679,6 +682,10 @@ SWV_API SWV_MUST_USE swv_status* swv_mesh_forbid_communication(swv_mesh* mesh,
                                                                swv_scope** out_scope);
 /* Traces and errors say that `name` runs: "blocks.0.attn". The innermost scope counts. */
 SWV_API SWV_MUST_USE swv_status* swv_mesh_enter_module(swv_mesh* mesh, const char* name,
+                                                       swv_scope** out_scope);
+/* Traces of the mesh that live now say that what runs was called at `source`, "train.rs:53". The
+ * innermost scope counts. For bindings: a scope around a call while there is a trace. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_enter_source(swv_mesh* mesh, const char* source,
                                                        swv_scope** out_scope);
 /* The mesh draws from `state`; then it goes on where it was. What is computed a second time draws
  * its numbers a second time. The same on every rank. */
@@ -1126,10 +1133,10 @@ SWV_API SWV_MUST_USE swv_status* swv_seed(uint64_t seed);
    machine's cores, or OMP_NUM_THREADS if that is set. */
 SWV_API SWV_MUST_USE swv_status* swv_set_num_threads(int32_t num_threads);
 
-/* ---- Modules and plans ------------------------------------------------------------------------
- * A module holds parameters and buffers by fully qualified name (FQN, "blocks.0.attn.q.weight").
- * Its forward is the host's own code, on the handles that it registered; or a TorchScript
- * file's. */
+/* ---- Modules ----------------------------------------------------------------------------------
+ * A module holds parameters, buffers and modules by fully qualified name (FQN,
+ * "blocks.0.attn.q.weight"). Its forward is the host's own code, on the handles that it registered;
+ * or a TorchScript file's. */
 
 SWV_API SWV_MUST_USE swv_status* swv_module_create(swv_module** out_module);
 /* A file that torch.jit.save or torch::jit::Module::save wrote. */
@@ -1141,11 +1148,19 @@ SWV_API void swv_module_free(swv_module* module);
 /* The module and the caller's handle share the tensor: what distributes the module changes it where
  * it stands, and every handle sees that. A parameter is a leaf, and requires grad from now on. A
  * tensor may have several names (tied weights): it is one parameter, or one buffer, all the same.
- */
+ * Modules that an FQN names on its way ("blocks", "blocks.0") are made where they are missing. */
 SWV_API SWV_MUST_USE swv_status* swv_module_add_parameter(swv_module* module, const char* fqn,
                                                           swv_tensor* tensor);
 SWV_API SWV_MUST_USE swv_status* swv_module_add_buffer(swv_module* module, const char* fqn,
                                                        swv_tensor* tensor);
+/* `child`, with all that it has and will have, is a part of the module from now on, and of no other
+ * one. */
+SWV_API SWV_MUST_USE swv_status* swv_module_add_child(swv_module* module, const char* fqn,
+                                                      swv_module* child);
+/* The module of this name inside of the module; "" is the module itself. SWV_CODE_NOT_FOUND
+ * suggests names that are nearly the same. */
+SWV_API SWV_MUST_USE swv_status* swv_module_child(const swv_module* module, const char* fqn,
+                                                  swv_module** out_child);
 
 /* In the order of their registration by modules: those of a module before those of its children.
  * Each tensor once, by its first name. */
@@ -1162,44 +1177,125 @@ SWV_API SWV_MUST_USE swv_status* swv_module_buffer(const swv_module* module, siz
  * same. */
 SWV_API SWV_MUST_USE swv_status* swv_module_get(const swv_module* module, const char* fqn,
                                                 swv_tensor** out_tensor);
+
+/* Training mode (on) or evaluation, of the module and all modules in it: what dropout and batch
+ * norms of a file go by, and a host's forward may ask for. A module that was created is in training
+ * mode; one of a file as it was saved. */
+SWV_API SWV_MUST_USE swv_status* swv_module_train(swv_module* module, swv_bool on);
+SWV_API SWV_MUST_USE swv_status* swv_module_is_training(const swv_module* module,
+                                                        swv_bool* out_is_training);
 /* Calls a method ("forward") of a module that was loaded. Results as swv_op_call. */
 SWV_API SWV_MUST_USE swv_status* swv_module_call(swv_module* module, const char* method,
                                                  swv_grad_mode mode, const swv_value* arguments,
                                                  size_t num_arguments, swv_value* out_results,
                                                  size_t capacity, size_t* out_num_results);
+/* The same where the last num_names arguments are given by name. */
+SWV_API SWV_MUST_USE swv_status* swv_module_call_named(
+    swv_module* module, const char* method, swv_grad_mode mode, const swv_value* arguments,
+    size_t num_arguments, const char* const* names, size_t num_names, swv_value* out_results,
+    size_t capacity, size_t* out_num_results);
 
-/* A plan says by FQN patterns how parameters and buffers lie; of lines that match a name the most
- * specific counts: an exact name, then patterns in which * stands for any characters, ? for one and
- * {a,b} for either, by how many characters they have besides, then "re:" and a regular expression
- * (ECMAScript's). Lines of equal standing have to agree. As JSON:
- *   {"parameter": {"*.{q,k,v,up}.weight": {"tp": "S(0)"}, "*.{o,down}.weight": {"tp": "S(1)"}}}
- * or by position, one for each of the mesh's dimensions, ["R", "S(0)"], or as a layout,
- * "[S(0)@1, S(0)@0]", which says who cuts first. Beside "parameter" there may be "forward": where
- * inputs and outputs of modules go whenever they run, {"*.o.output": {"tp": "R"}}. The pattern is a
- * module's, then ".input" or ".output", then nothing (the first), an index (".input.1") or the
- * name that the operator's schema has for an argument. A module is met in the operators that its
- * parameter "weight" (or its only one) takes part in, whoever calls them; one without is an error
- * of swv_module_distribute. */
+/* ---- Plans ------------------------------------------------------------------------------------
+ * A plan says where everything lies, by lines of a pattern and placements. Its first part speaks of
+ * parameters and buffers by their FQNs. Of the lines that match a name the most specific counts: an
+ * exact name, then patterns in which * stands for any characters, ? for one and {a,b} for either,
+ * by how many characters they have besides, then "re:" and a regular expression (ECMAScript's).
+ * Lines of equal standing have to agree.
+ *
+ * Its second part says where inputs and outputs of modules go whenever they run. The pattern is a
+ * module's, then ".input" or ".output", then nothing (the first), an index (".input.1") or the name
+ * that an operator's schema has for an argument. Along mesh dimensions that are not named a tensor
+ * stays as it is. A module is met in the operators that its parameter "weight" (or its only one)
+ * takes part in, whoever calls them; one without, where the host runs it between swv_forward_begin
+ * and swv_forward_end.
+ *
+ * As JSON, where ["R", "S(0)"] and "[R, S(0)]" are placements by position, too:
+ *   {"parameter": {"*.{q,k,v,up}.weight": {"tp": "S(0)"}, "*.{o,down}.weight": {"tp": "S(1)"}},
+ *    "forward": {"*.norm.input": {"tp": "S(1)"}, "*.o.output": {"tp": "R"}}} */
+
 SWV_API SWV_MUST_USE swv_status* swv_plan_create(swv_plan** out_plan);
+/* An error says on which line of the text. */
 SWV_API SWV_MUST_USE swv_status* swv_plan_from_json(const char* text, swv_plan** out_plan);
+/* From the tensor-parallel plan of a Hugging Face model: its object ({"layers.*.mlp.up_proj":
+ * "colwise"}), or the configuration that has it as base_model_tp_plan. `module` has its parameters
+ * by the names that they have there. tp_mesh_dim NULL: "tp". */
+SWV_API SWV_MUST_USE swv_status* swv_plan_from_hugging_face(const swv_module* module,
+                                                            const char* text,
+                                                            const char* tp_mesh_dim,
+                                                            swv_plan** out_plan);
 SWV_API SWV_MUST_USE swv_status* swv_plan_to_json(const swv_plan* plan, swv_string** out_text);
-/* Appends a line. Not while another thread uses the plan. */
-SWV_API SWV_MUST_USE swv_status* swv_plan_add(swv_plan* plan, const char* pattern,
-                                              const swv_named_placement* placements,
-                                              size_t num_placements);
 SWV_API SWV_MUST_USE swv_status* swv_plan_share(const swv_plan* plan, swv_plan** out_plan);
 SWV_API void swv_plan_free(swv_plan* plan);
 
+/* Append a line: of the first part, by the names of mesh dimensions (those that are not named
+ * replicate) or by position, with the order in which they cut; and of the second part. Not while
+ * another thread uses the plan. */
+SWV_API SWV_MUST_USE swv_status* swv_plan_add(swv_plan* plan, const char* pattern,
+                                              const swv_named_placement* placements,
+                                              size_t num_placements);
+SWV_API SWV_MUST_USE swv_status* swv_plan_add_layout(swv_plan* plan, const char* pattern,
+                                                     const swv_layout* layout);
+SWV_API SWV_MUST_USE swv_status* swv_plan_add_forward(swv_plan* plan, const char* pattern,
+                                                      const swv_named_placement* placements,
+                                                      size_t num_placements);
+SWV_API SWV_MUST_USE swv_status* swv_plan_add_forward_layout(swv_plan* plan, const char* pattern,
+                                                             const swv_layout* layout);
+
+/* What swv_module_distribute would do, or its error; nothing is changed or sent. A table, and JSON,
+ * in which a tensor that no line matches has the pattern null; either may be NULL.
+ *   {"parameter": [{"names": ["h.0.q.weight"], "shape": [8, 4], "is_buffer": false,
+ *      "layout": "[R, S(0)]", "local_shape": [4, 4], "pattern": "*.q.weight"}],
+ *    "forward": [{"module": "h.0.q", "value": "input.0", "placements": {"tp": "R"},
+ *      "pattern": "*.q.input"}]} */
+SWV_API SWV_MUST_USE swv_status* swv_plan_resolve(const swv_plan* plan, const swv_module* module,
+                                                  const swv_mesh* mesh, swv_string** out_text,
+                                                  swv_string** out_json);
+
 /* Turns every parameter and buffer into a sharded tensor, in place; what no line matches is
  * replicated. plan NULL: all replicated. A line that matches nothing, one that decides nothing
- * since more specific lines match all that it does, and lines that place one tensor differently are
- * errors before anything changes. COLLECTIVE, also if source is -1: whether all have the same is
- * found out then. */
+ * since more specific lines match all that it does, lines that place one tensor differently, and
+ * one about a forward that cannot be met are errors before anything changes. COLLECTIVE, also if
+ * source is -1: whether all have the same is found out then. */
 SWV_API SWV_MUST_USE swv_status* swv_module_distribute(swv_module* module, const swv_mesh* mesh,
                                                        const swv_plan* plan,
                                                        const swv_distribute_options* options);
-/* Brings every gradient into its parameter's layout, in buckets. Between backward and the
- * optimizer's step. COLLECTIVE. */
+
+/* ---- Forwards of the host's -------------------------------------------------------------------
+ * How a plan meets a module without a weight of its own, whose forward is the host's code:
+ *
+ *   swv_module_forward(model, "blocks.0", &forward);       // once, before swv_module_distribute
+ *
+ *   swv_forward_begin(forward, mode, &x, 1, &in, &scope);  // every time that it runs
+ *   ...                                                    // y from in
+ *   swv_forward_end(scope, &y, 1, &out);
+ *   swv_scope_free(scope);                                 // also if something failed in between
+ */
+
+/* The forward of the module of this name inside of the module; "" is the module itself. Asking for
+ * it says that the host runs it as above: plans that are applied later may speak of it, and then
+ * meet it there, also if it has a weight. */
+SWV_API SWV_MUST_USE swv_status* swv_module_forward(swv_module* module, const char* fqn,
+                                                    swv_forward** out_forward);
+SWV_API SWV_MUST_USE swv_status* swv_forward_share(const swv_forward* forward,
+                                                   swv_forward** out_forward);
+SWV_API void swv_forward_free(swv_forward* forward);
+/* Writes the inputs, num_inputs handles, as the plan wants them: redistributed, differentiably, or
+ * the same tensors where it says nothing. One that is NULL stays so. From now on traces and errors
+ * say that the module runs, until the scope is freed. Without a plan it costs little, and on plain
+ * modules too. COLLECTIVE as what the plan says is. */
+SWV_API SWV_MUST_USE swv_status* swv_forward_begin(const swv_forward* forward, swv_grad_mode mode,
+                                                   const swv_tensor* const* inputs,
+                                                   size_t num_inputs, swv_tensor** out_inputs,
+                                                   swv_scope** out_scope);
+/* The same with the outputs, once, in the mode of the beginning. SWV_CODE_INVALID_ARGUMENT if the
+ * plan speaks of an input or an output that there was not. */
+SWV_API SWV_MUST_USE swv_status* swv_forward_end(swv_scope* scope, const swv_tensor* const* outputs,
+                                                 size_t num_outputs, swv_tensor** out_outputs);
+
+/* ---- Gradients after backward ------------------------------------------------------------------
+ * Between swv_tensor_backward and the optimizer's step. */
+
+/* Brings every gradient into its parameter's layout, in buckets. COLLECTIVE. */
 SWV_API SWV_MUST_USE swv_status* swv_module_finish_grad_sync(swv_module* module);
 SWV_API SWV_MUST_USE swv_status* swv_finish_grad_sync(swv_tensor* const* parameters,
                                                       size_t num_parameters);
@@ -1335,8 +1431,9 @@ SWV_API SWV_MUST_USE swv_status* swv_trace_bytes(const swv_trace* trace, int64_t
  *      "op": "aten::add", "argument": "other", "implicit": true, "dtype": "Float",
  *      "shape": [8, 12], "before": "[R, P(sum)]", "after": "[R, R]", "module": "mlp",
  *      "phase": "forward", "source": "", "parameters": [], "is_check": false}]}
- * The phase is "forward", "backward" or "gradient sync"; source is of C++ alone; parameters are the
- * names of those that move, or whose gradients do; is_check: plain values are compared. */
+ * The phase is "forward", "backward" or "gradient sync"; source is where the call stands in C++, or
+ * what swv_mesh_enter_source said; parameters are the names of those that move, or whose gradients
+ * do; is_check: plain values are compared. */
 SWV_API SWV_MUST_USE swv_status* swv_trace_to_string(const swv_trace* trace, swv_string** out_text);
 SWV_API SWV_MUST_USE swv_status* swv_trace_to_json(const swv_trace* trace, swv_string** out_json);
 

@@ -9,8 +9,11 @@
 #include "c10/core/GradMode.h"
 #include "shardweave/dtensor/engine/adopt.h"
 #include "shardweave/dtensor/engine/checksum.h"
+#include "shardweave/dtensor/engine/deferred.h"
 #include "shardweave/dtensor/engine/distribute.h"
+#include "shardweave/dtensor/engine/forward_plan.h"
 #include "shardweave/dtensor/engine/fused.h"
+#include "shardweave/dtensor/engine/grad_buckets.h"
 #include "shardweave/dtensor/engine/members.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/engine/provenance.h"
@@ -30,32 +33,41 @@ constexpr char kDistributeModule[] = "distribute_module";
 }
 
 // From the first byte to the one behind the last; empty: it has none.
-std::pair<uintptr_t, uintptr_t> extent(const at::Tensor& tensor) {
-  if (!tensor.has_storage() || tensor.numel() == 0) return {0, 0};
+struct Extent {
+  const void* storage = nullptr;  // of one that is not made yet, whose bytes count from 0
+  uintptr_t begin = 0, end = 0;
+  friend auto operator<=>(const Extent&, const Extent&) = default;
+};
+
+Extent extent(const at::Tensor& tensor) {
+  if (!tensor.has_storage() || tensor.numel() == 0) return {};
+  if (is_deferred(tensor)) {
+    const DeferredExtent its = deferred_extent(tensor);
+    return {its.storage, static_cast<uintptr_t>(its.begin), static_cast<uintptr_t>(its.end)};
+  }
   int64_t last = 0;
   for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
   const auto begin = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
-  if (begin == 0) return {0, 0};  // a meta tensor
-  return {begin, begin + static_cast<uintptr_t>(last + 1) * tensor.element_size()};
+  if (begin == 0) return {};  // a meta tensor
+  return {nullptr, begin, begin + static_cast<uintptr_t>(last + 1) * tensor.element_size()};
 }
 
 // Different tensors over the same memory would each get their own.
 void check_memory(const std::vector<Member>& members) {
-  std::vector<std::pair<std::pair<uintptr_t, uintptr_t>, const Member*>> extents;
+  std::vector<std::pair<Extent, const Member*>> extents;
   for (const Member& member : members) extents.emplace_back(extent(member.tensor), &member);
   std::sort(extents.begin(), extents.end(),
             [](const auto& a, const auto& b) { return a.first < b.first; });
-  const std::pair<uintptr_t, uintptr_t>* furthest = nullptr;
+  const Extent* furthest = nullptr;
   const Member* its = nullptr;
   for (const auto& [bytes, member] : extents) {
-    if (bytes.first == bytes.second) continue;
-    if (furthest != nullptr && bytes.first < furthest->second) {
-      throw Error(kDistributeModule,
-                  absl::InvalidArgumentError(absl::StrCat(
-                      "'", its->fqns[0], "' and '", member->fqns[0],
-                      "' are different tensors over the same memory, which as DTensors they "
-                      "would no longer "
-                      "share; register one tensor under both names, or copy one of them")));
+    if (bytes.begin == bytes.end) continue;
+    if (furthest != nullptr && bytes.storage == furthest->storage && bytes.begin < furthest->end) {
+      throw Error(kDistributeModule, absl::InvalidArgumentError(absl::StrCat(
+                             "'", its->fqns[0], "' and '", member->fqns[0],
+                             "' are different tensors over the same memory, which as DTensors they "
+                             "would no longer "
+                             "share; register one tensor under both names, or copy one of them")));
     }
     furthest = &bytes;
     its = member;
@@ -67,7 +79,9 @@ void check_same_on_all_ranks(MeshContext& context, const std::vector<Member>& me
   if (context.mesh().size() == 1) return;
   std::vector<uint64_t> sums;
   for (size_t i = 0; i < members.size(); ++i) {
-    sums.push_back(checksum(checksum(members[i].tensor), resolved[i].layout.to_string()));
+    // What is not made yet materialize() compares.
+    const uint64_t values = is_deferred(members[i].tensor) ? 0 : checksum(members[i].tensor);
+    sums.push_back(checksum(values, resolved[i].layout.to_string()));
   }
   const std::optional<Difference> difference = first_difference(context, sums, cause);
   if (!difference.has_value()) return;
@@ -76,6 +90,14 @@ void check_same_on_all_ranks(MeshContext& context, const std::vector<Member>& me
       absl::StrCat("is not the same on ranks ", difference->ranks[0], " and ", difference->ranks[1],
                    " (values, shape, dtype or placements); initialise every rank alike, or name "
                    "a source, whose values all ranks get"));
+}
+
+void name_family(const Member& member, PlanOrigin origin) {
+  auto family = std::make_shared<ViewFamily>();
+  family->fqn = member.fqns[0];
+  family->parameter = meta_of(member.tensor).spec;
+  family->origin = std::make_shared<PlanOrigin>(std::move(origin));
+  meta_of(member.tensor).family = std::move(family);
 }
 
 }  // namespace
@@ -104,11 +126,25 @@ void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const Par
     check_same_on_all_ranks(*MeshContext::of(mesh), members, resolved, cause);
   }
 
+  const std::string place =
+      *where.file_name() == '\0' ? "" : absl::StrCat(where.file_name(), ":", where.line());
   const c10::AutoGradMode no_grad(false);
   for (size_t i = 0; i < members.size(); ++i) {
     const Member& member = members[i];
     Cause of_it = cause;
     of_it.parameter = member.fqns[0];
+    if (is_deferred(member.tensor)) {
+      const at::Tensor& tensor = member.tensor;
+      const absl::Span<const int64_t> sizes(tensor.sizes().data(), tensor.sizes().size());
+      const std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
+      SpecRef weight =
+          context->intern(resolved[i].layout, sizes, contiguous_strides(sizes),
+                          tensor.scalar_type(), deferred_device(tensor), {.weight = ~uint64_t{0}});
+      name_deferred(tensor, member.fqns[0]);
+      shard_deferred(tensor, std::move(weight), context);
+      name_family(member, {resolved[i].pattern, place});
+      continue;
+    }
     const at::Tensor sharded =
         distributed(member.tensor.detach(), mesh, resolved[i].layout, options, of_it);
     const DTensorMeta& meta = meta_of(sharded);
@@ -116,10 +152,7 @@ void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const Par
     SpecRef weight = meta.context->intern(spec.layout, spec.sizes, spec.strides, spec.dtype,
                                           spec.device, {.weight = ~uint64_t{0}});
     convert_in_place(member.tensor, meta.local(), std::move(weight), meta.context);
-    auto family = std::make_shared<ViewFamily>();
-    family->fqn = member.fqns[0];
-    family->parameter = meta_of(member.tensor).spec;
-    meta_of(member.tensor).family = std::move(family);
+    name_family(member, {resolved[i].pattern, place});
     meta_of(member.tensor).came_from(meta.provenance);
   }
 }
@@ -143,33 +176,28 @@ void finish_grad_sync(torch::nn::Module& module, std::source_location where) {
 
 void finish_grad_sync(const std::vector<at::Tensor>& parameters, std::source_location where) {
   const c10::AutoGradMode no_grad(false);
+  const Cause cause = {.name = "finish_grad_sync", .where = where, .syncs_gradients = true};
+  const std::vector<at::Tensor> unique = unique_parameters(parameters);
+  const std::vector<std::shared_ptr<GradBuckets>> buckets = buckets_of(unique);
+  for (const std::shared_ptr<GradBuckets>& b : buckets) b->land(cause);
   std::vector<at::Tensor> moving;  // parameters
   std::vector<InFlight> in_flight;
-  for (const at::Tensor& parameter : unique_parameters(parameters)) {
+  for (const at::Tensor& parameter : unique) {
     if (!is_dtensor(parameter) || !parameter.grad().defined()) continue;
+    warn_of_unmet_plan(parameter);
     if (!is_dtensor(parameter.grad())) {  // a formula's own zeros, say
       const MeshPtr mesh = mesh_of(parameter);
       meta_of(parameter).context->plain_tensors.put_off({}, parameter.grad());
       parameter.mutable_grad() = distribute_tensor(
           parameter.grad(), mesh, Placements(mesh->mesh().ndim()), {.source = std::nullopt});
     }
-    const Layout& want = meta_of(parameter).spec->layout;
-    const DTensorMeta& have = checked_meta(parameter.grad(), "finish_grad_sync");
-    if (have.spec->layout == want) continue;
+    if (!gradient_moves(parameter)) continue;
     moving.push_back(parameter);
-    in_flight.push_back(moving_to(have, want));
-    in_flight.back().parameter = parameter_of(meta_of(parameter));
+    in_flight.push_back(moving_gradient(parameter));
   }
-  run_plans(in_flight, {.name = "finish_grad_sync", .where = where, .syncs_gradients = true});
-  for (size_t i = 0; i < moving.size(); ++i) {
-    // Not where it stands: what else has the memory of the gradient, or is a view of it, would no
-    // longer be what it is.
-    const DTensorMeta& have = meta_of(moving[i].grad());
-    at::Tensor local = std::move(in_flight[i].local);
-    if (local.is_alias_of(have.local())) local = local.clone();
-    moving[i].mutable_grad() = wrap(std::move(local), std::move(in_flight[i].target), have.context);
-    meta_of(moving[i].grad()).came_from(in_flight[i].provenance);
-  }
+  run_plans(in_flight, cause);
+  for (size_t i = 0; i < moving.size(); ++i) set_gradient(moving[i], std::move(in_flight[i]));
+  for (const std::shared_ptr<GradBuckets>& b : buckets) b->plan(cause);
 }
 
 }  // namespace shardweave

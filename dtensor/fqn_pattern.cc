@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 
 namespace shardweave {
@@ -33,7 +34,146 @@ Edits with_text(Edits edits, std::string_view text, std::string_view fqn) {
   return edits;
 }
 
+// From the '[' at `begin` to behind its ']'; npos: not understood.
+size_t behind_brackets(std::string_view body, size_t begin) {
+  size_t i = begin + 1;
+  if (i < body.size() && body[i] == '^') ++i;
+  if (i < body.size() && body[i] == ']') return std::string_view::npos;
+  for (; i < body.size(); ++i) {
+    if (body[i] == ']') return i + 1;
+    if (body[i] == '\\') {
+      ++i;
+    } else if (body[i] == '[' && i + 1 < body.size() &&
+               (body[i + 1] == ':' || body[i + 1] == '.' || body[i + 1] == '=')) {
+      const char end[] = {body[i + 1], ']', 0};  // "[:alpha:]"
+      i = body.find(end, i + 2);
+      if (i == std::string_view::npos) return i;
+      ++i;
+    }
+  }
+  return std::string_view::npos;
+}
+
+// From the '(' at `begin` to behind its ')'; npos: not understood.
+size_t behind_group(std::string_view body, size_t begin) {
+  int depth = 0;
+  for (size_t i = begin; i < body.size();) {
+    if (body[i] == '\\') {
+      i += 2;
+    } else if (body[i] == '[') {
+      i = behind_brackets(body, i);
+      if (i == std::string_view::npos) return i;
+    } else {
+      if (body[i] == '(') ++depth;
+      if (body[i] == ')' && --depth == 0) return i + 1;
+      ++i;
+    }
+  }
+  return std::string_view::npos;
+}
+
 }  // namespace
+
+bool FqnPattern::Literals::in(std::string_view fqn) const {
+  if (texts.empty()) return true;
+  if (from_start && !fqn.starts_with(texts.front())) return false;
+  if (to_end && !fqn.ends_with(texts.back())) return false;
+  size_t begin = 0;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    size_t at;
+    if (i == 0 && from_start) {
+      at = 0;
+    } else if (i + 1 == texts.size() && to_end) {
+      if (fqn.size() < begin + texts[i].size()) return false;
+      at = fqn.size() - texts[i].size();
+    } else {
+      at = fqn.find(texts[i], begin);
+    }
+    if (at == std::string_view::npos) return false;
+    begin = at + texts[i].size();
+  }
+  return true;
+}
+
+FqnPattern::Literals FqnPattern::literals_of(const std::vector<Piece>& pieces) {
+  Literals literals;
+  const auto is_literal = [](const Piece& piece) {
+    return piece.kind == Piece::kText && piece.texts.size() == 1;
+  };
+  for (const Piece& piece : pieces) {
+    if (is_literal(piece)) literals.texts.push_back(piece.texts[0]);
+  }
+  literals.from_start = !pieces.empty() && is_literal(pieces.front());
+  literals.to_end = !pieces.empty() && is_literal(pieces.back());
+  return literals;
+}
+
+// Of what stands outside of groups. Whatever is not understood (alternatives, say) has none.
+FqnPattern::Literals FqnPattern::literals_of_regex(std::string_view body) {
+  Literals literals;
+  std::string run;
+  bool at_start = true;  // nothing but literals so far
+  const auto end_run = [&] {
+    if (!run.empty()) {
+      literals.from_start |= at_start && literals.texts.empty();
+      literals.texts.push_back(std::exchange(run, ""));
+    }
+    at_start = false;
+  };
+  for (size_t i = 0; i < body.size();) {
+    const char c = body[i];
+    switch (c) {
+      case '|':
+        return {};
+      case '^':
+        if (i != 0) return {};
+        ++i;
+        break;
+      case '$':
+        if (i + 1 != body.size()) return {};
+        ++i;
+        break;
+      case '[':
+      case '(':
+        end_run();
+        i = c == '[' ? behind_brackets(body, i) : behind_group(body, i);
+        if (i == std::string_view::npos) return {};
+        break;
+      case '.':
+      case '+':
+        end_run();
+        ++i;
+        break;
+      case '*':
+      case '?':
+      case '{':  // what stands before it may be missing
+        if (!run.empty()) run.pop_back();
+        end_run();
+        i = c == '{' ? body.find('}', i) : i;
+        if (i == std::string_view::npos) return {};
+        ++i;
+        break;
+      case '\\': {
+        const char escaped = i + 1 < body.size() ? body[i + 1] : 0;
+        if (std::string_view("dDwWsSbBtnrfv").find(escaped) != std::string_view::npos) {
+          end_run();
+        } else if (absl::ascii_ispunct(static_cast<unsigned char>(escaped))) {
+          run.push_back(escaped);
+        } else {
+          return {};  // by its number; another group's
+        }
+        i += 2;
+        break;
+      }
+      default:
+        run.push_back(c);
+        ++i;
+    }
+  }
+  literals.to_end = !run.empty();
+  end_run();
+  return literals;
+}
 
 absl::StatusOr<FqnPattern> FqnPattern::parse(std::string_view text) {
   FqnPattern pattern;
@@ -45,6 +185,7 @@ absl::StatusOr<FqnPattern> FqnPattern::parse(std::string_view text) {
       return absl::InvalidArgumentError(
           absl::StrCat("is no regular expression: ", std::string(error.what())));
     }
+    pattern.literals_ = literals_of_regex(body);
     return pattern;
   }
 
@@ -87,6 +228,7 @@ absl::StatusOr<FqnPattern> FqnPattern::parse(std::string_view text) {
     i = close;
   }
   end_literal();
+  pattern.literals_ = literals_of(pattern.pieces_);
 
   Specificity& specificity = pattern.specificity_;
   specificity.kind = 2;
@@ -105,6 +247,9 @@ absl::StatusOr<FqnPattern> FqnPattern::parse(std::string_view text) {
 }
 
 bool FqnPattern::matches(std::string_view fqn) const {
+  if (!literals_.in(fqn)) return false;
+  if (specificity_.kind == 2 && pieces_.size() == 1)
+    return fqn.size() == pieces_[0].texts[0].size();
   if (regex_ != nullptr) return std::regex_match(fqn.begin(), fqn.end(), *regex_);
   // Whether the pieces so far match the first i characters.
   std::vector<bool> reached(fqn.size() + 1);

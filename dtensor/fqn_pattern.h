@@ -48,8 +48,19 @@ class FqnPattern {
     std::vector<std::string> texts;
   };
 
+  // Texts that every name that matches has, in their order. Compared first: most names have them not.
+  struct Literals {
+    std::vector<std::string> texts;
+    bool from_start = false;  // the first one begins the name
+    bool to_end = false;      // the last one ends it
+    bool in(std::string_view fqn) const;
+  };
+  static Literals literals_of(const std::vector<Piece>& pieces);
+  static Literals literals_of_regex(std::string_view body);
+
   std::vector<Piece> pieces_;
   std::shared_ptr<const std::regex> regex_;  // else a glob
+  Literals literals_;
   Specificity specificity_;
 };
 

@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -24,6 +25,9 @@
 #include "ATen/core/Tensor.h"
 
 namespace shardweave {
+namespace dtensor_internal {
+struct ForwardLayouts;
+}
 namespace modules_internal {
 
 // What a plan says of one module's forward.
@@ -34,12 +38,18 @@ class ForwardRedistribution {
   virtual at::Tensor output(int index, const at::Tensor& tensor) const = 0;
   // Throws Error if the plan speaks of an input or an output beyond so many.
   virtual void check_met(int inputs, int outputs) const = 0;
+  // What it does, for who shows it; null: nothing.
+  virtual const dtensor_internal::ForwardLayouts* layouts() const { return nullptr; }
 };
 
 // What parallelize_module() looks for in a module.
 struct ForwardHook {
   virtual ~ForwardHook() = default;
   std::shared_ptr<const ForwardRedistribution> redistribution;  // null: no plan speaks of it
+  // Whether the forward comes here. Where not, a module is met at its weight, as without a hook.
+  bool is_met = true;
+  // What somebody does for it to be met, for errors.
+  virtual std::string_view advice() const { return "make it as Hooked<Impl> (hooked.h)"; }
 };
 
 // Every tensor in a value, in their order.

@@ -1,59 +1,55 @@
 #include "shardweave/modules/hugging_face_plan.h"
 
 #include <algorithm>
-#include <optional>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_join.h"
-#include "json_document.h"
 #include "shardweave/comm/str_cat.h"
+#include "shardweave/modules/json_document.h"
+#include "shardweave/modules/layer_style.h"
 #include "torch/nn/module.h"
 
 namespace shardweave {
 namespace {
 
-using modules_internal::Json;
-using modules_internal::JsonDocument;
+using namespace modules_internal;
 
 // The two halves of a packed weight (gate and up, key and value) are each cut.
 constexpr int64_t kPacked = 2;
 
-// What a style says. Dimensions count from the end: an expert's weights have one more in front.
 struct Style {
   std::string_view name;
-  std::optional<Placement> weight, bias;   // nullopt: replicated
-  std::optional<Placement> input, output;  // nullopt: as they come
+  LayerStyle layer;
 };
 
 const std::vector<Style>& styles() {
   static const auto& all = *new std::vector<Style>{
-      {"colwise", Shard(-2), Shard(-1), {}, {}},
-      {"colwise_gather_output", Shard(-2), Shard(-1), {}, Replicate()},
-      {"colwise_rep", Shard(-2), Shard(-1), {}, Replicate()},
-      {"rowwise", Shard(-1), {}, {}, {}},
-      {"rowwise_split_input", Shard(-1), {}, Shard(-1), {}},
-      {"rowwise_rep", Shard(-1), {}, Shard(-1), {}},
-      {"packed_colwise", StridedShard(-2, kPacked), StridedShard(-1, kPacked), {}, {}},
-      {"packed_rowwise", StridedShard(-1, kPacked), {}, {}, {}},
-      {"embedding_rowwise", Shard(-2), {}, {}, {}},
-      {"embedding_colwise", Shard(-1), {}, {}, {}},
-      {"sequence_parallel", {}, {}, Shard(1), Shard(1)},
-      {"grouped_gemm", Shard(0), {}, {}, {}},  // experts
-      {"local_colwise", Shard(-2), Shard(-1), {}, {}},
-      {"local_rowwise", Shard(-1), {}, {}, {}},
-      {"local_packed_rowwise", StridedShard(-1, kPacked), {}, {}, {}},
+      {"colwise", colwise_linear()},
+      {"colwise_gather_output", with_output(colwise_linear(), Replicate())},
+      {"colwise_rep", with_output(colwise_linear(), Replicate())},
+      {"rowwise", rowwise_linear()},
+      {"rowwise_split_input", with_input(rowwise_linear(), Shard(-1))},
+      {"rowwise_rep", with_input(rowwise_linear(), Shard(-1))},
+      {"packed_colwise", colwise_linear(kPacked)},
+      {"packed_rowwise", rowwise_linear(kPacked)},
+      {"embedding_rowwise", rowwise_embedding()},
+      {"embedding_colwise", colwise_embedding()},
+      {"sequence_parallel", sequence_layer(1)},
+      {"grouped_gemm", {Shard(0), {}, {}, {}}},  // experts
+      {"local_colwise", colwise_linear()},
+      {"local_rowwise", rowwise_linear()},
+      {"local_packed_rowwise", rowwise_linear(kPacked)},
       // Of modules without weights of their own, or whose weights stay whole: what they do about
       // communication DTensors do by themselves.
-      {"ep_router", {}, {}, {}, {}},
-      {"gather", {}, {}, {}, {}},
-      {"local", {}, {}, {}, {}},
-      {"moe_identity_expert", {}, {}, {}, {}},
-      {"moe_tp_experts", {}, {}, {}, {}},
-      {"replicate", {}, {}, {}, {}},
-      {"replicated_with_grad_allreduce", {}, {}, {}, {}},
+      {"ep_router", {}},
+      {"gather", {}},
+      {"local", {}},
+      {"moe_identity_expert", {}},
+      {"moe_tp_experts", {}},
+      {"replicate", {}},
+      {"replicated_with_grad_allreduce", {}},
   };
   return all;
 }
@@ -83,10 +79,6 @@ class Names {
   std::vector<std::string> parameters_;
   std::set<std::string> modules_;
 };
-
-NamedPlacements on(std::string_view mesh_dim, const Placement& placement) {
-  return {{std::string(mesh_dim), placement}};
-}
 
 std::string known_styles() {
   return absl::StrJoin(styles(), ", ",
@@ -132,19 +124,18 @@ absl::StatusOr<ShardingPlan> hugging_face_plan(const torch::nn::Module& module,
         return parsed.ok() &&
                (is_module ? names.has_module(*parsed) : names.has_parameter(*parsed));
       };
-      const std::pair<std::string, std::optional<Placement>> parts[] = {
-          {base, style->weight}, {base + ".weight", style->weight}, {base + ".bias", style->bias}};
-      for (const auto& [pattern, placement] : parts) {
-        if (!has(pattern, /*is_module=*/false)) continue;
-        found = true;
-        if (placement.has_value()) plan.parameter.push_back({pattern, on(tp_mesh_dim, *placement)});
-      }
-      if (!has(base, /*is_module=*/true)) continue;
-      found = true;
-      const std::pair<std::string, std::optional<Placement>> values[] = {
-          {base + ".input", style->input}, {base + ".output", style->output}};
-      for (const auto& [pattern, placement] : values) {
-        if (placement.has_value()) plan.forward.push_back({pattern, on(tp_mesh_dim, *placement)});
+      const bool is_parameter = has(base, /*is_module=*/false);
+      const bool is_module = has(base, /*is_module=*/true);
+      found |= is_parameter || is_module;
+      for (const LayerPart& part : parts_of(style->layer)) {
+        const PlanPlacements placements = on_mesh_dim(tp_mesh_dim, part.placement);
+        const std::string pattern = joined_fqn(base, part.name);
+        if (part.is_forward) {
+          if (is_module) plan.forward.push_back({pattern, placements});
+          continue;
+        }
+        if (is_parameter && part.name == "weight") plan.parameter.push_back({base, placements});
+        if (has(pattern, /*is_module=*/false)) plan.parameter.push_back({pattern, placements});
       }
     }
     if (!found) {

@@ -1,4 +1,4 @@
-#include "json_document.h"
+#include "shardweave/modules/json_document.h"
 
 #include <algorithm>
 #include <iterator>

@@ -14,6 +14,7 @@
 #include "shardweave/dtensor/engine/members.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
+#include "shardweave/dtensor/observe/text_table.h"
 #include "shardweave/modules/hooked.h"
 #include "torch/nn/module.h"
 
@@ -33,11 +34,13 @@ constexpr char kName[] = "parallelize_module";
 struct Place {
   std::string fqn;  // "" of the whole model
   std::string type;
-  ForwardHook* hook = nullptr;
+  ForwardHook* hook = nullptr;  // null: none, or its forward does not come there
+  std::string_view advice;
   std::vector<std::string> parameters;  // of its own, without those of its children; by FQN
   std::vector<at::Tensor> members;      // those, and its buffers
   const Member* weight = nullptr;       // null: none, several
   bool has_modules = false;             // with parameters or buffers of theirs
+  bool is_parameter = false;            // no module: one of several parameters of one
   std::optional<std::string> also;  // another name of the module, or another module's of the weight
 };
 
@@ -62,6 +65,12 @@ std::map<std::string, Place, std::less<>> places_of(torch::nn::Module& module,
     place.type = m.name();
     place.hook = dynamic_cast<ForwardHook*>(&m);
     if (place.hook == nullptr) return;
+    if (!place.hook->is_met) {
+      place.advice = place.hook->advice();
+      place.type.clear();  // of a host's language
+      place.hook = nullptr;
+      return;
+    }
     const auto [first, is_new] = hooks.emplace(place.hook, fqn);
     if (is_new) return;
     place.also = first->second;
@@ -107,6 +116,7 @@ bool can_be_met(const Place& place) {
 // An entry of the plan, understood.
 struct Entry {
   std::string name;  // "the plan's forward entry 2, '*.norm.input'"
+  std::string text;  // of the pattern
   FqnPattern module;
   Direction direction;
   ForwardLayouts::Slot slot;
@@ -186,13 +196,10 @@ Entry understood(const ForwardPlan& plan, size_t i, const DeviceMesh& mesh) {
     refuse(absl::StatusCode::kInvalidArgument,
            str_cat(entry.name, " ", std::string(parsed.status().message())));
   }
+  entry.text = modules;
   entry.module = *std::move(parsed);
   entry.target = target_on(mesh, plan[i].placements, entry.name);
   return entry;
-}
-
-bool same_target(const ForwardTarget& a, const ForwardTarget& b) {
-  return a.placements == b.placements && a.order == b.order;
 }
 
 // Of the entries for one value of one module, the most specific.
@@ -210,7 +217,7 @@ const Entry* chosen(std::vector<Entry>& entries, const std::vector<size_t>& matc
       continue;
     }
     entries[i].decides = true;
-    if (!same_target(entries[i].target, entries[best].target)) {
+    if (entries[i].target != entries[best].target) {
       refuse(absl::StatusCode::kInvalidArgument,
              str_cat("'", fqn, fqn.empty() ? "" : ".", entries[i].value,
                      "' is given two placements by ", entries[best].name, ", and ", entries[i].name,
@@ -252,30 +259,79 @@ const Entry* chosen(std::vector<Entry>& entries, const std::vector<size_t>& matc
                     ") and none is called 'weight'")
           : std::string("it consists of modules");
   refuse(absl::StatusCode::kFailedPrecondition,
-         str_cat(entry.name, ": the forward of ", module, " cannot be met: ", why,
-                 "; make it as Hooked<Impl> (hooked.h), or speak of the modules in it"));
+         str_cat(entry.name, ": the forward of ", module, " cannot be met: ", why, "; ",
+                 place.advice.empty() ? ForwardHook().advice() : place.advice,
+                 ", or speak of the modules in it"));
 }
 
 // What the plan says of one module, for a weight or a hook.
 struct Observed {
   const Place* place;
   std::shared_ptr<ForwardLayouts> layouts;
+  std::vector<size_t> entries;  // of the plan, for each of the inputs, then the outputs
 };
 
+// Parameters that entries name one by one: of a module with several, each is met by itself.
+void add_parameters(const std::vector<Entry>& entries, const std::vector<Member>& members,
+                    std::map<std::string, Place, std::less<>>& places) {
+  for (const Entry& entry : entries) {
+    if (places.contains(entry.text)) continue;
+    for (const Member& member : members) {
+      const auto named = std::find(member.fqns.begin(), member.fqns.end(), entry.text);
+      if (named == member.fqns.end() || member.is_buffer) continue;
+      const Place& owner = places.at(std::string(split_fqn(entry.text).first));
+      Place place{.fqn = entry.text, .type = "a parameter", .members = owner.members};
+      place.is_parameter = true;
+      place.parameters = {entry.text};
+      place.weight = &member;
+      if (member.fqns.size() > 1) place.also = member.fqns[named == member.fqns.begin() ? 1 : 0];
+      places.emplace(entry.text, std::move(place));
+      break;
+    }
+  }
+}
+
+// Where the first input of a layer goes; null: where it is.
+const ForwardTarget* first_input(const Observed& observed) {
+  for (const ForwardLayouts::Value& value : observed.layouts->inputs) {
+    if (value.slot == ForwardLayouts::Slot(0)) return &value.target;
+  }
+  return nullptr;
+}
+
+// Layers of one module that want their inputs in the same place: they may share one.
+void count_siblings(std::vector<Observed>& observed) {
+  for (Observed& o : observed) {
+    const ForwardTarget* target = first_input(o);
+    if (target == nullptr || o.place->hook != nullptr) continue;
+    o.layouts->siblings = std::count_if(observed.begin(), observed.end(), [&](const Observed& s) {
+      const ForwardTarget* other = first_input(s);
+      return other != nullptr && *other == *target && s.place->hook == nullptr &&
+             split_fqn(s.place->fqn).first == split_fqn(o.place->fqn).first;
+    });
+  }
+}
+
 std::vector<Observed> resolve_forward(const ForwardPlan& plan, const DeviceMesh& mesh,
-                                      const std::map<std::string, Place, std::less<>>& places) {
+                                      const std::vector<Member>& members,
+                                      std::map<std::string, Place, std::less<>>& places) {
   std::vector<Entry> entries;
   for (size_t i = 0; i < plan.size(); ++i) entries.push_back(understood(plan, i, mesh));
+  add_parameters(entries, members, places);
+  const auto shared = std::make_shared<SharedInput>();
   std::vector<Observed> observed;
   for (const auto& [fqn, place] : places) {
     std::map<std::pair<Direction, ForwardLayouts::Slot>, std::vector<size_t>> matching;
     for (size_t i = 0; i < entries.size(); ++i) {
-      if (entries[i].module.matches(fqn)) {
+      // A parameter is spoken of by its own name, not by patterns of modules.
+      if (place.is_parameter ? entries[i].text == fqn : entries[i].module.matches(fqn)) {
         matching[{entries[i].direction, entries[i].slot}].push_back(i);
       }
     }
     if (matching.empty()) continue;
     auto layouts = std::make_shared<ForwardLayouts>();
+    layouts->shared = shared;
+    std::vector<size_t> deciding;
     for (const auto& [value, candidates] : matching) {
       const Entry* entry = chosen(entries, candidates, fqn);
       if (!can_be_met(place)) cannot_be_met(*entry, place);
@@ -286,11 +342,21 @@ std::vector<Observed> resolve_forward(const ForwardPlan& plan, const DeviceMesh&
                        "known; wanted an index"));
       }
       auto& values = value.first == Direction::kInput ? layouts->inputs : layouts->outputs;
-      values.push_back(
-          {value.second, entry->target, str_cat(fqn, fqn.empty() ? "" : ".", entry->value)});
+      values.push_back({value.second, entry->target,
+                        str_cat(fqn, fqn.empty() ? "" : ".", entry->value),
+                        plan[static_cast<size_t>(entry - entries.data())].pattern});
+      deciding.push_back(static_cast<size_t>(entry - entries.data()));
     }
-    observed.push_back({&place, std::move(layouts)});
+    for (const Observed& other : observed) {
+      if (place.hook != nullptr || other.place->weight != place.weight) continue;
+      if (other.place->hook != nullptr) continue;
+      refuse(absl::StatusCode::kInvalidArgument,
+             str_cat("the plan's forward entries speak of '", other.place->fqn, "' and of '", fqn,
+                     "', which are met at one parameter; say all of it of one of them"));
+    }
+    observed.push_back({&place, std::move(layouts), std::move(deciding)});
   }
+  count_siblings(observed);
   for (const Entry& entry : entries) {
     if (entry.decides) continue;
     if (entry.beaten_at.empty()) no_match(entry, places);
@@ -312,6 +378,7 @@ class PlannedForward final : public modules_internal::ForwardRedistribution {
   at::Tensor output(int index, const at::Tensor& tensor) const override {
     return laid_out(*layouts_, Direction::kOutput, index, "", tensor, context_);
   }
+  const ForwardLayouts* layouts() const override { return layouts_.get(); }
   void check_met(int inputs, int outputs) const override {
     for (const auto& [values, count] :
          {std::pair(&layouts_->inputs, inputs), {&layouts_->outputs, outputs}}) {
@@ -331,21 +398,68 @@ class PlannedForward final : public modules_internal::ForwardRedistribution {
 
 }  // namespace
 
+ResolvedPlan resolve_sharding_plan(torch::nn::Module& module, const DeviceMesh& mesh,
+                                   const ShardingPlan& plan) {
+  const std::vector<Member> members = members_of(module);
+  auto places = places_of(module, members);
+  ResolvedPlan resolved;
+  // The same order of errors.
+  const std::vector<Observed> observed = resolve_forward(plan.forward, mesh, members, places);
+  resolved.tensors = resolve_plan(module, mesh, plan.parameter);
+  for (const Observed& o : observed) {
+    for (size_t i = 0; i < o.entries.size(); ++i) {
+      const ForwardEntry& entry = plan.forward[o.entries[i]];
+      const size_t inputs = o.layouts->inputs.size();
+      const bool is_input = i < inputs;
+      const ForwardLayouts::Value& value =
+          is_input ? o.layouts->inputs[i] : o.layouts->outputs[i - inputs];
+      const int* const index = std::get_if<int>(&value.slot);
+      resolved.forward.push_back(
+          {o.place->fqn,
+           str_cat(is_input ? "input." : "output.",
+                   index != nullptr ? str_cat(*index) : std::get<std::string>(value.slot)),
+           entry.placements, o.entries[i], entry.pattern});
+    }
+  }
+  return resolved;
+}
+
+std::string to_string(const ResolvedPlan& resolved) {
+  std::string text = to_string(resolved.tensors);
+  if (resolved.forward.empty()) return text;
+  TextTable table({"module", "value", "goes to", "by"});
+  for (const ResolvedForward& f : resolved.forward) {
+    std::string to;
+    if (const Layout* layout = f.placements.by_position()) {
+      to = layout->to_string();
+    } else {
+      for (const auto& [dim, placement] : *f.placements.named()) {
+        str_append(&to, to.empty() ? "" : ", ", dim, ": ", placement.to_string());
+      }
+    }
+    table.add({f.module.empty() ? "(the model)" : f.module, f.value, std::move(to), str_cat("'", f.pattern, "'")});
+  }
+  return str_cat(text, text.empty() ? "" : "\n", table.to_string());
+}
+
 void parallelize_module(torch::nn::Module& module, const MeshPtr& mesh, const ShardingPlan& plan,
                         const DistributeOptions& options, std::source_location where) {
   const std::vector<Member> members = members_of(module);
-  const auto places = places_of(module, members);
-  const std::vector<Observed> observed = resolve_forward(plan.forward, mesh->mesh(), places);
+  auto places = places_of(module, members);
+  const std::vector<Observed> observed =
+      resolve_forward(plan.forward, mesh->mesh(), members, places);
   distribute_module(module, mesh, plan.parameter, options, where);
   const std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
   for (const Observed& o : observed) {
+    o.layouts->where = where;
     if (o.place->hook != nullptr) {
       o.place->hook->redistribution = std::make_shared<PlannedForward>(o.layouts, context);
-    } else {
-      for (const at::Tensor& member : o.place->members) {
-        observe_forward(member, member.is_same(o.place->weight->tensor) ? o.layouts : nullptr);
-      }
+      continue;
     }
+    for (const at::Tensor& member : o.place->members) observe_forward(member, nullptr);
+  }
+  for (const Observed& o : observed) {
+    if (o.place->hook == nullptr) observe_forward(o.place->weight->tensor, o.layouts);
   }
 }
 

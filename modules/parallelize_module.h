@@ -30,6 +30,8 @@ struct ForwardEntry {
   // A pattern of modules' FQNs (see FqnPattern), then ".input" or ".output", then which: nothing for
   // the first, an index (".input.1": among the arguments that are tensors), or an argument's name
   // (".input.mask", as the operator of a layer calls it). Of the whole model's: "input", "output".
+  // In a module's place may stand the exact name of a parameter, where a module has several that
+  // inputs meet ("attn.in_proj_weight.input"): what the layers' operators on it take and give.
   std::string pattern;
   // Along mesh dimensions that are not named a tensor stays as it is.
   PlanPlacements placements;
@@ -41,6 +43,27 @@ struct ShardingPlan {
   ParameterPlan parameter;
   ForwardPlan forward;
 };
+
+// What a plan says of one input or output of one module.
+struct ResolvedForward {
+  std::string module;  // FQN; "": the whole model
+  std::string value;   // "input.0", "output.0", "input.mask"
+  PlanPlacements placements;
+  size_t entry = 0;     // of the forward plan, that decided; of several that agree the first
+  std::string pattern;  // of that entry
+};
+
+struct ResolvedPlan {
+  std::vector<ResolvedTensor> tensors;   // as resolve_plan() gives them
+  std::vector<ResolvedForward> forward;  // by modules' FQNs
+};
+
+// What parallelize_module() would do, without doing anything; throws what that would.
+ResolvedPlan resolve_sharding_plan(torch::nn::Module& module, const DeviceMesh& mesh,
+                                   const ShardingPlan& plan);
+
+// to_string() of the tensors, and a row per input and output.
+std::string to_string(const ResolvedPlan& resolved);
 
 // distribute_module(), and from then on the plan's inputs and outputs are redistributed whenever
 // the model runs, in training, evaluation and recomputation; differentiably. A plain tensor among them

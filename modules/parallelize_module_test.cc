@@ -3,6 +3,7 @@
 // the theory.
 #include "shardweave/modules/parallelize_module.h"
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -17,6 +18,7 @@
 #include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/modules/hooked.h"
+#include "shardweave/modules/sharding_plan_json.h"
 #include "torch/csrc/autograd/autograd.h"
 #include "torch/nn.h"
 #include "torch/optim.h"
@@ -416,6 +418,57 @@ TEST(ParallelizeModuleTest, ErrorsComeBeforeAnythingChanges) {
       HasSubstr("matches no parameter"));
 }
 
+// What would be done, with nothing done; and the same errors.
+TEST(ParallelizeModuleTest, APlanIsResolvedWithoutDoingAnything) {
+  on_mesh({{"dp", 2}, {"tp", 2}}, [](const MeshPtr& mesh) {
+    Gpt model;
+    const ShardingPlan plan = {
+        .parameter = {{"*.{q,k,v}.weight", {{"tp", Shard(0)}}}},
+        .forward = {{"h*.norm1.input", {{"tp", Shard(1)}}},
+                    {"h1.norm1.input", {Replicate(), Shard(-2)}},
+                    {"h?.input", {{"dp", Shard(0)}}},
+                    {"head.output.0", Layout::parse("[S(0), R]").value()},
+                    {"head.input.weight", {{"tp", Replicate()}, {"dp", Shard(0)}}}},
+    };
+    const ResolvedPlan resolved = resolve_sharding_plan(*model, mesh->mesh(), plan);
+    EXPECT_FALSE(is_dtensor(model->head->weight));
+    EXPECT_EQ(resolved.tensors.size(), model->parameters().size());
+    std::vector<std::string> forward;
+    for (const ResolvedForward& f : resolved.forward) {
+      forward.push_back(f.module + "." + f.value + " by " + std::to_string(f.entry) + " " +
+                        f.pattern);
+      EXPECT_EQ(f.placements, plan.forward[f.entry].placements);
+    }
+    EXPECT_EQ(forward,
+              (std::vector<std::string>{
+                  "h0.input.0 by 2 h?.input", "h0.norm1.input.0 by 0 h*.norm1.input",
+                  "h1.input.0 by 2 h?.input", "h1.norm1.input.0 by 1 h1.norm1.input",
+                  "head.input.weight by 4 head.input.weight", "head.output.0 by 3 head.output.0"}));
+    const std::string table = to_string(resolved);
+    EXPECT_THAT(table, HasSubstr("h0.q.weight"));
+    EXPECT_THAT(table, HasSubstr("h1.norm1  input.0       [R, S(-2)]       'h1.norm1.input'"));
+    EXPECT_THAT(table, HasSubstr("tp: R, dp: S(0)"));
+    const std::string json = resolved_to_json(resolved);
+    EXPECT_THAT(json,
+                HasSubstr(R"json({"names":["h0.q.weight"],"shape":[12,12],"is_buffer":false,)json"
+                          R"json("layout":"[R, S(0)]","local_shape":[6,12],)json"
+                          R"json("pattern":"*.{q,k,v}.weight"})json"));
+    EXPECT_THAT(json, HasSubstr(R"json("local_shape":[11,12],"pattern":null})json"));
+    EXPECT_THAT(json,
+                HasSubstr(R"json({"module":"h0","value":"input.0","placements":{"dp":"S(0)"},)json"
+                          R"json("pattern":"h?.input"})json"));
+    for (const ShardingPlan& wrong : {ShardingPlan{.forward = {{"h0.nrom1.input", {}}}},
+                                      ShardingPlan{.parameter = {{"h0.q.wieght", {}}}}}) {
+      try {
+        resolve_sharding_plan(*model, mesh->mesh(), wrong);
+        ADD_FAILURE() << "nothing is wrong";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.status().code(), absl::StatusCode::kNotFound) << error.what();
+      }
+    }
+  });
+}
+
 TEST(ParallelizeModuleTest, AWeightThatTwoModulesShareTellsNoneOfThem) {
   on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
     nn::Module model;
@@ -465,6 +518,97 @@ TEST(ParallelizeModuleTest, ABlockIsNotMetAtAParameterOfItsOwn) {
     refused(scaled, "output", "cannot be met: it consists of modules");
     TwiceImpl twice;
     refused(twice, "b.output", "cannot be met: it is registered as 'a', too");
+  });
+}
+
+// Of an attention's packed weight: what a module of several parameters is given.
+TEST(ParallelizeModuleTest, AParameterIsMetByItsName) {
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    const auto entry = [](const char* pattern, const Placement& p) {
+      return ForwardEntry{pattern, {{"tp", p}}};
+    };
+    nn::MultiheadAttention attention(nn::MultiheadAttentionOptions(4, 2));
+    parallelize_module(*attention, mesh,
+                       {.parameter = {{"in_proj_*", {{"tp", StridedShard(0, 3)}}}},
+                        .forward = {entry("in_proj_weight.input", Replicate())}});
+    const at::Tensor x = zeros({6, 2, 4}, mesh, {Shard(0)});
+    const CommTrace trace(mesh);
+    at::linear(x, attention->in_proj_weight, attention->in_proj_bias);
+    ASSERT_EQ(trace.events().size(), 1u);
+    EXPECT_EQ(trace.events()[0].collective, "all_gather");
+    nn::MultiheadAttention other(nn::MultiheadAttentionOptions(4, 2));
+    const auto refused = [&](ForwardPlan forward, const char* why) {
+      try {
+        parallelize_module(*other, mesh, {.parameter = {}, .forward = std::move(forward)});
+        ADD_FAILURE() << "no error: " << why;
+      } catch (const Error& error) {
+        EXPECT_THAT(std::string(error.status().message()), HasSubstr(why));
+      }
+      EXPECT_FALSE(is_dtensor(other->in_proj_weight));
+    };
+    refused({entry("in_proj*.input", Replicate())}, "matches no module");
+    refused({entry("out_proj.input", Replicate()), entry("out_proj.weight.input", Replicate())},
+            "'out_proj' and of 'out_proj.weight', which are met at one parameter");
+  });
+}
+
+// Layers beside each other that want one tensor in one place get it by one gather, and what is
+// another tensor, or has been written since, by one more.
+TEST(ParallelizeModuleTest, SiblingsShareWhatWasGathered) {
+  struct ThreeImpl : nn::Module {
+    nn::Linear q = register_module("q", nn::Linear(4, 4));
+    nn::Linear k = register_module("k", nn::Linear(4, 4));
+    nn::Linear v = register_module("v", nn::Linear(4, 4));
+  };
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    auto model = std::make_shared<ThreeImpl>();
+    parallelize_module(*model, mesh,
+                       {.parameter = {{"*.weight", {{"tp", Shard(0)}}}},
+                        .forward = {{"?.input", {{"tp", Replicate()}}}}});
+    const auto gathers = [&](bool requires_grad,
+                             const std::function<void(const at::Tensor&)>& body) {
+      const at::Tensor x = ones({6, 4}, mesh, {Shard(0)}).requires_grad_(requires_grad).mul(2);
+      const CommTrace trace(mesh);
+      body(x);
+      const auto is_gather = [](const CommEvent& event) {
+        return event.collective == "all_gather" && event.op == "redistribute";
+      };
+      return std::count_if(trace.events().begin(), trace.events().end(), is_gather);
+    };
+    for (const bool requires_grad : {false, true}) {
+      EXPECT_EQ(1, gathers(requires_grad, [&](const at::Tensor& x) {
+                  model->q(x);
+                  model->k(x);
+                  model->v(x);
+                }));
+      EXPECT_EQ(2, gathers(requires_grad, [&](const at::Tensor& x) {  // two passes
+                  for (int i = 0; i < 2; ++i) {
+                    model->q(x);
+                    model->k(x);
+                  }
+                }));
+      EXPECT_EQ(3, gathers(requires_grad, [&](const at::Tensor& x) {
+                  model->q(x);
+                  model->k(x);
+                  model->v(x * 1);
+                  model->v(x);
+                }));
+      EXPECT_EQ(
+          2, gathers(requires_grad, [&](const at::Tensor& x) {
+            model->q(x);
+            x.detach().mul_(3);  // shares its memory and its version
+            const at::Tensor y = model->k(x).detach();
+            const nn::Linear& k = model->k;
+            EXPECT_TRUE(at::allclose(
+                full_tensor(y), at::linear(at::full({6, 4}, 6.0f), full_tensor(k->weight.detach()),
+                                           full_tensor(k->bias.detach()))));
+          }));
+    }
+    EXPECT_EQ(2, gathers(true, [&](const at::Tensor& x) {
+                model->q(x);
+                const at::NoGradGuard no_grad;
+                model->k(x);
+              }));
   });
 }
 

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "json_document.h"
+#include "shardweave/modules/json_document.h"
 
 namespace shardweave {
 namespace {
@@ -47,20 +47,26 @@ absl::StatusOr<PlanPlacements> parse_placements(const JsonDocument& document, co
   return PlanPlacements(std::move(named));
 }
 
+Json json_of(const PlanPlacements& placements) {
+  if (const Layout* layout = placements.by_position()) return layout->to_string();
+  Json json = Json::object();
+  for (const auto& [mesh_dim, placement] : *placements.named()) {
+    json[mesh_dim] = placement.to_string();
+  }
+  return json;
+}
+
+// Patterns are a user's and may be no UTF-8.
+std::string text_of(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
 template <typename Entries>
-Json json_of(const Entries& entries) {
+Json json_of_entries(const Entries& entries) {
   Json result = Json::object();
   for (const auto& entry : entries) {
     if (result.contains(entry.pattern)) continue;
-    if (const Layout* layout = entry.placements.by_position()) {
-      result[entry.pattern] = layout->to_string();
-      continue;
-    }
-    Json placements = Json::object();
-    for (const auto& [mesh_dim, placement] : *entry.placements.named()) {
-      placements[mesh_dim] = placement.to_string();
-    }
-    result[entry.pattern] = std::move(placements);
+    result[entry.pattern] = json_of(entry.placements);
   }
   return result;
 }
@@ -94,9 +100,28 @@ absl::StatusOr<ShardingPlan> parse_sharding_plan(std::string_view text) {
 }
 
 std::string to_json(const ShardingPlan& plan) {
-  Json json = {{"parameter", json_of(plan.parameter)}};
-  if (!plan.forward.empty()) json["forward"] = json_of(plan.forward);
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  Json json = {{"parameter", json_of_entries(plan.parameter)}};
+  if (!plan.forward.empty()) json["forward"] = json_of_entries(plan.forward);
+  return text_of(json);
+}
+
+std::string resolved_to_json(const ResolvedPlan& resolved) {
+  Json parameter = Json::array(), forward = Json::array();
+  for (const ResolvedTensor& t : resolved.tensors) {
+    parameter.push_back({{"names", t.fqns},
+                         {"shape", t.sizes},
+                         {"is_buffer", t.is_buffer},
+                         {"layout", t.layout.to_string()},
+                         {"local_shape", t.local_sizes},
+                         {"pattern", t.entry.has_value() ? Json(t.pattern) : Json()}});
+  }
+  for (const ResolvedForward& f : resolved.forward) {
+    forward.push_back({{"module", f.module},
+                       {"value", f.value},
+                       {"placements", json_of(f.placements)},
+                       {"pattern", f.pattern}});
+  }
+  return text_of({{"parameter", std::move(parameter)}, {"forward", std::move(forward)}});
 }
 
 }  // namespace shardweave

@@ -30,4 +30,11 @@ absl::StatusOr<ShardingPlan> parse_sharding_plan(std::string_view text);
 // Of two entries with one pattern the first is written.
 std::string to_json(const ShardingPlan& plan);
 
+// {"parameter": [{"names": ["h.0.q.weight"], "shape": [8, 4], "is_buffer": false,
+//                 "layout": "[R, S(0)]", "local_shape": [4, 4], "pattern": "*.q.weight"}],
+//  "forward": [{"module": "h.0.q", "value": "input.0", "placements": {"tp": "R"},
+//               "pattern": "*.q.input"}]}
+// A tensor that no entry matches has the pattern null.
+std::string resolved_to_json(const ResolvedPlan& resolved);
+
 }  // namespace shardweave

@@ -54,7 +54,7 @@ go get "$release"
 grep -F "$path $version" go.mod
 go get "$path@latest" # there is no other
 grep -F "$path $version" go.mod
-# What the README shows: the first program, and the second.
+# What the README shows: three programs.
 program() { awk -v n="$1" '/^```go$/ { on = ++i == n; next } /^```$/ { on = 0 } on' "$module/README.md"; }
 program 1 >main.go
 check
@@ -64,6 +64,10 @@ program 2 >main.go
 check
 go run . | sort | tee out
 diff out - <<<$'[0] the sum is 12\n[1] the sum is 12'
+program 3 >main.go
+check
+go run . | tee out
+awk '/^step (5|10|15|20): loss [0-9.]+$/ { n++; if (n == 1) first = $4; last = $4 } END { exit !(n == 4 && NR == 4 && last < first) }' out
 cp -- "$module"/examples/train_gpt/*.go . # over main.go
 rm -- *_test.go
 check

@@ -32,6 +32,8 @@ const char* Fuzzer::text() {
                                        "{}",
                                        "{\"parameter\": {\"*\": {\"x\": \"S(0)\"}}}",
                                        "{\"parameter\": {\"*\": {\"x\": \"R\"}}}",
+                                       "{\"forward\": {\"input\": {\"x\": \"R\"}}}",
+                                       "input",
                                        "{\"parameter\": 3}",
                                        "[[[[",
                                        "step",

@@ -73,6 +73,7 @@ class Fuzzer {
     while (!traces_.empty()) swv_trace_free(traces_.back()), traces_.pop_back();
     for (auto* h : works_) swv_work_free(h);
     for (auto* h : optimizers_) swv_optimizer_free(h);
+    for (auto* h : forwards_) swv_forward_free(h);
     for (auto* h : modules_) swv_module_free(h);
     for (auto* h : plans_) swv_plan_free(h);
     for (auto* h : ops_) swv_op_free(h);
@@ -277,6 +278,7 @@ class Fuzzer {
   std::vector<swv_tensor*> tensors_;
   std::vector<swv_op*> ops_;
   std::vector<swv_module*> modules_;
+  std::vector<swv_forward*> forwards_;
   std::vector<swv_plan*> plans_;
   std::vector<swv_optimizer*> optimizers_;
   std::vector<swv_scope*> scopes_;

@@ -20,7 +20,12 @@ void Fuzzer::modules() {
   clip.norm_type = real(), clip.error_if_nonfinite = static_cast<swv_bool>(below(2));
   sgd.lr = real(), sgd.momentum = real(), sgd.nesterov = static_cast<swv_bool>(below(2));
   adamw.beta1 = one_in(2) ? real() : 0.9, adamw.amsgrad = static_cast<swv_bool>(below(2));
-  switch (below(13)) {
+  swv_forward* forward = nullptr;
+  swv_scope* scope = nullptr;
+  swv_layout* const layout = pick(layouts_);
+  swv_tensor* outputs[2] = {};
+  swv_bool yes = 0;
+  switch (below(18)) {
     case 0:
       if (done(swv_module_create(&module))) keep(modules_, module, swv_module_free, 5);
       break;
@@ -74,6 +79,50 @@ void Fuzzer::modules() {
       done(swv_optimizer_zero_grad(pick(optimizers_)));
       done(swv_optimizer_set_lr(pick(optimizers_), real()));
       break;
+    case 12:
+      done(swv_module_add_child(pick(modules_), text(), pick(modules_)));
+      if (done(swv_module_child(pick(modules_), text(), &module)))
+        keep(modules_, module, swv_module_free, 5);
+      break;
+    case 13:
+      done(swv_module_train(pick(modules_), small()));
+      done(swv_module_is_training(pick(modules_), one_in(9) ? nullptr : &yes));
+      break;
+    case 14:
+      done(swv_plan_add_layout(pick(plans_), text(), layout));
+      done(one_in(2) ? swv_plan_add_forward(pick(plans_), text(), named, length(1))
+                     : swv_plan_add_forward_layout(pick(plans_), text(), layout));
+      if (done(swv_plan_from_hugging_face(pick(modules_), text(), text(), &plan)))
+        keep(plans_, plan, swv_plan_free, 5);
+      break;
+    case 15:
+      if (done(swv_plan_resolve(pick(plans_), pick(modules_), pick(meshes_),
+                                one_in(3) ? nullptr : &string, nullptr)))
+        swv_string_free(string);
+      break;
+    case 16:
+      if (done(swv_module_forward(pick(modules_), one_in(2) ? "" : text(), &forward)))
+        keep(forwards_, forward, swv_forward_free, 5);
+      if (one_in(4) && done(swv_forward_share(pick(forwards_), &forward)))
+        keep(forwards_, forward, swv_forward_free, 5);
+      if (done(swv_forward_begin(pick(forwards_), one_in(4) ? small() : SWV_MODE_GRAD, parameters,
+                                 length(2), one_in(20) ? nullptr : outputs, &scope))) {
+        for (swv_tensor* output : outputs) keep(output);
+        outputs[0] = outputs[1] = nullptr;
+        for (int i = 0; i < 2; ++i) {
+          if (!done(swv_forward_end(one_in(20) ? pick(scopes_) : scope, parameters, length(2),
+                                    one_in(20) ? nullptr : outputs)))
+            continue;
+          for (swv_tensor* output : outputs) keep(output);
+          outputs[0] = outputs[1] = nullptr;
+        }
+        if (scopes_.size() < 4) {
+          scopes_.push_back(scope);
+        } else {
+          swv_scope_free(scope);
+        }
+      }
+      break;
     default:
       if (done(swv_optimizer_state(pick(optimizers_), below(3), text(), &t))) keep(t);
       done(swv_optimizer_set_state(pick(optimizers_), below(3), text(), pick(tensors_)));
@@ -93,8 +142,13 @@ void Fuzzer::scripts() {
     size_t count = 0;
     const size_t capacity = below(3);
     const char* const method = one_in(5) ? text() : one_in(2) ? "forward" : "both";
-    if (done(swv_module_call(module, method, small(), args, below(4), results, capacity, &count)) &&
-        capacity != 0) {
+    const char* const names[] = {text(), one_in(2) ? "scale" : text()};
+    const size_t given = below(4);
+    swv_status* const status =
+        one_in(2) ? swv_module_call(module, method, small(), args, given, results, capacity, &count)
+                  : swv_module_call_named(module, method, small(), args, given, names, length(2),
+                                          results, capacity, &count);
+    if (done(status) && capacity != 0) {
       for (size_t r = 0; r < count; ++r) swv_value_clear(&results[r]);
     }
   }

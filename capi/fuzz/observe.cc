@@ -139,7 +139,9 @@ void Fuzzer::observe() {
       break;
     case 2:
       if (scopes_.size() < 4 && one_in(2)) {
-        if (done(swv_mesh_enter_module(pick(meshes_), text(), &scope))) scopes_.push_back(scope);
+        if (done(one_in(3) ? swv_mesh_enter_source(pick(meshes_), text(), &scope)
+                           : swv_mesh_enter_module(pick(meshes_), text(), &scope)))
+          scopes_.push_back(scope);
       } else if (!scopes_.empty()) {  // in any order
         const size_t i = below(scopes_.size());
         swv_scope_free(scopes_[i]);

@@ -21,6 +21,7 @@
 
 #include "ATen/core/ivalue.h"
 #include "absl/container/inlined_vector.h"
+#include "absl/types/span.h"
 #include "shardweave/dtensor/engine/clock_cache.h"
 #include "shardweave/dtensor/engine/plans.h"
 #include "shardweave/dtensor/rule.h"
@@ -83,7 +84,7 @@ class PropagationCache {
  public:
   static constexpr size_t kMaxEntries = 16384;
 
-  const CacheEntry* find(uint64_t hash, const CacheKey& key) const {
+  const CacheEntry* find(uint64_t hash, absl::Span<const uint64_t> key) const {
     return entries_.find(hash, key);
   }
   // `under_way`: the operator runs within another, whose entry has to stay.

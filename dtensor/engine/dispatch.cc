@@ -7,12 +7,14 @@
 #include "ATen/core/LegacyTypeDispatch.h"
 #include "ATen/ops/empty.h"
 #include "absl/algorithm/container.h"
+#include "absl/base/attributes.h"
 #include "absl/hash/hash.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "c10/core/AutogradState.h"
+#include "c10/core/InferenceMode.h"
 #include "c10/util/Exception.h"
 #include "shardweave/dtensor/engine/adopt.h"
 #include "shardweave/dtensor/engine/arguments.h"
@@ -57,23 +59,63 @@ constexpr uint64_t kList = 0x165667b19e3779f9;
 constexpr uint64_t kOther = 0x27d4eb2f165667c5;
 
 // What a call is looked up by, and what is found out on the way.
-struct CallKey {
-  CacheKey words;
-  uint64_t hash = 0;  // of the words
-  int numbers = 0;    // plain 0-dim tensors that are read, but for those of the program's text
+class CallKey {
+ public:
+  CallKey() = default;
+  CallKey(const CallKey&) = delete;
+  CallKey& operator=(const CallKey&) = delete;
+
+  int numbers = 0;  // plain 0-dim tensors that are read, but for those of the program's text
   uint64_t provenance = 0;  // of the tensors, and of the numbers that are not in the key
 
-  void push_back(uint64_t word) {
-    words.push_back(word);
-    hash = (hash ^ word) * 0x9e3779b97f4a7c15;
-    hash ^= hash >> 32;
+  ABSL_ATTRIBUTE_ALWAYS_INLINE void push_back(uint64_t word) {
+    if (next_ == end_) [[unlikely]]
+      grow();
+    *next_++ = word;
   }
   void clear() {
-    words.clear();
-    hash = 0;
     numbers = 0;
     provenance = 0;
+    next_ = begin_;
   }
+
+  absl::Span<const uint64_t> words() const {
+    return absl::MakeConstSpan(begin_, static_cast<size_t>(next_ - begin_));
+  }
+  // Of the words. In two chains, for each of their steps waits for the one before.
+  uint64_t hash() const {
+    const auto step = [](uint64_t sum, uint64_t word) {
+      return (std::rotl(sum, 5) ^ word) * 0x9e3779b97f4a7c15;
+    };
+    uint64_t even = 0, odd = kOther;
+    const uint64_t* word = begin_;
+    for (; next_ - word >= 2; word += 2) {
+      even = step(even, word[0]);
+      odd = step(odd, word[1]);
+    }
+    if (word != next_) even = step(even, *word);
+    const uint64_t sum = step(even, std::rotl(odd, 32));
+    return sum ^ (sum >> 32);
+  }
+
+ private:
+  ABSL_ATTRIBUTE_NOINLINE void grow() {
+    const size_t size = next_ - begin_;
+    std::vector<uint64_t> larger;
+    larger.reserve(4 * size);
+    larger.assign(begin_, next_);
+    larger.resize(4 * size);
+    more_ = std::move(larger);
+    begin_ = more_.data();
+    next_ = begin_ + size;
+    end_ = begin_ + more_.size();
+  }
+
+  uint64_t few_[24];  // NOLINT: not initialized, for a hit costs less than that
+  std::vector<uint64_t> more_;
+  uint64_t* begin_ = few_;
+  uint64_t* next_ = few_;
+  uint64_t* end_ = few_ + std::size(few_);
 };
 
 void add_value(const IValue& v, CallKey& key) {
@@ -107,11 +149,19 @@ void add_value(const IValue& v, CallKey& key) {
   }
 }
 
-// False for a plain tensor that has to become a DTensor: all but numbers that are read.
-bool add_tensor(const c10::OperatorHandle& op, c10::TensorImpl* impl, bool is_out, CallKey& key) {
-  if (!defined(impl)) {
+// The impl of an argument that may be None.
+c10::TensorImpl* impl_of(const IValue& v) {
+  return v.isTensor() ? v.unsafeToTensorImpl() : nullptr;
+}
+
+// False for a plain tensor that has to become a DTensor: all but numbers that are read. (`arg`: where
+// it stands in the schema.)
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline bool add_tensor(const c10::OperatorHandle& op,
+                                                    const OpInfo& info, size_t arg,
+                                                    c10::TensorImpl* impl, CallKey& key) {
+  if (impl == nullptr) {
     key.push_back(kNone);
-  } else if (is_dtensor(impl)) {
+  } else if (is_dtensor(impl)) [[likely]] {
     const DTensorMeta& meta = meta_of(impl);
     sync_view(meta, op.operator_name().name);
     // Specs are aligned: bits of the address say whether cuts are a weight's, and whether what is
@@ -121,8 +171,10 @@ bool add_tensor(const c10::OperatorHandle& op, c10::TensorImpl* impl, bool is_ou
     key.push_back(reinterpret_cast<uint64_t>(meta.spec.get()) | weight | (kept != nullptr ? 2 : 0));
     if (kept != nullptr) key.push_back(reinterpret_cast<uint64_t>(kept->spec.get()));
     key.provenance = mix(key.provenance, provenance_of(meta));
+  } else if (!defined(impl)) {
+    key.push_back(kNone);
   } else {
-    if (impl->dim() != 0 || is_out) return false;
+    if (impl->dim() != 0 || info.is_out[arg]) return false;
     if (!impl->is_wrapped_number()) ++key.numbers;
     key.push_back(kScalar + 2 * static_cast<uint64_t>(c10::typeMetaToScalarType(impl->dtype())) +
                   impl->is_wrapped_number());
@@ -149,13 +201,12 @@ uint64_t bits_of(const IValue& v) {
 bool make_key(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<const IValue> args,
               CallKey& key) {
   key.push_back(reinterpret_cast<uint64_t>(&info));
+  const ArgKind* const kinds = info.args.data();
   for (size_t i = 0; i < args.size(); ++i) {
     const IValue& v = args[i];
-    switch (info.args[i]) {
+    switch (kinds[i]) {
       case ArgKind::kTensor:
-        if (!add_tensor(op, v.isTensor() ? v.unsafeToTensorImpl() : nullptr, info.is_out[i], key)) {
-          return false;
-        }
+        if (!add_tensor(op, info, i, impl_of(v), key)) return false;
         break;
       case ArgKind::kTensorList:
         if (!v.isList()) {
@@ -164,10 +215,7 @@ bool make_key(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<cons
         }
         key.push_back(kList + v.toListRef().size());
         for (const IValue& e : v.toListRef()) {
-          if (!add_tensor(op, e.isTensor() ? e.unsafeToTensorImpl() : nullptr, info.is_out[i],
-                          key)) {
-            return false;
-          }
+          if (!add_tensor(op, info, i, impl_of(e), key)) return false;
         }
         break;
       case ArgKind::kKeyed:
@@ -352,21 +400,29 @@ class Runner {
         context_(*context),
         reference_(context),
         stack_(stack),
-        base_(base) {}
+        base_(base),
+        takes_parts_(entry.input_changes.empty() && !info.is_view && !info.changes_shape) {}
 
   void run() {
-    keep_written();
+    const bool writes = !entry_.written.empty();
+    if (writes) keep_written();
     replace_inputs();
-    count_writes();
+    if (writes) count_writes();
     for (const ArgChange& change : entry_.arg_changes) (*stack_)[base_ + change.arg] = change.value;
-    for (Kept& k : kept_) k.local = written_arg(*k.written);
+    if (writes) {
+      for (Kept& k : kept_) k.local = written_arg(*k.written);
+    }
     if (entry_.kernel != nullptr) {
       entry_.kernel(op_, *stack_, {entry_.inputs, entry_.outputs});
     } else {
       op_.callBoxed(stack_);
     }
-    finish_written();
-    for (const at::Tensor& view : written_views_) written(meta_of(view), op_.operator_name().name);
+    if (writes) {
+      finish_written();
+      for (const at::Tensor& view : written_views_) {
+        written(meta_of(view), op_.operator_name().name);
+      }
+    }
     wrap_outputs();
   }
 
@@ -468,65 +524,85 @@ class Runner {
     return result;
   }
 
-  // The local tensor for one flat input; advances over entry_.input_changes.
-  at::Tensor local_of(c10::TensorImpl* impl, const IValue& value) {
+  // Puts the local tensor in place of one flat input; advances over entry_.input_changes.
+  ABSL_ATTRIBUTE_ALWAYS_INLINE void localize(at::Tensor& input) {
+    c10::TensorImpl* impl = input.unsafeGetTensorImpl();
+    if (!takes_parts_) {
+      input = local_of(input);
+    } else if (is_dtensor(impl)) {
+      input = meta_of(impl).local();
+    }
+  }
+
+  // The same where the part is not all that the operator takes.
+  at::Tensor local_of(at::Tensor& input) {
     const int i = next_input_++;
-    if (!defined(impl)) return {};
+    c10::TensorImpl* impl = input.unsafeGetTensorImpl();
+    if (!input.defined()) return {};
     const bool sharded = is_dtensor(impl);
     if (next_change_ < entry_.input_changes.size() &&
         entry_.input_changes[next_change_].input == i) {
       const InputChange& change = entry_.input_changes[next_change_++];
-      at::Tensor there = changed(change, sharded ? impl : nullptr,
-                                 sharded ? meta_of(impl).local() : value.toTensor());
+      at::Tensor there =
+          changed(change, sharded ? impl : nullptr, sharded ? meta_of(impl).local() : input);
       if (info_.is_view && sharded && !viewed_.defined()) {
-        const DTensorMeta& base = view_of(value);
+        const DTensorMeta& base = view_of(input);
         detour_ = std::make_shared<const Detour>(Detour{
             there, change.target, base.local(), base.spec, base.detour, base.family->writes});
       }
       return there;
     }
-    if (info_.is_view && sharded && !viewed_.defined()) detour_ = view_of(value).detour;
-    if (!sharded) return value.toTensor();
+    if (!sharded) return std::move(input);
+    if (info_.is_view && !viewed_.defined()) {
+      const DTensorMeta& base = view_of(input);
+      detour_ = base.detour;
+      if (!info_.changes_shape) return base.local();
+    }
     // The operator changes the shape of the handle that it gets: shallow copies share ours.
     if (!info_.changes_shape) return meta_of(impl).local();
-    const at::Tensor alias = meta_of(impl).local().alias();
+    at::Tensor alias = meta_of(impl).local().alias();
     share_version(meta_of(impl).local(), alias);
     return alias;
   }
 
-  // The operator makes views of this.
-  const DTensorMeta& view_of(const IValue& value) {
-    viewed_ = value.toTensor();
+  // The operator makes views of this: takes it.
+  const DTensorMeta& view_of(at::Tensor& input) {
+    viewed_ = std::move(input);
     DTensorMeta& base = meta_of(viewed_);
     if (base.family == nullptr) base.family = std::make_shared<ViewFamily>();
     return base;
   }
 
   void replace_inputs() {
-    for (size_t i = 0; i < info_.args.size(); ++i) {
-      IValue& v = (*stack_)[base_ + i];
-      if (info_.args[i] == ArgKind::kTensor) {
-        if (info_.is_out[i]) {
+    const ArgKind* const kinds = info_.args.data();
+    const bool has_outs = !info_.writes.empty();
+    IValue* const args = stack_->data() + base_;
+    for (size_t i = 0, n = info_.args.size(); i < n; ++i) {
+      IValue& v = args[i];
+      const bool is_out = has_outs && info_.is_out[i];
+      if (kinds[i] == ArgKind::kTensor) {
+        if (is_out) {
           v = out_arg(i, -1, v);
         } else if (v.isTensor()) {
-          v = local_of(v.unsafeToTensorImpl(), v);
+          localize(v.toTensor());
         } else {
           ++next_input_;
         }
-      } else if (info_.args[i] == ArgKind::kTensorList && v.isList()) {
-        c10::impl::GenericList list(v.toList().elementType());
-        list.reserve(v.toListRef().size());
-        for (const IValue& e : v.toListRef()) {
-          if (info_.is_out[i]) {
-            list.push_back(out_arg(i, static_cast<int>(list.size()), e));
-          } else if (e.isTensor()) {
-            list.push_back(IValue(local_of(e.unsafeToTensorImpl(), e)));
+      } else if (kinds[i] == ArgKind::kTensorList && v.isList()) {
+        c10::impl::GenericList list = std::move(v).toList();
+        if (list.use_count() > 1) list = list.copy();  // a variable of TorchScript's is in it, too
+        for (size_t e = 0; e < list.size(); ++e) {
+          IValue element = list.extract(e);
+          if (is_out) {
+            element = out_arg(i, static_cast<int>(e), element);
+          } else if (element.isTensor()) {
+            localize(element.toTensor());
           } else {
             ++next_input_;
-            list.push_back(e);
           }
+          list.set(e, std::move(element));
         }
-        v = list;
+        v = std::move(list);
       }
     }
   }
@@ -577,8 +653,8 @@ class Runner {
     }
   }
 
-  at::Tensor wrapped(at::Tensor local, size_t flat, bool is_last = false) {
-    if (!local.defined()) return local;
+  at::Tensor wrapped(at::Tensor&& local, size_t flat, bool is_last = false) {
+    if (!local.defined()) return {};
     if (entry_.gathered) {
       if (const std::string why = not_dense(local); !why.empty()) {
         fail(op_, absl::StatusCode::kUnimplemented,
@@ -593,8 +669,8 @@ class Runner {
       return result;
     }
     const SpecRef& spec = entry_.outputs[flat];
-    if (spec == nullptr || local.sizes() != array(spec->local_sizes) ||
-        local.scalar_type() != spec->dtype) {
+    if (spec == nullptr || !absl::c_equal(local.sizes(), spec->local_sizes) ||
+        local.scalar_type() != spec->dtype) [[unlikely]] {
       fail(op_, absl::StatusCode::kInternal,
            absl::StrCat("the local result ", flat, " is ", c10::toString(local.scalar_type()),
                         " of shape [", absl::StrJoin(local.sizes(), ", "),
@@ -608,10 +684,11 @@ class Runner {
       if (change.output == static_cast<int>(flat)) return brought(local, change);
     }
     std::shared_ptr<MeshContext> reference = is_last ? std::move(reference_) : reference_;
-    at::Tensor result = info_.is_view ? wrap_view(std::move(local), spec, std::move(reference),
-                                                  viewed_.is_inference())
-                                      : wrap(std::move(local), spec, std::move(reference));
-    follow_base(result);
+    at::Tensor result =
+        info_.is_view && c10::InferenceMode::is_enabled()
+            ? wrap_view(std::move(local), spec, std::move(reference), viewed_.is_inference())
+            : wrap(std::move(local), spec, std::move(reference));
+    if (info_.is_view) follow_base(result);
     meta_of(result).came_from(provenance_of_result(flat));
     return result;
   }
@@ -634,7 +711,7 @@ class Runner {
   // Local views are made below autograd's bookkeeping: that one was written is known of the other.
   static void share_version(const at::Tensor& source, const at::Tensor& view) {
     c10::TensorImpl* to = view.unsafeGetTensorImpl();
-    if (source.is_inference() || to->is_inference() || !view.is_alias_of(source)) return;
+    if (source.is_inference() || to->is_inference()) return;
     to->set_version_counter(source.unsafeGetTensorImpl()->version_counter());
   }
 
@@ -644,31 +721,38 @@ class Runner {
     DTensorMeta& meta = meta_of(result);
     const DTensorMeta& base = meta_of(viewed_);
     meta.family = base.family;
-    meta.detour = detour_;
-    if (!meta.local().defined()) return;
-    if (detour_ == base.detour) share_version(base.local(), meta.local());  // it was not moved
+    if (detour_ != nullptr) meta.detour = detour_;
+    const at::Tensor& part = meta.local();
+    if (!part.defined()) return;
+    const bool is_in_place = detour_ == base.detour;  // it was not moved
+    const bool aliases = is_in_place && part.is_alias_of(base.local());
+    if (aliases) share_version(base.local(), part);
     // What the view's kernel, or one before it, may have copied.
-    const at::Tensor* source = detour_ != nullptr         ? &detour_->moved
-                               : entry_.kernel != nullptr ? &base.local()
-                                                          : nullptr;
-    if (source != nullptr && source->defined() && !meta.local().is_alias_of(*source)) {
-      meta.detour = copy_of_its_own(base.family);
-    }
+    const bool is_copy = detour_ != nullptr
+                             ? detour_->moved.defined() && !part.is_alias_of(detour_->moved)
+                             : entry_.kernel != nullptr && base.local().defined() && !aliases;
+    if (is_copy) meta.detour = copy_of_its_own(base.family);
   }
 
   void wrap_outputs() {
     size_t flat = 0;
-    const size_t first = stack_->size() - info_.num_returns;
-    for (int r = 0; r < info_.num_returns; ++r) {
-      IValue& v = (*stack_)[first + r];
-      if (const Kept* k = kept_for(r)) {
+    const int num_results = info_.num_returns;
+    const bool writes = !kept_.empty();
+    IValue* const results = stack_->data() + stack_->size() - num_results;
+    for (int r = 0; r < num_results; ++r) {
+      IValue& v = results[r];
+      if (const Kept* k = writes ? kept_for(r) : nullptr) {
         v = k->handle;
         ++flat;
       } else if (v.isTensor()) {
-        v = wrapped(std::move(v).toTensor(), flat++, r + 1 == info_.num_returns);
+        at::Tensor& tensor = v.toTensor();
+        tensor = wrapped(std::move(tensor), flat++, r + 1 == num_results);
       } else if (v.isTensorList()) {
-        c10::List<at::Tensor> list;
-        for (at::Tensor& t : v.toTensorVector()) list.push_back(wrapped(std::move(t), flat++));
+        c10::List<at::Tensor> list = std::move(v).toTensorList();
+        if (list.use_count() > 1) list = list.copy();
+        for (size_t e = 0; e < list.size(); ++e) {
+          list.set(e, wrapped(list.extract(e), flat++));
+        }
         v = std::move(list);
       }
     }
@@ -688,6 +772,7 @@ class Runner {
   std::shared_ptr<MeshContext>& reference_;  // to it; the last result takes it
   c10::Stack* const stack_;
   const size_t base_;
+  const bool takes_parts_;  // of every DTensor what this rank has, as it is
   absl::InlinedVector<Kept, 1> kept_;
   int next_input_ = 0;
   size_t next_change_ = 0;
@@ -796,11 +881,12 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
   }
   if (key.numbers > 0) put_off_numbers(op, info, *context, args);
   if (info.shows_values) settle_plain_tensors(*context);
-  const CacheEntry* entry = context->decisions.cache.find(key.hash, key.words);
+  const uint64_t hash = key.hash();
+  const CacheEntry* entry = context->decisions.cache.find(hash, key.words());
   if (entry == nullptr) {
     ++context->observation.counters.cache_misses;
     std::unique_ptr<CacheEntry> made = decide(op, info, *context, args);
-    made->key = std::move(key.words);
+    made->key.assign(key.words().begin(), key.words().end());
     made->provenance = provenance_of_call(op, info, args);
     for_each_tensor(info, args, [&](size_t, c10::TensorImpl* impl) {
       if (!defined(impl) || !is_dtensor(impl)) return;
@@ -809,8 +895,7 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
         made->key_specs.push_back(kept->spec);
       }
     });
-    entry =
-        context->decisions.cache.insert(key.hash, std::move(made), context->operator_under_way());
+    entry = context->decisions.cache.insert(hash, std::move(made), context->operator_under_way());
   }
   // Autograd asks for this after we have run, to keep how the view is made of its base: it cannot
   // find the view in the base by strides and offset in memory, as it does for plain tensors.

@@ -6,10 +6,13 @@
 #include "ATen/core/dispatch/Dispatcher.h"
 #include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/types/span.h"
 #include "c10/core/impl/LocalDispatchKeySet.h"
+#include "c10/util/Exception.h"
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/engine/adopt.h"
+#include "shardweave/dtensor/engine/deferred.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
 #include "torch/csrc/autograd/graph_task.h"
@@ -146,6 +149,99 @@ bool has_input(absl::Span<const IValue> args, std::string_view module) {
   });
 }
 
+// What the plan says of the value with this index and name; null: nothing.
+const ForwardLayouts::Value* value_of(const ForwardLayouts& layouts, Direction direction, int index,
+                                      std::string_view name) {
+  const auto& values = direction == Direction::kInput ? layouts.inputs : layouts.outputs;
+  for (const ForwardLayouts::Value& value : values) {
+    const int* at = std::get_if<int>(&value.slot);
+    if (at != nullptr ? *at == index : std::get<std::string>(value.slot) == name) return &value;
+  }
+  return nullptr;
+}
+
+// `tensor` where the plan wants it: as it was brought there for a sibling, if it was. Nobody but
+// operators of layers sees the result, and those do not write it.
+at::Tensor laid_out_input(const ForwardLayouts& layouts, int index, std::string_view name,
+                          const at::Tensor& tensor, const std::shared_ptr<MeshContext>& context) {
+  const auto lay_out = [&] {
+    return laid_out(layouts, Direction::kInput, index, name, tensor, context);
+  };
+  SharedInput& shared = *layouts.shared;
+  if (shared.from.defined() && !shared.from.is_same(tensor)) shared = {};  // they have had it
+  const ForwardLayouts::Value* value = value_of(layouts, Direction::kInput, index, name);
+  if (layouts.siblings < 2 || index != 0 || value == nullptr || tensor.is_inference() ||
+      !is_dtensor(tensor.unsafeGetTensorImpl())) {
+    return lay_out();
+  }
+  const auto version = static_cast<uint32_t>(tensor._version());
+  const bool recorded = c10::GradMode::is_enabled() && tensor.requires_grad();
+  const bool has_read = std::find(shared.readers.begin(), shared.readers.end(), &layouts) !=
+                        shared.readers.end();  // it is another forward
+  if (!has_read && shared.from.defined() && shared.version == version &&
+      shared.target == value->target && shared.brought.requires_grad() == recorded) {
+    value->met = true;
+    at::Tensor brought = shared.brought;
+    shared.readers.push_back(&layouts);
+    if (shared.readers.size() == layouts.siblings) shared = {};
+    return brought;
+  }
+  shared = {};
+  at::Tensor brought = lay_out();
+  if (!brought.is_same(tensor)) {
+    shared = {.from = tensor,
+              .brought = brought,
+              .version = version,
+              .target = value->target,
+              .readers = {&layouts}};
+  }
+  return brought;
+}
+
+std::vector<std::string> unmet(const ForwardLayouts& layouts) {
+  std::vector<std::string> names;
+  for (const auto* values : {&layouts.inputs, &layouts.outputs}) {
+    for (const ForwardLayouts::Value& value : *values) {
+      if (!value.met) names.push_back(absl::StrCat("'", value.name, "'"));
+    }
+  }
+  return names;
+}
+
+// On the first rank, and once.
+void warn_of_unmet(const ForwardLayouts& layouts, const DTensorMeta& weight,
+                   const std::vector<std::string>& names) {
+  if (std::exchange(layouts.said, true)) return;
+  const Coordinate& at = weight.context->coordinate();
+  if (std::any_of(at.begin(), at.end(), [](int64_t c) { return c != 0; })) return;
+  const std::string parameter(parameter_of(weight));
+  const std::string why =
+      layouts.passed_by.empty()
+          ? absl::StrCat("no layer's operator with '", parameter, "' has such a value")
+          : absl::StrCat("'", parameter, "' was met in ", layouts.passed_by,
+                         ", which is no layer's operator");
+  c10::warn(c10::Warning(
+      c10::UserWarning(), c10::SourceLocation{"parallelize_module", __FILE__, __LINE__},
+      absl::StrCat("shardweave: the plan's ", absl::StrJoin(names, ", "),
+                   names.size() == 1 ? " has" : " have", " not been applied: ", why,
+                   "; make its module as Hooked<Impl> (hooked.h), or redistribute in its forward"),
+      /*verbatim=*/false));
+}
+
+// The weight takes part in an operator for which a plan means nothing. Where that happens again,
+// and still nothing has been met, a step has gone by.
+void note_passed_by(const c10::OperatorHandle& op, const at::Tensor& weight,
+                    const ForwardLayouts& layouts) {
+  if (layouts.said) return;
+  const std::vector<std::string> names = unmet(layouts);
+  if (names.size() != layouts.inputs.size() + layouts.outputs.size()) return;
+  if (layouts.passed_by.empty()) {
+    layouts.passed_by = op.operator_name().name;
+  } else if (layouts.passed_by == op.operator_name().name) {
+    warn_of_unmet(layouts, meta_of(weight), names);
+  }
+}
+
 void run_layer(const c10::OperatorHandle& op, const ForwardLayouts& layouts,
                std::string_view module, const std::shared_ptr<MeshContext>& context,
                c10::Stack* stack) {
@@ -155,8 +251,7 @@ void run_layer(const c10::OperatorHandle& op, const ForwardLayouts& layouts,
   int index = 0;
   const auto lay_out = [&](const at::Tensor& tensor, size_t arg) {
     if (!tensor.defined() || is_member(tensor, module)) return tensor;
-    return laid_out(layouts, Direction::kInput, index++, schema.arguments()[arg].name(), tensor,
-                    context);
+    return laid_out_input(layouts, index++, schema.arguments()[arg].name(), tensor, context);
   };
   for (size_t i = 0; i < args.size(); ++i) {
     if (args[i].isTensor()) {
@@ -178,6 +273,7 @@ void run_layer(const c10::OperatorHandle& op, const ForwardLayouts& layouts,
 }
 
 void dispatch_observed(const c10::OperatorHandle& op, c10::Stack* stack) {
+  if (record_deferred(op, stack)) return;
   const c10::impl::ExcludeDispatchKeyGuard no_longer(kObserved);
   const c10::FunctionSchema& schema = op.schema();
   const absl::Span<const IValue> args =
@@ -209,7 +305,9 @@ void dispatch_observed(const c10::OperatorHandle& op, c10::Stack* stack) {
     return;
   }
   const std::string module(owner_of(weight).value_or(""));
-  if (!is_layer(op) || !has_input(args, module)) {
+  const bool layer = is_layer(op);
+  if (!layer || !has_input(args, module)) {
+    if (!layer && has_input(args, module)) note_passed_by(op, weight, *family->forward);
     op.callBoxed(stack);
     return;
   }
@@ -233,13 +331,9 @@ Layout layout_of_target(const ForwardTarget& target, const Layout& now, int dims
 at::Tensor laid_out(const ForwardLayouts& layouts, Direction direction, int index,
                     std::string_view name, const at::Tensor& tensor,
                     const std::shared_ptr<MeshContext>& context) {
-  const auto& values = direction == Direction::kInput ? layouts.inputs : layouts.outputs;
-  const auto value =
-      std::find_if(values.begin(), values.end(), [&](const ForwardLayouts::Value& v) {
-        const int* at = std::get_if<int>(&v.slot);
-        return at != nullptr ? *at == index : std::get<std::string>(v.slot) == name;
-      });
-  if (value == values.end() || !tensor.defined()) return tensor;
+  const ForwardLayouts::Value* value = value_of(layouts, direction, index, name);
+  if (value == nullptr || !tensor.defined()) return tensor;
+  value->met = true;
   try {
     const MeshPtr mesh(context, &context->connected_mesh());
     at::Tensor on_mesh = tensor;
@@ -254,11 +348,12 @@ at::Tensor laid_out(const ForwardLayouts& layouts, Direction direction, int inde
       plain.meet(tensor, place);
       plain.put_off({}, tensor);
       if (is_new) settle_plain_tensors(*context);
-      on_mesh = from_local(tensor, mesh, Placements(mesh->mesh().ndim()), tensor.sizes().vec());
+      on_mesh = from_local(tensor, mesh, Placements(mesh->mesh().ndim()), tensor.sizes().vec(),
+                           kNoSource);
     }
     const Layout now = layout_of(on_mesh);
     const Layout wanted = layout_of_target(value->target, now, static_cast<int>(on_mesh.dim()));
-    return wanted == now ? on_mesh : redistribute(on_mesh, wanted);
+    return wanted == now ? on_mesh : redistribute(on_mesh, wanted, layouts.where);
   } catch (const Error& error) {
     throw Error(absl::Status(
         error.status().code(),
@@ -271,6 +366,14 @@ void observe_forward(const at::Tensor& member, std::shared_ptr<const ForwardLayo
   if (meta.family == nullptr) meta.family = std::make_shared<ViewFamily>();
   meta.family->forward = std::move(layouts);
   observe(member, *std::shared_ptr<ViewFamily>(meta.family));
+}
+
+void warn_of_unmet_plan(const at::Tensor& weight) {
+  const DTensorMeta& meta = meta_of(weight);
+  if (meta.family == nullptr || meta.family->forward == nullptr || meta.family->forward->said)
+    return;
+  const std::vector<std::string> names = unmet(*meta.family->forward);
+  if (!names.empty()) warn_of_unmet(*meta.family->forward, meta, names);
 }
 
 }  // namespace shardweave::dtensor_internal

@@ -7,19 +7,22 @@
 //   runs the operator, without the key,
 //   redistributes its results as the plan's outputs say.
 //
-// All of it is differentiable. Views of an observed weight (`linear` is t, matmul, add_) are observed,
-// too; operators that read a weight but are no layer's (an optimizer's, a norm) run as they are, and
-// so do those of a backward pass. Tensors without the key never come here. Internal to Shardweave.
+// All of it is differentiable. Views of an observed weight (`linear` is t, matmul, add_) are
+// observed, too; operators that read a weight but are no layer's (an optimizer's, a norm) run as
+// they are, and so do those of a backward pass. Tensors without the key never come here. Internal
+// to Shardweave.
 #pragma once
 
 #include <memory>
 #include <optional>
+#include <source_location>
 #include <string>
 #include <string_view>
 #include <variant>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
+#include "shardweave/dtensor/engine/no_source.h"
 #include "shardweave/placement/layout.h"
 #include "torch/csrc/autograd/function.h"
 
@@ -31,6 +34,20 @@ class MeshContext;
 struct ForwardTarget {
   std::vector<std::optional<Placement>> placements;  // one per mesh dimension
   std::vector<int> order;                            // of their cuts; empty: their own
+  friend bool operator==(const ForwardTarget&, const ForwardTarget&) = default;
+};
+
+struct ForwardLayouts;
+
+// What was last brought elsewhere for a layer, for its siblings that want the same of the same
+// tensor: query, key and value are one gather forward, and one reduction backward. It is held until
+// all of them have had it, or a layer runs that takes something else: the same on every rank, for
+// that depends on nothing but which operators run.
+struct SharedInput {
+  at::Tensor from, brought;
+  uint32_t version = 0;  // of `from`
+  ForwardTarget target;
+  std::vector<const ForwardLayouts*> readers;
 };
 
 // Of a module.
@@ -40,9 +57,19 @@ struct ForwardLayouts {
   struct Value {
     Slot slot;
     ForwardTarget target;
-    std::string name;  // "blocks.0.attn.input.0", for messages
+    std::string name;     // "blocks.0.attn.input.0", for messages
+    std::string pattern;  // of the entry that says so
+    mutable bool met = false;
   };
   std::vector<Value> inputs, outputs;
+  // Of all modules of one plan, and how many siblings want the first input where this one does.
+  std::shared_ptr<SharedInput> shared;
+  size_t siblings = 1;
+  std::source_location where = kNoSource;  // of the call that gave the plan
+  // An operator with an input that is no layer's, which the weight took part in before any value was
+  // met; whether that was said.
+  mutable std::string passed_by;
+  mutable bool said = false;
 };
 
 // `tensor` as the plan says of the value with this index and name: itself where it says nothing. A
@@ -52,9 +79,14 @@ at::Tensor laid_out(const ForwardLayouts& layouts, Direction direction, int inde
                     std::string_view name, const at::Tensor& tensor,
                     const std::shared_ptr<MeshContext>& context);
 
-// From now on the operators that `member`, a module's weight, takes part in do as the plan says. With
-// null: of the module's other members, which are told from its inputs, also after module->to().
+// From now on the operators that `member`, a module's weight, takes part in do as the plan says.
+// With null: of the module's other members, which are told from its inputs, also after
+// module->to().
 void observe_forward(const at::Tensor& member, std::shared_ptr<const ForwardLayouts> layouts);
+
+// Says once, on the first rank, that what a plan says of a module has not been applied, though its
+// weight has a gradient.
+void warn_of_unmet_plan(const at::Tensor& weight);
 
 // A node of autograd's graph that runs a forward pass again: in it, plans hold as in the first.
 class RunsForward : public torch::autograd::Node {};

@@ -15,12 +15,6 @@
 namespace shardweave::dtensor_internal {
 namespace {
 
-// Larger tensors gain nothing from sharing a collective: what they save in latency they lose in
-// copying.
-constexpr int64_t kMaxSharedBytes = 1 << 20;
-// What is in one collective at most, if it is shared.
-constexpr int64_t kBucketBytes = 25 << 20;
-
 // Those that travel together.
 struct Bucket {
   explicit Bucket(MeshContext* c) : context(c) {}
@@ -124,16 +118,25 @@ void part(const CollectiveTransfer& joint, const std::vector<CollectiveTransfer*
   for (size_t i = 0; i < members.size(); ++i) places[i].pack(joint.output, members[i]->output);
 }
 
-// One collective for each tensor that needs one.
-void run_round(const std::vector<InFlight>& in_flight, std::vector<PlanRun>& runs,
-               const std::vector<size_t>& moving, std::vector<CollectiveTransfer>& transfers,
-               const Cause& cause) {
+std::vector<CollectiveTransfer*> members_of(const Bucket& bucket,
+                                            std::vector<CollectiveTransfer>& transfers) {
+  std::vector<CollectiveTransfer*> members;
+  for (size_t i : bucket.members) members.push_back(&transfers[i]);
+  return members;
+}
+
+// Begins one collective for each tensor that needs one. `copies`: of what may be written meanwhile.
+std::vector<Bucket> issue_round(const std::vector<InFlight>& in_flight,
+                                const std::vector<PlanRun>& runs, const std::vector<size_t>& moving,
+                                std::vector<CollectiveTransfer>& transfers, const Cause& cause,
+                                const Sharing& sharing, bool copies) {
   std::vector<Bucket> buckets;  // in the order of first use, the same on all ranks
   for (size_t i : moving) {
     const int64_t bytes = in_flight[i].bytes;
     auto fits = [&](const Bucket& b) {
-      return b.context == in_flight[i].context && bytes <= kMaxSharedBytes &&
-             b.bytes + bytes <= kBucketBytes && in_flight[b.members[0]].bytes <= kMaxSharedBytes &&
+      return b.context == in_flight[i].context && bytes <= sharing.max_tensor &&
+             b.bytes + bytes <= sharing.max_bucket &&
+             in_flight[b.members[0]].bytes <= sharing.max_tensor &&
              same_collective(transfers[b.members[0]], transfers[i]);
     };
     auto bucket = std::find_if(buckets.begin(), buckets.end(), fits);
@@ -144,13 +147,8 @@ void run_round(const std::vector<InFlight>& in_flight, std::vector<PlanRun>& run
     bucket->members.push_back(i);
     bucket->bytes += bytes;
   }
-  auto members_of = [&](const Bucket& bucket) {
-    std::vector<CollectiveTransfer*> members;
-    for (size_t i : bucket.members) members.push_back(&transfers[i]);
-    return members;
-  };
   for (Bucket& bucket : buckets) {
-    const std::vector<CollectiveTransfer*> members = members_of(bucket);
+    const std::vector<CollectiveTransfer*> members = members_of(bucket, transfers);
     uint64_t all = 0;
     for (size_t i : bucket.members) all = mix(all, in_flight[i].provenance);
     const About about(*bucket.context, all);
@@ -159,6 +157,10 @@ void run_round(const std::vector<InFlight>& in_flight, std::vector<PlanRun>& run
       Cause one = cause;
       one.parameter = in_flight[bucket.members[0]].parameter;
       bucket.span.emplace(*bucket.context, one, [&] { return first.sending(); });
+      const at::Tensor& source = in_flight[bucket.members[0]].local;
+      if (copies && members[0]->input.is_alias_of(source)) {
+        members[0]->input = members[0]->input.clone();
+      }
       bucket.work = send(*bucket.context, *members[0], cause.name);
       continue;
     }
@@ -187,6 +189,11 @@ void run_round(const std::vector<InFlight>& in_flight, std::vector<PlanRun>& run
     });
     bucket.work = send(*bucket.context, bucket.transfer, cause.name);
   }
+  return buckets;
+}
+
+void finish_round(std::vector<Bucket>& buckets, std::vector<PlanRun>& runs,
+                  std::vector<CollectiveTransfer>& transfers) {
   // All of them, before an error may take away their memory.
   absl::Status status;
   for (Bucket& bucket : buckets) {
@@ -195,7 +202,7 @@ void run_round(const std::vector<InFlight>& in_flight, std::vector<PlanRun>& run
   }
   throw_if_error(std::move(status));
   for (const Bucket& bucket : buckets) {
-    if (bucket.members.size() > 1) part(bucket.transfer, members_of(bucket));
+    if (bucket.members.size() > 1) part(bucket.transfer, members_of(bucket, transfers));
     for (size_t i : bucket.members) runs[i].arrived(transfers[i]);
   }
 }
@@ -215,21 +222,61 @@ InFlight moving_to(const DTensorMeta& meta, const Layout& layout) {
           parameter_of(meta)};
 }
 
-void run_plans(std::vector<InFlight>& in_flight, const Cause& cause) {
-  std::vector<PlanRun> runs;
-  for (const InFlight& t : in_flight) runs.emplace_back(*t.context, *t.plan, t.local, t.sizes);
-  std::vector<CollectiveTransfer> transfers(in_flight.size());
-  while (true) {
+struct PlansUnderWay::State {
+  State(std::vector<InFlight> in_flight_in, const Cause& cause_in, const Sharing& sharing_in)
+      : in_flight(std::move(in_flight_in)),
+        cause(cause_in),
+        sharing(sharing_in),
+        transfers(in_flight.size()) {
+    for (const InFlight& t : in_flight) runs.emplace_back(*t.context, *t.plan, t.local, t.sizes);
+  }
+
+  // False: all have arrived.
+  bool issue(bool copies) {
     std::vector<size_t> moving;
     for (size_t i = 0; i < in_flight.size(); ++i) {
       if (runs[i].next(&transfers[i])) moving.push_back(i);
     }
-    if (moving.empty()) break;
-    run_round(in_flight, runs, moving, transfers, cause);
+    if (moving.empty()) return false;
+    buckets = issue_round(in_flight, runs, moving, transfers, cause, sharing, copies);
+    return true;
   }
-  for (size_t i = 0; i < in_flight.size(); ++i) {
-    in_flight[i].local = owned(runs[i].local(), in_flight[i].local);
+
+  void finish() {
+    do {
+      finish_round(buckets, runs, transfers);
+    } while (issue(/*copies=*/false));
+    for (size_t i = 0; i < in_flight.size(); ++i) {
+      in_flight[i].local = owned(runs[i].local(), in_flight[i].local);
+    }
   }
+
+  std::vector<InFlight> in_flight;
+  const Cause cause;
+  const Sharing sharing;
+  std::vector<PlanRun> runs;
+  std::vector<CollectiveTransfer> transfers;
+  std::vector<Bucket> buckets;  // under way; ended before what they send
+};
+
+PlansUnderWay::PlansUnderWay(std::vector<InFlight> in_flight, const Cause& cause,
+                             const Sharing& sharing)
+    : state_(std::make_unique<State>(std::move(in_flight), cause, sharing)) {
+  state_->issue(/*copies=*/true);
+}
+
+PlansUnderWay::~PlansUnderWay() = default;
+
+std::vector<InFlight> PlansUnderWay::finish() {
+  state_->finish();
+  return std::move(state_->in_flight);
+}
+
+void run_plans(std::vector<InFlight>& in_flight, const Cause& cause) {
+  PlansUnderWay::State run(std::move(in_flight), cause, Sharing());
+  run.issue(/*copies=*/false);
+  run.finish();
+  in_flight = std::move(run.in_flight);
 }
 
 }  // namespace shardweave::dtensor_internal

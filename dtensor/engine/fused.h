@@ -2,6 +2,7 @@
 // dtensor/; users call redistribute_all() in redistribute_async.h.
 #pragma once
 
+#include <memory>
 #include <string_view>
 #include <vector>
 
@@ -30,5 +31,29 @@ InFlight moving_to(const DTensorMeta& meta, const Layout& layout);
 // share it; all of a round are under way at once. What they share, a bucket of at most 25 MiB, is
 // gone when this returns: a result that is kept longer than the others must not keep theirs.
 void run_plans(std::vector<InFlight>& in_flight, const Cause& cause);
+
+// How much of what needs the same collective shares it, in bytes of the whole tensors.
+struct Sharing {
+  // Larger tensors gain nothing from sharing a collective: what they save in latency they lose in
+  // copying.
+  int64_t max_tensor = 1 << 20;
+  int64_t max_bucket = 25 << 20;
+};
+
+// run_plans() in two halves: the first round is issued at once, whatever becomes of the tensors
+// meanwhile (what is sent has been copied). Dropped, it waits for what is under way.
+class PlansUnderWay {
+ public:
+  // Of `cause` the name has to stay.
+  PlansUnderWay(std::vector<InFlight> in_flight, const Cause& cause, const Sharing& sharing);
+  ~PlansUnderWay();
+  // Waits, and runs what is left. Once.
+  std::vector<InFlight> finish();
+
+ private:
+  friend void run_plans(std::vector<InFlight>& in_flight, const Cause& cause);
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 }  // namespace shardweave::dtensor_internal

@@ -52,8 +52,11 @@ constexpr Operator kOperators[] = {
     {"t", [](const Operands& x) { x.a.t(); }, 4},
     {"view", [](const Operands& x) { x.a.view({2, 32}); }, 6},
     {"detach", [](const Operands& x) { x.a.detach(); }, 4},
-    {"stack of 8", [](const Operands& x) { at::stack(x.eight); }, 9},
-    {"_foreach_add_ of 200", [](const Operands& x) { at::_foreach_add_(x.many, 0); }, 10},
+    {"expand", [](const Operands& x) { x.a.expand({2, 8, 8}); }, 5},
+    {"split", [](const Operands& x) { x.a.split(4, 1); }, 8},
+    {"cat", [](const Operands& x) { at::cat({x.a, x.b}, 1); }, 5},
+    {"stack of 8", [](const Operands& x) { at::stack(x.eight); }, 6},
+    {"_foreach_add_ of 200", [](const Operands& x) { at::_foreach_add_(x.many, 0); }, 6},
 };
 
 TEST(HitCostTest, Allocations) {

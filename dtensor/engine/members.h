@@ -15,6 +15,12 @@ struct Member {
   std::vector<std::string> fqns;  // more than one: it is tied
 };
 
+// Why a parameter or buffer lies as it does.
+struct PlanOrigin {
+  std::string pattern;  // of the entry that decided; empty: none did, it is replicated
+  std::string where;    // of the call that distributed it: "train.cc:53"
+};
+
 // Parameters, then buffers; each tensor once, in the order of their first names.
 std::vector<Member> members_of(const torch::nn::Module& module);
 

@@ -41,7 +41,7 @@ void set_keys(c10::TensorImpl& impl, c10::DispatchKeySet keys) {
   impl.*Access::keys() = keys;
 }
 
-DTensorImpl::DTensorImpl(LocalPart part, SpecRef spec, std::shared_ptr<MeshContext> context)
+DTensorImpl::DTensorImpl(LocalPart&& part, SpecRef&& spec, std::shared_ptr<MeshContext>&& context)
     : TensorImpl(keys_for(spec->device), c10::scalarTypeToTypeMeta(spec->dtype), spec->device),
       meta_(std::move(part), std::move(spec), std::move(context)) {
   copy_generic_tensor_metadata(meta_.spec->shape.unsafeGetTensorImpl(), this);

@@ -52,6 +52,7 @@ struct Remembered {
 };
 
 struct ForwardLayouts;  // forward_plan.h
+struct PlanOrigin;      // members.h
 
 // A tensor and its views (detour.h), and what all of them share.
 struct ViewFamily {
@@ -60,6 +61,7 @@ struct ViewFamily {
   std::string fqn;            // of the parameter that they are, as distribute_module() found it,
   SpecRef parameter;          // and as that laid it out
   bool said_unsharded = false;
+  std::shared_ptr<const PlanOrigin> origin;       // where a plan said so
   std::shared_ptr<const ForwardLayouts> forward;  // what a plan says of its module (forward_plan.h)
   std::vector<Remembered> remembered;
 };
@@ -115,7 +117,7 @@ inline c10::IntArrayRef array(const Dims& dims) {
 // kind, and have theirs as BackendMeta.
 class DTensorImpl final : public c10::TensorImpl {
  public:
-  DTensorImpl(LocalPart part, SpecRef spec, std::shared_ptr<MeshContext> context);
+  DTensorImpl(LocalPart&& part, SpecRef&& spec, std::shared_ptr<MeshContext>&& context);
   ~DTensorImpl() override;
 
   DTensorMeta& meta() { return meta_; }

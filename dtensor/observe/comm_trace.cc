@@ -8,13 +8,15 @@
 #include "absl/strings/str_join.h"
 #include "nlohmann/json.hpp"
 #include "shardweave/dtensor/engine/tensor_impl.h"
+#include "shardweave/dtensor/observe/comm_event_text.h"
 #include "shardweave/dtensor/observe/observer.h"
 #include "shardweave/dtensor/observe/text_table.h"
 
 namespace shardweave {
-namespace {
 
 using namespace dtensor_internal;
+
+namespace dtensor_internal {
 
 // "Float[8, 12] [R, P(sum)] -> [R, R]"
 std::string tensor_of(const CommEvent& event) {
@@ -45,6 +47,8 @@ std::string group_of(const CommEvent& event) {
   return absl::StrCat(absl::StrJoin(event.mesh_dims, ", "), " (", event.group_size, ")");
 }
 
+namespace {
+
 nlohmann::ordered_json json_of(const CommEvent& event) {
   return {{"collective", event.collective},
           {"mesh_dims", event.mesh_dims},
@@ -66,6 +70,12 @@ nlohmann::ordered_json json_of(const CommEvent& event) {
 
 }  // namespace
 
+std::string json_text_of(const CommEvent& event) {
+  return json_of(event).dump();
+}
+
+}  // namespace dtensor_internal
+
 std::string_view to_string(Phase phase) {
   switch (phase) {
     case Phase::kForward:
@@ -74,6 +84,8 @@ std::string_view to_string(Phase phase) {
       return "backward";
     case Phase::kGradientSync:
       return "gradient sync";
+    case Phase::kOptimizer:
+      return "optimizer";
   }
   return "";
 }
@@ -94,11 +106,16 @@ class CommTrace::Recorder final : public Observer {
       : observing(MeshContext::of(mesh), *this), max_events_(max_events) {}
 
   void collective_begins(int64_t /*id*/, const CommEvent& event) override {
-    if (events.size() < max_events_) {
-      events.push_back(event);
-    } else {
+    if (events.size() >= max_events_) {
       ++dropped;
+      return;
     }
+    events.push_back(event);
+    if (event.source.empty() && !sources_.empty()) events.back().source = sources_.back();
+  }
+  void source_begins(std::string_view source) override { sources_.emplace_back(source); }
+  void source_ends() override {
+    if (!sources_.empty()) sources_.pop_back();  // else it began before this did
   }
 
   const Observing observing;
@@ -107,6 +124,7 @@ class CommTrace::Recorder final : public Observer {
 
  private:
   const size_t max_events_;
+  std::vector<std::string> sources_;  // of scopes; the innermost last
 };
 
 CommTrace::CommTrace(const MeshPtr& mesh, size_t max_events)
@@ -191,6 +209,15 @@ ModuleScope::~ModuleScope() {
   if (context_ == nullptr) return;
   context_->observation.modules.leave();
   for (Observer* observer : context_->observation.observers) observer->module_ends();
+}
+
+SourceScope::SourceScope(const MeshPtr& mesh, std::string_view source)
+    : context_(MeshContext::of(mesh)) {
+  for (Observer* observer : context_->observation.observers) observer->source_begins(source);
+}
+
+SourceScope::~SourceScope() {
+  for (Observer* observer : context_->observation.observers) observer->source_ends();
 }
 
 }  // namespace shardweave

@@ -38,6 +38,7 @@ enum class Phase : uint8_t {
   kForward,       // everything that is not
   kBackward,      // inside of backward() or grad()
   kGradientSync,  // inside of finish_grad_sync()
+  kOptimizer,     // behind backward, without recording gradients; as list_communication() tells
 };
 std::string_view to_string(Phase phase);
 
@@ -73,7 +74,8 @@ struct CommEvent {
   // operator whose gradient is computed. "": none.
   std::string module;
   Phase phase = Phase::kForward;
-  std::string source;  // "train.cc:53", where the function was called; "" if implicit or unknown
+  // "train.cc:53", where the function was called; else what the innermost SourceScope says; or "".
+  std::string source;
 
   // "all_reduce tp (2), 384 bytes: Float[8, 12] [R, P(sum)] -> [R, R] for aten::add 'other',
   // forward, in mlp"
@@ -126,6 +128,19 @@ class ModuleScope {
   void enter(std::shared_ptr<dtensor_internal::MeshContext> context, std::string name);
 
   std::shared_ptr<dtensor_internal::MeshContext> context_;  // null: does nothing
+};
+
+// Says where a host's code is while it lives, to the CommTraces that live when it is made: a caller
+// in another language has no std::source_location. The innermost scope counts.
+class SourceScope {
+ public:
+  SourceScope(const MeshPtr& mesh, std::string_view source);  // "train.rs:53"
+  ~SourceScope();
+  SourceScope(const SourceScope&) = delete;
+  SourceScope& operator=(const SourceScope&) = delete;
+
+ private:
+  const std::shared_ptr<dtensor_internal::MeshContext> context_;
 };
 
 }  // namespace shardweave

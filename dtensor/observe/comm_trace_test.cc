@@ -161,6 +161,30 @@ TEST(CommTraceTest, ExplicitCallsAndTheirBackward) {
     EXPECT_THAT(trace.events()[0].source, EndsWith(source));
     trace.clear();
 
+    // Of a host's code: the innermost scope that began after the trace; what C++ knows counts more.
+    {
+      const SourceScope outer(mesh, "train.rs:1");
+      CommTrace inside(mesh);
+      {
+        const SourceScope inner(mesh, "model.rs:53");
+        redistribute(x.detach(), {{"dp", Replicate()}});
+        x.detach().sum().relu();  // of an operator, too
+        redistribute(x.detach(), {{"dp", Replicate()}}, {});
+      }
+      x.detach().sum().relu();
+      ASSERT_EQ(trace.events().size(), inside.events().size());
+      std::vector<std::string> sources, inside_sources;
+      for (const CommEvent& event : trace.events()) sources.push_back(event.source);
+      for (const CommEvent& event : inside.events()) inside_sources.push_back(event.source);
+      ASSERT_GE(sources.size(), 4u);
+      EXPECT_THAT(sources.front(), EndsWith("comm_trace_test.cc:" + std::to_string(line + 14)));
+      EXPECT_EQ(sources[1], "model.rs:53");
+      EXPECT_EQ(sources.back(), "train.rs:1");
+      EXPECT_EQ(inside_sources[1], "model.rs:53");
+      EXPECT_EQ(inside_sources.back(), "");
+    }
+    trace.clear();
+
     y.relu().sum().backward();
     EXPECT_COMMS(trace, {testing::all_to_all("dp").by("redistribute backward").backward()});
     EXPECT_THAT(trace.events().back().source, EndsWith(source));  // of the call in forward

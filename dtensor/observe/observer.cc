@@ -34,7 +34,8 @@ CommEvent event_of(const MeshContext& context, const Cause& cause, const Sending
   event.phase = cause.syncs_gradients                                ? Phase::kGradientSync
                 : torch::autograd::get_current_graph_task_id() == -1 ? Phase::kForward
                                                                      : Phase::kBackward;
-  if (!event.implicit && cause.where.line() != 0) {
+  // Without a file: no_source.h. SourceScope may know better.
+  if (!event.implicit && *cause.where.file_name() != '\0') {
     event.source = absl::StrCat(cause.where.file_name(), ":", cause.where.line());
   }
   return event;

@@ -35,6 +35,9 @@ class Observer {
   virtual void collective_ends(int64_t /*id*/) {}
   virtual void module_begins(std::string_view /*name*/) {}
   virtual void module_ends() {}
+  // What runs until the end is called there in a host's code (SourceScope).
+  virtual void source_begins(std::string_view /*source*/) {}
+  virtual void source_ends() {}
 };
 
 // Registers an observer with a mesh.

@@ -53,9 +53,8 @@ bool cuts_lines(const at::Tensor& tensor, int64_t dim) {
 // LibTorch's kernels for CPUs refuse half_to_float.
 bool cuts_lines_forward(const Arguments& args) {
   const at::Tensor& self = args.tensor("self");
-  const bool refused =
-      args.has("half_to_float") && args["half_to_float"].toBool() && !self.is_cuda();
-  return cuts_lines(self, args["dim"].toInt()) && !refused;
+  if (!cuts_lines(self, args["dim"].toInt())) return false;
+  return !args.has("half_to_float") || !args["half_to_float"].toBool() || self.is_cuda();
 }
 
 bool cuts_lines_backward(const Arguments& args) {

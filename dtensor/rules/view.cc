@@ -173,12 +173,33 @@ void squeeze(const OpCall& call, Strategies& out) {
 
 // --- another shape -------------------------------------------------------------------------------
 
+// Runs `view` on the first argument, and nothing else: every step of a model makes views, and takes
+// their arguments from names many times over otherwise.
+template <typename View>
+void as_view(const c10::OperatorHandle& op, c10::Stack& stack, View view) {
+  const std::vector<c10::Argument>& arguments = op.schema().arguments();
+  const size_t base = stack.size() - arguments.size();
+  at::Tensor result = view_or_copy(op, view(stack[base].toTensor()));
+  if (arguments.back().is_out()) {
+    BoxedCall(op, stack).finish({std::move(result)});
+    return;
+  }
+  stack.erase(stack.begin() + static_cast<std::ptrdiff_t>(base) + 1, stack.end());
+  stack[base] = std::move(result);
+}
+
 // Where the local tensor's strides do not allow the view that the global ones do, it is copied.
 void reshape_local(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
-  BoxedCall boxed(op, stack);
-  const Dims& sizes = call.outputs[0]->local_sizes;
-  const c10::IntArrayRef local(sizes.data(), sizes.size());
-  boxed.finish({view_or_copy(op, boxed.tensor("self").reshape(local))});
+  const c10::IntArrayRef sizes = array(call.outputs[0]->local_sizes);
+  // (What reshape() does with it, one operator later.)
+  as_view(op, stack, [&](const at::Tensor& self) {
+    return self.is_contiguous() ? self.view(sizes) : self.reshape(sizes);
+  });
+}
+
+void expand_local(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
+  as_view(op, stack,
+          [&](const at::Tensor& self) { return self.expand(array(call.outputs[0]->local_sizes)); });
 }
 
 // Strides and offset count in the storage of the whole tensor, which is replicated but may lie
@@ -329,7 +350,7 @@ void add_view_rules(RuleTable& table) {
   table.add({"aten::transpose", "aten::transpose_copy"}, moved_dims(transposed_dims));
   table.add({"aten::t", "aten::t_copy"}, moved_dims(reversed_dims));
   table.add({"aten::unsqueeze", "aten::unsqueeze_copy"}, moved_dims(unsqueezed_dims));
-  table.add({"aten::expand", "aten::expand_copy"}, moved_dims(expanded_dims).size_arg("size"));
+  table.add({"aten::expand", "aten::expand_copy"}, moved_dims(expanded_dims).runs(expand_local));
   table.add({"aten::diagonal", "aten::diagonal_copy"}, moved_dims(dims_beside_diagonal));
   table.add({"aten::unfold", "aten::unfold_copy"}, moved_dims(dims_beside_windows));
   table.add({"aten::squeeze", "aten::squeeze_copy"}, sharded(squeeze));

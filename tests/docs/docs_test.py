@@ -50,6 +50,7 @@ PUBLIC_HEADERS = [
     "dtensor/observe/*.h",
     "mesh/*.h",
     "modules/*.h",
+    "modules/nn/*.h",
     "placement/*.h",
 ]
 

@@ -27,6 +27,7 @@
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/error.h"
+#include "shardweave/dtensor/grad_sync.h"
 #include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/observe/explain.h"
 #include "shardweave/dtensor/observe/profile_trace.h"
@@ -37,11 +38,31 @@
 #include "shardweave/dtensor/spec.h"
 #include "shardweave/mesh/connected_mesh.h"
 #include "shardweave/mesh/device_mesh.h"
+#include "shardweave/modules/dump.h"
+#include "shardweave/modules/deferred_init.h"
 #include "shardweave/modules/fused_optimizer.h"
 #include "shardweave/modules/hooked.h"
 #include "shardweave/modules/hugging_face_plan.h"
+#include "shardweave/modules/nn/causal_lm.h"
+#include "shardweave/modules/nn/gated_mlp.h"
+#include "shardweave/modules/nn/gpt2.h"
+#include "shardweave/modules/nn/grouped_query_attention.h"
+#include "shardweave/modules/nn/llama.h"
+#include "shardweave/modules/nn/mixtral.h"
+#include "shardweave/modules/nn/mixture_of_experts.h"
+#include "shardweave/modules/nn/plan_options.h"
+#include "shardweave/modules/nn/registry.h"
+#include "shardweave/modules/nn/rms_norm.h"
+#include "shardweave/modules/nn/rotary_embedding.h"
+#include "shardweave/modules/nn/vit.h"
+#include "shardweave/modules/parallel_style.h"
+#include "shardweave/modules/parallel_style_json.h"
+#include "shardweave/modules/list_communication.h"
+#include "shardweave/modules/module_memory.h"
 #include "shardweave/modules/parallelize_module.h"
+#include "shardweave/modules/prepare_tensors.h"
 #include "shardweave/modules/sharding_plan_json.h"
+#include "shardweave/modules/verify.h"
 #include "shardweave/placement/layout.h"
 #include "shardweave/placement/placement.h"
 #include "shardweave/placement/redistribute_bound.h"
@@ -305,6 +326,21 @@ void clip(const Model& model, at::Tensor loss, torch::optim::Optimizer& optimize
   optimizer.step();
 }
 
+void grad_sync(const Model& model, const at::Tensor& first_half, const at::Tensor& second_half,
+               torch::optim::Optimizer& optimizer) {
+  GradSync sync(*model, {.bucket_bytes = 25 << 20});
+  for (int step = 0; step < 2; ++step) {
+    {
+      const GradSync::NoSync accumulate(sync);
+      model->forward(first_half).backward();
+    }
+    model->forward(second_half).backward();
+    finish_grad_sync(*model);
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+}
+
 void patterns() {
   const FqnPattern pattern = *FqnPattern::parse("*.{q,k}.weight");
   pattern.matches("blocks.0.attn.k.weight");
@@ -415,6 +451,18 @@ void fused_optimizer(const Model& model, at::Tensor loss, const at::Tensor& stat
   }
 }
 
+struct GptOptions {};
+struct GptImpl : torch::nn::Module {
+  explicit GptImpl(const GptOptions& /*options*/) {}
+};
+TORCH_MODULE(Gpt);
+
+void deferred(const GptOptions& options, const MeshPtr& mesh, const ShardingPlan& plan) {
+  auto model = deferred_init([&] { return Gpt(options); });
+  parallelize_module(*model, mesh, plan);
+  materialize(*model);
+}
+
 void sharding_plan_json(const Model& model, const MeshPtr& mesh) {
   auto plan = parse_sharding_plan(R"json({
       "parameter": {
@@ -435,6 +483,133 @@ void hugging_face(const Model& model, const MeshPtr& mesh) {
       "layers.*.mlp.experts.gate_up_proj": "packed_colwise",
       "lm_head": "colwise_gather_output"})json");
   parallelize_module(*model, mesh, *plan);
+}
+
+namespace layers {
+void rms_norm(const at::Tensor& x) {
+  nn::RMSNorm norm(/*size=*/4096, /*eps=*/1e-5);
+  const at::Tensor y = norm(x);
+}
+
+void rotary(const at::Tensor& x, const at::Tensor& queries) {
+  const nn::RopeOptions options = {.rope_type = "llama3",
+                                   .rope_theta = 500000,
+                                   .factor = 8,
+                                   .original_max_position_embeddings = 8192};
+  nn::RotaryEmbedding rotary(/*head_dim=*/128, /*max_position_embeddings=*/131072, options);
+  const auto [cos, sin] = rotary->forward(/*length=*/x.size(1), x.scalar_type());
+  const at::Tensor q = nn::rotate(queries, cos, sin);
+}
+
+void attention(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+  nn::GroupedQueryAttention attention(nn::AttentionOptions{
+      .hidden_size = 4096, .num_attention_heads = 32, .num_key_value_heads = 8});
+  const at::Tensor y = attention(x, cos, sin);
+}
+
+void mlp(const at::Tensor& x) {
+  nn::GatedMlp mlp(nn::GatedMlpOptions{.hidden_size = 4096, .intermediate_size = 11008});
+  const at::Tensor y = mlp(x);
+}
+
+void experts(const at::Tensor& x) {
+  nn::MixtureOfExperts experts(nn::MixtureOfExpertsOptions{
+      .hidden_size = 4096, .intermediate_size = 14336, .num_experts = 8, .num_experts_per_tok = 2});
+  const at::Tensor y = experts(x);
+}
+}  // namespace layers
+
+namespace models {
+void causal_lm(const at::Tensor& input_ids) {
+  nn::Llama model(
+      nn::LlamaOptions{.vocab_size = 32000, .hidden_size = 512, .num_hidden_layers = 2});
+  const at::Tensor logits = model(input_ids);
+  nn::next_token_loss(logits, /*labels=*/input_ids).backward();
+}
+
+void llama(const MeshPtr& mesh, const at::Tensor& input_ids) {
+  const nn::LlamaOptions options = {.vocab_size = 32000,
+                                    .hidden_size = 512,
+                                    .intermediate_size = 1376,
+                                    .num_hidden_layers = 8,
+                                    .num_attention_heads = 8,
+                                    .num_key_value_heads = 2};
+  nn::Llama model(options);
+  parallelize_module(*model, mesh, nn::llama_plan(options, mesh->mesh()));
+  nn::next_token_loss(model(input_ids), input_ids).backward();
+}
+
+void zoo(const MeshPtr& mesh, const nn::LlamaOptions& options, nn::Llama& model) {
+  const auto plan = nn::llama_plan(options, mesh->mesh(), {.sequence_parallel = true});
+  parallelize_module(*model, mesh, plan);
+}
+
+void mixtral(const MeshPtr& mesh, const at::Tensor& input_ids) {
+  const nn::MixtralOptions options = {.vocab_size = 32000,
+                                      .hidden_size = 512,
+                                      .intermediate_size = 1792,
+                                      .num_hidden_layers = 8,
+                                      .num_attention_heads = 8,
+                                      .num_key_value_heads = 2,
+                                      .num_local_experts = 4};
+  nn::Mixtral model(options);
+  parallelize_module(*model, mesh, nn::mixtral_plan(options, mesh->mesh()));
+  nn::next_token_loss(model(input_ids), input_ids).backward();
+}
+
+void gpt2(const MeshPtr& mesh, const at::Tensor& input_ids) {
+  const nn::Gpt2Options options = {
+      .vocab_size = 50257, .n_positions = 1024, .n_embd = 768, .n_layer = 12, .n_head = 12};
+  nn::Gpt2 model(options);
+  parallelize_module(*model, mesh, nn::gpt2_plan(options, mesh->mesh()));
+  nn::next_token_loss(model(input_ids), input_ids).backward();
+}
+
+void vit(const MeshPtr& mesh, const at::Tensor& images, const at::Tensor& labels) {
+  const nn::VitOptions options = {.hidden_size = 64,
+                                  .num_hidden_layers = 4,
+                                  .num_attention_heads = 4,
+                                  .intermediate_size = 256,
+                                  .image_size = 8,
+                                  .patch_size = 2,
+                                  .num_channels = 1,
+                                  .num_labels = 10};
+  nn::Vit model(options);
+  parallelize_module(*model, mesh, nn::vit_plan(options, mesh->mesh()));
+  at::cross_entropy_loss(model(images), labels).backward();
+}
+
+void registry(std::string_view config_json, const MeshPtr& mesh, const at::Tensor& input_ids) {
+  const nn::Model model = *nn::make_model("", config_json);
+  parallelize_module(*model.module, mesh, model.plan(mesh->mesh(), {}));
+  const at::Tensor logits = model.forward({input_ids})[0];
+}
+}  // namespace models
+
+void styles(const Model& model, const Model& mlp, const MeshPtr& mesh) {
+  parallelize_module(*model, mesh,
+                     {{"embedding", RowwiseParallel{.output = Shard(1)}},
+                      {"blocks.*", SequenceParallel{.sequence_dim = 1, .heads = 8}},
+                      {"head", ColwiseParallel()}},
+                     "tp");
+  parallelize_module(*mlp, mesh, PairwiseParallel());
+}
+
+void styles_json(const Model& model, const MeshPtr& mesh) {
+  auto styles = parallel_styles_from_json(R"json({
+      "layers.*.mlp":  "pairwise",
+      "layers.*.attn": {"style": "sequence", "sequence_dim": 1, "heads": 8},
+      "embedding":     {"style": "rowwise", "output": "S(1)"},
+      "layers.*":      {"style": "prepare_input", "input": ["S(1)", null], "mask": "R"},
+      "out":           {"style": "colwise", "output": "R"}})json");
+  parallelize_module(*model, mesh, *styles);
+}
+
+void prepare_tensors(const Model& model, const at::Tensor& rows_of_this_rank,
+                     const MeshPtr& mesh) {
+  at::Tensor x = make_input_shard_1d(rows_of_this_rank, mesh);
+  at::Tensor y = model->forward(make_input_replicate_1d(x));
+  at::Tensor all = make_output_tensor(y);
 }
 
 void sharding_plan(const Model& model, const MeshPtr& mesh) {
@@ -458,5 +633,27 @@ void parallelize(const Model& model, const MeshPtr& mesh) {
   parallelize_module(*model, mesh, {.forward = {{"blocks.*.output", {{"tp", Shard(1)}}}}});
 }
 }  // namespace hooked
+
+at::Tensor loss_of(torch::nn::SequentialImpl& model, const at::Tensor& batch);
+
+void debug(const Model& model, const MeshPtr& mesh, const ShardingPlan& plan,
+           torch::optim::Optimizer& optimizer, const at::Tensor& batch) {
+  parallelize_module(*model, mesh, plan);
+  std::cout << dump(*model).to_string();
+  const CommunicationList list = list_communication(*model, [&] {
+    loss_of(*model, batch).backward();
+    finish_grad_sync(*model);
+    optimizer.step();
+  });
+  std::cout << list.to_string();
+  const ModuleMemory memory = module_memory(*model, [&] { return loss_of(*model, batch); });
+  std::cout << memory.to_string();
+}
+
+void verifying(const std::function<Model()>& make_model, const MeshPtr& mesh,
+               const ShardingPlan& plan, const at::Tensor& tokens) {
+  const Verification v = verify(make_model, mesh, plan, {tokens});
+  if (!v.ok()) std::cout << v.to_string();
+}
 
 }  // namespace shardweave::header_examples

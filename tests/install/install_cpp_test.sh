@@ -48,7 +48,7 @@ if command -v cmake >/dev/null; then
   cat >"$folder/project/CMakeLists.txt" <<'LISTS'
 cmake_minimum_required(VERSION 3.16)
 project(with_dtensor CXX)
-find_package(shardweave 0.3 REQUIRED)
+find_package(shardweave 0.4 REQUIRED)
 add_executable(with_dtensor main.cc)
 target_link_libraries(with_dtensor shardweave::cpp)
 LISTS

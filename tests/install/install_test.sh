@@ -58,7 +58,7 @@ if command -v cmake >/dev/null; then
   cat >"$folder/project/CMakeLists.txt" <<'LISTS'
 cmake_minimum_required(VERSION 3.16)
 project(train_mlp C)
-find_package(shardweave 0.3 REQUIRED)
+find_package(shardweave 0.4 REQUIRED)
 add_executable(train_mlp train_mlp.c)
 target_link_libraries(train_mlp shardweave::shardweave)
 LISTS

@@ -9,7 +9,7 @@ The tree can be moved: everything in it finds everything else by its own place.
 
     bin/shardweave-launch       starts the ranks of any program
     include/shardweave.h
-    lib/libshardweave.so -> libshardweave.so.0.3 -> libshardweave.so.0.3.0
+    lib/libshardweave.so -> libshardweave.so.0.4 -> libshardweave.so.0.4.0
     lib/shardweave/             LibTorch's libraries and the private Gloo, whatever libshardweave.so needs of them
     lib/pkgconfig/shardweave.pc
     lib/cmake/shardweave/       find_package(shardweave)
@@ -19,7 +19,7 @@ With --cpp:
 
     include/shardweave/<component>/*.h
     include/shardweave/third_party/     LibTorch's headers and Abseil's
-    lib/libshardweave_cpp.so -> libshardweave_cpp.so.0.3.0, whose ABI is that version's alone
+    lib/libshardweave_cpp.so -> libshardweave_cpp.so.0.4.0, whose ABI is that version's alone
     lib/pkgconfig/shardweave-cpp.pc
     lib/cmake/shardweave/shardweave-cpp.cmake, the target shardweave::cpp
 """
@@ -179,6 +179,8 @@ def compiled(root):
         for name in names:
             path = os.path.join(where, name)
             _, _, included = path.partition("/_virtual_includes/")
+            if included.startswith("internal_headers/"):
+                continue  # of sources, not of users
             if included:
                 headers[included.partition("/")[2]] = path
             elif name.endswith((".a", ".lo")):

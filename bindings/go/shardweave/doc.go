@@ -11,6 +11,12 @@
 //		return x.Mul(x).Sum().Backward() // x.Grad() is 2 x
 //	})
 //
+// # Models
+//
+// A model is a struct of tensors and of layers (package nn has them ready made) that embeds *[Module];
+// [World.ModuleOf] registers what is in it by the names of its fields, [Module.Distribute] shards that by a
+// [Plan].
+//
 // # Errors
 //
 // A function that makes a tensor returns just the tensor, so that expressions can be written. If it
@@ -20,7 +26,8 @@
 //
 //	if errors.Is(err, shardweave.DeadlineExceeded) { ... }
 //
-// What was closed, is nil, or belongs to another rank is an error, wherever it is used.
+// What was closed, is nil, or belongs to another rank is an error, wherever it is used. Functions of the program
+// join in by [Failed].
 //
 // # Memory
 //

@@ -15,16 +15,26 @@ var unkeyed = regexp.MustCompile(`\b[A-Z]\w*\{"[^"]*",.*`) // Device{"cpu", 0}, 
 
 // What is exported is documented.
 func TestDocumentation(t *testing.T) {
+	for _, name := range []string{"shardweave", "nn", "safetensors"} {
+		documented(t, name)
+	}
+}
+
+func documented(t *testing.T, packageName string) {
 	set := token.NewFileSet()
-	packages, err := parser.ParseDir(set, ".", func(f fs.FileInfo) bool { return !strings.HasSuffix(f.Name(), "_test.go") },
+	folder := "."
+	if packageName != "shardweave" {
+		folder = packageName
+	}
+	packages, err := parser.ParseDir(set, folder, func(f fs.FileInfo) bool { return !strings.HasSuffix(f.Name(), "_test.go") },
 		parser.ParseComments)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := doc.New(packages["shardweave"], "github.com/shardweave/shardweave/bindings/go/shardweave", 0)
+	d := doc.New(packages[packageName], "github.com/shardweave/shardweave/bindings/go/shardweave", 0)
 	check := func(name, text string) {
 		if text = strings.TrimSpace(text); text == "" || !strings.ContainsAny(text[len(text)-1:], ".)}") {
-			t.Errorf("%s: no documentation, or its end is missing: %q", name, text)
+			t.Errorf("%s.%s: no documentation, or its end is missing: %q", packageName, name, text)
 		}
 		if found := unkeyed.FindString(text); found != "" {
 			t.Errorf("%s: the documentation shows what go vet refuses in another package: %s", name, found)

@@ -103,6 +103,52 @@ func ExampleModule() {
 	// loss 0.01
 }
 
+// A block without a weight of its own, sequence parallel: outside of it every rank has a part of the tokens.
+func ExampleForward_Run() {
+	err := sw.RunRanks(context.Background(), 2, func(w *sw.World) error {
+		model, err := w.NewModule()
+		if err != nil {
+			return err
+		}
+		up := model.Parameter("block.up.weight", sw.Ones(w, []int64{8, 3}))
+		down := model.Parameter("block.down.weight", sw.Ones(w, []int64{3, 8}))
+		forward, err := model.Forward("block")
+		if err != nil {
+			return err
+		}
+		block := func(x *sw.Tensor) *sw.Tensor {
+			return forward.Run(func(in []*sw.Tensor) *sw.Tensor {
+				return in[0].Linear(up, nil).Relu().Linear(down, nil)
+			}, x)
+		}
+
+		mesh, err := w.ParseMesh("tp=2")
+		if err != nil {
+			return err
+		}
+		plan := sw.NewPlan().Add("*.up.weight", sw.On{"tp": "S(0)"}).Add("*.down.weight", sw.On{"tp": "S(1)"}).
+			AddForward("block.input", sw.On{"tp": "R"}).AddForward("block.output", sw.On{"tp": "S(0)"})
+		if err := model.Distribute(mesh, plan, sw.SameEverywhere); err != nil {
+			return err
+		}
+		y := block(sw.Ones(mesh, []int64{5, 3}, sw.On{"tp": "S(0)"}))
+		layout, err := y.Layout()
+		if err != nil {
+			return err
+		}
+		sum, err := y.Sum().Item()
+		if err == nil && w.Rank() == 0 {
+			fmt.Println(layout, sum)
+		}
+		return err
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// [S(0)] 360
+}
+
 func ExampleOp_Call() {
 	w, err := sw.Alone()
 	if err != nil {

@@ -58,8 +58,8 @@ func TestTwoGoroutinesInOneRank(t *testing.T) {
 // or are documented so. (Those without handles are others.)
 var besides = map[string]bool{"Comm.Abort": true, "World.Abort": true, "World.FlightRecord": true, "Module.Err": true, "Tensor.Err": true,
 	"World.Comm": true, "World.Context": true, "World.LocalRank": true, "World.Rank": true, "World.Size": true,
-	"Layout.Equal": true, "Layout.LocalExtent": true, "Layout.PlanTo": true, "Layout.String": true, "Op.Schema": true,
-	"Plan.Add": true, "Plan.MarshalJSON": true}
+	"Scheduler.At": true, "Layout.Equal": true, "Layout.LocalExtent": true, "Layout.PlanTo": true, "Layout.String": true, "Op.Schema": true,
+	"Plan.Add": true, "Plan.AddForward": true, "Plan.MarshalJSON": true}
 
 // The same of every function and method that uses a rank.
 func TestEveryFunctionBesideAnotherGoroutine(t *testing.T) {

@@ -303,7 +303,11 @@ func (m *Mesh) Trace() (*Trace, error) {
 		if err != nil {
 			return nil, err
 		}
-		return &Trace{thing: own(r, "trace", handle, c.TraceFree)}, nil
+		r.traced = append(r.traced, m.thing)
+		return &Trace{thing: own(r, "trace", handle, func(handle c.Trace) {
+			r.endTraceOf(m.thing)
+			c.TraceFree(handle)
+		})}, nil
 	}, m)
 }
 
@@ -337,9 +341,8 @@ func (t *Trace) String() string {
 	return text
 }
 
-// MarshalJSON is the record as JSON: what swv_trace_to_json in the C header shows. "source", a line of
-// C++, is empty here; what tells where it was is "module", of the innermost module scope, and
-// "parameters".
+// MarshalJSON is the record as JSON: what swv_trace_to_json in the C header shows. "source" is the line that
+// called this package; "module" is that of the innermost [Mesh.Named] or [Forward.Run].
 func (t *Trace) MarshalJSON() ([]byte, error) {
 	text, err := ask(func(*rank) (string, error) { return c.TraceToJSON(t.handle) }, t)
 	if err != nil {

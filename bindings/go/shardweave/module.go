@@ -12,16 +12,20 @@ import (
 type Module struct {
 	_ noCopy
 	*thing[c.Module]
-	failed *failedModule
+	*registered
 }
 
-// failedModule is the first error of registering. Anytime: goroutines that take no turns fail too.
-type failedModule struct{ first atomic.Pointer[error] }
+// registered is what a module and its copies know of what was registered.
+type registered struct {
+	failed    atomic.Pointer[error] // the first error. Anytime: goroutines that take no turns fail too
+	modes     []foundMode           // of the struct that the module is of
+	transient map[string]bool       // FQNs
+}
 
-func (f *failedModule) add(err error) { f.first.CompareAndSwap(nil, &err) }
+func (f *registered) fail(err error) { f.failed.CompareAndSwap(nil, &err) }
 
-func (f *failedModule) err() error {
-	if first := f.first.Load(); first != nil {
+func (f *registered) failure() error {
+	if first := f.failed.Load(); first != nil {
 		return *first
 	}
 	return nil
@@ -38,7 +42,7 @@ func newModule(r *rank, handle c.Module, err error) (*Module, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Module{thing: own(r, "module", handle, c.ModuleFree), failed: &failedModule{}}, nil
+	return &Module{thing: own(r, "module", handle, c.ModuleFree), registered: &registered{}}, nil
 }
 
 // NewModule is a module without parameters.
@@ -86,7 +90,7 @@ func (m *Module) register(add func(c.Module, string, c.Tensor) error, fqn string
 	}
 	if home, nothing := m.home(); nothing == nil {
 		r = home
-		m.failed.add(err)
+		m.fail(err)
 	}
 	return r.failed(err)
 }
@@ -96,7 +100,7 @@ func (m *Module) Err() error {
 	if _, err := m.home(); err != nil {
 		return err
 	}
-	return m.failed.err()
+	return m.failure()
 }
 
 // alive is also that nothing has failed before.
@@ -104,13 +108,14 @@ func (m *Module) alive() error {
 	if err := m.thing.alive(); err != nil {
 		return err
 	}
-	return m.failed.err()
+	return m.failure()
 }
 
 // NamedTensor is a parameter or buffer, and its FQN.
 type NamedTensor struct {
 	Name string
 	*Tensor
+	Transient bool // a buffer that checkpoints do not have; see [World.ModuleOf]
 }
 
 func (m *Module) list(number func(c.Module) (int, error), at func(c.Module, int) (string, c.Tensor, error)) ([]NamedTensor, error) {
@@ -125,7 +130,7 @@ func (m *Module) list(number func(c.Module) (int, error), at func(c.Module, int)
 			if err != nil {
 				return nil, err
 			}
-			all[i] = NamedTensor{name, r.tensor(handle)}
+			all[i] = NamedTensor{name, r.tensor(handle), m.transient[name]}
 		}
 		return all, nil
 	}, m)
@@ -159,8 +164,50 @@ func (m *Module) Get(fqn string) *Tensor {
 	return r.result(c.ModuleGet(m.handle, fqn))
 }
 
-// Call calls a method ("forward") of a module that was loaded. Arguments, in their order, and results as
-// [Op.Call].
+// AddChild makes a module, with all that it has and will have, a part of this one, and of no other one.
+// Its name is an FQN as any: "blocks.0".
+func (m *Module) AddChild(fqn string, child *Module) error {
+	return do(func(*rank) error {
+		err := c.ModuleAddChild(m.handle, fqn, child.handle)
+		if err == nil {
+			m.adopt(fqn, child.registered)
+		}
+		return err
+	}, m, child)
+}
+
+// Child is the module of this name inside of the module; "" is the module itself. NotFound suggests names
+// that are nearly the same.
+func (m *Module) Child(fqn string) (*Module, error) {
+	return ask(func(r *rank) (*Module, error) {
+		handle, err := c.ModuleChild(m.handle, fqn)
+		child, err := newModule(r, handle, err)
+		if err == nil {
+			child.registered = m.part(fqn)
+		}
+		return child, err
+	}, m)
+}
+
+// Train says whether the module and all modules in it are trained or evaluated: what dropout and batch norms
+// of a file go by, what a struct holds that is a [TrainingMode], and a forward in Go may ask for.
+func (m *Module) Train(on bool) error {
+	if err := do(func(*rank) error { return c.ModuleTrain(m.handle, on) }, m); err != nil {
+		return err
+	}
+	for _, mode := range m.modes { // in no call: the program's own may make some
+		mode.SetTraining(on)
+	}
+	return nil
+}
+
+// IsTraining is what Train has said; at first it is true, and of a file as it was saved.
+func (m *Module) IsTraining() (bool, error) {
+	return ask(func(*rank) (bool, error) { return c.ModuleIsTraining(m.handle) }, m)
+}
+
+// Call calls a method ("forward") of a module that was loaded. Arguments, the last of them [Named], and
+// results as [Op.Call].
 func (m *Module) Call(method string, args ...any) ([]any, error) {
 	return ask(func(r *rank) ([]any, error) {
 		call, err := r.arguments(args)
@@ -241,20 +288,46 @@ func ClipGradNorm(parameters []*Tensor, max float64, options ...ClipOption) (nor
 	}, all...)
 }
 
+// ClipGradValue makes every element of every gradient one from -max to max; max is 0 or more. After FinishGradSync.
+func ClipGradValue(parameters []*Tensor, max float64) error {
+	if _, err := required(parameters); err != nil {
+		return err
+	}
+	if !(max >= 0) {
+		return invalid("argument 'max' is %v; wanted 0 or more", max)
+	}
+	for _, p := range parameters {
+		grad, err := p.Grad()
+		if err != nil {
+			return err
+		}
+		if grad == nil {
+			continue
+		}
+		err = grad.call(&opClampIn, grad, -max, max).Err()
+		grad.Close()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // ZeroGrad makes every gradient none.
 func (m *Module) ZeroGrad() error {
 	return do(func(*rank) error { return c.ModuleZeroGrad(m.handle) }, m)
 }
 
-// Plan says by FQN patterns how parameters and buffers lie. Of lines that match a name the most
-// specific counts, in whatever order: an exact name, then patterns in which * stands for any
-// characters, ? for one and {a,b} for either, by how many characters they have besides, then "re:" and
-// a regular expression. Lines of equal standing have to agree. It belongs to no rank.
+// Plan says where everything lies, by lines of a pattern and placements. Its first part ([Plan.Add]) speaks
+// of parameters and buffers. Of lines that match a name the most specific counts, in whatever order: an
+// exact name, then patterns in which * stands for any characters, ? for one and {a,b} for either, by how
+// many characters they have besides, then "re:" and a regular expression. Lines of equal standing have to
+// agree. It belongs to no rank.
 //
-// A plan from JSON (ParsePlan) may have a second part, "forward": where inputs and outputs of modules
-// go whenever they run, {"*.o.output": {"tp": "R"}}. The pattern is a module's, then ".input" or
-// ".output" (the first of them), or with an index, ".input.1". A module is met in the operators that
-// its weight takes part in, whoever calls them.
+// Its second part ([Plan.AddForward]) says where inputs and outputs of modules go whenever they run. The
+// pattern is a module's, then ".input" or ".output" (the first of them), or with an index, ".input.1". A
+// module is met in the operators that its weight takes part in, whoever calls them; one without a weight of
+// its own, where it runs by its [Forward].
 type Plan struct {
 	_ noCopy
 	*lasting[c.Plan]
@@ -283,16 +356,63 @@ func NewPlan() *Plan {
 	return p
 }
 
-// ParsePlan reads JSON, in the order of the text:
+// ParsePlan reads JSON. Placements are by the names of mesh dimensions, or by position, a list or a
+// layout's text:
 //
-//	{"parameter": {"*.{q,k,v,up}.weight": {"tp": "S(0)"}, "*.{o,down}.weight": {"tp": "S(1)"}}}
+//	{"parameter": {"*.{q,k,v,up}.weight": {"tp": "S(0)"}, "*.{o,down}.weight": "[R, S(1)]"},
+//	 "forward": {"*.norm.input": {"tp": "S(1)"}, "*.o.output": ["R", "R"]}}
 func ParsePlan(json string) (*Plan, error) { return newPlan(c.PlanFromJSON(json)) }
 
-// Add appends a line, and returns the plan. If that fails, Distribute tells. Not while another goroutine
-// uses the plan.
-func (p *Plan) Add(pattern string, placements On) *Plan {
+// HuggingFacePlan is the tensor-parallel plan of a Hugging Face model: text is its object
+// ({"layers.*.mlp.up_proj": "colwise"}), or the configuration that has it as base_model_tp_plan. The
+// module's parameters have the names that they have there; tpMeshDim is the mesh dimension, mostly "tp".
+func (m *Module) HuggingFacePlan(text, tpMeshDim string) (*Plan, error) {
+	return ask(func(*rank) (*Plan, error) {
+		return newPlan(c.PlanFromHuggingFace(m.handle, text, tpMeshDim))
+	}, m)
+}
+
+// Resolve is what Module.Distribute would do with the plan, or its error, as a table and as JSON. Nothing is
+// changed or sent.
+func (p *Plan) Resolve(module *Module, mesh *Mesh) (table, json string, err error) {
+	if err := p.it().check(); err != nil {
+		return "", "", err
+	}
+	err = do(func(r *rank) error {
+		handle, err := p.it().lend(r)
+		if err != nil {
+			return err
+		}
+		table, json, err = c.PlanResolve(handle, module.handle, mesh.handle)
+		return err
+	}, module, mesh)
+	return table, json, err
+}
+
+// Add appends a line about parameters and buffers, and returns the plan. Along mesh dimensions that an On
+// does not name they are replicated; a *Layout also says in which order mesh dimensions cut. If that fails,
+// Distribute tells. Not while another goroutine uses the plan.
+func (p *Plan) Add(pattern string, placements Spec) *Plan {
+	return p.add(pattern, placements, c.PlanAdd, c.PlanAddLayout)
+}
+
+// AddForward appends a line about inputs or outputs of modules: AddForward("*.o.output", On{"tp": "R"}).
+// Along mesh dimensions that an On does not name they stay as they are. Otherwise as Add.
+func (p *Plan) AddForward(pattern string, placements Spec) *Plan {
+	return p.add(pattern, placements, c.PlanAddForward, c.PlanAddForwardLayout)
+}
+
+func (p *Plan) add(pattern string, placements Spec, named func(c.Plan, string, []string) error,
+	byPosition func(c.Plan, string, c.Layout) error) *Plan {
 	_, err := with(p.it(), func(handle c.Plan) (struct{}, error) {
-		return struct{}{}, c.PlanAdd(handle, pattern, placements.pairs())
+		layout, is := placements.(*Layout)
+		if !is {
+			on, _ := placements.(On) // nil: everything is replicated, or stays
+			return struct{}{}, named(handle, pattern, on.pairs())
+		}
+		return with(layout.it(), func(l c.Layout) (struct{}, error) {
+			return struct{}{}, byPosition(handle, pattern, l)
+		})
 	})
 	if p.it() == nil {
 		return &Plan{lasting: &lasting[c.Plan]{err: err}}

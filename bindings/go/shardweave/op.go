@@ -1,6 +1,8 @@
 package shardweave
 
 import (
+	"fmt"
+	"math"
 	"reflect"
 	"runtime"
 	"strings"
@@ -70,7 +72,8 @@ func Named(name string, value any) any { return named{name, value} }
 // left out at the end have their defaults. An argument is
 //
 //	*Tensor, []*Tensor                               nil: none
-//	bool, int, int32, int64, float32, float64, complex128, []bool, []int, []int64, []float64
+//	bool, any integer, float32, float64, Float16, BFloat16, complex64, complex128
+//	[]bool, []int, []int32, []int64, []float32, []float64
 //	string, DType, Device
 //	nil, Default, Named(...)
 //
@@ -262,6 +265,38 @@ func (r *rank) addValue(call *c.Call, arg any) error {
 		call.AddTensors(handles...)
 	case []float64:
 		call.AddFloats(v...)
+	case []float32:
+		wide := make([]float64, 0, 8)
+		for _, number := range v {
+			wide = append(wide, float64(number))
+		}
+		call.AddFloats(wide...)
+	case []int32:
+		wide := make([]int64, 0, 8)
+		for _, number := range v {
+			wide = append(wide, int64(number))
+		}
+		call.AddInts(wide...)
+	case int8:
+		call.AddInt(int64(v))
+	case int16:
+		call.AddInt(int64(v))
+	case uint8:
+		call.AddInt(int64(v))
+	case uint16:
+		call.AddInt(int64(v))
+	case uint32:
+		call.AddInt(int64(v))
+	case uint:
+		return r.addUnsigned(call, uint64(v))
+	case uint64:
+		return r.addUnsigned(call, v)
+	case Float16:
+		call.AddFloat(float64(v.Float32()))
+	case BFloat16:
+		call.AddFloat(float64(v.Float32()))
+	case complex64:
+		call.AddComplex(complex128(v))
 	case []bool:
 		call.AddBools(v...)
 	case string:
@@ -288,6 +323,14 @@ func (r *rank) addValue(call *c.Call, arg any) error {
 	default:
 		return invalid("an operator's argument is a %s, which none can be", reflect.TypeOf(arg).String())
 	}
+	return nil
+}
+
+func (r *rank) addUnsigned(call *c.Call, v uint64) error {
+	if v > math.MaxInt64 {
+		return newError(OutOfRange, fmt.Sprintf("an operator's argument is %d, which no int64 holds", v))
+	}
+	call.AddInt(int64(v))
 	return nil
 }
 

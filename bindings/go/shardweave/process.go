@@ -1,6 +1,10 @@
 package shardweave
 
-import c "github.com/shardweave/shardweave/bindings/go/internal/cshardweave"
+import (
+	"sync"
+
+	c "github.com/shardweave/shardweave/bindings/go/internal/cshardweave"
+)
 
 // What holds in the whole process: where the library speaks, checks of handles, random numbers, threads.
 
@@ -29,6 +33,24 @@ func SetHandleChecks(checks HandleChecks) error { return public(c.SetHandleCheck
 // Seed seeds the generator that plain tensors are drawn from: one for the process, whatever the rank.
 func Seed(seed uint64) error { return public(c.Seed(seed)) }
 
+// seeding lets one goroutine at a time draw from the process's generator.
+var seeding sync.Mutex
+
+// Seeded calls body, in which plain tensors are drawn from the process's generator with this seed, while no other
+// goroutine is in a Seeded: ranks that are goroutines draw the same numbers in it. body calls nothing collective, for
+// which it would wait forever, and no Seeded.
+func Seeded(seed uint64, body func() error) error {
+	if body == nil {
+		return noBody()
+	}
+	seeding.Lock()
+	defer seeding.Unlock()
+	if err := Seed(seed); err != nil {
+		return err
+	}
+	return body()
+}
+
 // SetNumThreads says how many threads one operator may use, everywhere in the process.
 func SetNumThreads(n int) error {
 	if err := int32s(n); err != nil {
@@ -37,7 +59,7 @@ func SetNumThreads(n int) error {
 	return public(c.SetNumThreads(int32(n)))
 }
 
-// BuildInfo is "0.3.0; LibTorch 2.11.0; backends inproc, gloo, counting".
+// BuildInfo is "0.4.0; LibTorch 2.11.0; backends inproc, gloo, counting".
 func BuildInfo() string { return c.BuildInfo() }
 
 // LiveHandles is how many objects of the library there are of those that were made with checks

@@ -26,6 +26,10 @@ type rank struct {
 	callbacks int
 	late      []c.Tensor
 
+	// Meshes with traces, which hear where the user's code is; and what tells them in this call.
+	traced  []*thing[c.Mesh]
+	sources []c.Scope
+
 	lent []any // what lasts and this call uses: the garbage collector leaves it alone until then
 
 	// Tensors in no scope. The garbage collector finds them by what else refers to them; so here is only
@@ -145,7 +149,33 @@ func (r *rank) enter() error {
 	if r.owedCalls.Load() != 0 {
 		r.pay()
 	}
+	if len(r.traced) > 0 {
+		r.sayWhere()
+	}
 	return nil
+}
+
+// sayWhere tells the traces where this package was called. In a call, until its end.
+func (r *rank) sayWhere() {
+	place := callerOfPackage()
+	for _, mesh := range r.traced {
+		if mesh.alive() != nil {
+			continue
+		}
+		if scope, err := c.MeshEnterSource(mesh.handle, place); err == nil { // a trace is worth no error
+			r.sources = append(r.sources, scope)
+		}
+	}
+}
+
+// endTraceOf forgets one trace of the mesh. In a call.
+func (r *rank) endTraceOf(mesh *thing[c.Mesh]) {
+	for i, other := range r.traced {
+		if other == mesh {
+			r.traced = append(r.traced[:i], r.traced[i+1:]...)
+			return
+		}
+	}
 }
 
 // leave ends it.
@@ -154,6 +184,10 @@ func (r *rank) leave() {
 		c.TensorsFree(r.late)
 		r.late = r.late[:0]
 	}
+	for i := len(r.sources) - 1; i >= 0; i-- {
+		c.ScopeFree(r.sources[i])
+	}
+	r.sources = r.sources[:0]
 	for i := range r.lent {
 		r.lent[i] = nil
 	}

@@ -95,6 +95,18 @@ func TestWhatModulesReturn(t *testing.T) {
 	if got, err = m.Call("tensors", []*sw.Tensor{x, x}); err != nil || len(got) != 1 || len(got[0].([]*sw.Tensor)) != 2 {
 		t.Errorf("tensors: %#v, %v", got, err)
 	}
+	if got, err = m.Call("forward", sw.Named("x", x)); err != nil || len(got) != 2 {
+		t.Errorf("by name: %#v, %v", got, err)
+	}
+	if _, err := m.Call("forward", sw.Named("y", x)); !errors.Is(err, sw.InvalidArgument) || !strings.Contains(err.Error(), "Module.Call: forward: ") {
+		t.Error(err)
+	}
+	if mustOf(m.IsTraining()) {
+		t.Error("the file was saved in evaluation")
+	}
+	if err := m.Train(true); err != nil || !mustOf(m.IsTraining()) {
+		t.Error(err)
+	}
 	if _, err := m.Call("backward"); !errors.Is(err, sw.NotFound) || !strings.Contains(err.Error(), "Module.Call: argument 'method': ") {
 		t.Error(err)
 	}

@@ -107,8 +107,8 @@ func (s surface) handleTypes() map[string]*ast.StructType {
 
 // receivers are one of each type of handles.
 func (h *handles) receivers() map[string]any {
-	return map[string]any{"World": h.world, "Mesh": h.mesh, "Comm": h.comm, "Trace": h.trace, "Module": h.module,
-		"Optimizer": h.optimizer, "FunctionContext": h.context, "Tensor": h.tensor, "Layout": h.layout, "Plan": h.plan, "Op": h.op}
+	return map[string]any{"World": h.world, "Mesh": h.mesh, "Comm": h.comm, "Trace": h.trace, "Module": h.module, "Forward": h.forward,
+		"Optimizer": h.optimizer, "Scheduler": h.scheduler, "FunctionContext": h.context, "Tensor": h.tensor, "Layout": h.layout, "Plan": h.plan, "Op": h.op}
 }
 
 // functions are all exported ones; instances of those with type parameters. TestEveryFunctionIsHere finds
@@ -119,21 +119,22 @@ var functions = map[string]any{
 	"Gather": sw.Gather[float32], "Recv": sw.Recv[float32], "Reduce": sw.Reduce[float32],
 	"ReduceScatter": sw.ReduceScatter[float32], "ReduceScatterV": sw.ReduceScatterV[float32],
 	"Scatter": sw.Scatter[float32], "Send": sw.Send[float32],
-	"Apply": sw.Apply, "Cat": sw.Cat, "Checkpoint": sw.Checkpoint, "CheckpointSeveral": sw.CheckpointSeveral, "ClipGradNorm": sw.ClipGradNorm, "CopyFrom": sw.CopyFrom[float32],
-	"Data": sw.Data[float32], "Empty": sw.Empty, "FinishGradSync": sw.FinishGradSync, "FromDLPack": sw.FromDLPack, "FromDLPackOn": sw.FromDLPackOn,
+	"Apply": sw.Apply, "Cat": sw.Cat, "Checkpoint": sw.Checkpoint, "CheckpointSeveral": sw.CheckpointSeveral, "ClipGradNorm": sw.ClipGradNorm, "ClipGradValue": sw.ClipGradValue, "CopyFrom": sw.CopyFrom[float32],
+	"Data": sw.Data[float32], "DataAs": sw.DataAs[float32], "Empty": sw.Empty, "FinishGradSync": sw.FinishGradSync, "FromDLPack": sw.FromDLPack, "FromDLPackOn": sw.FromDLPackOn,
 	"FromLocal": sw.FromLocal, "FromSlice": sw.FromSlice[float32], "Full": sw.Full, "Gradients": sw.Gradients,
-	"ItemOf": sw.ItemOf[float32], "NewAdamW": sw.NewAdamW, "NewSGD": sw.NewSGD, "Ones": sw.Ones, "Rand": sw.Rand,
-	"Randn": sw.Randn, "Stack": sw.Stack, "Zeros": sw.Zeros,
+	"ItemOf": sw.ItemOf[float32], "NewAdamW": sw.NewAdamW, "NewScheduler": sw.NewScheduler, "NewSGD": sw.NewSGD, "Ones": sw.Ones, "Rand": sw.Rand,
+	"Randn": sw.Randn, "Scalar": sw.Scalar[float32], "Stack": sw.Stack, "Zeros": sw.Zeros,
 	// Those without handles.
 	"Counting": sw.Counting, "FindOp": sw.FindOp, "FromEnvironment": sw.FromEnvironment, "Join": sw.Join,
-	"ParseLayout": sw.ParseLayout, "ParsePlan": sw.ParsePlan, "RunRanks": sw.RunRanks, "Seed": sw.Seed,
+	"ParseLayout": sw.ParseLayout, "ParsePlan": sw.ParsePlan, "RunRanks": sw.RunRanks, "Seed": sw.Seed, "Seeded": sw.Seeded,
 	"SetHandleChecks": sw.SetHandleChecks, "SetLog": sw.SetLog, "SetNumThreads": sw.SetNumThreads, "Spawn": sw.Spawn,
 }
 
 // cannotFail are functions that return no error; those that panic in place of one have their twin above.
 var cannotFail = map[string]bool{"Alone": true, "AllowUnused": true, "BFloat16Of": true, "BuildInfo": true,
-	"CreateGraph": true, "Dim": true, "Float16Of": true, "FromRank": true, "LiveHandles": true, "MustFindOp": true,
-	"MustParseLayout": true, "Named": true, "NewPlan": true, "RankOf": true, "RetainGraph": true, "Tensors": true,
+	"CosineSchedule": true, "CreateGraph": true, "Dim": true, "Failed": true, "Float16Of": true, "From": true, "FromRank": true, "LinearSchedule": true, "LiveHandles": true, "MustFindOp": true,
+	"MustParseLayout": true, "Named": true, "NewPlan": true, "Range": true, "RankOf": true, "RetainGraph": true, "StepSchedule": true, "Tensors": true,
+	"To":          true,
 	"WithAMSGrad": true, "WithArgs": true, "WithBackend": true, "WithBetas": true, "WithEps": true,
 	"WithFiniteNorm": true, "WithGradients": true, "WithMomentum": true, "WithNesterov": true,
 	"WithNetworkInterface": true, "WithNorm": true, "WithTimeout": true, "WithoutPrefix": true}

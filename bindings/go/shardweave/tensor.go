@@ -147,7 +147,13 @@ func Randn(where Place, sizes []int64, options ...TensorOption) *Tensor {
 	return create(c.Randn, where, sizes, 0, options)
 }
 
-// FromSlice makes a plain tensor with a copy of row-major data. Its type is that of the elements.
+// Scalar makes a plain tensor of one element and no dimensions.
+func Scalar[T Number](w *World, value T, options ...TensorOption) *Tensor {
+	return FromSlice(w, []T{value}, nil, options...)
+}
+
+// FromSlice makes a plain tensor with a copy of row-major data. Its type is that of the elements, or, of floating
+// point numbers, another such among the options, to which they are rounded: FromSlice(w, []float32{...}, sizes, BF16).
 func FromSlice[T Number](w *World, data []T, sizes []int64, options ...TensorOption) *Tensor {
 	r, err := begin(w)
 	if err != nil {
@@ -161,7 +167,7 @@ func FromSlice[T Number](w *World, data []T, sizes []int64, options ...TensorOpt
 		return r.failed(err)
 	case o.spec != nil:
 		return r.failed(invalid("plain tensors have no layout; Tensor.Distribute cuts them"))
-	case o.dtype != 0 && o.dtype != own:
+	case o.dtype != 0 && o.dtype != own && !(floats[own] && floats[o.dtype]):
 		return r.failed(invalid("the elements are %v, the option says %v", own, o.dtype))
 	}
 	needed := int64(1)
@@ -171,7 +177,42 @@ func FromSlice[T Number](w *World, data []T, sizes []int64, options ...TensorOpt
 	if needed >= 0 && needed != int64(len(data)) {
 		return r.failed(invalid("argument 'data' has %d elements; sizes %v need %d", len(data), sizes, needed))
 	}
-	return r.result(c.TensorFromData(memory(data), len(data)*own.Size(), sizes, int32(own), o.requiresGrad, o.device.inner()))
+	if o.dtype == 0 || o.dtype == own {
+		return r.result(c.TensorFromData(memory(data), len(data)*own.Size(), sizes, int32(own), o.requiresGrad, o.device.inner()))
+	}
+	handle, err := c.TensorFromData(memory(data), len(data)*own.Size(), sizes, int32(own), false, o.device.inner())
+	if err == nil {
+		defer c.TensorFree(handle)
+		if handle, err = converted(r, handle, o.dtype); err == nil && o.requiresGrad {
+			if err = c.TensorSetRequiresGrad(handle, true); err != nil {
+				c.TensorFree(handle)
+			}
+		}
+	}
+	return r.result(handle, err)
+}
+
+// floats are the types of floating point numbers.
+var floats = map[DType]bool{F32: true, F64: true, F16: true, BF16: true, F8E4M3: true, F8E5M2: true}
+
+// converted is the elements in another type. In a call.
+func converted(r *rank, handle c.Tensor, to DType) (c.Tensor, error) {
+	op, err := opTo.find()
+	if err != nil {
+		return nil, err
+	}
+	of, err := op.it().lend(r)
+	if err != nil {
+		return nil, err
+	}
+	call := c.NewCall()
+	defer call.Release()
+	call.AddTensor(handle)
+	call.AddDType(int32(to))
+	if err := call.Do(of, c.ModeNoGrad); err != nil {
+		return nil, err
+	}
+	return call.TakeTensor(0), nil
 }
 
 // FromDLPack takes over memory of another library, without a copy. managed is a
@@ -379,6 +420,50 @@ func Data[T Number](t *Tensor) ([]T, error) {
 		}
 		data = make([]T, n)
 		return c.TensorCopyToHost(t.handle, memory(data), len(data)*dtypeOf[T]().Size())
+	})
+	if err != nil {
+		return nil, err
+	}
+	return data, nil
+}
+
+// DataAs is Data, converted: T float32 or float64 for tensors of any floating point numbers, integers and bools, which
+// are rounded to what T has; int64 for those of integers (but U64) and bools.
+func DataAs[T float32 | float64 | int64](t *Tensor) ([]T, error) {
+	var data []T
+	err := t.set(func(r *rank) error {
+		dtype, err := c.TensorDType(t.handle)
+		if err != nil {
+			return err
+		}
+		own := dtypeOf[T]()
+		whole := false
+		switch DType(dtype) {
+		case I8, I16, I32, I64, U8, U16, U32, Bool:
+			whole = true
+		case U64:
+			whole = own != I64
+		}
+		if !whole && !(floats[DType(dtype)] && own != I64) {
+			return invalid("the elements of the tensor are %v, which no %v holds", DType(dtype), own)
+		}
+		if sharded, err := c.TensorIsSharded(t.handle); err != nil || sharded {
+			if err == nil {
+				err = invalid("the tensor is sharded: Local is this rank's part, Full all of it")
+			}
+			return err
+		}
+		handle, err := converted(r, t.handle, own)
+		if err != nil {
+			return err
+		}
+		defer c.TensorFree(handle)
+		n, err := c.TensorNumel(handle)
+		if err != nil {
+			return err
+		}
+		data = make([]T, n)
+		return c.TensorCopyToHost(handle, memory(data), len(data)*own.Size())
 	})
 	if err != nil {
 		return nil, err

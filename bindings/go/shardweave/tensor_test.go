@@ -319,7 +319,7 @@ func TestErrorsOfTensors(t *testing.T) {
 		"other rank":      {x.Add(sw.Ones(other, []int64{2, 3})).Err(), sw.InvalidArgument, "several ranks"},
 		"layout, no mesh": {sw.Ones(w, []int64{2}, sw.On{"x": "R"}).Err(), sw.InvalidArgument, "mesh"},
 		"no data":         {sw.FromSlice(w, []float32{1}, []int64{2}).Err(), sw.InvalidArgument, "'data' has 1 elements; sizes [2] need 2"},
-		"dtype":           {sw.FromSlice(w, []float32{1}, []int64{1}, sw.F64).Err(), sw.InvalidArgument, "f64"},
+		"dtype":           {sw.FromSlice(w, []float32{1}, []int64{1}, sw.I64).Err(), sw.InvalidArgument, "i64"},
 		"nothing to join": {sw.Cat(nil, 0).Err(), sw.InvalidArgument, "no tensors"},
 	} {
 		var asError *sw.Error

@@ -3,6 +3,7 @@ package shardweave
 import (
 	"regexp"
 	"runtime"
+	"strconv"
 	"strings"
 )
 
@@ -71,13 +72,14 @@ var nouns = map[string]bool{"checks": true, "code": true, "collective": true, "d
 	"placement": true, "reduce": true, "value": true}
 
 // methodsOf are the nouns whose functions are methods.
-var methodsOf = map[string]bool{"Comm": true, "Layout": true, "Mesh": true, "Module": true, "Op": true, "Optimizer": true,
+var methodsOf = map[string]bool{"Comm": true, "Forward": true, "Layout": true, "Mesh": true, "Module": true, "Op": true, "Optimizer": true,
 	"Plan": true, "Tensor": true, "Trace": true, "World": true}
 
 // arguments are those of C whose names in Go differ, or which are a method's receiver.
 var arguments = map[string]string{
 	"collective": "the operation",
 	"comm":       "the group",
+	"forward":    "the forward",
 	"layout":     "the layout",
 	"mesh":       "the mesh",
 	"module":     "the module",
@@ -129,41 +131,49 @@ var arguments = map[string]string{
 	"segment":                       "argument 'f'",
 	"links":                         "argument 'model'", "device": "argument 'model'",
 
-	"swv_plan_add plan":              "the plan",
-	"swv_plan_to_json plan":          "the plan",
-	"swv_layout_equal a":             "the layout",
-	"swv_layout_equal b":             "argument 'other'",
-	"swv_mesh_equal a":               "the mesh",
-	"swv_mesh_equal b":               "argument 'other'",
-	"swv_tensor_is_same a":           "the tensor",
-	"swv_tensor_is_same b":           "argument 'other'",
-	"swv_world_create_counting rank": "argument 'number'",
-	"num_outputs":                    "argument 'outputs'",
-	"swv_mesh_find_dim name":         "argument 'dim'",
-	"swv_mesh_slice names[]":         "argument 'names'",
-	"swv_mesh_flatten names[]":       "argument 'names'",
-	"new_name":                       "argument 'newName'",
-	"dims[].name":                    "the name of a dimension",
-	"names[]":                        "an argument's name",
-	"counts":                         "argument 'counts'",
-	"send_counts":                    "argument 'send'",
-	"recv_counts":                    "argument 'recv'",
-	"arguments":                      "argument 'args'",
-	"arguments[].as.bools":           "an argument",
-	"arguments[].as.device":          "a Device",
-	"arguments[].as.dtype":           "a DType",
-	"arguments[].as.floats":          "an argument",
-	"arguments[].as.ints":            "an argument",
-	"arguments[].as.string":          "a string",
-	"arguments[].as.tensor":          "a tensor",
-	"arguments[].as.tensors":         "an argument",
-	"arguments[].as.tensors[]":       "a tensor of a list",
-	"managed.shape":                  "the shape of argument 'managed'",
-	"function.name":                  "argument 'name'",
-	"fqn":                            "argument 'fqn'",
-	"text":                           "the text",
-	"placements[].placement":         "a placement",
-	"placements[].mesh_dim":          "the name of a mesh dimension",
+	"swv_plan_add plan":                "the plan",
+	"swv_plan_add_forward plan":        "the plan",
+	"swv_plan_add_forward_layout plan": "the plan",
+	"swv_plan_add_layout plan":         "the plan",
+	"swv_plan_resolve plan":            "the plan",
+	"swv_forward_end outputs":          "what the function has returned",
+	"swv_forward_end outputs[]":        "what the function has returned",
+	"swv_mesh_enter_source source":     "the caller's line",
+	"tp_mesh_dim":                      "argument 'tpMeshDim'",
+	"swv_plan_to_json plan":            "the plan",
+	"swv_layout_equal a":               "the layout",
+	"swv_layout_equal b":               "argument 'other'",
+	"swv_mesh_equal a":                 "the mesh",
+	"swv_mesh_equal b":                 "argument 'other'",
+	"swv_tensor_is_same a":             "the tensor",
+	"swv_tensor_is_same b":             "argument 'other'",
+	"swv_world_create_counting rank":   "argument 'number'",
+	"num_outputs":                      "argument 'outputs'",
+	"swv_mesh_find_dim name":           "argument 'dim'",
+	"swv_mesh_slice names[]":           "argument 'names'",
+	"swv_mesh_flatten names[]":         "argument 'names'",
+	"new_name":                         "argument 'newName'",
+	"dims[].name":                      "the name of a dimension",
+	"names[]":                          "an argument's name",
+	"counts":                           "argument 'counts'",
+	"send_counts":                      "argument 'send'",
+	"recv_counts":                      "argument 'recv'",
+	"arguments":                        "argument 'args'",
+	"arguments[].as.bools":             "an argument",
+	"arguments[].as.device":            "a Device",
+	"arguments[].as.dtype":             "a DType",
+	"arguments[].as.floats":            "an argument",
+	"arguments[].as.ints":              "an argument",
+	"arguments[].as.string":            "a string",
+	"arguments[].as.tensor":            "a tensor",
+	"arguments[].as.tensors":           "an argument",
+	"arguments[].as.tensors[]":         "a tensor of a list",
+	"managed.shape":                    "the shape of argument 'managed'",
+	"function.name":                    "argument 'name'",
+	"fqn":                              "argument 'fqn'",
+	"text":                             "the text",
+	"placements[].placement":           "a placement",
+	"placements[].mesh_dim":            "the name of a mesh dimension",
 }
 
 // words are what of C has a name of its own here; goName works out the others.
@@ -204,6 +214,13 @@ var words = map[string]string{
 	"swv_mesh_create_from_ranks":  "World.MeshOfRanks",
 	"swv_mesh_dim_name":           "Mesh.Dims",
 	"swv_mesh_enter_module":       "Mesh.Named",
+	"swv_mesh_enter_source":       "Mesh.Trace",
+	"swv_forward_begin":           "Forward.Run",
+	"swv_forward_end":             "Forward.Run",
+	"swv_module_call_named":       "Module.Call",
+	"swv_plan_add_forward_layout": "Plan.AddForward",
+	"swv_plan_add_layout":         "Plan.Add",
+	"swv_plan_from_hugging_face":  "Module.HuggingFacePlan",
 	"swv_mesh_find_dim":           "Mesh.Comm",
 	"swv_mesh_parse":              "World.ParseMesh",
 	"swv_mesh_shape":              "Mesh.Dims",
@@ -294,6 +311,19 @@ func calledFunction() string {
 		name = frame.Function[len(packagePrefix):]
 	}
 	return functionName(name)
+}
+
+// callerOfPackage is the line that has called this package: "model.go:53". Slow.
+func callerOfPackage() string {
+	var pcs [48]uintptr
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
+	for more := true; more; {
+		var frame runtime.Frame
+		if frame, more = frames.Next(); !strings.HasPrefix(frame.Function, packagePrefix) {
+			return frame.File + ":" + strconv.Itoa(frame.Line)
+		}
+	}
+	return ""
 }
 
 // functionName makes "Tensor.Add" of "(*Tensor).Add.func1", and "Data" of "Data[...]".

@@ -1,8 +1,6 @@
 package main
 
-import (
-	sw "github.com/shardweave/shardweave/bindings/go/shardweave"
-)
+import sw "github.com/shardweave/shardweave/bindings/go/shardweave"
 
 // Tensor parallelism as in Megatron-LM (Shoeybi et al., 2019): q, k, v and up are cut by their outputs, o
 // and down by their inputs, so that a block needs one reduction after attention and one after the MLP.
@@ -49,18 +47,14 @@ func train(w *sw.World, m *gpt, s *settings, text []byte, mesh *sw.Mesh, stepDon
 				return t.Distribute(mesh, sw.On{"dp": "S(0)"}, sw.SameEverywhere)
 			}
 			tokens, targets := batchOf(text, s, step)
-			l := m.loss(batch(tokens), batch(targets), s.batch, s.seq)
+			l := m.loss(batch(tokens), batch(targets))
 			if err := l.Backward(); err != nil {
 				return err
 			}
-			if err := m.FinishGradSync(); err != nil { // nothing to do for plain tensors
-				return err
-			}
-			if err := optimizer.Step(); err != nil {
-				return err
-			}
-			if err := optimizer.ZeroGrad(); err != nil {
-				return err
+			for _, next := range []func() error{m.FinishGradSync, optimizer.Step, optimizer.ZeroGrad} {
+				if err := next(); err != nil {
+					return err
+				}
 			}
 			loss, err = l.Item()
 			return err
@@ -89,7 +83,7 @@ func sample(w *sw.World, m *gpt, s *settings, text []byte, mesh *sw.Mesh) (promp
 				if mesh != nil {
 					tokens = tokens.Distribute(mesh, nil, sw.SameEverywhere)
 				}
-				scores := m.forward(tokens, 1, s.seq).Select(1, -1).Full()
+				scores := m.forward(tokens).Index(sw.All, -1).Full()
 				sums := scores.Div(temperature).Softmax(-1).CumSum(-1)
 				next, err := sums.Lt(uniformAt(seed, uint64(i))).Sum().Item()
 				if next > vocabulary-1 {

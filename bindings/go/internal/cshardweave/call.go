@@ -280,13 +280,13 @@ func (c *Call) ModuleCall(m Module, method string, mode int32) error {
 	if err := checkText("method", method); err != nil {
 		return err
 	}
-	if err := c.check(false); err != nil {
+	if err := c.check(true); err != nil {
 		return err
 	}
 	var a arena
 	defer a.free()
 	status := C.swvgo_module_call(m, a.text(method), C.swv_grad_mode(mode), first(c.arguments),
-		C.size_t(len(c.arguments)), (*C.char)(unsafe.Pointer(first(c.data))), &c.results[0], maxResults, &c.numResults)
+		C.size_t(len(c.arguments)), C.size_t(c.numNames), (*C.char)(unsafe.Pointer(first(c.data))), &c.results[0], maxResults, &c.numResults)
 	if status != nil {
 		c.numResults = 0
 	}

@@ -30,6 +30,7 @@ type (
 	Op        = *C.swv_op
 	Context   = *C.swv_function_context
 	Module    = *C.swv_module
+	Forward   = *C.swv_forward
 	Plan      = *C.swv_plan
 	Optimizer = *C.swv_optimizer
 	Trace     = *C.swv_trace
@@ -720,6 +721,17 @@ func TraceToJSON(t Trace) (string, error) {
 		return "", err
 	}
 	return text(out), nil
+}
+
+func MeshEnterSource(m Mesh, source string) (Scope, error) {
+	if err := checkText("source", source); err != nil {
+		return nil, err
+	}
+	var a arena
+	defer a.free()
+	var out Scope
+	err := result(C.swv_mesh_enter_source(m, a.text(source), &out))
+	return out, err
 }
 
 func MeshEnterModule(m Mesh, name string) (Scope, error) {

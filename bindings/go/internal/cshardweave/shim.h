@@ -48,14 +48,18 @@ static inline swv_status* swvgo_explain(const swv_op* op, const swv_value* given
 
 static inline swv_status* swvgo_module_call(swv_module* module, const char* method,
                                             swv_grad_mode mode, const swv_value* given,
-                                            size_t num_arguments, const char* data,
-                                            swv_value* results, size_t capacity,
+                                            size_t num_arguments, size_t num_names,
+                                            const char* data, swv_value* results, size_t capacity,
                                             size_t* num_results) {
   swv_value arguments[num_arguments + 1];
   const char* names[num_arguments + 1];
   swvgo_arguments(given, num_arguments, data, arguments, names);
-  return swv_module_call(module, method, mode, arguments, num_arguments, results, capacity,
-                         num_results);
+  if (num_names == 0) {
+    return swv_module_call(module, method, mode, arguments, num_arguments, results, capacity,
+                           num_results);
+  }
+  return swv_module_call_named(module, method, mode, arguments, num_arguments, names, num_names,
+                               results, capacity, num_results);
 }
 
 // The names lie in `names`, one behind the other, each with its NUL.
@@ -136,6 +140,13 @@ static inline swv_status* swvgo_plan_add(swv_plan* plan, const char* pattern, co
   swv_named_placement placements[count + 1];
   swvgo_placements(pairs, count, placements);
   return swv_plan_add(plan, pattern, placements, count);
+}
+
+static inline swv_status* swvgo_plan_add_forward(swv_plan* plan, const char* pattern,
+                                                 const char* pairs, size_t count) {
+  swv_named_placement placements[count + 1];
+  swvgo_placements(pairs, count, placements);
+  return swv_plan_add_forward(plan, pattern, placements, count);
 }
 
 static inline swv_world_options swvgo_world_options(const char* backend, const char* interface,
@@ -254,6 +265,19 @@ static inline swv_status* swvgo_module_distribute(swv_module* module, const swv_
   swv_distribute_options options = SWV_DISTRIBUTE_OPTIONS_INIT;
   options.source = source;
   return swv_module_distribute(module, mesh, plan, &options);
+}
+
+// Go has no const.
+static inline swv_status* swvgo_forward_begin(const swv_forward* forward, swv_grad_mode mode,
+                                              swv_tensor* const* inputs, size_t count,
+                                              swv_tensor** out_inputs, swv_scope** out_scope) {
+  return swv_forward_begin(forward, mode, (const swv_tensor* const*)inputs, count, out_inputs,
+                           out_scope);
+}
+
+static inline swv_status* swvgo_forward_end(swv_scope* scope, swv_tensor* const* outputs,
+                                            size_t count, swv_tensor** out_outputs) {
+  return swv_forward_end(scope, (const swv_tensor* const*)outputs, count, out_outputs);
 }
 
 static inline swv_status* swvgo_tensor_backward(const swv_tensor* tensor,

@@ -274,6 +274,61 @@ func ModuleAddBuffer(m Module, fqn string, t Tensor) error {
 	return result(C.swv_module_add_buffer(m, a.text(fqn), t))
 }
 
+func ModuleAddChild(m Module, fqn string, child Module) error {
+	if err := checkText("fqn", fqn); err != nil {
+		return err
+	}
+	var a arena
+	defer a.free()
+	return result(C.swv_module_add_child(m, a.text(fqn), child))
+}
+
+func ModuleChild(m Module, fqn string) (Module, error) {
+	if err := checkText("fqn", fqn); err != nil {
+		return nil, err
+	}
+	var a arena
+	defer a.free()
+	var out Module
+	err := result(C.swv_module_child(m, a.text(fqn), &out))
+	return out, err
+}
+
+func ModuleTrain(m Module, on bool) error { return result(C.swv_module_train(m, flag(on))) }
+
+func ModuleIsTraining(m Module) (bool, error) {
+	var out C.swv_bool
+	err := result(C.swv_module_is_training(m, &out))
+	return out != 0, err
+}
+
+func ModuleForward(m Module, fqn string) (Forward, error) {
+	if err := checkText("fqn", fqn); err != nil {
+		return nil, err
+	}
+	var a arena
+	defer a.free()
+	var out Forward
+	err := result(C.swv_module_forward(m, a.text(fqn), &out))
+	return out, err
+}
+
+func ForwardFree(f Forward) { C.swv_forward_free(f) }
+
+// ForwardBegin gives the inputs as the plan wants them, and the scope of the run.
+func ForwardBegin(f Forward, mode int32, inputs []Tensor) ([]Tensor, Scope, error) {
+	out := make([]Tensor, len(inputs))
+	var scope Scope
+	err := result(C.swvgo_forward_begin(f, C.swv_grad_mode(mode), first(inputs), C.size_t(len(inputs)), first(out), &scope))
+	return out, scope, err
+}
+
+func ForwardEnd(s Scope, outputs []Tensor) ([]Tensor, error) {
+	out := make([]Tensor, len(outputs))
+	err := result(C.swvgo_forward_end(s, first(outputs), C.size_t(len(outputs)), first(out)))
+	return out, err
+}
+
 func ModuleNumParameters(m Module) (int, error) {
 	var out C.size_t
 	err := result(C.swv_module_num_parameters(m, &out))
@@ -351,6 +406,26 @@ func PlanFromJSON(description string) (Plan, error) {
 	return out, err
 }
 
+func PlanFromHuggingFace(m Module, description, tpMeshDim string) (Plan, error) {
+	if err := checkText("an argument", description, tpMeshDim); err != nil {
+		return nil, err
+	}
+	var a arena
+	defer a.free()
+	var out Plan
+	err := result(C.swv_plan_from_hugging_face(m, a.text(description), a.text(tpMeshDim), &out))
+	return out, err
+}
+
+// PlanResolve is what the plan says of a module, as a table and as JSON.
+func PlanResolve(p Plan, m Module, mesh Mesh) (table, json string, err error) {
+	var outText, outJSON *C.swv_string
+	if err := result(C.swv_plan_resolve(p, m, mesh, &outText, &outJSON)); err != nil {
+		return "", "", err
+	}
+	return text(outText), text(outJSON), nil
+}
+
 func PlanToJSON(p Plan) (string, error) {
 	var out *C.swv_string
 	if err := result(C.swv_plan_to_json(p, &out)); err != nil {
@@ -367,6 +442,34 @@ func PlanAdd(p Plan, pattern string, pairs []string) error {
 	var a arena
 	defer a.free()
 	return result(C.swvgo_plan_add(p, a.text(pattern), a.list(pairs), C.size_t(len(pairs)/2)))
+}
+
+// PlanAddForward is PlanAdd for inputs and outputs.
+func PlanAddForward(p Plan, pattern string, pairs []string) error {
+	if err := checkText("the line", append([]string{pattern}, pairs...)...); err != nil {
+		return err
+	}
+	var a arena
+	defer a.free()
+	return result(C.swvgo_plan_add_forward(p, a.text(pattern), a.list(pairs), C.size_t(len(pairs)/2)))
+}
+
+func PlanAddLayout(p Plan, pattern string, l Layout) error {
+	if err := checkText("pattern", pattern); err != nil {
+		return err
+	}
+	var a arena
+	defer a.free()
+	return result(C.swv_plan_add_layout(p, a.text(pattern), l))
+}
+
+func PlanAddForwardLayout(p Plan, pattern string, l Layout) error {
+	if err := checkText("pattern", pattern); err != nil {
+		return err
+	}
+	var a arena
+	defer a.free()
+	return result(C.swv_plan_add_forward_layout(p, a.text(pattern), l))
 }
 
 func PlanFree(p Plan) { C.swv_plan_free(p) }

@@ -3,16 +3,16 @@
 // Made by bindings/rust/generate.sh from capi/shardweave.h. Do not edit.
 
 pub const SWV_VERSION_MAJOR: i32 = 0;
-pub const SWV_VERSION_MINOR: i32 = 3;
+pub const SWV_VERSION_MINOR: i32 = 4;
 pub const SWV_VERSION_PATCH: i32 = 0;
-pub const SWV_VERSION: i32 = 3000;
+pub const SWV_VERSION: i32 = 4000;
 pub type swv_bool = i32;
 extern "C" {
     #[doc = " SWV_VERSION as the library was built."]
     pub fn swv_version() -> i32;
 }
 extern "C" {
-    #[doc = " \"0.3.0; LibTorch 2.11.0; backends inproc, gloo, counting\". Lives as long as the library."]
+    #[doc = " \"0.4.0; LibTorch 2.11.0; backends inproc, gloo, counting\". Lives as long as the library."]
     pub fn swv_build_info() -> *const ::std::os::raw::c_char;
 }
 #[repr(C)]
@@ -78,6 +78,11 @@ pub struct swv_function_context {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_module {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_forward {
     _unused: [u8; 0],
 }
 #[repr(C)]
@@ -181,7 +186,7 @@ pub type swv_log_fn = ::std::option::Option<
 >;
 extern "C" {
     #[must_use]
-    #[doc = " Where that goes, in the whole process, in place of what was set before, whose drop runs when no\n thread is in it any more. log NULL: to stderr, with \"shardweave: \" before it, as without this\n call. drop may be NULL."]
+    #[doc = " Where that goes, in the whole process, in place of what was set before, whose drop runs when no\n thread is in it any more. Any thread, at any time. It belongs to the process, as stderr does, and\n not to a world: there is something to say before a world is there (who does not come), after it\n is gone (a handle that was freed twice), and by LibTorch, which knows no worlds. log NULL: to\n stderr, with \"shardweave: \" before it, as without this call. drop may be NULL."]
     pub fn swv_set_log(
         log: swv_log_fn,
         user_data: *mut ::std::os::raw::c_void,
@@ -860,6 +865,15 @@ extern "C" {
     pub fn swv_mesh_enter_module(
         mesh: *mut swv_mesh,
         name: *const ::std::os::raw::c_char,
+        out_scope: *mut *mut swv_scope,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Traces of the mesh that live now say that what runs was called at `source`, \"train.rs:53\". The\n innermost scope counts. For bindings: a scope around a call while there is a trace."]
+    pub fn swv_mesh_enter_source(
+        mesh: *mut swv_mesh,
+        source: *const ::std::os::raw::c_char,
         out_scope: *mut *mut swv_scope,
     ) -> *mut swv_status;
 }
@@ -1646,7 +1660,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " ---- Modules and plans ------------------------------------------------------------------------\n A module holds parameters and buffers by fully qualified name (FQN, \"blocks.0.attn.q.weight\").\n Its forward is the host's own code, on the handles that it registered; or a TorchScript\n file's."]
+    #[doc = " ---- Modules ----------------------------------------------------------------------------------\n A module holds parameters, buffers and modules by fully qualified name (FQN,\n \"blocks.0.attn.q.weight\"). Its forward is the host's own code, on the handles that it registered;\n or a TorchScript file's."]
     pub fn swv_module_create(out_module: *mut *mut swv_module) -> *mut swv_status;
 }
 extern "C" {
@@ -1669,7 +1683,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " The module and the caller's handle share the tensor: what distributes the module changes it where\n it stands, and every handle sees that. A parameter is a leaf, and requires grad from now on. A\n tensor may have several names (tied weights): it is one parameter, or one buffer, all the same."]
+    #[doc = " The module and the caller's handle share the tensor: what distributes the module changes it where\n it stands, and every handle sees that. A parameter is a leaf, and requires grad from now on. A\n tensor may have several names (tied weights): it is one parameter, or one buffer, all the same.\n Modules that an FQN names on its way (\"blocks\", \"blocks.0\") are made where they are missing."]
     pub fn swv_module_add_parameter(
         module: *mut swv_module,
         fqn: *const ::std::os::raw::c_char,
@@ -1682,6 +1696,24 @@ extern "C" {
         module: *mut swv_module,
         fqn: *const ::std::os::raw::c_char,
         tensor: *mut swv_tensor,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " `child`, with all that it has and will have, is a part of the module from now on, and of no other\n one."]
+    pub fn swv_module_add_child(
+        module: *mut swv_module,
+        fqn: *const ::std::os::raw::c_char,
+        child: *mut swv_module,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " The module of this name inside of the module; \"\" is the module itself. SWV_CODE_NOT_FOUND\n suggests names that are nearly the same."]
+    pub fn swv_module_child(
+        module: *const swv_module,
+        fqn: *const ::std::os::raw::c_char,
+        out_child: *mut *mut swv_module,
     ) -> *mut swv_status;
 }
 extern "C" {
@@ -1729,6 +1761,18 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
+    #[doc = " Training mode (on) or evaluation, of the module and all modules in it: what dropout and batch\n norms of a file go by, and a host's forward may ask for. A module that was created is in training\n mode; one of a file as it was saved."]
+    pub fn swv_module_train(module: *mut swv_module, on: swv_bool) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    pub fn swv_module_is_training(
+        module: *const swv_module,
+        out_is_training: *mut swv_bool,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
     #[doc = " Calls a method (\"forward\") of a module that was loaded. Results as swv_op_call."]
     pub fn swv_module_call(
         module: *mut swv_module,
@@ -1743,13 +1787,40 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " A plan says by FQN patterns how parameters and buffers lie; of lines that match a name the most\n specific counts: an exact name, then patterns in which * stands for any characters, ? for one and\n {a,b} for either, by how many characters they have besides, then \"re:\" and a regular expression\n (ECMAScript's). Lines of equal standing have to agree. As JSON:\n   {\"parameter\": {\"*.{q,k,v,up}.weight\": {\"tp\": \"S(0)\"}, \"*.{o,down}.weight\": {\"tp\": \"S(1)\"}}}\n or by position, one for each of the mesh's dimensions, [\"R\", \"S(0)\"], or as a layout,\n \"[S(0)@1, S(0)@0]\", which says who cuts first. Beside \"parameter\" there may be \"forward\": where\n inputs and outputs of modules go whenever they run, {\"*.o.output\": {\"tp\": \"R\"}}. The pattern is a\n module's, then \".input\" or \".output\", then nothing (the first), an index (\".input.1\") or the\n name that the operator's schema has for an argument. A module is met in the operators that its\n parameter \"weight\" (or its only one) takes part in, whoever calls them; one without is an error\n of swv_module_distribute."]
+    #[doc = " The same where the last num_names arguments are given by name."]
+    pub fn swv_module_call_named(
+        module: *mut swv_module,
+        method: *const ::std::os::raw::c_char,
+        mode: swv_grad_mode,
+        arguments: *const swv_value,
+        num_arguments: usize,
+        names: *const *const ::std::os::raw::c_char,
+        num_names: usize,
+        out_results: *mut swv_value,
+        capacity: usize,
+        out_num_results: *mut usize,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " ---- Plans ------------------------------------------------------------------------------------\n A plan says where everything lies, by lines of a pattern and placements. Its first part speaks of\n parameters and buffers by their FQNs. Of the lines that match a name the most specific counts: an\n exact name, then patterns in which * stands for any characters, ? for one and {a,b} for either,\n by how many characters they have besides, then \"re:\" and a regular expression (ECMAScript's).\n Lines of equal standing have to agree.\n\n Its second part says where inputs and outputs of modules go whenever they run. The pattern is a\n module's, then \".input\" or \".output\", then nothing (the first), an index (\".input.1\") or the name\n that an operator's schema has for an argument. Along mesh dimensions that are not named a tensor\n stays as it is. A module is met in the operators that its parameter \"weight\" (or its only one)\n takes part in, whoever calls them; one without, where the host runs it between swv_forward_begin\n and swv_forward_end.\n\n As JSON, where [\"R\", \"S(0)\"] and \"[R, S(0)]\" are placements by position, too:\n   {\"parameter\": {\"*.{q,k,v,up}.weight\": {\"tp\": \"S(0)\"}, \"*.{o,down}.weight\": {\"tp\": \"S(1)\"}},\n    \"forward\": {\"*.norm.input\": {\"tp\": \"S(1)\"}, \"*.o.output\": {\"tp\": \"R\"}}}"]
     pub fn swv_plan_create(out_plan: *mut *mut swv_plan) -> *mut swv_status;
 }
 extern "C" {
     #[must_use]
+    #[doc = " An error says on which line of the text."]
     pub fn swv_plan_from_json(
         text: *const ::std::os::raw::c_char,
+        out_plan: *mut *mut swv_plan,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " From the tensor-parallel plan of a Hugging Face model: its object ({\"layers.*.mlp.up_proj\":\n \"colwise\"}), or the configuration that has it as base_model_tp_plan. `module` has its parameters\n by the names that they have there. tp_mesh_dim NULL: \"tp\"."]
+    pub fn swv_plan_from_hugging_face(
+        module: *const swv_module,
+        text: *const ::std::os::raw::c_char,
+        tp_mesh_dim: *const ::std::os::raw::c_char,
         out_plan: *mut *mut swv_plan,
     ) -> *mut swv_status;
 }
@@ -1762,7 +1833,14 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Appends a line. Not while another thread uses the plan."]
+    pub fn swv_plan_share(plan: *const swv_plan, out_plan: *mut *mut swv_plan) -> *mut swv_status;
+}
+extern "C" {
+    pub fn swv_plan_free(plan: *mut swv_plan);
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Append a line: of the first part, by the names of mesh dimensions (those that are not named\n replicate) or by position, with the order in which they cut; and of the second part. Not while\n another thread uses the plan."]
     pub fn swv_plan_add(
         plan: *mut swv_plan,
         pattern: *const ::std::os::raw::c_char,
@@ -1772,14 +1850,43 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    pub fn swv_plan_share(plan: *const swv_plan, out_plan: *mut *mut swv_plan) -> *mut swv_status;
-}
-extern "C" {
-    pub fn swv_plan_free(plan: *mut swv_plan);
+    pub fn swv_plan_add_layout(
+        plan: *mut swv_plan,
+        pattern: *const ::std::os::raw::c_char,
+        layout: *const swv_layout,
+    ) -> *mut swv_status;
 }
 extern "C" {
     #[must_use]
-    #[doc = " Turns every parameter and buffer into a sharded tensor, in place; what no line matches is\n replicated. plan NULL: all replicated. A line that matches nothing, one that decides nothing\n since more specific lines match all that it does, and lines that place one tensor differently are\n errors before anything changes. COLLECTIVE, also if source is -1: whether all have the same is\n found out then."]
+    pub fn swv_plan_add_forward(
+        plan: *mut swv_plan,
+        pattern: *const ::std::os::raw::c_char,
+        placements: *const swv_named_placement,
+        num_placements: usize,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    pub fn swv_plan_add_forward_layout(
+        plan: *mut swv_plan,
+        pattern: *const ::std::os::raw::c_char,
+        layout: *const swv_layout,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " What swv_module_distribute would do, or its error; nothing is changed or sent. A table, and JSON,\n in which a tensor that no line matches has the pattern null; either may be NULL.\n   {\"parameter\": [{\"names\": [\"h.0.q.weight\"], \"shape\": [8, 4], \"is_buffer\": false,\n      \"layout\": \"[R, S(0)]\", \"local_shape\": [4, 4], \"pattern\": \"*.q.weight\"}],\n    \"forward\": [{\"module\": \"h.0.q\", \"value\": \"input.0\", \"placements\": {\"tp\": \"R\"},\n      \"pattern\": \"*.q.input\"}]}"]
+    pub fn swv_plan_resolve(
+        plan: *const swv_plan,
+        module: *const swv_module,
+        mesh: *const swv_mesh,
+        out_text: *mut *mut swv_string,
+        out_json: *mut *mut swv_string,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Turns every parameter and buffer into a sharded tensor, in place; what no line matches is\n replicated. plan NULL: all replicated. A line that matches nothing, one that decides nothing\n since more specific lines match all that it does, lines that place one tensor differently, and\n one about a forward that cannot be met are errors before anything changes. COLLECTIVE, also if\n source is -1: whether all have the same is found out then."]
     pub fn swv_module_distribute(
         module: *mut swv_module,
         mesh: *const swv_mesh,
@@ -1789,7 +1896,48 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Brings every gradient into its parameter's layout, in buckets. Between backward and the\n optimizer's step. COLLECTIVE."]
+    #[doc = " The forward of the module of this name inside of the module; \"\" is the module itself. Asking for\n it says that the host runs it as above: plans that are applied later may speak of it, and then\n meet it there, also if it has a weight."]
+    pub fn swv_module_forward(
+        module: *mut swv_module,
+        fqn: *const ::std::os::raw::c_char,
+        out_forward: *mut *mut swv_forward,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    pub fn swv_forward_share(
+        forward: *const swv_forward,
+        out_forward: *mut *mut swv_forward,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    pub fn swv_forward_free(forward: *mut swv_forward);
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Writes the inputs, num_inputs handles, as the plan wants them: redistributed, differentiably, or\n the same tensors where it says nothing. One that is NULL stays so. From now on traces and errors\n say that the module runs, until the scope is freed. Without a plan it costs little, and on plain\n modules too. COLLECTIVE as what the plan says is."]
+    pub fn swv_forward_begin(
+        forward: *const swv_forward,
+        mode: swv_grad_mode,
+        inputs: *const *const swv_tensor,
+        num_inputs: usize,
+        out_inputs: *mut *mut swv_tensor,
+        out_scope: *mut *mut swv_scope,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " The same with the outputs, once, in the mode of the beginning. SWV_CODE_INVALID_ARGUMENT if the\n plan speaks of an input or an output that there was not."]
+    pub fn swv_forward_end(
+        scope: *mut swv_scope,
+        outputs: *const *const swv_tensor,
+        num_outputs: usize,
+        out_outputs: *mut *mut swv_tensor,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Brings every gradient into its parameter's layout, in buckets. COLLECTIVE."]
     pub fn swv_module_finish_grad_sync(module: *mut swv_module) -> *mut swv_status;
 }
 extern "C" {
@@ -2005,7 +2153,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " A table; and JSON:\n   {\"mesh\": \"DeviceMesh(dp=2, tp=2)\", \"rank\": 3, \"dropped\": 0, \"events\": [\n     {\"collective\": \"all_reduce\", \"mesh_dims\": [\"tp\"], \"group_size\": 2, \"bytes\": 384,\n      \"op\": \"aten::add\", \"argument\": \"other\", \"implicit\": true, \"dtype\": \"Float\",\n      \"shape\": [8, 12], \"before\": \"[R, P(sum)]\", \"after\": \"[R, R]\", \"module\": \"mlp\",\n      \"phase\": \"forward\", \"source\": \"\", \"parameters\": [], \"is_check\": false}]}\n The phase is \"forward\", \"backward\" or \"gradient sync\"; source is of C++ alone; parameters are the\n names of those that move, or whose gradients do; is_check: plain values are compared."]
+    #[doc = " A table; and JSON:\n   {\"mesh\": \"DeviceMesh(dp=2, tp=2)\", \"rank\": 3, \"dropped\": 0, \"events\": [\n     {\"collective\": \"all_reduce\", \"mesh_dims\": [\"tp\"], \"group_size\": 2, \"bytes\": 384,\n      \"op\": \"aten::add\", \"argument\": \"other\", \"implicit\": true, \"dtype\": \"Float\",\n      \"shape\": [8, 12], \"before\": \"[R, P(sum)]\", \"after\": \"[R, R]\", \"module\": \"mlp\",\n      \"phase\": \"forward\", \"source\": \"\", \"parameters\": [], \"is_check\": false}]}\n The phase is \"forward\", \"backward\" or \"gradient sync\"; source is where the call stands in C++, or\n what swv_mesh_enter_source said; parameters are the names of those that move, or whose gradients\n do; is_check: plain values are compared."]
     pub fn swv_trace_to_string(
         trace: *const swv_trace,
         out_text: *mut *mut swv_string,

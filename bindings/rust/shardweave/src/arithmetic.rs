@@ -6,6 +6,7 @@ use std::ops;
 use crate::element::Complex;
 use crate::error::{Error, Result};
 use crate::op::{Arg, KnownOp};
+use crate::source::called_here;
 use crate::tensor::Tensor;
 
 /// What stands on the right of an operator, or is compared with: a tensor or a handle to one, a
@@ -90,10 +91,12 @@ impl Binary {
     }
 
     #[inline]
+    #[track_caller]
     fn call<R: crate::op::FromResults>(&self, left: &Tensor, right: impl Operand) -> Result<R> {
+        let _here = called_here();
         right.give(|right| match right {
-            Given::Tensor(right) => self.of_tensors.call(&[Arg::from(left), right]),
-            Given::Number(right) => self.of_numbers.call(&[Arg::from(left), right]),
+            Given::Tensor(right) => self.of_tensors.call_there(&[Arg::from(left), right]),
+            Given::Number(right) => self.of_numbers.call_there(&[Arg::from(left), right]),
         })
     }
 }
@@ -107,6 +110,7 @@ macro_rules! operators {
             type Output = Result<Tensor>;
 
             #[inline]
+            #[track_caller]
             fn $method(self, right: R) -> Result<Tensor> {
                 $binary.call(self, right)
             }
@@ -116,6 +120,7 @@ macro_rules! operators {
             type Output = Result<Tensor>;
 
             #[inline]
+            #[track_caller]
             fn $method(self, right: R) -> Result<Tensor> {
                 $binary.call(&self, right)
             }
@@ -125,6 +130,7 @@ macro_rules! operators {
             type Output = Result<Tensor>;
 
             #[inline]
+            #[track_caller]
             fn $method(self, right: &Tensor) -> Result<Tensor> {
                 $binary.call(self?.borrow(), right)
             }
@@ -134,6 +140,7 @@ macro_rules! operators {
             type Output = Result<Tensor>;
 
             #[inline]
+            #[track_caller]
             fn $method(self, right: Tensor) -> Result<Tensor> {
                 $binary.call(self?.borrow(), right)
             }
@@ -160,6 +167,7 @@ macro_rules! numbers_first {
             type Output = Result<Tensor>;
 
             #[inline]
+            #[track_caller]
             fn $method(self, $right: &Tensor) -> Result<Tensor> {
                 let $left = self;
                 $result
@@ -170,6 +178,7 @@ macro_rules! numbers_first {
             type Output = Result<Tensor>;
 
             #[inline]
+            #[track_caller]
             fn $method(self, right: Tensor) -> Result<Tensor> {
                 ops::$trait::$method(self, &right)
             }
@@ -199,6 +208,7 @@ macro_rules! unary {
             type Output = Result<Tensor>;
 
             #[inline]
+            #[track_caller]
             fn $method(self) -> Result<Tensor> {
                 static OP: KnownOp = KnownOp::new($op, concat!("Tensor::", stringify!($method)));
                 OP.call(&[Arg::from(self)])
@@ -209,6 +219,7 @@ macro_rules! unary {
             type Output = Result<Tensor>;
 
             #[inline]
+            #[track_caller]
             fn $method(self) -> Result<Tensor> {
                 (&self).$method()
             }
@@ -242,18 +253,22 @@ pub trait TensorResult: Sized {
 }
 
 impl<T: Borrow<Tensor>> TensorResult for Result<T, Error> {
+    #[track_caller]
     fn plus(self, right: impl Operand) -> Result<Tensor> {
         ADD.call(self?.borrow(), right)
     }
 
+    #[track_caller]
     fn minus(self, right: impl Operand) -> Result<Tensor> {
         SUB.call(self?.borrow(), right)
     }
 
+    #[track_caller]
     fn times(self, right: impl Operand) -> Result<Tensor> {
         MUL.call(self?.borrow(), right)
     }
 
+    #[track_caller]
     fn over(self, right: impl Operand) -> Result<Tensor> {
         DIV.call(self?.borrow(), right)
     }
@@ -264,6 +279,7 @@ macro_rules! methods {
         $($(#[$doc])*
         ///
         #[doc = concat!("LibTorch's `", $tensors, "` and `", $numbers, "`.")]
+        #[track_caller]
         pub fn $name(&self, other: impl Operand) -> Result<$result> {
             static OP: Binary =
                 Binary::new($tensors, $numbers, concat!("Tensor::", stringify!($name)));

@@ -11,6 +11,7 @@ use shardweave_sys as sys;
 
 use crate::error::{Code, Error, Result};
 use crate::ffi::{c_text, panic_error, status_of, without_panics};
+use crate::source::called_here;
 use crate::tensor::Tensor;
 
 /// Whether what is called is recorded for gradients.
@@ -122,12 +123,15 @@ impl Tensor {
     /// assert_eq!(x.grad()?.unwrap().to_vec::<f32>()?, [4.0; 3]);
     /// # Ok::<(), shardweave::Error>(())
     /// ```
+    #[track_caller]
     pub fn backward(&self) -> Result<()> {
         self.backward_with(None, BackwardOptions::default())
     }
 
     /// The same for a tensor of any shape, given the gradient of something with respect to it.
+    #[track_caller]
     pub fn backward_with(&self, gradient: Option<&Tensor>, options: BackwardOptions) -> Result<()> {
+        let _here = called_here();
         let options = options.to_raw();
         call!(swv_tensor_backward(self.as_ptr(), or_null(gradient), &options))
     }
@@ -176,6 +180,7 @@ impl Tensor {
 /// assert_eq!((first.item::<f64>()?, second.item::<f64>()?), (27.0, 18.0));
 /// # Ok::<(), shardweave::Error>(())
 /// ```
+#[track_caller]
 pub fn gradients(
     outputs: &[&Tensor],
     inputs: &[&Tensor],
@@ -189,6 +194,7 @@ pub fn gradients(
             outputs.len()
         )));
     }
+    let _here = called_here();
     let handles = |tensors: &[&Tensor]| -> Vec<*const sys::swv_tensor> {
         tensors.iter().map(|tensor| tensor.as_const_ptr()).collect()
     };

@@ -11,6 +11,8 @@ use crate::tensor::Tensor;
 ///
 /// - a [`Tensor`]: a parameter, by the field's name;
 /// - a [`Module`]: what it has, below the field's name;
+/// - a [`Forward`](crate::Forward) of the struct, a [`Training`](crate::Training), whatever the
+///   field's name;
 /// - an `Option`, a `Vec`, an array or a slice of one of them: elements are named by their numbers,
 ///   "blocks.3.norm.weight";
 /// - numbers, `bool`, texts, [`DType`], [`Device`], lists of numbers: no members.

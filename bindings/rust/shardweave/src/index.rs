@@ -167,6 +167,7 @@ impl Tensor {
     /// assert_eq!(x.i(&x.gt(20)?)?.to_vec::<i64>()?, [21, 22, 23]);
     /// # Ok::<(), shardweave::Error>(())
     /// ```
+    #[track_caller]
     pub fn i<'a>(&self, index: impl TensorIndex<'a>) -> Result<Tensor> {
         static SELECT: KnownOp = KnownOp::new("aten::select.int", "Tensor::i");
         static SLICE: KnownOp = KnownOp::new("aten::slice.Tensor", "Tensor::i");

@@ -75,6 +75,7 @@ mod dtype;
 mod element;
 mod error;
 mod field;
+mod forward;
 #[rustfmt::skip]
 mod generated;
 mod index;
@@ -92,6 +93,7 @@ mod process;
 mod schedule;
 #[cfg(feature = "serde")]
 mod serialize;
+mod source;
 mod spawn;
 mod tensor;
 mod world;
@@ -106,6 +108,7 @@ pub use dtype::{DType, Device, ReduceOp};
 pub use element::{Bf16, Complex, Element, F16};
 pub use error::{Code, Error, Result};
 pub use field::{BufferField, ModuleField};
+pub use forward::Forward;
 pub use generated::OP_NAMES;
 pub use index::{Ellipsis, IndexItem, NewAxis, TensorIndex};
 pub use layout::{IntoLayout, Layout, LocalExtent, Placement, RedistributionPlan};
@@ -117,7 +120,7 @@ pub use module::{
 };
 pub use op::{Arg, Explanation, Flags, FromResults, FromValue, Op, Value};
 pub use optimizer::{AdamW, Optimizer, OptimizerGroups, Sgd};
-pub use plan::ParameterPlan;
+pub use plan::{ParameterPlan, PlanPlacements, ResolvedPlan};
 pub use process::{
     build_info, live_handles, manual_seed, set_handle_checks, set_log, set_num_threads,
     HandleChecks, Log,

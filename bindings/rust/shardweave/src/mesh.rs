@@ -1,4 +1,4 @@
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::fmt;
 
 use shardweave_sys as sys;
@@ -6,6 +6,7 @@ use shardweave_sys as sys;
 use crate::comm::{widened, Comm};
 use crate::error::{Of, Result};
 use crate::ffi::c_text;
+use crate::source::Traced;
 
 handle! {
     /// An n-dimensional grid of ranks with names for its dimensions, as one rank sees it.
@@ -36,9 +37,15 @@ handle! {
 }
 
 handle! {
-    /// A record of every collective that tensors of a mesh start while it lives: what moves, how
-    /// far, and who wanted it. Belongs to its mesh's rank: neither `Send` nor `Sync`.
-    Trace, swv_trace, swv_trace_free
+    /// The C interface's own.
+    TraceHandle, swv_trace, swv_trace_free
+}
+
+/// A record of every collective that tensors of a mesh start while it lives: what moves, how far,
+/// and who wanted it. Belongs to its mesh's rank: neither `Send` nor `Sync`.
+pub struct Trace {
+    handle: TraceHandle,
+    _traced: Traced,
 }
 
 /// Of one rank since its mesh was made.
@@ -328,8 +335,28 @@ impl Mesh {
     }
 
     /// Records what tensors of this mesh send from now on.
+    ///
+    /// ```
+    /// use shardweave::{Placement::*, Tensor, World};
+    /// World::threads(2).run(|world| {
+    ///     let mesh = world.device_mesh(&[("x", 2)])?;
+    ///     let x = Tensor::ones(&[4])?.distribute(&mesh, [("x", Shard(0))])?;
+    ///     let trace = mesh.trace()?;
+    ///     x.full_tensor()?; // this line
+    ///     let here = format!("{}:{}", file!(), line!() - 1);
+    ///     assert!(trace.to_json()?.contains(&here));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
     pub fn trace(&self) -> Result<Trace> {
-        create!(swv_trace_create(self.as_ptr())).map(Trace)
+        let handle = create!(swv_trace_create(self.as_ptr())).map(TraceHandle)?;
+        Ok(Trace { handle, _traced: Traced::new(self) })
+    }
+
+    /// Until the scope ends, traces that live now say that what runs was called there.
+    pub(crate) fn enter_source(&self, source: &CStr) -> Result<Scope> {
+        create!(swv_mesh_enter_source(self.as_ptr(), source.as_ptr())).map(Scope)
     }
 }
 
@@ -356,31 +383,33 @@ impl fmt::Debug for Mesh {
 impl Trace {
     /// How many collectives there were.
     pub fn num_events(&self) -> Result<usize> {
-        get!(swv_trace_num_events(self.as_ptr()) -> usize)
+        get!(swv_trace_num_events(self.handle.as_ptr()) -> usize)
     }
 
     /// That a rank sends, as planned.
     pub fn bytes(&self) -> Result<i64> {
-        get!(swv_trace_bytes(self.as_ptr()) -> i64)
+        get!(swv_trace_bytes(self.handle.as_ptr()) -> i64)
     }
 
     /// Forgets what was recorded.
     pub fn clear(&self) -> Result<()> {
-        call!(swv_trace_clear(self.as_ptr()))
+        call!(swv_trace_clear(self.handle.as_ptr()))
     }
 
-    /// As JSON: what `swv_trace_to_json` in the C header shows. `"source"`, a line of C++, is empty
-    /// here; what tells where it was is `"module"`, of the innermost [`Mesh::module_scope`], and
-    /// `"parameters"`.
+    /// As JSON: what `swv_trace_to_json` in the C header shows. `"source"` is where a function was
+    /// called that communicates by its name, "src/model.rs:53": [`Tensor::redistribute`], also in
+    /// backward ([`Tensor::backward`]), [`Module::distribute`](crate::Module::distribute), ... What
+    /// tells where an operator was is `"module"`, of the innermost [`Mesh::module_scope`] or
+    /// [`Forward`](crate::Forward), and `"parameters"`.
     pub fn to_json(&self) -> Result<String> {
-        text!(swv_trace_to_json(self.as_ptr()))
+        text!(swv_trace_to_json(self.handle.as_ptr()))
     }
 }
 
 /// A table.
 impl fmt::Display for Trace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&text!(swv_trace_to_string(self.as_ptr())).map_err(|_| fmt::Error)?)
+        f.pad(&text!(swv_trace_to_string(self.handle.as_ptr())).map_err(|_| fmt::Error)?)
     }
 }
 

@@ -8,18 +8,26 @@ use std::rc::Rc;
 
 use shardweave_sys as sys;
 
-use crate::autograd::no_grad;
+use crate::autograd::{no_grad, GradMode};
 use crate::error::{Error, Of, Result};
 use crate::ffi::{c_text, check, take_string};
 use crate::field::ModuleField;
+use crate::forward::{check_distinct, forward_of, Forward, ForwardHandle};
 use crate::mesh::Mesh;
 use crate::op::{call_module, Arg, FromResults};
 use crate::plan::ParameterPlan;
+use crate::source::called_here;
 use crate::tensor::{Source, Tensor};
 
 handle! {
     /// The C interface's own.
     ModuleHandle, swv_module, swv_module_free
+}
+
+impl ModuleHandle {
+    pub(crate) fn new() -> Result<ModuleHandle> {
+        create!(swv_module_create()).map(ModuleHandle)
+    }
 }
 
 /// The parameters and buffers of a module, under all their names: by fully qualified name (FQN,
@@ -29,6 +37,7 @@ pub struct Members {
     prefix: String,
     parameters: Vec<(String, Tensor)>,
     buffers: Vec<(String, Tensor)>,
+    forwards: Vec<(String, Forward)>,
     /// Names of buffers that no checkpoint has.
     non_persistent: Vec<String>,
     training: Vec<Training>,
@@ -56,6 +65,12 @@ impl Members {
     /// What [`Module::train`] and [`Module::eval`] switch.
     pub fn training(&mut self, training: &Training) {
         self.training.push(training.clone());
+    }
+
+    /// What the forward of this module, the one that names its members, runs within: plans may
+    /// speak of its inputs and outputs.
+    pub fn forward(&mut self, forward: &Forward) {
+        self.forwards.push((self.prefix.clone(), forward.clone()));
     }
 
     /// The members of a module inside, under its name.
@@ -290,17 +305,25 @@ pub trait Module {
 
     /// Turns every parameter and buffer into a sharded tensor, in place: all handles see it.
     /// Parameters require grad from then on. A line of the plan that matches nothing or that more
-    /// specific ones leave nothing to decide, and lines that place one tensor differently, are
-    /// errors before anything changes. Collective.
+    /// specific ones leave nothing to decide, lines that place one tensor differently, and lines
+    /// about a forward that cannot be met (see [`Forward`]) are errors before anything changes.
+    /// Collective.
+    #[track_caller]
     fn distribute(&self, mesh: &Mesh, plan: &ParameterPlan, source: Source) -> Result<()> {
-        let module = handle_of(&members_of(self)).of("Module::distribute")?;
+        let _here = called_here();
+        let (module, forwards) = handle_of(self).of("Module::distribute")?;
         let plan = plan.to_handle().of("Module::distribute")?;
         let options = source.to_raw();
-        call!(swv_module_distribute(module.as_ptr(), mesh.as_ptr(), plan.as_ptr(), &options))
+        call!(swv_module_distribute(module.as_ptr(), mesh.as_ptr(), plan.as_ptr(), &options))?;
+        for (forward, handle) in forwards {
+            forward.set(handle);
+        }
+        Ok(())
     }
 
     /// Brings every gradient into its parameter's layout. Between backward and the optimizer's
     /// step. Collective; nothing to do for plain tensors.
+    #[track_caller]
     fn finish_grad_sync(&self) -> Result<()> {
         let members = members_of(self);
         let parameters: Vec<&Tensor> =
@@ -312,6 +335,7 @@ pub trait Module {
     /// is above `max_norm` (0 or more), so that it is that; gives the norm before, the same on every
     /// rank.
     /// After [`finish_grad_sync`](Module::finish_grad_sync). Collective.
+    #[track_caller]
     fn clip_grad_norm(&self, max_norm: f64) -> Result<f64> {
         let members = members_of(self);
         let parameters: Vec<&Tensor> =
@@ -328,7 +352,9 @@ pub trait Module {
 }
 
 /// See [`Module::finish_grad_sync`].
+#[track_caller]
 pub fn finish_grad_sync(parameters: &[&Tensor]) -> Result<()> {
+    let _here = called_here();
     let handles: Vec<_> = parameters.iter().map(|tensor| tensor.as_ptr()).collect();
     call!(swv_finish_grad_sync(handles.as_ptr(), handles.len()))
 }
@@ -350,7 +376,9 @@ impl Default for ClipOptions {
 }
 
 /// See [`Module::clip_grad_norm`].
+#[track_caller]
 pub fn clip_grad_norm(parameters: &[&Tensor], max_norm: f64, options: ClipOptions) -> Result<f64> {
+    let _here = called_here();
     let handles: Vec<_> = parameters.iter().map(|tensor| tensor.as_ptr()).collect();
     let raw = sys::swv_clip_options {
         norm_type: options.norm_type,
@@ -399,8 +427,12 @@ fn distinct(named: Vec<(String, Tensor)>) -> Vec<(String, Tensor)> {
     result
 }
 
-fn handle_of(members: &Members) -> Result<ModuleHandle> {
-    let module = ModuleHandle(create!(swv_module_create())?);
+/// The module as C has it, and handles of the forwards in it.
+pub(crate) fn handle_of<M: Module + ?Sized>(
+    module: &M,
+) -> Result<(ModuleHandle, Vec<(Forward, ForwardHandle)>)> {
+    let members = members_of(module);
+    let module = ModuleHandle::new()?;
     for (fqn, tensor) in &members.parameters {
         let fqn = c_text(fqn, "parameter")?;
         call!(swv_module_add_parameter(module.as_ptr(), fqn.as_ptr(), tensor.as_ptr()))?;
@@ -409,7 +441,12 @@ fn handle_of(members: &Members) -> Result<ModuleHandle> {
         let fqn = c_text(fqn, "buffer")?;
         call!(swv_module_add_buffer(module.as_ptr(), fqn.as_ptr(), tensor.as_ptr()))?;
     }
-    Ok(module)
+    check_distinct(&members.forwards)?;
+    let mut forwards = Vec::new();
+    for (fqn, forward) in members.forwards {
+        forwards.push((forward, forward_of(&module, &fqn)?));
+    }
+    Ok((module, forwards))
 }
 
 /// Modules in a list, by their numbers.
@@ -466,8 +503,55 @@ impl ScriptModule {
     }
 
     /// Calls a method, "forward".
+    #[track_caller]
     pub fn call<R: FromResults>(&self, method: &str, arguments: &[Arg<'_>]) -> Result<R> {
         call_module(self.handle.as_ptr(), method, arguments)
+    }
+
+    /// The same with further arguments by name.
+    #[track_caller]
+    pub fn call_named<R: FromResults>(
+        &self,
+        method: &str,
+        arguments: &[Arg<'_>],
+        named: &[(&str, Arg<'_>)],
+    ) -> Result<R> {
+        const NAME: &str = "ScriptModule::call_named";
+        let _here = called_here();
+        let method = c_text(method, "method").of(NAME)?;
+        let names = named
+            .iter()
+            .map(|(name, _)| c_text(name, "argument"))
+            .collect::<Result<Vec<_>>>()
+            .of(NAME)?;
+        let raw_names: Vec<_> = names.iter().map(|name| name.as_ptr()).collect();
+        let mut all = arguments.to_vec();
+        all.extend(named.iter().map(|(_, value)| *value));
+        R::receive(|out, capacity, count| {
+            call!(swv_module_call_named(
+                self.handle.as_ptr(),
+                method.as_ptr(),
+                GradMode::current() as i32,
+                all.as_ptr().cast(),
+                all.len(),
+                raw_names.as_ptr(),
+                raw_names.len(),
+                out,
+                capacity,
+                count,
+            ))
+        })
+        .of(NAME)
+    }
+
+    /// Training mode or evaluation, of all modules in it: what its dropout and batch norms go by.
+    pub fn train(&self, on: bool) -> Result<()> {
+        call!(swv_module_train(self.handle.as_ptr(), on.into()))
+    }
+
+    /// Whether it is in training mode; at first as it was saved.
+    pub fn is_training(&self) -> Result<bool> {
+        Ok(get!(swv_module_is_training(self.handle.as_ptr()) -> i32)? == 1)
     }
 }
 

@@ -1,39 +1,56 @@
+use std::fmt;
+use std::ptr;
 use std::ptr::NonNull;
 
 use shardweave_sys as sys;
 
-use crate::error::Result;
-use crate::ffi::c_text;
-use crate::layout::{NamedPlacements, Placement};
+use crate::error::{Error, Of, Result};
+use crate::ffi::{c_text, take_string};
+use crate::layout::{Layout, NamedPlacements, Placement};
+use crate::mesh::Mesh;
+use crate::module::{handle_of, Module};
 
-/// How the parameters and buffers of a module lie on a mesh: lines of a pattern and placements by
-/// the names of mesh dimensions. Of lines that match a name the most specific counts, in whatever
-/// order: an exact name, then patterns in which `*` stands for any characters, `?` for one and
-/// `{a,b}` for either, by how many characters they have besides, then `re:` and a regular
-/// expression. Lines of equal standing have to agree; what no line matches is replicated.
+/// Where everything in a module lies, by lines of a pattern and placements. Of lines that match a
+/// name the most specific counts, in whatever order: an exact name, then patterns in which `*`
+/// stands for any characters, `?` for one and `{a,b}` for either, by how many characters they have
+/// besides, then `re:` and a regular expression. Lines of equal standing have to agree; what no
+/// line matches is replicated.
 ///
 /// ```
 /// use shardweave::{ParameterPlan, Placement::*};
 /// let plan = ParameterPlan::new()
 ///     .line("*.{q,k,v,up}.*", &[("tp", Shard(0))])
 ///     .line("*.{o,down}.weight", &[("tp", Shard(1))]);
-/// # #[cfg(feature = "serde")] {
 /// let text =
 ///     r#"{"parameter":{"*.{q,k,v,up}.*":{"tp":"S(0)"},"*.{o,down}.weight":{"tp":"S(1)"}}}"#;
+/// assert_eq!(ParameterPlan::from_json(text)?, plan);
+/// # #[cfg(feature = "serde")] {
 /// assert_eq!(serde_json::to_string(&plan).unwrap(), text);
 /// assert_eq!(serde_json::from_str::<ParameterPlan>(text).unwrap(), plan);
 /// # }
+/// # Ok::<(), shardweave::Error>(())
 /// ```
 ///
-/// By serde (the feature of that name) it comes from any format that keeps the order of maps; the JSON is that of the C
-/// interface.
+/// By serde (the feature of that name) it comes from any format that keeps the order of maps; the
+/// JSON is that of the C interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ParameterPlan {
     pub(crate) lines: Lines,
     pub(crate) forward: Lines,
 }
 
-type Lines = Vec<(String, Vec<(String, Placement)>)>;
+type Lines = Vec<(String, PlanPlacements)>;
+
+/// Of a line of a [`ParameterPlan`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PlanPlacements {
+    /// By the names of mesh dimensions.
+    Named(Vec<(String, Placement)>),
+    /// By position, one for each of the mesh's dimensions, and the order in which they cut: a
+    /// layout's text, "[S(0)@1, S(0)@0]".
+    Layout(String),
+}
 
 handle! {
     /// The C interface's own.
@@ -46,22 +63,37 @@ impl ParameterPlan {
         ParameterPlan::default()
     }
 
-    /// With a further line.
+    /// With a further line: parameters and buffers with these names lie so. Along mesh dimensions
+    /// that are not named they are replicated.
     pub fn line<N: AsRef<str>>(
         mut self,
         pattern: impl Into<String>,
         placements: &[(N, Placement)],
     ) -> ParameterPlan {
-        self.lines.push((pattern.into(), owned(placements)));
+        self.lines.push((pattern.into(), named(placements)));
         self
     }
 
-    /// With where the inputs or outputs of modules go, whenever the model runs: a pattern of modules'
-    /// names, then `.input` or `.output` (the first of them), or with an index, `.input.1`. Along mesh
-    /// dimensions that are not named a tensor stays as it is.
+    /// The same by a [`Layout`] or its text, which says in which order mesh dimensions cut.
     ///
-    /// A module is met in the operator that its `weight` takes part in, whoever calls it; one without
-    /// a weight of its own is an error of [`Module::distribute`](crate::Module::distribute).
+    /// ```
+    /// let plan = shardweave::ParameterPlan::new().layout_line("embedding", "[S(0)@1, S(0)@0]");
+    /// ```
+    pub fn layout_line(
+        mut self,
+        pattern: impl Into<String>,
+        layout: impl fmt::Display,
+    ) -> ParameterPlan {
+        self.lines.push((pattern.into(), PlanPlacements::Layout(layout.to_string())));
+        self
+    }
+
+    /// With where the inputs or outputs of modules go, whenever the model runs: a pattern of
+    /// modules' names, then `.input` or `.output` (the first of them), or with an index,
+    /// `.input.1`. Along mesh dimensions that are not named a tensor stays as it is.
+    ///
+    /// A module is met in the operator that its `weight` takes part in, whoever calls it; one
+    /// without a weight of its own, where it runs within a [`Forward`](crate::Forward).
     ///
     /// ```
     /// use shardweave::{ParameterPlan, Placement::*};
@@ -75,62 +107,287 @@ impl ParameterPlan {
         pattern: impl Into<String>,
         placements: &[(N, Placement)],
     ) -> ParameterPlan {
-        self.forward.push((pattern.into(), owned(placements)));
+        self.forward.push((pattern.into(), named(placements)));
         self
     }
 
-    /// The lines: patterns with placements by mesh dimension.
-    pub fn lines(&self) -> impl Iterator<Item = (&str, &[(String, Placement)])> {
-        self.lines.iter().map(|(pattern, placements)| (pattern.as_str(), placements.as_slice()))
+    /// The same by a [`Layout`] or its text.
+    pub fn forward_layout(
+        mut self,
+        pattern: impl Into<String>,
+        layout: impl fmt::Display,
+    ) -> ParameterPlan {
+        self.forward.push((pattern.into(), PlanPlacements::Layout(layout.to_string())));
+        self
+    }
+
+    /// The lines about parameters and buffers.
+    pub fn lines(&self) -> impl Iterator<Item = (&str, &PlanPlacements)> {
+        self.lines.iter().map(|(pattern, placements)| (pattern.as_str(), placements))
+    }
+
+    /// The lines about inputs and outputs of modules.
+    pub fn forward_lines(&self) -> impl Iterator<Item = (&str, &PlanPlacements)> {
+        self.forward.iter().map(|(pattern, placements)| (pattern.as_str(), placements))
+    }
+
+    /// From JSON; an error says on which line of the text. Placements are an object by the names of
+    /// mesh dimensions, a list by position, or a layout's text.
+    ///
+    /// ```
+    /// use shardweave::ParameterPlan;
+    /// let plan = ParameterPlan::from_json(
+    ///     r#"{"parameter": {"*.up": {"tp": "S(0)"}, "*.down": ["R", "S(1)"]},
+    ///         "forward": {"*.norm.input": {"tp": "S(1)"}}}"#,
+    /// )?;
+    /// assert_eq!((plan.lines().count(), plan.forward_lines().count()), (2, 1));
+    /// let error = ParameterPlan::from_json("{\n\"parameter\": 7}").unwrap_err();
+    /// assert!(error.message().contains("line 2"), "{error}");
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    pub fn from_json(text: &str) -> Result<ParameterPlan> {
+        let text = c_text(text, "text").of("ParameterPlan::from_json")?;
+        let plan = PlanHandle(create!(swv_plan_from_json(text.as_ptr()))?);
+        ParameterPlan::of_handle(&plan).of("ParameterPlan::from_json")
+    }
+
+    /// From the tensor-parallel plan of a Hugging Face model: its object
+    /// (`{"layers.*.mlp.up_proj": "colwise"}`), or the configuration that has it as
+    /// `base_model_tp_plan`. The module's parameters have the names that they have there.
+    /// `tp_mesh_dim` is the mesh dimension, mostly "tp".
+    ///
+    /// ```
+    /// use shardweave::{Members, Module, ParameterPlan, Tensor};
+    /// struct Up(Tensor);
+    /// impl Module for Up {
+    ///     fn members(&self, members: &mut Members) {
+    ///         members.parameter("up_proj.weight", &self.0);
+    ///     }
+    /// }
+    /// let up = Up(Tensor::ones(&[4, 2])?);
+    /// let plan = ParameterPlan::from_hugging_face(&up, r#"{"up_proj": "colwise"}"#, "tp")?;
+    /// assert_eq!(plan.lines().count(), 1);
+    /// let error = ParameterPlan::from_hugging_face(&up, r#"{"up_proj": "cowlise"}"#, "tp");
+    /// assert!(error.unwrap_err().message().contains("cowlise"));
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    pub fn from_hugging_face<M: Module + ?Sized>(
+        module: &M,
+        text: &str,
+        tp_mesh_dim: &str,
+    ) -> Result<ParameterPlan> {
+        const NAME: &str = "ParameterPlan::from_hugging_face";
+        let (module, _) = handle_of(module).of(NAME)?;
+        let text = c_text(text, "text").of(NAME)?;
+        let dim = c_text(tp_mesh_dim, "tp_mesh_dim").of(NAME)?;
+        let plan: NonNull<sys::swv_plan> =
+            create!(swv_plan_from_hugging_face(module.as_ptr(), text.as_ptr(), dim.as_ptr()))?;
+        ParameterPlan::of_handle(&PlanHandle(plan)).of(NAME)
+    }
+
+    /// What [`Module::distribute`] would do with this plan, or its error; nothing is changed or
+    /// sent.
+    ///
+    /// ```
+    /// # use shardweave::{Members, Module, ParameterPlan, Placement::*, Tensor, World};
+    /// # struct Up(Tensor);
+    /// # impl Module for Up {
+    /// #     fn members(&self, members: &mut Members) {
+    /// #         members.parameter("up", &self.0);
+    /// #     }
+    /// # }
+    /// World::threads(2).run(|world| {
+    ///     let mesh = world.device_mesh(&[("tp", 2)])?;
+    ///     let up = Up(Tensor::ones(&[5, 2])?);
+    ///     let plan = ParameterPlan::new().line("up", &[("tp", Shard(0))]);
+    ///     println!("{}", plan.resolve(&up, &mesh)?);
+    ///     assert!(plan.resolve(&up, &mesh)?.json.contains(r#""local_shape":[3,2]"#));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    pub fn resolve<M: Module + ?Sized>(&self, module: &M, mesh: &Mesh) -> Result<ResolvedPlan> {
+        let (module, _forwards) = handle_of(module).of("ParameterPlan::resolve")?;
+        let plan = self.to_handle().of("ParameterPlan::resolve")?;
+        let (mut table, mut json) = (ptr::null_mut(), ptr::null_mut());
+        call!(swv_plan_resolve(
+            plan.as_ptr(),
+            module.as_ptr(),
+            mesh.as_ptr(),
+            &mut table,
+            &mut json,
+        ))?;
+        let text = |string| take_string(NonNull::new(string).expect("it was asked for"));
+        Ok(ResolvedPlan { table: text(table), json: text(json) })
     }
 
     pub(crate) fn to_handle(&self) -> Result<PlanHandle> {
-        if !self.forward.is_empty() {
-            let text = c_text(&self.json(), "plan")?;
-            let handle: NonNull<sys::swv_plan> = create!(swv_plan_from_json(text.as_ptr()))?;
-            return Ok(PlanHandle(handle));
-        }
-        let handle: NonNull<sys::swv_plan> = create!(swv_plan_create())?;
-        let plan = PlanHandle(handle);
+        let plan = PlanHandle(create!(swv_plan_create())?);
         for (pattern, placements) in &self.lines {
-            let pattern = c_text(pattern, "pattern")?;
-            let named = NamedPlacements::new(placements)?;
-            call!(swv_plan_add(
-                plan.as_ptr(),
-                pattern.as_ptr(),
-                named.raw.as_ptr(),
-                named.raw.len()
-            ))?;
+            let pattern = c_text(pattern, "pattern").of("ParameterPlan::line")?;
+            match placements {
+                PlanPlacements::Named(named) => {
+                    let named = NamedPlacements::new(named).of("ParameterPlan::line")?;
+                    let (all, count) = (named.raw.as_ptr(), named.raw.len());
+                    call!(swv_plan_add(plan.as_ptr(), pattern.as_ptr(), all, count))?;
+                }
+                PlanPlacements::Layout(text) => {
+                    let layout = Layout::parse(text).of("ParameterPlan::layout_line")?;
+                    call!(swv_plan_add_layout(plan.as_ptr(), pattern.as_ptr(), layout.as_ptr()))?;
+                }
+            }
+        }
+        for (pattern, placements) in &self.forward {
+            let pattern = c_text(pattern, "pattern").of("ParameterPlan::forward")?;
+            match placements {
+                PlanPlacements::Named(named) => {
+                    let named = NamedPlacements::new(named).of("ParameterPlan::forward")?;
+                    let (all, count) = (named.raw.as_ptr(), named.raw.len());
+                    call!(swv_plan_add_forward(plan.as_ptr(), pattern.as_ptr(), all, count))?;
+                }
+                PlanPlacements::Layout(text) => {
+                    let layout = Layout::parse(text).of("ParameterPlan::forward_layout")?;
+                    call!(swv_plan_add_forward_layout(
+                        plan.as_ptr(),
+                        pattern.as_ptr(),
+                        layout.as_ptr()
+                    ))?;
+                }
+            }
         }
         Ok(plan)
     }
 
-    /// For the C interface, which takes lines of `forward` as JSON alone.
-    fn json(&self) -> String {
-        fn map<T>(entries: &[(String, T)], value: impl Fn(&T) -> String) -> String {
-            let entries: Vec<String> =
-                entries.iter().map(|(key, v)| format!("{}:{}", quoted(key), value(v))).collect();
-            format!("{{{}}}", entries.join(","))
-        }
-        let lines = |lines: &Lines| map(lines, |line| map(line, |p| quoted(&p.to_string())));
-        format!("{{\"parameter\":{},\"forward\":{}}}", lines(&self.lines), lines(&self.forward))
+    fn of_handle(plan: &PlanHandle) -> Result<ParameterPlan> {
+        let text = text!(swv_plan_to_json(plan.as_ptr()))?;
+        read_plan(&text).ok_or_else(|| Error::invalid(format!("plan: {text} is not known here")))
     }
 }
 
-fn owned<N: AsRef<str>>(placements: &[(N, Placement)]) -> Vec<(String, Placement)> {
-    placements.iter().map(|(dim, p)| (dim.as_ref().to_owned(), p.clone())).collect()
+fn named<N: AsRef<str>>(placements: &[(N, Placement)]) -> PlanPlacements {
+    let named = placements.iter().map(|(dim, p)| (dim.as_ref().to_owned(), p.clone()));
+    PlanPlacements::Named(named.collect())
 }
 
-/// As a JSON string.
-fn quoted(text: &str) -> String {
-    let mut result = String::from("\"");
-    for c in text.chars() {
-        match c {
-            '"' | '\\' => result.extend(['\\', c]),
-            c if c < ' ' => result.push_str(&format!("\\u{:04x}", c as u32)),
-            c => result.push(c),
+/// What a plan comes to: every parameter and buffer, where it lies and which line decided; every
+/// input and output that it speaks of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ResolvedPlan {
+    /// For people.
+    pub table: String,
+    /// For programs.
+    pub json: String,
+}
+
+/// The table.
+impl fmt::Display for ResolvedPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.table)
+    }
+}
+
+/// Plans as swv_plan_to_json writes them: objects in each other, and strings.
+struct Reader<'a> {
+    rest: &'a str,
+}
+
+impl Reader<'_> {
+    fn eat(&mut self, token: char) -> Option<()> {
+        self.rest = self.rest.strip_prefix(token)?;
+        Some(())
+    }
+
+    fn string(&mut self) -> Option<String> {
+        self.eat('"')?;
+        let mut text = String::new();
+        loop {
+            let c = self.rest.chars().next()?;
+            self.eat(c)?;
+            match c {
+                '"' => return Some(text),
+                '\\' => {
+                    let escaped = self.rest.chars().next()?;
+                    self.eat(escaped)?;
+                    text.push(match escaped {
+                        'b' => '\u{8}',
+                        'f' => '\u{c}',
+                        'n' => '\n',
+                        'r' => '\r',
+                        't' => '\t',
+                        'u' => {
+                            let digits = self.rest.get(..4)?;
+                            self.rest = &self.rest[4..];
+                            char::from_u32(u32::from_str_radix(digits, 16).ok()?)?
+                        }
+                        other => other,
+                    });
+                }
+                c => text.push(c),
+            }
         }
     }
-    result.push('"');
-    result
+
+    fn object<V>(&mut self, value: impl Fn(&mut Self) -> Option<V>) -> Option<Vec<(String, V)>> {
+        let mut entries = Vec::new();
+        self.eat('{')?;
+        if self.eat('}').is_some() {
+            return Some(entries);
+        }
+        loop {
+            let key = self.string()?;
+            self.eat(':')?;
+            entries.push((key, value(self)?));
+            if self.eat('}').is_some() {
+                return Some(entries);
+            }
+            self.eat(',')?;
+        }
+    }
+
+    fn placements(&mut self) -> Option<PlanPlacements> {
+        if self.rest.starts_with('"') {
+            return self.string().map(PlanPlacements::Layout);
+        }
+        self.object(|reader| reader.string()?.parse().ok()).map(PlanPlacements::Named)
+    }
+}
+
+fn read_plan(text: &str) -> Option<ParameterPlan> {
+    let mut reader = Reader { rest: text };
+    let mut plan = ParameterPlan::new();
+    for (part, lines) in reader.object(|reader| reader.object(Reader::placements))? {
+        match part.as_str() {
+            "parameter" => plan.lines = lines,
+            "forward" => plan.forward = lines,
+            _ => return None,
+        }
+    }
+    reader.rest.is_empty().then_some(plan)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plans_as_c_writes_them() {
+        assert_eq!(read_plan(r#"{"parameter":{}}"#), Some(ParameterPlan::new()));
+        let plan = ParameterPlan::new()
+            .line("a\"b\\\u{1}ü\n", &[("tp", Placement::Shard(0)), ("dp", Placement::Replicate)])
+            .layout_line("*", "[S(0)@1, S(0)@0]")
+            .forward::<&str>("*.input", &[]);
+        let text = concat!(
+            r#"{"parameter":{"a\"b\\\u0001ü\n":{"tp":"S(0)","dp":"R"},"*":"[S(0)@1, S(0)@0]"},"#,
+            r#""forward":{"*.input":{}}}"#
+        );
+        assert_eq!(read_plan(text), Some(plan));
+        for end in 0..text.len() {
+            if text.is_char_boundary(end) {
+                assert_eq!(read_plan(&text[..end]), None, "{}", &text[..end]);
+            }
+        }
+        assert_eq!(read_plan(r#"{"more":{}}"#), None);
+        assert_eq!(read_plan(r#"{"parameter":{"a":{"tp":"X"}}}"#), None);
+    }
 }

@@ -109,7 +109,7 @@ pub fn set_num_threads(num_threads: usize) -> Result<()> {
     call!(swv_set_num_threads(count(num_threads).of("set_num_threads")?))
 }
 
-/// "0.3.0; LibTorch 2.11.0; backends inproc, gloo, counting". An error if there is no library that
+/// "0.4.0; LibTorch 2.11.0; backends inproc, gloo, counting". An error if there is no library that
 /// this crate can use.
 pub fn build_info() -> Result<String> {
     ready("swv_build_info")?;

@@ -3,14 +3,14 @@
 
 use std::fmt;
 
-use serde::de::{self, MapAccess, Visitor};
+use serde::de::{self, MapAccess, SeqAccess, Visitor};
 use serde::ser::{SerializeMap, SerializeStruct};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::dtype::{DType, ReduceOp};
 use crate::error::Result;
 use crate::layout::{Layout, Placement, RedistributionPlan};
-use crate::plan::ParameterPlan;
+use crate::plan::{ParameterPlan, PlanPlacements};
 
 macro_rules! as_text {
     ($($type:ty),*) => {
@@ -47,9 +47,60 @@ impl Serialize for AsMap<'_, Placement> {
     }
 }
 
-impl Serialize for AsMap<'_, Vec<(String, Placement)>> {
+impl Serialize for AsMap<'_, PlanPlacements> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.iter().map(|(pattern, line)| (pattern, AsMap(line))))
+        serializer.collect_map(self.0.iter().map(|(pattern, line)| (pattern, line)))
+    }
+}
+
+/// A map by the names of mesh dimensions, or a layout's text.
+impl Serialize for PlanPlacements {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            PlanPlacements::Named(named) => AsMap(named).serialize(serializer),
+            PlanPlacements::Layout(text) => serializer.serialize_str(text),
+        }
+    }
+}
+
+/// Or a list, one for each mesh dimension.
+impl<'de> Deserialize<'de> for PlanPlacements {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct PlacementsVisitor;
+
+        impl<'de> Visitor<'de> for PlacementsVisitor {
+            type Value = PlanPlacements;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(
+                    "placements such as {\"tp\": \"S(0)\"}, [\"R\", \"S(0)\"] or \"[R, S(0)]\"",
+                )
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut named = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    named.push(entry);
+                }
+                Ok(PlanPlacements::Named(named))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+                let mut placements: Vec<Placement> = Vec::new();
+                while let Some(placement) = list.next_element()? {
+                    placements.push(placement);
+                }
+                let layout = Layout::new(&placements).map_err(de::Error::custom)?;
+                Ok(PlanPlacements::Layout(layout.to_string()))
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
+                let layout: Layout = text.parse().map_err(de::Error::custom)?;
+                Ok(PlanPlacements::Layout(layout.to_string()))
+            }
+        }
+
+        deserializer.deserialize_any(PlacementsVisitor)
     }
 }
 
@@ -94,14 +145,14 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for Entries<V> {
 impl<'de> Deserialize<'de> for ParameterPlan {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<ParameterPlan, D::Error> {
         let mut plan = ParameterPlan::new();
-        let sections = Entries::<Entries<Entries<Placement>>>::deserialize(deserializer)?;
+        let sections = Entries::<Entries<PlanPlacements>>::deserialize(deserializer)?;
         for (section, lines) in sections.0 {
             let part = match section.as_str() {
                 "parameter" => &mut plan.lines,
                 "forward" => &mut plan.forward,
                 _ => return Err(de::Error::unknown_field(&section, &["parameter", "forward"])),
             };
-            part.extend(lines.0.into_iter().map(|(pattern, line)| (pattern, line.0)));
+            part.extend(lines.0);
         }
         Ok(plan)
     }

@@ -15,6 +15,7 @@ use crate::error::{Code, Error, Of, Result};
 use crate::layout::{IntoLayout, Layout};
 use crate::mesh::Mesh;
 use crate::op::{item, FromValue, KnownOp};
+use crate::source::called_here;
 
 handle! {
     /// A tensor: plain, with its data here, or sharded, with the global shape and a part of the
@@ -284,12 +285,14 @@ impl Tensor {
     }
 
     /// Puts tensors behind each other along a dimension.
+    #[track_caller]
     pub fn cat(tensors: &[Tensor], dim: i64) -> Result<Tensor> {
         static CAT: KnownOp = KnownOp::new("aten::cat", "Tensor::cat");
         CAT.call(args![tensors, dim])
     }
 
     /// Puts tensors beside each other along a new dimension.
+    #[track_caller]
     pub fn stack(tensors: &[Tensor], dim: i64) -> Result<Tensor> {
         static STACK: KnownOp = KnownOp::new("aten::stack", "Tensor::stack");
         STACK.call(args![tensors, dim])
@@ -454,17 +457,20 @@ impl Tensor {
 impl Tensor {
     /// Cuts a plain tensor, of the same shape and dtype on every rank, whose data is that of the
     /// mesh's first rank. A leaf that requires grad if the tensor does. Collective.
+    #[track_caller]
     pub fn distribute(&self, mesh: &Mesh, layout: impl IntoLayout) -> Result<Tensor> {
         self.distribute_from(Source::default(), mesh, layout).of("Tensor::distribute")
     }
 
     /// The same with data of another rank, or of every rank's own. Collective unless that.
+    #[track_caller]
     pub fn distribute_from(
         &self,
         source: Source,
         mesh: &Mesh,
         layout: impl IntoLayout,
     ) -> Result<Tensor> {
+        let _here = called_here();
         let (layout, options) =
             (layout.into_layout(mesh).of("Tensor::distribute_from")?, source.to_raw());
         create!(swv_tensor_distribute(
@@ -479,12 +485,14 @@ impl Tensor {
     /// From every rank's part. Without `sizes` the global ones are worked out from the parts:
     /// collective then. Parts that are not those of an even split, 1 + 2 rows, make a `Shard` a
     /// `RaggedShard`.
+    #[track_caller]
     pub fn from_local(
         local: &Tensor,
         mesh: &Mesh,
         layout: impl IntoLayout,
         sizes: Option<&[i64]>,
     ) -> Result<Tensor> {
+        let _here = called_here();
         let layout = layout.into_layout(mesh).of("Tensor::from_local")?;
         create!(swv_tensor_from_local(
             local.as_const_ptr(),
@@ -515,14 +523,18 @@ impl Tensor {
     }
 
     /// The same tensor in another layout. Collective.
+    #[track_caller]
     pub fn redistribute(&self, layout: impl IntoLayout) -> Result<Tensor> {
+        let _here = called_here();
         let layout = self.mesh().and_then(|mesh| layout.into_layout(&mesh));
         let (layout, mode) = (layout.of("Tensor::redistribute")?, GradMode::current() as i32);
         create!(swv_tensor_redistribute(self.as_const_ptr(), layout.as_ptr(), mode)).map(Tensor)
     }
 
     /// The whole tensor, plain, on every rank; of a plain one itself. Collective.
+    #[track_caller]
     pub fn full_tensor(&self) -> Result<Tensor> {
+        let _here = called_here();
         let mode = GradMode::current() as i32;
         create!(swv_tensor_full_tensor(self.as_const_ptr(), mode)).map(Tensor)
     }
@@ -546,6 +558,7 @@ macro_rules! methods {
         $($(#[$doc])*
         ///
         #[doc = concat!("LibTorch's `", $op, "`.")]
+        #[track_caller]
         pub fn $name(&self $(, $argument: $type)*) -> Result<$result> {
             static OP: KnownOp = KnownOp::new($op, concat!("Tensor::", stringify!($name)));
             OP.call(args![self $(, $argument)*])
@@ -593,6 +606,7 @@ macro_rules! in_place {
         $($(#[$doc])*
         ///
         #[doc = concat!("LibTorch's `", $op, "`.")]
+        #[track_caller]
         pub fn $name(&self $(, $argument: $type)*) -> Result<()> {
             static OP: KnownOp = KnownOp::new($op, concat!("Tensor::", stringify!($name)));
             OP.call(args![self $(, $argument)*])

@@ -11,9 +11,13 @@ func comm(p *sw.Comm) { v := *p; _ = v.Health() }
 
 func trace(p *sw.Trace) { v := *p; _ = v.String() }
 
+func forward(p *sw.Forward) { v := *p; _ = v.Close() }
+
 func module(p *sw.Module) { v := *p; _ = v.Err() }
 
 func optimizer(p *sw.Optimizer) { v := *p; _ = v.Step() }
+
+func scheduler(p *sw.Scheduler) { v := *p; _ = v.Step() }
 
 func context(p *sw.FunctionContext) { v := *p; _ = v.Save() }
 

@@ -146,6 +146,7 @@ impl Attention {
     /// With queries and keys turned by their positions, and a mask: of bools, true where a token
     /// (second to last dimension) sees another one (last one), or of numbers that are added to the
     /// scores. A mask takes the place of [`causal`](AttentionOptions::causal).
+    #[track_caller]
     pub fn forward_with(
         &self,
         x: &Tensor,
@@ -156,10 +157,12 @@ impl Attention {
     }
 
     /// Of the tokens of `x` to those of `context`: all of them, or those of the mask.
+    #[track_caller]
     pub fn cross(&self, x: &Tensor, context: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
         self.attend(x, context, None, mask)
     }
 
+    #[track_caller]
     fn attend(
         &self,
         x: &Tensor,
@@ -187,12 +190,14 @@ impl Attention {
 }
 
 impl Forward for Attention {
+    #[track_caller]
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.attend(x, x, None, None)
     }
 }
 
 /// [batch, length, heads * head_dim] to [batch, heads, length, head_dim].
+#[track_caller]
 fn split_heads(x: &Tensor, head_dim: i64) -> Result<Tensor> {
     let sizes = x.sizes()?;
     if sizes.len() != 3 {
@@ -204,6 +209,7 @@ fn split_heads(x: &Tensor, head_dim: i64) -> Result<Tensor> {
 }
 
 /// And back.
+#[track_caller]
 fn join_heads(x: &Tensor) -> Result<Tensor> {
     let sizes = x.sizes()?;
     x.transpose(1, 2)?.reshape(&[sizes[0], sizes[2], sizes[1] * sizes[3]])
@@ -258,6 +264,7 @@ impl MultiheadAttention {
 
     /// Each token of `x` attends to all of them, or those of the mask, as
     /// [`Attention::forward_with`] has it.
+    #[track_caller]
     pub fn forward_with(&self, x: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
         let head_dim = self.out_proj.weight.size(0)? / self.heads;
         let packed = x.linear(&self.in_proj_weight, self.in_proj_bias.as_ref())?;
@@ -282,6 +289,7 @@ module! {
 }
 
 impl Forward for MultiheadAttention {
+    #[track_caller]
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.forward_with(x, None)
     }
@@ -412,6 +420,7 @@ impl Module for Rotary {
 
 impl Forward for Rotary {
     /// Of queries or keys, [batch, heads, length, head_dim], at the positions from 0 on.
+    #[track_caller]
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let (length, dtype) = (x.size(-2)?, x.dtype()?);
         let half = x.size(-1)? / 2;

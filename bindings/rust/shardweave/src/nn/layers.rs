@@ -40,6 +40,7 @@ module! {
 }
 
 impl Forward for Linear {
+    #[track_caller]
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.linear(&self.weight, self.bias.as_ref())
     }
@@ -63,6 +64,7 @@ module!(Embedding { weight } draw |m| init::normal_(&m.weight, 0.0, 1.0));
 
 impl Forward for Embedding {
     /// Indices of any shape; the rows are one dimension more.
+    #[track_caller]
     fn forward(&self, indices: &Tensor) -> Result<Tensor> {
         self.weight.embedding(indices)
     }
@@ -100,6 +102,7 @@ module! {
 }
 
 impl Forward for LayerNorm {
+    #[track_caller]
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.layer_norm(&self.sizes, Some(&self.weight), self.bias.as_ref(), self.eps)
     }
@@ -127,6 +130,7 @@ impl RmsNorm {
 module!(RmsNorm { weight } draw |m| init::ones_(&m.weight));
 
 impl Forward for RmsNorm {
+    #[track_caller]
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.rms_norm(&[self.dim], Some(&self.weight), self.eps)
     }
@@ -230,6 +234,7 @@ module! {
 }
 
 impl Forward for Conv2d {
+    #[track_caller]
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let Conv2dOptions { stride, padding, dilation, groups, .. } = &self.options;
         x.conv2d(&self.weight, self.bias.as_ref(), stride, padding, dilation, *groups)
@@ -254,6 +259,7 @@ impl Dropout {
 module!(Dropout { training });
 
 impl Forward for Dropout {
+    #[track_caller]
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         if self.p == 0.0 || !self.training.get() {
             return Ok(x.clone());
@@ -321,6 +327,7 @@ impl Module for Sequential {
 }
 
 impl Forward for Sequential {
+    #[track_caller]
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.0.iter().try_fold(x.clone(), |x, module| module.forward(&x))
     }
@@ -347,6 +354,7 @@ impl<F> Module for Function<F> {
 }
 
 impl<F: Fn(&Tensor) -> Result<Tensor>> Forward for Function<F> {
+    #[track_caller]
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         (self.0)(x)
     }

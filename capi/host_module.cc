@@ -1,0 +1,209 @@
+#include "shardweave/capi/host_module.h"
+
+#include <algorithm>
+#include <unordered_set>
+#include <utility>
+
+#include "torch/csrc/jit/serialization/import.h"
+
+namespace shardweave::capi {
+
+std::shared_ptr<HostModule> HostModule::load(const std::string& path) {
+  auto made = std::make_shared<HostModule>();
+  torch::jit::Module script = torch::jit::load(path);
+  for (const auto& p : script.named_parameters())
+    made->add_tensor(p.name, p.value, Slot::kParameter);
+  for (const auto& b : script.named_buffers()) made->add_tensor(b.name, b.value, Slot::kBuffer);
+  made->script_ = std::move(script);
+  return made;
+}
+
+HostModule* HostModule::child(std::string_view name) const {
+  const auto found = children_.find(name);
+  return found == children_.end() ? nullptr : found->second.get();
+}
+
+HostModule* HostModule::make_child(std::string_view name, std::shared_ptr<HostModule> made) {
+  HostModule* const result = made.get();
+  register_module(std::string(name), made);
+  result->parent_ = std::static_pointer_cast<HostModule>(shared_from_this());
+  result->name_in_parent_ = name;
+  children_.emplace(name, std::move(made));
+  return result;
+}
+
+std::pair<HostModule*, std::string> HostModule::place_for(std::string_view fqn) {
+  HostModule* place = this;
+  for (size_t dot; (dot = fqn.find('.')) != std::string_view::npos; fqn.remove_prefix(dot + 1)) {
+    const std::string_view part = fqn.substr(0, dot);
+    HostModule* const there = place->child(part);
+    place = there != nullptr ? there : place->make_child(part, std::make_shared<HostModule>());
+  }
+  return {place, std::string(fqn)};
+}
+
+HostModule& HostModule::module_at(std::string_view fqn) {
+  HostModule* module = this;
+  for (std::string_view rest = fqn; !rest.empty() && module != nullptr;) {
+    const size_t dot = rest.find('.');
+    module = module->child(rest.substr(0, dot));
+    rest = dot == std::string_view::npos ? std::string_view() : rest.substr(dot + 1);
+  }
+  if (module != nullptr && !fqn.ends_with('.')) return *module;
+  std::vector<std::string> names;
+  for (const auto& item : named_modules("", /*include_self=*/false)) names.push_back(item.key());
+  fail(absl::StatusCode::kNotFound,
+       str_cat("argument 'fqn': there is no module '", fqn, "' in it", suggestion(fqn, names)));
+}
+
+const at::Tensor* HostModule::find(std::string_view fqn) const {
+  const HostModule* module = this;
+  for (size_t dot; (dot = fqn.find('.')) != std::string_view::npos; fqn.remove_prefix(dot + 1)) {
+    module = module->child(fqn.substr(0, dot));
+    if (module == nullptr) return nullptr;
+  }
+  const auto found = module->own_.find(fqn);
+  return found == module->own_.end() ? nullptr : &found->second;
+}
+
+const at::Tensor& HostModule::tensor_at(std::string_view fqn) const {
+  if (const at::Tensor* found = find(fqn)) return *found;
+  std::vector<std::string> names;
+  for (Slot slot : {Slot::kParameter, Slot::kBuffer}) {
+    for (Named& named : all_names(slot)) names.push_back(std::move(named.fqn));
+  }
+  fail(absl::StatusCode::kNotFound,
+       str_cat("argument 'fqn': the module has no '", fqn, "'", suggestion(fqn, names)));
+}
+
+std::vector<HostModule::Named> HostModule::all_names(Slot slot) const {
+  std::vector<Named> all;
+  const auto items = slot == Slot::kParameter ? named_parameters() : named_buffers();
+  for (const auto& item : items) all.push_back({item.key(), item.value()});
+  return all;
+}
+
+const std::vector<HostModule::Named>& HostModule::tensors(Slot slot) const {
+  std::optional<std::vector<Named>>& listed = listed_[static_cast<int>(slot)];
+  if (listed.has_value()) return *listed;
+  std::vector<Named> all = all_names(slot);
+  std::unordered_set<const c10::TensorImpl*> seen;
+  std::erase_if(all, [&](const Named& named) {
+    return !seen.insert(named.tensor.unsafeGetTensorImpl()).second;
+  });
+  return listed.emplace(std::move(all));
+}
+
+void HostModule::forget_lists() {
+  for (auto& listed : listed_) listed.reset();
+  if (const std::shared_ptr<HostModule> parent = parent_.lock()) parent->forget_lists();
+}
+
+void HostModule::fail_exists(std::string_view fqn) const {
+  const auto clash = [&](std::string_view there) {
+    return there == fqn || (there.starts_with(fqn) && there[fqn.size()] == '.') ||
+           (fqn.starts_with(there) && fqn[there.size()] == '.');
+  };
+  for (Slot slot : {Slot::kParameter, Slot::kBuffer}) {
+    for (const Named& named : all_names(slot)) {
+      if (!clash(named.fqn)) continue;
+      fail(absl::StatusCode::kAlreadyExists,
+           str_cat("argument 'fqn' is '", fqn, "'; the module has '", named.fqn, "'"));
+    }
+  }
+  fail(absl::StatusCode::kAlreadyExists,
+       str_cat("argument 'fqn' is '", fqn, "'; the module has a module of that name"));
+}
+
+// Before anything is registered: register_parameter would leave half of it.
+void HostModule::check_free(std::string_view fqn) const {
+  if (fqn.empty() || fqn.front() == '.' || fqn.back() == '.' ||
+      fqn.find("..") != std::string_view::npos) {
+    fail_argument("fqn", str_cat("is '", fqn, "'; a part of the name is empty"));
+  }
+  const HostModule* module = this;  // where the part is; null: nowhere yet
+  for (size_t begin = 0, dot = 0; dot != std::string_view::npos; begin = dot + 1) {
+    dot = fqn.find('.', begin);
+    if (find(fqn.substr(0, dot)) != nullptr) fail_exists(fqn);
+    if (module != nullptr) module = module->child(fqn.substr(begin, dot - begin));
+  }
+  if (module != nullptr) fail_exists(fqn);  // a module has this name
+}
+
+void HostModule::add_tensor(std::string_view fqn, const at::Tensor& tensor, Slot slot) {
+  check_free(fqn);
+  if (slot == Slot::kParameter &&
+      (!tensor.is_leaf() || !(tensor.is_floating_point() || tensor.is_complex()))) {
+    fail_argument("tensor", tensor.is_leaf() ? "has integers; a parameter requires grad"
+                                             : "is no leaf: it is the result of an operator");
+  }
+  const auto [place, name] = place_for(fqn);
+  at::Tensor there = slot == Slot::kParameter ? place->register_parameter(name, tensor)
+                                              : place->register_buffer(name, tensor);
+  place->own_.emplace(name, std::move(there));
+  place->forget_lists();
+}
+
+void HostModule::add_module(std::string_view fqn, const std::shared_ptr<HostModule>& child) {
+  check_free(fqn);
+  for (std::shared_ptr<Module> outer = shared_from_this(); outer != nullptr;
+       outer = static_cast<HostModule&>(*outer).parent_.lock()) {
+    if (outer == child) {
+      fail_argument(
+          "child", outer.get() == this ? "is the module itself" : "has the module as a part of it");
+    }
+  }
+  if (const std::shared_ptr<HostModule> parent = child->parent_.lock()) {
+    fail(absl::StatusCode::kAlreadyExists,
+         str_cat("argument 'child' is a part of a module already, as '", child->fqn(), "'"));
+  }
+  const auto [place, name] = place_for(fqn);
+  place->make_child(name, child);
+  place->forget_lists();
+}
+
+const Method& HostModule::method(std::string_view name) {
+  if (const auto found = methods_.find(name); found != methods_.end()) return found->second;
+  const auto method = script_->find_method(std::string(name));
+  if (!method.has_value()) {
+    std::vector<std::string> names;
+    for (const auto& each : script_->get_methods()) names.push_back(each.name());
+    fail(absl::StatusCode::kNotFound,
+         str_cat("argument 'method': there is no '", name, "'", suggestion(name, names)));
+  }
+  Method made{&method->function(), Signature(method->function().getSchema())};
+  made.signature.arguments.erase(made.signature.arguments.begin());  // self
+  return methods_.emplace(name, std::move(made)).first->second;
+}
+
+void HostModule::train(bool on) {
+  torch::nn::Module::train(on);
+  if (script_.has_value()) script_->train(on);
+}
+
+bool HostModule::is_training() const noexcept {
+  // Not every file keeps it.
+  return script_.has_value() && script_->hasattr("training") ? script_->is_training()
+                                                             : torch::nn::Module::is_training();
+}
+
+std::string HostModule::fqn() const {
+  const std::shared_ptr<HostModule> parent = parent_.lock();
+  if (parent == nullptr) return "";
+  const std::string outer = parent->fqn();
+  return outer.empty() ? name_in_parent_ : str_cat(outer, ".", name_in_parent_);
+}
+
+void HostModule::set_mesh(const MeshPtr& mesh, const std::string& fqn) {
+  mesh_ = mesh;
+  fqn_on_mesh_ = fqn;
+  for (const auto& [name, child] : children_) {
+    child->set_mesh(mesh, fqn.empty() ? name : str_cat(fqn, ".", name));
+  }
+}
+
+std::string_view HostModule::advice() const {
+  return "announce it by swv_module_forward first, and run it by swv_forward_begin";
+}
+
+}  // namespace shardweave::capi

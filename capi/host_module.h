@@ -1,0 +1,105 @@
+// A module whose forward is the host's code, or a TorchScript file's: a tree of named modules with
+// parameters and buffers. What is behind swv_module and swv_forward.
+//
+//   auto model = std::make_shared<HostModule>();
+//   model->add_tensor("blocks.0.up", weight, HostModule::Slot::kParameter);
+//   model->module_at("blocks.0").fqn();                  // "blocks.0"
+//   parallelize_module(*model, mesh, plan);
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "shardweave/capi/values.h"
+#include "shardweave/modules/hooked.h"
+#include "shardweave/modules/parallelize_module.h"
+#include "torch/csrc/jit/api/module.h"
+#include "torch/nn/module.h"
+
+namespace shardweave::capi {
+
+// A method of a file, with its schema as calls need it.
+struct Method {
+  torch::jit::Function* function;
+  Signature signature;
+};
+
+class HostModule final : public torch::nn::Module, public modules_internal::ForwardHook {
+ public:
+  enum class Slot { kParameter, kBuffer };
+  struct Named {
+    std::string fqn;
+    at::Tensor tensor;
+  };
+
+  HostModule() : torch::nn::Module("HostModule") { is_met = false; }
+  // Of a file.
+  static std::shared_ptr<HostModule> load(const std::string& path);
+
+  // All throw Failure that names the argument, before anything changes.
+  void add_tensor(std::string_view fqn, const at::Tensor& tensor, Slot slot);
+  void add_module(std::string_view fqn, const std::shared_ptr<HostModule>& child);
+
+  // The module of this name inside of this one; "" is this one.
+  HostModule& module_at(std::string_view fqn);
+  const at::Tensor& tensor_at(std::string_view fqn) const;
+  // Each tensor once, by its first name, as PyTorch's named_parameters(): those of a module before
+  // those of its children. Put together again after something was added.
+  const std::vector<Named>& tensors(Slot slot) const;
+
+  const Method& method(std::string_view name);  // of a file's
+  bool is_of_file() const { return script_.has_value(); }
+  c10::IValue self() const { return script_->_ivalue(); }
+
+  void train(bool on) override;
+  bool is_training() const noexcept override;
+
+  // Its name in the outermost module that it is a part of.
+  std::string fqn() const;
+  // That it and all modules inside lie there, with their names in what was distributed, of which no
+  // more may be left. They tell traces what runs.
+  void set_mesh(const MeshPtr& mesh, const std::string& fqn = "");
+  const MeshPtr& mesh() const { return mesh_; }  // null: none
+  const std::string& fqn_on_mesh() const { return fqn_on_mesh_; }
+
+  std::string_view advice() const override;
+
+ private:
+  HostModule* child(std::string_view name) const;
+  HostModule* make_child(std::string_view name, std::shared_ptr<HostModule> made);
+  // The module that holds what is called so, made where it is missing, and the name's last part.
+  std::pair<HostModule*, std::string> place_for(std::string_view fqn);
+  const at::Tensor* find(std::string_view fqn) const;
+  std::vector<Named> all_names(Slot slot) const;
+  void check_free(std::string_view fqn) const;
+  [[noreturn]] void fail_exists(std::string_view fqn) const;
+  void forget_lists();
+
+  std::weak_ptr<HostModule> parent_;
+  std::string name_in_parent_;
+  std::map<std::string, std::shared_ptr<HostModule>, std::less<>> children_;
+  std::map<std::string, at::Tensor, std::less<>> own_;
+  mutable std::optional<std::vector<Named>> listed_[2];
+  std::optional<torch::jit::Module> script_;            // its tensors are in the tree too
+  std::map<std::string, Method, std::less<>> methods_;  // those that were called
+  MeshPtr mesh_;
+  std::string fqn_on_mesh_;
+};
+
+}  // namespace shardweave::capi
+
+struct swv_module : shardweave::capi::Handle<shardweave::capi::Kind::kModule> {
+  std::shared_ptr<shardweave::capi::HostModule> module;
+};
+
+struct swv_forward : shardweave::capi::Handle<shardweave::capi::Kind::kForward> {
+  std::shared_ptr<shardweave::capi::HostModule> module;
+};
+
+struct swv_plan : shardweave::capi::Handle<shardweave::capi::Kind::kPlan> {
+  std::shared_ptr<shardweave::ShardingPlan> plan;
+};

@@ -1,0 +1,47 @@
+// What is behind a swv_scope.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <utility>
+#include <variant>
+
+#include "shardweave/capi/handles.h"
+#include "shardweave/dtensor/observe/comm_trace.h"
+#include "shardweave/dtensor/random.h"
+#include "shardweave/modules/hooked.h"
+
+namespace shardweave::capi {
+
+// One run of a module's forward in the host's code (swv_forward_begin).
+struct ForwardRun {
+  ForwardRun(std::shared_ptr<const modules_internal::ForwardRedistribution> says, swv_grad_mode in,
+             int num_inputs)
+      : plan(std::move(says)), mode(in), inputs(num_inputs) {}
+
+  std::shared_ptr<const modules_internal::ForwardRedistribution> plan;  // null: says nothing
+  swv_grad_mode mode;
+  int inputs;
+  bool has_ended = false;
+  std::optional<ModuleScope> scope;
+};
+
+}  // namespace shardweave::capi
+
+struct swv_scope : shardweave::capi::Handle<shardweave::capi::Kind::kScope> {
+  std::variant<std::monostate, shardweave::StrictScope, shardweave::ModuleScope,
+               shardweave::SourceScope, shardweave::RandomStateScope, shardweave::capi::ForwardRun>
+      scope;
+};
+
+namespace shardweave::capi {
+
+// A scope that is made in its handle, which is not given out yet.
+template <typename Scope, typename... Args>
+Owned<swv_scope> new_scope(Args&&... args) {
+  Owned<swv_scope> handle(make<swv_scope>());
+  handle->scope.emplace<Scope>(std::forward<Args>(args)...);
+  return handle;
+}
+
+}  // namespace shardweave::capi

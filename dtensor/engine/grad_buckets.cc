@@ -1,0 +1,283 @@
+#include "shardweave/dtensor/engine/grad_buckets.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "c10/core/GradMode.h"
+#include "shardweave/dtensor/engine/checksum.h"
+#include "shardweave/dtensor/engine/provenance.h"
+#include "torch/csrc/autograd/function_hook.h"
+#include "torch/csrc/autograd/variable.h"
+
+namespace shardweave::dtensor_internal {
+namespace {
+
+using torch::autograd::variable_list;
+
+// After a gradient has been accumulated.
+class Came final : public torch::autograd::FunctionPostHook {
+ public:
+  Came(std::weak_ptr<GradBuckets> buckets_in, std::function<void(GradBuckets&)> came)
+      : buckets(std::move(buckets_in)), came_(std::move(came)) {}
+  variable_list operator()(const variable_list& outputs, const variable_list& /*inputs*/) override {
+    if (const std::shared_ptr<GradBuckets> alive = buckets.lock()) came_(*alive);
+    return outputs;
+  }
+
+  const std::weak_ptr<GradBuckets> buckets;
+
+ private:
+  const std::function<void(GradBuckets&)> came_;
+};
+
+int64_t gradient_version(const at::Tensor& tensor) {
+  return tensor.is_inference() ? 0 : tensor._version();
+}
+
+int64_t gradient_bytes(const at::Tensor& parameter) {
+  const Spec& spec = *meta_of(parameter).spec;
+  return spec.numel() * static_cast<int64_t>(c10::elementSize(spec.dtype));
+}
+
+}  // namespace
+
+bool gradient_moves(const at::Tensor& parameter) {
+  if (!is_dtensor(parameter) || !is_dtensor(parameter.grad())) return false;
+  const DTensorMeta& have = checked_meta(parameter.grad(), "finish_grad_sync");
+  return have.spec->layout != meta_of(parameter).spec->layout;
+}
+
+InFlight moving_gradient(const at::Tensor& parameter) {
+  InFlight moving = moving_to(checked_meta(parameter.grad(), "finish_grad_sync"),
+                              meta_of(parameter).spec->layout);
+  moving.parameter = parameter_of(meta_of(parameter));
+  return moving;
+}
+
+void set_gradient(const at::Tensor& parameter, InFlight arrived) {
+  // Not where it stands: what else has the memory of the gradient, or is a view of it, would no
+  // longer be what it is.
+  const DTensorMeta& have = meta_of(parameter.grad());
+  const std::shared_ptr<MeshContext> context = have.context;
+  at::Tensor local = std::move(arrived.local);
+  if (local.is_alias_of(have.local())) local = local.clone();
+  parameter.mutable_grad() = wrap(std::move(local), std::move(arrived.target), context);
+  meta_of(parameter.grad()).came_from(arrived.provenance);
+}
+
+GradBuckets::GradBuckets(std::vector<at::Tensor> parameters, int64_t bucket_bytes)
+    : bucket_bytes_(bucket_bytes) {
+  for (at::Tensor& tensor : parameters) {
+    parameters_.emplace_back();
+    parameters_.back().tensor = std::move(tensor);
+  }
+}
+
+void GradBuckets::attach() {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& p = parameters_[i];
+    // A tensor does not keep it.
+    p.accumulator = torch::autograd::impl::grad_accumulator(p.tensor);
+    p.hook = p.accumulator->add_post_hook(
+        std::make_unique<Came>(weak_from_this(), [i](GradBuckets& buckets) { buckets.came(i); }));
+  }
+}
+
+GradBuckets::~GradBuckets() {
+  for (Parameter& p : parameters_) {
+    if (p.accumulator != nullptr) p.accumulator->del_post_hook(p.hook);
+  }
+}
+
+void GradBuckets::pause() {
+  const std::lock_guard lock(mutex_);
+  ++paused_;
+}
+
+void GradBuckets::resume() {
+  const std::lock_guard lock(mutex_);
+  --paused_;
+}
+
+GradBuckets::Counts GradBuckets::counts() const {
+  const std::lock_guard lock(mutex_);
+  return {static_cast<int64_t>(buckets_.size()), left_in_backward_};
+}
+
+void GradBuckets::came(size_t index) {
+  const std::lock_guard lock(mutex_);
+  if (paused_ > 0) return;
+  Parameter& p = parameters_[index];
+  if (!is_dtensor(p.tensor.grad())) {
+    surprised_ = true;
+    return;
+  }
+  if (p.came++ == 0) order_.push_back(index);
+  p.seen = meta_of(p.tensor.grad()).spec->layout;
+  if (!planned_) return;
+  if (p.bucket < 0) {
+    // Of one that was not there, or where it belongs, when the buckets were made.
+    surprised_ |= *p.seen != meta_of(p.tensor).spec->layout;
+    return;
+  }
+  Bucket& bucket = buckets_[static_cast<size_t>(p.bucket)];
+  if (p.came != p.expected) return;
+  if (p.seen != p.planned) {
+    surprised_ = true;
+    bucket.as_planned = false;
+  }
+  --bucket.missing;
+  const Cause cause = {.name = "finish_grad_sync", .syncs_gradients = true};
+  for (; next_ < buckets_.size() && buckets_[next_].missing == 0; ++next_) {
+    if (!buckets_[next_].as_planned) continue;
+    leave(buckets_[next_], cause);
+    ++left_in_backward_;
+  }
+}
+
+void GradBuckets::leave(Bucket& bucket, const Cause& cause) {
+  const c10::AutoGradMode no_grad(false);
+  std::vector<InFlight> in_flight;
+  for (const size_t i : bucket.members) {
+    Parameter& p = parameters_[i];
+    if (!gradient_moves(p.tensor) || meta_of(p.tensor.grad()).spec->layout != p.planned) continue;
+    in_flight.push_back(moving_gradient(p.tensor));
+    bucket.sent.push_back(i);
+    p.sent = p.tensor.grad();
+    p.version = gradient_version(p.sent);
+  }
+  if (in_flight.empty()) return;
+  bucket.run = std::make_unique<PlansUnderWay>(
+      std::move(in_flight), cause, Sharing{.max_tensor = INT64_MAX, .max_bucket = INT64_MAX});
+}
+
+void GradBuckets::land(const Cause& cause) {
+  const std::lock_guard lock(mutex_);
+  const c10::AutoGradMode no_grad(false);
+  try {
+    for (; next_ < buckets_.size(); ++next_) leave(buckets_[next_], cause);
+    for (Bucket& bucket : buckets_) {
+      if (bucket.run == nullptr) continue;
+      std::vector<InFlight> arrived = bucket.run->finish();
+      for (size_t k = 0; k < arrived.size(); ++k) {
+        const Parameter& p = parameters_[bucket.sent[k]];
+        // Accumulated again since (a second backward), zeroed or replaced: as it is now.
+        if (!p.tensor.grad().is_same(p.sent) || gradient_version(p.sent) != p.version) continue;
+        set_gradient(p.tensor, std::move(arrived[k]));
+      }
+    }
+  } catch (...) {
+    order_.clear();
+    restart();
+    throw;
+  }
+}
+
+void GradBuckets::restart() {
+  for (Parameter& p : parameters_) {
+    p.came = 0;
+    p.seen.reset();
+    p.sent.reset();
+  }
+  for (Bucket& bucket : buckets_) {
+    bucket.missing = bucket.members.size();
+    bucket.as_planned = true;
+    bucket.sent.clear();
+    bucket.run.reset();
+  }
+  order_.clear();
+  next_ = 0;
+  surprised_ = false;
+}
+
+void GradBuckets::plan(const Cause& cause) {
+  const std::lock_guard lock(mutex_);
+  const bool wanted = !order_.empty() && (!planned_ || surprised_);
+  if (!wanted) return restart();
+  // What has come, and is not where it belongs, on each mesh.
+  std::vector<size_t> moving;
+  std::vector<std::shared_ptr<MeshContext>> contexts;
+  for (const size_t i : order_) {
+    const DTensorMeta& meta = meta_of(parameters_[i].tensor);
+    if (parameters_[i].seen == meta.spec->layout) continue;
+    moving.push_back(i);
+    if (std::find(contexts.begin(), contexts.end(), meta.context) == contexts.end()) {
+      contexts.push_back(meta.context);
+    }
+  }
+  bool same_order = true;
+  for (const std::shared_ptr<MeshContext>& context : contexts) {
+    uint64_t sum = 1;
+    for (const size_t i : moving) {
+      if (meta_of(parameters_[i].tensor).context != context) continue;
+      sum = mix(mix(sum, i), static_cast<uint64_t>(parameters_[i].came));
+      sum = checksum(sum, parameters_[i].seen->to_string());
+    }
+    same_order &= !first_difference(*context, {sum}, cause).has_value();
+  }
+  buckets_.clear();
+  for (Parameter& p : parameters_) p.bucket = -1;
+  planned_ = same_order;
+  if (!same_order) return restart();  // everything waits for finish_grad_sync()
+  const auto fits = [&](const Bucket& bucket, size_t i) {
+    const Parameter &first = parameters_[bucket.members[0]], &p = parameters_[i];
+    const DTensorMeta &a = meta_of(first.tensor), &b = meta_of(p.tensor);
+    // The same kind of collective: what Partial becomes Replicate, what becomes a Shard.
+    const auto steps = [](const DTensorMeta& meta, const Layout& from) {
+      const SpecRef have = meta.context->with_layout(*meta.spec, from);
+      return plan_for(*meta.context, have, meta.spec)->plan.steps;
+    };
+    if (a.context != b.context || a.spec->dtype != b.spec->dtype ||
+        a.spec->device != b.spec->device ||
+        bucket.bytes + gradient_bytes(p.tensor) > bucket_bytes_) {
+      return false;
+    }
+    const auto of_first = steps(a, *first.planned), its = steps(b, *p.seen);
+    return std::equal(of_first.begin(), of_first.end(), its.begin(), its.end(),
+                      [](const RedistributeStep& x, const RedistributeStep& y) {
+                        return x.kind == y.kind && x.mesh_dims == y.mesh_dims;
+                      });
+  };
+  for (const size_t i : moving) {
+    Parameter& p = parameters_[i];
+    auto bucket =
+        std::find_if(buckets_.begin(), buckets_.end(), [&](const Bucket& b) { return fits(b, i); });
+    if (bucket == buckets_.end()) bucket = buckets_.emplace(buckets_.end());
+    p.planned = p.seen;
+    p.expected = p.came;
+    bucket->members.push_back(i);
+    bucket->bytes += gradient_bytes(p.tensor);
+  }
+  // In the order in which they become full.
+  const auto last = [&](const Bucket& bucket) {
+    return std::find(order_.begin(), order_.end(), bucket.members.back());
+  };
+  std::stable_sort(buckets_.begin(), buckets_.end(),
+                   [&](const Bucket& a, const Bucket& b) { return last(a) < last(b); });
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    for (const size_t i : buckets_[b].members) parameters_[i].bucket = static_cast<int>(b);
+  }
+  restart();
+}
+
+std::vector<std::shared_ptr<GradBuckets>> buckets_of(const std::vector<at::Tensor>& parameters) {
+  std::vector<std::shared_ptr<GradBuckets>> found;
+  for (const at::Tensor& parameter : parameters) {
+    const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(parameter);
+    if (accumulator == nullptr) continue;
+    const torch::autograd::Node& node = *accumulator;
+    for (const auto& hook : node.post_hooks()) {
+      const auto* came = dynamic_cast<const Came*>(hook.get());
+      if (came == nullptr) continue;
+      std::shared_ptr<GradBuckets> buckets = came->buckets.lock();
+      if (buckets == nullptr) continue;
+      if (std::find(found.begin(), found.end(), buckets) == found.end()) {
+        found.push_back(std::move(buckets));
+      }
+    }
+  }
+  return found;
+}
+
+}  // namespace shardweave::dtensor_internal

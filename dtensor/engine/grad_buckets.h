@@ -1,0 +1,95 @@
+// Gradients that leave for their parameters' layouts during backward, in buckets. Behind GradSync
+// (grad_sync.h) and finish_grad_sync().
+//
+// All ranks have to issue the same collectives in the same order. So nothing is decided by what one
+// rank sees: buckets are made of what the first iteration has shown (in which order gradients come,
+// how often, in which layouts), which the ranks compare; they leave in their order, each when it is
+// full and those before it have left; and what is not full at the end leaves then.
+//
+// Internal to dtensor/. Threads: hooks may run on autograd's threads.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "shardweave/dtensor/engine/fused.h"
+#include "torch/csrc/autograd/function.h"
+
+namespace shardweave::dtensor_internal {
+
+// Whether a parameter has a gradient, a DTensor, in another layout than its own.
+bool gradient_moves(const at::Tensor& parameter);
+InFlight moving_gradient(const at::Tensor& parameter);
+// The gradient as it has arrived: another tensor than before.
+void set_gradient(const at::Tensor& parameter, InFlight arrived);
+
+class GradBuckets : public std::enable_shared_from_this<GradBuckets> {
+ public:
+  GradBuckets(std::vector<at::Tensor> parameters, int64_t bucket_bytes);
+  ~GradBuckets();
+  // Hooks into autograd; they do not keep this alive.
+  void attach();
+
+  // While it is above 0, gradients stay.
+  void pause();
+  void resume();
+
+  // Buckets that have left arrive, those that have not leave and arrive. Gradients that were
+  // written since they left are left to the caller, and those that are in no bucket.
+  void land(const Cause& cause);
+  // From what the iteration has shown, if the buckets are not of that. Collective over the meshes,
+  // then.
+  void plan(const Cause& cause);
+
+  struct Counts {
+    int64_t buckets = 0;
+    int64_t left_in_backward = 0;  // buckets, in all iterations
+  };
+  Counts counts() const;
+
+ private:
+  struct Parameter {
+    at::Tensor tensor;
+    std::shared_ptr<torch::autograd::Node> accumulator;
+    uintptr_t hook = 0;
+    int bucket = -1;
+    int expected = 0;  // accumulations in a backward: several where it is recomputed (checkpoint)
+    std::optional<Layout> planned;  // of its gradient as it comes
+    int came = 0;                   // in this iteration
+    std::optional<Layout> seen;
+    at::Tensor sent;  // the gradient that has left
+    int64_t version = 0;
+  };
+  struct Bucket {
+    std::vector<size_t> members;
+    int64_t bytes = 0;
+    size_t missing = 0;
+    bool as_planned = true;
+    std::vector<size_t> sent;
+    std::unique_ptr<PlansUnderWay> run;
+  };
+
+  void came(size_t index);
+  void leave(Bucket& bucket, const Cause& cause);
+  void restart();
+
+  const int64_t bucket_bytes_;
+  mutable std::mutex mutex_;
+  std::vector<Parameter> parameters_;
+  std::vector<Bucket> buckets_;
+  std::vector<size_t> order_;  // of this iteration's first arrivals
+  size_t next_ = 0;            // bucket to leave
+  int paused_ = 0;
+  bool planned_ = false;
+  bool surprised_ = false;  // a gradient came otherwise than planned
+  int64_t left_in_backward_ = 0;
+};
+
+// That the parameters' gradients are in.
+std::vector<std::shared_ptr<GradBuckets>> buckets_of(const std::vector<at::Tensor>& parameters);
+
+}  // namespace shardweave::dtensor_internal

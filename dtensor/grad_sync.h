@@ -1,0 +1,81 @@
+// Gradients' synchronisation during backward. Without it finish_grad_sync() does all of it at the
+// end.
+//
+//   GradSync sync(*model, {.bucket_bytes = 25 << 20});   // once, when the model is sharded
+//   for (...) {
+//     {
+//       const GradSync::NoSync accumulate(sync);         // these stay Partial
+//       model->forward(first_half).backward();
+//     }
+//     model->forward(second_half).backward();            // buckets leave as they become full
+//     finish_grad_sync(*model);                          // the rest leaves, all arrive
+//     optimizer.step();
+//     optimizer.zero_grad();
+//   }
+//
+// In the first iteration finish_grad_sync() does everything, and sees in which order gradients
+// come. From then on gradients that need the same collectives (mesh dimensions, kind, dtype) travel
+// in buckets of at most `bucket_bytes` (of the whole tensors; a larger gradient alone), which leave
+// in an order that all ranks have agreed on, while backward goes on: N bytes take ceil(N / bucket)
+// collectives, as far as gradients fill them. They are made anew when a gradient comes in another
+// layout.
+//
+// Gradients of parameters that were not used are not waited for: what has not left by then leaves
+// in finish_grad_sync(). Between backward and finish_grad_sync() a gradient is what autograd has
+// accumulated. Written meanwhile, by a second backward or a user, it travels again in
+// finish_grad_sync(), as it is then: as if there was no GradSync. A rank whose backward fails, or
+// goes another way, is an error on all ranks, as in any collective.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "shardweave/dtensor/distribute_module.h"
+
+namespace shardweave {
+
+namespace dtensor_internal {
+class GradBuckets;
+}
+
+struct GradSyncOptions {
+  int64_t bucket_bytes = 25 << 20;
+};
+
+// As long as it lives, for the DTensors among the parameters. All ranks make it alike. Threads: as
+// the model.
+class GradSync {
+ public:
+  // Throws Error (InvalidArgument) if a bucket has less than one byte, (FailedPrecondition) if a
+  // parameter is in another GradSync.
+  explicit GradSync(const torch::nn::Module& module, const GradSyncOptions& options = {});
+  explicit GradSync(const std::vector<at::Tensor>& parameters, const GradSyncOptions& options = {});
+  // Waits for what is under way, and leaves gradients as they are.
+  ~GradSync();
+  GradSync(const GradSync&) = delete;
+  GradSync& operator=(const GradSync&) = delete;
+
+  // While it lives, backward sends nothing. Scopes may be nested.
+  class NoSync {
+   public:
+    explicit NoSync(GradSync& sync);
+    ~NoSync();
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    const std::shared_ptr<dtensor_internal::GradBuckets> buckets_;
+  };
+
+  // How many there are; 0: no iteration has been finished.
+  int64_t num_buckets() const;
+  // How many have left before finish_grad_sync(), of all iterations.
+  int64_t left_in_backward() const;
+
+ private:
+  const std::shared_ptr<dtensor_internal::GradBuckets> buckets_;
+};
+
+}  // namespace shardweave

@@ -1,0 +1,354 @@
+// Gradients that leave in buckets during backward: the values of one device, in as many collectives
+// as the buckets say, whatever backward does.
+#include "shardweave/dtensor/grad_sync.h"
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ATen/ATen.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "shardweave/dtensor/activation_checkpoint.h"
+#include "shardweave/dtensor/observe/comm_trace.h"
+#include "shardweave/dtensor/testing/on_mesh.h"
+#include "torch/csrc/autograd/autograd.h"
+#include "torch/nn.h"
+
+namespace shardweave {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::on_mesh;
+using testing::try_on_mesh;
+namespace nn = torch::nn;
+
+constexpr int64_t kDim = 4, kLayers = 6;
+constexpr int64_t kWeight = kDim * kDim * 4;  // bytes
+
+struct StackImpl : nn::Module {
+  explicit StackImpl(at::ScalarType dtype = at::kFloat) {
+    const c10::AutoGradMode no_grad(false);
+    for (int i = 0; i < kLayers; ++i) {
+      const at::Tensor weight = at::sin(at::arange(kDim * kDim, dtype).view({kDim, kDim}) + i);
+      weights.push_back(register_parameter("w" + std::to_string(i), weight));
+    }
+  }
+  // Layer by layer; those in `without` are left out.
+  at::Tensor forward(at::Tensor x, const std::vector<int>& without = {}) {
+    for (int i = 0; i < kLayers; ++i) {
+      if (std::find(without.begin(), without.end(), i) == without.end()) {
+        x = at::tanh(at::matmul(x, weights[i]));
+      }
+    }
+    return x;
+  }
+  std::vector<at::Tensor> weights;
+};
+TORCH_MODULE(Stack);
+
+at::Tensor batch(int i, at::ScalarType dtype = at::kFloat) {
+  return at::cos(at::arange(12 * kDim, dtype).view({12, kDim}) * (i + 1));
+}
+
+using Step = std::function<at::Tensor(StackImpl& model, const at::Tensor& x)>;
+at::Tensor loss_of(StackImpl& model, const at::Tensor& x) {
+  return model.forward(x).square().sum();
+}
+
+// Of one device.
+std::vector<at::Tensor> gradients(const std::vector<Step>& steps) {
+  Stack model;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    steps[i](*model, batch(static_cast<int>(i))).backward();
+  }
+  std::vector<at::Tensor> result;
+  for (const at::Tensor& w : model->weights) result.push_back(w.grad());
+  return result;
+}
+
+void expect_gradients(StackImpl& model, const std::vector<at::Tensor>& wanted) {
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const at::Tensor& grad = model.weights[i].grad();
+    ASSERT_EQ(grad.defined(), wanted[i].defined()) << i;
+    if (!grad.defined()) continue;
+    EXPECT_EQ(layout_of(grad), layout_of(model.weights[i])) << i;
+    EXPECT_TRUE(at::allclose(full_tensor(grad), wanted[i], 1e-5, 1e-5))
+        << i << full_tensor(grad) << wanted[i];
+  }
+}
+
+void zero_grad(StackImpl& model) {
+  for (at::Tensor& w : model.weights) w.mutable_grad() = at::Tensor();
+}
+
+int64_t synced(const CommTrace& trace) {
+  int64_t count = 0;
+  for (const CommEvent& event : trace.events()) {
+    count += event.phase == Phase::kGradientSync && !event.is_check;
+  }
+  return count;
+}
+
+// The batch is cut along the mesh's first dimension, and along others once more.
+at::Tensor fed(int i, const MeshPtr& mesh) {
+  Placements placements(mesh->mesh().ndim(), Shard(0));
+  return distribute_tensor(batch(i), mesh, placements);
+}
+
+const std::vector<std::vector<MeshDim>> kMeshes = {
+    {{"a", 1}}, {{"a", 2}}, {{"a", 3}}, {{"a", 2}, {"b", 2}}, {{"a", 2}, {"b", 1}, {"c", 2}}};
+
+TEST(GradSyncTest, GradientsAreOneDevicesInAsManyCollectivesAsTheBucketsSay) {
+  const std::vector<at::Tensor> wanted = gradients({loss_of});
+  for (const auto& dims : kMeshes) {
+    for (const int64_t per_bucket : {1, 2, 4, 100}) {
+      on_mesh(dims, [&](const MeshPtr& mesh) {
+        Stack model;
+        distribute_module(*model, mesh, {});
+        const GradSync sync(*model, {.bucket_bytes = per_bucket * kWeight});
+        const int64_t buckets = (kLayers + per_bucket - 1) / per_bucket;
+        for (int iteration = 0; iteration < 4; ++iteration) {
+          const CommTrace trace(mesh);
+          loss_of(*model, fed(0, mesh)).backward();
+          const int64_t left = synced(trace);
+          finish_grad_sync(*model);
+          expect_gradients(*model, wanted);
+          zero_grad(*model);
+          if (mesh->mesh().size() == 1) continue;
+          EXPECT_EQ(left, iteration == 0 ? 0 : buckets);
+          EXPECT_EQ(synced(trace), iteration == 0 ? 1 : buckets);
+        }
+        if (mesh->mesh().size() == 1) return;
+        EXPECT_EQ(sync.num_buckets(), buckets);
+        EXPECT_EQ(sync.left_in_backward(), 3 * buckets);
+      });
+    }
+  }
+}
+
+TEST(GradSyncTest, BucketsLeaveWhileBackwardGoesOn) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    Stack model;
+    distribute_module(*model, mesh, {});
+    const GradSync sync(*model, {.bucket_bytes = 2 * kWeight});
+    std::vector<int64_t> left(kLayers);
+    for (int i = 0; i < kLayers; ++i) {
+      model->weights[i].register_hook([&, i](const at::Tensor& grad) {
+        left[i] = sync.left_in_backward();
+        return grad;
+      });
+    }
+    for (int iteration = 0; iteration < 2; ++iteration) {
+      loss_of(*model, fed(0, mesh)).backward();
+      finish_grad_sync(*model);
+      zero_grad(*model);
+    }
+    // The last layers' gradients come first.
+    EXPECT_EQ(left, (std::vector<int64_t>{2, 2, 1, 1, 0, 0}));
+  });
+}
+
+TEST(GradSyncTest, PartialAlongSeveralDimensionsAndShardsAndOtherDtypes) {
+  Stack plain;
+  Stack wide(at::kDouble);
+  const auto loss = [](StackImpl& a, StackImpl& b, const at::Tensor& x) {
+    return a.forward(x).square().sum() + b.forward(x.to(at::kDouble)).square().sum().to(at::kFloat);
+  };
+  loss(*plain, *wide, batch(0)).backward();
+  const auto grads_of = [](StackImpl& model) {
+    std::vector<at::Tensor> grads;
+    for (const at::Tensor& w : model.weights) grads.push_back(w.grad());
+    return grads;
+  };
+  on_mesh({{"dp", 2}, {"tp", 2}}, [&](const MeshPtr& mesh) {
+    Stack a;
+    Stack b(at::kDouble);
+    const ParameterPlan plan = {{"w{0,2,4}", {{"tp", Shard(1)}}},
+                                {"w{1,3}", {{"tp", Shard(0)}}},
+                                {"w5", {{"dp", Shard(0)}}}};
+    distribute_module(*a, mesh, plan);
+    distribute_module(*b, mesh, plan);
+    std::vector<at::Tensor> all = a->parameters();
+    for (const at::Tensor& p : b->parameters()) all.push_back(p);
+    const GradSync sync(all);
+    for (int iteration = 0; iteration < 3; ++iteration) {
+      const CommTrace trace(mesh);
+      loss(*a, *b, distribute_tensor(batch(0), mesh, {{"dp", Shard(0)}})).backward();
+      finish_grad_sync(all);
+      expect_gradients(*a, grads_of(*plain));
+      expect_gradients(*b, grads_of(*wide));
+      // Of each dtype five weights need one reduction; w5, whose gradient is [P(sum), S(0)], needs
+      // a reduction to its shard and a gathering.
+      if (iteration > 0) EXPECT_EQ(synced(trace), 6) << trace.to_string();
+      zero_grad(*a);
+      zero_grad(*b);
+    }
+    EXPECT_EQ(sync.num_buckets(), 4);
+    EXPECT_EQ(sync.left_in_backward(), 8);
+  });
+}
+
+TEST(GradSyncTest, NoSyncLeavesGradientsPartialUntilTheLastBackward) {
+  const std::vector<at::Tensor> wanted = gradients({loss_of, loss_of, loss_of});
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    Stack model;
+    distribute_module(*model, mesh, {});
+    GradSync sync(*model, {.bucket_bytes = 3 * kWeight});
+    for (int iteration = 0; iteration < 3; ++iteration) {
+      const CommTrace trace(mesh);
+      {
+        const GradSync::NoSync outer(sync);
+        const GradSync::NoSync inner(sync);
+        loss_of(*model, fed(0, mesh)).backward();
+        loss_of(*model, fed(1, mesh)).backward();
+        EXPECT_EQ(synced(trace), 0);
+        EXPECT_TRUE(layout_of(model->weights[0].grad())[0].is_partial());
+      }
+      loss_of(*model, fed(2, mesh)).backward();
+      EXPECT_EQ(synced(trace), iteration == 0 ? 0 : 2);
+      finish_grad_sync(*model);
+      EXPECT_EQ(synced(trace), iteration == 0 ? 1 : 2);
+      expect_gradients(*model, wanted);
+      zero_grad(*model);
+    }
+  });
+}
+
+TEST(GradSyncTest, UnusedParametersAreNotWaitedFor) {
+  const auto without = [](std::vector<int> layers) -> Step {
+    return [layers](StackImpl& model, const at::Tensor& x) {
+      return model.forward(x, layers).square().sum();
+    };
+  };
+  const std::vector<Step> steps = {without({}), without({4}), without({0, 5}), without({}),
+                                   without({0, 1, 2, 3, 4})};
+  for (const bool first_unused : {false, true}) {
+    on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+      Stack model;
+      distribute_module(*model, mesh, {});
+      const GradSync sync(*model, {.bucket_bytes = 2 * kWeight});
+      for (size_t i = 0; i < steps.size(); ++i) {
+        const Step& step = steps[first_unused ? steps.size() - 1 - i : i];
+        for (int twice = 0; twice < 2; ++twice) {
+          step(*model, fed(0, mesh)).backward();
+          finish_grad_sync(*model);
+          Stack plain;
+          step(*plain, batch(0)).backward();
+          std::vector<at::Tensor> wanted;
+          for (const at::Tensor& w : plain->weights) wanted.push_back(w.grad());
+          expect_gradients(*model, wanted);
+          zero_grad(*model);
+        }
+      }
+    });
+  }
+}
+
+TEST(GradSyncTest, ASecondBackwardBeforeTheEndCounts) {
+  const std::vector<at::Tensor> once = gradients({loss_of});
+  const std::vector<at::Tensor> twice = gradients({loss_of, loss_of});
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    Stack model;
+    distribute_module(*model, mesh, {});
+    const GradSync sync(*model, {.bucket_bytes = 2 * kWeight});
+    for (int iteration = 0; iteration < 3; ++iteration) {
+      loss_of(*model, fed(0, mesh)).backward();
+      loss_of(*model, fed(1, mesh)).backward();
+      finish_grad_sync(*model);
+      expect_gradients(*model, twice);
+      zero_grad(*model);
+      // As does zeroing them, and whatever else is done to them.
+      loss_of(*model, fed(1, mesh)).backward();
+      zero_grad(*model);
+      finish_grad_sync(*model);
+      EXPECT_FALSE(model->weights[0].grad().defined());
+      loss_of(*model, fed(1, mesh)).backward();
+      for (at::Tensor& w : model->weights) w.mutable_grad().zero_();
+      loss_of(*model, fed(0, mesh)).backward();
+      finish_grad_sync(*model);
+      expect_gradients(*model, once);
+      zero_grad(*model);
+      loss_of(*model, fed(0, mesh)).backward();
+      finish_grad_sync(*model);
+      expect_gradients(*model, once);
+      finish_grad_sync(*model);  // nothing is left to do
+      expect_gradients(*model, once);
+      zero_grad(*model);
+    }
+  });
+}
+
+TEST(GradSyncTest, WeightsThatAreUsedTwiceAlsoInRecomputedLayers) {
+  const Step step = [](StackImpl& model, const at::Tensor& x) {
+    const auto block = [&](const at::Tensor& t) {
+      return at::tanh(at::matmul(at::matmul(t, model.weights[0]), model.weights[1]));
+    };
+    at::Tensor y = checkpoint(block, x);
+    y = checkpoint(block, at::matmul(y, model.weights[2]));
+    return at::matmul(y, model.weights[0]).square().sum();
+  };
+  const std::vector<at::Tensor> wanted = gradients({step});
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    Stack model;
+    distribute_module(*model, mesh, {});
+    const GradSync sync(*model, {.bucket_bytes = kWeight});
+    for (int iteration = 0; iteration < 3; ++iteration) {
+      const CommTrace trace(mesh);
+      const at::Tensor x = fed(0, mesh).requires_grad_();
+      step(*model, x).backward();
+      finish_grad_sync(*model);
+      expect_gradients(*model, wanted);
+      if (iteration > 0) EXPECT_EQ(synced(trace), 3);
+      zero_grad(*model);
+    }
+  });
+}
+
+TEST(GradSyncTest, ARankThatFailsInBackwardEndsTheOthers) {
+  const absl::Status status = try_on_mesh({{"dp", 3}}, [](const MeshPtr& mesh) {
+    Stack model;
+    distribute_module(*model, mesh, {});
+    const GradSync sync(*model, {.bucket_bytes = kWeight});
+    for (int iteration = 0; iteration < 3; ++iteration) {
+      model->weights[2].register_hook([&, iteration](const at::Tensor& grad) {
+        if (iteration == 1 && mesh->coordinate()[0] == 1) throw std::runtime_error("out of order");
+        return grad;
+      });
+      loss_of(*model, fed(0, mesh)).backward();
+      finish_grad_sync(*model);
+      zero_grad(*model);
+    }
+  });
+  EXPECT_THAT(std::string(status.message()), HasSubstr("out of order"));
+}
+
+TEST(GradSyncTest, OneThatEndsLeavesGradientsAsTheyAre) {
+  const std::vector<at::Tensor> wanted = gradients({loss_of});
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    Stack model;
+    distribute_module(*model, mesh, {});
+    auto sync = std::make_unique<GradSync>(*model, GradSyncOptions{.bucket_bytes = kWeight});
+    try {
+      const GradSync another(*model);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("another GradSync"));
+    }
+    loss_of(*model, fed(0, mesh)).backward();
+    finish_grad_sync(*model);
+    zero_grad(*model);
+    loss_of(*model, fed(0, mesh)).backward();
+    EXPECT_EQ(sync->left_in_backward(), kLayers);
+    sync.reset();
+    EXPECT_TRUE(layout_of(model->weights[0].grad())[0].is_partial());
+    finish_grad_sync(*model);
+    expect_gradients(*model, wanted);
+    EXPECT_THROW(GradSync(*model, {.bucket_bytes = 0}), Error);
+  });
+}
+
+}  // namespace
+}  // namespace shardweave

@@ -1,0 +1,79 @@
+#include "shardweave/modules/nn/mixtral.h"
+
+#include "shardweave/dtensor/error.h"
+#include "shardweave/modules/nn/config.h"
+#include "shardweave/modules/nn/decoder_config.h"
+
+namespace shardweave::nn {
+
+absl::StatusOr<MixtralOptions> MixtralOptions::from_json(std::string_view text) {
+  absl::StatusOr<nn_internal::Config> config = nn_internal::Config::read(text, "mixtral");
+  if (!config.ok()) return config.status();
+  MixtralOptions options;
+  config->get("vocab_size", options.vocab_size);
+  config->get("hidden_size", options.hidden_size);
+  config->get("intermediate_size", options.intermediate_size);
+  config->get("num_hidden_layers", options.num_hidden_layers);
+  config->get("num_attention_heads", options.num_attention_heads);
+  config->get("num_key_value_heads", options.num_key_value_heads);
+  config->get("head_dim", options.head_dim);
+  nn_internal::read_activation(*config, "hidden_act", options.hidden_act);
+  config->get("max_position_embeddings", options.max_position_embeddings);
+  config->get("initializer_range", options.initializer_range);
+  config->get("rms_norm_eps", options.rms_norm_eps);
+  config->get("tie_word_embeddings", options.tie_word_embeddings);
+  nn_internal::read_rope(*config, options.rope_parameters);
+  config->get("attention_dropout", options.attention_dropout);
+  config->get("num_experts_per_tok", options.num_experts_per_tok);
+  config->get("num_local_experts", options.num_local_experts);
+  if (config->has("sliding_window")) config->refuse("sliding_window", "is not there; wanted null");
+  double noise = 0;
+  config->get("router_jitter_noise", noise);
+  if (noise != 0) config->refuse("router_jitter_noise", "is not there; wanted 0");
+  if (!config->status().ok()) return config->status();
+  if (absl::Status status = check(options); !status.ok()) return status;
+  return options;
+}
+
+DecoderOptions MixtralOptions::decoder() const {
+  return {.vocab_size = vocab_size,
+          .num_hidden_layers = num_hidden_layers,
+          .max_position_embeddings = max_position_embeddings,
+          .rms_norm_eps = rms_norm_eps,
+          .attention = {.hidden_size = hidden_size,
+                        .num_attention_heads = num_attention_heads,
+                        .num_key_value_heads = num_key_value_heads,
+                        .head_dim = head_dim,
+                        .dropout = attention_dropout},
+          .rope = rope_parameters};
+}
+
+MixtureOfExpertsOptions MixtralOptions::mlp() const {
+  return {.hidden_size = hidden_size,
+          .intermediate_size = intermediate_size,
+          .num_experts = num_local_experts,
+          .num_experts_per_tok = num_experts_per_tok,
+          .activation = hidden_act};
+}
+
+absl::Status check(const MixtralOptions& options) {
+  const absl::Status status = check(options.mlp());
+  return status.ok() ? nn_internal::check(options.decoder()) : status;
+}
+
+MixtralImpl::MixtralImpl(const MixtralOptions& options)
+    : CausalLmImpl(nn_internal::checked("Mixtral", options).decoder(), options.mlp(),
+                   options.tie_word_embeddings, options.initializer_range) {}
+
+at::Tensor MixtralImpl::forward(const at::Tensor& input_ids) {
+  return CausalLmImpl::forward(input_ids);
+}
+
+ShardingPlan mixtral_plan(const MixtralOptions& options, const DeviceMesh& mesh,
+                          const PlanOptions& plan_options) {
+  return causal_lm_plan(options.decoder(), options.tie_word_embeddings,
+                        mixture_of_experts_plan(mesh, plan_options, "model.layers.*.mlp"), mesh,
+                        plan_options);
+}
+
+}  // namespace shardweave::nn

@@ -1,0 +1,40 @@
+// The library's models by name, for programs that choose at run time and hosts in other languages.
+//
+//   const nn::Model model = *nn::make_model("", config_json);  // the kind is its "model_type"
+//   parallelize_module(*model.module, mesh, model.plan(mesh->mesh(), {}));
+//   const at::Tensor logits = model.forward({input_ids})[0];
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/status/statusor.h"
+#include "shardweave/mesh/device_mesh.h"
+#include "shardweave/modules/nn/plan_options.h"
+#include "shardweave/modules/parallelize_module.h"
+#include "torch/nn/module.h"
+
+namespace shardweave::nn {
+
+struct Model {
+  std::shared_ptr<torch::nn::Module> module;
+  std::vector<std::string> inputs, outputs;  // names of what forward takes and gives
+  // Throws Error (InvalidArgument) for another number of inputs. Keeps the module alive.
+  std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)> forward;
+  // The zoo's plan for it: llama_plan(), ...
+  std::function<ShardingPlan(const DeviceMesh&, const PlanOptions&)> plan;
+};
+
+// "gpt2", "llama", "mixtral", "vit".
+std::vector<std::string> model_kinds();
+
+// `kind`: one of those, or "" for the configuration's "model_type". InvalidArgument: an unknown
+// kind (the message lists those that there are), a configuration of another kind, what the kind's
+// from_json() says.
+absl::StatusOr<Model> make_model(std::string_view kind, std::string_view config_json);
+
+}  // namespace shardweave::nn

@@ -1,0 +1,27 @@
+// Root mean square layer normalization (Zhang and Sennrich): x / sqrt(mean(x^2) + eps) * weight.
+//
+//   nn::RMSNorm norm(/*size=*/4096, /*eps=*/1e-5);
+//   const at::Tensor y = norm(x);  // of the last dimension
+#pragma once
+
+#include <cstdint>
+
+#include "ATen/core/Tensor.h"
+#include "shardweave/modules/hooked.h"
+#include "torch/nn/module.h"
+#include "torch/nn/pimpl.h"
+
+namespace shardweave::nn {
+
+struct RMSNormImpl : torch::nn::Module {
+  explicit RMSNormImpl(int64_t size, double eps = 1e-6);
+  at::Tensor forward(const at::Tensor& x);
+
+  at::Tensor weight;
+
+ private:
+  const double eps_;
+};
+using RMSNorm = torch::nn::ModuleHolder<Hooked<RMSNormImpl>>;
+
+}  // namespace shardweave::nn

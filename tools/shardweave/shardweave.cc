@@ -1,0 +1,416 @@
+// What became of a model under a plan: the command line of modules/dump.h and its neighbours.
+//
+//   ./bazelw run //tools:shardweave -- dump --mesh=dp=2,tp=2
+//   ./bazelw run //tools:shardweave -- verify --script=model.pt --plan=plan.json --mesh=2x2:dp,tp
+//       --inputs='float[8,16]'
+//
+// Ranks are threads. Exit codes: 0; 1 for what cannot be done; 2 where verify finds a difference.
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "ATen/ATen.h"
+#include "ATen/Parallel.h"
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "models.h"
+#include "nlohmann/json.hpp"
+#include "shardweave/comm/world.h"
+#include "shardweave/dtensor/observe/explain.h"
+#include "shardweave/mesh/connected_mesh.h"
+#include "shardweave/modules/dump.h"
+#include "shardweave/modules/list_communication.h"
+#include "shardweave/modules/module_memory.h"
+#include "shardweave/modules/sharding_plan_json.h"
+#include "shardweave/modules/verify.h"
+
+ABSL_FLAG(std::string, model, "mlp", "a model that is built in; `shardweave models` lists them");
+ABSL_FLAG(std::string, script, "", "a TorchScript file, in place of --model");
+ABSL_FLAG(std::string, mesh, "tp=2", "the mesh: dp=2,tp=2 or 2x2:dp,tp");
+ABSL_FLAG(std::string, plan, "",
+          "a plan's file (JSON), or zoo: the model's own; default: zoo, of a script none");
+ABSL_FLAG(
+    std::string, inputs, "",
+    "what forward takes: 'float[8,16];long[2,5]<100' (numbers below 100); default: the model's");
+ABSL_FLAG(std::string, batch, "", "cut dimension 0 of the inputs along this mesh dimension");
+ABSL_FLAG(int64_t, rank, 0, "the rank whose parts are shown");
+ABSL_FLAG(bool, backward, true, "of verify and communication: gradients, too");
+ABSL_FLAG(double, tolerance, 0, "of verify; 0: by the dtype");
+ABSL_FLAG(bool, json, false, "print JSON");
+
+namespace {
+
+using namespace shardweave;
+using shardweave_tool::Model;
+using shardweave_tool::ModelKind;
+
+constexpr char kUsage[] = R"(What became of a model under a plan.
+
+  shardweave dump           modules, shapes, placements, bytes, and where the plan said so
+  shardweave explain        what the plan does to each tensor, before anything is touched
+  shardweave explain OP TENSOR...
+                            why an operator moves what it moves: the strategies, their costs
+                            explain aten::mm 'Float[64, 32] [R, S(1)]' 'Float[32, 16] [R, S(0)]'
+  shardweave communication  every collective of forward and backward, and the module that needs it
+  shardweave memory         bytes of parameters, gradients and activations, module by module
+  shardweave verify         runs it beside one device and names the first difference (exit code 2)
+  shardweave models         the models that are built in
+
+  --model=NAME      a model that is built in (default: mlp)
+  --script=FILE     a TorchScript file in its place
+  --mesh=MESH       dp=2,tp=2 or 2x2:dp,tp; a rank is a thread (default: tp=2)
+  --plan=PLAN       FILE.json, zoo (the model's own) or none; default: zoo, of a script none
+  --inputs=TENSORS  what forward takes: 'float[8,16];long[2,5]<100' (default: the model's own)
+  --batch=DIM       cut dimension 0 of the inputs along this mesh dimension
+  --rank=N          the rank whose parts dump and memory show (default: 0)
+  --backward=false  verify and communication: forward alone
+  --tolerance=X     verify: relative to a tensor's largest element (default: by the dtype)
+  --json            JSON on stdout
+
+Exit codes: 0; 1: what was asked cannot be done; 2: verify has found a difference.
+)";
+
+absl::Status in_flag(const char* flag, std::string_view value, std::string_view why) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag, "=", std::string(value), ": ", std::string(why)));
+}
+
+// "dp=2,tp=2" or "2x2:dp,tp".
+absl::StatusOr<DeviceMesh> mesh_from_flag() {
+  const std::string given = absl::GetFlag(FLAGS_mesh);
+  std::string text = given;
+  if (const size_t colon = text.find(':'); colon != std::string::npos) {
+    const std::vector<std::string> sizes = absl::StrSplit(text.substr(0, colon), 'x');
+    const std::vector<std::string> names = absl::StrSplit(text.substr(colon + 1), ',');
+    if (sizes.size() != names.size()) {
+      return in_flag("mesh", given,
+                     absl::StrCat(sizes.size(), " sizes and ", names.size(), " names"));
+    }
+    text.clear();
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      absl::StrAppend(&text, i == 0 ? "" : ",", names[i], "=", sizes[i]);
+    }
+  }
+  absl::StatusOr<DeviceMesh> mesh = DeviceMesh::parse(text);
+  if (!mesh.ok()) return in_flag("mesh", given, std::string(mesh.status().message()));
+  constexpr int64_t kMostThreads = 256;
+  if (mesh->size() > kMostThreads) {
+    return in_flag("mesh", given, absl::StrCat("wanted ", kMostThreads, " ranks at most"));
+  }
+  return mesh;
+}
+
+absl::StatusOr<ShardingPlan> plan_from_flag(const ModelKind& kind) {
+  const std::string given = absl::GetFlag(FLAGS_plan);
+  if (given.empty() || given == "zoo") return kind.plan;
+  if (given == "none") return ShardingPlan();
+  std::ifstream in(given, std::ios::binary);
+  if (!in) return in_flag("plan", given, "cannot be read");
+  std::ostringstream text;
+  text << in.rdbuf();
+  absl::StatusOr<ShardingPlan> plan = parse_sharding_plan(text.str());
+  if (!plan.ok()) return in_flag("plan", given, std::string(plan.status().message()));
+  return plan;
+}
+
+absl::StatusOr<at::ScalarType> dtype_of(std::string_view name) {
+  const std::string wanted = absl::AsciiStrToLower(std::string(name));
+  for (int i = 0; i < static_cast<int>(at::ScalarType::NumOptions); ++i) {
+    const auto dtype = static_cast<at::ScalarType>(i);
+    if (absl::AsciiStrToLower(c10::toString(dtype)) == wanted) return dtype;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("'", std::string(name), "' is no dtype; float, double, bfloat16, long, ..."));
+}
+
+struct TensorText {
+  at::ScalarType dtype = at::kFloat;
+  std::vector<int64_t> sizes;
+  std::string rest;  // behind the ']'
+};
+
+// "float[8,16] ..."
+absl::StatusOr<TensorText> parse_tensor(std::string_view given) {
+  const std::string text(absl::StripAsciiWhitespace(std::string(given)));
+  const size_t open = text.find('['), close = text.find(']');
+  if (open == std::string::npos || close == std::string::npos || close < open) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", text, "': wanted a tensor, as float[8,16]"));
+  }
+  const absl::StatusOr<at::ScalarType> dtype = dtype_of(text.substr(0, open));
+  if (!dtype.ok()) return dtype.status();
+  TensorText tensor{.dtype = *dtype};
+  const std::string sizes = text.substr(open + 1, close - open - 1);
+  if (!sizes.empty()) {
+    for (const auto& size : absl::StrSplit(sizes, ',')) {
+      int64_t value = 0;
+      if (!absl::SimpleAtoi(size, &value) || value < 0) {
+        return absl::InvalidArgumentError(absl::StrCat("'", text, "': '", size, "' is no size"));
+      }
+      tensor.sizes.push_back(value);
+    }
+  }
+  tensor.rest = std::string(absl::StripAsciiWhitespace(text.substr(close + 1)));
+  return tensor;
+}
+
+absl::StatusOr<std::vector<at::Tensor>> inputs_from_flag(const ModelKind& kind) {
+  const std::string given = absl::GetFlag(FLAGS_inputs);
+  if (given.empty()) {
+    if (kind.inputs == nullptr) {
+      return absl::InvalidArgumentError(
+          "--inputs is missing: what the script's forward takes, as --inputs='float[8,16]'");
+    }
+    return kind.inputs();
+  }
+  std::vector<at::Tensor> inputs;
+  for (const auto& text : absl::StrSplit(given, ';')) {
+    const absl::StatusOr<TensorText> tensor = parse_tensor(std::string(text));
+    if (!tensor.ok()) return in_flag("inputs", given, std::string(tensor.status().message()));
+    int64_t below = 2;
+    if (!tensor->rest.empty() && (tensor->rest[0] != '<' ||
+                                  !absl::SimpleAtoi(tensor->rest.substr(1), &below) || below < 1)) {
+      return in_flag("inputs", given,
+                     absl::StrCat("'", tensor->rest, "': wanted <NUMBER or nothing"));
+    }
+    int64_t count = 1;
+    for (const int64_t size : tensor->sizes) count *= size;
+    at::Tensor values = at::isIntegralType(tensor->dtype, /*includeBool=*/true)
+                            ? (at::arange(count, at::kLong) * 7).remainder(below)
+                            : at::arange(count, at::kDouble).sin();
+    inputs.push_back(values.view(tensor->sizes).to(tensor->dtype));
+  }
+  return inputs;
+}
+
+void print(const std::string& text) {
+  std::fputs(text.c_str(), stdout);
+  if (text.empty() || text.back() != '\n') std::fputs("\n", stdout);
+}
+
+// What a command prints, or nothing; and whether all is well.
+struct Outcome {
+  std::string text;
+  bool ok = true;
+};
+
+struct Job {
+  DeviceMesh mesh;
+  ModelKind kind;
+  ShardingPlan plan;
+  std::vector<at::Tensor> inputs;
+
+  // As --batch says.
+  std::vector<at::Tensor> on(const MeshPtr& connected) const {
+    const std::string batch = absl::GetFlag(FLAGS_batch);
+    if (batch.empty()) return inputs;
+    std::vector<at::Tensor> cut;
+    for (const at::Tensor& input : inputs) {
+      cut.push_back(
+          distribute_tensor(input, connected, {{batch, Shard(0)}}, {.source = std::nullopt}));
+    }
+    return cut;
+  }
+};
+
+Outcome run_dump(const Job& job, const MeshPtr& mesh) {
+  const Model model = job.kind.make();
+  parallelize_module(*model.module, mesh, job.plan, {}, {});
+  const ModuleDump d = dump(*model.module);
+  return {absl::GetFlag(FLAGS_json) ? d.to_json() : d.to_string()};
+}
+
+Outcome run_communication(const Job& job, const MeshPtr& mesh) {
+  const Model model = job.kind.make();
+  parallelize_module(*model.module, mesh, job.plan, {}, {});
+  const std::vector<at::Tensor> inputs = job.on(mesh);
+  const CommunicationList list = list_communication(*model.module, [&] {
+    const at::Tensor result = model.forward(inputs);
+    if (!absl::GetFlag(FLAGS_backward) || !result.requires_grad()) return;
+    result.sum().backward();
+    finish_grad_sync(*model.module, {});
+  });
+  return {absl::GetFlag(FLAGS_json) ? list.to_json() : list.to_string()};
+}
+
+Outcome run_memory(const Job& job, const MeshPtr& mesh) {
+  const Model model = job.kind.make();
+  parallelize_module(*model.module, mesh, job.plan, {}, {});
+  const std::vector<at::Tensor> inputs = job.on(mesh);
+  const ModuleMemory memory = module_memory(*model.module, [&] { return model.forward(inputs); });
+  return {absl::GetFlag(FLAGS_json) ? memory.to_json() : memory.to_string()};
+}
+
+Outcome run_verify(const Job& job, const MeshPtr& mesh) {
+  const Model model = job.kind.make(), reference = job.kind.make();
+  parallelize_module(*model.module, mesh, job.plan, {}, {});
+  modules_internal::copy_values(*model.module, *reference.module);
+  const std::vector<at::Tensor> inputs = job.on(mesh);
+  VerifyOptions options{.backward = absl::GetFlag(FLAGS_backward)};
+  if (absl::GetFlag(FLAGS_tolerance) > 0) options.tolerance = absl::GetFlag(FLAGS_tolerance);
+  const Verification v = verify(
+      *model.module, [&] { return model.forward(inputs); }, *reference.module,
+      [&] { return reference.forward(job.inputs); }, options);
+  return {absl::GetFlag(FLAGS_json) ? v.to_json() : v.to_string(), v.ok()};
+}
+
+// What the plan does, on no rank at all.
+std::string explain_plan(const Job& job) {
+  const Model model = job.kind.make();
+  const std::vector<ResolvedTensor> resolved =
+      resolve_plan(*model.module, job.mesh, job.plan.parameter);
+  if (!absl::GetFlag(FLAGS_json)) return to_string(resolved);
+  nlohmann::ordered_json all = nlohmann::ordered_json::array();
+  for (const ResolvedTensor& tensor : resolved) {
+    all.push_back({{"fqns", tensor.fqns},
+                   {"shape", tensor.sizes},
+                   {"local_shape", tensor.local_sizes},
+                   {"is_buffer", tensor.is_buffer},
+                   {"placements", tensor.layout.to_string()},
+                   {"pattern", tensor.pattern}});
+  }
+  return all.dump();
+}
+
+// Of an operator on tensors that need no memory.
+Outcome explain_operator(const std::vector<std::string>& words, const MeshPtr& mesh) {
+  std::vector<c10::IValue> args;
+  for (size_t i = 1; i < words.size(); ++i) {
+    const TensorText tensor = value_or_throw(parse_tensor(words[i]));
+    const Layout layout = value_or_throw(Layout::parse(tensor.rest));
+    if (layout.mesh_ndim() != mesh->mesh().ndim()) {
+      throw Error(absl::InvalidArgumentError(
+          absl::StrCat("'", words[i], "': ", layout.to_string(), " has ", layout.mesh_ndim(),
+                       " placements; ", mesh->mesh().to_string(), " wants ", mesh->mesh().ndim())));
+    }
+    args.emplace_back(empty(tensor.sizes, mesh, layout.placements(),
+                            at::TensorOptions(at::kMeta).dtype(tensor.dtype)));
+  }
+  const Explanation explanation = explain(words[0], std::move(args));
+  return {absl::GetFlag(FLAGS_json) ? explanation.to_json() : explanation.to_string()};
+}
+
+// On rank threads; the text is that of one of them.
+absl::StatusOr<Outcome> on_ranks(const DeviceMesh& mesh,
+                                 const std::function<Outcome(const MeshPtr&)>& command) {
+  const auto num_ranks = static_cast<int>(mesh.size());
+  const int64_t shown = absl::GetFlag(FLAGS_rank);
+  if (shown < 0 || shown >= num_ranks) {
+    return in_flag("rank", std::to_string(shown), absl::StrCat("there are ", num_ranks, " ranks"));
+  }
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  Outcome outcome;
+  const absl::Status status = run_ranks(num_ranks, [&](World& world) {
+    at::set_num_threads(std::max(1, cores / num_ranks));
+    const auto connected = init_device_mesh(world, mesh.dims());
+    if (!connected.ok()) return connected.status();
+    try {
+      Outcome mine = command(*connected);
+      if (world.rank() == shown) outcome = std::move(mine);
+      return absl::OkStatus();
+    } catch (const Error& error) {
+      return error.status();
+    } catch (const std::exception& error) {
+      return absl::InvalidArgumentError(message_of(error));
+    }
+  });
+  if (!status.ok()) return status;
+  return outcome;
+}
+
+absl::StatusOr<Outcome> run(const std::vector<std::string>& words) {
+  const std::string& command = words[0];
+  using Command = Outcome (*)(const Job&, const MeshPtr&);
+  const std::vector<std::pair<std::string_view, Command>> commands = {
+      {"dump", run_dump},
+      {"communication", run_communication},
+      {"memory", run_memory},
+      {"verify", run_verify}};
+  if (command == "models") {
+    std::string text;
+    for (const ModelKind& kind : shardweave_tool::models()) {
+      absl::StrAppend(&text, kind.name, "  ", kind.description, "\n");
+    }
+    return Outcome{text};
+  }
+  const auto found = std::find_if(commands.begin(), commands.end(),
+                                  [&](const auto& c) { return c.first == command; });
+  if (found == commands.end() && command != "explain") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", command,
+                     "': wanted dump, explain, communication, memory, verify or models; "
+                     "--help says what they do"));
+  }
+  const absl::StatusOr<DeviceMesh> mesh = mesh_from_flag();
+  if (!mesh.ok()) return mesh.status();
+  if (command == "explain" && words.size() > 1) {
+    const std::vector<std::string> rest(words.begin() + 1, words.end());
+    return on_ranks(*mesh, [&](const MeshPtr& m) { return explain_operator(rest, m); });
+  }
+  if (words.size() > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", words[1], "': ", command, " takes flags only"));
+  }
+  const std::string script = absl::GetFlag(FLAGS_script);
+  const absl::StatusOr<ModelKind> kind =
+      script.empty() ? shardweave_tool::find_model(absl::GetFlag(FLAGS_model))
+                     : shardweave_tool::script_model(script);
+  if (!kind.ok()) return kind.status();
+  const absl::StatusOr<ShardingPlan> plan = plan_from_flag(*kind);
+  if (!plan.ok()) return plan.status();
+  Job job{*mesh, *kind, *plan, {}};
+  if (command == "explain") return Outcome{explain_plan(job)};
+  if (command != "dump") {
+    absl::StatusOr<std::vector<at::Tensor>> inputs = inputs_from_flag(*kind);
+    if (!inputs.ok()) return inputs.status();
+    job.inputs = *std::move(inputs);
+  }
+  return on_ranks(*mesh, [&](const MeshPtr& m) { return found->second(job, m); });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  constexpr int kFailed = 1, kDiffers = 2;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    if (word != "--help" && word != "-help" && word != "-h" && word != "help") continue;
+    print(kUsage);
+    return 0;
+  }
+  absl::SetProgramUsageMessage(kUsage);
+  std::vector<std::string> words;
+  for (const char* word : absl::ParseCommandLine(argc, argv)) words.emplace_back(word);
+  words.erase(words.begin());
+  if (words.empty()) {
+    std::fputs(kUsage, stderr);
+    return kFailed;
+  }
+  absl::StatusOr<Outcome> outcome = Outcome{};
+  try {
+    outcome = run(words);
+  } catch (const std::exception& error) {
+    outcome = absl::InvalidArgumentError(message_of(error));
+  }
+  if (!outcome.ok()) {
+    std::fprintf(stderr, "shardweave: %s\n", std::string(outcome.status().message()).c_str());
+    return kFailed;
+  }
+  print(outcome->text);
+  return outcome->ok ? 0 : kDiffers;
+}
