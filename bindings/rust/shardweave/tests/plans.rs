@@ -321,14 +321,16 @@ fn traces_say_where_the_call_was() {
             check(line!() - 1, "redistribute")?;
             on_mesh.full_tensor()?;
             check(line!() - 1, "full_tensor")?;
-            let sum = on_mesh.sum()?; // of each rank's own
-            sum.relu()?;
+            // Of each rank's own elements; a new one each time: what was gathered is remembered.
+            let sum = || on_mesh.sum();
+            sum()?.relu()?;
             check(line!() - 1, "aten::relu")?;
-            (&sum * &sum)?;
+            (sum()? * sum()?)?;
             check(line!() - 1, "aten::mul")?;
-            (2 * &on_mesh + &on_mesh).plus(1.0)?.sum().times(&sum)?;
+            let (a, b) = (sum()?, sum()?);
+            (2 * &a + &a).times(&b)?;
             check(line!() - 1, "aten::mul")?;
-            Op::find("aten::exp")?.call::<Tensor>(args![&sum])?;
+            Op::find("aten::exp")?.call::<Tensor>(args![&sum()?])?;
             check(line!() - 1, "aten::exp")?;
             let linear = nn::Linear::without_bias(5, 4)?;
             let plan = ParameterPlan::new().line("weight", &[("tp", Shard(0))]);
@@ -337,7 +339,7 @@ fn traces_say_where_the_call_was() {
             linear.forward(&on_mesh)?;
             check(line!() - 1, "aten::mm")?;
             let layer = nn::Sequential::new().function(|x| x.relu());
-            layer.forward(&sum)?;
+            layer.forward(&sum()?)?;
             check(line!() - 2, "aten::relu")?;
             let y = model.forward(&on_mesh, &on_mesh)?;
             trace.clear()?;
