@@ -49,5 +49,5 @@ cargo test --locked -p shardweave --features half --test train_gpt -- --ignored 
 env -u SHARDWEAVE_HOME cargo test --locked --workspace --lib --all-features
 # Loaded at run time.
 cargo test --locked -p shardweave --all-features --test handles --test library --test process \
-  --test ranks --test threads --test values
+  --test native --test nn --test ranks --test threads --test values
 RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --quiet

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a registry would get: both crates are packaged, and what is in the packages is built and
+# What a registry would get: the crates are packaged, and what is in the packages is built and
 # tested outside of the checkout, with a library and without one.
 #
 #   ./bazelw test //bindings/rust:package_test
@@ -29,24 +29,29 @@ cd -- "$workspace"
 cargo fetch --locked --offline --quiet 2>/dev/null || cargo fetch --locked
 export CARGO_NET_OFFLINE=true
 if [[ $(cargo publish --help) == *--workspace* ]]; then
-  # As publish does it: each is built from its package alone, the second one on the first one's.
+  # As publish does it: each is built from its package alone, the last one on those of the others.
   cargo package --workspace --locked --allow-dirty --features load-dynamic 2>"$folder/err" ||
     { cat "$folder/err"; exit 1; }
   # Tests stay here, on purpose.
   if grep '^warning' "$folder/err" | grep -vE 'ignoring test `\w+` as `tests/'; then exit 1; fi
-  [[ $(grep -c '^ *Verifying shardweave' "$folder/err") == 2 ]] || { cat "$folder/err"; exit 1; }
+  [[ $(grep -c '^ *Verifying shardweave' "$folder/err") == 3 ]] || { cat "$folder/err"; exit 1; }
 else
-  # The one that the other one needs is in no registry yet.
-  patch="patch.crates-io.shardweave-sys.path='$workspace/shardweave-sys'"
-  cargo package --quiet --allow-dirty --no-verify -p shardweave-sys
-  cargo package --quiet --allow-dirty --no-verify -p shardweave --config "$patch"
+  # Those that the last one needs are in no registry yet.
+  patches=()
+  for crate in shardweave-sys shardweave-derive; do
+    cargo package --quiet --allow-dirty --no-verify -p $crate
+    patches+=(--config "patch.crates-io.$crate.path='$workspace/$crate'")
+  done
+  cargo package --quiet --allow-dirty --no-verify -p shardweave "${patches[@]}"
 fi
 mkdir "$folder/crates"
-for crate in shardweave-sys shardweave; do
+for crate in shardweave-sys shardweave-derive shardweave; do
   version=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$crate/Cargo.toml" | head -1)
   tar -xzf "$CARGO_TARGET_DIR/package/$crate-$version.crate" -C "$folder/crates"
   mv "$folder/crates/$crate-$version" "$folder/crates/$crate"
-  for file in README.md LICENSE src/lib.rs build.rs; do
+  files=(README.md LICENSE src/lib.rs)
+  [[ $crate == shardweave-derive ]] || files+=(build.rs)
+  for file in "${files[@]}"; do
     [[ -s $folder/crates/$crate/$file ]] || { echo "$crate has no $file" >&2; exit 1; }
   done
   for key in description license repository documentation keywords readme rust-version; do
@@ -58,10 +63,11 @@ done
 cd -- "$folder/crates"
 cat >Cargo.toml <<'TOML'
 [workspace]
-members = ["shardweave-sys", "shardweave"]
+members = ["shardweave-sys", "shardweave-derive", "shardweave"]
 resolver = "2"
 [patch.crates-io]
 shardweave-sys = { path = "shardweave-sys" }
+shardweave-derive = { path = "shardweave-derive" }
 TOML
 cp -- "$workspace/Cargo.lock" .
 rm -f -- */Cargo.lock

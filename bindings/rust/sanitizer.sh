@@ -80,5 +80,5 @@ esac
 "${cargo[@]}" test "${options[@]}" --features $features -p shardweave --lib
 [[ -z $library || $way == valgrind || $way == miri ]] && exit 0
 export SHARDWEAVE_HOME=$(dirname -- "$(readlink -f -- "$library")")
-"${cargo[@]}" test "${options[@]}" --features $features -p shardweave --test handles --test process \
+"${cargo[@]}" test "${options[@]}" --features $features -p shardweave --test handles --test native --test nn --test process \
   --test ranks --test threads --test values

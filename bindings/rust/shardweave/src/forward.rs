@@ -7,8 +7,10 @@ use shardweave_sys as sys;
 use crate::autograd::GradMode;
 use crate::error::{Code, Error, Result};
 use crate::ffi::c_text;
+use crate::field::ModuleField;
 use crate::mesh::Scope;
-use crate::module::ModuleHandle;
+use crate::module::{Members, ModuleHandle};
+use crate::source::called_here;
 use crate::tensor::Tensor;
 
 handle! {
@@ -17,25 +19,19 @@ handle! {
 }
 
 /// Where a plan meets a module without a weight of its own: a block, an attention. It is a member
-/// of the module's struct, and the module's forward runs within it.
+/// of the module's struct, and the module's forward runs within it. Another thing than the trait
+/// [`nn::Forward`](crate::nn::Forward).
 ///
 /// ```
 /// use shardweave::{
-///     Forward, Members, Module, ParameterPlan, Placement::*, Result, Source, Tensor, World,
+///     Forward, Module, ParameterPlan, Placement::*, Result, Source, Tensor, World,
 /// };
 ///
+/// #[derive(Module)]
 /// struct Block {
 ///     up: Tensor,
 ///     down: Tensor,
-///     forward: Forward,
-/// }
-///
-/// impl Module for Block {
-///     fn members(&self, members: &mut Members) {
-///         members.parameter("up.weight", &self.up);
-///         members.parameter("down.weight", &self.down);
-///         members.forward(&self.forward);
-///     }
+///     forward: Forward, // without the derive macro: `members.forward(&self.forward)`
 /// }
 ///
 /// impl Block {
@@ -56,8 +52,8 @@ handle! {
 ///     };
 ///     // Sequence parallel: outside of the block every rank has a part of the tokens.
 ///     let plan = ParameterPlan::new()
-///         .line("up.weight", &[("tp", Shard(0))])
-///         .line("down.weight", &[("tp", Shard(1))])
+///         .line("up", &[("tp", Shard(0))])
+///         .line("down", &[("tp", Shard(1))])
 ///         .forward("input", &[("tp", Replicate)])
 ///         .forward("output", &[("tp", Shard(0))]);
 ///     block.distribute(&mesh, &plan, Source::Same)?;
@@ -84,6 +80,7 @@ impl Forward {
     /// those; meanwhile traces and errors say that the module runs. Before
     /// [`Module::distribute`](crate::Module::distribute), or where the plan says nothing of the
     /// module, they are as they come. Collective as what the plan says is.
+    #[track_caller]
     pub fn run<const N: usize, const M: usize>(
         &self,
         inputs: [&Tensor; N],
@@ -92,6 +89,7 @@ impl Forward {
         let given = inputs.map(|tensor| tensor.as_const_ptr());
         let mut laid_out = [ptr::null_mut(); N];
         // Not borrowed while the body runs, which may distribute, or run this again.
+        let here = called_here();
         let scope = match &*self.0.borrow() {
             Some(forward) => Some(create!(swv_forward_begin(
                 forward.as_ptr(),
@@ -104,14 +102,19 @@ impl Forward {
         };
         let scope = match scope {
             Some(scope) => Scope::from_handle(scope),
-            None => return body(inputs.map(Tensor::clone)),
+            None => {
+                drop(here);
+                return body(inputs.map(Tensor::clone));
+            }
         };
+        drop(here);
         let outputs = body(laid_out.map(own))?;
         let mut given = [ptr::null(); M];
         for (handle, output) in given.iter_mut().zip(&outputs) {
             *handle = output.as_const_ptr();
         }
         let mut laid_out = [ptr::null_mut(); M];
+        let _here = called_here();
         call!(
             swv_forward_end(scope.as_ptr(), given.as_ptr(), given.len(), laid_out.as_mut_ptr(),)
         )?;
@@ -158,6 +161,13 @@ pub(crate) fn check_distinct(forwards: &[(String, Forward)]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Of the struct whose field it is.
+impl ModuleField for Forward {
+    fn register(&self, _: &str, members: &mut Members) {
+        members.forward(self);
+    }
 }
 
 debug_by_name!(Forward);

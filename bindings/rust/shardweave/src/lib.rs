@@ -22,11 +22,11 @@
 //!   a launcher starts.
 //! - [`Comm`]: collectives over slices. [`Mesh`], [`Layout`], [`Placement`]: where ranks are, and
 //!   what they hold.
-//! - [`Tensor`]: plain or sharded. Operators by `std::ops`, by method, or by name ([`Op`]): every
-//!   operator of LibTorch.
+//! - [`Tensor`]: plain or sharded. Operators by `std::ops` ([`Operand`]), by method, by index
+//!   ([`Tensor::i`]), or by name ([`Op`]): every operator of LibTorch.
 //! - [`no_grad`], [`gradients`], [`Function`], [`checkpoint`]: autograd.
-//! - [`Module`], [`ParameterPlan`], [`AdamW`], [`Sgd`]: models in Rust, sharded by a plan, and
-//!   trained.
+//! - [`Module`](trait@Module), [`nn`], [`ParameterPlan`], [`AdamW`], [`Sgd`], [`Schedule`]: models in
+//!   Rust, sharded by a plan, and trained.
 //! - [`Trace`], [`CommCounters`], [`World::flight_record`]: what happened.
 //!
 //! Functions that fail return an [`Error`] with its [`Code`]. A panic in a callback, or in the body
@@ -55,6 +55,7 @@
 //!
 //! # Features
 //!
+//! - `derive` (on unless `default-features = false`): `#[derive(Module)]`.
 //! - `serde` (on unless `default-features = false`): [`ParameterPlan`], [`Placement`], [`Layout`],
 //!   [`DType`] and [`ReduceOp`] as data of any format.
 //! - `half`: `half::f16` and `half::bf16` are [`Element`]s, as [`F16`] and [`Bf16`] are.
@@ -67,24 +68,29 @@
 #[macro_use]
 mod ffi;
 
+mod arithmetic;
 mod autograd;
 mod comm;
 mod dtype;
 mod element;
 mod error;
+mod field;
 mod forward;
 #[rustfmt::skip]
 mod generated;
+mod index;
 mod layout;
 mod mesh;
 mod module;
 mod names;
+pub mod nn;
 mod op;
 #[rustfmt::skip]
 mod operators;
 mod optimizer;
 mod plan;
 mod process;
+mod schedule;
 #[cfg(feature = "serde")]
 mod serialize;
 mod source;
@@ -92,6 +98,7 @@ mod spawn;
 mod tensor;
 mod world;
 
+pub use arithmetic::{Operand, TensorResult};
 pub use autograd::{
     apply, checkpoint, gradients, inference, no_grad, with_grad_mode, BackwardOptions, Function,
     FunctionContext, GradMode,
@@ -100,20 +107,27 @@ pub use comm::{Comm, CommCounter, CommCounters, Pending};
 pub use dtype::{DType, Device, ReduceOp};
 pub use element::{Bf16, Complex, Element, F16};
 pub use error::{Code, Error, Result};
+pub use field::{BufferField, ModuleField};
 pub use forward::Forward;
 pub use generated::OP_NAMES;
+pub use index::{Ellipsis, IndexItem, NewAxis, TensorIndex};
 pub use layout::{IntoLayout, Layout, LocalExtent, Placement, RedistributionPlan};
 pub use mesh::{
     CostModel, DeviceCost, DispatchCounters, LinkCost, Mesh, RandomState, Scope, Trace,
 };
-pub use module::{clip_grad_norm, finish_grad_sync, ClipOptions, Members, Module, ScriptModule};
+pub use module::{
+    clip_grad_norm, finish_grad_sync, ClipOptions, Members, Module, ScriptModule, Training,
+};
 pub use op::{Arg, Explanation, Flags, FromResults, FromValue, Op, Value};
-pub use optimizer::{AdamW, Optimizer, Sgd};
+pub use optimizer::{AdamW, Optimizer, OptimizerGroups, Sgd};
 pub use plan::{ParameterPlan, PlanPlacements, ResolvedPlan};
 pub use process::{
     build_info, live_handles, manual_seed, set_handle_checks, set_log, set_num_threads,
     HandleChecks, Log,
 };
+pub use schedule::{LearningRate, Schedule};
+#[cfg(feature = "derive")]
+pub use shardweave_derive::Module;
 pub use spawn::Spawn;
 pub use tensor::{SendTensor, Source, Tensor, TensorOptions};
 pub use world::{Aborter, MeetingPoint, Processes, Rendezvous, Seat, Threads, World};

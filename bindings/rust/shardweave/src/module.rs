@@ -1,14 +1,17 @@
 //! Models, and what is done to their parameters.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::path::Path;
 use std::ptr::{self, NonNull};
+use std::rc::Rc;
 
 use shardweave_sys as sys;
 
-use crate::autograd::GradMode;
+use crate::autograd::{no_grad, GradMode};
 use crate::error::{Error, Of, Result};
 use crate::ffi::{c_text, check, take_string};
+use crate::field::ModuleField;
 use crate::forward::{check_distinct, forward_of, Forward, ForwardHandle};
 use crate::mesh::Mesh;
 use crate::op::{call_module, Arg, FromResults};
@@ -35,6 +38,11 @@ pub struct Members {
     parameters: Vec<(String, Tensor)>,
     buffers: Vec<(String, Tensor)>,
     forwards: Vec<(String, Forward)>,
+    /// Names of buffers that no checkpoint has.
+    non_persistent: Vec<String>,
+    training: Vec<Training>,
+    /// While [`Module::initialize`] goes through.
+    reset: Option<Result<()>>,
 }
 
 impl Members {
@@ -48,6 +56,17 @@ impl Members {
         self.buffers.push((self.fqn(name), tensor.clone()));
     }
 
+    /// A buffer that no checkpoint has: a table that is computed, say.
+    pub fn non_persistent_buffer(&mut self, name: &str, tensor: &Tensor) {
+        self.buffer(name, tensor);
+        self.non_persistent.push(self.fqn(name));
+    }
+
+    /// What [`Module::train`] and [`Module::eval`] switch.
+    pub fn training(&mut self, training: &Training) {
+        self.training.push(training.clone());
+    }
+
     /// What the forward of this module, the one that names its members, runs within: plans may
     /// speak of its inputs and outputs.
     pub fn forward(&mut self, forward: &Forward) {
@@ -55,11 +74,23 @@ impl Members {
     }
 
     /// The members of a module inside, under its name.
-    pub fn child(&mut self, name: &str, module: &dyn Module) {
+    pub fn child<M: Module + ?Sized>(&mut self, name: &str, module: &M) {
         let length = self.prefix.len();
         self.prefix = self.fqn(name);
-        module.members(self);
+        self.visit(module);
         self.prefix.truncate(length);
+    }
+
+    /// Those inside first, so that a module may draw anew what these have drawn.
+    fn visit<M: Module + ?Sized>(&mut self, module: &M) {
+        module.members(self);
+        if let Some(Ok(())) = self.reset {
+            let result = module.reset_parameters();
+            self.reset = Some(result.map_err(|error| match self.prefix.as_str() {
+                "" => error,
+                prefix => error.context(format!("'{prefix}'")),
+            }));
+        }
     }
 
     fn fqn(&self, name: &str) -> String {
@@ -70,21 +101,62 @@ impl Members {
     }
 }
 
-/// A model, or a part of one: parameters and buffers by name. Its forward is a function of its own.
+/// Whether a module is in training, as it is at first: for those that behave otherwise then, as
+/// [`Dropout`](crate::nn::Dropout) does. A field of it in a struct with `#[derive(Module)]` is
+/// switched by [`Module::train`] and [`Module::eval`] of that module, or of one around it.
 ///
 /// ```
-/// use shardweave::{Members, Module, ParameterPlan, Placement::*, Result, Source, Tensor, World};
+/// use shardweave::{Module, Training};
 ///
+/// #[derive(Module)]
+/// struct Model {
+///     training: Training,
+/// }
+///
+/// let model = Model { training: Training::new() };
+/// model.eval();
+/// assert!(!model.training.get());
+/// ```
+///
+/// A clone is the same switch. Neither `Send` nor `Sync`, as the tensors beside it.
+#[derive(Clone, Debug)]
+pub struct Training(Rc<Cell<bool>>);
+
+impl Training {
+    /// In training.
+    pub fn new() -> Training {
+        Training(Rc::new(Cell::new(true)))
+    }
+
+    /// Whether it is.
+    pub fn get(&self) -> bool {
+        self.0.get()
+    }
+}
+
+impl Default for Training {
+    fn default() -> Training {
+        Training::new()
+    }
+}
+
+impl ModuleField for Training {
+    fn register(&self, _: &str, members: &mut Members) {
+        members.training(self);
+    }
+}
+
+/// A model, or a part of one: parameters and buffers by name. Its forward is a function of its own.
+///
+/// `#[derive(Module)]` (the feature `derive`, on by default) names them by the fields of a struct:
+///
+/// ```
+/// use shardweave::{Module, ParameterPlan, Placement::*, Result, Source, Tensor, World};
+///
+/// #[derive(Module)]
 /// struct Mlp {
 ///     up: Tensor,
 ///     down: Tensor,
-/// }
-///
-/// impl Module for Mlp {
-///     fn members(&self, members: &mut Members) {
-///         members.parameter("up", &self.up);
-///         members.parameter("down", &self.down);
-///     }
 /// }
 ///
 /// impl Mlp {
@@ -107,9 +179,118 @@ impl Members {
 /// })?;
 /// # Ok::<(), shardweave::Error>(())
 /// ```
+///
+/// Modules of the library's own are in [`nn`](crate::nn). Without the derive macro:
+///
+/// ```
+/// use shardweave::{nn, Members, Module, Tensor};
+///
+/// struct Model {
+///     scale: Tensor,
+///     layers: Vec<nn::Linear>,
+/// }
+///
+/// impl Module for Model {
+///     fn members(&self, members: &mut Members) {
+///         members.parameter("scale", &self.scale);
+///         members.child("layers", &self.layers);
+///     }
+/// }
+///
+/// let layers = vec![nn::Linear::without_bias(3, 2)?, nn::Linear::without_bias(2, 2)?];
+/// let model = Model { scale: Tensor::ones(&[1])?, layers };
+/// let names: Vec<String> = model.parameters().into_iter().map(|(name, _)| name).collect();
+/// assert_eq!(names, ["scale", "layers.0.weight", "layers.1.weight"]);
+/// # Ok::<(), shardweave::Error>(())
+/// ```
 pub trait Module {
     /// Names the parameters, the buffers, and the modules inside.
     fn members(&self, members: &mut Members);
+
+    /// Draws the parameters that are this module's own anew, not those of modules inside, and sets
+    /// their buffers: what [`initialize`](Module::initialize) calls. Nothing, unless a module says
+    /// otherwise (`#[module(reset = Self::draw)]` with the derive macro).
+    fn reset_parameters(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Draws all parameters anew, by [`reset_parameters`](Module::reset_parameters) of each module,
+    /// those inside first. On a mesh every element is drawn by its global index: after
+    /// [`Mesh::seed`](crate::Mesh::seed) the same numbers for every plan and number of ranks, and
+    /// each rank draws its own parts alone. Plain ones draw from the process
+    /// ([`manual_seed`](crate::manual_seed)), whose one generator rank threads share.
+    ///
+    /// ```
+    /// use shardweave::{nn, Module, ParameterPlan, Placement::*, Source, World};
+    /// let sums: Vec<f64> = [1, 2, 3]
+    ///     .into_iter()
+    ///     .map(|ranks| {
+    ///         let sums = World::threads(ranks).run(|world| {
+    ///             let mesh = world.device_mesh(&[("tp", ranks as i64)])?;
+    ///             let layer = nn::init::skip(|| nn::Linear::new(5, 7))?; // zeros
+    ///             let plan = ParameterPlan::new().line("*", &[("tp", Shard(0))]);
+    ///             layer.distribute(&mesh, &plan, Source::Same)?;
+    ///             mesh.seed(1)?;
+    ///             layer.initialize()?;
+    ///             layer.weight.detach()?.abs()?.sum()?.item()
+    ///         })?;
+    ///         Ok(sums[0])
+    ///     })
+    ///     .collect::<shardweave::Result<_>>()?;
+    /// assert!(sums[0] > 0.0 && (sums[1] - sums[0]).abs() < 1e-5 && (sums[2] - sums[0]).abs() < 1e-5);
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    fn initialize(&self) -> Result<()> {
+        let mut members = Members { reset: Some(Ok(())), ..Members::default() };
+        members.visit(&self);
+        members.reset.unwrap_or(Ok(())).map_err(|error| error.of("Module::initialize"))
+    }
+
+    /// As in training from now on: [`Dropout`](crate::nn::Dropout) drops.
+    fn train(&self) {
+        set_training(&members_of(self), true);
+    }
+
+    /// As it is used after training from now on.
+    fn eval(&self) {
+        set_training(&members_of(self), false);
+    }
+
+    /// Copies over each parameter and each persistent buffer what `get` gives for its name: a tensor
+    /// of the same sizes, of any dtype, plain (the whole one, the same on every rank, which each cuts
+    /// for itself) or lying on the member's mesh. A tensor with several names is asked for by the
+    /// first. What fails is an error that names the member; those before it are loaded then.
+    ///
+    /// ```
+    /// use shardweave::{nn, Error, Code, Module, Tensor};
+    /// let layer = nn::Linear::new(2, 2)?;
+    /// layer.load(&mut |name| match name {
+    ///     "weight" => Tensor::from_slice(&[1.0f64, 2.0, 3.0, 4.0], &[2, 2]),
+    ///     "bias" => Tensor::zeros(&[2]),
+    ///     _ => Err(Error::new(Code::NotFound, "not in the file")),
+    /// })?;
+    /// assert_eq!(layer.weight.to_vec::<f32>()?, [1.0, 2.0, 3.0, 4.0]);
+    /// let error = layer.load(&mut |_| Tensor::zeros(&[2])).unwrap_err();
+    /// let message = "Module::load: 'weight' is [2, 2]; the tensor for it is [2]";
+    /// assert_eq!(error.message(), message);
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    fn load(&self, get: &mut dyn FnMut(&str) -> Result<Tensor>) -> Result<()> {
+        let Members { parameters, mut buffers, non_persistent, .. } = members_of(self);
+        buffers.retain(|(name, _)| !non_persistent.contains(name));
+        for (name, member) in distinct(parameters).into_iter().chain(distinct(buffers)) {
+            let of = |error: Error| error.context(format!("Module::load: '{name}'"));
+            let value = get(&name).map_err(of)?;
+            let (wanted, given) = (member.sizes()?, value.sizes()?);
+            if wanted != given {
+                return Err(Error::invalid(format!(
+                    "Module::load: '{name}' is {wanted:?}; the tensor for it is {given:?}"
+                )));
+            }
+            load_member(&member, value).map_err(of)?;
+        }
+        Ok(())
+    }
 
     /// The parameters by FQN. A tensor with several names (tied weights) is one parameter, with the
     /// first of them.
@@ -205,6 +386,24 @@ pub fn clip_grad_norm(parameters: &[&Tensor], max_norm: f64, options: ClipOption
         ..sys::SWV_CLIP_OPTIONS_INIT
     };
     get!(swv_clip_grad_norm(handles.as_ptr(), handles.len(), max_norm, &raw) -> f64)
+}
+
+/// Copies a tensor over a parameter or a buffer, wherever they lie.
+fn load_member(member: &Tensor, mut value: Tensor) -> Result<()> {
+    no_grad(|| {
+        if member.is_sharded()? && !value.is_sharded()? {
+            // Each rank cuts what it has: nothing is sent, and only the part is converted.
+            value = value.detach()?;
+            value = value.distribute_from(Source::Same, &member.mesh()?, member.layout()?)?;
+        }
+        member.copy_(&value)
+    })
+}
+
+fn set_training(members: &Members, training: bool) {
+    for switch in &members.training {
+        switch.0.set(training);
+    }
 }
 
 fn members_of<M: Module + ?Sized>(module: &M) -> Members {
@@ -304,11 +503,13 @@ impl ScriptModule {
     }
 
     /// Calls a method, "forward".
+    #[track_caller]
     pub fn call<R: FromResults>(&self, method: &str, arguments: &[Arg<'_>]) -> Result<R> {
         call_module(self.handle.as_ptr(), method, arguments)
     }
 
     /// The same with further arguments by name.
+    #[track_caller]
     pub fn call_named<R: FromResults>(
         &self,
         method: &str,
@@ -316,6 +517,7 @@ impl ScriptModule {
         named: &[(&str, Arg<'_>)],
     ) -> Result<R> {
         const NAME: &str = "ScriptModule::call_named";
+        let _here = called_here();
         let method = c_text(method, "method").of(NAME)?;
         let names = named
             .iter()

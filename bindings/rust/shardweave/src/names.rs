@@ -180,12 +180,19 @@ fn with_arguments(caller: &str, message: String) -> String {
 mod tests {
     use super::*;
     use std::fs;
+    use std::path::{Path, PathBuf};
 
     /// The sources of this crate, together.
     fn sources() -> String {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
-        let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-        files.map(|path| fs::read_to_string(path).unwrap()).collect()
+        fn below(folder: &Path) -> String {
+            let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+            let text = |path: PathBuf| match path.is_dir() {
+                true => below(&path),
+                false => fs::read_to_string(path).unwrap(),
+            };
+            entries.map(text).collect()
+        }
+        below(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/src")))
     }
 
     /// Those that give a status: only their names come up in messages.

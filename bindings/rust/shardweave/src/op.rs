@@ -14,6 +14,7 @@ use crate::dtype::{DType, Device};
 use crate::element::{Bf16, Complex, F16};
 use crate::error::{Code, Error, Of, Result};
 use crate::ffi::{c_text, take_string};
+use crate::source::called_here;
 use crate::tensor::Tensor;
 
 handle! {
@@ -101,6 +102,20 @@ macro_rules! integers {
     };
 }
 integers!(i8, i16, i32, i64, u8, u16, u32);
+
+/// A number that the library has no type for is the largest that it has, and refused where an index
+/// or a size was wanted.
+macro_rules! wide_integers {
+    ($($type:ty),*) => {
+        $(impl From<$type> for Arg<'_> {
+            #[inline]
+            fn from(number: $type) -> Self {
+                Arg::number(sys::SWV_VALUE_INT, i64::try_from(number).unwrap_or(i64::MAX))
+            }
+        })*
+    };
+}
+wide_integers!(isize, u64, usize);
 
 macro_rules! floats {
     ($($type:ty),*) => {
@@ -550,7 +565,9 @@ impl Op {
     /// defaults. Where the schema wants a tensor, a number does too. Recorded for gradients unless
     /// inside of [`no_grad`](crate::no_grad) or [`inference`](crate::inference).
     #[inline]
+    #[track_caller]
     pub fn call<R: FromResults>(&self, arguments: &[Arg<'_>]) -> Result<R> {
+        let _here = called_here();
         call_op(self.0, arguments).of("Op::call")
     }
 
@@ -564,11 +581,13 @@ impl Op {
     /// assert_eq!(rows.sizes()?, [2, 1]);
     /// # Ok::<(), shardweave::Error>(())
     /// ```
+    #[track_caller]
     pub fn call_named<R: FromResults>(
         &self,
         arguments: &[Arg<'_>],
         named: &[(&str, Arg<'_>)],
     ) -> Result<R> {
+        let _here = called_here();
         let names = named
             .iter()
             .map(|(name, _)| c_text(name, "argument"))
@@ -623,11 +642,13 @@ impl fmt::Debug for Op {
 }
 
 /// Calls a method of a TorchScript module; see module.rs.
+#[track_caller]
 pub(crate) fn call_module<R: FromResults>(
     module: *mut sys::swv_module,
     method: &str,
     arguments: &[Arg<'_>],
 ) -> Result<R> {
+    let _here = called_here();
     let method = c_text(method, "method").of("ScriptModule::call")?;
     let mode = GradMode::current();
     R::receive(|out, capacity, count| {
@@ -667,7 +688,15 @@ impl KnownOp {
     }
 
     #[inline]
+    #[track_caller]
     pub(crate) fn call<R: FromResults>(&self, arguments: &[Arg<'_>]) -> Result<R> {
+        let _here = called_here();
+        self.call_there(arguments)
+    }
+
+    /// The same where the caller has said from where it is called: a closure cannot.
+    #[inline]
+    pub(crate) fn call_there<R: FromResults>(&self, arguments: &[Arg<'_>]) -> Result<R> {
         let result = match NonNull::new(self.op.load(Ordering::Acquire)) {
             Some(handle) => call_op(handle, arguments),
             None => self.find().and_then(|handle| call_op(handle, arguments)),

@@ -71,6 +71,37 @@ impl AdamW {
             .of("AdamW::build")
     }
 
+    /// For all parameters of a module, each with options of its own: `options` makes them from the
+    /// name, the parameter and these ones. Parameters with the same options are one group.
+    ///
+    /// ```
+    /// use shardweave::{nn, AdamW};
+    /// let layer = nn::Linear::new(3, 2)?;
+    /// let optimizer = AdamW::new(1e-3).weight_decay(0.1).build_groups(&layer, |name, _, base| {
+    ///     Ok(if name.ends_with("bias") { base.weight_decay(0.0) } else { base })
+    /// })?;
+    /// assert_eq!(optimizer.groups().len(), 2);
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    pub fn build_groups(
+        &self,
+        module: &(impl Module + ?Sized),
+        mut options: impl FnMut(&str, &Tensor, AdamW) -> Result<AdamW>,
+    ) -> Result<OptimizerGroups> {
+        let parameters = module.parameters();
+        let groups = group(&parameters, |name, tensor| options(name, tensor, *self));
+        let groups = groups.of("AdamW::build_groups")?;
+        let build = |(adamw, tensors): &(AdamW, Vec<&Tensor>)| {
+            Ok((adamw.build_for(tensors)?, times(adamw.0.lr, self.0.lr)))
+        };
+        groups
+            .iter()
+            .map(build)
+            .collect::<Result<_>>()
+            .map(OptimizerGroups)
+            .of("AdamW::build_groups")
+    }
+
     /// For some parameters.
     pub fn build_for(&self, parameters: &[&Tensor]) -> Result<Optimizer> {
         let handles = handles(parameters);
@@ -117,12 +148,106 @@ impl Sgd {
             .of("Sgd::build")
     }
 
+    /// As [`AdamW::build_groups`].
+    pub fn build_groups(
+        &self,
+        module: &(impl Module + ?Sized),
+        mut options: impl FnMut(&str, &Tensor, Sgd) -> Result<Sgd>,
+    ) -> Result<OptimizerGroups> {
+        let parameters = module.parameters();
+        let groups = group(&parameters, |name, tensor| options(name, tensor, *self));
+        let groups = groups.of("Sgd::build_groups")?;
+        let build = |(sgd, tensors): &(Sgd, Vec<&Tensor>)| {
+            Ok((sgd.build_for(tensors)?, times(sgd.0.lr, self.0.lr)))
+        };
+        groups.iter().map(build).collect::<Result<_>>().map(OptimizerGroups).of("Sgd::build_groups")
+    }
+
     /// For some parameters.
     pub fn build_for(&self, parameters: &[&Tensor]) -> Result<Optimizer> {
         let handles = handles(parameters);
         create!(swv_optimizer_create_sgd(handles.as_ptr(), handles.len(), &self.0))
             .map(Optimizer)
             .of("Sgd::build_for")
+    }
+}
+
+impl PartialEq for AdamW {
+    fn eq(&self, other: &AdamW) -> bool {
+        let all = |of: &AdamW| {
+            let raw = of.0;
+            (raw.lr, raw.beta1, raw.beta2, raw.eps, raw.weight_decay, raw.amsgrad)
+        };
+        all(self) == all(other)
+    }
+}
+
+impl PartialEq for Sgd {
+    fn eq(&self, other: &Sgd) -> bool {
+        let all = |of: &Sgd| {
+            let raw = of.0;
+            (raw.lr, raw.momentum, raw.dampening, raw.weight_decay, raw.nesterov)
+        };
+        all(self) == all(other)
+    }
+}
+
+/// How many times the base a group's learning rate is.
+fn times(learning_rate: f64, base: f64) -> f64 {
+    if learning_rate == base {
+        1.0 // of 0 too
+    } else {
+        learning_rate / base
+    }
+}
+
+/// Parameters with equal options together, in the order of the first of each.
+fn group<O: PartialEq>(
+    parameters: &[(String, Tensor)],
+    mut options: impl FnMut(&str, &Tensor) -> Result<O>,
+) -> Result<Vec<(O, Vec<&Tensor>)>> {
+    let mut groups: Vec<(O, Vec<&Tensor>)> = Vec::new();
+    for (name, tensor) in parameters {
+        let wanted = options(name, tensor).map_err(|error| error.context(format!("'{name}'")))?;
+        match groups.iter_mut().find(|(options, _)| *options == wanted) {
+            Some((_, tensors)) => tensors.push(tensor),
+            None => groups.push((wanted, vec![tensor])),
+        }
+    }
+    Ok(groups)
+}
+
+/// Optimizers of the groups of a module's parameters, driven as one. Made by
+/// [`AdamW::build_groups`] and [`Sgd::build_groups`]; belongs to its rank, as they do.
+#[derive(Debug)]
+pub struct OptimizerGroups(Vec<(Optimizer, f64)>);
+
+impl OptimizerGroups {
+    /// Changes the parameters of all groups. Those without a gradient stay as they are.
+    pub fn step(&self) -> Result<()> {
+        self.each("OptimizerGroups::step", |optimizer, _| optimizer.step())
+    }
+
+    /// Forgets all gradients.
+    pub fn zero_grad(&self) -> Result<()> {
+        self.each("OptimizerGroups::zero_grad", |optimizer, _| optimizer.zero_grad())
+    }
+
+    /// From the next step on: of a group whose options had k times the learning rate that they were
+    /// made from, k times this one.
+    pub fn set_learning_rate(&self, learning_rate: f64) -> Result<()> {
+        self.each("OptimizerGroups::set_learning_rate", |optimizer, times| {
+            optimizer.set_learning_rate(times * learning_rate)
+        })
+    }
+
+    /// The groups' own, in the order of their first parameters.
+    pub fn groups(&self) -> Vec<&Optimizer> {
+        self.0.iter().map(|(optimizer, _)| optimizer).collect()
+    }
+
+    fn each(&self, name: &str, of: impl Fn(&Optimizer, f64) -> Result<()>) -> Result<()> {
+        self.0.iter().try_for_each(|(optimizer, times)| of(optimizer, *times)).of(name)
     }
 }
 

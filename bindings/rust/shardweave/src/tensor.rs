@@ -3,7 +3,6 @@
 use std::ffi::c_void;
 use std::fmt;
 use std::mem::{size_of_val, ManuallyDrop};
-use std::ops;
 use std::ptr::{self, NonNull};
 
 use shardweave_sys as sys;
@@ -15,7 +14,7 @@ use crate::element::Element;
 use crate::error::{Code, Error, Of, Result};
 use crate::layout::{IntoLayout, Layout};
 use crate::mesh::Mesh;
-use crate::op::{item, Arg, FromValue, KnownOp};
+use crate::op::{item, FromValue, KnownOp};
 use crate::source::called_here;
 
 handle! {
@@ -286,12 +285,14 @@ impl Tensor {
     }
 
     /// Puts tensors behind each other along a dimension.
+    #[track_caller]
     pub fn cat(tensors: &[Tensor], dim: i64) -> Result<Tensor> {
         static CAT: KnownOp = KnownOp::new("aten::cat", "Tensor::cat");
         CAT.call(args![tensors, dim])
     }
 
     /// Puts tensors beside each other along a new dimension.
+    #[track_caller]
     pub fn stack(tensors: &[Tensor], dim: i64) -> Result<Tensor> {
         static STACK: KnownOp = KnownOp::new("aten::stack", "Tensor::stack");
         STACK.call(args![tensors, dim])
@@ -557,6 +558,7 @@ macro_rules! methods {
         $($(#[$doc])*
         ///
         #[doc = concat!("LibTorch's `", $op, "`.")]
+        #[track_caller]
         pub fn $name(&self $(, $argument: $type)*) -> Result<$result> {
             static OP: KnownOp = KnownOp::new($op, concat!("Tensor::", stringify!($name)));
             OP.call(args![self $(, $argument)*])
@@ -592,12 +594,6 @@ impl Tensor {
         /// Pieces of `size` along a dimension; the last one may be smaller.
         split(size: i64, dim: i64) -> Vec<Tensor> = "aten::split.Tensor";
 
-        /// Where it is less than a number.
-        lt(other: f64) -> Tensor = "aten::lt.Scalar";
-        /// Where it is greater than a number.
-        gt(other: f64) -> Tensor = "aten::gt.Scalar";
-        /// Where the elements of two tensors are equal.
-        eq(other: &Tensor) -> Tensor = "aten::eq.Tensor";
         /// Whether all elements of two tensors are nearly the same: |a - b| <= 1e-8 + 1e-5 |b|, and
         /// none is NaN. Plain tensors, or sharded ones in any layouts, with the same answer on every
         /// rank. Collective if they are sharded.
@@ -610,6 +606,7 @@ macro_rules! in_place {
         $($(#[$doc])*
         ///
         #[doc = concat!("LibTorch's `", $op, "`.")]
+        #[track_caller]
         pub fn $name(&self $(, $argument: $type)*) -> Result<()> {
             static OP: KnownOp = KnownOp::new($op, concat!("Tensor::", stringify!($name)));
             OP.call(args![self $(, $argument)*])
@@ -621,10 +618,6 @@ macro_rules! in_place {
 /// only inside of [`no_grad`](crate::no_grad).
 impl Tensor {
     in_place! {
-        /// Adds another one.
-        add_(other: &Tensor) = "aten::add_.Tensor";
-        /// Multiplies with a number.
-        mul_(factor: f64) = "aten::mul_.Scalar";
         /// Copies the elements of another one.
         copy_(source: &Tensor) = "aten::copy_";
         /// All elements are one number.
@@ -787,91 +780,5 @@ impl fmt::Debug for Tensor {
             Ok(write!(f, "Tensor{:?} {}", self.sizes()?, self.dtype()?))
         };
         text(f).map_err(|_| fmt::Error)?
-    }
-}
-
-/// Implements an operator for tensors and handles to them, and for numbers on one side.
-macro_rules! operator {
-    (
-        $trait:ident $method:ident: $op:literal,
-        by a number $by_number:literal, number first $first:expr
-    ) => {
-        operator!(@two $trait $method $op, &Tensor, &Tensor);
-        operator!(@two $trait $method $op, &Tensor, Tensor);
-        operator!(@two $trait $method $op, Tensor, &Tensor);
-        operator!(@two $trait $method $op, Tensor, Tensor);
-        operator!(@number $trait $method $by_number, $first, &Tensor);
-        operator!(@number $trait $method $by_number, $first, Tensor);
-    };
-    (@two $trait:ident $method:ident $op:literal, $left:ty, $right:ty) => {
-        impl ops::$trait<$right> for $left {
-            type Output = Result<Tensor>;
-
-            #[inline]
-            fn $method(self, other: $right) -> Result<Tensor> {
-                static OP: KnownOp = KnownOp::new($op, concat!("Tensor::", stringify!($method)));
-                OP.call(&[tensor_arg(&self), tensor_arg(&other)])
-            }
-        }
-    };
-    (@number $trait:ident $method:ident $op:literal, $first:expr, $tensor:ty) => {
-        impl ops::$trait<f64> for $tensor {
-            type Output = Result<Tensor>;
-
-            #[inline]
-            fn $method(self, number: f64) -> Result<Tensor> {
-                static OP: KnownOp = KnownOp::new($op, concat!("Tensor::", stringify!($method)));
-                OP.call(&[tensor_arg(&self), Arg::from(number)])
-            }
-        }
-
-        impl ops::$trait<$tensor> for f64 {
-            type Output = Result<Tensor>;
-
-            #[inline]
-            fn $method(self, tensor: $tensor) -> Result<Tensor> {
-                let first: fn(f64, &Tensor) -> Result<Tensor> = $first;
-                first(self, by_reference(&tensor))
-            }
-        }
-    };
-}
-
-/// The same of `Tensor` and `&Tensor`.
-fn by_reference<T: std::borrow::Borrow<Tensor>>(tensor: &T) -> &Tensor {
-    tensor.borrow()
-}
-
-#[inline]
-fn tensor_arg<T: std::borrow::Borrow<Tensor>>(tensor: &T) -> Arg<'_> {
-    Arg::from(tensor.borrow())
-}
-
-operator!(Add add: "aten::add.Tensor", by a number "aten::add.Scalar", number first |n, x| x + n);
-operator!(Mul mul: "aten::mul.Tensor", by a number "aten::mul.Scalar", number first |n, x| x * n);
-operator!(Sub sub: "aten::sub.Tensor", by a number "aten::sub.Scalar", number first |n, x| {
-    static RSUB: KnownOp = KnownOp::new("aten::rsub.Scalar", "Tensor::sub");
-    RSUB.call(args![x, n])
-});
-operator!(Div div: "aten::div.Tensor", by a number "aten::div.Scalar", number first |n, x| {
-    static RECIPROCAL: KnownOp = KnownOp::new("aten::reciprocal", "Tensor::div");
-    let reciprocal: Tensor = RECIPROCAL.call(args![x])?;
-    &reciprocal * n
-});
-
-impl ops::Neg for &Tensor {
-    type Output = Result<Tensor>;
-
-    fn neg(self) -> Result<Tensor> {
-        static NEG: KnownOp = KnownOp::new("aten::neg", "Tensor::neg");
-        NEG.call(args![self])
-    }
-}
-
-impl ops::Neg for Tensor {
-    type Output = Result<Tensor>;
-
-    fn neg(self) -> Result<Tensor> {
-        -&self
     }
 }

@@ -1,9 +1,10 @@
 //! Plans: lines made by functions, forwards in Rust that a plan meets, and where traces say that
 //! something was called. The answer of one device is the oracle.
 
+use shardweave::nn::{self, Forward as _};
 use shardweave::{
-    args, Code, Forward, Layout, Members, Module, ParameterPlan, Placement::*, Result,
-    ScriptModule, Source, Tensor, World,
+    args, Code, Forward, Layout, Members, Module, Op, ParameterPlan, Placement::*, Result,
+    ScriptModule, Source, Tensor, TensorResult, World,
 };
 
 fn numbers(rows: i64, columns: i64, seed: i64) -> Result<Tensor> {
@@ -115,6 +116,47 @@ fn blocks_in_rust_follow_a_plan() {
             })
             .unwrap_or_else(|error| panic!("{dims:?}: {error}"));
     }
+}
+
+#[test]
+fn a_derived_struct_has_the_forward_that_is_its_field() {
+    #[derive(Module)]
+    struct Part {
+        up: nn::Linear,
+        down: nn::Linear,
+        forward: Forward,
+    }
+    #[derive(Module)]
+    struct Parts {
+        parts: Vec<Part>,
+    }
+    let plan = ParameterPlan::new()
+        .line("*.up.*", &[("tp", Shard(0))])
+        .line("*.down.weight", &[("tp", Shard(1))])
+        .forward("parts.?.input", &[("tp", Replicate)])
+        .forward("parts.?.output", &[("tp", Shard(0))]);
+    World::threads(2)
+        .run(|world| {
+            let mesh = world.device_mesh(&[("tp", 2)])?;
+            let part = || -> Result<Part> {
+                let (up, down) = (nn::Linear::new(5, 7)?, nn::Linear::new(7, 5)?);
+                Ok(Part { up, down, forward: Forward::new() })
+            };
+            let model = Parts { parts: vec![part()?, part()?] };
+            model.distribute(&mesh, &plan, Source::Rank(0))?;
+            let mut x = numbers(9, 5, 1)?.distribute(&mesh, [("tp", Shard(0))])?;
+            for Part { up, down, forward } in &model.parts {
+                let body = |[x]: [Tensor; 1]| {
+                    assert_eq!(x.layout()?.placements()?, [Replicate]);
+                    Ok([down.forward(&up.forward(&x)?.relu()?)?])
+                };
+                let [y] = forward.run([&x], body)?;
+                assert_eq!(y.layout()?.placements()?, [Shard(0)]);
+                x = y;
+            }
+            Ok(())
+        })
+        .unwrap();
 }
 
 #[test]
@@ -279,6 +321,26 @@ fn traces_say_where_the_call_was() {
             check(line!() - 1, "redistribute")?;
             on_mesh.full_tensor()?;
             check(line!() - 1, "full_tensor")?;
+            // Of each rank's own elements; a new one each time: what was gathered is remembered.
+            let sum = || on_mesh.sum();
+            sum()?.relu()?;
+            check(line!() - 1, "aten::relu")?;
+            (sum()? * sum()?)?;
+            check(line!() - 1, "aten::mul")?;
+            let (a, b) = (sum()?, sum()?);
+            (2 * &a + &a).times(&b)?;
+            check(line!() - 1, "aten::mul")?;
+            Op::find("aten::exp")?.call::<Tensor>(args![&sum()?])?;
+            check(line!() - 1, "aten::exp")?;
+            let linear = nn::Linear::without_bias(5, 4)?;
+            let plan = ParameterPlan::new().line("weight", &[("tp", Shard(0))]);
+            linear.distribute(&mesh, &plan, Source::Rank(0))?;
+            trace.clear()?;
+            linear.forward(&on_mesh)?;
+            check(line!() - 1, "aten::mm")?;
+            let layer = nn::Sequential::new().function(|x| x.relu());
+            layer.forward(&sum()?)?;
+            check(line!() - 2, "aten::relu")?;
             let y = model.forward(&on_mesh, &on_mesh)?;
             trace.clear()?;
             y.sum()?.redistribute([("tp", Replicate)])?.backward()?;

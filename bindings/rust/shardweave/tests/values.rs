@@ -315,7 +315,7 @@ fn messages_name_what_the_caller_called() {
         (x.matmul(&x).unwrap_err(), "Tensor::matmul: "),
         ((&x + &Tensor::ones(&[5]).unwrap()).unwrap_err(), "Tensor::add: "),
         (x.narrow(7, 0, 1).unwrap_err(), "Tensor::narrow: "),
-        (x.add_(&Tensor::ones(&[5]).unwrap()).unwrap_err(), "Tensor::add_: "),
+        (x.add_(Tensor::ones(&[5]).unwrap()).unwrap_err(), "Tensor::add_: "),
         (x.item::<f32>().unwrap_err(), "Tensor::item: argument 'self' has 6 elements"),
         (x.item::<i64>().unwrap_err(), "Tensor::item: argument 'self' has 6 elements"),
         (

@@ -3,6 +3,7 @@
 //! One loop for one device and for many: without a mesh parameters and batches are plain tensors,
 //! with one they are sharded, and every function is collective over its ranks.
 
+use shardweave::nn::Forward;
 use shardweave::{
     no_grad, AdamW, Mesh, Module, ParameterPlan, Placement::*, Result, Source, Tensor,
 };
@@ -80,7 +81,7 @@ pub fn sample(model: &Gpt, settings: &Settings, text: &Text, mesh: &Mesh) -> Res
         let next = no_grad(|| -> Result<i64> {
             let tokens = text::to_tokens(&all[all.len() - seq..])?;
             let tokens = tokens.distribute_from(Source::Same, mesh, [("dp", Replicate)])?;
-            let scores = model.forward(&tokens)?.select(1, -1)?.full_tensor()?;
+            let scores = model.forward(&tokens)?.i((.., -1))?.full_tensor()?;
             let sums = (scores / TEMPERATURE)?.softmax(-1)?.cumsum(-1)?;
             let smaller: Tensor = sums.lt(text::uniform_at(seed, i as u64))?;
             smaller.sum()?.item()
