@@ -1139,7 +1139,8 @@ SWV_API SWV_MUST_USE swv_status* swv_set_num_threads(int32_t num_threads);
  * or a TorchScript file's. */
 
 SWV_API SWV_MUST_USE swv_status* swv_module_create(swv_module** out_module);
-/* A file that torch.jit.save or torch::jit::Module::save wrote. */
+/* A file that torch.jit.save or torch::jit::Module::save wrote. Its parts (swv_module_child) are
+ * modules of the file, too, also those without tensors: their mode and methods are the file's. */
 SWV_API SWV_MUST_USE swv_status* swv_module_load(const char* path, swv_module** out_module);
 SWV_API SWV_MUST_USE swv_status* swv_module_share(const swv_module* module,
                                                   swv_module** out_module);
@@ -1180,11 +1181,12 @@ SWV_API SWV_MUST_USE swv_status* swv_module_get(const swv_module* module, const 
 
 /* Training mode (on) or evaluation, of the module and all modules in it: what dropout and batch
  * norms of a file go by, and a host's forward may ask for. A module that was created is in training
- * mode; one of a file as it was saved. */
+ * mode, and so is one of a file that keeps no mode; else one of a file as it was saved. */
 SWV_API SWV_MUST_USE swv_status* swv_module_train(swv_module* module, swv_bool on);
 SWV_API SWV_MUST_USE swv_status* swv_module_is_training(const swv_module* module,
                                                         swv_bool* out_is_training);
-/* Calls a method ("forward") of a module that was loaded. Results as swv_op_call. */
+/* Calls a method ("forward") of a module that was loaded, or a part of one. Results as
+ * swv_op_call. */
 SWV_API SWV_MUST_USE swv_status* swv_module_call(swv_module* module, const char* method,
                                                  swv_grad_mode mode, const swv_value* arguments,
                                                  size_t num_arguments, swv_value* out_results,
