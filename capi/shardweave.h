@@ -673,8 +673,8 @@ typedef struct swv_random_state {
 #define SWV_RANDOM_STATE_INIT {SWV_SIZE_TO(swv_random_state, offset), 0, 0}
 
 /* ---- Scopes -----------------------------------------------------------------------------------
- * A scope holds on one mesh until it is freed. Scopes of one kind end in the reverse order of their
- * making. Local: no communication. */
+ * A scope holds on one mesh until it is freed, in any order; but those of random states end in the
+ * reverse order of their making: each goes on where it found the mesh. Local: no communication. */
 
 /* Operators on this mesh's tensors that would communicate by themselves fail with
  * SWV_CODE_FAILED_PRECONDITION, naming operator and tensors. */
@@ -1202,7 +1202,8 @@ SWV_API SWV_MUST_USE swv_status* swv_module_call_named(
  * parameters and buffers by their FQNs. Of the lines that match a name the most specific counts: an
  * exact name, then patterns in which * stands for any characters, ? for one and {a,b} for either,
  * by how many characters they have besides, then "re:" and a regular expression (ECMAScript's).
- * Lines of equal standing have to agree.
+ * Lines of equal standing have to agree. Dots are characters, too: "blocks.*.input" also speaks of
+ * "blocks.0.up"; the blocks alone are "blocks.?.input", or "re:blocks\.[0-9]+.input".
  *
  * Its second part says where inputs and outputs of modules go whenever they run. The pattern is a
  * module's, then ".input" or ".output", then nothing (the first), an index (".input.1") or the name
