@@ -1558,7 +1558,7 @@ static void test_observing(swv_world* world) {
              *w = make_randn(mesh, "[R, S(0)]", 12, 4, 0);
   swv_tensor *y, *moved, *positive;
   swv_trace *outer, *inner;
-  swv_scope *scope, *source;
+  swv_scope *scope, *source, *module_outer, *module_inner;
   swv_string *text, *json;
   swv_value args[2];
   swv_op *mm, *linear;
@@ -1601,6 +1601,28 @@ static void test_observing(swv_world* world) {
   CHECK_OK(swv_trace_clear(outer));
   CHECK_OK(swv_trace_num_events(outer, &count));
   CHECK(count == 0);
+  /* Scopes end in any order: the inner one's label stays while it does, and none after it. */
+  CHECK_OK(swv_mesh_enter_source(mesh, "outer.rs:1", &scope));
+  CHECK_OK(swv_mesh_enter_source(mesh, "inner.rs:1", &source));
+  CHECK_OK(swv_mesh_enter_module(mesh, "outer_module", &module_outer));
+  CHECK_OK(swv_mesh_enter_module(mesh, "inner_module", &module_inner));
+  swv_scope_free(scope);
+  swv_scope_free(module_outer);
+  swv_tensor_free(moved);
+  CHECK_OK(swv_tensor_redistribute(y, whole, SWV_MODE_NO_GRAD, &moved));
+  CHECK_OK(swv_trace_to_json(outer, &json));
+  check_contains(json, "\"source\":\"inner.rs:1\"");
+  CHECK_OK(swv_trace_to_json(outer, &json));
+  check_contains(json, "\"module\":\"inner_module\"");
+  swv_scope_free(source);
+  swv_scope_free(module_inner);
+  CHECK_OK(swv_trace_clear(outer));
+  swv_tensor_free(moved);
+  CHECK_OK(swv_tensor_redistribute(y, whole, SWV_MODE_NO_GRAD, &moved));
+  CHECK_OK(swv_trace_to_json(outer, &json));
+  check_contains(json, "\"source\":\"\"");
+  CHECK_OK(swv_trace_to_json(outer, &json));
+  check_contains(json, "\"module\":\"\"");
   swv_trace_free(outer); /* in any order */
   swv_trace_free(inner);
 

@@ -90,7 +90,7 @@ Table& table() {
 std::atomic<int64_t> alive{0};
 
 // The memory of freed handles whose addresses are not used again yet: a ring.
-std::array<std::atomic<void*>, kKept> kept;
+std::array<std::atomic<void*>, kKept> kept_memory;
 std::atomic<size_t> next_kept{0};
 
 constexpr uint8_t living(Kind kind) {
@@ -117,13 +117,13 @@ bool was_made_without_checks(const HandleBase* handle, Kind kind) {
 }
 
 // From Kind::kStatus on.
-constexpr std::string_view kNames[] = {
+constexpr std::string_view kKindNames[] = {
     "swv_status", "swv_string", "swv_world",     "swv_comm",   "swv_work",   "swv_coalescing",
     "swv_mesh",   "swv_scope",  "swv_layout",    "swv_tensor", "swv_op",     "swv_function_context",
     "swv_module", "swv_plan",   "swv_optimizer", "swv_trace",  "swv_forward"};
 constexpr std::string_view kNoHandle = "no handle";
-static_assert(kFirst + std::size(kNames) == static_cast<uint32_t>(Kind::kForward) + 1);
-static_assert(std::size(kNames) < Table::kAlive);
+static_assert(kFirst + std::size(kKindNames) == static_cast<uint32_t>(Kind::kForward) + 1);
+static_assert(std::size(kKindNames) < Table::kAlive);
 
 }  // namespace
 
@@ -144,7 +144,7 @@ swv_status* out_of_memory() {
 
 std::string_view name_of(Kind kind) {
   const uint32_t i = static_cast<uint32_t>(kind) - kFirst;  // large for what is below
-  return i < std::size(kNames) ? kNames[i] : kNoHandle;
+  return i < std::size(kKindNames) ? kKindNames[i] : kNoHandle;
 }
 
 void enter_uncounted(HandleBase* handle) {
@@ -174,8 +174,8 @@ Leave leave(const HandleBase* handle, Kind kind, const char* function) {
 }
 
 void keep_memory(void* memory) {
-  const size_t place = next_kept.fetch_add(1, std::memory_order_relaxed) % kept.size();
-  void* const oldest = kept[place].exchange(memory, std::memory_order_acq_rel);
+  const size_t place = next_kept.fetch_add(1, std::memory_order_relaxed) % kept_memory.size();
+  void* const oldest = kept_memory[place].exchange(memory, std::memory_order_acq_rel);
   if (oldest == nullptr) return;
   table().find(oldest, true)->store(0, std::memory_order_relaxed);
   ::operator delete(oldest);

@@ -14,8 +14,19 @@ std::shared_ptr<HostModule> HostModule::load(const std::string& path) {
   for (const auto& p : script.named_parameters())
     made->add_tensor(p.name, p.value, Slot::kParameter);
   for (const auto& b : script.named_buffers()) made->add_tensor(b.name, b.value, Slot::kBuffer);
-  made->script_ = std::move(script);
+  made->attach(script);
   return made;
+}
+
+void HostModule::attach(const torch::jit::Module& script) {
+  script_ = script;
+  training_slot_ = script.type()->findAttributeSlot("training");
+  for (const auto& part : script.named_children()) {
+    const auto [place, name] = place_for(part.name);
+    HostModule* const there = place->child(name);
+    (there != nullptr ? there : place->make_child(name, std::make_shared<HostModule>()))
+        ->attach(part.value);
+  }
 }
 
 HostModule* HostModule::child(std::string_view name) const {
@@ -176,15 +187,18 @@ const Method& HostModule::method(std::string_view name) {
   return methods_.emplace(name, std::move(made)).first->second;
 }
 
+bool HostModule::file_has_mode() const noexcept {
+  return training_slot_.has_value() && script_->_ivalue()->slots()[*training_slot_].isBool();
+}
+
 void HostModule::train(bool on) {
   torch::nn::Module::train(on);
-  if (script_.has_value()) script_->train(on);
+  if (file_has_mode()) script_->_ivalue()->setSlot(*training_slot_, on);
 }
 
 bool HostModule::is_training() const noexcept {
-  // Not every file keeps it.
-  return script_.has_value() && script_->hasattr("training") ? script_->is_training()
-                                                             : torch::nn::Module::is_training();
+  return file_has_mode() ? script_->_ivalue()->slots()[*training_slot_].toBool()
+                         : torch::nn::Module::is_training();
 }
 
 std::string HostModule::fqn() const {

@@ -78,13 +78,17 @@ class HostModule final : public torch::nn::Module, public modules_internal::Forw
   void check_free(std::string_view fqn) const;
   [[noreturn]] void fail_exists(std::string_view fqn) const;
   void forget_lists();
+  void attach(const torch::jit::Module& script);
+  // Not every file keeps the mode, and what one calls "training" may be no bool.
+  bool file_has_mode() const noexcept;
 
   std::weak_ptr<HostModule> parent_;
   std::string name_in_parent_;
   std::map<std::string, std::shared_ptr<HostModule>, std::less<>> children_;
   std::map<std::string, at::Tensor, std::less<>> own_;
   mutable std::optional<std::vector<Named>> listed_[2];
-  std::optional<torch::jit::Module> script_;            // its tensors are in the tree too
+  std::optional<torch::jit::Module> script_;            // its tensors and parts are in the tree too
+  std::optional<size_t> training_slot_;                 // in the script
   std::map<std::string, Method, std::less<>> methods_;  // those that were called
   MeshPtr mesh_;
   std::string fqn_on_mesh_;

@@ -134,6 +134,97 @@ TEST_F(ScriptModuleTest, TrainsAndEvaluates) {
   swv_module_free(whole);
 }
 
+// A part of a file is a module of the file: what it is asked, told and called reaches its own code.
+TEST(ScriptModuleParts, AreModulesOfTheFile) {
+  torch::jit::Module root("Whole"), norm("Norm"), dropout("Drop"), outer("Outer");
+  for (auto* module : {&root, &norm, &dropout, &outer}) {
+    module->register_attribute("training", c10::BoolType::get(), false);
+  }
+  norm.register_buffer("mean", at::zeros({3}));
+  norm.define(
+      "def forward(self, x):\n  if self.training:\n    self.mean.add_(x.mean(0))\n"
+      "  return x - self.mean\n");
+  dropout.define("def forward(self, x):\n  return torch.dropout(x, 0.5, self.training)\n");
+  outer.register_module("drop", dropout);  // no tensors below
+  outer.define("def forward(self, x):\n  return self.drop.forward(x)\n");
+  root.register_module("bn1", norm);
+  root.register_module("outer", outer);
+  root.define("def forward(self, x):\n  return self.outer.forward(self.bn1.forward(x))\n");
+  const std::string path = std::string(std::getenv("TEST_TMPDIR")) + "/parts.pt";
+  root.save(path);
+
+  swv_module *whole = nullptr, *bn = nullptr, *drop = nullptr;
+  swv_tensor *x = nullptr, *mean = nullptr;
+  must(swv_module_load(path.c_str(), &whole));
+  must(swv_module_child(whole, "bn1", &bn));
+  must(swv_module_child(whole, "outer.drop", &drop));
+  const float data[] = {1, 2, 3, -1, 0, 5};
+  const int64_t sizes[] = {2, 3};
+  must(swv_tensor_from_data(data, sizeof(data), sizes, 2, nullptr, &x));
+  must(swv_module_get(bn, "mean", &mean));
+  const auto is_training = [](swv_module* module) {
+    swv_bool is = -1;
+    must(swv_module_is_training(module, &is));
+    return is;
+  };
+  const swv_value argument = swv_value_tensor(x);
+  const auto called = [&](swv_module* module) {
+    swv_value result = SWV_NONE;
+    must(swv_module_call(module, "forward", SWV_MODE_NO_GRAD, &argument, 1, &result, 1, nullptr));
+    if (result.kind != SWV_VALUE_TENSOR) return at::Tensor();
+    const at::Tensor tensor = result.as.tensor->tensor;
+    swv_value_clear(&result);
+    return tensor;
+  };
+  for (swv_module* module : {whole, bn, drop}) EXPECT_EQ(is_training(module), 0);  // as saved
+
+  must(swv_module_train(whole, 1));
+  for (swv_module* module : {whole, bn, drop}) EXPECT_EQ(is_training(module), 1);
+  must(swv_module_train(bn, 0));
+  EXPECT_EQ(is_training(whole), 1);
+  EXPECT_EQ(is_training(bn), 0);
+  called(whole);
+  EXPECT_TRUE(at::equal(mean->tensor, at::zeros({3}))) << "a frozen norm has learnt";
+  must(swv_module_train(bn, 1));
+  called(bn);
+  EXPECT_TRUE(at::equal(mean->tensor, x->tensor.mean(0)));
+  must(swv_module_train(drop, 0));
+  const at::Tensor dropped = called(drop);
+  EXPECT_TRUE(dropped.defined() && at::equal(dropped, x->tensor));
+
+  for (swv_tensor* t : {x, mean}) swv_tensor_free(t);
+  for (swv_module* module : {bn, drop, whole}) swv_module_free(module);
+}
+
+// What a file calls "training" may be anything: then the mode is the module's alone.
+TEST(ScriptModuleParts, KeepWhatIsNoMode) {
+  torch::jit::Module root("Odd"), inner("OddInner");
+  root.register_attribute("training", c10::IntType::get(), int64_t{7});
+  inner.register_attribute("training", c10::OptionalType::ofTensor(), c10::IValue());
+  root.register_module("inner", inner);
+  root.define("def steps(self) -> int:\n  return self.training\n");
+  const std::string path = std::string(std::getenv("TEST_TMPDIR")) + "/odd.pt";
+  root.save(path);
+  swv_module *module = nullptr, *part = nullptr;
+  must(swv_module_load(path.c_str(), &module));
+  must(swv_module_child(module, "inner", &part));
+  swv_bool is_training = -1;
+  must(swv_module_is_training(module, &is_training));
+  EXPECT_EQ(is_training, 1);
+  for (const swv_bool on : {0, 1}) {
+    must(swv_module_train(module, on));
+    for (swv_module* each : {module, part}) {
+      must(swv_module_is_training(each, &is_training));
+      EXPECT_EQ(is_training, on);
+    }
+    swv_value steps = SWV_NONE;
+    must(swv_module_call(module, "steps", SWV_MODE_GRAD, nullptr, 0, &steps, 1, nullptr));
+    EXPECT_EQ(steps.kind, SWV_VALUE_INT);
+    EXPECT_EQ(steps.as.integer, 7);
+  }
+  for (swv_module* each : {part, module}) swv_module_free(each);
+}
+
 // Where it wants a complex number, a real one does, too, as where an operator does.
 TEST_F(ScriptModuleTest, TakesComplexNumbers) {
   const auto turned = [&](std::vector<swv_value> arguments) {

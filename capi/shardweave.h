@@ -673,8 +673,8 @@ typedef struct swv_random_state {
 #define SWV_RANDOM_STATE_INIT {SWV_SIZE_TO(swv_random_state, offset), 0, 0}
 
 /* ---- Scopes -----------------------------------------------------------------------------------
- * A scope holds on one mesh until it is freed. Scopes of one kind end in the reverse order of their
- * making. Local: no communication. */
+ * A scope holds on one mesh until it is freed, in any order; but those of random states end in the
+ * reverse order of their making: each goes on where it found the mesh. Local: no communication. */
 
 /* Operators on this mesh's tensors that would communicate by themselves fail with
  * SWV_CODE_FAILED_PRECONDITION, naming operator and tensors. */
@@ -1139,7 +1139,8 @@ SWV_API SWV_MUST_USE swv_status* swv_set_num_threads(int32_t num_threads);
  * or a TorchScript file's. */
 
 SWV_API SWV_MUST_USE swv_status* swv_module_create(swv_module** out_module);
-/* A file that torch.jit.save or torch::jit::Module::save wrote. */
+/* A file that torch.jit.save or torch::jit::Module::save wrote. Its parts (swv_module_child) are
+ * modules of the file, too, also those without tensors: their mode and methods are the file's. */
 SWV_API SWV_MUST_USE swv_status* swv_module_load(const char* path, swv_module** out_module);
 SWV_API SWV_MUST_USE swv_status* swv_module_share(const swv_module* module,
                                                   swv_module** out_module);
@@ -1180,11 +1181,12 @@ SWV_API SWV_MUST_USE swv_status* swv_module_get(const swv_module* module, const 
 
 /* Training mode (on) or evaluation, of the module and all modules in it: what dropout and batch
  * norms of a file go by, and a host's forward may ask for. A module that was created is in training
- * mode; one of a file as it was saved. */
+ * mode, and so is one of a file that keeps no mode; else one of a file as it was saved. */
 SWV_API SWV_MUST_USE swv_status* swv_module_train(swv_module* module, swv_bool on);
 SWV_API SWV_MUST_USE swv_status* swv_module_is_training(const swv_module* module,
                                                         swv_bool* out_is_training);
-/* Calls a method ("forward") of a module that was loaded. Results as swv_op_call. */
+/* Calls a method ("forward") of a module that was loaded, or a part of one. Results as
+ * swv_op_call. */
 SWV_API SWV_MUST_USE swv_status* swv_module_call(swv_module* module, const char* method,
                                                  swv_grad_mode mode, const swv_value* arguments,
                                                  size_t num_arguments, swv_value* out_results,
@@ -1200,7 +1202,8 @@ SWV_API SWV_MUST_USE swv_status* swv_module_call_named(
  * parameters and buffers by their FQNs. Of the lines that match a name the most specific counts: an
  * exact name, then patterns in which * stands for any characters, ? for one and {a,b} for either,
  * by how many characters they have besides, then "re:" and a regular expression (ECMAScript's).
- * Lines of equal standing have to agree.
+ * Lines of equal standing have to agree. Dots are characters, too: "blocks.*.input" also speaks of
+ * "blocks.0.up"; the blocks alone are "blocks.?.input", or "re:blocks\.[0-9]+.input".
  *
  * Its second part says where inputs and outputs of modules go whenever they run. The pattern is a
  * module's, then ".input" or ".output", then nothing (the first), an index (".input.1") or the name

@@ -6,6 +6,9 @@
 // A pattern is one of three kinds, and always speaks of the whole name: an exact name; a glob, with *
 // for any characters, ? for one and {a,b} for either (names, not patterns); or "re:" and a regular
 // expression in ECMAScript's syntax, "re:blocks\.[0-9]+\.q".
+//
+// Dots are characters, too: "blocks.*" also matches "blocks.0.up". The blocks alone are "blocks.?",
+// or, of ten and more, "re:blocks\.[0-9]+".
 #pragma once
 
 #include <compare>

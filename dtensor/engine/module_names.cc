@@ -27,13 +27,13 @@ void ModuleNames::note(std::string name) {
   changes_.push_back({now, std::move(name)});
 }
 
-void ModuleNames::enter(std::string name) {
+void ModuleNames::enter(const void* scope, std::string name) {
   if (remembering_ > 0) note(name);
-  running_.push_back({std::move(name), torch::autograd::get_current_graph_task_id()});
+  running_.push_back({scope, std::move(name), torch::autograd::get_current_graph_task_id()});
 }
 
-void ModuleNames::leave() {
-  running_.pop_back();
+void ModuleNames::leave(const void* scope) {
+  std::erase_if(running_, [&](const Running& running) { return running.scope == scope; });
   if (remembering_ > 0) note(running_.empty() ? "" : running_.back().name);
 }
 

@@ -2,9 +2,9 @@
 // Internal to dtensor/.
 //
 //   names.remember();              // from here on backward finds the names again
-//   names.enter("layers.0.attn");
+//   names.enter(this, "layers.0.attn");
 //   names.current();               // "layers.0.attn", and so for the gradients of what runs here
-//   names.leave();
+//   names.leave(this);
 //
 // Autograd numbers the operators of a thread as it records them, and in backward it tells which of
 // them it is at: what is kept are the numbers at which the name changes. Bounded: the oldest go
@@ -20,8 +20,9 @@ namespace shardweave::dtensor_internal {
 
 class ModuleNames {
  public:
-  void enter(std::string name);
-  void leave();
+  // `scope` is whose name it is, by its address: scopes may end in any order.
+  void enter(const void* scope, std::string name);
+  void leave(const void* scope);
 
   // Names are remembered between remember() and forget(), which nest.
   void remember();
@@ -32,6 +33,7 @@ class ModuleNames {
 
  private:
   struct Running {
+    const void* scope;
     std::string name;
     int graph_task;  // entered while this backward ran; -1: none
   };

@@ -111,11 +111,13 @@ class CommTrace::Recorder final : public Observer {
       return;
     }
     events.push_back(event);
-    if (event.source.empty() && !sources_.empty()) events.back().source = sources_.back();
+    if (event.source.empty() && !sources_.empty()) events.back().source = sources_.back().second;
   }
-  void source_begins(std::string_view source) override { sources_.emplace_back(source); }
-  void source_ends() override {
-    if (!sources_.empty()) sources_.pop_back();  // else it began before this did
+  void source_begins(const void* scope, std::string_view source) override {
+    sources_.emplace_back(scope, source);
+  }
+  void source_ends(const void* scope) override {  // not there: it began before this did
+    std::erase_if(sources_, [&](const auto& source) { return source.first == scope; });
   }
 
   const Observing observing;
@@ -124,7 +126,7 @@ class CommTrace::Recorder final : public Observer {
 
  private:
   const size_t max_events_;
-  std::vector<std::string> sources_;  // of scopes; the innermost last
+  std::vector<std::pair<const void*, std::string>> sources_;  // by scopes; the innermost last
 };
 
 CommTrace::CommTrace(const MeshPtr& mesh, size_t max_events)
@@ -201,23 +203,23 @@ ModuleScope::ModuleScope(const at::Tensor& tensor, std::string name) {
 
 void ModuleScope::enter(std::shared_ptr<MeshContext> context, std::string name) {
   context_ = std::move(context);
-  for (Observer* observer : context_->observation.observers) observer->module_begins(name);
-  context_->observation.modules.enter(std::move(name));
+  for (Observer* observer : context_->observation.observers) observer->module_begins(this, name);
+  context_->observation.modules.enter(this, std::move(name));
 }
 
 ModuleScope::~ModuleScope() {
   if (context_ == nullptr) return;
-  context_->observation.modules.leave();
-  for (Observer* observer : context_->observation.observers) observer->module_ends();
+  context_->observation.modules.leave(this);
+  for (Observer* observer : context_->observation.observers) observer->module_ends(this);
 }
 
 SourceScope::SourceScope(const MeshPtr& mesh, std::string_view source)
     : context_(MeshContext::of(mesh)) {
-  for (Observer* observer : context_->observation.observers) observer->source_begins(source);
+  for (Observer* observer : context_->observation.observers) observer->source_begins(this, source);
 }
 
 SourceScope::~SourceScope() {
-  for (Observer* observer : context_->observation.observers) observer->source_ends();
+  for (Observer* observer : context_->observation.observers) observer->source_ends(this);
 }
 
 }  // namespace shardweave

@@ -7,8 +7,7 @@
 //   Printer printer;
 //   const Observing observing(context, printer);   // until it goes
 //
-// Operators and modules begin and end like the calls that they are, an end comes also when a call
-// throws. Collectives may overlap.
+// Operators begin and end like the calls that they are, an end comes also when a call throws. Collectives may overlap.
 #pragma once
 
 #include <memory>
@@ -33,11 +32,12 @@ class Observer {
   // `id` is the collective's own.
   virtual void collective_begins(int64_t /*id*/, const CommEvent& /*event*/) {}
   virtual void collective_ends(int64_t /*id*/) {}
-  virtual void module_begins(std::string_view /*name*/) {}
-  virtual void module_ends() {}
+  // Scopes may end in any order: `scope` is the one that ends, by its address.
+  virtual void module_begins(const void* /*scope*/, std::string_view /*name*/) {}
+  virtual void module_ends(const void* /*scope*/) {}
   // What runs until the end is called there in a host's code (SourceScope).
-  virtual void source_begins(std::string_view /*source*/) {}
-  virtual void source_ends() {}
+  virtual void source_begins(const void* /*scope*/, std::string_view /*source*/) {}
+  virtual void source_ends(const void* /*scope*/) {}
 };
 
 // Registers an observer with a mesh.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <fstream>
+#include <iterator>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -88,14 +89,15 @@ class ProfileScope::Recorder final : public Observer {
 
   void operator_begins(const c10::OperatorHandle& op,
                        absl::Span<const c10::IValue> /*args*/) override {
-    open_.push_back(begin({.name = op.operator_name().name, .category = "operator"}));
+    const int event = begin({.name = op.operator_name().name, .category = "operator"});
+    open_.emplace_back(nullptr, event);
   }
-  void operator_ends() override { end_innermost(); }
+  void operator_ends() override { end_innermost(nullptr); }
 
-  void module_begins(std::string_view name) override {
-    open_.push_back(begin({.name = std::string(name), .category = "module"}));
+  void module_begins(const void* scope, std::string_view name) override {
+    open_.emplace_back(scope, begin({.name = std::string(name), .category = "module"}));
   }
-  void module_ends() override { end_innermost(); }
+  void module_ends(const void* scope) override { end_innermost(scope); }
 
   void collective_begins(int64_t id, const CommEvent& event) override {
     const int index = begin({.name = event.collective,
@@ -169,10 +171,12 @@ class ProfileScope::Recorder final : public Observer {
     return static_cast<int>(events.size()) - 1;
   }
 
-  void end_innermost() {
-    if (open_.empty()) return;  // it had begun before this scope did
-    if (open_.back() >= 0) events[open_.back()].end = now();
-    open_.pop_back();
+  void end_innermost(const void* scope) {
+    const auto found = std::find_if(open_.rbegin(), open_.rend(),
+                                    [&](const auto& open) { return open.first == scope; });
+    if (found == open_.rend()) return;  // it had begun before this did
+    if (found->second >= 0) events[found->second].end = now();
+    open_.erase(std::prev(found.base()));
   }
 
   ordered_json json_of(const Event& event, int thread, int64_t base) const {
@@ -199,7 +203,8 @@ class ProfileScope::Recorder final : public Observer {
 
   const size_t max_events_;
   const std::chrono::steady_clock::time_point clock_start_;
-  std::vector<int> open_;  // operators and modules, outermost first; -1: not kept
+  // Modules by their scopes, operators by null, outermost first, and their events; -1: not kept.
+  std::vector<std::pair<const void*, int>> open_;
   absl::flat_hash_map<int64_t, int> sending_;  // id -> event
 };
 

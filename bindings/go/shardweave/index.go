@@ -105,11 +105,13 @@ func (t *Tensor) SetIndex(value any, at ...any) error {
 		like = like.To(dtype)
 	} else {
 		like = view.call(&opNewEmpty, view, []int64{})
+	}
+	defer like.Close()
+	if !is {
 		if err := like.assign(value); err != nil {
 			return err
 		}
 	}
-	defer like.Close()
 	return view.call(&opIndexPut, view, indices, like).Err()
 }
 
@@ -216,6 +218,7 @@ func (t *Tensor) basic(at []any) (view *Tensor, indices []*Tensor, err error) {
 			indices = append(indices, v)
 			n, err := v.indexed()
 			if err != nil {
+				view.Close()
 				return nil, nil, err
 			}
 			dim += n
@@ -223,6 +226,7 @@ func (t *Tensor) basic(at []any) (view *Tensor, indices []*Tensor, err error) {
 		}
 	}
 	if err := view.Err(); err != nil {
+		view.Close()
 		return nil, nil, err
 	}
 	return view, indices, nil

@@ -72,15 +72,28 @@ func (w *World) ModuleOf(model any) (*Module, error) {
 			return nil, err
 		}
 		m.modes, m.transient = all.modes, map[string]bool{}
+		var switched []*Tensor // that require grad as parameters only
 		for _, f := range all.found {
+			required, err := c.TensorRequiresGrad(f.tensor.handle)
 			add := c.ModuleAddParameter
 			if f.kind != parameter {
 				add = c.ModuleAddBuffer
 			}
-			if err := add(m.handle, f.fqn, f.tensor.handle); err != nil {
+			if err == nil {
+				err = add(m.handle, f.fqn, f.tensor.handle)
+			}
+			if err != nil {
+				for _, t := range switched {
+					if off := c.TensorSetRequiresGrad(t.handle, false); off != nil {
+						err = off
+					}
+				}
 				r.disown(m.thing)
 				m.release()
 				return nil, f.because(public(err))
+			}
+			if f.kind == parameter && !required {
+				switched = append(switched, f.tensor)
 			}
 			if f.kind == transient {
 				m.transient[f.fqn] = true
@@ -145,7 +158,7 @@ func (f *registered) adopt(fqn string, child *registered) {
 
 // walk finds the tensors of a struct.
 type walk struct {
-	under map[visit]string // the pointers that led here, and where they were met
+	under map[visit]string // the pointers and slices that led here, and where they were met
 	names map[string]string
 	found []foundTensor
 	modes []foundMode
@@ -211,15 +224,20 @@ func reachOf(t reflect.Type, open map[reflect.Type]bool) reach {
 		return tensors
 	case t.Kind() == reflect.Interface:
 		return perhaps
-	case t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice || t.Kind() == reflect.Array || t.Kind() == reflect.Map:
-		return reachOf(t.Elem(), open)
-	case t.Kind() != reflect.Struct || open[t] || t.PkgPath() == tensorType.PkgPath() && t != namedType:
+	case open[t] || t.Kind() == reflect.Struct && t.PkgPath() == tensorType.PkgPath() && t != namedType:
 		return noTensors // (The other handles of this package have no tensors of the user's.)
 	}
 	if open == nil {
 		open = map[reflect.Type]bool{}
 	}
-	open[t] = true
+	open[t] = true // of any kind: type Tree map[string]Tree
+	switch t.Kind() {
+	case reflect.Pointer, reflect.Slice, reflect.Array, reflect.Map:
+		return reachOf(t.Elem(), open)
+	case reflect.Struct:
+	default:
+		return noTensors
+	}
 	result := noTensors
 	if reflect.PointerTo(t).Implements(modeType) {
 		result = perhaps
@@ -239,8 +257,8 @@ func (k *walk) model(model any) error {
 		return invalid("argument 'model' is nil; wanted a pointer to a struct")
 	}
 	inner := v.Type()
-	for inner.Kind() == reflect.Pointer {
-		inner = inner.Elem()
+	for seen := map[reflect.Type]bool{}; inner.Kind() == reflect.Pointer && !seen[inner]; inner = inner.Elem() {
+		seen[inner] = true // type P *P
 	}
 	if v.Kind() == reflect.Struct || inner.Kind() != reflect.Struct && inner.Kind() != reflect.Slice && inner.Kind() != reflect.Array ||
 		inner == tensorType || inner.Kind() == reflect.Struct && reachOf(inner, nil) == noTensors {
@@ -280,12 +298,11 @@ func (k *walk) value(v reflect.Value, path, fqn string, kind registration) error
 		case modulePointer:
 			return invalid("%s is a module of its own, whose tensors would not be found: ModuleOf sets the *Module that the outermost struct embeds; tag others `sw:\"-\"`", path)
 		}
-		here := visit{v.Type(), v.Pointer()}
-		if before, there := k.under[here]; there {
-			return invalid("%s leads back to %s", path, before)
+		leave, err := k.enter(v, path)
+		if err != nil {
+			return err
 		}
-		k.under[here] = path
-		defer delete(k.under, here)
+		defer leave()
 		return k.value(v.Elem(), path, fqn, kind)
 	case reflect.Struct:
 		if v.Type() == tensorType || v.Type() == moduleType {
@@ -298,6 +315,13 @@ func (k *walk) value(v reflect.Value, path, fqn string, kind registration) error
 		}
 		return k.fields(v, path, fqn, kind)
 	case reflect.Slice, reflect.Array:
+		if v.Kind() == reflect.Slice && v.Len() > 0 {
+			leave, err := k.enter(v, path)
+			if err != nil {
+				return err
+			}
+			defer leave()
+		}
 		for i := 0; i < v.Len(); i++ {
 			number := strconv.Itoa(i)
 			if err := k.value(v.Index(i), path+"["+number+"]", joinFQN(fqn, number), kind); err != nil {
@@ -316,6 +340,16 @@ func (k *walk) value(v reflect.Value, path, fqn string, kind registration) error
 		}
 	}
 	return nil
+}
+
+// enter is that what a pointer or a slice leads to is walked until leave.
+func (k *walk) enter(v reflect.Value, path string) (leave func(), err error) {
+	here := visit{v.Type(), v.Pointer()}
+	if before, there := k.under[here]; there {
+		return nil, invalid("%s leads back to %s", path, before)
+	}
+	k.under[here] = path
+	return func() { delete(k.under, here) }, nil
 }
 
 func (k *walk) fields(v reflect.Value, path, fqn string, kind registration) error {

@@ -183,6 +183,13 @@ type ring struct {
 	Next   *ring
 }
 
+// Types that go on for ever.
+type (
+	branches map[string]branches
+	rows     []rows
+	endless  *endless
+)
+
 func TestStructsThatAreNoModules(t *testing.T) {
 	w, other := alone(t), alone(t)
 	one := func() *sw.Tensor { return sw.Ones(w, []int64{2}) }
@@ -212,6 +219,20 @@ func TestStructsThatAreNoModules(t *testing.T) {
 	type deep struct{ Blocks []*nn.Linear }
 	type byValue struct{ A sw.Tensor }
 	type nested struct{ Inner *sw.Module }
+	type branched struct {
+		A, B *sw.Tensor `sw:"a"`
+		More branches
+		Rows rows
+		To   endless
+	}
+	within := []any{nil}
+	within[0] = within
+	type slices struct{ Parts []any }
+	first := one()
+	type clash struct {
+		A *sw.Tensor `sw:"a"`
+		B *sw.Tensor `sw:"a.b"`
+	}
 	for what, c := range map[string]struct {
 		model any
 		code  sw.Code
@@ -225,6 +246,10 @@ func TestStructsThatAreNoModules(t *testing.T) {
 		"no tensors":     {&struct{ N int }{1}, sw.InvalidArgument, "leads to no tensors"},
 		"all nil":        {&deep{}, sw.InvalidArgument, "all fields that lead to them are nil"},
 		"a circle":       {circle, sw.InvalidArgument, "ring.Next.Next leads back to ring"},
+		"itself":         {&slices{within}, sw.InvalidArgument, "slices.Parts[0] leads back to slices.Parts"},
+		"endless types":  {&branched{A: one(), B: one()}, sw.AlreadyExists, "branched.A and branched.B are both a"},
+		"endless alone":  {new(endless), sw.InvalidArgument, "leads to no tensors"},
+		"a clash":        {&clash{first, one()}, sw.AlreadyExists, "clash.B (a.b): "},
 		"a bad tag":      {&tagged{one()}, sw.InvalidArgument, "tagged.A: its tag \"a b\" is no name"},
 		"a bad option":   {&optioned{one()}, sw.InvalidArgument, "optioned.A: its tag \"a,parameter\" has the option 'parameter'"},
 		"one name":       {&twice{one(), one()}, sw.AlreadyExists, "twice.A and twice.B are both a: tag one"},
@@ -251,6 +276,9 @@ func TestStructsThatAreNoModules(t *testing.T) {
 		if now := sw.LiveHandles(); now != before {
 			t.Errorf("%s: %d handles are left", what, now-before)
 		}
+	}
+	if requires, err := first.RequiresGrad(); err != nil || requires {
+		t.Error("what was not registered requires grad", err)
 	}
 	if requires, err := circle.Weight.RequiresGrad(); err != nil || requires {
 		t.Error("something was registered", err)

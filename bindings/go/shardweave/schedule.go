@@ -138,8 +138,16 @@ func (all Optimizers) Step() error { return all.each((*Optimizer).Step) }
 // ZeroGrad is Optimizer.ZeroGrad of each.
 func (all Optimizers) ZeroGrad() error { return all.each((*Optimizer).ZeroGrad) }
 
-// Close is Optimizer.Close of each.
-func (all Optimizers) Close() error { return all.each((*Optimizer).Close) }
+// Close is Optimizer.Close of each, also of those behind one that fails; the error is the first.
+func (all Optimizers) Close() error {
+	var first error
+	for _, o := range all {
+		if err := o.Close(); err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
+}
 
 func (all Optimizers) each(f func(*Optimizer) error) error {
 	for _, o := range all {
