@@ -1665,7 +1665,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " A file that torch.jit.save or torch::jit::Module::save wrote."]
+    #[doc = " A file that torch.jit.save or torch::jit::Module::save wrote. Its parts (swv_module_child) are\n modules of the file, too, also those without tensors: their mode and methods are the file's."]
     pub fn swv_module_load(
         path: *const ::std::os::raw::c_char,
         out_module: *mut *mut swv_module,
@@ -1761,7 +1761,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Training mode (on) or evaluation, of the module and all modules in it: what dropout and batch\n norms of a file go by, and a host's forward may ask for. A module that was created is in training\n mode; one of a file as it was saved."]
+    #[doc = " Training mode (on) or evaluation, of the module and all modules in it: what dropout and batch\n norms of a file go by, and a host's forward may ask for. A module that was created is in training\n mode, and so is one of a file that keeps no mode; else one of a file as it was saved."]
     pub fn swv_module_train(module: *mut swv_module, on: swv_bool) -> *mut swv_status;
 }
 extern "C" {
@@ -1773,7 +1773,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Calls a method (\"forward\") of a module that was loaded. Results as swv_op_call."]
+    #[doc = " Calls a method (\"forward\") of a module that was loaded, or a part of one. Results as\n swv_op_call."]
     pub fn swv_module_call(
         module: *mut swv_module,
         method: *const ::std::os::raw::c_char,
@@ -1803,7 +1803,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " ---- Plans ------------------------------------------------------------------------------------\n A plan says where everything lies, by lines of a pattern and placements. Its first part speaks of\n parameters and buffers by their FQNs. Of the lines that match a name the most specific counts: an\n exact name, then patterns in which * stands for any characters, ? for one and {a,b} for either,\n by how many characters they have besides, then \"re:\" and a regular expression (ECMAScript's).\n Lines of equal standing have to agree.\n\n Its second part says where inputs and outputs of modules go whenever they run. The pattern is a\n module's, then \".input\" or \".output\", then nothing (the first), an index (\".input.1\") or the name\n that an operator's schema has for an argument. Along mesh dimensions that are not named a tensor\n stays as it is. A module is met in the operators that its parameter \"weight\" (or its only one)\n takes part in, whoever calls them; one without, where the host runs it between swv_forward_begin\n and swv_forward_end.\n\n As JSON, where [\"R\", \"S(0)\"] and \"[R, S(0)]\" are placements by position, too:\n   {\"parameter\": {\"*.{q,k,v,up}.weight\": {\"tp\": \"S(0)\"}, \"*.{o,down}.weight\": {\"tp\": \"S(1)\"}},\n    \"forward\": {\"*.norm.input\": {\"tp\": \"S(1)\"}, \"*.o.output\": {\"tp\": \"R\"}}}"]
+    #[doc = " ---- Plans ------------------------------------------------------------------------------------\n A plan says where everything lies, by lines of a pattern and placements. Its first part speaks of\n parameters and buffers by their FQNs. Of the lines that match a name the most specific counts: an\n exact name, then patterns in which * stands for any characters, ? for one and {a,b} for either,\n by how many characters they have besides, then \"re:\" and a regular expression (ECMAScript's).\n Lines of equal standing have to agree. Dots are characters, too: \"blocks.*.input\" also speaks of\n \"blocks.0.up\"; the blocks alone are \"blocks.?.input\", or \"re:blocks\\.[0-9]+.input\".\n\n Its second part says where inputs and outputs of modules go whenever they run. The pattern is a\n module's, then \".input\" or \".output\", then nothing (the first), an index (\".input.1\") or the name\n that an operator's schema has for an argument. Along mesh dimensions that are not named a tensor\n stays as it is. A module is met in the operators that its parameter \"weight\" (or its only one)\n takes part in, whoever calls them; one without, where the host runs it between swv_forward_begin\n and swv_forward_end.\n\n As JSON, where [\"R\", \"S(0)\"] and \"[R, S(0)]\" are placements by position, too:\n   {\"parameter\": {\"*.{q,k,v,up}.weight\": {\"tp\": \"S(0)\"}, \"*.{o,down}.weight\": {\"tp\": \"S(1)\"}},\n    \"forward\": {\"*.norm.input\": {\"tp\": \"S(1)\"}, \"*.o.output\": {\"tp\": \"R\"}}}"]
     pub fn swv_plan_create(out_plan: *mut *mut swv_plan) -> *mut swv_status;
 }
 extern "C" {
