@@ -285,6 +285,23 @@ TEST(GradSyncTest, ASecondBackwardBeforeTheEndCounts) {
   });
 }
 
+TEST(GradSyncTest, WhatIsWrittenToLocalPartsMeanwhileCounts) {
+  std::vector<at::Tensor> wanted = gradients({loss_of});
+  for (at::Tensor& w : wanted) w = w * 0.5;
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    Stack model;
+    distribute_module(*model, mesh, {});
+    const GradSync sync(*model, {.bucket_bytes = 2 * kWeight});
+    for (int iteration = 0; iteration < 3; ++iteration) {
+      loss_of(*model, fed(0, mesh)).backward();
+      for (const at::Tensor& w : model->weights) to_local(w.grad()).mul_(0.5);
+      finish_grad_sync(*model);
+      expect_gradients(*model, wanted);
+      zero_grad(*model);
+    }
+  });
+}
+
 TEST(GradSyncTest, WeightsThatAreUsedTwiceAlsoInRecomputedLayers) {
   const Step step = [](StackImpl& model, const at::Tensor& x) {
     const auto block = [&](const at::Tensor& t) {

@@ -215,6 +215,26 @@ TEST(DeferredInitTest, WhatIsComputedFromOtherTensors) {
   });
 }
 
+TEST(DeferredInitTest, WhatWasReadBeforeItWasOverwrittenIsMade) {
+  const Make make = [] {
+    return made_by([](nn::Module& m) {
+      const c10::NoGradGuard no_grad;
+      const at::Tensor w = m.register_parameter("w", torch::empty({7, 5}));
+      w.uniform_(2, 3);
+      const at::Tensor low = w.lt(2.5).to(torch::kFloat), copy = w.clone();
+      w.normal_();
+      m.register_parameter("low", low.clone());
+      w.mul_(low);
+      m.register_parameter("copy", w + copy);
+    });
+  };
+  expect_parts_of_one_rank(make);
+  const Values values = one_rank(make);
+  const at::Tensor uniform = values.at("copy") - values.at("w");
+  EXPECT_TRUE(uniform.gt(1.99).logical_and(uniform.lt(3.01)).all().item<bool>()) << uniform;
+  EXPECT_TRUE(values.at("low").equal(uniform.lt(2.5).to(at::kFloat)));
+}
+
 TEST(DeferredInitTest, AllTensorsOfAModelInOneCallInAnyOrderOfItsSubmodules) {
   const Make make = [] {
     nn::Sequential model(nn::Embedding(7, 6), nn::Linear(6, 5), nn::Linear(5, 3));

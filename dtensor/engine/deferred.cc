@@ -205,35 +205,36 @@ class Tape {
 
   // What has to run for the last value of a storage, in order.
   std::vector<int> needed(int storage) const {
-    std::map<int, int> until;
+    std::set<std::pair<int, int>> seen;
     std::set<int> result;
-    need(storage, static_cast<int>(nodes.size()), until, result);
+    need(storage, static_cast<int>(nodes.size()), seen, result);
     return {result.begin(), result.end()};
   }
 
  private:
-  void need(int storage, int before, std::map<int, int>& until, std::set<int>& result) const {
-    int& done = until[storage];
-    if (before <= done) return;
-    const int from = std::exchange(done, before);
+  // The value that a storage has before a node. What was read earlier, before an overwriting
+  // operator, is another value: hence by both.
+  void need(int storage, int before, std::set<std::pair<int, int>>& seen,
+            std::set<int>& result) const {
+    if (!seen.insert({storage, before}).second) return;
     const std::vector<int>& touching = storages[storage].nodes;
-    std::vector<int> some(std::lower_bound(touching.begin(), touching.end(), from),
+    std::vector<int> some(touching.begin(),
                           std::lower_bound(touching.begin(), touching.end(), before));
+    if (some.empty()) return;
     // What is overwritten need not be made, but for the memory.
-    if (from == 0 && !some.empty()) {
-      const int maker = some[0];
-      for (size_t i = some.size() - 1; i > 0; --i) {
-        if (!overwrites(storage, maker, nodes[some[i]])) continue;
-        some.erase(some.begin() + 1, some.begin() + static_cast<ptrdiff_t>(i));
-        break;
-      }
+    const int maker = some[0];
+    int overwriting = -1;
+    for (size_t i = some.size() - 1; i > 0; --i) {
+      if (!overwrites(storage, maker, nodes[some[i]])) continue;
+      overwriting = some[i];
+      some.erase(some.begin() + 1, some.begin() + static_cast<ptrdiff_t>(i));
+      break;
     }
     for (const int node : some) {
-      if (!result.insert(node).second) continue;
+      result.insert(node);
+      if (node == overwriting) continue;  // reads nothing
       for (const Operand& operand : nodes[node].operands) {
-        if (operand.deferred.has_value()) {
-          need(operand.deferred->storage, node, until, result);
-        }
+        if (operand.deferred.has_value()) need(operand.deferred->storage, node, seen, result);
       }
     }
   }

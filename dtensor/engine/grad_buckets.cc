@@ -132,25 +132,33 @@ void GradBuckets::came(size_t index) {
   const Cause cause = {.name = "finish_grad_sync", .syncs_gradients = true};
   for (; next_ < buckets_.size() && buckets_[next_].missing == 0; ++next_) {
     if (!buckets_[next_].as_planned) continue;
-    leave(buckets_[next_], cause);
-    ++left_in_backward_;
+    left_in_backward_ += leave(buckets_[next_], cause);
   }
 }
 
-void GradBuckets::leave(Bucket& bucket, const Cause& cause) {
+bool GradBuckets::leave(Bucket& bucket, const Cause& cause) {
   const c10::AutoGradMode no_grad(false);
   std::vector<InFlight> in_flight;
+  std::vector<size_t> sent;
   for (const size_t i : bucket.members) {
-    Parameter& p = parameters_[i];
+    const Parameter& p = parameters_[i];
     if (!gradient_moves(p.tensor) || meta_of(p.tensor.grad()).spec->layout != p.planned) continue;
     in_flight.push_back(moving_gradient(p.tensor));
-    bucket.sent.push_back(i);
-    p.sent = p.tensor.grad();
-    p.version = gradient_version(p.sent);
+    sent.push_back(i);
   }
-  if (in_flight.empty()) return;
+  if (in_flight.empty()) return false;
   bucket.run = std::make_unique<PlansUnderWay>(
       std::move(in_flight), cause, Sharing{.max_tensor = INT64_MAX, .max_bucket = INT64_MAX});
+  // Only now: a bucket that could not leave has sent nothing.
+  for (const size_t i : sent) {
+    Parameter& p = parameters_[i];
+    p.sent = p.tensor.grad();
+    p.version = gradient_version(p.sent);
+    p.local = meta_of(p.sent).local();
+    p.local_version = gradient_version(p.local);
+  }
+  bucket.sent = std::move(sent);
+  return true;
 }
 
 void GradBuckets::land(const Cause& cause) {
@@ -162,11 +170,17 @@ void GradBuckets::land(const Cause& cause) {
       if (bucket.run == nullptr) continue;
       std::vector<InFlight> arrived = bucket.run->finish();
       for (size_t k = 0; k < arrived.size(); ++k) {
-        const Parameter& p = parameters_[bucket.sent[k]];
+        Parameter& p = parameters_[bucket.sent[k]];
         // Accumulated again since (a second backward), zeroed or replaced: as it is now.
-        if (!p.tensor.grad().is_same(p.sent) || gradient_version(p.sent) != p.version) continue;
-        set_gradient(p.tensor, std::move(arrived[k]));
+        const bool as_sent = p.tensor.grad().is_same(p.sent) &&
+                             gradient_version(p.sent) == p.version &&
+                             meta_of(p.sent).local().is_same(p.local) &&
+                             gradient_version(p.local) == p.local_version;
+        p.sent.reset();
+        p.local.reset();
+        if (as_sent) set_gradient(p.tensor, std::move(arrived[k]));
       }
+      bucket.run.reset();
     }
   } catch (...) {
     order_.clear();
@@ -180,6 +194,7 @@ void GradBuckets::restart() {
     p.came = 0;
     p.seen.reset();
     p.sent.reset();
+    p.local.reset();
   }
   for (Bucket& bucket : buckets_) {
     bucket.missing = bucket.members.size();

@@ -63,6 +63,8 @@ class GradBuckets : public std::enable_shared_from_this<GradBuckets> {
     std::optional<Layout> seen;
     at::Tensor sent;  // the gradient that has left
     int64_t version = 0;
+    at::Tensor local;  // its local part, which to_local() gives away
+    int64_t local_version = 0;
   };
   struct Bucket {
     std::vector<size_t> members;
@@ -74,7 +76,8 @@ class GradBuckets : public std::enable_shared_from_this<GradBuckets> {
   };
 
   void came(size_t index);
-  void leave(Bucket& bucket, const Cause& cause);
+  // False: it had nothing to send.
+  bool leave(Bucket& bucket, const Cause& cause);
   void restart();
 
   const int64_t bucket_bytes_;
