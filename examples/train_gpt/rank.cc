@@ -7,12 +7,12 @@
 #include <iostream>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "ATen/Parallel.h"
 #include "absl/strings/str_cat.h"
+#include "backends.h"
 #include "nlohmann/json.hpp"
 #include "progress.h"
 #include "report.h"
@@ -24,33 +24,10 @@
 namespace train_gpt {
 namespace {
 
-using shardweave::Buffer;
 using shardweave::CommTrace;
-using shardweave::Communicator;
 using shardweave::MeshPtr;
 using shardweave::ProfileScope;
 using shardweave::World;
-
-// FNV-1a.
-uint64_t hash(std::string_view bytes, uint64_t seed = 0xcbf29ce484222325) {
-  for (unsigned char c : bytes) seed = (seed ^ c) * 0x100000001b3;
-  return seed;
-}
-
-// Ranks that were started with different flags or files would train on, wrongly.
-absl::Status check_same_everywhere(Communicator& comm, const Settings& settings, const Text& text) {
-  uint64_t mine = hash(text.bytes(), hash(settings.to_string()));
-  std::vector<uint64_t> all(comm.size());
-  absl::Status status = comm.all_gather(Buffer::of(&mine, 1), Buffer::of(all.data(), comm.size()),
-                                        {.tag = "settings"})
-                            .wait();
-  if (!status.ok()) return status;
-  const auto other = std::find_if(all.begin(), all.end(), [&](uint64_t h) { return h != all[0]; });
-  if (other == all.end()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "ranks 0 and ", other - all.begin(), " were started with different flags or texts; here: ",
-      settings.to_string(), ", ", text.bytes().size(), " bytes of text"));
-}
 
 class Rank {
  public:
@@ -77,7 +54,9 @@ class Rank {
                                                      " bytes, wanted more than --seq"));
     }
     activity_.set("comparing settings with the other ranks");
-    absl::Status same = check_same_everywhere(*world_.comm(), settings_, *text);
+    absl::Status same =
+        check_same_everywhere(*world_.comm(), settings_.to_string(), text->bytes(), "texts",
+                              absl::StrCat(text->bytes().size(), " bytes of text"));
     if (!same.ok()) return same;
 
     activity_.set("making the mesh");
@@ -170,19 +149,7 @@ class Rank {
 }  // namespace
 
 absl::Status run_rank(World& world, const Settings& settings, Activity& activity) {
-  absl::Status status;
-  try {
-    status = Rank(world, settings, activity).run();
-  } catch (const shardweave::Error& error) {
-    status = error.status();
-  } catch (const c10::Error& error) {
-    status = absl::InternalError(error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    status = absl::InternalError(error.what());
-  }
-  if (status.ok()) return status;
-  return absl::Status(status.code(),
-                      absl::StrCat(activity.get(), ": ", std::string(status.message())));
+  return run_guarded(activity, [&] { return Rank(world, settings, activity).run(); });
 }
 
 }  // namespace train_gpt

@@ -1,13 +1,11 @@
 #include "settings.h"
 
-#include <algorithm>
 #include <cmath>
-#include <string_view>
 #include <utility>
 
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "mesh_flag.h"
 
 ABSL_FLAG(std::string, mesh, "dp=2,tp=2",
           "how the ranks are arranged: dp (data parallel) times tp (tensor parallel); one of them "
@@ -37,38 +35,7 @@ ABSL_FLAG(bool, json, false, "end with one line of JSON on stdout; all else goes
 namespace train_gpt {
 namespace {
 
-using shardweave::DeviceMesh;
 using shardweave::MeshDim;
-
-constexpr int64_t kMaxRanks = 4096;
-
-// "dp=2,tp=2", either one alone, in either order.
-absl::StatusOr<std::vector<MeshDim>> parse_mesh(const std::string& text) {
-  const absl::StatusOr<DeviceMesh> parsed = DeviceMesh::parse(text);
-  if (!parsed.ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--mesh=", text, ": ", std::string(parsed.status().message())));
-  }
-  std::vector<MeshDim> dims = parsed->dims();
-  for (const MeshDim& dim : dims) {
-    if (dim.name != "dp" && dim.name != "tp") {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "--mesh=", text, ": wanted dp (data parallel) and tp (tensor parallel), not '", dim.name,
-          "'"));
-    }
-  }
-  if (parsed->size() > kMaxRanks) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--mesh=", text, ": wanted ", kMaxRanks, " ranks at most"));
-  }
-  const auto has = [&](std::string_view name) {
-    return std::any_of(dims.begin(), dims.end(),
-                       [&](const MeshDim& dim) { return dim.name == name; });
-  };
-  if (!has("dp")) dims.insert(dims.begin(), {"dp", 1});
-  if (!has("tp")) dims.push_back({"tp", 1});
-  return dims;
-}
 
 absl::Status check_at_least(const char* flag, int64_t value, int64_t least) {
   if (value >= least) return absl::OkStatus();
@@ -79,18 +46,13 @@ absl::Status check_at_least(const char* flag, int64_t value, int64_t least) {
 }  // namespace
 
 int Settings::num_ranks() const {
-  int64_t ranks = 1;
-  for (const MeshDim& d : mesh) ranks *= d.size;
-  return static_cast<int>(ranks);
+  return train_gpt::num_ranks(mesh);
 }
 
 std::string Settings::to_string() const {
-  const auto name_and_size = [](std::string* out, const MeshDim& d) {
-    absl::StrAppend(out, d.name, "=", d.size);
-  };
-  return absl::StrCat("mesh ", absl::StrJoin(mesh, ",", name_and_size), ", steps ", steps,
-                      ", layers ", layers, ", dim ", dim, ", heads ", heads, ", batch ", batch,
-                      ", seq ", seq, ", lr ", learning_rate, ", seed ", seed, ", sample ", sample,
+  return absl::StrCat("mesh ", train_gpt::to_string(mesh), ", steps ", steps, ", layers ", layers,
+                      ", dim ", dim, ", heads ", heads, ", batch ", batch, ", seq ", seq, ", lr ",
+                      learning_rate, ", seed ", seed, ", sample ", sample,
                       trace.empty() ? "" : ", with a trace");
 }
 

@@ -12,6 +12,7 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/statusor.h"
+#include "shardweave/mesh/device_mesh.h"
 #include "shardweave/modules/parallelize_module.h"
 #include "torch/nn/module.h"
 
@@ -26,14 +27,15 @@ struct ModelKind {
   std::string name, description;
   std::function<Model()> make;  // a plain model; safe to call on every rank's thread at once
   std::function<std::vector<at::Tensor>()> inputs;  // null: none are known
-  shardweave::ShardingPlan plan;                    // --plan=zoo; cuts along "tp"
+  // --plan=zoo; cuts along "tp". Null: none. Throws Error for a mesh that the model cannot have.
+  std::function<shardweave::ShardingPlan(const shardweave::DeviceMesh&)> plan;
 };
 
 // Built-in models, by name. To add one, add a row to the table in models.cc.
 const std::vector<ModelKind>& models();
 absl::StatusOr<ModelKind> find_model(const std::string& name);
 
-// Of a TorchScript file. Its `plan` is empty.
+// Of a TorchScript file. It has no `plan`.
 absl::StatusOr<ModelKind> script_model(const std::string& file);
 
 }  // namespace shardweave_tool

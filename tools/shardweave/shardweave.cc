@@ -114,9 +114,11 @@ absl::StatusOr<DeviceMesh> mesh_from_flag() {
   return mesh;
 }
 
-absl::StatusOr<ShardingPlan> plan_from_flag(const ModelKind& kind) {
+absl::StatusOr<ShardingPlan> plan_from_flag(const ModelKind& kind, const DeviceMesh& mesh) {
   const std::string given = absl::GetFlag(FLAGS_plan);
-  if (given.empty() || given == "zoo") return kind.plan;
+  if (given.empty() || given == "zoo") {
+    return kind.plan == nullptr ? ShardingPlan() : kind.plan(mesh);
+  }
   if (given == "none") return ShardingPlan();
   std::ifstream in(given, std::ios::binary);
   if (!in) return in_flag("plan", given, "cannot be read");
@@ -365,7 +367,7 @@ absl::StatusOr<Outcome> run(const std::vector<std::string>& words) {
       script.empty() ? shardweave_tool::find_model(absl::GetFlag(FLAGS_model))
                      : shardweave_tool::script_model(script);
   if (!kind.ok()) return kind.status();
-  const absl::StatusOr<ShardingPlan> plan = plan_from_flag(*kind);
+  const absl::StatusOr<ShardingPlan> plan = plan_from_flag(*kind, *mesh);
   if (!plan.ok()) return plan.status();
   Job job{*mesh, *kind, *plan, {}};
   if (command == "explain") return Outcome{explain_plan(job)};

@@ -156,13 +156,33 @@ TEST(ShardweaveTest, Verifies) {
   EXPECT_THAT(differs.out, HasSubstr("differs"));
 }
 
+// Every model of the library, under its plan.
+TEST(ShardweaveTest, KnowsTheLibrarysModels) {
+  for (const std::string model : {"llama", "gpt2", "mixtral", "vit"}) {
+    SCOPED_TRACE(model);
+    const std::string of = "--model=" + model;
+    EXPECT_THAT(run({"models"}).out, HasSubstr("\n" + model + "  "));
+    const Ran dumped = run({"dump", of, "--mesh=2:tp"});
+    EXPECT_EQ(dumped.code, 0) << dumped.err;
+    EXPECT_THAT(dumped.out, AllOf(HasSubstr("[S(0)]"), HasSubstr("[S(1)]")));
+    const Ran verified = run({"verify", of, "--mesh=2x2:dp,tp", "--batch=dp"});
+    EXPECT_EQ(verified.code, 0) << verified.out << verified.err;
+    const Ran communication = run({"communication", of, "--mesh=2:tp"});
+    EXPECT_EQ(communication.code, 0) << communication.err;
+    EXPECT_THAT(communication.out, HasSubstr("all_reduce"));
+    const Ran wrong = run({"dump", of, "--mesh=5:tp"});
+    EXPECT_EQ(wrong.code, 1);
+    EXPECT_THAT(wrong.err, HasSubstr("12 heads do not divide by the 5 ranks"));
+  }
+}
+
 TEST(ShardweaveTest, SaysWhatIsWrong) {
   const std::string script = saved_script();
   const std::vector<std::pair<std::vector<std::string>, std::string>> wrong = {
       {{"dumpp"}, "wanted dump, explain"},
       {{"dump", "more"}, "takes flags only"},
       {{"dump", "--messh=tp=2"}, "messh"},
-      {{"dump", "--model=nothing"}, "there are mlp"},
+      {{"dump", "--model=nothing"}, "there are mlp, llama, gpt2, mixtral, vit"},
       {{"dump", "--mesh=2x2:dp"}, "2 sizes and 1 names"},
       {{"dump", "--mesh=tp=100000"}, "256 ranks at most"},
       {{"dump", "--mesh=dp=2"}, "has no dimension \"tp\""},  // the zoo's plan speaks of it

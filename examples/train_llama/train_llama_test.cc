@@ -1,0 +1,98 @@
+// Runs the program as users do.
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "shardweave/examples/common/run_program.h"
+
+namespace {
+
+using examples::file_with;
+using examples::Ran;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+using Args = std::vector<std::string>;
+
+// Its sizes divide by little.
+Ran train(Args more) {
+  Args args = {"--steps=8",    "--layers=2", "--dim=24", "--heads=4",
+               "--kv_heads=2", "--batch=3",  "--seq=11"};
+  args.insert(args.end(), more.begin(), more.end());
+  return examples::run_program("examples/train_llama/train_llama", args);
+}
+
+void expect_as_on_one_rank(const Args& args, int ranks) {
+  SCOPED_TRACE(testing::PrintToString(args));
+  Args all = args;
+  all.insert(all.end(), {"--check", "--json"});
+  const Ran ran = train(all);
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  ASSERT_EQ(ran.json.size(), 9u) << ran.out;  // a step a line, and the end
+  EXPECT_EQ(ran.json[7]["step"], 8);
+  const nlohmann::json& end = ran.json.back();
+  EXPECT_EQ(end["ranks"], ranks);
+  EXPECT_EQ(end["last_loss"], ran.json[7]["loss"]);
+  EXPECT_LT(end["last_loss"], end["first_loss"]);
+  EXPECT_LE(end["first_steps_loss_diff"], 1e-5);
+  EXPECT_LE(end["max_loss_diff"], 1e-4);
+  EXPECT_GT(end["tokens_per_second"], 0);
+}
+
+TEST(TrainLlamaTest, SameLossesOnEveryMesh) {
+  for (const std::string plan : {"--plan=zoo", "--plan=hf", "--sequence_parallel"}) {
+    expect_as_on_one_rank({plan, "--mesh=tp=2"}, 2);
+    expect_as_on_one_rank({plan, "--mesh=dp=2,tp=2"}, 4);
+  }
+  expect_as_on_one_rank({"--mesh=dp=2"}, 2);
+}
+
+TEST(TrainLlamaTest, TakesAPlansFile) {
+  const std::string plan = file_with("plan.json", R"json({"parameter": {
+      "*.{gate_proj,up_proj}.weight": {"tp": "S(0)"}, "*.down_proj.weight": {"tp": "S(1)"}}})json");
+  expect_as_on_one_rank({"--plan=" + plan, "--mesh=tp=3"}, 3);
+}
+
+TEST(TrainLlamaTest, RanksMayBeProcesses) {
+  expect_as_on_one_rank({"--backend=gloo", "--mesh=dp=2,tp=2"}, 4);
+}
+
+TEST(TrainLlamaTest, TellsHowFarItIs) {
+  const Ran ran = train({"--mesh=tp=2"});
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_THAT(ran.out, HasSubstr("training [========================] 8/8  loss "));
+  EXPECT_THAT(ran.out, HasSubstr(" tokens/s  0:00 left\n"));
+}
+
+TEST(TrainLlamaTest, SaysWhatIsWrong) {
+  const std::string bad = file_with("bad.json", "{\n\"parameter\": 3}");
+  const std::string other = file_with("other.json", R"({"parameter": {"*.nothing": ["R"]}})");
+  const std::vector<std::pair<std::string, std::string>> wrong = {
+      {"--mesh=pp=2", "not 'pp'"},
+      {"--steps=0", "--steps=0: wanted 1 or more"},
+      {"--seq=1", "--seq=1: wanted 2 or more"},
+      {"--lr=0", "--lr=0: wanted a number above 0"},
+      {"--backend=nccl", "wanted inproc or gloo"},
+      {"--heads=0", "--heads"},
+      {"--kv_heads=3", "--kv_heads"},
+      {"--plan=auto", "wanted zoo, hf or a plan's file"},
+      {"--plan=" + bad, "line 2"},
+      {"--plan=" + other, "nothing"},
+      {"--mesh=tp=3", "4 heads do not divide by the 3 ranks"},
+      {"--data=/nowhere/book.txt", "--data=/nowhere/book.txt: No such file"},
+      {"--nothing", "nothing"},
+  };
+  for (const auto& [flag, message] : wrong) {
+    const Ran ran = train({"--mesh=tp=2", flag});
+    EXPECT_NE(ran.code, 0) << flag;
+    EXPECT_GE(ran.code, 0) << flag;  // no signal
+    EXPECT_THAT(ran.err, HasSubstr(message)) << flag;
+    EXPECT_THAT(ran.out, Not(HasSubstr("training ["))) << flag;
+  }
+  EXPECT_THAT(train({"--plan=hf", "--sequence_parallel"}).err, HasSubstr("--sequence_parallel"));
+}
+
+}  // namespace
