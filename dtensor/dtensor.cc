@@ -396,6 +396,7 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placem
   at::Tensor result =
       FromLocal::apply(local.contiguous(), spec, context, CallSite{"from_local", where});
   meta_of(result).came_from(provenance_of_new(*context, *spec));
+  hand_out(meta_of(result));
   return result;
 }
 
@@ -502,8 +503,9 @@ at::Tensor redistribute(const at::Tensor& tensor, const NamedPlacements& placeme
 
 at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements,
                     std::source_location where) {
-  const DTensorMeta& meta = checked_meta(tensor, "to_local");
+  DTensorMeta& meta = checked_meta(tensor, "to_local");
   settle_plain_tensors(*meta.context);
+  hand_out(meta);
   const Layout grad_layout =
       grad_placements.has_value()
           ? layout_for(*meta.context, Layout(*grad_placements), tensor.dim(), "to_local")

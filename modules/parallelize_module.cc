@@ -318,7 +318,7 @@ std::vector<Observed> resolve_forward(const ForwardPlan& plan, const DeviceMesh&
   std::vector<Entry> entries;
   for (size_t i = 0; i < plan.size(); ++i) entries.push_back(understood(plan, i, mesh));
   add_parameters(entries, members, places);
-  const auto shared = std::make_shared<SharedInput>();
+  const auto shared_last = std::make_shared<std::weak_ptr<SharedInput>>();
   std::vector<Observed> observed;
   for (const auto& [fqn, place] : places) {
     std::map<std::pair<Direction, ForwardLayouts::Slot>, std::vector<size_t>> matching;
@@ -330,7 +330,7 @@ std::vector<Observed> resolve_forward(const ForwardPlan& plan, const DeviceMesh&
     }
     if (matching.empty()) continue;
     auto layouts = std::make_shared<ForwardLayouts>();
-    layouts->shared = shared;
+    layouts->shared_last = shared_last;
     std::vector<size_t> deciding;
     for (const auto& [value, candidates] : matching) {
       const Entry* entry = chosen(entries, candidates, fqn);

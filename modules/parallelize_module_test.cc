@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/modules/hooked.h"
+#include "shardweave/modules/parallel_style.h"
 #include "shardweave/modules/sharding_plan_json.h"
 #include "torch/csrc/autograd/autograd.h"
 #include "torch/nn.h"
@@ -609,6 +611,105 @@ TEST(ParallelizeModuleTest, SiblingsShareWhatWasGathered) {
                 const at::NoGradGuard no_grad;
                 model->k(x);
               }));
+  });
+}
+
+// A write to a local part is seen on all ranks alike, also where one rank alone has written.
+TEST(ParallelizeModuleTest, SiblingsShareNothingThatWasHandedOut) {
+  struct TwoImpl : nn::Module {
+    nn::Linear q = register_module("q", nn::Linear(4, 4));
+    nn::Linear k = register_module("k", nn::Linear(4, 4));
+  };
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    auto model = std::make_shared<TwoImpl>();
+    parallelize_module(*model, mesh,
+                       {.parameter = {{"*.weight", {{"tp", Shard(0)}}}},
+                        .forward = {{"?.input", {{"tp", Replicate()}}}}});
+    const nn::Linear& k = model->k;
+    const at::Tensor weight = full_tensor(k->weight.detach());
+    const at::Tensor bias = full_tensor(k->bias.detach());
+    const int rank = mesh->rank().value;
+    const auto expect_k = [&](const at::Tensor& x, const at::Tensor& whole) {
+      const at::Tensor y = full_tensor(model->k(x).detach());
+      EXPECT_TRUE(at::allclose(y, at::linear(whole, weight, bias))) << y;
+    };
+    const at::Tensor threes = at::full({6, 4}, 3.0f);
+    at::Tensor first_threes = at::ones({6, 4});
+    first_threes.narrow(0, 0, 3).fill_(3);
+    using Handle = std::function<at::Tensor(const at::Tensor&)>;
+    const std::vector<Handle> handles = {[](const at::Tensor& x) { return x; },
+                                         [](const at::Tensor& x) { return x.detach(); },
+                                         [](const at::Tensor& x) { return x.t(); }};
+    for (const bool requires_grad : {false, true}) {
+      const auto input = [&] {
+        return ones({6, 4}, mesh, {Shard(0)}).requires_grad_(requires_grad).mul(1);
+      };
+      for (const Handle& handle : handles) {
+        at::Tensor x = input();
+        model->q(x);
+        to_local(handle(x)).detach().mul_(3);
+        expect_k(x, threes);
+        x = input();  // handed out before
+        const at::Tensor part = to_local(handle(x)).detach();
+        model->q(x);
+        part.mul_(3);
+        expect_k(x, threes);
+        x = input();
+        model->q(x);
+        const at::Tensor of_one = to_local(handle(x)).detach();
+        if (rank == 0) of_one.mul_(3);
+        expect_k(x, first_threes);
+      }
+    }
+    const at::Tensor fed = at::ones({3, 4});
+    const at::Tensor x = from_local(fed, mesh, {Shard(0)});
+    model->q(x);
+    fed.mul_(3);
+    expect_k(x, threes);
+  });
+}
+
+// What is shared leads to the weights: a model, and what it has gathered, go when they are let go,
+// also where siblings are left that never read it.
+TEST(ParallelizeModuleTest, WhatSiblingsShareEndsWithTheActivation) {
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  const auto weak = [](const at::Tensor& tensor) { return WeakTensor(tensor.getIntrusivePtr()); };
+  struct LanguageModelImpl : nn::Module {
+    nn::Embedding embedding = register_module("embedding", nn::Embedding(kVocabulary, 4));
+    nn::Linear q = register_module("q", nn::Linear(4, 4));
+    nn::Linear k = register_module("k", nn::Linear(4, 4));
+    nn::Linear head = register_module("head", nn::Linear(4, 8));
+  };
+  on_mesh({{"tp", 2}}, [&](const MeshPtr& mesh) {
+    const at::Tensor tokens = distribute_tensor(tokens_of(2, 4), mesh, NamedPlacements{});
+    for (const bool backward : {false, true}) {
+      for (const bool throws : {false, true}) {
+        auto model = std::make_shared<LanguageModelImpl>();
+        parallelize_module(*model, mesh,
+                           StylePlan{{"embedding", RowwiseParallel{.output = Shard(1)}},
+                                     {"q", ColwiseParallel()},
+                                     {"k", ColwiseParallel()},
+                                     {"head", ColwiseParallel()}});
+        const WeakTensor parameter = weak(model->embedding->weight);
+        std::vector<WeakTensor> activations;
+        for (int step = 0; step < 2; ++step) {
+          try {
+            const at::Tensor x = model->embedding(tokens);
+            activations.push_back(weak(x));
+            const at::Tensor q = model->q(x);
+            if (throws) throw std::runtime_error("between q and k");
+            const at::Tensor h = x.relu();  // autograd saves a copy of it
+            activations.push_back(weak(h));
+            const at::Tensor loss = model->head(h).sum() + q.sum();
+            if (backward) loss.backward();
+          } catch (const std::runtime_error&) {
+          }
+          for (const WeakTensor& activation : activations) EXPECT_TRUE(activation.expired());
+        }
+        model.reset();
+        EXPECT_TRUE(parameter.expired()) << backward << throws;
+      }
+    }
   });
 }
 

@@ -162,38 +162,47 @@ const ForwardLayouts::Value* value_of(const ForwardLayouts& layouts, Direction d
 
 // `tensor` where the plan wants it: as it was brought there for a sibling, if it was. Nobody but
 // operators of layers sees the result, and those do not write it.
-at::Tensor laid_out_input(const ForwardLayouts& layouts, int index, std::string_view name,
-                          const at::Tensor& tensor, const std::shared_ptr<MeshContext>& context) {
+at::Tensor laid_out_input(const std::shared_ptr<const ForwardLayouts>& layouts, int index,
+                          std::string_view name, const at::Tensor& tensor,
+                          const std::shared_ptr<MeshContext>& context) {
   const auto lay_out = [&] {
-    return laid_out(layouts, Direction::kInput, index, name, tensor, context);
+    return laid_out(*layouts, Direction::kInput, index, name, tensor, context);
   };
-  SharedInput& shared = *layouts.shared;
-  if (shared.from.defined() && !shared.from.is_same(tensor)) shared = {};  // they have had it
-  const ForwardLayouts::Value* value = value_of(layouts, Direction::kInput, index, name);
-  if (layouts.siblings < 2 || index != 0 || value == nullptr || tensor.is_inference() ||
-      !is_dtensor(tensor.unsafeGetTensorImpl())) {
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  DTensorMeta* meta = is_dtensor(impl) ? &meta_of(impl) : nullptr;
+  if (const std::shared_ptr<SharedInput> last = layouts->shared_last->lock();
+      last != nullptr && (meta == nullptr || meta->shared != last)) {
+    last->brought.reset();  // they have had it
+  }
+  const ForwardLayouts::Value* value = value_of(*layouts, Direction::kInput, index, name);
+  // What is brought of a leaf that requires grad would lead back to it.
+  if (layouts->siblings < 2 || index != 0 || value == nullptr || meta == nullptr ||
+      tensor.is_inference() || is_parameter(impl)) {
     return lay_out();
   }
+  if (meta->family != nullptr && meta->family->handed_out) {
+    meta->shared.reset();
+    return lay_out();
+  }
+  std::shared_ptr<SharedInput> shared = std::exchange(meta->shared, nullptr);
   const auto version = static_cast<uint32_t>(tensor._version());
   const bool recorded = c10::GradMode::is_enabled() && tensor.requires_grad();
-  const bool has_read = std::find(shared.readers.begin(), shared.readers.end(), &layouts) !=
-                        shared.readers.end();  // it is another forward
-  if (!has_read && shared.from.defined() && shared.version == version &&
-      shared.target == value->target && shared.brought.requires_grad() == recorded) {
+  if (shared != nullptr && shared->brought.defined() && shared->version == version &&
+      shared->target == value->target && shared->brought.requires_grad() == recorded &&
+      std::find(shared->readers.begin(), shared->readers.end(), layouts) ==
+          shared->readers.end()) {  // else it is another forward
     value->met = true;
-    at::Tensor brought = shared.brought;
-    shared.readers.push_back(&layouts);
-    if (shared.readers.size() == layouts.siblings) shared = {};
-    return brought;
+    shared->readers.push_back(layouts);
+    if (shared->readers.size() < layouts->siblings) meta->shared = shared;
+    return shared->brought;
   }
-  shared = {};
+  shared.reset();  // before there is another
   at::Tensor brought = lay_out();
   if (!brought.is_same(tensor)) {
-    shared = {.from = tensor,
-              .brought = brought,
-              .version = version,
-              .target = value->target,
-              .readers = {&layouts}};
+    auto sharing = std::make_shared<SharedInput>(SharedInput{
+        .brought = brought, .version = version, .target = value->target, .readers = {layouts}});
+    *layouts->shared_last = sharing;
+    meta_of(impl).shared = std::move(sharing);
   }
   return brought;
 }
@@ -242,7 +251,7 @@ void note_passed_by(const c10::OperatorHandle& op, const at::Tensor& weight,
   }
 }
 
-void run_layer(const c10::OperatorHandle& op, const ForwardLayouts& layouts,
+void run_layer(const c10::OperatorHandle& op, const std::shared_ptr<const ForwardLayouts>& layouts,
                std::string_view module, const std::shared_ptr<MeshContext>& context,
                c10::Stack* stack) {
   const c10::FunctionSchema& schema = op.schema();
@@ -268,7 +277,7 @@ void run_layer(const c10::OperatorHandle& op, const ForwardLayouts& layouts,
   index = 0;
   for (IValue& result : results) {
     if (!result.isTensor() || !result.toTensor().defined()) continue;
-    result = laid_out(layouts, Direction::kOutput, index++, "", result.toTensor(), context);
+    result = laid_out(*layouts, Direction::kOutput, index++, "", result.toTensor(), context);
   }
 }
 
@@ -313,7 +322,7 @@ void dispatch_observed(const c10::OperatorHandle& op, c10::Stack* stack) {
   }
   const std::shared_ptr<const ForwardLayouts> layouts = family->forward;
   const std::shared_ptr<MeshContext> context = meta_of(weight).context;
-  run_layer(op, *layouts, module, context, stack);
+  run_layer(op, layouts, module, context, stack);
 }
 
 Layout layout_of_target(const ForwardTarget& target, const Layout& now, int dims) {

@@ -39,15 +39,16 @@ struct ForwardTarget {
 
 struct ForwardLayouts;
 
-// What was last brought elsewhere for a layer, for its siblings that want the same of the same
-// tensor: query, key and value are one gather forward, and one reduction backward. It is held until
-// all of them have had it, or a layer runs that takes something else: the same on every rank, for
-// that depends on nothing but which operators run.
+// A tensor as it was brought elsewhere for a layer, for its siblings that want the same: query, key
+// and value are one gather forward, and one reduction backward. The tensor holds it (DTensorMeta)
+// until all of them have had it, or a layer of the plan runs that takes something else: the same on
+// every rank, for that depends on nothing but which operators run. What to_local() has handed out
+// may be written by one rank alone, and is not shared.
 struct SharedInput {
-  at::Tensor from, brought;
-  uint32_t version = 0;  // of `from`
+  at::Tensor brought;
+  uint32_t version = 0;  // of the tensor
   ForwardTarget target;
-  std::vector<const ForwardLayouts*> readers;
+  std::vector<std::shared_ptr<const ForwardLayouts>> readers;
 };
 
 // Of a module.
@@ -62,9 +63,10 @@ struct ForwardLayouts {
     mutable bool met = false;
   };
   std::vector<Value> inputs, outputs;
-  // Of all modules of one plan, and how many siblings want the first input where this one does.
-  std::shared_ptr<SharedInput> shared;
-  size_t siblings = 1;
+  // What a layer of the plan has shared last; one for all modules of a plan. Weak: a layer holds no
+  // activation, which leads to the layer's weight.
+  std::shared_ptr<std::weak_ptr<SharedInput>> shared_last;
+  size_t siblings = 1;                     // so many want the first input where this one does
   std::source_location where = kNoSource;  // of the call that gave the plan
   // An operator with an input that is no layer's, which the weight took part in before any value was
   // met; whether that was said.

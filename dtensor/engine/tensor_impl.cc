@@ -80,8 +80,19 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& other)
   meta_ = DTensorMeta(LocalPart(), {}, {});
 }
 
+void DTensorImpl::release_resources() {
+  meta_of(this).shared.reset();
+  TensorImpl::release_resources();
+}
+
 const char* DTensorImpl::tensorimpl_type_name() const {
   return kNoMemory;
+}
+
+void hand_out(DTensorMeta& meta) {
+  if (meta.family == nullptr) meta.family = std::make_shared<ViewFamily>();
+  meta.family->handed_out = true;
+  meta.shared.reset();
 }
 
 DTensorMeta& checked_meta(const at::Tensor& tensor, const char* function) {

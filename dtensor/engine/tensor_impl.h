@@ -52,6 +52,7 @@ struct Remembered {
 };
 
 struct ForwardLayouts;  // forward_plan.h
+struct SharedInput;     // forward_plan.h
 struct PlanOrigin;      // members.h
 
 // A tensor and its views (detour.h), and what all of them share.
@@ -61,6 +62,9 @@ struct ViewFamily {
   std::string fqn;            // of the parameter that they are, as distribute_module() found it,
   SpecRef parameter;          // and as that laid it out
   bool said_unsharded = false;
+  // The user has had a local part (to_local(), from_local()), and may write it unseen by any version
+  // that all ranks know.
+  bool handed_out = false;
   std::shared_ptr<const PlanOrigin> origin;       // where a plan said so
   std::shared_ptr<const ForwardLayouts> forward;  // what a plan says of its module (forward_plan.h)
   std::vector<Remembered> remembered;
@@ -101,6 +105,9 @@ struct DTensorMeta final : c10::BackendMeta {
   // Shared with all views and shallow copies of it; null: there are none.
   mutable std::shared_ptr<ViewFamily> family;
   std::shared_ptr<const Detour> detour;  // null: no view, or one that aliases its base
+  // Of this very tensor, and no copy's: autograd saves copies of results, and what was brought leads
+  // back to what has saved them.
+  std::shared_ptr<SharedInput> shared;
 };
 
 // The FQN of the parameter that a tensor or its base is; "": none, or unknown.
@@ -111,6 +118,9 @@ inline std::string_view parameter_of(const DTensorMeta& meta) {
 inline c10::IntArrayRef array(const Dims& dims) {
   return c10::IntArrayRef(dims.data(), dims.size());
 }
+
+// From now on somebody else may write the tensor's part, or that of a view or copy of it.
+void hand_out(DTensorMeta& meta);
 
 // What operators make. Its meta is part of it: no allocation more for each DTensor. Copies
 // (variable_data(), set_data()) and tensors that were converted where they stand are LibTorch's own
@@ -131,6 +141,8 @@ class DTensorImpl final : public c10::TensorImpl {
                                                          bool allow_metadata_change) const override;
   // set_data(): from here on it has a meta of its own.
   void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& other) override;
+  // Weak references are left.
+  void release_resources() override;
   // "Cannot access storage of ..."
   const char* tensorimpl_type_name() const override;
 
