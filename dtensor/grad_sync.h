@@ -18,13 +18,16 @@
 // in buckets of at most `bucket_bytes` (of the whole tensors; a larger gradient alone), which leave
 // in an order that all ranks have agreed on, while backward goes on: N bytes take ceil(N / bucket)
 // collectives, as far as gradients fill them. They are made anew when a gradient comes in another
-// layout.
+// layout. Parameters of several meshes (slices, too) do not leave in backward: their order could not
+// be agreed on.
 //
 // Gradients of parameters that were not used are not waited for: what has not left by then leaves
 // in finish_grad_sync(). Between backward and finish_grad_sync() a gradient is what autograd has
 // accumulated. Written meanwhile, by a second backward or a user, it travels again in
-// finish_grad_sync(), as it is then: as if there was no GradSync. A rank whose backward fails, or
-// goes another way, is an error on all ranks, as in any collective.
+// finish_grad_sync(), as it is then: as if there was no GradSync. finish_grad_sync() of some of the
+// parameters brings those of their GradSync. A rank whose backward goes another way is an error on
+// all ranks, as in any collective. After a backward that failed, on any rank, make a new GradSync:
+// what had left must not meet what leaves in the next one.
 #pragma once
 
 #include <cstdint>

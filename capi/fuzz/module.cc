@@ -110,6 +110,8 @@ void Fuzzer::modules() {
         for (swv_tensor* output : outputs) keep(output);
         outputs[0] = outputs[1] = nullptr;
         for (int i = 0; i < 2; ++i) {
+          // What is kept may take the place of what was picked.
+          for (swv_tensor*& parameter : parameters) parameter = pick(tensors_);
           if (!done(swv_forward_end(one_in(20) ? pick(scopes_) : scope, parameters, length(2),
                                     one_in(20) ? nullptr : outputs)))
             continue;

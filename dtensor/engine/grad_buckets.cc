@@ -207,33 +207,36 @@ void GradBuckets::restart() {
   surprised_ = false;
 }
 
+bool GradBuckets::on_one_mesh() const {
+  const Parameter* first = nullptr;
+  for (const Parameter& p : parameters_) {
+    if (!is_dtensor(p.tensor)) continue;
+    if (first == nullptr) first = &p;
+    if (meta_of(p.tensor).context != meta_of(first->tensor).context) return false;
+  }
+  return true;
+}
+
 void GradBuckets::plan(const Cause& cause) {
   const std::lock_guard lock(mutex_);
   const bool wanted = !order_.empty() && (!planned_ || surprised_);
   if (!wanted) return restart();
-  // What has come, and is not where it belongs, on each mesh.
-  std::vector<size_t> moving;
-  std::vector<std::shared_ptr<MeshContext>> contexts;
-  for (const size_t i : order_) {
-    const DTensorMeta& meta = meta_of(parameters_[i].tensor);
-    if (parameters_[i].seen == meta.spec->layout) continue;
-    moving.push_back(i);
-    if (std::find(contexts.begin(), contexts.end(), meta.context) == contexts.end()) {
-      contexts.push_back(meta.context);
-    }
-  }
-  bool same_order = true;
-  for (const std::shared_ptr<MeshContext>& context : contexts) {
-    uint64_t sum = 1;
-    for (const size_t i : moving) {
-      if (meta_of(parameters_[i].tensor).context != context) continue;
-      sum = mix(mix(sum, i), static_cast<uint64_t>(parameters_[i].came));
-      sum = checksum(sum, parameters_[i].seen->to_string());
-    }
-    same_order &= !first_difference(*context, {sum}, cause).has_value();
-  }
   buckets_.clear();
   for (Parameter& p : parameters_) p.bucket = -1;
+  planned_ = false;
+  if (!on_one_mesh()) return restart();  // nobody could say in which order those of several leave
+  // What has come, and is not where it belongs.
+  const std::shared_ptr<MeshContext> context = meta_of(parameters_[order_[0]].tensor).context;
+  std::vector<size_t> moving;
+  uint64_t sum = 1;
+  for (const size_t i : order_) {
+    const Parameter& p = parameters_[i];
+    if (p.seen == meta_of(p.tensor).spec->layout) continue;
+    moving.push_back(i);
+    sum = mix(mix(sum, i), static_cast<uint64_t>(p.came));
+    sum = checksum(sum, p.seen->to_string());
+  }
+  const bool same_order = !first_difference(*context, {sum}, cause).has_value();
   planned_ = same_order;
   if (!same_order) return restart();  // everything waits for finish_grad_sync()
   const auto fits = [&](const Bucket& bucket, size_t i) {

@@ -79,6 +79,7 @@ class GradBuckets : public std::enable_shared_from_this<GradBuckets> {
   // False: it had nothing to send.
   bool leave(Bucket& bucket, const Cause& cause);
   void restart();
+  bool on_one_mesh() const;
 
   const int64_t bucket_bytes_;
   mutable std::mutex mutex_;

@@ -397,8 +397,8 @@ impl Trace {
     }
 
     /// As JSON: what `swv_trace_to_json` in the C header shows. `"source"` is where a function was
-    /// called that communicates by its name, "src/model.rs:53": [`Tensor::redistribute`], also in
-    /// backward ([`Tensor::backward`]), [`Module::distribute`](crate::Module::distribute), ... What
+    /// called that communicates by its name, "src/model.rs:53": [`Tensor::redistribute`](crate::Tensor::redistribute), also in
+    /// backward ([`Tensor::backward`](crate::Tensor::backward)), [`Module::distribute`](crate::Module::distribute), ... What
     /// tells where an operator was is `"module"`, of the innermost [`Mesh::module_scope`] or
     /// [`Forward`](crate::Forward), and `"parameters"`.
     pub fn to_json(&self) -> Result<String> {

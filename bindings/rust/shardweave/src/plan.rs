@@ -48,7 +48,7 @@ pub enum PlanPlacements {
     /// By the names of mesh dimensions.
     Named(Vec<(String, Placement)>),
     /// By position, one for each of the mesh's dimensions, and the order in which they cut: a
-    /// layout's text, "[S(0)@1, S(0)@0]".
+    /// layout's text, `[S(0)@1, S(0)@0]`.
     Layout(String),
 }
 
