@@ -6,6 +6,7 @@
 #include "ATen/ops/full.h"
 #include "ATen/ops/view_as_real.h"
 #include "ATen/ops/zeros.h"
+#include "ATen/record_function.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "c10/core/GradMode.h"
@@ -364,6 +365,7 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh,
 at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placements& placements,
                       std::optional<std::vector<int64_t>> global_sizes,
                       std::source_location where) {
+  RECORD_FUNCTION("shardweave::from_local", {});
   if (!local.defined() || is_dtensor(local)) {
     throw Error(
         "from_local",
@@ -482,6 +484,7 @@ void visualize_sharding(const at::Tensor& tensor, const VisualizeOptions& option
 
 at::Tensor redistribute(const at::Tensor& tensor, const Layout& layout,
                         std::source_location where) {
+  RECORD_FUNCTION("shardweave::redistribute", {});
   const DTensorMeta& meta = checked_meta(tensor, "redistribute");
   return Redistribute::apply(tensor,
                              layout_for(*meta.context, layout, tensor.dim(), "redistribute"),
@@ -503,6 +506,7 @@ at::Tensor redistribute(const at::Tensor& tensor, const NamedPlacements& placeme
 
 at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements,
                     std::source_location where) {
+  RECORD_FUNCTION("shardweave::to_local", {});
   DTensorMeta& meta = checked_meta(tensor, "to_local");
   settle_plain_tensors(*meta.context);
   hand_out(meta);
@@ -514,6 +518,7 @@ at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_pla
 }
 
 at::Tensor full_tensor(const at::Tensor& tensor, std::source_location where) {
+  RECORD_FUNCTION("shardweave::full_tensor", {});
   const DTensorMeta& meta = checked_meta(tensor, "full_tensor");
   const Layout replicated{Placements(meta.context->mesh().ndim())};
   return to_local(Redistribute::apply(tensor, replicated, CallSite{"full_tensor", where}),

@@ -181,6 +181,28 @@ TEST(DumpTest, SaysWhereThePlanSaidSo) {
   EXPECT_LT(all_bytes, 3 * global);  // some is cut
 }
 
+TEST(DumpTest, NamesTheParameterThatAForwardEntryIsOf) {
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    struct Two : nn::Module {
+      at::Tensor q = register_parameter("q_weight", at::ones({4, 4}));
+      at::Tensor k = register_parameter("k_weight", at::ones({4, 4}));
+    };
+    struct Outer : nn::Module {
+      Outer() { register_module("attn", attn); }
+      std::shared_ptr<Two> attn = std::make_shared<Two>();
+    };
+    Outer model;
+    parallelize_module(model, mesh,
+                       {.forward = {{"attn.q_weight.input", {{"tp", Replicate()}}},
+                                    {"attn.k_weight.input", {{"tp", Shard(0)}}}}});
+    const ModuleDump d = dump(model);
+    ASSERT_EQ(d.modules[0].forward.size(), 2);
+    EXPECT_EQ(d.modules[0].forward[0].value, "q_weight.input.0");
+    EXPECT_EQ(d.modules[0].forward[1].value, "k_weight.input.0");
+    EXPECT_EQ(dump(*model.attn).forward[1].value, "k_weight.input.0");
+  });
+}
+
 TEST(DumpTest, ShowsEmptyPartsAndModulesWithoutAnything) {
   on_mesh({{"tp", 4}}, [](const MeshPtr& mesh) {
     nn::Sequential model(nn::Linear(nn::LinearOptions(3, 2).bias(false)), nn::ReLU());
@@ -279,6 +301,50 @@ TEST(ListCommunicationTest, NamesWhatRunsBetweenTwoModules) {
   });
 }
 
+TEST(ListCommunicationTest, ListsTheInputAndTheOutputOfAHookedModuleUnderIt) {
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    Net net = make_net();
+    ShardingPlan plan = kPlan;
+    plan.forward = {{"mlp.output", {{"tp", Replicate()}}}};
+    plan.parameter.erase(plan.parameter.begin());
+    parallelize_module(*net, mesh, plan);
+    std::vector<std::string> modules;
+    for (const CommEvent& e : list_communication(*net, [&] { net->forward(tokens()); }).events) {
+      if (e.is_check) continue;  // of the plain tokens
+      modules.push_back(e.module);
+    }
+    EXPECT_THAT(modules, ElementsAre("mlp", "mlp"));
+  });
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    Net net = make_net();
+    parallelize_module(*net, mesh, {.forward = {{"mlp.input", {{"tp", Replicate()}}}}});
+    const at::Tensor x = distribute_tensor(numbers({4, kDim}), mesh, {{"tp", Shard(0)}});
+    const CommunicationList list = list_communication(*net, [&] { net->mlp->forward(x); });
+    ASSERT_EQ(list.events.size(), 1);
+    EXPECT_EQ(list.events[0].module, "mlp");
+  });
+}
+
+TEST(ListCommunicationTest, DoesNotRunWithinAnother) {
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    Net net = make_net();
+    parallelize_module(*net, mesh, kPlan);
+    const auto hook = net->mlp->redistribution;
+    list_communication(*net, [&] {
+      const auto watched = net->mlp->redistribution;
+      try {
+        module_memory(*net, [&] { return net->forward(tokens()); });
+        ADD_FAILURE();
+      } catch (const Error& error) {
+        EXPECT_EQ(error.status().code(), absl::StatusCode::kFailedPrecondition);
+        EXPECT_THAT(error.what(), HasSubstr("is watched on this thread already"));
+      }
+      EXPECT_EQ(net->mlp->redistribution, watched);
+    });
+    EXPECT_EQ(net->mlp->redistribution, hook);
+  });
+}
+
 TEST(ListCommunicationTest, RefusesAPlainModel) {
   Net net = make_net();
   try {
@@ -330,6 +396,16 @@ TEST(ModuleMemoryTest, KnowsPlainModels) {
   const ModuleMemory memory = module_memory(*model, [&] { return model->forward(x); });
   EXPECT_EQ(row_of(memory, "").parameters, 4 * (8 * 16 + 16));
   EXPECT_EQ(row_of(memory, "").activations, 4 * 3 * 16);  // not x, which no operator in it made
+}
+
+TEST(ModuleMemoryTest, CountsNothingThatOnlyTheWatchWouldKeep) {
+  nn::Sequential model(nn::Linear(nn::LinearOptions(8, 16).bias(false)));
+  const c10::NoGradGuard no_grad;
+  const at::Tensor x = at::ones({3, 8}, at::kBFloat16);
+  const at::Tensor weight = model->parameters()[0];
+  const ModuleMemory memory =
+      module_memory(*model, [&] { return x.matmul(weight.to(at::kBFloat16).t()).sum(); });
+  EXPECT_EQ(row_of(memory, "").activations, 2);  // the result alone
 }
 
 TEST(VerifyTest, IsRightOnEveryMesh) {
@@ -508,6 +584,79 @@ TEST(VerifyTest, FindsAGradientThatIsNotSummed) {
   EXPECT_EQ(d.kind, "gradient");
   EXPECT_EQ(d.module, "mlp.up");
   EXPECT_THAT(d.what, HasSubstr("'mlp.up.bias'"));
+}
+
+// The plan redistributes what a Hooked module gives, with a collective, and so does the program.
+TEST(VerifyTest, ComparesWhatIsRedistributed) {
+  for (const bool falsifies : {false, true}) {
+    Verdicts verdicts;
+    on_mesh({{"tp", 2}}, [&](const MeshPtr& mesh) {
+      ShardingPlan plan = kPlan;
+      plan.forward = {{"mlp.output", {{"tp", Replicate()}}}};
+      Pair pair(mesh, plan);
+      struct Wrong final : modules_internal::ForwardRedistribution {
+        at::Tensor input(int index, const at::Tensor& t) const override {
+          return inner->input(index, t);
+        }
+        at::Tensor output(int index, const at::Tensor& t) const override {
+          return inner->output(index, t) * 1.5;
+        }
+        void check_met(int inputs, int outputs) const override {
+          inner->check_met(inputs, outputs);
+        }
+        std::shared_ptr<const modules_internal::ForwardRedistribution> inner;
+      };
+      if (falsifies) {
+        const auto wrong = std::make_shared<Wrong>();
+        wrong->inner = pair.model->mlp->redistribution;
+        pair.model->mlp->redistribution = wrong;
+      }
+      const Verification v = verify(*pair.model, *pair.reference, {tokens()});
+      if (!falsifies) {
+        EXPECT_TRUE(v.ok()) << v.to_string();
+        EXPECT_EQ(v.not_met, 0);
+        const Verification plain = verify(*make_net(), *make_net(), {tokens()});
+        EXPECT_EQ(v.outputs, plain.outputs);
+      }
+      verdicts.add(v);
+    });
+    if (!falsifies) continue;
+    const Verification::Difference d = verdicts.one();
+    EXPECT_EQ(d.module, "mlp");
+    EXPECT_THAT(d.what, HasSubstr("'mlp' (forward)"));
+    EXPECT_EQ(d.seen_at, "");
+  }
+}
+
+TEST(VerifyTest, TakesNoOperatorOfRedistributeForTheModels) {
+  Verdicts verdicts;
+  on_mesh({{"tp", 2}}, [&](const MeshPtr& mesh) {
+    Pair pair(mesh);
+    // Both slice: redistribute() on its own, and the program.
+    pair.reference->mlp->what = [](const at::Tensor& y) {
+      return at::cat({y, y}, -1).narrow(-1, 0, kHidden);
+    };
+    pair.model->mlp->what = [](const at::Tensor& y) {
+      const at::Tensor all =
+          redistribute(redistribute(y, Placements{Replicate()}), Placements{Shard(2)});
+      const at::Tensor full = redistribute(all, Placements{Replicate()});
+      return (at::cat({full, full}, -1) * 1.5).narrow(-1, 0, kHidden);
+    };
+    const CommunicationList list =
+        list_communication(*pair.model, [&] { pair.model->forward(tokens()); });
+    int count = 0;
+    for (const CommEvent& e : list.events) {
+      if (e.collective != "all_gather") continue;  // what the program asks for
+      EXPECT_EQ(e.module, "mlp") << e.to_string();
+      ++count;
+    }
+    EXPECT_EQ(count, 4);  // two in each of two calls
+    verdicts.add(verify(*pair.model, *pair.reference, {tokens()}));
+  });
+  const Verification::Difference d = verdicts.one();
+  EXPECT_EQ(d.module, "mlp");
+  EXPECT_THAT(d.what, HasSubstr("aten::narrow"));
+  EXPECT_EQ(d.seen_at, "");
 }
 
 TEST(VerifyTest, SaysWhereTheShardedModelThrows) {

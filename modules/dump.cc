@@ -36,15 +36,21 @@ std::string placements_of(const ForwardTarget& target) {
                  "]");
 }
 
-void add_forward(const ForwardLayouts* layouts, ModuleDump* to) {
+// `parameter`: that has them, if not a Hooked module. Named where the plan names it.
+void add_forward(const ForwardLayouts* layouts, std::string_view parameter, ModuleDump* to) {
   if (layouts == nullptr) return;
   for (const auto& [kind, values] :
        {std::pair("input", &layouts->inputs), {"output", &layouts->outputs}}) {
     for (const ForwardLayouts::Value& value : *values) {
       const int* index = std::get_if<int>(&value.slot);
+      std::string name = str_cat(
+          kind, ".", index != nullptr ? str_cat(*index) : std::get<std::string>(value.slot));
+      const std::string own = str_cat(parameter, ".", name);
+      if (!parameter.empty() && (value.name == own || value.name.ends_with(str_cat(".", own)))) {
+        name = own;
+      }
       to->forward.push_back(
-          {.value = index != nullptr ? str_cat(kind, ".", *index)
-                                     : str_cat(kind, ".", std::get<std::string>(value.slot)),
+          {.value = std::move(name),
            .placements = placements_of(value.target),
            .pattern = value.pattern,
            .source = layouts->where.line() == 0
@@ -72,7 +78,7 @@ class Dumper {
       add(item.key(), item.value(), /*is_buffer=*/true, &d);
     }
     if (const auto* hook = dynamic_cast<const modules_internal::ForwardHook*>(&module)) {
-      if (hook->redistribution != nullptr) add_forward(hook->redistribution->layouts(), &d);
+      if (hook->redistribution != nullptr) add_forward(hook->redistribution->layouts(), "", &d);
     }
     for (const auto& child : module.named_children()) {
       d.modules.push_back(dump(*child.value(), child.key(),
@@ -106,7 +112,8 @@ class Dumper {
         t.pattern = meta.family->origin->pattern;
         t.source = meta.family->origin->where;
       }
-      if (meta.family != nullptr && !t.shown_before) add_forward(meta.family->forward.get(), d);
+      if (meta.family != nullptr && !t.shown_before)
+        add_forward(meta.family->forward.get(), name, d);
     }
     const auto element = static_cast<int64_t>(c10::elementSize(t.dtype));
     t.bytes = elements_of(t.local_shape) * element;

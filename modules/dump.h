@@ -44,7 +44,8 @@ struct ModuleDump {
   };
   // What a plan says of the module's forward.
   struct Forward {
-    std::string value;       // "input.0", "output.0", "input.mask"
+    // "input.0", "output.0", "input.mask"; of one parameter of several: "q_weight.input.0"
+    std::string value;
     std::string placements;  // "[R, -]": along the second mesh dimension it stays as it is
     std::string pattern;
     std::string source;

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
@@ -48,18 +49,22 @@ class Recorder final : public Observer, public ModuleWatch::Listener {
   void begins(size_t step) override {
     for (const auto& context : contexts_) {
       if (!context->observation.modules.current().empty()) continue;  // the program says it
-      scopes_.emplace_back(MeshPtr(context, &context->connected_mesh()), str_cat("#", step));
+      scopes_[step].emplace_back(MeshPtr(context, &context->connected_mesh()), str_cat("#", step));
     }
   }
-  void ends(size_t /*step*/, const std::vector<at::Tensor>& /*results*/) override {
-    scopes_.clear();
+  void ends(size_t step, const std::vector<at::Tensor>& /*results*/) override {
+    scopes_.erase(step);
   }
 
   void collective_begins(int64_t /*id*/, const CommEvent& event) override {
     events_.push_back(event);
     CommEvent& e = events_.back();
     if (e.phase != Phase::kForward) return;
-    if (e.module.empty()) e.module = str_cat("#", watch_.steps().size());
+    if (const std::string* fqn = watch_.redistributing(); fqn != nullptr && e.module.empty()) {
+      e.module = *fqn;
+    } else if (e.module.empty()) {
+      e.module = str_cat("#before ", watch_.steps().size());
+    }
     if (watch_.behind_backward() && !c10::GradMode::is_enabled()) e.phase = Phase::kOptimizer;
   }
 
@@ -67,9 +72,14 @@ class Recorder final : public Observer, public ModuleWatch::Listener {
     watch_.finish();
     for (CommEvent& event : events_) {
       if (!event.module.starts_with("#")) continue;
-      event.module = event.phase == Phase::kOptimizer
-                         ? ""
-                         : watch_.module_of(std::stoull(event.module.substr(1)));
+      std::string_view step = event.module;
+      step.remove_prefix(1);
+      const bool before = step.starts_with("before ");
+      if (before) step.remove_prefix(std::string_view("before ").size());
+      const size_t index = std::stoull(std::string(step));
+      event.module = event.phase == Phase::kOptimizer ? ""
+                     : before                         ? watch_.module_before(index)
+                                                      : watch_.module_of(index);
     }
     return {std::move(events_)};
   }
@@ -78,7 +88,7 @@ class Recorder final : public Observer, public ModuleWatch::Listener {
   const std::vector<std::shared_ptr<MeshContext>> contexts_;
   ModuleWatch watch_;
   std::deque<Observing> observing_;
-  std::deque<ModuleScope> scopes_;
+  std::map<size_t, std::deque<ModuleScope>> scopes_;  // of the steps that run
   std::vector<CommEvent> events_;
 };
 

@@ -10,6 +10,10 @@
 //   });
 //   std::cout << list.to_string();
 //
+// What it tells of the optimizer it tells where backward runs on the calling thread, on CPUs. On a
+// GPU backward runs on autograd's threads, unseen: an optimizer that communicates is listed under
+// Phase::kForward there.
+//
 //   phase     module    needed by         tensor                         collective  ...  bytes
 //   forward   mlp.down  aten::add 'other'  Float[8, 12] [P(sum)] -> [R]  all_reduce         384
 //   backward  norm      ...
@@ -40,8 +44,8 @@ struct CommunicationList {
 
 // Runs `run` once: a forward, or a whole step. What runs behind a backward without recording
 // gradients counts as Phase::kOptimizer. Throws what `run` throws; Error (FailedPrecondition) if no
-// tensor of the model is a DTensor. Collective, if `run` is. Every rank of the mesh gets the same
-// list.
+// tensor of the model is a DTensor, or if this runs within another call of it (or of module_memory()
+// or verify()) on this thread. Collective, if `run` is. Every rank of the mesh gets the same list.
 CommunicationList list_communication(torch::nn::Module& model, const std::function<void()>& run);
 
 }  // namespace shardweave

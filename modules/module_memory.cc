@@ -46,7 +46,7 @@ class Activations final : public ModuleWatch::Listener {
       if (it.defined() && it.has_storage()) given.push_back(it.storage().unsafeGetStorageImpl());
     }
   }
-  void inner_ends(size_t step, absl::Span<const at::Tensor> results) override {
+  void inner_ends(size_t step, bool between, absl::Span<const at::Tensor> results) override {
     if (given_.empty()) return;
     const std::vector<const c10::StorageImpl*> given = std::move(given_.back());
     given_.pop_back();
@@ -56,13 +56,15 @@ class Activations final : public ModuleWatch::Listener {
       const c10::StorageImpl* storage = it.storage().unsafeGetStorageImpl();
       // A view, or what was written: nobody made it here.
       if (std::find(given.begin(), given.end(), storage) != given.end()) continue;
-      made_.try_emplace(storage, it.storage().getWeakStorageImpl(), step);
+      made_.try_emplace(storage, it.storage().getWeakStorageImpl(), Place(step, between));
     }
   }
 
-  // Bytes that are in memory still, by step.
-  std::map<size_t, int64_t> alive() const {
-    std::map<size_t, int64_t> bytes;
+  using Place = std::pair<size_t, bool>;  // a step; true: before it
+
+  // Bytes that are in memory still, by place.
+  std::map<Place, int64_t> alive() const {
+    std::map<Place, int64_t> bytes;
     for (const auto& [storage, made] : made_) {
       if (const auto held = made.first.lock()) {
         bytes[made.second] += static_cast<int64_t>(held->nbytes());
@@ -84,7 +86,7 @@ class Activations final : public ModuleWatch::Listener {
   }
 
   // A weak pointer keeps the address from being given out again.
-  std::unordered_map<const c10::StorageImpl*, std::pair<Weak, size_t>> made_;
+  std::unordered_map<const c10::StorageImpl*, std::pair<Weak, Place>> made_;
   std::vector<std::vector<const c10::StorageImpl*>> given_;  // to the operators that run
 };
 
@@ -119,8 +121,9 @@ ModuleMemory module_memory(torch::nn::Module& model, const std::function<at::Ten
   ModuleWatch watch(model, activations);
   const at::Tensor result = forward();
   watch.finish();
-  for (const auto& [step, bytes] : activations.alive()) {
-    const std::string module = watch.module_of(step);
+  for (const auto& [place, bytes] : activations.alive()) {
+    const auto& [step, between] = place;
+    const std::string module = between ? watch.module_before(step) : watch.module_of(step);
     add(std::string_view(module).substr(0, module.find(" = ")), &ModuleMemory::Row::activations,
         bytes);
   }

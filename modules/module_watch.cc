@@ -7,6 +7,7 @@
 #include "c10/core/GradMode.h"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
+#include "shardweave/dtensor/error.h"
 #include "shardweave/modules/hooked.h"
 #include "torch/csrc/autograd/graph_task.h"
 #include "torch/nn/module.h"
@@ -56,6 +57,10 @@ struct Revealed {
 };
 c10::ArrayRef<const c10::IValue> inputs_of(const at::RecordFunction& function);
 template struct Revealed<&at::RecordFunction::inputs_>;
+#ifdef __GLIBCXX__
+// Of LibTorch 2.11. Another one: look at whether inputs_ is what it was.
+static_assert(sizeof(at::RecordFunction) == 344);
+#endif
 
 // What one operator has on a stack that may hold more.
 c10::ArrayRef<const c10::IValue> last(c10::ArrayRef<const c10::IValue> stack, size_t count) {
@@ -96,6 +101,30 @@ std::string_view owner_of(std::string_view fqn) {
   return dot == std::string_view::npos ? std::string_view() : fqn.substr(0, dot);
 }
 
+// While it lives, a Hooked module's value is redistributed: the operators of that are no steps.
+class ModuleWatch::Deeper {
+ public:
+  Deeper(ModuleWatch* watch, const std::string& fqn, std::optional<size_t> step)
+      : watch_(watch),
+        outer_fqn_(std::exchange(watch->redistributing_, &fqn)),
+        outer_step_(watch->running_) {
+    ++watch_->depth_;
+    if (step.has_value()) watch_->running_ = step;
+  }
+  ~Deeper() {
+    --watch_->depth_;
+    watch_->redistributing_ = outer_fqn_;
+    watch_->running_ = outer_step_;
+  }
+  Deeper(const Deeper&) = delete;
+  Deeper& operator=(const Deeper&) = delete;
+
+ private:
+  ModuleWatch* const watch_;
+  const std::string* const outer_fqn_;
+  const std::optional<size_t> outer_step_;
+};
+
 // Stands in the place of what a plan says of a Hooked module, and does as that.
 class ModuleWatch::Hook final : public ForwardRedistribution {
  public:
@@ -106,8 +135,13 @@ class ModuleWatch::Hook final : public ForwardRedistribution {
   void leave() { watch_ = nullptr; }
 
   at::Tensor input(int index, const at::Tensor& tensor) const override {
-    if (watch_ != nullptr && index == 0 && !in_backward()) watch_->hooked_.push_back(fqn_);
-    return inner_ == nullptr ? tensor : inner_->input(index, tensor);
+    if (watch_ == nullptr || in_backward()) {
+      return inner_ == nullptr ? tensor : inner_->input(index, tensor);
+    }
+    if (index == 0) watch_->hooked_.push_back(fqn_);
+    if (inner_ == nullptr) return tensor;
+    const Deeper deeper(watch_, fqn_, std::nullopt);
+    return inner_->input(index, tensor);
   }
   at::Tensor output(int index, const at::Tensor& tensor) const override {
     if (watch_ == nullptr || in_backward()) {
@@ -115,9 +149,22 @@ class ModuleWatch::Hook final : public ForwardRedistribution {
     }
     const size_t step = watch_->begin_step(
         {.op = index == 0 ? "forward" : str_cat("forward[", index, "]"), .layer = fqn_});
-    const at::Tensor result = inner_ == nullptr ? tensor : inner_->output(index, tensor);
-    watch_->end_step(step, {result});
-    return result;
+    // Ends also where the plan throws, then without a result.
+    struct End {
+      ~End() {
+        watch->keep_exception([&] { watch->end_step(step, results); });
+      }
+      ModuleWatch* watch;
+      size_t step;
+      std::vector<at::Tensor> results;
+    } end{watch_, step, {}};
+    if (inner_ == nullptr) {
+      end.results = {tensor};
+    } else {
+      const Deeper deeper(watch_, fqn_, step);
+      end.results = {inner_->output(index, tensor)};
+    }
+    return end.results[0];
   }
   void check_met(int inputs, int outputs) const override {
     if (watch_ != nullptr && !watch_->hooked_.empty() && watch_->hooked_.back() == fqn_) {
@@ -136,6 +183,11 @@ class ModuleWatch::Hook final : public ForwardRedistribution {
 };
 
 ModuleWatch::ModuleWatch(torch::nn::Module& model, Listener& listener) : listener_(&listener) {
+  if (current != nullptr) {
+    throw Error(absl::FailedPreconditionError(
+        "a model is watched on this thread already: list_communication(), module_memory() and "
+        "verify() do not run within each other"));
+  }
   for (const dtensor_internal::Member& member : members_of(model)) {
     Member known;
     for (const std::string& fqn : member.fqns) {
@@ -163,17 +215,18 @@ ModuleWatch::ModuleWatch(torch::nn::Module& model, Listener& listener) : listene
       return;
     }
     hooks_.emplace_back(hook, std::make_shared<Hook>(this, fqn, hook->redistribution));
-    hook->redistribution = hooks_.back().second;
   };
   watch_hook("", model);
   for (const auto& item : model.named_modules("", /*include_self=*/false)) {
     watch_hook(item.key(), *item.value());
   }
-  outer_ = std::exchange(current, this);
   handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&on_begin, &on_end)
                                            .needsInputs(true)
                                            .needsOutputs(true)
                                            .scopes({at::RecordScope::FUNCTION}));
+  // Nothing throws from here on, so that no hook outlives this.
+  current = this;
+  for (auto& [hook, ours] : hooks_) hook->redistribution = ours;
 }
 
 ModuleWatch::~ModuleWatch() {
@@ -188,11 +241,14 @@ void ModuleWatch::finish() {
   if (handle_.has_value()) {
     at::removeCallback(*handle_);
     handle_.reset();
-    current = outer_;
+    current = nullptr;
     for (auto& [hook, ours] : hooks_) {
       ours->leave();
       if (hook->redistribution == ours) hook->redistribution = ours->inner();
     }
+    // What a program has made of weights is not kept longer than it keeps it.
+    members_.clear();
+    derived_.clear();
   }
   if (failure_ != nullptr) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
@@ -237,6 +293,7 @@ void ModuleWatch::begin(const at::RecordFunction& function) {
   if (!outermost && !listener_->wants_inner()) return;
   const std::optional<c10::OperatorHandle> op = operator_of(function);
   if (!op.has_value()) {
+    if (outermost) between_ = true;
     if (listener_->wants_inner()) listener_->inner_begins({});
     return;
   }
@@ -284,10 +341,12 @@ void ModuleWatch::end(const at::RecordFunction& function) {
           op->schema().returns().size()));
     }
     if (listener_->wants_inner()) {
-      listener_->inner_ends(running_.value_or(steps_.size()), results);
+      const bool between = !running_.has_value() && (between_ || redistributing_ != nullptr);
+      listener_->inner_ends(running_.value_or(steps_.size()), between, results);
     }
   }
   if (depth_ != 0) return;
+  between_ = false;
   if (made_of_ != nullptr) {
     const Member member = *made_of_;
     made_of_ = nullptr;
@@ -344,6 +403,10 @@ const std::string* ModuleWatch::layer_behind(size_t step) const {
 
 std::string ModuleWatch::module_of(size_t step) const {
   if (step < steps_.size() && steps_[step].layer.has_value()) return *steps_[step].layer;
+  return module_before(step);
+}
+
+std::string ModuleWatch::module_before(size_t step) const {
   const std::string* before = layer_before(step);
   const std::string* behind = layer_behind(step);
   std::string_view between;

@@ -10,7 +10,8 @@
 // in the innermost module that both are in. Operators are those that the program calls, not those
 // that they are made of; what backward runs is left out, and so is what an optimizer does.
 //
-// It looks through LibTorch's RecordFunction, on this thread alone. One at a time on a thread.
+// It looks through LibTorch's RecordFunction, on this thread alone: backward on a GPU runs on threads
+// of autograd's, where nothing is seen. One at a time on a thread.
 #pragma once
 
 #include <cstdint>
@@ -59,12 +60,15 @@ class ModuleWatch {
     virtual void begins(size_t /*step*/) {}
     virtual void ends(size_t /*step*/, const std::vector<at::Tensor>& /*results*/) {}
     // Of every operator in forward, those that others are made of and those on local parts, too.
-    // `step`: the one that it is a part of, else the one that would come next.
+    // `step`: the one that it is a part of, else the one that would come next. `between`: it is part of
+    // a redistribution that comes before that.
     virtual bool wants_inner() const { return false; }
     virtual void inner_begins(absl::Span<const at::Tensor> /*arguments*/) {}
-    virtual void inner_ends(size_t /*step*/, absl::Span<const at::Tensor> /*results*/) {}
+    virtual void inner_ends(size_t /*step*/, bool /*between*/,
+                            absl::Span<const at::Tensor> /*results*/) {}
   };
 
+  // Throws Error (FailedPrecondition) if one lives on this thread.
   ModuleWatch(torch::nn::Module& model, Listener& listener);
   ~ModuleWatch();
   ModuleWatch(const ModuleWatch&) = delete;
@@ -78,6 +82,10 @@ class ModuleWatch {
   // behind it are both in. Once the layer behind it has been met. One index more: behind the last
   // step.
   std::string module_of(size_t step) const;
+  // The same of what runs before a step and is none.
+  std::string module_before(size_t step) const;
+  // The Hooked module whose input or output is being redistributed; null: none is.
+  const std::string* redistributing() const { return redistributing_; }
   // "aten::relu in 'mlp', between 'mlp.up' and 'mlp.down'".
   std::string describe(size_t step) const;
   // Whether backward has run since a layer was met while gradients were recorded.
@@ -85,6 +93,7 @@ class ModuleWatch {
 
  private:
   class Hook;
+  class Deeper;
   struct Member {
     std::vector<std::string> owners;  // FQNs of modules
     bool is_weight = false;           // before others of its module
@@ -116,12 +125,13 @@ class ModuleWatch {
   std::vector<std::string> hooked_;  // that run
 
   int depth_ = 0;
-  std::optional<size_t> running_;    // the step of depth 0
+  std::optional<size_t> running_;  // the step of depth 0
+  const std::string* redistributing_ = nullptr;
+  bool between_ = false;  // what runs at depth 0 is no operator: redistribute(), full_tensor()
   const Member* made_of_ = nullptr;  // what runs has nothing but this
   bool behind_backward_ = false;
   std::exception_ptr failure_;
   std::optional<at::CallbackHandle> handle_;
-  ModuleWatch* outer_ = nullptr;
 };
 
 // FQN of the module that a parameter or buffer is in.

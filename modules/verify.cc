@@ -42,7 +42,8 @@ bool sharded(const at::Tensor& tensor) {
 // What operators of one forward have given, by their steps' keys.
 class Results final : public ModuleWatch::Listener {
  public:
-  void ends(size_t /*step*/, const std::vector<at::Tensor>& results) override {
+  void begins(size_t step) override { all.resize(step + 1); }
+  void ends(size_t step, const std::vector<at::Tensor>& results) override {
     const c10::AutoGradMode no_grad(false);
     std::vector<at::Tensor> copies;
     for (const at::Tensor& result : results) {
@@ -50,17 +51,17 @@ class Results final : public ModuleWatch::Listener {
       // Later operators may write it.
       copies.push_back(dense ? result.detach().clone() : at::Tensor());
     }
-    all.push_back(std::move(copies));
+    all[step] = std::move(copies);
   }
-  std::vector<std::vector<at::Tensor>>
-      all;  // of the steps that have ended, in the order of their ends
+  // By step; nullopt: it has not ended.
+  std::vector<std::optional<std::vector<at::Tensor>>> all;
 };
 
 // One forward, and what backward has left.
 struct Run {
   std::vector<Step> steps;
   std::vector<std::string> descriptions, modules;
-  std::vector<std::vector<at::Tensor>> results;  // of steps; fewer where the last has thrown
+  std::vector<std::optional<std::vector<at::Tensor>>> results;  // of steps; nullopt: not ended
   at::Tensor result;
   std::string error;  // what was thrown
 };
@@ -365,16 +366,19 @@ void add_outputs(const Run& reference, const Run& run, std::string& error, std::
   for (size_t i = 0; i < run.results.size(); ++i) places.emplace(run.steps[i].key, i);
   double most = 0;
   for (const auto& results : reference.results) {
-    for (const at::Tensor& result : results) most = std::max(most, largest(result));
+    if (!results.has_value()) continue;
+    for (const at::Tensor& result : *results) most = std::max(most, largest(result));
   }
   for (size_t i = 0; i < reference.results.size(); ++i) {
-    if (makes_garbage(reference.steps[i])) continue;
+    if (!reference.results[i].has_value() || makes_garbage(reference.steps[i])) continue;
     const auto place = places.find(reference.steps[i].key);
-    const size_t count = reference.results[i].size();
-    const bool met = place != places.end() && run.results[place->second].size() == count;
+    const std::vector<at::Tensor>& wanted_of = *reference.results[i];
+    const size_t count = wanted_of.size();
+    const bool met = place != places.end() && run.results[place->second].has_value() &&
+                     run.results[place->second]->size() == count;
     // As many on every rank, whatever each has met.
     for (size_t r = 0; r < count; ++r) {
-      const at::Tensor& wanted = reference.results[i][r];
+      const at::Tensor& wanted = wanted_of[r];
       if (!wanted.defined()) continue;
       Item item{.about = {.kind = "output",
                           .module = reference.modules[i],
@@ -384,7 +388,7 @@ void add_outputs(const Run& reference, const Run& run, std::string& error, std::
                 .floor = 1e-6 * most};
       if (count > 1) str_append(&item.about.what, ", result ", r, ",");
       if (met) {
-        item.got = run.results[place->second][r];
+        item.got = (*run.results[place->second])[r];
       } else if (!error.empty()) {  // the first that the sharded model has not come to
         item.about.kind = "error";
         item.about.reason = std::exchange(error, "");
@@ -528,6 +532,10 @@ Verification agreed(Verification v, std::vector<Item>& items,
     v.not_met = ranks.reduced(v.not_met, ReduceOp::kMax);
     std::vector<int64_t> met;
     reduce_partials(items, ranks, met);
+    const auto is_local_part = [&](const Item& item) {
+      return context != nullptr && item.about.kind == "output" && item.got.defined() &&
+             !sharded(item.got) && !item.is_result;
+    };
     std::vector<Compared> compared(items.size());
     std::vector<bool> on_local_part(items.size());
     auto first = static_cast<int64_t>(items.size());
@@ -538,21 +546,25 @@ Verification agreed(Verification v, std::vector<Item>& items,
         compared[i] = compare(items[i], options.tolerance);
       }
       // Of a part that is here there is nothing to say; what comes behind it will tell.
-      if (context != nullptr && items[i].got.defined() && !sharded(items[i].got) &&
-          !items[i].is_result) {
+      if (is_local_part(items[i])) {
         on_local_part[i] = std::exchange(compared[i].differs, false);
       }
       if (compared[i].differs) first = std::min(first, static_cast<int64_t>(i));
     }
+    // What some rank has as a local part only has not been compared.
+    std::vector<int64_t> counted(items.size());
+    for (size_t i = 0; i < items.size(); ++i) {
+      counted[i] = met[i] > 0 && !is_local_part(items[i]);
+    }
+    ranks.reduce(counted, ReduceOp::kMin);
     const int64_t place = ranks.reduced(first, ReduceOp::kMin);
     for (size_t i = 0; i < items.size(); ++i) {
       const std::string& kind = items[i].about.kind;
-      if (met[i] == 0) continue;
+      if (counted[i] == 0) continue;
       ++(kind == "output" ? v.outputs : kind == "gradient" ? v.gradients : v.parameters);
     }
     if (place == static_cast<int64_t>(items.size())) return v;
-    const auto before =
-        std::count_if(met.begin(), met.begin() + place, [](int64_t m) { return m > 0; });
+    const int64_t before = std::accumulate(counted.begin(), counted.begin() + place, int64_t{0});
     const double mine = first == place ? compared[static_cast<size_t>(place)].max_abs : -1;
     const double most = ranks.max(mine);
     const int64_t who = ranks.reduced(
