@@ -106,7 +106,7 @@ func trained(t *testing.T, program string, args ...string) (result, string) {
 	}
 	// The table of collectives has a column more in C++: where in the program.
 	text := p.err.String()
-	for _, differs := range []string{`  \d+ tokens/s .*`, `\S+\.cc:\d+`, ` +source`, `largest difference .*`, ` +(?:\n|$)`} {
+	for _, differs := range []string{`  \d+ tokens/s .*`, `\S+\.(?:cc|go):\d+`, ` +source`, `largest difference .*`, ` +(?:\n|$)`} {
 		text = regexp.MustCompile(differs).ReplaceAllString(text, "\n")
 	}
 	return r, regexp.MustCompile(`\n+`).ReplaceAllString(text, "\n")
