@@ -5,7 +5,7 @@ load("//third_party:packages.bzl", "fetch_wheels", "run", "user_copy")
 _WHEELS = {
     "scikit-learn==1.7.2": {
         "x86_64": "89877e19a80c7b11a2891a27c21c4894fb18e2c2e077815bcade10d34287b20d",
-        "aarch64": "",
+        "aarch64": "8da8bf89d4d79aaec192d2bda62f9b56ae4e5b4ef93b6a56b5de4977e375c1f1",
     },
 }
 
