@@ -46,6 +46,9 @@ _C_COPTS = [
     "-Werror",
 ]
 
+# What only tests run is compiled faster: a sixth of a file's time. (-O0 would do without the precompiled header.)
+_TEST_COPTS = ["-O1"]
+
 _LIBTORCH = "@libtorch"
 _LIBTORCH_PCH = "//bazel:libtorch_pch"
 
@@ -144,11 +147,12 @@ def shardweave_cc_library(
     """
     package = native.package_name()
     precompiled = _precompiled(deps)
+    testonly = kwargs.get("testonly", False)
     native.cc_library(
         name = name,
-        srcs = _compiled_together(name, srcs, together, kwargs.get("testonly", False)),
+        srcs = _compiled_together(name, srcs, together, testonly),
         hdrs = hdrs,
-        copts = precompiled.copts + copts,
+        copts = precompiled.copts + (_TEST_COPTS if testonly else []) + copts,
         deps = precompiled.deps,
         include_prefix = "shardweave/" + package if hdrs else None,
         strip_include_prefix = "/" + package if hdrs else None,
@@ -190,7 +194,7 @@ def shardweave_cc_test(name, deps = [], copts = [], data = [], size = "small", m
     native.cc_test(
         name = name,
         size = size,
-        copts = precompiled.copts + copts,
+        copts = precompiled.copts + _TEST_COPTS + copts,
         data = data + _SUPPRESSIONS,
         linkstatic = True,
         deps = precompiled.deps + ([main] if main else []),

@@ -107,6 +107,53 @@ FIELD(swv_random_state, struct_size, 0, 8);
 FIELD(swv_random_state, seed, 8, 8);
 FIELD(swv_random_state, offset, 16, 8);
 
+SIZE(swv_materialize_options, 48);
+FIELD(swv_materialize_options, struct_size, 0, 8);
+FIELD(swv_materialize_options, fqns, 8, 8);
+FIELD(swv_materialize_options, values, 16, 8);
+FIELD(swv_materialize_options, num_values, 24, 8);
+FIELD(swv_materialize_options, seed, 32, 8);
+FIELD(swv_materialize_options, has_seed, 40, 4);
+
+SIZE(swv_fully_shard_options, 64);
+FIELD(swv_fully_shard_options, struct_size, 0, 8);
+FIELD(swv_fully_shard_options, mesh_dim, 8, 8);
+FIELD(swv_fully_shard_options, units, 16, 8);
+FIELD(swv_fully_shard_options, num_units, 24, 8);
+FIELD(swv_fully_shard_options, unit_types, 32, 8);
+FIELD(swv_fully_shard_options, num_unit_types, 40, 8);
+FIELD(swv_fully_shard_options, min_numel, 48, 8);
+FIELD(swv_fully_shard_options, source, 56, 4);
+FIELD(swv_fully_shard_options, reshard_after_forward, 60, 4);
+
+SIZE(swv_fully_shard_counters, 56);
+FIELD(swv_fully_shard_counters, struct_size, 0, 8);
+FIELD(swv_fully_shard_counters, gathers, 8, 8);
+FIELD(swv_fully_shard_counters, prefetches, 16, 8);
+FIELD(swv_fully_shard_counters, wrong_prefetches, 24, 8);
+FIELD(swv_fully_shard_counters, reduce_scatters, 32, 8);
+FIELD(swv_fully_shard_counters, gathered_bytes, 40, 8);
+FIELD(swv_fully_shard_counters, peak_gathered_bytes, 48, 8);
+
+SIZE(swv_grad_sync_options, 16);
+FIELD(swv_grad_sync_options, struct_size, 0, 8);
+FIELD(swv_grad_sync_options, bucket_bytes, 8, 8);
+
+SIZE(swv_verify_options, 24);
+FIELD(swv_verify_options, struct_size, 0, 8);
+FIELD(swv_verify_options, tolerance, 8, 8);
+FIELD(swv_verify_options, forward_only, 16, 4);
+FIELD(swv_verify_options, copy_values, 20, 4);
+
+SIZE(swv_plan_auto_options, 56);
+FIELD(swv_plan_auto_options, struct_size, 0, 8);
+FIELD(swv_plan_auto_options, tp_mesh_dim, 8, 8);
+FIELD(swv_plan_auto_options, memory_limit, 16, 8);
+FIELD(swv_plan_auto_options, optimizer_states, 24, 8);
+FIELD(swv_plan_auto_options, heads, 32, 8);
+FIELD(swv_plan_auto_options, max_evaluations, 40, 8);
+FIELD(swv_plan_auto_options, sequence_dim, 48, 4);
+
 SIZE(swv_placement, 48);
 FIELD(swv_placement, struct_size, 0, 8);
 FIELD(swv_placement, kind, 8, 4);

@@ -95,6 +95,18 @@ template <>
 inline constexpr size_t first_size<swv_device_cost> = 24;
 template <>
 inline constexpr size_t first_size<swv_segment> = 40;
+template <>
+inline constexpr size_t first_size<swv_materialize_options> = 44;
+template <>
+inline constexpr size_t first_size<swv_fully_shard_options> = 64;
+template <>
+inline constexpr size_t first_size<swv_fully_shard_counters> = 56;
+template <>
+inline constexpr size_t first_size<swv_grad_sync_options> = 16;
+template <>
+inline constexpr size_t first_size<swv_verify_options> = 24;
+template <>
+inline constexpr size_t first_size<swv_plan_auto_options> = 52;
 
 // How much of a struct both sides know, in bytes: `theirs` is the caller's struct_size, `ours` what
 // the initializer of this version says.

@@ -40,6 +40,7 @@ enum class Kind : uint32_t {
   kOptimizer,
   kTrace,
   kForward,
+  kGradSync,
 };
 std::string_view name_of(Kind kind);  // "swv_status", ...; "no handle" for anything else
 
@@ -91,7 +92,7 @@ H* make(Args&&... args) {
 
 // The handle behind a pointer that a caller has given.
 template <typename H>
-H& in(H* handle, const char* argument) {
+[[gnu::hot]] H& in(H* handle, const char* argument) {
   if (handle == nullptr) [[unlikely]]
     fail_null(argument);
   if (check_handles()) [[unlikely]]
@@ -102,7 +103,7 @@ H& in(H* handle, const char* argument) {
 }
 
 template <typename H>
-void release(H* handle, const char* function) noexcept {
+[[gnu::hot]] void release(H* handle, const char* function) noexcept {
   if (handle == nullptr) return;
   if (!check_handles()) {
     if (handle->kind != H::kKind)

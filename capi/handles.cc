@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "absl/strings/str_join.h"
+#include "shardweave/capi/deferred.h"
 #include "shardweave/capi/threads.h"
 #include "shardweave/comm/log.h"
 
@@ -175,7 +176,7 @@ void write_tensors(std::vector<at::Tensor> tensors, swv_tensor** out_tensors) {
   for (size_t i = 0; i < handles.size(); ++i) out_tensors[i] = handles[i];
 }
 
-CallMode::CallMode(swv_grad_mode mode, const char* argument) {
+[[gnu::hot]] CallMode::CallMode(swv_grad_mode mode, const char* argument) {
   if (mode != SWV_MODE_GRAD && mode != SWV_MODE_NO_GRAD && mode != SWV_MODE_INFERENCE)
       [[unlikely]] {
     fail_argument(
@@ -183,6 +184,7 @@ CallMode::CallMode(swv_grad_mode mode, const char* argument) {
         str_cat("is ", mode, "; wanted SWV_MODE_GRAD, SWV_MODE_NO_GRAD or SWV_MODE_INFERENCE"));
   }
   use_num_threads();
+  settle_deferral();
   if (has_log()) [[unlikely]]
     warnings_.emplace(&warning_log);
   if (mode == SWV_MODE_INFERENCE) {

@@ -77,6 +77,7 @@ void write_tensors(std::vector<at::Tensor> tensors, swv_tensor** out_tensors);
 class CallMode {
  public:
   CallMode(swv_grad_mode mode, const char* argument);
+  [[gnu::hot]] ~CallMode() = default;
   CallMode(const CallMode&) = delete;
   CallMode& operator=(const CallMode&) = delete;
 

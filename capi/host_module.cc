@@ -1,14 +1,16 @@
 #include "shardweave/capi/host_module.h"
 
 #include <algorithm>
-#include <unordered_set>
 #include <utility>
 
+#include "shardweave/capi/deferred.h"
+#include "shardweave/dtensor/engine/deferred.h"
 #include "torch/csrc/jit/serialization/import.h"
 
 namespace shardweave::capi {
 
 std::shared_ptr<HostModule> HostModule::load(const std::string& path) {
+  const MadeAtOnce values;
   auto made = std::make_shared<HostModule>();
   torch::jit::Module script = torch::jit::load(path);
   for (const auto& p : script.named_parameters())
@@ -53,14 +55,19 @@ std::pair<HostModule*, std::string> HostModule::place_for(std::string_view fqn) 
   return {place, std::string(fqn)};
 }
 
-HostModule& HostModule::module_at(std::string_view fqn) {
+HostModule::Found HostModule::module_at(std::string_view fqn) {
   HostModule* module = this;
   for (std::string_view rest = fqn; !rest.empty() && module != nullptr;) {
     const size_t dot = rest.find('.');
-    module = module->child(rest.substr(0, dot));
+    const std::string_view name = rest.substr(0, dot);
     rest = dot == std::string_view::npos ? std::string_view() : rest.substr(dot + 1);
+    if (const auto found = module->libraries_.find(name);
+        found != module->libraries_.end() && !fqn.ends_with('.')) {
+      return {nullptr, found->second->part(rest)};
+    }
+    module = module->child(name);
   }
-  if (module != nullptr && !fqn.ends_with('.')) return *module;
+  if (module != nullptr && !fqn.ends_with('.')) return {module, nullptr};
   std::vector<std::string> names;
   for (const auto& item : named_modules("", /*include_self=*/false)) names.push_back(item.key());
   fail(absl::StatusCode::kNotFound,
@@ -70,7 +77,11 @@ HostModule& HostModule::module_at(std::string_view fqn) {
 const at::Tensor* HostModule::find(std::string_view fqn) const {
   const HostModule* module = this;
   for (size_t dot; (dot = fqn.find('.')) != std::string_view::npos; fqn.remove_prefix(dot + 1)) {
-    module = module->child(fqn.substr(0, dot));
+    const std::string_view name = fqn.substr(0, dot);
+    if (const auto found = module->libraries_.find(name); found != module->libraries_.end()) {
+      return found->second->find(fqn.substr(dot + 1));
+    }
+    module = module->child(name);
     if (module == nullptr) return nullptr;
   }
   const auto found = module->own_.find(fqn);
@@ -79,30 +90,13 @@ const at::Tensor* HostModule::find(std::string_view fqn) const {
 
 const at::Tensor& HostModule::tensor_at(std::string_view fqn) const {
   if (const at::Tensor* found = find(fqn)) return *found;
-  std::vector<std::string> names;
-  for (Slot slot : {Slot::kParameter, Slot::kBuffer}) {
-    for (Named& named : all_names(slot)) names.push_back(std::move(named.fqn));
-  }
-  fail(absl::StatusCode::kNotFound,
-       str_cat("argument 'fqn': the module has no '", fqn, "'", suggestion(fqn, names)));
-}
-
-std::vector<HostModule::Named> HostModule::all_names(Slot slot) const {
-  std::vector<Named> all;
-  const auto items = slot == Slot::kParameter ? named_parameters() : named_buffers();
-  for (const auto& item : items) all.push_back({item.key(), item.value()});
-  return all;
+  fail_no_tensor(*this, fqn);
 }
 
 const std::vector<HostModule::Named>& HostModule::tensors(Slot slot) const {
   std::optional<std::vector<Named>>& listed = listed_[static_cast<int>(slot)];
   if (listed.has_value()) return *listed;
-  std::vector<Named> all = all_names(slot);
-  std::unordered_set<const c10::TensorImpl*> seen;
-  std::erase_if(all, [&](const Named& named) {
-    return !seen.insert(named.tensor.unsafeGetTensorImpl()).second;
-  });
-  return listed.emplace(std::move(all));
+  return listed.emplace(each_once(all_names(*this, slot)));
 }
 
 void HostModule::forget_lists() {
@@ -116,7 +110,7 @@ void HostModule::fail_exists(std::string_view fqn) const {
            (fqn.starts_with(there) && fqn[there.size()] == '.');
   };
   for (Slot slot : {Slot::kParameter, Slot::kBuffer}) {
-    for (const Named& named : all_names(slot)) {
+    for (const Named& named : all_names(*this, slot)) {
       if (!clash(named.fqn)) continue;
       fail(absl::StatusCode::kAlreadyExists,
            str_cat("argument 'fqn' is '", fqn, "'; the module has '", named.fqn, "'"));
@@ -136,7 +130,14 @@ void HostModule::check_free(std::string_view fqn) const {
   for (size_t begin = 0, dot = 0; dot != std::string_view::npos; begin = dot + 1) {
     dot = fqn.find('.', begin);
     if (find(fqn.substr(0, dot)) != nullptr) fail_exists(fqn);
-    if (module != nullptr) module = module->child(fqn.substr(begin, dot - begin));
+    if (module == nullptr) continue;
+    const std::string_view part = fqn.substr(begin, dot - begin);
+    if (const auto found = module->libraries_.find(part); found != module->libraries_.end()) {
+      if (dot == std::string_view::npos) fail_exists(fqn);
+      fail_argument("fqn", str_cat("is '", fqn, "', but '", fqn.substr(0, dot), "' ",
+                                   found->second->called(), ": nothing is added to it"));
+    }
+    module = module->child(part);
   }
   if (module != nullptr) fail_exists(fqn);  // a module has this name
 }
@@ -151,6 +152,9 @@ void HostModule::add_tensor(std::string_view fqn, const at::Tensor& tensor, Slot
   const auto [place, name] = place_for(fqn);
   at::Tensor there = slot == Slot::kParameter ? place->register_parameter(name, tensor)
                                               : place->register_buffer(name, tensor);
+  if (!is_dtensor(there) && dtensor_internal::is_deferred(there)) {
+    dtensor_internal::name_deferred(there, fqn);  // errors call it so
+  }
   place->own_.emplace(name, std::move(there));
   place->forget_lists();
 }
@@ -170,6 +174,25 @@ void HostModule::add_module(std::string_view fqn, const std::shared_ptr<HostModu
   }
   const auto [place, name] = place_for(fqn);
   place->make_child(name, child);
+  place->forget_lists();
+}
+
+void HostModule::add_module(std::string_view fqn, const std::shared_ptr<LibraryModule>& child) {
+  check_free(fqn);
+  std::string there = child->fqn_in_whole();
+  if (const std::shared_ptr<HostModule> parent = child->parent.lock()) {
+    const std::string outer = parent->fqn();
+    there = outer.empty() ? child->name_in_parent : str_cat(outer, ".", child->name_in_parent);
+  }
+  if (!there.empty()) {
+    fail(absl::StatusCode::kAlreadyExists,
+         str_cat("argument 'child' is a part of a module already, as '", there, "'"));
+  }
+  const auto [place, name] = place_for(fqn);
+  place->register_module(name, child->pointer());
+  place->libraries_.emplace(name, child);
+  child->parent = std::static_pointer_cast<HostModule>(place->shared_from_this());
+  child->name_in_parent = name;
   place->forget_lists();
 }
 
@@ -214,10 +237,28 @@ void HostModule::set_mesh(const MeshPtr& mesh, const std::string& fqn) {
   for (const auto& [name, child] : children_) {
     child->set_mesh(mesh, fqn.empty() ? name : str_cat(fqn, ".", name));
   }
+  for (const auto& [name, child] : libraries_) {
+    child->set_mesh(mesh, fqn.empty() ? name : str_cat(fqn, ".", name));
+  }
 }
 
 std::string_view HostModule::advice() const {
   return "announce it by swv_module_forward first, and run it by swv_forward_begin";
+}
+
+HostModule& host_module(const swv_module* module, const char* argument) {
+  const swv_module& m = in(module, argument);
+  if (m.library != nullptr) {
+    fail_argument(argument,
+                  str_cat(m.library->called(), "; wanted one that swv_module_create made"));
+  }
+  return *m.host;
+}
+
+swv_module* new_module(const HostModule::Found& found) {
+  if (found.host == nullptr) return make<swv_module>(nullptr, found.library);
+  return make<swv_module>(std::static_pointer_cast<HostModule>(found.host->shared_from_this()),
+                          nullptr);
 }
 
 }  // namespace shardweave::capi

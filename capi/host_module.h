@@ -1,5 +1,6 @@
 // A module whose forward is the host's code, or a TorchScript file's: a tree of named modules with
-// parameters and buffers. What is behind swv_module and swv_forward.
+// parameters and buffers, among them the library's own (library_module.h). What is behind swv_module
+// and swv_forward.
 //
 //   auto model = std::make_shared<HostModule>();
 //   model->add_tensor("blocks.0.up", weight, HostModule::Slot::kParameter);
@@ -14,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "shardweave/capi/library_module.h"
 #include "shardweave/capi/values.h"
 #include "shardweave/modules/hooked.h"
 #include "shardweave/modules/parallelize_module.h"
@@ -30,11 +32,8 @@ struct Method {
 
 class HostModule final : public torch::nn::Module, public modules_internal::ForwardHook {
  public:
-  enum class Slot { kParameter, kBuffer };
-  struct Named {
-    std::string fqn;
-    at::Tensor tensor;
-  };
+  using Slot = capi::Slot;
+  using Named = capi::Named;
 
   HostModule() : torch::nn::Module("HostModule") { is_met = false; }
   // Of a file.
@@ -43,9 +42,14 @@ class HostModule final : public torch::nn::Module, public modules_internal::Forw
   // All throw Failure that names the argument, before anything changes.
   void add_tensor(std::string_view fqn, const at::Tensor& tensor, Slot slot);
   void add_module(std::string_view fqn, const std::shared_ptr<HostModule>& child);
+  void add_module(std::string_view fqn, const std::shared_ptr<LibraryModule>& child);
 
-  // The module of this name inside of this one; "" is this one.
-  HostModule& module_at(std::string_view fqn);
+  // The module of this name inside of this one; "" is this one. Of two one is not null.
+  struct Found {
+    HostModule* host = nullptr;
+    std::shared_ptr<LibraryModule> library;
+  };
+  Found module_at(std::string_view fqn);
   const at::Tensor& tensor_at(std::string_view fqn) const;
   // Each tensor once, by its first name, as PyTorch's named_parameters(): those of a module before
   // those of its children. Put together again after something was added.
@@ -74,7 +78,6 @@ class HostModule final : public torch::nn::Module, public modules_internal::Forw
   // The module that holds what is called so, made where it is missing, and the name's last part.
   std::pair<HostModule*, std::string> place_for(std::string_view fqn);
   const at::Tensor* find(std::string_view fqn) const;
-  std::vector<Named> all_names(Slot slot) const;
   void check_free(std::string_view fqn) const;
   [[noreturn]] void fail_exists(std::string_view fqn) const;
   void forget_lists();
@@ -85,6 +88,7 @@ class HostModule final : public torch::nn::Module, public modules_internal::Forw
   std::weak_ptr<HostModule> parent_;
   std::string name_in_parent_;
   std::map<std::string, std::shared_ptr<HostModule>, std::less<>> children_;
+  std::map<std::string, std::shared_ptr<LibraryModule>, std::less<>> libraries_;  // children too
   std::map<std::string, at::Tensor, std::less<>> own_;
   mutable std::optional<std::vector<Named>> listed_[2];
   std::optional<torch::jit::Module> script_;            // its tensors and parts are in the tree too
@@ -96,8 +100,10 @@ class HostModule final : public torch::nn::Module, public modules_internal::Forw
 
 }  // namespace shardweave::capi
 
+// One of both.
 struct swv_module : shardweave::capi::Handle<shardweave::capi::Kind::kModule> {
-  std::shared_ptr<shardweave::capi::HostModule> module;
+  std::shared_ptr<shardweave::capi::HostModule> host;
+  std::shared_ptr<shardweave::capi::LibraryModule> library;
 };
 
 struct swv_forward : shardweave::capi::Handle<shardweave::capi::Kind::kForward> {
@@ -107,3 +113,16 @@ struct swv_forward : shardweave::capi::Handle<shardweave::capi::Kind::kForward> 
 struct swv_plan : shardweave::capi::Handle<shardweave::capi::Kind::kPlan> {
   std::shared_ptr<shardweave::ShardingPlan> plan;
 };
+
+namespace shardweave::capi {
+
+// What is behind a handle.
+inline torch::nn::Module& any_module(const swv_module* module, const char* argument = "module") {
+  const swv_module& m = in(module, argument);
+  return m.library != nullptr ? m.library->module() : *m.host;
+}
+// Throws Failure for one of the library's.
+HostModule& host_module(const swv_module* module, const char* argument = "module");
+swv_module* new_module(const HostModule::Found& found);
+
+}  // namespace shardweave::capi

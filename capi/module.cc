@@ -1,5 +1,7 @@
 // Modules: their tensors, their parts, what distributes them, and what tells when one runs.
+#include <functional>
 #include <memory>
+#include <optional>
 
 #include "shardweave/capi/host_module.h"
 #include "shardweave/capi/scopes.h"
@@ -9,11 +11,41 @@
 namespace shardweave::capi {
 namespace {
 
-HostModule& module_of(const swv_module* module) {
-  return *in(module, "module").module;
+const std::vector<Named>& tensors_of(const swv_module* module, Slot slot) {
+  const swv_module& m = in(module, "module");
+  return m.library != nullptr ? m.library->tensors(slot) : m.host->tensors(slot);
 }
 
-void write_named(const std::vector<HostModule::Named>& all, size_t index, const char* what,
+const at::Tensor& tensor_at(const swv_module* module, std::string_view fqn) {
+  const swv_module& m = in(module, "module");
+  if (m.library == nullptr) return m.host->tensor_at(fqn);
+  if (const at::Tensor* found = m.library->find(fqn)) return *found;
+  fail_no_tensor(m.library->module(), fqn);
+}
+
+swv_module* child_of(const swv_module* module, std::string_view fqn) {
+  const swv_module& m = in(module, "module");
+  return new_module(m.library != nullptr ? HostModule::Found{nullptr, m.library->part(fqn)}
+                                         : m.host->module_at(fqn));
+}
+
+void add_child(const swv_module* module, std::string_view fqn, const swv_module* given) {
+  HostModule& outer = host_module(module);
+  const swv_module& child = in(given, "child");
+  if (child.library != nullptr) {
+    outer.add_module(fqn, child.library);
+  } else {
+    outer.add_module(fqn, child.host);
+  }
+}
+
+swv_module* create_by_kind(const char* kind, const char* options_json) {
+  const CallMode mode(SWV_MODE_GRAD, "mode");
+  return make<swv_module>(
+      nullptr, LibraryModule::make(text(kind, "kind"), text_or(options_json, "", "options_json")));
+}
+
+void write_named(const std::vector<Named>& all, size_t index, const char* what,
                  swv_string** out_fqn, swv_tensor** out_tensor) {
   if (index >= all.size()) {
     fail(absl::StatusCode::kOutOfRange,
@@ -24,23 +56,49 @@ void write_named(const std::vector<HostModule::Named>& all, size_t index, const 
   if (out_fqn != nullptr) *out_fqn = fqn.release();
 }
 
-void call_method(HostModule& module, std::string_view name, swv_grad_mode mode,
-                 const GivenArguments& given, swv_value* results, size_t capacity,
-                 size_t* out_num_results) {
-  if (!module.is_of_file()) {
+// What a call runs.
+struct Callable {
+  const Signature* signature;
+  std::function<void(c10::Stack&)> run;
+  std::optional<ModuleScope> scope;  // traces say who runs
+};
+
+void find_method(const swv_module* module, std::string_view name, Callable& found) {
+  const swv_module& m = in(module, "module");
+  if (m.library != nullptr) {
+    LibraryModule& library = *m.library;
+    found.signature = &library.method(name);
+    found.run = [&library](c10::Stack& stack) { library.forward(stack); };
+    const std::string fqn = library.fqn_on_mesh();
+    if (library.mesh() != nullptr && !fqn.empty()) found.scope.emplace(library.mesh(), fqn);
+    return;
+  }
+  if (!m.host->is_of_file()) {
     fail_argument("module", "was not loaded: its forward is the host's own code");
   }
-  const auto& [function, signature] = module.method(name);
+  const Method& method = m.host->method(name);
+  found.signature = &method.signature;
+  found.run = [&method, self = m.host->self()](c10::Stack& stack) {
+    stack.insert(stack.begin(), self);
+    method.function->run(stack);
+  };
+}
+
+void call_method(const swv_module* module, std::string_view name, swv_grad_mode mode,
+                 const GivenArguments& given, swv_value* results, size_t capacity,
+                 size_t* out_num_results) {
+  Callable method;
+  find_method(module, name, method);
+  const Signature& signature = *method.signature;
   const CallMode call_mode(mode, "mode");
   check_capacity(signature, results, capacity);
   CallStack stack;
-  stack.values.emplace_back(module.self());
   std::string mismatch;
   if (!push_arguments(signature, given, Match::kLenient, stack.values, &mismatch)) {
     fail(absl::StatusCode::kInvalidArgument,
          str_cat(name, ": ", mismatch, "; its schema is ", signature.text));
   }
-  function->run(stack.values);
+  method.run(stack.values);
   if (stack.values.size() == 1 && stack.values[0].isTuple()) {  // several results
     const auto tuple = stack.values[0].toTuple();
     stack.values.clear();
@@ -53,17 +111,26 @@ void distribute(const swv_module* module, const swv_mesh* mesh, const swv_plan* 
                 const swv_distribute_options* options) {
   const CallMode mode(SWV_MODE_GRAD, "mode");
   const MeshPtr& on = in(mesh, "mesh").mesh;
-  parallelize_module(module_of(module), on,
+  parallelize_module(any_module(module), on,
                      plan == nullptr ? ShardingPlan() : *in(plan, "plan").plan,
                      distribute_options(options), kHost);
-  module_of(module).set_mesh(on);
+  const swv_module& m = in(module, "module");
+  if (m.library != nullptr) {
+    m.library->set_mesh(on, "");
+  } else {
+    m.host->set_mesh(on);
+  }
 }
 
 swv_forward* forward_of(swv_module* module, const char* fqn) {
-  HostModule& inside = module_of(module).module_at(text(fqn, "fqn"));
+  const HostModule::Found found = host_module(module).module_at(text(fqn, "fqn"));
+  if (found.host == nullptr) {
+    fail_argument("fqn", str_cat(found.library->called(),
+                                 ": plans meet it without, and swv_module_call runs it"));
+  }
   auto* const made =
-      make<swv_forward>(std::static_pointer_cast<HostModule>(inside.shared_from_this()));
-  inside.is_met = true;
+      make<swv_forward>(std::static_pointer_cast<HostModule>(found.host->shared_from_this()));
+  found.host->is_met = true;
   return made;
 }
 
@@ -120,22 +187,28 @@ void end_forward(swv_scope* scope, const swv_tensor* const* outputs, size_t num_
 
 using namespace shardweave::capi;  // NOLINT: this file is the C interface of it
 
-using Slot = HostModule::Slot;
-
 swv_status* swv_module_create(swv_module** out_module) {
   return guarded(__func__, out_module, "out_module",
-                 [&] { return make<swv_module>(std::make_shared<HostModule>()); });
+                 [&] { return make<swv_module>(std::make_shared<HostModule>(), nullptr); });
+}
+
+swv_status* swv_module_create_by_kind(const char* kind, const char* options_json,
+                                      swv_module** out_module) {
+  return guarded(__func__, out_module, "out_module",
+                 [&] { return create_by_kind(kind, options_json); });
 }
 
 swv_status* swv_module_load(const char* path, swv_module** out_module) {
   return guarded(__func__, out_module, "out_module", [&] {
-    return make<swv_module>(HostModule::load(std::string(text(path, "path"))));
+    return make<swv_module>(HostModule::load(std::string(text(path, "path"))), nullptr);
   });
 }
 
 swv_status* swv_module_share(const swv_module* module, swv_module** out_module) {
-  return guarded(__func__, out_module, "out_module",
-                 [&] { return make<swv_module>(in(module, "module").module); });
+  return guarded(__func__, out_module, "out_module", [&] {
+    const swv_module& m = in(module, "module");
+    return make<swv_module>(m.host, m.library);
+  });
 }
 
 void swv_module_free(swv_module* module) {
@@ -144,72 +217,68 @@ void swv_module_free(swv_module* module) {
 
 swv_status* swv_module_add_parameter(swv_module* module, const char* fqn, swv_tensor* tensor) {
   return guarded(__func__, [&] {
-    module_of(module).add_tensor(text(fqn, "fqn"), in(tensor, "tensor").tensor, Slot::kParameter);
+    host_module(module).add_tensor(text(fqn, "fqn"), in(tensor, "tensor").tensor, Slot::kParameter);
   });
 }
 
 swv_status* swv_module_add_buffer(swv_module* module, const char* fqn, swv_tensor* tensor) {
   return guarded(__func__, [&] {
-    module_of(module).add_tensor(text(fqn, "fqn"), in(tensor, "tensor").tensor, Slot::kBuffer);
+    host_module(module).add_tensor(text(fqn, "fqn"), in(tensor, "tensor").tensor, Slot::kBuffer);
   });
 }
 
 swv_status* swv_module_add_child(swv_module* module, const char* fqn, swv_module* child) {
-  return guarded(
-      __func__, [&] { module_of(module).add_module(text(fqn, "fqn"), in(child, "child").module); });
+  return guarded(__func__, [&] { add_child(module, text(fqn, "fqn"), child); });
 }
 
 swv_status* swv_module_child(const swv_module* module, const char* fqn, swv_module** out_child) {
-  return guarded(__func__, out_child, "out_child", [&] {
-    HostModule& inside = module_of(module).module_at(text(fqn, "fqn"));
-    return make<swv_module>(std::static_pointer_cast<HostModule>(inside.shared_from_this()));
-  });
+  return guarded(__func__, out_child, "out_child",
+                 [&] { return child_of(module, text(fqn, "fqn")); });
 }
 
 swv_status* swv_module_num_parameters(const swv_module* module, size_t* out_num) {
   return guarded(__func__, out_num, "out_num",
-                 [&] { return module_of(module).tensors(Slot::kParameter).size(); });
+                 [&] { return tensors_of(module, Slot::kParameter).size(); });
 }
 
 swv_status* swv_module_parameter(const swv_module* module, size_t index, swv_string** out_fqn,
                                  swv_tensor** out_tensor) {
   return guarded(__func__, [&] {
-    write_named(module_of(module).tensors(Slot::kParameter), index, "parameters", out_fqn,
-                out_tensor);
+    write_named(tensors_of(module, Slot::kParameter), index, "parameters", out_fqn, out_tensor);
   });
 }
 
 swv_status* swv_module_num_buffers(const swv_module* module, size_t* out_num) {
   return guarded(__func__, out_num, "out_num",
-                 [&] { return module_of(module).tensors(Slot::kBuffer).size(); });
+                 [&] { return tensors_of(module, Slot::kBuffer).size(); });
 }
 
 swv_status* swv_module_buffer(const swv_module* module, size_t index, swv_string** out_fqn,
                               swv_tensor** out_tensor) {
   return guarded(__func__, [&] {
-    write_named(module_of(module).tensors(Slot::kBuffer), index, "buffers", out_fqn, out_tensor);
+    write_named(tensors_of(module, Slot::kBuffer), index, "buffers", out_fqn, out_tensor);
   });
 }
 
 swv_status* swv_module_get(const swv_module* module, const char* fqn, swv_tensor** out_tensor) {
   return guarded(__func__, out_tensor, "out_tensor",
-                 [&] { return make<swv_tensor>(module_of(module).tensor_at(text(fqn, "fqn"))); });
+                 [&] { return make<swv_tensor>(tensor_at(module, text(fqn, "fqn"))); });
 }
 
 swv_status* swv_module_train(swv_module* module, swv_bool on) {
-  return guarded(__func__, [&] { module_of(module).train(flag(on, "on")); });
+  return guarded(__func__, [&] { any_module(module).train(flag(on, "on")); });
 }
 
 swv_status* swv_module_is_training(const swv_module* module, swv_bool* out_is_training) {
   return guarded(__func__, out_is_training, "out_is_training",
-                 [&] { return module_of(module).is_training(); });
+                 [&] { return any_module(module).is_training(); });
 }
 
 swv_status* swv_module_call(swv_module* module, const char* method, swv_grad_mode mode,
                             const swv_value* arguments, size_t num_arguments,
                             swv_value* out_results, size_t capacity, size_t* out_num_results) {
   return guarded(__func__, [&] {
-    call_method(module_of(module), text(method, "method"), mode,
+    call_method(module, text(method, "method"), mode,
                 given_arguments(arguments, num_arguments, nullptr, 0), out_results, capacity,
                 out_num_results);
   });
@@ -221,7 +290,7 @@ swv_status* swv_module_call_named(swv_module* module, const char* method, swv_gr
                                   swv_value* out_results, size_t capacity,
                                   size_t* out_num_results) {
   return guarded(__func__, [&] {
-    call_method(module_of(module), text(method, "method"), mode,
+    call_method(module, text(method, "method"), mode,
                 given_arguments(arguments, num_arguments, names, num_names), out_results, capacity,
                 out_num_results);
   });
@@ -233,11 +302,11 @@ swv_status* swv_module_distribute(swv_module* module, const swv_mesh* mesh, cons
 }
 
 swv_status* swv_module_finish_grad_sync(swv_module* module) {
-  return guarded(__func__, [&] { shardweave::finish_grad_sync(module_of(module), kHost); });
+  return guarded(__func__, [&] { shardweave::finish_grad_sync(any_module(module), kHost); });
 }
 
 swv_status* swv_module_zero_grad(swv_module* module) {
-  return guarded(__func__, [&] { module_of(module).zero_grad(); });
+  return guarded(__func__, [&] { any_module(module).zero_grad(); });
 }
 
 swv_status* swv_module_forward(swv_module* module, const char* fqn, swv_forward** out_forward) {

@@ -3,6 +3,8 @@
 
 #include "shardweave/capi/host_module.h"
 #include "shardweave/modules/hugging_face_plan.h"
+#include "shardweave/modules/nn/registry.h"
+#include "shardweave/modules/parallel_style_json.h"
 #include "shardweave/modules/sharding_plan_json.h"
 
 namespace shardweave::capi {
@@ -30,10 +32,27 @@ PlanPlacements by_position(const swv_layout* layout) {
   return in(layout, "layout").layout;
 }
 
+swv_plan* from_zoo(const char* kind, const char* config_json, const swv_mesh* mesh,
+                   const char* options_json) {
+  const std::string_view name = text_or(kind, "", "kind");
+  const std::string_view config = text(config_json, "config_json");
+  const DeviceMesh& on = in(mesh, "mesh").mesh->mesh();
+  return new_plan(
+      check(nn::model_plan(name, config, on, text_or(options_json, "", "options_json"))));
+}
+
+swv_plan* from_styles(const swv_module* module, const swv_mesh* mesh, const char* styles_json,
+                      const char* tp_mesh_dim) {
+  torch::nn::Module& of = any_module(module);
+  const DeviceMesh& on = in(mesh, "mesh").mesh->mesh();
+  const StylePlan styles = check(parallel_styles_from_json(text(styles_json, "styles_json")));
+  return new_plan(sharding_plan(of, on, styles, text_or(tp_mesh_dim, "", "tp_mesh_dim")));
+}
+
 void resolve(const swv_plan* plan, const swv_module* module, const swv_mesh* mesh,
              swv_string** out_text, swv_string** out_json) {
-  const ResolvedPlan resolved = resolve_sharding_plan(*in(module, "module").module,
-                                                      in(mesh, "mesh").mesh->mesh(), plan_of(plan));
+  const ResolvedPlan resolved =
+      resolve_sharding_plan(any_module(module), in(mesh, "mesh").mesh->mesh(), plan_of(plan));
   Owned<swv_string> table(out_text == nullptr ? nullptr : new_string(to_string(resolved)));
   Owned<swv_string> json(out_json == nullptr ? nullptr : new_string(resolved_to_json(resolved)));
   if (out_text != nullptr) *out_text = table.release();
@@ -58,10 +77,23 @@ swv_status* swv_plan_from_json(const char* text, swv_plan** out_plan) {
 swv_status* swv_plan_from_hugging_face(const swv_module* module, const char* text,
                                        const char* tp_mesh_dim, swv_plan** out_plan) {
   return guarded(__func__, out_plan, "out_plan", [&] {
-    return new_plan(check(shardweave::hugging_face_plan(
-        *in(module, "module").module, shardweave::capi::text(text, "text"),
-        text_or(tp_mesh_dim, "tp", "tp_mesh_dim"))));
+    return new_plan(check(
+        shardweave::hugging_face_plan(any_module(module), shardweave::capi::text(text, "text"),
+                                      text_or(tp_mesh_dim, "tp", "tp_mesh_dim"))));
   });
+}
+
+swv_status* swv_plan_from_zoo(const char* kind, const char* config_json, const swv_mesh* mesh,
+                              const char* options_json, swv_plan** out_plan) {
+  return guarded(__func__, out_plan, "out_plan",
+                 [&] { return from_zoo(kind, config_json, mesh, options_json); });
+}
+
+swv_status* swv_plan_from_styles(const swv_module* module, const swv_mesh* mesh,
+                                 const char* styles_json, const char* tp_mesh_dim,
+                                 swv_plan** out_plan) {
+  return guarded(__func__, out_plan, "out_plan",
+                 [&] { return from_styles(module, mesh, styles_json, tp_mesh_dim); });
 }
 
 swv_status* swv_plan_to_json(const swv_plan* plan, swv_string** out_text) {

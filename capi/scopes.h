@@ -1,12 +1,15 @@
 // What is behind a swv_scope.
 #pragma once
 
+#include <list>
 #include <memory>
 #include <optional>
 #include <utility>
 #include <variant>
 
+#include "shardweave/capi/deferred.h"
 #include "shardweave/capi/handles.h"
+#include "shardweave/dtensor/grad_sync.h"
 #include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/random.h"
 #include "shardweave/modules/hooked.h"
@@ -26,11 +29,37 @@ struct ForwardRun {
   std::optional<ModuleScope> scope;
 };
 
+// What is behind a swv_grad_sync: with it the pauses end, whatever scopes are left.
+struct GradSyncState {
+  GradSyncState(const torch::nn::Module& module, const GradSyncOptions& options)
+      : sync(module, options) {}
+
+  GradSync sync;
+  std::list<GradSync::NoSync> pauses;
+};
+
+// A pause of one of them (swv_grad_sync_no_sync).
+class NoSync {
+ public:
+  explicit NoSync(const std::shared_ptr<GradSyncState>& of)
+      : of_(of), pause_(of->pauses.emplace(of->pauses.end(), of->sync)) {}
+  ~NoSync() {
+    if (const std::shared_ptr<GradSyncState> of = of_.lock()) of->pauses.erase(pause_);
+  }
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
+
+ private:
+  const std::weak_ptr<GradSyncState> of_;
+  const std::list<GradSync::NoSync>::iterator pause_;
+};
+
 }  // namespace shardweave::capi
 
 struct swv_scope : shardweave::capi::Handle<shardweave::capi::Kind::kScope> {
   std::variant<std::monostate, shardweave::StrictScope, shardweave::ModuleScope,
-               shardweave::SourceScope, shardweave::RandomStateScope, shardweave::capi::ForwardRun>
+               shardweave::SourceScope, shardweave::RandomStateScope, shardweave::capi::ForwardRun,
+               shardweave::capi::Deferral, shardweave::capi::NoSync>
       scope;
 };
 

@@ -58,8 +58,8 @@
  * caller, who ends it with swv_<noun>_free: once, in any order, from any thread. _free accepts
  * NULL. An object lives as long as anything needs it: a tensor keeps its mesh alive, a mesh its
  * world. Two handles may mean one object; what is done through one is seen through the other.
- * swv_<noun>_share makes a second handle. What ends with its _free (swv_scope, swv_coalescing), and
- * what is only read and copied (swv_status, swv_string), has none. const says that a call does not
+ * swv_<noun>_share makes a second handle. What ends with its _free (swv_scope, swv_coalescing,
+ * swv_grad_sync), and what is only read and copied (swv_status, swv_string), has none. const says that a call does not
  * change what the handle stands for: its data, its gradient, its settings.
  *
  * Input is borrowed for the call. Text is UTF-8 and ends with NUL. Arrays are a pointer and a
@@ -88,8 +88,8 @@
  *
  * Threads. A rank (its world, meshes, tensors, modules, optimizers) may be driven from any thread,
  * and from another thread at every call, but by one thread at a time; different ranks run in
- * parallel. Nothing depends on thread-local state: whether operators are recorded for gradients is
- * an argument of each call. Operators, layouts, plans, strings and statuses belong to no rank and
+ * parallel. Nothing depends on thread-local state (but for swv_deferred_init, which says so):
+ * whether operators are recorded for gradients is an argument of each call. Operators, layouts, plans, strings and statuses belong to no rank and
  * may be used by several threads at once, as may swv_comm_abort, swv_world_abort and swv_work_wait.
  * Functions marked COLLECTIVE communicate: all ranks of the mesh or the group call them in the same
  * order. So do operators on sharded tensors.
@@ -168,7 +168,8 @@ typedef struct swv_module swv_module;                     /* parameters and buff
 typedef struct swv_forward swv_forward;                   /* of a module, in the host's code */
 typedef struct swv_plan swv_plan;                         /* placements by name */
 typedef struct swv_optimizer swv_optimizer;
-typedef struct swv_trace swv_trace; /* a record of communication */
+typedef struct swv_grad_sync swv_grad_sync; /* gradients that leave during backward */
+typedef struct swv_trace swv_trace;         /* a record of communication */
 
 /* ---- Status and strings ---------------------------------------------------------------------- */
 
@@ -1136,9 +1137,27 @@ SWV_API SWV_MUST_USE swv_status* swv_set_num_threads(int32_t num_threads);
 /* ---- Modules ----------------------------------------------------------------------------------
  * A module holds parameters, buffers and modules by fully qualified name (FQN,
  * "blocks.0.attn.q.weight"). Its forward is the host's own code, on the handles that it registered;
- * or a TorchScript file's. */
+ * a TorchScript file's; or the library's. */
 
 SWV_API SWV_MUST_USE swv_status* swv_module_create(swv_module** out_module);
+/* A module of the library's, in training mode, whose forward swv_module_call runs. Kinds are
+ *   Linear, Embedding, EmbeddingBag, LayerNorm, RMSNorm, BatchNorm1d, BatchNorm2d, GroupNorm,
+ *   Conv1d, Conv2d, Dropout, ReLU, GELU, SiLU, MultiheadAttention, TransformerEncoderLayer,
+ *   TransformerDecoderLayer, LSTM, with the options, defaults and arguments of PyTorch's C++ by
+ *   their names there: {"in_features": 4, "out_features": 8}; an LSTM's state are arguments h_0 and
+ *   c_0. Every one has "dtype" besides: "float32", "float64", "float16", "bfloat16";
+ *   Sequential: {"layers": [{"kind": "Linear", ...}, {"kind": "ReLU"}]};
+ *   gpt2, llama, mixtral, vit, whose options are the configuration of a Hugging Face model
+ *   (config.json), and whose forward takes input_ids or pixel_values and gives logits.
+ * options_json NULL: {}. Its modules are parts with the names that they have there, which
+ * swv_module_child gives and swv_module_call runs, too, where their forward takes tensors; nothing
+ * is added to them. Parameters are drawn as PyTorch draws them, from the process's generator
+ * (swv_seed), which rank threads share: swv_module_distribute sends those of one rank to all.
+ * SWV_CODE_INVALID_ARGUMENT for a kind or an option that there is not lists those that there are,
+ * and for a value says its line. */
+SWV_API SWV_MUST_USE swv_status* swv_module_create_by_kind(const char* kind,
+                                                           const char* options_json,
+                                                           swv_module** out_module);
 /* A file that torch.jit.save or torch::jit::Module::save wrote. Its parts (swv_module_child) are
  * modules of the file, too, also those without tensors: their mode and methods are the file's. */
 SWV_API SWV_MUST_USE swv_status* swv_module_load(const char* path, swv_module** out_module);
@@ -1155,7 +1174,7 @@ SWV_API SWV_MUST_USE swv_status* swv_module_add_parameter(swv_module* module, co
 SWV_API SWV_MUST_USE swv_status* swv_module_add_buffer(swv_module* module, const char* fqn,
                                                        swv_tensor* tensor);
 /* `child`, with all that it has and will have, is a part of the module from now on, and of no other
- * one. */
+ * one. It may be the library's; the module is not. */
 SWV_API SWV_MUST_USE swv_status* swv_module_add_child(swv_module* module, const char* fqn,
                                                       swv_module* child);
 /* The module of this name inside of the module; "" is the module itself. SWV_CODE_NOT_FOUND
@@ -1180,13 +1199,14 @@ SWV_API SWV_MUST_USE swv_status* swv_module_get(const swv_module* module, const 
                                                 swv_tensor** out_tensor);
 
 /* Training mode (on) or evaluation, of the module and all modules in it: what dropout and batch
- * norms of a file go by, and a host's forward may ask for. A module that was created is in training
- * mode, and so is one of a file that keeps no mode; else one of a file as it was saved. */
+ * norms of a file and of the library go by, and a host's forward may ask for. A module that was
+ * created is in training mode, and so is one of a file that keeps no mode; else one of a file as it
+ * was saved. */
 SWV_API SWV_MUST_USE swv_status* swv_module_train(swv_module* module, swv_bool on);
 SWV_API SWV_MUST_USE swv_status* swv_module_is_training(const swv_module* module,
                                                         swv_bool* out_is_training);
-/* Calls a method ("forward") of a module that was loaded, or a part of one. Results as
- * swv_op_call. */
+/* Calls a method ("forward") of a module that was loaded or is the library's, or of a part of one.
+ * Results as swv_op_call. COLLECTIVE where its tensors are sharded. */
 SWV_API SWV_MUST_USE swv_status* swv_module_call(swv_module* module, const char* method,
                                                  swv_grad_mode mode, const swv_value* arguments,
                                                  size_t num_arguments, swv_value* out_results,
@@ -1226,6 +1246,74 @@ SWV_API SWV_MUST_USE swv_status* swv_plan_from_hugging_face(const swv_module* mo
                                                             const char* text,
                                                             const char* tp_mesh_dim,
                                                             swv_plan** out_plan);
+/* The library's plan for its models, tensor parallelism as in Megatron-LM, also for a model that is
+ * written otherwise with the same names. kind and config_json as swv_module_create_by_kind takes
+ * them; kind NULL: the configuration's "model_type". options_json NULL: {}; else
+ *   "mesh_dim": "tp"             along which; other dimensions replicate
+ *   "sequence_parallel": false   activations between attention and MLP lie along the sequence
+ *   "shard_vocabulary": true     embedding, head and logits are cut by the vocabulary; not of vit
+ *   "expert_parallel": false     whole experts on every rank, in place of parts; of mixtral
+ * SWV_CODE_INVALID_ARGUMENT for an option that the model does not have (it lists those that it has),
+ * and for heads that do not divide; SWV_CODE_NOT_FOUND for a mesh without the dimension. No
+ * communication. */
+SWV_API SWV_MUST_USE swv_status* swv_plan_from_zoo(const char* kind, const char* config_json,
+                                                   const swv_mesh* mesh, const char* options_json,
+                                                   swv_plan** out_plan);
+/* From what modules are, in place of where each parameter lies: patterns of modules, each with a
+ * style by its name or an object with its options.
+ *   {"layers.*.mlp":  "pairwise",
+ *    "layers.*.attn": {"style": "sequence", "sequence_dim": 1, "heads": 8},
+ *    "embedding":     {"style": "rowwise", "output": "S(1)"},
+ *    "layers.*":      {"style": "prepare_input", "input": ["S(1)", null], "mask": "R"}}
+ * colwise and rowwise take "input" and "output", a placement each; pairwise "output" and "heads";
+ * sequence "sequence_dim" and "heads"; prepare_input "input", a placement or a list, and arguments
+ * by name; prepare_output "output". {"style": "pairwise"} is the style of the whole. tp_mesh_dim
+ * NULL: the mesh's only dimension, or "tp" of several. SWV_CODE_INVALID_ARGUMENT says on which line
+ * something is no style, lists the styles or the options, and names a module that a style does not
+ * know; SWV_CODE_NOT_FOUND for a pattern that matches none. No communication. */
+SWV_API SWV_MUST_USE swv_status* swv_plan_from_styles(const swv_module* module,
+                                                      const swv_mesh* mesh, const char* styles_json,
+                                                      const char* tp_mesh_dim, swv_plan** out_plan);
+
+/* A model for swv_plan_auto: the same one every time, which no plan has been applied to. Called
+ * within deferred initialisation: what it makes has no memory. What it writes to *out_module, which
+ * is NULL before, is taken over. */
+typedef swv_status* (*swv_make_model_fn)(void* user_data, swv_module** out_module);
+/* What a step of the model that was made last minimises: a number, on `mesh`, where the module lies
+ * now. Brings the batch there as a real step does; does not call backward. module and mesh are the
+ * library's, and only meanwhile; the mesh has other ranks that are not there, and counts what would
+ * be sent. What it writes to *out_loss, which is NULL before, is taken over. */
+typedef swv_status* (*swv_model_loss_fn)(void* user_data, swv_module* module, swv_mesh* mesh,
+                                         swv_tensor** out_loss);
+
+typedef struct swv_plan_auto_options {
+  size_t struct_size;
+  const char* tp_mesh_dim;  /* along which to cut; NULL: the only one, or "tp" of several */
+  int64_t memory_limit;     /* bytes that a rank has; 0: as many as it takes */
+  int64_t optimizer_states; /* numbers that the optimizer keeps for each parameter: of Adam 2 */
+  int64_t heads;            /* of attentions; 0: not known */
+  int64_t max_evaluations;  /* plans that are measured at most, each about a step of one rank */
+  int32_t sequence_dim;     /* of the activations */
+} swv_plan_auto_options;
+#define SWV_PLAN_AUTO_OPTIONS_INIT \
+  {SWV_SIZE_TO(swv_plan_auto_options, sequence_dim), NULL, 0, 2, 0, 120, 1}
+
+/* Searches for a plan: which modules are worth cutting on the mesh, and how, by the mesh's cost model
+ * (swv_mesh_set_cost_model). Every plan that is looked at is measured: the model is made without
+ * memory, and one rank's part of a step really runs on the CPU, on the thread of the call. out_text
+ * and out_json (either may be NULL) say what each choice costs, and what the next best was.
+ *   {"plan": {"parameter", "forward"}, "cost": {"seconds", "bytes_sent", "memory", ...},
+ *    "evaluations": 31, "finished": true, "groups": [{"modules": "h.*.attn", "count": 2,
+ *      "chosen": "PairwiseParallel", "choices": [{"style", "cost", "obstacle"}]}]}
+ * SWV_CODE_NOT_FOUND for a mesh without the dimension; SWV_CODE_RESOURCE_EXHAUSTED if no plan keeps
+ * the memory limit; SWV_CODE_FAILED_PRECONDITION for a step that reads values. Local; every rank
+ * finds the same. */
+SWV_API SWV_MUST_USE swv_status* swv_plan_auto(const swv_mesh* mesh, swv_make_model_fn make,
+                                               swv_model_loss_fn loss, void* user_data,
+                                               const swv_plan_auto_options* options,
+                                               swv_plan** out_plan, swv_string** out_text,
+                                               swv_string** out_json);
+
 SWV_API SWV_MUST_USE swv_status* swv_plan_to_json(const swv_plan* plan, swv_string** out_text);
 SWV_API SWV_MUST_USE swv_status* swv_plan_share(const swv_plan* plan, swv_plan** out_plan);
 SWV_API void swv_plan_free(swv_plan* plan);
@@ -1262,6 +1350,133 @@ SWV_API SWV_MUST_USE swv_status* swv_plan_resolve(const swv_plan* plan, const sw
 SWV_API SWV_MUST_USE swv_status* swv_module_distribute(swv_module* module, const swv_mesh* mesh,
                                                        const swv_plan* plan,
                                                        const swv_distribute_options* options);
+
+/* ---- Modules that are larger than a machine ----------------------------------------------------
+ * Constructed without memory, sharded, and then made, each rank its parts and nothing else:
+ *
+ *   swv_deferred_init(&scope);
+ *   swv_module_create_by_kind("llama", config, &model);
+ *   swv_scope_free(scope);
+ *   swv_module_distribute(model, mesh, plan, NULL);
+ *   swv_module_materialize(model, NULL);
+ *
+ * The values are, bit by bit, the parts of what the same calls make on one rank. */
+
+/* Until the scope is freed, what the calling thread makes is deferred: modules by their kinds,
+ * tensors that are filled (swv_tensor_zeros and the like), what operators make without tensors among
+ * their arguments. It has a shape and a dtype, and no memory; what operators do to it is recorded,
+ * within the scope and after it. What needs values is SWV_CODE_FAILED_PRECONDITION, which names the
+ * tensor. swv_tensor_from_data, swv_tensor_from_dlpack and swv_module_load make what they make at
+ * once. This is a thread's, and not a rank's, since a tensor that is made belongs to no rank yet: a
+ * host whose tasks change threads holds on to one in between. Scopes nest, and may be freed in any
+ * order, from any thread; two that are open at once on a thread are one. */
+SWV_API SWV_MUST_USE swv_status* swv_deferred_init(swv_scope** out_scope);
+
+/* Given values, in place of what was recorded: num_values of them, by their FQNs in the module.
+ * Whole plain tensors, the same on all ranks, of which each copies its part; or sharded ones on the
+ * same mesh, in any layout. */
+typedef struct swv_materialize_options {
+  size_t struct_size;
+  const char* const* fqns;
+  const swv_tensor* const* values;
+  size_t num_values;
+  uint64_t seed;     /* of the random numbers, whatever the mesh and its ranks */
+  swv_bool has_seed; /* 0: sharded ones draw from their mesh (swv_mesh_seed), which goes on, plain
+                        ones from the process (swv_seed) */
+} swv_materialize_options;
+#define SWV_MATERIALIZE_OPTIONS_INIT \
+  {SWV_SIZE_TO(swv_materialize_options, has_seed), NULL, NULL, 0, 0, 0}
+
+/* Gives values to the parameters and buffers of the module, a whole or a part, that have none; what
+ * has values is left alone. Before anything is changed: SWV_CODE_NOT_FOUND for a value with an FQN
+ * that the module does not have, SWV_CODE_FAILED_PRECONDITION for one that has values already,
+ * SWV_CODE_INVALID_ARGUMENT for one of another shape, and for ranks that have recorded different
+ * things. COLLECTIVE over the meshes that they are on: one small comparison. */
+SWV_API SWV_MUST_USE swv_status* swv_module_materialize(swv_module* module,
+                                                        const swv_materialize_options* options);
+/* Whether it has no values yet: plain, or sharded. */
+SWV_API SWV_MUST_USE swv_status* swv_tensor_is_deferred(const swv_tensor* tensor,
+                                                        swv_bool* out_is_deferred);
+
+/* ---- Fully sharded -----------------------------------------------------------------------------
+ * Along one mesh dimension each rank keeps a part of every parameter, of its gradient and of the
+ * optimizer's state. Parameters are whole only while operators use them, a unit at a time:
+ *
+ *   const char* const units[] = {"blocks.*"};  // one for each block, and one for the rest
+ *   swv_fully_shard_options options = SWV_FULLY_SHARD_OPTIONS_INIT;
+ *   options.units = units;
+ *   options.num_units = 1;
+ *   swv_module_fully_shard(model, mesh, &options, NULL, NULL);
+ *
+ * A unit is gathered when an operator first touches one of its parameters, forward or backward,
+ * whoever wrote the forward. The order in which units come is learned, and the next one is gathered
+ * ahead. A unit is emptied when the next one is touched, and when its gradients are there; one
+ * reduce-scatter brings them to where the parameters rest. A parameter rests as a sharded tensor
+ * that is cut into rows, unevenly, and its gradient lies alike: optimizers, swv_clip_grad_norm and
+ * swv_tensor_full_tensor need to know nothing. Its parts share their unit's memory.
+ *
+ * Along other mesh dimensions parameters stay as they are: a plan (swv_module_distribute) comes
+ * first. With a dimension on which they are replicated and the batch is cut, this is hybrid
+ * sharding. */
+
+/* What is a unit. Patterns are of modules' FQNs, as a plan's; of modules within each other one takes
+ * the outermost that it matches, and another may name units in those. What is in no other unit is
+ * one with the module that is given. Modules with less than min_numel elements belong to the unit
+ * around them; without patterns and types every module is a unit that has so many outside of units
+ * within it. */
+typedef struct swv_fully_shard_options {
+  size_t struct_size;
+  const char* mesh_dim;     /* along which parameters are cut; NULL: the mesh's first */
+  const char* const* units; /* patterns */
+  size_t num_units;
+  const char* const* unit_types; /* of modules of the library's: "Linear" */
+  size_t num_unit_types;
+  int64_t min_numel;              /* 0 or more */
+  int32_t source;                 /* of what is plain; as in swv_distribute_options */
+  swv_bool reshard_after_forward; /* 0: what forward has gathered stays for backward */
+} swv_fully_shard_options;
+#define SWV_FULLY_SHARD_OPTIONS_INIT \
+  {SWV_SIZE_TO(swv_fully_shard_options, reshard_after_forward), NULL, NULL, 0, NULL, 0, 0, 0, 1}
+
+/* Plain parameters and buffers become sharded tensors, in place; parameters that are in units
+ * already, of a module inside that was given before, stay there. A tied parameter belongs to one
+ * unit, that of its first name. Numbers (0-dimensional parameters) stay replicated, and need
+ * swv_module_finish_grad_sync. Units live as long as their parameters, and need the module no more.
+ * What became a unit: a table, and JSON with the elements of this rank's whole parameters and of
+ * what it keeps; either may be NULL.
+ *   [{"module": "blocks.0", "parameters": ["blocks.0.up.weight"], "numel": 40, "kept": 20}]
+ * Before anything is changed: SWV_CODE_NOT_FOUND for a dimension that the mesh does not have, and for
+ * a pattern or a type that matches no module with parameters; SWV_CODE_INVALID_ARGUMENT for a
+ * parameter on another mesh or cut along the dimension already, a unit with fewer elements than
+ * ranks, and options that differ between ranks; SWV_CODE_FAILED_PRECONDITION if all parameters are
+ * in units already: modules inside come first. While the model runs: SWV_CODE_FAILED_PRECONDITION
+ * for a write to a view of a parameter, and for ranks that use units in different orders.
+ * COLLECTIVE. */
+SWV_API SWV_MUST_USE swv_status* swv_module_fully_shard(swv_module* module, const swv_mesh* mesh,
+                                                        const swv_fully_shard_options* options,
+                                                        swv_string** out_text,
+                                                        swv_string** out_json);
+/* Empties what is whole, of all units of the mesh: what evaluation used last stays so until the next
+ * is touched. A graph that is still to go backward gathers again. Sends nothing, but waits for what
+ * is under way. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_reshard(swv_mesh* mesh);
+
+typedef struct swv_fully_shard_counters {
+  size_t struct_size;
+  int64_t gathers;          /* of units */
+  int64_t prefetches;       /* of these, begun before the unit was touched */
+  int64_t wrong_prefetches; /* then another one was touched */
+  int64_t reduce_scatters;
+  int64_t gathered_bytes; /* that units which are whole take up now */
+  int64_t peak_gathered_bytes;
+} swv_fully_shard_counters;
+#define SWV_FULLY_SHARD_COUNTERS_INIT \
+  {SWV_SIZE_TO(swv_fully_shard_counters, peak_gathered_bytes), 0, 0, 0, 0, 0, 0}
+
+/* Of this rank since the mesh was made, the same on all ranks but for the bytes; as many members as
+ * struct_size says. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_fully_shard_counters(
+    const swv_mesh* mesh, swv_fully_shard_counters* out_counters);
 
 /* ---- Forwards of the host's -------------------------------------------------------------------
  * How a plan meets a module without a weight of its own, whose forward is the host's code:
@@ -1302,6 +1517,39 @@ SWV_API SWV_MUST_USE swv_status* swv_forward_end(swv_scope* scope, const swv_ten
 SWV_API SWV_MUST_USE swv_status* swv_module_finish_grad_sync(swv_module* module);
 SWV_API SWV_MUST_USE swv_status* swv_finish_grad_sync(swv_tensor* const* parameters,
                                                       size_t num_parameters);
+
+typedef struct swv_grad_sync_options {
+  size_t struct_size;
+  int64_t bucket_bytes; /* 1 or more */
+} swv_grad_sync_options;
+#define SWV_GRAD_SYNC_OPTIONS_INIT {SWV_SIZE_TO(swv_grad_sync_options, bucket_bytes), 26214400}
+
+/* From now on, until it is freed, gradients of the module's sharded parameters leave in buckets
+ * while backward goes on; swv_module_finish_grad_sync sends the rest, and waits for all. The first
+ * iteration shows in which order they come, and sends at its end. All ranks make it alike. It keeps
+ * the parameters alive, and needs the module no more. SWV_CODE_FAILED_PRECONDITION if a parameter is
+ * in another one that is still there. After a backward that failed, on any rank, all ranks call
+ * swv_grad_sync_discard. */
+SWV_API SWV_MUST_USE swv_status* swv_grad_sync_create(swv_module* module,
+                                                      const swv_grad_sync_options* options,
+                                                      swv_grad_sync** out_sync);
+/* Waits for what is under way, and leaves gradients as they are. Its scopes end, too. */
+SWV_API void swv_grad_sync_free(swv_grad_sync* sync);
+/* Until the scope is freed, backward sends nothing: gradients of several are summed up first. Scopes
+ * nest, end in any order, and do nothing once the swv_grad_sync is freed. */
+SWV_API SWV_MUST_USE swv_status* swv_grad_sync_no_sync(swv_grad_sync* sync, swv_scope** out_scope);
+/* In place of swv_module_finish_grad_sync, after a backward that failed on some rank: what has left in
+ * it comes to nothing, and the next iteration is one as any. Gradients stay as they are, for the
+ * caller to zero. The ranks agree that it failed on a communicator that is not the mesh's, where
+ * something may be under way (swv_world_comm); one that calls swv_module_finish_grad_sync instead
+ * gets NaN. COLLECTIVE. */
+SWV_API SWV_MUST_USE swv_status* swv_grad_sync_discard(swv_grad_sync* sync);
+/* How many buckets there are, 0 before the first iteration's end; and how many have left before
+ * swv_module_finish_grad_sync, in all iterations. Either may be NULL. */
+SWV_API SWV_MUST_USE swv_status* swv_grad_sync_counts(const swv_grad_sync* sync,
+                                                      int64_t* out_buckets,
+                                                      int64_t* out_left_in_backward);
+
 typedef struct swv_clip_options {
   size_t struct_size;
   double norm_type;            /* above 0; infinity too */
@@ -1451,6 +1699,61 @@ SWV_API SWV_MUST_USE swv_status* swv_trace_to_json(const swv_trace* trace, swv_s
 SWV_API SWV_MUST_USE swv_status* swv_op_explain(const swv_op* op, const swv_value* arguments,
                                                 size_t num_arguments, swv_string** out_text,
                                                 swv_string** out_json);
+
+/* What a module is and how it lies: a tree of its modules with their tensors, shapes, parts,
+ * placements, bytes, and which line of a plan decided. As a table, and as JSON; either may be NULL.
+ *   {"name": "", "fqn": "", "type", "elements", "bytes", "global_bytes",
+ *    "tensors": [{"name", "fqns", "is_buffer", "shown_before", "dtype", "shape", "local_shape",
+ *      "placements", "bytes", "global_bytes", "pattern", "source"}],
+ *    "forward": [{"value", "placements", "pattern", "source"}], "modules": [...]} */
+SWV_API SWV_MUST_USE swv_status* swv_module_dump(const swv_module* module, swv_string** out_text,
+                                                 swv_string** out_json);
+
+/* Runs a model, its forward or a whole step, on the thread of the call. What it writes to
+ * *out_result, which is NULL before, is taken over. */
+typedef swv_status* (*swv_run_fn)(void* user_data, swv_tensor** out_result);
+
+/* The memory of this rank by modules, in bytes: of parameters, buffers and gradients, as they are;
+ * and of activations, which is measured where `run` is not NULL: it is run once, with gradients,
+ * and what is still in memory then counts for the module whose operator has made it. As a table, and
+ * as JSON; either may be NULL. COLLECTIVE if run is.
+ *   [{"module": "", "parameters": 1320, "buffers": 0, "gradients": 0, "activations": 4608}] */
+SWV_API SWV_MUST_USE swv_status* swv_module_memory(swv_module* module, swv_run_fn run,
+                                                   void* user_data, swv_string** out_text,
+                                                   swv_string** out_json);
+/* Every collective of one run, in order, with the module that needs it. As a table, and as JSON,
+ * {"bytes", "events"} with events as swv_trace_to_json has them; either may be NULL.
+ * SWV_CODE_FAILED_PRECONDITION if nothing in the module is sharded, or within another such call on
+ * this thread. COLLECTIVE as run is. */
+SWV_API SWV_MUST_USE swv_status* swv_module_list_communication(swv_module* module, swv_run_fn run,
+                                                               void* user_data,
+                                                               swv_string** out_text,
+                                                               swv_string** out_json);
+
+typedef struct swv_verify_options {
+  size_t struct_size;
+  double tolerance;      /* between the largest difference of a tensor and its largest element; 0:
+                            by its dtype, of f32 1e-4 */
+  swv_bool forward_only; /* no backward, no gradients */
+  swv_bool copy_values;  /* the reference gets the module's values first */
+} swv_verify_options;
+#define SWV_VERIFY_OPTIONS_INIT {SWV_SIZE_TO(swv_verify_options, copy_values), 0.0, 0, 0}
+
+/* Whether a sharded module is still right: runs it, and a plain one with the same modules and
+ * values, and compares parameters, what every operator gives, and gradients; out_text and out_json
+ * (either may be NULL) say where they differ first, by module, rank and index. Each run gives the
+ * module's result, which is differentiated. Both modules' gradients and buffers stay as they were,
+ * but for what copy_values writes. No dropout: it draws other numbers on sharded tensors. An error
+ * of `run` is a difference; one of run_reference is the call's. All ranks get the same answer.
+ * COLLECTIVE.
+ *   {"ok": false, "difference": {"kind": "output", ...}, "parameters", "outputs", "gradients",
+ *    "not_met"} */
+SWV_API SWV_MUST_USE swv_status* swv_module_verify(swv_module* module, swv_run_fn run,
+                                                   swv_module* reference, swv_run_fn run_reference,
+                                                   void* user_data,
+                                                   const swv_verify_options* options,
+                                                   swv_bool* out_same, swv_string** out_text,
+                                                   swv_string** out_json);
 
 /* Which rank holds which part, as a picture of characters. */
 SWV_API SWV_MUST_USE swv_status* swv_tensor_picture(const swv_tensor* tensor,

@@ -160,6 +160,105 @@ static swv_status* use_adamw_options(void* options) {
   swv_optimizer_free(made);
   return status;
 }
+static swv_module* linear(swv_tensor** out_x) {
+  const int64_t sizes[] = {2, 3};
+  swv_module* made = NULL;
+  CHECK_OK(swv_module_create_by_kind(
+      "Linear", "{\"in_features\": 3, \"out_features\": 2, \"bias\": false}", &made));
+  if (out_x != NULL) CHECK_OK(swv_tensor_ones(sizes, 2, NULL, out_x));
+  return made;
+}
+static swv_status* use_materialize_options(void* options) {
+  swv_module* module = linear(NULL);
+  swv_status* status = swv_module_materialize(module, (swv_materialize_options*)options);
+  swv_module_free(module);
+  return status;
+}
+static swv_status* use_fully_shard_options(void* options) {
+  swv_module* module = linear(NULL);
+  swv_status* status =
+      swv_module_fully_shard(module, mesh, (swv_fully_shard_options*)options, NULL, NULL);
+  swv_module_free(module);
+  return status;
+}
+static swv_status* use_fully_shard_counters(void* counters) {
+  return swv_mesh_fully_shard_counters(mesh, (swv_fully_shard_counters*)counters);
+}
+static swv_status* use_grad_sync_options(void* options) {
+  swv_module* module = linear(NULL);
+  swv_grad_sync* made = NULL;
+  swv_status* status = swv_grad_sync_create(module, (swv_grad_sync_options*)options, &made);
+  swv_grad_sync_free(made);
+  swv_module_free(module);
+  return status;
+}
+struct run {
+  swv_module *module, *reference;
+  swv_tensor* x;
+};
+static swv_status* run_one(swv_module* module, swv_tensor* tensor, swv_tensor** out_result) {
+  const swv_value x = swv_value_tensor(tensor);
+  swv_value y = SWV_NONE;
+  swv_status* status = swv_module_call(module, "forward", SWV_MODE_GRAD, &x, 1, &y, 1, NULL);
+  if (status == NULL) *out_result = y.as.tensor;
+  return status;
+}
+static swv_status* run_module(void* user_data, swv_tensor** out_result) {
+  const struct run* run = (const struct run*)user_data;
+  return run_one(run->module, run->x, out_result);
+}
+static swv_status* run_reference(void* user_data, swv_tensor** out_result) {
+  const struct run* run = (const struct run*)user_data;
+  return run_one(run->reference, run->x, out_result);
+}
+static swv_status* use_verify_options(void* options) {
+  swv_bool same = 0;
+  swv_status* status;
+  struct run run;
+  run.module = linear(&run.x);
+  run.reference = linear(NULL);
+  CHECK_OK(swv_module_distribute(run.module, mesh, NULL, NULL));
+  status = swv_module_verify(run.module, run_module, run.reference, run_reference, &run,
+                             (swv_verify_options*)options, &same, NULL, NULL);
+  swv_tensor_free(run.x);
+  swv_module_free(run.reference);
+  swv_module_free(run.module);
+  return status;
+}
+static swv_status* make_linear(void* user_data, swv_module** out_module) {
+  (void)user_data;
+  *out_module = linear(NULL);
+  return NULL;
+}
+static swv_status* loss_of_linear(void* user_data, swv_module* module, swv_mesh* on,
+                                  swv_tensor** out_loss) {
+  const int64_t sizes[] = {2, 3};
+  swv_tensor_options plain = SWV_TENSOR_OPTIONS_INIT;
+  swv_tensor *x, *y = NULL;
+  swv_op* sum;
+  swv_value argument, result = SWV_NONE;
+  swv_status* status;
+  (void)user_data;
+  plain.mesh = on;
+  CHECK_OK(swv_tensor_ones(sizes, 2, &plain, &x));
+  status = run_one(module, x, &y);
+  swv_tensor_free(x);
+  if (status != NULL) return status;
+  argument = swv_value_tensor(y);
+  CHECK_OK(swv_op_find("aten::sum", &sum));
+  status = swv_op_call(sum, SWV_MODE_GRAD, &argument, 1, &result, 1, NULL);
+  if (status == NULL) *out_loss = result.as.tensor;
+  swv_op_free(sum);
+  swv_tensor_free(y);
+  return status;
+}
+static swv_status* use_plan_auto_options(void* options) {
+  swv_plan* plan = NULL;
+  swv_status* status = swv_plan_auto(mesh, make_linear, loss_of_linear, NULL,
+                                     (swv_plan_auto_options*)options, &plan, NULL, NULL);
+  swv_plan_free(plan);
+  return status;
+}
 static swv_status* use_dispatch_counters(void* counters) {
   return swv_mesh_dispatch_counters(mesh, (swv_dispatch_counters*)counters);
 }
@@ -235,6 +334,12 @@ int main(void) {
   swv_adamw_options adamw = SWV_ADAMW_OPTIONS_INIT;
   swv_dispatch_counters counters = SWV_DISPATCH_COUNTERS_INIT;
   swv_function function = SWV_FUNCTION_INIT;
+  swv_materialize_options materialize = SWV_MATERIALIZE_OPTIONS_INIT;
+  swv_fully_shard_options fully_shard = SWV_FULLY_SHARD_OPTIONS_INIT;
+  swv_fully_shard_counters fully_shard_counts = SWV_FULLY_SHARD_COUNTERS_INIT;
+  swv_grad_sync_options grad_sync = SWV_GRAD_SYNC_OPTIONS_INIT;
+  swv_verify_options verify = SWV_VERIFY_OPTIONS_INIT;
+  swv_plan_auto_options plan_auto = SWV_PLAN_AUTO_OPTIONS_INIT;
   const swv_backend backend = good_backend();
   const char* const folder = getenv("TEST_TMPDIR");
   char file[4096];
@@ -279,6 +384,12 @@ int main(void) {
   EVERY_SIZE(adamw_options, adamw, 0, 0);
   EVERY_SIZE(dispatch_counters, counters, 1, 0);
   EVERY_SIZE(rendezvous, rendezvous, 0, 0);
+  EVERY_SIZE(materialize_options, materialize, 0, 0);
+  EVERY_SIZE(fully_shard_options, fully_shard, 0, 0);
+  EVERY_SIZE(fully_shard_counters, fully_shard_counts, 1, 0);
+  EVERY_SIZE(grad_sync_options, grad_sync, 0, 0);
+  EVERY_SIZE(verify_options, verify, 0, 0);
+  EVERY_SIZE(plan_auto_options, plan_auto, 0, 0);
 
   swv_tensor_free(parameter);
   swv_mesh_free(mesh);

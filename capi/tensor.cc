@@ -12,8 +12,10 @@
 #include "ATen/ops/randn.h"
 #include "ATen/ops/zeros.h"
 #include "absl/strings/str_join.h"
+#include "shardweave/capi/deferred.h"
 #include "shardweave/capi/handles.h"
 #include "shardweave/comm/str_cat.h"
+#include "shardweave/modules/deferred_init.h"
 
 namespace shardweave::capi {
 namespace {
@@ -86,12 +88,29 @@ swv_tensor* new_filled(const int64_t* given, size_t ndim, const swv_tensor_optio
          const shardweave::Placements& placements,                                          \
          const at::TensorOptions& o) { return shardweave::name(shape, mesh, placements, o); })
 
+std::string to_string(const at::Tensor& t) {
+  if (is_dtensor(t)) return describe(t);
+  if (!is_deferred(t)) return values_to_string(t);
+  return str_cat("deferred ", c10::toString(t.scalar_type()), "[", absl::StrJoin(t.sizes(), ", "),
+                 "]");
+}
+
 const at::Tensor& plain(const swv_tensor* handle, const char* argument) {
   const at::Tensor& t = tensor(handle, argument);
   if (is_dtensor(t)) {
     fail_argument(argument,
                   str_cat("is sharded (", describe(t),
                           "); take swv_tensor_to_local or swv_tensor_full_tensor of it first"));
+  }
+  return t;
+}
+// With memory, for those who look at that.
+const at::Tensor& plain_with_values(const swv_tensor* handle, const char* argument) {
+  const at::Tensor& t = plain(handle, argument);
+  if (is_deferred(t)) {
+    fail(absl::StatusCode::kFailedPrecondition,
+         str_cat("argument '", argument, "' is deferred (", to_string(t),
+                 "): it has no values until swv_module_materialize makes its module's"));
   }
   return t;
 }
@@ -124,6 +143,7 @@ swv_tensor* from_data(const void* data, size_t num_bytes, const int64_t* given, 
                   str_cat("is ", num_bytes, "; [", absl::StrJoin(shape, ", "), "] needs ", needed));
   }
   if (data == nullptr && num_bytes != 0) fail_null("data");
+  const MadeAtOnce values;
   const at::TensorOptions here = o.options.requires_grad(false);
   at::Tensor result = at::empty(shape, here.device(at::kCPU));
   if (num_bytes != 0) std::memcpy(result.mutable_data_ptr(), data, num_bytes);
@@ -168,13 +188,14 @@ swv_tensor* from_dlpack(DLManagedTensorVersioned* managed, const void* stream,
     fail(absl::StatusCode::kUnimplemented,
          "argument 'managed' is read-only; a tensor may be written to");
   }
+  const MadeAtOnce values;
   // The deleter runs with the storage, or here if this fails.
   const std::shared_ptr<DLManagedTensorVersioned> keeper(owned.release(), DlpackDeleter());
   return new_tensor(at::fromDLPackVersioned(managed, [keeper](void*) {}), "the tensor");
 }
 
 DLManagedTensorVersioned* to_dlpack(const swv_tensor* handle, const void* stream) {
-  const at::Tensor& t = plain(handle, "tensor");
+  const at::Tensor& t = plain_with_values(handle, "tensor");
   check_stream(stream, device_of(t.device()), "stream");
   if (t.requires_grad()) {
     fail_argument(
@@ -189,7 +210,7 @@ DLManagedTensorVersioned* to_dlpack(const swv_tensor* handle, const void* stream
 }
 
 void write_buffer(const swv_tensor* handle, swv_buffer* out_buffer) {
-  const at::Tensor& t = plain(handle, "tensor");
+  const at::Tensor& t = plain_with_values(handle, "tensor");
   if (!t.is_contiguous()) {
     fail_argument("tensor",
                   str_cat("is not contiguous: strides [", absl::StrJoin(t.strides(), ", "), "]"));
@@ -232,10 +253,6 @@ at::Tensor local_part(const swv_tensor* handle, const swv_layout* grad_layout) {
   std::optional<Placements> placements;
   if (grad_layout != nullptr) placements = default_placements(grad_layout, "grad_layout");
   return to_local(tensor(handle, "tensor"), std::move(placements), kHost);
-}
-
-std::string to_string(const at::Tensor& t) {
-  return is_dtensor(t) ? describe(t) : values_to_string(t);
 }
 
 }  // namespace
@@ -319,7 +336,7 @@ swv_status* swv_tensor_share(const swv_tensor* tensor, swv_tensor** out_tensor) 
                  [&] { return make<swv_tensor>(in(tensor, "tensor").tensor); });
 }
 
-void swv_tensor_free(swv_tensor* tensor) {
+[[gnu::hot]] void swv_tensor_free(swv_tensor* tensor) {
   release(tensor, __func__);
 }
 
@@ -332,7 +349,7 @@ swv_status* swv_tensor_ndim(const swv_tensor* tensor, int32_t* out_ndim) {
   return guarded(__func__, out_ndim, "out_ndim", [&] { return in(tensor, "tensor").tensor.dim(); });
 }
 
-swv_status* swv_tensor_numel(const swv_tensor* tensor, int64_t* out_numel) {
+[[gnu::hot]] swv_status* swv_tensor_numel(const swv_tensor* tensor, int64_t* out_numel) {
   return guarded(__func__, out_numel, "out_numel",
                  [&] { return in(tensor, "tensor").tensor.numel(); });
 }
@@ -383,7 +400,8 @@ swv_status* swv_tensor_values_to_string(const swv_tensor* tensor, swv_string** o
 swv_status* swv_tensor_copy_to_host(const swv_tensor* tensor, void* data, size_t num_bytes) {
   return guarded(__func__, [&] {
     const CallMode mode(SWV_MODE_NO_GRAD, "mode");
-    const at::Tensor& t = plain(tensor, "tensor");
+    const at::Tensor& t = plain_with_values(tensor, "tensor");
+    const MadeAtOnce values;
     check_bytes(t, data, num_bytes);
     if (num_bytes != 0) borrowed(data, t).copy_(t);
   });
@@ -392,7 +410,8 @@ swv_status* swv_tensor_copy_to_host(const swv_tensor* tensor, void* data, size_t
 swv_status* swv_tensor_copy_from_host(swv_tensor* tensor, const void* data, size_t num_bytes) {
   return guarded(__func__, [&] {
     const CallMode mode(SWV_MODE_NO_GRAD, "mode");
-    const at::Tensor& t = plain(tensor, "tensor");
+    const at::Tensor& t = plain_with_values(tensor, "tensor");
+    const MadeAtOnce values;
     check_bytes(t, data, num_bytes);
     if (num_bytes != 0) t.copy_(borrowed(data, t));
   });

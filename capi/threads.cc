@@ -26,7 +26,7 @@ void default_num_threads(const World& world) {
   used = 0;  // LibTorch may have been told something else on this thread
 }
 
-void use_num_threads() {
+[[gnu::hot]] void use_num_threads() {
   const int want = wanted.load(std::memory_order_relaxed);
   if (want == used) [[likely]]
     return;

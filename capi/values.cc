@@ -282,7 +282,8 @@ bool optional_tensor_list(const swv_value& v, c10::IValue& result) {
 }
 
 // False: `v` is no such argument.
-bool convert(const Argument& argument, const swv_value& v, Match match, c10::IValue& result) {
+[[gnu::hot]] bool convert(const Argument& argument, const swv_value& v, Match match,
+                          c10::IValue& result) {
   if (v.kind == SWV_VALUE_NONE) {
     result = c10::IValue();
     return argument.optional;
@@ -434,8 +435,8 @@ Signature::Signature(const c10::FunctionSchema& schema) {
   text = out.str();
 }
 
-GivenArguments given_arguments(const swv_value* arguments, size_t num_arguments,
-                               const char* const* names, size_t num_names) {
+[[gnu::hot]] GivenArguments given_arguments(const swv_value* arguments, size_t num_arguments,
+                                            const char* const* names, size_t num_names) {
   GivenArguments given{span(arguments, num_arguments, "arguments", 256),
                        span(names, num_names, "names", 256)};
   if (num_names > num_arguments) {
@@ -446,8 +447,8 @@ GivenArguments given_arguments(const swv_value* arguments, size_t num_arguments,
   return given;
 }
 
-bool push_arguments(const Signature& signature, const GivenArguments& given, Match match,
-                    c10::Stack& stack, std::string* mismatch) {
+[[gnu::hot]] bool push_arguments(const Signature& signature, const GivenArguments& given,
+                                 Match match, c10::Stack& stack, std::string* mismatch) {
   const size_t positional = given.values.size() - given.names.size();
   const auto refuse = [&](auto&&... why) {
     if (mismatch != nullptr) *mismatch = str_cat(why...);
@@ -493,7 +494,8 @@ bool push_arguments(const Signature& signature, const GivenArguments& given, Mat
   return true;
 }
 
-void check_capacity(const Signature& signature, const swv_value* results, size_t capacity) {
+[[gnu::hot]] void check_capacity(const Signature& signature, const swv_value* results,
+                                 size_t capacity) {
   if (capacity == 0) return;
   if (results == nullptr) fail_null("out_results");
   if (capacity < signature.results.size()) {
@@ -502,7 +504,7 @@ void check_capacity(const Signature& signature, const swv_value* results, size_t
   }
 }
 
-swv_value new_value(c10::IValue value, ArgType type) {
+[[gnu::hot]] swv_value new_value(c10::IValue value, ArgType type) {
   if (value.isTensor()) {
     if (!value.toTensor().defined()) return swv_value_none();
     return swv_value_tensor(make<swv_tensor>(std::move(value).toTensor()));
@@ -531,8 +533,8 @@ swv_value new_value(c10::IValue value, ArgType type) {
        str_cat("a result is a ", value.type()->str(), ", which has no swv_value_kind"));
 }
 
-void write_results(const Signature& signature, c10::Stack& stack, swv_value* results,
-                   size_t capacity, size_t* out_num_results) {
+[[gnu::hot]] void write_results(const Signature& signature, c10::Stack& stack, swv_value* results,
+                                size_t capacity, size_t* out_num_results) {
   const size_t count = stack.size();
   if (capacity != 0 && capacity < count) {
     fail_argument("capacity", str_cat("is ", capacity, "; there are ", count, " results"));
@@ -558,12 +560,12 @@ void write_results(const Signature& signature, c10::Stack& stack, swv_value* res
   if (out_num_results != nullptr) *out_num_results = count;
 }
 
-CallStack::CallStack() {
+[[gnu::hot]] CallStack::CallStack() {
   values.swap(spare_stack);
   if (values.capacity() < kStackSize) values.reserve(kStackSize);
 }
 
-CallStack::~CallStack() {
+[[gnu::hot]] CallStack::~CallStack() {
   values.clear();
   values.swap(spare_stack);
   lists<at::Tensor>.clear();

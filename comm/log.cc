@@ -35,7 +35,7 @@ void set_log(Log log) {
   // `made` is the one before: it ends here, or in the last thread that is in it.
 }
 
-bool has_log() {
+[[gnu::hot]] bool has_log() {
   return place().has_log.load(std::memory_order_relaxed);
 }
 

@@ -75,7 +75,11 @@ class RunAgain final : public dtensor_internal::RunsForward {
  public:
   RunAgain(CheckpointedFunction function, const std::vector<at::Tensor>& inputs)
       : function_(std::move(function)), states_(random_states(inputs)) {
-    for (const at::Tensor& input : inputs) inputs_.emplace_back(input, /*is_output=*/false);
+    for (const at::Tensor& input : inputs) {
+      wants_gradient_.push_back(input.defined() && input.requires_grad());
+      // Not itself: written with a result of this, it would have a graph that leads back to it.
+      inputs_.emplace_back(input.defined() ? input.detach() : input, /*is_output=*/false);
+    }
   }
 
   variable_list apply(variable_list&& grads) override {
@@ -84,10 +88,9 @@ class RunAgain final : public dtensor_internal::RunsForward {
           "checkpoint: its gradients have no gradients of their own (create_graph)"));
     }
     std::vector<at::Tensor> inputs;
-    for (SavedVariable& saved : inputs_) {
-      const at::Tensor input = saved.unpack();
-      inputs.push_back(input.defined() ? input.detach().requires_grad_(input.requires_grad())
-                                       : input);
+    for (size_t i = 0; i < inputs_.size(); ++i) {
+      const at::Tensor input = inputs_[i].unpack();
+      inputs.push_back(input.defined() ? input.detach().requires_grad_(wants_gradient_[i]) : input);
     }
     std::vector<at::Tensor> results;
     {
@@ -122,6 +125,7 @@ class RunAgain final : public dtensor_internal::RunsForward {
   const std::vector<std::pair<MeshPtr, PhiloxState>> states_;
   const Autocast autocast_;
   std::vector<SavedVariable> inputs_;
+  std::vector<bool> wants_gradient_;  // by input
 };
 
 }  // namespace

@@ -109,6 +109,36 @@ TEST(ActivationCheckpointTest, TheSecondRunIsUnderTheSameAutocast) {
   });
 }
 
+// What is written with the result of a part that had it as an input leads to that part.
+TEST(ActivationCheckpointTest, NothingKeepsItself) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    for (const bool sharded : {false, true}) {
+      for (const bool leaf : {false, true}) {
+        c10::weak_intrusive_ptr<c10::StorageImpl> memory{c10::intrusive_ptr<c10::StorageImpl>()};
+        {
+          at::Tensor x = numbers({4}), scale = numbers({4});
+          if (sharded) {
+            x = distribute_tensor(x, mesh, Placements{Shard(0)});
+            scale = distribute_tensor(scale, mesh, Placements{Replicate()});
+          }
+          scale.requires_grad_();
+          if (!leaf) x = x * scale;
+          const at::Tensor y = checkpoint(
+              [&](const std::vector<at::Tensor>& in) {
+                return std::vector<at::Tensor>{in[0].exp() * in[1]};
+              },
+              {x, scale})[0];
+          x.add_(y);
+          memory = (sharded ? to_local(x) : x).storage().getWeakStorageImpl();
+          EXPECT_FALSE(memory.expired());
+          EXPECT_THROW(y.sum().backward(), c10::Error);  // it would run again with another x
+        }
+        EXPECT_TRUE(memory.expired()) << sharded << leaf;
+      }
+    }
+  });
+}
+
 TEST(ActivationCheckpointTest, Refuses) {
   EXPECT_THROW(
       checkpoint([](const std::vector<at::Tensor>& in) { return in; }, std::vector<at::Tensor>()),

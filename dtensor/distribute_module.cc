@@ -12,8 +12,10 @@
 #include "shardweave/dtensor/engine/deferred.h"
 #include "shardweave/dtensor/engine/distribute.h"
 #include "shardweave/dtensor/engine/forward_plan.h"
+#include "shardweave/dtensor/engine/fsdp_unit.h"
 #include "shardweave/dtensor/engine/fused.h"
 #include "shardweave/dtensor/engine/grad_buckets.h"
+#include "shardweave/dtensor/engine/gradient_owner.h"
 #include "shardweave/dtensor/engine/members.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/engine/provenance.h"
@@ -27,8 +29,9 @@ using namespace dtensor_internal;
 
 constexpr char kDistributeModule[] = "distribute_module";
 
-[[noreturn]] void refuse(absl::StatusCode code, std::string_view fqn, std::string_view why) {
-  throw Error(kDistributeModule,
+[[noreturn]] void refuse(absl::StatusCode code, std::string_view fqn, std::string_view why,
+                         std::string_view function = kDistributeModule) {
+  throw Error(function,
               absl::Status(code, absl::StrCat("'", std::string(fqn), "': ", std::string(why))));
 }
 
@@ -53,7 +56,7 @@ Extent extent(const at::Tensor& tensor) {
 }
 
 // Different tensors over the same memory would each get their own.
-void check_memory(const std::vector<Member>& members) {
+void check_memory(const std::vector<Member>& members, std::string_view function) {
   std::vector<std::pair<Extent, const Member*>> extents;
   for (const Member& member : members) extents.emplace_back(extent(member.tensor), &member);
   std::sort(extents.begin(), extents.end(),
@@ -63,7 +66,7 @@ void check_memory(const std::vector<Member>& members) {
   for (const auto& [bytes, member] : extents) {
     if (bytes.begin == bytes.end) continue;
     if (furthest != nullptr && bytes.storage == furthest->storage && bytes.begin < furthest->end) {
-      throw Error(kDistributeModule,
+      throw Error(function,
                   absl::InvalidArgumentError(absl::StrCat(
                       "'", its->fqns[0], "' and '", member->fqns[0],
                       "' are different tensors over the same memory, which as DTensors they "
@@ -90,7 +93,8 @@ void check_same_on_all_ranks(MeshContext& context, const std::vector<Member>& me
       absl::StatusCode::kInvalidArgument, members[difference->index].fqns[0],
       absl::StrCat("is not the same on ranks ", difference->ranks[0], " and ", difference->ranks[1],
                    " (values, shape, dtype or placements); initialise every rank alike, or name "
-                   "a source, whose values all ranks get"));
+                   "a source, whose values all ranks get"),
+      cause.name);
 }
 
 void name_family(const Member& member, PlanOrigin origin) {
@@ -107,6 +111,10 @@ void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const Par
                        const DistributeOptions& options, std::source_location where) {
   const std::vector<Member> members = members_of(module);
   for (const Member& member : members) {
+    if (resting_of(member.tensor) != nullptr) {
+      refuse(absl::StatusCode::kFailedPrecondition, member.fqns[0],
+             "is fully sharded already, and rests in a unit; plans come first");
+    }
     if (is_dtensor(member.tensor)) {
       refuse(absl::StatusCode::kFailedPrecondition, member.fqns[0],
              absl::StrCat("is a DTensor already, ", describe(member.tensor),
@@ -121,8 +129,15 @@ void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const Par
   check_source(mesh->mesh(), options, kDistributeModule);
   const std::vector<ResolvedTensor> resolved =
       resolve_members(members, mesh->mesh(), plan, kDistributeModule);
-  check_memory(members);
-  const Cause cause = {.name = kDistributeModule, .where = where};
+  distribute_members(members, resolved, mesh, options, {.name = kDistributeModule, .where = where});
+}
+
+void dtensor_internal::distribute_members(const std::vector<Member>& members,
+                                          const std::vector<ResolvedTensor>& resolved,
+                                          const MeshPtr& mesh, const DistributeOptions& options,
+                                          const Cause& cause) {
+  const std::source_location& where = cause.where;
+  check_memory(members, cause.name);
   if (!options.source.has_value()) {
     check_same_on_all_ranks(*MeshContext::of(mesh), members, resolved, cause);
   }
@@ -183,6 +198,7 @@ void finish_grad_sync(const std::vector<at::Tensor>& parameters, std::source_loc
   for (const std::shared_ptr<GradBuckets>& b : buckets) b->land(cause);
   std::vector<at::Tensor> moving;  // parameters
   std::vector<InFlight> in_flight;
+  std::vector<std::shared_ptr<GradientOwner>> owners;
   for (const at::Tensor& parameter : unique) {
     if (!is_dtensor(parameter) || !parameter.grad().defined()) continue;
     warn_of_unmet_plan(parameter);
@@ -192,12 +208,19 @@ void finish_grad_sync(const std::vector<at::Tensor>& parameters, std::source_loc
       parameter.mutable_grad() = distribute_tensor(
           parameter.grad(), mesh, Placements(mesh->mesh().ndim()), {.source = std::nullopt});
     }
+    if (std::shared_ptr<GradientOwner> owner = owner_of_gradient(parameter)) {
+      if (std::find(owners.begin(), owners.end(), owner) == owners.end()) {
+        owners.push_back(std::move(owner));
+      }
+      continue;
+    }
     if (!gradient_moves(parameter)) continue;
     moving.push_back(parameter);
     in_flight.push_back(moving_gradient(parameter));
   }
   run_plans(in_flight, cause);
   for (size_t i = 0; i < moving.size(); ++i) set_gradient(moving[i], std::move(in_flight[i]));
+  for (const std::shared_ptr<GradientOwner>& owner : owners) owner->bring_gradients(cause);
   for (const std::shared_ptr<GradBuckets>& b : buckets) b->plan(cause);
 }
 

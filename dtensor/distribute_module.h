@@ -44,7 +44,8 @@ void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const Par
 std::vector<at::Tensor> unique_parameters(const torch::nn::Module& module);
 std::vector<at::Tensor> unique_parameters(const std::vector<at::Tensor>& parameters);
 
-// Brings every gradient into its parameter's layout. Gradients that wait for the same reduction
+// Brings every gradient into its parameter's layout; those of a ZeRO optimizer's parameters
+// (modules/zero.h) to the ranks that step them. Gradients that wait for the same reduction
 // travel together, in buckets. One that moves becomes another tensor: who holds the old one keeps it
 // as it was.
 void finish_grad_sync(torch::nn::Module& module,

@@ -141,6 +141,8 @@ struct ToLocal : torch::autograd::Function<ToLocal> {
     auto holder = c10::make_intrusive<Holder>(meta.context, site.in_backward());
     holder->spec = meta.context->with_layout(*meta.spec, grad_layout);
     save(ctx, std::move(holder));
+    // What is gathered for a use is gone after it.
+    if (meta.part.state() == LocalPart::State::kGatheredOnUse) return meta.local().clone();
     return meta.local().alias();
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {

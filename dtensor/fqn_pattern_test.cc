@@ -1,6 +1,6 @@
 #include "shardweave/dtensor/fqn_pattern.h"
 
-#include <chrono>
+#include <ctime>
 #include <regex>
 #include <string>
 #include <utility>
@@ -164,22 +164,27 @@ TEST(FqnPatternTest, MostNamesNeedNoRegularExpression) {
   for (int i = 0; i < kNames; ++i) {
     bodies.push_back("model\\.layers\\.[0-9]+\\.mlp\\..*\\.part" + std::to_string(i) + "\\.weight");
   }
-  using Clock = std::chrono::steady_clock;
-  Clock::duration ours{}, library{};
+  // This thread's processor time: what else runs on the machine does not count.
+  const auto now = [] {
+    timespec time{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+  };
+  double ours = 0, library = 0;
   int matches = 0, expected = 0;
   for (const std::string& body : bodies) {
     const FqnPattern pattern = parsed("re:" + body);
     const std::regex regex(body, kAsPatterns);
-    const auto start = Clock::now();
+    const double start = now();
     for (const std::string& name : names) matches += pattern.matches(name);
-    const auto between = Clock::now();
+    const double between = now();
     for (const std::string& name : names) expected += std::regex_match(name, regex);
-    library += Clock::now() - between;
+    library += now() - between;
     ours += between - start;
   }
   EXPECT_EQ(matches, expected);
   EXPECT_EQ(matches, kLayers * kNames);
-  const double ratio = std::chrono::duration<double>(library) / std::chrono::duration<double>(ours);
+  const double ratio = library / ours;
   RecordProperty("times_faster", std::to_string(ratio));
   EXPECT_GT(ratio, 8);  // 20 times fewer regular expressions
 }

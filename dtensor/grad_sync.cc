@@ -2,6 +2,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "shardweave/dtensor/engine/grad_buckets.h"
+#include "shardweave/dtensor/engine/gradient_owner.h"
+#include "shardweave/dtensor/engine/tensor_impl.h"
 #include "torch/nn/module.h"
 
 namespace shardweave {
@@ -21,6 +23,14 @@ std::shared_ptr<GradBuckets> attached(const std::vector<at::Tensor>& parameters,
       sharded.push_back(parameter);
     }
   }
+  for (const at::Tensor& parameter : sharded) {
+    if (owner_of_gradient(parameter) == nullptr) continue;
+    throw Error("GradSync",
+                absl::FailedPreconditionError(absl::StrCat(
+                    "the parameter '", std::string(parameter_of(meta_of(parameter))),
+                    "' is in a ZeroPartition, which brings gradients to their owners; its stage 2 "
+                    "does so during backward")));
+  }
   if (!buckets_of(sharded).empty()) {
     throw Error("GradSync", absl::FailedPreconditionError(
                                 "a parameter is in another GradSync, which is still there"));
@@ -39,6 +49,10 @@ GradSync::GradSync(const std::vector<at::Tensor>& parameters, const GradSyncOpti
     : buckets_(attached(parameters, options)) {}
 
 GradSync::~GradSync() = default;
+
+void GradSync::discard() {
+  buckets_->discard();
+}
 
 GradSync::NoSync::NoSync(GradSync& sync) : buckets_(sync.buckets_) {
   buckets_->pause();

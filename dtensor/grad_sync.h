@@ -26,7 +26,7 @@
 // accumulated. Written meanwhile, by a second backward or a user, it travels again in
 // finish_grad_sync(), as it is then: as if there was no GradSync. finish_grad_sync() of some of the
 // parameters brings those of their GradSync. A rank whose backward goes another way is an error on
-// all ranks, as in any collective. After a backward that failed, on any rank, make a new GradSync:
+// all ranks, as in any collective. After a backward that failed, on any rank, all ranks discard():
 // what had left must not meet what leaves in the next one.
 #pragma once
 
@@ -52,13 +52,22 @@ struct GradSyncOptions {
 class GradSync {
  public:
   // Throws Error (InvalidArgument) if a bucket has less than one byte, (FailedPrecondition) if a
-  // parameter is in another GradSync.
+  // parameter is in another GradSync, or in a ZeroPartition (modules/zero.h).
   explicit GradSync(const torch::nn::Module& module, const GradSyncOptions& options = {});
   explicit GradSync(const std::vector<at::Tensor>& parameters, const GradSyncOptions& options = {});
   // Waits for what is under way, and leaves gradients as they are.
   ~GradSync();
   GradSync(const GradSync&) = delete;
   GradSync& operator=(const GradSync&) = delete;
+
+  // In place of finish_grad_sync(), after a backward that failed on some rank: what has left in it
+  // comes to nothing, and the next iteration is one as any. Gradients stay as they are, for the
+  // caller to zero. Collective over the meshes of the parameters; costs what finish_grad_sync() does.
+  //
+  // The ranks have to agree that there was a failure, on a communicator that is not the mesh's, where
+  // something may be under way (World::comm()). A rank that calls finish_grad_sync() instead gets
+  // NaN. Throws Error where the communicators have failed: then the mesh is lost, as ever.
+  void discard();
 
   // While it lives, backward sends nothing. Scopes may be nested.
   class NoSync {

@@ -348,6 +348,88 @@ TEST(GradSyncTest, ARankThatFailsInBackwardEndsTheOthers) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("out of order"));
 }
 
+// However far each rank has come when one fails.
+TEST(GradSyncTest, DiscardedGradientsMeetNoneOfTheNextIteration) {
+  const std::vector<at::Tensor> wanted = gradients({loss_of});
+  for (const auto& dims : kMeshes) {
+    for (const int64_t per_bucket : {1, 2, 100}) {
+      for (const int64_t layer : {int64_t{0}, int64_t{2}, kLayers - 1}) {
+        on_mesh(dims, [&](const MeshPtr& mesh) {
+          Stack model;
+          distribute_module(*model, mesh, {});
+          GradSync sync(*model, {.bucket_bytes = per_bucket * kWeight});
+          const bool is_last = mesh->rank().value == mesh->mesh().size() - 1;
+          bool fails = false;
+          model->weights[layer].register_hook([&](const at::Tensor& grad) {
+            if (fails) throw std::runtime_error("this rank's");
+            return grad;
+          });
+          sync.discard();  // nothing is planned
+          for (int iteration = 0; iteration < 6; ++iteration) {
+            const CommTrace trace(mesh);
+            // In the first one nothing leaves; in the third gradients come otherwise than planned.
+            const bool is_other = iteration == 3;
+            const bool is_discarded = iteration == 0 || iteration == 2 || is_other;
+            fails = is_discarded && is_last;
+            const at::Tensor x = is_other
+                                     ? distribute_tensor(batch(0), mesh, Placements(dims.size()))
+                                     : fed(0, mesh);
+            if (fails) {
+              EXPECT_THROW(loss_of(*model, x).backward(), std::exception);
+              EXPECT_EQ(model->weights[kLayers - 1].grad().defined(), layer < kLayers - 1);
+            } else {
+              loss_of(*model, x).backward();
+            }
+            if (is_discarded) {
+              sync.discard();
+              if (!fails && !is_other && mesh->mesh().size() > 1) {
+                EXPECT_TRUE(layout_of(model->weights[0].grad())[0].is_partial());  // they stay
+              }
+            } else {
+              finish_grad_sync(*model);
+              expect_gradients(*model, wanted);
+            }
+            zero_grad(*model);
+            if (mesh->mesh().size() == 1) continue;
+            const int64_t buckets = (kLayers + per_bucket - 1) / per_bucket;
+            EXPECT_EQ(sync.num_buckets(), iteration == 0 ? 0 : buckets);
+            EXPECT_EQ(synced(trace), iteration == 0   ? 0
+                                     : iteration == 1 ? 1
+                                                      : buckets)
+                << iteration;
+          }
+        });
+      }
+    }
+  }
+}
+
+TEST(GradSyncTest, ARankThatTakesADiscardedIterationForOneSeesIt) {
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    Stack model;
+    distribute_module(*model, mesh, {});
+    GradSync sync(*model, {.bucket_bytes = kWeight});
+    bool fails = false;
+    model->weights[2].register_hook([&](const at::Tensor& grad) {
+      if (fails) throw std::runtime_error("this rank's");
+      return grad;
+    });
+    loss_of(*model, fed(0, mesh)).backward();
+    finish_grad_sync(*model);
+    zero_grad(*model);
+    fails = mesh->rank() == Rank(1);
+    if (fails) {
+      EXPECT_THROW(loss_of(*model, fed(0, mesh)).backward(), std::exception);
+      sync.discard();
+    } else {
+      loss_of(*model, fed(0, mesh)).backward();
+      finish_grad_sync(*model);
+      EXPECT_FALSE(to_local(model->weights[5].grad()).isnan().any().item<bool>());  // it had left
+      EXPECT_TRUE(to_local(model->weights[2].grad()).isnan().all().item<bool>());
+    }
+  });
+}
+
 TEST(GradSyncTest, OneThatEndsLeavesGradientsAsTheyAre) {
   const std::vector<at::Tensor> wanted = gradients({loss_of});
   on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {

@@ -110,6 +110,12 @@ void record(absl::Span<const at::Tensor> tensors, std::vector<at::Tensor>& resul
   for (at::Tensor* output : outputs) torch::autograd::set_history(*output, node);
 }
 
+// What is gathered on use may be emptied while it travels.
+at::Tensor local_to_keep(const DTensorMeta& meta) {
+  const bool may_go = meta.part.state() == LocalPart::State::kGatheredOnUse;
+  return may_go ? meta.local().clone() : meta.local();
+}
+
 int64_t version_of(const at::Tensor& tensor) {
   return tensor.is_inference() ? 0 : tensor._version();
 }
@@ -123,7 +129,7 @@ struct PendingTensor::State {
         context(meta_of(tensor).context),
         target(context->with_layout(*meta_of(tensor).spec, layout)),
         plan(plan_for(*context, meta_of(tensor).spec, target)),
-        run(std::in_place, *context, *plan, meta_of(tensor).local(), target->sizes),
+        run(std::in_place, *context, *plan, local_to_keep(meta_of(tensor)), target->sizes),
         provenance(provenance_of(meta_of(tensor))),
         version(version_of(tensor)),
         records(c10::GradMode::is_enabled() && tensor.requires_grad()) {

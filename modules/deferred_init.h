@@ -96,13 +96,14 @@ struct MaterializeOptions {
 // Gives values to the parameters and buffers of a module that have none: a whole model, or one
 // submodule after the other, with the same numbers. What has values is left alone.
 //
-// Collective over the meshes that they are on: one small comparison, in which all ranks learn if
-// one of them has recorded something else, or has made an error. No values travel (but for those of
-// a DTensor that is given in another layout).
+// Collective over the meshes that they are on: one small comparison (on several meshes two of each),
+// in which all ranks learn if one of them has recorded something else, or has failed. No values
+// travel (but for those of a DTensor that is given in another layout).
 //
-// Throws Error before anything is changed: NotFound for a value with an FQN that the module does
-// not have; FailedPrecondition for one that has values already; InvalidArgument for a value of
-// another shape, and on ranks that would go apart. Then whatever the operators throw.
+// Throws Error on every rank, and leaves the module and the meshes' random states as they were:
+// NotFound for a value with an FQN that the module does not have; FailedPrecondition for one that
+// has values already; InvalidArgument for a value of another shape, on ranks that would go apart,
+// and where another rank has failed; and whatever the operators throw.
 void materialize(torch::nn::Module& module, const MaterializeOptions& options = {},
                  std::source_location where = std::source_location::current());
 

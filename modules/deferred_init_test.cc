@@ -496,6 +496,107 @@ TEST(DeferredInitTest, OneRanksMistakeReachesTheOthers) {
 
 // --- errors ---
 
+// Where `mesh` stands and what has no values yet.
+struct Before {
+  PhiloxState state;
+  std::vector<bool> deferred;
+  friend bool operator==(const Before&, const Before&) = default;
+};
+Before standing(const nn::Module& model, const std::vector<MeshPtr>& meshes) {
+  Before result;
+  for (const MeshPtr& mesh : meshes) {
+    result.state.seed ^= random_state(mesh).seed * 31;
+    result.state.offset = result.state.offset * 1000 + random_state(mesh).offset;
+  }
+  for (const at::Tensor& t : model.parameters()) result.deferred.push_back(is_deferred(t));
+  return result;
+}
+
+// What is recorded from outside is copied up to 1 MiB; what is larger must stay as it is.
+constexpr int64_t kLarge = 300007;
+
+// However one rank fails, also when it has made some already: nothing has changed on any rank, and
+// the next call draws what one rank would.
+TEST(DeferredInitTest, AFailureLeavesEverythingAsItWasOnEveryRank) {
+  const auto one_linear = [](const at::Tensor& outside) -> Make {
+    return [outside] {
+      nn::Linear linear(1, kLarge);
+      const c10::AutoGradMode no_grad(false);
+      if (outside.defined()) linear->bias.copy_(outside);
+      return std::static_pointer_cast<nn::Module>(linear.ptr());
+    };
+  };
+  const at::Tensor given = at::arange(kLarge, at::kFloat);
+  for (const char* const kind : {"seed", "given", "late"}) {
+    const bool late = std::string(kind) == "late";  // its bias, after its weight
+    const Values wanted = one_rank(one_linear(late ? given : at::Tensor()));
+    on_mesh({{"tp", 3}}, [&](const MeshPtr& mesh) {
+      const bool fails = mesh->coordinate()[0] == 1;
+      manual_seed(mesh, 42);
+      const at::Tensor outside = given.clone();
+      const auto model = deferred_init(one_linear(late ? outside : at::Tensor()));
+      distribute_module(*model, mesh, {{"*", {Shard(0)}}});
+      if (late && fails) outside.add_(1);
+      MaterializeOptions options;
+      if (std::string(kind) == "given" && fails) options.values = {{"bias", at::zeros({7})}};
+      if (std::string(kind) == "seed" && fails) manual_seed(mesh, 7);
+      for (int twice = 0; twice < 2; ++twice) {
+        const Before before = standing(*model, {mesh});
+        EXPECT_THROW(materialize(*model, options), Error) << kind;
+        EXPECT_EQ(standing(*model, {mesh}), before) << kind;
+        EXPECT_EQ(before.deferred, (std::vector<bool>{true, true}));
+      }
+      if (std::string(kind) == "seed" && fails) manual_seed(mesh, 42);
+      MaterializeOptions repaired;
+      if (late) repaired.values = {{"bias", given}};
+      materialize(*model, repaired);
+      for (const auto& [fqn, value] : values_of(*model)) {
+        EXPECT_TRUE(same_bits(value, wanted.at(fqn))) << kind << ", " << fqn;
+      }
+    });
+  }
+}
+
+TEST(DeferredInitTest, AFailureOnAMeshsSliceReachesTheWholeMesh) {
+  for (const bool of_seeds : {false, true}) {
+    on_mesh({{"dp", 2}, {"tp", 2}}, [&](const MeshPtr& mesh) {
+      const MeshPtr tp = value_or_throw(mesh->slice({"tp"}));
+      const at::Tensor outside = at::ones({kLarge});
+      nn::Sequential model = deferred_init([&] {
+        nn::Sequential made(nn::Linear(7, 1), nn::Linear(1, kLarge));
+        const c10::AutoGradMode no_grad(false);
+        made[1]->as<nn::Linear>()->bias.copy_(outside);
+        return made;
+      });
+      distribute_module(*model[0], mesh, {});
+      distribute_module(*model[1], tp, {});
+      const PhiloxState state = random_state(tp);
+      const int64_t rank = mesh->rank().value;
+      if (rank == 3 && of_seeds) set_random_state(tp, {7, 0});
+      if (rank == 3 && !of_seeds) outside.add_(1);
+      const Before before = standing(*model, {mesh, tp});
+      std::string message;
+      try {
+        materialize(*model);
+        ADD_FAILURE() << "no error";
+      } catch (const Error& error) {
+        message = error.what();
+      }
+      // Of seeds the ranks 2 and 3 (0 and 1 of their slice) hear there, and the others from them.
+      const char* const wanted =
+          of_seeds    ? rank < 2 ? "it has failed on other ranks of"
+                                 : "'1.weight' would not be the same on ranks 0 and 1"
+          : rank == 3 ? "was written since"
+                      : "'0.weight' would not be the same on ranks 0 and 3";
+      EXPECT_THAT(message, HasSubstr(wanted));
+      EXPECT_EQ(standing(*model, {mesh, tp}), before);
+      EXPECT_EQ(before.deferred, std::vector<bool>(4, true));
+      set_random_state(tp, state);
+      materialize(*model, {.values = {{"1.bias", at::ones({kLarge})}}});
+    });
+  }
+}
+
 TEST(DeferredInitTest, WhatNeedsValuesNamesTheOperatorAndTheParameter) {
   const auto message = [](const std::function<void()>& run) -> std::string {
     try {
@@ -506,28 +607,29 @@ TEST(DeferredInitTest, WhatNeedsValuesNamesTheOperatorAndTheParameter) {
     return "no error";
   };
   EXPECT_THAT(message([] { deferred_init([] { torch::linspace(0, 1, 5)[2].item<float>(); }); }),
-              AllOf(HasSubstr("aten::item"), HasSubstr("deferred_init()")));
+              AllOf(HasSubstr("aten::item"), HasSubstr("deferred_init")));
   EXPECT_THAT(message([] { deferred_init([] { return torch::nonzero(torch::ones({5})); }); }),
               HasSubstr("aten::nonzero"));
   EXPECT_THAT(message([] { deferred_init([] { return torch::randperm(5); }); }),
               AllOf(HasSubstr("aten::randperm"), HasSubstr("cannot be deferred")));
   EXPECT_THAT(message([] { deferred_init([] { *torch::ones({5}).data_ptr<float>() = 2; }); }),
-              HasSubstr("materialize()"));
+              HasSubstr("materialize"));
   at::Tensor outside = at::zeros({5});
   EXPECT_THAT(message([&] { deferred_init([&] { outside.add_(torch::ones({5})); }); }),
-              HasSubstr("made outside of deferred_init()"));
+              HasSubstr("made outside of deferred_init"));
   // A mistake of the caller's stays LibTorch's to tell.
   EXPECT_THAT(message([] { deferred_init([] { return torch::ones({5}) + torch::ones({4}); }); }),
               HasSubstr("must match the size"));
   nn::Sequential model = deferred_init([] { return nn::Sequential(nn::Linear(3, 2)); });
   const std::string plain = message([&] { model->forward(at::ones({4, 3})); });
   EXPECT_THAT(plain,
-              AllOf(HasSubstr("'0.bias' has no values yet"), HasSubstr("materialize(*model)")));
+              AllOf(HasSubstr("'0.bias' has no values yet"), HasSubstr("materialize that first")));
   on_mesh({{"tp", 2}}, [&](const MeshPtr& mesh) {
     nn::Sequential sharded = deferred_init([] { return nn::Sequential(nn::Linear(3, 2)); });
     distribute_module(*sharded, mesh, {});
-    EXPECT_THAT(message([&] { sharded->forward(distribute_tensor(at::ones({4, 3}), mesh, {})); }),
-                AllOf(HasSubstr("'0.weight' has no values yet"), HasSubstr("materialize(*model)")));
+    EXPECT_THAT(
+        message([&] { sharded->forward(distribute_tensor(at::ones({4, 3}), mesh, {})); }),
+        AllOf(HasSubstr("'0.weight' has no values yet"), HasSubstr("materialize that first")));
     materialize(*sharded);
     sharded->forward(distribute_tensor(at::ones({4, 3}), mesh, {}));
   });

@@ -10,15 +10,17 @@
 // FQNs stay what they were, and in a Sequential it is a module as any other. What a plan speaks of are
 // arguments and results of type at::Tensor, also within a std::optional, std::tuple or std::vector, counted in their
 // order; other arguments are handed on as they come. What calls forward() through a pointer to BlockImpl
-// itself passes by the plan, for forward() is not virtual. Without a plan a call costs one comparison.
+// itself passes by the plan, for forward() is not virtual. Without a plan a call costs two comparisons.
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string_view>
 #include <tuple>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -48,6 +50,8 @@ struct ForwardHook {
   std::shared_ptr<const ForwardRedistribution> redistribution;  // null: no plan speaks of it
   // Whether the forward comes here. Where not, a module is met at its weight, as without a hook.
   bool is_met = true;
+  // What it was made of: Impl.
+  virtual const std::type_info& made_of() const { return typeid(*this); }
   // What somebody does for it to be met, for errors.
   virtual std::string_view advice() const { return "make it as Hooked<Impl> (hooked.h)"; }
 };
@@ -99,8 +103,10 @@ class HookedForward<Impl, Result (Impl::*)(Args...)> : public Impl, public Forwa
  public:
   using Impl::Impl;
 
+  const std::type_info& made_of() const override { return typeid(Impl); }
+
   Result forward(Args... args) {
-    if (redistribution == nullptr) return Impl::forward(std::forward<Args>(args)...);
+    if (redistribution == nullptr) return run_forward(std::forward<Args>(args)...);
     const std::shared_ptr<const ForwardRedistribution> plan = redistribution;
     std::tuple<Held<Args>...> values(std::forward<Args>(args)...);
     int inputs = 0, outputs = 0;
@@ -111,10 +117,20 @@ class HookedForward<Impl, Result (Impl::*)(Args...)> : public Impl, public Forwa
     return result;
   }
 
+  // Of a plug-in (plugin.h): runs in place of Impl's forward, which it is given. Empty: none.
+  std::function<Result(Impl&, const std::function<Result(Args...)>&, Args...)> patched_forward;
+
  private:
+  Result run_forward(Args... args) {
+    if (!patched_forward) return Impl::forward(std::forward<Args>(args)...);
+    const std::function<Result(Args...)> own = [this](Args... given) -> Result {
+      return Impl::forward(std::forward<Args>(given)...);
+    };
+    return patched_forward(*this, own, std::forward<Args>(args)...);
+  }
   template <size_t... I>
   Result run(std::tuple<Held<Args>...>& values, std::index_sequence<I...> /*all*/) {
-    return Impl::forward(std::forward<Args>(std::get<I>(values))...);
+    return run_forward(std::forward<Args>(std::get<I>(values))...);
   }
 };
 template <typename Impl, typename Result, typename... Args>

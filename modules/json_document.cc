@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "shardweave/comm/str_cat.h"
+#include "shardweave/dtensor/fqn_pattern.h"
 
 namespace shardweave::modules_internal {
 namespace {
@@ -104,6 +105,20 @@ absl::Status JsonDocument::expected(const Path& path, std::string_view wanted,
                                     const Json& got) const {
   const std::string text = got.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 60);
   return refuse(path, str_cat("wanted ", wanted, ", not ", text));
+}
+
+std::string did_you_mean(std::string_view wanted, const std::vector<std::string>& names) {
+  const absl::StatusOr<FqnPattern> pattern = FqnPattern::parse(wanted);
+  if (!pattern.ok()) return "";
+  int far = std::max(2, static_cast<int>(wanted.size() / 4));
+  std::string nearest;
+  for (const std::string& name : names) {
+    const int distance = pattern->distance(name, far);
+    if (distance > far) continue;
+    nearest = name;
+    far = distance - 1;
+  }
+  return nearest.empty() ? "" : str_cat("; did you mean '", nearest, "'?");
 }
 
 }  // namespace shardweave::modules_internal

@@ -34,4 +34,7 @@ class JsonDocument {
   std::map<Path, int64_t> lines_;
 };
 
+// "; did you mean 'bias'?", or nothing if no name is near.
+std::string did_you_mean(std::string_view wanted, const std::vector<std::string>& names);
+
 }  // namespace shardweave::modules_internal

@@ -10,6 +10,7 @@
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/modules/hooked.h"
 #include "shardweave/modules/layer_style.h"
+#include "shardweave/modules/nn/gpt2.h"
 #include "torch/nn/module.h"
 #include "torch/nn/modules/activation.h"
 #include "torch/nn/modules/container/sequential.h"
@@ -104,13 +105,19 @@ bool is_within(std::string_view fqn, const Node& outer) {
 
 // --- what a module is ----------------------------------------------------------------------------
 
+// A linear layer whose weight is [in, out].
+bool is_transposed(const Node& node) {
+  return dynamic_cast<const nn::Conv1dImpl*>(node.module) != nullptr;
+}
+
 // A weight of so many dimensions, a bias or none, and nothing else.
 bool is_leaf(const Node& node, int64_t weight_dims) {
   const at::Tensor weight = node.parameter("weight"), bias = node.parameter("bias");
   const size_t known = (weight.defined() ? 1 : 0) + (bias.defined() ? 1 : 0);
   return weight.defined() && weight.dim() == weight_dims && known == node.parameters.size() &&
          node.children.empty() &&
-         (!bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.size(0)));
+         (!bias.defined() ||
+          (bias.dim() == 1 && bias.size(0) == weight.size(is_transposed(node) ? 1 : 0)));
 }
 
 bool is_embedding(const Node& node) {
@@ -149,10 +156,10 @@ const torch::nn::MultiheadAttentionImpl* as_multihead(const Node& node) {
 }
 
 int64_t rows(const Node& linear) {
-  return linear.parameter("weight").size(0);
+  return linear.parameter("weight").size(is_transposed(linear) ? 1 : 0);
 }
 int64_t columns(const Node& linear) {
-  return linear.parameter("weight").size(1);
+  return linear.parameter("weight").size(is_transposed(linear) ? 0 : 1);
 }
 
 template <size_t n>
@@ -305,7 +312,8 @@ class Planner {
 
  private:
   static constexpr char kLayers[] =
-      "it knows linear layers (a weight [out, in], a bias [out] or none) and embeddings";
+      "it knows linear layers (a weight [out, in], of nn::Conv1d [in, out], a bias [out] or none) "
+      "and embeddings";
   static constexpr char kPairwise[] =
       "it knows torch::nn::MultiheadAttention, modules with linear layers that are called as those "
       "of an attention (q, k, v, o; q_proj, ..., out_proj; query, key, value, dense; qkv, proj), "
@@ -334,7 +342,9 @@ class Planner {
       const bool asked = part.name == "input" ? input_asked : output_asked;
       if (part.is_forward && !asked && tree_.is_tied(node)) continue;
       if (!part.is_forward && !node.parameter(part.name).defined()) continue;
-      say(joined_fqn(node.fqn, part.name), part.is_forward, part.placement);
+      const bool other_way = part.name == "weight" && is_transposed(node);
+      say(joined_fqn(node.fqn, part.name), part.is_forward,
+          other_way ? part.placement.with_dim(-3 - part.placement.dim()) : part.placement);
     }
   }
   void layer(const Node& node, LayerStyle style, const std::optional<Placement>& input,

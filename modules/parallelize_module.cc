@@ -14,7 +14,9 @@
 #include "shardweave/dtensor/engine/members.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
+#include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/observe/text_table.h"
+#include "shardweave/modules/apply_plugins.h"
 #include "shardweave/modules/hooked.h"
 #include "torch/nn/module.h"
 
@@ -230,20 +232,10 @@ const Entry* chosen(std::vector<Entry>& entries, const std::vector<size_t>& matc
 
 [[noreturn]] void no_match(const Entry& entry,
                            const std::map<std::string, Place, std::less<>>& places) {
-  constexpr size_t kShown = 3;
-  const int far = std::max(2, entry.module.specificity().characters / 4);
-  std::vector<std::pair<int, std::string>> near;
-  for (const auto& [fqn, place] : places) {
-    const int distance = entry.module.distance(fqn, far);
-    if (distance <= far && !fqn.empty()) near.emplace_back(distance, str_cat("'", fqn, "'"));
-  }
-  std::stable_sort(near.begin(), near.end());
-  near.resize(std::min(near.size(), kShown));
-  refuse(
-      absl::StatusCode::kNotFound,
-      str_cat(entry.name, " matches no module", near.empty() ? "" : "; did you mean ",
-              absl::StrJoin(near, ", ", [](std::string* out, const auto& n) { *out += n.second; }),
-              near.empty() ? "" : "?"));
+  std::vector<std::string> names;
+  for (const auto& [fqn, place] : places) names.push_back(fqn);
+  refuse(absl::StatusCode::kNotFound, str_cat(entry.name, " matches no module",
+                                              modules_internal::near_misses(entry.module, names)));
 }
 
 [[noreturn]] void cannot_be_met(const Entry& entry, const Place& place) {
@@ -369,14 +361,14 @@ std::vector<Observed> resolve_forward(const ForwardPlan& plan, const DeviceMesh&
 
 class PlannedForward final : public modules_internal::ForwardRedistribution {
  public:
-  PlannedForward(std::shared_ptr<const ForwardLayouts> layouts,
+  PlannedForward(std::string fqn, std::shared_ptr<const ForwardLayouts> layouts,
                  std::shared_ptr<MeshContext> context)
-      : layouts_(std::move(layouts)), context_(std::move(context)) {}
+      : fqn_(std::move(fqn)), layouts_(std::move(layouts)), context_(std::move(context)) {}
   at::Tensor input(int index, const at::Tensor& tensor) const override {
-    return laid_out(*layouts_, Direction::kInput, index, "", tensor, context_);
+    return moved(Direction::kInput, index, tensor);
   }
   at::Tensor output(int index, const at::Tensor& tensor) const override {
-    return laid_out(*layouts_, Direction::kOutput, index, "", tensor, context_);
+    return moved(Direction::kOutput, index, tensor);
   }
   const ForwardLayouts* layouts() const override { return layouts_.get(); }
   void check_met(int inputs, int outputs) const override {
@@ -392,14 +384,36 @@ class PlannedForward final : public modules_internal::ForwardRedistribution {
   }
 
  private:
+  at::Tensor moved(Direction direction, int index, const at::Tensor& tensor) const {
+    // For traces, which find the name again in backward.
+    std::optional<ModuleScope> named;
+    if (!context_->observation.observers.empty() && !fqn_.empty()) {
+      named.emplace(MeshPtr(context_, &context_->connected_mesh()), fqn_);
+    }
+    return laid_out(*layouts_, direction, index, "", tensor, context_);
+  }
+
+  const std::string fqn_;
   std::shared_ptr<const ForwardLayouts> layouts_;
   std::shared_ptr<MeshContext> context_;
 };
 
-}  // namespace
+// Errors number entries; plug-ins have added some to those that the user knows.
+template <typename F>
+void telling_answers(const ShardingPlan& given, const ShardingPlan& plan, F f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    const std::string which = modules_internal::which_are_answers(given, plan);
+    if (which.empty()) throw;
+    throw Error(
+        kParallelizeModule,
+        absl::Status(error.status().code(), str_cat(std::string(error.status().message()), which)));
+  }
+}
 
-ResolvedPlan resolve_sharding_plan(torch::nn::Module& module, const DeviceMesh& mesh,
-                                   const ShardingPlan& plan) {
+ResolvedPlan resolved_plan(torch::nn::Module& module, const DeviceMesh& mesh,
+                           const ShardingPlan& plan) {
   const std::vector<Member> members = members_of(module);
   auto places = places_of(module, members);
   ResolvedPlan resolved;
@@ -424,6 +438,44 @@ ResolvedPlan resolve_sharding_plan(torch::nn::Module& module, const DeviceMesh& 
   return resolved;
 }
 
+void parallelize(torch::nn::Module& module, const MeshPtr& mesh, const ShardingPlan& plan,
+                 const DistributeOptions& options, std::source_location where) {
+  const std::vector<Member> members = members_of(module);
+  auto places = places_of(module, members);
+  const std::vector<Observed> observed =
+      resolve_forward(plan.forward, mesh->mesh(), members, places);
+  distribute_module(module, mesh, plan.parameter, options, where);
+  const std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
+  for (const Observed& o : observed) {
+    o.layouts->where = where;
+    if (o.place->hook != nullptr) {
+      o.place->hook->redistribution =
+          std::make_shared<PlannedForward>(o.place->fqn, o.layouts, context);
+      continue;
+    }
+    for (const at::Tensor& member : o.place->members) observe_forward(member, nullptr);
+  }
+  for (const Observed& o : observed) {
+    if (o.place->hook == nullptr) observe_forward(o.place->weight->tensor, o.layouts);
+  }
+}
+
+}  // namespace
+
+ResolvedPlan resolve_sharding_plan(torch::nn::Module& module, const DeviceMesh& mesh,
+                                   const ShardingPlan& plan, const Plugins& plugins) {
+  const modules_internal::AppliedPatches patches(module, mesh, plan, plugins);
+  const ShardingPlan answered = modules_internal::with_answers(module, mesh, plan, plugins);
+  ResolvedPlan resolved;
+  telling_answers(plan, answered, [&] { resolved = resolved_plan(module, mesh, answered); });
+  return resolved;
+}
+
+ResolvedPlan resolve_sharding_plan(torch::nn::Module& module, const DeviceMesh& mesh,
+                                   const ShardingPlan& plan) {
+  return resolve_sharding_plan(module, mesh, plan, Plugins());
+}
+
 std::string to_string(const ResolvedPlan& resolved) {
   std::string text = to_string(resolved.tensors);
   if (resolved.forward.empty()) return text;
@@ -444,24 +496,19 @@ std::string to_string(const ResolvedPlan& resolved) {
 }
 
 void parallelize_module(torch::nn::Module& module, const MeshPtr& mesh, const ShardingPlan& plan,
+                        const Plugins& plugins, const DistributeOptions& options,
+                        std::source_location where) {
+  modules_internal::check_rules(mesh, plugins);
+  modules_internal::AppliedPatches patches(module, mesh->mesh(), plan, plugins);
+  const ShardingPlan answered = modules_internal::with_answers(module, mesh->mesh(), plan, plugins);
+  telling_answers(plan, answered, [&] { parallelize(module, mesh, answered, options, where); });
+  modules_internal::add_rules(mesh, plugins);
+  patches.keep();
+}
+
+void parallelize_module(torch::nn::Module& module, const MeshPtr& mesh, const ShardingPlan& plan,
                         const DistributeOptions& options, std::source_location where) {
-  const std::vector<Member> members = members_of(module);
-  auto places = places_of(module, members);
-  const std::vector<Observed> observed =
-      resolve_forward(plan.forward, mesh->mesh(), members, places);
-  distribute_module(module, mesh, plan.parameter, options, where);
-  const std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
-  for (const Observed& o : observed) {
-    o.layouts->where = where;
-    if (o.place->hook != nullptr) {
-      o.place->hook->redistribution = std::make_shared<PlannedForward>(o.layouts, context);
-      continue;
-    }
-    for (const at::Tensor& member : o.place->members) observe_forward(member, nullptr);
-  }
-  for (const Observed& o : observed) {
-    if (o.place->hook == nullptr) observe_forward(o.place->weight->tensor, o.layouts);
-  }
+  parallelize_module(module, mesh, plan, Plugins(), options, where);
 }
 
 }  // namespace shardweave

@@ -39,9 +39,25 @@ struct ForwardEntry {
 // In any order: the most specific pattern counts.
 using ForwardPlan = std::vector<ForwardEntry>;
 
+// Modules that say themselves how they lie, by plug-ins (plugin.h).
+struct ModuleEntry {
+  std::string pattern;  // of modules' FQNs
+  struct Along {
+    std::string mesh_dim;
+    std::string style;  // a word for the plug-in; "": none
+    friend bool operator==(const Along&, const Along&) = default;
+  };
+  std::vector<Along> along;
+};
+// In any order: the most specific pattern counts. What a plug-in answers for a module stands beside
+// the plan's other entries as if they named its parameters, inputs and outputs exactly, and so comes
+// before their patterns.
+using ModulePlan = std::vector<ModuleEntry>;
+
 struct ShardingPlan {
   ParameterPlan parameter;
   ForwardPlan forward;
+  ModulePlan module = {};
 };
 
 // What a plan says of one input or output of one module.
@@ -49,7 +65,9 @@ struct ResolvedForward {
   std::string module;  // FQN; "": the whole model
   std::string value;   // "input.0", "output.0", "input.mask"
   PlanPlacements placements;
-  size_t entry = 0;     // of the forward plan, that decided; of several that agree the first
+  // Of the forward plan, that decided; of several that agree the first. Beyond its end: what a
+  // plug-in has said.
+  size_t entry = 0;
   std::string pattern;  // of that entry
 };
 
@@ -71,7 +89,7 @@ std::string to_string(const ResolvedPlan& resolved);
 //
 // Throws Error before anything is changed: as distribute_module(), and likewise for the forward
 // entries; FailedPrecondition for one that matches a module whose forward cannot be met, saying what to
-// do. While the model runs: a placement that a tensor cannot have, naming the entry's module.
+// do; NotFound for a module entry that names a type without a plug-in (plugin.h). While the model runs: a placement that a tensor cannot have, naming the entry's module.
 void parallelize_module(torch::nn::Module& module, const MeshPtr& mesh, const ShardingPlan& plan,
                         const DistributeOptions& options = {},
                         std::source_location where = std::source_location::current());

@@ -251,6 +251,31 @@ TEST(ParallelizeModuleTest, AHookedModuleIsMetAsAWhole) {
   });
 }
 
+// Nobody has written a ModuleScope. Cutting sends nothing, what undoes it in backward does.
+TEST(ParallelizeModuleTest, WhatAPlanMovesAtAHookedModuleIsOfThatModule) {
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    Gpt model;
+    parallelize_module(
+        *model, mesh,
+        {.parameter = {},
+         .forward = {{"h0.input", {{"tp", Shard(1)}}}, {"h1.output", {{"tp", Replicate()}}}}},
+        {.source = std::nullopt});
+    const at::Tensor tokens =
+        distribute_tensor(tokens_of(2, 6), mesh, NamedPlacements{}, {.source = std::nullopt});
+    const CommTrace trace(mesh);
+    loss_of(model, tokens).backward();
+    int forward = 0, backward = 0;
+    for (const CommEvent& event : trace.events()) {
+      if (event.op != "redistribute" && event.op != "redistribute backward") continue;
+      const bool is_backward = event.phase == Phase::kBackward;
+      EXPECT_EQ(event.module, is_backward ? "h0" : "h1") << event.to_string();
+      ++(is_backward ? backward : forward);
+    }
+    EXPECT_EQ(forward, 1) << trace.to_string();
+    EXPECT_EQ(backward, 1) << trace.to_string();
+  });
+}
+
 TEST(ParallelizeModuleTest, WhatIsNoForwardRunsAsItIs) {
   on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
     nn::Linear layer(4, 6);

@@ -3,6 +3,8 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
+#include <list>
+#include <mutex>
 
 #include "ATen/ATen.h"
 #include "c10/core/CPUAllocator.h"
@@ -21,7 +23,13 @@ namespace nn = torch::nn;
 class CountingAllocator final : public c10::Allocator {
  public:
   static std::atomic<int64_t>& live() {
-    static thread_local auto& mine = *new std::atomic<int64_t>(0);  // outlives what it counts
+    // Outlive what they count, and are reachable: a thread's own would be a leak when it ends.
+    static std::mutex mutex;
+    static auto& counters = *new std::list<std::atomic<int64_t>>;
+    static thread_local std::atomic<int64_t>& mine = [&]() -> std::atomic<int64_t>& {
+      const std::lock_guard<std::mutex> lock(mutex);
+      return counters.emplace_back(0);
+    }();
     return mine;
   }
   c10::DataPtr allocate(size_t bytes) override {

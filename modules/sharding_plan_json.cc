@@ -1,5 +1,6 @@
 #include "shardweave/modules/sharding_plan_json.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "shardweave/modules/json_document.h"
@@ -47,6 +48,40 @@ absl::StatusOr<PlanPlacements> parse_placements(const JsonDocument& document, co
   return PlanPlacements(std::move(named));
 }
 
+// "tp", ["dp", "tp"] or {"tp": "style"}.
+absl::StatusOr<std::vector<ModuleEntry::Along>> parse_along(const JsonDocument& document,
+                                                            const Json& json,
+                                                            JsonDocument::Path path) {
+  constexpr char kWanted[] =
+      "mesh dimensions, \"tp\" or [\"dp\", \"tp\"], or {\"tp\": \"a style of the plug-in\"}";
+  std::vector<ModuleEntry::Along> all;
+  if (json.is_string()) {
+    all.push_back({json.get<std::string>(), ""});
+    return all;
+  }
+  if (!json.is_array() && !json.is_object()) return document.expected(path, kWanted, json);
+  for (const auto& [key, value] : json.items()) {
+    if (!value.is_string()) return document.expected(path, kWanted, value);
+    if (json.is_array()) all.push_back({value.get<std::string>(), ""});
+    if (json.is_object()) all.push_back({key, value.get<std::string>()});
+  }
+  return all;
+}
+
+Json json_of(const std::vector<ModuleEntry::Along>& along) {
+  const bool has_styles =
+      std::any_of(along.begin(), along.end(), [](const auto& a) { return !a.style.empty(); });
+  Json json = has_styles ? Json::object() : Json::array();
+  for (const ModuleEntry::Along& a : along) {
+    if (has_styles) {
+      json[a.mesh_dim] = a.style;
+    } else {
+      json.push_back(a.mesh_dim);
+    }
+  }
+  return json;
+}
+
 Json json_of(const PlanPlacements& placements) {
   if (const Layout* layout = placements.by_position()) return layout->to_string();
   Json json = Json::object();
@@ -61,12 +96,22 @@ std::string text_of(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
+const PlanPlacements& value_of(const PlanEntry& entry) {
+  return entry.placements;
+}
+const PlanPlacements& value_of(const ForwardEntry& entry) {
+  return entry.placements;
+}
+const std::vector<ModuleEntry::Along>& value_of(const ModuleEntry& entry) {
+  return entry.along;
+}
+
 template <typename Entries>
 Json json_of_entries(const Entries& entries) {
   Json result = Json::object();
   for (const auto& entry : entries) {
     if (result.contains(entry.pattern)) continue;
-    result[entry.pattern] = json_of(entry.placements);
+    result[entry.pattern] = json_of(value_of(entry));
   }
   return result;
 }
@@ -80,14 +125,22 @@ absl::StatusOr<ShardingPlan> parse_sharding_plan(std::string_view text) {
   if (!json.is_object()) return document->expected({}, "an object", json);
   ShardingPlan plan;
   for (const auto& [key, entries] : json.items()) {
-    if (key != "parameter" && key != "forward") {
-      return document->refuse({key}, "is not known; wanted \"parameter\" or \"forward\"");
+    if (key != "parameter" && key != "forward" && key != "module") {
+      return document->refuse({key},
+                              "is not known; wanted \"parameter\", \"forward\" or \"module\"");
     }
     if (!entries.is_object()) return document->expected({key}, "an object", entries);
     for (const auto& [pattern, value] : entries.items()) {
       const absl::StatusOr<FqnPattern> parsed = FqnPattern::parse(pattern);
       if (!parsed.ok()) {
         return document->refuse({key, pattern}, std::string(parsed.status().message()));
+      }
+      if (key == "module") {
+        absl::StatusOr<std::vector<ModuleEntry::Along>> along =
+            parse_along(*document, value, {key, pattern});
+        if (!along.ok()) return along.status();
+        plan.module.push_back({pattern, *std::move(along)});
+        continue;
       }
       absl::StatusOr<PlanPlacements> placements =
           parse_placements(*document, value, {key, pattern});
@@ -102,6 +155,7 @@ absl::StatusOr<ShardingPlan> parse_sharding_plan(std::string_view text) {
 std::string to_json(const ShardingPlan& plan) {
   Json json = {{"parameter", json_of_entries(plan.parameter)}};
   if (!plan.forward.empty()) json["forward"] = json_of_entries(plan.forward);
+  if (!plan.module.empty()) json["module"] = json_of_entries(plan.module);
   return text_of(json);
 }
 

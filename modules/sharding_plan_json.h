@@ -14,6 +14,9 @@
 // Placements are an object by the names of mesh dimensions, in which what is not named is replicated
 // (of "forward": stays as it is); or by position, one for each of the mesh's dimensions: a list, or a layout's text, which says in
 // which order they cut, too ("[S(0)@1, S(0)@0]").
+//
+// "module" has modules that plug-ins know how to shard (plugin.h), and the mesh dimensions along which:
+// {"*.moe": ["tp"]}, "tp" for one alone, or {"tp": "experts"} with a word for the plug-in.
 #pragma once
 
 #include <string>

@@ -44,6 +44,20 @@ TEST(ShardingPlanJsonTest, Forward) {
   EXPECT_EQ(to_json(*plan), text);
 }
 
+TEST(ShardingPlanJsonTest, Modules) {
+  const auto plan = parse_sharding_plan(
+      R"json({"module":{"a":"tp","b.*":["tp","dp"],"c":{"tp":"experts"}}})json");
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ASSERT_EQ(plan->module.size(), 3u);
+  using Along = std::vector<ModuleEntry::Along>;
+  EXPECT_EQ(plan->module[0].along, (Along{{"tp", ""}}));
+  EXPECT_EQ(plan->module[1].along, (Along{{"tp", ""}, {"dp", ""}}));
+  EXPECT_EQ(plan->module[2].along, (Along{{"tp", "experts"}}));
+  EXPECT_EQ(
+      to_json(*plan),
+      R"json({"parameter":{},"module":{"a":["tp"],"b.*":["tp","dp"],"c":{"tp":"experts"}}})json");
+}
+
 TEST(ShardingPlanJsonTest, OfTwoLinesWithOnePatternTheFirstIsWritten) {
   EXPECT_EQ(to_json({.parameter = {{"w", {{"tp", Shard(0)}}}, {"w", {{"tp", Shard(1)}}}}}),
             R"json({"parameter":{"w":{"tp":"S(0)"}}})json");
@@ -68,6 +82,9 @@ TEST(ShardingPlanJsonTest, SaysWhatIsNoPlan) {
       {"{\"parameter\": {\"a\": {},\n\"b\": {},\n\"a\": {}}}",
        "line 1, \"parameter\", \"a\": stands twice"},
       {R"json({"parameter": {"w": [{"a": 1}, {"a": 1}]}})json", "wanted a placement such as"},
+      {"{\"module\": {\n\"a\": 3}}", "line 2, \"module\", \"a\": wanted mesh dimensions"},
+      {"{\"module\": {\"a\": [3]}}", "\"a\": wanted mesh dimensions"},
+      {"{\"module\": {\"{a\": \"tp\"}}", "\"{a\": has a '{' without"},
       {"{\"parameter\": {\"re:(a\": {}}}", "\"re:(a\": is no regular expression"},
       {"{\"parameter\": {\"{a\": {}}}", "\"{a\": has a '{' without"},
   };

@@ -119,6 +119,16 @@ struct Item {
   bool is_result = false;          // of the model: compared in any case
 };
 
+// Member by member: where an initializer of an aggregate throws, GCC 12 ends the members before it
+// twice.
+Item item_about(const char* kind, std::string module, std::string what) {
+  Item item;
+  item.about.kind = kind;
+  item.about.module = std::move(module);
+  item.about.what = std::move(what);
+  return item;
+}
+
 struct Compared {
   bool differs = false;
   double max_abs = 0, max_rel = 0, got = 0, wanted = 0;
@@ -380,12 +390,10 @@ void add_outputs(const Run& reference, const Run& run, std::string& error, std::
     for (size_t r = 0; r < count; ++r) {
       const at::Tensor& wanted = wanted_of[r];
       if (!wanted.defined()) continue;
-      Item item{.about = {.kind = "output",
-                          .module = reference.modules[i],
-                          .what = reference.descriptions[i],
-                          .hint = hint_for(reference, i)},
-                .wanted = wanted,
-                .floor = 1e-6 * most};
+      Item item = item_about("output", reference.modules[i], reference.descriptions[i]);
+      item.about.hint = hint_for(reference, i);
+      item.wanted = wanted;
+      item.floor = 1e-6 * most;
       if (count > 1) str_append(&item.about.what, ", result ", r, ",");
       if (met) {
         item.got = (*run.results[place->second])[r];
@@ -419,14 +427,12 @@ void add_gradients(const std::vector<std::pair<Member, at::Tensor>>& pairs, cons
       const std::string owner(owner_of(member.fqns[0]));
       if (*layer == owner || layer->starts_with(owner + " = ")) met = static_cast<int64_t>(i);
     }
-    gradients.emplace_back(met,
-                           Item{.about = {.kind = "gradient",
-                                          .module = std::string(owner_of(member.fqns[0])),
-                                          .what = str_cat("the gradient of '",
-                                                          absl::StrJoin(member.fqns, "' = '"), "'"),
-                                          .hint = hint_for(reference, reference.steps.size())},
-                                .got = std::move(got),
-                                .wanted = std::move(wanted)});
+    Item item = item_about("gradient", std::string(owner_of(member.fqns[0])),
+                           str_cat("the gradient of '", absl::StrJoin(member.fqns, "' = '"), "'"));
+    item.about.hint = hint_for(reference, reference.steps.size());
+    item.got = std::move(got);
+    item.wanted = std::move(wanted);
+    gradients.emplace_back(met, std::move(item));
   }
   std::stable_sort(gradients.begin(), gradients.end(),
                    [](const auto& a, const auto& b) { return a.first > b.first; });
@@ -509,14 +515,13 @@ void add_tensors(const std::vector<std::pair<Member, at::Tensor>>& pairs, bool b
   const c10::AutoGradMode no_grad(false);
   for (const auto& [member, plain] : pairs) {
     if (buffers_behind && !member.is_buffer) continue;
-    items.push_back(
-        {.about = {.kind = buffers_behind ? "buffer" : "parameter",
-                   .module = std::string(owner_of(member.fqns[0])),
-                   .what = str_cat(
-                       member.is_buffer ? "the buffer '" : "the parameter '", member.fqns[0],
-                       buffers_behind ? "' behind forward" : "' itself, before anything ran,")},
-         .got = member.tensor.detach().clone(),
-         .wanted = plain.detach().clone()});
+    Item item =
+        item_about(buffers_behind ? "buffer" : "parameter", std::string(owner_of(member.fqns[0])),
+                   str_cat(member.is_buffer ? "the buffer '" : "the parameter '", member.fqns[0],
+                           buffers_behind ? "' behind forward" : "' itself, before anything ran,"));
+    item.got = member.tensor.detach().clone();
+    item.wanted = plain.detach().clone();
+    items.push_back(std::move(item));
   }
 }
 
@@ -612,11 +617,13 @@ Verification verify(torch::nn::Module& model, const std::function<at::Tensor()>&
   std::string error = ours.error;
   Verification v;
   add_outputs(plain, ours, error, items, v.not_met);
-  Item result{.about = {.kind = "output", .what = "the model's result"},
-              .got = ours.result.defined() ? ours.result.detach() : at::Tensor(),
-              .wanted = plain.result.defined() ? plain.result.detach() : at::Tensor(),
-              .is_result = true};
-  if (result.wanted.defined()) items.push_back(std::move(result));
+  if (plain.result.defined()) {
+    Item result = item_about("output", "", "the model's result");
+    if (ours.result.defined()) result.got = ours.result.detach();
+    result.wanted = plain.result.detach();
+    result.is_result = true;
+    items.push_back(std::move(result));
+  }
   add_tensors(pairs, /*buffers_behind=*/true, items);
   if (options.backward && ours.error.empty()) {
     try {
@@ -629,8 +636,10 @@ Verification verify(torch::nn::Module& model, const std::function<at::Tensor()>&
     }
   }
   // On every rank, whether it has thrown there or not.
-  items.push_back({.about = {.kind = "error", .what = "what comes behind forward", .reason = error},
-                   .threw = !error.empty()});
+  Item behind = item_about("error", "", "what comes behind forward");
+  behind.about.reason = error;
+  behind.threw = !error.empty();
+  items.push_back(std::move(behind));
   if (options.backward) add_gradients(pairs, plain, items);
   for (Item& item : items) {
     if (item.about.kind == "gradient" && !ours.error.empty()) item.got = at::Tensor();

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# gofmt, go vet, staticcheck, C's warnings as errors, and all tests: with the race detector, and with all checks of pointers
-# that C gets. What this machine cannot do is told, with the reason, in the last line too.
+# gofmt, go vet, staticcheck, C's warnings as errors, and all tests, with the race detector and with all checks of pointers
+# that C gets at once. What this machine cannot do is told, with the reason, in the last line too.
 set -euo pipefail
-export SHARDWEAVE_TRAIN_GPT=$PWD/$TRAIN_GPT
+export SHARDWEAVE_TRAIN_GPT=$PWD/$TRAIN_GPT SHARDWEAVE_SAME_MODEL=$PWD/tests/same_model
 run() { bindings/go/with_library.sh "$@"; }
 say() { printf '\n== %s\n' "$*"; }
 without=()
@@ -23,16 +23,16 @@ grep -q SA4018 <<<"$found" || { echo "staticcheck does not work here: $found"; e
 run ./staticcheck.sh ./...
 say "warnings of C" # errors here only: users have other compilers
 run bash -c 'CGO_CFLAGS="$CGO_CFLAGS -Wall -Wextra -Werror -Wno-unused-parameter" go build ./internal/cshardweave'
-say go test -race
+say go test -race with checks of pointers
 printf 'package main\n\nfunc main() {}\n' >"$probe/main.go"
-if reason=$(go run -race "$probe/main.go" 2>&1); then
-  run go test -race -count=1 ./...
-else
+race=-race
+reason=$(go run -race "$probe/main.go" 2>&1) || {
+  race=
   lacks "the race detector, which this Go has not: $(tail -n 1 <<<"$reason")"
-  run go test -count=1 ./...
-fi
-say go test with checks of pointers
+}
 experiment=
 GOEXPERIMENT=cgocheck2 go env >/dev/null 2>&1 && experiment=cgocheck2 # since Go 1.21
-GOEXPERIMENT=$experiment GODEBUG=cgocheck=1 run go test -count=1 ./...
+GOEXPERIMENT=$experiment GODEBUG=cgocheck=1 run go test $race -count=1 ./...
+say go test of allocations # which are others under the race detector
+run go test -count=1 -run=Alloc -v ./shardweave
 say "PASS$(((${#without[@]})) && printf ', without %s' "${without[@]}")"

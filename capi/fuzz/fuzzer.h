@@ -112,6 +112,8 @@ class Fuzzer {
   size_t length(size_t have) { return one_in(20) ? SIZE_MAX - below(16) : below(have + 1); }
   const char* text();
   const char* op_name();
+  const char* layer_kind();
+  const char* layer_options();
   const int64_t* sizes(size_t* ndim) {
     *ndim = below(4);
     for (int64_t& size : sizes_) size = one_in(40) ? number() : static_cast<int64_t>(below(5));
@@ -250,6 +252,8 @@ class Fuzzer {
   void backends();
   void dlpack();
   void scripts();
+  void library();
+  void fully_sharded();
   void observe();
   void ranks();
   void contention();

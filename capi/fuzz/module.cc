@@ -25,7 +25,7 @@ void Fuzzer::modules() {
   swv_layout* const layout = pick(layouts_);
   swv_tensor* outputs[2] = {};
   swv_bool yes = 0;
-  switch (below(18)) {
+  switch (below(20)) {
     case 0:
       if (done(swv_module_create(&module))) keep(modules_, module, swv_module_free, 5);
       break;
@@ -125,11 +125,237 @@ void Fuzzer::modules() {
         }
       }
       break;
+    case 17:
+      if (done(swv_module_create_by_kind(layer_kind(), layer_options(), &module)))
+        keep(modules_, module, swv_module_free, 5);
+      break;
+    case 18:
+      if (one_in(4)) one_in(3) ? fully_sharded() : library();  // they take long
+      break;
     default:
       if (done(swv_optimizer_state(pick(optimizers_), below(3), text(), &t))) keep(t);
       done(swv_optimizer_set_state(pick(optimizers_), below(3), text(), pick(tensors_)));
       if (done(swv_module_load(text(), &module))) swv_module_free(module);
   }
+}
+
+// Small ones, and what is none.
+const char* Fuzzer::layer_kind() {
+  static const char* const kKinds[] = {"Linear",     "LayerNorm", "Dropout", "ReLU",
+                                       "Sequential", "Conv1d",    "LSTM",    "Linaer"};
+  return one_in(9) ? text() : kKinds[below(std::size(kKinds))];
+}
+const char* Fuzzer::layer_options() {
+  static const char* const kOptions[] = {
+      nullptr,
+      "{\"in_features\": 3, \"out_features\": 2}",
+      "{\"in_features\": 3, \"out_features\": 18446744073709551615}",
+      "{\"normalized_shape\": [2, 3]}",
+      "{\"p\": 0.5}",
+      "{\"layers\": [{\"kind\": \"Linear\", \"in_features\": 2, \"out_features\": 2}]}",
+      "{\"in_channels\": 2, \"out_channels\": 2, \"kernel_size\": 3}",
+      "{\"input_size\": 2, \"hidden_size\": 3}",
+      "{\"in_features\": null}"};
+  return one_in(9) ? text() : kOptions[below(std::size(kOptions))];
+}
+
+namespace {
+
+struct Run {
+  swv_module* module;
+  swv_module* reference;
+  swv_tensor* x;
+  uint64_t chance;
+};
+swv_status* run_one(swv_module* module, const Run& run, swv_tensor** out_result) {
+  if (run.chance % 10 == 0) return swv_status_new(SWV_CODE_ABORTED, "not now");
+  if (run.chance % 10 == 1) return nullptr;  // and no result
+  const swv_value x = swv_value_tensor(run.x);
+  swv_value y = SWV_NONE;
+  swv_status* const status =
+      swv_module_call(module, "forward", SWV_MODE_GRAD, &x, 1, &y, 1, nullptr);
+  if (status == nullptr) *out_result = y.as.tensor;
+  return status;
+}
+swv_status* run_module(void* user_data, swv_tensor** out_result) {
+  return run_one(static_cast<Run*>(user_data)->module, *static_cast<Run*>(user_data), out_result);
+}
+swv_status* run_reference(void* user_data, swv_tensor** out_result) {
+  return run_one(static_cast<Run*>(user_data)->reference, *static_cast<Run*>(user_data),
+                 out_result);
+}
+
+swv_status* make_model(void* run, swv_module** out_module) {
+  if (static_cast<Run*>(run)->chance % 10 == 2) return nullptr;  // and no module
+  return swv_module_create_by_kind("Linear", "{\"in_features\": 3, \"out_features\": 2}",
+                                   out_module);
+}
+swv_status* loss_of_model(void* run, swv_module* module, swv_mesh* mesh, swv_tensor** out_loss) {
+  const int64_t sizes[] = {2, 3};
+  swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
+  Run with = *static_cast<Run*>(run);
+  swv_tensor* y = nullptr;
+  swv_op* sum = nullptr;
+  options.mesh = mesh;
+  swv_status* status = swv_tensor_ones(sizes, 2, &options, &with.x);
+  if (status == nullptr) status = run_one(module, with, &y);
+  if (status == nullptr) status = swv_op_find("aten::sum", &sum);
+  if (status == nullptr && y != nullptr) {
+    const swv_value argument = swv_value_tensor(y);
+    swv_value result = SWV_NONE;
+    status = swv_op_call(sum, SWV_MODE_GRAD, &argument, 1, &result, 1, nullptr);
+    if (status == nullptr) *out_loss = result.as.tensor;
+  }
+  swv_op_free(sum);
+  swv_tensor_free(y);
+  swv_tensor_free(with.x);
+  return status;
+}
+
+}  // namespace
+
+// A small model from its construction to what is asked of it, deferred or not.
+void Fuzzer::library() {
+  constexpr char kLinear[] = "{\"in_features\": 3, \"out_features\": 2}";
+  swv_scope *scope = nullptr, *inner = nullptr, *pause = nullptr;
+  Run run = {nullptr, nullptr, nullptr, chance_.word()};
+  swv_plan* plan = nullptr;
+  swv_tensor *weight = nullptr, *y = nullptr;
+  swv_grad_sync* sync = nullptr;
+  swv_string *table = nullptr, *json = nullptr;
+  swv_materialize_options materialize = SWV_MATERIALIZE_OPTIONS_INIT;
+  swv_grad_sync_options buckets = SWV_GRAD_SYNC_OPTIONS_INIT;
+  swv_plan_auto_options plan_auto = SWV_PLAN_AUTO_OPTIONS_INIT;
+  swv_verify_options verify = SWV_VERIFY_OPTIONS_INIT;
+  swv_bool yes = 0;
+  int64_t counts[2];
+  float numbers[6] = {};
+  const int64_t sizes[] = {2, 3};
+  const bool deferred = one_in(2);
+  if (deferred) {
+    if (one_in(9)) done(swv_deferred_init(nullptr));
+    done(swv_deferred_init(&scope));
+    if (one_in(3)) done(swv_deferred_init(&inner));
+  }
+  const bool made = done(swv_module_create_by_kind("Linear", kLinear, &run.module));
+  if (one_in(2)) std::swap(scope, inner);
+  swv_scope_free(scope);
+  swv_scope_free(inner);
+  must(swv_tensor_ones(sizes, 2, nullptr, &run.x));
+  swv_mesh* const mesh = one_in(9) ? pick(meshes_) : meshes_.empty() ? nullptr : meshes_[0];
+  if (made && done(swv_module_create_by_kind("Linear", kLinear, &run.reference))) {
+    if (done(swv_module_get(run.module, "weight", &weight))) {
+      done(swv_tensor_is_deferred(weight, one_in(9) ? nullptr : &yes));
+      done(swv_tensor_copy_from_host(weight, numbers, sizeof(numbers)));
+      drop(swv_tensor_to_string(weight, &table), &table);
+      table = nullptr;
+    }
+    if (done(swv_plan_from_styles(run.module, mesh, one_in(3) ? text() : "{\"style\": \"colwise\"}",
+                                  one_in(2) ? nullptr : text(), &plan))) {
+      swv_plan_free(plan);
+    }
+    plan = nullptr;
+    if (done(swv_plan_from_zoo(one_in(3) ? text() : "mixtral", one_in(5) ? text() : "{}", mesh,
+                               one_in(3) ? text() : "{\"mesh_dim\": \"x\"}", &plan))) {
+      swv_plan_free(plan);
+    }
+    plan = nullptr;
+    plan_auto.tp_mesh_dim = one_in(3) ? text() : nullptr;
+    plan_auto.max_evaluations = one_in(9) ? number() : 3;
+    plan_auto.memory_limit = one_in(9) ? number() : 0;
+    plan_auto.heads = one_in(9) ? number() : 0;
+    plan_auto.sequence_dim = one_in(9) ? small() : 1;
+    if (one_in(4) && done(swv_plan_auto(mesh, one_in(9) ? nullptr : make_model,
+                                        one_in(9) ? nullptr : loss_of_model, &run, sized(plan_auto),
+                                        &plan, one_in(3) ? nullptr : &table, nullptr))) {
+      swv_plan_free(plan);
+      swv_string_free(table);
+    }
+    table = nullptr;
+    if (one_in(2)) done(swv_module_distribute(run.module, mesh, nullptr, nullptr));
+    const char* const fqns[] = {one_in(2) ? "weight" : text()};
+    const swv_tensor* const values[] = {one_in(2) ? run.x : pick(tensors_)};
+    materialize.fqns = fqns, materialize.values = values;
+    materialize.num_values = one_in(3) ? length(1) : 0;
+    materialize.seed = chance_.word(), materialize.has_seed = static_cast<swv_bool>(below(2));
+    done(swv_module_materialize(run.module, one_in(3) ? nullptr : sized(materialize)));
+    buckets.bucket_bytes = one_in(3) ? number() : 64;
+    if (done(swv_grad_sync_create(run.module, one_in(3) ? nullptr : sized(buckets), &sync))) {
+      done(swv_grad_sync_no_sync(sync, one_in(9) ? nullptr : &pause));
+      done(swv_grad_sync_counts(sync, &counts[0], one_in(2) ? nullptr : &counts[1]));
+      done(swv_grad_sync_discard(sync));
+    }
+    if (run.chance % 10 > 1 && done(run_module(&run, &y))) swv_tensor_free(y);
+    drop(swv_module_dump(run.module, one_in(3) ? nullptr : &table, nullptr), &table);
+    table = nullptr;
+    if (done(swv_module_memory(run.module, one_in(3) ? nullptr : run_module, &run, &table, &json)))
+      swv_string_free(table), swv_string_free(json);
+    table = json = nullptr;
+    drop(swv_module_list_communication(run.module, one_in(9) ? nullptr : run_module, &run, &table,
+                                       nullptr),
+         &table);
+    table = nullptr;
+    verify.copy_values = static_cast<swv_bool>(below(2));
+    verify.forward_only = one_in(9) ? small() : static_cast<swv_bool>(below(2));
+    verify.tolerance = one_in(3) ? real() : 0.0;
+    drop(swv_module_verify(run.module, run_module, run.reference, run_reference, &run,
+                           one_in(3) ? nullptr : sized(verify), &yes, nullptr, &json),
+         &json);
+    if (one_in(2)) std::swap(run.module, run.reference);
+    if (one_in(2)) swv_scope_free(pause), pause = nullptr;
+    if (one_in(2)) swv_module_free(run.reference), run.reference = nullptr;
+    swv_grad_sync_free(sync);
+    swv_scope_free(pause);
+  }
+  swv_tensor_free(weight);
+  swv_tensor_free(run.x);
+  swv_module_free(run.reference);
+  swv_module_free(run.module);
+}
+
+// A small model whose parameters are whole while they are used.
+void Fuzzer::fully_sharded() {
+  swv_module* module = nullptr;
+  swv_tensor *x = nullptr, *weight = nullptr;
+  swv_string *table = nullptr, *json = nullptr;
+  swv_value y = SWV_NONE;
+  swv_fully_shard_options options = SWV_FULLY_SHARD_OPTIONS_INIT;
+  swv_fully_shard_counters counters = SWV_FULLY_SHARD_COUNTERS_INIT;
+  const char* const units[] = {one_in(2) ? "0" : text()};
+  const char* const types[] = {one_in(2) ? "Linear" : text()};
+  const int64_t sizes[] = {2, 2};
+  swv_mesh* const mesh = one_in(9) ? pick(meshes_) : meshes_.empty() ? nullptr : meshes_[0];
+  options.mesh_dim = one_in(3) ? text() : nullptr;
+  options.units = units, options.num_units = one_in(3) ? length(1) : 0;
+  options.unit_types = types, options.num_unit_types = one_in(3) ? length(1) : 0;
+  options.min_numel = one_in(3) ? number() : 0;
+  options.source = one_in(3) ? small() : 0;
+  options.reshard_after_forward = one_in(9) ? small() : static_cast<swv_bool>(below(2));
+  if (!done(swv_module_create_by_kind("Sequential",
+                                      "{\"layers\": [{\"kind\": \"Linear\", \"in_features\": 2, "
+                                      "\"out_features\": 2}]}",
+                                      &module)))
+    return;
+  must(swv_tensor_ones(sizes, 2, nullptr, &x));
+  if (done(swv_module_fully_shard(module, mesh, one_in(3) ? nullptr : sized(options), &table,
+                                  one_in(2) ? nullptr : &json))) {
+    swv_string_free(table);
+    swv_string_free(json);
+  }
+  const swv_value argument = swv_value_tensor(x);
+  if (done(swv_module_call(module, "forward", one_in(3) ? small() : SWV_MODE_GRAD, &argument, 1, &y,
+                           1, nullptr))) {
+    if (one_in(3)) done(swv_mesh_reshard(mesh));
+    if (y.kind == SWV_VALUE_TENSOR) done(swv_tensor_backward(y.as.tensor, x, nullptr));
+    swv_value_clear(&y);
+  }
+  if (done(swv_module_get(module, "0.weight", &weight))) keep(weight);
+  if (one_in(2)) done(swv_module_fully_shard(module, mesh, nullptr, nullptr, nullptr));
+  done(swv_module_finish_grad_sync(module));
+  done(swv_mesh_reshard(mesh));
+  done(swv_mesh_fully_shard_counters(mesh, one_in(9) ? nullptr : sized(counters)));
+  swv_tensor_free(x);
+  swv_module_free(module);
 }
 
 // A module from a file.

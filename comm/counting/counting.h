@@ -3,7 +3,7 @@
 //
 //   auto log = std::make_shared<CountingLog>();
 //   auto comm = count_communication(/*rank=*/7, /*num_ranks=*/65536, log);
-//   train_step(**comm);                                  // outputs stay as they were
+//   train_step(**comm);                                  // outputs stay as they were, or stand in
 //   log->totals()[{"dp", OpKind::kAllReduce}].bytes;
 //
 // Every operation is done and OK when it is issued. Groups are made by subgroup(); split() is
@@ -44,8 +44,15 @@ class CountingLog {
   std::vector<CountedOperation> operations_;  // guarded by mutex_
 };
 
+struct CountingOptions {
+  // Outputs on the CPU become what they would be if every other rank gave what this one gives, or
+  // nothing where this one gives nothing: what is computed from them is not what ranks would
+  // compute, but indices stay indices and sizes sizes. (Sums are this rank's summands.)
+  bool stand_in = false;
+};
+
 // The communicator of `rank` over ranks [0, num_ranks). InvalidArgument if there is no such rank.
-absl::StatusOr<std::shared_ptr<Communicator>> count_communication(int rank, int num_ranks,
-                                                                  std::shared_ptr<CountingLog> log);
+absl::StatusOr<std::shared_ptr<Communicator>> count_communication(
+    int rank, int num_ranks, std::shared_ptr<CountingLog> log, const CountingOptions& options = {});
 
 }  // namespace shardweave

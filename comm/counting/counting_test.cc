@@ -58,6 +58,32 @@ TEST(CountingTest, TakesMemoryOfAnyDevice) {
   EXPECT_EQ(log->operations()[0].bytes, 2 << 20);
 }
 
+// Of rank 1 of 2, as if rank 0 gave the same.
+TEST(CountingTest, ItsOwnMayStandInForOthers) {
+  auto world = count_communication(1, 2, std::make_shared<CountingLog>(), {.stand_in = true});
+  ASSERT_TRUE(world.ok()) << world.status();
+  const float mine[4] = {1, 2, 3, 4};
+  const ConstBuffer in = ConstBuffer::of(mine, 4), half = ConstBuffer::of(mine, 2);
+  const auto filled = [](int64_t count, const auto& run) {
+    std::vector<float> out(count, 99);
+    EXPECT_TRUE(run(Buffer::of(out.data(), count)).wait().ok());
+    return out;
+  };
+  using Values = std::vector<float>;
+  Communicator& comm = **world;
+  EXPECT_EQ(filled(4, [&](Buffer out) { return comm.all_reduce(in, out, ReduceOp::kSum); }),
+            (Values{1, 2, 3, 4}));
+  EXPECT_EQ(filled(4, [&](Buffer out) { return comm.all_gather(half, out); }),
+            (Values{1, 2, 1, 2}));
+  EXPECT_EQ(filled(5, [&](Buffer out) { return comm.all_gather_v(half, out, {3, 2}); }),
+            (Values{1, 2, 0, 1, 2}));
+  EXPECT_EQ(filled(2, [&](Buffer out) { return comm.reduce_scatter(in, out, ReduceOp::kSum); }),
+            (Values{3, 4}));
+  EXPECT_EQ(filled(4, [&](Buffer out) { return comm.all_to_all(in, out); }), (Values{3, 4, 3, 4}));
+  EXPECT_EQ(filled(3, [&](Buffer out) { return comm.all_to_all_v(in, {3, 1}, out, {2, 1}); }),
+            (Values{4, 0, 4}));
+}
+
 TEST(CountingTest, StillRefusesBadArguments) {
   auto log = std::make_shared<CountingLog>();
   auto world = count_communication(0, 8, log);

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <string_view>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
 #include "shardweave/dtensor/cost_model.h"
 #include "shardweave/dtensor/engine/cache.h"
 #include "shardweave/dtensor/engine/op_info.h"
@@ -22,6 +24,11 @@ class Decisions {
 
   // Between operators only: the keys and entries of the cache know OpInfos. See add_rule() in rule.h.
   void add_rule(std::string_view name, Rule rule);
+  // A plug-in's (modules/plugin.h): the same one may come again. AlreadyExists: the name has another
+  // rule.
+  absl::Status can_plug_in(std::string_view name, const std::shared_ptr<const Rule>& rule) const;
+  void plug_in(std::string_view name, const std::shared_ptr<const Rule>& rule);
+  bool is_plugged_in(const c10::OperatorName& op) const;
   // `under_way`: while an operator runs, whose entry has to stay.
   void set_cost_model(CostModel model, bool under_way);
 
@@ -29,7 +36,8 @@ class Decisions {
   PlanMemo plans;          // per pair of specs
 
  private:
-  RuleTable rules_;  // the user's
+  RuleTable rules_;                                                           // the user's
+  absl::flat_hash_map<std::string, std::shared_ptr<const Rule>> plugged_in_;  // of them
   absl::flat_hash_map<const c10::OperatorName*, std::unique_ptr<OpInfo>> op_infos_;
   CostModel cost_model_;
 };

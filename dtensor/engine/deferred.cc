@@ -134,8 +134,8 @@ constexpr std::string_view kNoWrite[] = {"set_data", "detach_", "requires_grad_"
                                          "set_"};
 
 constexpr char kNoValues[] =
-    "a tensor that deferred_init() has recorded has no values yet, and no memory: make the values "
-    "outside of it, or call materialize() first (torch::tensor({...}) works within)";
+    "a tensor that deferred_init has recorded has no values yet, and no memory: make the values "
+    "outside of it, or materialize first";
 
 }  // namespace
 
@@ -168,7 +168,7 @@ class Tape {
     const int storage = find(tensor);
     if (storage < 0) {
       throw Error(absl::InternalError(
-          "a tensor under deferred_init() got a storage that it has not recorded"));
+          "a tensor under deferred_init got a storage that it has not recorded"));
     }
     return {storage,
             tensor.sizes().vec(),
@@ -193,14 +193,22 @@ class Tape {
     while (block->first > stream) --block;
     return {block->begin.seed, block->begin.offset + stream - block->first};
   }
-  // What has been recorded so far has its numbers from now on.
-  void reserve(const std::shared_ptr<MeshContext>& context) {
+  // What has been recorded so far has its numbers from now on. False: it had them.
+  bool reserve(const std::shared_ptr<MeshContext>& context) {
     std::vector<Block>& of_mesh = blocks[context];
     uint64_t& reserved = reserved_[context];
-    if (!of_mesh.empty() && reserved == draws) return;
+    if (!of_mesh.empty() && reserved == draws) return false;
     of_mesh.push_back({reserved, context->random});
     context->random.offset += draws - reserved;
     reserved = draws;
+    return true;
+  }
+  // Takes the last reserve() that was true back.
+  void unreserve(const std::shared_ptr<MeshContext>& context) {
+    std::vector<Block>& of_mesh = blocks[context];
+    reserved_[context] = of_mesh.back().first;
+    context->random = of_mesh.back().begin;
+    of_mesh.pop_back();
   }
 
   // What has to run for the last value of a storage, in order.
@@ -281,8 +289,8 @@ bool is_plain_deferred(const at::Tensor& tensor) {
 [[noreturn]] void not_made(std::string_view who, const std::string& name) {
   throw Error(absl::FailedPreconditionError(
       absl::StrCat(std::string(who), who.empty() ? "" : ": ", name,
-                   " has no values yet, for its module was made under deferred_init(); call "
-                   "materialize(*model), after parallelize_module() where it is to be sharded")));
+                   " has no values yet, for its module was made under deferred_init; materialize "
+                   "that first, once it is distributed where it is to be sharded")));
 }
 
 // A DTensor's part that is not made yet. Whoever wants it gets an error, which names it, and by
@@ -442,7 +450,7 @@ class Recording {
       break;
     }
     fail(op_, absl::StatusCode::kFailedPrecondition,
-         absl::StrCat("wants values of ", name, ", which deferred_init() has recorded but not made",
+         absl::StrCat("wants values of ", name, ", which deferred_init has recorded but not made",
                       said.empty() ? "" : absl::StrCat(" (LibTorch: ", std::string(said), ")"),
                       "; compute them outside of it"));
   }
@@ -461,7 +469,7 @@ class Recording {
       for (const IValue& v : args_) {
         if (!v.isGenerator()) continue;
         fail(op_, absl::StatusCode::kInvalidArgument,
-             "takes no generator under deferred_init(); materialize() draws from the mesh, or from "
+             "takes no generator under deferred_init; materialize draws from the mesh, or from "
              "its option `seed`");
       }
       node_.stream = tape_->draws;  // counted when it has run
@@ -476,7 +484,7 @@ class Recording {
     }
     fail(op_, absl::StatusCode::kUnimplemented,
          "this random operator cannot be deferred: its numbers would depend on the sharding; make "
-         "what it makes outside of deferred_init()");
+         "what it makes outside of deferred_init");
   }
 
   void keep_arguments() {
@@ -492,29 +500,28 @@ class Recording {
       if (is_plain_deferred(tensor)) {
         if (tape_of(tensor) != tape_) {
           fail(op_, absl::StatusCode::kInvalidArgument,
-               "takes tensors that two calls of deferred_init() have made; make both within one");
+               "takes tensors that two calls of deferred_init have made; make both within one");
         }
         operand.deferred = tape_->geometry(tensor);
         node_.sum = sum_of(node_.sum, *operand.deferred);
         if (operand.written && tape_->storages[operand.deferred->storage].is_constants) {
           fail(op_, absl::StatusCode::kInvalidArgument,
-               "writes a tensor that was made outside of deferred_init(), by a view of it");
+               "writes a tensor that was made outside of deferred_init, by a view of it");
         }
       } else if (is_dtensor(tensor)) {
         fail(op_, absl::StatusCode::kInvalidArgument,
-             "takes a DTensor and a tensor that deferred_init() has recorded");
+             "takes a DTensor and a tensor that deferred_init has recorded");
       } else {
         if (operand.written && !is_one_of(base_name(op_), kNoWrite)) {
           fail(op_, absl::StatusCode::kFailedPrecondition,
                absl::StrCat("writes a tensor of shape [", absl::StrJoin(tensor.sizes(), ", "),
-                            "] that was made outside of deferred_init(), from one that has no "
+                            "] that was made outside of deferred_init, from one that has no "
                             "values yet; make both outside, or both within"));
         }
         if (base_name(op_) == "aten::set_data" || base_name(op_) == "aten::set_") {
-          fail(
-              op_, absl::StatusCode::kInvalidArgument,
-              "would give memory to a tensor that deferred_init() has recorded; give materialize() "
-              "the value, or copy_() it");
+          fail(op_, absl::StatusCode::kInvalidArgument,
+               "would give memory to a tensor that deferred_init has recorded; give materialize "
+               "the value, or copy it there");
         }
         // Small ones may be used again by whoever has made them.
         constexpr size_t kCopied = 1 << 20;
@@ -770,7 +777,7 @@ class Maker {
   const at::Tensor& constant(const Node& node, const Operand& operand) const {
     if (!operand.constant.is_inference() && operand.constant._version() != operand.version) {
       fail(node.op, absl::StatusCode::kFailedPrecondition,
-           "a tensor from outside of deferred_init(), which it has recorded, was written since");
+           "a tensor from outside of deferred_init, which it has recorded, was written since");
     }
     return operand.constant;
   }
@@ -824,7 +831,7 @@ class Maker {
       at::Tensor made = results.at(static_cast<size_t>(output));
       if (made.scalar_type() != g.dtype || made.sizes() != g.sizes) {
         fail(node.op, absl::StatusCode::kInternal,
-             "made another tensor than deferred_init() has recorded");
+             "made another tensor than deferred_init has recorded");
       }
       if (made.strides() != g.strides || made.storage_offset() != g.offset) {
         // Kernels of devices may lay out results in another way than that of meta tensors.
@@ -1022,6 +1029,27 @@ struct Item {
   std::shared_ptr<MeshContext> context;  // the same
   at::Tensor given;
   std::string given_as;
+  at::Tensor made;  // and not there yet
+};
+
+// Random numbers that tapes have taken from meshes, which go back unless they are kept.
+class Reservations {
+ public:
+  Reservations() = default;
+  ~Reservations() {
+    for (auto it = taken_.rbegin(); it != taken_.rend(); ++it) it->first->unreserve(it->second);
+  }
+  Reservations(const Reservations&) = delete;
+  Reservations& operator=(const Reservations&) = delete;
+
+  void reserve(const std::shared_ptr<Tape>& tape, const std::shared_ptr<MeshContext>& context) {
+    taken_.reserve(taken_.size() + 1);
+    if (tape->reserve(context)) taken_.emplace_back(tape, context);
+  }
+  void keep() { taken_.clear(); }
+
+ private:
+  std::vector<std::pair<std::shared_ptr<Tape>, std::shared_ptr<MeshContext>>> taken_;
 };
 
 std::shared_ptr<MeshContext> one_rank() {
@@ -1035,11 +1063,11 @@ std::vector<Item> items_of(const std::vector<Member>& members) {
   for (const Member& member : members) {
     if (is_plain_deferred(member.tensor)) {
       const std::shared_ptr<Tape>& tape = tape_of(member.tensor);
-      items.push_back({&member, tape, tape->geometry(member.tensor), nullptr, nullptr, {}, {}});
+      items.push_back({&member, tape, tape->geometry(member.tensor), nullptr, nullptr, {}, {}, {}});
     } else if (is_dtensor(member.tensor)) {
       const DTensorMeta& meta = meta_of(member.tensor);
       if (auto part = deferred_part(meta)) {
-        items.push_back({&member, part->tape, part->whole, part, meta.context, {}, {}});
+        items.push_back({&member, part->tape, part->whole, part, meta.context, {}, {}, {}});
       }
     }
   }
@@ -1118,22 +1146,56 @@ void give(std::vector<Item>& items, const std::vector<Member>& members,
   }
 }
 
-// This rank's part of a value that was given.
-at::Tensor part_of_given(const Item& item, const Spec& spec, const Cause& cause) {
-  const auto options = options_of(*item.tape, item.whole);
-  at::Tensor part;
-  if (is_dtensor(item.given)) {
-    part = meta_of(redistributed(item.given.detach(), spec.layout, cause)).local();
-  } else {
-    part = item.given.detach();
-    for (int d = 0; d < spec.ndim(); ++d) {
-      part = select(part, d,
-                    local_intervals(spec.layout, item.context->mesh().shape(),
-                                    item.context->coordinate(), spec.sizes, d));
-    }
+// A DTensor that was given, in the layout of this rank's part. Collective over its mesh.
+void bring_given(const Item& item, const Spec& spec, const Cause& cause) {
+  Cause of_it = cause;
+  of_it.parameter = item.member->fqns[0];
+  item.made.copy_(meta_of(redistributed(item.given.detach(), spec.layout, of_it)).local());
+}
+
+// This rank's part. Of a DTensor that was given only the memory.
+at::Tensor make_part(const Item& item, const Spec& spec, std::optional<uint64_t> seed) {
+  if (!item.given.defined()) return Maker(item.tape, item.context, seed).part(item.whole, spec);
+  const at::Tensor made = at::empty(array(spec.local_sizes), options_of(*item.tape, item.whole));
+  if (is_dtensor(item.given)) return made;
+  at::Tensor part = item.given.detach();
+  for (int d = 0; d < spec.ndim(); ++d) {
+    part = select(part, d,
+                  local_intervals(spec.layout, item.context->mesh().shape(),
+                                  item.context->coordinate(), spec.sizes, d));
   }
-  at::Tensor made = at::empty(array(spec.local_sizes), options);
   made.copy_(part);
+  return made;
+}
+
+// Of no mesh. `alone`: that of one rank, made when the first needs it.
+at::Tensor make_plain(const Item& item, std::optional<uint64_t> seed,
+                      std::shared_ptr<MeshContext>& alone) {
+  StorageRecord& storage = item.tape->storages[item.whole.storage];
+  at::Tensor made;
+  if (c10::intrusive_ptr<c10::StorageImpl> shared = storage.made.lock()) {
+    made = at::empty({0}, options_of(*item.tape, item.whole));
+    made.set_(c10::Storage(std::move(shared)), item.whole.offset, item.whole.sizes,
+              item.whole.strides);
+  } else {
+    if (item.given.defined() && item.whole.is_whole(item.whole.sizes) &&
+        static_cast<size_t>(item.whole.numel()) * c10::elementSize(item.whole.dtype) ==
+            storage.meta.nbytes()) {
+      made = at::empty(item.whole.sizes, options_of(*item.tape, item.whole));
+    } else {
+      if (alone == nullptr) alone = one_rank();
+      std::optional<uint64_t>& drawn = item.tape->seed_alone;
+      if (!seed.has_value() && !drawn.has_value()) {
+        // Another model made after this one gets other numbers; torch::manual_seed() repeats them.
+        at::Generator generator = at::detail::getDefaultCPUGenerator();
+        const std::lock_guard lock(generator.mutex());
+        drawn = at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
+      }
+      made = Maker(item.tape, alone, seed.has_value() ? seed : drawn).whole(item.whole);
+    }
+    storage.made = c10::weak_intrusive_ptr<c10::StorageImpl>(made.storage().getWeakStorageImpl());
+  }
+  if (item.given.defined()) made.copy_(item.given.detach());
   return made;
 }
 
@@ -1242,19 +1304,30 @@ void make_deferred(const std::vector<Member>& members,
       contexts.push_back(item.context);
     }
   }
+  // Everything is made before anything changes: the others learn of what fails here while all can
+  // still go back.
+  Reservations reservations;
   std::exception_ptr failure;
   try {
     give(items, members, given, cause.name);
+    if (!seed.has_value()) {
+      for (const Item& item : items) {
+        if (item.context != nullptr) reservations.reserve(item.tape, item.context);
+      }
+    }
+    std::shared_ptr<MeshContext> alone;
+    for (Item& item : items) {
+      item.made = item.part != nullptr ? make_part(item, *meta_of(item.member->tensor).spec, seed)
+                                       : make_plain(item, seed, alone);
+    }
   } catch (...) {
     failure = std::current_exception();
   }
-  // A rank with an error of its own compares, too: the others hear of it.
   for (const std::shared_ptr<MeshContext>& context : contexts) {
     std::vector<uint64_t> sums;
     std::vector<const Item*> compared;
     for (const Item& item : items) {
       if (item.context != context) continue;
-      if (!seed.has_value()) item.tape->reserve(context);
       sums.push_back(failure != nullptr ? 1 : sum_of_item(item, seed));
       compared.push_back(&item);
     }
@@ -1266,53 +1339,33 @@ void make_deferred(const std::vector<Member>& members,
             "'", compared[difference->index]->member->fqns[0], "' would not be the same on ranks ",
             difference->ranks[0], " and ", difference->ranks[1],
             ": their modules were made in other ways (shapes, initialisers, or what was drawn "
-            "before), their random states or seeds differ, other values are given, or those of "
-            "one rank are no good"))));
+            "before), their random states or seeds differ, other values are given, or one rank "
+            "has an error of its own"))));
+  }
+  // Ranks of one mesh hear of what another mesh has found.
+  for (size_t i = 0; contexts.size() > 1 && i < contexts.size(); ++i) {
+    const uint64_t failed = failure != nullptr ? 1 : 0;
+    if (!first_difference(*contexts[i], {failed}, cause).has_value() || failed != 0) continue;
+    failure = std::make_exception_ptr(Error(
+        cause.name, absl::InvalidArgumentError(absl::StrCat("it has failed on other ranks of ",
+                                                            contexts[i]->mesh().to_string()))));
   }
   if (failure != nullptr) std::rethrow_exception(failure);
-
-  std::shared_ptr<MeshContext> alone;
   for (const Item& item : items) {
-    const at::Tensor& tensor = item.member->tensor;
-    if (item.part != nullptr) {
-      DTensorMeta& meta = meta_of(tensor);
-      const SpecRef spec = meta.spec;
-      Cause of_it = cause;
-      of_it.parameter = item.member->fqns[0];
-      item.part->made = item.given.defined()
-                            ? part_of_given(item, *spec, of_it)
-                            : Maker(item.tape, item.context, seed).part(item.whole, *spec);
-      meta.part = LocalPart(item.part->made);
-      meta.came_from(provenance_of_new(*item.context, *spec));
+    if (item.part == nullptr || !is_dtensor(item.given)) continue;
+    bring_given(item, *meta_of(item.member->tensor).spec, cause);
+  }
+
+  reservations.keep();
+  for (const Item& item : items) {
+    if (item.part == nullptr) {
+      become_plain(item.member->tensor, item.made);
       continue;
     }
-    StorageRecord& storage = item.tape->storages[item.whole.storage];
-    at::Tensor made;
-    if (c10::intrusive_ptr<c10::StorageImpl> shared = storage.made.lock()) {
-      made = at::empty({0}, options_of(*item.tape, item.whole));
-      made.set_(c10::Storage(std::move(shared)), item.whole.offset, item.whole.sizes,
-                item.whole.strides);
-    } else {
-      if (item.given.defined() && item.whole.is_whole(item.whole.sizes) &&
-          static_cast<size_t>(item.whole.numel()) * c10::elementSize(item.whole.dtype) ==
-              storage.meta.nbytes()) {
-        made = at::empty(item.whole.sizes, options_of(*item.tape, item.whole));
-      } else {
-        if (alone == nullptr) alone = one_rank();
-        std::optional<uint64_t>& drawn = item.tape->seed_alone;
-        if (!seed.has_value() && !drawn.has_value()) {
-          // Another model made after this one gets other numbers; torch::manual_seed() repeats
-          // them.
-          at::Generator generator = at::detail::getDefaultCPUGenerator();
-          const std::lock_guard lock(generator.mutex());
-          drawn = at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
-        }
-        made = Maker(item.tape, alone, seed.has_value() ? seed : drawn).whole(item.whole);
-      }
-      storage.made = c10::weak_intrusive_ptr<c10::StorageImpl>(made.storage().getWeakStorageImpl());
-    }
-    if (item.given.defined()) made.copy_(item.given.detach());
-    become_plain(tensor, made);
+    DTensorMeta& meta = meta_of(item.member->tensor);
+    item.part->made = item.made;
+    meta.part = LocalPart(item.made);
+    meta.came_from(provenance_of_new(*item.context, *meta.spec));
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "shardweave/dtensor/engine/fsdp_unit.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/engine/redistribute.h"
 #include "shardweave/dtensor/error.h"
@@ -38,6 +39,13 @@ void bring(const DTensorMeta& meta, const Detour& detour, std::string_view op) {
            "reads a copy where a view was asked for, and the original has been written since; make "
            "the view again");
   }
+  const FsdpState* fsdp = meta.context->fsdp.get();
+  if (fsdp != nullptr && detour.base.has_storage() &&
+      fsdp->unit_of(detour.base.storage().unsafeGetStorageImpl()) != nullptr) {
+    refuse(meta, op,
+           "reads a view of a parameter of fully_shard() that was written since; make the view "
+           "again");
+  }
   if (detour.next != nullptr) bring(meta, *detour.next, op);
   const PlanRef plan = plan_along(meta, detour.base_spec, detour.moved_spec, op);
   detour.moved.copy_(
@@ -48,6 +56,11 @@ void bring(const DTensorMeta& meta, const Detour& detour, std::string_view op) {
 }  // namespace
 
 void check_writable(const DTensorMeta& meta, std::string_view op) {
+  if (meta.part.state() == LocalPart::State::kGatheredOnUse) {
+    refuse(meta, op,
+           "writes to a view of a parameter that is fully sharded, which is gathered for each use; "
+           "write to the parameter itself");
+  }
   if (meta.detour == nullptr || meta.detour->moved.defined()) return;
   refuse(meta, op,
          "writes to a view of a DTensor that is a copy, so that the original would not change; "

@@ -20,6 +20,7 @@
 #include "shardweave/dtensor/engine/arguments.h"
 #include "shardweave/dtensor/engine/decide.h"
 #include "shardweave/dtensor/engine/detour.h"
+#include "shardweave/dtensor/engine/fsdp_unit.h"
 #include "shardweave/dtensor/engine/provenance.h"
 #include "shardweave/dtensor/engine/redistribute.h"
 #include "shardweave/dtensor/engine/remembered.h"
@@ -449,6 +450,9 @@ class Runner {
       at::Tensor handle = written_arg(written);
       meta_of(handle).came_from(provenance_of_result(place++));
       // What changes the shape in place writes no element.
+      if (context_.fsdp != nullptr && !info_.changes_shape) {
+        check_writable(meta_of(handle), op_.operator_name().name);  // without a family, too
+      }
       if (meta_of(handle).family != nullptr && !info_.changes_shape) {
         check_writable(meta_of(handle), op_.operator_name().name);
         written_views_.push_back(handle);
@@ -628,6 +632,7 @@ class Runner {
         meta.spec = k.written->spec;
         // Perhaps not the same: the operator may have worked on a copy that was brought here.
         meta.part = LocalPart(k.local);
+        follow_fsdp(meta);
         // Views and shallow copies go on with what was there before it was moved.
         if (!entry_.input_changes.empty() && meta.family != nullptr) {
           meta.detour = copy_of_its_own(meta.family);
@@ -665,6 +670,7 @@ class Runner {
       at::Tensor result = wrap_view(std::move(local), std::move(spec), reference_,
                                     !info_.is_view || viewed_.is_inference());
       follow_base(result);
+      follow_fsdp(meta_of(result));
       meta_of(result).came_from(provenance_of_result(flat));
       return result;
     }
@@ -689,8 +695,15 @@ class Runner {
             ? wrap_view(std::move(local), spec, std::move(reference), viewed_.is_inference())
             : wrap(std::move(local), spec, std::move(reference));
     if (info_.is_view) follow_base(result);
+    follow_fsdp(meta_of(result));
     meta_of(result).came_from(provenance_of_result(flat));
     return result;
+  }
+
+  // Also of operators that make views without a word, as unsafe_chunk does.
+  ABSL_ATTRIBUTE_ALWAYS_INLINE void follow_fsdp(DTensorMeta& meta) const {
+    if (context_.fsdp != nullptr) [[unlikely]]
+      follow_unit(*context_.fsdp, meta);
   }
 
   at::Tensor brought(const at::Tensor& local, const CacheEntry::OutputChange& change) {

@@ -13,6 +13,7 @@
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/engine/adopt.h"
 #include "shardweave/dtensor/engine/deferred.h"
+#include "shardweave/dtensor/engine/fsdp_unit.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
 #include "torch/csrc/autograd/graph_task.h"
@@ -61,7 +62,8 @@ constexpr std::string_view kLayers[] = {
     "rms_norm",
 };
 
-bool is_layer(const c10::OperatorHandle& op) {
+bool is_layer(const c10::OperatorHandle& op, const MeshContext& context) {
+  if (context.decisions.is_plugged_in(op.operator_name())) return true;
   constexpr std::string_view kAten = "aten::";
   std::string_view name = op.operator_name().name;
   if (!name.starts_with(kAten)) return false;
@@ -134,6 +136,13 @@ void observe(const IValue& value, const ViewFamily& family) {
   if (value.isTensor()) observe(value.toTensor(), family);
   if (!value.isTensorList()) return;
   for (const at::Tensor& tensor : value.toTensorVector()) observe(tensor, family);
+}
+
+// Of a parameter that rests, copies of the handle do so, too.
+void follow_results(const c10::FunctionSchema& schema, const c10::Stack& stack) {
+  for (size_t i = stack.size() - schema.returns().size(); i < stack.size(); ++i) {
+    follow_resting(stack[i]);
+  }
 }
 
 // Whether anything that is no number comes from outside of the module.
@@ -290,15 +299,22 @@ void dispatch_observed(const c10::OperatorHandle& op, c10::Stack* stack) {
   // Its data is replaced (module->to()), and with that what it knew; it stays the module's.
   if (schema.name() == "aten::set_data" || schema.name() == "aten::set_") {
     const at::Tensor target = args[0].toTensor();
+    if (args.size() > 1 && args[1].isTensor()) check_stays(target, args[1].toTensor());
+    if (schema.name() == "aten::set_data" && resting_of(target) != nullptr) {  // by itself
+      torch::jit::drop(*stack, schema.arguments().size());
+      return;
+    }
     const std::shared_ptr<ViewFamily> family =
         is_observed(target) ? meta_of(target).family : std::shared_ptr<ViewFamily>();
     op.callBoxed(stack);
     if (family != nullptr) observe(target, *family);
     return;
   }
+  use_parameters(op, stack);
   const at::Tensor weight = weight_in(args);  // held: the operator may end the last handle
   if (!weight.defined()) {
     op.callBoxed(stack);
+    if (makes_views(schema)) follow_results(schema, *stack);
     return;
   }
   const std::shared_ptr<ViewFamily> family = meta_of(weight).family;
@@ -314,7 +330,7 @@ void dispatch_observed(const c10::OperatorHandle& op, c10::Stack* stack) {
     return;
   }
   const std::string module(owner_of(weight).value_or(""));
-  const bool layer = is_layer(op);
+  const bool layer = is_layer(op, *meta_of(weight).context);
   if (!layer || !has_input(args, module)) {
     if (!layer && has_input(args, module)) note_passed_by(op, weight, *family->forward);
     op.callBoxed(stack);

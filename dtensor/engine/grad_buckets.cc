@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <utility>
 
+#include "ATen/Functions.h"
 #include "absl/strings/str_cat.h"
 #include "c10/core/GradMode.h"
 #include "shardweave/dtensor/engine/checksum.h"
@@ -35,6 +37,8 @@ class Came final : public torch::autograd::FunctionPostHook {
 int64_t gradient_version(const at::Tensor& tensor) {
   return tensor.is_inference() ? 0 : tensor._version();
 }
+
+constexpr Sharing kOneCollective = {.max_tensor = INT64_MAX, .max_bucket = INT64_MAX};
 
 int64_t gradient_bytes(const at::Tensor& parameter) {
   const Spec& spec = *meta_of(parameter).spec;
@@ -130,25 +134,36 @@ void GradBuckets::came(size_t index) {
   }
   --bucket.missing;
   const Cause cause = {.name = "finish_grad_sync", .syncs_gradients = true};
-  for (; next_ < buckets_.size() && buckets_[next_].missing == 0; ++next_) {
-    if (!buckets_[next_].as_planned) continue;
-    left_in_backward_ += leave(buckets_[next_], cause);
+  // One that has come otherwise holds up those behind it: what leaves here is as planned, and whole,
+  // so that discard() knows what other ranks have sent.
+  for (; next_ < buckets_.size(); ++next_) {
+    Bucket& next = buckets_[next_];
+    if (next.missing > 0 || !next.as_planned) return;
+    next.as_planned = std::all_of(next.members.begin(), next.members.end(),
+                                  [&](size_t i) { return is_as_planned(parameters_[i]); });
+    surprised_ |= !next.as_planned;
+    if (!next.as_planned) return;
+    leave(next, cause);
+    ++left_in_backward_;
   }
 }
 
-bool GradBuckets::leave(Bucket& bucket, const Cause& cause) {
+bool GradBuckets::is_as_planned(const Parameter& p) {
+  return gradient_moves(p.tensor) && meta_of(p.tensor.grad()).spec->layout == p.planned;
+}
+
+void GradBuckets::leave(Bucket& bucket, const Cause& cause) {
   const c10::AutoGradMode no_grad(false);
   std::vector<InFlight> in_flight;
   std::vector<size_t> sent;
   for (const size_t i : bucket.members) {
     const Parameter& p = parameters_[i];
-    if (!gradient_moves(p.tensor) || meta_of(p.tensor.grad()).spec->layout != p.planned) continue;
+    if (!is_as_planned(p)) continue;
     in_flight.push_back(moving_gradient(p.tensor));
     sent.push_back(i);
   }
-  if (in_flight.empty()) return false;
-  bucket.run = std::make_unique<PlansUnderWay>(
-      std::move(in_flight), cause, Sharing{.max_tensor = INT64_MAX, .max_bucket = INT64_MAX});
+  if (in_flight.empty()) return;
+  bucket.run = std::make_unique<PlansUnderWay>(std::move(in_flight), cause, kOneCollective);
   // Only now: a bucket that could not leave has sent nothing.
   for (const size_t i : sent) {
     Parameter& p = parameters_[i];
@@ -158,7 +173,39 @@ bool GradBuckets::leave(Bucket& bucket, const Cause& cause) {
     p.local_version = gradient_version(p.local);
   }
   bucket.sent = std::move(sent);
-  return true;
+}
+
+void GradBuckets::leave_without_values(Bucket& bucket, const Cause& cause) {
+  std::vector<InFlight> in_flight;
+  for (const size_t i : bucket.members) {
+    const Parameter& p = parameters_[i];
+    const DTensorMeta& meta = meta_of(p.tensor);
+    const SpecRef spec = meta.context->with_layout(*meta.spec, *p.planned);
+    const at::Tensor nothing =
+        at::full(array(spec->local_sizes), std::numeric_limits<double>::quiet_NaN(),
+                 at::TensorOptions().dtype(spec->dtype).device(spec->device));
+    in_flight.push_back(moving_to(meta_of(wrap(nothing, spec, meta.context)), meta.spec->layout));
+    in_flight.back().parameter = parameter_of(meta);
+    in_flight.back().provenance = kRanksOwn;  // it meets what others have from their backward
+  }
+  bucket.run = std::make_unique<PlansUnderWay>(std::move(in_flight), cause, kOneCollective);
+}
+
+void GradBuckets::discard() {
+  const std::lock_guard lock(mutex_);
+  const c10::AutoGradMode no_grad(false);
+  // Collectives of one name meet, whichever half of them a rank has sent in backward.
+  const Cause cause = {.name = "finish_grad_sync", .syncs_gradients = true};
+  try {
+    for (; next_ < buckets_.size(); ++next_) leave_without_values(buckets_[next_], cause);
+    for (const Bucket& bucket : buckets_) {
+      if (bucket.run != nullptr) bucket.run->finish();
+    }
+  } catch (...) {
+    restart();
+    throw;
+  }
+  restart();
 }
 
 void GradBuckets::land(const Cause& cause) {
@@ -183,7 +230,6 @@ void GradBuckets::land(const Cause& cause) {
       bucket.run.reset();
     }
   } catch (...) {
-    order_.clear();
     restart();
     throw;
   }

@@ -41,6 +41,10 @@ class GradBuckets : public std::enable_shared_from_this<GradBuckets> {
   // Buckets that have left arrive, those that have not leave and arrive. Gradients that were
   // written since they left are left to the caller, and those that are in no bucket.
   void land(const Cause& cause);
+  // Buckets that have left arrive, and those that have not leave without values, so that each meets
+  // its own on the other ranks; nothing comes of it, and the iteration is over. Collective over the
+  // meshes.
+  void discard();
   // From what the iteration has shown, if the buckets are not of that. Collective over the meshes,
   // then.
   void plan(const Cause& cause);
@@ -76,8 +80,12 @@ class GradBuckets : public std::enable_shared_from_this<GradBuckets> {
   };
 
   void came(size_t index);
-  // False: it had nothing to send.
-  bool leave(Bucket& bucket, const Cause& cause);
+  // Whether its gradient is what was planned to leave.
+  static bool is_as_planned(const Parameter& p);
+  // Those of its members that are as planned, if there are any.
+  void leave(Bucket& bucket, const Cause& cause);
+  // All of them, of NaN: a rank that takes this for an iteration sees it.
+  void leave_without_values(Bucket& bucket, const Cause& cause);
   void restart();
   bool on_one_mesh() const;
 

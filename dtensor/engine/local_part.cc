@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "shardweave/dtensor/engine/detour.h"
+#include "shardweave/dtensor/engine/fsdp_unit.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
 
@@ -15,6 +16,7 @@ void LocalPart::bring() const {
 
 at::Tensor part_to_write(const at::Tensor& tensor, std::string_view who) {
   if (is_dtensor(tensor)) check_writable(meta_of(tensor), who);
+  if (const Resting* resting = resting_of(tensor)) resting->unit->settle();
   return part_to_read(tensor, who);
 }
 

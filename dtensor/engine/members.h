@@ -5,9 +5,12 @@
 #include <vector>
 
 #include "ATen/core/Tensor.h"
+#include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/parameter_plan.h"
 
 namespace shardweave::dtensor_internal {
+
+struct Cause;  // redistribute.h
 
 struct Member {
   at::Tensor tensor;
@@ -28,6 +31,12 @@ std::vector<Member> members_of(const torch::nn::Module& module);
 std::vector<ResolvedTensor> resolve_members(const std::vector<Member>& members,
                                             const DeviceMesh& mesh, const ParameterPlan& plan,
                                             const char* function);
+
+// What distribute_module() does with tensors that are plain, and dense: each becomes a DTensor where
+// it stands, in its `resolved` layout. Errors begin with the cause's name.
+void distribute_members(const std::vector<Member>& members,
+                        const std::vector<ResolvedTensor>& resolved, const MeshPtr& mesh,
+                        const DistributeOptions& options, const Cause& cause);
 
 // "the plan's entry 2, 'a.*'"; or "no entry of the plan".
 std::string deciding_entry(const ResolvedTensor& tensor);

@@ -23,6 +23,8 @@ namespace shardweave::dtensor_internal {
 // The state that a seed means on a mesh (random.h).
 PhiloxState seeded(const DeviceMesh& mesh, uint64_t seed);
 
+class FsdpState;
+
 class MeshContext {
  public:
   explicit MeshContext(ConnectedMesh& mesh);
@@ -57,9 +59,10 @@ class MeshContext {
   Observation observation;
   PhiloxState random;  // seeded() with the default
   PlainTensors plain_tensors;
-  int strict_depth = 0;       // > 0: implicit communication is an error
-  uint64_t about = 0;         // what is sent now is about this (provenance.h); 0: none
-  uint64_t tensors_made = 0;  // of plain ones, by functions that users call
+  int strict_depth = 0;             // > 0: implicit communication is an error
+  uint64_t about = 0;               // what is sent now is about this (provenance.h); 0: none
+  uint64_t tensors_made = 0;        // of plain ones, by functions that users call
+  std::shared_ptr<FsdpState> fsdp;  // of its units (fsdp_unit.h); null: there were none
 
  private:
   ConnectedMesh* mesh_;  // owns this

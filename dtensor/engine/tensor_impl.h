@@ -54,6 +54,7 @@ struct Remembered {
 struct ForwardLayouts;  // forward_plan.h
 struct SharedInput;     // forward_plan.h
 struct PlanOrigin;      // members.h
+struct Resting;         // fsdp_unit.h
 
 // A tensor and its views (detour.h), and what all of them share.
 struct ViewFamily {
@@ -67,6 +68,7 @@ struct ViewFamily {
   bool handed_out = false;
   std::shared_ptr<const PlanOrigin> origin;       // where a plan said so
   std::shared_ptr<const ForwardLayouts> forward;  // what a plan says of its module (forward_plan.h)
+  std::shared_ptr<const Resting> resting;         // null: no unit has the parameter
   std::vector<Remembered> remembered;
 };
 struct Detour;  // detour.h

@@ -65,11 +65,38 @@ std::string gives_up_text(const StrategyCost& cost) {
   return absl::StrJoin(what, ", ");
 }
 
-Explanation::Dim explained(const MeshContext& context, const WeighedDim& dim) {
+// Whose cuts along the mesh dimension none of the strategies keeps, and what is known of it.
+std::vector<std::string> not_offered(const c10::OperatorHandle& op, const Decided& decided,
+                                     const WeighedDim& dim, int64_t num_ranks) {
+  std::vector<std::string> result;
+  for (size_t i = 0; i < dim.inputs.size(); ++i) {
+    if (dim.inputs[i] == nullptr) continue;
+    const Placement& have = dim.inputs[i]->layout[dim.mesh_dim];
+    const bool offered =
+        std::any_of(dim.options.begin(), dim.options.end(),
+                    [&](const WeighedDim::Option& o) { return o.strategy.inputs[i] == have; });
+    if (!have.is_shard() || offered) continue;
+    std::string text = absl::StrCat(input_name(op, decided, i), " ", have.to_string(),
+                                    ": the operator's rule offers nothing that takes it so");
+    const int64_t size = dim.inputs[i]->sizes[have.dim()];
+    if (size < num_ranks) {
+      absl::StrAppend(&text, "; dimension ", have.dim(), " has ", size,
+                      size == 1 ? " element for " : " elements for ", num_ranks,
+                      " ranks, and some parts are empty");
+    }
+    result.push_back(std::move(text));
+  }
+  return result;
+}
+
+Explanation::Dim explained(const c10::OperatorHandle& op, const Decided& decided,
+                           const WeighedDim& dim) {
+  const MeshContext& context = *decided.context;
   Explanation::Dim result;
   result.name = context.mesh().name(dim.mesh_dim);
   result.num_ranks = context.mesh().size(dim.mesh_dim);
   result.chosen = dim.chosen;
+  result.not_offered = not_offered(op, decided, dim, result.num_ranks);
   for (const WeighedDim::Option& option : dim.options) {
     Placements inputs;
     for (size_t i = 0; i < dim.inputs.size(); ++i) {
@@ -92,7 +119,7 @@ Explanation explained(const c10::OperatorHandle& op, const Decided& decided) {
   result.has_rule = decided.context->decisions.op_info(op).rule != nullptr;
   result.gathered = entry.gathered;
   for (const WeighedDim& dim : decided.weighed) {
-    result.dims.push_back(explained(*decided.context, dim));
+    result.dims.push_back(explained(op, decided, dim));
   }
   for (size_t i = 0; i < decided.inputs.size(); ++i) {
     if (decided.inputs[i].spec == nullptr) continue;
@@ -203,6 +230,7 @@ void append(std::string& text, const Explanation& e, const Explanation::Dim& dim
     table.add(std::move(row));
   }
   text += table.to_string(/*indent=*/2);
+  for (const std::string& line : dim.not_offered) absl::StrAppend(&text, "  ", line, "\n");
 }
 
 ordered_json json_of(const Explanation::Tensor& tensor) {
@@ -245,6 +273,7 @@ ordered_json json_of(const Explanation::Dim& dim) {
   return {{"name", dim.name},
           {"ranks", dim.num_ranks},
           {"chosen", dim.chosen},
+          {"not_offered", dim.not_offered},
           {"options", std::move(options)}};
 }
 

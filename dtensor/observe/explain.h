@@ -69,6 +69,9 @@ struct Explanation {
     int64_t num_ranks = 1;
     std::vector<Option> options;  // as the rule gives them, after Replicate for all
     size_t chosen = 0;            // what gives up least, then the cheapest; among equals the first
+    // Inputs whose cut no option takes as it is: "input S(0): ..., dimension 0 has 3 elements for 4
+    // ranks, and some parts are empty".
+    std::vector<std::string> not_offered;
     friend bool operator==(const Dim&, const Dim&) = default;
   };
 
@@ -82,8 +85,8 @@ struct Explanation {
 
   int64_t bytes() const;  // of all plans
   std::string to_string() const;
-  // {"op", "mesh", "has_rule", "gathered", "bytes", "dims": [{"name", "ranks", "chosen", "options":
-  // [{"inputs", "outputs", "seconds", "bytes", "obstacle"}]}], "inputs": [{"name", "dtype", "shape",
+  // {"op", "mesh", "has_rule", "gathered", "bytes", "dims": [{"name", "ranks", "chosen",
+  // "not_offered", "options": [{"inputs", "outputs", "seconds", "bytes", "obstacle"}]}], "inputs": [{"name", "dtype", "shape",
   // "before", "after", "steps": [{"kind", "mesh_dims", "before", "after", "bytes", "seconds"}]}],
   // "outputs": [...]}
   std::string to_json() const;

@@ -102,6 +102,30 @@ TEST(ExplainTest, ThePlansAreWhatIsSent) {
   }
 }
 
+TEST(ExplainTest, SaysWhichCutTheRuleDoesNotTake) {
+  on_mesh({{"x", 4}}, [](const MeshPtr& mesh) {
+    const at::Tensor weight = scattered(numbers({2, 1, 3, 3}), mesh, {Replicate()});
+    const auto of = [&](const at::Tensor& image) {
+      return explain("aten::convolution", {image, weight, c10::nullopt, std::vector<int64_t>{1, 1},
+                                           std::vector<int64_t>{1, 1}, std::vector<int64_t>{1, 1},
+                                           false, std::vector<int64_t>{0, 0}, 1});
+    };
+    // Windows overlap; some parts of a dimension of 3 are empty besides.
+    const Explanation rows = of(scattered(numbers({2, 1, 8, 5}), mesh, {Shard(2)}));
+    EXPECT_THAT(rows.dims[0].not_offered,
+                ElementsAre("input S(2): the operator's rule offers nothing that takes it so"));
+    EXPECT_THAT(rows.to_string(), HasSubstr(rows.dims[0].not_offered[0]));
+    const Explanation few = of(scattered(numbers({2, 1, 3, 5}), mesh, {Shard(2)}));
+    EXPECT_THAT(few.dims[0].not_offered,
+                ElementsAre("input S(2): the operator's rule offers nothing that takes it so; "
+                            "dimension 2 has 3 elements for 4 ranks, and some parts are empty"));
+    EXPECT_EQ(nlohmann::json::parse(few.to_json())["dims"][0]["not_offered"].size(), 1u);
+    // Samples, fewer than ranks, it does take.
+    EXPECT_THAT(of(scattered(numbers({3, 1, 4, 5}), mesh, {Shard(0)})).dims[0].not_offered,
+                IsEmpty());
+  });
+}
+
 TEST(ExplainTest, SaysWhyAStrategyIsNotPossible) {
   on_mesh({{"dp", 2}, {"tp", 2}}, [](const MeshPtr& mesh) {
     const at::Tensor x = scattered(numbers({8, 12}), mesh, {Shard(0), Replicate()});

@@ -18,10 +18,12 @@
 #include "absl/strings/str_format.h"
 #include "nlohmann/json.hpp"
 #include "shardweave/comm/world.h"
+#include "shardweave/dtensor/cost_model.h"
 #include "shardweave/dtensor/error.h"
 #include "shardweave/examples/train_gpt/backends.h"
 #include "shardweave/examples/train_gpt/mesh_flag.h"
 #include "shardweave/mesh/connected_mesh.h"
+#include "shardweave/modules/auto_plan.h"
 #include "shardweave/modules/hugging_face_plan.h"
 #include "shardweave/modules/sharding_plan_json.h"
 #include "shardweave/tools/progress/progress_bar.h"
@@ -35,7 +37,7 @@ ABSL_FLAG(
     "environment says that a launcher has done it; default: gloo under a launcher, else inproc");
 ABSL_FLAG(std::string, plan, "zoo",
           "how the model is sharded: zoo (its own plan), hf (Hugging Face's base_model_tp_plan of "
-          "it), or a file: a plan as JSON");
+          "it), auto (found by what steps under other plans cost), or a file: a plan as JSON");
 ABSL_FLAG(bool, sequence_parallel, false,
           "--plan=zoo: between attention and MLP, activations are cut along the sequence");
 ABSL_FLAG(int64_t, steps, 200, "training steps");
@@ -61,13 +63,16 @@ using train_gpt::Activity;
 // Later ones differ by more: AdamW enlarges what rounding leaves.
 constexpr size_t kFirstSteps = 5;
 constexpr double kTolerance = 1e-5;
+// Of --plan=auto, by every rank.
+constexpr int64_t kPlansTried = 48;
 
 absl::StatusOr<std::string> read_plan(const std::string& file) {
   std::ifstream in(file, std::ios::binary);
   std::ostringstream text;
   if (!in || !(text << in.rdbuf())) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--plan=", file, ": no such file can be read; wanted zoo, hf or a plan's file (JSON)"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--plan=", file,
+                     ": no such file can be read; wanted zoo, hf, auto or a plan's file (JSON)"));
   }
   return text.str();
 }
@@ -132,7 +137,7 @@ class Rank {
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
     at::set_num_threads(std::max(1, cores / world_.size()));
     activity_.set("reading flags and files");
-    if (settings_.plan != "zoo" && settings_.plan != "hf") {
+    if (settings_.plan != "zoo" && settings_.plan != "hf" && settings_.plan != "auto") {
       absl::StatusOr<std::string> text = read_plan(settings_.plan);
       if (!text.ok()) return text.status();
       settings_.plan_text = *std::move(text);
@@ -248,8 +253,19 @@ absl::Status check_at_least(const char* flag, int64_t value, int64_t least) {
 }
 
 ShardingPlan plan_for(const torch::nn::Module& module, const Settings& settings, const ZooPlan& zoo,
-                      const char* hugging_face) {
+                      const char* hugging_face, const shardweave::MakeModel& step,
+                      const MeshPtr& mesh) {
   if (settings.plan == "zoo") return zoo({.sequence_parallel = settings.sequence_parallel});
+  if (settings.plan == "auto") {
+    if (step == nullptr) {
+      throw shardweave::Error(absl::InvalidArgumentError(
+          "--plan=auto: of this model it knows no step to measure; wanted zoo or a file"));
+    }
+    const shardweave::AutoPlan found = shardweave::auto_plan(
+        step, mesh->mesh(), shardweave::cost_model(mesh), {.max_evaluations = kPlansTried});
+    if (mesh->rank().value == 0) std::cerr << found.to_string() << std::flush;
+    return found.plan;
+  }
   const bool hf = settings.plan == "hf";
   if (hf && hugging_face == nullptr) {
     throw shardweave::Error(absl::InvalidArgumentError(

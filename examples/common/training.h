@@ -23,6 +23,7 @@
 #include "shardweave/mesh/device_mesh.h"
 #include "shardweave/modules/nn/plan_options.h"
 #include "shardweave/modules/parallelize_module.h"
+#include "shardweave/modules/plan_cost.h"
 #include "torch/nn/module.h"
 
 namespace examples {
@@ -31,7 +32,7 @@ namespace examples {
 struct Settings {
   std::vector<shardweave::MeshDim> mesh;  // dp and tp; one that was not named has size 1
   std::string backend;                    // "inproc", "gloo", or "": whichever fits
-  std::string plan;                       // "zoo", "hf" or a file
+  std::string plan;                       // "zoo", "hf", "auto" or a file
   std::string plan_text;                  // of that file
   bool sequence_parallel;
   int64_t steps, batch;
@@ -48,10 +49,13 @@ struct Settings {
 absl::Status check_at_least(const char* flag, int64_t value, int64_t least);
 
 // What --plan asks for. `zoo`: the model's own; `hugging_face`: as hugging_face_plan() takes it,
-// null if transformers has none. Throws Error for a plan that the model cannot have.
+// null if transformers has none; `step`: what auto_plan() measures, of which the first rank tells on
+// stderr what it has found, or null. Throws Error for a plan that the model cannot have.
 using ZooPlan = std::function<shardweave::ShardingPlan(const shardweave::nn::PlanOptions& options)>;
 shardweave::ShardingPlan plan_for(const torch::nn::Module& module, const Settings& settings,
-                                  const ZooPlan& zoo, const char* hugging_face);
+                                  const ZooPlan& zoo, const char* hugging_face,
+                                  const shardweave::MakeModel& step,
+                                  const shardweave::MeshPtr& mesh);
 
 // A batch's tensor: each row of the mesh gets its share. Every rank has made the same, so that
 // nothing is sent. Without a mesh: as it is.

@@ -13,7 +13,7 @@ namespace train_gpt {
 using shardweave::DeviceMesh;
 using shardweave::MeshDim;
 
-absl::StatusOr<std::vector<MeshDim>> parse_mesh(const std::string& text) {
+absl::StatusOr<std::vector<MeshDim>> parse_mesh(const std::string& text, bool with_replicas) {
   const absl::StatusOr<DeviceMesh> parsed = DeviceMesh::parse(text);
   if (!parsed.ok()) {
     return absl::InvalidArgumentError(
@@ -22,11 +22,10 @@ absl::StatusOr<std::vector<MeshDim>> parse_mesh(const std::string& text) {
   constexpr int64_t kMaxRanks = 4096;
   std::vector<MeshDim> dims = parsed->dims();
   for (const MeshDim& dim : dims) {
-    if (dim.name != "dp" && dim.name != "tp") {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "--mesh=", text, ": wanted dp (data parallel) and tp (tensor parallel), not '", dim.name,
-          "'"));
-    }
+    if (dim.name == "dp" || dim.name == "tp" || (dim.name == "replicas" && with_replicas)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--mesh=", text, ": wanted ", with_replicas ? "replicas, " : "",
+                     "dp (data parallel) and tp (tensor parallel), not '", dim.name, "'"));
   }
   if (parsed->size() > kMaxRanks) {
     return absl::InvalidArgumentError(
@@ -36,6 +35,7 @@ absl::StatusOr<std::vector<MeshDim>> parse_mesh(const std::string& text) {
     return std::any_of(dims.begin(), dims.end(),
                        [&](const MeshDim& dim) { return dim.name == name; });
   };
+  if (with_replicas && !has("replicas")) dims.insert(dims.begin(), {"replicas", 1});
   if (!has("dp")) dims.insert(dims.begin(), {"dp", 1});
   if (!has("tp")) dims.push_back({"tp", 1});
   return dims;

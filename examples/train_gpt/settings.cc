@@ -1,15 +1,24 @@
 #include "settings.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include "absl/flags/flag.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "mesh_flag.h"
 
-ABSL_FLAG(std::string, mesh, "dp=2,tp=2",
+ABSL_FLAG(std::string, mesh, "auto",
           "how the ranks are arranged: dp (data parallel) times tp (tensor parallel); one of them "
-          "may be left out");
+          "may be left out; auto: dp=2,tp=2, with --parallel=fsdp dp=4, with hsdp replicas=2,dp=2");
+ABSL_FLAG(
+    std::string, parallel, "ddp",
+    "what ranks along dp have of the parameters: ddp, all of them; zero1, all of them, and a "
+    "part of the optimizer's state; zero2, a part of the gradients, too; fsdp, a part of all, "
+    "whole only while a block runs; hsdp, the same in each of --mesh's replicas; fsdp+tp, a "
+    "part of what tensor parallelism leaves");
 ABSL_FLAG(
     std::string, backend, "",
     "inproc: ranks are threads of this process; gloo: ranks are processes, started here unless the "
@@ -37,6 +46,8 @@ namespace {
 
 using shardweave::MeshDim;
 
+constexpr const char* kParallel[] = {"ddp", "zero1", "zero2", "fsdp", "hsdp", "fsdp+tp"};
+
 absl::Status check_at_least(const char* flag, int64_t value, int64_t least) {
   if (value >= least) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -49,11 +60,19 @@ int Settings::num_ranks() const {
   return train_gpt::num_ranks(mesh);
 }
 
+bool Settings::fully_sharded() const {
+  return parallel == "hsdp" || absl::StartsWith(parallel, "fsdp");
+}
+
+int Settings::zero_stage() const {
+  return parallel == "zero1" ? 1 : parallel == "zero2" ? 2 : 0;
+}
+
 std::string Settings::to_string() const {
-  return absl::StrCat("mesh ", train_gpt::to_string(mesh), ", steps ", steps, ", layers ", layers,
-                      ", dim ", dim, ", heads ", heads, ", batch ", batch, ", seq ", seq, ", lr ",
-                      learning_rate, ", seed ", seed, ", sample ", sample,
-                      trace.empty() ? "" : ", with a trace");
+  return absl::StrCat("mesh ", train_gpt::to_string(mesh), ", parallel ", parallel, ", steps ",
+                      steps, ", layers ", layers, ", dim ", dim, ", heads ", heads, ", batch ",
+                      batch, ", seq ", seq, ", lr ", learning_rate, ", seed ", seed, ", sample ",
+                      sample, trace.empty() ? "" : ", with a trace");
 }
 
 absl::StatusOr<Settings> settings_from_flags(absl::Span<char* const> rest) {
@@ -61,10 +80,26 @@ absl::StatusOr<Settings> settings_from_flags(absl::Span<char* const> rest) {
     return absl::InvalidArgumentError(
         absl::StrCat("'", rest[1], "': wanted flags only; --help lists them"));
   }
-  absl::StatusOr<std::vector<MeshDim>> mesh = parse_mesh(absl::GetFlag(FLAGS_mesh));
+  const std::string parallel = absl::GetFlag(FLAGS_parallel);
+  if (std::find(std::begin(kParallel), std::end(kParallel), parallel) == std::end(kParallel)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--parallel=", parallel, ": wanted one of ", absl::StrJoin(kParallel, ", ")));
+  }
+  const bool replicas = parallel == "hsdp";
+  std::string dims = absl::GetFlag(FLAGS_mesh);
+  if (dims == "auto")
+    dims = replicas ? "replicas=2,dp=2" : parallel == "fsdp" ? "dp=4" : "dp=2,tp=2";
+  absl::StatusOr<std::vector<MeshDim>> mesh = parse_mesh(dims, replicas);
   if (!mesh.ok()) return mesh.status();
+  for (const MeshDim& dim : *mesh) {
+    if (parallel == "fsdp" && dim.name == "tp" && dim.size > 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--parallel=fsdp, --mesh=", dims, ": wanted fsdp+tp, or a mesh without tp"));
+    }
+  }
   Settings s{
       .mesh = *std::move(mesh),
+      .parallel = parallel,
       .backend = absl::GetFlag(FLAGS_backend),
       .data = absl::GetFlag(FLAGS_data),
       .trace = absl::GetFlag(FLAGS_trace),

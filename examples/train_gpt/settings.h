@@ -18,6 +18,7 @@ namespace train_gpt {
 
 struct Settings {
   std::vector<shardweave::MeshDim> mesh;  // dp and tp; one that was not named has size 1
+  std::string parallel;                   // a name of kParallel, in settings.cc
   std::string backend;                    // "inproc", "gloo", or "": whichever fits the environment
   std::string data;                       // "": Text::read's default
   std::string trace;                      // "": none
@@ -28,6 +29,10 @@ struct Settings {
   bool check, json;
 
   int num_ranks() const;
+  // What `parallel` says: whether ranks along dp have parts of the parameters, and whether, or how,
+  // the optimizer is divided among them (ZeRO; 0: not).
+  bool fully_sharded() const;
+  int zero_stage() const;
   // All that has to be the same on every rank, as text.
   std::string to_string() const;
 };

@@ -193,6 +193,28 @@ TEST(TrainGptTest, SameLossesOnEveryMesh) {
   }
 }
 
+TEST(TrainGptTest, SameLossesFullySharded) {
+  expect_same_losses(train({"--check", "--parallel=fsdp"}), 4);
+  expect_same_losses(train({"--check", "--parallel=fsdp", "--mesh=dp=3"}), 3);
+  expect_same_losses(train({"--check", "--parallel=fsdp+tp"}), 4);
+  expect_same_losses(train({"--check", "--parallel=fsdp+tp", "--mesh=tp=2,dp=3"}), 6);
+  expect_same_losses(train({"--check", "--parallel=fsdp", "--mesh=dp=2", "--backend=gloo"}), 2);
+}
+
+TEST(TrainGptTest, SameLossesWithADividedOptimizer) {
+  for (const std::string parallel : {"--parallel=zero1", "--parallel=zero2"}) {
+    expect_same_losses(train({"--check", parallel}), 4);
+    expect_same_losses(train({"--check", parallel, "--mesh=dp=3"}), 3);
+    expect_same_losses(train({"--check", parallel, "--mesh=dp=2", "--backend=gloo"}), 2);
+  }
+}
+
+TEST(TrainGptTest, SameLossesFullyShardedInReplicas) {
+  expect_same_losses(train({"--check", "--parallel=hsdp"}), 4);
+  expect_same_losses(train({"--check", "--parallel=hsdp", "--mesh=dp=3,replicas=2"}), 6);
+  expect_same_losses(train({"--check", "--parallel=hsdp", "--mesh=replicas=2,dp=2,tp=2"}), 8);
+}
+
 TEST(TrainGptTest, SameLossesWithSizesThatDoNotDivide) {
   for (const Args& sizes : std::vector<Args>{
            {"--dim=30", "--heads=3", "--seq=7", "--batch=5"},  // 3 heads, 5 sequences
@@ -295,6 +317,10 @@ TEST(TrainGptTest, BadFlags) {
   };
   expect({"--mesh=pp=4"},
          "--mesh=pp=4: wanted dp (data parallel) and tp (tensor parallel), not 'pp'");
+  expect({"--parallel=pp"}, "--parallel=pp: wanted one of ddp, zero1, zero2, fsdp, hsdp, fsdp+tp");
+  expect({"--parallel=fsdp", "--mesh=dp=2,tp=2"}, "wanted fsdp+tp, or a mesh without tp");
+  expect({"--parallel=fsdp", "--mesh=replicas=2,dp=2"}, "not 'replicas'");
+  expect({"--parallel=hsdp", "--mesh=pp=2,dp=2"}, "wanted replicas, dp");
   expect({"--backend=nccl"}, "--backend=nccl: wanted inproc or gloo");
   expect({"--heads=5"}, "--heads=5 does not divide --dim=96");
   expect({"--steps=many"}, "many");

@@ -7,7 +7,9 @@
 #include "c10/core/GradMode.h"
 #include "counter_random.h"
 #include "shardweave/dtensor/distribute_module.h"
-#include "torch/optim/adamw.h"
+#include "shardweave/modules/fully_shard.h"
+#include "shardweave/modules/fused_optimizer.h"
+#include "shardweave/modules/zero.h"
 
 namespace train_gpt {
 namespace {
@@ -28,24 +30,16 @@ shardweave::ParameterPlan plan() {
 // Every rank makes the same weights and batches, so that none has to be sent.
 constexpr shardweave::DistributeOptions kNothingSent = {.source = std::nullopt};
 
-}  // namespace
-
-Gpt make_model(const Settings& settings, const MeshPtr& mesh) {
-  Gpt model(GptOptions{settings.layers, settings.dim, settings.heads, settings.seq});
-  init_weights(*model, settings.seed);
-  if (mesh != nullptr) shardweave::distribute_module(*model, mesh, plan(), kNothingSent);
-  return model;
-}
-
-void train(Gpt model, const Settings& settings, const Text& text, const MeshPtr& mesh,
-           const std::function<void(double loss)>& step_done) {
-  torch::optim::AdamW optimizer(model->parameters(),
-                                torch::optim::AdamWOptions(settings.learning_rate));
+template <typename Optimizer>
+void take_steps(Gpt model, Optimizer& optimizer, const Settings& settings, const Text& text,
+                const MeshPtr& mesh, const std::function<void(double loss)>& step_done) {
   for (int64_t step = 0; step < settings.steps; ++step) {
     Batch batch = text.batch({step, settings.batch, settings.seq, settings.seed});
     if (mesh != nullptr) {  // each row of the mesh gets its share of the sequences
+      shardweave::NamedPlacements rows = {{"dp", Shard(0)}};
+      if (mesh->mesh().dim("replicas").ok()) rows.emplace_back("replicas", Shard(0));
       for (at::Tensor* tensor : {&batch.tokens, &batch.targets}) {
-        *tensor = shardweave::distribute_tensor(*tensor, mesh, {{"dp", Shard(0)}}, kNothingSent);
+        *tensor = shardweave::distribute_tensor(*tensor, mesh, rows, kNothingSent);
       }
     }
     const at::Tensor loss = model->loss(batch.tokens, batch.targets);
@@ -54,6 +48,33 @@ void train(Gpt model, const Settings& settings, const Text& text, const MeshPtr&
     optimizer.step();
     optimizer.zero_grad();
     step_done(loss.item<double>());
+  }
+}
+
+}  // namespace
+
+Gpt make_model(const Settings& settings, const MeshPtr& mesh) {
+  Gpt model(GptOptions{settings.layers, settings.dim, settings.heads, settings.seq});
+  init_weights(*model, settings.seed);
+  if (mesh == nullptr) return model;
+  shardweave::distribute_module(*model, mesh, plan(), kNothingSent);
+  // A unit for each block, and one for the rest: whole while it is used, forward and backward.
+  if (settings.fully_sharded()) {
+    shardweave::fully_shard(*model, mesh, {.mesh_dim = "dp", .unit_types = {"Block"}});
+  }
+  return model;
+}
+
+void train(Gpt model, const Settings& settings, const Text& text, const MeshPtr& mesh,
+           const std::function<void(double loss)>& step_done) {
+  const shardweave::AdamWOptions adamw = {.lr = settings.learning_rate};
+  if (mesh != nullptr && settings.zero_stage() > 0) {
+    shardweave::ZeroRedundancyOptimizer<shardweave::FusedOptimizer> optimizer(
+        model->parameters(), adamw, {.mesh_dim = "dp", .stage = settings.zero_stage()});
+    take_steps(model, optimizer, settings, text, mesh, step_done);
+  } else {
+    shardweave::FusedOptimizer optimizer(model->parameters(), adamw);
+    take_steps(model, optimizer, settings, text, mesh, step_done);
   }
 }
 

@@ -65,8 +65,17 @@ void train(const Settings& settings, const Text& text, const MeshPtr& mesh,
     const auto zoo = [&](const shardweave::nn::PlanOptions& plan_options) {
       return shardweave::nn::llama_plan(options, mesh->mesh(), plan_options);
     };
-    shardweave::parallelize_module(*model, mesh,
-                                   examples::plan_for(*model, settings, zoo, kHuggingFacePlan));
+    const at::Tensor tokens =
+        text.batch({0, settings.batch, absl::GetFlag(FLAGS_seq), settings.seed}).tokens;
+    const auto step = [&] {
+      shardweave::nn::Llama one(options);
+      return shardweave::StepModel{one.ptr(), [=](const MeshPtr& on) mutable {
+                                     const at::Tensor batch = examples::on_mesh(tokens, on);
+                                     return shardweave::nn::next_token_loss(one(batch), batch);
+                                   }};
+    };
+    shardweave::parallelize_module(
+        *model, mesh, examples::plan_for(*model, settings, zoo, kHuggingFacePlan, step, mesh));
   }
   shardweave::materialize(*model, {.seed = settings.seed});
 

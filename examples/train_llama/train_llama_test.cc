@@ -50,6 +50,11 @@ TEST(TrainLlamaTest, SameLossesOnEveryMesh) {
   expect_as_on_one_rank({"--mesh=dp=2"}, 2);
 }
 
+TEST(TrainLlamaTest, FindsAPlan) {
+  expect_as_on_one_rank({"--plan=auto", "--mesh=tp=2"}, 2);
+  EXPECT_THAT(train({"--plan=auto", "--mesh=tp=2"}).err, HasSubstr("model.layers.*.self_attn"));
+}
+
 TEST(TrainLlamaTest, TakesAPlansFile) {
   const std::string plan = file_with("plan.json", R"json({"parameter": {
       "*.{gate_proj,up_proj}.weight": {"tp": "S(0)"}, "*.down_proj.weight": {"tp": "S(1)"}}})json");
@@ -78,7 +83,7 @@ TEST(TrainLlamaTest, SaysWhatIsWrong) {
       {"--backend=nccl", "wanted inproc or gloo"},
       {"--heads=0", "--heads"},
       {"--kv_heads=3", "--kv_heads"},
-      {"--plan=auto", "wanted zoo, hf or a plan's file"},
+      {"--plan=best", "wanted zoo, hf, auto or a plan's file"},
       {"--plan=" + bad, "line 2"},
       {"--plan=" + other, "nothing"},
       {"--mesh=tp=3", "4 heads do not divide by the 3 ranks"},

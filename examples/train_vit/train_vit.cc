@@ -74,18 +74,28 @@ double accuracy(shardweave::nn::Vit& model, const at::Tensor& images, const at::
 Summary train(const Settings& settings, const MeshPtr& mesh, const StepDone& step_done) {
   const shardweave::nn::VitOptions options = options_from_flags();
   auto model = shardweave::deferred_init([&] { return shardweave::nn::Vit(options); });
+  const at::Tensor images = digits::images(), labels = digits::labels();
   if (mesh != nullptr) {
     const auto zoo = [&](const shardweave::nn::PlanOptions& plan_options) {
       return shardweave::nn::vit_plan(options, mesh->mesh(), plan_options);
     };
+    const at::Tensor chosen = batch(settings, 0);
+    const at::Tensor seen = images.index_select(0, chosen), named = labels.index_select(0, chosen);
+    const auto step = [&] {
+      shardweave::nn::Vit one(options);
+      return shardweave::StepModel{one.ptr(), [=](const MeshPtr& on) mutable {
+                                     return at::cross_entropy_loss(one(examples::on_mesh(seen, on)),
+                                                                   examples::on_mesh(named, on));
+                                   }};
+    };
     shardweave::parallelize_module(
-        *model, mesh, examples::plan_for(*model, settings, zoo, /*hugging_face=*/nullptr));
+        *model, mesh,
+        examples::plan_for(*model, settings, zoo, /*hugging_face=*/nullptr, step, mesh));
   }
   shardweave::materialize(*model, {.seed = settings.seed});
 
   shardweave::FusedOptimizer optimizer(model->parameters(),
                                        shardweave::AdamWOptions{.lr = settings.learning_rate});
-  const at::Tensor images = digits::images(), labels = digits::labels();
   for (int64_t step = 0; step < settings.steps; ++step) {
     const at::Tensor chosen = batch(settings, step);
     const at::Tensor logits = model(examples::on_mesh(images.index_select(0, chosen), mesh));

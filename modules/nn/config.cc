@@ -69,6 +69,9 @@ void Config::expected(std::string_view key, std::string_view wanted, const Json&
 
 void Config::convert(std::string_view key, const Json& json, int64_t& value) {
   if (!json.is_number_integer()) return expected(key, "an integer", json);
+  if (json.is_number_unsigned() && json.get<uint64_t>() > uint64_t{INT64_MAX}) {
+    return expected(key, "an integer of 64 bits", json);  // it would become another number
+  }
   value = json.get<int64_t>();
 }
 void Config::convert(std::string_view key, const Json& json, double& value) {

@@ -3,9 +3,7 @@
 #include <cmath>
 #include <string>
 #include <utility>
-#include <vector>
 
-#include "ATen/ops/bmm.h"
 #include "ATen/ops/empty.h"
 #include "ATen/ops/linear.h"
 #include "ATen/ops/softmax.h"
@@ -13,6 +11,7 @@
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/error.h"
 #include "shardweave/modules/nn/plan_entries.h"
+#include "shardweave/modules/nn/routed_experts.h"
 #include "torch/nn/init.h"
 
 namespace shardweave::nn {
@@ -63,14 +62,7 @@ ExpertsImpl::ExpertsImpl(const MixtureOfExpertsOptions& options)
       activation_(options.activation) {}
 
 at::Tensor ExpertsImpl::forward(const at::Tensor& x, const at::Tensor& weights) {
-  const at::Tensor all = x.expand({gate_up_proj.size(0), x.size(0), x.size(1)});
-  const std::vector<at::Tensor> halves =
-      at::bmm(all, gate_up_proj.transpose(1, 2)).chunk(2, -1);  // [experts, tokens, features]
-  // Weighed before the last product, which is linear: the sum over experts, and over the ranks that
-  // have parts of them, comes last.
-  const at::Tensor hidden =
-      activate(activation_, halves[0]) * halves[1] * weights.t().unsqueeze(-1);
-  return at::bmm(hidden, down_proj.transpose(1, 2)).sum(0);
+  return routed_experts(x, weights, gate_up_proj, down_proj, activation_);
 }
 
 MixtureOfExpertsImpl::MixtureOfExpertsImpl(const MixtureOfExpertsOptions& options) {

@@ -7,9 +7,7 @@
 //       .intermediate_size = 14336, .num_experts = 8, .num_experts_per_tok = 2});
 //   const at::Tensor y = experts(x);  // [batch, length, hidden_size]
 //
-// Every expert sees every token, and what a token did not choose weighs nothing: sizes do not
-// depend on the data, and nothing is waited for, for num_experts / num_experts_per_tok times the
-// products that would be needed.
+// An expert computes only the tokens that chose it (routed_experts.h).
 #pragma once
 
 #include <cstdint>

@@ -1,11 +1,13 @@
 #include "shardweave/modules/nn/registry.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_join.h"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/error.h"
+#include "shardweave/modules/json_document.h"
 #include "shardweave/modules/nn/config.h"
 #include "shardweave/modules/nn/gpt2.h"
 #include "shardweave/modules/nn/llama.h"
@@ -15,14 +17,17 @@
 namespace shardweave::nn {
 namespace {
 
-struct Kind {
+struct ModelKind {
   const char* name;
   const char* input;
-  absl::StatusOr<Model> (*make)(const Kind& kind, std::string_view config_json);
+  bool has_vocabulary, has_experts;
+  absl::StatusOr<Model> (*make)(const ModelKind& kind, std::string_view config_json);
+  absl::StatusOr<ShardingPlan> (*plan)(std::string_view config_json, const DeviceMesh& mesh,
+                                       const PlanOptions& options);
 };
 
 template <typename Holder, typename Options, auto kPlan>
-absl::StatusOr<Model> make(const Kind& kind, std::string_view config_json) {
+absl::StatusOr<Model> make(const ModelKind& kind, std::string_view config_json) {
   const absl::StatusOr<Options> options = Options::from_json(config_json);
   if (!options.ok()) return options.status();
   Holder holder(*options);
@@ -44,22 +49,27 @@ absl::StatusOr<Model> make(const Kind& kind, std::string_view config_json) {
   };
 }
 
-constexpr Kind kKinds[] = {
-    {"gpt2", "input_ids", make<Gpt2, Gpt2Options, gpt2_plan>},
-    {"llama", "input_ids", make<Llama, LlamaOptions, llama_plan>},
-    {"mixtral", "input_ids", make<Mixtral, MixtralOptions, mixtral_plan>},
-    {"vit", "pixel_values", make<Vit, VitOptions, vit_plan>},
-};
-
-}  // namespace
-
-std::vector<std::string> model_kinds() {
-  std::vector<std::string> names;
-  for (const Kind& kind : kKinds) names.emplace_back(kind.name);
-  return names;
+template <typename Options, auto kPlan>
+absl::StatusOr<ShardingPlan> plan_of(std::string_view config_json, const DeviceMesh& mesh,
+                                     const PlanOptions& plan_options) {
+  const absl::StatusOr<Options> options = Options::from_json(config_json);
+  if (!options.ok()) return options.status();
+  return kPlan(*options, mesh, plan_options);
 }
 
-absl::StatusOr<Model> make_model(std::string_view kind, std::string_view config_json) {
+constexpr ModelKind kModelKinds[] = {
+    {"gpt2", "input_ids", true, false, make<Gpt2, Gpt2Options, gpt2_plan>,
+     plan_of<Gpt2Options, gpt2_plan>},
+    {"llama", "input_ids", true, false, make<Llama, LlamaOptions, llama_plan>,
+     plan_of<LlamaOptions, llama_plan>},
+    {"mixtral", "input_ids", true, true, make<Mixtral, MixtralOptions, mixtral_plan>,
+     plan_of<MixtralOptions, mixtral_plan>},
+    {"vit", "pixel_values", false, false, make<Vit, VitOptions, vit_plan>,
+     plan_of<VitOptions, vit_plan>},
+};
+
+// `kind` empty: the configuration's "model_type".
+absl::StatusOr<const ModelKind*> find_model(std::string_view kind, std::string_view config_json) {
   std::string wanted(kind);
   if (kind.empty()) {
     absl::StatusOr<nn_internal::Config> config = nn_internal::Config::read(config_json, "");
@@ -70,11 +80,66 @@ absl::StatusOr<Model> make_model(std::string_view kind, std::string_view config_
       return absl::InvalidArgumentError("the configuration has no \"model_type\"");
     }
   }
-  for (const Kind& each : kKinds) {
-    if (each.name == wanted) return each.make(each, config_json);
+  for (const ModelKind& each : kModelKinds) {
+    if (each.name == wanted) return &each;
   }
   return absl::InvalidArgumentError(str_cat("the library has no model \"", wanted,
-                                            "\"; there are: ", absl::StrJoin(model_kinds(), ", ")));
+                                            "\"; there are: ", absl::StrJoin(model_kinds(), ", "),
+                                            modules_internal::did_you_mean(wanted, model_kinds())));
+}
+
+absl::StatusOr<PlanOptions> read_plan_options(const ModelKind& kind, std::string_view text) {
+  absl::StatusOr<modules_internal::JsonDocument> document =
+      modules_internal::JsonDocument::read(text.empty() ? "{}" : text);
+  if (!document.ok()) return document.status();
+  if (!document->json().is_object()) return document->expected({}, "an object", document->json());
+  PlanOptions options;
+  std::vector<std::pair<std::string, bool*>> flags = {
+      {"sequence_parallel", &options.sequence_parallel}};
+  if (kind.has_vocabulary) flags.emplace_back("shard_vocabulary", &options.shard_vocabulary);
+  if (kind.has_experts) flags.emplace_back("expert_parallel", &options.expert_parallel);
+  std::vector<std::string> names = {"mesh_dim"};
+  for (const auto& [name, flag] : flags) names.push_back(name);
+  for (const auto& [key, json] : document->json().items()) {
+    if (key == "mesh_dim") {
+      if (!json.is_string()) return document->expected({key}, "a mesh dimension's name", json);
+      options.mesh_dim = json.get<std::string>();
+      continue;
+    }
+    const auto flag = std::find_if(flags.begin(), flags.end(),
+                                   [&key = key](const auto& each) { return each.first == key; });
+    if (flag == flags.end()) {
+      return document->refuse({key}, str_cat("is no option of ", kind.name,
+                                             "'s plan; there are: ", absl::StrJoin(names, ", "),
+                                             modules_internal::did_you_mean(key, names)));
+    }
+    if (!json.is_boolean()) return document->expected({key}, "true or false", json);
+    *flag->second = json.get<bool>();
+  }
+  return options;
+}
+
+}  // namespace
+
+std::vector<std::string> model_kinds() {
+  std::vector<std::string> names;
+  for (const ModelKind& kind : kModelKinds) names.emplace_back(kind.name);
+  return names;
+}
+
+absl::StatusOr<Model> make_model(std::string_view kind, std::string_view config_json) {
+  const absl::StatusOr<const ModelKind*> found = find_model(kind, config_json);
+  if (!found.ok()) return found.status();
+  return (*found)->make(**found, config_json);
+}
+
+absl::StatusOr<ShardingPlan> model_plan(std::string_view kind, std::string_view config_json,
+                                        const DeviceMesh& mesh, std::string_view options_json) {
+  const absl::StatusOr<const ModelKind*> found = find_model(kind, config_json);
+  if (!found.ok()) return found.status();
+  const absl::StatusOr<PlanOptions> options = read_plan_options(**found, options_json);
+  if (!options.ok()) return options.status();
+  return (*found)->plan(config_json, mesh, *options);
 }
 
 }  // namespace shardweave::nn

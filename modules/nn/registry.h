@@ -37,4 +37,12 @@ std::vector<std::string> model_kinds();
 // from_json() says.
 absl::StatusOr<Model> make_model(std::string_view kind, std::string_view config_json);
 
+// The zoo's plan for a model that is not there, or written otherwise with the same names.
+// `options_json`: an object with PlanOptions' members by their names, of those that the kind has
+// ("shard_vocabulary" of models of text, "expert_parallel" of mixtral); "" is an empty one.
+// InvalidArgument: as make_model(), and an option that the kind does not have, or of another type.
+// Throws Error: what the kind's plan does.
+absl::StatusOr<ShardingPlan> model_plan(std::string_view kind, std::string_view config_json,
+                                        const DeviceMesh& mesh, std::string_view options_json);
+
 }  // namespace shardweave::nn

@@ -5,7 +5,7 @@
 
 namespace shardweave::nn {
 
-RMSNormImpl::RMSNormImpl(int64_t size, double eps)
+RMSNormImpl::RMSNormImpl(int64_t size, std::optional<double> eps)
     : weight(register_parameter("weight", at::ones({size}))), eps_(eps) {}
 
 at::Tensor RMSNormImpl::forward(const at::Tensor& x) {

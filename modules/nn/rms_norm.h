@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "ATen/core/Tensor.h"
 #include "shardweave/modules/hooked.h"
@@ -14,13 +15,14 @@
 namespace shardweave::nn {
 
 struct RMSNormImpl : torch::nn::Module {
-  explicit RMSNormImpl(int64_t size, double eps = 1e-6);
+  // nullopt: the smallest number that the dtype tells from 1.
+  explicit RMSNormImpl(int64_t size, std::optional<double> eps = 1e-6);
   at::Tensor forward(const at::Tensor& x);
 
   at::Tensor weight;
 
  private:
-  const double eps_;
+  const std::optional<double> eps_;
 };
 using RMSNorm = torch::nn::ModuleHolder<Hooked<RMSNormImpl>>;
 

@@ -105,7 +105,8 @@ at::Tensor whole(const at::Tensor& tensor) {
 
 template <typename Lay>
 Training train(const Model& model, at::ScalarType dtype, const Lay& lay) {
-  FusedOptimizer optimizer(unique_parameters(*model.module), AdamWOptions{.lr = 3e-3, .eps = 1e-6});
+  // With a smaller eps steps of the keys' biases would be rounding's: their gradients are zero but for it.
+  FusedOptimizer optimizer(unique_parameters(*model.module), AdamWOptions{.lr = 3e-3, .eps = 1e-5});
   Training training;
   for (int step = 0; step < kSteps; ++step) {
     optimizer.zero_grad();

@@ -38,8 +38,10 @@
 #include "shardweave/dtensor/spec.h"
 #include "shardweave/mesh/connected_mesh.h"
 #include "shardweave/mesh/device_mesh.h"
+#include "shardweave/modules/auto_plan.h"
 #include "shardweave/modules/deferred_init.h"
 #include "shardweave/modules/dump.h"
+#include "shardweave/modules/fully_shard.h"
 #include "shardweave/modules/fused_optimizer.h"
 #include "shardweave/modules/hooked.h"
 #include "shardweave/modules/hugging_face_plan.h"
@@ -49,6 +51,7 @@
 #include "shardweave/modules/nn/gated_mlp.h"
 #include "shardweave/modules/nn/gpt2.h"
 #include "shardweave/modules/nn/grouped_query_attention.h"
+#include "shardweave/modules/nn/layer_registry.h"
 #include "shardweave/modules/nn/llama.h"
 #include "shardweave/modules/nn/mixtral.h"
 #include "shardweave/modules/nn/mixture_of_experts.h"
@@ -56,13 +59,17 @@
 #include "shardweave/modules/nn/registry.h"
 #include "shardweave/modules/nn/rms_norm.h"
 #include "shardweave/modules/nn/rotary_embedding.h"
+#include "shardweave/modules/nn/routed_experts.h"
 #include "shardweave/modules/nn/vit.h"
 #include "shardweave/modules/parallel_style.h"
 #include "shardweave/modules/parallel_style_json.h"
 #include "shardweave/modules/parallelize_module.h"
+#include "shardweave/modules/plan_cost.h"
+#include "shardweave/modules/plugin.h"
 #include "shardweave/modules/prepare_tensors.h"
 #include "shardweave/modules/sharding_plan_json.h"
 #include "shardweave/modules/verify.h"
+#include "shardweave/modules/zero.h"
 #include "shardweave/placement/layout.h"
 #include "shardweave/placement/placement.h"
 #include "shardweave/placement/redistribute_bound.h"
@@ -451,6 +458,38 @@ void fused_optimizer(const Model& model, at::Tensor loss, const at::Tensor& stat
   }
 }
 
+void fully_sharded(const Model& model, const MeshPtr& mesh, const at::Tensor& batch) {
+  fully_shard(*model, mesh, {.units = {"blocks.*"}});
+  torch::optim::AdamW optimizer(model->parameters());
+  auto x = distribute_tensor(batch, mesh, {{"dp", Shard(0)}});
+  model->forward(x).sum().backward();
+  clip_grad_norm(model->parameters(), 1.0);
+  optimizer.step();
+}
+
+void divided_optimizer(const Model& model, const MeshPtr& mesh, const ParameterPlan& plan,
+                       const at::Tensor& batch) {
+  distribute_module(*model, mesh, plan);
+  ZeroRedundancyOptimizer<torch::optim::AdamW> optimizer(
+      model->parameters(), torch::optim::AdamWOptions(3e-4), {.mesh_dim = "dp", .stage = 2});
+  model->forward(batch).sum().backward();
+  finish_grad_sync(*model);
+  clip_grad_norm(model->parameters(), 1.0);
+  optimizer.step();
+  optimizer.zero_grad();
+}
+
+using MyOptimizer = torch::optim::AdamW;
+
+void divided_parameters(const Model& model, const at::Tensor& batch) {
+  ZeroPartition partition(model->parameters(), {.mesh_dim = "dp"});
+  MyOptimizer optimizer(partition.shards());
+  model->forward(batch).sum().backward();
+  partition.hand_out_gradients();
+  optimizer.step();
+  partition.share_parameters();
+}
+
 struct GptOptions {};
 struct GptImpl : torch::nn::Module {
   explicit GptImpl(const GptOptions& /*options*/) {}
@@ -579,10 +618,23 @@ void vit(const MeshPtr& mesh, const at::Tensor& images, const at::Tensor& labels
   at::cross_entropy_loss(model(images), labels).backward();
 }
 
+void routed(const at::Tensor& x, const at::Tensor& weights, const at::Tensor& gate_up_proj,
+            const at::Tensor& down_proj) {
+  using nn::Activation;
+  const at::Tensor y = nn::routed_experts(x, weights, gate_up_proj, down_proj, Activation::kSilu);
+}
+
 void registry(std::string_view config_json, const MeshPtr& mesh, const at::Tensor& input_ids) {
   const nn::Model model = *nn::make_model("", config_json);
   parallelize_module(*model.module, mesh, model.plan(mesh->mesh(), {}));
   const at::Tensor logits = model.forward({input_ids})[0];
+}
+
+void layer_registry(const at::Tensor& x, const MeshPtr& mesh, const ShardingPlan& plan) {
+  nn::Layer layer = *nn::make_layer("Linear", R"json({"in_features": 4, "out_features": 8})json");
+  c10::Stack stack = {x};
+  layer.forward(stack);                           // {y}
+  parallelize_module(*layer.module, mesh, plan);  // a module as any other
 }
 }  // namespace models
 
@@ -633,6 +685,32 @@ void parallelize(const Model& model, const MeshPtr& mesh) {
 }
 }  // namespace hooked
 
+namespace plug_ins {
+struct MlpImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x);
+  at::Tensor up, down;
+};
+struct FusedMlpImpl : torch::nn::Module {
+  FusedMlpImpl(const at::Tensor& up, const at::Tensor& down);
+  at::Tensor forward(const at::Tensor& x);
+};
+using FusedMlp = torch::nn::ModuleHolder<Hooked<FusedMlpImpl>>;
+Rule linear_gelu_rule();
+
+void parallelize(const Model& model, const MeshPtr& mesh) {
+  const Plugins plugins =
+      Plugins()
+          .rule("mylib::linear_gelu", linear_gelu_rule())
+          .shards<FusedMlpImpl>([](const FusedMlpImpl&, const ShardingRequest&) {
+            return ModuleSharding{.parameter = {{"up", Shard(0)}, {"down", Shard(1)}},
+                                  .forward = {{"output", Replicate()}}};
+          })
+          .patch<MlpImpl>(
+              [](MlpImpl& mlp, const PatchRequest&) { return FusedMlp(mlp.up, mlp.down); });
+  parallelize_module(*model, mesh, {.module = {{"blocks.*.mlp", {{"tp"}}}}}, plugins);
+}
+}  // namespace plug_ins
+
 at::Tensor loss_of(torch::nn::SequentialImpl& model, const at::Tensor& batch);
 
 void debug(const Model& model, const MeshPtr& mesh, const ShardingPlan& plan,
@@ -653,6 +731,28 @@ void verifying(const std::function<Model()>& make_model, const MeshPtr& mesh,
                const ShardingPlan& plan, const at::Tensor& tokens) {
   const Verification v = verify(make_model, mesh, plan, {tokens});
   if (!v.ok()) std::cout << v.to_string();
+}
+
+void plan_costs(const nn::LlamaOptions& options, const at::Tensor& tokens,
+                const MeshPtr& connected_mesh, const ShardingPlan& plan) {
+  const DeviceMesh& mesh = connected_mesh->mesh();
+  const auto make = [&] {
+    nn::Llama model(options);
+    return StepModel{model.ptr(), [=](const MeshPtr& on) mutable {
+                       const at::Tensor ids = distribute_tensor(tokens, on, {{"dp", Shard(0)}},
+                                                                {.source = std::nullopt});
+                       return nn::next_token_loss(model(ids), ids);
+                     }};
+  };
+  const PlanCost cost = plan_cost(make, mesh, plan, cost_model(connected_mesh));
+  std::cout << cost.to_string();
+}
+
+void auto_plans(const MakeModel& make, const DeviceMesh& mesh, const MeshPtr& connected_mesh,
+                const Model& model) {
+  const AutoPlan found = auto_plan(make, mesh, cost_model(connected_mesh));
+  std::cout << found.to_string();
+  parallelize_module(*model, connected_mesh, found.plan);
 }
 
 }  // namespace shardweave::header_examples

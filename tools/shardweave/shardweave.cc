@@ -7,6 +7,7 @@
 // Ranks are threads. Exit codes: 0; 1 for what cannot be done; 2 where verify finds a difference.
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <iterator>
@@ -30,8 +31,10 @@
 #include "absl/strings/str_split.h"
 #include "models.h"
 #include "shardweave/comm/world.h"
+#include "shardweave/dtensor/cost_model.h"
 #include "shardweave/dtensor/observe/explain.h"
 #include "shardweave/mesh/connected_mesh.h"
+#include "shardweave/modules/auto_plan.h"
 #include "shardweave/modules/dump.h"
 #include "shardweave/modules/list_communication.h"
 #include "shardweave/modules/module_memory.h"
@@ -50,6 +53,9 @@ ABSL_FLAG(std::string, batch, "", "cut dimension 0 of the inputs along this mesh
 ABSL_FLAG(int64_t, rank, 0, "the rank whose parts are shown");
 ABSL_FLAG(bool, backward, true, "of verify and communication: gradients, too");
 ABSL_FLAG(double, tolerance, 0, "of verify; 0: by the dtype");
+ABSL_FLAG(std::string, cost_model, "", "of auto-plan: the mesh's, a file (JSON)");
+ABSL_FLAG(int64_t, memory_limit, 0, "of auto-plan: bytes that a rank has; 0: no limit");
+ABSL_FLAG(std::string, out, "", "of auto-plan: where the plan goes (JSON)");
 ABSL_FLAG(bool, json, false, "print JSON");
 
 namespace {
@@ -68,6 +74,7 @@ constexpr char kUsage[] = R"(What became of a model under a plan.
   shardweave communication  every collective of forward and backward, and the module that needs it
   shardweave memory         bytes of parameters, gradients and activations, module by module
   shardweave verify         runs it beside one device and names the first difference (exit code 2)
+  shardweave auto-plan      finds a plan: what each choice costs, and what the next best would
   shardweave models         the models that are built in
 
   --model=NAME      a model that is built in (default: mlp)
@@ -79,6 +86,9 @@ constexpr char kUsage[] = R"(What became of a model under a plan.
   --rank=N          the rank whose parts dump and memory show (default: 0)
   --backward=false  verify and communication: forward alone
   --tolerance=X     verify: relative to a tensor's largest element (default: by the dtype)
+  --cost_model=FILE auto-plan: of the mesh, as //tools:measure_cost_model prints it
+  --memory_limit=N  auto-plan: bytes that a rank has (default: no limit)
+  --out=FILE        auto-plan: writes the plan there, as --plan takes it
   --json            JSON on stdout
 
 Exit codes: 0; 1: what was asked cannot be done; 2: verify has found a difference.
@@ -276,6 +286,47 @@ Outcome run_verify(const Job& job, const MeshPtr& mesh) {
   return {absl::GetFlag(FLAGS_json) ? v.to_json() : v.to_string(), v.ok()};
 }
 
+// On no rank at all, too. The loss is the sum of what forward gives.
+Outcome find_plan(const Job& job) {
+  CostModel costs;
+  if (const std::string file = absl::GetFlag(FLAGS_cost_model); !file.empty()) {
+    std::ifstream in(file, std::ios::binary);
+    std::ostringstream text;
+    text << in.rdbuf();
+    if (!in) throw Error(in_flag("cost_model", file, "cannot be read"));
+    costs = value_or_throw(cost_model_from_json(text.str(), job.mesh));
+  }
+  AutoPlanOptions options;
+  if (const int64_t limit = absl::GetFlag(FLAGS_memory_limit); limit != 0) {
+    options.memory_limit = limit;
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  auto said = begin;
+  options.progress = [&](int64_t evaluations, const PlanCost& best) {
+    constexpr auto kBetween = std::chrono::seconds(5);
+    if (std::chrono::steady_clock::now() - said < kBetween) return;
+    said = std::chrono::steady_clock::now();
+    std::fprintf(stderr, "%lld of at most %lld plans, the best takes %g s a step\n",
+                 static_cast<long long>(evaluations),
+                 static_cast<long long>(options.max_evaluations), best.seconds());
+  };
+  const auto make = [&] {
+    const Model model = job.kind.make();
+    return StepModel{model.module, [&job, model](const MeshPtr& mesh) {
+                       return model.forward(job.on(mesh)).sum();
+                     }};
+  };
+  const AutoPlan found = auto_plan(make, job.mesh, costs, options);
+  if (const std::string file = absl::GetFlag(FLAGS_out); !file.empty()) {
+    std::ofstream out(file, std::ios::binary);
+    out << to_json(found.plan) << "\n";
+    if (!out.flush()) throw Error(in_flag("out", file, "cannot be written"));
+  }
+  return {absl::GetFlag(FLAGS_json)
+              ? found.to_json()
+              : absl::StrCat(found.to_string(), "the plan: ", to_json(found.plan), "\n")};
+}
+
 // What the plan does, on no rank at all.
 std::string explain_plan(const Job& job) {
   const Model model = job.kind.make();
@@ -346,10 +397,10 @@ absl::StatusOr<Outcome> run(const std::vector<std::string>& words) {
   }
   const auto found = std::find_if(commands.begin(), commands.end(),
                                   [&](const auto& c) { return c.first == command; });
-  if (found == commands.end() && command != "explain") {
+  if (found == commands.end() && command != "explain" && command != "auto-plan") {
     return absl::InvalidArgumentError(
         absl::StrCat("'", command,
-                     "': wanted dump, explain, communication, memory, verify or models; "
+                     "': wanted dump, explain, communication, memory, verify, auto-plan or models; "
                      "--help says what they do"));
   }
   const absl::StatusOr<DeviceMesh> mesh = mesh_from_flag();
@@ -376,6 +427,7 @@ absl::StatusOr<Outcome> run(const std::vector<std::string>& words) {
     if (!inputs.ok()) return inputs.status();
     job.inputs = *std::move(inputs);
   }
+  if (command == "auto-plan") return find_plan(job);
   return on_ranks(*mesh, [&](const MeshPtr& m) { return found->second(job, m); });
 }
 

@@ -176,6 +176,26 @@ TEST(ShardweaveTest, KnowsTheLibrarysModels) {
   }
 }
 
+// Where messages cost little; the file is a plan as others are.
+TEST(ShardweaveTest, FindsAPlan) {
+  const std::string costs = temporary("costs.json"), plan = temporary("found.json");
+  std::ofstream(costs) << R"json({"links": {"tp": {"latency": 1e-9, "bandwidth": 1e13}},
+                                  "device": {"flops": 1e8, "bandwidth": 1e8}})json";
+  const Ran ran = run({"auto-plan", "--mesh=tp=2", "--cost_model=" + costs, "--out=" + plan});
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_THAT(ran.out, AllOf(HasSubstr("next best"), HasSubstr("PairwiseParallel"),
+                             HasSubstr("plans measured")));
+  const Ran dumped = run({"dump", "--mesh=tp=2", "--plan=" + plan});
+  EXPECT_EQ(dumped.code, 0) << dumped.err;
+  EXPECT_THAT(dumped.out, AllOf(HasSubstr("[S(0)]"), HasSubstr("[S(1)]")));
+  const Ran as_json = run({"auto-plan", "--mesh=tp=2", "--json"});
+  EXPECT_EQ(as_json.code, 0) << as_json.err;
+  EXPECT_TRUE(json::parse(as_json.out)["plan"].contains("parameter"));
+  const Ran tight = run({"auto-plan", "--mesh=tp=2", "--memory_limit=10"});
+  EXPECT_EQ(tight.code, 1);
+  EXPECT_THAT(tight.err, HasSubstr("the smallest takes"));
+}
+
 TEST(ShardweaveTest, SaysWhatIsWrong) {
   const std::string script = saved_script();
   const std::vector<std::pair<std::vector<std::string>, std::string>> wrong = {

@@ -15,7 +15,8 @@
 //
 // A model is a struct of tensors and of layers (package nn has them ready made) that embeds *[Module];
 // [World.ModuleOf] registers what is in it by the names of its fields, [Module.Distribute] shards that by a
-// [Plan].
+// [Plan]. Models and layers of the library are made by their kinds, [World.ModuleByKind], with the same names
+// and plans ([Mesh.ZooPlan]).
 //
 // # Errors
 //
@@ -35,8 +36,8 @@
 // loop uses: one scope per step; or with its world. A tensor outside of any scope that nothing refers to
 // any more is closed too, some time after a garbage collection, at its rank's next call. The collector does
 // not see what tensors hold; so the rank has garbage collected when its tensors outside of scopes hold
-// twice what was left the last time. Meshes, modules, optimizers, communicators and traces end by their
-// Close, or with their world. Operators, layouts and plans belong to no rank; the garbage collector ends
+// twice what was left the last time. Meshes, modules, optimizers, communicators, traces and GradSyncs end by
+// their Close, or with their world. Operators, layouts and plans belong to no rank; the garbage collector ends
 // them.
 //
 // All these are used by pointer. A copy, which go vet reports, means the same thing.
@@ -44,7 +45,8 @@
 // # Goroutines
 //
 // A rank (a world and all that is made from it) may be driven from any goroutine, by one at a time; who
-// calls while another one is in a call gets FailedPrecondition. Different ranks run in parallel. Operators,
+// calls while another one is in a call gets FailedPrecondition. Only what is deferred, [DeferredInit], is a goroutine's
+// and not a rank's. Different ranks run in parallel. Operators,
 // layouts and plans may be used by several at once, as may [World.Abort], [Comm.Abort] and
 // [World.FlightRecord]. Operators on sharded tensors communicate: all ranks call them in the same order.
 // They follow the context that the world was made with; the collectives of a [Comm] also one of their own.

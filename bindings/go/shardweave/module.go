@@ -214,7 +214,7 @@ func (m *Module) Call(method string, args ...any) ([]any, error) {
 		if err != nil {
 			return nil, err
 		}
-		defer call.Release()
+		defer r.done(call)
 		if err := call.ModuleCall(m.handle, method, int32(r.mode)); err != nil {
 			return nil, err
 		}

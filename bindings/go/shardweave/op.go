@@ -86,7 +86,7 @@ func (op *Op) Call(where Place, args ...any) ([]any, error) {
 		return nil, err
 	}
 	return ask(func(r *rank) ([]any, error) {
-		handle, err := op.it().lend(r)
+		handle, err := op.permanent()
 		if err != nil {
 			return nil, err
 		}
@@ -94,8 +94,8 @@ func (op *Op) Call(where Place, args ...any) ([]any, error) {
 		if err != nil {
 			return nil, err
 		}
-		defer call.Release()
-		if err := call.Do(handle, int32(r.mode)); err != nil {
+		defer r.done(call)
+		if err := call.Do(handle, int32(r.mode), false); err != nil {
 			return nil, err
 		}
 		return r.results(call), nil
@@ -111,7 +111,7 @@ func (op *Op) Explain(where Place, args ...any) (table, json string, err error) 
 		return "", "", err
 	}
 	err = do(func(r *rank) error {
-		handle, err := op.it().lend(r)
+		handle, err := op.permanent()
 		if err != nil {
 			return err
 		}
@@ -119,7 +119,7 @@ func (op *Op) Explain(where Place, args ...any) (table, json string, err error) 
 		if err != nil {
 			return err
 		}
-		defer call.Release()
+		defer r.done(call)
 		table, json, err = call.Explain(handle)
 		return err
 	}, where)
@@ -141,8 +141,9 @@ func (op *Op) Tensor(where Place, args ...any) *Tensor {
 		return nowhere.failed(noThing("World or Mesh"))
 	}
 	r, err := where.home()
+	var handle c.Op
 	if err == nil {
-		err = op.it().check()
+		handle, err = op.permanent()
 	}
 	if err == nil {
 		err = r.enter()
@@ -154,115 +155,25 @@ func (op *Op) Tensor(where Place, args ...any) *Tensor {
 	if err := where.alive(); err != nil {
 		return r.failed(err)
 	}
-	return r.oneInCall(op, args)
+	return r.oneInCall(handle, args)
 }
 
-// one calls an operator with one tensor as its result. Nothing of args escapes, so that callers have
-// them on their stacks.
-func (r *rank) one(op *Op, args []any) *Tensor {
-	if err := r.enter(); err != nil {
-		for _, arg := range args { // what they carry came before
-			if t, is := arg.(*Tensor); is && t != nil && t.value != nil && t.failure != 0 {
-				return r.failed(t.Err())
-			}
-		}
-		return r.failed(err)
+// isNamed is an error if it is not.
+func isNamed(arg any) error {
+	if _, is := arg.(named); !is {
+		return invalid("an argument in order is behind one that is Named")
 	}
-	t := r.oneInCall(op, args)
-	r.leave()
-	return t
+	return nil
 }
 
-func (r *rank) oneInCall(op *Op, args []any) *Tensor {
-	handle, err := op.it().lend(r)
-	if err != nil {
-		return r.failed(err)
-	}
-	call, err := r.arguments(args)
-	if err != nil {
-		return r.failed(err)
-	}
-	err = call.Do(handle, int32(r.mode))
-	var t *Tensor
-	switch {
-	case err != nil:
-		t = r.failed(r.error(err))
-	case call.NumResults() != 1 || call.Kind(0) != c.ValueTensor:
-		t = r.failed(invalid("the operator's result is not one tensor: use Op.Call"))
-	default:
-		t = r.tensor(call.TakeTensor(0))
-	}
-	call.Release()
-	return t
-}
-
-// arguments is a call with these arguments. In a call of the rank.
-func (r *rank) arguments(args []any) (*c.Call, error) {
-	call := c.NewCall()
-	for _, arg := range args {
-		if err := r.add(call, arg); err != nil {
-			call.Release()
-			return nil, err
-		}
-	}
-	return call, nil
-}
-
-func (r *rank) add(call *c.Call, arg any) error {
-	if call.NumNames() > 0 {
-		if _, is := arg.(named); !is {
-			return invalid("an argument in order is behind one that is Named")
-		}
-	}
-	return r.addValue(call, arg)
-}
-
-func (r *rank) addValue(call *c.Call, arg any) error {
+func (r *rank) addRare(call *c.Call, arg any) error {
 	switch v := arg.(type) {
-	case *Tensor:
-		if v == nil {
-			call.AddNone()
-			break
-		}
-		handle, err := r.handle(v)
-		if err != nil {
-			return err
-		}
-		call.AddTensor(handle)
-	case int:
-		call.AddInt(int64(v))
 	case int64:
 		call.AddInt(v)
 	case int32:
 		call.AddInt(int64(v))
-	case float64:
-		call.AddFloat(v)
 	case float32:
 		call.AddFloat(float64(v))
-	case bool:
-		call.AddBool(v)
-	case []int64:
-		call.AddInts(v...)
-	case []int:
-		wide := make([]int64, 0, 8)
-		for _, number := range v {
-			wide = append(wide, int64(number))
-		}
-		call.AddInts(wide...)
-	case []*Tensor:
-		handles := make([]c.Tensor, 0, 8)
-		for _, t := range v {
-			if t == nil {
-				handles = append(handles, nil)
-				continue
-			}
-			handle, err := r.handle(t)
-			if err != nil {
-				return err
-			}
-			handles = append(handles, handle)
-		}
-		call.AddTensors(handles...)
 	case []float64:
 		call.AddFloats(v...)
 	case []float32:
@@ -307,8 +218,6 @@ func (r *rank) addValue(call *c.Call, arg any) error {
 		call.AddDevice(int32(v.Kind), int32(v.Index))
 	case complex128:
 		call.AddComplex(v)
-	case nil:
-		call.AddNone()
 	case defaultValue:
 		call.AddDefault()
 	case named:
@@ -316,7 +225,7 @@ func (r *rank) addValue(call *c.Call, arg any) error {
 			// (Copies of the names, or the compiler thinks that all arguments escape.)
 			return invalid("what is Named '%s' is itself Named '%s'", strings.Clone(v.name), strings.Clone(inner.name))
 		}
-		if err := r.addValue(call, v.value); err != nil {
+		if err := r.add(call, v.value); err != nil {
 			return err
 		}
 		return public(call.Name(v.name))
@@ -374,12 +283,12 @@ func (t *Tensor) Item() (float64, error) { return ItemOf[float64](t) }
 // complex T, integers are not cut off. (Fractions are rounded to what T has of them.) Collective if the
 // tensor is sharded.
 func ItemOf[T Number](t *Tensor) (T, error) {
-	item, err := ask(func(r *rank) (T, error) { return itemOf[T](t.handle) }, t)
+	item, err := ask(func(r *rank) (T, error) { return itemOf[T](r, t.handle) }, t)
 	runtime.KeepAlive(t)
 	return item, err
 }
 
-func itemOf[T Number](handle c.Tensor) (T, error) {
+func itemOf[T Number](r *rank, handle c.Tensor) (T, error) {
 	var none T
 	dtype, err := c.TensorDType(handle)
 	if err != nil {
@@ -392,8 +301,8 @@ func itemOf[T Number](handle c.Tensor) (T, error) {
 		}
 		return numberAs[T](item)
 	}
-	call := c.NewCall()
-	defer call.Release()
+	call := r.newCall()
+	defer r.done(call)
 	if err := call.Item(handle); err != nil {
 		return none, err
 	}
@@ -441,5 +350,9 @@ func (t *Tensor) Apply(name string, args ...any) *Tensor {
 	if err != nil {
 		return r.failed(err)
 	}
-	return r.one(op, append([]any{t}, args...))
+	handle, err := op.permanent()
+	if err != nil {
+		return r.failed(err)
+	}
+	return r.one(handle, append([]any{t}, args...))
 }

@@ -1,32 +1,5 @@
 package shardweave
 
-import "sync"
-
-// builtin is an operator that a method calls.
-type builtin struct {
-	name string
-	once sync.Once
-	op   *Op
-	err  error
-}
-
-func (b *builtin) find() (*Op, error) {
-	b.once.Do(func() { b.op, b.err = FindOp(b.name) })
-	return b.op, b.err
-}
-
-func (t *Tensor) call(b *builtin, args ...any) *Tensor {
-	r, err := t.home()
-	if err != nil {
-		return r.failed(err)
-	}
-	op, err := b.find()
-	if err != nil {
-		return r.failed(err)
-	}
-	return r.one(op, args)
-}
-
 var (
 	opAdd, opAddScalar = builtin{name: "aten::add.Tensor"}, builtin{name: "aten::add.Scalar"}
 	opSub, opSubScalar = builtin{name: "aten::sub.Tensor"}, builtin{name: "aten::sub.Scalar"}
@@ -66,14 +39,6 @@ var (
 
 	opClampIn = builtin{name: "aten::clamp_"}
 )
-
-// binary takes a tensor or a number on the right.
-func (t *Tensor) binary(tensor, scalar *builtin, other any) *Tensor {
-	if u, is := other.(*Tensor); is {
-		return t.call(tensor, t, u)
-	}
-	return t.call(scalar, t, other)
-}
 
 // Add is t + other; other is a *Tensor or a number, here and below.
 func (t *Tensor) Add(other any) *Tensor { return t.binary(&opAdd, &opAddScalar, other) }
@@ -210,16 +175,12 @@ func (t *Tensor) several(b *builtin, args []any) ([]any, error) {
 		return nil, err
 	}
 	return ask(func(r *rank) ([]any, error) {
-		handle, err := op.it().lend(r)
-		if err != nil {
-			return nil, err
-		}
 		call, err := r.arguments(args)
 		if err != nil {
 			return nil, err
 		}
-		defer call.Release()
-		if err := call.Do(handle, int32(r.mode)); err != nil {
+		defer r.done(call)
+		if err := call.Do(op, int32(r.mode), false); err != nil {
 			return nil, err
 		}
 		return r.results(call), nil

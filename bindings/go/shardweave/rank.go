@@ -13,46 +13,63 @@ import (
 // rank is what a world and all that is made from it share. Calls of the library are one behind the other:
 // everything here is used between enter and leave, except for what says otherwise.
 type rank struct {
-	ctx    context.Context // of the world
-	number int
-	busy   atomic.Bool // a call is under way
-	closed atomic.Bool // written in a call, read by anyone
-	mode   GradMode
-	scope  *scope   // the innermost; nil: none is open
-	things []closer // meshes, modules, ...
+	// What every call looks at, side by side: between operators as large as LibTorch's little else is left in the
+	// processor's caches.
+	busy      atomic.Bool // a call is under way
+	closed    atomic.Bool // written in a call, read by anyone
+	owedCalls atomic.Int32
+	mode      GradMode
+	untidy    bool    // leave has more to do than to leave
+	scope     *scope  // the innermost; nil: none is open
+	spare     *c.Call // for the next call of an operator
 
 	// Functions of the host that run now, within a call. What is closed meanwhile may be in use by that
-	// call, and ends with it.
+	// call, and ends with it: late.
 	callbacks int
-	late      []c.Tensor
+
+	// Tensors in no scope. The garbage collector finds them by what else refers to them; so here is only
+	// the handle, and the bytes that this rank holds of it.
+	graves     *graves
+	loose      []looseTensor
+	idle       []*sentry // of slots of loose that are empty
+	looseBytes int64
+	collectAt  int64 // looseBytes at which garbage is collected
+	unused     []int // slots of loose that are empty, and have no sentry
 
 	// Meshes with traces, which hear where the user's code is; and what tells them in this call.
 	traced  []*thing[c.Mesh]
 	sources []c.Scope
 
 	lent []any // what lasts and this call uses: the garbage collector leaves it alone until then
-
-	// Tensors in no scope. The garbage collector finds them by what else refers to them; so here is only
-	// the handle, and the bytes that this rank holds of it.
-	loose      []looseTensor
-	unused     []int // slots of loose
-	looseBytes int64
-	collectAt  int64 // looseBytes at which garbage is collected
-
-	// What the garbage collector has found. It runs beside the rank, so the rank itself frees them.
-	buried      sync.Mutex
-	found       []int // slots of loose
-	foundNumber atomic.Int32
+	late []c.Tensor
 
 	// What has to be done before the next call: its goroutine came while another one was in a call.
-	owing     sync.Mutex
-	owed      []func()
-	owedCalls atomic.Int32
+	owing sync.Mutex
+	owed  []func() // owedCalls of them
+
+	things []closer        // meshes, modules, ...
+	ctx    context.Context // of the world
+	number int
 }
 
 type looseTensor struct {
 	handle c.Tensor
 	bytes  int64
+}
+
+// sentry stands in for a tensor in a slot of loose: the tensor alone refers to it, so the garbage collector
+// finds both together. Setting a finalizer is dear; who closes a tensor gives its sentry to the next one.
+type sentry struct {
+	graves *graves // not the rank, which refers to those that are idle
+	slot   int
+}
+
+// graves are where the garbage collector leaves what it has found. It runs beside the rank, so the rank itself
+// frees that.
+type graves struct {
+	mutex  sync.Mutex
+	found  []int // slots of loose
+	number atomic.Int32
 }
 
 // used is what a call of the library uses of one rank: a *World, *Mesh, *Tensor, ...
@@ -134,27 +151,6 @@ func otherRank(a, b *rank) error {
 	return invalid("what is used together belongs to several ranks (worlds of this process), each with the number %d", a.number)
 }
 
-// enter begins a call.
-func (r *rank) enter() error {
-	if !r.busy.CompareAndSwap(false, true) {
-		return errBusy(r)
-	}
-	if r.closed.Load() {
-		r.leave()
-		return errWorldClosed()
-	}
-	if r.foundNumber.Load() != 0 {
-		r.freeBuried()
-	}
-	if r.owedCalls.Load() != 0 {
-		r.pay()
-	}
-	if len(r.traced) > 0 {
-		r.sayWhere()
-	}
-	return nil
-}
-
 // sayWhere tells the traces where this package was called. In a call, until its end.
 func (r *rank) sayWhere() {
 	place := callerOfPackage()
@@ -164,6 +160,7 @@ func (r *rank) sayWhere() {
 		}
 		if scope, err := c.MeshEnterSource(mesh.handle, place); err == nil { // a trace is worth no error
 			r.sources = append(r.sources, scope)
+			r.untidy = true
 		}
 	}
 }
@@ -178,9 +175,9 @@ func (r *rank) endTraceOf(mesh *thing[c.Mesh]) {
 	}
 }
 
-// leave ends it.
-func (r *rank) leave() {
-	if len(r.late) > 0 && r.callbacks == 0 {
+// tidy ends what was for this call alone.
+func (r *rank) tidy() {
+	if r.callbacks == 0 {
 		c.TensorsFree(r.late)
 		r.late = r.late[:0]
 	}
@@ -192,7 +189,7 @@ func (r *rank) leave() {
 		r.lent[i] = nil
 	}
 	r.lent = r.lent[:0]
-	r.busy.Store(false)
+	r.untidy = len(r.late) > 0
 }
 
 func errBusy(r *rank) error {
@@ -201,20 +198,14 @@ func errBusy(r *rank) error {
 
 func errWorldClosed() error { return notNow("the world was closed") }
 
-// ifOpen calls f in a call of its own; not if the world was closed, or another goroutine is in a call.
+// ifOpen calls f in such a call.
 func (r *rank) ifOpen(f func()) error {
-	if r == nil || r.closed.Load() {
-		return nil
+	entered, err := r.enterIfOpen()
+	if entered {
+		defer r.leave()
+		f()
 	}
-	if err := r.enter(); err != nil {
-		if r.closed.Load() {
-			return nil
-		}
-		return err
-	}
-	defer r.leave()
-	f()
-	return nil
+	return err
 }
 
 // atLast calls f in a call of its own, for what has to be done; it waits for its turn.
@@ -265,20 +256,6 @@ func (r *rank) pay() {
 	}
 }
 
-// handle is for begin in calls of operators, whose arguments are of any kind. In a call.
-func (r *rank) handle(t *Tensor) (c.Tensor, error) {
-	if t.value == nil {
-		return nil, noThing("Tensor")
-	}
-	if t.failure != 0 {
-		return nil, t.Err()
-	}
-	if t.rank != r {
-		return nil, otherRank(r, t.rank)
-	}
-	return t.value.handle, t.alive()
-}
-
 // thing is a handle that ends by Close, or with the world. What users hold has only a pointer to it, so
 // that a copy of theirs is the same thing.
 type thing[H comparable] struct {
@@ -326,7 +303,16 @@ func (l *lasting[H]) lend(r *rank) (H, error) {
 		return none, err
 	}
 	r.lent = append(r.lent, l)
+	r.untidy = true
 	return l.kept, nil
+}
+
+// permanent is an operator's handle, for a call: found has it as long as the program runs, so that it need not be lent.
+func (op *Op) permanent() (c.Op, error) {
+	if err := op.it().check(); err != nil {
+		return nil, err
+	}
+	return op.kept, nil
 }
 
 // with is a call of the library that uses no rank.
@@ -467,24 +453,18 @@ func (r *rank) forget(v *value) {
 
 // keep takes a tensor out of its scope.
 func (r *rank) keep(t *Tensor) {
-	if t.slot == 0 {
+	if t.sentry == nil {
 		r.forget(t.value)
-		r.loosen(t.value)
+		r.loosen(t.value, c.TensorLocalBytes(t.handle))
 	}
 }
 
 // tensor takes the handle over.
 func (r *rank) tensor(handle c.Tensor) *Tensor {
-	v := &value{handle: handle, rank: r}
-	if s := r.scope; s == nil {
-		r.loosen(v)
-	} else {
-		if len(s.tensors) == cap(s.tensors) { // as many may have ended as there are: look before growing
-			s.tensors = stillAlive(s.tensors)
-		}
-		s.tensors = append(s.tensors, v)
+	if r.scope != nil {
+		return r.tensorOf(handle, 0)
 	}
-	return &Tensor{value: v}
+	return r.tensorOf(handle, c.TensorLocalBytes(handle))
 }
 
 // tensors takes the handles over; those that are nil give nil.
@@ -512,53 +492,42 @@ func stillAlive(tensors []*value) []*value {
 	return kept
 }
 
-// loosen makes a tensor one in no scope.
-func (r *rank) loosen(v *value) {
-	loose := looseTensor{v.handle, c.TensorLocalBytes(v.handle)}
-	if n := len(r.unused); n > 0 {
-		v.slot = r.unused[n-1] + 1
-		r.unused = r.unused[:n-1]
-		r.loose[v.slot-1] = loose
+// newSentry is the sentry of an empty slot that has none.
+func (r *rank) newSentry() *sentry {
+	s := &sentry{graves: r.graves}
+	if last := len(r.unused) - 1; last >= 0 {
+		s.slot = r.unused[last]
+		r.unused = r.unused[:last]
 	} else {
-		r.loose = append(r.loose, loose)
-		v.slot = len(r.loose)
+		s.slot = len(r.loose)
+		r.loose = append(r.loose, looseTensor{})
 	}
-	runtime.SetFinalizer(v, (*value).bury)
-	r.looseBytes += loose.bytes
-	if r.looseBytes > r.collectAt {
-		r.collect()
-	}
-}
-
-// takeLoose empties a slot.
-func (r *rank) takeLoose(slot int) c.Tensor {
-	loose := r.loose[slot]
-	r.loose[slot] = looseTensor{}
-	r.unused = append(r.unused, slot)
-	r.looseBytes -= loose.bytes
-	return loose.handle
+	runtime.SetFinalizer(s, (*sentry).bury)
+	return s
 }
 
 // bury is called by the garbage collector's goroutine.
-func (v *value) bury() {
-	r := v.rank
-	r.buried.Lock()
-	defer r.buried.Unlock()
-	r.found = append(r.found, v.slot-1)
-	r.foundNumber.Store(int32(len(r.found)))
+func (s *sentry) bury() {
+	g := s.graves
+	g.mutex.Lock()
+	defer g.mutex.Unlock()
+	g.found = append(g.found, s.slot)
+	g.number.Store(int32(len(g.found)))
 }
 
 // freeBuried frees what the garbage collector has found.
 func (r *rank) freeBuried() {
-	r.buried.Lock()
-	found := r.found
-	r.found = nil
-	r.foundNumber.Store(0)
-	r.buried.Unlock()
+	g := r.graves
+	g.mutex.Lock()
+	found := g.found
+	g.found = nil
+	g.number.Store(0)
+	g.mutex.Unlock()
 	handles := make([]c.Tensor, len(found))
 	for i, slot := range found {
 		handles[i] = r.takeLoose(slot)
 	}
+	r.unused = append(r.unused, found...)
 	c.TensorsFree(handles)
 }
 
@@ -577,8 +546,8 @@ func (r *rank) collect() {
 	case <-swept:
 	case <-patience.C: // other finalizers take their time
 	}
-	for before := int32(-1); before != r.foundNumber.Load(); time.Sleep(20 * time.Microsecond) {
-		before = r.foundNumber.Load()
+	for before := int32(-1); before != r.graves.number.Load(); time.Sleep(20 * time.Microsecond) {
+		before = r.graves.number.Load()
 	}
 	r.freeBuried()
 	r.collectAt = 2 * r.looseBytes
@@ -617,7 +586,7 @@ func (r *rank) release() {
 		}
 	}
 	c.TensorsFree(handles)
-	r.loose, r.unused = nil, nil
+	r.loose, r.idle, r.unused = nil, nil, nil
 	for i := len(r.things) - 1; i >= 0; i-- {
 		r.things[i].release()
 	}
@@ -644,6 +613,7 @@ func (r *rank) callback(mode GradMode, body func() error) error {
 		r.callbacks--
 		r.mode = before
 		r.lent = lent
+		r.untidy = true
 		r.closeScope(s)
 	}()
 	return body()
@@ -663,7 +633,7 @@ const (
 var nowhere = newRank(context.Background(), -1)
 
 func newRank(ctx context.Context, number int) *rank {
-	return &rank{ctx: ctx, number: number, collectAt: leastCollect}
+	return &rank{ctx: ctx, number: number, collectAt: leastCollect, graves: new(graves)}
 }
 
 // noCopy lets vet find copies of what is used by pointer.

@@ -108,7 +108,7 @@ func (s surface) handleTypes() map[string]*ast.StructType {
 // receivers are one of each type of handles.
 func (h *handles) receivers() map[string]any {
 	return map[string]any{"World": h.world, "Mesh": h.mesh, "Comm": h.comm, "Trace": h.trace, "Module": h.module, "Forward": h.forward,
-		"Optimizer": h.optimizer, "Scheduler": h.scheduler, "FunctionContext": h.context, "Tensor": h.tensor, "Layout": h.layout, "Plan": h.plan, "Op": h.op}
+		"GradSync": h.gradSync, "Optimizer": h.optimizer, "Scheduler": h.scheduler, "FunctionContext": h.context, "Tensor": h.tensor, "Layout": h.layout, "Plan": h.plan, "Op": h.op}
 }
 
 // functions are all exported ones; instances of those with type parameters. TestEveryFunctionIsHere finds
@@ -125,7 +125,7 @@ var functions = map[string]any{
 	"ItemOf": sw.ItemOf[float32], "NewAdamW": sw.NewAdamW, "NewScheduler": sw.NewScheduler, "NewSGD": sw.NewSGD, "Ones": sw.Ones, "Rand": sw.Rand,
 	"Randn": sw.Randn, "Scalar": sw.Scalar[float32], "Stack": sw.Stack, "Zeros": sw.Zeros,
 	// Those without handles.
-	"Counting": sw.Counting, "FindOp": sw.FindOp, "FromEnvironment": sw.FromEnvironment, "Join": sw.Join,
+	"Counting": sw.Counting, "DeferredInit": sw.DeferredInit, "FindOp": sw.FindOp, "FromEnvironment": sw.FromEnvironment, "Join": sw.Join,
 	"ParseLayout": sw.ParseLayout, "ParsePlan": sw.ParsePlan, "RunRanks": sw.RunRanks, "Seed": sw.Seed, "Seeded": sw.Seeded,
 	"SetHandleChecks": sw.SetHandleChecks, "SetLog": sw.SetLog, "SetNumThreads": sw.SetNumThreads, "Spawn": sw.Spawn,
 }
@@ -135,9 +135,10 @@ var cannotFail = map[string]bool{"Alone": true, "AllowUnused": true, "BFloat16Of
 	"CosineSchedule": true, "CreateGraph": true, "Dim": true, "Failed": true, "Float16Of": true, "From": true, "FromRank": true, "LinearSchedule": true, "LiveHandles": true, "MustFindOp": true,
 	"MustParseLayout": true, "Named": true, "NewPlan": true, "Range": true, "RankOf": true, "RetainGraph": true, "StepSchedule": true, "Tensors": true,
 	"To":          true,
-	"WithAMSGrad": true, "WithArgs": true, "WithBackend": true, "WithBetas": true, "WithEps": true,
-	"WithFiniteNorm": true, "WithGradients": true, "WithMomentum": true, "WithNesterov": true,
-	"WithNetworkInterface": true, "WithNorm": true, "WithTimeout": true, "WithoutPrefix": true}
+	"WithAMSGrad": true, "WithArgs": true, "WithBackend": true, "WithBetas": true, "WithBucketBytes": true, "WithCopiedValues": true, "WithEps": true,
+	"WithFiniteNorm": true, "WithGradients": true, "WithHeads": true, "WithMaxEvaluations": true, "WithMemoryLimit": true, "WithMeshDim": true, "WithMinNumel": true, "WithMomentum": true, "WithNesterov": true,
+	"WithNetworkInterface": true, "WithNorm": true, "WithOptimizerStates": true, "WithSequenceDim": true, "WithTPMeshDim": true, "WithSeed": true, "WithTimeout": true, "WithTolerance": true, "WithUnitTypes": true, "WithUnits": true, "WithValues": true,
+	"WithoutBackward": true, "WithoutPrefix": true, "WithoutReshard": true}
 
 func TestEveryFunctionIsHere(t *testing.T) {
 	s := readSurface(t)

@@ -22,33 +22,8 @@ type value struct {
 	handle  c.Tensor
 	rank    *rank
 	failure failure // why it could not be made
-	slot    int     // among the rank's loose tensors, plus 1; 0: it was made in a scope
+	sentry  *sentry // nil: it was made in a scope, or was closed
 	closed  atomic.Bool
-}
-
-func (t *Tensor) home() (*rank, error) {
-	if t == nil || t.value == nil {
-		return nowhere, noThing("Tensor")
-	}
-	if t.failure != 0 {
-		err := failures.of(t.failure)
-		runtime.KeepAlive(t)
-		return t.rank, err
-	}
-	return t.rank, nil
-}
-
-func (v *value) alive() error {
-	if v.closed.Load() {
-		return errTensorClosed()
-	}
-	return nil
-}
-
-// end is when the handle goes.
-func (v *value) end() {
-	v.handle = nil
-	v.closed.Store(true)
 }
 
 // Place is where a tensor is made: a *World makes plain ones, a *Mesh sharded ones.
@@ -201,15 +176,11 @@ func converted(r *rank, handle c.Tensor, to DType) (c.Tensor, error) {
 	if err != nil {
 		return nil, err
 	}
-	of, err := op.it().lend(r)
-	if err != nil {
-		return nil, err
-	}
-	call := c.NewCall()
-	defer call.Release()
+	call := r.newCall()
+	defer r.done(call)
 	call.AddTensor(handle)
 	call.AddDType(int32(to))
-	if err := call.Do(of, c.ModeNoGrad); err != nil {
+	if err := call.Do(op, c.ModeNoGrad, false); err != nil {
 		return nil, err
 	}
 	return call.TakeTensor(0), nil
@@ -256,29 +227,6 @@ func (t *Tensor) Err() error {
 		return errWorldClosed()
 	}
 	return nil
-}
-
-// Close ends the tensor. What was computed from it stays.
-func (t *Tensor) Close() error {
-	if t == nil || t.value == nil || t.failure != 0 {
-		return nil
-	}
-	v := t.value
-	return v.rank.ifOpen(func() {
-		if v.alive() != nil {
-			return
-		}
-		if v.slot != 0 {
-			runtime.SetFinalizer(v, nil)
-			v.rank.takeLoose(v.slot - 1)
-		}
-		if v.rank.callbacks > 0 {
-			v.rank.late = append(v.rank.late, v.handle)
-		} else {
-			c.TensorFree(v.handle)
-		}
-		v.end()
-	})
 }
 
 // Keep takes the tensor out of its [World.Scope], which then does not close it. It returns the tensor.

@@ -32,7 +32,7 @@ type operator struct {
 	GoUs          float64  `json:"go_us"`
 	CppUs         *float64 `json:"cpp_us,omitempty"`
 	OverheadUs    *float64 `json:"overhead_us,omitempty"`
-	GoAllocations float64  `json:"go_allocations"` // of which one is the result, the other what frees it
+	GoAllocations float64  `json:"go_allocations"` // one is the result
 }
 
 // cpu is microseconds of this thread.

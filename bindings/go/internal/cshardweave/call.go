@@ -3,10 +3,7 @@ package cshardweave
 // #include "shim.h"
 import "C"
 
-import (
-	"sync"
-	"unsafe"
-)
+import "unsafe"
 
 func OpFind(name string) (Op, error) {
 	if err := checkText("name", name); err != nil {
@@ -32,45 +29,84 @@ func OpSchema(op Op) (string, error) {
 const maxResults = 32 // no operator has as many
 
 // Call is a call of an operator: its arguments, and then its results. It is made for being used
-// again, so that a call allocates nothing:
+// again, one call behind the other, so that a call allocates nothing:
 //
 //	c := NewCall()
 //	c.AddTensor(t)
 //	c.AddInts(1, 2)
-//	if err := c.Do(op, ModeGrad); err == nil {
+//	if err := c.Do(op, ModeGrad, false); err == nil {
 //		sum := c.TakeTensor(0)
 //	}
-//	c.Release()
+//	c.Clear()
 //
 // What arguments point to is copied to data, and found there by its offset (shim.h).
 type Call struct {
 	arguments  []C.swv_value
 	numNames   int
 	data       []uint64
-	results    [maxResults]C.swv_value
 	numResults C.size_t
+	bytes      C.int64_t
+	few        [16]C.swv_value // arguments, beside the rest, as long as there is room
+	results    [maxResults]C.swv_value
 }
 
-var calls = sync.Pool{New: func() any {
-	return &Call{arguments: make([]C.swv_value, 0, 16), data: make([]uint64, 0, 64)}
-}}
+func NewCall() *Call {
+	c := &Call{data: make([]uint64, 0, 64)}
+	c.arguments = c.few[:0]
+	return c
+}
 
-func NewCall() *Call { return calls.Get().(*Call) }
+// Do calls the operator. weigh says whether Bytes will be asked for.
+func (c *Call) Do(op Op, mode int32, weigh bool) error {
+	if err := c.check(true); err != nil {
+		return err
+	}
+	status := C.swvgo_call(C.uintptr_t(uintptr(unsafe.Pointer(op))), C.swv_grad_mode(mode), first(c.arguments), C.size_t(len(c.arguments)),
+		C.size_t(c.numNames), (*C.char)(unsafe.Pointer(first(c.data))), &c.results[0], maxResults, &c.numResults,
+		flag(weigh), &c.bytes)
+	if status != nil {
+		c.numResults = 0
+		return result(status)
+	}
+	return nil
+}
 
-// Release gives the call back; results that were not taken are freed.
-func (c *Call) Release() {
+// check is for the shims, which have arrays on C's stack, and a name for each that is counted.
+func (c *Call) check(names bool) error {
+	if len(c.arguments) <= mostArguments && c.numNames == 0 {
+		return nil
+	}
+	return c.checkAll(names)
+}
+
+// Clear makes it a new one; results that were not taken are freed.
+func (c *Call) Clear() {
 	for i := range c.results[:c.numResults] {
 		if c.results[i].kind != ValueNone {
 			C.swv_value_clear(&c.results[i])
 		}
 	}
 	c.arguments, c.numNames, c.data, c.numResults = c.arguments[:0], 0, c.data[:0], 0
-	calls.Put(c)
 }
 
+// TensorFree is beside Do because both are called for each operator (hot_path.go).
+func TensorFree(t Tensor) { C.swvgo_tensor_free(C.uintptr_t(uintptr(unsafe.Pointer(t)))) }
+
 func (c *Call) add(kind C.swv_value_kind) *[2]uint64 {
-	c.arguments = append(c.arguments, C.swv_value{kind: kind})
-	return words(&c.arguments[len(c.arguments)-1])
+	n := len(c.arguments)
+	if n == cap(c.arguments) {
+		c.grow()
+	}
+	c.arguments = c.arguments[:n+1]
+	c.arguments[n] = C.swv_value{kind: kind}
+	return words(&c.arguments[n])
+}
+
+// grow is apart, so that add, which is copied to where it is called, is small.
+//
+//go:noinline
+func (c *Call) grow() {
+	c.arguments = append(make([]C.swv_value, 0, 2*cap(c.arguments)), c.arguments...)
 }
 
 // words is the union as two numbers: nothing in it is a pointer for Go.
@@ -162,10 +198,10 @@ func (c *Call) Name(name string) error {
 // NumNames is how many arguments have a name.
 func (c *Call) NumNames() int { return c.numNames }
 
-// check is for the shims, which have arrays on C's stack, and a name for each that is counted.
-func (c *Call) check(names bool) error {
-	const most = 256 // as the library says
-	if len(c.arguments) > most {
+const mostArguments = 256 // as the library says
+
+func (c *Call) checkAll(names bool) error {
+	if len(c.arguments) > mostArguments {
 		return invalid("256 arguments at most")
 	}
 	if !names && c.numNames > 0 {
@@ -181,20 +217,6 @@ func (c *Call) check(names bool) error {
 
 func invalid(message string) error {
 	return &Error{Code: CodeInvalidArgument, Message: message, Rank: -1}
-}
-
-// Do calls the operator.
-func (c *Call) Do(op Op, mode int32) error {
-	if err := c.check(true); err != nil {
-		return err
-	}
-	status := C.swvgo_call(op, C.swv_grad_mode(mode), first(c.arguments), C.size_t(len(c.arguments)),
-		C.size_t(c.numNames), (*C.char)(unsafe.Pointer(first(c.data))), &c.results[0], maxResults, &c.numResults)
-	if status != nil {
-		c.numResults = 0
-		return result(status)
-	}
-	return nil
 }
 
 // Explain tells why the operator would move what it moves, as a table and as JSON. Nothing runs.
@@ -220,6 +242,9 @@ func (c *Call) Item(t Tensor) error {
 }
 
 func (c *Call) NumResults() int { return int(c.numResults) }
+
+// Bytes is TensorLocalBytes of the first result, a tensor.
+func (c *Call) Bytes() int64 { return int64(c.bytes) }
 
 // Kind of a result.
 func (c *Call) Kind(i int) int32 { return int32(c.results[i].kind) }

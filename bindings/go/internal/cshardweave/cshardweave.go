@@ -7,7 +7,7 @@
 package cshardweave
 
 // #cgo pkg-config: shardweave
-// #cgo CFLAGS: -std=gnu11
+// #cgo CFLAGS: -std=gnu11 -fno-plt
 // #include "shim.h"
 // #include <stdlib.h>
 import "C"
@@ -436,6 +436,12 @@ func MeshParse(w World, description string) (Mesh, error) {
 }
 
 func MeshFree(m Mesh) { C.swv_mesh_free(m) }
+
+func MeshShare(m Mesh) (Mesh, error) {
+	var out Mesh
+	err := result(C.swv_mesh_share(m, &out))
+	return out, err
+}
 
 func MeshSlice(m Mesh, names []string) (Mesh, error) {
 	if err := checkText("a name", names...); err != nil {

@@ -54,3 +54,55 @@ swv_status* swvgo_checkpoint(uintptr_t handle, const char* name, swv_grad_mode m
   return swv_checkpoint(&segment, mode, (const swv_tensor* const*)inputs, num_inputs, outputs,
                         num_outputs);
 }
+
+static swv_status* run(void* handle, swv_tensor** out_result) {
+  return swvgo_run((uintptr_t)handle, 0, out_result);
+}
+static swv_status* run_reference(void* handle, swv_tensor** out_result) {
+  return swvgo_run((uintptr_t)handle, 1, out_result);
+}
+
+swv_status* swvgo_module_memory(swv_module* module, uintptr_t handle, swv_string** out_text,
+                                swv_string** out_json) {
+  return swv_module_memory(module, handle == 0 ? NULL : run, (void*)handle, out_text, out_json);
+}
+
+swv_status* swvgo_module_list_communication(swv_module* module, uintptr_t handle,
+                                            swv_string** out_text, swv_string** out_json) {
+  return swv_module_list_communication(module, run, (void*)handle, out_text, out_json);
+}
+
+swv_status* swvgo_module_verify(swv_module* module, swv_module* reference, uintptr_t handle,
+                                double tolerance, swv_bool forward_only, swv_bool copy_values,
+                                swv_bool* out_same, swv_string** out_text, swv_string** out_json) {
+  swv_verify_options options = SWV_VERIFY_OPTIONS_INIT;
+  options.tolerance = tolerance;
+  options.forward_only = forward_only;
+  options.copy_values = copy_values;
+  return swv_module_verify(module, run, reference, run_reference, (void*)handle, &options, out_same,
+                           out_text, out_json);
+}
+
+static swv_status* make_model(void* handle, swv_module** out_module) {
+  return swvgo_make_model((uintptr_t)handle, out_module);
+}
+static swv_status* model_loss(void* handle, swv_module* module, swv_mesh* mesh,
+                              swv_tensor** out_loss) {
+  (void)module;
+  return swvgo_model_loss((uintptr_t)handle, mesh, out_loss);
+}
+
+swv_status* swvgo_plan_auto(const swv_mesh* mesh, uintptr_t handle, const char* tp_mesh_dim,
+                            int64_t memory_limit, int64_t optimizer_states, int64_t heads,
+                            int64_t max_evaluations, int32_t sequence_dim, swv_plan** out_plan,
+                            swv_string** out_text, swv_string** out_json) {
+  swv_plan_auto_options options = SWV_PLAN_AUTO_OPTIONS_INIT;
+  options.tp_mesh_dim = tp_mesh_dim;
+  options.memory_limit = memory_limit;
+  options.optimizer_states = optimizer_states;
+  options.heads = heads;
+  options.max_evaluations = max_evaluations;
+  options.sequence_dim = sequence_dim;
+  return swv_plan_auto(mesh, make_model, model_loss, (void*)handle, &options, out_plan, out_text,
+                       out_json);
+}

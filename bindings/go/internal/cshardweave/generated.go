@@ -125,18 +125,23 @@ const (
 
 // What the initializers of structs set, where that is not 0.
 const (
-	DefaultRendezvousWorldSize = 1
-	DefaultRendezvousLocalRank = -1
-	DefaultGroupNumRanks       = 1
-	DefaultDeviceCostFlops     = 5e10
-	DefaultDeviceCostBandwidth = 1e10
-	DefaultClipNormType        = 2.0
-	DefaultSGDLR               = 1e-3
-	DefaultAdamWLR             = 1e-3
-	DefaultAdamWBeta1          = 0.9
-	DefaultAdamWBeta2          = 0.999
-	DefaultAdamWEps            = 1e-8
-	DefaultAdamWWeightDecay    = 1e-2
+	DefaultRendezvousWorldSize           = 1
+	DefaultRendezvousLocalRank           = -1
+	DefaultGroupNumRanks                 = 1
+	DefaultDeviceCostFlops               = 5e10
+	DefaultDeviceCostBandwidth           = 1e10
+	DefaultPlanAutoOptimizerStates       = 2
+	DefaultPlanAutoMaxEvaluations        = 120
+	DefaultPlanAutoSequenceDim           = 1
+	DefaultFullyShardReshardAfterForward = 1
+	DefaultGradSyncBucketBytes           = 26214400
+	DefaultClipNormType                  = 2.0
+	DefaultSGDLR                         = 1e-3
+	DefaultAdamWLR                       = 1e-3
+	DefaultAdamWBeta1                    = 0.9
+	DefaultAdamWBeta2                    = 0.999
+	DefaultAdamWEps                      = 1e-8
+	DefaultAdamWWeightDecay              = 1e-2
 )
 
 // CollectiveNames names swv_collective_kind, by its numbers.

@@ -24,17 +24,62 @@ static inline void swvgo_arguments(const swv_value* given, size_t count, const c
   }
 }
 
-static inline swv_status* swvgo_call(const swv_op* op, swv_grad_mode mode, const swv_value* given,
-                                     size_t num_arguments, size_t num_names, const char* data,
-                                     swv_value* results, size_t capacity, size_t* num_results) {
-  swv_value arguments[num_arguments + 1];
-  const char* names[num_arguments + 1];
-  swvgo_arguments(given, num_arguments, data, arguments, names);
-  if (num_names == 0) {
-    return swv_op_call(op, mode, arguments, num_arguments, results, capacity, num_results);
+// What this rank holds of a large tensor.
+static inline int64_t swvgo_large_tensor_local_bytes(const swv_tensor* tensor, int64_t numel) {
+  swv_dtype dtype = SWV_DTYPE_DEFAULT;
+  swv_bool sharded = 0;
+  swv_tensor* local = NULL;
+  swv_status* status = swv_tensor_dtype(tensor, &dtype);
+  if (status == NULL) status = swv_tensor_is_sharded(tensor, &sharded);
+  if (status == NULL && sharded) {
+    status = swv_tensor_to_local(tensor, NULL, SWV_MODE_NO_GRAD, &local);
+    if (status == NULL) status = swv_tensor_numel(local, &numel);
+    swv_tensor_free(local);
   }
-  return swv_op_call_named(op, mode, arguments, num_arguments, names, num_names, results, capacity,
-                           num_results);
+  if (status != NULL) {
+    swv_status_free(status);
+    return 0;
+  }
+  return numel * (int64_t)swv_dtype_size(dtype);
+}
+
+// About what this rank holds of a tensor. Of small ones what all ranks hold of it, were it F32, which is asked
+// faster.
+static inline int64_t swvgo_tensor_local_bytes(const swv_tensor* tensor) {
+  int64_t numel = 0;
+  swv_status* const status = swv_tensor_numel(tensor, &numel);
+  if (status != NULL) {
+    swv_status_free(status);
+    return 0;
+  }
+  return numel <= 16384 ? 4 * numel : swvgo_large_tensor_local_bytes(tensor, numel);
+}
+
+// Here and in swvgo_tensor_free a handle is a number: of a pointer to what cgo does not know, it looks
+// up at each call whether that lies in Go's memory.
+//
+// With `weigh` also what this rank holds of the first result, if that is a tensor.
+static inline swv_status* swvgo_call(uintptr_t op_handle, swv_grad_mode mode,
+                                     const swv_value* given, size_t num_arguments, size_t num_names,
+                                     const char* data, swv_value* results, size_t capacity,
+                                     size_t* num_results, swv_bool weigh, int64_t* out_bytes) {
+  const swv_op* const op = (const swv_op*)op_handle;
+  swv_status* status = NULL;
+  if (data == NULL) {  // nothing points anywhere, no names
+    status = swv_op_call(op, mode, given, num_arguments, results, capacity, num_results);
+  } else {
+    swv_value arguments[num_arguments + 1];
+    const char* names[num_arguments + 1];
+    swvgo_arguments(given, num_arguments, data, arguments, names);
+    status = num_names == 0
+                 ? swv_op_call(op, mode, arguments, num_arguments, results, capacity, num_results)
+                 : swv_op_call_named(op, mode, arguments, num_arguments, names, num_names, results,
+                                     capacity, num_results);
+  }
+  if (weigh && status == NULL && *num_results > 0 && results[0].kind == SWV_VALUE_TENSOR) {
+    *out_bytes = swvgo_tensor_local_bytes(results[0].as.tensor);
+  }
+  return status;
 }
 
 static inline swv_status* swvgo_explain(const swv_op* op, const swv_value* given,
@@ -135,6 +180,61 @@ static inline swv_placement swvgo_placement(void) {
   return placement;
 }
 
+// The names lie in `names`, one behind the other, each with its NUL.
+static inline swv_status* swvgo_module_materialize(swv_module* module, const char* names,
+                                                   swv_tensor* const* values, size_t count,
+                                                   uint64_t seed, swv_bool has_seed) {
+  const char* texts[count + 1];
+  swv_materialize_options options = SWV_MATERIALIZE_OPTIONS_INIT;
+  swvgo_texts(names, count, texts);
+  options.fqns = texts;
+  options.values = (const swv_tensor* const*)values;
+  options.num_values = count;
+  options.seed = seed;
+  options.has_seed = has_seed;
+  return swv_module_materialize(module, &options);
+}
+
+// units and unit_types lie one behind the other in `names`, each with its NUL.
+static inline swv_status* swvgo_module_fully_shard(swv_module* module, const swv_mesh* mesh,
+                                                   const char* mesh_dim, const char* names,
+                                                   size_t num_units, size_t num_unit_types,
+                                                   int64_t min_numel, int32_t source,
+                                                   swv_bool reshard_after_forward,
+                                                   swv_string** out_text, swv_string** out_json) {
+  const char* texts[num_units + num_unit_types + 1];
+  swv_fully_shard_options options = SWV_FULLY_SHARD_OPTIONS_INIT;
+  swvgo_texts(names, num_units + num_unit_types, texts);
+  options.mesh_dim = mesh_dim;
+  options.units = texts;
+  options.num_units = num_units;
+  options.unit_types = texts + num_units;
+  options.num_unit_types = num_unit_types;
+  options.min_numel = min_numel;
+  options.source = source;
+  options.reshard_after_forward = reshard_after_forward;
+  return swv_module_fully_shard(module, mesh, &options, out_text, out_json);
+}
+
+static inline swv_status* swvgo_mesh_fully_shard_counters(const swv_mesh* mesh, int64_t* out) {
+  swv_fully_shard_counters counters = SWV_FULLY_SHARD_COUNTERS_INIT;
+  swv_status* status = swv_mesh_fully_shard_counters(mesh, &counters);
+  out[0] = counters.gathers;
+  out[1] = counters.prefetches;
+  out[2] = counters.wrong_prefetches;
+  out[3] = counters.reduce_scatters;
+  out[4] = counters.gathered_bytes;
+  out[5] = counters.peak_gathered_bytes;
+  return status;
+}
+
+static inline swv_status* swvgo_grad_sync_create(swv_module* module, int64_t bucket_bytes,
+                                                 swv_grad_sync** out_sync) {
+  swv_grad_sync_options options = SWV_GRAD_SYNC_OPTIONS_INIT;
+  options.bucket_bytes = bucket_bytes;
+  return swv_grad_sync_create(module, &options, out_sync);
+}
+
 static inline swv_status* swvgo_plan_add(swv_plan* plan, const char* pattern, const char* pairs,
                                          size_t count) {
   swv_named_placement placements[count + 1];
@@ -226,26 +326,8 @@ static inline swv_status* swvgo_tensor_from_data(const void* data, size_t num_by
   return swv_tensor_from_data(data, num_bytes, sizes, ndim, &options, out_tensor);
 }
 
-// What this rank holds of a tensor. Of small ones what all ranks hold, which needs no second handle.
-static inline int64_t swvgo_tensor_local_bytes(const swv_tensor* tensor) {
-  int64_t numel = 0;
-  swv_dtype dtype = SWV_DTYPE_DEFAULT;
-  swv_bool sharded = 0;
-  swv_tensor* local = NULL;
-  swv_status* status = swv_tensor_numel(tensor, &numel);
-  if (status == NULL) status = swv_tensor_dtype(tensor, &dtype);
-  const int64_t size = (int64_t)swv_dtype_size(dtype);
-  if (status == NULL && numel * size > 65536) status = swv_tensor_is_sharded(tensor, &sharded);
-  if (status == NULL && sharded) {
-    status = swv_tensor_to_local(tensor, NULL, SWV_MODE_NO_GRAD, &local);
-    if (status == NULL) status = swv_tensor_numel(local, &numel);
-    swv_tensor_free(local);
-  }
-  if (status != NULL) {
-    swv_status_free(status);
-    return 0;
-  }
-  return numel * size;
+static inline void swvgo_tensor_free(uintptr_t tensor) {
+  swv_tensor_free((swv_tensor*)tensor);
 }
 
 static inline void swvgo_tensors_free(swv_tensor* const* tensors, size_t count) {
@@ -441,6 +523,17 @@ swv_status* swvgo_function_apply(uintptr_t handle, const char* name, swv_grad_mo
                                  size_t num_outputs);
 // 0: to stderr.
 swv_status* swvgo_set_log(uintptr_t handle);
+swv_status* swvgo_module_memory(swv_module* module, uintptr_t handle, swv_string** out_text,
+                                swv_string** out_json);
+swv_status* swvgo_module_list_communication(swv_module* module, uintptr_t handle,
+                                            swv_string** out_text, swv_string** out_json);
+swv_status* swvgo_module_verify(swv_module* module, swv_module* reference, uintptr_t handle,
+                                double tolerance, swv_bool forward_only, swv_bool copy_values,
+                                swv_bool* out_same, swv_string** out_text, swv_string** out_json);
+swv_status* swvgo_plan_auto(const swv_mesh* mesh, uintptr_t handle, const char* tp_mesh_dim,
+                            int64_t memory_limit, int64_t optimizer_states, int64_t heads,
+                            int64_t max_evaluations, int32_t sequence_dim, swv_plan** out_plan,
+                            swv_string** out_text, swv_string** out_json);
 swv_status* swvgo_checkpoint(uintptr_t handle, const char* name, swv_grad_mode mode,
                              swv_tensor* const* inputs, size_t num_inputs, swv_tensor** outputs,
                              size_t num_outputs);

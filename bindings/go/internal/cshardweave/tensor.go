@@ -56,8 +56,6 @@ func TensorShare(t Tensor) (Tensor, error) {
 	return out, err
 }
 
-func TensorFree(t Tensor) { C.swv_tensor_free(t) }
-
 func TensorsFree(all []Tensor) {
 	if len(all) > 0 {
 		C.swvgo_tensors_free(&all[0], C.size_t(len(all)))
@@ -251,6 +249,21 @@ func ModuleLoad(path string) (Module, error) {
 	defer a.free()
 	var out Module
 	err := result(C.swv_module_load(a.text(path), &out))
+	return out, err
+}
+
+// ModuleCreateByKind takes "" for no options.
+func ModuleCreateByKind(kind, options string) (Module, error) {
+	if err := checkText("kind", kind); err != nil {
+		return nil, err
+	}
+	if err := checkText("options_json", options); err != nil {
+		return nil, err
+	}
+	var a arena
+	defer a.free()
+	var out Module
+	err := result(C.swv_module_create_by_kind(a.text(kind), a.orNull(options), &out))
 	return out, err
 }
 

@@ -97,6 +97,11 @@ pub struct swv_optimizer {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct swv_grad_sync {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct swv_trace {
     _unused: [u8; 0],
 }
@@ -1660,8 +1665,17 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " ---- Modules ----------------------------------------------------------------------------------\n A module holds parameters, buffers and modules by fully qualified name (FQN,\n \"blocks.0.attn.q.weight\"). Its forward is the host's own code, on the handles that it registered;\n or a TorchScript file's."]
+    #[doc = " ---- Modules ----------------------------------------------------------------------------------\n A module holds parameters, buffers and modules by fully qualified name (FQN,\n \"blocks.0.attn.q.weight\"). Its forward is the host's own code, on the handles that it registered;\n a TorchScript file's; or the library's."]
     pub fn swv_module_create(out_module: *mut *mut swv_module) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " A module of the library's, in training mode, whose forward swv_module_call runs. Kinds are\n   Linear, Embedding, EmbeddingBag, LayerNorm, RMSNorm, BatchNorm1d, BatchNorm2d, GroupNorm,\n   Conv1d, Conv2d, Dropout, ReLU, GELU, SiLU, MultiheadAttention, TransformerEncoderLayer,\n   TransformerDecoderLayer, LSTM, with the options, defaults and arguments of PyTorch's C++ by\n   their names there: {\"in_features\": 4, \"out_features\": 8}; an LSTM's state are arguments h_0 and\n   c_0. Every one has \"dtype\" besides: \"float32\", \"float64\", \"float16\", \"bfloat16\";\n   Sequential: {\"layers\": [{\"kind\": \"Linear\", ...}, {\"kind\": \"ReLU\"}]};\n   gpt2, llama, mixtral, vit, whose options are the configuration of a Hugging Face model\n   (config.json), and whose forward takes input_ids or pixel_values and gives logits.\n options_json NULL: {}. Its modules are parts with the names that they have there, which\n swv_module_child gives and swv_module_call runs, too, where their forward takes tensors; nothing\n is added to them. Parameters are drawn as PyTorch draws them, from the process's generator\n (swv_seed), which rank threads share: swv_module_distribute sends those of one rank to all.\n SWV_CODE_INVALID_ARGUMENT for a kind or an option that there is not lists those that there are,\n and for a value says its line."]
+    pub fn swv_module_create_by_kind(
+        kind: *const ::std::os::raw::c_char,
+        options_json: *const ::std::os::raw::c_char,
+        out_module: *mut *mut swv_module,
+    ) -> *mut swv_status;
 }
 extern "C" {
     #[must_use]
@@ -1700,7 +1714,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " `child`, with all that it has and will have, is a part of the module from now on, and of no other\n one."]
+    #[doc = " `child`, with all that it has and will have, is a part of the module from now on, and of no other\n one. It may be the library's; the module is not."]
     pub fn swv_module_add_child(
         module: *mut swv_module,
         fqn: *const ::std::os::raw::c_char,
@@ -1761,7 +1775,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Training mode (on) or evaluation, of the module and all modules in it: what dropout and batch\n norms of a file go by, and a host's forward may ask for. A module that was created is in training\n mode, and so is one of a file that keeps no mode; else one of a file as it was saved."]
+    #[doc = " Training mode (on) or evaluation, of the module and all modules in it: what dropout and batch\n norms of a file and of the library go by, and a host's forward may ask for. A module that was\n created is in training mode, and so is one of a file that keeps no mode; else one of a file as it\n was saved."]
     pub fn swv_module_train(module: *mut swv_module, on: swv_bool) -> *mut swv_status;
 }
 extern "C" {
@@ -1773,7 +1787,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Calls a method (\"forward\") of a module that was loaded, or a part of one. Results as\n swv_op_call."]
+    #[doc = " Calls a method (\"forward\") of a module that was loaded or is the library's, or of a part of one.\n Results as swv_op_call. COLLECTIVE where its tensors are sharded."]
     pub fn swv_module_call(
         module: *mut swv_module,
         method: *const ::std::os::raw::c_char,
@@ -1822,6 +1836,75 @@ extern "C" {
         text: *const ::std::os::raw::c_char,
         tp_mesh_dim: *const ::std::os::raw::c_char,
         out_plan: *mut *mut swv_plan,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " The library's plan for its models, tensor parallelism as in Megatron-LM, also for a model that is\n written otherwise with the same names. kind and config_json as swv_module_create_by_kind takes\n them; kind NULL: the configuration's \"model_type\". options_json NULL: {}; else\n   \"mesh_dim\": \"tp\"             along which; other dimensions replicate\n   \"sequence_parallel\": false   activations between attention and MLP lie along the sequence\n   \"shard_vocabulary\": true     embedding, head and logits are cut by the vocabulary; not of vit\n   \"expert_parallel\": false     whole experts on every rank, in place of parts; of mixtral\n SWV_CODE_INVALID_ARGUMENT for an option that the model does not have (it lists those that it has),\n and for heads that do not divide; SWV_CODE_NOT_FOUND for a mesh without the dimension. No\n communication."]
+    pub fn swv_plan_from_zoo(
+        kind: *const ::std::os::raw::c_char,
+        config_json: *const ::std::os::raw::c_char,
+        mesh: *const swv_mesh,
+        options_json: *const ::std::os::raw::c_char,
+        out_plan: *mut *mut swv_plan,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " From what modules are, in place of where each parameter lies: patterns of modules, each with a\n style by its name or an object with its options.\n   {\"layers.*.mlp\":  \"pairwise\",\n    \"layers.*.attn\": {\"style\": \"sequence\", \"sequence_dim\": 1, \"heads\": 8},\n    \"embedding\":     {\"style\": \"rowwise\", \"output\": \"S(1)\"},\n    \"layers.*\":      {\"style\": \"prepare_input\", \"input\": [\"S(1)\", null], \"mask\": \"R\"}}\n colwise and rowwise take \"input\" and \"output\", a placement each; pairwise \"output\" and \"heads\";\n sequence \"sequence_dim\" and \"heads\"; prepare_input \"input\", a placement or a list, and arguments\n by name; prepare_output \"output\". {\"style\": \"pairwise\"} is the style of the whole. tp_mesh_dim\n NULL: the mesh's only dimension, or \"tp\" of several. SWV_CODE_INVALID_ARGUMENT says on which line\n something is no style, lists the styles or the options, and names a module that a style does not\n know; SWV_CODE_NOT_FOUND for a pattern that matches none. No communication."]
+    pub fn swv_plan_from_styles(
+        module: *const swv_module,
+        mesh: *const swv_mesh,
+        styles_json: *const ::std::os::raw::c_char,
+        tp_mesh_dim: *const ::std::os::raw::c_char,
+        out_plan: *mut *mut swv_plan,
+    ) -> *mut swv_status;
+}
+#[doc = " A model for swv_plan_auto: the same one every time, which no plan has been applied to. Called\n within deferred initialisation: what it makes has no memory. What it writes to *out_module, which\n is NULL before, is taken over."]
+pub type swv_make_model_fn = ::std::option::Option<
+    unsafe extern "C" fn(
+        user_data: *mut ::std::os::raw::c_void,
+        out_module: *mut *mut swv_module,
+    ) -> *mut swv_status,
+>;
+#[doc = " What a step of the model that was made last minimises: a number, on `mesh`, where the module lies\n now. Brings the batch there as a real step does; does not call backward. module and mesh are the\n library's, and only meanwhile; the mesh has other ranks that are not there, and counts what would\n be sent. What it writes to *out_loss, which is NULL before, is taken over."]
+pub type swv_model_loss_fn = ::std::option::Option<
+    unsafe extern "C" fn(
+        user_data: *mut ::std::os::raw::c_void,
+        module: *mut swv_module,
+        mesh: *mut swv_mesh,
+        out_loss: *mut *mut swv_tensor,
+    ) -> *mut swv_status,
+>;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_plan_auto_options {
+    pub struct_size: usize,
+    #[doc = " along which to cut; NULL: the only one, or \"tp\" of several"]
+    pub tp_mesh_dim: *const ::std::os::raw::c_char,
+    #[doc = " bytes that a rank has; 0: as many as it takes"]
+    pub memory_limit: i64,
+    #[doc = " numbers that the optimizer keeps for each parameter: of Adam 2"]
+    pub optimizer_states: i64,
+    #[doc = " of attentions; 0: not known"]
+    pub heads: i64,
+    #[doc = " plans that are measured at most, each about a step of one rank"]
+    pub max_evaluations: i64,
+    #[doc = " of the activations"]
+    pub sequence_dim: i32,
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Searches for a plan: which modules are worth cutting on the mesh, and how, by the mesh's cost model\n (swv_mesh_set_cost_model). Every plan that is looked at is measured: the model is made without\n memory, and one rank's part of a step really runs on the CPU, on the thread of the call. out_text\n and out_json (either may be NULL) say what each choice costs, and what the next best was.\n   {\"plan\": {\"parameter\", \"forward\"}, \"cost\": {\"seconds\", \"bytes_sent\", \"memory\", ...},\n    \"evaluations\": 31, \"finished\": true, \"groups\": [{\"modules\": \"h.*.attn\", \"count\": 2,\n      \"chosen\": \"PairwiseParallel\", \"choices\": [{\"style\", \"cost\", \"obstacle\"}]}]}\n SWV_CODE_NOT_FOUND for a mesh without the dimension; SWV_CODE_RESOURCE_EXHAUSTED if no plan keeps\n the memory limit; SWV_CODE_FAILED_PRECONDITION for a step that reads values. Local; every rank\n finds the same."]
+    pub fn swv_plan_auto(
+        mesh: *const swv_mesh,
+        make: swv_make_model_fn,
+        loss: swv_model_loss_fn,
+        user_data: *mut ::std::os::raw::c_void,
+        options: *const swv_plan_auto_options,
+        out_plan: *mut *mut swv_plan,
+        out_text: *mut *mut swv_string,
+        out_json: *mut *mut swv_string,
     ) -> *mut swv_status;
 }
 extern "C" {
@@ -1896,6 +1979,99 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
+    #[doc = " Until the scope is freed, what the calling thread makes is deferred: modules by their kinds,\n tensors that are filled (swv_tensor_zeros and the like), what operators make without tensors among\n their arguments. It has a shape and a dtype, and no memory; what operators do to it is recorded,\n within the scope and after it. What needs values is SWV_CODE_FAILED_PRECONDITION, which names the\n tensor. swv_tensor_from_data, swv_tensor_from_dlpack and swv_module_load make what they make at\n once. This is a thread's, and not a rank's, since a tensor that is made belongs to no rank yet: a\n host whose tasks change threads holds on to one in between. Scopes nest, and may be freed in any\n order, from any thread; two that are open at once on a thread are one."]
+    pub fn swv_deferred_init(out_scope: *mut *mut swv_scope) -> *mut swv_status;
+}
+#[doc = " Given values, in place of what was recorded: num_values of them, by their FQNs in the module.\n Whole plain tensors, the same on all ranks, of which each copies its part; or sharded ones on the\n same mesh, in any layout."]
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_materialize_options {
+    pub struct_size: usize,
+    pub fqns: *const *const ::std::os::raw::c_char,
+    pub values: *const *const swv_tensor,
+    pub num_values: usize,
+    #[doc = " of the random numbers, whatever the mesh and its ranks"]
+    pub seed: u64,
+    #[doc = " 0: sharded ones draw from their mesh (swv_mesh_seed), which goes on, plain\nones from the process (swv_seed)"]
+    pub has_seed: swv_bool,
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Gives values to the parameters and buffers of the module, a whole or a part, that have none; what\n has values is left alone. Before anything is changed: SWV_CODE_NOT_FOUND for a value with an FQN\n that the module does not have, SWV_CODE_FAILED_PRECONDITION for one that has values already,\n SWV_CODE_INVALID_ARGUMENT for one of another shape, and for ranks that have recorded different\n things. COLLECTIVE over the meshes that they are on: one small comparison."]
+    pub fn swv_module_materialize(
+        module: *mut swv_module,
+        options: *const swv_materialize_options,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Whether it has no values yet: plain, or sharded."]
+    pub fn swv_tensor_is_deferred(
+        tensor: *const swv_tensor,
+        out_is_deferred: *mut swv_bool,
+    ) -> *mut swv_status;
+}
+#[doc = " What is a unit. Patterns are of modules' FQNs, as a plan's; of modules within each other one takes\n the outermost that it matches, and another may name units in those. What is in no other unit is\n one with the module that is given. Modules with less than min_numel elements belong to the unit\n around them; without patterns and types every module is a unit that has so many outside of units\n within it."]
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_fully_shard_options {
+    pub struct_size: usize,
+    #[doc = " along which parameters are cut; NULL: the mesh's first"]
+    pub mesh_dim: *const ::std::os::raw::c_char,
+    #[doc = " patterns"]
+    pub units: *const *const ::std::os::raw::c_char,
+    pub num_units: usize,
+    #[doc = " of modules of the library's: \"Linear\""]
+    pub unit_types: *const *const ::std::os::raw::c_char,
+    pub num_unit_types: usize,
+    #[doc = " 0 or more"]
+    pub min_numel: i64,
+    #[doc = " of what is plain; as in swv_distribute_options"]
+    pub source: i32,
+    #[doc = " 0: what forward has gathered stays for backward"]
+    pub reshard_after_forward: swv_bool,
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Plain parameters and buffers become sharded tensors, in place; parameters that are in units\n already, of a module inside that was given before, stay there. A tied parameter belongs to one\n unit, that of its first name. Numbers (0-dimensional parameters) stay replicated, and need\n swv_module_finish_grad_sync. Units live as long as their parameters, and need the module no more.\n What became a unit: a table, and JSON with the elements of this rank's whole parameters and of\n what it keeps; either may be NULL.\n   [{\"module\": \"blocks.0\", \"parameters\": [\"blocks.0.up.weight\"], \"numel\": 40, \"kept\": 20}]\n Before anything is changed: SWV_CODE_NOT_FOUND for a dimension that the mesh does not have, and for\n a pattern or a type that matches no module with parameters; SWV_CODE_INVALID_ARGUMENT for a\n parameter on another mesh or cut along the dimension already, a unit with fewer elements than\n ranks, and options that differ between ranks; SWV_CODE_FAILED_PRECONDITION if all parameters are\n in units already: modules inside come first. While the model runs: SWV_CODE_FAILED_PRECONDITION\n for a write to a view of a parameter, and for ranks that use units in different orders.\n COLLECTIVE."]
+    pub fn swv_module_fully_shard(
+        module: *mut swv_module,
+        mesh: *const swv_mesh,
+        options: *const swv_fully_shard_options,
+        out_text: *mut *mut swv_string,
+        out_json: *mut *mut swv_string,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Empties what is whole, of all units of the mesh: what evaluation used last stays so until the next\n is touched. A graph that is still to go backward gathers again. Sends nothing, but waits for what\n is under way."]
+    pub fn swv_mesh_reshard(mesh: *mut swv_mesh) -> *mut swv_status;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_fully_shard_counters {
+    pub struct_size: usize,
+    #[doc = " of units"]
+    pub gathers: i64,
+    #[doc = " of these, begun before the unit was touched"]
+    pub prefetches: i64,
+    #[doc = " then another one was touched"]
+    pub wrong_prefetches: i64,
+    pub reduce_scatters: i64,
+    #[doc = " that units which are whole take up now"]
+    pub gathered_bytes: i64,
+    pub peak_gathered_bytes: i64,
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Of this rank since the mesh was made, the same on all ranks but for the bytes; as many members as\n struct_size says."]
+    pub fn swv_mesh_fully_shard_counters(
+        mesh: *const swv_mesh,
+        out_counters: *mut swv_fully_shard_counters,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
     #[doc = " The forward of the module of this name inside of the module; \"\" is the module itself. Asking for\n it says that the host runs it as above: plans that are applied later may speak of it, and then\n meet it there, also if it has a weight."]
     pub fn swv_module_forward(
         module: *mut swv_module,
@@ -1945,6 +2121,48 @@ extern "C" {
     pub fn swv_finish_grad_sync(
         parameters: *const *mut swv_tensor,
         num_parameters: usize,
+    ) -> *mut swv_status;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_grad_sync_options {
+    pub struct_size: usize,
+    #[doc = " 1 or more"]
+    pub bucket_bytes: i64,
+}
+extern "C" {
+    #[must_use]
+    #[doc = " From now on, until it is freed, gradients of the module's sharded parameters leave in buckets\n while backward goes on; swv_module_finish_grad_sync sends the rest, and waits for all. The first\n iteration shows in which order they come, and sends at its end. All ranks make it alike. It keeps\n the parameters alive, and needs the module no more. SWV_CODE_FAILED_PRECONDITION if a parameter is\n in another one that is still there. After a backward that failed, on any rank, all ranks call\n swv_grad_sync_discard."]
+    pub fn swv_grad_sync_create(
+        module: *mut swv_module,
+        options: *const swv_grad_sync_options,
+        out_sync: *mut *mut swv_grad_sync,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[doc = " Waits for what is under way, and leaves gradients as they are. Its scopes end, too."]
+    pub fn swv_grad_sync_free(sync: *mut swv_grad_sync);
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Until the scope is freed, backward sends nothing: gradients of several are summed up first. Scopes\n nest, end in any order, and do nothing once the swv_grad_sync is freed."]
+    pub fn swv_grad_sync_no_sync(
+        sync: *mut swv_grad_sync,
+        out_scope: *mut *mut swv_scope,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " In place of swv_module_finish_grad_sync, after a backward that failed on some rank: what has left in\n it comes to nothing, and the next iteration is one as any. Gradients stay as they are, for the\n caller to zero. The ranks agree that it failed on a communicator that is not the mesh's, where\n something may be under way (swv_world_comm); one that calls swv_module_finish_grad_sync instead\n gets NaN. COLLECTIVE."]
+    pub fn swv_grad_sync_discard(sync: *mut swv_grad_sync) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " How many buckets there are, 0 before the first iteration's end; and how many have left before\n swv_module_finish_grad_sync, in all iterations. Either may be NULL."]
+    pub fn swv_grad_sync_counts(
+        sync: *const swv_grad_sync,
+        out_buckets: *mut i64,
+        out_left_in_backward: *mut i64,
     ) -> *mut swv_status;
 }
 #[repr(C)]
@@ -2173,6 +2391,70 @@ extern "C" {
         op: *const swv_op,
         arguments: *const swv_value,
         num_arguments: usize,
+        out_text: *mut *mut swv_string,
+        out_json: *mut *mut swv_string,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " What a module is and how it lies: a tree of its modules with their tensors, shapes, parts,\n placements, bytes, and which line of a plan decided. As a table, and as JSON; either may be NULL.\n   {\"name\": \"\", \"fqn\": \"\", \"type\", \"elements\", \"bytes\", \"global_bytes\",\n    \"tensors\": [{\"name\", \"fqns\", \"is_buffer\", \"shown_before\", \"dtype\", \"shape\", \"local_shape\",\n      \"placements\", \"bytes\", \"global_bytes\", \"pattern\", \"source\"}],\n    \"forward\": [{\"value\", \"placements\", \"pattern\", \"source\"}], \"modules\": [...]}"]
+    pub fn swv_module_dump(
+        module: *const swv_module,
+        out_text: *mut *mut swv_string,
+        out_json: *mut *mut swv_string,
+    ) -> *mut swv_status;
+}
+#[doc = " Runs a model, its forward or a whole step, on the thread of the call. What it writes to\n *out_result, which is NULL before, is taken over."]
+pub type swv_run_fn = ::std::option::Option<
+    unsafe extern "C" fn(
+        user_data: *mut ::std::os::raw::c_void,
+        out_result: *mut *mut swv_tensor,
+    ) -> *mut swv_status,
+>;
+extern "C" {
+    #[must_use]
+    #[doc = " The memory of this rank by modules, in bytes: of parameters, buffers and gradients, as they are;\n and of activations, which is measured where `run` is not NULL: it is run once, with gradients,\n and what is still in memory then counts for the module whose operator has made it. As a table, and\n as JSON; either may be NULL. COLLECTIVE if run is.\n   [{\"module\": \"\", \"parameters\": 1320, \"buffers\": 0, \"gradients\": 0, \"activations\": 4608}]"]
+    pub fn swv_module_memory(
+        module: *mut swv_module,
+        run: swv_run_fn,
+        user_data: *mut ::std::os::raw::c_void,
+        out_text: *mut *mut swv_string,
+        out_json: *mut *mut swv_string,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Every collective of one run, in order, with the module that needs it. As a table, and as JSON,\n {\"bytes\", \"events\"} with events as swv_trace_to_json has them; either may be NULL.\n SWV_CODE_FAILED_PRECONDITION if nothing in the module is sharded, or within another such call on\n this thread. COLLECTIVE as run is."]
+    pub fn swv_module_list_communication(
+        module: *mut swv_module,
+        run: swv_run_fn,
+        user_data: *mut ::std::os::raw::c_void,
+        out_text: *mut *mut swv_string,
+        out_json: *mut *mut swv_string,
+    ) -> *mut swv_status;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_verify_options {
+    pub struct_size: usize,
+    #[doc = " between the largest difference of a tensor and its largest element; 0:\nby its dtype, of f32 1e-4"]
+    pub tolerance: f64,
+    #[doc = " no backward, no gradients"]
+    pub forward_only: swv_bool,
+    #[doc = " the reference gets the module's values first"]
+    pub copy_values: swv_bool,
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Whether a sharded module is still right: runs it, and a plain one with the same modules and\n values, and compares parameters, what every operator gives, and gradients; out_text and out_json\n (either may be NULL) say where they differ first, by module, rank and index. Each run gives the\n module's result, which is differentiated. Both modules' gradients and buffers stay as they were,\n but for what copy_values writes. No dropout: it draws other numbers on sharded tensors. An error\n of `run` is a difference; one of run_reference is the call's. All ranks get the same answer.\n COLLECTIVE.\n   {\"ok\": false, \"difference\": {\"kind\": \"output\", ...}, \"parameters\", \"outputs\", \"gradients\",\n    \"not_met\"}"]
+    pub fn swv_module_verify(
+        module: *mut swv_module,
+        run: swv_run_fn,
+        reference: *mut swv_module,
+        run_reference: swv_run_fn,
+        user_data: *mut ::std::os::raw::c_void,
+        options: *const swv_verify_options,
+        out_same: *mut swv_bool,
         out_text: *mut *mut swv_string,
         out_json: *mut *mut swv_string,
     ) -> *mut swv_status;

@@ -132,6 +132,52 @@ pub const SWV_SEGMENT_INIT: swv_segment = swv_segment {
     drop: None,
 };
 
+pub const SWV_PLAN_AUTO_OPTIONS_INIT: swv_plan_auto_options = swv_plan_auto_options {
+    struct_size: 52,
+    tp_mesh_dim: ptr::null(),
+    memory_limit: 0,
+    optimizer_states: 2,
+    heads: 0,
+    max_evaluations: 120,
+    sequence_dim: 1,
+};
+
+pub const SWV_MATERIALIZE_OPTIONS_INIT: swv_materialize_options = swv_materialize_options {
+    struct_size: 44,
+    fqns: ptr::null(),
+    values: ptr::null(),
+    num_values: 0,
+    seed: 0,
+    has_seed: 0,
+};
+
+pub const SWV_FULLY_SHARD_OPTIONS_INIT: swv_fully_shard_options = swv_fully_shard_options {
+    struct_size: 64,
+    mesh_dim: ptr::null(),
+    units: ptr::null(),
+    num_units: 0,
+    unit_types: ptr::null(),
+    num_unit_types: 0,
+    min_numel: 0,
+    source: 0,
+    reshard_after_forward: 1,
+};
+
+pub const SWV_FULLY_SHARD_COUNTERS_INIT: swv_fully_shard_counters = swv_fully_shard_counters {
+    struct_size: 56,
+    gathers: 0,
+    prefetches: 0,
+    wrong_prefetches: 0,
+    reduce_scatters: 0,
+    gathered_bytes: 0,
+    peak_gathered_bytes: 0,
+};
+
+pub const SWV_GRAD_SYNC_OPTIONS_INIT: swv_grad_sync_options = swv_grad_sync_options {
+    struct_size: 16,
+    bucket_bytes: 26214400,
+};
+
 pub const SWV_CLIP_OPTIONS_INIT: swv_clip_options = swv_clip_options {
     struct_size: 20,
     norm_type: 2.0,
@@ -166,6 +212,13 @@ pub const SWV_DISPATCH_COUNTERS_INIT: swv_dispatch_counters = swv_dispatch_count
     remembered_uses: 0,
     remembered_bytes: 0,
     unsharded_weights: 0,
+};
+
+pub const SWV_VERIFY_OPTIONS_INIT: swv_verify_options = swv_verify_options {
+    struct_size: 24,
+    tolerance: 0.0,
+    forward_only: 0,
+    copy_values: 0,
 };
 
 pub const SWV_CALL_OPTIONS_INIT: swv_call_options = swv_call_options {

@@ -219,7 +219,7 @@ fn members_have_the_types_of_the_header() {
     }
     assert!(compared > 100, "{compared} members: the header is not read well");
     // The callbacks with a name.
-    for name in ["swv_rank_fn", "swv_log_fn"] {
+    for name in ["swv_rank_fn", "swv_log_fn", "swv_run_fn"] {
         let start = format!("(*{name})");
         let line = code.split("typedef ").find(|text| text.contains(&start)).unwrap();
         let (_, wanted) = rust_member(&words(line.split(';').next().unwrap()));
@@ -305,6 +305,21 @@ layouts! {
     swv_sgd_options { struct_size, lr, momentum, dampening, weight_decay, nesterov }
     swv_adamw_options { struct_size, lr, beta1, beta2, eps, weight_decay, amsgrad }
     swv_clip_options { struct_size, norm_type, error_if_nonfinite }
+    swv_materialize_options { struct_size, fqns, values, num_values, seed, has_seed }
+    swv_fully_shard_options {
+        struct_size, mesh_dim, units, num_units, unit_types, num_unit_types, min_numel, source,
+        reshard_after_forward
+    }
+    swv_fully_shard_counters {
+        struct_size, gathers, prefetches, wrong_prefetches, reduce_scatters, gathered_bytes,
+        peak_gathered_bytes
+    }
+    swv_grad_sync_options { struct_size, bucket_bytes }
+    swv_verify_options { struct_size, tolerance, forward_only, copy_values }
+    swv_plan_auto_options {
+        struct_size, tp_mesh_dim, memory_limit, optimizer_states, heads, max_evaluations,
+        sequence_dim
+    }
     swv_comm_counter { calls, bytes }
     swv_dispatch_counters {
         struct_size, operators, cache_misses, implicit_redistributions, gathered_operators,
@@ -503,6 +518,12 @@ fn initializers_are_those_of_c() {
         SWV_ADAMW_OPTIONS_INIT: swv_adamw_options,
         SWV_CLIP_OPTIONS_INIT: swv_clip_options,
         SWV_DISPATCH_COUNTERS_INIT: swv_dispatch_counters,
+        SWV_MATERIALIZE_OPTIONS_INIT: swv_materialize_options,
+        SWV_FULLY_SHARD_OPTIONS_INIT: swv_fully_shard_options,
+        SWV_FULLY_SHARD_COUNTERS_INIT: swv_fully_shard_counters,
+        SWV_GRAD_SYNC_OPTIONS_INIT: swv_grad_sync_options,
+        SWV_VERIFY_OPTIONS_INIT: swv_verify_options,
+        SWV_PLAN_AUTO_OPTIONS_INIT: swv_plan_auto_options,
     );
     assert_eq!(rust, run_c("initializers", &body));
     // All bytes of an empty value are 0, as those of a static object that is not initialized.

@@ -19,8 +19,7 @@ handle! {
 }
 
 /// Where a plan meets a module without a weight of its own: a block, an attention. It is a member
-/// of the module's struct, and the module's forward runs within it. Another thing than the trait
-/// [`nn::Forward`](crate::nn::Forward).
+/// of the module's struct, and the module's forward runs within it.
 ///
 /// ```
 /// use shardweave::{

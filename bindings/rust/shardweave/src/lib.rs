@@ -25,9 +25,12 @@
 //! - [`Tensor`]: plain or sharded. Operators by `std::ops` ([`Operand`]), by method, by index
 //!   ([`Tensor::i`]), or by name ([`Op`]): every operator of LibTorch.
 //! - [`no_grad`], [`gradients`], [`Function`], [`checkpoint`]: autograd.
-//! - [`Module`](trait@Module), [`nn`], [`ParameterPlan`], [`AdamW`], [`Sgd`], [`Schedule`]: models in
-//!   Rust, sharded by a plan, and trained.
-//! - [`Trace`], [`CommCounters`], [`World::flight_record`]: what happened.
+//! - [`Module`](trait@Module), [`nn`], [`NativeModule`], [`ParameterPlan`], [`AdamW`], [`Sgd`], [`Schedule`]: models in
+//!   Rust, sharded by a plan, and trained. [`deferred_init`], [`materialize`]: those that are larger
+//!   than a machine. [`GradSync`]: gradients that leave during backward. [`Module::fully_shard`]:
+//!   parameters that are whole only while they are used.
+//! - [`Trace`], [`CommCounters`], [`World::flight_record`], [`debug`]: what happened, and what a
+//!   module is.
 //!
 //! Functions that fail return an [`Error`] with its [`Code`]. A panic in a callback, or in the body
 //! of a rank, becomes an error of that rank; it never crosses into C++.
@@ -69,20 +72,26 @@
 mod ffi;
 
 mod arithmetic;
+mod auto_plan;
 mod autograd;
 mod comm;
+pub mod debug;
+mod deferred;
 mod dtype;
 mod element;
 mod error;
 mod field;
 mod forward;
+mod fully_shard;
 #[rustfmt::skip]
 mod generated;
+mod grad_sync;
 mod index;
 mod layout;
 mod mesh;
 mod module;
 mod names;
+mod native_module;
 pub mod nn;
 mod op;
 #[rustfmt::skip]
@@ -99,17 +108,21 @@ mod tensor;
 mod world;
 
 pub use arithmetic::{Operand, TensorResult};
+pub use auto_plan::{auto_plan, AutoPlan, AutoPlanOptions};
 pub use autograd::{
     apply, checkpoint, gradients, inference, no_grad, with_grad_mode, BackwardOptions, Function,
     FunctionContext, GradMode,
 };
 pub use comm::{Comm, CommCounter, CommCounters, Pending};
+pub use deferred::{deferred_init, materialize, MaterializeOptions};
 pub use dtype::{DType, Device, ReduceOp};
 pub use element::{Bf16, Complex, Element, F16};
 pub use error::{Code, Error, Result};
 pub use field::{BufferField, ModuleField};
 pub use forward::Forward;
+pub use fully_shard::{FullyShardCounters, FullyShardOptions};
 pub use generated::OP_NAMES;
+pub use grad_sync::{GradSync, GradSyncCounts, NoSync};
 pub use index::{Ellipsis, IndexItem, NewAxis, TensorIndex};
 pub use layout::{IntoLayout, Layout, LocalExtent, Placement, RedistributionPlan};
 pub use mesh::{
@@ -118,6 +131,7 @@ pub use mesh::{
 pub use module::{
     clip_grad_norm, finish_grad_sync, ClipOptions, Members, Module, ScriptModule, Training,
 };
+pub use native_module::NativeModule;
 pub use op::{Arg, Explanation, Flags, FromResults, FromValue, Op, Value};
 pub use optimizer::{AdamW, Optimizer, OptimizerGroups, Sgd};
 pub use plan::{ParameterPlan, PlanPlacements, ResolvedPlan};

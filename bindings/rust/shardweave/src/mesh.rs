@@ -6,6 +6,7 @@ use shardweave_sys as sys;
 use crate::comm::{widened, Comm};
 use crate::error::{Of, Result};
 use crate::ffi::c_text;
+use crate::fully_shard::FullyShardCounters;
 use crate::source::Traced;
 
 handle! {
@@ -332,6 +333,26 @@ impl Mesh {
             remembered_bytes: raw.remembered_bytes,
             unsharded_weights: raw.unsharded_weights,
         })
+    }
+
+    /// What fully sharded modules on this mesh did so far.
+    pub fn fully_shard_counters(&self) -> Result<FullyShardCounters> {
+        let mut raw = sys::SWV_FULLY_SHARD_COUNTERS_INIT;
+        call!(swv_mesh_fully_shard_counters(self.as_ptr(), &mut raw))?;
+        Ok(FullyShardCounters {
+            gathers: raw.gathers,
+            prefetches: raw.prefetches,
+            wrong_prefetches: raw.wrong_prefetches,
+            reduce_scatters: raw.reduce_scatters,
+            gathered_bytes: raw.gathered_bytes,
+            peak_gathered_bytes: raw.peak_gathered_bytes,
+        })
+    }
+
+    /// Empties what is whole of fully sharded modules on this mesh: what evaluation used last stays
+    /// so until another unit is touched. Sends nothing, but waits for what is under way.
+    pub fn reshard(&self) -> Result<()> {
+        call!(swv_mesh_reshard(self.as_ptr()))
     }
 
     /// Records what tensors of this mesh send from now on.

@@ -9,10 +9,12 @@ use std::rc::Rc;
 use shardweave_sys as sys;
 
 use crate::autograd::{no_grad, GradMode};
+use crate::debug::Report;
 use crate::error::{Error, Of, Result};
 use crate::ffi::{c_text, check, take_string};
 use crate::field::ModuleField;
 use crate::forward::{check_distinct, forward_of, Forward, ForwardHandle};
+use crate::fully_shard::{self, FullyShardOptions};
 use crate::mesh::Mesh;
 use crate::op::{call_module, Arg, FromResults};
 use crate::plan::ParameterPlan;
@@ -23,6 +25,8 @@ handle! {
     /// The C interface's own.
     ModuleHandle, swv_module, swv_module_free
 }
+
+debug_by_name!(ModuleHandle);
 
 impl ModuleHandle {
     pub(crate) fn new() -> Result<ModuleHandle> {
@@ -41,6 +45,8 @@ pub struct Members {
     /// Names of buffers that no checkpoint has.
     non_persistent: Vec<String>,
     training: Vec<Training>,
+    /// Modules of the library's, with the names of what they are.
+    natives: Vec<(String, Rc<ModuleHandle>)>,
     /// While [`Module::initialize`] goes through.
     reset: Option<Result<()>>,
 }
@@ -60,6 +66,22 @@ impl Members {
     pub fn non_persistent_buffer(&mut self, name: &str, tensor: &Tensor) {
         self.buffer(name, tensor);
         self.non_persistent.push(self.fqn(name));
+    }
+
+    /// A module of the library's, with its own parameters and buffers by their names in it.
+    pub(crate) fn native(
+        &mut self,
+        module: &Rc<ModuleHandle>,
+        parameters: &[(String, Tensor)],
+        buffers: &[(String, Tensor)],
+    ) {
+        for (name, tensor) in parameters {
+            self.parameter(name, tensor);
+        }
+        for (name, tensor) in buffers {
+            self.buffer(name, tensor);
+        }
+        self.natives.push((self.prefix.clone(), module.clone()));
     }
 
     /// What [`Module::train`] and [`Module::eval`] switch.
@@ -321,6 +343,46 @@ pub trait Module {
         Ok(())
     }
 
+    /// Fully shards the parameters that are in no unit yet, in place: each rank keeps a part of them,
+    /// of their gradients and of the optimizer's state along one mesh dimension. A unit of them is
+    /// whole only while operators use it, in whatever forward; the next one is gathered ahead.
+    /// Gradients come to where the parameters rest during backward.
+    ///
+    /// ```
+    /// use shardweave::nn::{self, Layer};
+    /// use shardweave::{AdamW, FullyShardOptions, Module, Placement::*, Tensor, World};
+    ///
+    /// World::threads(2).run(|world| {
+    ///     let mesh = world.device_mesh(&[("dp", 2)])?;
+    ///     let model = vec![nn::Linear::new(3, 5)?, nn::Linear::new(5, 3)?];
+    ///     let units = model.fully_shard(&mesh, &FullyShardOptions::new().unit("*"))?;
+    ///     assert!(units.json.starts_with(r#"[{"module":"0","parameters":["0.weight","0.bias"]"#));
+    ///     let optimizer = AdamW::new(1e-2).build(&model)?; // of each rank's parts
+    ///     let mut x = Tensor::ones(&[4, 3])?.distribute(&mesh, [("dp", Shard(0))])?;
+    ///     for layer in &model {
+    ///         x = layer.forward(&x)?;
+    ///     }
+    ///     x.sum()?.backward()?;
+    ///     optimizer.step()?;
+    ///     assert!(mesh.fully_shard_counters()?.gathers >= 2);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    ///
+    /// Along other mesh dimensions parameters stay as they are:
+    /// [`distribute`](Module::distribute) comes first. Numbers (0-dimensional parameters) stay
+    /// replicated, and need [`finish_grad_sync`](Module::finish_grad_sync). Modules that are units
+    /// within others may be given first, one by one. The result says what became a unit. A pattern
+    /// or type that matches no module, a parameter that is cut along the dimension already, a unit
+    /// with fewer elements than ranks, and ranks that differ are errors before anything changes.
+    /// Collective.
+    #[track_caller]
+    fn fully_shard(&self, mesh: &Mesh, options: &FullyShardOptions) -> Result<Report> {
+        let _here = called_here();
+        fully_shard::shard(self, mesh, options)
+    }
+
     /// Brings every gradient into its parameter's layout. Between backward and the optimizer's
     /// step. Collective; nothing to do for plain tensors.
     #[track_caller]
@@ -404,6 +466,10 @@ fn set_training(members: &Members, training: bool) {
     for switch in &members.training {
         switch.0.set(training);
     }
+    for (_, native) in &members.natives {
+        let switched = call!(swv_module_train(native.as_ptr(), training.into()));
+        switched.expect("a module that is there can be switched");
+    }
 }
 
 fn members_of<M: Module + ?Sized>(module: &M) -> Members {
@@ -432,12 +498,39 @@ pub(crate) fn handle_of<M: Module + ?Sized>(
     module: &M,
 ) -> Result<(ModuleHandle, Vec<(Forward, ForwardHandle)>)> {
     let members = members_of(module);
+    if let [(fqn, native)] = members.natives.as_slice() {
+        if fqn.is_empty() {
+            // The whole is one of the library's.
+            let whole = ModuleHandle(create!(swv_module_share(native.as_ptr()))?);
+            let (parameters, buffers) = members_of_handle(&whole)?;
+            if members.parameters.len() != parameters.len()
+                || members.buffers.len() != buffers.len()
+                || !members.forwards.is_empty()
+            {
+                return Err(Error::invalid(
+                    "a NativeModule without a name of its own has other members beside it; give it \
+                     a name with Members::child",
+                ));
+            }
+            return Ok((whole, Vec::new()));
+        }
+    }
     let module = ModuleHandle::new()?;
-    for (fqn, tensor) in &members.parameters {
+    for (fqn, native) in &members.natives {
+        let fqn = c_text(fqn, "module")?;
+        call!(swv_module_add_child(module.as_ptr(), fqn.as_ptr(), native.as_ptr()))?;
+    }
+    let is_native = |fqn: &str| {
+        let mut natives = members.natives.iter();
+        natives.any(
+            |(of, _)| matches!(fqn.strip_prefix(of.as_str()), Some(rest) if rest.starts_with('.')),
+        )
+    };
+    for (fqn, tensor) in members.parameters.iter().filter(|(fqn, _)| !is_native(fqn)) {
         let fqn = c_text(fqn, "parameter")?;
         call!(swv_module_add_parameter(module.as_ptr(), fqn.as_ptr(), tensor.as_ptr()))?;
     }
-    for (fqn, tensor) in &members.buffers {
+    for (fqn, tensor) in members.buffers.iter().filter(|(fqn, _)| !is_native(fqn)) {
         let fqn = c_text(fqn, "buffer")?;
         call!(swv_module_add_buffer(module.as_ptr(), fqn.as_ptr(), tensor.as_ptr()))?;
     }
@@ -492,14 +585,8 @@ impl ScriptModule {
         let text = text.of("ScriptModule::load")?;
         let text = c_text(text, "path").of("ScriptModule::load")?;
         let handle = ModuleHandle(create!(swv_module_load(text.as_ptr()))?);
-        let mut members = Members::default();
-        for i in 0..get!(swv_module_num_parameters(handle.as_ptr()) -> usize)? {
-            members.parameters.push(member(&handle, i, sys::swv_module_parameter)?);
-        }
-        for i in 0..get!(swv_module_num_buffers(handle.as_ptr()) -> usize)? {
-            members.buffers.push(member(&handle, i, sys::swv_module_buffer)?);
-        }
-        Ok(ScriptModule { handle, members })
+        let (parameters, buffers) = members_of_handle(&handle)?;
+        Ok(ScriptModule { handle, members: Members { parameters, buffers, ..Members::default() } })
     }
 
     /// Calls a method, "forward".
@@ -564,6 +651,20 @@ impl Module for ScriptModule {
             members.buffer(name, tensor);
         }
     }
+}
+
+type Named = Vec<(String, Tensor)>;
+
+/// The parameters and the buffers of what the library has made.
+pub(crate) fn members_of_handle(module: &ModuleHandle) -> Result<(Named, Named)> {
+    let (mut parameters, mut buffers) = (Named::new(), Named::new());
+    for i in 0..get!(swv_module_num_parameters(module.as_ptr()) -> usize)? {
+        parameters.push(member(module, i, sys::swv_module_parameter)?);
+    }
+    for i in 0..get!(swv_module_num_buffers(module.as_ptr()) -> usize)? {
+        buffers.push(member(module, i, sys::swv_module_buffer)?);
+    }
+    Ok((parameters, buffers))
 }
 
 type GetMember = unsafe extern "C" fn(

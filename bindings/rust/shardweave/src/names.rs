@@ -2,17 +2,23 @@
 //! argument, in words of C. Only errors come here.
 
 /// Functions and types that do not follow the rule ([`of_rule`]).
-const NAMES: [(&str, &str); 72] = [
+const NAMES: [(&str, &str); 88] = [
     ("build_info", "build_info"),
     ("checkpoint", "checkpoint"),
     ("clip_grad_norm", "clip_grad_norm"),
     ("comm_share", "Comm::with_timeout"),
+    ("deferred_init", "deferred_init"),
     ("dtype", "DType"),
     ("finish_grad_sync", "finish_grad_sync"),
     ("forward", "Forward"),
     ("forward_begin", "Forward::run"),
     ("forward_end", "Forward::run"),
     ("function_apply", "apply"),
+    ("grad_sync", "GradSync"),
+    ("grad_sync_counts", "GradSync::counts"),
+    ("grad_sync_create", "GradSync::new"),
+    ("grad_sync_discard", "GradSync::discard"),
+    ("grad_sync_no_sync", "GradSync::no_sync"),
     ("gradients", "gradients"),
     ("layout_create", "Layout::new"),
     ("layout_create_named", "Layout::named"),
@@ -37,15 +43,22 @@ const NAMES: [(&str, &str); 72] = [
     ("module_buffer", "ScriptModule::load"),
     ("module_call", "ScriptModule::call"),
     ("module_call_named", "ScriptModule::call_named"),
+    ("module_child", "NativeModule::child"),
     ("module_create", "Module::distribute"),
+    ("module_create_by_kind", "NativeModule::new"),
+    ("module_dump", "debug::dump"),
     ("module_finish_grad_sync", "Module::finish_grad_sync"),
     ("module_forward", "Members::forward"),
     ("module_is_training", "ScriptModule::is_training"),
+    ("module_list_communication", "debug::list_communication"),
     ("module_load", "ScriptModule::load"),
+    ("module_materialize", "materialize"),
+    ("module_memory", "debug::memory"),
     ("module_num_buffers", "ScriptModule::load"),
     ("module_num_parameters", "ScriptModule::load"),
     ("module_parameter", "ScriptModule::load"),
     ("module_train", "ScriptModule::train"),
+    ("module_verify", "debug::verify"),
     ("optimizer_create_adamw", "AdamW::build"),
     ("optimizer_create_sgd", "Sgd::build"),
     ("optimizer_lr", "Optimizer::learning_rate"),
@@ -54,9 +67,12 @@ const NAMES: [(&str, &str); 72] = [
     ("plan_add_forward", "ParameterPlan::forward"),
     ("plan_add_forward_layout", "ParameterPlan::forward_layout"),
     ("plan_add_layout", "ParameterPlan::layout_line"),
+    ("plan_auto", "auto_plan"),
     ("plan_create", "ParameterPlan::new"),
     ("plan_from_hugging_face", "ParameterPlan::from_hugging_face"),
     ("plan_from_json", "ParameterPlan::from_json"),
+    ("plan_from_styles", "ParameterPlan::from_styles"),
+    ("plan_from_zoo", "ParameterPlan::from_zoo"),
     ("plan_resolve", "ParameterPlan::resolve"),
     ("plan_to_json", "ParameterPlan::from_json"),
     ("reduce_op", "ReduceOp"),
@@ -123,6 +139,7 @@ pub(crate) fn is_function(text: &str) -> bool {
     };
     match text.split_once("::") {
         // What begins with a small letter is an operator: "aten::mm".
+        Some(("debug", method)) => is_word(method),
         Some((of, method)) => {
             of.starts_with(|c: char| c.is_ascii_uppercase()) && is_word(of) && is_word(method)
         }

@@ -185,6 +185,80 @@ impl ParameterPlan {
         ParameterPlan::of_handle(&PlanHandle(plan)).of(NAME)
     }
 
+    /// The library's plan for one of its models, tensor parallelism as in Megatron-LM: `kind` is
+    /// "gpt2", "llama", "mixtral" or "vit", `""` the configuration's `model_type`; `config` is a
+    /// Hugging Face `config.json`. It fits any model with these names, a
+    /// [`NativeModule`](crate::NativeModule) or one in Rust. `options` is a JSON object, or `""`:
+    /// `mesh_dim` ("tp"), `sequence_parallel`, `shard_vocabulary`, and of mixtral
+    /// `expert_parallel`; one that the model does not have is an error that lists them.
+    ///
+    /// ```
+    /// use shardweave::{ParameterPlan, World};
+    /// World::threads(2).run(|world| {
+    ///     let mesh = world.device_mesh(&[("tp", 2)])?;
+    ///     let options = r#"{"sequence_parallel": true}"#;
+    ///     let plan = ParameterPlan::from_zoo("llama", "{}", &mesh, options)?;
+    ///     assert!(plan.lines().any(|(pattern, _)| pattern.contains("{q,k,v}_proj")));
+    ///     let error = ParameterPlan::from_zoo("llama", "{}", &mesh, r#"{"expert_parallel": true}"#);
+    ///     assert!(error.unwrap_err().message().contains("is no option of llama's plan"));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    pub fn from_zoo(kind: &str, config: &str, mesh: &Mesh, options: &str) -> Result<ParameterPlan> {
+        const NAME: &str = "ParameterPlan::from_zoo";
+        let kind = c_text(kind, "kind").of(NAME)?;
+        let config = c_text(config, "config").of(NAME)?;
+        let options = c_text(options, "options").of(NAME)?;
+        let plan: NonNull<sys::swv_plan> = create!(swv_plan_from_zoo(
+            kind.as_ptr(),
+            config.as_ptr(),
+            mesh.as_ptr(),
+            options.as_ptr()
+        ))?;
+        ParameterPlan::of_handle(&PlanHandle(plan)).of(NAME)
+    }
+
+    /// From what modules are, in place of where each parameter lies: a JSON object of patterns of
+    /// modules, each with a style (`colwise`, `rowwise`, `pairwise`, `sequence`, `prepare_input`,
+    /// `prepare_output`) by its name or as an object with its options. `tp_mesh_dim` None: the
+    /// mesh's only dimension, or "tp" of several.
+    ///
+    /// ```
+    /// use shardweave::{nn, ParameterPlan, World};
+    /// World::threads(2).run(|world| {
+    ///     let mesh = world.device_mesh(&[("tp", 2)])?;
+    ///     let mlp = nn::Sequential::new().with(nn::Linear::new(3, 8)?).with(nn::Linear::new(8, 3)?);
+    ///     let plan = ParameterPlan::from_styles(
+    ///         &mlp,
+    ///         &mesh,
+    ///         r#"{"0": "colwise", "1": {"style": "rowwise", "output": "R"}}"#,
+    ///         None,
+    ///     )?;
+    ///     assert_eq!(plan.lines().count(), 3);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    pub fn from_styles<M: Module + ?Sized>(
+        module: &M,
+        mesh: &Mesh,
+        styles: &str,
+        tp_mesh_dim: Option<&str>,
+    ) -> Result<ParameterPlan> {
+        const NAME: &str = "ParameterPlan::from_styles";
+        let (module, _forwards) = handle_of(module).of(NAME)?;
+        let styles = c_text(styles, "styles").of(NAME)?;
+        let dim = tp_mesh_dim.map(|dim| c_text(dim, "tp_mesh_dim")).transpose().of(NAME)?;
+        let plan: NonNull<sys::swv_plan> = create!(swv_plan_from_styles(
+            module.as_ptr(),
+            mesh.as_ptr(),
+            styles.as_ptr(),
+            dim.as_ref().map_or(ptr::null(), |dim| dim.as_ptr()),
+        ))?;
+        ParameterPlan::of_handle(&PlanHandle(plan)).of(NAME)
+    }
+
     /// What [`Module::distribute`] would do with this plan, or its error; nothing is changed or
     /// sent.
     ///
@@ -258,7 +332,7 @@ impl ParameterPlan {
         Ok(plan)
     }
 
-    fn of_handle(plan: &PlanHandle) -> Result<ParameterPlan> {
+    pub(crate) fn of_handle(plan: &PlanHandle) -> Result<ParameterPlan> {
         let text = text!(swv_plan_to_json(plan.as_ptr()))?;
         read_plan(&text).ok_or_else(|| Error::invalid(format!("plan: {text} is not known here")))
     }

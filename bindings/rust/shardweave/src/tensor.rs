@@ -357,6 +357,12 @@ impl Tensor {
         Device::from_raw(raw).of("Tensor::device")
     }
 
+    /// Whether it has no values yet: it was made within [`deferred_init`](crate::deferred_init), and
+    /// [`materialize`](crate::materialize) has not been there.
+    pub fn is_deferred(&self) -> Result<bool> {
+        Ok(get!(swv_tensor_is_deferred(self.as_const_ptr()) -> i32)? == 1)
+    }
+
     /// Whether it lies on a mesh.
     pub fn is_sharded(&self) -> Result<bool> {
         Ok(get!(swv_tensor_is_sharded(self.as_const_ptr()) -> i32)? == 1)

@@ -416,7 +416,7 @@ fn groups_of_parameters() {
     let step = |layer: &nn::Linear| -> Result<()> {
         layer.zero_grad()?;
         let x = Tensor::arange(6)?.view(&[2, 3])?.to_dtype(DType::F32)?;
-        let y = shardweave::nn::Forward::forward(layer, &x)?;
+        let y = shardweave::nn::Layer::forward(layer, &x)?;
         (&y * &y)?.sum()?.backward()
     };
     let both = |layer: &nn::Linear| -> Result<Vec<f32>> {

@@ -3,7 +3,7 @@
 
 use shardweave::nn::init::{self, Fan, Gain};
 use shardweave::nn::{
-    self, AttentionOptions, Conv2dOptions, Forward, RopeScaling, RotaryOptions, Sequential,
+    self, AttentionOptions, Conv2dOptions, Layer, RopeScaling, RotaryOptions, Sequential,
 };
 use shardweave::{
     manual_seed, DType, Mesh, Module, ParameterPlan, Placement::*, Result, Source, Tensor,

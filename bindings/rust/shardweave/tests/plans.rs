@@ -1,7 +1,7 @@
 //! Plans: lines made by functions, forwards in Rust that a plan meets, and where traces say that
 //! something was called. The answer of one device is the oracle.
 
-use shardweave::nn::{self, Forward as _};
+use shardweave::nn::{self, Layer as _};
 use shardweave::{
     args, Code, Forward, Layout, Members, Module, Op, ParameterPlan, Placement::*, Result,
     ScriptModule, Source, Tensor, TensorResult, World,

@@ -15,6 +15,8 @@ func forward(p *sw.Forward) { v := *p; _ = v.Close() }
 
 func module(p *sw.Module) { v := *p; _ = v.Err() }
 
+func gradSync(p *sw.GradSync) { v := *p; _ = v.Close() }
+
 func optimizer(p *sw.Optimizer) { v := *p; _ = v.Step() }
 
 func scheduler(p *sw.Scheduler) { v := *p; _ = v.Step() }

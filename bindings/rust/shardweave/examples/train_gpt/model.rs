@@ -6,7 +6,7 @@
 
 use std::sync::Mutex;
 
-use shardweave::nn::{self, Forward};
+use shardweave::nn::{self, Layer};
 use shardweave::{manual_seed, Module, Result, Tensor};
 
 /// Bytes.
@@ -61,7 +61,7 @@ impl Block {
     }
 }
 
-impl Forward for Block {
+impl Layer for Block {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let x = (x + self.attention(&self.norm1.forward(x)?))?;
         &x + self.down.forward(&self.up.forward(&self.norm2.forward(&x)?)?.gelu()?)
@@ -117,7 +117,7 @@ impl Gpt {
     }
 }
 
-impl Forward for Gpt {
+impl Layer for Gpt {
     /// Scores of the next byte, [batch, seq, VOCABULARY], for tokens [batch, seq].
     fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
         let positions = self.positions.forward(&self.index.i(..tokens.size(1)?)?)?;

@@ -3,7 +3,7 @@
 //! One loop for one device and for many: without a mesh parameters and batches are plain tensors,
 //! with one they are sharded, and every function is collective over its ranks.
 
-use shardweave::nn::Forward;
+use shardweave::nn::Layer;
 use shardweave::{
     no_grad, AdamW, Mesh, Module, ParameterPlan, Placement::*, Result, Source, Tensor,
 };

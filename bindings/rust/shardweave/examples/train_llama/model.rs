@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
-use shardweave::nn::{self, AttentionOptions, Forward, RopeScaling, RotaryOptions};
+use shardweave::nn::{self, AttentionOptions, Layer, RopeScaling, RotaryOptions};
 use shardweave::{Code, Error, Module, Result, Tensor};
 
 /// Of a Hugging Face config.json.
@@ -86,7 +86,7 @@ struct Mlp {
     down_proj: nn::Linear,
 }
 
-impl Forward for Mlp {
+impl Layer for Mlp {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let gated = (self.gate_proj.forward(x)?.silu()? * self.up_proj.forward(x))?;
         self.down_proj.forward(&gated)
@@ -94,14 +94,14 @@ impl Forward for Mlp {
 }
 
 #[derive(Module)]
-struct Layer {
+struct DecoderLayer {
     input_layernorm: nn::RmsNorm,
     self_attn: nn::Attention,
     post_attention_layernorm: nn::RmsNorm,
     mlp: Mlp,
 }
 
-impl Layer {
+impl DecoderLayer {
     fn forward(&self, x: &Tensor, rotary: &nn::Rotary) -> Result<Tensor> {
         let y = self.input_layernorm.forward(x)?;
         let x = (x + self.self_attn.forward_with(&y, Some(rotary), None))?;
@@ -112,7 +112,7 @@ impl Layer {
 #[derive(Module)]
 struct Decoder {
     embed_tokens: nn::Embedding,
-    layers: Vec<Layer>,
+    layers: Vec<DecoderLayer>,
     norm: nn::RmsNorm,
     rotary: nn::Rotary,
 }
@@ -133,7 +133,7 @@ impl Llama {
             .bias(false)
             .causal(true);
         let layer = |_| {
-            Ok(Layer {
+            Ok(DecoderLayer {
                 input_layernorm: nn::RmsNorm::new(dim, config.eps)?,
                 self_attn: attention.build()?,
                 post_attention_layernorm: nn::RmsNorm::new(dim, config.eps)?,
@@ -164,7 +164,7 @@ impl Llama {
     }
 }
 
-impl Forward for Llama {
+impl Layer for Llama {
     /// Scores of the next token, [batch, seq, vocabulary], for tokens [batch, seq].
     fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
         let mut x = self.model.embed_tokens.forward(tokens)?;

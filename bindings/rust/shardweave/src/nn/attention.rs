@@ -1,4 +1,4 @@
-use super::{drawn, init, module, zeros, Forward, Linear};
+use super::{drawn, init, module, zeros, Layer, Linear};
 use crate::args;
 use crate::arithmetic::TensorResult;
 use crate::error::{Error, Of, Result};
@@ -17,7 +17,7 @@ static ATTENTION: KnownOp =
 /// inputs (`Shard(1)`): each rank has some of the heads.
 ///
 /// ```
-/// use shardweave::nn::{AttentionOptions, Forward};
+/// use shardweave::nn::{AttentionOptions, Layer};
 /// use shardweave::{Module, Tensor};
 /// // 4 heads of queries, 2 of keys and values, each token sees those before it.
 /// let attention = AttentionOptions::new(32, 4).kv_heads(2).causal(true).bias(false).build()?;
@@ -189,7 +189,7 @@ impl Attention {
     }
 }
 
-impl Forward for Attention {
+impl Layer for Attention {
     #[track_caller]
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.attend(x, x, None, None)
@@ -288,7 +288,7 @@ module! {
     }
 }
 
-impl Forward for MultiheadAttention {
+impl Layer for MultiheadAttention {
     #[track_caller]
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.forward_with(x, None)
@@ -299,7 +299,7 @@ impl Forward for MultiheadAttention {
 /// first half of a head's features with the second. Its tables are buffers that no checkpoint has.
 ///
 /// ```
-/// use shardweave::nn::{Forward, RotaryOptions};
+/// use shardweave::nn::{Layer, RotaryOptions};
 /// use shardweave::Tensor;
 /// let rotary = RotaryOptions::new(8, 16).build()?;
 /// let queries = Tensor::ones(&[2, 4, 5, 8])?; // [batch, heads, length, head_dim]
@@ -418,7 +418,7 @@ impl Module for Rotary {
     }
 }
 
-impl Forward for Rotary {
+impl Layer for Rotary {
     /// Of queries or keys, [batch, heads, length, head_dim], at the positions from 0 on.
     #[track_caller]
     fn forward(&self, x: &Tensor) -> Result<Tensor> {

@@ -1,6 +1,6 @@
 use std::fmt;
 
-use super::{drawn, init, module, zeros, Forward};
+use super::{drawn, init, module, zeros, Layer};
 use crate::args;
 use crate::error::{Error, Of, Result};
 use crate::module::{Members, Module, Training};
@@ -39,7 +39,7 @@ module! {
     draw |m| init::weight_and_bias(&m.weight, m.bias.as_ref(), "Linear::reset_parameters")
 }
 
-impl Forward for Linear {
+impl Layer for Linear {
     #[track_caller]
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.linear(&self.weight, self.bias.as_ref())
@@ -62,7 +62,7 @@ impl Embedding {
 
 module!(Embedding { weight } draw |m| init::normal_(&m.weight, 0.0, 1.0));
 
-impl Forward for Embedding {
+impl Layer for Embedding {
     /// Indices of any shape; the rows are one dimension more.
     #[track_caller]
     fn forward(&self, indices: &Tensor) -> Result<Tensor> {
@@ -101,7 +101,7 @@ module! {
     draw |m| init::ones_(&m.weight).and_then(|()| m.bias.as_ref().map_or(Ok(()), init::zeros_))
 }
 
-impl Forward for LayerNorm {
+impl Layer for LayerNorm {
     #[track_caller]
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.layer_norm(&self.sizes, Some(&self.weight), self.bias.as_ref(), self.eps)
@@ -129,7 +129,7 @@ impl RmsNorm {
 
 module!(RmsNorm { weight } draw |m| init::ones_(&m.weight));
 
-impl Forward for RmsNorm {
+impl Layer for RmsNorm {
     #[track_caller]
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.rms_norm(&[self.dim], Some(&self.weight), self.eps)
@@ -149,7 +149,7 @@ pub struct Conv2d {
 /// Of [`Conv2d`]: torch's defaults, unless this says otherwise. Pairs are of height and width.
 ///
 /// ```
-/// use shardweave::nn::{Conv2dOptions, Forward};
+/// use shardweave::nn::{Conv2dOptions, Layer};
 /// use shardweave::Tensor;
 /// let patches = Conv2dOptions::new(3, 8, [4, 4]).stride([4, 4]).bias(false).build()?;
 /// assert_eq!(patches.forward(&Tensor::ones(&[2, 3, 16, 8])?)?.sizes()?, [2, 8, 4, 2]);
@@ -233,7 +233,7 @@ module! {
     draw |m| init::weight_and_bias(&m.weight, m.bias.as_ref(), "Conv2d::reset_parameters")
 }
 
-impl Forward for Conv2d {
+impl Layer for Conv2d {
     #[track_caller]
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let Conv2dOptions { stride, padding, dilation, groups, .. } = &self.options;
@@ -258,7 +258,7 @@ impl Dropout {
 
 module!(Dropout { training });
 
-impl Forward for Dropout {
+impl Layer for Dropout {
     #[track_caller]
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         if self.p == 0.0 || !self.training.get() {
@@ -272,7 +272,7 @@ impl Forward for Dropout {
 /// Modules one after the other, by their numbers; `torch.nn.Sequential`.
 ///
 /// ```
-/// use shardweave::nn::{Forward, LayerNorm, Linear, Sequential};
+/// use shardweave::nn::{Layer, LayerNorm, Linear, Sequential};
 /// use shardweave::{Module, Tensor};
 /// let model = Sequential::new()
 ///     .with(Linear::new(3, 8)?)
@@ -284,7 +284,7 @@ impl Forward for Dropout {
 /// # Ok::<(), shardweave::Error>(())
 /// ```
 #[derive(Default)]
-pub struct Sequential(Vec<Box<dyn Forward>>);
+pub struct Sequential(Vec<Box<dyn Layer>>);
 
 impl Sequential {
     /// Of none: what goes in comes out.
@@ -293,14 +293,14 @@ impl Sequential {
     }
 
     /// With a further module.
-    pub fn with(mut self, module: impl Forward + 'static) -> Sequential {
+    pub fn with(mut self, module: impl Layer + 'static) -> Sequential {
         self.0.push(Box::new(module));
         self
     }
 
     /// With a function; it has a number, too.
     pub fn function(self, function: impl Fn(&Tensor) -> Result<Tensor> + 'static) -> Sequential {
-        self.with(Function::new(function))
+        self.with(Lambda::new(function))
     }
 
     /// How many there are.
@@ -326,34 +326,42 @@ impl Module for Sequential {
     }
 }
 
-impl Forward for Sequential {
+impl Layer for Sequential {
     #[track_caller]
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.0.iter().try_fold(x.clone(), |x, module| module.forward(&x))
     }
 }
 
-/// A function as a module without members; see [`Sequential::function`].
-pub struct Function<F = Box<dyn Fn(&Tensor) -> Result<Tensor>>>(F);
+/// A closure as a layer, without members: what a [`Sequential`] has between its modules.
+///
+/// ```
+/// use shardweave::nn::{Lambda, Layer};
+/// use shardweave::Tensor;
+/// let double = Lambda::new(|x: &Tensor| x * 2.0);
+/// assert_eq!(double.forward(&Tensor::ones(&[2])?)?.to_vec::<f32>()?, [2.0, 2.0]);
+/// # Ok::<(), shardweave::Error>(())
+/// ```
+pub struct Lambda<F = Box<dyn Fn(&Tensor) -> Result<Tensor>>>(F);
 
-impl<F: Fn(&Tensor) -> Result<Tensor>> Function<F> {
+impl<F: Fn(&Tensor) -> Result<Tensor>> Lambda<F> {
     /// Of this one.
-    pub fn new(function: F) -> Function<F> {
-        Function(function)
+    pub fn new(function: F) -> Lambda<F> {
+        Lambda(function)
     }
 }
 
-impl<F> fmt::Debug for Function<F> {
+impl<F> fmt::Debug for Lambda<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Function")
+        f.write_str("Lambda")
     }
 }
 
-impl<F> Module for Function<F> {
+impl<F> Module for Lambda<F> {
     fn members(&self, _: &mut Members) {}
 }
 
-impl<F: Fn(&Tensor) -> Result<Tensor>> Forward for Function<F> {
+impl<F: Fn(&Tensor) -> Result<Tensor>> Layer for Lambda<F> {
     #[track_caller]
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         (self.0)(x)

@@ -2,7 +2,7 @@
 //! transformers, so that their checkpoints fit.
 //!
 //! ```
-//! use shardweave::nn::{self, Forward};
+//! use shardweave::nn::{self, Layer};
 //! use shardweave::{AdamW, Module, ParameterPlan, Placement::*, Result, Source, Tensor, World};
 //!
 //! #[derive(Module)]
@@ -22,7 +22,7 @@
 //!     }
 //! }
 //!
-//! impl Forward for Mlp {
+//! impl Layer for Mlp {
 //!     fn forward(&self, x: &Tensor) -> Result<Tensor> {
 //!         self.down.forward(&self.dropout.forward(&self.up.forward(x)?.gelu()?)?)
 //!     }
@@ -73,11 +73,12 @@ pub use attention::{
     Attention, AttentionOptions, MultiheadAttention, RopeScaling, Rotary, RotaryOptions,
 };
 pub use layers::{
-    Conv2d, Conv2dOptions, Dropout, Embedding, Function, LayerNorm, Linear, RmsNorm, Sequential,
+    Conv2d, Conv2dOptions, Dropout, Embedding, Lambda, LayerNorm, Linear, RmsNorm, Sequential,
 };
 
-/// A module of one input and one output.
-pub trait Forward: Module {
+/// A module of one input and one output: its forward is that of the trait. A closure is one as a
+/// [`Lambda`].
+pub trait Layer: Module {
     /// What it makes of `x`.
     fn forward(&self, x: &Tensor) -> Result<Tensor>;
 }

@@ -1,0 +1,121 @@
+#include "gpt.h"
+
+#include "ATen/ATen.h"
+#include "shardweave/dtensor/distribute_module.h"
+#include "shardweave/modules/deferred_init.h"
+#include "shardweave/modules/fused_optimizer.h"
+#include "shardweave/modules/parallelize_module.h"
+#include "torch/nn/modules/container/modulelist.h"
+#include "torch/nn/modules/embedding.h"
+#include "torch/nn/modules/linear.h"
+#include "torch/nn/modules/normalization.h"
+
+namespace bench_tp {
+namespace {
+
+using shardweave::Replicate;
+using shardweave::Shard;
+using shardweave::ShardingPlan;
+namespace nn = torch::nn;
+
+constexpr int64_t kVocabulary = 256, kHeads = 8;
+
+struct BlockImpl : nn::Module {
+  explicit BlockImpl(int64_t dim)
+      : n1(register_module("n1", nn::LayerNorm(nn::LayerNormOptions({dim})))),
+        n2(register_module("n2", nn::LayerNorm(nn::LayerNormOptions({dim})))),
+        q(register_module("q", nn::Linear(dim, dim))),
+        k(register_module("k", nn::Linear(dim, dim))),
+        v(register_module("v", nn::Linear(dim, dim))),
+        o(register_module("o", nn::Linear(dim, dim))),
+        w1(register_module("w1", nn::Linear(dim, 4 * dim))),
+        w2(register_module("w2", nn::Linear(4 * dim, dim))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    const int64_t batch = x.size(0), length = x.size(1), dim = x.size(2);
+    const auto heads = [&](const at::Tensor& t) {
+      return t.view({batch, length, kHeads, dim / kHeads}).transpose(1, 2);
+    };
+    const at::Tensor n = n1(x);
+    const at::Tensor mixed =
+        at::scaled_dot_product_attention(heads(q(n)), heads(k(n)), heads(v(n)), {}, 0, true);
+    const at::Tensor y = x + o(mixed.transpose(1, 2).reshape({batch, length, dim}));
+    return y + w2(at::gelu(w1(n2(y))));
+  }
+  nn::LayerNorm n1, n2;
+  nn::Linear q, k, v, o, w1, w2;
+};
+TORCH_MODULE(Block);
+
+struct GptImpl : nn::Module {
+  explicit GptImpl(const Sizes& sizes)
+      : e(register_module("e", nn::Embedding(kVocabulary, sizes.dim))),
+        p(register_module("p", nn::Embedding(sizes.length, sizes.dim))),
+        b(register_module("b", nn::ModuleList())),
+        n(register_module("n", nn::LayerNorm(nn::LayerNormOptions({sizes.dim})))),
+        h(register_module("h", nn::Linear(nn::LinearOptions(sizes.dim, kVocabulary).bias(false)))) {
+    for (int64_t i = 0; i < sizes.layers; ++i) b->push_back(Block(sizes.dim));
+  }
+  at::Tensor forward(const at::Tensor& tokens) {
+    at::Tensor x = e(tokens) + p->weight;
+    for (const auto& block : *b) x = block->as<Block>()->forward(x);
+    return h(n(x));
+  }
+  nn::Embedding e, p;
+  nn::ModuleList b;
+  nn::LayerNorm n;
+  nn::Linear h;
+};
+TORCH_MODULE(Gpt);
+
+ShardingPlan plan_of(const std::string& mode) {
+  ShardingPlan plan = {.parameter = {{"b.*.{q,k,v,w1}.*", {{"tp", Shard(0)}}},
+                                     {"b.*.{o,w2}.weight", {{"tp", Shard(1)}}}},
+                       .forward = {}};
+  if (mode == "tp") {
+    plan.forward = {{"b.*.{o,w2}.output", {{"tp", Replicate()}}}};
+  } else {
+    plan.forward = {{"e.output", {{"tp", Shard(1)}}},
+                    {"b.*.{n1,n2}.output", {{"tp", Replicate()}}},
+                    {"b.*.{o,w2}.output", {{"tp", Shard(1)}}},
+                    {"h.input", {{"tp", Replicate()}}}};
+  }
+  return plan;
+}
+
+// [batch, length + 1] without a pattern, others for every step.
+at::Tensor tokens_of(const Sizes& sizes, int64_t step) {
+  const int64_t count = sizes.batch * (sizes.length + 1);
+  const at::Tensor index = at::arange(step * count, (step + 1) * count, at::kLong);
+  return ((index * 7919 + index.square() * 104729) % 1000003 % kVocabulary)
+      .view({sizes.batch, sizes.length + 1});
+}
+
+}  // namespace
+
+void train(const Sizes& sizes, const std::string& mode, int64_t steps,
+           const shardweave::MeshPtr& mesh, const std::function<void(double loss)>& step_done) {
+  Gpt model = shardweave::deferred_init([&] { return Gpt(sizes); });
+  if (mesh != nullptr) shardweave::parallelize_module(*model, mesh, plan_of(mode));
+  shardweave::materialize(*model, {.seed = 1});
+  shardweave::FusedOptimizer optimizer(model->parameters(), shardweave::AdamWOptions{.lr = 3e-4});
+  for (int64_t step = 0; step < steps; ++step) {
+    at::Tensor tokens = tokens_of(sizes, step);
+    at::Tensor in = tokens.narrow(1, 0, sizes.length).contiguous();
+    at::Tensor targets = tokens.narrow(1, 1, sizes.length).contiguous();
+    if (mesh != nullptr) {
+      for (at::Tensor* tensor : {&in, &targets}) {
+        *tensor = shardweave::distribute_tensor(*tensor, mesh, shardweave::NamedPlacements{},
+                                                {.source = std::nullopt});
+      }
+    }
+    const at::Tensor loss =
+        at::cross_entropy_loss(model(in).view({-1, kVocabulary}), targets.view({-1}));
+    loss.backward();
+    shardweave::finish_grad_sync(*model);
+    optimizer.step();
+    optimizer.zero_grad();
+    step_done(loss.item<double>());
+  }
+}
+
+}  // namespace bench_tp

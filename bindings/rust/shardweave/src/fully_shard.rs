@@ -1,0 +1,141 @@
+//! Modules whose parameters are whole only while they are used.
+
+use std::ffi::CString;
+use std::ptr;
+
+use shardweave_sys as sys;
+
+use crate::debug::{self, Report};
+use crate::error::{Of, Result};
+use crate::ffi::c_text;
+use crate::mesh::Mesh;
+use crate::module::{handle_of, Module};
+use crate::tensor::Source;
+
+/// Of [`Module::fully_shard`]: what is a unit, and how it lives.
+#[derive(Clone, Debug)]
+pub struct FullyShardOptions {
+    mesh_dim: Option<String>,
+    units: Vec<String>,
+    unit_types: Vec<String>,
+    min_numel: i64,
+    source: Source,
+    reshard_after_forward: bool,
+}
+
+impl Default for FullyShardOptions {
+    fn default() -> FullyShardOptions {
+        FullyShardOptions::new()
+    }
+}
+
+impl FullyShardOptions {
+    /// All is one unit, along the mesh's first dimension.
+    pub fn new() -> FullyShardOptions {
+        FullyShardOptions {
+            mesh_dim: None,
+            units: Vec::new(),
+            unit_types: Vec::new(),
+            min_numel: 0,
+            source: Source::default(),
+            reshard_after_forward: true,
+        }
+    }
+
+    /// Along this mesh dimension.
+    pub fn mesh_dim(mut self, name: impl Into<String>) -> FullyShardOptions {
+        self.mesh_dim = Some(name.into());
+        self
+    }
+
+    /// Modules whose FQN this pattern matches, "blocks.*", are units: of modules within each other
+    /// the outermost; another pattern may name some in those. What is in no other unit is one with
+    /// the module itself.
+    pub fn unit(mut self, pattern: impl Into<String>) -> FullyShardOptions {
+        self.units.push(pattern.into());
+        self
+    }
+
+    /// The same by type, of modules of the library's ([`NativeModule`](crate::NativeModule)):
+    /// "Linear".
+    pub fn unit_type(mut self, name: impl Into<String>) -> FullyShardOptions {
+        self.unit_types.push(name.into());
+        self
+    }
+
+    /// Modules with fewer elements belong to the unit around them. Without patterns and types every
+    /// module is a unit that has so many outside of units within it.
+    pub fn min_numel(mut self, elements: i64) -> FullyShardOptions {
+        self.min_numel = elements;
+        self
+    }
+
+    /// Whose values count, of what is plain.
+    pub fn source(mut self, source: Source) -> FullyShardOptions {
+        self.source = source;
+        self
+    }
+
+    /// With `false` what forward has gathered stays for backward: more memory, fewer collectives.
+    pub fn reshard_after_forward(mut self, reshard: bool) -> FullyShardOptions {
+        self.reshard_after_forward = reshard;
+        self
+    }
+}
+
+/// What fully sharded modules on a mesh did, of one rank since the mesh was made; the same on all
+/// ranks but for the bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FullyShardCounters {
+    /// Of units.
+    pub gathers: i64,
+    /// Of these, begun before the unit was touched.
+    pub prefetches: i64,
+    /// After which another one was touched.
+    pub wrong_prefetches: i64,
+    /// Of gradients, a unit's at once.
+    pub reduce_scatters: i64,
+    /// That units which are whole take up now.
+    pub gathered_bytes: i64,
+    /// The most that they ever took up.
+    pub peak_gathered_bytes: i64,
+}
+
+const NAME: &str = "Module::fully_shard";
+
+pub(crate) fn shard<M: Module + ?Sized>(
+    module: &M,
+    mesh: &Mesh,
+    options: &FullyShardOptions,
+) -> Result<Report> {
+    // Those of plans stay as they are.
+    let (module, _forwards) = handle_of(module).of(NAME)?;
+    let mesh_dim = options.mesh_dim.as_deref().map(|name| c_text(name, "mesh_dim"));
+    let mesh_dim = mesh_dim.transpose().of(NAME)?;
+    let units = texts(&options.units, "unit")?;
+    let unit_types = texts(&options.unit_types, "unit_type")?;
+    let (units, unit_types) = (pointers(&units), pointers(&unit_types));
+    let raw = sys::swv_fully_shard_options {
+        mesh_dim: mesh_dim.as_ref().map_or(ptr::null(), |name| name.as_ptr()),
+        units: units.as_ptr(),
+        num_units: units.len(),
+        unit_types: unit_types.as_ptr(),
+        num_unit_types: unit_types.len(),
+        min_numel: options.min_numel,
+        source: options.source.to_raw().source,
+        reshard_after_forward: options.reshard_after_forward.into(),
+        ..sys::SWV_FULLY_SHARD_OPTIONS_INIT
+    };
+    debug::report(|table, json| {
+        call!(swv_module_fully_shard(module.as_ptr(), mesh.as_ptr(), &raw, table, json))
+    })
+}
+
+fn texts(all: &[String], what: &str) -> Result<Vec<CString>> {
+    all.iter().map(|text| c_text(text, what)).collect::<Result<_>>().of(NAME)
+}
+
+fn pointers(texts: &[CString]) -> Vec<*const std::os::raw::c_char> {
+    texts.iter().map(|text| text.as_ptr()).collect()
+}

@@ -1,0 +1,120 @@
+//! Gradients that travel while backward runs.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use shardweave_sys as sys;
+
+use crate::error::{Of, Result};
+use crate::mesh::Scope;
+use crate::module::{handle_of, Module};
+
+handle! {
+    /// The C interface's own.
+    SyncHandle, swv_grad_sync, swv_grad_sync_free
+}
+
+/// While it lives, gradients of a module's sharded parameters leave in buckets during backward, and
+/// [`Module::finish_grad_sync`] sends the rest and waits for all. The first iteration shows in which
+/// order they come, and sends at its end. All ranks make it alike.
+///
+/// ```
+/// use shardweave::nn::{self, Layer};
+/// use shardweave::{GradSync, Module, ParameterPlan, Placement::*, Source, Tensor, World};
+///
+/// World::threads(2).run(|world| {
+///     let mesh = world.device_mesh(&[("dp", 2)])?;
+///     let layer = nn::Linear::new(3, 5)?;
+///     layer.distribute(&mesh, &ParameterPlan::new(), Source::default())?;
+///     let x = Tensor::ones(&[4, 3])?.distribute(&mesh, [("dp", Shard(0))])?;
+///     let sync = GradSync::new(&layer)?;
+///     for _ in 0..3 {
+///         {
+///             let _accumulate = sync.no_sync()?; // nothing is sent
+///             layer.forward(&x)?.sum()?.backward()?;
+///         }
+///         layer.forward(&x)?.sum()?.backward()?;
+///         layer.finish_grad_sync()?;
+///         layer.zero_grad()?;
+///     }
+///     assert_eq!(sync.counts()?.left_in_backward, 2);
+///     Ok(())
+/// })?;
+/// # Ok::<(), shardweave::Error>(())
+/// ```
+///
+/// A parameter is in one of them at a time. After a backward that failed, on any rank, all ranks call
+/// [`GradSync::discard`]. Neither `Send` nor `Sync`, as the parameters.
+pub struct GradSync(SyncHandle);
+
+debug_by_name!(GradSync);
+
+/// What a [`GradSync`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GradSyncCounts {
+    /// How many buckets there are; 0 before the first iteration's end.
+    pub buckets: i64,
+    /// How many have left before [`Module::finish_grad_sync`], in all iterations.
+    pub left_in_backward: i64,
+}
+
+impl GradSync {
+    /// With buckets of 25 MiB.
+    pub fn new<M: Module + ?Sized>(module: &M) -> Result<GradSync> {
+        let size = sys::SWV_GRAD_SYNC_OPTIONS_INIT.bucket_bytes;
+        GradSync::make(module, size).of("GradSync::new")
+    }
+
+    /// With buckets of at most so many bytes (a larger gradient has one of its own).
+    pub fn with_bucket_bytes<M: Module + ?Sized>(module: &M, bytes: i64) -> Result<GradSync> {
+        GradSync::make(module, bytes).of("GradSync::with_bucket_bytes")
+    }
+
+    fn make<M: Module + ?Sized>(module: &M, bucket_bytes: i64) -> Result<GradSync> {
+        let (module, _forwards) = handle_of(module)?;
+        let raw = sys::swv_grad_sync_options { bucket_bytes, ..sys::SWV_GRAD_SYNC_OPTIONS_INIT };
+        let sync = create!(swv_grad_sync_create(module.as_ptr(), &raw))?;
+        Ok(GradSync(SyncHandle::from_handle(sync)))
+    }
+
+    /// While it lives, backward sends nothing: gradients of several are summed up first.
+    pub fn no_sync(&self) -> Result<NoSync<'_>> {
+        let scope = create!(swv_grad_sync_no_sync(self.0.as_ptr()))?;
+        Ok(NoSync { _scope: Scope::from_handle(scope), of: PhantomData })
+    }
+
+    /// In place of [`Module::finish_grad_sync`], after a backward that failed on some rank: what has
+    /// left in it comes to nothing, and the next iteration is one as any. Gradients stay as they are,
+    /// for the caller to zero. The ranks agree that it failed on a communicator that is not the
+    /// mesh's, where something may be under way ([`World::comm`](crate::World::comm)); one that calls
+    /// `finish_grad_sync` instead gets NaN. Collective.
+    pub fn discard(&self) -> Result<()> {
+        call!(swv_grad_sync_discard(self.0.as_ptr()))
+    }
+
+    /// What it did so far.
+    pub fn counts(&self) -> Result<GradSyncCounts> {
+        let mut counts = GradSyncCounts::default();
+        call!(swv_grad_sync_counts(
+            self.0.as_ptr(),
+            &mut counts.buckets,
+            &mut counts.left_in_backward
+        ))?;
+        Ok(counts)
+    }
+}
+
+/// See [`GradSync::no_sync`].
+#[must_use = "backward sends nothing until this ends"]
+pub struct NoSync<'a> {
+    _scope: Scope,
+    of: PhantomData<&'a GradSync>,
+}
+
+impl fmt::Debug for NoSync<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let _ = self.of;
+        f.debug_struct("NoSync").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,201 @@
+//! FSDP: a model in Rust whose parameters are whole only while they are used trains as on one rank.
+#![cfg(feature = "derive")]
+
+use shardweave::nn::{self, Layer};
+use shardweave::{
+    no_grad, AdamW, Code, FullyShardOptions, Mesh, Module, NativeModule, ParameterPlan,
+    Placement::*, Result, Source, Tensor, World,
+};
+
+const STEPS: usize = 5;
+const BLOCKS: i64 = 3;
+
+#[derive(Module)]
+struct Block {
+    norm: nn::LayerNorm,
+    up: nn::Linear,
+    down: nn::Linear,
+}
+
+impl Layer for Block {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        x + &self.down.forward(&self.up.forward(&self.norm.forward(x)?)?.gelu()?)?
+    }
+}
+
+#[derive(Module)]
+struct Net {
+    blocks: Vec<Block>,
+    head: nn::Linear,
+}
+
+impl Net {
+    fn new() -> Result<Net> {
+        let block = |_: i64| -> Result<Block> {
+            Ok(Block {
+                norm: nn::LayerNorm::new(5)?,
+                up: nn::Linear::new(5, 7)?,
+                down: nn::Linear::new(7, 5)?,
+            })
+        };
+        let blocks = (0..BLOCKS).map(block).collect::<Result<_>>()?;
+        let net = Net { blocks, head: nn::Linear::new(5, 3)? };
+        for (i, (_, parameter)) in net.parameters().into_iter().enumerate() {
+            let value = numbers(&parameter.sizes()?, i as f32)?;
+            no_grad(|| parameter.copy_(&value))?;
+        }
+        Ok(net)
+    }
+}
+
+impl Layer for Net {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let mut x = x.clone();
+        for block in &self.blocks {
+            x = block.forward(&x)?;
+        }
+        self.head.forward(&x)
+    }
+}
+
+fn numbers(sizes: &[i64], phase: f32) -> Result<Tensor> {
+    let count = sizes.iter().product::<i64>();
+    let data: Vec<f32> = (0..count).map(|i| (i as f32 * 0.7 + phase).sin() * 0.5).collect();
+    Tensor::from_slice(&data, sizes)
+}
+
+/// The losses, and the parameters by name.
+type Trained = (Vec<f32>, Vec<(String, Vec<f32>)>);
+
+fn train<M: Layer>(model: &M, mesh: Option<&Mesh>) -> Result<Trained> {
+    let optimizer = AdamW::new(1e-2).build(model)?;
+    let mut losses = Vec::new();
+    for step in 0..STEPS {
+        let mut x = numbers(&[7, 5], step as f32)?; // rows that do not divide
+        let mut y = numbers(&[7, 3], step as f32 + 0.3)?;
+        if let Some(mesh) = mesh {
+            x = x.distribute(mesh, [("dp", Shard(0))])?;
+            y = y.distribute(mesh, [("dp", Shard(0))])?;
+        }
+        let loss = model.forward(&x)?.mse_loss(&y)?;
+        loss.backward()?;
+        model.finish_grad_sync()?;
+        optimizer.step()?;
+        optimizer.zero_grad()?;
+        losses.push(loss.detach()?.full_tensor()?.item::<f32>()?);
+    }
+    let mut parameters = Vec::new();
+    for (name, parameter) in model.parameters() {
+        parameters.push((name, no_grad(|| parameter.full_tensor()?.detach()?.to_vec::<f32>())?));
+    }
+    Ok((losses, parameters))
+}
+
+fn assert_same(got: &Trained, wanted: &Trained, place: &str) {
+    for (a, b) in got.0.iter().zip(&wanted.0) {
+        assert!((a - b).abs() <= 1e-5 * b.abs().max(1.0), "{place}: {got:?}, wanted {wanted:?}");
+    }
+    assert_eq!(got.1.len(), wanted.1.len(), "{place}");
+    for ((name, got), (other, wanted)) in got.1.iter().zip(&wanted.1) {
+        assert_eq!(name, other, "{place}");
+        for (a, b) in got.iter().zip(wanted) {
+            assert!((a - b).abs() <= 1e-4, "{place}: {name}: {got:?}, wanted {wanted:?}");
+        }
+    }
+}
+
+#[test]
+fn a_forward_in_rust_trains_as_on_one_rank() {
+    let wanted = train(&Net::new().unwrap(), None).unwrap();
+    let meshes: [&[(&str, i64)]; 3] = [&[("dp", 2)], &[("dp", 3)], &[("tp", 2), ("dp", 2)]];
+    for dims in meshes {
+        for keep in [false, true] {
+            World::threads(dims.iter().map(|(_, size)| *size as usize).product())
+                .run(|world| {
+                    let mesh = world.device_mesh(dims)?;
+                    let net = Net::new()?;
+                    if dims.len() > 1 {
+                        let plan = ParameterPlan::new()
+                            .line("blocks.*.up.*", &[("tp", Shard(0))])
+                            .line("blocks.*.down.weight", &[("tp", Shard(1))]);
+                        net.distribute(&mesh, &plan, Source::Same)?;
+                    }
+                    let options = FullyShardOptions::new()
+                        .mesh_dim("dp")
+                        .unit("blocks.*")
+                        .source(Source::Same)
+                        .reshard_after_forward(!keep);
+                    let units = net.fully_shard(&mesh, &options)?;
+                    assert!(units.table.contains("blocks.2"), "{units}");
+                    assert!(units.json.contains(r#""module":"blocks.2""#), "{}", units.json);
+                    assert_same(&train(&net, Some(&mesh))?, &wanted, &format!("{dims:?}"));
+                    let counters = mesh.fully_shard_counters()?;
+                    let units = (BLOCKS + 1) * STEPS as i64;
+                    assert!(counters.gathers >= units, "{counters:?}");
+                    assert_eq!(counters.gathers > units, !keep, "{counters:?}");
+                    assert_eq!(counters.reduce_scatters, units, "{counters:?}");
+                    assert!(counters.prefetches > 0, "{counters:?}");
+                    assert_eq!(counters.wrong_prefetches, 0, "{counters:?}");
+                    Ok(())
+                })
+                .unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_evaluation_leaves_is_emptied() {
+    World::threads(2)
+        .run(|world| {
+            let mesh = world.device_mesh(&[("dp", 2)])?;
+            let net = Net::new()?;
+            net.fully_shard(&mesh, &FullyShardOptions::new().unit("blocks.*"))?;
+            let x = numbers(&[7, 5], 0.0)?.distribute(&mesh, [("dp", Shard(0))])?;
+            no_grad(|| net.forward(&x))?;
+            assert!(mesh.fully_shard_counters()?.gathered_bytes > 0);
+            mesh.reshard()?;
+            assert_eq!(mesh.fully_shard_counters()?.gathered_bytes, 0);
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn what_is_wrong_is_said() {
+    World::threads(2)
+        .run(|world| {
+            let mesh = world.device_mesh(&[("dp", 2)])?;
+            let net = Net::new()?;
+            let refused = |options: FullyShardOptions, code: Code, text: &str| {
+                let error = net.fully_shard(&mesh, &options).unwrap_err();
+                assert_eq!(error.code(), code, "{error}");
+                assert!(error.message().starts_with("Module::fully_shard: "), "{error}");
+                assert!(error.message().contains(text), "{error}");
+                assert!(!net.head.weight.is_sharded().unwrap(), "{error}");
+            };
+            let options = FullyShardOptions::new;
+            refused(options().unit("layers.*"), Code::NotFound, "'layers.*' matches no submodule");
+            refused(options().unit_type("Block"), Code::NotFound, "the type of units 'Block'");
+            refused(options().mesh_dim("tp"), Code::NotFound, "tp");
+            refused(options().unit("a\0b"), Code::InvalidArgument, "has a NUL");
+            refused(options().min_numel(-1), Code::InvalidArgument, "argument 'min_numel' is -1");
+            let source = options().source(Source::Rank(-2));
+            refused(source, Code::InvalidArgument, "argument 'source' is -2");
+            let differs = options().reshard_after_forward(world.rank() == 0);
+            refused(differs, Code::InvalidArgument, "is not the same on ranks 0 and 1");
+
+            net.fully_shard(&mesh, &options())?;
+            let error = net.fully_shard(&mesh, &options()).unwrap_err();
+            assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
+            assert!(error.message().contains("all parameters are in units already"), "{error}");
+            let error = net.distribute(&mesh, &ParameterPlan::new(), Source::Same).unwrap_err();
+            assert!(error.message().contains("is fully sharded already"), "{error}");
+
+            let layers = r#"{"layers": [{"kind": "Linear", "in_features": 5, "out_features": 4}]}"#;
+            let native = NativeModule::new("Sequential", layers)?;
+            let units = native.fully_shard(&mesh, &options().unit_type("Linear"))?;
+            assert!(units.json.contains(r#""module":"0""#), "{}", units.json);
+            Ok(())
+        })
+        .unwrap();
+}

@@ -1,0 +1,95 @@
+// Modules whose parameters are whole only while they are used.
+#include "shardweave/modules/fully_shard.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "shardweave/capi/host_module.h"
+#include "shardweave/comm/str_cat.h"
+
+namespace shardweave::capi {
+namespace {
+
+std::vector<std::string> texts(const char* const* given, size_t count, const char* argument) {
+  std::vector<std::string> result;
+  for_each(span(given, count, argument), argument,
+           [&](const char* each) { result.emplace_back(text(each, argument)); });
+  return result;
+}
+
+FullyShardOptions fully_shard_options(const swv_fully_shard_options* given) {
+  const swv_fully_shard_options o =
+      options<swv_fully_shard_options>(given, SWV_FULLY_SHARD_OPTIONS_INIT, "options");
+  if (o.min_numel < 0) {
+    fail_argument("options.min_numel", str_cat("is ", o.min_numel, "; wanted 0 or more"));
+  }
+  swv_distribute_options distribute = SWV_DISTRIBUTE_OPTIONS_INIT;
+  distribute.source = o.source;
+  FullyShardOptions result;
+  if (o.mesh_dim != nullptr) result.mesh_dim = text(o.mesh_dim, "options.mesh_dim");
+  if (o.mesh_dim != nullptr && result.mesh_dim.empty()) {
+    fail_argument("options.mesh_dim", "is \"\"; wanted the name of a dimension, or NULL");
+  }
+  result.units = texts(o.units, o.num_units, "options.units");
+  result.unit_types = texts(o.unit_types, o.num_unit_types, "options.unit_types");
+  result.min_numel = o.min_numel;
+  result.reshard_after_forward = flag(o.reshard_after_forward, "options.reshard_after_forward");
+  result.distribute = distribute_options(&distribute);
+  return result;
+}
+
+// Traces say what runs. Names that a plan has given, of a larger module, stay.
+void set_mesh(const swv_module& module, const MeshPtr& mesh) {
+  if (module.library != nullptr) {
+    if (module.library->mesh() == nullptr) module.library->set_mesh(mesh, "");
+  } else if (module.host->mesh() == nullptr) {
+    module.host->set_mesh(mesh);
+  }
+}
+
+void shard(const swv_module* module, const swv_mesh* mesh, const swv_fully_shard_options* given,
+           swv_string** out_text, swv_string** out_json) {
+  torch::nn::Module& of = any_module(module);
+  const MeshPtr& on = in(mesh, "mesh").mesh;
+  const FullyShardOptions how = fully_shard_options(given);
+  const CallMode mode(SWV_MODE_GRAD, "mode");
+  const std::vector<FullyShardUnit> units = shardweave::fully_shard(of, on, how, kHost);
+  set_mesh(in(module, "module"), on);
+  Owned<swv_string> table(out_text == nullptr ? nullptr : new_string(to_string(units)));
+  Owned<swv_string> json(out_json == nullptr ? nullptr : new_string(to_json(units)));
+  if (out_text != nullptr) *out_text = table.release();
+  if (out_json != nullptr) *out_json = json.release();
+}
+
+void write_counters(const swv_mesh* mesh, swv_fully_shard_counters* out_counters) {
+  const FullyShardCounters c = shardweave::fully_shard_counters(in(mesh, "mesh").mesh);
+  swv_fully_shard_counters result = SWV_FULLY_SHARD_COUNTERS_INIT;
+  result.gathers = c.gathers;
+  result.prefetches = c.prefetches;
+  result.wrong_prefetches = c.wrong_prefetches;
+  result.reduce_scatters = c.reduce_scatters;
+  result.gathered_bytes = c.gathered_bytes;
+  result.peak_gathered_bytes = c.peak_gathered_bytes;
+  write_struct(result, out_counters, "out_counters");
+}
+
+}  // namespace
+}  // namespace shardweave::capi
+
+using namespace shardweave::capi;  // NOLINT: this file is the C interface of it
+
+swv_status* swv_module_fully_shard(swv_module* module, const swv_mesh* mesh,
+                                   const swv_fully_shard_options* options, swv_string** out_text,
+                                   swv_string** out_json) {
+  return guarded(__func__, [&] { shard(module, mesh, options, out_text, out_json); });
+}
+
+swv_status* swv_mesh_reshard(swv_mesh* mesh) {
+  return guarded(__func__, [&] { shardweave::reshard(in(mesh, "mesh").mesh); });
+}
+
+swv_status* swv_mesh_fully_shard_counters(const swv_mesh* mesh,
+                                          swv_fully_shard_counters* out_counters) {
+  return guarded(__func__, [&] { write_counters(mesh, out_counters); });
+}

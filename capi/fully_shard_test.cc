@@ -1,0 +1,524 @@
+// FSDP through C: a forward that the host has written, in operators alone, trains as on one rank.
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ATen/ATen.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "shardweave.h"
+#include "shardweave/capi/handles.h"
+#include "shardweave/dtensor/dtensor.h"
+
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr int64_t kDim = 5, kHidden = 7, kRows = 7, kOut = 3;
+constexpr int kBlocks = 3, kSteps = 3;
+
+void ok(swv_status* status) {
+  if (status == nullptr) return;
+  const std::string message = swv_status_message(status);
+  swv_status_free(status);
+  throw std::runtime_error(message);
+}
+std::string message_of(swv_status* status, swv_code code = SWV_CODE_INVALID_ARGUMENT) {
+  EXPECT_EQ(swv_status_code(status), code) << swv_status_message(status);
+  std::string message = swv_status_message(status);
+  swv_status_free(status);
+  return message;
+}
+std::string text_of(swv_string* string) {
+  std::string text = swv_string_data(string);
+  swv_string_free(string);
+  return text;
+}
+
+// A handle that ends with its block.
+template <typename H, void (*kFree)(H*)>
+class Handle {
+ public:
+  Handle() = default;
+  ~Handle() { kFree(handle_); }
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+  H** out() {
+    kFree(std::exchange(handle_, nullptr));
+    return &handle_;
+  }
+  operator H*() const { return handle_; }  // NOLINT: as the pointer
+  H* operator->() const { return handle_; }
+
+ private:
+  H* handle_ = nullptr;
+};
+using Layout = Handle<swv_layout, swv_layout_free>;
+using Mesh = Handle<swv_mesh, swv_mesh_free>;
+using Module = Handle<swv_module, swv_module_free>;
+using Op = Handle<swv_op, swv_op_free>;
+using Optimizer = Handle<swv_optimizer, swv_optimizer_free>;
+using Plan = Handle<swv_plan, swv_plan_free>;
+using Tensor = Handle<swv_tensor, swv_tensor_free>;
+
+// On every rank of a mesh; a test fails that throws.
+void on_mesh(const char* text, const std::function<void(swv_mesh*)>& body) {
+  struct Job {
+    const char* mesh;
+    const std::function<void(swv_mesh*)>* body;
+  } given{text, &body};
+  int32_t ranks = 1;
+  for (const char* at = text; (at = std::strchr(at, '=')) != nullptr;) ranks *= std::atoi(++at);
+  swv_status* const status = swv_run_ranks(
+      ranks,
+      [](void* user_data, swv_world* world) -> swv_status* {
+        const Job& job = *static_cast<Job*>(user_data);
+        try {
+          Mesh mesh;
+          ok(swv_mesh_parse(world, job.mesh, mesh.out()));
+          (*job.body)(mesh);
+          return nullptr;
+        } catch (const std::exception& error) {
+          return swv_status_new(SWV_CODE_UNKNOWN, error.what());
+        }
+      },
+      &given, nullptr);
+  EXPECT_EQ(status, nullptr) << text << ": " << swv_status_message(status);
+  swv_status_free(status);
+}
+
+// --- the host's model ----------------------------------------------------------------------------
+
+void numbers(const std::vector<int64_t>& sizes, double phase, Tensor& to) {
+  const at::Tensor values =
+      at::sin(at::arange(c10::multiply_integers(sizes), at::kFloat) * 0.7 + phase) * 0.5;
+  ok(swv_tensor_from_data(values.data_ptr(), values.nbytes(), sizes.data(), sizes.size(), nullptr,
+                          to.out()));
+}
+
+// Linear layers by their names.
+const std::vector<std::pair<std::string, std::vector<int64_t>>>& shapes() {
+  static const auto* const all = [] {
+    auto* made = new std::vector<std::pair<std::string, std::vector<int64_t>>>();
+    for (int i = 0; i < kBlocks; ++i) {
+      const std::string block = "blocks." + std::to_string(i);
+      made->push_back({block + ".up.weight", {kHidden, kDim}});
+      made->push_back({block + ".up.bias", {kHidden}});
+      made->push_back({block + ".down.weight", {kDim, kHidden}});
+      made->push_back({block + ".down.bias", {kDim}});
+    }
+    made->push_back({"head.weight", {kOut, kDim}});
+    made->push_back({"scale", {}});  // a number
+    return made;
+  }();
+  return *all;
+}
+
+void make_model(Module& module) {
+  ok(swv_module_create(module.out()));
+  double phase = 0;
+  for (const auto& [name, sizes] : shapes()) {
+    Tensor parameter;
+    numbers(sizes, ++phase, parameter);
+    ok(swv_module_add_parameter(module, name.c_str(), parameter));
+  }
+}
+
+void call(const char* name, const std::vector<swv_value>& arguments, Tensor& to,
+          swv_grad_mode mode = SWV_MODE_GRAD) {
+  Op op;
+  swv_value result = SWV_NONE;
+  ok(swv_op_find(name, op.out()));
+  ok(swv_op_call(op, mode, arguments.data(), arguments.size(), &result, 1, nullptr));
+  *to.out() = result.as.tensor;
+}
+
+// The forward: x + down(gelu(up(x))), block by block, then the head.
+void linear(swv_module* module, const std::string& layer, swv_tensor* x, Tensor& to,
+            swv_grad_mode mode) {
+  Tensor weight, bias;
+  ok(swv_module_get(module, (layer + ".weight").c_str(), weight.out()));
+  std::vector<swv_value> arguments = {swv_value_tensor(x), swv_value_tensor(weight)};
+  if (layer != "head") {
+    ok(swv_module_get(module, (layer + ".bias").c_str(), bias.out()));
+    arguments.push_back(swv_value_tensor(bias));
+  }
+  call("aten::linear", arguments, to, mode);
+}
+void forward(swv_module* module, swv_tensor* input, Tensor& to,
+             swv_grad_mode mode = SWV_MODE_GRAD) {
+  Tensor x, scale;
+  ok(swv_tensor_share(input, x.out()));
+  for (int i = 0; i < kBlocks; ++i) {
+    const std::string block = "blocks." + std::to_string(i);
+    Tensor h, g, y, sum;
+    linear(module, block + ".up", x, h, mode);
+    call("aten::gelu", {swv_value_tensor(h)}, g, mode);
+    linear(module, block + ".down", g, y, mode);
+    call("aten::add.Tensor", {swv_value_tensor(x), swv_value_tensor(y)}, sum, mode);
+    ok(swv_tensor_share(sum, x.out()));
+  }
+  Tensor y;
+  linear(module, "head", x, y, mode);
+  ok(swv_module_get(module, "scale", scale.out()));
+  call("aten::mul.Tensor", {swv_value_tensor(y), swv_value_tensor(scale)}, to, mode);
+}
+
+using Values = std::vector<std::pair<std::string, at::Tensor>>;
+at::Tensor whole(const at::Tensor& t) {
+  const at::NoGradGuard no_grad;
+  return (shardweave::is_dtensor(t) ? shardweave::full_tensor(t) : t).detach().clone();
+}
+Values parameters_of(swv_module* module) {
+  size_t count = 0;
+  ok(swv_module_num_parameters(module, &count));
+  Values all;
+  for (size_t i = 0; i < count; ++i) {
+    swv_string* fqn = nullptr;
+    Tensor tensor;
+    ok(swv_module_parameter(module, i, &fqn, tensor.out()));
+    all.emplace_back(text_of(fqn), tensor->tensor);
+  }
+  return all;
+}
+// The values, and the gradients.
+std::pair<Values, Values> seen(swv_module* module) {
+  std::pair<Values, Values> result;
+  for (const auto& [name, tensor] : parameters_of(module)) {
+    result.first.emplace_back(name, whole(tensor));
+    result.second.emplace_back(name, whole(tensor.grad()));
+  }
+  return result;
+}
+void expect_close(const Values& got, const Values& wanted, const std::string& where) {
+  ASSERT_EQ(got.size(), wanted.size()) << where;
+  for (size_t i = 0; i < got.size(); ++i) {
+    EXPECT_EQ(got[i].first, wanted[i].first) << where;
+    EXPECT_TRUE(at::allclose(got[i].second, wanted[i].second, 1e-5, 1e-5))
+        << where << ": " << got[i].first << "\n"
+        << got[i].second << "\nwanted\n"
+        << wanted[i].second;
+  }
+}
+
+void feed(int step, bool targets, swv_mesh* mesh, Tensor& to) {
+  Tensor plain;
+  numbers({kRows, targets ? kOut : kDim}, 3 * step + (targets ? 1.5 : 0.25), plain);
+  if (mesh == nullptr) {
+    ok(swv_tensor_share(plain, to.out()));
+    return;
+  }
+  Layout rows;
+  const swv_named_placement placement = {"dp", "S(0)"};
+  ok(swv_layout_create_named(mesh, &placement, 1, rows.out()));
+  ok(swv_tensor_distribute(plain, mesh, rows, nullptr, to.out()));
+}
+
+// The values behind each step, and its gradients.
+std::vector<std::pair<Values, Values>> train(swv_module* module, swv_mesh* mesh) {
+  std::vector<swv_tensor*> parameters;
+  size_t count = 0;
+  ok(swv_module_num_parameters(module, &count));
+  for (size_t i = 0; i < count; ++i) {
+    ok(swv_module_parameter(module, i, nullptr, &parameters.emplace_back()));
+  }
+  Optimizer optimizer;
+  swv_adamw_options options = SWV_ADAMW_OPTIONS_INIT;
+  options.lr = 0.01;
+  ok(swv_optimizer_create_adamw(parameters.data(), count, &options, optimizer.out()));
+  for (swv_tensor* parameter : parameters) swv_tensor_free(parameter);
+  std::vector<std::pair<Values, Values>> steps;
+  for (int step = 0; step < kSteps; ++step) {
+    Tensor x, target, y, loss;
+    feed(step, false, mesh, x);
+    feed(step, true, mesh, target);
+    forward(module, x, y);
+    call("aten::mse_loss", {swv_value_tensor(y), swv_value_tensor(target)}, loss);
+    ok(swv_tensor_backward(loss, nullptr, nullptr));
+    ok(swv_module_finish_grad_sync(module));
+    ok(swv_optimizer_step(optimizer));
+    steps.push_back(seen(module));
+    ok(swv_optimizer_zero_grad(optimizer));
+  }
+  return steps;
+}
+
+const char* const kUnits[] = {"blocks.*"};
+swv_fully_shard_options by_blocks() {
+  swv_fully_shard_options options = SWV_FULLY_SHARD_OPTIONS_INIT;
+  options.mesh_dim = "dp";
+  options.units = kUnits;
+  options.num_units = 1;
+  return options;
+}
+swv_fully_shard_counters counters_of(swv_mesh* mesh) {
+  swv_fully_shard_counters counters = SWV_FULLY_SHARD_COUNTERS_INIT;
+  ok(swv_mesh_fully_shard_counters(mesh, &counters));
+  return counters;
+}
+
+using Steps = std::vector<std::pair<Values, Values>>;
+
+void expect_trained_alike(const std::string& where, bool keep, swv_mesh* mesh,
+                          const Steps& wanted) {
+  const bool alone = where.find("dp=1") != std::string::npos;
+  Module module;
+  make_model(module);
+  if (where.find("tp") != std::string::npos) {
+    Plan plan;
+    ok(swv_plan_from_json(R"json({"parameter": {"blocks.*.up.*": {"tp": "S(0)"},
+                                                "blocks.*.down.weight": {"tp": "S(1)"}}})json",
+                          plan.out()));
+    ok(swv_module_distribute(module, mesh, plan, nullptr));
+  }
+  swv_fully_shard_options options = by_blocks();
+  options.reshard_after_forward = keep ? 0 : 1;
+  swv_string *table = nullptr, *json = nullptr;
+  ok(swv_module_fully_shard(module, mesh, &options, &table, &json));
+  const std::string text = text_of(json);
+  EXPECT_THAT(text_of(table), AllOf(HasSubstr("blocks.2"), HasSubstr("(rest)")));
+  EXPECT_THAT(text, HasSubstr(R"("module":"blocks.0","parameters":["blocks.0.)"));
+  EXPECT_THAT(text, HasSubstr(R"("module":"","parameters":["head.weight"],"numel":15,)"));
+  int64_t elements = 0, kept = 0;
+  for (const auto& [name, tensor] : parameters_of(module)) {
+    elements += tensor.numel();
+    kept += shardweave::to_local(tensor).numel();
+  }
+  EXPECT_EQ(kept < elements, !alone) << where;
+  const Steps got = train(module, mesh);
+  for (int step = 0; step < kSteps; ++step) {
+    const std::string place = where + ", step " + std::to_string(step);
+    expect_close(got[step].second, wanted[step].second, place + ", gradients");
+    expect_close(got[step].first, wanted[step].first, place);
+  }
+  const swv_fully_shard_counters counters = counters_of(mesh);
+  EXPECT_EQ(counters.wrong_prefetches, 0) << where;
+  EXPECT_EQ(counters.gathered_bytes, 0) << where;
+  if (alone) return;  // nothing to gather
+  // Backward begins while the last unit is whole, and needs each other one again; but for the one
+  // before it, perhaps, which a prefetch leaves where it is.
+  const int64_t units = kBlocks + 1, again = keep ? 0 : kBlocks;
+  EXPECT_LE(counters.gathers, kSteps * (units + again)) << where;
+  EXPECT_GE(counters.gathers, kSteps * (units + again - (keep ? 0 : 1))) << where;
+  EXPECT_EQ(counters.reduce_scatters, kSteps * units) << where;
+  EXPECT_GT(counters.prefetches, 0) << where;
+  EXPECT_GT(counters.peak_gathered_bytes, 0) << where;
+}
+
+TEST(FullyShardTest, TrainsAsOneRank) {
+  Module alone;
+  make_model(alone);
+  const Steps wanted = train(alone, nullptr);
+  for (const char* text : {"dp=1", "dp=2", "dp=3", "dp=2,tp=2", "tp=2,dp=2"}) {
+    for (const bool keep : {false, true}) {
+      on_mesh(text, [&](swv_mesh* mesh) {
+        expect_trained_alike(std::string(text) + (keep ? ", kept" : ""), keep, mesh, wanted);
+      });
+    }
+  }
+}
+
+TEST(FullyShardTest, WhatEvaluationLeavesIsEmptied) {
+  Module alone;
+  Tensor input, wanted;
+  make_model(alone);
+  feed(0, false, nullptr, input);
+  forward(alone, input, wanted, SWV_MODE_INFERENCE);
+  on_mesh("dp=2", [&](swv_mesh* mesh) {
+    Module module;
+    Tensor x, y;
+    make_model(module);
+    const swv_fully_shard_options options = by_blocks();
+    ok(swv_module_fully_shard(module, mesh, &options, nullptr, nullptr));
+    feed(0, false, mesh, x);
+    forward(module, x, y, SWV_MODE_INFERENCE);
+    EXPECT_TRUE(at::allclose(whole(y->tensor), wanted->tensor, 1e-5, 1e-5));
+    EXPECT_GT(counters_of(mesh).gathered_bytes, 0);
+    ok(swv_mesh_reshard(mesh));
+    EXPECT_EQ(counters_of(mesh).gathered_bytes, 0);
+    // The module goes; what its forward has recorded does not.
+    Tensor sum, weight;
+    ok(swv_module_get(module, "head.weight", weight.out()));
+    forward(module, x, y);
+    call("aten::sum", {swv_value_tensor(y)}, sum);
+    swv_module_free(*module.out());
+    ok(swv_tensor_backward(sum, nullptr, nullptr));
+    EXPECT_TRUE(weight->tensor.grad().defined());
+  });
+}
+
+// By the types of modules of the library's; a part first, then what is around it; without memory.
+TEST(FullyShardTest, ModulesOfTheLibrarys) {
+  static constexpr char kMlp[] =
+      R"({"layers": [{"kind": "Linear", "in_features": 5, "out_features": 9}, {"kind": "ReLU"},
+                     {"kind": "Linear", "in_features": 9, "out_features": 3}]})";
+  on_mesh("dp=2", [&](swv_mesh* mesh) {
+    const auto made = [](Module& module) {
+      Handle<swv_scope, swv_scope_free> deferred;
+      ok(swv_deferred_init(deferred.out()));
+      ok(swv_module_create_by_kind("Sequential", kMlp, module.out()));
+    };
+    const auto result_of = [&](swv_module* module) {
+      Tensor x;
+      swv_materialize_options options = SWV_MATERIALIZE_OPTIONS_INIT;
+      options.seed = 7, options.has_seed = 1;
+      ok(swv_module_materialize(module, &options));
+      feed(0, false, mesh, x);
+      const swv_value argument = swv_value_tensor(x);
+      swv_value y = SWV_NONE;
+      ok(swv_module_call(module, "forward", SWV_MODE_GRAD, &argument, 1, &y, 1, nullptr));
+      const at::Tensor result = whole(y.as.tensor->tensor);
+      swv_value_clear(&y);
+      return result;
+    };
+    const auto units_of = [&](swv_module* module, const swv_fully_shard_options* options) {
+      swv_string* json = nullptr;
+      ok(swv_module_fully_shard(module, mesh, options, nullptr, &json));
+      return text_of(json);
+    };
+    Module plain, typed, sized, parts, child;
+    made(plain);
+    ok(swv_module_distribute(plain, mesh, nullptr, nullptr));
+    const at::Tensor wanted = result_of(plain);
+    swv_fully_shard_options options = SWV_FULLY_SHARD_OPTIONS_INIT;
+    const char* const types[] = {"Linear"};
+    options.unit_types = types;
+    options.num_unit_types = 1;
+    made(typed);
+    const std::string units = units_of(typed, &options);
+    EXPECT_THAT(units, HasSubstr(R"("module":"0","parameters":["0.weight","0.bias"],"numel":54,)"));
+    EXPECT_THAT(units, HasSubstr(R"("module":"2","parameters":["2.weight","2.bias"],"numel":30,)"));
+    EXPECT_TRUE(at::allclose(result_of(typed), wanted));
+    options = SWV_FULLY_SHARD_OPTIONS_INIT;
+    options.min_numel = 40;
+    made(sized);
+    EXPECT_THAT(units_of(sized, &options), AllOf(HasSubstr(R"("module":"0")"),
+                                                 HasSubstr(R"("module":"","parameters":["2.weigh)"),
+                                                 Not(HasSubstr(R"("module":"2")"))));
+    EXPECT_TRUE(at::allclose(result_of(sized), wanted));
+    made(parts);
+    ok(swv_module_child(parts, "2", child.out()));
+    EXPECT_THAT(units_of(child, nullptr), HasSubstr(R"("parameters":["weight","bias"])"));
+    EXPECT_THAT(units_of(parts, nullptr), HasSubstr(R"("parameters":["0.weight","0.bias"])"));
+    EXPECT_TRUE(at::allclose(result_of(parts), wanted));
+  });
+}
+
+// --- bad input -----------------------------------------------------------------------------------
+
+TEST(FullyShardTest, BadInputChangesNothing) {
+  on_mesh("dp=2,tp=1", [](swv_mesh* mesh) {
+    Module module;
+    make_model(module);
+    const auto refused = [&](const swv_fully_shard_options& options, swv_code code) {
+      swv_string* text = nullptr;
+      const std::string message =
+          message_of(swv_module_fully_shard(module, mesh, &options, &text, nullptr), code);
+      EXPECT_EQ(text, nullptr);
+      EXPECT_EQ(message.rfind("swv_module_fully_shard: ", 0), 0U) << message;
+      EXPECT_THAT(message, Not(HasSubstr("()")));
+      for (const auto& [name, tensor] : parameters_of(module)) {
+        EXPECT_FALSE(shardweave::is_dtensor(tensor)) << name;
+      }
+      return message;
+    };
+    swv_fully_shard_options options = by_blocks();
+    options.mesh_dim = "ep";
+    EXPECT_THAT(refused(options, SWV_CODE_NOT_FOUND), HasSubstr("ep"));
+    options.mesh_dim = "";
+    EXPECT_THAT(refused(options, SWV_CODE_INVALID_ARGUMENT),
+                HasSubstr("argument 'options.mesh_dim' is \"\""));
+    const char* const wrong[] = {"blocks.*", "layers.*"};
+    const char* const missing[] = {"blocks.*", nullptr};
+    options = by_blocks();
+    options.units = wrong;
+    options.num_units = 2;
+    EXPECT_THAT(refused(options, SWV_CODE_NOT_FOUND),
+                HasSubstr("the pattern of units 'layers.*' matches no submodule"));
+    options.units = missing;
+    EXPECT_THAT(refused(options, SWV_CODE_INVALID_ARGUMENT),
+                HasSubstr("argument 'options.units[1]' is NULL"));
+    options.units = nullptr;
+    EXPECT_THAT(refused(options, SWV_CODE_INVALID_ARGUMENT),
+                HasSubstr("argument 'options.units' is NULL, but has 2 elements"));
+    options = by_blocks();
+    options.unit_types = wrong + 1;
+    options.num_unit_types = 1;
+    EXPECT_THAT(refused(options, SWV_CODE_NOT_FOUND), HasSubstr("the type of units 'layers.*'"));
+    options = by_blocks();
+    options.min_numel = -1;
+    EXPECT_THAT(refused(options, SWV_CODE_INVALID_ARGUMENT),
+                HasSubstr("argument 'options.min_numel' is -1; wanted 0 or more"));
+    options = by_blocks();
+    options.source = -2;
+    EXPECT_THAT(refused(options, SWV_CODE_INVALID_ARGUMENT),
+                HasSubstr("argument 'options.source' is -2"));
+    options = by_blocks();
+    options.reshard_after_forward = 2;
+    EXPECT_THAT(refused(options, SWV_CODE_INVALID_ARGUMENT),
+                HasSubstr("argument 'options.reshard_after_forward' is 2"));
+    int64_t coordinate[2];
+    size_t ndim = 0;
+    ok(swv_mesh_coordinate(mesh, coordinate, 2, &ndim));
+    options = by_blocks();
+    options.reshard_after_forward = coordinate[0] == 0;
+    EXPECT_THAT(refused(options, SWV_CODE_INVALID_ARGUMENT),
+                HasSubstr("is not the same on ranks 0 and 1"));
+    EXPECT_THAT(message_of(swv_module_fully_shard(module, nullptr, nullptr, nullptr, nullptr)),
+                HasSubstr("argument 'mesh' is NULL"));
+    EXPECT_THAT(message_of(swv_mesh_fully_shard_counters(mesh, nullptr)),
+                HasSubstr("argument 'out_counters' is NULL"));
+  });
+}
+
+TEST(FullyShardTest, WhatDoesNotGoTogether) {
+  on_mesh("dp=2", [](swv_mesh* mesh) {
+    Module module, cut, tiny;
+    make_model(module);
+    swv_fully_shard_options options = by_blocks();
+    ok(swv_module_fully_shard(module, mesh, &options, nullptr, nullptr));
+    EXPECT_THAT(message_of(swv_module_fully_shard(module, mesh, &options, nullptr, nullptr),
+                           SWV_CODE_FAILED_PRECONDITION),
+                HasSubstr("all parameters are in units already"));
+    EXPECT_THAT(message_of(swv_module_distribute(module, mesh, nullptr, nullptr),
+                           SWV_CODE_FAILED_PRECONDITION),
+                AllOf(HasSubstr("already"), Not(HasSubstr("()"))));
+
+    // A write to a view of what is gathered for each use.
+    Tensor weight, view;
+    ok(swv_module_get(module, "head.weight", weight.out()));
+    call("aten::t", {swv_value_tensor(weight)}, view, SWV_MODE_NO_GRAD);
+    Op op;
+    swv_value result = SWV_NONE;
+    const swv_value arguments[] = {swv_value_tensor(view), swv_value_float(2)};
+    ok(swv_op_find("aten::mul_.Scalar", op.out()));
+    EXPECT_THAT(message_of(swv_op_call(op, SWV_MODE_NO_GRAD, arguments, 2, &result, 1, nullptr),
+                           SWV_CODE_FAILED_PRECONDITION),
+                AllOf(HasSubstr("write to the parameter itself"), Not(HasSubstr("()"))));
+
+    make_model(cut);
+    Plan plan;
+    ok(swv_plan_from_json(R"json({"parameter": {"head.weight": {"dp": "S(0)"}}})json", plan.out()));
+    ok(swv_module_distribute(cut, mesh, plan, nullptr));
+    EXPECT_THAT(message_of(swv_module_fully_shard(cut, mesh, nullptr, nullptr, nullptr)),
+                HasSubstr("'head.weight': lies [S(0)]: wanted whole along 'dp'"));
+
+    Tensor one;
+    numbers({1}, 0, one);
+    ok(swv_module_create(tiny.out()));
+    EXPECT_THAT(message_of(swv_module_fully_shard(tiny, mesh, nullptr, nullptr, nullptr),
+                           SWV_CODE_FAILED_PRECONDITION),
+                HasSubstr("the module has no parameter to cut"));
+    ok(swv_module_add_parameter(tiny, "one", one));
+    EXPECT_THAT(message_of(swv_module_fully_shard(tiny, mesh, nullptr, nullptr, nullptr)),
+                HasSubstr("the unit '' has 1 elements for the 2 ranks along 'dp'"));
+  });
+}
+
+}  // namespace

@@ -1,0 +1,275 @@
+#include "shardweave/dtensor/engine/flat_row.h"
+
+#include <algorithm>
+
+#include "ATen/ops/empty.h"
+#include "shardweave/dtensor/engine/detour.h"
+#include "shardweave/dtensor/engine/fused.h"
+#include "shardweave/dtensor/engine/provenance.h"
+#include "shardweave/dtensor/engine/tensor_impl.h"
+
+namespace shardweave::dtensor_internal {
+namespace {
+
+int64_t numel_of(const Dims& sizes) {
+  int64_t n = 1;
+  for (const int64_t size : sizes) n *= size;
+  return n;
+}
+
+Layout with_cut(const Layout& layout, int mesh_dim, Placement cut, bool cuts_first) {
+  Placements placements = layout.placements();
+  placements[static_cast<size_t>(mesh_dim)] = std::move(cut);
+  std::vector<int> order = layout.order();
+  order.erase(std::find(order.begin(), order.end(), mesh_dim));
+  order.insert(cuts_first ? order.begin() : order.end(), mesh_dim);
+  return value_or_throw(Layout::create(std::move(placements), std::move(order)));
+}
+
+// Whether a gradient that lies so is to be summed along `mesh_dim`, and elsewhere lies as the
+// parameter does, or is to be summed there, too.
+bool is_sum_along(const Layout& grad, const Layout& whole, int mesh_dim) {
+  if (grad.order() != whole.order()) return false;
+  for (int m = 0; m < grad.mesh_ndim(); ++m) {
+    const bool sum = grad[m].is_partial(ReduceOp::kSum);
+    if (m == mesh_dim ? !sum : grad[m] != whole[m] && !(sum && whole[m].is_replicate())) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Of elements, as they are sent: of a complex one there are two numbers.
+std::vector<int64_t> numbers(const std::vector<int64_t>& counts, const at::Tensor& of) {
+  std::vector<int64_t> result = counts;
+  if (of.is_complex()) {
+    for (int64_t& count : result) count *= 2;
+  }
+  return result;
+}
+
+// As the planner counts what a rank sends: the one that keeps least.
+int64_t bytes_sent(const std::vector<int64_t>& counts, const at::Tensor& flat) {
+  const int64_t least = *std::min_element(counts.begin(), counts.end());
+  return (flat.numel() - least) * static_cast<int64_t>(flat.element_size());
+}
+
+}  // namespace
+
+std::vector<Layout> flat_row_layouts(const std::vector<SpecRef>& whole, const DeviceMesh& mesh,
+                                     int mesh_dim) {
+  const int64_t ranks = mesh.size(mesh_dim);
+  const Dims first(static_cast<size_t>(mesh.ndim()), 0);  // the rank that has most
+  struct Rows {
+    int dim = 0;
+    int64_t count = 0;  // of a rank's part
+    int64_t numel = 0;
+    bool stay_together = false;
+  };
+  std::vector<Rows> rows;
+  int64_t total = 0;
+  for (const SpecRef& spec : whole) {
+    Rows r;
+    // Rows are consecutive in memory if all dimensions before have one element.
+    while (r.dim + 1 < spec->ndim() && spec->sizes[static_cast<size_t>(r.dim)] == 1) ++r.dim;
+    const Dims local = local_shape(spec->layout, mesh.shape(), first, spec->sizes);
+    r.count = local[static_cast<size_t>(r.dim)];
+    r.numel = numel_of(local);
+    std::vector<int64_t> all(static_cast<size_t>(ranks), 0);
+    all[0] = r.count;
+    const Layout below = with_cut(spec->layout, mesh_dim, RaggedShard(r.dim, all), false);
+    if (!validate(below, mesh.shape(), spec->sizes).ok()) {
+      r.stay_together = true;
+      r.count = spec->sizes[static_cast<size_t>(r.dim)];
+    }
+    total += r.numel;
+    rows.push_back(r);
+  }
+  std::vector<Layout> layouts;
+  int64_t at = 0;
+  for (size_t i = 0; i < whole.size(); ++i) {
+    const Rows& r = rows[i];
+    std::vector<int64_t> sizes;
+    int64_t before = 0;
+    for (int64_t rank = 1; rank <= ranks; ++rank) {
+      // Of the elements in front of this rank's end, those that are here.
+      const int64_t wanted =
+          std::clamp<int64_t>(total / ranks * rank + total % ranks * rank / ranks - at, 0, r.numel);
+      int64_t end = 0;
+      if (rank == ranks) {
+        end = r.count;
+      } else if (r.stay_together) {
+        end = 2 * wanted >= r.numel && wanted > 0 ? r.count : 0;
+      } else if (r.numel > 0) {
+        const int64_t row = r.numel / r.count;
+        end = (wanted + row / 2) / row;
+      }
+      sizes.push_back(end - before);
+      before = end;
+    }
+    layouts.push_back(with_cut(whole[i]->layout, mesh_dim, RaggedShard(r.dim, std::move(sizes)),
+                               r.stay_together));
+    at += r.numel;
+  }
+  return layouts;
+}
+
+FlatRow::FlatRow(std::shared_ptr<MeshContext> context, int mesh_dim,
+                 const std::vector<SpecRef>& whole, const std::vector<Layout>& layouts)
+    : context_(std::move(context)),
+      mesh_dim_(mesh_dim),
+      counts_(static_cast<size_t>(context_->mesh().size(mesh_dim)), 0),
+      rank_(static_cast<size_t>(context_->coordinate()[static_cast<size_t>(mesh_dim)])) {
+  const DeviceMesh& mesh = context_->mesh();
+  for (size_t i = 0; i < whole.size(); ++i) {
+    Place& place = places_.emplace_back();
+    place.whole = whole[i];
+    place.kept = context_->with_layout(*whole[i], layouts[i]);
+    place.begin = numel_;
+    place.kept_begin = counts_[rank_];
+    Coordinate coordinate = context_->coordinate();
+    for (size_t r = 0; r < counts_.size(); ++r) {
+      coordinate[static_cast<size_t>(mesh_dim)] = static_cast<int64_t>(r);
+      place.counts.push_back(
+          numel_of(local_shape(layouts[i], mesh.shape(), coordinate, whole[i]->sizes)));
+      counts_[r] += place.counts.back();
+    }
+    numel_ += whole[i]->local_numel();
+  }
+  for (size_t r = 0; r < rank_; ++r) kept_begin_ += counts_[r];
+}
+
+at::Tensor FlatRow::whole_of(const at::Tensor& flat, size_t i) const {
+  const Place& place = places_[i];
+  return flat.narrow(0, place.begin, place.whole->local_numel())
+      .view(array(place.whole->local_sizes));
+}
+
+at::Tensor FlatRow::kept_of(const at::Tensor& stretch, size_t i) const {
+  const Place& place = places_[i];
+  return stretch.narrow(0, place.kept_begin, place.counts[rank_])
+      .view(array(place.kept->local_sizes));
+}
+
+CollectiveUnderWay FlatRow::all_gather(const at::Tensor& stretch, const at::Tensor& flat,
+                                       uint64_t provenance, const Cause& cause, Names names) const {
+  const int64_t numel = flat.numel();
+  CollectiveSpan span(*context_, cause, [&]() -> Sending {
+    std::vector<std::string> parameters;
+    for (size_t i = 0; i < places_.size(); ++i) parameters.push_back(names(i));
+    return {"all_gather",
+            absl::MakeConstSpan(&mesh_dim_, 1),
+            bytes_sent(counts_, flat),
+            flat.scalar_type(),
+            absl::MakeConstSpan(&numel, 1),
+            Layout(),
+            Layout(),
+            std::move(parameters)};
+  });
+  Work work = context_->communicator(mesh_dim_).all_gather_v(
+      comm_buffer(stretch), comm_buffer(flat), numbers(counts_, flat),
+      {.timeout = absl::ZeroDuration(), .tag = cause.name, .fingerprint = provenance});
+  return {std::move(work), std::move(span)};
+}
+
+GradientScatter::GradientScatter(const FlatRow& row, std::vector<at::Tensor>& grads,
+                                 MakeBuffer buffer, const Cause& cause, FlatRow::Names names)
+    : specs_(row.size()), provenances_(row.size()), parts_(row.size()) {
+  MeshContext& context = *row.context();
+  const int mesh_dim = row.mesh_dim();
+  std::vector<int64_t> kept(row.counts_.size(), 0);
+  int64_t numel = 0;
+  uint64_t all = 0;
+  for (size_t i = 0; i < row.size(); ++i) {
+    if (!grads[i].defined()) continue;
+    const DTensorMeta& meta = meta_of(grads[i]);
+    sync_view(meta, cause.name);
+    const Spec& whole = *row[i].whole;
+    if (row.num_ranks() == 1 || meta.spec->dtype != whole.dtype ||
+        !is_sum_along(meta.spec->layout, whole.layout, mesh_dim)) {
+      continue;
+    }
+    taken_.push_back(i);
+    for (size_t r = 0; r < kept.size(); ++r) kept[r] += row[i].counts[r];
+    numel += whole.local_numel();
+    provenances_[i] = provenance_of(meta);
+    all = mix(all, provenances_[i]);
+  }
+  if (taken_.empty()) return;
+  const Spec& first = *row[0].whole;
+  const at::TensorOptions options = at::TensorOptions(first.dtype).device(first.device);
+  in_ = buffer(numel, options);
+  out_ = at::empty({kept[row.rank_]}, options);
+  int64_t place = 0, at = 0;
+  for (const size_t i : taken_) {
+    const Spec &whole = *row[i].whole, &resting = *row[i].kept;
+    const DTensorMeta& meta = meta_of(grads[i]);
+    const int64_t count = whole.local_numel();
+    in_.narrow(0, place, count).view(array(whole.local_sizes)).copy_(meta.local());
+    place += count;
+    // Where it is still to be summed along other dimensions.
+    Placements placements = resting.layout.placements();
+    for (int m = 0; m < context.mesh().ndim(); ++m) {
+      const Placement& has = meta.spec->layout[m];
+      if (m != mesh_dim && has.is_partial()) placements[static_cast<size_t>(m)] = has;
+    }
+    const Layout layout =
+        value_or_throw(Layout::create(std::move(placements), resting.layout.order()));
+    specs_[i] = context.intern(layout, whole.sizes, whole.strides, whole.dtype, whole.device);
+    const int64_t part = row[i].counts[row.rank_];
+    parts_[i] = out_.narrow(0, at, part).view(array(resting.local_sizes));
+    at += part;
+    grads[i].reset();
+  }
+  CollectiveSpan span(context, cause, [&]() -> Sending {
+    std::vector<std::string> parameters;
+    for (const size_t i : taken_) parameters.push_back(names(i));
+    return {"reduce_scatter",
+            absl::MakeConstSpan(&mesh_dim, 1),
+            bytes_sent(kept, in_),
+            in_.scalar_type(),
+            absl::MakeConstSpan(&numel, 1),
+            Layout(),
+            Layout(),
+            std::move(parameters)};
+  });
+  Work work = context.communicator(mesh_dim).reduce_scatter_v(
+      comm_buffer(in_), comm_buffer(out_), numbers(kept, in_), ReduceOp::kSum,
+      {.timeout = absl::ZeroDuration(), .tag = cause.name, .fingerprint = all});
+  under_way_.emplace(std::move(work), std::move(span));
+}
+
+const at::Tensor& GradientScatter::part(size_t i) {
+  if (under_way_.has_value()) {
+    absl::Status status = under_way_->wait();
+    throw_if_error(std::move(status));
+    under_way_.reset();
+    in_.reset();
+  }
+  return parts_[i];
+}
+
+void bring_to(std::vector<at::Tensor>& tensors, const std::vector<Layout>& layouts,
+              const Cause& cause) {
+  std::vector<size_t> moving;
+  std::vector<InFlight> in_flight;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (!tensors[i].defined()) continue;
+    const DTensorMeta& meta = meta_of(tensors[i]);
+    if (meta.spec->layout == layouts[i]) continue;
+    moving.push_back(i);
+    in_flight.push_back(moving_to(meta, layouts[i]));
+  }
+  run_plans(in_flight, cause);
+  for (size_t k = 0; k < moving.size(); ++k) {
+    InFlight& arrived = in_flight[k];
+    at::Tensor& tensor = tensors[moving[k]];
+    const std::shared_ptr<MeshContext> context = meta_of(tensor).context;
+    at::Tensor local = std::move(arrived.local);
+    if (local.is_alias_of(meta_of(tensor).local())) local = local.clone();
+    tensor = wrap(std::move(local), std::move(arrived.target), context);
+    meta_of(tensor).came_from(arrived.provenance);
+  }
+}
+
+}  // namespace shardweave::dtensor_internal

@@ -1,0 +1,136 @@
+// Tensors that lie one after the other in flat memory, of which each rank along one mesh dimension
+// keeps a stretch: what fully_shard() (fsdp_unit.h) and ZeRO (modules/zero.h) have in common.
+//
+//   flat    w w w w w w b b v v v v        whole along the mesh dimension
+//   rank 0  w w w w                        A stretch begins and ends between rows, so that a tensor's
+//   rank 1          w w b b                part of it is a ragged shard, and stretches lie one after
+//   rank 2                  v v v v        the other: nothing is copied around a collective.
+//
+// Internal to dtensor/ and modules/.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/functional/function_ref.h"
+#include "absl/types/span.h"
+#include "shardweave/comm/work.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/engine/redistribute.h"
+#include "shardweave/dtensor/observe/observer.h"
+#include "shardweave/dtensor/spec.h"
+
+namespace shardweave::dtensor_internal {
+
+// How tensors with these specs, one after the other, are kept along `mesh_dim`: each rank keeps about
+// as much, and cuts are between rows. A pure function, and so the same on all ranks. A tensor that
+// other mesh dimensions cut into uneven rows is kept whole by one rank.
+std::vector<Layout> flat_row_layouts(const std::vector<SpecRef>& whole, const DeviceMesh& mesh,
+                                     int mesh_dim);
+
+// A collective that was issued. Dropped, it waits: the network uses the memory.
+class CollectiveUnderWay {
+ public:
+  CollectiveUnderWay(Work work, CollectiveSpan span)
+      : work_(std::move(work)), span_(std::move(span)) {}
+  ~CollectiveUnderWay() { (void)wait(); }
+  CollectiveUnderWay(CollectiveUnderWay&&) = default;
+  CollectiveUnderWay& operator=(CollectiveUnderWay&&) = delete;
+
+  absl::Status wait() {
+    absl::Status status = work_.wait();
+    span_.reset();
+    return status;
+  }
+
+ private:
+  Work work_;
+  std::optional<CollectiveSpan> span_;
+};
+
+// Immutable.
+class FlatRow {
+ public:
+  // FQNs of some of the tensors.
+  using Names = absl::FunctionRef<std::string(size_t tensor)>;
+  struct Place {
+    SpecRef whole;                // along the mesh dimension
+    SpecRef kept;                 // by this rank
+    std::vector<int64_t> counts;  // elements that each rank keeps
+    int64_t begin = 0;            // in the flat memory,
+    int64_t kept_begin = 0;       // and in this rank's stretch
+  };
+
+  // Of tensors of one dtype and device; `layouts`: flat_row_layouts().
+  FlatRow(std::shared_ptr<MeshContext> context, int mesh_dim, const std::vector<SpecRef>& whole,
+          const std::vector<Layout>& layouts);
+
+  const std::shared_ptr<MeshContext>& context() const { return context_; }
+  int mesh_dim() const { return mesh_dim_; }
+  size_t size() const { return places_.size(); }
+  const Place& operator[](size_t i) const { return places_[i]; }
+  int64_t num_ranks() const { return static_cast<int64_t>(counts_.size()); }
+  int64_t numel() const { return numel_; }  // of the flat memory
+  int64_t kept() const { return counts_[rank_]; }
+  int64_t kept_begin() const { return kept_begin_; }  // in the flat memory
+
+  // Of memory of numel() or kept() elements that which is tensor i's, as it lies.
+  at::Tensor whole_of(const at::Tensor& flat, size_t i) const;
+  at::Tensor kept_of(const at::Tensor& stretch, size_t i) const;
+
+  // Fills `flat` with all ranks' stretches. `stretch` may be its place in `flat`. `names`: of the
+  // tensors, for those who look.
+  CollectiveUnderWay all_gather(const at::Tensor& stretch, const at::Tensor& flat,
+                                uint64_t provenance, const Cause& cause, Names names) const;
+
+ private:
+  friend class GradientScatter;
+
+  const std::shared_ptr<MeshContext> context_;
+  const int mesh_dim_;
+  std::vector<Place> places_;
+  std::vector<int64_t> counts_;
+  size_t rank_ = 0;
+  int64_t numel_ = 0;
+  int64_t kept_begin_ = 0;
+};
+
+// Gradients of a row's tensors, on their way to the ranks that keep the tensors: one reduce-scatter of
+// all that are to be summed along the mesh dimension and otherwise lie as the tensors do.
+class GradientScatter {
+ public:
+  using MakeBuffer = absl::FunctionRef<at::Tensor(int64_t numel, const at::TensorOptions& options)>;
+
+  // Of `grads`, DTensors or undefined, one for each tensor, those that it takes become undefined.
+  // `buffer` gives contiguous memory for them.
+  GradientScatter(const FlatRow& row, std::vector<at::Tensor>& grads, MakeBuffer buffer,
+                  const Cause& cause, FlatRow::Names names);
+
+  // Which it took; none: nothing was sent.
+  absl::Span<const size_t> taken() const { return taken_; }
+  // How the gradient of tensor i lies: as the row keeps it, or still to be summed along other mesh dimensions.
+  const SpecRef& spec(size_t i) const { return specs_[i]; }
+  uint64_t provenance(size_t i) const { return provenances_[i]; }
+  // This rank's part. Waits; throws Error.
+  const at::Tensor& part(size_t i);
+
+ private:
+  std::vector<size_t> taken_;
+  std::vector<SpecRef> specs_;  // by tensor, as the next ones
+  std::vector<uint64_t> provenances_;
+  std::vector<at::Tensor> parts_;
+  at::Tensor in_, out_;
+  std::optional<CollectiveUnderWay> under_way_;  // ended before what it uses
+};
+
+// Brings DTensors to other layouts, as redistribute_all() without autograd. What had to move shares
+// no memory with what it was.
+void bring_to(std::vector<at::Tensor>& tensors, const std::vector<Layout>& layouts,
+              const Cause& cause);
+
+}  // namespace shardweave::dtensor_internal

@@ -1,0 +1,616 @@
+#include "shardweave/dtensor/engine/fsdp_unit.h"
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string_view>
+#include <utility>
+
+#include "ATen/ops/empty.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "c10/core/GradMode.h"
+#include "c10/core/InferenceMode.h"
+#include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/engine/adopt.h"
+#include "shardweave/dtensor/engine/deferred.h"
+#include "shardweave/dtensor/engine/detour.h"
+#include "shardweave/dtensor/engine/provenance.h"
+#include "shardweave/dtensor/engine/redistribute.h"
+#include "torch/csrc/autograd/engine.h"
+#include "torch/csrc/autograd/graph_task.h"
+#include "torch/csrc/autograd/variable.h"
+
+namespace shardweave::dtensor_internal {
+namespace {
+
+using c10::IValue;
+using torch::autograd::variable_list;
+
+constexpr c10::DispatchKey kTouched = c10::DispatchKey::DeferredInit;
+constexpr char kFullyShard[] = "fully_shard";
+
+bool in_backward_now() {
+  return torch::autograd::get_current_graph_task_id() != -1;
+}
+
+[[noreturn]] void moved(const at::Tensor& tensor, std::string_view how) {
+  throw Error(kFullyShard, absl::FailedPreconditionError(absl::StrCat(
+                               "the parameter '", std::string(parameter_of(meta_of(tensor))),
+                               "' rests in its unit's memory, and ", std::string(how),
+                               "; do that before the module is fully sharded")));
+}
+
+// Of a tensor that wants no gradient, too: it may, later.
+void add_hook(const at::Tensor& tensor, std::function<at::TensorBase(const at::TensorBase&)> hook) {
+  auto& hooks = torch::autograd::impl::materialize_autograd_meta(tensor)->cpp_hooks_list_;
+  if (hooks == nullptr) torch::autograd::impl::create_cpp_hook(tensor);
+  hooks->push_back(std::move(hook));
+}
+
+// One node for a unit in a graph: it runs when the gradients of all of its parameters are there.
+class FullyShardBackward final : public torch::autograd::Node {
+ public:
+  // As early as an accumulation: so that gradients that are whole do not wait.
+  explicit FullyShardBackward(std::shared_ptr<FsdpUnit> unit)
+      : Node(UINT64_MAX), unit_(std::move(unit)) {}
+  variable_list apply(variable_list&& grads) override { return unit_->reduce(std::move(grads)); }
+  std::string name() const override { return "FullyShardBackward"; }
+
+ private:
+  const std::shared_ptr<FsdpUnit> unit_;
+};
+
+// A view of a unit's flat buffer.
+class ViewOfUnit final : public LocalPart::Source {
+ public:
+  ViewOfUnit(std::shared_ptr<FsdpUnit> unit, at::Tensor view)
+      : unit_(std::move(unit)), view_(std::move(view)) {}
+  LocalPart::State state() const override { return LocalPart::State::kGatheredOnUse; }
+  const at::Tensor& bring() override {
+    unit_->touch();
+    return view_;
+  }
+
+ private:
+  const std::shared_ptr<FsdpUnit> unit_;
+  const at::Tensor view_;
+};
+
+// Operators that take a parameter as it rests, whatever else they take.
+bool works_at_rest(std::string_view name) {
+  constexpr std::string_view kNames[] = {
+      "detach",       "alias",     "_has_compatible_shallow_copy_type",
+      "is_same_size", "_version",  "requires_grad_",
+      "retain_grad",  "is_leaf",   "output_nr",
+      "data",         "is_pinned", "lift_fresh",
+  };
+  constexpr std::string_view kBeginnings[] = {"_foreach_",      "_fused_adam", "_fused_sgd",
+                                              "_fused_adagrad", "_amp_",       "new_"};
+  constexpr std::string_view kAten = "aten::";
+  if (!name.starts_with(kAten)) return false;
+  name.remove_prefix(kAten.size());
+  return name.ends_with("_like") ||
+         std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames) ||
+         std::any_of(std::begin(kBeginnings), std::end(kBeginnings),
+                     [&](std::string_view b) { return name.starts_with(b); });
+}
+
+// Of operators that write: those that give a tensor another shape, or other memory.
+bool reshapes_in_place(std::string_view name) {
+  constexpr std::string_view kNames[] = {
+      "aten::resize_",   "aten::resize_as_",  "aten::set_",       "aten::t_",
+      "aten::squeeze_",  "aten::unsqueeze_",  "aten::transpose_", "aten::swapaxes_",
+      "aten::swapdims_", "aten::as_strided_",
+  };
+  return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
+}
+
+// `to()` that gives the parameter itself, or a copy of it elsewhere: module->to() asks for that.
+bool keeps_dtype(const c10::OperatorHandle& op, absl::Span<const IValue> args, const Spec& spec) {
+  if (op.operator_name().name != "aten::to") return false;
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (op.schema().arguments()[i].name() == "dtype" && args[i].isInt() &&
+        args[i].toScalarType() != spec.dtype) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool makes_view(const c10::FunctionSchema& schema) {
+  return std::any_of(schema.returns().begin(), schema.returns().end(), [](const c10::Argument& r) {
+    return r.alias_info() != nullptr && !r.alias_info()->isWrite();
+  });
+}
+
+template <typename F>
+void for_each_of(const IValue& arg, F f) {
+  if (arg.isTensor()) f(arg.toTensor());
+  if (!arg.isTensorList()) return;
+  for (const at::Tensor& tensor : arg.toTensorVector()) f(tensor);
+}
+
+// What a call does with the parameters that rest among its arguments.
+enum class Use : uint8_t { kNotThere, kAtRest, kWhole };
+
+Use use_in(const c10::OperatorHandle& op, absl::Span<const IValue> args) {
+  const c10::FunctionSchema& schema = op.schema();
+  const Resting* first = nullptr;
+  for (size_t i = 0; i < args.size(); ++i) {
+    const c10::AliasInfo* alias = schema.arguments()[i].alias_info();
+    const bool written = alias != nullptr && alias->isWrite();
+    bool writes_it = false;
+    for_each_of(args[i], [&](const at::Tensor& tensor) {
+      const Resting* resting = resting_of(tensor);
+      if (resting == nullptr) return;
+      if (first == nullptr) first = resting;
+      if (!written) return;
+      writes_it = true;
+      if (reshapes_in_place(op.operator_name().name)) {
+        moved(tensor, absl::StrCat(op.operator_name().name, " would give it another place"));
+      }
+      resting->unit->settle();
+    });
+    if (writes_it) return Use::kAtRest;
+  }
+  if (first == nullptr) return Use::kNotThere;
+  // What set_data() asks before it does so.
+  if (op.operator_name().name == "aten::_has_compatible_shallow_copy_type" && args[1].isTensor()) {
+    check_stays(args[0].toTensor(), args[1].toTensor());
+  }
+  if (works_at_rest(op.operator_name().name) || keeps_dtype(op, args, *first->spec)) {
+    return Use::kAtRest;
+  }
+  bool alone = true, with_its_like = false;
+  for (const IValue& arg : args) {
+    for_each_of(arg, [&](const at::Tensor& tensor) {
+      if (!tensor.defined() || resting_of(tensor) != nullptr) return;
+      if (is_dtensor(tensor.unsafeGetTensorImpl())) {
+        const Spec& spec = *meta_of(tensor).spec;
+        with_its_like |= spec.layout == first->spec->layout && spec.sizes == first->spec->sizes;
+        alone = false;
+      } else {
+        alone &= tensor.dim() == 0;
+      }
+    });
+  }
+  // An optimizer's: `grad.add(parameter, weight_decay)`, or a copy of it.
+  if (with_its_like) return Use::kAtRest;
+  const bool copies = alone && !c10::GradMode::is_enabled() && !makes_view(schema);
+  return copies ? Use::kAtRest : Use::kWhole;
+}
+
+}  // namespace
+
+// --- the order of units --------------------------------------------------------------------------
+
+void FsdpState::learn(FsdpUnit& unit) {
+  const auto [it, is_new] = next_.try_emplace({before_, current_}, Guess{&unit});
+  Guess& guess = it->second;
+  if (!is_new) guess = {&unit, guess.unit == &unit};
+}
+
+FsdpUnit* FsdpState::guessed() const {
+  const auto it = next_.find({before_, current_});
+  return it != next_.end() && it->second.sure ? it->second.unit : nullptr;
+}
+
+void FsdpState::touch(FsdpUnit& unit) {
+  const bool in_backward = in_backward_now();
+  if (in_backward) end_with_backward();
+  // A step has ended: what comes next is to be gathered when the optimizer has written it.
+  const bool begins_anew = in_backward_ && !in_backward;
+  in_backward_ = in_backward;
+  FsdpUnit* guess = nullptr;
+  if (current_ != &unit || begins_anew) {
+    if (current_ != nullptr && current_ != &unit &&
+        (in_backward || current_->options_.reshard_after_forward)) {
+      leaving_.push_back(current_);
+    }
+    if (begins_anew) current_ = before_ = nullptr;
+    learn(unit);
+    if (ahead_ != nullptr && ahead_ != &unit) {
+      ++counters.wrong_prefetches;
+      leaving_.push_back(ahead_);
+    }
+    ahead_ = nullptr;
+    before_ = current_;
+    current_ = &unit;
+    guess = guessed();
+  }
+  const int64_t now = context_.observation.counters.operators;
+  std::erase_if(leaving_, [&](FsdpUnit* other) {
+    if (other == &unit) return true;
+    if (other == guess || other->last_use_ == now) return false;
+    other->reshard();
+    return true;
+  });
+  unit.make_full();
+  if (guess == nullptr || guess == &unit || guess->is_full_ || guess->under_way_.has_value()) {
+    return;
+  }
+  guess->begin_gather();
+  ahead_ = guess;
+  ++counters.prefetches;
+}
+
+// Nobody touches a unit when a backward has ended.
+void FsdpState::end_with_backward() {
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (std::exchange(graph_task_, task) == task) return;
+  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
+    const std::shared_ptr<FsdpState> state = weak.lock();
+    if (state == nullptr) return;
+    if (state->ahead_ != nullptr) state->leaving_.push_back(std::exchange(state->ahead_, nullptr));
+    if (state->current_ != nullptr) state->current_->reshard();
+    for (FsdpUnit* unit : std::exchange(state->leaving_, {})) unit->reshard();
+  });
+}
+
+void FsdpState::reshard() {
+  ahead_ = nullptr;
+  leaving_.clear();
+  for (FsdpUnit* unit : units_) unit->reshard();
+}
+
+void FsdpState::forget(FsdpUnit& unit) {
+  if (unit.flat_.defined()) buffers_.erase(unit.flat_.storage().unsafeGetStorageImpl());
+  std::erase(units_, &unit);
+  std::erase(leaving_, &unit);
+  for (FsdpUnit** known : {&current_, &before_, &ahead_}) {
+    if (*known == &unit) *known = nullptr;
+  }
+  absl::erase_if(next_, [&](const auto& item) {
+    return item.first.first == &unit || item.first.second == &unit || item.second.unit == &unit;
+  });
+}
+
+// --- a unit --------------------------------------------------------------------------------------
+
+FsdpUnit::FsdpUnit(std::string name, FlatRow row, const Options& options)
+    : name_(std::move(name)),
+      row_(std::move(row)),
+      context_(row_.context()),
+      state_(context_->fsdp),
+      options_(options) {}
+
+std::shared_ptr<FsdpUnit> FsdpUnit::create(std::string name,
+                                           const std::vector<at::Tensor>& parameters,
+                                           const std::vector<Layout>& layouts, int mesh_dim,
+                                           const Options& options) {
+  const std::shared_ptr<MeshContext> context = meta_of(parameters[0]).context;
+  if (context->fsdp == nullptr) context->fsdp = std::make_shared<FsdpState>(*context);
+  std::vector<SpecRef> used;
+  for (const at::Tensor& tensor : parameters) used.push_back(meta_of(tensor).spec);
+  std::shared_ptr<FsdpUnit> unit(
+      new FsdpUnit(std::move(name), FlatRow(context, mesh_dim, used, layouts), options));
+  unit->state_->units_.push_back(unit.get());
+  const c10::InferenceMode normal(false);  // which records gradients
+  const c10::AutoGradMode no_grad(false);
+  bool deferred = false;
+  unit->parameters_.reserve(parameters.size());
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const at::Tensor& tensor = parameters[i];
+    const SpecRef& resting = unit->row_[i].kept;
+    DTensorMeta& meta = meta_of(tensor);
+    Parameter& p = unit->parameters_.emplace_back();
+    p.unit = unit.get();
+    p.impl = tensor.unsafeGetTensorImpl();
+    if (meta.family == nullptr) meta.family = std::make_shared<ViewFamily>();
+    meta.family->remembered.clear();
+    p.family = meta.family;
+    if (is_deferred(tensor)) {
+      deferred = true;
+      meta.spec = resting;
+    } else {
+      if (tensor.grad().defined() && is_dtensor(tensor.grad())) {
+        tensor.mutable_grad() = redistributed(tensor.grad(), layouts[i], unit->cause());
+      }
+      // The cut takes of what is there: nothing moves.
+      const Placement& cut = layouts[i][mesh_dim];
+      const int64_t me = context->coordinate()[static_cast<size_t>(mesh_dim)];
+      at::Tensor part = meta.local();
+      const int64_t rows = resting->local_sizes[static_cast<size_t>(cut.dim())];
+      if (part.size(cut.dim()) != rows) {
+        part = part.narrow(cut.dim(), rows == 0 ? 0 : cut.ragged_begin(me), rows);
+      }
+      meta.part = LocalPart(part.clone());
+      meta.spec = resting;
+    }
+    meta.family->parameter = resting;
+    meta.family->resting = std::make_shared<const Resting>(Resting{unit, i, resting});
+    set_keys(*tensor.unsafeGetTensorImpl(), tensor.key_set().add(kTouched));
+    if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+    const auto alive = std::make_shared<const char>();
+    p.alive = alive;
+    // A gradient that has not come through the unit's node: TorchScript's own graphs.
+    add_hook(tensor, [weak = std::weak_ptr<FsdpUnit>(unit), i, alive](const at::TensorBase& grad) {
+      const std::shared_ptr<FsdpUnit> its = weak.lock();
+      return its == nullptr ? grad : its->resting_gradient(i, at::Tensor(grad));
+    });
+  }
+  if (!deferred) unit->pack();
+  return unit;
+}
+
+at::Tensor FsdpUnit::Parameter::tensor() const {
+  if (alive.expired()) return {};
+  return at::Tensor(
+      c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl));
+}
+
+FsdpUnit::~FsdpUnit() {
+  under_way_.reset();
+  if (is_allocated_) state_->counters.gathered_bytes -= flat_bytes();
+  state_->forget(*this);
+}
+
+int64_t FsdpUnit::flat_bytes() const {
+  return row_.numel() * static_cast<int64_t>(c10::elementSize(row_[0].whole->dtype));
+}
+
+std::string FsdpUnit::parameter_name(size_t index) const {
+  const std::shared_ptr<ViewFamily> family = parameters_[index].family.lock();
+  return family == nullptr ? std::string() : family->fqn;
+}
+
+// The parts that rest become one row; the flat buffer gets its places, and no memory.
+void FsdpUnit::pack() {
+  const c10::InferenceMode normal(false);  // which records gradients
+  const c10::AutoGradMode no_grad(false);
+  std::vector<at::Tensor> tensors;
+  for (const Parameter& p : parameters_) {
+    tensors.push_back(p.tensor());
+    if (tensors.back().defined()) meta_of(tensors.back()).local();  // or it is not made yet
+  }
+  const Spec& spec = *row_[0].whole;
+  const at::TensorOptions options = at::TensorOptions(spec.dtype).device(spec.device);
+  const at::Tensor shard = at::empty({row_.kept()}, options);
+  // Where this runs below ADInplaceOrView, too: is_fresh() goes by it.
+  const auto counted_with = [](const at::Tensor& place, const at::Tensor& memory) {
+    place.unsafeGetTensorImpl()->set_version_counter(
+        memory.unsafeGetTensorImpl()->version_counter());
+  };
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (!tensors[i].defined()) continue;
+    const at::Tensor place = row_.kept_of(shard, i);
+    counted_with(place, shard);
+    DTensorMeta& meta = meta_of(tensors[i]);
+    place.copy_(meta.local());
+    meta.part = LocalPart(place);
+  }
+  shard_ = shard;
+  if (is_alone()) {
+    flat_ = shard_;
+    is_full_ = true;
+  } else {
+    flat_ = at::empty({row_.numel()}, options);
+    state_->buffers_[flat_.storage().unsafeGetStorageImpl()] = this;
+  }
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    parameters_[i].local = row_.whole_of(flat_, i);
+    counted_with(parameters_[i].local, flat_);
+  }
+  gathered_version_ = shard_._version();
+  if (!is_full_) {
+    is_allocated_ = true;
+    state_->counters.gathered_bytes += flat_bytes();
+    reshard();
+  }
+}
+
+void FsdpUnit::begin_gather() {
+  if (!shard_.defined()) pack();
+  gathered_version_ = shard_._version();
+  if (is_alone()) return;
+  for (const Parameter& p : parameters_) {  // made of what was there before
+    if (const auto family = p.family.lock()) family->remembered.clear();
+  }
+  c10::StorageImpl* storage = flat_.storage().unsafeGetStorageImpl();
+  if (!is_allocated_) {
+    const auto bytes = static_cast<size_t>(flat_bytes());
+    storage->set_data_ptr_noswap(storage->allocator()->allocate(bytes));
+    storage->set_nbytes(bytes);
+    is_allocated_ = true;
+    FsdpCounters& counters = state_->counters;
+    counters.gathered_bytes += flat_bytes();
+    counters.peak_gathered_bytes = std::max(counters.peak_gathered_bytes, counters.gathered_bytes);
+  }
+  is_full_ = false;
+  uint64_t provenance = 0;
+  for (const Parameter& p : parameters_) {
+    const at::Tensor tensor = p.tensor();
+    if (tensor.defined()) provenance = mix(provenance, provenance_of(meta_of(tensor)));
+  }
+  ++state_->counters.gathers;
+  under_way_.emplace(row_.all_gather(shard_, flat_, provenance, cause(),
+                                     [this](size_t i) { return parameter_name(i); }));
+}
+
+void FsdpUnit::finish_gather() {
+  if (!under_way_.has_value()) return;
+  absl::Status status = under_way_->wait();
+  under_way_.reset();
+  throw_if_error(std::move(status));
+  is_full_ = true;
+}
+
+void FsdpUnit::make_full() {
+  finish_gather();
+  if (shard_.defined() && is_full_ && is_fresh()) return;
+  begin_gather();
+  finish_gather();
+}
+
+void FsdpUnit::settle() {
+  finish_gather();
+}
+
+void FsdpUnit::reshard() {
+  if (is_alone()) return;
+  finish_gather();
+  is_full_ = false;
+  if (!is_allocated_) return;
+  is_allocated_ = false;
+  state_->counters.gathered_bytes -= flat_bytes();
+  c10::StorageImpl* storage = flat_.storage().unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap(at::DataPtr(nullptr, flat_.device()));
+  storage->set_nbytes(0);
+  // What was brought elsewhere of a whole parameter is as large.
+  for (const Parameter& p : parameters_) {
+    if (const auto family = p.family.lock()) family->remembered.clear();
+  }
+}
+
+std::shared_ptr<torch::autograd::Node> FsdpUnit::node(size_t index, const at::Tensor& handle) {
+  const bool is_copy = !parameters_[index].tensor().is_same(handle);
+  std::shared_ptr<torch::autograd::Node> node = is_copy ? nullptr : node_.lock();
+  if (node != nullptr && node->next_edge(index).is_valid()) return node;
+  node = std::shared_ptr<torch::autograd::Node>(new FullyShardBackward(shared_from_this()),
+                                                torch::autograd::deleteNode);
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const Parameter& p = parameters_[i];
+    torch::autograd::Edge edge;
+    if (is_copy) {
+      if (i == index) edge = torch::autograd::impl::gradient_edge(handle);
+    } else if (const at::Tensor tensor = p.tensor(); tensor.defined() && tensor.requires_grad()) {
+      edge = torch::autograd::impl::gradient_edge(tensor);
+    }
+    node->add_next_edge(std::move(edge));
+    const Spec& used = *row_[i].whole;
+    node->add_input_metadata(at::TensorOptions(used.dtype).device(used.device),
+                             c10::fromIntArrayRefSlow(array(used.sizes)),
+                             /*is_tensor_subclass=*/false, /*is_nested=*/false, used.dtype);
+  }
+  if (!is_copy) node_ = node;
+  return node;
+}
+
+at::Tensor FsdpUnit::used(size_t index, const at::Tensor& handle) {
+  Parameter& p = parameters_[index];
+  const DTensorMeta& meta = meta_of(handle);
+  if (shard_.defined() && !meta.local().is_alias_of(shard_)) {
+    moved(handle, "its data has been replaced");
+  }
+  at::Tensor result;
+  {
+    const c10::InferenceMode normal(false);
+    result = wrap(LocalPart(std::shared_ptr<LocalPart::Source>(shared_from_this(), &p)),
+                  row_[index].whole, context_);
+  }
+  DTensorMeta& its = meta_of(result);
+  its.family = meta.family;
+  its.came_from(provenance_of(meta));
+  c10::TensorImpl* impl = result.unsafeGetTensorImpl();
+  // A write to the parameter after it was saved for backward is one to this.
+  if (!handle.is_inference()) {
+    impl->set_version_counter(handle.unsafeGetTensorImpl()->version_counter());
+  }
+  if (meta.family->forward != nullptr) set_keys(*impl, impl->key_set().add(kTouched));
+  if (c10::GradMode::is_enabled() && handle.requires_grad()) {
+    torch::autograd::impl::set_gradient_edge(result,
+                                             {node(index, handle), static_cast<uint32_t>(index)});
+  }
+  return result;
+}
+
+// --- gradients -----------------------------------------------------------------------------------
+
+at::Tensor FsdpUnit::resting_gradient(size_t index, const at::Tensor& grad) {
+  if (!grad.defined()) return grad;
+  const at::Tensor there = as_dtensor(grad, context_);
+  const Layout& layout = row_[index].kept->layout;
+  if (meta_of(there).spec->layout == layout) return there;
+  return c10::GradMode::is_enabled() ? redistribute(there, layout, options_.where)
+                                     : redistributed(there, layout, cause());
+}
+
+// Gradients are packed where the parameters were: nobody needs those any more.
+at::Tensor FsdpUnit::gradient_buffer(int64_t numel, const at::TensorOptions& options) {
+  finish_gather();
+  is_full_ = false;
+  return is_allocated_ ? flat_.narrow(0, 0, numel) : at::empty({numel}, options);
+}
+
+variable_list FsdpUnit::reduce(variable_list&& grads) {
+  if (c10::GradMode::is_enabled()) {  // gradients of these are wanted
+    variable_list result(parameters_.size());
+    for (size_t i = 0; i < grads.size(); ++i) result[i] = resting_gradient(i, grads[i]);
+    return result;
+  }
+  variable_list result = std::move(grads);
+  std::vector<Layout> layouts;
+  for (size_t i = 0; i < result.size(); ++i) {
+    if (result[i].defined()) result[i] = as_dtensor(result[i], context_);
+    layouts.push_back(row_[i].kept->layout);
+  }
+  GradientScatter scatter(
+      row_, result,
+      [this](int64_t numel, const at::TensorOptions& options) {
+        return gradient_buffer(numel, options);
+      },
+      cause(), [this](size_t i) { return parameter_name(i); });
+  for (const size_t i : scatter.taken()) {
+    result[i] = wrap(scatter.part(i), scatter.spec(i), context_);
+    meta_of(result[i]).came_from(scatter.provenance(i));
+  }
+  state_->counters.reduce_scatters += scatter.taken().empty() ? 0 : 1;
+  reshard();
+  bring_to(result, layouts, cause());
+  return result;
+}
+
+// --- operators -----------------------------------------------------------------------------------
+
+void use_parameters(const c10::OperatorHandle& op, c10::Stack* stack) {
+  const absl::Span<IValue> args =
+      absl::MakeSpan(*stack).subspan(stack->size() - op.schema().arguments().size());
+  if (use_in(op, args) != Use::kWhole) return;
+  const auto in_use = [](const at::Tensor& tensor) {
+    const Resting* resting = resting_of(tensor);
+    return resting == nullptr ? tensor : resting->unit->used(resting->index, tensor);
+  };
+  for (IValue& arg : args) {
+    if (arg.isTensor()) {
+      arg = in_use(arg.toTensor());
+    } else if (arg.isTensorList()) {
+      const std::vector<at::Tensor> given = arg.toTensorVector();
+      if (std::none_of(given.begin(), given.end(),
+                       [](const at::Tensor& t) { return resting_of(t) != nullptr; })) {
+        continue;
+      }
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& tensor : given) list.push_back(in_use(tensor));
+      arg = std::move(list);
+    }
+  }
+}
+
+void follow_resting(const IValue& result) {
+  for_each_of(result, [](const at::Tensor& tensor) {
+    if (resting_of(tensor) == nullptr) return;
+    c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+    set_keys(*impl, impl->key_set().add(kTouched));
+  });
+}
+
+void check_stays(const at::Tensor& target, const at::Tensor& source) {
+  const Resting* resting = resting_of(target);
+  if (resting == nullptr) return;
+  if (source.defined() && is_dtensor(source.unsafeGetTensorImpl())) {  // by itself
+    const DTensorMeta &has = meta_of(target), &given = meta_of(source);
+    if (given.family == has.family && given.spec == has.spec) return;
+  }
+  moved(target, "its data would be replaced (module->to(), set_data())");
+}
+
+void follow_unit(const FsdpState& state, DTensorMeta& result) {
+  const at::Tensor& local = result.part.get();
+  if (!local.defined() || !local.has_storage()) return;
+  FsdpUnit* unit = state.unit_of(local.storage().unsafeGetStorageImpl());
+  if (unit == nullptr) return;
+  result.part = LocalPart(std::make_shared<ViewOfUnit>(unit->shared_from_this(), local));
+}
+
+}  // namespace shardweave::dtensor_internal

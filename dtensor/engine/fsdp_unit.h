@@ -1,0 +1,206 @@
+// Parameters that are whole only while they are used (fully_shard.h): FSDP, by touch. A unit's
+// parameters lie one after the other in a flat buffer, which operators see while the unit is full;
+// along one mesh dimension each rank keeps a stretch of it, which rests (flat_row.h).
+//
+// A parameter that rests is an ordinary DTensor, which optimizers and clipping work on. Where it
+// meets an operator that is none of theirs, above autograd (forward_plan.cc), another DTensor stands
+// in for it: whole along that dimension, with a local part that is gathered on use, of the whole
+// unit. Its gradients come to one node of autograd for the unit, which reduces and scatters them
+// together once all of them are there.
+//
+// Views that autograd has saved are views of the flat buffer. That keeps its StorageImpl, so they
+// are right again when it is filled again, by whoever touches one of them.
+//
+// All ranks touch units in the same order, for they run the same operators. Internal to Shardweave.
+// Threads: as DTensors; a backward may run on autograd's thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <source_location>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "ATen/core/dispatch/Dispatcher.h"
+#include "absl/container/flat_hash_map.h"
+#include "c10/core/StorageImpl.h"
+#include "shardweave/dtensor/engine/flat_row.h"
+#include "shardweave/dtensor/engine/local_part.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/engine/tensor_impl.h"
+#include "torch/csrc/autograd/function.h"
+
+namespace shardweave::dtensor_internal {
+
+class FsdpUnit;
+
+// What the family of a parameter that rests knows (tensor_impl.h).
+struct Resting {
+  std::shared_ptr<FsdpUnit> unit;
+  size_t index = 0;
+  SpecRef spec;  // as it rests: its views lie otherwise, or are used as it is
+};
+
+// The same on all ranks, but for the bytes.
+struct FsdpCounters {
+  int64_t gathers = 0;
+  int64_t prefetches = 0;        // of these, begun before the unit was touched
+  int64_t wrong_prefetches = 0;  // another unit came
+  int64_t reduce_scatters = 0;
+  int64_t gathered_bytes = 0;  // of full units, now
+  int64_t peak_gathered_bytes = 0;
+};
+
+// Of a mesh: which of its units are full, and in which order they come.
+class FsdpState : public std::enable_shared_from_this<FsdpState> {
+ public:
+  explicit FsdpState(MeshContext& context) : context_(context) {}
+
+  // The one whose flat buffer has this memory; null: none.
+  FsdpUnit* unit_of(const c10::StorageImpl* storage) const {
+    const auto it = buffers_.find(storage);
+    return it == buffers_.end() ? nullptr : it->second;
+  }
+  // Empties the units that are full.
+  void reshard();
+
+  FsdpCounters counters;
+
+ private:
+  friend class FsdpUnit;
+  struct Guess {
+    FsdpUnit* unit = nullptr;
+    bool sure = true;  // no wrong guess since it was last seen
+  };
+
+  void touch(FsdpUnit& unit);
+  void learn(FsdpUnit& unit);
+  FsdpUnit* guessed() const;
+  void end_with_backward();
+  void forget(FsdpUnit& unit);
+
+  MeshContext& context_;
+  absl::flat_hash_map<const c10::StorageImpl*, FsdpUnit*> buffers_;
+  std::vector<FsdpUnit*> units_;
+  FsdpUnit* current_ = nullptr;     // touched last,
+  FsdpUnit* before_ = nullptr;      // and before that
+  FsdpUnit* ahead_ = nullptr;       // gathered before it was touched
+  std::vector<FsdpUnit*> leaving_;  // to be emptied as soon as no operator has them
+  // What came after two units.
+  absl::flat_hash_map<std::pair<FsdpUnit*, FsdpUnit*>, Guess> next_;
+  bool in_backward_ = false;
+  int graph_task_ = -1;
+};
+
+class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
+ public:
+  struct Options {
+    bool reshard_after_forward = true;
+    std::source_location where;  // of the call of fully_shard()
+  };
+
+  // `parameters`: DTensors of one mesh, dtype and device, not cut along `mesh_dim`, which rest from
+  // now on in `layouts`, those of flat_row_layouts().
+  static std::shared_ptr<FsdpUnit> create(std::string name,
+                                          const std::vector<at::Tensor>& parameters,
+                                          const std::vector<Layout>& layouts, int mesh_dim,
+                                          const Options& options);
+  ~FsdpUnit();
+
+  const std::string& name() const { return name_; }
+  int mesh_dim() const { return row_.mesh_dim(); }
+
+  // Makes it full. Collective along the mesh dimension, unless it is.
+  void touch() {
+    last_use_ = context_->observation.counters.operators;
+    if (state_->current_ == this && is_full_ && is_fresh()) [[likely]]
+      return;
+    state_->touch(*this);
+  }
+
+  // What stands in for `handle`, the parameter or a copy of its handle, in an operator.
+  at::Tensor used(size_t index, const at::Tensor& handle);
+  // The parts that rest are about to be written: nobody may be reading them.
+  void settle();
+  // The gradient of a parameter, brought to where that rests.
+  at::Tensor resting_gradient(size_t index, const at::Tensor& grad);
+  // Those of all that have one.
+  torch::autograd::variable_list reduce(torch::autograd::variable_list&& grads);
+
+ private:
+  friend class FsdpState;
+  struct Parameter final : LocalPart::Source {
+    LocalPart::State state() const override { return LocalPart::State::kGatheredOnUse; }
+    const at::Tensor& bring() override {
+      unit->touch();
+      return local;
+    }
+    // Undefined: it is gone.
+    at::Tensor tensor() const;
+
+    FsdpUnit* unit = nullptr;
+    // Not a weak_intrusive_ptr: as long as there is one, LibTorch keeps a tensor's meta, which keeps
+    // the unit.
+    c10::TensorImpl* impl = nullptr;
+    std::weak_ptr<const void> alive;  // what the tensor's hook has
+    std::weak_ptr<ViewFamily> family;
+    at::Tensor local;  // of the flat buffer
+  };
+
+  FsdpUnit(std::string name, FlatRow row, const Options& options);
+
+  bool is_fresh() const { return gathered_version_ == shard_._version(); }
+  bool is_alone() const { return row_.num_ranks() == 1; }  // on whom nothing is cut
+  std::string parameter_name(size_t index) const;
+  int64_t flat_bytes() const;
+  Cause cause() const { return {.name = "fully_shard", .where = options_.where}; }
+  void pack();
+  void make_full();
+  void begin_gather();
+  void finish_gather();
+  void reshard();
+  at::Tensor gradient_buffer(int64_t numel, const at::TensorOptions& options);
+  // The unit's own, for its parameters; of a copy of a handle (detach()) one for that alone.
+  std::shared_ptr<torch::autograd::Node> node(size_t index, const at::Tensor& handle);
+
+  const std::string name_;
+  const FlatRow row_;  // of the parameters
+  const std::shared_ptr<MeshContext> context_;
+  const std::shared_ptr<FsdpState> state_;
+  const Options options_;
+  std::vector<Parameter> parameters_;
+  at::Tensor shard_;           // this rank's; undefined while parameters are deferred
+  at::Tensor flat_;            // all ranks'; of one rank the same
+  bool is_allocated_ = false;  // the flat buffer
+  bool is_full_ = false;
+  uint32_t gathered_version_ = 0;  // of the shard
+  int64_t last_use_ = 0;           // in operators of the mesh
+  std::optional<CollectiveUnderWay> under_way_;
+  std::weak_ptr<torch::autograd::Node> node_;  // as long as a graph has it
+};
+
+// Null: it does not rest.
+inline const Resting* resting_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || !is_dtensor(tensor.unsafeGetTensorImpl())) return nullptr;
+  const DTensorMeta& meta = meta_of(tensor);
+  if (meta.family == nullptr || meta.family->resting == nullptr) return nullptr;
+  const Resting& resting = *meta.family->resting;
+  return meta.spec == resting.spec ? &resting : nullptr;
+}
+
+// Puts what is used in place of parameters that rest, where the operator is not one that works on
+// them as they rest: what writes them, an optimizer's, what only asks for their shape. Throws Error
+// (FailedPrecondition) for what would move a parameter from where it rests.
+void use_parameters(const c10::OperatorHandle& op, c10::Stack* stack);
+// Its results that are the parameter itself (detach) are seen again.
+void follow_resting(const c10::IValue& result);
+// The parameter's data is about to be replaced (module->to()).
+void check_stays(const at::Tensor& target, const at::Tensor& source);
+
+// A result of an operator that shares the memory of a unit is gathered when it is used.
+void follow_unit(const FsdpState& state, DTensorMeta& result);
+
+}  // namespace shardweave::dtensor_internal

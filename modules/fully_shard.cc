@@ -1,0 +1,319 @@
+#include "shardweave/modules/fully_shard.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "nlohmann/json.hpp"
+#include "shardweave/comm/str_cat.h"
+#include "shardweave/dtensor/engine/adopt.h"
+#include "shardweave/dtensor/engine/checksum.h"
+#include "shardweave/dtensor/engine/deferred.h"
+#include "shardweave/dtensor/engine/distribute.h"
+#include "shardweave/dtensor/engine/fsdp_unit.h"
+#include "shardweave/dtensor/engine/members.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/engine/tensor_impl.h"
+#include "shardweave/dtensor/fqn_pattern.h"
+#include "shardweave/dtensor/observe/text_table.h"
+#include "torch/nn/module.h"
+
+namespace shardweave {
+namespace {
+
+using namespace dtensor_internal;
+
+constexpr char kFullyShard[] = "fully_shard";
+
+[[noreturn]] void refuse_to_shard(absl::StatusCode code, const std::string& why) {
+  throw Error(kFullyShard, absl::Status(code, why));
+}
+
+std::string_view enclosing(std::string_view fqn) {
+  const size_t dot = fqn.rfind('.');
+  return dot == std::string_view::npos ? std::string_view() : fqn.substr(0, dot);
+}
+
+// "BlockImpl", "nn::BlockImpl" and "Block" are of type "Block".
+bool is_of_type(std::string_view name, std::string_view type) {
+  for (const std::string_view ending : {"", "Impl"}) {
+    if (!name.ends_with(ending)) continue;
+    const std::string_view bare = name.substr(0, name.size() - ending.size());
+    if (!bare.ends_with(type)) continue;
+    const std::string_view before = bare.substr(0, bare.size() - type.size());
+    if (before.empty() || before.ends_with("::")) return true;
+  }
+  return false;
+}
+
+// Submodules that have parameters, by FQN: those of hosts in other languages are known by their
+// parameters' names alone. With the elements of parameters in each.
+std::map<std::string, int64_t, std::less<>> submodules_of(
+    const std::vector<const Member*>& members) {
+  std::map<std::string, int64_t, std::less<>> submodules;
+  for (const Member* member : members) {
+    for (std::string_view m = enclosing(member->fqns[0]); !m.empty(); m = enclosing(m)) {
+      submodules[std::string(m)] += member->tensor.numel();
+    }
+  }
+  return submodules;
+}
+
+// The FQNs of those that are units.
+std::set<std::string, std::less<>> unit_modules(torch::nn::Module& module,
+                                                const std::vector<const Member*>& members,
+                                                const FullyShardOptions& options) {
+  const auto submodules = submodules_of(members);
+  std::set<std::string, std::less<>> units;
+  const auto take_outermost = [&](const std::string& what, const auto& matches) {
+    std::set<std::string_view> taken;
+    for (const auto& [fqn, numel] : submodules) {  // a module comes before those within it
+      if (!matches(fqn)) continue;
+      std::string_view around = enclosing(fqn);
+      while (!around.empty() && !taken.contains(around)) around = enclosing(around);
+      if (!around.empty()) continue;
+      taken.insert(fqn);
+      if (numel >= options.min_numel) units.insert(fqn);
+    }
+    if (!taken.empty()) return;
+    refuse_to_shard(absl::StatusCode::kNotFound,
+                    str_cat(what, " matches no submodule that has parameters outside of units"));
+  };
+  for (const std::string& text : options.units) {
+    absl::StatusOr<FqnPattern> pattern = FqnPattern::parse(text);
+    if (!pattern.ok()) {
+      refuse_to_shard(
+          absl::StatusCode::kInvalidArgument,
+          str_cat("the pattern '", text, "' ", std::string(pattern.status().message())));
+    }
+    take_outermost(str_cat("the pattern of units '", text, "'"),
+                   [&](const std::string& fqn) { return pattern->matches(fqn); });
+  }
+  if (!options.unit_types.empty()) {
+    std::map<std::string, std::string, std::less<>> types;
+    for (const auto& item : module.named_modules("", /*include_self=*/false)) {
+      types.emplace(item.key(), item.value()->name());
+    }
+    for (const std::string& type : options.unit_types) {
+      take_outermost(str_cat("the type of units '", type, "'"), [&](const std::string& fqn) {
+        const auto it = types.find(fqn);
+        return it != types.end() && is_of_type(it->second, type);
+      });
+    }
+  }
+  if (!options.units.empty() || !options.unit_types.empty() || options.min_numel == 0) return units;
+  // By size alone, from the innermost: a module's own and what no unit in it has taken.
+  std::map<std::string, int64_t, std::less<>> left = submodules;
+  std::vector<std::string> innermost_first;
+  for (const auto& [fqn, numel] : submodules) innermost_first.push_back(fqn);
+  std::stable_sort(innermost_first.begin(), innermost_first.end(),
+                   [](const std::string& a, const std::string& b) {
+                     return std::count(a.begin(), a.end(), '.') >
+                            std::count(b.begin(), b.end(), '.');
+                   });
+  for (const std::string& fqn : innermost_first) {
+    const int64_t numel = left[fqn];
+    if (numel < options.min_numel) continue;
+    units.insert(fqn);
+    for (std::string_view m = enclosing(fqn); !m.empty(); m = enclosing(m)) {
+      left.find(m)->second -= numel;
+    }
+  }
+  return units;
+}
+
+// A unit to be made.
+struct Planned {
+  std::string module;
+  std::vector<const Member*> members;
+  std::vector<SpecRef> used;  // how they lie where they are whole along the dimension
+  std::vector<Layout> layouts;
+};
+
+}  // namespace
+
+std::vector<FullyShardUnit> fully_shard(torch::nn::Module& module, const MeshPtr& mesh,
+                                        const FullyShardOptions& options,
+                                        std::source_location where) {
+  const std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
+  int mesh_dim = 0;
+  if (!options.mesh_dim.empty()) {
+    const absl::StatusOr<int> found = mesh->mesh().dim(options.mesh_dim);
+    if (!found.ok()) throw Error(kFullyShard, found.status());
+    mesh_dim = *found;
+  }
+  const std::string along(mesh->mesh().name(mesh_dim));
+  if (options.min_numel < 0) {
+    refuse_to_shard(absl::StatusCode::kInvalidArgument,
+                    str_cat("min_numel is ", options.min_numel, "; wanted 0 or more"));
+  }
+  check_source(mesh->mesh(), options.distribute, kFullyShard);
+
+  const std::vector<Member> members = members_of(module);
+  std::vector<Member> plain;
+  std::vector<ResolvedTensor> replicated;
+  std::vector<const Member*> free;
+  const Member* in_a_unit = nullptr;
+  for (const Member& member : members) {
+    const at::Tensor& tensor = member.tensor;
+    const auto refuse_member = [&](const std::string& why) {
+      refuse_to_shard(absl::StatusCode::kInvalidArgument, str_cat("'", member.fqns[0], "': ", why));
+    };
+    if (const Resting* resting = resting_of(tensor)) {
+      if (meta_of(tensor).context != context || resting->unit->mesh_dim() != mesh_dim) {
+        refuse_member(str_cat("is in a unit of another mesh or mesh dimension already, '",
+                              resting->unit->name(), "'"));
+      }
+      in_a_unit = &member;
+      continue;
+    }
+    if (!is_dtensor(tensor)) {
+      if (const std::string why = not_dense(tensor); !why.empty()) {
+        refuse_member(str_cat("cannot be a DTensor: ", why));
+      }
+      plain.push_back(member);
+      replicated.push_back({.fqns = member.fqns,
+                            .sizes = tensor.sizes().vec(),
+                            .is_buffer = member.is_buffer,
+                            .layout = Layout(Placements(mesh->mesh().ndim()))});
+    } else if (!member.is_buffer) {
+      if (meta_of(tensor).context != context) {
+        refuse_member(str_cat("is a DTensor on another mesh, ", describe(tensor)));
+      }
+      if (!layout_of(tensor)[mesh_dim].is_replicate()) {
+        refuse_member(str_cat("lies ", layout_of(tensor).to_string(), ": wanted whole along '",
+                              along, "', which is to cut it"));
+      }
+      if (!tensor.is_leaf()) refuse_member("is no leaf: it is the result of an operator");
+    }
+    if (!member.is_buffer && tensor.dim() > 0 && tensor.numel() > 0) free.push_back(&member);
+  }
+  if (free.empty()) {
+    refuse_to_shard(absl::StatusCode::kFailedPrecondition,
+                    in_a_unit != nullptr
+                        ? str_cat("all parameters are in units already ('", in_a_unit->fqns[0],
+                                  "'); modules that are units within others come first")
+                        : std::string("the module has no parameter to cut"));
+  }
+
+  // What belongs together.
+  const std::set<std::string, std::less<>> units = unit_modules(module, free, options);
+  std::vector<Planned> planned;
+  for (const Member* member : free) {
+    std::string_view owner = enclosing(member->fqns[0]);
+    while (!owner.empty() && !units.contains(owner)) owner = enclosing(owner);
+    const at::Tensor& tensor = member->tensor;
+    const absl::Span<const int64_t> sizes(tensor.sizes().data(), tensor.sizes().size());
+    const bool is_plain = !is_dtensor(tensor);
+    SpecRef used =
+        !is_plain ? meta_of(tensor).spec
+                  : context->intern(Layout(Placements(mesh->mesh().ndim())), sizes,
+                                    contiguous_strides(sizes), tensor.scalar_type(),
+                                    dtensor_internal::is_deferred(tensor) ? deferred_device(tensor)
+                                                                          : tensor.device(),
+                                    {.weight = ~uint64_t{0}});
+    auto unit = std::find_if(planned.begin(), planned.end(), [&](const Planned& p) {
+      return p.module == owner && p.used[0]->dtype == used->dtype &&
+             p.used[0]->device == used->device;
+    });
+    if (unit == planned.end()) {
+      unit = planned.insert(planned.end(), Planned{.module = std::string(owner)});
+    }
+    unit->members.push_back(member);
+    unit->used.push_back(std::move(used));
+  }
+  const int64_t ranks = mesh->mesh().size(mesh_dim);
+  std::vector<uint64_t> sums;
+  for (Planned& unit : planned) {
+    int64_t numel = 0;
+    for (const SpecRef& spec : unit.used) numel += spec->numel();
+    if (numel < ranks) {
+      refuse_to_shard(absl::StatusCode::kInvalidArgument,
+                      str_cat("the unit '", unit.module, "' has ", numel, " elements for the ",
+                              ranks, " ranks along '", along, "'"));
+    }
+    unit.layouts = flat_row_layouts(unit.used, mesh->mesh(), mesh_dim);
+    uint64_t sum = checksum(options.reshard_after_forward, unit.module);
+    for (size_t i = 0; i < unit.members.size(); ++i) {
+      sum = checksum(sum, unit.members[i]->fqns[0]);
+      sum = checksum(sum, unit.used[i]->to_string());
+      sum = checksum(sum, unit.layouts[i].to_string());
+      sum = checksum(sum, unit.members[i]->tensor.requires_grad() ? "grad" : "");
+    }
+    sums.push_back(sum);
+  }
+  const Cause cause = {.name = kFullyShard, .where = where};
+  if (const std::optional<Difference> differs = first_difference(*context, sums, cause)) {
+    refuse_to_shard(
+        absl::StatusCode::kInvalidArgument,
+        str_cat("the unit '", planned[std::min(differs->index, planned.size() - 1)].module,
+                "' is not the same on ranks ", differs->ranks[0], " and ", differs->ranks[1],
+                " (its parameters, their shapes, or the options)"));
+  }
+  if (!plain.empty()) distribute_members(plain, replicated, mesh, options.distribute, cause);
+
+  std::vector<FullyShardUnit> result;
+  for (const Planned& unit : planned) {
+    std::vector<at::Tensor> parameters;
+    FullyShardUnit& made = result.emplace_back();
+    made.module = unit.module;
+    for (size_t i = 0; i < unit.members.size(); ++i) {
+      parameters.push_back(unit.members[i]->tensor);
+      made.parameters.push_back(unit.members[i]->fqns[0]);
+      made.numel += unit.used[i]->local_numel();
+      made.kept += context->with_layout(*unit.used[i], unit.layouts[i])->local_numel();
+    }
+    FsdpUnit::create(unit.module, parameters, unit.layouts, mesh_dim,
+                     {.reshard_after_forward = options.reshard_after_forward, .where = where});
+  }
+  // Names as the outermost module has them.
+  for (const Member& member : members) {
+    if (resting_of(member.tensor) != nullptr) {
+      meta_of(member.tensor).family->fqn = member.fqns[0];
+    }
+  }
+  return result;
+}
+
+std::string to_string(const std::vector<FullyShardUnit>& units) {
+  TextTable table({"unit", "parameters", "numel", "kept"}, /*right_aligned=*/{1, 2, 3});
+  for (const FullyShardUnit& unit : units) {
+    table.add({unit.module.empty() ? "(rest)" : unit.module, str_cat(unit.parameters.size()),
+               str_cat(unit.numel), str_cat(unit.kept)});
+  }
+  return table.to_string();
+}
+
+std::string to_json(const std::vector<FullyShardUnit>& units) {
+  nlohmann::ordered_json all = nlohmann::ordered_json::array();
+  for (const FullyShardUnit& unit : units) {
+    all.push_back({{"module", unit.module},
+                   {"parameters", unit.parameters},
+                   {"numel", unit.numel},
+                   {"kept", unit.kept}});
+  }
+  return all.dump();
+}
+
+void reshard(const MeshPtr& mesh) {
+  const std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
+  if (context->fsdp != nullptr) context->fsdp->reshard();
+}
+
+FullyShardCounters fully_shard_counters(const MeshPtr& mesh) {
+  const std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
+  if (context->fsdp == nullptr) return {};
+  const FsdpCounters& c = context->fsdp->counters;
+  return {.gathers = c.gathers,
+          .prefetches = c.prefetches,
+          .wrong_prefetches = c.wrong_prefetches,
+          .reduce_scatters = c.reduce_scatters,
+          .gathered_bytes = c.gathered_bytes,
+          .peak_gathered_bytes = c.peak_gathered_bytes};
+}
+
+}  // namespace shardweave

@@ -1,0 +1,108 @@
+// Fully sharded data parallelism: along one mesh dimension each rank keeps a part of every parameter,
+// of its gradient and of the optimizer's state. Parameters are whole only while they are used, a
+// unit of them at a time.
+//
+//   fully_shard(*model, mesh, {.units = {"blocks.*"}});      // a unit for each block, and one for the rest
+//   torch::optim::AdamW optimizer(model->parameters());
+//   auto x = distribute_tensor(batch, mesh, {{"dp", Shard(0)}});
+//   model->forward(x).sum().backward();                       // gathers, reduces, empties
+//   clip_grad_norm(model->parameters(), 1.0);
+//   optimizer.step();                                         // on each rank's part
+//
+// Nothing is hooked into modules: a unit is gathered when an operator first touches one of its
+// parameters, forward or backward, whoever wrote the forward: torch::nn, TorchScript, C, Rust, Go. The
+// order in which units come is learned, and the next one is gathered ahead. A unit is emptied when
+// the next one is touched, and when its gradients are there; then one reduce-scatter brings them to
+// where the parameters rest. So a step takes at most three collectives for a unit that is met once,
+// of (n - 1) / n of its bytes each.
+//
+// A parameter rests as a DTensor that is cut into rows: unevenly, so that what ranks keep lies in the
+// unit's buffer one after the other. param.grad() lies alike. So optimizers, clip_grad_norm and
+// checkpoints need to know nothing. `full_tensor(param)` is the whole; initialisers (`param.normal_()`)
+// give the numbers of one device. Its parts and those of its gradients share their unit's memory.
+//
+// Along other mesh dimensions parameters stay as they are: parallelize_module() comes first, then
+// fully_shard(). With a mesh dimension on which parameters are replicated and the batch is cut, this
+// is hybrid sharding.
+//
+// Under checkpoint() a part that runs again is gathered again. Without gradients (evaluation) units
+// are gathered and emptied alike; the one that was touched last stays, until the next or reshard().
+#pragma once
+
+#include <cstdint>
+#include <source_location>
+#include <string>
+#include <vector>
+
+#include "shardweave/dtensor/dtensor.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace shardweave {
+
+struct FullyShardOptions {
+  // The mesh dimension along which parameters are cut; "": the mesh's first.
+  std::string mesh_dim = {};
+  // Which submodules are units: patterns of their FQNs (FqnPattern). Of modules within each other a
+  // pattern takes the outermost that it matches; another pattern may name units in those. What is in
+  // no other unit is one with the module that is given.
+  std::vector<std::string> units = {};
+  // The same by type, as torch::nn::Module::name() ends: "Block" is BlockImpl, too.
+  std::vector<std::string> unit_types = {};
+  // Submodules with fewer parameter elements belong to the unit around them. Without patterns and
+  // types: every submodule is a unit that has so many outside of units within it.
+  int64_t min_numel = 0;
+  // False: what was gathered in forward stays for backward. More memory, two collectives.
+  bool reshard_after_forward = true;
+  // Of parameters and buffers that are plain: whose values count.
+  DistributeOptions distribute = {};
+};
+
+// What became a unit.
+struct FullyShardUnit {
+  std::string module;                   // FQN; "": the module that was given
+  std::vector<std::string> parameters;  // FQNs, in the order of the unit's buffer
+  int64_t numel = 0;  // of this rank's whole parameters (with tensor parallelism its part)
+  int64_t kept = 0;   // elements that this rank keeps
+};
+
+// Of all that one call has made: a table, and
+//   [{"module": "blocks.0", "parameters": ["blocks.0.up.weight"], "numel": 40, "kept": 20}].
+std::string to_string(const std::vector<FullyShardUnit>& units);
+std::string to_json(const std::vector<FullyShardUnit>& units);
+
+// Parameters that are plain become DTensors, as do buffers; those that are in a unit already (of an
+// inner module, by an earlier call) stay there. A tied parameter belongs to one unit, that of its
+// first name. Numbers (0-dimensional parameters) stay replicated; then finish_grad_sync() brings
+// their gradients. Unit by unit the parameters of one dtype and device.
+//
+// Collective over the mesh; compares the ranks' units. Throws Error before anything is changed:
+// InvalidArgument for a dimension that the mesh does not have, a parameter on another mesh or cut along
+// the dimension already, a unit with fewer elements than ranks, options that differ between ranks, and
+// what distribute_module() refuses; NotFound for a pattern or type that matches no submodule with
+// parameters; FailedPrecondition if all parameters are in units already: inner modules come first.
+// While the model runs: FailedPrecondition for a parameter that was moved since (module->to(), resize_),
+// for a write to a view of a parameter, and for ranks that use units in different orders.
+std::vector<FullyShardUnit> fully_shard(
+    torch::nn::Module& module, const MeshPtr& mesh, const FullyShardOptions& options = {},
+    std::source_location where = std::source_location::current());
+
+// Empties what is full, of all units of the mesh. Not while a graph is still to go backward in place:
+// it gathers again. Local, but waits for what is on its way.
+void reshard(const MeshPtr& mesh);
+
+// Of this rank, since the mesh was made; the same on all ranks, but for the bytes.
+struct FullyShardCounters {
+  int64_t gathers = 0;
+  int64_t prefetches = 0;        // of these, begun before the unit was touched
+  int64_t wrong_prefetches = 0;  // then another one was touched
+  int64_t reduce_scatters = 0;
+  int64_t gathered_bytes = 0;  // that full units take up now
+  int64_t peak_gathered_bytes = 0;
+  friend bool operator==(const FullyShardCounters&, const FullyShardCounters&) = default;
+};
+FullyShardCounters fully_shard_counters(const MeshPtr& mesh);
+
+}  // namespace shardweave

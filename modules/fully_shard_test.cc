@@ -1,0 +1,874 @@
+// Parameters that are whole only while they are used: what one device computes, in three collectives
+// for a unit and step, with two units in memory at a time.
+#include "shardweave/modules/fully_shard.h"
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ATen/ATen.h"
+#include "c10/core/InferenceMode.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "shardweave/dtensor/activation_checkpoint.h"
+#include "shardweave/dtensor/clip_grad_norm.h"
+#include "shardweave/dtensor/distribute_module.h"
+#include "shardweave/dtensor/grad_sync.h"
+#include "shardweave/dtensor/observe/comm_trace.h"
+#include "shardweave/dtensor/testing/on_mesh.h"
+#include "shardweave/modules/deferred_init.h"
+#include "shardweave/modules/fused_optimizer.h"
+#include "shardweave/modules/parallelize_module.h"
+#include "torch/csrc/autograd/autograd.h"
+#include "torch/nn.h"
+#include "torch/optim/adamw.h"
+#include "torch/script.h"
+
+namespace shardweave {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::on_mesh;
+using testing::try_on_mesh;
+namespace nn = torch::nn;
+
+constexpr int64_t kDim = 5, kHidden = 7, kWords = 11, kBatch = 7, kLength = 3;
+
+// Values that do not depend on who makes them.
+void initialize(const nn::Module& module) {
+  const c10::AutoGradMode no_grad(false);
+  double k = 0;
+  for (at::Tensor p : module.parameters()) {
+    p.copy_(at::sin(at::arange(p.numel(), at::kFloat) * 0.7 + ++k).view(p.sizes()) * 0.5);
+  }
+}
+
+struct BlockImpl : nn::Module {
+  BlockImpl() {
+    norm = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({kDim})));
+    up = register_module("up", nn::Linear(kDim, kHidden));
+    down = register_module("down", nn::Linear(kHidden, kDim));
+  }
+  at::Tensor forward(const at::Tensor& x) { return x + down(at::gelu(up(norm(x)))); }
+  nn::LayerNorm norm{nullptr};
+  nn::Linear up{nullptr}, down{nullptr};
+};
+TORCH_MODULE(Block);
+
+// Its weight may be another module's.
+struct HeadImpl : nn::Module {
+  explicit HeadImpl(const at::Tensor& tied) {
+    weight = register_parameter("weight", tied.defined() ? tied : at::zeros({kWords, kDim}));
+    bias = register_parameter("bias", at::zeros({kWords}));
+  }
+  at::Tensor forward(const at::Tensor& x) { return nn::functional::linear(x, weight, bias); }
+  at::Tensor weight, bias;
+};
+TORCH_MODULE(Head);
+
+struct NetImpl : nn::Module {
+  explicit NetImpl(int num_blocks = 3, bool tied = false) {
+    embed = register_module("embed", nn::Embedding(kWords, kDim));
+    blocks = register_module("blocks", nn::ModuleList());
+    for (int i = 0; i < num_blocks; ++i) blocks->push_back(Block());
+    norm = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({kDim})));
+    head = register_module("head", Head(tied ? embed->weight : at::Tensor()));
+    initialize(*this);
+  }
+  at::Tensor logits(const at::Tensor& tokens, const std::vector<int>& order = {0, 1, 2}) {
+    at::Tensor x = embed(tokens);
+    for (const int i : order) x = block(i)(x);
+    return head(norm(x));
+  }
+  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets,
+                  const std::vector<int>& order = {0, 1, 2}) {
+    return at::cross_entropy_loss(logits(tokens, order).view({-1, kWords}), targets.view({-1}));
+  }
+  Block block(int i) { return Block(std::dynamic_pointer_cast<BlockImpl>(blocks->ptr(i))); }
+
+  nn::Embedding embed{nullptr};
+  nn::ModuleList blocks{nullptr};
+  nn::LayerNorm norm{nullptr};
+  Head head{nullptr};
+};
+TORCH_MODULE(Net);
+
+struct Batch {
+  at::Tensor tokens, targets;
+};
+Batch batch(int step) {
+  const at::Tensor all =
+      (at::arange(kBatch * (kLength + 1)).view({kBatch, kLength + 1}) * (3 + step) + step)
+          .remainder(kWords);
+  return {all.slice(1, 0, kLength).contiguous(), all.slice(1, 1).contiguous()};
+}
+Batch fed(int step, const MeshPtr& mesh, const std::string& dim = "dp") {
+  const Batch b = batch(step);
+  return {distribute_tensor(b.tokens, mesh, {{dim, Shard(0)}}),
+          distribute_tensor(b.targets, mesh, {{dim, Shard(0)}})};
+}
+
+// The cuts are uneven: 7 and 11 over two ranks.
+const ParameterPlan kTensorParallel = {{"blocks.*.up.*", {{"tp", Shard(0)}}},
+                                       {"blocks.*.down.weight", {{"tp", Shard(1)}}},
+                                       {"embed.weight", {{"tp", Shard(0)}}}};
+
+const std::vector<std::vector<MeshDim>> kMeshes = {
+    {{"dp", 1}},
+    {{"dp", 2}},
+    {{"dp", 3}},
+    {{"dp", 4}},
+    {{"dp", 2}, {"tp", 2}},
+    {{"dp", 3}, {"tp", 2}},
+    {{"pp", 1}, {"dp", 2}, {"tp", 2}},
+    {{"replicas", 2}, {"dp", 2}},
+};
+bool has_dim(const std::vector<MeshDim>& dims, const std::string& name) {
+  return std::any_of(dims.begin(), dims.end(), [&](const MeshDim& d) { return d.name == name; });
+}
+
+using Values = std::map<std::string, at::Tensor>;
+Values values_of(const nn::Module& module) {
+  const c10::AutoGradMode no_grad(false);
+  Values values;
+  for (const auto& item : module.named_parameters()) {
+    const at::Tensor& p = item.value();
+    values[item.key()] = (is_dtensor(p) ? full_tensor(p) : p).detach().clone();
+  }
+  return values;
+}
+Values gradients_of(const nn::Module& module) {
+  Values values;
+  for (const auto& item : module.named_parameters()) {
+    const at::Tensor& grad = item.value().grad();
+    if (!grad.defined()) continue;
+    if (is_dtensor(item.value())) {
+      EXPECT_EQ(layout_of(grad), layout_of(item.value())) << item.key();
+    }
+    values[item.key()] = (is_dtensor(grad) ? full_tensor(grad) : grad).detach().clone();
+  }
+  return values;
+}
+void expect_close(const Values& got, const Values& wanted, double tolerance = 1e-5) {
+  EXPECT_EQ(got.size(), wanted.size());
+  for (const auto& [name, value] : wanted) {
+    const auto it = got.find(name);
+    if (it == got.end()) {
+      ADD_FAILURE() << name << " is not there";
+      continue;
+    }
+    EXPECT_TRUE(at::allclose(it->second, value, tolerance, tolerance)) << name << "\n"
+                                                                       << it->second << "\nwanted\n"
+                                                                       << value;
+  }
+}
+
+// As each rank has it, of all parameters in units.
+int64_t bytes_at_rest(const nn::Module& module) {
+  int64_t bytes = 0;
+  for (const at::Tensor& p : unique_parameters(module)) {
+    bytes += static_cast<int64_t>(to_local(p).nbytes());
+  }
+  return bytes;
+}
+
+constexpr int kSteps = 5;
+
+struct Trained {
+  std::vector<double> losses, norms;
+  Values values;
+};
+
+Trained train(NetImpl& model, const std::function<Batch(int)>& feed) {
+  Trained trained;
+  torch::optim::AdamW optimizer(unique_parameters(model), torch::optim::AdamWOptions(0.02));
+  for (int step = 0; step < kSteps; ++step) {
+    const Batch b = feed(step);
+    const at::Tensor loss = model.loss(b.tokens, b.targets);
+    trained.losses.push_back(loss.item<double>());
+    loss.backward();
+    finish_grad_sync(model);
+    trained.norms.push_back(clip_grad_norm(model.parameters(), 0.5));
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  trained.values = values_of(model);
+  return trained;
+}
+
+TEST(FullyShardTest, TrainsAsOneDevice) {
+  Net plain;
+  const Trained wanted = train(*plain, batch);
+  ASSERT_GT(wanted.norms[0], 0.5);  // clipped
+  for (const auto& dims : kMeshes) {
+    for (const bool keep : {false, true}) {
+      SCOPED_TRACE(dims.size() * 100 + dims.back().size);
+      on_mesh(dims, [&](const MeshPtr& mesh) {
+        Net model;
+        if (has_dim(dims, "tp")) parallelize_module(*model, mesh, {.parameter = kTensorParallel});
+        const auto units =
+            fully_shard(*model, mesh,
+                        {.mesh_dim = "dp", .units = {"blocks.*"}, .reshard_after_forward = !keep});
+        EXPECT_EQ(units.size(), 4U);
+        const Trained got = train(*model, [&](int step) {
+          Batch b = fed(step, mesh);
+          if (has_dim(dims, "replicas")) {
+            b.tokens = redistribute(b.tokens, {Shard(0), Shard(0)});
+            b.targets = redistribute(b.targets, {Shard(0), Shard(0)});
+          }
+          return b;
+        });
+        for (int step = 0; step < kSteps; ++step) {
+          EXPECT_NEAR(got.losses[step], wanted.losses[step], 1e-4) << step;
+          EXPECT_NEAR(got.norms[step], wanted.norms[step], 1e-3) << step;
+        }
+        expect_close(got.values, wanted.values, 1e-3);
+        EXPECT_EQ(fully_shard_counters(mesh).wrong_prefetches, 0);
+        EXPECT_EQ(fully_shard_counters(mesh).gathered_bytes, 0);
+      });
+    }
+  }
+}
+
+TEST(FullyShardTest, GradientsAreOneDevices) {
+  Net plain;
+  const Batch first = batch(0);
+  plain->loss(first.tokens, first.targets).backward();
+  const Values wanted = gradients_of(*plain);
+  for (const auto& dims : kMeshes) {
+    on_mesh(dims, [&](const MeshPtr& mesh) {
+      Net model;
+      if (has_dim(dims, "tp")) parallelize_module(*model, mesh, {.parameter = kTensorParallel});
+      fully_shard(*model, mesh, {.mesh_dim = "dp", .units = {"blocks.*"}});
+      const Batch b = fed(0, mesh);
+      model->loss(b.tokens, b.targets).backward();
+      expect_close(gradients_of(*model),
+                   wanted);  // they lie as the parameters: nothing is left to do
+      const CommTrace trace(mesh);
+      finish_grad_sync(*model);
+      EXPECT_TRUE(trace.events().empty()) << trace.to_string();
+    });
+  }
+}
+
+struct Collectives {
+  int64_t gathers = 0, reductions = 0, others = 0, bytes = 0;
+};
+Collectives of_units(const CommTrace& trace) {
+  Collectives c;
+  for (const CommEvent& event : trace.events()) {
+    const bool gather = event.collective == "all_gather";
+    const bool reduction = event.collective == "reduce_scatter";
+    c.gathers += gather;
+    c.reductions += reduction;
+    c.others += !gather && !reduction;
+    if (gather || reduction) c.bytes += event.bytes;
+  }
+  return c;
+}
+
+TEST(FullyShardTest, ThreeCollectivesForAUnitAndStep) {
+  for (const int64_t ranks : {2, 3}) {
+    for (const bool keep : {false, true}) {
+      on_mesh({{"dp", ranks}}, [&](const MeshPtr& mesh) {
+        Net model;
+        const auto units = fully_shard(
+            *model, mesh, {.units = {"blocks.*", "embed", "head"}, .reshard_after_forward = !keep});
+        ASSERT_EQ(units.size(), 6U);  // the norm is left
+        int64_t numel = 0;
+        for (const FullyShardUnit& unit : units) {
+          numel += unit.numel;
+          EXPECT_GE(unit.kept, 0);
+        }
+        for (int step = 0; step < 4; ++step) {
+          const Batch b = fed(step, mesh);
+          const CommTrace trace(mesh);
+          const at::Tensor loss = model->loss(b.tokens, b.targets);
+          const int64_t forward = of_units(trace).gathers;
+          loss.backward();
+          const Collectives c = of_units(trace);
+          EXPECT_EQ(forward, 6) << trace.to_string();
+          // The last unit is full when backward begins, and the embedding's weight is not read there.
+          EXPECT_LE(c.gathers, keep ? 6 : 2 * 6) << trace.to_string();
+          EXPECT_GE(c.gathers, keep ? 6 : 6 + 3) << trace.to_string();
+          EXPECT_EQ(c.reductions, 6) << trace.to_string();
+          EXPECT_LE(c.bytes, 3 * 4 * (numel - numel / ranks) + 3 * 4 * 6 * kHidden * ranks);
+          EXPECT_EQ(fully_shard_counters(mesh).gathered_bytes, 0);
+          for (at::Tensor& p : model->parameters()) p.mutable_grad() = at::Tensor();
+        }
+        // Learned in the first step.
+        EXPECT_GT(fully_shard_counters(mesh).prefetches, 0);
+        EXPECT_EQ(fully_shard_counters(mesh).wrong_prefetches, 0);
+      });
+    }
+  }
+}
+
+TEST(FullyShardTest, TwoUnitsAreInMemoryAtATime) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    Net model;
+    const auto units = fully_shard(*model, mesh, {.units = {"blocks.*", "embed", "head"}});
+    std::vector<int64_t> bytes;
+    int64_t kept = 0;
+    for (const FullyShardUnit& unit : units) {
+      bytes.push_back(unit.numel * 4);
+      kept += unit.kept * 4;
+    }
+    EXPECT_EQ(bytes_at_rest(*model), kept);
+    std::sort(bytes.rbegin(), bytes.rend());
+    for (int step = 0; step < 3; ++step) {
+      const Batch b = fed(step, mesh);
+      model->loss(b.tokens, b.targets).backward();
+    }
+    EXPECT_LE(fully_shard_counters(mesh).peak_gathered_bytes, bytes[0] + bytes[1]);
+    EXPECT_GE(fully_shard_counters(mesh).peak_gathered_bytes, bytes[0]);
+  });
+}
+
+// The parts of a unit are one row, of which each rank has about as much as the others.
+TEST(FullyShardTest, RanksKeepAboutAsMuch) {
+  for (const int64_t ranks : {2, 3, 4}) {
+    on_mesh({{"dp", ranks}}, [&](const MeshPtr& mesh) {
+      Net model;
+      for (const FullyShardUnit& unit : fully_shard(*model, mesh, {.units = {"blocks.*"}})) {
+        // Cuts are between rows: at most half a row off, at both ends.
+        EXPECT_NEAR(static_cast<double>(unit.kept), static_cast<double>(unit.numel) / ranks,
+                    kHidden);
+      }
+      const at::Tensor first = to_local(model->embed->weight);
+      EXPECT_TRUE(first.is_alias_of(to_local(model->head->bias)));
+    });
+  }
+}
+
+TEST(FullyShardTest, AnotherOrderIsServedRightAndCounted) {
+  const std::vector<std::vector<int>> orders = {{0, 1, 2}, {0, 1, 2}, {2, 1, 0}, {2, 1, 0},
+                                                {0, 1, 2}, {0, 2},    {1, 1, 1}, {0, 1, 2}};
+  std::vector<Values> wanted;
+  for (const auto& order : orders) {
+    Net plain;
+    const Batch b = batch(0);
+    plain->loss(b.tokens, b.targets, order).backward();
+    wanted.push_back(gradients_of(*plain));
+  }
+  on_mesh({{"dp", 3}}, [&](const MeshPtr& mesh) {
+    Net model;
+    fully_shard(*model, mesh, {.units = {"blocks.*"}});
+    for (size_t i = 0; i < orders.size(); ++i) {
+      const Batch b = fed(0, mesh);
+      model->loss(b.tokens, b.targets, orders[i]).backward();
+      expect_close(gradients_of(*model), wanted[i]);
+      EXPECT_EQ(fully_shard_counters(mesh).gathered_bytes, 0);
+      for (at::Tensor& p : model->parameters()) p.mutable_grad() = at::Tensor();
+    }
+    EXPECT_GT(fully_shard_counters(mesh).wrong_prefetches, 0);
+  });
+}
+
+// --- how programs use models ---------------------------------------------------------------------
+
+using Program = std::function<void(NetImpl& model, const std::function<Batch(int)>& feed)>;
+
+// The gradients after `program` are those of one device.
+void expect_same(const Program& program, const FullyShardOptions& options = {.units = {"blocks.*"}},
+                 bool tied = false) {
+  Net plain(3, tied);
+  program(*plain, batch);
+  const Values wanted = gradients_of(*plain), values = values_of(*plain);
+  for (const std::vector<MeshDim>& dims :
+       {std::vector<MeshDim>{{"dp", 1}}, {{"dp", 2}}, {{"dp", 3}}}) {
+    on_mesh(dims, [&](const MeshPtr& mesh) {
+      Net model(3, tied);
+      fully_shard(*model, mesh, options);
+      program(*model, [&](int step) { return fed(step, mesh); });
+      expect_close(gradients_of(*model), wanted);
+      expect_close(values_of(*model), values);
+      EXPECT_EQ(fully_shard_counters(mesh).gathered_bytes, 0);
+    });
+  }
+}
+
+TEST(FullyShardTest, GradientsAreAccumulated) {
+  expect_same([](NetImpl& model, const std::function<Batch(int)>& feed) {
+    for (int step = 0; step < 3; ++step) {
+      const Batch b = feed(step);
+      model.loss(b.tokens, b.targets).backward();
+    }
+  });
+}
+
+TEST(FullyShardTest, SeveralForwardsBeforeOneBackward) {
+  expect_same([](NetImpl& model, const std::function<Batch(int)>& feed) {
+    const Batch a = feed(0), b = feed(1);
+    const at::Tensor first = model.loss(a.tokens, a.targets);
+    const at::Tensor second = model.loss(b.tokens, b.targets);
+    (first * second).backward();
+  });
+  expect_same([](NetImpl& model, const std::function<Batch(int)>& feed) {
+    const Batch a = feed(0), b = feed(1);
+    const at::Tensor first = model.loss(a.tokens, a.targets);
+    const at::Tensor second = model.loss(b.tokens, b.targets);
+    second.backward();
+    first.backward();
+  });
+}
+
+TEST(FullyShardTest, AGraphIsKept) {
+  expect_same([](NetImpl& model, const std::function<Batch(int)>& feed) {
+    const Batch b = feed(0);
+    const at::Tensor loss = model.loss(b.tokens, b.targets);
+    loss.backward({}, /*retain_graph=*/true);
+    loss.backward();
+  });
+}
+
+TEST(FullyShardTest, TiedFrozenAndUnusedParameters) {
+  const Program once = [](NetImpl& model, const std::function<Batch(int)>& feed) {
+    const Batch b = feed(0);
+    model.loss(b.tokens, b.targets).backward();
+  };
+  expect_same(once, {.units = {"blocks.*"}}, /*tied=*/true);
+  expect_same(once, {.units = {"blocks.*", "embed", "head"}}, /*tied=*/true);
+  expect_same([](NetImpl& model, const std::function<Batch(int)>& feed) {
+    model.block(1)->up->weight.requires_grad_(false);
+    for (at::Tensor& p : model.block(0)->parameters()) p.requires_grad_(false);
+    Batch b = feed(0);
+    model.loss(b.tokens, b.targets).backward();
+    model.block(1)->up->weight.requires_grad_(true);
+    b = feed(1);
+    model.loss(b.tokens, b.targets).backward();
+  });
+  expect_same([](NetImpl& model, const std::function<Batch(int)>& feed) {
+    const Batch b = feed(0);
+    model.loss(b.tokens, b.targets, {0, 2}).backward();
+  });
+}
+
+TEST(FullyShardTest, CheckpointsAreGatheredAgain) {
+  expect_same([](NetImpl& model, const std::function<Batch(int)>& feed) {
+    for (int step = 0; step < 3; ++step) {
+      const Batch b = feed(step);
+      at::Tensor x = model.embed(b.tokens);
+      for (int i = 0; i < 3; ++i) {
+        x = checkpoint(
+            [&model, i](const std::vector<at::Tensor>& in) {
+              return std::vector<at::Tensor>{model.block(i)(in[0])};
+            },
+            {x})[0];
+      }
+      at::cross_entropy_loss(model.head(model.norm(x)).view({-1, kWords}), b.targets.view({-1}))
+          .backward();
+    }
+  });
+}
+
+TEST(FullyShardTest, GradientsOfGradients) {
+  expect_same([](NetImpl& model, const std::function<Batch(int)>& feed) {
+    const Batch b = feed(0);
+    const at::Tensor loss = model.loss(b.tokens, b.targets);
+    const std::vector<at::Tensor> inputs = {model.head->weight, model.block(1)->up->weight};
+    const auto grads = torch::autograd::grad({loss}, inputs, {}, std::nullopt,
+                                             /*create_graph=*/true);
+    (grads[0].square().sum() + grads[1].square().sum()).backward();
+  });
+}
+
+TEST(FullyShardTest, EvaluationGathersUnitsToo) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    Net plain;
+    const Batch first = batch(0);
+    const at::Tensor wanted = plain->logits(first.tokens).detach();
+    Net model;
+    fully_shard(*model, mesh, {.units = {"blocks.*"}});
+    const Batch b = fed(0, mesh);
+    const auto evaluate = [&] {
+      const CommTrace trace(mesh);
+      const at::Tensor logits = model->logits(b.tokens);
+      EXPECT_LE(of_units(trace).gathers, 5);
+      EXPECT_TRUE(at::allclose(full_tensor(logits), wanted, 1e-5, 1e-5));
+      EXPECT_EQ(dispatch_counters(mesh).unsharded_weights, 0);
+    };
+    for (int i = 0; i < 3; ++i) {
+      const c10::AutoGradMode no_grad(false);
+      evaluate();
+    }
+    {
+      const c10::InferenceMode inference;
+      evaluate();
+    }
+    reshard(mesh);
+    EXPECT_EQ(fully_shard_counters(mesh).gathered_bytes, 0);
+    // What is written is gathered anew, also if the unit was still full.
+    const c10::AutoGradMode no_grad(false);
+    for (at::Tensor& p : model->parameters()) p.mul_(2);
+    for (at::Tensor& p : plain->parameters()) p.mul_(2);
+    EXPECT_TRUE(at::allclose(full_tensor(model->logits(b.tokens)), plain->logits(first.tokens),
+                             1e-4, 1e-4));
+    for (at::Tensor& p : model->parameters()) p.mul_(0.5);
+    EXPECT_TRUE(at::allclose(full_tensor(model->logits(b.tokens)), wanted, 1e-5, 1e-5));
+  });
+}
+
+TEST(FullyShardTest, FusedOptimizersAndGradSync) {
+  const auto run = [](NetImpl& model, const std::function<Batch(int)>& feed) {
+    std::unique_ptr<GradSync> sync;
+    if (is_dtensor(model.head->weight)) sync = std::make_unique<GradSync>(model);
+    FusedOptimizer optimizer(model.parameters(), AdamWOptions{.lr = 0.02});
+    for (int step = 0; step < 4; ++step) {
+      const Batch b = feed(step);
+      model.loss(b.tokens, b.targets).backward();
+      finish_grad_sync(model);
+      clip_grad_norm(model.parameters(), 1.0);
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+  };
+  Net plain;
+  run(*plain, batch);
+  const Values wanted = values_of(*plain);
+  on_mesh({{"dp", 3}}, [&](const MeshPtr& mesh) {
+    Net model;
+    fully_shard(*model, mesh, {.units = {"blocks.*"}});
+    run(*model, [&](int step) { return fed(step, mesh); });
+    expect_close(values_of(*model), wanted, 1e-3);
+  });
+}
+
+TEST(FullyShardTest, TorchScript) {
+  const auto make = [] {
+    torch::jit::Module module("m");
+    for (const auto& [name, sizes] : std::vector<std::pair<std::string, std::vector<int64_t>>>{
+             {"a", {kHidden, kDim}}, {"b", {kHidden}}, {"c", {kWords, kHidden}}}) {
+      at::Tensor value =
+          at::sin(at::arange(at::prod(at::tensor(sizes)).item<int64_t>(), at::kFloat)).view(sizes);
+      module.register_parameter(name, value.requires_grad_(), /*is_buffer=*/false);
+    }
+    module.define(R"(
+      def forward(self, x):
+          h = torch.tanh(torch.linear(x, self.a, self.b))
+          return torch.linear(h, self.c).square().mean()
+    )");
+    return module;
+  };
+  // The parameters of a file, as a module of LibTorch's that fully_shard() takes.
+  struct Holder : nn::Module {
+    explicit Holder(const torch::jit::Module& script) {
+      for (const auto& p : script.named_parameters()) register_parameter(p.name, p.value);
+    }
+  };
+  const auto input = [](int step) {
+    return at::cos(at::arange(kBatch * kDim, at::kFloat).view({kBatch, kDim}) + step);
+  };
+  torch::jit::Module plain = make();
+  const Holder plain_parameters(plain);
+  for (int step = 0; step < 4; ++step) plain.forward({input(step)}).toTensor().backward();
+  const Values wanted = gradients_of(plain_parameters);
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    torch::jit::Module script = make();
+    Holder parameters(script);
+    fully_shard(parameters, mesh);
+    for (int step = 0; step < 4; ++step) {
+      const at::Tensor x = distribute_tensor(input(step), mesh, {{"dp", Shard(0)}});
+      script.forward({x}).toTensor().backward();
+    }
+    expect_close(gradients_of(parameters), wanted);
+    EXPECT_EQ(dispatch_counters(mesh).unsharded_weights, 0);
+  });
+}
+
+TEST(FullyShardTest, ModelsWithoutMemory) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    const auto make = [] {
+      nn::Sequential model(nn::Linear(kDim, kHidden), nn::Linear(kHidden, kWords));
+      return model;
+    };
+    nn::Sequential model = deferred_init(make);
+    fully_shard(*model, mesh, {.units = {"0"}});
+    EXPECT_EQ(fully_shard_counters(mesh).gathers, 0);
+    materialize(*model, {.seed = 7});
+    nn::Sequential whole = deferred_init(make);
+    distribute_module(*whole, mesh, {});
+    materialize(*whole, {.seed = 7});
+    const at::Tensor x = distribute_tensor(at::ones({4, kDim}), mesh, {{"dp", Shard(0)}});
+    const at::Tensor wanted = whole->forward(x), got = model->forward(x);
+    EXPECT_TRUE(at::allclose(full_tensor(got), full_tensor(wanted)));
+    got.sum().backward();
+    wanted.sum().backward();
+    finish_grad_sync(*whole);
+    expect_close(gradients_of(*model), [&] {
+      Values values;
+      for (const auto& item : whole->named_parameters()) {
+        values[item.key()] = full_tensor(item.value().grad());
+      }
+      return values;
+    }());
+  });
+}
+
+// Whatever is full when it is written.
+TEST(FullyShardTest, WritesAreSeenByTheNextForward) {
+  for (const bool without_memory : {false, true}) {
+    on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+      const auto make = [] {
+        return nn::Sequential(nn::Linear(kDim, kHidden), nn::Linear(kHidden, kWords));
+      };
+      nn::Sequential model = deferred_init(make), whole = deferred_init(make);
+      distribute_module(*whole, mesh, {});
+      materialize(*whole, {.seed = 7});
+      if (!without_memory) materialize(*model, {.seed = 7});
+      fully_shard(*model, mesh, {.units = {"0"}, .reshard_after_forward = false});
+      if (without_memory) materialize(*model, {.seed = 7});
+      const at::Tensor x = distribute_tensor(at::ones({4, kDim}), mesh, {{"dp", Shard(0)}});
+      const c10::AutoGradMode no_grad(false);
+      for (int i = 0; i < 3; ++i) {
+        EXPECT_TRUE(at::allclose(full_tensor(model->forward(x)), full_tensor(whole->forward(x))))
+            << i;
+        for (nn::Sequential& m : std::vector<nn::Sequential>{model, whole}) {
+          for (const at::Tensor& p : m->parameters()) p.mul_(1.5);
+        }
+      }
+    });
+  }
+}
+
+// A copy that requires grad is a leaf of its own.
+TEST(FullyShardTest, CopiesOfHandlesHaveTheirOwnGradients) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    nn::Linear model(kDim, kHidden);
+    initialize(*model);
+    const at::Tensor wanted = model->weight.detach().clone().requires_grad_();
+    const at::Tensor x = at::ones({4, kDim});
+    at::linear(x, wanted).square().sum().backward();
+    fully_shard(*model, mesh);
+    for (const bool frozen : {false, true}) {
+      model->weight.requires_grad_(!frozen);
+      const at::Tensor copy = model->weight.detach().requires_grad_();
+      at::linear(distribute_tensor(x, mesh, {{"dp", Shard(0)}}), copy).square().sum().backward();
+      ASSERT_TRUE(copy.grad().defined());
+      EXPECT_TRUE(at::allclose(full_tensor(copy.grad()), wanted.grad()));
+      EXPECT_FALSE(model->weight.grad().defined());
+    }
+  });
+}
+
+// --- units ---------------------------------------------------------------------------------------
+
+std::vector<std::string> names(const std::vector<FullyShardUnit>& units) {
+  std::vector<std::string> names;
+  for (const FullyShardUnit& unit : units) names.push_back(unit.module);
+  return names;
+}
+
+TEST(FullyShardTest, UnitsByCallPatternTypeAndSize) {
+  using ::testing::ElementsAre;
+  using ::testing::UnorderedElementsAre;
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    const auto units = [&](const FullyShardOptions& options) {
+      Net model;
+      return names(fully_shard(*model, mesh, options));
+    };
+    EXPECT_THAT(units({}), ElementsAre(""));
+    // Not what is in them.
+    EXPECT_THAT(units({.units = {"blocks.*"}}),
+                UnorderedElementsAre("", "blocks.0", "blocks.1", "blocks.2"));
+    EXPECT_THAT(units({.units = {"blocks.*", "blocks.1.up"}}),
+                UnorderedElementsAre("", "blocks.0", "blocks.1", "blocks.1.up", "blocks.2"));
+    EXPECT_THAT(units({.unit_types = {"Block"}}),
+                UnorderedElementsAre("", "blocks.0", "blocks.1", "blocks.2"));
+    EXPECT_THAT(units({.units = {"blocks.*", "embed"}, .min_numel = 60}),
+                UnorderedElementsAre("", "blocks.0", "blocks.1", "blocks.2"));
+    EXPECT_THAT(units({.min_numel = 60}),
+                UnorderedElementsAre("", "blocks.0", "blocks.1", "blocks.2", "head"));
+    Net model;
+    for (int i = 0; i < 3; ++i)
+      EXPECT_THAT(names(fully_shard(*model->block(i), mesh)), ElementsAre(""));
+    const auto rest = fully_shard(*model, mesh);
+    EXPECT_THAT(names(rest), ElementsAre(""));
+    EXPECT_THAT(rest[0].parameters, UnorderedElementsAre("embed.weight", "norm.weight", "norm.bias",
+                                                         "head.weight", "head.bias"));
+    const Batch b = fed(0, mesh);
+    model->loss(b.tokens, b.targets).backward();
+    Net plain;
+    plain->loss(batch(0).tokens, batch(0).targets).backward();
+    expect_close(gradients_of(*model), gradients_of(*plain));
+  });
+}
+
+// --- bad input -----------------------------------------------------------------------------------
+
+void expect_error(const std::vector<MeshDim>& dims, const std::function<void(const MeshPtr&)>& body,
+                  absl::StatusCode code, const std::string& text) {
+  const absl::Status status = try_on_mesh(dims, body);
+  EXPECT_EQ(status.code(), code) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(text));
+}
+
+TEST(FullyShardTest, BadInput) {
+  const std::vector<MeshDim> two = {{"dp", 2}};
+  using enum absl::StatusCode;
+  expect_error(
+      {{"dp", 4}},
+      [](const MeshPtr& mesh) {
+        nn::Linear tiny(nn::LinearOptions(3, 1).bias(false));
+        try {
+          fully_shard(*tiny, mesh);
+        } catch (...) {
+          EXPECT_FALSE(is_dtensor(tiny->weight));
+          throw;
+        }
+      },
+      kInvalidArgument, "the unit '' has 3 elements for the 4 ranks along 'dp'");
+  expect_error(
+      two,
+      [](const MeshPtr& mesh) {
+        Net model;
+        fully_shard(*model, mesh);
+        fully_shard(*model->block(0), mesh);
+      },
+      kFailedPrecondition, "units within others come first");
+  expect_error(
+      {{"dp", 2}, {"more", 1}},
+      [](const MeshPtr& mesh) {
+        Net model;
+        fully_shard(*model->block(0), mesh, {.mesh_dim = "dp"});
+        fully_shard(*model, mesh, {.mesh_dim = "more"});
+      },
+      kInvalidArgument, "is in a unit of another mesh or mesh dimension already");
+  expect_error(
+      two,
+      [](const MeshPtr& mesh) {
+        Net model;
+        fully_shard(*model, mesh);
+        parallelize_module(*model, mesh, {});
+      },
+      kFailedPrecondition, "plans come first");
+  expect_error(
+      two,
+      [](const MeshPtr& mesh) {
+        Net model;
+        distribute_module(*model, mesh, {{"head.weight", {{"dp", Shard(0)}}}});
+        fully_shard(*model, mesh);
+      },
+      kInvalidArgument, "'head.weight': lies [S(0)]: wanted whole along 'dp'");
+  expect_error(
+      two, [](const MeshPtr& mesh) { fully_shard(*Net(), mesh, {.mesh_dim = "tp"}); }, kNotFound,
+      "tp");
+  expect_error(
+      two, [](const MeshPtr& mesh) { fully_shard(*Net(), mesh, {.units = {"layers.*"}}); },
+      kNotFound, "the pattern of units 'layers.*' matches no submodule");
+  expect_error(
+      two, [](const MeshPtr& mesh) { fully_shard(*Net(), mesh, {.unit_types = {"Layer"}}); },
+      kNotFound, "the type of units 'Layer' matches no submodule");
+  expect_error(
+      two,
+      [](const MeshPtr& mesh) {
+        fully_shard(*Net(), mesh, {.reshard_after_forward = mesh->coordinate()[0] == 0});
+      },
+      kInvalidArgument, "is not the same on ranks 0 and 1");
+}
+
+TEST(FullyShardTest, WhatMovesAParameterIsAnError) {
+  const std::vector<MeshDim> two = {{"dp", 2}};
+  using enum absl::StatusCode;
+  const auto sharded = [&](const std::function<void(NetImpl&, const MeshPtr&)>& body) {
+    return [body](const MeshPtr& mesh) {
+      Net model;
+      fully_shard(*model, mesh, {.units = {"blocks.*"}});
+      body(*model, mesh);
+    };
+  };
+  expect_error(two, sharded([](NetImpl& m, const MeshPtr&) { m.to(at::kDouble); }),
+               kFailedPrecondition, "its data would be replaced");
+  expect_error(two, sharded([](NetImpl& m, const MeshPtr&) {
+                 const c10::AutoGradMode no_grad(false);
+                 m.head->weight.resize_({2, 2});
+               }),
+               kFailedPrecondition, "'head.weight' rests in its unit's memory");
+  expect_error(two, sharded([](NetImpl& m, const MeshPtr&) {
+                 const c10::AutoGradMode no_grad(false);
+                 m.head->weight.t().mul_(2);
+               }),
+               kFailedPrecondition, "write to the parameter itself");
+  // Where nothing moves it is none.
+  on_mesh(two, sharded([](NetImpl& m, const MeshPtr& mesh) {
+            m.to(at::kCPU);
+            m.to(at::kFloat);
+            const Batch b = fed(0, mesh);
+            m.loss(b.tokens, b.targets).backward();
+            EXPECT_EQ(layout_of(m.head->weight.grad()), layout_of(m.head->weight));
+            EXPECT_TRUE(layout_of(m.head->weight)[0].is_shard());
+          }));
+  // Backward would see other values than forward.
+  const absl::Status status = try_on_mesh(two, sharded([](NetImpl& m, const MeshPtr& mesh) {
+                                            const Batch b = fed(0, mesh);
+                                            const at::Tensor loss = m.loss(b.tokens, b.targets);
+                                            {
+                                              const c10::AutoGradMode no_grad(false);
+                                              m.head->weight.mul_(2);
+                                            }
+                                            EXPECT_THROW(loss.backward(), c10::Error);
+                                          }));
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(FullyShardTest, RanksThatGoApartHearOfIt) {
+  const absl::Status status = try_on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    Net model;
+    fully_shard(*model, mesh, {.units = {"blocks.*"}});
+    const Batch b = fed(0, mesh);
+    const bool first = mesh->coordinate()[0] == 0;
+    model->loss(b.tokens, b.targets, first ? std::vector<int>{0, 1} : std::vector<int>{1, 0})
+        .backward();
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+}
+
+TEST(FullyShardTest, NothingIsLeftBehind) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    std::weak_ptr<NetImpl> gone;
+    at::Tensor loss;
+    {
+      Net model;
+      gone = model.ptr();
+      fully_shard(*model, mesh, {.units = {"blocks.*"}});
+      const Batch b = fed(0, mesh);
+      loss = model->loss(b.tokens, b.targets);
+    }
+    EXPECT_TRUE(gone.expired());
+    EXPECT_GT(fully_shard_counters(mesh).gathered_bytes, 0);
+    loss.backward();  // the graph has what it needs
+    loss.reset();
+    EXPECT_EQ(fully_shard_counters(mesh).gathered_bytes, 0);
+  });
+}
+
+TEST(FullyShardTest, AUnitGoesWithItsParameters) {
+  using Storage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+  for (const int64_t ranks : {1, 2}) {
+    for (const bool trains : {false, true}) {
+      on_mesh({{"dp", ranks}}, [&](const MeshPtr& mesh) {
+        std::vector<Storage> parts;
+        {
+          Net model;
+          model->norm->weight.set_requires_grad(false);
+          fully_shard(*model, mesh, {.units = {"blocks.*"}});
+          if (trains) {
+            const Batch b = fed(0, mesh);
+            model->loss(b.tokens, b.targets).backward();
+          }
+          for (const at::Tensor& p : model->parameters()) {
+            parts.emplace_back(to_local(p).storage().getWeakStorageImpl());
+          }
+        }
+        for (const Storage& part : parts) EXPECT_TRUE(part.expired()) << ranks << trains;
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shardweave

@@ -1,0 +1,703 @@
+#include "shardweave/modules/zero.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <string_view>
+
+#include "ATen/ops/empty.h"
+#include "ATen/ops/scalar_tensor.h"
+#include "absl/strings/str_join.h"
+#include "c10/core/GradMode.h"
+#include "c10/core/InferenceMode.h"
+#include "shardweave/comm/str_cat.h"
+#include "shardweave/dtensor/distribute_module.h"
+#include "shardweave/dtensor/engine/adopt.h"
+#include "shardweave/dtensor/engine/checksum.h"
+#include "shardweave/dtensor/engine/deferred.h"
+#include "shardweave/dtensor/engine/flat_row.h"
+#include "shardweave/dtensor/engine/fsdp_unit.h"
+#include "shardweave/dtensor/engine/grad_buckets.h"
+#include "shardweave/dtensor/engine/gradient_owner.h"
+#include "shardweave/dtensor/engine/local_part.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/engine/provenance.h"
+#include "shardweave/dtensor/engine/tensor_impl.h"
+#include "torch/optim/adagrad.h"
+#include "torch/optim/adam.h"
+#include "torch/optim/adamw.h"
+#include "torch/optim/rmsprop.h"
+#include "torch/optim/sgd.h"
+
+namespace shardweave {
+namespace {
+
+using namespace dtensor_internal;
+
+constexpr char kZeroPartition[] = "ZeroPartition";
+
+[[noreturn]] void refuse_partition(absl::StatusCode code, const std::string& why) {
+  throw Error(kZeroPartition, absl::Status(code, why));
+}
+
+std::string name_of(const at::Tensor& parameter) {
+  return std::string(parameter_of(meta_of(parameter)));
+}
+
+// Through `shard.data()`, too, as some optimizers write: no version tells of that.
+int64_t writes_to(const at::Tensor& shard) {
+  return meta_of(shard).family->writes;
+}
+
+// This rank's part of a gradient that has left.
+class ArrivingGradient final : public LocalPart::Source {
+ public:
+  ArrivingGradient(std::shared_ptr<GradientScatter> scatter, size_t index)
+      : scatter_(std::move(scatter)), index_(index) {}
+  LocalPart::State state() const override {
+    return part_.defined() ? LocalPart::State::kReady : LocalPart::State::kUnderWay;
+  }
+  const at::Tensor& bring() override {
+    if (!part_.defined()) {
+      part_ = scatter_->part(index_);
+      scatter_.reset();
+    }
+    return part_;
+  }
+
+ private:
+  std::shared_ptr<GradientScatter> scatter_;
+  const size_t index_;
+  at::Tensor part_;
+};
+
+}  // namespace
+
+class ZeroPartition::State final : public GradientOwner,
+                                   public std::enable_shared_from_this<State> {
+ public:
+  explicit State(const ZeroOptions& options) : options_(options) {}
+  ~State() override {
+    for (const at::Tensor& parameter : parameters_) disown_gradient(parameter);
+  }
+
+  size_t add(const std::vector<at::Tensor>& parameters, std::source_location where);
+  const std::vector<at::Tensor>& parameters() const { return parameters_; }
+  const std::vector<at::Tensor>& shards() const { return shards_; }
+
+  void came(size_t index) override;
+  void bring_gradients(const Cause& cause) override;
+  void hand_out_gradients(std::source_location where);
+  void share_parameters(std::source_location where);
+  void zero_grad();
+  void pause(int change) { paused_ += change; }
+  int64_t left_in_backward() const { return left_in_backward_; }
+
+ private:
+  // Of a parameter, beside the two tensors.
+  struct Owned {
+    int bucket = -1;     // none: it is whole on every rank
+    size_t place = 0;    // in the bucket's row
+    int expected = 1;    // accumulations until its gradient leaves: those of the last iteration
+    int came = 0;        // in this iteration
+    int64_t shared = 0;  // writes to the shard that all ranks have
+  };
+  struct Bucket {
+    FlatRow row;
+    at::Tensor flat;              // the parameters' memory
+    std::vector<size_t> members;  // parameters, by their place in the row
+    size_t missing = 0;           // gradients
+  };
+
+  void check(size_t index, const at::Tensor& parameter) const;
+  void move_into(Bucket& bucket);
+  void make_shard(size_t index);
+  bool leave(const Bucket& bucket, const Cause& cause);
+  void restart();
+
+  const ZeroOptions options_;
+  std::shared_ptr<MeshContext> context_;  // null: there is no parameter yet
+  int mesh_dim_ = 0;
+  std::vector<at::Tensor> parameters_, shards_;
+  std::vector<Owned> owned_;
+  std::vector<Bucket> buckets_;
+  size_t next_ = 0;  // buckets that have not left in this iteration: the last leaves first
+  int paused_ = 0;
+  int64_t left_in_backward_ = 0;
+};
+
+// --- parameters and shards -----------------------------------------------------------------------
+
+void ZeroPartition::State::check(size_t index, const at::Tensor& parameter) const {
+  using enum absl::StatusCode;
+  const auto refuse = [&](absl::StatusCode code, const std::string& why) {
+    std::string which = str_cat("parameter ", index);
+    if (parameter.defined() && is_dtensor(parameter) && !name_of(parameter).empty()) {
+      which += str_cat(" ('", name_of(parameter), "')");
+    }
+    refuse_partition(code, str_cat(which, " ", why));
+  };
+  if (!parameter.defined()) refuse(kInvalidArgument, "is undefined; wanted a DTensor");
+  if (!is_dtensor(parameter)) {
+    refuse(kInvalidArgument,
+           "is a plain tensor; wanted a DTensor: distribute_module() comes first");
+  }
+  if (!parameter.is_leaf() || !parameter.is_floating_point()) {
+    refuse(kInvalidArgument,
+           str_cat("is ",
+                   parameter.is_leaf() ? str_cat("of type ", c10::toString(parameter.scalar_type()))
+                                       : std::string("no leaf: it is the result of an operator"),
+                   "; wanted a floating-point leaf"));
+  }
+  const DTensorMeta& meta = meta_of(parameter);
+  if (meta.context != context_) {
+    refuse(kInvalidArgument, str_cat("lies on another mesh, ", describe(parameter)));
+  }
+  if (resting_of(parameter) != nullptr) {
+    refuse(kInvalidArgument,
+           "is fully sharded: its optimizer's states are divided already, by any optimizer");
+  }
+  if (!meta.spec->layout[mesh_dim_].is_replicate()) {
+    refuse(kInvalidArgument,
+           str_cat("lies ", meta.spec->layout.to_string(), ": wanted whole along '",
+                   std::string(context_->mesh().name(mesh_dim_)), "', which is to divide it"));
+  }
+  if (dtensor_internal::is_deferred(parameter)) {
+    refuse(kFailedPrecondition, "is not made yet; materialize() comes first");
+  }
+  if (!part_to_read(parameter, kZeroPartition).is_contiguous()) {
+    refuse(kInvalidArgument, "is not contiguous; wanted rows that lie one after the other");
+  }
+  if (owner_of_gradient(parameter) != nullptr) {
+    refuse(kFailedPrecondition, "is in a ZeroPartition already, which is still there");
+  }
+}
+
+size_t ZeroPartition::State::add(const std::vector<at::Tensor>& given, std::source_location where) {
+  using enum absl::StatusCode;
+  const std::vector<at::Tensor> added = unique_parameters(given);
+  if (added.empty())
+    refuse_partition(kInvalidArgument, "there is no parameter; wanted one or more");
+  if (context_ == nullptr) {
+    if (options_.stage != 1 && options_.stage != 2) {
+      refuse_partition(kInvalidArgument,
+                       str_cat("stage is ", options_.stage,
+                               "; wanted 1 or 2 (fully_shard() divides parameters, too)"));
+    }
+    if (options_.bucket_bytes < 1) {
+      refuse_partition(kInvalidArgument,
+                       str_cat("bucket_bytes is ", options_.bucket_bytes, "; wanted 1 or more"));
+    }
+    const auto first = std::find_if(added.begin(), added.end(), [](const at::Tensor& parameter) {
+      return parameter.defined() && is_dtensor(parameter);
+    });
+    if (first == added.end()) {
+      refuse_partition(kInvalidArgument,
+                       "no parameter is a DTensor: distribute_module() comes first");
+    }
+    const std::shared_ptr<MeshContext> context = meta_of(*first).context;
+    if (!options_.mesh_dim.empty()) {
+      const absl::StatusOr<int> found = context->mesh().dim(options_.mesh_dim);
+      if (!found.ok()) throw Error(kZeroPartition, found.status());
+      mesh_dim_ = *found;
+    }
+    context_ = context;
+  }
+  std::vector<uint64_t> sums;
+  for (size_t i = 0; i < added.size(); ++i) {
+    check(i, added[i]);
+    uint64_t sum =
+        checksum(static_cast<uint64_t>(options_.stage), meta_of(added[i]).spec->to_string());
+    sum = checksum(mix(sum, static_cast<uint64_t>(options_.bucket_bytes)), name_of(added[i]));
+    sums.push_back(mix(mix(sum, added[i].requires_grad()), static_cast<uint64_t>(mesh_dim_)));
+  }
+  if (!buckets_of(added).empty()) {
+    refuse_partition(kFailedPrecondition,
+                     "a parameter is in a GradSync, which is still there; stage 2 sends gradients "
+                     "in backward by itself");
+  }
+  const Cause cause = {.name = kZeroPartition, .where = where};
+  if (const std::optional<Difference> differs = first_difference(*context_, sums, cause)) {
+    refuse_partition(kInvalidArgument,
+                     str_cat("parameter ", differs->index, " is not the same on ranks ",
+                             differs->ranks[0], " and ", differs->ranks[1],
+                             " (name, shape, layout, requires_grad, or the options)"));
+  }
+
+  const size_t old = parameters_.size();
+  // What travels together: of one dtype and device, in the order that was given.
+  struct Filling {
+    std::vector<size_t> members;
+    std::vector<SpecRef> whole;
+    int64_t bytes = 0;
+  };
+  std::vector<Filling> fillings;
+  for (const at::Tensor& parameter : added) {
+    const SpecRef& spec = meta_of(parameter).spec;
+    const size_t index = parameters_.size();
+    parameters_.push_back(parameter);
+    shards_.emplace_back();
+    owned_.emplace_back();
+    if (parameter.dim() == 0 || parameter.numel() == 0) continue;
+    const auto bytes = static_cast<int64_t>(parameter.numel() * parameter.element_size());
+    auto fits = [&](const Filling& f) {
+      return f.whole[0]->dtype == spec->dtype && f.whole[0]->device == spec->device &&
+             f.bytes + bytes <= options_.bucket_bytes;
+    };
+    auto filling = std::find_if(fillings.begin(), fillings.end(), fits);
+    if (filling == fillings.end()) filling = fillings.emplace(fillings.end());
+    filling->members.push_back(index);
+    filling->whole.push_back(spec);
+    filling->bytes += bytes;
+  }
+  for (Filling& filling : fillings) {
+    const std::vector<Layout> layouts =
+        flat_row_layouts(filling.whole, context_->mesh(), mesh_dim_);
+    buckets_.push_back({FlatRow(context_, mesh_dim_, filling.whole, layouts), at::Tensor(),
+                        std::move(filling.members), 0});
+    move_into(buckets_.back());
+  }
+  for (size_t i = old; i < parameters_.size(); ++i) {
+    make_shard(i);
+    own_gradient(parameters_[i], weak_from_this(), i);
+  }
+  restart();
+  return old;
+}
+
+// Parameters become views of one memory.
+void ZeroPartition::State::move_into(Bucket& bucket) {
+  const c10::InferenceMode normal(false);  // which records gradients
+  const c10::AutoGradMode no_grad(false);
+  const Spec& first = *bucket.row[0].whole;
+  bucket.flat =
+      at::empty({bucket.row.numel()}, at::TensorOptions(first.dtype).device(first.device));
+  for (size_t k = 0; k < bucket.members.size(); ++k) {
+    const size_t i = bucket.members[k];
+    owned_[i].bucket = static_cast<int>(&bucket - buckets_.data());
+    owned_[i].place = k;
+    DTensorMeta& meta = meta_of(parameters_[i]);
+    const at::Tensor place = bucket.row.whole_of(bucket.flat, k);
+    // Writes to one parameter are none to the others.
+    place.unsafeGetTensorImpl()->set_version_counter(c10::VariableVersion(/*version=*/0));
+    place.copy_(meta.local());
+    meta.part = LocalPart(place);
+    if (meta.family != nullptr) meta.family->remembered.clear();  // made of what was there before
+  }
+}
+
+void ZeroPartition::State::make_shard(size_t index) {
+  const c10::InferenceMode normal(false);
+  const c10::AutoGradMode no_grad(false);
+  const at::Tensor& parameter = parameters_[index];
+  const DTensorMeta& meta = meta_of(parameter);
+  at::Tensor part = meta.local();
+  SpecRef spec = meta.spec;
+  if (owned_[index].bucket >= 0) {
+    const Bucket& bucket = buckets_[static_cast<size_t>(owned_[index].bucket)];
+    const at::Tensor stretch = bucket.flat.narrow(0, bucket.row.kept_begin(), bucket.row.kept());
+    part = bucket.row.kept_of(stretch, owned_[index].place);
+    part.unsafeGetTensorImpl()->set_version_counter(
+        meta.local().unsafeGetTensorImpl()->version_counter());
+    spec = bucket.row[owned_[index].place].kept;
+  }
+  at::Tensor shard = wrap(std::move(part), spec, context_);
+  auto family = std::make_shared<ViewFamily>();
+  family->fqn = name_of(parameter);
+  family->parameter = std::move(spec);
+  meta_of(shard).family = std::move(family);
+  meta_of(shard).came_from(provenance_of(meta));
+  shard.requires_grad_(parameter.requires_grad());
+  shards_[index] = std::move(shard);
+}
+
+// --- gradients -----------------------------------------------------------------------------------
+
+void ZeroPartition::State::restart() {
+  for (Bucket& bucket : buckets_) bucket.missing = 0;
+  for (size_t i = 0; i < owned_.size(); ++i) {
+    owned_[i].came = 0;
+    if (owned_[i].bucket < 0 || owned_[i].expected == 0 || !parameters_[i].requires_grad())
+      continue;
+    ++buckets_[static_cast<size_t>(owned_[i].bucket)].missing;
+  }
+  next_ = buckets_.size();
+}
+
+void ZeroPartition::State::came(size_t index) {
+  if (paused_ > 0) return;
+  Owned& owned = owned_[index];
+  if (++owned.came != owned.expected || owned.bucket < 0) return;
+  Bucket& bucket = buckets_[static_cast<size_t>(owned.bucket)];
+  if (bucket.missing > 0) --bucket.missing;                       // not of one that was frozen then
+  if (options_.stage < 2 || c10::GradMode::is_enabled()) return;  // the graph is wanted
+  const Cause cause = {.name = "finish_grad_sync", .syncs_gradients = true};
+  // In one order on all ranks, which use the same parameters.
+  for (; next_ > 0 && buckets_[next_ - 1].missing == 0; --next_) {
+    left_in_backward_ += leave(buckets_[next_ - 1], cause) ? 1 : 0;
+  }
+}
+
+// False: it had nothing to send.
+bool ZeroPartition::State::leave(const Bucket& bucket, const Cause& cause) {
+  const c10::AutoGradMode no_grad(false);
+  std::vector<at::Tensor> grads;
+  for (const size_t i : bucket.members) {
+    const at::Tensor& grad = parameters_[i].grad();
+    grads.push_back(grad.defined() && is_dtensor(grad) ? grad : at::Tensor());
+  }
+  const auto scatter = std::make_shared<GradientScatter>(
+      bucket.row, grads,
+      [](int64_t numel, const at::TensorOptions& options) { return at::empty({numel}, options); },
+      cause, [&](size_t k) { return name_of(parameters_[bucket.members[k]]); });
+  for (const size_t k : scatter->taken()) {
+    at::Tensor arriving =
+        wrap(LocalPart(std::make_shared<ArrivingGradient>(scatter, k)), scatter->spec(k), context_);
+    meta_of(arriving).came_from(scatter->provenance(k));
+    parameters_[bucket.members[k]].mutable_grad() = std::move(arriving);
+  }
+  return !scatter->taken().empty();
+}
+
+void ZeroPartition::State::bring_gradients(const Cause& cause) {
+  const c10::AutoGradMode no_grad(false);
+  const bool came =
+      std::any_of(owned_.begin(), owned_.end(), [](const Owned& owned) { return owned.came > 0; });
+  if (came) {  // not where they have been brought already
+    for (Owned& owned : owned_) owned.expected = owned.came;
+  }
+  for (size_t b = buckets_.size(); b > 0; --b) leave(buckets_[b - 1], cause);
+  restart();
+  std::vector<at::Tensor> grads;
+  std::vector<Layout> layouts;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor& grad = parameters_[i].grad();
+    grads.push_back(grad.defined() ? as_dtensor(grad, context_) : grad);
+    layouts.push_back(layout_of(shards_[i]));
+  }
+  bring_to(grads, layouts, cause);
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    parameters_[i].mutable_grad() = std::move(grads[i]);
+  }
+}
+
+void ZeroPartition::State::hand_out_gradients(std::source_location where) {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (owned_[i].bucket < 0) continue;
+    const Bucket& bucket = buckets_[static_cast<size_t>(owned_[i].bucket)];
+    const DTensorMeta& meta = meta_of(parameters_[i]);
+    if (meta.spec->layout == bucket.row[owned_[i].place].whole->layout &&
+        part_to_read(parameters_[i], kZeroPartition).is_alias_of(bucket.flat)) {
+      continue;
+    }
+    refuse_partition(absl::StatusCode::kFailedPrecondition,
+                     str_cat("parameter ", i, " ('", name_of(parameters_[i]),
+                             "') was moved since (module->to(), set_data(), fully_shard()): its "
+                             "shard is part of what it was; do that before"));
+  }
+  bring_gradients({.name = kZeroPartition, .where = where, .syncs_gradients = true});
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    shards_[i].mutable_grad() = parameters_[i].grad();
+  }
+}
+
+void ZeroPartition::State::share_parameters(std::source_location where) {
+  const c10::AutoGradMode no_grad(false);
+  const Cause cause = {.name = kZeroPartition, .where = where};
+  std::vector<bool> written(buckets_.size(), false);
+  std::vector<size_t> changed;
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    shards_[i].mutable_grad() = at::Tensor();
+    if (writes_to(shards_[i]) == owned_[i].shared) continue;
+    changed.push_back(i);
+    if (owned_[i].bucket >= 0) written[static_cast<size_t>(owned_[i].bucket)] = true;
+  }
+  std::vector<CollectiveUnderWay> under_way;
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    const Bucket& bucket = buckets_[b];
+    if (!written[b] || bucket.row.num_ranks() == 1) continue;
+    uint64_t provenance = 0;
+    for (const size_t i : bucket.members) {
+      provenance = mix(provenance, provenance_of(meta_of(shards_[i])));
+    }
+    under_way.push_back(bucket.row.all_gather(
+        bucket.flat.narrow(0, bucket.row.kept_begin(), bucket.row.kept()), bucket.flat, provenance,
+        cause, [&](size_t k) { return name_of(parameters_[bucket.members[k]]); }));
+  }
+  absl::Status status;
+  for (CollectiveUnderWay& gather : under_way) status.Update(gather.wait());
+  throw_if_error(std::move(status));
+  for (const size_t i : changed) {
+    owned_[i].shared = writes_to(shards_[i]);
+    part_written(parameters_[i], kZeroPartition);
+    meta_of(parameters_[i]).came_from(provenance_of(meta_of(shards_[i])));
+  }
+}
+
+void ZeroPartition::State::zero_grad() {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    parameters_[i].mutable_grad() = at::Tensor();
+    shards_[i].mutable_grad() = at::Tensor();
+  }
+  restart();
+}
+
+// --- the public interface ------------------------------------------------------------------------
+
+ZeroPartition::ZeroPartition(const std::vector<at::Tensor>& parameters, const ZeroOptions& options,
+                             std::source_location where)
+    : state_(std::make_shared<State>(options)) {
+  state_->add(parameters, where);
+}
+
+ZeroPartition::~ZeroPartition() = default;
+
+std::vector<at::Tensor> ZeroPartition::add(const std::vector<at::Tensor>& parameters,
+                                           std::source_location where) {
+  const auto first = static_cast<std::ptrdiff_t>(state_->add(parameters, where));
+  return {state_->shards().begin() + first, state_->shards().end()};
+}
+
+const std::vector<at::Tensor>& ZeroPartition::parameters() const {
+  return state_->parameters();
+}
+
+const std::vector<at::Tensor>& ZeroPartition::shards() const {
+  return state_->shards();
+}
+
+void ZeroPartition::hand_out_gradients(std::source_location where) {
+  state_->hand_out_gradients(where);
+}
+
+void ZeroPartition::share_parameters(std::source_location where) {
+  state_->share_parameters(where);
+}
+
+void ZeroPartition::zero_grad() {
+  state_->zero_grad();
+}
+
+int64_t ZeroPartition::left_in_backward() const {
+  return state_->left_in_backward();
+}
+
+ZeroPartition::NoSync::NoSync(ZeroPartition& partition) : state_(partition.state_) {
+  partition.state_->pause(1);
+}
+
+ZeroPartition::NoSync::~NoSync() {
+  static_cast<State*>(state_.get())->pause(-1);
+}
+
+// --- states --------------------------------------------------------------------------------------
+
+namespace zero_internal {
+namespace {
+
+constexpr char kOptimizerState[] = "ZeroRedundancyOptimizer";
+
+[[noreturn]] void refuse_state(absl::StatusCode code, const std::string& why) {
+  throw Error(kOptimizerState, absl::Status(code, why));
+}
+
+// What torch::optim's states consist of: f(name, member), of a tensor or a number; and what not all
+// options make.
+constexpr std::string_view kNotAlways[] = {"max_exp_avg_sq", "grad_avg"};
+template <typename F>
+void for_each_member(torch::optim::AdamWParamState& s, F f) {
+  f("step", s.step());
+  f("exp_avg", s.exp_avg());
+  f("exp_avg_sq", s.exp_avg_sq());
+  f("max_exp_avg_sq", s.max_exp_avg_sq());
+}
+template <typename F>
+void for_each_member(torch::optim::AdamParamState& s, F f) {
+  f("step", s.step());
+  f("exp_avg", s.exp_avg());
+  f("exp_avg_sq", s.exp_avg_sq());
+  f("max_exp_avg_sq", s.max_exp_avg_sq());
+}
+template <typename F>
+void for_each_member(torch::optim::SGDParamState& s, F f) {
+  f("momentum_buffer", s.momentum_buffer());
+}
+template <typename F>
+void for_each_member(torch::optim::RMSpropParamState& s, F f) {
+  f("step", s.step());
+  f("square_avg", s.square_avg());
+  f("momentum_buffer", s.momentum_buffer());
+  f("grad_avg", s.grad_avg());
+}
+template <typename F>
+void for_each_member(torch::optim::AdagradParamState& s, F f) {
+  f("step", s.step());
+  f("sum", s.sum());
+}
+
+// f.operator()<State>() with the type of state that the optimizer keeps.
+template <typename F>
+void with_state_type(const torch::optim::Optimizer& optimizer, F f) {
+  using namespace torch::optim;
+  if (dynamic_cast<const AdamW*>(&optimizer) != nullptr) {
+    f.template operator()<AdamWParamState>();
+  } else if (dynamic_cast<const Adam*>(&optimizer) != nullptr) {
+    f.template operator()<AdamParamState>();
+  } else if (dynamic_cast<const SGD*>(&optimizer) != nullptr) {
+    f.template operator()<SGDParamState>();
+  } else if (dynamic_cast<const RMSprop*>(&optimizer) != nullptr) {
+    f.template operator()<RMSpropParamState>();
+  } else if (dynamic_cast<const Adagrad*>(&optimizer) != nullptr) {
+    f.template operator()<AdagradParamState>();
+  } else {
+    refuse_state(
+        absl::StatusCode::kUnimplemented,
+        "the states of this optimizer have no names here: of torch::optim AdamW, Adam, SGD, "
+        "RMSprop and Adagrad have; optimizer().state() has it");
+  }
+}
+
+at::Tensor to_tensor(const at::Tensor& member) {
+  return member;
+}
+at::Tensor to_tensor(int64_t member) {
+  return at::scalar_tensor(member, at::kLong);
+}
+void assign(at::Tensor& member, const at::Tensor& value) {
+  member = value;
+}
+void assign(int64_t& member, const at::Tensor& value) {
+  member = value.item<int64_t>();
+}
+
+// A state's values as its shard lies; numbers as they are.
+OptimizerState lying_as_shard(const OptimizerState& state, size_t index, const at::Tensor& shard) {
+  OptimizerState result;
+  const c10::AutoGradMode no_grad(false);
+  for (const auto& [name, value] : state) {
+    const auto refuse = [&, &name_ = name](const std::string& what) {
+      refuse_state(absl::StatusCode::kInvalidArgument,
+                   str_cat("'", name_, "' of parameter ", index, " ", what));
+    };
+    if (!value.defined()) refuse("is set to an undefined tensor");
+    if (name == "step") {
+      if (is_dtensor(value) || value.numel() != 1 || value.is_complex()) {
+        refuse(str_cat("is one number; got shape [", absl::StrJoin(value.sizes(), ", "), "]"));
+      }
+      const auto steps = value.item<double>();
+      if (!(steps >= 0) || steps != std::floor(steps)) {
+        refuse(str_cat("is ", steps, "; wanted a whole number from 0"));
+      }
+      result[name] = value;
+      continue;
+    }
+    if (value.sizes() != shard.sizes()) {
+      refuse(str_cat("has shape [", absl::StrJoin(shard.sizes(), ", "), "]; got [",
+                     absl::StrJoin(value.sizes(), ", "), "]"));
+    }
+    if (!value.is_floating_point() || value.layout() != at::kStrided) {
+      refuse(str_cat("is dense and floating-point; got ", c10::toString(value.scalar_type())));
+    }
+    if (is_dtensor(value) && meta_of(value).context != meta_of(shard).context) {
+      refuse("lies on another mesh");
+    }
+    const at::Tensor there =
+        is_dtensor(value)
+            ? value
+            : distribute_tensor(value, mesh_of(shard), NamedPlacements(), {.source = std::nullopt});
+    result[name] = redistribute(there, layout_of(shard));
+  }
+  return result;
+}
+
+}  // namespace
+
+const at::Tensor& shard_of(const ZeroPartition& partition, size_t parameter) {
+  if (parameter >= partition.shards().size()) {
+    refuse_state(absl::StatusCode::kOutOfRange,
+                 str_cat("parameter ", parameter, " of ", partition.shards().size()));
+  }
+  return partition.shards()[parameter];
+}
+
+OptimizerState state_of(const FusedOptimizer& optimizer, size_t index,
+                        const at::Tensor& /*shard*/) {
+  OptimizerState state;
+  for (const std::string_view name : optimizer.state_names()) {
+    state[std::string(name)] = optimizer.state(index, name);
+  }
+  return state;
+}
+
+OptimizerState state_of(const torch::optim::Optimizer& optimizer, size_t /*index*/,
+                        const at::Tensor& shard) {
+  OptimizerState state;
+  with_state_type(optimizer, [&]<typename Its>() {
+    const auto it = optimizer.state().find(shard.unsafeGetTensorImpl());
+    if (it == optimizer.state().end()) return;
+    for_each_member(dynamic_cast<Its&>(*it->second), [&](const char* name, const auto& member) {
+      at::Tensor value = to_tensor(member);
+      if (value.defined()) state[name] = std::move(value);
+    });
+  });
+  return state;
+}
+
+void set_state_of(FusedOptimizer& optimizer, size_t index, const at::Tensor& shard,
+                  const OptimizerState& state) {
+  const std::vector<std::string_view> known = optimizer.state_names();
+  const std::vector<std::string> names(known.begin(), known.end());
+  for (const auto& [name, value] : state) {
+    if (std::find(names.begin(), names.end(), name) != names.end()) continue;
+    refuse_state(absl::StatusCode::kNotFound,
+                 str_cat("there is no state '", name, "'; there are ", absl::StrJoin(names, ", ")));
+  }
+  for (const auto& [name, value] : lying_as_shard(state, index, shard)) {
+    optimizer.set_state(index, name, value);
+  }
+}
+
+void set_state_of(torch::optim::Optimizer& optimizer, size_t index, const at::Tensor& shard,
+                  const OptimizerState& state) {
+  with_state_type(optimizer, [&]<typename Its>() {
+    if (state.empty()) {  // as before the first step
+      optimizer.state().erase(shard.unsafeGetTensorImpl());
+      return;
+    }
+    auto made = std::make_unique<Its>();
+    std::vector<std::string> names;
+    for_each_member(*made, [&](const char* name, auto&) { names.emplace_back(name); });
+    for (const auto& [name, value] : state) {
+      if (std::find(names.begin(), names.end(), name) != names.end()) continue;
+      refuse_state(
+          absl::StatusCode::kNotFound,
+          str_cat("there is no state '", name, "'; there are ", absl::StrJoin(names, ", ")));
+    }
+    const OptimizerState lying = lying_as_shard(state, index, shard);
+    for_each_member(*made, [&](const char* name, auto& member) {
+      const auto it = lying.find(name);
+      if (it != lying.end()) {
+        assign(member, it->second.clone());  // optimizers write where it lies: not what was given
+      } else if (std::find(std::begin(kNotAlways), std::end(kNotAlways), name) ==
+                     std::end(kNotAlways) &&
+                 (name != std::string_view("momentum_buffer") || names.size() == 1)) {
+        refuse_state(absl::StatusCode::kInvalidArgument,
+                     str_cat("the state of parameter ", index, " has no '", name, "'; there are ",
+                             absl::StrJoin(names, ", ")));
+      }
+    });
+    optimizer.state()[shard.unsafeGetTensorImpl()] = std::move(made);
+  });
+}
+
+OptimizerState consolidated(const OptimizerState& state) {
+  OptimizerState whole;
+  const c10::AutoGradMode no_grad(false);
+  for (const auto& [name, value] : state) {
+    whole[name] = (is_dtensor(value) ? full_tensor(value) : value).clone();
+  }
+  return whole;
+}
+
+}  // namespace zero_internal
+}  // namespace shardweave
