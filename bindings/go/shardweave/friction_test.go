@@ -58,10 +58,12 @@ func TestTiedWeights(t *testing.T) {
 		if err != nil || math.Abs(float64(values[0])-0.5) > 1e-5 {
 			return fmt.Errorf("the gradient is %v, %v, wanted 0.5", values, err)
 		}
-		for name, make := range map[string]func() (*sw.Optimizer, error){
+		cases := map[string]func() (*sw.Optimizer, error){
 			"SGD":   func() (*sw.Optimizer, error) { return sw.NewSGD([]*sw.Tensor{weight, module.Get("head.weight")}, 1) },
 			"AdamW": func() (*sw.Optimizer, error) { return sw.NewAdamW(sw.Tensors(parameters), 1) },
-		} {
+		}
+		for _, name := range sortedKeys(cases) {
+			make := cases[name]
 			if _, err := make(); err != nil {
 				return fmt.Errorf("%s: %w", name, err)
 			}
@@ -106,7 +108,9 @@ func TestStateOfOptimizers(t *testing.T) {
 			return err
 		}
 		// There before the first step.
-		for name, shape := range map[string][]int64{"step": {}, "exp_avg": {3}, "exp_avg_sq": {3}} {
+		cases := map[string][]int64{"step": {}, "exp_avg": {3}, "exp_avg_sq": {3}}
+		for _, name := range sortedKeys(cases) {
+			shape := cases[name]
 			state, err := o.State(0, name)
 			if err != nil || state == nil {
 				return fmt.Errorf("%s: %v, %v", name, state, err)
@@ -293,7 +297,9 @@ func TestItemOfEveryType(t *testing.T) {
 		for _, dtype := range []sw.DType{sw.F32, sw.F64, sw.F16, sw.BF16, sw.F8E4M3, sw.F8E5M2, sw.I8, sw.I16, sw.I32, sw.I64,
 			sw.U8, sw.U16, sw.U32, sw.U64, sw.Bool, sw.C32, sw.C64, sw.C128} {
 			plain := sw.Ones(w, []int64{1}).To(dtype)
-			for where, x := range map[string]*sw.Tensor{"plain": plain, "sharded": plain.Distribute(m, nil, sw.SameEverywhere)} {
+			cases := map[string]*sw.Tensor{"plain": plain, "sharded": plain.Distribute(m, nil, sw.SameEverywhere)}
+			for _, where := range sortedKeys(cases) {
+				x := cases[where]
 				got, err := x.Item()
 				if dtype == sw.C32 || dtype == sw.C64 || dtype == sw.C128 {
 					if z, err2 := sw.ItemOf[complex128](x); err2 != nil || z != 1 || !errors.Is(err, sw.InvalidArgument) {

@@ -504,7 +504,7 @@ func TestAutoPlan(t *testing.T) {
 				return forward(model, x.Distribute(on, nil, sw.SameEverywhere)).Sum()
 			}}, err
 		}
-		for name, wrong := range map[string]struct {
+		cases := map[string]struct {
 			model   func() (sw.StepModel, error)
 			options []sw.AutoPlanOption
 			is      error
@@ -518,7 +518,9 @@ func TestAutoPlan(t *testing.T) {
 			"no plans":     {fine, []sw.AutoPlanOption{sw.WithMaxEvaluations(0)}, sw.InvalidArgument, "max_evaluations is 0"},
 			"no heads":     {fine, []sw.AutoPlanOption{sw.WithHeads(-1)}, sw.InvalidArgument, "heads is -1"},
 			"no sequence":  {fine, []sw.AutoPlanOption{sw.WithSequenceDim(-1)}, sw.InvalidArgument, "sequence_dim is -1"},
-		} {
+		}
+		for _, name := range sortedKeys(cases) {
+			wrong := cases[name]
 			if _, _, _, err := m.AutoPlan(wrong.model, wrong.options...); !errors.Is(err, wrong.is) || !strings.Contains(err.Error(), wrong.text) {
 				return fmt.Errorf("%s: %v", name, err)
 			}
@@ -563,7 +565,9 @@ func TestAModuleMayBeClosedByWhatItRuns(t *testing.T) {
 				return results[0].(*sw.Tensor)
 			}, err
 		}
-		for name, made := range map[string]func(*sw.Tensor) (*sw.Module, func() *sw.Tensor, error){"Go's": own, "the library's": library} {
+		cases := map[string]func(*sw.Tensor) (*sw.Module, func() *sw.Tensor, error){"Go's": own, "the library's": library}
+		for _, name := range sortedKeys(cases) {
+			made := cases[name]
 			for what := 0; what < 3; what++ {
 				module, runs, err := made(sharded)
 				if err != nil {
@@ -902,7 +906,7 @@ func TestPlansOfTheLibrary(t *testing.T) {
 		if table, _, err := styles.Resolve(model, m); err != nil || !strings.Contains(table, "down_proj") {
 			return fmt.Errorf("%v\n%s", err, table)
 		}
-		for what, c := range map[string]struct {
+		cases := map[string]struct {
 			err   error
 			words string
 		}{
@@ -916,7 +920,9 @@ func TestPlansOfTheLibrary(t *testing.T) {
 			"a NUL in it":     {second(model.StylesPlan(m, "{}\x00", "")), "NUL"},
 			"no mesh":         {second(model.StylesPlan(nil, `{}`, "")), "nil"},
 			"a NUL in a plan": {second(m.ZooPlan("llama", "{}\x00", "")), "NUL"},
-		} {
+		}
+		for _, what := range sortedKeys(cases) {
+			c := cases[what]
 			if c.err == nil || !strings.Contains(c.err.Error(), c.words) || strings.Contains(c.err.Error(), "swv_") {
 				return fmt.Errorf("%s: %v", what, c.err)
 			}
@@ -962,7 +968,9 @@ func newGoLlama(w *sw.World) (*goLlama, error) {
 	}
 	for i, l := range m.Model.Layers { // which have no weight by which a plan could meet them
 		name := fmt.Sprintf("model.layers.%d", i)
-		for part, to := range map[string]**sw.Forward{"": &l.layer, ".self_attn": &l.attention, ".mlp": &l.mlp} {
+		cases := map[string]**sw.Forward{"": &l.layer, ".self_attn": &l.attention, ".mlp": &l.mlp}
+		for _, part := range sortedKeys(cases) {
+			to := cases[part]
 			forward, err := m.Module.Forward(name + part)
 			if err != nil {
 				return nil, err
