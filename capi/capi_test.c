@@ -940,7 +940,7 @@ static void test_checkpoint(swv_world* world) {
   segment_state state = {NULL, 0, 0, 0};
   swv_random_state before = SWV_RANDOM_STATE_INIT, after = SWV_RANDOM_STATE_INIT,
                    after_again = SWV_RANDOM_STATE_INIT;
-  swv_scope* scope;
+  swv_scope *scope, *inner;
   swv_bool flag;
   inputs[0] = x;
   state.weight = w;
@@ -987,6 +987,14 @@ static void test_checkpoint(swv_world* world) {
   swv_tensor_free(again);
   CHECK_OK(swv_mesh_random_state(mesh, &after_again));
   CHECK(after_again.offset == after.offset);
+  /* The outer one ends first: the inner one counts, and then the mesh goes on where it was. */
+  CHECK_OK(swv_mesh_use_random_state(mesh, &before, &scope));
+  CHECK_OK(swv_mesh_use_random_state(mesh, &after, &inner));
+  swv_scope_free(scope);
+  CHECK_OK(swv_mesh_set_random_state(mesh, &before));
+  swv_scope_free(inner);
+  CHECK_OK(swv_mesh_random_state(mesh, &after_again));
+  CHECK(after_again.seed == after.seed && after_again.offset == after.offset);
 
   /* Not recorded: one run, and nothing is kept. */
   state.runs = state.drops = 0;

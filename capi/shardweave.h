@@ -674,8 +674,7 @@ typedef struct swv_random_state {
 #define SWV_RANDOM_STATE_INIT {SWV_SIZE_TO(swv_random_state, offset), 0, 0}
 
 /* ---- Scopes -----------------------------------------------------------------------------------
- * A scope holds on one mesh until it is freed, in any order; but those of random states end in the
- * reverse order of their making: each goes on where it found the mesh. Local: no communication. */
+ * A scope holds on one mesh until it is freed, in any order. Local: no communication. */
 
 /* Operators on this mesh's tensors that would communicate by themselves fail with
  * SWV_CODE_FAILED_PRECONDITION, naming operator and tensors. */
@@ -689,7 +688,7 @@ SWV_API SWV_MUST_USE swv_status* swv_mesh_enter_module(swv_mesh* mesh, const cha
 SWV_API SWV_MUST_USE swv_status* swv_mesh_enter_source(swv_mesh* mesh, const char* source,
                                                        swv_scope** out_scope);
 /* The mesh draws from `state`; then it goes on where it was. What is computed a second time draws
- * its numbers a second time. The same on every rank. */
+ * its numbers a second time. The innermost scope counts. The same on every rank. */
 SWV_API SWV_MUST_USE swv_status* swv_mesh_use_random_state(swv_mesh* mesh,
                                                            const swv_random_state* state,
                                                            swv_scope** out_scope);

@@ -1,6 +1,7 @@
 #include "shardweave/dtensor/random.h"
 
 #include <array>
+#include <utility>
 
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/engine/philox.h"
@@ -33,12 +34,24 @@ void set_random_state(const MeshPtr& mesh, const PhiloxState& state) {
 }
 
 RandomStateScope::RandomStateScope(const MeshPtr& mesh, const PhiloxState& state)
-    : mesh_(mesh), goes_on_(random_state(mesh)) {
+    : mesh_(mesh),
+      goes_on_(random_state(mesh)),
+      outer_(std::exchange(MeshContext::of(mesh)->random_scope, this)) {
   set_random_state(mesh_, state);
 }
 
 RandomStateScope::~RandomStateScope() {
-  set_random_state(mesh_, goes_on_);
+  const std::shared_ptr<MeshContext> context = MeshContext::of(mesh_);
+  if (context->random_scope == this) {
+    context->random = goes_on_;
+    context->random_scope = outer_;
+    return;
+  }
+  // The one within it goes on where this one would have.
+  RandomStateScope* inner = context->random_scope;
+  while (inner->outer_ != this) inner = inner->outer_;
+  inner->goes_on_ = goes_on_;
+  inner->outer_ = outer_;
 }
 
 }  // namespace shardweave

@@ -44,6 +44,9 @@ void set_random_state(const MeshPtr& mesh, const PhiloxState& state);
 //   ...
 //   const RandomStateScope again(mesh, before);
 //   y = block(x);                                        // the same dropout
+//
+// Scopes of one mesh may end in any order: the one that was made last and is still there counts, and
+// after the last of them the mesh goes on where the first has found it.
 class RandomStateScope {
  public:
   RandomStateScope(const MeshPtr& mesh, const PhiloxState& state);
@@ -53,7 +56,8 @@ class RandomStateScope {
 
  private:
   const MeshPtr mesh_;
-  const PhiloxState goes_on_;
+  PhiloxState goes_on_;
+  RandomStateScope* outer_;  // made before this one, and still there
 };
 
 }  // namespace shardweave

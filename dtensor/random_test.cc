@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <memory>
 #include <numbers>
 #include <string>
 #include <vector>
@@ -432,6 +433,38 @@ TEST(RandomTest, AScopeDrawsAgainAndGoesOn) {
       EXPECT_TRUE(at::equal(full_tensor(at::dropout(x, 0.5, true)), first));
     }
     EXPECT_EQ(random_state(mesh).offset, before.offset + 2);
+  });
+}
+
+// In every order in which three can end.
+TEST(RandomTest, ScopesEndInAnyOrder) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const auto draw = [&] { rand({3}, mesh, {Shard(0)}); };
+    std::vector<int> order = {0, 1, 2};
+    do {
+      set_random_state(mesh, {5, 10});
+      std::vector<std::unique_ptr<RandomStateScope>> scopes;
+      std::vector<uint64_t> offsets;  // of those that are there, the innermost last
+      std::vector<int> open;
+      for (const uint64_t begin : {100, 200, 300}) {
+        draw();
+        scopes.push_back(std::make_unique<RandomStateScope>(mesh, PhiloxState{7, begin}));
+        open.push_back(static_cast<int>(begin / 100) - 1);
+      }
+      // Where each goes on when it is the innermost; the mesh itself behind them.
+      const std::vector<PhiloxState> goes_on = {{7, 101}, {7, 201}, {7, 300}};
+      for (const int ends : order) {
+        const bool innermost = open.back() == ends;
+        const PhiloxState before = random_state(mesh);
+        scopes[static_cast<size_t>(ends)].reset();
+        std::erase(open, ends);
+        const PhiloxState wanted = !innermost     ? before
+                                   : open.empty() ? PhiloxState{5, 11}
+                                                  : goes_on[static_cast<size_t>(open.back())];
+        EXPECT_EQ(random_state(mesh), wanted) << ends << " of " << order[0] << order[1] << order[2];
+      }
+      EXPECT_EQ(random_state(mesh), (PhiloxState{5, 11}));
+    } while (std::next_permutation(order.begin(), order.end()));
   });
 }
 

@@ -4,6 +4,10 @@
 #include <cmath>
 #include <utility>
 
+#include "ATen/ops/_foreach_add.h"
+#include "ATen/ops/_foreach_mul.h"
+#include "ATen/ops/_foreach_sign.h"
+#include "ATen/ops/_fused_adam.h"
 #include "ATen/ops/_fused_adamw.h"
 #include "ATen/ops/_fused_sgd.h"
 #include "ATen/ops/zeros.h"
@@ -46,11 +50,12 @@ void check_options(const SgdOptions& o) {
     invalid("nesterov", 1, "a momentum and no dampening with it");
   }
 }
-void check_options(const AdamWOptions& o) {
+template <typename Options>  // Adam's, AdamW's, Lion's
+void check_options(const Options& o) {
   check_not_negative("lr", o.lr);
   check_beta("beta1", o.beta1);
   check_beta("beta2", o.beta2);
-  check_not_negative("eps", o.eps);
+  if constexpr (requires { o.eps; }) check_not_negative("eps", o.eps);
   check_not_negative("weight_decay", o.weight_decay);
 }
 
@@ -123,6 +128,18 @@ FusedOptimizer::FusedOptimizer(std::vector<at::Tensor> parameters, const Options
   }
 }
 
+std::vector<FusedOptimizer::Slot> FusedOptimizer::slots(const Options& options) {
+  if (const auto* sgd = std::get_if<SgdOptions>(&options)) {
+    return {{"momentum_buffer", &State::first, sgd->momentum != 0}};
+  }
+  if (std::holds_alternative<LionOptions>(options)) return {{"exp_avg", &State::first, true}};
+  const auto* adam = std::get_if<AdamOptions>(&options);
+  const bool amsgrad = adam != nullptr ? adam->amsgrad : std::get<AdamWOptions>(options).amsgrad;
+  return {{"exp_avg", &State::first, true},
+          {"exp_avg_sq", &State::second, true},
+          {"max_exp_avg_sq", &State::largest, amsgrad}};
+}
+
 double FusedOptimizer::State::steps() const {
   return *step.const_data_ptr<float>();
 }
@@ -144,27 +161,38 @@ FusedOptimizer::State& FusedOptimizer::made(State& state) const {
             "their state is read or set")));
   }
   const at::Tensor part = part_to_read(parameter, kFusedOptimizer);
-  const auto zeros = [&] {
-    return at::zeros(part.sizes(), part.options().requires_grad(std::nullopt));
-  };
-  const auto* sgd = std::get_if<SgdOptions>(&options_);
-  const auto* adamw = std::get_if<AdamWOptions>(&options_);
-  if (adamw != nullptr || sgd->momentum != 0) state.first = zeros();
-  if (adamw != nullptr) state.second = zeros();
-  if (adamw != nullptr && adamw->amsgrad) state.largest = zeros();
+  for (const Slot& slot : slots(options_)) {
+    if (!slot.used) continue;
+    state.*slot.tensor = at::zeros(part.sizes(), part.options().requires_grad(std::nullopt));
+  }
   state.step = at::zeros({}, at::kFloat);
   state.spec = std::move(spec);
   return state;
 }
 
-void FusedOptimizer::run(const SgdOptions& o, Batch& b) const {
+void FusedOptimizer::run(const SgdOptions& o, Batch& b) {
   at::_fused_sgd_(b.parameters, b.grads, b.firsts, o.weight_decay, o.momentum, o.lr, o.dampening,
                   o.nesterov, /*maximize=*/false, b.first_step);
 }
 
-void FusedOptimizer::run(const AdamWOptions& o, Batch& b) const {
+void FusedOptimizer::run(const AdamOptions& o, Batch& b) {
+  at::_fused_adam_(b.parameters, b.grads, b.firsts, b.seconds, b.largest, b.steps, o.lr, o.beta1,
+                   o.beta2, o.weight_decay, o.eps, o.amsgrad, /*maximize=*/false);
+}
+
+void FusedOptimizer::run(const AdamWOptions& o, Batch& b) {
   at::_fused_adamw_(b.parameters, b.grads, b.firsts, b.seconds, b.largest, b.steps, o.lr, o.beta1,
                     o.beta2, o.weight_decay, o.eps, o.amsgrad, /*maximize=*/false);
+}
+
+void FusedOptimizer::run(const LionOptions& o, Batch& b) {
+  std::vector<at::Tensor> directions = at::_foreach_mul(b.firsts, o.beta1);
+  at::_foreach_add_(directions, b.grads, 1 - o.beta1);
+  at::_foreach_sign_(directions);
+  at::_foreach_mul_(b.parameters, 1 - o.lr * o.weight_decay);
+  at::_foreach_add_(b.parameters, directions, -o.lr);
+  at::_foreach_mul_(b.firsts, o.beta2);
+  at::_foreach_add_(b.firsts, b.grads, 1 - o.beta2);
 }
 
 void FusedOptimizer::step() {
@@ -233,12 +261,9 @@ void FusedOptimizer::set_lr(double lr) {
 
 std::vector<std::string_view> FusedOptimizer::state_names() const {
   std::vector<std::string_view> names = {"step"};
-  if (const auto* sgd = std::get_if<SgdOptions>(&options_)) {
-    if (sgd->momentum != 0) names.emplace_back("momentum_buffer");
-    return names;
+  for (const Slot& slot : slots(options_)) {
+    if (slot.used) names.push_back(slot.name);
   }
-  names.insert(names.end(), {"exp_avg", "exp_avg_sq"});
-  if (std::get<AdamWOptions>(options_).amsgrad) names.emplace_back("max_exp_avg_sq");
   return names;
 }
 
@@ -251,15 +276,14 @@ FusedOptimizer::State& FusedOptimizer::state_of(size_t parameter) const {
 }
 
 const at::Tensor* FusedOptimizer::find(const State& state, std::string_view name) const {
-  const bool adamw = std::holds_alternative<AdamWOptions>(options_);
   if (name == "step") return &state.step;
-  if (name == (adamw ? "exp_avg" : "momentum_buffer")) return &state.first;
-  if (adamw && name == "exp_avg_sq") return &state.second;
-  if (adamw && name == "max_exp_avg_sq") return &state.largest;
+  std::string known = "step";
+  for (const Slot& slot : slots(options_)) {
+    if (slot.name == name) return &(state.*slot.tensor);
+    str_append(&known, ", ", slot.name);
+  }
   throw Error(kFusedOptimizer,
-              absl::NotFoundError(
-                  str_cat("there is no state '", name, "'; there are step, ",
-                          adamw ? "exp_avg, exp_avg_sq, max_exp_avg_sq" : "momentum_buffer")));
+              absl::NotFoundError(str_cat("there is no state '", name, "'; there are ", known)));
 }
 
 at::Tensor FusedOptimizer::state(size_t parameter, std::string_view name) const {

@@ -7,7 +7,8 @@
 //   optimizer.step();
 //   optimizer.zero_grad();
 //
-// The numbers are those of torch::optim's optimizers of the same names. torch::optim works on
+// The numbers are those of torch::optim's optimizers of the same names, and Lion's those of its paper
+// (Chen et al., Symbolic Discovery of Optimization Algorithms, 2023). torch::optim works on
 // DTensors too, a handful of operators per parameter; this calls LibTorch's fused kernels
 // (at::_fused_adamw_) on the local tensors, past the dispatcher. Autograd and views of a parameter
 // know of a step all the same: a backward that needs the old value is an error, as with torch::optim.
@@ -44,18 +45,34 @@ struct SgdOptions {
   bool nesterov = false;
 };
 
+struct AdamOptions {
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0;  // added to the gradient
+  bool amsgrad = false;
+};
+
 struct AdamWOptions {
   double lr = 1e-3;
   double beta1 = 0.9;
   double beta2 = 0.999;
   double eps = 1e-8;
-  double weight_decay = 1e-2;
+  double weight_decay = 1e-2;  // taken off the parameter
   bool amsgrad = false;
+};
+
+struct LionOptions {
+  double lr = 1e-4;
+  double beta1 = 0.9;
+  double beta2 = 0.99;
+  double weight_decay = 0;  // taken off the parameter
 };
 
 class FusedOptimizer {
  public:
-  using Options = std::variant<SgdOptions, AdamWOptions>;
+  using Options = std::variant<SgdOptions, AdamOptions, AdamWOptions, LionOptions>;
 
   // Parameters may be distributed until the first step, state() or set_state().
   FusedOptimizer(std::vector<at::Tensor> parameters, const Options& options);
@@ -71,7 +88,8 @@ class FusedOptimizer {
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
 
   // What a parameter has of state with these options: "step" and, of SGD with a momentum,
-  // "momentum_buffer"; of AdamW "exp_avg", "exp_avg_sq" and, with amsgrad, "max_exp_avg_sq".
+  // "momentum_buffer"; of Adam and AdamW "exp_avg", "exp_avg_sq" and, with amsgrad, "max_exp_avg_sq";
+  // of Lion "exp_avg".
   std::vector<std::string_view> state_names() const;
   // It is there before the first step, as the first step finds it: zeros. Laid out as the parameter
   // is, cut order included; "step" is a plain number. Writing to it writes the state. Undefined for
@@ -87,28 +105,38 @@ class FusedOptimizer {
  private:
   // Of one parameter; local tensors.
   struct State {
-    size_t parameter;    // where it was given first
-    SpecRef spec;        // that it had when the tensors were made; null: it was plain
-    at::Tensor step;     // a number; undefined: nothing is made yet
-    at::Tensor first;    // momentum_buffer, exp_avg
-    at::Tensor second;   // exp_avg_sq
-    at::Tensor largest;  // max_exp_avg_sq
+    size_t parameter;  // where it was given first
+    SpecRef spec;      // that it had when the tensors were made; null: it was plain
+    at::Tensor step;   // a number; undefined: nothing is made yet
+    at::Tensor first;  // as slots() names them
+    at::Tensor second;
+    at::Tensor largest;
     bool step_set = false;
     bool buffer_set = false;
 
     double steps() const;
     bool is_first_step() const;
   };
+  // A tensor of the state that an optimizer knows by a name.
+  struct Slot {
+    std::string_view name;
+    at::Tensor State::*tensor;
+    bool used;  // with these options
+  };
   // What one kernel call works on.
   struct Batch;
+
+  static std::vector<Slot> slots(const Options& options);
 
   // Checks that it lies as the parameter does now.
   State& made(State& state) const;
   // Null: not with these options. Throws Error (NotFound) for a name that no optimizer has.
   const at::Tensor* find(const State& state, std::string_view name) const;
   State& state_of(size_t parameter) const;
-  void run(const SgdOptions& options, Batch& batch) const;
-  void run(const AdamWOptions& options, Batch& batch) const;
+  static void run(const SgdOptions& options, Batch& batch);
+  static void run(const AdamOptions& options, Batch& batch);
+  static void run(const AdamWOptions& options, Batch& batch);
+  static void run(const LionOptions& options, Batch& batch);
 
   const std::vector<at::Tensor> parameters_;
   Options options_;

@@ -9,6 +9,7 @@
 #include "gtest/gtest.h"
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
+#include "torch/optim/adam.h"
 #include "torch/optim/adamw.h"
 #include "torch/optim/sgd.h"
 
@@ -66,6 +67,36 @@ TEST(FusedOptimizerTest, AdamW) {
             .lr = 0.1, .beta1 = 0.8, .beta2 = 0.95, .weight_decay = 0.05, .amsgrad = amsgrad},
         w);
   }
+}
+
+TEST(FusedOptimizerTest, Adam) {
+  for (const bool amsgrad : {false, true}) {
+    const at::Tensor w = wanted<torch::optim::Adam>(
+        torch::optim::AdamOptions(0.1).weight_decay(0.05).betas({0.8, 0.95}).amsgrad(amsgrad));
+    expect_same_on_all_layouts(
+        AdamOptions{
+            .lr = 0.1, .beta1 = 0.8, .beta2 = 0.95, .weight_decay = 0.05, .amsgrad = amsgrad},
+        w);
+  }
+}
+
+// LibTorch has none: the paper's algorithm 2, in double precision. What is only a sign is the same in
+// single precision unless the sum is next to 0, which these are not.
+TEST(FusedOptimizerTest, Lion) {
+  const LionOptions options = {.lr = 0.1, .beta1 = 0.8, .beta2 = 0.95, .weight_decay = 0.05};
+  at::Tensor w = start().to(at::kDouble), momentum = at::zeros_like(w);
+  for (int s = 0; s < kSteps; ++s) {
+    const at::Tensor g = gradient(s).to(at::kDouble);
+    const at::Tensor direction = options.beta1 * momentum + (1 - options.beta1) * g;
+    ASSERT_GT(at::where(direction == 0, 1, direction.abs()).min().item<double>(), 1e-6);
+    w = w - options.lr * (direction.sign() + options.weight_decay * w);
+    momentum = options.beta2 * momentum + (1 - options.beta2) * g;
+  }
+  expect_same_on_all_layouts(options, w.to(at::kFloat));
+  FusedOptimizer optimizer({start().requires_grad_()}, options);
+  EXPECT_EQ(optimizer.state_names(), (std::vector<std::string_view>{"step", "exp_avg"}));
+  EXPECT_THROW(optimizer.state(0, "exp_avg_sq"), Error);
+  EXPECT_THROW(FusedOptimizer({start()}, LionOptions{.beta2 = 1}), Error);
 }
 
 TEST(FusedOptimizerTest, Sgd) {

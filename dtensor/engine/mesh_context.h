@@ -18,6 +18,10 @@
 #include "shardweave/dtensor/spec.h"
 #include "shardweave/mesh/connected_mesh.h"
 
+namespace shardweave {
+class RandomStateScope;
+}
+
 namespace shardweave::dtensor_internal {
 
 // The state that a seed means on a mesh (random.h).
@@ -57,7 +61,8 @@ class MeshContext {
 
   Decisions decisions;
   Observation observation;
-  PhiloxState random;  // seeded() with the default
+  PhiloxState random;                        // seeded() with the default
+  RandomStateScope* random_scope = nullptr;  // the innermost
   PlainTensors plain_tensors;
   int strict_depth = 0;             // > 0: implicit communication is an error
   uint64_t about = 0;               // what is sent now is about this (provenance.h); 0: none

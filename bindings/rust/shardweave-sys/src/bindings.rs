@@ -884,7 +884,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " The mesh draws from `state`; then it goes on where it was. What is computed a second time draws\n its numbers a second time. The same on every rank."]
+    #[doc = " The mesh draws from `state`; then it goes on where it was. What is computed a second time draws\n its numbers a second time. The innermost scope counts. The same on every rank."]
     pub fn swv_mesh_use_random_state(
         mesh: *mut swv_mesh,
         state: *const swv_random_state,

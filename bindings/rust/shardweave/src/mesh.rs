@@ -31,8 +31,8 @@ handle! {
 
 handle! {
     /// What holds on a mesh while it lives: [`Mesh::forbid_communication`], [`Mesh::module_scope`],
-    /// [`Mesh::random_scope`]. Scopes of one kind end in the reverse order of their making. Belongs
-    /// to its mesh's rank: neither `Send` nor `Sync`.
+    /// [`Mesh::random_scope`]. Scopes end in any order; of one kind the innermost counts. Belongs to
+    /// its mesh's rank: neither `Send` nor `Sync`.
     #[must_use = "it holds until this ends"]
     Scope, swv_scope, swv_scope_free
 }
@@ -241,8 +241,8 @@ impl Mesh {
     }
 
     /// Until the scope ends the mesh draws from `state`; then it goes on where it was. What is
-    /// computed a second time draws its numbers a second time. Scopes of a mesh end in the reverse
-    /// order of their making. Local: the same on every rank.
+    /// computed a second time draws its numbers a second time. Of several the innermost counts, and
+    /// they end in any order. Local: the same on every rank.
     pub fn random_scope(&self, state: RandomState) -> Result<Scope> {
         let raw = state.to_raw();
         create!(swv_mesh_use_random_state(self.as_ptr(), &raw)).map(Scope)
