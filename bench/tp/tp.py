@@ -61,6 +61,7 @@ def measured(kinds, what, repeat):
 
 def row(size, mode, theirs, ms, bound):
     ratio = ms[theirs] / ms["ours"]
+    print("%s, %s: %s %.2f ms, ours %.2f ms, ratio %.2f" % (size, mode, theirs, ms[theirs], ms["ours"], ratio), file=sys.stderr)
     return {"size": size, "mode": mode, "peer": theirs, "peer_ms": ms[theirs], "ours_ms": ms["ours"], "ratio": ratio,
             "bound": bound, "met": ratio >= bound}
 
