@@ -41,7 +41,7 @@ def _cc_precompiled_header_impl(ctx):
         cc_toolchain = toolchain,
         source_file = header.path,
         output_file = precompiled.path,
-        user_compile_flags = ctx.fragments.cpp.copts + ctx.fragments.cpp.cxxopts + ["-w", "-x", "c++-header"],
+        user_compile_flags = ctx.fragments.cpp.copts + ctx.fragments.cpp.cxxopts + ctx.attr.copts + ["-w", "-x", "c++-header"],
         include_directories = context.includes,
         quote_include_directories = context.quote_includes,
         system_include_directories = context.system_includes,
@@ -78,6 +78,7 @@ cc_precompiled_header = rule(
     implementation = _cc_precompiled_header_impl,
     attrs = {
         "includes": attr.string_list(mandatory = True, doc = "What it includes, in this order."),
+        "copts": attr.string_list(doc = "More compiler options, which a file that uses it has as well."),
         "deps": attr.label_list(providers = [CcInfo], doc = "The libraries whose headers these are."),
         "_cc_toolchain": attr.label(default = "@bazel_tools//tools/cpp:current_cc_toolchain"),
     },

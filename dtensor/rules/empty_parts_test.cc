@@ -308,6 +308,22 @@ TEST(EmptyPartsTest, TwoMeshDimensions) {
   });
 }
 
+// Of no matrices linalg_lstsq's residuals are of another type than of some: a rank with none has what
+// the others have.
+TEST(EmptyPartsTest, ResidualsOfNoMatrices) {
+  const at::Tensor a =
+      at::complex(numbers({3, 3, 3}), numbers({3, 3, 3}, 1)) + 2 * at::eye(3, at::kComplexDouble);
+  const at::Tensor b = at::complex(numbers({3, 3, 3}, 2), numbers({3, 3, 3}, 3));
+  const auto [solution, residuals, rank, values] = at::linalg_lstsq(a, b);
+  on_mesh({{"x", 2}, {"y", 2}}, [&, &solution = solution](const MeshPtr& mesh) {
+    const std::vector<Placement> cut = {Shard(0), Shard(0)};
+    const auto [got, others, of_rank, of_values] =
+        at::linalg_lstsq(distribute_tensor(a, mesh, cut), distribute_tensor(b, mesh, cut));
+    EXPECT_TRUE(at::allclose(full_tensor(got), solution));
+    EXPECT_EQ(full_tensor(others).numel(), 0);
+  });
+}
+
 TEST(EmptyPartsTest, ExplainOffersTheCut) {
   on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
     const at::Tensor x = empty({1, 4, 6, 6}, mesh, {Shard(0)}, at::kMeta);
