@@ -308,6 +308,16 @@ TEST(EmptyPartsTest, TwoMeshDimensions) {
   });
 }
 
+// No images at all, cut along channels of which some ranks have none: the kernel takes the whole, but
+// not no channels.
+TEST(EmptyPartsTest, NoImages) {
+  const at::Tensor x = numbers({0, 1, 4, 5, 4});
+  on_mesh({{"x", 3}}, [&](const MeshPtr& mesh) {
+    const at::Tensor y = at::avg_pool3d(distribute_tensor(x, mesh, {Shard(1)}), {2, 2, 2});
+    EXPECT_EQ(full_tensor(y).sizes(), at::avg_pool3d(x, {2, 2, 2}).sizes());
+  });
+}
+
 // Of no matrices linalg_lstsq's residuals are of another type than of some: a rank with none has what
 // the others have.
 TEST(EmptyPartsTest, ResidualsOfNoMatrices) {
