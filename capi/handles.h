@@ -14,6 +14,7 @@
 #include "c10/util/Exception.h"
 #include "shardweave/capi/arguments.h"
 #include "shardweave/capi/guard.h"
+#include "shardweave/capi/threads.h"
 #include "shardweave/comm/world.h"
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/engine/no_source.h"
@@ -72,8 +73,8 @@ std::vector<at::Tensor> tensors_or_undefined(const swv_tensor* const* handles, s
 // Gives all of them out, or, if there is no memory, none.
 void write_tensors(std::vector<at::Tensor> tensors, swv_tensor** out_tensors);
 
-// The grad mode of one call, whatever the thread's is; the number of threads that an operator may
-// use; and LibTorch's warnings go where swv_set_log wants them.
+// The grad mode of one call, whatever the thread's is; what else a thread may differ in (threads.h);
+// and LibTorch's warnings go where swv_set_log wants them.
 class CallMode {
  public:
   CallMode(swv_grad_mode mode, const char* argument);
@@ -82,6 +83,7 @@ class CallMode {
   CallMode& operator=(const CallMode&) = delete;
 
  private:
+  RecordedInOrder in_order_;
   std::variant<std::monostate, c10::AutoGradMode, c10::InferenceMode> guard_;
   std::optional<c10::WarningUtils::WarningHandlerGuard> warnings_;
 };

@@ -242,6 +242,7 @@ swv_status* swv_mesh_forbid_communication(swv_mesh* mesh, swv_scope** out_scope)
 swv_status* swv_mesh_enter_module(swv_mesh* mesh, const char* name, swv_scope** out_scope) {
   return guarded(__func__, out_scope, "out_scope", [&] {
     const shardweave::MeshPtr& m = mesh_ptr(mesh);
+    const RecordedInOrder in_order;  // names go by autograd's numbers
     return new_scope<shardweave::ModuleScope>(m, std::string(text(name, "name"))).release();
   });
 }

@@ -3,6 +3,7 @@
 #include <atomic>
 
 #include "ATen/Parallel.h"
+#include "ATen/SequenceNumber.h"
 #include "shardweave/capi/arguments.h"
 
 namespace shardweave::capi {
@@ -12,6 +13,9 @@ namespace {
 std::atomic<int> wanted{0};
 // What was set last on this thread: a cache, nothing depends on it.
 thread_local int used = 0;
+
+// Above all numbers that were recorded with.
+std::atomic<uint64_t> recorded{0};
 
 }  // namespace
 
@@ -32,6 +36,19 @@ void default_num_threads(const World& world) {
     return;
   at::set_num_threads(want);
   used = want;
+}
+
+RecordedInOrder::RecordedInOrder() : begun_(at::sequence_number::peek()) {
+  const uint64_t others = recorded.load(std::memory_order_relaxed);
+  for (; begun_ < others; ++begun_) at::sequence_number::get_and_increment();
+}
+
+RecordedInOrder::~RecordedInOrder() {
+  const uint64_t end = at::sequence_number::peek();
+  if (end == begun_) return;
+  uint64_t others = recorded.load(std::memory_order_relaxed);
+  while (others < end && !recorded.compare_exchange_weak(others, end, std::memory_order_relaxed)) {
+  }
 }
 
 }  // namespace shardweave::capi
