@@ -113,6 +113,7 @@ class ZeroPartition::State final : public GradientOwner,
   void move_into(Bucket& bucket);
   void make_shard(size_t index);
   bool leave(const Bucket& bucket, const Cause& cause);
+  bool is_in_place(size_t index) const;
   void restart();
 
   const ZeroOptions options_;
@@ -381,17 +382,23 @@ void ZeroPartition::State::bring_gradients(const Cause& cause) {
   }
 }
 
+// Its memory is what its shard is a part of.
+bool ZeroPartition::State::is_in_place(size_t index) const {
+  const at::Tensor part = part_to_read(parameters_[index], kZeroPartition);
+  const Owned& owned = owned_[index];
+  if (owned.bucket < 0) {
+    return part.data_ptr() == part_to_read(shards_[index], kZeroPartition).data_ptr();
+  }
+  const Bucket& bucket = buckets_[static_cast<size_t>(owned.bucket)];
+  return meta_of(parameters_[index]).spec->layout == bucket.row[owned.place].whole->layout &&
+         part.data_ptr() == bucket.row.whole_of(bucket.flat, owned.place).data_ptr();
+}
+
 void ZeroPartition::State::hand_out_gradients(std::source_location where) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (owned_[i].bucket < 0) continue;
-    const Bucket& bucket = buckets_[static_cast<size_t>(owned_[i].bucket)];
-    const DTensorMeta& meta = meta_of(parameters_[i]);
-    if (meta.spec->layout == bucket.row[owned_[i].place].whole->layout &&
-        part_to_read(parameters_[i], kZeroPartition).is_alias_of(bucket.flat)) {
-      continue;
-    }
+    if (is_in_place(i)) continue;
     refuse_partition(absl::StatusCode::kFailedPrecondition,
-                     str_cat("parameter ", i, " ('", name_of(parameters_[i]),
+                     str_cat("parameter ", i, " ('", name_of(shards_[i]),
                              "') was moved since (module->to(), set_data(), fully_shard()): its "
                              "shard is part of what it was; do that before"));
   }

@@ -521,6 +521,74 @@ TEST(ZeroTest, MoreRanksThanElements) {
   });
 }
 
+// One rank's gradient comes from its local part, the other's from operators that send nothing: as
+// they are compared with nothing elsewhere, so here.
+TEST(ZeroTest, RanksHaveTheirGradientsFromDifferentPlaces) {
+  for (const int stage : {1, 2}) {
+    on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+      nn::Linear model(nn::LinearOptions(3, 2).bias(false));
+      {
+        const c10::AutoGradMode no_grad(false);
+        model->weight.copy_(at::arange(6, at::kFloat).view({2, 3}));
+      }
+      distribute_module(*model, mesh, {});
+      ZeroRedundancyOptimizer<FusedOptimizer> optimizer(model->parameters(), SgdOptions{.lr = 0.1},
+                                                        {.stage = stage});
+      at::Tensor wanted = at::arange(6, at::kFloat).view({2, 3});
+      for (int step = 0; step < 2; ++step) {
+        const at::Tensor x = distribute_tensor(at::ones({2, 3}), mesh, {{"dp", Shard(0)}});
+        if (mesh->coordinate()[0] == 0) {
+          to_local(model->weight, Placements{Partial()}).square().sum().backward();
+        } else {
+          model(x).sum().backward();
+        }
+        optimizer.step();
+        optimizer.zero_grad();
+        wanted = wanted - 0.1 * (2 * wanted + 1);
+      }
+      expect_close(values_of(*model), {{"weight", wanted}});
+    });
+  }
+}
+
+// Of a ragged cut the first rank may have nothing, and still what follows comes after it.
+TEST(ZeroTest, TheFirstRankOfACutHasNothing) {
+  struct Pair : nn::Module {
+    Pair() {
+      weight = register_parameter("weight", at::arange(28, at::kFloat).view({4, 7}) * 0.1);
+      bias = register_parameter("bias", at::arange(8, at::kFloat) * -0.3);
+    }
+    at::Tensor loss() const { return weight.square().sum() + bias.pow(3).sum(); }
+    at::Tensor weight, bias;
+  };
+  Pair plain;
+  FusedOptimizer alone(plain.parameters(), SgdOptions{.lr = 0.05});
+  for (int step = 0; step < 3; ++step) {
+    plain.loss().backward();
+    alone.step();
+    alone.zero_grad();
+  }
+  const auto expect_same = [&](const MeshPtr& mesh, const auto& train) {
+    Pair model;
+    distribute_module(model, mesh, {{"weight", {{"tp", RaggedShard(1, {0, 7})}}}});
+    train(model);
+    expect_close(values_of(model), values_of(plain));
+  };
+  for (const Mesh& dims : {Mesh{{"dp", 2}, {"tp", 2}}, Mesh{{"tp", 2}, {"dp", 2}}}) {
+    on_mesh(dims, [&](const MeshPtr& mesh) {
+      expect_same(mesh, [&](Pair& model) {
+        ZeroRedundancyOptimizer<FusedOptimizer> optimizer(
+            model.parameters(), SgdOptions{.lr = 0.05}, {.mesh_dim = "dp"});
+        for (int step = 0; step < 3; ++step) {
+          model.loss().backward();
+          optimizer.step();
+          optimizer.zero_grad();
+        }
+      });
+    });
+  }
+}
+
 TEST(ZeroTest, ParameterGroups) {
   const auto group = [](std::vector<at::Tensor> parameters) {
     return optim::OptimizerParamGroup(
@@ -735,6 +803,26 @@ TEST(ZeroTest, BadInput) {
         optimizer.step();
       },
       kFailedPrecondition, "was moved since");
+  expect_error(
+      two,
+      [](const MeshPtr& mesh) {
+        Net model;
+        distribute(*model, mesh);
+        ZeroRedundancyOptimizer<FusedOptimizer> optimizer(model->parameters(), SgdOptions{});
+        model->scale.set_data(model->scale.detach().clone());  // which no bucket has
+        optimizer.step();
+      },
+      kFailedPrecondition, "'scale') was moved since");
+  expect_error(
+      two,
+      [](const MeshPtr& mesh) {
+        Net model;
+        distribute(*model, mesh);
+        ZeroRedundancyOptimizer<FusedOptimizer> optimizer(model->parameters(), SgdOptions{});
+        model->norm->weight.set_data(model->norm->bias.detach());  // within the bucket
+        optimizer.step();
+      },
+      kFailedPrecondition, "'norm.weight') was moved since");
 }
 
 // An optimizer of the whole parameters would not know what to do with a part of their gradients.

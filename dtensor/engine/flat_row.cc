@@ -54,12 +54,24 @@ int64_t bytes_sent(const std::vector<int64_t>& counts, const at::Tensor& flat) {
   return (flat.numel() - least) * static_cast<int64_t>(flat.element_size());
 }
 
+// The part of the rank that has most. Of ragged cuts that need not be the first one, which may have
+// nothing at all: what comes after would then be laid out in front of it.
+Dims largest_local_shape(const Spec& spec, const DeviceMesh& mesh) {
+  Coordinate coordinate(static_cast<size_t>(mesh.ndim()), 0);
+  for (int m = 0; m < mesh.ndim(); ++m) {
+    const Placement& p = spec.layout[m];
+    if (p.kind() != PlacementKind::kRaggedShard) continue;
+    coordinate[static_cast<size_t>(m)] =
+        std::max_element(p.sizes().begin(), p.sizes().end()) - p.sizes().begin();
+  }
+  return local_shape(spec.layout, mesh.shape(), coordinate, spec.sizes);
+}
+
 }  // namespace
 
 std::vector<Layout> flat_row_layouts(const std::vector<SpecRef>& whole, const DeviceMesh& mesh,
                                      int mesh_dim) {
   const int64_t ranks = mesh.size(mesh_dim);
-  const Dims first(static_cast<size_t>(mesh.ndim()), 0);  // the rank that has most
   struct Rows {
     int dim = 0;
     int64_t count = 0;  // of a rank's part
@@ -72,7 +84,7 @@ std::vector<Layout> flat_row_layouts(const std::vector<SpecRef>& whole, const De
     Rows r;
     // Rows are consecutive in memory if all dimensions before have one element.
     while (r.dim + 1 < spec->ndim() && spec->sizes[static_cast<size_t>(r.dim)] == 1) ++r.dim;
-    const Dims local = local_shape(spec->layout, mesh.shape(), first, spec->sizes);
+    const Dims local = largest_local_shape(*spec, mesh);
     r.count = local[static_cast<size_t>(r.dim)];
     r.numel = numel_of(local);
     std::vector<int64_t> all(static_cast<size_t>(ranks), 0);
@@ -166,9 +178,10 @@ CollectiveUnderWay FlatRow::all_gather(const at::Tensor& stretch, const at::Tens
             Layout(),
             std::move(parameters)};
   });
+  const About about(*context_, provenance);
   Work work = context_->communicator(mesh_dim_).all_gather_v(
       comm_buffer(stretch), comm_buffer(flat), numbers(counts_, flat),
-      {.timeout = absl::ZeroDuration(), .tag = cause.name, .fingerprint = provenance});
+      {.timeout = absl::ZeroDuration(), .tag = cause.name, .fingerprint = fingerprint(*context_)});
   return {std::move(work), std::move(span)};
 }
 
@@ -233,9 +246,10 @@ GradientScatter::GradientScatter(const FlatRow& row, std::vector<at::Tensor>& gr
             Layout(),
             std::move(parameters)};
   });
+  const About about(context, all);
   Work work = context.communicator(mesh_dim).reduce_scatter_v(
       comm_buffer(in_), comm_buffer(out_), numbers(kept, in_), ReduceOp::kSum,
-      {.timeout = absl::ZeroDuration(), .tag = cause.name, .fingerprint = all});
+      {.timeout = absl::ZeroDuration(), .tag = cause.name, .fingerprint = fingerprint(context)});
   under_way_.emplace(std::move(work), std::move(span));
 }
 
