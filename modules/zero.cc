@@ -55,7 +55,8 @@ class ArrivingGradient final : public LocalPart::Source {
   ArrivingGradient(std::shared_ptr<GradientScatter> scatter, size_t index)
       : scatter_(std::move(scatter)), index_(index) {}
   LocalPart::State state() const override {
-    return part_.defined() ? LocalPart::State::kReady : LocalPart::State::kUnderWay;
+    const bool is_ready = part_.defined() || !scatter_->is_under_way();
+    return is_ready ? LocalPart::State::kReady : LocalPart::State::kUnderWay;
   }
   const at::Tensor& bring() override {
     if (!part_.defined()) {
@@ -112,7 +113,7 @@ class ZeroPartition::State final : public GradientOwner,
   void check(size_t index, const at::Tensor& parameter) const;
   void move_into(Bucket& bucket);
   void make_shard(size_t index);
-  bool leave(const Bucket& bucket, const Cause& cause);
+  std::shared_ptr<GradientScatter> leave(const Bucket& bucket, const Cause& cause);
   bool is_in_place(size_t index) const;
   void restart();
 
@@ -125,6 +126,7 @@ class ZeroPartition::State final : public GradientOwner,
   size_t next_ = 0;  // buckets that have not left in this iteration: the last leaves first
   int paused_ = 0;
   int64_t left_in_backward_ = 0;
+  std::weak_ptr<GradientScatter> last_, last_but_one_;  // that left in backward
 };
 
 // --- parameters and shards -----------------------------------------------------------------------
@@ -335,19 +337,25 @@ void ZeroPartition::State::came(size_t index) {
   const Cause cause = {.name = "finish_grad_sync", .syncs_gradients = true};
   // In one order on all ranks, which use the same parameters.
   for (; next_ > 0 && buckets_[next_ - 1].missing == 0; --next_) {
-    left_in_backward_ += leave(buckets_[next_ - 1], cause) ? 1 : 0;
+    std::shared_ptr<GradientScatter> left = leave(buckets_[next_ - 1], cause);
+    if (left == nullptr) continue;
+    ++left_in_backward_;
+    // What is sent lies there until somebody waits: two buckets' at a time.
+    if (const auto last_but_one = last_but_one_.lock()) last_but_one->finish();
+    last_but_one_ = std::exchange(last_, left);
   }
 }
 
-// False: it had nothing to send.
-bool ZeroPartition::State::leave(const Bucket& bucket, const Cause& cause) {
+// Null: it had nothing to send.
+std::shared_ptr<GradientScatter> ZeroPartition::State::leave(const Bucket& bucket,
+                                                             const Cause& cause) {
   const c10::AutoGradMode no_grad(false);
   std::vector<at::Tensor> grads;
   for (const size_t i : bucket.members) {
     const at::Tensor& grad = parameters_[i].grad();
     grads.push_back(grad.defined() && is_dtensor(grad) ? grad : at::Tensor());
   }
-  const auto scatter = std::make_shared<GradientScatter>(
+  auto scatter = std::make_shared<GradientScatter>(
       bucket.row, grads,
       [](int64_t numel, const at::TensorOptions& options) { return at::empty({numel}, options); },
       cause, [&](size_t k) { return name_of(parameters_[bucket.members[k]]); });
@@ -357,7 +365,7 @@ bool ZeroPartition::State::leave(const Bucket& bucket, const Cause& cause) {
     meta_of(arriving).came_from(scatter->provenance(k));
     parameters_[bucket.members[k]].mutable_grad() = std::move(arriving);
   }
-  return !scatter->taken().empty();
+  return scatter->taken().empty() ? nullptr : scatter;
 }
 
 void ZeroPartition::State::bring_gradients(const Cause& cause) {

@@ -16,6 +16,7 @@
 #include "shardweave/dtensor/activation_checkpoint.h"
 #include "shardweave/dtensor/clip_grad_norm.h"
 #include "shardweave/dtensor/distribute_module.h"
+#include "shardweave/dtensor/engine/tensor_impl.h"
 #include "shardweave/dtensor/grad_sync.h"
 #include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
@@ -354,6 +355,32 @@ TEST(ZeroTest, OnlyAPartOfEachGradientStaysInStageTwo) {
     }
     EXPECT_GT(all, 0);
     EXPECT_NEAR(static_cast<double>(here), all / 2.0, 3 * kHidden);
+  });
+}
+
+// The memory that a bucket is sent from is given up while backward goes on.
+TEST(ZeroTest, TwoBucketsAreUnderWayAtATime) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    Net model;
+    distribute(*model, mesh);
+    ZeroPartition partition(unique_parameters(*model), {.stage = 2, .bucket_bytes = 1});
+    const Batch b = fed(0, mesh);
+    for (const bool first : {true, false}) {
+      const int64_t before = partition.left_in_backward();
+      model->loss(b.tokens, b.targets).backward();
+      int under_way = 0;
+      for (const at::Tensor& p : partition.parameters()) {
+        using dtensor_internal::LocalPart;
+        const bool has = p.grad().defined() && is_dtensor(p.grad());
+        if (has && dtensor_internal::meta_of(p.grad()).part.state() == LocalPart::State::kUnderWay)
+          ++under_way;
+      }
+      EXPECT_GT(partition.left_in_backward() - before, 4) << first;
+      EXPECT_LE(under_way, 2) << first;
+      partition.hand_out_gradients();
+      partition.share_parameters();
+      partition.zero_grad();
+    }
   });
 }
 

@@ -253,13 +253,16 @@ GradientScatter::GradientScatter(const FlatRow& row, std::vector<at::Tensor>& gr
   under_way_.emplace(std::move(work), std::move(span));
 }
 
+void GradientScatter::finish() {
+  if (!under_way_.has_value()) return;
+  absl::Status status = under_way_->wait();
+  throw_if_error(std::move(status));
+  under_way_.reset();
+  in_.reset();
+}
+
 const at::Tensor& GradientScatter::part(size_t i) {
-  if (under_way_.has_value()) {
-    absl::Status status = under_way_->wait();
-    throw_if_error(std::move(status));
-    under_way_.reset();
-    in_.reset();
-  }
+  finish();
   return parts_[i];
 }
 

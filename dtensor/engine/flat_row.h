@@ -116,7 +116,10 @@ class GradientScatter {
   // How the gradient of tensor i lies: as the row keeps it, or still to be summed along other mesh dimensions.
   const SpecRef& spec(size_t i) const { return specs_[i]; }
   uint64_t provenance(size_t i) const { return provenances_[i]; }
-  // This rank's part. Waits; throws Error.
+  // Waits, and gives up the memory that was sent from; throws Error.
+  void finish();
+  bool is_under_way() const { return under_way_.has_value(); }
+  // This rank's part. Finishes.
   const at::Tensor& part(size_t i);
 
  private:
