@@ -263,6 +263,7 @@ swv_status* swv_mesh_use_random_state(swv_mesh* mesh, const swv_random_state* st
 }
 
 void swv_scope_free(swv_scope* scope) {
+  const RecordedInOrder in_order;  // it may be a module's
   release(scope, __func__);
 }
 

@@ -1,5 +1,6 @@
 // A rank that moves between threads, as goroutines and tasks do, goes backward in the order that it
-// went forward in, reversed: the order of its collectives, and of the sums in its gradients.
+// went forward in, reversed: the order of its collectives, and of the sums in its gradients. And traces
+// of its backward know the modules.
 #include <array>
 #include <string>
 #include <thread>
@@ -7,6 +8,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
 #include "shardweave.h"
 
 namespace {
@@ -51,9 +53,9 @@ swv_tensor* call(const char* name, std::vector<swv_value> args) {
   return result.as.tensor;
 }
 
-class MovedRankTest : public ::testing::TestWithParam<bool> {};
+class MovedBranchTest : public ::testing::TestWithParam<bool> {};
 
-TEST_P(MovedRankTest, GoesBackInTheOrderItWentForward) {
+TEST_P(MovedBranchTest, GoesBackInTheOrderItWentForward) {
   constexpr int kSteps = 12;
   const bool sharded = GetParam();
   swv_world* world = nullptr;
@@ -110,7 +112,66 @@ TEST_P(MovedRankTest, GoesBackInTheOrderItWentForward) {
   swv_world_free(world);
 }
 
-INSTANTIATE_TEST_SUITE_P(Tensors, MovedRankTest, ::testing::Bool(),
+// Each rank enters and leaves its modules, goes forward and backward each on a thread of its own, of
+// which the later have recorded less.
+TEST(MovedRankTest, BackwardKnowsTheModules) {
+  constexpr int kRanks = 2;
+  const auto on_fresh_thread = [](const auto& function) { std::thread(function).join(); };
+  const auto rank = [&](swv_world* world) {
+    swv_mesh* mesh = nullptr;
+    swv_layout *rows = nullptr, *columns = nullptr;
+    swv_tensor *x = nullptr, *turned = nullptr, *back = nullptr;
+    swv_trace* trace = nullptr;
+    const swv_mesh_dim dim = {"x", kRanks};
+    const int64_t sizes[] = {4, 4};
+    must(swv_mesh_create(world, &dim, 1, &mesh));
+    must(swv_layout_parse("[S(0)]", &rows));
+    must(swv_layout_parse("[S(1)]", &columns));
+    swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
+    options.mesh = mesh;
+    options.layout = rows;
+    must(swv_tensor_rand(sizes, 2, &options, &x));
+    must(swv_tensor_set_requires_grad(x, 1));
+    for (int i = 0; i < 100; ++i) swv_tensor_free(call("aten::neg", {swv_value_tensor(x)}));
+
+    on_fresh_thread([&] { must(swv_trace_create(mesh, &trace)); });
+    swv_scope* module = nullptr;
+    on_fresh_thread([&] { must(swv_mesh_enter_module(mesh, "first", &module)); });
+    must(swv_tensor_redistribute(x, columns, SWV_MODE_GRAD, &turned));
+    on_fresh_thread([&] { swv_scope_free(module); });
+    on_fresh_thread([&] { must(swv_mesh_enter_module(mesh, "second", &module)); });
+    on_fresh_thread([&] { must(swv_tensor_redistribute(turned, rows, SWV_MODE_GRAD, &back)); });
+    on_fresh_thread([&] { swv_scope_free(module); });
+    swv_tensor* squares = call("aten::square", {swv_value_tensor(back)});
+    swv_tensor* sum = call("aten::sum", {swv_value_tensor(squares)});
+    must(swv_tensor_backward(sum, nullptr, nullptr));
+
+    swv_string* json = nullptr;
+    must(swv_trace_to_json(trace, &json));
+    const auto seen = nlohmann::json::parse(swv_string_data(json))["events"];
+    std::vector<std::string> modules;
+    for (const auto& event : seen) {
+      modules.push_back(event.value("phase", "") + ", " + event.value("module", ""));
+    }
+    EXPECT_EQ(modules, (std::vector<std::string>{"forward, first", "forward, second",
+                                                 "backward, second", "backward, first"}));
+
+    swv_string_free(json);
+    on_fresh_thread([&] { swv_trace_free(trace); });
+    for (swv_tensor* t : {x, turned, back, squares, sum}) swv_tensor_free(t);
+    swv_layout_free(rows);
+    swv_layout_free(columns);
+    swv_mesh_free(mesh);
+    swv_world_free(world);
+  };
+  std::array<swv_world*, kRanks> worlds = {};
+  must(swv_world_create_local(kRanks, nullptr, worlds.data()));
+  std::vector<std::thread> ranks;
+  for (swv_world* world : worlds) ranks.emplace_back([&rank, world] { rank(world); });
+  for (std::thread& its : ranks) its.join();
+}
+
+INSTANTIATE_TEST_SUITE_P(Tensors, MovedBranchTest, ::testing::Bool(),
                          [](const auto& of) { return of.param ? "sharded" : "plain"; });
 
 }  // namespace

@@ -25,6 +25,7 @@ using namespace shardweave::capi;  // NOLINT: this file is the C interface of it
 
 swv_status* swv_trace_create(const swv_mesh* mesh, swv_trace** out_trace) {
   return guarded(__func__, out_trace, "out_trace", [&] {
+    const RecordedInOrder in_order;  // modules' names go by autograd's numbers
     return make<swv_trace>(std::make_shared<shardweave::CommTrace>(in(mesh, "mesh").mesh));
   });
 }
@@ -35,6 +36,7 @@ swv_status* swv_trace_share(const swv_trace* trace, swv_trace** out_trace) {
 }
 
 void swv_trace_free(swv_trace* trace) {
+  const RecordedInOrder in_order;  // as above
   release(trace, __func__);
 }
 
