@@ -82,7 +82,7 @@ class GateTest(unittest.TestCase):
         # The same name and place, another type; names change places; a member in the middle.
         self.complains("  double norm_type;", "  int64_t norm_type;", "struct swv_clip_options is not")
         self.complains("  int64_t calls;\n  int64_t bytes;", "  int64_t bytes;\n  int64_t calls;", "struct swv_comm_counter is not")
-        self.complains("  double beta1;", "  double beta0;\n  double beta1;", "struct swv_adamw_options is not")
+        self.complains("  double dampening;", "  double more;\n  double dampening;", "struct swv_sgd_options is not")
         self.complains("  double latency; ", "  double more;\n  double latency; ", "struct swv_link_cost is not")
         self.complains("  int64_t calls;\n  int64_t bytes;", "  int64_t calls;\n  int64_t bytes;\n  int64_t more;",
                        "struct swv_comm_counter of")

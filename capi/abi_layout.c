@@ -239,6 +239,28 @@ FIELD(swv_adamw_options, eps, 32, 8);
 FIELD(swv_adamw_options, weight_decay, 40, 8);
 FIELD(swv_adamw_options, amsgrad, 48, 4);
 
+SIZE(swv_adam_options, 56);
+FIELD(swv_adam_options, struct_size, 0, 8);
+FIELD(swv_adam_options, lr, 8, 8);
+FIELD(swv_adam_options, beta1, 16, 8);
+FIELD(swv_adam_options, beta2, 24, 8);
+FIELD(swv_adam_options, eps, 32, 8);
+FIELD(swv_adam_options, weight_decay, 40, 8);
+FIELD(swv_adam_options, amsgrad, 48, 4);
+
+SIZE(swv_lion_options, 40);
+FIELD(swv_lion_options, struct_size, 0, 8);
+FIELD(swv_lion_options, lr, 8, 8);
+FIELD(swv_lion_options, beta1, 16, 8);
+FIELD(swv_lion_options, beta2, 24, 8);
+FIELD(swv_lion_options, weight_decay, 32, 8);
+
+SIZE(swv_zero_options, 32);
+FIELD(swv_zero_options, struct_size, 0, 8);
+FIELD(swv_zero_options, mesh_dim, 8, 8);
+FIELD(swv_zero_options, stage, 16, 4);
+FIELD(swv_zero_options, bucket_bytes, 24, 8);
+
 SIZE(swv_comm_counter, 16);
 FIELD(swv_comm_counter, calls, 0, 8);
 FIELD(swv_comm_counter, bytes, 8, 8);

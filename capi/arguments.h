@@ -90,6 +90,12 @@ inline constexpr size_t first_size<swv_sgd_options> = 44;
 template <>
 inline constexpr size_t first_size<swv_adamw_options> = 52;
 template <>
+inline constexpr size_t first_size<swv_adam_options> = 52;
+template <>
+inline constexpr size_t first_size<swv_lion_options> = 40;
+template <>
+inline constexpr size_t first_size<swv_zero_options> = 32;
+template <>
 inline constexpr size_t first_size<swv_dispatch_counters> = 64;
 template <>
 inline constexpr size_t first_size<swv_device_cost> = 24;

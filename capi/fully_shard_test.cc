@@ -1,13 +1,10 @@
 // FSDP through C: a forward that the host has written, in operators alone, trains as on one rank.
-#include <cstdlib>
-#include <cstring>
-#include <functional>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "ATen/ATen.h"
+#include "capi/testing/host_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "shardweave.h"
@@ -16,238 +13,11 @@
 
 namespace {
 
+using namespace c_test;  // NOLINT: this file is a test in it
+
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-constexpr int64_t kDim = 5, kHidden = 7, kRows = 7, kOut = 3;
-constexpr int kBlocks = 3, kSteps = 3;
-
-void ok(swv_status* status) {
-  if (status == nullptr) return;
-  const std::string message = swv_status_message(status);
-  swv_status_free(status);
-  throw std::runtime_error(message);
-}
-std::string message_of(swv_status* status, swv_code code = SWV_CODE_INVALID_ARGUMENT) {
-  EXPECT_EQ(swv_status_code(status), code) << swv_status_message(status);
-  std::string message = swv_status_message(status);
-  swv_status_free(status);
-  return message;
-}
-std::string text_of(swv_string* string) {
-  std::string text = swv_string_data(string);
-  swv_string_free(string);
-  return text;
-}
-
-// A handle that ends with its block.
-template <typename H, void (*kFree)(H*)>
-class Handle {
- public:
-  Handle() = default;
-  ~Handle() { kFree(handle_); }
-  Handle(const Handle&) = delete;
-  Handle& operator=(const Handle&) = delete;
-  H** out() {
-    kFree(std::exchange(handle_, nullptr));
-    return &handle_;
-  }
-  operator H*() const { return handle_; }  // NOLINT: as the pointer
-  H* operator->() const { return handle_; }
-
- private:
-  H* handle_ = nullptr;
-};
-using Layout = Handle<swv_layout, swv_layout_free>;
-using Mesh = Handle<swv_mesh, swv_mesh_free>;
-using Module = Handle<swv_module, swv_module_free>;
-using Op = Handle<swv_op, swv_op_free>;
-using Optimizer = Handle<swv_optimizer, swv_optimizer_free>;
-using Plan = Handle<swv_plan, swv_plan_free>;
-using Tensor = Handle<swv_tensor, swv_tensor_free>;
-
-// On every rank of a mesh; a test fails that throws.
-void on_mesh(const char* text, const std::function<void(swv_mesh*)>& body) {
-  struct Job {
-    const char* mesh;
-    const std::function<void(swv_mesh*)>* body;
-  } given{text, &body};
-  int32_t ranks = 1;
-  for (const char* at = text; (at = std::strchr(at, '=')) != nullptr;) ranks *= std::atoi(++at);
-  swv_status* const status = swv_run_ranks(
-      ranks,
-      [](void* user_data, swv_world* world) -> swv_status* {
-        const Job& job = *static_cast<Job*>(user_data);
-        try {
-          Mesh mesh;
-          ok(swv_mesh_parse(world, job.mesh, mesh.out()));
-          (*job.body)(mesh);
-          return nullptr;
-        } catch (const std::exception& error) {
-          return swv_status_new(SWV_CODE_UNKNOWN, error.what());
-        }
-      },
-      &given, nullptr);
-  EXPECT_EQ(status, nullptr) << text << ": " << swv_status_message(status);
-  swv_status_free(status);
-}
-
-// --- the host's model ----------------------------------------------------------------------------
-
-void numbers(const std::vector<int64_t>& sizes, double phase, Tensor& to) {
-  const at::Tensor values =
-      at::sin(at::arange(c10::multiply_integers(sizes), at::kFloat) * 0.7 + phase) * 0.5;
-  ok(swv_tensor_from_data(values.data_ptr(), values.nbytes(), sizes.data(), sizes.size(), nullptr,
-                          to.out()));
-}
-
-// Linear layers by their names.
-const std::vector<std::pair<std::string, std::vector<int64_t>>>& shapes() {
-  static const auto* const all = [] {
-    auto* made = new std::vector<std::pair<std::string, std::vector<int64_t>>>();
-    for (int i = 0; i < kBlocks; ++i) {
-      const std::string block = "blocks." + std::to_string(i);
-      made->push_back({block + ".up.weight", {kHidden, kDim}});
-      made->push_back({block + ".up.bias", {kHidden}});
-      made->push_back({block + ".down.weight", {kDim, kHidden}});
-      made->push_back({block + ".down.bias", {kDim}});
-    }
-    made->push_back({"head.weight", {kOut, kDim}});
-    made->push_back({"scale", {}});  // a number
-    return made;
-  }();
-  return *all;
-}
-
-void make_model(Module& module) {
-  ok(swv_module_create(module.out()));
-  double phase = 0;
-  for (const auto& [name, sizes] : shapes()) {
-    Tensor parameter;
-    numbers(sizes, ++phase, parameter);
-    ok(swv_module_add_parameter(module, name.c_str(), parameter));
-  }
-}
-
-void call(const char* name, const std::vector<swv_value>& arguments, Tensor& to,
-          swv_grad_mode mode = SWV_MODE_GRAD) {
-  Op op;
-  swv_value result = SWV_NONE;
-  ok(swv_op_find(name, op.out()));
-  ok(swv_op_call(op, mode, arguments.data(), arguments.size(), &result, 1, nullptr));
-  *to.out() = result.as.tensor;
-}
-
-// The forward: x + down(gelu(up(x))), block by block, then the head.
-void linear(swv_module* module, const std::string& layer, swv_tensor* x, Tensor& to,
-            swv_grad_mode mode) {
-  Tensor weight, bias;
-  ok(swv_module_get(module, (layer + ".weight").c_str(), weight.out()));
-  std::vector<swv_value> arguments = {swv_value_tensor(x), swv_value_tensor(weight)};
-  if (layer != "head") {
-    ok(swv_module_get(module, (layer + ".bias").c_str(), bias.out()));
-    arguments.push_back(swv_value_tensor(bias));
-  }
-  call("aten::linear", arguments, to, mode);
-}
-void forward(swv_module* module, swv_tensor* input, Tensor& to,
-             swv_grad_mode mode = SWV_MODE_GRAD) {
-  Tensor x, scale;
-  ok(swv_tensor_share(input, x.out()));
-  for (int i = 0; i < kBlocks; ++i) {
-    const std::string block = "blocks." + std::to_string(i);
-    Tensor h, g, y, sum;
-    linear(module, block + ".up", x, h, mode);
-    call("aten::gelu", {swv_value_tensor(h)}, g, mode);
-    linear(module, block + ".down", g, y, mode);
-    call("aten::add.Tensor", {swv_value_tensor(x), swv_value_tensor(y)}, sum, mode);
-    ok(swv_tensor_share(sum, x.out()));
-  }
-  Tensor y;
-  linear(module, "head", x, y, mode);
-  ok(swv_module_get(module, "scale", scale.out()));
-  call("aten::mul.Tensor", {swv_value_tensor(y), swv_value_tensor(scale)}, to, mode);
-}
-
-using Values = std::vector<std::pair<std::string, at::Tensor>>;
-at::Tensor whole(const at::Tensor& t) {
-  const at::NoGradGuard no_grad;
-  return (shardweave::is_dtensor(t) ? shardweave::full_tensor(t) : t).detach().clone();
-}
-Values parameters_of(swv_module* module) {
-  size_t count = 0;
-  ok(swv_module_num_parameters(module, &count));
-  Values all;
-  for (size_t i = 0; i < count; ++i) {
-    swv_string* fqn = nullptr;
-    Tensor tensor;
-    ok(swv_module_parameter(module, i, &fqn, tensor.out()));
-    all.emplace_back(text_of(fqn), tensor->tensor);
-  }
-  return all;
-}
-// The values, and the gradients.
-std::pair<Values, Values> seen(swv_module* module) {
-  std::pair<Values, Values> result;
-  for (const auto& [name, tensor] : parameters_of(module)) {
-    result.first.emplace_back(name, whole(tensor));
-    result.second.emplace_back(name, whole(tensor.grad()));
-  }
-  return result;
-}
-void expect_close(const Values& got, const Values& wanted, const std::string& where) {
-  ASSERT_EQ(got.size(), wanted.size()) << where;
-  for (size_t i = 0; i < got.size(); ++i) {
-    EXPECT_EQ(got[i].first, wanted[i].first) << where;
-    EXPECT_TRUE(at::allclose(got[i].second, wanted[i].second, 1e-5, 1e-5))
-        << where << ": " << got[i].first << "\n"
-        << got[i].second << "\nwanted\n"
-        << wanted[i].second;
-  }
-}
-
-void feed(int step, bool targets, swv_mesh* mesh, Tensor& to) {
-  Tensor plain;
-  numbers({kRows, targets ? kOut : kDim}, 3 * step + (targets ? 1.5 : 0.25), plain);
-  if (mesh == nullptr) {
-    ok(swv_tensor_share(plain, to.out()));
-    return;
-  }
-  Layout rows;
-  const swv_named_placement placement = {"dp", "S(0)"};
-  ok(swv_layout_create_named(mesh, &placement, 1, rows.out()));
-  ok(swv_tensor_distribute(plain, mesh, rows, nullptr, to.out()));
-}
-
-// The values behind each step, and its gradients.
-std::vector<std::pair<Values, Values>> train(swv_module* module, swv_mesh* mesh) {
-  std::vector<swv_tensor*> parameters;
-  size_t count = 0;
-  ok(swv_module_num_parameters(module, &count));
-  for (size_t i = 0; i < count; ++i) {
-    ok(swv_module_parameter(module, i, nullptr, &parameters.emplace_back()));
-  }
-  Optimizer optimizer;
-  swv_adamw_options options = SWV_ADAMW_OPTIONS_INIT;
-  options.lr = 0.01;
-  ok(swv_optimizer_create_adamw(parameters.data(), count, &options, optimizer.out()));
-  for (swv_tensor* parameter : parameters) swv_tensor_free(parameter);
-  std::vector<std::pair<Values, Values>> steps;
-  for (int step = 0; step < kSteps; ++step) {
-    Tensor x, target, y, loss;
-    feed(step, false, mesh, x);
-    feed(step, true, mesh, target);
-    forward(module, x, y);
-    call("aten::mse_loss", {swv_value_tensor(y), swv_value_tensor(target)}, loss);
-    ok(swv_tensor_backward(loss, nullptr, nullptr));
-    ok(swv_module_finish_grad_sync(module));
-    ok(swv_optimizer_step(optimizer));
-    steps.push_back(seen(module));
-    ok(swv_optimizer_zero_grad(optimizer));
-  }
-  return steps;
-}
 
 const char* const kUnits[] = {"blocks.*"};
 swv_fully_shard_options by_blocks() {
@@ -262,8 +32,6 @@ swv_fully_shard_counters counters_of(swv_mesh* mesh) {
   ok(swv_mesh_fully_shard_counters(mesh, &counters));
   return counters;
 }
-
-using Steps = std::vector<std::pair<Values, Values>>;
 
 void expect_trained_alike(const std::string& where, bool keep, swv_mesh* mesh,
                           const Steps& wanted) {
@@ -360,7 +128,7 @@ TEST(FullyShardTest, ModulesOfTheLibrarys) {
                      {"kind": "Linear", "in_features": 9, "out_features": 3}]})";
   on_mesh("dp=2", [&](swv_mesh* mesh) {
     const auto made = [](Module& module) {
-      Handle<swv_scope, swv_scope_free> deferred;
+      Scope deferred;
       ok(swv_deferred_init(deferred.out()));
       ok(swv_module_create_by_kind("Sequential", kMlp, module.out()));
     };

@@ -1,17 +1,15 @@
 // What trains modules of the library's through C: plans of the zoo and by styles, construction without
 // memory, gradients that leave during backward, and what tells what a model is and does.
-#include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "ATen/ATen.h"
+#include "capi/testing/on_mesh.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "shardweave.h"
@@ -20,6 +18,8 @@
 #include "shardweave/dtensor/dtensor.h"
 
 namespace {
+
+using namespace c_test;  // NOLINT: this file is a test in it
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -31,75 +31,6 @@ constexpr char kLlama[] =
 constexpr char kMlp[] =
     R"({"layers": [{"kind": "Linear", "in_features": 5, "out_features": 9}, {"kind": "ReLU"},
                    {"kind": "Linear", "in_features": 9, "out_features": 3}]})";
-
-void ok(swv_status* status) {
-  if (status == nullptr) return;
-  const std::string message = swv_status_message(status);
-  swv_status_free(status);
-  throw std::runtime_error(message);
-}
-std::string message_of(swv_status* status, swv_code code = SWV_CODE_INVALID_ARGUMENT) {
-  EXPECT_EQ(swv_status_code(status), code) << swv_status_message(status);
-  std::string message = swv_status_message(status);
-  swv_status_free(status);
-  return message;
-}
-std::string text_of(swv_string* string) {
-  std::string text = swv_string_data(string);
-  swv_string_free(string);
-  return text;
-}
-
-// A handle that ends with its block.
-template <typename H, void (*kFree)(H*)>
-class Handle {
- public:
-  Handle() = default;
-  ~Handle() { kFree(handle_); }
-  Handle(const Handle&) = delete;
-  Handle& operator=(const Handle&) = delete;
-  H** out() {
-    kFree(std::exchange(handle_, nullptr));
-    return &handle_;
-  }
-  operator H*() const { return handle_; }  // NOLINT: as the pointer
-  H* operator->() const { return handle_; }
-
- private:
-  H* handle_ = nullptr;
-};
-using Module = Handle<swv_module, swv_module_free>;
-using Tensor = Handle<swv_tensor, swv_tensor_free>;
-using Mesh = Handle<swv_mesh, swv_mesh_free>;
-using Plan = Handle<swv_plan, swv_plan_free>;
-using Scope = Handle<swv_scope, swv_scope_free>;
-using Sync = Handle<swv_grad_sync, swv_grad_sync_free>;
-
-// On every rank of a mesh; a test fails that throws.
-void on_mesh(const char* text, const std::function<void(swv_mesh*)>& body) {
-  struct Job {
-    const char* mesh;
-    const std::function<void(swv_mesh*)>* body;
-  } given{text, &body};
-  int32_t ranks = 1;
-  for (const char* at = text; (at = std::strchr(at, '=')) != nullptr;) ranks *= std::atoi(++at);
-  swv_status* const status = swv_run_ranks(
-      ranks,
-      [](void* user_data, swv_world* world) -> swv_status* {
-        const Job& job = *static_cast<Job*>(user_data);
-        try {
-          Mesh mesh;
-          ok(swv_mesh_parse(world, job.mesh, mesh.out()));
-          (*job.body)(mesh);
-          return nullptr;
-        } catch (const std::exception& error) {
-          return swv_status_new(SWV_CODE_UNKNOWN, error.what());
-        }
-      },
-      &given, nullptr);
-  EXPECT_EQ(status, nullptr) << text << ": " << swv_status_message(status);
-  swv_status_free(status);
-}
 
 at::Tensor whole(const at::Tensor& t) {
   return shardweave::is_dtensor(t) ? shardweave::full_tensor(t.detach()) : t.detach();
@@ -293,7 +224,7 @@ struct Searched {
   }
   at::Tensor on(swv_mesh* mesh) const {
     Tensor plain, here;
-    Handle<swv_layout, swv_layout_free> rows;
+    Layout rows;
     int32_t ndim = 0;
     swv_distribute_options options_here = SWV_DISTRIBUTE_OPTIONS_INIT;
     options_here.source = -1;
@@ -573,7 +504,7 @@ TEST(GradSyncTest, LeavesDuringBackwardAndPauses) {
     fill(module);
     ok(swv_module_distribute(module, mesh, nullptr, nullptr));
     numbers(whole_x);
-    Handle<swv_layout, swv_layout_free> rows;
+    Layout rows;
     ok(swv_layout_parse("[S(0)]", rows.out()));
     ok(swv_tensor_distribute(whole_x, mesh, rows, nullptr, x.out()));
     swv_grad_sync_options options = SWV_GRAD_SYNC_OPTIONS_INIT;
@@ -650,7 +581,7 @@ TEST(GradSyncTest, WhatFailedIsDiscarded) {
     fill(module);
     ok(swv_module_distribute(module, mesh, nullptr, nullptr));
     numbers(whole_x);
-    Handle<swv_layout, swv_layout_free> rows;
+    Layout rows;
     ok(swv_layout_parse("[S(0)]", rows.out()));
     ok(swv_tensor_distribute(whole_x, mesh, rows, nullptr, x.out()));
     const auto parameters = parameters_of(module);
@@ -812,7 +743,7 @@ struct Freed {
     if (weight == nullptr) return status;
     const swv_value arguments[] = {swv_value_tensor(x), swv_value_tensor(weight)};
     swv_value y = SWV_NONE;
-    Handle<swv_op, swv_op_free> linear;
+    Op linear;
     status = swv_op_find("aten::linear", linear.out());
     if (status == nullptr) {
       status = swv_op_call(linear, SWV_MODE_GRAD, arguments, 2, &y, 1, nullptr);
@@ -857,7 +788,7 @@ TEST(DebugTest, AModuleMayBeFreedByWhatItRuns) {
                                        : R"json({"parameter": {"2.weight": {"tp": "S(1)"}}})json",
                               plan.out()));
         ok(swv_module_distribute(both.sharded.module, mesh, plan, nullptr));
-        Handle<swv_layout, swv_layout_free> whole;
+        Layout whole;
         Tensor plain_x;
         numbers(plain_x);
         ok(swv_layout_parse("[R]", whole.out()));
@@ -904,7 +835,7 @@ TEST(DebugTest, AForwardOutlivesItsModule) {
         plan.out()));
     ok(swv_module_distribute(module, mesh, plan, nullptr));
     const std::weak_ptr<torch::nn::Module> still = behind(module);
-    Handle<swv_layout, swv_layout_free> whole;
+    Layout whole;
     Tensor plain_x;
     numbers(plain_x);
     ok(swv_layout_parse("[R]", whole.out()));
@@ -917,7 +848,7 @@ TEST(DebugTest, AForwardOutlivesItsModule) {
     EXPECT_TRUE(still.expired());
     const swv_value arguments[] = {swv_value_tensor(in), swv_value_tensor(weight)};
     swv_value y = SWV_NONE;
-    Handle<swv_op, swv_op_free> linear;
+    Op linear;
     ok(swv_op_find("aten::linear", linear.out()));
     ok(swv_op_call(linear, SWV_MODE_GRAD, arguments, 2, &y, 1, nullptr));
     EXPECT_EQ(shardweave::layout_of(y.as.tensor->tensor).to_string(), "[S(1)]");

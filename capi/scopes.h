@@ -13,6 +13,7 @@
 #include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/random.h"
 #include "shardweave/modules/hooked.h"
+#include "shardweave/modules/zero.h"
 
 namespace shardweave::capi {
 
@@ -59,7 +60,8 @@ class NoSync {
 struct swv_scope : shardweave::capi::Handle<shardweave::capi::Kind::kScope> {
   std::variant<std::monostate, shardweave::StrictScope, shardweave::ModuleScope,
                shardweave::SourceScope, shardweave::RandomStateScope, shardweave::capi::ForwardRun,
-               shardweave::capi::Deferral, shardweave::capi::NoSync>
+               shardweave::capi::Deferral, shardweave::capi::NoSync,
+               shardweave::ZeroPartition::NoSync>
       scope;
 };
 

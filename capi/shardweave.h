@@ -1581,17 +1581,39 @@ typedef struct swv_sgd_options {
 } swv_sgd_options;
 #define SWV_SGD_OPTIONS_INIT {SWV_SIZE_TO(swv_sgd_options, nesterov), 1e-3, 0.0, 0.0, 0.0, 0}
 
+typedef struct swv_adam_options {
+  size_t struct_size;
+  double lr;
+  double beta1;
+  double beta2;
+  double eps;
+  double weight_decay; /* added to the gradient */
+  swv_bool amsgrad;
+} swv_adam_options;
+#define SWV_ADAM_OPTIONS_INIT \
+  {SWV_SIZE_TO(swv_adam_options, amsgrad), 1e-3, 0.9, 0.999, 1e-8, 0.0, 0}
+
 typedef struct swv_adamw_options {
   size_t struct_size;
   double lr;
   double beta1;
   double beta2;
   double eps;
-  double weight_decay;
+  double weight_decay; /* taken off the parameter */
   swv_bool amsgrad;
 } swv_adamw_options;
 #define SWV_ADAMW_OPTIONS_INIT \
   {SWV_SIZE_TO(swv_adamw_options, amsgrad), 1e-3, 0.9, 0.999, 1e-8, 1e-2, 0}
+
+/* Chen et al., Symbolic Discovery of Optimization Algorithms, 2023. */
+typedef struct swv_lion_options {
+  size_t struct_size;
+  double lr;
+  double beta1;
+  double beta2;
+  double weight_decay; /* taken off the parameter */
+} swv_lion_options;
+#define SWV_LION_OPTIONS_INIT {SWV_SIZE_TO(swv_lion_options, weight_decay), 1e-4, 0.9, 0.99, 0.0}
 
 /* The optimizer shares the parameters; one that is given twice is stepped once. They may be
  * distributed until the first step or look at the state. */
@@ -1599,10 +1621,18 @@ SWV_API SWV_MUST_USE swv_status* swv_optimizer_create_sgd(swv_tensor* const* par
                                                           size_t num_parameters,
                                                           const swv_sgd_options* options,
                                                           swv_optimizer** out_optimizer);
+SWV_API SWV_MUST_USE swv_status* swv_optimizer_create_adam(swv_tensor* const* parameters,
+                                                           size_t num_parameters,
+                                                           const swv_adam_options* options,
+                                                           swv_optimizer** out_optimizer);
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_create_adamw(swv_tensor* const* parameters,
                                                             size_t num_parameters,
                                                             const swv_adamw_options* options,
                                                             swv_optimizer** out_optimizer);
+SWV_API SWV_MUST_USE swv_status* swv_optimizer_create_lion(swv_tensor* const* parameters,
+                                                           size_t num_parameters,
+                                                           const swv_lion_options* options,
+                                                           swv_optimizer** out_optimizer);
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_share(const swv_optimizer* optimizer,
                                                      swv_optimizer** out_optimizer);
 SWV_API void swv_optimizer_free(swv_optimizer* optimizer);
@@ -1612,9 +1642,10 @@ SWV_API SWV_MUST_USE swv_status* swv_optimizer_zero_grad(swv_optimizer* optimize
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_lr(const swv_optimizer* optimizer, double* out_lr);
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_set_lr(swv_optimizer* optimizer, double lr);
 /* The state of parameter `index`, laid out as it is, zeros before the first step: "step" (one plain
- * f32 number); of AdamW "exp_avg", "exp_avg_sq" and, with amsgrad, "max_exp_avg_sq"; of SGD with a
- * momentum "momentum_buffer". NULL for what these options do not use. Writing to it writes the
- * state. */
+ * f32 number); of Adam and AdamW "exp_avg", "exp_avg_sq" and, with amsgrad, "max_exp_avg_sq"; of Lion
+ * "exp_avg"; of SGD with a momentum "momentum_buffer". With ZeRO it is laid out as the rank's part is,
+ * in rows that are cut unevenly, and swv_tensor_full_tensor makes it whole. NULL for what these
+ * options do not use. Writing to it writes the state. */
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_state(const swv_optimizer* optimizer, size_t index,
                                                      const char* name, swv_tensor** out_tensor);
 /* Copies `tensor` over it, to resume from what was saved: of any floating-point type and the
@@ -1625,6 +1656,42 @@ SWV_API SWV_MUST_USE swv_status* swv_optimizer_state(const swv_optimizer* optimi
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_set_state(swv_optimizer* optimizer, size_t index,
                                                          const char* name,
                                                          const swv_tensor* tensor);
+
+/* ZeRO (Rajbhandari et al., 2020): along one mesh dimension parameters are whole on every rank, as in
+ * data parallelism, and the optimizer's state and its work are divided. A step is then COLLECTIVE:
+ *
+ *   swv_zero_options options = SWV_ZERO_OPTIONS_INIT;
+ *   options.mesh_dim = "dp";
+ *   swv_optimizer_create_adamw(parameters, count, NULL, &optimizer);
+ *   swv_optimizer_use_zero(optimizer, &options);
+ *
+ *   swv_tensor_backward(loss, NULL, NULL);
+ *   swv_module_finish_grad_sync(model);  // a rank has its part of each gradient
+ *   swv_optimizer_step(optimizer);       // steps its part, and gets the others'
+ *
+ * In stage 1 gradients are whole until swv_module_finish_grad_sync. In stage 2 they leave in backward,
+ * in buckets, and only a rank's part of them stays. */
+typedef struct swv_zero_options {
+  size_t struct_size;
+  const char* mesh_dim; /* along which the optimizer is divided; NULL: the mesh's first */
+  int32_t stage;        /* 1 or 2 */
+  int64_t bucket_bytes; /* of parameters that travel together, 1 or more; a larger one alone */
+} swv_zero_options;
+#define SWV_ZERO_OPTIONS_INIT {SWV_SIZE_TO(swv_zero_options, bucket_bytes), NULL, 1, 26214400}
+
+/* From now on, as long as it lives. Parameters get other memory: what swv_tensor_to_local gave before
+ * is no longer theirs. Before anything is changed: SWV_CODE_INVALID_ARGUMENT for options out of range
+ * or that differ between ranks, and for a parameter that is plain, on another mesh, cut along the
+ * dimension or fully sharded; SWV_CODE_NOT_FOUND for a dimension that the mesh does not have;
+ * SWV_CODE_FAILED_PRECONDITION for an optimizer that has made steps, whose state was asked for or
+ * which uses ZeRO already, and for a parameter of another one that does, of a swv_grad_sync, or one
+ * that is still deferred. COLLECTIVE. */
+SWV_API SWV_MUST_USE swv_status* swv_optimizer_use_zero(swv_optimizer* optimizer,
+                                                        const swv_zero_options* options);
+/* Until the scope is freed, backward sends nothing in stage 2 either: gradients of several are summed
+ * up first. Scopes nest. SWV_CODE_FAILED_PRECONDITION without ZeRO. */
+SWV_API SWV_MUST_USE swv_status* swv_optimizer_no_sync(swv_optimizer* optimizer,
+                                                       swv_scope** out_scope);
 
 /* ---- What happened --------------------------------------------------------------------------- */
 

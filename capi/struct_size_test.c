@@ -160,6 +160,32 @@ static swv_status* use_adamw_options(void* options) {
   swv_optimizer_free(made);
   return status;
 }
+static swv_status* use_adam_options(void* options) {
+  swv_optimizer* made = NULL;
+  swv_status* status = swv_optimizer_create_adam(&parameter, 1, (swv_adam_options*)options, &made);
+  swv_optimizer_free(made);
+  return status;
+}
+static swv_status* use_lion_options(void* options) {
+  swv_optimizer* made = NULL;
+  swv_status* status = swv_optimizer_create_lion(&parameter, 1, (swv_lion_options*)options, &made);
+  swv_optimizer_free(made);
+  return status;
+}
+static swv_status* use_zero_options(void* options) {
+  swv_tensor_options sharded = SWV_TENSOR_OPTIONS_INIT;
+  const int64_t size = 3;
+  swv_tensor* its = NULL;
+  swv_optimizer* made = NULL;
+  sharded.mesh = mesh;
+  sharded.requires_grad = 1;
+  CHECK_OK(swv_tensor_ones(&size, 1, &sharded, &its));
+  CHECK_OK(swv_optimizer_create_adam(&its, 1, NULL, &made));
+  swv_status* status = swv_optimizer_use_zero(made, (swv_zero_options*)options);
+  swv_optimizer_free(made);
+  swv_tensor_free(its);
+  return status;
+}
 static swv_module* linear(swv_tensor** out_x) {
   const int64_t sizes[] = {2, 3};
   swv_module* made = NULL;
@@ -332,6 +358,9 @@ int main(void) {
   swv_clip_options clip = SWV_CLIP_OPTIONS_INIT;
   swv_sgd_options sgd = SWV_SGD_OPTIONS_INIT;
   swv_adamw_options adamw = SWV_ADAMW_OPTIONS_INIT;
+  swv_adam_options adam = SWV_ADAM_OPTIONS_INIT;
+  swv_lion_options lion = SWV_LION_OPTIONS_INIT;
+  swv_zero_options zero = SWV_ZERO_OPTIONS_INIT;
   swv_dispatch_counters counters = SWV_DISPATCH_COUNTERS_INIT;
   swv_function function = SWV_FUNCTION_INIT;
   swv_materialize_options materialize = SWV_MATERIALIZE_OPTIONS_INIT;
@@ -382,6 +411,9 @@ int main(void) {
   EVERY_SIZE(clip_options, clip, 0, 0);
   EVERY_SIZE(sgd_options, sgd, 0, 0);
   EVERY_SIZE(adamw_options, adamw, 0, 0);
+  EVERY_SIZE(adam_options, adam, 0, 0);
+  EVERY_SIZE(lion_options, lion, 0, 0);
+  EVERY_SIZE(zero_options, zero, 0, 0);
   EVERY_SIZE(dispatch_counters, counters, 1, 0);
   EVERY_SIZE(rendezvous, rendezvous, 0, 0);
   EVERY_SIZE(materialize_options, materialize, 0, 0);

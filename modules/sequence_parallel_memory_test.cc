@@ -1,14 +1,10 @@
 // What a rank keeps of a forward pass for the backward pass, as its allocator sees it: under
 // SequenceParallel that of the formula, in which everything outside of attention and MLP is 1/tp.
-#include <atomic>
 #include <cstdint>
-#include <cstdlib>
-#include <list>
-#include <mutex>
 
 #include "ATen/ATen.h"
-#include "c10/core/CPUAllocator.h"
 #include "gtest/gtest.h"
+#include "shardweave/dtensor/testing/counting_allocator.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/modules/parallel_style.h"
 #include "torch/nn.h"
@@ -16,48 +12,9 @@
 namespace shardweave {
 namespace {
 
+using testing::CountingAllocator;
 using testing::on_mesh;
 namespace nn = torch::nn;
-
-// The bytes that this thread has made and nobody has let go.
-class CountingAllocator final : public c10::Allocator {
- public:
-  static std::atomic<int64_t>& live() {
-    // Outlive what they count, and are reachable: a thread's own would be a leak when it ends.
-    static std::mutex mutex;
-    static auto& counters = *new std::list<std::atomic<int64_t>>;
-    static thread_local std::atomic<int64_t>& mine = [&]() -> std::atomic<int64_t>& {
-      const std::lock_guard<std::mutex> lock(mutex);
-      return counters.emplace_back(0);
-    }();
-    return mine;
-  }
-  c10::DataPtr allocate(size_t bytes) override {
-    const size_t rounded = (bytes / sizeof(Header) + 2) * sizeof(Header);
-    auto* header = static_cast<Header*>(std::aligned_alloc(sizeof(Header), rounded));
-    *header = {static_cast<int64_t>(bytes), &live()};
-    *header->counter += header->bytes;
-    void* data = header + 1;
-    return {data, data, &release, c10::Device(c10::DeviceType::CPU)};
-  }
-  c10::DeleterFnPtr raw_deleter() const override { return &release; }
-  void copy_data(void* to, const void* from, size_t bytes) const override {
-    default_copy_data(to, from, bytes);
-  }
-
- private:
-  // Before the bytes.
-  struct alignas(64) Header {
-    int64_t bytes;
-    std::atomic<int64_t>* counter;
-  };
-  static void release(void* data) {
-    if (data == nullptr) return;
-    Header* header = static_cast<Header*>(data) - 1;
-    *header->counter -= header->bytes;
-    std::free(header);
-  }
-};
 
 constexpr int64_t kBatch = 2, kLength = 64, kDim = 64, kHeads = 4, kBlocks = 3;
 
@@ -91,9 +48,9 @@ double kept_bytes(int64_t ranks, const ParallelStyle& style, const Placement& in
     parallelize_module(*model, mesh, style);
     at::Tensor x = ones({kBatch, kLength, kDim}, mesh, {input}).requires_grad_();
     (void)model->forward(x);  // what is made once
-    const int64_t before = CountingAllocator::live();
+    const int64_t before = CountingAllocator::mine().live;
     const at::Tensor y = model->forward(x);
-    const int64_t after = CountingAllocator::live();
+    const int64_t after = CountingAllocator::mine().live;
     if (mesh->coordinate()[0] == 0) kept = static_cast<double>(after - before);
     y.sum().backward();
   });
@@ -113,9 +70,7 @@ double formula(double ranks, double outside) {
 }
 
 TEST(SequenceParallelMemoryTest, KeepsWhatTheFormulaSays) {
-  static CountingAllocator allocator;
-  constexpr uint8_t kBeforeOthers = 200;
-  c10::SetCPUAllocator(&allocator, kBeforeOthers);
+  CountingAllocator::install();
   for (const int64_t ranks : {1, 2, 4}) {
     const auto n = static_cast<double>(ranks);
     const double pairwise = kept_bytes(ranks, PairwiseParallel{.heads = kHeads}, Replicate());

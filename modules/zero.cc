@@ -142,8 +142,7 @@ void ZeroPartition::State::check(size_t index, const at::Tensor& parameter) cons
   };
   if (!parameter.defined()) refuse(kInvalidArgument, "is undefined; wanted a DTensor");
   if (!is_dtensor(parameter)) {
-    refuse(kInvalidArgument,
-           "is a plain tensor; wanted a DTensor: distribute_module() comes first");
+    refuse(kInvalidArgument, "is a plain tensor; wanted a DTensor: distribute its module first");
   }
   if (!parameter.is_leaf() || !parameter.is_floating_point()) {
     refuse(kInvalidArgument,
@@ -166,13 +165,13 @@ void ZeroPartition::State::check(size_t index, const at::Tensor& parameter) cons
                    std::string(context_->mesh().name(mesh_dim_)), "', which is to divide it"));
   }
   if (dtensor_internal::is_deferred(parameter)) {
-    refuse(kFailedPrecondition, "is not made yet; materialize() comes first");
+    refuse(kFailedPrecondition, "is not made yet: materialize it first");
   }
   if (!part_to_read(parameter, kZeroPartition).is_contiguous()) {
     refuse(kInvalidArgument, "is not contiguous; wanted rows that lie one after the other");
   }
   if (owner_of_gradient(parameter) != nullptr) {
-    refuse(kFailedPrecondition, "is in a ZeroPartition already, which is still there");
+    refuse(kFailedPrecondition, "is in a ZeRO partition already, which is still there");
   }
 }
 
@@ -183,9 +182,10 @@ size_t ZeroPartition::State::add(const std::vector<at::Tensor>& given, std::sour
     refuse_partition(kInvalidArgument, "there is no parameter; wanted one or more");
   if (context_ == nullptr) {
     if (options_.stage != 1 && options_.stage != 2) {
-      refuse_partition(kInvalidArgument,
-                       str_cat("stage is ", options_.stage,
-                               "; wanted 1 or 2 (fully_shard() divides parameters, too)"));
+      refuse_partition(
+          kInvalidArgument,
+          str_cat("stage is ", options_.stage,
+                  "; wanted 1 or 2 (to divide parameters, too, is to shard them fully)"));
     }
     if (options_.bucket_bytes < 1) {
       refuse_partition(kInvalidArgument,
@@ -196,7 +196,7 @@ size_t ZeroPartition::State::add(const std::vector<at::Tensor>& given, std::sour
     });
     if (first == added.end()) {
       refuse_partition(kInvalidArgument,
-                       "no parameter is a DTensor: distribute_module() comes first");
+                       "no parameter is a DTensor: distribute their module first");
     }
     const std::shared_ptr<MeshContext> context = meta_of(*first).context;
     if (!options_.mesh_dim.empty()) {

@@ -751,7 +751,7 @@ TEST(ZeroTest, BadInput) {
       two, [](const MeshPtr&) { ZeroPartition({}); }, kInvalidArgument, "there is no parameter");
   expect_error(
       two, [](const MeshPtr&) { ZeroPartition(Net()->parameters()); }, kInvalidArgument,
-      "distribute_module() comes first");
+      "distribute their module first");
   expect_error(
       two,
       [](const MeshPtr& mesh) {
@@ -784,7 +784,7 @@ TEST(ZeroTest, BadInput) {
         const ZeroPartition first(model->parameters());
         const ZeroPartition second({model->bias});
       },
-      kFailedPrecondition, "('bias') is in a ZeroPartition already");
+      kFailedPrecondition, "('bias') is in a ZeRO partition already");
   expect_error(
       two,
       [](const MeshPtr& mesh) {
@@ -810,7 +810,7 @@ TEST(ZeroTest, BadInput) {
         distribute_module(*model, mesh, {});
         const ZeroPartition partition(model->parameters());
       },
-      kFailedPrecondition, "materialize() comes first");
+      kFailedPrecondition, "materialize it first");
   expect_error(
       two,
       [](const MeshPtr& mesh) {

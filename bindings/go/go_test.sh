@@ -32,7 +32,7 @@ reason=$(go run -race "$probe/main.go" 2>&1) || {
 }
 experiment=
 GOEXPERIMENT=cgocheck2 go env >/dev/null 2>&1 && experiment=cgocheck2 # since Go 1.21
-GOEXPERIMENT=$experiment GODEBUG=cgocheck=1 run go test $race -count=1 ./...
+GOEXPERIMENT=$experiment GODEBUG=cgocheck=1 run go test $race -vet=off -count=1 ./...
 say go test of allocations # which are others under the race detector
-run go test -count=1 -run='Alloc|HotPath' -v ./shardweave
+run go test -vet=off -count=1 -run='Alloc|HotPath' -v ./shardweave
 say "PASS$(((${#without[@]})) && printf ', without %s' "${without[@]}")"

@@ -242,6 +242,7 @@ class Fuzzer {
   void tensors();
   void operators();
   void autograd();
+  bool make_optimizer(swv_tensor** parameters, swv_optimizer** out_optimizer);
   void modules();
   void communication();
   void collective();
@@ -254,6 +255,7 @@ class Fuzzer {
   void scripts();
   void library();
   void fully_sharded();
+  void divided();
   void observe();
   void ranks();
   void contention();

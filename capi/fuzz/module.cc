@@ -3,6 +3,28 @@
 
 namespace shardweave::capi {
 
+bool Fuzzer::make_optimizer(swv_tensor** parameters, swv_optimizer** out_optimizer) {
+  swv_sgd_options sgd = SWV_SGD_OPTIONS_INIT;
+  swv_adam_options adam = SWV_ADAM_OPTIONS_INIT;
+  swv_adamw_options adamw = SWV_ADAMW_OPTIONS_INIT;
+  swv_lion_options lion = SWV_LION_OPTIONS_INIT;
+  sgd.lr = real(), sgd.momentum = real(), sgd.nesterov = static_cast<swv_bool>(below(2));
+  adam.beta2 = one_in(2) ? real() : 0.9, adam.amsgrad = static_cast<swv_bool>(below(2));
+  adamw.beta1 = one_in(2) ? real() : 0.9, adamw.amsgrad = static_cast<swv_bool>(below(2));
+  lion.beta1 = one_in(2) ? real() : 0.9, lion.weight_decay = real();
+  const size_t count = length(2);
+  switch (below(4)) {
+    case 0:
+      return done(swv_optimizer_create_sgd(parameters, count, sized(sgd), out_optimizer));
+    case 1:
+      return done(swv_optimizer_create_adam(parameters, count, sized(adam), out_optimizer));
+    case 2:
+      return done(swv_optimizer_create_lion(parameters, count, sized(lion), out_optimizer));
+    default:
+      return done(swv_optimizer_create_adamw(parameters, count, sized(adamw), out_optimizer));
+  }
+}
+
 void Fuzzer::modules() {
   swv_module* module = nullptr;
   swv_plan* plan = nullptr;
@@ -11,15 +33,14 @@ void Fuzzer::modules() {
   swv_string* string = nullptr;
   swv_tensor* parameters[2] = {pick(tensors_), pick(tensors_)};
   const swv_named_placement named[] = {{text(), text()}};
-  swv_sgd_options sgd = SWV_SGD_OPTIONS_INIT;
-  swv_adamw_options adamw = SWV_ADAMW_OPTIONS_INIT;
+  swv_zero_options zero = SWV_ZERO_OPTIONS_INIT;
   swv_clip_options clip = SWV_CLIP_OPTIONS_INIT;
   swv_distribute_options distribute = SWV_DISTRIBUTE_OPTIONS_INIT;
   double norm = 0;
   size_t n = 0;
   clip.norm_type = real(), clip.error_if_nonfinite = static_cast<swv_bool>(below(2));
-  sgd.lr = real(), sgd.momentum = real(), sgd.nesterov = static_cast<swv_bool>(below(2));
-  adamw.beta1 = one_in(2) ? real() : 0.9, adamw.amsgrad = static_cast<swv_bool>(below(2));
+  zero.mesh_dim = one_in(2) ? nullptr : text(), zero.stage = one_in(9) ? small() : 1 + below(2);
+  if (one_in(3)) zero.bucket_bytes = small();
   swv_forward* forward = nullptr;
   swv_scope* scope = nullptr;
   swv_layout* const layout = pick(layouts_);
@@ -66,15 +87,13 @@ void Fuzzer::modules() {
                               one_in(2) ? nullptr : &norm));
       break;
     case 10:
-      if (one_in(2)) {
-        if (done(swv_optimizer_create_sgd(parameters, length(2), sized(sgd), &optimizer)))
-          keep(optimizers_, optimizer, swv_optimizer_free, 5);
-      } else {
-        if (done(swv_optimizer_create_adamw(parameters, length(2), sized(adamw), &optimizer)))
-          keep(optimizers_, optimizer, swv_optimizer_free, 5);
+      if (make_optimizer(parameters, &optimizer)) {
+        keep(optimizers_, optimizer, swv_optimizer_free, 5);
       }
       break;
     case 11:
+      done(swv_optimizer_use_zero(pick(optimizers_), one_in(3) ? nullptr : sized(zero)));
+      if (done(swv_optimizer_no_sync(pick(optimizers_), &scope))) swv_scope_free(scope);
       done(swv_optimizer_step(pick(optimizers_)));
       done(swv_optimizer_zero_grad(pick(optimizers_)));
       done(swv_optimizer_set_lr(pick(optimizers_), real()));
@@ -130,7 +149,8 @@ void Fuzzer::modules() {
         keep(modules_, module, swv_module_free, 5);
       break;
     case 18:
-      if (one_in(4)) one_in(3) ? fully_sharded() : library();  // they take long
+      if (one_in(4))
+        one_in(3) ? fully_sharded() : one_in(2) ? divided() : library();  // they take long
       break;
     default:
       if (done(swv_optimizer_state(pick(optimizers_), below(3), text(), &t))) keep(t);
@@ -355,6 +375,62 @@ void Fuzzer::fully_sharded() {
   done(swv_mesh_reshard(mesh));
   done(swv_mesh_fully_shard_counters(mesh, one_in(9) ? nullptr : sized(counters)));
   swv_tensor_free(x);
+  swv_module_free(module);
+}
+
+// An optimizer that is divided among ranks, and steps.
+void Fuzzer::divided() {
+  swv_module* module = nullptr;
+  swv_tensor *x = nullptr, *parameters[2] = {}, *state = nullptr;
+  swv_optimizer* optimizer = nullptr;
+  swv_scope* pause = nullptr;
+  swv_value y = SWV_NONE;
+  swv_zero_options options = SWV_ZERO_OPTIONS_INIT;
+  swv_tensor_options whole = SWV_TENSOR_OPTIONS_INIT;
+  const int64_t sizes[] = {2, 2};
+  swv_mesh* const mesh = one_in(9) ? pick(meshes_) : meshes_.empty() ? nullptr : meshes_[0];
+  options.mesh_dim = one_in(5) ? text() : nullptr;
+  options.stage = one_in(9) ? small() : static_cast<int32_t>(1 + below(2));
+  options.bucket_bytes = one_in(5) ? number() : 8;
+  if (!done(swv_module_create_by_kind("Linear", "{\"in_features\": 2, \"out_features\": 2}",
+                                      &module)))
+    return;
+  whole.mesh = one_in(9) ? nullptr : mesh;
+  if (!one_in(9)) done(swv_module_distribute(module, mesh, nullptr, nullptr));
+  if (done(swv_tensor_ones(sizes, 2, &whole, &x)) &&
+      done(swv_module_get(module, "weight", &parameters[0])) &&
+      done(swv_module_get(module, "bias", &parameters[1])) &&
+      make_optimizer(parameters, &optimizer)) {
+    if (one_in(9)) done(swv_optimizer_step(optimizer));
+    done(swv_optimizer_use_zero(optimizer, one_in(3) ? nullptr : sized(options)));
+    if (one_in(3)) done(swv_optimizer_no_sync(optimizer, &pause));
+    const swv_value argument = swv_value_tensor(x);
+    if (done(swv_module_call(module, "forward", SWV_MODE_GRAD, &argument, 1, &y, 1, nullptr))) {
+      if (y.kind == SWV_VALUE_TENSOR) done(swv_tensor_backward(y.as.tensor, x, nullptr));
+      swv_value_clear(&y);
+    }
+    if (one_in(2)) swv_scope_free(pause), pause = nullptr;
+    if (!one_in(5)) done(swv_module_finish_grad_sync(module));
+    done(swv_optimizer_step(optimizer));
+    done(swv_optimizer_use_zero(optimizer, nullptr));
+    const char* const name = one_in(3) ? text() : one_in(2) ? "exp_avg" : "step";
+    if (done(swv_optimizer_state(optimizer, below(3), name, &state)) && state != nullptr) {
+      done(swv_optimizer_set_state(optimizer, below(3), name, one_in(3) ? x : state));
+      keep(state);
+    }
+    done(swv_optimizer_zero_grad(optimizer));
+    if (one_in(2)) {
+      swv_module_free(module);
+      module = nullptr;
+    }
+    if (one_in(3)) {
+      keep(optimizers_, optimizer, swv_optimizer_free, 5);
+      optimizer = nullptr;
+    }
+  }
+  swv_scope_free(pause);
+  swv_optimizer_free(optimizer);
+  for (swv_tensor* t : {x, parameters[0], parameters[1]}) swv_tensor_free(t);
   swv_module_free(module);
 }
 

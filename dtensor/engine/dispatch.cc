@@ -677,20 +677,14 @@ class Runner {
     const SpecRef& spec = entry_.outputs[flat];
     if (spec == nullptr || !absl::c_equal(local.sizes(), spec->local_sizes) ||
         local.scalar_type() != spec->dtype) [[unlikely]] {
-      // Some kernels give nothing in another type: linalg_lstsq's residuals of no matrices.
-      const bool is_nothing =
-          spec != nullptr && local.numel() == 0 && absl::c_equal(local.sizes(), spec->local_sizes);
-      if (!is_nothing) {
-        fail(op_, absl::StatusCode::kInternal,
-             absl::StrCat("the local result ", flat, " is ", c10::toString(local.scalar_type()),
-                          " of shape [", absl::StrJoin(local.sizes(), ", "),
-                          "], the sharding rule promised ",
-                          spec == nullptr ? "none"
-                                          : absl::StrCat(c10::toString(spec->dtype), " [",
-                                                         absl::StrJoin(spec->local_sizes, ", "),
-                                                         "] of ", spec->to_string())));
-      }
-      local = local.to(spec->dtype);
+      fail(op_, absl::StatusCode::kInternal,
+           absl::StrCat("the local result ", flat, " is ", c10::toString(local.scalar_type()),
+                        " of shape [", absl::StrJoin(local.sizes(), ", "),
+                        "], the sharding rule promised ",
+                        spec == nullptr ? "none"
+                                        : absl::StrCat(c10::toString(spec->dtype), " [",
+                                                       absl::StrJoin(spec->local_sizes, ", "),
+                                                       "] of ", spec->to_string())));
     }
     for (const CacheEntry::OutputChange& change : entry_.output_changes) {
       if (change.output == static_cast<int>(flat)) return brought(local, change);

@@ -318,20 +318,28 @@ TEST(EmptyPartsTest, NoImages) {
   });
 }
 
-// Of no matrices linalg_lstsq's residuals are of another type than of some: a rank with none has what
-// the others have.
-TEST(EmptyPartsTest, ResidualsOfNoMatrices) {
+// linalg_lstsq's residuals are real numbers, also on a rank that has no matrices, and where there are none.
+TEST(EmptyPartsTest, ResidualsAreReal) {
   const at::Tensor a =
       at::complex(numbers({3, 3, 3}), numbers({3, 3, 3}, 1)) + 2 * at::eye(3, at::kComplexDouble);
   const at::Tensor b = at::complex(numbers({3, 3, 3}, 2), numbers({3, 3, 3}, 3));
   const auto [solution, residuals, rank, values] = at::linalg_lstsq(a, b);
-  on_mesh({{"x", 2}, {"y", 2}}, [&, &solution = solution](const MeshPtr& mesh) {
-    const std::vector<Placement> cut = {Shard(0), Shard(0)};
-    const auto [got, others, of_rank, of_values] =
-        at::linalg_lstsq(distribute_tensor(a, mesh, cut), distribute_tensor(b, mesh, cut));
-    EXPECT_TRUE(at::allclose(full_tensor(got), solution));
-    EXPECT_EQ(full_tensor(others).numel(), 0);
-  });
+  const at::Tensor lost = std::get<1>(at::linalg_lstsq(a.narrow(2, 0, 2), b, std::nullopt, "gels"));
+  on_mesh({{"x", 2}, {"y", 2}},
+          [&, &solution = solution, &residuals = residuals, &values = values](const MeshPtr& mesh) {
+            const std::vector<Placement> cut = {Shard(0), Shard(0)};
+            const auto [got, others, of_rank, of_values] =
+                at::linalg_lstsq(distribute_tensor(a, mesh, cut), distribute_tensor(b, mesh, cut));
+            EXPECT_TRUE(at::allclose(full_tensor(got), solution));
+            EXPECT_EQ(full_tensor(others).numel(), 0);
+            EXPECT_EQ(others.scalar_type(), residuals.scalar_type());
+            EXPECT_EQ(of_values.scalar_type(), values.scalar_type());
+            const auto [solved, left, rank_of, values_of] =
+                at::linalg_lstsq(distribute_tensor(a, mesh, cut).narrow(2, 0, 2),
+                                 distribute_tensor(b, mesh, cut), std::nullopt, "gels");
+            EXPECT_TRUE(at::allclose(full_tensor(left), lost));
+            EXPECT_EQ(left.scalar_type(), lost.scalar_type());
+          });
 }
 
 TEST(EmptyPartsTest, ExplainOffersTheCut) {

@@ -146,11 +146,11 @@ void lstsq_shapes(OpCall& call) {
     solution.strides.pop_back();
   }
   const bool gels = driver_of(call.arg("driver")) == "gels";
-  const TensorInfo nothing = contiguous_info({0}, self.dtype);
+  const at::ScalarType real = c10::toRealValueType(self.dtype);
+  const TensorInfo nothing = contiguous_info({0}, real);
   TensorInfo rank = contiguous_info(gels ? Dims{0} : batch, at::kLong);
-  call.outputs = {std::move(solution),
-                  gels && m > n ? contiguous_info(with({k}), self.dtype) : nothing, std::move(rank),
-                  nothing};
+  call.outputs = {std::move(solution), gels && m > n ? contiguous_info(with({k}), real) : nothing,
+                  std::move(rank), nothing};
 }
 
 void lstsq(const OpCall& call, Strategies& out) {

@@ -35,6 +35,8 @@ func (n *shardedNet) Forward(x *sw.Tensor) *sw.Tensor {
 
 const shardedBlocks, shardedSteps = 3, 5
 
+type newOptimizer func(parameters []*sw.Tensor) (*sw.Optimizer, error)
+
 // newShardedNet has the same first values on every rank.
 func newShardedNet(w *sw.World) (*shardedNet, error) {
 	n := &shardedNet{}
@@ -51,11 +53,15 @@ func newShardedNet(w *sw.World) (*shardedNet, error) {
 
 // train is the losses, and then the parameters one behind the other.
 func (n *shardedNet) train(w *sw.World, mesh *sw.Mesh) (losses []float64, all [][]float64, err error) {
+	return n.trainWith(w, mesh, func(parameters []*sw.Tensor) (*sw.Optimizer, error) { return sw.NewAdamW(parameters, 1e-2) })
+}
+
+func (n *shardedNet) trainWith(w *sw.World, mesh *sw.Mesh, of newOptimizer) (losses []float64, all [][]float64, err error) {
 	parameters, err := n.Parameters()
 	if err != nil {
 		return nil, nil, err
 	}
-	optimizer, err := sw.NewAdamW(sw.Tensors(parameters), 1e-2)
+	optimizer, err := of(sw.Tensors(parameters))
 	if err != nil {
 		return nil, nil, err
 	}

@@ -122,7 +122,7 @@ var functions = map[string]any{
 	"Apply": sw.Apply, "Cat": sw.Cat, "Checkpoint": sw.Checkpoint, "CheckpointSeveral": sw.CheckpointSeveral, "ClipGradNorm": sw.ClipGradNorm, "ClipGradValue": sw.ClipGradValue, "CopyFrom": sw.CopyFrom[float32],
 	"Data": sw.Data[float32], "DataAs": sw.DataAs[float32], "Empty": sw.Empty, "FinishGradSync": sw.FinishGradSync, "FromDLPack": sw.FromDLPack, "FromDLPackOn": sw.FromDLPackOn,
 	"FromLocal": sw.FromLocal, "FromSlice": sw.FromSlice[float32], "Full": sw.Full, "Gradients": sw.Gradients,
-	"ItemOf": sw.ItemOf[float32], "NewAdamW": sw.NewAdamW, "NewScheduler": sw.NewScheduler, "NewSGD": sw.NewSGD, "Ones": sw.Ones, "Rand": sw.Rand,
+	"ItemOf": sw.ItemOf[float32], "NewAdam": sw.NewAdam, "NewAdamW": sw.NewAdamW, "NewLion": sw.NewLion, "NewScheduler": sw.NewScheduler, "NewSGD": sw.NewSGD, "Ones": sw.Ones, "Rand": sw.Rand,
 	"Randn": sw.Randn, "Scalar": sw.Scalar[float32], "Stack": sw.Stack, "Zeros": sw.Zeros,
 	// Those without handles.
 	"Counting": sw.Counting, "DeferredInit": sw.DeferredInit, "FindOp": sw.FindOp, "FromEnvironment": sw.FromEnvironment, "Join": sw.Join,

@@ -77,8 +77,12 @@ func wrongArguments(h *handles, kind reflect.Type) []any {
 		return []any{sw.HandleChecks(9), sw.HandleChecks(-1)}
 	case reflect.TypeOf([]sw.SGDOption{}):
 		return []any{[]sw.SGDOption{sw.WithMomentum(-1, 0)}, []sw.SGDOption{sw.WithNesterov()}, []sw.SGDOption{sw.WeightDecay(math.NaN())}}
-	case reflect.TypeOf([]sw.AdamWOption{}):
-		return []any{[]sw.AdamWOption{sw.WithBetas(2, 2)}, []sw.AdamWOption{sw.WithEps(-1)}, []sw.AdamWOption{sw.WeightDecay(-1)}}
+	case reflect.TypeOf([]sw.AdamOption{}):
+		return []any{[]sw.AdamOption{sw.WithBetas(2, 2)}, []sw.AdamOption{sw.WithEps(-1)}, []sw.AdamOption{sw.WeightDecay(-1)}}
+	case reflect.TypeOf([]sw.LionOption{}):
+		return []any{[]sw.LionOption{sw.WithBetas(2, 2)}, []sw.LionOption{sw.WeightDecay(-1)}}
+	case reflect.TypeOf(sw.ZeRO{}):
+		return []any{sw.ZeRO{Stage: 3}, sw.ZeRO{Stage: 1 << 40}, sw.ZeRO{BucketBytes: -1}, sw.ZeRO{MeshDim: "q"}, sw.ZeRO{MeshDim: "\x00"}}
 	case reflect.TypeOf([]sw.ClipOption{}):
 		return []any{[]sw.ClipOption{sw.WithNorm(-1)}, []sw.ClipOption{sw.WithNorm(math.NaN())}}
 	case reflect.TypeOf([]sw.GradOption{}):

@@ -45,6 +45,11 @@ std::vector<Sample> linear_algebra_samples() {
           {"aten::linalg_lstsq", {in({5, 4, 3}), in({5, 4, 6})}, {}, 1e-7},
           {"aten::linalg_lstsq", {in({5, 4, 3}), in({5, 4, 2})}, {{"driver", "gels"}}, 1e-7},
           {"aten::linalg_lstsq", {in({5, 4, 3}), in({5, 4, 2})}, {{"driver", "gelsd"}}, 1e-7},
+          {"aten::linalg_lstsq",
+           {in({5, 4, 3}).complex(), in({5, 4, 2}).complex()},
+           {{"driver", "gels"}},
+           1e-7},
+          {"aten::linalg_lstsq", {in({5, 4, 3}).complex(), in({5, 4, 2}).complex()}, {}, 1e-7},
           {"aten::linalg_lstsq", {wide, in({5, 3, 7})}, {{"driver", "gels"}}, 1e-7},
           {"aten::linalg_lstsq", {in({5, 4, 3}), in({5, 4})}, {}, 1e-7}});
   // --- distances ---

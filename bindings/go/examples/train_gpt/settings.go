@@ -13,7 +13,8 @@ import (
 
 // settings is what the command line asks for, checked.
 type settings struct {
-	mesh                                           []sw.MeshDim // dp and tp; one that was not named has size 1
+	mesh                                           []sw.MeshDim // replicas, if parallel is hsdp, dp and tp; one that was not named has size 1
+	parallel                                       string       // one of parallels
 	backend                                        string       // "": whichever fits the environment
 	data                                           string       // "": readText's default
 	steps, layers, dim, heads, batch, seq, sampled int64
@@ -22,6 +23,17 @@ type settings struct {
 	timeout                                        time.Duration
 	check, json                                    bool
 }
+
+// parallels are what ranks along dp may have of the parameters.
+var parallels = []string{"ddp", "zero1", "zero2", "fsdp", "hsdp", "fsdp+tp"}
+
+// fullySharded is whether they have a part of them.
+func (s *settings) fullySharded() bool {
+	return s.parallel == "hsdp" || strings.HasPrefix(s.parallel, "fsdp")
+}
+
+// zeroStage is 0 without ZeRO.
+func (s *settings) zeroStage() int { return map[string]int{"zero1": 1, "zero2": 2}[s.parallel] }
 
 // ranks is how many there are.
 func (s *settings) ranks() int {
@@ -34,15 +46,16 @@ func (s *settings) ranks() int {
 
 // String is all that has to be the same on every rank.
 func (s *settings) String() string {
-	return fmt.Sprintf("mesh %v, steps %d, layers %d, dim %d, heads %d, batch %d, seq %d, lr %g, seed %d, sample %d",
-		s.mesh, s.steps, s.layers, s.dim, s.heads, s.batch, s.seq, s.lr, s.seed, s.sampled)
+	return fmt.Sprintf("mesh %v, parallel %s, steps %d, layers %d, dim %d, heads %d, batch %d, seq %d, lr %g, seed %d, sample %d",
+		s.mesh, s.parallel, s.steps, s.layers, s.dim, s.heads, s.batch, s.seq, s.lr, s.seed, s.sampled)
 }
 
 // parseSettings reads flags. Errors name the flag, its value and what was wanted.
 func parseSettings(args []string) (*settings, error) {
 	s := &settings{}
 	flags := flag.NewFlagSet("train_gpt", flag.ContinueOnError)
-	mesh := flags.String("mesh", "dp=2,tp=2", "how the ranks are arranged: dp (data parallel) times tp (tensor parallel); one of them may be left out")
+	mesh := flags.String("mesh", "auto", "how the ranks are arranged: dp (data parallel) times tp (tensor parallel); one of them may be left out; auto: dp=2,tp=2, with --parallel=fsdp dp=4, with hsdp replicas=2,dp=2")
+	flags.StringVar(&s.parallel, "parallel", "ddp", "what ranks along dp have of the parameters: ddp, all of them; zero1, all of them, and a part of the optimizer's state; zero2, a part of the gradients, too; fsdp, a part of all, whole only while a block runs; hsdp, the same in each of --mesh's replicas; fsdp+tp, a part of what tensor parallelism leaves")
 	flags.StringVar(&s.backend, "backend", "", "inproc: ranks are goroutines of this process; gloo: ranks are processes, started here unless the environment says that a launcher has done it; default: gloo under a launcher, else inproc")
 	flags.StringVar(&s.data, "data", "", "the text to train on; default: the licence texts of Debian")
 	flags.Int64Var(&s.steps, "steps", 200, "training steps")
@@ -64,8 +77,26 @@ func parseSettings(args []string) (*settings, error) {
 		return nil, fmt.Errorf("'%s': wanted flags only; --help lists them", flags.Arg(0))
 	}
 	var err error
-	if s.mesh, err = parseMesh(*mesh); err != nil {
+	known := false
+	for _, parallel := range parallels {
+		known = known || parallel == s.parallel
+	}
+	if !known {
+		return nil, fmt.Errorf("--parallel=%s: wanted one of %s", s.parallel, strings.Join(parallels, ", "))
+	}
+	if *mesh == "auto" {
+		*mesh = "dp=2,tp=2"
+		if other, is := map[string]string{"fsdp": "dp=4", "hsdp": "replicas=2,dp=2"}[s.parallel]; is {
+			*mesh = other
+		}
+	}
+	if s.mesh, err = parseMesh(*mesh, s.parallel == "hsdp"); err != nil {
 		return nil, fmt.Errorf("--mesh=%s: %w", *mesh, err)
+	}
+	for _, dim := range s.mesh {
+		if s.parallel == "fsdp" && dim.Name == "tp" && dim.Size > 1 {
+			return nil, fmt.Errorf("--parallel=fsdp, --mesh=%s: wanted fsdp+tp, or a mesh without tp", *mesh)
+		}
 	}
 	for _, least := range []struct {
 		flag         string
@@ -89,8 +120,12 @@ func parseSettings(args []string) (*settings, error) {
 	return s, nil
 }
 
-// parseMesh reads "dp=2,tp=2", either one alone, in either order.
-func parseMesh(text string) ([]sw.MeshDim, error) {
+// parseMesh reads "dp=2,tp=2", either one alone, in either order, and perhaps replicas.
+func parseMesh(text string, withReplicas bool) ([]sw.MeshDim, error) {
+	wanted := "dp (data parallel) and tp (tensor parallel)"
+	if withReplicas {
+		wanted = "replicas, " + wanted
+	}
 	const most = 4096
 	var dims []sw.MeshDim
 	ranks, has := 1, map[string]bool{}
@@ -103,14 +138,17 @@ func parseMesh(text string) ([]sw.MeshDim, error) {
 		switch {
 		case err != nil || size < 1:
 			return nil, fmt.Errorf("'%s': wanted a name and a size of 1 or more, as dp=2", part)
-		case name != "dp" && name != "tp":
-			return nil, fmt.Errorf("wanted dp (data parallel) and tp (tensor parallel), not '%s'", name)
+		case name != "dp" && name != "tp" && !(name == "replicas" && withReplicas):
+			return nil, fmt.Errorf("wanted %s, not '%s'", wanted, name)
 		case has[name]:
 			return nil, fmt.Errorf("'%s' is there twice", name)
 		case size > most || ranks*size > most:
 			return nil, fmt.Errorf("wanted %d ranks at most", most)
 		}
 		dims, ranks, has[name] = append(dims, sw.Dim(name, size)), ranks*size, true
+	}
+	if withReplicas && !has["replicas"] {
+		dims = append([]sw.MeshDim{sw.Dim("replicas", 1)}, dims...)
 	}
 	if !has["dp"] {
 		dims = append([]sw.MeshDim{sw.Dim("dp", 1)}, dims...)

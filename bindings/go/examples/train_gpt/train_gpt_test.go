@@ -122,6 +122,10 @@ func TestTheLossesAreThoseOfCpp(t *testing.T) {
 		{"--mesh=tp=3", "--seed=7", "--lr=0.01"},
 		{"--mesh=dp=1,tp=1", "--sample=0"},
 		{"--mesh=dp=2", "--backend=gloo"},
+		{"--parallel=zero2", "--check"},
+		{"--parallel=fsdp", "--mesh=dp=3"},
+		{"--parallel=fsdp+tp"},
+		{"--parallel=hsdp"},
 	} {
 		want, wantText := trained(t, cpp, args...)
 		got, text := trained(t, os.Args[0], args...)
@@ -140,6 +144,16 @@ func TestSameLossesOnEveryMesh(t *testing.T) {
 		r, _ := trained(t, os.Args[0], "--check", "--mesh="+mesh)
 		if r.Ranks != ranks || !(*r.MaxLossDiff <= 1e-5) || !(r.LastLoss < r.FirstLoss) || !(r.TokensPerSecond > 0) {
 			t.Errorf("%s: %+v, %v", mesh, r, *r.MaxLossDiff)
+		}
+	}
+}
+
+func TestSameLossesHoweverParametersAreKept(t *testing.T) {
+	for _, args := range [][]string{{"--parallel=zero1"}, {"--parallel=zero2", "--mesh=dp=3"}, {"--parallel=fsdp"}, {"--parallel=fsdp", "--mesh=dp=2", "--backend=gloo"},
+		{"--parallel=fsdp+tp", "--mesh=tp=2,dp=3"}, {"--parallel=hsdp"}, {"--parallel=hsdp", "--mesh=replicas=2,dp=2,tp=2"}} {
+		r, _ := trained(t, os.Args[0], append([]string{"--check"}, args...)...)
+		if !(*r.MaxLossDiff <= 1e-5) || !(r.LastLoss < r.FirstLoss) {
+			t.Errorf("%v: %+v, %v", args, r, *r.MaxLossDiff)
 		}
 	}
 }
@@ -237,6 +251,8 @@ func TestBadFlags(t *testing.T) {
 		{"--mesh=dp=0", "'dp=0': wanted a name and a size", exitUsage},
 		{"--mesh=pp=2", "not 'pp'", exitUsage},
 		{"--mesh=dp=2,dp=2", "'dp' is there twice", exitUsage},
+		{"--parallel=pp", "--parallel=pp: wanted one of ddp, zero1, zero2, fsdp, hsdp, fsdp+tp", exitUsage},
+		{"--mesh=replicas=2,dp=2", "not 'replicas'", exitUsage},
 		{"--mesh=dp=100000", "4096 ranks at most", exitUsage},
 		{"more", "'more': wanted flags only", exitUsage},
 		{"--nonsense", "nonsense", exitUsage},

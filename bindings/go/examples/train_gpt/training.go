@@ -21,7 +21,12 @@ func makeModel(w *sw.World, s *settings, mesh *sw.Mesh) (*gpt, error) {
 		return nil, err
 	}
 	// Every rank makes the same weights and batches, so that none has to be sent.
-	return m, m.Distribute(mesh, p, sw.SameEverywhere)
+	if err := m.Distribute(mesh, p, sw.SameEverywhere); err != nil || !s.fullySharded() {
+		return m, err
+	}
+	// A unit for each block, and one for the rest: whole while it is used, forward and backward.
+	_, err = m.FullyShard(mesh, sw.SameEverywhere, sw.WithMeshDim("dp"), sw.WithUnits("blocks.*"))
+	return m, err
 }
 
 // train calls stepDone with the loss of every step.
@@ -35,6 +40,15 @@ func train(w *sw.World, m *gpt, s *settings, text []byte, mesh *sw.Mesh, stepDon
 		return err
 	}
 	defer optimizer.Close()
+	if mesh != nil && s.zeroStage() > 0 {
+		if err := optimizer.UseZeRO(sw.ZeRO{MeshDim: "dp", Stage: s.zeroStage()}); err != nil {
+			return err
+		}
+	}
+	rows := sw.On{"dp": "S(0)"}
+	if s.parallel == "hsdp" {
+		rows["replicas"] = "S(0)"
+	}
 	for step := int64(0); step < s.steps; step++ {
 		var loss float64
 		err := w.Scope(func() error { // whose tensors end with it
@@ -44,7 +58,7 @@ func train(w *sw.World, m *gpt, s *settings, text []byte, mesh *sw.Mesh, stepDon
 					return t
 				}
 				// Each row of the mesh gets its share of the sequences.
-				return t.Distribute(mesh, sw.On{"dp": "S(0)"}, sw.SameEverywhere)
+				return t.Distribute(mesh, rows, sw.SameEverywhere)
 			}
 			tokens, targets := batchOf(text, s, step)
 			l := m.loss(batch(tokens), batch(targets))

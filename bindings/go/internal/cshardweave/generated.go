@@ -137,11 +137,20 @@ const (
 	DefaultGradSyncBucketBytes           = 26214400
 	DefaultClipNormType                  = 2.0
 	DefaultSGDLR                         = 1e-3
+	DefaultAdamLR                        = 1e-3
+	DefaultAdamBeta1                     = 0.9
+	DefaultAdamBeta2                     = 0.999
+	DefaultAdamEps                       = 1e-8
 	DefaultAdamWLR                       = 1e-3
 	DefaultAdamWBeta1                    = 0.9
 	DefaultAdamWBeta2                    = 0.999
 	DefaultAdamWEps                      = 1e-8
 	DefaultAdamWWeightDecay              = 1e-2
+	DefaultLionLR                        = 1e-4
+	DefaultLionBeta1                     = 0.9
+	DefaultLionBeta2                     = 0.99
+	DefaultZeroStage                     = 1
+	DefaultZeroBucketBytes               = 26214400
 )
 
 // CollectiveNames names swv_collective_kind, by its numbers.

@@ -414,6 +414,42 @@ static inline swv_status* swvgo_optimizer_create_adamw(swv_tensor* const* parame
   return swv_optimizer_create_adamw(parameters, count, &options, out_optimizer);
 }
 
+static inline swv_status* swvgo_optimizer_create_adam(swv_tensor* const* parameters, size_t count,
+                                                      double lr, double beta1, double beta2,
+                                                      double eps, double weight_decay,
+                                                      swv_bool amsgrad,
+                                                      swv_optimizer** out_optimizer) {
+  swv_adam_options options = SWV_ADAM_OPTIONS_INIT;
+  options.lr = lr;
+  options.beta1 = beta1;
+  options.beta2 = beta2;
+  options.eps = eps;
+  options.weight_decay = weight_decay;
+  options.amsgrad = amsgrad;
+  return swv_optimizer_create_adam(parameters, count, &options, out_optimizer);
+}
+
+static inline swv_status* swvgo_optimizer_create_lion(swv_tensor* const* parameters, size_t count,
+                                                      double lr, double beta1, double beta2,
+                                                      double weight_decay,
+                                                      swv_optimizer** out_optimizer) {
+  swv_lion_options options = SWV_LION_OPTIONS_INIT;
+  options.lr = lr;
+  options.beta1 = beta1;
+  options.beta2 = beta2;
+  options.weight_decay = weight_decay;
+  return swv_optimizer_create_lion(parameters, count, &options, out_optimizer);
+}
+
+static inline swv_status* swvgo_optimizer_use_zero(swv_optimizer* optimizer, const char* mesh_dim,
+                                                   int32_t stage, int64_t bucket_bytes) {
+  swv_zero_options options = SWV_ZERO_OPTIONS_INIT;
+  options.mesh_dim = mesh_dim;
+  options.stage = stage;
+  options.bucket_bytes = bucket_bytes;
+  return swv_optimizer_use_zero(optimizer, &options);
+}
+
 static inline swv_status* swvgo_finish_grad_sync(swv_tensor* const* parameters, size_t count) {
   return swv_finish_grad_sync(parameters, count);
 }

@@ -499,15 +499,47 @@ func OptimizerCreateSGD(parameters []Tensor, o SGD) (Optimizer, error) {
 	return out, err
 }
 
-type AdamW struct {
+// Adam is of Adam and AdamW.
+type Adam struct {
 	LR, Beta1, Beta2, Eps, WeightDecay float64
 	AMSGrad                            bool
 }
 
-func OptimizerCreateAdamW(parameters []Tensor, o AdamW) (Optimizer, error) {
+func OptimizerCreateAdam(parameters []Tensor, o Adam) (Optimizer, error) {
+	var out Optimizer
+	err := result(C.swvgo_optimizer_create_adam(first(parameters), C.size_t(len(parameters)), C.double(o.LR),
+		C.double(o.Beta1), C.double(o.Beta2), C.double(o.Eps), C.double(o.WeightDecay), flag(o.AMSGrad), &out))
+	return out, err
+}
+
+func OptimizerCreateAdamW(parameters []Tensor, o Adam) (Optimizer, error) {
 	var out Optimizer
 	err := result(C.swvgo_optimizer_create_adamw(first(parameters), C.size_t(len(parameters)), C.double(o.LR),
 		C.double(o.Beta1), C.double(o.Beta2), C.double(o.Eps), C.double(o.WeightDecay), flag(o.AMSGrad), &out))
+	return out, err
+}
+
+type Lion struct{ LR, Beta1, Beta2, WeightDecay float64 }
+
+func OptimizerCreateLion(parameters []Tensor, o Lion) (Optimizer, error) {
+	var out Optimizer
+	err := result(C.swvgo_optimizer_create_lion(first(parameters), C.size_t(len(parameters)), C.double(o.LR),
+		C.double(o.Beta1), C.double(o.Beta2), C.double(o.WeightDecay), &out))
+	return out, err
+}
+
+func OptimizerUseZeRO(o Optimizer, meshDim string, stage int32, bucketBytes int64) error {
+	if err := checkText("ZeRO.MeshDim", meshDim); err != nil {
+		return err
+	}
+	var a arena
+	defer a.free()
+	return result(C.swvgo_optimizer_use_zero(o, a.orNull(meshDim), C.int32_t(stage), C.int64_t(bucketBytes)))
+}
+
+func OptimizerNoSync(o Optimizer) (Scope, error) {
+	var out Scope
+	err := result(C.swv_optimizer_no_sync(o, &out))
 	return out, err
 }
 

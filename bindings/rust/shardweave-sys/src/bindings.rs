@@ -2203,14 +2203,38 @@ pub struct swv_sgd_options {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct swv_adam_options {
+    pub struct_size: usize,
+    pub lr: f64,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub eps: f64,
+    #[doc = " added to the gradient"]
+    pub weight_decay: f64,
+    pub amsgrad: swv_bool,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct swv_adamw_options {
     pub struct_size: usize,
     pub lr: f64,
     pub beta1: f64,
     pub beta2: f64,
     pub eps: f64,
+    #[doc = " taken off the parameter"]
     pub weight_decay: f64,
     pub amsgrad: swv_bool,
+}
+#[doc = " Chen et al., Symbolic Discovery of Optimization Algorithms, 2023."]
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_lion_options {
+    pub struct_size: usize,
+    pub lr: f64,
+    pub beta1: f64,
+    pub beta2: f64,
+    #[doc = " taken off the parameter"]
+    pub weight_decay: f64,
 }
 extern "C" {
     #[must_use]
@@ -2224,10 +2248,28 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
+    pub fn swv_optimizer_create_adam(
+        parameters: *const *mut swv_tensor,
+        num_parameters: usize,
+        options: *const swv_adam_options,
+        out_optimizer: *mut *mut swv_optimizer,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
     pub fn swv_optimizer_create_adamw(
         parameters: *const *mut swv_tensor,
         num_parameters: usize,
         options: *const swv_adamw_options,
+        out_optimizer: *mut *mut swv_optimizer,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    pub fn swv_optimizer_create_lion(
+        parameters: *const *mut swv_tensor,
+        num_parameters: usize,
+        options: *const swv_lion_options,
         out_optimizer: *mut *mut swv_optimizer,
     ) -> *mut swv_status;
 }
@@ -2260,7 +2302,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " The state of parameter `index`, laid out as it is, zeros before the first step: \"step\" (one plain\n f32 number); of AdamW \"exp_avg\", \"exp_avg_sq\" and, with amsgrad, \"max_exp_avg_sq\"; of SGD with a\n momentum \"momentum_buffer\". NULL for what these options do not use. Writing to it writes the\n state."]
+    #[doc = " The state of parameter `index`, laid out as it is, zeros before the first step: \"step\" (one plain\n f32 number); of Adam and AdamW \"exp_avg\", \"exp_avg_sq\" and, with amsgrad, \"max_exp_avg_sq\"; of Lion\n \"exp_avg\"; of SGD with a momentum \"momentum_buffer\". With ZeRO it is laid out as the rank's part is,\n in rows that are cut unevenly, and swv_tensor_full_tensor makes it whole. NULL for what these\n options do not use. Writing to it writes the state."]
     pub fn swv_optimizer_state(
         optimizer: *const swv_optimizer,
         index: usize,
@@ -2276,6 +2318,34 @@ extern "C" {
         index: usize,
         name: *const ::std::os::raw::c_char,
         tensor: *const swv_tensor,
+    ) -> *mut swv_status;
+}
+#[doc = " ZeRO (Rajbhandari et al., 2020): along one mesh dimension parameters are whole on every rank, as in\n data parallelism, and the optimizer's state and its work are divided. A step is then COLLECTIVE:\n\n   swv_zero_options options = SWV_ZERO_OPTIONS_INIT;\n   options.mesh_dim = \"dp\";\n   swv_optimizer_create_adamw(parameters, count, NULL, &optimizer);\n   swv_optimizer_use_zero(optimizer, &options);\n\n   swv_tensor_backward(loss, NULL, NULL);\n   swv_module_finish_grad_sync(model);  // a rank has its part of each gradient\n   swv_optimizer_step(optimizer);       // steps its part, and gets the others'\n\n In stage 1 gradients are whole until swv_module_finish_grad_sync. In stage 2 they leave in backward,\n in buckets, and only a rank's part of them stays."]
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_zero_options {
+    pub struct_size: usize,
+    #[doc = " along which the optimizer is divided; NULL: the mesh's first"]
+    pub mesh_dim: *const ::std::os::raw::c_char,
+    #[doc = " 1 or 2"]
+    pub stage: i32,
+    #[doc = " of parameters that travel together, 1 or more; a larger one alone"]
+    pub bucket_bytes: i64,
+}
+extern "C" {
+    #[must_use]
+    #[doc = " From now on, as long as it lives. Parameters get other memory: what swv_tensor_to_local gave before\n is no longer theirs. Before anything is changed: SWV_CODE_INVALID_ARGUMENT for options out of range\n or that differ between ranks, and for a parameter that is plain, on another mesh, cut along the\n dimension or fully sharded; SWV_CODE_NOT_FOUND for a dimension that the mesh does not have;\n SWV_CODE_FAILED_PRECONDITION for an optimizer that has made steps, whose state was asked for or\n which uses ZeRO already, and for a parameter of another one that does, of a swv_grad_sync, or one\n that is still deferred. COLLECTIVE."]
+    pub fn swv_optimizer_use_zero(
+        optimizer: *mut swv_optimizer,
+        options: *const swv_zero_options,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Until the scope is freed, backward sends nothing in stage 2 either: gradients of several are summed\n up first. Scopes nest. SWV_CODE_FAILED_PRECONDITION without ZeRO."]
+    pub fn swv_optimizer_no_sync(
+        optimizer: *mut swv_optimizer,
+        out_scope: *mut *mut swv_scope,
     ) -> *mut swv_status;
 }
 #[doc = " Operations issued, and their bytes: of the larger of the two buffers."]

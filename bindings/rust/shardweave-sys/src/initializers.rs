@@ -193,6 +193,16 @@ pub const SWV_SGD_OPTIONS_INIT: swv_sgd_options = swv_sgd_options {
     nesterov: 0,
 };
 
+pub const SWV_ADAM_OPTIONS_INIT: swv_adam_options = swv_adam_options {
+    struct_size: 52,
+    lr: 1e-3,
+    beta1: 0.9,
+    beta2: 0.999,
+    eps: 1e-8,
+    weight_decay: 0.0,
+    amsgrad: 0,
+};
+
 pub const SWV_ADAMW_OPTIONS_INIT: swv_adamw_options = swv_adamw_options {
     struct_size: 52,
     lr: 1e-3,
@@ -201,6 +211,21 @@ pub const SWV_ADAMW_OPTIONS_INIT: swv_adamw_options = swv_adamw_options {
     eps: 1e-8,
     weight_decay: 1e-2,
     amsgrad: 0,
+};
+
+pub const SWV_LION_OPTIONS_INIT: swv_lion_options = swv_lion_options {
+    struct_size: 40,
+    lr: 1e-4,
+    beta1: 0.9,
+    beta2: 0.99,
+    weight_decay: 0.0,
+};
+
+pub const SWV_ZERO_OPTIONS_INIT: swv_zero_options = swv_zero_options {
+    struct_size: 32,
+    mesh_dim: ptr::null(),
+    stage: 1,
+    bucket_bytes: 26214400,
 };
 
 pub const SWV_DISPATCH_COUNTERS_INIT: swv_dispatch_counters = swv_dispatch_counters {

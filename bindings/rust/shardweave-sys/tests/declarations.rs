@@ -303,7 +303,10 @@ layouts! {
     swv_segment { struct_size, name, user_data, forward, drop }
     swv_random_state { struct_size, seed, offset }
     swv_sgd_options { struct_size, lr, momentum, dampening, weight_decay, nesterov }
+    swv_adam_options { struct_size, lr, beta1, beta2, eps, weight_decay, amsgrad }
     swv_adamw_options { struct_size, lr, beta1, beta2, eps, weight_decay, amsgrad }
+    swv_lion_options { struct_size, lr, beta1, beta2, weight_decay }
+    swv_zero_options { struct_size, mesh_dim, stage, bucket_bytes }
     swv_clip_options { struct_size, norm_type, error_if_nonfinite }
     swv_materialize_options { struct_size, fqns, values, num_values, seed, has_seed }
     swv_fully_shard_options {
@@ -515,7 +518,10 @@ fn initializers_are_those_of_c() {
         SWV_DEVICE_COST_INIT: swv_device_cost,
         SWV_SEGMENT_INIT: swv_segment,
         SWV_SGD_OPTIONS_INIT: swv_sgd_options,
+        SWV_ADAM_OPTIONS_INIT: swv_adam_options,
         SWV_ADAMW_OPTIONS_INIT: swv_adamw_options,
+        SWV_LION_OPTIONS_INIT: swv_lion_options,
+        SWV_ZERO_OPTIONS_INIT: swv_zero_options,
         SWV_CLIP_OPTIONS_INIT: swv_clip_options,
         SWV_DISPATCH_COUNTERS_INIT: swv_dispatch_counters,
         SWV_MATERIALIZE_OPTIONS_INIT: swv_materialize_options,

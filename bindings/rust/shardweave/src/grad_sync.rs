@@ -81,7 +81,7 @@ impl GradSync {
     /// While it lives, backward sends nothing: gradients of several are summed up first.
     pub fn no_sync(&self) -> Result<NoSync<'_>> {
         let scope = create!(swv_grad_sync_no_sync(self.0.as_ptr()))?;
-        Ok(NoSync { _scope: Scope::from_handle(scope), of: PhantomData })
+        Ok(NoSync::until_the_end_of(Scope::from_handle(scope)))
     }
 
     /// In place of [`Module::finish_grad_sync`], after a backward that failed on some rank: what has
@@ -105,11 +105,17 @@ impl GradSync {
     }
 }
 
-/// See [`GradSync::no_sync`].
+/// See [`GradSync::no_sync`] and [`Optimizer::no_sync`](crate::Optimizer::no_sync).
 #[must_use = "backward sends nothing until this ends"]
 pub struct NoSync<'a> {
     _scope: Scope,
-    of: PhantomData<&'a GradSync>,
+    of: PhantomData<&'a ()>,
+}
+
+impl NoSync<'_> {
+    pub(crate) fn until_the_end_of(scope: Scope) -> Self {
+        NoSync { _scope: scope, of: PhantomData }
+    }
 }
 
 impl fmt::Debug for NoSync<'_> {

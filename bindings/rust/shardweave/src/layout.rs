@@ -344,6 +344,16 @@ impl<N: AsRef<str>, const COUNT: usize> IntoLayout for &[(N, Placement); COUNT] 
         Layout::named(mesh, self)
     }
 }
+impl<N: AsRef<str>> IntoLayout for Vec<(N, Placement)> {
+    fn into_layout(self, mesh: &Mesh) -> Result<Layout> {
+        Layout::named(mesh, &self)
+    }
+}
+impl<N: AsRef<str>> IntoLayout for &Vec<(N, Placement)> {
+    fn into_layout(self, mesh: &Mesh) -> Result<Layout> {
+        Layout::named(mesh, self)
+    }
+}
 
 /// Placements by mesh dimension as the C interface takes them, with the texts that they point to.
 pub(crate) struct NamedPlacements {

@@ -133,7 +133,7 @@ pub use module::{
 };
 pub use native_module::NativeModule;
 pub use op::{Arg, Explanation, Flags, FromResults, FromValue, Op, Value};
-pub use optimizer::{AdamW, Optimizer, OptimizerGroups, Sgd};
+pub use optimizer::{Adam, AdamW, Lion, Optimizer, OptimizerGroups, Sgd, ZeroOptions};
 pub use plan::{ParameterPlan, PlanPlacements, ResolvedPlan};
 pub use process::{
     build_info, live_handles, manual_seed, set_handle_checks, set_log, set_num_threads,

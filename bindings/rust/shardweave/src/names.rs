@@ -2,7 +2,7 @@
 //! argument, in words of C. Only errors come here.
 
 /// Functions and types that do not follow the rule ([`of_rule`]).
-const NAMES: [(&str, &str); 88] = [
+const NAMES: [(&str, &str); 90] = [
     ("build_info", "build_info"),
     ("checkpoint", "checkpoint"),
     ("clip_grad_norm", "clip_grad_norm"),
@@ -59,7 +59,9 @@ const NAMES: [(&str, &str); 88] = [
     ("module_parameter", "ScriptModule::load"),
     ("module_train", "ScriptModule::train"),
     ("module_verify", "debug::verify"),
+    ("optimizer_create_adam", "Adam::build"),
     ("optimizer_create_adamw", "AdamW::build"),
+    ("optimizer_create_lion", "Lion::build"),
     ("optimizer_create_sgd", "Sgd::build"),
     ("optimizer_lr", "Optimizer::learning_rate"),
     ("optimizer_set_lr", "Optimizer::set_learning_rate"),
@@ -108,7 +110,7 @@ const TYPES: [(&str, &str); 10] = [
 ];
 
 /// Arguments that are called otherwise here; of a function, or of all.
-const ARGUMENTS: [(&str, &str, &str); 12] = [
+const ARGUMENTS: [(&str, &str, &str); 14] = [
     ("", "timeout_ms", "timeout"),
     ("Comm::", "in", "data"),
     ("Layout::new", "dims", "order"),
@@ -120,7 +122,9 @@ const ARGUMENTS: [(&str, &str, &str); 12] = [
     ("Tensor::copy_from_slice", "num_bytes", "data"),
     ("gradients", "num_inputs", "inputs"),
     ("gradients", "num_outputs", "outputs"),
+    ("Adam::", "lr", "learning_rate"),
     ("AdamW::", "lr", "learning_rate"),
+    ("Lion::", "lr", "learning_rate"),
 ];
 
 /// The Rust name of `swv_<name>`; None if it is not of this crate.

@@ -1,15 +1,18 @@
 //! Optimizers. Steps work on each rank's parts; the state is sharded as its parameter is. They
 //! communicate nothing: call [`Module::finish_grad_sync`](crate::Module::finish_grad_sync) before.
+//! [`Optimizer::use_zero`] divides state and work among ranks; then a step communicates.
 
 use shardweave_sys as sys;
 
 use crate::error::{Of, Result};
 use crate::ffi::c_text;
+use crate::grad_sync::NoSync;
+use crate::mesh::Scope;
 use crate::module::Module;
 use crate::tensor::Tensor;
 
 handle! {
-    /// Changes parameters by their gradients. Made by [`AdamW`] or [`Sgd`].
+    /// Changes parameters by their gradients. Made by [`AdamW`], [`Adam`], [`Lion`] or [`Sgd`].
     ///
     /// ```
     /// use shardweave::{AdamW, TensorOptions};
@@ -29,6 +32,14 @@ handle! {
 /// Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
 #[derive(Clone, Copy, Debug)]
 pub struct AdamW(sys::swv_adamw_options);
+
+/// Adam (Kingma and Ba, 2015).
+#[derive(Clone, Copy, Debug)]
+pub struct Adam(sys::swv_adam_options);
+
+/// Steps by the sign alone (Chen et al., Symbolic Discovery of Optimization Algorithms, 2023).
+#[derive(Clone, Copy, Debug)]
+pub struct Lion(sys::swv_lion_options);
 
 /// Stochastic gradient descent.
 #[derive(Clone, Copy, Debug)]
@@ -63,51 +74,55 @@ impl AdamW {
         self.0.amsgrad = amsgrad.into();
         self
     }
+}
 
-    /// For all parameters of a module. They may be distributed until the first step.
-    pub fn build(&self, module: &(impl Module + ?Sized)) -> Result<Optimizer> {
-        let parameters = module.parameters();
-        self.build_for(&parameters.iter().map(|(_, tensor)| tensor).collect::<Vec<_>>())
-            .of("AdamW::build")
+impl Adam {
+    /// Betas 0.9 and 0.999, epsilon 1e-8, no weight decay.
+    pub fn new(learning_rate: f64) -> Adam {
+        Adam(sys::swv_adam_options { lr: learning_rate, ..sys::SWV_ADAM_OPTIONS_INIT })
     }
 
-    /// For all parameters of a module, each with options of its own: `options` makes them from the
-    /// name, the parameter and these ones. Parameters with the same options are one group.
-    ///
-    /// ```
-    /// use shardweave::{nn, AdamW};
-    /// let layer = nn::Linear::new(3, 2)?;
-    /// let optimizer = AdamW::new(1e-3).weight_decay(0.1).build_groups(&layer, |name, _, base| {
-    ///     Ok(if name.ends_with("bias") { base.weight_decay(0.0) } else { base })
-    /// })?;
-    /// assert_eq!(optimizer.groups().len(), 2);
-    /// # Ok::<(), shardweave::Error>(())
-    /// ```
-    pub fn build_groups(
-        &self,
-        module: &(impl Module + ?Sized),
-        mut options: impl FnMut(&str, &Tensor, AdamW) -> Result<AdamW>,
-    ) -> Result<OptimizerGroups> {
-        let parameters = module.parameters();
-        let groups = group(&parameters, |name, tensor| options(name, tensor, *self));
-        let groups = groups.of("AdamW::build_groups")?;
-        let build = |(adamw, tensors): &(AdamW, Vec<&Tensor>)| {
-            Ok((adamw.build_for(tensors)?, times(adamw.0.lr, self.0.lr)))
-        };
-        groups
-            .iter()
-            .map(build)
-            .collect::<Result<_>>()
-            .map(OptimizerGroups)
-            .of("AdamW::build_groups")
+    /// How slowly the means of gradients and of their squares move.
+    pub fn betas(mut self, beta1: f64, beta2: f64) -> Adam {
+        (self.0.beta1, self.0.beta2) = (beta1, beta2);
+        self
     }
 
-    /// For some parameters.
-    pub fn build_for(&self, parameters: &[&Tensor]) -> Result<Optimizer> {
-        let handles = handles(parameters);
-        create!(swv_optimizer_create_adamw(handles.as_ptr(), handles.len(), &self.0))
-            .map(Optimizer)
-            .of("AdamW::build_for")
+    /// Added to what is divided by.
+    pub fn eps(mut self, eps: f64) -> Adam {
+        self.0.eps = eps;
+        self
+    }
+
+    /// Added to the gradient, times the parameter.
+    pub fn weight_decay(mut self, weight_decay: f64) -> Adam {
+        self.0.weight_decay = weight_decay;
+        self
+    }
+
+    /// Divides by the largest mean of squares so far (Reddi et al., 2018).
+    pub fn amsgrad(mut self, amsgrad: bool) -> Adam {
+        self.0.amsgrad = amsgrad.into();
+        self
+    }
+}
+
+impl Lion {
+    /// Betas 0.9 and 0.99, no weight decay.
+    pub fn new(learning_rate: f64) -> Lion {
+        Lion(sys::swv_lion_options { lr: learning_rate, ..sys::SWV_LION_OPTIONS_INIT })
+    }
+
+    /// How slowly the direction of a step and the mean of gradients move.
+    pub fn betas(mut self, beta1: f64, beta2: f64) -> Lion {
+        (self.0.beta1, self.0.beta2) = (beta1, beta2);
+        self
+    }
+
+    /// How much of itself a parameter loses, times the learning rate.
+    pub fn weight_decay(mut self, weight_decay: f64) -> Lion {
+        self.0.weight_decay = weight_decay;
+        self
     }
 }
 
@@ -140,55 +155,108 @@ impl Sgd {
         self.0.nesterov = nesterov.into();
         self
     }
+}
 
-    /// For all parameters of a module. They may be distributed until the first step.
-    pub fn build(&self, module: &(impl Module + ?Sized)) -> Result<Optimizer> {
-        let parameters = module.parameters();
-        self.build_for(&parameters.iter().map(|(_, tensor)| tensor).collect::<Vec<_>>())
-            .of("Sgd::build")
-    }
+/// What all kinds of options have: how an optimizer is made of them, and when two are the same.
+macro_rules! builds {
+    ($options:ident, $create:ident, $($field:ident)*) => {
+        impl $options {
+            /// For all parameters of a module. They may be distributed until the first step.
+            pub fn build(&self, module: &(impl Module + ?Sized)) -> Result<Optimizer> {
+                let parameters = module.parameters();
+                self.build_for(&parameters.iter().map(|(_, tensor)| tensor).collect::<Vec<_>>())
+                    .of(concat!(stringify!($options), "::build"))
+            }
 
-    /// As [`AdamW::build_groups`].
-    pub fn build_groups(
-        &self,
-        module: &(impl Module + ?Sized),
-        mut options: impl FnMut(&str, &Tensor, Sgd) -> Result<Sgd>,
-    ) -> Result<OptimizerGroups> {
-        let parameters = module.parameters();
-        let groups = group(&parameters, |name, tensor| options(name, tensor, *self));
-        let groups = groups.of("Sgd::build_groups")?;
-        let build = |(sgd, tensors): &(Sgd, Vec<&Tensor>)| {
-            Ok((sgd.build_for(tensors)?, times(sgd.0.lr, self.0.lr)))
-        };
-        groups.iter().map(build).collect::<Result<_>>().map(OptimizerGroups).of("Sgd::build_groups")
-    }
+            /// For all parameters of a module, each with options of its own: `options` makes them
+            /// from the name, the parameter and these ones. Parameters with the same options are
+            /// one group.
+            ///
+            /// ```
+            /// use shardweave::{nn, AdamW};
+            /// let layer = nn::Linear::new(3, 2)?;
+            /// let adamw = AdamW::new(1e-3).weight_decay(0.1);
+            /// let optimizer = adamw.build_groups(&layer, |name, _, base| {
+            ///     Ok(if name.ends_with("bias") { base.weight_decay(0.0) } else { base })
+            /// })?;
+            /// assert_eq!(optimizer.groups().len(), 2);
+            /// # Ok::<(), shardweave::Error>(())
+            /// ```
+            pub fn build_groups(
+                &self,
+                module: &(impl Module + ?Sized),
+                mut options: impl FnMut(&str, &Tensor, $options) -> Result<$options>,
+            ) -> Result<OptimizerGroups> {
+                let name = concat!(stringify!($options), "::build_groups");
+                let parameters = module.parameters();
+                let groups = group(&parameters, |name, tensor| options(name, tensor, *self));
+                let build = |(its, tensors): &($options, Vec<&Tensor>)| {
+                    Ok((its.build_for(tensors)?, times(its.0.lr, self.0.lr)))
+                };
+                let groups = groups.of(name)?;
+                groups.iter().map(build).collect::<Result<_>>().map(OptimizerGroups).of(name)
+            }
 
-    /// For some parameters.
-    pub fn build_for(&self, parameters: &[&Tensor]) -> Result<Optimizer> {
-        let handles = handles(parameters);
-        create!(swv_optimizer_create_sgd(handles.as_ptr(), handles.len(), &self.0))
-            .map(Optimizer)
-            .of("Sgd::build_for")
+            /// For some parameters.
+            pub fn build_for(&self, parameters: &[&Tensor]) -> Result<Optimizer> {
+                let handles = handles(parameters);
+                create!($create(handles.as_ptr(), handles.len(), &self.0))
+                    .map(Optimizer)
+                    .of(concat!(stringify!($options), "::build_for"))
+            }
+        }
+
+        impl PartialEq for $options {
+            fn eq(&self, other: &$options) -> bool {
+                true $(&& self.0.$field == other.0.$field)*
+            }
+        }
+    };
+}
+
+builds! { AdamW, swv_optimizer_create_adamw, lr beta1 beta2 eps weight_decay amsgrad }
+builds! { Adam, swv_optimizer_create_adam, lr beta1 beta2 eps weight_decay amsgrad }
+builds! { Lion, swv_optimizer_create_lion, lr beta1 beta2 weight_decay }
+builds! { Sgd, swv_optimizer_create_sgd, lr momentum dampening weight_decay nesterov }
+
+/// How [`Optimizer::use_zero`] divides.
+#[derive(Clone, Debug)]
+pub struct ZeroOptions {
+    mesh_dim: Option<String>,
+    stage: i32,
+    bucket_bytes: i64,
+}
+
+impl Default for ZeroOptions {
+    fn default() -> ZeroOptions {
+        let raw = sys::SWV_ZERO_OPTIONS_INIT;
+        ZeroOptions { mesh_dim: None, stage: raw.stage, bucket_bytes: raw.bucket_bytes }
     }
 }
 
-impl PartialEq for AdamW {
-    fn eq(&self, other: &AdamW) -> bool {
-        let all = |of: &AdamW| {
-            let raw = of.0;
-            (raw.lr, raw.beta1, raw.beta2, raw.eps, raw.weight_decay, raw.amsgrad)
-        };
-        all(self) == all(other)
+impl ZeroOptions {
+    /// Along the mesh's first dimension, stage 1, buckets of 25 MiB.
+    pub fn new() -> ZeroOptions {
+        ZeroOptions::default()
     }
-}
 
-impl PartialEq for Sgd {
-    fn eq(&self, other: &Sgd) -> bool {
-        let all = |of: &Sgd| {
-            let raw = of.0;
-            (raw.lr, raw.momentum, raw.dampening, raw.weight_decay, raw.nesterov)
-        };
-        all(self) == all(other)
+    /// The mesh dimension along which the optimizer is divided.
+    pub fn mesh_dim(mut self, name: impl Into<String>) -> ZeroOptions {
+        self.mesh_dim = Some(name.into());
+        self
+    }
+
+    /// 1: gradients are whole until [`Module::finish_grad_sync`](crate::Module::finish_grad_sync). 2:
+    /// they leave in backward, in buckets, and only a rank's part of them stays.
+    pub fn stage(mut self, stage: i32) -> ZeroOptions {
+        self.stage = stage;
+        self
+    }
+
+    /// Of parameters that travel together, 1 or more; a larger one travels alone.
+    pub fn bucket_bytes(mut self, bytes: i64) -> ZeroOptions {
+        self.bucket_bytes = bytes;
+        self
     }
 }
 
@@ -218,7 +286,7 @@ fn group<O: PartialEq>(
 }
 
 /// Optimizers of the groups of a module's parameters, driven as one. Made by
-/// [`AdamW::build_groups`] and [`Sgd::build_groups`]; belongs to its rank, as they do.
+/// [`AdamW::build_groups`] and those of the others; belongs to its rank, as they do.
 #[derive(Debug)]
 pub struct OptimizerGroups(Vec<(Optimizer, f64)>);
 
@@ -231,6 +299,11 @@ impl OptimizerGroups {
     /// Forgets all gradients.
     pub fn zero_grad(&self) -> Result<()> {
         self.each("OptimizerGroups::zero_grad", |optimizer, _| optimizer.zero_grad())
+    }
+
+    /// Each group's [`Optimizer::use_zero`].
+    pub fn use_zero(&self, options: &ZeroOptions) -> Result<()> {
+        self.each("OptimizerGroups::use_zero", |optimizer, _| optimizer.use_zero(options))
     }
 
     /// From the next step on: of a group whose options had k times the learning rate that they were
@@ -256,6 +329,51 @@ fn handles(tensors: &[&Tensor]) -> Vec<*mut sys::swv_tensor> {
 }
 
 impl Optimizer {
+    /// ZeRO (Rajbhandari et al., 2020): from now on, along one mesh dimension, the state and its work
+    /// are divided among ranks, while parameters are whole on each, as in data parallelism. Before
+    /// the first step or look at the state; parameters get other memory. All ranks do it alike, and
+    /// step together: collective.
+    ///
+    /// ```
+    /// use shardweave::nn::{self, Layer};
+    /// use shardweave::{AdamW, Module, ParameterPlan, Placement::*, Source, Tensor, World, ZeroOptions};
+    ///
+    /// World::threads(2).run(|world| {
+    ///     let mesh = world.device_mesh(&[("dp", 2)])?;
+    ///     let layer = nn::Linear::new(3, 5)?;
+    ///     layer.distribute(&mesh, &ParameterPlan::new(), Source::default())?;
+    ///     let optimizer = AdamW::new(1e-3).build(&layer)?;
+    ///     optimizer.use_zero(&ZeroOptions::new().mesh_dim("dp").stage(2))?;
+    ///     let x = Tensor::ones(&[4, 3])?.distribute(&mesh, [("dp", Shard(0))])?;
+    ///     layer.forward(&x)?.sum()?.backward()?;
+    ///     layer.finish_grad_sync()?; // a rank has its part of each gradient
+    ///     optimizer.step()?; // steps its part, and gets the others'
+    ///     let state = optimizer.state(0, "exp_avg")?.unwrap();
+    ///     assert!(state.to_local()?.numel()? < 15);
+    ///     assert_eq!(state.full_tensor()?.sizes()?, [5, 3]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    pub fn use_zero(&self, options: &ZeroOptions) -> Result<()> {
+        let name = options.mesh_dim.as_deref().map(|name| c_text(name, "mesh_dim"));
+        let name = name.transpose().of("Optimizer::use_zero")?;
+        let raw = sys::swv_zero_options {
+            mesh_dim: name.as_ref().map_or(std::ptr::null(), |name| name.as_ptr()),
+            stage: options.stage,
+            bucket_bytes: options.bucket_bytes,
+            ..sys::SWV_ZERO_OPTIONS_INIT
+        };
+        call!(swv_optimizer_use_zero(self.as_ptr(), &raw))
+    }
+
+    /// While it lives, backward sends nothing in stage 2 of [`use_zero`](Optimizer::use_zero) either:
+    /// gradients of several are summed up first. Without it an error.
+    pub fn no_sync(&self) -> Result<NoSync<'_>> {
+        let scope = create!(swv_optimizer_no_sync(self.as_ptr()))?;
+        Ok(NoSync::until_the_end_of(Scope::from_handle(scope)))
+    }
+
     /// Changes the parameters. Those without a gradient stay as they are.
     pub fn step(&self) -> Result<()> {
         call!(swv_optimizer_step(self.as_ptr()))
@@ -277,9 +395,11 @@ impl Optimizer {
     }
 
     /// The state of a parameter, laid out as it is, zeros before the first step: "step" (one plain
-    /// `f32` number); of [`AdamW`] "exp_avg", "exp_avg_sq" and, with `amsgrad`, "max_exp_avg_sq"; of
-    /// [`Sgd`] with a momentum "momentum_buffer". None for what these options do not use. Writing to
-    /// it writes the state.
+    /// `f32` number); of [`AdamW`] and [`Adam`] "exp_avg", "exp_avg_sq" and, with `amsgrad`,
+    /// "max_exp_avg_sq"; of [`Lion`] "exp_avg"; of [`Sgd`] with a momentum "momentum_buffer". With
+    /// [`use_zero`](Optimizer::use_zero) it is laid out as the rank's part is, in rows that are cut
+    /// unevenly, and [`Tensor::full_tensor`] makes it whole. None for what these options do not use.
+    /// Writing to it writes the state.
     pub fn state(&self, parameter: usize, name: &str) -> Result<Option<Tensor>> {
         let name = c_text(name, "state").of("Optimizer::state")?;
         let state = create_or_none!(swv_optimizer_state(self.as_ptr(), parameter, name.as_ptr()))?;

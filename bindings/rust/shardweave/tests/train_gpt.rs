@@ -66,6 +66,22 @@ fn the_same_losses_on_every_mesh() {
 }
 
 #[test]
+fn the_same_losses_however_parameters_are_kept() {
+    let cases: [(&[&str], i64); 7] = [
+        (&["--parallel=zero1"], 4),
+        (&["--parallel=zero2", "--mesh=dp=3"], 3),
+        (&["--parallel=fsdp"], 4),
+        (&["--parallel=fsdp", "--mesh=dp=2", "--backend=gloo"], 2),
+        (&["--parallel=fsdp+tp", "--mesh=tp=2,dp=3"], 6),
+        (&["--parallel=hsdp"], 4),
+        (&["--parallel=hsdp", "--mesh=replicas=2,dp=2,tp=2"], 8),
+    ];
+    for (arguments, ranks) in cases {
+        expect_same_losses(&train(&[&["--check"][..], arguments].concat()), ranks);
+    }
+}
+
+#[test]
 fn processes_that_it_starts() {
     let result = train(&["--check", "--backend=gloo"]);
     expect_same_losses(&result, 4);
@@ -141,7 +157,10 @@ fn it_tells_what_it_does() {
 
 #[test]
 fn bad_input() {
-    let cases: [(&[&str], i32, &str); 6] = [
+    let cases: [(&[&str], i32, &str); 9] = [
+        (&["--parallel=pp"], 2, "[possible values: ddp, zero1, zero2, fsdp, hsdp, fsdp+tp]"),
+        (&["--parallel=fsdp", "--mesh=tp=2"], 2, "wanted fsdp+tp, or a mesh without tp"),
+        (&["--mesh=replicas=2,dp=2"], 2, "not 'replicas'"),
         (&["--mesh=pp=4"], 2, "wanted dp (data parallel) and tp (tensor parallel), not 'pp'"),
         (&["--backend=nccl"], 2, "nccl"),
         (&["--stepz=4"], 2, "stepz"),

@@ -12,10 +12,41 @@ pub enum Backend {
     Gloo,
 }
 
+/// What ranks along dp have of the parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parallel {
+    Ddp,
+    /// A part of the optimizer's state; in stage 2 of the gradients, too.
+    Zero {
+        stage: i32,
+    },
+    Fsdp,
+    /// Fully sharded in each of several replicas.
+    Hsdp,
+    FsdpAndTp,
+}
+
+const PARALLEL: [(&str, Parallel); 6] = [
+    ("ddp", Parallel::Ddp),
+    ("zero1", Parallel::Zero { stage: 1 }),
+    ("zero2", Parallel::Zero { stage: 2 }),
+    ("fsdp", Parallel::Fsdp),
+    ("hsdp", Parallel::Hsdp),
+    ("fsdp+tp", Parallel::FsdpAndTp),
+];
+
+impl Parallel {
+    /// Parameters are whole only while they are used.
+    pub fn is_fully_sharded(self) -> bool {
+        matches!(self, Parallel::Fsdp | Parallel::Hsdp | Parallel::FsdpAndTp)
+    }
+}
+
 #[derive(Debug)]
 pub struct Settings {
-    /// dp and tp; one that was not named has size 1.
+    /// dp and tp, and with [`Parallel::Hsdp`] replicas; one that was not named has size 1.
     pub mesh: Vec<(String, i64)>,
+    pub parallel: Parallel,
     /// None: whichever fits the environment.
     pub backend: Option<Backend>,
     /// None: the licence texts of Debian.
@@ -44,10 +75,23 @@ fn command() -> Command {
     };
     Command::new("train_gpt")
         .about("Trains a byte-level GPT on a text, sharded over several ranks.")
-        .arg(Arg::new("mesh").long("mesh").value_parser(parse_mesh).default_value("dp=2,tp=2").help(
+        .arg(Arg::new("mesh").long("mesh").default_value("auto").help(
             "how the ranks are arranged: dp (data parallel) times tp (tensor parallel); one of \
-             them may be left out",
+             them may be left out; auto: dp=2,tp=2, with --parallel=fsdp dp=4, with hsdp \
+             replicas=2,dp=2",
         ))
+        .arg(
+            Arg::new("parallel")
+                .long("parallel")
+                .value_parser(PossibleValuesParser::new(PARALLEL.map(|(name, _)| name)))
+                .default_value("ddp")
+                .help(
+                    "what ranks along dp have of the parameters: ddp, all of them; zero1, all of \
+                     them, and a part of the optimizer's state; zero2, a part of the gradients, \
+                     too; fsdp, a part of all, whole only while a block runs; hsdp, the same in \
+                     each of --mesh's replicas; fsdp+tp, a part of what tensor parallelism leaves",
+                ),
+        )
         .arg(
             Arg::new("backend")
                 .long("backend")
@@ -111,10 +155,27 @@ impl Settings {
     pub fn from_command_line() -> Settings {
         let mut command = command();
         let matches = command.get_matches_mut();
-        let settings = Settings::from_matches(&matches);
+        let mut settings = Settings::from_matches(&matches);
+        let mut refuse = |text: String| -> ! {
+            command.error(clap::error::ErrorKind::ValueValidation, text).exit()
+        };
+        let parallel = settings.parallel;
+        let mesh = match (matches.get_one::<String>("mesh").expect("has a default"), parallel) {
+            (given, _) if given != "auto" => given.as_str(),
+            (_, Parallel::Fsdp) => "dp=4",
+            (_, Parallel::Hsdp) => "replicas=2,dp=2",
+            _ => "dp=2,tp=2",
+        };
+        match parse_mesh(mesh, parallel == Parallel::Hsdp) {
+            Ok(dims) => settings.mesh = dims,
+            Err(why) => refuse(format!("--mesh={mesh}: {why}")),
+        }
+        let has_tp = settings.mesh.iter().any(|(name, size)| name == "tp" && *size > 1);
+        if parallel == Parallel::Fsdp && has_tp {
+            refuse(format!("--parallel=fsdp, --mesh={mesh}: wanted fsdp+tp, or a mesh without tp"));
+        }
         if settings.dim % settings.heads != 0 {
-            let text = format!("--heads={} does not divide --dim={}", settings.heads, settings.dim);
-            command.error(clap::error::ErrorKind::ValueValidation, text).exit();
+            refuse(format!("--heads={} does not divide --dim={}", settings.heads, settings.dim));
         }
         settings
     }
@@ -124,7 +185,11 @@ impl Settings {
             matches.get_one::<T>(name).expect("has a default").clone()
         }
         Settings {
-            mesh: get(matches, "mesh"),
+            mesh: Vec::new(), // depends on the next
+            parallel: {
+                let name: String = get(matches, "parallel");
+                PARALLEL.iter().find(|(other, _)| *other == name).expect("is one of them").1
+            },
             backend: matches.get_one::<String>("backend").map(|backend| match backend.as_str() {
                 "gloo" => Backend::Gloo,
                 _ => Backend::Inproc,
@@ -154,9 +219,10 @@ impl Settings {
         let mesh: Vec<String> =
             self.mesh.iter().map(|(name, size)| format!("{name}={size}")).collect();
         format!(
-            "mesh {}, steps {}, layers {}, dim {}, heads {}, batch {}, seq {}, lr {}, seed {}, \
+            "mesh {}, parallel {:?}, steps {}, layers {}, dim {}, heads {}, batch {}, seq {}, lr {}, seed {}, \
              sample {}",
             mesh.join(","),
+            self.parallel,
             self.steps,
             self.layers,
             self.dim,
@@ -170,15 +236,16 @@ impl Settings {
     }
 }
 
-/// "dp=2,tp=2", either one alone, in either order.
-fn parse_mesh(text: &str) -> Result<Vec<(String, i64)>, String> {
+/// "dp=2,tp=2", either one alone, in either order; perhaps replicas too.
+fn parse_mesh(text: &str, with_replicas: bool) -> Result<Vec<(String, i64)>, String> {
     const MAX_RANKS: i64 = 4096;
     let mut dims = Vec::new();
     for part in text.split(',') {
         let (name, size) = part.split_once('=').ok_or("wanted such as dp=2,tp=2")?;
-        if name != "dp" && name != "tp" {
+        if name != "dp" && name != "tp" && !(with_replicas && name == "replicas") {
             return Err(format!(
-                "wanted dp (data parallel) and tp (tensor parallel), not '{name}'"
+                "wanted {}dp (data parallel) and tp (tensor parallel), not '{name}'",
+                if with_replicas { "replicas, " } else { "" }
             ));
         }
         if dims.iter().any(|(other, _)| other == name) {
@@ -191,6 +258,9 @@ fn parse_mesh(text: &str) -> Result<Vec<(String, i64)>, String> {
     }
     if dims.iter().map(|(_, size)| size).product::<i64>() > MAX_RANKS {
         return Err(format!("wanted {MAX_RANKS} ranks at most"));
+    }
+    if with_replicas && !dims.iter().any(|(name, _)| name == "replicas") {
+        dims.insert(0, ("replicas".to_owned(), 1));
     }
     if !dims.iter().any(|(name, _)| name == "dp") {
         dims.insert(0, ("dp".to_owned(), 1));

@@ -5,11 +5,12 @@
 
 use shardweave::nn::Layer;
 use shardweave::{
-    no_grad, AdamW, Mesh, Module, ParameterPlan, Placement::*, Result, Source, Tensor,
+    no_grad, AdamW, FullyShardOptions, Mesh, Module, ParameterPlan, Placement::*, Result, Source,
+    Tensor, ZeroOptions,
 };
 
 use crate::model::{Gpt, GptOptions, VOCABULARY};
-use crate::settings::Settings;
+use crate::settings::{Parallel, Settings};
 use crate::text::{self, Text};
 
 /// Tensor parallelism as in Megatron-LM (Shoeybi et al., 2019): q, k, v and up are cut by their
@@ -33,6 +34,12 @@ pub fn make_model(settings: &Settings, mesh: Option<&Mesh>) -> Result<Gpt> {
     let model = Gpt::new(&options, settings.seed)?;
     if let Some(mesh) = mesh {
         model.distribute(mesh, &plan(), Source::Same)?;
+        if settings.parallel.is_fully_sharded() {
+            // A unit for each block, and one for the rest: whole while it is used, forward and
+            // backward.
+            let options = FullyShardOptions::new().mesh_dim("dp").unit("blocks.*");
+            model.fully_shard(mesh, &options)?;
+        }
     }
     Ok(model)
 }
@@ -45,12 +52,19 @@ pub fn train(
     step_done: &mut dyn FnMut(f64) -> Result<()>,
 ) -> Result<()> {
     let optimizer = AdamW::new(settings.learning_rate).build(model)?;
+    if let (Some(_), Parallel::Zero { stage }) = (mesh, settings.parallel) {
+        optimizer.use_zero(&ZeroOptions::new().mesh_dim("dp").stage(stage))?;
+    }
+    let mut rows = vec![("dp", Shard(0))];
+    if settings.parallel == Parallel::Hsdp {
+        rows.push(("replicas", Shard(0)));
+    }
     for step in 0..settings.steps {
         let (mut tokens, mut targets) = text.batch(step, settings)?;
         if let Some(mesh) = mesh {
             // Each row of the mesh gets its share of the sequences.
             for tensor in [&mut tokens, &mut targets] {
-                *tensor = tensor.distribute_from(Source::Same, mesh, [("dp", Shard(0))])?;
+                *tensor = tensor.distribute_from(Source::Same, mesh, &rows)?;
             }
         }
         let loss = model.loss(&tokens, &targets)?;

@@ -1,5 +1,5 @@
 // Times training steps of a small GPT on two ranks: prints milliseconds per step, the median, and the
-// last loss. `./bazelw run -c opt //bench:tp` runs it beside PyTorch and JAX.
+// last loss. `./bazelw run -c opt //bench:tp` and `//bench:data_parallel` run it beside PyTorch and JAX.
 
 #include <algorithm>
 #include <chrono>
@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "ATen/Parallel.h"
+#include "absl/algorithm/container.h"
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
+#include "absl/strings/str_join.h"
 #include "gpt.h"
 #include "nlohmann/json.hpp"
 #include "shardweave/comm/world.h"
@@ -18,26 +20,27 @@
 #include "shardweave/mesh/connected_mesh.h"
 
 ABSL_FLAG(std::string, backend, "inproc", "inproc: two threads; gloo: two processes");
-ABSL_FLAG(std::string, mode, "tp", "tp: tensor parallel; sp: sequence parallel between its layers");
+ABSL_FLAG(std::string, mode, "tp",
+          "tp: tensor parallel; sp: sequence parallel between its layers; ddp, zero1, zero2, fsdp");
 ABSL_FLAG(int64_t, dim, 64, "features");
 ABSL_FLAG(int64_t, layers, 4, "blocks");
 ABSL_FLAG(int64_t, seq, 32, "tokens of a sequence");
-ABSL_FLAG(int64_t, batch, 4, "sequences");
+ABSL_FLAG(int64_t, batch, 4, "sequences, over both ranks");
 ABSL_FLAG(int64_t, steps, 60, "that are timed, behind five others");
 
 namespace {
 
 absl::Status run_rank(shardweave::World& world) {
   at::set_num_threads(1);
-  const absl::StatusOr<shardweave::MeshPtr> mesh =
-      shardweave::init_device_mesh(world, {{"tp", world.size()}});
+  const absl::StatusOr<shardweave::MeshPtr> mesh = shardweave::init_device_mesh(
+      world, {{bench_gpt::mesh_dim_of(absl::GetFlag(FLAGS_mode)), world.size()}});
   if (!mesh.ok()) return mesh.status();
   constexpr int64_t kBefore = 5;
   using Clock = std::chrono::steady_clock;
   std::vector<double> milliseconds;
   double last_loss = 0;
   Clock::time_point start = Clock::now();
-  bench_tp::train(
+  bench_gpt::train(
       {absl::GetFlag(FLAGS_dim), absl::GetFlag(FLAGS_layers), absl::GetFlag(FLAGS_seq),
        absl::GetFlag(FLAGS_batch)},
       absl::GetFlag(FLAGS_mode), absl::GetFlag(FLAGS_steps) + kBefore, *mesh, [&](double loss) {
@@ -61,12 +64,13 @@ absl::Status run_rank(shardweave::World& world) {
 int main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
   const std::string mode = absl::GetFlag(FLAGS_mode);
-  if ((mode != "tp" && mode != "sp") || absl::GetFlag(FLAGS_steps) < 1) {
-    std::cerr << "wanted --mode=tp or sp, and one step or more\n";
+  if (!absl::c_linear_search(bench_gpt::kModes, mode) || absl::GetFlag(FLAGS_steps) < 1) {
+    std::cerr << "wanted --mode=" << absl::StrJoin(bench_gpt::kModes, ", ")
+              << ", and one step or more\n";
     return train_gpt::kUsage;
   }
   return train_gpt::run_on_ranks(
-      {.name = "bench/tp/train",
+      {.name = "bench/gpt/train",
        .num_ranks = 2,
        .backend = absl::GetFlag(FLAGS_backend),
        .timeout = absl::Minutes(2)},

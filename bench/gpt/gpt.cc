@@ -1,16 +1,24 @@
 #include "gpt.h"
 
+#include <optional>
+#include <string_view>
+#include <utility>
+
 #include "ATen/ATen.h"
+#include "absl/strings/match.h"
 #include "shardweave/dtensor/distribute_module.h"
+#include "shardweave/dtensor/grad_sync.h"
 #include "shardweave/modules/deferred_init.h"
+#include "shardweave/modules/fully_shard.h"
 #include "shardweave/modules/fused_optimizer.h"
 #include "shardweave/modules/parallelize_module.h"
+#include "shardweave/modules/zero.h"
 #include "torch/nn/modules/container/modulelist.h"
 #include "torch/nn/modules/embedding.h"
 #include "torch/nn/modules/linear.h"
 #include "torch/nn/modules/normalization.h"
 
-namespace bench_tp {
+namespace bench_gpt {
 namespace {
 
 using shardweave::Replicate;
@@ -90,26 +98,28 @@ at::Tensor tokens_of(const Sizes& sizes, int64_t step) {
       .view({sizes.batch, sizes.length + 1});
 }
 
-}  // namespace
+std::pair<at::Tensor, at::Tensor> batch_of(const Sizes& sizes, int64_t step) {
+  const at::Tensor tokens = tokens_of(sizes, step);
+  return {tokens.narrow(1, 0, sizes.length).contiguous(),
+          tokens.narrow(1, 1, sizes.length).contiguous()};
+}
 
-void train(const Sizes& sizes, const std::string& mode, int64_t steps,
-           const shardweave::MeshPtr& mesh, const std::function<void(double loss)>& step_done) {
-  Gpt model = shardweave::deferred_init([&] { return Gpt(sizes); });
-  if (mesh != nullptr) shardweave::parallelize_module(*model, mesh, plan_of(mode));
-  shardweave::materialize(*model, {.seed = 1});
-  shardweave::FusedOptimizer optimizer(model->parameters(), shardweave::AdamWOptions{.lr = 3e-4});
+at::Tensor loss_of(Gpt& model, const at::Tensor& in, const at::Tensor& targets) {
+  return at::cross_entropy_loss(model(in).view({-1, kVocabulary}), targets.view({-1}));
+}
+
+template <typename Optimizer>
+void take_steps(Gpt model, Optimizer& optimizer, const Sizes& sizes, int64_t steps,
+                const shardweave::MeshPtr& mesh, const shardweave::NamedPlacements& rows,
+                const std::function<void(double loss)>& step_done) {
   for (int64_t step = 0; step < steps; ++step) {
-    at::Tensor tokens = tokens_of(sizes, step);
-    at::Tensor in = tokens.narrow(1, 0, sizes.length).contiguous();
-    at::Tensor targets = tokens.narrow(1, 1, sizes.length).contiguous();
+    auto [in, targets] = batch_of(sizes, step);
     if (mesh != nullptr) {
       for (at::Tensor* tensor : {&in, &targets}) {
-        *tensor = shardweave::distribute_tensor(*tensor, mesh, shardweave::NamedPlacements{},
-                                                {.source = std::nullopt});
+        *tensor = shardweave::distribute_tensor(*tensor, mesh, rows, {.source = std::nullopt});
       }
     }
-    const at::Tensor loss =
-        at::cross_entropy_loss(model(in).view({-1, kVocabulary}), targets.view({-1}));
+    const at::Tensor loss = loss_of(model, in, targets);
     loss.backward();
     shardweave::finish_grad_sync(*model);
     optimizer.step();
@@ -118,4 +128,59 @@ void train(const Sizes& sizes, const std::string& mode, int64_t steps,
   }
 }
 
-}  // namespace bench_tp
+bool is_tensor_parallel(std::string_view mode) {
+  return mode == "tp" || mode == "sp";
+}
+
+}  // namespace
+
+std::string mesh_dim_of(std::string_view mode) {
+  return is_tensor_parallel(mode) ? "tp" : "dp";
+}
+
+std::vector<int64_t> elements_of_units(const Sizes& sizes) {
+  std::vector<int64_t> elements(static_cast<size_t>(sizes.layers) + 1, 0);
+  const Gpt model = shardweave::deferred_init([&] { return Gpt(sizes); });
+  for (const auto& parameter : model->named_parameters()) {
+    int64_t block = sizes.layers;  // the rest
+    if (absl::StartsWith(parameter.key(), "b.")) block = std::stoll(parameter.key().substr(2));
+    elements[static_cast<size_t>(block)] += parameter.value().numel();
+  }
+  return elements;
+}
+
+std::function<at::Tensor()> forward_on_one_device(const Sizes& sizes) {
+  const auto [in, targets] = batch_of(sizes, 0);
+  return [model = Gpt(sizes), in = in, targets = targets]() mutable {
+    return loss_of(model, in, targets);
+  };
+}
+
+void train(const Sizes& sizes, const std::string& mode, int64_t steps,
+           const shardweave::MeshPtr& mesh, const std::function<void(double loss)>& step_done) {
+  Gpt model = shardweave::deferred_init([&] { return Gpt(sizes); });
+  shardweave::NamedPlacements rows;
+  std::optional<shardweave::GradSync> sync;
+  if (mesh != nullptr) {
+    if (is_tensor_parallel(mode)) {
+      shardweave::parallelize_module(*model, mesh, plan_of(mode));
+    } else {
+      rows = {{"dp", Shard(0)}};
+      shardweave::distribute_module(*model, mesh, {}, {.source = std::nullopt});
+      if (mode == "fsdp") shardweave::fully_shard(*model, mesh, {.unit_types = {"Block"}});
+    }
+  }
+  shardweave::materialize(*model, {.seed = 1});
+  const shardweave::AdamWOptions adamw = {.lr = 3e-4};
+  if (mesh != nullptr && absl::StartsWith(mode, "zero")) {
+    shardweave::ZeroRedundancyOptimizer<shardweave::FusedOptimizer> optimizer(
+        model->parameters(), adamw, {.mesh_dim = "dp", .stage = mode == "zero2" ? 2 : 1});
+    take_steps(model, optimizer, sizes, steps, mesh, rows, step_done);
+    return;
+  }
+  if (mesh != nullptr && mode == "ddp") sync.emplace(*model);
+  shardweave::FusedOptimizer optimizer(model->parameters(), adamw);
+  take_steps(model, optimizer, sizes, steps, mesh, rows, step_done);
+}
+
+}  // namespace bench_gpt

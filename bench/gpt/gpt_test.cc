@@ -8,7 +8,7 @@
 #include "gtest/gtest.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 
-namespace bench_tp {
+namespace bench_gpt {
 namespace {
 
 std::vector<double> losses(const Sizes& sizes, const std::string& mode,
@@ -18,12 +18,12 @@ std::vector<double> losses(const Sizes& sizes, const std::string& mode,
   return all;
 }
 
-TEST(TensorParallelBenchTest, LossesAreThoseOfOneRank) {
+TEST(GptBenchTest, LossesAreThoseOfOneRank) {
   at::set_num_threads(1);
   for (const Sizes& sizes : {Sizes{}, Sizes{.dim = 256, .length = 128}}) {
     const std::vector<double> alone = losses(sizes, "tp", nullptr);
-    for (const std::string mode : {"tp", "sp"}) {
-      shardweave::testing::on_mesh({{"tp", 2}}, [&](const shardweave::MeshPtr& mesh) {
+    for (const std::string mode : {"tp", "sp", "ddp", "zero1", "zero2", "fsdp"}) {
+      shardweave::testing::on_mesh({{mesh_dim_of(mode), 2}}, [&](const shardweave::MeshPtr& mesh) {
         const std::vector<double> now = losses(sizes, mode, mesh);
         ASSERT_EQ(now.size(), alone.size());
         for (size_t i = 0; i < now.size(); ++i) {
@@ -35,4 +35,4 @@ TEST(TensorParallelBenchTest, LossesAreThoseOfOneRank) {
 }
 
 }  // namespace
-}  // namespace bench_tp
+}  // namespace bench_gpt

@@ -1,10 +1,11 @@
-//! FSDP: a model in Rust whose parameters are whole only while they are used trains as on one rank.
+//! FSDP and ZeRO: a model in Rust whose parameters are whole only while they are used, and one whose
+//! optimizer is divided, train as on one rank.
 #![cfg(feature = "derive")]
 
 use shardweave::nn::{self, Layer};
 use shardweave::{
-    no_grad, AdamW, Code, FullyShardOptions, Mesh, Module, NativeModule, ParameterPlan,
-    Placement::*, Result, Source, Tensor, World,
+    no_grad, Adam, AdamW, Code, FullyShardOptions, Lion, Mesh, Module, NativeModule, Optimizer,
+    ParameterPlan, Placement::*, Result, Sgd, Source, Tensor, World, ZeroOptions,
 };
 
 const STEPS: usize = 5;
@@ -68,7 +69,10 @@ fn numbers(sizes: &[i64], phase: f32) -> Result<Tensor> {
 type Trained = (Vec<f32>, Vec<(String, Vec<f32>)>);
 
 fn train<M: Layer>(model: &M, mesh: Option<&Mesh>) -> Result<Trained> {
-    let optimizer = AdamW::new(1e-2).build(model)?;
+    train_with(model, mesh, &AdamW::new(1e-2).build(model)?)
+}
+
+fn train_with<M: Layer>(model: &M, mesh: Option<&Mesh>, optimizer: &Optimizer) -> Result<Trained> {
     let mut losses = Vec::new();
     for step in 0..STEPS {
         let mut x = numbers(&[7, 5], step as f32)?; // rows that do not divide
@@ -196,6 +200,98 @@ fn what_is_wrong_is_said() {
             let units = native.fully_shard(&mesh, &options().unit_type("Linear"))?;
             assert!(units.json.contains(r#""module":"0""#), "{}", units.json);
             Ok(())
+        })
+        .unwrap();
+}
+
+type MakeOptimizer = fn(&Net) -> Result<Optimizer>;
+
+#[test]
+fn a_divided_optimizer_trains_as_one_that_is_not() {
+    let kinds: [(&str, MakeOptimizer); 4] = [
+        ("max_exp_avg_sq", |net| Adam::new(1e-2).weight_decay(0.1).amsgrad(true).build(net)),
+        ("exp_avg_sq", |net| AdamW::new(1e-2).betas(0.8, 0.9).build(net)),
+        ("exp_avg", |net| Lion::new(1e-3).betas(0.8, 0.9).weight_decay(0.1).build(net)),
+        ("momentum_buffer", |net| Sgd::new(1e-2).momentum(0.9).build(net)),
+    ];
+    let meshes: [&[(&str, i64)]; 3] = [&[("dp", 2)], &[("dp", 3)], &[("tp", 2), ("dp", 2)]];
+    for (state, make) in kinds {
+        let alone = Net::new().unwrap();
+        let wanted = train_with(&alone, None, &make(&alone).unwrap()).unwrap();
+        for (dims, stage) in meshes.iter().flat_map(|dims| [(*dims, 1), (*dims, 2)]) {
+            World::threads(dims.iter().map(|(_, size)| *size as usize).product())
+                .run(|world| {
+                    let mesh = world.device_mesh(dims)?;
+                    let net = Net::new()?;
+                    let mut plan = ParameterPlan::new();
+                    if dims.len() > 1 {
+                        plan = plan
+                            .line("blocks.*.up.*", &[("tp", Shard(0))])
+                            .line("blocks.*.down.weight", &[("tp", Shard(1))]);
+                    }
+                    net.distribute(&mesh, &plan, Source::Same)?;
+                    let optimizer = make(&net)?;
+                    let options = ZeroOptions::new().mesh_dim("dp").stage(stage).bucket_bytes(200);
+                    optimizer.use_zero(&options)?;
+                    let place = format!("{state}, {dims:?}, stage {stage}");
+                    assert_same(&train_with(&net, Some(&mesh), &optimizer)?, &wanted, &place);
+                    let (mut kept, mut whole) = (0, 0);
+                    for (i, (_, parameter)) in net.parameters().iter().enumerate() {
+                        let state = optimizer.state(i, state)?.unwrap();
+                        assert_eq!(state.sizes()?, parameter.sizes()?, "{place}");
+                        kept += state.to_local()?.numel()?;
+                        whole += parameter.to_local()?.numel()?;
+                    }
+                    assert!(kept < whole, "{place}: {kept} of {whole}");
+                    Ok(())
+                })
+                .unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_divided_optimizer_is_said() {
+    World::threads(2)
+        .run(|world| {
+            let mesh = world.device_mesh(&[("dp", 2)])?;
+            let net = Net::new()?;
+            let optimizer = AdamW::new(1e-2).build(&net)?;
+            let refused = |options: ZeroOptions, code: Code, text: &str| {
+                let error = optimizer.use_zero(&options).unwrap_err();
+                assert_eq!(error.code(), code, "{error}");
+                assert!(error.message().starts_with("Optimizer::use_zero: "), "{error}");
+                assert!(error.message().contains(text), "{error}");
+            };
+            refused(ZeroOptions::new(), Code::InvalidArgument, "DTensor");
+            net.distribute(&mesh, &ParameterPlan::new(), Source::Same)?;
+            refused(ZeroOptions::new().mesh_dim("tp"), Code::NotFound, "tp");
+            refused(ZeroOptions::new().mesh_dim("d\0p"), Code::InvalidArgument, "mesh_dim");
+            refused(ZeroOptions::new().stage(3), Code::InvalidArgument, "stage is 3");
+            refused(ZeroOptions::new().bucket_bytes(0), Code::InvalidArgument, "bucket_bytes is 0");
+            let error = optimizer.no_sync().unwrap_err();
+            assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
+            assert!(error.message().contains("does not use ZeRO"), "{error}");
+
+            optimizer.use_zero(&ZeroOptions::new().stage(2))?;
+            refused(ZeroOptions::new(), Code::FailedPrecondition, "uses ZeRO already");
+            let x = numbers(&[7, 5], 0.0)?.distribute(&mesh, [("dp", Shard(0))])?;
+            let backward = || -> Result<usize> {
+                let loss = net.forward(&x)?.sum()?;
+                let trace = mesh.trace()?;
+                loss.backward()?;
+                trace.num_events()
+            };
+            backward()?; // shows in which order gradients come
+            net.finish_grad_sync()?;
+            net.zero_grad()?;
+            {
+                let _outer = optimizer.no_sync()?;
+                let _inner = optimizer.no_sync()?;
+                assert_eq!(backward()?, 0);
+            }
+            assert!(backward()? > 0);
+            net.finish_grad_sync()
         })
         .unwrap();
 }
