@@ -33,6 +33,18 @@ constexpr char kFullyShard[] = "fully_shard";
   throw Error(kFullyShard, absl::Status(code, why));
 }
 
+void check_dtype(std::string_view name, std::optional<at::ScalarType> dtype) {
+  if (!dtype.has_value() || is_castable(*dtype)) return;
+  refuse_to_shard(
+      absl::StatusCode::kInvalidArgument,
+      str_cat(name, " is ", c10::toString(*dtype), "; wanted Half, BFloat16, Float or Double"));
+}
+
+// Of dtypes that may not be given.
+std::string text_of(std::optional<at::ScalarType> dtype) {
+  return dtype.has_value() ? c10::toString(*dtype) : "";
+}
+
 std::string_view enclosing(std::string_view fqn) {
   const size_t dot = fqn.rfind('.');
   return dot == std::string_view::npos ? std::string_view() : fqn.substr(0, dot);
@@ -238,6 +250,9 @@ std::vector<FullyShardUnit> fully_shard(torch::nn::Module& module, const MeshPtr
     }
     unit.layouts = flat_row_layouts(unit.used, mesh->mesh(), mesh_dim);
     uint64_t sum = checksum(options.reshard_after_forward, unit.module);
+    for (const auto& dtype : {options.param_dtype, options.reduce_dtype, options.output_dtype}) {
+      sum = checksum(sum, text_of(dtype));
+    }
     for (size_t i = 0; i < unit.members.size(); ++i) {
       sum = checksum(sum, unit.members[i]->fqns[0]);
       sum = checksum(sum, unit.used[i]->to_string());
@@ -254,6 +269,10 @@ std::vector<FullyShardUnit> fully_shard(torch::nn::Module& module, const MeshPtr
                 "' is not the same on ranks ", differs->ranks[0], " and ", differs->ranks[1],
                 " (its parameters, their shapes, or the options)"));
   }
+  // The ranks have the same ones by now.
+  check_dtype("param_dtype", options.param_dtype);
+  check_dtype("reduce_dtype", options.reduce_dtype);
+  check_dtype("output_dtype", options.output_dtype);
   if (!plain.empty()) distribute_members(plain, replicated, mesh, options.distribute, cause);
 
   std::vector<FullyShardUnit> result;
@@ -267,8 +286,14 @@ std::vector<FullyShardUnit> fully_shard(torch::nn::Module& module, const MeshPtr
       made.numel += unit.used[i]->local_numel();
       made.kept += context->with_layout(*unit.used[i], unit.layouts[i])->local_numel();
     }
-    FsdpUnit::create(unit.module, parameters, unit.layouts, mesh_dim,
-                     {.reshard_after_forward = options.reshard_after_forward, .where = where});
+    FsdpUnit::Options how = {.reshard_after_forward = options.reshard_after_forward,
+                             .where = where};
+    if (is_castable(unit.used[0]->dtype)) {
+      how.param_dtype = options.param_dtype;
+      how.reduce_dtype = options.reduce_dtype;
+      how.output_dtype = options.output_dtype;
+    }
+    FsdpUnit::create(unit.module, parameters, unit.layouts, mesh_dim, how);
   }
   // Names as the outermost module has them.
   for (const Member& member : members) {

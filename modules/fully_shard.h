@@ -30,6 +30,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <source_location>
 #include <string>
 #include <vector>
@@ -56,6 +57,19 @@ struct FullyShardOptions {
   int64_t min_numel = 0;
   // False: what was gathered in forward stays for backward. More memory, two collectives.
   bool reshard_after_forward = true;
+  // Mixed precision: float16, bfloat16, float32 or float64. What rests, its gradient, and so what
+  // optimizers work on, keeps its dtype (the master weights).
+  //
+  // As what operators see parameters, and as units are gathered; nullopt: as they rest. What an
+  // operator takes beside them or views of them (no buffer, no number) becomes of this dtype, too.
+  // Parameters of other dtypes (complex, of 8 bits) and what meets only those stay as they are.
+  std::optional<at::ScalarType> param_dtype = {};
+  // In what gradients are summed over ranks, along all mesh dimensions; nullopt: as operators see the
+  // parameters.
+  std::optional<at::ScalarType> reduce_dtype = {};
+  // What operators that take parameters and an input give, for units have no forward of their own;
+  // nullopt: as it comes.
+  std::optional<at::ScalarType> output_dtype = {};
   // Of parameters and buffers that are plain: whose values count.
   DistributeOptions distribute = {};
 };

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -825,6 +826,169 @@ TEST(FullyShardTest, RanksThatGoApartHearOfIt) {
         .backward();
   });
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+}
+
+// --- mixed precision -----------------------------------------------------------------------------
+
+struct Casts {
+  at::ScalarType rest;  // of the parameters
+  std::optional<at::ScalarType> param, reduce, output;
+  double tolerance;
+};
+const std::vector<Casts> kCasts = {
+    {at::kDouble, at::kFloat, at::kDouble, {}, 1e-5},
+    {at::kDouble, at::kFloat, {}, at::kDouble, 1e-5},
+    {at::kDouble, {}, at::kFloat, {}, 1e-5},
+    {at::kFloat, at::kBFloat16, at::kFloat, at::kFloat, 0.05},
+    {at::kFloat, at::kBFloat16, {}, {}, 0.1},
+};
+
+// One device that casts where units do.
+at::Tensor loss_with_casts(NetImpl& m, const Batch& b, const Casts& casts) {
+  const auto in = [&](const at::Tensor& t) { return t.to(casts.param.value_or(casts.rest)); };
+  const auto out = [&](const at::Tensor& t) { return casts.output ? t.to(*casts.output) : t; };
+  const auto norm = [&](nn::LayerNorm& its, const at::Tensor& x) {
+    return out(at::layer_norm(in(x), {kDim}, in(its->weight), in(its->bias)));
+  };
+  const auto linear = [&](const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) {
+    return out(at::linear(in(x), in(w), in(bias)));
+  };
+  at::Tensor x = out(at::embedding(in(m.embed->weight), b.tokens));
+  for (int i = 0; i < 3; ++i) {
+    Block block = m.block(i);
+    const at::Tensor h = linear(norm(block->norm, x), block->up->weight, block->up->bias);
+    x = x + linear(at::gelu(h), block->down->weight, block->down->bias);
+  }
+  const at::Tensor logits = linear(norm(m.norm, x), m.head->weight, m.head->bias);
+  return at::cross_entropy_loss(logits.view({-1, kWords}), b.targets.view({-1}));
+}
+
+TEST(FullyShardTest, MixedPrecisionIsThatOfOneDevice) {
+  for (size_t c = 0; c < kCasts.size(); ++c) {
+    const Casts& casts = kCasts[c];
+    Net plain;
+    plain->to(casts.rest);
+    torch::optim::AdamW alone(plain->parameters(), torch::optim::AdamWOptions(0.02));
+    Values wanted_gradients;
+    std::vector<double> wanted;
+    for (int step = 0; step < kSteps; ++step) {
+      const at::Tensor loss = loss_with_casts(*plain, batch(step), casts);
+      wanted.push_back(loss.item<double>());
+      loss.backward();
+      if (step == 0) wanted_gradients = gradients_of(*plain);
+      clip_grad_norm(plain->parameters(), 0.5);
+      alone.step();
+      alone.zero_grad();
+    }
+    const Values wanted_values = values_of(*plain);
+    for (const auto& dims : kMeshes) {
+      SCOPED_TRACE(::testing::Message() << "case " << c << ", " << dims.size() << " dims, the last "
+                                        << dims.back().size);
+      on_mesh(dims, [&](const MeshPtr& mesh) {
+        Net model;
+        model->to(casts.rest);
+        if (has_dim(dims, "tp")) parallelize_module(*model, mesh, {.parameter = kTensorParallel});
+        fully_shard(*model, mesh,
+                    {.mesh_dim = "dp",
+                     .units = {"blocks.*"},
+                     .param_dtype = casts.param,
+                     .reduce_dtype = casts.reduce,
+                     .output_dtype = casts.output});
+        torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.02));
+        for (int step = 0; step < kSteps; ++step) {
+          const Batch b = fed(step, mesh);
+          const CommTrace trace(mesh);
+          const at::Tensor loss = model->loss(b.tokens, b.targets);
+          EXPECT_NEAR(loss.item<double>(), wanted[step], casts.tolerance) << step;
+          loss.backward();
+          for (const CommEvent& event : trace.events()) {
+            if (event.op != "fully_shard") continue;
+            const at::ScalarType param = casts.param.value_or(casts.rest);
+            if (event.collective == "all_gather") {
+              EXPECT_EQ(event.dtype, param);
+            }
+            if (event.collective == "reduce_scatter") {
+              EXPECT_EQ(event.dtype, casts.reduce.value_or(param));
+            }
+          }
+          if (step == 0) expect_close(gradients_of(*model), wanted_gradients, casts.tolerance);
+          clip_grad_norm(model->parameters(), 0.5);
+          optimizer.step();
+          optimizer.zero_grad();
+        }
+        for (const at::Tensor& p : model->parameters()) EXPECT_EQ(p.scalar_type(), casts.rest);
+        // A bfloat16 more or less moves a step of AdamW by lr.
+        if (casts.rest == at::kDouble) expect_close(values_of(*model), wanted_values, 1e-3);
+        EXPECT_EQ(fully_shard_counters(mesh).gathered_bytes, 0);
+      });
+    }
+  }
+}
+
+TEST(FullyShardTest, MixedPrecisionSendsAndGathersHalfTheBytes) {
+  const auto run = [](bool mixed) {
+    Collectives total;
+    on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+      Net model;
+      FullyShardOptions options = {.units = {"blocks.*"}};
+      if (mixed) options.param_dtype = at::kBFloat16;
+      fully_shard(*model, mesh, options);
+      const CommTrace trace(mesh);
+      const Batch b = fed(0, mesh);
+      model->loss(b.tokens, b.targets).backward();
+      if (mesh->coordinate()[0] == 0) {
+        total = of_units(trace);
+        total.others = fully_shard_counters(mesh).peak_gathered_bytes;
+      }
+    });
+    return total;
+  };
+  const Collectives whole = run(false), half = run(true);
+  EXPECT_EQ(half.gathers, whole.gathers);
+  EXPECT_EQ(half.reductions, whole.reductions);
+  EXPECT_EQ(2 * half.bytes, whole.bytes);
+  EXPECT_EQ(2 * half.others, whole.others);
+}
+
+TEST(FullyShardTest, MixedPrecisionOfOtherUses) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    nn::Linear model(kDim, kHidden);
+    initialize(*model);
+    fully_shard(*model, mesh, {.param_dtype = at::kBFloat16, .output_dtype = at::kFloat});
+    const at::Tensor& w = model->weight;
+    // As they rest: what optimizers and initialisers see.
+    EXPECT_EQ(full_tensor(w.detach()).scalar_type(), at::kFloat);
+    {
+      const c10::AutoGradMode no_grad(false);
+      EXPECT_EQ(w.norm().scalar_type(), at::kFloat);
+      w.mul_(2);
+    }
+    // As it is used.
+    EXPECT_EQ((w * 1).scalar_type(), at::kBFloat16);
+    EXPECT_EQ(w.t().scalar_type(), at::kBFloat16);
+    const at::Tensor x = distribute_tensor(at::ones({4, kDim}), mesh, {{"dp", Shard(0)}});
+    const at::Tensor y = at::linear(x, w);
+    EXPECT_EQ(y.scalar_type(), at::kFloat);
+    EXPECT_EQ(x.scalar_type(), at::kFloat);  // that which was given stays
+    // A gradient of gradients.
+    const auto grads =
+        torch::autograd::grad({y.square().sum()}, {w}, {}, std::nullopt, /*create_graph=*/true);
+    EXPECT_EQ(grads[0].scalar_type(), at::kFloat);
+    grads[0].square().sum().backward();
+    EXPECT_EQ(w.grad().scalar_type(), at::kFloat);
+    EXPECT_EQ(layout_of(w.grad()), layout_of(w));
+  });
+  expect_error(
+      {{"dp", 2}},
+      [](const MeshPtr& mesh) { fully_shard(*Net(), mesh, {.param_dtype = at::kInt}); },
+      absl::StatusCode::kInvalidArgument, "param_dtype is Int; wanted Half");
+  expect_error(
+      {{"dp", 2}},
+      [](const MeshPtr& mesh) {
+        fully_shard(*Net(), mesh,
+                    {.reduce_dtype = mesh->coordinate()[0] == 0 ? at::kHalf : at::kFloat});
+      },
+      absl::StatusCode::kInvalidArgument, "is not the same on ranks 0 and 1");
 }
 
 TEST(FullyShardTest, NothingIsLeftBehind) {

@@ -256,8 +256,9 @@ size_t ZeroPartition::State::add(const std::vector<at::Tensor>& given, std::sour
   for (Filling& filling : fillings) {
     const std::vector<Layout> layouts =
         flat_row_layouts(filling.whole, context_->mesh(), mesh_dim_);
-    buckets_.push_back({FlatRow(context_, mesh_dim_, filling.whole, layouts), at::Tensor(),
-                        std::move(filling.members), 0});
+    buckets_.push_back(
+        {FlatRow(context_, mesh_dim_, filling.whole, layouts, filling.whole[0]->dtype),
+         at::Tensor(), std::move(filling.members), 0});
     move_into(buckets_.back());
   }
   for (size_t i = old; i < parameters_.size(); ++i) {
@@ -356,7 +357,7 @@ std::shared_ptr<GradientScatter> ZeroPartition::State::leave(const Bucket& bucke
     grads.push_back(grad.defined() && is_dtensor(grad) ? grad : at::Tensor());
   }
   auto scatter = std::make_shared<GradientScatter>(
-      bucket.row, grads,
+      bucket.row, grads, bucket.row[0].whole->dtype,
       [](int64_t numel, const at::TensorOptions& options) { return at::empty({numel}, options); },
       cause, [&](size_t k) { return name_of(parameters_[bucket.members[k]]); });
   for (const size_t k : scatter->taken()) {

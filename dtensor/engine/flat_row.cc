@@ -127,7 +127,8 @@ std::vector<Layout> flat_row_layouts(const std::vector<SpecRef>& whole, const De
 }
 
 FlatRow::FlatRow(std::shared_ptr<MeshContext> context, int mesh_dim,
-                 const std::vector<SpecRef>& whole, const std::vector<Layout>& layouts)
+                 const std::vector<SpecRef>& whole, const std::vector<Layout>& layouts,
+                 at::ScalarType kept_dtype)
     : context_(std::move(context)),
       mesh_dim_(mesh_dim),
       counts_(static_cast<size_t>(context_->mesh().size(mesh_dim)), 0),
@@ -136,7 +137,8 @@ FlatRow::FlatRow(std::shared_ptr<MeshContext> context, int mesh_dim,
   for (size_t i = 0; i < whole.size(); ++i) {
     Place& place = places_.emplace_back();
     place.whole = whole[i];
-    place.kept = context_->with_layout(*whole[i], layouts[i]);
+    place.kept = context_->intern(layouts[i], whole[i]->sizes, whole[i]->strides, kept_dtype,
+                                  whole[i]->device, whole[i]->origins);
     place.begin = numel_;
     place.kept_begin = counts_[rank_];
     Coordinate coordinate = context_->coordinate();
@@ -186,7 +188,8 @@ CollectiveUnderWay FlatRow::all_gather(const at::Tensor& stretch, const at::Tens
 }
 
 GradientScatter::GradientScatter(const FlatRow& row, std::vector<at::Tensor>& grads,
-                                 MakeBuffer buffer, const Cause& cause, FlatRow::Names names)
+                                 at::ScalarType dtype, MakeBuffer buffer, const Cause& cause,
+                                 FlatRow::Names names)
     : specs_(row.size()), provenances_(row.size()), parts_(row.size()) {
   MeshContext& context = *row.context();
   const int mesh_dim = row.mesh_dim();
@@ -210,7 +213,7 @@ GradientScatter::GradientScatter(const FlatRow& row, std::vector<at::Tensor>& gr
   }
   if (taken_.empty()) return;
   const Spec& first = *row[0].whole;
-  const at::TensorOptions options = at::TensorOptions(first.dtype).device(first.device);
+  const at::TensorOptions options = at::TensorOptions(dtype).device(first.device);
   in_ = buffer(numel, options);
   out_ = at::empty({kept[row.rank_]}, options);
   int64_t place = 0, at = 0;
@@ -228,7 +231,7 @@ GradientScatter::GradientScatter(const FlatRow& row, std::vector<at::Tensor>& gr
     }
     const Layout layout =
         value_or_throw(Layout::create(std::move(placements), resting.layout.order()));
-    specs_[i] = context.intern(layout, whole.sizes, whole.strides, whole.dtype, whole.device);
+    specs_[i] = context.intern(layout, whole.sizes, whole.strides, dtype, whole.device);
     const int64_t part = row[i].counts[row.rank_];
     parts_[i] = out_.narrow(0, at, part).view(array(resting.local_sizes));
     at += part;
@@ -264,6 +267,18 @@ void GradientScatter::finish() {
 const at::Tensor& GradientScatter::part(size_t i) {
   finish();
   return parts_[i];
+}
+
+at::Tensor with_dtype(const at::Tensor& tensor, at::ScalarType dtype) {
+  const DTensorMeta& meta = meta_of(tensor);
+  const Spec& spec = *meta.spec;
+  if (spec.dtype == dtype) return tensor;
+  at::Tensor result =
+      wrap(meta.local().to(dtype),
+           meta.context->intern(spec.layout, spec.sizes, spec.strides, dtype, spec.device),
+           meta.context);
+  meta_of(result).came_from(provenance_of(meta));
+  return result;
 }
 
 void bring_to(std::vector<at::Tensor>& tensors, const std::vector<Layout>& layouts,

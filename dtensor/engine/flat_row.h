@@ -66,9 +66,10 @@ class FlatRow {
     int64_t kept_begin = 0;       // and in this rank's stretch
   };
 
-  // Of tensors of one dtype and device; `layouts`: flat_row_layouts().
+  // Of tensors of one dtype and device, which are kept as `kept_dtype`; `layouts`:
+  // flat_row_layouts().
   FlatRow(std::shared_ptr<MeshContext> context, int mesh_dim, const std::vector<SpecRef>& whole,
-          const std::vector<Layout>& layouts);
+          const std::vector<Layout>& layouts, at::ScalarType kept_dtype);
 
   const std::shared_ptr<MeshContext>& context() const { return context_; }
   int mesh_dim() const { return mesh_dim_; }
@@ -107,13 +108,13 @@ class GradientScatter {
   using MakeBuffer = absl::FunctionRef<at::Tensor(int64_t numel, const at::TensorOptions& options)>;
 
   // Of `grads`, DTensors or undefined, one for each tensor, those that it takes become undefined.
-  // `buffer` gives contiguous memory for them.
-  GradientScatter(const FlatRow& row, std::vector<at::Tensor>& grads, MakeBuffer buffer,
-                  const Cause& cause, FlatRow::Names names);
+  // They are summed as `dtype`, for which `buffer` gives contiguous memory.
+  GradientScatter(const FlatRow& row, std::vector<at::Tensor>& grads, at::ScalarType dtype,
+                  MakeBuffer buffer, const Cause& cause, FlatRow::Names names);
 
   // Which it took; none: nothing was sent.
   absl::Span<const size_t> taken() const { return taken_; }
-  // How the gradient of tensor i lies: as the row keeps it, or still to be summed along other mesh dimensions.
+  // How the gradient of tensor i lies, of `dtype`: as the row keeps it, or still to be summed along other mesh dimensions.
   const SpecRef& spec(size_t i) const { return specs_[i]; }
   uint64_t provenance(size_t i) const { return provenances_[i]; }
   // Waits, and gives up the memory that was sent from; throws Error.
@@ -130,6 +131,10 @@ class GradientScatter {
   at::Tensor in_, out_;
   std::optional<CollectiveUnderWay> under_way_;  // ended before what it uses
 };
+
+// Each rank's part as another dtype, summands too: without communication and autograd. Shares no
+// memory with `tensor` unless it is of that dtype.
+at::Tensor with_dtype(const at::Tensor& tensor, at::ScalarType dtype);
 
 // Brings DTensors to other layouts, as redistribute_all() without autograd. What had to move shares
 // no memory with what it was.

@@ -290,27 +290,19 @@ void run_layer(const c10::OperatorHandle& op, const std::shared_ptr<const Forwar
   }
 }
 
-void dispatch_observed(const c10::OperatorHandle& op, c10::Stack* stack) {
-  if (record_deferred(op, stack)) return;
-  const c10::impl::ExcludeDispatchKeyGuard no_longer(kObserved);
+void cast_results(const c10::FunctionSchema& schema, at::ScalarType dtype, c10::Stack* stack) {
+  for (size_t i = stack->size() - schema.returns().size(); i < stack->size(); ++i) {
+    IValue& result = (*stack)[i];
+    if (!result.isTensor() || !result.toTensor().defined()) continue;
+    if (is_castable(result.toTensor().scalar_type())) result = result.toTensor().to(dtype);
+  }
+}
+
+// With the parameters that it uses.
+void run_observed(const c10::OperatorHandle& op, c10::Stack* stack) {
   const c10::FunctionSchema& schema = op.schema();
   const absl::Span<const IValue> args =
       absl::MakeConstSpan(*stack).subspan(stack->size() - schema.arguments().size());
-  // Its data is replaced (module->to()), and with that what it knew; it stays the module's.
-  if (schema.name() == "aten::set_data" || schema.name() == "aten::set_") {
-    const at::Tensor target = args[0].toTensor();
-    if (args.size() > 1 && args[1].isTensor()) check_stays(target, args[1].toTensor());
-    if (schema.name() == "aten::set_data" && resting_of(target) != nullptr) {  // by itself
-      torch::jit::drop(*stack, schema.arguments().size());
-      return;
-    }
-    const std::shared_ptr<ViewFamily> family =
-        is_observed(target) ? meta_of(target).family : std::shared_ptr<ViewFamily>();
-    op.callBoxed(stack);
-    if (family != nullptr) observe(target, *family);
-    return;
-  }
-  use_parameters(op, stack);
   const at::Tensor weight = weight_in(args);  // held: the operator may end the last handle
   if (!weight.defined()) {
     op.callBoxed(stack);
@@ -339,6 +331,31 @@ void dispatch_observed(const c10::OperatorHandle& op, c10::Stack* stack) {
   const std::shared_ptr<const ForwardLayouts> layouts = family->forward;
   const std::shared_ptr<MeshContext> context = meta_of(weight).context;
   run_layer(op, layouts, module, context, stack);
+}
+
+void dispatch_observed(const c10::OperatorHandle& op, c10::Stack* stack) {
+  if (record_deferred(op, stack)) return;
+  const c10::impl::ExcludeDispatchKeyGuard no_longer(kObserved);
+  const c10::FunctionSchema& schema = op.schema();
+  const absl::Span<const IValue> args =
+      absl::MakeConstSpan(*stack).subspan(stack->size() - schema.arguments().size());
+  // Its data is replaced (module->to()), and with that what it knew; it stays the module's.
+  if (schema.name() == "aten::set_data" || schema.name() == "aten::set_") {
+    const at::Tensor target = args[0].toTensor();
+    if (args.size() > 1 && args[1].isTensor()) check_stays(target, args[1].toTensor());
+    if (schema.name() == "aten::set_data" && resting_of(target) != nullptr) {  // by itself
+      torch::jit::drop(*stack, schema.arguments().size());
+      return;
+    }
+    const std::shared_ptr<ViewFamily> family =
+        is_observed(target) ? meta_of(target).family : std::shared_ptr<ViewFamily>();
+    op.callBoxed(stack);
+    if (family != nullptr) observe(target, *family);
+    return;
+  }
+  const std::optional<at::ScalarType> output = use_parameters(op, stack);
+  run_observed(op, stack);
+  if (output.has_value() && !in_backward_of_an_operator()) cast_results(schema, *output, stack);
 }
 
 Layout layout_of_target(const ForwardTarget& target, const Layout& now, int dims) {

@@ -118,6 +118,13 @@ bool keeps_dtype(const c10::OperatorHandle& op, absl::Span<const IValue> args, c
   return true;
 }
 
+// A parameter or a buffer, and no input.
+bool is_member(const at::Tensor& tensor) {
+  if (!is_dtensor(tensor.unsafeGetTensorImpl())) return false;
+  const DTensorMeta& meta = meta_of(tensor);
+  return meta.family != nullptr && meta.family->parameter != nullptr;
+}
+
 bool makes_view(const c10::FunctionSchema& schema) {
   return std::any_of(schema.returns().begin(), schema.returns().end(), [](const c10::Argument& r) {
     return r.alias_info() != nullptr && !r.alias_info()->isWrite();
@@ -282,9 +289,15 @@ std::shared_ptr<FsdpUnit> FsdpUnit::create(std::string name,
   const std::shared_ptr<MeshContext> context = meta_of(parameters[0]).context;
   if (context->fsdp == nullptr) context->fsdp = std::make_shared<FsdpState>(*context);
   std::vector<SpecRef> used;
-  for (const at::Tensor& tensor : parameters) used.push_back(meta_of(tensor).spec);
-  std::shared_ptr<FsdpUnit> unit(
-      new FsdpUnit(std::move(name), FlatRow(context, mesh_dim, used, layouts), options));
+  for (const at::Tensor& tensor : parameters) {
+    const Spec& spec = *meta_of(tensor).spec;
+    used.push_back(context->intern(spec.layout, spec.sizes, spec.strides,
+                                   options.param_dtype.value_or(spec.dtype), spec.device,
+                                   spec.origins));
+  }
+  const at::ScalarType kept_dtype = meta_of(parameters[0]).spec->dtype;
+  std::shared_ptr<FsdpUnit> unit(new FsdpUnit(
+      std::move(name), FlatRow(context, mesh_dim, used, layouts, kept_dtype), options));
   unit->state_->units_.push_back(unit.get());
   const c10::InferenceMode normal(false);  // which records gradients
   const c10::AutoGradMode no_grad(false);
@@ -364,13 +377,14 @@ void FsdpUnit::pack() {
     tensors.push_back(p.tensor());
     if (tensors.back().defined()) meta_of(tensors.back()).local();  // or it is not made yet
   }
-  const Spec& spec = *row_[0].whole;
-  const at::TensorOptions options = at::TensorOptions(spec.dtype).device(spec.device);
-  const at::Tensor shard = at::empty({row_.kept()}, options);
+  const auto memory = [](int64_t numel, const Spec& spec) {
+    return at::empty({numel}, at::TensorOptions(spec.dtype).device(spec.device));
+  };
+  const at::Tensor shard = memory(row_.kept(), *row_[0].kept);
   // Where this runs below ADInplaceOrView, too: is_fresh() goes by it.
-  const auto counted_with = [](const at::Tensor& place, const at::Tensor& memory) {
+  const auto counted_with = [](const at::Tensor& place, const at::Tensor& whole) {
     place.unsafeGetTensorImpl()->set_version_counter(
-        memory.unsafeGetTensorImpl()->version_counter());
+        whole.unsafeGetTensorImpl()->version_counter());
   };
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (!tensors[i].defined()) continue;
@@ -381,11 +395,11 @@ void FsdpUnit::pack() {
     meta.part = LocalPart(place);
   }
   shard_ = shard;
-  if (is_alone()) {
+  if (is_at_hand()) {
     flat_ = shard_;
     is_full_ = true;
   } else {
-    flat_ = at::empty({row_.numel()}, options);
+    flat_ = memory(row_.numel(), *row_[0].whole);
     state_->buffers_[flat_.storage().unsafeGetStorageImpl()] = this;
   }
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -403,7 +417,7 @@ void FsdpUnit::pack() {
 void FsdpUnit::begin_gather() {
   if (!shard_.defined()) pack();
   gathered_version_ = shard_._version();
-  if (is_alone()) return;
+  if (is_at_hand()) return;
   for (const Parameter& p : parameters_) {  // made of what was there before
     if (const auto family = p.family.lock()) family->remembered.clear();
   }
@@ -423,8 +437,18 @@ void FsdpUnit::begin_gather() {
     const at::Tensor tensor = p.tensor();
     if (tensor.defined()) provenance = mix(provenance, provenance_of(meta_of(tensor)));
   }
+  at::Tensor stretch = shard_;
+  if (is_cast()) {  // where it belongs
+    const at::AutoDispatchBelowADInplaceOrView is_no_write;
+    stretch = flat_.narrow(0, row_.kept_begin(), row_.kept());
+    stretch.copy_(shard_);
+  }
+  if (is_alone()) {
+    is_full_ = true;
+    return;
+  }
   ++state_->counters.gathers;
-  under_way_.emplace(row_.all_gather(shard_, flat_, provenance, cause(),
+  under_way_.emplace(row_.all_gather(stretch, flat_, provenance, cause(),
                                      [this](size_t i) { return parameter_name(i); }));
 }
 
@@ -448,7 +472,7 @@ void FsdpUnit::settle() {
 }
 
 void FsdpUnit::reshard() {
-  if (is_alone()) return;
+  if (is_at_hand()) return;
   finish_gather();
   is_full_ = false;
   if (!is_allocated_) return;
@@ -519,18 +543,30 @@ at::Tensor FsdpUnit::used(size_t index, const at::Tensor& handle) {
 
 at::Tensor FsdpUnit::resting_gradient(size_t index, const at::Tensor& grad) {
   if (!grad.defined()) return grad;
-  const at::Tensor there = as_dtensor(grad, context_);
-  const Layout& layout = row_[index].kept->layout;
-  if (meta_of(there).spec->layout == layout) return there;
-  return c10::GradMode::is_enabled() ? redistribute(there, layout, options_.where)
-                                     : redistributed(there, layout, cause());
+  const Spec& kept = *row_[index].kept;
+  at::Tensor there = as_dtensor(grad, context_);
+  const bool has_arrived = meta_of(there).spec->layout == kept.layout;
+  if (has_arrived && there.scalar_type() == kept.dtype) return there;
+  there = there.to(reduce_dtype());
+  if (!has_arrived) {
+    there = c10::GradMode::is_enabled() ? redistribute(there, kept.layout, options_.where)
+                                        : redistributed(there, kept.layout, cause());
+  }
+  return there.to(kept.dtype);
 }
 
-// Gradients are packed where the parameters were: nobody needs those any more.
+// Gradients are packed where the parameters were, or in place of them: nobody needs those any more.
 at::Tensor FsdpUnit::gradient_buffer(int64_t numel, const at::TensorOptions& options) {
   finish_gather();
   is_full_ = false;
-  return is_allocated_ ? flat_.narrow(0, 0, numel) : at::empty({numel}, options);
+  if (is_allocated_ && options.dtype() == flat_.dtype()) return flat_.narrow(0, 0, numel);
+  reshard();
+  at::Tensor buffer = at::empty({numel}, options);
+  FsdpCounters& counters = state_->counters;
+  counters.peak_gathered_bytes =
+      std::max(counters.peak_gathered_bytes,
+               counters.gathered_bytes + static_cast<int64_t>(buffer.nbytes()));
+  return buffer;
 }
 
 variable_list FsdpUnit::reduce(variable_list&& grads) {
@@ -546,7 +582,7 @@ variable_list FsdpUnit::reduce(variable_list&& grads) {
     layouts.push_back(row_[i].kept->layout);
   }
   GradientScatter scatter(
-      row_, result,
+      row_, result, reduce_dtype(),
       [this](int64_t numel, const at::TensorOptions& options) {
         return gradient_buffer(numel, options);
       },
@@ -557,39 +593,67 @@ variable_list FsdpUnit::reduce(variable_list&& grads) {
   }
   state_->counters.reduce_scatters += scatter.taken().empty() ? 0 : 1;
   reshard();
+  const auto become = [&](at::ScalarType dtype) {
+    for (at::Tensor& grad : result) {
+      if (grad.defined()) grad = with_dtype(grad, dtype);
+    }
+  };
+  become(reduce_dtype());  // what it has not taken
   bring_to(result, layouts, cause());
+  become(row_[0].kept->dtype);
   return result;
 }
 
 // --- operators -----------------------------------------------------------------------------------
 
-void use_parameters(const c10::OperatorHandle& op, c10::Stack* stack) {
+std::optional<at::ScalarType> use_parameters(const c10::OperatorHandle& op, c10::Stack* stack) {
+  const c10::FunctionSchema& schema = op.schema();
   const absl::Span<IValue> args =
-      absl::MakeSpan(*stack).subspan(stack->size() - op.schema().arguments().size());
-  if (use_in(op, args) != Use::kWhole) return;
-  const auto in_use = [](const at::Tensor& tensor) {
-    const Resting* resting = resting_of(tensor);
-    return resting == nullptr ? tensor : resting->unit->used(resting->index, tensor);
+      absl::MakeSpan(*stack).subspan(stack->size() - schema.arguments().size());
+  const Use use = use_in(op, args);
+  if (use == Use::kAtRest) return std::nullopt;
+  const FsdpUnit* unit = nullptr;  // of the first
+  for (const IValue& arg : args) {
+    for_each_of(arg, [&](const at::Tensor& tensor) {
+      const Resting* resting = known_to_rest(tensor);
+      if (unit == nullptr && resting != nullptr) unit = resting->unit.get();
+    });
+  }
+  if (unit == nullptr || (use == Use::kNotThere && !unit->casts())) return std::nullopt;
+  const FsdpUnit::Options& options = unit->options();
+  bool has_input = false;
+  const auto in_use = [&](const at::Tensor& tensor) {
+    at::Tensor result = tensor;
+    if (const Resting* resting = resting_of(tensor)) {
+      result = resting->unit->used(resting->index, tensor);
+    } else if (known_to_rest(tensor) == nullptr) {
+      if (!tensor.defined() || tensor.dim() == 0 || is_member(tensor)) return result;
+      has_input = true;
+    }
+    const at::ScalarType dtype = options.param_dtype.value_or(result.scalar_type());
+    const bool casts = dtype != result.scalar_type() && is_castable(result.scalar_type());
+    return casts ? result.to(dtype) : result;
   };
-  for (IValue& arg : args) {
+  for (size_t i = 0; i < args.size(); ++i) {
+    const c10::AliasInfo* alias = schema.arguments()[i].alias_info();
+    if (alias != nullptr && alias->isWrite()) continue;
+    IValue& arg = args[i];
     if (arg.isTensor()) {
       arg = in_use(arg.toTensor());
     } else if (arg.isTensorList()) {
-      const std::vector<at::Tensor> given = arg.toTensorVector();
-      if (std::none_of(given.begin(), given.end(),
-                       [](const at::Tensor& t) { return resting_of(t) != nullptr; })) {
-        continue;
-      }
       c10::List<at::Tensor> list;
-      for (const at::Tensor& tensor : given) list.push_back(in_use(tensor));
+      for (const at::Tensor& tensor : arg.toTensorVector()) list.push_back(in_use(tensor));
       arg = std::move(list);
     }
   }
+  const bool gives_views = makes_view(schema) || schema.is_mutable();
+  return has_input && !gives_views ? options.output_dtype : std::nullopt;
 }
 
 void follow_resting(const IValue& result) {
   for_each_of(result, [](const at::Tensor& tensor) {
-    if (resting_of(tensor) == nullptr) return;
+    const Resting* known = known_to_rest(tensor);
+    if (known == nullptr || (resting_of(tensor) == nullptr && !known->unit->casts())) return;
     c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
     set_keys(*impl, impl->key_set().add(kTouched));
   });

@@ -99,6 +99,9 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
  public:
   struct Options {
     bool reshard_after_forward = true;
+    // What operators see of the parameters, in what gradients are summed, and what operators give
+    // that meet them; nullopt: as the parameters rest; as operators see them; as it comes.
+    std::optional<at::ScalarType> param_dtype = {}, reduce_dtype = {}, output_dtype = {};
     std::source_location where;  // of the call of fully_shard()
   };
 
@@ -119,6 +122,13 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
     if (state_->current_ == this && is_full_ && is_fresh()) [[likely]]
       return;
     state_->touch(*this);
+  }
+
+  const Options& options() const { return options_; }
+  // Whether operators that meet its parameters, or views of those, work on tensors of other dtypes
+  // than they were given, or give others.
+  bool casts() const {
+    return options_.param_dtype.has_value() || options_.output_dtype.has_value();
   }
 
   // What stands in for `handle`, the parameter or a copy of its handle, in an operator.
@@ -154,6 +164,12 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
 
   bool is_fresh() const { return gathered_version_ == shard_._version(); }
   bool is_alone() const { return row_.num_ranks() == 1; }  // on whom nothing is cut
+  bool is_cast() const { return row_[0].whole->dtype != row_[0].kept->dtype; }
+  // What rests is what operators see.
+  bool is_at_hand() const { return is_alone() && !is_cast(); }
+  at::ScalarType reduce_dtype() const {
+    return options_.reduce_dtype.value_or(row_[0].whole->dtype);
+  }
   std::string parameter_name(size_t index) const;
   int64_t flat_bytes() const;
   Cause cause() const { return {.name = "fully_shard", .where = options_.where}; }
@@ -182,20 +198,34 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
   std::weak_ptr<torch::autograd::Node> node_;  // as long as a graph has it
 };
 
-// Null: it does not rest.
-inline const Resting* resting_of(const at::Tensor& tensor) {
+// Of a parameter, as it rests or as it is used, and of views of it. Null: no unit has it.
+inline const Resting* known_to_rest(const at::Tensor& tensor) {
   if (!tensor.defined() || !is_dtensor(tensor.unsafeGetTensorImpl())) return nullptr;
   const DTensorMeta& meta = meta_of(tensor);
-  if (meta.family == nullptr || meta.family->resting == nullptr) return nullptr;
-  const Resting& resting = *meta.family->resting;
-  return meta.spec == resting.spec ? &resting : nullptr;
+  return meta.family == nullptr ? nullptr : meta.family->resting.get();
+}
+
+// Null: it does not rest.
+inline const Resting* resting_of(const at::Tensor& tensor) {
+  const Resting* resting = known_to_rest(tensor);
+  return resting != nullptr && meta_of(tensor).spec == resting->spec ? resting : nullptr;
+}
+
+// What mixed precision casts, and to what: numbers of eight bits have scales that it does not know,
+// and of complex ones half would be lost.
+inline bool is_castable(at::ScalarType dtype) {
+  return dtype == at::kHalf || dtype == at::kBFloat16 || dtype == at::kFloat ||
+         dtype == at::kDouble;
 }
 
 // Puts what is used in place of parameters that rest, where the operator is not one that works on
 // them as they rest: what writes them, an optimizer's, what only asks for their shape. Throws Error
-// (FailedPrecondition) for what would move a parameter from where it rests.
-void use_parameters(const c10::OperatorHandle& op, c10::Stack* stack);
-// Its results that are the parameter itself (detach) are seen again.
+// (FailedPrecondition) for what would move a parameter from where it rests. What the operator takes
+// beside them, or beside views of them (torch::nn's linear takes `weight.t()`), becomes of the dtype
+// of the first one's unit; that which its results are to have is returned.
+std::optional<at::ScalarType> use_parameters(const c10::OperatorHandle& op, c10::Stack* stack);
+// Its results that are the parameter itself (detach) are seen again, as are views of it if its unit
+// casts.
 void follow_resting(const c10::IValue& result);
 // The parameter's data is about to be replaced (module->to()).
 void check_stays(const at::Tensor& target, const at::Tensor& source);
