@@ -1,6 +1,7 @@
 #include "shardweave/dtensor/grad_sync.h"
 
 #include "absl/strings/str_cat.h"
+#include "shardweave/dtensor/engine/fsdp_unit.h"
 #include "shardweave/dtensor/engine/grad_buckets.h"
 #include "shardweave/dtensor/engine/gradient_owner.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
@@ -16,6 +17,11 @@ std::shared_ptr<GradBuckets> attached(const std::vector<at::Tensor>& parameters,
   if (options.bucket_bytes < 1) {
     throw Error("GradSync", absl::InvalidArgumentError(absl::StrCat(
                                 "bucket_bytes is ", options.bucket_bytes, "; wanted 1 or more")));
+  }
+  if (options.reduce_dtype.has_value() && !is_castable(*options.reduce_dtype)) {
+    throw Error("GradSync", absl::InvalidArgumentError(absl::StrCat(
+                                "reduce_dtype is ", c10::toString(*options.reduce_dtype),
+                                "; wanted Half, BFloat16, Float or Double")));
   }
   std::vector<at::Tensor> sharded;
   for (const at::Tensor& parameter : unique_parameters(parameters)) {
@@ -35,7 +41,8 @@ std::shared_ptr<GradBuckets> attached(const std::vector<at::Tensor>& parameters,
     throw Error("GradSync", absl::FailedPreconditionError(
                                 "a parameter is in another GradSync, which is still there"));
   }
-  auto buckets = std::make_shared<GradBuckets>(std::move(sharded), options.bucket_bytes);
+  auto buckets =
+      std::make_shared<GradBuckets>(std::move(sharded), options.bucket_bytes, options.reduce_dtype);
   buckets->attach();
   return buckets;
 }

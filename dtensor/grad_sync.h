@@ -32,6 +32,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
@@ -44,15 +45,19 @@ class GradBuckets;
 }
 
 struct GradSyncOptions {
-  int64_t bucket_bytes = 25 << 20;
+  int64_t bucket_bytes = 25 << 20;  // as they travel
+  // In what gradients of float16, bfloat16, float32 and float64 travel and are summed up: one of
+  // these; nullopt: their own. bfloat16 halves the bytes of float32, and keeps eight bits of each
+  // rank's part and of each partial sum. What arrives has the gradient's own dtype.
+  std::optional<at::ScalarType> reduce_dtype = {};
 };
 
 // As long as it lives, for the DTensors among the parameters. All ranks make it alike. Threads: as
 // the model.
 class GradSync {
  public:
-  // Throws Error (InvalidArgument) if a bucket has less than one byte, (FailedPrecondition) if a
-  // parameter is in another GradSync, or in a ZeroPartition (modules/zero.h).
+  // Throws Error (InvalidArgument) if a bucket has less than one byte, and for another reduce_dtype;
+  // (FailedPrecondition) if a parameter is in another GradSync, or in a ZeroPartition (modules/zero.h).
   explicit GradSync(const torch::nn::Module& module, const GradSyncOptions& options = {});
   explicit GradSync(const std::vector<at::Tensor>& parameters, const GradSyncOptions& options = {});
   // Waits for what is under way, and leaves gradients as they are.

@@ -195,6 +195,101 @@ TEST(GradSyncTest, PartialAlongSeveralDimensionsAndShardsAndOtherDtypes) {
   });
 }
 
+// Each rank's part is rounded once, and their sum once more.
+TEST(GradSyncTest, GradientsTravelInFewerBits) {
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf, at::kDouble}) {
+    std::vector<at::Tensor> parts;  // of both ranks
+    for (const at::Tensor& part : batch(0).chunk(2)) {
+      Stack alone;
+      loss_of(*alone, part).backward();
+      for (const at::Tensor& w : alone->weights) parts.push_back(w.grad().to(dtype));
+    }
+    on_mesh({{"a", 2}}, [&](const MeshPtr& mesh) {
+      Stack model;
+      distribute_module(*model, mesh, {});
+      const GradSync sync(*model, {.bucket_bytes = 2 * kWeight, .reduce_dtype = dtype});
+      const int64_t element = static_cast<int64_t>(c10::elementSize(dtype));
+      for (int iteration = 0; iteration < 3; ++iteration) {
+        const CommTrace trace(mesh);
+        loss_of(*model, fed(0, mesh)).backward();
+        finish_grad_sync(*model);
+        int64_t bytes = 0;
+        for (const CommEvent& event : trace.events()) {
+          if (event.phase != Phase::kGradientSync || event.is_check) continue;
+          EXPECT_EQ(event.dtype, dtype);
+          bytes += event.bytes;
+        }
+        EXPECT_EQ(bytes, kLayers * kDim * kDim * element) << iteration;  // 2 (n - 1) / n of them
+        for (int i = 0; i < kLayers; ++i) {
+          const at::Tensor& grad = model->weights[i].grad();
+          EXPECT_EQ(layout_of(grad), layout_of(model->weights[i]));
+          EXPECT_EQ(grad.scalar_type(), at::kFloat);
+          const at::Tensor wanted = (parts[i] + parts[i + kLayers]).to(at::kFloat);
+          EXPECT_TRUE(full_tensor(grad).equal(wanted)) << c10::toString(dtype) << i;
+        }
+        zero_grad(*model);
+      }
+      EXPECT_EQ(sync.num_buckets(), dtype == at::kDouble ? kLayers : (kLayers + 3) / 4);
+    });
+  }
+}
+
+// Another number of accumulations, tensor parallel gradients that are whole already, ones that are no
+// numbers, a discarded iteration.
+TEST(GradSyncTest, FewerBitsWhateverBackwardDoes) {
+  on_mesh({{"a", 2}, {"b", 2}}, [](const MeshPtr& mesh) {
+    Stack model, plain;
+    distribute_module(*model, mesh, {{"w1", {{"b", Shard(1)}}}, {"w2", {{"b", Shard(0)}}}});
+    GradSync sync(*model, {.bucket_bytes = kWeight, .reduce_dtype = at::kBFloat16});
+    const std::vector<std::vector<int>> without = {{}, {}, {5}, {0, 1}, {}};
+    for (size_t iteration = 0; iteration < without.size(); ++iteration) {
+      const auto backward = [&](int i) {
+        const at::Tensor x = distribute_tensor(batch(i), mesh, NamedPlacements{{"a", Shard(0)}});
+        model->forward(x, without[iteration]).square().sum().backward();
+        plain->forward(batch(i), without[iteration]).square().sum().backward();
+      };
+      {
+        const GradSync::NoSync accumulate(sync);
+        backward(1);
+      }
+      backward(0);
+      if (iteration == 1) {
+        sync.discard();
+      } else {
+        finish_grad_sync(*model);
+        for (int i = 0; i < kLayers; ++i) {
+          const at::Tensor &got = model->weights[i].grad(), &wanted = plain->weights[i].grad();
+          ASSERT_EQ(got.defined(), wanted.defined());
+          if (!got.defined()) continue;
+          EXPECT_EQ(layout_of(got), layout_of(model->weights[i]));
+          // Two parts and their sum, each rounded to eight bits.
+          const double bound = 3 * 0.00390625 * 2 * wanted.abs().max().item<double>();
+          EXPECT_LE((full_tensor(got) - wanted).abs().max().item<double>(), bound) << i;
+        }
+      }
+      zero_grad(*model);
+      zero_grad(*plain);
+    }
+  });
+  const absl::Status status = try_on_mesh({{"a", 2}}, [](const MeshPtr& mesh) {
+    Stack model;
+    distribute_module(*model, mesh, {});
+    const GradSync sync(*model, {.reduce_dtype = at::kInt});
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("reduce_dtype is Int; wanted Half"));
+  // Ranks that differ hear of it.
+  const absl::Status differing = try_on_mesh({{"a", 2}}, [](const MeshPtr& mesh) {
+    Stack model;
+    distribute_module(*model, mesh, {});
+    const bool first = mesh->coordinate()[0] == 0;
+    const GradSync sync(*model, {.reduce_dtype = first ? at::kBFloat16 : at::kHalf});
+    loss_of(*model, fed(0, mesh)).backward();
+    finish_grad_sync(*model);
+  });
+  EXPECT_FALSE(differing.ok());
+}
+
 TEST(GradSyncTest, NoSyncLeavesGradientsPartialUntilTheLastBackward) {
   const std::vector<at::Tensor> wanted = gradients({loss_of, loss_of, loss_of});
   on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {

@@ -9,6 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "c10/core/GradMode.h"
 #include "shardweave/dtensor/engine/checksum.h"
+#include "shardweave/dtensor/engine/flat_row.h"
+#include "shardweave/dtensor/engine/fsdp_unit.h"
 #include "shardweave/dtensor/engine/provenance.h"
 #include "torch/csrc/autograd/function_hook.h"
 #include "torch/csrc/autograd/variable.h"
@@ -40,11 +42,6 @@ int64_t gradient_version(const at::Tensor& tensor) {
 
 constexpr Sharing kOneCollective = {.max_tensor = INT64_MAX, .max_bucket = INT64_MAX};
 
-int64_t gradient_bytes(const at::Tensor& parameter) {
-  const Spec& spec = *meta_of(parameter).spec;
-  return spec.numel() * static_cast<int64_t>(c10::elementSize(spec.dtype));
-}
-
 }  // namespace
 
 bool gradient_moves(const at::Tensor& parameter) {
@@ -54,8 +51,12 @@ bool gradient_moves(const at::Tensor& parameter) {
 }
 
 InFlight moving_gradient(const at::Tensor& parameter) {
-  InFlight moving = moving_to(checked_meta(parameter.grad(), "finish_grad_sync"),
-                              meta_of(parameter).spec->layout);
+  at::Tensor gradient = parameter.grad();
+  const at::ScalarType dtype = checked_meta(gradient, "finish_grad_sync").spec->dtype;
+  for (const std::shared_ptr<GradBuckets>& buckets : buckets_of({parameter})) {
+    gradient = with_dtype(gradient, buckets->travels_as(dtype));
+  }
+  InFlight moving = moving_to(meta_of(gradient), meta_of(parameter).spec->layout);
   moving.parameter = parameter_of(meta_of(parameter));
   return moving;
 }
@@ -67,12 +68,14 @@ void set_gradient(const at::Tensor& parameter, InFlight arrived) {
   const std::shared_ptr<MeshContext> context = have.context;
   at::Tensor local = std::move(arrived.local);
   if (local.is_alias_of(have.local())) local = local.clone();
-  parameter.mutable_grad() = wrap(std::move(local), std::move(arrived.target), context);
+  parameter.mutable_grad() =
+      with_dtype(wrap(std::move(local), std::move(arrived.target), context), have.spec->dtype);
   meta_of(parameter.grad()).came_from(arrived.provenance);
 }
 
-GradBuckets::GradBuckets(std::vector<at::Tensor> parameters, int64_t bucket_bytes)
-    : bucket_bytes_(bucket_bytes) {
+GradBuckets::GradBuckets(std::vector<at::Tensor> parameters, int64_t bucket_bytes,
+                         std::optional<at::ScalarType> reduce_dtype)
+    : bucket_bytes_(bucket_bytes), reduce_dtype_(reduce_dtype) {
   for (at::Tensor& tensor : parameters) {
     parameters_.emplace_back();
     parameters_.back().tensor = std::move(tensor);
@@ -103,6 +106,15 @@ void GradBuckets::pause() {
 void GradBuckets::resume() {
   const std::lock_guard lock(mutex_);
   --paused_;
+}
+
+at::ScalarType GradBuckets::travels_as(at::ScalarType dtype) const {
+  return is_castable(dtype) ? reduce_dtype_.value_or(dtype) : dtype;
+}
+
+int64_t GradBuckets::gradient_bytes(const at::Tensor& parameter) const {
+  const Spec& spec = *meta_of(parameter).spec;
+  return spec.numel() * static_cast<int64_t>(c10::elementSize(travels_as(spec.dtype)));
 }
 
 GradBuckets::Counts GradBuckets::counts() const {
@@ -180,7 +192,9 @@ void GradBuckets::leave_without_values(Bucket& bucket, const Cause& cause) {
   for (const size_t i : bucket.members) {
     const Parameter& p = parameters_[i];
     const DTensorMeta& meta = meta_of(p.tensor);
-    const SpecRef spec = meta.context->with_layout(*meta.spec, *p.planned);
+    const Spec& its = *meta.spec;
+    const SpecRef spec =
+        meta.context->intern(*p.planned, its.sizes, its.strides, travels_as(its.dtype), its.device);
     const at::Tensor nothing =
         at::full(array(spec->local_sizes), std::numeric_limits<double>::quiet_NaN(),
                  at::TensorOptions().dtype(spec->dtype).device(spec->device));
@@ -275,6 +289,7 @@ void GradBuckets::plan(const Cause& cause) {
   const std::shared_ptr<MeshContext> context = meta_of(parameters_[order_[0]].tensor).context;
   std::vector<size_t> moving;
   uint64_t sum = 1;
+  if (reduce_dtype_.has_value()) sum = checksum(sum, c10::toString(*reduce_dtype_));
   for (const size_t i : order_) {
     const Parameter& p = parameters_[i];
     if (p.seen == meta_of(p.tensor).spec->layout) continue;

@@ -23,13 +23,16 @@ namespace shardweave::dtensor_internal {
 
 // Whether a parameter has a gradient, a DTensor, in another layout than its own.
 bool gradient_moves(const at::Tensor& parameter);
+// As its GradSync says of dtypes, if it is in one.
 InFlight moving_gradient(const at::Tensor& parameter);
-// The gradient as it has arrived: another tensor than before.
+// The gradient as it has arrived, in the parameter's dtype: another tensor than before.
 void set_gradient(const at::Tensor& parameter, InFlight arrived);
 
 class GradBuckets : public std::enable_shared_from_this<GradBuckets> {
  public:
-  GradBuckets(std::vector<at::Tensor> parameters, int64_t bucket_bytes);
+  // `reduce_dtype`: of gradients as they travel; nullopt: their own.
+  GradBuckets(std::vector<at::Tensor> parameters, int64_t bucket_bytes,
+              std::optional<at::ScalarType> reduce_dtype);
   ~GradBuckets();
   // Hooks into autograd; they do not keep this alive.
   void attach();
@@ -48,6 +51,9 @@ class GradBuckets : public std::enable_shared_from_this<GradBuckets> {
   // From what the iteration has shown, if the buckets are not of that. Collective over the meshes,
   // then.
   void plan(const Cause& cause);
+
+  // In which a gradient of this one travels.
+  at::ScalarType travels_as(at::ScalarType dtype) const;
 
   struct Counts {
     int64_t buckets = 0;
@@ -89,7 +95,10 @@ class GradBuckets : public std::enable_shared_from_this<GradBuckets> {
   void restart();
   bool on_one_mesh() const;
 
+  int64_t gradient_bytes(const at::Tensor& parameter) const;
+
   const int64_t bucket_bytes_;
+  const std::optional<at::ScalarType> reduce_dtype_;
   mutable std::mutex mutex_;
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;
