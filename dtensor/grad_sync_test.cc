@@ -17,6 +17,7 @@
 #include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "torch/csrc/autograd/autograd.h"
+#include "torch/csrc/autograd/custom_function.h"
 #include "torch/nn.h"
 
 namespace shardweave {
@@ -325,6 +326,38 @@ TEST(GradSyncTest, WeightsThatAreUsedTwiceAlsoInRecomputedLayers) {
       if (iteration > 0) {
         EXPECT_EQ(synced(trace), 3);
       }
+      zero_grad(*model);
+    }
+  });
+}
+
+// Of two inputs the second has no gradient, wherever it is used.
+struct First : torch::autograd::Function<First> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& first,
+                            const at::Tensor&) {
+    return first.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list& grads) {
+    return {grads[0], at::Tensor()};
+  }
+};
+
+TEST(GradSyncTest, AGradientThatIsNotThereIsNoSurprise) {
+  on_mesh({{"a", 2}}, [](const MeshPtr& mesh) {
+    Stack model;
+    distribute_module(*model, mesh, {});
+    const GradSync sync(*model);
+    for (int iteration = 0; iteration < 4; ++iteration) {
+      const CommTrace trace(mesh);
+      const at::Tensor y = model->forward(fed(0, mesh), {0});
+      First::apply(y, model->weights[0]).square().sum().backward();
+      finish_grad_sync(*model);
+      EXPECT_FALSE(model->weights[0].grad().defined());
+      int64_t checks = 0;
+      for (const CommEvent& event : trace.events()) checks += event.is_check;
+      EXPECT_EQ(checks, iteration == 0 ? 1 : 0) << iteration << trace.to_string();
+      EXPECT_EQ(sync.left_in_backward(), iteration);
       zero_grad(*model);
     }
   });

@@ -448,6 +448,33 @@ TEST(FullyShardTest, TiedFrozenAndUnusedParameters) {
   });
 }
 
+// A parameter without a gradient has none to show, as on one device, while other graphs of its unit
+// live, too.
+TEST(FullyShardTest, HooksOfUnusedParametersAreNotCalled) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    Net model;
+    fully_shard(*model, mesh);
+    std::map<std::string, int> calls;
+    for (const auto& item : model->named_parameters()) {
+      item.value().register_hook([&calls, name = item.key()](const at::Tensor& grad) {
+        EXPECT_TRUE(grad.defined()) << name;
+        ++calls[name];
+        return grad * 2;
+      });
+    }
+    std::vector<at::Tensor> kept;
+    const std::vector<std::vector<int>> orders = {{0, 2}, {0, 1, 2}, {0, 2}};
+    for (size_t step = 0; step < orders.size(); ++step) {
+      const Batch b = fed(static_cast<int>(step), mesh);
+      kept.push_back(model->loss(b.tokens, b.targets, orders[step]));
+      kept.back().backward();
+    }
+    for (const auto& item : model->named_parameters()) {
+      EXPECT_EQ(calls[item.key()], item.key().starts_with("blocks.1.") ? 1 : 3) << item.key();
+    }
+  });
+}
+
 TEST(FullyShardTest, CheckpointsAreGatheredAgain) {
   expect_same([](NetImpl& model, const std::function<Batch(int)>& feed) {
     for (int step = 0; step < 3; ++step) {

@@ -3,11 +3,14 @@
 #include "shardweave/modules/zero.h"
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <limits>
 #include <map>
 #include <memory>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "ATen/ATen.h"
@@ -16,6 +19,7 @@
 #include "shardweave/dtensor/activation_checkpoint.h"
 #include "shardweave/dtensor/clip_grad_norm.h"
 #include "shardweave/dtensor/distribute_module.h"
+#include "shardweave/dtensor/engine/gradient_owner.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
 #include "shardweave/dtensor/grad_sync.h"
 #include "shardweave/dtensor/observe/comm_trace.h"

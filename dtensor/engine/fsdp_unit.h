@@ -180,6 +180,7 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
   int64_t last_use_ = 0;           // in operators of the mesh
   std::optional<CollectiveUnderWay> under_way_;
   std::weak_ptr<torch::autograd::Node> node_;  // as long as a graph has it
+  int node_made_in_ = -1;                      // backward; -1: in none
 };
 
 // Null: it does not rest.

@@ -114,6 +114,7 @@ void GradBuckets::came(size_t index) {
   const std::lock_guard lock(mutex_);
   if (paused_ > 0) return;
   Parameter& p = parameters_[index];
+  if (!p.tensor.grad().defined()) return;  // a formula had none for it
   if (!is_dtensor(p.tensor.grad())) {
     surprised_ = true;
     return;
