@@ -798,6 +798,54 @@ TEST(FullyShardTest, BadInput) {
       kInvalidArgument, "is not the same on ranks 0 and 1");
 }
 
+// Two modules, of which the second cannot be cut: nothing is.
+struct UnevenImpl : nn::Module {
+  UnevenImpl() {
+    first = register_module("first", nn::Linear(kDim, kHidden));
+    second = register_module("second", nn::Linear(kDim, kHidden));
+    initialize(*this);
+  }
+  nn::Linear first{nullptr}, second{nullptr};
+};
+TORCH_MODULE(Uneven);
+
+TEST(FullyShardTest, WhatIsRefusedIsRefusedBeforeAnythingChanges) {
+  on_mesh({{"dp", 2}, {"tp", 2}}, [](const MeshPtr& mesh) {
+    Uneven model;
+    distribute_module(*model, mesh, {{"second.weight", {{"tp", RaggedShard(0, {3, 4})}}}});
+    model->register_buffer("plain", at::ones({3}));
+    const Values before = values_of(*model);
+    const Layout whole = layout_of(model->first->weight);
+    try {
+      fully_shard(*model, mesh, {.mesh_dim = "dp", .units = {"first", "second"}});
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status().code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_THAT(error.what(), HasSubstr("'second.weight'"));
+    }
+    EXPECT_EQ(layout_of(model->first->weight), whole);
+    EXPECT_FALSE(is_dtensor(model->named_buffers()["plain"]));
+    expect_close(values_of(*model), before, 0);
+  });
+  // One rank alone has something against it: all hear of it, and the mesh is as it was.
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    Net model;
+    if (mesh->coordinate()[0] == 0) {
+      model->register_buffer("sparse", at::ones({3}).to_sparse());
+    } else {
+      model->register_buffer("sparse", at::ones({3}));
+    }
+    try {
+      fully_shard(*model, mesh, {.units = {"blocks.*"}});
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status().code(), absl::StatusCode::kInvalidArgument);
+    }
+    EXPECT_FALSE(is_dtensor(model->head->weight));
+    EXPECT_EQ(full_tensor(ones({7, 5}, mesh, {Shard(0)})).sum().item<float>(), 35);
+  });
+}
+
 TEST(FullyShardTest, WhatMovesAParameterIsAnError) {
   const std::vector<MeshDim> two = {{"dp", 2}};
   using enum absl::StatusCode;

@@ -110,7 +110,9 @@ class ZeroPartition::State final : public GradientOwner,
     size_t missing = 0;           // gradients
   };
 
+  void check_options() const;
   void check(size_t index, const at::Tensor& parameter) const;
+  std::vector<Bucket> planned(const std::vector<at::Tensor>& added, size_t first) const;
   void move_into(Bucket& bucket);
   void make_shard(size_t index);
   std::shared_ptr<GradientScatter> leave(const Bucket& bucket, const Cause& cause);
@@ -176,21 +178,68 @@ void ZeroPartition::State::check(size_t index, const at::Tensor& parameter) cons
   }
 }
 
+void ZeroPartition::State::check_options() const {
+  using enum absl::StatusCode;
+  if (options_.stage != 1 && options_.stage != 2) {
+    refuse_partition(kInvalidArgument,
+                     str_cat("stage is ", options_.stage,
+                             "; wanted 1 or 2 (fully_shard() divides parameters, too)"));
+  }
+  if (options_.bucket_bytes < 1) {
+    refuse_partition(kInvalidArgument,
+                     str_cat("bucket_bytes is ", options_.bucket_bytes, "; wanted 1 or more"));
+  }
+}
+
+// What travels together: of one dtype and device, in the order that was given. parameters()[first] is
+// to be the first of them.
+std::vector<ZeroPartition::State::Bucket> ZeroPartition::State::planned(
+    const std::vector<at::Tensor>& added, size_t first) const {
+  struct Filling {
+    std::vector<size_t> members;
+    std::vector<SpecRef> whole;
+    int64_t bytes = 0;
+  };
+  std::vector<Filling> fillings;
+  for (size_t i = 0; i < added.size(); ++i) {
+    const at::Tensor& parameter = added[i];
+    const SpecRef& spec = meta_of(parameter).spec;
+    if (parameter.dim() == 0 || parameter.numel() == 0) continue;
+    const auto bytes = static_cast<int64_t>(parameter.numel() * parameter.element_size());
+    auto fits = [&](const Filling& f) {
+      return f.whole[0]->dtype == spec->dtype && f.whole[0]->device == spec->device &&
+             f.bytes + bytes <= options_.bucket_bytes;
+    };
+    auto filling = std::find_if(fillings.begin(), fillings.end(), fits);
+    if (filling == fillings.end()) filling = fillings.emplace(fillings.end());
+    filling->members.push_back(first + i);
+    filling->whole.push_back(spec);
+    filling->bytes += bytes;
+  }
+  std::vector<Bucket> buckets;
+  for (Filling& filling : fillings) {
+    const std::vector<Layout> layouts =
+        flat_row_layouts(filling.whole, context_->mesh(), mesh_dim_);
+    for (size_t k = 0; k < layouts.size(); ++k) {
+      const std::string why = why_not_kept(*filling.whole[k], layouts[k], context_->mesh());
+      if (why.empty()) continue;
+      const size_t index = filling.members[k] - first;
+      refuse_partition(absl::StatusCode::kInvalidArgument,
+                       str_cat("parameter ", index, " ('", name_of(added[index]), "') ", why));
+    }
+    buckets.push_back({FlatRow(context_, mesh_dim_, filling.whole, layouts), at::Tensor(),
+                       std::move(filling.members), 0});
+  }
+  return buckets;
+}
+
 size_t ZeroPartition::State::add(const std::vector<at::Tensor>& given, std::source_location where) {
   using enum absl::StatusCode;
   const std::vector<at::Tensor> added = unique_parameters(given);
   if (added.empty())
     refuse_partition(kInvalidArgument, "there is no parameter; wanted one or more");
-  if (context_ == nullptr) {
-    if (options_.stage != 1 && options_.stage != 2) {
-      refuse_partition(kInvalidArgument,
-                       str_cat("stage is ", options_.stage,
-                               "; wanted 1 or 2 (fully_shard() divides parameters, too)"));
-    }
-    if (options_.bucket_bytes < 1) {
-      refuse_partition(kInvalidArgument,
-                       str_cat("bucket_bytes is ", options_.bucket_bytes, "; wanted 1 or more"));
-    }
+  const bool is_first = context_ == nullptr;
+  if (is_first) {
     const auto first = std::find_if(added.begin(), added.end(), [](const at::Tensor& parameter) {
       return parameter.defined() && is_dtensor(parameter);
     });
@@ -198,13 +247,16 @@ size_t ZeroPartition::State::add(const std::vector<at::Tensor>& given, std::sour
       refuse_partition(kInvalidArgument,
                        "no parameter is a DTensor: distribute_module() comes first");
     }
-    const std::shared_ptr<MeshContext> context = meta_of(*first).context;
+    context_ = meta_of(*first).context;
+  }
+  Agreement agreement(*context_, {.name = kZeroPartition, .where = where});
+  if (is_first) {
+    check_options();
     if (!options_.mesh_dim.empty()) {
-      const absl::StatusOr<int> found = context->mesh().dim(options_.mesh_dim);
+      const absl::StatusOr<int> found = context_->mesh().dim(options_.mesh_dim);
       if (!found.ok()) throw Error(kZeroPartition, found.status());
       mesh_dim_ = *found;
     }
-    context_ = context;
   }
   std::vector<uint64_t> sums;
   for (size_t i = 0; i < added.size(); ++i) {
@@ -219,45 +271,23 @@ size_t ZeroPartition::State::add(const std::vector<at::Tensor>& given, std::sour
                      "a parameter is in a GradSync, which is still there; stage 2 sends gradients "
                      "in backward by itself");
   }
-  const Cause cause = {.name = kZeroPartition, .where = where};
-  if (const std::optional<Difference> differs = first_difference(*context_, sums, cause)) {
+  const size_t old = parameters_.size();
+  std::vector<Bucket> buckets = planned(added, old);
+  if (const std::optional<Difference> differs = agreement.reach(sums)) {
     refuse_partition(kInvalidArgument,
                      str_cat("parameter ", differs->index, " is not the same on ranks ",
                              differs->ranks[0], " and ", differs->ranks[1],
                              " (name, shape, layout, requires_grad, or the options)"));
   }
 
-  const size_t old = parameters_.size();
-  // What travels together: of one dtype and device, in the order that was given.
-  struct Filling {
-    std::vector<size_t> members;
-    std::vector<SpecRef> whole;
-    int64_t bytes = 0;
-  };
-  std::vector<Filling> fillings;
   for (const at::Tensor& parameter : added) {
-    const SpecRef& spec = meta_of(parameter).spec;
-    const size_t index = parameters_.size();
     parameters_.push_back(parameter);
     shards_.emplace_back();
     owned_.emplace_back();
-    if (parameter.dim() == 0 || parameter.numel() == 0) continue;
-    const auto bytes = static_cast<int64_t>(parameter.numel() * parameter.element_size());
-    auto fits = [&](const Filling& f) {
-      return f.whole[0]->dtype == spec->dtype && f.whole[0]->device == spec->device &&
-             f.bytes + bytes <= options_.bucket_bytes;
-    };
-    auto filling = std::find_if(fillings.begin(), fillings.end(), fits);
-    if (filling == fillings.end()) filling = fillings.emplace(fillings.end());
-    filling->members.push_back(index);
-    filling->whole.push_back(spec);
-    filling->bytes += bytes;
   }
-  for (Filling& filling : fillings) {
-    const std::vector<Layout> layouts =
-        flat_row_layouts(filling.whole, context_->mesh(), mesh_dim_);
-    buckets_.push_back({FlatRow(context_, mesh_dim_, filling.whole, layouts), at::Tensor(),
-                        std::move(filling.members), 0});
+  buckets_.reserve(buckets_.size() + buckets.size());
+  for (Bucket& bucket : buckets) {
+    buckets_.push_back(std::move(bucket));
     move_into(buckets_.back());
   }
   for (size_t i = old; i < parameters_.size(); ++i) {

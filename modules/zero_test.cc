@@ -856,6 +856,52 @@ TEST(ZeroTest, BadInput) {
       kFailedPrecondition, "'norm.weight') was moved since");
 }
 
+TEST(ZeroTest, WhatIsRefusedIsRefusedBeforeAnythingChanges) {
+  on_mesh({{"dp", 2}, {"tp", 2}}, [](const MeshPtr& mesh) {
+    nn::Module module;
+    for (const char* name : {"first", "second", "uneven"}) {
+      module.register_parameter(name, at::arange(7 * kDim, at::kFloat).view({7, kDim}));
+    }
+    distribute_module(module, mesh, {{"uneven", {{"tp", RaggedShard(0, {3, 4})}}}});
+    const std::vector<at::Tensor> all = module.parameters();
+    const auto refuses = [&](const std::function<void()>& call) {
+      const at::Tensor before = to_local(all[1].detach());
+      try {
+        call();
+        ADD_FAILURE() << "no error";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.status().code(), absl::StatusCode::kInvalidArgument);
+        EXPECT_THAT(error.what(), HasSubstr("('uneven')"));
+      }
+      EXPECT_TRUE(to_local(all[1].detach()).is_alias_of(before));
+    };
+    refuses([&] { ZeroPartition(all, {.mesh_dim = "dp", .bucket_bytes = 1}); });
+    ZeroPartition partition({all[0]}, {.mesh_dim = "dp", .bucket_bytes = 1});
+    refuses([&] { partition.add({all[1], all[2]}); });
+    EXPECT_EQ(partition.parameters().size(), 1U);
+    EXPECT_EQ(partition.shards().size(), 1U);
+    partition.add({all[1]});
+    (all[0].sum() + all[1].sum()).backward();
+    partition.hand_out_gradients();
+    for (const at::Tensor& shard : partition.shards()) EXPECT_TRUE(shard.grad().defined());
+    partition.share_parameters();
+  });
+  // One rank alone has something against it: all hear of it, and the mesh is as it was.
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    Net model;
+    distribute(*model, mesh);
+    {
+      std::unique_ptr<GradSync> only_here;
+      if (mesh->coordinate()[0] == 0) only_here = std::make_unique<GradSync>(*model);
+      EXPECT_THROW(ZeroPartition(model->parameters()), Error);
+    }
+    EXPECT_THROW(ZeroPartition(model->parameters(), {.stage = mesh->coordinate()[0] == 0 ? 3 : 1}),
+                 Error);
+    const ZeroPartition partition(model->parameters());
+    EXPECT_EQ(full_tensor(ones({7, 5}, mesh, {Shard(0)})).sum().item<float>(), 35);
+  });
+}
+
 // An optimizer of the whole parameters would not know what to do with a part of their gradients.
 TEST(ZeroTest, AnotherOptimizerIsAnError) {
   expect_error(

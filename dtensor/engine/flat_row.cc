@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ATen/ops/empty.h"
+#include "absl/strings/str_cat.h"
 #include "shardweave/dtensor/engine/detour.h"
 #include "shardweave/dtensor/engine/fused.h"
 #include "shardweave/dtensor/engine/provenance.h"
@@ -124,6 +125,14 @@ std::vector<Layout> flat_row_layouts(const std::vector<SpecRef>& whole, const De
     at += r.numel;
   }
   return layouts;
+}
+
+std::string why_not_kept(const Spec& whole, const Layout& layout, const DeviceMesh& mesh) {
+  const absl::Status status = validate(layout, mesh.shape(), whole.sizes);
+  if (status.ok()) return {};
+  return absl::StrCat("lies ", whole.layout.to_string(),
+                      ": rows that are cut so cannot be divided once more (",
+                      std::string(status.message()), "); wanted an even cut, or Shard");
 }
 
 FlatRow::FlatRow(std::shared_ptr<MeshContext> context, int mesh_dim,
