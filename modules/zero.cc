@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <mutex>
 #include <optional>
 #include <string_view>
 
 #include "ATen/ops/empty.h"
+#include "ATen/ops/full.h"
 #include "ATen/ops/scalar_tensor.h"
 #include "absl/strings/str_join.h"
 #include "c10/core/GradMode.h"
@@ -91,23 +94,33 @@ class ZeroPartition::State final : public GradientOwner,
   void hand_out_gradients(std::source_location where);
   void share_parameters(std::source_location where);
   void zero_grad();
-  void pause(int change) { paused_ += change; }
-  int64_t left_in_backward() const { return left_in_backward_; }
+  void discard();
+  void pause(int change) {
+    const std::lock_guard lock(mutex_);
+    paused_ += change;
+  }
+  int64_t left_in_backward() const {
+    const std::lock_guard lock(mutex_);
+    return left_in_backward_;
+  }
 
  private:
   // Of a parameter, beside the two tensors.
   struct Owned {
-    int bucket = -1;     // none: it is whole on every rank
-    size_t place = 0;    // in the bucket's row
-    int expected = 1;    // accumulations until its gradient leaves: those of the last iteration
-    int came = 0;        // in this iteration
-    int64_t shared = 0;  // writes to the shard that all ranks have
+    int bucket = -1;   // none: it is whole on every rank
+    size_t place = 0;  // in the bucket's row
+    int expected = 1;  // accumulations until its gradient leaves: the last iteration's; 0: it waits
+    int came = 0;      // in this iteration
+    bool awaited = false;  // its bucket leaves with it,
+    bool travels = true;   // as it came, may, or has been brought already
+    int64_t shared = 0;    // writes to the shard that all ranks have
   };
   struct Bucket {
     FlatRow row;
     at::Tensor flat;              // the parameters' memory
     std::vector<size_t> members;  // parameters, by their place in the row
-    size_t missing = 0;           // gradients
+    size_t missing = 0;           // gradients that are awaited
+    bool is_held = false;         // one of them is not what was expected
   };
 
   void check_options() const;
@@ -115,11 +128,17 @@ class ZeroPartition::State final : public GradientOwner,
   std::vector<Bucket> planned(const std::vector<at::Tensor>& added, size_t first) const;
   void move_into(Bucket& bucket);
   void make_shard(size_t index);
-  std::shared_ptr<GradientScatter> leave(const Bucket& bucket, const Cause& cause);
+  bool can_leave(size_t index) const;
+  std::shared_ptr<GradientScatter> leave(const Bucket& bucket, bool only_awaited,
+                                         const Cause& cause);
+  std::shared_ptr<GradientScatter> leave_without_values(const Bucket& bucket, const Cause& cause);
+  void learn(const Cause& cause);
   bool is_in_place(size_t index) const;
   void restart();
 
   const ZeroOptions options_;
+  // Of what came() reads and writes: gradients of several devices come on several threads.
+  mutable std::mutex mutex_;
   std::shared_ptr<MeshContext> context_;  // null: there is no parameter yet
   int mesh_dim_ = 0;
   std::vector<at::Tensor> parameters_, shards_;
@@ -129,6 +148,8 @@ class ZeroPartition::State final : public GradientOwner,
   int paused_ = 0;
   int64_t left_in_backward_ = 0;
   std::weak_ptr<GradientScatter> last_, last_but_one_;  // that left in backward
+  // That discard() has sent, until the next iteration.
+  std::vector<std::shared_ptr<GradientScatter>> discarded_;
 };
 
 // --- parameters and shards -----------------------------------------------------------------------
@@ -228,7 +249,7 @@ std::vector<ZeroPartition::State::Bucket> ZeroPartition::State::planned(
                        str_cat("parameter ", index, " ('", name_of(added[index]), "') ", why));
     }
     buckets.push_back({FlatRow(context_, mesh_dim_, filling.whole, layouts), at::Tensor(),
-                       std::move(filling.members), 0});
+                       std::move(filling.members)});
   }
   return buckets;
 }
@@ -347,29 +368,54 @@ void ZeroPartition::State::make_shard(size_t index) {
 // --- gradients -----------------------------------------------------------------------------------
 
 void ZeroPartition::State::restart() {
-  for (Bucket& bucket : buckets_) bucket.missing = 0;
+  for (Bucket& bucket : buckets_) {
+    bucket.missing = 0;
+    bucket.is_held = false;
+  }
   for (size_t i = 0; i < owned_.size(); ++i) {
-    owned_[i].came = 0;
-    if (owned_[i].bucket < 0 || owned_[i].expected == 0 || !parameters_[i].requires_grad())
-      continue;
-    ++buckets_[static_cast<size_t>(owned_[i].bucket)].missing;
+    Owned& owned = owned_[i];
+    owned.came = 0;
+    owned.travels = true;
+    owned.awaited = owned.bucket >= 0 && owned.expected > 0 && parameters_[i].requires_grad();
+    if (owned.awaited) ++buckets_[static_cast<size_t>(owned.bucket)].missing;
   }
   next_ = buckets_.size();
 }
 
+bool ZeroPartition::State::can_leave(size_t index) const {
+  const at::Tensor& grad = parameters_[index].grad();
+  const Owned& owned = owned_[index];
+  return grad.defined() && is_dtensor(grad) &&
+         GradientScatter::takes(buckets_[static_cast<size_t>(owned.bucket)].row, owned.place, grad);
+}
+
 void ZeroPartition::State::came(size_t index) {
+  const std::lock_guard lock(mutex_);
   if (paused_ > 0) return;
   Owned& owned = owned_[index];
-  if (++owned.came != owned.expected || owned.bucket < 0) return;
+  if (owned.bucket < 0) return;
   Bucket& bucket = buckets_[static_cast<size_t>(owned.bucket)];
-  if (bucket.missing > 0) --bucket.missing;                       // not of one that was frozen then
+  if (owned.came++ == 0) {
+    const at::Tensor& grad = parameters_[index].grad();
+    owned.travels = can_leave(index) || (grad.defined() && is_dtensor(grad) &&
+                                         layout_of(grad) == bucket.row[owned.place].kept->layout);
+  }
+  if (!owned.awaited || owned.came != owned.expected) return;
+  --bucket.missing;
   if (options_.stage < 2 || c10::GradMode::is_enabled()) return;  // the graph is wanted
   const Cause cause = {.name = "finish_grad_sync", .syncs_gradients = true};
-  // In one order on all ranks, which use the same parameters.
-  for (; next_ > 0 && buckets_[next_ - 1].missing == 0; --next_) {
-    std::shared_ptr<GradientScatter> left = leave(buckets_[next_ - 1], cause);
+  // In one order on all ranks, which use the same parameters; and whole, so that discard() knows what
+  // other ranks have sent.
+  for (; next_ > 0; --next_) {
+    Bucket& next = buckets_[next_ - 1];
+    if (next.missing > 0 || next.is_held) return;
+    next.is_held = std::any_of(next.members.begin(), next.members.end(),
+                               [&](size_t i) { return owned_[i].awaited && !can_leave(i); });
+    if (next.is_held) return;
+    std::shared_ptr<GradientScatter> left = leave(next, /*only_awaited=*/true, cause);
     if (left == nullptr) continue;
     ++left_in_backward_;
+    discarded_.clear();
     // What is sent lies there until somebody waits: two buckets' at a time.
     if (const auto last_but_one = last_but_one_.lock()) last_but_one->finish();
     last_but_one_ = std::exchange(last_, left);
@@ -378,12 +424,14 @@ void ZeroPartition::State::came(size_t index) {
 
 // Null: it had nothing to send.
 std::shared_ptr<GradientScatter> ZeroPartition::State::leave(const Bucket& bucket,
+                                                             bool only_awaited,
                                                              const Cause& cause) {
   const c10::AutoGradMode no_grad(false);
   std::vector<at::Tensor> grads;
   for (const size_t i : bucket.members) {
     const at::Tensor& grad = parameters_[i].grad();
-    grads.push_back(grad.defined() && is_dtensor(grad) ? grad : at::Tensor());
+    const bool leaves = grad.defined() && is_dtensor(grad) && (owned_[i].awaited || !only_awaited);
+    grads.push_back(leaves ? grad : at::Tensor());
   }
   auto scatter = std::make_shared<GradientScatter>(
       bucket.row, grads,
@@ -398,14 +446,84 @@ std::shared_ptr<GradientScatter> ZeroPartition::State::leave(const Bucket& bucke
   return scatter->taken().empty() ? nullptr : scatter;
 }
 
-void ZeroPartition::State::bring_gradients(const Cause& cause) {
+// What meets the buckets that leave on other ranks, of NaN: a rank that takes this for an iteration
+// sees it.
+std::shared_ptr<GradientScatter> ZeroPartition::State::leave_without_values(const Bucket& bucket,
+                                                                            const Cause& cause) {
   const c10::AutoGradMode no_grad(false);
-  const bool came =
-      std::any_of(owned_.begin(), owned_.end(), [](const Owned& owned) { return owned.came > 0; });
-  if (came) {  // not where they have been brought already
-    for (Owned& owned : owned_) owned.expected = owned.came;
+  std::vector<at::Tensor> grads(bucket.members.size());
+  for (size_t k = 0; k < grads.size(); ++k) {
+    if (!owned_[bucket.members[k]].awaited) continue;
+    const Spec& whole = *bucket.row[k].whole;
+    Placements placements = whole.layout.placements();
+    placements[static_cast<size_t>(mesh_dim_)] = Partial();
+    const Layout layout =
+        value_or_throw(Layout::create(std::move(placements), whole.layout.order()));
+    grads[k] = wrap(at::full(array(whole.local_sizes), std::numeric_limits<double>::quiet_NaN(),
+                             at::TensorOptions(whole.dtype).device(whole.device)),
+                    context_->with_layout(whole, layout), context_);
+    meta_of(grads[k]).came_from(kRanksOwn);  // it meets what others have from their backward
   }
-  for (size_t b = buckets_.size(); b > 0; --b) leave(buckets_[b - 1], cause);
+  return std::make_shared<GradientScatter>(
+      bucket.row, grads,
+      [](int64_t numel, const at::TensorOptions& options) { return at::empty({numel}, options); },
+      cause, [&](size_t k) { return name_of(parameters_[bucket.members[k]]); });
+}
+
+void ZeroPartition::State::discard() {
+  const std::lock_guard lock(mutex_);
+  // Collectives of one name meet, whichever half of them a rank has sent in backward.
+  const Cause cause = {.name = "finish_grad_sync", .syncs_gradients = true};
+  try {
+    for (; options_.stage == 2 && next_ > 0; --next_) {
+      discarded_.push_back(leave_without_values(buckets_[next_ - 1], cause));
+    }
+  } catch (...) {
+    restart();
+    throw;
+  }
+  restart();
+}
+
+// How often gradients come until they leave. Buckets go by it in all iterations to come: so that ranks
+// with different numbers hear of it now.
+void ZeroPartition::State::learn(const Cause& cause) {
+  const bool has_come =
+      std::any_of(owned_.begin(), owned_.end(), [](const Owned& owned) { return owned.came > 0; });
+  if (!has_come) return;  // they have been brought already
+  bool differs_from_before = false;
+  std::vector<size_t> of;
+  std::vector<uint64_t> sums;
+  for (size_t i = 0; i < owned_.size(); ++i) {
+    Owned& owned = owned_[i];
+    if (owned.bucket < 0) continue;
+    const int expected = owned.travels ? owned.came : 0;
+    differs_from_before |= expected != owned.expected;
+    owned.expected = expected;
+    of.push_back(i);
+    sums.push_back(mix(1, static_cast<uint64_t>(expected)));
+  }
+  if (options_.stage < 2 || !differs_from_before) return;
+  const std::optional<Difference> differs = first_difference(*context_, sums, cause);
+  if (!differs.has_value()) return;
+  const size_t index = of[differs->index];
+  const int came = owned_[index].came;
+  restart();
+  refuse_partition(
+      absl::StatusCode::kFailedPrecondition,
+      str_cat("the gradient of parameter ", index, " ('", name_of(shards_[index]), "') came ", came,
+              " times here and in other numbers elsewhere: ranks ", differs->ranks[0], " and ",
+              differs->ranks[1], " differ; wanted as many backwards with it on all ranks"));
+}
+
+void ZeroPartition::State::bring_gradients(const Cause& cause) {
+  const std::lock_guard lock(mutex_);
+  const c10::AutoGradMode no_grad(false);
+  discarded_.clear();
+  learn(cause);
+  for (size_t b = buckets_.size(); b > 0; --b) {
+    leave(buckets_[b - 1], /*only_awaited=*/false, cause);
+  }
   restart();
   std::vector<at::Tensor> grads;
   std::vector<Layout> layouts;
@@ -484,6 +602,7 @@ void ZeroPartition::State::zero_grad() {
     parameters_[i].mutable_grad() = at::Tensor();
     shards_[i].mutable_grad() = at::Tensor();
   }
+  const std::lock_guard lock(mutex_);
   restart();
 }
 
@@ -521,6 +640,10 @@ void ZeroPartition::share_parameters(std::source_location where) {
 
 void ZeroPartition::zero_grad() {
   state_->zero_grad();
+}
+
+void ZeroPartition::discard() {
+  state_->discard();
 }
 
 int64_t ZeroPartition::left_in_backward() const {

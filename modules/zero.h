@@ -27,7 +27,8 @@
 // to them and send nothing. In stage 2 a bucket's gradients leave in backward as soon as all of them
 // are there (as often as in the iteration before), and only a rank's part of them stays. What comes
 // after that (a second backward, the first time) is reduced at once, a parameter at a time: let it
-// wait with NoSync.
+// wait with NoSync. Where they come in other numbers than before, ranks compare those; different
+// ones are an error on all ranks.
 //
 // Other mesh dimensions stay as they are: tensor parallelism, replicas.
 #pragma once
@@ -90,13 +91,25 @@ class ZeroPartition {
   const std::vector<at::Tensor>& shards() const;
 
   // Gradients, brought to their owners where that has not been done, become the shards'.
-  // Collective. Throws Error (FailedPrecondition) if a parameter was moved since (module->to(), set_data()).
+  // Collective. Throws Error (FailedPrecondition) if a parameter was moved since (module->to(),
+  // set_data()), and if gradients have come in other numbers on other ranks (stage 2).
   void hand_out_gradients(std::source_location where = std::source_location::current());
   // All ranks get what was written of shards since the last time. Autograd knows of it as of a write to the
   // parameters. Collective.
   void share_parameters(std::source_location where = std::source_location::current());
   // Parameters and shards have no gradients any more.
   void zero_grad();
+
+  // In place of hand_out_gradients() and finish_grad_sync(), after a backward that failed on some
+  // rank: what has left in it comes to nothing, and the next iteration is one as any. Gradients are of
+  // no use then: zero_grad(). Of all ranks; waits for nobody.
+  //
+  // A rank whose backward failed calls it at once, for in stage 2 others may wait in theirs for what it
+  // has not sent. Then the ranks agree that there was a failure, on a communicator that is not the
+  // mesh's (World::comm()), and the others call it. A rank that calls hand_out_gradients() instead
+  // gets NaN. What the backward's operators themselves send (tensor parallelism) or accumulate a second
+  // time nobody makes up for: with that the mesh is lost, as ever.
+  void discard();
 
   // While it lives, backward sends nothing in stage 2 either. Scopes may be nested.
   class NoSync {

@@ -919,6 +919,171 @@ TEST(ZeroTest, AnotherOptimizerIsAnError) {
       absl::StatusCode::kFailedPrecondition, "its gradient");
 }
 
+// After a backward that failed on one rank, wherever it was, the next iteration is one as any.
+TEST(ZeroTest, DiscardedGradientsMeetNoneOfTheNextIteration) {
+  for (const Mesh& dims : {Mesh{{"dp", 2}}, {{"dp", 3}}, {{"replicas", 1}, {"dp", 2}}}) {
+    for (const int stage : {1, 2}) {
+      for (const int64_t bucket_bytes : {int64_t{1}, int64_t{200}, int64_t{25} << 20}) {
+        for (const char* where : {"bias", "up.weight", "embed.weight"}) {
+          SCOPED_TRACE(::testing::Message() << dims.back().size << " ranks, stage " << stage << ", "
+                                            << bucket_bytes << " bytes, in " << where);
+          const auto discards = [](int k) { return k == 0 || k == 3 || k == 4; };
+          Net plain;
+          optim::SGD alone(unique_parameters(*plain), optim::SGDOptions(0.1).momentum(0.9));
+          for (int k = 0; k < 7; ++k) {
+            if (discards(k)) continue;
+            const Batch b = batch(k);
+            plain->loss(b.tokens, b.targets).backward();
+            alone.step();
+            alone.zero_grad();
+          }
+          on_mesh(dims, [&](const MeshPtr& mesh) {
+            Net model;
+            distribute(*model, mesh);
+            ZeroRedundancyOptimizer<optim::SGD> optimizer(
+                model->parameters(), optim::SGDOptions(0.1).momentum(0.9),
+                {.mesh_dim = "dp", .stage = stage, .bucket_bytes = bucket_bytes});
+            const bool is_last = mesh->rank().value == mesh->mesh().size() - 1;
+            bool fails = false;
+            model->named_parameters()[where].register_hook([&](const at::Tensor& grad) {
+              if (fails) throw std::runtime_error("this rank's");
+              return grad;
+            });
+            for (int k = 0; k < 7; ++k) {
+              const Batch b = fed(k, mesh);
+              fails = discards(k) && is_last;
+              const at::Tensor loss = model->loss(b.tokens, b.targets);
+              if (fails) {
+                EXPECT_THROW(loss.backward(), std::exception);
+              } else {
+                loss.backward();
+              }
+              if (discards(k)) {
+                optimizer.partition().discard();
+              } else {
+                optimizer.step();
+              }
+              optimizer.zero_grad();
+            }
+            expect_close(values_of(*model), values_of(*plain), 1e-4);
+          });
+        }
+      }
+    }
+  }
+}
+
+TEST(ZeroTest, ARankThatTakesADiscardedIterationForOneSeesIt) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor one = distribute_tensor(at::ones({4, 3}), mesh, {}).requires_grad_();
+    const at::Tensor two = distribute_tensor(at::ones({4, 3}), mesh, {}).requires_grad_();
+    ZeroPartition partition({one, two}, {.stage = 2, .bucket_bytes = 1});
+    const bool fails = mesh->rank() == Rank(1);
+    one.register_hook([&](const at::Tensor& grad) {
+      if (fails) throw std::runtime_error("this rank's");
+      return grad;
+    });
+    const at::Tensor x = distribute_tensor(at::ones({6, 4}), mesh, {{"dp", Shard(0)}});
+    const at::Tensor y = at::matmul(x, one);
+    const at::Tensor loss = at::matmul(y, two.t()).sum();
+    if (fails) {
+      EXPECT_THROW(loss.backward(), std::exception);
+      partition.discard();
+    } else {
+      loss.backward();
+      partition.hand_out_gradients();
+      EXPECT_FALSE(to_local(two.grad()).isnan().any().item<bool>());  // it had left
+      EXPECT_TRUE(to_local(one.grad()).isnan().all().item<bool>());
+    }
+  });
+}
+
+// Of gradients that are compared with nothing elsewhere: on one rank two halves, on the other one.
+TEST(ZeroTest, RanksWhoseGradientsComeInOtherNumbers) {
+  std::atomic<int> heard = 0;
+  const absl::Status first = try_on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    const at::Tensor weight = distribute_tensor(at::ones({4, 3}), mesh, {}).requires_grad_();
+    ZeroPartition partition({weight}, {.stage = 2});
+    try {
+      for (int step = 0; step < 4; ++step) {
+        const bool in_one = step > 0 && mesh->rank() == Rank(1);
+        for (int half = 0; half < (in_one ? 1 : 2); ++half) {
+          (to_local(weight, Placements{Partial()}).square().sum() * (in_one ? 2 : 1)).backward();
+        }
+        partition.hand_out_gradients();
+        EXPECT_TRUE(at::equal(to_local(partition.shards()[0].grad()), at::full({2, 3}, 8.0F)));
+        EXPECT_EQ(step, 0);
+        partition.share_parameters();
+        partition.zero_grad();
+      }
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status().code(), absl::StatusCode::kFailedPrecondition);
+      ++heard;
+    }
+  });
+  EXPECT_TRUE(first.ok()) << first;
+  EXPECT_EQ(heard, 2);
+  // Where all ranks change their numbers, and not alike, the error says so.
+  std::atomic<int> told = 0;
+  const absl::Status second = try_on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    const at::Tensor weight = distribute_tensor(at::ones({4, 3}), mesh, {}).requires_grad_();
+    ZeroPartition partition({weight}, {.stage = 2});
+    {
+      const ZeroPartition::NoSync no_sync(partition);
+      to_local(weight, Placements{Partial()}).square().sum().backward();
+    }
+    partition.hand_out_gradients();
+    partition.zero_grad();
+    try {
+      weight.mutable_grad() = from_local(at::ones({4, 3}), mesh, {Partial()});
+      for (int i = 0; i < (mesh->rank() == Rank(0) ? 2 : 3); ++i) {
+        dtensor_internal::owner_of_gradient(weight)->came(0);
+      }
+      partition.hand_out_gradients();
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status().code(), absl::StatusCode::kFailedPrecondition);
+      EXPECT_THAT(error.what(), HasSubstr("in other numbers elsewhere"));
+      ++told;
+    }
+  });
+  EXPECT_TRUE(second.ok()) << second;
+  EXPECT_EQ(told, 2);
+}
+
+// As when some parameters are on a CPU and others on a GPU: autograd has a thread for each device.
+TEST(ZeroTest, GradientsComeOnSeveralThreads) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    constexpr size_t kParameters = 64;
+    std::vector<at::Tensor> parameters;
+    for (size_t i = 0; i < kParameters; ++i) {
+      parameters.push_back(distribute_tensor(at::ones({3}), mesh, {}).requires_grad_());
+    }
+    ZeroPartition partition(parameters, {.stage = 2});
+    const auto owner = dtensor_internal::owner_of_gradient(parameters[0]);
+    constexpr int kRounds = 300;
+    for (int round = 0; round < kRounds; ++round) {
+      for (const at::Tensor& p : parameters) {
+        p.mutable_grad() = from_local(at::ones({3}), mesh, {Partial()});
+      }
+      std::atomic<int> ready = 0;
+      const auto half = [&](size_t begin) {
+        const c10::AutoGradMode no_grad(false);
+        ++ready;
+        while (ready < 2) {
+        }
+        for (size_t i = begin; i < kParameters; i += 2) owner->came(i);
+      };
+      std::thread other(half, 1);
+      half(0);
+      other.join();
+      ASSERT_EQ(partition.left_in_backward(), round + 1);
+      partition.hand_out_gradients();
+      partition.zero_grad();
+    }
+  });
+}
+
 TEST(ZeroTest, GradientsThatAreNoNumbersAreSeenByAll) {
   on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
     Net model;

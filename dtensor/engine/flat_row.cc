@@ -194,6 +194,12 @@ CollectiveUnderWay FlatRow::all_gather(const at::Tensor& stretch, const at::Tens
   return {std::move(work), std::move(span)};
 }
 
+bool GradientScatter::takes(const FlatRow& row, size_t i, const at::Tensor& grad) {
+  const Spec &has = *meta_of(grad).spec, &whole = *row[i].whole;
+  return row.num_ranks() > 1 && has.dtype == whole.dtype &&
+         is_sum_along(has.layout, whole.layout, row.mesh_dim());
+}
+
 GradientScatter::GradientScatter(const FlatRow& row, std::vector<at::Tensor>& grads,
                                  MakeBuffer buffer, const Cause& cause, FlatRow::Names names)
     : specs_(row.size()), provenances_(row.size()), parts_(row.size()) {
@@ -206,11 +212,8 @@ GradientScatter::GradientScatter(const FlatRow& row, std::vector<at::Tensor>& gr
     if (!grads[i].defined()) continue;
     const DTensorMeta& meta = meta_of(grads[i]);
     sync_view(meta, cause.name);
+    if (!takes(row, i, grads[i])) continue;
     const Spec& whole = *row[i].whole;
-    if (row.num_ranks() == 1 || meta.spec->dtype != whole.dtype ||
-        !is_sum_along(meta.spec->layout, whole.layout, mesh_dim)) {
-      continue;
-    }
     taken_.push_back(i);
     for (size_t r = 0; r < kept.size(); ++r) kept[r] += row[i].counts[r];
     numel += whole.local_numel();

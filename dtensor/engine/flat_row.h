@@ -110,6 +110,9 @@ class GradientScatter {
  public:
   using MakeBuffer = absl::FunctionRef<at::Tensor(int64_t numel, const at::TensorOptions& options)>;
 
+  // Whether it would take this gradient, a DTensor, of tensor i.
+  static bool takes(const FlatRow& row, size_t i, const at::Tensor& grad);
+
   // Of `grads`, DTensors or undefined, one for each tensor, those that it takes become undefined.
   // `buffer` gives contiguous memory for them.
   GradientScatter(const FlatRow& row, std::vector<at::Tensor>& grads, MakeBuffer buffer,
