@@ -493,6 +493,34 @@ TEST(FullyShardTest, CheckpointsAreGatheredAgain) {
   });
 }
 
+// A backward within a backward is not its end: what was gathered ahead stays.
+TEST(FullyShardTest, CheckpointsKeepWhatWasGatheredAhead) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    Net model(4);
+    fully_shard(*model, mesh, {.units = {"blocks.*", "embed", "head"}});
+    for (int step = 0; step < 4; ++step) {
+      const int64_t before = fully_shard_counters(mesh).gathers;
+      const Batch b = fed(step, mesh);
+      at::Tensor x = model->embed(b.tokens);
+      for (int i = 0; i < 4; i += 2) {
+        x = checkpoint(
+            [&model, i](const std::vector<at::Tensor>& in) {
+              return std::vector<at::Tensor>{model->block(i + 1)(model->block(i)(in[0]))};
+            },
+            {x})[0];
+      }
+      at::cross_entropy_loss(model->head(model->norm(x)).view({-1, kWords}), b.targets.view({-1}))
+          .backward();
+      // Seven units; then the norm, and of each pair of blocks both and the first once more. The last
+      // pair's second is still there when backward begins to run it again.
+      if (step > 1) {
+        EXPECT_EQ(fully_shard_counters(mesh).gathers - before, 7 + 2 * 3) << step;
+      }
+      EXPECT_EQ(fully_shard_counters(mesh).gathered_bytes, 0) << step;
+    }
+  });
+}
+
 TEST(FullyShardTest, GradientsOfGradients) {
   expect_same([](NetImpl& model, const std::function<Batch(int)>& feed) {
     const Batch b = feed(0);

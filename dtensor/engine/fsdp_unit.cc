@@ -235,17 +235,22 @@ void FsdpState::touch(FsdpUnit& unit) {
   ++counters.prefetches;
 }
 
-// Nobody touches a unit when a backward has ended.
+// Nobody touches a unit when a backward has ended. One within another (checkpoint()) is not its end.
 void FsdpState::end_with_backward() {
-  const int task = torch::autograd::get_current_graph_task_id();
-  if (std::exchange(graph_task_, task) == task) return;
-  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
-    const std::shared_ptr<FsdpState> state = weak.lock();
-    if (state == nullptr) return;
-    if (state->ahead_ != nullptr) state->leaving_.push_back(std::exchange(state->ahead_, nullptr));
-    if (state->current_ != nullptr) state->current_->reshard();
-    for (FsdpUnit* unit : std::exchange(state->leaving_, {})) unit->reshard();
-  });
+  if (!backward_.expired()) return;
+  const auto lives_as_long = std::make_shared<const char>();
+  backward_ = lives_as_long;
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [weak = weak_from_this(), lives_as_long] {
+        const std::shared_ptr<FsdpState> state = weak.lock();
+        if (state == nullptr) return;
+        state->backward_.reset();
+        if (state->ahead_ != nullptr) {
+          state->leaving_.push_back(std::exchange(state->ahead_, nullptr));
+        }
+        if (state->current_ != nullptr) state->current_->reshard();
+        for (FsdpUnit* unit : std::exchange(state->leaving_, {})) unit->reshard();
+      });
 }
 
 void FsdpState::reshard() {

@@ -92,7 +92,7 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   // What came after two units.
   absl::flat_hash_map<std::pair<FsdpUnit*, FsdpUnit*>, Guess> next_;
   bool in_backward_ = false;
-  int graph_task_ = -1;
+  std::weak_ptr<const void> backward_;  // its callback: gone with it, also if it fails
 };
 
 class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
