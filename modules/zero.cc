@@ -669,9 +669,7 @@ constexpr char kOptimizerState[] = "ZeroRedundancyOptimizer";
   throw Error(kOptimizerState, absl::Status(code, why));
 }
 
-// What torch::optim's states consist of: f(name, member), of a tensor or a number; and what not all
-// options make.
-constexpr std::string_view kNotAlways[] = {"max_exp_avg_sq", "grad_avg"};
+// What torch::optim's states consist of: f(name, member), of a tensor or a number.
 template <typename F>
 void for_each_member(torch::optim::AdamWParamState& s, F f) {
   f("step", s.step());
@@ -738,10 +736,35 @@ void assign(int64_t& member, const at::Tensor& value) {
   member = value.item<int64_t>();
 }
 
-// A state's values as its shard lies; numbers as they are.
-OptimizerState lying_as_shard(const OptimizerState& state, size_t index, const at::Tensor& shard) {
-  OptimizerState result;
-  const c10::AutoGradMode no_grad(false);
+// What torch::optim's steps with these options do not look for.
+bool is_optional(const torch::optim::Optimizer& optimizer, const at::Tensor& shard,
+                 std::string_view name) {
+  const torch::optim::OptimizerOptions* options = nullptr;
+  for (const torch::optim::OptimizerParamGroup& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (parameter.is_same(shard)) options = &group.options();
+    }
+  }
+  if (name == "max_exp_avg_sq") {
+    const auto* adamw = dynamic_cast<const torch::optim::AdamWOptions*>(options);
+    const auto* adam = dynamic_cast<const torch::optim::AdamOptions*>(options);
+    return !(adamw != nullptr && adamw->amsgrad()) && !(adam != nullptr && adam->amsgrad());
+  }
+  const auto* rmsprop = dynamic_cast<const torch::optim::RMSpropOptions*>(options);
+  return rmsprop != nullptr && ((name == "grad_avg" && !rmsprop->centered()) ||
+                                (name == "momentum_buffer" && !(rmsprop->momentum() > 0)));
+}
+
+void check_names(const OptimizerState& state, const std::vector<std::string>& names) {
+  for (const auto& [name, value] : state) {
+    if (std::find(names.begin(), names.end(), name) != names.end()) continue;
+    refuse_state(absl::StatusCode::kNotFound,
+                 str_cat("there is no state '", name, "'; there are ", absl::StrJoin(names, ", ")));
+  }
+}
+
+void check_values(const OptimizerState& state, size_t index, const at::Tensor& shard,
+                  int most_steps_log2) {
   for (const auto& [name, value] : state) {
     const auto refuse = [&, &name_ = name](const std::string& what) {
       refuse_state(absl::StatusCode::kInvalidArgument,
@@ -753,10 +776,9 @@ OptimizerState lying_as_shard(const OptimizerState& state, size_t index, const a
         refuse(str_cat("is one number; got shape [", absl::StrJoin(value.sizes(), ", "), "]"));
       }
       const auto steps = value.item<double>();
-      if (!(steps >= 0) || steps != std::floor(steps)) {
-        refuse(str_cat("is ", steps, "; wanted a whole number from 0"));
+      if (!(steps >= 0) || steps != std::floor(steps) || steps > std::ldexp(1, most_steps_log2)) {
+        refuse(str_cat("is ", steps, "; wanted a whole number from 0 to 2^", most_steps_log2));
       }
-      result[name] = value;
       continue;
     }
     if (value.sizes() != shard.sizes()) {
@@ -768,6 +790,33 @@ OptimizerState lying_as_shard(const OptimizerState& state, size_t index, const a
     }
     if (is_dtensor(value) && meta_of(value).context != meta_of(shard).context) {
       refuse("lies on another mesh");
+    }
+  }
+}
+
+// On all ranks the same: what there is, and the numbers.
+void agree(Agreement& agreement, const OptimizerState& state, size_t index) {
+  uint64_t sum = 1;
+  for (const auto& [name, value] : state) {
+    sum = checksum(sum, name);
+    if (name == "step") sum = checksum(sum, str_cat(value.item<int64_t>()));
+  }
+  const std::optional<Difference> differs = agreement.reach({sum});
+  if (!differs.has_value()) return;
+  refuse_state(absl::StatusCode::kInvalidArgument,
+               str_cat("the state of parameter ", index,
+                       " is not the same on all ranks: ", differs->ranks[0], " and ",
+                       differs->ranks[1], " have other names in it, or another 'step'"));
+}
+
+// Its values as its shard lies; numbers as they are.
+OptimizerState lying_as_shard(const OptimizerState& state, const at::Tensor& shard) {
+  OptimizerState result;
+  const c10::AutoGradMode no_grad(false);
+  for (const auto& [name, value] : state) {
+    if (name == "step") {
+      result[name] = value;
+      continue;
     }
     const at::Tensor there =
         is_dtensor(value)
@@ -813,46 +862,46 @@ OptimizerState state_of(const torch::optim::Optimizer& optimizer, size_t /*index
 
 void set_state_of(FusedOptimizer& optimizer, size_t index, const at::Tensor& shard,
                   const OptimizerState& state) {
+  Agreement agreement(*meta_of(shard).context, {.name = kOptimizerState});
   const std::vector<std::string_view> known = optimizer.state_names();
-  const std::vector<std::string> names(known.begin(), known.end());
-  for (const auto& [name, value] : state) {
-    if (std::find(names.begin(), names.end(), name) != names.end()) continue;
-    refuse_state(absl::StatusCode::kNotFound,
-                 str_cat("there is no state '", name, "'; there are ", absl::StrJoin(names, ", ")));
-  }
-  for (const auto& [name, value] : lying_as_shard(state, index, shard)) {
+  check_names(state, {known.begin(), known.end()});
+  check_values(state, index, shard, /*most_steps_log2=*/24);
+  agree(agreement, state, index);
+  for (const auto& [name, value] : lying_as_shard(state, shard)) {
     optimizer.set_state(index, name, value);
   }
 }
 
 void set_state_of(torch::optim::Optimizer& optimizer, size_t index, const at::Tensor& shard,
                   const OptimizerState& state) {
+  Agreement agreement(*meta_of(shard).context, {.name = kOptimizerState});
   with_state_type(optimizer, [&]<typename Its>() {
-    if (state.empty()) {  // as before the first step
-      optimizer.state().erase(shard.unsafeGetTensorImpl());
-      return;
-    }
     auto made = std::make_unique<Its>();
     std::vector<std::string> names;
     for_each_member(*made, [&](const char* name, auto&) { names.emplace_back(name); });
-    for (const auto& [name, value] : state) {
-      if (std::find(names.begin(), names.end(), name) != names.end()) continue;
-      refuse_state(
-          absl::StatusCode::kNotFound,
-          str_cat("there is no state '", name, "'; there are ", absl::StrJoin(names, ", ")));
+    check_names(state, names);
+    // Empty: as before the first step, but for those that make it when they are made.
+    const bool is_made_first = dynamic_cast<const torch::optim::Adagrad*>(&optimizer) != nullptr;
+    for (const std::string& name : names) {
+      if (state.contains(name) || (state.empty() && !is_made_first) ||
+          is_optional(optimizer, shard, name)) {
+        continue;
+      }
+      refuse_state(absl::StatusCode::kInvalidArgument,
+                   str_cat("the state of parameter ", index, " has no '", name, "'; there are ",
+                           absl::StrJoin(names, ", ")));
     }
-    const OptimizerState lying = lying_as_shard(state, index, shard);
+    check_values(state, index, shard, /*most_steps_log2=*/53);
+    agree(agreement, state, index);
+    if (state.empty()) {
+      optimizer.state().erase(shard.unsafeGetTensorImpl());
+      return;
+    }
+    const OptimizerState lying = lying_as_shard(state, shard);
     for_each_member(*made, [&](const char* name, auto& member) {
       const auto it = lying.find(name);
-      if (it != lying.end()) {
-        assign(member, it->second.clone());  // optimizers write where it lies: not what was given
-      } else if (std::find(std::begin(kNotAlways), std::end(kNotAlways), name) ==
-                     std::end(kNotAlways) &&
-                 (name != std::string_view("momentum_buffer") || names.size() == 1)) {
-        refuse_state(absl::StatusCode::kInvalidArgument,
-                     str_cat("the state of parameter ", index, " has no '", name, "'; there are ",
-                             absl::StrJoin(names, ", ")));
-      }
+      // Optimizers write where it lies: not what was given.
+      if (it != lying.end()) assign(member, it->second.clone());
     });
     optimizer.state()[shard.unsafeGetTensorImpl()] = std::move(made);
   });

@@ -196,8 +196,11 @@ class ZeroRedundancyOptimizer {
     return zero_internal::consolidated(state(parameter));
   }
   // Either of them, from any layout of the mesh or from whole plain tensors, the same on all ranks.
-  // Throws Error (InvalidArgument) for a shape that is not the parameter's and, of torch::optim, for
-  // what is missing, (NotFound) for a name that the optimizer does not have.
+  // Collective. Throws Error on all ranks, before anything is changed: (InvalidArgument) for a shape
+  // that is not the parameter's, for "step" that is no whole number up to 2^53 (of FusedOptimizer
+  // 2^24), for names or "step" that differ between ranks and, of torch::optim, for what its options
+  // need and is missing, (NotFound) for a name that the optimizer does not have. Empty: as before the
+  // first step.
   void set_state(size_t parameter, const OptimizerState& state) {
     zero_internal::set_state_of(optimizer_, parameter, shard(parameter), state);
   }

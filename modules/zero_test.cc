@@ -723,6 +723,74 @@ TEST(ZeroTest, StatesThatDoNotFit) {
   });
 }
 
+// With which the optimizer could not step; refused on all ranks, before anything changes.
+TEST(ZeroTest, StatesWithWhichNobodyCanStep) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    using enum absl::StatusCode;
+    const auto expect_refused = [&](auto& optimizer, const auto& change, const std::string& what) {
+      at::Tensor weight = optimizer.parameters()[0];
+      const auto step = [&] {
+        weight.square().sum().backward();
+        optimizer.step();
+        optimizer.zero_grad();
+      };
+      step();
+      const OptimizerState before = optimizer.consolidated_state(0);
+      OptimizerState state = before;
+      for (auto& [name, value] : state) {
+        if (name != "step") value = value + 1;
+      }
+      change(state);
+      try {
+        optimizer.set_state(0, state);
+        ADD_FAILURE() << what << ": no error";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.status().code(), kInvalidArgument) << error.what();
+        EXPECT_THAT(error.what(), HasSubstr(what));
+      }
+      const OptimizerState after = optimizer.consolidated_state(0);
+      EXPECT_EQ(after.size(), before.size());
+      for (const auto& [name, value] : before) {
+        ASSERT_TRUE(after.contains(name)) << name;
+        EXPECT_TRUE(at::equal(after.at(name), value)) << name;
+      }
+      step();
+    };
+    const auto parameter = [&] {
+      return distribute_tensor(at::ones({7, 3}), mesh, {}).requires_grad_();
+    };
+    const auto without = [](const char* name) {
+      return [name](OptimizerState& state) { state.erase(name); };
+    };
+    ZeroRedundancyOptimizer<optim::AdamW> adamw({parameter()}, optim::AdamWOptions().amsgrad(true));
+    expect_refused(adamw, without("max_exp_avg_sq"), "has no 'max_exp_avg_sq'");
+    ZeroRedundancyOptimizer<optim::Adam> adam({parameter()}, optim::AdamOptions().amsgrad(true));
+    expect_refused(adam, without("max_exp_avg_sq"), "has no 'max_exp_avg_sq'");
+    ZeroRedundancyOptimizer<optim::RMSprop> rmsprop(
+        {parameter()}, optim::RMSpropOptions().centered(true).momentum(0.9));
+    expect_refused(rmsprop, without("grad_avg"), "has no 'grad_avg'");
+    expect_refused(rmsprop, without("momentum_buffer"), "has no 'momentum_buffer'");
+    ZeroRedundancyOptimizer<optim::Adagrad> adagrad({parameter()}, optim::AdagradOptions());
+    expect_refused(adagrad, [](OptimizerState& state) { state.clear(); }, "has no 'step'");
+    ZeroRedundancyOptimizer<FusedOptimizer> fused({parameter()}, AdamWOptions{.lr = 0.02});
+    const auto steps = [](double value) {
+      return
+          [value](OptimizerState& state) { state["step"] = at::scalar_tensor(value, at::kDouble); };
+    };
+    expect_refused(fused, steps((1 << 24) + 2), "2^24");
+    // On one rank alone.
+    const bool first = mesh->coordinate()[0] == 0;
+    const auto only_here = [first](const auto& change) {
+      return [=](OptimizerState& state) {
+        if (first) change(state);
+      };
+    };
+    expect_refused(adamw, only_here(without("max_exp_avg_sq")), first ? "has no" : "other ranks");
+    expect_refused(fused, only_here(steps(0.5)), first ? "whole number" : "other ranks");
+    expect_refused(fused, only_here(steps(7)), "is not the same on all ranks");
+  });
+}
+
 // --- bad input -----------------------------------------------------------------------------------
 
 void expect_error(const Mesh& dims, const std::function<void(const MeshPtr&)>& body,
