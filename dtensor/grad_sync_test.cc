@@ -331,6 +331,42 @@ TEST(GradSyncTest, WeightsThatAreUsedTwiceAlsoInRecomputedLayers) {
   });
 }
 
+// Gradients that have a graph keep it on their way.
+TEST(GradSyncTest, GradientsOfGradients) {
+  const auto penalised = [](StackImpl& model, const at::Tensor& x) {
+    loss_of(model, x).backward({}, /*retain_graph=*/true, /*create_graph=*/true);
+    if (is_dtensor(model.weights[0])) finish_grad_sync(model.weights);
+    at::Tensor penalty = at::zeros({});
+    if (is_dtensor(x)) penalty = distribute_tensor(penalty, mesh_of(x), NamedPlacements());
+    for (at::Tensor& w : model.weights) {
+      const at::Tensor grad = w.grad();
+      EXPECT_TRUE(grad.requires_grad());
+      penalty = penalty + grad.square().sum();
+      w.mutable_grad() = at::Tensor();
+    }
+    return penalty;
+  };
+  const std::vector<at::Tensor> wanted = gradients({penalised});
+  for (const auto& dims : kMeshes) {
+    for (const bool in_buckets : {false, true}) {
+      on_mesh(dims, [&](const MeshPtr& mesh) {
+        Stack model;
+        distribute_module(*model, mesh, {});
+        std::unique_ptr<GradSync> sync;
+        if (in_buckets) {
+          sync = std::make_unique<GradSync>(*model, GradSyncOptions{.bucket_bytes = 2 * kWeight});
+        }
+        for (int iteration = 0; iteration < 3; ++iteration) {
+          penalised(*model, fed(0, mesh)).backward();
+          finish_grad_sync(*model);
+          expect_gradients(*model, wanted);
+          zero_grad(*model);
+        }
+      });
+    }
+  }
+}
+
 // Of two inputs the second has no gradient, wherever it is used.
 struct First : torch::autograd::Function<First> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& first,

@@ -521,6 +521,13 @@ void ZeroPartition::State::bring_gradients(const Cause& cause) {
   const c10::AutoGradMode no_grad(false);
   discarded_.clear();
   learn(cause);
+  // Those with a graph (create_graph) keep it, and travel alone.
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    at::Tensor& grad = parameters_[i].mutable_grad();
+    if (!grad.defined() || !grad.requires_grad()) continue;
+    const c10::AutoGradMode record(true);
+    grad = redistribute(as_dtensor(grad, context_), layout_of(shards_[i]), cause.where);
+  }
   for (size_t b = buckets_.size(); b > 0; --b) {
     leave(buckets_[b - 1], /*only_awaited=*/false, cause);
   }

@@ -490,6 +490,24 @@ TEST(ZeroTest, RecomputedAndKeptGraphs) {
   });
 }
 
+TEST(ZeroTest, GradientsOfGradients) {
+  expect_one_devices_values([](NetImpl& model, const auto& feed, const auto& step,
+                               const auto& zero_grad, ZeroPartition*) {
+    for (int k = 0; k < 3; ++k) {
+      const Batch b = feed(k);
+      model.loss(b.tokens, b.targets).backward({}, /*retain_graph=*/true, /*create_graph=*/true);
+      finish_grad_sync(model);
+      const at::Tensor up = model.up->weight.grad(), scale = model.scale.grad();
+      EXPECT_TRUE(up.requires_grad() && scale.requires_grad());
+      const at::Tensor penalty = up.square().sum() + scale.square();
+      for (const at::Tensor& p : model.parameters()) p.mutable_grad() = at::Tensor();
+      penalty.backward();
+      step();
+      zero_grad();
+    }
+  });
+}
+
 TEST(ZeroTest, ParametersAreFrozenAndWritten) {
   expect_one_devices_values([](NetImpl& model, const auto& feed, const auto& step,
                                const auto& zero_grad, ZeroPartition*) {

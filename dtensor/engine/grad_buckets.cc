@@ -150,7 +150,9 @@ void GradBuckets::came(size_t index) {
 }
 
 bool GradBuckets::is_as_planned(const Parameter& p) {
-  return gradient_moves(p.tensor) && meta_of(p.tensor.grad()).spec->layout == p.planned;
+  // One with a graph (create_graph) keeps that: finish_grad_sync() brings it.
+  return gradient_moves(p.tensor) && !p.tensor.grad().requires_grad() &&
+         meta_of(p.tensor.grad()).spec->layout == p.planned;
 }
 
 void GradBuckets::leave(Bucket& bucket, const Cause& cause) {
