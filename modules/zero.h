@@ -65,8 +65,9 @@ struct ZeroOptions {
 //   optimizer.step();
 //   partition.share_parameters();
 //
-// Its parameters get other memory, that of their buckets: what to_local() gave before is no longer
-// theirs. They keep it when this goes. What writes them whole (initialisers, the loading of weights)
+// Its parameters get other memory, that of their buckets: what was taken of one before (to_local(), a
+// view as `w.t()`, `p.detach()`) is no longer of it, and keeps the old memory with the old values.
+// They keep it when this goes. What writes them whole (initialisers, the loading of weights)
 // writes the shards. Threads: as the model. All ranks call everything alike.
 class ZeroPartition {
  public:
