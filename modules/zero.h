@@ -72,9 +72,10 @@ struct ZeroOptions {
 class ZeroPartition {
  public:
   // Of `parameters` each once. Collective over the mesh; compares the ranks' parameters and options.
-  // Throws Error before anything is changed: InvalidArgument for options out of range or that differ
-  // between ranks, no parameter, one that is plain, on another mesh, not contiguous, cut along the
-  // dimension or fully sharded; NotFound for a dimension that the mesh does not have;
+  // Throws Error before anything is changed, on all ranks: InvalidArgument for options out of range or
+  // that differ between ranks, no parameter, one that is plain, on another mesh, not contiguous, cut
+  // along the dimension, with a ragged cut of its rows along another, or fully sharded, and for what
+  // another rank refuses; NotFound for a dimension that the mesh does not have;
   // FailedPrecondition for a parameter in another ZeroPartition or a GradSync, and for one that is
   // still deferred.
   explicit ZeroPartition(const std::vector<at::Tensor>& parameters, const ZeroOptions& options = {},
