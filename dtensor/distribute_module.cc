@@ -215,6 +215,11 @@ void finish_grad_sync(const std::vector<at::Tensor>& parameters, std::source_loc
       continue;
     }
     if (!gradient_moves(parameter)) continue;
+    if (parameter.grad().requires_grad()) {  // create_graph: it stays part of that graph
+      const c10::AutoGradMode record(true);
+      parameter.mutable_grad() = redistribute(parameter.grad(), layout_of(parameter), where);
+      continue;
+    }
     moving.push_back(parameter);
     in_flight.push_back(moving_gradient(parameter));
   }

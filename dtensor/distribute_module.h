@@ -47,7 +47,7 @@ std::vector<at::Tensor> unique_parameters(const std::vector<at::Tensor>& paramet
 // Brings every gradient into its parameter's layout; those of a ZeRO optimizer's parameters
 // (modules/zero.h) to the ranks that step them. Gradients that wait for the same reduction
 // travel together, in buckets. One that moves becomes another tensor: who holds the old one keeps it
-// as it was.
+// as it was. One with a graph of its own (create_graph) keeps that, and travels alone.
 void finish_grad_sync(torch::nn::Module& module,
                       std::source_location where = std::source_location::current());
 void finish_grad_sync(const std::vector<at::Tensor>& parameters,

@@ -17,6 +17,7 @@
 #include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "torch/csrc/autograd/autograd.h"
+#include "torch/csrc/autograd/custom_function.h"
 #include "torch/nn.h"
 
 namespace shardweave {
@@ -420,6 +421,74 @@ TEST(GradSyncTest, WeightsThatAreUsedTwiceAlsoInRecomputedLayers) {
       if (iteration > 0) {
         EXPECT_EQ(synced(trace), 3);
       }
+      zero_grad(*model);
+    }
+  });
+}
+
+// Gradients that have a graph keep it on their way.
+TEST(GradSyncTest, GradientsOfGradients) {
+  const auto penalised = [](StackImpl& model, const at::Tensor& x) {
+    loss_of(model, x).backward({}, /*retain_graph=*/true, /*create_graph=*/true);
+    if (is_dtensor(model.weights[0])) finish_grad_sync(model.weights);
+    at::Tensor penalty = at::zeros({});
+    if (is_dtensor(x)) penalty = distribute_tensor(penalty, mesh_of(x), NamedPlacements());
+    for (at::Tensor& w : model.weights) {
+      const at::Tensor grad = w.grad();
+      EXPECT_TRUE(grad.requires_grad());
+      penalty = penalty + grad.square().sum();
+      w.mutable_grad() = at::Tensor();
+    }
+    return penalty;
+  };
+  const std::vector<at::Tensor> wanted = gradients({penalised});
+  for (const auto& dims : kMeshes) {
+    for (const bool in_buckets : {false, true}) {
+      on_mesh(dims, [&](const MeshPtr& mesh) {
+        Stack model;
+        distribute_module(*model, mesh, {});
+        std::unique_ptr<GradSync> sync;
+        if (in_buckets) {
+          sync = std::make_unique<GradSync>(*model, GradSyncOptions{.bucket_bytes = 2 * kWeight});
+        }
+        for (int iteration = 0; iteration < 3; ++iteration) {
+          penalised(*model, fed(0, mesh)).backward();
+          finish_grad_sync(*model);
+          expect_gradients(*model, wanted);
+          zero_grad(*model);
+        }
+      });
+    }
+  }
+}
+
+// Of two inputs the second has no gradient, wherever it is used.
+struct First : torch::autograd::Function<First> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& first,
+                            const at::Tensor&) {
+    return first.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list& grads) {
+    return {grads[0], at::Tensor()};
+  }
+};
+
+TEST(GradSyncTest, AGradientThatIsNotThereIsNoSurprise) {
+  on_mesh({{"a", 2}}, [](const MeshPtr& mesh) {
+    Stack model;
+    distribute_module(*model, mesh, {});
+    const GradSync sync(*model);
+    for (int iteration = 0; iteration < 4; ++iteration) {
+      const CommTrace trace(mesh);
+      const at::Tensor y = model->forward(fed(0, mesh), {0});
+      First::apply(y, model->weights[0]).square().sum().backward();
+      finish_grad_sync(*model);
+      EXPECT_FALSE(model->weights[0].grad().defined());
+      int64_t checks = 0;
+      for (const CommEvent& event : trace.events()) checks += event.is_check;
+      EXPECT_EQ(checks, iteration == 0 ? 1 : 0) << iteration << trace.to_string();
+      EXPECT_EQ(sync.left_in_backward(), iteration);
       zero_grad(*model);
     }
   });

@@ -152,6 +152,8 @@ std::vector<FullyShardUnit> fully_shard(torch::nn::Module& module, const MeshPtr
                                         const FullyShardOptions& options,
                                         std::source_location where) {
   const std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
+  const Cause cause = {.name = kFullyShard, .where = where};
+  Agreement agreement(*context, cause);
   int mesh_dim = 0;
   if (!options.mesh_dim.empty()) {
     const absl::StatusOr<int> found = mesh->mesh().dim(options.mesh_dim);
@@ -254,6 +256,11 @@ std::vector<FullyShardUnit> fully_shard(torch::nn::Module& module, const MeshPtr
       sum = checksum(sum, text_of(dtype));
     }
     for (size_t i = 0; i < unit.members.size(); ++i) {
+      if (const std::string why = why_not_kept(*unit.used[i], unit.layouts[i], mesh->mesh());
+          !why.empty()) {
+        refuse_to_shard(absl::StatusCode::kInvalidArgument,
+                        str_cat("'", unit.members[i]->fqns[0], "' ", why));
+      }
       sum = checksum(sum, unit.members[i]->fqns[0]);
       sum = checksum(sum, unit.used[i]->to_string());
       sum = checksum(sum, unit.layouts[i].to_string());
@@ -261,8 +268,7 @@ std::vector<FullyShardUnit> fully_shard(torch::nn::Module& module, const MeshPtr
     }
     sums.push_back(sum);
   }
-  const Cause cause = {.name = kFullyShard, .where = where};
-  if (const std::optional<Difference> differs = first_difference(*context, sums, cause)) {
+  if (const std::optional<Difference> differs = agreement.reach(sums)) {
     refuse_to_shard(
         absl::StatusCode::kInvalidArgument,
         str_cat("the unit '", planned[std::min(differs->index, planned.size() - 1)].module,

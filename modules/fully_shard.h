@@ -19,7 +19,12 @@
 // A parameter rests as a DTensor that is cut into rows: unevenly, so that what ranks keep lies in the
 // unit's buffer one after the other. param.grad() lies alike. So optimizers, clip_grad_norm and
 // checkpoints need to know nothing. `full_tensor(param)` is the whole; initialisers (`param.normal_()`)
-// give the numbers of one device. Its parts and those of its gradients share their unit's memory.
+// give the numbers of one device. Its parts and those of its gradients share their unit's memory. What
+// was taken of a parameter before (to_local(), a view as `w.t()`, `p.detach()`) is no longer of it, and
+// keeps the old memory with the old values.
+//
+// A backward that fails on one rank stops where it is, and other ranks wait for its gathers: the mesh
+// is lost, as with any collective that one rank does not call.
 //
 // Along other mesh dimensions parameters stay as they are: parallelize_module() comes first, then
 // fully_shard(). With a mesh dimension on which parameters are replicated and the batch is cut, this
@@ -94,8 +99,9 @@ std::string to_json(const std::vector<FullyShardUnit>& units);
 //
 // Collective over the mesh; compares the ranks' units. Throws Error before anything is changed:
 // InvalidArgument for a dimension that the mesh does not have, a parameter on another mesh or cut along
-// the dimension already, a unit with fewer elements than ranks, options that differ between ranks, and
-// what distribute_module() refuses; NotFound for a pattern or type that matches no submodule with
+// the dimension already, one with a ragged cut of its rows along another, a unit with fewer elements than
+// ranks, options that differ between ranks, what another rank refuses, and what distribute_module()
+// does; NotFound for a pattern or type that matches no submodule with
 // parameters; FailedPrecondition if all parameters are in units already: inner modules come first.
 // While the model runs: FailedPrecondition for a parameter that was moved since (module->to(), resize_),
 // for a write to a view of a parameter, and for ranks that use units in different orders.

@@ -449,6 +449,33 @@ TEST(FullyShardTest, TiedFrozenAndUnusedParameters) {
   });
 }
 
+// A parameter without a gradient has none to show, as on one device, while other graphs of its unit
+// live, too.
+TEST(FullyShardTest, HooksOfUnusedParametersAreNotCalled) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    Net model;
+    fully_shard(*model, mesh);
+    std::map<std::string, int> calls;
+    for (const auto& item : model->named_parameters()) {
+      item.value().register_hook([&calls, name = item.key()](const at::Tensor& grad) {
+        EXPECT_TRUE(grad.defined()) << name;
+        ++calls[name];
+        return grad * 2;
+      });
+    }
+    std::vector<at::Tensor> kept;
+    const std::vector<std::vector<int>> orders = {{0, 2}, {0, 1, 2}, {0, 2}};
+    for (size_t step = 0; step < orders.size(); ++step) {
+      const Batch b = fed(static_cast<int>(step), mesh);
+      kept.push_back(model->loss(b.tokens, b.targets, orders[step]));
+      kept.back().backward();
+    }
+    for (const auto& item : model->named_parameters()) {
+      EXPECT_EQ(calls[item.key()], item.key().starts_with("blocks.1.") ? 1 : 3) << item.key();
+    }
+  });
+}
+
 TEST(FullyShardTest, CheckpointsAreGatheredAgain) {
   expect_same([](NetImpl& model, const std::function<Batch(int)>& feed) {
     for (int step = 0; step < 3; ++step) {
@@ -463,6 +490,34 @@ TEST(FullyShardTest, CheckpointsAreGatheredAgain) {
       }
       at::cross_entropy_loss(model.head(model.norm(x)).view({-1, kWords}), b.targets.view({-1}))
           .backward();
+    }
+  });
+}
+
+// A backward within a backward is not its end: what was gathered ahead stays.
+TEST(FullyShardTest, CheckpointsKeepWhatWasGatheredAhead) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    Net model(4);
+    fully_shard(*model, mesh, {.units = {"blocks.*", "embed", "head"}});
+    for (int step = 0; step < 4; ++step) {
+      const int64_t before = fully_shard_counters(mesh).gathers;
+      const Batch b = fed(step, mesh);
+      at::Tensor x = model->embed(b.tokens);
+      for (int i = 0; i < 4; i += 2) {
+        x = checkpoint(
+            [&model, i](const std::vector<at::Tensor>& in) {
+              return std::vector<at::Tensor>{model->block(i + 1)(model->block(i)(in[0]))};
+            },
+            {x})[0];
+      }
+      at::cross_entropy_loss(model->head(model->norm(x)).view({-1, kWords}), b.targets.view({-1}))
+          .backward();
+      // Seven units; then the norm, and of each pair of blocks both and the first once more. The last
+      // pair's second is still there when backward begins to run it again.
+      if (step > 1) {
+        EXPECT_EQ(fully_shard_counters(mesh).gathers - before, 7 + 2 * 3) << step;
+      }
+      EXPECT_EQ(fully_shard_counters(mesh).gathered_bytes, 0) << step;
     }
   });
 }
@@ -770,6 +825,54 @@ TEST(FullyShardTest, BadInput) {
         fully_shard(*Net(), mesh, {.reshard_after_forward = mesh->coordinate()[0] == 0});
       },
       kInvalidArgument, "is not the same on ranks 0 and 1");
+}
+
+// Two modules, of which the second cannot be cut: nothing is.
+struct UnevenImpl : nn::Module {
+  UnevenImpl() {
+    first = register_module("first", nn::Linear(kDim, kHidden));
+    second = register_module("second", nn::Linear(kDim, kHidden));
+    initialize(*this);
+  }
+  nn::Linear first{nullptr}, second{nullptr};
+};
+TORCH_MODULE(Uneven);
+
+TEST(FullyShardTest, WhatIsRefusedIsRefusedBeforeAnythingChanges) {
+  on_mesh({{"dp", 2}, {"tp", 2}}, [](const MeshPtr& mesh) {
+    Uneven model;
+    distribute_module(*model, mesh, {{"second.weight", {{"tp", RaggedShard(0, {3, 4})}}}});
+    model->register_buffer("plain", at::ones({3}));
+    const Values before = values_of(*model);
+    const Layout whole = layout_of(model->first->weight);
+    try {
+      fully_shard(*model, mesh, {.mesh_dim = "dp", .units = {"first", "second"}});
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status().code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_THAT(error.what(), HasSubstr("'second.weight'"));
+    }
+    EXPECT_EQ(layout_of(model->first->weight), whole);
+    EXPECT_FALSE(is_dtensor(model->named_buffers()["plain"]));
+    expect_close(values_of(*model), before, 0);
+  });
+  // One rank alone has something against it: all hear of it, and the mesh is as it was.
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    Net model;
+    if (mesh->coordinate()[0] == 0) {
+      model->register_buffer("sparse", at::ones({3}).to_sparse());
+    } else {
+      model->register_buffer("sparse", at::ones({3}));
+    }
+    try {
+      fully_shard(*model, mesh, {.units = {"blocks.*"}});
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status().code(), absl::StatusCode::kInvalidArgument);
+    }
+    EXPECT_FALSE(is_dtensor(model->head->weight));
+    EXPECT_EQ(full_tensor(ones({7, 5}, mesh, {Shard(0)})).sum().item<float>(), 35);
+  });
 }
 
 TEST(FullyShardTest, WhatMovesAParameterIsAnError) {

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <mutex>
 #include <optional>
 #include <string_view>
 
 #include "ATen/ops/empty.h"
+#include "ATen/ops/full.h"
 #include "ATen/ops/scalar_tensor.h"
 #include "absl/strings/str_join.h"
 #include "c10/core/GradMode.h"
@@ -91,33 +94,51 @@ class ZeroPartition::State final : public GradientOwner,
   void hand_out_gradients(std::source_location where);
   void share_parameters(std::source_location where);
   void zero_grad();
-  void pause(int change) { paused_ += change; }
-  int64_t left_in_backward() const { return left_in_backward_; }
+  void discard();
+  void pause(int change) {
+    const std::lock_guard lock(mutex_);
+    paused_ += change;
+  }
+  int64_t left_in_backward() const {
+    const std::lock_guard lock(mutex_);
+    return left_in_backward_;
+  }
 
  private:
   // Of a parameter, beside the two tensors.
   struct Owned {
-    int bucket = -1;     // none: it is whole on every rank
-    size_t place = 0;    // in the bucket's row
-    int expected = 1;    // accumulations until its gradient leaves: those of the last iteration
-    int came = 0;        // in this iteration
-    int64_t shared = 0;  // writes to the shard that all ranks have
+    int bucket = -1;   // none: it is whole on every rank
+    size_t place = 0;  // in the bucket's row
+    int expected = 1;  // accumulations until its gradient leaves: the last iteration's; 0: it waits
+    int came = 0;      // in this iteration
+    bool awaited = false;  // its bucket leaves with it,
+    bool travels = true;   // as it came, may, or has been brought already
+    int64_t shared = 0;    // writes to the shard that all ranks have
   };
   struct Bucket {
     FlatRow row;
     at::Tensor flat;              // the parameters' memory
     std::vector<size_t> members;  // parameters, by their place in the row
-    size_t missing = 0;           // gradients
+    size_t missing = 0;           // gradients that are awaited
+    bool is_held = false;         // one of them is not what was expected
   };
 
+  void check_options() const;
   void check(size_t index, const at::Tensor& parameter) const;
+  std::vector<Bucket> planned(const std::vector<at::Tensor>& added, size_t first) const;
   void move_into(Bucket& bucket);
   void make_shard(size_t index);
-  std::shared_ptr<GradientScatter> leave(const Bucket& bucket, const Cause& cause);
+  bool can_leave(size_t index) const;
+  std::shared_ptr<GradientScatter> leave(const Bucket& bucket, bool only_awaited,
+                                         const Cause& cause);
+  std::shared_ptr<GradientScatter> leave_without_values(const Bucket& bucket, const Cause& cause);
+  void learn(const Cause& cause);
   bool is_in_place(size_t index) const;
   void restart();
 
   const ZeroOptions options_;
+  // Of what came() reads and writes: gradients of several devices come on several threads.
+  mutable std::mutex mutex_;
   std::shared_ptr<MeshContext> context_;  // null: there is no parameter yet
   int mesh_dim_ = 0;
   std::vector<at::Tensor> parameters_, shards_;
@@ -127,6 +148,8 @@ class ZeroPartition::State final : public GradientOwner,
   int paused_ = 0;
   int64_t left_in_backward_ = 0;
   std::weak_ptr<GradientScatter> last_, last_but_one_;  // that left in backward
+  // That discard() has sent, until the next iteration.
+  std::vector<std::shared_ptr<GradientScatter>> discarded_;
 };
 
 // --- parameters and shards -----------------------------------------------------------------------
@@ -175,22 +198,70 @@ void ZeroPartition::State::check(size_t index, const at::Tensor& parameter) cons
   }
 }
 
+void ZeroPartition::State::check_options() const {
+  using enum absl::StatusCode;
+  if (options_.stage != 1 && options_.stage != 2) {
+    refuse_partition(
+        kInvalidArgument,
+        str_cat("stage is ", options_.stage,
+                "; wanted 1 or 2 (to divide parameters, too, is to shard them fully)"));
+  }
+  if (options_.bucket_bytes < 1) {
+    refuse_partition(kInvalidArgument,
+                     str_cat("bucket_bytes is ", options_.bucket_bytes, "; wanted 1 or more"));
+  }
+}
+
+// What travels together: of one dtype and device, in the order that was given. parameters()[first] is
+// to be the first of them.
+std::vector<ZeroPartition::State::Bucket> ZeroPartition::State::planned(
+    const std::vector<at::Tensor>& added, size_t first) const {
+  struct Filling {
+    std::vector<size_t> members;
+    std::vector<SpecRef> whole;
+    int64_t bytes = 0;
+  };
+  std::vector<Filling> fillings;
+  for (size_t i = 0; i < added.size(); ++i) {
+    const at::Tensor& parameter = added[i];
+    const SpecRef& spec = meta_of(parameter).spec;
+    if (parameter.dim() == 0 || parameter.numel() == 0) continue;
+    const auto bytes = static_cast<int64_t>(parameter.numel() * parameter.element_size());
+    auto fits = [&](const Filling& f) {
+      return f.whole[0]->dtype == spec->dtype && f.whole[0]->device == spec->device &&
+             f.bytes + bytes <= options_.bucket_bytes;
+    };
+    auto filling = std::find_if(fillings.begin(), fillings.end(), fits);
+    if (filling == fillings.end()) filling = fillings.emplace(fillings.end());
+    filling->members.push_back(first + i);
+    filling->whole.push_back(spec);
+    filling->bytes += bytes;
+  }
+  std::vector<Bucket> buckets;
+  for (Filling& filling : fillings) {
+    const std::vector<Layout> layouts =
+        flat_row_layouts(filling.whole, context_->mesh(), mesh_dim_);
+    for (size_t k = 0; k < layouts.size(); ++k) {
+      const std::string why = why_not_kept(*filling.whole[k], layouts[k], context_->mesh());
+      if (why.empty()) continue;
+      const size_t index = filling.members[k] - first;
+      refuse_partition(absl::StatusCode::kInvalidArgument,
+                       str_cat("parameter ", index, " ('", name_of(added[index]), "') ", why));
+    }
+    buckets.push_back(
+        {FlatRow(context_, mesh_dim_, filling.whole, layouts, filling.whole[0]->dtype),
+         at::Tensor(), std::move(filling.members)});
+  }
+  return buckets;
+}
+
 size_t ZeroPartition::State::add(const std::vector<at::Tensor>& given, std::source_location where) {
   using enum absl::StatusCode;
   const std::vector<at::Tensor> added = unique_parameters(given);
   if (added.empty())
     refuse_partition(kInvalidArgument, "there is no parameter; wanted one or more");
-  if (context_ == nullptr) {
-    if (options_.stage != 1 && options_.stage != 2) {
-      refuse_partition(
-          kInvalidArgument,
-          str_cat("stage is ", options_.stage,
-                  "; wanted 1 or 2 (to divide parameters, too, is to shard them fully)"));
-    }
-    if (options_.bucket_bytes < 1) {
-      refuse_partition(kInvalidArgument,
-                       str_cat("bucket_bytes is ", options_.bucket_bytes, "; wanted 1 or more"));
-    }
+  const bool is_first = context_ == nullptr;
+  if (is_first) {
     const auto first = std::find_if(added.begin(), added.end(), [](const at::Tensor& parameter) {
       return parameter.defined() && is_dtensor(parameter);
     });
@@ -198,13 +269,16 @@ size_t ZeroPartition::State::add(const std::vector<at::Tensor>& given, std::sour
       refuse_partition(kInvalidArgument,
                        "no parameter is a DTensor: distribute their module first");
     }
-    const std::shared_ptr<MeshContext> context = meta_of(*first).context;
+    context_ = meta_of(*first).context;
+  }
+  Agreement agreement(*context_, {.name = kZeroPartition, .where = where});
+  if (is_first) {
+    check_options();
     if (!options_.mesh_dim.empty()) {
-      const absl::StatusOr<int> found = context->mesh().dim(options_.mesh_dim);
+      const absl::StatusOr<int> found = context_->mesh().dim(options_.mesh_dim);
       if (!found.ok()) throw Error(kZeroPartition, found.status());
       mesh_dim_ = *found;
     }
-    context_ = context;
   }
   std::vector<uint64_t> sums;
   for (size_t i = 0; i < added.size(); ++i) {
@@ -219,46 +293,23 @@ size_t ZeroPartition::State::add(const std::vector<at::Tensor>& given, std::sour
                      "a parameter is in a GradSync, which is still there; stage 2 sends gradients "
                      "in backward by itself");
   }
-  const Cause cause = {.name = kZeroPartition, .where = where};
-  if (const std::optional<Difference> differs = first_difference(*context_, sums, cause)) {
+  const size_t old = parameters_.size();
+  std::vector<Bucket> buckets = planned(added, old);
+  if (const std::optional<Difference> differs = agreement.reach(sums)) {
     refuse_partition(kInvalidArgument,
                      str_cat("parameter ", differs->index, " is not the same on ranks ",
                              differs->ranks[0], " and ", differs->ranks[1],
                              " (name, shape, layout, requires_grad, or the options)"));
   }
 
-  const size_t old = parameters_.size();
-  // What travels together: of one dtype and device, in the order that was given.
-  struct Filling {
-    std::vector<size_t> members;
-    std::vector<SpecRef> whole;
-    int64_t bytes = 0;
-  };
-  std::vector<Filling> fillings;
   for (const at::Tensor& parameter : added) {
-    const SpecRef& spec = meta_of(parameter).spec;
-    const size_t index = parameters_.size();
     parameters_.push_back(parameter);
     shards_.emplace_back();
     owned_.emplace_back();
-    if (parameter.dim() == 0 || parameter.numel() == 0) continue;
-    const auto bytes = static_cast<int64_t>(parameter.numel() * parameter.element_size());
-    auto fits = [&](const Filling& f) {
-      return f.whole[0]->dtype == spec->dtype && f.whole[0]->device == spec->device &&
-             f.bytes + bytes <= options_.bucket_bytes;
-    };
-    auto filling = std::find_if(fillings.begin(), fillings.end(), fits);
-    if (filling == fillings.end()) filling = fillings.emplace(fillings.end());
-    filling->members.push_back(index);
-    filling->whole.push_back(spec);
-    filling->bytes += bytes;
   }
-  for (Filling& filling : fillings) {
-    const std::vector<Layout> layouts =
-        flat_row_layouts(filling.whole, context_->mesh(), mesh_dim_);
-    buckets_.push_back(
-        {FlatRow(context_, mesh_dim_, filling.whole, layouts, filling.whole[0]->dtype),
-         at::Tensor(), std::move(filling.members), 0});
+  buckets_.reserve(buckets_.size() + buckets.size());
+  for (Bucket& bucket : buckets) {
+    buckets_.push_back(std::move(bucket));
     move_into(buckets_.back());
   }
   for (size_t i = old; i < parameters_.size(); ++i) {
@@ -318,29 +369,54 @@ void ZeroPartition::State::make_shard(size_t index) {
 // --- gradients -----------------------------------------------------------------------------------
 
 void ZeroPartition::State::restart() {
-  for (Bucket& bucket : buckets_) bucket.missing = 0;
+  for (Bucket& bucket : buckets_) {
+    bucket.missing = 0;
+    bucket.is_held = false;
+  }
   for (size_t i = 0; i < owned_.size(); ++i) {
-    owned_[i].came = 0;
-    if (owned_[i].bucket < 0 || owned_[i].expected == 0 || !parameters_[i].requires_grad())
-      continue;
-    ++buckets_[static_cast<size_t>(owned_[i].bucket)].missing;
+    Owned& owned = owned_[i];
+    owned.came = 0;
+    owned.travels = true;
+    owned.awaited = owned.bucket >= 0 && owned.expected > 0 && parameters_[i].requires_grad();
+    if (owned.awaited) ++buckets_[static_cast<size_t>(owned.bucket)].missing;
   }
   next_ = buckets_.size();
 }
 
+bool ZeroPartition::State::can_leave(size_t index) const {
+  const at::Tensor& grad = parameters_[index].grad();
+  const Owned& owned = owned_[index];
+  return grad.defined() && is_dtensor(grad) &&
+         GradientScatter::takes(buckets_[static_cast<size_t>(owned.bucket)].row, owned.place, grad);
+}
+
 void ZeroPartition::State::came(size_t index) {
+  const std::lock_guard lock(mutex_);
   if (paused_ > 0) return;
   Owned& owned = owned_[index];
-  if (++owned.came != owned.expected || owned.bucket < 0) return;
+  if (owned.bucket < 0) return;
   Bucket& bucket = buckets_[static_cast<size_t>(owned.bucket)];
-  if (bucket.missing > 0) --bucket.missing;                       // not of one that was frozen then
+  if (owned.came++ == 0) {
+    const at::Tensor& grad = parameters_[index].grad();
+    owned.travels = can_leave(index) || (grad.defined() && is_dtensor(grad) &&
+                                         layout_of(grad) == bucket.row[owned.place].kept->layout);
+  }
+  if (!owned.awaited || owned.came != owned.expected) return;
+  --bucket.missing;
   if (options_.stage < 2 || c10::GradMode::is_enabled()) return;  // the graph is wanted
   const Cause cause = {.name = "finish_grad_sync", .syncs_gradients = true};
-  // In one order on all ranks, which use the same parameters.
-  for (; next_ > 0 && buckets_[next_ - 1].missing == 0; --next_) {
-    std::shared_ptr<GradientScatter> left = leave(buckets_[next_ - 1], cause);
+  // In one order on all ranks, which use the same parameters; and whole, so that discard() knows what
+  // other ranks have sent.
+  for (; next_ > 0; --next_) {
+    Bucket& next = buckets_[next_ - 1];
+    if (next.missing > 0 || next.is_held) return;
+    next.is_held = std::any_of(next.members.begin(), next.members.end(),
+                               [&](size_t i) { return owned_[i].awaited && !can_leave(i); });
+    if (next.is_held) return;
+    std::shared_ptr<GradientScatter> left = leave(next, /*only_awaited=*/true, cause);
     if (left == nullptr) continue;
     ++left_in_backward_;
+    discarded_.clear();
     // What is sent lies there until somebody waits: two buckets' at a time.
     if (const auto last_but_one = last_but_one_.lock()) last_but_one->finish();
     last_but_one_ = std::exchange(last_, left);
@@ -349,12 +425,14 @@ void ZeroPartition::State::came(size_t index) {
 
 // Null: it had nothing to send.
 std::shared_ptr<GradientScatter> ZeroPartition::State::leave(const Bucket& bucket,
+                                                             bool only_awaited,
                                                              const Cause& cause) {
   const c10::AutoGradMode no_grad(false);
   std::vector<at::Tensor> grads;
   for (const size_t i : bucket.members) {
     const at::Tensor& grad = parameters_[i].grad();
-    grads.push_back(grad.defined() && is_dtensor(grad) ? grad : at::Tensor());
+    const bool leaves = grad.defined() && is_dtensor(grad) && (owned_[i].awaited || !only_awaited);
+    grads.push_back(leaves ? grad : at::Tensor());
   }
   auto scatter = std::make_shared<GradientScatter>(
       bucket.row, grads, bucket.row[0].whole->dtype,
@@ -369,14 +447,91 @@ std::shared_ptr<GradientScatter> ZeroPartition::State::leave(const Bucket& bucke
   return scatter->taken().empty() ? nullptr : scatter;
 }
 
-void ZeroPartition::State::bring_gradients(const Cause& cause) {
+// What meets the buckets that leave on other ranks, of NaN: a rank that takes this for an iteration
+// sees it.
+std::shared_ptr<GradientScatter> ZeroPartition::State::leave_without_values(const Bucket& bucket,
+                                                                            const Cause& cause) {
   const c10::AutoGradMode no_grad(false);
-  const bool came =
-      std::any_of(owned_.begin(), owned_.end(), [](const Owned& owned) { return owned.came > 0; });
-  if (came) {  // not where they have been brought already
-    for (Owned& owned : owned_) owned.expected = owned.came;
+  std::vector<at::Tensor> grads(bucket.members.size());
+  for (size_t k = 0; k < grads.size(); ++k) {
+    if (!owned_[bucket.members[k]].awaited) continue;
+    const Spec& whole = *bucket.row[k].whole;
+    Placements placements = whole.layout.placements();
+    placements[static_cast<size_t>(mesh_dim_)] = Partial();
+    const Layout layout =
+        value_or_throw(Layout::create(std::move(placements), whole.layout.order()));
+    grads[k] = wrap(at::full(array(whole.local_sizes), std::numeric_limits<double>::quiet_NaN(),
+                             at::TensorOptions(whole.dtype).device(whole.device)),
+                    context_->with_layout(whole, layout), context_);
+    meta_of(grads[k]).came_from(kRanksOwn);  // it meets what others have from their backward
   }
-  for (size_t b = buckets_.size(); b > 0; --b) leave(buckets_[b - 1], cause);
+  return std::make_shared<GradientScatter>(
+      bucket.row, grads, bucket.row[0].whole->dtype,
+      [](int64_t numel, const at::TensorOptions& options) { return at::empty({numel}, options); },
+      cause, [&](size_t k) { return name_of(parameters_[bucket.members[k]]); });
+}
+
+void ZeroPartition::State::discard() {
+  const std::lock_guard lock(mutex_);
+  // Collectives of one name meet, whichever half of them a rank has sent in backward.
+  const Cause cause = {.name = "finish_grad_sync", .syncs_gradients = true};
+  try {
+    for (; options_.stage == 2 && next_ > 0; --next_) {
+      discarded_.push_back(leave_without_values(buckets_[next_ - 1], cause));
+    }
+  } catch (...) {
+    restart();
+    throw;
+  }
+  restart();
+}
+
+// How often gradients come until they leave. Buckets go by it in all iterations to come: so that ranks
+// with different numbers hear of it now.
+void ZeroPartition::State::learn(const Cause& cause) {
+  const bool has_come =
+      std::any_of(owned_.begin(), owned_.end(), [](const Owned& owned) { return owned.came > 0; });
+  if (!has_come) return;  // they have been brought already
+  bool differs_from_before = false;
+  std::vector<size_t> of;
+  std::vector<uint64_t> sums;
+  for (size_t i = 0; i < owned_.size(); ++i) {
+    Owned& owned = owned_[i];
+    if (owned.bucket < 0) continue;
+    const int expected = owned.travels ? owned.came : 0;
+    differs_from_before |= expected != owned.expected;
+    owned.expected = expected;
+    of.push_back(i);
+    sums.push_back(mix(1, static_cast<uint64_t>(expected)));
+  }
+  if (options_.stage < 2 || !differs_from_before) return;
+  const std::optional<Difference> differs = first_difference(*context_, sums, cause);
+  if (!differs.has_value()) return;
+  const size_t index = of[differs->index];
+  const int came = owned_[index].came;
+  restart();
+  refuse_partition(
+      absl::StatusCode::kFailedPrecondition,
+      str_cat("the gradient of parameter ", index, " ('", name_of(shards_[index]), "') came ", came,
+              " times here and in other numbers elsewhere: ranks ", differs->ranks[0], " and ",
+              differs->ranks[1], " differ; wanted as many backwards with it on all ranks"));
+}
+
+void ZeroPartition::State::bring_gradients(const Cause& cause) {
+  const std::lock_guard lock(mutex_);
+  const c10::AutoGradMode no_grad(false);
+  discarded_.clear();
+  learn(cause);
+  // Those with a graph (create_graph) keep it, and travel alone.
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    at::Tensor& grad = parameters_[i].mutable_grad();
+    if (!grad.defined() || !grad.requires_grad()) continue;
+    const c10::AutoGradMode record(true);
+    grad = redistribute(as_dtensor(grad, context_), layout_of(shards_[i]), cause.where);
+  }
+  for (size_t b = buckets_.size(); b > 0; --b) {
+    leave(buckets_[b - 1], /*only_awaited=*/false, cause);
+  }
   restart();
   std::vector<at::Tensor> grads;
   std::vector<Layout> layouts;
@@ -455,6 +610,7 @@ void ZeroPartition::State::zero_grad() {
     parameters_[i].mutable_grad() = at::Tensor();
     shards_[i].mutable_grad() = at::Tensor();
   }
+  const std::lock_guard lock(mutex_);
   restart();
 }
 
@@ -494,6 +650,10 @@ void ZeroPartition::zero_grad() {
   state_->zero_grad();
 }
 
+void ZeroPartition::discard() {
+  state_->discard();
+}
+
 int64_t ZeroPartition::left_in_backward() const {
   return state_->left_in_backward();
 }
@@ -517,9 +677,7 @@ constexpr char kOptimizerState[] = "ZeroRedundancyOptimizer";
   throw Error(kOptimizerState, absl::Status(code, why));
 }
 
-// What torch::optim's states consist of: f(name, member), of a tensor or a number; and what not all
-// options make.
-constexpr std::string_view kNotAlways[] = {"max_exp_avg_sq", "grad_avg"};
+// What torch::optim's states consist of: f(name, member), of a tensor or a number.
 template <typename F>
 void for_each_member(torch::optim::AdamWParamState& s, F f) {
   f("step", s.step());
@@ -586,10 +744,35 @@ void assign(int64_t& member, const at::Tensor& value) {
   member = value.item<int64_t>();
 }
 
-// A state's values as its shard lies; numbers as they are.
-OptimizerState lying_as_shard(const OptimizerState& state, size_t index, const at::Tensor& shard) {
-  OptimizerState result;
-  const c10::AutoGradMode no_grad(false);
+// What torch::optim's steps with these options do not look for.
+bool is_optional(const torch::optim::Optimizer& optimizer, const at::Tensor& shard,
+                 std::string_view name) {
+  const torch::optim::OptimizerOptions* options = nullptr;
+  for (const torch::optim::OptimizerParamGroup& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (parameter.is_same(shard)) options = &group.options();
+    }
+  }
+  if (name == "max_exp_avg_sq") {
+    const auto* adamw = dynamic_cast<const torch::optim::AdamWOptions*>(options);
+    const auto* adam = dynamic_cast<const torch::optim::AdamOptions*>(options);
+    return !(adamw != nullptr && adamw->amsgrad()) && !(adam != nullptr && adam->amsgrad());
+  }
+  const auto* rmsprop = dynamic_cast<const torch::optim::RMSpropOptions*>(options);
+  return rmsprop != nullptr && ((name == "grad_avg" && !rmsprop->centered()) ||
+                                (name == "momentum_buffer" && !(rmsprop->momentum() > 0)));
+}
+
+void check_names(const OptimizerState& state, const std::vector<std::string>& names) {
+  for (const auto& [name, value] : state) {
+    if (std::find(names.begin(), names.end(), name) != names.end()) continue;
+    refuse_state(absl::StatusCode::kNotFound,
+                 str_cat("there is no state '", name, "'; there are ", absl::StrJoin(names, ", ")));
+  }
+}
+
+void check_values(const OptimizerState& state, size_t index, const at::Tensor& shard,
+                  int most_steps_log2) {
   for (const auto& [name, value] : state) {
     const auto refuse = [&, &name_ = name](const std::string& what) {
       refuse_state(absl::StatusCode::kInvalidArgument,
@@ -601,10 +784,9 @@ OptimizerState lying_as_shard(const OptimizerState& state, size_t index, const a
         refuse(str_cat("is one number; got shape [", absl::StrJoin(value.sizes(), ", "), "]"));
       }
       const auto steps = value.item<double>();
-      if (!(steps >= 0) || steps != std::floor(steps)) {
-        refuse(str_cat("is ", steps, "; wanted a whole number from 0"));
+      if (!(steps >= 0) || steps != std::floor(steps) || steps > std::ldexp(1, most_steps_log2)) {
+        refuse(str_cat("is ", steps, "; wanted a whole number from 0 to 2^", most_steps_log2));
       }
-      result[name] = value;
       continue;
     }
     if (value.sizes() != shard.sizes()) {
@@ -616,6 +798,33 @@ OptimizerState lying_as_shard(const OptimizerState& state, size_t index, const a
     }
     if (is_dtensor(value) && meta_of(value).context != meta_of(shard).context) {
       refuse("lies on another mesh");
+    }
+  }
+}
+
+// On all ranks the same: what there is, and the numbers.
+void agree(Agreement& agreement, const OptimizerState& state, size_t index) {
+  uint64_t sum = 1;
+  for (const auto& [name, value] : state) {
+    sum = checksum(sum, name);
+    if (name == "step") sum = checksum(sum, str_cat(value.item<int64_t>()));
+  }
+  const std::optional<Difference> differs = agreement.reach({sum});
+  if (!differs.has_value()) return;
+  refuse_state(absl::StatusCode::kInvalidArgument,
+               str_cat("the state of parameter ", index,
+                       " is not the same on all ranks: ", differs->ranks[0], " and ",
+                       differs->ranks[1], " have other names in it, or another 'step'"));
+}
+
+// Its values as its shard lies; numbers as they are.
+OptimizerState lying_as_shard(const OptimizerState& state, const at::Tensor& shard) {
+  OptimizerState result;
+  const c10::AutoGradMode no_grad(false);
+  for (const auto& [name, value] : state) {
+    if (name == "step") {
+      result[name] = value;
+      continue;
     }
     const at::Tensor there =
         is_dtensor(value)
@@ -661,46 +870,46 @@ OptimizerState state_of(const torch::optim::Optimizer& optimizer, size_t /*index
 
 void set_state_of(FusedOptimizer& optimizer, size_t index, const at::Tensor& shard,
                   const OptimizerState& state) {
+  Agreement agreement(*meta_of(shard).context, {.name = kOptimizerState});
   const std::vector<std::string_view> known = optimizer.state_names();
-  const std::vector<std::string> names(known.begin(), known.end());
-  for (const auto& [name, value] : state) {
-    if (std::find(names.begin(), names.end(), name) != names.end()) continue;
-    refuse_state(absl::StatusCode::kNotFound,
-                 str_cat("there is no state '", name, "'; there are ", absl::StrJoin(names, ", ")));
-  }
-  for (const auto& [name, value] : lying_as_shard(state, index, shard)) {
+  check_names(state, {known.begin(), known.end()});
+  check_values(state, index, shard, /*most_steps_log2=*/24);
+  agree(agreement, state, index);
+  for (const auto& [name, value] : lying_as_shard(state, shard)) {
     optimizer.set_state(index, name, value);
   }
 }
 
 void set_state_of(torch::optim::Optimizer& optimizer, size_t index, const at::Tensor& shard,
                   const OptimizerState& state) {
+  Agreement agreement(*meta_of(shard).context, {.name = kOptimizerState});
   with_state_type(optimizer, [&]<typename Its>() {
-    if (state.empty()) {  // as before the first step
-      optimizer.state().erase(shard.unsafeGetTensorImpl());
-      return;
-    }
     auto made = std::make_unique<Its>();
     std::vector<std::string> names;
     for_each_member(*made, [&](const char* name, auto&) { names.emplace_back(name); });
-    for (const auto& [name, value] : state) {
-      if (std::find(names.begin(), names.end(), name) != names.end()) continue;
-      refuse_state(
-          absl::StatusCode::kNotFound,
-          str_cat("there is no state '", name, "'; there are ", absl::StrJoin(names, ", ")));
+    check_names(state, names);
+    // Empty: as before the first step, but for those that make it when they are made.
+    const bool is_made_first = dynamic_cast<const torch::optim::Adagrad*>(&optimizer) != nullptr;
+    for (const std::string& name : names) {
+      if (state.contains(name) || (state.empty() && !is_made_first) ||
+          is_optional(optimizer, shard, name)) {
+        continue;
+      }
+      refuse_state(absl::StatusCode::kInvalidArgument,
+                   str_cat("the state of parameter ", index, " has no '", name, "'; there are ",
+                           absl::StrJoin(names, ", ")));
     }
-    const OptimizerState lying = lying_as_shard(state, index, shard);
+    check_values(state, index, shard, /*most_steps_log2=*/53);
+    agree(agreement, state, index);
+    if (state.empty()) {
+      optimizer.state().erase(shard.unsafeGetTensorImpl());
+      return;
+    }
+    const OptimizerState lying = lying_as_shard(state, shard);
     for_each_member(*made, [&](const char* name, auto& member) {
       const auto it = lying.find(name);
-      if (it != lying.end()) {
-        assign(member, it->second.clone());  // optimizers write where it lies: not what was given
-      } else if (std::find(std::begin(kNotAlways), std::end(kNotAlways), name) ==
-                     std::end(kNotAlways) &&
-                 (name != std::string_view("momentum_buffer") || names.size() == 1)) {
-        refuse_state(absl::StatusCode::kInvalidArgument,
-                     str_cat("the state of parameter ", index, " has no '", name, "'; there are ",
-                             absl::StrJoin(names, ", ")));
-      }
+      // Optimizers write where it lies: not what was given.
+      if (it != lying.end()) assign(member, it->second.clone());
     });
     optimizer.state()[shard.unsafeGetTensorImpl()] = std::move(made);
   });

@@ -27,7 +27,8 @@
 // to them and send nothing. In stage 2 a bucket's gradients leave in backward as soon as all of them
 // are there (as often as in the iteration before), and only a rank's part of them stays. What comes
 // after that (a second backward, the first time) is reduced at once, a parameter at a time: let it
-// wait with NoSync.
+// wait with NoSync. Where they come in other numbers than before, ranks compare those; different
+// ones are an error on all ranks.
 //
 // Other mesh dimensions stay as they are: tensor parallelism, replicas.
 #pragma once
@@ -64,15 +65,17 @@ struct ZeroOptions {
 //   optimizer.step();
 //   partition.share_parameters();
 //
-// Its parameters get other memory, that of their buckets: what to_local() gave before is no longer
-// theirs. They keep it when this goes. What writes them whole (initialisers, the loading of weights)
+// Its parameters get other memory, that of their buckets: what was taken of one before (to_local(), a
+// view as `w.t()`, `p.detach()`) is no longer of it, and keeps the old memory with the old values.
+// They keep it when this goes. What writes them whole (initialisers, the loading of weights)
 // writes the shards. Threads: as the model. All ranks call everything alike.
 class ZeroPartition {
  public:
   // Of `parameters` each once. Collective over the mesh; compares the ranks' parameters and options.
-  // Throws Error before anything is changed: InvalidArgument for options out of range or that differ
-  // between ranks, no parameter, one that is plain, on another mesh, not contiguous, cut along the
-  // dimension or fully sharded; NotFound for a dimension that the mesh does not have;
+  // Throws Error before anything is changed, on all ranks: InvalidArgument for options out of range or
+  // that differ between ranks, no parameter, one that is plain, on another mesh, not contiguous, cut
+  // along the dimension, with a ragged cut of its rows along another, or fully sharded, and for what
+  // another rank refuses; NotFound for a dimension that the mesh does not have;
   // FailedPrecondition for a parameter in another ZeroPartition or a GradSync, and for one that is
   // still deferred.
   explicit ZeroPartition(const std::vector<at::Tensor>& parameters, const ZeroOptions& options = {},
@@ -90,13 +93,25 @@ class ZeroPartition {
   const std::vector<at::Tensor>& shards() const;
 
   // Gradients, brought to their owners where that has not been done, become the shards'.
-  // Collective. Throws Error (FailedPrecondition) if a parameter was moved since (module->to(), set_data()).
+  // Collective. Throws Error (FailedPrecondition) if a parameter was moved since (module->to(),
+  // set_data()), and if gradients have come in other numbers on other ranks (stage 2).
   void hand_out_gradients(std::source_location where = std::source_location::current());
   // All ranks get what was written of shards since the last time. Autograd knows of it as of a write to the
   // parameters. Collective.
   void share_parameters(std::source_location where = std::source_location::current());
   // Parameters and shards have no gradients any more.
   void zero_grad();
+
+  // In place of hand_out_gradients() and finish_grad_sync(), after a backward that failed on some
+  // rank: what has left in it comes to nothing, and the next iteration is one as any. Gradients are of
+  // no use then: zero_grad(). Of all ranks; waits for nobody.
+  //
+  // A rank whose backward failed calls it at once, for in stage 2 others may wait in theirs for what it
+  // has not sent. Then the ranks agree that there was a failure, on a communicator that is not the
+  // mesh's (World::comm()), and the others call it. A rank that calls hand_out_gradients() instead
+  // gets NaN. What the backward's operators themselves send (tensor parallelism) or accumulate a second
+  // time nobody makes up for: with that the mesh is lost, as ever.
+  void discard();
 
   // While it lives, backward sends nothing in stage 2 either. Scopes may be nested.
   class NoSync {
@@ -183,8 +198,11 @@ class ZeroRedundancyOptimizer {
     return zero_internal::consolidated(state(parameter));
   }
   // Either of them, from any layout of the mesh or from whole plain tensors, the same on all ranks.
-  // Throws Error (InvalidArgument) for a shape that is not the parameter's and, of torch::optim, for
-  // what is missing, (NotFound) for a name that the optimizer does not have.
+  // Collective. Throws Error on all ranks, before anything is changed: (InvalidArgument) for a shape
+  // that is not the parameter's, for "step" that is no whole number up to 2^53 (of FusedOptimizer
+  // 2^24), for names or "step" that differ between ranks and, of torch::optim, for what its options
+  // need and is missing, (NotFound) for a name that the optimizer does not have. Empty: as before the
+  // first step.
   void set_state(size_t parameter, const OptimizerState& state) {
     zero_internal::set_state_of(optimizer_, parameter, shard(parameter), state);
   }

@@ -3,11 +3,14 @@
 #include "shardweave/modules/zero.h"
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <limits>
 #include <map>
 #include <memory>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "ATen/ATen.h"
@@ -16,6 +19,7 @@
 #include "shardweave/dtensor/activation_checkpoint.h"
 #include "shardweave/dtensor/clip_grad_norm.h"
 #include "shardweave/dtensor/distribute_module.h"
+#include "shardweave/dtensor/engine/gradient_owner.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
 #include "shardweave/dtensor/grad_sync.h"
 #include "shardweave/dtensor/observe/comm_trace.h"
@@ -486,6 +490,24 @@ TEST(ZeroTest, RecomputedAndKeptGraphs) {
   });
 }
 
+TEST(ZeroTest, GradientsOfGradients) {
+  expect_one_devices_values([](NetImpl& model, const auto& feed, const auto& step,
+                               const auto& zero_grad, ZeroPartition*) {
+    for (int k = 0; k < 3; ++k) {
+      const Batch b = feed(k);
+      model.loss(b.tokens, b.targets).backward({}, /*retain_graph=*/true, /*create_graph=*/true);
+      finish_grad_sync(model);
+      const at::Tensor up = model.up->weight.grad(), scale = model.scale.grad();
+      EXPECT_TRUE(up.requires_grad() && scale.requires_grad());
+      const at::Tensor penalty = up.square().sum() + scale.square();
+      for (const at::Tensor& p : model.parameters()) p.mutable_grad() = at::Tensor();
+      penalty.backward();
+      step();
+      zero_grad();
+    }
+  });
+}
+
 TEST(ZeroTest, ParametersAreFrozenAndWritten) {
   expect_one_devices_values([](NetImpl& model, const auto& feed, const auto& step,
                                const auto& zero_grad, ZeroPartition*) {
@@ -719,6 +741,74 @@ TEST(ZeroTest, StatesThatDoNotFit) {
   });
 }
 
+// With which the optimizer could not step; refused on all ranks, before anything changes.
+TEST(ZeroTest, StatesWithWhichNobodyCanStep) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    using enum absl::StatusCode;
+    const auto expect_refused = [&](auto& optimizer, const auto& change, const std::string& what) {
+      at::Tensor weight = optimizer.parameters()[0];
+      const auto step = [&] {
+        weight.square().sum().backward();
+        optimizer.step();
+        optimizer.zero_grad();
+      };
+      step();
+      const OptimizerState before = optimizer.consolidated_state(0);
+      OptimizerState state = before;
+      for (auto& [name, value] : state) {
+        if (name != "step") value = value + 1;
+      }
+      change(state);
+      try {
+        optimizer.set_state(0, state);
+        ADD_FAILURE() << what << ": no error";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.status().code(), kInvalidArgument) << error.what();
+        EXPECT_THAT(error.what(), HasSubstr(what));
+      }
+      const OptimizerState after = optimizer.consolidated_state(0);
+      EXPECT_EQ(after.size(), before.size());
+      for (const auto& [name, value] : before) {
+        ASSERT_TRUE(after.contains(name)) << name;
+        EXPECT_TRUE(at::equal(after.at(name), value)) << name;
+      }
+      step();
+    };
+    const auto parameter = [&] {
+      return distribute_tensor(at::ones({7, 3}), mesh, {}).requires_grad_();
+    };
+    const auto without = [](const char* name) {
+      return [name](OptimizerState& state) { state.erase(name); };
+    };
+    ZeroRedundancyOptimizer<optim::AdamW> adamw({parameter()}, optim::AdamWOptions().amsgrad(true));
+    expect_refused(adamw, without("max_exp_avg_sq"), "has no 'max_exp_avg_sq'");
+    ZeroRedundancyOptimizer<optim::Adam> adam({parameter()}, optim::AdamOptions().amsgrad(true));
+    expect_refused(adam, without("max_exp_avg_sq"), "has no 'max_exp_avg_sq'");
+    ZeroRedundancyOptimizer<optim::RMSprop> rmsprop(
+        {parameter()}, optim::RMSpropOptions().centered(true).momentum(0.9));
+    expect_refused(rmsprop, without("grad_avg"), "has no 'grad_avg'");
+    expect_refused(rmsprop, without("momentum_buffer"), "has no 'momentum_buffer'");
+    ZeroRedundancyOptimizer<optim::Adagrad> adagrad({parameter()}, optim::AdagradOptions());
+    expect_refused(adagrad, [](OptimizerState& state) { state.clear(); }, "has no 'step'");
+    ZeroRedundancyOptimizer<FusedOptimizer> fused({parameter()}, AdamWOptions{.lr = 0.02});
+    const auto steps = [](double value) {
+      return
+          [value](OptimizerState& state) { state["step"] = at::scalar_tensor(value, at::kDouble); };
+    };
+    expect_refused(fused, steps((1 << 24) + 2), "2^24");
+    // On one rank alone.
+    const bool first = mesh->coordinate()[0] == 0;
+    const auto only_here = [first](const auto& change) {
+      return [=](OptimizerState& state) {
+        if (first) change(state);
+      };
+    };
+    expect_refused(adamw, only_here(without("max_exp_avg_sq")), first ? "has no" : "other ranks");
+    expect_refused(fused, only_here(steps(0.5)), first ? "whole number" : "other ranks");
+    expect_refused(fused, only_here(steps(7)), "is not the same on all ranks");
+  });
+}
+
 // --- bad input -----------------------------------------------------------------------------------
 
 void expect_error(const Mesh& dims, const std::function<void(const MeshPtr&)>& body,
@@ -852,6 +942,52 @@ TEST(ZeroTest, BadInput) {
       kFailedPrecondition, "'norm.weight') was moved since");
 }
 
+TEST(ZeroTest, WhatIsRefusedIsRefusedBeforeAnythingChanges) {
+  on_mesh({{"dp", 2}, {"tp", 2}}, [](const MeshPtr& mesh) {
+    nn::Module module;
+    for (const char* name : {"first", "second", "uneven"}) {
+      module.register_parameter(name, at::arange(7 * kDim, at::kFloat).view({7, kDim}));
+    }
+    distribute_module(module, mesh, {{"uneven", {{"tp", RaggedShard(0, {3, 4})}}}});
+    const std::vector<at::Tensor> all = module.parameters();
+    const auto refuses = [&](const std::function<void()>& call) {
+      const at::Tensor before = to_local(all[1].detach());
+      try {
+        call();
+        ADD_FAILURE() << "no error";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.status().code(), absl::StatusCode::kInvalidArgument);
+        EXPECT_THAT(error.what(), HasSubstr("('uneven')"));
+      }
+      EXPECT_TRUE(to_local(all[1].detach()).is_alias_of(before));
+    };
+    refuses([&] { ZeroPartition(all, {.mesh_dim = "dp", .bucket_bytes = 1}); });
+    ZeroPartition partition({all[0]}, {.mesh_dim = "dp", .bucket_bytes = 1});
+    refuses([&] { partition.add({all[1], all[2]}); });
+    EXPECT_EQ(partition.parameters().size(), 1U);
+    EXPECT_EQ(partition.shards().size(), 1U);
+    partition.add({all[1]});
+    (all[0].sum() + all[1].sum()).backward();
+    partition.hand_out_gradients();
+    for (const at::Tensor& shard : partition.shards()) EXPECT_TRUE(shard.grad().defined());
+    partition.share_parameters();
+  });
+  // One rank alone has something against it: all hear of it, and the mesh is as it was.
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    Net model;
+    distribute(*model, mesh);
+    {
+      std::unique_ptr<GradSync> only_here;
+      if (mesh->coordinate()[0] == 0) only_here = std::make_unique<GradSync>(*model);
+      EXPECT_THROW(ZeroPartition(model->parameters()), Error);
+    }
+    EXPECT_THROW(ZeroPartition(model->parameters(), {.stage = mesh->coordinate()[0] == 0 ? 3 : 1}),
+                 Error);
+    const ZeroPartition partition(model->parameters());
+    EXPECT_EQ(full_tensor(ones({7, 5}, mesh, {Shard(0)})).sum().item<float>(), 35);
+  });
+}
+
 // An optimizer of the whole parameters would not know what to do with a part of their gradients.
 TEST(ZeroTest, AnotherOptimizerIsAnError) {
   expect_error(
@@ -867,6 +1003,171 @@ TEST(ZeroTest, AnotherOptimizerIsAnError) {
         wrong.step();
       },
       absl::StatusCode::kFailedPrecondition, "its gradient");
+}
+
+// After a backward that failed on one rank, wherever it was, the next iteration is one as any.
+TEST(ZeroTest, DiscardedGradientsMeetNoneOfTheNextIteration) {
+  for (const Mesh& dims : {Mesh{{"dp", 2}}, {{"dp", 3}}, {{"replicas", 1}, {"dp", 2}}}) {
+    for (const int stage : {1, 2}) {
+      for (const int64_t bucket_bytes : {int64_t{1}, int64_t{200}, int64_t{25} << 20}) {
+        for (const char* where : {"bias", "up.weight", "embed.weight"}) {
+          SCOPED_TRACE(::testing::Message() << dims.back().size << " ranks, stage " << stage << ", "
+                                            << bucket_bytes << " bytes, in " << where);
+          const auto discards = [](int k) { return k == 0 || k == 3 || k == 4; };
+          Net plain;
+          optim::SGD alone(unique_parameters(*plain), optim::SGDOptions(0.1).momentum(0.9));
+          for (int k = 0; k < 7; ++k) {
+            if (discards(k)) continue;
+            const Batch b = batch(k);
+            plain->loss(b.tokens, b.targets).backward();
+            alone.step();
+            alone.zero_grad();
+          }
+          on_mesh(dims, [&](const MeshPtr& mesh) {
+            Net model;
+            distribute(*model, mesh);
+            ZeroRedundancyOptimizer<optim::SGD> optimizer(
+                model->parameters(), optim::SGDOptions(0.1).momentum(0.9),
+                {.mesh_dim = "dp", .stage = stage, .bucket_bytes = bucket_bytes});
+            const bool is_last = mesh->rank().value == mesh->mesh().size() - 1;
+            bool fails = false;
+            model->named_parameters()[where].register_hook([&](const at::Tensor& grad) {
+              if (fails) throw std::runtime_error("this rank's");
+              return grad;
+            });
+            for (int k = 0; k < 7; ++k) {
+              const Batch b = fed(k, mesh);
+              fails = discards(k) && is_last;
+              const at::Tensor loss = model->loss(b.tokens, b.targets);
+              if (fails) {
+                EXPECT_THROW(loss.backward(), std::exception);
+              } else {
+                loss.backward();
+              }
+              if (discards(k)) {
+                optimizer.partition().discard();
+              } else {
+                optimizer.step();
+              }
+              optimizer.zero_grad();
+            }
+            expect_close(values_of(*model), values_of(*plain), 1e-4);
+          });
+        }
+      }
+    }
+  }
+}
+
+TEST(ZeroTest, ARankThatTakesADiscardedIterationForOneSeesIt) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor one = distribute_tensor(at::ones({4, 3}), mesh, {}).requires_grad_();
+    const at::Tensor two = distribute_tensor(at::ones({4, 3}), mesh, {}).requires_grad_();
+    ZeroPartition partition({one, two}, {.stage = 2, .bucket_bytes = 1});
+    const bool fails = mesh->rank() == Rank(1);
+    one.register_hook([&](const at::Tensor& grad) {
+      if (fails) throw std::runtime_error("this rank's");
+      return grad;
+    });
+    const at::Tensor x = distribute_tensor(at::ones({6, 4}), mesh, {{"dp", Shard(0)}});
+    const at::Tensor y = at::matmul(x, one);
+    const at::Tensor loss = at::matmul(y, two.t()).sum();
+    if (fails) {
+      EXPECT_THROW(loss.backward(), std::exception);
+      partition.discard();
+    } else {
+      loss.backward();
+      partition.hand_out_gradients();
+      EXPECT_FALSE(to_local(two.grad()).isnan().any().item<bool>());  // it had left
+      EXPECT_TRUE(to_local(one.grad()).isnan().all().item<bool>());
+    }
+  });
+}
+
+// Of gradients that are compared with nothing elsewhere: on one rank two halves, on the other one.
+TEST(ZeroTest, RanksWhoseGradientsComeInOtherNumbers) {
+  std::atomic<int> heard = 0;
+  const absl::Status first = try_on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    const at::Tensor weight = distribute_tensor(at::ones({4, 3}), mesh, {}).requires_grad_();
+    ZeroPartition partition({weight}, {.stage = 2});
+    try {
+      for (int step = 0; step < 4; ++step) {
+        const bool in_one = step > 0 && mesh->rank() == Rank(1);
+        for (int half = 0; half < (in_one ? 1 : 2); ++half) {
+          (to_local(weight, Placements{Partial()}).square().sum() * (in_one ? 2 : 1)).backward();
+        }
+        partition.hand_out_gradients();
+        EXPECT_TRUE(at::equal(to_local(partition.shards()[0].grad()), at::full({2, 3}, 8.0F)));
+        EXPECT_EQ(step, 0);
+        partition.share_parameters();
+        partition.zero_grad();
+      }
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status().code(), absl::StatusCode::kFailedPrecondition);
+      ++heard;
+    }
+  });
+  EXPECT_TRUE(first.ok()) << first;
+  EXPECT_EQ(heard, 2);
+  // Where all ranks change their numbers, and not alike, the error says so.
+  std::atomic<int> told = 0;
+  const absl::Status second = try_on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    const at::Tensor weight = distribute_tensor(at::ones({4, 3}), mesh, {}).requires_grad_();
+    ZeroPartition partition({weight}, {.stage = 2});
+    {
+      const ZeroPartition::NoSync no_sync(partition);
+      to_local(weight, Placements{Partial()}).square().sum().backward();
+    }
+    partition.hand_out_gradients();
+    partition.zero_grad();
+    try {
+      weight.mutable_grad() = from_local(at::ones({4, 3}), mesh, {Partial()});
+      for (int i = 0; i < (mesh->rank() == Rank(0) ? 2 : 3); ++i) {
+        dtensor_internal::owner_of_gradient(weight)->came(0);
+      }
+      partition.hand_out_gradients();
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status().code(), absl::StatusCode::kFailedPrecondition);
+      EXPECT_THAT(error.what(), HasSubstr("in other numbers elsewhere"));
+      ++told;
+    }
+  });
+  EXPECT_TRUE(second.ok()) << second;
+  EXPECT_EQ(told, 2);
+}
+
+// As when some parameters are on a CPU and others on a GPU: autograd has a thread for each device.
+TEST(ZeroTest, GradientsComeOnSeveralThreads) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    constexpr size_t kParameters = 64;
+    std::vector<at::Tensor> parameters;
+    for (size_t i = 0; i < kParameters; ++i) {
+      parameters.push_back(distribute_tensor(at::ones({3}), mesh, {}).requires_grad_());
+    }
+    ZeroPartition partition(parameters, {.stage = 2});
+    const auto owner = dtensor_internal::owner_of_gradient(parameters[0]);
+    constexpr int kRounds = 300;
+    for (int round = 0; round < kRounds; ++round) {
+      for (const at::Tensor& p : parameters) {
+        p.mutable_grad() = from_local(at::ones({3}), mesh, {Partial()});
+      }
+      std::atomic<int> ready = 0;
+      const auto half = [&](size_t begin) {
+        const c10::AutoGradMode no_grad(false);
+        ++ready;
+        while (ready < 2) {
+        }
+        for (size_t i = begin; i < kParameters; i += 2) owner->came(i);
+      };
+      std::thread other(half, 1);
+      half(0);
+      other.join();
+      ASSERT_EQ(partition.left_in_backward(), round + 1);
+      partition.hand_out_gradients();
+      partition.zero_grad();
+    }
+  });
 }
 
 TEST(ZeroTest, GradientsThatAreNoNumbersAreSeenByAll) {

@@ -1,8 +1,10 @@
 #include "shardweave/dtensor/engine/checksum.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
+#include "absl/strings/str_cat.h"
 #include "shardweave/dtensor/observe/observer.h"
 
 namespace shardweave::dtensor_internal {
@@ -81,6 +83,32 @@ std::optional<Difference> first_difference(MeshContext& context, const std::vect
     if (all[r] != all[0]) return Difference{first, {0, r}};
   }
   return std::nullopt;  // not reached: there are two ends
+}
+
+std::optional<Difference> Agreement::reach(const std::vector<uint64_t>& sums) {
+  told_ = true;
+  uint64_t all = 1;
+  for (const uint64_t sum : sums) all = add(all, sum);
+  const std::optional<Difference> difference =
+      first_difference(context_, {/*refused*/ 0, sums.size(), all}, cause_);
+  if (!difference.has_value()) return std::nullopt;
+  const auto& [index, ranks] = *difference;
+  if (index == 0) {
+    throw Error(cause_.name,
+                absl::InvalidArgumentError(absl::StrCat(
+                    "it was refused on other ranks, which say why (of ranks ", ranks[0], " and ",
+                    ranks[1], " one has refused); nothing has changed on any rank")));
+  }
+  if (index == 1) return Difference{sums.size(), {ranks[0], ranks[1]}};
+  return first_difference(context_, sums, cause_);
+}
+
+Agreement::~Agreement() {
+  if (told_) return;
+  try {
+    (void)first_difference(context_, {/*refused*/ 1, 0, 0}, cause_);
+  } catch (...) {  // NOLINT(bugprone-empty-catch): what this rank throws already says more
+  }
 }
 
 }  // namespace shardweave::dtensor_internal

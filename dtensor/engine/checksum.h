@@ -31,4 +31,28 @@ struct Difference {
 std::optional<Difference> first_difference(MeshContext& context, const std::vector<uint64_t>& sums,
                                            const Cause& cause);
 
+// What all ranks do or none does, where each may find a reason of its own to refuse.
+//
+//   Agreement agreement(context, cause);
+//   ...                                            // checks, which throw
+//   if (auto difference = agreement.reach(sums))   // if no rank has thrown
+//
+// A rank that throws tells the others. Collective over the mesh, as first_difference().
+class Agreement {
+ public:
+  Agreement(MeshContext& context, const Cause& cause) : context_(context), cause_(cause) {}
+  ~Agreement();
+  Agreement(const Agreement&) = delete;
+  Agreement& operator=(const Agreement&) = delete;
+
+  // As first_difference(), of as many sums as a rank has: where the number differs `index` may be
+  // their size. Throws Error (InvalidArgument) if another rank has refused.
+  std::optional<Difference> reach(const std::vector<uint64_t>& sums);
+
+ private:
+  MeshContext& context_;
+  const Cause cause_;
+  bool told_ = false;
+};
+
 }  // namespace shardweave::dtensor_internal

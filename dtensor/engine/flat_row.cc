@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ATen/ops/empty.h"
+#include "absl/strings/str_cat.h"
 #include "shardweave/dtensor/engine/detour.h"
 #include "shardweave/dtensor/engine/fused.h"
 #include "shardweave/dtensor/engine/provenance.h"
@@ -126,6 +127,14 @@ std::vector<Layout> flat_row_layouts(const std::vector<SpecRef>& whole, const De
   return layouts;
 }
 
+std::string why_not_kept(const Spec& whole, const Layout& layout, const DeviceMesh& mesh) {
+  const absl::Status status = validate(layout, mesh.shape(), whole.sizes);
+  if (status.ok()) return {};
+  return absl::StrCat("lies ", whole.layout.to_string(),
+                      ": rows that are cut so cannot be divided once more (",
+                      std::string(status.message()), "); wanted an even cut, or Shard");
+}
+
 FlatRow::FlatRow(std::shared_ptr<MeshContext> context, int mesh_dim,
                  const std::vector<SpecRef>& whole, const std::vector<Layout>& layouts,
                  at::ScalarType kept_dtype)
@@ -187,6 +196,12 @@ CollectiveUnderWay FlatRow::all_gather(const at::Tensor& stretch, const at::Tens
   return {std::move(work), std::move(span)};
 }
 
+bool GradientScatter::takes(const FlatRow& row, size_t i, const at::Tensor& grad) {
+  const Spec &has = *meta_of(grad).spec, &whole = *row[i].whole;
+  return row.num_ranks() > 1 && has.dtype == whole.dtype &&
+         is_sum_along(has.layout, whole.layout, row.mesh_dim());
+}
+
 GradientScatter::GradientScatter(const FlatRow& row, std::vector<at::Tensor>& grads,
                                  at::ScalarType dtype, MakeBuffer buffer, const Cause& cause,
                                  FlatRow::Names names)
@@ -200,11 +215,8 @@ GradientScatter::GradientScatter(const FlatRow& row, std::vector<at::Tensor>& gr
     if (!grads[i].defined()) continue;
     const DTensorMeta& meta = meta_of(grads[i]);
     sync_view(meta, cause.name);
+    if (!takes(row, i, grads[i])) continue;
     const Spec& whole = *row[i].whole;
-    if (row.num_ranks() == 1 || meta.spec->dtype != whole.dtype ||
-        !is_sum_along(meta.spec->layout, whole.layout, mesh_dim)) {
-      continue;
-    }
     taken_.push_back(i);
     for (size_t r = 0; r < kept.size(); ++r) kept[r] += row[i].counts[r];
     numel += whole.local_numel();

@@ -33,6 +33,10 @@ namespace shardweave::dtensor_internal {
 std::vector<Layout> flat_row_layouts(const std::vector<SpecRef>& whole, const DeviceMesh& mesh,
                                      int mesh_dim);
 
+// Why a tensor cannot be kept so, or "": another mesh dimension has a ragged cut of its rows, which one
+// rank that keeps them all would have to leave to the others.
+std::string why_not_kept(const Spec& whole, const Layout& layout, const DeviceMesh& mesh);
+
 // A collective that was issued. Dropped, it waits: the network uses the memory.
 class CollectiveUnderWay {
  public:
@@ -106,6 +110,9 @@ class FlatRow {
 class GradientScatter {
  public:
   using MakeBuffer = absl::FunctionRef<at::Tensor(int64_t numel, const at::TensorOptions& options)>;
+
+  // Whether it would take this gradient, a DTensor, of tensor i.
+  static bool takes(const FlatRow& row, size_t i, const at::Tensor& grad);
 
   // Of `grads`, DTensors or undefined, one for each tensor, those that it takes become undefined.
   // They are summed as `dtype`, for which `buffer` gives contiguous memory.

@@ -242,17 +242,22 @@ void FsdpState::touch(FsdpUnit& unit) {
   ++counters.prefetches;
 }
 
-// Nobody touches a unit when a backward has ended.
+// Nobody touches a unit when a backward has ended. One within another (checkpoint()) is not its end.
 void FsdpState::end_with_backward() {
-  const int task = torch::autograd::get_current_graph_task_id();
-  if (std::exchange(graph_task_, task) == task) return;
-  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
-    const std::shared_ptr<FsdpState> state = weak.lock();
-    if (state == nullptr) return;
-    if (state->ahead_ != nullptr) state->leaving_.push_back(std::exchange(state->ahead_, nullptr));
-    if (state->current_ != nullptr) state->current_->reshard();
-    for (FsdpUnit* unit : std::exchange(state->leaving_, {})) unit->reshard();
-  });
+  if (!backward_.expired()) return;
+  const auto lives_as_long = std::make_shared<const char>();
+  backward_ = lives_as_long;
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [weak = weak_from_this(), lives_as_long] {
+        const std::shared_ptr<FsdpState> state = weak.lock();
+        if (state == nullptr) return;
+        state->backward_.reset();
+        if (state->ahead_ != nullptr) {
+          state->leaving_.push_back(std::exchange(state->ahead_, nullptr));
+        }
+        if (state->current_ != nullptr) state->current_->reshard();
+        for (FsdpUnit* unit : std::exchange(state->leaving_, {})) unit->reshard();
+      });
 }
 
 void FsdpState::reshard() {
@@ -489,25 +494,32 @@ void FsdpUnit::reshard() {
 
 std::shared_ptr<torch::autograd::Node> FsdpUnit::node(size_t index, const at::Tensor& handle) {
   const bool is_copy = !parameters_[index].tensor().is_same(handle);
+  const int graph_task = torch::autograd::get_current_graph_task_id();
   std::shared_ptr<torch::autograd::Node> node = is_copy ? nullptr : node_.lock();
   if (node != nullptr && node->next_edge(index).is_valid()) return node;
+  // An edge calls the hooks of its parameter, with a gradient or without: there is one only to what
+  // is used.
+  const torch::autograd::Edge edge = torch::autograd::impl::gradient_edge(handle);
+  // Not to a node of a graph that is going backward now, which has counted its edges.
+  if (node != nullptr && graph_task == node_made_in_) {
+    // Not set_next_edge(), which wants to be called before others know the node: all edges here lead
+    // to accumulations, and none changes how far it is from the leaves.
+    node->next_edges()[index] = edge;
+    return node;
+  }
   node = std::shared_ptr<torch::autograd::Node>(new FullyShardBackward(shared_from_this()),
                                                 torch::autograd::deleteNode);
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const Parameter& p = parameters_[i];
-    torch::autograd::Edge edge;
-    if (is_copy) {
-      if (i == index) edge = torch::autograd::impl::gradient_edge(handle);
-    } else if (const at::Tensor tensor = p.tensor(); tensor.defined() && tensor.requires_grad()) {
-      edge = torch::autograd::impl::gradient_edge(tensor);
-    }
-    node->add_next_edge(std::move(edge));
+    node->add_next_edge(i == index ? edge : torch::autograd::Edge());
     const Spec& used = *row_[i].whole;
     node->add_input_metadata(at::TensorOptions(used.dtype).device(used.device),
                              c10::fromIntArrayRefSlow(array(used.sizes)),
                              /*is_tensor_subclass=*/false, /*is_nested=*/false, used.dtype);
   }
-  if (!is_copy) node_ = node;
+  if (!is_copy) {
+    node_ = node;
+    node_made_in_ = graph_task;
+  }
   return node;
 }
 
@@ -570,6 +582,8 @@ at::Tensor FsdpUnit::gradient_buffer(int64_t numel, const at::TensorOptions& opt
 }
 
 variable_list FsdpUnit::reduce(variable_list&& grads) {
+  // What is used from now on is of another graph.
+  node_.reset();
   if (c10::GradMode::is_enabled()) {  // gradients of these are wanted
     variable_list result(parameters_.size());
     for (size_t i = 0; i < grads.size(); ++i) result[i] = resting_gradient(i, grads[i]);

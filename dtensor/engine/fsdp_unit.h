@@ -92,7 +92,7 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   // What came after two units.
   absl::flat_hash_map<std::pair<FsdpUnit*, FsdpUnit*>, Guess> next_;
   bool in_backward_ = false;
-  int graph_task_ = -1;
+  std::weak_ptr<const void> backward_;  // its callback: gone with it, also if it fails
 };
 
 class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
@@ -196,6 +196,7 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
   int64_t last_use_ = 0;           // in operators of the mesh
   std::optional<CollectiveUnderWay> under_way_;
   std::weak_ptr<torch::autograd::Node> node_;  // as long as a graph has it
+  int node_made_in_ = -1;                      // backward; -1: in none
 };
 
 // Of a parameter, as it rests or as it is used, and of views of it. Null: no unit has it.

@@ -126,6 +126,7 @@ void GradBuckets::came(size_t index) {
   const std::lock_guard lock(mutex_);
   if (paused_ > 0) return;
   Parameter& p = parameters_[index];
+  if (!p.tensor.grad().defined()) return;  // a formula had none for it
   if (!is_dtensor(p.tensor.grad())) {
     surprised_ = true;
     return;
@@ -161,7 +162,9 @@ void GradBuckets::came(size_t index) {
 }
 
 bool GradBuckets::is_as_planned(const Parameter& p) {
-  return gradient_moves(p.tensor) && meta_of(p.tensor.grad()).spec->layout == p.planned;
+  // One with a graph (create_graph) keeps that: finish_grad_sync() brings it.
+  return gradient_moves(p.tensor) && !p.tensor.grad().requires_grad() &&
+         meta_of(p.tensor.grad()).spec->layout == p.planned;
 }
 
 void GradBuckets::leave(Bucket& bucket, const Cause& cause) {
