@@ -1154,7 +1154,8 @@ TEST(FullyShardTest, MixedPrecisionSendsAndGathersHalfTheBytes) {
   // One rank gathers nothing, and has a copy of what it uses.
   const Sent alone = run({{"dp", 1}}, at::kBFloat16, at::kFloat);
   EXPECT_EQ(alone.gathers + alone.sums, 0);
-  EXPECT_EQ(alone.peak, run({{"dp", 2}}, at::kBFloat16, {}).peak);
+  EXPECT_GT(alone.peak, 0);
+  EXPECT_LE(alone.peak, run({{"dp", 2}}, at::kBFloat16, {}).peak);
   EXPECT_EQ(run({{"dp", 1}}, {}, {}).peak, 0);
   // Of one unit it is either the parameters or the gradients.
   for (const bool is_wide : {false, true}) {
@@ -1279,6 +1280,56 @@ TEST(FullyShardTest, MixedPrecisionOfSeveralDtypes) {
       at::real(model.turn * model.turn.conj()).sum().backward();
       EXPECT_EQ(model.turn.grad().scalar_type(), at::kComplexFloat);
       EXPECT_TRUE(at::equal(full_tensor(model.small.to(at::kFloat)), plain.small.to(at::kFloat)));
+      EXPECT_EQ(model.small.view({2, kWords}).scalar_type(), at::kFloat8_e4m3fn);
+      EXPECT_EQ(fully_shard_counters(mesh).gathers > 0, ranks > 1);
+    });
+  }
+}
+
+// From the third run on LibTorch differentiates the graph by itself, and its gradients come past the
+// unit's node.
+TEST(FullyShardTest, MixedPrecisionOfTorchScript) {
+  struct Holder : nn::Module {
+    explicit Holder(const torch::jit::Module& script) {
+      for (const auto& p : script.named_parameters()) register_parameter(p.name, p.value);
+    }
+  };
+  for (const Dtype output : {Dtype(), Dtype(at::kDouble)}) {
+    on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+      torch::jit::Module script("m");
+      for (const auto& [name, sizes] : std::vector<std::pair<std::string, std::vector<int64_t>>>{
+               {"a", {kHidden, kDim}}, {"b", {kHidden}}, {"c", {kWords, kHidden}}}) {
+        const at::Tensor value = at::sin(at::arange(c10::multiply_integers(sizes), at::kDouble));
+        script.register_parameter(name, value.view(sizes).requires_grad_(), /*is_buffer=*/false);
+      }
+      script.define(R"(
+        def forward(self, x):
+            h = torch.tanh(torch.linear(x, self.a, self.b))
+            return torch.linear(h, self.c).square().mean()
+      )");
+      Holder parameters(script);
+      fully_shard(parameters, mesh,
+                  {.param_dtype = at::kFloat, .reduce_dtype = at::kFloat, .output_dtype = output});
+      // Of one dtype with what operators give: its own backward takes inputs as they were.
+      const at::Tensor all = at::cos(at::arange(kBatch * kDim, at::kDouble)).view({kBatch, kDim});
+      const at::Tensor x =
+          distribute_tensor(all.to(output.value_or(at::kFloat)), mesh, {{"dp", Shard(0)}});
+      Values first;
+      for (int step = 0; step < 4; ++step) {
+        const CommTrace trace(mesh);
+        const at::Tensor loss = script.forward({x}).toTensor();
+        EXPECT_EQ(loss.scalar_type(), output.value_or(at::kFloat));
+        loss.backward();
+        for (const CommEvent& event : trace.events()) {
+          if (event.op != "fully_shard") continue;
+          EXPECT_EQ(event.dtype, at::kFloat) << event.collective;
+        }
+        const Values gradients = gradients_of(parameters);
+        if (step == 0) first = gradients;
+        expect_close(gradients, first, 1e-6);
+        for (const auto& [name, grad] : gradients) EXPECT_EQ(grad.scalar_type(), at::kDouble);
+        for (at::Tensor& p : parameters.parameters()) p.mutable_grad() = at::Tensor();
+      }
     });
   }
 }
