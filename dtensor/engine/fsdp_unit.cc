@@ -234,7 +234,8 @@ void FsdpState::touch(FsdpUnit& unit) {
     return true;
   });
   unit.make_full();
-  if (guess == nullptr || guess == &unit || guess->is_full_ || guess->under_way_.has_value()) {
+  if (guess == nullptr || guess == &unit || guess->is_alone() || guess->is_full_ ||
+      guess->under_way_.has_value()) {
     return;
   }
   guess->begin_gather();
