@@ -115,7 +115,7 @@ FIELD(swv_materialize_options, num_values, 24, 8);
 FIELD(swv_materialize_options, seed, 32, 8);
 FIELD(swv_materialize_options, has_seed, 40, 4);
 
-SIZE(swv_fully_shard_options, 64);
+SIZE(swv_fully_shard_options, 80);
 FIELD(swv_fully_shard_options, struct_size, 0, 8);
 FIELD(swv_fully_shard_options, mesh_dim, 8, 8);
 FIELD(swv_fully_shard_options, units, 16, 8);
@@ -125,6 +125,9 @@ FIELD(swv_fully_shard_options, num_unit_types, 40, 8);
 FIELD(swv_fully_shard_options, min_numel, 48, 8);
 FIELD(swv_fully_shard_options, source, 56, 4);
 FIELD(swv_fully_shard_options, reshard_after_forward, 60, 4);
+FIELD(swv_fully_shard_options, param_dtype, 64, 4);
+FIELD(swv_fully_shard_options, reduce_dtype, 68, 4);
+FIELD(swv_fully_shard_options, output_dtype, 72, 4);
 
 SIZE(swv_fully_shard_counters, 56);
 FIELD(swv_fully_shard_counters, struct_size, 0, 8);
@@ -135,9 +138,10 @@ FIELD(swv_fully_shard_counters, reduce_scatters, 32, 8);
 FIELD(swv_fully_shard_counters, gathered_bytes, 40, 8);
 FIELD(swv_fully_shard_counters, peak_gathered_bytes, 48, 8);
 
-SIZE(swv_grad_sync_options, 16);
+SIZE(swv_grad_sync_options, 24);
 FIELD(swv_grad_sync_options, struct_size, 0, 8);
 FIELD(swv_grad_sync_options, bucket_bytes, 8, 8);
+FIELD(swv_grad_sync_options, reduce_dtype, 16, 4);
 
 SIZE(swv_verify_options, 24);
 FIELD(swv_verify_options, struct_size, 0, 8);

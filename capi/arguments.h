@@ -104,11 +104,11 @@ inline constexpr size_t first_size<swv_segment> = 40;
 template <>
 inline constexpr size_t first_size<swv_materialize_options> = 44;
 template <>
-inline constexpr size_t first_size<swv_fully_shard_options> = 64;
+inline constexpr size_t first_size<swv_fully_shard_options> = 76;
 template <>
 inline constexpr size_t first_size<swv_fully_shard_counters> = 56;
 template <>
-inline constexpr size_t first_size<swv_grad_sync_options> = 16;
+inline constexpr size_t first_size<swv_grad_sync_options> = 20;
 template <>
 inline constexpr size_t first_size<swv_verify_options> = 24;
 template <>

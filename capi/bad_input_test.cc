@@ -128,7 +128,7 @@ const std::vector<Function> kFunctions = {
     F(swv_module_distribute), F(swv_module_finish_grad_sync),
     F(swv_module_zero_grad), F(swv_optimizer_create_sgd), F(swv_optimizer_create_adamw),
     F(swv_optimizer_create_adam), F(swv_optimizer_create_lion), F(swv_optimizer_use_zero),
-    F(swv_optimizer_no_sync),
+    F(swv_optimizer_no_sync), F(swv_optimizer_discard),
     F(swv_optimizer_step), F(swv_optimizer_zero_grad), F(swv_optimizer_lr),
     F(swv_optimizer_set_lr), F(swv_optimizer_state), F(swv_optimizer_set_state), F(swv_comm_counters), F(swv_world_counters),
     F(swv_world_flight_record), F(swv_mesh_dispatch_counters),

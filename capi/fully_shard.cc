@@ -35,6 +35,9 @@ FullyShardOptions fully_shard_options(const swv_fully_shard_options* given) {
   result.unit_types = texts(o.unit_types, o.num_unit_types, "options.unit_types");
   result.min_numel = o.min_numel;
   result.reshard_after_forward = flag(o.reshard_after_forward, "options.reshard_after_forward");
+  result.param_dtype = optional_scalar_type(o.param_dtype, "options.param_dtype");
+  result.reduce_dtype = optional_scalar_type(o.reduce_dtype, "options.reduce_dtype");
+  result.output_dtype = optional_scalar_type(o.output_dtype, "options.output_dtype");
   result.distribute = distribute_options(&distribute);
   return result;
 }

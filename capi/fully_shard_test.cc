@@ -7,6 +7,7 @@
 #include "capi/testing/host_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
 #include "shardweave.h"
 #include "shardweave/capi/handles.h"
 #include "shardweave/dtensor/dtensor.h"
@@ -90,6 +91,66 @@ TEST(FullyShardTest, TrainsAsOneRank) {
       });
     }
   }
+}
+
+// What collectives of units send, and their types, of one step.
+std::string sent_in_a_step(swv_mesh* mesh, swv_module* module) {
+  swv_trace* trace = nullptr;
+  swv_string* json = nullptr;
+  ok(swv_trace_create(mesh, &trace));
+  Tensor x, target, y, loss;
+  feed(0, false, mesh, x);
+  feed(0, true, mesh, target);
+  forward(module, x, y);
+  EXPECT_EQ(y->tensor.scalar_type(), at::kFloat);
+  call("aten::mse_loss", {swv_value_tensor(y), swv_value_tensor(target)}, loss);
+  ok(swv_tensor_backward(loss, nullptr, nullptr));
+  ok(swv_module_finish_grad_sync(module));
+  ok(swv_trace_to_json(trace, &json));
+  swv_trace_free(trace);
+  std::string result;
+  for (const auto& event : nlohmann::json::parse(text_of(json))["events"]) {
+    if (event["is_check"].get<bool>()) continue;
+    result +=
+        event["collective"].get<std::string>() + " " + event["dtype"].get<std::string>() + "\n";
+  }
+  return result;
+}
+
+TEST(FullyShardTest, MixedPrecision) {
+  Module alone;
+  make_model(alone);
+  const Steps wanted = train(alone, nullptr);
+  on_mesh("dp=2", [&](swv_mesh* mesh) {
+    Module module, sent;
+    swv_fully_shard_options options = by_blocks();
+    options.param_dtype = SWV_DTYPE_BF16;
+    options.reduce_dtype = options.output_dtype = SWV_DTYPE_F32;
+    make_model(module);
+    ok(swv_module_fully_shard(module, mesh, &options, nullptr, nullptr));
+    const Steps got = train(module, mesh);
+    for (size_t i = 0; i < wanted[0].second.size(); ++i) {
+      const at::Tensor &grad = got[0].second[i].second, &exact = wanted[0].second[i].second;
+      EXPECT_EQ(grad.scalar_type(), at::kFloat);
+      // Eight bits of each operand, eight operators deep.
+      EXPECT_LE((grad - exact).norm().item<double>(), 0.03 * exact.norm().item<double>())
+          << wanted[0].second[i].first;
+      EXPECT_FALSE(grad.equal(exact)) << "nothing was cast";
+    }
+    make_model(sent);
+    ok(swv_module_fully_shard(sent, mesh, &options, nullptr, nullptr));
+    EXPECT_THAT(sent_in_a_step(mesh, sent),
+                AllOf(HasSubstr("all_gather BFloat16"), HasSubstr("reduce_scatter Float"),
+                      Not(HasSubstr("all_gather Float")), Not(HasSubstr("scatter BFloat16"))));
+    Module refused;
+    make_model(refused);
+    options.param_dtype = SWV_DTYPE_I64;
+    EXPECT_THAT(message_of(swv_module_fully_shard(refused, mesh, &options, nullptr, nullptr)),
+                HasSubstr("param_dtype is Long; wanted Half, BFloat16, Float or Double"));
+    options.param_dtype = static_cast<swv_dtype>(99);
+    EXPECT_THAT(message_of(swv_module_fully_shard(refused, mesh, &options, nullptr, nullptr)),
+                HasSubstr("argument 'options.param_dtype' is 99"));
+  });
 }
 
 TEST(FullyShardTest, WhatEvaluationLeavesIsEmptied) {

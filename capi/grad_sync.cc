@@ -24,7 +24,9 @@ swv_grad_sync* new_grad_sync(const swv_module* module, const swv_grad_sync_optio
     fail_argument("options.bucket_bytes", str_cat("is ", o.bucket_bytes, "; wanted 1 or more"));
   }
   return make<swv_grad_sync>(std::make_shared<GradSyncState>(
-      any_module(module), GradSyncOptions{.bucket_bytes = o.bucket_bytes}));
+      any_module(module), GradSyncOptions{.bucket_bytes = o.bucket_bytes,
+                                          .reduce_dtype = optional_scalar_type(
+                                              o.reduce_dtype, "options.reduce_dtype")}));
 }
 
 void write_counts(const swv_grad_sync* sync, int64_t* out_buckets, int64_t* out_left_in_backward) {

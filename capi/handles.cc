@@ -67,6 +67,11 @@ at::ScalarType scalar_type(swv_dtype dtype, const char* argument, at::ScalarType
   return kTypes[dtype].torch;
 }
 
+std::optional<at::ScalarType> optional_scalar_type(swv_dtype dtype, const char* argument) {
+  if (dtype == SWV_DTYPE_DEFAULT) return std::nullopt;
+  return scalar_type(dtype, argument);
+}
+
 swv_dtype dtype_of(at::ScalarType type) {
   for (size_t i = 1; i < kTypes.size(); ++i) {
     if (kTypes[i].torch == type) return static_cast<swv_dtype>(i);

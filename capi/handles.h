@@ -46,6 +46,8 @@ namespace shardweave::capi {
 
 at::ScalarType scalar_type(swv_dtype dtype, const char* argument,
                            at::ScalarType otherwise = at::kFloat);
+// Nothing for SWV_DTYPE_DEFAULT.
+std::optional<at::ScalarType> optional_scalar_type(swv_dtype dtype, const char* argument);
 swv_dtype dtype_of(at::ScalarType type);
 c10::Device device(const swv_device& device, const char* argument);
 swv_device device_of(c10::Device device);

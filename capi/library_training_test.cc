@@ -630,6 +630,44 @@ TEST(GradSyncTest, WhatFailedIsDiscarded) {
   EXPECT_THAT(message_of(swv_grad_sync_discard(nullptr)), HasSubstr("argument 'sync' is NULL"));
 }
 
+TEST(GradSyncTest, GradientsTravelInFewerBits) {
+  on_mesh("dp=2", [](swv_mesh* mesh) {
+    Module module;
+    ok(swv_module_create_by_kind("Sequential", kMlp, module.out()));
+    fill(module);
+    ok(swv_module_distribute(module, mesh, nullptr, nullptr));
+    swv_grad_sync_options options = SWV_GRAD_SYNC_OPTIONS_INIT;
+    options.reduce_dtype = SWV_DTYPE_I32;
+    Sync sync;
+    EXPECT_THAT(message_of(swv_grad_sync_create(module, &options, sync.out())),
+                HasSubstr("reduce_dtype is Int; wanted Half"));
+    options.reduce_dtype = SWV_DTYPE_BF16;
+    ok(swv_grad_sync_create(module, &options, sync.out()));
+    Tensor plain, x;
+    numbers(plain);
+    Layout rows;
+    ok(swv_layout_parse("[S(0)]", rows.out()));
+    ok(swv_tensor_distribute(plain, mesh, rows, nullptr, x.out()));
+    for (int step = 0; step < 2; ++step) {
+      swv_trace* trace = nullptr;
+      int64_t bytes = 0;
+      ok(swv_trace_create(mesh, &trace));
+      loss_of(forward(module, x)).backward();
+      ok(swv_module_finish_grad_sync(module));
+      ok(swv_trace_bytes(trace, &bytes));
+      int64_t elements = 0;
+      for (const auto& [name, tensor] : parameters_of(module)) {
+        elements += tensor.numel();
+        EXPECT_EQ(tensor.grad().scalar_type(), at::kFloat) << name;
+      }
+      EXPECT_GE(bytes, 2 * elements);
+      EXPECT_LT(bytes, 3 * elements);  // what is compared, too
+      swv_trace_free(trace);
+      ok(swv_module_zero_grad(module));
+    }
+  });
+}
+
 // --- what it is and does -------------------------------------------------------------------------
 
 struct Models {

@@ -199,6 +199,13 @@ swv_status* swv_optimizer_no_sync(swv_optimizer* optimizer, swv_scope** out_scop
   });
 }
 
+swv_status* swv_optimizer_discard(swv_optimizer* optimizer) {
+  return guarded(__func__, [&] {
+    const CallMode mode(SWV_MODE_NO_GRAD, "mode");
+    optimizer_of(optimizer).partition().discard();
+  });
+}
+
 swv_status* swv_optimizer_share(const swv_optimizer* optimizer, swv_optimizer** out_optimizer) {
   return guarded(__func__, out_optimizer, "out_optimizer",
                  [&] { return make<swv_optimizer>(in(optimizer, "optimizer").optimizer); });

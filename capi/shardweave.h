@@ -1422,7 +1422,9 @@ SWV_API SWV_MUST_USE swv_status* swv_tensor_is_deferred(const swv_tensor* tensor
  * the outermost that it matches, and another may name units in those. What is in no other unit is
  * one with the module that is given. Modules with less than min_numel elements belong to the unit
  * around them; without patterns and types every module is a unit that has so many outside of units
- * within it. */
+ * within it.
+ * With a param_dtype an operator that takes a parameter, or a view of one, casts what it takes beside
+ * it, but buffers and numbers. Parameters that are complex or have eight bits stay as they are. */
 typedef struct swv_fully_shard_options {
   size_t struct_size;
   const char* mesh_dim;     /* along which parameters are cut; NULL: the mesh's first */
@@ -1433,9 +1435,25 @@ typedef struct swv_fully_shard_options {
   int64_t min_numel;              /* 0 or more */
   int32_t source;                 /* of what is plain; as in swv_distribute_options */
   swv_bool reshard_after_forward; /* 0: what forward has gathered stays for backward */
+  /* Mixed precision: F16, BF16, F32 or F64; SWV_DTYPE_DEFAULT, which is 0: as below. What rests, its
+   * gradient, and so what optimizers work on, keeps its type: master weights. */
+  swv_dtype param_dtype;  /* what operators see, as units are gathered; 0: as they rest */
+  swv_dtype reduce_dtype; /* in what gradients are summed over ranks; 0: as operators see them */
+  swv_dtype output_dtype; /* of what operators give that meet them and an input; 0: as it comes */
 } swv_fully_shard_options;
-#define SWV_FULLY_SHARD_OPTIONS_INIT \
-  {SWV_SIZE_TO(swv_fully_shard_options, reshard_after_forward), NULL, NULL, 0, NULL, 0, 0, 0, 1}
+#define SWV_FULLY_SHARD_OPTIONS_INIT                   \
+  {SWV_SIZE_TO(swv_fully_shard_options, output_dtype), \
+   NULL,                                               \
+   NULL,                                               \
+   0,                                                  \
+   NULL,                                               \
+   0,                                                  \
+   0,                                                  \
+   0,                                                  \
+   1,                                                  \
+   SWV_DTYPE_DEFAULT,                                  \
+   SWV_DTYPE_DEFAULT,                                  \
+   SWV_DTYPE_DEFAULT}
 
 /* Plain parameters and buffers become sharded tensors, in place; parameters that are in units
  * already, of a module inside that was given before, stay there. A tied parameter belongs to one
@@ -1519,16 +1537,21 @@ SWV_API SWV_MUST_USE swv_status* swv_finish_grad_sync(swv_tensor* const* paramet
 
 typedef struct swv_grad_sync_options {
   size_t struct_size;
-  int64_t bucket_bytes; /* 1 or more */
+  int64_t bucket_bytes;   /* as they travel, 1 or more */
+  swv_dtype reduce_dtype; /* see below; SWV_DTYPE_DEFAULT: their own */
 } swv_grad_sync_options;
-#define SWV_GRAD_SYNC_OPTIONS_INIT {SWV_SIZE_TO(swv_grad_sync_options, bucket_bytes), 26214400}
+#define SWV_GRAD_SYNC_OPTIONS_INIT \
+  {SWV_SIZE_TO(swv_grad_sync_options, reduce_dtype), 26214400, SWV_DTYPE_DEFAULT}
 
 /* From now on, until it is freed, gradients of the module's sharded parameters leave in buckets
  * while backward goes on; swv_module_finish_grad_sync sends the rest, and waits for all. The first
  * iteration shows in which order they come, and sends at its end. All ranks make it alike. It keeps
  * the parameters alive, and needs the module no more. SWV_CODE_FAILED_PRECONDITION if a parameter is
  * in another one that is still there. After a backward that failed, on any rank, all ranks call
- * swv_grad_sync_discard. */
+ * swv_grad_sync_discard.
+ * With a reduce_dtype, F16, BF16, F32 or F64, gradients of these types travel and are summed up in
+ * it: BF16 halves the bytes of F32, and keeps eight bits of each rank's part and of each partial sum.
+ * What arrives has the gradient's own type. */
 SWV_API SWV_MUST_USE swv_status* swv_grad_sync_create(swv_module* module,
                                                       const swv_grad_sync_options* options,
                                                       swv_grad_sync** out_sync);
@@ -1692,6 +1715,14 @@ SWV_API SWV_MUST_USE swv_status* swv_optimizer_use_zero(swv_optimizer* optimizer
  * up first. Scopes nest. SWV_CODE_FAILED_PRECONDITION without ZeRO. */
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_no_sync(swv_optimizer* optimizer,
                                                        swv_scope** out_scope);
+/* After a backward in stage 2 that failed on this rank, at once, for others may wait in theirs for
+ * buckets that this rank owes them; and, when the ranks have agreed that it failed, on a communicator
+ * that is not the mesh's (swv_world_comm), on the others in place of swv_module_finish_grad_sync. What
+ * has left comes to nothing, and the next iteration is one as any. Gradients stay as they are, for the
+ * caller to zero. One that calls swv_module_finish_grad_sync instead gets NaN. What backward's own
+ * operators send is not covered: it is lost with the mesh. SWV_CODE_FAILED_PRECONDITION without
+ * ZeRO. */
+SWV_API SWV_MUST_USE swv_status* swv_optimizer_discard(swv_optimizer* optimizer);
 
 /* ---- What happened --------------------------------------------------------------------------- */
 

@@ -229,6 +229,43 @@ TEST(ZeroTest, NothingLeavesWhileItWaits) {
   });
 }
 
+// Of what has left in a backward that came to nothing, nothing meets the next one's.
+TEST(ZeroTest, DiscardsAnIteration) {
+  Module alone;
+  make_model(alone);
+  const Steps wanted = train(alone, nullptr);
+  on_mesh("dp=2", [&](swv_mesh* mesh) {
+    Module module;
+    Optimizer optimizer, other;
+    make_distributed(mesh, "", module);
+    const auto divided = [&](swv_tensor* const* parameters, size_t count, Optimizer& to) {
+      const swv_zero_options options = zero_options(2);
+      make_adamw(parameters, count, to);
+      ok(swv_optimizer_use_zero(to, &options));
+      const auto lost = [&](int number) {
+        Tensor x, target, y, loss;
+        feed(number, false, mesh, x);
+        feed(number, true, mesh, target);
+        forward(module, x, y);
+        call("aten::mse_loss", {swv_value_tensor(y), swv_value_tensor(target)}, loss);
+        ok(swv_tensor_backward(loss, nullptr, nullptr));
+      };
+      lost(5);  // shows in which order gradients come
+      ok(swv_module_finish_grad_sync(module));
+      ok(swv_optimizer_zero_grad(to));
+      lost(6);
+      ok(swv_optimizer_discard(to));
+      ok(swv_optimizer_zero_grad(to));
+    };
+    const Steps got = train(module, mesh, divided);
+    for (int i = 0; i < kSteps; ++i)
+      expect_close(got[i].first, wanted[i].first, "behind a discard");
+    optimizer_of(alone, make_adamw, other);
+    EXPECT_THAT(message_of(swv_optimizer_discard(other), SWV_CODE_FAILED_PRECONDITION),
+                HasSubstr("does not use ZeRO"));
+  });
+}
+
 TEST(ZeroTest, AParameterThatIsGivenTwiceHasOneState) {
   on_mesh("dp=2", [](swv_mesh* mesh) {
     Module module;

@@ -300,6 +300,7 @@ void Fuzzer::library() {
     materialize.seed = chance_.word(), materialize.has_seed = static_cast<swv_bool>(below(2));
     done(swv_module_materialize(run.module, one_in(3) ? nullptr : sized(materialize)));
     buckets.bucket_bytes = one_in(3) ? number() : 64;
+    buckets.reduce_dtype = one_in(9) ? small() : one_in(2) ? SWV_DTYPE_BF16 : SWV_DTYPE_DEFAULT;
     if (done(swv_grad_sync_create(run.module, one_in(3) ? nullptr : sized(buckets), &sync))) {
       done(swv_grad_sync_no_sync(sync, one_in(9) ? nullptr : &pause));
       done(swv_grad_sync_counts(sync, &counts[0], one_in(2) ? nullptr : &counts[1]));
@@ -351,6 +352,9 @@ void Fuzzer::fully_sharded() {
   options.min_numel = one_in(3) ? number() : 0;
   options.source = one_in(3) ? small() : 0;
   options.reshard_after_forward = one_in(9) ? small() : static_cast<swv_bool>(below(2));
+  for (swv_dtype* dtype : {&options.param_dtype, &options.reduce_dtype, &options.output_dtype}) {
+    *dtype = one_in(9) ? small() : one_in(2) ? SWV_DTYPE_BF16 : SWV_DTYPE_DEFAULT;
+  }
   if (!done(swv_module_create_by_kind("Sequential",
                                       "{\"layers\": [{\"kind\": \"Linear\", \"in_features\": 2, "
                                       "\"out_features\": 2}]}",
@@ -410,6 +414,7 @@ void Fuzzer::divided() {
       swv_value_clear(&y);
     }
     if (one_in(2)) swv_scope_free(pause), pause = nullptr;
+    if (one_in(5)) done(swv_optimizer_discard(optimizer));
     if (!one_in(5)) done(swv_module_finish_grad_sync(module));
     done(swv_optimizer_step(optimizer));
     done(swv_optimizer_use_zero(optimizer, nullptr));

@@ -293,6 +293,23 @@ func WithMinNumel(elements int64) FullyShardOption {
 // WithoutReshard keeps for Backward what the forward has gathered: more memory, fewer collectives.
 func WithoutReshard() FullyShardOption { return func(o *c.FullyShard) { o.KeepForBackward = true } }
 
+// MixedPrecision is types of elements: F16, BF16, F32 or F64, or 0.
+type MixedPrecision struct {
+	// What operators see of parameters, as units are gathered; 0: as they rest. What an operator takes beside them or views of
+	// them is cast, too, but buffers and numbers.
+	Param  DType
+	Reduce DType // in what gradients are summed over ranks; 0: as operators see the parameters
+	Output DType // of what operators give that take parameters and an input; 0: as it comes
+}
+
+// WithMixedPrecision says in what operators work and gradients are summed. What rests, its gradient, and so what optimizers
+// work on, keeps its type.
+func WithMixedPrecision(types MixedPrecision) FullyShardOption {
+	return func(o *c.FullyShard) {
+		o.Param, o.Reduce, o.Output = int32(types.Param), int32(types.Reduce), int32(types.Output)
+	}
+}
+
 // FullyShardUnit is what became a unit.
 type FullyShardUnit struct {
 	Module     string   // FQN; "" is the module that was given
@@ -367,23 +384,34 @@ func (s *GradSync) home() (*rank, error) {
 }
 
 // GradSyncOption is an option of [Module.GradSync].
-type GradSyncOption func(*int64)
+type GradSyncOption func(*gradSyncOptions)
 
-// WithBucketBytes says how much a bucket holds, 1 or more; else 25 MiB.
-func WithBucketBytes(bytes int64) GradSyncOption { return func(to *int64) { *to = bytes } }
+type gradSyncOptions struct {
+	bucketBytes int64
+	reduce      DType
+}
+
+// WithBucketBytes says how much a bucket holds, as it travels, 1 or more; else 25 MiB.
+func WithBucketBytes(bytes int64) GradSyncOption {
+	return func(o *gradSyncOptions) { o.bucketBytes = bytes }
+}
+
+// WithReduceDType says in what gradients of F16, BF16, F32 and F64 travel and are summed up: one of these. BF16 halves the
+// bytes of F32, and keeps eight bits of each rank's part and of each partial sum. What arrives has the gradient's own type.
+func WithReduceDType(d DType) GradSyncOption { return func(o *gradSyncOptions) { o.reduce = d } }
 
 // GradSync begins a [GradSync] of the module's parameters, after Distribute. All ranks make it alike. The first iteration
 // shows in which order gradients come, and sends at its end. FailedPrecondition if a parameter is in another one that was
 // not closed. After a Backward that failed, on any rank, all ranks call [GradSync.Discard].
 func (m *Module) GradSync(options ...GradSyncOption) (*GradSync, error) {
-	bucket := int64(c.DefaultGradSyncBucketBytes)
+	o := gradSyncOptions{bucketBytes: c.DefaultGradSyncBucketBytes}
 	for _, option := range options {
 		if option != nil {
-			option(&bucket)
+			option(&o)
 		}
 	}
 	return ask(func(r *rank) (*GradSync, error) {
-		handle, err := c.GradSyncCreate(m.handle, bucket)
+		handle, err := c.GradSyncCreate(m.handle, o.bucketBytes, int32(o.reduce))
 		if err != nil {
 			return nil, err
 		}

@@ -169,6 +169,14 @@ func (o *Optimizer) UseZeRO(how ZeRO) error {
 	return do(func(*rank) error { return c.OptimizerUseZeRO(o.handle, how.MeshDim, stage, bytes) }, o)
 }
 
+// Discard is called after a Backward in stage 2 of ZeRO that failed on this rank, at once, for others may wait in theirs
+// for buckets that this rank owes them; and, when the ranks have agreed that it failed, on a communicator that is not the
+// mesh's ([World.Comm]), on the others in place of FinishGradSync. What has left comes to nothing, and the next iteration is
+// one as any. Gradients stay as they are, for the caller to zero. One that calls FinishGradSync instead gets NaN.
+func (o *Optimizer) Discard() error {
+	return do(func(*rank) error { return c.OptimizerDiscard(o.handle) }, o)
+}
+
 // NoSync calls body, in which Backward sends nothing in stage 2 of ZeRO either: gradients of several are summed up first.
 // Calls nest.
 func (o *Optimizer) NoSync(body func() error) (err error) {

@@ -136,7 +136,7 @@ var cannotFail = map[string]bool{"Alone": true, "AllowUnused": true, "BFloat16Of
 	"MustParseLayout": true, "Named": true, "NewPlan": true, "Range": true, "RankOf": true, "RetainGraph": true, "StepSchedule": true, "Tensors": true,
 	"To":          true,
 	"WithAMSGrad": true, "WithArgs": true, "WithBackend": true, "WithBetas": true, "WithBucketBytes": true, "WithCopiedValues": true, "WithEps": true,
-	"WithFiniteNorm": true, "WithGradients": true, "WithHeads": true, "WithMaxEvaluations": true, "WithMemoryLimit": true, "WithMeshDim": true, "WithMinNumel": true, "WithMomentum": true, "WithNesterov": true,
+	"WithFiniteNorm": true, "WithGradients": true, "WithHeads": true, "WithMaxEvaluations": true, "WithMemoryLimit": true, "WithMeshDim": true, "WithMinNumel": true, "WithMixedPrecision": true, "WithReduceDType": true, "WithMomentum": true, "WithNesterov": true,
 	"WithNetworkInterface": true, "WithNorm": true, "WithOptimizerStates": true, "WithSequenceDim": true, "WithTPMeshDim": true, "WithSeed": true, "WithTimeout": true, "WithTolerance": true, "WithUnitTypes": true, "WithUnits": true, "WithValues": true,
 	"WithoutBackward": true, "WithoutPrefix": true, "WithoutReshard": true}
 

@@ -162,6 +162,9 @@ func TestZeRONoSync(t *testing.T) {
 		if err := o.ZeroGrad(); err != nil { // or each parameter's gradient would be brought to the part that is there
 			return err
 		}
+		if err := o.Discard(); err != nil { // nothing has left
+			return err
+		}
 		var counts []int
 		count := func() error {
 			number, err := sent()
@@ -185,5 +188,77 @@ func TestZeRONoSync(t *testing.T) {
 			return fmt.Errorf("a state of %v, wanted that of a norm's weight: %v", sizes, err)
 		}
 		return n.FinishGradSync()
+	})
+}
+
+// Operators work in fewer bits; what rests keeps its type.
+func TestMixedPrecision(t *testing.T) {
+	plain, err := newShardedNet(alone(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	exact, _, err := plain.train(alone(t), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, 2, func(w *sw.World) error {
+		mesh, err := w.ParseMesh("dp=2")
+		if err != nil {
+			return err
+		}
+		fully, err := newShardedNet(w)
+		if err != nil {
+			return err
+		}
+		if _, err := fully.FullyShard(mesh, sw.SameEverywhere, sw.WithMixedPrecision(sw.MixedPrecision{Param: sw.I64})); !errors.Is(err, sw.InvalidArgument) ||
+			!strings.Contains(err.Error(), "Module.FullyShard: param_dtype is Long") {
+			return fmt.Errorf("I64: %v", err)
+		}
+		types := sw.MixedPrecision{Param: sw.BF16, Reduce: sw.F32, Output: sw.F32}
+		if _, err := fully.FullyShard(mesh, sw.SameEverywhere, sw.WithUnits("blocks.*"), sw.WithMixedPrecision(types)); err != nil {
+			return err
+		}
+		synced, mesh2, err := distributedNet(w, "dp=2")
+		if err != nil {
+			return err
+		}
+		sync, err := synced.GradSync(sw.WithReduceDType(sw.BF16))
+		if err != nil {
+			return err
+		}
+		defer sync.Close()
+		for _, how := range []struct {
+			net  *shardedNet
+			mesh *sw.Mesh
+		}{{fully, mesh}, {synced, mesh2}} {
+			trace, err := how.mesh.Trace()
+			if err != nil {
+				return err
+			}
+			losses, _, err := how.net.train(w, how.mesh)
+			if err != nil {
+				return err
+			}
+			sent, err := trace.MarshalJSON()
+			if err != nil {
+				return err
+			}
+			if err := trace.Close(); err != nil {
+				return err
+			}
+			if !strings.Contains(string(sent), `"dtype":"BFloat16"`) || !within(losses, exact, 0.03) || reflect.DeepEqual(losses, exact) {
+				return fmt.Errorf("losses %v, exact %v, sent %s", losses, exact, sent)
+			}
+			parameters, err := how.net.Parameters()
+			if err != nil {
+				return err
+			}
+			for _, p := range parameters {
+				if d, err := p.DType(); err != nil || d != sw.F32 {
+					return fmt.Errorf("%s is %v: %v", p.Name, d, err)
+				}
+			}
+		}
+		return nil
 	})
 }

@@ -67,6 +67,8 @@ type FullyShard struct {
 	Units, UnitTypes []string
 	MinNumel         int64
 	KeepForBackward  bool
+	// Of parameters as operators see them, of sums of gradients, of outputs; 0 is none.
+	Param, Reduce, Output int32
 }
 
 func ModuleFullyShard(m Module, mesh Mesh, source int64, o FullyShard) (table, json string, err error) {
@@ -78,7 +80,7 @@ func ModuleFullyShard(m Module, mesh Mesh, source int64, o FullyShard) (table, j
 	defer a.free()
 	return report(func(text, json **C.swv_string) *C.swv_status {
 		return C.swvgo_module_fully_shard(m, mesh, a.orNull(o.MeshDim), a.list(names), C.size_t(len(o.Units)), C.size_t(len(o.UnitTypes)),
-			C.int64_t(o.MinNumel), rank32(source), flag(!o.KeepForBackward), text, json)
+			C.int64_t(o.MinNumel), rank32(source), flag(!o.KeepForBackward), C.swv_dtype(o.Param), C.swv_dtype(o.Reduce), C.swv_dtype(o.Output), text, json)
 	})
 }
 
@@ -91,9 +93,10 @@ func MeshFullyShardCounters(m Mesh) ([6]int64, error) {
 	return out, err
 }
 
-func GradSyncCreate(m Module, bucketBytes int64) (GradSync, error) {
+// GradSyncCreate takes 0 for no type.
+func GradSyncCreate(m Module, bucketBytes int64, reduce int32) (GradSync, error) {
 	var out GradSync
-	err := result(C.swvgo_grad_sync_create(m, C.int64_t(bucketBytes), &out))
+	err := result(C.swvgo_grad_sync_create(m, C.int64_t(bucketBytes), C.swv_dtype(reduce), &out))
 	return out, err
 }
 

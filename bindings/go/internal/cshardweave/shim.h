@@ -196,12 +196,11 @@ static inline swv_status* swvgo_module_materialize(swv_module* module, const cha
 }
 
 // units and unit_types lie one behind the other in `names`, each with its NUL.
-static inline swv_status* swvgo_module_fully_shard(swv_module* module, const swv_mesh* mesh,
-                                                   const char* mesh_dim, const char* names,
-                                                   size_t num_units, size_t num_unit_types,
-                                                   int64_t min_numel, int32_t source,
-                                                   swv_bool reshard_after_forward,
-                                                   swv_string** out_text, swv_string** out_json) {
+static inline swv_status* swvgo_module_fully_shard(
+    swv_module* module, const swv_mesh* mesh, const char* mesh_dim, const char* names,
+    size_t num_units, size_t num_unit_types, int64_t min_numel, int32_t source,
+    swv_bool reshard_after_forward, swv_dtype param_dtype, swv_dtype reduce_dtype,
+    swv_dtype output_dtype, swv_string** out_text, swv_string** out_json) {
   const char* texts[num_units + num_unit_types + 1];
   swv_fully_shard_options options = SWV_FULLY_SHARD_OPTIONS_INIT;
   swvgo_texts(names, num_units + num_unit_types, texts);
@@ -213,6 +212,9 @@ static inline swv_status* swvgo_module_fully_shard(swv_module* module, const swv
   options.min_numel = min_numel;
   options.source = source;
   options.reshard_after_forward = reshard_after_forward;
+  options.param_dtype = param_dtype;
+  options.reduce_dtype = reduce_dtype;
+  options.output_dtype = output_dtype;
   return swv_module_fully_shard(module, mesh, &options, out_text, out_json);
 }
 
@@ -229,9 +231,10 @@ static inline swv_status* swvgo_mesh_fully_shard_counters(const swv_mesh* mesh, 
 }
 
 static inline swv_status* swvgo_grad_sync_create(swv_module* module, int64_t bucket_bytes,
-                                                 swv_grad_sync** out_sync) {
+                                                 swv_dtype reduce_dtype, swv_grad_sync** out_sync) {
   swv_grad_sync_options options = SWV_GRAD_SYNC_OPTIONS_INIT;
   options.bucket_bytes = bucket_bytes;
+  options.reduce_dtype = reduce_dtype;
   return swv_grad_sync_create(module, &options, out_sync);
 }
 

@@ -537,6 +537,8 @@ func OptimizerUseZeRO(o Optimizer, meshDim string, stage int32, bucketBytes int6
 	return result(C.swvgo_optimizer_use_zero(o, a.orNull(meshDim), C.int32_t(stage), C.int64_t(bucketBytes)))
 }
 
+func OptimizerDiscard(o Optimizer) error { return result(C.swv_optimizer_discard(o)) }
+
 func OptimizerNoSync(o Optimizer) (Scope, error) {
 	var out Scope
 	err := result(C.swv_optimizer_no_sync(o, &out))

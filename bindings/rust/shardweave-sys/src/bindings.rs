@@ -2011,7 +2011,7 @@ extern "C" {
         out_is_deferred: *mut swv_bool,
     ) -> *mut swv_status;
 }
-#[doc = " What is a unit. Patterns are of modules' FQNs, as a plan's; of modules within each other one takes\n the outermost that it matches, and another may name units in those. What is in no other unit is\n one with the module that is given. Modules with less than min_numel elements belong to the unit\n around them; without patterns and types every module is a unit that has so many outside of units\n within it."]
+#[doc = " What is a unit. Patterns are of modules' FQNs, as a plan's; of modules within each other one takes\n the outermost that it matches, and another may name units in those. What is in no other unit is\n one with the module that is given. Modules with less than min_numel elements belong to the unit\n around them; without patterns and types every module is a unit that has so many outside of units\n within it.\n With a param_dtype an operator that takes a parameter, or a view of one, casts what it takes beside\n it, but buffers and numbers. Parameters that are complex or have eight bits stay as they are."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_fully_shard_options {
@@ -2030,6 +2030,12 @@ pub struct swv_fully_shard_options {
     pub source: i32,
     #[doc = " 0: what forward has gathered stays for backward"]
     pub reshard_after_forward: swv_bool,
+    #[doc = " what operators see, as units are gathered; 0: as they rest"]
+    pub param_dtype: swv_dtype,
+    #[doc = " in what gradients are summed over ranks; 0: as operators see them"]
+    pub reduce_dtype: swv_dtype,
+    #[doc = " of what operators give that meet them and an input; 0: as it comes"]
+    pub output_dtype: swv_dtype,
 }
 extern "C" {
     #[must_use]
@@ -2127,12 +2133,14 @@ extern "C" {
 #[derive(Debug, Copy, Clone)]
 pub struct swv_grad_sync_options {
     pub struct_size: usize,
-    #[doc = " 1 or more"]
+    #[doc = " as they travel, 1 or more"]
     pub bucket_bytes: i64,
+    #[doc = " see below; SWV_DTYPE_DEFAULT: their own"]
+    pub reduce_dtype: swv_dtype,
 }
 extern "C" {
     #[must_use]
-    #[doc = " From now on, until it is freed, gradients of the module's sharded parameters leave in buckets\n while backward goes on; swv_module_finish_grad_sync sends the rest, and waits for all. The first\n iteration shows in which order they come, and sends at its end. All ranks make it alike. It keeps\n the parameters alive, and needs the module no more. SWV_CODE_FAILED_PRECONDITION if a parameter is\n in another one that is still there. After a backward that failed, on any rank, all ranks call\n swv_grad_sync_discard."]
+    #[doc = " From now on, until it is freed, gradients of the module's sharded parameters leave in buckets\n while backward goes on; swv_module_finish_grad_sync sends the rest, and waits for all. The first\n iteration shows in which order they come, and sends at its end. All ranks make it alike. It keeps\n the parameters alive, and needs the module no more. SWV_CODE_FAILED_PRECONDITION if a parameter is\n in another one that is still there. After a backward that failed, on any rank, all ranks call\n swv_grad_sync_discard.\n With a reduce_dtype, F16, BF16, F32 or F64, gradients of these types travel and are summed up in\n it: BF16 halves the bytes of F32, and keeps eight bits of each rank's part and of each partial sum.\n What arrives has the gradient's own type."]
     pub fn swv_grad_sync_create(
         module: *mut swv_module,
         options: *const swv_grad_sync_options,
@@ -2347,6 +2355,11 @@ extern "C" {
         optimizer: *mut swv_optimizer,
         out_scope: *mut *mut swv_scope,
     ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " After a backward in stage 2 that failed on this rank, at once, for others may wait in theirs for\n buckets that this rank owes them; and, when the ranks have agreed that it failed, on a communicator\n that is not the mesh's (swv_world_comm), on the others in place of swv_module_finish_grad_sync. What\n has left comes to nothing, and the next iteration is one as any. Gradients stay as they are, for the\n caller to zero. One that calls swv_module_finish_grad_sync instead gets NaN. What backward's own\n operators send is not covered: it is lost with the mesh. SWV_CODE_FAILED_PRECONDITION without\n ZeRO."]
+    pub fn swv_optimizer_discard(optimizer: *mut swv_optimizer) -> *mut swv_status;
 }
 #[doc = " Operations issued, and their bytes: of the larger of the two buffers."]
 #[repr(C)]

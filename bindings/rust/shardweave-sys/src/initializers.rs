@@ -152,7 +152,7 @@ pub const SWV_MATERIALIZE_OPTIONS_INIT: swv_materialize_options = swv_materializ
 };
 
 pub const SWV_FULLY_SHARD_OPTIONS_INIT: swv_fully_shard_options = swv_fully_shard_options {
-    struct_size: 64,
+    struct_size: 76,
     mesh_dim: ptr::null(),
     units: ptr::null(),
     num_units: 0,
@@ -161,6 +161,9 @@ pub const SWV_FULLY_SHARD_OPTIONS_INIT: swv_fully_shard_options = swv_fully_shar
     min_numel: 0,
     source: 0,
     reshard_after_forward: 1,
+    param_dtype: SWV_DTYPE_DEFAULT,
+    reduce_dtype: SWV_DTYPE_DEFAULT,
+    output_dtype: SWV_DTYPE_DEFAULT,
 };
 
 pub const SWV_FULLY_SHARD_COUNTERS_INIT: swv_fully_shard_counters = swv_fully_shard_counters {
@@ -174,8 +177,9 @@ pub const SWV_FULLY_SHARD_COUNTERS_INIT: swv_fully_shard_counters = swv_fully_sh
 };
 
 pub const SWV_GRAD_SYNC_OPTIONS_INIT: swv_grad_sync_options = swv_grad_sync_options {
-    struct_size: 16,
+    struct_size: 20,
     bucket_bytes: 26214400,
+    reduce_dtype: SWV_DTYPE_DEFAULT,
 };
 
 pub const SWV_CLIP_OPTIONS_INIT: swv_clip_options = swv_clip_options {

@@ -311,13 +311,13 @@ layouts! {
     swv_materialize_options { struct_size, fqns, values, num_values, seed, has_seed }
     swv_fully_shard_options {
         struct_size, mesh_dim, units, num_units, unit_types, num_unit_types, min_numel, source,
-        reshard_after_forward
+        reshard_after_forward, param_dtype, reduce_dtype, output_dtype
     }
     swv_fully_shard_counters {
         struct_size, gathers, prefetches, wrong_prefetches, reduce_scatters, gathered_bytes,
         peak_gathered_bytes
     }
-    swv_grad_sync_options { struct_size, bucket_bytes }
+    swv_grad_sync_options { struct_size, bucket_bytes, reduce_dtype }
     swv_verify_options { struct_size, tolerance, forward_only, copy_values }
     swv_plan_auto_options {
         struct_size, tp_mesh_dim, memory_limit, optimizer_states, heads, max_evaluations,

@@ -6,6 +6,7 @@ use std::ptr;
 use shardweave_sys as sys;
 
 use crate::debug::{self, Report};
+use crate::dtype::{number_of, DType};
 use crate::error::{Of, Result};
 use crate::ffi::c_text;
 use crate::mesh::Mesh;
@@ -21,6 +22,9 @@ pub struct FullyShardOptions {
     min_numel: i64,
     source: Source,
     reshard_after_forward: bool,
+    param_dtype: Option<DType>,
+    reduce_dtype: Option<DType>,
+    output_dtype: Option<DType>,
 }
 
 impl Default for FullyShardOptions {
@@ -39,6 +43,9 @@ impl FullyShardOptions {
             min_numel: 0,
             source: Source::default(),
             reshard_after_forward: true,
+            param_dtype: None,
+            reduce_dtype: None,
+            output_dtype: None,
         }
     }
 
@@ -79,6 +86,26 @@ impl FullyShardOptions {
     /// With `false` what forward has gathered stays for backward: more memory, fewer collectives.
     pub fn reshard_after_forward(mut self, reshard: bool) -> FullyShardOptions {
         self.reshard_after_forward = reshard;
+        self
+    }
+
+    /// Mixed precision, `F16`, `Bf16`, `F32` or `F64`: what operators see of parameters, as units are
+    /// gathered. What an operator takes beside them or views of them is cast, too, but buffers and
+    /// numbers. What rests, its gradient, and so what optimizers work on, keeps its type.
+    pub fn param_dtype(mut self, dtype: DType) -> FullyShardOptions {
+        self.param_dtype = Some(dtype);
+        self
+    }
+
+    /// In what gradients are summed over ranks; else as operators see the parameters.
+    pub fn reduce_dtype(mut self, dtype: DType) -> FullyShardOptions {
+        self.reduce_dtype = Some(dtype);
+        self
+    }
+
+    /// Of what operators give that take parameters and an input; else as it comes.
+    pub fn output_dtype(mut self, dtype: DType) -> FullyShardOptions {
+        self.output_dtype = Some(dtype);
         self
     }
 }
@@ -125,6 +152,9 @@ pub(crate) fn shard<M: Module + ?Sized>(
         min_numel: options.min_numel,
         source: options.source.to_raw().source,
         reshard_after_forward: options.reshard_after_forward.into(),
+        param_dtype: number_of(options.param_dtype),
+        reduce_dtype: number_of(options.reduce_dtype),
+        output_dtype: number_of(options.output_dtype),
         ..sys::SWV_FULLY_SHARD_OPTIONS_INIT
     };
     debug::report(|table, json| {

@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 
 use shardweave_sys as sys;
 
+use crate::dtype::{number_of, DType};
 use crate::error::{Of, Result};
 use crate::mesh::Scope;
 use crate::module::{handle_of, Module};
@@ -49,6 +50,37 @@ pub struct GradSync(SyncHandle);
 
 debug_by_name!(GradSync);
 
+/// Of [`GradSync::with`].
+#[derive(Clone, Copy, Debug)]
+pub struct GradSyncOptions(sys::swv_grad_sync_options);
+
+impl Default for GradSyncOptions {
+    fn default() -> GradSyncOptions {
+        GradSyncOptions(sys::SWV_GRAD_SYNC_OPTIONS_INIT)
+    }
+}
+
+impl GradSyncOptions {
+    /// Buckets of 25 MiB, gradients as they are.
+    pub fn new() -> GradSyncOptions {
+        GradSyncOptions::default()
+    }
+
+    /// Buckets of at most so many bytes, as they travel; a larger gradient has one of its own.
+    pub fn bucket_bytes(mut self, bytes: i64) -> GradSyncOptions {
+        self.0.bucket_bytes = bytes;
+        self
+    }
+
+    /// Gradients of `F16`, `Bf16`, `F32` and `F64` travel and are summed up in this one of them.
+    /// `Bf16` halves the bytes of `F32`, and keeps eight bits of each rank's part and of each partial
+    /// sum. What arrives has the gradient's own type.
+    pub fn reduce_dtype(mut self, dtype: DType) -> GradSyncOptions {
+        self.0.reduce_dtype = number_of(Some(dtype));
+        self
+    }
+}
+
 /// What a [`GradSync`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -62,19 +94,17 @@ pub struct GradSyncCounts {
 impl GradSync {
     /// With buckets of 25 MiB.
     pub fn new<M: Module + ?Sized>(module: &M) -> Result<GradSync> {
-        let size = sys::SWV_GRAD_SYNC_OPTIONS_INIT.bucket_bytes;
-        GradSync::make(module, size).of("GradSync::new")
+        GradSync::make(module, &GradSyncOptions::new()).of("GradSync::new")
     }
 
-    /// With buckets of at most so many bytes (a larger gradient has one of its own).
-    pub fn with_bucket_bytes<M: Module + ?Sized>(module: &M, bytes: i64) -> Result<GradSync> {
-        GradSync::make(module, bytes).of("GradSync::with_bucket_bytes")
+    /// As the options say.
+    pub fn with<M: Module + ?Sized>(module: &M, options: &GradSyncOptions) -> Result<GradSync> {
+        GradSync::make(module, options).of("GradSync::with")
     }
 
-    fn make<M: Module + ?Sized>(module: &M, bucket_bytes: i64) -> Result<GradSync> {
+    fn make<M: Module + ?Sized>(module: &M, options: &GradSyncOptions) -> Result<GradSync> {
         let (module, _forwards) = handle_of(module)?;
-        let raw = sys::swv_grad_sync_options { bucket_bytes, ..sys::SWV_GRAD_SYNC_OPTIONS_INIT };
-        let sync = create!(swv_grad_sync_create(module.as_ptr(), &raw))?;
+        let sync = create!(swv_grad_sync_create(module.as_ptr(), &options.0))?;
         Ok(GradSync(SyncHandle::from_handle(sync)))
     }
 

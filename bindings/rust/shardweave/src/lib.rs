@@ -122,7 +122,7 @@ pub use field::{BufferField, ModuleField};
 pub use forward::Forward;
 pub use fully_shard::{FullyShardCounters, FullyShardOptions};
 pub use generated::OP_NAMES;
-pub use grad_sync::{GradSync, GradSyncCounts, NoSync};
+pub use grad_sync::{GradSync, GradSyncCounts, GradSyncOptions, NoSync};
 pub use index::{Ellipsis, IndexItem, NewAxis, TensorIndex};
 pub use layout::{IntoLayout, Layout, LocalExtent, Placement, RedistributionPlan};
 pub use mesh::{

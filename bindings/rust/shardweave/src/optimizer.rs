@@ -374,6 +374,16 @@ impl Optimizer {
         Ok(NoSync::until_the_end_of(Scope::from_handle(scope)))
     }
 
+    /// After a backward in stage 2 of [`use_zero`](Optimizer::use_zero) that failed on this rank, at
+    /// once, for others may wait in theirs for buckets that this rank owes them; and, when the ranks
+    /// have agreed that it failed, on a communicator that is not the mesh's
+    /// ([`World::comm`](crate::World::comm)), on the others in place of `finish_grad_sync`. What has
+    /// left comes to nothing, and the next iteration is one as any. Gradients stay as they are, for
+    /// the caller to zero. One that calls `finish_grad_sync` instead gets NaN.
+    pub fn discard(&self) -> Result<()> {
+        call!(swv_optimizer_discard(self.as_ptr()))
+    }
+
     /// Changes the parameters. Those without a gradient stay as they are.
     pub fn step(&self) -> Result<()> {
         call!(swv_optimizer_step(self.as_ptr()))

@@ -9,7 +9,7 @@ use shardweave_sys as sys;
 
 use crate::args;
 use crate::autograd::{no_grad, GradMode};
-use crate::dtype::{DType, Device};
+use crate::dtype::{number_of, DType, Device};
 use crate::element::Element;
 use crate::error::{Code, Error, Of, Result};
 use crate::layout::{IntoLayout, Layout};
@@ -200,7 +200,7 @@ impl TensorOptions {
 
     fn to_raw(&self) -> sys::swv_tensor_options {
         let mut raw = sys::SWV_TENSOR_OPTIONS_INIT;
-        raw.dtype = self.dtype.map_or(sys::SWV_DTYPE_DEFAULT, |dtype| dtype as i32);
+        raw.dtype = number_of(self.dtype);
         raw.requires_grad = self.requires_grad.into();
         if let Some(device) = self.device {
             raw.device = device.to_raw();

@@ -4,8 +4,9 @@
 
 use shardweave::nn::{self, Layer};
 use shardweave::{
-    no_grad, Adam, AdamW, Code, FullyShardOptions, Lion, Mesh, Module, NativeModule, Optimizer,
-    ParameterPlan, Placement::*, Result, Sgd, Source, Tensor, World, ZeroOptions,
+    no_grad, Adam, AdamW, Code, DType, FullyShardOptions, GradSync, GradSyncOptions, Lion, Mesh,
+    Module, NativeModule, Optimizer, ParameterPlan, Placement::*, Result, Sgd, Source, Tensor,
+    World, ZeroOptions,
 };
 
 const STEPS: usize = 5;
@@ -292,6 +293,66 @@ fn what_is_wrong_with_a_divided_optimizer_is_said() {
             }
             assert!(backward()? > 0);
             net.finish_grad_sync()
+        })
+        .unwrap();
+}
+
+#[test]
+fn mixed_precision_keeps_what_rests() {
+    World::threads(2)
+        .run(|world| {
+            let mesh = world.device_mesh(&[("dp", 2)])?;
+            let net = Net::new()?;
+            let options = FullyShardOptions::new()
+                .unit("blocks.*")
+                .param_dtype(DType::Bf16)
+                .reduce_dtype(DType::F32)
+                .output_dtype(DType::F32);
+            net.fully_shard(&mesh, &options)?;
+            let trace = mesh.trace()?;
+            let (losses, _) = train(&net, Some(&mesh))?;
+            let sent = trace.to_json()?;
+            assert!(sent.contains(r#""dtype":"BFloat16""#), "{sent}");
+            for (name, parameter) in net.parameters() {
+                assert_eq!(parameter.dtype()?, DType::F32, "{name}");
+            }
+            let (exact, _) = train(&Net::new()?, None)?;
+            for (got, wanted) in losses.iter().zip(&exact) {
+                assert!((got - wanted).abs() <= 0.03 * wanted.abs(), "{losses:?}, {exact:?}");
+            }
+            assert_ne!(losses, exact);
+            let error = Net::new()?
+                .fully_shard(&mesh, &FullyShardOptions::new().param_dtype(DType::I64))
+                .unwrap_err();
+            assert_eq!(error.code(), Code::InvalidArgument, "{error}");
+            assert!(error.message().contains("param_dtype is Long"), "{error}");
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn gradients_travel_in_fewer_bits() {
+    World::threads(2)
+        .run(|world| {
+            let mesh = world.device_mesh(&[("dp", 2)])?;
+            let net = Net::new()?;
+            net.distribute(&mesh, &ParameterPlan::new(), Source::Same)?;
+            let _sync = GradSync::with(&net, &GradSyncOptions::new().reduce_dtype(DType::Bf16))?;
+            let trace = mesh.trace()?;
+            let (losses, _) = train(&net, Some(&mesh))?;
+            let bytes = trace.bytes()?;
+            let mut elements = 0;
+            for (_, parameter) in net.parameters() {
+                elements += parameter.numel()?;
+            }
+            assert!(bytes >= 2 * STEPS as i64 * elements, "{bytes}");
+            assert!(bytes < 3 * STEPS as i64 * elements, "{bytes}"); // in f32 it is 4
+            let (exact, _) = train(&Net::new()?, None)?;
+            for (got, wanted) in losses.iter().zip(&exact) {
+                assert!((got - wanted).abs() <= 0.03 * wanted.abs(), "{losses:?}, {exact:?}");
+            }
+            Ok(())
         })
         .unwrap();
 }

@@ -3,8 +3,8 @@
 
 use shardweave::nn::{self, Layer, RotaryOptions};
 use shardweave::{
-    no_grad, AdamW, Forward, GradSync, Mesh, Module, NativeModule, ParameterPlan, Result, Source,
-    Tensor, World,
+    no_grad, AdamW, Forward, GradSync, GradSyncOptions, Mesh, Module, NativeModule, ParameterPlan,
+    Result, Source, Tensor, World,
 };
 
 const CONFIG: &str = r#"{"model_type": "llama", "vocab_size": 29, "hidden_size": 24,
@@ -173,7 +173,9 @@ type Trained = (Vec<f32>, Vec<(String, Vec<f32>)>);
 
 fn train<M: Layer>(model: &M, mesh: Option<&Mesh>) -> Result<Trained> {
     let optimizer = AdamW::new(1e-2).build(model)?;
-    let _sync = mesh.map(|_| GradSync::with_bucket_bytes(model, 2000)).transpose()?;
+    let _sync = mesh
+        .map(|_| GradSync::with(model, &GradSyncOptions::new().bucket_bytes(2000)))
+        .transpose()?;
     let mut losses = Vec::new();
     for step in 0..STEPS {
         let (mut tokens, mut targets) = batch(step)?;

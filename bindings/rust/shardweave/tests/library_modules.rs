@@ -5,9 +5,9 @@ use shardweave::debug::{self, VerifyOptions};
 use shardweave::nn::{self, Layer};
 use shardweave::{
     apply, args, auto_plan, deferred_init, materialize, no_grad, AutoPlanOptions, Code, CostModel,
-    DeviceCost, Error, Forward, Function, FunctionContext, GradSync, LinkCost, MaterializeOptions,
-    Members, Mesh, Module, NativeModule, ParameterPlan, Placement::*, ReduceOp, Result, Source,
-    Tensor, World,
+    DeviceCost, Error, Forward, Function, FunctionContext, GradSync, GradSyncOptions, LinkCost,
+    MaterializeOptions, Members, Mesh, Module, NativeModule, ParameterPlan, Placement::*, ReduceOp,
+    Result, Source, Tensor, World,
 };
 
 const MESHES: [&[(&str, i64)]; 3] = [&[("tp", 1)], &[("tp", 2)], &[("dp", 2), ("tp", 2)]];
@@ -285,7 +285,7 @@ fn gradients_leave_during_backward() {
             let x = numbers(&[4, 5], 0.5)?.distribute(&mesh, [("dp", Shard(0))])?;
             let forward = |model: &Mixed| model.forward(&x);
             let wanted = seen(&model, &forward)?;
-            let sync = GradSync::with_bucket_bytes(&model, 100)?;
+            let sync = GradSync::with(&model, &GradSyncOptions::new().bucket_bytes(100))?;
             let error = GradSync::new(&model).unwrap_err();
             assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
             for _ in 0..3 {
@@ -302,8 +302,9 @@ fn gradients_leave_during_backward() {
             model.zero_grad()?;
             drop(sync);
             GradSync::new(&model)?; // the hooks are gone
-            let error = GradSync::with_bucket_bytes(&model, 0).unwrap_err();
-            let message = "GradSync::with_bucket_bytes: argument 'bucket_bytes' is 0";
+            let error =
+                GradSync::with(&model, &GradSyncOptions::new().bucket_bytes(0)).unwrap_err();
+            let message = "GradSync::with: argument 'bucket_bytes' is 0";
             assert!(error.message().starts_with(message), "{error}");
             Ok(())
         })
@@ -493,7 +494,7 @@ fn what_has_left_in_a_backward_that_failed_is_discarded() {
             };
             let forward = |model: &Two| through(model, false);
             let wanted = seen(&model, &forward)?;
-            let sync = GradSync::with_bucket_bytes(&model, 1)?;
+            let sync = GradSync::with(&model, &GradSyncOptions::new().bucket_bytes(1))?;
             for _ in 0..2 {
                 seen(&model, &forward)?;
                 let backward = through(&model, world.rank() == 1)?.sum()?.backward();
