@@ -637,6 +637,23 @@ SWV_API SWV_MUST_USE swv_status* swv_mesh_to_string(const swv_mesh* mesh, swv_st
 SWV_API SWV_MUST_USE swv_status* swv_mesh_equal(const swv_mesh* a, const swv_mesh* b,
                                                 swv_bool* out_equal);
 
+/* How an operator shards, one of a library that the process has loaded (TORCH_LIBRARY) or one of
+ * LibTorch's: "mylib::swiglu" with all its overloads, or "aten::add.Tensor". Each way says, along one
+ * mesh dimension, how the tensor arguments lie and how the results lie then, where nothing has to be
+ * sent: {"S(0), R -> S(0)", "R, S(0) -> S(1)"}. A placement for each argument of the schema that is a
+ * tensor or a list of them, None included, and for each result, or one for all; R, S(d) with d from 0,
+ * P and P(max) as in layouts. All replicated is always a way. {"pointwise"} alone: element by element,
+ * broadcast. Operators take the cheapest way, and bring their arguments there. A derivative is an
+ * operator of its own, with a rule of its own. It comes before a rule of the library; the operator
+ * counts as a layer's, where plans meet inputs and outputs.
+ *
+ * On this mesh, not on its slices; every rank adds the same, before or between operators.
+ * SWV_CODE_NOT_FOUND for an operator that is not there; SWV_CODE_ALREADY_EXISTS for a second rule;
+ * SWV_CODE_INVALID_ARGUMENT for a way that does not fit the schema, and out of swv_op_call for a
+ * dimension that a tensor does not have; SWV_CODE_FAILED_PRECONDITION while an operator runs. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_add_rule(swv_mesh* mesh, const char* name,
+                                                   const char* const* ways, size_t num_ways);
+
 /* What communication and computation cost, by which operators choose among the strategies of their
  * sharding rules, and redistributions their steps. */
 typedef struct swv_link_cost {

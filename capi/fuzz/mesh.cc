@@ -207,6 +207,8 @@ void Fuzzer::guided() {
     done(swv_mesh_set_cost_model_from_json(
         mesh,
         R"({"links": {"x": {"latency": 1e-6, "bandwidth": 7}}, "device": {"flops": 9, "bandwidth": 8}})"));
+    const char* const ways[] = {"S(0) -> S(0)", one_in(4) ? text() : "S(1) -> S(1)"};
+    done(swv_mesh_add_rule(mesh, one_in(4) ? text() : "aten::selu", ways, 1 + below(2)));
     if (done(swv_mesh_unflatten(mesh, "x", dims, 2, &two))) swv_mesh_free(two);
     with_grad.mesh = mesh;
     swv_tensor* cut = nullptr;

@@ -220,6 +220,15 @@ func (m *Mesh) CostModel() (CostModel, error) {
 	}, m)
 }
 
+// AddRule says how an operator shards on this mesh: one of a library that the process has loaded
+// (TORCH_LIBRARY), or one of LibTorch's, "mylib::swiglu" with all its overloads or "aten::add.Tensor".
+// Each way says, along one mesh dimension, how the tensor arguments lie and how the results lie then,
+// where nothing has to be sent: "S(0), R -> S(0)". "pointwise" alone: element by element. A derivative is
+// an operator of its own, with a rule of its own. Every rank adds the same, before or between operators.
+func (m *Mesh) AddRule(name string, ways ...string) error {
+	return do(func(*rank) error { return c.MeshAddRule(m.handle, name, ways) }, m)
+}
+
 // SetCostModel sets it from now on, on this mesh; its slices have models of their own. What was decided
 // before is forgotten. Collective, once: ranks that are not all given the same, or one of which is given
 // what is none, all get an error and keep what they had.

@@ -405,6 +405,52 @@ func TestMeshesAndLayouts(t *testing.T) {
 	}
 }
 
+func TestRulesOfTheHost(t *testing.T) {
+	run(t, 2, func(w *sw.World) error {
+		m, err := w.ParseMesh("x=2")
+		if err != nil {
+			return err
+		}
+		name := "aten::bucketize.Tensor"
+		if err := m.AddRule("aten::bucketise", "pointwise"); !errors.Is(err, sw.NotFound) || !strings.Contains(err.Error(), "Mesh.AddRule: argument 'name'") {
+			return fmt.Errorf("%v", err)
+		}
+		if err := m.AddRule(name, "S(0), R -> S(0)", "S(0) -> R"); !errors.Is(err, sw.InvalidArgument) || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "argument 'ways[1]'") {
+			return fmt.Errorf("%v", err)
+		}
+		if err := m.AddRule(name, "no\x00"); !errors.Is(err, sw.InvalidArgument) {
+			return fmt.Errorf("%v", err)
+		}
+		if err := m.AddRule("aten::hypot", "S(0), S(0) -> S(0)"); err != nil {
+			return err
+		}
+		if err := m.AddRule("aten::hypot", "pointwise"); !errors.Is(err, sw.AlreadyExists) {
+			return fmt.Errorf("%v", err)
+		}
+		plain := counted(w, 7, 5)
+		want, err := sw.DataAs[float64](plain.Apply("aten::hypot", plain))
+		if err != nil {
+			return err
+		}
+		for _, placement := range []string{"S(0)", "S(1)"} {
+			x := plain.Distribute(m, sw.On{"x": placement}, sw.SameEverywhere)
+			y := x.Apply("aten::hypot", x)
+			layout, err := y.Layout()
+			if err != nil {
+				return err
+			}
+			// The library's own rule would leave columns where they are.
+			if fmt.Sprint(layout) == "[S(1)]" {
+				return fmt.Errorf("%v", layout)
+			}
+			if got, err := sw.DataAs[float64](y.Full()); err != nil || !near(got, want) {
+				return fmt.Errorf("%v and %v, %v", got, want, err)
+			}
+		}
+		return nil
+	})
+}
+
 func TestCostModels(t *testing.T) {
 	run(t, 4, func(w *sw.World) error {
 		m, err := w.ParseMesh("dp=2,tp=2")

@@ -580,6 +580,18 @@ func MeshCostModel(m Mesh, dims int) (links [][2]float64, device [2]float64, err
 	return links, [2]float64{float64(cost[0]), float64(cost[1])}, err
 }
 
+func MeshAddRule(m Mesh, name string, ways []string) error {
+	if err := checkText("the operator's name", name); err != nil {
+		return err
+	}
+	if err := checkText("a way", ways...); err != nil {
+		return err
+	}
+	var a arena
+	defer a.free()
+	return result(C.swvgo_mesh_add_rule(m, a.text(name), a.list(ways), C.size_t(len(ways))))
+}
+
 func MeshSetCostModel(m Mesh, links [][2]float64, device [2]float64) error {
 	raw := make([]C.swv_link_cost, len(links)+1)
 	for i, link := range links {

@@ -479,6 +479,13 @@ static inline swv_status* swvgo_mesh_dispatch_counters(const swv_mesh* mesh, int
   return status;
 }
 
+static inline swv_status* swvgo_mesh_add_rule(swv_mesh* mesh, const char* name, const char* ways,
+                                              size_t num_ways) {
+  const char* texts[num_ways + 1];
+  swvgo_texts(ways, num_ways, texts);
+  return swv_mesh_add_rule(mesh, name, texts, num_ways);
+}
+
 // Links as latency, bandwidth, latency, ...; out: flops and bandwidth of the device.
 static inline swv_status* swvgo_mesh_cost_model(const swv_mesh* mesh, swv_link_cost* links,
                                                 size_t capacity, double* device) {

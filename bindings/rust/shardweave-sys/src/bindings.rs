@@ -800,6 +800,16 @@ extern "C" {
         out_equal: *mut swv_bool,
     ) -> *mut swv_status;
 }
+extern "C" {
+    #[must_use]
+    #[doc = " How an operator shards, one of a library that the process has loaded (TORCH_LIBRARY) or one of\n LibTorch's: \"mylib::swiglu\" with all its overloads, or \"aten::add.Tensor\". Each way says, along one\n mesh dimension, how the tensor arguments lie and how the results lie then, where nothing has to be\n sent: {\"S(0), R -> S(0)\", \"R, S(0) -> S(1)\"}. A placement for each argument of the schema that is a\n tensor or a list of them, None included, and for each result, or one for all; R, S(d) with d from 0,\n P and P(max) as in layouts. All replicated is always a way. {\"pointwise\"} alone: element by element,\n broadcast. Operators take the cheapest way, and bring their arguments there. A derivative is an\n operator of its own, with a rule of its own. It comes before a rule of the library; the operator\n counts as a layer's, where plans meet inputs and outputs.\n\n On this mesh, not on its slices; every rank adds the same, before or between operators.\n SWV_CODE_NOT_FOUND for an operator that is not there; SWV_CODE_ALREADY_EXISTS for a second rule;\n SWV_CODE_INVALID_ARGUMENT for a way that does not fit the schema, and out of swv_op_call for a\n dimension that a tensor does not have; SWV_CODE_FAILED_PRECONDITION while an operator runs."]
+    pub fn swv_mesh_add_rule(
+        mesh: *mut swv_mesh,
+        name: *const ::std::os::raw::c_char,
+        ways: *const *const ::std::os::raw::c_char,
+        num_ways: usize,
+    ) -> *mut swv_status;
+}
 #[doc = " What communication and computation cost, by which operators choose among the strategies of their\n sharding rules, and redistributions their steps."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

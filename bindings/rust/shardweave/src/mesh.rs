@@ -144,14 +144,14 @@ impl MeshDims {
 impl Mesh {
     /// The sub-mesh of the named dimensions, in that order, with this rank in it.
     pub fn slice(&self, names: &[&str]) -> Result<Mesh> {
-        let names = Names::new(names).of("Mesh::slice")?;
+        let names = Names::new(names, "mesh dimension").of("Mesh::slice")?;
         create!(swv_mesh_slice(self.as_ptr(), names.raw.as_ptr(), names.raw.len())).map(Mesh)
     }
 
     /// Merges neighbouring dimensions into one, named as they are, joined by `_`; all of them if
     /// `names` is empty.
     pub fn flatten(&self, names: &[&str]) -> Result<Mesh> {
-        let names = Names::new(names).of("Mesh::flatten")?;
+        let names = Names::new(names, "mesh dimension").of("Mesh::flatten")?;
         create!(swv_mesh_flatten(
             self.as_ptr(),
             names.raw.as_ptr(),
@@ -266,6 +266,30 @@ impl Mesh {
                 .collect(),
             device: DeviceCost { flops: device.flops, bandwidth: device.bandwidth },
         })
+    }
+
+    /// How an operator shards on this mesh: one of a library that the process has loaded
+    /// (`TORCH_LIBRARY`), or one of LibTorch's, `"mylib::swiglu"` with all its overloads or
+    /// `"aten::add.Tensor"`. Each way says, along one mesh dimension, how the tensor arguments lie
+    /// and how the results lie then, where nothing has to be sent; `"pointwise"` alone: element by
+    /// element. A derivative is an operator of its own, with a rule of its own.
+    ///
+    /// Every rank adds the same, before or between operators.
+    ///
+    /// ```
+    /// use shardweave::World;
+    /// World::threads(2).run(|world| {
+    ///     let mesh = world.device_mesh(&[("x", 2)])?;
+    ///     mesh.add_rule("aten::bucketize.Tensor", &["S(0), R -> S(0)", "S(1), R -> S(1)"])?;
+    ///     mesh.add_rule("aten::bucketize.Tensor", &["pointwise"]).unwrap_err(); // has one
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    pub fn add_rule(&self, name: &str, ways: &[&str]) -> Result<()> {
+        let name = c_text(name, "name").of("Mesh::add_rule")?;
+        let ways = Names::new(ways, "a way").of("Mesh::add_rule")?;
+        call!(swv_mesh_add_rule(self.as_ptr(), name.as_ptr(), ways.raw.as_ptr(), ways.raw.len()))
     }
 
     /// From now on, on this mesh; its slices have models of their own. What was decided before is
@@ -440,9 +464,8 @@ struct Names {
 }
 
 impl Names {
-    fn new(names: &[&str]) -> Result<Names> {
-        let texts =
-            names.iter().map(|name| c_text(name, "mesh dimension")).collect::<Result<Vec<_>>>()?;
+    fn new(names: &[&str], what: &str) -> Result<Names> {
+        let texts = names.iter().map(|name| c_text(name, what)).collect::<Result<Vec<_>>>()?;
         Ok(Names { raw: texts.iter().map(|text| text.as_ptr()).collect(), _texts: texts })
     }
 }

@@ -547,6 +547,37 @@ fn callbacks_that_panic_or_fail() {
 }
 
 #[test]
+fn operators_shard_by_rules_of_the_host() {
+    World::threads(2)
+        .run(|world| {
+            let mesh = world.device_mesh(&[("x", 2)])?;
+            let name = "aten::bucketize.Tensor";
+            let error = mesh.add_rule("aten::bucketise", &["pointwise"]).unwrap_err();
+            assert_eq!(error.code(), Code::NotFound);
+            assert!(error.message().starts_with("Mesh::add_rule: argument 'name'"), "{error}");
+            let error = mesh.add_rule(name, &["S(0), R -> S(0)", "S(0) -> R"]).unwrap_err();
+            assert_eq!(error.code(), Code::InvalidArgument);
+            assert!(error.message().contains(name), "{error}");
+            assert!(error.message().contains("argument 'ways[1]'"), "{error}");
+            mesh.add_rule(name, &["no\0"]).unwrap_err();
+            mesh.add_rule("aten::hypot", &["S(0), S(0) -> S(0)"])?;
+            let error = mesh.add_rule("aten::hypot", &["pointwise"]).unwrap_err();
+            assert_eq!(error.code(), Code::AlreadyExists);
+            let hypot = |x: &Tensor| Op::find("aten::hypot")?.call::<Tensor>(args![x, x]);
+            let plain = sample()?;
+            for layout in ["[S(0)]", "[S(1)]"] {
+                let x = plain.distribute(&mesh, &Layout::parse(layout)?)?;
+                let y = hypot(&x)?;
+                // The library's own rule would leave columns where they are.
+                assert_ne!(y.layout()?, Layout::parse("[S(1)]")?);
+                expect_close(&y, &hypot(&plain)?)?;
+            }
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
 fn cost_models_are_the_same_on_all_ranks() {
     World::threads(4)
         .run(|world| {
