@@ -109,7 +109,8 @@ std::string sent_in_a_step(swv_mesh* mesh, swv_module* module) {
   ok(swv_trace_to_json(trace, &json));
   swv_trace_free(trace);
   std::string result;
-  for (const auto& event : nlohmann::json::parse(text_of(json))["events"]) {
+  const nlohmann::json sent = nlohmann::json::parse(text_of(json));
+  for (const auto& event : sent["events"]) {
     if (event["is_check"].get<bool>()) continue;
     result +=
         event["collective"].get<std::string>() + " " + event["dtype"].get<std::string>() + "\n";

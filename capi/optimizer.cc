@@ -40,19 +40,20 @@ class HostOptimizer {
   }
 
   void step() {
-    is_used_ = true;
     zero_.has_value() ? zero_->step(kHost) : alone_.step();
+    is_used_ = true;
   }
   void zero_grad() { zero_.has_value() ? zero_->zero_grad() : alone_.zero_grad(); }
   double lr() { return stepped().lr(); }
   void set_lr(double lr) { stepped().set_lr(lr); }
   at::Tensor state(size_t parameter, std::string_view name) {
+    at::Tensor state = stepped().state(place_of(parameter), name);
     is_used_ = true;
-    return stepped().state(place_of(parameter), name);
+    return state;
   }
   void set_state(size_t parameter, std::string_view name, const at::Tensor& value) {
-    is_used_ = true;
     stepped().set_state(place_of(parameter), name, value);
+    is_used_ = true;
   }
 
  private:

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "ATen/core/dispatch/Dispatcher.h"
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_split.h"
 #include "shardweave/capi/handles.h"
 #include "shardweave/comm/str_cat.h"
@@ -61,6 +62,15 @@ void check_ways(const c10::FunctionSchema& schema, const std::vector<RuleWay>& w
       fail_argument("ways[]", str_cat("is '", way.text, "', with ", way.inputs.size(),
                                       " placements of inputs; wanted ", inputs,
                                       ", one for each tensor argument of ", c10::toString(schema)));
+    }
+    const bool are_tensors = absl::c_all_of(schema.returns(), [](const c10::Argument& result) {
+      return result.type()->kind() == c10::TypeKind::TensorType;
+    });
+    if (outputs != 1 && !are_tensors) {
+      fail_argument("ways[]", str_cat("is '", way.text, "', with ", outputs,
+                                      " placements of outputs; wanted one for all, for not all "
+                                      "results are tensors: ",
+                                      c10::toString(schema)));
     }
     if (outputs != 1 && outputs != schema.returns().size()) {
       fail_argument("ways[]", str_cat("is '", way.text, "', with ", outputs,
@@ -137,6 +147,7 @@ Rule rule_of_ways(const std::string& name, const std::vector<c10::OperatorHandle
 
 void add_host_rule(const MeshPtr& mesh, const std::string& name,
                    absl::Span<const char* const> ways) {
+  if (ways.empty()) fail_argument("ways", "has no elements; wanted one way or more");
   auto rule = std::make_shared<const Rule>(rule_of_ways(name, overloads_of(name), ways));
   const auto context = dtensor_internal::MeshContext::of(mesh);
   if (context->operator_under_way()) {

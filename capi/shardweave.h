@@ -1568,7 +1568,7 @@ typedef struct swv_grad_sync_options {
  * swv_grad_sync_discard.
  * With a reduce_dtype, F16, BF16, F32 or F64, gradients of these types travel and are summed up in
  * it: BF16 halves the bytes of F32, and keeps eight bits of each rank's part and of each partial sum.
- * What arrives has the gradient's own type. */
+ * What arrives has the gradient's own type. Those with a graph (create_graph) travel as they are. */
 SWV_API SWV_MUST_USE swv_status* swv_grad_sync_create(swv_module* module,
                                                       const swv_grad_sync_options* options,
                                                       swv_grad_sync** out_sync);
@@ -1724,8 +1724,9 @@ typedef struct swv_zero_options {
  * or that differ between ranks, and for a parameter that is plain, on another mesh, cut along the
  * dimension or fully sharded; SWV_CODE_NOT_FOUND for a dimension that the mesh does not have;
  * SWV_CODE_FAILED_PRECONDITION for an optimizer that has made steps, whose state was asked for or
- * which uses ZeRO already, and for a parameter of another one that does, of a swv_grad_sync, or one
- * that is still deferred. COLLECTIVE. */
+ * which uses ZeRO already (of these a rank does not tell the others), and for a parameter of another
+ * one that does, or did, as long as a scope of its is there, of a swv_grad_sync, or one that is still
+ * deferred. COLLECTIVE. */
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_use_zero(swv_optimizer* optimizer,
                                                         const swv_zero_options* options);
 /* Until the scope is freed, backward sends nothing in stage 2 either: gradients of several are summed
@@ -1736,9 +1737,9 @@ SWV_API SWV_MUST_USE swv_status* swv_optimizer_no_sync(swv_optimizer* optimizer,
  * buckets that this rank owes them; and, when the ranks have agreed that it failed, on a communicator
  * that is not the mesh's (swv_world_comm), on the others in place of swv_module_finish_grad_sync. What
  * has left comes to nothing, and the next iteration is one as any. Gradients stay as they are, for the
- * caller to zero. One that calls swv_module_finish_grad_sync instead gets NaN. What backward's own
- * operators send is not covered: it is lost with the mesh. SWV_CODE_FAILED_PRECONDITION without
- * ZeRO. */
+ * caller to zero. One that calls swv_module_finish_grad_sync instead gets NaN, or waits for what
+ * nobody sends. What backward's own operators send is not covered, nor are several optimizers that
+ * use ZeRO in one backward: then the mesh is lost. SWV_CODE_FAILED_PRECONDITION without ZeRO. */
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_discard(swv_optimizer* optimizer);
 
 /* ---- What happened --------------------------------------------------------------------------- */

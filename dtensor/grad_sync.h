@@ -48,7 +48,8 @@ struct GradSyncOptions {
   int64_t bucket_bytes = 25 << 20;  // as they travel
   // In what gradients of float16, bfloat16, float32 and float64 travel and are summed up: one of
   // these; nullopt: their own. bfloat16 halves the bytes of float32, and keeps eight bits of each
-  // rank's part and of each partial sum. What arrives has the gradient's own dtype.
+  // rank's part and of each partial sum. What arrives has the gradient's own dtype. Gradients with a
+  // graph (create_graph) travel as they are.
   std::optional<at::ScalarType> reduce_dtype = {};
 };
 

@@ -235,6 +235,23 @@ TEST(GradSyncTest, GradientsTravelInFewerBits) {
   }
 }
 
+TEST(GradSyncTest, WhatIsSentNowhereKeepsItsBits) {
+  on_mesh({{"a", 1}}, [](const MeshPtr& mesh) {
+    Stack model, alone;
+    loss_of(*alone, batch(0)).backward();
+    distribute_module(*model, mesh, {});
+    const GradSync sync(*model, {.reduce_dtype = at::kBFloat16});
+    for (int iteration = 0; iteration < 2; ++iteration) {
+      loss_of(*model, fed(0, mesh)).backward();
+      finish_grad_sync(*model);
+      for (int i = 0; i < kLayers; ++i) {
+        EXPECT_TRUE(full_tensor(model->weights[i].grad()).equal(alone->weights[i].grad())) << i;
+      }
+      zero_grad(*model);
+    }
+  });
+}
+
 // Another number of accumulations, tensor parallel gradients that are whole already, ones that are no
 // numbers, a discarded iteration.
 TEST(GradSyncTest, FewerBitsWhateverBackwardDoes) {

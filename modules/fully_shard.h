@@ -100,9 +100,10 @@ std::string to_json(const std::vector<FullyShardUnit>& units);
 // Collective over the mesh; compares the ranks' units. Throws Error before anything is changed:
 // InvalidArgument for a dimension that the mesh does not have, a parameter on another mesh or cut along
 // the dimension already, one with a ragged cut of its rows along another, a unit with fewer elements than
-// ranks, options that differ between ranks, what another rank refuses, and what distribute_module()
-// does; NotFound for a pattern or type that matches no submodule with
-// parameters; FailedPrecondition if all parameters are in units already: inner modules come first.
+// ranks, options that differ between ranks, a dtype of mixed precision that is none of the four, what
+// another rank refuses, and what distribute_module() does; NotFound for a pattern or type that matches no
+// submodule with parameters; FailedPrecondition if all parameters are in units already: inner modules
+// come first.
 // While the model runs: FailedPrecondition for a parameter that was moved since (module->to(), resize_),
 // for a write to a view of a parameter, and for ranks that use units in different orders.
 std::vector<FullyShardUnit> fully_shard(

@@ -494,19 +494,24 @@ void ZeroPartition::State::learn(const Cause& cause) {
   if (!has_come) return;  // they have been brought already
   bool differs_from_before = false;
   std::vector<size_t> of;
+  std::vector<int> counts;
   std::vector<uint64_t> sums;
   for (size_t i = 0; i < owned_.size(); ++i) {
-    Owned& owned = owned_[i];
+    const Owned& owned = owned_[i];
     if (owned.bucket < 0) continue;
     const int expected = owned.travels ? owned.came : 0;
     differs_from_before |= expected != owned.expected;
-    owned.expected = expected;
     of.push_back(i);
+    counts.push_back(expected);
     sums.push_back(mix(1, static_cast<uint64_t>(expected)));
   }
-  if (options_.stage < 2 || !differs_from_before) return;
-  const std::optional<Difference> differs = first_difference(*context_, sums, cause);
-  if (!differs.has_value()) return;
+  std::optional<Difference> differs;
+  if (options_.stage >= 2 && differs_from_before)
+    differs = first_difference(*context_, sums, cause);
+  if (!differs.has_value()) {
+    for (size_t k = 0; k < of.size(); ++k) owned_[of[k]].expected = counts[k];
+    return;
+  }
   const size_t index = of[differs->index];
   const int came = owned_[index].came;
   restart();

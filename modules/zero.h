@@ -109,8 +109,9 @@ class ZeroPartition {
   // A rank whose backward failed calls it at once, for in stage 2 others may wait in theirs for what it
   // has not sent. Then the ranks agree that there was a failure, on a communicator that is not the
   // mesh's (World::comm()), and the others call it. A rank that calls hand_out_gradients() instead
-  // gets NaN. What the backward's operators themselves send (tensor parallelism) or accumulate a second
-  // time nobody makes up for: with that the mesh is lost, as ever.
+  // gets NaN, or waits for what nobody sends. What the backward's operators themselves send (tensor
+  // parallelism) or accumulate a second time, and what several partitions send in one backward, nobody
+  // makes up for: with that the mesh is lost, as ever.
   void discard();
 
   // While it lives, backward sends nothing in stage 2 either. Scopes may be nested.

@@ -1132,6 +1132,11 @@ TEST(ZeroTest, RanksWhoseGradientsComeInOtherNumbers) {
       EXPECT_THAT(error.what(), HasSubstr("in other numbers elsewhere"));
       ++told;
     }
+    // What was refused has not been learnt: the ranks go on alike.
+    partition.zero_grad();
+    to_local(weight, Placements{Partial()}).square().sum().backward();
+    partition.hand_out_gradients();
+    EXPECT_TRUE(at::equal(to_local(partition.shards()[0].grad()), at::full({2, 3}, 4.0F)));
   });
   EXPECT_TRUE(second.ok()) << second;
   EXPECT_EQ(told, 2);

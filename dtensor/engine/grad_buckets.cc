@@ -52,9 +52,9 @@ bool gradient_moves(const at::Tensor& parameter) {
 
 InFlight moving_gradient(const at::Tensor& parameter) {
   at::Tensor gradient = parameter.grad();
-  const at::ScalarType dtype = checked_meta(gradient, "finish_grad_sync").spec->dtype;
+  const Layout from = checked_meta(gradient, "finish_grad_sync").spec->layout;
   for (const std::shared_ptr<GradBuckets>& buckets : buckets_of({parameter})) {
-    gradient = with_dtype(gradient, buckets->travels_as(dtype));
+    gradient = with_dtype(gradient, buckets->travels_as(parameter, from));
   }
   InFlight moving = moving_to(meta_of(gradient), meta_of(parameter).spec->layout);
   moving.parameter = parameter_of(meta_of(parameter));
@@ -108,13 +108,21 @@ void GradBuckets::resume() {
   --paused_;
 }
 
-at::ScalarType GradBuckets::travels_as(at::ScalarType dtype) const {
-  return is_castable(dtype) ? reduce_dtype_.value_or(dtype) : dtype;
+at::ScalarType GradBuckets::travels_as(const at::Tensor& parameter, const Layout& from) const {
+  const DTensorMeta& meta = meta_of(parameter);
+  const at::ScalarType dtype = meta.spec->dtype;
+  if (!reduce_dtype_.has_value() || !is_castable(dtype)) return dtype;
+  const DeviceMesh& mesh = meta.context->mesh();
+  for (int m = 0; m < mesh.ndim(); ++m) {
+    const bool is_sent = mesh.size(m) > 1 && !from[m].is_replicate();
+    if (is_sent && from[m] != meta.spec->layout[m]) return *reduce_dtype_;
+  }
+  return dtype;
 }
 
 int64_t GradBuckets::gradient_bytes(const at::Tensor& parameter) const {
   const Spec& spec = *meta_of(parameter).spec;
-  return spec.numel() * static_cast<int64_t>(c10::elementSize(travels_as(spec.dtype)));
+  return spec.numel() * static_cast<int64_t>(c10::elementSize(reduce_dtype_.value_or(spec.dtype)));
 }
 
 GradBuckets::Counts GradBuckets::counts() const {
@@ -196,8 +204,8 @@ void GradBuckets::leave_without_values(Bucket& bucket, const Cause& cause) {
     const Parameter& p = parameters_[i];
     const DTensorMeta& meta = meta_of(p.tensor);
     const Spec& its = *meta.spec;
-    const SpecRef spec =
-        meta.context->intern(*p.planned, its.sizes, its.strides, travels_as(its.dtype), its.device);
+    const SpecRef spec = meta.context->intern(*p.planned, its.sizes, its.strides,
+                                              travels_as(p.tensor, *p.planned), its.device);
     const at::Tensor nothing =
         at::full(array(spec->local_sizes), std::numeric_limits<double>::quiet_NaN(),
                  at::TensorOptions().dtype(spec->dtype).device(spec->device));

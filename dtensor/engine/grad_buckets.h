@@ -52,8 +52,8 @@ class GradBuckets : public std::enable_shared_from_this<GradBuckets> {
   // then.
   void plan(const Cause& cause);
 
-  // In which a gradient of this one travels.
-  at::ScalarType travels_as(at::ScalarType dtype) const;
+  // In which a gradient of `parameter` travels from where it lies; its own where no rank sends.
+  at::ScalarType travels_as(const at::Tensor& parameter, const Layout& from) const;
 
   struct Counts {
     int64_t buckets = 0;

@@ -172,7 +172,8 @@ func (o *Optimizer) UseZeRO(how ZeRO) error {
 // Discard is called after a Backward in stage 2 of ZeRO that failed on this rank, at once, for others may wait in theirs
 // for buckets that this rank owes them; and, when the ranks have agreed that it failed, on a communicator that is not the
 // mesh's ([World.Comm]), on the others in place of FinishGradSync. What has left comes to nothing, and the next iteration is
-// one as any. Gradients stay as they are, for the caller to zero. One that calls FinishGradSync instead gets NaN.
+// one as any. Gradients stay as they are, for the caller to zero. One that calls FinishGradSync instead gets NaN, or waits for
+// what nobody sends. With several optimizers that use ZeRO in one backward the mesh is lost.
 func (o *Optimizer) Discard() error {
 	return do(func(*rank) error { return c.OptimizerDiscard(o.handle) }, o)
 }

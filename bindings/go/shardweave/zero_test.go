@@ -193,11 +193,12 @@ func TestZeRONoSync(t *testing.T) {
 
 // Operators work in fewer bits; what rests keeps its type.
 func TestMixedPrecision(t *testing.T) {
-	plain, err := newShardedNet(alone(t))
+	w := alone(t)
+	plain, err := newShardedNet(w)
 	if err != nil {
 		t.Fatal(err)
 	}
-	exact, _, err := plain.train(alone(t), nil)
+	exact, _, err := plain.train(w, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -187,6 +187,11 @@ impl Device {
     }
 }
 
+/// The C interface's; None is its default.
+pub(crate) fn number_of(dtype: Option<DType>) -> sys::swv_dtype {
+    dtype.map_or(sys::SWV_DTYPE_DEFAULT, |dtype| dtype as i32)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -232,9 +237,4 @@ mod tests {
         }
         assert_eq!(Code::from_number(77), Code::Unknown);
     }
-}
-
-/// The C interface's; None is its default.
-pub(crate) fn number_of(dtype: Option<DType>) -> sys::swv_dtype {
-    dtype.map_or(sys::SWV_DTYPE_DEFAULT, |dtype| dtype as i32)
 }

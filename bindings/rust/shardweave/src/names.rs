@@ -228,6 +228,7 @@ mod tests {
 
     /// Every function of C that this crate calls has the name of something that it offers.
     #[test]
+    #[cfg_attr(miri, ignore = "minutes of reading sources; nothing here is unsafe")]
     fn every_function_has_a_name() {
         let sources = sources();
         let fallible = fallible_functions();

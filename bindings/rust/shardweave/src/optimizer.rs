@@ -301,7 +301,8 @@ impl OptimizerGroups {
         self.each("OptimizerGroups::zero_grad", |optimizer, _| optimizer.zero_grad())
     }
 
-    /// Each group's [`Optimizer::use_zero`].
+    /// Each group's [`Optimizer::use_zero`], one after the other: behind one that is refused the
+    /// others are as they were.
     pub fn use_zero(&self, options: &ZeroOptions) -> Result<()> {
         self.each("OptimizerGroups::use_zero", |optimizer, _| optimizer.use_zero(options))
     }
@@ -379,7 +380,8 @@ impl Optimizer {
     /// have agreed that it failed, on a communicator that is not the mesh's
     /// ([`World::comm`](crate::World::comm)), on the others in place of `finish_grad_sync`. What has
     /// left comes to nothing, and the next iteration is one as any. Gradients stay as they are, for
-    /// the caller to zero. One that calls `finish_grad_sync` instead gets NaN.
+    /// the caller to zero. One that calls `finish_grad_sync` instead gets NaN, or waits for what nobody
+    /// sends. With several optimizers that use ZeRO in one backward the mesh is lost.
     pub fn discard(&self) -> Result<()> {
         call!(swv_optimizer_discard(self.as_ptr()))
     }
