@@ -404,7 +404,8 @@ void Fuzzer::divided() {
   if (done(swv_tensor_ones(sizes, 2, &whole, &x)) &&
       done(swv_module_get(module, "weight", &parameters[0])) &&
       done(swv_module_get(module, "bias", &parameters[1])) &&
-      make_optimizer(parameters, &optimizer)) {
+      (one_in(3) ? make_optimizer(parameters, &optimizer)
+                 : done(swv_optimizer_create_adamw(parameters, 2, nullptr, &optimizer)))) {
     if (one_in(9)) done(swv_optimizer_step(optimizer));
     done(swv_optimizer_use_zero(optimizer, one_in(3) ? nullptr : sized(options)));
     if (one_in(3)) done(swv_optimizer_no_sync(optimizer, &pause));
@@ -414,7 +415,6 @@ void Fuzzer::divided() {
       swv_value_clear(&y);
     }
     if (one_in(2)) swv_scope_free(pause), pause = nullptr;
-    if (one_in(5)) done(swv_optimizer_discard(optimizer));
     if (!one_in(5)) done(swv_module_finish_grad_sync(module));
     done(swv_optimizer_step(optimizer));
     done(swv_optimizer_use_zero(optimizer, nullptr));
@@ -423,6 +423,7 @@ void Fuzzer::divided() {
       done(swv_optimizer_set_state(optimizer, below(3), name, one_in(3) ? x : state));
       keep(state);
     }
+    done(swv_optimizer_discard(optimizer));
     done(swv_optimizer_zero_grad(optimizer));
     if (one_in(2)) {
       swv_module_free(module);
