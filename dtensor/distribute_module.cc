@@ -111,7 +111,7 @@ void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const Par
                        const DistributeOptions& options, std::source_location where) {
   const std::vector<Member> members = members_of(module);
   for (const Member& member : members) {
-    if (resting_of(member.tensor) != nullptr) {
+    if (in_unit(member.tensor) != nullptr) {
       refuse(absl::StatusCode::kFailedPrecondition, member.fqns[0],
              "is fully sharded already, and rests in a unit; plans come first");
     }
@@ -214,6 +214,8 @@ void finish_grad_sync(const std::vector<at::Tensor>& parameters, std::source_loc
       }
       continue;
     }
+    // While a parameter is summoned its gradient stays where it is to rest.
+    if (in_unit(parameter) != nullptr && resting_of(parameter) == nullptr) continue;
     if (!gradient_moves(parameter)) continue;
     if (parameter.grad().requires_grad()) {  // create_graph: it stays part of that graph
       const c10::AutoGradMode record(true);

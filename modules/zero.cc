@@ -178,7 +178,7 @@ void ZeroPartition::State::check(size_t index, const at::Tensor& parameter) cons
   if (meta.context != context_) {
     refuse(kInvalidArgument, str_cat("lies on another mesh, ", describe(parameter)));
   }
-  if (resting_of(parameter) != nullptr) {
+  if (in_unit(parameter) != nullptr) {
     refuse(kInvalidArgument,
            "is fully sharded: its optimizer's states are divided already, by any optimizer");
   }

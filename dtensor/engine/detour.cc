@@ -61,6 +61,12 @@ void check_writable(const DTensorMeta& meta, std::string_view op) {
            "writes to a view of a parameter that is fully sharded, which is gathered for each use; "
            "write to the parameter itself");
   }
+  if (meta.family != nullptr && meta.family->resting != nullptr &&
+      meta.family->resting->unit->is_read_only()) {
+    refuse(meta, op,
+           "writes to a parameter that is summoned to be read (summon_full_params()); ask for "
+           "writeback, or write after that scope");
+  }
   if (meta.detour == nullptr || meta.detour->moved.defined()) return;
   refuse(meta, op,
          "writes to a view of a DTensor that is a copy, so that the original would not change; "

@@ -812,6 +812,27 @@ std::optional<uint64_t> kept_provenance(const OpInfo& info, absl::Span<const IVa
   return provenance_of(meta_of(from));
 }
 
+// detach() of what is under way is so, too: autograd makes one of each gradient that it keeps. False:
+// the operator has to run.
+bool stays_under_way(const CacheEntry& entry, MeshContext& context, c10::Stack& stack,
+                     size_t base) {
+  if (!stack[base].isTensor() || c10::InferenceMode::is_enabled()) return false;
+  c10::TensorImpl* impl = stack[base].unsafeToTensorImpl();
+  if (!defined(impl) || !is_dtensor(impl)) return false;
+  const DTensorMeta& meta = meta_of(impl);
+  if (meta.part.state() != LocalPart::State::kUnderWay || meta.detour != nullptr ||
+      !entry.input_changes.empty() || entry.outputs[0] != meta.spec) {
+    return false;
+  }
+  if (meta.family == nullptr) meta.family = std::make_shared<ViewFamily>();
+  at::Tensor result = wrap(meta.part, meta.spec, meta.context);
+  meta_of(result).family = meta.family;
+  meta_of(result).came_from(context.about);
+  torch::jit::drop(stack, stack.size() - base);
+  torch::jit::push(stack, std::move(result));
+  return true;
+}
+
 // The operators that it is made of note where their results come from; what it makes by itself, and
 // what it draws, has that of the whole.
 void run_composed(const c10::OperatorHandle& op, const OpInfo& info, const ComposedRule& rule,
@@ -923,6 +944,7 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
   if (entry->communicates && context->strict_depth > 0) {
     refuse_implicit(op, *entry, *context, make_call(op, info, args));
   }
+  if (info.is_view && info.keeps_arg == 0 && stays_under_way(*entry, *context, *stack, base)) return;
   Runner(op, info, *entry, context, stack, base).run();
 }
 

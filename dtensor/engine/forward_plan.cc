@@ -343,7 +343,7 @@ void dispatch_observed(const c10::OperatorHandle& op, c10::Stack* stack) {
   if (schema.name() == "aten::set_data" || schema.name() == "aten::set_") {
     const at::Tensor target = args[0].toTensor();
     if (args.size() > 1 && args[1].isTensor()) check_stays(target, args[1].toTensor());
-    if (schema.name() == "aten::set_data" && resting_of(target) != nullptr) {  // by itself
+    if (schema.name() == "aten::set_data" && in_unit(target) != nullptr) {  // by itself
       torch::jit::drop(*stack, schema.arguments().size());
       return;
     }

@@ -149,15 +149,15 @@ Use use_in(const c10::OperatorHandle& op, absl::Span<const IValue> args) {
     const bool written = alias != nullptr && alias->isWrite();
     bool writes_it = false;
     for_each_of(args[i], [&](const at::Tensor& tensor) {
-      const Resting* resting = resting_of(tensor);
-      if (resting == nullptr) return;
-      if (first == nullptr) first = resting;
+      const Resting* its = written ? in_unit(tensor) : resting_of(tensor);
+      if (its == nullptr) return;
+      if (first == nullptr) first = its;
       if (!written) return;
       writes_it = true;
       if (reshapes_in_place(op.operator_name().name)) {
         moved(tensor, absl::StrCat(op.operator_name().name, " would give it another place"));
       }
-      resting->unit->settle();
+      its->unit->settle();
     });
     if (writes_it) return Use::kAtRest;
   }
@@ -188,6 +188,26 @@ Use use_in(const c10::OperatorHandle& op, absl::Span<const IValue> args) {
   return copies ? Use::kAtRest : Use::kWhole;
 }
 
+// While parameters are summoned, what is recorded of them would save what is gone afterwards.
+void check_not_recorded(const c10::OperatorHandle& op, absl::Span<const IValue> args) {
+  if (!c10::GradMode::is_enabled()) return;
+  for (const IValue& arg : args) {
+    for_each_of(arg, [&](const at::Tensor& tensor) {
+      const Resting* known = known_to_rest(tensor);
+      if (known == nullptr || !known->unit->is_summoned() || !tensor.requires_grad() ||
+          resting_of(tensor) != nullptr || in_unit(tensor) == nullptr ||
+          works_at_rest(op.operator_name().name)) {
+        return;
+      }
+      throw Error(op.operator_name().name,
+                  absl::FailedPreconditionError(absl::StrCat(
+                      "the parameter '", std::string(parameter_of(meta_of(tensor))),
+                      "' is summoned (summon_full_params()), to be read and written; gradients "
+                      "are recorded after that scope, and in it operators run without")));
+    });
+  }
+}
+
 }  // namespace
 
 // --- the order of units --------------------------------------------------------------------------
@@ -211,6 +231,9 @@ void FsdpState::touch(FsdpUnit& unit) {
   in_backward_ = in_backward;
   FsdpUnit* guess = nullptr;
   if (current_ != &unit || begins_anew) {
+    // Gradients of the unit before travel while this one computes. Those of the one before that have
+    // had their time, and there are three units in memory: this, the next, and what travels.
+    finish_gradients(in_backward ? 1 : 0);
     if (current_ != nullptr && current_ != &unit &&
         (in_backward || current_->options_.reshard_after_forward)) {
       leaving_.push_back(current_);
@@ -258,7 +281,16 @@ void FsdpState::end_with_backward() {
         }
         if (state->current_ != nullptr) state->current_->reshard();
         for (FsdpUnit* unit : std::exchange(state->leaving_, {})) unit->reshard();
+        state->finish_gradients(0);
       });
+}
+
+void FsdpState::finish_gradients(size_t but_the_last) {
+  while (sending_.size() > but_the_last) {
+    const std::shared_ptr<UnitGradients> oldest = sending_.front().lock();
+    sending_.pop_front();
+    if (oldest != nullptr) oldest->finish();
+  }
 }
 
 void FsdpState::reshard() {
@@ -361,6 +393,7 @@ at::Tensor FsdpUnit::Parameter::tensor() const {
 
 FsdpUnit::~FsdpUnit() {
   under_way_.reset();
+  sending_.reset();
   if (is_allocated_) state_->counters.gathered_bytes -= flat_bytes();
   state_->forget(*this);
 }
@@ -372,6 +405,16 @@ int64_t FsdpUnit::flat_bytes() const {
 std::string FsdpUnit::parameter_name(size_t index) const {
   const std::shared_ptr<ViewFamily> family = parameters_[index].family.lock();
   return family == nullptr ? std::string() : family->fqn;
+}
+
+// Of what they are made of together.
+uint64_t FsdpUnit::provenance() const {
+  uint64_t provenance = 0;
+  for (const Parameter& p : parameters_) {
+    const at::Tensor tensor = p.tensor();
+    if (tensor.defined()) provenance = mix(provenance, provenance_of(meta_of(tensor)));
+  }
+  return provenance;
 }
 
 // The parts that rest become one row; the flat buffer gets its places, and no memory.
@@ -424,6 +467,7 @@ void FsdpUnit::begin_gather() {
   if (!shard_.defined()) pack();
   gathered_version_ = shard_._version();
   if (is_at_hand()) return;
+  if (sending_ != nullptr) std::shared_ptr<UnitGradients>(sending_)->finish();
   for (const Parameter& p : parameters_) {  // made of what was there before
     if (const auto family = p.family.lock()) family->remembered.clear();
   }
@@ -438,11 +482,6 @@ void FsdpUnit::begin_gather() {
     counters.peak_gathered_bytes = std::max(counters.peak_gathered_bytes, counters.gathered_bytes);
   }
   is_full_ = false;
-  uint64_t provenance = 0;
-  for (const Parameter& p : parameters_) {
-    const at::Tensor tensor = p.tensor();
-    if (tensor.defined()) provenance = mix(provenance, provenance_of(meta_of(tensor)));
-  }
   at::Tensor stretch = shard_;
   if (is_cast()) {  // where it belongs
     const at::AutoDispatchBelowADInplaceOrView is_no_write;
@@ -454,7 +493,7 @@ void FsdpUnit::begin_gather() {
     return;
   }
   ++state_->counters.gathers;
-  under_way_.emplace(row_.all_gather(stretch, flat_, provenance, cause(),
+  under_way_.emplace(row_.all_gather(stretch, flat_, provenance(), cause(),
                                      [this](size_t i) { return parameter_name(i); }));
 }
 
@@ -481,7 +520,7 @@ void FsdpUnit::reshard() {
   if (is_at_hand()) return;
   finish_gather();
   is_full_ = false;
-  if (!is_allocated_) return;
+  if (!is_allocated_ || sending_ != nullptr) return;  // when they are sent
   is_allocated_ = false;
   state_->counters.gathered_bytes -= flat_bytes();
   c10::StorageImpl* storage = flat_.storage().unsafeGetStorageImpl();
@@ -570,16 +609,51 @@ at::Tensor FsdpUnit::resting_gradient(size_t index, const at::Tensor& grad) {
 
 // Gradients are packed where the parameters were, or in place of them: nobody needs those any more.
 at::Tensor FsdpUnit::gradient_buffer(int64_t numel, const at::TensorOptions& options) {
-  finish_gather();
   is_full_ = false;
-  if (is_allocated_ && options.dtype() == flat_.dtype()) return flat_.narrow(0, 0, numel);
+  if (has_room_for(options)) return flat_.narrow(0, 0, numel);
   reshard();
   at::Tensor buffer = at::empty({numel}, options);
   FsdpCounters& counters = state_->counters;
-  counters.peak_gathered_bytes =
-      std::max(counters.peak_gathered_bytes,
-               counters.gathered_bytes + static_cast<int64_t>(buffer.nbytes()));
+  counters.gathered_bytes += static_cast<int64_t>(buffer.nbytes());
+  counters.peak_gathered_bytes = std::max(counters.peak_gathered_bytes, counters.gathered_bytes);
   return buffer;
+}
+
+// Those that it takes become undefined; null: none.
+std::shared_ptr<UnitGradients> FsdpUnit::send(variable_list& grads) {
+  state_->finish_gradients(1);
+  finish_gather();
+  if (sending_ != nullptr) std::shared_ptr<UnitGradients>(sending_)->finish();
+  bool from_flat = false;
+  int64_t bytes = 0;
+  auto gradients = std::make_shared<UnitGradients>(
+      row_, grads, reduce_dtype(),
+      [&](int64_t numel, const at::TensorOptions& options) {
+        from_flat = has_room_for(options);
+        at::Tensor buffer = gradient_buffer(numel, options);
+        bytes = static_cast<int64_t>(buffer.nbytes());
+        return buffer;
+      },
+      cause(), [this](size_t i) { return parameter_name(i); });
+  if (gradients->taken().empty()) return nullptr;
+  ++state_->counters.reduce_scatters;
+  state_->sending_.push_back(gradients);
+  state_->end_with_backward();
+  if (from_flat) {
+    sending_ = gradients;
+    gradients->when_sent([weak = weak_from_this()] {
+      const std::shared_ptr<FsdpUnit> unit = weak.lock();
+      if (unit == nullptr) return;
+      unit->sending_.reset();
+      unit->reshard();
+    });
+  } else {
+    gradients->when_sent([weak = std::weak_ptr<FsdpState>(state_), bytes] {
+      const std::shared_ptr<FsdpState> state = weak.lock();
+      if (state != nullptr) state->counters.gathered_bytes -= bytes;
+    });
+  }
+  return gradients;
 }
 
 variable_list FsdpUnit::reduce(variable_list&& grads) {
@@ -596,26 +670,20 @@ variable_list FsdpUnit::reduce(variable_list&& grads) {
     if (result[i].defined()) result[i] = as_dtensor(result[i], context_);
     layouts.push_back(row_[i].kept->layout);
   }
-  GradientScatter scatter(
-      row_, result, reduce_dtype(),
-      [this](int64_t numel, const at::TensorOptions& options) {
-        return gradient_buffer(numel, options);
-      },
-      cause(), [this](size_t i) { return parameter_name(i); });
-  for (const size_t i : scatter.taken()) {
-    result[i] = wrap(scatter.part(i), scatter.spec(i), context_);
-    meta_of(result[i]).came_from(scatter.provenance(i));
-  }
-  state_->counters.reduce_scatters += scatter.taken().empty() ? 0 : 1;
+  const std::shared_ptr<UnitGradients> gradients = send(result);
   reshard();
+  // What it has not taken.
   const auto become = [&](at::ScalarType dtype) {
     for (at::Tensor& grad : result) {
       if (grad.defined()) grad = with_dtype(grad, dtype);
     }
   };
-  become(reduce_dtype());  // what it has not taken
+  become(reduce_dtype());
   bring_to(result, layouts, cause());
   become(row_[0].kept->dtype);
+  if (gradients != nullptr) {
+    for (const size_t i : gradients->taken()) result[i] = gradients->arriving(i);
+  }
   return result;
 }
 
@@ -625,6 +693,7 @@ std::optional<at::ScalarType> use_parameters(const c10::OperatorHandle& op, c10:
   const c10::FunctionSchema& schema = op.schema();
   const absl::Span<IValue> args =
       absl::MakeSpan(*stack).subspan(stack->size() - schema.arguments().size());
+  check_not_recorded(op, args);
   const Use use = use_in(op, args);
   if (use == Use::kAtRest) return std::nullopt;
   const FsdpUnit* unit = nullptr;  // of the first
@@ -675,8 +744,7 @@ void follow_resting(const IValue& result) {
 }
 
 void check_stays(const at::Tensor& target, const at::Tensor& source) {
-  const Resting* resting = resting_of(target);
-  if (resting == nullptr) return;
+  if (in_unit(target) == nullptr) return;
   if (source.defined() && is_dtensor(source.unsafeGetTensorImpl())) {  // by itself
     const DTensorMeta &has = meta_of(target), &given = meta_of(source);
     if (given.family == has.family && given.spec == has.spec) return;

@@ -5,8 +5,8 @@
 // A parameter that rests is an ordinary DTensor, which optimizers and clipping work on. Where it
 // meets an operator that is none of theirs, above autograd (forward_plan.cc), another DTensor stands
 // in for it: whole along that dimension, with a local part that is gathered on use, of the whole
-// unit. Its gradients come to one node of autograd for the unit, which reduces and scatters them
-// together once all of them are there.
+// unit. Its gradients come to one node of autograd for the unit, which begins to reduce and scatter
+// them together once all of them are there (unit_gradients.h). They have arrived when backward ends.
 //
 // Views that autograd has saved are views of the flat buffer. That keeps its StorageImpl, so they
 // are right again when it is filled again, by whoever touches one of them.
@@ -16,6 +16,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <source_location>
@@ -31,6 +32,7 @@
 #include "shardweave/dtensor/engine/local_part.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
+#include "shardweave/dtensor/engine/unit_gradients.h"
 #include "torch/csrc/autograd/function.h"
 
 namespace shardweave::dtensor_internal {
@@ -50,7 +52,7 @@ struct FsdpCounters {
   int64_t prefetches = 0;        // of these, begun before the unit was touched
   int64_t wrong_prefetches = 0;  // another unit came
   int64_t reduce_scatters = 0;
-  int64_t gathered_bytes = 0;  // of full units, now
+  int64_t gathered_bytes = 0;  // of full units and of gradients that are sent, now
   int64_t peak_gathered_bytes = 0;
 };
 
@@ -80,6 +82,7 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   void learn(FsdpUnit& unit);
   FsdpUnit* guessed() const;
   void end_with_backward();
+  void finish_gradients(size_t but_the_last);
   void forget(FsdpUnit& unit);
 
   MeshContext& context_;
@@ -89,6 +92,8 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   FsdpUnit* before_ = nullptr;      // and before that
   FsdpUnit* ahead_ = nullptr;       // gathered before it was touched
   std::vector<FsdpUnit*> leaving_;  // to be emptied as soon as no operator has them
+  // Gradients on their way, oldest first. Not kept: who has them may keep the mesh.
+  std::deque<std::weak_ptr<UnitGradients>> sending_;
   // What came after two units.
   absl::flat_hash_map<std::pair<FsdpUnit*, FsdpUnit*>, Guess> next_;
   bool in_backward_ = false;
@@ -135,9 +140,29 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
   at::Tensor used(size_t index, const at::Tensor& handle);
   // The parts that rest are about to be written: nobody may be reading them.
   void settle();
+  // summon_full_params(): from here to dismiss() the parameters themselves are whole along the mesh
+  // dimension, in memory of their own, on every rank. As often as it is dismissed. Collective.
+  void summon(bool read_only);
+  // `keeps`: what was written. It becomes the parameters' when the last one has been dismissed. Local.
+  void dismiss(bool read_only, bool keeps);
+  // Copies of them, one after the other, for one rank alone (elsewhere undefined), and back to where
+  // they rest. Collective along the mesh dimension.
+  at::Tensor gather_to(int64_t rank);
+  void scatter_from(int64_t rank, const at::Tensor& flat);
+  bool is_summoned() const { return summoned_ != nullptr; }
+  // Whether somebody has summoned them to read them alone.
+  bool is_read_only() const { return is_summoned() && summoned_->readers > 0; }
+  // By FQN, in gather_to()'s memory or in that of summon(). Undefined where there is none.
+  std::vector<std::pair<std::string, at::Tensor>> whole_parameters(const at::Tensor& flat) const;
+  const at::Tensor& summoned_flat() const { return summoned_->flat; }
+  // How parameter i lies while it is summoned.
+  SpecRef whole_spec(size_t index) const;
+  // Lent to one rank by gather_to(): nobody else may.
+  bool is_lent = false;
+
   // The gradient of a parameter, brought to where that rests.
   at::Tensor resting_gradient(size_t index, const at::Tensor& grad);
-  // Those of all that have one.
+  // Those of all that have one, under way.
   torch::autograd::variable_list reduce(torch::autograd::variable_list&& grads);
 
  private:
@@ -171,6 +196,9 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
     return options_.reduce_dtype.value_or(row_[0].whole->dtype);
   }
   std::string parameter_name(size_t index) const;
+  uint64_t provenance() const;
+  void come_to_rest();
+  void exchange(int64_t rank, const at::Tensor& flat, const at::Tensor& stretch, bool to_rank);
   int64_t flat_bytes() const;
   Cause cause() const { return {.name = "fully_shard", .where = options_.where}; }
   void pack();
@@ -178,7 +206,11 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
   void begin_gather();
   void finish_gather();
   void reshard();
+  bool has_room_for(const at::TensorOptions& gradients) const {
+    return is_allocated_ && gradients.dtype() == flat_.dtype();
+  }
   at::Tensor gradient_buffer(int64_t numel, const at::TensorOptions& options);
+  std::shared_ptr<UnitGradients> send(torch::autograd::variable_list& grads);
   // The unit's own, for its parameters; of a copy of a handle (detach()) one for that alone.
   std::shared_ptr<torch::autograd::Node> node(size_t index, const at::Tensor& handle);
 
@@ -195,6 +227,13 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
   uint32_t gathered_version_ = 0;  // of the shard
   int64_t last_use_ = 0;           // in operators of the mesh
   std::optional<CollectiveUnderWay> under_way_;
+  std::shared_ptr<UnitGradients> sending_;  // from the flat buffer; null: nobody uses that
+  struct Summoned {
+    at::Tensor flat;
+    int scopes = 0, readers = 0;
+    bool keeps = false;
+  };
+  std::unique_ptr<Summoned> summoned_;  // null: the parameters rest
   std::weak_ptr<torch::autograd::Node> node_;  // as long as a graph has it
   int node_made_in_ = -1;                      // backward; -1: in none
 };
@@ -210,6 +249,15 @@ inline const Resting* known_to_rest(const at::Tensor& tensor) {
 inline const Resting* resting_of(const at::Tensor& tensor) {
   const Resting* resting = known_to_rest(tensor);
   return resting != nullptr && meta_of(tensor).spec == resting->spec ? resting : nullptr;
+}
+
+// The parameter itself, as it rests or while it is summoned.
+inline const Resting* in_unit(const at::Tensor& tensor) {
+  const Resting* known = known_to_rest(tensor);
+  if (known == nullptr || meta_of(tensor).spec == known->spec) return known;
+  const bool is_whole = known->unit->is_summoned() && tensor.is_leaf() &&
+                        meta_of(tensor).spec == known->unit->whole_spec(known->index);
+  return is_whole ? known : nullptr;
 }
 
 // What mixed precision casts, and to what: numbers of eight bits have scales that it does not know,

@@ -1,0 +1,57 @@
+// Gradients of a unit of fully_shard() (fsdp_unit.h) on their way to where its parameters rest.
+// Backward goes on meanwhile: what autograd gets are DTensors with a local part that is under way,
+// and whoever needs their values waits.
+//
+//   auto gradients = std::make_shared<UnitGradients>(row, grads, at::kFloat, buffer, cause, names);
+//   grads[i] = gradients->arriving(i);     // of those that it takes
+//   gradients->finish();                   // two units later, or at the end of backward
+//
+// The reduce-scatter is begun at once. What is left then (sums along other mesh dimensions, a cast)
+// is done in finish(), which is collective where there are such sums: all ranks finish in the same
+// order. Internal to dtensor/.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "shardweave/dtensor/engine/flat_row.h"
+
+namespace shardweave::dtensor_internal {
+
+class UnitGradients final : public std::enable_shared_from_this<UnitGradients> {
+ public:
+  // As GradientScatter, which it begins.
+  UnitGradients(const FlatRow& row, std::vector<at::Tensor>& grads, at::ScalarType dtype,
+                GradientScatter::MakeBuffer buffer, const Cause& cause, FlatRow::Names names);
+  // Waits.
+  ~UnitGradients();
+  UnitGradients(const UnitGradients&) = delete;
+  UnitGradients& operator=(const UnitGradients&) = delete;
+
+  absl::Span<const size_t> taken() const { return scatter_.taken(); }
+  // The gradient of parameter i, which it has taken, as that rests.
+  at::Tensor arriving(size_t i);
+  // Called once, when the memory that `buffer` gave is not needed any more.
+  void when_sent(std::function<void()> sent) { sent_ = std::move(sent); }
+  bool has_arrived() const { return has_arrived_; }
+  // Throws Error, each time if it has failed.
+  void finish();
+
+ private:
+  class Arriving;
+
+  void wait();
+
+  const std::shared_ptr<MeshContext> context_;
+  const Cause cause_;
+  std::vector<SpecRef> resting_;  // of gradients, by parameter
+  GradientScatter scatter_;
+  std::function<void()> sent_;
+  std::vector<at::Tensor> parts_;  // by parameter, once they have arrived
+  bool has_arrived_ = false;
+};
+
+}  // namespace shardweave::dtensor_internal

@@ -1,0 +1,250 @@
+// Gradients of a unit travel while backward goes on: begun when they are there, waited for when the
+// unit after the next is touched, and to the last bit what a backward gives that waits.
+#include <algorithm>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ATen/ATen.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "shardweave/dtensor/clip_grad_norm.h"
+#include "shardweave/dtensor/distribute_module.h"
+#include "shardweave/dtensor/observe/observer.h"
+#include "shardweave/dtensor/observe/profile_trace.h"
+#include "shardweave/dtensor/testing/on_mesh.h"
+#include "shardweave/modules/fully_shard.h"
+#include "torch/csrc/autograd/autograd.h"
+#include "torch/nn.h"
+
+namespace shardweave {
+namespace {
+
+using dtensor_internal::MeshContext;
+using dtensor_internal::Observer;
+using dtensor_internal::Observing;
+using testing::on_mesh;
+namespace nn = torch::nn;
+
+constexpr int64_t kDim = 6, kLayers = 5, kBatch = 12;
+
+nn::Sequential make() {
+  nn::Sequential model;
+  for (int i = 0; i < kLayers; ++i) model->push_back(nn::Linear(kDim, kDim));
+  const c10::AutoGradMode no_grad(false);
+  double k = 0;
+  for (at::Tensor p : model->parameters()) {
+    p.copy_(at::sin(at::arange(p.numel(), at::kFloat) * 0.7 + ++k).view(p.sizes()) * 0.5);
+  }
+  return model;
+}
+
+at::Tensor input(int step) {
+  return at::cos(at::arange(kBatch * kDim, at::kFloat).view({kBatch, kDim}) + step);
+}
+
+at::Tensor loss_of(const nn::Sequential& model, const at::Tensor& x) {
+  at::Tensor y = x;
+  for (const auto& layer : *model) y = at::tanh(layer.ptr<nn::LinearImpl>()->forward(y));
+  return y.square().sum();
+}
+
+const std::vector<std::string> kUnits = {"*"};
+
+// What is under way, and which operators begin meanwhile.
+class Watching final : public Observer {
+ public:
+  void operator_begins(const c10::OperatorHandle& op, absl::Span<const c10::IValue>) override {
+    for (auto& [id, travel] : under_way_) travel.operators.push_back(op.operator_name().name);
+  }
+  void collective_begins(int64_t id, const CommEvent& event) override {
+    if (event.collective != "reduce_scatter") return;
+    under_way_[id] = {};
+    most = std::max(most, under_way_.size());
+  }
+  void collective_ends(int64_t id) override {
+    const auto it = under_way_.find(id);
+    if (it == under_way_.end()) return;
+    travels.push_back(it->second);
+    under_way_.erase(it);
+  }
+
+  struct Travel {
+    std::vector<std::string> operators;
+  };
+  size_t most = 0;
+  std::vector<Travel> travels;
+  bool all_have_arrived() const { return under_way_.empty(); }
+
+ private:
+  std::map<int64_t, Travel> under_way_;
+};
+
+std::vector<at::Tensor> gradients(const nn::Sequential& model) {
+  std::vector<at::Tensor> result;
+  for (const at::Tensor& p : model->parameters()) {
+    EXPECT_EQ(layout_of(p.grad()), layout_of(p));
+    result.push_back(full_tensor(p.grad()).clone());
+  }
+  return result;
+}
+
+TEST(FullyShardOverlapTest, GradientsTravelWhileBackwardGoesOn) {
+  for (const bool replicas : {false, true}) {
+    std::vector<MeshDim> dims = {{"dp", 2}};
+    if (replicas) dims.insert(dims.begin(), {"replicas", 2});
+    on_mesh(dims, [&](const MeshPtr& mesh) {
+      nn::Sequential model = make();
+      fully_shard(*model, mesh, {.mesh_dim = "dp", .units = kUnits});
+      for (int step = 0; step < 3; ++step) {
+        at::Tensor x = distribute_tensor(input(step), mesh, {{"dp", Shard(0)}});
+        if (replicas) x = redistribute(x, {Shard(0), Shard(0)});
+        const at::Tensor loss = loss_of(model, x);
+        Watching watching;
+        {
+          const Observing observing(MeshContext::of(mesh), watching);
+          loss.backward();
+          // Nothing is left for whoever comes after it.
+          EXPECT_TRUE(watching.all_have_arrived());
+        }
+        EXPECT_EQ(fully_shard_counters(mesh).gathered_bytes, 0);
+        ASSERT_EQ(watching.travels.size(), static_cast<size_t>(kLayers));
+        EXPECT_LE(watching.most, 2U);
+        for (int i = 0; i + 1 < kLayers; ++i) {
+          // The next unit's backward: its products, and those of its tanh.
+          const std::vector<std::string>& meanwhile = watching.travels[static_cast<size_t>(i)].operators;
+          EXPECT_THAT(meanwhile, ::testing::Contains("aten::mm").Times(::testing::Ge(1))) << i;
+          EXPECT_THAT(meanwhile, ::testing::Contains("aten::tanh_backward")) << i;
+        }
+        gradients(model);
+        for (at::Tensor& p : model->parameters()) p.mutable_grad() = at::Tensor();
+      }
+      EXPECT_EQ(fully_shard_counters(mesh).wrong_prefetches, 0);
+    });
+  }
+}
+
+// Of two ranks sums do not depend on the order: the bits are those of the ranks' own gradients, added.
+TEST(FullyShardOverlapTest, TheBitsAreThoseOfABackwardThatWaits) {
+  std::vector<at::Tensor> wanted;
+  {
+    nn::Sequential plain = make();
+    for (const at::Tensor& half : input(0).chunk(2)) {
+      std::vector<at::Tensor> grads =
+          torch::autograd::grad({loss_of(plain, half.contiguous())}, plain->parameters());
+      for (size_t i = 0; i < grads.size(); ++i) {
+        if (wanted.size() <= i) {
+          wanted.push_back(grads[i]);
+        } else {
+          wanted[i] = wanted[i] + grads[i];
+        }
+      }
+    }
+  }
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    nn::Sequential model = make();
+    fully_shard(*model, mesh, {.units = kUnits});
+    const at::Tensor x = distribute_tensor(input(0), mesh, {{"dp", Shard(0)}});
+    for (const bool hooked : {false, true}) {
+      std::vector<unsigned> hooks;
+      std::vector<double> seen;
+      if (hooked) {  // needs the values at once
+        for (const at::Tensor& p : model->parameters()) {
+          hooks.push_back(p.register_hook([&](const at::Tensor& grad) {
+            seen.push_back(full_tensor(grad).sum().item<double>());
+          }));
+        }
+      }
+      loss_of(model, x).backward();
+      for (size_t i = 0; i < hooks.size(); ++i) model->parameters()[i].remove_hook(hooks[i]);
+      const std::vector<at::Tensor> got = gradients(model);
+      for (size_t i = 0; i < wanted.size(); ++i) EXPECT_TRUE(at::equal(got[i], wanted[i])) << i;
+      EXPECT_EQ(seen.size(), hooked ? wanted.size() : 0);
+      for (at::Tensor& p : model->parameters()) p.mutable_grad() = at::Tensor();
+    }
+    // Without .grad(), and twice through one graph.
+    const at::Tensor loss = loss_of(model, x);
+    for (const bool keeps : {true, false}) {
+      const auto grads = torch::autograd::grad({loss}, model->parameters(), {}, keeps);
+      for (size_t i = 0; i < wanted.size(); ++i) {
+        EXPECT_TRUE(at::equal(full_tensor(grads[i]), wanted[i])) << i;
+      }
+    }
+    // Added to what is there.
+    for (int twice = 0; twice < 2; ++twice) loss_of(model, x).backward();
+    const std::vector<at::Tensor> sum = gradients(model);
+    for (size_t i = 0; i < wanted.size(); ++i) EXPECT_TRUE(at::equal(sum[i], wanted[i] * 2)) << i;
+    EXPECT_EQ(fully_shard_counters(mesh).gathered_bytes, 0);
+  });
+}
+
+// Three units at most are in memory: the one that computes, the next, and one whose gradients travel.
+TEST(FullyShardOverlapTest, MemoryIsBounded) {
+  on_mesh({{"dp", 3}}, [](const MeshPtr& mesh) {
+    nn::Sequential model = make();
+    fully_shard(*model, mesh, {.units = kUnits});
+    for (int step = 0; step < 3; ++step) {
+      loss_of(model, distribute_tensor(input(step), mesh, {{"dp", Shard(0)}})).backward();
+    }
+    EXPECT_EQ(fully_shard_counters(mesh).peak_gathered_bytes, 3 * (kDim + 1) * kDim * 4);
+  });
+}
+
+// What it looks like in a trace: spans of reduce-scatters and operators overlap.
+TEST(FullyShardOverlapTest, TheTraceShowsIt) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    nn::Sequential model = make();
+    fully_shard(*model, mesh, {.units = kUnits});
+    const at::Tensor loss =
+        loss_of(model, distribute_tensor(input(0), mesh, {{"dp", Shard(0)}}));
+    ProfileScope profile(mesh);
+    loss.backward();
+    const nlohmann::json trace = nlohmann::json::parse(profile.to_json());
+    struct Span {
+      double begin, end;
+    };
+    std::vector<Span> sums, products;
+    for (const auto& event : trace["traceEvents"]) {
+      if (!event.contains("dur")) continue;
+      const auto name = event["name"].get<std::string>();
+      const Span span = {event["ts"].get<double>(),
+                         event["ts"].get<double>() + event["dur"].get<double>()};
+      if (name.find("reduce_scatter") != std::string::npos) sums.push_back(span);
+      if (name == "aten::mm") products.push_back(span);
+    }
+    EXPECT_EQ(sums.size(), static_cast<size_t>(kLayers));
+    int overlapping = 0;
+    for (const Span& sum : sums) {
+      overlapping += std::any_of(products.begin(), products.end(), [&](const Span& product) {
+        return sum.begin < product.begin && product.end < sum.end;
+      });
+    }
+    EXPECT_GE(overlapping, kLayers - 1);
+  });
+}
+
+// A backward that throws in the middle: the next one is as any.
+TEST(FullyShardOverlapTest, AfterABackwardThatFailed) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    nn::Sequential model = make(), other = make();
+    fully_shard(*model, mesh, {.units = kUnits});
+    fully_shard(*other, mesh, {.units = kUnits});
+    const at::Tensor x = distribute_tensor(input(0), mesh, {{"dp", Shard(0)}});
+    const at::Tensor& middle = model[2]->as<nn::Linear>()->weight;
+    const unsigned hook = middle.register_hook(
+        [](const at::Tensor&) -> void { throw std::runtime_error("in the middle"); });
+    EXPECT_THROW(loss_of(model, x).backward(), std::exception);
+    middle.remove_hook(hook);
+    for (at::Tensor& p : model->parameters()) p.mutable_grad() = at::Tensor();
+    loss_of(model, x).backward();
+    loss_of(other, x).backward();
+    const std::vector<at::Tensor> got = gradients(model), wanted = gradients(other);
+    for (size_t i = 0; i < wanted.size(); ++i) EXPECT_TRUE(at::equal(got[i], wanted[i])) << i;
+    EXPECT_EQ(fully_shard_counters(mesh).gathered_bytes, 0);
+  });
+}
+
+}  // namespace
+}  // namespace shardweave
