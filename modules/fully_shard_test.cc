@@ -1360,8 +1360,10 @@ TEST(FullyShardTest, MixedPrecisionOfSeveralDtypes) {
   const auto linear = [&](const at::Tensor& t, nn::Linear& l) {
     return at::addmm(in(l->bias), in(t), in(l->weight).t());
   };
-  const at::Tensor y = linear(at::tanh(linear(x, plain.first)), plain.second);
-  y.to(at::kDouble).sum().backward();
+  const auto forward = [&](const at::Tensor& t) {
+    return linear(at::tanh(linear(t, plain.first)), plain.second);
+  };
+  forward(x).to(at::kDouble).sum().backward();
   const Values wanted = gradients_of(plain);
   for (const int64_t ranks : {1, 2}) {
     on_mesh({{"dp", ranks}}, [&](const MeshPtr& mesh) {
@@ -1370,7 +1372,10 @@ TEST(FullyShardTest, MixedPrecisionOfSeveralDtypes) {
       EXPECT_EQ(units.size(), 4U);  // one of each dtype
       const at::Tensor got = model.forward(distribute_tensor(x, mesh, {{"dp", Shard(0)}}));
       EXPECT_EQ(got.scalar_type(), at::kFloat);
-      EXPECT_TRUE(at::equal(full_tensor(got), y));
+      // Rank by rank: on some processors a row's last bits depend on how many are multiplied at once.
+      std::vector<at::Tensor> rows;
+      for (const at::Tensor& part : x.chunk(ranks)) rows.push_back(forward(part));
+      EXPECT_TRUE(at::equal(full_tensor(got), at::cat(rows)));
       got.to(at::kDouble).sum().backward();
       const Values gradients = gradients_of(model);
       if (ranks == 1) expect_equal(gradients, wanted, "one rank");

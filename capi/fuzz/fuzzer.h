@@ -65,6 +65,11 @@ class Fuzzer {
     must(alone_ ? swv_world_create_local(1, nullptr, &own) : swv_world_share(world, &own));
     worlds_.push_back(own);
     must(swv_world_size(own, &size_));
+    // The first mesh stays, and is one that plans and layouts of text() fit.
+    const swv_mesh_dim all = {"x", size_};
+    swv_mesh* mesh = nullptr;
+    must(swv_mesh_create(own, &all, 1, &mesh));
+    meshes_.push_back(mesh);
   }
   ~Fuzzer() {
     for (auto* h : coalescings_) swv_coalescing_free(h);
@@ -180,7 +185,7 @@ class Fuzzer {
       case 0:
         return tensors_.empty() ? nullptr : static_cast<void*>(tensors_[0]);
       case 1:
-        return meshes_.empty() ? nullptr : static_cast<void*>(meshes_[0]);
+        return meshes_[0];
       case 2:
         return layouts_.empty() ? nullptr : static_cast<void*>(layouts_[0]);
       case 3:

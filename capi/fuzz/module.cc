@@ -262,7 +262,7 @@ void Fuzzer::library() {
   swv_scope_free(scope);
   swv_scope_free(inner);
   must(swv_tensor_ones(sizes, 2, nullptr, &run.x));
-  swv_mesh* const mesh = one_in(9) ? pick(meshes_) : meshes_.empty() ? nullptr : meshes_[0];
+  swv_mesh* const mesh = one_in(9) ? pick(meshes_) : meshes_[0];
   if (made && done(swv_module_create_by_kind("Linear", kLinear, &run.reference))) {
     if (done(swv_module_get(run.module, "weight", &weight))) {
       done(swv_tensor_is_deferred(weight, one_in(9) ? nullptr : &yes));
@@ -345,7 +345,7 @@ void Fuzzer::fully_sharded() {
   const char* const units[] = {one_in(2) ? "0" : text()};
   const char* const types[] = {one_in(2) ? "Linear" : text()};
   const int64_t sizes[] = {2, 2};
-  swv_mesh* const mesh = one_in(9) ? pick(meshes_) : meshes_.empty() ? nullptr : meshes_[0];
+  swv_mesh* const mesh = one_in(9) ? pick(meshes_) : meshes_[0];
   options.mesh_dim = one_in(3) ? text() : nullptr;
   options.units = units, options.num_units = one_in(3) ? length(1) : 0;
   options.unit_types = types, options.num_unit_types = one_in(3) ? length(1) : 0;
@@ -392,7 +392,7 @@ void Fuzzer::divided() {
   swv_zero_options options = SWV_ZERO_OPTIONS_INIT;
   swv_tensor_options whole = SWV_TENSOR_OPTIONS_INIT;
   const int64_t sizes[] = {2, 2};
-  swv_mesh* const mesh = one_in(9) ? pick(meshes_) : meshes_.empty() ? nullptr : meshes_[0];
+  swv_mesh* const mesh = one_in(9) ? pick(meshes_) : meshes_[0];
   options.mesh_dim = one_in(5) ? text() : nullptr;
   options.stage = one_in(9) ? small() : static_cast<int32_t>(1 + below(2));
   options.bucket_bytes = one_in(5) ? number() : 8;
