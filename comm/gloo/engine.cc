@@ -25,10 +25,15 @@ using Clock = std::chrono::steady_clock;
 // waking from sleep costs some tens of microseconds.
 constexpr auto kAwake = std::chrono::microseconds(300);
 
-// An operation that nobody waits for is noticed after this time; without operations the helper
+// An operation of so many bytes does not go on by itself: it has several steps, or the kernel does
+// not hold all that comes. The helper is called for it at once, which costs some microseconds. Of a
+// smaller one, what this rank sends is in the kernel's hands, and what comes waits there.
+constexpr int64_t kMuch = 64 * 1024;
+
+// A small operation that nobody waits for is noticed after this time; without operations the helper
 // looks this many times more before it sleeps until it is woken.
-constexpr auto kDoze = std::chrono::milliseconds(10);
-constexpr int kDozes = 10;
+constexpr auto kDoze = std::chrono::milliseconds(2);
+constexpr int kDozes = 25;
 
 // Nobody depends on it.
 constexpr int64_t kMaxSleepMs = 1000;
@@ -141,7 +146,9 @@ absl::StatusOr<Backend::Ticket> Engine::start(const Call& call) {
   if (!failure_.ok() || !begin(*operation, call) || !advance_all()) return failure_of(*operation);
   wake_watcher();
   if (find(ticket) == nullptr) return Backend::kDone;
-  if (!call_helper()) return failure_of(*operation);
+  if (!have_helper()) return failure_of(*operation);
+  hurry_ = !watched_ && (pending_.size() > 1 || needs_help(operation));
+  call_helper(lock);
   return ticket;
 }
 
@@ -162,7 +169,13 @@ absl::Status Engine::wait(Backend::Ticket ticket, Deadline deadline, Patience pa
       watched_ = true;
       watch(lock, ticket, deadline, patience);
       watched_ = false;
-      if (followers_ > 0) turn_.notify_all();
+      if (followers_ > 0) {
+        turn_.notify_all();
+      } else if (failure_.ok() && std::any_of(pending_.begin(), pending_.end(), needs_help)) {
+        hurry_ = true;  // this thread has carried them on beside its own
+        call_helper(lock);
+        return absl::OkStatus();
+      }
       continue;
     }
     ++followers_;
@@ -912,22 +925,29 @@ void Engine::wake_watcher() {
 
 // 6. The helper.
 
-bool Engine::call_helper() {
-  if (!helper_.joinable()) {
-    try {
-      helper_ = std::thread([this] { help(); });
-    } catch (const std::system_error& error) {
-      return fail(absl::ResourceExhaustedError(
-                      str_cat("no thread to carry on what is not waited for: ", error.what())),
-                  nullptr);
-    }
-    return true;
+bool Engine::have_helper() {
+  if (helper_.joinable()) return true;
+  try {
+    helper_ = std::thread([this] { help(); });
+  } catch (const std::system_error& error) {
+    return fail(absl::ResourceExhaustedError(
+                    str_cat("no thread to carry on what is not waited for: ", error.what())),
+                nullptr);
   }
-  // Whoever issues one operation and waits for it does not need help, and must not pay for waking a
-  // thread.
-  hurry_ = pending_.size() > 1 && !watched_;
-  if (hurry_ || !helper_dozes_) help_wanted_.notify_one();
   return true;
+}
+
+bool Engine::needs_help(const Operation* operation) {
+  return operation->unsent > 0 ||
+         std::max(operation->call.in.bytes(), operation->call.out.bytes()) >= kMuch;
+}
+
+// Whoever issues one small operation and waits for it does not need help, and must not pay for
+// waking a thread.
+void Engine::call_helper(Lock& lock) {
+  const bool wake = hurry_ || !helper_dozes_;
+  lock.unlock();  // or the helper would wake only to wait for it
+  if (wake) help_wanted_.notify_one();
 }
 
 void Engine::help() {

@@ -13,7 +13,8 @@
 //
 // Threads: as of Backend. One mutex guards everything. Of the threads that wait, one watches the
 // connections for all, and sleeps without the mutex; the others sleep until they are done or it is
-// their turn to watch. Operations that nobody waits for are carried on by a helper thread.
+// their turn to watch. Operations that nobody waits for are carried on by a helper thread, which
+// sleeps until something comes: large ones from the beginning, small ones a few milliseconds later.
 #pragma once
 
 #include <poll.h>
@@ -207,7 +208,11 @@ class Engine {
   // pending.
   void watch(Lock& lock, Backend::Ticket ticket, Deadline deadline, Patience& patience);
   [[nodiscard]] bool sleep_until_traffic(Lock& lock, Deadline deadline);
-  [[nodiscard]] bool call_helper();
+  [[nodiscard]] bool have_helper();
+  // Whether it would stand still if no thread looked after it.
+  static bool needs_help(const Operation* operation);
+  // Wakes the helper if there is reason to; leaves the mutex.
+  void call_helper(Lock& lock);
   void help();
   void wake_watcher();
 
@@ -237,7 +242,7 @@ class Engine {
   std::vector<pollfd> polled_;  // by the thread that watches
 
   std::condition_variable help_wanted_;
-  bool hurry_ = false;         // operations are pending while others are issued
+  bool hurry_ = false;         // what is pending does not wait until it has dozed
   bool helper_dozes_ = false;  // it looks for work from time to time; else it must be woken
   bool stopping_ = false;
   std::thread helper_;  // started when first an operation is pending

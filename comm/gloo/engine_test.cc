@@ -126,6 +126,56 @@ void expect_error(const absl::Status& status, absl::StatusCode code,
   }
 }
 
+// The other rank is played by hand: what it gets without a call of rank 0, the helper has sent. It
+// must not have dozed before.
+TEST(EngineTest, ALoneLargeOperationGoesOnAtOnceWhileNobodyWaits) {
+  Alone a;
+  const auto move_all = [&](short events, const auto& move, void* memory, int64_t bytes) {
+    for (auto* at = static_cast<char*>(memory); bytes > 0;) {
+      pollfd ready{.fd = a.peer.get(), .events = events};
+      ASSERT_EQ(::poll(&ready, 1, 20'000), 1);
+      const ssize_t n = move(at, bytes);
+      ASSERT_GT(n, 0);
+      at += n;
+      bytes -= n;
+    }
+  };
+  const auto receive = [&](void* memory, int64_t bytes) {
+    move_all(
+        POLLIN, [&](char* at, int64_t n) { return ::recv(a.peer.get(), at, n, 0); }, memory, bytes);
+  };
+  const auto send = [&](void* memory, int64_t bytes) {
+    move_all(
+        POLLOUT, [&](char* at, int64_t n) { return ::send(a.peer.get(), at, n, MSG_NOSIGNAL); },
+        memory, bytes);
+  };
+  const int64_t count = 100'000;
+  std::vector<float> data(count), mine(count / 2), got(count / 2);
+  Clock::duration best = Clock::duration::max();
+  for (int round = 1; round <= 20; ++round) {
+    data.assign(count, 1.0f);
+    const auto work = a.zero.all_reduce(data);
+    ASSERT_TRUE(work.ok());
+    // Rank 0 computes from here on.
+    const Clock::time_point begin = Clock::now();
+    for (uint32_t step : {0, 1}) {  // its input for the other half; then the half that it has reduced
+      FrameHeader header;
+      receive(&header, sizeof(header));
+      ASSERT_EQ(header.step, step);
+      ASSERT_EQ(header.length, count / 2 * 4);
+      receive(got.data(), header.length);
+      EXPECT_EQ(got, std::vector<float>(count / 2, step == 0 ? 1.0f : 3.0f));
+      mine.assign(count / 2, step == 0 ? 2.0f : 3.0f);
+      send(&header, sizeof(header));
+      send(mine.data(), header.length);
+    }
+    best = std::min(best, Clock::now() - begin);
+    ASSERT_TRUE(a.zero.wait(work).ok());
+    EXPECT_EQ(data, std::vector<float>(count, 3.0f));
+  }
+  EXPECT_LT(best, milliseconds(2)) << "it is called, not left to doze";
+}
+
 TEST(EngineTest, GroupsProceedWhateverIsWaitedForFirst) {
   // An all_reduce of this size takes two steps: both ranks have to do something between them. Each
   // waits for the one that the other waits for last.

@@ -12,8 +12,9 @@
 // gloo_benchmark.cc measures both in one run.
 //
 // An operation that is issued and waited for at once is carried out by the calling thread alone.
-// What is issued and left goes on too, in a helper thread of the group: at once if several
-// operations are pending, else after some milliseconds.
+// What is issued and left goes on too, in a helper thread of the group, which sleeps until something
+// comes: at once if it is 64 KiB or more, or several operations are pending. Of a smaller one the
+// kernel has all that is sent and holds all that comes; it is looked after some milliseconds later.
 //
 // A rank that waits stays awake for a fraction of a millisecond, giving its core to any other
 // thread that wants it, then sleeps. Memory: 256 KiB for each pending reduction; and for each peer

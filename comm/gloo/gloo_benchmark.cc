@@ -6,7 +6,8 @@
 // Columns, in microseconds, medians: all_reduce of f32 here; the same number of bytes exchanged
 // with a neighbour over a bare socket, the receiver never asleep (a bound for two ranks); a memcpy
 // of them; Gloo's allreduce. And all_gather and reduce_scatter whose larger side has that size, and
-// a barrier's.
+// a barrier's. Before them, how long one still waits for a sum when both ranks have computed for
+// some milliseconds since it was issued.
 #include <fcntl.h>
 #include <gloo/allreduce.h>
 #include <gloo/math.h>
@@ -27,6 +28,8 @@
 #include <memory>
 #include <numeric>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "shardweave/comm/communicator.h"
@@ -112,7 +115,49 @@ void run(int rank, int size, const std::string& directory) {
         "%d ranks; connected in %.1f ms; barrier %.1f us; 8 all_reduces of 4 KiB at once "
         "%.1f us\n\n",
         size, connect.count(), barrier, pending);
-    std::printf("%9s %11s %11s %8s %11s %8s | %11s %14s\n", "bytes", "all_reduce", "exchange",
+  }
+  // How many of these make a millisecond here, alone.
+  const auto begin_of_unit = std::chrono::steady_clock::now();
+  volatile double unit = 1;
+  for (int64_t k = 0; k < 10'000'000; ++k) unit = unit * 1.0000001;
+  const std::chrono::duration<double> ten_million =
+      std::chrono::steady_clock::now() - begin_of_unit;
+  const auto units = static_cast<int64_t>(10e6 * 0.001 / ten_million.count());
+  // A lone asynchronous operation while this rank computes, without calling in.
+  for (const auto& [bytes, milliseconds] : {std::pair<int64_t, int>{1 << 20, 5},
+                                           {1 << 20, 50},
+                                           {25 << 20, 20},
+                                           {25 << 20, 50}}) {
+    std::vector<float> data(bytes / 4, 1.0f);
+    const Buffer buffer = Buffer::of(data.data(), bytes / 4);
+    const double blocking =
+        median_us(20, [&] { check(comm->all_reduce(buffer, buffer, ReduceOp::kMax).wait()); });
+    std::vector<double> waited, computed;
+    for (int i = 0; i < 20; ++i) {
+      check(comm->barrier().wait());
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));  // the helper is at rest again
+      const Work work = comm->all_reduce(buffer, buffer, ReduceOp::kMax);
+      const auto issued = std::chrono::steady_clock::now();
+      volatile double x = 1;
+      for (int64_t k = 0; k < units * milliseconds; ++k) x = x * 1.0000001;
+      const auto late = std::chrono::steady_clock::now();
+      check(work.wait());
+      const std::chrono::duration<double, std::micro> wait =
+          std::chrono::steady_clock::now() - late;
+      waited.push_back(wait.count());
+      computed.push_back(std::chrono::duration<double, std::micro>(late - issued).count());
+    }
+    std::nth_element(waited.begin(), waited.begin() + 10, waited.end());
+    std::nth_element(computed.begin(), computed.begin() + 10, computed.end());
+    if (rank == 0) {
+      std::printf(
+          "all_reduce of %ld MiB: %.0f us; after %d ms of computing, which took %.0f us, "
+          "waited %.0f us\n",
+          bytes >> 20, blocking, milliseconds, computed[10], waited[10]);
+    }
+  }
+  if (rank == 0) {
+    std::printf("\n%9s %11s %11s %8s %11s %8s | %11s %14s\n", "bytes", "all_reduce", "exchange",
                 "memcpy", "Gloo's own", "ratio", "all_gather", "reduce_scatter");
   }
   for (int64_t bytes : {64, 1024, 4096, 8192, 32768, 131072, 524288, 2097152, 8388608}) {
