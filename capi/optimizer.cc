@@ -10,7 +10,7 @@
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/clip_grad_norm.h"
 #include "shardweave/dtensor/distribute_module.h"
-#include "shardweave/modules/fused_optimizer.h"
+#include "shardweave/modules/optim/fused_optimizer.h"
 #include "shardweave/modules/zero.h"
 
 namespace shardweave::capi {

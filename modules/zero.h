@@ -43,7 +43,7 @@
 #include <vector>
 
 #include "shardweave/dtensor/dtensor.h"
-#include "shardweave/modules/fused_optimizer.h"
+#include "shardweave/modules/optim/fused_optimizer.h"
 #include "torch/optim/optimizer.h"
 
 namespace shardweave {

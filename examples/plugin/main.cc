@@ -17,7 +17,7 @@
 #include "shardweave/dtensor/distribute_module.h"
 #include "shardweave/examples/common/training.h"
 #include "shardweave/modules/deferred_init.h"
-#include "shardweave/modules/fused_optimizer.h"
+#include "shardweave/modules/optim/fused_optimizer.h"
 #include "torch/nn/modules/container/sequential.h"
 #include "torch/nn/modules/normalization.h"
 

@@ -8,7 +8,7 @@
 #include "counter_random.h"
 #include "shardweave/dtensor/distribute_module.h"
 #include "shardweave/modules/fully_shard.h"
-#include "shardweave/modules/fused_optimizer.h"
+#include "shardweave/modules/optim/fused_optimizer.h"
 #include "shardweave/modules/zero.h"
 
 namespace train_gpt {

@@ -17,8 +17,8 @@
 #include "shardweave/examples/common/training.h"
 #include "shardweave/examples/train_gpt/text.h"
 #include "shardweave/modules/deferred_init.h"
-#include "shardweave/modules/fused_optimizer.h"
 #include "shardweave/modules/nn/llama.h"
+#include "shardweave/modules/optim/fused_optimizer.h"
 #include "shardweave/modules/parallelize_module.h"
 
 ABSL_FLAG(std::string, data, "", "the text to train on; default: the licence texts of Debian");

@@ -20,8 +20,8 @@
 #include "shardweave/examples/common/training.h"
 #include "shardweave/examples/train_gpt/counter_random.h"
 #include "shardweave/modules/deferred_init.h"
-#include "shardweave/modules/fused_optimizer.h"
 #include "shardweave/modules/nn/vit.h"
+#include "shardweave/modules/optim/fused_optimizer.h"
 #include "shardweave/modules/parallelize_module.h"
 
 ABSL_FLAG(int64_t, layers, 2, "transformer layers");

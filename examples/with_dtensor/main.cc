@@ -8,7 +8,7 @@
 #include "shardweave/comm/world.h"
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/mesh/connected_mesh.h"
-#include "shardweave/modules/fused_optimizer.h"
+#include "shardweave/modules/optim/fused_optimizer.h"
 
 using namespace shardweave;
 

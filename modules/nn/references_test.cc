@@ -14,11 +14,11 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "shardweave/dtensor/distribute_module.h"
-#include "shardweave/modules/fused_optimizer.h"
 #include "shardweave/modules/nn/causal_lm.h"
 #include "shardweave/modules/nn/llama.h"
 #include "shardweave/modules/nn/registry.h"
 #include "shardweave/modules/nn/rotary_embedding.h"
+#include "shardweave/modules/optim/fused_optimizer.h"
 
 namespace shardweave::nn {
 namespace {

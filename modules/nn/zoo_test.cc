@@ -16,10 +16,10 @@
 #include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/mesh/device_mesh.h"
-#include "shardweave/modules/fused_optimizer.h"
 #include "shardweave/modules/hugging_face_plan.h"
 #include "shardweave/modules/nn/causal_lm.h"
 #include "shardweave/modules/nn/registry.h"
+#include "shardweave/modules/optim/fused_optimizer.h"
 
 namespace shardweave::nn {
 namespace {

@@ -11,7 +11,7 @@
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/random.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
-#include "shardweave/modules/fused_optimizer.h"
+#include "shardweave/modules/optim/fused_optimizer.h"
 #include "torch/nn/module.h"
 
 namespace shardweave {

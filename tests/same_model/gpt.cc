@@ -2,7 +2,7 @@
 
 #include "ATen/ATen.h"
 #include "shardweave/dtensor/distribute_module.h"
-#include "shardweave/modules/fused_optimizer.h"
+#include "shardweave/modules/optim/fused_optimizer.h"
 #include "shardweave/modules/parallelize_module.h"
 #include "shardweave/modules/sharding_plan_json.h"
 #include "torch/nn/modules/container/modulelist.h"

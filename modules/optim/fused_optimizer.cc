@@ -1,4 +1,4 @@
-#include "shardweave/modules/fused_optimizer.h"
+#include "shardweave/modules/optim/fused_optimizer.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,6 @@
 // The numbers are those of torch::optim on one device, for every layout; uneven, empty and
 // non-contiguous parts included.
-#include "shardweave/modules/fused_optimizer.h"
+#include "shardweave/modules/optim/fused_optimizer.h"
 
 #include <algorithm>
 #include <functional>
