@@ -153,7 +153,7 @@ auto comm = Communicator::create(std::make_unique<Pigeons>());
 }  // namespace pigeons
 
 void compose(Backend& backend, const Call& call) {
-  if (!backend.implements(call.op) && can_compose(backend, call.op)) {
+  if (!backend.implements(call.op) && can_compose(backend, call)) {
     absl::Status status = run_composed(backend, call);
   }
 }
