@@ -45,8 +45,8 @@ absl::Status check_memory(const Backend& backend, std::string_view what,
                                               " cannot reach it"));
   }
   if (absl::Status status = backend.check_device(buffer.device); !status.ok()) {
-    return absl::Status(status.code(), str_cat(what, " is on ", to_string(buffer.device), ": ",
-                                               status.message()));
+    return absl::Status(status.code(),
+                        str_cat(what, " is on ", to_string(buffer.device), ": ", status.message()));
   }
   return absl::OkStatus();
 }
@@ -190,7 +190,8 @@ Communicator::Communicator(std::unique_ptr<Backend> backend,
 Communicator::~Communicator() {
   for (const Kept& kept : kept_) {
     if (!backend_->done(kept.ticket)) {
-      backend_->wait(kept.ticket, deadline_after(std::chrono::steady_clock::now(), options_.timeout))
+      backend_
+          ->wait(kept.ticket, deadline_after(std::chrono::steady_clock::now(), options_.timeout))
           .IgnoreError();
     }
   }

@@ -13,7 +13,7 @@
 //
 //   Work work = comm.all_reduce(x, x, ReduceOp::kSum, {.stream = stream});  // after what is on it
 //   if (absl::Status s = work.wait_on(stream); !s.ok()) return s;           // returns at once
-//   kernel<<<..., stream>>>(x);                                             // finds the sum
+//   use_on(stream, x);                                                      // finds the sum
 //
 // Cheap to copy. done() and wait() may be called by any thread, any number of times; once done, a
 // Work gives the same answer for ever. A Work that is dropped is not cancelled.

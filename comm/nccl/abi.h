@@ -71,51 +71,54 @@ struct NcclConfig {
   F(int, cuInit, (unsigned flags))          \
   F(int, cuDriverGetVersion, (int* version))
 
-#define SHARDWEAVE_CUDA_RUNTIME_FUNCTIONS(F)                                                     \
-  F(int, cudaRuntimeGetVersion, (int* version))                                                  \
-  F(int, cudaGetDeviceCount, (int* count))                                                       \
-  F(int, cudaGetDevice, (int* device))                                                           \
-  F(int, cudaSetDevice, (int device))                                                            \
-  F(int, cudaDeviceGetPCIBusId, (char* id, int length, int device))                              \
-  F(int, cudaStreamCreateWithFlags, (CudaStream * stream, unsigned flags))                       \
-  F(int, cudaStreamDestroy, (CudaStream stream))                                                 \
-  F(int, cudaStreamQuery, (CudaStream stream))                                                   \
-  F(int, cudaStreamWaitEvent, (CudaStream stream, CudaEvent event, unsigned flags))              \
-  F(int, cudaEventCreateWithFlags, (CudaEvent * event, unsigned flags))                          \
-  F(int, cudaEventRecord, (CudaEvent event, CudaStream stream))                                  \
-  F(int, cudaEventQuery, (CudaEvent event))                                                      \
-  F(int, cudaEventDestroy, (CudaEvent event))                                                    \
-  F(int, cudaStreamSynchronize, (CudaStream stream))                                             \
-  F(int, cudaLaunchHostFunc, (CudaStream stream, CudaHostFunction function, void* data))         \
+#define SHARDWEAVE_CUDA_RUNTIME_FUNCTIONS(F)                                                       \
+  F(int, cudaRuntimeGetVersion, (int* version))                                                    \
+  F(int, cudaGetDeviceCount, (int* count))                                                         \
+  F(int, cudaGetDevice, (int* device))                                                             \
+  F(int, cudaSetDevice, (int device))                                                              \
+  F(int, cudaDeviceGetPCIBusId, (char* id, int length, int device))                                \
+  F(int, cudaStreamCreateWithFlags, (CudaStream * stream, unsigned flags))                         \
+  F(int, cudaStreamDestroy, (CudaStream stream))                                                   \
+  F(int, cudaStreamQuery, (CudaStream stream))                                                     \
+  F(int, cudaStreamWaitEvent, (CudaStream stream, CudaEvent event, unsigned flags))                \
+  F(int, cudaEventCreateWithFlags, (CudaEvent * event, unsigned flags))                            \
+  F(int, cudaEventRecord, (CudaEvent event, CudaStream stream))                                    \
+  F(int, cudaEventQuery, (CudaEvent event))                                                        \
+  F(int, cudaEventDestroy, (CudaEvent event))                                                      \
+  F(int, cudaStreamSynchronize, (CudaStream stream))                                               \
+  F(int, cudaLaunchHostFunc, (CudaStream stream, CudaHostFunction function, void* data))           \
   F(int, cudaMemcpyAsync, (void* to, const void* from, size_t bytes, int kind, CudaStream stream)) \
   F(const char*, cudaGetErrorString, (int error))
 
-#define SHARDWEAVE_NCCL_FUNCTIONS(F)                                                              \
-  F(int, ncclGetVersion, (int* version))                                                          \
-  F(int, ncclGetUniqueId, (NcclUniqueId * id))                                                    \
-  F(int, ncclCommInitRankConfig,                                                                  \
-    (NcclComm * comm, int ranks, NcclUniqueId id, int rank, NcclConfig* config))                  \
-  F(int, ncclCommFinalize, (NcclComm comm))                                                       \
-  F(int, ncclCommDestroy, (NcclComm comm))                                                        \
-  F(int, ncclCommAbort, (NcclComm comm))                                                          \
-  F(int, ncclCommGetAsyncError, (NcclComm comm, int* error))                                      \
-  F(const char*, ncclGetErrorString, (int error))                                                 \
-  F(const char*, ncclGetLastError, (NcclComm comm))                                               \
-  F(int, ncclGroupStart, ())                                                                      \
-  F(int, ncclGroupEnd, ())                                                                        \
-  F(int, ncclAllReduce,                                                                           \
-    (const void* in, void* out, size_t count, int dtype, int op, NcclComm comm, CudaStream stream)) \
-  F(int, ncclReduce, (const void* in, void* out, size_t count, int dtype, int op, int root,       \
-                      NcclComm comm, CudaStream stream))                                          \
-  F(int, ncclBroadcast, (const void* in, void* out, size_t count, int dtype, int root,            \
-                         NcclComm comm, CudaStream stream))                                       \
-  F(int, ncclAllGather,                                                                           \
-    (const void* in, void* out, size_t in_count, int dtype, NcclComm comm, CudaStream stream))    \
-  F(int, ncclReduceScatter, (const void* in, void* out, size_t out_count, int dtype, int op,      \
-                             NcclComm comm, CudaStream stream))                                   \
-  F(int, ncclSend,                                                                                \
-    (const void* in, size_t count, int dtype, int peer, NcclComm comm, CudaStream stream))        \
-  F(int, ncclRecv,                                                                                \
-    (void* out, size_t count, int dtype, int peer, NcclComm comm, CudaStream stream))
+#define SHARDWEAVE_NCCL_FUNCTIONS(F)                                                           \
+  F(int, ncclGetVersion, (int* version))                                                       \
+  F(int, ncclGetUniqueId, (NcclUniqueId * id))                                                 \
+  F(int, ncclCommInitRankConfig,                                                               \
+    (NcclComm * comm, int ranks, NcclUniqueId id, int rank, NcclConfig* config))               \
+  F(int, ncclCommFinalize, (NcclComm comm))                                                    \
+  F(int, ncclCommDestroy, (NcclComm comm))                                                     \
+  F(int, ncclCommAbort, (NcclComm comm))                                                       \
+  F(int, ncclCommGetAsyncError, (NcclComm comm, int* error))                                   \
+  F(const char*, ncclGetErrorString, (int error))                                              \
+  F(const char*, ncclGetLastError, (NcclComm comm))                                            \
+  F(int, ncclGroupStart, ())                                                                   \
+  F(int, ncclGroupEnd, ())                                                                     \
+  F(int, ncclAllReduce,                                                                        \
+    (const void* in, void* out, size_t count, int dtype, int op, NcclComm comm,                \
+     CudaStream stream))                                                                       \
+  F(int, ncclReduce,                                                                           \
+    (const void* in, void* out, size_t count, int dtype, int op, int root, NcclComm comm,      \
+     CudaStream stream))                                                                       \
+  F(int, ncclBroadcast,                                                                        \
+    (const void* in, void* out, size_t count, int dtype, int root, NcclComm comm,              \
+     CudaStream stream))                                                                       \
+  F(int, ncclAllGather,                                                                        \
+    (const void* in, void* out, size_t in_count, int dtype, NcclComm comm, CudaStream stream)) \
+  F(int, ncclReduceScatter,                                                                    \
+    (const void* in, void* out, size_t out_count, int dtype, int op, NcclComm comm,            \
+     CudaStream stream))                                                                       \
+  F(int, ncclSend,                                                                             \
+    (const void* in, size_t count, int dtype, int peer, NcclComm comm, CudaStream stream))     \
+  F(int, ncclRecv, (void* out, size_t count, int dtype, int peer, NcclComm comm, CudaStream stream))
 
 }  // namespace shardweave::nccl_internal

@@ -40,8 +40,8 @@ template <typename R, typename... A, typename S, typename... B>
 struct Alike<R(A...), S(B...)>
     : std::bool_constant<is_passed_alike<R, S>() && (is_passed_alike<A, B>() && ...)> {};
 
-#define SHARDWEAVE_CHECK(result, name, parameters)        \
-  using Mine_##name = result parameters;                  \
+#define SHARDWEAVE_CHECK(result, name, parameters) \
+  using Mine_##name = result parameters;           \
   static_assert(Alike<Mine_##name, decltype(::name)>::value);
 SHARDWEAVE_CUDA_DRIVER_FUNCTIONS(SHARDWEAVE_CHECK)
 SHARDWEAVE_CUDA_RUNTIME_FUNCTIONS(SHARDWEAVE_CHECK)

@@ -118,7 +118,7 @@ class Arrival {
 }  // namespace
 
 absl::StatusOr<Connection> connect_all(const NcclOptions& options, const GroupInfo& group,
-                                    Communicator& bootstrap, Deadline deadline) {
+                                       Communicator& bootstrap, Deadline deadline) {
   // 1. Whether all can, and on different devices.
   absl::StatusOr<std::shared_ptr<const Library>> library = Library::load(options.libraries);
   absl::StatusOr<std::string> place =
@@ -128,10 +128,12 @@ absl::StatusOr<Connection> connect_all(const NcclOptions& options, const GroupIn
   if (place.ok()) place->copy(mine.place, sizeof(mine.place) - 1);
   std::vector<Report> reports(group.size());
   const auto bytes_of = [](auto* data, int64_t count) {
-    return Buffer::of(reinterpret_cast<uint8_t*>(data), count * static_cast<int64_t>(sizeof(*data)));
+    return Buffer::of(reinterpret_cast<uint8_t*>(data),
+                      count * static_cast<int64_t>(sizeof(*data)));
   };
   absl::Status status =
-      bootstrap.all_gather(bytes_of(&mine, 1), bytes_of(reports.data(), group.size()), {.tag = "NCCL"})
+      bootstrap
+          .all_gather(bytes_of(&mine, 1), bytes_of(reports.data(), group.size()), {.tag = "NCCL"})
           .wait();
   if (status.ok()) status = check_reports(group, reports);
   if (!status.ok()) return status;

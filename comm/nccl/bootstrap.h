@@ -7,9 +7,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "shardweave/comm/communicator.h"
 #include "shardweave/comm/failed_rank.h"
 #include "shardweave/comm/nccl/lane.h"
-#include "shardweave/comm/communicator.h"
 #include "shardweave/comm/nccl/nccl_options.h"
 
 namespace shardweave::nccl_internal {
@@ -42,6 +42,6 @@ struct Connection {
 
 // All ranks call. What fails on one fails on all.
 absl::StatusOr<Connection> connect_all(const NcclOptions& options, const GroupInfo& group,
-                                    Communicator& bootstrap, Deadline deadline);
+                                       Communicator& bootstrap, Deadline deadline);
 
 }  // namespace shardweave::nccl_internal

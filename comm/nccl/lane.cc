@@ -53,9 +53,8 @@ absl::StatusOr<CudaEvent> Lane::mark(DeviceStream stream) {
     mark = marks_.back();
     marks_.pop_back();
   } else {
-    status = library_->check_cuda(
-        "cudaEventCreateWithFlags",
-        library_->cudaEventCreateWithFlags(&mark, kCudaEventDisableTiming));
+    status = library_->check_cuda("cudaEventCreateWithFlags", library_->cudaEventCreateWithFlags(
+                                                                  &mark, kCudaEventDisableTiming));
     if (!status.ok()) return status;
     all_marks_.push_back(mark);
   }

@@ -66,18 +66,18 @@ absl::Status Library::find_all(const NcclLibraries& names) {
   std::string driver_name, runtime_name, nccl_name;
   absl::Status status =
       open(candidates(names.driver, {"libcuda.so.1"}), "NVIDIA driver",
-           "this machine has no NVIDIA GPU, or the driver is not visible in this container", &driver,
-           &driver_name);
+           "this machine has no NVIDIA GPU, or the driver is not visible in this container",
+           &driver, &driver_name);
   if (status.ok()) {
-    status = open(candidates(names.runtime, {"libcudart.so.13", "libcudart.so.12", "libcudart.so"}),
-                  "CUDA runtime",
-                  "put it on LD_LIBRARY_PATH, or name it in SHARDWEAVE_CUDART_LIBRARY", &runtime,
-                  &runtime_name);
+    status =
+        open(candidates(names.runtime, {"libcudart.so.13", "libcudart.so.12", "libcudart.so"}),
+             "CUDA runtime", "put it on LD_LIBRARY_PATH, or name it in SHARDWEAVE_CUDART_LIBRARY",
+             &runtime, &runtime_name);
   }
   if (status.ok()) {
-    status = open(candidates(names.nccl, {"libnccl.so.2"}), "NCCL",
-                  "put it on LD_LIBRARY_PATH, or name it in SHARDWEAVE_NCCL_LIBRARY", &nccl,
-                  &nccl_name);
+    status =
+        open(candidates(names.nccl, {"libnccl.so.2"}), "NCCL",
+             "put it on LD_LIBRARY_PATH, or name it in SHARDWEAVE_NCCL_LIBRARY", &nccl, &nccl_name);
   }
   if (!status.ok()) return status;
 
@@ -121,8 +121,7 @@ absl::Status Library::check_versions(const std::string& nccl, const std::string&
   }
   cuDriverGetVersion(&driver_is);
   ncclGetVersion(&nccl_is);
-  if (absl::Status status =
-          check_cuda("cudaRuntimeGetVersion", cudaRuntimeGetVersion(&runtime_is));
+  if (absl::Status status = check_cuda("cudaRuntimeGetVersion", cudaRuntimeGetVersion(&runtime_is));
       !status.ok()) {
     return status;
   }
@@ -131,15 +130,16 @@ absl::Status Library::check_versions(const std::string& nccl, const std::string&
                             cuda_version(driver_is), ", ", runtime, " is CUDA ",
                             cuda_version(runtime_is)));
   }
-  versions_ = str_cat("NCCL ", nccl_version(nccl_is), " (", nccl, "), CUDA ",
-                      cuda_version(runtime_is), " (", runtime, "), driver for CUDA ",
-                      cuda_version(driver_is));
+  versions_ =
+      str_cat("NCCL ", nccl_version(nccl_is), " (", nccl, "), CUDA ", cuda_version(runtime_is),
+              " (", runtime, "), driver for CUDA ", cuda_version(driver_is));
   return absl::OkStatus();
 }
 
 absl::Status Library::check_cuda(const char* call, int error) const {
   if (error == kCudaSuccess) return absl::OkStatus();
-  const std::string text = str_cat(call, ": ", cudaGetErrorString(error), " (CUDA error ", error, ")");
+  const std::string text =
+      str_cat(call, ": ", cudaGetErrorString(error), " (CUDA error ", error, ")");
   return error == kCudaErrorMemoryAllocation ? absl::ResourceExhaustedError(text)
                                              : absl::InternalError(text);
 }

@@ -110,8 +110,8 @@ class NcclBackend : public Backend {
                 ? std::string(is_on_device ? "the device has not finished it by the deadline"
                                            : "NCCL has not begun it by the deadline")
                 : str_cat("the deadline has passed; this rank itself has to call ",
-                                   found->second.sends ? "recv" : "send", " with message tag ",
-                                   found->second.message_tag)));
+                          found->second.sends ? "recv" : "send", " with message tag ",
+                          found->second.message_tag)));
         break;
       }
       lock.unlock();
@@ -154,9 +154,8 @@ class NcclBackend : public Backend {
     }
     if (found->second.end == nullptr) return wait_at_gate(found->second, stream);
     return library_->check_cuda(
-        "cudaStreamWaitEvent",
-        library_->cudaStreamWaitEvent(static_cast<CudaStream>(stream.handle), found->second.end,
-                                      0));
+        "cudaStreamWaitEvent", library_->cudaStreamWaitEvent(static_cast<CudaStream>(stream.handle),
+                                                             found->second.end, 0));
   }
 
   absl::Status copy_to_host(void* host, const ConstBuffer& device, DeviceStream stream) override {
@@ -250,9 +249,8 @@ class NcclBackend : public Backend {
   absl::Status advance() {
     absl::Status first_error;
     for (const std::unique_ptr<Queue>& queue : queues_) {
-      first_error.Update(queue->advance([&](Ticket ticket, CudaStream stream) {
-        return end_with_event(ticket, stream);
-      }));
+      first_error.Update(queue->advance(
+          [&](Ticket ticket, CudaStream stream) { return end_with_event(ticket, stream); }));
     }
     return first_error;
   }
@@ -263,8 +261,8 @@ class NcclBackend : public Backend {
     if (operation.gate == nullptr) operation.gate = std::make_shared<Gate>(reason_);
     auto gate = std::make_unique<std::shared_ptr<Gate>>(operation.gate);
     absl::Status status = library_->check_cuda(
-        "cudaLaunchHostFunc",
-        library_->cudaLaunchHostFunc(static_cast<CudaStream>(stream.handle), Gate::wait, gate.get()));
+        "cudaLaunchHostFunc", library_->cudaLaunchHostFunc(static_cast<CudaStream>(stream.handle),
+                                                           Gate::wait, gate.get()));
     if (status.ok()) gate.release();  // NOLINT(bugprone-unused-return-value): it is the function's
     return status;
   }
@@ -276,9 +274,9 @@ class NcclBackend : public Backend {
       return event;
     }
     CudaEvent event = nullptr;
-    absl::Status status = library_->check_cuda(
-        "cudaEventCreateWithFlags",
-        library_->cudaEventCreateWithFlags(&event, kCudaEventDisableTiming));
+    absl::Status status =
+        library_->check_cuda("cudaEventCreateWithFlags",
+                             library_->cudaEventCreateWithFlags(&event, kCudaEventDisableTiming));
     if (!status.ok()) return status;
     return event;
   }
@@ -399,8 +397,8 @@ class NcclBackend : public Backend {
 
   std::mutex mutex_;
   // Guarded by mutex_:
-  const std::shared_ptr<Communicator> names_;  // by which pairs of ranks connect
-  std::vector<std::unique_ptr<Queue>> queues_;  // the first is that of collectives
+  const std::shared_ptr<Communicator> names_;                  // by which pairs of ranks connect
+  std::vector<std::unique_ptr<Queue>> queues_;                 // the first is that of collectives
   absl::flat_hash_map<std::pair<OpKind, int>, Queue*> pairs_;  // by send or recv, and peer
   absl::flat_hash_map<Ticket, Operation> operations_;
   Ticket last_ticket_ = 0;

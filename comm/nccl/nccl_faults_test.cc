@@ -97,8 +97,8 @@ std::vector<absl::Status> run(int ranks, const Body& body, const FakeGpuScript& 
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
       absl::StatusOr<std::unique_ptr<Backend>> backend =
-          make_paired_backend(hub.make_backend(rank), connect_nccl(conditions.nccl(rank)), conditions.paired,
-                              begin + conditions.connect);
+          make_paired_backend(hub.make_backend(rank), connect_nccl(conditions.nccl(rank)),
+                              conditions.paired, begin + conditions.connect);
       if (!backend.ok()) {
         results[rank] = backend.status();
         return;
@@ -146,24 +146,24 @@ TEST(NcclDeathTest, TheHostCannotTouchTheDevicesMemory) {
 }
 
 TEST(NcclTest, StreamsWaitAndTheHostDoesNot) {
-  expect_ok(run(
-      2,
-      [](Rank& rank) -> absl::Status {
-        const int me = rank.comm->rank();
-        Buffer x = rank.put<float>({0, 0, 0});
-        const std::vector<float> mine = {1.0f + me, 10.0f, 5.0f * me};
-        // All of it is put on the stream before any of it has begun.
-        rank.device->copy_to_device(x.data, mine.data(), x.bytes(), rank.stream);
-        for (int round = 0; round < 3; ++round) {
-          const Work work =
-              rank.comm->all_reduce(x, x, ReduceOp::kSum, {.stream = rank.stream});
-          EXPECT_FALSE(work.immediate());
-          if (absl::Status status = work.wait_on(rank.stream); !status.ok()) return status;
-        }
-        EXPECT_EQ(rank.get<float>(x), (std::vector<float>{12, 80, 20}));
-        return absl::OkStatus();
-      },
-      {.delay_microseconds = 5000}));
+  expect_ok(run(2,
+                [](Rank& rank) -> absl::Status {
+                  const int me = rank.comm->rank();
+                  Buffer x = rank.put<float>({0, 0, 0});
+                  const std::vector<float> mine = {1.0f + me, 10.0f, 5.0f * me};
+                  // All of it is put on the stream before any of it has begun.
+                  rank.device->copy_to_device(x.data, mine.data(), x.bytes(), rank.stream);
+                  for (int round = 0; round < 3; ++round) {
+                    const Work work =
+                        rank.comm->all_reduce(x, x, ReduceOp::kSum, {.stream = rank.stream});
+                    EXPECT_FALSE(work.immediate());
+                    if (absl::Status status = work.wait_on(rank.stream); !status.ok())
+                      return status;
+                  }
+                  EXPECT_EQ(rank.get<float>(x), (std::vector<float>{12, 80, 20}));
+                  return absl::OkStatus();
+                },
+                {.delay_microseconds = 5000}));
   EXPECT_EQ(gpu().calls("cudaStreamSynchronize"), 0);
 }
 
@@ -195,11 +195,11 @@ TEST(NcclTest, EvenCountsAreNcclsOwnCollectives) {
     return [=](Rank& rank) -> absl::Status {
       Buffer in = rank.put(std::vector<float>(counts[rank.comm->rank()], 1.0f));
       Buffer out = rank.put(std::vector<float>(counts[0] + counts[1], 0.0f));
-      absl::Status status = rank.comm->all_gather_v(in, out, counts, {.stream = rank.stream}).wait();
+      absl::Status status =
+          rank.comm->all_gather_v(in, out, counts, {.stream = rank.stream}).wait();
       EXPECT_EQ(rank.get<float>(out), std::vector<float>(counts[0] + counts[1], 1.0f));
       if (!status.ok()) return status;
-      status = rank.comm
-                   ->reduce_scatter_v(out, in, counts, ReduceOp::kSum, {.stream = rank.stream})
+      status = rank.comm->reduce_scatter_v(out, in, counts, ReduceOp::kSum, {.stream = rank.stream})
                    .wait();
       EXPECT_EQ(rank.get<float>(in), std::vector<float>(counts[rank.comm->rank()], 2.0f));
       return status;
@@ -290,21 +290,21 @@ TEST(NcclTest, SidesOfAMessageToItselfThatDiffer) {
 }
 
 TEST(NcclTest, MemoryIsKeptUntilTheDeviceIsDone) {
-  expect_ok(run(
-      2,
-      [](Rank& rank) -> absl::Status {
-        Buffer x = rank.put<float>({1});
-        std::atomic<bool> freed{false};
-        std::shared_ptr<void> owner(x.data, [&](void*) { freed = true; });
-        const Work work = rank.comm->all_reduce(
-            x, x, ReduceOp::kSum, {.stream = rank.stream, .keep_alive = std::move(owner)});
-        EXPECT_FALSE(freed);
-        if (absl::Status status = work.wait(); !status.ok()) return status;
-        absl::Status status = rank.comm->barrier().wait();  // the next call looks
-        EXPECT_TRUE(freed);
-        return status;
-      },
-      {.delay_microseconds = 5000}));
+  expect_ok(run(2,
+                [](Rank& rank) -> absl::Status {
+                  Buffer x = rank.put<float>({1});
+                  std::atomic<bool> freed{false};
+                  std::shared_ptr<void> owner(x.data, [&](void*) { freed = true; });
+                  const Work work = rank.comm->all_reduce(
+                      x, x, ReduceOp::kSum,
+                      {.stream = rank.stream, .keep_alive = std::move(owner)});
+                  EXPECT_FALSE(freed);
+                  if (absl::Status status = work.wait(); !status.ok()) return status;
+                  absl::Status status = rank.comm->barrier().wait();  // the next call looks
+                  EXPECT_TRUE(freed);
+                  return status;
+                },
+                {.delay_microseconds = 5000}));
 }
 
 TEST(NcclTest, ADeviceOfAnotherRankIsRefused) {
@@ -335,9 +335,10 @@ std::vector<absl::Status> connect(const FakeGpuScript& script,
 }
 
 TEST(NcclMachineTest, NoDriver) {
-  expect_all(connect({}, [](int rank, NcclOptions& o) {
-               if (rank == 1) o.libraries.driver = "/no/libcuda.so.1";
-             }),
+  expect_all(connect({},
+                     [](int rank, NcclOptions& o) {
+                       if (rank == 1) o.libraries.driver = "/no/libcuda.so.1";
+                     }),
              StatusCode::kFailedPrecondition,
              {"rank 1 of group 'world'", "no NVIDIA driver", "/no/libcuda.so.1"});
 }
@@ -348,9 +349,10 @@ TEST(NcclMachineTest, NoRuntime) {
 }
 
 TEST(NcclMachineTest, NoNccl) {
-  expect_all(connect({}, [](int rank, NcclOptions& o) {
-               if (rank == 2) o.libraries.nccl = "/no/libnccl.so.2";
-             }),
+  expect_all(connect({},
+                     [](int rank, NcclOptions& o) {
+                       if (rank == 2) o.libraries.nccl = "/no/libnccl.so.2";
+                     }),
              StatusCode::kFailedPrecondition, {"rank 2", "no NCCL", "SHARDWEAVE_NCCL_LIBRARY"});
 }
 
@@ -435,32 +437,32 @@ TEST(NcclMachineTest, ARankThatDoesNotConnectIsNamed) {
 // 3. What goes wrong under way.
 
 TEST(NcclFaultTest, AnAsynchronousErrorReachesAllRanks) {
-  const auto results = run(
-      3,
-      [](Rank& rank) -> absl::Status {
-        Buffer x = rank.put<float>({1});
-        for (int i = 0; i < 5; ++i) {
-          if (absl::Status status = rank.sum(x, {.tag = "loss"}); !status.ok()) return status;
-        }
-        return absl::OkStatus();
-      },
-      {.faulty_device = 1, .broken_operation = 3});
+  const auto results = run(3,
+                           [](Rank& rank) -> absl::Status {
+                             Buffer x = rank.put<float>({1});
+                             for (int i = 0; i < 5; ++i) {
+                               if (absl::Status status = rank.sum(x, {.tag = "loss"}); !status.ok())
+                                 return status;
+                             }
+                             return absl::OkStatus();
+                           },
+                           {.faulty_device = 1, .broken_operation = 3});
   expect_all(results, StatusCode::kUnavailable, {"all_reduce", "#3", "'loss'", "remote process"});
 }
 
 // The program waits for nothing on the host but its own stream, which ends all the same.
 TEST(NcclFaultTest, AHangIsAnErrorAtTheDeadlineEvenIfNobodyAsks) {
-  const auto results = run(
-      2,
-      [](Rank& rank) -> absl::Status {
-        Buffer x = rank.put<float>({1});
-        const Work work = rank.comm->all_reduce(
-            x, x, ReduceOp::kSum, {.timeout = absl::Milliseconds(300), .stream = rank.stream});
-        if (absl::Status status = work.wait_on(rank.stream); !status.ok()) return status;
-        rank.synchronize();
-        return work.wait();
-      },
-      {.faulty_device = 0, .hanging_operation = 1});
+  const auto results =
+      run(2,
+          [](Rank& rank) -> absl::Status {
+            Buffer x = rank.put<float>({1});
+            const Work work = rank.comm->all_reduce(
+                x, x, ReduceOp::kSum, {.timeout = absl::Milliseconds(300), .stream = rank.stream});
+            if (absl::Status status = work.wait_on(rank.stream); !status.ok()) return status;
+            rank.synchronize();
+            return work.wait();
+          },
+          {.faulty_device = 0, .hanging_operation = 1});
   expect_all(results, StatusCode::kDeadlineExceeded, {"all_reduce", "#1"});
 }
 
@@ -499,7 +501,8 @@ TEST(NcclFaultTest, MessageTagsThatAreNotInOrder) {
     Buffer x = rank.put<float>({1}), y = rank.put<float>({2});
     const CallOptions options{.stream = rank.stream};
     const bool sends = rank.comm->rank() == 0;
-    const Work first = sends ? rank.comm->send(x, 1, 1, options) : rank.comm->recv(x, 0, 2, options);
+    const Work first =
+        sends ? rank.comm->send(x, 1, 1, options) : rank.comm->recv(x, 0, 2, options);
     const Work second =
         sends ? rank.comm->send(y, 1, 2, options) : rank.comm->recv(y, 0, 1, options);
     absl::Status status = first.wait();
@@ -513,8 +516,7 @@ TEST(NcclFaultTest, MessageTagsThatAreNotInOrder) {
 TEST(NcclFaultTest, AMessageToItselfWithoutItsOtherSideEndsAtTheDeadline) {
   const auto results = run(1, [](Rank& rank) {
     Buffer x = rank.put<float>({1});
-    return rank.comm
-        ->send(x, 0, 5, {.timeout = absl::Milliseconds(50), .stream = rank.stream})
+    return rank.comm->send(x, 0, 5, {.timeout = absl::Milliseconds(50), .stream = rank.stream})
         .wait();
   });
   expect_all(results, StatusCode::kDeadlineExceeded, {"this rank itself has to call recv", "5"});
@@ -539,42 +541,43 @@ class NcclFailingCall : public testing::TestWithParam<const char*> {};
 TEST_P(NcclFailingCall, IsAnErrorOnEveryRankAndNothingHangs) {
   for (const int after : {1, 2, 3, 5}) {
     SCOPED_TRACE(after);
-    const auto results = run(
-        2,
-        [](Rank& rank) -> absl::Status {
-          Buffer x = rank.put<float>({1, 2, 3}), y = rank.put<float>({0, 0, 0});
-          Buffer all = rank.put(std::vector<float>(6));
-          Buffer odd = rank.put<int16_t>({1});
-          const int other = 1 - rank.comm->rank();
-          const CallOptions options{.stream = rank.stream};
-          const DeviceStream side = rank.device->make_stream();
-          for (int round = 0; round < 3; ++round) {
-            std::vector<Work> works;
-            works.push_back(rank.comm->all_reduce(x, y, ReduceOp::kSum, options));
-            works.push_back(rank.comm->all_gather(x, all, options));
-            works.push_back(rank.comm->reduce_scatter(all, x, ReduceOp::kAvg, options));
-            works.push_back(rank.comm->broadcast(x, 1, options));
-            works.push_back(rank.comm->reduce(x, y, ReduceOp::kMin, 0, options));
-            works.push_back(rank.comm->all_reduce(odd, odd, ReduceOp::kSum, options));
-            Coalescing group(*rank.comm);
-            rank.comm->recv(y, other, 0, options);
-            rank.comm->send(x, other, 0, options);
-            works.push_back(group.finish());
-            works.push_back(rank.comm->recv(y, rank.comm->rank(), 0, options));
-            if (absl::Status status = works.back().wait_on(side); !status.ok()) return status;
-            works.push_back(rank.comm->send(x, rank.comm->rank(), 0, options));
-            for (const Work& work : works) {
-              absl::Status status = work.wait_on(rank.stream);
-              status.Update(work.wait());
-              if (!status.ok()) return status;
-            }
-          }
-          return absl::OkStatus();
-        },
-        {.failing = GetParam(), .failing_after = after, .failing_device = 1},
-        {.timeout = absl::Seconds(10), .connect = seconds(10)});
-    const bool at_the_end = std::string(GetParam()) == "ncclCommFinalize" ||
-                            std::string(GetParam()) == "ncclCommAbort";
+    const auto results =
+        run(2,
+            [](Rank& rank) -> absl::Status {
+              Buffer x = rank.put<float>({1, 2, 3}), y = rank.put<float>({0, 0, 0});
+              Buffer all = rank.put(std::vector<float>(6));
+              Buffer odd = rank.put<int16_t>({1});
+              const int other = 1 - rank.comm->rank();
+              const CallOptions options{.stream = rank.stream};
+              const DeviceStream side = rank.device->make_stream();
+              for (int round = 0; round < 3; ++round) {
+                std::vector<Work> works;
+                works.push_back(rank.comm->all_reduce(x, y, ReduceOp::kSum, options));
+                works.push_back(rank.comm->all_gather(x, all, options));
+                works.push_back(rank.comm->reduce_scatter(all, x, ReduceOp::kAvg, options));
+                works.push_back(rank.comm->broadcast(x, 1, options));
+                works.push_back(rank.comm->reduce(x, y, ReduceOp::kMin, 0, options));
+                works.push_back(rank.comm->all_reduce(odd, odd, ReduceOp::kSum, options));
+                Coalescing group(*rank.comm);
+                rank.comm->recv(y, other, 0, options);
+                rank.comm->send(x, other, 0, options);
+                works.push_back(group.finish());
+                works.push_back(rank.comm->recv(y, rank.comm->rank(), 0, options));
+                if (absl::Status status = works.back().wait_on(side); !status.ok()) return status;
+                works.push_back(rank.comm->send(x, rank.comm->rank(), 0, options));
+                for (const Work& work : works) {
+                  absl::Status status = work.wait_on(rank.stream);
+                  status.Update(work.wait());
+                  if (!status.ok()) return status;
+                }
+              }
+              // Whoever is done learns of a rank that is not.
+              return rank.comm->barrier().wait();
+            },
+            {.failing = GetParam(), .failing_after = after, .failing_device = 1},
+            {.timeout = absl::Seconds(10), .connect = seconds(10)});
+    const bool at_the_end =
+        std::string(GetParam()) == "ncclCommFinalize" || std::string(GetParam()) == "ncclCommAbort";
     const bool is_reached = gpu().calls(GetParam()) > 0;
     ASSERT_TRUE(is_reached || at_the_end);
     if (results[1].ok()) continue;  // it was not called so often
@@ -583,15 +586,16 @@ TEST_P(NcclFailingCall, IsAnErrorOnEveryRankAndNothingHangs) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Calls, NcclFailingCall,
-    testing::Values("ncclCommGetAsyncError", "ncclGroupStart", "ncclGroupEnd",
-                    "ncclAllReduce", "ncclReduce", "ncclBroadcast", "ncclAllGather",
-                    "ncclReduceScatter", "ncclSend", "ncclRecv", "cudaStreamCreateWithFlags",
-                    "cudaStreamWaitEvent", "cudaLaunchHostFunc", "cudaEventQuery", "cudaStreamSynchronize",
-                    "cudaGetDeviceCount", "cudaDeviceGetPCIBusId", "cudaRuntimeGetVersion",
-                    "ncclCommFinalize"),
-    [](const auto& tested) { return std::string(tested.param); });
+INSTANTIATE_TEST_SUITE_P(Calls, NcclFailingCall,
+                         testing::Values("ncclCommGetAsyncError", "ncclGroupStart", "ncclGroupEnd",
+                                         "ncclAllReduce", "ncclReduce", "ncclBroadcast",
+                                         "ncclAllGather", "ncclReduceScatter", "ncclSend",
+                                         "ncclRecv", "cudaStreamCreateWithFlags",
+                                         "cudaStreamWaitEvent", "cudaLaunchHostFunc",
+                                         "cudaEventQuery", "cudaStreamSynchronize",
+                                         "cudaGetDeviceCount", "cudaDeviceGetPCIBusId",
+                                         "cudaRuntimeGetVersion", "ncclCommFinalize"),
+                         [](const auto& tested) { return std::string(tested.param); });
 
 TEST(NcclFaultTest, NoUniqueId) {
   expect_all(connect({.failing = "ncclGetUniqueId", .error = 3}), StatusCode::kInternal,

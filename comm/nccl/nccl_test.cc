@@ -19,9 +19,8 @@ ConformanceBackend nccl(const std::string& name, const FakeGpuScript& script,
     auto hub = std::make_shared<InprocHub>(num_ranks);
     return [=](int rank) -> absl::StatusOr<std::shared_ptr<Communicator>> {
       absl::StatusOr<std::unique_ptr<Backend>> backend = make_paired_backend(
-          hub->make_backend(rank),
-          connect_nccl({.device = rank, .libraries = fake_libraries()}), paired,
-          std::chrono::steady_clock::now() + std::chrono::seconds(60));
+          hub->make_backend(rank), connect_nccl({.device = rank, .libraries = fake_libraries()}),
+          paired, std::chrono::steady_clock::now() + std::chrono::seconds(60));
       if (!backend.ok()) return backend.status();
       return Communicator::create(on_device(*std::move(backend), fake_device(rank), on), options);
     };

@@ -81,8 +81,9 @@ class PairedBackend : public Backend {
     if (absl::Status status = failure(); !status.ok()) return status;
     control_->set_patience(patience());
     if (!is_of_device(call.device())) return start_on_control(call);
-    const bool native = device_->implements(call.op) &&
-                        (!is_reduction(call.op) || device_->can_reduce(call.in.dtype, call.reduce_op));
+    const bool native =
+        device_->implements(call.op) &&
+        (!is_reduction(call.op) || device_->can_reduce(call.in.dtype, call.reduce_op));
     return native ? start_on_device(call) : run_on_host(call);
   }
 
@@ -238,7 +239,8 @@ class PairedBackend : public Backend {
       op.told.assign(group().size(), word);
       op.heard.resize(group().size());
       if (call.op == OpKind::kAllToAllV) {
-        for (int rank = 0; rank < group().size(); ++rank) op.told[rank].sends = call.in_counts[rank];
+        for (int rank = 0; rank < group().size(); ++rank)
+          op.told[rank].sends = call.in_counts[rank];
         op.expects.assign(call.out_counts.begin(), call.out_counts.end());
       }
     }
@@ -357,10 +359,9 @@ class PairedBackend : public Backend {
     if (absl::Status status = check_same_call(group().name, all); !status.ok()) return status;
     for (size_t rank = 0; rank < op.expects.size(); ++rank) {
       if (op.heard[rank].sends != op.expects[rank]) {
-        return absl::FailedPreconditionError(
-            str_cat(op.name, ": ", to_string(op.signature), ": rank ", rank, " sends ",
-                    op.heard[rank].sends, " elements, rank ", group().rank, " expects ",
-                    op.expects[rank]));
+        return absl::FailedPreconditionError(str_cat(
+            op.name, ": ", to_string(op.signature), ": rank ", rank, " sends ",
+            op.heard[rank].sends, " elements, rank ", group().rank, " expects ", op.expects[rank]));
       }
     }
     return absl::OkStatus();

@@ -31,9 +31,9 @@ class OnDevice : public Backend {
 
   absl::StatusOr<Ticket> start(const Call& call) override {
     backend_->set_patience(patience());
-    const bool on_cpu = call.op == OpKind::kBarrier ||
-                        (options_.every_on_cpu > 0 && !is_point_to_point(call.op) &&
-                         call.sequence % options_.every_on_cpu == 0);
+    const bool on_cpu =
+        call.op == OpKind::kBarrier || (options_.every_on_cpu > 0 && !is_point_to_point(call.op) &&
+                                        call.sequence % options_.every_on_cpu == 0);
     if (on_cpu) {
       const absl::StatusOr<Ticket> ticket = backend_->start(call);
       if (!ticket.ok() || *ticket == kDone) return ticket;

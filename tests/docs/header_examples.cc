@@ -170,6 +170,14 @@ absl::Status patience(const Wait& wait, Deadline deadline, absl::Span<const int>
   return absl::OkStatus();
 }
 
+absl::Status work_on_a_device(Communicator& comm, const Buffer& x, DeviceStream stream,
+                              void (*use_on)(DeviceStream, Buffer)) {
+  Work work = comm.all_reduce(x, x, ReduceOp::kSum, {.stream = stream});
+  if (absl::Status s = work.wait_on(stream); !s.ok()) return s;
+  use_on(stream, x);
+  return absl::OkStatus();
+}
+
 void buffer() {
   float values[3] = {1, 2, 3};
   Buffer b = Buffer::of(values, 3);

@@ -87,7 +87,7 @@ class FakeDevice : public TestDevice {
   const int index_;
   std::shared_ptr<const Library> library_;
   std::mutex mutex_;
-  std::vector<CudaEvent> events_;   // guarded by mutex_, as are
+  std::vector<CudaEvent> events_;  // guarded by mutex_, as are
   std::vector<CudaStream> streams_;
 };
 

@@ -155,9 +155,8 @@ int FakeMachine::device_of(const void* memory) const {
 }
 
 std::byte* FakeMachine::reach(const void* memory) {
-  return is_device_memory(memory)
-             ? static_cast<std::byte*>(contents(memory))
-             : static_cast<std::byte*>(const_cast<void*>(memory));
+  return is_device_memory(memory) ? static_cast<std::byte*>(contents(memory))
+                                  : static_cast<std::byte*>(const_cast<void*>(memory));
 }
 
 int& FakeMachine::current_device() {

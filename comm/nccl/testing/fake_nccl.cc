@@ -76,8 +76,7 @@ struct Group {
     for (const auto& call : meeting.calls) {
       if (!call->fits(first)) return;  // hangs
     }
-    const int64_t bytes =
-        static_cast<int64_t>(first.count) * element_size(dtype_of(first.dtype));
+    const int64_t bytes = static_cast<int64_t>(first.count) * element_size(dtype_of(first.dtype));
     const auto in = [&](int rank) { return machine().reach(meeting.calls[rank]->in); };
     const auto out = [&](int rank) { return machine().reach(meeting.calls[rank]->out); };
     const auto reduce = [&](int64_t offset, std::vector<void*> outs) {
@@ -167,7 +166,7 @@ struct Comm {
 };
 
 std::mutex registry_mutex;
-std::map<std::string, std::shared_ptr<Group>> groups;      // by unique id; guarded by it, as are
+std::map<std::string, std::shared_ptr<Group>> groups;  // by unique id; guarded by it, as are
 std::map<NcclComm, std::shared_ptr<Comm>> communicators;
 
 std::shared_ptr<Comm> find(NcclComm handle) {
@@ -213,8 +212,8 @@ struct Kernel {
     for (const Operation& operation : operations) {
       if (!operation.is_message() || is_aborted()) continue;
       const bool sends = operation.kind == Kind::kSend;
-      const std::pair<int, int> from_to = sends ? std::pair(rank, operation.peer)
-                                                : std::pair(operation.peer, rank);
+      const std::pair<int, int> from_to =
+          sends ? std::pair(rank, operation.peer) : std::pair(operation.peer, rank);
       messages.push_back(std::make_shared<Group::Message>(Group::Message{operation}));
       (sends ? group.sends : group.recvs)[from_to].push_back(messages.back());
       group.match(from_to);
@@ -305,8 +304,8 @@ int call(NcclComm handle, CudaStream stream, const Operation& operation) {
     if (comm->still_busy > 0) return kInvalidUsage;
   }
   for (const void* memory : {operation.in, static_cast<const void*>(operation.out)}) {
-    if (memory != nullptr && (!machine().is_device_memory(memory) ||
-                              machine().device_of(memory) != comm->device)) {
+    if (memory != nullptr &&
+        (!machine().is_device_memory(memory) || machine().device_of(memory) != comm->device)) {
       return kInvalidArgument;
     }
   }
@@ -384,10 +383,9 @@ int ncclCommGetAsyncError(NcclComm comm, int* error) {
   std::vector<std::function<void()>> ended;
   {
     const std::scoped_lock lock(found->mutex, found->group->mutex);
-    *error = found->error != 0 ? found->error
-             : found->group->joined < found->group->size || found->still_busy > 0
-                 ? kNcclInProgress
-                 : kNcclSuccess;
+    *error = found->error != 0                                                    ? found->error
+             : found->group->joined < found->group->size || found->still_busy > 0 ? kNcclInProgress
+                                                                                  : kNcclSuccess;
     if (found->still_busy > 0 && --found->still_busy == 0) ended = std::move(found->at_its_end);
     if (found->still_busy == 0) found->at_its_end.clear();
   }
