@@ -160,6 +160,20 @@ absl::Status Backend::wait(Ticket, Deadline) {
   return absl::OkStatus();
 }
 
+absl::Status Backend::wait_on(Ticket ticket, DeviceStream) {
+  return wait(ticket, Deadline::max());
+}
+
+absl::Status Backend::copy_to_host(void*, const ConstBuffer& device, DeviceStream) {
+  return absl::UnimplementedError(
+      str_cat("backend ", name(), " copies nothing from ", to_string(device.device)));
+}
+
+absl::Status Backend::copy_to_device(const Buffer& device, const void*, DeviceStream) {
+  return absl::UnimplementedError(
+      str_cat("backend ", name(), " copies nothing to ", to_string(device.device)));
+}
+
 // NOLINTNEXTLINE(performance-unnecessary-value-param): backends keep it
 absl::StatusOr<std::unique_ptr<Backend>> Backend::subgroup(GroupInfo group, absl::Span<const int>,
                                                            std::string_view, Deadline) {

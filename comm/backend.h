@@ -12,7 +12,7 @@
 // No registration, no global state: whoever makes the object hands it to Communicator::create.
 //
 // Threads: start(), subgroup() and the destructor are called by one thread at a time. done(),
-// wait() and abort() may be called by any thread at any time.
+// wait(), wait_on(), health() and abort() may be called by any thread at any time.
 #pragma once
 
 #include <cstdint>
@@ -73,6 +73,10 @@ struct Call {
   Deadline deadline = Deadline::max();
   std::string_view tag;      // the caller's word for it, for messages
   uint64_t fingerprint = 0;  // of a collective: what the caller means it for (CallOptions)
+  DeviceStream stream;       // of memory on a device: it is ready when this has come so far
+
+  // Where the memory is.
+  Device device() const { return in.count > 0 || in.data != nullptr ? in.device : out.device; }
 };
 
 inline bool is_point_to_point(OpKind op) {
@@ -140,6 +144,11 @@ class Backend {
   virtual std::string_view name() const = 0;
   // Which memory it can read and write.
   virtual bool supports(DeviceType device) const { return device == DeviceType::kCpu; }
+  // OK, or why it cannot reach this device, one of a type that it supports: it may be bound to one.
+  virtual absl::Status check_device(Device) const { return absl::OkStatus(); }
+  // Whether it compares what the ranks call before data moves. One that cannot (on devices ranks
+  // meet only in the middle of the work) is paired with one that can: paired/paired.h.
+  virtual bool compares_calls() const { return true; }
   // Whoever waits longer in wait() should say on stderr for whom (patience.h). Set before the first
   // call, by the Communicator.
   absl::Duration patience() const { return patience_; }
@@ -149,6 +158,8 @@ class Backend {
   // are built from them (composed.h), and then have run to their end when they are issued. Without
   // send and recv, what is missing answers Unimplemented.
   virtual bool implements(OpKind op) const = 0;
+  // Of a reduction that is defined: whether this backend has it.
+  virtual bool can_reduce(DType, ReduceOp) const { return true; }
   // False if outputs are left as they were (a backend that only counts); split() is then not
   // possible.
   virtual bool moves_data() const { return true; }
@@ -163,12 +174,23 @@ class Backend {
   // is not touched any more. Errors: DeadlineExceeded (names the missing ranks), FailedPrecondition
   // (ranks called different things), Aborted and Unavailable (a rank gave up, is gone; names it).
   virtual absl::Status wait(Ticket ticket, Deadline deadline);
+  // Of memory on a device: what is put on `stream` afterwards runs when the operation is done. Does
+  // not wait for the device. Errors: those that are known by now.
+  virtual absl::Status wait_on(Ticket ticket, DeviceStream stream);
+
+  // Of backends that reach a device: copies between its memory and the host's in the order of
+  // `stream`, and waits for that. Nothing else here reads or writes a device's memory by the host.
+  virtual absl::Status copy_to_host(void* host, const ConstBuffer& device, DeviceStream stream);
+  virtual absl::Status copy_to_device(const Buffer& device, const void* host, DeviceStream stream);
 
   // Around calls of start() that the caller coalesced: a backend may hold them back and run them as
   // one. Send and recv may appear in any order between the two. A done() or wait() for one that is
   // held back comes too: it runs what is held back so far.
   virtual void begin_coalescing() {}
   virtual absl::Status end_coalescing() { return absl::OkStatus(); }
+
+  // OK, or what broke the group, as far as this rank can know now. Does not wait. Any thread.
+  virtual absl::Status health() { return absl::OkStatus(); }
 
   // The backend of a group of some of these ranks; only they call, each with the same `key`, which
   // no other subgroup of this backend ever gets. `members` are ranks of this group, in the new

@@ -49,6 +49,13 @@ struct Device {
 // "cpu", "cuda:3".
 std::string to_string(Device device);
 
+// A queue of a device, in the order of which it works: what the device's runtime calls a stream
+// (cudaStream_t). Borrowed. Null: the device's default stream.
+struct DeviceStream {
+  void* handle = nullptr;
+  friend bool operator==(const DeviceStream&, const DeviceStream&) = default;
+};
+
 // The DType of a C++ type, for Buffer::of. C++20 has no type for the 16- and 8-bit floats: name
 // those by hand, `Buffer{data, count, DType::kBF16}`.
 template <typename T>

@@ -44,6 +44,10 @@ absl::Status check_memory(const Backend& backend, std::string_view what,
                                               ", where backend ", backend.name(),
                                               " cannot reach it"));
   }
+  if (absl::Status status = backend.check_device(buffer.device); !status.ok()) {
+    return absl::Status(status.code(),
+                        str_cat(what, " is on ", to_string(buffer.device), ": ", status.message()));
+  }
   return absl::OkStatus();
 }
 
@@ -109,10 +113,16 @@ absl::Status check_overlap(const ConstBuffer& in, const Buffer& out, int64_t all
                             " of the larger is where the smaller should begin"));
 }
 
-absl::Status check_reduction(DType dtype, ReduceOp op) {
-  if (is_reduction_defined(dtype, op)) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      str_cat("the reduction ", to_string(op), " is not defined for ", to_string(dtype)));
+absl::Status check_reduction(const Backend& backend, DType dtype, ReduceOp op) {
+  if (!is_reduction_defined(dtype, op)) {
+    return absl::InvalidArgumentError(
+        str_cat("the reduction ", to_string(op), " is not defined for ", to_string(dtype)));
+  }
+  if (!backend.can_reduce(dtype, op)) {
+    return absl::UnimplementedError(str_cat("backend ", backend.name(), " has no reduction ",
+                                            to_string(op), " of ", to_string(dtype)));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status check_rank(std::string_view what, int rank, int size) {
@@ -148,6 +158,11 @@ class PendingWorks : public PendingWork {
     for (const Work& work : works_) first_error.Update(work.wait());
     return first_error;
   }
+  absl::Status wait_on(const Token&, DeviceStream stream) override {
+    absl::Status first_error;
+    for (const Work& work : works_) first_error.Update(work.wait_on(stream));
+    return first_error;
+  }
 
  private:
   const std::vector<Work> works_;
@@ -171,7 +186,16 @@ Communicator::Communicator(std::unique_ptr<Backend> backend,
   backend_->set_patience(options.patience);
 }
 
-Communicator::~Communicator() = default;
+// The memory that is kept is used until its operation is done.
+Communicator::~Communicator() {
+  for (const Kept& kept : kept_) {
+    if (!backend_->done(kept.ticket)) {
+      backend_
+          ->wait(kept.ticket, deadline_after(std::chrono::steady_clock::now(), options_.timeout))
+          .IgnoreError();
+    }
+  }
+}
 
 // 1. From a user's call to the backend's.
 
@@ -179,7 +203,7 @@ Work Communicator::all_reduce(ConstBuffer in, Buffer out, ReduceOp op, const Cal
   Call call{.op = OpKind::kAllReduce, .in = in, .out = out, .reduce_op = op};
   absl::Status status = check_pair(*backend_, in, out);
   if (status.ok()) status = check_count("out", out.count, in.count, "as in");
-  if (status.ok()) status = check_reduction(in.dtype, op);
+  if (status.ok()) status = check_reduction(*backend_, in.dtype, op);
   if (status.ok()) status = check_overlap(in, out, 0);
   return issue(call, std::move(status), options);
 }
@@ -209,7 +233,7 @@ Work Communicator::reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op,
   Call call{.op = OpKind::kReduceScatter, .in = in, .out = out, .reduce_op = op};
   absl::Status status = check_pair(*backend_, in, out);
   if (status.ok()) status = check_parts("in", in.count, size(), "out", out.count);
-  if (status.ok()) status = check_reduction(in.dtype, op);
+  if (status.ok()) status = check_reduction(*backend_, in.dtype, op);
   if (status.ok()) status = check_overlap(in, out, rank() * out.count);
   return issue(call, std::move(status), options);
 }
@@ -220,7 +244,7 @@ Work Communicator::reduce_scatter_v(ConstBuffer in, Buffer out, absl::Span<const
       .op = OpKind::kReduceScatterV, .in = in, .out = out, .reduce_op = op, .in_counts = counts};
   absl::Status status = check_pair(*backend_, in, out);
   if (status.ok()) status = check_counts("counts", counts, size(), "in", in.count);
-  if (status.ok()) status = check_reduction(in.dtype, op);
+  if (status.ok()) status = check_reduction(*backend_, in.dtype, op);
   if (status.ok()) {
     status = check_count("out", out.count, counts[rank()], "counts of this rank");
     if (status.ok()) status = check_overlap(in, out, sum_before(counts, rank()));
@@ -270,7 +294,7 @@ Work Communicator::reduce(ConstBuffer in, Buffer out, ReduceOp op, int root,
   Call call{.op = OpKind::kReduce, .in = in, .out = out, .reduce_op = op, .peer = root};
   absl::Status status = check_rank("root", root, size());
   if (status.ok()) status = check_pair(*backend_, in, out);
-  if (status.ok()) status = check_reduction(in.dtype, op);
+  if (status.ok()) status = check_reduction(*backend_, in.dtype, op);
   if (rank() == root) {
     if (status.ok()) status = check_count("out", out.count, in.count, "as in");
     if (status.ok()) status = check_overlap(in, out, 0);
@@ -325,7 +349,7 @@ Work Communicator::barrier(const CallOptions& options) {
 
 Work Communicator::issue(Call& call, absl::Status valid, const CallOptions& options) {
   const bool native = backend_->implements(call.op);
-  if (!native && !can_compose(*backend_, call.op)) {
+  if (!native && !can_compose(*backend_, call)) {
     valid.Update(absl::UnimplementedError(str_cat("not by backend ", backend_->name())));
   }
   if (options.timeout < absl::ZeroDuration()) {
@@ -349,6 +373,10 @@ Work Communicator::issue(Call& call, absl::Status valid, const CallOptions& opti
   call.sequence = is_point_to_point(call.op) ? ++point_to_points_ : ++collectives_;
   call.tag = options.tag;
   call.fingerprint = options.fingerprint;
+  call.stream = options.stream;
+  if (!kept_.empty()) {
+    std::erase_if(kept_, [&](const Kept& kept) { return backend_->done(kept.ticket); });
+  }
   const uint64_t line = log_.start(call, now);
   const absl::StatusOr<Backend::Ticket> ticket = native ? backend_->start(call) : compose(call);
   if (!ticket.ok()) {
@@ -359,6 +387,7 @@ Work Communicator::issue(Call& call, absl::Status valid, const CallOptions& opti
     log_.finish(line, true);
     return collect(Work());
   }
+  if (options.keep_alive != nullptr) kept_.push_back({*ticket, options.keep_alive});
   // The pointer is this communicator's, which a Work keeps alive.
   std::shared_ptr<PendingWork> self(shared_from_this(), this);
   return collect(Work(std::move(self), {*ticket, line, call.deadline}));
@@ -418,6 +447,11 @@ bool Communicator::done(const Token& token) {
 absl::Status Communicator::wait(const Token& token) {
   const absl::Status status = backend_->wait(token.ticket, token.deadline);
   log_.finish(token.record, status.ok());
+  return status.ok() ? status : fail(status);
+}
+
+absl::Status Communicator::wait_on(const Token& token, DeviceStream stream) {
+  const absl::Status status = backend_->wait_on(token.ticket, stream);
   return status.ok() ? status : fail(status);
 }
 

@@ -16,8 +16,9 @@
 // for by any thread; abort(), the flight recorder and what is const may be used by any thread at
 // any time. The destructor tells the others that this rank has left.
 //
-// Memory: buffers belong to the caller and must stay alive until the Work is done (work.h). Counts
-// arrays and tags are copied.
+// Memory: buffers belong to the caller and must stay alive until the Work is done (work.h), or be
+// owned by CallOptions::keep_alive. Counts arrays and tags are copied. They lie where the backend can
+// reach them: on the CPU, or on this rank's device (paired/paired.h has a backend for each).
 //
 // Errors: an argument that is wrong on this rank alone is InvalidArgument (Unimplemented: not by
 // this backend), at once, and nothing has happened; the communicator stays usable, but the other
@@ -67,6 +68,12 @@ struct CallOptions {
   // The caller issues nothing else here until this is done. Then a send of this rank to itself needs
   // a recv that has been issued before, and a recv a send: InvalidArgument where it would never end.
   bool blocking = false;
+  // Of memory on a device: the operation begins when the device has done what is on this stream by
+  // now. What comes after the operation waits for it (Work::wait_on, Work::wait).
+  DeviceStream stream;
+  // Kept until the operation is done, as the memory must be that it owns: for callers who drop
+  // theirs before. Let go of by whoever next calls this communicator, or by its destructor.
+  std::shared_ptr<const void> keep_alive;
 };
 
 struct CommunicatorOptions {
@@ -175,6 +182,7 @@ class Communicator : public std::enable_shared_from_this<Communicator>, private 
 
   bool done(const Token& token) override;
   absl::Status wait(const Token& token) override;
+  absl::Status wait_on(const Token& token, DeviceStream stream) override;
 
   // A send or recv with this rank itself, which pairs with one before or after it.
   absl::Status pair_with_itself(const Call& call, bool blocking);
@@ -194,6 +202,11 @@ class Communicator : public std::enable_shared_from_this<Communicator>, private 
   uint64_t point_to_points_ = 0;                 // issued
   absl::flat_hash_map<int, int64_t> to_itself_;  // by message tag: sends less recvs, if not 0
   Coalescing* coalescing_ = nullptr;
+  struct Kept {
+    Backend::Ticket ticket;
+    std::shared_ptr<const void> owner;
+  };
+  std::vector<Kept> kept_;  // of operations that were not done when last looked at
   absl::flat_hash_map<std::string, int> subgroups_made_;  // by members and name
 
   std::atomic<bool> broken_{false};

@@ -295,8 +295,9 @@ absl::Status Composed::run() {
 
 }  // namespace
 
-bool can_compose(const Backend& backend, OpKind op) {
-  return !is_point_to_point(op) && backend.implements(OpKind::kSend) &&
+bool can_compose(const Backend& backend, const Call& call) {
+  return !is_point_to_point(call.op) && call.in.device.type == DeviceType::kCpu &&
+         call.out.device.type == DeviceType::kCpu && backend.implements(OpKind::kSend) &&
          backend.implements(OpKind::kRecv);
 }
 

@@ -8,6 +8,13 @@
 // writes this rank's buffers any more, also when the operation failed. Until then the buffers must
 // stay alive, and must not be written (not even read, if they are outputs).
 //
+// On a device it means the same, seen from the host: the device has run the operation. That is more
+// than a program usually needs: work.wait_on(stream) lets the device wait, and the host goes on.
+//
+//   Work work = comm.all_reduce(x, x, ReduceOp::kSum, {.stream = stream});  // after what is on it
+//   if (absl::Status s = work.wait_on(stream); !s.ok()) return s;           // returns at once
+//   use_on(stream, x);                                                      // finds the sum
+//
 // Cheap to copy. done() and wait() may be called by any thread, any number of times; once done, a
 // Work gives the same answer for ever. A Work that is dropped is not cancelled.
 #pragma once
@@ -18,6 +25,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "shardweave/comm/buffer.h"
 
 namespace shardweave {
 
@@ -36,6 +44,7 @@ class PendingWork {
   virtual ~PendingWork() = default;
   virtual bool done(const Token& token) = 0;
   virtual absl::Status wait(const Token& token) = 0;
+  virtual absl::Status wait_on(const Token& token, DeviceStream) { return wait(token); }
 };
 
 class Work {
@@ -54,6 +63,13 @@ class Work {
 
   // Blocks until done or until the operation's deadline (counted from its issue) has passed.
   absl::Status wait() const { return pending_ == nullptr ? result_ : pending_->wait(token_); }
+
+  // What is put on `stream` of the operation's device afterwards runs when the operation is done.
+  // The host does not wait, and so learns only of errors that are known by now; wait(), done() and
+  // later operations tell the others. (Of memory of the CPU: the same as wait().)
+  absl::Status wait_on(DeviceStream stream) const {
+    return pending_ == nullptr ? result_ : pending_->wait_on(token_, stream);
+  }
 
  private:
   absl::Status result_;

@@ -20,12 +20,16 @@
 namespace shardweave {
 
 struct WorldOptions {
-  std::string backend = "gloo";  // of from_environment
+  // Of from_environment. "gloo", or "nccl": memory of GPUs by NCCL, that of the CPU by Gloo
+  // (comm/nccl/nccl_backend.h).
+  std::string backend = "gloo";
   // Network interface of from_environment; empty: loopback when all ranks are on one host, else by
   // host name.
   std::string interface;
   // Default deadline of every collective and of the rendezvous.
   absl::Duration timeout = absl::Minutes(5);
+  // Of backend "nccl": this rank's GPU, as CUDA numbers those that are visible; -1: the local rank.
+  int device = -1;
 };
 
 // Used by one thread at a time; cheap to move, not to be copied.

@@ -66,7 +66,7 @@ def fetch_wheels(ctx, wheels, variable):
         fail("python3 is not there. " + advice)
     command = [python, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes"]
     command += ["--no-cache-dir", "--only-binary=:all:", "--python-version=3.11", "--implementation=cp", "--abi=cp311", "--abi=none"]
-    for tag in ["manylinux_2_28", "manylinux_2_27", "manylinux_2_25", "manylinux_2_17", "manylinux2014", "manylinux_2_5", "manylinux1"]:
+    for tag in ["manylinux_2_28", "manylinux_2_27", "manylinux_2_25", "manylinux_2_18", "manylinux_2_17", "manylinux2014", "manylinux_2_5", "manylinux1"]:
         command.append("--platform=%s_%s" % (tag, cpu))
     run(ctx, command + ["--dest=wheels", "-r", "requirements.txt"], "Cannot fetch %s. %s" % (", ".join(wheels.keys()), advice), timeout = 3600)
 

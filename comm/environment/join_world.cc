@@ -1,6 +1,7 @@
 #include "shardweave/comm/environment/join_world.h"
 
 #include <algorithm>
+#include <chrono>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -10,6 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "shardweave/comm/gloo/gloo_backend.h"
+#include "shardweave/comm/nccl/nccl_backend.h"
+#include "shardweave/comm/paired/paired.h"
 #include "shardweave/comm/rendezvous/check_in.h"
 #include "shardweave/comm/rendezvous/threads.h"
 #include "shardweave/comm/store/prefix_store.h"
@@ -26,11 +29,16 @@ absl::StatusOr<std::unique_ptr<World>> join_world(std::shared_ptr<Store> store,
                                                   const RendezvousInfo& info,
                                                   const WorldOptions& options,
                                                   absl::Time deadline) {
-  if (options.backend != "gloo") {
+  if (options.backend != "gloo" && options.backend != "nccl") {
     return absl::InvalidArgumentError(
         absl::StrCat("backend \"", options.backend,
-                     "\": wanted \"gloo\" for ranks that are processes; ranks that are "
-                     "threads need no rendezvous"));
+                     "\": wanted \"gloo\" or \"nccl\" for ranks that are processes; ranks that "
+                     "are threads need no rendezvous"));
+  }
+  if (options.device < -1 || (options.device >= 0 && options.backend != "nccl")) {
+    return absl::InvalidArgumentError(absl::StrCat("device ", options.device, " with backend \"",
+                                                   options.backend,
+                                                   "\": wanted 0 or more with \"nccl\", else -1"));
   }
   deadline = std::min(deadline, absl::Now() + options.timeout);
   const std::vector<CpuLimit> limits = cpu_limits();
@@ -45,6 +53,16 @@ absl::StatusOr<std::unique_ptr<World>> join_world(std::shared_ptr<Store> store,
       make_prefix_store(std::move(store), absl::StrCat("shardweave/", info.run, "/")),
       std::move(group), {.interface = options.interface, .timeout = deadline - absl::Now()});
   if (!backend.ok()) return backend.status();
+  const int local_rank = info.local_rank.value_or(roster->local_rank(info.rank));
+  if (options.backend == "nccl") {
+    const auto left = absl::ToChronoNanoseconds(deadline - absl::Now());
+    backend = make_paired_backend(
+        *std::move(backend),
+        connect_nccl({.device = options.device < 0 ? local_rank : options.device,
+                      .libraries = nccl_libraries_of_environment()}),
+        {}, std::chrono::steady_clock::now() + left);
+    if (!backend.ok()) return backend.status();
+  }
   std::shared_ptr<Communicator> comm =
       Communicator::create(*std::move(backend), {.timeout = options.timeout});
 
@@ -55,9 +73,7 @@ absl::StatusOr<std::unique_ptr<World>> join_world(std::shared_ptr<Store> store,
   const int local_size = info.local_world_size.value_or(roster->local_size(info.rank));
   const std::optional<int> threads = threads_per_rank(Environment::of_process(), limits,
                                                       roster->local_cpus(info.rank), local_size);
-  return std::make_unique<World>(std::move(comm),
-                                 info.local_rank.value_or(roster->local_rank(info.rank)),
-                                 local_size, threads.value_or(0));
+  return std::make_unique<World>(std::move(comm), local_rank, local_size, threads.value_or(0));
 }
 
 }  // namespace shardweave

@@ -22,7 +22,9 @@ namespace shardweave {
 
 // Waits for the others until `deadline`, and no longer than options.timeout. Errors, on every rank
 // and naming the ranks that are at fault: those of check_in() and of the backend; InvalidArgument
-// for an unknown backend or numbers that contradict each other.
+// for an unknown backend or numbers that contradict each other; of backend "nccl" those of
+// nccl_backend.h: FailedPrecondition where there is no driver, no NCCL or an old one,
+// InvalidArgument where there is no such device.
 absl::StatusOr<std::unique_ptr<World>> join_world(std::shared_ptr<Store> store,
                                                   const RendezvousInfo& info,
                                                   const WorldOptions& options = {},

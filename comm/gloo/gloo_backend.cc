@@ -57,6 +57,7 @@ class GlooBackend : public Backend {
   absl::Status wait(Ticket ticket, Deadline deadline) override {
     return engine_->wait(ticket, deadline, Patience(patience()));
   }
+  absl::Status health() override { return engine_->health(); }
   void abort(const absl::Status& reason) override { engine_->abort(reason); }
 
   absl::StatusOr<std::unique_ptr<Backend>> subgroup(GroupInfo group, absl::Span<const int>,

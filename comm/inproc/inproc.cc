@@ -144,6 +144,10 @@ class InprocBackend : public Backend {
                : shared_->meetings.wait(rank(), ticket, deadline, Patience(patience()));
   }
 
+  absl::Status health() override {
+    return shared_->group.broken() ? shared_->group.failure() : absl::OkStatus();
+  }
+
   absl::StatusOr<std::unique_ptr<Backend>> subgroup(GroupInfo info, absl::Span<const int> members,
                                                     std::string_view key, Deadline) override {
     std::shared_ptr<Shared> shared;

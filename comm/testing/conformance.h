@@ -32,6 +32,10 @@ struct ConformanceBackend {
   std::function<Connect(int num_ranks, const CommunicatorOptions& options)> make_world;
   // A collective is done when it is issued, as those are that are composed of sends and recvs.
   bool blocks_at_issue = false;
+  // What a device's backend need not do (on_device.h): the last bits of a sum are its own, and sends
+  // and recvs match in order, whatever their message tags.
+  bool rounds_once = true;
+  bool matches_by_tag = true;
 };
 inline void PrintTo(const ConformanceBackend& backend, std::ostream* os) {
   *os << backend.name;

@@ -153,7 +153,7 @@ auto comm = Communicator::create(std::make_unique<Pigeons>());
 }  // namespace pigeons
 
 void compose(Backend& backend, const Call& call) {
-  if (!backend.implements(call.op) && can_compose(backend, call.op)) {
+  if (!backend.implements(call.op) && can_compose(backend, call)) {
     absl::Status status = run_composed(backend, call);
   }
 }
@@ -167,6 +167,14 @@ absl::Status patience(const Wait& wait, Deadline deadline, absl::Span<const int>
     if (!patience.has_ended(deadline)) return deadline_exceeded();
     say_late(wait, absl::Seconds(10), absent);
   }
+  return absl::OkStatus();
+}
+
+absl::Status work_on_a_device(Communicator& comm, const Buffer& x, DeviceStream stream,
+                              void (*use_on)(DeviceStream, Buffer)) {
+  Work work = comm.all_reduce(x, x, ReduceOp::kSum, {.stream = stream});
+  if (absl::Status s = work.wait_on(stream); !s.ok()) return s;
+  use_on(stream, x);
   return absl::OkStatus();
 }
 

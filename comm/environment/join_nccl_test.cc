@@ -1,0 +1,110 @@
+// Backend "nccl" by its name: ranks are threads with a GPU of the fake each, and meet over Gloo.
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "gtest/gtest.h"
+#include "shardweave/comm/environment/join_world.h"
+#include "shardweave/comm/nccl/testing/fake_device.h"
+#include "shardweave/comm/nccl/testing/fake_gpu.h"
+#include "shardweave/comm/store/in_process_store.h"
+
+namespace shardweave {
+namespace {
+
+class JoinNcclTest : public testing::Test {
+ protected:
+  void SetUp() override { use(fake_libraries()); }
+  void TearDown() override { use({}); }
+
+  static void use(const NcclLibraries& libraries) {
+    ::setenv("SHARDWEAVE_NCCL_LIBRARY", libraries.nccl.c_str(), 1);
+    ::setenv("SHARDWEAVE_CUDART_LIBRARY", libraries.runtime.c_str(), 1);
+    ::setenv("SHARDWEAVE_CUDA_DRIVER_LIBRARY", libraries.driver.c_str(), 1);
+  }
+
+  static std::vector<absl::Status> join(int ranks, const FakeGpuScript& script,
+                                        const WorldOptions& options,
+                                        const std::function<absl::Status(World&)>& body = {}) {
+    fake_gpu_of_tests().reset(script);
+    const std::shared_ptr<Store> store = make_in_process_store();
+    std::vector<absl::Status> results(ranks);
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < ranks; ++rank) {
+      threads.emplace_back([&, rank] {
+        RendezvousInfo info;
+        info.rank = rank;
+        info.world_size = ranks;
+        auto world = join_world(store, info, options);
+        results[rank] = world.status();
+        if (world.ok() && body) results[rank] = body(**world);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return results;
+  }
+};
+
+TEST_F(JoinNcclTest, RanksHaveTheDeviceOfTheirLocalRank) {
+  const auto results =
+      join(3, {}, {.backend = "nccl", .timeout = absl::Seconds(30)}, [](World& world) {
+        const auto device = fake_device(world.local_rank());
+        const DeviceStream stream = device->make_stream();
+        const int64_t mine = world.rank() + 1;
+        Buffer x{fake_gpu_of_tests().allocate(world.local_rank(), 8), 1, DType::kI64,
+                 device->device()};
+        device->copy_to_device(x.data, &mine, 8, stream);
+        const CallOptions options{.stream = stream};
+        absl::Status status = world.comm()->all_reduce(x, x, ReduceOp::kSum, options).wait();
+        EXPECT_EQ(std::memcmp(fake_gpu_of_tests().contents(x.data), "\6\0\0\0\0\0\0\0", 8), 0);
+        // Memory of the CPU, and a group of a group.
+        auto pair = world.comm()->split(world.rank() == 1 ? -1 : 0, 0, "pair");
+        if (!pair.ok() || *pair == nullptr) return pair.status();
+        int64_t here = 1;
+        status.Update(
+            (*pair)->all_reduce(Buffer::of(&here, 1), Buffer::of(&here, 1), ReduceOp::kSum).wait());
+        EXPECT_EQ(here, 2);
+        status.Update((*pair)->all_reduce(x, x, ReduceOp::kMax, options).wait());
+        EXPECT_EQ(world.comm()->backend_name(), "nccl");
+        return status;
+      });
+  for (const absl::Status& status : results) EXPECT_TRUE(status.ok()) << status;
+}
+
+void expect_error(const std::vector<absl::Status>& results, absl::StatusCode code,
+                  const std::string& part) {
+  for (const absl::Status& status : results) {
+    EXPECT_EQ(status.code(), code) << status;
+    EXPECT_TRUE(absl::StrContains(std::string(status.message()), part)) << status;
+  }
+}
+
+TEST_F(JoinNcclTest, ADeviceThatIsNotThere) {
+  const WorldOptions options{.backend = "nccl", .timeout = absl::Seconds(30)};
+  expect_error(join(2, {.devices = 1}, options), absl::StatusCode::kInvalidArgument,
+               "there is no device 1; CUDA sees 1");
+}
+
+TEST_F(JoinNcclTest, RanksThatAreGivenOneDevice) {
+  const WorldOptions options{.backend = "nccl", .timeout = absl::Seconds(30), .device = 0};
+  expect_error(join(2, {}, options), absl::StatusCode::kFailedPrecondition, "the same device");
+}
+
+TEST_F(JoinNcclTest, NoDriver) {
+  use({.driver = "/no/libcuda.so.1"});
+  const WorldOptions options{.backend = "nccl", .timeout = absl::Seconds(30)};
+  expect_error(join(2, {}, options), absl::StatusCode::kFailedPrecondition, "no NVIDIA driver");
+}
+
+TEST_F(JoinNcclTest, DevicesOfOtherBackends) {
+  expect_error(join(1, {}, {.device = 1}), absl::StatusCode::kInvalidArgument,
+               "device 1 with backend \"gloo\"");
+  expect_error(join(1, {}, {.backend = "nccl", .device = -7}), absl::StatusCode::kInvalidArgument,
+               "device -7");
+}
+
+}  // namespace
+}  // namespace shardweave

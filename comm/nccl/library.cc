@@ -1,0 +1,169 @@
+#include "shardweave/comm/nccl/library.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+
+#include "absl/strings/str_join.h"
+#include "shardweave/comm/str_cat.h"
+
+namespace shardweave::nccl_internal {
+namespace {
+
+// With communicators that do not block, and the configuration of abi.h.
+constexpr int kOldestNccl = 21800;
+
+// "2.28.9": 10000 * major + 100 * minor + patch since 2.9.
+std::string nccl_version(int version) {
+  return str_cat(version / 10000, ".", version / 100 % 100, ".", version % 100);
+}
+// "13.0": 1000 * major + 10 * minor.
+std::string cuda_version(int version) {
+  return str_cat(version / 1000, ".", version % 1000 / 10);
+}
+
+absl::Status unusable(const std::string& why) {
+  return absl::FailedPreconditionError(str_cat("backend nccl: ", why));
+}
+
+std::vector<std::string> candidates(const std::string& given, std::vector<std::string> usual) {
+  return given.empty() ? std::move(usual) : std::vector<std::string>{given};
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const Library>> Library::load(const NcclLibraries& names) {
+  std::shared_ptr<Library> library(new Library());
+  if (absl::Status status = library->find_all(names); !status.ok()) return status;
+  return library;
+}
+
+Library::~Library() {
+  for (void* handle : handles_) ::dlclose(handle);
+}
+
+absl::Status Library::open(const std::vector<std::string>& names, const char* what,
+                           const char* advice, void** handle, std::string* name) {
+  // What the program has loaded already (LibTorch's) before anything else.
+  for (const int mode : {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW}) {
+    for (const std::string& candidate : names) {
+      *handle = ::dlopen(candidate.c_str(), mode | RTLD_LOCAL);
+      if (*handle == nullptr) continue;
+      handles_.push_back(*handle);
+      *name = candidate;
+      return absl::OkStatus();
+    }
+  }
+  const char* const why = ::dlerror();
+  return unusable(str_cat("no ", what, ": cannot load ", absl::StrJoin(names, " or "), " (",
+                          why == nullptr ? "" : why, "); ", advice));
+}
+
+absl::Status Library::find_all(const NcclLibraries& names) {
+  void* driver = nullptr;
+  void* runtime = nullptr;
+  void* nccl = nullptr;
+  std::string driver_name, runtime_name, nccl_name;
+  absl::Status status =
+      open(candidates(names.driver, {"libcuda.so.1"}), "NVIDIA driver",
+           "this machine has no NVIDIA GPU, or the driver is not visible in this container",
+           &driver, &driver_name);
+  if (status.ok()) {
+    status =
+        open(candidates(names.runtime, {"libcudart.so.13", "libcudart.so.12", "libcudart.so"}),
+             "CUDA runtime", "put it on LD_LIBRARY_PATH, or name it in SHARDWEAVE_CUDART_LIBRARY",
+             &runtime, &runtime_name);
+  }
+  if (status.ok()) {
+    status =
+        open(candidates(names.nccl, {"libnccl.so.2"}), "NCCL",
+             "put it on LD_LIBRARY_PATH, or name it in SHARDWEAVE_NCCL_LIBRARY", &nccl, &nccl_name);
+  }
+  if (!status.ok()) return status;
+
+  std::string missing;
+  const auto find = [&](void* handle, const std::string& file, const char* function) {
+    void* const found = ::dlsym(handle, function);
+    if (found == nullptr && missing.empty()) missing = str_cat(file, " has no ", function);
+    return found;
+  };
+#define SHARDWEAVE_FIND_IN(handle, file, name) \
+  name = reinterpret_cast<decltype(name)>(find(handle, file, #name));
+#define SHARDWEAVE_FIND(result, name, parameters) SHARDWEAVE_FIND_IN(driver, driver_name, name)
+  SHARDWEAVE_CUDA_DRIVER_FUNCTIONS(SHARDWEAVE_FIND)
+#undef SHARDWEAVE_FIND
+#define SHARDWEAVE_FIND(result, name, parameters) SHARDWEAVE_FIND_IN(runtime, runtime_name, name)
+  SHARDWEAVE_CUDA_RUNTIME_FUNCTIONS(SHARDWEAVE_FIND)
+#undef SHARDWEAVE_FIND
+#define SHARDWEAVE_FIND(result, name, parameters) SHARDWEAVE_FIND_IN(nccl, nccl_name, name)
+  SHARDWEAVE_NCCL_FUNCTIONS(SHARDWEAVE_FIND)
+#undef SHARDWEAVE_FIND
+#undef SHARDWEAVE_FIND_IN
+  // An old NCCL lacks functions; its version says more.
+  if (ncclGetVersion != nullptr) {
+    int version = 0;
+    ncclGetVersion(&version);
+    if (version < kOldestNccl) {
+      return unusable(str_cat("NCCL is too old: ", nccl_name, " is ", nccl_version(version),
+                              ", want ", nccl_version(kOldestNccl), " or newer"));
+    }
+  }
+  if (!missing.empty()) return unusable(missing);
+  return check_versions(nccl_name, runtime_name);
+}
+
+absl::Status Library::check_versions(const std::string& nccl, const std::string& runtime) {
+  int nccl_is = 0, runtime_is = 0, driver_is = 0;
+  // The driver answers only where there is a GPU.
+  if (const int error = cuInit(0); error != 0) {
+    return unusable(str_cat("the NVIDIA driver finds no GPU that it can use (cuInit: error ", error,
+                            error == 100 ? ", no device" : "", ")"));
+  }
+  cuDriverGetVersion(&driver_is);
+  ncclGetVersion(&nccl_is);
+  if (absl::Status status = check_cuda("cudaRuntimeGetVersion", cudaRuntimeGetVersion(&runtime_is));
+      !status.ok()) {
+    return status;
+  }
+  if (driver_is / 1000 < runtime_is / 1000) {
+    return unusable(str_cat("the NVIDIA driver is too old: it is for CUDA ",
+                            cuda_version(driver_is), ", ", runtime, " is CUDA ",
+                            cuda_version(runtime_is)));
+  }
+  versions_ =
+      str_cat("NCCL ", nccl_version(nccl_is), " (", nccl, "), CUDA ", cuda_version(runtime_is),
+              " (", runtime, "), driver for CUDA ", cuda_version(driver_is));
+  return absl::OkStatus();
+}
+
+absl::Status Library::check_cuda(const char* call, int error) const {
+  if (error == kCudaSuccess) return absl::OkStatus();
+  const std::string text =
+      str_cat(call, ": ", cudaGetErrorString(error), " (CUDA error ", error, ")");
+  return error == kCudaErrorMemoryAllocation ? absl::ResourceExhaustedError(text)
+                                             : absl::InternalError(text);
+}
+
+absl::Status Library::check_nccl(const char* call, int error, NcclComm comm) const {
+  if (error == kNcclSuccess) return absl::OkStatus();
+  std::string text = str_cat(call, ": ", ncclGetErrorString(error), " (NCCL error ", error, ")");
+  const char* const last = ncclGetLastError(comm);
+  if (last != nullptr && *last != '\0') str_append(&text, ": ", last);
+  return error == kNcclRemoteError ? absl::UnavailableError(text) : absl::InternalError(text);
+}
+
+}  // namespace shardweave::nccl_internal
+
+namespace shardweave {
+
+NcclLibraries nccl_libraries_of_environment() {
+  const auto get = [](const char* name) {
+    const char* const value = std::getenv(name);
+    return std::string(value == nullptr ? "" : value);
+  };
+  return {.nccl = get("SHARDWEAVE_NCCL_LIBRARY"),
+          .runtime = get("SHARDWEAVE_CUDART_LIBRARY"),
+          .driver = get("SHARDWEAVE_CUDA_DRIVER_LIBRARY")};
+}
+
+}  // namespace shardweave

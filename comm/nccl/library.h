@@ -1,0 +1,75 @@
+// NCCL and CUDA as they are found when the program runs: a table of their functions.
+//
+//   auto library = Library::load({});
+//   if (!library.ok()) return library.status();       // "backend nccl: no NVIDIA driver: ..."
+//   const CurrentDevice on(**library, 1);
+//   absl::Status s = (*library)->check_cuda("cudaStreamQuery", (*library)->cudaStreamQuery(stream));
+//
+// Nothing is linked, nothing kept for the process. Any thread may use it.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "shardweave/comm/nccl/abi.h"
+#include "shardweave/comm/nccl/nccl_options.h"
+
+namespace shardweave::nccl_internal {
+
+class Library {
+ public:
+  // FailedPrecondition says what is missing or too old, which was looked for and which is there.
+  static absl::StatusOr<std::shared_ptr<const Library>> load(const NcclLibraries& names);
+  ~Library();
+  Library(const Library&) = delete;
+  Library& operator=(const Library&) = delete;
+
+#define SHARDWEAVE_MEMBER(result, name, parameters) result(*name) parameters = nullptr;
+  SHARDWEAVE_CUDA_DRIVER_FUNCTIONS(SHARDWEAVE_MEMBER)
+  SHARDWEAVE_CUDA_RUNTIME_FUNCTIONS(SHARDWEAVE_MEMBER)
+  SHARDWEAVE_NCCL_FUNCTIONS(SHARDWEAVE_MEMBER)
+#undef SHARDWEAVE_MEMBER
+
+  // OK, or what the call has answered: ResourceExhausted for memory, else Internal.
+  absl::Status check_cuda(const char* call, int error) const;
+  // The same of NCCL: Unavailable if it is another rank's error. `comm` may be null.
+  absl::Status check_nccl(const char* call, int error, NcclComm comm) const;
+
+  // "NCCL 2.28.9 (libnccl.so.2), CUDA 13.0 (libcudart.so.13), driver for CUDA 13.0".
+  const std::string& versions() const { return versions_; }
+
+ private:
+  Library() = default;
+  absl::Status open(const std::vector<std::string>& names, const char* what, const char* advice,
+                    void** handle, std::string* name);
+  absl::Status find_all(const NcclLibraries& names);
+  absl::Status check_versions(const std::string& nccl, const std::string& runtime);
+
+  std::vector<void*> handles_;
+  std::string versions_;
+};
+
+// Makes a device the calling thread's for as long as it lives: CUDA's calls depend on it.
+class CurrentDevice {
+ public:
+  CurrentDevice(const Library& library, int device) : library_(library) {
+    library_.cudaGetDevice(&before_);
+    if (before_ != device) library_.cudaSetDevice(device);
+    device_ = device;
+  }
+  ~CurrentDevice() {
+    if (before_ != device_) library_.cudaSetDevice(before_);
+  }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  const Library& library_;
+  int before_ = 0;
+  int device_ = 0;
+};
+
+}  // namespace shardweave::nccl_internal

@@ -1,0 +1,424 @@
+#include "shardweave/comm/nccl/nccl_backend.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "shardweave/comm/nccl/bootstrap.h"
+#include "shardweave/comm/nccl/collectives.h"
+#include "shardweave/comm/nccl/lane.h"
+#include "shardweave/comm/nccl/library.h"
+#include "shardweave/comm/nccl/queue.h"
+#include "shardweave/comm/str_cat.h"
+
+namespace shardweave {
+namespace nccl_internal {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Whoever waits on the host stays awake for a moment, then looks from time to time.
+constexpr auto kAwake = std::chrono::microseconds(50);
+constexpr auto kLookEvery = std::chrono::microseconds(100);
+
+// So often, before a stream waits for what NCCL has not taken yet.
+constexpr int kTries = 5;
+
+// For what is under way on the device to end, after an abort or at the end of a group.
+constexpr auto kGrace = std::chrono::seconds(5);
+
+class NcclBackend : public Backend {
+ public:
+  NcclBackend(GroupInfo group, int device, Connection connection,
+              std::shared_ptr<Communicator> names)
+      : Backend(std::move(group)),
+        device_(device),
+        library_(connection.library),
+        reason_(std::move(connection.reason)),
+        names_(std::move(names)) {
+    queues_.push_back(std::make_unique<Queue>(library_, std::move(connection.lane), this->group()));
+  }
+
+  ~NcclBackend() override {
+    const std::lock_guard lock(mutex_);
+    const CurrentDevice on(*library_, device_);
+    const Deadline limit = Clock::now() + kGrace;
+    const bool is_pending =
+        std::any_of(operations_.begin(), operations_.end(), [&](const auto& operation) {
+          return operation.second.end == nullptr ||
+                 library_->cudaEventQuery(operation.second.end) == kCudaErrorNotReady;
+        });
+    for (const std::unique_ptr<Queue>& queue : queues_) {
+      if (is_pending) {
+        queue->lane().abort();
+      } else {
+        queue->lane().close(limit);
+      }
+    }
+    drain(limit);
+    reason_->set(absl::AbortedError("this rank has left the group"));  // opens the gates
+    for (const auto& [ticket, operation] : operations_) {
+      if (operation.end != nullptr) library_->cudaEventDestroy(operation.end);
+    }
+    for (CudaEvent event : free_events_) library_->cudaEventDestroy(event);
+    queues_.clear();
+  }
+
+  std::string_view name() const override { return "nccl"; }
+  bool supports(DeviceType type) const override { return type == DeviceType::kCuda; }
+  absl::Status check_device(Device device) const override {
+    if (device.index == device_) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        str_cat("this rank's device is ", to_string(Device{DeviceType::kCuda, device_})));
+  }
+  bool compares_calls() const override { return false; }
+  bool implements(OpKind op) const override { return op != OpKind::kBarrier; }
+  bool can_reduce(DType dtype, ReduceOp op) const override { return has_reduction(dtype, op); }
+
+  absl::StatusOr<Ticket> start(const Call& call) override {
+    const std::lock_guard lock(mutex_);
+    if (absl::Status status = reason_->get(); !status.ok()) return status;
+    const CurrentDevice on(*library_, device_);
+    const absl::StatusOr<Ticket> ticket =
+        is_point_to_point(call.op) && call.peer == group().rank ? start_to_self(call) : begin(call);
+    if (!ticket.ok()) reason_->set(ticket.status());
+    return ticket;
+  }
+
+  bool done(Ticket ticket) override {
+    const std::lock_guard lock(mutex_);
+    return !is_under_way(ticket);
+  }
+
+  absl::Status wait(Ticket ticket, Deadline deadline) override {
+    const Clock::time_point begin = Clock::now();
+    std::unique_lock lock(mutex_);
+    while (is_under_way(ticket)) {
+      const Clock::time_point now = Clock::now();
+      if (now >= deadline) {
+        const auto found = operations_.find(ticket);
+        const bool is_on_device = found->second.end != nullptr;
+        reason_->set(absl::DeadlineExceededError(
+            !found->second.to_itself
+                ? std::string(is_on_device ? "the device has not finished it by the deadline"
+                                           : "NCCL has not begun it by the deadline")
+                : str_cat("the deadline has passed; this rank itself has to call ",
+                          found->second.sends ? "recv" : "send", " with message tag ",
+                          found->second.message_tag)));
+        break;
+      }
+      lock.unlock();
+      if (now - begin < kAwake) {
+        std::this_thread::yield();
+      } else {
+        std::this_thread::sleep_for(std::min<Clock::duration>(kLookEvery, deadline - now));
+      }
+      lock.lock();
+    }
+    const auto found = operations_.find(ticket);
+    if (found == operations_.end()) return absl::OkStatus();
+    const absl::Status why = reason_->get();
+    const CurrentDevice on(*library_, device_);
+    abort_all();
+    // The device touches no memory any more.
+    drain(Clock::now() + kGrace);
+    return why;
+  }
+
+  absl::Status wait_on(Ticket ticket, DeviceStream stream) override {
+    const std::lock_guard lock(mutex_);
+    if (absl::Status status = reason_->get(); !status.ok()) return status;
+    const CurrentDevice on(*library_, device_);
+    absl::Status status = advance();
+    if (!status.ok()) {
+      reason_->set(status);
+      return status;
+    }
+    const auto found = operations_.find(ticket);
+    if (found == operations_.end()) return absl::OkStatus();
+    // NCCL may be about to take it.
+    for (int i = 0; i < kTries && status.ok() && found->second.end == nullptr; ++i) {
+      std::this_thread::sleep_for(kLookEvery);
+      status = advance();
+    }
+    if (!status.ok()) {
+      reason_->set(status);
+      return status;
+    }
+    if (found->second.end == nullptr) return wait_at_gate(found->second, stream);
+    return library_->check_cuda(
+        "cudaStreamWaitEvent", library_->cudaStreamWaitEvent(static_cast<CudaStream>(stream.handle),
+                                                             found->second.end, 0));
+  }
+
+  absl::Status copy_to_host(void* host, const ConstBuffer& device, DeviceStream stream) override {
+    return copy(host, device.data, device.bytes(), kCudaMemcpyDeviceToHost, stream);
+  }
+  absl::Status copy_to_device(const Buffer& device, const void* host,
+                              DeviceStream stream) override {
+    return copy(device.data, host, device.bytes(), kCudaMemcpyHostToDevice, stream);
+  }
+
+  void begin_coalescing() override {
+    const std::lock_guard lock(mutex_);
+    coalescing_ = true;
+  }
+  absl::Status end_coalescing() override {
+    const std::lock_guard lock(mutex_);
+    coalescing_ = false;
+    if (absl::Status status = reason_->get(); !status.ok()) return status;
+    const CurrentDevice on(*library_, device_);
+    absl::Status status = advance();
+    if (!status.ok()) reason_->set(status);
+    return status;
+  }
+
+  // Lets go of whoever settles first.
+  void abort(const absl::Status& reason) override {
+    reason_->set(reason);
+    const std::lock_guard lock(mutex_);
+    const CurrentDevice on(*library_, device_);
+    abort_all();
+  }
+
+ private:
+  // Where a stream waits for an operation that is not on the device yet. It opens when somebody has
+  // seen the end, as who pairs this backend looks for, or a failure.
+  struct Gate {
+    explicit Gate(std::shared_ptr<Reason> why) : reason(std::move(why)) {}
+    const std::shared_ptr<Reason> reason;
+    std::atomic<bool> is_open{false};
+
+    // On a thread of CUDA's.
+    static void wait(void* data) {
+      const std::unique_ptr<std::shared_ptr<Gate>> gate(static_cast<std::shared_ptr<Gate>*>(data));
+      while (!(*gate)->is_open.load() && (*gate)->reason->get().ok()) {
+        std::this_thread::sleep_for(kLookEvery);
+      }
+    }
+  };
+  struct Operation {
+    CudaEvent end = nullptr;  // null: NCCL has not taken it, or it has only one side
+    Deadline deadline = Deadline::max();
+    bool to_itself = false;
+    bool sends = false;  // of a message to itself, as is
+    int message_tag = 0;
+    std::shared_ptr<Gate> gate;  // null: no stream waits there
+  };
+  struct ToSelf {
+    Ticket ticket;
+    Call call;
+    CudaEvent ready;
+  };
+
+  // 1. Starting, with mutex_ and the device.
+
+  // Where the operation goes: with all collectives, or with the messages to or from that rank.
+  absl::StatusOr<Queue*> queue_of(const Call& call) {
+    if (!is_point_to_point(call.op)) return queues_[0].get();
+    Queue*& queue = pairs_[{call.op, call.peer}];
+    if (queue == nullptr) {
+      auto lane = std::make_unique<Lane>(library_, [reason = reason_] { return reason->get(); });
+      if (absl::Status status = lane->open(); !status.ok()) return status;
+      queues_.push_back(std::make_unique<Queue>(library_, std::move(lane), names_, call.peer,
+                                                call.op == OpKind::kSend));
+      queue = queues_.back().get();
+    }
+    return queue;
+  }
+
+  absl::StatusOr<Ticket> begin(const Call& call) {
+    const absl::StatusOr<Queue*> queue = queue_of(call);
+    if (!queue.ok()) return queue.status();
+    const Ticket ticket = ++last_ticket_;
+    operations_[ticket] = {.deadline = call.deadline};
+    absl::Status status = (*queue)->add(ticket, call);
+    if (status.ok() && !coalescing_) status = advance();
+    if (!status.ok()) return status;
+    return ticket;
+  }
+
+  // Gives NCCL what it takes now.
+  absl::Status advance() {
+    absl::Status first_error;
+    for (const std::unique_ptr<Queue>& queue : queues_) {
+      first_error.Update(queue->advance(
+          [&](Ticket ticket, CudaStream stream) { return end_with_event(ticket, stream); }));
+    }
+    return first_error;
+  }
+
+  // The first message between two ranks, before both have issued it, or one to this rank itself of
+  // which the other side is missing. Rare: it keeps a thread of CUDA's.
+  absl::Status wait_at_gate(Operation& operation, DeviceStream stream) {
+    if (operation.gate == nullptr) operation.gate = std::make_shared<Gate>(reason_);
+    auto gate = std::make_unique<std::shared_ptr<Gate>>(operation.gate);
+    absl::Status status = library_->check_cuda(
+        "cudaLaunchHostFunc", library_->cudaLaunchHostFunc(static_cast<CudaStream>(stream.handle),
+                                                           Gate::wait, gate.get()));
+    if (status.ok()) gate.release();  // NOLINT(bugprone-unused-return-value): it is the function's
+    return status;
+  }
+
+  absl::StatusOr<CudaEvent> new_event() {
+    if (!free_events_.empty()) {
+      CudaEvent event = free_events_.back();
+      free_events_.pop_back();
+      return event;
+    }
+    CudaEvent event = nullptr;
+    absl::Status status =
+        library_->check_cuda("cudaEventCreateWithFlags",
+                             library_->cudaEventCreateWithFlags(&event, kCudaEventDisableTiming));
+    if (!status.ok()) return status;
+    return event;
+  }
+
+  absl::Status end_with_event(Ticket ticket, CudaStream stream) {
+    const absl::StatusOr<CudaEvent> event = new_event();
+    if (!event.ok()) return event.status();
+    operations_[ticket].end = *event;
+    return library_->check_cuda("cudaEventRecord", library_->cudaEventRecord(*event, stream));
+  }
+
+  // NCCL sends nothing to itself but within one group.
+  absl::StatusOr<Ticket> start_to_self(const Call& call) {
+    const bool sends = call.op == OpKind::kSend;
+    const Ticket ticket = ++last_ticket_;
+    operations_[ticket] = {.deadline = call.deadline,
+                           .to_itself = true,
+                           .sends = sends,
+                           .message_tag = call.message_tag};
+    const absl::StatusOr<CudaEvent> ready = new_event();
+    if (!ready.ok()) return ready.status();
+    absl::Status status = library_->check_cuda(
+        "cudaEventRecord",
+        library_->cudaEventRecord(*ready, static_cast<CudaStream>(call.stream.handle)));
+    if (!status.ok()) return status;
+    const ToSelf mine{ticket, call, *ready};
+    const auto other = std::find_if(to_self_.begin(), to_self_.end(), [&](const ToSelf& message) {
+      return message.call.op != call.op && message.call.message_tag == call.message_tag;
+    });
+    if (other == to_self_.end()) {
+      to_self_.push_back(mine);
+      return ticket;
+    }
+    const ToSelf before = *other;
+    to_self_.erase(other);
+    const ToSelf& send = sends ? mine : before;
+    const ToSelf& recv = sends ? before : mine;
+    if (send.call.in.count != recv.call.out.count || send.call.in.dtype != recv.call.out.dtype) {
+      return absl::FailedPreconditionError(
+          str_cat("a send and a recv of group '", group().name, "' differ: rank ", group().rank,
+                  " called ", to_string(send.call), " and ", to_string(recv.call)));
+    }
+    const CudaStream stream = queues_[0]->lane().stream();
+    for (const ToSelf* side : {&send, &recv}) {
+      status.Update(library_->check_cuda("cudaStreamWaitEvent",
+                                         library_->cudaStreamWaitEvent(stream, side->ready, 0)));
+      free_events_.push_back(side->ready);
+    }
+    if (send.call.in.count > 0 && send.call.in.data != recv.call.out.data) {
+      status.Update(library_->check_cuda(
+          "cudaMemcpyAsync",
+          library_->cudaMemcpyAsync(recv.call.out.data, send.call.in.data, send.call.in.bytes(),
+                                    kCudaMemcpyDeviceToDevice, stream)));
+    }
+    for (const ToSelf* side : {&send, &recv}) {
+      if (status.ok()) status = end_with_event(side->ticket, stream);
+    }
+    if (!status.ok()) return status;
+    return ticket;
+  }
+
+  absl::Status copy(void* to, const void* from, int64_t bytes, int kind, DeviceStream stream) {
+    if (bytes == 0) return absl::OkStatus();
+    const CurrentDevice on(*library_, device_);
+    const auto on_stream = static_cast<CudaStream>(stream.handle);
+    absl::Status status = library_->check_cuda(
+        "cudaMemcpyAsync", library_->cudaMemcpyAsync(to, from, bytes, kind, on_stream));
+    if (!status.ok()) return status;
+    return library_->check_cuda("cudaStreamSynchronize",
+                                library_->cudaStreamSynchronize(on_stream));
+  }
+
+  // 2. The end, with mutex_.
+
+  // False also after a failure; what has ended well is forgotten.
+  bool is_under_way(Ticket ticket) {
+    if (!operations_.contains(ticket) || !reason_->get().ok()) return false;
+    const CurrentDevice on(*library_, device_);
+    if (absl::Status status = advance(); !status.ok()) {
+      reason_->set(status);
+      return false;
+    }
+    const auto found = operations_.find(ticket);
+    if (found->second.end == nullptr) return true;
+    const int state = library_->cudaEventQuery(found->second.end);
+    if (state == kCudaSuccess) {
+      free_events_.push_back(found->second.end);
+      if (found->second.gate != nullptr) found->second.gate->is_open.store(true);
+      operations_.erase(found);
+      return false;
+    }
+    absl::Status status = state == kCudaErrorNotReady
+                              ? absl::OkStatus()
+                              : library_->check_cuda("cudaEventQuery", state);
+    for (const std::unique_ptr<Queue>& queue : queues_) {
+      status.Update(queue->lane().asynchronous_error());
+    }
+    if (status.ok()) return true;
+    reason_->set(status);
+    return false;
+  }
+
+  void abort_all() {
+    for (const std::unique_ptr<Queue>& queue : queues_) queue->lane().abort();
+  }
+
+  void drain(Deadline limit) {
+    for (const std::unique_ptr<Queue>& queue : queues_) {
+      while (!queue->lane().is_idle() && Clock::now() < limit) {
+        std::this_thread::sleep_for(kLookEvery);
+      }
+    }
+  }
+
+  const int device_;
+  const std::shared_ptr<const Library> library_;
+  const std::shared_ptr<Reason> reason_;
+
+  std::mutex mutex_;
+  // Guarded by mutex_:
+  const std::shared_ptr<Communicator> names_;                  // by which pairs of ranks connect
+  std::vector<std::unique_ptr<Queue>> queues_;                 // the first is that of collectives
+  absl::flat_hash_map<std::pair<OpKind, int>, Queue*> pairs_;  // by send or recv, and peer
+  absl::flat_hash_map<Ticket, Operation> operations_;
+  Ticket last_ticket_ = 0;
+  std::vector<CudaEvent> free_events_;
+  bool coalescing_ = false;
+  std::deque<ToSelf> to_self_;
+};
+
+}  // namespace
+}  // namespace nccl_internal
+
+ConnectDevice connect_nccl(const NcclOptions& options) {
+  return [options](const GroupInfo& group, const std::shared_ptr<Communicator>& bootstrap,
+                   Deadline deadline) -> absl::StatusOr<std::unique_ptr<Backend>> {
+    absl::StatusOr<nccl_internal::Connection> connection =
+        nccl_internal::connect_all(options, group, *bootstrap, deadline);
+    if (!connection.ok()) return connection.status();
+    return std::make_unique<nccl_internal::NcclBackend>(group, options.device,
+                                                        *std::move(connection), bootstrap);
+  };
+}
+
+}  // namespace shardweave

@@ -1,0 +1,158 @@
+// The driver and CUDA's runtime, as far as comm/nccl uses them.
+#include <cstdio>
+#include <cstring>
+
+#include "shardweave/comm/nccl/testing/fake_machine.h"
+
+using namespace shardweave::nccl_internal;      // NOLINT: their names are NVIDIA's
+using namespace shardweave::fake_gpu_internal;  // NOLINT
+
+namespace {
+
+FakeMachine& machine() {
+  return FakeMachine::get();
+}
+
+}  // namespace
+
+#define ENTER()                                                                     \
+  if (const int scripted = machine().enter(__func__, machine().current_device())) { \
+    return scripted;                                                                \
+  }
+
+extern "C" {
+
+shardweave::FakeGpu* fake_gpu() {
+  return &machine();
+}
+
+int cuInit(unsigned) {
+  ENTER();
+  return 0;
+}
+
+int cuDriverGetVersion(int* version) {
+  ENTER();
+  *version = machine().script().driver_version;
+  return 0;
+}
+
+int cudaRuntimeGetVersion(int* version) {
+  ENTER();
+  *version = machine().script().runtime_version;
+  return 0;
+}
+
+int cudaGetDeviceCount(int* count) {
+  ENTER();
+  *count = machine().script().devices;
+  return 0;
+}
+
+int cudaGetDevice(int* device) {
+  *device = machine().current_device();
+  return 0;
+}
+
+int cudaSetDevice(int device) {
+  ENTER();
+  if (device < 0 || device >= machine().script().devices) return kInvalidDevice;
+  machine().current_device() = device;
+  return 0;
+}
+
+int cudaDeviceGetPCIBusId(char* id, int length, int device) {
+  ENTER();
+  std::snprintf(id, length, "0000:%02x:00.0", machine().script().one_place ? 1 : device + 1);
+  return 0;
+}
+
+int cudaStreamCreateWithFlags(CudaStream* stream, unsigned) {
+  ENTER();
+  *stream = machine().make_stream();
+  return 0;
+}
+
+int cudaStreamDestroy(CudaStream stream) {
+  ENTER();
+  return machine().destroy_stream(stream) ? 0 : kInvalidHandle;
+}
+
+int cudaStreamQuery(CudaStream stream) {
+  ENTER();
+  FakeStream* const found = machine().stream(stream);
+  if (found == nullptr) return kInvalidHandle;
+  return found->is_idle() ? 0 : kCudaErrorNotReady;
+}
+
+int cudaStreamSynchronize(CudaStream stream) {
+  ENTER();
+  FakeStream* const found = machine().stream(stream);
+  if (found == nullptr) return kInvalidHandle;
+  found->synchronize();
+  return 0;
+}
+
+int cudaLaunchHostFunc(CudaStream stream, CudaHostFunction function, void* data) {
+  ENTER();
+  FakeStream* const on = machine().stream(stream);
+  if (on == nullptr) return kInvalidHandle;
+  on->add([=] { function(data); });
+  return 0;
+}
+
+int cudaStreamWaitEvent(CudaStream stream, CudaEvent event, unsigned) {
+  ENTER();
+  FakeStream* const on = machine().stream(stream);
+  FakeEvent* const found = machine().event(event);
+  if (on == nullptr || found == nullptr) return kInvalidHandle;
+  if (found->mark != nullptr) on->add([mark = found->mark] { mark->wait(); });
+  return 0;
+}
+
+int cudaEventCreateWithFlags(CudaEvent* event, unsigned) {
+  ENTER();
+  *event = machine().make_event();
+  return 0;
+}
+
+int cudaEventRecord(CudaEvent event, CudaStream stream) {
+  ENTER();
+  FakeStream* const on = machine().stream(stream);
+  FakeEvent* const found = machine().event(event);
+  // Of two devices: the thread's current one was another when they were made.
+  if (on == nullptr || found == nullptr || on->device() != found->device) return kInvalidHandle;
+  found->mark = std::make_shared<Mark>();
+  on->add([mark = found->mark] { mark->set(); });
+  return 0;
+}
+
+int cudaEventQuery(CudaEvent event) {
+  ENTER();
+  FakeEvent* const found = machine().event(event);
+  if (found == nullptr) return kInvalidHandle;
+  return found->mark == nullptr || found->mark->is_set() ? 0 : kCudaErrorNotReady;
+}
+
+int cudaEventDestroy(CudaEvent event) {
+  ENTER();
+  return machine().destroy_event(event) ? 0 : kInvalidHandle;
+}
+
+int cudaMemcpyAsync(void* to, const void* from, size_t bytes, int kind, CudaStream stream) {
+  ENTER();
+  FakeStream* const on = machine().stream(stream);
+  if (on == nullptr) return kInvalidHandle;
+  if (machine().is_device_memory(to) != (kind != kCudaMemcpyDeviceToHost) ||
+      machine().is_device_memory(from) != (kind != kCudaMemcpyHostToDevice)) {
+    return kInvalidValue;
+  }
+  on->add([=] { std::memmove(machine().reach(to), machine().reach(from), bytes); });
+  return 0;
+}
+
+const char* cudaGetErrorString(int error) {
+  return error == kCudaErrorMemoryAllocation ? "out of memory" : "an error of the fake";
+}
+
+}  // extern "C"

@@ -1,0 +1,73 @@
+// A machine with GPUs for tests, where there is none: libfake_gpu.so has the functions of the driver,
+// of CUDA's runtime and of NCCL that comm/nccl uses.
+//
+//   FakeGpu& gpu = fake_gpu_of_tests();                // loads the library; stays loaded
+//   gpu.reset({.devices = 4});
+//   auto backend = connect_nccl({.device = rank, .libraries = fake_libraries()});
+//   void* x = gpu.allocate(0, bytes);                  // an address that no host may touch
+//
+// Device memory lies at addresses where an access of the host is a segmentation fault; its contents
+// are elsewhere. A stream is a thread, which works in order and late: whoever does not wait reads
+// what was there before. NCCL's operations meet on those threads. As with the real one, ranks that
+// differ or do not come are a hang, which only ncclCommAbort ends; nothing is compared.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "shardweave/comm/nccl/nccl_options.h"
+
+namespace shardweave {
+
+struct FakeGpuScript {
+  int devices = 8;
+  int nccl_version = 22809;
+  int runtime_version = 13000;
+  int driver_version = 13000;
+  // Streams begin each piece of work so much later, at most.
+  int delay_microseconds = 100;
+  // Calls of NCCL go on after they have returned, as those of communicators that do not block may.
+  bool calls_go_on = true;
+  bool one_place = false;  // all devices are on the same bus
+
+  // The `failing_after`-th call of this function from now, on this device (-1: any), and those after
+  // it, answer `error`.
+  std::string failing;
+  int failing_after = 1;
+  int failing_device = -1;
+  int error = 1;
+
+  // On this device,
+  int faulty_device = -1;
+  // this operation of NCCL (from 1, over all communicators) never ends, or
+  int hanging_operation = 0;
+  // is an asynchronous error, or
+  int broken_operation = 0;
+  // a communicator is an asynchronous error while it is made.
+  bool broken_init = false;
+};
+
+class FakeGpu {
+ public:
+  virtual ~FakeGpu() = default;
+  // A new machine. Nothing of the old one may be in use.
+  virtual void reset(const FakeGpuScript& script) = 0;
+
+  virtual void* allocate(int device, size_t bytes) = 0;
+  virtual void release(void* memory) = 0;
+  // Where its contents are, for a look when nothing is under way.
+  virtual void* contents(const void* memory) = 0;
+
+  // Of a function by its name, since reset().
+  virtual int64_t calls(const std::string& function) = 0;
+  // Calls of this thread are the test's own: they are not counted and do not fail.
+  virtual void exempt(bool own) = 0;
+};
+
+FakeGpu& fake_gpu_of_tests();
+NcclLibraries fake_libraries();
+// Of testonly libraries for mistakes: a shared library that has none of the functions.
+std::string empty_library();
+
+}  // namespace shardweave

@@ -1,0 +1,212 @@
+#include "shardweave/comm/nccl/testing/fake_machine.h"
+
+#include <sys/mman.h>
+
+#include <chrono>
+#include <cstdlib>
+
+namespace shardweave::fake_gpu_internal {
+
+FakeStream::FakeStream(int device, int delay_microseconds)
+    : device_(device), delay_(delay_microseconds), thread_([this] { run(); }) {}
+
+FakeStream::~FakeStream() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  thread_.join();
+}
+
+void FakeStream::add(std::function<void()> work) {
+  {
+    const std::lock_guard lock(mutex_);
+    work_.push_back(std::move(work));
+  }
+  wake_.notify_all();
+}
+
+bool FakeStream::is_idle() {
+  const std::lock_guard lock(mutex_);
+  return work_.empty() && !busy_;
+}
+
+void FakeStream::synchronize() {
+  auto mark = std::make_shared<Mark>();
+  add([mark] { mark->set(); });
+  mark->wait();
+}
+
+void FakeStream::run() {
+  std::minstd_rand random(device_ + 1);
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    wake_.wait(lock, [&] { return stopping_ || !work_.empty(); });
+    if (work_.empty()) return;
+    const std::function<void()> work = std::move(work_.front());
+    work_.pop_front();
+    busy_ = true;
+    lock.unlock();
+    if (delay_ > 0 && random() % 4 == 0) {
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % delay_));
+    }
+    work();
+    lock.lock();
+    busy_ = false;
+  }
+}
+
+FakeMachine& FakeMachine::get() {
+  static FakeMachine machine;
+  return machine;
+}
+
+FakeMachine::FakeMachine() {
+  const auto map = [](int protection) {
+    void* const memory = ::mmap(nullptr, kMaxDevices * kDeviceBytes, protection,
+                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) std::abort();
+    return static_cast<std::byte*>(memory);
+  };
+  addresses_ = map(PROT_NONE);
+  contents_ = map(PROT_READ | PROT_WRITE);
+}
+
+void FakeMachine::reset(const FakeGpuScript& script) {
+  const std::lock_guard lock(mutex_);
+  streams_.clear();
+  default_streams_.clear();
+  events_.clear();
+  for (auto& pieces : pieces_) pieces.clear();
+  for (int& count : operations_) count = 0;
+  calls_.clear();
+  calls_on_failing_device_.clear();
+  script_ = script;
+  for (int device = 0; device < script.devices; ++device) {
+    default_streams_[device] = std::make_unique<FakeStream>(device, script.delay_microseconds);
+  }
+}
+
+void* FakeMachine::allocate(int device, size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  bytes = (bytes + 255) / 256 * 256 + 256;
+  size_t begin = 0;
+  for (const auto& [other, size] : pieces_[device]) {
+    if (other - begin >= bytes) break;
+    begin = other + size;
+  }
+  if (begin + bytes > kDeviceBytes) return nullptr;
+  pieces_[device][begin] = bytes;
+  return addresses_ + device * kDeviceBytes + begin;
+}
+
+void FakeMachine::release(void* memory) {
+  const std::lock_guard lock(mutex_);
+  const size_t offset = static_cast<std::byte*>(memory) - addresses_;
+  pieces_[offset / kDeviceBytes].erase(offset % kDeviceBytes);
+}
+
+void* FakeMachine::contents(const void* memory) {
+  return contents_ + (static_cast<const std::byte*>(memory) - addresses_);
+}
+
+int64_t FakeMachine::calls(const std::string& function) {
+  const std::lock_guard lock(mutex_);
+  return calls_[function];
+}
+
+namespace {
+
+thread_local bool is_exempt = false;
+
+}  // namespace
+
+void FakeMachine::exempt(bool own) {
+  is_exempt = own;
+}
+
+FakeGpuScript FakeMachine::script() {
+  const std::lock_guard lock(mutex_);
+  return script_;
+}
+
+int FakeMachine::enter(const char* function, int device) {
+  if (is_exempt) return 0;
+  const std::lock_guard lock(mutex_);
+  ++calls_[function];
+  if (script_.failing != function) return 0;
+  if (script_.failing_device >= 0 && script_.failing_device != device) return 0;
+  return ++calls_on_failing_device_[function] >= script_.failing_after ? script_.error : 0;
+}
+
+int FakeMachine::count_operation(int device) {
+  const std::lock_guard lock(mutex_);
+  return ++operations_[device];
+}
+
+bool FakeMachine::is_device_memory(const void* memory) const {
+  const auto* at = static_cast<const std::byte*>(memory);
+  return at >= addresses_ && at < addresses_ + kMaxDevices * kDeviceBytes;
+}
+
+int FakeMachine::device_of(const void* memory) const {
+  return static_cast<int>((static_cast<const std::byte*>(memory) - addresses_) / kDeviceBytes);
+}
+
+std::byte* FakeMachine::reach(const void* memory) {
+  return is_device_memory(memory) ? static_cast<std::byte*>(contents(memory))
+                                  : static_cast<std::byte*>(const_cast<void*>(memory));
+}
+
+int& FakeMachine::current_device() {
+  thread_local int device = 0;
+  return device;
+}
+
+FakeStream* FakeMachine::stream(CudaStream handle) {
+  const std::lock_guard lock(mutex_);
+  if (handle == nullptr) return default_streams_.at(current_device()).get();
+  const auto found = streams_.find(handle);
+  return found == streams_.end() ? nullptr : found->second.get();
+}
+
+CudaStream FakeMachine::make_stream() {
+  auto stream = std::make_unique<FakeStream>(current_device(), script().delay_microseconds);
+  const auto handle = reinterpret_cast<CudaStream>(stream.get());
+  const std::lock_guard lock(mutex_);
+  streams_[handle] = std::move(stream);
+  return handle;
+}
+
+bool FakeMachine::destroy_stream(CudaStream handle) {
+  std::unique_ptr<FakeStream> stream;  // ends after the lock, as its work may want the mutex
+  const std::lock_guard lock(mutex_);
+  const auto found = streams_.find(handle);
+  if (found == streams_.end()) return false;
+  stream = std::move(found->second);
+  streams_.erase(found);
+  return true;
+}
+
+FakeEvent* FakeMachine::event(CudaEvent handle) {
+  const std::lock_guard lock(mutex_);
+  const auto found = events_.find(handle);
+  return found == events_.end() ? nullptr : found->second.get();
+}
+
+CudaEvent FakeMachine::make_event() {
+  auto event = std::make_unique<FakeEvent>();
+  event->device = current_device();
+  const auto handle = reinterpret_cast<CudaEvent>(event.get());
+  const std::lock_guard lock(mutex_);
+  events_[handle] = std::move(event);
+  return handle;
+}
+
+bool FakeMachine::destroy_event(CudaEvent handle) {
+  const std::lock_guard lock(mutex_);
+  return events_.erase(handle) != 0;
+}
+
+}  // namespace shardweave::fake_gpu_internal
