@@ -5,6 +5,7 @@
 One environment for all programs of this repository that want one (PyTorch with what it needs is about 5 GB).
 """
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -27,6 +28,13 @@ def _run(command):
 
 
 def python_with(packages):
+    os.makedirs(os.path.dirname(_VENV), exist_ok=True)
+    with open(_VENV + ".lock", "w") as lock:  # another program may be installing
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _python_with(packages)
+
+
+def _python_with(packages):
     python = os.path.join(_VENV, "bin", "python")
     ready = os.path.join(_VENV, "ready")  # what is installed, a line each
     there = open(ready).read().split() if os.path.exists(ready) else []
