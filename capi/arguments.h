@@ -94,6 +94,14 @@ inline constexpr size_t first_size<swv_adam_options> = 52;
 template <>
 inline constexpr size_t first_size<swv_lion_options> = 40;
 template <>
+inline constexpr size_t first_size<swv_adafactor_options> = 56;
+template <>
+inline constexpr size_t first_size<swv_muon_options> = 80;
+template <>
+inline constexpr size_t first_size<swv_schedule> = 52;
+template <>
+inline constexpr size_t first_size<swv_grad_scaler_options> = 40;
+template <>
 inline constexpr size_t first_size<swv_zero_options> = 32;
 template <>
 inline constexpr size_t first_size<swv_dispatch_counters> = 64;

@@ -3,14 +3,18 @@
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <utility>
+#include <variant>
 #include <vector>
 
+#include "shardweave/capi/gradients.h"
 #include "shardweave/capi/handles.h"
 #include "shardweave/capi/scopes.h"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/clip_grad_norm.h"
 #include "shardweave/dtensor/distribute_module.h"
 #include "shardweave/modules/optim/fused_optimizer.h"
+#include "shardweave/modules/optim/schedule.h"
 #include "shardweave/modules/zero.h"
 
 namespace shardweave::capi {
@@ -18,15 +22,17 @@ namespace shardweave::capi {
 // What is behind a swv_optimizer: one alone, and from use_zero() on one of ZeRO's in its place.
 class HostOptimizer {
  public:
-  HostOptimizer(const std::vector<at::Tensor>& parameters, const FusedOptimizer::Options& options)
-      : options_(options), alone_(parameters, options) {}
+  explicit HostOptimizer(std::vector<ParameterGroup> groups)
+      : groups_(std::move(groups)), alone_(groups_) {
+    for (size_t group = 0; group < groups_.size(); ++group) base_lrs_.push_back(alone_.lr(group));
+  }
 
   void use_zero(const ZeroOptions& options) {
-    if (zero_.has_value()) fail_state("uses ZeRO already");
-    if (is_used_) fail_state("has made steps, or its state was asked for");
-    const double lr = alone_.lr();
-    zero_.emplace(alone_.parameters(), options_, options, kHost);
-    zero_->optimizer().set_lr(lr);
+    check_is_fresh();
+    zero_.emplace(groups_, options, kHost);
+    for (size_t group = 0; group < groups_.size(); ++group) {
+      zero_->optimizer().set_lr(group, alone_.lr(group));
+    }
     for (const at::Tensor& parameter : alone_.parameters()) {
       const std::vector<at::Tensor>& once = zero_->parameters();
       const auto its = [&](const at::Tensor& one) { return one.is_same(parameter); };
@@ -34,18 +40,39 @@ class HostOptimizer {
           static_cast<size_t>(std::find_if(once.begin(), once.end(), its) - once.begin()));
     }
   }
+  // With the learning rates that they have now, before any schedule.
+  std::vector<ParameterGroup> fresh_groups() const {
+    check_is_fresh();
+    std::vector<ParameterGroup> groups = groups_;
+    for (size_t group = 0; group < groups.size(); ++group) {
+      std::visit([&](auto& o) { o.lr = base_lrs_[group]; }, groups[group].options);
+    }
+    return groups;
+  }
   ZeroPartition& partition() {
     if (!zero_.has_value()) fail_state("does not use ZeRO");
     return zero_->partition();
   }
 
   void step() {
-    zero_.has_value() ? zero_->step(kHost) : alone_.step();
+    zero_.has_value() ? zero_->step(kHost) : alone_.step(kHost);
     is_used_ = true;
   }
   void zero_grad() { zero_.has_value() ? zero_->zero_grad() : alone_.zero_grad(); }
-  double lr() { return stepped().lr(); }
-  void set_lr(double lr) { stepped().set_lr(lr); }
+  size_t num_groups() const { return groups_.size(); }
+  double lr(size_t group) { return stepped().lr(group); }
+  void set_lr(double lr) {
+    for (size_t group = 0; group < groups_.size(); ++group) set_lr(group, lr);
+  }
+  void set_lr(size_t group, double lr) {
+    stepped().set_lr(group, lr);
+    base_lrs_[group] = lr;
+  }
+  void scale_lrs(double factor) {
+    for (size_t group = 0; group < groups_.size(); ++group) {
+      stepped().set_lr(group, base_lrs_[group] * factor);
+    }
+  }
   at::Tensor state(size_t parameter, std::string_view name) {
     at::Tensor state = stepped().state(place_of(parameter), name);
     is_used_ = true;
@@ -60,13 +87,18 @@ class HostOptimizer {
   [[noreturn]] static void fail_state(const char* what) {
     fail(absl::StatusCode::kFailedPrecondition, str_cat("the optimizer ", what));
   }
+  void check_is_fresh() const {
+    if (zero_.has_value()) fail_state("uses ZeRO already");
+    if (is_used_) fail_state("has made steps, or its state was asked for");
+  }
   FusedOptimizer& stepped() { return zero_.has_value() ? zero_->optimizer() : alone_; }
   // ZeRO has a parameter that was given twice once.
   size_t place_of(size_t parameter) const {
     return parameter < places_.size() ? places_[parameter] : parameter;
   }
 
-  FusedOptimizer::Options options_;
+  std::vector<ParameterGroup> groups_;
+  std::vector<double> base_lrs_;  // what schedules multiply
   FusedOptimizer alone_;
   std::optional<ZeroRedundancyOptimizer<FusedOptimizer>> zero_;
   std::vector<size_t> places_;  // of parameters in zero_
@@ -120,6 +152,63 @@ LionOptions lion_options(const swv_lion_options* given) {
   return {o.lr, o.beta1, o.beta2, o.weight_decay};
 }
 
+AdafactorOptions adafactor_options(const swv_adafactor_options* given) {
+  const swv_adafactor_options o =
+      options<swv_adafactor_options>(given, SWV_ADAFACTOR_OPTIONS_INIT, "options");
+  AdafactorOptions result = {.lr = o.lr,
+                             .beta2_decay = o.beta2_decay,
+                             .eps1 = std::nullopt,
+                             .eps2 = o.eps2,
+                             .clip_threshold = o.clip_threshold,
+                             .weight_decay = o.weight_decay};
+  if (o.eps1 != 0) result.eps1 = o.eps1;
+  return result;
+}
+
+MuonOptions muon_options(const swv_muon_options* given) {
+  const swv_muon_options o = options<swv_muon_options>(given, SWV_MUON_OPTIONS_INIT, "options");
+  if (o.lr_scale != SWV_MUON_ORIGINAL && o.lr_scale != SWV_MUON_MATCH_RMS_ADAMW) {
+    fail_argument("options.lr_scale",
+                  str_cat("is ", o.lr_scale, "; wanted SWV_MUON_ORIGINAL or another"));
+  }
+  return {.lr = o.lr,
+          .weight_decay = o.weight_decay,
+          .momentum = o.momentum,
+          .nesterov = flag(o.nesterov, "options.nesterov"),
+          .ns_steps = o.ns_steps,
+          .ns_a = o.ns_a,
+          .ns_b = o.ns_b,
+          .ns_c = o.ns_c,
+          .eps = o.eps,
+          .lr_scale = o.lr_scale == SWV_MUON_ORIGINAL ? MuonLrScale::kOriginal
+                                                      : MuonLrScale::kMatchRmsAdamW,
+          .ns_dtype = scalar_type(o.ns_dtype, "options.ns_dtype", at::kBFloat16)};
+}
+
+double schedule_factor(const swv_schedule* given, int64_t step) {
+  const swv_schedule o = required_options<swv_schedule>(given, SWV_SCHEDULE_INIT, "schedule");
+  if (step < 0) fail_argument("step", str_cat("is ", step, "; wanted 0 or more"));
+  const auto with_shape = [&]() -> Schedule {
+    switch (o.shape) {
+      case SWV_SCHEDULE_CONSTANT:
+        return Schedule::constant();
+      case SWV_SCHEDULE_LINEAR:
+        return Schedule::linear(o.steps);
+      case SWV_SCHEDULE_COSINE:
+        return Schedule::cosine(o.steps);
+      case SWV_SCHEDULE_WSD:
+        return Schedule::wsd(o.steps, o.decay);
+      case SWV_SCHEDULE_STEP:
+        return Schedule::step(o.steps, o.gamma);
+      default:
+        fail_argument("schedule.shape", str_cat("is ", o.shape,
+                                                "; wanted SWV_SCHEDULE_CONSTANT, "
+                                                "or another"));
+    }
+  };
+  return with_shape().warmup(o.warmup).floor(o.floor).factor(step);
+}
+
 ZeroOptions zero_options(const swv_zero_options* given) {
   const swv_zero_options o = options<swv_zero_options>(given, SWV_ZERO_OPTIONS_INIT, "options");
   ZeroOptions result = {.stage = o.stage, .bucket_bytes = o.bucket_bytes};
@@ -129,20 +218,24 @@ ZeroOptions zero_options(const swv_zero_options* given) {
 
 void step(HostOptimizer& optimizer) {
   const CallMode mode(SWV_MODE_NO_GRAD, "mode");
-  try {
-    optimizer.step();
-  } catch (const Error& error) {
-    const std::string message(error.status().message());
-    if (!message.ends_with("are to be synchronized before the step")) throw;
-    fail(error.status().code(),
-         message + " (swv_module_finish_grad_sync and swv_finish_grad_sync do that)");
-  }
+  saying_how_to_synchronize([&] { optimizer.step(); });
 }
 
 swv_optimizer* new_optimizer(const swv_tensor* const* parameters, size_t num_parameters,
                              const FusedOptimizer::Options& options) {
-  return make<swv_optimizer>(
-      std::make_shared<HostOptimizer>(tensors(parameters, num_parameters, "parameters"), options));
+  return make<swv_optimizer>(std::make_shared<HostOptimizer>(
+      std::vector<ParameterGroup>{{tensors(parameters, num_parameters, "parameters"), options}}));
+}
+
+swv_optimizer* new_groups(const swv_optimizer* const* optimizers, size_t num_optimizers) {
+  std::vector<ParameterGroup> groups;
+  for (const swv_optimizer* optimizer : span(optimizers, num_optimizers, "optimizers")) {
+    for (ParameterGroup& group : in(optimizer, "optimizers[]").optimizer->fresh_groups()) {
+      groups.push_back(std::move(group));
+    }
+  }
+  if (groups.empty()) fail_argument("num_optimizers", "is 0; wanted 1 or more");
+  return make<swv_optimizer>(std::make_shared<HostOptimizer>(std::move(groups)));
 }
 
 }  // namespace
@@ -189,6 +282,27 @@ swv_status* swv_optimizer_create_lion(swv_tensor* const* parameters, size_t num_
                  [&] { return new_optimizer(parameters, num_parameters, lion_options(options)); });
 }
 
+swv_status* swv_optimizer_create_adafactor(swv_tensor* const* parameters, size_t num_parameters,
+                                           const swv_adafactor_options* options,
+                                           swv_optimizer** out_optimizer) {
+  return guarded(__func__, out_optimizer, "out_optimizer", [&] {
+    return new_optimizer(parameters, num_parameters, adafactor_options(options));
+  });
+}
+
+swv_status* swv_optimizer_create_muon(swv_tensor* const* parameters, size_t num_parameters,
+                                      const swv_muon_options* options,
+                                      swv_optimizer** out_optimizer) {
+  return guarded(__func__, out_optimizer, "out_optimizer",
+                 [&] { return new_optimizer(parameters, num_parameters, muon_options(options)); });
+}
+
+swv_status* swv_optimizer_create_groups(const swv_optimizer* const* optimizers,
+                                        size_t num_optimizers, swv_optimizer** out_optimizer) {
+  return guarded(__func__, out_optimizer, "out_optimizer",
+                 [&] { return new_groups(optimizers, num_optimizers); });
+}
+
 swv_status* swv_optimizer_use_zero(swv_optimizer* optimizer, const swv_zero_options* options) {
   return guarded(__func__, [&] { optimizer_of(optimizer).use_zero(zero_options(options)); });
 }
@@ -225,11 +339,37 @@ swv_status* swv_optimizer_zero_grad(swv_optimizer* optimizer) {
 }
 
 swv_status* swv_optimizer_lr(const swv_optimizer* optimizer, double* out_lr) {
-  return guarded(__func__, out_lr, "out_lr", [&] { return optimizer_of(optimizer).lr(); });
+  return guarded(__func__, out_lr, "out_lr", [&] { return optimizer_of(optimizer).lr(0); });
 }
 
 swv_status* swv_optimizer_set_lr(swv_optimizer* optimizer, double lr) {
   return guarded(__func__, [&] { optimizer_of(optimizer).set_lr(lr); });
+}
+
+swv_status* swv_optimizer_num_groups(const swv_optimizer* optimizer, size_t* out_num_groups) {
+  return guarded(__func__, out_num_groups, "out_num_groups",
+                 [&] { return optimizer_of(optimizer).num_groups(); });
+}
+
+swv_status* swv_optimizer_group_lr(const swv_optimizer* optimizer, size_t group, double* out_lr) {
+  return guarded(__func__, out_lr, "out_lr", [&] { return optimizer_of(optimizer).lr(group); });
+}
+
+swv_status* swv_optimizer_set_group_lr(swv_optimizer* optimizer, size_t group, double lr) {
+  return guarded(__func__, [&] { optimizer_of(optimizer).set_lr(group, lr); });
+}
+
+swv_status* swv_schedule_factor(const swv_schedule* schedule, int64_t step, double* out_factor) {
+  return guarded(__func__, out_factor, "out_factor",
+                 [&] { return schedule_factor(schedule, step); });
+}
+
+swv_status* swv_optimizer_apply_schedule(swv_optimizer* optimizer, const swv_schedule* schedule,
+                                         int64_t step) {
+  return guarded(__func__, [&] {
+    HostOptimizer& its = optimizer_of(optimizer);
+    its.scale_lrs(schedule_factor(schedule, step));
+  });
 }
 
 swv_status* swv_optimizer_state(const swv_optimizer* optimizer, size_t index, const char* name,

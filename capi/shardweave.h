@@ -168,8 +168,9 @@ typedef struct swv_module swv_module;                     /* parameters and buff
 typedef struct swv_forward swv_forward;                   /* of a module, in the host's code */
 typedef struct swv_plan swv_plan;                         /* placements by name */
 typedef struct swv_optimizer swv_optimizer;
-typedef struct swv_grad_sync swv_grad_sync; /* gradients that leave during backward */
-typedef struct swv_trace swv_trace;         /* a record of communication */
+typedef struct swv_grad_sync swv_grad_sync;     /* gradients that leave during backward */
+typedef struct swv_grad_scaler swv_grad_scaler; /* scales losses, skips steps */
+typedef struct swv_trace swv_trace;             /* a record of communication */
 
 /* ---- Status and strings ---------------------------------------------------------------------- */
 
@@ -1609,7 +1610,8 @@ SWV_API SWV_MUST_USE swv_status* swv_module_zero_grad(swv_module* module);
 
 /* ---- Optimizers -------------------------------------------------------------------------------
  * Steps work on this rank's parts, by LibTorch's fused kernels; the state is sharded as its
- * parameter is. They communicate nothing: call swv_module_finish_grad_sync before. */
+ * parameter is. Those of SGD, Adam, AdamW and Lion communicate nothing; call
+ * swv_module_finish_grad_sync before all. */
 
 typedef struct swv_sgd_options {
   size_t struct_size;
@@ -1655,6 +1657,56 @@ typedef struct swv_lion_options {
 } swv_lion_options;
 #define SWV_LION_OPTIONS_INIT {SWV_SIZE_TO(swv_lion_options, weight_decay), 1e-4, 0.9, 0.99, 0.0}
 
+/* Shazeer and Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, 2018: PyTorch's
+ * numbers. The squares of gradients are kept as the means of rows and of columns. */
+typedef struct swv_adafactor_options {
+  size_t struct_size;
+  double lr;
+  double beta2_decay;    /* below 0 */
+  double eps1;           /* the smallest root of a mean square; 0: the element type's epsilon */
+  double eps2;           /* the smallest root mean square of a parameter */
+  double clip_threshold; /* of the root mean square of an update, above 0 */
+  double weight_decay;   /* taken off the parameter */
+} swv_adafactor_options;
+#define SWV_ADAFACTOR_OPTIONS_INIT \
+  {SWV_SIZE_TO(swv_adafactor_options, weight_decay), 1e-2, -0.8, 0.0, 1e-3, 1.0, 0.0}
+
+/* What Muon's learning rate is multiplied by, for R rows and C columns. */
+typedef int32_t swv_muon_lr_scale;
+enum {
+  SWV_MUON_ORIGINAL = 0,       /* sqrt(max(1, R / C)) */
+  SWV_MUON_MATCH_RMS_ADAMW = 1 /* 0.2 sqrt(max(R, C)): AdamW's learning rate fits */
+};
+/* Jordan et al., Muon, 2024: PyTorch's numbers. Momentum of matrices that is made orthogonal by the
+ * iteration X <- a X + (b A + c A A) X, where A = X X^T. */
+typedef struct swv_muon_options {
+  size_t struct_size;
+  double lr;
+  double weight_decay; /* taken off the parameter */
+  double momentum;
+  double ns_a;
+  double ns_b;
+  double ns_c;
+  double eps;         /* the smallest norm that a matrix is divided by, above 0 */
+  int32_t ns_steps;   /* of the iteration, 1 to 99 */
+  swv_dtype ns_dtype; /* in which it computes, and matrices travel: BF16, F32 or F64 */
+  swv_muon_lr_scale lr_scale;
+  swv_bool nesterov;
+} swv_muon_options;
+#define SWV_MUON_OPTIONS_INIT               \
+  {SWV_SIZE_TO(swv_muon_options, nesterov), \
+   1e-3,                                    \
+   0.1,                                     \
+   0.95,                                    \
+   3.4445,                                  \
+   -4.7750,                                 \
+   2.0315,                                  \
+   1e-7,                                    \
+   5,                                       \
+   SWV_DTYPE_BF16,                          \
+   SWV_MUON_ORIGINAL,                       \
+   1}
+
 /* The optimizer shares the parameters; one that is given twice is stepped once. They may be
  * distributed until the first step or look at the state. */
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_create_sgd(swv_tensor* const* parameters,
@@ -1673,17 +1725,46 @@ SWV_API SWV_MUST_USE swv_status* swv_optimizer_create_lion(swv_tensor* const* pa
                                                            size_t num_parameters,
                                                            const swv_lion_options* options,
                                                            swv_optimizer** out_optimizer);
+/* A step is COLLECTIVE over the meshes of parameters that are cut: two all-reduces along each mesh
+ * dimension that cuts one, for all parameters together. Ranks that differ in what they are about to
+ * do (gradients, options, steps) hear SWV_CODE_INVALID_ARGUMENT, before anything is changed. */
+SWV_API SWV_MUST_USE swv_status* swv_optimizer_create_adafactor(
+    swv_tensor* const* parameters, size_t num_parameters, const swv_adafactor_options* options,
+    swv_optimizer** out_optimizer);
+/* The same, with parameters of two dimensions: SWV_CODE_INVALID_ARGUMENT for others, which are better
+ * in a group with AdamW. A matrix that is cut goes to one of the ranks that have parts of it, and its
+ * result comes back: two all-to-alls for all that are cut over the same mesh dimensions. */
+SWV_API SWV_MUST_USE swv_status* swv_optimizer_create_muon(swv_tensor* const* parameters,
+                                                           size_t num_parameters,
+                                                           const swv_muon_options* options,
+                                                           swv_optimizer** out_optimizer);
+/* One optimizer of several: each becomes a group, with its options and its learning rate. Parameters
+ * are numbered group by group. The given ones are only read; free them. A parameter is in one group:
+ * else SWV_CODE_INVALID_ARGUMENT; SWV_CODE_FAILED_PRECONDITION for one that has made steps, whose
+ * state was asked for, or which uses ZeRO. */
+SWV_API SWV_MUST_USE swv_status* swv_optimizer_create_groups(const swv_optimizer* const* optimizers,
+                                                             size_t num_optimizers,
+                                                             swv_optimizer** out_optimizer);
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_share(const swv_optimizer* optimizer,
                                                      swv_optimizer** out_optimizer);
 SWV_API void swv_optimizer_free(swv_optimizer* optimizer);
 /* Parameters without a gradient stay as they are. */
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_step(swv_optimizer* optimizer);
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_zero_grad(swv_optimizer* optimizer);
+/* Of the first group; of all groups. */
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_lr(const swv_optimizer* optimizer, double* out_lr);
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_set_lr(swv_optimizer* optimizer, double lr);
+/* SWV_CODE_OUT_OF_RANGE for a group that is not there. */
+SWV_API SWV_MUST_USE swv_status* swv_optimizer_num_groups(const swv_optimizer* optimizer,
+                                                          size_t* out_num_groups);
+SWV_API SWV_MUST_USE swv_status* swv_optimizer_group_lr(const swv_optimizer* optimizer,
+                                                        size_t group, double* out_lr);
+SWV_API SWV_MUST_USE swv_status* swv_optimizer_set_group_lr(swv_optimizer* optimizer, size_t group,
+                                                            double lr);
 /* The state of parameter `index`, laid out as it is, zeros before the first step: "step" (one plain
  * f32 number); of Adam and AdamW "exp_avg", "exp_avg_sq" and, with amsgrad, "max_exp_avg_sq"; of Lion
- * "exp_avg"; of SGD with a momentum "momentum_buffer". With ZeRO it is laid out as the rank's part is,
+ * "exp_avg"; of SGD with a momentum and of Muon "momentum_buffer"; of Adafactor "variance" or, from two
+ * dimensions on, "row_var" and "col_var", which are whole where a mean was taken. With ZeRO it is laid out as the rank's part is,
  * in rows that are cut unevenly, and swv_tensor_full_tensor makes it whole. NULL for what these
  * options do not use. Writing to it writes the state. */
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_state(const swv_optimizer* optimizer, size_t index,
@@ -1741,6 +1822,80 @@ SWV_API SWV_MUST_USE swv_status* swv_optimizer_no_sync(swv_optimizer* optimizer,
  * nobody sends. What backward's own operators send is not covered, nor are several optimizers that
  * use ZeRO in one backward: then the mesh is lost. SWV_CODE_FAILED_PRECONDITION without ZeRO. */
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_discard(swv_optimizer* optimizer);
+
+/* Learning-rate schedules: by what learning rates are multiplied in a step, which is counted from 0.
+ * The numbers are those of transformers' get_..._schedule_with_warmup() and of torch's StepLR. */
+typedef int32_t swv_schedule_shape;
+enum {
+  SWV_SCHEDULE_CONSTANT = 0, /* 1 */
+  SWV_SCHEDULE_LINEAR = 1,   /* from 1 in a line down to 0 at step `steps` */
+  SWV_SCHEDULE_COSINE = 2,   /* the same by half a wave of the cosine */
+  SWV_SCHEDULE_WSD = 3,      /* 1, and in the last `decay` of `steps` steps in a line down to 0 */
+  SWV_SCHEDULE_STEP = 4      /* multiplied by `gamma` every `steps` steps (0: never) */
+};
+typedef struct swv_schedule {
+  size_t struct_size;
+  int64_t steps;
+  int64_t decay;  /* of SWV_SCHEDULE_WSD */
+  int64_t warmup; /* from 0 in a line up to 1 at this step; the shape begins behind it */
+  double gamma;   /* of SWV_SCHEDULE_STEP, 0 or more */
+  double floor;   /* the smallest factor behind the warm-up, 0 to 1: the shape ends there */
+  swv_schedule_shape shape;
+} swv_schedule;
+#define SWV_SCHEDULE_INIT \
+  {SWV_SIZE_TO(swv_schedule, shape), 0, 0, 0, 1.0, 0.0, SWV_SCHEDULE_CONSTANT}
+
+SWV_API SWV_MUST_USE swv_status* swv_schedule_factor(const swv_schedule* schedule, int64_t step,
+                                                     double* out_factor);
+/* Sets the learning rate of each group to what it was made with, or was set to, times the factor. */
+SWV_API SWV_MUST_USE swv_status* swv_optimizer_apply_schedule(swv_optimizer* optimizer,
+                                                              const swv_schedule* schedule,
+                                                              int64_t step);
+
+/* Scales losses so that gradients of 16 bits do not vanish, and tells when they are not finite
+ * (Micikevicius et al., Mixed Precision Training, 2018); torch.amp.GradScaler's numbers.
+ *
+ *   swv_grad_scaler_scale(scaler, loss, SWV_MODE_GRAD, &scaled);
+ *   swv_tensor_backward(scaled, NULL, NULL);
+ *   swv_module_finish_grad_sync(model);
+ *   swv_grad_scaler_unscale(scaler, parameters, count, &is_finite);  // the same on every rank
+ *   if (is_finite) swv_optimizer_step(optimizer);
+ *   swv_grad_scaler_update(scaler);
+ */
+typedef struct swv_grad_scaler_options {
+  size_t struct_size;
+  double init_scale;
+  double growth_factor;    /* above 1 */
+  double backoff_factor;   /* above 0, below 1 */
+  int64_t growth_interval; /* steps without a skip until the scale grows, 1 or more */
+} swv_grad_scaler_options;
+#define SWV_GRAD_SCALER_OPTIONS_INIT \
+  {SWV_SIZE_TO(swv_grad_scaler_options, growth_interval), 65536.0, 2.0, 0.5, 2000}
+
+SWV_API SWV_MUST_USE swv_status* swv_grad_scaler_create(const swv_grad_scaler_options* options,
+                                                        swv_grad_scaler** out_scaler);
+SWV_API void swv_grad_scaler_free(swv_grad_scaler* scaler);
+/* The loss times the scale. */
+SWV_API SWV_MUST_USE swv_status* swv_grad_scaler_scale(const swv_grad_scaler* scaler,
+                                                       const swv_tensor* loss, swv_grad_mode mode,
+                                                       swv_tensor** out_scaled);
+/* Divides the gradients of the parameters by the scale. out_is_finite: whether all of them are, on all
+ * ranks. One all-reduce of one number for each mesh. SWV_CODE_FAILED_PRECONDITION, before anything is
+ * changed, for a parameter that has been unscaled since the last swv_grad_scaler_update, and for a
+ * gradient that is still to be synchronized. COLLECTIVE. */
+SWV_API SWV_MUST_USE swv_status* swv_grad_scaler_unscale(swv_grad_scaler* scaler,
+                                                         swv_tensor* const* parameters,
+                                                         size_t num_parameters,
+                                                         swv_bool* out_is_finite);
+/* The scale of the next step: smaller if a gradient was not finite, larger after growth_interval times
+ * in a row where all were. SWV_CODE_FAILED_PRECONDITION if nothing was unscaled. */
+SWV_API SWV_MUST_USE swv_status* swv_grad_scaler_update(swv_grad_scaler* scaler);
+/* To resume. Either result may be NULL. */
+SWV_API SWV_MUST_USE swv_status* swv_grad_scaler_state(const swv_grad_scaler* scaler,
+                                                       double* out_scale,
+                                                       int64_t* out_growth_tracker);
+SWV_API SWV_MUST_USE swv_status* swv_grad_scaler_set_state(swv_grad_scaler* scaler, double scale,
+                                                           int64_t growth_tracker);
 
 /* ---- What happened --------------------------------------------------------------------------- */
 

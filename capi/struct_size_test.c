@@ -172,6 +172,29 @@ static swv_status* use_lion_options(void* options) {
   swv_optimizer_free(made);
   return status;
 }
+static swv_status* use_adafactor_options(void* options) {
+  swv_optimizer* made = NULL;
+  swv_status* status =
+      swv_optimizer_create_adafactor(&parameter, 1, (swv_adafactor_options*)options, &made);
+  swv_optimizer_free(made);
+  return status;
+}
+static swv_status* use_muon_options(void* options) {
+  swv_optimizer* made = NULL; /* of no parameters: it takes no numbers */
+  swv_status* status = swv_optimizer_create_muon(NULL, 0, (swv_muon_options*)options, &made);
+  swv_optimizer_free(made);
+  return status;
+}
+static swv_status* use_schedule(void* schedule) {
+  double factor = 0;
+  return swv_schedule_factor((swv_schedule*)schedule, 1, &factor);
+}
+static swv_status* use_grad_scaler_options(void* options) {
+  swv_grad_scaler* made = NULL;
+  swv_status* status = swv_grad_scaler_create((swv_grad_scaler_options*)options, &made);
+  swv_grad_scaler_free(made);
+  return status;
+}
 static swv_status* use_zero_options(void* options) {
   swv_tensor_options sharded = SWV_TENSOR_OPTIONS_INIT;
   const int64_t size = 3;
@@ -360,6 +383,10 @@ int main(void) {
   swv_adamw_options adamw = SWV_ADAMW_OPTIONS_INIT;
   swv_adam_options adam = SWV_ADAM_OPTIONS_INIT;
   swv_lion_options lion = SWV_LION_OPTIONS_INIT;
+  swv_adafactor_options adafactor = SWV_ADAFACTOR_OPTIONS_INIT;
+  swv_muon_options muon = SWV_MUON_OPTIONS_INIT;
+  swv_schedule schedule = SWV_SCHEDULE_INIT;
+  swv_grad_scaler_options grad_scaler = SWV_GRAD_SCALER_OPTIONS_INIT;
   swv_zero_options zero = SWV_ZERO_OPTIONS_INIT;
   swv_dispatch_counters counters = SWV_DISPATCH_COUNTERS_INIT;
   swv_function function = SWV_FUNCTION_INIT;
@@ -413,6 +440,10 @@ int main(void) {
   EVERY_SIZE(adamw_options, adamw, 0, 0);
   EVERY_SIZE(adam_options, adam, 0, 0);
   EVERY_SIZE(lion_options, lion, 0, 0);
+  EVERY_SIZE(adafactor_options, adafactor, 0, 0);
+  EVERY_SIZE(muon_options, muon, 0, 0);
+  EVERY_SIZE(schedule, schedule, 0, 0);
+  EVERY_SIZE(grad_scaler_options, grad_scaler, 0, 0);
   EVERY_SIZE(zero_options, zero, 0, 0);
   EVERY_SIZE(dispatch_counters, counters, 1, 0);
   EVERY_SIZE(rendezvous, rendezvous, 0, 0);

@@ -10,6 +10,7 @@
 #include "ATen/ops/empty.h"
 #include "ATen/ops/full.h"
 #include "ATen/ops/scalar_tensor.h"
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_join.h"
 #include "c10/core/GradMode.h"
 #include "c10/core/InferenceMode.h"
@@ -776,8 +777,10 @@ void check_names(const OptimizerState& state, const std::vector<std::string>& na
   }
 }
 
-void check_values(const OptimizerState& state, size_t index, const at::Tensor& shard,
-                  int most_steps_log2) {
+// How an optimizer keeps the state of a name: its shape and its layout.
+using Kept = absl::FunctionRef<at::Tensor(const std::string& name)>;
+
+void check_values(const OptimizerState& state, size_t index, Kept kept, int most_steps_log2) {
   for (const auto& [name, value] : state) {
     const auto refuse = [&, &name_ = name](const std::string& what) {
       refuse_state(absl::StatusCode::kInvalidArgument,
@@ -794,14 +797,15 @@ void check_values(const OptimizerState& state, size_t index, const at::Tensor& s
       }
       continue;
     }
-    if (value.sizes() != shard.sizes()) {
-      refuse(str_cat("has shape [", absl::StrJoin(shard.sizes(), ", "), "]; got [",
+    const at::Tensor like = kept(name);
+    if (value.sizes() != like.sizes()) {
+      refuse(str_cat("has shape [", absl::StrJoin(like.sizes(), ", "), "]; got [",
                      absl::StrJoin(value.sizes(), ", "), "]"));
     }
     if (!value.is_floating_point() || value.layout() != at::kStrided) {
       refuse(str_cat("is dense and floating-point; got ", c10::toString(value.scalar_type())));
     }
-    if (is_dtensor(value) && meta_of(value).context != meta_of(shard).context) {
+    if (is_dtensor(value) && meta_of(value).context != meta_of(like).context) {
       refuse("lies on another mesh");
     }
   }
@@ -822,8 +826,8 @@ void agree(Agreement& agreement, const OptimizerState& state, size_t index) {
                        differs->ranks[1], " have other names in it, or another 'step'"));
 }
 
-// Its values as its shard lies; numbers as they are.
-OptimizerState lying_as_shard(const OptimizerState& state, const at::Tensor& shard) {
+// Its values as the optimizer keeps them; numbers as they are.
+OptimizerState lying_as_kept(const OptimizerState& state, Kept kept) {
   OptimizerState result;
   const c10::AutoGradMode no_grad(false);
   for (const auto& [name, value] : state) {
@@ -831,11 +835,12 @@ OptimizerState lying_as_shard(const OptimizerState& state, const at::Tensor& sha
       result[name] = value;
       continue;
     }
+    const at::Tensor like = kept(name);
     const at::Tensor there =
         is_dtensor(value)
             ? value
-            : distribute_tensor(value, mesh_of(shard), NamedPlacements(), {.source = std::nullopt});
-    result[name] = redistribute(there, layout_of(shard));
+            : distribute_tensor(value, mesh_of(like), NamedPlacements(), {.source = std::nullopt});
+    result[name] = redistribute(there, layout_of(like));
   }
   return result;
 }
@@ -853,7 +858,7 @@ const at::Tensor& shard_of(const ZeroPartition& partition, size_t parameter) {
 OptimizerState state_of(const FusedOptimizer& optimizer, size_t index,
                         const at::Tensor& /*shard*/) {
   OptimizerState state;
-  for (const std::string_view name : optimizer.state_names()) {
+  for (const std::string_view name : optimizer.state_names(index)) {
     state[std::string(name)] = optimizer.state(index, name);
   }
   return state;
@@ -876,11 +881,12 @@ OptimizerState state_of(const torch::optim::Optimizer& optimizer, size_t /*index
 void set_state_of(FusedOptimizer& optimizer, size_t index, const at::Tensor& shard,
                   const OptimizerState& state) {
   Agreement agreement(*meta_of(shard).context, {.name = kOptimizerState});
-  const std::vector<std::string_view> known = optimizer.state_names();
+  const std::vector<std::string_view> known = optimizer.state_names(index);
   check_names(state, {known.begin(), known.end()});
-  check_values(state, index, shard, /*most_steps_log2=*/24);
+  const auto kept = [&](const std::string& name) { return optimizer.state(index, name); };
+  check_values(state, index, kept, /*most_steps_log2=*/24);
   agree(agreement, state, index);
-  for (const auto& [name, value] : lying_as_shard(state, shard)) {
+  for (const auto& [name, value] : lying_as_kept(state, kept)) {
     optimizer.set_state(index, name, value);
   }
 }
@@ -904,13 +910,14 @@ void set_state_of(torch::optim::Optimizer& optimizer, size_t index, const at::Te
                    str_cat("the state of parameter ", index, " has no '", name, "'; there are ",
                            absl::StrJoin(names, ", ")));
     }
-    check_values(state, index, shard, /*most_steps_log2=*/53);
+    const auto kept = [&](const std::string&) { return shard; };
+    check_values(state, index, kept, /*most_steps_log2=*/53);
     agree(agreement, state, index);
     if (state.empty()) {
       optimizer.state().erase(shard.unsafeGetTensorImpl());
       return;
     }
-    const OptimizerState lying = lying_as_shard(state, shard);
+    const OptimizerState lying = lying_as_kept(state, kept);
     for_each_member(*made, [&](const char* name, auto& member) {
       const auto it = lying.find(name);
       // Optimizers write where it lies: not what was given.
@@ -918,6 +925,28 @@ void set_state_of(torch::optim::Optimizer& optimizer, size_t index, const at::Te
     });
     optimizer.state()[shard.unsafeGetTensorImpl()] = std::move(made);
   });
+}
+
+std::vector<at::Tensor> parameters_of(const std::vector<ParameterGroup>& groups) {
+  FusedOptimizer::check(groups);
+  std::vector<at::Tensor> parameters;
+  for (const ParameterGroup& group : groups) {
+    parameters.insert(parameters.end(), group.parameters.begin(), group.parameters.end());
+  }
+  return parameters;
+}
+
+std::vector<ParameterGroup> groups_of_shards(const std::vector<ParameterGroup>& groups,
+                                             const ZeroPartition& partition) {
+  std::vector<ParameterGroup> result;
+  size_t next = 0;  // the partition has each parameter once, in this order
+  for (const ParameterGroup& group : groups) {
+    const size_t count = unique_parameters(group.parameters).size();
+    const auto first = partition.shards().begin() + static_cast<std::ptrdiff_t>(next);
+    result.push_back({{first, first + static_cast<std::ptrdiff_t>(count)}, group.options});
+    next += count;
+  }
+  return result;
 }
 
 OptimizerState consolidated(const OptimizerState& state) {

@@ -147,6 +147,10 @@ void set_state_of(FusedOptimizer& optimizer, size_t index, const at::Tensor& sha
 void set_state_of(torch::optim::Optimizer& optimizer, size_t index, const at::Tensor& shard,
                   const OptimizerState& state);
 OptimizerState consolidated(const OptimizerState& state);
+// Of checked groups, all parameters; and the groups with shards in their places.
+std::vector<at::Tensor> parameters_of(const std::vector<ParameterGroup>& groups);
+std::vector<ParameterGroup> groups_of_shards(const std::vector<ParameterGroup>& groups,
+                                             const ZeroPartition& partition);
 }  // namespace zero_internal
 
 // `Optimizer`: FusedOptimizer or one of torch::optim's, made with the shards and `options`.
@@ -159,10 +163,22 @@ class ZeroRedundancyOptimizer {
                           std::source_location where = std::source_location::current())
       : partition_(parameters, zero, where), optimizer_(partition_.shards(), options) {}
 
+  // Groups with options of their own, of another optimizer too.
+  explicit ZeroRedundancyOptimizer(const std::vector<ParameterGroup>& groups,
+                                   const ZeroOptions& zero = {},
+                                   std::source_location where = std::source_location::current())
+    requires std::is_same_v<Optimizer, FusedOptimizer>
+      : partition_(zero_internal::parameters_of(groups), zero, where),
+        optimizer_(zero_internal::groups_of_shards(groups, partition_)) {}
+
   // Parameters without a gradient stay as they are.
   void step(std::source_location where = std::source_location::current()) {
     partition_.hand_out_gradients(where);
-    optimizer_.step();
+    if constexpr (std::is_same_v<Optimizer, FusedOptimizer>) {
+      optimizer_.step(where);
+    } else {
+      optimizer_.step();
+    }
     partition_.share_parameters(where);
   }
   // As torch::optim's: `closure` clears gradients, computes the loss, and calls backward().
@@ -187,8 +203,18 @@ class ZeroRedundancyOptimizer {
     shards.params() = partition_.add(group.params(), where);
     optimizer_.add_param_group(shards);
   }
+  // And of FusedOptimizer's.
+  size_t add_group(const ParameterGroup& group,
+                   std::source_location where = std::source_location::current())
+    requires std::is_same_v<Optimizer, FusedOptimizer>
+  {
+    ParameterGroup shards = group;
+    shards.parameters = partition_.add(zero_internal::parameters_of({group}), where);
+    return optimizer_.add_group(shards);
+  }
 
-  // Of parameters()[parameter], as this rank keeps it: DTensors that lie as the shard. torch::optim has
+  // Of parameters()[parameter], as this rank keeps it: DTensors that lie as the shard (means of its rows
+  // or columns as FusedOptimizer says). torch::optim has
   // nothing before the first step. Throws Error (OutOfRange), (Unimplemented) for an optimizer whose
   // state has no names here: of torch::optim AdamW, Adam, SGD, RMSprop and Adagrad have.
   OptimizerState state(size_t parameter) const {
@@ -200,7 +226,7 @@ class ZeroRedundancyOptimizer {
   }
   // Either of them, from any layout of the mesh or from whole plain tensors, the same on all ranks.
   // Collective. Throws Error on all ranks, before anything is changed: (InvalidArgument) for a shape
-  // that is not the parameter's, for "step" that is no whole number up to 2^53 (of FusedOptimizer
+  // that is not the state's, for "step" that is no whole number up to 2^53 (of FusedOptimizer
   // 2^24), for names or "step" that differ between ranks and, of torch::optim, for what its options
   // need and is missing, (NotFound) for a name that the optimizer does not have. Empty: as before the
   // first step.

@@ -248,6 +248,8 @@ class Fuzzer {
   void operators();
   void autograd();
   bool make_optimizer(swv_tensor** parameters, swv_optimizer** out_optimizer);
+  // `parameters`: two, which it may replace.
+  void optimizing(swv_tensor** parameters);
   void modules();
   void communication();
   void collective();

@@ -12,8 +12,19 @@ bool Fuzzer::make_optimizer(swv_tensor** parameters, swv_optimizer** out_optimiz
   adam.beta2 = one_in(2) ? real() : 0.9, adam.amsgrad = static_cast<swv_bool>(below(2));
   adamw.beta1 = one_in(2) ? real() : 0.9, adamw.amsgrad = static_cast<swv_bool>(below(2));
   lion.beta1 = one_in(2) ? real() : 0.9, lion.weight_decay = real();
-  const size_t count = length(2);
-  switch (below(4)) {
+  swv_adafactor_options adafactor = SWV_ADAFACTOR_OPTIONS_INIT;
+  swv_muon_options muon = SWV_MUON_OPTIONS_INIT;
+  adafactor.eps1 = one_in(2) ? real() : 0, adafactor.clip_threshold = one_in(3) ? real() : 1;
+  muon.ns_steps = one_in(3) ? small() : 5, muon.momentum = one_in(3) ? real() : 0.9;
+  muon.ns_dtype = one_in(3) ? small() : SWV_DTYPE_F32, muon.lr_scale = below(3);
+  size_t count = length(2);
+  switch (below(6)) {
+    case 4:
+      return done(
+          swv_optimizer_create_adafactor(parameters, count, sized(adafactor), out_optimizer));
+    case 5:
+      if (one_in(2)) count = 0;
+      return done(swv_optimizer_create_muon(parameters, count, sized(muon), out_optimizer));
     case 0:
       return done(swv_optimizer_create_sgd(parameters, count, sized(sgd), out_optimizer));
     case 1:
@@ -90,6 +101,7 @@ void Fuzzer::modules() {
       if (make_optimizer(parameters, &optimizer)) {
         keep(optimizers_, optimizer, swv_optimizer_free, 5);
       }
+      optimizing(parameters);
       break;
     case 11:
       done(swv_optimizer_use_zero(pick(optimizers_), one_in(3) ? nullptr : sized(zero)));

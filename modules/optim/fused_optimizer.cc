@@ -1,7 +1,10 @@
 #include "shardweave/modules/optim/fused_optimizer.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <memory>
+#include <optional>
 #include <utility>
 
 #include "ATen/ops/_foreach_add.h"
@@ -17,9 +20,12 @@
 #include "c10/core/GradMode.h"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/engine/checksum.h"
 #include "shardweave/dtensor/engine/detour.h"
 #include "shardweave/dtensor/engine/local_part.h"
+#include "shardweave/dtensor/engine/provenance.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
+#include "shardweave/modules/optim/update.h"
 
 namespace shardweave {
 namespace {
@@ -30,34 +36,6 @@ constexpr char kFusedOptimizer[] = "FusedOptimizer";
 // capi/ says there what its function is called.
 constexpr std::string_view kNotSynchronized =
     "; the gradients are to be synchronized before the step";
-
-[[noreturn]] void invalid(std::string_view name, double value, std::string_view wanted) {
-  throw Error(kFusedOptimizer,
-              absl::InvalidArgumentError(str_cat(name, " is ", value, "; wanted ", wanted)));
-}
-void check_not_negative(std::string_view name, double value) {
-  if (!(value >= 0)) invalid(name, value, "0 or more");
-}
-void check_beta(std::string_view name, double value) {
-  if (!(value >= 0 && value < 1)) invalid(name, value, "at least 0, less than 1");
-}
-
-void check_options(const SgdOptions& o) {
-  check_not_negative("lr", o.lr);
-  check_not_negative("momentum", o.momentum);
-  check_not_negative("weight_decay", o.weight_decay);
-  if (o.nesterov && (o.momentum <= 0 || o.dampening != 0)) {
-    invalid("nesterov", 1, "a momentum and no dampening with it");
-  }
-}
-template <typename Options>  // Adam's, AdamW's, Lion's
-void check_options(const Options& o) {
-  check_not_negative("lr", o.lr);
-  check_beta("beta1", o.beta1);
-  check_beta("beta2", o.beta2);
-  if constexpr (requires { o.eps; }) check_not_negative("eps", o.eps);
-  check_not_negative("weight_decay", o.weight_decay);
-}
 
 SpecRef spec_of(const at::Tensor& tensor) {
   return is_dtensor(tensor) ? meta_of(tensor).spec : SpecRef();
@@ -96,48 +74,199 @@ void check_gradient(size_t i, const at::Tensor& parameter, const at::Tensor& gra
   throw error;
 }
 
-}  // namespace
+using optim_internal::Update;
 
-struct FusedOptimizer::Batch {
-  at::ScalarType dtype;
-  c10::Device device;
-  bool first_step;
-  std::vector<at::Tensor> parameters, grads, firsts, seconds, largest, steps;
-  // Where a kernel's result has to be copied: parameters that are not contiguous.
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies;
+// How a mean over one of a parameter's dimensions (counted from the end) lies: whole along the mesh
+// dimensions that cut it there, else as the parameter.
+SpecRef mean_spec(const Spec& parameter, int mean_over, at::ScalarType dtype) {
+  const int dim = parameter.ndim() - mean_over;
+  Dims sizes = parameter.sizes;
+  sizes[static_cast<size_t>(dim)] = 1;
+  Placements placements = parameter.layout.placements();
+  for (Placement& p : placements) {
+    if (p.is_shard(dim)) p = Replicate();
+  }
+  const Layout layout =
+      value_or_throw(Layout::create(std::move(placements), parameter.layout.order()));
+  return parameter.context->intern(layout, sizes, contiguous_strides(sizes), dtype,
+                                   parameter.device, parameter.origins);
+}
+
+// Whether a step with them needs what other ranks have.
+bool communicates(const OptimizerOptions& options) {
+  return std::holds_alternative<AdafactorOptions>(options) ||
+         std::holds_alternative<MuonOptions>(options);
+}
+
+std::vector<int> cutting(const Spec& spec) {
+  std::vector<int> dims;
+  for (int m = 0; m < spec.context->mesh().ndim(); ++m) {
+    if (spec.layout[m].is_shard() && spec.context->mesh().size(m) > 1) dims.push_back(m);
+  }
+  return dims;
+}
+
+// Of everything that has to be the same on all ranks.
+uint64_t checksum_of(const OptimizerOptions& options) {
+  uint64_t sum = options.index() + 1;
+  const auto add = [&](auto... numbers) {
+    ((sum = mix(sum, std::bit_cast<uint64_t>(static_cast<double>(numbers)))), ...);
+  };
+  if (const auto* a = std::get_if<AdafactorOptions>(&options)) {
+    add(a->lr, a->beta2_decay, a->eps1.value_or(-1), a->eps2, a->clip_threshold, a->weight_decay);
+  }
+  if (const auto* o = std::get_if<MuonOptions>(&options)) {
+    add(o->lr, o->weight_decay, o->momentum, o->nesterov, o->ns_steps, o->ns_a, o->ns_b, o->ns_c,
+        o->eps, static_cast<int>(o->lr_scale), static_cast<int>(o->ns_dtype));
+  }
+  return sum;
+}
+
+// The ranks of one mesh, about to step together.
+struct Together {
+  explicit Together(std::shared_ptr<MeshContext> context_in, const Cause& cause)
+      : context(std::move(context_in)), agreement(*context, cause) {}
+
+  std::shared_ptr<MeshContext> context;
+  Agreement agreement;
+  std::vector<uint64_t> sums = {};
+  std::vector<size_t> parameters = {};  // whose they are
 };
 
-FusedOptimizer::FusedOptimizer(std::vector<at::Tensor> parameters, const Options& options)
-    : parameters_(std::move(parameters)), options_(options) {
-  std::visit([](const auto& o) { check_options(o); }, options_);
-  absl::flat_hash_map<const c10::TensorImpl*, size_t> known;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    const at::Tensor& p = parameters_[i];
-    if (!p.defined() || !p.is_leaf() || !p.is_floating_point()) {
-      throw Error(kFusedOptimizer,
-                  absl::InvalidArgumentError(
-                      str_cat("parameter ", i, " is ",
-                              !p.defined()   ? "undefined"
-                              : !p.is_leaf() ? "no leaf: it is the result of an operator"
-                                             : str_cat("of type ", c10::toString(p.scalar_type())),
-                              "; wanted a floating-point leaf")));
-    }
-    const auto [it, is_new] = known.emplace(p.unsafeGetTensorImpl(), states_.size());
-    if (is_new) states_.push_back({.parameter = i});
-    state_indices_.push_back(it->second);
+void check_parameter(size_t i, const at::Tensor& p, const OptimizerOptions& options) {
+  const auto refuse = [&](std::string_view why) {
+    throw Error(kFusedOptimizer, absl::InvalidArgumentError(str_cat("parameter ", i, why)));
+  };
+  if (!p.defined() || !p.is_leaf() || !p.is_floating_point()) {
+    refuse(str_cat(" is ",
+                   !p.defined()   ? "undefined"
+                   : !p.is_leaf() ? "no leaf: it is the result of an operator"
+                                  : str_cat("of type ", c10::toString(p.scalar_type())),
+                   "; wanted a floating-point leaf"));
+  }
+  if (std::holds_alternative<MuonOptions>(options) && p.dim() != 2) {
+    Error error(kFusedOptimizer,
+                absl::InvalidArgumentError(str_cat(
+                    "parameter ", i, " has shape [", absl::StrJoin(p.sizes(), ", "),
+                    "]; Muon wants two dimensions: the others are better in a group with AdamW")));
+    error.add_context("muon_groups() makes both");
+    throw error;
   }
 }
 
-std::vector<FusedOptimizer::Slot> FusedOptimizer::slots(const Options& options) {
+}  // namespace
+
+struct FusedOptimizer::Batch {
+  const Options* options;
+  at::ScalarType dtype;
+  c10::Device device;
+  bool first_step;
+  std::vector<at::Tensor> parameters = {}, grads = {}, firsts = {}, seconds = {}, largest = {},
+                          steps = {};
+};
+
+// Of one parameter with a gradient, checked.
+struct FusedOptimizer::Step {
+  Step(const FusedOptimizer& optimizer, State& its)
+      : state(&its), parameter(optimizer.parameters_[its.parameter]) {
+    const at::Tensor& gradient = parameter.grad();
+    check_gradient(state->parameter, parameter, gradient);
+    optimizer.made(its);
+    part = part_to_write(parameter, kFusedOptimizer);
+    grad = part_to_read(gradient, kFusedOptimizer);
+    update.options = &optimizer.groups_[its.group];
+    update.spec = its.spec;
+    update.first = &its.first;
+    update.second = &its.second;
+    update.largest = &its.largest;
+    update.step = its.step;
+    update.is_first_step = its.is_first_step();
+    if (its.spec == nullptr) return;
+    update.cutting = cutting(*its.spec);
+    update.name = parameter_of(meta_of(parameter));
+    update.provenance = provenance_of(meta_of(gradient));
+    if (communicates(*update.options) && its.spec->layout.has_partial()) {
+      throw Error(kFusedOptimizer, absl::FailedPreconditionError(str_cat(
+                                       "parameter ", its.parameter, " lies ", lies(its.spec),
+                                       "; wanted numbers, not their summands")));
+    }
+  }
+
+  State* state;
+  const at::Tensor& parameter;
+  at::Tensor part;
+  at::Tensor grad;
+  Update update;
+};
+
+FusedOptimizer::FusedOptimizer(std::vector<at::Tensor> parameters, const Options& options)
+    : FusedOptimizer(
+          std::vector<ParameterGroup>{{.parameters = std::move(parameters), .options = options}}) {}
+
+FusedOptimizer::FusedOptimizer(const std::vector<ParameterGroup>& groups) {
+  if (groups.empty()) {
+    throw Error(kFusedOptimizer,
+                absl::InvalidArgumentError("there is no group of parameters; wanted one or more"));
+  }
+  for (const ParameterGroup& group : groups) add_group(group);
+}
+
+void FusedOptimizer::check(const std::vector<ParameterGroup>& groups) {
+  const FusedOptimizer made(groups);
+}
+
+size_t FusedOptimizer::add_group(const ParameterGroup& group) {
+  check_options(group.options, kFusedOptimizer);
+  absl::flat_hash_map<const c10::TensorImpl*, size_t> known;
+  for (size_t i = 0; i < states_.size(); ++i) {
+    known.emplace(parameters_[states_[i].parameter].unsafeGetTensorImpl(), i);
+  }
+  const size_t number = groups_.size(), before = parameters_.size();
+  std::vector<State> added;
+  std::vector<size_t> indices;
+  for (const at::Tensor& p : group.parameters) {
+    const size_t i = before + indices.size();
+    check_parameter(i, p, group.options);
+    const auto [it, is_new] = known.emplace(p.unsafeGetTensorImpl(), states_.size() + added.size());
+    if (is_new) {
+      added.push_back({.parameter = i, .group = number});
+    } else if (it->second < states_.size()) {
+      throw Error(kFusedOptimizer,
+                  absl::InvalidArgumentError(str_cat("parameter ", i, " of group ", number,
+                                                     " is in group ", states_[it->second].group,
+                                                     ", too: wanted one group for each")));
+    }
+    indices.push_back(it->second);
+  }
+  parameters_.insert(parameters_.end(), group.parameters.begin(), group.parameters.end());
+  states_.insert(states_.end(), added.begin(), added.end());
+  state_indices_.insert(state_indices_.end(), indices.begin(), indices.end());
+  groups_.push_back(group.options);
+  return number;
+}
+
+std::vector<FusedOptimizer::Slot> FusedOptimizer::slots(const Options& options, int64_t ndim) {
   if (const auto* sgd = std::get_if<SgdOptions>(&options)) {
     return {{"momentum_buffer", &State::first, sgd->momentum != 0}};
   }
   if (std::holds_alternative<LionOptions>(options)) return {{"exp_avg", &State::first, true}};
+  if (std::holds_alternative<MuonOptions>(options)) {
+    return {{"momentum_buffer", &State::first, true}};
+  }
+  if (std::holds_alternative<AdafactorOptions>(options)) {
+    return {{"row_var", &State::first, ndim > 1, /*mean_over=*/1},
+            {"col_var", &State::second, ndim > 1, /*mean_over=*/2},
+            {"variance", &State::largest, ndim <= 1}};
+  }
   const auto* adam = std::get_if<AdamOptions>(&options);
   const bool amsgrad = adam != nullptr ? adam->amsgrad : std::get<AdamWOptions>(options).amsgrad;
   return {{"exp_avg", &State::first, true},
           {"exp_avg_sq", &State::second, true},
           {"max_exp_avg_sq", &State::largest, amsgrad}};
+}
+
+std::vector<FusedOptimizer::Slot> FusedOptimizer::slots(const State& state) const {
+  return slots(groups_[state.group], parameters_[state.parameter].dim());
 }
 
 double FusedOptimizer::State::steps() const {
@@ -161,9 +290,19 @@ FusedOptimizer::State& FusedOptimizer::made(State& state) const {
             "their state is read or set")));
   }
   const at::Tensor part = part_to_read(parameter, kFusedOptimizer);
-  for (const Slot& slot : slots(options_)) {
+  at::TensorOptions options = part.options().requires_grad(std::nullopt);
+  // Means of many steps, of which one in 8 bits more would be lost.
+  const bool is_adafactor = std::holds_alternative<AdafactorOptions>(groups_[state.group]);
+  if (is_adafactor && part.scalar_type() != at::kDouble) options = options.dtype(at::kFloat);
+  for (const Slot& slot : slots(state)) {
     if (!slot.used) continue;
-    state.*slot.tensor = at::zeros(part.sizes(), part.options().requires_grad(std::nullopt));
+    Dims sizes(part.sizes().begin(), part.sizes().end());
+    if (slot.mean_over != 0 && spec != nullptr) {
+      sizes = mean_spec(*spec, slot.mean_over, spec->dtype)->local_sizes;
+    } else if (slot.mean_over != 0) {
+      sizes[sizes.size() - static_cast<size_t>(slot.mean_over)] = 1;
+    }
+    state.*slot.tensor = at::zeros(array(sizes), options);
   }
   state.step = at::zeros({}, at::kFloat);
   state.spec = std::move(spec);
@@ -195,53 +334,94 @@ void FusedOptimizer::run(const LionOptions& o, Batch& b) {
   at::_foreach_add_(b.firsts, b.grads, 1 - o.beta2);
 }
 
-void FusedOptimizer::step() {
+void FusedOptimizer::step(std::source_location where) {
   const c10::AutoGradMode no_grad(false);
-  struct Update {
-    State* state;
-    at::Tensor part;
-    at::Tensor grad;
+  const Cause cause = {.name = kFusedOptimizer, .where = where};
+  std::vector<std::unique_ptr<Together>> meshes;  // on which the step communicates
+  const auto together_on = [&](const MeshContext* context) -> Together* {
+    for (const auto& mesh : meshes) {
+      if (mesh->context.get() == context) return mesh.get();
+    }
+    return nullptr;
   };
-  std::vector<Update> updates;
-  updates.reserve(states_.size());
+  for (const State& state : states_) {
+    const at::Tensor& parameter = parameters_[state.parameter];
+    if (!communicates(groups_[state.group]) || !is_dtensor(parameter)) continue;
+    const DTensorMeta& meta = meta_of(parameter);
+    if (cutting(*meta.spec).empty() || together_on(meta.context.get()) != nullptr) continue;
+    meshes.push_back(std::make_unique<Together>(meta.context, cause));
+  }
+  std::vector<Step> steps;
+  steps.reserve(states_.size());
   for (State& state : states_) {  // all, before anything is changed
     const at::Tensor& parameter = parameters_[state.parameter];
     const at::Tensor& grad = parameter.grad();
-    if (!grad.defined()) continue;
-    check_gradient(state.parameter, parameter, grad);
-    updates.push_back({&made(state), part_to_write(parameter, kFusedOptimizer),
-                       part_to_read(grad, kFusedOptimizer)});
-  }
-  std::vector<Batch>
-      batches;  // kernels take one dtype and device, and either first steps or others
-  for (auto& [state, part, grad] : updates) {
-    const bool first_step = state->is_first_step();
-    *state->step.mutable_data_ptr<float>() += 1;
-    if (part.numel() == 0) continue;
-    auto batch = std::find_if(batches.begin(), batches.end(), [&, &p = part](const Batch& b) {
-      return b.dtype == p.scalar_type() && b.device == p.device() && b.first_step == first_step;
-    });
-    if (batch == batches.end()) {
-      batches.push_back(
-          {part.scalar_type(), part.device(), first_step, {}, {}, {}, {}, {}, {}, {}});
-      batch = batches.end() - 1;
+    if (communicates(groups_[state.group]) && is_dtensor(parameter)) {
+      if (Together* mesh = together_on(meta_of(parameter).context.get())) {
+        uint64_t sum = mix(checksum_of(groups_[state.group]), grad.defined());
+        if (state.step.defined()) sum = mix(sum, static_cast<uint64_t>(state.steps()));
+        mesh->sums.push_back(sum);
+        mesh->parameters.push_back(state.parameter);
+      }
     }
-    // The kernels walk over the memory: it has to be in order.
-    at::Tensor work = part.contiguous();
-    if (!work.is_same(part)) batch->copies.emplace_back(part, work);
-    batch->parameters.push_back(std::move(work));
-    batch->grads.push_back(grad.to(part.scalar_type()).contiguous());
-    if (state->first.defined()) batch->firsts.push_back(state->first);
-    if (state->second.defined()) batch->seconds.push_back(state->second);
-    if (state->largest.defined()) batch->largest.push_back(state->largest);
-    batch->steps.push_back(state->step);
+    if (grad.defined()) steps.emplace_back(*this, state);
   }
   std::vector<at::Tensor> written;
-  for (const Update& update : updates) written.push_back(parameters_[update.state->parameter]);
+  for (const Step& step : steps) written.push_back(step.parameter);
   check_written_together(written, kFusedOptimizer);
+  for (const auto& mesh : meshes) {
+    const std::optional<Difference> differs = mesh->agreement.reach(mesh->sums);
+    if (!differs.has_value()) continue;
+    const size_t i = std::min(differs->index, mesh->parameters.size() - 1);
+    throw Error(kFusedOptimizer,
+                absl::InvalidArgumentError(str_cat(
+                    "parameter ", mesh->parameters[i], " is not stepped alike on ranks ",
+                    differs->ranks[0], " and ", differs->ranks[1],
+                    ": one has a gradient and the other has none, or options or steps differ")));
+  }
+
+  // Kernels take one dtype and device, and either first steps or others.
+  std::vector<Batch> batches;
+  optim_internal::Updates adafactor, muon;
+  for (Step& step : steps) {
+    Update& u = step.update;
+    *step.state->step.mutable_data_ptr<float>() += 1;
+    if (step.parameter.numel() == 0) continue;
+    if (!communicates(*u.options) && step.part.numel() == 0) continue;
+    // The kernels walk over the memory: it has to be in order.
+    u.part = step.part.contiguous();
+    u.grad = step.grad.to(step.part.scalar_type()).contiguous();
+    if (communicates(*u.options)) {
+      (std::holds_alternative<MuonOptions>(*u.options) ? muon : adafactor).push_back(&u);
+      continue;
+    }
+    auto batch = std::find_if(batches.begin(), batches.end(), [&](const Batch& b) {
+      return b.options == u.options && b.dtype == u.part.scalar_type() &&
+             b.device == u.part.device() && b.first_step == u.is_first_step;
+    });
+    if (batch == batches.end()) {
+      batches.push_back({u.options, u.part.scalar_type(), u.part.device(), u.is_first_step});
+      batch = batches.end() - 1;
+    }
+    batch->parameters.push_back(u.part);
+    batch->grads.push_back(u.grad);
+    if (u.first->defined()) batch->firsts.push_back(*u.first);
+    if (u.second->defined()) batch->seconds.push_back(*u.second);
+    if (u.largest->defined()) batch->largest.push_back(*u.largest);
+    batch->steps.push_back(u.step);
+  }
   for (Batch& batch : batches) {
-    std::visit([&](const auto& o) { run(o, batch); }, options_);
-    for (auto& [to, from] : batch.copies) to.copy_(from);
+    std::visit(
+        [&](const auto& o) {
+          if constexpr (requires { run(o, batch); }) run(o, batch);
+        },
+        *batch.options);
+  }
+  if (!adafactor.empty()) optim_internal::adafactor_step(adafactor, cause);
+  if (!muon.empty()) optim_internal::muon_step(muon, cause);
+  for (const Step& step : steps) {
+    const at::Tensor& work = step.update.part;
+    if (work.defined() && !work.is_same(step.part)) step.part.copy_(work);
   }
   for (const at::Tensor& parameter : written) part_written(parameter, kFusedOptimizer);
 }
@@ -250,19 +430,44 @@ void FusedOptimizer::zero_grad() const {
   for (const at::Tensor& parameter : parameters_) parameter.mutable_grad() = at::Tensor();
 }
 
-double FusedOptimizer::lr() const {
-  return std::visit([](const auto& o) { return o.lr; }, options_);
+const FusedOptimizer::Options& FusedOptimizer::options(size_t group) const {
+  if (group >= groups_.size()) {
+    throw Error(kFusedOptimizer,
+                absl::OutOfRangeError(str_cat("group ", group, " of ", groups_.size())));
+  }
+  return groups_[group];
+}
+
+double FusedOptimizer::lr_of(const Options& options) {
+  return std::visit([](const auto& o) { return o.lr; }, options);
 }
 
 void FusedOptimizer::set_lr(double lr) {
-  check_not_negative("lr", lr);
-  std::visit([&](auto& o) { o.lr = lr; }, options_);
+  for (size_t group = 0; group < groups_.size(); ++group) set_lr(group, lr);
+}
+
+void FusedOptimizer::set_lr(size_t group, double lr) {
+  Options changed = options(group);
+  std::visit([&](auto& o) { o.lr = lr; }, changed);
+  check_options(changed, kFusedOptimizer);
+  groups_[group] = changed;
+}
+
+std::vector<std::string_view> FusedOptimizer::state_names(size_t parameter) const {
+  std::vector<std::string_view> names = {"step"};
+  for (const Slot& slot : slots(state_of(parameter))) {
+    if (slot.used) names.push_back(slot.name);
+  }
+  return names;
 }
 
 std::vector<std::string_view> FusedOptimizer::state_names() const {
   std::vector<std::string_view> names = {"step"};
-  for (const Slot& slot : slots(options_)) {
-    if (slot.used) names.push_back(slot.name);
+  for (const State& state : states_) {
+    for (const Slot& slot : slots(state)) {
+      const bool is_new = std::find(names.begin(), names.end(), slot.name) == names.end();
+      if (slot.used && is_new) names.push_back(slot.name);
+    }
   }
   return names;
 }
@@ -275,38 +480,56 @@ FusedOptimizer::State& FusedOptimizer::state_of(size_t parameter) const {
   return states_[state_indices_[parameter]];
 }
 
-const at::Tensor* FusedOptimizer::find(const State& state, std::string_view name) const {
-  if (name == "step") return &state.step;
-  std::string known = "step";
-  for (const Slot& slot : slots(options_)) {
-    if (slot.name == name) return &(state.*slot.tensor);
-    str_append(&known, ", ", slot.name);
+FusedOptimizer::Slot FusedOptimizer::find(const State& state, std::string_view name) const {
+  if (name == "step") return {name, &State::step, true};
+  for (const Slot& slot : slots(state)) {
+    if (slot.name == name) return slot;
+  }
+  std::vector<std::string> known = {"step"};
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    for (const int64_t ndim : {1, 2}) {
+      for (const Slot& slot : slots(groups_[group], ndim)) {
+        if (slot.name == name) return {name, nullptr, false};
+        if (std::find(known.begin(), known.end(), slot.name) == known.end()) {
+          known.emplace_back(slot.name);
+        }
+      }
+    }
   }
   throw Error(kFusedOptimizer,
-              absl::NotFoundError(str_cat("there is no state '", name, "'; there are ", known)));
+              absl::NotFoundError(str_cat("there is no state '", name, "'; there are ",
+                                          absl::StrJoin(known, ", "))));
+}
+
+at::Tensor FusedOptimizer::lying(const State& state, const Slot& slot) const {
+  at::Tensor part = state.*slot.tensor;
+  const at::Tensor& parameter = parameters_[state.parameter];
+  if (slot.mean_over == 0 || !is_dtensor(parameter)) return lying_as(parameter, std::move(part));
+  const DTensorMeta& meta = meta_of(parameter);
+  SpecRef spec = mean_spec(*meta.spec, slot.mean_over, part.scalar_type());
+  return wrap(std::move(part), std::move(spec), meta.context);
 }
 
 at::Tensor FusedOptimizer::state(size_t parameter, std::string_view name) const {
   State& state = state_of(parameter);
-  const at::Tensor& found = *find(state, name);
+  const Slot slot = find(state, name);
   const c10::AutoGradMode no_grad(false);
   made(state);
-  if (!found.defined() || name == "step") return found;
-  return lying_as(parameters_[parameter], found);
+  if (!slot.used) return {};
+  return name == "step" ? state.step : lying(state, slot);
 }
 
 void FusedOptimizer::set_state(size_t parameter, std::string_view name, const at::Tensor& value) {
   State& state = state_of(parameter);
-  const at::Tensor& found = *find(state, name);
+  const Slot slot = find(state, name);
   const c10::AutoGradMode no_grad(false);
   const auto refuse = [&](std::string_view what) {
     throw Error(kFusedOptimizer, absl::InvalidArgumentError(
                                      str_cat("'", name, "' of parameter ", parameter, " ", what)));
   };
   made(state);
-  if (!found.defined()) refuse("is not used with these options");
+  if (!slot.used) refuse("is not used with these options");
   if (!value.defined()) refuse("is set to an undefined tensor");
-  const at::Tensor& like = parameters_[parameter];
   if (name == "step") {
     if (value.numel() != 1 || value.is_complex()) {
       refuse(str_cat("is one number; got shape [", absl::StrJoin(value.sizes(), ", "), "], type ",
@@ -320,6 +543,8 @@ void FusedOptimizer::set_state(size_t parameter, std::string_view name, const at
     state.step_set = true;
     return;
   }
+  const at::Tensor like = lying(state, slot);
+  const at::Tensor& found = state.*slot.tensor;
   if (value.sizes() != like.sizes()) {
     refuse(str_cat("has shape [", absl::StrJoin(like.sizes(), ", "), "]; got [",
                    absl::StrJoin(value.sizes(), ", "), "]"));
@@ -330,14 +555,14 @@ void FusedOptimizer::set_state(size_t parameter, std::string_view name, const at
   }
   if (is_dtensor(value) != is_dtensor(like)) {
     refuse(is_dtensor(like)
-               ? str_cat("lies ", lies(state.spec), "; got a plain tensor: distribute it")
+               ? str_cat("lies ", lies(meta_of(like).spec), "; got a plain tensor: distribute it")
                : "is plain; got a DTensor: take the full tensor");
   }
   if (!is_dtensor(like)) {
     found.copy_(value);
   } else {
     if (meta_of(value).context != meta_of(like).context) refuse("lies on another mesh");
-    found.copy_(part_to_read(redistribute(value, state.spec->layout), kFusedOptimizer));
+    found.copy_(part_to_read(redistribute(value, meta_of(like).spec->layout), kFusedOptimizer));
   }
   if (name == "momentum_buffer") state.buffer_set = true;
 }

@@ -1,4 +1,5 @@
 // The examples at the top of public headers, as docs_test finds them there: compiled, not run.
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -61,6 +62,9 @@
 #include "shardweave/modules/nn/routed_experts.h"
 #include "shardweave/modules/nn/vit.h"
 #include "shardweave/modules/optim/fused_optimizer.h"
+#include "shardweave/modules/optim/grad_scaler.h"
+#include "shardweave/modules/optim/options.h"
+#include "shardweave/modules/optim/schedule.h"
 #include "shardweave/modules/parallel_style.h"
 #include "shardweave/modules/parallel_style_json.h"
 #include "shardweave/modules/parallelize_module.h"
@@ -462,8 +466,43 @@ void fused_optimizer(const Model& model, at::Tensor loss, const at::Tensor& stat
   optimizer.step();
   optimizer.zero_grad();
   for (size_t i = 0; i < optimizer.parameters().size(); ++i) {
-    for (std::string_view name : optimizer.state_names()) optimizer.set_state(i, name, state);
+    for (std::string_view name : optimizer.state_names(i)) optimizer.set_state(i, name, state);
   }
+}
+
+void muon_and_adamw(const std::vector<at::Tensor>& hidden) {
+  FusedOptimizer optimizer(muon_groups(hidden, MuonOptions{.lr = 0.02}, AdamWOptions{}));
+  optimizer.set_lr(0, 0.01);
+}
+
+void optimizer_groups(const std::vector<at::Tensor>& matrices,
+                      const std::vector<at::Tensor>& others) {
+  std::vector<ParameterGroup> groups = {
+      {.parameters = matrices, .options = MuonOptions{.lr = 0.02}},
+      {.parameters = others, .options = AdamWOptions{.lr = 3e-4}},
+  };
+  FusedOptimizer optimizer(groups);
+}
+
+void schedules(FusedOptimizer& optimizer, const std::function<void()>& train) {
+  const Schedule schedule = Schedule::cosine(1000).warmup(100).floor(0.1);
+  Scheduler scheduler(optimizer, schedule);
+  for (int64_t step = 0; step < 1000; ++step) {
+    train();
+    scheduler.step();
+  }
+}
+
+void grad_scaler(const Model& model, const at::Tensor& loss, FusedOptimizer& optimizer) {
+  GradScaler scaler;
+  scaler.scale(loss).backward();
+  finish_grad_sync(*model);
+  if (scaler.unscale(model->parameters())) {
+    clip_grad_norm(model->parameters(), 1.0);
+    optimizer.step();
+  }
+  scaler.update();
+  optimizer.zero_grad();
 }
 
 void fully_sharded(const Model& model, const MeshPtr& mesh, const at::Tensor& batch) {

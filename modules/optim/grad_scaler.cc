@@ -1,0 +1,193 @@
+#include "shardweave/modules/optim/grad_scaler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "ATen/ops/_amp_foreach_non_finite_check_and_unscale.h"
+#include "ATen/ops/full.h"
+#include "ATen/ops/zeros.h"
+#include "c10/core/GradMode.h"
+#include "shardweave/comm/str_cat.h"
+#include "shardweave/dtensor/distribute_module.h"
+#include "shardweave/dtensor/engine/adopt.h"
+#include "shardweave/dtensor/engine/detour.h"
+#include "shardweave/dtensor/engine/local_part.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/engine/provenance.h"
+#include "shardweave/dtensor/engine/redistribute.h"
+#include "shardweave/dtensor/engine/tensor_impl.h"
+#include "shardweave/dtensor/error.h"
+#include "shardweave/dtensor/observe/observer.h"
+
+namespace shardweave {
+namespace {
+
+using namespace dtensor_internal;
+
+constexpr char kGradScaler[] = "GradScaler";
+
+[[noreturn]] void refuse(absl::StatusCode code, const std::string& why) {
+  throw Error(kGradScaler, absl::Status(code, why));
+}
+
+void check(const char* name, double value, bool is_right, const char* wanted) {
+  if (is_right && std::isfinite(value)) return;
+  refuse(absl::StatusCode::kInvalidArgument, str_cat(name, " is ", value, "; wanted ", wanted));
+}
+
+void check_gradient(size_t i, const at::Tensor& grad) {
+  if (grad.layout() != at::kStrided) {
+    refuse(absl::StatusCode::kFailedPrecondition,
+           str_cat("parameter ", i, " has a sparse gradient; wanted a dense one"));
+  }
+  if (!grad.is_floating_point()) {
+    refuse(absl::StatusCode::kFailedPrecondition,
+           str_cat("parameter ", i, " has a gradient of type ", c10::toString(grad.scalar_type()),
+                   "; wanted a floating-point one"));
+  }
+  if (!is_dtensor(grad) || !meta_of(grad).spec->layout.has_partial()) return;
+  Error error(kGradScaler,
+              absl::FailedPreconditionError(str_cat(
+                  "the gradient of parameter ", i, " lies ", meta_of(grad).spec->layout.to_string(),
+                  "; the gradients are to be synchronized before the step")));
+  error.add_context("finish_grad_sync() does that");
+  throw error;
+}
+
+// Multiplies them, and says whether all of them were finite. Kernels take one device and dtype.
+bool multiply(const std::vector<at::Tensor>& parts, double factor) {
+  bool is_finite = true;
+  std::vector<at::Tensor> rest = parts;
+  while (!rest.empty()) {
+    const auto alike = [&, first = rest[0]](const at::Tensor& t) {
+      return t.device() == first.device() && t.scalar_type() == first.scalar_type();
+    };
+    const auto others = std::stable_partition(rest.begin(), rest.end(), alike);
+    const std::vector<at::Tensor> batch(rest.begin(), others);
+    rest.erase(rest.begin(), others);
+    const at::TensorOptions options = at::TensorOptions(at::kFloat).device(batch[0].device());
+    at::Tensor found = at::zeros({1}, options);
+    at::_amp_foreach_non_finite_check_and_unscale_(batch, found, at::full({1}, factor, options));
+    is_finite = is_finite && found.item<float>() == 0;
+  }
+  return is_finite;
+}
+
+// Whether all ranks of a mesh have found theirs finite.
+bool agreed(MeshContext& context, bool is_finite, uint64_t provenance, const Cause& cause) {
+  if (context.mesh().size() <= 1) return is_finite;
+  std::vector<int> all_dims;
+  for (int m = 0; m < context.mesh().ndim(); ++m) all_dims.push_back(m);
+  float found = is_finite ? 0 : 1;
+  Communicator& comm = context.communicator(all_dims);
+  const About about(context, provenance);
+  const CollectiveSpan span(context, cause, [&]() -> Sending {
+    return {"all_reduce", all_dims, 2 * sizeof(found), at::kFloat, {}, Layout(), Layout()};
+  });
+  const Buffer buffer = Buffer::of(&found, 1);
+  throw_if_error(comm.all_reduce(buffer, buffer, ReduceOp::kMax,
+                                 {.timeout = absl::ZeroDuration(),
+                                  .tag = cause.name,
+                                  .fingerprint = fingerprint(context)})
+                     .wait());
+  return found == 0;
+}
+
+}  // namespace
+
+GradScaler::GradScaler(const GradScalerOptions& options)
+    : options_(options), scale_(options.init_scale) {
+  check("init_scale", options.init_scale, options.init_scale > 0, "above 0");
+  check("growth_factor", options.growth_factor, options.growth_factor > 1, "above 1");
+  check("backoff_factor", options.backoff_factor,
+        options.backoff_factor > 0 && options.backoff_factor < 1, "above 0, below 1");
+  check("growth_interval", static_cast<double>(options.growth_interval),
+        options.growth_interval >= 1, "1 or more");
+}
+
+at::Tensor GradScaler::scale(const at::Tensor& loss) const {
+  if (!loss.defined()) refuse(absl::StatusCode::kInvalidArgument, "the loss is undefined");
+  return loss * scale_;
+}
+
+bool GradScaler::unscale(const std::vector<at::Tensor>& parameters, std::source_location where) {
+  const c10::AutoGradMode no_grad(false);
+  const Cause cause = {.name = kGradScaler, .where = where};
+  std::vector<at::Tensor> grads;
+  std::vector<std::shared_ptr<MeshContext>> meshes;
+  uint64_t provenance = 0;
+  const std::vector<at::Tensor> each = unique_parameters(parameters);
+  for (size_t i = 0; i < each.size(); ++i) {
+    if (!each[i].defined()) {
+      refuse(absl::StatusCode::kInvalidArgument, str_cat("parameter ", i, " is undefined"));
+    }
+    if (parameters_.contains(each[i].unsafeGetTensorImpl())) {
+      refuse(absl::StatusCode::kFailedPrecondition,
+             str_cat("the gradient of parameter ", i,
+                     " has been unscaled already, since the scale was last updated"));
+    }
+    // A rank without a gradient takes part: its mesh is the parameter's.
+    if (is_dtensor(each[i])) {
+      const auto& context = meta_of(each[i]).context;
+      if (std::find(meshes.begin(), meshes.end(), context) == meshes.end()) {
+        meshes.push_back(context);
+      }
+    }
+    const at::Tensor& grad = each[i].grad();
+    if (!grad.defined()) continue;
+    check_gradient(i, grad);
+    grads.push_back(grad);
+    if (is_dtensor(grad)) provenance = mix(provenance, provenance_of(meta_of(grad)));
+  }
+  for (const auto& mesh : meshes) settle_plain_tensors(*mesh);  // the answer is seen by everybody
+  grads = unique_parameters(grads);  // one that two parameters have is divided once
+  check_written_together(grads, kGradScaler);
+  std::vector<at::Tensor> parts;
+  for (const at::Tensor& grad : grads) {
+    at::Tensor part = part_to_write(grad, kGradScaler);
+    if (part.numel() > 0) parts.push_back(std::move(part));
+  }
+  bool is_finite = multiply(parts, 1 / scale_);
+  for (const at::Tensor& grad : grads) part_written(grad, kGradScaler);
+  for (const auto& mesh : meshes) is_finite = agreed(*mesh, is_finite, provenance, cause);
+  // What was found on the last mesh, the others learn.
+  for (size_t m = 0; m + 1 < meshes.size(); ++m) {
+    is_finite = agreed(*meshes[m], is_finite, provenance, cause);
+  }
+  for (const at::Tensor& parameter : each) parameters_.insert(parameter.unsafeGetTensorImpl());
+  is_unscaled_ = true;
+  found_inf_ = found_inf_ || !is_finite;
+  return is_finite;
+}
+
+void GradScaler::update() {
+  if (!is_unscaled_) {
+    refuse(
+        absl::StatusCode::kFailedPrecondition,
+        "nothing was unscaled since the scale was last updated: nothing is known of the gradients");
+  }
+  if (found_inf_) {
+    scale_ = std::max(scale_ * options_.backoff_factor, double{std::numeric_limits<float>::min()});
+    growth_tracker_ = 0;
+  } else if (++growth_tracker_ >= options_.growth_interval) {
+    // Not beyond what a loss of 32 bits can be multiplied by.
+    const double grown = scale_ * options_.growth_factor;
+    if (grown <= std::numeric_limits<float>::max()) scale_ = grown;
+    growth_tracker_ = 0;
+  }
+  is_unscaled_ = found_inf_ = false;
+  parameters_.clear();
+}
+
+void GradScaler::set_state(double scale, int64_t growth_tracker) {
+  check("scale", scale, scale > 0, "above 0");
+  check("growth_tracker", static_cast<double>(growth_tracker), growth_tracker >= 0, "0 or more");
+  scale_ = scale;
+  growth_tracker_ = growth_tracker;
+}
+
+}  // namespace shardweave
