@@ -194,10 +194,23 @@ void finish_grad_sync(const std::vector<at::Tensor>& parameters, std::source_loc
   const c10::AutoGradMode no_grad(false);
   const Cause cause = {.name = "finish_grad_sync", .where = where, .syncs_gradients = true};
   const std::vector<at::Tensor> unique = unique_parameters(parameters);
+  GradBuckets::check_in_place(unique);
   const std::vector<std::shared_ptr<GradBuckets>> buckets = buckets_of(unique);
   for (const std::shared_ptr<GradBuckets>& b : buckets) b->land(cause);
   std::vector<at::Tensor> moving;  // parameters
   std::vector<InFlight> in_flight;
+  struct Hooked {
+    std::shared_ptr<GradBuckets> buckets;
+    std::vector<at::Tensor> parameters;
+  };
+  std::vector<Hooked> hooked;
+  for (const std::shared_ptr<GradBuckets>& b : buckets) {
+    if (b->has_hook()) hooked.push_back({b, {}});
+  }
+  const auto only_buckets_of = [](const at::Tensor& parameter) {
+    const std::vector<std::shared_ptr<GradBuckets>> its = buckets_of({parameter});
+    return its.empty() ? nullptr : its[0];
+  };
   std::vector<std::shared_ptr<GradientOwner>> owners;
   for (const at::Tensor& parameter : unique) {
     if (!is_dtensor(parameter) || !parameter.grad().defined()) continue;
@@ -222,8 +235,19 @@ void finish_grad_sync(const std::vector<at::Tensor>& parameters, std::source_loc
       parameter.mutable_grad() = redistribute(parameter.grad(), layout_of(parameter), where);
       continue;
     }
+    InFlight gradient = moving_gradient(parameter);
+    const auto with_hook = std::find_if(hooked.begin(), hooked.end(), [&](const Hooked& h) {
+      return h.buckets->has_hook_for(gradient) && h.buckets == only_buckets_of(parameter);
+    });
+    if (with_hook != hooked.end()) {
+      with_hook->parameters.push_back(parameter);
+      continue;
+    }
     moving.push_back(parameter);
-    in_flight.push_back(moving_gradient(parameter));
+    in_flight.push_back(std::move(gradient));
+  }
+  for (const Hooked& h : hooked) {
+    if (!h.parameters.empty()) h.buckets->bring_through_hook(h.parameters, cause);
   }
   run_plans(in_flight, cause);
   for (size_t i = 0; i < moving.size(); ++i) set_gradient(moving[i], std::move(in_flight[i]));

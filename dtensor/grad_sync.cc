@@ -1,9 +1,15 @@
 #include "shardweave/dtensor/grad_sync.h"
 
+#include <set>
+#include <string>
+
 #include "absl/strings/str_cat.h"
+#include "shardweave/dtensor/engine/checksum.h"
 #include "shardweave/dtensor/engine/fsdp_unit.h"
 #include "shardweave/dtensor/engine/grad_buckets.h"
 #include "shardweave/dtensor/engine/gradient_owner.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/engine/provenance.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
 #include "torch/nn/module.h"
 
@@ -12,42 +18,99 @@ namespace {
 
 using namespace dtensor_internal;
 
-std::shared_ptr<GradBuckets> attached(const std::vector<at::Tensor>& parameters,
-                                      const GradSyncOptions& options) {
-  if (options.bucket_bytes < 1) {
-    throw Error("GradSync", absl::InvalidArgumentError(absl::StrCat(
-                                "bucket_bytes is ", options.bucket_bytes, "; wanted 1 or more")));
-  }
-  if (options.reduce_dtype.has_value() && !is_castable(*options.reduce_dtype)) {
-    throw Error("GradSync", absl::InvalidArgumentError(absl::StrCat(
-                                "reduce_dtype is ", c10::toString(*options.reduce_dtype),
-                                "; wanted Half, BFloat16, Float or Double")));
-  }
+constexpr char kGradSync[] = "GradSync";
+
+// Whose gradients it is to bring.
+std::vector<at::Tensor> sharded_leaves(const std::vector<at::Tensor>& parameters) {
   std::vector<at::Tensor> sharded;
   for (const at::Tensor& parameter : unique_parameters(parameters)) {
     if (is_dtensor(parameter) && parameter.requires_grad() && parameter.is_leaf()) {
       sharded.push_back(parameter);
     }
   }
-  for (const at::Tensor& parameter : sharded) {
-    if (owner_of_gradient(parameter) == nullptr) continue;
-    throw Error("GradSync",
-                absl::FailedPreconditionError(absl::StrCat(
-                    "the parameter '", std::string(parameter_of(meta_of(parameter))),
-                    "' is in a ZeroPartition, which brings gradients to their owners; its stage 2 "
-                    "does so during backward")));
+  return sharded;
+}
+
+std::shared_ptr<GradBuckets> attached(const std::vector<at::Tensor>& parameters,
+                                      const GradSyncOptions& options) {
+  std::vector<at::Tensor> sharded = sharded_leaves(parameters);
+  if (options.hook == nullptr || sharded.empty()) {
+    check_grad_sync(parameters, options);
+  } else {
+    MeshContext& context = *meta_of(sharded[0]).context;
+    Agreement agreement(context, {.name = kGradSync});
+    check_grad_sync(parameters, options);
+    if (const std::optional<Difference> differs =
+            agreement.reach({options_checksum(options)})) {
+      throw Error(kGradSync,
+                  absl::InvalidArgumentError(absl::StrCat(
+                      "options (the gradient hook is '", options.hook->name(),
+                      "' here) are not the same on ranks ", differs->ranks[0], " and ",
+                      differs->ranks[1], "; wanted the same everywhere")));
+    }
   }
-  if (!buckets_of(sharded).empty()) {
-    throw Error("GradSync", absl::FailedPreconditionError(
-                                "a parameter is in another GradSync, which is still there"));
-  }
-  auto buckets =
-      std::make_shared<GradBuckets>(std::move(sharded), options.bucket_bytes, options.reduce_dtype);
+  auto buckets = std::make_shared<GradBuckets>(std::move(sharded), options.bucket_bytes,
+                                               options.reduce_dtype, options.hook);
   buckets->attach();
   return buckets;
 }
 
 }  // namespace
+
+void dtensor_internal::check_grad_sync(const std::vector<at::Tensor>& parameters,
+                                       const GradSyncOptions& options) {
+  const auto refuse_sync = [](absl::StatusCode code, const std::string& why) {
+    throw Error(kGradSync, absl::Status(code, why));
+  };
+  if (options.bucket_bytes < 1) {
+    refuse_sync(absl::StatusCode::kInvalidArgument,
+                absl::StrCat("bucket_bytes is ", options.bucket_bytes, "; wanted 1 or more"));
+  }
+  if (options.reduce_dtype.has_value() && !is_castable(*options.reduce_dtype)) {
+    refuse_sync(absl::StatusCode::kInvalidArgument,
+                absl::StrCat("reduce_dtype is ", c10::toString(*options.reduce_dtype),
+                             "; wanted Half, BFloat16, Float or Double"));
+  }
+  const std::vector<at::Tensor> sharded = sharded_leaves(parameters);
+  std::set<std::string> names;
+  for (const at::Tensor& parameter : sharded) {
+    const std::string name(parameter_of(meta_of(parameter)));
+    if (owner_of_gradient(parameter) != nullptr) {
+      refuse_sync(absl::StatusCode::kFailedPrecondition,
+                  absl::StrCat("the parameter '", name,
+                               "' is in a ZeroPartition, which brings gradients to their owners; "
+                               "its stage 2 does so during backward"));
+    }
+    if (options.hook == nullptr) continue;
+    if (!name.empty() && !names.insert(name).second) {
+      refuse_sync(absl::StatusCode::kInvalidArgument,
+                  absl::StrCat("two parameters are called '", name,
+                               "': hooks tell them by their names. Register what is trained together "
+                               "in one module, before it is distributed"));
+    }
+    if (resting_of(parameter) != nullptr) {
+      refuse_sync(absl::StatusCode::kFailedPrecondition,
+                  absl::StrCat("the parameter '", name,
+                               "' is fully sharded: its unit brings its gradient, which no hook of "
+                               "a GradSync would see"));
+    }
+    if (meta_of(parameter).context != meta_of(sharded[0]).context) {
+      refuse_sync(absl::StatusCode::kInvalidArgument,
+                  absl::StrCat("the parameter '", name, "' is on another mesh, ",
+                               describe(parameter), "; wanted one mesh for all with a hook"));
+    }
+  }
+  if (!buckets_of(sharded).empty()) {
+    refuse_sync(absl::StatusCode::kFailedPrecondition,
+                "a parameter is in another GradSync, which is still there");
+  }
+}
+
+uint64_t dtensor_internal::options_checksum(const GradSyncOptions& options) {
+  uint64_t sum = mix(1, static_cast<uint64_t>(options.bucket_bytes));
+  sum = checksum(sum, options.reduce_dtype.has_value() ? c10::toString(*options.reduce_dtype) : "");
+  return checksum(sum, options.hook == nullptr ? "" : options.hook->name());
+}
 
 GradSync::GradSync(const torch::nn::Module& module, const GradSyncOptions& options)
     : GradSync(module.parameters(), options) {}

@@ -37,6 +37,7 @@
 
 #include "ATen/core/Tensor.h"
 #include "shardweave/dtensor/distribute_module.h"
+#include "shardweave/dtensor/gradient_hook.h"
 
 namespace shardweave {
 
@@ -51,14 +52,18 @@ struct GradSyncOptions {
   // rank's part and of each partial sum. What arrives has the gradient's own dtype. Gradients with a
   // graph (create_graph) travel as they are.
   std::optional<at::ScalarType> reduce_dtype = {};
+  // What reduces buckets; null: an all-reduce. PowerSGD: modules/power_sgd.h. finish_grad_sync() then
+  // takes one small all-reduce more, by which ranks hear whether a hook has failed.
+  std::shared_ptr<GradientHook> hook = {};
 };
 
-// As long as it lives, for the DTensors among the parameters. All ranks make it alike. Threads: as
-// the model.
+// As long as it lives, for the DTensors among the parameters. All ranks make it alike; with a hook
+// that is collective, and they compare it. Threads: as the model.
 class GradSync {
  public:
-  // Throws Error (InvalidArgument) if a bucket has less than one byte, and for another reduce_dtype;
-  // (FailedPrecondition) if a parameter is in another GradSync, or in a ZeroPartition (modules/zero.h).
+  // Throws Error (InvalidArgument) if a bucket has less than one byte, for another reduce_dtype, and for
+  // a hook with parameters of several meshes, of one name, or that differs between ranks;
+  // (FailedPrecondition) if a parameter is fully sharded and there is a hook, or if a parameter is in another GradSync, or in a ZeroPartition (modules/zero.h).
   explicit GradSync(const torch::nn::Module& module, const GradSyncOptions& options = {});
   explicit GradSync(const std::vector<at::Tensor>& parameters, const GradSyncOptions& options = {});
   // Waits for what is under way, and leaves gradients as they are.

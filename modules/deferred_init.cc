@@ -12,7 +12,7 @@ modules_internal::DeferredInitScope::~DeferredInitScope() = default;
 
 void modules_internal::name_deferred_members(const torch::nn::Module& module) {
   for (const dtensor_internal::Member& member : dtensor_internal::members_of(module)) {
-    if (is_dtensor(member.tensor) || !is_deferred(member.tensor)) continue;
+    if (is_dtensor(member.tensor) || !dtensor_internal::is_deferred(member.tensor)) continue;
     dtensor_internal::name_deferred(member.tensor, member.fqns[0]);
   }
 }

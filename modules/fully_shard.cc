@@ -15,6 +15,7 @@
 #include "shardweave/dtensor/engine/deferred.h"
 #include "shardweave/dtensor/engine/distribute.h"
 #include "shardweave/dtensor/engine/fsdp_unit.h"
+#include "shardweave/dtensor/engine/grad_buckets.h"
 #include "shardweave/dtensor/engine/members.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
@@ -212,6 +213,15 @@ std::vector<FullyShardUnit> fully_shard(torch::nn::Module& module, const MeshPtr
                         ? str_cat("all parameters are in units already ('", in_a_unit->fqns[0],
                                   "'); modules that are units within others come first")
                         : std::string("the module has no parameter to cut"));
+  }
+
+  // Who reduces gradients.
+  std::vector<at::Tensor> to_shard;
+  for (const Member* member : free) to_shard.push_back(member->tensor);
+  if (!buckets_of(to_shard).empty()) {
+    refuse_to_shard(absl::StatusCode::kFailedPrecondition,
+                    "a parameter is in a GradSync (distributed_data_parallel()), which is still "
+                    "there: units bring their gradients themselves");
   }
 
   // What belongs together.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "ATen/Functions.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "c10/core/GradMode.h"
 #include "shardweave/dtensor/engine/checksum.h"
@@ -74,10 +75,12 @@ void set_gradient(const at::Tensor& parameter, InFlight arrived) {
 }
 
 GradBuckets::GradBuckets(std::vector<at::Tensor> parameters, int64_t bucket_bytes,
-                         std::optional<at::ScalarType> reduce_dtype)
-    : bucket_bytes_(bucket_bytes), reduce_dtype_(reduce_dtype) {
+                         std::optional<at::ScalarType> reduce_dtype,
+                         std::shared_ptr<GradientHook> hook)
+    : bucket_bytes_(bucket_bytes), reduce_dtype_(reduce_dtype), hook_(std::move(hook)) {
   for (at::Tensor& tensor : parameters) {
     parameters_.emplace_back();
+    parameters_.back().name = parameter_of(meta_of(tensor));
     parameters_.back().tensor = std::move(tensor);
   }
 }
@@ -89,6 +92,44 @@ void GradBuckets::attach() {
     p.accumulator = torch::autograd::impl::grad_accumulator(p.tensor);
     p.hook = p.accumulator->add_post_hook(
         std::make_unique<Came>(weak_from_this(), [i](GradBuckets& buckets) { buckets.came(i); }));
+    std::vector<std::weak_ptr<GradBuckets>>& known = meta_of(p.tensor).context->grad_buckets;
+    std::erase_if(known, [](const std::weak_ptr<GradBuckets>& other) { return other.expired(); });
+    const bool is_known = std::any_of(known.begin(), known.end(), [&](const auto& other) {
+      return other.lock().get() == this;
+    });
+    if (!is_known) known.push_back(weak_from_this());
+  }
+}
+
+void GradBuckets::check_in_place(const std::vector<at::Tensor>& parameters) {
+  std::vector<std::shared_ptr<GradBuckets>> all;
+  const MeshContext* last = nullptr;
+  for (const at::Tensor& parameter : parameters) {
+    if (!is_dtensor(parameter)) continue;
+    const MeshContext* context = meta_of(parameter).context.get();
+    if (context == last) continue;
+    last = context;
+    for (const std::weak_ptr<GradBuckets>& known : context->grad_buckets) {
+      std::shared_ptr<GradBuckets> alive = known.lock();
+      if (alive != nullptr && std::find(all.begin(), all.end(), alive) == all.end()) {
+        all.push_back(std::move(alive));
+      }
+    }
+  }
+  if (all.empty()) return;
+  absl::flat_hash_set<const c10::TensorImpl*> given;
+  for (const at::Tensor& parameter : parameters) given.insert(parameter.unsafeGetTensorImpl());
+  for (const std::shared_ptr<GradBuckets>& buckets : all) {
+    for (const Parameter& p : buckets->parameters_) {
+      const bool is_in_place = torch::autograd::impl::try_get_grad_accumulator(p.tensor) ==
+                               p.accumulator;
+      if (is_in_place || !given.contains(p.tensor.unsafeGetTensorImpl())) continue;
+      throw Error("finish_grad_sync",
+                  absl::FailedPreconditionError(absl::StrCat(
+                      "the parameter '", p.name,
+                      "' was moved or became of another dtype since its GradSync was made "
+                      "(module->to(), set_data()); make the GradSync after that")));
+    }
   }
 }
 
@@ -186,7 +227,7 @@ void GradBuckets::leave(Bucket& bucket, const Cause& cause) {
     sent.push_back(i);
   }
   if (in_flight.empty()) return;
-  bucket.run = std::make_unique<PlansUnderWay>(std::move(in_flight), cause, kOneCollective);
+  start(bucket, std::move(in_flight), cause);
   // Only now: a bucket that could not leave has sent nothing.
   for (const size_t i : sent) {
     Parameter& p = parameters_[i];
@@ -213,7 +254,96 @@ void GradBuckets::leave_without_values(Bucket& bucket, const Cause& cause) {
     in_flight.back().parameter = parameter_of(meta);
     in_flight.back().provenance = kRanksOwn;  // it meets what others have from their backward
   }
-  bucket.run = std::make_unique<PlansUnderWay>(std::move(in_flight), cause, kOneCollective);
+  start(bucket, std::move(in_flight), cause);
+}
+
+void GradBuckets::start(Bucket& bucket, std::vector<InFlight> in_flight, const Cause& cause) {
+  if (bucket.uses_hook) {
+    const auto index = static_cast<size_t>(&bucket - buckets_.data());
+    bucket.hook_run = std::make_unique<HookRun>(*hook_, std::move(in_flight), index, cause);
+  } else {
+    bucket.run = std::make_unique<PlansUnderWay>(std::move(in_flight), cause, kOneCollective);
+  }
+}
+
+MeshContext& GradBuckets::context() const {
+  return *meta_of(parameters_[0].tensor).context;
+}
+
+// Of all of them, before anything is taken from one: an error leaves the gradients as they are.
+void GradBuckets::finish_hooks(bool is_discarded, const Cause& cause) {
+  std::exception_ptr error;
+  bool is_any = false;
+  for (Bucket& bucket : buckets_) {
+    is_any |= bucket.uses_hook;
+    if (bucket.hook_run == nullptr) continue;
+    try {
+      std::vector<InFlight> arrived = bucket.hook_run->finish(is_discarded);
+      bucket.arrived = std::move(arrived);
+      for (const size_t i : bucket.sent) {
+        const Parameter& p = parameters_[i];
+        if (is_discarded || is_as_sent(p)) continue;
+        throw Error(cause.name,
+                    absl::FailedPreconditionError(absl::StrCat(
+                        "the gradient of '", std::string(parameter_of(meta_of(p.tensor))),
+                        "' was written or taken away after it had left through the gradient hook '",
+                        hook_->name(),
+                        "'; let several backwards be under a NoSync but for the last, and do the "
+                        "rest after finish_grad_sync()")));
+      }
+    } catch (...) {
+      if (error == nullptr) error = std::current_exception();
+    }
+  }
+  if (is_any) agree_on_hooks(context(), hook_->name(), error, cause);
+}
+
+void GradBuckets::bring_through_hook(const std::vector<at::Tensor>& parameters,
+                                     const Cause& cause) {
+  const std::lock_guard lock(mutex_);
+  const c10::AutoGradMode no_grad(false);
+  struct Some {
+    std::vector<size_t> members;  // of `parameters`
+    std::vector<InFlight> in_flight;
+    int64_t bytes = 0;
+  };
+  std::vector<Some> buckets;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    InFlight gradient = moving_gradient(parameters[i]);
+    auto bucket = std::find_if(buckets.begin(), buckets.end(), [&](const Some& b) {
+      return share_hook(b.in_flight[0], gradient) && b.bytes + gradient.bytes <= bucket_bytes_;
+    });
+    if (bucket == buckets.end()) bucket = buckets.emplace(buckets.end());
+    bucket->members.push_back(i);
+    bucket->bytes += gradient.bytes;
+    bucket->in_flight.push_back(std::move(gradient));
+  }
+  std::vector<std::unique_ptr<HookRun>> runs;
+  for (Some& bucket : buckets) {
+    runs.push_back(std::make_unique<HookRun>(*hook_, std::move(bucket.in_flight),
+                                             buckets_.size() + runs.size(), cause));
+  }
+  std::exception_ptr error;
+  std::vector<std::vector<InFlight>> arrived(runs.size());
+  for (size_t b = 0; b < runs.size(); ++b) {
+    try {
+      arrived[b] = runs[b]->finish(/*is_discarded=*/false);
+    } catch (...) {
+      if (error == nullptr) error = std::current_exception();
+    }
+  }
+  agree_on_hooks(context(), hook_->name(), error, cause);
+  for (size_t b = 0; b < runs.size(); ++b) {
+    for (size_t k = 0; k < arrived[b].size(); ++k) {
+      set_gradient(parameters[buckets[b].members[k]], std::move(arrived[b][k]));
+    }
+  }
+}
+
+bool GradBuckets::is_as_sent(const Parameter& p) {
+  return p.tensor.grad().is_same(p.sent) && gradient_version(p.sent) == p.version &&
+         meta_of(p.sent).local().is_same(p.local) &&
+         gradient_version(p.local) == p.local_version;
 }
 
 void GradBuckets::discard() {
@@ -223,6 +353,7 @@ void GradBuckets::discard() {
   const Cause cause = {.name = "finish_grad_sync", .syncs_gradients = true};
   try {
     for (; next_ < buckets_.size(); ++next_) leave_without_values(buckets_[next_], cause);
+    finish_hooks(/*is_discarded=*/true, cause);
     for (const Bucket& bucket : buckets_) {
       if (bucket.run != nullptr) bucket.run->finish();
     }
@@ -238,21 +369,21 @@ void GradBuckets::land(const Cause& cause) {
   const c10::AutoGradMode no_grad(false);
   try {
     for (; next_ < buckets_.size(); ++next_) leave(buckets_[next_], cause);
+    finish_hooks(/*is_discarded=*/false, cause);
     for (Bucket& bucket : buckets_) {
-      if (bucket.run == nullptr) continue;
-      std::vector<InFlight> arrived = bucket.run->finish();
+      if (bucket.run == nullptr && bucket.hook_run == nullptr) continue;
+      std::vector<InFlight> arrived =
+          bucket.run != nullptr ? bucket.run->finish() : std::move(bucket.arrived);
       for (size_t k = 0; k < arrived.size(); ++k) {
         Parameter& p = parameters_[bucket.sent[k]];
         // Accumulated again since (a second backward), zeroed or replaced: as it is now.
-        const bool as_sent = p.tensor.grad().is_same(p.sent) &&
-                             gradient_version(p.sent) == p.version &&
-                             meta_of(p.sent).local().is_same(p.local) &&
-                             gradient_version(p.local) == p.local_version;
+        const bool as_sent = is_as_sent(p);
         p.sent.reset();
         p.local.reset();
         if (as_sent) set_gradient(p.tensor, std::move(arrived[k]));
       }
       bucket.run.reset();
+      bucket.hook_run.reset();
     }
   } catch (...) {
     restart();
@@ -271,7 +402,9 @@ void GradBuckets::restart() {
     bucket.missing = bucket.members.size();
     bucket.as_planned = true;
     bucket.sent.clear();
+    bucket.arrived.clear();
     bucket.run.reset();
+    bucket.hook_run.reset();
   }
   order_.clear();
   next_ = 0;
@@ -301,6 +434,7 @@ void GradBuckets::plan(const Cause& cause) {
   std::vector<size_t> moving;
   uint64_t sum = 1;
   if (reduce_dtype_.has_value()) sum = checksum(sum, c10::toString(*reduce_dtype_));
+  if (hook_ != nullptr) sum = checksum(sum, hook_->name());
   for (const size_t i : order_) {
     const Parameter& p = parameters_[i];
     if (p.seen == meta_of(p.tensor).spec->layout) continue;
@@ -330,11 +464,26 @@ void GradBuckets::plan(const Cause& cause) {
                         return x.kind == y.kind && x.mesh_dims == y.mesh_dims;
                       });
   };
+  // Of a gradient that lies as this one did; its values do not matter.
+  const auto uses_hook = [&](size_t i) {
+    if (hook_ == nullptr) return false;
+    const DTensorMeta& meta = meta_of(parameters_[i].tensor);
+    const SpecRef have =
+        meta.context->intern(*parameters_[i].seen, meta.spec->sizes, meta.spec->strides,
+                             travels_as(parameters_[i].tensor, *parameters_[i].seen),
+                             meta.spec->device);
+    return goes_through_hook(plan_for(*meta.context, have, meta.spec)->plan, have->dtype);
+  };
   for (const size_t i : moving) {
     Parameter& p = parameters_[i];
-    auto bucket =
-        std::find_if(buckets_.begin(), buckets_.end(), [&](const Bucket& b) { return fits(b, i); });
-    if (bucket == buckets_.end()) bucket = buckets_.emplace(buckets_.end());
+    const bool through_hook = uses_hook(i);
+    auto bucket = std::find_if(buckets_.begin(), buckets_.end(), [&](const Bucket& b) {
+      return b.uses_hook == through_hook && fits(b, i);
+    });
+    if (bucket == buckets_.end()) {
+      bucket = buckets_.emplace(buckets_.end());
+      bucket->uses_hook = through_hook;
+    }
     p.planned = p.seen;
     p.expected = p.came;
     bucket->members.push_back(i);

@@ -13,11 +13,18 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "shardweave/dtensor/engine/fused.h"
+#include "shardweave/dtensor/engine/hook_run.h"
+#include "shardweave/dtensor/gradient_hook.h"
 #include "torch/csrc/autograd/function.h"
+
+namespace shardweave {
+struct GradSyncOptions;
+}
 
 namespace shardweave::dtensor_internal {
 
@@ -30,12 +37,16 @@ void set_gradient(const at::Tensor& parameter, InFlight arrived);
 
 class GradBuckets : public std::enable_shared_from_this<GradBuckets> {
  public:
-  // `reduce_dtype`: of gradients as they travel; nullopt: their own.
+  // `reduce_dtype`: of gradients as they travel; nullopt: their own. `hook`: what reduces them; null:
+  // an all-reduce.
   GradBuckets(std::vector<at::Tensor> parameters, int64_t bucket_bytes,
-              std::optional<at::ScalarType> reduce_dtype);
+              std::optional<at::ScalarType> reduce_dtype, std::shared_ptr<GradientHook> hook);
   ~GradBuckets();
   // Hooks into autograd; they do not keep this alive.
   void attach();
+  // Throws Error (FailedPrecondition) if a parameter has lost its hook: it was given other data, of
+  // another dtype or device. Of all GradBuckets of the parameters' meshes that have one of them.
+  static void check_in_place(const std::vector<at::Tensor>& parameters);
 
   // While it is above 0, gradients stay.
   void pause();
@@ -48,6 +59,14 @@ class GradBuckets : public std::enable_shared_from_this<GradBuckets> {
   // its own on the other ranks; nothing comes of it, and the iteration is over. Collective over the
   // meshes.
   void discard();
+  bool has_hook() const { return hook_ != nullptr; }
+  // Whether the user's hook brings this one.
+  bool has_hook_for(const InFlight& gradient) const {
+    return hook_ != nullptr && goes_through_hook(gradient);
+  }
+  // Brings gradients of these parameters, which are of no bucket that has left, through the hook: now.
+  // Collective over the mesh.
+  void bring_through_hook(const std::vector<at::Tensor>& parameters, const Cause& cause);
   // From what the iteration has shown, if the buckets are not of that. Collective over the meshes,
   // then.
   void plan(const Cause& cause);
@@ -64,6 +83,7 @@ class GradBuckets : public std::enable_shared_from_this<GradBuckets> {
  private:
   struct Parameter {
     at::Tensor tensor;
+    std::string name;
     std::shared_ptr<torch::autograd::Node> accumulator;
     uintptr_t hook = 0;
     int bucket = -1;
@@ -82,12 +102,20 @@ class GradBuckets : public std::enable_shared_from_this<GradBuckets> {
     size_t missing = 0;
     bool as_planned = true;
     std::vector<size_t> sent;
-    std::unique_ptr<PlansUnderWay> run;
+    std::vector<InFlight> arrived;  // through the hook
+    bool uses_hook = false;
+    std::unique_ptr<PlansUnderWay> run;  // of what is sent,
+    std::unique_ptr<HookRun> hook_run;   // or this
   };
 
   void came(size_t index);
   // Whether its gradient is what was planned to leave.
   static bool is_as_planned(const Parameter& p);
+  // Its gradient is the one that has left, as it was then.
+  static bool is_as_sent(const Parameter& p);
+  void start(Bucket& bucket, std::vector<InFlight> in_flight, const Cause& cause);
+  void finish_hooks(bool is_discarded, const Cause& cause);
+  MeshContext& context() const;
   // Those of its members that are as planned, if there are any.
   void leave(Bucket& bucket, const Cause& cause);
   // All of them, of NaN: a rank that takes this for an iteration sees it.
@@ -99,6 +127,7 @@ class GradBuckets : public std::enable_shared_from_this<GradBuckets> {
 
   const int64_t bucket_bytes_;
   const std::optional<at::ScalarType> reduce_dtype_;
+  const std::shared_ptr<GradientHook> hook_;
   mutable std::mutex mutex_;
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;
@@ -109,6 +138,11 @@ class GradBuckets : public std::enable_shared_from_this<GradBuckets> {
   bool surprised_ = false;  // a gradient came otherwise than planned
   int64_t left_in_backward_ = 0;
 };
+
+// Throws what GradSync's constructor does, if it is made of these (grad_sync.cc).
+void check_grad_sync(const std::vector<at::Tensor>& parameters, const GradSyncOptions& options);
+// Of the options that ranks have to have alike.
+uint64_t options_checksum(const GradSyncOptions& options);
 
 // That the parameters' gradients are in.
 std::vector<std::shared_ptr<GradBuckets>> buckets_of(const std::vector<at::Tensor>& parameters);

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/types/span.h"
 #include "shardweave/dtensor/engine/adopt.h"
@@ -28,6 +29,7 @@ namespace shardweave::dtensor_internal {
 PhiloxState seeded(const DeviceMesh& mesh, uint64_t seed);
 
 class FsdpState;
+class GradBuckets;
 
 class MeshContext {
  public:
@@ -68,6 +70,8 @@ class MeshContext {
   uint64_t about = 0;               // what is sent now is about this (provenance.h); 0: none
   uint64_t tensors_made = 0;        // of plain ones, by functions that users call
   std::shared_ptr<FsdpState> fsdp;  // of its units (fsdp_unit.h); null: there were none
+  // Of parameters of it (grad_buckets.h); some may be gone.
+  std::vector<std::weak_ptr<GradBuckets>> grad_buckets;
 
  private:
   ConnectedMesh* mesh_;  // owns this

@@ -1,6 +1,7 @@
 // The examples at the top of public headers, as docs_test finds them there: compiled, not run.
 #include <functional>
 #include <iostream>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -29,6 +30,7 @@
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/error.h"
 #include "shardweave/dtensor/grad_sync.h"
+#include "shardweave/dtensor/gradient_hook.h"
 #include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/observe/explain.h"
 #include "shardweave/dtensor/observe/profile_trace.h"
@@ -40,11 +42,13 @@
 #include "shardweave/mesh/connected_mesh.h"
 #include "shardweave/mesh/device_mesh.h"
 #include "shardweave/modules/auto_plan.h"
+#include "shardweave/modules/data_parallel.h"
 #include "shardweave/modules/deferred_init.h"
 #include "shardweave/modules/dump.h"
 #include "shardweave/modules/fully_shard.h"
 #include "shardweave/modules/hooked.h"
 #include "shardweave/modules/hugging_face_plan.h"
+#include "shardweave/modules/join.h"
 #include "shardweave/modules/list_communication.h"
 #include "shardweave/modules/module_memory.h"
 #include "shardweave/modules/nn/causal_lm.h"
@@ -70,6 +74,7 @@
 #include "shardweave/modules/parallelize_module.h"
 #include "shardweave/modules/plan_cost.h"
 #include "shardweave/modules/plugin.h"
+#include "shardweave/modules/power_sgd.h"
 #include "shardweave/modules/prepare_tensors.h"
 #include "shardweave/modules/sharding_plan_json.h"
 #include "shardweave/modules/verify.h"
@@ -354,6 +359,48 @@ void grad_sync(const Model& model, const at::Tensor& first_half, const at::Tenso
       model->forward(first_half).backward();
     }
     model->forward(second_half).backward();
+    finish_grad_sync(*model);
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+}
+
+struct InHalf final : GradientHook {
+  std::string name() const override { return "in half"; }
+  void begin(GradientBucket& bucket) override {
+    bucket.sent = bucket.flat.to(at::kHalf);
+    bucket.all_reduce(bucket.sent);
+  }
+  void finish(GradientBucket& bucket) override { bucket.flat.copy_(bucket.sent); }
+};
+void gradient_hook(const Model& model) {
+  GradSync sync(*model, {.hook = std::make_shared<InHalf>()});
+}
+
+void data_parallel(const Model& model, World& world, const at::Tensor& batch) {
+  auto mesh = *init_device_mesh(world, {{"dp", 4}});
+  const GradSync ddp = distributed_data_parallel(*model, mesh);
+  torch::optim::AdamW optimizer(model->parameters());
+  auto x = distribute_tensor(batch, mesh, {{"dp", Shard(0)}});
+  model->forward(x).square().mean().backward();
+  finish_grad_sync(*model);
+  optimizer.step();
+}
+
+void power_sgd(const Model& model, const MeshPtr& mesh,
+               const std::function<void(const std::map<std::string, at::Tensor>&)>& save) {
+  auto power_sgd = std::make_shared<PowerSgd>(PowerSgdOptions{.rank = 2, .start_iteration = 100});
+  const GradSync ddp = distributed_data_parallel(*model, mesh, {.sync = {.hook = power_sgd}});
+  save(power_sgd->state());
+}
+
+template <typename LossModel, typename Loader>
+void join_batches(const LossModel& model, Loader& loader, const MeshPtr& mesh,
+                  torch::optim::Optimizer& optimizer) {
+  Join join(mesh, {.mesh_dims = {"dp"}});
+  while (auto batch = join.next(loader.next())) {
+    const at::Tensor loss = model->loss((*batch)[0], (*batch)[1]);
+    loss.backward();
     finish_grad_sync(*model);
     optimizer.step();
     optimizer.zero_grad();
