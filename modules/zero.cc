@@ -9,7 +9,6 @@
 
 #include "ATen/ops/empty.h"
 #include "ATen/ops/full.h"
-#include "ATen/ops/scalar_tensor.h"
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_join.h"
 #include "c10/core/GradMode.h"
@@ -27,16 +26,13 @@
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/engine/provenance.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
-#include "torch/optim/adagrad.h"
-#include "torch/optim/adam.h"
-#include "torch/optim/adamw.h"
-#include "torch/optim/rmsprop.h"
-#include "torch/optim/sgd.h"
+#include "shardweave/modules/optimizer_state.h"
 
 namespace shardweave {
 namespace {
 
 using namespace dtensor_internal;
+using namespace modules_internal;
 
 constexpr char kZeroPartition[] = "ZeroPartition";
 
@@ -681,92 +677,6 @@ constexpr char kOptimizerState[] = "ZeroRedundancyOptimizer";
 
 [[noreturn]] void refuse_state(absl::StatusCode code, const std::string& why) {
   throw Error(kOptimizerState, absl::Status(code, why));
-}
-
-// What torch::optim's states consist of: f(name, member), of a tensor or a number.
-template <typename F>
-void for_each_member(torch::optim::AdamWParamState& s, F f) {
-  f("step", s.step());
-  f("exp_avg", s.exp_avg());
-  f("exp_avg_sq", s.exp_avg_sq());
-  f("max_exp_avg_sq", s.max_exp_avg_sq());
-}
-template <typename F>
-void for_each_member(torch::optim::AdamParamState& s, F f) {
-  f("step", s.step());
-  f("exp_avg", s.exp_avg());
-  f("exp_avg_sq", s.exp_avg_sq());
-  f("max_exp_avg_sq", s.max_exp_avg_sq());
-}
-template <typename F>
-void for_each_member(torch::optim::SGDParamState& s, F f) {
-  f("momentum_buffer", s.momentum_buffer());
-}
-template <typename F>
-void for_each_member(torch::optim::RMSpropParamState& s, F f) {
-  f("step", s.step());
-  f("square_avg", s.square_avg());
-  f("momentum_buffer", s.momentum_buffer());
-  f("grad_avg", s.grad_avg());
-}
-template <typename F>
-void for_each_member(torch::optim::AdagradParamState& s, F f) {
-  f("step", s.step());
-  f("sum", s.sum());
-}
-
-// f.operator()<State>() with the type of state that the optimizer keeps.
-template <typename F>
-void with_state_type(const torch::optim::Optimizer& optimizer, F f) {
-  using namespace torch::optim;
-  if (dynamic_cast<const AdamW*>(&optimizer) != nullptr) {
-    f.template operator()<AdamWParamState>();
-  } else if (dynamic_cast<const Adam*>(&optimizer) != nullptr) {
-    f.template operator()<AdamParamState>();
-  } else if (dynamic_cast<const SGD*>(&optimizer) != nullptr) {
-    f.template operator()<SGDParamState>();
-  } else if (dynamic_cast<const RMSprop*>(&optimizer) != nullptr) {
-    f.template operator()<RMSpropParamState>();
-  } else if (dynamic_cast<const Adagrad*>(&optimizer) != nullptr) {
-    f.template operator()<AdagradParamState>();
-  } else {
-    refuse_state(
-        absl::StatusCode::kUnimplemented,
-        "the states of this optimizer have no names here: of torch::optim AdamW, Adam, SGD, "
-        "RMSprop and Adagrad have; optimizer().state() has it");
-  }
-}
-
-at::Tensor to_tensor(const at::Tensor& member) {
-  return member;
-}
-at::Tensor to_tensor(int64_t member) {
-  return at::scalar_tensor(member, at::kLong);
-}
-void assign(at::Tensor& member, const at::Tensor& value) {
-  member = value;
-}
-void assign(int64_t& member, const at::Tensor& value) {
-  member = value.item<int64_t>();
-}
-
-// What torch::optim's steps with these options do not look for.
-bool is_optional(const torch::optim::Optimizer& optimizer, const at::Tensor& shard,
-                 std::string_view name) {
-  const torch::optim::OptimizerOptions* options = nullptr;
-  for (const torch::optim::OptimizerParamGroup& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      if (parameter.is_same(shard)) options = &group.options();
-    }
-  }
-  if (name == "max_exp_avg_sq") {
-    const auto* adamw = dynamic_cast<const torch::optim::AdamWOptions*>(options);
-    const auto* adam = dynamic_cast<const torch::optim::AdamOptions*>(options);
-    return !(adamw != nullptr && adamw->amsgrad()) && !(adam != nullptr && adam->amsgrad());
-  }
-  const auto* rmsprop = dynamic_cast<const torch::optim::RMSpropOptions*>(options);
-  return rmsprop != nullptr && ((name == "grad_avg" && !rmsprop->centered()) ||
-                                (name == "momentum_buffer" && !(rmsprop->momentum() > 0)));
 }
 
 void check_names(const OptimizerState& state, const std::vector<std::string>& names) {

@@ -1,0 +1,241 @@
+#include "shardweave/modules/checkpoint/checkpoint_directory.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <random>
+#include <utility>
+
+#include "shardweave/comm/str_cat.h"
+#include "shardweave/modules/checkpoint/checksum.h"
+
+namespace shardweave {
+namespace {
+
+using namespace checkpoint_internal;
+
+constexpr std::string_view kStepPrefix = "step-";
+constexpr std::string_view kTemporary = ".tmp-";
+constexpr int64_t kMostManifestBytes = int64_t{1} << 30;
+
+absl::Status in_file(const std::string& path, const absl::Status& status) {
+  return absl::Status(status.code(), str_cat("'", path, "': ", std::string(status.message())));
+}
+
+std::shared_ptr<FileSystem> or_posix(FileSystem* fs) {
+  if (fs == nullptr) return posix_file_system();
+  return {fs, [](FileSystem*) {}};
+}
+
+}  // namespace
+
+std::string checkpoint_name(int64_t step) {
+  std::string digits = std::to_string(step);
+  if (digits.size() < 6) digits.insert(0, 6 - digits.size(), '0');
+  return str_cat(kStepPrefix, digits);
+}
+
+std::optional<int64_t> checkpoint_step(std::string_view name) {
+  if (!name.starts_with(kStepPrefix)) return std::nullopt;
+  const std::string_view digits = name.substr(kStepPrefix.size());
+  if (digits.empty() || digits.size() > 18) return std::nullopt;
+  int64_t step = 0;
+  for (const char c : digits) {
+    if (c < '0' || c > '9') return std::nullopt;
+    step = step * 10 + (c - '0');
+  }
+  if (checkpoint_name(step) != name) return std::nullopt;
+  return step;
+}
+
+absl::StatusOr<std::vector<int64_t>> list_checkpoints(const std::string& directory,
+                                                      FileSystem* fs) {
+  const absl::StatusOr<std::vector<DirectoryEntry>> entries = or_posix(fs)->list(directory);
+  if (!entries.ok()) return entries.status();
+  std::vector<int64_t> steps;
+  for (const DirectoryEntry& entry : *entries) {
+    const std::optional<int64_t> step = checkpoint_step(entry.name);
+    if (step.has_value() && entry.kind == EntryKind::kDirectory) steps.push_back(*step);
+  }
+  std::sort(steps.begin(), steps.end());
+  return steps;
+}
+
+absl::StatusOr<std::string> find_checkpoint(const std::string& path, FileSystem* fs) {
+  const absl::StatusOr<std::vector<DirectoryEntry>> entries = or_posix(fs)->list(path);
+  if (!entries.ok()) return entries.status();
+  std::string newest;
+  int64_t newest_step = -1;
+  for (const DirectoryEntry& entry : *entries) {
+    if (entry.name == kManifestName) return path;
+    const std::optional<int64_t> step = checkpoint_step(entry.name);
+    if (!step.has_value() || entry.kind != EntryKind::kDirectory || *step < newest_step) continue;
+    newest_step = *step;
+    newest = entry.name;
+  }
+  if (newest.empty()) {
+    return absl::NotFoundError(str_cat("'", path, "' has no checkpoint: neither ", kManifestName,
+                                       " nor a directory ", checkpoint_name(100)));
+  }
+  return join_path(path, newest);
+}
+
+absl::StatusOr<Manifest> read_manifest(const std::string& checkpoint, FileSystem* fs,
+                                       std::string* out_text) {
+  const std::string path = join_path(checkpoint, kManifestName);
+  absl::StatusOr<std::string> text =
+      read_file(*or_posix(fs), path, kMostManifestBytes, Symlinks::kRefuse);
+  if (!text.ok()) return text.status();
+  absl::StatusOr<Manifest> manifest = Manifest::parse(*text);
+  if (!manifest.ok()) return in_file(path, manifest.status());
+  if (out_text != nullptr) *out_text = *std::move(text);
+  return manifest;
+}
+
+absl::StatusOr<std::shared_ptr<SafetensorsFile>> open_checkpoint_file(
+    const std::string& checkpoint, const Manifest& manifest, const std::string& name,
+    std::shared_ptr<FileSystem> fs) {
+  const std::string path = join_path(checkpoint, name);
+  absl::StatusOr<std::shared_ptr<SafetensorsFile>> file =
+      SafetensorsFile::open(path, fs, Symlinks::kRefuse);
+  const auto saved = manifest.files.find(name);
+  if (saved == manifest.files.end()) {
+    return absl::InternalError(str_cat("the manifest has no file '", name, "'"));
+  }
+  if (!file.ok()) {
+    // Cut short is the likelier reason for a header that does not fit.
+    if (absl::IsInvalidArgument(file.status())) {
+      if (fs == nullptr) fs = posix_file_system();
+      const auto raw = fs->open(path, Symlinks::kRefuse);
+      if (raw.ok() && (*raw)->size() != saved->second.bytes) {
+        return absl::DataLossError(str_cat("'", path, "' has ", (*raw)->size(),
+                                           " bytes; the manifest says ", saved->second.bytes));
+      }
+    }
+    return file.status();
+  }
+  if ((*file)->bytes() != saved->second.bytes) {
+    return absl::DataLossError(str_cat("'", path, "' has ", (*file)->bytes(),
+                                       " bytes; the manifest says ", saved->second.bytes));
+  }
+  return file;
+}
+
+absl::Status verify_checkpoint(const std::string& checkpoint, std::shared_ptr<FileSystem> fs) {
+  if (fs == nullptr) fs = posix_file_system();
+  const absl::StatusOr<Manifest> manifest = read_manifest(checkpoint, fs.get());
+  if (!manifest.ok()) return manifest.status();
+  return verify_files(checkpoint, *manifest, fs, 0, 1);
+}
+
+namespace checkpoint_internal {
+
+absl::Status remove_leftovers(FileSystem& fs, const std::string& directory) {
+  const absl::StatusOr<std::vector<DirectoryEntry>> entries = fs.list(directory);
+  if (!entries.ok()) return entries.status();
+  for (const DirectoryEntry& entry : *entries) {
+    const size_t temporary = entry.name.find(kTemporary);
+    if (temporary == std::string::npos) continue;
+    const std::string of = entry.name.substr(0, temporary);
+    if (of != kLatestName && !checkpoint_step(of).has_value()) continue;  // somebody else's
+    const std::string path = join_path(directory, entry.name);
+    const absl::Status status =
+        entry.kind == EntryKind::kDirectory ? remove_all(fs, path) : fs.remove_file(path);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status verify_files(const std::string& checkpoint, const Manifest& manifest,
+                          const std::shared_ptr<FileSystem>& fs, int64_t rank, int64_t num_ranks) {
+  std::map<std::string, std::vector<std::pair<std::string, const SavedPiece*>>> by_file;
+  for (const auto& [name, tensor] : manifest.tensors) {
+    for (const SavedPiece& piece : tensor.pieces) by_file[piece.file].emplace_back(name, &piece);
+  }
+  std::vector<char> buffer(size_t{4} << 20);
+  int64_t number = 0;
+  for (const auto& [name, saved] : manifest.files) {
+    if (number++ % num_ranks != rank) continue;
+    const auto file = open_checkpoint_file(checkpoint, manifest, name, fs);
+    if (!file.ok()) return file.status();
+    for (const auto& [tensor_name, piece] : by_file[name]) {
+      const SavedTensor& tensor = manifest.tensors.find(tensor_name)->second;
+      const std::string key = piece_name(tensor_name, tensor.shape, piece->box);
+      const StoredTensor* info = (*file)->find(key);
+      if (info == nullptr || info->dtype != tensor.dtype || info->shape != piece->box.shape) {
+        return absl::InvalidArgumentError(
+            str_cat("'", (*file)->path(), "' has no \"", key, "\" as the manifest says"));
+      }
+    }
+    const auto raw = fs->open((*file)->path(), Symlinks::kRefuse);
+    if (!raw.ok()) return raw.status();
+    Checksum sum;
+    for (int64_t at = 0; at < (*raw)->size();) {
+      const auto some = std::min<int64_t>(static_cast<int64_t>(buffer.size()), (*raw)->size() - at);
+      const absl::Status status = (*raw)->read_at(at, buffer.data(), static_cast<size_t>(some));
+      if (!status.ok()) return status;
+      sum.add(buffer.data(), static_cast<size_t>(some));
+      at += some;
+    }
+    if (sum.value() != saved.xxh3) {
+      return absl::DataLossError(str_cat("'", (*file)->path(), "' has the checksum ",
+                                         to_hex(sum.value()), "; the manifest says ",
+                                         to_hex(saved.xxh3)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status write_file(FileSystem& fs, const std::string& path, const std::string& content) {
+  absl::StatusOr<std::unique_ptr<WritableFile>> file = fs.create(path);
+  if (!file.ok()) return file.status();
+  absl::Status status = write_all(**file, content.data(), content.size());
+  if (status.ok()) status = (*file)->sync();
+  if (status.ok()) status = (*file)->close();
+  return status;
+}
+
+absl::StatusOr<std::unique_ptr<FileLock>> lock_directory(FileSystem& fs,
+                                                         const std::string& directory) {
+  std::array<char, 256> host = {};
+  if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '?';
+  absl::StatusOr<std::unique_ptr<FileLock>> lock =
+      fs.lock(join_path(directory, kLockName),
+              str_cat("process ", ::getpid(), " on ", std::string_view(host.data())));
+  if (absl::IsUnavailable(lock.status())) {
+    return absl::FailedPreconditionError(str_cat("another run saves into '", directory,
+                                                 "': ", std::string(lock.status().message())));
+  }
+  return lock;
+}
+
+absl::Status remove_old(FileSystem& fs, const std::string& directory, int64_t keep, int64_t saved,
+                        const std::string& nonce) {
+  absl::StatusOr<std::vector<int64_t>> steps = list_checkpoints(directory, &fs);
+  if (!steps.ok()) return steps.status();
+  std::erase(*steps, saved);
+  const int64_t others = keep - 1;
+  if (static_cast<int64_t>(steps->size()) <= others) return absl::OkStatus();
+  steps->resize(steps->size() - static_cast<size_t>(others));
+  for (const int64_t step : *steps) {
+    // By another name first: half of a checkpoint never bears that of a whole one.
+    const std::string path = join_path(directory, checkpoint_name(step));
+    const std::string going = str_cat(path, kTemporary, nonce);
+    absl::Status status = fs.rename(path, going);
+    // Else the old name could come back after a power failure, without the files.
+    if (status.ok()) status = fs.sync_directory(directory);
+    if (status.ok()) status = remove_all(fs, going);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+std::string new_nonce() {
+  std::random_device random;
+  return to_hex(uint64_t{random()} << 32 | random()).substr(4);
+}
+
+}  // namespace checkpoint_internal
+}  // namespace shardweave

@@ -1,0 +1,80 @@
+// A directory of checkpoints, as it lies on the disk (docs/checkpoints.md):
+//
+//   run/step-000100/manifest.json, rank-00000.safetensors, ...     whole, or not there
+//   run/latest                                                     "step-000100"
+//   run/step-000200.tmp-.../                                       begun; removed by the next save
+//   run/lock                                                       held by the run that saves here
+//
+//   auto steps = list_checkpoints("run");                          // StatusOr: {100}
+//   auto path = find_checkpoint("run");                            // "run/step-000100"
+//   absl::Status whole = verify_checkpoint(*path);                 // every byte
+//
+// Without LibTorch and without communication. NULL for a file system: POSIX.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "shardweave/modules/checkpoint/file_system.h"
+#include "shardweave/modules/checkpoint/manifest.h"
+#include "shardweave/modules/checkpoint/safetensors.h"
+
+namespace shardweave {
+
+// "step-000100"; and back.
+std::string checkpoint_name(int64_t step);
+std::optional<int64_t> checkpoint_step(std::string_view name);
+
+// The steps that are there, ascending. What is a symbolic link is none of them.
+absl::StatusOr<std::vector<int64_t>> list_checkpoints(const std::string& directory,
+                                                      FileSystem* fs = nullptr);
+
+// `path` itself if it is a checkpoint, else the one of the highest step in it. NotFound.
+absl::StatusOr<std::string> find_checkpoint(const std::string& path, FileSystem* fs = nullptr);
+
+// Of one checkpoint. Errors name the file. `out_text`, if given: as it stands there.
+absl::StatusOr<Manifest> read_manifest(const std::string& checkpoint, FileSystem* fs = nullptr,
+                                       std::string* out_text = nullptr);
+
+// The file of a checkpoint, opened, of the size that the manifest says. Errors name it: NotFound,
+// DataLoss for one that is shorter or longer, FailedPrecondition for a symbolic link, InvalidArgument
+// for one that does not have the pieces that it should.
+absl::StatusOr<std::shared_ptr<SafetensorsFile>> open_checkpoint_file(
+    const std::string& checkpoint, const Manifest& manifest, const std::string& name,
+    std::shared_ptr<FileSystem> fs = nullptr);
+
+// Reads all of it: sizes, headers, pieces and checksums. The first thing that is wrong: DataLoss for a
+// checksum, else as the functions above.
+absl::Status verify_checkpoint(const std::string& checkpoint,
+                               std::shared_ptr<FileSystem> fs = nullptr);
+
+namespace checkpoint_internal {
+
+constexpr char kManifestName[] = "manifest.json";
+constexpr char kLatestName[] = "latest";
+constexpr char kLockName[] = "lock";
+
+// Every file of which the number leaves `rank`, divided by `num_ranks`.
+absl::Status verify_files(const std::string& checkpoint, const Manifest& manifest,
+                          const std::shared_ptr<FileSystem>& fs, int64_t rank, int64_t num_ranks);
+// Removes what saves have begun and not ended. Of whoever holds the lock.
+absl::Status remove_leftovers(FileSystem& fs, const std::string& directory);
+// A new file with this content, on the disk.
+absl::Status write_file(FileSystem& fs, const std::string& path, const std::string& content);
+// FailedPrecondition: another run saves there.
+absl::StatusOr<std::unique_ptr<FileLock>> lock_directory(FileSystem& fs,
+                                                         const std::string& directory);
+// All but `keep` checkpoints go (1 or more): `saved` stays, and those of the highest steps.
+absl::Status remove_old(FileSystem& fs, const std::string& directory, int64_t keep, int64_t saved,
+                        const std::string& nonce);
+// Different every time.
+std::string new_nonce();
+
+}  // namespace checkpoint_internal
+}  // namespace shardweave

@@ -1,0 +1,463 @@
+// Save on one mesh under one plan, load on another under another: the same bits, and training goes on
+// as if nothing had been.
+#include "shardweave/modules/checkpoint/checkpointer.h"
+
+#include <unistd.h>
+
+#include <fstream>
+#include <mutex>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "shardweave/modules/checkpoint/safetensors.h"
+#include "shardweave/modules/checkpoint/safetensors_tensor.h"
+#include "shardweave/modules/checkpoint/testing/faulty_file_system.h"
+#include "shardweave/modules/checkpoint/testing/training.h"
+#include "torch/optim/adagrad.h"
+#include "torch/optim/adam.h"
+#include "torch/optim/rmsprop.h"
+#include "torch/optim/sgd.h"
+
+namespace shardweave {
+namespace {
+
+using ::testing::AllOf;
+using testing::expect_equal;
+using ::testing::HasSubstr;
+using testing::new_directory;
+using testing::on_mesh;
+using testing::Plan;
+using testing::Training;
+using testing::try_on_mesh;
+namespace fs = std::filesystem;
+
+using Mesh = std::vector<MeshDim>;
+constexpr int64_t kBefore = 3, kAfter = 3;
+
+std::vector<double> unbroken() {
+  std::vector<double> losses;
+  on_mesh({{"dp", 1}}, [&](const MeshPtr& mesh) {
+    Training training(mesh, Plan::kDdp);
+    for (int64_t step = 0; step < kBefore + kAfter; ++step) losses.push_back(training.step(step));
+  });
+  return losses;
+}
+
+TEST(CheckpointTest, LoadsOnAnyMeshUnderAnyPlanAndGoesOn) {
+  const std::vector<double> oracle = unbroken();
+  struct Way {
+    Mesh mesh;
+    Plan plan;
+  };
+  const std::vector<Way> savers = {{{{"dp", 2}, {"tp", 2}}, Plan::kTp},
+                                   {{{"dp", 2}, {"tp", 2}}, Plan::kFsdp},
+                                   {{{"dp", 3}}, Plan::kZero},
+                                   {{{"dp", 3}}, Plan::kTorchOptim}};
+  const std::vector<Way> loaders = {{{{"dp", 4}}, Plan::kFsdp},
+                                    {{{"dp", 4}}, Plan::kTp},
+                                    {{{"dp", 1}}, Plan::kDdp},
+                                    {{{"dp", 2}}, Plan::kZero},
+                                    {{{"dp", 2}}, Plan::kTorchOptim}};
+  int number = 0;
+  for (const Way& saver : savers) {
+    const std::string directory = new_directory("any_" + std::to_string(number++));
+    std::map<std::string, at::Tensor> wanted;
+    on_mesh(saver.mesh, [&](const MeshPtr& mesh) {
+      Training training(mesh, saver.plan);
+      for (int64_t step = 0; step < kBefore; ++step) training.step(step);
+      training.state().set_value("epoch", "7");
+      save_checkpoint(directory, kBefore, training.state(), mesh);
+      auto values = training.values();
+      if (mesh->rank() == Rank(0)) wanted = std::move(values);
+    });
+    EXPECT_TRUE(verify_checkpoint(directory + "/step-000003").ok());
+    for (const Way& loader : loaders) {
+      SCOPED_TRACE(std::string(testing::name_of(saver.plan)) + " to " +
+                   testing::name_of(loader.plan));
+      on_mesh(loader.mesh, [&](const MeshPtr& mesh) {
+        Training training(mesh, loader.plan);
+        training.step(99);  // other values, and a state, before it is loaded
+        const LoadedCheckpoint loaded =
+            load_checkpoint(directory, training.state(), mesh, {.verify = true});
+        EXPECT_EQ(loaded.step, kBefore);
+        EXPECT_TRUE(loaded.missing.empty());
+        EXPECT_LE(static_cast<double>(loaded.bytes_read),
+                  1.01 * static_cast<double>(loaded.bytes_kept));
+        EXPECT_EQ(training.state().value("epoch"), "7");
+        const auto got = training.values();
+        if (mesh->rank() == Rank(0)) expect_equal(got, wanted);
+        for (int64_t step = kBefore; step < kBefore + kAfter; ++step) {
+          EXPECT_NEAR(training.step(step), oracle[static_cast<size_t>(step)], 2e-5) << step;
+        }
+      });
+    }
+  }
+}
+
+TEST(CheckpointTest, WhatIsLoadedReadsNoByteTooMany) {
+  const std::string directory = new_directory("bytes");
+  on_mesh({{"dp", 8}}, [&](const MeshPtr& mesh) {
+    StateDict state;
+    for (int i = 0; i < 4; ++i) {
+      state.add_tensor("w" + std::to_string(i),
+                       randn({1001, 300}, mesh, {i % 2 == 0 ? Shard(0) : Shard(1)}));
+    }
+    save_checkpoint(directory, 1, state, mesh);
+  });
+  auto counting = std::make_shared<testing::FaultyFileSystem>(testing::Fault());
+  on_mesh({{"dp", 6}}, [&](const MeshPtr& mesh) {
+    StateDict state;
+    for (int i = 0; i < 4; ++i) {
+      state.add_tensor("w" + std::to_string(i),
+                       zeros({1001, 300}, mesh, {i < 2 ? Shard(0) : Shard(1)}));
+    }
+    const LoadedCheckpoint loaded =
+        load_checkpoint(directory, state, mesh, {.file_system = counting});
+    EXPECT_EQ(loaded.bytes_read, loaded.bytes_kept);
+  });
+  // All of it once, and headers.
+  EXPECT_LE(static_cast<double>(counting->bytes_read()), 1.01 * 4 * 1001 * 300 * 4 + 6 * 8 * 600);
+}
+
+TEST(CheckpointTest, EveryOptimizerComesBack) {
+  using namespace torch::optim;
+  const std::string directory = new_directory("optimizers");
+  const auto make = [](int kind,
+                       const std::vector<at::Tensor>& parameters) -> std::unique_ptr<Optimizer> {
+    switch (kind) {
+      case 0:
+        return std::make_unique<SGD>(parameters, SGDOptions(0.1).momentum(0.9));
+      case 1:
+        return std::make_unique<Adam>(parameters, torch::optim::AdamOptions(0.01).amsgrad(true));
+      case 2:
+        return std::make_unique<RMSprop>(parameters, RMSpropOptions(0.01).momentum(0.5));
+      default:
+        return std::make_unique<Adagrad>(parameters, AdagradOptions(0.1));
+    }
+  };
+  for (const bool before_first_step : {false, true}) {
+    for (int kind = 0; kind < 4; ++kind) {
+      SCOPED_TRACE(kind);
+      fs::remove_all(directory);
+      std::vector<double> wanted;
+      const auto train = [&](const MeshPtr& mesh, bool plain, bool resumes) {
+        torch::nn::Linear net(5, 3);
+        {
+          const c10::AutoGradMode no_grad(false);
+          for (at::Tensor p : net->parameters()) {
+            p.copy_(at::arange(p.numel(), at::kFloat).view(p.sizes()) * (resumes ? 0.3 : 0.1));
+          }
+        }
+        if (!plain) distribute_module(*net, mesh, {{"weight", {{"dp", Shard(0)}}}});
+        const auto optimizer = make(kind, net->parameters());
+        StateDict state;
+        add_module(state, *net);
+        add_optimizer(state, *optimizer, *net);
+        const auto step = [&](int i) {
+          at::Tensor x = at::sin(at::arange(10, at::kFloat).view({2, 5}) + i);
+          if (!plain) x = distribute_tensor(x, mesh, {});
+          const at::Tensor loss = net->forward(x).pow(2).mean();
+          loss.backward();
+          if (!plain) finish_grad_sync(*net);
+          optimizer->step();
+          optimizer->zero_grad();
+          return loss.item<double>();
+        };
+        if (resumes) {
+          step(9);  // a state that has to go
+          load_checkpoint(directory, state, mesh);
+        } else {
+          if (!before_first_step) step(0);
+          save_checkpoint(directory, 1, state, mesh);
+        }
+        std::vector<double> losses = {step(1), step(2)};
+        if (mesh->rank() != Rank(0)) return;
+        if (!resumes) {
+          wanted = losses;
+          return;
+        }
+        for (size_t i = 0; i < 2; ++i) EXPECT_NEAR(losses[i], wanted[i], 1e-6);
+      };
+      on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) { train(mesh, false, false); });
+      on_mesh({{"dp", 3}}, [&](const MeshPtr& mesh) { train(mesh, false, true); });
+      on_mesh({{"dp", 1}}, [&](const MeshPtr& mesh) { train(mesh, true, true); });  // plain tensors
+    }
+  }
+}
+
+TEST(CheckpointTest, AnyToolReadsIt) {
+  const std::string directory = new_directory("tool");
+  at::Tensor whole = at::arange(35, at::kFloat).view({7, 5});
+  on_mesh({{"dp", 2}, {"tp", 2}}, [&](const MeshPtr& mesh) {
+    StateDict state;
+    state.add_tensor("w", distribute_tensor(whole, mesh, {{"tp", StridedShard(0, 2)}}));
+    state.add_tensor("plain", at::arange(3));
+    state.add_tensor("none", zeros({0, 4}, mesh, {Shard(0), Replicate()}));
+    // On a slice of the mesh: the same on both.
+    const MeshPtr tp = *mesh->slice({"tp"});
+    state.add_tensor("slice", distribute_tensor(whole, tp, {Shard(1)}));
+    save_checkpoint(directory, 12, state, mesh, {.keep_last = 1});
+  });
+  const std::string path = directory + "/step-000012";
+  const auto manifest = read_manifest(path);
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  EXPECT_EQ(manifest->mesh, "dp=2,tp=2");
+  for (const char* name : {"w", "slice"}) {
+    at::Tensor together = at::full({7, 5}, -1.F);
+    for (const SavedPiece& piece : manifest->tensors.at(name).pieces) {
+      const auto file = SafetensorsFile::open(path + "/" + piece.file);
+      ASSERT_TRUE(file.ok()) << file.status();
+      const at::Tensor part = read_tensor(**file, piece_name(name, Dims{7, 5}, piece.box));
+      together.narrow(0, piece.box.offset[0], piece.box.shape[0])
+          .narrow(1, piece.box.offset[1], piece.box.shape[1])
+          .copy_(part);
+    }
+    EXPECT_TRUE(at::equal(together, whole)) << name;
+  }
+  EXPECT_EQ(manifest->tensors.at("plain").pieces.size(), 1);
+  EXPECT_TRUE(manifest->tensors.at("none").pieces.empty());
+  std::ifstream latest(directory + "/latest");
+  std::string name;
+  latest >> name;
+  EXPECT_EQ(name, "step-000012");
+}
+
+TEST(CheckpointTest, TiedWeightsLoadByEitherName) {
+  const std::string directory = new_directory("tied");
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    StateDict tied;
+    tied.add_tensor("a", distribute_tensor(at::arange(6, at::kFloat), mesh, {Shard(0)}), {"b"});
+    save_checkpoint(directory, 1, tied, mesh);
+    StateDict apart;
+    const at::Tensor a = zeros({6}, mesh, {Replicate()});
+    const at::Tensor b = zeros({6}, mesh, {Shard(0)});
+    apart.add_tensor("a", a);
+    apart.add_tensor("b", b);
+    load_checkpoint(directory, apart, mesh);
+    EXPECT_EQ(full_tensor(a).sum().item<double>(), 15);
+    EXPECT_EQ(full_tensor(b).sum().item<double>(), 15);
+    // And back: what was saved apart loads into one; its first name counts.
+    save_checkpoint(directory, 2, apart, mesh);
+    StateDict other;
+    const at::Tensor one = zeros({6}, mesh, {Shard(0)});
+    other.add_tensor("b", one, {"a"});
+    load_checkpoint(directory, other, mesh);
+    EXPECT_EQ(full_tensor(one).sum().item<double>(), 15);
+  });
+}
+
+// What went wrong, as every rank has heard it; nothing of the state has changed.
+absl::Status failure(const Mesh& dims, const std::string& directory,
+                     const std::function<void(const MeshPtr&, StateDict&)>& more,
+                     const LoadOptions& options = {}) {
+  std::mutex mutex;
+  std::vector<absl::Status> statuses;
+  on_mesh(dims, [&](const MeshPtr& mesh) {
+    StateDict state;
+    const at::Tensor w = distribute_tensor(at::full({6, 4}, 5.F), mesh, {Shard(0)});
+    const at::Tensor plain = at::full({3}, 5.F);
+    state.add_tensor("w", w);
+    state.add_tensor("plain", plain);
+    state.set_value("epoch", "5");
+    more(mesh, state);
+    absl::Status status;
+    try {
+      load_checkpoint(directory, state, mesh, options);
+    } catch (const Error& error) {
+      status = error.status();
+    }
+    EXPECT_EQ(full_tensor(w).sum().item<double>(), 24 * 5);
+    EXPECT_EQ(plain.sum().item<double>(), 15);
+    EXPECT_EQ(state.value("epoch"), "5");
+    const std::lock_guard lock(mutex);
+    statuses.push_back(status);
+  });
+  for (const absl::Status& status : statuses) EXPECT_EQ(status.message(), statuses[0].message());
+  return statuses.at(0);
+}
+
+TEST(CheckpointTest, BadFilesAreErrorsOnAllRanksBeforeAnythingIsApplied) {
+  const std::string directory = new_directory("bad_files");
+  const std::string path = directory + "/step-000001";
+  const auto save = [&] {
+    fs::remove_all(directory);
+    on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+      StateDict state;
+      state.add_tensor(
+          "w", distribute_tensor(at::arange(24, at::kFloat).view({6, 4}), mesh, {Shard(0)}));
+      state.add_tensor("plain", at::arange(3, at::kFloat));
+      state.set_value("epoch", "1");
+      save_checkpoint(directory, 1, state, mesh);
+    });
+  };
+  const auto nothing = [](const MeshPtr&, StateDict&) {};
+  const auto fails = [&](const std::function<void()>& damage, absl::StatusCode code,
+                         const std::string& words, const LoadOptions& options = {}) {
+    save();
+    damage();
+    const absl::Status status = failure({{"dp", 2}}, directory, nothing, options);
+    EXPECT_EQ(status.code(), code) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(words));
+  };
+  const std::string second = path + "/rank-00001.safetensors";
+  const auto poke = [&](int64_t from_end) {
+    std::fstream file(second, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-from_end, std::ios::end);
+    file.put('\x7f');
+  };
+  using enum absl::StatusCode;
+  fails([&] { fs::remove(second); }, kNotFound, "rank-00001.safetensors");
+  fails([&] { fs::resize_file(second, fs::file_size(second) - 1); }, kDataLoss,
+        "the manifest says");
+  fails([&] { fs::resize_file(second, 3); }, kDataLoss, "the manifest says");
+  fails([&] { fs::resize_file(second, 0); }, kDataLoss, "has 0 bytes");
+  fails([&] { poke(1); }, kDataLoss, "has the checksum");
+  fails([&] { poke(1); }, kDataLoss, "rank-00001.safetensors' has the checksum", {.verify = true});
+  fails(
+      [&] {
+        fs::copy_file(path + "/rank-00000.safetensors", second,
+                      fs::copy_options::overwrite_existing);
+      },
+      kDataLoss, "the manifest says");
+  fails(
+      [&] {
+        fs::remove(second);
+        std::ofstream(second) << std::string(fs::file_size(path + "/manifest.json"), 'x');
+      },
+      kDataLoss, "the manifest says");
+  fails(
+      [&] {
+        fs::rename(second, directory + "/elsewhere");
+        fs::create_symlink(directory + "/elsewhere", second);
+      },
+      kFailedPrecondition, "is a symbolic link");
+  fails(
+      [&] {
+        fs::rename(path + "/manifest.json", directory + "/elsewhere");
+        fs::create_symlink(directory + "/elsewhere", path + "/manifest.json");
+      },
+      kFailedPrecondition, "is a symbolic link");
+  fails(
+      [&] {
+        fs::rename(path, directory + "_out");
+        fs::create_directory_symlink(directory + "_out", path);
+      },
+      kNotFound, "has no checkpoint");
+  fs::remove_all(directory + "_out");
+  fails([&] { fs::remove(path + "/manifest.json"); }, kNotFound, "manifest.json");
+  fails([&] { std::ofstream(path + "/manifest.json") << "{}"; }, kInvalidArgument, "\"format\"");
+  fails([&] { fs::remove_all(path); }, kNotFound, "has no checkpoint");
+  fails([&] { fs::remove_all(directory); }, kNotFound, "No such file");
+  if (::geteuid() != 0) {
+    fails([&] { fs::permissions(second, fs::perms::none); }, kPermissionDenied, second);
+  }
+}
+
+TEST(CheckpointTest, AnotherStateIsOneErrorThatNamesAllOfIt) {
+  const std::string directory = new_directory("bad_state");
+  on_mesh({{"dp", 3}}, [&](const MeshPtr& mesh) {
+    StateDict state;
+    state.add_tensor("w", zeros({6, 4}, mesh, {Shard(0)}));
+    state.add_tensor("plain", at::zeros({4}));
+    state.add_tensor("only.there", at::zeros({1}));
+    state.add_tensor("half", at::zeros({2}, at::kBFloat16));
+    state.set_value("epoch", "1");
+    state.set_value("random", "{\"seed\": -1}");
+    save_checkpoint(directory, 1, state, mesh);
+  });
+  const auto more = [](const MeshPtr& mesh, StateDict& state) {
+    state.add_tensor("only.here", zeros({6, 4}, mesh, {Shard(0)}));
+    state.add_tensor("half", at::zeros({2}, at::kFloat));
+    state.set_value("lr", "1");
+    add_random_state(state, mesh);
+  };
+  const absl::Status status = failure({{"dp", 2}}, directory, more);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("missing: only.here, value lr;"),
+                    HasSubstr("unexpected: only.there;"), HasSubstr("plain ([4] there, [3] here)"),
+                    HasSubstr("half (BF16 there, F32 here)"), HasSubstr("is no random state")));
+  const absl::Status lenient =
+      failure({{"dp", 2}}, directory, more,
+              {.allow_missing = true, .allow_unexpected = true, .cast = true});
+  EXPECT_THAT(std::string(lenient.message()),
+              AllOf(HasSubstr("state: differing: plain ([4] there, [3] here), the value"),
+                    ::testing::Not(HasSubstr("half"))));
+  // With what is allowed it loads, and says so.
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    StateDict state;
+    const at::Tensor half = at::ones({2}, at::kFloat);
+    const at::Tensor here = ones({6, 4}, mesh, {Shard(0)});
+    state.add_tensor("half", half);
+    state.add_tensor("only.here", here);
+    const LoadedCheckpoint loaded = load_checkpoint(
+        directory, state, mesh, {.allow_missing = true, .allow_unexpected = true, .cast = true});
+    EXPECT_EQ(loaded.missing, std::vector<std::string>{"only.here"});
+    EXPECT_EQ(loaded.unexpected, (std::vector<std::string>{"only.there", "plain", "w"}));
+    EXPECT_EQ(half.sum().item<double>(), 0);
+    EXPECT_EQ(full_tensor(here).sum().item<double>(), 24);
+    EXPECT_EQ(loaded.values.at("epoch"), "1");
+  });
+}
+
+TEST(CheckpointTest, RanksThatDifferAreAllTold) {
+  const std::string directory = new_directory("differ");
+  const auto all_fail = [&](const std::function<void(const MeshPtr&, int64_t)>& body,
+                            absl::StatusCode code, const std::string& words) {
+    on_mesh({{"dp", 3}}, [&](const MeshPtr& mesh) {
+      absl::Status status;
+      try {
+        body(mesh, mesh->rank().value);
+      } catch (const Error& error) {
+        status = error.status();
+      }
+      EXPECT_TRUE(status.code() == code || status.code() == absl::StatusCode::kInvalidArgument)
+          << status;
+      if (status.code() == code) {
+        EXPECT_THAT(std::string(status.message()), HasSubstr(words));
+      }
+    });
+    EXPECT_TRUE(!fs::exists(directory) || list_checkpoints(directory)->empty());
+  };
+  using enum absl::StatusCode;
+  all_fail(
+      [&](const MeshPtr& mesh, int64_t rank) {
+        StateDict state;
+        state.add_tensor(rank == 2 ? "v" : "w", zeros({6}, mesh, {Shard(0)}));
+        save_checkpoint(directory, 1, state, mesh);
+      },
+      kInvalidArgument, "is not the same on ranks");
+  all_fail(
+      [&](const MeshPtr& mesh, int64_t rank) {
+        StateDict state;
+        state.add_tensor("w", zeros({6}, mesh, {Shard(0)}));
+        save_checkpoint(directory, 1 + rank / 2, state, mesh);
+      },
+      kInvalidArgument, "the step, a value, an option");
+  all_fail(
+      [&](const MeshPtr& mesh, int64_t rank) {
+        StateDict state;
+        state.add_tensor("w", rank == 1 ? at::zeros({2}, at::kComplexFloat) : at::zeros({2}));
+        save_checkpoint(directory, 1, state, mesh);
+      },
+      kInvalidArgument, "");
+  all_fail(
+      [&](const MeshPtr& mesh, int64_t) {
+        StateDict state;
+        state.add_tensor("g", from_local(at::ones({2}), mesh, {Partial()}));
+        save_checkpoint(directory, 1, state, mesh);
+      },
+      kInvalidArgument, "redistribute it to Replicate or Shard first");
+  all_fail([&](const MeshPtr& mesh, int64_t) { save_checkpoint(directory, -1, StateDict(), mesh); },
+           kInvalidArgument, "step is -1");
+  StateDict state;
+  state.add_tensor("a", at::zeros({1}), {"b"});
+  EXPECT_THROW(state.add_tensor("b", at::zeros({1})), Error);
+  EXPECT_THROW(state.add_tensor("", at::zeros({1})), Error);
+  EXPECT_THROW(state.add_tensor("c", at::Tensor()), Error);
+  EXPECT_THROW(state.set_value("v", "{"), Error);
+  EXPECT_THROW((void)state.value("v"), Error);
+}
+
+}  // namespace
+}  // namespace shardweave

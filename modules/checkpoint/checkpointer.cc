@@ -1,0 +1,157 @@
+#include "shardweave/modules/checkpoint/checkpointer.h"
+
+#include <atomic>
+#include <exception>
+#include <thread>
+#include <utility>
+
+#include "c10/util/Exception.h"
+#include "shardweave/comm/str_cat.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/modules/checkpoint/agree.h"
+#include "shardweave/modules/checkpoint/snapshot.h"
+#include "shardweave/modules/checkpoint/write_checkpoint.h"
+
+namespace shardweave {
+
+using namespace checkpoint_internal;
+using dtensor_internal::Cause;
+using dtensor_internal::MeshContext;
+
+class Checkpointer::State {
+ public:
+  State(std::string directory, const MeshPtr& mesh, const CheckpointOptions& options)
+      : directory_(std::move(directory)), mesh_(mesh), options_(options) {
+    if (mesh == nullptr) {
+      throw Error("Checkpointer", absl::InvalidArgumentError("the mesh is null"));
+    }
+    if (directory_.empty()) {
+      throw Error("Checkpointer", absl::InvalidArgumentError("the directory is \"\""));
+    }
+    if (options.keep_last < 0 || options.timeout <= absl::ZeroDuration()) {
+      throw Error("Checkpointer", absl::InvalidArgumentError(
+                                      str_cat("keep_last is ", options.keep_last, " and timeout ",
+                                              absl::FormatDuration(options.timeout),
+                                              "; wanted 0 or more, and more than 0")));
+    }
+    if (options_.file_system == nullptr) options_.file_system = posix_file_system();
+    context_ = MeshContext::of(mesh);
+  }
+  ~State() {
+    try {
+      wait();
+    } catch (const std::exception& error) {
+      TORCH_WARN("a checkpoint was not saved, and nobody has asked: ", error.what());
+    }
+  }
+
+  const std::string& directory() const { return directory_; }
+  const MeshPtr& mesh() const { return mesh_; }
+  const CheckpointOptions& options() const { return options_; }
+
+  void save(int64_t step, const StateDict& state, std::source_location where) {
+    wait();
+    SaveRequest request = snapshot(step, state, /*copy=*/false, "save_checkpoint", where);
+    const absl::Status status =
+        write_checkpoint(whole(*context_), options_.file_system, request, lock_, options_.timeout);
+    if (!status.ok()) throw Error("save_checkpoint", status);
+  }
+
+  bool save_async(int64_t step, const StateDict& state, std::source_location where) {
+    if (options_.when_busy == WhenBusy::kSkip) {
+      int32_t busy = thread_.joinable() && !done_.load(std::memory_order_acquire) ? 1 : 0;
+      throw_if_error(whole(*context_)
+                         .all_reduce(Buffer::of(&busy, 1), Buffer::of(&busy, 1), ReduceOp::kMax,
+                                     {.tag = "checkpoint"})
+                         .wait());
+      if (busy != 0) return false;
+    }
+    wait();
+    auto request =
+        std::make_shared<SaveRequest>(snapshot(step, state, /*copy=*/true, "save_async", where));
+    if (comm_ == nullptr) {
+      comm_ = value_or_throw(
+          mesh_->world()->subgroup(mesh_->mesh().ranks(), str_cat("checkpoint ", directory_)));
+    }
+    done_.store(false, std::memory_order_relaxed);
+    thread_ = std::thread([this, request] {
+      try {
+        status_ = write_checkpoint(*comm_, options_.file_system, *request, lock_, options_.timeout);
+      } catch (const std::exception& error) {
+        status_ = absl::InternalError(error.what());
+      }
+      request->bytes.clear();
+      done_.store(true, std::memory_order_release);
+    });
+    return true;
+  }
+
+  void wait() {
+    if (!thread_.joinable()) return;
+    thread_.join();
+    const absl::Status status = std::exchange(status_, absl::OkStatus());
+    if (!status.ok()) throw Error("save_async", status);
+  }
+
+ private:
+  SaveRequest snapshot(int64_t step, const StateDict& state, bool copy, const char* function,
+                       std::source_location where) {
+    SaveRequest request;
+    request.directory = directory_;
+    request.keep_last = options_.keep_last;
+    try {
+      take_snapshot(*context_, state, step, copy, str_cat(options_.keep_last, " ", directory_),
+                    {.name = function, .where = where}, request);
+    } catch (const Error& error) {
+      throw Error(function, error.status());
+    }
+    return request;
+  }
+
+  const std::string directory_;
+  const MeshPtr mesh_;
+  CheckpointOptions options_;
+  std::shared_ptr<MeshContext> context_;
+  std::unique_ptr<FileLock> lock_;      // rank 0's, from the first save on
+  std::shared_ptr<Communicator> comm_;  // the thread's
+  std::thread thread_;
+  std::atomic<bool> done_ = true;
+  absl::Status status_;  // of the thread, once joined
+};
+
+Checkpointer::Checkpointer(std::string directory, const MeshPtr& mesh,
+                           const CheckpointOptions& options)
+    : state_(std::make_unique<State>(std::move(directory), mesh, options)) {}
+Checkpointer::~Checkpointer() = default;
+
+void Checkpointer::save(int64_t step, const StateDict& state, std::source_location where) {
+  state_->save(step, state, where);
+}
+
+bool Checkpointer::save_async(int64_t step, const StateDict& state, std::source_location where) {
+  return state_->save_async(step, state, where);
+}
+
+void Checkpointer::wait() {
+  state_->wait();
+}
+
+LoadedCheckpoint Checkpointer::load(StateDict& state, const LoadOptions& options,
+                                    std::source_location where) {
+  state_->wait();
+  LoadOptions with_files = options;
+  if (with_files.file_system == nullptr) with_files.file_system = state_->options().file_system;
+  return load_checkpoint(state_->directory(), state, state_->mesh(), with_files, where);
+}
+
+const std::string& Checkpointer::directory() const {
+  return state_->directory();
+}
+
+void save_checkpoint(const std::string& directory, int64_t step, const StateDict& state,
+                     const MeshPtr& mesh, const CheckpointOptions& options,
+                     std::source_location where) {
+  Checkpointer(directory, mesh, options).save(step, state, where);
+}
+
+}  // namespace shardweave

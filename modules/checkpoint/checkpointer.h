@@ -1,0 +1,130 @@
+// Checkpoints: saving a StateDict from all ranks, beside training if wanted, and loading it on any mesh.
+//
+//   Checkpointer checkpointer("run", mesh, {.keep_last = 3});
+//   if (resume) first_step = checkpointer.load(state).step;          // the newest, in place
+//   for (int64_t step = first_step; step < steps; ++step) {
+//     ...
+//     if (step % 100 == 0) checkpointer.save_async(step, state);     // a copy; then beside training
+//   }
+//   checkpointer.wait();
+//
+// What several ranks hold alike one of them writes, so that each writes about as much (save_plan.h). A
+// rank that loads reads what it keeps and no more, from a checkpoint of any mesh, plan or number of
+// ranks. The directory is shared by all ranks (one disk, NFS, Lustre). Files and what a reader may rely on:
+// docs/checkpoints.md.
+//
+// Crash-safe. A checkpoint is there with all its bytes on the disk, or not at all: whatever moment a
+// process is killed, the disk is full, or the power goes.
+//
+// Everything here but wait() is collective over the mesh; errors are thrown as Error, the same on all
+// ranks, with the rank in front that has met it; nothing hangs where one rank fails. Threads: as
+// tensors. Saving in the background uses a group of ranks of its own.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <source_location>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "shardweave/dtensor/dtensor.h"
+#include "shardweave/modules/checkpoint/checkpoint_directory.h"
+#include "shardweave/modules/checkpoint/file_system.h"
+#include "shardweave/modules/checkpoint/state_dict.h"
+
+namespace shardweave {
+
+enum class WhenBusy : uint8_t {
+  kWait,  // for the save before to end
+  kSkip,  // and save nothing, if on any rank it is under way
+};
+
+struct CheckpointOptions {
+  // How many checkpoints stay; older ones are removed after a new one is there. 0: all.
+  int64_t keep_last = 0;
+  WhenBusy when_busy = WhenBusy::kWait;  // of save_async()
+  // How long ranks wait for the slowest to write its part.
+  absl::Duration timeout = absl::Hours(1);
+  // Null: POSIX.
+  std::shared_ptr<FileSystem> file_system = {};
+};
+
+struct LoadOptions {
+  // What the state has and the checkpoint has not stays as it is, and is no error.
+  bool allow_missing = false;
+  // What the checkpoint has and the state has not is no error.
+  bool allow_unexpected = false;
+  // Another floating-point dtype is converted instead of refused.
+  bool cast = false;
+  // Every byte of every file is compared with its checksum first (ranks share them out). Without it
+  // the checksums of pieces that a rank reads whole are: all of them on the mesh that saved.
+  bool verify = false;
+  std::shared_ptr<FileSystem> file_system = {};
+};
+
+struct LoadedCheckpoint {
+  std::string path;  // of the checkpoint
+  int64_t step = 0;
+  std::vector<std::string> missing;     // tensors and values, where that is allowed
+  std::vector<std::string> unexpected;  // likewise
+  std::map<std::string, std::string, std::less<>> values;  // all of the checkpoint's: JSON
+  // Of tensors, by this rank.
+  int64_t bytes_read = 0;
+  int64_t bytes_kept = 0;
+};
+
+class Checkpointer {
+ public:
+  // Touches nothing yet. From the first save on the directory is this one's, until it goes.
+  Checkpointer(std::string directory, const MeshPtr& mesh, const CheckpointOptions& options = {});
+  // Waits. An error that nobody has asked for is a warning.
+  ~Checkpointer();
+  Checkpointer(const Checkpointer&) = delete;
+  Checkpointer& operator=(const Checkpointer&) = delete;
+
+  // DIRECTORY/step-000100 when it returns. What the optimizer or the model does afterwards is not in it.
+  // Throws Error: AlreadyExists for a step that is there; FailedPrecondition if another run saves
+  // there; ResourceExhausted, PermissionDenied, ... of the disk; InvalidArgument for a state or a step
+  // that differs between ranks, and a Partial; what wait() throws.
+  void save(int64_t step, const StateDict& state,
+            std::source_location where = std::source_location::current());
+
+  // The same, beside training: returns when this rank's part is copied (as many bytes of memory as it is
+  // to write, until they are written). One save is under way at a time: see WhenBusy. False: it was
+  // skipped. An error of the save comes out of the next save(), save_async() or wait().
+  bool save_async(int64_t step, const StateDict& state,
+                  std::source_location where = std::source_location::current());
+  // Until what is under way is on the disk. Local; throws its error, the same on all ranks.
+  void wait();
+
+  // The newest checkpoint of the directory, after wait(): see load_checkpoint().
+  LoadedCheckpoint load(StateDict& state, const LoadOptions& options = {},
+                        std::source_location where = std::source_location::current());
+
+  const std::string& directory() const;
+
+ private:
+  class State;
+  const std::unique_ptr<State> state_;
+};
+
+// `path`: a checkpoint, or a directory of them: then that of the highest step. Writes the values to where
+// the state's tensors lie: gradients stay, views see it.
+//
+// Throws Error before anything is changed, on all ranks: NotFound without a checkpoint, or if a file
+// is gone; InvalidArgument for a state that is another one, with all of what is missing, unexpected,
+// of another shape or dtype in one message, and for files that are foreign; DataLoss for a file that
+// is cut short, or has another checksum; FailedPrecondition for a symbolic link in the checkpoint.
+// Needs memory for the tensors that it loads, a second time.
+LoadedCheckpoint load_checkpoint(const std::string& path, StateDict& state, const MeshPtr& mesh,
+                                 const LoadOptions& options = {},
+                                 std::source_location where = std::source_location::current());
+
+// One checkpoint, by a Checkpointer of its own.
+void save_checkpoint(const std::string& directory, int64_t step, const StateDict& state,
+                     const MeshPtr& mesh, const CheckpointOptions& options = {},
+                     std::source_location where = std::source_location::current());
+
+}  // namespace shardweave

@@ -1,0 +1,37 @@
+// XXH3 (64 bits), what checkpoints are checked with: `xxhsum -H3` gives the same.
+//
+//   Checksum sum;
+//   sum.add(data, size);
+//   to_hex(sum.value());                       // "2d06800538d394c2"
+//
+// Internal to modules/checkpoint/.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace shardweave::checkpoint_internal {
+
+class Checksum {
+ public:
+  Checksum();
+  ~Checksum();
+  Checksum(Checksum&& other) noexcept;
+  Checksum& operator=(Checksum&&) noexcept;
+  void add(const void* data, size_t size);
+  uint64_t value() const;  // of all so far
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+uint64_t checksum_of(const void* data, size_t size);
+std::string to_hex(uint64_t value);  // 16 digits
+std::optional<uint64_t> from_hex(std::string_view text);
+
+}  // namespace shardweave::checkpoint_internal

@@ -1,0 +1,249 @@
+// Whatever fails, and whenever: the old checkpoint or the new one is there, whole, and the next save
+// works.
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+#include <thread>
+
+#include "ATen/ATen.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "shardweave/dtensor/testing/on_mesh.h"
+#include "shardweave/modules/checkpoint/checkpointer.h"
+#include "shardweave/modules/checkpoint/testing/faulty_file_system.h"
+
+namespace shardweave {
+namespace {
+
+using testing::Fault;
+using testing::FaultKind;
+using testing::FaultyFileSystem;
+using ::testing::HasSubstr;
+using testing::on_mesh;
+namespace fs = std::filesystem;
+
+std::string new_directory(const std::string& name) {
+  const std::string path = ::testing::TempDir() + "/crash_" + name;
+  fs::remove_all(path);
+  return path;
+}
+
+// All elements are the step.
+struct Model {
+  explicit Model(const MeshPtr& mesh, double value = 0)
+      : w(distribute_tensor(at::full({7, 5}, value), mesh, {Shard(0)})),
+        b(distribute_tensor(at::full({3}, value), mesh, {Replicate()})) {
+    state.add_tensor("w", w);
+    state.add_tensor("b", b);
+  }
+  void set(double value) {
+    w.fill_(value);
+    b.fill_(value);
+  }
+  double value() const {
+    const at::Tensor all = at::cat({full_tensor(w).flatten(), full_tensor(b)});
+    EXPECT_TRUE((all == all[0]).all().item<bool>()) << "torn:\n" << all;
+    return all[0].item<double>();
+  }
+  at::Tensor w, b;
+  StateDict state;
+};
+
+absl::Status status_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.status();
+  }
+  return absl::OkStatus();
+}
+
+// The step of the newest checkpoint in `directory`, which is whole: every byte, and as it loads.
+int64_t newest(const std::string& directory) {
+  const auto steps = list_checkpoints(directory);
+  if (!steps.ok() || steps->empty()) return 0;
+  for (const int64_t step : *steps) {
+    const absl::Status whole = verify_checkpoint(directory + "/" + checkpoint_name(step));
+    EXPECT_TRUE(whole.ok()) << whole;
+  }
+  on_mesh({{"dp", 1}}, [&](const MeshPtr& mesh) {
+    Model model(mesh);
+    EXPECT_EQ(load_checkpoint(directory, model.state, mesh).step, steps->back());
+    EXPECT_EQ(model.value(), static_cast<double>(steps->back()));
+  });
+  return steps->back();
+}
+
+// Saves step 1 well, then step 2 on a file system with this fault, from two ranks. Returns how many
+// operations it took; `ok`: whether the save says that it went well.
+int64_t save_with(const std::string& directory, const Fault& fault, bool async, bool* ok) {
+  fs::remove_all(directory);
+  auto faulty = std::make_shared<FaultyFileSystem>(fault);
+  std::mutex mutex;
+  std::vector<absl::Status> statuses;
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    Model model(mesh, 1);
+    save_checkpoint(directory, 1, model.state, mesh);
+    model.set(2);
+    Checkpointer checkpointer(directory, mesh, {.keep_last = 1, .file_system = faulty});
+    const absl::Status status = status_of([&] {
+      if (!async) return checkpointer.save(2, model.state);
+      checkpointer.save_async(2, model.state);
+      model.set(3);  // what comes after is not in it
+      checkpointer.wait();
+    });
+    const std::lock_guard lock(mutex);
+    statuses.push_back(status);
+  });
+  // All ranks have heard the same.
+  EXPECT_EQ(statuses.at(0), statuses.at(1));
+  *ok = statuses[0].ok();
+  if (fault.kind == FaultKind::kFail && !*ok) {
+    EXPECT_THAT(std::string(statuses[0].message()), HasSubstr("No space left on device"));
+  }
+  if (fault.kind == FaultKind::kPowerCut) faulty->cut_power();
+  return faulty->operations();
+}
+
+TEST(CrashTest, EveryOperationMayFailOrBeTheLast) {
+  const std::string directory = new_directory("every");
+  bool ok = false;
+  const int64_t operations = save_with(directory, {}, /*async=*/false, &ok);
+  ASSERT_TRUE(ok);
+  ASSERT_EQ(newest(directory), 2);
+  ASSERT_GT(operations, 15);
+  int old_ones = 0;
+  int new_ones = 0;
+  for (const bool async : {false, true}) {
+    for (const FaultKind kind : {FaultKind::kFail, FaultKind::kStopDead, FaultKind::kPowerCut}) {
+      if (async && kind != FaultKind::kStopDead) continue;  // the rest is the same
+      for (int64_t at = 0; at < operations; ++at) {
+        SCOPED_TRACE(::testing::Message() << "operation " << at << ", kind "
+                                          << static_cast<int>(kind) << ", async " << async);
+        save_with(directory, {.kind = kind, .at = at}, async, &ok);
+        const int64_t found = newest(directory);
+        EXPECT_TRUE(found == 1 || found == 2) << found;
+        if (ok) {
+          EXPECT_EQ(found, 2);
+        }
+        (found == 1 ? old_ones : new_ones) += 1;
+        // Who comes next is not in the way of what was left.
+        on_mesh({{"dp", 3}}, [&](const MeshPtr& mesh) {
+          Model model(mesh, 5);
+          save_checkpoint(directory, 5, model.state, mesh, {.keep_last = 1});
+        });
+        EXPECT_EQ(newest(directory), 5);
+        std::vector<std::string> names;
+        for (const auto& entry : fs::directory_iterator(directory)) {
+          names.push_back(entry.path().filename());
+        }
+        EXPECT_THAT(names, ::testing::UnorderedElementsAre("latest", "lock", "step-000005"));
+      }
+    }
+  }
+  EXPECT_GT(old_ones, 20);
+  EXPECT_GT(new_ones, 20);
+}
+
+TEST(CrashTest, KeepsTheLastOnes) {
+  const std::string directory = new_directory("keep");
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    Model model(mesh);
+    Checkpointer checkpointer(directory, mesh, {.keep_last = 2});
+    for (const int64_t step : {10, 20, 30, 40}) {
+      model.set(static_cast<double>(step));
+      checkpointer.save_async(step, model.state);
+    }
+    checkpointer.wait();
+    const auto steps = [&] { return *list_checkpoints(directory); };
+    EXPECT_EQ(steps(), (std::vector<int64_t>{30, 40}));
+    // One that goes back keeps what it has just saved.
+    checkpointer.save(15, model.state);
+    EXPECT_EQ(steps(), (std::vector<int64_t>{15, 40}));
+    EXPECT_EQ(status_of([&] { checkpointer.save(40, model.state); }).code(),
+              absl::StatusCode::kAlreadyExists);
+    EXPECT_EQ(steps(), (std::vector<int64_t>{15, 40}));
+  });
+}
+
+TEST(CrashTest, TwoRunsInOneDirectoryAreAnError) {
+  const std::string directory = new_directory("two_runs");
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    Model model(mesh);
+    auto first = std::make_unique<Checkpointer>(directory, mesh);
+    first->save(1, model.state);
+    Checkpointer second(directory, mesh);
+    const absl::Status status = status_of([&] { second.save(2, model.state); });
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("another run saves into"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("process "));
+    second.load(model.state);  // to read is nobody's business
+    first.reset();
+    (void)full_tensor(model.w);  // rank 0 has dropped its lock
+    second.save(2, model.state);
+  });
+}
+
+TEST(CrashTest, ErrorsOfTheBackgroundComeOutOfTheNextCall) {
+  const std::string directory = new_directory("background");
+  on_mesh({{"dp", 3}}, [&](const MeshPtr& mesh) {
+    Model model(mesh, 1);
+    Checkpointer checkpointer(directory, mesh);
+    checkpointer.save(1, model.state);
+    checkpointer.save_async(1, model.state);  // is there already
+    EXPECT_EQ(status_of([&] { checkpointer.save_async(2, model.state); }).code(),
+              absl::StatusCode::kAlreadyExists);
+    checkpointer.wait();  // the error has been told
+    EXPECT_TRUE(checkpointer.save_async(2, model.state));
+    checkpointer.wait();
+    EXPECT_EQ(status_of([&] { checkpointer.save_async(-1, model.state); }).code(),
+              absl::StatusCode::kInvalidArgument);
+  });
+  EXPECT_EQ(*list_checkpoints(directory), (std::vector<int64_t>{1, 2}));
+  // A file where the directory should be.
+  std::ofstream(directory + "_file") << "x";
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    Model model(mesh, 1);
+    const absl::Status status =
+        status_of([&] { save_checkpoint(directory + "_file/x", 1, model.state, mesh); });
+    EXPECT_FALSE(status.ok());
+    EXPECT_THAT(std::string(status.message()), HasSubstr("Not a directory"));
+    EXPECT_EQ(status_of([&] { save_checkpoint("", 1, model.state, mesh); }).code(),
+              absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(status_of([&] { Checkpointer(directory, mesh, {.keep_last = -1}); }).code(),
+              absl::StatusCode::kInvalidArgument);
+  });
+  fs::remove(directory + "_file");
+}
+
+TEST(CrashTest, TrainingGoesOnBesideASave) {
+  const std::string directory = new_directory("beside");
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    Model model(mesh);
+    Checkpointer checkpointer(directory, mesh, {.when_busy = WhenBusy::kSkip});
+    int saved = 0;
+    for (int64_t step = 1; step <= 40; ++step) {
+      model.set(static_cast<double>(step));
+      saved += checkpointer.save_async(step, model.state) ? 1 : 0;
+      for (int i = 0; i < 5; ++i) (void)full_tensor(model.w);  // the mesh is used meanwhile
+    }
+    checkpointer.wait();
+    EXPECT_GE(saved, 1);
+    if (mesh->rank() == Rank(0)) {
+      EXPECT_EQ(static_cast<size_t>(saved), list_checkpoints(directory)->size());
+    }
+  });
+  EXPECT_GT(newest(directory), 0);
+  const auto steps = list_checkpoints(directory);
+  for (const int64_t step : *steps) {
+    on_mesh({{"dp", 1}}, [&](const MeshPtr& mesh) {
+      Model model(mesh);
+      load_checkpoint(directory + "/" + checkpoint_name(step), model.state, mesh);
+      EXPECT_EQ(model.value(), static_cast<double>(step));
+    });
+  }
+}
+
+}  // namespace
+}  // namespace shardweave

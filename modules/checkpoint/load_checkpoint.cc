@@ -1,0 +1,413 @@
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "ATen/core/Tensor.h"
+#include "ATen/ops/empty.h"
+#include "absl/strings/str_join.h"
+#include "c10/core/GradMode.h"
+#include "c10/core/InferenceMode.h"
+#include "shardweave/comm/status_exception.h"
+#include "shardweave/comm/str_cat.h"
+#include "shardweave/dtensor/engine/checksum.h"
+#include "shardweave/dtensor/engine/local_part.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/engine/tensor_impl.h"
+#include "shardweave/modules/checkpoint/agree.h"
+#include "shardweave/modules/checkpoint/checkpointer.h"
+#include "shardweave/modules/checkpoint/checksum.h"
+#include "shardweave/modules/checkpoint/safetensors_tensor.h"
+#include "shardweave/modules/checkpoint/snapshot.h"
+
+namespace shardweave {
+namespace {
+
+using namespace checkpoint_internal;
+using namespace dtensor_internal;
+
+constexpr char kLoad[] = "load_checkpoint";
+
+// One tensor that is to be filled, or to be made.
+struct Target {
+  std::string name;
+  std::vector<std::string> aliases;
+  at::Tensor like;  // lies as the target does; undefined: a number, whole on every rank
+  at::ScalarType dtype = at::kFloat;
+  bool is_number = false;
+  bool is_optional = false;
+  size_t late = 0;  // index + 1 of its LateTensors; 0: in place
+  // What was found, and read.
+  const SavedTensor* saved = nullptr;
+  std::string saved_name;
+  at::Tensor staged;  // this rank's part, of the saved dtype
+};
+
+std::vector<Target> targets_of(const StateDict& state) {
+  std::vector<Target> targets;
+  for (const NamedTensor& one : state.tensors()) {
+    targets.push_back({.name = one.name,
+                       .aliases = one.aliases,
+                       .like = one.tensor,
+                       .dtype = one.tensor.scalar_type()});
+  }
+  for (size_t i = 0; i < state.late().size(); ++i) {
+    const LateTensors& late = state.late()[i];
+    for (const LateTensors::Item& item : late.items()) {
+      targets.push_back({.name = late.prefix + item.name,
+                         .like = item.like,
+                         .dtype = item.dtype,
+                         .is_number = item.is_number,
+                         .is_optional = item.is_optional,
+                         .late = i + 1});
+    }
+  }
+  return targets;
+}
+
+const SavedTensor* find_saved(const Manifest& manifest, const std::string& name,
+                              std::string* found) {
+  auto it = manifest.tensors.find(name);
+  if (it == manifest.tensors.end()) {
+    const auto alias = manifest.aliases.find(name);
+    if (alias == manifest.aliases.end()) return nullptr;
+    it = manifest.tensors.find(alias->second);
+  }
+  *found = it->first;
+  return &it->second;
+}
+
+std::string in_brackets(absl::Span<const int64_t> shape) {
+  return str_cat("[", absl::StrJoin(shape, ", "), "]");
+}
+
+// The first few of them.
+void append_list(std::string* text, const char* what, const std::vector<std::string>& names) {
+  constexpr size_t kMost = 20;
+  if (names.empty()) return;
+  str_append(text, text->empty() ? "" : "; ", what, ": ");
+  for (size_t i = 0; i < std::min(names.size(), kMost); ++i) {
+    str_append(text, i == 0 ? "" : ", ", names[i]);
+  }
+  if (names.size() > kMost) str_append(text, " and ", names.size() - kMost, " more");
+}
+
+bool is_floating(DType dtype) {
+  return at::isFloatingType(scalar_type_of(dtype));
+}
+
+// Pairs targets with what is saved; all that does not fit is one error.
+absl::Status match(const StateDict& state, const Manifest& manifest, const LoadOptions& options,
+                   std::vector<Target>& targets, LoadedCheckpoint& result) {
+  std::vector<std::string> missing;
+  std::vector<std::string> differing;
+  std::set<std::string> used;
+  std::vector<bool> has_state(state.late().size(), false);
+  for (Target& target : targets) {
+    target.saved = find_saved(manifest, target.name, &target.saved_name);
+    for (const std::string& alias : target.aliases) {
+      std::string found;
+      const SavedTensor* other = find_saved(manifest, alias, &found);
+      if (other == nullptr) continue;
+      used.insert(found);
+      if (target.saved != nullptr) continue;
+      target.saved = other;
+      target.saved_name = found;
+    }
+    if (target.saved == nullptr) continue;
+    used.insert(target.saved_name);
+    if (target.late > 0) has_state[target.late - 1] = true;
+    const SavedTensor& saved = *target.saved;
+    if (target.is_number) {
+      if (whole_box(saved.shape).numel() != 1) {
+        differing.push_back(
+            str_cat(target.name, " (", in_brackets(saved.shape), "; wanted one number)"));
+      }
+      continue;
+    }
+    const at::IntArrayRef sizes = target.like.sizes();
+    const DType dtype = safetensors_dtype_of(target.dtype);
+    if (!std::equal(sizes.begin(), sizes.end(), saved.shape.begin(), saved.shape.end())) {
+      differing.push_back(str_cat(target.name, " (", in_brackets(saved.shape), " there, ",
+                                  in_brackets(absl::MakeConstSpan(sizes.data(), sizes.size())),
+                                  " here)"));
+    } else if (saved.dtype != dtype &&
+               !(options.cast && is_floating(saved.dtype) && is_floating(dtype))) {
+      differing.push_back(str_cat(target.name, " (", safetensors_name(saved.dtype), " there, ",
+                                  safetensors_name(dtype), " here)"));
+    }
+  }
+  std::vector<bool> is_incomplete(state.late().size(), false);
+  for (const Target& target : targets) {
+    if (target.saved != nullptr) continue;
+    if (target.late > 0) {
+      // Without any of its state the parameter is as before its first step, if the checkpoint says so.
+      const bool was_without =
+          manifest.without_state.contains(state.late()[target.late - 1].prefix);
+      if (was_without && !has_state[target.late - 1]) continue;
+      if (target.is_optional && has_state[target.late - 1]) continue;
+      is_incomplete[target.late - 1] = true;
+    }
+    missing.push_back(target.name);
+  }
+  for (const auto& [name, value] : state.values()) {
+    const auto it = manifest.values.find(name);
+    if (it == manifest.values.end()) {
+      missing.push_back(str_cat("value ", name));
+    } else if (value.check != nullptr) {
+      const absl::Status status = value.check(it->second);
+      if (!status.ok()) differing.emplace_back(status.message());
+    }
+  }
+  std::vector<std::string> unexpected;
+  for (const auto& [name, saved] : manifest.tensors) {
+    if (!used.contains(name)) unexpected.push_back(name);
+  }
+  std::string wrong;
+  if (!options.allow_missing) append_list(&wrong, "missing", missing);
+  if (!options.allow_unexpected) append_list(&wrong, "unexpected", unexpected);
+  append_list(&wrong, "differing", differing);
+  if (!wrong.empty()) {
+    return absl::InvalidArgumentError(str_cat("'", result.path, "' is of another state: ", wrong));
+  }
+  // Half of an optimizer's state is none.
+  for (Target& target : targets) {
+    if (target.late > 0 && is_incomplete[target.late - 1]) target.saved = nullptr;
+  }
+  result.missing = std::move(missing);
+  result.unexpected = std::move(unexpected);
+  return absl::OkStatus();
+}
+
+class Reader {
+ public:
+  Reader(std::string path, const Manifest& manifest, std::shared_ptr<FileSystem> fs)
+      : path_(std::move(path)), manifest_(manifest), fs_(std::move(fs)) {}
+
+  // This rank's part of the target, as it lies in a contiguous tensor.
+  absl::Status read(Target& target) {
+    const SavedTensor& saved = *target.saved;
+    std::vector<LocalBox> held;
+    Dims local_shape = saved.shape;
+    if (target.like.defined() && is_dtensor(target.like)) {
+      const DTensorMeta& meta = meta_of(target.like);
+      held = local_boxes(meta.spec->layout, meta.context->mesh().shape(),
+                         meta.context->coordinate(), saved.shape);
+      local_shape = meta.spec->local_sizes;
+    } else if (whole_box(saved.shape).numel() > 0) {
+      held = {{whole_box(saved.shape), Dims(saved.shape.size(), 0)}};
+    }
+    target.staged = at::empty(array(local_shape), at::TensorOptions(scalar_type_of(saved.dtype)));
+    kept_ += static_cast<int64_t>(target.staged.nbytes());
+    for (const LocalBox& box : held) {
+      // Where elements lie in the local tensor: as if that were a box of the whole.
+      Box local = {box.box.offset, local_shape};
+      for (size_t d = 0; d < local.offset.size(); ++d) local.offset[d] -= box.local_offset[d];
+      for (const SavedPiece& piece : saved.pieces) {
+        const std::optional<Box> common = intersect(piece.box, box.box);
+        if (!common.has_value()) continue;
+        absl::Status status = read_piece(target, piece, *common, local);
+        if (!status.ok()) return status;
+      }
+    }
+    return absl::OkStatus();
+  }
+  int64_t bytes_read() const { return read_; }
+  int64_t bytes_kept() const { return kept_; }
+
+ private:
+  absl::Status read_piece(const Target& target, const SavedPiece& piece, const Box& common,
+                          const Box& local) {
+    const SavedTensor& saved = *target.saved;
+    std::shared_ptr<SafetensorsFile>& file = open_[piece.file];
+    if (file == nullptr) {
+      absl::StatusOr<std::shared_ptr<SafetensorsFile>> opened =
+          open_checkpoint_file(path_, manifest_, piece.file, fs_);
+      if (!opened.ok()) return opened.status();
+      file = *std::move(opened);
+    }
+    const std::string key = piece_name(target.saved_name, saved.shape, piece.box);
+    const StoredTensor* info = file->find(key);
+    if (info == nullptr || info->dtype != saved.dtype || info->shape != piece.box.shape) {
+      return absl::InvalidArgumentError(
+          str_cat("'", file->path(), "' has no \"", key, "\" as the manifest says"));
+    }
+    const int64_t element = element_size(saved.dtype);
+    read_ += common.numel() * element;
+    auto* out = static_cast<char*>(target.staged.data_ptr());
+    if (common != piece.box) return file->read(*info, piece.box, common, local, out);
+    // All of it: to where its checksum can be taken, which may be where it belongs.
+    int64_t runs = 0;
+    int64_t place = 0;
+    for_each_run(common, piece.box, local, [&](int64_t, int64_t to, int64_t) {
+      if (runs++ == 0) place = to;
+    });
+    std::vector<char> apart;
+    char* bytes = out + place * element;
+    if (runs > 1) {
+      apart.resize(static_cast<size_t>(common.numel() * element));
+      bytes = apart.data();
+    }
+    absl::Status status = file->read(*info, bytes);
+    if (!status.ok()) return status;
+    const uint64_t sum = checksum_of(bytes, static_cast<size_t>(common.numel() * element));
+    if (sum != piece.xxh3) {
+      return absl::DataLossError(str_cat("'", file->path(), "': \"", key, "\" has the checksum ",
+                                         to_hex(sum), "; the manifest says ", to_hex(piece.xxh3)));
+    }
+    if (runs > 1) {
+      for_each_run(common, piece.box, local, [&](int64_t from, int64_t to, int64_t count) {
+        std::memcpy(out + to * element, bytes + from * element,
+                    static_cast<size_t>(count * element));
+      });
+    }
+    return absl::OkStatus();
+  }
+
+  const std::string path_;
+  const Manifest& manifest_;
+  const std::shared_ptr<FileSystem> fs_;
+  std::map<std::string, std::shared_ptr<SafetensorsFile>> open_;
+  int64_t read_ = 0;
+  int64_t kept_ = 0;
+};
+
+// "step" is a whole number, whatever dtype it has.
+absl::Status check_number(Target& target) {
+  if (!target.is_number || target.saved == nullptr) return absl::OkStatus();
+  const auto value = target.staged.item<double>();
+  if (value >= 0 && value == static_cast<double>(static_cast<int64_t>(value)) && value < 0x1p53) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      str_cat("'", target.name, "' is ", value, "; wanted a whole number, 0 or more"));
+}
+
+void apply(StateDict& state, const Manifest& manifest, std::vector<Target>& targets) {
+  std::vector<OptimizerState> late(state.late().size());
+  std::vector<bool> is_set(state.late().size(), false);
+  for (Target& target : targets) {
+    if (target.saved == nullptr) continue;
+    if (target.late == 0) {
+      at::Tensor part = part_to_write(target.like, kLoad);
+      part.detach().copy_(target.staged);
+      part_written(target.like, kLoad);
+    } else {
+      is_set[target.late - 1] = true;
+      const LateTensors& its = state.late()[target.late - 1];
+      const std::string name = target.name.substr(its.prefix.size());
+      at::Tensor value = target.staged;
+      if (target.is_number) {
+        value = value.reshape({}).to(target.dtype);
+      } else {
+        const at::Device device =
+            is_dtensor(target.like) ? meta_of(target.like).spec->device : target.like.device();
+        value = lying_as(target.like, value.to(at::TensorOptions(target.dtype).device(device)));
+      }
+      late[target.late - 1][name] = std::move(value);
+    }
+    target.staged.reset();
+  }
+  for (size_t i = 0; i < late.size(); ++i) {
+    const LateTensors& its = state.late()[i];
+    if (is_set[i] || manifest.without_state.contains(its.prefix)) its.set(std::move(late[i]));
+  }
+  for (const auto& [name, value] : state.values()) {
+    const auto it = manifest.values.find(name);
+    if (it != manifest.values.end()) value.set(it->second);
+  }
+}
+
+}  // namespace
+
+LoadedCheckpoint load_checkpoint(const std::string& path, StateDict& state, const MeshPtr& mesh,
+                                 const LoadOptions& options, std::source_location where) {
+  if (mesh == nullptr) throw Error(kLoad, absl::InvalidArgumentError("the mesh is null"));
+  const c10::InferenceMode normal(false);
+  const c10::AutoGradMode no_grad(false);
+  const std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
+  const std::shared_ptr<FileSystem> fs =
+      options.file_system != nullptr ? options.file_system : posix_file_system();
+  Communicator& comm = whole(*context);
+  const absl::Duration timeout = absl::Hours(1);
+  const auto check = [](const absl::Status& status) {
+    if (!status.ok()) throw Error(kLoad, status);
+  };
+
+  std::vector<Target> targets;
+  {
+    Agreement agreement(*context, {.name = kLoad, .where = where});
+    targets = targets_of(state);
+    std::vector<uint64_t> sums;
+    for (const Target& target : targets) {
+      uint64_t sum = checksum(static_cast<uint64_t>(target.dtype), target.name);
+      if (target.like.defined()) sum = checksum(sum, absl::StrJoin(target.like.sizes(), ","));
+      sums.push_back(sum);
+    }
+    uint64_t others =
+        checksum(uint64_t{options.allow_missing} | uint64_t{options.allow_unexpected} << 1 |
+                     uint64_t{options.cast} << 2 | uint64_t{options.verify} << 3,
+                 path);
+    for (const auto& [name, value] : state.values()) others = checksum(others, name);
+    sums.push_back(others);
+    if (const std::optional<Difference> differs = agreement.reach(sums)) {
+      const std::string which = differs->index < targets.size()
+                                    ? str_cat("tensor '", targets[differs->index].name, "'")
+                                    : std::string("the path, a value or an option");
+      check(absl::InvalidArgumentError(str_cat(which, " is not the same on ranks ",
+                                               differs->ranks[0], " and ", differs->ranks[1],
+                                               "; wanted one state on all ranks")));
+    }
+  }
+
+  // One rank looks, so that all load the same.
+  LoadedCheckpoint result;
+  const absl::StatusOr<std::string> found = from_first(
+      comm,
+      [&]() -> absl::StatusOr<std::string> {
+        absl::StatusOr<std::string> its = find_checkpoint(path, fs.get());
+        if (!its.ok()) return its.status();
+        std::string text;
+        const absl::StatusOr<Manifest> read = read_manifest(*its, fs.get(), &text);
+        if (!read.ok()) return read.status();
+        return str_cat(*its, std::string_view("\0", 1), text);
+      },
+      timeout);
+  check(found.status());
+  const size_t end = found->find('\0');
+  result.path = found->substr(0, end);
+  const absl::StatusOr<Manifest> manifest =
+      Manifest::parse(std::string_view(*found).substr(end + 1));
+  check(manifest.status());
+  result.step = manifest->step;
+  check(agree(comm, match(state, *manifest, options, targets, result), timeout));
+
+  absl::Status status;
+  if (options.verify) {
+    check(agree(comm, verify_files(result.path, *manifest, fs, comm.rank(), comm.size()), timeout));
+  }
+  Reader reader(result.path, *manifest, fs);
+  try {
+    for (Target& target : targets) {
+      if (target.saved == nullptr) continue;
+      status = reader.read(target);
+      if (status.ok()) status = check_number(target);
+      if (!status.ok()) break;
+    }
+  } catch (const StatusException& error) {
+    status = error.status();
+  } catch (const std::exception& error) {
+    status = absl::ResourceExhaustedError(str_cat("cannot read: ", std::string_view(error.what())));
+  }
+  check(agree(comm, status, timeout));
+  apply(state, *manifest, targets);
+  result.values = manifest->values;
+  result.bytes_read = reader.bytes_read();
+  result.bytes_kept = reader.bytes_kept();
+  return result;
+}
+
+}  // namespace shardweave

@@ -1,0 +1,239 @@
+#include "shardweave/modules/checkpoint/manifest.h"
+
+#include <algorithm>
+#include <random>
+#include <set>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "shardweave/modules/checkpoint/save_plan.h"
+
+namespace shardweave {
+namespace {
+
+using ::testing::HasSubstr;
+
+Layout layout(const char* text) {
+  auto parsed = Layout::parse(text);
+  EXPECT_TRUE(parsed.ok()) << parsed.status();
+  return *parsed;
+}
+
+TEST(BoxTest, LocalBoxesAreWhatRanksHold) {
+  const Dims mesh = {2, 3};
+  const Dims shape = {7, 5};
+  for (const char* text :
+       {"[R, R]", "[S(0), R]", "[S(0), S(0)]", "[S(0)@1, S(0)@0]", "[S(1), S(0)]",
+        "[R, S(0, sf=2)]", "[S(0, sf=3), S(1)]", "[R, S(0, sizes=[3,0,4])]",
+        "[S(1, sizes=[5,0]), S(0, sizes=[1,2,4])]"}) {
+    const Layout its = layout(text);
+    for (int64_t i = 0; i < 2; ++i) {
+      for (int64_t j = 0; j < 3; ++j) {
+        const Dims at = {i, j};
+        const Dims local = local_shape(its, mesh, at, shape);
+        int64_t numel = 0;
+        std::set<std::pair<int64_t, int64_t>> places;
+        for (const LocalBox& box : local_boxes(its, mesh, at, shape)) {
+          numel += box.box.numel();
+          for (int64_t r = 0; r < box.box.shape[0]; ++r) {
+            for (int64_t c = 0; c < box.box.shape[1]; ++c) {
+              const int64_t row = box.local_offset[0] + r;
+              const int64_t column = box.local_offset[1] + c;
+              EXPECT_TRUE(places.emplace(row, column).second);
+              EXPECT_LT(row, local[0]);
+              EXPECT_LT(column, local[1]);
+            }
+          }
+        }
+        EXPECT_EQ(numel, local[0] * local[1]) << text;
+      }
+    }
+  }
+}
+
+TEST(SavePlanTest, EveryElementIsWrittenOnceByOneThatHasIt) {
+  std::mt19937 random(7);
+  const std::vector<Dims> meshes = {{1}, {3}, {2, 2}, {2, 3}, {2, 2, 2}};
+  for (const Dims& mesh : meshes) {
+    for (int round = 0; round < 40; ++round) {
+      std::vector<LaidOutTensor> tensors;
+      for (int t = 0; t < 4; ++t) {
+        Dims shape;
+        for (int d = static_cast<int>(random() % 4); d > 0; --d) shape.push_back(random() % 6);
+        Placements placements;
+        for (const int64_t size : mesh) {
+          const auto dim = shape.empty() ? 0 : static_cast<int>(random() % shape.size());
+          const auto kind = shape.empty() ? 0 : random() % 4;
+          Placement placement = Replicate();
+          if (kind == 1) placement = Shard(dim);
+          if (kind == 2) placement = StridedShard(dim, 2);
+          const bool is_cut = std::any_of(placements.begin(), placements.end(),
+                                          [&](const Placement& p) { return p.is_shard(dim); });
+          if (kind == 3 && !is_cut) {
+            std::vector<int64_t> sizes(static_cast<size_t>(size), 0);
+            for (int64_t i = 0; i < shape[static_cast<size_t>(dim)]; ++i) {
+              ++sizes[random() % sizes.size()];
+            }
+            placement = RaggedShard(dim, sizes);
+          }
+          placements.push_back(placement);
+        }
+        const Layout its(placements);
+        if (!validate(its, mesh, shape).ok()) continue;
+        tensors.push_back(
+            {"t" + std::to_string(t), t % 2 == 0 ? DType::kF32 : DType::kU8, shape, its});
+      }
+      const auto plan = plan_save(tensors, mesh, /*split_bytes=*/32);
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      std::vector<std::vector<int>> times;
+      for (const LaidOutTensor& tensor : tensors) {
+        times.emplace_back(static_cast<size_t>(whole_box(tensor.shape).numel()), 0);
+      }
+      for (const PlannedPiece& piece : *plan) {
+        const LaidOutTensor& tensor = tensors[piece.tensor];
+        Dims at(mesh.size(), 0);
+        int64_t rank = piece.rank;
+        for (size_t d = mesh.size(); d > 0; --d) {
+          at[d - 1] = rank % mesh[d - 1];
+          rank /= mesh[d - 1];
+        }
+        const auto held = local_boxes(tensor.layout, mesh, at, tensor.shape);
+        EXPECT_TRUE(std::any_of(held.begin(), held.end(),
+                                [&](const LocalBox& box) { return contains(box.box, piece.box); }));
+        for_each_run(piece.box, whole_box(tensor.shape), piece.box,
+                     [&](int64_t from, int64_t, int64_t count) {
+                       for (int64_t i = 0; i < count; ++i) {
+                         ++times[piece.tensor][static_cast<size_t>(from + i)];
+                       }
+                     });
+      }
+      for (const std::vector<int>& its : times) {
+        for (const int count : its) ASSERT_EQ(count, 1);
+      }
+    }
+  }
+}
+
+TEST(SavePlanTest, SharesOutWhatRanksHoldAlike) {
+  const auto loads = [](const std::vector<LaidOutTensor>& tensors, const Dims& mesh) {
+    std::vector<int64_t> bytes(4, 0);
+    const auto plan = plan_save(tensors, mesh);
+    for (const PlannedPiece& piece : *plan) {
+      bytes[static_cast<size_t>(piece.rank)] +=
+          piece.box.numel() * element_size(tensors[piece.tensor].dtype);
+    }
+    return bytes;
+  };
+  // One large tensor on all: each writes a slab.
+  EXPECT_EQ(loads({{"w", DType::kF32, {40 << 20}, layout("[R]")}}, {4}),
+            (std::vector<int64_t>{40 << 20, 40 << 20, 40 << 20, 40 << 20}));
+  // Many small ones: as even as their sizes allow.
+  std::vector<LaidOutTensor> many;
+  for (int i = 0; i < 40; ++i) {
+    many.push_back({"t" + std::to_string(i), DType::kF32, {100 + i}, layout("[R, R]")});
+  }
+  const std::vector<int64_t> even = loads(many, {2, 2});
+  EXPECT_LE(
+      *std::max_element(even.begin(), even.end()) - *std::min_element(even.begin(), even.end()),
+      139 * 4);
+  // What one alone has it writes; the others make up for it.
+  const std::vector<int64_t> rest =
+      loads({{"mine", DType::kU8, {1000}, layout("[S(0, sizes=[1000,0,0,0])]")},
+             {"a", DType::kU8, {400}, layout("[R]")},
+             {"b", DType::kU8, {400}, layout("[R]")},
+             {"c", DType::kU8, {400}, layout("[R]")}},
+            {4});
+  EXPECT_EQ(rest, (std::vector<int64_t>{1000, 400, 400, 400}));
+  const auto partial = plan_save({{"g", DType::kF32, {4}, layout("[P(sum)]")}}, Dims{4});
+  EXPECT_EQ(partial.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(partial.status().message()), HasSubstr("\"g\": lies [P(sum)]"));
+}
+
+Manifest sample() {
+  Manifest manifest;
+  manifest.step = 100;
+  manifest.world_size = 2;
+  manifest.mesh = "dp=2";
+  manifest.files = {{"rank-00000.safetensors", {1000, 7}}, {"rank-00001.safetensors", {900, 8}}};
+  manifest.tensors["w"] = {DType::kBF16,
+                           {5, 3},
+                           {{"rank-00000.safetensors", {{0, 0}, {3, 3}}, 0xabc},
+                            {"rank-00001.safetensors", {{3, 0}, {2, 3}}, ~uint64_t{0}}}};
+  manifest.tensors["number"] = {DType::kI64, {}, {{"rank-00001.safetensors", {{}, {}}, 5}}};
+  manifest.tensors["empty"] = {DType::kF32, {0, 4}, {}};
+  manifest.aliases["v"] = "w";
+  manifest.without_state = {"optimizer.w."};
+  manifest.values = {{"epoch", "3"}, {"list", "[1,\"a\",null]"}};
+  return manifest;
+}
+
+TEST(ManifestTest, ComesBackFromItsText) {
+  const std::string text = sample().to_json();
+  const auto parsed = Manifest::parse(text);
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(*parsed, sample());
+  EXPECT_THAT(text,
+              HasSubstr(R"("number": {"dtype":"I64","pieces":[{"file":"rank-00001.safetensors",)"));
+  EXPECT_EQ(piece_name("w", Dims{5, 3}, {{0, 0}, {3, 3}}), "w[0:3, 0:3]");
+  EXPECT_EQ(piece_name("w", Dims{5, 3}, {{0, 0}, {5, 3}}), "w");
+  EXPECT_EQ(piece_name("number", Dims{}, {}), "number");
+}
+
+TEST(ManifestTest, RefusesWhatIsNotWhole) {
+  struct Case {
+    const char* from;
+    const char* to;
+    const char* words;
+  };
+  const std::vector<Case> cases = {
+      {"shardweave-checkpoint", "else", "\"format\""},
+      {"\"step\": 100", "\"step\": -1", "\"step\": wanted a whole number"},
+      {"\"step\": 100", "\"step\": 1e2", "\"step\": wanted a whole number"},
+      {"\"step\": 100", "\"step\": 100, \"steps\": 1", "an object with format, version"},
+      {"[3,0]", "[2,0]", "does not overlap piece 0"},
+      {"[3,0]", "[4,0]", "\"shape\": wanted a part of the tensor, [0:5, 0:3]"},
+      {"[3,0]", "[3]", "\"offset\": wanted a list of 2 whole numbers"},
+      {"\"shape\":[2,3]", "\"shape\":[1,3]", "all 15 elements; these are 12"},
+      {"\"shape\":[2,3]", "\"shape\":[0,3]", "\"shape\": wanted a part"},
+      {"\"shape\":[5,3]", "\"shape\":[5,9223372036854775807]", "below 2^63"},
+      {"\"BF16\"", "\"bf16\"", "\"dtype\": wanted a dtype"},
+      {"ffffffffffffffff", "fffffffffffffff", "16 digits"},
+      {"\"v\": \"w\"", "\"v\": \"x\"", "another name"},
+      {"\"v\": \"w\"", "\"number\": \"w\"", "another name"},
+      {"\"rank-00001.safetensors\": {\"bytes\"", "\"../x\": {\"bytes\"", "beside the manifest"},
+      {"\"rank-00001.safetensors\": {\"bytes\"", "\"other\": {\"bytes\"", "one of \"files\""},
+      {"\"epoch\": 3", "\"epoch\": 3, \"epoch\": 4", "stands twice"},
+      {"}\n", "", "no JSON"},
+      {"\"values\": {", "\"values\": [{", "no JSON"},
+  };
+  for (const Case& c : cases) {
+    std::string text = sample().to_json();
+    const size_t at = std::string_view(c.from) == "}\n" ? text.rfind(c.from) : text.find(c.from);
+    ASSERT_NE(at, std::string::npos) << c.from;
+    text.replace(at, std::string_view(c.from).size(), c.to);
+    const auto parsed = Manifest::parse(text);
+    ASSERT_FALSE(parsed.ok()) << c.from << " -> " << c.to;
+    EXPECT_EQ(parsed.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(parsed.status().message()), HasSubstr(c.words)) << c.from;
+  }
+  std::string later = sample().to_json();
+  later.replace(later.find("\"version\": 1"), 12, "\"version\": 2");
+  EXPECT_EQ(Manifest::parse(later).status().code(), absl::StatusCode::kUnimplemented);
+}
+
+TEST(ManifestTest, FindsOverlapsAmongManyPieces) {
+  Manifest manifest = sample();
+  SavedTensor& grid = manifest.tensors["grid"];
+  grid.shape = {40, 40};
+  for (int64_t i = 0; i < 40; i += 2) {
+    for (int64_t j = 0; j < 40; j += 2) {
+      grid.pieces.push_back({"rank-00000.safetensors", {{i, j}, {2, 2}}, 0});
+    }
+  }
+  EXPECT_TRUE(Manifest::parse(manifest.to_json()).ok());
+  grid.pieces[77].box.offset = {7, 7};
+  EXPECT_FALSE(Manifest::parse(manifest.to_json()).ok());
+}
+
+}  // namespace
+}  // namespace shardweave

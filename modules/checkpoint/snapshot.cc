@@ -1,0 +1,188 @@
+#include "shardweave/modules/checkpoint/snapshot.h"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "ATen/core/Tensor.h"
+#include "absl/strings/str_join.h"
+#include "c10/core/GradMode.h"
+#include "c10/core/InferenceMode.h"
+#include "shardweave/comm/str_cat.h"
+#include "shardweave/dtensor/engine/checksum.h"
+#include "shardweave/dtensor/engine/local_part.h"
+#include "shardweave/dtensor/engine/tensor_impl.h"
+#include "shardweave/modules/checkpoint/safetensors_tensor.h"
+
+namespace shardweave::checkpoint_internal {
+namespace {
+
+using namespace dtensor_internal;
+
+[[noreturn]] void refuse_save(absl::StatusCode code, const std::string& why) {
+  throw Error(absl::Status(code, why));
+}
+
+// All that there is now.
+std::vector<StateTensor> tensors_now(const StateDict& state, Manifest& manifest) {
+  std::vector<StateTensor> tensors;
+  for (const NamedTensor& one : state.tensors()) {
+    tensors.push_back({one.name, one.tensor, one.aliases});
+  }
+  for (const LateTensors& late : state.late()) {
+    OptimizerState now = late.now();
+    if (now.empty()) manifest.without_state.insert(late.prefix);
+    for (auto& [name, tensor] : now) tensors.push_back({late.prefix + name, tensor, {}});
+  }
+  std::set<std::string_view> names;
+  for (const StateTensor& one : tensors) {
+    if (names.insert(one.name).second) continue;
+    refuse_save(absl::StatusCode::kAlreadyExists,
+                str_cat("the state has two tensors '", one.name, "'"));
+  }
+  return tensors;
+}
+
+// On the whole mesh: a tensor on a slice of it lies alike on all slices beside that one.
+Layout layout_on(const DeviceMesh& mesh, Rank rank, const StateTensor& one) {
+  if (!is_dtensor(one.tensor)) return Layout(Placements(static_cast<size_t>(mesh.ndim())));
+  const DTensorMeta& meta = meta_of(one.tensor);
+  const DeviceMesh& its = meta.context->mesh();
+  const Layout& layout = meta.spec->layout;
+  if (its == mesh) return layout;
+  std::vector<std::string> names;
+  std::vector<int> places;
+  bool fits = true;
+  for (int d = 0; d < its.ndim() && fits; ++d) {
+    names.emplace_back(its.name(d));
+    const absl::StatusOr<int> place = mesh.dim(its.name(d));
+    fits = place.ok();
+    if (fits) places.push_back(*place);
+  }
+  if (fits) {
+    const absl::StatusOr<DeviceMesh> slice = mesh.slice(names, rank);
+    fits = slice.ok() && *slice == its;
+  }
+  if (!fits) {
+    refuse_save(absl::StatusCode::kInvalidArgument,
+                str_cat("'", one.name, "' lies on ", its.to_string(), ", which is no slice of ",
+                        mesh.to_string()));
+  }
+  Placements placements(static_cast<size_t>(mesh.ndim()));
+  std::vector<int> order;
+  for (const int d : layout.order()) order.push_back(places[static_cast<size_t>(d)]);
+  for (int d = 0; d < its.ndim(); ++d) {
+    placements[static_cast<size_t>(places[static_cast<size_t>(d)])] = layout[d];
+  }
+  for (int d = 0; d < mesh.ndim(); ++d) {
+    if (std::find(places.begin(), places.end(), d) == places.end()) order.push_back(d);
+  }
+  return value_or_throw(Layout::create(std::move(placements), std::move(order)));
+}
+
+at::Tensor part_of(const at::Tensor& local, const LocalBox& held, const Box& piece) {
+  at::Tensor part = local;
+  for (size_t d = 0; d < piece.shape.size(); ++d) {
+    part = part.narrow(static_cast<int64_t>(d),
+                       held.local_offset[d] + piece.offset[d] - held.box.offset[d], piece.shape[d]);
+  }
+  return part;
+}
+
+std::shared_ptr<const void> bytes_in(const at::Tensor& part) {
+  const c10::AutoGradMode no_grad(false);
+  auto owner = std::make_shared<at::Tensor>(part.to(at::kCPU).contiguous());
+  return {owner, owner->const_data_ptr()};
+}
+
+}  // namespace
+
+Communicator& whole(MeshContext& context) {
+  std::vector<int> dims;
+  for (int d = 0; d < context.mesh().ndim(); ++d) dims.push_back(d);
+  return context.communicator(dims);
+}
+
+void take_snapshot(MeshContext& context, const StateDict& state, int64_t step, bool copy,
+                   const std::string& settings, const Cause& cause, SaveRequest& request) {
+  const c10::InferenceMode normal(false);
+  const c10::AutoGradMode no_grad(false);
+  const DeviceMesh& mesh = context.mesh();
+  Communicator& comm = whole(context);
+  Agreement agreement(context, cause);
+  if (step < 0 || step > 999'999'999'999'999'999) {
+    refuse_save(absl::StatusCode::kInvalidArgument,
+                str_cat("step is ", step, "; wanted 0 or more, of at most 18 digits"));
+  }
+  Manifest& manifest = request.manifest;
+  manifest.step = step;
+  manifest.world_size = mesh.size();
+  manifest.mesh = absl::StrJoin(mesh.dims(), ",", [](std::string* text, const MeshDim& dim) {
+    str_append(text, dim.name, "=", dim.size);
+  });
+  const std::vector<StateTensor> tensors = tensors_now(state, manifest);
+  std::vector<uint64_t> sums;
+  for (const StateTensor& one : tensors) {
+    const at::IntArrayRef sizes = one.tensor.sizes();
+    LaidOutTensor laid_out = {.name = one.name, .shape = Dims(sizes.begin(), sizes.end())};
+    try {
+      laid_out.dtype = safetensors_dtype_of(one.tensor.scalar_type());
+    } catch (const Error& error) {
+      refuse_save(error.status().code(),
+                  str_cat("'", one.name, "': ", std::string(error.status().message())));
+    }
+    if (!is_dtensor(one.tensor) && one.tensor.layout() != at::kStrided) {
+      refuse_save(absl::StatusCode::kInvalidArgument, str_cat("'", one.name, "' is not dense"));
+    }
+    laid_out.layout = layout_on(mesh, context.connected_mesh().rank(), one);
+    uint64_t sum = checksum(static_cast<uint64_t>(laid_out.dtype), one.name);
+    sum = checksum(sum, laid_out.layout.to_string());
+    sum = checksum(sum, absl::StrJoin(laid_out.shape, ","));
+    sums.push_back(checksum(sum, absl::StrJoin(one.aliases, ",")));
+    manifest.tensors[one.name] = {laid_out.dtype, laid_out.shape, {}};
+    for (const std::string& alias : one.aliases) manifest.aliases[alias] = one.name;
+    request.tensors.push_back(std::move(laid_out));
+  }
+  uint64_t others = checksum(static_cast<uint64_t>(step), settings);
+  for (const auto& [name, value] : state.values()) {
+    manifest.values[name] = value.get();
+    others = checksum(checksum(others, name), manifest.values[name]);
+  }
+  for (const std::string& prefix : manifest.without_state) others = checksum(others, prefix);
+  sums.push_back(others);
+  request.plan = value_or_throw(plan_save(request.tensors, mesh.shape()));
+
+  // Parts are asked for on all ranks alike, whoever writes them.
+  std::vector<at::Tensor> locals;
+  for (const StateTensor& one : tensors) locals.push_back(part_to_read(one.tensor, "checkpoint"));
+  const Coordinate& at = context.coordinate();
+  size_t known = request.tensors.size();  // whose boxes `held` has
+  std::vector<LocalBox> held;
+  for (const PlannedPiece& piece : request.plan) {
+    if (piece.rank != comm.rank()) continue;
+    const LaidOutTensor& tensor = request.tensors[piece.tensor];
+    if (known != piece.tensor) {
+      held = local_boxes(tensor.layout, mesh.shape(), at, tensor.shape);
+      known = piece.tensor;
+    }
+    const auto its = std::find_if(held.begin(), held.end(), [&](const LocalBox& box) {
+      return contains(box.box, piece.box);
+    });
+    at::Tensor part = part_of(locals[piece.tensor], *its, piece.box).detach();
+    if (copy) part = part.to(at::kCPU, /*non_blocking=*/false, /*copy=*/true).contiguous();
+    request.bytes.push_back([part] { return bytes_in(part); });
+  }
+  const std::optional<Difference> differs = agreement.reach(sums);
+  if (!differs.has_value()) return;
+  const std::string which =
+      differs->index < tensors.size()
+          ? str_cat("tensor ", differs->index, " ('", tensors[differs->index].name, "')")
+          : std::string("the step, a value, an option or the number of tensors");
+  refuse_save(absl::StatusCode::kInvalidArgument,
+              str_cat(which, " is not the same on ranks ", differs->ranks[0], " and ",
+                      differs->ranks[1], "; wanted one state on all ranks"));
+}
+
+}  // namespace shardweave::checkpoint_internal

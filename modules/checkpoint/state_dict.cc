@@ -1,0 +1,269 @@
+#include "shardweave/modules/checkpoint/state_dict.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ATen/ops/zeros_like.h"
+#include "absl/container/flat_hash_map.h"
+#include "c10/core/GradMode.h"
+#include "nlohmann/json.hpp"
+#include "shardweave/comm/str_cat.h"
+#include "shardweave/dtensor/engine/members.h"
+#include "shardweave/dtensor/random.h"
+#include "shardweave/modules/checkpoint/manifest.h"
+#include "shardweave/modules/optimizer_state.h"
+#include "torch/nn/module.h"
+#include "torch/optim/optimizer.h"
+
+namespace shardweave {
+
+using namespace checkpoint_internal;
+using namespace modules_internal;
+
+namespace {
+
+constexpr char kStateDict[] = "StateDict";
+
+[[noreturn]] void refuse(absl::StatusCode code, const std::string& why) {
+  throw Error(kStateDict, absl::Status(code, why));
+}
+
+void check_name(const std::string& name) {
+  try {
+    if (!name.empty() && nlohmann::json(name).dump().size() > 2) return;
+  } catch (const nlohmann::json::exception&) {
+    // No UTF-8.
+  }
+  refuse(absl::StatusCode::kInvalidArgument, "a name is empty, or no UTF-8");
+}
+
+}  // namespace
+
+void StateDict::add_tensor(std::string name, at::Tensor tensor, std::vector<std::string> aliases) {
+  check_name(name);
+  if (!tensor.defined()) {
+    refuse(absl::StatusCode::kInvalidArgument, str_cat("'", name, "' is an undefined tensor"));
+  }
+  for (const std::string& alias : aliases) check_name(alias);
+  if (!taken_.insert(name).second) {
+    refuse(absl::StatusCode::kAlreadyExists, str_cat("there is a '", name, "' already"));
+  }
+  for (const std::string& alias : aliases) {
+    if (taken_.insert(alias).second) continue;
+    refuse(absl::StatusCode::kAlreadyExists, str_cat("there is a '", alias, "' already"));
+  }
+  tensors_.push_back({std::move(name), std::move(tensor), std::move(aliases)});
+}
+
+void StateDict::set_value(const std::string& name, std::string_view json) {
+  check_name(name);
+  const absl::StatusOr<std::string> normal = normalized_json(json);
+  if (!normal.ok()) {
+    refuse(absl::StatusCode::kInvalidArgument,
+           str_cat("the value '", name, "': ", std::string(normal.status().message())));
+  }
+  if (values_.contains(name) && !own_values_.contains(name)) {
+    refuse(absl::StatusCode::kAlreadyExists,
+           str_cat("the value '", name, "' is what something else has added"));
+  }
+  own_values_.insert(name);
+  auto text = std::make_shared<std::string>(*normal);
+  values_[name] = {[text] { return *text; }, nullptr,
+                   [text](const std::string& loaded) { *text = loaded; }};
+}
+
+std::string StateDict::value(const std::string& name) const {
+  const auto it = values_.find(name);
+  if (it == values_.end()) {
+    refuse(absl::StatusCode::kNotFound, str_cat("there is no value '", name, "'"));
+  }
+  return it->second.get();
+}
+
+std::vector<std::string> StateDict::tensor_names() const {
+  std::vector<std::string> names;
+  for (const NamedTensor& tensor : tensors_) names.push_back(tensor.name);
+  return names;
+}
+
+std::vector<std::string> StateDict::value_names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : values_) names.push_back(name);
+  return names;
+}
+
+void StateDict::add_late(LateTensors late) {
+  check_name(late.prefix);
+  // One prefix is one optimizer's parameter.
+  if (!prefixes_.insert(late.prefix).second) {
+    refuse(absl::StatusCode::kAlreadyExists, str_cat("there are '", late.prefix, "*' already"));
+  }
+  late_.push_back(std::move(late));
+}
+
+void StateDict::add_value(const std::string& name, NamedValue value) {
+  check_name(name);
+  if (values_.contains(name)) {
+    refuse(absl::StatusCode::kAlreadyExists, str_cat("there is a value '", name, "' already"));
+  }
+  values_[name] = std::move(value);
+}
+
+void add_module(StateDict& state, const torch::nn::Module& module, const std::string& prefix) {
+  for (const dtensor_internal::Member& member : dtensor_internal::members_of(module)) {
+    if (!member.tensor.defined()) continue;
+    std::vector<std::string> aliases;
+    for (size_t i = 1; i < member.fqns.size(); ++i) aliases.push_back(prefix + member.fqns[i]);
+    state.add_tensor(prefix + member.fqns[0], member.tensor, std::move(aliases));
+  }
+}
+
+namespace checkpoint_internal {
+namespace {
+
+// The name of each; the first of a tensor with several.
+std::vector<std::string> names_of(const std::vector<at::Tensor>& parameters,
+                                  const torch::nn::Module& module) {
+  absl::flat_hash_map<const c10::TensorImpl*, std::string> fqns;
+  for (const dtensor_internal::Member& member : dtensor_internal::members_of(module)) {
+    fqns.emplace(member.tensor.unsafeGetTensorImpl(), member.fqns[0]);
+  }
+  std::vector<std::string> names;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto it = fqns.find(parameters[i].unsafeGetTensorImpl());
+    if (it == fqns.end()) {
+      refuse(absl::StatusCode::kInvalidArgument,
+             str_cat("parameter ", i, " of the optimizer is none of the module's"));
+    }
+    names.push_back(it->second);
+  }
+  return names;
+}
+
+// A parameter that is given twice is one.
+template <typename F>
+void for_each_once(const std::vector<at::Tensor>& parameters, const torch::nn::Module& module,
+                   F f) {
+  const std::vector<std::string> names = names_of(parameters, module);
+  absl::flat_hash_map<const c10::TensorImpl*, bool> done;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (done.emplace(parameters[i].unsafeGetTensorImpl(), true).second) f(i, names[i]);
+  }
+}
+
+}  // namespace
+
+void add_states(StateDict& state, FusedOptimizer& optimizer, const std::string& prefix,
+                const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& shards,
+                const torch::nn::Module& module) {
+  for_each_once(parameters, module, [&](size_t i, const std::string& name) {
+    LateTensors late;
+    late.prefix = str_cat(prefix, name, ".");
+    // By the tensor, for the optimizer counts as it was given them.
+    const auto index = [&optimizer, shard = shards[i]] {
+      const std::vector<at::Tensor>& all = optimizer.parameters();
+      const auto it = std::find_if(all.begin(), all.end(),
+                                   [&](const at::Tensor& one) { return one.is_same(shard); });
+      return static_cast<size_t>(it - all.begin());
+    };
+    late.items = [&optimizer, index] {
+      std::vector<LateTensors::Item> items;
+      for (const std::string_view its : optimizer.state_names(index())) {
+        const bool is_number = its == "step";
+        const at::Tensor kept = optimizer.state(index(), its);
+        items.push_back({.name = std::string(its),
+                         .like = is_number ? at::Tensor() : kept,
+                         // torch::optim::SGD has none.
+                         .is_optional = is_number,
+                         .dtype = kept.scalar_type()});
+      }
+      return items;
+    };
+    late.now = [&optimizer, index] {
+      OptimizerState states;
+      for (const std::string_view its : optimizer.state_names(index())) {
+        states[std::string(its)] = optimizer.state(index(), its);
+      }
+      return states;
+    };
+    late.set = [&optimizer, index](OptimizerState loaded) {
+      const bool is_empty = loaded.empty();
+      for (const std::string_view its : optimizer.state_names(index())) {
+        const auto it = loaded.find(std::string(its));
+        if (it != loaded.end()) {
+          optimizer.set_state(index(), its, it->second);
+        } else if (is_empty) {
+          optimizer.set_state(index(), its, at::zeros_like(optimizer.state(index(), its)));
+        }
+      }
+    };
+    state.add_late(std::move(late));
+  });
+}
+
+void add_states(StateDict& state, torch::optim::Optimizer& optimizer, const std::string& prefix,
+                const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& shards,
+                const torch::nn::Module& module) {
+  optimizer_state_names(optimizer, at::Tensor());  // throws for one that has none
+  for_each_once(parameters, module, [&](size_t i, const std::string& name) {
+    LateTensors late;
+    late.prefix = str_cat(prefix, name, ".");
+    const at::Tensor shard = shards[i];
+    late.items = [&optimizer, shard] {
+      std::vector<LateTensors::Item> items;
+      for (const OptimizerStateName& its : optimizer_state_names(optimizer, shard)) {
+        items.push_back({.name = its.name,
+                         .like = its.is_number ? at::Tensor() : shard,
+                         .is_optional = its.is_optional,
+                         .dtype = its.is_number ? at::kLong : shard.scalar_type()});
+      }
+      return items;
+    };
+    late.now = [&optimizer, shard] { return zero_internal::state_of(optimizer, 0, shard); };
+    late.set = [&optimizer, shard](OptimizerState loaded) {
+      assign_optimizer_state(optimizer, shard, std::move(loaded));
+    };
+    state.add_late(std::move(late));
+  });
+}
+
+}  // namespace checkpoint_internal
+
+void add_optimizer(StateDict& state, FusedOptimizer& optimizer, const torch::nn::Module& module,
+                   const std::string& prefix) {
+  add_states(state, optimizer, prefix, optimizer.parameters(), optimizer.parameters(), module);
+}
+
+void add_optimizer(StateDict& state, torch::optim::Optimizer& optimizer,
+                   const torch::nn::Module& module, const std::string& prefix) {
+  std::vector<at::Tensor> parameters;
+  for (const torch::optim::OptimizerParamGroup& group : optimizer.param_groups()) {
+    parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+  }
+  add_states(state, optimizer, prefix, parameters, parameters, module);
+}
+
+void add_random_state(StateDict& state, const MeshPtr& mesh, const std::string& name) {
+  using Json = nlohmann::json;
+  const auto number = [](const Json& json, const char* key) {
+    return json.is_object() && json.contains(key) && json[key].is_number_unsigned();
+  };
+  state.add_value(name, {[mesh] {
+                           const PhiloxState now = random_state(mesh);
+                           return Json({{"seed", now.seed}, {"offset", now.offset}}).dump();
+                         },
+                         [number, name](const std::string& text) {
+                           const Json json = Json::parse(text);
+                           if (number(json, "seed") && number(json, "offset"))
+                             return absl::OkStatus();
+                           return absl::InvalidArgumentError(str_cat(
+                               "the value '", name, "' is no random state: ", text.substr(0, 60)));
+                         },
+                         [mesh](const std::string& text) {
+                           const Json json = Json::parse(text);
+                           set_random_state(mesh, {json["seed"].get<uint64_t>(),
+                                                   json["offset"].get<uint64_t>()});
+                         }});
+}
+
+}  // namespace shardweave

@@ -1,0 +1,199 @@
+#include "shardweave/modules/checkpoint/write_checkpoint.h"
+
+#include <cstring>
+#include <exception>
+#include <map>
+#include <new>
+#include <utility>
+
+#include "shardweave/comm/status_exception.h"
+#include "shardweave/comm/str_cat.h"
+#include "shardweave/modules/checkpoint/agree.h"
+#include "shardweave/modules/checkpoint/checkpoint_directory.h"
+#include "shardweave/modules/checkpoint/checksum.h"
+
+namespace shardweave::checkpoint_internal {
+namespace {
+
+std::string file_name(int64_t rank) {
+  std::string digits = std::to_string(rank);
+  if (digits.size() < 5) digits.insert(0, 5 - digits.size(), '0');
+  return str_cat("rank-", digits, ".safetensors");
+}
+
+// What rank 0 has to know of a rank's file: its bytes and checksum, and those of its pieces. Nothing of
+// a rank without pieces.
+struct Written {
+  std::vector<uint64_t> numbers;
+  std::string to_bytes() const {
+    std::string text(numbers.size() * sizeof(uint64_t), '\0');
+    if (!numbers.empty()) std::memcpy(text.data(), numbers.data(), text.size());
+    return text;
+  }
+  static Written from_bytes(const std::string& text) {
+    Written written;
+    written.numbers.resize(text.size() / sizeof(uint64_t));
+    if (!text.empty()) std::memcpy(written.numbers.data(), text.data(), text.size());
+    return written;
+  }
+};
+
+std::vector<size_t> pieces_of(const SaveRequest& request, int64_t rank) {
+  std::vector<size_t> pieces;
+  for (size_t i = 0; i < request.plan.size(); ++i) {
+    if (request.plan[i].rank == rank) pieces.push_back(i);
+  }
+  return pieces;
+}
+
+absl::StatusOr<Written> write_part(const std::shared_ptr<FileSystem>& fs, SaveRequest& request,
+                                   int64_t rank, const std::string& directory) {
+  const std::vector<size_t> pieces = pieces_of(request, rank);
+  Written written;
+  if (pieces.empty()) return written;
+  std::vector<StoredTensor> infos;
+  std::map<std::string, size_t> places;  // among `pieces`
+  for (size_t k = 0; k < pieces.size(); ++k) {
+    const PlannedPiece& piece = request.plan[pieces[k]];
+    const LaidOutTensor& tensor = request.tensors[piece.tensor];
+    const std::string name = piece_name(tensor.name, tensor.shape, piece.box);
+    infos.push_back({.name = name, .dtype = tensor.dtype, .shape = piece.box.shape});
+    places.emplace(name, k);
+  }
+  absl::StatusOr<std::unique_ptr<SafetensorsWriter>> writer = SafetensorsWriter::create(
+      join_path(directory, file_name(rank)), std::move(infos), {{"format", "pt"}}, fs);
+  if (!writer.ok()) return writer.status();
+  written.numbers.resize(2 + pieces.size());
+  for (const StoredTensor& info : (*writer)->tensors()) {
+    const size_t k = places.at(info.name);
+    const std::shared_ptr<const void> bytes = std::exchange(request.bytes[k], nullptr)();
+    const int64_t size = info.end - info.begin;
+    written.numbers[2 + k] = checksum_of(bytes.get(), static_cast<size_t>(size));
+    absl::Status status = (*writer)->append(bytes.get(), size);
+    if (!status.ok()) return status;
+  }
+  absl::Status status = (*writer)->finish();
+  if (!status.ok()) return status;
+  written.numbers[0] = static_cast<uint64_t>((*writer)->bytes());
+  written.numbers[1] = (*writer)->checksum();
+  return written;
+}
+
+absl::StatusOr<Written> write_part_or_say(const std::shared_ptr<FileSystem>& fs,
+                                          SaveRequest& request, int64_t rank,
+                                          const std::string& directory) {
+  try {
+    return write_part(fs, request, rank, directory);
+  } catch (const StatusException& error) {
+    return error.status();
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("no memory for what is to be written");
+  } catch (const std::exception& error) {
+    return absl::InternalError(str_cat("cannot write: ", std::string_view(error.what())));
+  }
+}
+
+// Of rank 0: the name of the temporary directory.
+absl::StatusOr<std::string> begin(FileSystem& fs, const SaveRequest& request,
+                                  std::unique_ptr<FileLock>& lock) {
+  absl::Status status = create_directories(fs, request.directory);
+  if (!status.ok()) return status;
+  if (lock == nullptr) {
+    absl::StatusOr<std::unique_ptr<FileLock>> locked = lock_directory(fs, request.directory);
+    if (!locked.ok()) return locked.status();
+    lock = *std::move(locked);
+  }
+  status = remove_leftovers(fs, request.directory);
+  if (!status.ok()) return status;
+  const absl::StatusOr<std::vector<DirectoryEntry>> entries = fs.list(request.directory);
+  if (!entries.ok()) return entries.status();
+  const std::string name = checkpoint_name(request.manifest.step);
+  for (const DirectoryEntry& entry : *entries) {
+    if (entry.name != name) continue;
+    return absl::AlreadyExistsError(
+        str_cat("'", join_path(request.directory, name),
+                "' is there already; remove it to save that step again"));
+  }
+  std::string temporary = str_cat(name, ".tmp-", new_nonce());
+  status = fs.create_directory(join_path(request.directory, temporary));
+  if (!status.ok()) return status;
+  return temporary;
+}
+
+Manifest completed(SaveRequest& request, const std::vector<std::string>& reports) {
+  Manifest manifest = std::move(request.manifest);
+  std::vector<Written> written;
+  for (const std::string& report : reports) written.push_back(Written::from_bytes(report));
+  std::vector<size_t> next(reports.size(), 0);
+  for (size_t rank = 0; rank < reports.size(); ++rank) {
+    const std::vector<uint64_t>& numbers = written[rank].numbers;
+    if (numbers.empty()) continue;
+    manifest.files[file_name(static_cast<int64_t>(rank))] = {static_cast<int64_t>(numbers[0]),
+                                                             numbers[1]};
+  }
+  for (const PlannedPiece& piece : request.plan) {
+    const auto rank = static_cast<size_t>(piece.rank);
+    manifest.tensors[request.tensors[piece.tensor].name].pieces.push_back(
+        {file_name(piece.rank), piece.box, written[rank].numbers.at(2 + next[rank]++)});
+  }
+  return manifest;
+}
+
+// Of rank 0: from here on it is there. `published`: set with the rename.
+absl::Status commit(FileSystem& fs, SaveRequest& request, const std::vector<std::string>& reports,
+                    const std::string& temporary, bool* published) {
+  const std::string& directory = request.directory;
+  const std::string name = checkpoint_name(request.manifest.step);
+  const std::string from = join_path(directory, temporary);
+  const std::string nonce = temporary.substr(name.size() + 5);
+  const int64_t step = request.manifest.step;
+  absl::Status status =
+      write_file(fs, join_path(from, kManifestName), completed(request, reports).to_json());
+  if (status.ok()) status = fs.sync_directory(from);
+  if (status.ok()) status = fs.rename(from, join_path(directory, name));
+  if (!status.ok()) return status;
+  *published = true;
+  status = fs.sync_directory(directory);
+  const std::string latest = str_cat(kLatestName, ".tmp-", nonce);
+  if (status.ok()) status = write_file(fs, join_path(directory, latest), name + "\n");
+  if (status.ok()) {
+    status = fs.rename(join_path(directory, latest), join_path(directory, kLatestName));
+  }
+  if (status.ok()) status = fs.sync_directory(directory);
+  if (status.ok() && request.keep_last > 0) {
+    status = remove_old(fs, directory, request.keep_last, step, nonce);
+  }
+  if (status.ok()) return status;
+  return absl::Status(status.code(), str_cat("'", join_path(directory, name),
+                                             "' is whole, but after it was there: ",
+                                             std::string(status.message())));
+}
+
+}  // namespace
+
+absl::Status write_checkpoint(Communicator& comm, const std::shared_ptr<FileSystem>& fs,
+                              SaveRequest& request, std::unique_ptr<FileLock>& lock,
+                              absl::Duration timeout) {
+  const absl::StatusOr<std::string> temporary =
+      from_first(comm, [&] { return begin(*fs, request, lock); }, timeout);
+  if (!temporary.ok()) return temporary.status();
+  const std::string directory = join_path(request.directory, *temporary);
+  const absl::StatusOr<Written> mine = write_part_or_say(fs, request, comm.rank(), directory);
+  absl::Status status = agree(comm, mine.status(), timeout);
+  bool published = false;
+  if (status.ok()) {
+    const absl::StatusOr<std::vector<std::string>> reports =
+        exchange(comm, mine->to_bytes(), timeout);
+    status = reports.status();
+    if (status.ok()) {
+      absl::Status committed;
+      if (comm.rank() == 0) committed = commit(*fs, request, *reports, *temporary, &published);
+      status = agree(comm, committed, timeout);
+    }
+  }
+  // What cannot be removed now the next save removes.
+  if (!status.ok() && comm.rank() == 0 && !published) (void)remove_all(*fs, directory);
+  return status;
+}
+
+}  // namespace shardweave::checkpoint_internal
