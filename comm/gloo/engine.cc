@@ -30,9 +30,7 @@ constexpr auto kAwake = std::chrono::microseconds(300);
 // smaller one, what this rank sends is in the kernel's hands, and what comes waits there.
 constexpr int64_t kMuch = 64 * 1024;
 
-// A small operation that nobody waits for is noticed after this time; without operations the helper
-// looks this many times more before it sleeps until it is woken.
-constexpr auto kDoze = std::chrono::milliseconds(2);
+// Without operations the helper looks this many times more before it sleeps until it is woken.
 constexpr int kDozes = 25;
 
 // Nobody depends on it.
@@ -68,10 +66,11 @@ absl::Status told_by(const FrameHeader& header, std::string_view text) {
 }  // namespace
 
 Engine::Engine(GroupInfo group, std::vector<Channel> channels, const Schedule::Limits& limits,
-               std::shared_ptr<FirstFailure> first_failure)
+               std::shared_ptr<FirstFailure> first_failure, std::chrono::milliseconds doze)
     : group_(std::move(group)),
       limits_(limits),
       first_failure_(std::move(first_failure)),
+      doze_(doze),
       wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
       peers_(group_.size()) {
   const int error = errno;
@@ -169,13 +168,7 @@ absl::Status Engine::wait(Backend::Ticket ticket, Deadline deadline, Patience pa
       watched_ = true;
       watch(lock, ticket, deadline, patience);
       watched_ = false;
-      if (followers_ > 0) {
-        turn_.notify_all();
-      } else if (failure_.ok() && std::any_of(pending_.begin(), pending_.end(), needs_help)) {
-        hurry_ = true;  // this thread has carried them on beside its own
-        call_helper(lock);
-        return absl::OkStatus();
-      }
+      if (followers_ > 0) turn_.notify_all();
       continue;
     }
     ++followers_;
@@ -196,6 +189,12 @@ absl::Status Engine::wait(Backend::Ticket ticket, Deadline deadline, Patience pa
       }
     }
     --followers_;
+  }
+  // What this thread has carried on beside its own, or has taken from the helper.
+  if (!watched_ && followers_ == 0 && failure_.ok() &&
+      std::any_of(pending_.begin(), pending_.end(), needs_help)) {
+    hurry_ = true;
+    call_helper(lock);
   }
   return absl::OkStatus();
 }
@@ -969,7 +968,7 @@ void Engine::help() {
     seen = last_ticket_;
     helper_dozes_ = idle < kDozes;
     if (helper_dozes_) {
-      help_wanted_.wait_for(lock, kDoze);
+      help_wanted_.wait_for(lock, doze_);
     } else {
       help_wanted_.wait(lock);
     }

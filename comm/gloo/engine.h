@@ -19,6 +19,7 @@
 
 #include <poll.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -62,11 +63,15 @@ class Engine {
   // Bytes to one rank that it may not want yet.
   static constexpr int64_t kRoom = 4 * 1024 * 1024;
 
+  // How soon, or a little later, a small operation that nobody waits for is looked after.
+  static constexpr std::chrono::milliseconds kDoze{2};
+
   // `channels` by rank, none at this rank's place. A group that cannot work (no eventfd is to be
   // had) is broken from the beginning: see health().
   Engine(GroupInfo group, std::vector<Channel> channels,
          const Schedule::Limits& limits = Schedule::Limits(),
-         std::shared_ptr<FirstFailure> first_failure = std::make_shared<FirstFailure>());
+         std::shared_ptr<FirstFailure> first_failure = std::make_shared<FirstFailure>(),
+         std::chrono::milliseconds doze = kDoze);
   // Tells the others that this rank has left; for that waits up to a second for those that do not
   // read.
   ~Engine();
@@ -219,6 +224,7 @@ class Engine {
   const GroupInfo group_;
   const Schedule::Limits limits_;
   const std::shared_ptr<FirstFailure> first_failure_;
+  const std::chrono::milliseconds doze_;
   const UniqueFd wake_;  // an eventfd, at which the watching thread looks too
 
   // Held for a moment only, also under mutex_. Guarded by it: what done() tells.
