@@ -116,7 +116,13 @@ inline constexpr size_t first_size<swv_fully_shard_options> = 76;
 template <>
 inline constexpr size_t first_size<swv_fully_shard_counters> = 56;
 template <>
-inline constexpr size_t first_size<swv_grad_sync_options> = 20;
+inline constexpr size_t first_size<swv_grad_sync_options> = 40;
+template <>
+inline constexpr size_t first_size<swv_gradient_hook> = 48;
+template <>
+inline constexpr size_t first_size<swv_power_sgd_options> = 48;
+template <>
+inline constexpr size_t first_size<swv_data_parallel_options> = 32;
 template <>
 inline constexpr size_t first_size<swv_verify_options> = 24;
 template <>

@@ -42,15 +42,6 @@ FullyShardOptions fully_shard_options(const swv_fully_shard_options* given) {
   return result;
 }
 
-// Traces say what runs. Names that a plan has given, of a larger module, stay.
-void set_mesh(const swv_module& module, const MeshPtr& mesh) {
-  if (module.library != nullptr) {
-    if (module.library->mesh() == nullptr) module.library->set_mesh(mesh, "");
-  } else if (module.host->mesh() == nullptr) {
-    module.host->set_mesh(mesh);
-  }
-}
-
 void shard(const swv_module* module, const swv_mesh* mesh, const swv_fully_shard_options* given,
            swv_string** out_text, swv_string** out_json) {
   torch::nn::Module& of = any_module(module);
@@ -58,7 +49,7 @@ void shard(const swv_module* module, const swv_mesh* mesh, const swv_fully_shard
   const FullyShardOptions how = fully_shard_options(given);
   const CallMode mode(SWV_MODE_GRAD, "mode");
   const std::vector<FullyShardUnit> units = shardweave::fully_shard(of, on, how, kHost);
-  set_mesh(in(module, "module"), on);
+  name_mesh(in(module, "module"), on);
   Owned<swv_string> table(out_text == nullptr ? nullptr : new_string(to_string(units)));
   Owned<swv_string> json(out_json == nullptr ? nullptr : new_string(to_json(units)));
   if (out_text != nullptr) *out_text = table.release();

@@ -261,4 +261,12 @@ swv_module* new_module(const HostModule::Found& found) {
                           nullptr);
 }
 
+void name_mesh(const swv_module& module, const MeshPtr& mesh) {
+  if (module.library != nullptr) {
+    if (module.library->mesh() == nullptr) module.library->set_mesh(mesh, "");
+  } else if (module.host->mesh() == nullptr) {
+    module.host->set_mesh(mesh);
+  }
+}
+
 }  // namespace shardweave::capi

@@ -124,5 +124,8 @@ inline torch::nn::Module& any_module(const swv_module* module, const char* argum
 // Throws Failure for one of the library's.
 HostModule& host_module(const swv_module* module, const char* argument = "module");
 swv_module* new_module(const HostModule::Found& found);
+// Traces say what runs, from now on, of a module that has come to a mesh without a plan. Names that a
+// plan has given, of a larger module, stay.
+void name_mesh(const swv_module& module, const MeshPtr& mesh);
 
 }  // namespace shardweave::capi

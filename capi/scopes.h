@@ -13,6 +13,7 @@
 #include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/random.h"
 #include "shardweave/modules/hooked.h"
+#include "shardweave/modules/power_sgd.h"
 #include "shardweave/modules/zero.h"
 
 namespace shardweave::capi {
@@ -32,10 +33,13 @@ struct ForwardRun {
 
 // What is behind a swv_grad_sync: with it the pauses end, whatever scopes are left.
 struct GradSyncState {
-  GradSyncState(const torch::nn::Module& module, const GradSyncOptions& options)
-      : sync(module, options) {}
+  // Of a function that makes it, for it cannot be moved.
+  template <typename Make>
+  GradSyncState(const Make& make, std::shared_ptr<PowerSgd> its_power_sgd)
+      : sync(make()), power_sgd(std::move(its_power_sgd)) {}
 
   GradSync sync;
+  const std::shared_ptr<PowerSgd> power_sgd;  // null: it has another hook, or none
   std::list<GradSync::NoSync> pauses;
 };
 

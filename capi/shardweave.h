@@ -1553,13 +1553,62 @@ SWV_API SWV_MUST_USE swv_status* swv_module_finish_grad_sync(swv_module* module)
 SWV_API SWV_MUST_USE swv_status* swv_finish_grad_sync(swv_tensor* const* parameters,
                                                       size_t num_parameters);
 
+/* Gradients on their way, one after the other, for a hook. Everything is borrowed for the call. */
+typedef struct swv_gradient_bucket {
+  size_t struct_size;
+  int64_t index;                /* of those of this iteration, in the order in which they began */
+  swv_tensor* flat;             /* plain, one-dimensional; what it has in the end is what arrives */
+  swv_tensor* const* gradients; /* views of it, with the shapes of this rank's parts */
+  const char* const* parameters; /* their names; "" where there is none */
+  size_t num_gradients;          /* and of names */
+  swv_comm* comm;                /* the ranks whose summands are to be summed up */
+  swv_bool is_discarded;         /* swv_grad_sync_discard: nothing comes of it */
+} swv_gradient_bucket;
+
+/* What reduces buckets in place of an all-reduce. begin (may be NULL) is called when a bucket is full,
+ * in swv_tensor_backward mostly, and finish of all buckets in swv_module_finish_grad_sync, after begin
+ * of all: each rank issues the same operations in the same order. In the first iteration all
+ * gradients come at the end, in other buckets than later. The mode is SWV_MODE_NO_GRAD. For gradients
+ * of F16, BF16, F32 and F64 that an all-reduce would sum; others travel as without it. A failed call
+ * comes out of swv_module_finish_grad_sync, on all ranks of the mesh, which is lost then.
+ * begin and finish are called by one thread at a time, that of swv_tensor_backward or
+ * swv_module_finish_grad_sync. */
+typedef struct swv_gradient_hook {
+  size_t struct_size;
+  const char* name; /* the ranks compare it; with what it does, options and all */
+  void* user_data;
+  swv_status* (*begin)(void* user_data, const swv_gradient_bucket* bucket);
+  swv_status* (*finish)(void* user_data, const swv_gradient_bucket* bucket);
+  void (*drop)(void* user_data); /* may be NULL */
+} swv_gradient_hook;
+#define SWV_GRADIENT_HOOK_INIT {SWV_SIZE_TO(swv_gradient_hook, drop), NULL, NULL, NULL, NULL, NULL}
+
+/* PowerSGD (Vogels et al., 2019): gradients that are matrices travel as two thin ones, of so many
+ * columns, in two collectives for a bucket; what is lost is added to the next gradient. */
+typedef struct swv_power_sgd_options {
+  size_t struct_size;
+  int64_t columns;             /* 1 or more: the rank of what arrives */
+  int64_t start_iteration;     /* so many times a gradient travels whole before */
+  double min_compression_rate; /* 1 or more: a matrix that would not become so much smaller stays */
+  uint64_t seed;
+  swv_bool error_feedback;
+  swv_bool warm_start; /* begins with what the step before has ended with */
+} swv_power_sgd_options;
+#define SWV_POWER_SGD_OPTIONS_INIT \
+  {SWV_SIZE_TO(swv_power_sgd_options, warm_start), 1, 0, 2.0, 0, 1, 1}
+
 typedef struct swv_grad_sync_options {
   size_t struct_size;
   int64_t bucket_bytes;   /* as they travel, 1 or more */
   swv_dtype reduce_dtype; /* see below; SWV_DTYPE_DEFAULT: their own */
+  /* One of these at most; NULL: an all-reduce. With one, swv_grad_sync_create is COLLECTIVE, and
+   * swv_module_finish_grad_sync takes one small all-reduce more. The hook is copied, its user_data is
+   * dropped with the swv_grad_sync. */
+  const swv_gradient_hook* hook;
+  const swv_power_sgd_options* power_sgd;
 } swv_grad_sync_options;
 #define SWV_GRAD_SYNC_OPTIONS_INIT \
-  {SWV_SIZE_TO(swv_grad_sync_options, reduce_dtype), 26214400, SWV_DTYPE_DEFAULT}
+  {SWV_SIZE_TO(swv_grad_sync_options, power_sgd), 26214400, SWV_DTYPE_DEFAULT, NULL, NULL}
 
 /* From now on, until it is freed, gradients of the module's sharded parameters leave in buckets
  * while backward goes on; swv_module_finish_grad_sync sends the rest, and waits for all. The first
@@ -1589,6 +1638,81 @@ SWV_API SWV_MUST_USE swv_status* swv_grad_sync_discard(swv_grad_sync* sync);
 SWV_API SWV_MUST_USE swv_status* swv_grad_sync_counts(const swv_grad_sync* sync,
                                                       int64_t* out_buckets,
                                                       int64_t* out_left_in_backward);
+/* What PowerSGD has learned on this rank, by name ("blocks.0.weight.error", ".q", ".iteration"): plain
+ * tensors, copies. Each rank keeps its own, and gives it back when it resumes on as many ranks.
+ * Either output may be NULL. SWV_CODE_FAILED_PRECONDITION without PowerSGD. */
+SWV_API SWV_MUST_USE swv_status* swv_grad_sync_num_states(const swv_grad_sync* sync,
+                                                          size_t* out_num);
+SWV_API SWV_MUST_USE swv_status* swv_grad_sync_state(const swv_grad_sync* sync, size_t index,
+                                                     swv_string** out_name,
+                                                     swv_tensor** out_tensor);
+/* All of it, in place of what there was. SWV_CODE_INVALID_ARGUMENT, before anything is changed, for a
+ * name or a tensor that swv_grad_sync_state does not give. */
+SWV_API SWV_MUST_USE swv_status* swv_grad_sync_set_states(swv_grad_sync* sync,
+                                                          const char* const* names,
+                                                          const swv_tensor* const* tensors,
+                                                          size_t num_states);
+
+/* ---- Data parallelism -------------------------------------------------------------------------
+ *   swv_module_distributed_data_parallel(model, mesh, NULL, &ddp);
+ *   ...                                      // the batch cut along the mesh's first dimension
+ *   swv_tensor_backward(loss, NULL, NULL);   // gradients leave in buckets
+ *   swv_module_finish_grad_sync(model);
+ *   swv_optimizer_step(optimizer);
+ *
+ * A loss is that of all ranks' input, and nothing is divided by the number of ranks. A batch norm's
+ * statistics are of all of it, and the same on all ranks. */
+typedef struct swv_data_parallel_options {
+  size_t struct_size;
+  const char* mesh_dim; /* along which no parameter may be cut; NULL: the mesh's first */
+  int32_t source;       /* as that of swv_distribute_options, of what is plain */
+  int32_t reserved;     /* 0 */
+  const swv_grad_sync_options* sync; /* NULL: the defaults */
+} swv_data_parallel_options;
+#define SWV_DATA_PARALLEL_OPTIONS_INIT \
+  {SWV_SIZE_TO(swv_data_parallel_options, sync), NULL, 0, 0, NULL}
+
+/* Parameters and buffers that are plain become replicated over the mesh, in place, and gradients leave
+ * by themselves as long as out_sync lives. What tensor parallelism (swv_module_distribute, before this,
+ * on the same mesh) has cut stays so. Before anything is changed, on all ranks:
+ * SWV_CODE_NOT_FOUND for a dimension that the mesh does not have; SWV_CODE_INVALID_ARGUMENT for a
+ * parameter on another mesh or cut along the dimension, and for modules or options that differ between
+ * ranks; SWV_CODE_FAILED_PRECONDITION for a module without parameters, and for one that is fully
+ * sharded, in an optimizer's ZeRO or in a swv_grad_sync. COLLECTIVE. */
+SWV_API SWV_MUST_USE swv_status* swv_module_distributed_data_parallel(
+    swv_module* module, const swv_mesh* mesh, const swv_data_parallel_options* options,
+    swv_grad_sync** out_sync);
+/* The same without gradients: for a swv_grad_sync of one's own. mesh_dim, source: as above.
+ * COLLECTIVE. */
+SWV_API SWV_MUST_USE swv_status* swv_module_pre_dp_transform(swv_module* module,
+                                                             const swv_mesh* mesh,
+                                                             const char* mesh_dim, int32_t source);
+/* Every rank gets the buffers of the first one along mesh_dim (NULL: the mesh's first): for what a
+ * program writes of its own on each rank. Those that are cut along it stay. COLLECTIVE. */
+SWV_API SWV_MUST_USE swv_status* swv_module_broadcast_buffers(swv_module* module,
+                                                              const swv_mesh* mesh,
+                                                              const char* mesh_dim);
+/* Between swv_module_distribute and swv_module_fully_shard: whether the module is tensor parallel on
+ * this mesh, and whole along mesh_dim (NULL: the mesh's first), as the other one wants it.
+ * SWV_CODE_FAILED_PRECONDITION for the wrong order, on all ranks. COLLECTIVE. */
+SWV_API SWV_MUST_USE swv_status* swv_module_enable_2d_with_fsdp(swv_module* module,
+                                                                const swv_mesh* mesh,
+                                                                const char* mesh_dim);
+
+#define SWV_MAX_BATCH_TENSORS 8
+/* Ranks with different numbers of batches, at the end of an epoch: of each rank's rows of the tensors of
+ * a batch, plain, one tensor each, cut between rows as ranks have brought them; a rank that has no more
+ * gives num_tensors 0, and takes part without rows. Writes out_num_tensors handles to out_tensors,
+ * which has room for SWV_MAX_BATCH_TENSORS; none once no rank has any. mesh_dims, num_mesh_dims:
+ * along which ranks have input of their own (NULL, 0: the mesh's first); out_ranks_with_input: how many
+ * do, may be NULL. SWV_CODE_INVALID_ARGUMENT, on all ranks, for more tensors than there is room for,
+ * sharded ones, numbers, other dtypes or rows of other shapes than other ranks have. COLLECTIVE. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_join_batch(swv_mesh* mesh, const char* const* mesh_dims,
+                                                     size_t num_mesh_dims,
+                                                     const swv_tensor* const* tensors,
+                                                     size_t num_tensors, swv_tensor** out_tensors,
+                                                     size_t* out_num_tensors,
+                                                     int64_t* out_ranks_with_input);
 
 typedef struct swv_clip_options {
   size_t struct_size;

@@ -241,6 +241,30 @@ static swv_status* use_grad_sync_options(void* options) {
   swv_module_free(module);
   return status;
 }
+static swv_status* nothing(void* user_data, const swv_gradient_bucket* bucket) {
+  (void)user_data;
+  (void)bucket;
+  return NULL;
+}
+static swv_status* use_gradient_hook(void* hook) {
+  swv_grad_sync_options options = SWV_GRAD_SYNC_OPTIONS_INIT;
+  options.hook = (const swv_gradient_hook*)hook;
+  return use_grad_sync_options(&options);
+}
+static swv_status* use_power_sgd_options(void* power_sgd) {
+  swv_grad_sync_options options = SWV_GRAD_SYNC_OPTIONS_INIT;
+  options.power_sgd = (const swv_power_sgd_options*)power_sgd;
+  return use_grad_sync_options(&options);
+}
+static swv_status* use_data_parallel_options(void* options) {
+  swv_module* module = linear(NULL);
+  swv_grad_sync* made = NULL;
+  swv_status* status = swv_module_distributed_data_parallel(
+      module, mesh, (swv_data_parallel_options*)options, &made);
+  swv_grad_sync_free(made);
+  swv_module_free(module);
+  return status;
+}
 struct run {
   swv_module *module, *reference;
   swv_tensor* x;
@@ -394,6 +418,9 @@ int main(void) {
   swv_fully_shard_options fully_shard = SWV_FULLY_SHARD_OPTIONS_INIT;
   swv_fully_shard_counters fully_shard_counts = SWV_FULLY_SHARD_COUNTERS_INIT;
   swv_grad_sync_options grad_sync = SWV_GRAD_SYNC_OPTIONS_INIT;
+  swv_gradient_hook gradient_hook = SWV_GRADIENT_HOOK_INIT;
+  swv_power_sgd_options power_sgd = SWV_POWER_SGD_OPTIONS_INIT;
+  swv_data_parallel_options data_parallel = SWV_DATA_PARALLEL_OPTIONS_INIT;
   swv_verify_options verify = SWV_VERIFY_OPTIONS_INIT;
   swv_plan_auto_options plan_auto = SWV_PLAN_AUTO_OPTIONS_INIT;
   const swv_backend backend = good_backend();
@@ -409,6 +436,9 @@ int main(void) {
   segment.user_data = &dropped;
   segment.forward = forward;
   segment.drop = drop;
+  gradient_hook.user_data = &dropped;
+  gradient_hook.finish = nothing;
+  gradient_hook.drop = drop;
   collective.kind = SWV_COLLECTIVE_BARRIER;
   with_grad.requires_grad = 1;
   CHECK_OK(swv_world_create_local(1, NULL, &world));
@@ -451,6 +481,9 @@ int main(void) {
   EVERY_SIZE(fully_shard_options, fully_shard, 0, 0);
   EVERY_SIZE(fully_shard_counters, fully_shard_counts, 1, 0);
   EVERY_SIZE(grad_sync_options, grad_sync, 0, 0);
+  EVERY_SIZE(gradient_hook, gradient_hook, 0, 1);
+  EVERY_SIZE(power_sgd_options, power_sgd, 0, 0);
+  EVERY_SIZE(data_parallel_options, data_parallel, 0, 0);
   EVERY_SIZE(verify_options, verify, 0, 0);
   EVERY_SIZE(plan_auto_options, plan_auto, 0, 0);
 

@@ -40,13 +40,11 @@ std::shared_ptr<GradBuckets> attached(const std::vector<at::Tensor>& parameters,
     MeshContext& context = *meta_of(sharded[0]).context;
     Agreement agreement(context, {.name = kGradSync});
     check_grad_sync(parameters, options);
-    if (const std::optional<Difference> differs =
-            agreement.reach({options_checksum(options)})) {
-      throw Error(kGradSync,
-                  absl::InvalidArgumentError(absl::StrCat(
-                      "options (the gradient hook is '", options.hook->name(),
-                      "' here) are not the same on ranks ", differs->ranks[0], " and ",
-                      differs->ranks[1], "; wanted the same everywhere")));
+    if (const std::optional<Difference> differs = agreement.reach({options_checksum(options)})) {
+      throw Error(kGradSync, absl::InvalidArgumentError(absl::StrCat(
+                                 "options (the gradient hook is '", options.hook->name(),
+                                 "' here) are not the same on ranks ", differs->ranks[0], " and ",
+                                 differs->ranks[1], "; wanted the same everywhere")));
     }
   }
   auto buckets = std::make_shared<GradBuckets>(std::move(sharded), options.bucket_bytes,
@@ -83,10 +81,11 @@ void dtensor_internal::check_grad_sync(const std::vector<at::Tensor>& parameters
     }
     if (options.hook == nullptr) continue;
     if (!name.empty() && !names.insert(name).second) {
-      refuse_sync(absl::StatusCode::kInvalidArgument,
-                  absl::StrCat("two parameters are called '", name,
-                               "': hooks tell them by their names. Register what is trained together "
-                               "in one module, before it is distributed"));
+      refuse_sync(
+          absl::StatusCode::kInvalidArgument,
+          absl::StrCat("two parameters are called '", name,
+                       "': hooks tell them by their names. Register what is trained together "
+                       "in one module, before it is distributed"));
     }
     if (resting_of(parameter) != nullptr) {
       refuse_sync(absl::StatusCode::kFailedPrecondition,

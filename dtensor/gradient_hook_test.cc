@@ -192,8 +192,9 @@ TEST(GradientHookTest, OfFewerBitsDoesWhatReduceDtypeDoes) {
 TEST(GradientHookTest, WhateverBackwardDoes) {
   on_mesh({{"a", 2}, {"b", 2}}, [](const MeshPtr& mesh) {
     Stack model, plain;
-    distribute_module(*model, mesh, {{"w1", {{"b", Shard(1)}}}, {"w2", {{"b", Shard(0)}}},
-                                     {"w4", {{"a", Shard(0)}}}});
+    distribute_module(
+        *model, mesh,
+        {{"w1", {{"b", Shard(1)}}}, {"w2", {{"b", Shard(0)}}}, {"w4", {{"a", Shard(0)}}}});
     const auto hook = std::make_shared<Sum>();
     GradSync sync(*model, {.bucket_bytes = 2 * kWeight, .reduce_dtype = at::kDouble, .hook = hook});
     const std::vector<std::vector<int>> without = {{}, {}, {3}, {0, 1}, {}, {4}, {}};
@@ -303,8 +304,7 @@ TEST(GradientHookTest, WhatFailsOnOneRankFailsOnAll) {
         const std::vector<std::string> errors = errors_of(dims, [&](const MeshPtr& mesh) {
           Stack model;
           distribute_module(*model, mesh, {});
-          const auto hook =
-              std::make_shared<Failing>(when, in_iteration, mesh->rank() == Rank(1));
+          const auto hook = std::make_shared<Failing>(when, in_iteration, mesh->rank() == Rank(1));
           GradSync sync(*model, {.bucket_bytes = 2 * kWeight, .hook = hook});
           for (int iteration = 0; iteration <= in_iteration; ++iteration) {
             model->loss(distribute_tensor(batch(0), mesh, NamedPlacements{{"a", Shard(0)}}))
@@ -443,8 +443,7 @@ TEST(GradientHookTest, NumbersThatAreNotFiniteReachAllRanks) {
         if (iteration == 1) rows[5][1] = std::numeric_limits<float>::infinity();  // rank 1's
         model->loss(distribute_tensor(rows, mesh, {Shard(0)})).backward();
         finish_grad_sync(*model);
-        EXPECT_EQ(to_local(model->weights[0].grad()).isfinite().all().item<bool>(),
-                  iteration != 1);
+        EXPECT_EQ(to_local(model->weights[0].grad()).isfinite().all().item<bool>(), iteration != 1);
         model->zero();
       }
     });

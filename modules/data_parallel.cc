@@ -43,9 +43,10 @@ void check_uncut(const Member& member, const MeshContext& context, int mesh_dim,
   };
   const at::Tensor& tensor = member.tensor;
   if (resting_of(tensor) != nullptr) {
-    refuse_member(absl::StatusCode::kFailedPrecondition,
-                  "is fully sharded already: its unit brings its gradients. Tensor parallelism "
-                  "(parallelize_module) comes first, then either fully_shard() or data parallelism");
+    refuse_member(
+        absl::StatusCode::kFailedPrecondition,
+        "is fully sharded already: its unit brings its gradients. Tensor parallelism "
+        "(parallelize_module) comes first, then either fully_shard() or data parallelism");
   }
   if (meta_of(tensor).context.get() != &context) {
     refuse_member(absl::StatusCode::kInvalidArgument,
@@ -86,8 +87,8 @@ void make_data_parallel(torch::nn::Module& module, const MeshPtr& mesh,
       sum = checksum(sum, meta_of(tensor).spec->to_string());
     } else {
       if (const std::string why = not_dense(tensor); !why.empty()) {
-        throw Error(function, absl::InvalidArgumentError(str_cat(
-                                  "'", member.fqns[0], "' cannot be a DTensor: ", why)));
+        throw Error(function, absl::InvalidArgumentError(
+                                  str_cat("'", member.fqns[0], "' cannot be a DTensor: ", why)));
       }
       plain.push_back(member);
       replicated.push_back({.fqns = member.fqns,
@@ -115,14 +116,14 @@ void make_data_parallel(torch::nn::Module& module, const MeshPtr& mesh,
   if (sync != nullptr) check_grad_sync(parameters, *sync);
   if (const std::optional<Difference> differs = agreement.reach(sums)) {
     const size_t which = differs->index;
-    const std::string what =
-        which == 0                ? std::string("the options")
-        : which <= members.size() ? str_cat("'", members[which - 1].fqns[0],
-                                            "' (name, shape, dtype, layout or requires_grad)")
-                                  : std::string("the number of parameters and buffers");
-    throw Error(function, absl::InvalidArgumentError(
-                              str_cat(what, " is not the same on ranks ", differs->ranks[0],
-                                      " and ", differs->ranks[1])));
+    const std::string what = which == 0 ? std::string("the options")
+                             : which <= members.size()
+                                 ? str_cat("'", members[which - 1].fqns[0],
+                                           "' (name, shape, dtype, layout or requires_grad)")
+                                 : std::string("the number of parameters and buffers");
+    throw Error(function,
+                absl::InvalidArgumentError(str_cat(what, " is not the same on ranks ",
+                                                   differs->ranks[0], " and ", differs->ranks[1])));
   }
   if (!plain.empty()) distribute_members(plain, replicated, mesh, options.distribute, cause);
 }
@@ -130,8 +131,7 @@ void make_data_parallel(torch::nn::Module& module, const MeshPtr& mesh,
 }  // namespace
 
 GradSync distributed_data_parallel(torch::nn::Module& module, const MeshPtr& mesh,
-                                   const DataParallelOptions& options,
-                                   std::source_location where) {
+                                   const DataParallelOptions& options, std::source_location where) {
   make_data_parallel(module, mesh, options, &options.sync, "distributed_data_parallel", where);
   return GradSync(module, options.sync);
 }
@@ -161,8 +161,8 @@ void broadcast_buffers(torch::nn::Module& module, const MeshPtr& mesh, const std
     if (is_dtensor(tensor)) {
       if (meta_of(tensor).context != context) {
         throw Error(kFunction,
-                    absl::InvalidArgumentError(str_cat("'", member.fqns[0], "' is on another mesh, ",
-                                                       describe(tensor))));
+                    absl::InvalidArgumentError(
+                        str_cat("'", member.fqns[0], "' is on another mesh, ", describe(tensor))));
       }
       sum = checksum(sum, meta_of(tensor).spec->to_string());
       if (!layout_of(tensor)[along].is_replicate()) continue;
@@ -174,10 +174,10 @@ void broadcast_buffers(torch::nn::Module& module, const MeshPtr& mesh, const std
     some.parts.push_back(part_to_write(tensor, kFunction));
   }
   if (const std::optional<Difference> differs = agreement.reach({sum})) {
-    throw Error(kFunction, absl::InvalidArgumentError(
-                               str_cat("buffers (their names, shapes or dtypes) or the dimension are "
-                                       "not the same on ranks ",
-                                       differs->ranks[0], " and ", differs->ranks[1])));
+    throw Error(kFunction, absl::InvalidArgumentError(str_cat(
+                               "buffers (their names, shapes or dtypes) or the dimension are "
+                               "not the same on ranks ",
+                               differs->ranks[0], " and ", differs->ranks[1])));
   }
   if (mesh->mesh().size(along) == 1) return;
   Communicator& comm = context->communicator(along);
@@ -189,9 +189,13 @@ void broadcast_buffers(torch::nn::Module& module, const MeshPtr& mesh, const std
     const int64_t numel = flat.numel();
     if (numel > 0) {
       const CollectiveSpan span(*context, cause, [&]() -> Sending {
-        return {"broadcast",    dims,     numel * static_cast<int64_t>(flat.element_size()),
-                kind.first,     absl::MakeConstSpan(&numel, 1),
-                Layout(),       Layout()};
+        return {"broadcast",
+                dims,
+                numel * static_cast<int64_t>(flat.element_size()),
+                kind.first,
+                absl::MakeConstSpan(&numel, 1),
+                Layout(),
+                Layout()};
       });
       throw_if_error(comm.broadcast(comm_buffer(flat), 0, {.tag = kFunction}).wait());
     }

@@ -26,8 +26,8 @@ constexpr int64_t kMaxRowDims = 6;
 using OneTensor = std::array<int64_t, 2 + kMaxRowDims + 1>;
 // What it says of its input.
 struct Said {
-  int64_t refused = 0;   // 1: this rank cannot take what it was given
-  int64_t tensors = 0;   // 0: it has no input
+  int64_t refused = 0;  // 1: this rank cannot take what it was given
+  int64_t tensors = 0;  // 0: it has no input
   std::array<OneTensor, Join::kMaxTensors> each = {};
 };
 constexpr size_t kSaid = sizeof(Said) / sizeof(int64_t);
@@ -92,11 +92,10 @@ std::optional<std::vector<at::Tensor>> Join::next(const std::vector<at::Tensor>&
   std::vector<Said> everyones(static_cast<size_t>(comm.size()));
   {
     static constexpr std::array<int64_t, 1> kShape = {static_cast<int64_t>(kSaid)};
-    const CollectiveSpan span(
-        *context, {.name = kJoin, .where = where}, [&]() -> Sending {
-          const int64_t bytes = (comm.size() - 1) * static_cast<int64_t>(sizeof(Said));
-          return {"all_gather", all_dims, bytes, at::kLong, kShape, Layout(), Layout()};
-        });
+    const CollectiveSpan span(*context, {.name = kJoin, .where = where}, [&]() -> Sending {
+      const int64_t bytes = (comm.size() - 1) * static_cast<int64_t>(sizeof(Said));
+      return {"all_gather", all_dims, bytes, at::kLong, kShape, Layout(), Layout()};
+    });
     throw_if_error(comm.all_gather(Buffer::of(reinterpret_cast<int64_t*>(&said), kSaid),
                                    Buffer::of(reinterpret_cast<int64_t*>(everyones.data()),
                                               kSaid * everyones.size()),
@@ -170,16 +169,17 @@ std::optional<std::vector<at::Tensor>> Join::next(const std::vector<at::Tensor>&
       shape[0] = its.tensors == 0 ? 0 : its.each[i][2];
       shapes.push_back(std::move(shape));
     }
-    const FittedLayout fit =
-        value_or_throw(fit_local_shapes(Layout(rows), mesh.shape(), shapes));
+    const FittedLayout fit = value_or_throw(fit_local_shapes(Layout(rows), mesh.shape(), shapes));
     at::Tensor local;
     if (!mine.empty()) {
       local = mine[i];
       device_ = local.device();
     } else {
-      std::vector<int64_t> none(one.begin() + 2, one.begin() + 2 + static_cast<std::ptrdiff_t>(ndim));
+      std::vector<int64_t> none(one.begin() + 2,
+                                one.begin() + 2 + static_cast<std::ptrdiff_t>(ndim));
       none[0] = 0;
-      local = at::empty(none, at::TensorOptions(static_cast<at::ScalarType>(one[0])).device(device_));
+      local =
+          at::empty(none, at::TensorOptions(static_cast<at::ScalarType>(one[0])).device(device_));
     }
     batch.push_back(from_local(local, mesh_, fit.layout.placements(),
                                std::vector<int64_t>(fit.shape.begin(), fit.shape.end()), where));

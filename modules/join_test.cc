@@ -91,12 +91,13 @@ std::vector<at::Tensor> rows_of(bool images, int64_t rank, int step) {
   if (step >= kBatches[rank]) return {};
   const int64_t rows = 2 + (rank + step) % 2;
   if (images) {
-    return {at::sin(at::arange(rows * 2 * 16, at::kFloat) * (rank + 2) + step).view({rows, 2, 4, 4}),
-            (at::arange(rows) + rank + step).remainder(3)};
+    return {
+        at::sin(at::arange(rows * 2 * 16, at::kFloat) * (rank + 2) + step).view({rows, 2, 4, 4}),
+        (at::arange(rows) + rank + step).remainder(3)};
   }
-  const at::Tensor all = (at::arange(rows * (kLength + 1)).view({rows, kLength + 1}) * (3 + step) +
-                          rank * 5)
-                             .remainder(kWords);
+  const at::Tensor all =
+      (at::arange(rows * (kLength + 1)).view({rows, kLength + 1}) * (3 + step) + rank * 5)
+          .remainder(kWords);
   return {all.slice(1, 0, kLength).contiguous(), all.slice(1, 1).contiguous()};
 }
 
@@ -182,8 +183,7 @@ void expect_one_devices(bool images, bool is_sharded) {
     }
     ASSERT_EQ(got.first_gradients.size(), wanted.first_gradients.size());
     for (size_t i = 0; i < got.first_gradients.size(); ++i) {
-      EXPECT_TRUE(
-          at::allclose(got.first_gradients[i], wanted.first_gradients[i], 1e-3, 1e-4))
+      EXPECT_TRUE(at::allclose(got.first_gradients[i], wanted.first_gradients[i], 1e-3, 1e-4))
           << i << got.first_gradients[i] << wanted.first_gradients[i];
     }
     for (const auto& [name, value] : wanted.values) {
@@ -272,9 +272,8 @@ TEST(JoinTest, BadInputIsAnErrorOnAllRanks) {
   refused(three, "requires grad", [](int64_t r) -> std::vector<at::Tensor> {
     return {at::ones({1, 2}).requires_grad_(r == 0)};
   });
-  refused(three, "there are 9 tensors; at most 8", [](int64_t) {
-    return std::vector<at::Tensor>(9, at::ones({1, 2}));
-  });
+  refused(three, "there are 9 tensors; at most 8",
+          [](int64_t) { return std::vector<at::Tensor>(9, at::ones({1, 2})); });
   refused({{"dp", 2}, {"tp", 2}}, "ranks 2 and 3 of the mesh differ",
           [](int64_t r) -> std::vector<at::Tensor> {
             if (r == 3) return {};

@@ -271,8 +271,8 @@ void PowerSgd::set_state(const std::map<std::string, at::Tensor>& state) {
       of.iteration = tensor.item<int64_t>();
       continue;
     }
-    if (tensor.dim() != 2 || (tensor.scalar_type() != at::kFloat &&
-                              tensor.scalar_type() != at::kDouble)) {
+    if (tensor.dim() != 2 ||
+        (tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kDouble)) {
       refuse_state("is no matrix of float32 or float64");
     }
     (last == "q" ? of.q : of.error) = tensor.detach().clone();

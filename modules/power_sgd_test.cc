@@ -85,8 +85,8 @@ Values values_of(const nn::Module& module) {
 }
 void expect_same(const Values& values, const Values& wanted) {
   for (const auto& [name, value] : wanted) {
-    EXPECT_TRUE(at::allclose(values.at(name), value, 1e-8, 1e-8)) << name << values.at(name)
-                                                                 << value;
+    EXPECT_TRUE(at::allclose(values.at(name), value, 1e-8, 1e-8))
+        << name << values.at(name) << value;
   }
 }
 
@@ -147,8 +147,8 @@ TEST(PowerSgdTest, IsTheAlgorithmOfOneDevice) {
           std::vector<at::Tensor> of_ranks;
           on_mesh({{"dp", n}}, [&](const MeshPtr& mesh) {
             Mlp model;
-            const auto hook = power_sgd(
-                {.rank = rank, .start_iteration = start, .min_compression_rate = 1.5});
+            const auto hook =
+                power_sgd({.rank = rank, .start_iteration = start, .min_compression_rate = 1.5});
             const GradSync ddp = distributed_data_parallel(
                 *model, mesh, {.sync = {.bucket_bytes = bucket_bytes, .hook = hook}});
             train(*model, mesh, 0, 7);
@@ -200,8 +200,7 @@ TEST(PowerSgdTest, WithoutFeedbackAndWithOtherDtypes) {
     torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.01));
     double first = 0, last = 0;
     for (int step = 0; step < 12; ++step) {
-      const at::Tensor x =
-          distribute_tensor(batch(0).to(at::kBFloat16), mesh, {{"dp", Shard(0)}});
+      const at::Tensor x = distribute_tensor(batch(0).to(at::kBFloat16), mesh, {{"dp", Shard(0)}});
       const at::Tensor loss = model->loss(x);
       loss.backward();
       finish_grad_sync(*model);
@@ -227,8 +226,8 @@ TEST(PowerSgdTest, SendsTwoThinMatricesInTwoCollectives) {
       if (event.phase == Phase::kGradientSync && !event.is_check) bytes.push_back(event.bytes);
     }
     // 2 (n - 1) / n is 1: bias, thin and both P; then both Q.
-    EXPECT_EQ(bytes, (std::vector<int64_t>{8 * (kOut + kOut + kIn + kHidden),
-                                           8 * (kHidden + kOut)}));
+    EXPECT_EQ(bytes,
+              (std::vector<int64_t>{8 * (kOut + kOut + kIn + kHidden), 8 * (kHidden + kOut)}));
   });
 }
 
@@ -314,9 +313,8 @@ TEST(PowerSgdTest, BadOptionsAndStates) {
   refused("rank is 0", [] { PowerSgd({.rank = 0}); });
   refused("start_iteration is -1", [] { PowerSgd({.start_iteration = -1}); });
   refused("min_compression_rate is 0.5", [] { PowerSgd({.min_compression_rate = 0.5}); });
-  refused("min_compression_rate is nan", [] {
-    PowerSgd({.min_compression_rate = std::numeric_limits<double>::quiet_NaN()});
-  });
+  refused("min_compression_rate is nan",
+          [] { PowerSgd({.min_compression_rate = std::numeric_limits<double>::quiet_NaN()}); });
   PowerSgd hook;
   const at::Tensor one = at::ones({2, 1});
   refused("'w.p' does not end with", [&] { hook.set_state({{"w.p", one}}); });

@@ -16,7 +16,7 @@
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/modules/deferred_init.h"
 #include "shardweave/modules/fully_shard.h"
-#include "shardweave/modules/fused_optimizer.h"
+#include "shardweave/modules/optim/fused_optimizer.h"
 #include "shardweave/modules/parallelize_module.h"
 #include "shardweave/modules/zero.h"
 #include "torch/nn.h"

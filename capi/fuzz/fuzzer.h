@@ -263,6 +263,7 @@ class Fuzzer {
   void library();
   void fully_sharded();
   void divided();
+  void data_parallel();
   void observe();
   void ranks();
   void contention();

@@ -162,7 +162,10 @@ void Fuzzer::modules() {
       break;
     case 18:
       if (one_in(4))
-        one_in(3) ? fully_sharded() : one_in(2) ? divided() : library();  // they take long
+        one_in(4)   ? fully_sharded()
+        : one_in(3) ? divided()
+        : one_in(2) ? data_parallel()
+                    : library();  // they take long
       break;
     default:
       if (done(swv_optimizer_state(pick(optimizers_), below(3), text(), &t))) keep(t);

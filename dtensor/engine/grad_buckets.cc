@@ -94,9 +94,8 @@ void GradBuckets::attach() {
         std::make_unique<Came>(weak_from_this(), [i](GradBuckets& buckets) { buckets.came(i); }));
     std::vector<std::weak_ptr<GradBuckets>>& known = meta_of(p.tensor).context->grad_buckets;
     std::erase_if(known, [](const std::weak_ptr<GradBuckets>& other) { return other.expired(); });
-    const bool is_known = std::any_of(known.begin(), known.end(), [&](const auto& other) {
-      return other.lock().get() == this;
-    });
+    const bool is_known = std::any_of(
+        known.begin(), known.end(), [&](const auto& other) { return other.lock().get() == this; });
     if (!is_known) known.push_back(weak_from_this());
   }
 }
@@ -121,8 +120,8 @@ void GradBuckets::check_in_place(const std::vector<at::Tensor>& parameters) {
   for (const at::Tensor& parameter : parameters) given.insert(parameter.unsafeGetTensorImpl());
   for (const std::shared_ptr<GradBuckets>& buckets : all) {
     for (const Parameter& p : buckets->parameters_) {
-      const bool is_in_place = torch::autograd::impl::try_get_grad_accumulator(p.tensor) ==
-                               p.accumulator;
+      const bool is_in_place =
+          torch::autograd::impl::try_get_grad_accumulator(p.tensor) == p.accumulator;
       if (is_in_place || !given.contains(p.tensor.unsafeGetTensorImpl())) continue;
       throw Error("finish_grad_sync",
                   absl::FailedPreconditionError(absl::StrCat(
@@ -342,8 +341,7 @@ void GradBuckets::bring_through_hook(const std::vector<at::Tensor>& parameters,
 
 bool GradBuckets::is_as_sent(const Parameter& p) {
   return p.tensor.grad().is_same(p.sent) && gradient_version(p.sent) == p.version &&
-         meta_of(p.sent).local().is_same(p.local) &&
-         gradient_version(p.local) == p.local_version;
+         meta_of(p.sent).local().is_same(p.local) && gradient_version(p.local) == p.local_version;
 }
 
 void GradBuckets::discard() {
@@ -468,10 +466,9 @@ void GradBuckets::plan(const Cause& cause) {
   const auto uses_hook = [&](size_t i) {
     if (hook_ == nullptr) return false;
     const DTensorMeta& meta = meta_of(parameters_[i].tensor);
-    const SpecRef have =
-        meta.context->intern(*parameters_[i].seen, meta.spec->sizes, meta.spec->strides,
-                             travels_as(parameters_[i].tensor, *parameters_[i].seen),
-                             meta.spec->device);
+    const SpecRef have = meta.context->intern(
+        *parameters_[i].seen, meta.spec->sizes, meta.spec->strides,
+        travels_as(parameters_[i].tensor, *parameters_[i].seen), meta.spec->device);
     return goes_through_hook(plan_for(*meta.context, have, meta.spec)->plan, have->dtype);
   };
   for (const size_t i : moving) {

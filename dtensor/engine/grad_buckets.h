@@ -19,12 +19,8 @@
 #include "ATen/core/Tensor.h"
 #include "shardweave/dtensor/engine/fused.h"
 #include "shardweave/dtensor/engine/hook_run.h"
-#include "shardweave/dtensor/gradient_hook.h"
+#include "shardweave/dtensor/grad_sync.h"
 #include "torch/csrc/autograd/function.h"
-
-namespace shardweave {
-struct GradSyncOptions;
-}
 
 namespace shardweave::dtensor_internal {
 

@@ -45,9 +45,8 @@ bool goes_through_hook(const RedistributePlan& plan, at::ScalarType dtype) {
       !is_castable(dtype)) {
     return false;
   }
-  return std::all_of(
-      steps[0].mesh_dims.begin(), steps[0].mesh_dims.end(),
-      [&](int m) { return steps[0].before[m].is_partial(ReduceOp::kSum); });
+  return std::all_of(steps[0].mesh_dims.begin(), steps[0].mesh_dims.end(),
+                     [&](int m) { return steps[0].before[m].is_partial(ReduceOp::kSum); });
 }
 
 bool share_hook(const InFlight& a, const InFlight& b) {
@@ -75,8 +74,7 @@ HookRun::HookRun(GradientHook& hook, std::vector<InFlight> in_flight, size_t ind
   bucket_.flat = at::cat(parts);  // of one, too, it is a copy: the gradient stays what it is
   int64_t at = 0;
   for (const InFlight& t : in_flight_) {
-    bucket_.gradients.push_back(
-        bucket_.flat.narrow(0, at, t.local.numel()).view(t.local.sizes()));
+    bucket_.gradients.push_back(bucket_.flat.narrow(0, at, t.local.numel()).view(t.local.sizes()));
     bucket_.parameters.emplace_back(t.parameter);
     at += t.local.numel();
   }

@@ -60,7 +60,7 @@ std::vector<Target> targets_of(const StateDict& state) {
       targets.push_back({.name = late.prefix + item.name,
                          .like = item.like,
                          .dtype = item.dtype,
-                         .is_number = item.is_number,
+                         .is_number = !item.like.defined(),
                          .is_optional = item.is_optional,
                          .late = i + 1});
     }

@@ -26,7 +26,7 @@
 
 #include "ATen/core/Tensor.h"
 #include "shardweave/dtensor/dtensor.h"
-#include "shardweave/modules/fused_optimizer.h"
+#include "shardweave/modules/optim/fused_optimizer.h"
 #include "shardweave/modules/zero.h"
 
 namespace torch::nn {

@@ -365,15 +365,15 @@ void grad_sync(const Model& model, const at::Tensor& first_half, const at::Tenso
   }
 }
 
-struct InHalf final : GradientHook {
-  std::string name() const override { return "in half"; }
-  void begin(GradientBucket& bucket) override {
-    bucket.sent = bucket.flat.to(at::kHalf);
-    bucket.all_reduce(bucket.sent);
-  }
-  void finish(GradientBucket& bucket) override { bucket.flat.copy_(bucket.sent); }
-};
 void gradient_hook(const Model& model) {
+  struct InHalf final : GradientHook {
+    std::string name() const override { return "in half"; }
+    void begin(GradientBucket& bucket) override {
+      bucket.sent = bucket.flat.to(at::kHalf);
+      bucket.all_reduce(bucket.sent);
+    }
+    void finish(GradientBucket& bucket) override { bucket.flat.copy_(bucket.sent); }
+  };
   GradSync sync(*model, {.hook = std::make_shared<InHalf>()});
 }
 

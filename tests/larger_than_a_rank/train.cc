@@ -20,7 +20,7 @@
 #include "shardweave/comm/world.h"
 #include "shardweave/modules/deferred_init.h"
 #include "shardweave/modules/fully_shard.h"
-#include "shardweave/modules/fused_optimizer.h"
+#include "shardweave/modules/optim/fused_optimizer.h"
 #include "torch/nn.h"
 
 ABSL_FLAG(int64_t, limit_mb, 256, "what one process may have in memory, in MB");

@@ -383,35 +383,26 @@ func (s *GradSync) home() (*rank, error) {
 	return s.rank, nil
 }
 
-// GradSyncOption is an option of [Module.GradSync].
-type GradSyncOption func(*gradSyncOptions)
-
-type gradSyncOptions struct {
-	bucketBytes int64
-	reduce      DType
-}
+// GradSyncOption is an option of [Module.GradSync] and [Module.DistributedDataParallel].
+type GradSyncOption func(*c.GradSyncOptions)
 
 // WithBucketBytes says how much a bucket holds, as it travels, 1 or more; else 25 MiB.
 func WithBucketBytes(bytes int64) GradSyncOption {
-	return func(o *gradSyncOptions) { o.bucketBytes = bytes }
+	return func(o *c.GradSyncOptions) { o.BucketBytes = bytes }
 }
 
 // WithReduceDType says in what gradients of F16, BF16, F32 and F64 travel and are summed up: one of these. BF16 halves the
 // bytes of F32, and keeps eight bits of each rank's part and of each partial sum. What arrives has the gradient's own type.
-func WithReduceDType(d DType) GradSyncOption { return func(o *gradSyncOptions) { o.reduce = d } }
+func WithReduceDType(d DType) GradSyncOption {
+	return func(o *c.GradSyncOptions) { o.Reduce = int32(d) }
+}
 
 // GradSync begins a [GradSync] of the module's parameters, after Distribute. All ranks make it alike. The first iteration
 // shows in which order gradients come, and sends at its end. FailedPrecondition if a parameter is in another one that was
-// not closed. After a Backward that failed, on any rank, all ranks call [GradSync.Discard].
+// not closed. After a Backward that failed, on any rank, all ranks call [GradSync.Discard]. Collective with a hook or PowerSGD.
 func (m *Module) GradSync(options ...GradSyncOption) (*GradSync, error) {
-	o := gradSyncOptions{bucketBytes: c.DefaultGradSyncBucketBytes}
-	for _, option := range options {
-		if option != nil {
-			option(&o)
-		}
-	}
 	return ask(func(r *rank) (*GradSync, error) {
-		handle, err := c.GradSyncCreate(m.handle, o.bucketBytes, int32(o.reduce))
+		handle, err := c.GradSyncCreate(m.handle, gradSyncOptions(r, options))
 		if err != nil {
 			return nil, err
 		}

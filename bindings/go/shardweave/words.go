@@ -310,6 +310,12 @@ var words = map[string]string{
 	"swv_world_from_environment":  "FromEnvironment",
 	"swv_world_join":              "Join",
 
+	"swv_grad_sync_num_states":       "GradSync.States",
+	"swv_grad_sync_set_states":       "GradSync.SetStates",
+	"swv_grad_sync_state":            "GradSync.States",
+	"swv_module_enable_2d_with_fsdp": "Module.Enable2DWithFSDP",
+	"swv_module_pre_dp_transform":    "Module.PreDPTransform",
+
 	// Types.
 	"swv_buffer":          "slice",
 	"swv_checks":          "HandleChecks",

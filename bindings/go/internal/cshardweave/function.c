@@ -106,3 +106,58 @@ swv_status* swvgo_plan_auto(const swv_mesh* mesh, uintptr_t handle, const char* 
   return swv_plan_auto(mesh, make_model, model_loss, (void*)handle, &options, out_plan, out_text,
                        out_json);
 }
+
+static swv_status* begin_hook(void* handle, const swv_gradient_bucket* bucket) {
+  return swvgo_gradient_hook((uintptr_t)handle, 0, (swv_gradient_bucket*)bucket);
+}
+static swv_status* finish_hook(void* handle, const swv_gradient_bucket* bucket) {
+  return swvgo_gradient_hook((uintptr_t)handle, 1, (swv_gradient_bucket*)bucket);
+}
+
+// Of structs that the caller has; what they point to, too.
+static void grad_sync_options(const swvgo_grad_sync* with, swv_grad_sync_options* options,
+                              swv_gradient_hook* hook, swv_power_sgd_options* power_sgd) {
+  options->bucket_bytes = with->bucket_bytes;
+  options->reduce_dtype = with->reduce_dtype;
+  if (with->hook != 0) {
+    hook->name = with->hook_name;
+    hook->user_data = (void*)with->hook;
+    hook->begin = begin_hook;
+    hook->finish = finish_hook;
+    hook->drop = drop;
+    options->hook = hook;
+  }
+  if (with->rank != 0) {
+    power_sgd->columns = with->rank;
+    power_sgd->start_iteration = with->start_iteration;
+    power_sgd->min_compression_rate = with->min_compression_rate;
+    power_sgd->seed = with->seed;
+    power_sgd->error_feedback = with->error_feedback;
+    power_sgd->warm_start = with->warm_start;
+    options->power_sgd = power_sgd;
+  }
+}
+
+swv_status* swvgo_grad_sync_create(swv_module* module, const swvgo_grad_sync* with,
+                                   swv_grad_sync** out_sync) {
+  swv_grad_sync_options options = SWV_GRAD_SYNC_OPTIONS_INIT;
+  swv_gradient_hook hook = SWV_GRADIENT_HOOK_INIT;
+  swv_power_sgd_options power_sgd = SWV_POWER_SGD_OPTIONS_INIT;
+  grad_sync_options(with, &options, &hook, &power_sgd);
+  return swv_grad_sync_create(module, &options, out_sync);
+}
+
+swv_status* swvgo_module_distributed_data_parallel(swv_module* module, const swv_mesh* mesh,
+                                                   const char* mesh_dim, int32_t source,
+                                                   const swvgo_grad_sync* with,
+                                                   swv_grad_sync** out_sync) {
+  swv_data_parallel_options options = SWV_DATA_PARALLEL_OPTIONS_INIT;
+  swv_grad_sync_options sync = SWV_GRAD_SYNC_OPTIONS_INIT;
+  swv_gradient_hook hook = SWV_GRADIENT_HOOK_INIT;
+  swv_power_sgd_options power_sgd = SWV_POWER_SGD_OPTIONS_INIT;
+  grad_sync_options(with, &sync, &hook, &power_sgd);
+  options.mesh_dim = mesh_dim;
+  options.source = source;
+  options.sync = &sync;
+  return swv_module_distributed_data_parallel(module, mesh, &options, out_sync);
+}

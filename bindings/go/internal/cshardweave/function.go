@@ -144,3 +144,32 @@ func swvgo_drop(handle C.uintptr_t) {
 	h.Delete()
 	f.Dropped()
 }
+
+// GradientBucket is what a GradientHook gets: borrowed handles.
+type GradientBucket struct {
+	Index      int64
+	Flat       Tensor
+	Gradients  []Tensor
+	Parameters []string
+	Comm       Comm
+	Discarded  bool
+}
+
+// GradientHook is a hook of the host; Dropped as for the others.
+type GradientHook interface {
+	Bucket(finish bool, bucket GradientBucket) error
+	Dropped()
+}
+
+//export swvgo_gradient_hook
+func swvgo_gradient_hook(handle C.uintptr_t, finish C.int, bucket *C.swv_gradient_bucket) *C.swv_status {
+	return callback(func() error {
+		b := GradientBucket{Index: int64(bucket.index), Flat: bucket.flat, Comm: bucket.comm, Discarded: bucket.is_discarded != 0}
+		n := int(bucket.num_gradients)
+		b.Gradients = append(b.Gradients, unsafe.Slice(bucket.gradients, n)...)
+		for _, name := range unsafe.Slice(bucket.parameters, n) {
+			b.Parameters = append(b.Parameters, C.GoString(name))
+		}
+		return cgo.Handle(handle).Value().(GradientHook).Bucket(finish != 0, b)
+	})
+}

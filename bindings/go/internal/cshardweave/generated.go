@@ -134,6 +134,10 @@ const (
 	DefaultPlanAutoMaxEvaluations        = 120
 	DefaultPlanAutoSequenceDim           = 1
 	DefaultFullyShardReshardAfterForward = 1
+	DefaultPowerSGDColumns               = 1
+	DefaultPowerSGDMinCompressionRate    = 2.0
+	DefaultPowerSGDErrorFeedback         = 1
+	DefaultPowerSGDWarmStart             = 1
 	DefaultGradSyncBucketBytes           = 26214400
 	DefaultClipNormType                  = 2.0
 	DefaultSGDLR                         = 1e-3

@@ -93,11 +93,137 @@ func MeshFullyShardCounters(m Mesh) ([6]int64, error) {
 	return out, err
 }
 
-// GradSyncCreate takes 0 for no type.
-func GradSyncCreate(m Module, bucketBytes int64, reduce int32) (GradSync, error) {
+// GradSyncOptions: Reduce 0 is no type, PowerSGD.Rank 0 none, Hook nil none.
+type GradSyncOptions struct {
+	BucketBytes int64
+	Reduce      int32
+	Hook        GradientHook
+	HookName    string
+	PowerSGD    PowerSGD
+}
+
+// PowerSGD is swv_power_sgd_options.
+type PowerSGD struct {
+	Rank, StartIteration      int64
+	MinCompressionRate        float64
+	Seed                      uint64
+	NoErrorFeedback, NoWarmUp bool
+}
+
+// raw takes the hook over: the library drops it.
+func (o GradSyncOptions) raw(a *arena) C.swvgo_grad_sync {
+	raw := C.swvgo_grad_sync{bucket_bytes: C.int64_t(o.BucketBytes), reduce_dtype: C.swv_dtype(o.Reduce),
+		rank: C.int64_t(o.PowerSGD.Rank), start_iteration: C.int64_t(o.PowerSGD.StartIteration),
+		min_compression_rate: C.double(o.PowerSGD.MinCompressionRate), seed: C.uint64_t(o.PowerSGD.Seed),
+		error_feedback: flag(!o.PowerSGD.NoErrorFeedback), warm_start: flag(!o.PowerSGD.NoWarmUp)}
+	if o.Hook != nil {
+		raw.hook = C.uintptr_t(cgo.NewHandle(o.Hook))
+		raw.hook_name = a.text(o.HookName)
+	}
+	return raw
+}
+
+// checked drops the hook if the text is none.
+func (o GradSyncOptions) checked(texts ...string) error {
+	err := checkText("an option", append(texts, o.HookName)...)
+	if err != nil && o.Hook != nil {
+		o.Hook.Dropped()
+	}
+	return err
+}
+
+func GradSyncCreate(m Module, o GradSyncOptions) (GradSync, error) {
+	if err := o.checked(); err != nil {
+		return nil, err
+	}
+	var a arena
+	defer a.free()
 	var out GradSync
-	err := result(C.swvgo_grad_sync_create(m, C.int64_t(bucketBytes), C.swv_dtype(reduce), &out))
+	raw := o.raw(&a)
+	err := result(C.swvgo_grad_sync_create(m, &raw, &out))
 	return out, err
+}
+
+// ModuleDistributedDataParallel: meshDim "" is the mesh's first.
+func ModuleDistributedDataParallel(m Module, mesh Mesh, meshDim string, source int64, o GradSyncOptions) (GradSync, error) {
+	if err := o.checked(meshDim); err != nil {
+		return nil, err
+	}
+	var a arena
+	defer a.free()
+	var out GradSync
+	raw := o.raw(&a)
+	err := result(C.swvgo_module_distributed_data_parallel(m, mesh, a.orNull(meshDim), rank32(source), &raw, &out))
+	return out, err
+}
+
+func ModulePreDPTransform(m Module, mesh Mesh, meshDim string, source int64) error {
+	if err := checkText("meshDim", meshDim); err != nil {
+		return err
+	}
+	var a arena
+	defer a.free()
+	return result(C.swv_module_pre_dp_transform(m, mesh, a.orNull(meshDim), rank32(source)))
+}
+
+func ModuleBroadcastBuffers(m Module, mesh Mesh, meshDim string) error {
+	if err := checkText("meshDim", meshDim); err != nil {
+		return err
+	}
+	var a arena
+	defer a.free()
+	return result(C.swv_module_broadcast_buffers(m, mesh, a.orNull(meshDim)))
+}
+
+func ModuleEnable2DWithFSDP(m Module, mesh Mesh, meshDim string) error {
+	if err := checkText("meshDim", meshDim); err != nil {
+		return err
+	}
+	var a arena
+	defer a.free()
+	return result(C.swv_module_enable_2d_with_fsdp(m, mesh, a.orNull(meshDim)))
+}
+
+// MeshJoinBatch gives no tensors once no rank has any.
+func MeshJoinBatch(m Mesh, meshDims []string, mine []Tensor) (batch []Tensor, ranks int64, err error) {
+	if err := checkText("a mesh dimension", meshDims...); err != nil {
+		return nil, 0, err
+	}
+	var a arena
+	defer a.free()
+	var out [C.SWV_MAX_BATCH_TENSORS]Tensor
+	var count C.size_t
+	var with C.int64_t
+	err = result(C.swvgo_mesh_join_batch(m, a.list(meshDims), C.size_t(len(meshDims)), first(mine), C.size_t(len(mine)),
+		&out[0], &count, &with))
+	return append([]Tensor(nil), out[:int(count)]...), int64(with), err
+}
+
+// GradSyncStates is what PowerSGD has learned.
+func GradSyncStates(s GradSync) (names []string, tensors []Tensor, err error) {
+	var count C.size_t
+	if err := result(C.swv_grad_sync_num_states(s, &count)); err != nil {
+		return nil, nil, err
+	}
+	for i := C.size_t(0); i < count; i++ {
+		var name *C.swv_string
+		var tensor Tensor
+		if err := result(C.swv_grad_sync_state(s, i, &name, &tensor)); err != nil {
+			TensorsFree(tensors)
+			return nil, nil, err
+		}
+		names, tensors = append(names, text(name)), append(tensors, tensor)
+	}
+	return names, tensors, nil
+}
+
+func GradSyncSetStates(s GradSync, names []string, tensors []Tensor) error {
+	if err := checkText("a name", names...); err != nil {
+		return err
+	}
+	var a arena
+	defer a.free()
+	return result(C.swvgo_grad_sync_set_states(s, a.list(names), first(tensors), C.size_t(len(tensors))))
 }
 
 func GradSyncFree(s GradSync) { C.swv_grad_sync_free(s) }

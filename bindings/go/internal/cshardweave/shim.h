@@ -230,12 +230,41 @@ static inline swv_status* swvgo_mesh_fully_shard_counters(const swv_mesh* mesh, 
   return status;
 }
 
-static inline swv_status* swvgo_grad_sync_create(swv_module* module, int64_t bucket_bytes,
-                                                 swv_dtype reduce_dtype, swv_grad_sync** out_sync) {
-  swv_grad_sync_options options = SWV_GRAD_SYNC_OPTIONS_INIT;
-  options.bucket_bytes = bucket_bytes;
-  options.reduce_dtype = reduce_dtype;
-  return swv_grad_sync_create(module, &options, out_sync);
+// rank 0: no PowerSGD. hook 0: none; else a handle of Go's (function.go).
+typedef struct swvgo_grad_sync {
+  int64_t bucket_bytes;
+  swv_dtype reduce_dtype;
+  uintptr_t hook;
+  const char* hook_name;
+  int64_t rank;
+  int64_t start_iteration;
+  double min_compression_rate;
+  uint64_t seed;
+  swv_bool error_feedback;
+  swv_bool warm_start;
+} swvgo_grad_sync;
+swv_status* swvgo_grad_sync_create(swv_module* module, const swvgo_grad_sync* with,
+                                   swv_grad_sync** out_sync);
+swv_status* swvgo_module_distributed_data_parallel(swv_module* module, const swv_mesh* mesh,
+                                                   const char* mesh_dim, int32_t source,
+                                                   const swvgo_grad_sync* with,
+                                                   swv_grad_sync** out_sync);
+
+static inline swv_status* swvgo_grad_sync_set_states(swv_grad_sync* sync, const char* names,
+                                                     swv_tensor* const* tensors, size_t count) {
+  const char* texts[count + 1];
+  swvgo_texts(names, count, texts);
+  return swv_grad_sync_set_states(sync, texts, (const swv_tensor* const*)tensors, count);
+}
+
+static inline swv_status* swvgo_mesh_join_batch(swv_mesh* mesh, const char* names, size_t num_names,
+                                                swv_tensor* const* tensors, size_t num_tensors,
+                                                swv_tensor** out_tensors, size_t* out_num_tensors,
+                                                int64_t* out_ranks) {
+  const char* texts[num_names + 1];
+  swvgo_texts(names, num_names, texts);
+  return swv_mesh_join_batch(mesh, texts, num_names, (const swv_tensor* const*)tensors, num_tensors,
+                             out_tensors, out_num_tensors, out_ranks);
 }
 
 static inline swv_status* swvgo_plan_add(swv_plan* plan, const char* pattern, const char* pairs,

@@ -6,6 +6,7 @@ pub const SWV_VERSION_MAJOR: i32 = 0;
 pub const SWV_VERSION_MINOR: i32 = 4;
 pub const SWV_VERSION_PATCH: i32 = 0;
 pub const SWV_VERSION: i32 = 4000;
+pub const SWV_MAX_BATCH_TENSORS: i32 = 8;
 pub type swv_bool = i32;
 extern "C" {
     #[doc = " SWV_VERSION as the library was built."]
@@ -2139,6 +2140,65 @@ extern "C" {
         num_parameters: usize,
     ) -> *mut swv_status;
 }
+#[doc = " Gradients on their way, one after the other, for a hook. Everything is borrowed for the call."]
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_gradient_bucket {
+    pub struct_size: usize,
+    #[doc = " of those of this iteration, in the order in which they began"]
+    pub index: i64,
+    #[doc = " plain, one-dimensional; what it has in the end is what arrives"]
+    pub flat: *mut swv_tensor,
+    #[doc = " views of it, with the shapes of this rank's parts"]
+    pub gradients: *const *mut swv_tensor,
+    #[doc = " their names; \"\" where there is none"]
+    pub parameters: *const *const ::std::os::raw::c_char,
+    #[doc = " and of names"]
+    pub num_gradients: usize,
+    #[doc = " the ranks whose summands are to be summed up"]
+    pub comm: *mut swv_comm,
+    #[doc = " swv_grad_sync_discard: nothing comes of it"]
+    pub is_discarded: swv_bool,
+}
+#[doc = " What reduces buckets in place of an all-reduce. begin (may be NULL) is called when a bucket is full,\n in swv_tensor_backward mostly, and finish of all buckets in swv_module_finish_grad_sync, after begin\n of all: each rank issues the same operations in the same order. In the first iteration all\n gradients come at the end, in other buckets than later. The mode is SWV_MODE_NO_GRAD. For gradients\n of F16, BF16, F32 and F64 that an all-reduce would sum; others travel as without it. A failed call\n comes out of swv_module_finish_grad_sync, on all ranks of the mesh, which is lost then.\n begin and finish are called by one thread at a time, that of swv_tensor_backward or\n swv_module_finish_grad_sync."]
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_gradient_hook {
+    pub struct_size: usize,
+    #[doc = " the ranks compare it; with what it does, options and all"]
+    pub name: *const ::std::os::raw::c_char,
+    pub user_data: *mut ::std::os::raw::c_void,
+    pub begin: ::std::option::Option<
+        unsafe extern "C" fn(
+            user_data: *mut ::std::os::raw::c_void,
+            bucket: *const swv_gradient_bucket,
+        ) -> *mut swv_status,
+    >,
+    pub finish: ::std::option::Option<
+        unsafe extern "C" fn(
+            user_data: *mut ::std::os::raw::c_void,
+            bucket: *const swv_gradient_bucket,
+        ) -> *mut swv_status,
+    >,
+    #[doc = " may be NULL"]
+    pub drop: ::std::option::Option<unsafe extern "C" fn(user_data: *mut ::std::os::raw::c_void)>,
+}
+#[doc = " PowerSGD (Vogels et al., 2019): gradients that are matrices travel as two thin ones, of so many\n columns, in two collectives for a bucket; what is lost is added to the next gradient."]
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_power_sgd_options {
+    pub struct_size: usize,
+    #[doc = " 1 or more: the rank of what arrives"]
+    pub columns: i64,
+    #[doc = " so many times a gradient travels whole before"]
+    pub start_iteration: i64,
+    #[doc = " 1 or more: a matrix that would not become so much smaller stays"]
+    pub min_compression_rate: f64,
+    pub seed: u64,
+    pub error_feedback: swv_bool,
+    #[doc = " begins with what the step before has ended with"]
+    pub warm_start: swv_bool,
+}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_grad_sync_options {
@@ -2147,6 +2207,9 @@ pub struct swv_grad_sync_options {
     pub bucket_bytes: i64,
     #[doc = " see below; SWV_DTYPE_DEFAULT: their own"]
     pub reduce_dtype: swv_dtype,
+    #[doc = " One of these at most; NULL: an all-reduce. With one, swv_grad_sync_create is COLLECTIVE, and\n swv_module_finish_grad_sync takes one small all-reduce more. The hook is copied, its user_data is\n dropped with the swv_grad_sync."]
+    pub hook: *const swv_gradient_hook,
+    pub power_sgd: *const swv_power_sgd_options,
 }
 extern "C" {
     #[must_use]
@@ -2181,6 +2244,99 @@ extern "C" {
         sync: *const swv_grad_sync,
         out_buckets: *mut i64,
         out_left_in_backward: *mut i64,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " What PowerSGD has learned on this rank, by name (\"blocks.0.weight.error\", \".q\", \".iteration\"): plain\n tensors, copies. Each rank keeps its own, and gives it back when it resumes on as many ranks.\n Either output may be NULL. SWV_CODE_FAILED_PRECONDITION without PowerSGD."]
+    pub fn swv_grad_sync_num_states(
+        sync: *const swv_grad_sync,
+        out_num: *mut usize,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    pub fn swv_grad_sync_state(
+        sync: *const swv_grad_sync,
+        index: usize,
+        out_name: *mut *mut swv_string,
+        out_tensor: *mut *mut swv_tensor,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " All of it, in place of what there was. SWV_CODE_INVALID_ARGUMENT, before anything is changed, for a\n name or a tensor that swv_grad_sync_state does not give."]
+    pub fn swv_grad_sync_set_states(
+        sync: *mut swv_grad_sync,
+        names: *const *const ::std::os::raw::c_char,
+        tensors: *const *const swv_tensor,
+        num_states: usize,
+    ) -> *mut swv_status;
+}
+#[doc = " ---- Data parallelism -------------------------------------------------------------------------\n   swv_module_distributed_data_parallel(model, mesh, NULL, &ddp);\n   ...                                      // the batch cut along the mesh's first dimension\n   swv_tensor_backward(loss, NULL, NULL);   // gradients leave in buckets\n   swv_module_finish_grad_sync(model);\n   swv_optimizer_step(optimizer);\n \n A loss is that of all ranks' input, and nothing is divided by the number of ranks. A batch norm's\n statistics are of all of it, and the same on all ranks."]
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_data_parallel_options {
+    pub struct_size: usize,
+    #[doc = " along which no parameter may be cut; NULL: the mesh's first"]
+    pub mesh_dim: *const ::std::os::raw::c_char,
+    #[doc = " as that of swv_distribute_options, of what is plain"]
+    pub source: i32,
+    #[doc = " 0"]
+    pub reserved: i32,
+    #[doc = " NULL: the defaults"]
+    pub sync: *const swv_grad_sync_options,
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Parameters and buffers that are plain become replicated over the mesh, in place, and gradients leave\n by themselves as long as out_sync lives. What tensor parallelism (swv_module_distribute, before this,\n on the same mesh) has cut stays so. Before anything is changed, on all ranks:\n SWV_CODE_NOT_FOUND for a dimension that the mesh does not have; SWV_CODE_INVALID_ARGUMENT for a\n parameter on another mesh or cut along the dimension, and for modules or options that differ between\n ranks; SWV_CODE_FAILED_PRECONDITION for a module without parameters, and for one that is fully\n sharded, in an optimizer's ZeRO or in a swv_grad_sync. COLLECTIVE."]
+    pub fn swv_module_distributed_data_parallel(
+        module: *mut swv_module,
+        mesh: *const swv_mesh,
+        options: *const swv_data_parallel_options,
+        out_sync: *mut *mut swv_grad_sync,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " The same without gradients: for a swv_grad_sync of one's own. mesh_dim, source: as above.\n COLLECTIVE."]
+    pub fn swv_module_pre_dp_transform(
+        module: *mut swv_module,
+        mesh: *const swv_mesh,
+        mesh_dim: *const ::std::os::raw::c_char,
+        source: i32,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Every rank gets the buffers of the first one along mesh_dim (NULL: the mesh's first): for what a\n program writes of its own on each rank. Those that are cut along it stay. COLLECTIVE."]
+    pub fn swv_module_broadcast_buffers(
+        module: *mut swv_module,
+        mesh: *const swv_mesh,
+        mesh_dim: *const ::std::os::raw::c_char,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Between swv_module_distribute and swv_module_fully_shard: whether the module is tensor parallel on\n this mesh, and whole along mesh_dim (NULL: the mesh's first), as the other one wants it.\n SWV_CODE_FAILED_PRECONDITION for the wrong order, on all ranks. COLLECTIVE."]
+    pub fn swv_module_enable_2d_with_fsdp(
+        module: *mut swv_module,
+        mesh: *const swv_mesh,
+        mesh_dim: *const ::std::os::raw::c_char,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Ranks with different numbers of batches, at the end of an epoch: of each rank's rows of the tensors of\n a batch, plain, one tensor each, cut between rows as ranks have brought them; a rank that has no more\n gives num_tensors 0, and takes part without rows. Writes out_num_tensors handles to out_tensors,\n which has room for SWV_MAX_BATCH_TENSORS; none once no rank has any. mesh_dims, num_mesh_dims:\n along which ranks have input of their own (NULL, 0: the mesh's first); out_ranks_with_input: how many\n do, may be NULL. SWV_CODE_INVALID_ARGUMENT, on all ranks, for more tensors than there is room for,\n sharded ones, numbers, other dtypes or rows of other shapes than other ranks have. COLLECTIVE."]
+    pub fn swv_mesh_join_batch(
+        mesh: *mut swv_mesh,
+        mesh_dims: *const *const ::std::os::raw::c_char,
+        num_mesh_dims: usize,
+        tensors: *const *const swv_tensor,
+        num_tensors: usize,
+        out_tensors: *mut *mut swv_tensor,
+        out_num_tensors: *mut usize,
+        out_ranks_with_input: *mut i64,
     ) -> *mut swv_status;
 }
 #[repr(C)]

@@ -176,10 +176,39 @@ pub const SWV_FULLY_SHARD_COUNTERS_INIT: swv_fully_shard_counters = swv_fully_sh
     peak_gathered_bytes: 0,
 };
 
+pub const SWV_GRADIENT_HOOK_INIT: swv_gradient_hook = swv_gradient_hook {
+    struct_size: 48,
+    name: ptr::null(),
+    user_data: ptr::null_mut(),
+    begin: None,
+    finish: None,
+    drop: None,
+};
+
+pub const SWV_POWER_SGD_OPTIONS_INIT: swv_power_sgd_options = swv_power_sgd_options {
+    struct_size: 48,
+    columns: 1,
+    start_iteration: 0,
+    min_compression_rate: 2.0,
+    seed: 0,
+    error_feedback: 1,
+    warm_start: 1,
+};
+
 pub const SWV_GRAD_SYNC_OPTIONS_INIT: swv_grad_sync_options = swv_grad_sync_options {
-    struct_size: 20,
+    struct_size: 40,
     bucket_bytes: 26214400,
     reduce_dtype: SWV_DTYPE_DEFAULT,
+    hook: ptr::null(),
+    power_sgd: ptr::null(),
+};
+
+pub const SWV_DATA_PARALLEL_OPTIONS_INIT: swv_data_parallel_options = swv_data_parallel_options {
+    struct_size: 32,
+    mesh_dim: ptr::null(),
+    source: 0,
+    reserved: 0,
+    sync: ptr::null(),
 };
 
 pub const SWV_CLIP_OPTIONS_INIT: swv_clip_options = swv_clip_options {

@@ -1,14 +1,19 @@
 //! Gradients that travel while backward runs.
 
+use std::ffi::CString;
 use std::fmt;
 use std::marker::PhantomData;
+use std::ptr::{self, NonNull};
 
 use shardweave_sys as sys;
 
+use crate::data_parallel::{raw_hook, GradientHook, PowerSgd};
 use crate::dtype::{number_of, DType};
 use crate::error::{Of, Result};
+use crate::ffi::{c_text, take_string};
 use crate::mesh::Scope;
 use crate::module::{handle_of, Module};
+use crate::tensor::Tensor;
 
 handle! {
     /// The C interface's own.
@@ -52,11 +57,19 @@ debug_by_name!(GradSync);
 
 /// Of [`GradSync::with`].
 #[derive(Clone, Copy, Debug)]
-pub struct GradSyncOptions(sys::swv_grad_sync_options);
+pub struct GradSyncOptions {
+    bucket_bytes: i64,
+    reduce_dtype: Option<DType>,
+    pub(crate) power_sgd: Option<PowerSgd>,
+}
 
 impl Default for GradSyncOptions {
     fn default() -> GradSyncOptions {
-        GradSyncOptions(sys::SWV_GRAD_SYNC_OPTIONS_INIT)
+        GradSyncOptions {
+            bucket_bytes: sys::SWV_GRAD_SYNC_OPTIONS_INIT.bucket_bytes,
+            reduce_dtype: None,
+            power_sgd: None,
+        }
     }
 }
 
@@ -68,7 +81,7 @@ impl GradSyncOptions {
 
     /// Buckets of at most so many bytes, as they travel; a larger gradient has one of its own.
     pub fn bucket_bytes(mut self, bytes: i64) -> GradSyncOptions {
-        self.0.bucket_bytes = bytes;
+        self.bucket_bytes = bytes;
         self
     }
 
@@ -76,8 +89,23 @@ impl GradSyncOptions {
     /// `Bf16` halves the bytes of `F32`, and keeps eight bits of each rank's part and of each partial
     /// sum. What arrives has the gradient's own type.
     pub fn reduce_dtype(mut self, dtype: DType) -> GradSyncOptions {
-        self.0.reduce_dtype = number_of(Some(dtype));
+        self.reduce_dtype = Some(dtype);
         self
+    }
+
+    /// Gradients that are matrices travel as two thin ones. Not together with a hook.
+    pub fn power_sgd(mut self, power_sgd: PowerSgd) -> GradSyncOptions {
+        self.power_sgd = Some(power_sgd);
+        self
+    }
+
+    pub(crate) fn raw(&self, power_sgd: Option<&PowerSgd>) -> sys::swv_grad_sync_options {
+        sys::swv_grad_sync_options {
+            bucket_bytes: self.bucket_bytes,
+            reduce_dtype: number_of(self.reduce_dtype),
+            power_sgd: power_sgd.map_or(ptr::null(), |options| &options.0),
+            ..sys::SWV_GRAD_SYNC_OPTIONS_INIT
+        }
     }
 }
 
@@ -94,18 +122,105 @@ pub struct GradSyncCounts {
 impl GradSync {
     /// With buckets of 25 MiB.
     pub fn new<M: Module + ?Sized>(module: &M) -> Result<GradSync> {
-        GradSync::make(module, &GradSyncOptions::new()).of("GradSync::new")
+        GradSync::make(module, &GradSyncOptions::new(), ptr::null()).of("GradSync::new")
     }
 
-    /// As the options say.
+    /// As the options say. With a [`PowerSgd`] collective.
     pub fn with<M: Module + ?Sized>(module: &M, options: &GradSyncOptions) -> Result<GradSync> {
-        GradSync::make(module, options).of("GradSync::with")
+        GradSync::make(module, options, ptr::null()).of("GradSync::with")
     }
 
-    fn make<M: Module + ?Sized>(module: &M, options: &GradSyncOptions) -> Result<GradSync> {
+    /// The same, and the hook reduces buckets. It lives as long as this, and runs on this thread
+    /// only. Collective; the ranks compare its name.
+    ///
+    /// ```
+    /// use shardweave::nn::{self, Layer};
+    /// use shardweave::{
+    ///     GradSync, GradSyncOptions, GradientBucket, GradientHook, Module, ParameterPlan,
+    ///     Placement::*, ReduceOp, Result, Source, Tensor, World,
+    /// };
+    ///
+    /// /// What an all-reduce does.
+    /// struct Sum;
+    /// impl GradientHook for Sum {
+    ///     fn name(&self) -> String {
+    ///         "sum".to_owned()
+    ///     }
+    ///     fn finish(&self, bucket: &GradientBucket) -> Result<()> {
+    ///         let mut sums = bucket.flat.to_vec::<f32>()?;
+    ///         bucket.comm.all_reduce(&mut sums, ReduceOp::Sum)?;
+    ///         bucket.flat.copy_from_slice(&sums)
+    ///     }
+    /// }
+    ///
+    /// World::threads(2).run(|world| {
+    ///     let mesh = world.device_mesh(&[("dp", 2)])?;
+    ///     let layer = nn::Linear::new(3, 5)?;
+    ///     layer.distribute(&mesh, &ParameterPlan::new(), Source::default())?;
+    ///     let x = Tensor::ones(&[4, 3])?.distribute(&mesh, [("dp", Shard(0))])?;
+    ///     let _sync = GradSync::with_hook(&layer, &GradSyncOptions::new(), Sum)?;
+    ///     layer.forward(&x)?.sum()?.backward()?;
+    ///     layer.finish_grad_sync()?;
+    ///     assert_eq!(layer.weight.grad()?.unwrap().to_vec::<f32>()?, [4.0; 15]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    pub fn with_hook<M: Module + ?Sized, H: GradientHook>(
+        module: &M,
+        options: &GradSyncOptions,
+        hook: H,
+    ) -> Result<GradSync> {
+        let (raw, _name) = raw_hook(hook).of("GradSync::with_hook")?;
+        GradSync::make(module, options, &raw).of("GradSync::with_hook")
+    }
+
+    fn make<M: Module + ?Sized>(
+        module: &M,
+        options: &GradSyncOptions,
+        hook: *const sys::swv_gradient_hook,
+    ) -> Result<GradSync> {
+        let mut raw = options.raw(options.power_sgd.as_ref());
+        raw.hook = hook;
         let (module, _forwards) = handle_of(module)?;
-        let sync = create!(swv_grad_sync_create(module.as_ptr(), &options.0))?;
-        Ok(GradSync(SyncHandle::from_handle(sync)))
+        let sync = create!(swv_grad_sync_create(module.as_ptr(), &raw))?;
+        Ok(GradSync::of_handle(sync))
+    }
+
+    pub(crate) fn of_handle(handle: NonNull<sys::swv_grad_sync>) -> GradSync {
+        GradSync(SyncHandle::from_handle(handle))
+    }
+
+    /// What PowerSGD has learned on this rank, by name ("weight.error", ".q", ".iteration"): copies.
+    /// Each rank keeps its own, for [`set_states`](GradSync::set_states) when it resumes.
+    pub fn states(&self) -> Result<Vec<(String, Tensor)>> {
+        let count = get!(swv_grad_sync_num_states(self.0.as_ptr()) -> usize)?;
+        (0..count)
+            .map(|index| {
+                let (mut name, mut tensor) = (ptr::null_mut(), ptr::null_mut());
+                call!(swv_grad_sync_state(self.0.as_ptr(), index, &mut name, &mut tensor))?;
+                let name = take_string(NonNull::new(name).expect("a state has a name"));
+                let tensor = NonNull::new(tensor).expect("a state is a tensor");
+                Ok((name, Tensor::from_handle(tensor)))
+            })
+            .collect()
+    }
+
+    /// All of it, in place of what there was.
+    pub fn set_states(&self, states: &[(String, Tensor)]) -> Result<()> {
+        let names: Vec<CString> = states
+            .iter()
+            .map(|(name, _)| c_text(name, "states"))
+            .collect::<Result<_>>()
+            .of("GradSync::set_states")?;
+        let pointers: Vec<_> = names.iter().map(|name| name.as_ptr()).collect();
+        let tensors: Vec<_> = states.iter().map(|(_, tensor)| tensor.as_const_ptr()).collect();
+        call!(swv_grad_sync_set_states(
+            self.0.as_ptr(),
+            pointers.as_ptr(),
+            tensors.as_ptr(),
+            states.len()
+        ))
     }
 
     /// While it lives, backward sends nothing: gradients of several are summed up first.

@@ -75,6 +75,7 @@ mod arithmetic;
 mod auto_plan;
 mod autograd;
 mod comm;
+mod data_parallel;
 pub mod debug;
 mod deferred;
 mod dtype;
@@ -114,6 +115,9 @@ pub use autograd::{
     FunctionContext, GradMode,
 };
 pub use comm::{Comm, CommCounter, CommCounters, Pending};
+pub use data_parallel::{
+    DataParallelOptions, GradientBucket, GradientHook, JoinedBatch, PowerSgd,
+};
 pub use deferred::{deferred_init, materialize, MaterializeOptions};
 pub use dtype::{DType, Device, ReduceOp};
 pub use element::{Bf16, Complex, Element, F16};

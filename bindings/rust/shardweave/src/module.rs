@@ -9,12 +9,14 @@ use std::rc::Rc;
 use shardweave_sys as sys;
 
 use crate::autograd::{no_grad, GradMode};
+use crate::data_parallel::{self, DataParallelOptions};
 use crate::debug::Report;
 use crate::error::{Error, Of, Result};
 use crate::ffi::{c_text, check, take_string};
 use crate::field::ModuleField;
 use crate::forward::{check_distinct, forward_of, Forward, ForwardHandle};
 use crate::fully_shard::{self, FullyShardOptions};
+use crate::grad_sync::GradSync;
 use crate::mesh::Mesh;
 use crate::op::{call_module, Arg, FromResults};
 use crate::plan::ParameterPlan;
@@ -381,6 +383,71 @@ pub trait Module {
     fn fully_shard(&self, mesh: &Mesh, options: &FullyShardOptions) -> Result<Report> {
         let _here = called_here();
         fully_shard::shard(self, mesh, options)
+    }
+
+    /// Data parallelism: parameters and buffers that are plain become replicated over the mesh, in
+    /// place, and gradients leave in buckets while backward goes on, as long as the result lives.
+    ///
+    /// ```
+    /// use shardweave::nn::{self, Layer};
+    /// use shardweave::{AdamW, DataParallelOptions, Module, Placement::*, Tensor, World};
+    ///
+    /// World::threads(2).run(|world| {
+    ///     let mesh = world.device_mesh(&[("dp", 2)])?;
+    ///     let model = nn::Linear::new(3, 5)?; // the first rank's values count
+    ///     let ddp = model.distributed_data_parallel(&mesh, &DataParallelOptions::new())?;
+    ///     let optimizer = AdamW::new(1e-2).build(&model)?;
+    ///     for _ in 0..2 {
+    ///         let x = Tensor::ones(&[4, 3])?.distribute(&mesh, [("dp", Shard(0))])?;
+    ///         model.forward(&x)?.mean()?.backward()?;
+    ///         model.finish_grad_sync()?;
+    ///         optimizer.step()?;
+    ///         optimizer.zero_grad()?;
+    ///     }
+    ///     assert_eq!(ddp.counts()?.left_in_backward, 1);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    ///
+    /// A loss is that of all ranks' input, and nothing is divided by the number of ranks. What tensor
+    /// parallelism has cut on the same mesh ([`distribute`](Module::distribute), before this) stays
+    /// so. A parameter that is cut along the dimension, on another mesh, fully sharded, or in another
+    /// [`GradSync`], and ranks that differ, are errors on all ranks before anything changes.
+    /// Collective.
+    #[track_caller]
+    fn distributed_data_parallel(
+        &self,
+        mesh: &Mesh,
+        options: &DataParallelOptions,
+    ) -> Result<GradSync> {
+        let _here = called_here();
+        data_parallel::parallel(self, mesh, options)
+    }
+
+    /// The half of [`distributed_data_parallel`](Module::distributed_data_parallel) that is not about
+    /// gradients, for a [`GradSync`] of one's own. Collective.
+    #[track_caller]
+    fn pre_dp_transform(&self, mesh: &Mesh, mesh_dim: Option<&str>, source: Source) -> Result<()> {
+        let _here = called_here();
+        data_parallel::transform(self, mesh, mesh_dim, source)
+    }
+
+    /// Every rank gets the buffers of the first one along the dimension (`None`: the mesh's first):
+    /// for what a program writes of its own on each rank. Collective.
+    #[track_caller]
+    fn broadcast_buffers(&self, mesh: &Mesh, mesh_dim: Option<&str>) -> Result<()> {
+        let _here = called_here();
+        data_parallel::broadcast(self, mesh, mesh_dim)
+    }
+
+    /// Between [`distribute`](Module::distribute) and [`fully_shard`](Module::fully_shard): whether the
+    /// module is tensor parallel on this mesh and whole along the dimension. The wrong order is an
+    /// error on all ranks. Collective.
+    #[track_caller]
+    fn enable_2d_with_fsdp(&self, mesh: &Mesh, mesh_dim: Option<&str>) -> Result<()> {
+        let _here = called_here();
+        data_parallel::enable_2d(self, mesh, mesh_dim)
     }
 
     /// Brings every gradient into its parameter's layout. Between backward and the optimizer's

@@ -2,7 +2,7 @@
 //! argument, in words of C. Only errors come here.
 
 /// Functions and types that do not follow the rule ([`of_rule`]).
-const NAMES: [(&str, &str); 90] = [
+const NAMES: [(&str, &str); 93] = [
     ("build_info", "build_info"),
     ("checkpoint", "checkpoint"),
     ("clip_grad_norm", "clip_grad_norm"),
@@ -19,6 +19,9 @@ const NAMES: [(&str, &str); 90] = [
     ("grad_sync_create", "GradSync::new"),
     ("grad_sync_discard", "GradSync::discard"),
     ("grad_sync_no_sync", "GradSync::no_sync"),
+    ("grad_sync_num_states", "GradSync::states"),
+    ("grad_sync_set_states", "GradSync::set_states"),
+    ("grad_sync_state", "GradSync::states"),
     ("gradients", "gradients"),
     ("layout_create", "Layout::new"),
     ("layout_create_named", "Layout::named"),

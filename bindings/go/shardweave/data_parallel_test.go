@@ -1,0 +1,132 @@
+package shardweave_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	sw "github.com/shardweave/shardweave/bindings/go/shardweave"
+)
+
+// sumHook does what an all-reduce does.
+type sumHook struct {
+	w               *sw.World
+	begun, finished int
+	fails           bool
+}
+
+func (h *sumHook) Name() string { return "sum" }
+func (h *sumHook) Begin(bucket *sw.GradientBucket) error {
+	h.begun++
+	return nil
+}
+func (h *sumHook) Finish(bucket *sw.GradientBucket) error {
+	h.finished++
+	if h.fails {
+		return errors.New("no more today")
+	}
+	sums, err := sw.Data[float32](bucket.Flat)
+	if err != nil {
+		return err
+	}
+	if err := sw.AllReduce(background, bucket.Comm, sums, sums, sw.Sum); err != nil {
+		return err
+	}
+	return sw.CopyFrom(bucket.Flat, sums)
+}
+
+func TestDataParallel(t *testing.T) {
+	run(t, 3, func(w *sw.World) error {
+		m, err := w.ParseMesh("dp=3")
+		if err != nil {
+			return err
+		}
+		for _, way := range []string{"plain", "hook", "PowerSGD", "failing"} {
+			module, err := kind(w, "Linear", `{"in_features": 9, "out_features": 8}`)
+			if err != nil {
+				return err
+			}
+			defer module.Close()
+			hook := &sumHook{w: w, fails: way == "failing" && w.Rank() == 1}
+			var options []sw.GradSyncOption
+			switch way {
+			case "hook", "failing":
+				options = append(options, sw.WithGradientHook(hook))
+			case "PowerSGD":
+				options = append(options, sw.WithPowerSGD(sw.PowerSGD{Rank: 1}))
+			}
+			ddp, err := module.DistributedDataParallel(m, "", sw.FromRank(0), options...)
+			if err != nil {
+				return err
+			}
+			for step := 0; step < 3; step++ {
+				var rows []*sw.Tensor
+				if step <= w.Rank() {
+					rows = append(rows, sw.Ones(w, []int64{2, 9}))
+				}
+				batch, ranks, err := m.JoinBatch(nil, rows...)
+				if err != nil {
+					return err
+				}
+				if ranks != int64(3-step) || len(batch) != 1 {
+					t.Error(ranks, len(batch))
+				}
+				y, err := module.Call("forward", batch[0])
+				if err != nil {
+					return err
+				}
+				if err := y[0].(*sw.Tensor).Sum().Backward(); err != nil {
+					return err
+				}
+				err = module.FinishGradSync()
+				if way == "failing" {
+					if err == nil || hook.fails != strings.Contains(err.Error(), "no more today") {
+						t.Error(err)
+					}
+					return nil
+				}
+				if err != nil {
+					return err
+				}
+				_, grads, err := gradients(module)
+				if err != nil {
+					return err
+				}
+				if want := float64(2 * (3 - step)); way != "PowerSGD" && (grads[0][0] != want || grads[0][71] != want) {
+					t.Error(way, step, grads[0], want)
+				}
+				if err := module.ZeroGrad(); err != nil {
+					return err
+				}
+			}
+			if way == "hook" && (hook.begun < 3 || hook.begun != hook.finished) {
+				t.Error(hook.begun, hook.finished)
+			}
+			if way == "PowerSGD" {
+				states, err := ddp.States()
+				if err != nil {
+					return err
+				}
+				if states["weight.error"] == nil || states["bias.iteration"] == nil {
+					t.Error(states)
+				}
+				if err := ddp.SetStates(states); err != nil {
+					return err
+				}
+			}
+			if err := module.BroadcastBuffers(m, "dp"); err != nil {
+				return err
+			}
+			if err := module.Enable2DWithFSDP(m, ""); !errors.Is(err, sw.FailedPrecondition) {
+				t.Error(err)
+			}
+			if err := ddp.Close(); err != nil {
+				return err
+			}
+			if err := module.PreDPTransform(m, "pp", sw.FromRank(0)); !errors.Is(err, sw.NotFound) {
+				t.Error(err)
+			}
+		}
+		return nil
+	})
+}

@@ -1,0 +1,105 @@
+//! Data parallelism in one call, gradients through a hook of Rust's, and what PowerSGD has learned.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use shardweave::nn::{self, Layer};
+use shardweave::{
+    Code, DataParallelOptions, Error, GradSync, GradSyncOptions, GradientBucket, GradientHook,
+    Module, Placement::*, PowerSgd, ReduceOp, Result, Source, Tensor, World,
+};
+
+/// What an all-reduce does; counts, and fails if it is told to.
+struct Sum {
+    begun: Rc<Cell<usize>>,
+    fails: bool,
+}
+
+impl GradientHook for Sum {
+    fn name(&self) -> String {
+        "sum".to_owned()
+    }
+    fn begin(&self, bucket: &GradientBucket) -> Result<()> {
+        self.begun.set(self.begun.get() + bucket.parameters.len());
+        Ok(())
+    }
+    fn finish(&self, bucket: &GradientBucket) -> Result<()> {
+        assert!(!self.fails, "no more today");
+        assert_eq!(bucket.gradients.len(), bucket.parameters.len());
+        let mut sums = bucket.flat.to_vec::<f32>()?;
+        bucket.comm.all_reduce(&mut sums, ReduceOp::Sum)?;
+        bucket.flat.copy_from_slice(&sums)
+    }
+}
+
+fn step(world: &World, layer: &nn::Linear, mesh: &shardweave::Mesh) -> Result<()> {
+    let rows = Tensor::ones(&[1 + world.rank() as i64, 8])?;
+    let batch = mesh.join_batch(&["dp"], &[rows])?.expect("all have rows");
+    assert_eq!(batch.ranks_with_input, world.size() as i64);
+    layer.forward(&batch.tensors[0])?.sum()?.backward()?;
+    layer.finish_grad_sync()
+}
+
+#[test]
+fn gradients_go_through_a_hook_and_its_end_is_everyones() {
+    for fails in [false, true] {
+        let result = World::threads(3).run(|world| {
+            let mesh = world.device_mesh(&[("dp", 3)])?;
+            let layer = nn::Linear::new(8, 7)?;
+            layer.pre_dp_transform(&mesh, Some("dp"), Source::default())?;
+            let begun = Rc::new(Cell::new(0));
+            let hook = Sum { begun: Rc::clone(&begun), fails: fails && world.rank() == 1 };
+            let sync = GradSync::with_hook(&layer, &GradSyncOptions::new(), hook)?;
+            for _ in 0..3 {
+                let stepped = step(world, &layer, &mesh);
+                if fails {
+                    let error = stepped.expect_err("one rank's hook fails");
+                    let text = if world.rank() == 1 { "no more today" } else { "'sum' failed" };
+                    assert!(error.to_string().contains(text), "{error}");
+                    return Ok(());
+                }
+                stepped?;
+                let grad = layer.weight.grad()?.expect("there is one").to_vec::<f32>()?;
+                assert_eq!(grad, [6.0; 56]);
+                layer.zero_grad()?;
+            }
+            assert_eq!(begun.get(), 6);
+            drop(sync);
+            assert_eq!(Rc::strong_count(&begun), 1); // the hook went with it
+            Ok::<(), Error>(())
+        });
+        assert!(result.is_ok(), "{result:?}");
+    }
+}
+
+#[test]
+fn power_sgd_goes_on_from_what_it_has_learned() {
+    let result = World::threads(2).run(|world| {
+        let mesh = world.device_mesh(&[("dp", 2)])?;
+        let layer = nn::Linear::new(8, 7)?;
+        let options = DataParallelOptions::new()
+            .mesh_dim("dp")
+            .sync(GradSyncOptions::new().power_sgd(PowerSgd::new(1).seed(3)));
+        let ddp = layer.distributed_data_parallel(&mesh, &options)?;
+        let again = layer.distributed_data_parallel(&mesh, &options).expect_err("twice");
+        assert_eq!(again.code(), Code::FailedPrecondition);
+        for _ in 0..2 {
+            step(world, &layer, &mesh)?;
+            layer.zero_grad()?;
+        }
+        let states = ddp.states()?;
+        let names: Vec<&str> = states.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["bias.iteration", "weight.error", "weight.iteration", "weight.q"]);
+        assert_eq!(states[1].1.sizes()?, [7, 8]);
+        ddp.set_states(&states)?;
+        let wrong = ddp.set_states(&[("nobody".to_owned(), Tensor::ones(&[1])?)]);
+        assert_eq!(wrong.expect_err("no such state").code(), Code::InvalidArgument);
+        layer.broadcast_buffers(&mesh, None)?;
+        let order = layer.enable_2d_with_fsdp(&mesh, None).expect_err("it is not cut");
+        assert_eq!(order.code(), Code::FailedPrecondition);
+        let x = Tensor::ones(&[2, 8])?.distribute(&mesh, [("dp", Shard(0))])?;
+        layer.forward(&x)?;
+        Ok(())
+    });
+    assert!(result.is_ok(), "{result:?}");
+}
