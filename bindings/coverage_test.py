@@ -37,6 +37,7 @@ NO_NEED = {
         "swv_module_zero_grad": "Each parameter's gradient is set to none.",
         "swv_plan_share": "A ParameterPlan is data, a Clone.",
         "swv_optimizer_share": SECOND,
+        "swv_schedule_factor": "A Schedule is computed here; a test compares it with this one.",
         "swv_trace_share": SECOND,
     },
     "go": {
@@ -62,6 +63,8 @@ NO_NEED = {
         "swv_forward_share": "A pointer is shared as it is.",
         "swv_plan_share": "A pointer is shared as it is.",
         "swv_optimizer_share": "A pointer is shared as it is.",
+        "swv_schedule_factor": "A Schedule is a function of Go; a test compares it with the numbers of the library's.",
+        "swv_optimizer_apply_schedule": "Scheduler sets the learning rates.",
         "swv_trace_share": "A pointer is shared as it is.",
     },
 }

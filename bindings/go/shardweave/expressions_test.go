@@ -354,6 +354,11 @@ func TestSchedules(t *testing.T) {
 		"linear":    {sw.LinearSchedule(2, 6, 0), []float64{0, 0.5, 1, 0.75, 0.5, 0.25, 0, 0}},
 		"no warmup": {sw.LinearSchedule(0, 4, 0.5), []float64{1, 0.875, 0.75, 0.625, 0.5}},
 		"no fall":   {sw.LinearSchedule(2, 2, 0), []float64{0, 0.5, 0, 0}},
+		// get_wsd_schedule(2 of warm-up, 4 of decay, 8 in all) with decay_type "linear".
+		"wsd":       {sw.WSDSchedule(2, 8, 4, 0), []float64{0, 0.5, 1, 1, 1, 0.75, 0.5, 0.25, 0, 0}},
+		"wsd floor": {sw.WSDSchedule(2, 8, 4, 0.2), []float64{0, 0.5, 1, 1, 1, 0.8, 0.6, 0.4, 0.2}},
+		"long wsd":  {sw.WSDSchedule(2, 6, 9, 0), []float64{0, 0.5, 1, 0.75, 0.5, 0.25, 0}},
+		"no decay":  {sw.WSDSchedule(0, 3, 0, 0), []float64{1, 1, 1, 0}},
 		"steps":     {sw.StepSchedule(2, 0.1), []float64{1, 1, 0.1, 0.1, 0.01}},
 	} {
 		for step, want := range c.want {

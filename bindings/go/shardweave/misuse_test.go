@@ -28,6 +28,7 @@ type handles struct {
 	module    *sw.Module
 	forward   *sw.Forward
 	gradSync  *sw.GradSync
+	scaler    *sw.GradScaler
 	optimizer *sw.Optimizer
 	scheduler *sw.Scheduler
 	context   *sw.FunctionContext
@@ -62,6 +63,7 @@ func makeHandlesOf(w *sw.World) *handles {
 	h.trace = mustOf(h.mesh.Trace())
 	h.forward = mustOf(h.module.Forward(""))
 	h.gradSync = mustOf(h.module.GradSync())
+	h.scaler = mustOf(w.NewGradScaler())
 	h.tensor = sw.Ones(w, []int64{1}, sw.RequiresGrad)
 	h.optimizer = mustOf(sw.NewSGD([]*sw.Tensor{h.module.Parameter("p", sw.Ones(w, []int64{1}))}, 0.1))
 	h.scheduler = mustOf(sw.NewScheduler(sw.StepSchedule(1, 0.5), h.optimizer))
@@ -74,6 +76,7 @@ func (h *handles) close() {
 	h.optimizer.Close()
 	h.forward.Close()
 	h.gradSync.Close()
+	h.scaler.Close()
 	h.module.Close()
 	h.trace.Close()
 	h.comm.Close()
@@ -98,6 +101,8 @@ func (h *handles) of(kind reflect.Type) (reflect.Value, bool) {
 		value = h.forward
 	case reflect.TypeOf((*sw.GradSync)(nil)):
 		value = h.gradSync
+	case reflect.TypeOf((*sw.GradScaler)(nil)):
+		value = h.scaler
 	case reflect.TypeOf((*sw.Optimizer)(nil)):
 		value = h.optimizer
 	case reflect.TypeOf((*sw.Scheduler)(nil)):
@@ -242,6 +247,7 @@ func TestHandlesThatCannotBeUsed(t *testing.T) {
 	closed.mesh, closed.comm, closed.module = mustOf(good.world.ParseMesh("x=1")), mustOf(good.world.Comm().Subgroup([]int64{0}, "h")), mustOf(good.world.NewModule())
 	closed.forward = mustOf(closed.module.Forward(""))
 	closed.gradSync = mustOf(closed.module.GradSync())
+	closed.scaler = mustOf(good.world.NewGradScaler())
 	closed.trace, closed.tensor = mustOf(closed.mesh.Trace()), sw.Ones(good.world, []int64{1})
 	closed.optimizer = mustOf(sw.NewSGD([]*sw.Tensor{sw.Ones(good.world, []int64{1}, sw.RequiresGrad)}, 0.1))
 	closed.scheduler = mustOf(sw.NewScheduler(sw.StepSchedule(1, 0.5), closed.optimizer))
@@ -250,7 +256,7 @@ func TestHandlesThatCannotBeUsed(t *testing.T) {
 	one := mustOf(sw.Counting(1, 2))
 	defer one.Close()
 	rankOne := makeHandlesOf(one)
-	empty := &handles{new(sw.World), new(sw.Mesh), new(sw.Comm), new(sw.Trace), new(sw.Module), new(sw.Forward), new(sw.GradSync), new(sw.Optimizer), new(sw.Scheduler), new(sw.FunctionContext), new(sw.Tensor),
+	empty := &handles{new(sw.World), new(sw.Mesh), new(sw.Comm), new(sw.Trace), new(sw.Module), new(sw.Forward), new(sw.GradSync), new(sw.GradScaler), new(sw.Optimizer), new(sw.Scheduler), new(sw.FunctionContext), new(sw.Tensor),
 		new(sw.Layout), new(sw.Plan), new(sw.Op)}
 	wrongs := map[string]*handles{"closed": closed, "of another world": other, "of rank 1": rankOne, "of a closed world": ended, "not made": empty, "nil": {}}
 	words := map[string]string{"closed": "closed", "of another world": "several ranks (worlds of this process), each with the number 0",

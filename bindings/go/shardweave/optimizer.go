@@ -7,8 +7,8 @@ import (
 )
 
 // Optimizer changes parameters by their gradients: this rank's parts, by LibTorch's fused kernels. Its
-// state is sharded as the parameters are. It communicates nothing, but for [Optimizer.UseZeRO]: call FinishGradSync
-// before Step.
+// state is sharded as the parameters are. SGD, Adam, AdamW and Lion communicate nothing, but for [Optimizer.UseZeRO]: call
+// FinishGradSync before Step.
 type Optimizer struct {
 	_ noCopy
 	*thing[c.Optimizer]
@@ -30,8 +30,8 @@ type AdamOption interface{ adam(o *c.Adam) }
 // LionOption is an option of NewLion.
 type LionOption interface{ lion(o *c.Lion) }
 
-// WeightDecay is an option of all optimizers: else 0.01 of AdamW, 0 of the others. AdamW and Lion take it off the
-// parameter, SGD and Adam add it to the gradient.
+// WeightDecay is an option of all optimizers: else 0.01 of AdamW, 0.1 of Muon, 0 of the others. AdamW, Lion, Adafactor and
+// Muon take it off the parameter, SGD and Adam add it to the gradient.
 type WeightDecay float64
 
 func (d WeightDecay) sgd(o *c.SGD)   { o.WeightDecay = float64(d) }
@@ -202,18 +202,19 @@ func (o *Optimizer) ZeroGrad() error {
 	return do(func(*rank) error { return c.OptimizerZeroGrad(o.handle) }, o)
 }
 
-// LR is the learning rate.
+// LR is the learning rate, of the first group.
 func (o *Optimizer) LR() (float64, error) {
 	return ask(func(*rank) (float64, error) { return c.OptimizerLR(o.handle) }, o)
 }
 
-// SetLR sets the learning rate.
+// SetLR sets the learning rate of all groups.
 func (o *Optimizer) SetLR(lr float64) error {
 	return do(func(*rank) error { return c.OptimizerSetLR(o.handle, lr) }, o)
 }
 
 // State is the state of a parameter, by its index, laid out as it is: "step" (one F32 number); of Adam and AdamW "exp_avg",
-// "exp_avg_sq", with AMSGrad "max_exp_avg_sq"; of Lion "exp_avg"; of SGD with momentum "momentum_buffer". With ZeRO it is laid
+// "exp_avg_sq", with AMSGrad "max_exp_avg_sq"; of Lion "exp_avg"; of SGD with momentum and of Muon "momentum_buffer"; of Adafactor
+// "variance" or, from two dimensions on, "row_var" and "col_var", which are whole where a mean was taken. With ZeRO it is laid
 // out as the rank's part is, in rows that are cut unevenly, and Full makes it whole. Before the first step it is zeros.
 // Writing to it writes the state.
 func (o *Optimizer) State(parameter int, name string) (*Tensor, error) {

@@ -42,6 +42,29 @@ func warmedUp(warmup, steps int64, fall func(done float64) float64) Schedule {
 	}
 }
 
+// WSDSchedule rises from 0 to 1 in the first warmup steps, stays there, and falls in a line to least in the last decay of all
+// steps (warm-up, stable, decay: Hu et al., MiniCPM, 2024). Later steps stay at least.
+func WSDSchedule(warmup, steps, decay int64, least float64) Schedule {
+	begin := steps - decay
+	if begin < warmup {
+		begin = warmup
+	}
+	return func(step int64) float64 {
+		if step < 0 {
+			step = 0
+		}
+		switch {
+		case step < warmup:
+			return float64(step) / float64(warmup)
+		case step >= steps:
+			return least
+		case step < begin:
+			return 1
+		}
+		return 1 - (1-least)*float64(step-begin)/float64(steps-begin)
+	}
+}
+
 // StepSchedule multiplies by factor after every so many steps: StepLR of torch.
 func StepSchedule(every int64, factor float64) Schedule {
 	return func(step int64) float64 {
@@ -52,8 +75,8 @@ func StepSchedule(every int64, factor float64) Schedule {
 	}
 }
 
-// Scheduler sets the learning rates of optimizers, each to the one that it had at first, times what its [Schedule] says
-// of the step. It belongs to the rank of its optimizers.
+// Scheduler sets the learning rates of optimizers, each group's to the one that it had at first, times what its [Schedule]
+// says of the step. It belongs to the rank of its optimizers.
 type Scheduler struct {
 	_ noCopy
 	*scheduled
@@ -62,7 +85,7 @@ type Scheduler struct {
 // scheduled is what a Scheduler, and whoever copied it, means.
 type scheduled struct {
 	optimizers []*Optimizer
-	base       []float64
+	base       [][]float64 // of each one's groups
 	schedule   Schedule
 	step       int64
 }
@@ -77,11 +100,17 @@ func NewScheduler(schedule Schedule, optimizers ...*Optimizer) (*Scheduler, erro
 	}
 	s := &Scheduler{scheduled: &scheduled{optimizers: append([]*Optimizer(nil), optimizers...), schedule: schedule}}
 	for _, o := range optimizers {
-		lr, err := o.LR()
+		groups, err := o.NumGroups()
 		if err != nil {
 			return nil, err
 		}
-		s.base = append(s.base, lr)
+		base := make([]float64, groups)
+		for group := range base {
+			if base[group], err = o.GroupLR(group); err != nil {
+				return nil, err
+			}
+		}
+		s.base = append(s.base, base)
 	}
 	return s, s.SetStep(0)
 }
@@ -107,8 +136,10 @@ func (s *Scheduler) SetStep(step int64) error {
 		return newError(OutOfRange, fmt.Sprintf("the schedule says %v for step %d; wanted a factor of 0 or more", factor, step))
 	}
 	for i, o := range s.optimizers {
-		if err := o.SetLR(s.base[i] * factor); err != nil {
-			return err
+		for group, lr := range s.base[i] {
+			if err := o.SetGroupLR(group, lr*factor); err != nil {
+				return err
+			}
 		}
 	}
 	s.step = step

@@ -87,6 +87,12 @@ const (
 	ModeInference = C.SWV_MODE_INFERENCE
 )
 
+// Numbers of swv_muon_lr_scale.
+const (
+	MuonOriginal      = C.SWV_MUON_ORIGINAL
+	MuonMatchRmsAdamW = C.SWV_MUON_MATCH_RMS_ADAMW
+)
+
 // Numbers of swv_placement_kind.
 const (
 	PlacementReplicate    = C.SWV_PLACEMENT_REPLICATE
@@ -103,6 +109,15 @@ const (
 	ReduceMin     = C.SWV_REDUCE_MIN
 	ReduceMax     = C.SWV_REDUCE_MAX
 	ReduceProduct = C.SWV_REDUCE_PRODUCT
+)
+
+// Numbers of swv_schedule_shape.
+const (
+	ScheduleConstant = C.SWV_SCHEDULE_CONSTANT
+	ScheduleLinear   = C.SWV_SCHEDULE_LINEAR
+	ScheduleCosine   = C.SWV_SCHEDULE_COSINE
+	ScheduleWsd      = C.SWV_SCHEDULE_WSD
+	ScheduleStep     = C.SWV_SCHEDULE_STEP
 )
 
 // Numbers of swv_value_kind.
@@ -153,8 +168,26 @@ const (
 	DefaultLionLR                        = 1e-4
 	DefaultLionBeta1                     = 0.9
 	DefaultLionBeta2                     = 0.99
+	DefaultAdafactorLR                   = 1e-2
+	DefaultAdafactorBeta2Decay           = -0.8
+	DefaultAdafactorEps2                 = 1e-3
+	DefaultAdafactorClipThreshold        = 1.0
+	DefaultMuonLR                        = 1e-3
+	DefaultMuonWeightDecay               = 0.1
+	DefaultMuonMomentum                  = 0.95
+	DefaultMuonNsA                       = 3.4445
+	DefaultMuonNsB                       = -4.7750
+	DefaultMuonNsC                       = 2.0315
+	DefaultMuonEps                       = 1e-7
+	DefaultMuonNsSteps                   = 5
+	DefaultMuonNesterov                  = 1
 	DefaultZeroStage                     = 1
 	DefaultZeroBucketBytes               = 26214400
+	DefaultScheduleGamma                 = 1.0
+	DefaultGradScalerInitScale           = 65536.0
+	DefaultGradScalerGrowthFactor        = 2.0
+	DefaultGradScalerBackoffFactor       = 0.5
+	DefaultGradScalerGrowthInterval      = 2000
 )
 
 // CollectiveNames names swv_collective_kind, by its numbers.

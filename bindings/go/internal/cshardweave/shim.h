@@ -473,6 +473,49 @@ static inline swv_status* swvgo_optimizer_create_lion(swv_tensor* const* paramet
   return swv_optimizer_create_lion(parameters, count, &options, out_optimizer);
 }
 
+static inline swv_status* swvgo_optimizer_create_adafactor(
+    swv_tensor* const* parameters, size_t count, double lr, double beta2_decay, double eps1,
+    double eps2, double clip_threshold, double weight_decay, swv_optimizer** out_optimizer) {
+  swv_adafactor_options options = SWV_ADAFACTOR_OPTIONS_INIT;
+  options.lr = lr;
+  options.beta2_decay = beta2_decay;
+  options.eps1 = eps1;
+  options.eps2 = eps2;
+  options.clip_threshold = clip_threshold;
+  options.weight_decay = weight_decay;
+  return swv_optimizer_create_adafactor(parameters, count, &options, out_optimizer);
+}
+
+static inline swv_status* swvgo_optimizer_create_muon(
+    swv_tensor* const* parameters, size_t count, double lr, double weight_decay, double momentum,
+    swv_bool nesterov, int32_t ns_steps, double ns_a, double ns_b, double ns_c, double eps,
+    swv_dtype ns_dtype, swv_muon_lr_scale lr_scale, swv_optimizer** out_optimizer) {
+  swv_muon_options options = SWV_MUON_OPTIONS_INIT;
+  options.lr = lr;
+  options.weight_decay = weight_decay;
+  options.momentum = momentum;
+  options.nesterov = nesterov;
+  options.ns_steps = ns_steps;
+  options.ns_a = ns_a;
+  options.ns_b = ns_b;
+  options.ns_c = ns_c;
+  options.eps = eps;
+  options.ns_dtype = ns_dtype;
+  options.lr_scale = lr_scale;
+  return swv_optimizer_create_muon(parameters, count, &options, out_optimizer);
+}
+
+static inline swv_status* swvgo_grad_scaler_create(double init_scale, double growth_factor,
+                                                   double backoff_factor, int64_t growth_interval,
+                                                   swv_grad_scaler** out_scaler) {
+  swv_grad_scaler_options options = SWV_GRAD_SCALER_OPTIONS_INIT;
+  options.init_scale = init_scale;
+  options.growth_factor = growth_factor;
+  options.backoff_factor = backoff_factor;
+  options.growth_interval = growth_interval;
+  return swv_grad_scaler_create(&options, out_scaler);
+}
+
 static inline swv_status* swvgo_optimizer_use_zero(swv_optimizer* optimizer, const char* mesh_dim,
                                                    int32_t stage, int64_t bucket_bytes) {
   swv_zero_options options = SWV_ZERO_OPTIONS_INIT;

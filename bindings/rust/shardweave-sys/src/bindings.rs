@@ -103,6 +103,11 @@ pub struct swv_grad_sync {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct swv_grad_scaler {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct swv_trace {
     _unused: [u8; 0],
 }
@@ -2410,6 +2415,50 @@ pub struct swv_lion_options {
     #[doc = " taken off the parameter"]
     pub weight_decay: f64,
 }
+#[doc = " Shazeer and Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, 2018: PyTorch's\n numbers. The squares of gradients are kept as the means of rows and of columns."]
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_adafactor_options {
+    pub struct_size: usize,
+    pub lr: f64,
+    #[doc = " below 0"]
+    pub beta2_decay: f64,
+    #[doc = " the smallest root of a mean square; 0: the element type's epsilon"]
+    pub eps1: f64,
+    #[doc = " the smallest root mean square of a parameter"]
+    pub eps2: f64,
+    #[doc = " of the root mean square of an update, above 0"]
+    pub clip_threshold: f64,
+    #[doc = " taken off the parameter"]
+    pub weight_decay: f64,
+}
+#[doc = " What Muon's learning rate is multiplied by, for R rows and C columns."]
+pub type swv_muon_lr_scale = i32;
+#[doc = " sqrt(max(1, R / C))"]
+pub const SWV_MUON_ORIGINAL: i32 = 0;
+#[doc = " 0.2 sqrt(max(R, C)): AdamW's learning rate fits"]
+pub const SWV_MUON_MATCH_RMS_ADAMW: i32 = 1;
+#[doc = " Jordan et al., Muon, 2024: PyTorch's numbers. Momentum of matrices that is made orthogonal by the\n iteration X <- a X + (b A + c A A) X, where A = X X^T."]
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_muon_options {
+    pub struct_size: usize,
+    pub lr: f64,
+    #[doc = " taken off the parameter"]
+    pub weight_decay: f64,
+    pub momentum: f64,
+    pub ns_a: f64,
+    pub ns_b: f64,
+    pub ns_c: f64,
+    #[doc = " the smallest norm that a matrix is divided by, above 0"]
+    pub eps: f64,
+    #[doc = " of the iteration, 1 to 99"]
+    pub ns_steps: i32,
+    #[doc = " in which it computes, and matrices travel: BF16, F32 or F64"]
+    pub ns_dtype: swv_dtype,
+    pub lr_scale: swv_muon_lr_scale,
+    pub nesterov: swv_bool,
+}
 extern "C" {
     #[must_use]
     #[doc = " The optimizer shares the parameters; one that is given twice is stepped once. They may be\n distributed until the first step or look at the state."]
@@ -2449,6 +2498,35 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
+    #[doc = " A step is COLLECTIVE over the meshes of parameters that are cut: two all-reduces along each mesh\n dimension that cuts one, for all parameters together. Ranks that differ in what they are about to\n do (gradients, options, steps) hear SWV_CODE_INVALID_ARGUMENT, before anything is changed."]
+    pub fn swv_optimizer_create_adafactor(
+        parameters: *const *mut swv_tensor,
+        num_parameters: usize,
+        options: *const swv_adafactor_options,
+        out_optimizer: *mut *mut swv_optimizer,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " The same, with parameters of two dimensions: SWV_CODE_INVALID_ARGUMENT for others, which are better\n in a group with AdamW. A matrix that is cut goes to one of the ranks that have parts of it, and its\n result comes back: two all-to-alls for all that are cut over the same mesh dimensions."]
+    pub fn swv_optimizer_create_muon(
+        parameters: *const *mut swv_tensor,
+        num_parameters: usize,
+        options: *const swv_muon_options,
+        out_optimizer: *mut *mut swv_optimizer,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " One optimizer of several: each becomes a group, with its options and its learning rate. Parameters\n are numbered group by group. The given ones are only read; free them. A parameter is in one group:\n else SWV_CODE_INVALID_ARGUMENT; SWV_CODE_FAILED_PRECONDITION for one that has made steps, whose\n state was asked for, or which uses ZeRO."]
+    pub fn swv_optimizer_create_groups(
+        optimizers: *const *const swv_optimizer,
+        num_optimizers: usize,
+        out_optimizer: *mut *mut swv_optimizer,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
     pub fn swv_optimizer_share(
         optimizer: *const swv_optimizer,
         out_optimizer: *mut *mut swv_optimizer,
@@ -2473,6 +2551,30 @@ extern "C" {
 extern "C" {
     #[must_use]
     pub fn swv_optimizer_set_lr(optimizer: *mut swv_optimizer, lr: f64) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " SWV_CODE_OUT_OF_RANGE for a group that is not there."]
+    pub fn swv_optimizer_num_groups(
+        optimizer: *const swv_optimizer,
+        out_num_groups: *mut usize,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    pub fn swv_optimizer_group_lr(
+        optimizer: *const swv_optimizer,
+        group: usize,
+        out_lr: *mut f64,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    pub fn swv_optimizer_set_group_lr(
+        optimizer: *mut swv_optimizer,
+        group: usize,
+        lr: f64,
+    ) -> *mut swv_status;
 }
 extern "C" {
     #[must_use]
@@ -2526,6 +2628,115 @@ extern "C" {
     #[must_use]
     #[doc = " After a backward in stage 2 that failed on this rank, at once, for others may wait in theirs for\n buckets that this rank owes them; and, when the ranks have agreed that it failed, on a communicator\n that is not the mesh's (swv_world_comm), on the others in place of swv_module_finish_grad_sync. What\n has left comes to nothing, and the next iteration is one as any. Gradients stay as they are, for the\n caller to zero. One that calls swv_module_finish_grad_sync instead gets NaN. What backward's own\n operators send is not covered: it is lost with the mesh. SWV_CODE_FAILED_PRECONDITION without\n ZeRO."]
     pub fn swv_optimizer_discard(optimizer: *mut swv_optimizer) -> *mut swv_status;
+}
+#[doc = " Learning-rate schedules: by what learning rates are multiplied in a step, which is counted from 0.\n The numbers are those of transformers' get_..._schedule_with_warmup() and of torch's StepLR."]
+pub type swv_schedule_shape = i32;
+#[doc = " 1"]
+pub const SWV_SCHEDULE_CONSTANT: i32 = 0;
+#[doc = " from 1 in a line down to 0 at step `steps`"]
+pub const SWV_SCHEDULE_LINEAR: i32 = 1;
+#[doc = " the same by half a wave of the cosine"]
+pub const SWV_SCHEDULE_COSINE: i32 = 2;
+#[doc = " 1, and in the last `decay` of `steps` steps in a line down to 0"]
+pub const SWV_SCHEDULE_WSD: i32 = 3;
+#[doc = " multiplied by `gamma` every `steps` steps (0: never)"]
+pub const SWV_SCHEDULE_STEP: i32 = 4;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_schedule {
+    pub struct_size: usize,
+    pub steps: i64,
+    #[doc = " of SWV_SCHEDULE_WSD"]
+    pub decay: i64,
+    #[doc = " from 0 in a line up to 1 at this step; the shape begins behind it"]
+    pub warmup: i64,
+    #[doc = " of SWV_SCHEDULE_STEP, 0 or more"]
+    pub gamma: f64,
+    #[doc = " the smallest factor behind the warm-up, 0 to 1: the shape ends there"]
+    pub floor: f64,
+    pub shape: swv_schedule_shape,
+}
+extern "C" {
+    #[must_use]
+    pub fn swv_schedule_factor(
+        schedule: *const swv_schedule,
+        step: i64,
+        out_factor: *mut f64,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Sets the learning rate of each group to what it was made with, or was set to, times the factor."]
+    pub fn swv_optimizer_apply_schedule(
+        optimizer: *mut swv_optimizer,
+        schedule: *const swv_schedule,
+        step: i64,
+    ) -> *mut swv_status;
+}
+#[doc = " Scales losses so that gradients of 16 bits do not vanish, and tells when they are not finite\n (Micikevicius et al., Mixed Precision Training, 2018); torch.amp.GradScaler's numbers.\n\n swv_grad_scaler_scale(scaler, loss, SWV_MODE_GRAD, &scaled);\n swv_tensor_backward(scaled, NULL, NULL);\n swv_module_finish_grad_sync(model);\n swv_grad_scaler_unscale(scaler, parameters, count, &is_finite);  // the same on every rank\n if (is_finite) swv_optimizer_step(optimizer);\n swv_grad_scaler_update(scaler);\n"]
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_grad_scaler_options {
+    pub struct_size: usize,
+    pub init_scale: f64,
+    #[doc = " above 1"]
+    pub growth_factor: f64,
+    #[doc = " above 0, below 1"]
+    pub backoff_factor: f64,
+    #[doc = " steps without a skip until the scale grows, 1 or more"]
+    pub growth_interval: i64,
+}
+extern "C" {
+    #[must_use]
+    pub fn swv_grad_scaler_create(
+        options: *const swv_grad_scaler_options,
+        out_scaler: *mut *mut swv_grad_scaler,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    pub fn swv_grad_scaler_free(scaler: *mut swv_grad_scaler);
+}
+extern "C" {
+    #[must_use]
+    #[doc = " The loss times the scale."]
+    pub fn swv_grad_scaler_scale(
+        scaler: *const swv_grad_scaler,
+        loss: *const swv_tensor,
+        mode: swv_grad_mode,
+        out_scaled: *mut *mut swv_tensor,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Divides the gradients of the parameters by the scale. out_is_finite: whether all of them are, on all\n ranks. One all-reduce of one number for each mesh. SWV_CODE_FAILED_PRECONDITION, before anything is\n changed, for a parameter that has been unscaled since the last swv_grad_scaler_update, and for a\n gradient that is still to be synchronized. COLLECTIVE."]
+    pub fn swv_grad_scaler_unscale(
+        scaler: *mut swv_grad_scaler,
+        parameters: *const *mut swv_tensor,
+        num_parameters: usize,
+        out_is_finite: *mut swv_bool,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " The scale of the next step: smaller if a gradient was not finite, larger after growth_interval times\n in a row where all were. SWV_CODE_FAILED_PRECONDITION if nothing was unscaled."]
+    pub fn swv_grad_scaler_update(scaler: *mut swv_grad_scaler) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " To resume. Either result may be NULL."]
+    pub fn swv_grad_scaler_state(
+        scaler: *const swv_grad_scaler,
+        out_scale: *mut f64,
+        out_growth_tracker: *mut i64,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    pub fn swv_grad_scaler_set_state(
+        scaler: *mut swv_grad_scaler,
+        scale: f64,
+        growth_tracker: i64,
+    ) -> *mut swv_status;
 }
 #[doc = " Operations issued, and their bytes: of the larger of the two buffers."]
 #[repr(C)]

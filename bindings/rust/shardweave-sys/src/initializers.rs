@@ -254,11 +254,54 @@ pub const SWV_LION_OPTIONS_INIT: swv_lion_options = swv_lion_options {
     weight_decay: 0.0,
 };
 
+pub const SWV_ADAFACTOR_OPTIONS_INIT: swv_adafactor_options = swv_adafactor_options {
+    struct_size: 56,
+    lr: 1e-2,
+    beta2_decay: -0.8,
+    eps1: 0.0,
+    eps2: 1e-3,
+    clip_threshold: 1.0,
+    weight_decay: 0.0,
+};
+
+pub const SWV_MUON_OPTIONS_INIT: swv_muon_options = swv_muon_options {
+    struct_size: 80,
+    lr: 1e-3,
+    weight_decay: 0.1,
+    momentum: 0.95,
+    ns_a: 3.4445,
+    ns_b: -4.7750,
+    ns_c: 2.0315,
+    eps: 1e-7,
+    ns_steps: 5,
+    ns_dtype: SWV_DTYPE_BF16,
+    lr_scale: SWV_MUON_ORIGINAL,
+    nesterov: 1,
+};
+
 pub const SWV_ZERO_OPTIONS_INIT: swv_zero_options = swv_zero_options {
     struct_size: 32,
     mesh_dim: ptr::null(),
     stage: 1,
     bucket_bytes: 26214400,
+};
+
+pub const SWV_SCHEDULE_INIT: swv_schedule = swv_schedule {
+    struct_size: 52,
+    steps: 0,
+    decay: 0,
+    warmup: 0,
+    gamma: 1.0,
+    floor: 0.0,
+    shape: SWV_SCHEDULE_CONSTANT,
+};
+
+pub const SWV_GRAD_SCALER_OPTIONS_INIT: swv_grad_scaler_options = swv_grad_scaler_options {
+    struct_size: 40,
+    init_scale: 65536.0,
+    growth_factor: 2.0,
+    backoff_factor: 0.5,
+    growth_interval: 2000,
 };
 
 pub const SWV_DISPATCH_COUNTERS_INIT: swv_dispatch_counters = swv_dispatch_counters {

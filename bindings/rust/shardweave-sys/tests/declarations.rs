@@ -306,6 +306,17 @@ layouts! {
     swv_adam_options { struct_size, lr, beta1, beta2, eps, weight_decay, amsgrad }
     swv_adamw_options { struct_size, lr, beta1, beta2, eps, weight_decay, amsgrad }
     swv_lion_options { struct_size, lr, beta1, beta2, weight_decay }
+    swv_adafactor_options {
+        struct_size, lr, beta2_decay, eps1, eps2, clip_threshold, weight_decay
+    }
+    swv_muon_options {
+        struct_size, lr, weight_decay, momentum, ns_a, ns_b, ns_c, eps, ns_steps, ns_dtype,
+        lr_scale, nesterov
+    }
+    swv_schedule { struct_size, steps, decay, warmup, gamma, floor, shape }
+    swv_grad_scaler_options {
+        struct_size, init_scale, growth_factor, backoff_factor, growth_interval
+    }
     swv_zero_options { struct_size, mesh_dim, stage, bucket_bytes }
     swv_clip_options { struct_size, norm_type, error_if_nonfinite }
     swv_materialize_options { struct_size, fqns, values, num_values, seed, has_seed }
@@ -521,6 +532,10 @@ fn initializers_are_those_of_c() {
         SWV_ADAM_OPTIONS_INIT: swv_adam_options,
         SWV_ADAMW_OPTIONS_INIT: swv_adamw_options,
         SWV_LION_OPTIONS_INIT: swv_lion_options,
+        SWV_ADAFACTOR_OPTIONS_INIT: swv_adafactor_options,
+        SWV_MUON_OPTIONS_INIT: swv_muon_options,
+        SWV_SCHEDULE_INIT: swv_schedule,
+        SWV_GRAD_SCALER_OPTIONS_INIT: swv_grad_scaler_options,
         SWV_ZERO_OPTIONS_INIT: swv_zero_options,
         SWV_CLIP_OPTIONS_INIT: swv_clip_options,
         SWV_DISPATCH_COUNTERS_INIT: swv_dispatch_counters,

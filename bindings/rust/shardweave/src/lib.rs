@@ -86,6 +86,7 @@ mod forward;
 mod fully_shard;
 #[rustfmt::skip]
 mod generated;
+mod grad_scaler;
 mod grad_sync;
 mod index;
 mod layout;
@@ -126,6 +127,7 @@ pub use field::{BufferField, ModuleField};
 pub use forward::Forward;
 pub use fully_shard::{FullyShardCounters, FullyShardOptions};
 pub use generated::OP_NAMES;
+pub use grad_scaler::{GradScaler, GradScalerOptions};
 pub use grad_sync::{GradSync, GradSyncCounts, GradSyncOptions, NoSync};
 pub use index::{Ellipsis, IndexItem, NewAxis, TensorIndex};
 pub use layout::{IntoLayout, Layout, LocalExtent, Placement, RedistributionPlan};
@@ -137,7 +139,9 @@ pub use module::{
 };
 pub use native_module::NativeModule;
 pub use op::{Arg, Explanation, Flags, FromResults, FromValue, Op, Value};
-pub use optimizer::{Adam, AdamW, Lion, Optimizer, OptimizerGroups, Sgd, ZeroOptions};
+pub use optimizer::{
+    Adafactor, Adam, AdamW, Lion, Muon, Optimizer, OptimizerGroups, Sgd, ZeroOptions,
+};
 pub use plan::{ParameterPlan, PlanPlacements, ResolvedPlan};
 pub use process::{
     build_info, live_handles, manual_seed, set_handle_checks, set_log, set_num_threads,

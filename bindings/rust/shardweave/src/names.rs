@@ -2,7 +2,7 @@
 //! argument, in words of C. Only errors come here.
 
 /// Functions and types that do not follow the rule ([`of_rule`]).
-const NAMES: [(&str, &str); 93] = [
+const NAMES: [(&str, &str); 101] = [
     ("build_info", "build_info"),
     ("checkpoint", "checkpoint"),
     ("clip_grad_norm", "clip_grad_norm"),
@@ -14,6 +14,7 @@ const NAMES: [(&str, &str); 93] = [
     ("forward_begin", "Forward::run"),
     ("forward_end", "Forward::run"),
     ("function_apply", "apply"),
+    ("grad_scaler_create", "GradScaler::new"),
     ("grad_sync", "GradSync"),
     ("grad_sync_counts", "GradSync::counts"),
     ("grad_sync_create", "GradSync::new"),
@@ -62,11 +63,17 @@ const NAMES: [(&str, &str); 93] = [
     ("module_parameter", "ScriptModule::load"),
     ("module_train", "ScriptModule::train"),
     ("module_verify", "debug::verify"),
+    ("optimizer_apply_schedule", "Schedule::apply_to"),
+    ("optimizer_create_adafactor", "Adafactor::build"),
     ("optimizer_create_adam", "Adam::build"),
     ("optimizer_create_adamw", "AdamW::build"),
+    ("optimizer_create_groups", "Optimizer::of_groups"),
     ("optimizer_create_lion", "Lion::build"),
+    ("optimizer_create_muon", "Muon::build"),
     ("optimizer_create_sgd", "Sgd::build"),
+    ("optimizer_group_lr", "Optimizer::group_learning_rate"),
     ("optimizer_lr", "Optimizer::learning_rate"),
+    ("optimizer_set_group_lr", "Optimizer::set_group_learning_rate"),
     ("optimizer_set_lr", "Optimizer::set_learning_rate"),
     ("plan_add", "ParameterPlan::line"),
     ("plan_add_forward", "ParameterPlan::forward"),
@@ -81,6 +88,7 @@ const NAMES: [(&str, &str); 93] = [
     ("plan_resolve", "ParameterPlan::resolve"),
     ("plan_to_json", "ParameterPlan::from_json"),
     ("reduce_op", "ReduceOp"),
+    ("schedule_factor", "Schedule::factor"),
     ("seed", "manual_seed"),
     ("set_handle_checks", "set_handle_checks"),
     ("set_log", "set_log"),
@@ -99,9 +107,10 @@ const NAMES: [(&str, &str); 93] = [
 ];
 
 /// What stands in front of the names of methods.
-const TYPES: [(&str, &str); 10] = [
+const TYPES: [(&str, &str); 11] = [
     ("comm", "Comm"),
     ("function_context", "FunctionContext"),
+    ("grad_scaler", "GradScaler"),
     ("layout", "Layout"),
     ("mesh", "Mesh"),
     ("module", "Module"),
@@ -113,7 +122,7 @@ const TYPES: [(&str, &str); 10] = [
 ];
 
 /// Arguments that are called otherwise here; of a function, or of all.
-const ARGUMENTS: [(&str, &str, &str); 14] = [
+const ARGUMENTS: [(&str, &str, &str); 18] = [
     ("", "timeout_ms", "timeout"),
     ("Comm::", "in", "data"),
     ("Layout::new", "dims", "order"),
@@ -128,6 +137,10 @@ const ARGUMENTS: [(&str, &str, &str); 14] = [
     ("Adam::", "lr", "learning_rate"),
     ("AdamW::", "lr", "learning_rate"),
     ("Lion::", "lr", "learning_rate"),
+    ("Adafactor::", "lr", "learning_rate"),
+    ("Muon::", "lr", "learning_rate"),
+    ("Optimizer::set_group_learning_rate", "lr", "learning_rate"),
+    ("Optimizer::of_groups", "optimizers", "groups"),
 ];
 
 /// The Rust name of `swv_<name>`; None if it is not of this crate.

@@ -1,9 +1,11 @@
-//! Optimizers. Steps work on each rank's parts; the state is sharded as its parameter is. They
-//! communicate nothing: call [`Module::finish_grad_sync`](crate::Module::finish_grad_sync) before.
-//! [`Optimizer::use_zero`] divides state and work among ranks; then a step communicates.
+//! Optimizers. Steps work on each rank's parts; the state is sharded as its parameter is. Call
+//! [`Module::finish_grad_sync`](crate::Module::finish_grad_sync) before. Steps of [`AdamW`],
+//! [`Adam`], [`Lion`] and [`Sgd`] communicate nothing, unless [`Optimizer::use_zero`] divides state
+//! and work among ranks.
 
 use shardweave_sys as sys;
 
+use crate::dtype::{number_of, DType};
 use crate::error::{Of, Result};
 use crate::ffi::c_text;
 use crate::grad_sync::NoSync;
@@ -12,7 +14,8 @@ use crate::module::Module;
 use crate::tensor::Tensor;
 
 handle! {
-    /// Changes parameters by their gradients. Made by [`AdamW`], [`Adam`], [`Lion`] or [`Sgd`].
+    /// Changes parameters by their gradients. Made by [`AdamW`], [`Adam`], [`Adafactor`],
+    /// [`Lion`], [`Muon`] or [`Sgd`].
     ///
     /// ```
     /// use shardweave::{AdamW, TensorOptions};
@@ -40,6 +43,17 @@ pub struct Adam(sys::swv_adam_options);
 /// Steps by the sign alone (Chen et al., Symbolic Discovery of Optimization Algorithms, 2023).
 #[derive(Clone, Copy, Debug)]
 pub struct Lion(sys::swv_lion_options);
+
+/// Keeps the squares of gradients as the means of rows and of columns (Shazeer and Stern, 2018), with
+/// PyTorch's numbers. A step is collective over the meshes of parameters that are cut.
+#[derive(Clone, Copy, Debug)]
+pub struct Adafactor(sys::swv_adafactor_options);
+
+/// Momentum of matrices that is made orthogonal (Jordan et al., 2024), with PyTorch's numbers. For
+/// parameters of two dimensions alone; [`Optimizer::of_groups`] puts one for the others beside it. A
+/// step is collective over the meshes of parameters that are cut.
+#[derive(Clone, Copy, Debug)]
+pub struct Muon(sys::swv_muon_options);
 
 /// Stochastic gradient descent.
 #[derive(Clone, Copy, Debug)]
@@ -122,6 +136,93 @@ impl Lion {
     /// How much of itself a parameter loses, times the learning rate.
     pub fn weight_decay(mut self, weight_decay: f64) -> Lion {
         self.0.weight_decay = weight_decay;
+        self
+    }
+}
+
+impl Adafactor {
+    /// Beta2's decay -0.8, the type's epsilon and 1e-3, updates with a root mean square of at most 1,
+    /// no weight decay.
+    pub fn new(learning_rate: f64) -> Adafactor {
+        Adafactor(sys::swv_adafactor_options {
+            lr: learning_rate,
+            ..sys::SWV_ADAFACTOR_OPTIONS_INIT
+        })
+    }
+
+    /// Means forget 1 - t ^ decay of themselves in step t; below 0.
+    pub fn beta2_decay(mut self, decay: f64) -> Adafactor {
+        self.0.beta2_decay = decay;
+        self
+    }
+
+    /// The smallest root of a mean square (0: the element type's epsilon), and the smallest root mean
+    /// square of a parameter, by which steps are scaled.
+    pub fn eps(mut self, eps1: f64, eps2: f64) -> Adafactor {
+        (self.0.eps1, self.0.eps2) = (eps1, eps2);
+        self
+    }
+
+    /// The largest root mean square of an update before it is scaled.
+    pub fn clip_threshold(mut self, threshold: f64) -> Adafactor {
+        self.0.clip_threshold = threshold;
+        self
+    }
+
+    /// How much of itself a parameter loses, times the learning rate.
+    pub fn weight_decay(mut self, weight_decay: f64) -> Adafactor {
+        self.0.weight_decay = weight_decay;
+        self
+    }
+}
+
+impl Muon {
+    /// Momentum 0.95 with Nesterov's, weight decay 0.1, five steps of the iteration in `Bf16`.
+    pub fn new(learning_rate: f64) -> Muon {
+        Muon(sys::swv_muon_options { lr: learning_rate, ..sys::SWV_MUON_OPTIONS_INIT })
+    }
+
+    /// How much of itself the momentum keeps.
+    pub fn momentum(mut self, momentum: f64) -> Muon {
+        self.0.momentum = momentum;
+        self
+    }
+
+    /// Nesterov's momentum.
+    pub fn nesterov(mut self, nesterov: bool) -> Muon {
+        self.0.nesterov = nesterov.into();
+        self
+    }
+
+    /// How much of itself a parameter loses, times the learning rate.
+    pub fn weight_decay(mut self, weight_decay: f64) -> Muon {
+        self.0.weight_decay = weight_decay;
+        self
+    }
+
+    /// Of the Newton-Schulz iteration X <- a X + (b A + c A A) X, where A = X X^T: how many steps, and
+    /// a, b, c.
+    pub fn iteration(mut self, steps: i32, [a, b, c]: [f64; 3]) -> Muon {
+        (self.0.ns_steps, self.0.ns_a, self.0.ns_b, self.0.ns_c) = (steps, a, b, c);
+        self
+    }
+
+    /// In which the iteration computes, and matrices travel: `Bf16`, `F32` or `F64`.
+    pub fn dtype(mut self, dtype: DType) -> Muon {
+        self.0.ns_dtype = number_of(Some(dtype));
+        self
+    }
+
+    /// The smallest norm that a matrix is divided by.
+    pub fn eps(mut self, eps: f64) -> Muon {
+        self.0.eps = eps;
+        self
+    }
+
+    /// Multiplies the learning rate by 0.2 sqrt(max(rows, columns)), so that one of AdamW's fits, in
+    /// place of sqrt(max(1, rows / columns)).
+    pub fn match_rms_adamw(mut self) -> Muon {
+        self.0.lr_scale = sys::SWV_MUON_MATCH_RMS_ADAMW;
         self
     }
 }
@@ -217,6 +318,14 @@ macro_rules! builds {
 builds! { AdamW, swv_optimizer_create_adamw, lr beta1 beta2 eps weight_decay amsgrad }
 builds! { Adam, swv_optimizer_create_adam, lr beta1 beta2 eps weight_decay amsgrad }
 builds! { Lion, swv_optimizer_create_lion, lr beta1 beta2 weight_decay }
+builds! {
+    Adafactor, swv_optimizer_create_adafactor,
+    lr beta2_decay eps1 eps2 clip_threshold weight_decay
+}
+builds! {
+    Muon, swv_optimizer_create_muon,
+    lr weight_decay momentum ns_a ns_b ns_c eps ns_steps ns_dtype lr_scale nesterov
+}
 builds! { Sgd, swv_optimizer_create_sgd, lr momentum dampening weight_decay nesterov }
 
 /// How [`Optimizer::use_zero`] divides.
@@ -330,6 +439,42 @@ fn handles(tensors: &[&Tensor]) -> Vec<*mut sys::swv_tensor> {
 }
 
 impl Optimizer {
+    /// One of several: each becomes a group, with its options and its learning rate, and parameters
+    /// are numbered group by group. The given ones are only read, and have made no steps. A parameter
+    /// is in one group.
+    ///
+    /// ```
+    /// use shardweave::{AdamW, Muon, Optimizer, TensorOptions};
+    /// let parameter = TensorOptions::new().requires_grad(true);
+    /// let (weight, bias) = (parameter.ones(&[3, 2])?, parameter.ones(&[3])?);
+    /// let muon = Muon::new(0.02).build_for(&[&weight])?;
+    /// let adamw = AdamW::new(3e-4).build_for(&[&bias])?;
+    /// let optimizer = Optimizer::of_groups(&[&muon, &adamw])?;
+    /// optimizer.set_group_learning_rate(1, 1e-4)?;
+    /// assert_eq!(optimizer.group_learning_rate(0)?, 0.02);
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    pub fn of_groups(groups: &[&Optimizer]) -> Result<Optimizer> {
+        let handle = |group: &&Optimizer| -> *const sys::swv_optimizer { group.as_ptr() };
+        let handles: Vec<_> = groups.iter().map(handle).collect();
+        create!(swv_optimizer_create_groups(handles.as_ptr(), handles.len())).map(Optimizer)
+    }
+
+    /// 1, but for one made by [`Optimizer::of_groups`].
+    pub fn num_groups(&self) -> Result<usize> {
+        get!(swv_optimizer_num_groups(self.as_ptr()) -> usize)
+    }
+
+    /// How far a step of this group goes.
+    pub fn group_learning_rate(&self, group: usize) -> Result<f64> {
+        get!(swv_optimizer_group_lr(self.as_ptr(), group) -> f64)
+    }
+
+    /// From the next step on.
+    pub fn set_group_learning_rate(&self, group: usize, learning_rate: f64) -> Result<()> {
+        call!(swv_optimizer_set_group_lr(self.as_ptr(), group, learning_rate))
+    }
+
     /// ZeRO (Rajbhandari et al., 2020): from now on, along one mesh dimension, the state and its work
     /// are divided among ranks, while parameters are whole on each, as in data parallelism. Before
     /// the first step or look at the state; parameters get other memory. All ranks do it alike, and
@@ -396,19 +541,21 @@ impl Optimizer {
         call!(swv_optimizer_zero_grad(self.as_ptr()))
     }
 
-    /// How far a step goes.
+    /// How far a step goes; of the first group.
     pub fn learning_rate(&self) -> Result<f64> {
         get!(swv_optimizer_lr(self.as_ptr()) -> f64)
     }
 
-    /// From the next step on.
+    /// From the next step on, of all groups.
     pub fn set_learning_rate(&self, learning_rate: f64) -> Result<()> {
         call!(swv_optimizer_set_lr(self.as_ptr(), learning_rate))
     }
 
     /// The state of a parameter, laid out as it is, zeros before the first step: "step" (one plain
     /// `f32` number); of [`AdamW`] and [`Adam`] "exp_avg", "exp_avg_sq" and, with `amsgrad`,
-    /// "max_exp_avg_sq"; of [`Lion`] "exp_avg"; of [`Sgd`] with a momentum "momentum_buffer". With
+    /// "max_exp_avg_sq"; of [`Lion`] "exp_avg"; of [`Sgd`] with a momentum and of [`Muon`]
+    /// "momentum_buffer"; of [`Adafactor`] "variance" or, from two dimensions on, "row_var" and
+    /// "col_var", which are whole where a mean was taken. With
     /// [`use_zero`](Optimizer::use_zero) it is laid out as the rank's part is, in rows that are cut
     /// unevenly, and [`Tensor::full_tensor`] makes it whole. None for what these options do not use.
     /// Writing to it writes the state.

@@ -1,5 +1,7 @@
 //! Learning rates over the steps of a training.
 
+use shardweave_sys as sys;
+
 use crate::error::{Of, Result};
 use crate::optimizer::{Optimizer, OptimizerGroups};
 
@@ -30,6 +32,7 @@ enum Shape {
     Constant,
     Linear { steps: u64 },
     Cosine { steps: u64 },
+    Wsd { steps: u64, decay: u64 },
     Step { every: u64, gamma: f64 },
 }
 
@@ -52,6 +55,12 @@ impl Schedule {
     /// and Hutter, 2017, without restarts), and 0 from then on.
     pub const fn cosine(steps: u64) -> Schedule {
         Schedule::new(Shape::Cosine { steps })
+    }
+
+    /// Warm-up, stable, decay (Hu et al., MiniCPM, 2024): 1 after the warm-up, and in the last `decay`
+    /// of `steps` steps in a line down to 0.
+    pub const fn wsd(steps: u64, decay: u64) -> Schedule {
+        Schedule::new(Shape::Wsd { steps, decay })
     }
 
     /// Multiplied by `gamma` every so many steps (0: never) after the warm-up.
@@ -89,12 +98,59 @@ impl Schedule {
             Shape::Cosine { steps } => {
                 from_floor(0.5 * (1.0 + (std::f64::consts::PI * progress(steps)).cos()))
             }
+            Shape::Wsd { steps, decay } => {
+                let begin = steps.saturating_sub(decay).max(self.warmup);
+                let done = match steps.saturating_sub(begin) {
+                    0 => f64::from(u8::from(step >= steps)),
+                    all => (step.saturating_sub(begin) as f64 / all as f64).min(1.0),
+                };
+                from_floor(1.0 - done)
+            }
             Shape::Step { every: 0, .. } => 1.0,
             Shape::Step { every, gamma } => {
                 let times = i32::try_from(after / every).unwrap_or(i32::MAX);
                 gamma.powi(times).max(self.floor)
             }
         }
+    }
+
+    fn raw(&self) -> sys::swv_schedule {
+        let number = |steps: u64| i64::try_from(steps).unwrap_or(i64::MAX);
+        let mut raw = sys::swv_schedule {
+            warmup: number(self.warmup),
+            floor: self.floor,
+            ..sys::SWV_SCHEDULE_INIT
+        };
+        (raw.shape, raw.steps) = match self.shape {
+            Shape::Constant => (sys::SWV_SCHEDULE_CONSTANT, 0),
+            Shape::Linear { steps } => (sys::SWV_SCHEDULE_LINEAR, number(steps)),
+            Shape::Cosine { steps } => (sys::SWV_SCHEDULE_COSINE, number(steps)),
+            Shape::Wsd { steps, decay } => {
+                raw.decay = number(decay);
+                (sys::SWV_SCHEDULE_WSD, number(steps))
+            }
+            Shape::Step { every, gamma } => {
+                raw.gamma = gamma;
+                (sys::SWV_SCHEDULE_STEP, number(every))
+            }
+        };
+        raw
+    }
+
+    /// Sets the learning rate of each of an optimizer's groups for the next step: what it was made
+    /// with, or set to, times the factor.
+    ///
+    /// ```
+    /// use shardweave::{Schedule, Sgd, Tensor, TensorOptions};
+    /// let x = TensorOptions::new().requires_grad(true).ones(&[3])?;
+    /// let optimizer = Sgd::new(0.5).build_for(&[&x])?;
+    /// Schedule::wsd(10, 2).apply_to(&optimizer, 9)?;
+    /// assert_eq!(optimizer.learning_rate()?, 0.25);
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    pub fn apply_to(&self, optimizer: &Optimizer, step: u64) -> Result<()> {
+        let step = i64::try_from(step).unwrap_or(i64::MAX);
+        call!(swv_optimizer_apply_schedule(optimizer.as_ptr(), &self.raw(), step))
     }
 
     /// Sets the learning rate of the next step: `base` times the factor.
@@ -162,6 +218,12 @@ mod tests {
         near(Schedule::step(3, 0.5), &[1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.25, 0.25]);
         near(Schedule::step(1, 0.5).floor(0.3), &[1.0, 0.5, 0.3, 0.3]);
         near(Schedule::constant().warmup(2), &[0.0, 0.5, 1.0, 1.0]);
+        // get_wsd_schedule(.., 2 of warm-up, 4 of decay, 8 in all) with decay_type "linear".
+        let wsd = Schedule::wsd(8, 4).warmup(2);
+        near(wsd, &[0.0, 0.5, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]);
+        near(wsd.floor(0.2), &[0.0, 0.5, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2]);
+        near(Schedule::wsd(6, 9).warmup(2), &[0.0, 0.5, 1.0, 0.75, 0.5, 0.25, 0.0]);
+        near(Schedule::wsd(3, 0), &[1.0, 1.0, 1.0, 0.0]);
         // Nothing divides by 0.
         near(Schedule::cosine(0), &[0.0, 0.0]);
         near(Schedule::linear(3).warmup(3), &[0.0, 1.0 / 3.0, 2.0 / 3.0, 0.0]);

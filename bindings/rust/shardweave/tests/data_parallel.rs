@@ -4,9 +4,9 @@
 
 use shardweave::nn::{self, Layer};
 use shardweave::{
-    no_grad, Adam, AdamW, Code, DType, FullyShardOptions, GradSync, GradSyncOptions, Lion, Mesh,
-    Module, NativeModule, Optimizer, ParameterPlan, Placement::*, Result, Sgd, Source, Tensor,
-    World, ZeroOptions,
+    no_grad, Adafactor, Adam, AdamW, Code, DType, FullyShardOptions, GradScaler, GradScalerOptions,
+    GradSync, GradSyncOptions, Lion, Mesh, Module, Muon, NativeModule, Optimizer, ParameterPlan,
+    Placement::*, Result, Schedule, Sgd, Source, Tensor, World, ZeroOptions,
 };
 
 const STEPS: usize = 5;
@@ -205,15 +205,108 @@ fn what_is_wrong_is_said() {
         .unwrap();
 }
 
+/// Muon in double precision for what has two dimensions, Adafactor for the rest.
+fn groups(net: &Net) -> Result<Optimizer> {
+    let parameters = net.parameters();
+    let (mut matrices, mut others) = (Vec::new(), Vec::new());
+    for (_, parameter) in &parameters {
+        let its = if parameter.ndim()? == 2 { &mut matrices } else { &mut others };
+        its.push(parameter);
+    }
+    let muon = Muon::new(1e-2).iteration(2, [3.4445, -4.775, 2.0315]).dtype(DType::F64);
+    let adafactor = Adafactor::new(1e-2).build_for(&others)?;
+    Optimizer::of_groups(&[&muon.build_for(&matrices)?, &adafactor])
+}
+
+#[test]
+fn groups_have_learning_rates_of_their_own() {
+    let net = Net::new().unwrap();
+    let optimizer = groups(&net).unwrap();
+    assert_eq!(optimizer.num_groups().unwrap(), 2);
+    optimizer.set_group_learning_rate(1, 0.5).unwrap();
+    assert_eq!(optimizer.group_learning_rate(1).unwrap(), 0.5);
+    assert_eq!(optimizer.learning_rate().unwrap(), 1e-2);
+    let error = optimizer.set_group_learning_rate(2, 0.5).unwrap_err();
+    assert!(error.message().contains("group 2 of 2"), "{error}");
+    let error = Muon::new(0.1).build(&net).unwrap_err();
+    assert!(error.message().contains("Muon wants two dimensions"), "{error}");
+    let error = Optimizer::of_groups(&[&optimizer, &optimizer]).unwrap_err();
+    assert!(error.message().contains("wanted one group for each"), "{error}");
+}
+
+/// The factors of the library, which other languages have.
+#[test]
+fn a_schedule_is_applied_to_all_groups() {
+    let net = Net::new().unwrap();
+    let optimizer = groups(&net).unwrap();
+    optimizer.set_group_learning_rate(0, 1.0).unwrap();
+    optimizer.set_group_learning_rate(1, 2.0).unwrap();
+    for schedule in [
+        Schedule::constant(),
+        Schedule::linear(9),
+        Schedule::cosine(9),
+        Schedule::wsd(9, 3),
+        Schedule::step(4, 0.3),
+    ] {
+        let schedule = schedule.warmup(2).floor(0.1);
+        for step in 0..25 {
+            schedule.apply_to(&optimizer, step).unwrap();
+            let wanted = schedule.factor(step);
+            for (group, base) in [(0, 1.0), (1, 2.0)] {
+                let rate = optimizer.group_learning_rate(group).unwrap();
+                assert!((rate - base * wanted).abs() < 1e-15, "{schedule:?} at {step}: {rate}");
+            }
+        }
+    }
+    let error = Schedule::linear(9).floor(2.0).apply_to(&optimizer, 0).unwrap_err();
+    assert!(error.message().contains("floor is 2"), "{error}");
+}
+
+#[test]
+fn a_step_is_skipped_on_all_ranks_or_on_none() {
+    World::threads(2)
+        .run(|world| {
+            let mesh = world.device_mesh(&[("dp", 2)])?;
+            let net = Net::new()?;
+            net.distribute(&mesh, &ParameterPlan::new(), Source::Same)?;
+            let options = GradScalerOptions::new().init_scale(4.0).growth(2.0, 1).backoff(0.25);
+            let scaler = GradScaler::new(&options)?;
+            let error = scaler.update().unwrap_err();
+            assert!(error.message().contains("nothing was unscaled"), "{error}");
+            for (step, scale) in [(0, 8.0), (1, 2.0), (2, 4.0)] {
+                let parameters = net.parameters();
+                let parameter = &parameters[0].1;
+                let bad = step == 1 && world.rank() == 1;
+                let value = if bad { f64::INFINITY } else { 1.0 };
+                let grad = Tensor::full(&parameter.sizes()?, value)?;
+                let whole = Tensor::from_local(&grad, &mesh, [("dp", Replicate)], None)?;
+                parameter.set_grad(Some(&whole))?;
+                assert_eq!(scaler.unscale(&net)?, step != 1);
+                let error = scaler.unscale_for(&[parameter]).unwrap_err();
+                assert!(error.message().contains("unscaled already"), "{error}");
+                scaler.update()?;
+                assert_eq!(scaler.state()?, (scale, 0));
+                net.zero_grad()?;
+            }
+            scaler.set_state(16.0, 3)?;
+            assert_eq!(scaler.state()?, (16.0, 3));
+            let three = scaler.scale(&Tensor::full(&[], 0.5)?)?.to_vec::<f32>()?;
+            assert_eq!(three, [8.0]);
+            Ok(())
+        })
+        .unwrap();
+}
+
 type MakeOptimizer = fn(&Net) -> Result<Optimizer>;
 
 #[test]
 fn a_divided_optimizer_trains_as_one_that_is_not() {
-    let kinds: [(&str, MakeOptimizer); 4] = [
+    let kinds: [(&str, MakeOptimizer); 5] = [
         ("max_exp_avg_sq", |net| Adam::new(1e-2).weight_decay(0.1).amsgrad(true).build(net)),
         ("exp_avg_sq", |net| AdamW::new(1e-2).betas(0.8, 0.9).build(net)),
         ("exp_avg", |net| Lion::new(1e-3).betas(0.8, 0.9).weight_decay(0.1).build(net)),
         ("momentum_buffer", |net| Sgd::new(1e-2).momentum(0.9).build(net)),
+        ("step", groups),
     ];
     let meshes: [&[(&str, i64)]; 3] = [&[("dp", 2)], &[("dp", 3)], &[("tp", 2), ("dp", 2)]];
     for (state, make) in kinds {
@@ -236,6 +329,9 @@ fn a_divided_optimizer_trains_as_one_that_is_not() {
                     optimizer.use_zero(&options)?;
                     let place = format!("{state}, {dims:?}, stage {stage}");
                     assert_same(&train_with(&net, Some(&mesh), &optimizer)?, &wanted, &place);
+                    if state == "step" {
+                        return Ok(());
+                    }
                     let (mut kept, mut whole) = (0, 0);
                     for (i, (_, parameter)) in net.parameters().iter().enumerate() {
                         let state = optimizer.state(i, state)?.unwrap();
