@@ -41,6 +41,8 @@ enum class Kind : uint32_t {
   kTrace,
   kForward,
   kGradSync,
+  kTokenFile,
+  kLoader,
 };
 std::string_view name_of(Kind kind);  // "swv_status", ...; "no handle" for anything else
 
