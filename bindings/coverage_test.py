@@ -38,6 +38,8 @@ NO_NEED = {
         "swv_plan_share": "A ParameterPlan is data, a Clone.",
         "swv_optimizer_share": SECOND,
         "swv_trace_share": SECOND,
+        "swv_token_file_share": SECOND,
+        "swv_loader_share": SECOND,
     },
     "go": {
         "swv_run_ranks": OWN,
@@ -63,6 +65,8 @@ NO_NEED = {
         "swv_plan_share": "A pointer is shared as it is.",
         "swv_optimizer_share": "A pointer is shared as it is.",
         "swv_trace_share": "A pointer is shared as it is.",
+        "swv_token_file_share": "A pointer is shared as it is.",
+        "swv_loader_share": "A pointer is shared as it is.",
     },
 }
 

@@ -151,6 +151,10 @@ const (
 	DefaultLionBeta2                     = 0.99
 	DefaultZeroStage                     = 1
 	DefaultZeroBucketBytes               = 26214400
+	DefaultLoaderSeq                     = 1
+	DefaultLoaderBatch                   = 1
+	DefaultLoaderNumParts                = 1
+	DefaultLoaderPrefetch                = 2
 )
 
 // CollectiveNames names swv_collective_kind, by its numbers.

@@ -2,7 +2,7 @@
 //! argument, in words of C. Only errors come here.
 
 /// Functions and types that do not follow the rule ([`of_rule`]).
-const NAMES: [(&str, &str); 90] = [
+const NAMES: [(&str, &str); 95] = [
     ("build_info", "build_info"),
     ("checkpoint", "checkpoint"),
     ("clip_grad_norm", "clip_grad_norm"),
@@ -27,6 +27,11 @@ const NAMES: [(&str, &str); 90] = [
     ("layout_placement", "Layout::placements"),
     ("layout_plan", "Layout::plan_to"),
     ("live_handles", "live_handles"),
+    ("loader_create", "TokenLoader::new"),
+    ("loader_next", "TokenLoader::next"),
+    ("loader_num_samples", "TokenLoader::num_samples"),
+    ("loader_position", "TokenLoader::position"),
+    ("loader_set_position", "TokenLoader::set_position"),
     ("mesh_create", "World::device_mesh"),
     ("mesh_create_from_ranks", "World::device_mesh_of"),
     ("mesh_dim_name", "Mesh::dim_names"),
@@ -96,7 +101,7 @@ const NAMES: [(&str, &str); 90] = [
 ];
 
 /// What stands in front of the names of methods.
-const TYPES: [(&str, &str); 10] = [
+const TYPES: [(&str, &str); 11] = [
     ("comm", "Comm"),
     ("function_context", "FunctionContext"),
     ("layout", "Layout"),
@@ -105,12 +110,13 @@ const TYPES: [(&str, &str); 10] = [
     ("op", "Op"),
     ("optimizer", "Optimizer"),
     ("tensor", "Tensor"),
+    ("token_file", "TokenFile"),
     ("trace", "Trace"),
     ("world", "World"),
 ];
 
 /// Arguments that are called otherwise here; of a function, or of all.
-const ARGUMENTS: [(&str, &str, &str); 14] = [
+const ARGUMENTS: [(&str, &str, &str); 16] = [
     ("", "timeout_ms", "timeout"),
     ("Comm::", "in", "data"),
     ("Layout::new", "dims", "order"),
@@ -118,6 +124,8 @@ const ARGUMENTS: [(&str, &str, &str); 14] = [
     ("Members::", "fqn", "name"),
     ("Optimizer::set_learning_rate", "lr", "learning_rate"),
     ("Optimizer::", "index", "parameter"),
+    ("TokenFile::open", "plain_dtype", "dtype"),
+    ("TokenLoader::set_position", "json", "position"),
     ("Tensor::from_slice", "num_bytes", "data"),
     ("Tensor::copy_from_slice", "num_bytes", "data"),
     ("gradients", "num_inputs", "inputs"),
