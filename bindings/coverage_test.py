@@ -39,6 +39,8 @@ NO_NEED = {
         "swv_optimizer_share": SECOND,
         "swv_schedule_factor": "A Schedule is computed here; a test compares it with this one.",
         "swv_trace_share": SECOND,
+        "swv_token_file_share": SECOND,
+        "swv_loader_share": SECOND,
     },
     "go": {
         "swv_run_ranks": OWN,
@@ -66,6 +68,8 @@ NO_NEED = {
         "swv_schedule_factor": "A Schedule is a function of Go; a test compares it with the numbers of the library's.",
         "swv_optimizer_apply_schedule": "Scheduler sets the learning rates.",
         "swv_trace_share": "A pointer is shared as it is.",
+        "swv_token_file_share": "A pointer is shared as it is.",
+        "swv_loader_share": "A pointer is shared as it is.",
     },
 }
 

@@ -190,6 +190,21 @@ FIELD(swv_plan_auto_options, heads, 32, 8);
 FIELD(swv_plan_auto_options, max_evaluations, 40, 8);
 FIELD(swv_plan_auto_options, sequence_dim, 48, 4);
 
+SIZE(swv_loader_options, 88);
+FIELD(swv_loader_options, struct_size, 0, 8);
+FIELD(swv_loader_options, seq, 8, 8);
+FIELD(swv_loader_options, batch, 16, 8);
+FIELD(swv_loader_options, seed, 24, 8);
+FIELD(swv_loader_options, epochs, 32, 8);
+FIELD(swv_loader_options, mesh, 40, 8);
+FIELD(swv_loader_options, layout, 48, 8);
+FIELD(swv_loader_options, part, 56, 8);
+FIELD(swv_loader_options, num_parts, 64, 8);
+FIELD(swv_loader_options, prefetch, 72, 4);
+FIELD(swv_loader_options, in_order, 76, 4);
+FIELD(swv_loader_options, drop_last, 80, 4);
+FIELD(swv_loader_options, reserved, 84, 4);
+
 SIZE(swv_placement, 48);
 FIELD(swv_placement, struct_size, 0, 8);
 FIELD(swv_placement, kind, 8, 4);

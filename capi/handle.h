@@ -42,6 +42,8 @@ enum class Kind : uint32_t {
   kForward,
   kGradSync,
   kGradScaler,
+  kTokenFile,
+  kLoader,
 };
 std::string_view name_of(Kind kind);  // "swv_status", ...; "no handle" for anything else
 

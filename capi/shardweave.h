@@ -171,6 +171,8 @@ typedef struct swv_optimizer swv_optimizer;
 typedef struct swv_grad_sync swv_grad_sync;     /* gradients that leave during backward */
 typedef struct swv_grad_scaler swv_grad_scaler; /* scales losses, skips steps */
 typedef struct swv_trace swv_trace;             /* a record of communication */
+typedef struct swv_token_file swv_token_file; /* token ids in a file */
+typedef struct swv_loader swv_loader;         /* of batches of them */
 
 /* ---- Status and strings ---------------------------------------------------------------------- */
 
@@ -2020,6 +2022,75 @@ SWV_API SWV_MUST_USE swv_status* swv_grad_scaler_state(const swv_grad_scaler* sc
                                                        int64_t* out_growth_tracker);
 SWV_API SWV_MUST_USE swv_status* swv_grad_scaler_set_state(swv_grad_scaler* scaler, double scale,
                                                            int64_t growth_tracker);
+
+/* ---- Data --------------------------------------------------------------------------------------
+ * Token ids in files, and a loader that makes batches of them ahead, on a thread of its own. What a
+ * batch consists of does not depend on the number of ranks: a rank gets its part. */
+
+/* A file of token ids, that tools/tokenize has written or that is plain. plain_dtype: of a file that
+ * has no header and consists of ids alone: SWV_DTYPE_U8 (a text: its bytes), SWV_DTYPE_U16,
+ * SWV_DTYPE_U32; SWV_DTYPE_DEFAULT: it has a header. SWV_CODE_INVALID_ARGUMENT for what is no such
+ * file, or not whole. Files belong to no rank: several threads may use one at once. */
+SWV_API SWV_MUST_USE swv_status* swv_token_file_open(const char* path, swv_dtype plain_dtype,
+                                                     swv_token_file** out_file);
+SWV_API SWV_MUST_USE swv_status* swv_token_file_share(const swv_token_file* file,
+                                                      swv_token_file** out_file);
+SWV_API void swv_token_file_free(swv_token_file* file);
+SWV_API SWV_MUST_USE swv_status* swv_token_file_num_tokens(const swv_token_file* file,
+                                                           int64_t* out_num);
+SWV_API SWV_MUST_USE swv_status* swv_token_file_dtype(const swv_token_file* file,
+                                                      swv_dtype* out_dtype);
+/* Every id is smaller; 0: not known. */
+SWV_API SWV_MUST_USE swv_status* swv_token_file_vocab_size(const swv_token_file* file,
+                                                           int64_t* out_size);
+/* As many tokens as there is room for, from `begin` on; SWV_CODE_OUT_OF_RANGE if the file has less,
+ * SWV_CODE_DATA_LOSS if it has become shorter, or has an id outside of its vocabulary. */
+SWV_API SWV_MUST_USE swv_status* swv_token_file_read(const swv_token_file* file, int64_t begin,
+                                                     int64_t* tokens, size_t num_tokens);
+
+typedef struct swv_loader_options {
+  size_t struct_size;
+  int64_t seq;              /* tokens of a sample */
+  int64_t batch;            /* samples of a batch, of all ranks together */
+  uint64_t seed;            /* of the shuffles, another in each epoch */
+  int64_t epochs;           /* 0: no end */
+  const swv_mesh* mesh;     /* NULL: plain tensors */
+  const swv_layout* layout; /* of batches, [batch, seq], of S(0), S(1), R; NULL: replicated */
+  /* Without a mesh: which of num_parts parts of each batch, cut as S(0) does. 0 of 1 is all of it. */
+  int64_t part;
+  int64_t num_parts;
+  int32_t prefetch;   /* batches that are read ahead; 0: swv_loader_next reads */
+  swv_bool in_order;  /* not shuffled */
+  swv_bool drop_last; /* with an end: not the last batch, if it is not whole */
+  int32_t reserved;   /* 0 */
+} swv_loader_options;
+#define SWV_LOADER_OPTIONS_INIT \
+  {SWV_SIZE_TO(swv_loader_options, reserved), 1, 1, 0, 0, NULL, NULL, 0, 1, 2, 0, 0, 0}
+
+/* Sample i of a file has the tokens i * seq to (i + 1) * seq. Files are shared, not needed any more.
+ * COLLECTIVE with a mesh: SWV_CODE_INVALID_ARGUMENT on all ranks if their options or files differ. */
+SWV_API SWV_MUST_USE swv_status* swv_loader_create(const swv_token_file* const* files,
+                                                   size_t num_files,
+                                                   const swv_loader_options* options,
+                                                   swv_loader** out_loader);
+SWV_API SWV_MUST_USE swv_status* swv_loader_share(const swv_loader* loader,
+                                                  swv_loader** out_loader);
+/* The last one waits for a read that is under way. */
+SWV_API void swv_loader_free(swv_loader* loader);
+/* Of one pass through the files. */
+SWV_API SWV_MUST_USE swv_status* swv_loader_num_samples(const swv_loader* loader, int64_t* out_num);
+/* The next batch: int64, [samples, seq]; targets are the tokens that come next. NULL, both, at the
+ * end. All ranks call it alike; nothing is sent. An error of a file is this rank's alone, comes in the
+ * place of its batch, and stays until swv_loader_set_position. */
+SWV_API SWV_MUST_USE swv_status* swv_loader_next(swv_loader* loader, swv_tensor** out_tokens,
+                                                 swv_tensor** out_targets);
+/* Of the batch that comes next, whatever was read ahead:
+ *   {"epoch":3,"sample":640,"num_samples":1000,"seed":7,"shuffle":true} */
+SWV_API SWV_MUST_USE swv_status* swv_loader_position(const swv_loader* loader,
+                                                     swv_string** out_json);
+/* Goes on there, on any number of ranks, with any batch, with the same files, seq and seed.
+ * SWV_CODE_INVALID_ARGUMENT for anything else. COLLECTIVE with a mesh. */
+SWV_API SWV_MUST_USE swv_status* swv_loader_set_position(swv_loader* loader, const char* json);
 
 /* ---- What happened --------------------------------------------------------------------------- */
 

@@ -265,6 +265,18 @@ static swv_status* use_data_parallel_options(void* options) {
   swv_module_free(module);
   return status;
 }
+static const char* token_path; /* a file of the four bytes "text" */
+static swv_status* use_loader_options(void* options) {
+  swv_token_file* file = NULL;
+  swv_loader* made = NULL;
+  swv_status* status;
+  CHECK_OK(swv_token_file_open(token_path, SWV_DTYPE_U8, &file));
+  status = swv_loader_create((const swv_token_file* const*)&file, 1, (swv_loader_options*)options,
+                             &made);
+  swv_loader_free(made);
+  swv_token_file_free(file);
+  return status;
+}
 struct run {
   swv_module *module, *reference;
   swv_tensor* x;
@@ -423,11 +435,18 @@ int main(void) {
   swv_data_parallel_options data_parallel = SWV_DATA_PARALLEL_OPTIONS_INIT;
   swv_verify_options verify = SWV_VERIFY_OPTIONS_INIT;
   swv_plan_auto_options plan_auto = SWV_PLAN_AUTO_OPTIONS_INIT;
+  swv_loader_options loader = SWV_LOADER_OPTIONS_INIT;
+  FILE* tokens;
+  char tokens_file[4200];
   const swv_backend backend = good_backend();
   const char* const folder = getenv("TEST_TMPDIR");
   char file[4096];
   snprintf(file, sizeof(file), "%s/struct_size.%ld", folder == NULL ? "/tmp" : folder,
            (long)getpid());
+  snprintf(tokens_file, sizeof(tokens_file), "%s.tokens", file);
+  token_path = tokens_file;
+  tokens = fopen(tokens_file, "w");
+  CHECK(tokens != NULL && fputs("text", tokens) >= 0 && fclose(tokens) == 0);
   rendezvous.file = file;
   rendezvous.local_rank = 0;
   function.user_data = &dropped;
@@ -486,7 +505,9 @@ int main(void) {
   EVERY_SIZE(data_parallel_options, data_parallel, 0, 0);
   EVERY_SIZE(verify_options, verify, 0, 0);
   EVERY_SIZE(plan_auto_options, plan_auto, 0, 0);
+  EVERY_SIZE(loader_options, loader, 0, 0);
 
+  unlink(tokens_file);
   swv_tensor_free(parameter);
   swv_mesh_free(mesh);
   swv_comm_free(comm);

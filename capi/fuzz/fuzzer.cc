@@ -225,7 +225,7 @@ void Fuzzer::step() {
     case 10:
       return queries();
     case 11:
-      return observe();
+      return one_in(3) ? data() : observe();
     case 12:
       switch (below(5)) {
         case 0:

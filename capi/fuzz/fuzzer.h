@@ -76,6 +76,8 @@ class Fuzzer {
     // The innermost first.
     while (!scopes_.empty()) swv_scope_free(scopes_.back()), scopes_.pop_back();
     while (!traces_.empty()) swv_trace_free(traces_.back()), traces_.pop_back();
+    for (auto* h : loaders_) swv_loader_free(h);
+    for (auto* h : token_files_) swv_token_file_free(h);
     for (auto* h : works_) swv_work_free(h);
     for (auto* h : optimizers_) swv_optimizer_free(h);
     for (auto* h : forwards_) swv_forward_free(h);
@@ -265,6 +267,7 @@ class Fuzzer {
   void divided();
   void data_parallel();
   void observe();
+  void data();
   void ranks();
   void contention();
   void guided();
@@ -298,6 +301,8 @@ class Fuzzer {
   std::vector<swv_scope*> scopes_;
   std::vector<swv_coalescing*> coalescings_;
   std::vector<swv_trace*> traces_;
+  std::vector<swv_token_file*> token_files_;
+  std::vector<swv_loader*> loaders_;
   alignas(16) unsigned char structs_[8][256];
   size_t next_struct_ = 0;
   alignas(16) char array_[1024];

@@ -36,9 +36,9 @@
 // loop uses: one scope per step; or with its world. A tensor outside of any scope that nothing refers to
 // any more is closed too, some time after a garbage collection, at its rank's next call. The collector does
 // not see what tensors hold; so the rank has garbage collected when its tensors outside of scopes hold
-// twice what was left the last time. Meshes, modules, optimizers, communicators, traces and GradSyncs end by
-// their Close, or with their world. Operators, layouts and plans belong to no rank; the garbage collector ends
-// them.
+// twice what was left the last time. Meshes, modules, optimizers, communicators, traces, GradSyncs and
+// TokenLoaders end by their Close, or with their world. Operators, layouts, plans and token files belong to no
+// rank; the garbage collector ends them.
 //
 // All these are used by pointer. A copy, which go vet reports, means the same thing.
 //

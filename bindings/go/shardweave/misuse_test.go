@@ -37,6 +37,9 @@ type handles struct {
 	layout *sw.Layout
 	plan   *sw.Plan
 	op     *sw.Op
+
+	tokenLoader *sw.TokenLoader
+	tokenFile   *sw.TokenFile // of no rank
 }
 
 // keepContext is a function of the host that keeps what it must not.
@@ -68,10 +71,13 @@ func makeHandlesOf(w *sw.World) *handles {
 	h.optimizer = mustOf(sw.NewSGD([]*sw.Tensor{h.module.Parameter("p", sw.Ones(w, []int64{1}))}, 0.1))
 	h.scheduler = mustOf(sw.NewScheduler(sw.StepSchedule(1, 0.5), h.optimizer))
 	mustOf(sw.Apply(keepContext{&h.context}, "f", 1, h.tensor))
+	h.tokenFile = someTokens("misuse")
+	h.tokenLoader = mustOf(w.TokenLoader([]*sw.TokenFile{h.tokenFile}, sw.TokenLoaderOptions{}))
 	return h
 }
 
 func (h *handles) close() {
+	h.tokenLoader.Close()
 	h.tensor.Close()
 	h.optimizer.Close()
 	h.forward.Close()
@@ -129,6 +135,12 @@ func (h *handles) of(kind reflect.Type) (reflect.Value, bool) {
 		value = h.plan
 	case reflect.TypeOf((*sw.Op)(nil)):
 		value = h.op
+	case reflect.TypeOf((*sw.TokenLoader)(nil)):
+		value = h.tokenLoader
+	case reflect.TypeOf((*sw.TokenFile)(nil)):
+		value = h.tokenFile
+	case reflect.TypeOf([]*sw.TokenFile(nil)):
+		value = []*sw.TokenFile{h.tokenFile}
 	case reflect.TypeOf((*sw.Spec)(nil)).Elem():
 		return reflect.ValueOf(h.layout), true
 	case reflect.TypeOf([]sw.TensorOption(nil)):
@@ -143,7 +155,7 @@ func (h *handles) of(kind reflect.Type) (reflect.Value, bool) {
 func ofNoRank(kind reflect.Type) bool {
 	switch kind {
 	case reflect.TypeOf((*sw.Layout)(nil)), reflect.TypeOf((*sw.Plan)(nil)), reflect.TypeOf((*sw.Op)(nil)),
-		reflect.TypeOf((*sw.Spec)(nil)).Elem(), reflect.TypeOf([]sw.TensorOption(nil)):
+		reflect.TypeOf((*sw.Spec)(nil)).Elem(), reflect.TypeOf([]sw.TensorOption(nil)), reflect.TypeOf((*sw.TokenFile)(nil)), reflect.TypeOf([]*sw.TokenFile(nil)):
 		return true
 	}
 	return false
@@ -248,6 +260,7 @@ func TestHandlesThatCannotBeUsed(t *testing.T) {
 	closed.forward = mustOf(closed.module.Forward(""))
 	closed.gradSync = mustOf(closed.module.GradSync())
 	closed.scaler = mustOf(good.world.NewGradScaler())
+	closed.tokenLoader = mustOf(good.world.TokenLoader([]*sw.TokenFile{good.tokenFile}, sw.TokenLoaderOptions{}))
 	closed.trace, closed.tensor = mustOf(closed.mesh.Trace()), sw.Ones(good.world, []int64{1})
 	closed.optimizer = mustOf(sw.NewSGD([]*sw.Tensor{sw.Ones(good.world, []int64{1}, sw.RequiresGrad)}, 0.1))
 	closed.scheduler = mustOf(sw.NewScheduler(sw.StepSchedule(1, 0.5), closed.optimizer))
@@ -257,7 +270,7 @@ func TestHandlesThatCannotBeUsed(t *testing.T) {
 	defer one.Close()
 	rankOne := makeHandlesOf(one)
 	empty := &handles{new(sw.World), new(sw.Mesh), new(sw.Comm), new(sw.Trace), new(sw.Module), new(sw.Forward), new(sw.GradSync), new(sw.GradScaler), new(sw.Optimizer), new(sw.Scheduler), new(sw.FunctionContext), new(sw.Tensor),
-		new(sw.Layout), new(sw.Plan), new(sw.Op)}
+		new(sw.Layout), new(sw.Plan), new(sw.Op), new(sw.TokenLoader), new(sw.TokenFile)}
 	wrongs := map[string]*handles{"closed": closed, "of another world": other, "of rank 1": rankOne, "of a closed world": ended, "not made": empty, "nil": {}}
 	words := map[string]string{"closed": "closed", "of another world": "several ranks (worlds of this process), each with the number 0",
 		"of rank 1": "several ranks of this process, ", "of a closed world": "", "not made": "was not made", "nil": "nil"}

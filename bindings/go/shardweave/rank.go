@@ -268,7 +268,7 @@ type thing[H comparable] struct {
 
 type closer interface{ release() }
 
-// lasting is an operator, a layout or a plan: it belongs to no rank, and is never closed. The garbage collector
+// lasting is an operator, a layout, a plan or a token file: it belongs to no rank, and is never closed. The garbage collector
 // ends it when nobody uses it any more; so its handle comes by lend, in a call, or by with, and no other way.
 type lasting[H comparable] struct {
 	kept H
@@ -292,6 +292,8 @@ func (l *lasting[H]) check() error {
 		return noThing("Op")
 	case c.Layout:
 		return noThing("Layout")
+	case c.TokenFile:
+		return noThing("TokenFile")
 	}
 	return noThing("Plan")
 }

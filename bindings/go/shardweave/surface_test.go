@@ -108,7 +108,8 @@ func (s surface) handleTypes() map[string]*ast.StructType {
 // receivers are one of each type of handles.
 func (h *handles) receivers() map[string]any {
 	return map[string]any{"World": h.world, "Mesh": h.mesh, "Comm": h.comm, "Trace": h.trace, "Module": h.module, "Forward": h.forward,
-		"GradSync": h.gradSync, "Optimizer": h.optimizer, "Scheduler": h.scheduler, "FunctionContext": h.context, "Tensor": h.tensor, "Layout": h.layout, "Plan": h.plan, "Op": h.op}
+		"GradSync": h.gradSync, "Optimizer": h.optimizer, "Scheduler": h.scheduler, "FunctionContext": h.context, "Tensor": h.tensor, "Layout": h.layout, "Plan": h.plan, "Op": h.op,
+		"TokenFile": h.tokenFile, "TokenLoader": h.tokenLoader}
 }
 
 // functions are all exported ones; instances of those with type parameters. TestEveryFunctionIsHere finds
@@ -126,7 +127,7 @@ var functions = map[string]any{
 	"Randn": sw.Randn, "Scalar": sw.Scalar[float32], "Stack": sw.Stack, "Zeros": sw.Zeros,
 	// Those without handles.
 	"Counting": sw.Counting, "DeferredInit": sw.DeferredInit, "FindOp": sw.FindOp, "FromEnvironment": sw.FromEnvironment, "Join": sw.Join,
-	"ParseLayout": sw.ParseLayout, "ParsePlan": sw.ParsePlan, "RunRanks": sw.RunRanks, "Seed": sw.Seed, "Seeded": sw.Seeded,
+	"OpenTokenFile": sw.OpenTokenFile, "ParseLayout": sw.ParseLayout, "ParsePlan": sw.ParsePlan, "RunRanks": sw.RunRanks, "Seed": sw.Seed, "Seeded": sw.Seeded,
 	"SetHandleChecks": sw.SetHandleChecks, "SetLog": sw.SetLog, "SetNumThreads": sw.SetNumThreads, "Spawn": sw.Spawn,
 }
 
@@ -167,7 +168,7 @@ func TestEveryFunctionIsHere(t *testing.T) {
 // see to that have their handles.
 func TestLastingHandlesAreLent(t *testing.T) {
 	s := readSurface(t)
-	for _, name := range []string{"Layout", "Op", "Plan"} {
+	for _, name := range []string{"Layout", "Op", "Plan", "TokenFile"} {
 		lasts := false
 		for _, field := range s.handleTypes()[name].Fields.List {
 			if embedded, is := field.Type.(*ast.StarExpr); is && len(field.Names) == 0 {

@@ -188,6 +188,10 @@ const (
 	DefaultGradScalerGrowthFactor        = 2.0
 	DefaultGradScalerBackoffFactor       = 0.5
 	DefaultGradScalerGrowthInterval      = 2000
+	DefaultLoaderSeq                     = 1
+	DefaultLoaderBatch                   = 1
+	DefaultLoaderNumParts                = 1
+	DefaultLoaderPrefetch                = 2
 )
 
 // CollectiveNames names swv_collective_kind, by its numbers.

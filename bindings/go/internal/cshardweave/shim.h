@@ -267,6 +267,27 @@ static inline swv_status* swvgo_mesh_join_batch(swv_mesh* mesh, const char* name
                              out_tensors, out_num_tensors, out_ranks);
 }
 
+static inline swv_status* swvgo_loader_create(swv_token_file** files, size_t num_files, int64_t seq,
+                                              int64_t batch, uint64_t seed, int64_t epochs,
+                                              const swv_mesh* mesh, const swv_layout* layout,
+                                              int64_t part, int64_t num_parts, int32_t prefetch,
+                                              swv_bool in_order, swv_bool drop_last,
+                                              swv_loader** out_loader) {
+  swv_loader_options options = SWV_LOADER_OPTIONS_INIT;
+  options.seq = seq;
+  options.batch = batch;
+  options.seed = seed;
+  options.epochs = epochs;
+  options.mesh = mesh;
+  options.layout = layout;
+  options.part = part;
+  options.num_parts = num_parts;
+  options.prefetch = prefetch;
+  options.in_order = in_order;
+  options.drop_last = drop_last;
+  return swv_loader_create((const swv_token_file* const*)files, num_files, &options, out_loader);
+}
+
 static inline swv_status* swvgo_plan_add(swv_plan* plan, const char* pattern, const char* pairs,
                                          size_t count) {
   swv_named_placement placements[count + 1];

@@ -111,6 +111,16 @@ pub struct swv_grad_scaler {
 pub struct swv_trace {
     _unused: [u8; 0],
 }
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_token_file {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_loader {
+    _unused: [u8; 0],
+}
 #[doc = " The numbers of google.rpc.Code."]
 pub type swv_code = i32;
 pub const SWV_CODE_OK: i32 = 0;
@@ -2662,6 +2672,93 @@ extern "C" {
         schedule: *const swv_schedule,
         step: i64,
         out_factor: *mut f64,
+extern "C" {
+    #[must_use]
+    #[doc = " A file of token ids, that tools/tokenize has written or that is plain. plain_dtype: of a file that\n has no header and consists of ids alone: SWV_DTYPE_U8 (a text: its bytes), SWV_DTYPE_U16,\n SWV_DTYPE_U32; SWV_DTYPE_DEFAULT: it has a header. SWV_CODE_INVALID_ARGUMENT for what is no such\n file, or not whole. Files belong to no rank: several threads may use one at once."]
+    pub fn swv_token_file_open(
+        path: *const ::std::os::raw::c_char,
+        plain_dtype: swv_dtype,
+        out_file: *mut *mut swv_token_file,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    pub fn swv_token_file_share(
+        file: *const swv_token_file,
+        out_file: *mut *mut swv_token_file,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    pub fn swv_token_file_free(file: *mut swv_token_file);
+}
+extern "C" {
+    #[must_use]
+    pub fn swv_token_file_num_tokens(
+        file: *const swv_token_file,
+        out_num: *mut i64,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    pub fn swv_token_file_dtype(
+        file: *const swv_token_file,
+        out_dtype: *mut swv_dtype,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Every id is smaller; 0: not known."]
+    pub fn swv_token_file_vocab_size(
+        file: *const swv_token_file,
+        out_size: *mut i64,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " As many tokens as there is room for, from `begin` on; SWV_CODE_OUT_OF_RANGE if the file has less,\n SWV_CODE_DATA_LOSS if it has become shorter, or has an id outside of its vocabulary."]
+    pub fn swv_token_file_read(
+        file: *const swv_token_file,
+        begin: i64,
+        tokens: *mut i64,
+        num_tokens: usize,
+    ) -> *mut swv_status;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_loader_options {
+    pub struct_size: usize,
+    #[doc = " tokens of a sample"]
+    pub seq: i64,
+    #[doc = " samples of a batch, of all ranks together"]
+    pub batch: i64,
+    #[doc = " of the shuffles, another in each epoch"]
+    pub seed: u64,
+    #[doc = " 0: no end"]
+    pub epochs: i64,
+    #[doc = " NULL: plain tensors"]
+    pub mesh: *const swv_mesh,
+    #[doc = " of batches, [batch, seq], of S(0), S(1), R; NULL: replicated"]
+    pub layout: *const swv_layout,
+    #[doc = " Without a mesh: which of num_parts parts of each batch, cut as S(0) does. 0 of 1 is all of it."]
+    pub part: i64,
+    pub num_parts: i64,
+    #[doc = " batches that are read ahead; 0: swv_loader_next reads"]
+    pub prefetch: i32,
+    #[doc = " not shuffled"]
+    pub in_order: swv_bool,
+    #[doc = " with an end: not the last batch, if it is not whole"]
+    pub drop_last: swv_bool,
+    #[doc = " 0"]
+    pub reserved: i32,
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Sample i of a file has the tokens i * seq to (i + 1) * seq. Files are shared, not needed any more.\n COLLECTIVE with a mesh: SWV_CODE_INVALID_ARGUMENT on all ranks if their options or files differ."]
+    pub fn swv_loader_create(
+        files: *const *const swv_token_file,
+        num_files: usize,
+        options: *const swv_loader_options,
+        out_loader: *mut *mut swv_loader,
     ) -> *mut swv_status;
 }
 extern "C" {
@@ -2704,6 +2801,27 @@ extern "C" {
         loss: *const swv_tensor,
         mode: swv_grad_mode,
         out_scaled: *mut *mut swv_tensor,
+    pub fn swv_loader_share(
+        loader: *const swv_loader,
+        out_loader: *mut *mut swv_loader,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[doc = " The last one waits for a read that is under way."]
+    pub fn swv_loader_free(loader: *mut swv_loader);
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Of one pass through the files."]
+    pub fn swv_loader_num_samples(loader: *const swv_loader, out_num: *mut i64) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " The next batch: int64, [samples, seq]; targets are the tokens that come next. NULL, both, at the\n end. All ranks call it alike; nothing is sent. An error of a file is this rank's alone, comes in the\n place of its batch, and stays until swv_loader_set_position."]
+    pub fn swv_loader_next(
+        loader: *mut swv_loader,
+        out_tokens: *mut *mut swv_tensor,
+        out_targets: *mut *mut swv_tensor,
     ) -> *mut swv_status;
 }
 extern "C" {
@@ -2714,6 +2832,10 @@ extern "C" {
         parameters: *const *mut swv_tensor,
         num_parameters: usize,
         out_is_finite: *mut swv_bool,
+    #[doc = " Of the batch that comes next, whatever was read ahead:\n   {\"epoch\":3,\"sample\":640,\"num_samples\":1000,\"seed\":7,\"shuffle\":true}"]
+    pub fn swv_loader_position(
+        loader: *const swv_loader,
+        out_json: *mut *mut swv_string,
     ) -> *mut swv_status;
 }
 extern "C" {
@@ -2736,6 +2858,10 @@ extern "C" {
         scaler: *mut swv_grad_scaler,
         scale: f64,
         growth_tracker: i64,
+    #[doc = " Goes on there, on any number of ranks, with any batch, with the same files, seq and seed.\n SWV_CODE_INVALID_ARGUMENT for anything else. COLLECTIVE with a mesh."]
+    pub fn swv_loader_set_position(
+        loader: *mut swv_loader,
+        json: *const ::std::os::raw::c_char,
     ) -> *mut swv_status;
 }
 #[doc = " Operations issued, and their bytes: of the larger of the two buffers."]

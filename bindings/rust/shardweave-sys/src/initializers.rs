@@ -304,6 +304,22 @@ pub const SWV_GRAD_SCALER_OPTIONS_INIT: swv_grad_scaler_options = swv_grad_scale
     growth_interval: 2000,
 };
 
+pub const SWV_LOADER_OPTIONS_INIT: swv_loader_options = swv_loader_options {
+    struct_size: 88,
+    seq: 1,
+    batch: 1,
+    seed: 0,
+    epochs: 0,
+    mesh: ptr::null(),
+    layout: ptr::null(),
+    part: 0,
+    num_parts: 1,
+    prefetch: 2,
+    in_order: 0,
+    drop_last: 0,
+    reserved: 0,
+};
+
 pub const SWV_DISPATCH_COUNTERS_INIT: swv_dispatch_counters = swv_dispatch_counters {
     struct_size: 64,
     operators: 0,

@@ -334,6 +334,10 @@ layouts! {
         struct_size, tp_mesh_dim, memory_limit, optimizer_states, heads, max_evaluations,
         sequence_dim
     }
+    swv_loader_options {
+        struct_size, seq, batch, seed, epochs, mesh, layout, part, num_parts, prefetch, in_order,
+        drop_last, reserved
+    }
     swv_comm_counter { calls, bytes }
     swv_dispatch_counters {
         struct_size, operators, cache_misses, implicit_redistributions, gathered_operators,
@@ -545,6 +549,7 @@ fn initializers_are_those_of_c() {
         SWV_GRAD_SYNC_OPTIONS_INIT: swv_grad_sync_options,
         SWV_VERIFY_OPTIONS_INIT: swv_verify_options,
         SWV_PLAN_AUTO_OPTIONS_INIT: swv_plan_auto_options,
+        SWV_LOADER_OPTIONS_INIT: swv_loader_options,
     );
     assert_eq!(rust, run_c("initializers", &body));
     // All bytes of an empty value are 0, as those of a static object that is not initialized.

@@ -29,6 +29,8 @@
 //!   Rust, sharded by a plan, and trained. [`deferred_init`], [`materialize`]: those that are larger
 //!   than a machine. [`GradSync`]: gradients that leave during backward. [`Module::fully_shard`]:
 //!   parameters that are whole only while they are used.
+//! - [`TokenFile`], [`TokenLoader`]: what language models are trained on, read ahead; a run goes on where
+//!   it was on any number of ranks.
 //! - [`Trace`], [`CommCounters`], [`World::flight_record`], [`debug`]: what happened, and what a
 //!   module is.
 //!
@@ -75,6 +77,7 @@ mod arithmetic;
 mod auto_plan;
 mod autograd;
 mod comm;
+mod data;
 mod data_parallel;
 pub mod debug;
 mod deferred;
@@ -116,6 +119,7 @@ pub use autograd::{
     FunctionContext, GradMode,
 };
 pub use comm::{Comm, CommCounter, CommCounters, Pending};
+pub use data::{TokenBatch, TokenFile, TokenLoader, TokenLoaderOptions};
 pub use data_parallel::{
     DataParallelOptions, GradientBucket, GradientHook, JoinedBatch, PowerSgd,
 };

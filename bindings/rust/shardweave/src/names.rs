@@ -2,7 +2,7 @@
 //! argument, in words of C. Only errors come here.
 
 /// Functions and types that do not follow the rule ([`of_rule`]).
-const NAMES: [(&str, &str); 101] = [
+const NAMES: [(&str, &str); 106] = [
     ("build_info", "build_info"),
     ("checkpoint", "checkpoint"),
     ("clip_grad_norm", "clip_grad_norm"),
@@ -31,6 +31,11 @@ const NAMES: [(&str, &str); 101] = [
     ("layout_placement", "Layout::placements"),
     ("layout_plan", "Layout::plan_to"),
     ("live_handles", "live_handles"),
+    ("loader_create", "TokenLoader::new"),
+    ("loader_next", "TokenLoader::next"),
+    ("loader_num_samples", "TokenLoader::num_samples"),
+    ("loader_position", "TokenLoader::position"),
+    ("loader_set_position", "TokenLoader::set_position"),
     ("mesh_create", "World::device_mesh"),
     ("mesh_create_from_ranks", "World::device_mesh_of"),
     ("mesh_dim_name", "Mesh::dim_names"),
@@ -117,12 +122,13 @@ const TYPES: [(&str, &str); 11] = [
     ("op", "Op"),
     ("optimizer", "Optimizer"),
     ("tensor", "Tensor"),
+    ("token_file", "TokenFile"),
     ("trace", "Trace"),
     ("world", "World"),
 ];
 
 /// Arguments that are called otherwise here; of a function, or of all.
-const ARGUMENTS: [(&str, &str, &str); 18] = [
+const ARGUMENTS: [(&str, &str, &str); 20] = [
     ("", "timeout_ms", "timeout"),
     ("Comm::", "in", "data"),
     ("Layout::new", "dims", "order"),
@@ -130,6 +136,8 @@ const ARGUMENTS: [(&str, &str, &str); 18] = [
     ("Members::", "fqn", "name"),
     ("Optimizer::set_learning_rate", "lr", "learning_rate"),
     ("Optimizer::", "index", "parameter"),
+    ("TokenFile::open", "plain_dtype", "dtype"),
+    ("TokenLoader::set_position", "json", "position"),
     ("Tensor::from_slice", "num_bytes", "data"),
     ("Tensor::copy_from_slice", "num_bytes", "data"),
     ("gradients", "num_inputs", "inputs"),
