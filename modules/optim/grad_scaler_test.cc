@@ -251,7 +251,7 @@ TEST(GradScalerTest, TrainsAsOneDevice) {
   const std::vector<at::Tensor> wanted = trained(plain, alone, nullptr, &skipped);
   EXPECT_EQ(skipped, 2);
   on_mesh({{"dp", 3}}, [&](const MeshPtr& mesh) {
-    const auto check = [&](const std::vector<at::Tensor>& got, int its_skipped) {
+    const auto check = [&](const std::vector<at::Tensor>& got, const int& its_skipped) {
       EXPECT_EQ(its_skipped, 2);
       for (size_t i = 0; i < wanted.size(); ++i) {
         EXPECT_TRUE(at::allclose(got[i], wanted[i], 1e-4, 1e-5)) << i;
