@@ -7,7 +7,7 @@ Every block of C++ and C stands word for word in the file that the comment befor
     ```cpp
 
 Every example of code in a comment of a public header (lines that are indented behind the slashes) stands in
-tests/docs/header_examples.cc, which is compiled; blanks and comments do not count, and "..." stands for anything.
+a tests/docs/header_examples*.cc, which is compiled; blanks and comments do not count, and "..." stands for anything.
 
 Every relative link leads to a file or folder, and every //package:target that ./bazelw is given to build, run or
 test, or that stands by itself as code, is in that package's BUILD file.
@@ -50,7 +50,9 @@ PUBLIC_HEADERS = [
     "dtensor/observe/*.h",
     "mesh/*.h",
     "modules/*.h",
+    "modules/data/*.h",
     "modules/nn/*.h",
+    "modules/train/*.h",
     "placement/*.h",
 ]
 
@@ -76,7 +78,7 @@ def header_errors(text, examples):
         for piece in tokens(lines).split("..."):
             start = examples.find(piece, end)
             if start < 0:
-                yield "this is not in tests/docs/header_examples.cc:\n" + "\n".join(lines)
+                yield "this is not in tests/docs/header_examples*.cc:\n" + "\n".join(lines)
                 break
             end = start + len(piece)
 
@@ -102,7 +104,8 @@ def main():
         text = read(path)
         for error in [*code_errors(text), *link_errors(text, os.path.dirname(path)), *target_errors(text)]:
             errors.append("%s: %s" % (path, error))
-    examples = tokens(read("tests/docs/header_examples.cc").splitlines())
+    files_of_examples = sorted(glob.glob(ROOT + "/tests/docs/header_examples*.cc"))
+    examples = "\n".join(tokens(read(os.path.relpath(p, ROOT)).splitlines()) for p in files_of_examples)
     headers = sorted(os.path.relpath(p, ROOT) for pattern in PUBLIC_HEADERS for p in glob.glob(os.path.join(ROOT, pattern)))
     for path in headers:
         text = read(path)
