@@ -114,7 +114,8 @@ TEST(FullyShardOverlapTest, GradientsTravelWhileBackwardGoesOn) {
         EXPECT_LE(watching.most, 2U);
         for (int i = 0; i + 1 < kLayers; ++i) {
           // The next unit's backward: its products, and those of its tanh.
-          const std::vector<std::string>& meanwhile = watching.travels[static_cast<size_t>(i)].operators;
+          const std::vector<std::string>& meanwhile =
+              watching.travels[static_cast<size_t>(i)].operators;
           EXPECT_THAT(meanwhile, ::testing::Contains("aten::mm").Times(::testing::Ge(1))) << i;
           EXPECT_THAT(meanwhile, ::testing::Contains("aten::tanh_backward")) << i;
         }
@@ -187,6 +188,7 @@ TEST(FullyShardOverlapTest, MemoryIsBounded) {
     fully_shard(*model, mesh, {.units = kUnits});
     for (int step = 0; step < 3; ++step) {
       loss_of(model, distribute_tensor(input(step), mesh, {{"dp", Shard(0)}})).backward();
+      for (at::Tensor& p : model->parameters()) p.mutable_grad() = at::Tensor();
     }
     EXPECT_EQ(fully_shard_counters(mesh).peak_gathered_bytes, 3 * (kDim + 1) * kDim * 4);
   });
@@ -197,8 +199,7 @@ TEST(FullyShardOverlapTest, TheTraceShowsIt) {
   on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
     nn::Sequential model = make();
     fully_shard(*model, mesh, {.units = kUnits});
-    const at::Tensor loss =
-        loss_of(model, distribute_tensor(input(0), mesh, {{"dp", Shard(0)}}));
+    const at::Tensor loss = loss_of(model, distribute_tensor(input(0), mesh, {{"dp", Shard(0)}}));
     ProfileScope profile(mesh);
     loss.backward();
     const nlohmann::json trace = nlohmann::json::parse(profile.to_json());
