@@ -2228,7 +2228,7 @@ pub struct swv_grad_sync_options {
 }
 extern "C" {
     #[must_use]
-    #[doc = " From now on, until it is freed, gradients of the module's sharded parameters leave in buckets\n while backward goes on; swv_module_finish_grad_sync sends the rest, and waits for all. The first\n iteration shows in which order they come, and sends at its end. All ranks make it alike. It keeps\n the parameters alive, and needs the module no more. SWV_CODE_FAILED_PRECONDITION if a parameter is\n in another one that is still there. After a backward that failed, on any rank, all ranks call\n swv_grad_sync_discard.\n With a reduce_dtype, F16, BF16, F32 or F64, gradients of these types travel and are summed up in\n it: BF16 halves the bytes of F32, and keeps eight bits of each rank's part and of each partial sum.\n What arrives has the gradient's own type."]
+    #[doc = " From now on, until it is freed, gradients of the module's sharded parameters leave in buckets\n while backward goes on; swv_module_finish_grad_sync sends the rest, and waits for all. The first\n iteration shows in which order they come, and sends at its end. All ranks make it alike. It keeps\n the parameters alive, and needs the module no more. SWV_CODE_FAILED_PRECONDITION if a parameter is\n in another one that is still there. After a backward that failed, on any rank, all ranks call\n swv_grad_sync_discard.\n With a reduce_dtype, F16, BF16, F32 or F64, gradients of these types travel and are summed up in\n it: BF16 halves the bytes of F32, and keeps eight bits of each rank's part and of each partial sum.\n What arrives has the gradient's own type. Those with a graph (create_graph) travel as they are."]
     pub fn swv_grad_sync_create(
         module: *mut swv_module,
         options: *const swv_grad_sync_options,
@@ -2288,7 +2288,7 @@ extern "C" {
         num_states: usize,
     ) -> *mut swv_status;
 }
-#[doc = " ---- Data parallelism -------------------------------------------------------------------------\n   swv_module_distributed_data_parallel(model, mesh, NULL, &ddp);\n   ...                                      // the batch cut along the mesh's first dimension\n   swv_tensor_backward(loss, NULL, NULL);   // gradients leave in buckets\n   swv_module_finish_grad_sync(model);\n   swv_optimizer_step(optimizer);\n \n A loss is that of all ranks' input, and nothing is divided by the number of ranks. A batch norm's\n statistics are of all of it, and the same on all ranks."]
+#[doc = " ---- Data parallelism -------------------------------------------------------------------------\n   swv_module_distributed_data_parallel(model, mesh, NULL, &ddp);\n   ...                                      // the batch cut along the mesh's first dimension\n   swv_tensor_backward(loss, NULL, NULL);   // gradients leave in buckets\n   swv_module_finish_grad_sync(model);\n   swv_optimizer_step(optimizer);\n\n A loss is that of all ranks' input, and nothing is divided by the number of ranks. A batch norm's\n statistics are of all of it, and the same on all ranks."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_data_parallel_options {
@@ -2379,7 +2379,7 @@ extern "C" {
     #[doc = " Every gradient is none."]
     pub fn swv_module_zero_grad(module: *mut swv_module) -> *mut swv_status;
 }
-#[doc = " ---- Optimizers -------------------------------------------------------------------------------\n Steps work on this rank's parts, by LibTorch's fused kernels; the state is sharded as its\n parameter is. They communicate nothing: call swv_module_finish_grad_sync before."]
+#[doc = " ---- Optimizers -------------------------------------------------------------------------------\n Steps work on this rank's parts, by LibTorch's fused kernels; the state is sharded as its\n parameter is. Those of SGD, Adam, AdamW and Lion communicate nothing; call\n swv_module_finish_grad_sync before all."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_sgd_options {
@@ -2556,6 +2556,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
+    #[doc = " Of the first group; of all groups."]
     pub fn swv_optimizer_lr(optimizer: *const swv_optimizer, out_lr: *mut f64) -> *mut swv_status;
 }
 extern "C" {
@@ -2588,7 +2589,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " The state of parameter `index`, laid out as it is, zeros before the first step: \"step\" (one plain\n f32 number); of Adam and AdamW \"exp_avg\", \"exp_avg_sq\" and, with amsgrad, \"max_exp_avg_sq\"; of Lion\n \"exp_avg\"; of SGD with a momentum \"momentum_buffer\". With ZeRO it is laid out as the rank's part is,\n in rows that are cut unevenly, and swv_tensor_full_tensor makes it whole. NULL for what these\n options do not use. Writing to it writes the state."]
+    #[doc = " The state of parameter `index`, laid out as it is, zeros before the first step: \"step\" (one plain\n f32 number); of Adam and AdamW \"exp_avg\", \"exp_avg_sq\" and, with amsgrad, \"max_exp_avg_sq\"; of Lion\n \"exp_avg\"; of SGD with a momentum and of Muon \"momentum_buffer\"; of Adafactor \"variance\" or, from two\n dimensions on, \"row_var\" and \"col_var\", which are whole where a mean was taken. With ZeRO it is laid out as the rank's part is,\n in rows that are cut unevenly, and swv_tensor_full_tensor makes it whole. NULL for what these\n options do not use. Writing to it writes the state."]
     pub fn swv_optimizer_state(
         optimizer: *const swv_optimizer,
         index: usize,
@@ -2620,7 +2621,7 @@ pub struct swv_zero_options {
 }
 extern "C" {
     #[must_use]
-    #[doc = " From now on, as long as it lives. Parameters get other memory: what swv_tensor_to_local gave before\n is no longer theirs. Before anything is changed: SWV_CODE_INVALID_ARGUMENT for options out of range\n or that differ between ranks, and for a parameter that is plain, on another mesh, cut along the\n dimension or fully sharded; SWV_CODE_NOT_FOUND for a dimension that the mesh does not have;\n SWV_CODE_FAILED_PRECONDITION for an optimizer that has made steps, whose state was asked for or\n which uses ZeRO already, and for a parameter of another one that does, of a swv_grad_sync, or one\n that is still deferred. COLLECTIVE."]
+    #[doc = " From now on, as long as it lives. Parameters get other memory: what swv_tensor_to_local gave before\n is no longer theirs. Before anything is changed: SWV_CODE_INVALID_ARGUMENT for options out of range\n or that differ between ranks, and for a parameter that is plain, on another mesh, cut along the\n dimension or fully sharded; SWV_CODE_NOT_FOUND for a dimension that the mesh does not have;\n SWV_CODE_FAILED_PRECONDITION for an optimizer that has made steps, whose state was asked for or\n which uses ZeRO already (of these a rank does not tell the others), and for a parameter of another\n one that does, or did, as long as a scope of its is there, of a swv_grad_sync, or one that is still\n deferred. COLLECTIVE."]
     pub fn swv_optimizer_use_zero(
         optimizer: *mut swv_optimizer,
         options: *const swv_zero_options,
@@ -2636,7 +2637,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " After a backward in stage 2 that failed on this rank, at once, for others may wait in theirs for\n buckets that this rank owes them; and, when the ranks have agreed that it failed, on a communicator\n that is not the mesh's (swv_world_comm), on the others in place of swv_module_finish_grad_sync. What\n has left comes to nothing, and the next iteration is one as any. Gradients stay as they are, for the\n caller to zero. One that calls swv_module_finish_grad_sync instead gets NaN. What backward's own\n operators send is not covered: it is lost with the mesh. SWV_CODE_FAILED_PRECONDITION without\n ZeRO."]
+    #[doc = " After a backward in stage 2 that failed on this rank, at once, for others may wait in theirs for\n buckets that this rank owes them; and, when the ranks have agreed that it failed, on a communicator\n that is not the mesh's (swv_world_comm), on the others in place of swv_module_finish_grad_sync. What\n has left comes to nothing, and the next iteration is one as any. Gradients stay as they are, for the\n caller to zero. One that calls swv_module_finish_grad_sync instead gets NaN, or waits for what\n nobody sends. What backward's own operators send is not covered, nor are several optimizers that\n use ZeRO in one backward: then the mesh is lost. SWV_CODE_FAILED_PRECONDITION without ZeRO."]
     pub fn swv_optimizer_discard(optimizer: *mut swv_optimizer) -> *mut swv_status;
 }
 #[doc = " Learning-rate schedules: by what learning rates are multiplied in a step, which is counted from 0.\n The numbers are those of transformers' get_..._schedule_with_warmup() and of torch's StepLR."]
@@ -2672,6 +2673,82 @@ extern "C" {
         schedule: *const swv_schedule,
         step: i64,
         out_factor: *mut f64,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Sets the learning rate of each group to what it was made with, or was set to, times the factor."]
+    pub fn swv_optimizer_apply_schedule(
+        optimizer: *mut swv_optimizer,
+        schedule: *const swv_schedule,
+        step: i64,
+    ) -> *mut swv_status;
+}
+#[doc = " Scales losses so that gradients of 16 bits do not vanish, and tells when they are not finite\n (Micikevicius et al., Mixed Precision Training, 2018); torch.amp.GradScaler's numbers.\n\n   swv_grad_scaler_scale(scaler, loss, SWV_MODE_GRAD, &scaled);\n   swv_tensor_backward(scaled, NULL, NULL);\n   swv_module_finish_grad_sync(model);\n   swv_grad_scaler_unscale(scaler, parameters, count, &is_finite);  // the same on every rank\n   if (is_finite) swv_optimizer_step(optimizer);\n   swv_grad_scaler_update(scaler);"]
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_grad_scaler_options {
+    pub struct_size: usize,
+    pub init_scale: f64,
+    #[doc = " above 1"]
+    pub growth_factor: f64,
+    #[doc = " above 0, below 1"]
+    pub backoff_factor: f64,
+    #[doc = " steps without a skip until the scale grows, 1 or more"]
+    pub growth_interval: i64,
+}
+extern "C" {
+    #[must_use]
+    pub fn swv_grad_scaler_create(
+        options: *const swv_grad_scaler_options,
+        out_scaler: *mut *mut swv_grad_scaler,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    pub fn swv_grad_scaler_free(scaler: *mut swv_grad_scaler);
+}
+extern "C" {
+    #[must_use]
+    #[doc = " The loss times the scale."]
+    pub fn swv_grad_scaler_scale(
+        scaler: *const swv_grad_scaler,
+        loss: *const swv_tensor,
+        mode: swv_grad_mode,
+        out_scaled: *mut *mut swv_tensor,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Divides the gradients of the parameters by the scale. out_is_finite: whether all of them are, on all\n ranks. One all-reduce of one number for each mesh. SWV_CODE_FAILED_PRECONDITION, before anything is\n changed, for a parameter that has been unscaled since the last swv_grad_scaler_update, and for a\n gradient that is still to be synchronized. COLLECTIVE."]
+    pub fn swv_grad_scaler_unscale(
+        scaler: *mut swv_grad_scaler,
+        parameters: *const *mut swv_tensor,
+        num_parameters: usize,
+        out_is_finite: *mut swv_bool,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " The scale of the next step: smaller if a gradient was not finite, larger after growth_interval times\n in a row where all were. SWV_CODE_FAILED_PRECONDITION if nothing was unscaled."]
+    pub fn swv_grad_scaler_update(scaler: *mut swv_grad_scaler) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " To resume. Either result may be NULL."]
+    pub fn swv_grad_scaler_state(
+        scaler: *const swv_grad_scaler,
+        out_scale: *mut f64,
+        out_growth_tracker: *mut i64,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    pub fn swv_grad_scaler_set_state(
+        scaler: *mut swv_grad_scaler,
+        scale: f64,
+        growth_tracker: i64,
+    ) -> *mut swv_status;
+}
 extern "C" {
     #[must_use]
     #[doc = " A file of token ids, that tools/tokenize has written or that is plain. plain_dtype: of a file that\n has no header and consists of ids alone: SWV_DTYPE_U8 (a text: its bytes), SWV_DTYPE_U16,\n SWV_DTYPE_U32; SWV_DTYPE_DEFAULT: it has a header. SWV_CODE_INVALID_ARGUMENT for what is no such\n file, or not whole. Files belong to no rank: several threads may use one at once."]
@@ -2763,44 +2840,6 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Sets the learning rate of each group to what it was made with, or was set to, times the factor."]
-    pub fn swv_optimizer_apply_schedule(
-        optimizer: *mut swv_optimizer,
-        schedule: *const swv_schedule,
-        step: i64,
-    ) -> *mut swv_status;
-}
-#[doc = " Scales losses so that gradients of 16 bits do not vanish, and tells when they are not finite\n (Micikevicius et al., Mixed Precision Training, 2018); torch.amp.GradScaler's numbers.\n\n swv_grad_scaler_scale(scaler, loss, SWV_MODE_GRAD, &scaled);\n swv_tensor_backward(scaled, NULL, NULL);\n swv_module_finish_grad_sync(model);\n swv_grad_scaler_unscale(scaler, parameters, count, &is_finite);  // the same on every rank\n if (is_finite) swv_optimizer_step(optimizer);\n swv_grad_scaler_update(scaler);\n"]
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct swv_grad_scaler_options {
-    pub struct_size: usize,
-    pub init_scale: f64,
-    #[doc = " above 1"]
-    pub growth_factor: f64,
-    #[doc = " above 0, below 1"]
-    pub backoff_factor: f64,
-    #[doc = " steps without a skip until the scale grows, 1 or more"]
-    pub growth_interval: i64,
-}
-extern "C" {
-    #[must_use]
-    pub fn swv_grad_scaler_create(
-        options: *const swv_grad_scaler_options,
-        out_scaler: *mut *mut swv_grad_scaler,
-    ) -> *mut swv_status;
-}
-extern "C" {
-    pub fn swv_grad_scaler_free(scaler: *mut swv_grad_scaler);
-}
-extern "C" {
-    #[must_use]
-    #[doc = " The loss times the scale."]
-    pub fn swv_grad_scaler_scale(
-        scaler: *const swv_grad_scaler,
-        loss: *const swv_tensor,
-        mode: swv_grad_mode,
-        out_scaled: *mut *mut swv_tensor,
     pub fn swv_loader_share(
         loader: *const swv_loader,
         out_loader: *mut *mut swv_loader,
@@ -2826,12 +2865,6 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Divides the gradients of the parameters by the scale. out_is_finite: whether all of them are, on all\n ranks. One all-reduce of one number for each mesh. SWV_CODE_FAILED_PRECONDITION, before anything is\n changed, for a parameter that has been unscaled since the last swv_grad_scaler_update, and for a\n gradient that is still to be synchronized. COLLECTIVE."]
-    pub fn swv_grad_scaler_unscale(
-        scaler: *mut swv_grad_scaler,
-        parameters: *const *mut swv_tensor,
-        num_parameters: usize,
-        out_is_finite: *mut swv_bool,
     #[doc = " Of the batch that comes next, whatever was read ahead:\n   {\"epoch\":3,\"sample\":640,\"num_samples\":1000,\"seed\":7,\"shuffle\":true}"]
     pub fn swv_loader_position(
         loader: *const swv_loader,
@@ -2840,24 +2873,6 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " The scale of the next step: smaller if a gradient was not finite, larger after growth_interval times\n in a row where all were. SWV_CODE_FAILED_PRECONDITION if nothing was unscaled."]
-    pub fn swv_grad_scaler_update(scaler: *mut swv_grad_scaler) -> *mut swv_status;
-}
-extern "C" {
-    #[must_use]
-    #[doc = " To resume. Either result may be NULL."]
-    pub fn swv_grad_scaler_state(
-        scaler: *const swv_grad_scaler,
-        out_scale: *mut f64,
-        out_growth_tracker: *mut i64,
-    ) -> *mut swv_status;
-}
-extern "C" {
-    #[must_use]
-    pub fn swv_grad_scaler_set_state(
-        scaler: *mut swv_grad_scaler,
-        scale: f64,
-        growth_tracker: i64,
     #[doc = " Goes on there, on any number of ranks, with any batch, with the same files, seq and seed.\n SWV_CODE_INVALID_ARGUMENT for anything else. COLLECTIVE with a mesh."]
     pub fn swv_loader_set_position(
         loader: *mut swv_loader,
