@@ -38,6 +38,7 @@ class JoinNcclTest : public testing::Test {
         RendezvousInfo info;
         info.rank = rank;
         info.world_size = ranks;
+        info.meeting_point.file = "not used: the store is given";
         auto world = join_world(store, info, options);
         results[rank] = world.status();
         if (world.ok() && body) results[rank] = body(**world);

@@ -79,7 +79,7 @@ class PairedBackend : public Backend {
 
   absl::StatusOr<Ticket> start(const Call& call) override {
     if (absl::Status status = failure(); !status.ok()) return status;
-    control_->set_patience(patience());
+    if (control_->patience() != patience()) control_->set_patience(patience());
     if (!is_of_device(call.device())) return start_on_control(call);
     const bool native =
         device_->implements(call.op) &&

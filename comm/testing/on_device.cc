@@ -30,7 +30,7 @@ class OnDevice : public Backend {
   bool implements(OpKind op) const override { return backend_->implements(op); }
 
   absl::StatusOr<Ticket> start(const Call& call) override {
-    backend_->set_patience(patience());
+    if (backend_->patience() != patience()) backend_->set_patience(patience());
     const bool on_cpu =
         call.op == OpKind::kBarrier || (options_.every_on_cpu > 0 && !is_point_to_point(call.op) &&
                                         call.sequence % options_.every_on_cpu == 0);

@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <utility>
 
 #include "shardweave/comm/nccl/testing/fake_machine.h"
-#include "shardweave/comm/reduction.h"
+#include "shardweave/comm/nccl/testing/fake_reduction.h"
 
 using namespace shardweave;                     // NOLINT
 using namespace shardweave::nccl_internal;      // NOLINT: their names are NVIDIA's
@@ -37,18 +38,6 @@ struct Operation {
   }
 };
 
-DType dtype_of(int dtype) {
-  constexpr DType kTypes[] = {DType::kI8,  DType::kU8,  DType::kI32, DType::kU32, DType::kI64,
-                              DType::kU64, DType::kF16, DType::kF32, DType::kF64, DType::kBF16};
-  return kTypes[dtype];
-}
-
-ReduceOp reduce_op_of(int op) {
-  constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kMax, ReduceOp::kMin,
-                               ReduceOp::kAvg};
-  return kOps[op];
-}
-
 // Where the ranks of a communicator meet.
 struct Group {
   explicit Group(int ranks) : size(ranks), aborted(ranks, false) {}
@@ -76,28 +65,30 @@ struct Group {
     for (const auto& call : meeting.calls) {
       if (!call->fits(first)) return;  // hangs
     }
-    const int64_t bytes = static_cast<int64_t>(first.count) * element_size(dtype_of(first.dtype));
+    const size_t bytes = first.count * size_of(first.dtype);
     const auto in = [&](int rank) { return machine().reach(meeting.calls[rank]->in); };
     const auto out = [&](int rank) { return machine().reach(meeting.calls[rank]->out); };
-    const auto reduce = [&](int64_t offset, std::vector<void*> outs) {
+    // The output may be the input of its rank: nobody else reads that.
+    const auto reduce_at = [&](size_t offset, const std::vector<void*>& outs) {
       std::vector<const void*> ins;
       for (int rank = 0; rank < size; ++rank) ins.push_back(in(rank) + offset);
-      reduce_ranks(dtype_of(first.dtype), reduce_op_of(first.op), ins, outs,
-                   static_cast<int64_t>(first.count));
+      std::vector<std::byte> sum(bytes);
+      reduce(first.dtype, first.op, ins, sum.data(), first.count);
+      for (void* each : outs) std::memcpy(each, sum.data(), bytes);
     };
     switch (first.kind) {
       case Kind::kAllReduce: {
         std::vector<void*> outs;
         for (int rank = 0; rank < size; ++rank) outs.push_back(out(rank));
-        reduce(0, outs);
+        reduce_at(0, outs);
         break;
       }
       case Kind::kReduce:
-        reduce(0, {out(first.peer)});
+        reduce_at(0, {out(first.peer)});
         break;
       case Kind::kReduceScatter: {
         // A rank's output may be a part of its input, which only it reads.
-        for (int rank = 0; rank < size; ++rank) reduce(rank * bytes, {out(rank)});
+        for (int rank = 0; rank < size; ++rank) reduce_at(rank * bytes, {out(rank)});
         break;
       }
       case Kind::kBroadcast:
@@ -127,7 +118,7 @@ struct Group {
       const Operation& recv = in.front()->operation;
       if (send.count != recv.count || send.dtype != recv.dtype) return;  // hangs
       std::memmove(machine().reach(recv.out), machine().reach(send.in),
-                   send.count * element_size(dtype_of(send.dtype)));
+                   send.count * size_of(send.dtype));
       out.front()->done = in.front()->done = true;
       out.pop_front();
       in.pop_front();
