@@ -171,8 +171,8 @@ typedef struct swv_optimizer swv_optimizer;
 typedef struct swv_grad_sync swv_grad_sync;     /* gradients that leave during backward */
 typedef struct swv_grad_scaler swv_grad_scaler; /* scales losses, skips steps */
 typedef struct swv_trace swv_trace;             /* a record of communication */
-typedef struct swv_token_file swv_token_file; /* token ids in a file */
-typedef struct swv_loader swv_loader;         /* of batches of them */
+typedef struct swv_token_file swv_token_file;   /* token ids in a file */
+typedef struct swv_loader swv_loader;           /* of batches of them */
 
 /* ---- Status and strings ---------------------------------------------------------------------- */
 

@@ -133,8 +133,9 @@ void FullParams::State::check(const std::vector<Member>& members) const {
     }
     if (unit->is_read_only() && options_.writeback) {
       refuse_params(kFailedPrecondition,
-                    str_cat(which, " is summoned already to be read alone: nothing may be "
-                                   "written until that scope ends"));
+                    str_cat(which,
+                            " is summoned already to be read alone: nothing may be "
+                            "written until that scope ends"));
     }
   }
 }

@@ -401,7 +401,8 @@ TEST(SummonFullParamsTest, BadInput) {
         },
         kInvalidArgument, "the units of the module are not the same on ranks 0 and 1");
     // One rank alone has something against it.
-    expect_refused(summon(model, {.rank = first ? 2 : 1}), kInvalidArgument, first ? "rank is 2" : "");
+    expect_refused(summon(model, {.rank = first ? 2 : 1}), kInvalidArgument,
+                   first ? "rank is 2" : "");
     {
       const FullParams reading(*model);
       expect_refused(summon(model, {.writeback = true}), kFailedPrecondition, "to be read alone");

@@ -124,10 +124,8 @@ void run(int rank, int size, const std::string& directory) {
       std::chrono::steady_clock::now() - begin_of_unit;
   const auto units = static_cast<int64_t>(10e6 * 0.001 / ten_million.count());
   // A lone asynchronous operation while this rank computes, without calling in.
-  for (const auto& [bytes, milliseconds] : {std::pair<int64_t, int>{1 << 20, 5},
-                                           {1 << 20, 50},
-                                           {25 << 20, 20},
-                                           {25 << 20, 50}}) {
+  for (const auto& [bytes, milliseconds] :
+       {std::pair<int64_t, int>{1 << 20, 5}, {1 << 20, 50}, {25 << 20, 20}, {25 << 20, 50}}) {
     std::vector<float> data(bytes / 4, 1.0f);
     const Buffer buffer = Buffer::of(data.data(), bytes / 4);
     const double blocking =

@@ -345,8 +345,8 @@ class NcclBackend : public Backend {
     absl::Status status = library_->check_cuda(
         "cudaMemcpyAsync", library_->cudaMemcpyAsync(to, from, bytes, kind, on_stream));
     if (!status.ok()) return status;
-    status = library_->check_cuda("cudaStreamSynchronize",
-                                  library_->cudaStreamSynchronize(on_stream));
+    status =
+        library_->check_cuda("cudaStreamSynchronize", library_->cudaStreamSynchronize(on_stream));
     // After a failure the device may still be at it, and the caller frees the memory.
     const Deadline limit = Clock::now() + kGrace;
     while (!status.ok() && library_->cudaStreamQuery(on_stream) == kCudaErrorNotReady &&

@@ -944,7 +944,8 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
   if (entry->communicates && context->strict_depth > 0) {
     refuse_implicit(op, *entry, *context, make_call(op, info, args));
   }
-  if (info.is_view && info.keeps_arg == 0 && stays_under_way(*entry, *context, *stack, base)) return;
+  if (info.is_view && info.keeps_arg == 0 && stays_under_way(*entry, *context, *stack, base))
+    return;
   Runner(op, info, *entry, context, stack, base).run();
 }
 

@@ -83,7 +83,7 @@ class FlatRow {
   int64_t numel() const { return numel_; }  // of the flat memory
   int64_t kept() const { return counts_[rank_]; }
   const std::vector<int64_t>& counts() const { return counts_; }  // that each rank keeps
-  int64_t kept_begin() const { return kept_begin_; }  // in the flat memory
+  int64_t kept_begin() const { return kept_begin_; }              // in the flat memory
 
   // Of memory of numel() or kept() elements that which is tensor i's, as it lies.
   at::Tensor whole_of(const at::Tensor& flat, size_t i) const;

@@ -233,7 +233,7 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
     int scopes = 0, readers = 0;
     bool keeps = false;
   };
-  std::unique_ptr<Summoned> summoned_;  // null: the parameters rest
+  std::unique_ptr<Summoned> summoned_;         // null: the parameters rest
   std::weak_ptr<torch::autograd::Node> node_;  // as long as a graph has it
   int node_made_in_ = -1;                      // backward; -1: in none
 };

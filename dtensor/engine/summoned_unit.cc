@@ -58,9 +58,9 @@ void FsdpUnit::summon(bool read_only) {
       flat.copy_(shard_);
     } else {
       const Cause cause = {.name = kSummon, .where = options_.where};
-      throw_if_error(row_.all_gather(shard_, flat, provenance(), cause, [this](size_t i) {
-                           return parameter_name(i);
-                         }).wait());
+      throw_if_error(row_.all_gather(shard_, flat, provenance(), cause,
+                                     [this](size_t i) { return parameter_name(i); })
+                         .wait());
     }
     FsdpCounters& counters = state_->counters;
     counters.gathered_bytes += static_cast<int64_t>(flat.nbytes());
@@ -165,9 +165,8 @@ void FsdpUnit::exchange(int64_t rank, const at::Tensor& flat, const at::Tensor& 
   });
   Communicator& comm = context_->communicator(dim);
   const About about(*context_, provenance());
-  const CallOptions options = {.timeout = absl::ZeroDuration(),
-                               .tag = kSummon,
-                               .fingerprint = fingerprint(*context_)};
+  const CallOptions options = {
+      .timeout = absl::ZeroDuration(), .tag = kSummon, .fingerprint = fingerprint(*context_)};
   Coalescing group(comm);
   if (!flat.defined()) {
     if (stretch.numel() > 0) {

@@ -55,8 +55,8 @@ UnitGradients::~UnitGradients() {
 }
 
 at::Tensor UnitGradients::arriving(size_t i) {
-  at::Tensor gradient = wrap(LocalPart(std::make_shared<Arriving>(shared_from_this(), i)),
-                             resting_[i], context_);
+  at::Tensor gradient =
+      wrap(LocalPart(std::make_shared<Arriving>(shared_from_this(), i)), resting_[i], context_);
   meta_of(gradient).came_from(scatter_.provenance(i));
   return gradient;
 }

@@ -81,8 +81,7 @@ void train(World& world) {
   }
   // Parameters, gradients, two moments.
   constexpr int64_t kBytes = 4 * sizeof(float);
-  shardweave::FusedOptimizer optimizer(model->parameters(),
-                                       shardweave::AdamWOptions{.lr = 1e-4});
+  shardweave::FusedOptimizer optimizer(model->parameters(), shardweave::AdamWOptions{.lr = 1e-4});
   const auto cut = [&](const at::Tensor& t) {
     return shardweave::distribute_tensor(t, mesh, {{"dp", shardweave::Shard(0)}},
                                          {.source = std::nullopt});
