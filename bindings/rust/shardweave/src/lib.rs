@@ -120,9 +120,7 @@ pub use autograd::{
 };
 pub use comm::{Comm, CommCounter, CommCounters, Pending};
 pub use data::{TokenBatch, TokenFile, TokenLoader, TokenLoaderOptions};
-pub use data_parallel::{
-    DataParallelOptions, GradientBucket, GradientHook, JoinedBatch, PowerSgd,
-};
+pub use data_parallel::{DataParallelOptions, GradientBucket, GradientHook, JoinedBatch, PowerSgd};
 pub use deferred::{deferred_init, materialize, MaterializeOptions};
 pub use dtype::{DType, Device, ReduceOp};
 pub use element::{Bf16, Complex, Element, F16};
