@@ -27,12 +27,12 @@ void Fuzzer::data_parallel() {
   int64_t ranks = 0;
   int32_t chance = static_cast<int32_t>(below(9));
   const int64_t sizes[] = {6, 8};
-  swv_mesh* const mesh = one_in(9) ? pick(meshes_) : meshes_.empty() ? nullptr : meshes_[0];
+  swv_mesh* const mesh = one_in(9) ? pick(meshes_) : meshes_[0];
   if (!done(swv_module_create_by_kind("Linear", "{\"in_features\": 8, \"out_features\": 8}",
                                       &module)))
     return;
   must(swv_tensor_ones(sizes, 2, nullptr, &x));
-  if (one_in(3)) {  // cut along the last dimension, for fully_shard along the first
+  if (one_in(5)) {  // cut along the last dimension, for fully_shard along the first
     swv_mesh* two = nullptr;
     const swv_mesh_dim dims[] = {{"a", size_}, {"b", 1}};
     if (done(swv_mesh_unflatten(mesh, "x", dims, 2, &two)) &&
@@ -61,8 +61,9 @@ void Fuzzer::data_parallel() {
   power_sgd.warm_start = one_in(9) ? small() : static_cast<swv_bool>(below(2));
   swv_grad_sync_options buckets = SWV_GRAD_SYNC_OPTIONS_INIT;
   buckets.bucket_bytes = one_in(9) ? this->number() : 64;
-  if (one_in(3)) buckets.hook = &hook;
-  if (one_in(2)) buckets.power_sgd = one_in(3) ? sized(power_sgd) : &power_sgd;
+  const bool is_power_sgd = one_in(2);
+  if (is_power_sgd ? one_in(9) : one_in(2)) buckets.hook = &hook;
+  if (is_power_sgd) buckets.power_sgd = one_in(3) ? sized(power_sgd) : &power_sgd;
   swv_data_parallel_options options = SWV_DATA_PARALLEL_OPTIONS_INIT;
   options.mesh_dim = one_in(5) ? text() : nullptr;
   options.source = one_in(5) ? small() : 0;
@@ -97,7 +98,7 @@ void Fuzzer::data_parallel() {
     const swv_tensor* const values[] = {one_in(9) ? pick(tensors_) : number};
     done(swv_grad_sync_set_states(sync, names, values, one_in(9) ? length(1) : 1));
     done(swv_grad_sync_num_states(sync, one_in(9) ? nullptr : &count));
-    if (done(swv_grad_sync_state(sync, one_in(3) ? below(5) : 0, one_in(3) ? nullptr : &name,
+    if (done(swv_grad_sync_state(sync, one_in(5) ? below(5) : 0, one_in(3) ? nullptr : &name,
                                  one_in(3) ? nullptr : &state))) {
       swv_string_free(name);
       if (state != nullptr) keep(state);
