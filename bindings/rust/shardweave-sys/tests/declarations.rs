@@ -328,7 +328,16 @@ layouts! {
         struct_size, gathers, prefetches, wrong_prefetches, reduce_scatters, gathered_bytes,
         peak_gathered_bytes
     }
-    swv_grad_sync_options { struct_size, bucket_bytes, reduce_dtype }
+    swv_gradient_bucket {
+        struct_size, index, flat, gradients, parameters, num_gradients, comm, is_discarded
+    }
+    swv_gradient_hook { struct_size, name, user_data, begin, finish, drop }
+    swv_power_sgd_options {
+        struct_size, columns, start_iteration, min_compression_rate, seed, error_feedback,
+        warm_start
+    }
+    swv_grad_sync_options { struct_size, bucket_bytes, reduce_dtype, hook, power_sgd }
+    swv_data_parallel_options { struct_size, mesh_dim, source, reserved, sync }
     swv_verify_options { struct_size, tolerance, forward_only, copy_values }
     swv_plan_auto_options {
         struct_size, tp_mesh_dim, memory_limit, optimizer_states, heads, max_evaluations,
@@ -546,7 +555,10 @@ fn initializers_are_those_of_c() {
         SWV_MATERIALIZE_OPTIONS_INIT: swv_materialize_options,
         SWV_FULLY_SHARD_OPTIONS_INIT: swv_fully_shard_options,
         SWV_FULLY_SHARD_COUNTERS_INIT: swv_fully_shard_counters,
+        SWV_GRADIENT_HOOK_INIT: swv_gradient_hook,
+        SWV_POWER_SGD_OPTIONS_INIT: swv_power_sgd_options,
         SWV_GRAD_SYNC_OPTIONS_INIT: swv_grad_sync_options,
+        SWV_DATA_PARALLEL_OPTIONS_INIT: swv_data_parallel_options,
         SWV_VERIFY_OPTIONS_INIT: swv_verify_options,
         SWV_PLAN_AUTO_OPTIONS_INIT: swv_plan_auto_options,
         SWV_LOADER_OPTIONS_INIT: swv_loader_options,

@@ -161,7 +161,7 @@ impl GradSync {
     ///     let _sync = GradSync::with_hook(&layer, &GradSyncOptions::new(), Sum)?;
     ///     layer.forward(&x)?.sum()?.backward()?;
     ///     layer.finish_grad_sync()?;
-    ///     assert_eq!(layer.weight.grad()?.unwrap().to_vec::<f32>()?, [4.0; 15]);
+    ///     assert_eq!(layer.weight.grad()?.unwrap().full_tensor()?.to_vec::<f32>()?, [4.0; 15]);
     ///     Ok(())
     /// })?;
     /// # Ok::<(), shardweave::Error>(())

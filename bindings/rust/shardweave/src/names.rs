@@ -112,7 +112,7 @@ const NAMES: [(&str, &str); 106] = [
 ];
 
 /// What stands in front of the names of methods.
-const TYPES: [(&str, &str); 11] = [
+const TYPES: [(&str, &str); 12] = [
     ("comm", "Comm"),
     ("function_context", "FunctionContext"),
     ("grad_scaler", "GradScaler"),
