@@ -1,6 +1,8 @@
 package shardweave
 
 import (
+	"runtime"
+
 	c "github.com/shardweave/shardweave/bindings/go/internal/cshardweave"
 )
 
@@ -23,7 +25,9 @@ type GradientBucket struct {
 type GradientHook interface {
 	// Name, with what the hook does, options and all: the ranks compare it.
 	Name() string
+	// Begin starts what has to happen to a bucket that is full, or does it.
 	Begin(bucket *GradientBucket) error
+	// Finish leaves in the bucket's Flat what arrives.
 	Finish(bucket *GradientBucket) error
 }
 
@@ -160,10 +164,11 @@ func (m *Module) Enable2DWithFSDP(mesh *Mesh, meshDim string) error {
 // mesh's first. At most eight tensors. Ranks that differ in their number, types or rows' shapes, and numbers, are errors on
 // all ranks. Collective.
 func (m *Mesh) JoinBatch(meshDims []string, mine ...*Tensor) (batch []*Tensor, ranks int64, err error) {
-	all, err := required(mine)
-	if err != nil {
-		return nil, 0, err
+	all := []used{m}
+	for _, t := range mine { // none is an answer, too
+		all = append(all, t)
 	}
+	defer runtime.KeepAlive(mine)
 	batch, err = ask(func(r *rank) ([]*Tensor, error) {
 		handles, n, err := c.MeshJoinBatch(m.handle, meshDims, handlesOf(mine))
 		if err != nil {
@@ -171,7 +176,7 @@ func (m *Mesh) JoinBatch(meshDims []string, mine ...*Tensor) (batch []*Tensor, r
 		}
 		ranks = n
 		return r.tensors(handles), nil
-	}, append(all, m)...)
+	}, all...)
 	return batch, ranks, err
 }
 
@@ -195,12 +200,10 @@ func (s *GradSync) States() (map[string]*Tensor, error) {
 func (s *GradSync) SetStates(states map[string]*Tensor) error {
 	var names []string
 	var tensors []*Tensor
+	all := []used{s}
 	for name, tensor := range states {
-		names, tensors = append(names, name), append(tensors, tensor)
+		names, tensors, all = append(names, name), append(tensors, tensor), append(all, tensor)
 	}
-	all, err := required(tensors)
-	if err != nil {
-		return err
-	}
-	return do(func(*rank) error { return c.GradSyncSetStates(s.handle, names, handlesOf(tensors)) }, append(all, s)...)
+	defer runtime.KeepAlive(tensors)
+	return do(func(*rank) error { return c.GradSyncSetStates(s.handle, names, handlesOf(tensors)) }, all...)
 }

@@ -121,6 +121,8 @@ func (h *handles) of(kind reflect.Type) (reflect.Value, bool) {
 		value = h.tensor
 	case reflect.TypeOf([]*sw.Tensor(nil)):
 		value = []*sw.Tensor{h.tensor}
+	case reflect.TypeOf(map[string]*sw.Tensor(nil)):
+		value = map[string]*sw.Tensor{"p": h.tensor}
 	case reflect.TypeOf([]sw.GradOption(nil)):
 		value = []sw.GradOption{sw.WithGradients(h.tensor)}
 	case reflect.TypeOf([]any(nil)): // of an operator

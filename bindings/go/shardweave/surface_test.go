@@ -108,7 +108,7 @@ func (s surface) handleTypes() map[string]*ast.StructType {
 // receivers are one of each type of handles.
 func (h *handles) receivers() map[string]any {
 	return map[string]any{"World": h.world, "Mesh": h.mesh, "Comm": h.comm, "Trace": h.trace, "Module": h.module, "Forward": h.forward,
-		"GradSync": h.gradSync, "Optimizer": h.optimizer, "Scheduler": h.scheduler, "FunctionContext": h.context, "Tensor": h.tensor, "Layout": h.layout, "Plan": h.plan, "Op": h.op,
+		"GradSync": h.gradSync, "GradScaler": h.scaler, "Optimizer": h.optimizer, "Scheduler": h.scheduler, "FunctionContext": h.context, "Tensor": h.tensor, "Layout": h.layout, "Plan": h.plan, "Op": h.op,
 		"TokenFile": h.tokenFile, "TokenLoader": h.tokenLoader}
 }
 
@@ -123,7 +123,7 @@ var functions = map[string]any{
 	"Apply": sw.Apply, "Cat": sw.Cat, "Checkpoint": sw.Checkpoint, "CheckpointSeveral": sw.CheckpointSeveral, "ClipGradNorm": sw.ClipGradNorm, "ClipGradValue": sw.ClipGradValue, "CopyFrom": sw.CopyFrom[float32],
 	"Data": sw.Data[float32], "DataAs": sw.DataAs[float32], "Empty": sw.Empty, "FinishGradSync": sw.FinishGradSync, "FromDLPack": sw.FromDLPack, "FromDLPackOn": sw.FromDLPackOn,
 	"FromLocal": sw.FromLocal, "FromSlice": sw.FromSlice[float32], "Full": sw.Full, "Gradients": sw.Gradients,
-	"ItemOf": sw.ItemOf[float32], "NewAdam": sw.NewAdam, "NewAdamW": sw.NewAdamW, "NewLion": sw.NewLion, "NewScheduler": sw.NewScheduler, "NewSGD": sw.NewSGD, "Ones": sw.Ones, "Rand": sw.Rand,
+	"ItemOf": sw.ItemOf[float32], "NewAdafactor": sw.NewAdafactor, "NewAdam": sw.NewAdam, "NewAdamW": sw.NewAdamW, "NewLion": sw.NewLion, "NewMuon": sw.NewMuon, "NewOptimizerOfGroups": sw.NewOptimizerOfGroups, "NewScheduler": sw.NewScheduler, "NewSGD": sw.NewSGD, "Ones": sw.Ones, "Rand": sw.Rand,
 	"Randn": sw.Randn, "Scalar": sw.Scalar[float32], "Stack": sw.Stack, "Zeros": sw.Zeros,
 	// Those without handles.
 	"Counting": sw.Counting, "DeferredInit": sw.DeferredInit, "FindOp": sw.FindOp, "FromEnvironment": sw.FromEnvironment, "Join": sw.Join,
@@ -136,6 +136,9 @@ var cannotFail = map[string]bool{"Alone": true, "AllowUnused": true, "BFloat16Of
 	"CosineSchedule": true, "CreateGraph": true, "Dim": true, "Failed": true, "Float16Of": true, "From": true, "FromRank": true, "LinearSchedule": true, "LiveHandles": true, "MustFindOp": true,
 	"MustParseLayout": true, "Named": true, "NewPlan": true, "Range": true, "RankOf": true, "RetainGraph": true, "StepSchedule": true, "Tensors": true,
 	"To":          true,
+	"WSDSchedule": true, "WithAdafactorEps": true, "WithBackoff": true, "WithBeta2Decay": true, "WithClipThreshold": true, "WithGradientHook": true,
+	"WithGrowth": true, "WithIteration": true, "WithIterationDType": true, "WithMuonEps": true, "WithMuonMomentum": true, "WithPowerSGD": true,
+	"WithRMSOfAdamW": true, "WithScale": true,
 	"WithAMSGrad": true, "WithArgs": true, "WithBackend": true, "WithBetas": true, "WithBucketBytes": true, "WithCopiedValues": true, "WithEps": true,
 	"WithFiniteNorm": true, "WithGradients": true, "WithHeads": true, "WithMaxEvaluations": true, "WithMemoryLimit": true, "WithMeshDim": true, "WithMinNumel": true, "WithMixedPrecision": true, "WithReduceDType": true, "WithMomentum": true, "WithNesterov": true,
 	"WithNetworkInterface": true, "WithNorm": true, "WithOptimizerStates": true, "WithSequenceDim": true, "WithTPMeshDim": true, "WithSeed": true, "WithTimeout": true, "WithTolerance": true, "WithUnitTypes": true, "WithUnits": true, "WithValues": true,

@@ -81,6 +81,18 @@ func wrongArguments(h *handles, kind reflect.Type) []any {
 		return []any{[]sw.AdamOption{sw.WithBetas(2, 2)}, []sw.AdamOption{sw.WithEps(-1)}, []sw.AdamOption{sw.WeightDecay(-1)}}
 	case reflect.TypeOf([]sw.LionOption{}):
 		return []any{[]sw.LionOption{sw.WithBetas(2, 2)}, []sw.LionOption{sw.WeightDecay(-1)}}
+	case reflect.TypeOf([]sw.AdafactorOption{}):
+		return []any{[]sw.AdafactorOption{sw.WithClipThreshold(-1)}, []sw.AdafactorOption{sw.WithAdafactorEps(-1, 1e-3)}, []sw.AdafactorOption{sw.WeightDecay(-1)}}
+	case reflect.TypeOf([]sw.MuonOption{}):
+		return []any{[]sw.MuonOption{sw.WithMuonMomentum(-1, true)}, []sw.MuonOption{sw.WithIterationDType(sw.I64)}, []sw.MuonOption{sw.WithMuonEps(-1)},
+			[]sw.MuonOption{sw.WithIteration(-1, [3]float64{1, 1, 1})}, []sw.MuonOption{sw.WeightDecay(-1)}}
+	case reflect.TypeOf([]sw.GradScalerOption{}):
+		return []any{[]sw.GradScalerOption{sw.WithScale(-1)}, []sw.GradScalerOption{sw.WithGrowth(0.5, 1)}, []sw.GradScalerOption{sw.WithGrowth(2, 0)}, []sw.GradScalerOption{sw.WithBackoff(1)}}
+	case reflect.TypeOf([]sw.GradSyncOption{}):
+		return []any{[]sw.GradSyncOption{sw.WithBucketBytes(-1)}, []sw.GradSyncOption{sw.WithPowerSGD(sw.PowerSGD{})}, []sw.GradSyncOption{sw.WithPowerSGD(sw.PowerSGD{Rank: 1, StartIteration: -1})},
+			[]sw.GradSyncOption{sw.WithPowerSGD(sw.PowerSGD{Rank: 1, MinCompressionRate: -1})}}
+	case reflect.TypeOf(map[string]*sw.Tensor{}):
+		return []any{map[string]*sw.Tensor{"q": x}, map[string]*sw.Tensor{"q\x00": x}, map[string]*sw.Tensor{"\xff": x}}
 	case reflect.TypeOf(sw.ZeRO{}):
 		return []any{sw.ZeRO{Stage: 3}, sw.ZeRO{Stage: 1 << 40}, sw.ZeRO{BucketBytes: -1}, sw.ZeRO{MeshDim: "q"}, sw.ZeRO{MeshDim: "\x00"}}
 	case reflect.TypeOf([]sw.ClipOption{}):

@@ -19,6 +19,8 @@ func gradSync(p *sw.GradSync) { v := *p; _ = v.Close() }
 
 func optimizer(p *sw.Optimizer) { v := *p; _ = v.Step() }
 
+func gradScaler(p *sw.GradScaler) { v := *p; _ = v.Close() }
+
 func scheduler(p *sw.Scheduler) { v := *p; _ = v.Step() }
 
 func context(p *sw.FunctionContext) { v := *p; _ = v.Save() }
@@ -30,3 +32,7 @@ func layout(p *sw.Layout) { v := *p; _ = v.String() }
 func plan(p *sw.Plan) { v := *p; _, _ = v.MarshalJSON() }
 
 func op(p *sw.Op) { v := *p; _, _ = v.Schema() }
+
+func tokenLoader(p *sw.TokenLoader) { v := *p; _ = v.Close() }
+
+func tokenFile(p *sw.TokenFile) { v := *p; _, _ = v.NumTokens() }
