@@ -110,7 +110,7 @@ class GateTest(unittest.TestCase):
             return len(abi_test.abidiff(scratch, {"0.3/shardweave.h": ""}, interface.parse(header))[0])
 
     def test_no_member_in_the_padding(self):
-        grown = changed("  swv_bool nesterov;\n", "  swv_bool nesterov;\n  int32_t more;\n")
+        grown = changed("  swv_bool nesterov;\n} swv_sgd_options;", "  swv_bool nesterov;\n  int32_t more;\n} swv_sgd_options;")
         grown = grown.replace("SWV_SIZE_TO(swv_sgd_options, nesterov), 1e-3, 0.0, 0.0, 0.0, 0}",
                               "SWV_SIZE_TO(swv_sgd_options, more), 1e-3, 0.0, 0.0, 0.0, 0, 0}")
         self.assertIn("swv_sgd_options.more lies in the padding", "".join(complaints(grown)))

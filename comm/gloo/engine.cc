@@ -65,7 +65,8 @@ absl::Status told_by(const FrameHeader& header, std::string_view text) {
 
 }  // namespace
 
-Engine::Engine(GroupInfo group, std::vector<Channel> channels, const Schedule::Limits& limits,
+Engine::Engine(GroupInfo group, std::vector<Channel> channels,
+               const CollectiveSchedule::Limits& limits,
                std::shared_ptr<FirstFailure> first_failure, std::chrono::milliseconds doze)
     : group_(std::move(group)),
       limits_(limits),

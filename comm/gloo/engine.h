@@ -69,7 +69,7 @@ class Engine {
   // `channels` by rank, none at this rank's place. A group that cannot work (no eventfd is to be
   // had) is broken from the beginning: see health().
   Engine(GroupInfo group, std::vector<Channel> channels,
-         const Schedule::Limits& limits = Schedule::Limits(),
+         const CollectiveSchedule::Limits& limits = CollectiveSchedule::Limits(),
          std::shared_ptr<FirstFailure> first_failure = std::make_shared<FirstFailure>(),
          std::chrono::milliseconds doze = kDoze);
   // Tells the others that this rank has left; for that waits up to a second for those that do not
@@ -94,13 +94,13 @@ class Engine {
   using Lock = std::unique_lock<std::mutex>;
 
   struct Operation {
-    explicit Operation(const Schedule::Limits& limits) : schedule(limits) {}
+    explicit Operation(const CollectiveSchedule::Limits& limits) : schedule(limits) {}
 
     Backend::Ticket ticket = 0;
     Call call;  // without what was valid only during start(); its tag is the signature's
     CallSignature signature;
-    Schedule schedule;          // of a collective
-    std::vector<bool> awaited;  // whose frame is missing in this step
+    CollectiveSchedule schedule;  // of a collective
+    std::vector<bool> awaited;    // whose frame is missing in this step
     int num_awaited = 0;
     int unsent = 0;        // frames of this step
     int64_t ahead = 0;     // a send: bytes that the peer may not have wanted yet
@@ -222,7 +222,7 @@ class Engine {
   void wake_watcher();
 
   const GroupInfo group_;
-  const Schedule::Limits limits_;
+  const CollectiveSchedule::Limits limits_;
   const std::shared_ptr<FirstFailure> first_failure_;
   const std::chrono::milliseconds doze_;
   const UniqueFd wake_;  // an eventfd, at which the watching thread looks too

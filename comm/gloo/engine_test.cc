@@ -44,7 +44,7 @@ struct Rank {
       : group(group_of_two(rank)) {
     std::vector<Channel> channels(2);
     channels[1 - rank] = {std::move(data), std::move(control)};
-    engine = std::make_unique<Engine>(group, std::move(channels), Schedule::Limits(),
+    engine = std::make_unique<Engine>(group, std::move(channels), CollectiveSchedule::Limits(),
                                       std::make_shared<FirstFailure>(), doze);
   }
   absl::StatusOr<Backend::Ticket> all_reduce(std::vector<float>& data) {

@@ -61,7 +61,7 @@ const char* find_fault(const FrameHeader& header, int group_size) {
 }  // namespace
 
 std::string describe_build() {
-  const Schedule::Limits limits;
+  const CollectiveSchedule::Limits limits;
   return str_cat("protocol ", kProtocol, ", frames of ", sizeof(FrameHeader), " bytes, ",
                  kNumOpKinds, " operations, ", kNumDTypes, " dtypes, steps of ", limits.extra_work,
                  " and ", limits.scratch, " bytes, ",

@@ -42,8 +42,9 @@ class GlooBackend : public Backend {
          .watch = [&](const auto& missing) { return watch(ancestors, group, missing); }},
         deadline);
     if (!channels.ok()) return channels.status();
-    auto engine = std::make_shared<Engine>(
-        group, *std::move(channels), gloo_internal::Schedule::Limits(), ancestors.first_failure);
+    auto engine = std::make_shared<Engine>(group, *std::move(channels),
+                                           gloo_internal::CollectiveSchedule::Limits(),
+                                           ancestors.first_failure);
     if (absl::Status status = engine->health(); !status.ok()) return status;
     return std::unique_ptr<Backend>(new GlooBackend(std::move(store), std::move(group),
                                                     std::move(interface), std::move(prefix),

@@ -15,7 +15,7 @@ int64_t divide_up(int64_t a, int64_t b) {
 
 }  // namespace
 
-void Schedule::start(const GroupInfo& group, const Call& call) {
+void CollectiveSchedule::start(const GroupInfo& group, const Call& call) {
   rank_ = group.rank;
   size_ = group.size();
   op_ = call.op;
@@ -38,13 +38,13 @@ void Schedule::start(const GroupInfo& group, const Call& call) {
   }
 }
 
-void Schedule::copy_own_part() const {
+void CollectiveSchedule::copy_own_part() const {
   if (own_part_.send_bytes > 0 && own_part_.send != own_part_.recv) {
     std::memcpy(own_part_.recv, own_part_.send, own_part_.send_bytes);
   }
 }
 
-absl::StatusOr<bool> Schedule::finish_step() {
+absl::StatusOr<bool> CollectiveSchedule::finish_step() {
   ++step_;
   if (is_reduction(op_)) return finish_reduction_step();
   if (op_ != OpKind::kAllToAllV || step_ > 1) return false;
@@ -55,7 +55,7 @@ absl::StatusOr<bool> Schedule::finish_step() {
 
 // 1. Collectives that only move.
 
-void Schedule::plan_movement(const Call& call) {
+void CollectiveSchedule::plan_movement(const Call& call) {
   int64_t in_begin = 0;  // of the peer's part, where counts differ
   int64_t out_begin = 0;
   for (int peer = 0; peer < size_; ++peer) {
@@ -108,7 +108,7 @@ void Schedule::plan_movement(const Call& call) {
   }
 }
 
-void Schedule::announce(const Call& call) {
+void CollectiveSchedule::announce(const Call& call) {
   after_announcement_ = transfers_;
   announced_.assign(call.in_counts.begin(), call.in_counts.end());
   announced_.resize(size_t{2} * size_);
@@ -118,7 +118,7 @@ void Schedule::announce(const Call& call) {
   }
 }
 
-absl::Status Schedule::check_announcement() const {
+absl::Status CollectiveSchedule::check_announcement() const {
   for (int peer = 0; peer < size_; ++peer) {
     const int64_t expected = after_announcement_[peer].recv_bytes / element_;
     if (peer == rank_ || announced_[size_ + peer] == expected) continue;
@@ -131,7 +131,7 @@ absl::Status Schedule::check_announcement() const {
 
 // 2. Reductions.
 
-void Schedule::start_reduction(const Call& call) {
+void CollectiveSchedule::start_reduction(const Call& call) {
   count_ = call.in.count;
   // Computing all: receives n - 1 inputs, adds up n. A part: receives two times (n - 1) / n, adds
   // up one.
@@ -167,7 +167,7 @@ void Schedule::start_reduction(const Call& call) {
   plan_reduction_step();
 }
 
-Schedule::Range Schedule::reduced_by(int rank) const {
+CollectiveSchedule::Range CollectiveSchedule::reduced_by(int rank) const {
   Range whole{0, count_};
   if (is_reduce_scatter()) whole = {part_begins_[rank], part_begins_[rank + 1]};
   if (op_ == OpKind::kReduce && rank != root_) whole = {0, 0};
@@ -183,11 +183,11 @@ Schedule::Range Schedule::reduced_by(int rank) const {
   return range;
 }
 
-std::byte* Schedule::scratch_of(int peer) const {
+std::byte* CollectiveSchedule::scratch_of(int peer) const {
   return scratch_.get() + (peer < rank_ ? peer : peer - 1) * segment_ * element_;
 }
 
-void Schedule::plan_reduction_step() {
+void CollectiveSchedule::plan_reduction_step() {
   const Range mine = reduced_by(rank_);
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
@@ -202,7 +202,7 @@ void Schedule::plan_reduction_step() {
   }
 }
 
-bool Schedule::finish_reduction_step() {
+bool CollectiveSchedule::finish_reduction_step() {
   if (!gathering_) reduce();
   if (split_) gathering_ = !gathering_;
   if (!gathering_ && ++index_ == segments_) return false;
@@ -210,7 +210,7 @@ bool Schedule::finish_reduction_step() {
   return true;
 }
 
-void Schedule::reduce() {
+void CollectiveSchedule::reduce() {
   const Range mine = reduced_by(rank_);
   if (mine.size() == 0) return;
   for (int rank = 0; rank < size_; ++rank) {

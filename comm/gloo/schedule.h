@@ -1,4 +1,4 @@
-// A Schedule is one rank's part in one collective, step by step: what goes to and comes from each
+// A CollectiveSchedule is one rank's part in one collective, step by step: what goes to and comes from each
 // other rank, and what is computed when all of it has come. It moves nothing itself.
 //
 //   schedule.start(group, call);
@@ -35,7 +35,7 @@ struct Transfer {
   int64_t recv_bytes = 0;
 };
 
-class Schedule {
+class CollectiveSchedule {
  public:
   struct Limits {
     // Up to so many bytes that each rank receives and adds up more than if each reduced only a
@@ -47,7 +47,7 @@ class Schedule {
     int64_t scratch = 256 * 1024;
   };
 
-  explicit Schedule(const Limits& limits) : limits_(limits) {}
+  explicit CollectiveSchedule(const Limits& limits) : limits_(limits) {}
 
   // The memory of `call` is used until the last step, its counts only here.
   void start(const GroupInfo& group, const Call& call);

@@ -12,13 +12,13 @@ namespace {
 
 using Data = std::vector<int32_t>;
 
-constexpr Schedule::Limits kSmall{.extra_work = 0, .scratch = 24};  // many steps
-constexpr Schedule::Limits kWhole{.extra_work = 1 << 20, .scratch = 24};
-constexpr Schedule::Limits kLarge{};
+constexpr CollectiveSchedule::Limits kSmall{.extra_work = 0, .scratch = 24};  // many steps
+constexpr CollectiveSchedule::Limits kWhole{.extra_work = 1 << 20, .scratch = 24};
+constexpr CollectiveSchedule::Limits kLarge{};
 
 class World {
  public:
-  World(int size, const Schedule::Limits& limits) {
+  World(int size, const CollectiveSchedule::Limits& limits) {
     for (int rank = 0; rank < size; ++rank) {
       groups_.push_back({.name = "g", .rank = rank, .world_ranks = std::vector<int64_t>(size)});
       schedules_.emplace_back(limits);
@@ -35,7 +35,7 @@ class World {
     for (int steps = 1;; ++steps) {
       exchange();
       int going_on = 0;
-      for (Schedule& schedule : schedules_) {
+      for (CollectiveSchedule& schedule : schedules_) {
         absl::StatusOr<bool> more = schedule.finish_step();
         if (!more.ok()) return more.status();
         going_on += *more;
@@ -59,7 +59,7 @@ class World {
   }
 
   std::vector<GroupInfo> groups_;
-  std::vector<Schedule> schedules_;
+  std::vector<CollectiveSchedule> schedules_;
 };
 
 ConstBuffer in_of(const Data& data) {
@@ -89,7 +89,7 @@ class ScheduleTest : public testing::TestWithParam<int> {
 };
 
 TEST_P(ScheduleTest, AllReduceInPlaceAndNot) {
-  for (const Schedule::Limits& limits : {kSmall, kWhole, kLarge}) {
+  for (const CollectiveSchedule::Limits& limits : {kSmall, kWhole, kLarge}) {
     World world(size(), limits);
     for (int64_t count : {0, 1, 5, 6, 31, 100}) {
       for (bool in_place : {true, false}) {
@@ -119,7 +119,7 @@ TEST_P(ScheduleTest, ReduceScatterOfUnevenParts) {
   std::vector<int64_t> counts;
   for (int rank = 0; rank < size(); ++rank) counts.push_back(rank == 1 ? 0 : 3 * rank + 2);
   const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
-  for (const Schedule::Limits& limits : {kSmall, kLarge}) {
+  for (const CollectiveSchedule::Limits& limits : {kSmall, kLarge}) {
     for (bool in_place : {true, false}) {
       World world(size(), limits);
       std::vector<Data> in, out;
@@ -150,7 +150,7 @@ TEST_P(ScheduleTest, ReduceScatterOfUnevenParts) {
 }
 
 TEST_P(ScheduleTest, ReduceIsComputedByTheRootAlone) {
-  for (const Schedule::Limits& limits : {kSmall, kLarge}) {
+  for (const CollectiveSchedule::Limits& limits : {kSmall, kLarge}) {
     World world(size(), limits);
     const int root = size() - 1;
     std::vector<Data> in;

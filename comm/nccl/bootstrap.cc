@@ -117,8 +117,8 @@ class Arrival {
 
 }  // namespace
 
-absl::StatusOr<Connection> connect_all(const NcclOptions& options, const GroupInfo& group,
-                                       Communicator& bootstrap, Deadline deadline) {
+absl::StatusOr<NcclConnection> connect_all(const NcclOptions& options, const GroupInfo& group,
+                                           Communicator& bootstrap, Deadline deadline) {
   // 1. Whether all can, and on different devices.
   absl::StatusOr<std::shared_ptr<const Library>> library = Library::load(options.libraries);
   absl::StatusOr<std::string> place =
@@ -155,7 +155,7 @@ absl::StatusOr<Connection> connect_all(const NcclOptions& options, const GroupIn
   const CurrentDevice on(**library, options.device);
   auto reason = std::make_shared<Reason>();
   auto arrival = std::make_shared<Arrival>(bootstrap);
-  Connection result{.library = *library, .reason = reason};
+  NcclConnection result{.library = *library, .reason = reason};
   const std::weak_ptr<Arrival> while_connecting = arrival;
   result.lane = std::make_unique<Lane>(*library, [reason, while_connecting] {
     const std::shared_ptr<Arrival> others = while_connecting.lock();

@@ -34,14 +34,14 @@ class Reason {
   absl::Status why_;
 };
 
-struct Connection {
+struct NcclConnection {
   std::shared_ptr<const Library> library;
   std::shared_ptr<Reason> reason;  // for which whoever settles gives up
   std::unique_ptr<Lane> lane;      // of collectives
 };
 
 // All ranks call. What fails on one fails on all.
-absl::StatusOr<Connection> connect_all(const NcclOptions& options, const GroupInfo& group,
-                                       Communicator& bootstrap, Deadline deadline);
+absl::StatusOr<NcclConnection> connect_all(const NcclOptions& options, const GroupInfo& group,
+                                           Communicator& bootstrap, Deadline deadline);
 
 }  // namespace shardweave::nccl_internal

@@ -36,7 +36,7 @@ constexpr auto kGrace = std::chrono::seconds(5);
 
 class NcclBackend : public Backend {
  public:
-  NcclBackend(GroupInfo group, int device, Connection connection,
+  NcclBackend(GroupInfo group, int device, NcclConnection connection,
               std::shared_ptr<Communicator> names)
       : Backend(std::move(group)),
         device_(device),
@@ -420,7 +420,7 @@ class NcclBackend : public Backend {
 ConnectDevice connect_nccl(const NcclOptions& options) {
   return [options](const GroupInfo& group, const std::shared_ptr<Communicator>& bootstrap,
                    Deadline deadline) -> absl::StatusOr<std::unique_ptr<Backend>> {
-    absl::StatusOr<nccl_internal::Connection> connection =
+    absl::StatusOr<nccl_internal::NcclConnection> connection =
         nccl_internal::connect_all(options, group, *bootstrap, deadline);
     if (!connection.ok()) return connection.status();
     return std::make_unique<nccl_internal::NcclBackend>(group, options.device,
