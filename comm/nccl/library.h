@@ -27,6 +27,7 @@ class Library {
   Library(const Library&) = delete;
   Library& operator=(const Library&) = delete;
 
+// NOLINTNEXTLINE(bugprone-macro-parentheses): they are a declaration.
 #define SHARDWEAVE_MEMBER(result, name, parameters) result(*name) parameters = nullptr;
   SHARDWEAVE_CUDA_DRIVER_FUNCTIONS(SHARDWEAVE_MEMBER)
   SHARDWEAVE_CUDA_RUNTIME_FUNCTIONS(SHARDWEAVE_MEMBER)
