@@ -26,9 +26,16 @@ inline constexpr size_t kNumFunctions = std::size(kFunctions);
 // How often each was called; and has succeeded.
 inline std::array<std::atomic<int64_t>, kNumFunctions> calls = {};
 inline std::array<std::atomic<int64_t>, kNumFunctions> successes = {};
+// In which steps, as a set of bits; and in which this thread is.
+inline std::array<std::atomic<uint64_t>, kNumFunctions> called_in = {};
+inline thread_local size_t current_step = 0;
 
-inline void note(size_t function) {
+inline void note_call(size_t function) {
   calls[function].fetch_add(1, std::memory_order_relaxed);
+  called_in[function].fetch_or(uint64_t{1} << current_step, std::memory_order_relaxed);
+}
+inline void note(size_t function) {
+  note_call(function);
   successes[function].fetch_add(1, std::memory_order_relaxed);
 }
 template <typename Result>
@@ -37,7 +44,7 @@ Result noted(size_t function, Result result) {
   return result;
 }
 inline swv_status* noted(size_t function, swv_status* status) {
-  calls[function].fetch_add(1, std::memory_order_relaxed);
+  note_call(function);
   if (status == nullptr) successes[function].fetch_add(1, std::memory_order_relaxed);
   return status;
 }

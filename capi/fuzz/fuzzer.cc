@@ -203,45 +203,36 @@ swv_tensor_options Fuzzer::tensor_options() {
   return o;
 }
 
+// What a step may be, and how often one is against the others.
+struct Fuzzer::Step {
+  void (Fuzzer::*run)();
+  int weight;
+};
+constexpr Fuzzer::Step Fuzzer::kSteps[] = {
+    {&Fuzzer::operators, 140},     {&Fuzzer::tensors, 40},   {&Fuzzer::autograd, 40},
+    {&Fuzzer::modules, 40},        {&Fuzzer::layouts, 20},   {&Fuzzer::communication, 20},
+    {&Fuzzer::point_to_point, 20}, {&Fuzzer::queries, 20},   {&Fuzzer::worlds, 15},
+    {&Fuzzer::observe, 13},        {&Fuzzer::data, 7},       {&Fuzzer::guided, 5},
+    {&Fuzzer::backends, 4},        {&Fuzzer::contention, 4}, {&Fuzzer::dlpack, 4},
+    {&Fuzzer::scripts, 4},         {&Fuzzer::ranks, 4},
+};
+
 void Fuzzer::step() {
-  switch (below(20)) {
-    case 0:
-      return one_in(4) ? guided() : worlds();
-    case 1:
-      return layouts();
-    case 2:
-    case 3:
-      return tensors();
-    case 4:
-    case 5:
-      return autograd();
-    case 6:
-    case 7:
-      return modules();
-    case 8:
-      return communication();
-    case 9:
-      return point_to_point();
-    case 10:
-      return queries();
-    case 11:
-      return one_in(3) ? data() : observe();
-    case 12:
-      switch (below(5)) {
-        case 0:
-          return backends();
-        case 3:
-          return contention();
-        case 1:
-          return dlpack();
-        case 2:
-          return scripts();
-        default:
-          return ranks();
-      }
-    default:
-      return operators();
+  static_assert(std::size(kSteps) <= 64);  // their set is a word
+  uint64_t sum = 0;
+  for (const Step& step : kSteps) sum += static_cast<uint64_t>(step.weight);
+  size_t i = 0;
+  if (favoured_ != 0 && one_in(2)) {
+    for (auto skip = below(static_cast<uint64_t>(std::popcount(favoured_)));; ++i) {
+      if ((favoured_ >> i & 1) != 0 && skip-- == 0) break;
+    }
+  } else {
+    for (uint64_t left = below(sum); left >= static_cast<uint64_t>(kSteps[i].weight); ++i) {
+      left -= static_cast<uint64_t>(kSteps[i].weight);
+    }
   }
+  current_step = i;
+  (this->*kSteps[i].run)();
 }
 
 }  // namespace shardweave::capi

@@ -4,7 +4,7 @@
 //   ./bazelw run //capi/fuzz -- --seconds=600 --seed=7
 //
 // What it prints last before a crash is the seed that repeats it; without --seed it begins with one
-// that nobody has tried. Handles come from a pool of live ones, freed ones (in checked mode), ones
+// that nobody has tried. Worlds favour the steps that call what has not succeeded yet (--favour). Handles come from a pool of live ones, freed ones (in checked mode), ones
 // of other kinds, and NULL; structs are of every version's size. What would be a lie of the caller
 // about its own memory is left out. Each function has to be called, and to succeed, once at least.
 //
@@ -12,6 +12,7 @@
 // BUILD says how.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -58,9 +59,13 @@ class Chance {
 
 class Fuzzer {
  public:
-  // Of a rank of `world`; NULL: alone. `folder` is for files.
-  Fuzzer(Chance chance, const swv_world* world, std::string folder)
-      : chance_(std::move(chance)), alone_(world == nullptr), folder_(std::move(folder)) {
+  // Of a rank of `world`; NULL: alone. `folder` is for files. Half of the steps are from the set
+  // `favoured`, a bit each, if there are any.
+  Fuzzer(Chance chance, const swv_world* world, std::string folder, uint64_t favoured = 0)
+      : chance_(std::move(chance)),
+        favoured_(favoured),
+        alone_(world == nullptr),
+        folder_(std::move(folder)) {
     swv_world* own = nullptr;
     must(alone_ ? swv_world_create_local(1, nullptr, &own) : swv_world_share(world, &own));
     worlds_.push_back(own);
@@ -275,7 +280,11 @@ class Fuzzer {
 
   static constexpr size_t kMore = 64;
 
+  struct Step;
+  static const Step kSteps[];
+
   Chance chance_;
+  const uint64_t favoured_;
   const bool alone_;
   const std::string folder_;
   int32_t size_ = 1;

@@ -209,7 +209,12 @@ void Fuzzer::guided() {
         R"({"links": {"x": {"latency": 1e-6, "bandwidth": 7}}, "device": {"flops": 9, "bandwidth": 8}})"));
     const char* const ways[] = {"S(0) -> S(0)", one_in(4) ? text() : "S(1) -> S(1)"};
     done(swv_mesh_add_rule(mesh, one_in(4) ? text() : "aten::selu", ways, 1 + below(2)));
-    if (done(swv_mesh_unflatten(mesh, "x", dims, 2, &two))) swv_mesh_free(two);
+    if (done(swv_mesh_unflatten(mesh, "x", dims, 2, &two))) {
+      swv_mesh* slice = nullptr;
+      const char* const first[] = {one_in(4) ? text() : "a"};
+      if (done(swv_mesh_slice(two, first, 1, &slice))) swv_mesh_free(slice);
+      swv_mesh_free(two);
+    }
     with_grad.mesh = mesh;
     swv_tensor* cut = nullptr;
     must(swv_op_find("aten::relu", &op));
