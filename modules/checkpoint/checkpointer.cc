@@ -51,7 +51,7 @@ class Checkpointer::State {
 
   void save(int64_t step, const StateDict& state, std::source_location where) {
     wait();
-    SaveRequest request = snapshot(step, state, /*copy=*/false, "save_checkpoint", where);
+    SaveRequest request = snapshot(step, state, nullptr, "save_checkpoint", where);
     const absl::Status status =
         write_checkpoint(whole(*context_), options_.file_system, request, lock_, options_.timeout);
     if (!status.ok()) throw Error("save_checkpoint", status);
@@ -68,7 +68,7 @@ class Checkpointer::State {
     }
     wait();
     auto request =
-        std::make_shared<SaveRequest>(snapshot(step, state, /*copy=*/true, "save_async", where));
+        std::make_shared<SaveRequest>(snapshot(step, state, &memory_, "save_async", where));
     if (comm_ == nullptr) {
       comm_ = value_or_throw(
           mesh_->world()->subgroup(mesh_->mesh().ranks(), str_cat("checkpoint ", directory_)));
@@ -94,13 +94,13 @@ class Checkpointer::State {
   }
 
  private:
-  SaveRequest snapshot(int64_t step, const StateDict& state, bool copy, const char* function,
-                       std::source_location where) {
+  SaveRequest snapshot(int64_t step, const StateDict& state, std::shared_ptr<StagingMemory>* memory,
+                       const char* function, std::source_location where) {
     SaveRequest request;
     request.directory = directory_;
     request.keep_last = options_.keep_last;
     try {
-      take_snapshot(*context_, state, step, copy, str_cat(options_.keep_last, " ", directory_),
+      take_snapshot(*context_, state, step, memory, str_cat(options_.keep_last, " ", directory_),
                     {.name = function, .where = where}, request);
     } catch (const Error& error) {
       throw Error(function, error.status());
@@ -112,8 +112,9 @@ class Checkpointer::State {
   const MeshPtr mesh_;
   CheckpointOptions options_;
   std::shared_ptr<MeshContext> context_;
-  std::unique_ptr<FileLock> lock_;      // rank 0's, from the first save on
-  std::shared_ptr<Communicator> comm_;  // the thread's
+  std::unique_ptr<FileLock> lock_;         // rank 0's, from the first save on
+  std::shared_ptr<Communicator> comm_;     // the thread's
+  std::shared_ptr<StagingMemory> memory_;  // of the last copy
   std::thread thread_;
   std::atomic<bool> done_ = true;
   absl::Status status_;  // of the thread, once joined

@@ -92,7 +92,7 @@ class Checkpointer {
             std::source_location where = std::source_location::current());
 
   // The same, beside training: returns when this rank's part is copied (as many bytes of memory as it is
-  // to write, until they are written). One save is under way at a time: see WhenBusy. False: it was
+  // to write, which stay for the next copy as long as the Checkpointer is there). One save is under way at a time: see WhenBusy. False: it was
   // skipped. An error of the save comes out of the next save(), save_async() or wait().
   bool save_async(int64_t step, const StateDict& state,
                   std::source_location where = std::source_location::current());

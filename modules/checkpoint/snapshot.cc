@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "ATen/core/Tensor.h"
+#include "ATen/ops/from_blob.h"
 #include "absl/strings/str_join.h"
 #include "c10/core/GradMode.h"
 #include "c10/core/InferenceMode.h"
@@ -91,6 +92,14 @@ at::Tensor part_of(const at::Tensor& local, const LocalBox& held, const Box& pie
   return part;
 }
 
+// In `memory`, which lives as long as the copy does.
+at::Tensor copy_of(const at::Tensor& part, const std::shared_ptr<StagingMemory>& memory) {
+  const at::Tensor copy = at::from_blob(
+      memory->take(static_cast<int64_t>(part.nbytes())), part.sizes(), [memory](void*) {},
+      part.options().device(at::kCPU));
+  return copy.copy_(part);
+}
+
 std::shared_ptr<const void> bytes_in(const at::Tensor& part) {
   const c10::AutoGradMode no_grad(false);
   auto owner = std::make_shared<at::Tensor>(part.to(at::kCPU).contiguous());
@@ -105,8 +114,9 @@ Communicator& whole(MeshContext& context) {
   return context.communicator(dims);
 }
 
-void take_snapshot(MeshContext& context, const StateDict& state, int64_t step, bool copy,
-                   const std::string& settings, const Cause& cause, SaveRequest& request) {
+void take_snapshot(MeshContext& context, const StateDict& state, int64_t step,
+                   std::shared_ptr<StagingMemory>* memory, const std::string& settings,
+                   const Cause& cause, SaveRequest& request) {
   const c10::InferenceMode normal(false);
   const c10::AutoGradMode no_grad(false);
   const DeviceMesh& mesh = context.mesh();
@@ -160,6 +170,8 @@ void take_snapshot(MeshContext& context, const StateDict& state, int64_t step, b
   const Coordinate& at = context.coordinate();
   size_t known = request.tensors.size();  // whose boxes `held` has
   std::vector<LocalBox> held;
+  std::vector<at::Tensor> parts;
+  int64_t bytes = 0;
   for (const PlannedPiece& piece : request.plan) {
     if (piece.rank != comm.rank()) continue;
     const LaidOutTensor& tensor = request.tensors[piece.tensor];
@@ -170,8 +182,14 @@ void take_snapshot(MeshContext& context, const StateDict& state, int64_t step, b
     const auto its = std::find_if(held.begin(), held.end(), [&](const LocalBox& box) {
       return contains(box.box, piece.box);
     });
-    at::Tensor part = part_of(locals[piece.tensor], *its, piece.box).detach();
-    if (copy) part = part.to(at::kCPU, /*non_blocking=*/false, /*copy=*/true).contiguous();
+    parts.push_back(part_of(locals[piece.tensor], *its, piece.box).detach());
+    bytes += StagingMemory::padded(static_cast<int64_t>(parts.back().nbytes()));
+  }
+  if (memory != nullptr) {
+    *memory = StagingMemory::of(bytes, std::move(*memory));
+    for (at::Tensor& part : parts) part = copy_of(part, *memory);
+  }
+  for (const at::Tensor& part : parts) {
     request.bytes.push_back([part] { return bytes_in(part); });
   }
   const std::optional<Difference> differs = agreement.reach(sums);

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/engine/redistribute.h"
+#include "shardweave/modules/checkpoint/staging_memory.h"
 #include "shardweave/modules/checkpoint/state_dict.h"
 #include "shardweave/modules/checkpoint/write_checkpoint.h"
 
@@ -21,11 +23,11 @@ struct StateTensor {
 // The group of all of the mesh's ranks; its ranks are row-major.
 Communicator& whole(dtensor_internal::MeshContext& context);
 
-// Fills in all of `request` but the directory. `copy`: what this rank is to write is copied now; else
-// it is read when it is written. Compares the ranks' states, and `settings` beside them. Collective;
+// Fills in all of `request` but the directory. `memory`: what this rank is to write is copied now, to
+// this memory, or other if that is too small; null: it is read when it is written. Compares the ranks' states, and `settings` beside them. Collective;
 // throws Error on all ranks.
 void take_snapshot(dtensor_internal::MeshContext& context, const StateDict& state, int64_t step,
-                   bool copy, const std::string& settings, const dtensor_internal::Cause& cause,
-                   SaveRequest& request);
+                   std::shared_ptr<StagingMemory>* memory, const std::string& settings,
+                   const dtensor_internal::Cause& cause, SaveRequest& request);
 
 }  // namespace shardweave::checkpoint_internal

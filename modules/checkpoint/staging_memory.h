@@ -1,0 +1,38 @@
+// Memory for a copy that is made at once and soon goes. Internal to modules/checkpoint/.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace shardweave::checkpoint_internal {
+
+// Apart from malloc's memory, which would keep holes of it. It is made to be used again: a copy into pages
+// that are there takes a fifth of the time.
+class StagingMemory {
+ public:
+  static constexpr int64_t kAlignment = 64;  // of what take() returns
+
+  // Throws Error (ResourceExhausted).
+  explicit StagingMemory(int64_t bytes);
+  ~StagingMemory();
+  StagingMemory(const StagingMemory&) = delete;
+  StagingMemory& operator=(const StagingMemory&) = delete;
+
+  // `memory`, all of it free again, if it has so many bytes and nobody else has it; or else new memory.
+  static std::shared_ptr<StagingMemory> of(int64_t bytes, std::shared_ptr<StagingMemory> memory);
+
+  // What a part of so many bytes takes of it.
+  static int64_t padded(int64_t bytes) {
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  // The next `bytes`, of which there are enough.
+  void* take(int64_t bytes);
+
+ private:
+  const int64_t size_;
+  char* data_ = nullptr;
+  int64_t taken_ = 0;
+};
+
+}  // namespace shardweave::checkpoint_internal
