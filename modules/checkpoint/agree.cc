@@ -1,8 +1,11 @@
 #include "shardweave/modules/checkpoint/agree.h"
 
 #include <cstdint>
+#include <exception>
+#include <new>
 #include <numeric>
 
+#include "shardweave/comm/status_exception.h"
 #include "shardweave/comm/str_cat.h"
 
 namespace shardweave::checkpoint_internal {
@@ -64,12 +67,27 @@ absl::Status agree(Communicator& comm, const absl::Status& mine, absl::Duration 
   return absl::InternalError("a rank has failed and says nothing of it");
 }
 
+absl::Status status_of(absl::FunctionRef<absl::Status()> work) {
+  try {
+    return work();
+  } catch (const StatusException& error) {
+    return error.status();
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("no memory for a checkpoint");
+  } catch (const std::exception& error) {
+    return absl::InternalError(error.what());
+  }
+}
+
 absl::StatusOr<std::string> from_first(Communicator& comm,
                                        absl::FunctionRef<absl::StatusOr<std::string>()> make,
                                        absl::Duration timeout) {
   absl::StatusOr<std::string> made = std::string();
-  if (comm.rank() == 0) made = make();
-  absl::Status status = agree(comm, made.status(), timeout);
+  const absl::Status mine = status_of([&] {
+    if (comm.rank() == 0) made = make();
+    return made.status();
+  });
+  absl::Status status = agree(comm, mine, timeout);
   if (!status.ok()) return status;
   auto length = static_cast<int64_t>(made->size());
   status = comm.broadcast(Buffer::of(&length, 1), 0, call(timeout)).wait();

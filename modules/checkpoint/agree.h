@@ -22,7 +22,10 @@ absl::StatusOr<std::vector<std::string>> exchange(Communicator& comm, const std:
 // OK if all ranks are; else, on all of them, the error of the first that is not: "rank 3: ...".
 absl::Status agree(Communicator& comm, const absl::Status& mine, absl::Duration timeout);
 
-// What rank 0 makes, on all ranks; or its error. The others do not call `make`.
+// `work`, whose exceptions become its status: what one rank throws all are told.
+absl::Status status_of(absl::FunctionRef<absl::Status()> work);
+
+// What rank 0 makes, on all ranks; or its error. The others do not call `make`, which may throw.
 absl::StatusOr<std::string> from_first(Communicator& comm,
                                        absl::FunctionRef<absl::StatusOr<std::string>()> make,
                                        absl::Duration timeout);

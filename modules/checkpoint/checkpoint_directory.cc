@@ -88,8 +88,15 @@ absl::StatusOr<Manifest> read_manifest(const std::string& checkpoint, FileSystem
   absl::StatusOr<std::string> text =
       read_file(*or_posix(fs), path, kMostManifestBytes, Symlinks::kRefuse);
   if (!text.ok()) return text.status();
-  absl::StatusOr<Manifest> manifest = Manifest::parse(*text);
+  absl::StatusOr<Manifest> manifest = parse_manifest_file(*text);
   if (!manifest.ok()) return in_file(path, manifest.status());
+  const size_t slash = checkpoint.find_last_of('/');
+  const std::optional<int64_t> step =
+      checkpoint_step(slash == std::string::npos ? checkpoint : checkpoint.substr(slash + 1));
+  if (step.has_value() && *step != manifest->step) {
+    return absl::InvalidArgumentError(
+        str_cat("'", path, "' is of step ", manifest->step, ", and its directory of another"));
+  }
   if (out_text != nullptr) *out_text = *std::move(text);
   return manifest;
 }
@@ -131,6 +138,18 @@ absl::Status verify_checkpoint(const std::string& checkpoint, std::shared_ptr<Fi
 }
 
 namespace checkpoint_internal {
+
+absl::StatusOr<Manifest> parse_manifest_file(std::string_view text) {
+  if (static_cast<int64_t>(text.size()) > kMostManifestBytes) {
+    return absl::OutOfRangeError(
+        str_cat("a manifest of ", text.size(), " bytes; wanted at most ", kMostManifestBytes));
+  }
+  absl::StatusOr<Manifest> manifest = Manifest::parse(text);
+  if (manifest.ok() && !has_its_checksum(text)) {
+    return absl::DataLossError("it is not as it was written: its \"xxh3\" is that of another text");
+  }
+  return manifest;
+}
 
 absl::Status remove_leftovers(FileSystem& fs, const std::string& directory) {
   const absl::StatusOr<std::vector<DirectoryEntry>> entries = fs.list(directory);
@@ -211,14 +230,12 @@ absl::StatusOr<std::unique_ptr<FileLock>> lock_directory(FileSystem& fs,
   return lock;
 }
 
-absl::Status remove_old(FileSystem& fs, const std::string& directory, int64_t keep, int64_t saved,
+absl::Status remove_old(FileSystem& fs, const std::string& directory, int64_t keep,
                         const std::string& nonce) {
   absl::StatusOr<std::vector<int64_t>> steps = list_checkpoints(directory, &fs);
   if (!steps.ok()) return steps.status();
-  std::erase(*steps, saved);
-  const int64_t others = keep - 1;
-  if (static_cast<int64_t>(steps->size()) <= others) return absl::OkStatus();
-  steps->resize(steps->size() - static_cast<size_t>(others));
+  if (static_cast<int64_t>(steps->size()) <= keep) return absl::OkStatus();
+  steps->resize(steps->size() - static_cast<size_t>(keep));
   for (const int64_t step : *steps) {
     // By another name first: half of a checkpoint never bears that of a whole one.
     const std::string path = join_path(directory, checkpoint_name(step));

@@ -63,6 +63,9 @@ constexpr char kLockName[] = "lock";
 // Every file of which the number leaves `rank`, divided by `num_ranks`.
 absl::Status verify_files(const std::string& checkpoint, const Manifest& manifest,
                           const std::shared_ptr<FileSystem>& fs, int64_t rank, int64_t num_ranks);
+// What the file is to say, and does: as Manifest::parse(), and DataLoss if it has changed since it was
+// written.
+absl::StatusOr<Manifest> parse_manifest_file(std::string_view text);
 // Removes what saves have begun and not ended. Of whoever holds the lock.
 absl::Status remove_leftovers(FileSystem& fs, const std::string& directory);
 // A new file with this content, on the disk.
@@ -70,8 +73,8 @@ absl::Status write_file(FileSystem& fs, const std::string& path, const std::stri
 // FailedPrecondition: another run saves there.
 absl::StatusOr<std::unique_ptr<FileLock>> lock_directory(FileSystem& fs,
                                                          const std::string& directory);
-// All but `keep` checkpoints go (1 or more): `saved` stays, and those of the highest steps.
-absl::Status remove_old(FileSystem& fs, const std::string& directory, int64_t keep, int64_t saved,
+// All checkpoints but the `keep` (1 or more) of the highest steps go.
+absl::Status remove_old(FileSystem& fs, const std::string& directory, int64_t keep,
                         const std::string& nonce);
 // Different every time.
 std::string new_nonce();

@@ -55,6 +55,7 @@ class Checkpointer::State {
     const absl::Status status =
         write_checkpoint(whole(*context_), options_.file_system, request, lock_, options_.timeout);
     if (!status.ok()) throw Error("save_checkpoint", status);
+    warn_of(request.not_removed);
   }
 
   bool save_async(int64_t step, const StateDict& state, std::source_location where) {
@@ -77,8 +78,10 @@ class Checkpointer::State {
     thread_ = std::thread([this, request] {
       try {
         status_ = write_checkpoint(*comm_, options_.file_system, *request, lock_, options_.timeout);
+        warn_of(request->not_removed);
       } catch (const std::exception& error) {
         status_ = absl::InternalError(error.what());
+        comm_->abort(status_);  // the others wait for this rank
       }
       request->bytes.clear();
       done_.store(true, std::memory_order_release);
@@ -94,6 +97,12 @@ class Checkpointer::State {
   }
 
  private:
+  static void warn_of(const absl::Status& not_removed) {
+    if (not_removed.ok()) return;
+    TORCH_WARN("the checkpoint is saved, but an older one could not be removed: ",
+               std::string(not_removed.message()));
+  }
+
   SaveRequest snapshot(int64_t step, const StateDict& state, std::shared_ptr<StagingMemory>* memory,
                        const char* function, std::source_location where) {
     SaveRequest request;

@@ -1,10 +1,11 @@
 // Checkpoints: saving a StateDict from all ranks, beside training if wanted, and loading it on any mesh.
 //
 //   Checkpointer checkpointer("run", mesh, {.keep_last = 3});
-//   if (resume) first_step = checkpointer.load(state).step;          // the newest, in place
-//   for (int64_t step = first_step; step < steps; ++step) {
+//   int64_t step = 0;                                                // steps that are done
+//   if (resume) step = checkpointer.load(state).step;                // the newest, in place
+//   while (step < steps) {
 //     ...
-//     if (step % 100 == 0) checkpointer.save_async(step, state);     // a copy; then beside training
+//     if (++step % 100 == 0) checkpointer.save_async(step, state);   // a copy; then beside training
 //   }
 //   checkpointer.wait();
 //
@@ -86,7 +87,7 @@ class Checkpointer {
 
   // DIRECTORY/step-000100 when it returns. What the optimizer or the model does afterwards is not in it.
   // Throws Error: AlreadyExists for a step that is there; FailedPrecondition if another run saves
-  // there; ResourceExhausted, PermissionDenied, ... of the disk; InvalidArgument for a state or a step
+  // there, or there is a later step (a run that goes back to an older checkpoint saves elsewhere); ResourceExhausted, PermissionDenied, ... of the disk; InvalidArgument for a state or a step
   // that differs between ranks, and a Partial; what wait() throws.
   void save(int64_t step, const StateDict& state,
             std::source_location where = std::source_location::current());

@@ -158,12 +158,108 @@ TEST(CrashTest, KeepsTheLastOnes) {
     checkpointer.wait();
     const auto steps = [&] { return *list_checkpoints(directory); };
     EXPECT_EQ(steps(), (std::vector<int64_t>{30, 40}));
-    // One that goes back keeps what it has just saved.
-    checkpointer.save(15, model.state);
-    EXPECT_EQ(steps(), (std::vector<int64_t>{15, 40}));
+    // One that goes back would be taken for older than what it has left.
+    const absl::Status back = status_of([&] { checkpointer.save(35, model.state); });
+    EXPECT_EQ(back.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(back.message()), HasSubstr("step-000040' is of a later step than 35"));
     EXPECT_EQ(status_of([&] { checkpointer.save(40, model.state); }).code(),
               absl::StatusCode::kAlreadyExists);
-    EXPECT_EQ(steps(), (std::vector<int64_t>{15, 40}));
+    EXPECT_EQ(steps(), (std::vector<int64_t>{30, 40}));
+  });
+}
+
+TEST(CrashTest, WhatDoesNotGoStopsNoSave) {
+  const std::string directory = new_directory("stuck");
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    Model model(mesh);
+    Checkpointer checkpointer(directory, mesh, {.keep_last = 1});
+    checkpointer.save(1, model.state);
+    if (mesh->rank() == Rank(0)) fs::create_directories(directory + "/step-000001/tokenizer");
+    (void)full_tensor(model.w);
+    checkpointer.save(2, model.state);
+    model.set(3);
+    checkpointer.save_async(3, model.state);
+    checkpointer.wait();
+  });
+  EXPECT_EQ(newest(directory), 3);
+}
+
+TEST(CrashTest, ANewDirectorySurvivesAPowerFailure) {
+  const std::string directory = new_directory("new");
+  auto faulty = std::make_shared<FaultyFileSystem>(
+      Fault{.kind = FaultKind::kPowerCut, .at = int64_t{1} << 40});
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    Model model(mesh, 1);
+    save_checkpoint(directory + "/a/b", 1, model.state, mesh, {.file_system = faulty});
+  });
+  faulty->cut_power();
+  EXPECT_EQ(newest(directory + "/a/b"), 1);
+}
+
+TEST(CrashTest, WhatOneRankThrowsAllAreTold) {
+  const std::string directory = new_directory("throws");
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    Model model(mesh, 1);
+    model.state.add_value("number", {.get = [] { return std::string("nan"); }});
+    Checkpointer checkpointer(directory, mesh);
+    for (const bool async : {false, true}) {
+      const absl::Status status = status_of([&] {
+        if (!async) return checkpointer.save(1, model.state);
+        checkpointer.save_async(1, model.state);
+        checkpointer.wait();
+      });
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr("value 'number'"));
+    }
+    // What can be written, and not be read.
+    Model deep(mesh, 1);
+    deep.state.set_value("deep", std::string(63, '[') + std::string(63, ']'));
+    EXPECT_THAT(std::string(status_of([&] { checkpointer.save(2, deep.state); }).message()),
+                HasSubstr("nested deeper"));
+    deep.state.set_value("deep", std::string(60, '[') + std::string(60, ']'));
+    checkpointer.save(2, deep.state);
+    EXPECT_EQ(checkpointer.load(deep.state).step, 2);
+  });
+}
+
+TEST(CrashTest, OfAPlainTensorRank0sIsSaved) {
+  const std::string directory = new_directory("plain");
+  on_mesh({{"dp", 3}}, [&](const MeshPtr& mesh) {
+    const auto mine = mesh->rank() == Rank(0) ? 0. : 1.;
+    StateDict state;
+    std::vector<at::Tensor> tensors;
+    for (int i = 0; i < 6; ++i) {
+      // The last is large enough that ranks would share it.
+      tensors.push_back(at::full({i < 5 ? 4 : 6 << 20}, mine));
+      state.add_tensor("t" + std::to_string(i), tensors.back());
+    }
+    save_checkpoint(directory, 1, state, mesh);
+    load_checkpoint(directory, state, mesh);
+    for (const at::Tensor& tensor : tensors) EXPECT_TRUE((tensor == 0).all().item<bool>());
+  });
+}
+
+TEST(CrashTest, AChangedManifestIsNoticed) {
+  const std::string directory = new_directory("manifest");
+  on_mesh({{"dp", 1}}, [&](const MeshPtr& mesh) {
+    Model model(mesh, 1);
+    model.state.set_value("offset", "12");
+    save_checkpoint(directory, 1, model.state, mesh);
+    const std::string path = directory + "/step-000001/manifest.json";
+    std::ifstream in(path);
+    const std::string text((std::istreambuf_iterator<char>(in)), {});
+    std::string changed = text;
+    changed.replace(changed.find("\"offset\": 12"), 12, "\"offset\": 13");
+    ASSERT_NE(changed, text);
+    std::ofstream(path) << changed;
+    EXPECT_EQ(verify_checkpoint(directory + "/step-000001").code(), absl::StatusCode::kDataLoss);
+    EXPECT_EQ(status_of([&] { load_checkpoint(directory, model.state, mesh); }).code(),
+              absl::StatusCode::kDataLoss);
+    std::ofstream(path) << text;
+    fs::rename(directory + "/step-000001", directory + "/step-000002");
+    EXPECT_FALSE(verify_checkpoint(directory + "/step-000002").ok());
+    fs::rename(directory + "/step-000002", directory + "/best");
+    EXPECT_TRUE(verify_checkpoint(directory + "/best").ok());
   });
 }
 

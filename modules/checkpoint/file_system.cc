@@ -279,14 +279,18 @@ absl::StatusOr<std::string> read_file(FileSystem& fs, const std::string& path, i
 }
 
 absl::Status create_directories(FileSystem& fs, const std::string& path) {
-  absl::Status status = fs.create_directory(path);
-  if (status.ok() || absl::IsAlreadyExists(status)) return absl::OkStatus();
   const size_t slash = path.find_last_of('/');
-  if (!absl::IsNotFound(status) || slash == std::string::npos || slash == 0) return status;
-  status = create_directories(fs, path.substr(0, slash));
-  if (!status.ok()) return status;
-  status = fs.create_directory(path);
-  return absl::IsAlreadyExists(status) ? absl::OkStatus() : status;
+  const std::string above = slash == std::string::npos ? "."
+                            : slash == 0               ? "/"
+                                                       : path.substr(0, slash);
+  absl::Status status = fs.create_directory(path);
+  if (absl::IsNotFound(status) && slash != std::string::npos && slash != 0) {
+    status = create_directories(fs, above);
+    if (status.ok()) status = fs.create_directory(path);
+  }
+  if (absl::IsAlreadyExists(status)) return absl::OkStatus();
+  // Or a power failure could take it, with all that is synced in it.
+  return status.ok() ? fs.sync_directory(above) : status;
 }
 
 absl::Status remove_all(FileSystem& fs, const std::string& path) {

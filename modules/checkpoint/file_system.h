@@ -84,7 +84,7 @@ std::shared_ptr<FileSystem> posix_file_system();
 // All of a small file; OutOfRange for a larger one.
 absl::StatusOr<std::string> read_file(FileSystem& fs, const std::string& path, int64_t most_bytes,
                                       Symlinks symlinks);
-// The directory and those above it, as far as they are not there.
+// The directory and those above it, as far as they are not there; synced.
 absl::Status create_directories(FileSystem& fs, const std::string& path);
 // A directory of files, and itself. Directories in it are an error.
 absl::Status remove_all(FileSystem& fs, const std::string& path);

@@ -286,17 +286,24 @@ absl::Status check_number(Target& target) {
       str_cat("'", target.name, "' is ", value, "; wanted a whole number, 0 or more"));
 }
 
-void apply(StateDict& state, const Manifest& manifest, std::vector<Target>& targets) {
-  std::vector<OptimizerState> late(state.late().size());
-  std::vector<bool> is_set(state.late().size(), false);
+// What is left to do when all ranks have what they need: copying, which does not fail.
+struct Prepared {
+  std::vector<std::pair<Target*, at::Tensor>> parts;  // of tensors, to write to
+  std::vector<OptimizerState> late;                   // as `state.late()`
+  std::vector<bool> is_set;                           // likewise
+};
+
+Prepared prepare(const StateDict& state, std::vector<Target>& targets) {
+  Prepared prepared;
+  std::vector<OptimizerState>& late = prepared.late;
+  late.resize(state.late().size());
+  prepared.is_set.resize(late.size(), false);
   for (Target& target : targets) {
     if (target.saved == nullptr) continue;
     if (target.late == 0) {
-      at::Tensor part = part_to_write(target.like, kLoad);
-      part.detach().copy_(target.staged);
-      part_written(target.like, kLoad);
+      prepared.parts.emplace_back(&target, part_to_write(target.like, kLoad));
     } else {
-      is_set[target.late - 1] = true;
+      prepared.is_set[target.late - 1] = true;
       const LateTensors& its = state.late()[target.late - 1];
       const std::string name = target.name.substr(its.prefix.size());
       at::Tensor value = target.staged;
@@ -308,12 +315,23 @@ void apply(StateDict& state, const Manifest& manifest, std::vector<Target>& targ
         value = lying_as(target.like, value.to(at::TensorOptions(target.dtype).device(device)));
       }
       late[target.late - 1][name] = std::move(value);
+      target.staged.reset();
     }
-    target.staged.reset();
   }
-  for (size_t i = 0; i < late.size(); ++i) {
+  return prepared;
+}
+
+void apply(StateDict& state, const Manifest& manifest, Prepared& prepared) {
+  for (auto& [target, part] : prepared.parts) {
+    part.detach().copy_(target->staged);
+    part_written(target->like, kLoad);
+    target->staged.reset();
+  }
+  for (size_t i = 0; i < prepared.late.size(); ++i) {
     const LateTensors& its = state.late()[i];
-    if (is_set[i] || manifest.without_state.contains(its.prefix)) its.set(std::move(late[i]));
+    if (prepared.is_set[i] || manifest.without_state.contains(its.prefix)) {
+      its.set(std::move(prepared.late[i]));
+    }
   }
   for (const auto& [name, value] : state.values()) {
     const auto it = manifest.values.find(name);
@@ -383,27 +401,29 @@ LoadedCheckpoint load_checkpoint(const std::string& path, StateDict& state, cons
       Manifest::parse(std::string_view(*found).substr(end + 1));
   check(manifest.status());
   result.step = manifest->step;
-  check(agree(comm, match(state, *manifest, options, targets, result), timeout));
+  check(agree(comm, status_of([&] { return match(state, *manifest, options, targets, result); }),
+              timeout));
 
-  absl::Status status;
   if (options.verify) {
-    check(agree(comm, verify_files(result.path, *manifest, fs, comm.rank(), comm.size()), timeout));
+    check(agree(comm, status_of([&] {
+                  return verify_files(result.path, *manifest, fs, comm.rank(), comm.size());
+                }),
+                timeout));
   }
   Reader reader(result.path, *manifest, fs);
-  try {
+  Prepared prepared;
+  const absl::Status read = status_of([&] {
     for (Target& target : targets) {
       if (target.saved == nullptr) continue;
-      status = reader.read(target);
+      absl::Status status = reader.read(target);
       if (status.ok()) status = check_number(target);
-      if (!status.ok()) break;
+      if (!status.ok()) return status;
     }
-  } catch (const StatusException& error) {
-    status = error.status();
-  } catch (const std::exception& error) {
-    status = absl::ResourceExhaustedError(str_cat("cannot read: ", std::string_view(error.what())));
-  }
-  check(agree(comm, status, timeout));
-  apply(state, *manifest, targets);
+    prepared = prepare(state, targets);
+    return absl::OkStatus();
+  });
+  check(agree(comm, read, timeout));
+  apply(state, *manifest, prepared);
   result.values = manifest->values;
   result.bytes_read = reader.bytes_read();
   result.bytes_kept = reader.bytes_kept();

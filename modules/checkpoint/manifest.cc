@@ -16,6 +16,11 @@ using namespace checkpoint_internal;
 
 constexpr char kFormat[] = "shardweave-checkpoint";
 
+// How a manifest ends that begins so.
+std::string checksum_line(std::string_view text) {
+  return str_cat(" \"xxh3\": \"", to_hex(checksum_of(text.data(), text.size())), "\"\n}\n");
+}
+
 Json to_list(const Dims& dims) {
   return std::vector<int64_t>(dims.begin(), dims.end());
 }
@@ -206,9 +211,17 @@ std::string Manifest::to_json() const {
       }
       text += "}";
     }
-    text += std::string_view(key) == "values" ? "\n" : ",\n";
+    text += ",\n";
   }
-  return text + "}\n";
+  text += checksum_line(text);
+  return text;
+}
+
+bool has_its_checksum(std::string_view text) {
+  const size_t line = checksum_line(text).size();
+  if (text.size() < line) return false;
+  const std::string_view rest = text.substr(0, text.size() - line);
+  return text.substr(rest.size()) == checksum_line(rest);
 }
 
 absl::StatusOr<Manifest> Manifest::parse(std::string_view text) {
@@ -228,7 +241,7 @@ absl::StatusOr<Manifest> Manifest::parse(std::string_view text) {
   }
   absl::Status status = check_keys({}, json,
                                    {"format", "version", "step", "world", "tensors", "aliases",
-                                    "without_state", "files", "values"});
+                                    "without_state", "files", "values", "xxh3"});
   if (!status.ok()) return status;
   Manifest manifest;
   const std::optional<int64_t> step = as_size(json["step"]);

@@ -57,13 +57,17 @@ struct Manifest {
   std::map<std::string, SavedFile, std::less<>> files;
   std::map<std::string, std::string, std::less<>> values;  // texts of JSON
 
+  // Its last line is the checksum of what stands before that.
   std::string to_json() const;
   // InvalidArgument names the place: '"tensors", "w", "pieces", "0", "shape": wanted ...';
   // Unimplemented for a later version of the format.
+  // The checksum is not looked at.
   static absl::StatusOr<Manifest> parse(std::string_view text);
   friend bool operator==(const Manifest&, const Manifest&) = default;
 };
 
+// Whether the last line of a manifest is the checksum of the rest.
+bool has_its_checksum(std::string_view text);
 // What a piece is called in its file: the tensor's name, and unless it is all of it the box:
 // "w[0:4, 0:8]".
 std::string piece_name(std::string_view tensor, absl::Span<const int64_t> shape, const Box& box);

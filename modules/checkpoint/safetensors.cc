@@ -221,7 +221,11 @@ struct SafetensorsWriter::Sum {
 };
 
 SafetensorsWriter::SafetensorsWriter() : sum_(std::make_unique<Sum>()) {}
-SafetensorsWriter::~SafetensorsWriter() = default;
+SafetensorsWriter::~SafetensorsWriter() {
+  if (file_ == nullptr) return;
+  file_ = nullptr;
+  (void)fs_->remove_file(path_);
+}
 
 absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::create(
     const std::string& path, std::vector<StoredTensor> tensors,
@@ -271,6 +275,7 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::create(
   absl::StatusOr<std::unique_ptr<WritableFile>> file = fs->create(path);
   if (!file.ok()) return file.status();
   std::unique_ptr<SafetensorsWriter> writer(new SafetensorsWriter);
+  writer->fs_ = std::move(fs);
   writer->path_ = path;
   writer->file_ = *std::move(file);
   writer->tensors_ = std::move(tensors);
@@ -309,6 +314,7 @@ absl::Status SafetensorsWriter::finish() {
   }
   absl::Status status = file_->sync();
   if (status.ok()) status = file_->close();
+  if (status.ok()) file_ = nullptr;
   return status;
 }
 

@@ -107,7 +107,8 @@ class SafetensorsWriter {
   const std::vector<StoredTensor>& tensors() const { return tensors_; }  // as they are to come
   // The next bytes, of as many tensors as one likes.
   absl::Status append(const void* data, int64_t size);
-  // FailedPrecondition if bytes are missing. Synced and closed.
+  // FailedPrecondition if bytes are missing. Synced and closed. A file that was not finished goes with the
+  // writer.
   absl::Status finish();
   int64_t bytes() const { return bytes_; }  // of the file so far
   uint64_t checksum() const;                // XXH3 of those
@@ -120,9 +121,10 @@ class SafetensorsWriter {
   ~SafetensorsWriter();
 
  private:
+  std::shared_ptr<FileSystem> fs_;
   std::string path_;
   std::vector<StoredTensor> tensors_;
-  std::unique_ptr<WritableFile> file_;
+  std::unique_ptr<WritableFile> file_;  // null: finished
   std::unique_ptr<Sum> sum_;
   int64_t bytes_ = 0;
   int64_t wanted_ = 0;  // of the whole file

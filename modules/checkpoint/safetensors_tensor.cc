@@ -128,15 +128,15 @@ void write_safetensors(const std::string& path,
   auto writer = SafetensorsWriter::create(path, std::move(infos), metadata, fs);
   if (!writer.ok()) throw Error("write_safetensors", writer.status());
   const auto check = [&](const absl::Status& status) {
-    if (status.ok()) return;
-    (void)fs->remove_file(path);
-    throw Error("write_safetensors", status);
+    if (!status.ok()) throw Error("write_safetensors", status);
   };
   for (const StoredTensor& info : (*writer)->tensors()) {
     const at::Tensor bytes = by_name.at(info.name)->to(at::kCPU).contiguous();
     check((*writer)->append(bytes.const_data_ptr(), info.end - info.begin));
   }
   check((*writer)->finish());
+  const size_t slash = path.find_last_of('/');
+  check(fs->sync_directory(slash == std::string::npos ? "." : path.substr(0, slash + 1)));
 }
 
 }  // namespace shardweave

@@ -82,7 +82,7 @@ absl::StatusOr<std::vector<PlannedPiece>> plan_save(const std::vector<LaidOutTen
       std::vector<int64_t> holders;
       do {
         holders.push_back(rank_of(coordinate, mesh_shape));
-      } while (next(coordinate, mesh_shape, same));
+      } while (!tensor.is_plain && next(coordinate, mesh_shape, same));
       const auto count = static_cast<int64_t>(holders.size());
       for (const LocalBox& local :
            local_boxes(tensor.layout, mesh_shape, coordinate, tensor.shape)) {

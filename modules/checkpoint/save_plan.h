@@ -5,7 +5,8 @@
 //   (*pieces)[0];                                 // {tensor 0, [0:4, 0:4], rank 1}
 //
 // Every element of every tensor is in one piece. What several ranks hold alike is written by one of them, so
-// that all write about as many bytes; a large one is cut into slabs that they divide. (As PyTorch's DCP
+// that all write about as many bytes; a large one is cut into slabs that they divide. A plain tensor, of
+// which nobody knows that ranks hold it alike, is rank 0's. (As PyTorch's DCP
 // drops duplicates, and Megatron's fully parallel save shares them out.)
 #pragma once
 
@@ -26,6 +27,7 @@ struct LaidOutTensor {
   DType dtype = DType::kF32;
   Dims shape;  // global
   Layout layout;
+  bool is_plain = false;  // rank 0's is the one that counts, whatever others hold
 };
 
 struct PlannedPiece {

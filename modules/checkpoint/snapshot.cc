@@ -146,9 +146,10 @@ void take_snapshot(MeshContext& context, const StateDict& state, int64_t step,
     if (!is_dtensor(one.tensor) && one.tensor.layout() != at::kStrided) {
       refuse_save(absl::StatusCode::kInvalidArgument, str_cat("'", one.name, "' is not dense"));
     }
+    laid_out.is_plain = !is_dtensor(one.tensor);
     laid_out.layout = layout_on(mesh, context.connected_mesh().rank(), one);
     uint64_t sum = checksum(static_cast<uint64_t>(laid_out.dtype), one.name);
-    sum = checksum(sum, laid_out.layout.to_string());
+    sum = checksum(sum, laid_out.is_plain ? "plain" : laid_out.layout.to_string());
     sum = checksum(sum, absl::StrJoin(laid_out.shape, ","));
     sums.push_back(checksum(sum, absl::StrJoin(one.aliases, ",")));
     manifest.tensors[one.name] = {laid_out.dtype, laid_out.shape, {}};
@@ -157,7 +158,12 @@ void take_snapshot(MeshContext& context, const StateDict& state, int64_t step,
   }
   uint64_t others = checksum(static_cast<uint64_t>(step), settings);
   for (const auto& [name, value] : state.values()) {
-    manifest.values[name] = value.get();
+    absl::StatusOr<std::string> json = normalized_json(value.get());
+    if (!json.ok()) {
+      refuse_save(json.status().code(),
+                  str_cat("value '", name, "': ", std::string(json.status().message())));
+    }
+    manifest.values[name] = *std::move(json);
     others = checksum(checksum(others, name), manifest.values[name]);
   }
   for (const std::string& prefix : manifest.without_state) others = checksum(others, prefix);

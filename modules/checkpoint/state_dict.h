@@ -73,7 +73,7 @@ struct NamedValue {
 class StateDict {
  public:
   // A DTensor in any layout without Partial, or a plain tensor, which all ranks have alike (rank 0's is
-  // saved). `aliases` are further names of it, under which it may be saved or looked for.
+  // saved, whatever the others have). `aliases` are further names of it, under which it may be saved or looked for.
   void add_tensor(std::string name, at::Tensor tensor, std::vector<std::string> aliases = {});
   // JSON, the same on all ranks. Loading replaces it; a checkpoint without it is an error.
   void set_value(const std::string& name, std::string_view json);

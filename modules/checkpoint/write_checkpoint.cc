@@ -1,12 +1,10 @@
 #include "shardweave/modules/checkpoint/write_checkpoint.h"
 
 #include <cstring>
-#include <exception>
 #include <map>
-#include <new>
+#include <optional>
 #include <utility>
 
-#include "shardweave/comm/status_exception.h"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/modules/checkpoint/agree.h"
 #include "shardweave/modules/checkpoint/checkpoint_directory.h"
@@ -79,22 +77,8 @@ absl::StatusOr<Written> write_part(const std::shared_ptr<FileSystem>& fs, SaveRe
   return written;
 }
 
-absl::StatusOr<Written> write_part_or_say(const std::shared_ptr<FileSystem>& fs,
-                                          SaveRequest& request, int64_t rank,
-                                          const std::string& directory) {
-  try {
-    return write_part(fs, request, rank, directory);
-  } catch (const StatusException& error) {
-    return error.status();
-  } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError("no memory for what is to be written");
-  } catch (const std::exception& error) {
-    return absl::InternalError(str_cat("cannot write: ", std::string_view(error.what())));
-  }
-}
-
 // Of rank 0: the name of the temporary directory.
-absl::StatusOr<std::string> begin(FileSystem& fs, const SaveRequest& request,
+absl::StatusOr<std::string> begin(FileSystem& fs, SaveRequest& request,
                                   std::unique_ptr<FileLock>& lock) {
   absl::Status status = create_directories(fs, request.directory);
   if (!status.ok()) return status;
@@ -103,16 +87,23 @@ absl::StatusOr<std::string> begin(FileSystem& fs, const SaveRequest& request,
     if (!locked.ok()) return locked.status();
     lock = *std::move(locked);
   }
-  status = remove_leftovers(fs, request.directory);
-  if (!status.ok()) return status;
+  request.not_removed = remove_leftovers(fs, request.directory);
   const absl::StatusOr<std::vector<DirectoryEntry>> entries = fs.list(request.directory);
   if (!entries.ok()) return entries.status();
   const std::string name = checkpoint_name(request.manifest.step);
   for (const DirectoryEntry& entry : *entries) {
-    if (entry.name != name) continue;
-    return absl::AlreadyExistsError(
-        str_cat("'", join_path(request.directory, name),
-                "' is there already; remove it to save that step again"));
+    if (entry.name == name) {
+      return absl::AlreadyExistsError(
+          str_cat("'", join_path(request.directory, name),
+                  "' is there already; remove it to save that step again"));
+    }
+    const std::optional<int64_t> step = checkpoint_step(entry.name);
+    if (!step.has_value() || *step < request.manifest.step) continue;
+    return absl::FailedPreconditionError(
+        str_cat("'", join_path(request.directory, entry.name), "' is of a later step than ",
+                request.manifest.step,
+                ", and would be taken for the newest; a run that goes back saves into another "
+                "directory, or removes the later ones first"));
   }
   std::string temporary = str_cat(name, ".tmp-", new_nonce());
   status = fs.create_directory(join_path(request.directory, temporary));
@@ -146,9 +137,13 @@ absl::Status commit(FileSystem& fs, SaveRequest& request, const std::vector<std:
   const std::string name = checkpoint_name(request.manifest.step);
   const std::string from = join_path(directory, temporary);
   const std::string nonce = temporary.substr(name.size() + 5);
-  const int64_t step = request.manifest.step;
-  absl::Status status =
-      write_file(fs, join_path(from, kManifestName), completed(request, reports).to_json());
+  const Manifest manifest = completed(request, reports);
+  const std::string text = manifest.to_json();
+  // What nobody could read does not take the place of what can be read.
+  const absl::StatusOr<Manifest> read = parse_manifest_file(text);
+  if (!read.ok()) return read.status();
+  if (*read != manifest) return absl::InternalError("the manifest reads as another than was meant");
+  absl::Status status = write_file(fs, join_path(from, kManifestName), text);
   if (status.ok()) status = fs.sync_directory(from);
   if (status.ok()) status = fs.rename(from, join_path(directory, name));
   if (!status.ok()) return status;
@@ -161,7 +156,7 @@ absl::Status commit(FileSystem& fs, SaveRequest& request, const std::vector<std:
   }
   if (status.ok()) status = fs.sync_directory(directory);
   if (status.ok() && request.keep_last > 0) {
-    status = remove_old(fs, directory, request.keep_last, step, nonce);
+    request.not_removed.Update(remove_old(fs, directory, request.keep_last, nonce));
   }
   if (status.ok()) return status;
   return absl::Status(status.code(), str_cat("'", join_path(directory, name),
@@ -178,16 +173,24 @@ absl::Status write_checkpoint(Communicator& comm, const std::shared_ptr<FileSyst
       from_first(comm, [&] { return begin(*fs, request, lock); }, timeout);
   if (!temporary.ok()) return temporary.status();
   const std::string directory = join_path(request.directory, *temporary);
-  const absl::StatusOr<Written> mine = write_part_or_say(fs, request, comm.rank(), directory);
-  absl::Status status = agree(comm, mine.status(), timeout);
+  Written mine;
+  absl::Status status = agree(comm, status_of([&] {
+                                absl::StatusOr<Written> part =
+                                    write_part(fs, request, comm.rank(), directory);
+                                if (part.ok()) mine = *std::move(part);
+                                return part.status();
+                              }),
+                              timeout);
   bool published = false;
   if (status.ok()) {
     const absl::StatusOr<std::vector<std::string>> reports =
-        exchange(comm, mine->to_bytes(), timeout);
+        exchange(comm, mine.to_bytes(), timeout);
     status = reports.status();
     if (status.ok()) {
-      absl::Status committed;
-      if (comm.rank() == 0) committed = commit(*fs, request, *reports, *temporary, &published);
+      const absl::Status committed = status_of([&] {
+        if (comm.rank() != 0) return absl::OkStatus();
+        return commit(*fs, request, *reports, *temporary, &published);
+      });
       status = agree(comm, committed, timeout);
     }
   }

@@ -37,6 +37,9 @@ struct SaveRequest {
   // The bytes of this rank's pieces, in the order of the plan; asked for one after the other, given up
   // when they are written. May throw.
   std::vector<std::function<std::shared_ptr<const void>()>> bytes;
+  // On rank 0, when the rest is done: old checkpoints and leftovers that would not go. The new one is
+  // there all the same, and the next save tries again.
+  absl::Status not_removed;
 };
 
 // `comm`: its ranks are those of the plan. `lock`: rank 0's, taken if it is null, and kept. Collective;

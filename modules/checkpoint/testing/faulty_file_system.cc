@@ -15,6 +15,12 @@ std::string last_part(const std::string& path) {
   return std::filesystem::path(path).filename().string();
 }
 
+// Whether `path` is in `directory` itself.
+bool lies_in(const std::string& path, std::string directory) {
+  while (directory.size() > 1 && directory.back() == '/') directory.pop_back();
+  return std::filesystem::path(path).parent_path() == directory;
+}
+
 }  // namespace
 
 class FaultyFile final : public WritableFile {
@@ -122,11 +128,15 @@ void FaultyFileSystem::cut_power() {
     if (it->had_target) std::ofstream(it->to, std::ios::binary) << it->replaced;
   }
   unsynced_renames_.clear();
+  for (const std::string& path : unsynced_directories_) fs::remove_all(path);
 }
 
 absl::Status FaultyFileSystem::create_directory(const std::string& path) {
   absl::Status status = next(absl::StrCat("mkdir ", last_part(path)));
-  return status.ok() ? posix_->create_directory(path) : status;
+  if (status.ok()) status = posix_->create_directory(path);
+  const std::lock_guard lock(mutex_);
+  if (status.ok()) unsynced_directories_.insert(path);
+  return status;
 }
 
 absl::StatusOr<std::unique_ptr<WritableFile>> FaultyFileSystem::create(const std::string& path) {
@@ -154,9 +164,8 @@ absl::Status FaultyFileSystem::sync_directory(const std::string& path) {
   if (!status.ok()) return status;
   status = posix_->sync_directory(path);
   const std::lock_guard lock(mutex_);
-  std::erase_if(unsynced_renames_, [&](const Renamed& renamed) {
-    return std::filesystem::path(renamed.to).parent_path() == path;
-  });
+  std::erase_if(unsynced_renames_, [&](const Renamed& it) { return lies_in(it.to, path); });
+  std::erase_if(unsynced_directories_, [&](const std::string& it) { return lies_in(it, path); });
   return status;
 }
 
@@ -173,6 +182,7 @@ absl::Status FaultyFileSystem::rename(const std::string& from, const std::string
   const std::lock_guard lock(mutex_);
   if (!status.ok()) return status;
   unsynced_renames_.push_back(std::move(renamed));
+  if (unsynced_directories_.erase(from) > 0) unsynced_directories_.insert(to);
   // Files that move keep what was synced of them.
   std::map<std::string, int64_t> moved;
   for (const auto& [path, bytes] : synced_) {

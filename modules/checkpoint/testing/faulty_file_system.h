@@ -23,7 +23,7 @@ enum class FaultKind : uint8_t {
   kNone,
   kFail,      // this operation alone; a write as on a full disk, after a part of the bytes
   kStopDead,  // this one and all after it, as when the process is killed there
-  kPowerCut,  // the same, and what was not synced is lost: bytes of files, and names
+  kPowerCut,  // the same, and what was not synced is lost: bytes of files, names, and directories
 };
 
 struct Fault {
@@ -77,6 +77,7 @@ class FaultyFileSystem final : public FileSystem {
     bool had_target = false;
   };
   std::vector<Renamed> unsynced_renames_;
+  std::set<std::string> unsynced_directories_;  // that were made here
 };
 
 }  // namespace shardweave::testing
