@@ -100,6 +100,7 @@ std::string SampleOrder::to_json(SamplePosition position) const {
   json["num_samples"] = options_.num_samples;
   json["seed"] = options_.seed;
   json["shuffle"] = options_.shuffle;
+  if (!options_.of.empty()) json["of"] = options_.of;
   return json.dump();
 }
 
@@ -119,7 +120,9 @@ absl::StatusOr<SamplePosition> SampleOrder::from_json(std::string_view text) con
     if (value.type() != wanted[key].type() &&
         !(value.is_number_integer() && wanted[key].is_number())) {
       return refuse(str_cat("'", key, "' is ", value.dump(), "; wanted ",
-                            wanted[key].is_boolean() ? "true or false" : "a whole number"));
+                            wanted[key].is_boolean()  ? "true or false"
+                            : wanted[key].is_string() ? "a text"
+                                                      : "a whole number"));
     }
   }
   for (const auto& [key, value] : wanted.items()) {

@@ -39,6 +39,8 @@ struct SampleOrderOptions {
   uint64_t seed = 0;
   bool shuffle = true;  // false: every epoch goes from the first to the last
   int64_t epochs = 0;   // how many there are; 0: no end
+  std::string of =
+      {};  // what the samples are of, as a text: positions of other samples are refused
 };
 
 // A value. Any thread, several at once.

@@ -181,14 +181,31 @@ void check_options(const TokenLoaderOptions& options) {
   }
 }
 
+// Of what is in the files, as far as one sees without reading them.
+uint64_t sum_of(const std::vector<TokenFile>& files) {
+  uint64_t sum = files.size();
+  for (const TokenFile& file : files) {
+    sum =
+        mix(mix(sum, static_cast<uint64_t>(file.size())), static_cast<uint64_t>(file.vocab_size()));
+    std::vector<int64_t> tokens(static_cast<size_t>(std::min<int64_t>(file.size(), 1024)));
+    for (const int64_t begin : {int64_t{0}, file.size() - static_cast<int64_t>(tokens.size())}) {
+      check(file.read(begin, absl::MakeSpan(tokens)));
+      sum = checksum(sum, {reinterpret_cast<const char*>(tokens.data()), tokens.size() * 8});
+    }
+  }
+  return sum;
+}
+
 std::shared_ptr<BatchSource> source_of(const std::vector<TokenFile>& files,
                                        const TokenLoaderOptions& options) {
   check_options(options);
   TokenWindows windows = check(TokenWindows::create(files, options.seq));
-  SampleOrder order = check(SampleOrder::create({.num_samples = windows.num_samples(),
-                                                 .seed = options.seed,
-                                                 .shuffle = options.shuffle,
-                                                 .epochs = options.epochs}));
+  SampleOrder order = check(SampleOrder::create(
+      {.num_samples = windows.num_samples(),
+       .seed = options.seed,
+       .shuffle = options.shuffle,
+       .epochs = options.epochs,
+       .of = str_cat("windows of ", options.seq, " tokens of ", sum_of(files))}));
   return std::make_shared<BatchSource>(
       BatchSource{std::move(windows), std::move(order), options, nullptr});
 }
@@ -206,20 +223,6 @@ void check_placements(const Placements& placements, const MeshPtr& mesh) {
   }
 }
 
-// Of what is in the files, as far as one sees without reading them.
-uint64_t sum_of(const std::vector<TokenFile>& files) {
-  uint64_t sum = files.size();
-  for (const TokenFile& file : files) {
-    sum =
-        mix(mix(sum, static_cast<uint64_t>(file.size())), static_cast<uint64_t>(file.vocab_size()));
-    std::vector<int64_t> tokens(static_cast<size_t>(std::min<int64_t>(file.size(), 1024)));
-    for (const int64_t begin : {int64_t{0}, file.size() - static_cast<int64_t>(tokens.size())}) {
-      check(file.read(begin, absl::MakeSpan(tokens)));
-      sum = checksum(sum, {reinterpret_cast<const char*>(tokens.data()), tokens.size() * 8});
-    }
-  }
-  return sum;
-}
 uint64_t sum_of(const TokenLoaderOptions& o) {
   return checksum(0, str_cat(o.seq, ",", o.batch, ",", o.seed, ",", o.shuffle, ",", o.epochs, ",",
                              o.drop_last));

@@ -18,7 +18,7 @@
 //
 // Errors of files come out of next(), in the place of the batch that could not be read; batches before
 // it are given first. They are this rank's alone, and tell no other: let run_ranks() or the program do
-// that, as with any error of one rank. set_position(position()) tries again.
+// that, as with any error of one rank. set_position() on all ranks, to a position kept from before, tries again.
 #pragma once
 
 #include <cstdint>

@@ -240,6 +240,22 @@ TEST(TokenLoaderTest, SaysWhatIsWrong) {
   EXPECT_EQ(loader.position(), before);
 }
 
+// As many samples, of the same seed, and others all the same.
+TEST(TokenLoaderTest, APositionOfOtherSamplesIsRefused) {
+  const std::vector<TokenFile> files = {files_of(90)[0], files_of(80)[0]};
+  TokenLoader loader(files, {.seq = 8});
+  loader.next();
+  TokenLoader same(files, {.seq = 8, .batch = 3});
+  same.set_position(loader.position());
+  TokenLoader swapped({files[1], files[0]}, {.seq = 8});
+  ASSERT_EQ(swapped.num_samples(), loader.num_samples());
+  EXPECT_THROW(swapped.set_position(loader.position()), Error);
+  const TokenFile text = files_of(65)[0];  // 21 tokens, two samples each way
+  TokenLoader ten({text}, {.seq = 10}), nine({text}, {.seq = 9});
+  ASSERT_EQ(ten.num_samples(), nine.num_samples());
+  EXPECT_THROW(ten.set_position(nine.position()), Error);
+}
+
 // --- on meshes -----------------------------------------------------------------------------------
 
 void expect_as_one_rank(const std::vector<MeshDim>& dims, const NamedPlacements& placements) {

@@ -19,7 +19,7 @@
 //   Summary.Value    1: string tag         2: float simple_value
 //
 // The first event has the file_version "brain.Event:2", the others a summary. A run that goes on after a
-// crash begins a new file in the same folder: TensorBoard forgets what an older one has of later steps.
+// crash begins a new file in the same folder: steps that both have are shown twice.
 #pragma once
 
 #include <cstdint>

@@ -281,6 +281,22 @@ TEST(LaunchTest, SignalsArePassedOn) {
   }
 }
 
+// "Save and end", of a batch system: the run goes on as long as it wants, and its end is its own.
+TEST(LaunchTest, UserSignalsAreMessages) {
+  for (int signal : {SIGUSR1, SIGUSR2}) {
+    Launched run(shell(2,
+                       "trap 'echo saving; sleep 0.5; echo saved; exit 0' USR1 USR2;"
+                       "echo $$ >$SCRATCH/pid$RANK; while true; do sleep 0.02; done",
+                       {"--grace=0.1"}));
+    run.wait_for_number("pid0");
+    run.wait_for_number("pid1");
+    ::kill(run.pid(), signal);
+    EXPECT_EQ(run.wait(), 0);
+    EXPECT_THAT(run.lines(),
+                UnorderedElementsAre("[0] saving", "[1] saving", "[0] saved", "[1] saved"));
+  }
+}
+
 TEST(LaunchTest, SecondSignalDoesNotWaitForTheGrace) {
   Launched run(shell(1, "trap '' TERM; echo $$ >$SCRATCH/pid; while true; do sleep 0.02; done",
                      {"--grace=600"}));

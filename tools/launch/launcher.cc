@@ -88,7 +88,9 @@ class Signals {
     old_child_ = ::signal(SIGCHLD, SIG_DFL);
     sigset_t set;
     ::sigemptyset(&set);
-    for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD, SIGPIPE}) ::sigaddset(&set, signal);
+    for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD, SIGPIPE}) {
+      ::sigaddset(&set, signal);
+    }
     ::pthread_sigmask(SIG_BLOCK, &set, &old_mask_);
     fd_ = FileDescriptor(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
   }
@@ -195,7 +197,7 @@ class Launch {
   explicit Launch(const LaunchOptions& options) : options_(options) {}
 
   ~Launch() {
-    end_all(SIGKILL);
+    signal_all(SIGKILL);
     watchdog_.reset();
     for (pid_t pid : pids_) {
       while (::waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
@@ -231,13 +233,13 @@ class Launch {
         if (signal.number == SIGCHLD) {
           collect_ended(signal.sender);
         } else if (signal.number != SIGPIPE) {
-          interrupt(signal.number);
+          is_message(signal.number) ? signal_all(signal.number) : interrupt(signal.number);
         }
       }
       if (absl::Now() >= ask_at_) ask_all(SIGTERM);
-      if (absl::Now() >= kill_at_) end_all(SIGKILL);
+      if (absl::Now() >= kill_at_) signal_all(SIGKILL);
     }
-    end_all(SIGKILL);  // what ranks have left behind
+    signal_all(SIGKILL);  // what ranks have left behind
     for (const std::unique_ptr<Stream>& stream : streams_) stream->finish();
     result_.duration = absl::Now() - started_;
     return std::move(result_);
@@ -348,6 +350,10 @@ class Launch {
     }
   }
 
+  // Which a program makes of what it likes ("save and end", of batch systems): ranks get it, and no end is set
+  // for them.
+  static bool is_message(int signal) { return signal == SIGUSR1 || signal == SIGUSR2; }
+
   void interrupt(int signal) {
     if (result_.interrupted_by != 0 || result_.first_failure) {
       kill_at_ = absl::Now();  // the user is impatient
@@ -358,12 +364,12 @@ class Launch {
   }
 
   void ask_all(int signal) {
-    end_all(signal);
+    signal_all(signal);
     ask_at_ = absl::InfiniteFuture();
     kill_at_ = absl::Now() + options_.grace;
   }
 
-  void end_all(int signal) {
+  void signal_all(int signal) {
     for (pid_t pid : pids_) ::kill(-pid, signal);
     if (signal == SIGKILL) kill_at_ = absl::InfiniteFuture();
   }

@@ -56,9 +56,10 @@ def main():
             header = source.read(4)
             if not header:
                 return
+            # All of them first: who still sends does not read what is wrong with one.
+            batch = [source.read(number()) for _ in range(struct.unpack("<I", header)[0])]
             texts = []
-            for i in range(struct.unpack("<I", header)[0]):
-                data = source.read(number())
+            for i, data in enumerate(batch):
                 try:
                     texts.append(data.decode("utf-8"))
                 except UnicodeDecodeError as error:

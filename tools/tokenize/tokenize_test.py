@@ -113,6 +113,9 @@ def test_errors():
             (["--input=" + text, *base, "--end=<end>"], "has no token '<end>'"),
             (["--input=" + text, base[0], "--end=x"], "--end wants --tokenizer"),
             (["--input=%s,%s" % (text, write("bad", b"ab\xffc")), *base], "text 1 is no UTF-8: byte 2 is 0xff"),
+            # More than a pipe holds, after what is wrong.
+            (["--lines", "--input=" + write("long", b"\xff\n" + b"words and words\n" * 100000), *base],
+             "text 0 is no UTF-8"),
             (["--input=" + text, "--output=/nowhere/x"], "/nowhere/x"),
             (["--input=" + text, *base, "more"], "'more': wanted flags only"),
     ]:
