@@ -4,7 +4,12 @@
 //   ./bazelw run //tools:shardweave -- verify --script=model.pt --plan=plan.json --mesh=2x2:dp,tp
 //       --inputs='float[8,16]'
 //
-// Ranks are threads. Exit codes: 0; 1 for what cannot be done; 2 where verify finds a difference.
+// and of checkpoints (ckpt.h):
+//
+//   ./bazelw run //tools:shardweave -- ckpt ls run
+//   ./bazelw run //tools:shardweave -- ckpt export run llama-tuned --dtype=bfloat16
+//
+// Ranks are threads. Exit codes: 0; 1 for what cannot be done; 2 where verify, fsck or diff find something.
 
 #include <algorithm>
 #include <chrono>
@@ -29,6 +34,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "ckpt.h"
 #include "models.h"
 #include "shardweave/comm/world.h"
 #include "shardweave/dtensor/cost_model.h"
@@ -57,6 +63,18 @@ ABSL_FLAG(std::string, cost_model, "", "of auto-plan: the mesh's, a file (JSON)"
 ABSL_FLAG(int64_t, memory_limit, 0, "of auto-plan: bytes that a rank has; 0: no limit");
 ABSL_FLAG(std::string, out, "", "of auto-plan: where the plan goes (JSON)");
 ABSL_FLAG(bool, json, false, "print JSON");
+ABSL_FLAG(int64_t, files, 0, "of ckpt reshard and import: how many; default: as many, or 1");
+ABSL_FLAG(int64_t, step, 0, "of ckpt import: the checkpoint's");
+ABSL_FLAG(
+    std::string, config, "",
+    "of ckpt export: a config.json, a directory with one, or none; default: the checkpoint's");
+ABSL_FLAG(std::string, prefix, "model.",
+          "of ckpt export and import: how names of the model begin in a checkpoint");
+ABSL_FLAG(std::string, dtype, "", "of ckpt export: bfloat16, ...; default: as it is");
+ABSL_FLAG(int64_t, max_file_bytes, 0, "of ckpt export: above it there are several; default: 5e9");
+ABSL_FLAG(bool, check, true, "of ckpt reshard and export: compare checksums before");
+ABSL_FLAG(bool, allow_unknown, false,
+          "of ckpt export and import: pass over keys of config.json that are not known");
 
 namespace {
 
@@ -64,7 +82,7 @@ using namespace shardweave;
 using shardweave_tool::Model;
 using shardweave_tool::ModelKind;
 
-constexpr char kUsage[] = R"(What became of a model under a plan.
+constexpr char kUsageFormat[] = R"(What became of a model under a plan, and what is in checkpoints.
 
   shardweave dump           modules, shapes, placements, bytes, and where the plan said so
   shardweave explain        what the plan does to each tensor, before anything is touched
@@ -77,6 +95,9 @@ constexpr char kUsage[] = R"(What became of a model under a plan.
   shardweave auto-plan      finds a plan: what each choice costs, and what the next best would
   shardweave models         the models that are built in
 
+Of checkpoints:
+
+%s
   --model=NAME      a model that is built in (default: mlp)
   --script=FILE     a TorchScript file in its place
   --mesh=MESH       dp=2,tp=2 or 2x2:dp,tp; a rank is a thread (default: tp=2)
@@ -89,10 +110,24 @@ constexpr char kUsage[] = R"(What became of a model under a plan.
   --cost_model=FILE auto-plan: of the mesh, as //tools:measure_cost_model prints it
   --memory_limit=N  auto-plan: bytes that a rank has (default: no limit)
   --out=FILE        auto-plan: writes the plan there, as --plan takes it
+  --files=N         ckpt reshard, import: how many (default: as many as there are, or 1)
+  --step=N          ckpt import: the checkpoint's (default: 0)
+  --config=FILE     ckpt export: a config.json, a directory with one, or none: names stay as they
+                    are (default: the checkpoint's value "config")
+  --prefix=TEXT     ckpt export, import: names of the model in a checkpoint (default: model.)
+  --dtype=DTYPE     ckpt export: float32, bfloat16, float16 or float64 (default: as it is)
+  --max_file_bytes=N ckpt export: above it there are several files and an index (default: 5e9)
+  --check=false     ckpt reshard, export: without comparing checksums before
+  --allow_unknown   ckpt export, import: passes over keys of config.json that are not known
   --json            JSON on stdout
 
-Exit codes: 0; 1: what was asked cannot be done; 2: verify has found a difference.
+Exit codes: 0; 1: what was asked cannot be done; 2: verify, ckpt fsck or diff have found something.
 )";
+
+std::string usage() {
+  std::string text = kUsageFormat;
+  return text.replace(text.find("%s"), 2, shardweave_tool::ckpt_usage());
+}
 
 absl::Status in_flag(const char* flag, std::string_view value, std::string_view why) {
   return absl::InvalidArgumentError(
@@ -380,9 +415,26 @@ absl::StatusOr<Outcome> on_ranks(const DeviceMesh& mesh,
   return outcome;
 }
 
+absl::StatusOr<Outcome> run_ckpt(const std::vector<std::string>& words) {
+  const shardweave_tool::CkptFlags flags = {.json = absl::GetFlag(FLAGS_json),
+                                            .files = absl::GetFlag(FLAGS_files),
+                                            .step = absl::GetFlag(FLAGS_step),
+                                            .config = absl::GetFlag(FLAGS_config),
+                                            .prefix = absl::GetFlag(FLAGS_prefix),
+                                            .dtype = absl::GetFlag(FLAGS_dtype),
+                                            .max_file_bytes = absl::GetFlag(FLAGS_max_file_bytes),
+                                            .verify = absl::GetFlag(FLAGS_check),
+                                            .allow_unknown = absl::GetFlag(FLAGS_allow_unknown)};
+  absl::StatusOr<shardweave_tool::CkptOutcome> outcome =
+      shardweave_tool::run_ckpt({words.begin() + 1, words.end()}, flags);
+  if (!outcome.ok()) return outcome.status();
+  return Outcome{std::move(outcome->text), outcome->ok};
+}
+
 absl::StatusOr<Outcome> run(const std::vector<std::string>& words) {
   const std::string& command = words[0];
   using Command = Outcome (*)(const Job&, const MeshPtr&);
+  if (command == "ckpt") return run_ckpt(words);
   const std::vector<std::pair<std::string_view, Command>> commands = {
       {"dump", run_dump},
       {"communication", run_communication},
@@ -400,8 +452,8 @@ absl::StatusOr<Outcome> run(const std::vector<std::string>& words) {
   if (found == commands.end() && command != "explain" && command != "auto-plan") {
     return absl::InvalidArgumentError(
         absl::StrCat("'", command,
-                     "': wanted dump, explain, communication, memory, verify, auto-plan or models; "
-                     "--help says what they do"));
+                     "': wanted dump, explain, communication, memory, verify, auto-plan, models or "
+                     "ckpt; --help says what they do"));
   }
   const absl::StatusOr<DeviceMesh> mesh = mesh_from_flag();
   if (!mesh.ok()) return mesh.status();
@@ -438,15 +490,15 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string_view word = argv[i];
     if (word != "--help" && word != "-help" && word != "-h" && word != "help") continue;
-    print(kUsage);
+    print(usage());
     return 0;
   }
-  absl::SetProgramUsageMessage(kUsage);
+  absl::SetProgramUsageMessage(usage());
   std::vector<std::string> words;
   for (const char* word : absl::ParseCommandLine(argc, argv)) words.emplace_back(word);
   words.erase(words.begin());
   if (words.empty()) {
-    std::fputs(kUsage, stderr);
+    std::fputs(usage().c_str(), stderr);
     return kFailed;
   }
   absl::StatusOr<Outcome> outcome = Outcome{};

@@ -1,0 +1,242 @@
+#include <algorithm>
+#include <exception>
+#include <optional>
+#include <utility>
+
+#include "ATen/core/Tensor.h"
+#include "ATen/ops/empty.h"
+#include "absl/strings/str_join.h"
+#include "c10/core/GradMode.h"
+#include "c10/core/InferenceMode.h"
+#include "shardweave/comm/status_exception.h"
+#include "shardweave/comm/str_cat.h"
+#include "shardweave/dtensor/engine/checksum.h"
+#include "shardweave/dtensor/engine/local_part.h"
+#include "shardweave/dtensor/engine/members.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/engine/tensor_impl.h"
+#include "shardweave/modules/checkpoint/agree.h"
+#include "shardweave/modules/checkpoint/safetensors_tensor.h"
+#include "shardweave/modules/checkpoint/snapshot.h"
+#include "shardweave/modules/deferred_init.h"
+#include "shardweave/modules/hugging_face/pretrained.h"
+#include "shardweave/modules/nn/registry.h"
+
+namespace shardweave {
+namespace {
+
+using namespace checkpoint_internal;
+using namespace dtensor_internal;
+using namespace hugging_face_internal;
+
+constexpr char kLoad[] = "load_pretrained";
+constexpr char kConfigName[] = "config.json";
+constexpr int64_t kMostConfigBytes = 100'000'000;
+
+bool is_file(const std::string& path) {
+  return path.ends_with(".safetensors") || path.ends_with(".json");
+}
+
+absl::StatusOr<std::string> config_of(FileSystem& fs, const std::string& directory,
+                                      const ModelConfigRules& rules) {
+  const std::string path = join_path(directory, kConfigName);
+  absl::StatusOr<std::string> text = read_file(fs, path, kMostConfigBytes, Symlinks::kFollow);
+  if (!text.ok()) return text.status();
+  const absl::Status status = check_model_config(*text, rules);
+  if (status.ok()) return text;
+  return absl::Status(status.code(), str_cat("'", path, "': ", std::string(status.message())));
+}
+
+// This rank's part of one tensor.
+class Reader {
+ public:
+  absl::StatusOr<at::Tensor> read(const at::Tensor& like, const TensorSource& source) {
+    std::vector<LocalBox> held;
+    Dims local_shape = source.shape;
+    if (is_dtensor(like)) {
+      const DTensorMeta& meta = meta_of(like);
+      held = local_boxes(meta.spec->layout, meta.context->mesh().shape(),
+                         meta.context->coordinate(), source.shape);
+      local_shape = meta.spec->local_sizes;
+    } else if (whole_box(source.shape).numel() > 0) {
+      held = {{whole_box(source.shape), Dims(source.shape.size(), 0)}};
+    }
+    at::Tensor staged = at::empty(at::IntArrayRef(local_shape.data(), local_shape.size()),
+                                  at::TensorOptions(scalar_type_of(source.dtype)));
+    kept_ += static_cast<int64_t>(staged.nbytes());
+    for (const LocalBox& box : held) {
+      // Where elements lie in the local tensor: as if that were a box of the whole.
+      Box local = {box.box.offset, local_shape};
+      for (size_t d = 0; d < local.offset.size(); ++d) local.offset[d] -= box.local_offset[d];
+      absl::Status status = source.read(box.box, local, staged.data_ptr());
+      if (!status.ok()) return status;
+      read_ += box.box.numel() * element_size(source.dtype);
+    }
+    return staged;
+  }
+  int64_t bytes_read() const { return read_; }
+  int64_t bytes_kept() const { return kept_; }
+
+ private:
+  int64_t read_ = 0;
+  int64_t kept_ = 0;
+};
+
+absl::Status match(const std::string& path, std::string_view kind,
+                   const std::vector<ModelTensor>& tensors, const LoadPretrainedOptions& options,
+                   const std::shared_ptr<FileSystem>& fs, FileMatch& matched) {
+  const absl::StatusOr<std::vector<TensorSource>> there = safetensors_sources(path, fs);
+  if (!there.ok()) return there.status();
+  matched = match_files(kind, wanted_of(tensors), *there);
+  FileMatch wrong = matched;
+  if (options.allow_missing) wrong.missing.clear();
+  if (options.allow_unexpected) wrong.unexpected.clear();
+  if (wrong.ok()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      str_cat("'", path, "' is of another model: ", wrong.to_string()));
+}
+
+// Local: what this rank cannot load into, else what all ranks have to have alike.
+std::vector<uint64_t> sums_of(const std::vector<ModelTensor>& tensors, const std::string& path,
+                              std::string_view config, const LoadPretrainedOptions& options) {
+  std::vector<uint64_t> sums;
+  for (const ModelTensor& one : tensors) {
+    if (is_deferred(one.tensor)) {
+      throw Error(kLoad, absl::FailedPreconditionError(str_cat(
+                             "'", one.name, "' has no values yet; call materialize() before")));
+    }
+    uint64_t sum = checksum(static_cast<uint64_t>(one.tensor.scalar_type()), one.name);
+    sums.push_back(checksum(sum, absl::StrJoin(one.tensor.sizes(), ",")));
+  }
+  const uint64_t flags = uint64_t{options.allow_missing} | uint64_t{options.allow_unexpected} << 1;
+  sums.push_back(checksum(checksum(flags, path), config));
+  return sums;
+}
+
+}  // namespace
+
+namespace hugging_face_internal {
+
+std::vector<ModelTensor> tensors_of(const torch::nn::Module& module, std::string_view kind) {
+  std::vector<ModelTensor> tensors;
+  for (const Member& member : members_of(module)) {
+    if (!member.tensor.defined() || is_made_by_configuration(kind, member.fqns[0])) continue;
+    tensors.push_back({.name = member.fqns[0],
+                       .tensor = member.tensor,
+                       .aliases = {member.fqns.begin() + 1, member.fqns.end()}});
+  }
+  return tensors;
+}
+
+std::vector<WantedTensor> wanted_of(const std::vector<ModelTensor>& tensors) {
+  std::vector<WantedTensor> wanted;
+  for (const ModelTensor& one : tensors) {
+    const at::IntArrayRef sizes = one.tensor.sizes();
+    wanted.push_back({.name = one.name,
+                      .aliases = one.aliases,
+                      .shape = Dims(sizes.begin(), sizes.end()),
+                      .dtype = safetensors_dtype_of(one.tensor.scalar_type())});
+  }
+  return wanted;
+}
+
+}  // namespace hugging_face_internal
+
+absl::StatusOr<std::string> read_pretrained_config(const std::string& directory,
+                                                   const ModelConfigRules& rules) {
+  return config_of(*posix_file_system(), directory, rules);
+}
+
+absl::StatusOr<std::vector<WantedTensor>> tensors_of_config(std::string_view config_json) {
+  const absl::StatusOr<std::string> kind = model_kind(config_json);
+  if (!kind.ok()) return kind.status();
+  const absl::StatusOr<nn::Model> model =
+      deferred_init([&] { return nn::make_model(*kind, config_json); });
+  if (!model.ok()) return model.status();
+  return wanted_of(tensors_of(*model->module, *kind));
+}
+
+LoadedPretrained load_pretrained(const std::string& path, torch::nn::Module& module,
+                                 const MeshPtr& mesh, const LoadPretrainedOptions& options,
+                                 std::source_location where) {
+  if (mesh == nullptr) throw Error(kLoad, absl::InvalidArgumentError("the mesh is null"));
+  const c10::InferenceMode normal(false);
+  const c10::AutoGradMode no_grad(false);
+  const std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
+  const std::shared_ptr<FileSystem> fs =
+      options.file_system != nullptr ? options.file_system : posix_file_system();
+  Communicator& comm = whole(*context);
+  const absl::Duration timeout = absl::Hours(1);
+  const auto check = [](const absl::Status& status) {
+    if (!status.ok()) throw Error(kLoad, status);
+  };
+
+  // One rank looks, so that all load the same.
+  const absl::StatusOr<std::string> config = from_first(
+      comm,
+      [&]() -> absl::StatusOr<std::string> {
+        if (is_file(path)) return std::string();
+        absl::StatusOr<std::string> text = config_of(*fs, path, options.config);
+        if (absl::IsNotFound(text.status())) return std::string();
+        return text;
+      },
+      timeout);
+  check(config.status());
+  LoadedPretrained result;
+  if (!config->empty()) result.kind = value_or_throw(model_kind(*config));
+
+  std::vector<ModelTensor> tensors;
+  {
+    Agreement agreement(*context, {.name = kLoad, .where = where});
+    tensors = tensors_of(module, result.kind);
+    const std::vector<uint64_t> sums = sums_of(tensors, path, *config, options);
+    if (const std::optional<Difference> differs = agreement.reach(sums)) {
+      const std::string which = differs->index < tensors.size()
+                                    ? str_cat("tensor '", tensors[differs->index].name, "'")
+                                    : std::string("the path or an option");
+      check(absl::InvalidArgumentError(str_cat(which, " is not the same on ranks ",
+                                               differs->ranks[0], " and ", differs->ranks[1],
+                                               "; wanted one module on all ranks")));
+    }
+  }
+
+  FileMatch matched;
+  std::vector<at::Tensor> staged(tensors.size());
+  Reader reader;
+  const auto guarded = [](const auto& body) -> absl::Status {
+    try {
+      return body();
+    } catch (const StatusException& error) {
+      return error.status();
+    } catch (const std::exception& error) {
+      return absl::ResourceExhaustedError(str_cat("cannot read: ", std::string_view(error.what())));
+    }
+  };
+  check(agree(comm,
+              guarded([&] { return match(path, result.kind, tensors, options, fs, matched); }),
+              timeout));
+  check(agree(comm, guarded([&] {
+                for (size_t i = 0; i < tensors.size(); ++i) {
+                  if (!matched.found[i].has_value()) continue;
+                  absl::StatusOr<at::Tensor> part =
+                      reader.read(tensors[i].tensor, *matched.found[i]);
+                  if (!part.ok()) return part.status();
+                  staged[i] = *std::move(part);
+                }
+                return absl::OkStatus();
+              }),
+              timeout));
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (!staged[i].defined()) continue;
+    part_to_write(tensors[i].tensor, kLoad).detach().copy_(staged[i]);
+    part_written(tensors[i].tensor, kLoad);
+    staged[i].reset();
+  }
+  result.missing = std::move(matched.missing);
+  result.unexpected = std::move(matched.unexpected);
+  result.bytes_read = reader.bytes_read();
+  result.bytes_kept = reader.bytes_kept();
+  return result;
+}
+
+}  // namespace shardweave
