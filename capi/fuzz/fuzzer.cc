@@ -227,9 +227,11 @@ void Fuzzer::step() {
     case 11:
       return one_in(3) ? data() : observe();
     case 12:
-      switch (below(5)) {
+      switch (below(7)) {
         case 0:
           return backends();
+        case 4:
+          return one_in(4) ? checkpoints() : safetensors();
         case 3:
           return contention();
         case 1:
