@@ -13,6 +13,7 @@ SAFE = {"rust": ["bindings/rust/shardweave/src"], "go": ["bindings/go/internal/c
 
 OWN = "The languages' own threads run the ranks: swv_world_create_local makes their worlds."
 SECOND = "Second handles are for hosts that count them by hand."
+FILES = "Package safetensors reads and maps these files in Go."
 MEMORY = "C would use Go's memory between calls, which cgo allows only for memory that is pinned (Go 1.21; this module wants 1.19)."
 TABLE = "A backend moves bytes for all languages alike; it is written against the table, in C or C++."
 NO_NEED = {
@@ -38,6 +39,8 @@ NO_NEED = {
         "swv_plan_share": "A ParameterPlan is data, a Clone.",
         "swv_optimizer_share": SECOND,
         "swv_schedule_factor": "A Schedule is computed here; a test compares it with this one.",
+        "swv_state_share": SECOND,
+        "swv_safetensors_share": SECOND,
         "swv_trace_share": SECOND,
         "swv_token_file_share": SECOND,
         "swv_loader_share": SECOND,
@@ -67,6 +70,9 @@ NO_NEED = {
         "swv_optimizer_share": "A pointer is shared as it is.",
         "swv_schedule_factor": "A Schedule is a function of Go; a test compares it with the numbers of the library's.",
         "swv_optimizer_apply_schedule": "Scheduler sets the learning rates.",
+        "swv_state_share": "A pointer is shared as it is.",
+        **dict.fromkeys(("swv_safetensors_open", "swv_safetensors_share", "swv_safetensors_free", "swv_safetensors_num_tensors",
+                         "swv_safetensors_tensor", "swv_safetensors_read"), FILES),
         "swv_trace_share": "A pointer is shared as it is.",
         "swv_token_file_share": "A pointer is shared as it is.",
         "swv_loader_share": "A pointer is shared as it is.",

@@ -345,6 +345,19 @@ FIELD(swv_grad_scaler_options, growth_factor, 16, 8);
 FIELD(swv_grad_scaler_options, backoff_factor, 24, 8);
 FIELD(swv_grad_scaler_options, growth_interval, 32, 8);
 
+SIZE(swv_checkpointer_options, 32);
+FIELD(swv_checkpointer_options, struct_size, 0, 8);
+FIELD(swv_checkpointer_options, keep_last, 8, 8);
+FIELD(swv_checkpointer_options, timeout_ms, 16, 8);
+FIELD(swv_checkpointer_options, skip_if_busy, 24, 4);
+
+SIZE(swv_load_options, 24);
+FIELD(swv_load_options, struct_size, 0, 8);
+FIELD(swv_load_options, allow_missing, 8, 4);
+FIELD(swv_load_options, allow_unexpected, 12, 4);
+FIELD(swv_load_options, cast, 16, 4);
+FIELD(swv_load_options, verify, 20, 4);
+
 SIZE(swv_zero_options, 32);
 FIELD(swv_zero_options, struct_size, 0, 8);
 FIELD(swv_zero_options, mesh_dim, 8, 8);

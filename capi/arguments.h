@@ -129,6 +129,10 @@ template <>
 inline constexpr size_t first_size<swv_plan_auto_options> = 52;
 template <>
 inline constexpr size_t first_size<swv_loader_options> = 88;
+template <>
+inline constexpr size_t first_size<swv_checkpointer_options> = 28;
+template <>
+inline constexpr size_t first_size<swv_load_options> = 24;
 
 // How much of a struct both sides know, in bytes: `theirs` is the caller's struct_size, `ours` what
 // the initializer of this version says.

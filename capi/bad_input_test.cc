@@ -148,6 +148,14 @@ const std::vector<Function> kFunctions = {
     F(swv_work_share), F(swv_layout_share), F(swv_op_share), F(swv_module_share), F(swv_plan_share),
     F(swv_optimizer_share), F(swv_trace_share),
     F(swv_tensor_picture), F(swv_layout_picture), F(swv_op_explain),
+    F(swv_state_create), F(swv_state_share), F(swv_state_add_tensor), F(swv_state_add_module),
+    F(swv_state_add_optimizer), F(swv_state_add_random), F(swv_state_set_value), F(swv_state_value),
+    F(swv_state_add_loader), F(swv_list_checkpoints), F(swv_find_checkpoint),
+    F(swv_checkpointer_create), F(swv_checkpointer_save), F(swv_checkpointer_save_async),
+    F(swv_checkpointer_wait), F(swv_checkpointer_load), F(swv_state_load),
+    F(swv_verify_checkpoint), F(swv_safetensors_open), F(swv_safetensors_share),
+    F(swv_safetensors_num_tensors), F(swv_safetensors_tensor), F(swv_safetensors_read),
+    F(swv_safetensors_write),
 };
 // clang-format on
 
@@ -178,6 +186,9 @@ TEST_F(BadInputTest, FreesAndAccessorsTakeNull) {
   swv_forward_free(nullptr);
   swv_optimizer_free(nullptr);
   swv_trace_free(nullptr);
+  swv_state_free(nullptr);
+  swv_checkpointer_free(nullptr);
+  swv_safetensors_free(nullptr);
   swv_value_clear(nullptr);
   EXPECT_EQ(swv_status_code(nullptr), SWV_CODE_OK);
   EXPECT_STREQ(swv_status_message(nullptr), "");

@@ -1,8 +1,10 @@
 /* The C interface from plain C: what works, on 4 rank threads. Bad input is in
  * bad_input_test.cc. */
+#define _DEFAULT_SOURCE
 #include <math.h>
 #include <pthread.h>
 #include <stdint.h>
+#include <unistd.h>
 
 #include "testing/check.h"
 
@@ -1660,6 +1662,44 @@ static void test_observing(swv_world* world) {
   swv_mesh_free(mesh);
 }
 
+static const char* run_directory; /* of all ranks */
+
+/* What is saved, changed and loaded is there again. */
+static void test_saving(swv_world* world) {
+  swv_mesh* mesh = make_mesh(world);
+  swv_tensor *w = make_randn(mesh, "[S(0), R]", 7, 5, 1), *before, *after;
+  swv_module* model;
+  swv_optimizer* optimizer;
+  swv_state* state;
+  swv_checkpointer* checkpointer;
+  int64_t step = 0;
+  CHECK_OK(swv_module_create(&model));
+  CHECK_OK(swv_module_add_parameter(model, "w", w));
+  CHECK_OK(swv_optimizer_create_adamw(&w, 1, NULL, &optimizer));
+  CHECK_OK(swv_tensor_full_tensor(w, SWV_MODE_NO_GRAD, &before));
+
+  CHECK_OK(swv_state_create(&state));
+  CHECK_OK(swv_state_add_module(state, NULL, model));               /* "model.w" */
+  CHECK_OK(swv_state_add_optimizer(state, NULL, optimizer, model)); /* "optimizer.w.exp_avg" */
+  CHECK_OK(swv_state_set_value(state, "epoch", "3"));
+  CHECK_OK(swv_checkpointer_create(mesh, run_directory, NULL, &checkpointer));
+  CHECK_OK(swv_checkpointer_save_async(checkpointer, 100, state, NULL)); /* beside training */
+  step_with_gradient(optimizer, w, 2);
+  CHECK_OK(swv_checkpointer_load(checkpointer, state, NULL, &step, NULL)); /* the newest */
+
+  CHECK(step == 100);
+  CHECK_OK(swv_tensor_full_tensor(w, SWV_MODE_NO_GRAD, &after));
+  check_equal(before, after, 0);
+  swv_checkpointer_free(checkpointer);
+  swv_state_free(state);
+  swv_optimizer_free(optimizer);
+  swv_module_free(model);
+  swv_tensor_free(after);
+  swv_tensor_free(before);
+  swv_tensor_free(w);
+  swv_mesh_free(mesh);
+}
+
 static swv_status* rank_main(void* user_data, swv_world* world) {
   CHECK(user_data == &drops);
   test_world_and_collectives(world);
@@ -1680,6 +1720,7 @@ static swv_status* rank_main(void* user_data, swv_world* world) {
   test_clipping(world);
   test_forwards(world);
   test_observing(world);
+  test_saving(world);
   return NULL;
 }
 
@@ -1773,6 +1814,11 @@ static void test_counting(void) {
 
 int main(void) {
   const int64_t before = swv_live_handles();
+  const char* const folder = getenv("TEST_TMPDIR");
+  char directory[4096];
+  snprintf(directory, sizeof(directory), "%s/capi_test.%ld", folder == NULL ? "/tmp" : folder,
+           (long)getpid());
+  run_directory = directory;
   CHECK(swv_version() == SWV_VERSION);
   CHECK(strstr(swv_build_info(), "LibTorch 2.") != NULL);
   CHECK(strcmp(swv_dtype_name(SWV_DTYPE_BF16), "bf16") == 0 && swv_dtype_size(SWV_DTYPE_BF16) == 2);

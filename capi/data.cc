@@ -3,6 +3,7 @@
 #include <optional>
 #include <vector>
 
+#include "shardweave/capi/checkpoint.h"
 #include "shardweave/capi/deferred.h"
 #include "shardweave/capi/handles.h"
 #include "shardweave/modules/data/token_file.h"
@@ -128,6 +129,11 @@ void go_to(swv_loader* loader, const char* json) {
 }
 
 }  // namespace
+
+std::shared_ptr<TokenLoader> token_loader(const swv_loader* loader) {
+  return loader_of(loader);
+}
+
 }  // namespace shardweave::capi
 
 using namespace shardweave::capi;  // NOLINT: this file is the C interface of it

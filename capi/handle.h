@@ -44,6 +44,9 @@ enum class Kind : uint32_t {
   kGradScaler,
   kTokenFile,
   kLoader,
+  kState,
+  kCheckpointer,
+  kSafetensors,
 };
 std::string_view name_of(Kind kind);  // "swv_status", ...; "no handle" for anything else
 

@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "shardweave/capi/checkpoint.h"
 #include "shardweave/capi/gradients.h"
 #include "shardweave/capi/handles.h"
 #include "shardweave/capi/scopes.h"
@@ -77,6 +78,15 @@ class HostOptimizer {
     at::Tensor state = stepped().state(place_of(parameter), name);
     is_used_ = true;
     return state;
+  }
+  // From here on it stays one alone, or ZeRO's.
+  void add_to(StateDict& state, const torch::nn::Module& module, const std::string& prefix) {
+    if (zero_.has_value()) {
+      add_optimizer(state, *zero_, module, prefix);
+    } else {
+      add_optimizer(state, alone_, module, prefix);
+    }
+    is_used_ = true;
   }
   void set_state(size_t parameter, std::string_view name, const at::Tensor& value) {
     stepped().set_state(place_of(parameter), name, value);
@@ -239,6 +249,15 @@ swv_optimizer* new_groups(const swv_optimizer* const* optimizers, size_t num_opt
 }
 
 }  // namespace
+
+void add_optimizer_state(StateDict& state, const swv_optimizer* optimizer,
+                         const torch::nn::Module& module, const std::string& prefix) {
+  optimizer_of(optimizer).add_to(state, module, prefix);
+}
+std::shared_ptr<const void> optimizer_owner(const swv_optimizer* optimizer) {
+  return in(optimizer, "optimizer").optimizer;
+}
+
 }  // namespace shardweave::capi
 
 using namespace shardweave::capi;  // NOLINT: this file is the C interface of it

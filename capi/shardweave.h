@@ -2092,6 +2092,155 @@ SWV_API SWV_MUST_USE swv_status* swv_loader_position(const swv_loader* loader,
  * SWV_CODE_INVALID_ARGUMENT for anything else. COLLECTIVE with a mesh. */
 SWV_API SWV_MUST_USE swv_status* swv_loader_set_position(swv_loader* loader, const char* json);
 
+/* ---- Checkpoints ------------------------------------------------------------------------------
+ * What a run needs to go on, saved by all ranks together, and loaded on any mesh, plan or number of
+ * ranks: each writes what it is to write of it, and reads what it keeps.
+ *
+ *   swv_state_create(&state);
+ *   swv_state_add_module(state, NULL, model);            // "model.h.0.attn.q.weight", ...
+ *   swv_state_add_optimizer(state, NULL, optimizer, model);
+ *   swv_state_add_random(state, NULL, mesh);
+ *   swv_state_set_value(state, "epoch", "3");            // JSON
+ *   swv_checkpointer_create(mesh, "run", NULL, &checkpointer);
+ *   swv_checkpointer_load(checkpointer, state, NULL, &step, NULL);  // the newest, in place
+ *   swv_checkpointer_save_async(checkpointer, 100, state, NULL);    // "run/step-000100"
+ *   swv_checkpointer_wait(checkpointer);
+ *
+ * A checkpoint is safetensors files and a manifest, which C++, Rust and Go read and write alike. It is
+ * there with all its bytes on the disk, or not at all, whatever happens to the process. The directory
+ * is shared by all ranks. Errors are the same on all ranks, and leave everything as it was. A state
+ * and a checkpointer belong to one rank, and are used by one thread at a time. */
+
+typedef struct swv_state swv_state;               /* tensors and values, by name */
+typedef struct swv_checkpointer swv_checkpointer; /* what saves into one directory */
+typedef struct swv_safetensors swv_safetensors;   /* a file of tensors, or several with an index */
+
+/* Has handles, not copies: made once, it saves what is there at each save. It keeps alive what was
+ * added. All ranks add the same. */
+SWV_API SWV_MUST_USE swv_status* swv_state_create(swv_state** out_state);
+SWV_API SWV_MUST_USE swv_status* swv_state_share(const swv_state* state, swv_state** out_state);
+SWV_API void swv_state_free(swv_state* state);
+/* Sharded in any layout without Partial, or plain: then all ranks have it alike, and rank 0's is
+ * saved. SWV_CODE_ALREADY_EXISTS for a name that is there. */
+SWV_API SWV_MUST_USE swv_status* swv_state_add_tensor(swv_state* state, const char* name,
+                                                      swv_tensor* tensor);
+/* Parameters and buffers by FQN behind `prefix` (NULL: "model."), tied ones once, as they are now: a
+ * module is distributed first. */
+SWV_API SWV_MUST_USE swv_status* swv_state_add_module(swv_state* state, const char* prefix,
+                                                      swv_module* module);
+/* The optimizer's state of each parameter by the parameter's FQN in `module`, behind `prefix` (NULL:
+ * "optimizer."): "optimizer.w.exp_avg". Its options (lr) are the program's. swv_optimizer_use_zero
+ * comes before. SWV_CODE_INVALID_ARGUMENT for a parameter that is none of the module's. */
+SWV_API SWV_MUST_USE swv_status* swv_state_add_optimizer(swv_state* state, const char* prefix,
+                                                         swv_optimizer* optimizer,
+                                                         const swv_module* module);
+/* Where the mesh stands in its random numbers, as the value `name` (NULL: "random"). */
+SWV_API SWV_MUST_USE swv_status* swv_state_add_random(swv_state* state, const char* name,
+                                                      swv_mesh* mesh);
+/* Where the loader stands (swv_loader_position), as the value `name` (NULL: "loader"): it goes on there
+ * once loaded. Positions among other samples are SWV_CODE_INVALID_ARGUMENT when loading. */
+SWV_API SWV_MUST_USE swv_status* swv_state_add_loader(swv_state* state, const char* name,
+                                                      swv_loader* loader);
+/* JSON of the caller's own, the same on all ranks; again: another one. Loading replaces it. */
+SWV_API SWV_MUST_USE swv_status* swv_state_set_value(swv_state* state, const char* name,
+                                                     const char* json);
+/* SWV_CODE_NOT_FOUND. */
+SWV_API SWV_MUST_USE swv_status* swv_state_value(const swv_state* state, const char* name,
+                                                 swv_string** out_json);
+
+typedef struct swv_checkpointer_options {
+  size_t struct_size;
+  int64_t keep_last;     /* checkpoints that stay, after a new one is there; 0: all */
+  int64_t timeout_ms;    /* for the slowest rank to write its part, 1 or more; 0: an hour */
+  swv_bool skip_if_busy; /* beside training: nothing is saved while a save is under way; 0: waits */
+} swv_checkpointer_options;
+#define SWV_CHECKPOINTER_OPTIONS_INIT {SWV_SIZE_TO(swv_checkpointer_options, skip_if_busy), 0, 0, 0}
+
+typedef struct swv_load_options {
+  size_t struct_size;
+  swv_bool allow_missing;    /* what the checkpoint has not stays as it is, and is no error */
+  swv_bool allow_unexpected; /* what the state has not is no error */
+  swv_bool cast;             /* another floating-point type is converted, not refused */
+  swv_bool verify;           /* every byte of every file is compared with its checksum first; else
+                                those of pieces that a rank reads whole */
+} swv_load_options;
+#define SWV_LOAD_OPTIONS_INIT {SWV_SIZE_TO(swv_load_options, verify), 0, 0, 0, 0}
+
+/* Touches no file. From the first save on the directory is this one's, until it is freed: another
+ * one, of any process, gets SWV_CODE_FAILED_PRECONDITION. */
+SWV_API SWV_MUST_USE swv_status* swv_checkpointer_create(const swv_mesh* mesh,
+                                                         const char* directory,
+                                                         const swv_checkpointer_options* options,
+                                                         swv_checkpointer** out_checkpointer);
+/* Waits for what is under way; its error, if nobody has asked, is a warning on stderr. */
+SWV_API void swv_checkpointer_free(swv_checkpointer* checkpointer);
+/* The directory has step-000100 when it returns. SWV_CODE_ALREADY_EXISTS for a step that is there,
+ * SWV_CODE_RESOURCE_EXHAUSTED for a full disk, SWV_CODE_PERMISSION_DENIED; SWV_CODE_INVALID_ARGUMENT
+ * for a Partial, and for what differs between ranks. COLLECTIVE. */
+SWV_API SWV_MUST_USE swv_status* swv_checkpointer_save(swv_checkpointer* checkpointer, int64_t step,
+                                                       const swv_state* state);
+/* Returns when this rank's part is copied, and writes it on a thread of its own. One save is under way
+ * at a time. An error of it comes out of the next call. out_saved: 0 if it was skipped; may be NULL.
+ * COLLECTIVE. */
+SWV_API SWV_MUST_USE swv_status* swv_checkpointer_save_async(swv_checkpointer* checkpointer,
+                                                             int64_t step, const swv_state* state,
+                                                             swv_bool* out_saved);
+/* Until what is under way is on the disk. */
+SWV_API SWV_MUST_USE swv_status* swv_checkpointer_wait(swv_checkpointer* checkpointer);
+/* The newest checkpoint of its directory, as swv_state_load. COLLECTIVE. */
+SWV_API SWV_MUST_USE swv_status* swv_checkpointer_load(swv_checkpointer* checkpointer,
+                                                       swv_state* state,
+                                                       const swv_load_options* options,
+                                                       int64_t* out_step, swv_string** out_json);
+/* `path`: a checkpoint, or a directory of them: that of the highest step. Values go to where the
+ * tensors lie. Before anything is changed: SWV_CODE_NOT_FOUND without a checkpoint or a file of it;
+ * SWV_CODE_INVALID_ARGUMENT for another state, with all that is missing, unexpected or of another
+ * shape or type in one message, and for foreign files; SWV_CODE_DATA_LOSS for a file that is cut short
+ * or has another checksum; SWV_CODE_FAILED_PRECONDITION for a symbolic link in it. out_step may be
+ * NULL, as may out_json: {"path": ..., "step": 100, "missing": [], "unexpected": [], "values":
+ * {"epoch": 3}, "bytes_read": 96, "bytes_kept": 96}. COLLECTIVE. */
+SWV_API SWV_MUST_USE swv_status* swv_state_load(swv_state* state, const char* path,
+                                                const swv_mesh* mesh,
+                                                const swv_load_options* options, int64_t* out_step,
+                                                swv_string** out_json);
+/* The steps that a directory has, ascending; *out_count of them, also with less room. Like the next
+ * two it sends nothing: for any thread, of one process alone. SWV_CODE_NOT_FOUND without the
+ * directory. */
+SWV_API SWV_MUST_USE swv_status* swv_list_checkpoints(const char* directory, int64_t* steps,
+                                                      size_t capacity, size_t* out_count);
+/* What swv_state_load would load: `path` itself, or its checkpoint of the highest step.
+ * SWV_CODE_NOT_FOUND. */
+SWV_API SWV_MUST_USE swv_status* swv_find_checkpoint(const char* path, swv_string** out_path);
+/* Reads all of one checkpoint: sizes, headers, checksums. */
+SWV_API SWV_MUST_USE swv_status* swv_verify_checkpoint(const char* path);
+
+/* Safetensors (https://github.com/huggingface/safetensors), read strictly: `path` is a file, an index
+ * (model.safetensors.index.json), or a folder with either. Bytes of tensors are read when they are
+ * asked for. A handle is used by one thread at a time. */
+SWV_API SWV_MUST_USE swv_status* swv_safetensors_open(const char* path, swv_safetensors** out_file);
+SWV_API SWV_MUST_USE swv_status* swv_safetensors_share(const swv_safetensors* file,
+                                                       swv_safetensors** out_file);
+SWV_API void swv_safetensors_free(swv_safetensors* file);
+SWV_API SWV_MUST_USE swv_status* swv_safetensors_num_tensors(const swv_safetensors* file,
+                                                             size_t* out_num);
+/* In the order of their names. Outputs may be NULL; out_ndim is the full number of `sizes`. */
+SWV_API SWV_MUST_USE swv_status* swv_safetensors_tensor(const swv_safetensors* file, size_t index,
+                                                        swv_string** out_name, swv_dtype* out_dtype,
+                                                        int64_t* sizes, size_t capacity,
+                                                        size_t* out_ndim);
+/* A plain tensor on the CPU: all of it (ndim 0 and NULL), or the box of `sizes` from `offset` on, of
+ * which no byte more is read. SWV_CODE_NOT_FOUND, SWV_CODE_INVALID_ARGUMENT. */
+SWV_API SWV_MUST_USE swv_status* swv_safetensors_read(const swv_safetensors* file, const char* name,
+                                                      const int64_t* offset, const int64_t* sizes,
+                                                      size_t ndim, swv_tensor** out_tensor);
+/* A file that is not there yet, of plain tensors; on the disk when it returns. `metadata`: pairs of
+ * texts, key and value, num_metadata pairs. */
+SWV_API SWV_MUST_USE swv_status* swv_safetensors_write(const char* path, const char* const* names,
+                                                       const swv_tensor* const* tensors,
+                                                       size_t num_tensors,
+                                                       const char* const* metadata,
+                                                       size_t num_metadata);
+
 /* ---- What happened --------------------------------------------------------------------------- */
 
 /* Operations issued, and their bytes: of the larger of the two buffers. */

@@ -277,6 +277,25 @@ static swv_status* use_loader_options(void* options) {
   swv_token_file_free(file);
   return status;
 }
+static const char* checkpoints_path; /* a directory that is not there */
+static swv_status* use_checkpointer_options(void* options) {
+  swv_checkpointer* made = NULL;
+  swv_status* status =
+      swv_checkpointer_create(mesh, checkpoints_path, (swv_checkpointer_options*)options, &made);
+  swv_checkpointer_free(made);
+  return status;
+}
+/* There is no checkpoint, which is found out after the options were read. */
+static swv_status* use_load_options(void* options) {
+  swv_state* state = NULL;
+  swv_status* status;
+  CHECK_OK(swv_state_create(&state));
+  status = swv_state_load(state, checkpoints_path, mesh, (swv_load_options*)options, NULL, NULL);
+  swv_state_free(state);
+  if (swv_status_code(status) != SWV_CODE_NOT_FOUND) return status;
+  swv_status_free(status);
+  return NULL;
+}
 struct run {
   swv_module *module, *reference;
   swv_tensor* x;
@@ -436,6 +455,8 @@ int main(void) {
   swv_verify_options verify = SWV_VERIFY_OPTIONS_INIT;
   swv_plan_auto_options plan_auto = SWV_PLAN_AUTO_OPTIONS_INIT;
   swv_loader_options loader = SWV_LOADER_OPTIONS_INIT;
+  swv_checkpointer_options checkpointer = SWV_CHECKPOINTER_OPTIONS_INIT;
+  swv_load_options load = SWV_LOAD_OPTIONS_INIT;
   FILE* tokens;
   char tokens_file[4200];
   const swv_backend backend = good_backend();
@@ -445,6 +466,7 @@ int main(void) {
            (long)getpid());
   snprintf(tokens_file, sizeof(tokens_file), "%s.tokens", file);
   token_path = tokens_file;
+  checkpoints_path = file;
   tokens = fopen(tokens_file, "w");
   CHECK(tokens != NULL && fputs("text", tokens) >= 0 && fclose(tokens) == 0);
   rendezvous.file = file;
@@ -506,6 +528,8 @@ int main(void) {
   EVERY_SIZE(verify_options, verify, 0, 0);
   EVERY_SIZE(plan_auto_options, plan_auto, 0, 0);
   EVERY_SIZE(loader_options, loader, 0, 0);
+  EVERY_SIZE(checkpointer_options, checkpointer, 0, 0);
+  EVERY_SIZE(load_options, load, 0, 0);
 
   unlink(tokens_file);
   swv_tensor_free(parameter);

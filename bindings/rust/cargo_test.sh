@@ -43,8 +43,7 @@ cargo clippy --locked --workspace --all-targets --features shardweave/half -- -D
 cargo clippy --locked --workspace --all-targets --all-features -- -D warnings
 cargo clippy --locked --workspace --lib --no-default-features -- -D warnings
 cargo test --locked --workspace --features shardweave/half
-cargo test --locked -p shardweave --features half --test train_gpt -- --ignored --exact \
-  the_same_losses_as_in_cpp
+cargo test --locked -p shardweave --features half --test train_gpt -- --ignored
 # Without a library: what is pure Rust.
 env -u SHARDWEAVE_HOME cargo test --locked --workspace --lib --all-features
 # Loaded at run time.

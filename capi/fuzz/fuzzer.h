@@ -271,6 +271,8 @@ class Fuzzer {
   void fully_sharded();
   void divided();
   void data_parallel();
+  void checkpoints();
+  void safetensors();
   void observe();
   void data();
   void ranks();

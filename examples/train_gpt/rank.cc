@@ -67,17 +67,20 @@ class Rank {
     Gpt model = make_model(settings_, *mesh);
     print_layouts(model->named_parameters().pairs(), (*mesh)->mesh(), out_);
 
-    Progress progress(options("training"));
+    Progress progress(options("training", settings_.steps));
     CommTrace communication(*mesh);
     std::optional<ProfileScope> profile;
     if (!settings_.trace.empty()) profile.emplace(*mesh);
     set_step(0);
-    train(model, settings_, *text, *mesh, [&](double loss) {
+    const int64_t before = train(model, settings_, *text, *mesh, [&](double loss) {
       progress.step_done(loss);
       const size_t done = progress.losses().size();
       if (done < static_cast<size_t>(settings_.steps)) communication.clear();
       set_step(done);
     });
+    if (!settings_.resume.empty()) {
+      out_ << "went on after step " << before << " of " << settings_.resume << std::endl;
+    }
     out_ << "collectives of one step, on rank 0:\n" << communication.to_string() << std::flush;
     if (profile.has_value()) {
       activity_.set("writing the trace");
@@ -90,7 +93,7 @@ class Rank {
     const Sample written = sample(model, settings_, *text, *mesh);
     print_sample(written.prompt, written.generated, out_);
 
-    if (leader_) finish(*text, progress);
+    if (leader_) finish(*text, progress, before);
     return absl::OkStatus();
   }
 
@@ -99,23 +102,26 @@ class Rank {
     activity_.set(absl::StrCat("training step ", done + 1, " of ", settings_.steps));
   }
 
-  ProgressOptions options(std::string title) {
+  ProgressOptions options(std::string title, int64_t steps) {
     return {.title = std::move(title),
-            .steps = settings_.steps,
+            .steps = steps,
             .tokens_per_step = settings_.batch * settings_.seq,
             .out = leader_ ? &out_ : nullptr,
             .terminal = terminal_};
   }
 
   // On rank 0, which needs the others no more.
-  void finish(const Text& text, const Progress& progress) {
+  void finish(const Text& text, const Progress& progress, int64_t before) {
     std::optional<double> difference;
     if (settings_.check) {
       activity_.set("training on one rank, to compare");
-      Progress alone(options("one rank"));
-      train(make_model(settings_, nullptr), settings_, text, nullptr,
+      Settings unbroken = settings_;
+      unbroken.steps += before;
+      Progress alone(options("one rank", unbroken.steps));
+      train(make_model(unbroken, nullptr), unbroken, text, nullptr,
             [&](double loss) { alone.step_done(loss); });
-      difference = largest_difference(progress.losses(), alone.losses());
+      difference = largest_difference(progress.losses(),
+                                      {alone.losses().begin() + before, alone.losses().end()});
       out_ << "largest difference between the losses of a step: " << *difference << std::endl;
     }
     if (!settings_.json) return;

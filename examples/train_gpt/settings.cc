@@ -24,7 +24,7 @@ ABSL_FLAG(
     "inproc: ranks are threads of this process; gloo: ranks are processes, started here unless the "
     "environment says that a launcher has done it; default: gloo under a launcher, else inproc");
 ABSL_FLAG(std::string, data, "", "the text to train on; default: the licence texts of Debian");
-ABSL_FLAG(int64_t, steps, 200, "training steps");
+ABSL_FLAG(int64_t, steps, 200, "training steps of this run");
 ABSL_FLAG(int64_t, layers, 2, "transformer blocks");
 ABSL_FLAG(int64_t, dim, 96, "features of a token");
 ABSL_FLAG(int64_t, heads, 4, "attention heads; they divide --dim");
@@ -37,6 +37,12 @@ ABSL_FLAG(
     std::string, trace, "",
     "writes when each operator and each collective of the training ran, on every rank, to this "
     "file, for https://ui.perfetto.dev or chrome://tracing");
+ABSL_FLAG(std::string, save, "",
+          "a directory, of all ranks, that gets a checkpoint after the last step; any --mesh and "
+          "--parallel goes on from it, in C++, Rust and Go");
+ABSL_FLAG(int64_t, save_every, 0,
+          "with --save: also after so many steps, each time, beside training; 0: at the end only");
+ABSL_FLAG(std::string, resume, "", "goes on from the newest checkpoint of this directory");
 ABSL_FLAG(absl::Duration, timeout, absl::Minutes(2), "how long a rank waits for the others");
 ABSL_FLAG(bool, check, false, "train on one rank too, and compare the loss of every step");
 ABSL_FLAG(bool, json, false, "end with one line of JSON on stdout; all else goes to stderr");
@@ -72,7 +78,8 @@ std::string Settings::to_string() const {
   return absl::StrCat("mesh ", train_gpt::to_string(mesh), ", parallel ", parallel, ", steps ",
                       steps, ", layers ", layers, ", dim ", dim, ", heads ", heads, ", batch ",
                       batch, ", seq ", seq, ", lr ", learning_rate, ", seed ", seed, ", sample ",
-                      sample, trace.empty() ? "" : ", with a trace");
+                      sample, trace.empty() ? "" : ", with a trace", save.empty() ? "" : ", save ",
+                      save, " ", save_every, resume.empty() ? "" : ", resume ", resume);
 }
 
 absl::StatusOr<Settings> settings_from_flags(absl::Span<char* const> rest) {
@@ -103,6 +110,9 @@ absl::StatusOr<Settings> settings_from_flags(absl::Span<char* const> rest) {
       .backend = absl::GetFlag(FLAGS_backend),
       .data = absl::GetFlag(FLAGS_data),
       .trace = absl::GetFlag(FLAGS_trace),
+      .save = absl::GetFlag(FLAGS_save),
+      .resume = absl::GetFlag(FLAGS_resume),
+      .save_every = absl::GetFlag(FLAGS_save_every),
       .steps = absl::GetFlag(FLAGS_steps),
       .layers = absl::GetFlag(FLAGS_layers),
       .dim = absl::GetFlag(FLAGS_dim),
@@ -124,10 +134,15 @@ absl::StatusOr<Settings> settings_from_flags(absl::Span<char* const> rest) {
   status.Update(check_at_least("batch", s.batch, 1));
   status.Update(check_at_least("seq", s.seq, 1));
   status.Update(check_at_least("sample", s.sample, 0));
+  status.Update(check_at_least("save_every", s.save_every, 0));
   if (!status.ok()) return status;
   if (s.dim % s.heads != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("--heads=", s.heads, " does not divide --dim=", s.dim));
+  }
+  if (s.save_every > 0 && s.save.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--save_every=", s.save_every, ": wanted --save, too"));
   }
   if (!(s.learning_rate > 0) || !std::isfinite(s.learning_rate)) {
     return absl::InvalidArgumentError(

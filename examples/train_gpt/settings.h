@@ -22,6 +22,8 @@ struct Settings {
   std::string backend;                    // "inproc", "gloo", or "": whichever fits the environment
   std::string data;                       // "": Text::read's default
   std::string trace;                      // "": none
+  std::string save, resume;               // directories of checkpoints; "": none
+  int64_t save_every;                     // steps; 0: only at the end
   int64_t steps, layers, dim, heads, batch, seq, sample;
   double learning_rate;
   uint64_t seed;

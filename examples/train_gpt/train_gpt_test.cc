@@ -306,6 +306,41 @@ TEST(TrainGptTest, ReadsATextOfTheUser) {
   EXPECT_THAT(program.out(), HasSubstr("babababababababa"));
 }
 
+// --- checkpoints ---------------------------------------------------------------------------------
+
+// Saved under one mesh, gone on from under another: the losses of one rank that was never broken off.
+TEST(TrainGptTest, GoesOnFromACheckpoint) {
+  struct Way {
+    Args saves, resumes;
+    int ranks;
+  };
+  for (const auto& [saves, resumes, ranks] : std::vector<Way>{
+           {{"--mesh=dp=2,tp=2"}, {"--parallel=fsdp", "--mesh=dp=3"}, 3},
+           {{"--parallel=zero2", "--mesh=dp=3", "--backend=gloo"}, {"--mesh=dp=1,tp=2"}, 2},
+           {{"--parallel=fsdp+tp"}, {"--parallel=zero1", "--mesh=dp=2"}, 2}}) {
+    const std::string directory = temporary("run");
+    train(with(saves, {"--save=" + directory, "--save_every=2", "--steps=3"}));
+    EXPECT_TRUE(std::filesystem::exists(directory + "/step-000002/manifest.json"));
+    expect_same_losses(train(with(resumes, {"--check", "--resume=" + directory})), ranks);
+  }
+}
+
+TEST(TrainGptTest, CheckpointsThatCannotBe) {
+  const std::string directory = temporary("run");
+  train({"--save=" + directory, "--steps=1", "--mesh=dp=2"});
+  const auto expect = [](const Args& args, const std::string& message) {
+    Program program(with(kSmall, args));
+    EXPECT_EQ(program.wait(), 1);
+    EXPECT_THAT(program.err(), HasSubstr(message));
+  };
+  expect({"--resume=/nowhere/run"}, "/nowhere/run");
+  expect({"--resume=" + directory, "--layers=1"}, "unexpected: model.blocks.1.");
+  expect({"--resume=" + directory, "--layers=1", "--backend=gloo"}, "unexpected: model.blocks.1.");
+  expect({"--save=" + directory, "--steps=1"}, "is there already");
+  Program usage(with(kSmall, {"--save_every=2"}));
+  EXPECT_EQ(usage.wait(), 2);
+}
+
 // --- bad input -----------------------------------------------------------------------------------
 
 TEST(TrainGptTest, BadFlags) {

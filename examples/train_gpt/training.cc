@@ -7,6 +7,7 @@
 #include "c10/core/GradMode.h"
 #include "counter_random.h"
 #include "shardweave/dtensor/distribute_module.h"
+#include "shardweave/modules/checkpoint/checkpointer.h"
 #include "shardweave/modules/fully_shard.h"
 #include "shardweave/modules/optim/fused_optimizer.h"
 #include "shardweave/modules/zero.h"
@@ -31,9 +32,22 @@ shardweave::ParameterPlan plan() {
 constexpr shardweave::DistributeOptions kNothingSent = {.source = std::nullopt};
 
 template <typename Optimizer>
-void take_steps(Gpt model, Optimizer& optimizer, const Settings& settings, const Text& text,
-                const MeshPtr& mesh, const std::function<void(double loss)>& step_done) {
-  for (int64_t step = 0; step < settings.steps; ++step) {
+int64_t take_steps(Gpt model, Optimizer& optimizer, const Settings& settings, const Text& text,
+                   const MeshPtr& mesh, const std::function<void(double loss)>& step_done) {
+  shardweave::StateDict state;
+  std::optional<shardweave::Checkpointer> checkpointer;
+  int64_t first = 0;
+  if (mesh != nullptr) {  // what a run needs to go on; the text's batches follow from the step
+    shardweave::add_module(state, *model);
+    shardweave::add_optimizer(state, optimizer, *model);
+    shardweave::add_random_state(state, mesh);
+    if (!settings.resume.empty()) {
+      first = shardweave::load_checkpoint(settings.resume, state, mesh).step;
+    }
+    if (!settings.save.empty()) checkpointer.emplace(settings.save, mesh);
+  }
+  const int64_t end = first + settings.steps;
+  for (int64_t step = first; step < end; ++step) {
     Batch batch = text.batch({step, settings.batch, settings.seq, settings.seed});
     if (mesh != nullptr) {  // each row of the mesh gets its share of the sequences
       shardweave::NamedPlacements rows = {{"dp", Shard(0)}};
@@ -48,7 +62,15 @@ void take_steps(Gpt model, Optimizer& optimizer, const Settings& settings, const
     optimizer.step();
     optimizer.zero_grad();
     step_done(loss.item<double>());
+    const int64_t done = step + 1;
+    if (checkpointer.has_value() && done == end) {
+      checkpointer->save(done, state);
+    } else if (checkpointer.has_value() && settings.save_every > 0 &&
+               done % settings.save_every == 0) {
+      checkpointer->save_async(done, state);
+    }
   }
+  return first;
 }
 
 }  // namespace
@@ -65,16 +87,16 @@ Gpt make_model(const Settings& settings, const MeshPtr& mesh) {
   return model;
 }
 
-void train(Gpt model, const Settings& settings, const Text& text, const MeshPtr& mesh,
-           const std::function<void(double loss)>& step_done) {
+int64_t train(Gpt model, const Settings& settings, const Text& text, const MeshPtr& mesh,
+              const std::function<void(double loss)>& step_done) {
   const shardweave::AdamWOptions adamw = {.lr = settings.learning_rate};
   if (mesh != nullptr && settings.zero_stage() > 0) {
     shardweave::ZeroRedundancyOptimizer<shardweave::FusedOptimizer> optimizer(
         model->parameters(), adamw, {.mesh_dim = "dp", .stage = settings.zero_stage()});
-    take_steps(model, optimizer, settings, text, mesh, step_done);
+    return take_steps(model, optimizer, settings, text, mesh, step_done);
   } else {
     shardweave::FusedOptimizer optimizer(model->parameters(), adamw);
-    take_steps(model, optimizer, settings, text, mesh, step_done);
+    return take_steps(model, optimizer, settings, text, mesh, step_done);
   }
 }
 

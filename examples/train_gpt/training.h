@@ -22,8 +22,10 @@ namespace train_gpt {
 // With the same weights on every mesh.
 Gpt make_model(const Settings& settings, const shardweave::MeshPtr& mesh);
 
-void train(Gpt model, const Settings& settings, const Text& text, const shardweave::MeshPtr& mesh,
-           const std::function<void(double loss)>& step_done);
+// settings.steps steps, and how many were made before: by a run that this one goes on from. Without a
+// mesh nothing is saved, nor gone on from.
+int64_t train(Gpt model, const Settings& settings, const Text& text,
+              const shardweave::MeshPtr& mesh, const std::function<void(double loss)>& step_done);
 
 // Bytes that the model writes, and those of the text that it was given to begin with.
 struct Sample {

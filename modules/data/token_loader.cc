@@ -359,5 +359,8 @@ std::string TokenLoader::position() const {
 void TokenLoader::set_position(std::string_view position, std::source_location where) {
   state_->set_position(position, where);
 }
+absl::Status TokenLoader::check_position(std::string_view position) const {
+  return state_->order().from_json(position).status();
+}
 
 }  // namespace shardweave

@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "ATen/core/Tensor.h"
+#include "absl/status/status.h"
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/modules/data/sample_order.h"
 #include "shardweave/modules/data/token_file.h"
@@ -91,6 +92,8 @@ class TokenLoader {
   // on all ranks: (InvalidArgument) for what is no such position, or differs between ranks.
   void set_position(std::string_view position,
                     std::source_location where = std::source_location::current());
+  // Whether set_position() takes it, as far as one rank sees: InvalidArgument. Sends nothing.
+  absl::Status check_position(std::string_view position) const;
 
  private:
   class State;

@@ -38,8 +38,10 @@ type handles struct {
 	plan   *sw.Plan
 	op     *sw.Op
 
-	tokenLoader *sw.TokenLoader
-	tokenFile   *sw.TokenFile // of no rank
+	tokenLoader  *sw.TokenLoader
+	state        *sw.State
+	checkpointer *sw.Checkpointer
+	tokenFile    *sw.TokenFile // of no rank
 }
 
 // keepContext is a function of the host that keeps what it must not.
@@ -73,10 +75,17 @@ func makeHandlesOf(w *sw.World) *handles {
 	mustOf(sw.Apply(keepContext{&h.context}, "f", 1, h.tensor))
 	h.tokenFile = someTokens("misuse")
 	h.tokenLoader = mustOf(w.TokenLoader([]*sw.TokenFile{h.tokenFile}, sw.TokenLoaderOptions{}))
+	h.state = mustOf(sw.NewState(h.mesh))
+	h.checkpointer = mustOf(sw.NewCheckpointer(h.mesh, nowhereToSave))
 	return h
 }
 
+// nowhereToSave is a directory that cannot be made: nothing is left behind.
+const nowhereToSave = "/dev/null/checkpoints"
+
 func (h *handles) close() {
+	h.checkpointer.Close()
+	h.state.Close()
 	h.tokenLoader.Close()
 	h.tensor.Close()
 	h.optimizer.Close()
@@ -139,6 +148,12 @@ func (h *handles) of(kind reflect.Type) (reflect.Value, bool) {
 		value = h.op
 	case reflect.TypeOf((*sw.TokenLoader)(nil)):
 		value = h.tokenLoader
+	case reflect.TypeOf((*sw.State)(nil)):
+		value = h.state
+	case reflect.TypeOf((*sw.Checkpointer)(nil)):
+		value = h.checkpointer
+	case reflect.TypeOf([]sw.NamedTensor(nil)):
+		value = []sw.NamedTensor{{Name: "p", Tensor: h.tensor}}
 	case reflect.TypeOf((*sw.TokenFile)(nil)):
 		value = h.tokenFile
 	case reflect.TypeOf([]*sw.TokenFile(nil)):
@@ -263,6 +278,8 @@ func TestHandlesThatCannotBeUsed(t *testing.T) {
 	closed.gradSync = mustOf(closed.module.GradSync())
 	closed.scaler = mustOf(good.world.NewGradScaler())
 	closed.tokenLoader = mustOf(good.world.TokenLoader([]*sw.TokenFile{good.tokenFile}, sw.TokenLoaderOptions{}))
+	closed.state = mustOf(sw.NewState(closed.mesh))
+	closed.checkpointer = mustOf(sw.NewCheckpointer(closed.mesh, nowhereToSave))
 	closed.trace, closed.tensor = mustOf(closed.mesh.Trace()), sw.Ones(good.world, []int64{1})
 	closed.optimizer = mustOf(sw.NewSGD([]*sw.Tensor{sw.Ones(good.world, []int64{1}, sw.RequiresGrad)}, 0.1))
 	closed.scheduler = mustOf(sw.NewScheduler(sw.StepSchedule(1, 0.5), closed.optimizer))
@@ -272,7 +289,7 @@ func TestHandlesThatCannotBeUsed(t *testing.T) {
 	defer one.Close()
 	rankOne := makeHandlesOf(one)
 	empty := &handles{new(sw.World), new(sw.Mesh), new(sw.Comm), new(sw.Trace), new(sw.Module), new(sw.Forward), new(sw.GradSync), new(sw.GradScaler), new(sw.Optimizer), new(sw.Scheduler), new(sw.FunctionContext), new(sw.Tensor),
-		new(sw.Layout), new(sw.Plan), new(sw.Op), new(sw.TokenLoader), new(sw.TokenFile)}
+		new(sw.Layout), new(sw.Plan), new(sw.Op), new(sw.TokenLoader), new(sw.State), new(sw.Checkpointer), new(sw.TokenFile)}
 	wrongs := map[string]*handles{"closed": closed, "of another world": other, "of rank 1": rankOne, "of a closed world": ended, "not made": empty, "nil": {}}
 	words := map[string]string{"closed": "closed", "of another world": "several ranks (worlds of this process), each with the number 0",
 		"of rank 1": "several ranks of this process, ", "of a closed world": "", "not made": "was not made", "nil": "nil"}

@@ -109,7 +109,7 @@ func (s surface) handleTypes() map[string]*ast.StructType {
 func (h *handles) receivers() map[string]any {
 	return map[string]any{"World": h.world, "Mesh": h.mesh, "Comm": h.comm, "Trace": h.trace, "Module": h.module, "Forward": h.forward,
 		"GradSync": h.gradSync, "GradScaler": h.scaler, "Optimizer": h.optimizer, "Scheduler": h.scheduler, "FunctionContext": h.context, "Tensor": h.tensor, "Layout": h.layout, "Plan": h.plan, "Op": h.op,
-		"TokenFile": h.tokenFile, "TokenLoader": h.tokenLoader}
+		"TokenFile": h.tokenFile, "TokenLoader": h.tokenLoader, "State": h.state, "Checkpointer": h.checkpointer}
 }
 
 // functions are all exported ones; instances of those with type parameters. TestEveryFunctionIsHere finds
@@ -124,10 +124,12 @@ var functions = map[string]any{
 	"Data": sw.Data[float32], "DataAs": sw.DataAs[float32], "Empty": sw.Empty, "FinishGradSync": sw.FinishGradSync, "FromDLPack": sw.FromDLPack, "FromDLPackOn": sw.FromDLPackOn,
 	"FromLocal": sw.FromLocal, "FromSlice": sw.FromSlice[float32], "Full": sw.Full, "Gradients": sw.Gradients,
 	"ItemOf": sw.ItemOf[float32], "NewAdafactor": sw.NewAdafactor, "NewAdam": sw.NewAdam, "NewAdamW": sw.NewAdamW, "NewLion": sw.NewLion, "NewMuon": sw.NewMuon, "NewOptimizerOfGroups": sw.NewOptimizerOfGroups, "NewScheduler": sw.NewScheduler, "NewSGD": sw.NewSGD, "Ones": sw.Ones, "Rand": sw.Rand,
+	"NewCheckpointer": sw.NewCheckpointer, "NewState": sw.NewState, "WriteSafetensors": sw.WriteSafetensors,
 	"Randn": sw.Randn, "Scalar": sw.Scalar[float32], "Stack": sw.Stack, "Zeros": sw.Zeros,
 	// Those without handles.
 	"Counting": sw.Counting, "DeferredInit": sw.DeferredInit, "FindOp": sw.FindOp, "FromEnvironment": sw.FromEnvironment, "Join": sw.Join,
 	"OpenTokenFile": sw.OpenTokenFile, "ParseLayout": sw.ParseLayout, "ParsePlan": sw.ParsePlan, "RunRanks": sw.RunRanks, "Seed": sw.Seed, "Seeded": sw.Seeded,
+	"FindCheckpoint": sw.FindCheckpoint, "ListCheckpoints": sw.ListCheckpoints, "VerifyCheckpoint": sw.VerifyCheckpoint,
 	"SetHandleChecks": sw.SetHandleChecks, "SetLog": sw.SetLog, "SetNumThreads": sw.SetNumThreads, "Spawn": sw.Spawn,
 }
 
@@ -135,7 +137,8 @@ var functions = map[string]any{
 var cannotFail = map[string]bool{"Alone": true, "AllowUnused": true, "BFloat16Of": true, "BuildInfo": true,
 	"CosineSchedule": true, "CreateGraph": true, "Dim": true, "Failed": true, "Float16Of": true, "From": true, "FromRank": true, "LinearSchedule": true, "LiveHandles": true, "MustFindOp": true,
 	"MustParseLayout": true, "Named": true, "NewPlan": true, "Range": true, "RankOf": true, "RetainGraph": true, "StepSchedule": true, "Tensors": true,
-	"To":          true,
+	"To":           true,
+	"AllowMissing": true, "AllowUnexpected": true, "WithCast": true, "WithKeepLast": true, "WithSkipIfBusy": true, "WithVerification": true, "WithWriteTimeout": true,
 	"WSDSchedule": true, "WithAdafactorEps": true, "WithBackoff": true, "WithBeta2Decay": true, "WithClipThreshold": true, "WithGradientHook": true,
 	"WithGrowth": true, "WithIteration": true, "WithIterationDType": true, "WithMuonEps": true, "WithMuonMomentum": true, "WithPowerSGD": true,
 	"WithRMSOfAdamW": true, "WithScale": true,

@@ -72,8 +72,8 @@ var nouns = map[string]bool{"checks": true, "code": true, "collective": true, "d
 	"placement": true, "reduce": true, "value": true}
 
 // methodsOf are the nouns whose functions are methods.
-var methodsOf = map[string]bool{"Comm": true, "Forward": true, "Layout": true, "Mesh": true, "Module": true, "Op": true, "Optimizer": true,
-	"Plan": true, "Tensor": true, "Trace": true, "World": true}
+var methodsOf = map[string]bool{"Checkpointer": true, "Comm": true, "Forward": true, "Layout": true, "Mesh": true, "Module": true, "Op": true, "Optimizer": true,
+	"Plan": true, "State": true, "Tensor": true, "Trace": true, "World": true}
 
 // arguments are those of C whose names in Go differ, or which are a method's receiver.
 var arguments = map[string]string{
@@ -214,6 +214,13 @@ var arguments = map[string]string{
 	"sync":                             "the GradSync",
 	"scaler":                           "the GradScaler",
 	"user_data":                        "the function",
+	"checkpointer":                     "the checkpointer",
+	"state":                            "the state",
+	"options.keep_last":                "WithKeepLast",
+	"swv_state_set_value json":         "argument 'json'",
+	"swv_safetensors_write names":      "the names of argument 'tensors'",
+	"swv_safetensors_write names[]":    "the names of argument 'tensors'",
+	"swv_safetensors_write tensors[]":  "argument 'tensors'",
 	"file":                             "the token file",
 	"loader":                           "the loader",
 	"swv_loader_create options.layout": "Spec",
@@ -369,6 +376,9 @@ var words = map[string]string{
 	"swv_token_file_open":            "OpenTokenFile",
 	"swv_token_file_read":            "TokenFile.Read",
 	"swv_token_file_vocab_size":      "TokenFile.VocabSize",
+	"swv_state_create":               "NewState",
+	"swv_safetensors_write":          "WriteSafetensors",
+	"swv_checkpointer_create":        "NewCheckpointer",
 
 	// Types.
 	"swv_buffer":          "slice",

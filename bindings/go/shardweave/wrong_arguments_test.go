@@ -88,6 +88,8 @@ func wrongArguments(h *handles, kind reflect.Type) []any {
 			[]sw.MuonOption{sw.WithIteration(-1, [3]float64{1, 1, 1})}, []sw.MuonOption{sw.WeightDecay(-1)}}
 	case reflect.TypeOf([]sw.GradScalerOption{}):
 		return []any{[]sw.GradScalerOption{sw.WithScale(-1)}, []sw.GradScalerOption{sw.WithGrowth(0.5, 1)}, []sw.GradScalerOption{sw.WithGrowth(2, 0)}, []sw.GradScalerOption{sw.WithBackoff(1)}}
+	case reflect.TypeOf([]sw.CheckpointerOption{}):
+		return []any{[]sw.CheckpointerOption{sw.WithKeepLast(-1)}}
 	case reflect.TypeOf([]sw.GradSyncOption{}):
 		return []any{[]sw.GradSyncOption{sw.WithBucketBytes(-1)}, []sw.GradSyncOption{sw.WithPowerSGD(sw.PowerSGD{})}, []sw.GradSyncOption{sw.WithPowerSGD(sw.PowerSGD{Rank: 1, StartIteration: -1})},
 			[]sw.GradSyncOption{sw.WithPowerSGD(sw.PowerSGD{Rank: 1, MinCompressionRate: -1})}}
@@ -131,7 +133,7 @@ var goodStrings = map[string]string{"Tensor.Apply": "aten::neg", "FindOp": "aten
 	"ParseLayout": "[R]", "ParsePlan": "{}", "Optimizer.State": "momentum_buffer", "Optimizer.SetState": "momentum_buffer"}
 
 // harmful are what a test cannot call with anything: they end or break what others use, or start processes.
-var harmful = map[string]bool{"Spawn": true, "World.Abort": true, "Comm.Abort": true, "SetNumThreads": true}
+var harmful = map[string]bool{"Spawn": true, "World.Abort": true, "Comm.Abort": true, "SetNumThreads": true, "WriteSafetensors": true}
 
 // infallible say yes to whatever a good handle gets here.
 var infallible = map[string]bool{"Layout.Placements": true, "Seed": true}

@@ -74,13 +74,13 @@ func (r *rank) run() error {
 		return err
 	}
 
-	done := r.progress("training")
+	done := r.progress("training", s.steps)
 	communication, err := mesh.Trace()
 	if err != nil {
 		return err
 	}
 	r.activity = fmt.Sprintf("training step 1 of %d", s.steps)
-	err = train(w, m, s, text, mesh, func(loss float64) error {
+	before, err := train(w, m, s, text, mesh, func(loss float64) error {
 		done.step(loss)
 		if int64(len(done.losses)) == s.steps {
 			return nil
@@ -90,6 +90,9 @@ func (r *rank) run() error {
 	})
 	if err != nil {
 		return err
+	}
+	if s.resume != "" {
+		fmt.Fprintf(r.out, "went on after step %d of %s\n", before, s.resume)
 	}
 	fmt.Fprintf(r.out, "collectives of one step, on rank 0:\n%v", communication)
 	communication.Close()
@@ -103,7 +106,7 @@ func (r *rank) run() error {
 	if w.Rank() != 0 {
 		return nil
 	}
-	return r.finish(text, done)
+	return r.finish(text, done, before)
 }
 
 // checkSameEverywhere: ranks that were started with different flags or files would train on, wrongly.
@@ -124,29 +127,31 @@ func (r *rank) checkSameEverywhere(text []byte) error {
 	return nil
 }
 
-func (r *rank) progress(title string) *progress {
-	return newProgress(title, r.settings.steps, r.settings.batch*r.settings.seq, r.out, r.terminal)
+func (r *rank) progress(title string, steps int64) *progress {
+	return newProgress(title, steps, r.settings.batch*r.settings.seq, r.out, r.terminal)
 }
 
 // finish is for rank 0, which needs the others no more.
-func (r *rank) finish(text []byte, done *progress) error {
+func (r *rank) finish(text []byte, done *progress, before int64) error {
 	var difference *float64
 	if r.settings.check {
 		r.activity = "training on one rank, to compare"
-		alone := r.progress("one rank")
-		m, err := makeModel(r.world, r.settings, nil)
+		unbroken := *r.settings
+		unbroken.steps += before
+		alone := r.progress("one rank", unbroken.steps)
+		m, err := makeModel(r.world, &unbroken, nil)
 		if err != nil {
 			return err
 		}
 		defer m.Close()
-		err = train(r.world, m, r.settings, text, nil, func(loss float64) error {
+		_, err = train(r.world, m, &unbroken, text, nil, func(loss float64) error {
 			alone.step(loss)
 			return nil
 		})
 		if err != nil {
 			return err
 		}
-		largest := largestDifference(done.losses, alone.losses)
+		largest := largestDifference(done.losses, alone.losses[before:])
 		difference = &largest
 		fmt.Fprintf(r.out, "largest difference between the losses of a step: %.6g\n", largest)
 	}

@@ -17,6 +17,8 @@ type settings struct {
 	parallel                                       string       // one of parallels
 	backend                                        string       // "": whichever fits the environment
 	data                                           string       // "": readText's default
+	save, resume                                   string       // directories of checkpoints; "": none
+	saveEvery                                      int64        // steps; 0: only at the end
 	steps, layers, dim, heads, batch, seq, sampled int64
 	lr                                             float64
 	seed                                           uint64
@@ -46,8 +48,8 @@ func (s *settings) ranks() int {
 
 // String is all that has to be the same on every rank.
 func (s *settings) String() string {
-	return fmt.Sprintf("mesh %v, parallel %s, steps %d, layers %d, dim %d, heads %d, batch %d, seq %d, lr %g, seed %d, sample %d",
-		s.mesh, s.parallel, s.steps, s.layers, s.dim, s.heads, s.batch, s.seq, s.lr, s.seed, s.sampled)
+	return fmt.Sprintf("mesh %v, parallel %s, steps %d, layers %d, dim %d, heads %d, batch %d, seq %d, lr %g, seed %d, sample %d, save %s %d, resume %s",
+		s.mesh, s.parallel, s.steps, s.layers, s.dim, s.heads, s.batch, s.seq, s.lr, s.seed, s.sampled, s.save, s.saveEvery, s.resume)
 }
 
 // parseSettings reads flags. Errors name the flag, its value and what was wanted.
@@ -58,7 +60,7 @@ func parseSettings(args []string) (*settings, error) {
 	flags.StringVar(&s.parallel, "parallel", "ddp", "what ranks along dp have of the parameters: ddp, all of them; zero1, all of them, and a part of the optimizer's state; zero2, a part of the gradients, too; fsdp, a part of all, whole only while a block runs; hsdp, the same in each of --mesh's replicas; fsdp+tp, a part of what tensor parallelism leaves")
 	flags.StringVar(&s.backend, "backend", "", "inproc: ranks are goroutines of this process; gloo: ranks are processes, started here unless the environment says that a launcher has done it; default: gloo under a launcher, else inproc")
 	flags.StringVar(&s.data, "data", "", "the text to train on; default: the licence texts of Debian")
-	flags.Int64Var(&s.steps, "steps", 200, "training steps")
+	flags.Int64Var(&s.steps, "steps", 200, "training steps of this run")
 	flags.Int64Var(&s.layers, "layers", 2, "transformer blocks")
 	flags.Int64Var(&s.dim, "dim", 96, "features of a token")
 	flags.Int64Var(&s.heads, "heads", 4, "attention heads; they divide --dim")
@@ -67,6 +69,9 @@ func parseSettings(args []string) (*settings, error) {
 	flags.Float64Var(&s.lr, "lr", 5e-3, "learning rate of AdamW")
 	flags.Uint64Var(&s.seed, "seed", 1, "of the initial weights, the batches and the sample")
 	flags.Int64Var(&s.sampled, "sample", 200, "bytes to generate at the end")
+	flags.StringVar(&s.save, "save", "", "a directory, of all ranks, that gets a checkpoint after the last step; any --mesh and --parallel goes on from it, in C++, Rust and Go")
+	flags.Int64Var(&s.saveEvery, "save_every", 0, "with --save: also after so many steps, each time, beside training; 0: at the end only")
+	flags.StringVar(&s.resume, "resume", "", "goes on from the newest checkpoint of this directory")
 	flags.DurationVar(&s.timeout, "timeout", 2*time.Minute, "how long a rank waits for the others")
 	flags.BoolVar(&s.check, "check", false, "train on one rank too, and compare the loss of every step")
 	flags.BoolVar(&s.json, "json", false, "end with one line of JSON on stdout; all else goes to stderr")
@@ -102,12 +107,15 @@ func parseSettings(args []string) (*settings, error) {
 		flag         string
 		value, least int64
 	}{{"steps", s.steps, 1}, {"layers", s.layers, 1}, {"dim", s.dim, 1}, {"heads", s.heads, 1},
-		{"batch", s.batch, 1}, {"seq", s.seq, 1}, {"sample", s.sampled, 0}} {
+		{"batch", s.batch, 1}, {"seq", s.seq, 1}, {"sample", s.sampled, 0},
+		{"save_every", s.saveEvery, 0}} {
 		if least.value < least.least {
 			return nil, fmt.Errorf("--%s=%d: wanted %d or more", least.flag, least.value, least.least)
 		}
 	}
 	switch {
+	case s.saveEvery > 0 && s.save == "":
+		return nil, fmt.Errorf("--save_every=%d: wanted --save, too", s.saveEvery)
 	case s.dim%s.heads != 0:
 		return nil, fmt.Errorf("--heads=%d does not divide --dim=%d", s.heads, s.dim)
 	case !(s.lr > 0) || math.IsInf(s.lr, 0):

@@ -158,6 +158,35 @@ func TestSameLossesHoweverParametersAreKept(t *testing.T) {
 	}
 }
 
+// aRunMoves: begun by one program under one mesh, gone on with by the other under another. The losses are those of a run that was
+// never broken off, which --check makes on one rank.
+func aRunMoves(t *testing.T, first, second string) {
+	t.Helper()
+	for _, way := range [][2][]string{{{"--mesh=dp=2,tp=2"}, {"--parallel=fsdp", "--mesh=dp=3"}},
+		{{"--parallel=zero2", "--mesh=dp=3"}, {"--parallel=fsdp+tp"}}} {
+		directory := filepath.Join(t.TempDir(), "run")
+		trained(t, first, append(way[0], "--save="+directory, "--save_every=2", "--steps=3")...)
+		if _, err := os.Stat(filepath.Join(directory, "step-000002", "manifest.json")); err != nil {
+			t.Error(err)
+		}
+		r, _ := trained(t, second, append(way[1], "--check", "--resume="+directory)...)
+		if !(*r.MaxLossDiff <= 1e-5) || !(r.LastLoss < r.FirstLoss) {
+			t.Errorf("%v: %+v, %v", way, r, *r.MaxLossDiff)
+		}
+	}
+}
+
+func TestARunGoesOnFromACheckpoint(t *testing.T) { aRunMoves(t, os.Args[0], os.Args[0]) }
+
+func TestARunGoesOnInAnotherLanguage(t *testing.T) {
+	cpp := os.Getenv("SHARDWEAVE_TRAIN_GPT")
+	if cpp == "" {
+		t.Skip("SHARDWEAVE_TRAIN_GPT does not name the C++ program; Bazel's test does")
+	}
+	aRunMoves(t, cpp, os.Args[0])
+	aRunMoves(t, os.Args[0], cpp)
+}
+
 func TestProcesses(t *testing.T) {
 	goroutines, _ := trained(t, os.Args[0], "--mesh=dp=1,tp=2", "--backend=inproc")
 	processes, _ := trained(t, os.Args[0], "--mesh=dp=1,tp=2", "--backend=gloo")
@@ -251,6 +280,9 @@ func TestBadFlags(t *testing.T) {
 		{"--mesh=dp=0", "'dp=0': wanted a name and a size", exitUsage},
 		{"--mesh=pp=2", "not 'pp'", exitUsage},
 		{"--mesh=dp=2,dp=2", "'dp' is there twice", exitUsage},
+		{"--save_every=2", "--save_every=2: wanted --save, too", exitUsage},
+		{"--resume=/dev/null/run", "State.Load: ", exitFailed},
+		{"--save=/dev/null/run", "Checkpointer.Save: ", exitFailed},
 		{"--parallel=pp", "--parallel=pp: wanted one of ddp, zero1, zero2, fsdp, hsdp, fsdp+tp", exitUsage},
 		{"--mesh=replicas=2,dp=2", "not 'replicas'", exitUsage},
 		{"--mesh=dp=100000", "4096 ranks at most", exitUsage},

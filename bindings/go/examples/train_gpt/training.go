@@ -29,27 +29,90 @@ func makeModel(w *sw.World, s *settings, mesh *sw.Mesh) (*gpt, error) {
 	return m, err
 }
 
-// train calls stepDone with the loss of every step.
-func train(w *sw.World, m *gpt, s *settings, text []byte, mesh *sw.Mesh, stepDone func(loss float64) error) error {
+// checkpoints are what a run saves, and goes on from. The zero one has none.
+type checkpoints struct {
+	state        *sw.State
+	checkpointer *sw.Checkpointer // nil: nothing is saved
+	every, end   int64
+}
+
+// newCheckpoints goes on, and says after which step.
+func newCheckpoints(m *gpt, optimizer *sw.Optimizer, s *settings, mesh *sw.Mesh) (c *checkpoints, before int64, err error) {
+	c = &checkpoints{every: s.saveEvery}
+	if c.state, err = sw.NewState(mesh); err != nil {
+		return nil, 0, err
+	}
+	// What a run needs to go on; the text's batches follow from the step.
+	for _, err := range []error{c.state.AddModule("model.", m.Module), c.state.AddOptimizer("optimizer.", optimizer, m.Module),
+		c.state.AddRandom("random", mesh)} {
+		if err != nil {
+			return nil, 0, err
+		}
+	}
+	if s.resume != "" {
+		loaded, err := c.state.Load(s.resume, mesh)
+		if err != nil {
+			return nil, 0, err
+		}
+		before = loaded.Step
+	}
+	if s.save != "" {
+		if c.checkpointer, err = sw.NewCheckpointer(mesh, s.save); err != nil {
+			return nil, 0, err
+		}
+	}
+	c.end = before + s.steps
+	return c, before, nil
+}
+
+// stepDone saves beside training, and at the end.
+func (c *checkpoints) stepDone(done int64) error {
+	switch {
+	case c.checkpointer == nil:
+		return nil
+	case done == c.end:
+		return c.checkpointer.Save(done, c.state)
+	case c.every > 0 && done%c.every == 0:
+		_, err := c.checkpointer.SaveAsync(done, c.state)
+		return err
+	}
+	return nil
+}
+
+func (c *checkpoints) Close() {
+	c.checkpointer.Close()
+	c.state.Close()
+}
+
+// train makes s.steps steps, and calls stepDone with the loss of each. Before is how many were made by a run that this one
+// goes on from. Without a mesh nothing is saved, nor gone on from.
+func train(w *sw.World, m *gpt, s *settings, text []byte, mesh *sw.Mesh, stepDone func(loss float64) error) (before int64, err error) {
 	parameters, err := m.Parameters()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	optimizer, err := sw.NewAdamW(sw.Tensors(parameters), s.lr)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer optimizer.Close()
 	if mesh != nil && s.zeroStage() > 0 {
 		if err := optimizer.UseZeRO(sw.ZeRO{MeshDim: "dp", Stage: s.zeroStage()}); err != nil {
-			return err
+			return 0, err
 		}
+	}
+	saved := &checkpoints{}
+	if mesh != nil {
+		if saved, before, err = newCheckpoints(m, optimizer, s, mesh); err != nil {
+			return 0, err
+		}
+		defer saved.Close()
 	}
 	rows := sw.On{"dp": "S(0)"}
 	if s.parallel == "hsdp" {
 		rows["replicas"] = "S(0)"
 	}
-	for step := int64(0); step < s.steps; step++ {
+	for step := before; step < before+s.steps; step++ {
 		var loss float64
 		err := w.Scope(func() error { // whose tensors end with it
 			batch := func(numbers []int64) *sw.Tensor {
@@ -74,13 +137,16 @@ func train(w *sw.World, m *gpt, s *settings, text []byte, mesh *sw.Mesh, stepDon
 			return err
 		})
 		if err != nil {
-			return err
+			return 0, err
 		}
 		if err := stepDone(loss); err != nil {
-			return err
+			return 0, err
+		}
+		if err := saved.stepDone(step + 1); err != nil {
+			return 0, err
 		}
 	}
-	return nil
+	return before, nil
 }
 
 // sample is bytes that the model writes, and those of the text that it was given to begin with.

@@ -218,6 +218,52 @@ static inline swv_status* swvgo_module_fully_shard(
   return swv_module_fully_shard(module, mesh, &options, out_text, out_json);
 }
 
+// Texts are one behind the other.
+static inline swv_status* swvgo_safetensors_write(const char* path, const char* names,
+                                                  swv_tensor* const* tensors, size_t num_tensors,
+                                                  const char* metadata, size_t num_metadata) {
+  const char* all[num_tensors + 1];
+  const char* words[2 * num_metadata + 1];
+  swvgo_texts(names, num_tensors, all);
+  swvgo_texts(metadata, 2 * num_metadata, words);
+  return swv_safetensors_write(path, all, (const swv_tensor* const*)tensors, num_tensors, words,
+                               num_metadata);
+}
+
+static inline swv_status* swvgo_state_load(swv_state* state, const char* path, const swv_mesh* mesh,
+                                           swv_bool allow_missing, swv_bool allow_unexpected,
+                                           swv_bool cast, swv_bool verify, swv_string** out_json) {
+  swv_load_options options = SWV_LOAD_OPTIONS_INIT;
+  options.allow_missing = allow_missing;
+  options.allow_unexpected = allow_unexpected;
+  options.cast = cast;
+  options.verify = verify;
+  return swv_state_load(state, path, mesh, &options, NULL, out_json);
+}
+
+static inline swv_status* swvgo_checkpointer_load(swv_checkpointer* checkpointer, swv_state* state,
+                                                  swv_bool allow_missing, swv_bool allow_unexpected,
+                                                  swv_bool cast, swv_bool verify,
+                                                  swv_string** out_json) {
+  swv_load_options options = SWV_LOAD_OPTIONS_INIT;
+  options.allow_missing = allow_missing;
+  options.allow_unexpected = allow_unexpected;
+  options.cast = cast;
+  options.verify = verify;
+  return swv_checkpointer_load(checkpointer, state, &options, NULL, out_json);
+}
+
+static inline swv_status* swvgo_checkpointer_create(const swv_mesh* mesh, const char* directory,
+                                                    int64_t keep_last, int64_t timeout_ms,
+                                                    swv_bool skip_if_busy,
+                                                    swv_checkpointer** out_checkpointer) {
+  swv_checkpointer_options options = SWV_CHECKPOINTER_OPTIONS_INIT;
+  options.keep_last = keep_last;
+  options.timeout_ms = timeout_ms;
+  options.skip_if_busy = skip_if_busy;
+  return swv_checkpointer_create(mesh, directory, &options, out_checkpointer);
+}
+
 static inline swv_status* swvgo_mesh_fully_shard_counters(const swv_mesh* mesh, int64_t* out) {
   swv_fully_shard_counters counters = SWV_FULLY_SHARD_COUNTERS_INIT;
   swv_status* status = swv_mesh_fully_shard_counters(mesh, &counters);

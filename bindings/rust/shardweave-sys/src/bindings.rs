@@ -2879,6 +2879,270 @@ extern "C" {
         json: *const ::std::os::raw::c_char,
     ) -> *mut swv_status;
 }
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_state {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_checkpointer {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_safetensors {
+    _unused: [u8; 0],
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Has handles, not copies: made once, it saves what is there at each save. It keeps alive what was\n added. All ranks add the same."]
+    pub fn swv_state_create(out_state: *mut *mut swv_state) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    pub fn swv_state_share(
+        state: *const swv_state,
+        out_state: *mut *mut swv_state,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    pub fn swv_state_free(state: *mut swv_state);
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Sharded in any layout without Partial, or plain: then all ranks have it alike, and rank 0's is\n saved. SWV_CODE_ALREADY_EXISTS for a name that is there."]
+    pub fn swv_state_add_tensor(
+        state: *mut swv_state,
+        name: *const ::std::os::raw::c_char,
+        tensor: *mut swv_tensor,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Parameters and buffers by FQN behind `prefix` (NULL: \"model.\"), tied ones once, as they are now: a\n module is distributed first."]
+    pub fn swv_state_add_module(
+        state: *mut swv_state,
+        prefix: *const ::std::os::raw::c_char,
+        module: *mut swv_module,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " The optimizer's state of each parameter by the parameter's FQN in `module`, behind `prefix` (NULL:\n \"optimizer.\"): \"optimizer.w.exp_avg\". Its options (lr) are the program's. swv_optimizer_use_zero\n comes before. SWV_CODE_INVALID_ARGUMENT for a parameter that is none of the module's."]
+    pub fn swv_state_add_optimizer(
+        state: *mut swv_state,
+        prefix: *const ::std::os::raw::c_char,
+        optimizer: *mut swv_optimizer,
+        module: *const swv_module,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Where the mesh stands in its random numbers, as the value `name` (NULL: \"random\")."]
+    pub fn swv_state_add_random(
+        state: *mut swv_state,
+        name: *const ::std::os::raw::c_char,
+        mesh: *mut swv_mesh,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Where the loader stands (swv_loader_position), as the value `name` (NULL: \"loader\"): it goes on there\n once loaded. Positions among other samples are SWV_CODE_INVALID_ARGUMENT when loading."]
+    pub fn swv_state_add_loader(
+        state: *mut swv_state,
+        name: *const ::std::os::raw::c_char,
+        loader: *mut swv_loader,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " JSON of the caller's own, the same on all ranks; again: another one. Loading replaces it."]
+    pub fn swv_state_set_value(
+        state: *mut swv_state,
+        name: *const ::std::os::raw::c_char,
+        json: *const ::std::os::raw::c_char,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " SWV_CODE_NOT_FOUND."]
+    pub fn swv_state_value(
+        state: *const swv_state,
+        name: *const ::std::os::raw::c_char,
+        out_json: *mut *mut swv_string,
+    ) -> *mut swv_status;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_checkpointer_options {
+    pub struct_size: usize,
+    #[doc = " checkpoints that stay, after a new one is there; 0: all"]
+    pub keep_last: i64,
+    #[doc = " for the slowest rank to write its part, 1 or more; 0: an hour"]
+    pub timeout_ms: i64,
+    #[doc = " beside training: nothing is saved while a save is under way; 0: waits"]
+    pub skip_if_busy: swv_bool,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_load_options {
+    pub struct_size: usize,
+    #[doc = " what the checkpoint has not stays as it is, and is no error"]
+    pub allow_missing: swv_bool,
+    #[doc = " what the state has not is no error"]
+    pub allow_unexpected: swv_bool,
+    #[doc = " another floating-point type is converted, not refused"]
+    pub cast: swv_bool,
+    #[doc = " every byte of every file is compared with its checksum first; else\nthose of pieces that a rank reads whole"]
+    pub verify: swv_bool,
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Touches no file. From the first save on the directory is this one's, until it is freed: another\n one, of any process, gets SWV_CODE_FAILED_PRECONDITION."]
+    pub fn swv_checkpointer_create(
+        mesh: *const swv_mesh,
+        directory: *const ::std::os::raw::c_char,
+        options: *const swv_checkpointer_options,
+        out_checkpointer: *mut *mut swv_checkpointer,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[doc = " Waits for what is under way; its error, if nobody has asked, is a warning on stderr."]
+    pub fn swv_checkpointer_free(checkpointer: *mut swv_checkpointer);
+}
+extern "C" {
+    #[must_use]
+    #[doc = " The directory has step-000100 when it returns. SWV_CODE_ALREADY_EXISTS for a step that is there,\n SWV_CODE_RESOURCE_EXHAUSTED for a full disk, SWV_CODE_PERMISSION_DENIED; SWV_CODE_INVALID_ARGUMENT\n for a Partial, and for what differs between ranks. COLLECTIVE."]
+    pub fn swv_checkpointer_save(
+        checkpointer: *mut swv_checkpointer,
+        step: i64,
+        state: *const swv_state,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Returns when this rank's part is copied, and writes it on a thread of its own. One save is under way\n at a time. An error of it comes out of the next call. out_saved: 0 if it was skipped; may be NULL.\n COLLECTIVE."]
+    pub fn swv_checkpointer_save_async(
+        checkpointer: *mut swv_checkpointer,
+        step: i64,
+        state: *const swv_state,
+        out_saved: *mut swv_bool,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Until what is under way is on the disk."]
+    pub fn swv_checkpointer_wait(checkpointer: *mut swv_checkpointer) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " The newest checkpoint of its directory, as swv_state_load. COLLECTIVE."]
+    pub fn swv_checkpointer_load(
+        checkpointer: *mut swv_checkpointer,
+        state: *mut swv_state,
+        options: *const swv_load_options,
+        out_step: *mut i64,
+        out_json: *mut *mut swv_string,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " `path`: a checkpoint, or a directory of them: that of the highest step. Values go to where the\n tensors lie. Before anything is changed: SWV_CODE_NOT_FOUND without a checkpoint or a file of it;\n SWV_CODE_INVALID_ARGUMENT for another state, with all that is missing, unexpected or of another\n shape or type in one message, and for foreign files; SWV_CODE_DATA_LOSS for a file that is cut short\n or has another checksum; SWV_CODE_FAILED_PRECONDITION for a symbolic link in it. out_step may be\n NULL, as may out_json: {\"path\": ..., \"step\": 100, \"missing\": [], \"unexpected\": [], \"values\":\n {\"epoch\": 3}, \"bytes_read\": 96, \"bytes_kept\": 96}. COLLECTIVE."]
+    pub fn swv_state_load(
+        state: *mut swv_state,
+        path: *const ::std::os::raw::c_char,
+        mesh: *const swv_mesh,
+        options: *const swv_load_options,
+        out_step: *mut i64,
+        out_json: *mut *mut swv_string,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " The steps that a directory has, ascending; *out_count of them, also with less room. Like the next\n two it sends nothing: for any thread, of one process alone. SWV_CODE_NOT_FOUND without the\n directory."]
+    pub fn swv_list_checkpoints(
+        directory: *const ::std::os::raw::c_char,
+        steps: *mut i64,
+        capacity: usize,
+        out_count: *mut usize,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " What swv_state_load would load: `path` itself, or its checkpoint of the highest step.\n SWV_CODE_NOT_FOUND."]
+    pub fn swv_find_checkpoint(
+        path: *const ::std::os::raw::c_char,
+        out_path: *mut *mut swv_string,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Reads all of one checkpoint: sizes, headers, checksums."]
+    pub fn swv_verify_checkpoint(path: *const ::std::os::raw::c_char) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Safetensors (https://github.com/huggingface/safetensors), read strictly: `path` is a file, an index\n (model.safetensors.index.json), or a folder with either. Bytes of tensors are read when they are\n asked for. A handle is used by one thread at a time."]
+    pub fn swv_safetensors_open(
+        path: *const ::std::os::raw::c_char,
+        out_file: *mut *mut swv_safetensors,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    pub fn swv_safetensors_share(
+        file: *const swv_safetensors,
+        out_file: *mut *mut swv_safetensors,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    pub fn swv_safetensors_free(file: *mut swv_safetensors);
+}
+extern "C" {
+    #[must_use]
+    pub fn swv_safetensors_num_tensors(
+        file: *const swv_safetensors,
+        out_num: *mut usize,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " In the order of their names. Outputs may be NULL; out_ndim is the full number of `sizes`."]
+    pub fn swv_safetensors_tensor(
+        file: *const swv_safetensors,
+        index: usize,
+        out_name: *mut *mut swv_string,
+        out_dtype: *mut swv_dtype,
+        sizes: *mut i64,
+        capacity: usize,
+        out_ndim: *mut usize,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " A plain tensor on the CPU: all of it (ndim 0 and NULL), or the box of `sizes` from `offset` on, of\n which no byte more is read. SWV_CODE_NOT_FOUND, SWV_CODE_INVALID_ARGUMENT."]
+    pub fn swv_safetensors_read(
+        file: *const swv_safetensors,
+        name: *const ::std::os::raw::c_char,
+        offset: *const i64,
+        sizes: *const i64,
+        ndim: usize,
+        out_tensor: *mut *mut swv_tensor,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " A file that is not there yet, of plain tensors; on the disk when it returns. `metadata`: pairs of\n texts, key and value, num_metadata pairs."]
+    pub fn swv_safetensors_write(
+        path: *const ::std::os::raw::c_char,
+        names: *const *const ::std::os::raw::c_char,
+        tensors: *const *const swv_tensor,
+        num_tensors: usize,
+        metadata: *const *const ::std::os::raw::c_char,
+        num_metadata: usize,
+    ) -> *mut swv_status;
+}
 #[doc = " Operations issued, and their bytes: of the larger of the two buffers."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

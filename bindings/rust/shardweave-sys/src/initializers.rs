@@ -320,6 +320,21 @@ pub const SWV_LOADER_OPTIONS_INIT: swv_loader_options = swv_loader_options {
     reserved: 0,
 };
 
+pub const SWV_CHECKPOINTER_OPTIONS_INIT: swv_checkpointer_options = swv_checkpointer_options {
+    struct_size: 28,
+    keep_last: 0,
+    timeout_ms: 0,
+    skip_if_busy: 0,
+};
+
+pub const SWV_LOAD_OPTIONS_INIT: swv_load_options = swv_load_options {
+    struct_size: 24,
+    allow_missing: 0,
+    allow_unexpected: 0,
+    cast: 0,
+    verify: 0,
+};
+
 pub const SWV_DISPATCH_COUNTERS_INIT: swv_dispatch_counters = swv_dispatch_counters {
     struct_size: 64,
     operators: 0,

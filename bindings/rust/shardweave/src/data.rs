@@ -1,14 +1,13 @@
 //! Token files, and batches of them that are read ahead.
 
 use std::fmt;
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use shardweave_sys as sys;
 
 use crate::dtype::{number_of, DType};
-use crate::error::{Error, Of, Result};
-use crate::ffi::c_text;
+use crate::error::{Of, Result};
+use crate::ffi::{c_path, c_text};
 use crate::layout::{IntoLayout, Layout};
 use crate::mesh::Mesh;
 use crate::tensor::Tensor;
@@ -48,10 +47,8 @@ impl TokenFile {
     }
 
     fn opened(path: &Path, dtype: Option<DType>) -> Result<TokenFile> {
-        let text = std::str::from_utf8(path.as_os_str().as_bytes())
-            .map_err(|_| Error::invalid(format!("the path {path:?} is no UTF-8")))?;
-        let text = c_text(text, "the path")?;
-        let file = create!(swv_token_file_open(text.as_ptr(), number_of(dtype)))?;
+        let path = c_path(path)?;
+        let file = create!(swv_token_file_open(path.as_ptr(), number_of(dtype)))?;
         Ok(TokenFile::from_handle(file))
     }
 

@@ -15,7 +15,9 @@ use std::any::Any;
 use std::ffi::{CStr, CString};
 use std::mem;
 use std::os::raw::c_char;
+use std::os::unix::ffi::OsStrExt;
 use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -184,6 +186,13 @@ pub(crate) fn take_string(string: ptr::NonNull<sys::swv_string>) -> String {
 pub(crate) fn c_text(text: &str, what: &str) -> Result<CString> {
     CString::new(text)
         .map_err(|_| Error::invalid(format!("{what} {text:?} has a NUL in it; wanted none")))
+}
+
+/// Of a file or a folder.
+pub(crate) fn c_path(path: &Path) -> Result<CString> {
+    let text = std::str::from_utf8(path.as_os_str().as_bytes())
+        .map_err(|_| Error::invalid(format!("the path {path:?} is no UTF-8")))?;
+    c_text(text, "the path")
 }
 
 pub(crate) fn list<T: Copy + Default>(

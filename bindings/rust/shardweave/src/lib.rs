@@ -76,6 +76,7 @@ mod ffi;
 mod arithmetic;
 mod auto_plan;
 mod autograd;
+mod checkpoint;
 mod comm;
 mod data;
 mod data_parallel;
@@ -117,6 +118,10 @@ pub use auto_plan::{auto_plan, AutoPlan, AutoPlanOptions};
 pub use autograd::{
     apply, checkpoint, gradients, inference, no_grad, with_grad_mode, BackwardOptions, Function,
     FunctionContext, GradMode,
+};
+pub use checkpoint::{
+    find_checkpoint, list_checkpoints, verify_checkpoint, write_safetensors, Checkpointer,
+    CheckpointerOptions, LoadOptions, Loaded, Safetensors, State, StoredTensor,
 };
 pub use comm::{Comm, CommCounter, CommCounters, Pending};
 pub use data::{TokenBatch, TokenFile, TokenLoader, TokenLoaderOptions};

@@ -2,13 +2,15 @@
 //! argument, in words of C. Only errors come here.
 
 /// Functions and types that do not follow the rule ([`of_rule`]).
-const NAMES: [(&str, &str); 106] = [
+const NAMES: [(&str, &str); 114] = [
     ("build_info", "build_info"),
     ("checkpoint", "checkpoint"),
+    ("checkpointer_create", "CheckpointerOptions::open"),
     ("clip_grad_norm", "clip_grad_norm"),
     ("comm_share", "Comm::with_timeout"),
     ("deferred_init", "deferred_init"),
     ("dtype", "DType"),
+    ("find_checkpoint", "find_checkpoint"),
     ("finish_grad_sync", "finish_grad_sync"),
     ("forward", "Forward"),
     ("forward_begin", "Forward::run"),
@@ -30,6 +32,7 @@ const NAMES: [(&str, &str); 106] = [
     ("layout_mesh_ndim", "Layout::placements"),
     ("layout_placement", "Layout::placements"),
     ("layout_plan", "Layout::plan_to"),
+    ("list_checkpoints", "list_checkpoints"),
     ("live_handles", "live_handles"),
     ("loader_create", "TokenLoader::new"),
     ("loader_next", "TokenLoader::next"),
@@ -93,17 +96,22 @@ const NAMES: [(&str, &str); 106] = [
     ("plan_resolve", "ParameterPlan::resolve"),
     ("plan_to_json", "ParameterPlan::from_json"),
     ("reduce_op", "ReduceOp"),
+    ("safetensors_num_tensors", "Safetensors::tensors"),
+    ("safetensors_tensor", "Safetensors::tensors"),
+    ("safetensors_write", "write_safetensors"),
     ("schedule_factor", "Schedule::factor"),
     ("seed", "manual_seed"),
     ("set_handle_checks", "set_handle_checks"),
     ("set_log", "set_log"),
     ("set_num_threads", "set_num_threads"),
+    ("state_create", "State::new"),
     ("tensor_copy_from_host", "Tensor::copy_from_slice"),
     ("tensor_copy_to_host", "Tensor::to_vec"),
     ("tensor_from_data", "Tensor::from_slice"),
     ("tensor_share", "Tensor::clone"),
     ("trace_create", "Mesh::trace"),
     ("value_kind", "Value"),
+    ("verify_checkpoint", "verify_checkpoint"),
     ("work_is_done", "Pending::is_done"),
     ("work_wait", "Pending::wait"),
     ("world_create_counting", "World::counting"),
@@ -112,7 +120,8 @@ const NAMES: [(&str, &str); 106] = [
 ];
 
 /// What stands in front of the names of methods.
-const TYPES: [(&str, &str); 12] = [
+const TYPES: [(&str, &str); 15] = [
+    ("checkpointer", "Checkpointer"),
     ("comm", "Comm"),
     ("function_context", "FunctionContext"),
     ("grad_scaler", "GradScaler"),
@@ -121,6 +130,8 @@ const TYPES: [(&str, &str); 12] = [
     ("module", "Module"),
     ("op", "Op"),
     ("optimizer", "Optimizer"),
+    ("safetensors", "Safetensors"),
+    ("state", "State"),
     ("tensor", "Tensor"),
     ("token_file", "TokenFile"),
     ("trace", "Trace"),

@@ -136,6 +136,42 @@ fn the_same_losses_as_in_cpp() {
     }
 }
 
+/// Begun by one program under one mesh, gone on with by the other under another: the losses are those of
+/// a run that was never broken off, which --check makes on one rank.
+fn a_run_moves(first: &PathBuf, second: &PathBuf, name: &str) {
+    let directory = env::temp_dir().join(format!("train_gpt_{name}-{}", std::process::id()));
+    let ways: [[&[&str]; 2]; 2] = [
+        [&["--mesh=dp=2,tp=2"], &["--parallel=fsdp", "--mesh=dp=3"]],
+        [&["--parallel=zero2", "--mesh=dp=3"], &["--parallel=fsdp+tp"]],
+    ];
+    for [saves, resumes] in ways {
+        std::fs::remove_dir_all(&directory).ok();
+        let save = format!("--save={}", directory.display());
+        let saves = [saves, &["--json", "--save_every=2", "--steps=3", &save]].concat();
+        json_of(&command(first, &saves).output().unwrap());
+        assert!(directory.join("step-000002/manifest.json").exists());
+        let resume = format!("--resume={}", directory.display());
+        let resumes = [resumes, &["--json", "--check", &resume]].concat();
+        let result = json_of(&command(second, &resumes).output().unwrap());
+        assert!(number(&result, "max_loss_diff") <= 1e-5, "{resumes:?}: {result}");
+        assert!(number(&result, "last_loss") < number(&result, "first_loss"), "{result}");
+    }
+    std::fs::remove_dir_all(&directory).ok();
+}
+
+#[test]
+fn a_run_goes_on_from_a_checkpoint() {
+    a_run_moves(&program(), &program(), "rust");
+}
+
+#[test]
+#[ignore = "needs SHARDWEAVE_CPP_TRAIN_GPT, the example in C++"]
+fn a_run_goes_on_in_another_language() {
+    let cpp = env::var_os("SHARDWEAVE_CPP_TRAIN_GPT").expect("the path of the example in C++");
+    a_run_moves(&PathBuf::from(&cpp), &program(), "from_cpp");
+    a_run_moves(&program(), &PathBuf::from(&cpp), "to_cpp");
+}
+
 #[test]
 fn it_tells_what_it_does() {
     let output = command(program(), &["--check"]).output().unwrap();
@@ -157,7 +193,10 @@ fn it_tells_what_it_does() {
 
 #[test]
 fn bad_input() {
-    let cases: [(&[&str], i32, &str); 9] = [
+    let cases: [(&[&str], i32, &str); 12] = [
+        (&["--save_every=2"], 2, "--save_every=2: wanted --save, too"),
+        (&["--resume=/proc/nowhere"], 1, "State::load: "),
+        (&["--save=/proc/nowhere/run"], 1, "Checkpointer::save: "),
         (&["--parallel=pp"], 2, "[possible values: ddp, zero1, zero2, fsdp, hsdp, fsdp+tp]"),
         (&["--parallel=fsdp", "--mesh=tp=2"], 2, "wanted fsdp+tp, or a mesh without tp"),
         (&["--mesh=replicas=2,dp=2"], 2, "not 'replicas'"),

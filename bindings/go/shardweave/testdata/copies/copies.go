@@ -36,3 +36,7 @@ func op(p *sw.Op) { v := *p; _, _ = v.Schema() }
 func tokenLoader(p *sw.TokenLoader) { v := *p; _ = v.Close() }
 
 func tokenFile(p *sw.TokenFile) { v := *p; _, _ = v.NumTokens() }
+
+func state(p *sw.State) { v := *p; _ = v.Close() }
+
+func checkpointer(p *sw.Checkpointer) { v := *p; _ = v.Close() }

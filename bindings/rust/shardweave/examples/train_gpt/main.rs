@@ -101,7 +101,7 @@ fn run_rank(world: &World, settings: &Settings) -> Result<()> {
     let mut progress = Progress::new("training", settings, leader);
     let mut before = world.counters()?;
     let mut of_step = before.clone();
-    training::train(&model, settings, &text, Some(&mesh), &mut |loss| {
+    let steps_before = training::train(&model, settings, &text, Some(&mesh), &mut |loss| {
         progress.step_done(loss);
         let now = world.counters()?;
         of_step = now.since(&before);
@@ -109,6 +109,9 @@ fn run_rank(world: &World, settings: &Settings) -> Result<()> {
         Ok(())
     })
     .map_err(|e| e.context(format!("training step {}", progress.losses().len() + 1)))?;
+    if let Some(directory) = &settings.resume {
+        writeln!(out, "went on after step {steps_before} of {}", directory.display())?;
+    }
     report::traffic(&of_step, &mut out)?;
 
     let sample = training::sample(&model, settings, &text, &mesh)
@@ -116,7 +119,7 @@ fn run_rank(world: &World, settings: &Settings) -> Result<()> {
     report::sample(&sample, &mut out)?;
 
     if leader {
-        finish(world, settings, &text, &progress, &mut out)?;
+        finish(world, settings, &text, &progress, steps_before, &mut out)?;
     }
     Ok(())
 }
@@ -151,18 +154,21 @@ fn finish(
     settings: &Settings,
     text: &Text,
     progress: &Progress,
+    steps_before: i64,
     out: &mut dyn Write,
 ) -> Result<()> {
     let mut difference = None;
     if settings.check {
-        let mut alone = Progress::new("one rank", settings, true);
-        let model = training::make_model(settings, None)?;
-        training::train(&model, settings, text, None, &mut |loss| {
+        let unbroken = Settings { steps: steps_before + settings.steps, ..settings.clone() };
+        let mut alone = Progress::new("one rank", &unbroken, true);
+        let model = training::make_model(&unbroken, None)?;
+        training::train(&model, &unbroken, text, None, &mut |loss| {
             alone.step_done(loss);
             Ok(())
         })
         .map_err(|error| error.context("training on one rank, to compare"))?;
-        let largest = largest_difference(progress.losses(), alone.losses());
+        let same_steps = &alone.losses()[steps_before as usize..];
+        let largest = largest_difference(progress.losses(), same_steps);
         writeln!(out, "largest difference between the losses of a step: {largest:e}")?;
         difference = Some(largest);
     }

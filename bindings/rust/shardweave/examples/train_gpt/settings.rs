@@ -42,7 +42,7 @@ impl Parallel {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Settings {
     /// dp and tp, and with [`Parallel::Hsdp`] replicas; one that was not named has size 1.
     pub mesh: Vec<(String, i64)>,
@@ -51,6 +51,11 @@ pub struct Settings {
     pub backend: Option<Backend>,
     /// None: the licence texts of Debian.
     pub data: Option<PathBuf>,
+    /// A directory that gets a checkpoint at the end, and after every so many steps (0: not).
+    pub save: Option<PathBuf>,
+    pub save_every: i64,
+    /// A directory from whose newest checkpoint the run goes on.
+    pub resume: Option<PathBuf>,
     pub steps: i64,
     pub layers: i64,
     pub dim: i64,
@@ -74,6 +79,7 @@ fn command() -> Command {
             .help(help)
     };
     Command::new("train_gpt")
+        .args_override_self(true) // the last of two flags counts, as in C++ and in Go
         .about("Trains a byte-level GPT on a text, sharded over several ranks.")
         .arg(Arg::new("mesh").long("mesh").default_value("auto").help(
             "how the ranks are arranged: dp (data parallel) times tp (tensor parallel); one of \
@@ -108,7 +114,7 @@ fn command() -> Command {
                 .value_parser(value_parser!(PathBuf))
                 .help("the text to train on; default: the licence texts of Debian"),
         )
-        .arg(number("steps", 1, "200", "training steps"))
+        .arg(number("steps", 1, "200", "training steps of this run"))
         .arg(number("layers", 1, "2", "transformer blocks"))
         .arg(number("dim", 1, "96", "features of a token"))
         .arg(number("heads", 1, "4", "attention heads; they divide --dim"))
@@ -128,6 +134,25 @@ fn command() -> Command {
                 .value_parser(value_parser!(u64))
                 .default_value("1")
                 .help("of the initial weights, the batches and the sample"),
+        )
+        .arg(Arg::new("save").long("save").value_parser(value_parser!(PathBuf)).help(
+            "a directory, of all ranks, that gets a checkpoint after the last step; any --mesh and \
+             --parallel goes on from it, in C++, Rust and Go",
+        ))
+        .arg(
+            number(
+                "save_every",
+                0,
+                "0",
+                "with --save: also after so many steps, each time, beside training; 0: at the end \
+                 only",
+            ),
+        )
+        .arg(
+            Arg::new("resume")
+                .long("resume")
+                .value_parser(value_parser!(PathBuf))
+                .help("goes on from the newest checkpoint of this directory"),
         )
         .arg(
             Arg::new("timeout")
@@ -174,6 +199,9 @@ impl Settings {
         if parallel == Parallel::Fsdp && has_tp {
             refuse(format!("--parallel=fsdp, --mesh={mesh}: wanted fsdp+tp, or a mesh without tp"));
         }
+        if settings.save_every > 0 && settings.save.is_none() {
+            refuse(format!("--save_every={}: wanted --save, too", settings.save_every));
+        }
         if settings.dim % settings.heads != 0 {
             refuse(format!("--heads={} does not divide --dim={}", settings.heads, settings.dim));
         }
@@ -195,6 +223,9 @@ impl Settings {
                 _ => Backend::Inproc,
             }),
             data: matches.get_one::<PathBuf>("data").cloned(),
+            save: matches.get_one::<PathBuf>("save").cloned(),
+            save_every: get(matches, "save_every"),
+            resume: matches.get_one::<PathBuf>("resume").cloned(),
             steps: get(matches, "steps"),
             layers: get(matches, "layers"),
             dim: get(matches, "dim"),
@@ -220,7 +251,7 @@ impl Settings {
             self.mesh.iter().map(|(name, size)| format!("{name}={size}")).collect();
         format!(
             "mesh {}, parallel {:?}, steps {}, layers {}, dim {}, heads {}, batch {}, seq {}, lr {}, seed {}, \
-             sample {}",
+             sample {}, save {:?} {}, resume {:?}",
             mesh.join(","),
             self.parallel,
             self.steps,
@@ -231,7 +262,10 @@ impl Settings {
             self.seq,
             self.learning_rate,
             self.seed,
-            self.sample
+            self.sample,
+            self.save,
+            self.save_every,
+            self.resume
         )
     }
 }

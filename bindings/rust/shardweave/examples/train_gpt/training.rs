@@ -5,8 +5,8 @@
 
 use shardweave::nn::Layer;
 use shardweave::{
-    no_grad, AdamW, FullyShardOptions, Mesh, Module, ParameterPlan, Placement::*, Result, Source,
-    Tensor, ZeroOptions,
+    no_grad, AdamW, Checkpointer, FullyShardOptions, LoadOptions, Mesh, Module, ParameterPlan,
+    Placement::*, Result, Source, State, Tensor, ZeroOptions,
 };
 
 use crate::model::{Gpt, GptOptions, VOCABULARY};
@@ -44,13 +44,15 @@ pub fn make_model(settings: &Settings, mesh: Option<&Mesh>) -> Result<Gpt> {
     Ok(model)
 }
 
+/// Makes `settings.steps` steps, and says how many were made before, by a run that this one goes on
+/// from. Without a mesh nothing is saved, nor gone on from.
 pub fn train(
     model: &Gpt,
     settings: &Settings,
     text: &Text,
     mesh: Option<&Mesh>,
     step_done: &mut dyn FnMut(f64) -> Result<()>,
-) -> Result<()> {
+) -> Result<i64> {
     let optimizer = AdamW::new(settings.learning_rate).build(model)?;
     if let (Some(_), Parallel::Zero { stage }) = (mesh, settings.parallel) {
         optimizer.use_zero(&ZeroOptions::new().mesh_dim("dp").stage(stage))?;
@@ -59,7 +61,23 @@ pub fn train(
     if settings.parallel == Parallel::Hsdp {
         rows.push(("replicas", Shard(0)));
     }
-    for step in 0..settings.steps {
+    let state = State::new()?;
+    let mut checkpointer = None;
+    let mut first = 0;
+    if let Some(mesh) = mesh {
+        // What a run needs to go on; the text's batches follow from the step.
+        state.add_module(model)?;
+        state.add_optimizer(&optimizer, model)?;
+        state.add_random(mesh)?;
+        if let Some(directory) = &settings.resume {
+            first = state.load(directory, mesh, &LoadOptions::new())?.step;
+        }
+        if let Some(directory) = &settings.save {
+            checkpointer = Some(Checkpointer::new(mesh, directory).open()?);
+        }
+    }
+    let end = first + settings.steps;
+    for step in first..end {
         let (mut tokens, mut targets) = text.batch(step, settings)?;
         if let Some(mesh) = mesh {
             // Each row of the mesh gets its share of the sequences.
@@ -73,8 +91,16 @@ pub fn train(
         optimizer.step()?;
         optimizer.zero_grad()?;
         step_done(loss.item()?)?;
+        let done = step + 1;
+        match &mut checkpointer {
+            Some(checkpointer) if done == end => checkpointer.save(done, &state)?,
+            Some(checkpointer) if settings.save_every > 0 && done % settings.save_every == 0 => {
+                checkpointer.save_async(done, &state)?;
+            }
+            _ => {}
+        }
     }
-    Ok(())
+    Ok(first)
 }
 
 /// Bytes that the model writes, and those of the text that it was given to begin with.
