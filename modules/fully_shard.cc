@@ -16,6 +16,7 @@
 #include "shardweave/dtensor/engine/distribute.h"
 #include "shardweave/dtensor/engine/fsdp_unit.h"
 #include "shardweave/dtensor/engine/grad_buckets.h"
+#include "shardweave/dtensor/engine/gradient_owner.h"
 #include "shardweave/dtensor/engine/members.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
@@ -145,6 +146,7 @@ struct Planned {
   std::vector<const Member*> members;
   std::vector<SpecRef> used;  // how they lie where they are whole along the dimension
   std::vector<Layout> layouts;
+  std::optional<EqualSegments> segments;
 };
 
 }  // namespace
@@ -165,6 +167,15 @@ std::vector<FullyShardUnit> fully_shard(torch::nn::Module& module, const MeshPtr
   if (options.min_numel < 0) {
     refuse_to_shard(absl::StatusCode::kInvalidArgument,
                     str_cat("min_numel is ", options.min_numel, "; wanted 0 or more"));
+  }
+  const int64_t ranks = mesh->mesh().size(mesh_dim);
+  const int64_t divided = options.reshard_after_forward_ranks;
+  if (divided != 0 && (divided < 0 || ranks % divided != 0 || !options.reshard_after_forward)) {
+    refuse_to_shard(
+        absl::StatusCode::kInvalidArgument,
+        str_cat("reshard_after_forward_ranks is ", divided,
+                options.reshard_after_forward ? "" : " without reshard_after_forward",
+                "; wanted a divisor of the ", ranks, " ranks along '", along, "', or 0"));
   }
   check_source(mesh->mesh(), options.distribute, kFullyShard);
 
@@ -207,21 +218,27 @@ std::vector<FullyShardUnit> fully_shard(torch::nn::Module& module, const MeshPtr
     }
     if (!member.is_buffer && tensor.dim() > 0 && tensor.numel() > 0) free.push_back(&member);
   }
+  // Who brings gradients already.
+  for (const Member* member : free) {
+    if (owner_of_gradient(member->tensor) != nullptr) {
+      refuse_to_shard(absl::StatusCode::kFailedPrecondition,
+                      str_cat("'", member->fqns[0],
+                              "' is in a ZeRO partition, which is still there: a parameter has one "
+                              "owner"));
+    }
+    if (!buckets_of({member->tensor}).empty()) {
+      refuse_to_shard(absl::StatusCode::kFailedPrecondition,
+                      str_cat("'", member->fqns[0],
+                              "' is in a GradSync (distributed_data_parallel()), which is still "
+                              "there: units send gradients in backward by themselves"));
+    }
+  }
   if (free.empty()) {
     refuse_to_shard(absl::StatusCode::kFailedPrecondition,
                     in_a_unit != nullptr
                         ? str_cat("all parameters are in units already ('", in_a_unit->fqns[0],
                                   "'); modules that are units within others come first")
                         : std::string("the module has no parameter to cut"));
-  }
-
-  // Who reduces gradients.
-  std::vector<at::Tensor> to_shard;
-  for (const Member* member : free) to_shard.push_back(member->tensor);
-  if (!buckets_of(to_shard).empty()) {
-    refuse_to_shard(absl::StatusCode::kFailedPrecondition,
-                    "a parameter is in a GradSync (distributed_data_parallel()), which is still "
-                    "there: units bring their gradients themselves");
   }
 
   // What belongs together.
@@ -250,7 +267,6 @@ std::vector<FullyShardUnit> fully_shard(torch::nn::Module& module, const MeshPtr
     unit->members.push_back(member);
     unit->used.push_back(std::move(used));
   }
-  const int64_t ranks = mesh->mesh().size(mesh_dim);
   std::vector<uint64_t> sums;
   for (Planned& unit : planned) {
     int64_t numel = 0;
@@ -260,8 +276,18 @@ std::vector<FullyShardUnit> fully_shard(torch::nn::Module& module, const MeshPtr
                       str_cat("the unit '", unit.module, "' has ", numel, " elements for the ",
                               ranks, " ranks along '", along, "'"));
     }
-    unit.layouts = flat_row_layouts(unit.used, mesh->mesh(), mesh_dim);
+    if (options.equal_segments) {
+      unit.segments = equal_segments(unit.used, mesh->mesh(), mesh_dim);
+      if (!unit.segments->refusal.empty()) {
+        refuse_to_shard(absl::StatusCode::kInvalidArgument,
+                        str_cat("the unit '", unit.module, "': ", unit.segments->refusal));
+      }
+      unit.layouts = unit.segments->layouts;
+    } else {
+      unit.layouts = flat_row_layouts(unit.used, mesh->mesh(), mesh_dim);
+    }
     uint64_t sum = checksum(options.reshard_after_forward, unit.module);
+    sum = checksum(sum, str_cat(divided, options.equal_segments ? " equal" : ""));
     for (const auto& dtype : {options.param_dtype, options.reduce_dtype, options.output_dtype}) {
       sum = checksum(sum, text_of(dtype));
     }
@@ -302,14 +328,17 @@ std::vector<FullyShardUnit> fully_shard(torch::nn::Module& module, const MeshPtr
       made.numel += unit.used[i]->local_numel();
       made.kept += context->with_layout(*unit.used[i], unit.layouts[i])->local_numel();
     }
-    FsdpUnit::Options how = {.reshard_after_forward = options.reshard_after_forward,
+    if (unit.segments.has_value()) made.padding = unit.segments->padding;
+    FsdpUnit::Options how = {.reshard_after_forward = options.reshard_after_forward && divided != 1,
+                             .reshard_ranks = divided == ranks || divided == 1 ? 0 : divided,
                              .where = where};
     if (is_castable(unit.used[0]->dtype)) {
       how.param_dtype = options.param_dtype;
       how.reduce_dtype = options.reduce_dtype;
       how.output_dtype = options.output_dtype;
     }
-    FsdpUnit::create(unit.module, parameters, unit.layouts, mesh_dim, how);
+    FsdpUnit::create(unit.module, parameters, unit.layouts, mesh_dim, how,
+                     unit.segments.has_value() ? &*unit.segments : nullptr);
   }
   // Names as the outermost module has them.
   for (const Member& member : members) {
@@ -321,10 +350,11 @@ std::vector<FullyShardUnit> fully_shard(torch::nn::Module& module, const MeshPtr
 }
 
 std::string to_string(const std::vector<FullyShardUnit>& units) {
-  TextTable table({"unit", "parameters", "numel", "kept"}, /*right_aligned=*/{1, 2, 3});
+  TextTable table({"unit", "parameters", "numel", "kept", "padding"},
+                  /*right_aligned=*/{1, 2, 3, 4});
   for (const FullyShardUnit& unit : units) {
     table.add({unit.module.empty() ? "(rest)" : unit.module, str_cat(unit.parameters.size()),
-               str_cat(unit.numel), str_cat(unit.kept)});
+               str_cat(unit.numel), str_cat(unit.kept), str_cat(unit.padding)});
   }
   return table.to_string();
 }
@@ -335,7 +365,8 @@ std::string to_json(const std::vector<FullyShardUnit>& units) {
     all.push_back({{"module", unit.module},
                    {"parameters", unit.parameters},
                    {"numel", unit.numel},
-                   {"kept", unit.kept}});
+                   {"kept", unit.kept},
+                   {"padding", unit.padding}});
   }
   return all.dump();
 }

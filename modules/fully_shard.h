@@ -12,9 +12,10 @@
 // Nothing is hooked into modules: a unit is gathered when an operator first touches one of its
 // parameters, forward or backward, whoever wrote the forward: torch::nn, TorchScript, C, Rust, Go. The
 // order in which units come is learned, and the next one is gathered ahead. A unit is emptied when
-// the next one is touched, and when its gradients are there; then one reduce-scatter brings them to
-// where the parameters rest. So a step takes at most three collectives for a unit that is met once,
-// of (n - 1) / n of its bytes each.
+// the next one is touched. When its gradients are there one reduce-scatter begins to bring them to
+// where the parameters rest, while backward goes on; when the unit after the next is touched, and
+// when backward ends, it has. (Where a parameter has a gradient already, adding to it waits.) So a
+// step takes at most three collectives for a unit that is met once, of (n - 1) / n of its bytes each.
 //
 // A parameter rests as a DTensor that is cut into rows: unevenly, so that what ranks keep lies in the
 // unit's buffer one after the other. param.grad() lies alike. So optimizers, clip_grad_norm and
@@ -62,6 +63,14 @@ struct FullyShardOptions {
   int64_t min_numel = 0;
   // False: what was gathered in forward stays for backward. More memory, two collectives.
   bool reshard_after_forward = true;
+  // Between: a unit stays divided among so many neighbours along the dimension, and backward gathers it
+  // from those alone, where links are shorter. They keep 1 / n of it meanwhile. A divisor of the ranks;
+  // 0: among all of them.
+  int64_t reshard_after_forward_ranks = 0;
+  // Ranks keep as much as each other, to the element, and even collectives take the place of those with
+  // a count for each rank, for backends that want it (NCCL). Gaps between parameters make it so:
+  // FullyShardUnit::padding. Numbers are the same to the last bit.
+  bool equal_segments = false;
   // Mixed precision: float16, bfloat16, float32 or float64. What rests, its gradient, and so what
   // optimizers work on, keeps its dtype (the master weights).
   //
@@ -85,10 +94,14 @@ struct FullyShardUnit {
   std::vector<std::string> parameters;  // FQNs, in the order of the unit's buffer
   int64_t numel = 0;  // of this rank's whole parameters (with tensor parallelism its part)
   int64_t kept = 0;   // elements that this rank keeps
+  // Elements in gaps, of all ranks together: what a gather and a reduction send for nothing, and ranks
+  // keep. Without equal_segments 0.
+  int64_t padding = 0;
 };
 
 // Of all that one call has made: a table, and
-//   [{"module": "blocks.0", "parameters": ["blocks.0.up.weight"], "numel": 40, "kept": 20}].
+//   [{"module": "blocks.0", "parameters": ["blocks.0.up.weight"], "numel": 40, "kept": 20,
+//     "padding": 0}].
 std::string to_string(const std::vector<FullyShardUnit>& units);
 std::string to_json(const std::vector<FullyShardUnit>& units);
 
@@ -100,10 +113,12 @@ std::string to_json(const std::vector<FullyShardUnit>& units);
 // Collective over the mesh; compares the ranks' units. Throws Error before anything is changed:
 // InvalidArgument for a dimension that the mesh does not have, a parameter on another mesh or cut along
 // the dimension already, one with a ragged cut of its rows along another, a unit with fewer elements than
-// ranks, options that differ between ranks, a dtype of mixed precision that is none of the four, what
-// another rank refuses, and what distribute_module() does; NotFound for a pattern or type that matches no
-// submodule with parameters; FailedPrecondition if all parameters are in units already: inner modules
-// come first.
+// ranks, options that differ between ranks or contradict each other, reshard_after_forward_ranks that is
+// no divisor, equal_segments of what other mesh dimensions cut unevenly, a dtype of mixed precision that
+// is none of the four, what another rank refuses, and what distribute_module() does; NotFound for a
+// pattern or type that matches no submodule with parameters; FailedPrecondition if all parameters are in
+// units already (inner modules come first), and for a parameter in a GradSync or a ZeroPartition that is
+// still there.
 // While the model runs: FailedPrecondition for a parameter that was moved since (module->to(), resize_),
 // for a write to a view of a parameter, and for ranks that use units in different orders.
 std::vector<FullyShardUnit> fully_shard(
@@ -120,7 +135,7 @@ struct FullyShardCounters {
   int64_t prefetches = 0;        // of these, begun before the unit was touched
   int64_t wrong_prefetches = 0;  // then another one was touched
   int64_t reduce_scatters = 0;
-  int64_t gathered_bytes = 0;  // that full units take up now
+  int64_t gathered_bytes = 0;  // that full units, and gradients that travel, take up now
   int64_t peak_gathered_bytes = 0;
   friend bool operator==(const FullyShardCounters&, const FullyShardCounters&) = default;
 };

@@ -273,8 +273,14 @@ Collectives of_units(const CommTrace& trace) {
   return c;
 }
 
+// What a gather is needed by is the operator that touched the unit.
+bool is_of_units(const CommEvent& event) {
+  const bool gather = event.collective == "all_gather" && event.shape.size() == 1;
+  return event.op == "fully_shard" || (gather && !event.parameters.empty());
+}
+
 TEST(FullyShardTest, ThreeCollectivesForAUnitAndStep) {
-  for (const int64_t ranks : {2, 3}) {
+  for (const int64_t ranks : {2, 3, 4}) {
     for (const bool keep : {false, true}) {
       on_mesh({{"dp", ranks}}, [&](const MeshPtr& mesh) {
         Net model;
@@ -1142,7 +1148,7 @@ TEST(FullyShardTest, MixedPrecisionIsThatOfOneDevice) {
               }
               loss_of(logits, r).backward();
               for (const CommEvent& event : trace.events()) {
-                if (event.op != "fully_shard") continue;
+                if (!is_of_units(event)) continue;
                 const bool gathers = event.collective == "all_gather";
                 EXPECT_EQ(event.dtype, gathers ? casts.used() : casts.reduced())
                     << event.collective;
@@ -1194,7 +1200,7 @@ TEST(FullyShardTest, MixedPrecisionOverTensorParallelIsAsExactAsOneDevice) {
         const CommTrace trace(mesh);
         loss_of(model->logits(r.tokens), r).backward();
         for (const CommEvent& event : trace.events()) {
-          if (event.op != "fully_shard") continue;
+          if (!is_of_units(event)) continue;
           const bool gathers = event.collective == "all_gather";
           EXPECT_EQ(event.dtype, gathers ? casts.used() : casts.reduced()) << event.collective;
         }
@@ -1219,8 +1225,12 @@ TEST(FullyShardTest, MixedPrecisionSendsAndGathersHalfTheBytes) {
           {.mesh_dim = "dp", .units = {"blocks.*"}, .param_dtype = param, .reduce_dtype = reduce});
       Batch b = fed(0, mesh);
       if (has_dim(dims, "replicas")) {
-        b.tokens = redistribute(b.tokens, {Shard(0), Shard(0)});
-        b.targets = redistribute(b.targets, {Shard(0), Shard(0)});
+        // Evenly: a view of rows that are cut unevenly along both gathers them along one, and then
+        // gradients are whole along that.
+        const NamedPlacements rows = {{"replicas", Shard(0)}, {"dp", Shard(0)}};
+        const Batch all = batch(0);
+        b.tokens = distribute_tensor(all.tokens.slice(0, 0, 4), mesh, rows);
+        b.targets = distribute_tensor(all.targets.slice(0, 0, 4), mesh, rows);
       }
       const CommTrace trace(mesh);
       model->loss(b.tokens, b.targets).backward();
@@ -1228,7 +1238,7 @@ TEST(FullyShardTest, MixedPrecisionSendsAndGathersHalfTheBytes) {
       const auto at = mesh->coordinate();
       if (std::any_of(at.begin(), at.end(), [](int64_t c) { return c != 0; })) return;
       for (const CommEvent& event : trace.events()) {
-        if (event.op != "fully_shard") continue;
+        if (!is_of_units(event)) continue;
         const bool gathers = event.collective == "all_gather";
         ++(gathers ? sent.gathers : sent.sums);
         (gathers ? sent.gathered : sent.summed) += event.bytes;
@@ -1242,6 +1252,7 @@ TEST(FullyShardTest, MixedPrecisionSendsAndGathersHalfTheBytes) {
     SCOPED_TRACE(::testing::Message() << dims.size() << " dims, the last " << dims.back().size);
     const Sent whole = run(dims, {}, {}), half = run(dims, at::kBFloat16, {}),
                wide = run(dims, at::kBFloat16, at::kFloat);
+    EXPECT_GT(whole.gathers, 0);
     for (const Sent& s : {half, wide}) {
       EXPECT_EQ(s.gathers, whole.gathers);
       EXPECT_EQ(s.sums, whole.sums);
@@ -1250,11 +1261,8 @@ TEST(FullyShardTest, MixedPrecisionSendsAndGathersHalfTheBytes) {
     EXPECT_EQ(2 * half.summed, whole.summed);
     EXPECT_EQ(2 * half.peak, whole.peak);
     EXPECT_EQ(wide.summed, whole.summed);
-    // Gradients that are wider come in place of the parameters, not beside them. (On two dimensions
-    // some are whole already: what is left to travel is less than the parameters.)
-    if (dims.size() == 1) {
-      EXPECT_GE(wide.peak, half.peak);
-    }
+    // Gradients that are wider come in place of the parameters, not beside them.
+    EXPECT_GE(wide.peak, half.peak);
     EXPECT_LE(wide.peak, whole.peak);
   }
   // One rank gathers nothing, and has a copy of what it uses.
@@ -1432,7 +1440,7 @@ TEST(FullyShardTest, MixedPrecisionOfTorchScript) {
         EXPECT_EQ(loss.scalar_type(), output.value_or(at::kFloat));
         loss.backward();
         for (const CommEvent& event : trace.events()) {
-          if (event.op != "fully_shard") continue;
+          if (!is_of_units(event)) continue;
           EXPECT_EQ(event.dtype, at::kFloat) << event.collective;
         }
         const Values gradients = gradients_of(parameters);

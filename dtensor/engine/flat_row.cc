@@ -1,9 +1,12 @@
 #include "shardweave/dtensor/engine/flat_row.h"
 
 #include <algorithm>
+#include <limits>
+#include <numeric>
 
 #include "ATen/ops/empty.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "shardweave/dtensor/engine/detour.h"
 #include "shardweave/dtensor/engine/fused.h"
 #include "shardweave/dtensor/engine/provenance.h"
@@ -127,6 +130,115 @@ std::vector<Layout> flat_row_layouts(const std::vector<SpecRef>& whole, const De
   return layouts;
 }
 
+namespace {
+
+// Of a tensor to be laid into equal segments.
+struct Rows {
+  int dim = 0;
+  int64_t count = 0;
+  int64_t numel = 0;
+  int64_t row() const { return numel / count; }
+};
+
+// Where tensors begin, each as early as it can, if ranks keep `segment` elements each; none: it does
+// not go.
+std::vector<int64_t> begins_in(const std::vector<Rows>& rows, int64_t ranks, int64_t segment) {
+  std::vector<int64_t> begins;
+  int64_t at = 0;
+  for (const Rows& r : rows) {
+    for (int tries = 0;; ++tries) {
+      const int64_t cut = (at / segment + 1) * segment;
+      if (at + r.numel <= cut) break;
+      const int64_t aligned = at + (cut - at) % r.row();
+      const bool is_cut_once = aligned + r.numel <= cut + segment;
+      if (aligned < cut && (is_cut_once || segment % r.row() == 0)) {
+        at = aligned;
+        break;
+      }
+      if (tries == 2) return {};  // as it was a segment before
+      at = cut;
+    }
+    begins.push_back(at);
+    at += r.numel;
+  }
+  return at <= ranks * segment ? begins : std::vector<int64_t>();
+}
+
+// The shortest segment, from `least` on, that begins_in() may agree to: what is cut twice wherever it
+// lies has whole rows in a segment.
+int64_t next_segment(const std::vector<Rows>& rows, int64_t least) {
+  for (;;) {
+    int64_t step = 1, until = std::numeric_limits<int64_t>::max();
+    for (const Rows& r : rows) {
+      if (r.numel <= 2 * least) continue;
+      until = std::min(until, (r.numel + 1) / 2);  // from there on it may be cut once
+      if (step < until) step = std::lcm(step, r.row());
+    }
+    const int64_t next = std::min((least + step - 1) / step * step, until);
+    if (next == least) return least;
+    least = next;
+  }
+}
+
+// Whether ranks of other mesh dimensions have as much of it as each other.
+bool is_cut_evenly(const Spec& spec, const DeviceMesh& mesh) {
+  std::vector<int64_t> parts(static_cast<size_t>(spec.ndim()), 1);
+  for (int m = 0; m < mesh.ndim(); ++m) {
+    const Placement& p = spec.layout[m];
+    if (!p.is_shard()) continue;
+    if (p.kind() == PlacementKind::kRaggedShard) return false;
+    parts[static_cast<size_t>(p.dim())] *= mesh.size(m);
+  }
+  for (size_t d = 0; d < parts.size(); ++d) {
+    if (spec.sizes[d] % parts[d] != 0) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+EqualSegments equal_segments(const std::vector<SpecRef>& whole, const DeviceMesh& mesh,
+                             int mesh_dim) {
+  EqualSegments result;
+  const int64_t ranks = mesh.size(mesh_dim);
+  std::vector<Rows> rows;
+  int64_t total = 0;
+  for (const SpecRef& spec : whole) {
+    if (!is_cut_evenly(*spec, mesh)) {
+      result.refusal = absl::StrCat(
+          "equal segments are of tensors that other mesh dimensions cut evenly; one lies ",
+          spec->layout.to_string(), " with sizes [", absl::StrJoin(spec->sizes, ", "), "]");
+      return result;
+    }
+    Rows r;
+    while (r.dim + 1 < spec->ndim() && spec->sizes[static_cast<size_t>(r.dim)] == 1) ++r.dim;
+    r.count = spec->local_sizes[static_cast<size_t>(r.dim)];
+    r.numel = spec->local_numel();
+    total += r.numel;
+    rows.push_back(r);
+  }
+  result.segment = (total + ranks - 1) / ranks;
+  for (;; ++result.segment) {
+    result.segment = next_segment(rows, result.segment);
+    result.begins = begins_in(rows, ranks, result.segment);
+    if (!result.begins.empty()) break;
+  }
+  result.padding = ranks * result.segment - total;
+  for (size_t i = 0; i < whole.size(); ++i) {
+    std::vector<int64_t> sizes;
+    int64_t before = 0;
+    for (int64_t rank = 1; rank <= ranks; ++rank) {
+      const int64_t here = rank * result.segment - result.begins[i];
+      const int64_t end = std::clamp<int64_t>(here / rows[i].row(), 0, rows[i].count);
+      sizes.push_back((here < 0 ? 0 : end) - before);
+      before = here < 0 ? 0 : end;
+    }
+    result.layouts.push_back(
+        with_cut(whole[i]->layout, mesh_dim, RaggedShard(rows[i].dim, std::move(sizes)), false));
+  }
+  return result;
+}
+
 std::string why_not_kept(const Spec& whole, const Layout& layout, const DeviceMesh& mesh) {
   const absl::Status status = validate(layout, mesh.shape(), whole.sizes);
   if (status.ok()) return {};
@@ -137,7 +249,7 @@ std::string why_not_kept(const Spec& whole, const Layout& layout, const DeviceMe
 
 FlatRow::FlatRow(std::shared_ptr<MeshContext> context, int mesh_dim,
                  const std::vector<SpecRef>& whole, const std::vector<Layout>& layouts,
-                 at::ScalarType kept_dtype)
+                 at::ScalarType kept_dtype, const std::vector<int64_t>& begins, int64_t segment)
     : context_(std::move(context)),
       mesh_dim_(mesh_dim),
       counts_(static_cast<size_t>(context_->mesh().size(mesh_dim)), 0),
@@ -158,6 +270,15 @@ FlatRow::FlatRow(std::shared_ptr<MeshContext> context, int mesh_dim,
       counts_[r] += place.counts.back();
     }
     numel_ += whole[i]->local_numel();
+    if (segment == 0) continue;
+    const int64_t mine = static_cast<int64_t>(rank_) * segment;
+    place.begin = begins[i];
+    place.kept_begin = std::clamp<int64_t>(place.begin - mine, 0, segment);
+  }
+  if (segment > 0) {
+    is_equal_ = true;
+    counts_.assign(counts_.size(), segment);
+    numel_ = segment * num_ranks();
   }
   for (size_t r = 0; r < rank_; ++r) kept_begin_ += counts_[r];
 }
@@ -190,9 +311,12 @@ CollectiveUnderWay FlatRow::all_gather(const at::Tensor& stretch, const at::Tens
             std::move(parameters)};
   });
   const About about(*context_, provenance);
-  Work work = context_->communicator(mesh_dim_).all_gather_v(
-      comm_buffer(stretch), comm_buffer(flat), numbers(counts_, flat),
-      {.timeout = absl::ZeroDuration(), .tag = cause.name, .fingerprint = fingerprint(*context_)});
+  const CallOptions options = {
+      .timeout = absl::ZeroDuration(), .tag = cause.name, .fingerprint = fingerprint(*context_)};
+  Communicator& comm = context_->communicator(mesh_dim_);
+  Work work = is_equal_ ? comm.all_gather(comm_buffer(stretch), comm_buffer(flat), options)
+                        : comm.all_gather_v(comm_buffer(stretch), comm_buffer(flat),
+                                            numbers(counts_, flat), options);
   return {std::move(work), std::move(span)};
 }
 
@@ -224,12 +348,24 @@ GradientScatter::GradientScatter(const FlatRow& row, std::vector<at::Tensor>& gr
     all = mix(all, provenances_[i]);
   }
   if (taken_.empty()) return;
+  if (row.is_equal()) {  // as the tensors lie, with gaps
+    kept = row.counts_;
+    numel = row.numel();
+  }
   const Spec& first = *row[0].whole;
   const at::TensorOptions options = at::TensorOptions(dtype).device(first.device);
   in_ = buffer(numel, options);
   out_ = at::empty({kept[row.rank_]}, options);
   int64_t place = 0, at = 0;
+  const auto leave_gap = [&](int64_t until) {
+    if (until > place) in_.narrow(0, place, until - place).zero_();
+    place = until;
+  };
   for (const size_t i : taken_) {
+    if (row.is_equal()) {
+      leave_gap(row[i].begin);
+      at = row[i].kept_begin;
+    }
     const Spec &whole = *row[i].whole, &resting = *row[i].kept;
     const DTensorMeta& meta = meta_of(grads[i]);
     const int64_t count = whole.local_numel();
@@ -249,6 +385,7 @@ GradientScatter::GradientScatter(const FlatRow& row, std::vector<at::Tensor>& gr
     at += part;
     grads[i].reset();
   }
+  leave_gap(numel);
   CollectiveSpan span(context, cause, [&]() -> Sending {
     std::vector<std::string> parameters;
     for (const size_t i : taken_) parameters.push_back(names(i));
@@ -262,9 +399,13 @@ GradientScatter::GradientScatter(const FlatRow& row, std::vector<at::Tensor>& gr
             std::move(parameters)};
   });
   const About about(context, all);
-  Work work = context.communicator(mesh_dim).reduce_scatter_v(
-      comm_buffer(in_), comm_buffer(out_), numbers(kept, in_), ReduceOp::kSum,
-      {.timeout = absl::ZeroDuration(), .tag = cause.name, .fingerprint = fingerprint(context)});
+  const CallOptions call = {
+      .timeout = absl::ZeroDuration(), .tag = cause.name, .fingerprint = fingerprint(context)};
+  Communicator& comm = context.communicator(mesh_dim);
+  Work work = row.is_equal()
+                  ? comm.reduce_scatter(comm_buffer(in_), comm_buffer(out_), ReduceOp::kSum, call)
+                  : comm.reduce_scatter_v(comm_buffer(in_), comm_buffer(out_), numbers(kept, in_),
+                                          ReduceOp::kSum, call);
   under_way_.emplace(std::move(work), std::move(span));
 }
 

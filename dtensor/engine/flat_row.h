@@ -33,6 +33,21 @@ namespace shardweave::dtensor_internal {
 std::vector<Layout> flat_row_layouts(const std::vector<SpecRef>& whole, const DeviceMesh& mesh,
                                      int mesh_dim);
 
+// The same where each rank is to keep as much as any other, for backends whose collectives want that
+// (NCCL): tensors lie one after the other, with gaps in front of some, so that all cuts are between rows
+// and a rank's stretch has `segment` elements: as few as that order of tensors allows.
+struct EqualSegments {
+  std::vector<Layout> layouts;
+  std::vector<int64_t> begins;  // of tensors, in the flat memory
+  int64_t segment = 0;
+  int64_t padding = 0;  // of all ranks
+  // Empty: it can be; else why not.
+  std::string refusal;
+  friend bool operator==(const EqualSegments&, const EqualSegments&) = default;
+};
+EqualSegments equal_segments(const std::vector<SpecRef>& whole, const DeviceMesh& mesh,
+                             int mesh_dim);
+
 // Why a tensor cannot be kept so, or "": another mesh dimension has a ragged cut of its rows, which one
 // rank that keeps them all would have to leave to the others.
 std::string why_not_kept(const Spec& whole, const Layout& layout, const DeviceMesh& mesh);
@@ -71,9 +86,10 @@ class FlatRow {
   };
 
   // Of tensors of one dtype and device, which are kept as `kept_dtype`; `layouts`:
-  // flat_row_layouts().
+  // flat_row_layouts(), or those of equal_segments() with what that says.
   FlatRow(std::shared_ptr<MeshContext> context, int mesh_dim, const std::vector<SpecRef>& whole,
-          const std::vector<Layout>& layouts, at::ScalarType kept_dtype);
+          const std::vector<Layout>& layouts, at::ScalarType kept_dtype,
+          const std::vector<int64_t>& begins = {}, int64_t segment = 0);
 
   const std::shared_ptr<MeshContext>& context() const { return context_; }
   int mesh_dim() const { return mesh_dim_; }
@@ -83,6 +99,7 @@ class FlatRow {
   int64_t numel() const { return numel_; }  // of the flat memory
   int64_t kept() const { return counts_[rank_]; }
   const std::vector<int64_t>& counts() const { return counts_; }  // that each rank keeps
+  bool is_equal() const { return is_equal_; }                     // every rank keeps as much
   int64_t kept_begin() const { return kept_begin_; }              // in the flat memory
 
   // Of memory of numel() or kept() elements that which is tensor i's, as it lies.
@@ -104,6 +121,7 @@ class FlatRow {
   size_t rank_ = 0;
   int64_t numel_ = 0;
   int64_t kept_begin_ = 0;
+  bool is_equal_ = false;
 };
 
 // Gradients of a row's tensors, on their way to the ranks that keep the tensors: one reduce-scatter of

@@ -237,12 +237,14 @@ void FsdpState::touch(FsdpUnit& unit) {
     if (current_ != nullptr && current_ != &unit &&
         (in_backward || current_->options_.reshard_after_forward)) {
       leaving_.push_back(current_);
+      current_->is_to_keep_part_ = !in_backward && c10::GradMode::is_enabled();
     }
     if (begins_anew) current_ = before_ = nullptr;
     learn(unit);
     if (ahead_ != nullptr && ahead_ != &unit) {
       ++counters.wrong_prefetches;
       leaving_.push_back(ahead_);
+      ahead_->is_to_keep_part_ = ahead_->part_.defined();
     }
     ahead_ = nullptr;
     before_ = current_;
@@ -253,7 +255,7 @@ void FsdpState::touch(FsdpUnit& unit) {
   std::erase_if(leaving_, [&](FsdpUnit* other) {
     if (other == &unit) return true;
     if (other == guess || other->last_use_ == now) return false;
-    other->reshard();
+    other->reshard(other->is_to_keep_part_);
     return true;
   });
   unit.make_full();
@@ -323,7 +325,7 @@ FsdpUnit::FsdpUnit(std::string name, FlatRow row, const Options& options)
 std::shared_ptr<FsdpUnit> FsdpUnit::create(std::string name,
                                            const std::vector<at::Tensor>& parameters,
                                            const std::vector<Layout>& layouts, int mesh_dim,
-                                           const Options& options) {
+                                           const Options& options, const EqualSegments* segments) {
   const std::shared_ptr<MeshContext> context = meta_of(parameters[0]).context;
   if (context->fsdp == nullptr) context->fsdp = std::make_shared<FsdpState>(*context);
   std::vector<SpecRef> used;
@@ -334,9 +336,14 @@ std::shared_ptr<FsdpUnit> FsdpUnit::create(std::string name,
                                    spec.origins));
   }
   const at::ScalarType kept_dtype = meta_of(parameters[0]).spec->dtype;
-  std::shared_ptr<FsdpUnit> unit(new FsdpUnit(
-      std::move(name), FlatRow(context, mesh_dim, used, layouts, kept_dtype), options));
+  std::shared_ptr<FsdpUnit> unit(
+      new FsdpUnit(std::move(name),
+                   segments == nullptr ? FlatRow(context, mesh_dim, used, layouts, kept_dtype)
+                                       : FlatRow(context, mesh_dim, used, layouts, kept_dtype,
+                                                 segments->begins, segments->segment),
+                   options));
   unit->state_->units_.push_back(unit.get());
+  if (options.reshard_ranks > 0) unit->state_->neighbours(mesh_dim, options.reshard_ranks);
   const c10::InferenceMode normal(false);  // which records gradients
   const c10::AutoGradMode no_grad(false);
   bool deferred = false;
@@ -394,6 +401,7 @@ at::Tensor FsdpUnit::Parameter::tensor() const {
 FsdpUnit::~FsdpUnit() {
   under_way_.reset();
   sending_.reset();
+  drop_part();
   if (is_allocated_) state_->counters.gathered_bytes -= flat_bytes();
   state_->forget(*this);
 }
@@ -430,6 +438,7 @@ void FsdpUnit::pack() {
     return at::empty({numel}, at::TensorOptions(spec.dtype).device(spec.device));
   };
   const at::Tensor shard = memory(row_.kept(), *row_[0].kept);
+  if (row_.is_equal()) shard.zero_();  // what is between tensors travels, too
   // Where this runs below ADInplaceOrView, too: is_fresh() goes by it.
   const auto counted_with = [](const at::Tensor& place, const at::Tensor& whole) {
     place.unsafeGetTensorImpl()->set_version_counter(
@@ -482,6 +491,12 @@ void FsdpUnit::begin_gather() {
     counters.peak_gathered_bytes = std::max(counters.peak_gathered_bytes, counters.gathered_bytes);
   }
   is_full_ = false;
+  if (part_.defined() && part_version_ == shard_._version()) {
+    ++state_->counters.gathers;
+    under_way_.emplace(gather_from_neighbours());
+    return;
+  }
+  drop_part();
   at::Tensor stretch = shard_;
   if (is_cast()) {  // where it belongs
     const at::AutoDispatchBelowADInplaceOrView is_no_write;
@@ -516,9 +531,10 @@ void FsdpUnit::settle() {
   finish_gather();
 }
 
-void FsdpUnit::reshard() {
+void FsdpUnit::reshard(bool keeps_part) {
   if (is_at_hand()) return;
   finish_gather();
+  if (options_.reshard_ranks > 0) keeps_part&& is_full_&& is_fresh() ? keep_part() : drop_part();
   is_full_ = false;
   if (!is_allocated_ || sending_ != nullptr) return;  // when they are sent
   is_allocated_ = false;

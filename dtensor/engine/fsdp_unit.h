@@ -78,6 +78,9 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
     bool sure = true;  // no wrong guess since it was last seen
   };
 
+  // This rank's and its neighbours', so many along the dimension. Made when first asked for.
+  // Collective among them, then.
+  Communicator& neighbours(int mesh_dim, int64_t ranks);
   void touch(FsdpUnit& unit);
   void learn(FsdpUnit& unit);
   FsdpUnit* guessed() const;
@@ -94,6 +97,7 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   std::vector<FsdpUnit*> leaving_;  // to be emptied as soon as no operator has them
   // Gradients on their way, oldest first. Not kept: who has them may keep the mesh.
   std::deque<std::weak_ptr<UnitGradients>> sending_;
+  absl::flat_hash_map<std::pair<int, int64_t>, std::shared_ptr<Communicator>> neighbours_;
   // What came after two units.
   absl::flat_hash_map<std::pair<FsdpUnit*, FsdpUnit*>, Guess> next_;
   bool in_backward_ = false;
@@ -107,15 +111,19 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
     // What operators see of the parameters, in what gradients are summed, and what operators give
     // that meet them; nullopt: as the parameters rest; as operators see them; as it comes.
     std::optional<at::ScalarType> param_dtype = {}, reduce_dtype = {}, output_dtype = {};
+    // After forward it stays divided among so many neighbours, from whom backward gathers it; 0: it
+    // rests.
+    int64_t reshard_ranks = 0;
     std::source_location where;  // of the call of fully_shard()
   };
 
   // `parameters`: DTensors of one mesh, dtype and device, not cut along `mesh_dim`, which rest from
-  // now on in `layouts`, those of flat_row_layouts().
+  // now on in `layouts`, those of flat_row_layouts(), or as equal_segments() says (null: it does not).
   static std::shared_ptr<FsdpUnit> create(std::string name,
                                           const std::vector<at::Tensor>& parameters,
                                           const std::vector<Layout>& layouts, int mesh_dim,
-                                          const Options& options);
+                                          const Options& options,
+                                          const EqualSegments* segments = nullptr);
   ~FsdpUnit();
 
   const std::string& name() const { return name_; }
@@ -205,7 +213,10 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
   void make_full();
   void begin_gather();
   void finish_gather();
-  void reshard();
+  void reshard(bool keeps_part = false);
+  void keep_part();
+  void drop_part();
+  CollectiveUnderWay gather_from_neighbours();
   bool has_room_for(const at::TensorOptions& gradients) const {
     return is_allocated_ && gradients.dtype() == flat_.dtype();
   }
@@ -227,6 +238,9 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
   uint32_t gathered_version_ = 0;  // of the shard
   int64_t last_use_ = 0;           // in operators of the mesh
   std::optional<CollectiveUnderWay> under_way_;
+  bool is_to_keep_part_ = false;            // when it is emptied: backward comes
+  at::Tensor part_;                         // of what neighbours keep between forward and backward
+  uint32_t part_version_ = 0;               // of the shard
   std::shared_ptr<UnitGradients> sending_;  // from the flat buffer; null: nobody uses that
   struct Summoned {
     at::Tensor flat;
