@@ -82,6 +82,7 @@ struct Host {
   int begun = 0, finished = 0, dropped = 0;
   bool fails = false;
   std::vector<std::string> parameters;
+  swv_grad_sync* sync = nullptr;  // its own, which it may ask
 };
 swv_status* begin(void* data, const swv_gradient_bucket* bucket) {
   Host& host = *static_cast<Host*>(data);
@@ -91,6 +92,13 @@ swv_status* begin(void* data, const swv_gradient_bucket* bucket) {
     host.parameters.emplace_back(bucket->parameters[i]);
     EXPECT_TRUE(bucket->gradients[i]->tensor.is_alias_of(bucket->flat->tensor));
   }
+  if (host.sync == nullptr) return nullptr;
+  int64_t buckets = -1;
+  swv_scope* scope = nullptr;
+  ok(swv_grad_sync_counts(host.sync, &buckets, nullptr));
+  EXPECT_GE(buckets, 0);
+  ok(swv_grad_sync_no_sync(host.sync, &scope));
+  swv_scope_free(scope);
   return nullptr;
 }
 swv_status* finish(void* data, const swv_gradient_bucket* bucket) {
@@ -129,6 +137,7 @@ TEST(DataParallelTest, GradientsThroughTheHostsFunction) {
         how.hook = &hook;
         options.sync = &how;
         ok(swv_module_distributed_data_parallel(module, mesh, &options, sync.out()));
+        host.sync = sync;
         if (!fails) {
           expect_one_ranks(train(module, mesh), "a hook");
           EXPECT_GT(host.begun, 2 * kSteps);

@@ -1,7 +1,6 @@
 // Gradients that travel while backward runs.
 #include "shardweave/dtensor/grad_sync.h"
 
-#include <iterator>
 #include <map>
 #include <memory>
 #include <string>
@@ -120,14 +119,16 @@ PowerSgd& power_sgd_of(const swv_grad_sync* sync) {
 
 void write_state(const swv_grad_sync* sync, size_t index, swv_string** out_name,
                  swv_tensor** out_tensor) {
-  const std::map<std::string, at::Tensor> state = power_sgd_of(sync).state();
-  if (index >= state.size()) {
+  const PowerSgd& of = power_sgd_of(sync);
+  const std::vector<std::string> names = of.state_names();
+  if (index >= names.size()) {
     fail(absl::StatusCode::kOutOfRange,
-         str_cat("argument 'index' is ", index, "; there are ", state.size()));
+         str_cat("argument 'index' is ", index, "; there are ", names.size()));
   }
-  const auto& [name, tensor] = *std::next(state.begin(), static_cast<std::ptrdiff_t>(index));
+  const std::string& name = names[index];
   Owned<swv_string> text(out_name == nullptr ? nullptr : new_string(name));
-  Owned<swv_tensor> value(out_tensor == nullptr ? nullptr : new_tensor(tensor, "the state"));
+  Owned<swv_tensor> value(out_tensor == nullptr ? nullptr
+                                                : new_tensor(of.state(name), "the state"));
   if (out_name != nullptr) *out_name = text.release();
   if (out_tensor != nullptr) *out_tensor = value.release();
 }
@@ -219,7 +220,8 @@ swv_status* swv_grad_sync_counts(const swv_grad_sync* sync, int64_t* out_buckets
 }
 
 swv_status* swv_grad_sync_num_states(const swv_grad_sync* sync, size_t* out_num) {
-  return guarded(__func__, out_num, "out_num", [&] { return power_sgd_of(sync).state().size(); });
+  return guarded(__func__, out_num, "out_num",
+                 [&] { return power_sgd_of(sync).state_names().size(); });
 }
 
 swv_status* swv_grad_sync_state(const swv_grad_sync* sync, size_t index, swv_string** out_name,

@@ -199,6 +199,15 @@ TEST_F(OfOne, SaysWhatIsWrong) {
   EXPECT_THAT(message(swv_schedule_factor(&schedule, 0, &factor), SWV_CODE_INVALID_ARGUMENT),
               HasSubstr("floor is 2"));
   schedule = SWV_SCHEDULE_INIT;
+  schedule.shape = SWV_SCHEDULE_STEP;
+  schedule.steps = 1;
+  schedule.gamma = 1e300;
+  double lr = 0;
+  EXPECT_THAT(message(swv_optimizer_apply_schedule(muon, &schedule, 2), SWV_CODE_OUT_OF_RANGE),
+              HasSubstr("the schedule says inf for step 2; wanted a factor of 0 or more"));
+  ok(swv_optimizer_lr(muon, &lr));
+  EXPECT_EQ(lr, 1e-3);
+  schedule = SWV_SCHEDULE_INIT;
   EXPECT_THAT(message(swv_schedule_factor(&schedule, -1, &factor), SWV_CODE_INVALID_ARGUMENT),
               HasSubstr("'step' is -1"));
   EXPECT_THAT(message(swv_optimizer_apply_schedule(muon, nullptr, 0), SWV_CODE_INVALID_ARGUMENT),

@@ -1,5 +1,6 @@
 // Optimizers, and what is done to gradients before a step.
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -387,7 +388,12 @@ swv_status* swv_optimizer_apply_schedule(swv_optimizer* optimizer, const swv_sch
                                          int64_t step) {
   return guarded(__func__, [&] {
     HostOptimizer& its = optimizer_of(optimizer);
-    its.scale_lrs(schedule_factor(schedule, step));
+    const double factor = schedule_factor(schedule, step);
+    if (!std::isfinite(factor)) {
+      fail(absl::StatusCode::kOutOfRange, str_cat("the schedule says ", factor, " for step ", step,
+                                                  "; wanted a factor of 0 or more"));
+    }
+    its.scale_lrs(factor);
   });
 }
 

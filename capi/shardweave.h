@@ -1641,7 +1641,9 @@ SWV_API SWV_MUST_USE swv_status* swv_grad_sync_counts(const swv_grad_sync* sync,
                                                       int64_t* out_buckets,
                                                       int64_t* out_left_in_backward);
 /* What PowerSGD has learned on this rank, by name ("blocks.0.weight.error", ".q", ".iteration"): plain
- * tensors, copies. Each rank keeps its own, and gives it back when it resumes on as many ranks.
+ * tensors, copies. Each rank keeps its own, and gives it back when it resumes on as many ranks. Under a
+ * swv_grad_scaler every ".error" is in units of its scale: where swv_grad_scaler_update has changed
+ * that, the host sets them (swv_grad_sync_set_states) to as many times what they were.
  * Either output may be NULL. SWV_CODE_FAILED_PRECONDITION without PowerSGD. */
 SWV_API SWV_MUST_USE swv_status* swv_grad_sync_num_states(const swv_grad_sync* sync,
                                                           size_t* out_num);

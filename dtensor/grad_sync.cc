@@ -70,7 +70,7 @@ void dtensor_internal::check_grad_sync(const std::vector<at::Tensor>& parameters
                              "; wanted Half, BFloat16, Float or Double"));
   }
   const std::vector<at::Tensor> sharded = sharded_leaves(parameters);
-  std::set<std::string> names;
+  std::vector<std::string> names;
   for (const at::Tensor& parameter : sharded) {
     const std::string name(parameter_of(meta_of(parameter)));
     if (owner_of_gradient(parameter) != nullptr) {
@@ -80,14 +80,8 @@ void dtensor_internal::check_grad_sync(const std::vector<at::Tensor>& parameters
                                "its stage 2 does so during backward"));
     }
     if (options.hook == nullptr) continue;
-    if (!name.empty() && !names.insert(name).second) {
-      refuse_sync(
-          absl::StatusCode::kInvalidArgument,
-          absl::StrCat("two parameters are called '", name,
-                       "': hooks tell them by their names. Register what is trained together "
-                       "in one module, before it is distributed"));
-    }
-    if (resting_of(parameter) != nullptr) {
+    names.push_back(name);
+    if (in_unit(parameter) != nullptr) {
       refuse_sync(absl::StatusCode::kFailedPrecondition,
                   absl::StrCat("the parameter '", name,
                                "' is fully sharded: its unit brings its gradient, which no hook of "
@@ -99,9 +93,21 @@ void dtensor_internal::check_grad_sync(const std::vector<at::Tensor>& parameters
                                describe(parameter), "; wanted one mesh for all with a hook"));
     }
   }
+  check_hook_names(names);
   if (!buckets_of(sharded).empty()) {
     refuse_sync(absl::StatusCode::kFailedPrecondition,
                 "a parameter is in another GradSync, which is still there");
+  }
+}
+
+void dtensor_internal::check_hook_names(const std::vector<std::string>& names) {
+  std::set<std::string> known;
+  for (const std::string& name : names) {
+    if (name.empty() || known.insert(name).second) continue;
+    throw Error(kGradSync, absl::InvalidArgumentError(absl::StrCat(
+                               "two parameters are called '", name,
+                               "': hooks tell them by their names. Register what is trained "
+                               "together in one module, before it is distributed")));
   }
 }
 

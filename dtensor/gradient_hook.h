@@ -20,6 +20,9 @@
 // same order. In the first iteration all gradients go through the hook at the end, in other buckets
 // than later: what a hook keeps it keeps by parameter.
 //
+// A hook may ask its GradSync for its counts and make a NoSync; what brings gradients (discard(),
+// finish_grad_sync(), a backward to the same parameters) is an error inside of one.
+//
 // A hook is for gradients of float16, bfloat16, float32 and float64 that an all-reduce would sum;
 // others (those of a parameter that is cut along the dimension, with a graph, complex ones) travel as
 // without it. A gradient that was written between backward and finish_grad_sync() is an error, for

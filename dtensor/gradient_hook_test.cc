@@ -349,6 +349,71 @@ TEST(GradientHookTest, RefusesWhatItCouldNotTakeBack) {
   });
 }
 
+// Calls its own GradSync.
+struct Curious : Sum {
+  explicit Curious(bool is_asked_in) : is_asked(is_asked_in) {}
+  void ask() {
+    if (!is_asked) return;
+    EXPECT_GE(sync->num_buckets(), 0);
+    EXPECT_GE(sync->left_in_backward(), 0);
+    const GradSync::NoSync none(*sync);
+    if (calls) calls();
+  }
+  void begin(GradientBucket& bucket) override {
+    ask();
+    Sum::begin(bucket);
+  }
+  void finish(GradientBucket& bucket) override {
+    ask();
+    Sum::finish(bucket);
+  }
+  const bool is_asked;
+  GradSync* sync = nullptr;
+  std::function<void()> calls;
+};
+
+TEST(GradientHookTest, MayAskItsOwnGradSync) {
+  on_mesh({{"a", 3}}, [](const MeshPtr& mesh) {
+    Stack model;
+    distribute_module(*model, mesh, {});
+    const auto hook = std::make_shared<Curious>(mesh->rank() == Rank(1));
+    GradSync sync(*model, {.bucket_bytes = kWeight, .hook = hook});
+    hook->sync = &sync;
+    for (int iteration = 0; iteration < 3; ++iteration) {
+      model->loss(fed(0, mesh)).backward();
+      if (iteration == 1) {
+        sync.discard();
+      } else {
+        finish_grad_sync(*model);
+        expect_gradients(*model, one_device());
+      }
+      model->zero();
+    }
+    EXPECT_EQ(sync.num_buckets(), kLayers);
+    EXPECT_EQ(sync.left_in_backward(), 2 * kLayers);
+  });
+}
+
+TEST(GradientHookTest, WhatWouldWaitForItselfIsAnErrorOnAllRanks) {
+  for (const bool discards : {true, false}) {
+    const std::vector<std::string> errors = errors_of({{"a", 3}}, [&](const MeshPtr& mesh) {
+      Stack model;
+      distribute_module(*model, mesh, {});
+      const auto hook = std::make_shared<Curious>(mesh->rank() == Rank(1));
+      GradSync sync(*model, {.bucket_bytes = kWeight, .hook = hook});
+      hook->sync = &sync;
+      hook->calls = [&] { discards ? sync.discard() : finish_grad_sync(*model); };
+      model->loss(fed(0, mesh)).backward();
+      finish_grad_sync(*model);
+    });
+    for (size_t r = 0; r < errors.size(); ++r) {
+      EXPECT_THAT(errors[r],
+                  HasSubstr(r == 1 ? "inside of its gradient hook" : "hook 'sum' failed"))
+          << r;
+    }
+  }
+}
+
 struct Named : Sum {
   explicit Named(std::string text_in) : text(std::move(text_in)) {}
   std::string name() const override { return text; }

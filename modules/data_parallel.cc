@@ -42,7 +42,7 @@ void check_uncut(const Member& member, const MeshContext& context, int mesh_dim,
     throw Error(function, absl::Status(code, str_cat("'", member.fqns[0], "' ", why)));
   };
   const at::Tensor& tensor = member.tensor;
-  if (resting_of(tensor) != nullptr) {
+  if (in_unit(tensor) != nullptr) {
     refuse_member(
         absl::StatusCode::kFailedPrecondition,
         "is fully sharded already: its unit brings its gradients. Tensor parallelism "
@@ -114,6 +114,16 @@ void make_data_parallel(torch::nn::Module& module, const MeshPtr& mesh,
                               "data parallel once"));
   }
   if (sync != nullptr) check_grad_sync(parameters, *sync);
+  if (sync != nullptr && sync->hook != nullptr) {
+    std::vector<std::string> names;  // as they will be
+    for (const Member& member : members) {
+      const at::Tensor& tensor = member.tensor;
+      if (member.is_buffer || !tensor.requires_grad() || !tensor.is_leaf()) continue;
+      names.push_back(is_dtensor(tensor) ? std::string(parameter_of(meta_of(tensor)))
+                                         : member.fqns[0]);
+    }
+    check_hook_names(names);
+  }
   if (const std::optional<Difference> differs = agreement.reach(sums)) {
     const size_t which = differs->index;
     const std::string what = which == 0 ? std::string("the options")

@@ -20,6 +20,8 @@
 #include "shardweave/modules/fully_shard.h"
 #include "shardweave/modules/parallel_style.h"
 #include "shardweave/modules/parallelize_module.h"
+#include "shardweave/modules/power_sgd.h"
+#include "shardweave/modules/summon_full_params.h"
 #include "shardweave/modules/zero.h"
 #include "torch/nn.h"
 #include "torch/optim/adamw.h"
@@ -321,6 +323,19 @@ TEST(DataParallelTest, OneOwnerForAGradient) {
                    fully_shard(model, mesh);
                    ddp(model, mesh);
                  });
+  // Also while they are summoned, and lie as other parameters.
+  expect_refused(one, kFailedPrecondition, "is fully sharded already: its unit",
+                 [&](NetImpl& model, const MeshPtr& mesh) {
+                   fully_shard(model, mesh);
+                   const FullParams whole(model);
+                   ddp(model, mesh);
+                 });
+  expect_refused(one, kFailedPrecondition, "is fully sharded: its unit",
+                 [&](NetImpl& model, const MeshPtr& mesh) {
+                   fully_shard(model, mesh);
+                   const FullParams whole(model);
+                   const GradSync sync(model, {.hook = std::make_shared<PowerSgd>()});
+                 });
   expect_refused(one, kFailedPrecondition, "is in a ZeroPartition",
                  [&](NetImpl& model, const MeshPtr& mesh) {
                    pre_dp_module_transform(model, mesh);
@@ -387,6 +402,23 @@ TEST(DataParallelTest, BadInputIsAnErrorOnAllRanksBeforeAnythingChanges) {
       [](NetImpl& model, int64_t r) {
         if (r == 1) model.register_buffer("more", at::zeros({1}));
       });
+}
+
+// Hooks tell parameters by their names, those that they are about to get included.
+TEST(DataParallelTest, TwoParametersOfOneNameForAHookAreRefusedBeforeAnythingChanges) {
+  expect_refused({{"dp", 2}}, absl::StatusCode::kInvalidArgument,
+                 "two parameters are called 'weight'", [](NetImpl& model, const MeshPtr& mesh) {
+                   distribute_module(*model.head, mesh, {});  // as "weight" and "bias"
+                   const at::Tensor weight = model.register_parameter("weight", at::zeros({3}));
+                   try {
+                     (void)distributed_data_parallel(
+                         model, mesh, {.sync = {.hook = std::make_shared<PowerSgd>()}});
+                   } catch (...) {
+                     EXPECT_FALSE(is_dtensor(weight));
+                     EXPECT_FALSE(is_dtensor(model.extra));
+                     throw;
+                   }
+                 });
 }
 
 }  // namespace

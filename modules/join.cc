@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "c10/core/ScalarType.h"
 #include "shardweave/comm/str_cat.h"
+#include "shardweave/dtensor/engine/adopt.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/engine/redistribute.h"
 #include "shardweave/dtensor/observe/observer.h"
@@ -42,6 +43,9 @@ std::string why_no_batch(const std::vector<at::Tensor>& mine) {
     if (!tensor.defined()) return str_cat("tensor ", i, " is undefined");
     if (is_dtensor(tensor)) {
       return str_cat("tensor ", i, " is a DTensor; wanted this rank's rows, plain");
+    }
+    if (const std::string not_one = not_dense(tensor); !not_one.empty()) {
+      return str_cat("tensor ", i, " cannot be a DTensor: ", not_one);
     }
     if (tensor.dim() < 1 || tensor.dim() > kMaxRowDims + 1) {
       return str_cat("tensor ", i, " has ", tensor.dim(), " dimensions; wanted 1 to ",

@@ -272,6 +272,14 @@ TEST(JoinTest, BadInputIsAnErrorOnAllRanks) {
   refused(three, "requires grad", [](int64_t r) -> std::vector<at::Tensor> {
     return {at::ones({1, 2}).requires_grad_(r == 0)};
   });
+  const at::Tensor not_dense[] = {
+      at::ones({1, 2}).to_sparse(), at::quantize_per_tensor(at::ones({1, 2}), 0.1, 0, at::kQInt8),
+      at::_nested_tensor_from_tensor_list({at::ones({1, 2}), at::ones({2, 2})})};
+  for (const at::Tensor& one : not_dense) {
+    refused(
+        three, "tensor 0 cannot be a DTensor: it is not dense",
+        [&](int64_t r) -> std::vector<at::Tensor> { return {r == 1 ? one : at::ones({1, 2})}; });
+  }
   refused(three, "there are 9 tensors; at most 8",
           [](int64_t) { return std::vector<at::Tensor>(9, at::ones({1, 2})); });
   refused({{"dp", 2}, {"tp", 2}}, "ranks 2 and 3 of the mesh differ",

@@ -4,6 +4,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "ATen/ops/full_like.h"
 #include "ATen/ops/scalar_tensor.h"
 #include "c10/core/GradMode.h"
 
@@ -36,6 +37,9 @@ bool is_optional(const torch::optim::Optimizer& optimizer, const at::Tensor& par
     const auto* adam = dynamic_cast<const torch::optim::AdamOptions*>(options);
     return !(adamw != nullptr && adamw->amsgrad()) && !(adam != nullptr && adam->amsgrad());
   }
+  if (const auto* sgd = dynamic_cast<const torch::optim::SGDOptions*>(options)) {
+    return name == "momentum_buffer" && sgd->momentum() == 0;
+  }
   const auto* rmsprop = dynamic_cast<const torch::optim::RMSpropOptions*>(options);
   return rmsprop != nullptr && ((name == "grad_avg" && !rmsprop->centered()) ||
                                 (name == "momentum_buffer" && !(rmsprop->momentum() > 0)));
@@ -60,7 +64,16 @@ void assign_optimizer_state(torch::optim::Optimizer& optimizer, const at::Tensor
   with_state_type(optimizer, [&]<typename Its>() {
     auto made = std::make_unique<Its>();
     if (state.empty()) {
-      optimizer.state().erase(parameter.unsafeGetTensorImpl());
+      if constexpr (std::is_same_v<Its, torch::optim::AdagradParamState>) {
+        // Its constructor makes the state, and its step() takes it to be there.
+        const auto& options =
+            dynamic_cast<const torch::optim::AdagradOptions&>(optimizer.defaults());
+        made->step(0);
+        made->sum(at::full_like(parameter.detach(), options.initial_accumulator_value()));
+        optimizer.state()[parameter.unsafeGetTensorImpl()] = std::move(made);
+      } else {
+        optimizer.state().erase(parameter.unsafeGetTensorImpl());
+      }
       return;
     }
     for_each_member(*made, [&](const char* name, auto& member) {

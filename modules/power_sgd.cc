@@ -11,6 +11,7 @@
 #include "ATen/ops/matmul.h"
 #include "ATen/ops/scalar_tensor.h"
 #include "ATen/ops/zeros_like.h"
+#include "c10/core/GradMode.h"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/engine/checksum.h"
 #include "shardweave/dtensor/engine/philox.h"
@@ -241,14 +242,46 @@ void PowerSgd::finish(GradientBucket& bucket) {
   }
 }
 
-std::map<std::string, at::Tensor> PowerSgd::state() const {
-  std::map<std::string, at::Tensor> state;
-  for (const auto& [parameter, learned] : learned_) {
-    state[parameter + ".iteration"] = at::scalar_tensor(learned.iteration, at::kLong);
-    if (learned.q.defined()) state[parameter + ".q"] = learned.q.clone();
-    if (learned.error.defined()) state[parameter + ".error"] = learned.error.clone();
+void PowerSgd::rescale(double factor) {
+  if (!(factor > 0) || !std::isfinite(factor)) {
+    throw Error(kPowerSgd, absl::InvalidArgumentError(str_cat(
+                               "factor is ", factor, "; wanted a number above 0, and finite")));
   }
-  return state;
+  if (factor == 1) return;
+  const c10::AutoGradMode no_grad(false);
+  for (auto& [parameter, learned] : learned_) {
+    if (learned.error.defined()) learned.error.mul_(factor);
+  }
+}
+
+std::vector<std::string> PowerSgd::state_names() const {
+  std::vector<std::string> names;
+  for (const auto& [parameter, learned] : learned_) {
+    names.push_back(parameter + ".iteration");
+    if (learned.q.defined()) names.push_back(parameter + ".q");
+    if (learned.error.defined()) names.push_back(parameter + ".error");
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+at::Tensor PowerSgd::state(const std::string& name) const {
+  const size_t dot = name.rfind('.');
+  const auto it = learned_.find(name.substr(0, dot));
+  if (dot != std::string::npos && it != learned_.end()) {
+    const std::string last = name.substr(dot + 1);
+    const Learned& learned = it->second;
+    if (last == "iteration") return at::scalar_tensor(learned.iteration, at::kLong);
+    if (last == "q" && learned.q.defined()) return learned.q.clone();
+    if (last == "error" && learned.error.defined()) return learned.error.clone();
+  }
+  throw Error(kPowerSgd, absl::NotFoundError(str_cat("there is no state '", name, "'")));
+}
+
+std::map<std::string, at::Tensor> PowerSgd::state() const {
+  std::map<std::string, at::Tensor> all;
+  for (const std::string& name : state_names()) all[name] = state(name);
+  return all;
 }
 
 void PowerSgd::set_state(const std::map<std::string, at::Tensor>& state) {

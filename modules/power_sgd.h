@@ -15,6 +15,8 @@
 // name travel whole, with the first of the two. What all ranks compute of the sums (an orthonormal P,
 // P Q') they round alike, so that parameters stay the same on all of them to the last bit.
 //
+// Under a GradScaler gradients, and with them errors, are in units of its scale: see rescale().
+//
 // A gradient with numbers that are not finite arrives as NaN on all ranks, and what was learned before
 // stays: the next step is one as any.
 #pragma once
@@ -23,6 +25,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "shardweave/dtensor/gradient_hook.h"
@@ -51,10 +54,22 @@ class PowerSgd final : public GradientHook {
   void begin(GradientBucket& bucket) override;
   void finish(GradientBucket& bucket) override;
 
+  // What is left over of gradients times `factor`: where the next gradients are so many times larger
+  // (a loss scale that has changed), and errors are to mean as much as before. Each rank its own.
+  //
+  //   power_sgd->rescale(scaler.update());   // GradScaler, once a step
+  //
+  // Throws Error (InvalidArgument) for a factor that is not above 0 and finite.
+  void rescale(double factor);
+
   // What it has learned, by FQN: "blocks.0.weight.iteration" (a number), ".q", ".error". Plain tensors,
   // copies: "error" is this rank's own, "q" that of the ranks that have the same part of the
   // parameter. A run that goes on with it, on as many ranks, goes on with the same bits.
   std::map<std::string, at::Tensor> state() const;
+  // Its names, in the same order, and one of it: for a state that is too large to be there twice. Throws
+  // Error (NotFound).
+  std::vector<std::string> state_names() const;
+  at::Tensor state(const std::string& name) const;
   // Throws Error (InvalidArgument), before anything is changed, for a name that does not end so, and a
   // tensor of another dtype or number of dimensions than state() gives.
   void set_state(const std::map<std::string, at::Tensor>& state);

@@ -16,6 +16,7 @@
 #include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/modules/data_parallel.h"
+#include "shardweave/modules/optim/grad_scaler.h"
 #include "torch/nn.h"
 #include "torch/optim/sgd.h"
 
@@ -300,6 +301,46 @@ TEST(PowerSgdTest, IsNotLedAstray) {
   });
 }
 
+// What was left over means as much at the next scale.
+TEST(PowerSgdTest, ErrorsFollowTheScaleOfTheLoss) {
+  const Values wanted = reference(1, 0, 6);
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    Mlp model;
+    const auto hook = power_sgd({.min_compression_rate = 1.5});
+    const GradSync ddp = distributed_data_parallel(*model, mesh, {.sync = {.hook = hook}});
+    torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(kLr));
+    GradScaler scaler({.init_scale = 4, .growth_interval = 2});
+    std::vector<double> scales;
+    for (int step = 0; step < 6; ++step) {
+      for (const bool is_bad : {true, false}) {
+        if (is_bad && step != 3) continue;
+        at::Tensor rows = batch(step);
+        if (is_bad) rows[6][1] = std::numeric_limits<double>::infinity();
+        const at::Tensor loss = model->loss(distribute_tensor(rows, mesh, {{"dp", Shard(0)}}));
+        scaler.scale(loss).backward();
+        finish_grad_sync(*model);
+        ASSERT_EQ(scaler.unscale(model->parameters()), !is_bad);
+        if (!is_bad) optimizer.step();
+        scales.push_back(scaler.scale());
+        hook->rescale(scaler.update());
+        optimizer.zero_grad();
+      }
+    }
+    EXPECT_EQ(scales, (std::vector<double>{4, 4, 8, 8, 4, 4, 8}));
+    expect_same(values_of(*model), wanted);
+    std::vector<std::string> names;
+    for (const auto& [name, value] : hook->state()) {
+      names.push_back(name);
+      EXPECT_TRUE(hook->state(name).equal(value)) << name;
+    }
+    EXPECT_EQ(hook->state_names(), names);
+    EXPECT_FALSE(hook->state("w0.error").is_alias_of(hook->state("w0.error")));
+    for (const char* name : {"w0.p", "w0", "error", "thin.q", ""}) {
+      EXPECT_THROW((void)hook->state(name), Error) << name;
+    }
+  });
+}
+
 TEST(PowerSgdTest, BadOptionsAndStates) {
   const auto refused = [](const std::string& text, const auto& body) {
     try {
@@ -322,6 +363,9 @@ TEST(PowerSgdTest, BadOptionsAndStates) {
   refused("'w.q' is no plain tensor", [&] { hook.set_state({{"w.q", at::Tensor()}}); });
   refused("'w.q' is no matrix", [&] { hook.set_state({{"w.q", at::ones({2})}}); });
   refused("'w.iteration' is no number", [&] { hook.set_state({{"w.iteration", one}}); });
+  refused("factor is 0", [&] { hook.rescale(0); });
+  refused("factor is -2", [&] { hook.rescale(-2); });
+  refused("factor is inf", [&] { hook.rescale(std::numeric_limits<double>::infinity()); });
   EXPECT_TRUE(hook.state().empty());
 }
 

@@ -796,6 +796,11 @@ void set_state_of(FusedOptimizer& optimizer, size_t index, const at::Tensor& sha
   const auto kept = [&](const std::string& name) { return optimizer.state(index, name); };
   check_values(state, index, kept, /*most_steps_log2=*/24);
   agree(agreement, state, index);
+  if (state.empty()) {  // as before the first step
+    const c10::AutoGradMode no_grad(false);
+    for (const std::string_view name : known) kept(std::string(name)).zero_();
+    return;
+  }
   for (const auto& [name, value] : lying_as_kept(state, kept)) {
     optimizer.set_state(index, name, value);
   }

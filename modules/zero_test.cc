@@ -714,6 +714,43 @@ TEST(ZeroTest, StatesAreSavedAndSet) {
   expect_resumes<FusedOptimizer>(AdamWOptions{.lr = 0.02});
 }
 
+TEST(ZeroTest, AnEmptyStateIsThatBeforeTheFirstStep) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    const auto train = [&](auto& optimizer) {
+      for (int step = 0; step < 3; ++step) {
+        at::Tensor w = optimizer.parameters()[0];
+        w.mutable_grad() =
+            distribute_tensor(at::sin(at::arange(35, at::kFloat) * (step + 1)).view({7, 5}), mesh,
+                              layout_of(w).placements());
+        optimizer.step();
+      }
+      return full_tensor(optimizer.parameters()[0].detach()).clone();
+    };
+    const auto parameter = [&] {
+      return distribute_tensor(at::ones({7, 5}), mesh, {}).requires_grad_();
+    };
+    for (const FusedOptimizer::Options& options :
+         {FusedOptimizer::Options(SgdOptions{.lr = 0.1, .momentum = 0.9, .dampening = 0.5}),
+          FusedOptimizer::Options(AdamWOptions{.lr = 0.1}),
+          FusedOptimizer::Options(AdafactorOptions{.lr = 0.1})}) {
+      ZeroRedundancyOptimizer<FusedOptimizer> fresh({parameter()}, options);
+      const at::Tensor wanted = train(fresh);
+      ZeroRedundancyOptimizer<FusedOptimizer> optimizer({parameter()}, options);
+      train(optimizer);
+      optimizer.set_state(0, {});
+      for (const auto& [name, value] : optimizer.consolidated_state(0)) {
+        EXPECT_TRUE(value.eq(0).all().item<bool>()) << name;
+      }
+      {
+        const c10::AutoGradMode no_grad(false);
+        at::Tensor w = optimizer.parameters()[0];
+        w.copy_(distribute_tensor(at::ones({7, 5}), mesh, layout_of(w).placements()));
+      }
+      EXPECT_TRUE(at::allclose(train(optimizer), wanted));
+    }
+  });
+}
+
 TEST(ZeroTest, StatesThatDoNotFit) {
   on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
     Net model;

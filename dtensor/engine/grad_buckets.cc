@@ -138,13 +138,28 @@ GradBuckets::~GradBuckets() {
   }
 }
 
+GradBuckets::Lock::Lock(GradBuckets& buckets) : buckets_(buckets) {
+  if (buckets.inside_.load() == std::this_thread::get_id()) {
+    throw Error("GradSync",
+                absl::FailedPreconditionError(
+                    "it is asked to bring gradients inside of its gradient hook; wanted "
+                    "that after it: begin() and finish() may use the bucket, NoSync and "
+                    "the counts"));
+  }
+  buckets.mutex_.lock();
+  buckets.inside_ = std::this_thread::get_id();
+}
+
+GradBuckets::Lock::~Lock() {
+  buckets_.inside_ = std::thread::id();
+  buckets_.mutex_.unlock();
+}
+
 void GradBuckets::pause() {
-  const std::lock_guard lock(mutex_);
   ++paused_;
 }
 
 void GradBuckets::resume() {
-  const std::lock_guard lock(mutex_);
   --paused_;
 }
 
@@ -166,12 +181,11 @@ int64_t GradBuckets::gradient_bytes(const at::Tensor& parameter) const {
 }
 
 GradBuckets::Counts GradBuckets::counts() const {
-  const std::lock_guard lock(mutex_);
-  return {static_cast<int64_t>(buckets_.size()), left_in_backward_};
+  return {num_buckets_, left_in_backward_};
 }
 
 void GradBuckets::came(size_t index) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   if (paused_ > 0) return;
   Parameter& p = parameters_[index];
   if (!p.tensor.grad().defined()) return;  // a formula had none for it
@@ -299,7 +313,7 @@ void GradBuckets::finish_hooks(bool is_discarded, const Cause& cause) {
 
 void GradBuckets::bring_through_hook(const std::vector<at::Tensor>& parameters,
                                      const Cause& cause) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   const c10::AutoGradMode no_grad(false);
   struct Some {
     std::vector<size_t> members;  // of `parameters`
@@ -345,7 +359,7 @@ bool GradBuckets::is_as_sent(const Parameter& p) {
 }
 
 void GradBuckets::discard() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   const c10::AutoGradMode no_grad(false);
   // Collectives of one name meet, whichever half of them a rank has sent in backward.
   const Cause cause = {.name = "finish_grad_sync", .syncs_gradients = true};
@@ -363,7 +377,7 @@ void GradBuckets::discard() {
 }
 
 void GradBuckets::land(const Cause& cause) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   const c10::AutoGradMode no_grad(false);
   try {
     for (; next_ < buckets_.size(); ++next_) leave(buckets_[next_], cause);
@@ -420,10 +434,11 @@ bool GradBuckets::on_one_mesh() const {
 }
 
 void GradBuckets::plan(const Cause& cause) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   const bool wanted = !order_.empty() && (!planned_ || surprised_);
   if (!wanted) return restart();
   buckets_.clear();
+  num_buckets_ = 0;
   for (Parameter& p : parameters_) p.bucket = -1;
   planned_ = false;
   if (!on_one_mesh()) return restart();  // nobody could say in which order those of several leave
@@ -492,6 +507,7 @@ void GradBuckets::plan(const Cause& cause) {
   };
   std::stable_sort(buckets_.begin(), buckets_.end(),
                    [&](const Bucket& a, const Bucket& b) { return last(a) < last(b); });
+  num_buckets_ = static_cast<int64_t>(buckets_.size());
   for (size_t b = 0; b < buckets_.size(); ++b) {
     for (const size_t i : buckets_[b].members) parameters_[i].bucket = static_cast<int>(b);
   }

@@ -6,14 +6,18 @@
 // how often, in which layouts), which the ranks compare; they leave in their order, each when it is
 // full and those before it have left; and what is not full at the end leaves then.
 //
-// Internal to dtensor/. Threads: hooks may run on autograd's threads.
+// Internal to dtensor/. Threads: hooks may run on autograd's threads. A gradient hook of the user's may
+// call pause(), resume() and counts(); what would wait for the hook itself throws Error
+// (FailedPrecondition).
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
@@ -104,6 +108,19 @@ class GradBuckets : public std::enable_shared_from_this<GradBuckets> {
     std::unique_ptr<HookRun> hook_run;   // or this
   };
 
+  // What it changes is changed by one thread at a time. Throws Error (FailedPrecondition) in a gradient
+  // hook, which runs inside of one.
+  class Lock {
+   public:
+    explicit Lock(GradBuckets& buckets);
+    ~Lock();
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
+
+   private:
+    GradBuckets& buckets_;
+  };
+
   void came(size_t index);
   // Whether its gradient is what was planned to leave.
   static bool is_as_planned(const Parameter& p);
@@ -124,19 +141,23 @@ class GradBuckets : public std::enable_shared_from_this<GradBuckets> {
   const int64_t bucket_bytes_;
   const std::optional<at::ScalarType> reduce_dtype_;
   const std::shared_ptr<GradientHook> hook_;
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
+  std::atomic<std::thread::id> inside_;  // which thread has the Lock
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;
   std::vector<size_t> order_;  // of this iteration's first arrivals
   size_t next_ = 0;            // bucket to leave
-  int paused_ = 0;
+  std::atomic<int> paused_ = 0;
   bool planned_ = false;
-  bool surprised_ = false;  // a gradient came otherwise than planned
-  int64_t left_in_backward_ = 0;
+  bool surprised_ = false;                // a gradient came otherwise than planned
+  std::atomic<int64_t> num_buckets_ = 0;  // of the last plan
+  std::atomic<int64_t> left_in_backward_ = 0;
 };
 
 // Throws what GradSync's constructor does, if it is made of these (grad_sync.cc).
 void check_grad_sync(const std::vector<at::Tensor>& parameters, const GradSyncOptions& options);
+// Throws Error (InvalidArgument) if two parameters with a hook have one name.
+void check_hook_names(const std::vector<std::string>& names);
 // Of the options that ranks have to have alike.
 uint64_t options_checksum(const GradSyncOptions& options);
 

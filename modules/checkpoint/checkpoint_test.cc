@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <array>
 #include <fstream>
 #include <mutex>
 
@@ -183,6 +184,95 @@ TEST(CheckpointTest, EveryOptimizerComesBack) {
       on_mesh({{"dp", 1}}, [&](const MeshPtr& mesh) { train(mesh, true, true); });  // plain tensors
     }
   }
+}
+
+// torch::optim's SGD has no "step", and without a momentum nothing; Adagrad's state is there from the
+// start.
+TEST(CheckpointTest, WhatAnotherOptimizerOfTheKindHasSaved) {
+  const std::string directory = new_directory("other_optimizers");
+  const auto run = [&](const MeshPtr& mesh, const auto& make, const auto& body) {
+    torch::nn::Linear net(5, 3);
+    {
+      const c10::AutoGradMode no_grad(false);
+      for (at::Tensor p : net->parameters()) {
+        p.copy_(at::arange(p.numel(), at::kFloat).view(p.sizes()) * 0.1);
+      }
+    }
+    distribute_module(*net, mesh, {{"weight", {{"dp", Shard(0)}}}});
+    auto optimizer = make(net->parameters());
+    StateDict state;
+    add_module(state, *net);
+    add_optimizer(state, optimizer, *net);
+    body(state, [&](int i) {
+      const at::Tensor x = at::sin(at::arange(10, at::kFloat).view({2, 5}) + i);
+      const at::Tensor loss = net->forward(distribute_tensor(x, mesh, {})).pow(2).mean();
+      loss.backward();
+      finish_grad_sync(*net);
+      optimizer.step();
+      optimizer.zero_grad();
+      return loss.item<double>();
+    });
+  };
+  using torch::optim::Adagrad;
+  using torch::optim::SGD;
+  using Parameters = std::vector<at::Tensor>;
+  for (const double momentum : {0.0, 0.9}) {
+    SCOPED_TRACE(momentum);
+    const auto fused = [&](const Parameters& p) {
+      return FusedOptimizer(p, SgdOptions{.lr = 0.1, .momentum = momentum});
+    };
+    const auto torchs = [&](const Parameters& p) {
+      return SGD(p, torch::optim::SGDOptions(0.1).momentum(momentum));
+    };
+    std::array<std::vector<double>, 2> wanted;  // by rank
+    const auto saves = [&](const MeshPtr& mesh, const auto& make) {
+      run(mesh, make, [&](StateDict& state, const auto& step) {
+        step(0);
+        save_checkpoint(directory, 1, state, mesh);
+        wanted[static_cast<size_t>(mesh->rank().value)] = {step(1), step(2)};
+      });
+    };
+    const auto loads = [&](const MeshPtr& mesh, const auto& make) {
+      run(mesh, make, [&](StateDict& state, const auto& step) {
+        step(9);
+        load_checkpoint(directory, state, mesh);
+        EXPECT_NEAR(step(1), wanted[0][0], 1e-6);
+        EXPECT_NEAR(step(2), wanted[0][1], 1e-6);
+      });
+    };
+    fs::remove_all(directory);
+    on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) { saves(mesh, fused); });
+    on_mesh({{"dp", 3}}, [&](const MeshPtr& mesh) { loads(mesh, torchs); });
+    if (momentum == 0) continue;
+    fs::remove_all(directory);
+    on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) { saves(mesh, torchs); });
+    on_mesh({{"dp", 3}}, [&](const MeshPtr& mesh) { loads(mesh, fused); });
+  }
+  // Of one that has no state yet.
+  fs::remove_all(directory);
+  const auto adam = [](const Parameters& p) {
+    return torch::optim::Adam(p, torch::optim::AdamOptions(0.1));
+  };
+  const auto adagrad = [](const Parameters& p) {
+    return Adagrad(p, torch::optim::AdagradOptions(0.1).initial_accumulator_value(0.25));
+  };
+  std::array<double, 2> wanted = {};
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    run(mesh, adam,
+        [&](StateDict& state, const auto&) { save_checkpoint(directory, 1, state, mesh); });
+    run(mesh, adagrad, [&](StateDict&, const auto& step) {
+      const std::array<double, 2> losses = {step(1), step(2)};
+      if (mesh->rank() == Rank(0)) wanted = losses;
+    });
+  });
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    run(mesh, adagrad, [&](StateDict& state, const auto& step) {
+      step(9);
+      load_checkpoint(directory, state, mesh);
+      EXPECT_NEAR(step(1), wanted[0], 1e-6);
+      EXPECT_NEAR(step(2), wanted[1], 1e-6);
+    });
+  });
 }
 
 TEST(CheckpointTest, AnyToolReadsIt) {

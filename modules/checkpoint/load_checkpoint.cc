@@ -140,6 +140,13 @@ absl::Status match(const StateDict& state, const Manifest& manifest, const LoadO
                                   safetensors_name(dtype), " here)"));
     }
   }
+  // FusedOptimizer's SGD counts its steps, torch::optim's does not: that is no other state.
+  for (size_t i = 0; i < state.late().size(); ++i) {
+    std::string found;
+    if (find_saved(manifest, state.late()[i].prefix + "step", &found) == nullptr) continue;
+    used.insert(found);
+    has_state[i] = true;
+  }
   std::vector<bool> is_incomplete(state.late().size(), false);
   for (const Target& target : targets) {
     if (target.saved != nullptr) continue;

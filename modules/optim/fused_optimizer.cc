@@ -180,7 +180,10 @@ struct FusedOptimizer::Step {
     update.second = &its.second;
     update.largest = &its.largest;
     update.step = its.step;
-    update.is_first_step = its.is_first_step();
+    // Without dampening the formula of later steps gives the same of a buffer of zeros, and what somebody
+    // has written into it stays.
+    const auto* sgd = std::get_if<SgdOptions>(update.options);
+    update.is_first_step = its.steps() == 0 && sgd != nullptr && sgd->dampening != 0;
     if (its.spec == nullptr) return;
     update.cutting = cutting(*its.spec);
     update.name = parameter_of(meta_of(parameter));
@@ -273,10 +276,6 @@ double FusedOptimizer::State::steps() const {
   return *step.const_data_ptr<float>();
 }
 
-bool FusedOptimizer::State::is_first_step() const {
-  return steps() == 0 && (step_set || !buffer_set);
-}
-
 FusedOptimizer::State& FusedOptimizer::made(State& state) const {
   const at::Tensor& parameter = parameters_[state.parameter];
   SpecRef spec = spec_of(parameter);
@@ -359,7 +358,8 @@ void FusedOptimizer::step(std::source_location where) {
     if (communicates(groups_[state.group]) && is_dtensor(parameter)) {
       if (Together* mesh = together_on(meta_of(parameter).context.get())) {
         uint64_t sum = mix(checksum_of(groups_[state.group]), grad.defined());
-        if (state.step.defined()) sum = mix(sum, static_cast<uint64_t>(state.steps()));
+        // A rank that has looked at a state has made it.
+        sum = mix(sum, state.step.defined() ? static_cast<uint64_t>(state.steps()) : 0);
         mesh->sums.push_back(sum);
         mesh->parameters.push_back(state.parameter);
       }
@@ -564,7 +564,9 @@ void FusedOptimizer::set_state(size_t parameter, std::string_view name, const at
     if (meta_of(value).context != meta_of(like).context) refuse("lies on another mesh");
     found.copy_(part_to_read(redistribute(value, meta_of(like).spec->layout), kFusedOptimizer));
   }
-  if (name == "momentum_buffer") state.buffer_set = true;
+  // torch::optim::SGD keeps no step: a buffer alone is one to go on from, and is saved as such.
+  const bool is_sgd = std::holds_alternative<SgdOptions>(groups_[state.group]);
+  if (is_sgd && !state.step_set && state.steps() == 0) state.step.fill_(1);
 }
 
 }  // namespace shardweave

@@ -21,7 +21,9 @@
 // one of the ranks among which it is cut, chosen so that all have about as much to do, and those of
 // the result back: two all-to-alls for all matrices that are cut over the same mesh dimensions. Before
 // either the ranks compare, in one more, of which parameters they have gradients, and with which
-// options and after how many steps.
+// options and after how many steps. Ranks that have the same part of a matrix (replicas) make it
+// orthogonal each by itself: they stay the same to the last bit where their matrix products round
+// alike, that is with one BLAS library, kind of processor and number of threads on all of them.
 //
 // Groups of parameters have options of their own, of another optimizer too:
 //
@@ -102,8 +104,8 @@ class FusedOptimizer {
   // Copies `value`, of the state's shape and of any floating-point type: for a DTensor a DTensor
   // of the same mesh, in any layout (collective, if it is not the state's), for a plain parameter
   // a plain tensor. "step": one number, the same on every rank. SGD's first step takes the gradient
-  // for its momentum: it is the first as long as "step" is 0, unless a momentum_buffer was set and
-  // "step" never.
+  // for its momentum, all of it whatever the dampening: it is the first as long as "step" is 0. A
+  // momentum_buffer that is set where "step" never was makes "step" 1.
   void set_state(size_t parameter, std::string_view name, const at::Tensor& value);
 
  private:
@@ -117,10 +119,8 @@ class FusedOptimizer {
     at::Tensor second = {};
     at::Tensor largest = {};
     bool step_set = false;
-    bool buffer_set = false;
 
     double steps() const;
-    bool is_first_step() const;
   };
   // A tensor of the state that an optimizer knows by a name.
   struct Slot {

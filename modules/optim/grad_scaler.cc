@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <exception>
 #include <limits>
 #include <memory>
 #include <string>
@@ -77,12 +79,15 @@ bool multiply(const std::vector<at::Tensor>& parts, double factor) {
   return is_finite;
 }
 
-// Whether all ranks of a mesh have found theirs finite.
-bool agreed(MeshContext& context, bool is_finite, uint64_t provenance, const Cause& cause) {
-  if (context.mesh().size() <= 1) return is_finite;
+// What a rank knows of its gradients; the largest counts.
+enum class Found : uint8_t { kFinite, kNotFinite, kRefused };
+
+// What any rank of a mesh has found.
+Found agreed(MeshContext& context, Found mine, uint64_t provenance, const Cause& cause) {
+  if (context.mesh().size() <= 1) return mine;
   std::vector<int> all_dims;
   for (int m = 0; m < context.mesh().ndim(); ++m) all_dims.push_back(m);
-  float found = is_finite ? 0 : 1;
+  auto found = static_cast<float>(mine);
   Communicator& comm = context.communicator(all_dims);
   const About about(context, provenance);
   const CollectiveSpan span(context, cause, [&]() -> Sending {
@@ -94,7 +99,7 @@ bool agreed(MeshContext& context, bool is_finite, uint64_t provenance, const Cau
                                   .tag = cause.name,
                                   .fingerprint = fingerprint(context)})
                      .wait());
-  return found == 0;
+  return static_cast<Found>(found);
 }
 
 }  // namespace
@@ -109,6 +114,20 @@ GradScaler::GradScaler(const GradScalerOptions& options)
         options.growth_interval >= 1, "1 or more");
 }
 
+void GradScaler::check_gradients(const std::vector<at::Tensor>& parameters) const {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (!parameters[i].defined()) {
+      refuse(absl::StatusCode::kInvalidArgument, str_cat("parameter ", i, " is undefined"));
+    }
+    if (parameters_.contains(parameters[i].unsafeGetTensorImpl())) {
+      refuse(absl::StatusCode::kFailedPrecondition,
+             str_cat("the gradient of parameter ", i,
+                     " has been unscaled already, since the scale was last updated"));
+    }
+    if (parameters[i].grad().defined()) check_gradient(i, parameters[i].grad());
+  }
+}
+
 at::Tensor GradScaler::scale(const at::Tensor& loss) const {
   if (!loss.defined()) refuse(absl::StatusCode::kInvalidArgument, "the loss is undefined");
   return loss * scale_;
@@ -117,59 +136,74 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) const {
 bool GradScaler::unscale(const std::vector<at::Tensor>& parameters, std::source_location where) {
   const c10::AutoGradMode no_grad(false);
   const Cause cause = {.name = kGradScaler, .where = where};
+  const std::vector<at::Tensor> each = unique_parameters(parameters);
   std::vector<at::Tensor> grads;
   std::vector<std::shared_ptr<MeshContext>> meshes;
   uint64_t provenance = 0;
-  const std::vector<at::Tensor> each = unique_parameters(parameters);
-  for (size_t i = 0; i < each.size(); ++i) {
-    if (!each[i].defined()) {
-      refuse(absl::StatusCode::kInvalidArgument, str_cat("parameter ", i, " is undefined"));
-    }
-    if (parameters_.contains(each[i].unsafeGetTensorImpl())) {
-      refuse(absl::StatusCode::kFailedPrecondition,
-             str_cat("the gradient of parameter ", i,
-                     " has been unscaled already, since the scale was last updated"));
-    }
+  for (const at::Tensor& parameter : each) {
     // A rank without a gradient takes part: its mesh is the parameter's.
-    if (is_dtensor(each[i])) {
-      const auto& context = meta_of(each[i]).context;
+    if (!parameter.defined()) continue;
+    if (is_dtensor(parameter)) {
+      const auto& context = meta_of(parameter).context;
       if (std::find(meshes.begin(), meshes.end(), context) == meshes.end()) {
         meshes.push_back(context);
       }
     }
-    const at::Tensor& grad = each[i].grad();
+    const at::Tensor& grad = parameter.grad();
     if (!grad.defined()) continue;
-    check_gradient(i, grad);
     grads.push_back(grad);
     if (is_dtensor(grad)) provenance = mix(provenance, provenance_of(meta_of(grad)));
   }
   for (const auto& mesh : meshes) settle_plain_tensors(*mesh);  // the answer is seen by everybody
   grads = unique_parameters(grads);  // one that two parameters have is divided once
-  check_written_together(grads, kGradScaler);
   std::vector<at::Tensor> parts;
-  for (const at::Tensor& grad : grads) {
-    at::Tensor part = part_to_write(grad, kGradScaler);
-    if (part.numel() > 0) parts.push_back(std::move(part));
+  Found found = Found::kFinite;
+  std::exception_ptr error;  // of this rank; the others wait to hear of it
+  const auto divided_by = [&](double scale) {
+    const bool is_finite = multiply(parts, 1 / scale);
+    for (const at::Tensor& grad : grads) part_written(grad, kGradScaler);
+    return is_finite;
+  };
+  try {
+    check_gradients(each);
+    check_written_together(grads, kGradScaler);
+    for (const at::Tensor& grad : grads) {
+      at::Tensor part = part_to_write(grad, kGradScaler);
+      if (part.numel() > 0) parts.push_back(std::move(part));
+    }
+    if (!divided_by(scale_)) found = Found::kNotFinite;
+  } catch (...) {
+    error = std::current_exception();
+    found = Found::kRefused;
+    provenance = kRanksOwn;  // what the others have may come from elsewhere
   }
-  bool is_finite = multiply(parts, 1 / scale_);
-  for (const at::Tensor& grad : grads) part_written(grad, kGradScaler);
-  for (const auto& mesh : meshes) is_finite = agreed(*mesh, is_finite, provenance, cause);
-  // What was found on the last mesh, the others learn.
-  for (size_t m = 0; m + 1 < meshes.size(); ++m) {
-    is_finite = agreed(*meshes[m], is_finite, provenance, cause);
+  try {
+    for (const auto& mesh : meshes) found = agreed(*mesh, found, provenance, cause);
+    // What was found on the last mesh, the others learn.
+    for (size_t m = 0; m + 1 < meshes.size(); ++m) {
+      found = agreed(*meshes[m], found, provenance, cause);
+    }
+  } catch (...) {
+    if (error == nullptr) throw;
+  }
+  if (error != nullptr) std::rethrow_exception(error);
+  if (found == Found::kRefused) {
+    divided_by(1 / scale_);
+    refuse(absl::StatusCode::kFailedPrecondition, "it was refused on another rank, which says why");
   }
   for (const at::Tensor& parameter : each) parameters_.insert(parameter.unsafeGetTensorImpl());
   is_unscaled_ = true;
-  found_inf_ = found_inf_ || !is_finite;
-  return is_finite;
+  found_inf_ = found_inf_ || found == Found::kNotFinite;
+  return found == Found::kFinite;
 }
 
-void GradScaler::update() {
+double GradScaler::update() {
   if (!is_unscaled_) {
     refuse(
         absl::StatusCode::kFailedPrecondition,
         "nothing was unscaled since the scale was last updated: nothing is known of the gradients");
   }
+  const double before = scale_;
   if (found_inf_) {
     scale_ = std::max(scale_ * options_.backoff_factor, double{std::numeric_limits<float>::min()});
     growth_tracker_ = 0;
@@ -181,6 +215,7 @@ void GradScaler::update() {
   }
   is_unscaled_ = found_inf_ = false;
   parameters_.clear();
+  return scale_ / before;
 }
 
 void GradScaler::set_state(double scale, int64_t growth_tracker) {

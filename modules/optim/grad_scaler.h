@@ -46,16 +46,21 @@ class GradScaler {
   //
   // Collective over the meshes of the parameters: of all gradients on a mesh one all-reduce of one
   // number. (With several meshes, which are then to have the same ranks, one more for each but the
-  // last.) Throws Error, before anything is changed (FailedPrecondition): for a parameter that has
+  // last.) Throws Error on all ranks if it does on one (FailedPrecondition): for a parameter that has
   // been unscaled since the last update(), for a gradient that is still to be synchronized, and for
-  // a sparse one.
+  // a sparse one. Nothing is changed then; ranks that had divided multiply again, which is exact for a
+  // scale that is a power of two.
   bool unscale(const std::vector<at::Tensor>& parameters,
                std::source_location where = std::source_location::current());
 
   // The scale for the next step: smaller if unscale() has found a gradient that is not finite since
   // the last time, larger after growth_interval times in a row without one. Throws Error
   // (FailedPrecondition) if there was no unscale().
-  void update();
+  //
+  // Returns the new scale over the old one, for what keeps numbers of scaled gradients from step to step:
+  //
+  //   power_sgd->rescale(scaler.update());   // modules/power_sgd.h
+  double update();
 
   double scale() const { return scale_; }
   // update()s in a row without a skip, since the scale was last changed.
@@ -65,6 +70,8 @@ class GradScaler {
   void set_state(double scale, int64_t growth_tracker);
 
  private:
+  void check_gradients(const std::vector<at::Tensor>& parameters) const;
+
   GradScalerOptions options_;
   double scale_;
   int64_t growth_tracker_ = 0;

@@ -194,6 +194,50 @@ TEST(GradScalerTest, RefusesBeforeAnythingChanges) {
   expect_error([] { GradScaler().set_state(1, -1); }, kInvalid, "growth_tracker is -1");
 }
 
+TEST(GradScalerTest, WhatOneRankRefusesAllRefuse) {
+  enum class What { kSparse, kUndefined, kInteger };
+  for (const std::vector<MeshDim>& dims : {std::vector<MeshDim>{{"x", 3}}, {{"x", 2}, {"y", 2}}}) {
+    for (const What what : {What::kSparse, What::kUndefined, What::kInteger}) {
+      on_mesh(dims, [&](const MeshPtr& mesh) {
+        const MeshPtr other = dims.size() == 1 ? mesh : *mesh->slice({"y"});
+        const Placements rows(dims.size(), Shard(0));
+        const at::Tensor a = with_gradient(zeros({8}, mesh, rows), ones({8}, mesh, rows));
+        const at::Tensor b =
+            with_gradient(zeros({4}, other, {Shard(0)}), ones({4}, other, {Shard(0)}));
+        at::Tensor c = with_gradient(at::zeros({4}), at::ones({4}));
+        const bool is_one = mesh->rank().value == 1;
+        if (is_one && what == What::kSparse) c.mutable_grad() = at::ones({4}).to_sparse();
+        if (is_one && what == What::kInteger) {
+          c = at::zeros({4});
+          c.mutable_grad() = at::ones({4}, at::kInt);
+        }
+        const at::Tensor given = is_one && what == What::kUndefined ? at::Tensor() : c;
+        GradScaler scaler({.init_scale = 4});
+        try {
+          scaler.unscale({a, given, b});
+          ADD_FAILURE() << "no error on rank " << mesh->rank().value;
+        } catch (const Error& error) {
+          const char* const own[] = {"parameter 1 has a sparse gradient",
+                                     "parameter 1 is undefined",
+                                     "parameter 1 has a gradient of type Int"};
+          EXPECT_THAT(std::string(error.what_without_backtrace()),
+                      HasSubstr(is_one ? own[static_cast<int>(what)] : "refused on another rank"));
+        }
+        // As if nothing had been, and the communicators are as before.
+        EXPECT_TRUE(to_local(a.grad()).eq(1).all().item<bool>());
+        EXPECT_TRUE(to_local(b.grad()).eq(1).all().item<bool>());
+        if (!is_one) {
+          EXPECT_TRUE(c.grad().eq(1).all().item<bool>());
+        }
+        EXPECT_THROW(scaler.update(), Error);
+        EXPECT_TRUE(scaler.unscale({a, b}));
+        EXPECT_TRUE(at::equal(full_tensor(a.grad()), at::full({8}, 0.25)));
+        scaler.update();
+      });
+    }
+  }
+}
+
 // A step is skipped on all ranks or on none, and what follows is what one device does: in training,
 // with FSDP and with ZeRO.
 struct NetImpl : nn::Module {

@@ -237,6 +237,24 @@ TEST(MuonTest, RanksThatStepOtherwiseHearOfIt) {
   });
 }
 
+// To look at a state makes it, on that rank alone; Adafactor's, too.
+TEST(MuonTest, ARankMayLookAtAState) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    for (const FusedOptimizer::Options& options :
+         {FusedOptimizer::Options(kOptions), FusedOptimizer::Options(AdafactorOptions{})}) {
+      const Placements p = {Shard(0)};
+      const at::Tensor w = distribute_tensor(start({7, 5}), mesh, p).requires_grad_();
+      FusedOptimizer optimizer({w}, options);
+      if (mesh->coordinate()[0] == 1) {
+        EXPECT_EQ(optimizer.state(0, "step").item<float>(), 0);
+      }
+      w.mutable_grad() = distribute_tensor(gradient({7, 5}, 0), mesh, p);
+      EXPECT_NO_THROW(optimizer.step());
+      EXPECT_EQ(optimizer.state(0, "step").item<float>(), 1);
+    }
+  });
+}
+
 TEST(MuonTest, RefusesWhatItCannotTake) {
   const auto refused = [](const at::Tensor& w, const MuonOptions& options,
                           const std::string& part) {

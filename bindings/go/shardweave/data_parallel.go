@@ -181,7 +181,8 @@ func (m *Mesh) JoinBatch(meshDims []string, mine ...*Tensor) (batch []*Tensor, r
 }
 
 // States is what PowerSGD has learned on this rank, by name ("weight.error", ".q", ".iteration"): copies. Each rank keeps
-// its own, for [GradSync.SetStates] when it resumes.
+// its own, for [GradSync.SetStates] when it resumes. Under a [GradScaler] every ".error" is in units of its scale: where
+// Update has changed that, they are to be set to as many times what they were.
 func (s *GradSync) States() (map[string]*Tensor, error) {
 	return ask(func(r *rank) (map[string]*Tensor, error) {
 		names, handles, err := c.GradSyncStates(s.handle)

@@ -2263,7 +2263,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " What PowerSGD has learned on this rank, by name (\"blocks.0.weight.error\", \".q\", \".iteration\"): plain\n tensors, copies. Each rank keeps its own, and gives it back when it resumes on as many ranks.\n Either output may be NULL. SWV_CODE_FAILED_PRECONDITION without PowerSGD."]
+    #[doc = " What PowerSGD has learned on this rank, by name (\"blocks.0.weight.error\", \".q\", \".iteration\"): plain\n tensors, copies. Each rank keeps its own, and gives it back when it resumes on as many ranks. Under a\n swv_grad_scaler every \".error\" is in units of its scale: where swv_grad_scaler_update has changed\n that, the host sets them (swv_grad_sync_set_states) to as many times what they were.\n Either output may be NULL. SWV_CODE_FAILED_PRECONDITION without PowerSGD."]
     pub fn swv_grad_sync_num_states(
         sync: *const swv_grad_sync,
         out_num: *mut usize,

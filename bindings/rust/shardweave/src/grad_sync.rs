@@ -192,7 +192,9 @@ impl GradSync {
     }
 
     /// What PowerSGD has learned on this rank, by name ("weight.error", ".q", ".iteration"): copies.
-    /// Each rank keeps its own, for [`set_states`](GradSync::set_states) when it resumes.
+    /// Each rank keeps its own, for [`set_states`](GradSync::set_states) when it resumes. Under a
+    /// `GradScaler` every ".error" is in units of its scale: where `update()` has changed that, they are
+    /// to be set to as many times what they were.
     pub fn states(&self) -> Result<Vec<(String, Tensor)>> {
         let count = get!(swv_grad_sync_num_states(self.0.as_ptr()) -> usize)?;
         (0..count)
