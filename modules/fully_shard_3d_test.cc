@@ -110,12 +110,13 @@ void expect_alike(const Trained& got, const Trained& wanted) {
   EXPECT_GT(wanted.norms.front(), 0.5);  // clipped
   for (const auto& [name, value] : wanted.values) {
     EXPECT_TRUE(at::allclose(got.values.at(name), value, 5e-3, 5e-3))
-        << name << "\n" << got.values.at(name) - value;
+        << name << "\n"
+        << got.values.at(name) - value;
   }
 }
 
-const std::vector<std::vector<MeshDim>> kMeshes = {
-    {{"replicas", 2}, {"dp", 2}, {"tp", 2}}, {{"dp", 2}, {"replicas", 2}, {"tp", 2}}};
+const std::vector<std::vector<MeshDim>> kMeshes = {{{"replicas", 2}, {"dp", 2}, {"tp", 2}},
+                                                   {{"dp", 2}, {"replicas", 2}, {"tp", 2}}};
 
 Feed on(const MeshPtr& mesh) {
   return [mesh](const at::Tensor& rows) {
@@ -124,13 +125,12 @@ Feed on(const MeshPtr& mesh) {
 }
 
 // Between attention-like parts activations are cut along the sequence.
-const ShardingPlan kPlan = {
-    .parameter = {{"blocks.*.up.*", {{"tp", Shard(0)}}},
-                  {"blocks.*.down.weight", {{"tp", Shard(1)}}}},
-    .forward = {{"embed.output", {{"tp", Shard(1)}}},
-                {"blocks.*.norm.output", {{"tp", Replicate()}}},
-                {"blocks.*.down.output", {{"tp", Shard(1)}}},
-                {"head.input", {{"tp", Replicate()}}}}};
+const ShardingPlan kPlan = {.parameter = {{"blocks.*.up.*", {{"tp", Shard(0)}}},
+                                          {"blocks.*.down.weight", {{"tp", Shard(1)}}}},
+                            .forward = {{"embed.output", {{"tp", Shard(1)}}},
+                                        {"blocks.*.norm.output", {{"tp", Replicate()}}},
+                                        {"blocks.*.down.output", {{"tp", Shard(1)}}},
+                                        {"head.input", {{"tp", Replicate()}}}}};
 
 TEST(FullyShard3dTest, TensorAndSequenceParallelInside) {
   const auto loss_of = [](Net& model) -> Loss {
@@ -184,7 +184,8 @@ TEST(FullyShard3dTest, TorchScript) {
   };
   const auto loss_of = [](torch::jit::Module script) -> Loss {
     return [script](int step, const Feed& feed) mutable {
-      const at::Tensor x = at::cos(at::arange(kBatch * kDim, at::kFloat).view({kBatch, kDim}) + step);
+      const at::Tensor x =
+          at::cos(at::arange(kBatch * kDim, at::kFloat).view({kBatch, kDim}) + step);
       return script.forward({feed(x)}).toTensor();
     };
   };

@@ -50,7 +50,9 @@ TEST(FullyShardOwnersTest, AParameterHasOneOwner) {
       expect_refused([&] { const ZeroPartition partition(model->parameters()); },
                      absl::StatusCode::kInvalidArgument, "is fully sharded");
       const GradSync sync(*model);  // has nothing to do, and does not mind
-      model->forward(distribute_tensor(at::ones({4, 5}), mesh, {{"dp", Shard(0)}})).sum().backward();
+      model->forward(distribute_tensor(at::ones({4, 5}), mesh, {{"dp", Shard(0)}}))
+          .sum()
+          .backward();
       finish_grad_sync(*model);
       EXPECT_EQ(layout_of(model->weight.grad()), layout_of(model->weight));
     });
@@ -74,7 +76,9 @@ TEST(FullyShardOwnersTest, GradientsThatAreNoNumbers) {
       EXPECT_TRUE(at::equal(full_tensor(model->weight.grad()), before));
       // The next step is one as any.
       for (at::Tensor& p : model->parameters()) p.mutable_grad() = at::Tensor();
-      model->forward(distribute_tensor(at::ones({6, 5}), mesh, {{"dp", Shard(0)}})).sum().backward();
+      model->forward(distribute_tensor(at::ones({6, 5}), mesh, {{"dp", Shard(0)}}))
+          .sum()
+          .backward();
       EXPECT_GT(clip_grad_norm(model->parameters(), 1.0, 2, /*error_if_nonfinite=*/true), 0);
     });
   }
