@@ -347,6 +347,8 @@ layouts! {
         struct_size, seq, batch, seed, epochs, mesh, layout, part, num_parts, prefetch, in_order,
         drop_last, reserved
     }
+    swv_checkpointer_options { struct_size, keep_last, timeout_ms, skip_if_busy }
+    swv_load_options { struct_size, allow_missing, allow_unexpected, cast, verify }
     swv_comm_counter { calls, bytes }
     swv_dispatch_counters {
         struct_size, operators, cache_misses, implicit_redistributions, gathered_operators,
@@ -562,6 +564,8 @@ fn initializers_are_those_of_c() {
         SWV_VERIFY_OPTIONS_INIT: swv_verify_options,
         SWV_PLAN_AUTO_OPTIONS_INIT: swv_plan_auto_options,
         SWV_LOADER_OPTIONS_INIT: swv_loader_options,
+        SWV_CHECKPOINTER_OPTIONS_INIT: swv_checkpointer_options,
+        SWV_LOAD_OPTIONS_INIT: swv_load_options,
     );
     assert_eq!(rust, run_c("initializers", &body));
     // All bytes of an empty value are 0, as those of a static object that is not initialized.

@@ -104,7 +104,7 @@ fn another_mesh_plan_and_optimizer_go_on() -> Result<()> {
         }
         Ok(())
     })?;
-    verify_checkpoint(&format!("{}/step-000002", folder.path()))?;
+    verify_checkpoint(folder.0.join("step-000002"))?;
     let wanted = wanted.into_inner().unwrap();
     World::threads(4).run(|world| {
         let mesh = world.device_mesh(&[("dp", 2), ("tp", 2)])?;
