@@ -204,7 +204,7 @@ TEST(CheckpointTest, Directories) {
     options.keep_last = 3;
     options.skip_if_busy = 1;
     ok(swv_checkpointer_create(mesh, directory.c_str(), &options, checkpointer.out()));
-    for (const int64_t step : {5, 20, 100, 7}) ok(swv_checkpointer_save(checkpointer, step, state));
+    for (const int64_t step : {5, 7, 20, 100}) ok(swv_checkpointer_save(checkpointer, step, state));
   });
   ok(swv_list_checkpoints(directory.c_str(), steps, 2, &count));
   EXPECT_EQ(count, 3u);

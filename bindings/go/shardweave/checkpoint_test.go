@@ -194,7 +194,7 @@ func TestCheckpointDirectories(t *testing.T) {
 		if err := state.SetValue("v", "1"); err != nil {
 			return err
 		}
-		for _, step := range []int64{5, 20, 100, 7} {
+		for _, step := range []int64{5, 7, 20, 100} {
 			if err := p.Save(step, state); err != nil {
 				return err
 			}

@@ -151,7 +151,7 @@ fn directories() -> Result<()> {
         let timeout = Duration::from_secs(60);
         let options = Checkpointer::new(&mesh, folder.path()).keep_last(3).timeout(timeout);
         let mut checkpointer = options.skip_if_busy(true).open()?;
-        for step in [5, 20, 100, 7] {
+        for step in [5, 7, 20, 100] {
             checkpointer.save(step, &state)?;
         }
         let options = Checkpointer::new(&mesh, folder.path()).keep_last(-1);
