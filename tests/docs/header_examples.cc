@@ -387,10 +387,11 @@ void data_parallel(const Model& model, World& world, const at::Tensor& batch) {
   optimizer.step();
 }
 
-void power_sgd(const Model& model, const MeshPtr& mesh,
+void power_sgd(const Model& model, const MeshPtr& mesh, GradScaler& scaler,
                const std::function<void(const std::map<std::string, at::Tensor>&)>& save) {
   auto power_sgd = std::make_shared<PowerSgd>(PowerSgdOptions{.rank = 2, .start_iteration = 100});
   const GradSync ddp = distributed_data_parallel(*model, mesh, {.sync = {.hook = power_sgd}});
+  power_sgd->rescale(scaler.update());
   save(power_sgd->state());
 }
 
