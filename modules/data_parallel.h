@@ -3,11 +3,12 @@
 //
 //   auto mesh = *init_device_mesh(world, {{"dp", 4}});
 //   const GradSync ddp = distributed_data_parallel(*model, mesh);   // as long as the model trains
-//   torch::optim::AdamW optimizer(model->parameters());
+//   torch::optim::AdamW optimizer(unique_parameters(*model));       // tied weights once
 //   auto x = distribute_tensor(batch, mesh, {{"dp", Shard(0)}});    // or from_local(), or Join
 //   model->forward(x).square().mean().backward();
 //   finish_grad_sync(*model);
 //   optimizer.step();
+//   optimizer.zero_grad();
 //
 // The model is the same object as before, its parameters and buffers are DTensors. What comes back is
 // the GradSync (grad_sync.h): NoSync to accumulate, discard(), what leaves when; gradients in fewer

@@ -380,11 +380,12 @@ void gradient_hook(const Model& model) {
 void data_parallel(const Model& model, World& world, const at::Tensor& batch) {
   auto mesh = *init_device_mesh(world, {{"dp", 4}});
   const GradSync ddp = distributed_data_parallel(*model, mesh);
-  torch::optim::AdamW optimizer(model->parameters());
+  torch::optim::AdamW optimizer(unique_parameters(*model));
   auto x = distribute_tensor(batch, mesh, {{"dp", Shard(0)}});
   model->forward(x).square().mean().backward();
   finish_grad_sync(*model);
   optimizer.step();
+  optimizer.zero_grad();
 }
 
 void power_sgd(const Model& model, const MeshPtr& mesh, GradScaler& scaler,
