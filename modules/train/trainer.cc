@@ -31,11 +31,14 @@ AnyOptimizer made_of(Optimizer& optimizer) {
           .zero_grad = [&optimizer] { optimizer.zero_grad(); },
           .lr = {},
           .no_sync = {},
-          .add_to = [&optimizer](StateDict& state,
-                                 const torch::nn::Module& module) { add_optimizer(state, optimizer, module); },
-          .schedule = [&optimizer](std::function<double(int64_t)> schedule) {
-            return std::make_unique<Scheduler>(optimizer, std::move(schedule));
-          }};
+          .add_to =
+              [&optimizer](StateDict& state, const torch::nn::Module& module) {
+                add_optimizer(state, optimizer, module);
+              },
+          .schedule =
+              [&optimizer](std::function<double(int64_t)> schedule) {
+                return std::make_unique<Scheduler>(optimizer, std::move(schedule));
+              }};
 }
 
 }  // namespace
@@ -95,15 +98,15 @@ void check(const TrainerOptions& options) {
 
 // What has to be the same on all ranks.
 std::string text_of(const TrainerOptions& options) {
-  return str_cat(
-      "steps ", options.steps, ", accumulate ", options.accumulate, ", clip_norm ", options.clip_norm,
-      ", allow_nonfinite ", options.allow_nonfinite, ", schedule from ", options.schedule(0), " by ",
-      options.schedule(options.steps / 2), " to ", options.schedule(options.steps - 1), ", scaler ",
-      options.scaler != nullptr, ", sync ", options.sync != nullptr, ", checkpoints '",
-      options.checkpoints, "', save_every ", options.save_every, ", keep_last ", options.keep_last,
-      ", resume ",
-      static_cast<int>(options.resume), ", evaluate ", options.evaluate != nullptr,
-      ", evaluate_every ", options.evaluate_every, ", stop.every ", options.stop.every);
+  return str_cat("steps ", options.steps, ", accumulate ", options.accumulate, ", clip_norm ",
+                 options.clip_norm, ", allow_nonfinite ", options.allow_nonfinite,
+                 ", schedule from ", options.schedule(0), " by ",
+                 options.schedule(options.steps / 2), " to ", options.schedule(options.steps - 1),
+                 ", scaler ", options.scaler != nullptr, ", sync ", options.sync != nullptr,
+                 ", checkpoints '", options.checkpoints, "', save_every ", options.save_every,
+                 ", keep_last ", options.keep_last, ", resume ", static_cast<int>(options.resume),
+                 ", evaluate ", options.evaluate != nullptr, ", evaluate_every ",
+                 options.evaluate_every, ", stop.every ", options.stop.every);
 }
 
 std::shared_ptr<Communicator> whole(const MeshPtr& mesh) {
@@ -121,21 +124,21 @@ void add_scaler(StateDict& state, GradScaler& scaler) {
         read["growth_tracker"].get<int64_t>() >= 0) {
       return absl::OkStatus();
     }
-    return absl::InvalidArgumentError(str_cat(
-        "the value 'scaler' is ", text, "; wanted {\"scale\": above 0, \"growth_tracker\": 0 or more}"));
+    return absl::InvalidArgumentError(
+        str_cat("the value 'scaler' is ", text,
+                "; wanted {\"scale\": above 0, \"growth_tracker\": 0 or more}"));
   };
-  state.add_value("scaler",
-                  {[&scaler] {
-                     return nlohmann::json({{"scale", scaler.scale()},
-                                            {"growth_tracker", scaler.growth_tracker()}})
-                         .dump();
-                   },
-                   check,
-                   [&scaler](const std::string& text) {
-                     const auto read = nlohmann::json::parse(text);
-                     scaler.set_state(read["scale"].get<double>(),
-                                      read["growth_tracker"].get<int64_t>());
-                   }});
+  state.add_value("scaler", {[&scaler] {
+                               return nlohmann::json({{"scale", scaler.scale()},
+                                                      {"growth_tracker", scaler.growth_tracker()}})
+                                   .dump();
+                             },
+                             check,
+                             [&scaler](const std::string& text) {
+                               const auto read = nlohmann::json::parse(text);
+                               scaler.set_state(read["scale"].get<double>(),
+                                                read["growth_tracker"].get<int64_t>());
+                             }});
 }
 
 }  // namespace
@@ -181,9 +184,9 @@ class Trainer::Run {
  private:
   void begin() {
     if (!options_.checkpoints.empty()) {
-      checkpointer_.emplace(options_.checkpoints, parts_.mesh,
-                            CheckpointOptions{.keep_last = options_.keep_last,
-                                              .timeout = options_.save_timeout});
+      checkpointer_.emplace(
+          options_.checkpoints, parts_.mesh,
+          CheckpointOptions{.keep_last = options_.keep_last, .timeout = options_.save_timeout});
     }
     if (options_.resume == Resume::kNewest || (options_.resume == Resume::kIfThere && is_there())) {
       result_.first_step = checkpointer_->load(parts_.state, {}, where_).step;
@@ -194,13 +197,13 @@ class Trainer::Run {
     const absl::Status opened = agree(*parts_.comm, open_writers(), options_.save_timeout);
     if (!opened.ok()) throw Error(kTrainer, opened);
     const int64_t tokens = options_.throughput.tokens_per_step;
-    bar_.emplace(ProgressBarOptions{
-        .title = "training",
-        .steps = std::max<int64_t>(1, options_.steps - result_.first_step),
-        .unit = tokens > 1 ? "tokens" : "steps",
-        .per_step = tokens,
-        .out = parts_.is_first() ? options_.progress : nullptr,
-        .terminal = options_.is_terminal});
+    bar_.emplace(
+        ProgressBarOptions{.title = "training",
+                           .steps = std::max<int64_t>(1, options_.steps - result_.first_step),
+                           .unit = tokens > 1 ? "tokens" : "steps",
+                           .per_step = tokens,
+                           .out = parts_.is_first() ? options_.progress : nullptr,
+                           .terminal = options_.is_terminal});
     throughput_.emplace(options_.throughput);
   }
 
@@ -239,7 +242,8 @@ class Trainer::Run {
   std::optional<TrainerStep> take_step(const std::function<std::optional<at::Tensor>()>& loss) {
     double sum = 0;
     for (int64_t i = 0; i < options_.accumulate; ++i) {
-      const std::optional<double> value = backward_of(loss, /*is_last=*/i + 1 == options_.accumulate);
+      const std::optional<double> value =
+          backward_of(loss, /*is_last=*/i + 1 == options_.accumulate);
       if (!value.has_value()) {
         finish_grad_sync(parts_.module, where_);
         parts_.optimizer.zero_grad();
@@ -250,14 +254,16 @@ class Trainer::Run {
     finish_grad_sync(parts_.module, where_);
     TrainerStep done{.step = result_.last_step + 1,
                      .loss = sum / static_cast<double>(options_.accumulate)};
-    done.is_skipped = options_.scaler != nullptr && !options_.scaler->unscale(parts_.parameters, where_);
+    done.is_skipped =
+        options_.scaler != nullptr && !options_.scaler->unscale(parts_.parameters, where_);
     if (!done.is_skipped) {
       done.grad_norm = clipped_norm();
       parts_.optimizer.step(where_);
     }
     if (options_.scaler != nullptr) options_.scaler->update();
     parts_.optimizer.zero_grad();
-    done.metrics = {{"loss", done.loss}, {"grad_norm", done.grad_norm}, {"lr", parts_.optimizer.lr()}};
+    done.metrics = {
+        {"loss", done.loss}, {"grad_norm", done.grad_norm}, {"lr", parts_.optimizer.lr()}};
     parts_.scheduler->step();
     return done;
   }
@@ -266,13 +272,15 @@ class Trainer::Run {
                                     bool is_last) {
     std::shared_ptr<void> optimizer_waits;
     std::optional<GradSync::NoSync> sync_waits;
-    if (!is_last && parts_.optimizer.no_sync != nullptr) optimizer_waits = parts_.optimizer.no_sync();
+    if (!is_last && parts_.optimizer.no_sync != nullptr)
+      optimizer_waits = parts_.optimizer.no_sync();
     if (!is_last && options_.sync != nullptr) sync_waits.emplace(*options_.sync);
     const std::optional<at::Tensor> value = loss();
     if (!value.has_value()) return std::nullopt;
     if (!value->defined() || value->numel() != 1) {
-      refuse(value->defined() ? str_cat("the loss has ", value->numel(), " elements; wanted a number")
-                              : std::string("the loss is undefined"));
+      refuse(value->defined()
+                 ? str_cat("the loss has ", value->numel(), " elements; wanted a number")
+                 : std::string("the loss is undefined"));
     }
     at::Tensor part = *value;
     if (options_.accumulate > 1) part = part / static_cast<double>(options_.accumulate);
@@ -287,9 +295,8 @@ class Trainer::Run {
       return clip_grad_norm(parts_.parameters, options_.clip_norm, 2, is_error, where_);
     } catch (const Error& error) {
       if (!absl::IsOutOfRange(error.status())) throw;
-      throw Error(kTrainer,
-                  absl::OutOfRangeError(str_cat("in step ", result_.last_step + 1, ": ",
-                                                std::string(error.status().message()))));
+      throw Error(kTrainer, absl::OutOfRangeError(str_cat("in step ", result_.last_step + 1, ": ",
+                                                          std::string(error.status().message()))));
     }
   }
 
@@ -380,8 +387,8 @@ Trainer::Trainer(torch::nn::Module& module, trainer_internal::AnyOptimizer optim
         const auto texts = value_or_throw(exchange(*comm, text, timeout));
         for (size_t rank = 0; rank < texts.size(); ++rank) {
           if (texts[rank] != texts[0]) {
-            refuse(str_cat("the options differ between ranks: rank 0 has ", texts[0], "; rank ", rank,
-                           " has ", texts[rank]));
+            refuse(str_cat("the options differ between ranks: rank 0 has ", texts[0], "; rank ",
+                           rank, " has ", texts[rank]));
           }
         }
         std::unique_ptr<Scheduler> scheduler = optimizer.schedule(options.schedule);

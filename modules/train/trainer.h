@@ -72,8 +72,9 @@ struct TrainerStep {
   int64_t step = 0;  // that are done
   double loss = 0;   // the mean over the step's batches
   double grad_norm = 0;
-  bool is_skipped = false;      // by the scaler
-  std::vector<Metric> metrics;  // all that is told of it: those above, "lr", RunSpeed's, evaluate()'s
+  bool is_skipped = false;  // by the scaler
+  std::vector<Metric>
+      metrics;  // all that is told of it: those above, "lr", RunSpeed's, evaluate()'s
 };
 
 struct TrainerOptions {
@@ -96,7 +97,7 @@ struct TrainerOptions {
   // beside training.
   std::string checkpoints = {};
   int64_t save_every = 0;
-  int64_t keep_last = 2;                     // checkpoints that stay; 0: all
+  int64_t keep_last = 2;                         // checkpoints that stay; 0: all
   absl::Duration save_timeout = absl::Hours(1);  // how long ranks wait for the slowest to write
   Resume resume = Resume::kNo;
 
@@ -122,11 +123,11 @@ struct TrainerOptions {
 };
 
 struct TrainerResult {
-  int64_t first_step = 0;    // that were done before this run
-  int64_t last_step = 0;     // and after it
-  bool is_stopped = false;   // by a signal or request_stop(), before `steps`
+  int64_t first_step = 0;     // that were done before this run
+  int64_t last_step = 0;      // and after it
+  bool is_stopped = false;    // by a signal or request_stop(), before `steps`
   bool is_exhausted = false;  // there were no batches any more, before `steps`
-  int signal = 0;            // which; 0: none
+  int signal = 0;             // which; 0: none
 };
 
 namespace trainer_internal {

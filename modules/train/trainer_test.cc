@@ -1,7 +1,7 @@
 #include "shardweave/modules/train/trainer.h"
 
-#include <csignal>
 #include <cmath>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -25,10 +25,10 @@
 namespace shardweave {
 namespace {
 
-using testing::on_mesh;
-using testing::try_on_mesh;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using testing::on_mesh;
+using testing::try_on_mesh;
 
 // A language model over bytes, of sizes that do not divide.
 struct NetImpl : torch::nn::Module {
@@ -81,7 +81,8 @@ class Trainee {
     if (way == Way::kFsdp) fully_shard(*net_, mesh, {.mesh_dim = "dp"});
     if (way == Way::kZero2) {
       zero_ = std::make_unique<ZeroRedundancyOptimizer<FusedOptimizer>>(
-          net_->parameters(), adamw, ZeroOptions{.mesh_dim = "dp", .stage = 2, .bucket_bytes = 200});
+          net_->parameters(), adamw,
+          ZeroOptions{.mesh_dim = "dp", .stage = 2, .bucket_bytes = 200});
       trainer_ = std::make_unique<Trainer>(*net_, *zero_, mesh, options);
     } else if (way == Way::kTorchOptim) {
       torch_ = std::make_unique<torch::optim::AdamW>(
@@ -208,11 +209,11 @@ TEST(TrainerTest, GoesOnOnAnotherMeshAnotherWay) {
       if (stop_at == 0) expect_close(trainee.weights(), wanted);
     });
   };
-  run(2, Way::kDdp, 3, 0, 3);    // nothing is there to resume; stops beside save_every
-  run(3, Way::kFsdp, 4, 3, 4);   // and on it
+  run(2, Way::kDdp, 3, 0, 3);   // nothing is there to resume; stops beside save_every
+  run(3, Way::kFsdp, 4, 3, 4);  // and on it
   run(1, Way::kZero2, 7, 4, 7);
   run(4, Way::kDdp, 0, 7, 9);
-  run(2, Way::kFsdp, 0, 9, 9);   // there is nothing to do any more
+  run(2, Way::kFsdp, 0, 9, 9);  // there is nothing to do any more
 }
 
 TEST(TrainerTest, ASignalEndsAllRanksAtOneStep) {
@@ -274,7 +275,8 @@ TEST(TrainerTest, TellsWhatItDoes) {
     EXPECT_EQ(lines[i]["step"], i + 1);
     EXPECT_GT(lines[i]["loss"].get<double>(), 0);
     EXPECT_GT(lines[i]["grad_norm"].get<double>(), 0);
-    EXPECT_NEAR(lines[i]["lr"].get<double>(), 0.03 * std::min(1.0, static_cast<double>(i) / 2), 1e-9);
+    EXPECT_NEAR(lines[i]["lr"].get<double>(), 0.03 * std::min(1.0, static_cast<double>(i) / 2),
+                1e-9);
     EXPECT_EQ(lines[i].contains("evaluation_loss"), i == 1 || i == 3 || i == 4);
     EXPECT_TRUE(lines[i].contains("tokens_per_second"));
   }
@@ -338,14 +340,13 @@ TEST(TrainerTest, AScalerSkipsAStepAndIsSaved) {
       GradScaler scaler({.init_scale = 1024, .growth_interval = 100});
       std::vector<bool> skipped;
       Trainee* me = nullptr;
-      Trainee trainee(mesh, Way::kFsdp,
-                      {.steps = size == 2 ? 3 : 4,
-                       .scaler = &scaler,
-                       .checkpoints = directory,
-                       .resume = Resume::kIfThere,
-                       .step_done = [&](const TrainerStep& done) {
-                         skipped.push_back(done.is_skipped);
-                       }});
+      Trainee trainee(
+          mesh, Way::kFsdp,
+          {.steps = size == 2 ? 3 : 4,
+           .scaler = &scaler,
+           .checkpoints = directory,
+           .resume = Resume::kIfThere,
+           .step_done = [&](const TrainerStep& done) { skipped.push_back(done.is_skipped); }});
       me = &trainee;
       int64_t calls = 0;
       TokenLoader loader(files(), kBatches, mesh, NamedPlacements{{"dp", Shard(0)}});
@@ -430,7 +431,8 @@ TEST(TrainerTest, AGradientThatIsNotFiniteIsAnErrorBeforeTheStep) {
 TEST(TrainerTest, ALossThatIsNoNumber) {
   const absl::Status status = try_on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
     Trainee trainee(mesh, Way::kDdp, {.steps = 1});
-    trainee.trainer().run([&]() -> std::optional<at::Tensor> { return zeros({2}, mesh, {Replicate()}); });
+    trainee.trainer().run(
+        [&]() -> std::optional<at::Tensor> { return zeros({2}, mesh, {Replicate()}); });
   });
   EXPECT_THAT(std::string(status.message()), HasSubstr("the loss has 2 elements; wanted a number"));
 }
