@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <mutex>
@@ -35,28 +36,23 @@
 #include "c10/core/GradMode.h"
 #include "nlohmann/json.hpp"
 #include "shardweave/comm/world.h"
-#include "shardweave/dtensor/clip_grad_norm.h"
 #include "shardweave/dtensor/distribute_module.h"
 #include "shardweave/dtensor/error.h"
 #include "shardweave/dtensor/random.h"
 #include "shardweave/examples/train_gpt/backends.h"
 #include "shardweave/examples/train_gpt/mesh_flag.h"
 #include "shardweave/mesh/connected_mesh.h"
-#include "shardweave/modules/checkpoint/checkpointer.h"
 #include "shardweave/modules/checkpoint/safetensors_tensor.h"
 #include "shardweave/modules/data/token_loader.h"
+#include "shardweave/modules/data_parallel.h"
 #include "shardweave/modules/deferred_init.h"
 #include "shardweave/modules/fully_shard.h"
 #include "shardweave/modules/hugging_face/pretrained.h"
 #include "shardweave/modules/nn/llama.h"
 #include "shardweave/modules/optim/fused_optimizer.h"
-#include "shardweave/modules/optim/schedule.h"
 #include "shardweave/modules/parallelize_module.h"
-#include "shardweave/modules/train/event_file.h"
-#include "shardweave/modules/train/graceful_stop.h"
-#include "shardweave/modules/train/throughput.h"
+#include "shardweave/modules/train/trainer.h"
 #include "shardweave/modules/zero.h"
-#include "shardweave/tools/progress/progress_bar.h"
 
 ABSL_FLAG(std::string, model, "", "a directory of transformers: config.json, safetensors files");
 ABSL_FLAG(std::string, tokens, "", "token files (//tools:tokenize), with commas between them");
@@ -205,98 +201,56 @@ class Signals {
 class Trainee {
  public:
   Trainee(const Settings& settings, const nn::LlamaOptions& options, const MeshPtr& mesh)
-      : settings_(settings), model_(deferred_init([&] { return nn::Llama(options); })) {
+      : mesh_(mesh), model_(deferred_init([&] { return nn::Llama(options); })) {
     ShardingPlan plan;
     if (settings.parallel == "fsdp+tp") plan = nn::llama_plan(options, mesh->mesh());
     parallelize_module(*model_, mesh, plan);
     materialize(*model_, {.seed = settings.seed});
+    if (settings.parallel == "ddp") {
+      sync_.reset(new GradSync(distributed_data_parallel(*model_, mesh, {.mesh_dim = "dp"})));
+    }
     if (settings.parallel.starts_with("fsdp")) {
       fully_shard(*model_, mesh, {.mesh_dim = "dp", .units = {"model.layers.*"}});
     }
     const AdamWOptions adamw = {.lr = settings.lr, .weight_decay = settings.weight_decay};
     const std::vector<at::Tensor> parameters = unique_parameters(*model_);
     if (settings.parallel == "zero1") {
-      zero_ = std::make_unique<ZeroRedundancyOptimizer<FusedOptimizer>>(
-          parameters, adamw, ZeroOptions{.mesh_dim = "dp"});
+      zero_.emplace(parameters, adamw, ZeroOptions{.mesh_dim = "dp"});
     } else {
-      fused_ = std::make_unique<FusedOptimizer>(parameters, adamw);
+      fused_.emplace(parameters, adamw);
     }
   }
 
   nn::Llama& model() { return model_; }
-
-  void add_to(StateDict& state) {
-    add_module(state, *model_);
-    if (zero_ != nullptr) add_optimizer(state, *zero_, *model_);
-    if (fused_ != nullptr) add_optimizer(state, *fused_, *model_);
+  Trainer trainer(TrainerOptions options) {
+    options.sync = sync_.get();
+    if (zero_.has_value()) return {*model_, *zero_, mesh_, options};
+    return {*model_, *fused_, mesh_, options};
   }
-
-  struct Step {
-    double loss, norm;
-  };
-  Step step(const TokenBatch& batch, double lr) {
-    (zero_ != nullptr ? zero_->optimizer() : *fused_).set_lr(lr);
+  at::Tensor loss(const TokenBatch& batch) {
     const at::Tensor logits = model_(batch.tokens);
-    const at::Tensor loss = at::cross_entropy_loss(logits.flatten(0, 1), batch.targets.flatten());
-    loss.backward();
-    finish_grad_sync(*model_);
-    const double norm = clip_grad_norm(unique_parameters(*model_), settings_.clip);
-    if (zero_ != nullptr) {
-      zero_->step();
-      zero_->zero_grad();
-    } else {
-      fused_->step();
-      fused_->zero_grad();
-    }
-    return {loss.item<double>(), norm};
+    return at::cross_entropy_loss(logits.flatten(0, 1), batch.targets.flatten());
   }
 
  private:
-  const Settings& settings_;
+  const MeshPtr mesh_;
   nn::Llama model_;
-  std::unique_ptr<ZeroRedundancyOptimizer<FusedOptimizer>> zero_;
-  std::unique_ptr<FusedOptimizer> fused_;
+  std::unique_ptr<GradSync> sync_;
+  std::optional<ZeroRedundancyOptimizer<FusedOptimizer>> zero_;
+  std::optional<FusedOptimizer> fused_;
 };
 
-// What the first rank writes of a run.
-class Report {
+// Lines of JSON on stdout.
+class StandardOutput final : public MetricsWriter {
  public:
-  static absl::StatusOr<Report> create(const Settings& settings, bool is_first) {
-    Report report;
-    report.json_ = settings.json;
-    report.is_first_ = is_first;
-    if (!is_first) return report;
-    if (const std::string path = absl::GetFlag(FLAGS_log); !path.empty()) {
-      absl::StatusOr<JsonLines> log = JsonLines::open(path);
-      if (!log.ok()) return log.status();
-      report.writers_.push_back(std::make_unique<JsonLines>(*std::move(log)));
-    }
-    if (const std::string path = absl::GetFlag(FLAGS_events); !path.empty()) {
-      absl::StatusOr<EventFile> events = EventFile::create(path);
-      if (!events.ok()) return events.status();
-      report.writers_.push_back(std::make_unique<EventFile>(*std::move(events)));
-    }
-    return report;
-  }
-
-  absl::Status step(int64_t step, const std::vector<Metric>& metrics) {
-    for (const std::unique_ptr<MetricsWriter>& writer : writers_) {
-      absl::Status status = writer->write(step, metrics);
-      if (!status.ok()) return status;
-    }
-    if (!json_ || !is_first_) return absl::OkStatus();
+  using MetricsWriter::write;
+  absl::Status write(int64_t step, absl::Span<const Metric> metrics, absl::Time) override {
     nlohmann::ordered_json line = {{"step", step}};
     for (const Metric& metric : metrics) line[metric.name] = metric.value;
-    print(line);
+    std::cout << line << std::endl;
     return absl::OkStatus();
   }
-  void print(const nlohmann::ordered_json& line) const {
-    if (is_first_ && json_) std::cout << line << std::endl;
-  }
-
- private:
-  std::vector<std::unique_ptr<MetricsWriter>> writers_;
-  bool json_ = false, is_first_ = false;
+  absl::Status flush() override { return absl::OkStatus(); }
 };
 
 absl::StatusOr<std::vector<TokenFile>> open_tokens(const Settings& settings,
@@ -357,89 +311,55 @@ absl::Status run_rank(const Settings& settings, World& world, Activity& activity
   Trainee trainee(settings, *options, mesh);
   TokenLoader loader(*files, {.seq = settings.seq, .batch = settings.batch, .seed = settings.seed},
                      mesh, {{"dp", Shard(0)}});
-  StateDict state;
-  trainee.add_to(state);
-  add_random_state(state, mesh);
-  state.set_value("config", *config);  // so that `shardweave ckpt export` knows which model it is
-  state.set_value("loader", loader.position());
-  std::optional<Checkpointer> checkpointer;
-  if (!settings.checkpoints.empty()) {
-    checkpointer.emplace(settings.checkpoints, mesh,
-                         CheckpointOptions{.keep_last = settings.keep_last});
-  }
-  int64_t begin = 0;
-  if (settings.resume) {
-    activity.set("loading the checkpoint");
-    begin = checkpointer->load(state).step;
-    loader.set_position(state.value("loader"));
-  } else {
-    activity.set("loading the model");
-    load_pretrained(settings.model, *trainee.model(), mesh);
-  }
-
-  absl::StatusOr<Report> report = Report::create(settings, is_first);
-  if (!report.ok()) return report.status();
   const absl::StatusOr<const StopSignals*> stop_signals = signals.get();
   if (!stop_signals.ok()) return stop_signals.status();
-  GracefulStop stop(world.comm(), *stop_signals);
   int64_t parameters = 0;
   for (const at::Tensor& parameter : unique_parameters(*trainee.model())) {
     parameters += parameter.numel();
   }
-  Throughput throughput(
-      {.tokens_per_step = settings.batch * settings.seq,
-       .flops_per_token = transformer_flops_per_token(
-           {.parameters = parameters - options->vocab_size * options->hidden_size,
-            .layers = options->num_hidden_layers,
-            .dim = options->decoder().attention.head_size() * options->num_attention_heads,
-            .seq = settings.seq,
-            .causal = true})});
   std::ostream& out = settings.json ? std::cerr : std::cout;
-  ProgressBar bar({.title = "training",
-                   .steps = std::max<int64_t>(1, settings.steps - begin),
-                   .unit = "tokens",
-                   .per_step = settings.batch * settings.seq,
-                   .out = is_first ? &out : nullptr,
-                   .terminal = ::isatty(settings.json ? STDERR_FILENO : STDOUT_FILENO) != 0});
-  const Schedule schedule = Schedule::cosine(settings.steps).warmup(settings.warmup).floor(0.1);
-
-  const auto save = [&](int64_t step) {
-    state.set_value("loader", loader.position());
-    checkpointer->save_async(step, state);
+  StandardOutput lines;
+  int64_t steps_done = 0;
+  std::function<void()> stop;
+  TrainerOptions training = {
+      .steps = settings.steps,
+      .clip_norm = settings.clip,
+      .schedule = Schedule::cosine(settings.steps).warmup(settings.warmup).floor(0.1),
+      .checkpoints = settings.checkpoints,
+      .save_every = settings.save_every,
+      .keep_last = settings.keep_last,
+      .resume = settings.resume ? Resume::kNewest : Resume::kNo,
+      .log = absl::GetFlag(FLAGS_log),
+      .events = absl::GetFlag(FLAGS_events),
+      .progress = &out,
+      .is_terminal = ::isatty(settings.json ? STDERR_FILENO : STDOUT_FILENO) != 0,
+      .throughput = {.tokens_per_step = settings.batch * settings.seq,
+                     .flops_per_token = transformer_flops_per_token(
+                         {.parameters = parameters - options->vocab_size * options->hidden_size,
+                          .layers = options->num_hidden_layers,
+                          .dim = options->decoder().attention.head_size() *
+                                 options->num_attention_heads,
+                          .seq = settings.seq,
+                          .causal = true})},
+      .signals = *stop_signals};
+  if (settings.json) training.writers.push_back(&lines);
+  training.step_done = [&](const TrainerStep& done) {
+    activity.set(absl::StrCat("step ", done.step + 1, " of ", settings.steps));
+    if (++steps_done == settings.stop_after) stop();
   };
-  int64_t step = begin;
-  int64_t saved = settings.resume ? begin : -1;
-  bool is_stopped = false;
-  while (step < settings.steps && !is_stopped) {
-    activity.set(absl::StrCat("step ", step + 1, " of ", settings.steps));
-    const std::optional<TokenBatch> batch = loader.next();
-    if (!batch.has_value()) return absl::OutOfRangeError("the token files are at their end");
-    const double lr = settings.lr * schedule(step);
-    const Trainee::Step done = trainee.step(*batch, lr);
-    ++step;
-    throughput.step_done();
-    const RunSpeed speed = throughput.since_last();
-    std::vector<Metric> metrics = {{"loss", done.loss}, {"grad_norm", done.norm}, {"lr", lr}};
-    for (const Metric& metric : speed.metrics()) metrics.push_back(metric);
-    status = report->step(step, metrics);
-    if (!status.ok()) return status;
-    bar.step_done(absl::StrFormat("loss %.3f", done.loss));
-    if (settings.stop_after > 0 && step - begin == settings.stop_after) stop.request();
-    const absl::StatusOr<bool> ends = stop.step_done();
-    if (!ends.ok()) return ends.status();
-    is_stopped = *ends;
-    if (settings.save_every > 0 && step % settings.save_every == 0) {
-      save(step);
-      saved = step;
-      throughput.leave_out();
-    }
+  Trainer trainer = trainee.trainer(training);
+  stop = [&] { trainer.request_stop(); };
+  // So that `shardweave ckpt export` knows which model it is.
+  trainer.state().set_value("config", *config);
+  if (!settings.resume) {
+    activity.set("loading the model");
+    load_pretrained(settings.model, *trainee.model(), mesh);
   }
-  if (checkpointer.has_value()) {
-    activity.set("saving");
-    if (saved != step) save(step);
-    checkpointer->wait();
-  }
-  if (!settings.export_to.empty() && step >= settings.steps) {
+  activity.set("step 1");
+  const TrainerResult result =
+      trainer.run(loader, [&](const TokenBatch& batch) { return trainee.loss(batch); });
+  if (result.is_exhausted) return absl::OutOfRangeError("the token files are at their end");
+  if (!settings.export_to.empty() && result.last_step >= settings.steps) {
     activity.set("exporting the model");
     save_pretrained(settings.export_to, *trainee.model(), *config, mesh,
                     {.dtype = settings.export_dtype});
@@ -448,10 +368,13 @@ absl::Status run_rank(const Settings& settings, World& world, Activity& activity
   if (const std::string path = absl::GetFlag(FLAGS_logits); !path.empty()) {
     write_logits(path, trainee, options->vocab_size, settings.seq, mesh);
   }
-  report->print({{"ranks", world.size()},
-                 {"first_step", begin},
-                 {"last_step", step},
-                 {"stopped", is_stopped && step < settings.steps}});
+  if (is_first && settings.json) {
+    std::cout << nlohmann::ordered_json({{"ranks", world.size()},
+                                         {"first_step", result.first_step},
+                                         {"last_step", result.last_step},
+                                         {"stopped", result.is_stopped}})
+              << std::endl;
+  }
   return absl::OkStatus();
 }
 

@@ -14,6 +14,8 @@
 #include "shardweave/modules/train/graceful_stop.h"
 #include "shardweave/modules/train/metrics_writer.h"
 #include "shardweave/modules/train/throughput.h"
+#include "shardweave/modules/train/trainer.h"
+#include "torch/nn/module.h"
 
 // Examples show what a call gives, and leave it at that.
 #pragma GCC diagnostic ignored "-Wunused-result"
@@ -96,6 +98,25 @@ void graceful_stop(World& world) {
     if (*stop.step_done()) break;
   }
   save(step);
+}
+
+struct ModuleWithLoss : torch::nn::Module {
+  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
+};
+
+void trainer(ModuleWithLoss* model, const MeshPtr& mesh, const std::vector<TokenFile>& files) {
+  FusedOptimizer optimizer(unique_parameters(*model), AdamWOptions{.lr = 3e-4});
+  TokenLoader loader(files, {.seq = 1024, .batch = 8}, mesh, {{"dp", Shard(0)}});
+  Trainer trainer(*model, optimizer, mesh,
+                  {.steps = 10000,
+                   .accumulate = 4,
+                   .clip_norm = 1.0,
+                   .schedule = Schedule::cosine(10000).warmup(500),
+                   .checkpoints = "run",
+                   .save_every = 500,
+                   .resume = Resume::kIfThere});
+  const TrainerResult result = trainer.run(
+      loader, [&](const TokenBatch& batch) { return model->loss(batch.tokens, batch.targets); });
 }
 
 }  // namespace shardweave::header_examples

@@ -1,0 +1,200 @@
+// Trainer: the loop around a training step. A program says what its model, its optimizer and the loss of a
+// batch are; the rest happens alike on all ranks: gradients are accumulated, synchronised and clipped, the
+// learning rate is scheduled, checkpoints come and go, a run resumes, tells how it goes, and ends in order.
+//
+//   FusedOptimizer optimizer(unique_parameters(*model), AdamWOptions{.lr = 3e-4});
+//   TokenLoader loader(files, {.seq = 1024, .batch = 8}, mesh, {{"dp", Shard(0)}});
+//   Trainer trainer(*model, optimizer, mesh,
+//                   {.steps = 10000,
+//                    .accumulate = 4,                                         // 32 samples a step
+//                    .clip_norm = 1.0,
+//                    .schedule = Schedule::cosine(10000).warmup(500),
+//                    .checkpoints = "run",
+//                    .save_every = 500,
+//                    .resume = Resume::kIfThere});
+//   const TrainerResult result = trainer.run(loader, [&](const TokenBatch& batch) {
+//     return model->loss(batch.tokens, batch.targets);
+//   });
+//
+// A step is what one would write by hand:
+//
+//   for each of `accumulate` batches: (loss(batch) / accumulate).backward()
+//   finish_grad_sync(module), clip_grad_norm(parameters, clip_norm), optimizer.step(), zero_grad()
+//
+// with what distributed_data_parallel(), fully_shard() and ZeroRedundancyOptimizer do of themselves. A
+// checkpoint has the module, the optimizer, the mesh's random numbers, the loader's position, and what
+// was added to state(); it resumes on any mesh, plan and kind of parallelism that load_checkpoint() takes.
+//
+// How a run ends: after `steps` steps; where there are no batches any more; after request_stop(), or a
+// signal (graceful_stop.h), on all ranks at the same step; where a file of metrics cannot be written.
+// Whichever it is, there is a checkpoint of the last step then. Nothing is saved after an exception: the
+// checkpoints before it are whole.
+//
+// Collective over the mesh, all of it, and all ranks are given the same. Threads: as the model's, but for
+// request_stop().
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <ostream>
+#include <source_location>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/time/time.h"
+#include "shardweave/dtensor/grad_sync.h"
+#include "shardweave/modules/checkpoint/checkpointer.h"
+#include "shardweave/modules/data/token_loader.h"
+#include "shardweave/modules/optim/fused_optimizer.h"
+#include "shardweave/modules/optim/grad_scaler.h"
+#include "shardweave/modules/optim/schedule.h"
+#include "shardweave/modules/train/graceful_stop.h"
+#include "shardweave/modules/train/metrics_writer.h"
+#include "shardweave/modules/train/throughput.h"
+#include "shardweave/modules/zero.h"
+
+namespace shardweave {
+
+enum class Resume : uint8_t {
+  kNo,
+  kIfThere,  // the newest checkpoint, or from the beginning: what a job does that is started again
+  kNewest,   // Error (NotFound) without one
+};
+
+// What was done in a step.
+struct TrainerStep {
+  int64_t step = 0;  // that are done
+  double loss = 0;   // the mean over the step's batches
+  double grad_norm = 0;
+  bool is_skipped = false;  // by the scaler
+  std::vector<Metric>
+      metrics;  // all that is told of it: those above, "lr", RunSpeed's, evaluate()'s
+};
+
+struct TrainerOptions {
+  int64_t steps = 1;       // of all runs together
+  int64_t accumulate = 1;  // batches of a step
+  // The gradient's largest norm (clip_grad_norm.h). It is measured in any case.
+  double clip_norm = std::numeric_limits<double>::infinity();
+  // A gradient that is not finite is an Error (OutOfRange) on all ranks, before the optimizer sees it. With
+  // a scaler, whose steps with one are skipped, this is not asked.
+  bool allow_nonfinite = false;
+  // By what the optimizer's learning rates are multiplied in a step; counted from 0.
+  std::function<double(int64_t step)> schedule = Schedule::constant();
+  // For gradients of 16 bits; its scale is in the checkpoint. It outlives the trainer, as all that is
+  // pointed to here does.
+  GradScaler* scaler = nullptr;
+  // That of distributed_data_parallel(): it waits for the last batch of a step.
+  GradSync* sync = nullptr;
+
+  // A directory; "": nothing is saved. At the end of a run, and every so many steps if that is above 0,
+  // beside training.
+  std::string checkpoints = {};
+  int64_t save_every = 0;
+  int64_t keep_last = 2;                         // checkpoints that stay; 0: all
+  absl::Duration save_timeout = absl::Hours(1);  // how long ranks wait for the slowest to write
+  Resume resume = Resume::kNo;
+
+  // Every so many steps, and after the last one; 0: then alone. Without gradients, in the module's evaluation
+  // mode. Its metrics are the step's.
+  std::function<std::vector<Metric>()> evaluate = {};
+  int64_t evaluate_every = 0;
+
+  // What the mesh's first rank writes: JSON lines, a folder for TensorBoard, writers of the program's own,
+  // and a bar.
+  std::string log = {};
+  std::string events = {};
+  std::vector<MetricsWriter*> writers = {};
+  std::ostream* progress = nullptr;  // null: none
+  bool is_terminal = false;          // what `progress` writes to
+  // Units of the bar's speed are tokens if tokens_per_step is above 1, else steps.
+  ThroughputOptions throughput = {};
+
+  const StopSignals* signals = nullptr;  // of the process
+  GracefulStopOptions stop = {};
+  // On all ranks, after each step.
+  std::function<void(const TrainerStep&)> step_done = {};
+};
+
+struct TrainerResult {
+  int64_t first_step = 0;     // that were done before this run
+  int64_t last_step = 0;      // and after it
+  bool is_stopped = false;    // by a signal or request_stop(), before `steps`
+  bool is_exhausted = false;  // there were no batches any more, before `steps`
+  int signal = 0;             // which; 0: none
+};
+
+namespace trainer_internal {
+// What a trainer asks of an optimizer, whichever it is.
+struct AnyOptimizer {
+  std::function<void(std::source_location)> step;
+  std::function<void()> zero_grad;
+  std::function<double()> lr;
+  // While that lives, backward sends nothing. Null: it never does.
+  std::function<std::shared_ptr<void>()> no_sync;
+  std::function<void(StateDict&, const torch::nn::Module&)> add_to;
+  std::function<std::unique_ptr<Scheduler>(std::function<double(int64_t)>)> schedule;
+};
+AnyOptimizer any_optimizer(FusedOptimizer& optimizer);
+AnyOptimizer any_optimizer(torch::optim::Optimizer& optimizer);
+template <typename Optimizer>
+AnyOptimizer any_optimizer(ZeroRedundancyOptimizer<Optimizer>& optimizer) {
+  AnyOptimizer any = any_optimizer(optimizer.optimizer());
+  any.step = [&optimizer](std::source_location where) { optimizer.step(where); };
+  any.zero_grad = [&optimizer] { optimizer.zero_grad(); };
+  any.no_sync = [&optimizer]() -> std::shared_ptr<void> {
+    return std::make_shared<ZeroPartition::NoSync>(optimizer.partition());
+  };
+  any.add_to = [&optimizer](StateDict& state, const torch::nn::Module& module) {
+    add_optimizer(state, optimizer, module);
+  };
+  return any;
+}
+}  // namespace trainer_internal
+
+class Trainer {
+ public:
+  // `optimizer`: a FusedOptimizer, one of torch::optim's, or a ZeroRedundancyOptimizer of either, with
+  // parameters of `module`; its learning rates, as they are now, are what the schedule multiplies. Module and optimizer outlive it.
+  // Collective; compares the ranks' options. Throws Error (InvalidArgument), on all ranks, for options out of range or that differ
+  // between ranks, and what add_module() and add_optimizer() throw.
+  template <typename Optimizer>
+  Trainer(torch::nn::Module& module, Optimizer& optimizer, const MeshPtr& mesh,
+          const TrainerOptions& options)
+      : Trainer(module, trainer_internal::any_optimizer(optimizer), mesh, options) {}
+  ~Trainer();
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
+
+  // What checkpoints have. The program's own values and tensors are added before run().
+  StateDict& state();
+
+  // `loss` is the forward of the next batch, a number of which backward is called; nullopt, on all ranks,
+  // if there is none. Batches left over at the end, fewer than `accumulate`, are left out. Throws Error: what is said above, what
+  // Checkpointer throws, and, on all ranks at the end of the run, the error of a file of metrics; and what `loss`, evaluate() and step_done()
+  // throw, on the rank where they do (run_ranks() tells the others).
+  TrainerResult run(const std::function<std::optional<at::Tensor>()>& loss,
+                    std::source_location where = std::source_location::current());
+  // Of a loader's batches; its position is in the checkpoint, as "loader".
+  TrainerResult run(TokenLoader& loader, const std::function<at::Tensor(const TokenBatch&)>& loss,
+                    std::source_location where = std::source_location::current());
+
+  // After the step that is under way. Of any rank, any thread.
+  void request_stop();
+
+ private:
+  class Run;
+  struct Parts;
+  Trainer(torch::nn::Module& module, trainer_internal::AnyOptimizer optimizer, const MeshPtr& mesh,
+          const TrainerOptions& options);
+
+  const std::unique_ptr<Parts> parts_;
+};
+
+}  // namespace shardweave

@@ -1,0 +1,441 @@
+#include "shardweave/modules/train/trainer.h"
+
+#include <cmath>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <mutex>
+#include <set>
+
+#include "ATen/ATen.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "shardweave/dtensor/clip_grad_norm.h"
+#include "shardweave/dtensor/distribute_module.h"
+#include "shardweave/dtensor/error.h"
+#include "shardweave/dtensor/random.h"
+#include "shardweave/dtensor/testing/on_mesh.h"
+#include "shardweave/modules/data_parallel.h"
+#include "shardweave/modules/fully_shard.h"
+#include "torch/nn.h"
+#include "torch/optim/adamw.h"
+
+namespace shardweave {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::on_mesh;
+using testing::try_on_mesh;
+
+// A language model over bytes, of sizes that do not divide.
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    embedding = register_module("embedding", torch::nn::Embedding(11, 5));
+    up = register_module("up", torch::nn::Linear(5, 7));
+    down = register_module("down", torch::nn::Linear(7, 11));
+    const c10::AutoGradMode no_grad(false);
+    double k = 0;
+    for (at::Tensor p : parameters()) {
+      p.copy_(at::sin(at::arange(p.numel(), at::kFloat) * 0.7 + ++k).view(p.sizes()) * 0.5);
+    }
+  }
+  at::Tensor loss(const TokenBatch& batch) {
+    const at::Tensor scores = down(at::gelu(up(embedding(batch.tokens))));
+    return at::cross_entropy_loss(scores.flatten(0, 1), batch.targets.flatten());
+  }
+  torch::nn::Embedding embedding{nullptr};
+  torch::nn::Linear up{nullptr}, down{nullptr};
+};
+
+std::vector<TokenFile> files() {
+  std::string text;
+  for (int i = 0; i < 400; ++i) text.push_back(static_cast<char>(i * i % 11));
+  return {TokenFile::of_text(text).value()};
+}
+constexpr TokenLoaderOptions kBatches = {.seq = 3, .batch = 6, .seed = 5};
+
+std::string new_path(const std::string& name) {
+  std::string path = ::testing::TempDir() + "/trainer_" + name;
+  std::filesystem::remove_all(path);
+  return path;
+}
+
+enum class Way { kDdp, kZero2, kFsdp, kTorchOptim };
+
+// A net on the mesh's first dimension, trained one of these ways.
+class Trainee {
+ public:
+  Trainee(const MeshPtr& mesh, Way way, TrainerOptions options,
+          const TokenLoaderOptions& batches = kBatches)
+      : loader_(files(), batches, mesh, NamedPlacements{{"dp", Shard(0)}}) {
+    distribute_module(*net_, mesh, {});
+    manual_seed(mesh, 3);
+    const AdamWOptions adamw = {.lr = 0.03};
+    if (way == Way::kDdp) {
+      sync_ = std::make_unique<GradSync>(*net_, GradSyncOptions{.bucket_bytes = 200});
+      options.sync = sync_.get();
+    }
+    if (way == Way::kFsdp) fully_shard(*net_, mesh, {.mesh_dim = "dp"});
+    if (way == Way::kZero2) {
+      zero_ = std::make_unique<ZeroRedundancyOptimizer<FusedOptimizer>>(
+          net_->parameters(), adamw,
+          ZeroOptions{.mesh_dim = "dp", .stage = 2, .bucket_bytes = 200});
+      trainer_ = std::make_unique<Trainer>(*net_, *zero_, mesh, options);
+    } else if (way == Way::kTorchOptim) {
+      torch_ = std::make_unique<torch::optim::AdamW>(
+          net_->parameters(), torch::optim::AdamWOptions(0.03).weight_decay(adamw.weight_decay));
+      trainer_ = std::make_unique<Trainer>(*net_, *torch_, mesh, options);
+    } else {
+      fused_ = std::make_unique<FusedOptimizer>(net_->parameters(), adamw);
+      trainer_ = std::make_unique<Trainer>(*net_, *fused_, mesh, options);
+    }
+  }
+
+  TrainerResult run() {
+    return trainer_->run(loader_, [&](const TokenBatch& batch) { return net_->loss(batch); });
+  }
+  Trainer& trainer() { return *trainer_; }
+  NetImpl& net() { return *net_; }
+
+  std::vector<at::Tensor> weights() const {
+    const c10::AutoGradMode no_grad(false);
+    std::vector<at::Tensor> all;
+    for (const at::Tensor& p : net_->parameters()) all.push_back(full_tensor(p).clone());
+    return all;
+  }
+
+ private:
+  std::shared_ptr<NetImpl> net_ = std::make_shared<NetImpl>();
+  TokenLoader loader_;
+  std::unique_ptr<GradSync> sync_;
+  std::unique_ptr<ZeroRedundancyOptimizer<FusedOptimizer>> zero_;
+  std::unique_ptr<torch::optim::AdamW> torch_;
+  std::unique_ptr<FusedOptimizer> fused_;
+  std::unique_ptr<Trainer> trainer_;
+};
+
+// The loop as one writes it by hand, on plain tensors.
+std::vector<at::Tensor> by_hand(int64_t steps, int64_t accumulate, double clip_norm,
+                                const Schedule& schedule, std::vector<double>* losses = nullptr) {
+  NetImpl net;
+  TokenLoader loader(files(), kBatches);
+  FusedOptimizer optimizer(net.parameters(), AdamWOptions{.lr = 0.03});
+  for (int64_t step = 0; step < steps; ++step) {
+    double sum = 0;
+    for (int64_t i = 0; i < accumulate; ++i) {
+      const at::Tensor loss = net.loss(*loader.next());
+      (loss / static_cast<double>(accumulate)).backward();
+      sum += loss.item<double>();
+    }
+    clip_grad_norm(net.parameters(), clip_norm);
+    optimizer.set_lr(0.03 * schedule(step));
+    optimizer.step();
+    optimizer.zero_grad();
+    if (losses != nullptr) losses->push_back(sum / static_cast<double>(accumulate));
+  }
+  return net.parameters();
+}
+
+void expect_close(const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& wanted) {
+  ASSERT_EQ(got.size(), wanted.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    EXPECT_TRUE(at::allclose(got[i], wanted[i], 1e-4, 1e-5)) << i << "\n" << got[i] << wanted[i];
+  }
+}
+
+TEST(TrainerTest, StepsAreThoseOfALoopByHand) {
+  const Schedule schedule = Schedule::cosine(6).warmup(2).floor(0.1);
+  std::vector<double> losses;
+  const std::vector<at::Tensor> wanted = by_hand(6, 3, 0.5, schedule, &losses);
+  for (const Way way : {Way::kDdp, Way::kZero2, Way::kFsdp, Way::kTorchOptim}) {
+    for (const std::vector<MeshDim>& dims :
+         {std::vector<MeshDim>{{"dp", 1}}, {{"dp", 2}}, {{"dp", 3}}, {{"dp", 2}, {"more", 2}}}) {
+      SCOPED_TRACE(::testing::Message() << static_cast<int>(way) << " " << dims[0].size);
+      on_mesh(dims, [&](const MeshPtr& mesh) {
+        std::vector<double> got;
+        Trainee trainee(mesh, way,
+                        {.steps = 6,
+                         .accumulate = 3,
+                         .clip_norm = 0.5,
+                         .schedule = schedule,
+                         .step_done = [&](const TrainerStep& done) {
+                           EXPECT_EQ(done.step, std::ssize(got) + 1);
+                           got.push_back(done.loss);
+                         }});
+        const TrainerResult result = trainee.run();
+        EXPECT_EQ(result.first_step, 0);
+        EXPECT_EQ(result.last_step, 6);
+        EXPECT_FALSE(result.is_stopped || result.is_exhausted);
+        ASSERT_EQ(got.size(), losses.size());
+        for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], losses[i], 1e-5) << i;
+        expect_close(trainee.weights(), wanted);
+      });
+    }
+  }
+}
+
+TEST(TrainerTest, GoesOnOnAnotherMeshAnotherWay) {
+  const Schedule schedule = Schedule::linear(9).warmup(3);
+  const std::vector<at::Tensor> wanted = by_hand(9, 2, 1.0, schedule);
+  const std::string directory = new_path("goes_on");
+  const auto run = [&](int size, Way way, int64_t stop_at, int64_t first, int64_t last) {
+    on_mesh({{"dp", size}}, [&](const MeshPtr& mesh) {
+      Trainer* trainer = nullptr;
+      Trainee trainee(mesh, way,
+                      {.steps = 9,
+                       .accumulate = 2,
+                       .clip_norm = 1.0,
+                       .schedule = schedule,
+                       .checkpoints = directory,
+                       .save_every = 2,
+                       .resume = Resume::kIfThere,
+                       .step_done = [&](const TrainerStep& done) {
+                         // One rank's wish is enough.
+                         if (done.step == stop_at && mesh->rank().value == size - 1) {
+                           trainer->request_stop();
+                         }
+                       }});
+      trainer = &trainee.trainer();
+      trainer->state().set_value("name", "\"mine\"");
+      const TrainerResult result = trainee.run();
+      EXPECT_EQ(result.first_step, first);
+      EXPECT_EQ(result.last_step, last);
+      EXPECT_EQ(result.is_stopped, stop_at != 0);
+      EXPECT_EQ(result.signal, 0);
+      EXPECT_EQ(trainer->state().value("name"), "\"mine\"");
+      if (stop_at == 0) expect_close(trainee.weights(), wanted);
+    });
+  };
+  run(2, Way::kDdp, 3, 0, 3);   // nothing is there to resume; stops beside save_every
+  run(3, Way::kFsdp, 4, 3, 4);  // and on it
+  run(1, Way::kZero2, 7, 4, 7);
+  run(4, Way::kDdp, 0, 7, 9);
+  run(2, Way::kFsdp, 0, 9, 9);  // there is nothing to do any more
+}
+
+TEST(TrainerTest, ASignalEndsAllRanksAtOneStep) {
+  auto signals = StopSignals::create().value();
+  const std::string directory = new_path("signal");
+  std::mutex mutex;
+  std::set<int64_t> steps;
+  on_mesh({{"dp", 3}}, [&](const MeshPtr& mesh) {
+    Trainee trainee(mesh, Way::kDdp,
+                    {.steps = 1000,
+                     .checkpoints = directory,
+                     .signals = signals.get(),
+                     .step_done = [&](const TrainerStep& done) {
+                       if (done.step == 4 && mesh->rank().value == 1) std::raise(SIGUSR1);
+                     }});
+    const TrainerResult result = trainee.run();
+    EXPECT_TRUE(result.is_stopped);
+    EXPECT_EQ(result.signal, SIGUSR1);
+    const std::lock_guard lock(mutex);
+    steps.insert(result.last_step);
+  });
+  ASSERT_EQ(steps.size(), 1);
+  EXPECT_LE(*steps.begin(), 5);
+  EXPECT_THAT(list_checkpoints(directory).value(), ::testing::ElementsAre(*steps.begin()));
+}
+
+TEST(TrainerTest, TellsWhatItDoes) {
+  const std::string log = new_path("log.jsonl"), events = new_path("events");
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    std::ostringstream bar;
+    Trainee* me = nullptr;
+    Trainee trainee(mesh, Way::kFsdp,
+                    {.steps = 5,
+                     .schedule = Schedule::constant().warmup(2),
+                     .evaluate =
+                         [&] {
+                           EXPECT_FALSE(me->net().is_training());
+                           EXPECT_FALSE(c10::GradMode::is_enabled());
+                           return std::vector<Metric>{{"evaluation_loss", 7}};
+                         },
+                     .evaluate_every = 2,
+                     .log = log,
+                     .events = events,
+                     .progress = &bar,
+                     .throughput = {.tokens_per_step = 18}});
+    me = &trainee;
+    trainee.run();
+    EXPECT_TRUE(trainee.net().is_training());
+    EXPECT_EQ(bar.str().empty(), mesh->rank().value != 0);
+    if (mesh->rank().value == 0) {
+      EXPECT_THAT(bar.str(), AllOf(HasSubstr("5/5"), HasSubstr("tokens/s")));
+    }
+  });
+  std::ifstream file(log);
+  std::vector<nlohmann::json> lines;
+  for (std::string line; std::getline(file, line);) lines.push_back(nlohmann::json::parse(line));
+  ASSERT_EQ(lines.size(), 5);
+  for (size_t i = 0; i < lines.size(); ++i) {
+    EXPECT_EQ(lines[i]["step"], i + 1);
+    EXPECT_GT(lines[i]["loss"].get<double>(), 0);
+    EXPECT_GT(lines[i]["grad_norm"].get<double>(), 0);
+    EXPECT_NEAR(lines[i]["lr"].get<double>(), 0.03 * std::min(1.0, static_cast<double>(i) / 2),
+                1e-9);
+    EXPECT_EQ(lines[i].contains("evaluation_loss"), i == 1 || i == 3 || i == 4);
+    EXPECT_TRUE(lines[i].contains("tokens_per_second"));
+  }
+  EXPECT_FALSE(std::filesystem::is_empty(events));
+}
+
+// Full from the third line on.
+class FullWriter final : public MetricsWriter {
+ public:
+  using MetricsWriter::write;
+  absl::Status write(int64_t step, absl::Span<const Metric>, absl::Time) override {
+    return step < 3 ? absl::OkStatus() : absl::ResourceExhaustedError("the disk is full");
+  }
+  absl::Status flush() override { return absl::OkStatus(); }
+};
+
+TEST(TrainerTest, MetricsThatCannotBeWrittenEndARunInOrder) {
+  const std::string directory = new_path("full");
+  std::mutex mutex;
+  int told = 0;
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    FullWriter writer;
+    Trainee trainee(mesh, Way::kDdp,
+                    {.steps = 100, .checkpoints = directory, .writers = {&writer}});
+    try {
+      trainee.run();
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_TRUE(absl::IsResourceExhausted(error.status())) << error.status();
+      EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 0"), HasSubstr("the disk is full")));
+    }
+    const std::lock_guard lock(mutex);
+    ++told;
+  });
+  EXPECT_EQ(told, 2);
+  EXPECT_THAT(list_checkpoints(directory).value(), ::testing::ElementsAre(4));
+}
+
+TEST(TrainerTest, BatchesThatAreLeftOverAreLeftOut) {
+  // 7 batches: three steps of two.
+  for (const Way way : {Way::kDdp, Way::kZero2, Way::kFsdp}) {
+    on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+      TokenLoaderOptions batches = kBatches;
+      batches.epochs = 1;
+      batches.batch = 19;  // of 133 samples
+      Trainee trainee(mesh, way, {.steps = 100, .accumulate = 2}, batches);
+      const TrainerResult result = trainee.run();
+      EXPECT_TRUE(result.is_exhausted);
+      EXPECT_EQ(result.last_step, 3);
+      for (const at::Tensor& p : trainee.net().parameters()) {
+        EXPECT_TRUE(!p.grad().defined() || full_tensor(p.grad()).eq(0).all().item<bool>());
+      }
+    });
+  }
+}
+
+TEST(TrainerTest, AScalerSkipsAStepAndIsSaved) {
+  const std::string directory = new_path("scaler");
+  for (const int size : {2, 3}) {
+    on_mesh({{"dp", size}}, [&](const MeshPtr& mesh) {
+      GradScaler scaler({.init_scale = 1024, .growth_interval = 100});
+      std::vector<bool> skipped;
+      Trainee* me = nullptr;
+      Trainee trainee(
+          mesh, Way::kFsdp,
+          {.steps = size == 2 ? 3 : 4,
+           .scaler = &scaler,
+           .checkpoints = directory,
+           .resume = Resume::kIfThere,
+           .step_done = [&](const TrainerStep& done) { skipped.push_back(done.is_skipped); }});
+      me = &trainee;
+      int64_t calls = 0;
+      TokenLoader loader(files(), kBatches, mesh, NamedPlacements{{"dp", Shard(0)}});
+      const TrainerResult result = trainee.trainer().run([&]() -> std::optional<at::Tensor> {
+        const at::Tensor loss = me->net().loss(*loader.next());
+        return size == 2 && ++calls == 2 ? loss * std::numeric_limits<double>::infinity() : loss;
+      });
+      if (size == 2) {
+        EXPECT_EQ(skipped, (std::vector<bool>{false, true, false}));
+      } else {
+        EXPECT_EQ(result.first_step, 3);
+      }
+      EXPECT_EQ(scaler.scale(), 512);
+      EXPECT_EQ(scaler.growth_tracker(), size == 2 ? 1 : 2);
+    });
+  }
+}
+
+absl::Status error_of(const TrainerOptions& options, const TrainerOptions& last_ranks) {
+  return try_on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    Trainee trainee(mesh, Way::kFsdp, mesh->rank().value == 0 ? options : last_ranks);
+    trainee.run();
+  });
+}
+absl::Status error_of(const TrainerOptions& options) {
+  return error_of(options, options);
+}
+
+TEST(TrainerTest, SaysWhatIsWrong) {
+  const auto says = [](const absl::Status& status, absl::StatusCode code, const std::string& text) {
+    EXPECT_EQ(status.code(), code) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(text));
+  };
+  using enum absl::StatusCode;
+  says(error_of({.steps = 0}), kInvalidArgument, "steps is 0; wanted 1 or more");
+  says(error_of({.accumulate = 0}), kInvalidArgument, "accumulate is 0; wanted 1 or more");
+  says(error_of({.clip_norm = std::nan("")}), kInvalidArgument, "clip_norm is nan");
+  says(error_of({.schedule = nullptr}), kInvalidArgument, "schedule is empty");
+  says(error_of({.keep_last = -1}), kInvalidArgument, "keep_last is -1; wanted 0 or more");
+  says(error_of({.save_timeout = absl::ZeroDuration()}), kInvalidArgument, "save_timeout is 0");
+  says(error_of({.save_every = 3}), kInvalidArgument, "checkpoints is \"\"");
+  says(error_of({.resume = Resume::kNewest}), kInvalidArgument, "checkpoints is \"\"");
+  says(error_of({.evaluate_every = 3}), kInvalidArgument, "evaluate is empty");
+  says(error_of({.writers = {nullptr}}), kInvalidArgument, "a writer is null");
+  says(error_of({.steps = 5}, {.steps = 6}), kInvalidArgument, "the options differ between ranks");
+  says(error_of({.steps = 5}, {.steps = 0}), kInvalidArgument, "rank 1: steps is 0");
+  says(error_of({.checkpoints = new_path("none"), .resume = Resume::kNewest}), kNotFound, "none");
+  // A file for a directory, on the rank that writes.
+  says(error_of({.log = "/dev/null/log"}), kFailedPrecondition, "/dev/null/log");
+}
+
+TEST(TrainerTest, AGradientThatIsNotFiniteIsAnErrorBeforeTheStep) {
+  for (const bool allowed : {false, true}) {
+    std::mutex mutex;
+    int errors = 0;
+    on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+      Trainee trainee(mesh, Way::kFsdp, {.steps = 4, .allow_nonfinite = allowed});
+      TokenLoader loader(files(), kBatches, mesh, NamedPlacements{{"dp", Shard(0)}});
+      int64_t calls = 0;
+      std::vector<at::Tensor> before;
+      try {
+        trainee.trainer().run([&]() -> std::optional<at::Tensor> {
+          if (++calls == 3) before = trainee.weights();
+          const at::Tensor loss = trainee.net().loss(*loader.next());
+          return calls == 3 ? loss * std::numeric_limits<double>::quiet_NaN() : loss;
+        });
+        EXPECT_TRUE(allowed);
+      } catch (const Error& error) {
+        EXPECT_FALSE(allowed);
+        EXPECT_TRUE(absl::IsOutOfRange(error.status())) << error.status();
+        EXPECT_THAT(error.what(), HasSubstr("in step 3"));
+        const std::vector<at::Tensor> after = trainee.weights();
+        for (size_t i = 0; i < after.size(); ++i) EXPECT_TRUE(at::equal(after[i], before[i]));
+        const std::lock_guard lock(mutex);
+        ++errors;
+      }
+    });
+    EXPECT_EQ(errors, allowed ? 0 : 2);
+  }
+}
+
+TEST(TrainerTest, ALossThatIsNoNumber) {
+  const absl::Status status = try_on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    Trainee trainee(mesh, Way::kDdp, {.steps = 1});
+    trainee.trainer().run(
+        [&]() -> std::optional<at::Tensor> { return zeros({2}, mesh, {Replicate()}); });
+  });
+  EXPECT_THAT(std::string(status.message()), HasSubstr("the loss has 2 elements; wanted a number"));
+}
+
+}  // namespace
+}  // namespace shardweave
