@@ -156,6 +156,8 @@ const std::vector<Function> kFunctions = {
     F(swv_verify_checkpoint), F(swv_safetensors_open), F(swv_safetensors_share),
     F(swv_safetensors_num_tensors), F(swv_safetensors_tensor), F(swv_safetensors_read),
     F(swv_safetensors_write),
+    F(swv_metrics_writer_open_json_lines), F(swv_metrics_writer_create_events),
+    F(swv_metrics_writer_write), F(swv_metrics_writer_flush),
 };
 // clang-format on
 
@@ -189,6 +191,7 @@ TEST_F(BadInputTest, FreesAndAccessorsTakeNull) {
   swv_state_free(nullptr);
   swv_checkpointer_free(nullptr);
   swv_safetensors_free(nullptr);
+  swv_metrics_writer_free(nullptr);
   swv_value_clear(nullptr);
   EXPECT_EQ(swv_status_code(nullptr), SWV_CODE_OK);
   EXPECT_STREQ(swv_status_message(nullptr), "");

@@ -47,6 +47,7 @@ enum class Kind : uint32_t {
   kState,
   kCheckpointer,
   kSafetensors,
+  kMetricsWriter,
 };
 std::string_view name_of(Kind kind);  // "swv_status", ...; "no handle" for anything else
 

@@ -2243,6 +2243,36 @@ SWV_API SWV_MUST_USE swv_status* swv_safetensors_write(const char* path, const c
                                                        const char* const* metadata,
                                                        size_t num_metadata);
 
+/* ---- Metrics ----------------------------------------------------------------------------------
+ * The numbers of a run, step by step, for people and programs; usually of the first rank.
+ *
+ *   swv_metrics_writer_create_events("runs/first", &writer);
+ *   const char* names[] = {"loss", "lr"};
+ *   const double values[] = {2.5, 3e-4};
+ *   swv_metrics_writer_write(writer, 10, names, values, 2);
+ *
+ * Any thread; several at once wait for each other. An error of the system (full disk) is every later
+ * call's as well. */
+typedef struct swv_metrics_writer swv_metrics_writer; /* lines of JSON, or files of TensorBoard */
+
+/* A line of JSON for each step: {"step":10,"time":1732461123.25,"loss":2.5,"lr":0.0003}. Appends; of a
+ * file that a run has left in the middle of a line, this line goes. A line is in the file when
+ * swv_metrics_writer_write returns. */
+SWV_API SWV_MUST_USE swv_status* swv_metrics_writer_open_json_lines(
+    const char* path, swv_metrics_writer** out_writer);
+/* A new file of events in `folder`, which is made if it is not there: TensorBoard draws a curve for
+ * each name. Values travel as float. */
+SWV_API SWV_MUST_USE swv_status* swv_metrics_writer_create_events(const char* folder,
+                                                                  swv_metrics_writer** out_writer);
+/* What is not in the file yet is written; an error of that is lost: flush first. */
+SWV_API void swv_metrics_writer_free(swv_metrics_writer* writer);
+/* SWV_CODE_INVALID_ARGUMENT for lines of JSON with a metric that is called "step" or "time", or as
+ * another one. */
+SWV_API SWV_MUST_USE swv_status* swv_metrics_writer_write(swv_metrics_writer* writer, int64_t step,
+                                                          const char* const* names,
+                                                          const double* values, size_t num_metrics);
+SWV_API SWV_MUST_USE swv_status* swv_metrics_writer_flush(swv_metrics_writer* writer);
+
 /* ---- What happened --------------------------------------------------------------------------- */
 
 /* Operations issued, and their bytes: of the larger of the two buffers. */

@@ -1,7 +1,8 @@
-// States, checkpoints and safetensors files, with files that somebody has damaged.
+// States, checkpoints and safetensors files, with files that somebody has damaged; files of metrics.
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <system_error>
 
 #include "fuzzer.h"
@@ -122,6 +123,28 @@ void Fuzzer::safetensors() {
     swv_string_free(name);
   }
   swv_safetensors_free(file);
+}
+
+void Fuzzer::metrics() {
+  swv_metrics_writer* writer = nullptr;
+  const std::string path = folder_ + "/metrics-" + std::to_string(below(3));
+  const bool is_json = one_in(2);
+  const char* const where = one_in(20) ? text() : path.c_str();
+  if (!done(is_json ? swv_metrics_writer_open_json_lines(where, &writer)
+                    : swv_metrics_writer_create_events((path + "-events").c_str(), &writer))) {
+    return;
+  }
+  const char* names[] = {one_in(9) ? text() : "loss", one_in(9) ? text() : "lr"};
+  const double values[] = {1.5, one_in(3) ? std::numeric_limits<double>::quiet_NaN() : 1e300};
+  for (int i = 0; i < 3; ++i) {
+    done(
+        swv_metrics_writer_write(writer, static_cast<int64_t>(below(9)), names, values, length(2)));
+  }
+  done(swv_metrics_writer_flush(writer));
+  swv_metrics_writer_free(writer);
+  std::error_code ignored;
+  if (one_in(4)) std::filesystem::resize_file(path, below(60), ignored);
+  if (one_in(9)) std::filesystem::remove_all(path + "-events", ignored);
 }
 
 }  // namespace shardweave::capi

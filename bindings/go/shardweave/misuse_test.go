@@ -41,7 +41,8 @@ type handles struct {
 	tokenLoader  *sw.TokenLoader
 	state        *sw.State
 	checkpointer *sw.Checkpointer
-	tokenFile    *sw.TokenFile // of no rank
+	tokenFile    *sw.TokenFile     // of no rank
+	metrics      *sw.MetricsWriter // of no rank
 }
 
 // keepContext is a function of the host that keeps what it must not.
@@ -74,6 +75,7 @@ func makeHandlesOf(w *sw.World) *handles {
 	h.scheduler = mustOf(sw.NewScheduler(sw.StepSchedule(1, 0.5), h.optimizer))
 	mustOf(sw.Apply(keepContext{&h.context}, "f", 1, h.tensor))
 	h.tokenFile = someTokens("misuse")
+	h.metrics = mustOf(sw.OpenJSONLines(os.DevNull))
 	h.tokenLoader = mustOf(w.TokenLoader([]*sw.TokenFile{h.tokenFile}, sw.TokenLoaderOptions{}))
 	h.state = mustOf(sw.NewState(h.mesh))
 	h.checkpointer = mustOf(sw.NewCheckpointer(h.mesh, nowhereToSave))
@@ -156,6 +158,10 @@ func (h *handles) of(kind reflect.Type) (reflect.Value, bool) {
 		value = []sw.NamedTensor{{Name: "p", Tensor: h.tensor}}
 	case reflect.TypeOf((*sw.TokenFile)(nil)):
 		value = h.tokenFile
+	case reflect.TypeOf((*sw.MetricsWriter)(nil)):
+		value = h.metrics
+	case reflect.TypeOf([]sw.Metric(nil)):
+		value = []sw.Metric{{Name: "loss", Value: 1}}
 	case reflect.TypeOf([]*sw.TokenFile(nil)):
 		value = []*sw.TokenFile{h.tokenFile}
 	case reflect.TypeOf((*sw.Spec)(nil)).Elem():
@@ -172,7 +178,7 @@ func (h *handles) of(kind reflect.Type) (reflect.Value, bool) {
 func ofNoRank(kind reflect.Type) bool {
 	switch kind {
 	case reflect.TypeOf((*sw.Layout)(nil)), reflect.TypeOf((*sw.Plan)(nil)), reflect.TypeOf((*sw.Op)(nil)),
-		reflect.TypeOf((*sw.Spec)(nil)).Elem(), reflect.TypeOf([]sw.TensorOption(nil)), reflect.TypeOf((*sw.TokenFile)(nil)), reflect.TypeOf([]*sw.TokenFile(nil)):
+		reflect.TypeOf((*sw.Spec)(nil)).Elem(), reflect.TypeOf([]sw.TensorOption(nil)), reflect.TypeOf((*sw.TokenFile)(nil)), reflect.TypeOf([]*sw.TokenFile(nil)), reflect.TypeOf((*sw.MetricsWriter)(nil)), reflect.TypeOf([]sw.Metric(nil)):
 		return true
 	}
 	return false
@@ -289,7 +295,7 @@ func TestHandlesThatCannotBeUsed(t *testing.T) {
 	defer one.Close()
 	rankOne := makeHandlesOf(one)
 	empty := &handles{new(sw.World), new(sw.Mesh), new(sw.Comm), new(sw.Trace), new(sw.Module), new(sw.Forward), new(sw.GradSync), new(sw.GradScaler), new(sw.Optimizer), new(sw.Scheduler), new(sw.FunctionContext), new(sw.Tensor),
-		new(sw.Layout), new(sw.Plan), new(sw.Op), new(sw.TokenLoader), new(sw.State), new(sw.Checkpointer), new(sw.TokenFile)}
+		new(sw.Layout), new(sw.Plan), new(sw.Op), new(sw.TokenLoader), new(sw.State), new(sw.Checkpointer), new(sw.TokenFile), new(sw.MetricsWriter)}
 	wrongs := map[string]*handles{"closed": closed, "of another world": other, "of rank 1": rankOne, "of a closed world": ended, "not made": empty, "nil": {}}
 	words := map[string]string{"closed": "closed", "of another world": "several ranks (worlds of this process), each with the number 0",
 		"of rank 1": "several ranks of this process, ", "of a closed world": "", "not made": "was not made", "nil": "nil"}

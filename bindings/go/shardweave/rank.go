@@ -294,6 +294,8 @@ func (l *lasting[H]) check() error {
 		return noThing("Layout")
 	case c.TokenFile:
 		return noThing("TokenFile")
+	case c.MetricsWriter:
+		return noThing("MetricsWriter")
 	}
 	return noThing("Plan")
 }

@@ -109,14 +109,15 @@ func (s surface) handleTypes() map[string]*ast.StructType {
 func (h *handles) receivers() map[string]any {
 	return map[string]any{"World": h.world, "Mesh": h.mesh, "Comm": h.comm, "Trace": h.trace, "Module": h.module, "Forward": h.forward,
 		"GradSync": h.gradSync, "GradScaler": h.scaler, "Optimizer": h.optimizer, "Scheduler": h.scheduler, "FunctionContext": h.context, "Tensor": h.tensor, "Layout": h.layout, "Plan": h.plan, "Op": h.op,
-		"TokenFile": h.tokenFile, "TokenLoader": h.tokenLoader, "State": h.state, "Checkpointer": h.checkpointer}
+		"TokenFile": h.tokenFile, "TokenLoader": h.tokenLoader, "State": h.state, "Checkpointer": h.checkpointer,
+		"MetricsWriter": h.metrics}
 }
 
 // functions are all exported ones; instances of those with type parameters. TestEveryFunctionIsHere finds
 // what is missing.
 var functions = map[string]any{
 	"AllGather": sw.AllGather[float32], "AllGatherV": sw.AllGatherV[float32], "AllReduce": sw.AllReduce[float32],
-	"AllToAll": sw.AllToAll[float32], "AllToAllV": sw.AllToAllV[float32], "Broadcast": sw.Broadcast[float32],
+	"AnyRank": sw.AnyRank, "AllToAll": sw.AllToAll[float32], "AllToAllV": sw.AllToAllV[float32], "Broadcast": sw.Broadcast[float32],
 	"Gather": sw.Gather[float32], "Recv": sw.Recv[float32], "Reduce": sw.Reduce[float32],
 	"ReduceScatter": sw.ReduceScatter[float32], "ReduceScatterV": sw.ReduceScatterV[float32],
 	"Scatter": sw.Scatter[float32], "Send": sw.Send[float32],
@@ -128,7 +129,7 @@ var functions = map[string]any{
 	"Randn": sw.Randn, "Scalar": sw.Scalar[float32], "Stack": sw.Stack, "Zeros": sw.Zeros,
 	// Those without handles.
 	"Counting": sw.Counting, "DeferredInit": sw.DeferredInit, "FindOp": sw.FindOp, "FromEnvironment": sw.FromEnvironment, "Join": sw.Join,
-	"OpenTokenFile": sw.OpenTokenFile, "ParseLayout": sw.ParseLayout, "ParsePlan": sw.ParsePlan, "RunRanks": sw.RunRanks, "Seed": sw.Seed, "Seeded": sw.Seeded,
+	"CreateEventFile": sw.CreateEventFile, "OpenJSONLines": sw.OpenJSONLines, "OpenTokenFile": sw.OpenTokenFile, "ParseLayout": sw.ParseLayout, "ParsePlan": sw.ParsePlan, "RunRanks": sw.RunRanks, "Seed": sw.Seed, "Seeded": sw.Seeded,
 	"FindCheckpoint": sw.FindCheckpoint, "ListCheckpoints": sw.ListCheckpoints, "VerifyCheckpoint": sw.VerifyCheckpoint,
 	"SetHandleChecks": sw.SetHandleChecks, "SetLog": sw.SetLog, "SetNumThreads": sw.SetNumThreads, "Spawn": sw.Spawn,
 }
@@ -174,7 +175,7 @@ func TestEveryFunctionIsHere(t *testing.T) {
 // see to that have their handles.
 func TestLastingHandlesAreLent(t *testing.T) {
 	s := readSurface(t)
-	for _, name := range []string{"Layout", "Op", "Plan", "TokenFile"} {
+	for _, name := range []string{"Layout", "MetricsWriter", "Op", "Plan", "TokenFile"} {
 		lasts := false
 		for _, field := range s.handleTypes()[name].Fields.List {
 			if embedded, is := field.Type.(*ast.StarExpr); is && len(field.Names) == 0 {

@@ -230,6 +230,14 @@ static inline swv_status* swvgo_safetensors_write(const char* path, const char* 
                                num_metadata);
 }
 
+static inline swv_status* swvgo_metrics_writer_write(swv_metrics_writer* writer, int64_t step,
+                                                     const char* names, const double* values,
+                                                     size_t num_metrics) {
+  const char* texts[num_metrics + 1];
+  swvgo_texts(names, num_metrics, texts);
+  return swv_metrics_writer_write(writer, step, texts, values, num_metrics);
+}
+
 static inline swv_status* swvgo_state_load(swv_state* state, const char* path, const swv_mesh* mesh,
                                            swv_bool allow_missing, swv_bool allow_unexpected,
                                            swv_bool cast, swv_bool verify, swv_string** out_json) {

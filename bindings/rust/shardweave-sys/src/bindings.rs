@@ -3143,6 +3143,46 @@ extern "C" {
         num_metadata: usize,
     ) -> *mut swv_status;
 }
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_metrics_writer {
+    _unused: [u8; 0],
+}
+extern "C" {
+    #[must_use]
+    #[doc = " A line of JSON for each step: {\"step\":10,\"time\":1732461123.25,\"loss\":2.5,\"lr\":0.0003}. Appends; of a\n file that a run has left in the middle of a line, this line goes. A line is in the file when\n swv_metrics_writer_write returns."]
+    pub fn swv_metrics_writer_open_json_lines(
+        path: *const ::std::os::raw::c_char,
+        out_writer: *mut *mut swv_metrics_writer,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " A new file of events in `folder`, which is made if it is not there: TensorBoard draws a curve for\n each name. Values travel as float."]
+    pub fn swv_metrics_writer_create_events(
+        folder: *const ::std::os::raw::c_char,
+        out_writer: *mut *mut swv_metrics_writer,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[doc = " What is not in the file yet is written; an error of that is lost: flush first."]
+    pub fn swv_metrics_writer_free(writer: *mut swv_metrics_writer);
+}
+extern "C" {
+    #[must_use]
+    #[doc = " SWV_CODE_INVALID_ARGUMENT for lines of JSON with a metric that is called \"step\" or \"time\", or as\n another one."]
+    pub fn swv_metrics_writer_write(
+        writer: *mut swv_metrics_writer,
+        step: i64,
+        names: *const *const ::std::os::raw::c_char,
+        values: *const f64,
+        num_metrics: usize,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    pub fn swv_metrics_writer_flush(writer: *mut swv_metrics_writer) -> *mut swv_status;
+}
 #[doc = " Operations issued, and their bytes: of the larger of the two buffers."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -284,6 +284,33 @@ impl Comm {
         })
     }
 
+    /// Whether any rank says yes; the same answer on all of them. At the end of a step it is how they agree
+    /// to end, whichever of them a batch system has told to:
+    ///
+    /// ```
+    /// use std::sync::atomic::{AtomicBool, Ordering};
+    /// use shardweave::World;
+    /// let told = AtomicBool::new(false); // signal_hook::flag::register(SIGTERM, ...)
+    /// World::threads(2).run(|world| {
+    ///     for step in 0.. {
+    ///         // ... train
+    ///         if step == 3 && world.rank() == 1 {
+    ///             told.store(true, Ordering::Relaxed);
+    ///         }
+    ///         if world.comm()?.any_rank(told.load(Ordering::Relaxed))? {
+    ///             break; // save, on all ranks at the same step
+    ///         }
+    ///     }
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    pub fn any_rank(&self, says: bool) -> Result<bool> {
+        let mut word = [i32::from(says)];
+        self.all_reduce(&mut word, ReduceOp::Max).of("Comm::any_rank")?;
+        Ok(word[0] != 0)
+    }
+
     /// Every element becomes the reduction of all ranks' ones.
     pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
         let data = output(data);

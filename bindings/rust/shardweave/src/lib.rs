@@ -31,6 +31,8 @@
 //!   parameters that are whole only while they are used.
 //! - [`TokenFile`], [`TokenLoader`]: what language models are trained on, read ahead; a run goes on where
 //!   it was on any number of ranks.
+//! - [`MetricsWriter`]: the numbers of a run, for people and TensorBoard. [`Comm::any_rank`]: an end that all ranks
+//!   agree on.
 //! - [`Trace`], [`CommCounters`], [`World::flight_record`], [`debug`]: what happened, and what a
 //!   module is.
 //!
@@ -95,6 +97,7 @@ mod grad_sync;
 mod index;
 mod layout;
 mod mesh;
+mod metrics;
 mod module;
 mod names;
 mod native_module;
@@ -141,6 +144,7 @@ pub use layout::{IntoLayout, Layout, LocalExtent, Placement, RedistributionPlan}
 pub use mesh::{
     CostModel, DeviceCost, DispatchCounters, LinkCost, Mesh, RandomState, Scope, Trace,
 };
+pub use metrics::MetricsWriter;
 pub use module::{
     clip_grad_norm, finish_grad_sync, ClipOptions, Members, Module, ScriptModule, Training,
 };

@@ -2,7 +2,7 @@
 //! argument, in words of C. Only errors come here.
 
 /// Functions and types that do not follow the rule ([`of_rule`]).
-const NAMES: [(&str, &str); 114] = [
+const NAMES: [(&str, &str); 116] = [
     ("build_info", "build_info"),
     ("checkpoint", "checkpoint"),
     ("checkpointer_create", "CheckpointerOptions::open"),
@@ -57,6 +57,8 @@ const NAMES: [(&str, &str); 114] = [
     ("module_call_named", "ScriptModule::call_named"),
     ("module_child", "NativeModule::child"),
     ("module_create", "Module::distribute"),
+    ("metrics_writer_create_events", "MetricsWriter::events"),
+    ("metrics_writer_open_json_lines", "MetricsWriter::json_lines"),
     ("module_create_by_kind", "NativeModule::new"),
     ("module_dump", "debug::dump"),
     ("module_finish_grad_sync", "Module::finish_grad_sync"),
@@ -120,13 +122,14 @@ const NAMES: [(&str, &str); 114] = [
 ];
 
 /// What stands in front of the names of methods.
-const TYPES: [(&str, &str); 15] = [
+const TYPES: [(&str, &str); 16] = [
     ("checkpointer", "Checkpointer"),
     ("comm", "Comm"),
     ("function_context", "FunctionContext"),
     ("grad_scaler", "GradScaler"),
     ("layout", "Layout"),
     ("mesh", "Mesh"),
+    ("metrics_writer", "MetricsWriter"),
     ("module", "Module"),
     ("op", "Op"),
     ("optimizer", "Optimizer"),
