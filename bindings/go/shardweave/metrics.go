@@ -17,7 +17,7 @@ type Metric struct {
 // has said that all is in the file.
 //
 //	log, err := sw.OpenJSONLines("run.jsonl")
-//	err = log.Write(10, sw.Metric{"loss", 2.5}, sw.Metric{"lr", 3e-4}) // {"step":10,"time":1732461123.25,"loss":2.5,"lr":0.0003}
+//	err = log.Write(10, sw.Metric{Name: "loss", Value: 2.5}) // {"step":10,"time":1732461123.25,"loss":2.5}
 type MetricsWriter struct {
 	_ noCopy
 	*lasting[c.MetricsWriter]

@@ -160,8 +160,6 @@ func (h *handles) of(kind reflect.Type) (reflect.Value, bool) {
 		value = h.tokenFile
 	case reflect.TypeOf((*sw.MetricsWriter)(nil)):
 		value = h.metrics
-	case reflect.TypeOf([]sw.Metric(nil)):
-		value = []sw.Metric{{Name: "loss", Value: 1}}
 	case reflect.TypeOf([]*sw.TokenFile(nil)):
 		value = []*sw.TokenFile{h.tokenFile}
 	case reflect.TypeOf((*sw.Spec)(nil)).Elem():
@@ -178,7 +176,7 @@ func (h *handles) of(kind reflect.Type) (reflect.Value, bool) {
 func ofNoRank(kind reflect.Type) bool {
 	switch kind {
 	case reflect.TypeOf((*sw.Layout)(nil)), reflect.TypeOf((*sw.Plan)(nil)), reflect.TypeOf((*sw.Op)(nil)),
-		reflect.TypeOf((*sw.Spec)(nil)).Elem(), reflect.TypeOf([]sw.TensorOption(nil)), reflect.TypeOf((*sw.TokenFile)(nil)), reflect.TypeOf([]*sw.TokenFile(nil)), reflect.TypeOf((*sw.MetricsWriter)(nil)), reflect.TypeOf([]sw.Metric(nil)):
+		reflect.TypeOf((*sw.Spec)(nil)).Elem(), reflect.TypeOf([]sw.TensorOption(nil)), reflect.TypeOf((*sw.TokenFile)(nil)), reflect.TypeOf([]*sw.TokenFile(nil)), reflect.TypeOf((*sw.MetricsWriter)(nil)):
 		return true
 	}
 	return false

@@ -225,6 +225,7 @@ var arguments = map[string]string{
 	"swv_safetensors_write names[]":    "the names of argument 'tensors'",
 	"swv_safetensors_write tensors[]":  "argument 'tensors'",
 	"file":                             "the token file",
+	"writer":                           "the writer",
 	"loader":                           "the loader",
 	"swv_loader_create options.layout": "Spec",
 	"swv_loader_create options.mesh":   "Mesh",

@@ -133,10 +133,11 @@ var goodStrings = map[string]string{"Tensor.Apply": "aten::neg", "FindOp": "aten
 	"ParseLayout": "[R]", "ParsePlan": "{}", "Optimizer.State": "momentum_buffer", "Optimizer.SetState": "momentum_buffer"}
 
 // harmful are what a test cannot call with anything: they end or break what others use, or start processes.
-var harmful = map[string]bool{"Spawn": true, "World.Abort": true, "Comm.Abort": true, "SetNumThreads": true, "WriteSafetensors": true}
+var harmful = map[string]bool{"Spawn": true, "World.Abort": true, "Comm.Abort": true, "SetNumThreads": true,
+	"WriteSafetensors": true, "CreateEventFile": true, "OpenJSONLines": true}
 
 // infallible say yes to whatever a good handle gets here.
-var infallible = map[string]bool{"Layout.Placements": true, "Seed": true}
+var infallible = map[string]bool{"Layout.Placements": true, "MetricsWriter.Write": true, "Seed": true}
 
 // LibTorch's own words are passed on as they are.
 var ofLibTorch = regexp.MustCompile(`aten::[\w.]+: |you can only change requires_grad flags`)

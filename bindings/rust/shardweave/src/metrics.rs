@@ -3,8 +3,6 @@
 use std::ffi::CString;
 use std::path::Path;
 
-use shardweave_sys as sys;
-
 use crate::error::{Of, Result};
 use crate::ffi::{c_path, c_text};
 

@@ -40,3 +40,5 @@ func tokenFile(p *sw.TokenFile) { v := *p; _, _ = v.NumTokens() }
 func state(p *sw.State) { v := *p; _ = v.Close() }
 
 func checkpointer(p *sw.Checkpointer) { v := *p; _ = v.Close() }
+
+func metricsWriter(p *sw.MetricsWriter) { v := *p; _ = v.Flush() }
