@@ -35,9 +35,11 @@ swv_status* swv_metrics_writer_open_json_lines(const char* path, swv_metrics_wri
   });
 }
 
-swv_status* swv_metrics_writer_create_events(const char* folder, swv_metrics_writer** out_writer) {
+swv_status* swv_metrics_writer_create_events(const char* folder, int64_t first_step,
+                                             swv_metrics_writer** out_writer) {
   return guarded(__func__, out_writer, "out_writer", [&] {
-    return new_writer(shardweave::EventFile::create(std::string(text(folder, "folder"))));
+    return new_writer(
+        shardweave::EventFile::create(std::string(text(folder, "folder")), first_step));
   });
 }
 

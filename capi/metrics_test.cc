@@ -64,7 +64,7 @@ TEST(MetricsTest, LinesOfJsonOfSeveralThreads) {
 TEST(MetricsTest, FilesOfTensorBoard) {
   const std::string folder = path_of("events");
   Writer writer;
-  ok(swv_metrics_writer_create_events(folder.c_str(), writer.out()));
+  ok(swv_metrics_writer_create_events(folder.c_str(), 0, writer.out()));
   const double values[] = {2.5, 3e-4};
   ok(swv_metrics_writer_write(writer, 10, kNames, values, 2));
   ok(swv_metrics_writer_flush(writer));
@@ -82,8 +82,10 @@ TEST(MetricsTest, SaysWhatIsWrong) {
         SWV_CODE_FAILED_PRECONDITION, "/dev/null/x");
   fails(swv_metrics_writer_open_json_lines(nullptr, writer.out()), SWV_CODE_INVALID_ARGUMENT,
         "argument 'path' is NULL");
-  fails(swv_metrics_writer_create_events("/dev/null/x", writer.out()),
+  fails(swv_metrics_writer_create_events("/dev/null/x", 7, writer.out()),
         SWV_CODE_FAILED_PRECONDITION, "/dev/null/x");
+  fails(swv_metrics_writer_create_events(path_of("events").c_str(), -1, writer.out()),
+        SWV_CODE_INVALID_ARGUMENT, "first_step is -1; wanted 0 or more");
   ok(swv_metrics_writer_open_json_lines(path_of("wrong.jsonl").c_str(), writer.out()));
   const double values[] = {1, 2};
   const char* const twice[] = {"loss", "loss"};

@@ -2246,7 +2246,7 @@ SWV_API SWV_MUST_USE swv_status* swv_safetensors_write(const char* path, const c
 /* ---- Metrics ----------------------------------------------------------------------------------
  * The numbers of a run, step by step, for people and programs; usually of the first rank.
  *
- *   swv_metrics_writer_create_events("runs/first", &writer);
+ *   swv_metrics_writer_create_events("runs/first", 0, &writer);
  *   const char* names[] = {"loss", "lr"};
  *   const double values[] = {2.5, 3e-4};
  *   swv_metrics_writer_write(writer, 10, names, values, 2);
@@ -2261,8 +2261,10 @@ typedef struct swv_metrics_writer swv_metrics_writer; /* lines of JSON, or files
 SWV_API SWV_MUST_USE swv_status* swv_metrics_writer_open_json_lines(
     const char* path, swv_metrics_writer** out_writer);
 /* A new file of events in `folder`, which is made if it is not there: TensorBoard draws a curve for
- * each name. Values travel as float. */
+ * each name. Values travel as float. first_step: where a run goes on; what other files have from there
+ * on is shown no more. 0: from the beginning. */
 SWV_API SWV_MUST_USE swv_status* swv_metrics_writer_create_events(const char* folder,
+                                                                  int64_t first_step,
                                                                   swv_metrics_writer** out_writer);
 /* What is not in the file yet is written; an error of that is lost: flush first. */
 SWV_API void swv_metrics_writer_free(swv_metrics_writer* writer);

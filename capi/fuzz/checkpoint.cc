@@ -131,7 +131,9 @@ void Fuzzer::metrics() {
   const bool is_json = one_in(2);
   const char* const where = one_in(20) ? text() : path.c_str();
   if (!done(is_json ? swv_metrics_writer_open_json_lines(where, &writer)
-                    : swv_metrics_writer_create_events((path + "-events").c_str(), &writer))) {
+                    : swv_metrics_writer_create_events(
+                          (path + "-events").c_str(),
+                          static_cast<int64_t>(below(3)) - (one_in(9) ? 1 : 0), &writer))) {
     return;
   }
   const char* names[] = {one_in(9) ? text() : "loss", one_in(9) ? text() : "lr"};

@@ -66,6 +66,17 @@ double seconds_of(absl::Time time) {
   return static_cast<double>(absl::ToUnixMicros(time)) / 1e6;
 }
 
+// A reader forgets what it has of this step and later ones.
+std::string start_event(absl::Time time, int64_t step) {
+  std::string session;
+  append_varint(session, 1, 1);  // START
+  std::string event;
+  append_double(event, 1, seconds_of(time));
+  append_varint(event, 2, step);
+  append_bytes(event, 7, session);
+  return event;
+}
+
 }  // namespace
 
 std::string train_internal::framed_record(std::string_view bytes) {
@@ -102,7 +113,10 @@ class EventFile::State {
   absl::Time flushed = absl::Now();
 };
 
-absl::StatusOr<EventFile> EventFile::create(const std::string& folder) {
+absl::StatusOr<EventFile> EventFile::create(const std::string& folder, int64_t first_step) {
+  if (first_step < 0) {
+    return absl::InvalidArgumentError(str_cat("first_step is ", first_step, "; wanted 0 or more"));
+  }
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) {
@@ -128,6 +142,7 @@ absl::StatusOr<EventFile> EventFile::create(const std::string& folder) {
     append_double(event, 1, seconds_of(now));
     append_bytes(event, 3, "brain.Event:2");
     absl::Status status = state->add(event);
+    if (status.ok() && first_step > 0) status = state->add(start_event(now, first_step));
     if (status.ok()) status = state->flush();
     if (!status.ok()) return status;
     return EventFile(std::move(state));

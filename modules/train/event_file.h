@@ -15,11 +15,14 @@
 // framework/summary.proto):
 //
 //   Event            1: double wall_time   2: int64 step   3: string file_version   5: Summary summary
+//                    7: SessionLog session_log
 //   Summary          1: repeated Summary.Value value
 //   Summary.Value    1: string tag         2: float simple_value
+//   SessionLog       1: status, 1 for START
 //
 // The first event has the file_version "brain.Event:2", the others a summary. A run that goes on after a
-// crash begins a new file in the same folder: steps that both have are shown twice.
+// crash begins a new file in the same folder, with a session_log: what other files have from that step on is
+// shown no more.
 #pragma once
 
 #include <cstdint>
@@ -38,8 +41,9 @@ namespace shardweave {
 class EventFile final : public MetricsWriter {
  public:
   // In `folder`, which is made if it is not there. A name that nobody else has: time, host, process.
-  // The system's error.
-  static absl::StatusOr<EventFile> create(const std::string& folder);
+  // `first_step`: where a run goes on, of which earlier files may have steps that did not last; 0: from the
+  // beginning. InvalidArgument for one below 0; the system's error.
+  static absl::StatusOr<EventFile> create(const std::string& folder, int64_t first_step = 0);
   ~EventFile() override;
   EventFile(EventFile&&) noexcept;
   EventFile& operator=(EventFile&&) noexcept;

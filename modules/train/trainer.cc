@@ -229,7 +229,8 @@ class Trainer::Run {
       own_writers_.push_back(std::make_unique<JsonLines>(*std::move(log)));
     }
     if (!options_.events.empty()) {
-      absl::StatusOr<EventFile> events = EventFile::create(options_.events);
+      absl::StatusOr<EventFile> events =
+          EventFile::create(options_.events, result_.first_step > 0 ? result_.first_step + 1 : 0);
       if (!events.ok()) return events.status();
       own_writers_.push_back(std::make_unique<EventFile>(*std::move(events)));
     }

@@ -41,9 +41,10 @@ func OpenJSONLines(path string) (*MetricsWriter, error) {
 }
 
 // CreateEventFile begins a new file in folder, which is made if it is not there: TensorBoard draws a curve for each name.
-// Values travel as float32.
-func CreateEventFile(folder string) (*MetricsWriter, error) {
-	handle, err := c.MetricsWriterCreateEvents(folder)
+// Values travel as float32. firstStep is where a run goes on: what other files have from there on is shown no more. 0: from the
+// beginning.
+func CreateEventFile(folder string, firstStep int64) (*MetricsWriter, error) {
+	handle, err := c.MetricsWriterCreateEvents(folder, firstStep)
 	if err != nil {
 		return nil, public(err)
 	}

@@ -48,7 +48,7 @@ func TestMetricsOfARun(t *testing.T) {
 	}
 
 	folder := filepath.Join(t.TempDir(), "events")
-	events := mustOf(sw.CreateEventFile(folder))
+	events := mustOf(sw.CreateEventFile(folder, 0))
 	if err := events.Write(10, sw.Metric{Name: "loss", Value: 2.5}); err != nil {
 		t.Fatal(err)
 	}

@@ -218,9 +218,6 @@ var arguments = map[string]string{
 	"state":                            "the state",
 	"options.keep_last":                "WithKeepLast",
 	"swv_state_set_value json":         "argument 'json'",
-	"swv_metrics_writer_write names":   "the names of argument 'metrics'",
-	"swv_metrics_writer_write names[]": "the names of argument 'metrics'",
-	"swv_metrics_writer_write values":  "argument 'metrics'",
 	"swv_safetensors_write names":      "the names of argument 'tensors'",
 	"swv_safetensors_write names[]":    "the names of argument 'tensors'",
 	"swv_safetensors_write tensors[]":  "argument 'tensors'",
@@ -236,6 +233,11 @@ var arguments = map[string]string{
 	"text":                             "the text",
 	"placements[].placement":           "a placement",
 	"placements[].mesh_dim":            "the name of a mesh dimension",
+
+	"swv_metrics_writer_create_events first_step": "argument 'firstStep'",
+	"swv_metrics_writer_write names":              "the names of argument 'metrics'",
+	"swv_metrics_writer_write names[]":            "the names of argument 'metrics'",
+	"swv_metrics_writer_write values":             "argument 'metrics'",
 }
 
 // words are what of C has a name of its own here; goName works out the others.

@@ -17,14 +17,14 @@ func MetricsWriterOpenJSONLines(path string) (MetricsWriter, error) {
 	return out, err
 }
 
-func MetricsWriterCreateEvents(folder string) (MetricsWriter, error) {
+func MetricsWriterCreateEvents(folder string, firstStep int64) (MetricsWriter, error) {
 	if err := checkText("folder", folder); err != nil {
 		return nil, err
 	}
 	var a arena
 	defer a.free()
 	var out MetricsWriter
-	err := result(C.swv_metrics_writer_create_events(a.text(folder), &out))
+	err := result(C.swv_metrics_writer_create_events(a.text(folder), C.int64_t(firstStep), &out))
 	return out, err
 }
 

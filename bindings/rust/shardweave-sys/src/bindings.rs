@@ -3158,9 +3158,10 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " A new file of events in `folder`, which is made if it is not there: TensorBoard draws a curve for\n each name. Values travel as float."]
+    #[doc = " A new file of events in `folder`, which is made if it is not there: TensorBoard draws a curve for\n each name. Values travel as float. first_step: where a run goes on; what other files have from there\n on is shown no more. 0: from the beginning."]
     pub fn swv_metrics_writer_create_events(
         folder: *const ::std::os::raw::c_char,
+        first_step: i64,
         out_writer: *mut *mut swv_metrics_writer,
     ) -> *mut swv_status;
 }

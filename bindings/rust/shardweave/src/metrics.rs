@@ -34,10 +34,11 @@ impl MetricsWriter {
     }
 
     /// A new file of events in `folder`, which is made if it is not there: TensorBoard draws a curve for
-    /// each name. Values travel as `f32`.
-    pub fn events(folder: impl AsRef<Path>) -> Result<MetricsWriter> {
+    /// each name. Values travel as `f32`. `first_step`: where a run goes on; what other files have from
+    /// there on is shown no more. 0: from the beginning.
+    pub fn events(folder: impl AsRef<Path>, first_step: i64) -> Result<MetricsWriter> {
         let folder = c_path(folder.as_ref()).of("MetricsWriter::events")?;
-        create!(swv_metrics_writer_create_events(folder.as_ptr())).map(MetricsWriter)
+        create!(swv_metrics_writer_create_events(folder.as_ptr(), first_step)).map(MetricsWriter)
     }
 
     /// The numbers of a step. The system's error, then and ever after.

@@ -16,7 +16,7 @@ fn metrics_are_lines_and_events() {
     assert_eq!(text.lines().count(), 3);
     assert!(text.ends_with("\"loss\":2.5,\"lr\":\"NaN\"}\n"), "{text}");
 
-    let events = MetricsWriter::events(folder.join("events")).unwrap();
+    let events = MetricsWriter::events(folder.join("events"), 0).unwrap();
     events.write(10, &[("loss", 2.5)]).unwrap();
     events.flush().unwrap();
     let file = std::fs::read_dir(folder.join("events")).unwrap().next().unwrap().unwrap();
@@ -30,7 +30,7 @@ fn what_is_wrong_is_said() {
     let error = MetricsWriter::json_lines("/dev/null/x").unwrap_err();
     assert_eq!(error.code(), Code::FailedPrecondition);
     assert!(error.message().starts_with("MetricsWriter::json_lines: "), "{error}");
-    let error = MetricsWriter::events("a\0b").unwrap_err();
+    let error = MetricsWriter::events("a\0b", 0).unwrap_err();
     assert_eq!(error.code(), Code::InvalidArgument);
     let log = MetricsWriter::json_lines("/dev/full").unwrap();
     let error = log.write(1, &[("step", 1.0)]).unwrap_err();
