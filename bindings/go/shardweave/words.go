@@ -289,6 +289,7 @@ var words = map[string]string{
 	"swv_module_create":              "World.NewModule",
 	"swv_module_create_by_kind":      "World.ModuleByKind",
 	"swv_deferred_init":              "DeferredInit",
+	"swv_full_params_end":            "Module.FullParams",
 	"swv_grad_scaler_create":         "World.NewGradScaler",
 	"swv_grad_scaler_free":           "GradScaler.Close",
 	"swv_grad_scaler_scale":          "GradScaler.Scale",
