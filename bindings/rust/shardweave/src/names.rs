@@ -2,7 +2,7 @@
 //! argument, in words of C. Only errors come here.
 
 /// Functions and types that do not follow the rule ([`of_rule`]).
-const NAMES: [(&str, &str); 115] = [
+const NAMES: [(&str, &str); 116] = [
     ("build_info", "build_info"),
     ("checkpoint", "checkpoint"),
     ("checkpointer_create", "CheckpointerOptions::open"),
@@ -16,6 +16,7 @@ const NAMES: [(&str, &str); 115] = [
     ("forward_begin", "Forward::run"),
     ("forward_end", "Forward::run"),
     ("full_params_end", "Module::full_params"),
+    ("full_params_get", "FullParams::get"),
     ("function_apply", "apply"),
     ("grad_scaler_create", "GradScaler::new"),
     ("grad_sync", "GradSync"),
