@@ -273,9 +273,11 @@ func TestFullParams(t *testing.T) {
 		if _, err := n.FullyShard(mesh, sw.SameEverywhere, sw.WithUnits("blocks.*"), sw.WithEqualSegments(), sw.WithReshardAmong(1)); err != nil {
 			return err
 		}
+		var kept sw.FullParams
 		sum := func() (value float64, err error) {
-			err = n.Module.FullParams(false, func(whole *sw.FullParams) error {
-				if _, err := whole.Get("nothing"); !errors.Is(err, sw.NotFound) {
+			err = n.Module.FullParams(false, func(whole sw.FullParams) error {
+				kept = whole
+				if _, err := whole.Get("nothing"); !errors.Is(err, sw.NotFound) || !strings.Contains(err.Error(), "FullParams.Get: ") {
 					t.Errorf("Get: %v", err)
 				}
 				weight, err := whole.Get("head.weight")
@@ -291,9 +293,14 @@ func TestFullParams(t *testing.T) {
 		if err != nil {
 			return err
 		}
+		for _, ended := range []sw.FullParams{kept, nil} {
+			if _, err := ended.Get("head.weight"); !errors.Is(err, sw.InvalidArgument) {
+				t.Errorf("Get of what has ended: %v", err)
+			}
+		}
 		failed := errors.New("dropped")
 		for _, drops := range []bool{true, false} {
-			err = n.Module.FullParamsOn(0, true, func(whole *sw.FullParams) error {
+			err = n.Module.FullParamsOn(0, true, func(whole sw.FullParams) error {
 				weight, err := whole.Get("head.weight")
 				if err != nil {
 					return err

@@ -2,6 +2,7 @@ package shardweave
 
 import (
 	"encoding/json"
+	"math"
 	"runtime"
 	"sort"
 
@@ -383,44 +384,34 @@ func (m *Mesh) FullyShardCounters() (FullyShardCounters, error) {
 }
 
 // FullParams is what [Module.FullParams] and [Module.FullParamsOn] lend: fully sharded parameters that are whole.
-type FullParams struct {
-	_      noCopy
-	module *Module
-	scope  c.Scope
-}
+type FullParams func(fqn string) (*Tensor, error)
 
 // Get is a plain tensor, of the parameter with this name in the outermost module that was sharded; nil on a rank that has
 // none. What it holds is the parameter's until the body ends, and nobody's afterwards.
-func (p *FullParams) Get(fqn string) (*Tensor, error) {
-	if p == nil || p.scope == nil {
-		return nil, noThing("FullParams that has not ended")
+func (p FullParams) Get(fqn string) (*Tensor, error) {
+	if p == nil {
+		return nil, noThing("FullParams")
 	}
-	return ask(func(r *rank) (*Tensor, error) {
-		handle, err := c.FullParamsGet(p.scope, fqn)
-		if err != nil || handle == nil {
-			return nil, err
-		}
-		return r.tensor(handle), nil
-	}, p.module)
+	return p(fqn)
 }
 
 // FullParams calls body while fully sharded parameters of the module are whole on every rank, along the mesh dimension that
 // cuts them. With writeback what body wrote is kept, of each rank its part, so all write the same; if it fails, nothing is.
 // Without, operators that write parameters fail. So do operators on whole parameters that record gradients. Collective.
-func (m *Module) FullParams(writeback bool, body func(*FullParams) error) error {
+func (m *Module) FullParams(writeback bool, body func(whole FullParams) error) error {
 	return m.fullParams(writeback, -1, body)
 }
 
 // FullParamsOn is the same of one rank, a place along the mesh dimension: it alone has plain copies, and the parameters
 // rest as ever. Collective.
-func (m *Module) FullParamsOn(at int, writeback bool, body func(*FullParams) error) error {
-	if at < 0 {
+func (m *Module) FullParamsOn(at int, writeback bool, body func(whole FullParams) error) error {
+	if at < 0 || at > math.MaxInt32 {
 		return invalid("at is %d; wanted a place along the mesh dimension", at)
 	}
 	return m.fullParams(writeback, int64(at), body)
 }
 
-func (m *Module) fullParams(writeback bool, at int64, body func(*FullParams) error) (err error) {
+func (m *Module) fullParams(writeback bool, at int64, body func(whole FullParams) error) (err error) {
 	if body == nil {
 		return noBody()
 	}
@@ -428,11 +419,23 @@ func (m *Module) fullParams(writeback bool, at int64, body func(*FullParams) err
 	if err != nil {
 		return err
 	}
-	whole := &FullParams{module: m, scope: scope}
+	lent := scope
 	defer m.rank.finallyOr(&err, func() {
-		whole.scope = nil
+		lent = nil
 		c.ScopeFree(scope)
 	})
+	whole := func(fqn string) (*Tensor, error) {
+		return ask(func(r *rank) (*Tensor, error) {
+			if lent == nil {
+				return nil, invalid("the scope has ended")
+			}
+			handle, err := c.FullParamsGet(lent, fqn)
+			if err != nil || handle == nil {
+				return nil, err
+			}
+			return r.tensor(handle), nil
+		}, m)
+	}
 	if err := body(whole); err != nil {
 		return err
 	}
