@@ -112,7 +112,7 @@ inline constexpr size_t first_size<swv_segment> = 40;
 template <>
 inline constexpr size_t first_size<swv_materialize_options> = 44;
 template <>
-inline constexpr size_t first_size<swv_fully_shard_options> = 76;
+inline constexpr size_t first_size<swv_fully_shard_options> = 88;
 template <>
 inline constexpr size_t first_size<swv_fully_shard_counters> = 56;
 template <>

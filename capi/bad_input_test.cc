@@ -119,7 +119,7 @@ const std::vector<Function> kFunctions = {
     F(swv_module_add_buffer), F(swv_module_num_parameters), F(swv_module_parameter),
     F(swv_module_num_buffers), F(swv_module_buffer), F(swv_module_get), F(swv_module_call),
     F(swv_module_call_named), F(swv_module_add_child), F(swv_module_child), F(swv_module_train), F(swv_deferred_init), F(swv_module_materialize),
-    F(swv_tensor_is_deferred), F(swv_module_fully_shard), F(swv_mesh_reshard), F(swv_mesh_fully_shard_counters), F(swv_grad_sync_create), F(swv_grad_sync_no_sync), F(swv_grad_sync_discard), F(swv_grad_sync_counts),
+    F(swv_tensor_is_deferred), F(swv_module_fully_shard), F(swv_mesh_reshard), F(swv_mesh_fully_shard_counters), F(swv_module_full_params), F(swv_full_params_get), F(swv_full_params_end), F(swv_grad_sync_create), F(swv_grad_sync_no_sync), F(swv_grad_sync_discard), F(swv_grad_sync_counts),
     F(swv_grad_sync_num_states), F(swv_grad_sync_state), F(swv_grad_sync_set_states),
     F(swv_module_distributed_data_parallel), F(swv_module_pre_dp_transform),
     F(swv_module_broadcast_buffers), F(swv_module_enable_2d_with_fsdp), F(swv_mesh_join_batch),

@@ -3,9 +3,11 @@
 
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "shardweave/capi/host_module.h"
+#include "shardweave/capi/scopes.h"
 #include "shardweave/comm/str_cat.h"
 
 namespace shardweave::capi {
@@ -38,6 +40,8 @@ FullyShardOptions fully_shard_options(const swv_fully_shard_options* given) {
   result.param_dtype = optional_scalar_type(o.param_dtype, "options.param_dtype");
   result.reduce_dtype = optional_scalar_type(o.reduce_dtype, "options.reduce_dtype");
   result.output_dtype = optional_scalar_type(o.output_dtype, "options.output_dtype");
+  result.equal_segments = flag(o.equal_segments, "options.equal_segments");
+  result.reshard_after_forward_ranks = o.reshard_after_forward_ranks;
   result.distribute = distribute_options(&distribute);
   return result;
 }
@@ -68,6 +72,30 @@ void write_counters(const swv_mesh* mesh, swv_fully_shard_counters* out_counters
   write_struct(result, out_counters, "out_counters");
 }
 
+swv_scope* full_params(const swv_module* module, swv_bool writeback, int32_t rank) {
+  FullParamsOptions how = {.writeback = flag(writeback, "writeback")};
+  if (rank < -1) {
+    fail_argument("rank", str_cat("is ", rank, "; wanted -1, or a place along the dimension"));
+  }
+  if (rank >= 0) how.rank = rank;
+  return new_scope<FullParamsScope>(any_module(module), how).release();
+}
+
+template <typename Scope>
+auto& params_of(Scope* scope) {
+  auto* const params = std::get_if<FullParamsScope>(&in(scope, "scope").scope);
+  if (params == nullptr) {
+    fail_argument("scope", "is of another kind; wanted one of swv_module_full_params");
+  }
+  return *params->params;
+}
+
+void get_full_param(const swv_scope* scope, const char* fqn, swv_tensor** out_tensor) {
+  swv_tensor*& result = out(out_tensor, "out_tensor");
+  const at::Tensor tensor = params_of(scope).parameter(text(fqn, "fqn"));
+  result = tensor.defined() ? make<swv_tensor>(tensor) : nullptr;
+}
+
 }  // namespace
 }  // namespace shardweave::capi
 
@@ -86,4 +114,18 @@ swv_status* swv_mesh_reshard(swv_mesh* mesh) {
 swv_status* swv_mesh_fully_shard_counters(const swv_mesh* mesh,
                                           swv_fully_shard_counters* out_counters) {
   return guarded(__func__, [&] { write_counters(mesh, out_counters); });
+}
+
+swv_status* swv_module_full_params(const swv_module* module, swv_bool writeback, int32_t rank,
+                                   swv_scope** out_scope) {
+  return guarded(__func__, out_scope, "out_scope",
+                 [&] { return full_params(module, writeback, rank); });
+}
+
+swv_status* swv_full_params_get(const swv_scope* scope, const char* fqn, swv_tensor** out_tensor) {
+  return guarded(__func__, [&] { get_full_param(scope, fqn, out_tensor); });
+}
+
+swv_status* swv_full_params_end(swv_scope* scope) {
+  return guarded(__func__, [&] { params_of(scope).end(); });
 }

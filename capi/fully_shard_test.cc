@@ -183,6 +183,97 @@ TEST(FullyShardTest, WhatEvaluationLeavesIsEmptied) {
   });
 }
 
+// A scope in which parameters are whole: read, written, of one rank, left without an end.
+TEST(FullyShardTest, FullParams) {
+  Module alone;
+  make_model(alone);
+  Tensor weight;
+  ok(swv_module_get(alone, "head.weight", weight.out()));
+  const at::Tensor before = weight->tensor.detach().clone();
+  on_mesh("dp=2", [&](swv_mesh* mesh) {
+    int64_t coordinate[2];
+    size_t ndim = 0;
+    ok(swv_mesh_coordinate(mesh, coordinate, 2, &ndim));
+    Module module;
+    make_model(module);
+    EXPECT_THAT(message_of(swv_module_full_params(module, 0, -1, nullptr)),
+                HasSubstr("argument 'out_scope' is NULL"));
+    {
+      Scope none;
+      EXPECT_THAT(message_of(swv_module_full_params(module, 0, -1, none.out()),
+                             SWV_CODE_FAILED_PRECONDITION),
+                  HasSubstr("no parameter of the module is on a mesh"));
+    }
+    const swv_fully_shard_options options = by_blocks();
+    ok(swv_module_fully_shard(module, mesh, &options, nullptr, nullptr));
+    Tensor its;
+    ok(swv_module_get(module, "head.weight", its.out()));
+    at::Tensor wanted = before;
+    for (const bool ends : {false, true}) {
+      for (const int32_t rank : {-1, 0, 1}) {
+        Scope scope;
+        ok(swv_module_full_params(module, 1, rank, scope.out()));
+        swv_tensor* plain = nullptr;
+        ok(swv_full_params_get(scope, "head.weight", &plain));
+        EXPECT_EQ(plain != nullptr, rank < 0 || rank == coordinate[0]);
+        if (plain != nullptr) {
+          EXPECT_TRUE(at::equal(plain->tensor, wanted));
+          plain->tensor.add_(1);
+        }
+        swv_tensor_free(plain);
+        if (ends) ok(swv_full_params_end(scope));
+        if (ends) ok(swv_full_params_end(scope));
+        if (ends) wanted = wanted + 1;
+      }
+      EXPECT_TRUE(at::equal(whole(its->tensor.detach()), wanted)) << ends;
+    }
+    Scope reads;
+    swv_tensor* none = nullptr;
+    ok(swv_module_full_params(module, 0, -1, reads.out()));
+    EXPECT_THAT(message_of(swv_full_params_get(reads, "nothing", &none), SWV_CODE_NOT_FOUND),
+                HasSubstr("is called 'nothing'"));
+    EXPECT_THAT(message_of(swv_full_params_get(reads, nullptr, &none)), HasSubstr("'fqn' is NULL"));
+    Op op;
+    swv_value result = SWV_NONE;
+    const swv_value arguments[] = {swv_value_tensor(its), swv_value_float(2)};
+    ok(swv_op_find("aten::mul_.Scalar", op.out()));
+    EXPECT_THAT(message_of(swv_op_call(op, SWV_MODE_NO_GRAD, arguments, 2, &result, 1, nullptr),
+                           SWV_CODE_FAILED_PRECONDITION),
+                HasSubstr("summoned to be read"));
+    ok(swv_full_params_end(reads));
+    Scope strict;
+    EXPECT_THAT(message_of(swv_module_full_params(module, 0, 2, strict.out())),
+                HasSubstr("wanted 0 to 1 along 'dp'"));
+    EXPECT_THAT(message_of(swv_module_full_params(module, 0, -2, strict.out())),
+                HasSubstr("argument 'rank' is -2"));
+    ok(swv_mesh_forbid_communication(mesh, strict.out()));
+    EXPECT_THAT(message_of(swv_full_params_end(strict)), HasSubstr("is of another kind"));
+  });
+}
+
+TEST(FullyShardTest, SegmentsAndNeighbours) {
+  Module alone;
+  make_model(alone);
+  const Steps wanted = train(alone, nullptr);
+  on_mesh("dp=2", [&](swv_mesh* mesh) {
+    Module module;
+    make_model(module);
+    swv_fully_shard_options options = by_blocks();
+    options.equal_segments = 1;
+    options.reshard_after_forward_ranks = 3;
+    EXPECT_THAT(message_of(swv_module_fully_shard(module, mesh, &options, nullptr, nullptr)),
+                HasSubstr("wanted a divisor of the 2 ranks"));
+    options.reshard_after_forward_ranks = 1;
+    swv_string* json = nullptr;
+    ok(swv_module_fully_shard(module, mesh, &options, nullptr, &json));
+    EXPECT_THAT(text_of(json), HasSubstr("\"padding\":"));
+    const Steps got = train(module, mesh);
+    for (int step = 0; step < kSteps; ++step) {
+      expect_close(got[step].second, wanted[step].second, "gradients");
+    }
+  });
+}
+
 // By the types of modules of the library's; a part first, then what is around it; without memory.
 TEST(FullyShardTest, ModulesOfTheLibrarys) {
   static constexpr char kMlp[] =

@@ -14,6 +14,7 @@
 #include "shardweave/dtensor/random.h"
 #include "shardweave/modules/hooked.h"
 #include "shardweave/modules/power_sgd.h"
+#include "shardweave/modules/summon_full_params.h"
 #include "shardweave/modules/zero.h"
 
 namespace shardweave::capi {
@@ -59,13 +60,25 @@ class NoSync {
   const std::list<GradSync::NoSync>::iterator pause_;
 };
 
+// Whole parameters (swv_module_full_params): what was written is dropped, unless the host has ended
+// the scope.
+struct FullParamsScope {
+  FullParamsScope(const torch::nn::Module& module, const FullParamsOptions& options)
+      : params(std::make_unique<FullParams>(module, options)) {}
+  ~FullParamsScope() { params->drop(); }
+  FullParamsScope(const FullParamsScope&) = delete;
+  FullParamsScope& operator=(const FullParamsScope&) = delete;
+
+  const std::unique_ptr<FullParams> params;
+};
+
 }  // namespace shardweave::capi
 
 struct swv_scope : shardweave::capi::Handle<shardweave::capi::Kind::kScope> {
   std::variant<std::monostate, shardweave::StrictScope, shardweave::ModuleScope,
                shardweave::SourceScope, shardweave::RandomStateScope, shardweave::capi::ForwardRun,
                shardweave::capi::Deferral, shardweave::capi::NoSync,
-               shardweave::ZeroPartition::NoSync>
+               shardweave::ZeroPartition::NoSync, shardweave::capi::FullParamsScope>
       scope;
 };
 

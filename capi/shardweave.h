@@ -1429,8 +1429,9 @@ SWV_API SWV_MUST_USE swv_status* swv_tensor_is_deferred(const swv_tensor* tensor
  *
  * A unit is gathered when an operator first touches one of its parameters, forward or backward,
  * whoever wrote the forward. The order in which units come is learned, and the next one is gathered
- * ahead. A unit is emptied when the next one is touched, and when its gradients are there; one
- * reduce-scatter brings them to where the parameters rest. A parameter rests as a sharded tensor
+ * ahead. A unit is emptied when the next one is touched. When its gradients are there one
+ * reduce-scatter begins to bring them to where the parameters rest, while backward goes on; when that
+ * ends they are there. A parameter rests as a sharded tensor
  * that is cut into rows, unevenly, and its gradient lies alike: optimizers, swv_clip_grad_norm and
  * swv_tensor_full_tensor need to know nothing. Its parts share their unit's memory.
  *
@@ -1457,23 +1458,29 @@ typedef struct swv_fully_shard_options {
   swv_bool reshard_after_forward; /* 0: what forward has gathered stays for backward */
   /* Mixed precision: F16, BF16, F32 or F64; SWV_DTYPE_DEFAULT, which is 0: as below. What rests, its
    * gradient, and so what optimizers work on, keeps its type: master weights. */
-  swv_dtype param_dtype;  /* what operators see, as units are gathered; 0: as they rest */
-  swv_dtype reduce_dtype; /* in what gradients are summed over ranks; 0: as operators see them */
-  swv_dtype output_dtype; /* of what operators give that meet them and an input; 0: as it comes */
+  swv_dtype param_dtype;   /* what operators see, as units are gathered; 0: as they rest */
+  swv_dtype reduce_dtype;  /* in what gradients are summed over ranks; 0: as operators see them */
+  swv_dtype output_dtype;  /* of what operators give that meet them and an input; 0: as it comes */
+  swv_bool equal_segments; /* 1: ranks keep as much as each other, with gaps ("padding" below) */
+  /* After forward a unit stays divided among so many neighbours, from whom backward gathers it: a
+   * divisor of the ranks; 0: among all of them. */
+  int64_t reshard_after_forward_ranks;
 } swv_fully_shard_options;
-#define SWV_FULLY_SHARD_OPTIONS_INIT                   \
-  {SWV_SIZE_TO(swv_fully_shard_options, output_dtype), \
-   NULL,                                               \
-   NULL,                                               \
-   0,                                                  \
-   NULL,                                               \
-   0,                                                  \
-   0,                                                  \
-   0,                                                  \
-   1,                                                  \
-   SWV_DTYPE_DEFAULT,                                  \
-   SWV_DTYPE_DEFAULT,                                  \
-   SWV_DTYPE_DEFAULT}
+#define SWV_FULLY_SHARD_OPTIONS_INIT                                  \
+  {SWV_SIZE_TO(swv_fully_shard_options, reshard_after_forward_ranks), \
+   NULL,                                                              \
+   NULL,                                                              \
+   0,                                                                 \
+   NULL,                                                              \
+   0,                                                                 \
+   0,                                                                 \
+   0,                                                                 \
+   1,                                                                 \
+   SWV_DTYPE_DEFAULT,                                                 \
+   SWV_DTYPE_DEFAULT,                                                 \
+   SWV_DTYPE_DEFAULT,                                                 \
+   0,                                                                 \
+   0}
 
 /* Plain parameters and buffers become sharded tensors, in place; parameters that are in units
  * already, of a module inside that was given before, stay there. A tied parameter belongs to one
@@ -1481,7 +1488,8 @@ typedef struct swv_fully_shard_options {
  * swv_module_finish_grad_sync. Units live as long as their parameters, and need the module no more.
  * What became a unit: a table, and JSON with the elements of this rank's whole parameters and of
  * what it keeps; either may be NULL.
- *   [{"module": "blocks.0", "parameters": ["blocks.0.up.weight"], "numel": 40, "kept": 20}]
+ *   [{"module": "blocks.0", "parameters": ["blocks.0.up.weight"], "numel": 40, "kept": 20, "padding": 0}]
+ * "padding" are the elements of gaps, of all ranks together, which travel, too.
  * Before anything is changed: SWV_CODE_NOT_FOUND for a dimension that the mesh does not have, and for
  * a pattern or a type that matches no module with parameters; SWV_CODE_INVALID_ARGUMENT for a
  * parameter on another mesh or cut along the dimension already, a unit with fewer elements than
@@ -1514,6 +1522,33 @@ typedef struct swv_fully_shard_counters {
  * struct_size says. */
 SWV_API SWV_MUST_USE swv_status* swv_mesh_fully_shard_counters(
     const swv_mesh* mesh, swv_fully_shard_counters* out_counters);
+
+/* A scope in which fully sharded parameters of a module are whole, along the mesh dimension that cuts
+ * them: to export or check them, or to write them as on one rank.
+ *
+ *   swv_module_full_params(model, 1, -1, &scope);            // of every rank
+ *   swv_full_params_get(scope, "head.weight", &plain);       // or the module's own, whole meanwhile
+ *   swv_full_params_end(scope);                              // what was written is kept
+ *   swv_scope_free(scope);                                   // without an end it is dropped
+ *
+ * With rank -1 the parameters themselves are whole on every rank, in the memory of the plain tensors;
+ * each rank keeps its part of what it has itself, so all write the same. With a rank, a place along
+ * the dimension, that one alone has plain copies, and the parameters rest as ever. Without writeback
+ * operators that write parameters are SWV_CODE_FAILED_PRECONDITION. So are operators on whole
+ * parameters that record gradients. Of every rank's, scopes may be nested.
+ * SWV_CODE_FAILED_PRECONDITION if no parameter is fully sharded, one is deferred, for writeback inside
+ * of a scope without, and for a rank's scope and another of the same units;
+ * SWV_CODE_INVALID_ARGUMENT for a rank that is not there and for ranks that differ. COLLECTIVE. */
+SWV_API SWV_MUST_USE swv_status* swv_module_full_params(const swv_module* module,
+                                                        swv_bool writeback, int32_t rank,
+                                                        swv_scope** out_scope);
+/* By the FQN in the outermost module that was sharded. NULL on a rank that has none. A plain tensor,
+ * which is the parameter's until the scope ends, and nobody's afterwards. SWV_CODE_NOT_FOUND. */
+SWV_API SWV_MUST_USE swv_status* swv_full_params_get(const swv_scope* scope, const char* fqn,
+                                                     swv_tensor** out_tensor);
+/* The parameters rest again, with what was written if there is writeback. A second time it does
+ * nothing. COLLECTIVE. */
+SWV_API SWV_MUST_USE swv_status* swv_full_params_end(swv_scope* scope);
 
 /* ---- Forwards of the host's -------------------------------------------------------------------
  * How a plan meets a module without a weight of its own, whose forward is the host's code:

@@ -13,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "shardweave/dtensor/distribute_module.h"
 #include "shardweave/dtensor/observe/comm_trace.h"
+#include "shardweave/dtensor/testing/counted_mesh.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/modules/deferred_init.h"
 #include "shardweave/modules/fully_shard.h"
@@ -362,6 +363,47 @@ TEST(SummonFullParamsTest, AnExceptionLeavesNothingBehind) {
       expect_equal(*model, *twin);
       expect_trains(model, mesh, twin);
     });
+  }
+}
+
+// Two ranks with units that are full, of which one alone has learned that `down` comes after `up`.
+void learn_apart(Net model, const MeshPtr& mesh, const at::Tensor& x, const at::Tensor& hidden) {
+  fully_shard(*model, mesh, {.units = {"*"}, .reshard_after_forward = false});
+  for (int i = 0; i < 2; ++i) model->forward(x);
+  if (mesh->coordinate()[0] == 1) {
+    (void)model->up(x);
+    (void)(x * model->scale);
+    (void)model->down(hidden);
+    (void)(x * model->scale);
+  }
+  reshard(mesh);
+}
+
+// What a scope has whole is not gathered ahead: nothing that another rank's failure breaks is under way
+// when it ends.
+TEST(SummonFullParamsTest, ARankThatFailsInTheScope) {
+  for (const bool drops : {false, true}) {
+    const std::vector<absl::Status> ends =
+        testing::try_on_each({{"dp", 2}}, testing::Carrier::kInproc, [&](const MeshPtr& mesh) {
+          const c10::AutoGradMode no_grad(false);
+          Net model;
+          const at::Tensor x = fed(mesh);
+          const at::Tensor hidden =
+              distribute_tensor(at::ones({kBatch, kHidden}), mesh, {{"dp", Shard(0)}});
+          learn_apart(model, mesh, x, hidden);
+          {
+            FullParams whole(*model->down, {.writeback = true});
+            const int64_t ahead = fully_shard_counters(mesh).prefetches;
+            (void)model->up(x);
+            EXPECT_EQ(fully_shard_counters(mesh).prefetches, ahead);
+            if (mesh->coordinate()[0] == 1) throw std::runtime_error("in the scope");
+            if (drops) whole.drop();
+          }
+          EXPECT_FALSE(layout_of(model->down->weight)[0].is_replicate());
+          (void)model->down(hidden);  // which that rank does not gather
+          ADD_FAILURE() << "no error";
+        });
+    for (const absl::Status& end : ends) EXPECT_THAT(end.message(), HasSubstr("in the scope"));
   }
 }
 

@@ -366,6 +366,8 @@ void Fuzzer::fully_sharded() {
   options.unit_types = types, options.num_unit_types = one_in(3) ? length(1) : 0;
   options.min_numel = one_in(3) ? number() : 0;
   options.source = one_in(3) ? small() : 0;
+  options.equal_segments = one_in(9) ? small() : static_cast<swv_bool>(below(2));
+  options.reshard_after_forward_ranks = one_in(5) ? number() : static_cast<int64_t>(below(2));
   options.reshard_after_forward = one_in(9) ? small() : static_cast<swv_bool>(below(2));
   for (swv_dtype* dtype : {&options.param_dtype, &options.reduce_dtype, &options.output_dtype}) {
     *dtype = one_in(9) ? small() : one_in(2) ? SWV_DTYPE_BF16 : SWV_DTYPE_DEFAULT;
@@ -390,6 +392,17 @@ void Fuzzer::fully_sharded() {
   }
   if (done(swv_module_get(module, "0.weight", &weight))) keep(weight);
   if (one_in(2)) done(swv_module_fully_shard(module, mesh, nullptr, nullptr, nullptr));
+  swv_scope* whole = nullptr;
+  if (done(swv_module_full_params(one_in(9) ? nullptr : module,
+                                  one_in(9) ? small() : static_cast<swv_bool>(below(2)),
+                                  one_in(3) ? small() - 1 : -1, &whole))) {
+    swv_tensor* plain = nullptr;
+    if (done(swv_full_params_get(whole, one_in(5) ? text() : "0.weight", &plain))) {
+      swv_tensor_free(plain);
+    }
+    if (one_in(2)) done(swv_full_params_end(whole));
+    swv_scope_free(whole);
+  }
   done(swv_module_finish_grad_sync(module));
   done(swv_mesh_reshard(mesh));
   done(swv_mesh_fully_shard_counters(mesh, one_in(9) ? nullptr : sized(counters)));

@@ -259,8 +259,9 @@ void FsdpState::touch(FsdpUnit& unit) {
     return true;
   });
   unit.make_full();
+  // What is summoned is not met, and the end of its scope is no place for an error of a gather.
   if (guess == nullptr || guess == &unit || guess->is_alone() || guess->is_full_ ||
-      guess->under_way_.has_value()) {
+      guess->is_summoned() || guess->under_way_.has_value()) {
     return;
   }
   guess->begin_gather();

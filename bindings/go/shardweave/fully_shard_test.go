@@ -259,3 +259,73 @@ func TestFullyShardOfWhatCannotBe(t *testing.T) {
 		return nil
 	})
 }
+
+func TestFullParams(t *testing.T) {
+	run(t, 2, func(w *sw.World) error {
+		mesh, err := w.ParseMesh("dp=2")
+		if err != nil {
+			return err
+		}
+		n, err := newShardedNet(w)
+		if err != nil {
+			return err
+		}
+		if _, err := n.FullyShard(mesh, sw.SameEverywhere, sw.WithUnits("blocks.*"), sw.WithEqualSegments(), sw.WithReshardAmong(1)); err != nil {
+			return err
+		}
+		var kept sw.FullParams
+		sum := func() (value float64, err error) {
+			err = n.Module.FullParams(false, func(whole sw.FullParams) error {
+				kept = whole
+				if _, err := whole.Get("nothing"); !errors.Is(err, sw.NotFound) || !strings.Contains(err.Error(), "FullParams.Get: ") {
+					t.Errorf("Get: %v", err)
+				}
+				weight, err := whole.Get("head.weight")
+				if err != nil {
+					return err
+				}
+				value, err = weight.Detach().Sum().Item()
+				return err
+			})
+			return value, err
+		}
+		before, err := sum()
+		if err != nil {
+			return err
+		}
+		for _, ended := range []sw.FullParams{kept, nil} {
+			if _, err := ended.Get("head.weight"); !errors.Is(err, sw.InvalidArgument) {
+				t.Errorf("Get of what has ended: %v", err)
+			}
+		}
+		failed := errors.New("dropped")
+		for _, drops := range []bool{true, false} {
+			err = n.Module.FullParamsOn(0, true, func(whole sw.FullParams) error {
+				weight, err := whole.Get("head.weight")
+				if err != nil {
+					return err
+				}
+				if weight != nil {
+					if err := weight.Apply("aten::mul_.Scalar", 2).Err(); err != nil {
+						return err
+					}
+				}
+				if drops {
+					return failed
+				}
+				return nil
+			})
+			if drops != errors.Is(err, failed) || (err != nil && !drops) {
+				return fmt.Errorf("FullParamsOn: %w", err)
+			}
+			after, err := sum()
+			if err != nil {
+				return err
+			}
+			if (after == before) != drops || (!drops && after != 2*before) {
+				t.Errorf("drops %v: the weight sums up to %v, before %v", drops, after, before)
+			}
+		}
+		return nil
+	})
+}

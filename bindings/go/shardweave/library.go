@@ -2,6 +2,7 @@ package shardweave
 
 import (
 	"encoding/json"
+	"math"
 	"runtime"
 	"sort"
 
@@ -293,6 +294,18 @@ func WithMinNumel(elements int64) FullyShardOption {
 // WithoutReshard keeps for Backward what the forward has gathered: more memory, fewer collectives.
 func WithoutReshard() FullyShardOption { return func(o *c.FullyShard) { o.KeepForBackward = true } }
 
+// WithReshardAmong leaves a unit divided among so many neighbours after forward, from whom Backward gathers it: a divisor of
+// the ranks along the mesh dimension.
+func WithReshardAmong(ranks int64) FullyShardOption {
+	return func(o *c.FullyShard) { o.ReshardRanks = ranks }
+}
+
+// WithEqualSegments makes ranks keep as much as each other, with gaps between parameters, for backends whose collectives want
+// that; see [FullyShardUnit].
+func WithEqualSegments() FullyShardOption {
+	return func(o *c.FullyShard) { o.EqualSegments = true }
+}
+
 // MixedPrecision is types of elements: F16, BF16, F32 or F64, or 0.
 type MixedPrecision struct {
 	// What operators see of parameters, as units are gathered; 0: as they rest. What an operator takes beside them or views of
@@ -316,6 +329,7 @@ type FullyShardUnit struct {
 	Parameters []string // FQNs
 	Numel      int64    // elements of this rank's whole parameters (with tensor parallelism its part)
 	Kept       int64    // elements that this rank keeps
+	Padding    int64    // elements of gaps, of all ranks together, which travel, too
 }
 
 // FullyShard fully shards the parameters that are in no unit yet, in place: along one mesh dimension each rank keeps a
@@ -367,6 +381,65 @@ func (m *Mesh) FullyShardCounters() (FullyShardCounters, error) {
 		n, err := c.MeshFullyShardCounters(m.handle)
 		return FullyShardCounters{n[0], n[1], n[2], n[3], n[4], n[5]}, err
 	}, m)
+}
+
+// FullParams is what [Module.FullParams] and [Module.FullParamsOn] lend: fully sharded parameters that are whole.
+type FullParams func(fqn string) (*Tensor, error)
+
+// Get is a plain tensor, of the parameter with this name in the outermost module that was sharded; nil on a rank that has
+// none. What it holds is the parameter's until the body ends, and nobody's afterwards.
+func (p FullParams) Get(fqn string) (*Tensor, error) {
+	if p == nil {
+		return nil, noThing("FullParams")
+	}
+	return p(fqn)
+}
+
+// FullParams calls body while fully sharded parameters of the module are whole on every rank, along the mesh dimension that
+// cuts them. With writeback what body wrote is kept, of each rank its part, so all write the same; if it fails, nothing is.
+// Without, operators that write parameters fail. So do operators on whole parameters that record gradients. Collective.
+func (m *Module) FullParams(writeback bool, body func(whole FullParams) error) error {
+	return m.fullParams(writeback, -1, body)
+}
+
+// FullParamsOn is the same of one rank, a place along the mesh dimension: it alone has plain copies, and the parameters
+// rest as ever. Collective.
+func (m *Module) FullParamsOn(at int, writeback bool, body func(whole FullParams) error) error {
+	if at < 0 || at > math.MaxInt32 {
+		return invalid("at is %d; wanted a place along the mesh dimension", at)
+	}
+	return m.fullParams(writeback, int64(at), body)
+}
+
+func (m *Module) fullParams(writeback bool, at int64, body func(whole FullParams) error) (err error) {
+	if body == nil {
+		return noBody()
+	}
+	scope, err := ask(func(*rank) (c.Scope, error) { return c.ModuleFullParams(m.handle, writeback, at) }, m)
+	if err != nil {
+		return err
+	}
+	lent := scope
+	defer m.rank.finallyOr(&err, func() {
+		lent = nil
+		c.ScopeFree(scope)
+	})
+	whole := func(fqn string) (*Tensor, error) {
+		return ask(func(r *rank) (*Tensor, error) {
+			if lent == nil {
+				return nil, invalid("the scope has ended")
+			}
+			handle, err := c.FullParamsGet(lent, fqn)
+			if err != nil || handle == nil {
+				return nil, err
+			}
+			return r.tensor(handle), nil
+		}, m)
+	}
+	if err := body(whole); err != nil {
+		return err
+	}
+	return do(func(*rank) error { return c.FullParamsEnd(scope) }, m)
 }
 
 // GradSync lets gradients of a module's sharded parameters leave, in buckets, while Backward goes on;

@@ -67,6 +67,8 @@ type FullyShard struct {
 	Units, UnitTypes []string
 	MinNumel         int64
 	KeepForBackward  bool
+	EqualSegments    bool
+	ReshardRanks     int64
 	// Of parameters as operators see them, of sums of gradients, of outputs; 0 is none.
 	Param, Reduce, Output int32
 }
@@ -80,7 +82,8 @@ func ModuleFullyShard(m Module, mesh Mesh, source int64, o FullyShard) (table, j
 	defer a.free()
 	return report(func(text, json **C.swv_string) *C.swv_status {
 		return C.swvgo_module_fully_shard(m, mesh, a.orNull(o.MeshDim), a.list(names), C.size_t(len(o.Units)), C.size_t(len(o.UnitTypes)),
-			C.int64_t(o.MinNumel), rank32(source), flag(!o.KeepForBackward), C.swv_dtype(o.Param), C.swv_dtype(o.Reduce), C.swv_dtype(o.Output), text, json)
+			C.int64_t(o.MinNumel), rank32(source), flag(!o.KeepForBackward), C.swv_dtype(o.Param), C.swv_dtype(o.Reduce), C.swv_dtype(o.Output),
+			flag(o.EqualSegments), C.int64_t(o.ReshardRanks), text, json)
 	})
 }
 
@@ -92,6 +95,27 @@ func MeshFullyShardCounters(m Mesh) ([6]int64, error) {
 	err := result(C.swvgo_mesh_fully_shard_counters(m, int64s(out[:])))
 	return out, err
 }
+
+// ModuleFullParams takes -1 for every rank.
+func ModuleFullParams(m Module, writeback bool, rank int64) (Scope, error) {
+	var out Scope
+	err := result(C.swv_module_full_params(m, flag(writeback), rank32(rank), &out))
+	return out, err
+}
+
+// FullParamsGet is nil on a rank that has none.
+func FullParamsGet(s Scope, fqn string) (Tensor, error) {
+	if err := checkText("fqn", fqn); err != nil {
+		return nil, err
+	}
+	var a arena
+	defer a.free()
+	var out Tensor
+	err := result(C.swv_full_params_get(s, a.text(fqn), &out))
+	return out, err
+}
+
+func FullParamsEnd(s Scope) error { return result(C.swv_full_params_end(s)) }
 
 // GradSyncOptions: Reduce 0 is no type, PowerSGD.Rank 0 none, Hook nil none.
 type GradSyncOptions struct {

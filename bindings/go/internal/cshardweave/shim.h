@@ -200,7 +200,8 @@ static inline swv_status* swvgo_module_fully_shard(
     swv_module* module, const swv_mesh* mesh, const char* mesh_dim, const char* names,
     size_t num_units, size_t num_unit_types, int64_t min_numel, int32_t source,
     swv_bool reshard_after_forward, swv_dtype param_dtype, swv_dtype reduce_dtype,
-    swv_dtype output_dtype, swv_string** out_text, swv_string** out_json) {
+    swv_dtype output_dtype, swv_bool equal_segments, int64_t reshard_after_forward_ranks,
+    swv_string** out_text, swv_string** out_json) {
   const char* texts[num_units + num_unit_types + 1];
   swv_fully_shard_options options = SWV_FULLY_SHARD_OPTIONS_INIT;
   swvgo_texts(names, num_units + num_unit_types, texts);
@@ -215,6 +216,8 @@ static inline swv_status* swvgo_module_fully_shard(
   options.param_dtype = param_dtype;
   options.reduce_dtype = reduce_dtype;
   options.output_dtype = output_dtype;
+  options.equal_segments = equal_segments;
+  options.reshard_after_forward_ranks = reshard_after_forward_ranks;
   return swv_module_fully_shard(module, mesh, &options, out_text, out_json);
 }
 

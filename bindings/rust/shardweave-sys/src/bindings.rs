@@ -2062,10 +2062,14 @@ pub struct swv_fully_shard_options {
     pub reduce_dtype: swv_dtype,
     #[doc = " of what operators give that meet them and an input; 0: as it comes"]
     pub output_dtype: swv_dtype,
+    #[doc = " 1: ranks keep as much as each other, with gaps (\"padding\" below)"]
+    pub equal_segments: swv_bool,
+    #[doc = " After forward a unit stays divided among so many neighbours, from whom backward gathers it: a\n divisor of the ranks; 0: among all of them."]
+    pub reshard_after_forward_ranks: i64,
 }
 extern "C" {
     #[must_use]
-    #[doc = " Plain parameters and buffers become sharded tensors, in place; parameters that are in units\n already, of a module inside that was given before, stay there. A tied parameter belongs to one\n unit, that of its first name. Numbers (0-dimensional parameters) stay replicated, and need\n swv_module_finish_grad_sync. Units live as long as their parameters, and need the module no more.\n What became a unit: a table, and JSON with the elements of this rank's whole parameters and of\n what it keeps; either may be NULL.\n   [{\"module\": \"blocks.0\", \"parameters\": [\"blocks.0.up.weight\"], \"numel\": 40, \"kept\": 20}]\n Before anything is changed: SWV_CODE_NOT_FOUND for a dimension that the mesh does not have, and for\n a pattern or a type that matches no module with parameters; SWV_CODE_INVALID_ARGUMENT for a\n parameter on another mesh or cut along the dimension already, a unit with fewer elements than\n ranks, and options that differ between ranks; SWV_CODE_FAILED_PRECONDITION if all parameters are\n in units already: modules inside come first. While the model runs: SWV_CODE_FAILED_PRECONDITION\n for a write to a view of a parameter, and for ranks that use units in different orders.\n COLLECTIVE."]
+    #[doc = " Plain parameters and buffers become sharded tensors, in place; parameters that are in units\n already, of a module inside that was given before, stay there. A tied parameter belongs to one\n unit, that of its first name. Numbers (0-dimensional parameters) stay replicated, and need\n swv_module_finish_grad_sync. Units live as long as their parameters, and need the module no more.\n What became a unit: a table, and JSON with the elements of this rank's whole parameters and of\n what it keeps; either may be NULL.\n   [{\"module\": \"blocks.0\", \"parameters\": [\"blocks.0.up.weight\"], \"numel\": 40, \"kept\": 20, \"padding\": 0}]\n \"padding\" are the elements of gaps, of all ranks together, which travel, too.\n Before anything is changed: SWV_CODE_NOT_FOUND for a dimension that the mesh does not have, and for\n a pattern or a type that matches no module with parameters; SWV_CODE_INVALID_ARGUMENT for a\n parameter on another mesh or cut along the dimension already, a unit with fewer elements than\n ranks, and options that differ between ranks; SWV_CODE_FAILED_PRECONDITION if all parameters are\n in units already: modules inside come first. While the model runs: SWV_CODE_FAILED_PRECONDITION\n for a write to a view of a parameter, and for ranks that use units in different orders.\n COLLECTIVE."]
     pub fn swv_module_fully_shard(
         module: *mut swv_module,
         mesh: *const swv_mesh,
@@ -2101,6 +2105,30 @@ extern "C" {
         mesh: *const swv_mesh,
         out_counters: *mut swv_fully_shard_counters,
     ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " A scope in which fully sharded parameters of a module are whole, along the mesh dimension that cuts\n them: to export or check them, or to write them as on one rank.\n\n   swv_module_full_params(model, 1, -1, &scope);            // of every rank\n   swv_full_params_get(scope, \"head.weight\", &plain);       // or the module's own, whole meanwhile\n   swv_full_params_end(scope);                              // what was written is kept\n   swv_scope_free(scope);                                   // without an end it is dropped\n\n With rank -1 the parameters themselves are whole on every rank, in the memory of the plain tensors;\n each rank keeps its part of what it has itself, so all write the same. With a rank, a place along\n the dimension, that one alone has plain copies, and the parameters rest as ever. Without writeback\n operators that write parameters are SWV_CODE_FAILED_PRECONDITION. So are operators on whole\n parameters that record gradients. Of every rank's, scopes may be nested.\n SWV_CODE_FAILED_PRECONDITION if no parameter is fully sharded, one is deferred, for writeback inside\n of a scope without, and for a rank's scope and another of the same units;\n SWV_CODE_INVALID_ARGUMENT for a rank that is not there and for ranks that differ. COLLECTIVE."]
+    pub fn swv_module_full_params(
+        module: *const swv_module,
+        writeback: swv_bool,
+        rank: i32,
+        out_scope: *mut *mut swv_scope,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " By the FQN in the outermost module that was sharded. NULL on a rank that has none. A plain tensor,\n which is the parameter's until the scope ends, and nobody's afterwards. SWV_CODE_NOT_FOUND."]
+    pub fn swv_full_params_get(
+        scope: *const swv_scope,
+        fqn: *const ::std::os::raw::c_char,
+        out_tensor: *mut *mut swv_tensor,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " The parameters rest again, with what was written if there is writeback. A second time it does\n nothing. COLLECTIVE."]
+    pub fn swv_full_params_end(scope: *mut swv_scope) -> *mut swv_status;
 }
 extern "C" {
     #[must_use]

@@ -152,7 +152,7 @@ pub const SWV_MATERIALIZE_OPTIONS_INIT: swv_materialize_options = swv_materializ
 };
 
 pub const SWV_FULLY_SHARD_OPTIONS_INIT: swv_fully_shard_options = swv_fully_shard_options {
-    struct_size: 76,
+    struct_size: 88,
     mesh_dim: ptr::null(),
     units: ptr::null(),
     num_units: 0,
@@ -164,6 +164,8 @@ pub const SWV_FULLY_SHARD_OPTIONS_INIT: swv_fully_shard_options = swv_fully_shar
     param_dtype: SWV_DTYPE_DEFAULT,
     reduce_dtype: SWV_DTYPE_DEFAULT,
     output_dtype: SWV_DTYPE_DEFAULT,
+    equal_segments: 0,
+    reshard_after_forward_ranks: 0,
 };
 
 pub const SWV_FULLY_SHARD_COUNTERS_INIT: swv_fully_shard_counters = swv_fully_shard_counters {

@@ -322,7 +322,8 @@ layouts! {
     swv_materialize_options { struct_size, fqns, values, num_values, seed, has_seed }
     swv_fully_shard_options {
         struct_size, mesh_dim, units, num_units, unit_types, num_unit_types, min_numel, source,
-        reshard_after_forward, param_dtype, reduce_dtype, output_dtype
+        reshard_after_forward, param_dtype, reduce_dtype, output_dtype, equal_segments,
+        reshard_after_forward_ranks
     }
     swv_fully_shard_counters {
         struct_size, gathers, prefetches, wrong_prefetches, reduce_scatters, gathered_bytes,

@@ -1,7 +1,8 @@
 //! Modules whose parameters are whole only while they are used.
 
 use std::ffi::CString;
-use std::ptr;
+use std::fmt;
+use std::ptr::{self, NonNull};
 
 use shardweave_sys as sys;
 
@@ -9,9 +10,10 @@ use crate::debug::{self, Report};
 use crate::dtype::{number_of, DType};
 use crate::error::{Of, Result};
 use crate::ffi::c_text;
-use crate::mesh::Mesh;
+use crate::mesh::{Mesh, Scope};
 use crate::module::{handle_of, Module};
-use crate::tensor::Source;
+use crate::source::called_here;
+use crate::tensor::{Source, Tensor};
 
 /// Of [`Module::fully_shard`]: what is a unit, and how it lives.
 #[derive(Clone, Debug)]
@@ -25,6 +27,8 @@ pub struct FullyShardOptions {
     param_dtype: Option<DType>,
     reduce_dtype: Option<DType>,
     output_dtype: Option<DType>,
+    equal_segments: bool,
+    reshard_after_forward_ranks: i64,
 }
 
 impl Default for FullyShardOptions {
@@ -46,6 +50,8 @@ impl FullyShardOptions {
             param_dtype: None,
             reduce_dtype: None,
             output_dtype: None,
+            equal_segments: false,
+            reshard_after_forward_ranks: 0,
         }
     }
 
@@ -108,6 +114,20 @@ impl FullyShardOptions {
         self.output_dtype = Some(dtype);
         self
     }
+
+    /// Ranks keep as much as each other, with gaps between parameters ("padding" of the report), for
+    /// backends whose collectives want that.
+    pub fn equal_segments(mut self, equal: bool) -> FullyShardOptions {
+        self.equal_segments = equal;
+        self
+    }
+
+    /// After forward a unit stays divided among so many neighbours, from whom backward gathers it: a
+    /// divisor of the ranks along the mesh dimension; 0: among all of them.
+    pub fn reshard_after_forward_ranks(mut self, ranks: i64) -> FullyShardOptions {
+        self.reshard_after_forward_ranks = ranks;
+        self
+    }
 }
 
 /// What fully sharded modules on a mesh did, of one rank since the mesh was made; the same on all
@@ -155,6 +175,8 @@ pub(crate) fn shard<M: Module + ?Sized>(
         param_dtype: number_of(options.param_dtype),
         reduce_dtype: number_of(options.reduce_dtype),
         output_dtype: number_of(options.output_dtype),
+        equal_segments: options.equal_segments.into(),
+        reshard_after_forward_ranks: options.reshard_after_forward_ranks,
         ..sys::SWV_FULLY_SHARD_OPTIONS_INIT
     };
     debug::report(|table, json| {
@@ -168,4 +190,80 @@ fn texts(all: &[String], what: &str) -> Result<Vec<CString>> {
 
 fn pointers(texts: &[CString]) -> Vec<*const std::os::raw::c_char> {
     texts.iter().map(|text| text.as_ptr()).collect()
+}
+
+/// Of [`Module::full_params`]: to read parameters on every rank, or as it says.
+#[derive(Clone, Debug, Default)]
+pub struct FullParamsOptions {
+    writeback: bool,
+    rank: Option<u32>,
+}
+
+impl FullParamsOptions {
+    /// To read them, on every rank.
+    pub fn new() -> FullParamsOptions {
+        FullParamsOptions::default()
+    }
+
+    /// What is written is kept.
+    pub fn writeback(mut self, writeback: bool) -> FullParamsOptions {
+        self.writeback = writeback;
+        self
+    }
+
+    /// The rank at this place along the mesh dimension has plain copies, and no other; parameters
+    /// rest as ever.
+    pub fn rank(mut self, place: u32) -> FullParamsOptions {
+        self.rank = Some(place);
+        self
+    }
+}
+
+/// Whole parameters, while the body of [`Module::full_params`] runs.
+pub struct FullParams {
+    scope: Scope,
+}
+
+impl FullParams {
+    /// A plain tensor, of the parameter with this name in the outermost module that was sharded;
+    /// `None` on a rank that has none. What it holds is the parameter's until the body ends, and
+    /// nobody's afterwards.
+    #[track_caller]
+    pub fn get(&self, fqn: &str) -> Result<Option<Tensor>> {
+        const NAME: &str = "FullParams::get";
+        let _here = called_here();
+        let fqn = c_text(fqn, "fqn").of(NAME)?;
+        let mut tensor = ptr::null_mut();
+        call!(swv_full_params_get(self.scope.as_ptr(), fqn.as_ptr(), &mut tensor)).of(NAME)?;
+        Ok(NonNull::new(tensor).map(Tensor::from_handle))
+    }
+}
+
+impl fmt::Debug for FullParams {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FullParams").finish_non_exhaustive()
+    }
+}
+
+#[track_caller]
+pub(crate) fn full_params<M: Module + ?Sized, T>(
+    module: &M,
+    options: &FullParamsOptions,
+    body: impl FnOnce(&FullParams) -> Result<T>,
+) -> Result<T> {
+    const NAME: &str = "Module::full_params";
+    let here = called_here();
+    let (module, _forwards) = handle_of(module).of(NAME)?;
+    let scope = create!(swv_module_full_params(
+        module.as_ptr(),
+        options.writeback.into(),
+        options.rank.map_or(-1, |place| i32::try_from(place).unwrap_or(i32::MAX)),
+    ))
+    .of(NAME)?;
+    drop(here);
+    let whole = FullParams { scope: Scope::from_handle(scope) };
+    let result = body(&whole)?;
+    let _here = called_here();
+    call!(swv_full_params_end(whole.scope.as_ptr())).of(NAME)?;
+    Ok(result)
 }

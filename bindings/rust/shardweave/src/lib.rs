@@ -135,7 +135,7 @@ pub use element::{Bf16, Complex, Element, F16};
 pub use error::{Code, Error, Result};
 pub use field::{BufferField, ModuleField};
 pub use forward::Forward;
-pub use fully_shard::{FullyShardCounters, FullyShardOptions};
+pub use fully_shard::{FullParams, FullParamsOptions, FullyShardCounters, FullyShardOptions};
 pub use generated::OP_NAMES;
 pub use grad_scaler::{GradScaler, GradScalerOptions};
 pub use grad_sync::{GradSync, GradSyncCounts, GradSyncOptions, NoSync};

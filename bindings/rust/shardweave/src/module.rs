@@ -15,7 +15,7 @@ use crate::error::{Error, Of, Result};
 use crate::ffi::{c_text, check, take_string};
 use crate::field::ModuleField;
 use crate::forward::{check_distinct, forward_of, Forward, ForwardHandle};
-use crate::fully_shard::{self, FullyShardOptions};
+use crate::fully_shard::{self, FullParams, FullParamsOptions, FullyShardOptions};
 use crate::grad_sync::GradSync;
 use crate::mesh::Mesh;
 use crate::op::{call_module, Arg, FromResults};
@@ -448,6 +448,35 @@ pub trait Module {
     fn enable_2d_with_fsdp(&self, mesh: &Mesh, mesh_dim: Option<&str>) -> Result<()> {
         let _here = called_here();
         data_parallel::enable_2d(self, mesh, mesh_dim)
+    }
+
+    /// Calls `body` while fully sharded parameters of the module are whole, along the mesh dimension
+    /// that cuts them: on every rank, or plain copies of them on [one](FullParamsOptions::rank). With
+    /// [`writeback`](FullParamsOptions::writeback) what was written is kept: on every rank each keeps
+    /// its part, so all write the same. Without, operators that write parameters fail, and where `body`
+    /// fails, nothing is kept. Operators on whole parameters that record gradients are errors.
+    ///
+    /// ```no_run
+    /// # use shardweave::{FullParamsOptions, Module};
+    /// # fn f(model: &impl Module) -> shardweave::Result<()> {
+    /// model.full_params(&FullParamsOptions::new().rank(0), |whole| {
+    ///     let weight = whole.get("head.weight")?; // `None` on other ranks
+    ///     Ok(())
+    /// })
+    /// # }
+    /// ```
+    ///
+    /// Collective.
+    #[track_caller]
+    fn full_params<T>(
+        &self,
+        options: &FullParamsOptions,
+        body: impl FnOnce(&FullParams) -> Result<T>,
+    ) -> Result<T>
+    where
+        Self: Sized,
+    {
+        fully_shard::full_params(self, options, body)
     }
 
     /// Brings every gradient into its parameter's layout. Between backward and the optimizer's

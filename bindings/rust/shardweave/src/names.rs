@@ -15,6 +15,8 @@ const NAMES: [(&str, &str); 116] = [
     ("forward", "Forward"),
     ("forward_begin", "Forward::run"),
     ("forward_end", "Forward::run"),
+    ("full_params_end", "Module::full_params"),
+    ("full_params_get", "FullParams::get"),
     ("function_apply", "apply"),
     ("grad_scaler_create", "GradScaler::new"),
     ("grad_sync", "GradSync"),

@@ -4,9 +4,10 @@
 
 use shardweave::nn::{self, Layer};
 use shardweave::{
-    no_grad, Adafactor, Adam, AdamW, Code, DType, FullyShardOptions, GradScaler, GradScalerOptions,
-    GradSync, GradSyncOptions, Lion, Mesh, Module, Muon, NativeModule, Optimizer, ParameterPlan,
-    Placement::*, Result, Schedule, Sgd, Source, Tensor, World, ZeroOptions,
+    no_grad, Adafactor, Adam, AdamW, Code, DType, FullParamsOptions, FullyShardOptions, GradScaler,
+    GradScalerOptions, GradSync, GradSyncOptions, Lion, Mesh, Module, Muon, NativeModule,
+    Optimizer, ParameterPlan, Placement::*, Result, Schedule, Sgd, Source, Tensor, World,
+    ZeroOptions,
 };
 
 const STEPS: usize = 5;
@@ -160,6 +161,39 @@ fn what_evaluation_leaves_is_emptied() {
             assert!(mesh.fully_shard_counters()?.gathered_bytes > 0);
             mesh.reshard()?;
             assert_eq!(mesh.fully_shard_counters()?.gathered_bytes, 0);
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn parameters_are_whole_in_a_scope() {
+    World::threads(2)
+        .run(|world| {
+            let mesh = world.device_mesh(&[("dp", 2)])?;
+            let first = mesh.coordinate()?[0] == 0;
+            let net = Net::new()?;
+            let options = FullyShardOptions::new().unit("blocks.*").equal_segments(true);
+            net.fully_shard(&mesh, &options.reshard_after_forward_ranks(1))?;
+            let sum = |t: &Tensor| -> Result<f64> { t.detach()?.sum()?.item() };
+            let read = FullParamsOptions::new();
+            let before = net.full_params(&read, |whole| {
+                sum(&whole.get("head.weight")?.expect("on every rank"))
+            })?;
+            let write = FullParamsOptions::new().writeback(true).rank(0);
+            net.full_params(&write, |whole| match whole.get("head.weight")? {
+                Some(weight) => weight.mul_(2.0).map(|_| assert!(first)),
+                None => {
+                    assert!(!first);
+                    Ok(())
+                }
+            })?;
+            let after = net.full_params(&read, |whole| {
+                let error = whole.get("nothing").unwrap_err();
+                assert!(error.message().starts_with("FullParams::get: "), "{error}");
+                sum(&whole.get("head.weight")?.expect("on every rank"))
+            })?;
+            assert!(before != 0.0 && after == 2.0 * before, "{before} {after}");
             Ok(())
         })
         .unwrap();
