@@ -46,7 +46,8 @@ cargo test --locked --workspace --features shardweave/half
 cargo test --locked -p shardweave --features half --test train_gpt -- --ignored
 # Without a library: what is pure Rust.
 env -u SHARDWEAVE_HOME cargo test --locked --workspace --lib --all-features
-# Loaded at run time.
+# Loaded at run time, by its soname: a copy beside it, which has to be of this library.
+cmp -- "$library" "$SHARDWEAVE_HOME/libshardweave.so.0.4"
 cargo test --locked -p shardweave --all-features --test handles --test library --test process \
   --test native --test nn --test ranks --test threads --test values
 RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --quiet

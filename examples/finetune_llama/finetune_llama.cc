@@ -344,7 +344,9 @@ absl::Status run_rank(const Settings& settings, World& world, Activity& activity
       .signals = *stop_signals};
   if (settings.json) training.writers.push_back(&lines);
   training.step_done = [&](const TrainerStep& done) {
-    activity.set(absl::StrCat("step ", done.step + 1, " of ", settings.steps));
+    activity.set(done.step < settings.steps
+                     ? absl::StrCat("step ", done.step + 1, " of ", settings.steps)
+                     : "the last checkpoint");
     if (++steps_done == settings.stop_after) stop();
   };
   Trainer trainer = trainee.trainer(training);
@@ -355,7 +357,7 @@ absl::Status run_rank(const Settings& settings, World& world, Activity& activity
     activity.set("loading the model");
     load_pretrained(settings.model, *trainee.model(), mesh);
   }
-  activity.set("step 1");
+  activity.set("the first step, and what comes before it");
   const TrainerResult result =
       trainer.run(loader, [&](const TokenBatch& batch) { return trainee.loss(batch); });
   if (result.is_exhausted) return absl::OutOfRangeError("the token files are at their end");

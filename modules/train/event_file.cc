@@ -96,6 +96,7 @@ class EventFile::State {
   State& operator=(const State&) = delete;
 
   absl::Status add(std::string_view event) {
+    if (const absl::Status before = file.append({}); !before.ok()) return before;
     buffer.append(train_internal::framed_record(event));
     // TensorBoard looks every few seconds; a crash costs what is not written.
     const bool is_time = absl::Now() - flushed > absl::Seconds(5);

@@ -2,14 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/str_format.h"
 #include "c10/core/GradMode.h"
+#include "c10/util/Exception.h"
 #include "nlohmann/json.hpp"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/clip_grad_norm.h"
 #include "shardweave/dtensor/distribute_module.h"
 #include "shardweave/dtensor/error.h"
+#include "shardweave/dtensor/random.h"
 #include "shardweave/modules/checkpoint/agree.h"
 #include "shardweave/modules/checkpoint/loader_position.h"
 #include "shardweave/modules/train/event_file.h"
@@ -26,7 +29,7 @@ namespace trainer_internal {
 namespace {
 
 template <typename Optimizer>
-AnyOptimizer made_of(Optimizer& optimizer) {
+AnyOptimizer basic_optimizer(Optimizer& optimizer) {
   return {.step = {},
           .zero_grad = [&optimizer] { optimizer.zero_grad(); },
           .lr = {},
@@ -44,14 +47,14 @@ AnyOptimizer made_of(Optimizer& optimizer) {
 }  // namespace
 
 AnyOptimizer any_optimizer(FusedOptimizer& optimizer) {
-  AnyOptimizer any = made_of(optimizer);
+  AnyOptimizer any = basic_optimizer(optimizer);
   any.step = [&optimizer](std::source_location where) { optimizer.step(where); };
   any.lr = [&optimizer] { return optimizer.lr(); };
   return any;
 }
 
 AnyOptimizer any_optimizer(torch::optim::Optimizer& optimizer) {
-  AnyOptimizer any = made_of(optimizer);
+  AnyOptimizer any = basic_optimizer(optimizer);
   any.step = [&optimizer](std::source_location) { optimizer.step(); };
   any.lr = [&optimizer] { return optimizer.param_groups().front().options().get_lr(); };
   return any;
@@ -77,6 +80,7 @@ void check(const TrainerOptions& options) {
   at_least("keep_last", options.keep_last, 0);
   at_least("evaluate_every", options.evaluate_every, 0);
   at_least("stop.every", options.stop.every, 1);
+  at_least("throughput.tokens_per_step", options.throughput.tokens_per_step, 1);
   if (!(options.clip_norm > 0)) {
     refuse(str_cat("clip_norm is ", options.clip_norm, "; wanted a number above 0"));
   }
@@ -98,18 +102,19 @@ void check(const TrainerOptions& options) {
 
 // What has to be the same on all ranks.
 std::string text_of(const TrainerOptions& options) {
-  return str_cat("steps ", options.steps, ", accumulate ", options.accumulate, ", clip_norm ",
-                 options.clip_norm, ", allow_nonfinite ", options.allow_nonfinite,
-                 ", schedule from ", options.schedule(0), " by ",
-                 options.schedule(options.steps / 2), " to ", options.schedule(options.steps - 1),
-                 ", scaler ", options.scaler != nullptr, ", sync ", options.sync != nullptr,
-                 ", checkpoints '", options.checkpoints, "', save_every ", options.save_every,
-                 ", keep_last ", options.keep_last, ", resume ", static_cast<int>(options.resume),
-                 ", evaluate ", options.evaluate != nullptr, ", evaluate_every ",
-                 options.evaluate_every, ", stop.every ", options.stop.every);
+  const auto exact = [](double number) { return absl::StrFormat("%.17g", number); };
+  return str_cat(
+      "steps ", options.steps, ", accumulate ", options.accumulate, ", clip_norm ",
+      exact(options.clip_norm), ", allow_nonfinite ", options.allow_nonfinite, ", schedule from ",
+      exact(options.schedule(0)), " by ", exact(options.schedule(options.steps / 2)), " to ",
+      exact(options.schedule(options.steps - 1)), ", scaler ", options.scaler != nullptr, ", sync ",
+      options.sync != nullptr, ", checkpoints '", options.checkpoints, "', save_every ",
+      options.save_every, ", keep_last ", options.keep_last, ", resume ",
+      static_cast<int>(options.resume), ", evaluate ", options.evaluate != nullptr,
+      ", evaluate_every ", options.evaluate_every, ", stop.every ", options.stop.every);
 }
 
-std::shared_ptr<Communicator> whole(const MeshPtr& mesh) {
+std::shared_ptr<Communicator> whole_mesh(const MeshPtr& mesh) {
   std::vector<int> dims(static_cast<size_t>(mesh->mesh().ndim()));
   for (size_t i = 0; i < dims.size(); ++i) dims[i] = static_cast<int>(i);
   return value_or_throw(mesh->communicator(dims));
@@ -141,6 +146,26 @@ void add_scaler(StateDict& state, GradScaler& scaler) {
                              }});
 }
 
+// Modules in the mode that they were in, whatever they are switched to meanwhile.
+class KeepModes {
+ public:
+  explicit KeepModes(torch::nn::Module& module) {
+    modes_.emplace_back(&module, module.is_training());
+    for (const auto& one : module.modules(/*include_self=*/false)) {
+      modes_.emplace_back(one.get(), one->is_training());
+    }
+  }
+  // A module switches those in it as well: they come after it.
+  ~KeepModes() {
+    for (const auto& [module, is_training] : modes_) module->train(is_training);
+  }
+  KeepModes(const KeepModes&) = delete;
+  KeepModes& operator=(const KeepModes&) = delete;
+
+ private:
+  std::vector<std::pair<torch::nn::Module*, bool>> modes_;
+};
+
 }  // namespace
 
 struct Trainer::Parts {
@@ -150,9 +175,13 @@ struct Trainer::Parts {
   const TrainerOptions options;
   const std::shared_ptr<Communicator> comm;
   const std::vector<at::Tensor> parameters;
-  const std::unique_ptr<Scheduler> scheduler;
+  std::unique_ptr<Scheduler> scheduler = {};
   StateDict state = {};
-  const TokenLoader* loader = nullptr;  // whose position is in the state
+  TokenLoader* loader = nullptr;  // whose position is in the state
+  std::optional<Checkpointer> checkpointer = {};
+  int64_t steps_done = 0;
+  int64_t saved = 0;  // the step of the last checkpoint
+  bool has_run = false;
   std::atomic<bool> is_stop_requested = false;
 
   bool is_first() const { return comm->rank() == 0; }
@@ -169,7 +198,7 @@ class Trainer::Run {
 
   TrainerResult run(const std::function<std::optional<at::Tensor>()>& loss) {
     begin();
-    while (result_.last_step < options_.steps && !is_stopping_) {
+    while (parts_.steps_done < options_.steps && !is_stopping_) {
       std::optional<TrainerStep> done = take_step(loss);
       if (!done.has_value()) {
         result_.is_exhausted = true;
@@ -183,17 +212,10 @@ class Trainer::Run {
 
  private:
   void begin() {
-    if (!options_.checkpoints.empty()) {
-      checkpointer_.emplace(
-          options_.checkpoints, parts_.mesh,
-          CheckpointOptions{.keep_last = options_.keep_last, .timeout = options_.save_timeout});
-    }
-    if (options_.resume == Resume::kNewest || (options_.resume == Resume::kIfThere && is_there())) {
-      result_.first_step = checkpointer_->load(parts_.state, {}, where_).step;
-      saved_ = result_.first_step;
-    }
-    result_.last_step = result_.first_step;
-    parts_.scheduler->set_step(result_.first_step);
+    if (!parts_.has_run && parts_.checkpointer.has_value()) first_checkpoint();
+    parts_.has_run = true;
+    result_.first_step = parts_.steps_done;
+    parts_.scheduler->set_step(parts_.steps_done);
     const absl::Status opened = agree(*parts_.comm, open_writers(), options_.save_timeout);
     if (!opened.ok()) throw Error(kTrainer, opened);
     const int64_t tokens = options_.throughput.tokens_per_step;
@@ -207,8 +229,23 @@ class Trainer::Run {
     throughput_.emplace(options_.throughput);
   }
 
-  // Whether there is a checkpoint: as the first rank sees it.
-  bool is_there() const {
+  void first_checkpoint() {
+    if (options_.resume == Resume::kNo && has_checkpoint()) {
+      throw Error(kTrainer,
+                  absl::FailedPreconditionError(str_cat(
+                      "'", options_.checkpoints,
+                      "' has checkpoints, and resume is kNo; wanted another directory, or a "
+                      "run that goes on")));
+    }
+    if (options_.resume == Resume::kNewest ||
+        (options_.resume == Resume::kIfThere && has_checkpoint())) {
+      parts_.steps_done = parts_.checkpointer->load(parts_.state, {}, where_).step;
+      parts_.saved = parts_.steps_done;
+    }
+  }
+
+  // As the first rank sees it.
+  bool has_checkpoint() const {
     const auto answer = from_first(
         *parts_.comm,
         [&]() -> absl::StatusOr<std::string> {
@@ -241,40 +278,47 @@ class Trainer::Run {
 
   // Nothing: there are no batches any more.
   std::optional<TrainerStep> take_step(const std::function<std::optional<at::Tensor>()>& loss) {
-    double sum = 0;
+    const PhiloxState random = random_state(parts_.mesh);
+    const std::string position = parts_.loader != nullptr ? parts_.loader->position() : "";
+    at::Tensor sum;
     for (int64_t i = 0; i < options_.accumulate; ++i) {
-      const std::optional<double> value =
-          backward_of(loss, /*is_last=*/i + 1 == options_.accumulate);
+      const bool is_last = i + 1 == options_.accumulate;
+      const std::optional<at::Tensor> value = backward_of(loss, is_last);
       if (!value.has_value()) {
-        finish_grad_sync(parts_.module, where_);
-        parts_.optimizer.zero_grad();
+        if (i > 0) leave_out(random, position);
         return std::nullopt;
       }
-      sum += *value;
+      sum = sum.defined() ? sum + *value : *value;
     }
     finish_grad_sync(parts_.module, where_);
-    TrainerStep done{.step = result_.last_step + 1,
-                     .loss = sum / static_cast<double>(options_.accumulate)};
-    done.is_skipped =
-        options_.scaler != nullptr && !options_.scaler->unscale(parts_.parameters, where_);
-    if (!done.is_skipped) {
-      done.grad_norm = clipped_norm();
-      parts_.optimizer.step(where_);
-    }
-    if (options_.scaler != nullptr) options_.scaler->update();
-    parts_.optimizer.zero_grad();
-    done.metrics = {
-        {"loss", done.loss}, {"grad_norm", done.grad_norm}, {"lr", parts_.optimizer.lr()}};
+    TrainerStep done{
+        .step = parts_.steps_done + 1,
+        .loss = sum.item<double>() / static_cast<double>(options_.accumulate),
+    };
+    done.metrics = {{"loss", done.loss}};
+    update(done);
+    zero_grad();
+    done.metrics.push_back({"lr", parts_.optimizer.lr()});
     parts_.scheduler->step();
     return done;
   }
 
-  std::optional<double> backward_of(const std::function<std::optional<at::Tensor>()>& loss,
-                                    bool is_last) {
+  // As if the last batches had not been.
+  void leave_out(const PhiloxState& random, const std::string& position) {
+    finish_grad_sync(parts_.module, where_);
+    zero_grad();
+    set_random_state(parts_.mesh, random);
+    if (parts_.loader != nullptr) parts_.loader->set_position(position, where_);
+  }
+
+  // Detached.
+  std::optional<at::Tensor> backward_of(const std::function<std::optional<at::Tensor>()>& loss,
+                                        bool is_last) {
     std::shared_ptr<void> optimizer_waits;
     std::optional<GradSync::NoSync> sync_waits;
-    if (!is_last && parts_.optimizer.no_sync != nullptr)
+    if (!is_last && parts_.optimizer.no_sync != nullptr) {
       optimizer_waits = parts_.optimizer.no_sync();
+    }
     if (!is_last && options_.sync != nullptr) sync_waits.emplace(*options_.sync);
     const std::optional<at::Tensor> value = loss();
     if (!value.has_value()) return std::nullopt;
@@ -287,7 +331,24 @@ class Trainer::Run {
     if (options_.accumulate > 1) part = part / static_cast<double>(options_.accumulate);
     if (options_.scaler != nullptr) part = options_.scaler->scale(part);
     part.backward();
-    return value->item<double>();
+    return value->detach();
+  }
+
+  // With the gradients that are there; or not, if a scaler says so.
+  void update(TrainerStep& done) {
+    GradScaler* const scaler = options_.scaler;
+    if (scaler != nullptr) done.metrics.push_back({"loss_scale", scaler->scale()});
+    done.is_skipped = scaler != nullptr && !scaler->unscale(parts_.parameters, where_);
+    if (done.is_skipped) {
+      done.metrics.push_back({"skipped", 1});
+    } else {
+      done.grad_norm = clipped_norm();
+      done.metrics.push_back({"grad_norm", done.grad_norm});
+      parts_.optimizer.step(where_);
+    }
+    if (scaler == nullptr) return;
+    const double factor = scaler->update();
+    if (options_.scale_changed != nullptr && factor != 1) options_.scale_changed(factor);
   }
 
   double clipped_norm() const {
@@ -296,64 +357,92 @@ class Trainer::Run {
       return clip_grad_norm(parts_.parameters, options_.clip_norm, 2, is_error, where_);
     } catch (const Error& error) {
       if (!absl::IsOutOfRange(error.status())) throw;
-      throw Error(kTrainer, absl::OutOfRangeError(str_cat("in step ", result_.last_step + 1, ": ",
+      throw Error(kTrainer, absl::OutOfRangeError(str_cat("in step ", parts_.steps_done + 1, ": ",
                                                           std::string(error.status().message()))));
     }
   }
 
+  // Also of parameters that the optimizer does not have.
+  void zero_grad() {
+    parts_.optimizer.zero_grad();
+    parts_.module.zero_grad();
+  }
+
   void after_step(TrainerStep& done) {
-    const int64_t step = ++result_.last_step;
+    const int64_t step = ++parts_.steps_done;
     throughput_->step_done();
     for (const Metric& metric : throughput_->since_last().metrics()) done.metrics.push_back(metric);
-    if (options_.step_done != nullptr) options_.step_done(done);
-    is_stopping_ = stop_here();
-    const bool is_last = is_stopping_ || step == options_.steps;
-    if (options_.evaluate != nullptr &&
-        (is_last || (options_.evaluate_every > 0 && step % options_.evaluate_every == 0))) {
-      for (const Metric& metric : evaluated()) done.metrics.push_back(metric);
+    const bool is_last = step == options_.steps;
+    if (is_last || (options_.evaluate_every > 0 && step % options_.evaluate_every == 0)) {
+      is_stopping_ = stop_here();  // who is told to end has no time for an evaluation
+      if (!is_stopping_ || is_last) evaluate(done.metrics);
     }
-    tell(done);
+    if (options_.step_done != nullptr) options_.step_done(done);
+    is_stopping_ = is_stopping_ || stop_here();
+    write_metrics(step, done.metrics);
+    bar_->step_done(absl::StrFormat("loss %.3f", done.loss));
     if (options_.save_every > 0 && step % options_.save_every == 0) save();
     throughput_->leave_out();
   }
 
   bool stop_here() {
-    if (parts_.is_stop_requested || !told_.ok()) stop_.request();
+    if (parts_.is_stop_requested || !metrics_status_.ok()) stop_.request();
     return value_or_throw(stop_.step_done());
   }
 
-  std::vector<Metric> evaluated() const {
+  void evaluate(std::vector<Metric>& metrics) {
+    if (options_.evaluate == nullptr) return;
     const c10::AutoGradMode no_grad(false);
-    const bool was_training = parts_.module.is_training();
+    const KeepModes modes(parts_.module);
+    const RandomStateScope same(parts_.mesh, random_state(parts_.mesh));
     parts_.module.eval();
-    std::vector<Metric> metrics = options_.evaluate();
-    parts_.module.train(was_training);
-    return metrics;
+    for (Metric& metric : options_.evaluate()) {
+      const auto has_its_name = [&](const Metric& other) { return other.name == metric.name; };
+      if (metric.name == "step" || metric.name == "time" ||
+          std::any_of(metrics.begin(), metrics.end(), has_its_name)) {
+        refuse(str_cat("evaluate has given a metric '", metric.name,
+                       "', which there is already; wanted another name"));
+      }
+      metrics.push_back(std::move(metric));
+    }
+    evaluated_ = parts_.steps_done;
   }
 
-  void tell(const TrainerStep& done) {
-    bar_->step_done(absl::StrFormat("loss %.3f", done.loss));
+  void write_metrics(int64_t step, const std::vector<Metric>& metrics) {
     for (MetricsWriter* writer : writers_) {
-      if (told_.ok()) told_ = writer->write(done.step, done.metrics);
+      if (metrics_status_.ok()) metrics_status_ = writer->write(step, metrics);
     }
   }
 
   void save() {
-    checkpointer_->save_async(result_.last_step, parts_.state, where_);
-    saved_ = result_.last_step;
+    try {
+      parts_.checkpointer->wait();
+    } catch (const Error& error) {  // of the one before, the same on all ranks
+      if (parts_.is_first()) TORCH_WARN("a checkpoint was not saved: ", error.what());
+    }
+    parts_.checkpointer->save_async(parts_.steps_done, parts_.state, where_);
+    parts_.saved = parts_.steps_done;
   }
 
   void end() {
-    result_.is_stopped = is_stopping_ && result_.last_step < options_.steps;
+    result_.last_step = parts_.steps_done;
+    result_.is_stopped = is_stopping_ && parts_.steps_done < options_.steps;
     result_.signal = stop_.signal();
-    if (checkpointer_.has_value()) {
-      if (saved_ != result_.last_step) save();
-      checkpointer_->wait();
+    parts_.is_stop_requested = false;
+    if (parts_.checkpointer.has_value()) {
+      if (parts_.saved != parts_.steps_done) save();
+      parts_.checkpointer->wait();
+    }
+    if (result_.is_exhausted && parts_.steps_done > result_.first_step &&
+        evaluated_ != parts_.steps_done) {
+      std::vector<Metric> metrics;
+      evaluate(metrics);
+      if (!metrics.empty()) write_metrics(parts_.steps_done, metrics);
     }
     for (MetricsWriter* writer : writers_) {
-      if (told_.ok()) told_ = writer->flush();
+      if (metrics_status_.ok()) metrics_status_ = writer->flush();
     }
-    const absl::Status status = agree(*parts_.comm, told_, options_.save_timeout);
+    const absl::Status status = agree(*parts_.comm, metrics_status_, options_.save_timeout);
     if (!status.ok()) throw Error(kTrainer, status);
   }
 
@@ -361,50 +450,53 @@ class Trainer::Run {
   const TrainerOptions& options_;
   const std::source_location where_;
   GracefulStop stop_;
-  std::optional<Checkpointer> checkpointer_;
   std::vector<std::unique_ptr<MetricsWriter>> own_writers_;
   std::vector<MetricsWriter*> writers_;  // of the first rank
-  absl::Status told_;                    // the first error of one of them
+  absl::Status metrics_status_;          // the first error of one of them
   std::optional<ProgressBar> bar_;
   std::optional<Throughput> throughput_;
   TrainerResult result_;
-  int64_t saved_ = 0;
+  int64_t evaluated_ = -1;  // the step of the last evaluation
   bool is_stopping_ = false;
 };
 
 Trainer::Trainer(torch::nn::Module& module, trainer_internal::AnyOptimizer optimizer,
-                 const MeshPtr& mesh, const TrainerOptions& options)
-    : parts_([&] {
-        if (mesh == nullptr) refuse("the mesh is null");
-        const std::shared_ptr<Communicator> comm = whole(mesh);
-        const absl::Status mine = checkpoint_internal::status_of([&] {
-          check(options);
-          return absl::OkStatus();
-        });
-        const absl::Duration timeout = absl::Minutes(5);
-        const absl::Status status = agree(*comm, mine, timeout);
-        if (!status.ok()) throw Error(kTrainer, status);
-        const std::string text = text_of(options);
-        const auto texts = value_or_throw(exchange(*comm, text, timeout));
-        for (size_t rank = 0; rank < texts.size(); ++rank) {
-          if (texts[rank] != texts[0]) {
-            refuse(str_cat("the options differ between ranks: rank 0 has ", texts[0], "; rank ",
-                           rank, " has ", texts[rank]));
-          }
-        }
-        std::unique_ptr<Scheduler> scheduler = optimizer.schedule(options.schedule);
-        return new Parts{.module = module,
+                 const MeshPtr& mesh, const TrainerOptions& options) {
+  if (mesh == nullptr) refuse("the mesh is null");
+  const std::shared_ptr<Communicator> comm = whole_mesh(mesh);
+  std::string text;
+  const absl::Status mine = checkpoint_internal::status_of([&] {
+    check(options);
+    text = text_of(options);
+    return absl::OkStatus();
+  });
+  constexpr absl::Duration kTimeout = absl::Minutes(5);
+  const absl::Status status = agree(*comm, mine, kTimeout);
+  if (!status.ok()) throw Error(kTrainer, status);
+  const auto texts = value_or_throw(exchange(*comm, text, kTimeout));
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    if (texts[rank] != texts[0]) {
+      refuse(str_cat("the options differ between ranks: rank 0 has ", texts[0], "; rank ", rank,
+                     " has ", texts[rank]));
+    }
+  }
+  parts_.reset(new Parts{.module = module,
                          .optimizer = std::move(optimizer),
                          .mesh = mesh,
                          .options = options,
                          .comm = comm,
-                         .parameters = unique_parameters(module),
-                         .scheduler = std::move(scheduler)};
-      }()) {
+                         .parameters = unique_parameters(module)});
   add_module(parts_->state, module);
   parts_->optimizer.add_to(parts_->state, module);
   add_random_state(parts_->state, mesh);
   if (options.scaler != nullptr) add_scaler(parts_->state, *options.scaler);
+  if (!options.checkpoints.empty()) {
+    parts_->checkpointer.emplace(
+        options.checkpoints, mesh,
+        CheckpointOptions{.keep_last = options.keep_last, .timeout = options.save_timeout});
+  }
+  // Last: it sets the learning rates of the first step.
+  parts_->scheduler = parts_->optimizer.schedule(options.schedule);
 }
 
 Trainer::~Trainer() = default;

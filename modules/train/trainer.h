@@ -27,8 +27,9 @@
 //
 // How a run ends: after `steps` steps; where there are no batches any more; after request_stop(), or a
 // signal (graceful_stop.h), on all ranks at the same step; where a file of metrics cannot be written.
-// Whichever it is, there is a checkpoint of the last step then. Nothing is saved after an exception: the
-// checkpoints before it are whole.
+// Whichever it is, there is a checkpoint of the last step then. A save beside training that fails is a
+// warning as long as a later one is there. After an exception nothing is saved, and the trainer is of no
+// more use: the checkpoints before it are whole.
 //
 // Collective over the mesh, all of it, and all ranks are given the same. Threads: as the model's, but for
 // request_stop().
@@ -62,7 +63,7 @@
 namespace shardweave {
 
 enum class Resume : uint8_t {
-  kNo,
+  kNo,       // from the beginning: FailedPrecondition if the directory has checkpoints
   kIfThere,  // the newest checkpoint, or from the beginning: what a job does that is started again
   kNewest,   // Error (NotFound) without one
 };
@@ -90,6 +91,8 @@ struct TrainerOptions {
   // For gradients of 16 bits; its scale is in the checkpoint. It outlives the trainer, as all that is
   // pointed to here does.
   GradScaler* scaler = nullptr;
+  // What its scale was multiplied by after a step: for PowerSgd::rescale().
+  std::function<void(double factor)> scale_changed = {};
   // That of distributed_data_parallel(): it waits for the last batch of a step.
   GradSync* sync = nullptr;
 
@@ -101,8 +104,9 @@ struct TrainerOptions {
   absl::Duration save_timeout = absl::Hours(1);  // how long ranks wait for the slowest to write
   Resume resume = Resume::kNo;
 
-  // Every so many steps, and after the last one; 0: then alone. Without gradients, in the module's evaluation
-  // mode. Its metrics are the step's.
+  // Every so many steps (0: never), and after the last of a run that is not stopped. Without gradients, in
+  // the module's evaluation mode, with the random numbers of before afterwards. Its metrics are the step's;
+  // InvalidArgument for one with the name of another.
   std::function<std::vector<Metric>()> evaluate = {};
   int64_t evaluate_every = 0;
 
@@ -161,9 +165,10 @@ AnyOptimizer any_optimizer(ZeroRedundancyOptimizer<Optimizer>& optimizer) {
 class Trainer {
  public:
   // `optimizer`: a FusedOptimizer, one of torch::optim's, or a ZeroRedundancyOptimizer of either, with
-  // parameters of `module`; its learning rates, as they are now, are what the schedule multiplies. Module and optimizer outlive it.
-  // Collective; compares the ranks' options. Throws Error (InvalidArgument), on all ranks, for options out of range or that differ
-  // between ranks, and what add_module() and add_optimizer() throw.
+  // parameters of `module`; its learning rates, as they are now, are what the schedule multiplies. Module
+  // and optimizer outlive it. Collective; compares the ranks' options. Throws Error (InvalidArgument), on
+  // all ranks, for options out of range or that differ between ranks, and what add_module() and
+  // add_optimizer() throw.
   template <typename Optimizer>
   Trainer(torch::nn::Module& module, Optimizer& optimizer, const MeshPtr& mesh,
           const TrainerOptions& options)
@@ -176,16 +181,20 @@ class Trainer {
   StateDict& state();
 
   // `loss` is the forward of the next batch, a number of which backward is called; nullopt, on all ranks,
-  // if there is none. Batches left over at the end, fewer than `accumulate`, are left out. Throws Error: what is said above, what
-  // Checkpointer throws, and, on all ranks at the end of the run, the error of a file of metrics; and what `loss`, evaluate() and step_done()
-  // throw, on the rank where they do (run_ranks() tells the others).
+  // if there is none. Batches left over at the end, fewer than `accumulate`, are left out. Run again, it
+  // goes on where it stopped.
+  //
+  // Throws Error: what is said above, what Checkpointer throws, and, on all ranks at the end of the run,
+  // the error of a file of metrics; and what `loss`, evaluate() and step_done() throw, on the rank where
+  // they do (run_ranks() tells the others).
   TrainerResult run(const std::function<std::optional<at::Tensor>()>& loss,
                     std::source_location where = std::source_location::current());
-  // Of a loader's batches; its position is in the checkpoint, as "loader".
+  // Of a loader's batches, which outlives the trainer; its position is in the checkpoint, as "loader". Left
+  // over batches are the first ones of the next run.
   TrainerResult run(TokenLoader& loader, const std::function<at::Tensor(const TokenBatch&)>& loss,
                     std::source_location where = std::source_location::current());
 
-  // After the step that is under way. Of any rank, any thread.
+  // Ends the run after the step that is under way. Of any rank, any thread.
   void request_stop();
 
  private:
@@ -194,7 +203,7 @@ class Trainer {
   Trainer(torch::nn::Module& module, trainer_internal::AnyOptimizer optimizer, const MeshPtr& mesh,
           const TrainerOptions& options);
 
-  const std::unique_ptr<Parts> parts_;
+  std::unique_ptr<Parts> parts_;
 };
 
 }  // namespace shardweave

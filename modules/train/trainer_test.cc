@@ -7,6 +7,8 @@
 #include <limits>
 #include <mutex>
 #include <set>
+#include <sstream>
+#include <stdexcept>
 
 #include "ATen/ATen.h"
 #include "gmock/gmock.h"
@@ -63,7 +65,7 @@ std::string new_path(const std::string& name) {
   return path;
 }
 
-enum class Way { kDdp, kZero2, kFsdp, kTorchOptim };
+enum class Way { kDdp, kZero2, kFsdp, kTorchOptim, kZeroOfTorch };
 
 // A net on the mesh's first dimension, trained one of these ways.
 class Trainee {
@@ -84,6 +86,11 @@ class Trainee {
           net_->parameters(), adamw,
           ZeroOptions{.mesh_dim = "dp", .stage = 2, .bucket_bytes = 200});
       trainer_ = std::make_unique<Trainer>(*net_, *zero_, mesh, options);
+    } else if (way == Way::kZeroOfTorch) {
+      zero_of_torch_ = std::make_unique<ZeroRedundancyOptimizer<torch::optim::AdamW>>(
+          net_->parameters(), torch::optim::AdamWOptions(0.03).weight_decay(adamw.weight_decay),
+          ZeroOptions{.mesh_dim = "dp"});
+      trainer_ = std::make_unique<Trainer>(*net_, *zero_of_torch_, mesh, options);
     } else if (way == Way::kTorchOptim) {
       torch_ = std::make_unique<torch::optim::AdamW>(
           net_->parameters(), torch::optim::AdamWOptions(0.03).weight_decay(adamw.weight_decay));
@@ -112,6 +119,7 @@ class Trainee {
   TokenLoader loader_;
   std::unique_ptr<GradSync> sync_;
   std::unique_ptr<ZeroRedundancyOptimizer<FusedOptimizer>> zero_;
+  std::unique_ptr<ZeroRedundancyOptimizer<torch::optim::AdamW>> zero_of_torch_;
   std::unique_ptr<torch::optim::AdamW> torch_;
   std::unique_ptr<FusedOptimizer> fused_;
   std::unique_ptr<Trainer> trainer_;
@@ -150,7 +158,7 @@ TEST(TrainerTest, StepsAreThoseOfALoopByHand) {
   const Schedule schedule = Schedule::cosine(6).warmup(2).floor(0.1);
   std::vector<double> losses;
   const std::vector<at::Tensor> wanted = by_hand(6, 3, 0.5, schedule, &losses);
-  for (const Way way : {Way::kDdp, Way::kZero2, Way::kFsdp, Way::kTorchOptim}) {
+  for (const Way way : {Way::kDdp, Way::kZero2, Way::kFsdp, Way::kTorchOptim, Way::kZeroOfTorch}) {
     for (const std::vector<MeshDim>& dims :
          {std::vector<MeshDim>{{"dp", 1}}, {{"dp", 2}}, {{"dp", 3}}, {{"dp", 2}, {"more", 2}}}) {
       SCOPED_TRACE(::testing::Message() << static_cast<int>(way) << " " << dims[0].size);
@@ -175,6 +183,102 @@ TEST(TrainerTest, StepsAreThoseOfALoopByHand) {
       });
     }
   }
+}
+
+// A norm that is clipped before the gradients are divided by 1024 is another step.
+TEST(TrainerTest, AScaleChangesNothing) {
+  const Schedule schedule = Schedule::cosine(6).warmup(2).floor(0.1);
+  const std::vector<at::Tensor> wanted = by_hand(6, 3, 0.05, schedule);
+  for (const Way way : {Way::kDdp, Way::kZero2, Way::kFsdp}) {
+    on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+      GradScaler scaler({.init_scale = 1024, .growth_interval = 4});
+      std::vector<double> factors, norms;
+      Trainee trainee(
+          mesh, way,
+          {.steps = 6,
+           .accumulate = 3,
+           .clip_norm = 0.05,
+           .schedule = schedule,
+           .scaler = &scaler,
+           .scale_changed = [&](double factor) { factors.push_back(factor); },
+           .step_done = [&](const TrainerStep& done) { norms.push_back(done.grad_norm); }});
+      trainee.run();
+      expect_close(trainee.weights(), wanted);
+      EXPECT_EQ(factors, (std::vector<double>{2}));
+      for (const double norm : norms)
+        EXPECT_THAT(norm, AllOf(::testing::Gt(0.05), ::testing::Lt(5)));
+    });
+  }
+}
+
+TEST(TrainerTest, RunAgainItGoesOn) {
+  const Schedule schedule = Schedule::linear(7).warmup(3);
+  const std::vector<at::Tensor> wanted = by_hand(7, 2, 1.0, schedule);
+  const std::string directory = new_path("again");
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    Trainer* trainer = nullptr;
+    std::vector<double> grad_norms;
+    Trainee trainee(mesh, Way::kFsdp,
+                    {.steps = 7,
+                     .accumulate = 2,
+                     .clip_norm = 1.0,
+                     .schedule = schedule,
+                     .checkpoints = directory,
+                     .keep_last = 0,
+                     .step_done = [&](const TrainerStep& done) {
+                       if (done.step == 3) trainer->request_stop();
+                     }});
+    trainer = &trainee.trainer();
+    TrainerResult result = trainee.run();
+    EXPECT_EQ(result.last_step, 3);
+    EXPECT_TRUE(result.is_stopped);
+    result = trainee.run();
+    EXPECT_EQ(result.first_step, 3);
+    EXPECT_EQ(result.last_step, 7);
+    EXPECT_FALSE(result.is_stopped);
+    expect_close(trainee.weights(), wanted);
+    result = trainee.run();
+    EXPECT_EQ(result.last_step, 7);
+  });
+  EXPECT_THAT(list_checkpoints(directory).value(), ::testing::ElementsAre(3, 7));
+  // Who begins does not find out after the training.
+  const absl::Status status = try_on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    Trainee trainee(
+        mesh, Way::kDdp,
+        {.steps = 9, .checkpoints = directory, .step_done = [](const TrainerStep&) { FAIL(); }});
+    trainee.run();
+  });
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("has checkpoints, and resume is kNo"));
+}
+
+TEST(TrainerTest, RanksThatAgreeNowAndThen) {
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    Trainer* trainer = nullptr;
+    Trainee trainee(mesh, Way::kDdp,
+                    {.steps = 100, .stop = {.every = 4}, .step_done = [&](const TrainerStep& done) {
+                       if (done.step == 5 && mesh->rank().value == 1) trainer->request_stop();
+                     }});
+    trainer = &trainee.trainer();
+    EXPECT_EQ(trainee.run().last_step, 8);
+  });
+}
+
+TEST(TrainerTest, ParametersThatTheOptimizerDoesNotHave) {
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    NetImpl net;
+    distribute_module(net, mesh, {});
+    FusedOptimizer optimizer(net.down->parameters(), AdamWOptions{.lr = 0.0});
+    std::vector<double> norms;
+    Trainer trainer(net, optimizer, mesh, {.steps = 3, .step_done = [&](const TrainerStep& done) {
+                                             norms.push_back(done.grad_norm);
+                                           }});
+    TokenLoaderOptions all = kBatches;
+    all.batch = 133;  // the same in each step
+    TokenLoader loader(files(), all, mesh, NamedPlacements{{"dp", Shard(0)}});
+    trainer.run(loader, [&](const TokenBatch& batch) { return net.loss(batch); });
+    EXPECT_NEAR(norms[2], norms[0], 1e-4 * norms[0]);
+  });
 }
 
 TEST(TrainerTest, GoesOnOnAnotherMeshAnotherWay) {
@@ -236,7 +340,7 @@ TEST(TrainerTest, ASignalEndsAllRanksAtOneStep) {
     steps.insert(result.last_step);
   });
   ASSERT_EQ(steps.size(), 1);
-  EXPECT_LE(*steps.begin(), 5);
+  EXPECT_THAT(*steps.begin(), AllOf(::testing::Ge(4), ::testing::Le(5)));
   EXPECT_THAT(list_checkpoints(directory).value(), ::testing::ElementsAre(*steps.begin()));
 }
 
@@ -260,8 +364,11 @@ TEST(TrainerTest, TellsWhatItDoes) {
                      .progress = &bar,
                      .throughput = {.tokens_per_step = 18}});
     me = &trainee;
+    trainee.net().up->eval();
     trainee.run();
     EXPECT_TRUE(trainee.net().is_training());
+    EXPECT_TRUE(trainee.net().down->is_training());
+    EXPECT_FALSE(trainee.net().up->is_training());
     EXPECT_EQ(bar.str().empty(), mesh->rank().value != 0);
     if (mesh->rank().value == 0) {
       EXPECT_THAT(bar.str(), AllOf(HasSubstr("5/5"), HasSubstr("tokens/s")));
@@ -315,6 +422,18 @@ TEST(TrainerTest, MetricsThatCannotBeWrittenEndARunInOrder) {
   EXPECT_THAT(list_checkpoints(directory).value(), ::testing::ElementsAre(4));
 }
 
+struct Writer final : MetricsWriter {
+  using MetricsWriter::write;
+  absl::Status write(int64_t, absl::Span<const Metric> metrics, absl::Time) override {
+    ++lines;
+    last = metrics[0].name;
+    return absl::OkStatus();
+  }
+  absl::Status flush() override { return absl::OkStatus(); }
+  int lines = 0;
+  std::string last;
+};
+
 TEST(TrainerTest, BatchesThatAreLeftOverAreLeftOut) {
   // 7 batches: three steps of two.
   for (const Way way : {Way::kDdp, Way::kZero2, Way::kFsdp}) {
@@ -322,8 +441,19 @@ TEST(TrainerTest, BatchesThatAreLeftOverAreLeftOut) {
       TokenLoaderOptions batches = kBatches;
       batches.epochs = 1;
       batches.batch = 19;  // of 133 samples
-      Trainee trainee(mesh, way, {.steps = 100, .accumulate = 2}, batches);
+      Writer writer;
+      Trainee trainee(mesh, way,
+                      {.steps = 100,
+                       .accumulate = 2,
+                       .evaluate = [] { return std::vector<Metric>{{"evaluation_loss", 7}}; },
+                       .writers = {&writer}},
+                      batches);
       const TrainerResult result = trainee.run();
+      const bool is_first = mesh->rank().value == 0;
+      EXPECT_EQ(writer.lines, is_first ? 4 : 0);  // and what was evaluated at the end
+      EXPECT_EQ(writer.last, is_first ? "evaluation_loss" : "");
+      // What was left out comes again, if there is more.
+      EXPECT_THAT(trainee.trainer().state().value("loader"), HasSubstr("\"sample\":114"));
       EXPECT_TRUE(result.is_exhausted);
       EXPECT_EQ(result.last_step, 3);
       for (const at::Tensor& p : trainee.net().parameters()) {
@@ -387,6 +517,12 @@ TEST(TrainerTest, SaysWhatIsWrong) {
   says(error_of({.schedule = nullptr}), kInvalidArgument, "schedule is empty");
   says(error_of({.keep_last = -1}), kInvalidArgument, "keep_last is -1; wanted 0 or more");
   says(error_of({.save_timeout = absl::ZeroDuration()}), kInvalidArgument, "save_timeout is 0");
+  says(error_of({.throughput = {.tokens_per_step = 0}}), kInvalidArgument,
+       "throughput.tokens_per_step is 0");
+  says(error_of({.clip_norm = 1}, {.clip_norm = 1.0000001}), kInvalidArgument,
+       "differ between ranks");
+  says(error_of({.schedule = [](int64_t) -> double { throw std::runtime_error("no schedule"); }}),
+       kInternal, "no schedule");
   says(error_of({.save_every = 3}), kInvalidArgument, "checkpoints is \"\"");
   says(error_of({.resume = Resume::kNewest}), kInvalidArgument, "checkpoints is \"\"");
   says(error_of({.evaluate_every = 3}), kInvalidArgument, "evaluate is empty");
@@ -426,6 +562,26 @@ TEST(TrainerTest, AGradientThatIsNotFiniteIsAnErrorBeforeTheStep) {
     });
     EXPECT_EQ(errors, allowed ? 0 : 2);
   }
+}
+
+TEST(TrainerTest, AnEvaluationThatFails) {
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    for (const bool has_name : {false, true}) {
+      Trainee trainee(mesh, Way::kDdp, {.steps = 1, .evaluate = [&]() -> std::vector<Metric> {
+                                          if (!has_name)
+                                            throw Error(absl::DataLossError("no such file"));
+                                          return {{"loss", 1}};
+                                        }});
+      try {
+        trainee.run();
+        FAIL();
+      } catch (const Error& error) {
+        EXPECT_THAT(error.what(),
+                    HasSubstr(has_name ? "evaluate has given a metric 'loss'" : "no such file"));
+      }
+      EXPECT_TRUE(trainee.net().is_training());
+    }
+  });
 }
 
 TEST(TrainerTest, ALossThatIsNoNumber) {

@@ -8,7 +8,7 @@ use crate::ffi::{c_path, c_text};
 
 handle! {
     /// Writes a run's numbers, step by step, for people and programs: lines of JSON, or what
-    /// TensorBoard shows. One rank writes, usually the first. Neither `Send` nor `Sync`.
+    /// TensorBoard shows. One rank writes, usually the first; any thread may.
     ///
     /// ```
     /// use shardweave::MetricsWriter;
@@ -24,6 +24,11 @@ handle! {
 }
 
 debug_by_name!(MetricsWriter);
+
+// SAFETY: writers belong to no rank, and any thread may use and end them (shardweave.h, "Metrics").
+unsafe impl Send for MetricsWriter {}
+// SAFETY: as above; threads that write at once wait for each other.
+unsafe impl Sync for MetricsWriter {}
 
 impl MetricsWriter {
     /// A line for each step, which is in the file when [`MetricsWriter::write`] returns. Appends; of a

@@ -16,6 +16,10 @@ fn metrics_are_lines_and_events() {
     assert_eq!(text.lines().count(), 3);
     assert!(text.ends_with("\"loss\":2.5,\"lr\":\"NaN\"}\n"), "{text}");
 
+    let log = MetricsWriter::json_lines(&path).unwrap();
+    World::threads(2).run(|world| log.write(i64::from(world.rank()), &[])).unwrap();
+    assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 5);
+
     let events = MetricsWriter::events(folder.join("events"), 0).unwrap();
     events.write(10, &[("loss", 2.5)]).unwrap();
     events.flush().unwrap();
