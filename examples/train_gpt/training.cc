@@ -1,6 +1,7 @@
 #include "training.h"
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 
 #include "ATen/ops/softmax.h"
@@ -8,6 +9,7 @@
 #include "counter_random.h"
 #include "shardweave/dtensor/distribute_module.h"
 #include "shardweave/modules/checkpoint/checkpointer.h"
+#include "shardweave/modules/data_parallel.h"
 #include "shardweave/modules/fully_shard.h"
 #include "shardweave/modules/optim/fused_optimizer.h"
 #include "shardweave/modules/zero.h"
@@ -58,7 +60,7 @@ int64_t take_steps(Gpt model, Optimizer& optimizer, const Settings& settings, co
     }
     const at::Tensor loss = model->loss(batch.tokens, batch.targets);
     loss.backward();
-    shardweave::finish_grad_sync(*model);  // nothing to do for plain tensors
+    shardweave::finish_grad_sync(*model);  // waits; nothing to do for plain tensors
     optimizer.step();
     optimizer.zero_grad();
     step_done(loss.item<double>());
@@ -89,6 +91,12 @@ Gpt make_model(const Settings& settings, const MeshPtr& mesh) {
 
 int64_t train(Gpt model, const Settings& settings, const Text& text, const MeshPtr& mesh,
               const std::function<void(double loss)>& step_done) {
+  // Gradients leave in buckets while backward goes on, as long as this lives.
+  std::unique_ptr<shardweave::GradSync> ddp;
+  if (mesh != nullptr && settings.parallel == "ddp") {
+    ddp.reset(new shardweave::GradSync(shardweave::distributed_data_parallel(
+        *model, mesh, {.mesh_dim = "dp", .distribute = kNothingSent})));
+  }
   const shardweave::AdamWOptions adamw = {.lr = settings.learning_rate};
   if (mesh != nullptr && settings.zero_stage() > 0) {
     shardweave::ZeroRedundancyOptimizer<shardweave::FusedOptimizer> optimizer(

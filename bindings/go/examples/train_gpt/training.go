@@ -87,6 +87,14 @@ func (c *checkpoints) Close() {
 // train makes s.steps steps, and calls stepDone with the loss of each. Before is how many were made by a run that this one
 // goes on from. Without a mesh nothing is saved, nor gone on from.
 func train(w *sw.World, m *gpt, s *settings, text []byte, mesh *sw.Mesh, stepDone func(loss float64) error) (before int64, err error) {
+	if mesh != nil && s.parallel == "ddp" {
+		// Gradients leave in buckets while Backward goes on, as long as this lives.
+		ddp, err := m.DistributedDataParallel(mesh, "dp", sw.SameEverywhere)
+		if err != nil {
+			return 0, err
+		}
+		defer ddp.Close()
+	}
 	parameters, err := m.Parameters()
 	if err != nil {
 		return 0, err

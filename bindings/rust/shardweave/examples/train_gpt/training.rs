@@ -5,8 +5,8 @@
 
 use shardweave::nn::Layer;
 use shardweave::{
-    no_grad, AdamW, Checkpointer, FullyShardOptions, LoadOptions, Mesh, Module, ParameterPlan,
-    Placement::*, Result, Source, State, Tensor, ZeroOptions,
+    no_grad, AdamW, Checkpointer, DataParallelOptions, FullyShardOptions, LoadOptions, Mesh,
+    Module, ParameterPlan, Placement::*, Result, Source, State, Tensor, ZeroOptions,
 };
 
 use crate::model::{Gpt, GptOptions, VOCABULARY};
@@ -53,6 +53,14 @@ pub fn train(
     mesh: Option<&Mesh>,
     step_done: &mut dyn FnMut(f64) -> Result<()>,
 ) -> Result<i64> {
+    // Gradients leave in buckets while backward goes on, as long as this lives.
+    let _ddp = match mesh {
+        Some(mesh) if settings.parallel == Parallel::Ddp => {
+            let options = DataParallelOptions::new().mesh_dim("dp").source(Source::Same);
+            Some(model.distributed_data_parallel(mesh, &options)?)
+        }
+        _ => None,
+    };
     let optimizer = AdamW::new(settings.learning_rate).build(model)?;
     if let (Some(_), Parallel::Zero { stage }) = (mesh, settings.parallel) {
         optimizer.use_zero(&ZeroOptions::new().mesh_dim("dp").stage(stage))?;
@@ -87,7 +95,7 @@ pub fn train(
         }
         let loss = model.loss(&tokens, &targets)?;
         loss.backward()?;
-        model.finish_grad_sync()?; // nothing to do for plain tensors
+        model.finish_grad_sync()?; // waits for what has left; nothing to do for plain tensors
         optimizer.step()?;
         optimizer.zero_grad()?;
         step_done(loss.item()?)?;
