@@ -212,7 +212,7 @@ TEST(NcclFaultTest, MemoryIsKeptUntilTheDeviceHasStopped) {
             std::atomic<int> running{-1};
             std::shared_ptr<void> owner(x.data, [&](void*) { running = gpu().running(me); });
             rank.comm->all_reduce(x, x, ReduceOp::kSum,
-                                  {.timeout = absl::Milliseconds(200),
+                                  {.timeout = me == 0 ? absl::Milliseconds(200) : absl::Seconds(20),
                                    .stream = rank.stream,
                                    .keep_alive = std::move(owner)});
             absl::Status status;
@@ -332,6 +332,8 @@ TEST_P(NcclFailingCall, IsAnErrorOnEveryRankAndNothingHangs) {
                 Coalescing group(*rank.comm);
                 rank.comm->recv(y, other, 0, options);
                 rank.comm->send(x, other, 0, options);
+                rank.comm->all_reduce(x, x, ReduceOp::kSum, options);
+                rank.comm->all_reduce(x, x, ReduceOp::kMax, options);
                 works.push_back(group.finish());
                 works.push_back(rank.comm->recv(y, rank.comm->rank(), 0, options));
                 works.push_back(rank.comm->send(x, rank.comm->rank(), 0, options));

@@ -281,11 +281,18 @@ TEST(NcclTest, WhatAStreamWaitsForIsNotAbortedAtTheEnd) {
 TEST(NcclTest, AFirstMessageMayTakeLongerThanItTookToConnect) {
   expect_ok(run(2,
                 [](Rank& rank) -> absl::Status {
-                  Buffer x = rank.put<float>({1});
+                  Buffer x = rank.put<float>({1}), y = rank.put<float>({1});
                   const CallOptions options{.stream = rank.stream};
-                  if (rank.comm->rank() == 0) return rank.comm->recv(x, 1, 0, options).wait();
-                  std::this_thread::sleep_for(milliseconds(1500));
-                  return rank.comm->send(x, 0, 0, options).wait();
+                  const bool sends = rank.comm->rank() == 1;
+                  Work message;
+                  if (!sends) message = rank.comm->recv(x, 1, 0, options);
+                  // With these the one that waits looks at its message.
+                  for (int i = 0; i < 30; ++i) {
+                    if (absl::Status status = rank.sum(y); !status.ok()) return status;
+                    std::this_thread::sleep_for(milliseconds(50));
+                  }
+                  if (sends) message = rank.comm->send(x, 0, 0, options);
+                  return message.wait();
                 },
                 {}, {.connect = seconds(1)}));
 }
@@ -355,7 +362,10 @@ TEST(NcclTest, AStreamsWaitForAMessageThatNeverComesEndsAtTheDeadline) {
       Buffer x = rank.put<float>({0});
       const Work recv =
           rank.comm->recv(x, peer, 5, {.timeout = absl::Milliseconds(100), .stream = rank.stream});
-      return recv.wait_on(rank.stream);
+      const absl::Status status = recv.wait_on(rank.stream);
+      // Who leaves at once would be the other one's reason.
+      std::this_thread::sleep_for(milliseconds(300));
+      return status;
     });
     expect_all(results, StatusCode::kDeadlineExceeded,
                {to_itself ? "this rank itself has to call send" : "recv"});
