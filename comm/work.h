@@ -67,9 +67,9 @@ class Work {
   // What is put on `stream` of the operation's device afterwards runs when the operation is done.
   // The host does not wait for the device, and so learns only of errors that are known by now; wait(),
   // done() and later operations tell the others. It does wait, until the operation's deadline, for the
-  // device to have been given the operation: the first message between two ranks for the other one to
-  // issue its side, one to this rank itself for that side here. So issue both before waiting. (Of
-  // memory of the CPU: the same as wait().)
+  // device to have been given the operation: the first operations between ranks for the others to
+  // issue theirs, a message to this rank itself for its other side here. So issue both sides before
+  // waiting. (Of memory of the CPU: the same as wait().)
   absl::Status wait_on(DeviceStream stream) const {
     return pending_ == nullptr ? result_ : pending_->wait_on(token_, stream);
   }

@@ -17,9 +17,10 @@
 // none waits for a message that it did not ask for. The collectives of a Coalescing are one NCCL group,
 // all others one each: all ranks coalesce alike (communicator.h).
 //
-// Work::wait_on returns when NCCL has taken the operation: of the first message between two ranks when
-// both have issued it, of one to this rank itself when both sides are there; or at its deadline. So
-// issue both before waiting, as for Work::wait.
+// Work::wait_on returns when NCCL has taken the operation: of the first message between two ranks, and
+// the first collectives of a group, for which NCCL connects, when the others have issued it; of a
+// message to this rank itself when both sides are there; or at its deadline. So issue both sides before
+// waiting, as for Work::wait.
 //
 // Operations of NCCL occupy the device while they wait for other ranks. So all ranks issue those of all
 // groups in one global order, also of groups that have only one rank in common.

@@ -372,6 +372,29 @@ TEST(NcclTest, AStreamsWaitForAMessageThatNeverComesEndsAtTheDeadline) {
   }
 }
 
+// NCCL connects with the first collective, and waits for the others to issue it.
+TEST(NcclTest, AStreamsWaitForACollectiveThatARankDoesNotIssueNamesIt) {
+  std::atomic<bool> has_ended{false};
+  const auto results =
+      run(2,
+          [&](Rank& rank) -> absl::Status {
+            if (rank.comm->rank() == 1) {
+              while (!has_ended) std::this_thread::sleep_for(milliseconds(1));
+              return absl::OkStatus();
+            }
+            Buffer x = rank.put<float>({0});
+            const absl::Status status =
+                rank.comm
+                    ->all_reduce(x, x, ReduceOp::kSum,
+                                 {.timeout = absl::Milliseconds(200), .stream = rank.stream})
+                    .wait_on(rank.stream);
+            has_ended = true;
+            return status;
+          },
+          {.looks = 1 << 30, .slow_device = 0});
+  expect_all({results[0]}, StatusCode::kDeadlineExceeded, {"all_reduce", "rank 1"});
+}
+
 TEST(NcclTest, SidesOfAMessageToItselfThatDiffer) {
   const auto results = run(1, [](Rank& rank) {
     Buffer x = rank.put<float>({1, 2}), y = rank.put<float>({1});

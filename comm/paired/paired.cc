@@ -32,8 +32,7 @@ struct Word {
   int64_t sends = 0;  // all_to_all_v: elements to the rank that is told
   int32_t message_tag = 0;
   int32_t reserved = 0;
-  uint64_t group =
-      0;  // of a collective: the sequence number of the first that it is coalesced with
+  uint64_t group = 0;  // of a collective: the sequence number of the first of its Coalescing
 };
 
 // Memory of the host for what the device cannot do itself.
@@ -123,7 +122,14 @@ class PairedBackend : public Backend {
     if (absl::Status status = failure(); !status.ok()) return status;
     end_group_of(*operation);
     const absl::Status status = device_->wait_on(operation->device, stream);
-    return status.ok() ? status : fail(named(*operation, status));
+    if (status.ok()) return status;
+    // Where NCCL had to wait for other ranks, the control group knows for whom.
+    if (operation->has_control && status.code() == absl::StatusCode::kDeadlineExceeded &&
+        failure().ok()) {
+      absl::Status told = wait_for_control(*operation, Clock::now());
+      if (!told.ok()) return told;
+    }
+    return fail(named(*operation, status));
   }
 
   absl::Status copy_to_host(void* host, const ConstBuffer& device, DeviceStream stream) override {
