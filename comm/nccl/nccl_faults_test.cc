@@ -92,6 +92,11 @@ TEST(NcclMachineTest, AnOldDriver) {
              {"driver is too old", "12.4", "13.0"});
 }
 
+TEST(NcclMachineTest, ADriverThatDoesNotSayItsVersion) {
+  expect_all(connect({.failing = "cuDriverGetVersion", .error = 3}),
+             StatusCode::kFailedPrecondition, {"cuDriverGetVersion: error 3"});
+}
+
 TEST(NcclMachineTest, NoGpu) {
   expect_all(connect({.failing = "cuInit", .error = 100}), StatusCode::kFailedPrecondition,
              {"no GPU", "no device"});
@@ -202,28 +207,33 @@ TEST(NcclFaultTest, AHangOnOneStreamThatAnotherWaitsFor) {
   }
 }
 
-// Nor is it given back while an abort has not come to its end.
+// Nor is it given back while an abort has not come to its end: at the end of the communicator, or when a
+// call that comes meanwhile looks for memory that can go.
 TEST(NcclFaultTest, MemoryIsKeptUntilTheDeviceHasStopped) {
-  const auto results =
-      run(2,
-          [](Rank& rank) -> absl::Status {
-            Buffer x = rank.put<float>({1});
-            const int me = rank.comm->rank();
-            std::atomic<int> running{-1};
-            std::shared_ptr<void> owner(x.data, [&](void*) { running = gpu().running(me); });
-            rank.comm->all_reduce(x, x, ReduceOp::kSum,
-                                  {.timeout = me == 0 ? absl::Milliseconds(200) : absl::Seconds(20),
-                                   .stream = rank.stream,
-                                   .keep_alive = std::move(owner)});
-            absl::Status status;
-            while (status.ok()) {  // each of these looks for memory that can go
-              status = rank.comm->barrier().wait();
-            }
-            rank.comm.reset();
-            EXPECT_EQ(running, 0);
-            return status;
-          },
-          {.abort_milliseconds = 300, .faulty_device = 0, .hanging_operation = 1});
+  for (const bool waits : {true, false}) {
+    const auto results = run(
+        2,
+        [&](Rank& rank) -> absl::Status {
+          Buffer x = rank.put<float>({1});
+          const int me = rank.comm->rank();
+          std::atomic<int> running{-1};
+          std::shared_ptr<void> owner(x.data, [&](void*) { running = gpu().running(me); });
+          rank.comm->all_reduce(x, x, ReduceOp::kSum,
+                                {.timeout = me == 0 ? absl::Milliseconds(200) : absl::Seconds(20),
+                                 .stream = rank.stream,
+                                 .keep_alive = std::move(owner)});
+          absl::Status status;
+          while (status.ok()) {
+            const Work call = rank.comm->barrier();
+            if (waits || me == 0 || call.immediate()) status = call.wait();
+            std::this_thread::sleep_for(milliseconds(1));
+          }
+          rank.comm.reset();
+          EXPECT_EQ(running, 0);
+          return status;
+        },
+        {.abort_milliseconds = 300, .faulty_device = 0, .hanging_operation = 1});
+  }
 }
 
 TEST(NcclFaultTest, ACommunicatorThatCannotEndInOrderIsAborted) {
@@ -310,7 +320,7 @@ TEST(NcclFaultTest, MemoryThatIsUsedUpSaysSo) {
 class NcclFailingCall : public testing::TestWithParam<const char*> {};
 
 TEST_P(NcclFailingCall, IsAnErrorOnEveryRankAndNothingHangs) {
-  for (const int after : {1, 2, 3, 5}) {
+  for (const int after : {1, 2, 3, 4}) {
     SCOPED_TRACE(after);
     const auto results =
         run(2,
@@ -358,6 +368,9 @@ TEST_P(NcclFailingCall, IsAnErrorOnEveryRankAndNothingHangs) {
     if (results[1].ok()) continue;  // it was not called so often
     EXPECT_FALSE(results[0].ok());
     EXPECT_NE(results[1].code(), StatusCode::kDeadlineExceeded) << results[1];
+    // NCCL's state is asked for on behalf of other calls.
+    if (name == "ncclCommGetAsyncError") continue;
+    EXPECT_TRUE(absl::StrContains(std::string(results[1].message()), name)) << results[1];
   }
 }
 

@@ -227,6 +227,25 @@ TEST(NcclFaultTest, RanksThatCoalesceDifferentlyLearnIt) {
   expect_all(results, StatusCode::kFailedPrecondition, {"all_reduce #2", "coalesce"});
 }
 
+TEST(NcclFaultTest, AWaitInTheMiddleOfACoalescingOfOneRankIsAnError) {
+  const auto results = run(2,
+                           [](Rank& rank) -> absl::Status {
+                             Buffer x = rank.put<int32_t>({1}), y = rank.put<int32_t>({2});
+                             const CallOptions options{.stream = rank.stream};
+                             Coalescing group(*rank.comm);
+                             const Work first =
+                                 rank.comm->all_reduce(x, x, ReduceOp::kSum, options);
+                             if (rank.comm->rank() == 0) {
+                               if (absl::Status status = first.wait_on(rank.stream); !status.ok())
+                                 return status;
+                             }
+                             rank.comm->all_reduce(y, y, ReduceOp::kSum, options);
+                             return group.finish().wait();
+                           },
+                           {}, {.timeout = absl::Seconds(10)});
+  expect_all(results, StatusCode::kFailedPrecondition, {"all_reduce #2", "coalesce"});
+}
+
 // Each waits only for what was on the caller's stream when it was issued, and that stream for those
 // before it.
 TEST(NcclTest, OperationsThatNcclHasNotTakenDoNotWaitForLaterOnes) {
@@ -259,6 +278,32 @@ TEST(NcclTest, OperationsThatNcclHasNotTakenDoNotWaitForLaterOnes) {
                   },
                   {.looks = 100}, {.timeout = absl::Seconds(5)}));
   }
+}
+
+// The other rank comes to the collective when it has heard of the message.
+TEST(NcclTest, AMessageToItselfDoesNotWaitForACollective) {
+  std::atomic<bool> is_there{false};
+  expect_ok(run(2,
+                [&](Rank& rank) -> absl::Status {
+                  const int me = rank.comm->rank();
+                  const CallOptions options{.stream = rank.stream};
+                  Buffer x = rank.put<int32_t>({1}), in = rank.put<int32_t>({7});
+                  Buffer out = rank.put<int32_t>({0});
+                  const Deadline limit = Clock::now() + seconds(10);
+                  while (me == 1 && !is_there && Clock::now() < limit) {
+                    std::this_thread::sleep_for(milliseconds(1));
+                  }
+                  const Work sum = rank.comm->all_reduce(x, x, ReduceOp::kSum, options);
+                  if (me == 0) {
+                    const Work recv = rank.comm->recv(out, me, 0, options);
+                    rank.comm->send(in, me, 0, options);
+                    if (absl::Status status = recv.wait(); !status.ok()) return status;
+                    EXPECT_LT(Clock::now(), limit);
+                    is_there = true;
+                  }
+                  return sum.wait();
+                },
+                {}, {.timeout = absl::Seconds(20)}));
 }
 
 // A program that only orders streams, and then lets go of the communicator.
@@ -327,8 +372,7 @@ TEST(NcclTest, AnotherThreadMayCaptureAGraph) {
 TEST(NcclTest, EventsOfHalfAMessageToItselfGoToo) {
   expect_ok(run(1, [](Rank& rank) -> absl::Status {
     Buffer x = rank.put<float>({1});
-    std::string tag = "a word that does not live";
-    rank.comm->send(x, 0, 5, {.tag = tag, .stream = rank.stream});
+    rank.comm->send(x, 0, 5, {.stream = rank.stream});
     return absl::OkStatus();
   }));
 }
@@ -346,6 +390,7 @@ TEST(NcclTest, AStreamWaitsForAMessageThatIsYetToCome) {
       std::thread waits([&] { waited = recv.wait_on(rank.stream); });
       std::this_thread::sleep_for(milliseconds(50));
       EXPECT_FALSE(recv.done());
+      EXPECT_TRUE(rank.comm->barrier().wait().ok());  // the other one's message may come now
       const Work send = rank.comm->send(y, peer, 5, {.stream = other});
       waits.join();
       if (!waited.ok()) return waited;
@@ -398,10 +443,13 @@ TEST(NcclTest, AStreamsWaitForACollectiveThatARankDoesNotIssueNamesIt) {
 TEST(NcclTest, SidesOfAMessageToItselfThatDiffer) {
   const auto results = run(1, [](Rank& rank) {
     Buffer x = rank.put<float>({1, 2}), y = rank.put<float>({1});
-    const Work recv = rank.comm->recv(x, 0, 5, {.stream = rank.stream});
+    std::string tag = "word";  // which lives for the call
+    const Work recv = rank.comm->recv(x, 0, 5, {.tag = tag, .stream = rank.stream});
+    tag = "gone";
     return rank.comm->send(y, 0, 5, {.stream = rank.stream}).wait();
   });
   expect_all(results, StatusCode::kFailedPrecondition, {"send(f32[1]", "recv(f32[2]"});
+  EXPECT_FALSE(absl::StrContains(std::string(results[0].message()), "gone")) << results[0];
 }
 
 TEST(NcclTest, MemoryIsKeptUntilTheDeviceIsDone) {
