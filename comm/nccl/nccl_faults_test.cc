@@ -27,7 +27,7 @@ absl::Status nothing(Rank&) {
 std::vector<absl::Status> connect(const FakeGpuScript& script,
                                   const std::function<void(int rank, NcclOptions&)>& change = {}) {
   Conditions conditions;
-  conditions.connect = seconds(5);
+  conditions.connect = seconds(20);
   conditions.nccl = [&](int rank) {
     NcclOptions options{.device = rank, .libraries = fake_libraries()};
     if (change) change(rank, options);

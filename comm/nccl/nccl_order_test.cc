@@ -156,12 +156,12 @@ TEST(NcclTest, WhatPilesUpIsNoGroup) {
                   }
                   return absl::OkStatus();
                 },
-                {.looks = 100, .slow_device = 1}, {.timeout = absl::Seconds(5)}));
+                {.looks = 100, .slow_device = 1}, {.timeout = absl::Seconds(20)}));
 }
 
 // Neither the thread that looks nor done() takes an open group apart.
 TEST(NcclTest, ACoalescingOfOneRankThatTakesItsTime) {
-  Conditions conditions{.timeout = absl::Seconds(5)};
+  Conditions conditions{.timeout = absl::Seconds(20)};
   conditions.paired.look_every = absl::Milliseconds(1);
   expect_ok(run(
       2,
@@ -223,7 +223,7 @@ TEST(NcclFaultTest, RanksThatCoalesceDifferentlyLearnIt) {
             for (const Work& work : works) status.Update(work.wait());
             return status;
           },
-          {}, {.timeout = absl::Seconds(5)});
+          {}, {.timeout = absl::Seconds(20)});
   expect_all(results, StatusCode::kFailedPrecondition, {"all_reduce #2", "coalesce"});
 }
 
@@ -242,7 +242,7 @@ TEST(NcclFaultTest, AWaitInTheMiddleOfACoalescingOfOneRankIsAnError) {
                              rank.comm->all_reduce(y, y, ReduceOp::kSum, options);
                              return group.finish().wait();
                            },
-                           {}, {.timeout = absl::Seconds(10)});
+                           {}, {.timeout = absl::Seconds(20)});
   expect_all(results, StatusCode::kFailedPrecondition, {"all_reduce #2", "coalesce"});
 }
 
@@ -276,7 +276,7 @@ TEST(NcclTest, OperationsThatNcclHasNotTakenDoNotWaitForLaterOnes) {
                     EXPECT_EQ(rank.get<int32_t>(out), std::vector<int32_t>{7});
                     return absl::OkStatus();
                   },
-                  {.looks = 100}, {.timeout = absl::Seconds(5)}));
+                  {.looks = 100}, {.timeout = absl::Seconds(20)}));
   }
 }
 
@@ -332,14 +332,14 @@ TEST(NcclTest, AFirstMessageMayTakeLongerThanItTookToConnect) {
                   Work message;
                   if (!sends) message = rank.comm->recv(x, 1, 0, options);
                   // With these the one that waits looks at its message.
-                  for (int i = 0; i < 30; ++i) {
+                  for (int i = 0; i < 70; ++i) {
                     if (absl::Status status = rank.sum(y); !status.ok()) return status;
                     std::this_thread::sleep_for(milliseconds(50));
                   }
                   if (sends) message = rank.comm->send(x, 0, 0, options);
                   return message.wait();
                 },
-                {}, {.connect = seconds(1)}));
+                {}, {.connect = seconds(3)}));
 }
 
 // Threads whose device is another one, of which they have made nothing yet, make no context there.
