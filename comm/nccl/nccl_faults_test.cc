@@ -17,7 +17,7 @@
 namespace shardweave {
 namespace {
 
-absl::Status nothing(Rank&) {
+absl::Status nothing(GpuRank&) {
   ADD_FAILURE() << "must not connect";
   return absl::OkStatus();
 }
@@ -156,7 +156,7 @@ TEST(NcclMachineTest, ARankThatDoesNotConnectIsNamed) {
 
 TEST(NcclFaultTest, AnAsynchronousErrorReachesAllRanks) {
   const auto results = run(3,
-                           [](Rank& rank) -> absl::Status {
+                           [](GpuRank& rank) -> absl::Status {
                              Buffer x = rank.put<float>({1});
                              for (int i = 0; i < 5; ++i) {
                                if (absl::Status status = rank.sum(x, {.tag = "loss"}); !status.ok())
@@ -172,7 +172,7 @@ TEST(NcclFaultTest, AnAsynchronousErrorReachesAllRanks) {
 TEST(NcclFaultTest, AHangIsAnErrorAtTheDeadlineEvenIfNobodyAsks) {
   const auto results =
       run(2,
-          [](Rank& rank) -> absl::Status {
+          [](GpuRank& rank) -> absl::Status {
             Buffer x = rank.put<float>({1});
             const Work work = rank.comm->all_reduce(
                 x, x, ReduceOp::kSum, {.timeout = absl::Milliseconds(300), .stream = rank.stream});
@@ -189,7 +189,7 @@ TEST(NcclFaultTest, AHangOnOneStreamThatAnotherWaitsFor) {
   for (const bool collective_first : {true, false}) {
     const auto results =
         run(2,
-            [&](Rank& rank) -> absl::Status {
+            [&](GpuRank& rank) -> absl::Status {
               Buffer x = rank.put<float>({1});
               const CallOptions options{.timeout = absl::Milliseconds(500), .stream = rank.stream};
               std::vector<Work> works;
@@ -213,7 +213,7 @@ TEST(NcclFaultTest, MemoryIsKeptUntilTheDeviceHasStopped) {
   for (const bool waits : {true, false}) {
     const auto results = run(
         2,
-        [&](Rank& rank) -> absl::Status {
+        [&](GpuRank& rank) -> absl::Status {
           Buffer x = rank.put<float>({1});
           const int me = rank.comm->rank();
           std::atomic<int> running{-1};
@@ -238,7 +238,7 @@ TEST(NcclFaultTest, MemoryIsKeptUntilTheDeviceHasStopped) {
 
 TEST(NcclFaultTest, ACommunicatorThatCannotEndInOrderIsAborted) {
   expect_ok(run(2,
-                [](Rank& rank) {
+                [](GpuRank& rank) {
                   Buffer x = rank.put<float>({1});
                   return rank.sum(x);
                 },
@@ -248,7 +248,7 @@ TEST(NcclFaultTest, ACommunicatorThatCannotEndInOrderIsAborted) {
 }
 
 TEST(NcclFaultTest, RanksThatDifferLearnItThoughNobodyWaits) {
-  const auto results = run(2, [](Rank& rank) -> absl::Status {
+  const auto results = run(2, [](GpuRank& rank) -> absl::Status {
     Buffer x = rank.put<float>({1, 2, 3});
     x.count = 2 + rank.comm->rank();
     const Work work = rank.comm->all_reduce(x, x, ReduceOp::kSum, {.stream = rank.stream});
@@ -265,7 +265,7 @@ TEST(NcclFaultTest, ComparedFirstNothingIsWritten) {
   conditions.paired.compare_first = true;
   const auto results = run(
       2,
-      [](Rank& rank) -> absl::Status {
+      [](GpuRank& rank) -> absl::Status {
         Buffer x = rank.put<float>({1, 2});
         const ReduceOp op = rank.comm->rank() == 0 ? ReduceOp::kSum : ReduceOp::kMax;
         const absl::Status status = rank.comm->all_reduce(x, x, op, {.stream = rank.stream}).wait();
@@ -278,7 +278,7 @@ TEST(NcclFaultTest, ComparedFirstNothingIsWritten) {
 }
 
 TEST(NcclFaultTest, MessageTagsThatAreNotInOrder) {
-  const auto results = run(2, [](Rank& rank) -> absl::Status {
+  const auto results = run(2, [](GpuRank& rank) -> absl::Status {
     Buffer x = rank.put<float>({1}), y = rank.put<float>({2});
     const CallOptions options{.stream = rank.stream};
     const bool sends = rank.comm->rank() == 0;
@@ -295,7 +295,7 @@ TEST(NcclFaultTest, MessageTagsThatAreNotInOrder) {
 }
 
 TEST(NcclFaultTest, AMessageToItselfWithoutItsOtherSideEndsAtTheDeadline) {
-  const auto results = run(1, [](Rank& rank) {
+  const auto results = run(1, [](GpuRank& rank) {
     Buffer x = rank.put<float>({1});
     return rank.comm->send(x, 0, 5, {.timeout = absl::Milliseconds(50), .stream = rank.stream})
         .wait();
@@ -306,7 +306,7 @@ TEST(NcclFaultTest, AMessageToItselfWithoutItsOtherSideEndsAtTheDeadline) {
 TEST(NcclFaultTest, MemoryThatIsUsedUpSaysSo) {
   const auto results = run(
       2,
-      [](Rank& rank) {
+      [](GpuRank& rank) {
         Buffer x = rank.put<float>({1});
         absl::Status status = rank.sum(x);  // which the other rank may still see the end of
         return status.ok() ? rank.sum(x) : status;
@@ -324,7 +324,7 @@ TEST_P(NcclFailingCall, IsAnErrorOnEveryRankAndNothingHangs) {
     SCOPED_TRACE(after);
     const auto results =
         run(2,
-            [](Rank& rank) -> absl::Status {
+            [](GpuRank& rank) -> absl::Status {
               Buffer x = rank.put<float>({1, 2, 3}), y = rank.put<float>({0, 0, 0});
               Buffer all = rank.put(std::vector<float>(6));
               Buffer odd = rank.put<int16_t>({1});

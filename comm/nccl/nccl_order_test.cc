@@ -26,7 +26,7 @@ TEST(NcclDeathTest, TheHostCannotTouchTheDevicesMemory) {
 
 TEST(NcclTest, StreamsWaitAndTheHostDoesNot) {
   expect_ok(run(2,
-                [](Rank& rank) -> absl::Status {
+                [](GpuRank& rank) -> absl::Status {
                   const int me = rank.comm->rank();
                   Buffer x = rank.put<float>({0, 0, 0});
                   const std::vector<float> mine = {1.0f + me, 10.0f, 5.0f * me};
@@ -47,7 +47,7 @@ TEST(NcclTest, StreamsWaitAndTheHostDoesNot) {
 }
 
 TEST(NcclTest, CoalescingWaitsOnStreamsToo) {
-  expect_ok(run(3, [](Rank& rank) -> absl::Status {
+  expect_ok(run(3, [](GpuRank& rank) -> absl::Status {
     std::vector<Buffer> buffers;
     for (int i = 0; i < 5; ++i) buffers.push_back(rank.put<int32_t>({i, rank.comm->rank()}));
     Buffer from = rank.put<int32_t>({0}), to = rank.put<int32_t>({rank.comm->rank()});
@@ -71,7 +71,7 @@ TEST(NcclTest, CoalescingWaitsOnStreamsToo) {
 
 TEST(NcclTest, EvenCountsAreNcclsOwnCollectives) {
   const auto gather = [](const std::vector<int64_t>& counts) {
-    return [=](Rank& rank) -> absl::Status {
+    return [=](GpuRank& rank) -> absl::Status {
       Buffer in = rank.put(std::vector<float>(counts[rank.comm->rank()], 1.0f));
       Buffer out = rank.put(std::vector<float>(counts[0] + counts[1], 0.0f));
       absl::Status status =
@@ -95,7 +95,7 @@ TEST(NcclTest, EvenCountsAreNcclsOwnCollectives) {
 }
 
 TEST(NcclTest, WhatNcclCannotReduceGoesThroughTheHost) {
-  expect_ok(run(3, [](Rank& rank) -> absl::Status {
+  expect_ok(run(3, [](GpuRank& rank) -> absl::Status {
     Buffer x = rank.put<int16_t>({7, -3, 1});
     const absl::Status status = rank.sum(x);
     EXPECT_EQ(rank.get<int16_t>(x), (std::vector<int16_t>{21, -9, 3}));
@@ -114,7 +114,7 @@ TEST(NcclTest, WhatNcclCannotReduceGoesThroughTheHost) {
 // Both ways at once, in either order: neither waits for the other.
 TEST(NcclTest, RanksMaySendBeforeTheyReceive) {
   for (const bool send_first : {true, false}) {
-    expect_ok(run(3, [&](Rank& rank) -> absl::Status {
+    expect_ok(run(3, [&](GpuRank& rank) -> absl::Status {
       const int me = rank.comm->rank();
       std::vector<Buffer> in, out;
       std::vector<Work> works;
@@ -144,7 +144,7 @@ TEST(NcclTest, RanksMaySendBeforeTheyReceive) {
 // to take what rank 0's has taken at once.
 TEST(NcclTest, WhatPilesUpIsNoGroup) {
   expect_ok(run(2,
-                [](Rank& rank) -> absl::Status {
+                [](GpuRank& rank) -> absl::Status {
                   std::vector<Work> works;
                   for (int i = 0; i < 5; ++i) {
                     Buffer x = rank.put<int32_t>({i});
@@ -165,7 +165,7 @@ TEST(NcclTest, ACoalescingOfOneRankThatTakesItsTime) {
   conditions.paired.look_every = absl::Milliseconds(1);
   expect_ok(run(
       2,
-      [](Rank& rank) -> absl::Status {
+      [](GpuRank& rank) -> absl::Status {
         Buffer x = rank.put<int32_t>({1}), y = rank.put<int32_t>({2});
         Coalescing group(*rank.comm);
         const CallOptions options{.stream = rank.stream};
@@ -181,7 +181,7 @@ TEST(NcclTest, ACoalescingOfOneRankThatTakesItsTime) {
 
 TEST(NcclTest, AWaitInTheMiddleOfACoalescingEndsTheGroupSoFar) {
   for (const bool on_stream : {false, true}) {
-    expect_ok(run(2, [&](Rank& rank) -> absl::Status {
+    expect_ok(run(2, [&](GpuRank& rank) -> absl::Status {
       std::vector<Buffer> x;
       const CallOptions options{.stream = rank.stream};
       Coalescing group(*rank.comm);
@@ -204,7 +204,7 @@ TEST(NcclTest, AWaitInTheMiddleOfACoalescingEndsTheGroupSoFar) {
 TEST(NcclFaultTest, RanksThatCoalesceDifferentlyLearnIt) {
   const auto results =
       run(2,
-          [](Rank& rank) -> absl::Status {
+          [](GpuRank& rank) -> absl::Status {
             Buffer x = rank.put<int32_t>({1}), y = rank.put<int32_t>({2});
             const CallOptions options{.stream = rank.stream};
             std::vector<Work> works;
@@ -229,7 +229,7 @@ TEST(NcclFaultTest, RanksThatCoalesceDifferentlyLearnIt) {
 
 TEST(NcclFaultTest, AWaitInTheMiddleOfACoalescingOfOneRankIsAnError) {
   const auto results = run(2,
-                           [](Rank& rank) -> absl::Status {
+                           [](GpuRank& rank) -> absl::Status {
                              Buffer x = rank.put<int32_t>({1}), y = rank.put<int32_t>({2});
                              const CallOptions options{.stream = rank.stream};
                              Coalescing group(*rank.comm);
@@ -251,7 +251,7 @@ TEST(NcclFaultTest, AWaitInTheMiddleOfACoalescingOfOneRankIsAnError) {
 TEST(NcclTest, OperationsThatNcclHasNotTakenDoNotWaitForLaterOnes) {
   for (const bool messages : {false, true}) {
     expect_ok(run(2,
-                  [&](Rank& rank) -> absl::Status {
+                  [&](GpuRank& rank) -> absl::Status {
                     const int me = rank.comm->rank();
                     const CallOptions options{.stream = rank.stream};
                     Buffer x[4], self = rank.put<int32_t>({7}), out = rank.put<int32_t>({0});
@@ -284,7 +284,7 @@ TEST(NcclTest, OperationsThatNcclHasNotTakenDoNotWaitForLaterOnes) {
 TEST(NcclTest, AMessageToItselfDoesNotWaitForACollective) {
   std::atomic<bool> is_there{false};
   expect_ok(run(2,
-                [&](Rank& rank) -> absl::Status {
+                [&](GpuRank& rank) -> absl::Status {
                   const int me = rank.comm->rank();
                   const CallOptions options{.stream = rank.stream};
                   Buffer x = rank.put<int32_t>({1}), in = rank.put<int32_t>({7});
@@ -309,7 +309,7 @@ TEST(NcclTest, AMessageToItselfDoesNotWaitForACollective) {
 // A program that only orders streams, and then lets go of the communicator.
 TEST(NcclTest, WhatAStreamWaitsForIsNotAbortedAtTheEnd) {
   expect_ok(run(2,
-                [](Rank& rank) -> absl::Status {
+                [](GpuRank& rank) -> absl::Status {
                   Buffer x = rank.put<float>({1.0f + rank.comm->rank()});
                   const absl::Status status =
                       rank.comm->all_reduce(x, x, ReduceOp::kSum, {.stream = rank.stream})
@@ -325,7 +325,7 @@ TEST(NcclTest, WhatAStreamWaitsForIsNotAbortedAtTheEnd) {
 
 TEST(NcclTest, AFirstMessageMayTakeLongerThanItTookToConnect) {
   expect_ok(run(2,
-                [](Rank& rank) -> absl::Status {
+                [](GpuRank& rank) -> absl::Status {
                   Buffer x = rank.put<float>({1}), y = rank.put<float>({1});
                   const CallOptions options{.stream = rank.stream};
                   const bool sends = rank.comm->rank() == 1;
@@ -362,7 +362,7 @@ TEST(NcclTest, OnlyTheRanksDeviceGetsAContext) {
 
 TEST(NcclTest, AnotherThreadMayCaptureAGraph) {
   expect_ok(run(2,
-                [](Rank& rank) {
+                [](GpuRank& rank) {
                   Buffer x = rank.put<float>({1});
                   return rank.sum(x);
                 },
@@ -370,7 +370,7 @@ TEST(NcclTest, AnotherThreadMayCaptureAGraph) {
 }
 
 TEST(NcclTest, EventsOfHalfAMessageToItselfGoToo) {
-  expect_ok(run(1, [](Rank& rank) -> absl::Status {
+  expect_ok(run(1, [](GpuRank& rank) -> absl::Status {
     Buffer x = rank.put<float>({1});
     rank.comm->send(x, 0, 5, {.stream = rank.stream});
     return absl::OkStatus();
@@ -380,7 +380,7 @@ TEST(NcclTest, EventsOfHalfAMessageToItselfGoToo) {
 // The host waits until the device can be told to.
 TEST(NcclTest, AStreamWaitsForAMessageThatIsYetToCome) {
   for (const bool to_itself : {true, false}) {
-    expect_ok(run(2, [&](Rank& rank) -> absl::Status {
+    expect_ok(run(2, [&](GpuRank& rank) -> absl::Status {
       const int me = rank.comm->rank();
       const int peer = to_itself ? me : 1 - me;
       Buffer x = rank.put<float>({0}), y = rank.put<float>({5});
@@ -402,7 +402,7 @@ TEST(NcclTest, AStreamWaitsForAMessageThatIsYetToCome) {
 
 TEST(NcclTest, AStreamsWaitForAMessageThatNeverComesEndsAtTheDeadline) {
   for (const bool to_itself : {true, false}) {
-    const auto results = run(2, [&](Rank& rank) -> absl::Status {
+    const auto results = run(2, [&](GpuRank& rank) -> absl::Status {
       const int peer = to_itself ? rank.comm->rank() : 1 - rank.comm->rank();
       Buffer x = rank.put<float>({0});
       const Work recv =
@@ -422,7 +422,7 @@ TEST(NcclTest, AStreamsWaitForACollectiveThatARankDoesNotIssueNamesIt) {
   std::atomic<bool> has_ended{false};
   const auto results =
       run(2,
-          [&](Rank& rank) -> absl::Status {
+          [&](GpuRank& rank) -> absl::Status {
             if (rank.comm->rank() == 1) {
               while (!has_ended) std::this_thread::sleep_for(milliseconds(1));
               return absl::OkStatus();
@@ -441,7 +441,7 @@ TEST(NcclTest, AStreamsWaitForACollectiveThatARankDoesNotIssueNamesIt) {
 }
 
 TEST(NcclTest, SidesOfAMessageToItselfThatDiffer) {
-  const auto results = run(1, [](Rank& rank) {
+  const auto results = run(1, [](GpuRank& rank) {
     Buffer x = rank.put<float>({1, 2}), y = rank.put<float>({1});
     std::string tag = "word";  // which lives for the call
     const Work recv = rank.comm->recv(x, 0, 5, {.tag = tag, .stream = rank.stream});
@@ -454,7 +454,7 @@ TEST(NcclTest, SidesOfAMessageToItselfThatDiffer) {
 
 TEST(NcclTest, MemoryIsKeptUntilTheDeviceIsDone) {
   expect_ok(run(2,
-                [](Rank& rank) -> absl::Status {
+                [](GpuRank& rank) -> absl::Status {
                   Buffer x = rank.put<float>({1});
                   std::atomic<bool> freed{false};
                   std::shared_ptr<void> owner(x.data, [&](void*) { freed = true; });
@@ -471,7 +471,7 @@ TEST(NcclTest, MemoryIsKeptUntilTheDeviceIsDone) {
 }
 
 TEST(NcclTest, ADeviceOfAnotherRankIsRefused) {
-  expect_ok(run(2, [](Rank& rank) -> absl::Status {
+  expect_ok(run(2, [](GpuRank& rank) -> absl::Status {
     Buffer x = rank.put<float>({1});
     x.device.index = 1 - rank.comm->rank();
     const absl::Status refused = rank.sum(x);

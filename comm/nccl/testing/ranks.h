@@ -1,6 +1,6 @@
 // Ranks that are threads, with a GPU of the fake each, for tests of one topic.
 //
-//   expect_ok(run(2, [](Rank& rank) -> absl::Status {
+//   expect_ok(run(2, [](GpuRank& rank) -> absl::Status {
 //     Buffer x = rank.put<float>({1});
 //     return rank.sum(x);
 //   }, {.looks = 100}));
@@ -35,14 +35,14 @@ inline FakeGpu& gpu() {
 }
 
 // One rank with its GPU.
-class Rank {
+class GpuRank {
  public:
-  Rank(std::shared_ptr<Communicator> communicator, int index)
+  GpuRank(std::shared_ptr<Communicator> communicator, int index)
       : comm(std::move(communicator)),
         device(fake_device(index)),
         stream(device->make_stream()),
         index_(index) {}
-  ~Rank() { synchronize(); }
+  ~GpuRank() { synchronize(); }
 
   template <typename T>
   Buffer put(const std::vector<T>& values) {
@@ -89,7 +89,7 @@ struct Conditions {
   seconds connect = seconds(20);
 };
 
-using Body = std::function<absl::Status(Rank& rank)>;
+using Body = std::function<absl::Status(GpuRank& rank)>;
 
 // What each rank's body has returned, or its failure to connect.
 inline std::vector<absl::Status> run(int ranks, const Body& body, const FakeGpuScript& script = {},
@@ -108,7 +108,8 @@ inline std::vector<absl::Status> run(int ranks, const Body& body, const FakeGpuS
         results[rank] = backend.status();
         return;
       }
-      Rank mine(Communicator::create(*std::move(backend), {.timeout = conditions.timeout}), rank);
+      GpuRank mine(Communicator::create(*std::move(backend), {.timeout = conditions.timeout}),
+                   rank);
       results[rank] = body(mine);
     });
   }
