@@ -74,6 +74,8 @@ struct Call {
   std::string_view tag;      // the caller's word for it, for messages
   uint64_t fingerprint = 0;  // of a collective: what the caller means it for (CallOptions)
   DeviceStream stream;       // of memory on a device: it is ready when this has come so far
+  uint64_t group = 0;  // of a collective on a device: those of one number are coalesced as one;
+                       // the same on all ranks; 0: alone
 
   // Where the memory is.
   Device device() const { return in.count > 0 || in.data != nullptr ? in.device : out.device; }
@@ -175,7 +177,9 @@ class Backend {
   // (ranks called different things), Aborted and Unavailable (a rank gave up, is gone; names it).
   virtual absl::Status wait(Ticket ticket, Deadline deadline);
   // Of memory on a device: what is put on `stream` afterwards runs when the operation is done. Does
-  // not wait for the device. Errors: those that are known by now.
+  // not wait for the device; may wait, until the operation's deadline, for other ranks to issue their
+  // part, where the device cannot take it before. Errors: that deadline, and those that are known by
+  // now.
   virtual absl::Status wait_on(Ticket ticket, DeviceStream stream);
 
   // Of backends that reach a device: copies between its memory and the host's in the order of
@@ -184,8 +188,9 @@ class Backend {
   virtual absl::Status copy_to_device(const Buffer& device, const void* host, DeviceStream stream);
 
   // Around calls of start() that the caller coalesced: a backend may hold them back and run them as
-  // one. Send and recv may appear in any order between the two. A done() or wait() for one that is
-  // held back comes too: it runs what is held back so far.
+  // one. Send and recv may appear in any order between the two. A wait() or wait_on() for one that is
+  // held back comes too: it runs what is held back so far. done() does not: who asks, and when, is not
+  // the same on all ranks.
   virtual void begin_coalescing() {}
   virtual absl::Status end_coalescing() { return absl::OkStatus(); }
 

@@ -186,14 +186,14 @@ Communicator::Communicator(std::unique_ptr<Backend> backend,
   backend_->set_patience(options.patience);
 }
 
-// The memory that is kept is used until its operation is done.
+// The memory that is kept is used until its operation is done, and after a failure until wait() has
+// returned.
 Communicator::~Communicator() {
   for (const Kept& kept : kept_) {
-    if (!backend_->done(kept.ticket)) {
-      backend_
-          ->wait(kept.ticket, deadline_after(std::chrono::steady_clock::now(), options_.timeout))
-          .IgnoreError();
-    }
+    const Deadline now = std::chrono::steady_clock::now();
+    const bool is_done = backend_->done(kept.ticket);
+    backend_->wait(kept.ticket, is_done ? now : deadline_after(now, options_.timeout))
+        .IgnoreError();
   }
 }
 
@@ -375,7 +375,12 @@ Work Communicator::issue(Call& call, absl::Status valid, const CallOptions& opti
   call.fingerprint = options.fingerprint;
   call.stream = options.stream;
   if (!kept_.empty()) {
-    std::erase_if(kept_, [&](const Kept& kept) { return backend_->done(kept.ticket); });
+    std::erase_if(kept_, [&](const Kept& kept) {
+      if (!backend_->done(kept.ticket)) return false;
+      // Done is also what has failed, where the device may still be at it.
+      backend_->wait(kept.ticket, now).IgnoreError();
+      return true;
+    });
   }
   const uint64_t line = log_.start(call, now);
   const absl::StatusOr<Backend::Ticket> ticket = native ? backend_->start(call) : compose(call);
@@ -473,13 +478,9 @@ absl::Status Communicator::health() const {
   return first_error_;
 }
 
+// Children first: what is on the device here may wait there for one of theirs, and a backend's abort
+// for what is on the device.
 void Communicator::abort(const absl::Status& reason) {
-  const int64_t world_rank = world_ranks()[rank()];
-  fail(of_rank(absl::AbortedError(str_cat(
-                   "rank ", rank(), " of group '", name(), "' (world rank ", world_rank,
-                   ") aborted: ", absl::StatusCodeToString(reason.code()), ": ", reason.message())),
-               world_rank))
-      .IgnoreError();
   std::vector<std::weak_ptr<Communicator>> children;
   {
     std::lock_guard lock(mutex_);
@@ -488,6 +489,12 @@ void Communicator::abort(const absl::Status& reason) {
   for (const auto& child : children) {
     if (std::shared_ptr<Communicator> alive = child.lock()) alive->abort(reason);
   }
+  const int64_t world_rank = world_ranks()[rank()];
+  fail(of_rank(absl::AbortedError(str_cat(
+                   "rank ", rank(), " of group '", name(), "' (world rank ", world_rank,
+                   ") aborted: ", absl::StatusCodeToString(reason.code()), ": ", reason.message())),
+               world_rank))
+      .IgnoreError();
 }
 
 // 4. Groups.

@@ -8,9 +8,12 @@
 // Order: all ranks of a group issue the same collectives, with the same sizes, dtypes, reductions
 // and roots, in the same order. Which collective is waited for first does not matter, nor do sends
 // and recvs in between. If two ranks differ, every rank gets FailedPrecondition that names both
-// calls. Groups are independent of each other; but a backend may run a collective to its end when
-// it is issued (those in this repository do not), and then ranks that share two groups must use
-// them in the same order.
+// calls. They coalesce alike, too: the same collectives in one Coalescing, and a wait in its middle
+// after the same ones; of memory on a device a difference is an error as well. Groups are
+// independent of each other on the CPU. On a device they are not: NCCL's operations occupy it while
+// they wait for other ranks, so that all ranks issue those of all groups in one order; and a backend
+// may run a collective to its end when it is issued (those in this repository do not), with the same
+// consequence.
 //
 // Threads: a Communicator is one rank's; it is used by one thread at a time. A Work may be waited
 // for by any thread; abort(), the flight recorder and what is const may be used by any thread at
@@ -29,12 +32,13 @@
 // Long before the deadline, after CommunicatorOptions::patience, a rank that waits says on stderr for
 // whom, in which call.
 //
-// Numbers: reductions go in rank order, whatever the timing, so that the same call gives the same
-// bits on every run and on every backend of this repository. f16 and bf16 are accumulated in f32
-// and rounded once. Integers wrap around; their average is the (wrapped) sum divided by the size,
-// truncated towards zero. kMin and kMax propagate NaN, as LibTorch does. bool: kSum and kMax are
-// or, kProduct and kMin are and, kAvg is InvalidArgument, as is every reduction of fp8. (Of
-// backends in this repository; a third party's may round differently.)
+// Numbers: on the CPU reductions go in rank order, whatever the timing, so that the same call gives
+// the same bits on every run and on every backend of this repository; on a device the order is
+// NCCL's. f16 and bf16 are accumulated in f32 and rounded once. Integers wrap around; their average
+// is the (wrapped) sum divided by the size, truncated towards zero. kMin and kMax propagate NaN, as
+// LibTorch does (NCCL's need not). bool: kSum and kMax are or, kProduct and kMin are and, kAvg is
+// InvalidArgument, as is every reduction of fp8. (Of backends in this repository; a third party's
+// may round differently.)
 #pragma once
 
 #include <atomic>
@@ -216,16 +220,18 @@ class Communicator : public std::enable_shared_from_this<Communicator>, private 
 };
 
 // While it lives, the operations of `comm` are collected; finish() returns one Work for all of
-// them. A backend may run them as one; sends and recvs may be given in any order.
+// them. A backend may run them as one, so all ranks collect the same collectives; sends and recvs may
+// be given in any order.
 //
 //   Coalescing group(comm);
 //   for (const Buffer& b : buckets) comm.all_reduce(b, b, ReduceOp::kSum);
 //   Work work = group.finish();
 //
 // The Work that a collected operation itself returns is its own: split(), and whoever else needs
-// the result at once, may wait for it. finish() also fails with what was refused meanwhile
-// (InvalidArgument). The destructor of one that is not finished finishes and waits, so that an early
-// return leaves no operation behind that writes to buffers that are gone.
+// the result at once, may wait for it (on all ranks alike; done() may stay false until then).
+// finish() also fails with what was refused meanwhile (InvalidArgument). The destructor of one that
+// is not finished finishes and waits, so that an early return leaves no operation behind that writes
+// to buffers that are gone.
 class Coalescing {
  public:
   explicit Coalescing(Communicator& comm);

@@ -12,7 +12,7 @@
 // than a program usually needs: work.wait_on(stream) lets the device wait, and the host goes on.
 //
 //   Work work = comm.all_reduce(x, x, ReduceOp::kSum, {.stream = stream});  // after what is on it
-//   if (absl::Status s = work.wait_on(stream); !s.ok()) return s;           // returns at once
+//   if (absl::Status s = work.wait_on(stream); !s.ok()) return s;           // not when it is done
 //   use_on(stream, x);                                                      // finds the sum
 //
 // Cheap to copy. done() and wait() may be called by any thread, any number of times; once done, a
@@ -65,8 +65,11 @@ class Work {
   absl::Status wait() const { return pending_ == nullptr ? result_ : pending_->wait(token_); }
 
   // What is put on `stream` of the operation's device afterwards runs when the operation is done.
-  // The host does not wait, and so learns only of errors that are known by now; wait(), done() and
-  // later operations tell the others. (Of memory of the CPU: the same as wait().)
+  // The host does not wait for the device, and so learns only of errors that are known by now; wait(),
+  // done() and later operations tell the others. It does wait, until the operation's deadline, for the
+  // device to have been given the operation: the first operations between ranks for the others to
+  // issue theirs, a message to this rank itself for its other side here. So issue both sides before
+  // waiting. (Of memory of the CPU: the same as wait().)
   absl::Status wait_on(DeviceStream stream) const {
     return pending_ == nullptr ? result_ : pending_->wait_on(token_, stream);
   }

@@ -1,5 +1,5 @@
-// What this library uses of the binary interfaces of NCCL (2.18 and later), of CUDA's runtime (11 and
-// later) and of its driver, so that building needs the headers of none. abi_test.cc compares it with
+// What this library uses of the binary interfaces of NCCL (2.27.3 and later), of CUDA's runtime (11
+// and later) and of its driver, so that building needs the headers of none. abi_test.cc compares it with
 // NVIDIA's headers.
 #pragma once
 
@@ -11,7 +11,6 @@ namespace shardweave::nccl_internal {
 using CudaStream = struct CudaStreamOpaque*;
 using CudaEvent = struct CudaEventOpaque*;
 using NcclComm = struct NcclCommOpaque*;
-using CudaHostFunction = void (*)(void* data);
 
 // 1. CUDA. Enums are ints there.
 
@@ -20,6 +19,7 @@ inline constexpr int kCudaErrorMemoryAllocation = 2;
 inline constexpr int kCudaErrorNotReady = 600;
 inline constexpr unsigned kCudaStreamNonBlocking = 1;
 inline constexpr unsigned kCudaEventDisableTiming = 2;
+inline constexpr int kCudaStreamCaptureModeThreadLocal = 1;
 inline constexpr int kCudaMemcpyHostToDevice = 1;
 inline constexpr int kCudaMemcpyDeviceToHost = 2;
 inline constexpr int kCudaMemcpyDeviceToDevice = 3;
@@ -51,7 +51,8 @@ struct NcclUniqueId {
   char bytes[128];
 };
 
-// ncclConfig_t as it was in 2.18; later versions have more at the end, and take this one.
+// ncclConfig_t as it was in 2.18, which has all that is set here; later versions have more at the end,
+// and take this one.
 inline constexpr int kNcclUndefined = -0x7fffffff - 1;
 struct NcclConfig {
   size_t size = sizeof(NcclConfig);
@@ -67,9 +68,10 @@ struct NcclConfig {
 
 // 3. Functions: F(result, name, parameters).
 
-#define SHARDWEAVE_CUDA_DRIVER_FUNCTIONS(F) \
-  F(int, cuInit, (unsigned flags))          \
-  F(int, cuDriverGetVersion, (int* version))
+#define SHARDWEAVE_CUDA_DRIVER_FUNCTIONS(F)  \
+  F(int, cuInit, (unsigned flags))           \
+  F(int, cuDriverGetVersion, (int* version)) \
+  F(int, cuDevicePrimaryCtxGetState, (int device, unsigned* flags, int* active))
 
 #define SHARDWEAVE_CUDA_RUNTIME_FUNCTIONS(F)                                                       \
   F(int, cudaRuntimeGetVersion, (int* version))                                                    \
@@ -86,7 +88,7 @@ struct NcclConfig {
   F(int, cudaEventQuery, (CudaEvent event))                                                        \
   F(int, cudaEventDestroy, (CudaEvent event))                                                      \
   F(int, cudaStreamSynchronize, (CudaStream stream))                                               \
-  F(int, cudaLaunchHostFunc, (CudaStream stream, CudaHostFunction function, void* data))           \
+  F(int, cudaThreadExchangeStreamCaptureMode, (int* mode))                                         \
   F(int, cudaMemcpyAsync, (void* to, const void* from, size_t bytes, int kind, CudaStream stream)) \
   F(const char*, cudaGetErrorString, (int error))
 

@@ -52,6 +52,7 @@ static_assert(kCudaErrorMemoryAllocation == cudaErrorMemoryAllocation);
 static_assert(kCudaErrorNotReady == cudaErrorNotReady);
 static_assert(kCudaStreamNonBlocking == cudaStreamNonBlocking);
 static_assert(kCudaEventDisableTiming == cudaEventDisableTiming);
+static_assert(kCudaStreamCaptureModeThreadLocal == cudaStreamCaptureModeThreadLocal);
 static_assert(kCudaMemcpyHostToDevice == cudaMemcpyHostToDevice);
 static_assert(kCudaMemcpyDeviceToHost == cudaMemcpyDeviceToHost);
 static_assert(kCudaMemcpyDeviceToDevice == cudaMemcpyDeviceToDevice);

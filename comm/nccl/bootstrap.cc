@@ -161,7 +161,8 @@ absl::StatusOr<NcclConnection> connect_all(const NcclOptions& options, const Gro
     const std::shared_ptr<Arrival> others = while_connecting.lock();
     return others == nullptr ? reason->get() : others->interrupted();
   });
-  status = result.lane->open();
+  status = on.status();
+  if (status.ok()) status = result.lane->open();
   if (status.ok()) status = result.lane->connect(name.id, group.size(), group.rank, deadline);
   if (!status.ok()) bootstrap.abort(status);
   absl::Status all = status.ok() ? arrival->wait_for_all() : status;

@@ -99,7 +99,7 @@ void Lane::close(Deadline deadline) {
 }
 
 void Lane::abort() {
-  if (comm_ != nullptr) library_->ncclCommAbort(std::exchange(comm_, nullptr));
+  if (comm_ != nullptr) library_->ncclCommAbort(take());
 }
 
 bool Lane::is_idle() const {

@@ -15,6 +15,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -46,8 +47,8 @@ class Lane {
   NcclComm comm() const { return comm_; }
   CudaStream stream() const { return stream_; }
 
-  // What is on `stream` by now; then, before what comes after it is put there, the lane's stream is to
-  // wait for it.
+  // What is on `stream` by now. Then, just before what comes after it is put there, the lane's stream
+  // is to wait for it.
   absl::StatusOr<CudaEvent> mark(DeviceStream stream);
   absl::Status follow(CudaEvent mark);
   // Whether the last call has come to its end, or its error.
@@ -59,8 +60,10 @@ class Lane {
 
   // When nothing is under way: lets go of the communicator in an orderly way, or aborts.
   void close(Deadline deadline);
-  // What is under way on the device ends.
+  // What is under way on the device ends. Waits for that.
   void abort();
+  // Whoever takes the communicator aborts it; null if it is gone.
+  NcclComm take() { return std::exchange(comm_, nullptr); }
   // Whether the device has run everything.
   bool is_idle() const;
 

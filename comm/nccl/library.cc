@@ -10,8 +10,9 @@
 namespace shardweave::nccl_internal {
 namespace {
 
-// With communicators that do not block, and the configuration of abi.h.
-constexpr int kOldestNccl = 21800;
+// The first where calls of several communicators that do not block may go on at a time in one thread:
+// those before have one job for all of a thread's.
+constexpr int kOldestNccl = 22703;
 
 // "2.28.9": 10000 * major + 100 * minor + patch since 2.9.
 std::string nccl_version(int version) {
@@ -38,18 +39,13 @@ absl::StatusOr<std::shared_ptr<const Library>> Library::load(const NcclLibraries
   return library;
 }
 
-Library::~Library() {
-  for (void* handle : handles_) ::dlclose(handle);
-}
-
 absl::Status Library::open(const std::vector<std::string>& names, const char* what,
                            const char* advice, void** handle, std::string* name) {
   // What the program has loaded already (LibTorch's) before anything else.
   for (const int mode : {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW}) {
     for (const std::string& candidate : names) {
-      *handle = ::dlopen(candidate.c_str(), mode | RTLD_LOCAL);
+      *handle = ::dlopen(candidate.c_str(), mode | RTLD_LOCAL | RTLD_NODELETE);
       if (*handle == nullptr) continue;
-      handles_.push_back(*handle);
       *name = candidate;
       return absl::OkStatus();
     }
@@ -119,7 +115,9 @@ absl::Status Library::check_versions(const std::string& nccl, const std::string&
     return unusable(str_cat("the NVIDIA driver finds no GPU that it can use (cuInit: error ", error,
                             error == 100 ? ", no device" : "", ")"));
   }
-  cuDriverGetVersion(&driver_is);
+  if (const int error = cuDriverGetVersion(&driver_is); error != 0) {
+    return unusable(str_cat("cuDriverGetVersion: error ", error));
+  }
   ncclGetVersion(&nccl_is);
   if (absl::Status status = check_cuda("cudaRuntimeGetVersion", cudaRuntimeGetVersion(&runtime_is));
       !status.ok()) {
@@ -150,6 +148,23 @@ absl::Status Library::check_nccl(const char* call, int error, NcclComm comm) con
   const char* const last = ncclGetLastError(comm);
   if (last != nullptr && *last != '\0') str_append(&text, ": ", last);
   return error == kNcclRemoteError ? absl::UnavailableError(text) : absl::InternalError(text);
+}
+
+CurrentDevice::CurrentDevice(const Library& library, int device)
+    : library_(library), mode_(kCudaStreamCaptureModeThreadLocal) {
+  library_.cudaThreadExchangeStreamCaptureMode(&mode_);
+  status_ = library_.check_cuda("cudaGetDevice", library_.cudaGetDevice(&before_));
+  if (!status_.ok() || before_ == device) return;
+  unsigned flags = 0;
+  int is_active = 0;
+  restores_ =
+      library_.cuDevicePrimaryCtxGetState(before_, &flags, &is_active) == 0 && is_active != 0;
+  status_ = library_.check_cuda("cudaSetDevice", library_.cudaSetDevice(device));
+}
+
+CurrentDevice::~CurrentDevice() {
+  if (restores_) library_.cudaSetDevice(before_);
+  library_.cudaThreadExchangeStreamCaptureMode(&mode_);
 }
 
 }  // namespace shardweave::nccl_internal

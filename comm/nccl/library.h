@@ -5,7 +5,8 @@
 //   const CurrentDevice on(**library, 1);
 //   absl::Status s = (*library)->check_cuda("cudaStreamQuery", (*library)->cudaStreamQuery(stream));
 //
-// Nothing is linked, nothing kept for the process. Any thread may use it.
+// Nothing is linked. What is loaded stays: NCCL's threads, those that wait for other ranks among them,
+// run its code for longer than anybody here uses it. Any thread may use it.
 #pragma once
 
 #include <memory>
@@ -23,7 +24,6 @@ class Library {
  public:
   // FailedPrecondition says what is missing or too old, which was looked for and which is there.
   static absl::StatusOr<std::shared_ptr<const Library>> load(const NcclLibraries& names);
-  ~Library();
   Library(const Library&) = delete;
   Library& operator=(const Library&) = delete;
 
@@ -49,28 +49,29 @@ class Library {
   absl::Status find_all(const NcclLibraries& names);
   absl::Status check_versions(const std::string& nccl, const std::string& runtime);
 
-  std::vector<void*> handles_;
   std::string versions_;
 };
 
-// Makes a device the calling thread's for as long as it lives: CUDA's calls depend on it.
+// Makes a device the calling thread's for as long as it lives: CUDA's calls depend on it. Afterwards
+// the one before is again, unless there is nothing on it yet: to choose a device makes a context there,
+// some hundred megabytes. And another thread that captures a CUDA graph is no reason for calls of this
+// one to fail.
 class CurrentDevice {
  public:
-  CurrentDevice(const Library& library, int device) : library_(library) {
-    library_.cudaGetDevice(&before_);
-    if (before_ != device) library_.cudaSetDevice(device);
-    device_ = device;
-  }
-  ~CurrentDevice() {
-    if (before_ != device_) library_.cudaSetDevice(before_);
-  }
+  CurrentDevice(const Library& library, int device);
+  ~CurrentDevice();
   CurrentDevice(const CurrentDevice&) = delete;
   CurrentDevice& operator=(const CurrentDevice&) = delete;
 
+  // Whether it is.
+  const absl::Status& status() const { return status_; }
+
  private:
   const Library& library_;
+  int mode_;  // to capture in, before
   int before_ = 0;
-  int device_ = 0;
+  bool restores_ = false;
+  absl::Status status_;
 };
 
 }  // namespace shardweave::nccl_internal

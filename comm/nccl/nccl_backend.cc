@@ -1,7 +1,6 @@
 #include "shardweave/comm/nccl/nccl_backend.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <deque>
 #include <mutex>
@@ -28,9 +27,6 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kAwake = std::chrono::microseconds(50);
 constexpr auto kLookEvery = std::chrono::microseconds(100);
 
-// So often, before a stream waits for what NCCL has not taken yet.
-constexpr int kTries = 5;
-
 // For what is under way on the device to end, after an abort or at the end of a group.
 constexpr auto kGrace = std::chrono::seconds(5);
 
@@ -46,29 +42,39 @@ class NcclBackend : public Backend {
     queues_.push_back(std::make_unique<Queue>(library_, std::move(connection.lane), this->group()));
   }
 
+  // What is on the device may be all that a program waits for: without a failure it comes to its end,
+  // in the time it has. What NCCL has not taken is given up.
   ~NcclBackend() override {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     const CurrentDevice on(*library_, device_);
     const Deadline limit = Clock::now() + kGrace;
-    const bool is_pending =
-        std::any_of(operations_.begin(), operations_.end(), [&](const auto& operation) {
-          return operation.second.end == nullptr ||
-                 library_->cudaEventQuery(operation.second.end) == kCudaErrorNotReady;
-        });
-    for (const std::unique_ptr<Queue>& queue : queues_) {
-      if (is_pending) {
-        queue->lane().abort();
-      } else {
-        queue->lane().close(limit);
+    for (const auto& [ticket, operation] : operations_) {
+      const Deadline until = std::min(limit, operation.deadline);
+      while (reason_->get().ok() && operation.end != nullptr &&
+             library_->cudaEventQuery(operation.end) == kCudaErrorNotReady &&
+             Clock::now() < until) {
+        std::this_thread::sleep_for(kLookEvery);
       }
     }
+    const bool is_pending =
+        !reason_->get().ok() ||
+        std::any_of(operations_.begin(), operations_.end(), [&](const auto& operation) {
+          return operation.second.end == nullptr ||
+                 library_->cudaEventQuery(operation.second.end) != kCudaSuccess;
+        });
+    if (is_pending) {
+      reason_->set(absl::AbortedError("this rank has left the group"));
+      abort_all(lock);
+    }
+    for (const std::unique_ptr<Queue>& queue : queues_) queue->lane().close(limit);
     drain(limit);
-    reason_->set(absl::AbortedError("this rank has left the group"));  // opens the gates
     for (const auto& [ticket, operation] : operations_) {
       if (operation.end != nullptr) library_->cudaEventDestroy(operation.end);
     }
+    for (const ToSelf& message : to_self_) library_->cudaEventDestroy(message.ready);
     for (CudaEvent event : free_events_) library_->cudaEventDestroy(event);
     queues_.clear();
+    lane_to_self_.reset();
   }
 
   std::string_view name() const override { return "nccl"; }
@@ -86,8 +92,10 @@ class NcclBackend : public Backend {
     const std::lock_guard lock(mutex_);
     if (absl::Status status = reason_->get(); !status.ok()) return status;
     const CurrentDevice on(*library_, device_);
-    const absl::StatusOr<Ticket> ticket =
-        is_point_to_point(call.op) && call.peer == group().rank ? start_to_self(call) : begin(call);
+    const absl::StatusOr<Ticket> ticket = !on.status().ok() ? on.status()
+                                          : is_point_to_point(call.op) && call.peer == group().rank
+                                              ? start_to_self(call)
+                                              : begin(call);
     if (!ticket.ok()) reason_->set(ticket.status());
     return ticket;
   }
@@ -98,61 +106,29 @@ class NcclBackend : public Backend {
   }
 
   absl::Status wait(Ticket ticket, Deadline deadline) override {
-    const Clock::time_point begin = Clock::now();
     std::unique_lock lock(mutex_);
-    while (is_under_way(ticket)) {
-      const Clock::time_point now = Clock::now();
-      if (now >= deadline) {
-        const auto found = operations_.find(ticket);
-        const bool is_on_device = found->second.end != nullptr;
-        reason_->set(absl::DeadlineExceededError(
-            !found->second.to_itself
-                ? std::string(is_on_device ? "the device has not finished it by the deadline"
-                                           : "NCCL has not begun it by the deadline")
-                : str_cat("the deadline has passed; this rank itself has to call ",
-                          found->second.sends ? "recv" : "send", " with message tag ",
-                          found->second.message_tag)));
-        break;
-      }
-      lock.unlock();
-      if (now - begin < kAwake) {
-        std::this_thread::yield();
-      } else {
-        std::this_thread::sleep_for(std::min<Clock::duration>(kLookEvery, deadline - now));
-      }
-      lock.lock();
-    }
-    const auto found = operations_.find(ticket);
-    if (found == operations_.end()) return absl::OkStatus();
-    const absl::Status why = reason_->get();
-    const CurrentDevice on(*library_, device_);
-    abort_all();
+    end_group_of(ticket);
+    look_until(lock, ticket, deadline, [](const Operation&) { return false; });
+    if (!operations_.contains(ticket)) return absl::OkStatus();
     // The device touches no memory any more.
+    abort_all(lock);
+    lock.unlock();
     drain(Clock::now() + kGrace);
-    return why;
+    return reason_->get();
   }
 
   absl::Status wait_on(Ticket ticket, DeviceStream stream) override {
-    const std::lock_guard lock(mutex_);
-    if (absl::Status status = reason_->get(); !status.ok()) return status;
-    const CurrentDevice on(*library_, device_);
-    absl::Status status = advance();
-    if (!status.ok()) {
-      reason_->set(status);
-      return status;
+    std::unique_lock lock(mutex_);
+    end_group_of(ticket);
+    if (const auto found = operations_.find(ticket); found != operations_.end()) {
+      look_until(lock, ticket, found->second.deadline,
+                 [](const Operation& operation) { return operation.end != nullptr; });
     }
+    if (absl::Status status = reason_->get(); !status.ok()) return status;
     const auto found = operations_.find(ticket);
     if (found == operations_.end()) return absl::OkStatus();
-    // NCCL may be about to take it.
-    for (int i = 0; i < kTries && status.ok() && found->second.end == nullptr; ++i) {
-      std::this_thread::sleep_for(kLookEvery);
-      status = advance();
-    }
-    if (!status.ok()) {
-      reason_->set(status);
-      return status;
-    }
-    if (found->second.end == nullptr) return wait_at_gate(found->second, stream);
+    const CurrentDevice on(*library_, device_);
+    if (!on.status().ok()) return on.status();
     return library_->check_cuda(
         "cudaStreamWaitEvent", library_->cudaStreamWaitEvent(static_cast<CudaStream>(stream.handle),
                                                              found->second.end, 0));
@@ -169,13 +145,16 @@ class NcclBackend : public Backend {
   void begin_coalescing() override {
     const std::lock_guard lock(mutex_);
     coalescing_ = true;
+    open_group_ = 0;
   }
   absl::Status end_coalescing() override {
     const std::lock_guard lock(mutex_);
     coalescing_ = false;
+    open_group_ = 0;
     if (absl::Status status = reason_->get(); !status.ok()) return status;
     const CurrentDevice on(*library_, device_);
-    absl::Status status = advance();
+    absl::Status status = on.status();
+    if (status.ok()) status = advance();
     if (!status.ok()) reason_->set(status);
     return status;
   }
@@ -183,34 +162,18 @@ class NcclBackend : public Backend {
   // Lets go of whoever settles first.
   void abort(const absl::Status& reason) override {
     reason_->set(reason);
-    const std::lock_guard lock(mutex_);
-    const CurrentDevice on(*library_, device_);
-    abort_all();
+    std::unique_lock lock(mutex_);
+    abort_all(lock);
   }
 
  private:
-  // Where a stream waits for an operation that is not on the device yet. It opens when somebody has
-  // seen the end, as who pairs this backend looks for, or a failure.
-  struct Gate {
-    explicit Gate(std::shared_ptr<Reason> why) : reason(std::move(why)) {}
-    const std::shared_ptr<Reason> reason;
-    std::atomic<bool> is_open{false};
-
-    // On a thread of CUDA's.
-    static void wait(void* data) {
-      const std::unique_ptr<std::shared_ptr<Gate>> gate(static_cast<std::shared_ptr<Gate>*>(data));
-      while (!(*gate)->is_open.load() && (*gate)->reason->get().ok()) {
-        std::this_thread::sleep_for(kLookEvery);
-      }
-    }
-  };
   struct Operation {
     CudaEvent end = nullptr;  // null: NCCL has not taken it, or it has only one side
     Deadline deadline = Deadline::max();
     bool to_itself = false;
     bool sends = false;  // of a message to itself, as is
     int message_tag = 0;
-    std::shared_ptr<Gate> gate;  // null: no stream waits there
+    uint64_t group = 0;
   };
   struct ToSelf {
     Ticket ticket;
@@ -238,9 +201,10 @@ class NcclBackend : public Backend {
     const absl::StatusOr<Queue*> queue = queue_of(call);
     if (!queue.ok()) return queue.status();
     const Ticket ticket = ++last_ticket_;
-    operations_[ticket] = {.deadline = call.deadline};
+    operations_[ticket] = {.deadline = call.deadline, .group = call.group};
+    if (coalescing_ && call.group != 0) open_group_ = call.group;
     absl::Status status = (*queue)->add(ticket, call);
-    if (status.ok() && !coalescing_) status = advance();
+    if (status.ok()) status = advance();
     if (!status.ok()) return status;
     return ticket;
   }
@@ -249,22 +213,17 @@ class NcclBackend : public Backend {
   absl::Status advance() {
     absl::Status first_error;
     for (const std::unique_ptr<Queue>& queue : queues_) {
-      first_error.Update(queue->advance(
-          [&](Ticket ticket, CudaStream stream) { return end_with_event(ticket, stream); }));
+      first_error.Update(queue->advance(open_group_, [&](Ticket ticket, CudaStream stream) {
+        return end_with_event(ticket, stream);
+      }));
     }
     return first_error;
   }
 
-  // The first message between two ranks, before both have issued it, or one to this rank itself of
-  // which the other side is missing. Rare: it keeps a thread of CUDA's.
-  absl::Status wait_at_gate(Operation& operation, DeviceStream stream) {
-    if (operation.gate == nullptr) operation.gate = std::make_shared<Gate>(reason_);
-    auto gate = std::make_unique<std::shared_ptr<Gate>>(operation.gate);
-    absl::Status status = library_->check_cuda(
-        "cudaLaunchHostFunc", library_->cudaLaunchHostFunc(static_cast<CudaStream>(stream.handle),
-                                                           Gate::wait, gate.get()));
-    if (status.ok()) gate.release();  // NOLINT(bugprone-unused-return-value): it is the function's
-    return status;
+  // Whoever waits for an operation has no more to add to its group.
+  void end_group_of(Ticket ticket) {
+    const auto found = operations_.find(ticket);
+    if (found != operations_.end() && found->second.group == open_group_) open_group_ = 0;
   }
 
   absl::StatusOr<CudaEvent> new_event() {
@@ -288,6 +247,16 @@ class NcclBackend : public Backend {
     return library_->check_cuda("cudaEventRecord", library_->cudaEventRecord(*event, stream));
   }
 
+  // Not that of collectives: what NCCL has not taken yet comes there, which the copies need not wait for
+  // and which may wait for them.
+  absl::Status open_lane_to_self() {
+    if (lane_to_self_ != nullptr) return absl::OkStatus();
+    auto lane = std::make_unique<Lane>(library_, [reason = reason_] { return reason->get(); });
+    absl::Status status = lane->open();
+    if (status.ok()) lane_to_self_ = std::move(lane);
+    return status;
+  }
+
   // NCCL sends nothing to itself but within one group.
   absl::StatusOr<Ticket> start_to_self(const Call& call) {
     const bool sends = call.op == OpKind::kSend;
@@ -301,8 +270,13 @@ class NcclBackend : public Backend {
     absl::Status status = library_->check_cuda(
         "cudaEventRecord",
         library_->cudaEventRecord(*ready, static_cast<CudaStream>(call.stream.handle)));
-    if (!status.ok()) return status;
-    const ToSelf mine{ticket, call, *ready};
+    ToSelf mine{ticket, call, *ready};
+    mine.call.tag = {};  // a view
+    if (status.ok()) status = open_lane_to_self();
+    if (!status.ok()) {
+      free_events_.push_back(*ready);
+      return status;
+    }
     const auto other = std::find_if(to_self_.begin(), to_self_.end(), [&](const ToSelf& message) {
       return message.call.op != call.op && message.call.message_tag == call.message_tag;
     });
@@ -312,6 +286,7 @@ class NcclBackend : public Backend {
     }
     const ToSelf before = *other;
     to_self_.erase(other);
+    for (const ToSelf* side : {&std::as_const(mine), &before}) free_events_.push_back(side->ready);
     const ToSelf& send = sends ? mine : before;
     const ToSelf& recv = sends ? before : mine;
     if (send.call.in.count != recv.call.out.count || send.call.in.dtype != recv.call.out.dtype) {
@@ -319,11 +294,10 @@ class NcclBackend : public Backend {
           str_cat("a send and a recv of group '", group().name, "' differ: rank ", group().rank,
                   " called ", to_string(send.call), " and ", to_string(recv.call)));
     }
-    const CudaStream stream = queues_[0]->lane().stream();
+    const CudaStream stream = lane_to_self_->stream();
     for (const ToSelf* side : {&send, &recv}) {
       status.Update(library_->check_cuda("cudaStreamWaitEvent",
                                          library_->cudaStreamWaitEvent(stream, side->ready, 0)));
-      free_events_.push_back(side->ready);
     }
     if (send.call.in.count > 0 && send.call.in.data != recv.call.out.data) {
       status.Update(library_->check_cuda(
@@ -341,6 +315,7 @@ class NcclBackend : public Backend {
   absl::Status copy(void* to, const void* from, int64_t bytes, int kind, DeviceStream stream) {
     if (bytes == 0) return absl::OkStatus();
     const CurrentDevice on(*library_, device_);
+    if (!on.status().ok()) return on.status();
     const auto on_stream = static_cast<CudaStream>(stream.handle);
     absl::Status status = library_->check_cuda(
         "cudaMemcpyAsync", library_->cudaMemcpyAsync(to, from, bytes, kind, on_stream));
@@ -362,8 +337,10 @@ class NcclBackend : public Backend {
   bool is_under_way(Ticket ticket) {
     if (!operations_.contains(ticket) || !reason_->get().ok()) return false;
     const CurrentDevice on(*library_, device_);
-    if (absl::Status status = advance(); !status.ok()) {
-      reason_->set(status);
+    absl::Status started = on.status();
+    if (started.ok()) started = advance();
+    if (!started.ok()) {
+      reason_->set(started);
       return false;
     }
     const auto found = operations_.find(ticket);
@@ -371,7 +348,6 @@ class NcclBackend : public Backend {
     const int state = library_->cudaEventQuery(found->second.end);
     if (state == kCudaSuccess) {
       free_events_.push_back(found->second.end);
-      if (found->second.gate != nullptr) found->second.gate->is_open.store(true);
       operations_.erase(found);
       return false;
     }
@@ -386,16 +362,63 @@ class NcclBackend : public Backend {
     return false;
   }
 
-  void abort_all() {
-    for (const std::unique_ptr<Queue>& queue : queues_) queue->lane().abort();
+  // While it is under way and not `far_enough`, nothing has failed and the deadline has not passed, which
+  // is a failure. Without the mutex while it sleeps.
+  template <typename FarEnough>
+  void look_until(std::unique_lock<std::mutex>& lock, Ticket ticket, Deadline deadline,
+                  const FarEnough& far_enough) {
+    const Clock::time_point begin = Clock::now();
+    while (is_under_way(ticket)) {
+      const Operation& operation = operations_.find(ticket)->second;
+      if (far_enough(operation)) return;
+      const Clock::time_point now = Clock::now();
+      if (now >= deadline) {
+        reason_->set(absl::DeadlineExceededError(
+            operation.end != nullptr ? "the device has not finished it by the deadline"
+            : !operation.to_itself
+                ? "NCCL has not begun it by the deadline"
+                : str_cat("the deadline has passed; this rank itself has to call ",
+                          operation.sends ? "recv" : "send", " with message tag ",
+                          operation.message_tag)));
+        return;
+      }
+      lock.unlock();
+      if (now - begin < kAwake) {
+        std::this_thread::yield();
+      } else {
+        std::this_thread::sleep_for(std::min<Clock::duration>(kLookEvery, deadline - now));
+      }
+      lock.lock();
+    }
   }
 
-  void drain(Deadline limit) {
+  // Each waits for its stream, which may wait for what another one is to abort: so all at once, and
+  // without the mutex.
+  void abort_all(std::unique_lock<std::mutex>& lock) {
+    std::vector<NcclComm> comms;
     for (const std::unique_ptr<Queue>& queue : queues_) {
-      while (!queue->lane().is_idle() && Clock::now() < limit) {
-        std::this_thread::sleep_for(kLookEvery);
-      }
+      if (NcclComm comm = queue->lane().take(); comm != nullptr) comms.push_back(comm);
     }
+    lock.unlock();
+    std::vector<std::thread> threads;
+    for (NcclComm comm : comms) {
+      threads.emplace_back([this, comm] {
+        const CurrentDevice on(*library_, device_);
+        library_->ncclCommAbort(comm);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    lock.lock();
+  }
+
+  // After a failure, when there are no new queues, or alone.
+  void drain(Deadline limit) {
+    const CurrentDevice on(*library_, device_);
+    const auto until_idle = [&](const Lane& lane) {
+      while (!lane.is_idle() && Clock::now() < limit) std::this_thread::sleep_for(kLookEvery);
+    };
+    for (const std::unique_ptr<Queue>& queue : queues_) until_idle(queue->lane());
+    if (lane_to_self_ != nullptr) until_idle(*lane_to_self_);
   }
 
   const int device_;
@@ -411,7 +434,9 @@ class NcclBackend : public Backend {
   Ticket last_ticket_ = 0;
   std::vector<CudaEvent> free_events_;
   bool coalescing_ = false;
+  uint64_t open_group_ = 0;  // to which more may come; 0: none
   std::deque<ToSelf> to_self_;
+  std::unique_ptr<Lane> lane_to_self_;  // without a communicator; null: there were no such messages
 };
 
 }  // namespace

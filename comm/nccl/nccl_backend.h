@@ -14,13 +14,22 @@
 // when it was issued, and runs on a stream of the group: collectives on one, and the messages from
 // each rank to each other on one of their own, with an NCCL communicator of those two, which is made
 // with the first message. So ranks may send before they receive, or receive first, in any order, and
-// none waits for a message that it did not ask for. What is coalesced is one NCCL group.
+// none waits for a message that it did not ask for. The collectives of a Coalescing are one NCCL group,
+// all others one each: all ranks coalesce alike (communicator.h).
+//
+// Work::wait_on returns when NCCL has taken the operation: of the first message between two ranks, and
+// the first collectives of a group, for which NCCL connects, when the others have issued it; of a
+// message to this rank itself when both sides are there; or at its deadline. So issue both sides before
+// waiting, as for Work::wait.
+//
+// Operations of NCCL occupy the device while they wait for other ranks. So all ranks issue those of all
+// groups in one global order, also of groups that have only one rank in common.
 //
 // Even counts go by NCCL's own all-gather and reduce-scatter; uneven ones by grouped sends and recvs
 // of exactly those elements, or a reduction per rank. Reductions of i16 and u16, which NCCL does not
 // have, go through the host (paired.h). Their order, and so the last bits of a float sum, is NCCL's.
 //
-// Errors, on every rank of the group: no driver, no NCCL, one that is too old (before 2.18), no such
+// Errors, on every rank of the group: no driver, no NCCL, one that is too old (before 2.27.3), no such
 // device, two ranks on one device. In flight: NCCL's asynchronous errors and deadlines end in
 // ncclCommAbort, after which what is under way on the device ends.
 #pragma once

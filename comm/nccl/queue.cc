@@ -1,5 +1,7 @@
 #include "shardweave/comm/nccl/queue.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "shardweave/comm/nccl/collectives.h"
@@ -48,7 +50,8 @@ absl::Status Queue::add(Backend::Ticket ticket, const Call& call) {
 absl::StatusOr<bool> Queue::connect() {
   if (state_ == State::kUnnamed) {
     const Buffer name = Buffer::of(reinterpret_cast<uint8_t*>(&id_), sizeof(id_));
-    const CallOptions options{.tag = "NCCL's messages"};
+    // The first message may be waited for as long as its caller likes.
+    const CallOptions options{.timeout = absl::InfiniteDuration(), .tag = "NCCL's messages"};
     if (sends_) {
       absl::Status status =
           library_->check_nccl("ncclGetUniqueId", library_->ncclGetUniqueId(&id_), nullptr);
@@ -74,7 +77,7 @@ absl::StatusOr<bool> Queue::connect() {
   return connected;
 }
 
-absl::Status Queue::advance(const Launched& launched) {
+absl::Status Queue::advance(uint64_t open_group, const Launched& launched) {
   for (;;) {
     switch (state_) {
       case State::kUnnamed:
@@ -87,7 +90,8 @@ absl::Status Queue::advance(const Launched& launched) {
       }
       case State::kReady:
         if (held_.empty()) return absl::OkStatus();
-        if (absl::Status status = launch_all(); !status.ok()) return status;
+        if (open_group != 0 && held_.front().call.group == open_group) return absl::OkStatus();
+        if (absl::Status status = launch_group(); !status.ok()) return status;
         break;
       case State::kBusy: {
         const absl::StatusOr<bool> done = lane_->has_settled(last_call_);
@@ -102,8 +106,15 @@ absl::Status Queue::advance(const Launched& launched) {
   }
 }
 
-absl::Status Queue::launch_all() {
-  const std::vector<Held> calls = std::exchange(held_, {});
+absl::Status Queue::launch_group() {
+  const uint64_t group = held_.front().call.group;
+  const auto end = group == 0 ? std::next(held_.begin())
+                              : std::find_if(held_.begin(), held_.end(), [&](const Held& held) {
+                                  return held.call.group != group;
+                                });
+  const std::vector<Held> calls(std::make_move_iterator(held_.begin()),
+                                std::make_move_iterator(end));
+  held_.erase(held_.begin(), end);
   const bool is_group = calls.size() > 1;
   last_call_ = "ncclGroupStart";
   absl::Status status;

@@ -3,12 +3,13 @@
 //
 //   Queue queue(library, std::move(lane), group);
 //   absl::Status s = queue.add(ticket, call);                       // after what is on call.stream
-//   if (s.ok()) s = queue.advance([&](auto ticket, auto stream) { return record(ticket, stream); });
+//   if (s.ok()) s = queue.advance(0, [&](auto ticket, auto stream) { return record(ticket, stream); });
 //
-// Everything that is there when NCCL is ready goes as one NCCL group. Not thread-safe; with the lane's
-// device current.
+// Calls of one group (Call::group) are one of NCCL's, which wants the same groups on all ranks: never
+// what has piled up by chance. Not thread-safe; with the lane's device current.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -41,7 +42,8 @@ class Queue {
   Queue& operator=(const Queue&) = delete;
 
   absl::Status add(Backend::Ticket ticket, const Call& call);
-  absl::Status advance(const Launched& launched);
+  // But for the group of this number, which is not complete; 0: all are.
+  absl::Status advance(uint64_t open_group, const Launched& launched);
 
   Lane& lane() { return *lane_; }
 
@@ -57,7 +59,8 @@ class Queue {
 
   // Whether it got on.
   absl::StatusOr<bool> connect();
-  absl::Status launch_all();
+  // The first of held_, with those of its group.
+  absl::Status launch_group();
 
   const std::shared_ptr<const Library> library_;
   const std::unique_ptr<Lane> lane_;

@@ -32,6 +32,7 @@ struct Word {
   int64_t sends = 0;  // all_to_all_v: elements to the rank that is told
   int32_t message_tag = 0;
   int32_t reserved = 0;
+  uint64_t group = 0;  // of a collective: the sequence number of the first of its Coalescing
 };
 
 // Memory of the host for what the device cannot do itself.
@@ -87,6 +88,7 @@ class PairedBackend : public Backend {
     return native ? start_on_device(call) : run_on_host(call);
   }
 
+  // True after a failure, too, when only wait() says that the device has stopped.
   bool done(Ticket ticket) override {
     const std::shared_ptr<Operation> operation = find(ticket);
     if (operation == nullptr || !failure().ok()) return true;
@@ -97,6 +99,7 @@ class PairedBackend : public Backend {
     const std::shared_ptr<Operation> operation = find(ticket);
     if (operation == nullptr) return absl::OkStatus();
     Operation& op = *operation;
+    end_group_of(op);
     absl::Status status = failure();
     // Also after a failure, if the control group uses the caller's memory.
     if (op.has_control && (status.ok() || !op.has_device)) {
@@ -117,8 +120,16 @@ class PairedBackend : public Backend {
     if (operation == nullptr) return absl::OkStatus();
     if (!operation->has_device) return wait(ticket, operation->deadline);
     if (absl::Status status = failure(); !status.ok()) return status;
+    end_group_of(*operation);
     const absl::Status status = device_->wait_on(operation->device, stream);
-    return status.ok() ? status : fail(named(*operation, status));
+    if (status.ok()) return status;
+    // Where NCCL had to wait for other ranks, the control group knows for whom.
+    if (operation->has_control && status.code() == absl::StatusCode::kDeadlineExceeded &&
+        failure().ok()) {
+      absl::Status told = wait_for_control(*operation, Clock::now());
+      if (!told.ok()) return told;
+    }
+    return fail(named(*operation, status));
   }
 
   absl::Status copy_to_host(void* host, const ConstBuffer& device, DeviceStream stream) override {
@@ -130,10 +141,20 @@ class PairedBackend : public Backend {
   }
 
   void begin_coalescing() override {
+    {
+      const std::lock_guard lock(mutex_);
+      coalescing_ = true;
+      open_group_ = 0;
+    }
     control_->begin_coalescing();
     device_->begin_coalescing();
   }
   absl::Status end_coalescing() override {
+    {
+      const std::lock_guard lock(mutex_);
+      coalescing_ = false;
+      open_group_ = 0;
+    }
     absl::Status status = control_->end_coalescing();
     status.Update(device_->end_coalescing());
     return status;
@@ -168,6 +189,7 @@ class PairedBackend : public Backend {
     std::string name;
     CallSignature signature;
     int message_tag = 0;
+    uint64_t group = 0;
     std::vector<int64_t> expects;  // all_to_all_v
     std::vector<Word> told;        // to each rank; of a send: to its peer
     std::vector<Word> heard;
@@ -201,6 +223,7 @@ class PairedBackend : public Backend {
     op.name = name_call(group(), call);
     op.signature = signature_of(call);
     op.message_tag = call.message_tag;
+    op.group = group_of(call);
     if (absl::Status status = tell(op, call); !status.ok()) return fail(named(op, status));
     // A send must not wait for its recv here.
     if (options_.compare_first && !is_point_to_point(call.op)) {
@@ -209,7 +232,9 @@ class PairedBackend : public Backend {
       }
       op.has_control = false;
     }
-    const absl::StatusOr<Ticket> ticket = device_->start(call);
+    Call grouped = call;
+    grouped.group = op.group;
+    const absl::StatusOr<Ticket> ticket = device_->start(grouped);
     if (!ticket.ok()) {
       // What was begun here still writes to this operation's memory.
       const absl::Status status = fail(named(op, ticket.status()));
@@ -221,12 +246,26 @@ class PairedBackend : public Backend {
     return add(std::move(operation));
   }
 
+  // Messages are alone: what a rank coalesces of them is not what their other sides do.
+  uint64_t group_of(const Call& call) {
+    if (is_point_to_point(call.op)) return 0;
+    const std::lock_guard lock(mutex_);
+    if (!coalescing_) return call.sequence;
+    if (open_group_ == 0) open_group_ = call.sequence;
+    return open_group_;
+  }
+  // Whoever waits for an operation has no more to add to its group.
+  void end_group_of(const Operation& op) {
+    const std::lock_guard lock(mutex_);
+    if (op.group == open_group_) open_group_ = 0;
+  }
+
   // Starts the exchange of what the ranks call.
   absl::Status tell(Operation& op, const Call& call) {
     Call exchange{.sequence = call.sequence, .deadline = call.deadline};
     const std::string text = to_string(call);
     exchange.tag = text;
-    const Word word{.signature = op.signature, .message_tag = call.message_tag};
+    const Word word{.signature = op.signature, .message_tag = call.message_tag, .group = op.group};
     if (is_point_to_point(call.op)) {
       if (call.peer == group().rank) return absl::OkStatus();
       exchange.op = call.op;
@@ -357,6 +396,13 @@ class PairedBackend : public Backend {
     for (const Word& word : op.heard) all.push_back(word.signature);
     if (all.empty()) return absl::OkStatus();
     if (absl::Status status = check_same_call(group().name, all); !status.ok()) return status;
+    for (size_t rank = 1; rank < op.heard.size(); ++rank) {
+      if (op.heard[rank].group == op.heard[0].group) continue;
+      return absl::FailedPreconditionError(str_cat(
+          op.name, ": ", to_string(op.signature),
+          ": ranks coalesce differently: it belongs to what began with #", op.heard[0].group,
+          " on rank 0, and with #", op.heard[rank].group, " on rank ", rank));
+    }
     for (size_t rank = 0; rank < op.expects.size(); ++rank) {
       if (op.heard[rank].sends != op.expects[rank]) {
         return absl::FailedPreconditionError(str_cat(
@@ -445,6 +491,8 @@ class PairedBackend : public Backend {
   absl::flat_hash_map<Ticket, std::shared_ptr<Operation>> operations_;
   Ticket last_ticket_ = 0;
   int on_device_ = 0;  // of operations_
+  bool coalescing_ = false;
+  uint64_t open_group_ = 0;  // that the next collective on the device joins; 0: none
   absl::Status failure_;
   bool stopping_ = false;
   std::thread watchdog_;

@@ -8,7 +8,7 @@
 // The backend of the CPU is the control group of the other one, too. Ranks of a device meet in the
 // middle of the work, where a rank that is missing means waiting without end, and one that has
 // called something else wrong numbers. So for each operation of the device the ranks tell each other
-// over the control group what they call, in one exchange of 120 bytes: beside the operation, which
+// over the control group what they call, in one exchange of some 100 bytes: beside the operation, which
 // does not wait for it, or before it. Whoever is missing, gone or has called something else is thus
 // named as by any other backend, the device's part is aborted, and nobody waits without end.
 //
@@ -18,6 +18,9 @@
 //
 // What the device's backend does not have (a dtype, an operation) goes through memory of the host
 // and the control group: right, but slow, and done when it is issued.
+//
+// What is coalesced is told as well (Call::group): ranks that coalesce differently are an error. A wait()
+// or wait_on() in the middle of a Coalescing ends the group so far, so it comes on all ranks alike.
 //
 // Sends and recvs of device memory between two ranks match in the order of their issue; a recv
 // whose message tag is not that of the next message is an error on both ranks. (A rank's messages to

@@ -56,7 +56,7 @@ class OnDevice : public Backend {
                                                                    : 2],
                     .out = call.out,
                     .is_there = true,
-                    .to_itself = to_itself};
+                    .is_message = is_point_to_point(call.op)};
     const auto place = [&](const std::byte* begin, const std::byte* end) {
       auto* memory = static_cast<std::byte*>(device_->allocate(end - begin));
       pending.memory.push_back(memory);
@@ -83,8 +83,8 @@ class OnDevice : public Backend {
     }
     pending.inner = *ticket;
     const Ticket mine = remember(std::move(pending));
-    // A message to itself has an end only when both sides have been issued.
-    if (!coalescing_ && !to_itself) {
+    // The wait for a message's end may wait for its other side.
+    if (!coalescing_ && !is_point_to_point(call.op)) {
       if (absl::Status status = bring_back(mine); !status.ok()) return status;
     }
     return mine;
@@ -129,7 +129,7 @@ class OnDevice : public Backend {
     {
       const std::lock_guard lock(mutex_);
       for (const auto& [ticket, pending] : pending_) {
-        if (!pending.to_itself) tickets.push_back(ticket);
+        if (!pending.is_message) tickets.push_back(ticket);
       }
     }
     std::sort(tickets.begin(), tickets.end());
@@ -155,7 +155,7 @@ class OnDevice : public Backend {
     void* there = nullptr;
     std::vector<void*> memory;
     bool is_there = false;  // on the device
-    bool to_itself = false;
+    bool is_message = false;
     uint64_t mark = 0;  // of the copy back; 0: it is not on the stream
   };
 

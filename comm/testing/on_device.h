@@ -6,7 +6,8 @@
 //
 // Each call is a program as users of streams write it: copies to the device on a stream of the
 // caller; the operation, which begins after them; another stream's wait for it; copies back on that.
-// The host waits for nothing before wait(): what is not ordered on the device gives wrong numbers.
+// The host waits for nothing before wait(), but that it waits for a message before it is brought back
+// (its other side may come later): what is not ordered on the device gives wrong numbers.
 #pragma once
 
 #include <memory>

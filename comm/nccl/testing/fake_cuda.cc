@@ -1,6 +1,7 @@
 // The driver and CUDA's runtime, as far as comm/nccl uses them.
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include "shardweave/comm/nccl/testing/fake_machine.h"
 
@@ -55,9 +56,22 @@ int cudaGetDevice(int* device) {
 }
 
 int cudaSetDevice(int device) {
-  ENTER();
+  if (const int scripted = machine().enter(__func__, device)) return scripted;
   if (device < 0 || device >= machine().script().devices) return kInvalidDevice;
   machine().current_device() = device;
+  machine().make_context(device);  // as since CUDA 12
+  return 0;
+}
+
+int cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {
+  ENTER();
+  *flags = 0;
+  *active = machine().has_context(device) ? 1 : 0;
+  return 0;
+}
+
+int cudaThreadExchangeStreamCaptureMode(int* mode) {
+  std::swap(*mode, machine().capture_mode());
   return 0;
 }
 
@@ -90,14 +104,6 @@ int cudaStreamSynchronize(CudaStream stream) {
   FakeStream* const found = machine().stream(stream);
   if (found == nullptr) return kInvalidHandle;
   found->synchronize();
-  return 0;
-}
-
-int cudaLaunchHostFunc(CudaStream stream, CudaHostFunction function, void* data) {
-  ENTER();
-  FakeStream* const on = machine().stream(stream);
-  if (on == nullptr) return kInvalidHandle;
-  on->add([=] { function(data); });
   return 0;
 }
 

@@ -9,7 +9,8 @@
 // Device memory lies at addresses where an access of the host is a segmentation fault; its contents
 // are elsewhere. A stream is a thread, which works in order and late: whoever does not wait reads
 // what was there before. NCCL's operations meet on those threads. As with the real one, ranks that
-// differ or do not come are a hang, which only ncclCommAbort ends; nothing is compared.
+// differ or do not come are a hang, which only ncclCommAbort ends, which waits for its stream; nothing
+// is compared. Nor do collectives meet that one rank has in one group and another has not.
 #pragma once
 
 #include <cstddef>
@@ -29,6 +30,15 @@ struct FakeGpuScript {
   int delay_microseconds = 100;
   // Calls of NCCL go on after they have returned, as those of communicators that do not block may.
   bool calls_go_on = true;
+  // So many looks of ncclCommGetAsyncError, on this device (-1: all; on others one).
+  int looks = 2;
+  int slow_device = -1;
+  // What an operation of NCCL takes at least.
+  int operation_milliseconds = 0;
+  // ncclCommAbort takes so long before it has any effect.
+  int abort_milliseconds = 0;
+  // A thread of somebody else captures a CUDA graph, in the mode that forbids others to look.
+  bool foreign_capture = false;
   bool one_place = false;  // all devices are on the same bus
 
   // The `failing_after`-th call of this function from now, on this device (-1: any), and those after
@@ -59,7 +69,12 @@ class FakeGpu {
   // Where its contents are, for a look when nothing is under way.
   virtual void* contents(const void* memory) = 0;
 
-  // Of a function by its name, since reset().
+  // Events that nobody has destroyed; operations that a device runs; whether it has a context.
+  virtual int events() = 0;
+  virtual int running(int device) = 0;
+  virtual bool has_context(int device) = 0;
+
+  // Of a function by its name, since reset(). "ncclCommAbort blocks": one that waited in vain.
   virtual int64_t calls(const std::string& function) = 0;
   // Calls of this thread are the test's own: they are not counted and do not fail.
   virtual void exempt(bool own) = 0;

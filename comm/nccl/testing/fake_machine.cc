@@ -80,6 +80,7 @@ void FakeMachine::reset(const FakeGpuScript& script) {
   events_.clear();
   for (auto& pieces : pieces_) pieces.clear();
   for (int& count : operations_) count = 0;
+  for (auto& has : contexts_) has = false;
   calls_.clear();
   calls_on_failing_device_.clear();
   script_ = script;
@@ -111,6 +112,16 @@ void* FakeMachine::contents(const void* memory) {
   return contents_ + (static_cast<const std::byte*>(memory) - addresses_);
 }
 
+int FakeMachine::events() {
+  const std::lock_guard lock(mutex_);
+  return static_cast<int>(events_.size());
+}
+
+void FakeMachine::note(const std::string& what) {
+  const std::lock_guard lock(mutex_);
+  ++calls_[what];
+}
+
 int64_t FakeMachine::calls(const std::string& function) {
   const std::lock_guard lock(mutex_);
   return calls_[function];
@@ -135,6 +146,12 @@ int FakeMachine::enter(const char* function, int device) {
   if (is_exempt) return 0;
   const std::lock_guard lock(mutex_);
   ++calls_[function];
+  const std::string name = function;
+  if (script_.foreign_capture && capture_mode() == 0 &&
+      (name == "cudaEventQuery" || name == "cudaEventCreateWithFlags" ||
+       name == "cudaStreamQuery")) {
+    return kCaptureUnsupported;
+  }
   if (script_.failing != function) return 0;
   if (script_.failing_device >= 0 && script_.failing_device != device) return 0;
   return ++calls_on_failing_device_[function] >= script_.failing_after ? script_.error : 0;
@@ -162,6 +179,11 @@ std::byte* FakeMachine::reach(const void* memory) {
 int& FakeMachine::current_device() {
   thread_local int device = 0;
   return device;
+}
+
+int& FakeMachine::capture_mode() {
+  thread_local int mode = 0;
+  return mode;
 }
 
 FakeStream* FakeMachine::stream(CudaStream handle) {

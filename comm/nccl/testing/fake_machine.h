@@ -29,6 +29,7 @@ inline constexpr size_t kDeviceBytes = size_t{256} << 20;
 inline constexpr int kInvalidValue = 1;
 inline constexpr int kInvalidDevice = 101;
 inline constexpr int kInvalidHandle = 400;
+inline constexpr int kCaptureUnsupported = 900;
 
 // Done once, for all who wait.
 class Mark {
@@ -94,6 +95,9 @@ class FakeMachine : public FakeGpu {
   void* allocate(int device, size_t bytes) override;
   void release(void* memory) override;
   void* contents(const void* memory) override;
+  int events() override;
+  int running(int device) override { return running_[device].load(); }
+  bool has_context(int device) override { return contexts_[device].load(); }
   int64_t calls(const std::string& function) override;
   void exempt(bool own) override;
 
@@ -102,6 +106,10 @@ class FakeMachine : public FakeGpu {
   int enter(const char* function, int device);
   // On a device: whether this operation of NCCL is to hang or to break.
   int count_operation(int device);
+  // Something that happened, for calls().
+  void note(const std::string& what);
+  void run_on(int device, int more) { running_[device] += more; }
+  void make_context(int device) { contexts_[device] = true; }
 
   bool is_device_memory(const void* memory) const;
   int device_of(const void* memory) const;
@@ -109,6 +117,8 @@ class FakeMachine : public FakeGpu {
   std::byte* reach(const void* memory);
 
   int& current_device();
+  // Of the calling thread: 0 where calls are forbidden that another thread's capture forbids.
+  int& capture_mode();
   // Null: the current device's default stream. Null if there is none of that name.
   FakeStream* stream(CudaStream handle);
   CudaStream make_stream();
@@ -127,6 +137,8 @@ class FakeMachine : public FakeGpu {
   std::map<std::string, int64_t> calls_;
   std::map<std::string, int64_t> calls_on_failing_device_;
   int operations_[kMaxDevices] = {};
+  std::atomic<int> running_[kMaxDevices] = {};
+  std::atomic<bool> contexts_[kMaxDevices] = {};
   std::map<size_t, size_t> pieces_[kMaxDevices];  // begin: size
   std::map<CudaStream, std::unique_ptr<FakeStream>> streams_;
   std::map<int, std::unique_ptr<FakeStream>> default_streams_;

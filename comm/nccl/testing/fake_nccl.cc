@@ -1,8 +1,11 @@
 // NCCL, as far as comm/nccl uses it. As the real one: calls of a communicator that does not block go
 // on after they have returned; ranks that differ or do not come are a hang, until ncclCommAbort.
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <optional>
+#include <set>
+#include <thread>
 #include <utility>
 
 #include "shardweave/comm/nccl/testing/fake_machine.h"
@@ -31,10 +34,14 @@ struct Operation {
   int dtype = 0;
   int op = 0;
   int peer = 0;  // or root
+  // Of a collective: how many its group has, and which of them it is.
+  size_t group_size = 1;
+  size_t place = 0;
 
   bool is_message() const { return kind == Kind::kSend || kind == Kind::kRecv; }
   bool fits(const Operation& o) const {
-    return kind == o.kind && count == o.count && dtype == o.dtype && op == o.op && peer == o.peer;
+    return kind == o.kind && count == o.count && dtype == o.dtype && op == o.op && peer == o.peer &&
+           group_size == o.group_size && place == o.place;
   }
 };
 
@@ -137,6 +144,7 @@ struct Comm {
   int still_busy = 0;  // looks until the last call has come to its end
   std::vector<std::function<void()>> at_its_end;
   uint64_t collectives = 0;
+  std::set<CudaStream> streams;
 
   void abort() {
     const std::lock_guard lock(group->mutex);
@@ -191,6 +199,13 @@ struct Kernel {
   bool hangs = false;
 
   void run() const {
+    machine().run_on(comm->device, 1);
+    meet();
+    machine().run_on(comm->device, -1);
+  }
+  void meet() const {
+    std::this_thread::sleep_for(
+        std::chrono::milliseconds(machine().script().operation_milliseconds));
     Group& group = *comm->group;
     const int rank = comm->rank;
     std::unique_lock lock(group.mutex);
@@ -273,11 +288,18 @@ int launch_all(std::vector<Grouped::Call> calls) {
       }
     }
     calls = std::move(others);
+    size_t place = 0;
+    for (Operation& operation : kernel->operations) {
+      operation.group_size = kernel->numbers.size();
+      if (!operation.is_message()) operation.place = place++;
+    }
+    comm->streams.insert(handle);
     FakeStream* const stream = machine().stream(handle);
     if (stream == nullptr || stream->device() != comm->device) return kInvalidArgument;
     const auto put = [stream, kernel] { stream->add([kernel] { kernel->run(); }); };
     if (script.calls_go_on) {
-      comm->still_busy = 2;
+      const bool is_slow = script.slow_device < 0 || script.slow_device == comm->device;
+      comm->still_busy = is_slow ? script.looks : 1;
       comm->at_its_end.push_back(put);
       result = kNcclInProgress;
     } else {
@@ -358,13 +380,32 @@ int ncclCommDestroy(NcclComm comm) {
 }
 
 int ncclCommAbort(NcclComm comm) {
-  ENTER();
+  const int scripted = machine().enter(__func__, machine().current_device());
   const std::shared_ptr<Comm> found = find(comm);
   if (found == nullptr) return kInvalidArgument;
+  std::this_thread::sleep_for(std::chrono::milliseconds(machine().script().abort_milliseconds));
   found->abort();
+  std::set<CudaStream> streams;
+  {
+    const std::lock_guard lock(found->mutex);
+    found->at_its_end.clear();
+    streams = found->streams;
+  }
+  // Not for ever, so that a test can say what is wrong.
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  for (CudaStream handle : streams) {
+    FakeStream* const stream = machine().stream(handle);
+    while (stream != nullptr && !stream->is_idle()) {
+      if (std::chrono::steady_clock::now() > limit) {
+        machine().note("ncclCommAbort blocks");
+        break;
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  }
   const std::lock_guard lock(registry_mutex);
   communicators.erase(comm);
-  return 0;
+  return scripted;
 }
 
 int ncclCommGetAsyncError(NcclComm comm, int* error) {
