@@ -273,6 +273,7 @@ class Fuzzer {
   void data_parallel();
   void checkpoints();
   void safetensors();
+  void pretrained();
   void observe();
   void data();
   void ranks();
